@@ -1,0 +1,94 @@
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Route is a route of the pod through the interface.
+type Route struct {
+	// To is the destination in CIDR notation; "0.0.0.0/0" or "::/0" is the default route.
+	To string `json:"to"`
+
+	// Via is the next hop; absent means the destination is on the link.
+	// +optional
+	Via string `json:"via,omitempty"`
+
+	// Metric is the route's priority, lower is better; absent leaves the kernel's default.
+	// +optional
+	Metric *int32 `json:"metric,omitempty"`
+}
+
+// VFConfig is what the PF enforces for a VF (IFLA_VF_* in linux/if_link.h). A PF refuses what its driver cannot
+// do, and the attachment fails with the driver's answer. What is absent is left as the administrator set it.
+type VFConfig struct {
+	// VLAN is the tag that the PF adds and strips, 1-4094; 0 takes it away.
+	// +optional
+	VLAN *int32 `json:"vlan,omitempty"`
+
+	// QoS is the 802.1p priority of the tag, 0-7; needs vlan.
+	// +optional
+	QoS *int32 `json:"qos,omitempty"`
+
+	// VLANProtocol is "802.1q" (the default) or "802.1ad"; needs vlan.
+	// +optional
+	VLANProtocol string `json:"vlanProtocol,omitempty"`
+
+	// Trust lets the VF change its MAC and be promiscuous.
+	// +optional
+	Trust *bool `json:"trust,omitempty"`
+
+	// SpoofCheck drops what the VF sends from another MAC.
+	// +optional
+	SpoofCheck *bool `json:"spoofCheck,omitempty"`
+
+	// MinTxRate is the guaranteed rate in Mbit/s; 0 takes it away.
+	// +optional
+	MinTxRate *int32 `json:"minTxRate,omitempty"`
+
+	// MaxTxRate is the highest rate in Mbit/s; 0 takes it away.
+	// +optional
+	MaxTxRate *int32 `json:"maxTxRate,omitempty"`
+
+	// LinkState is "auto", "enable" or "disable".
+	// +optional
+	LinkState string `json:"linkState,omitempty"`
+}
+
+// InterfaceConfig is what a pod asks of one interface. It is given as opaque parameters of driver
+// xpu.opiproject.org in a ResourceClaim, a ResourceClaimTemplate or a DeviceClass. A field in the claim wins over
+// the same field in the class. Unknown fields are refused.
+//
+// +kubebuilder:object:root=true
+type InterfaceConfig struct {
+	metav1.TypeMeta `json:",inline"`
+
+	// Network is the XPUNetwork to join; absent means the DevicePool's.
+	// +optional
+	Network string `json:"network,omitempty"`
+
+	// InterfaceName is the name in the pod, at most 15 bytes without "/" or white space. Absent means "net1",
+	// "net2", ... in the order of the pod's devices.
+	// +optional
+	InterfaceName string `json:"interfaceName,omitempty"`
+
+	// MTU is in bytes, 68-9216, and at most the network's.
+	// +optional
+	MTU *int32 `json:"mtu,omitempty"`
+
+	// MAC is a unicast address, "02:00:00:00:00:01". Absent means one that is derived from node and Function.
+	// +optional
+	MAC string `json:"mac,omitempty"`
+
+	// Addresses are with prefix length, "10.1.0.5/24", and inside the network's subnets. Absent means one is
+	// given from each of the network's subnets.
+	// +optional
+	Addresses []string `json:"addresses,omitempty"`
+
+	// Routes are added once the interface is up.
+	// +optional
+	Routes []Route `json:"routes,omitempty"`
+
+	// VF is what the PF enforces.
+	// +optional
+	VF *VFConfig `json:"vf,omitempty"`
+}

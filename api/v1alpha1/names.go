@@ -1,0 +1,58 @@
+package v1alpha1
+
+// Names that more than one part of the system must agree on.
+const (
+	// ConditionReady is the one condition that every kind of this group, and every device in
+	// ResourceClaim.status.devices, carries.
+	ConditionReady = "Ready"
+
+	// ConditionProvisioned is the binding condition of devices in pools that provision BeforeBind: the xPU
+	// serves the Function's Port. The controller sets it in ResourceClaim.status.devices (KEP-5007).
+	ConditionProvisioned = GroupName + "/Provisioned"
+
+	// ConditionProvisionFailed is the binding failure condition beside ConditionProvisioned: the scheduler gives
+	// the device back and allocates again.
+	ConditionProvisionFailed = GroupName + "/ProvisionFailed"
+
+	// FinalizerPort keeps an XPUPort until the xPU no longer serves it.
+	FinalizerPort = GroupName + "/port"
+
+	// FinalizerNetwork keeps an XPUNetwork until no xPU serves it.
+	FinalizerNetwork = GroupName + "/network"
+
+	// TaintLinkDown is on devices whose PF has no carrier (effect NoSchedule).
+	TaintLinkDown = GroupName + "/link-down"
+
+	// TaintProvisionFailed is on a device whose Port the xPU refused, for a while, so that the scheduler tries
+	// another one (effect NoSchedule).
+	TaintProvisionFailed = GroupName + "/provision-failed"
+
+	// TaintReleasePending is on a device that cannot be handed out because its last Attachment could not be
+	// taken back yet (effect NoSchedule).
+	TaintReleasePending = GroupName + "/release-pending"
+)
+
+// Reasons of conditions. Each comes with a message that says what to do.
+const (
+	ReasonUp               = "Up"
+	ReasonProvisioning     = "Provisioning"
+	ReasonInvalidConfig    = "InvalidConfig"
+	ReasonNetworkNotFound  = "NetworkNotFound"
+	ReasonNetworkNotReady  = "NetworkNotReady"
+	ReasonNoXPU            = "NoXPU"
+	ReasonXPUUnavailable   = "XPUUnavailable"
+	ReasonConflict         = "Conflict"
+	ReasonFailed           = "Failed"
+	ReasonFunctionBusy     = "FunctionBusy"
+	ReasonNoFreeAddress    = "NoFreeAddress"
+	ReasonReleasing        = "Releasing"
+	ReasonInUse            = "InUse"
+	ReasonNoPortNeeded     = "NoPortNeeded"
+	ReasonAttached         = "Attached"
+	ReasonPublished        = "Published"
+	ReasonNoFunctions      = "NoFunctions"
+	ReasonOverlap          = "Overlap"
+	ReasonInvalidSelector  = "InvalidSelector"
+	ReasonConnected        = "Connected"
+	ReasonInvalidTLSSecret = "InvalidTLSSecret"
+)

@@ -1,0 +1,95 @@
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Dialect is how an OPI agent names and answers; agents differ where the OPI API leaves room.
+// +kubebuilder:validation:Enum=evpn-gw
+type Dialect string
+
+// DialectEVPNGW is spoken by opi-evpn-bridge and by opi-bridge.
+const DialectEVPNGW Dialect = "evpn-gw"
+
+// XPUTLS says where the controller finds its credentials for an OPI agent.
+type XPUTLS struct {
+	// SecretName names a Secret of type kubernetes.io/tls in the controller's namespace with tls.crt, tls.key
+	// (the client's) and ca.crt (the agent's CA).
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	SecretName string `json:"secretName"`
+
+	// ServerName is the name in the agent's certificate, if it is not the host of the endpoint.
+	// +optional
+	ServerName string `json:"serverName,omitempty"`
+}
+
+// XPUSpec says where an xPU is and how it is reached.
+// +kubebuilder:validation:XValidation:rule="has(self.tls) != (has(self.insecure) && self.insecure)",message="set tls, or insecure: true if the way to the agent is protected otherwise"
+type XPUSpec struct {
+	// NodeName is the node that has the card.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	NodeName string `json:"nodeName"`
+
+	// PFs are the PCI addresses of the card's PFs on that node, "dddd:bb:dd.f". Empty means every PF of the
+	// node: right for nodes with one card.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:Pattern=`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`
+	PFs []string `json:"pfs,omitempty"`
+
+	// Endpoint is the OPI agent's address, "host:port".
+	// +kubebuilder:validation:Pattern=`^(\[[0-9a-fA-F:.%a-z]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}$`
+	Endpoint string `json:"endpoint"`
+
+	// Dialect is the OPI agent's.
+	// +optional
+	// +kubebuilder:default=evpn-gw
+	Dialect Dialect `json:"dialect,omitempty"`
+
+	// TLS is how the controller and the agent know each other (mutual TLS).
+	// +optional
+	TLS *XPUTLS `json:"tls,omitempty"`
+
+	// Insecure allows a connection without TLS.
+	// +optional
+	Insecure bool `json:"insecure,omitempty"`
+}
+
+// XPUStatus is what the controller knows of the xPU.
+type XPUStatus struct {
+	// Conditions has Ready: True (Connected) while the OPI agent answers.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// XPU is a SmartNIC, DPU or IPU and the OPI agent that serves it.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:scope=Cluster
+// +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.spec.nodeName`
+// +kubebuilder:printcolumn:name="Endpoint",type=string,JSONPath=`.spec.endpoint`
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type XPU struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec   XPUSpec   `json:"spec"`
+	Status XPUStatus `json:"status,omitempty"`
+}
+
+// XPUList is a list of XPUs.
+//
+// +kubebuilder:object:root=true
+type XPUList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []XPU `json:"items"`
+}

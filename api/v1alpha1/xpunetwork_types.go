@@ -1,0 +1,96 @@
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// XPUNetworkSpec describes an L2 segment. The xPUs serve it as a LogicalBridge.
+type XPUNetworkSpec struct {
+	// VLAN is the segment's VLAN id on the xPUs, 1-4094 (IEEE 802.1Q). No two networks may share one.
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=4094
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="vlan cannot be changed: make another XPUNetwork"
+	VLAN int32 `json:"vlan"`
+
+	// VNI joins the segment across xPUs by VXLAN, 1-16777215 (RFC 7348). Without it the segment ends at each xPU.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=16777215
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="vni cannot be changed: make another XPUNetwork"
+	VNI *int32 `json:"vni,omitempty"`
+
+	// MTU is that of the pods' interfaces in bytes, unless an InterfaceConfig asks for less.
+	// +optional
+	// +kubebuilder:validation:Minimum=1280
+	// +kubebuilder:validation:Maximum=9216
+	MTU *int32 `json:"mtu,omitempty"`
+
+	// Subnets are the segment's prefixes in CIDR notation, at most one IPv4 and one IPv6. An interface that asks
+	// for no address gets the lowest free one of each; the first address of a subnet (the gateway's by custom)
+	// and the IPv4 broadcast address are never given.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=2
+	// +kubebuilder:validation:items:MaxLength=43
+	// +kubebuilder:validation:XValidation:rule="self.all(s, isCIDR(s) && cidr(s) == cidr(s).masked())",message="each subnet must be a prefix in CIDR notation without host bits, such as 10.1.0.0/24"
+	// +kubebuilder:validation:XValidation:rule="self.all(s, !isCIDR(s) || self.filter(o, isCIDR(o) && cidr(o).ip().family() == cidr(s).ip().family()).size() == 1)",message="at most one IPv4 and one IPv6 subnet"
+	Subnets []string `json:"subnets,omitempty"`
+}
+
+// XPUNetworkOnXPU is how one xPU serves the network.
+type XPUNetworkOnXPU struct {
+	// Name is the XPU's name.
+	Name string `json:"name"`
+
+	// Ready says whether the xPU serves the network.
+	Ready bool `json:"ready"`
+
+	// Message says why not.
+	// +optional
+	Message string `json:"message,omitempty"`
+}
+
+// XPUNetworkStatus is how the xPUs serve the network.
+type XPUNetworkStatus struct {
+	// XPUs has an entry for every XPU.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	XPUs []XPUNetworkOnXPU `json:"xpus,omitempty"`
+
+	// Conditions has Ready: True (Up) when every xPU that can be reached serves the network.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// XPUNetwork is an L2 segment that the xPUs serve and pods' interfaces join.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:scope=Cluster,shortName=xnet
+// +kubebuilder:printcolumn:name="VLAN",type=integer,JSONPath=`.spec.vlan`
+// +kubebuilder:printcolumn:name="VNI",type=integer,JSONPath=`.spec.vni`
+// +kubebuilder:printcolumn:name="Subnets",type=string,JSONPath=`.spec.subnets`
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:validation:XValidation:rule="self.metadata.name.size() <= 63",message="the name of an XPUNetwork may have at most 63 characters"
+// +kubebuilder:validation:XValidation:rule="has(self.spec.vni) == has(oldSelf.spec.vni)",message="vni cannot be added or removed: make another XPUNetwork",fieldPath=".spec.vni"
+type XPUNetwork struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec   XPUNetworkSpec   `json:"spec"`
+	Status XPUNetworkStatus `json:"status,omitempty"`
+}
+
+// XPUNetworkList is a list of XPUNetworks.
+//
+// +kubebuilder:object:root=true
+type XPUNetworkList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []XPUNetwork `json:"items"`
+}

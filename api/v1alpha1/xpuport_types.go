@@ -1,0 +1,115 @@
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// FunctionRef names a Function of a node.
+type FunctionRef struct {
+	// PCIAddress is the Function's PCI address, "dddd:bb:dd.f"; for an SF it is its PF's.
+	// +kubebuilder:validation:Pattern=`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`
+	PCIAddress string `json:"pciAddress"`
+
+	// Subfunction is the sfnum of an SF; absent for a VF.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Subfunction *int64 `json:"subfunction,omitempty"`
+}
+
+// ClaimRef names the ResourceClaim that a Port is for, in the Port's namespace.
+type ClaimRef struct {
+	// Name is the ResourceClaim's name.
+	Name string `json:"name"`
+
+	// UID is the ResourceClaim's, so that a later claim of the same name is another one.
+	UID types.UID `json:"uid"`
+
+	// Request is the request of the claim that the Function was allocated for; "request/subrequest" for a
+	// prioritized list.
+	Request string `json:"request"`
+}
+
+// XPUPortSpec is decided once, when the Port is made, and never changed.
+// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="the spec of an XPUPort cannot be changed: delete the port and let the controller make another"
+type XPUPortSpec struct {
+	// NodeName is the node that has the Function.
+	// +kubebuilder:validation:MinLength=1
+	NodeName string `json:"nodeName"`
+
+	// Function is the Function that the Port serves.
+	Function FunctionRef `json:"function"`
+
+	// XPU is the name of the XPU that serves the Port.
+	// +kubebuilder:validation:MinLength=1
+	XPU string `json:"xpu"`
+
+	// Network is the name of the XPUNetwork that the Port joins.
+	// +kubebuilder:validation:MinLength=1
+	Network string `json:"network"`
+
+	// MAC is the Function's unicast address while it is attached, "02:00:00:00:00:01".
+	// +kubebuilder:validation:Pattern=`^[0-9a-f][02468ace](:[0-9a-f]{2}){5}$`
+	MAC string `json:"mac"`
+
+	// MTU is that of the pod's interface in bytes; 0 leaves it as it is.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	MTU int32 `json:"mtu,omitempty"`
+
+	// Addresses are those of the pod's interface, with prefix length: "10.1.0.2/24".
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	Addresses []string `json:"addresses,omitempty"`
+
+	// Claim is the ResourceClaim that the Port is for.
+	Claim ClaimRef `json:"claim"`
+}
+
+// XPUPortStatus is what the xPU makes of the Port.
+type XPUPortStatus struct {
+	// BridgePort is the id of the Port at the OPI agent.
+	// +optional
+	BridgePort string `json:"bridgePort,omitempty"`
+
+	// Conditions has Ready: True (Up) while the xPU serves the Port.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// XPUPort is what backs a Function on its xPU. The controller makes one when a claim is allocated a Function,
+// and takes it away when the claim no longer has it. Its name is a pure function of node and Function.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:shortName=xport
+// +kubebuilder:selectablefield:JSONPath=`.spec.nodeName`
+// +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.spec.nodeName`
+// +kubebuilder:printcolumn:name="Function",type=string,JSONPath=`.spec.function.pciAddress`
+// +kubebuilder:printcolumn:name="Network",type=string,JSONPath=`.spec.network`
+// +kubebuilder:printcolumn:name="Claim",type=string,JSONPath=`.spec.claim.name`
+// +kubebuilder:printcolumn:name="Addresses",type=string,JSONPath=`.spec.addresses`
+// +kubebuilder:printcolumn:name="MAC",type=string,JSONPath=`.spec.mac`,priority=1
+// +kubebuilder:printcolumn:name="XPU",type=string,JSONPath=`.spec.xpu`,priority=1
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type XPUPort struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec   XPUPortSpec   `json:"spec"`
+	Status XPUPortStatus `json:"status,omitempty"`
+}
+
+// XPUPortList is a list of XPUPorts.
+//
+// +kubebuilder:object:root=true
+type XPUPortList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []XPUPort `json:"items"`
+}

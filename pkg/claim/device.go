@@ -1,0 +1,109 @@
+package claim
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/link"
+)
+
+// Device is one Function that is allocated to a claim.
+type Device struct {
+	// Request is the request that the Function serves, "request/subrequest" for a prioritized list.
+	Request string
+	// Pool and Name are the device's in its ResourceSlice.
+	Pool, Name string
+	// ID is what Pool says.
+	ID PoolID
+	// Function is what Name says.
+	Function inventory.ID
+	// BeforeBind says that the pod is held until the xPU serves the Port.
+	BeforeBind bool
+	// Config is what the pod asks of the interface, merged from class and claim; meaningless if ConfigErr is set.
+	Config v1alpha1.InterfaceConfig
+	// Interface is what Config describes, before the Port's addresses and MAC are added; its Name may be empty.
+	Interface link.Interface
+	// ConfigErr says what is wrong with the opaque parameters, naming the field.
+	ConfigErr error
+}
+
+// Devices returns every Function of this driver that is allocated to the claim, in the order of the allocation;
+// none if the claim is not allocated. An error means that the allocation itself cannot be understood; mistakes in
+// the opaque parameters are in each Device.ConfigErr, so that one bad request does not hide the others.
+func Devices(claim *resourceapi.ResourceClaim) ([]Device, error) {
+	if claim.Status.Allocation == nil {
+		return nil, nil
+	}
+	var devices []Device
+	for _, result := range claim.Status.Allocation.Devices.Results {
+		if result.Driver != v1alpha1.GroupName {
+			continue
+		}
+		device, err := newDevice(claim, result)
+		if err != nil {
+			return nil, fmt.Errorf("claim %s/%s, request %q: %w", claim.Namespace, claim.Name, result.Request, err)
+		}
+		devices = append(devices, device)
+	}
+	return devices, nil
+}
+
+func newDevice(claim *resourceapi.ResourceClaim, result resourceapi.DeviceRequestAllocationResult) (Device, error) {
+	pool, err := ParsePoolID(result.Pool)
+	if err != nil {
+		return Device{}, err
+	}
+	function, err := inventory.ParseDeviceName(result.Device)
+	if err != nil {
+		return Device{}, err
+	}
+	device := Device{
+		Request:    result.Request,
+		Pool:       result.Pool,
+		Name:       result.Device,
+		ID:         pool,
+		Function:   function,
+		BeforeBind: slices.Contains(result.BindingConditions, v1alpha1.ConditionProvisioned),
+	}
+	if result.AdminAccess != nil && *result.AdminAccess {
+		device.ConfigErr = errors.New("adminAccess: Forbidden: a Function that is in use cannot be attached a second time; request it without adminAccess")
+		return device, nil
+	}
+	device.Config, device.ConfigErr = config(claim.Status.Allocation.Devices.Config, result)
+	if device.ConfigErr == nil {
+		device.Interface, device.ConfigErr = interfaceOf(&device.Config)
+	}
+	return device, nil
+}
+
+// config merges the opaque parameters that apply to a result: those of the class first, then those of the claim.
+func config(all []resourceapi.DeviceAllocationConfiguration, result resourceapi.DeviceRequestAllocationResult) (v1alpha1.InterfaceConfig, error) {
+	var merged v1alpha1.InterfaceConfig
+	applicable := resourceclaim.ConfigForResult(all, result)
+	for _, source := range []resourceapi.AllocationConfigSource{resourceapi.AllocationConfigSourceClass, resourceapi.AllocationConfigSourceClaim} {
+		for _, c := range applicable {
+			if c.Source != source || c.Opaque.Driver != v1alpha1.GroupName {
+				continue
+			}
+			one, err := DecodeInterfaceConfig(c.Opaque.Parameters.Raw)
+			if err != nil {
+				return v1alpha1.InterfaceConfig{}, fmt.Errorf("parameters in the %s: %w", place(source), err)
+			}
+			merged = merge(merged, *one)
+		}
+	}
+	return merged, nil
+}
+
+func place(source resourceapi.AllocationConfigSource) string {
+	if source == resourceapi.AllocationConfigSourceClass {
+		return "DeviceClass"
+	}
+	return "claim"
+}

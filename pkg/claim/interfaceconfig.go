@@ -1,0 +1,152 @@
+package claim
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/utils/ptr"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/link"
+)
+
+// strictDecoder knows the kinds of this API group and refuses unknown and duplicate fields.
+var strictDecoder = sync.OnceValue(func() runtime.Decoder {
+	scheme := runtime.NewScheme()
+	utilruntime.Must(v1alpha1.AddToScheme(scheme))
+	return serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()
+})
+
+// DecodeInterfaceConfig decodes opaque parameters. Unknown fields, duplicate fields, wrong types and other kinds are
+// errors that name the field.
+func DecodeInterfaceConfig(raw []byte) (*v1alpha1.InterfaceConfig, error) {
+	object, kind, err := strictDecoder().Decode(raw, nil, nil)
+	if err != nil {
+		return nil, err
+	}
+	config, ok := object.(*v1alpha1.InterfaceConfig)
+	if !ok {
+		return nil, fmt.Errorf("kind: Unsupported value: %q: supported values: \"InterfaceConfig\"", kind.Kind)
+	}
+	return config, nil
+}
+
+// merge returns base with every field that over sets replaced.
+func merge(base, over v1alpha1.InterfaceConfig) v1alpha1.InterfaceConfig {
+	return v1alpha1.InterfaceConfig{
+		Network:       cmp.Or(over.Network, base.Network),
+		InterfaceName: cmp.Or(over.InterfaceName, base.InterfaceName),
+		MTU:           cmp.Or(over.MTU, base.MTU),
+		MAC:           cmp.Or(over.MAC, base.MAC),
+		Addresses:     orList(over.Addresses, base.Addresses),
+		Routes:        orList(over.Routes, base.Routes),
+		VF:            mergeVF(base.VF, over.VF),
+	}
+}
+
+func mergeVF(base, over *v1alpha1.VFConfig) *v1alpha1.VFConfig {
+	if base == nil || over == nil {
+		return cmp.Or(over, base)
+	}
+	return &v1alpha1.VFConfig{
+		VLAN:         cmp.Or(over.VLAN, base.VLAN),
+		QoS:          cmp.Or(over.QoS, base.QoS),
+		VLANProtocol: cmp.Or(over.VLANProtocol, base.VLANProtocol),
+		Trust:        cmp.Or(over.Trust, base.Trust),
+		SpoofCheck:   cmp.Or(over.SpoofCheck, base.SpoofCheck),
+		MinTxRate:    cmp.Or(over.MinTxRate, base.MinTxRate),
+		MaxTxRate:    cmp.Or(over.MaxTxRate, base.MaxTxRate),
+		LinkState:    cmp.Or(over.LinkState, base.LinkState),
+	}
+}
+
+func orList[T any](over, base []T) []T {
+	if len(over) > 0 {
+		return over
+	}
+	return base
+}
+
+// defaultName stands in for the name that the node's agent gives an interface that asks for none.
+const defaultName = "net1"
+
+// interfaceOf is the interface that a configuration describes, without what the Port adds. It reports every mistake
+// that can be known without the cluster, and is meant for the merged configuration, because fields that need each
+// other may come from different places.
+func interfaceOf(c *v1alpha1.InterfaceConfig) (link.Interface, error) {
+	var errs []error
+	i := link.Interface{
+		Name: cmp.Or(c.InterfaceName, defaultName),
+		MTU:  int(ptr.Deref(c.MTU, 0)),
+		VF:   vfOf(c.VF),
+	}
+	if i.Name == "lo" || i.Name == "eth0" {
+		errs = append(errs, fmt.Errorf("interfaceName %q: is taken in every pod; choose another name", i.Name))
+	}
+	var err error
+	if c.MAC != "" {
+		if i.MAC, err = link.ParseMAC(c.MAC); err != nil {
+			errs = append(errs, fmt.Errorf("mac: %w", err))
+		}
+	}
+	for n, text := range c.Addresses {
+		address, err := netip.ParsePrefix(text)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("addresses[%d] %q: must be an address with prefix length such as 10.1.0.5/24", n, text))
+			continue
+		}
+		i.Addresses = append(i.Addresses, address)
+	}
+	for n, r := range c.Routes {
+		route, err := routeOf(r)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("routes[%d].%w", n, err))
+			continue
+		}
+		i.Routes = append(i.Routes, route)
+	}
+	if len(errs) == 0 {
+		errs = append(errs, i.Validate())
+	}
+	i.Name = c.InterfaceName
+	return i, errors.Join(errs...)
+}
+
+func routeOf(r v1alpha1.Route) (link.Route, error) {
+	to, err := netip.ParsePrefix(r.To)
+	if err != nil {
+		return link.Route{}, fmt.Errorf("to %q: must be a prefix such as 10.2.0.0/16", r.To)
+	}
+	route := link.Route{To: to, Metric: int(ptr.Deref(r.Metric, 0))}
+	if r.Via != "" {
+		if route.Via, err = netip.ParseAddr(r.Via); err != nil {
+			return link.Route{}, fmt.Errorf("via %q: must be an address such as 10.1.0.1", r.Via)
+		}
+	}
+	return route, nil
+}
+
+func vfOf(c *v1alpha1.VFConfig) *link.VFConfig {
+	if c == nil {
+		return nil
+	}
+	return &link.VFConfig{
+		VLAN: intPtr(c.VLAN), QoS: intPtr(c.QoS), Proto: c.VLANProtocol,
+		Trust: c.Trust, SpoofCheck: c.SpoofCheck,
+		MinTxRate: intPtr(c.MinTxRate), MaxTxRate: intPtr(c.MaxTxRate),
+		LinkState: c.LinkState,
+	}
+}
+
+func intPtr(p *int32) *int {
+	if p == nil {
+		return nil
+	}
+	return ptr.To(int(*p))
+}

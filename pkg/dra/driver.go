@@ -1,0 +1,286 @@
+// Package dra offers the node's Functions through Dynamic Resource Allocation: it publishes them in ResourceSlices,
+// prepares those that the scheduler allocated, and reports their health and what became of them.
+package dra
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/klog/v2"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+)
+
+// Ports knows the Ports of this node's Functions.
+type Ports interface {
+	// Wait returns the Port of a Function that is allocated to a claim, once the xPU serves it. It gives up when ctx
+	// ends and says what is missing.
+	Wait(ctx context.Context, c *resourceapi.ResourceClaim, f inventory.ID) (*v1alpha1.XPUPort, error)
+}
+
+// DevicePools knows what the administrator declared for this node.
+type DevicePools interface {
+	DevicePool(name string) (v1alpha1.DevicePoolSpec, bool)
+}
+
+// Functions knows the node's Functions.
+type Functions interface {
+	Get(inventory.ID) (inventory.Function, bool)
+}
+
+// Attacher reserves Functions.
+type Attacher interface {
+	// Reserve records durably that the Function belongs to the claim. It fails if it belongs to another one.
+	Reserve(ctx context.Context, a journal.Attachment) error
+}
+
+// Releaser gives Functions back.
+type Releaser interface {
+	// Release takes the Function back from the claim, wherever it is by now. It does nothing if the Function no
+	// longer belongs to the claim.
+	Release(ctx context.Context, id inventory.ID, claim types.UID) error
+}
+
+// Journal knows which Functions belong to which claim and pod.
+type Journal interface {
+	ByClaim(uid types.UID) []journal.Attachment
+	ByPod(uid types.UID) []journal.Attachment
+}
+
+// Driver prepares claims. It implements [kubeletplugin.DRAPlugin].
+type Driver struct {
+	Functions   Functions
+	DevicePools DevicePools
+	Ports       Ports
+	Journal     Journal
+	Attacher    Attacher
+	Releaser    Releaser
+	CDI         *CDI
+	Health      *HealthReporter
+	Metrics     *Metrics
+	Log         logr.Logger
+
+	// ProvisionTimeout is how long one Prepare waits for the xPU. The kubelet gives a call 45 s
+	// (pkg/kubelet/cm/dra) and tries again.
+	ProvisionTimeout time.Duration
+
+	// reserving serializes the choice of interface names, which looks at all attachments of a pod.
+	reserving sync.Mutex
+}
+
+var _ kubeletplugin.DRAPlugin = (*Driver)(nil)
+
+// PrepareResourceClaims waits until the xPU serves each claim's Ports and reserves the Functions. Nothing is touched
+// yet: the interfaces are attached when the runtime makes the pod's network namespace.
+func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+	results := make(map[types.UID]kubeletplugin.PrepareResult, len(claims))
+	var mutex sync.Mutex
+	var group sync.WaitGroup
+	for _, c := range claims {
+		group.Go(func() {
+			stop := d.Metrics.prepare.start()
+			devices, err := d.prepare(ctx, c)
+			stop(err)
+			log := d.Log.WithValues("claim", klog.KRef(c.Namespace, c.Name))
+			if err != nil {
+				log.Error(err, "Claim cannot be prepared")
+			} else {
+				log.V(1).Info("Claim prepared", "devices", len(devices))
+			}
+			mutex.Lock()
+			defer mutex.Unlock()
+			results[c.UID] = kubeletplugin.PrepareResult{Devices: devices, Err: err}
+		})
+	}
+	group.Wait()
+	return results, nil
+}
+
+func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
+	pod, err := consumer(c)
+	if err != nil {
+		return nil, err
+	}
+	devices, err := claim.Devices(c)
+	if err != nil {
+		return nil, err
+	}
+	var prepared []kubeletplugin.Device
+	var attachments []journal.Attachment
+	for _, device := range devices {
+		attachment, err := d.reserve(ctx, c, pod, device)
+		if err != nil {
+			return nil, fmt.Errorf("claim %s/%s, request %s, Function %s: %w", c.Namespace, c.Name, device.Request, device.Function, err)
+		}
+		attachments = append(attachments, attachment)
+		prepared = append(prepared, kubeletplugin.Device{
+			Requests:     []string{device.Request},
+			PoolName:     device.Pool,
+			DeviceName:   device.Name,
+			CDIDeviceIDs: []string{cdiDeviceID(attachment)},
+			Metadata:     metadata(attachment),
+		})
+	}
+	if err := d.CDI.Write(c.UID, attachments); err != nil {
+		return nil, fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
+	}
+	return prepared, nil
+}
+
+// consumer is the one pod that the claim is for: an interface can be in one network namespace only.
+func consumer(c *resourceapi.ResourceClaim) (journal.Pod, error) {
+	if len(c.Status.ReservedFor) != 1 {
+		return journal.Pod{}, fmt.Errorf("claim %s/%s: %d pods share it, but an interface can be in one pod only; give each pod its own claim, by a ResourceClaimTemplate",
+			c.Namespace, c.Name, len(c.Status.ReservedFor))
+	}
+	pod := c.Status.ReservedFor[0]
+	if pod.APIGroup != "" || pod.Resource != "pods" {
+		return journal.Pod{}, fmt.Errorf("claim %s/%s: reserved for %s %s, want a pod", c.Namespace, c.Name, pod.Resource, pod.Name)
+	}
+	return journal.Pod{Namespace: c.Namespace, Name: pod.Name, UID: pod.UID}, nil
+}
+
+// reserve waits for the device's Port and records what its interface is to become.
+func (d *Driver) reserve(ctx context.Context, c *resourceapi.ResourceClaim, pod journal.Pod, device claim.Device) (journal.Attachment, error) {
+	if device.ConfigErr != nil {
+		return journal.Attachment{}, device.ConfigErr
+	}
+	function, known := d.Functions.Get(device.Function)
+	if !known {
+		return journal.Attachment{}, errors.New("is gone from this node")
+	}
+	port, err := d.port(ctx, c, device)
+	if err != nil {
+		return journal.Attachment{}, err
+	}
+	wanted, err := wantedInterface(device, port)
+	if err != nil {
+		return journal.Attachment{}, err
+	}
+	attachment := journal.Attachment{
+		Function: function.ID,
+		PF:       function.PF,
+		PFName:   function.PFName,
+		VFIndex:  function.Index,
+		Claim: journal.Claim{
+			Namespace: c.Namespace, Name: c.Name, UID: c.UID,
+			Request: device.Request, Pool: device.Pool, Device: device.Name,
+		},
+		Pod:       pod,
+		Interface: wanted,
+	}
+
+	d.reserving.Lock()
+	defer d.reserving.Unlock()
+	if attachment.Interface.Name, err = interfaceName(wanted.Name, attachment, d.Journal.ByPod(pod.UID)); err != nil {
+		return journal.Attachment{}, err
+	}
+	return attachment, d.Attacher.Reserve(ctx, attachment)
+}
+
+// port waits for the device's Port; it is nil if neither the claim nor the pool names a network.
+func (d *Driver) port(ctx context.Context, c *resourceapi.ResourceClaim, device claim.Device) (*v1alpha1.XPUPort, error) {
+	if device.Config.Network == "" {
+		if spec, _ := d.DevicePools.DevicePool(device.ID.DevicePool); spec.Network == "" {
+			return nil, nil
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, d.ProvisionTimeout)
+	defer cancel()
+	return d.Ports.Wait(ctx, c, device.Function)
+}
+
+// interfaceName chooses "net1", "net2", ... for an interface that asks for no name, keeps the name that an earlier
+// Prepare chose, and refuses a name that another interface of the pod has.
+func interfaceName(asked string, a journal.Attachment, ofPod []journal.Attachment) (string, error) {
+	taken := map[string]journal.Attachment{}
+	for _, other := range ofPod {
+		if other.Function == a.Function && other.Claim.UID == a.Claim.UID {
+			return other.Interface.Name, nil
+		}
+		taken[other.Interface.Name] = other
+	}
+	if asked == "" {
+		for n := 1; ; n++ {
+			name := fmt.Sprintf("net%d", n)
+			if _, used := taken[name]; !used {
+				return name, nil
+			}
+		}
+	}
+	if other, used := taken[asked]; used {
+		return "", fmt.Errorf("interfaceName %q: claim %s of the same pod has that name already; choose another", asked, other.Claim.Name)
+	}
+	return asked, nil
+}
+
+// UnprepareResourceClaims takes the claims' Functions back. The kubelet calls it after the pod's sandbox is stopped,
+// and again until it succeeds.
+func (d *Driver) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
+	results := make(map[types.UID]error, len(claims))
+	for _, c := range claims {
+		stop := d.Metrics.unprepare.start()
+		err := d.unprepare(ctx, c)
+		stop(err)
+		if err != nil {
+			d.Log.Error(err, "Claim cannot be unprepared", "claim", klog.KRef(c.Namespace, c.Name))
+		}
+		results[c.UID] = err
+	}
+	return results, nil
+}
+
+func (d *Driver) unprepare(ctx context.Context, c kubeletplugin.NamespacedObject) error {
+	var errs []error
+	for _, a := range d.Journal.ByClaim(c.UID) {
+		if err := d.Releaser.Release(ctx, a.Function, c.UID); err != nil {
+			errs = append(errs, fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err))
+		}
+	}
+	if len(errs) == 0 {
+		errs = append(errs, d.CDI.Remove(c.UID))
+	}
+	return errors.Join(errs...)
+}
+
+// HandleError logs what went wrong in the background. A slice that the API server refuses or cuts down is a mistake
+// of this driver or a cluster too old for it; both are said, and the rest of the node goes on.
+func (d *Driver) HandleError(_ context.Context, err error, msg string) {
+	if dropped := (*resourceslice.DroppedFieldsError)(nil); errors.As(err, &dropped) {
+		d.Log.Error(err, "This cluster ignores parts of the ResourceSlices: it lacks features", "features", dropped.DisabledFeatures())
+		return
+	}
+	d.Metrics.backgroundErrors.Inc()
+	d.Log.Error(err, msg)
+}
+
+// WatchHealthStatus reports the health of all devices until ctx ends.
+func (d *Driver) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
+	return d.Health.Run(ctx, reports)
+}
+
+// Recover makes sure that prepared claims have their CDI files, which do not survive a reboot.
+func (d *Driver) Recover(all []journal.Attachment) error {
+	byClaim := map[types.UID][]journal.Attachment{}
+	for _, a := range all {
+		byClaim[a.Claim.UID] = append(byClaim[a.Claim.UID], a)
+	}
+	var errs []error
+	for uid, attachments := range byClaim {
+		slices.SortFunc(attachments, func(a, b journal.Attachment) int { return a.VFIndex - b.VFIndex })
+		errs = append(errs, d.CDI.Write(uid, attachments))
+	}
+	return errors.Join(errs...)
+}

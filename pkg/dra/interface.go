@@ -1,0 +1,63 @@
+package dra
+
+import (
+	"fmt"
+	"net/netip"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/utils/ptr"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/link"
+)
+
+// wantedInterface is what the pod asks for with what the Port says about MAC, MTU and addresses, which the xPU
+// already counts on.
+func wantedInterface(device claim.Device, port *v1alpha1.XPUPort) (link.Interface, error) {
+	wanted := device.Interface
+	if port == nil {
+		return wanted, nil
+	}
+	mac, err := link.ParseMAC(port.Spec.MAC)
+	if err != nil {
+		return link.Interface{}, fmt.Errorf("XPUPort %s/%s: spec.mac: %w", port.Namespace, port.Name, err)
+	}
+	wanted.MAC = mac
+	wanted.MTU = int(port.Spec.MTU)
+	wanted.Addresses = nil
+	for i, text := range port.Spec.Addresses {
+		address, err := netip.ParsePrefix(text)
+		if err != nil {
+			return link.Interface{}, fmt.Errorf("XPUPort %s/%s: spec.addresses[%d]: %w", port.Namespace, port.Name, i, err)
+		}
+		wanted.Addresses = append(wanted.Addresses, address)
+	}
+	return wanted, nil
+}
+
+// networkData is how an attachment is shown in claims and in metadata files.
+func networkData(a journal.Attachment) *resourceapi.NetworkDeviceData {
+	data := &resourceapi.NetworkDeviceData{
+		InterfaceName:   a.Interface.Name,
+		HardwareAddress: string(a.Interface.MAC),
+	}
+	for _, address := range a.Interface.Addresses {
+		data.IPs = append(data.IPs, address.String())
+	}
+	return data
+}
+
+// metadata is what the pod's containers find in the device metadata file (KEP-5304).
+func metadata(a journal.Attachment) *kubeletplugin.DeviceMetadata {
+	return &kubeletplugin.DeviceMetadata{
+		Attributes: map[string]resourceapi.DeviceAttribute{
+			string(deviceattribute.StandardDeviceAttributePCIBusID): {StringValue: ptr.To(string(a.Function.Address))},
+			string(AttributePF): {StringValue: ptr.To(string(a.PF))},
+		},
+		NetworkData: networkData(a),
+	}
+}

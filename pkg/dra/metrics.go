@@ -1,0 +1,63 @@
+package dra
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Metrics are the driver's.
+type Metrics struct {
+	devices, tainted   prometheus.Gauge
+	prepare, unprepare operation
+	backgroundErrors   prometheus.Counter
+	statusWrites       *prometheus.CounterVec
+}
+
+// operation measures calls of one kind.
+type operation struct {
+	seconds prometheus.Observer
+	errors  prometheus.Counter
+}
+
+// NewMetrics registers the driver's metrics.
+func NewMetrics(registry prometheus.Registerer) *Metrics {
+	seconds := prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name:    "xpu_dra_operation_seconds",
+		Help:    "How long the kubelet waited for an operation on one claim, including the wait for the xPU.",
+		Buckets: prometheus.ExponentialBuckets(0.001, 2, 15),
+	}, []string{"operation"})
+	failures := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "xpu_dra_operation_errors_total",
+		Help: "Operations on one claim that failed; the kubelet tries again.",
+	}, []string{"operation"})
+	m := &Metrics{
+		devices: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "xpu_dra_devices", Help: "Devices in this node's ResourceSlices.",
+		}),
+		tainted: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "xpu_dra_devices_tainted", Help: "Devices in this node's ResourceSlices that are tainted.",
+		}),
+		prepare:   operation{seconds.WithLabelValues("prepare"), failures.WithLabelValues("prepare")},
+		unprepare: operation{seconds.WithLabelValues("unprepare"), failures.WithLabelValues("unprepare")},
+		backgroundErrors: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "xpu_dra_background_errors_total", Help: "Errors while publishing ResourceSlices or registering with the kubelet.",
+		}),
+		statusWrites: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "xpu_dra_claim_status_writes_total", Help: "Writes of ResourceClaim.status.devices, by result.",
+		}, []string{"result"}),
+	}
+	registry.MustRegister(seconds, failures, m.devices, m.tainted, m.backgroundErrors, m.statusWrites)
+	return m
+}
+
+// start begins to measure one call; the function it returns ends it.
+func (o operation) start() func(error) {
+	begin := time.Now()
+	return func(err error) {
+		o.seconds.Observe(time.Since(begin).Seconds())
+		if err != nil {
+			o.errors.Inc()
+		}
+	}
+}

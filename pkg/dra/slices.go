@@ -1,0 +1,111 @@
+package dra
+
+import (
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/utils/ptr"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/health"
+	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/pool"
+)
+
+// Attributes of devices. Unqualified names belong to the driver's domain; those with a domain are agreed on elsewhere:
+// k8s.cni.cncf.io is what Multus looks for. None of them changes when a pod takes the netdev.
+const (
+	AttributeKind       resourceapi.QualifiedName = "kind"   // "VF" or "SF"
+	AttributePool       resourceapi.QualifiedName = "pool"   // name of the DevicePool
+	AttributePF         resourceapi.QualifiedName = "pf"     // PCI address of the PF
+	AttributePFName     resourceapi.QualifiedName = "pfName" // netdev name of the PF
+	AttributeIndex      resourceapi.QualifiedName = "index"  // VF index or sfnum
+	AttributeVendor     resourceapi.QualifiedName = "vendor" // PCI vendor id in hex
+	AttributeDevice     resourceapi.QualifiedName = "device" // PCI device id in hex
+	AttributeMultusID   resourceapi.QualifiedName = "k8s.cni.cncf.io/deviceID"
+	AttributeMultusName resourceapi.QualifiedName = "k8s.cni.cncf.io/resourceName"
+)
+
+// devicesPerSlice is the API's limit for slices whose devices have taints
+// (ResourceSliceMaxDevicesWithAdvancedFeatures in k8s.io/api/resource/v1). It is used for every slice, so that the
+// first taint does not move devices to other slices.
+const devicesPerSlice = 64
+
+// resources turns the node's pools into what the driver publishes: one DRA pool for each PF and DevicePool, each
+// Function in the slice that its index says, in the order of the index. The same input gives the same output, and a
+// Function that comes or goes changes one slice.
+func resources(node string, pools []pool.Pool, problems func(inventory.Function) []health.Problem) resourceslice.DriverResources {
+	out := resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{}}
+	for _, p := range pools {
+		if p.Spec.Publish != v1alpha1.PublishDRA {
+			continue
+		}
+		for pf, functions := range byPF(p.Functions) {
+			id := claim.PoolID{Node: node, PF: pf, DevicePool: p.Name}
+			out.Pools[id.String()] = resourceslice.Pool{Slices: chunks(p, functions, problems)}
+		}
+	}
+	return out
+}
+
+func chunks(p pool.Pool, functions []inventory.Function, problems func(inventory.Function) []health.Problem) []resourceslice.Slice {
+	slices.SortFunc(functions, func(a, b inventory.Function) int { return a.Index - b.Index })
+	var out []resourceslice.Slice
+	chunk := -1
+	for _, f := range functions {
+		if f.Index/devicesPerSlice != chunk || len(out[len(out)-1].Devices) == devicesPerSlice {
+			chunk = f.Index / devicesPerSlice
+			out = append(out, resourceslice.Slice{})
+		}
+		last := &out[len(out)-1]
+		last.Devices = append(last.Devices, device(p, f, problems(f)))
+	}
+	return out
+}
+
+func device(p pool.Pool, f inventory.Function, problems []health.Problem) resourceapi.Device {
+	d := resourceapi.Device{
+		Name: f.ID.DeviceName(),
+		Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+			AttributeKind:       {StringValue: ptr.To(string(f.Kind))},
+			AttributePool:       {StringValue: ptr.To(p.Name)},
+			AttributePF:         {StringValue: ptr.To(string(f.PF))},
+			AttributeIndex:      {IntValue: ptr.To(int64(f.Index))},
+			AttributeVendor:     {StringValue: ptr.To(f.Vendor)},
+			AttributeDevice:     {StringValue: ptr.To(f.Device)},
+			AttributeMultusID:   {StringValue: ptr.To(f.ID.String())},
+			AttributeMultusName: {StringValue: ptr.To(v1alpha1.GroupName + "/" + p.Name)},
+			deviceattribute.StandardDeviceAttributePCIBusID: {StringValue: ptr.To(string(f.ID.Address))},
+		},
+	}
+	// Absent is not a value: devices without a PCIe root or NUMA node must not match each other by it.
+	if f.PFName != "" {
+		d.Attributes[AttributePFName] = resourceapi.DeviceAttribute{StringValue: ptr.To(f.PFName)}
+	}
+	if f.PCIeRoot != "" {
+		d.Attributes[deviceattribute.StandardDeviceAttributePCIeRoot] = resourceapi.DeviceAttribute{StringValue: ptr.To(f.PCIeRoot)}
+	}
+	if f.NUMANode >= 0 {
+		d.Attributes[deviceattribute.StandardDeviceAttributeNUMANode] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(f.NUMANode))}
+	}
+	if p.Spec.Provision == v1alpha1.ProvisionBeforeBind {
+		d.BindingConditions = []string{v1alpha1.ConditionProvisioned}
+		d.BindingFailureConditions = []string{v1alpha1.ConditionProvisionFailed}
+	}
+	for _, problem := range problems {
+		d.Taints = append(d.Taints, resourceapi.DeviceTaint{Key: problem.Taint, Effect: resourceapi.DeviceTaintEffectNoSchedule})
+	}
+	return d
+}
+
+func byPF(functions []inventory.Function) map[pci.Address][]inventory.Function {
+	out := map[pci.Address][]inventory.Function{}
+	for _, f := range functions {
+		out[f.PF] = append(out[f.PF], f)
+	}
+	return out
+}

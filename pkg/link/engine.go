@@ -1,0 +1,357 @@
+package link
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// Options of an [Engine]. The zero value is good for a process in the host's network namespace.
+type Options struct {
+	// HostNetNS is the path of the host's network namespace; "" is that of the calling process.
+	HostNetNS string
+	// Trace, where set, is called before every change with what is about to be changed, on the goroutine that called
+	// the Engine.
+	Trace func(step string)
+}
+
+// Engine changes netdevs. It may be used by several goroutines at once, for different netdevs: the caller makes sure
+// that nobody else works on the same one.
+type Engine struct {
+	hostNS netns.NsHandle
+	host   *conn
+	trace  func(step string)
+}
+
+// New opens the host's network namespace. Close the Engine after use.
+func New(options Options) (*Engine, error) {
+	path := cmp.Or(options.HostNetNS, "/proc/self/ns/net")
+	ns, err := netns.GetFromPath(path)
+	if err != nil {
+		return nil, fmt.Errorf("the host's network namespace %s: %w", path, err)
+	}
+	host, err := dial(ns)
+	if err != nil {
+		ns.Close()
+		return nil, fmt.Errorf("the host's network namespace %s: %w", path, err)
+	}
+	trace := options.Trace
+	if trace == nil {
+		trace = func(string) {}
+	}
+	return &Engine{hostNS: ns, host: host, trace: trace}, nil
+}
+
+// Close gives the host's namespace up.
+func (e *Engine) Close() error {
+	e.host.close()
+	return e.hostNS.Close()
+}
+
+// Plan looks at a netdev on the host and at the namespace it shall go to, and changes nothing. Its error says what
+// would keep [Engine.Attach] from succeeding, as far as that can be seen.
+func (e *Engine) Plan(_ context.Context, device Device, netNS string, want Interface) (Snapshot, Place, error) {
+	if err := want.Validate(); err != nil {
+		return Snapshot{}, Place{}, err
+	}
+	before, err := e.snapshot(device)
+	if err != nil {
+		return Snapshot{}, Place{}, err
+	}
+	if want.VF != nil && before.VF == nil {
+		return Snapshot{}, Place{}, fmt.Errorf("netdev %s: has no PF that VF properties could be set with", before.Name)
+	}
+	pod, err := dialPath(netNS)
+	if err != nil {
+		return Snapshot{}, Place{}, err
+	}
+	defer pod.close()
+	if pod.cookie == e.host.cookie {
+		return Snapshot{}, Place{}, fmt.Errorf("network namespace %s: is the host's own", netNS)
+	}
+	if err := nameFree(pod, want.Name); err != nil {
+		return Snapshot{}, Place{}, err
+	}
+	index, err := freeIndex(pod, before.Identity.Index)
+	if err != nil {
+		return Snapshot{}, Place{}, fmt.Errorf("network namespace %s: %w", netNS, err)
+	}
+	return before, Place{NetNS: netNS, Cookie: pod.cookie, Index: index}, nil
+}
+
+// snapshot takes a netdev on the host down in words.
+func (e *Engine) snapshot(device Device) (Snapshot, error) {
+	l, err := e.host.named(device.Name)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	if master := l.Attrs().MasterIndex; master != 0 {
+		return Snapshot{}, fmt.Errorf("netdev %s: is in use on the host, as a port of the netdev with index %d", device.Name, master)
+	}
+	return e.complete(snapshotOf(l), device.PF)
+}
+
+// complete adds what the PF tells. A PF that does not tell is none of an error.
+func (e *Engine) complete(s Snapshot, pf *PF) (_ Snapshot, err error) {
+	if pf == nil {
+		return s, nil
+	}
+	if s.VF, err = e.host.vf(pf); err != nil && !errors.Is(err, errNoVF) {
+		return Snapshot{}, err
+	}
+	return s, nil
+}
+
+func nameFree(pod *conn, name string) error {
+	other, err := pod.with(name)
+	if err != nil {
+		return fmt.Errorf("interface name %q: %w", name, err)
+	}
+	if other == nil {
+		return nil
+	}
+	if other.Attrs().Name != name {
+		return fmt.Errorf("interface name %q: is taken in the pod, as an altname of %s", name, other.Attrs().Name)
+	}
+	return fmt.Errorf("interface name %q: is taken in the pod", name)
+}
+
+// freeIndex is the preferred index, or else one above all that are in use.
+func freeIndex(pod *conn, preferred int) (int, error) {
+	if l, err := pod.at(preferred); err != nil || l == nil {
+		return preferred, err
+	}
+	links, err := pod.all()
+	if err != nil {
+		return 0, err
+	}
+	highest := 0
+	for _, l := range links {
+		highest = max(highest, l.Attrs().Index)
+	}
+	return highest + 1, nil
+}
+
+// Attach takes a netdev to its place in a pod and makes it what the pod wants. device, before and place are those of
+// the [Engine.Plan] just made. Where it fails it has undone what it did; where even that fails, or the process ends in
+// the middle, [Engine.Restore] continues.
+func (e *Engine) Attach(ctx context.Context, device Device, before Snapshot, place Place, want Interface) (Observed, error) {
+	observed, err := e.attach(ctx, device, before, place, want)
+	if err == nil {
+		return observed, nil
+	}
+	if _, undo := e.Restore(context.WithoutCancel(ctx), device, before, place); undo != nil {
+		return Observed{}, errors.Join(err, fmt.Errorf("undo: %w", undo))
+	}
+	return Observed{}, err
+}
+
+func (e *Engine) attach(ctx context.Context, device Device, before Snapshot, place Place, want Interface) (Observed, error) {
+	pod, err := dialPath(place.NetNS)
+	if err != nil {
+		return Observed{}, err
+	}
+	defer pod.close()
+	if pod.cookie != place.Cookie {
+		return Observed{}, fmt.Errorf("network namespace %s: is another one than before", place.NetNS)
+	}
+	if before.VF != nil {
+		target := before.VF.with(want.VF, want.MAC)
+		if err := e.changeVF(device.PF, append(macChange(*before.VF, target), vfChanges(*before.VF, target)...)); err != nil {
+			return Observed{}, err
+		}
+	}
+	if err := ctx.Err(); err != nil {
+		return Observed{}, err
+	}
+	l, err := e.moveToPod(pod, before, place, want)
+	if err != nil {
+		return Observed{}, err
+	}
+	if err := e.configure(pod, l, want); err != nil {
+		return Observed{}, err
+	}
+	return observe(pod, l.Attrs().Index)
+}
+
+// moveToPod moves, renames and sets MTU and MAC in one message, so that the pod never sees the netdev half made and
+// the kernel waits only once for its readers.
+func (e *Engine) moveToPod(pod *conn, before Snapshot, place Place, want Interface) (netlink.Link, error) {
+	if err := e.dropTakenAltNames(pod, before, want.Name); err != nil {
+		return nil, err
+	}
+	to := change{index: place.Index, name: want.Name}
+	if want.MTU != before.MTU {
+		to.mtu = want.MTU
+	}
+	if want.MAC != before.MAC {
+		to.mac = want.MAC
+	}
+	ns, err := netns.GetFromPath(place.NetNS)
+	if err != nil {
+		return nil, fmt.Errorf("network namespace %s: %w", place.NetNS, err)
+	}
+	defer ns.Close()
+	to.netns = int(ns)
+	e.trace("move to pod")
+	err = e.host.change(before.Identity.Index, to)
+	if errors.Is(err, unix.EBUSY) { // the index was given away since Plan
+		to.index = 0
+		err = e.host.change(before.Identity.Index, to)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("netdev %s: move to the pod as %s%s: %w", before.Name, want.Name, to.wishes(), err)
+	}
+	l, err := find(pod, before.Identity, Identity.same, place.Index, want.Name)
+	if err == nil && l == nil {
+		err = errors.New("is not there after the move")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("netdev %s in the pod: %w", want.Name, err)
+	}
+	return l, nil
+}
+
+func (c change) wishes() string {
+	text := ""
+	if c.mtu != 0 {
+		text += fmt.Sprintf(" with MTU %d", c.mtu)
+	}
+	if c.mac != "" {
+		text += fmt.Sprintf(" with MAC %s", c.mac)
+	}
+	return text
+}
+
+// dropTakenAltNames removes the altnames that would keep the netdev from moving or from being renamed. Names and
+// altnames share one table in a namespace, so a netdev cannot get its own altname as name.
+func (e *Engine) dropTakenAltNames(pod *conn, before Snapshot, name string) error {
+	for _, alt := range before.AltNames {
+		other, err := pod.with(alt)
+		if err != nil {
+			return fmt.Errorf("altname %s in the pod: %w", alt, err)
+		}
+		if other == nil && alt != name {
+			continue
+		}
+		if err := e.dropAltName(e.host, before.Identity.Index, alt); err != nil {
+			return fmt.Errorf("netdev %s: %w", before.Name, err)
+		}
+	}
+	return nil
+}
+
+func (e *Engine) dropAltName(c *conn, index int, name string) error {
+	e.trace("remove altname " + name)
+	if err := c.LinkDelAltName(reference(index), name); err != nil {
+		return fmt.Errorf("remove altname %s: %w", name, err)
+	}
+	return nil
+}
+
+// reference is a link for the calls of netlink.Handle that need no more than its index.
+func reference(index int) netlink.Link {
+	return &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}}
+}
+
+// configure adds the addresses, then brings the netdev up, then adds the routes, which need both.
+func (e *Engine) configure(pod *conn, l netlink.Link, want Interface) error {
+	for _, address := range want.Addresses {
+		e.trace("address " + address.String())
+		if err := addAddress(pod, l, address); err != nil {
+			return fmt.Errorf("interface %s: address %s: %w", want.Name, address, err)
+		}
+	}
+	e.trace("up")
+	if err := pod.LinkSetUp(l); err != nil {
+		return fmt.Errorf("interface %s: up: %w", want.Name, err)
+	}
+	for _, route := range want.Routes {
+		e.trace("route " + route.To.String())
+		if err := addRoute(pod, l, route); err != nil {
+			return fmt.Errorf("interface %s: route to %s: %w", want.Name, route.To, err)
+		}
+	}
+	return nil
+}
+
+func observe(pod *conn, index int) (Observed, error) {
+	l, err := pod.at(index)
+	if err == nil && l == nil {
+		err = errors.New("is not there any more")
+	}
+	if err != nil {
+		return Observed{}, fmt.Errorf("netdev in the pod: %w", err)
+	}
+	a := l.Attrs()
+	addresses, err := globalAddresses(pod, l)
+	if err != nil {
+		return Observed{}, fmt.Errorf("interface %s: addresses: %w", a.Name, err)
+	}
+	return Observed{Name: a.Name, MAC: macOf(a.HardwareAddr), MTU: a.MTU, Addresses: addresses, Index: index}, nil
+}
+
+// find looks for a netdev under an index and a name it may have, and, where its identity is certain, among all. It
+// returns nil where it is not in the namespace or cannot be told from another one.
+func find(c *conn, who Identity, same func(Identity, Identity) bool, index int, names ...string) (netlink.Link, error) {
+	match := func(l netlink.Link) bool { return l != nil && same(who, snapshotOf(l).Identity) }
+	if l, err := c.at(index); err != nil || match(l) {
+		return l, err
+	}
+	for _, name := range names {
+		if name == "" {
+			continue
+		}
+		if l, err := c.with(name); err != nil || match(l) {
+			return l, err
+		}
+	}
+	if !who.certain() {
+		return nil, nil
+	}
+	links, err := c.all()
+	if err != nil {
+		return nil, err
+	}
+	matches := slices.DeleteFunc(links, func(l netlink.Link) bool { return !match(l) })
+	if len(matches) != 1 {
+		return nil, nil
+	}
+	return matches[0], nil
+}
+
+// dialPlace opens the namespace of a place, nil where it is gone: the path is no more, or means another namespace, or
+// is a mount point that has nothing mounted.
+func dialPlace(place Place) (*conn, error) {
+	if place.NetNS == "" {
+		return nil, nil
+	}
+	pod, err := dialPath(place.NetNS)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ESRCH), errors.Is(err, unix.EINVAL):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	case pod.cookie != place.Cookie:
+		pod.close()
+		return nil, nil
+	}
+	return pod, nil
+}
+
+// Alive says whether the namespace of a place still exists under its path.
+func (e *Engine) Alive(place Place) (bool, error) {
+	pod, err := dialPlace(place)
+	if pod == nil || err != nil {
+		return false, err
+	}
+	pod.close()
+	return true, nil
+}

@@ -1,0 +1,306 @@
+package link
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// VFState is what a PF enforces for a VF (struct ifla_vf_* in linux/if_link.h).
+type VFState struct {
+	// MAC is the administrative address; most drivers tell zeros where none was set.
+	MAC   MAC    `json:"mac,omitempty"`
+	VLAN  int    `json:"vlan,omitempty"`  // 0 is none
+	QoS   int    `json:"qos,omitempty"`   // 802.1p, 0-7
+	Proto string `json:"proto,omitempty"` // as in [VFConfig]; means nothing without VLAN
+	// Rates in Mbit/s, 0 is none.
+	MinTxRate int `json:"minTxRate,omitempty"`
+	MaxTxRate int `json:"maxTxRate,omitempty"`
+	// SpoofCheck and Trust are nil where the PF's driver does not have them.
+	SpoofCheck *bool  `json:"spoofCheck,omitempty"`
+	Trust      *bool  `json:"trust,omitempty"`
+	LinkState  string `json:"linkState,omitempty"` // as in [VFConfig]
+}
+
+// vlanProtocols are the words for the ethertypes of linux/if_ether.h that a PF can tag with.
+var vlanProtocols = [...]string{"802.1q", "802.1ad"}
+
+// vlanEthertypes has the ethertype of each of vlanProtocols.
+var vlanEthertypes = [...]uint16{unix.ETH_P_8021Q, unix.ETH_P_8021AD}
+
+// linkStates are the words for IFLA_VF_LINK_STATE_*, by value.
+var linkStates = [...]string{
+	nl.IFLA_VF_LINK_STATE_AUTO: "auto", nl.IFLA_VF_LINK_STATE_ENABLE: "enable", nl.IFLA_VF_LINK_STATE_DISABLE: "disable",
+}
+
+// with is the state that the pod's wishes lead to.
+func (s VFState) with(c *VFConfig, mac MAC) VFState {
+	if mac != "" {
+		s.MAC = mac
+	}
+	if c == nil {
+		return s
+	}
+	if c.VLAN != nil {
+		s.VLAN, s.QoS, s.Proto = *c.VLAN, 0, vlanProtocols[0]
+	}
+	set(&s.QoS, c.QoS)
+	if c.Proto != "" {
+		s.Proto = c.Proto
+	}
+	set(&s.MinTxRate, c.MinTxRate)
+	set(&s.MaxTxRate, c.MaxTxRate)
+	if c.SpoofCheck != nil {
+		s.SpoofCheck = c.SpoofCheck
+	}
+	if c.Trust != nil {
+		s.Trust = c.Trust
+	}
+	if c.LinkState != "" {
+		s.LinkState = c.LinkState
+	}
+	return s
+}
+
+func set(field *int, value *int) {
+	if value != nil {
+		*field = *value
+	}
+}
+
+// tag is what the frames of the VF get: without VLAN and QoS the protocol means nothing, and drivers tell any.
+func (s VFState) tag() (vlan, qos int, proto string) {
+	if s.VLAN == 0 && s.QoS == 0 {
+		return 0, 0, ""
+	}
+	return s.VLAN, s.QoS, s.Proto
+}
+
+func (s VFState) diff(d *differences, now VFState) {
+	differs(d, "vf mac", s.MAC, now.MAC)
+	differs(d, "vf vlan", s.tagText(), now.tagText())
+	differs(d, "vf min_tx_rate", s.MinTxRate, now.MinTxRate)
+	differs(d, "vf max_tx_rate", s.MaxTxRate, now.MaxTxRate)
+	differs(d, "vf spoofchk", onOff(s.SpoofCheck), onOff(now.SpoofCheck))
+	differs(d, "vf trust", onOff(s.Trust), onOff(now.Trust))
+	differs(d, "vf link-state", s.LinkState, now.LinkState)
+}
+
+func (s VFState) tagText() string {
+	vlan, qos, proto := s.tag()
+	if proto == "" {
+		return "none"
+	}
+	return fmt.Sprintf("%d qos %d proto %s", vlan, qos, proto)
+}
+
+func onOff(b *bool) string {
+	switch {
+	case b == nil:
+		return "unknown"
+	case *b:
+		return "on"
+	}
+	return "off"
+}
+
+// vfChange is one message to the PF.
+type vfChange struct {
+	what string // for people: "VLAN 100"
+	send func(h *netlink.Handle, pf netlink.Link, vf int) error
+}
+
+// vfChanges lead from one state to another, the address apart, which [macChange] sets: it has to be set before the
+// netdev's own address and the rest only after the netdev left the pod.
+func vfChanges(from, to VFState) []vfChange {
+	var changes []vfChange
+	add := func(send func(*netlink.Handle, netlink.Link, int) error, what string, args ...any) {
+		changes = append(changes, vfChange{fmt.Sprintf(what, args...), send})
+	}
+	if from.tagText() != to.tagText() {
+		add(func(h *netlink.Handle, pf netlink.Link, vf int) error { return sendVLAN(h, pf, vf, to) }, "VLAN %s", to.tagText())
+	}
+	if from.MinTxRate != to.MinTxRate || from.MaxTxRate != to.MaxTxRate {
+		add(func(h *netlink.Handle, pf netlink.Link, vf int) error {
+			return h.LinkSetVfRate(pf, vf, to.MinTxRate, to.MaxTxRate)
+		}, "rates of %d-%d Mbit/s", to.MinTxRate, to.MaxTxRate)
+	}
+	if to.SpoofCheck != nil && onOff(from.SpoofCheck) != onOff(to.SpoofCheck) {
+		add(func(h *netlink.Handle, pf netlink.Link, vf int) error {
+			return h.LinkSetVfSpoofchk(pf, vf, *to.SpoofCheck)
+		}, "spoof check %s", onOff(to.SpoofCheck))
+	}
+	if to.Trust != nil && onOff(from.Trust) != onOff(to.Trust) {
+		add(func(h *netlink.Handle, pf netlink.Link, vf int) error {
+			return h.LinkSetVfTrust(pf, vf, *to.Trust)
+		}, "trust %s", onOff(to.Trust))
+	}
+	if state := slices.Index(linkStates[:], to.LinkState); state >= 0 && from.LinkState != to.LinkState {
+		add(func(h *netlink.Handle, pf netlink.Link, vf int) error {
+			return h.LinkSetVfState(pf, vf, uint32(state))
+		}, "link state %s", to.LinkState)
+	}
+	return changes
+}
+
+func macChange(from, to VFState) []vfChange {
+	if to.MAC == "" || from.MAC == to.MAC {
+		return nil
+	}
+	return []vfChange{{"MAC " + string(to.MAC), func(h *netlink.Handle, pf netlink.Link, vf int) error {
+		return h.LinkSetVfHardwareAddr(pf, vf, to.MAC.HardwareAddr())
+	}}}
+}
+
+// sendVLAN uses the older message where it says enough, because more drivers know it.
+func sendVLAN(h *netlink.Handle, pf netlink.Link, vf int, to VFState) error {
+	vlan, qos, proto := to.tag()
+	if i := slices.Index(vlanProtocols[:], proto); i > 0 {
+		return h.LinkSetVfVlanQosProto(pf, vf, vlan, qos, int(vlanEthertypes[i]))
+	}
+	return h.LinkSetVfVlanQos(pf, vf, vlan, qos)
+}
+
+// changeVF tells the PF, stopping at the first thing that it refuses.
+func (e *Engine) changeVF(pf *PF, changes []vfChange) error {
+	if len(changes) == 0 {
+		return nil
+	}
+	link, err := e.host.named(pf.Name)
+	if err != nil {
+		return fmt.Errorf("PF %s: %w", pf, err)
+	}
+	for _, c := range changes {
+		e.trace("PF " + pf.Name + ": " + c.what)
+		if err := c.send(e.host.Handle, link, pf.VF); err != nil {
+			return fmt.Errorf("PF %s refuses %s for VF %d: %w", pf, c.what, pf.VF, err)
+		}
+	}
+	return nil
+}
+
+// errNoVF is returned where a PF says nothing about a VF.
+var errNoVF = errors.New("the PF does not tell")
+
+// skipStatistics is RTEXT_FILTER_SKIP_STATS of linux/rtnetlink.h.
+const skipStatistics = 1 << 3
+
+// vf asks the PF for the VF's state, without statistics: with them the answer of a PF with some 200 VFs does not fit
+// in an attribute's 64 KiB.
+func (c *conn) vf(pf *PF) (*VFState, error) {
+	req := c.request(unix.RTM_GETLINK, 0)
+	req.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(pf.Name)))
+	req.AddData(nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(nl.RTEXT_FILTER_VF|skipStatistics)))
+	answers, err := req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
+	if err != nil {
+		return nil, fmt.Errorf("PF %s: %w", pf, err)
+	}
+	for _, answer := range answers {
+		state, err := parseVF(answer, pf.VF)
+		if err != nil {
+			return nil, fmt.Errorf("PF %s: VF %d: %w", pf, pf.VF, err)
+		}
+		return state, nil
+	}
+	return nil, fmt.Errorf("PF %s: VF %d: %w", pf, pf.VF, errNoVF)
+}
+
+// parseVF finds the VF in a PF's RTM_NEWLINK.
+func parseVF(message []byte, vf int) (*VFState, error) {
+	if len(message) < unix.SizeofIfInfomsg {
+		return nil, fmt.Errorf("message of %d bytes is too short", len(message))
+	}
+	attrs, err := nl.ParseRouteAttr(message[unix.SizeofIfInfomsg:])
+	if err != nil {
+		return nil, err
+	}
+	for _, attr := range attrs {
+		if attr.Attr.Type&^unix.NLA_F_NESTED != unix.IFLA_VFINFO_LIST {
+			continue
+		}
+		infos, err := nl.ParseRouteAttr(attr.Value)
+		if err != nil {
+			return nil, err
+		}
+		for _, info := range infos {
+			index, state, err := parseVFInfo(info.Value)
+			if err != nil {
+				return nil, err
+			}
+			if index == vf {
+				return state, nil
+			}
+		}
+	}
+	return nil, errNoVF
+}
+
+// unknown is what the kernel tells of a setting that the driver does not have (rtnl_fill_vfinfo).
+const unknown = 0xffffffff
+
+// parseVFInfo reads one IFLA_VF_INFO. Each attribute in it is a struct that starts with the index of the VF.
+func parseVFInfo(info []byte) (int, *VFState, error) {
+	attrs, err := nl.ParseRouteAttr(info)
+	if err != nil {
+		return 0, nil, err
+	}
+	index, state := -1, &VFState{Proto: vlanProtocols[0]}
+	for _, attr := range attrs {
+		if attr.Attr.Type == nl.IFLA_VF_VLAN_LIST {
+			if state.Proto, err = parseVLANProto(attr.Value); err != nil {
+				return 0, nil, err
+			}
+			continue
+		}
+		words := make([]uint32, len(attr.Value)/4)
+		for i := range words {
+			words[i] = nl.NativeEndian().Uint32(attr.Value[4*i:])
+		}
+		switch {
+		case attr.Attr.Type == nl.IFLA_VF_MAC && len(words) >= 3:
+			index, state.MAC = int(words[0]), macOf(net.HardwareAddr(attr.Value[4:10]))
+		case attr.Attr.Type == nl.IFLA_VF_VLAN && len(words) >= 3:
+			state.VLAN, state.QoS = int(words[1]), int(words[2])
+		case attr.Attr.Type == nl.IFLA_VF_RATE && len(words) >= 3:
+			state.MinTxRate, state.MaxTxRate = int(words[1]), int(words[2])
+		case attr.Attr.Type == nl.IFLA_VF_SPOOFCHK && len(words) >= 2:
+			state.SpoofCheck = setting(words[1])
+		case attr.Attr.Type == nl.IFLA_VF_TRUST && len(words) >= 2:
+			state.Trust = setting(words[1])
+		case attr.Attr.Type == nl.IFLA_VF_LINK_STATE && len(words) >= 2 && int(words[1]) < len(linkStates):
+			state.LinkState = linkStates[words[1]]
+		}
+	}
+	return index, state, nil
+}
+
+func setting(value uint32) *bool {
+	if value == unknown {
+		return nil
+	}
+	return new(value != 0)
+}
+
+// parseVLANProto reads the protocol of the first tag in an IFLA_VF_VLAN_LIST; the kernel has only one.
+func parseVLANProto(list []byte) (string, error) {
+	infos, err := nl.ParseRouteAttr(list)
+	if err != nil {
+		return "", err
+	}
+	for _, info := range infos {
+		if len(info.Value) < nl.SizeofVfVlan+2 {
+			continue
+		}
+		ethertype := binary.BigEndian.Uint16(info.Value[nl.SizeofVfVlan:])
+		if i := slices.Index(vlanEthertypes[:], ethertype); i >= 0 {
+			return vlanProtocols[i], nil
+		}
+	}
+	return vlanProtocols[0], nil
+}

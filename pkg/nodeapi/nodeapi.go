@@ -1,0 +1,100 @@
+// Package nodeapi is what an agent reads and writes at the API server: objects that declare something for its node, and
+// no others.
+package nodeapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/notify"
+)
+
+// API is the API server as one node's agent sees it. Reads of DevicePools, XPUPorts and the node's labels come from
+// memory.
+type API struct {
+	node   string
+	cache  cache.Cache
+	writer client.Client
+
+	// DeclarationsChanged tells that a DevicePool or the node's labels changed.
+	DeclarationsChanged notify.Signal
+	// PortsChanged tells that a Port of this node changed.
+	PortsChanged notify.Signal
+
+	refusals refusals
+}
+
+// New prepares the watches; [API.Run] starts them.
+func New(config *rest.Config, node string) (*API, error) {
+	scheme := runtime.NewScheme()
+	if err := errors.Join(corev1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+		return nil, err
+	}
+	c, err := cache.New(config, cache.Options{
+		Scheme: scheme,
+		ByObject: map[client.Object]cache.ByObject{
+			&v1alpha1.DevicePool{}: {},
+			&v1alpha1.XPUPort{}:    {Field: fields.OneTermEqualSelector("spec.nodeName", node)},
+			nodeMetadata():         {Field: fields.OneTermEqualSelector("metadata.name", node)},
+		},
+		DefaultTransform:            cache.TransformStripManagedFields(),
+		ReaderFailOnMissingInformer: true,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("watch the API server: %w", err)
+	}
+	writer, err := client.New(config, client.Options{Scheme: scheme})
+	if err != nil {
+		return nil, fmt.Errorf("client for the API server: %w", err)
+	}
+	return &API{node: node, cache: c, writer: writer}, nil
+}
+
+// nodeMetadata is the Node without spec and status: heartbeats and images are of no interest.
+func nodeMetadata() *metav1.PartialObjectMetadata {
+	return &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}}
+}
+
+// Run watches until ctx ends.
+func (a *API) Run(ctx context.Context) error {
+	declared := toolscache.ResourceEventHandlerFuncs{
+		AddFunc:    func(any) { a.DeclarationsChanged.Notify() },
+		UpdateFunc: func(any, any) { a.DeclarationsChanged.Notify() },
+		DeleteFunc: func(any) { a.DeclarationsChanged.Notify() },
+	}
+	labelled := declared
+	labelled.UpdateFunc = func(before, after any) {
+		if !maps.Equal(before.(*metav1.PartialObjectMetadata).Labels, after.(*metav1.PartialObjectMetadata).Labels) {
+			a.DeclarationsChanged.Notify()
+		}
+	}
+	for object, handler := range map[client.Object]toolscache.ResourceEventHandler{
+		&v1alpha1.DevicePool{}: declared,
+		nodeMetadata():         labelled,
+		&v1alpha1.XPUPort{}:    a.portHandler(),
+	} {
+		informer, err := a.cache.GetInformer(ctx, object, cache.BlockUntilSynced(false))
+		if err != nil {
+			return fmt.Errorf("watch %T: %w", object, err)
+		}
+		if _, err := informer.AddEventHandler(handler); err != nil {
+			return fmt.Errorf("watch %T: %w", object, err)
+		}
+	}
+	return a.cache.Start(ctx)
+}
+
+// Synced waits until everything has been read once; false means that ctx ended before.
+func (a *API) Synced(ctx context.Context) bool { return a.cache.WaitForCacheSync(ctx) }

@@ -1,0 +1,201 @@
+package opi
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"strconv"
+	"time"
+
+	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"k8s.io/apimachinery/pkg/util/wait"
+)
+
+// Dialect names what an OPI agent makes of the API.
+type Dialect string
+
+// DialectEVPNGW is opi-evpn-bridge, the agents derived from it, and opi-bridge.
+const DialectEVPNGW Dialect = "evpn-gw"
+
+const (
+	// maxInFlight bounds the RPCs that run on one agent at once. The reference agent has one task queue and answers a
+	// larger burst with "busy" and delays of seconds.
+	maxInFlight = 8
+	// rpcTimeout bounds one RPC; the methods of Client are bounded by their context. Agents answer within milliseconds.
+	rpcTimeout = 5 * time.Second
+	pageSize   = 250 // the most the reference agent gives in one page
+)
+
+// Config says how to reach an OPI agent.
+type Config struct {
+	Endpoint string      // host:port
+	TLS      *tls.Config // see [TLSConfig]; nil is plaintext
+	Dialect  Dialect     // empty is DialectEVPNGW
+}
+
+// Client is a connection to one OPI agent. Its methods may be called from several goroutines at once; calls for the
+// same id should not be, as they would undo each other's work.
+type Client struct {
+	endpoint string
+	conn     *grpc.ClientConn
+	networks evpn.LogicalBridgeServiceClient
+	ports    evpn.BridgePortServiceClient
+}
+
+// Dial makes a Client. It does not connect: the first call or [Client.Watch] does.
+func Dial(cfg Config) (*Client, error) {
+	if cfg.Dialect != "" && cfg.Dialect != DialectEVPNGW {
+		return nil, fmt.Errorf("opi: unknown dialect %q, want %q", cfg.Dialect, DialectEVPNGW)
+	}
+	host, port, err := net.SplitHostPort(cfg.Endpoint)
+	if err != nil || host == "" {
+		return nil, fmt.Errorf("opi: endpoint %q is not host:port", cfg.Endpoint)
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		return nil, fmt.Errorf("opi: endpoint %q: the port must be a number from 1 to 65535", cfg.Endpoint)
+	}
+	creds := insecure.NewCredentials()
+	if cfg.TLS != nil {
+		creds = credentials.NewTLS(cfg.TLS)
+	}
+	// Dead peers are found by TCP, within 25 s, and not by HTTP/2 pings: a gRPC server with default settings, as the
+	// reference agent is, hangs up on a client that pings more often than each 5 minutes.
+	dialer := &net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 3}}
+	conn, err := grpc.NewClient(cfg.Endpoint,
+		grpc.WithTransportCredentials(creds),
+		grpc.WithNoProxy(),
+		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) { return dialer.DialContext(ctx, "tcp", addr) }),
+		grpc.WithIdleTimeout(0),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},
+			MinConnectTimeout: rpcTimeout,
+		}),
+		grpc.WithUnaryInterceptor(bounded(maxInFlight, rpcTimeout)),
+	)
+	if err != nil {
+		return nil, fmt.Errorf("opi: endpoint %q: %w", cfg.Endpoint, err)
+	}
+	return &Client{
+		endpoint: cfg.Endpoint,
+		conn:     conn,
+		networks: evpn.NewLogicalBridgeServiceClient(conn),
+		ports:    evpn.NewBridgePortServiceClient(conn),
+	}, nil
+}
+
+// Close ends the connection. Calls in flight fail with ErrUnavailable.
+func (c *Client) Close() error { return c.conn.Close() }
+
+// Endpoint is the agent's address, host:port.
+func (c *Client) Endpoint() string { return c.endpoint }
+
+// TLSConfig makes the configuration for an agent that authenticates its clients (mTLS) from PEM: the client's
+// certificate chain, its private key, and the certificates of the authorities that may have signed the agent's
+// certificate. serverName is the name expected in the agent's certificate; empty is the host of the endpoint.
+// No error carries any part of the key.
+func TLSConfig(cert, key, ca []byte, serverName string) (*tls.Config, error) {
+	pair, err := tls.X509KeyPair(cert, key)
+	if err != nil {
+		return nil, fmt.Errorf("opi: client certificate and key: %w", err)
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(ca) {
+		return nil, errors.New("opi: CA: no PEM certificate in it")
+	}
+	return &tls.Config{
+		MinVersion:   tls.VersionTLS12, // the least the reference agent speaks
+		Certificates: []tls.Certificate{pair},
+		RootCAs:      roots,
+		ServerName:   serverName,
+	}, nil
+}
+
+// bounded limits how many calls run at once, and how long each takes once it runs.
+func bounded(inFlight int, timeout time.Duration) grpc.UnaryClientInterceptor {
+	slots := make(chan struct{}, inFlight)
+	return func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		select {
+		case slots <- struct{}{}:
+		case <-ctx.Done():
+			return status.FromContextError(ctx.Err()).Err()
+		}
+		defer func() { <-slots }()
+		ctx, cancel := context.WithTimeout(ctx, timeout)
+		defer cancel()
+		return invoke(ctx, method, req, reply, cc, opts...)
+	}
+}
+
+// Check tells whether the agent is alive. It asks for a port that never exists: every agent answers that, while
+// grpc.health.v1 is not served by the reference agent, its List leaks memory and its inventory can end the process.
+func (c *Client) Check(ctx context.Context) error {
+	const never = "opi-liveness-check"
+	_, err := c.ports.GetBridgePort(ctx, &evpn.GetBridgePortRequest{Name: portPrefix + never})
+	switch status.Code(err) {
+	case codes.OK, codes.NotFound, codes.Unimplemented:
+		return nil
+	default:
+		return failure(ctx, "check agent", c.endpoint, err)
+	}
+}
+
+// Connected tells whether the connection is up at this moment. A Client that was never used has none.
+func (c *Client) Connected() bool { return c.conn.GetState() == connectivity.Ready }
+
+// Watch keeps the connection up, and calls changed with true each time it came up and with false each time it went
+// down, in order and from one goroutine, until the context ends; it returns the context's error. The first call
+// reports the first connection, or after a failed attempt that there is none.
+//
+// After true every Port must be verified: the API has no boot id, and an agent forgets its ports when it restarts.
+func (c *Client) Watch(ctx context.Context, changed func(connected bool)) error {
+	var last connectivity.State = -1
+	report := func(s connectivity.State) {
+		if s != last {
+			last = s
+			changed(s == connectivity.Ready)
+		}
+	}
+	for {
+		state := c.conn.GetState()
+		switch state {
+		case connectivity.Ready:
+			report(connectivity.Ready)
+		case connectivity.TransientFailure:
+			report(connectivity.TransientFailure)
+		case connectivity.Idle:
+			c.conn.Connect()
+		case connectivity.Shutdown:
+			return errors.New("opi: " + c.endpoint + ": the client is closed")
+		}
+		if !c.conn.WaitForStateChange(ctx, state) {
+			return ctx.Err()
+		}
+		if state == connectivity.Ready {
+			// Also when it is up again already: it was a new connection, perhaps to a new agent.
+			report(connectivity.TransientFailure)
+		}
+	}
+}
+
+// poll calls done at once and then with growing pauses until it says true, fails, or the context ends (false, nil).
+// There is nothing to watch in the API. The pauses grow by half, so that waiting takes at most half longer than the
+// agent itself.
+func poll(ctx context.Context, done func(context.Context) (bool, error)) (bool, error) {
+	pauses := wait.Backoff{Duration: time.Millisecond, Factor: 1.5, Cap: 100 * time.Millisecond, Steps: math.MaxInt32}
+	err := pauses.DelayFunc().Until(ctx, true, true, done)
+	if ctx.Err() != nil && (wait.Interrupted(err) || errors.Is(err, ErrTimeout)) {
+		return false, nil
+	}
+	return err == nil, err
+}

@@ -1,0 +1,389 @@
+package opi_test
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/opi"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
+)
+
+var (
+	blue  = opi.Network{ID: "net-blue", VLAN: 10}
+	red   = opi.Network{ID: "net-red", VLAN: 20}
+	port1 = opi.Port{ID: "vf-0000-03-00-2", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, Networks: []string{"net-blue"}}
+	port2 = opi.Port{ID: "vf-0000-03-00-3", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 2}, Networks: []string{"net-blue"}}
+)
+
+func TestSuite(t *testing.T) {
+	tests := map[string]opitest.Behaviour{
+		"healthy": {},
+		"slow":    {UpDelay: 20 * time.Millisecond, DeleteTail: 30 * time.Millisecond, Latency: time.Millisecond},
+	}
+	for name, behaviour := range tests {
+		t.Run(name, func(t *testing.T) {
+			opitest.RunClientSuite(t, func(t *testing.T, _ []string) opi.Config {
+				a := opitest.Start(t)
+				a.Set(func(b *opitest.Behaviour) { *b = behaviour })
+				return a.Config()
+			})
+		})
+	}
+}
+
+// start gives an agent with the network net-blue and a client of it.
+func start(t *testing.T) (*opitest.Agent, *opi.Client) {
+	t.Helper()
+	a := opitest.Start(t)
+	c := dial(t, a.Config())
+	if err := c.EnsureNetwork(t.Context(), blue); err != nil {
+		t.Fatal(err)
+	}
+	return a, c
+}
+
+func dial(t *testing.T, cfg opi.Config) *opi.Client {
+	t.Helper()
+	c, err := opi.Dial(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+func within(t *testing.T, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// wantError fails the test unless err is of this kind and names these texts.
+func wantError(t *testing.T, err, kind error, texts ...string) {
+	t.Helper()
+	if !errors.Is(err, kind) {
+		t.Errorf("got error %v, want %q", err, kind)
+		return
+	}
+	for _, text := range texts {
+		if !strings.Contains(err.Error(), text) {
+			t.Errorf("error %q does not say %q", err, text)
+		}
+	}
+}
+
+func ok(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestInvalidArguments(t *testing.T) {
+	a, c := start(t)
+	group := net.HardwareAddr{1, 0, 0x5e, 0, 0, 1}
+	calls := a.Calls("CreateBridgePort") + a.Calls("GetBridgePort")
+	big := uint32(1 << 24)
+	tests := []struct {
+		name string
+		err  error
+		says string
+	}{
+		{"upper case id", c.EnsurePort(t.Context(), opi.Port{ID: "VF-1", MAC: port1.MAC, Networks: port1.Networks}), "ID"},
+		{"short MAC", c.EnsurePort(t.Context(), opi.Port{ID: port1.ID, MAC: port1.MAC[:3], Networks: port1.Networks}), "MAC"},
+		{"text MAC", c.EnsurePort(t.Context(), opi.Port{ID: port1.ID, MAC: []byte("00:11:22:33:44:55"), Networks: port1.Networks}), "MAC"},
+		{"group MAC", c.EnsurePort(t.Context(), opi.Port{ID: port1.ID, MAC: group, Networks: port1.Networks}), "MAC"},
+		{"zero MAC", c.EnsurePort(t.Context(), opi.Port{ID: port1.ID, MAC: make([]byte, 6), Networks: port1.Networks}), "MAC"},
+		{"no network", c.EnsurePort(t.Context(), opi.Port{ID: port1.ID, MAC: port1.MAC}), "Networks"},
+		{"two networks", c.EnsurePort(t.Context(), opi.Port{ID: port1.ID, MAC: port1.MAC, Networks: []string{"net-blue", "net-red"}}), "Networks"},
+		{"network twice", c.EnsurePort(t.Context(), opi.Port{ID: port1.ID, MAC: port1.MAC, Networks: []string{"net-blue", "net-blue"}, Trunk: true}), "Networks"},
+		{"network by VLAN", c.EnsurePort(t.Context(), opi.Port{ID: port1.ID, MAC: port1.MAC, Networks: []string{"4"}}), "Networks"},
+		{"VLAN 0", c.EnsureNetwork(t.Context(), opi.Network{ID: "net-red"}), "VLAN"},
+		{"VLAN 4095", c.EnsureNetwork(t.Context(), opi.Network{ID: "net-red", VLAN: 4095}), "VLAN"},
+		{"VNI too large", c.EnsureNetwork(t.Context(), opi.Network{ID: "net-red", VLAN: 1, VNI: &big}), "VNI"},
+		{"short network id", c.EnsureNetwork(t.Context(), opi.Network{ID: "net", VLAN: 1}), "ID"},
+		{"delete of a bad id", c.DeletePort(t.Context(), "x"), "ID"},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			wantError(t, test.err, opi.ErrInvalid, test.says)
+			var e *opi.Error
+			if errors.As(test.err, &e) && e.Field != test.says {
+				t.Errorf("field %q, want %q", e.Field, test.says)
+			}
+		})
+	}
+	if got := a.Calls("CreateBridgePort") + a.Calls("GetBridgePort"); got != calls {
+		t.Errorf("invalid arguments reached the agent: %d calls", got-calls)
+	}
+}
+
+func TestPortFoundFailed(t *testing.T) {
+	a, c := start(t)
+	broken := true
+	a.Set(func(b *opitest.Behaviour) {
+		b.Realise = func(id string) error {
+			if broken {
+				return errors.New("netdev " + id + " does not exist")
+			}
+			return nil
+		}
+	})
+	wantError(t, c.EnsurePort(t.Context(), port1), opi.ErrFailed, "netdev vf-0000-03-00-2 does not exist")
+	wantError(t, c.EnsurePort(t.Context(), port1), opi.ErrFailed, "does not exist")
+	a.Set(func(*opitest.Behaviour) { broken = false })
+	ok(t, c.EnsurePort(t.Context(), port1))
+}
+
+func TestNetworkOnlyLooksAtWhatWasSet(t *testing.T) {
+	_, c := start(t)
+	vni := uint32(100)
+	n := opi.Network{ID: "net-vni", VLAN: 30, VNI: &vni}
+	ok(t, c.EnsureNetwork(t.Context(), n))
+	ok(t, c.EnsureNetwork(t.Context(), n))
+	n.VNI = nil
+	wantError(t, c.EnsureNetwork(t.Context(), n), opi.ErrConflict, "VNI 100")
+	wantError(t, c.EnsureNetwork(t.Context(), opi.Network{ID: "net-vni2", VLAN: 31, VNI: &vni}), opi.ErrConflict, "VNI is already in use")
+}
+
+// TestTrunkLeavesNoPhantom: with a network missing, the reference agent would keep a reference to the other one.
+func TestTrunkLeavesNoPhantom(t *testing.T) {
+	_, c := start(t)
+	trunk := opi.Port{ID: port1.ID, MAC: port1.MAC, Networks: []string{"net-blue", "net-red"}, Trunk: true}
+	wantError(t, c.EnsurePort(t.Context(), trunk), opi.ErrNetworkMissing, "net-red")
+	ok(t, c.EnsureNetwork(t.Context(), red))
+	ok(t, c.EnsurePort(t.Context(), trunk))
+	ok(t, c.DeletePort(t.Context(), trunk.ID))
+	ok(t, c.DeleteNetwork(t.Context(), "net-blue"))
+}
+
+func TestLostAnswers(t *testing.T) {
+	t.Run("create", func(t *testing.T) {
+		a, c := start(t)
+		a.DropNext("CreateBridgePort", 1)
+		ok(t, c.EnsurePort(t.Context(), port1))
+		if got := a.Calls("CreateBridgePort"); got != 1 {
+			t.Errorf("%d creates, want 1: the first was carried out", got)
+		}
+	})
+	t.Run("create network", func(t *testing.T) {
+		a, c := start(t)
+		a.DropNext("CreateLogicalBridge", 1)
+		ok(t, c.EnsureNetwork(t.Context(), red))
+	})
+	t.Run("delete", func(t *testing.T) {
+		a, c := start(t)
+		ok(t, c.EnsurePort(t.Context(), port1))
+		a.DropNext("DeleteBridgePort", 1)
+		ok(t, c.DeletePort(t.Context(), port1.ID))
+	})
+	t.Run("delete network", func(t *testing.T) {
+		a, c := start(t)
+		a.DropNext("DeleteLogicalBridge", 1)
+		ok(t, c.DeleteNetwork(t.Context(), blue.ID))
+	})
+	t.Run("not carried out", func(t *testing.T) {
+		a, c := start(t)
+		a.FailNext("CreateBridgePort", 1, codes.Unavailable, "connection lost")
+		wantError(t, c.EnsurePort(t.Context(), port1), opi.ErrUnavailable, "connection lost")
+		ok(t, c.EnsurePort(t.Context(), port1))
+	})
+	t.Run("create says Unknown but was carried out", func(t *testing.T) {
+		a, c := start(t)
+		ok(t, c.EnsurePort(t.Context(), port1))
+		a.FailNext("GetBridgePort", 1, codes.NotFound, "lagging")
+		a.FailNext("CreateBridgePort", 1, codes.Unknown, "something odd")
+		ok(t, c.EnsurePort(t.Context(), port1))
+	})
+}
+
+func TestStuckDelete(t *testing.T) {
+	a, c := start(t)
+	ok(t, c.EnsurePort(t.Context(), port1))
+	a.Set(func(b *opitest.Behaviour) { b.StuckDelete = true })
+	err := c.DeletePort(within(t, 50*time.Millisecond), port1.ID)
+	wantError(t, err, opi.ErrTimeout, port1.ID, "being deleted", "operation not supported")
+	wantError(t, err, context.DeadlineExceeded)
+
+	// A port on its way out is never taken for a port that is up, however equal it is.
+	wantError(t, c.EnsurePort(within(t, 50*time.Millisecond), port1), opi.ErrTimeout, "being deleted")
+}
+
+func TestEnsureWaitsForADyingPort(t *testing.T) {
+	a, c := start(t)
+	ok(t, c.EnsurePort(t.Context(), port1))
+	a.Set(func(b *opitest.Behaviour) { b.DeleteTail = 50 * time.Millisecond })
+	wantError(t, c.DeletePort(within(t, 5*time.Millisecond), port1.ID), opi.ErrTimeout)
+	ok(t, c.EnsurePort(t.Context(), port1))
+	got, err := c.GetPort(t.Context(), port1.ID)
+	ok(t, err)
+	if got.State != opi.StateUp {
+		t.Errorf("the port is %s", got.State)
+	}
+}
+
+func TestUpIsNoticedSoon(t *testing.T) {
+	a, c := start(t)
+	for _, delay := range []time.Duration{20 * time.Millisecond, 100 * time.Millisecond, 400 * time.Millisecond} {
+		a.Set(func(b *opitest.Behaviour) { b.UpDelay = delay })
+		begin := time.Now()
+		ok(t, c.EnsurePort(t.Context(), port1))
+		took := time.Since(begin)
+		t.Logf("agent %v, client %v", delay, took)
+		if took < delay || took > 2*delay+50*time.Millisecond {
+			t.Errorf("the agent was up after %v, EnsurePort returned after %v, want at most twice that", delay, took)
+		}
+		ok(t, c.DeletePort(t.Context(), port1.ID))
+	}
+}
+
+func TestNeverUp(t *testing.T) {
+	a, c := start(t)
+	a.Set(func(b *opitest.Behaviour) { b.UpDelay = time.Hour })
+	wantError(t, c.EnsurePort(within(t, 30*time.Millisecond), port1), opi.ErrTimeout, "pending")
+	wantError(t, c.EnsureNetwork(within(t, 30*time.Millisecond), red), opi.ErrTimeout, "pending")
+}
+
+func TestAgentsThatCannotBeVerified(t *testing.T) {
+	t.Run("blind", func(t *testing.T) {
+		a, c := start(t)
+		a.Set(func(b *opitest.Behaviour) { b.BlindGet = true })
+		wantError(t, c.EnsurePort(t.Context(), port1), opi.ErrUnsupported, "GetBridgePort")
+		wantError(t, c.DeletePort(t.Context(), port1.ID), opi.ErrUnsupported)
+		wantError(t, c.EnsureNetwork(t.Context(), blue), opi.ErrUnsupported, "GetLogicalBridge")
+		ok(t, c.Check(t.Context()))
+	})
+	t.Run("unimplemented", func(t *testing.T) {
+		a, c := start(t)
+		a.Set(func(b *opitest.Behaviour) { b.Unimplemented = []string{"GetBridgePort"} })
+		wantError(t, c.EnsurePort(t.Context(), port1), opi.ErrUnsupported)
+		ok(t, c.Check(t.Context()))
+	})
+}
+
+func TestListPages(t *testing.T) {
+	a, c := start(t)
+	var want []string
+	for i := range 520 {
+		sf := i
+		id, err := opi.PortID("0000:03:00.0", &sf)
+		ok(t, err)
+		ok(t, c.EnsurePort(t.Context(), opi.Port{ID: id, MAC: net.HardwareAddr{2, 0, 0, 0, byte(i >> 8), byte(i)}, Networks: port1.Networks}))
+		want = append(want, id)
+	}
+	list, err := c.ListPorts(t.Context())
+	ok(t, err)
+	var got []string
+	for _, p := range list {
+		got = append(got, p.ID)
+	}
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("got %d ports, want %d", len(got), len(want))
+	}
+	if calls := a.Calls("ListBridgePorts"); calls != 3 {
+		t.Errorf("%d pages, want 3", calls)
+	}
+}
+
+func TestWatch(t *testing.T) {
+	a := opitest.Start(t)
+	c := dial(t, a.Config())
+	if c.Connected() {
+		t.Error("connected before the first use")
+	}
+	events := make(chan bool, 16)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- c.Watch(ctx, func(connected bool) { events <- connected }) }()
+	next := func(want bool) {
+		t.Helper()
+		select {
+		case got := <-events:
+			if got != want {
+				t.Fatalf("connected %t, want %t", got, want)
+			}
+		case <-time.After(30 * time.Second):
+			t.Fatalf("no event, want connected %t", want)
+		}
+	}
+	next(true)
+	if !c.Connected() {
+		t.Error("not connected")
+	}
+	ok(t, c.EnsureNetwork(t.Context(), blue))
+	ok(t, c.EnsurePort(t.Context(), port1))
+
+	a.Stop() // wipes
+	next(false)
+	wantError(t, c.Check(t.Context()), opi.ErrUnavailable)
+	wantError(t, c.EnsurePort(t.Context(), port1), opi.ErrUnavailable)
+	ok(t, a.Run())
+	next(true)
+	wantError(t, c.EnsurePort(t.Context(), port1), opi.ErrNetworkMissing)
+	ok(t, c.EnsureNetwork(t.Context(), blue))
+	ok(t, c.EnsurePort(t.Context(), port1))
+	ok(t, c.EnsurePort(t.Context(), port2))
+
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("Watch returned %v", err)
+	}
+}
+
+func TestDialRejects(t *testing.T) {
+	tests := map[string]opi.Config{
+		"no port":         {Endpoint: "192.0.2.1"},
+		"no host":         {Endpoint: ":50151"},
+		"port 0":          {Endpoint: "192.0.2.1:0"},
+		"port name":       {Endpoint: "192.0.2.1:opi"},
+		"unknown dialect": {Endpoint: "192.0.2.1:50151", Dialect: "klingon"},
+	}
+	for name, cfg := range tests {
+		t.Run(name, func(t *testing.T) {
+			if _, err := opi.Dial(cfg); err == nil {
+				t.Errorf("Dial(%+v) did not fail", cfg)
+			}
+		})
+	}
+}
+
+func TestTLSConfigTellsNoSecret(t *testing.T) {
+	const secret = "-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n-----END PRIVATE KEY-----\n"
+	_, err := opi.TLSConfig([]byte("no certificate"), []byte(secret), nil, "")
+	if err == nil || strings.Contains(err.Error(), "c2VjcmV0") {
+		t.Errorf("got %v, want an error without the key", err)
+	}
+}
+
+func TestMutualTLS(t *testing.T) {
+	ca := opitest.NewAuthority(t)
+	agent := opitest.Start(t)
+	agent.Stop()
+	cert, key := ca.Issue(t, "127.0.0.1")
+	server, err := tls.X509KeyPair(cert, key)
+	ok(t, err)
+	ok(t, agent.RunTLS(&tls.Config{Certificates: []tls.Certificate{server}, ClientCAs: ca.Pool(), ClientAuth: tls.RequireAndVerifyClientCert}))
+
+	cfg := agent.Config()
+	cert, key = ca.Issue(t, "controller")
+	cfg.TLS, err = opi.TLSConfig(cert, key, ca.PEM(), "")
+	ok(t, err)
+	ok(t, dial(t, cfg).Check(t.Context()))
+
+	other := opitest.NewAuthority(t)
+	cert, key = other.Issue(t, "controller")
+	cfg.TLS, err = opi.TLSConfig(cert, key, ca.PEM(), "")
+	ok(t, err)
+	wantError(t, dial(t, cfg).Check(t.Context()), opi.ErrUnavailable)
+	cfg.TLS = nil
+	wantError(t, dial(t, cfg).Check(t.Context()), opi.ErrUnavailable)
+}

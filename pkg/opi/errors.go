@@ -1,0 +1,137 @@
+package opi
+
+import (
+	"context"
+	"errors"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// The kinds of failure, to be told apart with [errors.Is]. Every error of a [Client] method is an [*Error] of exactly
+// one kind.
+var (
+	// ErrInvalid: the argument can never work; [Error.Field] says which part of it. Permanent.
+	ErrInvalid = errors.New("invalid")
+	// ErrConflict: another object of the agent stands in the way, such as a port that has the same MAC address in the
+	// network, or a network of the same id with another VLAN. Lasts until somebody removes it.
+	ErrConflict = errors.New("conflict")
+	// ErrNetworkMissing: a network that the port names does not exist on the agent.
+	ErrNetworkMissing = errors.New("network missing")
+	// ErrUnavailable: the agent does not answer. What was asked may or may not have been done.
+	ErrUnavailable = errors.New("agent unavailable")
+	// ErrInUse: the network cannot be deleted because ports use it.
+	ErrInUse = errors.New("in use")
+	// ErrNotFound: there is no such object on the agent.
+	ErrNotFound = errors.New("not found")
+	// ErrFailed: the agent reports that it could not do it; [Error.Detail] is what it says.
+	ErrFailed = errors.New("failed on the xPU")
+	// ErrTimeout: the caller's context ended first. What was asked may or may not have been done, or the agent may
+	// still be at it; [Error.Detail] is the last that was heard.
+	ErrTimeout = errors.New("not done in time")
+	// ErrUnsupported: the agent does not serve what this package needs.
+	ErrUnsupported = errors.New("not supported by the agent")
+)
+
+// Error is a failed operation on one object of an OPI agent.
+type Error struct {
+	Kind   error  // one of the Err variables of this package
+	Op     string // what was done: "create port", "list ports"
+	ID     string // the object's OPI id; empty for operations on no single object
+	Field  string // for ErrInvalid, the field that is wrong: "MAC", "VLAN"; else empty
+	Detail string // what is wrong, for a person; may be empty
+	Err    error  // the gRPC or context error behind it; may be nil
+}
+
+// Error is one line that names the operation, the object, the kind and the detail.
+func (e *Error) Error() string {
+	var b strings.Builder
+	b.WriteString("opi: ")
+	b.WriteString(e.Op)
+	if e.ID != "" {
+		b.WriteString(" " + e.ID)
+	}
+	b.WriteString(": " + e.Kind.Error())
+	if e.Field != "" {
+		b.WriteString(" " + e.Field)
+	}
+	if e.Detail != "" {
+		b.WriteString(": " + e.Detail)
+	}
+	return b.String()
+}
+
+// Unwrap makes both the kind and the cause visible to [errors.Is] and [errors.As].
+func (e *Error) Unwrap() []error {
+	if e.Err == nil {
+		return []error{e.Kind}
+	}
+	return []error{e.Kind, e.Err}
+}
+
+func invalid(op, id, field, detail string) error {
+	return &Error{Kind: ErrInvalid, Op: op, ID: id, Field: field, Detail: detail}
+}
+
+// hints are parts of the messages with which opi-evpn-bridge tells failures apart that all have the code Unknown.
+// They are consulted only after Get has shown that the call did not do its work.
+var hints = []struct {
+	text string
+	kind error
+}{
+	{"has not been found", ErrNetworkMissing},
+	{"unable to find key", ErrNetworkMissing},
+	{"key not found", ErrNetworkMissing}, // a TRUNK of all networks while the agent has none
+	{"already associated", ErrConflict},
+	{"already in use", ErrConflict}, // a VNI
+	{"is not empty", ErrInUse},
+	{"missing required field", ErrInvalid},
+	{"user-settable ID", ErrInvalid},
+}
+
+// failure turns the error of an RPC that ran under this context into an Error.
+func failure(ctx context.Context, op, id string, err error) error {
+	s := status.Convert(err)
+	if ctx.Err() != nil {
+		return timeout(ctx, op, id, s.Message())
+	}
+	e := &Error{Kind: ErrFailed, Op: op, ID: id, Detail: s.Message(), Err: err}
+	switch s.Code() {
+	case codes.NotFound:
+		e.Kind = ErrNotFound
+	case codes.InvalidArgument, codes.OutOfRange:
+		e.Kind = ErrInvalid
+	case codes.AlreadyExists:
+		e.Kind = ErrConflict
+	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled:
+		e.Kind = ErrUnavailable
+	case codes.Unimplemented:
+		e.Kind = ErrUnsupported
+	case codes.Unauthenticated, codes.PermissionDenied:
+		e.Detail = "the agent refuses this client: " + s.Message()
+	case codes.Unknown, codes.FailedPrecondition:
+		for _, hint := range hints {
+			if strings.Contains(s.Message(), hint.text) {
+				e.Kind = hint.kind
+				break
+			}
+		}
+	}
+	return e
+}
+
+// outcomeUnknown tells whether the call may have been carried out although it failed.
+func outcomeUnknown(err error) bool {
+	switch status.Code(err) {
+	case codes.NotFound, codes.InvalidArgument, codes.Unimplemented, codes.Unauthenticated, codes.PermissionDenied:
+		return false
+	default:
+		return true
+	}
+}
+
+// timeout is the error of a wait that the context ended: last is what the agent said last.
+func timeout(ctx context.Context, op, id, last string) error {
+	return &Error{Kind: ErrTimeout, Op: op, ID: id, Detail: last, Err: context.Cause(ctx)}
+}

@@ -1,0 +1,366 @@
+// Package opitest has an OPI agent for tests, and the tests that every OPI agent and the client must pass together.
+//
+// The agent is a real gRPC server that behaves like opi-evpn-bridge as it was observed, with all that is odd about it:
+// Create that proves nothing, Unknown for most errors, references that are left behind. The tests of this package
+// have one case for each observed behaviour.
+package opitest
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"maps"
+	"net"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	inventory "github.com/opiproject/opi-api/inventory/v1/gen/go"
+	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/opi"
+)
+
+// Behaviour is what an [Agent] can be told. The zero value is a reference agent in good health that realises and
+// tears down everything at once.
+type Behaviour struct {
+	UpDelay    time.Duration // from Create to UP
+	DeleteTail time.Duration // from Delete to gone
+	Latency    time.Duration // of each RPC
+	// StuckDelete keeps what is deleted from now on as TO_BE_DELETED with an error, for ever: the reference agent with
+	// a representor of a real VF.
+	StuckDelete bool
+	// Realise decides whether the port of this id comes UP; nil is always. Its error is the component's details.
+	Realise func(id string) error
+	// Persistent is the reference agent with a redis behind it: after a crash, objects are back with the status they
+	// had, UP is not verified, and what was not UP is not tried again until it is updated.
+	Persistent bool
+	// KeepOnStop is an agent that does not delete all objects at a graceful stop.
+	KeepOnStop bool
+	// BlindGet: Get succeeds for every name and says nothing, as an agent of Intel's does. BlindList: List is empty.
+	BlindGet, BlindList bool
+	// Unimplemented are the RPCs that are not served, by name, such as "GetBridgePort".
+	Unimplemented []string
+	// InventoryKills: GetInventory ends the agent's process.
+	InventoryKills bool
+}
+
+// Agent is an OPI agent on a loopback address. Its methods may be called from several goroutines at once.
+type Agent struct {
+	address string
+
+	mu        sync.Mutex
+	server    *grpc.Server
+	served    sync.WaitGroup
+	behaviour Behaviour
+	faults    map[string][]fault
+	calls     map[string]int
+
+	networks, ports          table
+	networksEver, portsEver  bool
+	networkPages, portsPages map[string]int
+}
+
+// fault is what one call of an RPC does instead of its work, or after it.
+type fault struct {
+	err    error
+	commit bool
+}
+
+// Start runs an agent until the test ends.
+func Start(t testing.TB) *Agent {
+	t.Helper()
+	a := &Agent{
+		address: "127.0.0.1:0", faults: map[string][]fault{}, calls: map[string]int{},
+	}
+	a.forget()
+	if err := a.Run(); err != nil {
+		t.Fatalf("OPI agent: %v", err)
+	}
+	t.Cleanup(func() { a.Kill() })
+	return a
+}
+
+// Config is the configuration of a client of the agent.
+func (a *Agent) Config() opi.Config { return opi.Config{Endpoint: a.address} }
+
+// Set changes the behaviour, from the next call on.
+func (a *Agent) Set(change func(*Behaviour)) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	change(&a.behaviour)
+}
+
+// FailNext has the next n calls of the RPC of this name ("CreateBridgePort") fail without doing anything.
+func (a *Agent) FailNext(rpc string, n int, code codes.Code, message string) {
+	a.fault(rpc, n, fault{err: status.Error(code, message)})
+}
+
+// DropNext has the next n calls of the RPC do their work, but answer Unavailable: a connection lost after the commit.
+func (a *Agent) DropNext(rpc string, n int) {
+	a.fault(rpc, n, fault{err: status.Error(codes.Unavailable, "connection lost"), commit: true})
+}
+
+func (a *Agent) fault(rpc string, n int, f fault) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.faults[rpc] = append(a.faults[rpc], slices.Repeat([]fault{f}, n)...)
+}
+
+// Calls is how often the RPC of this name was called, including calls that failed.
+func (a *Agent) Calls(rpc string) int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.calls[rpc]
+}
+
+// Run starts the agent again, at the same address, after Stop or Kill.
+func (a *Agent) Run() error { return a.run() }
+
+// RunTLS is Run with TLS. For mTLS the configuration asks for client certificates.
+func (a *Agent) RunTLS(cfg *tls.Config) error {
+	return a.run(grpc.Creds(credentials.NewTLS(cfg)))
+}
+
+func (a *Agent) run(opts ...grpc.ServerOption) error {
+	lis, err := net.Listen("tcp", a.address)
+	if err != nil {
+		return err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.address = lis.Addr().String()
+	server := grpc.NewServer(append(opts, grpc.UnaryInterceptor(a.intercept))...)
+	a.server = server
+	evpn.RegisterLogicalBridgeServiceServer(server, networkServer{agent: a})
+	evpn.RegisterBridgePortServiceServer(server, portServer{agent: a})
+	inventory.RegisterInventoryServiceServer(server, inventoryServer{agent: a})
+	a.served.Go(func() { _ = server.Serve(lis) })
+	return nil
+}
+
+// Stop ends the agent as SIGTERM does: it deletes everything it has, unless told to KeepOnStop.
+func (a *Agent) Stop() {
+	a.end()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.behaviour.KeepOnStop {
+		a.forget()
+	}
+}
+
+// Kill ends the agent as SIGKILL does: it loses everything, unless it is Persistent.
+func (a *Agent) Kill() {
+	a.end()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.behaviour.Persistent {
+		a.forget()
+		return
+	}
+	now := time.Now()
+	a.settle(now)
+	a.networks.freeze()
+	a.ports.freeze()
+}
+
+func (a *Agent) end() {
+	a.mu.Lock()
+	server := a.server
+	a.mu.Unlock()
+	server.Stop()
+	a.served.Wait()
+}
+
+func (a *Agent) forget() {
+	a.networks, a.ports = table{}, table{}
+	a.networkPages, a.portsPages = map[string]int{}, map[string]int{}
+	a.networksEver, a.portsEver = false, false
+}
+
+// Ports are the ids of the ports there are, sorted.
+func (a *Agent) Ports() []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.settle(time.Now())
+	return slices.Sorted(maps.Keys(a.ports))
+}
+
+// Networks are the ids of the logical bridges there are, sorted.
+func (a *Agent) Networks() []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.settle(time.Now())
+	return slices.Sorted(maps.Keys(a.networks))
+}
+
+func (a *Agent) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	rpc := path.Base(info.FullMethod)
+	a.mu.Lock()
+	a.calls[rpc]++
+	latency := a.behaviour.Latency
+	unimplemented := slices.Contains(a.behaviour.Unimplemented, rpc)
+	var f fault
+	if next := a.faults[rpc]; len(next) > 0 {
+		f, a.faults[rpc] = next[0], next[1:]
+	}
+	a.mu.Unlock()
+
+	if latency > 0 {
+		select {
+		case <-time.After(latency):
+		case <-ctx.Done():
+			return nil, status.FromContextError(ctx.Err()).Err()
+		}
+	}
+	switch {
+	case unimplemented:
+		return nil, status.Errorf(codes.Unimplemented, "method %s not implemented", rpc)
+	case f.err != nil && !f.commit:
+		return nil, f.err
+	}
+	a.mu.Lock()
+	a.settle(time.Now())
+	reply, err := handle(ctx, req)
+	a.mu.Unlock()
+	if err == nil && f.commit {
+		return nil, f.err
+	}
+	return reply, err
+}
+
+// table holds the objects of a kind by id.
+type table map[string]*object
+
+// object is a LogicalBridge or a BridgePort. Time alone moves it on: see [Agent.settle].
+type object struct {
+	network *evpn.LogicalBridgeSpec // one of the two is set
+	port    *evpn.BridgePortSpec
+	up      bool
+	failure string    // details of the ERROR component, if any
+	upAt    time.Time // zero: never by itself
+	dying   bool
+	goneAt  time.Time // zero while dying: never
+	// macs are, in a network, the ports that are thought to be on it. Update does not move them, and a failed Create
+	// leaves some behind.
+	macs map[string]string
+}
+
+func (t table) freeze() {
+	for _, o := range t {
+		o.upAt, o.goneAt = time.Time{}, time.Time{}
+	}
+}
+
+// settle brings the state to what it is at this time.
+func (a *Agent) settle(now time.Time) {
+	due := func(at time.Time) bool { return !at.IsZero() && !at.After(now) }
+	for id, p := range a.ports {
+		if p.dying {
+			if due(p.goneAt) {
+				for _, name := range p.port.GetLogicalBridges() {
+					if n := a.networks[path.Base(name)]; n != nil {
+						delete(n.macs, string(p.port.GetMacAddress()))
+					}
+				}
+				delete(a.ports, id)
+			}
+			continue
+		}
+		if due(p.upAt) {
+			p.upAt = time.Time{}
+			p.up, p.failure = true, ""
+			if a.behaviour.Realise == nil {
+				continue
+			}
+			if err := a.behaviour.Realise(id); err != nil {
+				p.up, p.failure = false, err.Error()
+			}
+		}
+	}
+	for id, n := range a.networks {
+		switch {
+		case n.dying && due(n.goneAt):
+			delete(a.networks, id)
+		case !n.dying && due(n.upAt):
+			n.up, n.upAt = true, time.Time{}
+		}
+	}
+}
+
+func (a *Agent) realise(o *object) {
+	o.up, o.failure, o.upAt = false, "", time.Now().Add(a.behaviour.UpDelay)
+}
+
+func (a *Agent) kill(o *object) {
+	o.dying, o.up = true, false
+	if a.behaviour.StuckDelete {
+		o.failure = "Failed to delete the link: operation not supported"
+		return
+	}
+	o.goneAt = time.Now().Add(a.behaviour.DeleteTail)
+}
+
+func (o *object) components(name string) []*evpn.Component {
+	c := &evpn.Component{Name: name, Status: evpn.CompStatus_COMP_STATUS_PENDING, Details: o.failure}
+	switch {
+	case o.failure != "":
+		c.Status = evpn.CompStatus_COMP_STATUS_ERROR
+	case o.up:
+		c.Status = evpn.CompStatus_COMP_STATUS_SUCCESS
+	}
+	return []*evpn.Component{c}
+}
+
+// page cuts one page out of the sorted ids of a table, as the reference agent's List does.
+func page(ids []string, tokens map[string]int, size int32, token string) (_ []string, next string, _ error) {
+	if size < 0 {
+		return nil, "", status.Error(codes.InvalidArgument, "negative PageSize is not allowed")
+	}
+	if size == 0 {
+		size = 50
+	}
+	size = min(size, 250)
+	start := 0
+	if token != "" {
+		var known bool
+		if start, known = tokens[token]; !known {
+			return nil, "", status.Errorf(codes.NotFound, "unable to find pagination token %s", token)
+		}
+	}
+	start = min(start, len(ids))
+	end := min(start+int(size), len(ids))
+	if end < len(ids) {
+		next = fmt.Sprintf("page-%d", len(tokens))
+		tokens[next] = end
+	}
+	return ids[start:end], next, nil
+}
+
+func unknown(format string, args ...any) error { return status.Errorf(codes.Unknown, format, args...) }
+
+// wellFormed is a resource name as the reference agent's library takes it.
+func wellFormed(name string) bool {
+	rest := strings.TrimPrefix(name, "//")
+	return rest != "" && !strings.ContainsAny(rest, " \t{}_") && !slices.Contains(strings.Split(rest, "/"), "")
+}
+
+type inventoryServer struct {
+	inventory.UnimplementedInventoryServiceServer
+	agent *Agent
+}
+
+func (s inventoryServer) GetInventory(context.Context, *inventory.GetInventoryRequest) (*inventory.Inventory, error) {
+	if s.agent.behaviour.InventoryKills {
+		go s.agent.Kill() // Stop waits for this call
+		return nil, status.Error(codes.Unavailable, "error reading from server: EOF")
+	}
+	return &inventory.Inventory{System: &inventory.SystemInfo{SerialNumber: "opitest", Uuid: "00000000-0000-4000-8000-000000000000"}}, nil
+}

@@ -1,0 +1,342 @@
+package opitest
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"maps"
+	"net"
+	"path"
+	"regexp"
+	"slices"
+
+	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
+	netcommon "github.com/opiproject/opi-api/network/opinetcommon/v1alpha1/gen/go"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/emptypb"
+	"google.golang.org/protobuf/types/known/fieldmaskpb"
+)
+
+// What the reference agent really calls its objects.
+const (
+	networkPrefix = "//network.opiproject.org/bridges/"
+	portPrefix    = "//network.opiproject.org/ports/"
+)
+
+var (
+	idForm   = regexp.MustCompile(`^[a-z][a-z0-9-]{2,61}[a-z0-9]$`)
+	uuidForm = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}$`)
+)
+
+func chooseID(wanted string) (string, error) {
+	if wanted == "" {
+		return newUUID(), nil
+	}
+	if !idForm.MatchString(wanted) || uuidForm.MatchString(wanted) {
+		return "", unknown("user-settable ID must begin with a letter, be 4 to 63 characters, only contain lowercase, digits and hyphens, and not be a UUID (got: '%s')", wanted)
+	}
+	return wanted, nil
+}
+
+func newUUID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails, by its contract
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	s := hex.EncodeToString(b[:])
+	return s[:8] + "-" + s[8:12] + "-" + s[12:16] + "-" + s[16:20] + "-" + s[20:]
+}
+
+// find resolves a resource name of this prefix. Other well-formed names are nobody's: NotFound, as the proto's own
+// bridgePorts/{id}.
+func (t table) find(prefix, name string) (string, *object, error) {
+	if name == "" {
+		return "", nil, unknown("missing required field: name")
+	}
+	if !wellFormed(name) {
+		return "", nil, unknown("resource name %q is malformed", name)
+	}
+	id := path.Base(name)
+	o := t[id]
+	if o == nil || name != prefix+id {
+		return id, nil, status.Errorf(codes.NotFound, "unable to find key %s", name)
+	}
+	return id, o, nil
+}
+
+type networkServer struct {
+	evpn.UnimplementedLogicalBridgeServiceServer
+	agent *Agent
+}
+
+func networkMessage(id string, n *object) *evpn.LogicalBridge {
+	spec := proto.CloneOf(n.network)
+	if spec.VtepIpPrefix == nil { // the reference agent always fills it in
+		spec.VtepIpPrefix = &netcommon.IPPrefix{Addr: &netcommon.IPAddress{V4OrV6: &netcommon.IPAddress_V4Addr{}}}
+	}
+	state := evpn.LBOperStatus_LB_OPER_STATUS_DOWN
+	switch {
+	case n.dying:
+		state = evpn.LBOperStatus_LB_OPER_STATUS_TO_BE_DELETED
+	case n.up:
+		state = evpn.LBOperStatus_LB_OPER_STATUS_UP
+	}
+	return &evpn.LogicalBridge{Name: networkPrefix + id, Spec: spec, Status: &evpn.LogicalBridgeStatus{OperStatus: state, Components: n.components("lgm")}}
+}
+
+func checkNetwork(spec *evpn.LogicalBridgeSpec) error {
+	switch {
+	case spec == nil:
+		return unknown("missing required field: logical_bridge.spec")
+	case spec.GetVlanId() == 0:
+		return unknown("missing required field: logical_bridge.spec.vlan_id")
+	case spec.GetVlanId() > 4095:
+		return status.Errorf(codes.InvalidArgument, "VlanId value (%d) have to be between 1 and 4095", spec.GetVlanId())
+	}
+	return nil
+}
+
+func (s networkServer) CreateLogicalBridge(_ context.Context, req *evpn.CreateLogicalBridgeRequest) (*evpn.LogicalBridge, error) {
+	if err := checkNetwork(req.GetLogicalBridge().GetSpec()); err != nil {
+		return nil, err
+	}
+	id, err := chooseID(req.GetLogicalBridgeId())
+	if err != nil {
+		return nil, err
+	}
+	return s.create(id, req.GetLogicalBridge().GetSpec())
+}
+
+func (s networkServer) create(id string, spec *evpn.LogicalBridgeSpec) (*evpn.LogicalBridge, error) {
+	if old := s.agent.networks[id]; old != nil {
+		return networkMessage(id, old), nil
+	}
+	for _, other := range s.agent.networks {
+		if spec.Vni != nil && other.network.Vni != nil && *spec.Vni == *other.network.Vni {
+			return nil, unknown("the VNI is already in use")
+		}
+	}
+	n := &object{network: proto.CloneOf(spec), macs: map[string]string{}}
+	s.agent.realise(n)
+	s.agent.networks[id], s.agent.networksEver = n, true
+	return networkMessage(id, n), nil
+}
+
+func (s networkServer) GetLogicalBridge(_ context.Context, req *evpn.GetLogicalBridgeRequest) (*evpn.LogicalBridge, error) {
+	if s.agent.behaviour.BlindGet {
+		return &evpn.LogicalBridge{}, nil
+	}
+	id, n, err := s.agent.networks.find(networkPrefix, req.GetName())
+	if err != nil {
+		return nil, err
+	}
+	return networkMessage(id, n), nil
+}
+
+func (s networkServer) ListLogicalBridges(_ context.Context, req *evpn.ListLogicalBridgesRequest) (*evpn.ListLogicalBridgesResponse, error) {
+	if s.agent.behaviour.BlindList {
+		return &evpn.ListLogicalBridgesResponse{}, nil
+	}
+	if !s.agent.networksEver {
+		return nil, status.Error(codes.NotFound, "unable to find key lbs")
+	}
+	ids, next, err := page(slices.Sorted(maps.Keys(s.agent.networks)), s.agent.networkPages, req.GetPageSize(), req.GetPageToken())
+	if err != nil {
+		return nil, err
+	}
+	reply := &evpn.ListLogicalBridgesResponse{NextPageToken: next}
+	for _, id := range ids {
+		reply.LogicalBridges = append(reply.LogicalBridges, networkMessage(id, s.agent.networks[id]))
+	}
+	return reply, nil
+}
+
+func (s networkServer) UpdateLogicalBridge(_ context.Context, req *evpn.UpdateLogicalBridgeRequest) (*evpn.LogicalBridge, error) {
+	spec := req.GetLogicalBridge().GetSpec()
+	if err := checkNetwork(spec); err != nil {
+		return nil, err
+	}
+	id, n, err := s.agent.networks.find(networkPrefix, req.GetLogicalBridge().GetName())
+	if status.Code(err) == codes.NotFound && req.GetAllowMissing() {
+		return s.create(id, spec)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if n.dying {
+		return nil, unknown("LogicalBridge %s in to be deleted status", id)
+	}
+	if err := checkMask(req.GetUpdateMask(), req.GetLogicalBridge()); err != nil {
+		return nil, err
+	}
+	n.network = proto.CloneOf(spec)
+	s.agent.realise(n)
+	return networkMessage(id, n), nil
+}
+
+func (s networkServer) DeleteLogicalBridge(_ context.Context, req *evpn.DeleteLogicalBridgeRequest) (*emptypb.Empty, error) {
+	_, n, err := s.agent.networks.find(networkPrefix, req.GetName())
+	if status.Code(err) == codes.NotFound && req.GetAllowMissing() {
+		return &emptypb.Empty{}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if len(n.macs) > 0 {
+		return nil, unknown("the LogicalBridge is not empty")
+	}
+	s.agent.kill(n)
+	return &emptypb.Empty{}, nil
+}
+
+func checkMask(mask *fieldmaskpb.FieldMask, of proto.Message) error {
+	if mask != nil && !mask.IsValid(of) {
+		return unknown("invalid field path: %v", mask.GetPaths())
+	}
+	return nil
+}
+
+type portServer struct {
+	evpn.UnimplementedBridgePortServiceServer
+	agent *Agent
+}
+
+func portMessage(id string, p *object) *evpn.BridgePort {
+	state := evpn.BPOperStatus_BP_OPER_STATUS_DOWN
+	switch {
+	case p.dying:
+		state = evpn.BPOperStatus_BP_OPER_STATUS_TO_BE_DELETED
+	case p.up:
+		state = evpn.BPOperStatus_BP_OPER_STATUS_UP
+	}
+	return &evpn.BridgePort{Name: portPrefix + id, Spec: proto.CloneOf(p.port), Status: &evpn.BridgePortStatus{OperStatus: state, Components: p.components("lci")}}
+}
+
+// checkPort lets any number of bytes pass as a MAC address, as the reference agent does.
+func checkPort(spec *evpn.BridgePortSpec) error {
+	switch {
+	case spec == nil:
+		return unknown("missing required field: bridge_port.spec")
+	case len(spec.GetMacAddress()) == 0:
+		return unknown("missing required field: bridge_port.spec.mac_address")
+	case spec.GetPtype() == evpn.BridgePortType_BRIDGE_PORT_TYPE_UNSPECIFIED:
+		return unknown("missing required field: bridge_port.spec.ptype")
+	case spec.GetPtype() == evpn.BridgePortType_BRIDGE_PORT_TYPE_ACCESS && len(spec.GetLogicalBridges()) != 1:
+		return status.Errorf(codes.InvalidArgument, "ACCESS type must have exactly one LogicalBridge, got %d", len(spec.GetLogicalBridges()))
+	}
+	for _, name := range spec.GetLogicalBridges() {
+		if !wellFormed(name) {
+			return status.Errorf(codes.InvalidArgument, "LogicalBridge name %q is malformed", name)
+		}
+	}
+	return nil
+}
+
+func (s portServer) CreateBridgePort(_ context.Context, req *evpn.CreateBridgePortRequest) (*evpn.BridgePort, error) {
+	if err := checkPort(req.GetBridgePort().GetSpec()); err != nil {
+		return nil, err
+	}
+	id, err := chooseID(req.GetBridgePortId())
+	if err != nil {
+		return nil, err
+	}
+	return s.create(id, req.GetBridgePort().GetSpec())
+}
+
+func (s portServer) create(id string, spec *evpn.BridgePortSpec) (*evpn.BridgePort, error) {
+	if old := s.agent.ports[id]; old != nil {
+		return portMessage(id, old), nil
+	}
+	if len(spec.GetLogicalBridges()) == 0 && !s.agent.networksEver {
+		return nil, unknown("key not found")
+	}
+	mac := string(spec.GetMacAddress())
+	for _, name := range spec.GetLogicalBridges() {
+		n := s.agent.networks[path.Base(name)]
+		if n == nil || n.dying || name != networkPrefix+path.Base(name) {
+			return nil, unknown("the referenced Logical Bridge has not been found") // the ones before keep their reference
+		}
+		if other, taken := n.macs[mac]; taken {
+			return nil, unknown("the Logical Bridge is already associated with the bridge port mac %s of %s", net.HardwareAddr(mac), other)
+		}
+		n.macs[mac] = id
+	}
+	p := &object{port: proto.CloneOf(spec)}
+	s.agent.realise(p)
+	s.agent.ports[id], s.agent.portsEver = p, true
+	return portMessage(id, p), nil
+}
+
+func (s portServer) GetBridgePort(_ context.Context, req *evpn.GetBridgePortRequest) (*evpn.BridgePort, error) {
+	if s.agent.behaviour.BlindGet {
+		return &evpn.BridgePort{}, nil
+	}
+	id, p, err := s.agent.ports.find(portPrefix, req.GetName())
+	if err != nil {
+		return nil, err
+	}
+	return portMessage(id, p), nil
+}
+
+func (s portServer) ListBridgePorts(_ context.Context, req *evpn.ListBridgePortsRequest) (*evpn.ListBridgePortsResponse, error) {
+	if s.agent.behaviour.BlindList {
+		return &evpn.ListBridgePortsResponse{}, nil
+	}
+	if !s.agent.portsEver {
+		return nil, status.Error(codes.NotFound, "unable to find key ports")
+	}
+	ids, next, err := page(slices.Sorted(maps.Keys(s.agent.ports)), s.agent.portsPages, req.GetPageSize(), req.GetPageToken())
+	if err != nil {
+		return nil, err
+	}
+	reply := &evpn.ListBridgePortsResponse{NextPageToken: next}
+	for _, id := range ids {
+		reply.BridgePorts = append(reply.BridgePorts, portMessage(id, s.agent.ports[id]))
+	}
+	return reply, nil
+}
+
+// UpdateBridgePort does not look whether the networks exist and moves no reference, as the reference agent's.
+func (s portServer) UpdateBridgePort(_ context.Context, req *evpn.UpdateBridgePortRequest) (*evpn.BridgePort, error) {
+	spec := req.GetBridgePort().GetSpec()
+	if err := checkPort(spec); err != nil {
+		return nil, err
+	}
+	id, p, err := s.agent.ports.find(portPrefix, req.GetBridgePort().GetName())
+	if status.Code(err) == codes.NotFound && req.GetAllowMissing() {
+		return s.create(id, spec)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if p.dying {
+		return nil, unknown("BridgePort %s in to be deleted status", id)
+	}
+	if err := checkMask(req.GetUpdateMask(), req.GetBridgePort()); err != nil {
+		return nil, err
+	}
+	p.port = proto.CloneOf(spec)
+	s.agent.realise(p)
+	return portMessage(id, p), nil
+}
+
+func (s portServer) DeleteBridgePort(_ context.Context, req *evpn.DeleteBridgePortRequest) (*emptypb.Empty, error) {
+	_, p, err := s.agent.ports.find(portPrefix, req.GetName())
+	if status.Code(err) == codes.NotFound && req.GetAllowMissing() {
+		return &emptypb.Empty{}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if p.dying {
+		return &emptypb.Empty{}, nil
+	}
+	for _, name := range p.port.GetLogicalBridges() {
+		if s.agent.networks[path.Base(name)] == nil {
+			return nil, unknown("unable to find key %s", name) // its network was deleted under it
+		}
+	}
+	s.agent.kill(p)
+	return &emptypb.Empty{}, nil
+}

@@ -1,0 +1,218 @@
+package opitest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/opi"
+)
+
+// patience bounds what the suite waits for. Agents answer within milliseconds, slow machines within seconds.
+const patience = 30 * time.Second
+
+// RunClientSuite tests an agent and the client against each other: all that a controller relies on. start prepares an
+// agent for one case and says how to reach it: one that has no ports and networks, and on whose xPU the ports of these
+// ids can be brought up (their representors are there). What start makes it removes with t.Cleanup.
+func RunClientSuite(t *testing.T, start func(t *testing.T, ports []string) opi.Config) {
+	for _, test := range clientCases {
+		t.Run(test.name, func(t *testing.T) {
+			cfg := start(t, test.ports)
+			client, err := opi.Dial(cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = client.Close() })
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			t.Cleanup(cancel)
+			test.run(suite{T: t, ctx: ctx, client: client, ports: test.ports})
+		})
+	}
+}
+
+type suite struct {
+	*testing.T
+	ctx    context.Context
+	client *opi.Client
+	ports  []string
+}
+
+func (s suite) ok(err error) {
+	s.Helper()
+	if err != nil {
+		s.Fatal(err)
+	}
+}
+
+func (s suite) is(err, kind error) {
+	s.Helper()
+	if !errors.Is(err, kind) {
+		s.Errorf("got %v, want %q", err, kind)
+	}
+}
+
+func (s suite) network(id string, vlan uint16) {
+	s.Helper()
+	s.ok(s.client.EnsureNetwork(s.ctx, opi.Network{ID: id, VLAN: vlan}))
+}
+
+// hasPort fails the test unless the agent says that this port is up.
+func (s suite) hasPort(want opi.Port) {
+	s.Helper()
+	got, err := s.client.GetPort(s.ctx, want.ID)
+	s.ok(err)
+	if diff := cmp.Diff(opi.PortStatus{Port: want, State: opi.StateUp}, got); diff != "" {
+		s.Errorf("port %s (-want +got):\n%s", want.ID, diff)
+	}
+}
+
+func hw(n int) net.HardwareAddr {
+	return net.HardwareAddr{0x02, 0, 0, 0, byte(n >> 8), byte(n)}
+}
+
+func manyPorts(n int) []string {
+	ids := make([]string, n)
+	for i := range ids {
+		ids[i] = fmt.Sprintf("vf-0000-03-%02x-%d", i/8, i%8)
+	}
+	return ids
+}
+
+var clientCases = []struct {
+	name  string
+	ports []string
+	run   func(s suite)
+}{
+	{"alive", nil, func(s suite) {
+		s.ok(s.client.Check(s.ctx))
+		if !s.client.Connected() {
+			s.Error("not connected after a successful check")
+		}
+	}},
+	{"network is made once", nil, func(s suite) {
+		n := opi.Network{ID: "net-blue", VLAN: 10}
+		s.ok(s.client.EnsureNetwork(s.ctx, n))
+		s.ok(s.client.EnsureNetwork(s.ctx, n))
+	}},
+	{"network with another VLAN is a conflict", nil, func(s suite) {
+		s.network("net-blue", 10)
+		s.is(s.client.EnsureNetwork(s.ctx, opi.Network{ID: "net-blue", VLAN: 11}), opi.ErrConflict)
+		s.network("net-blue", 10)
+	}},
+	{"network is deleted, and again", nil, func(s suite) {
+		s.network("net-blue", 10)
+		s.ok(s.client.DeleteNetwork(s.ctx, "net-blue"))
+		s.ok(s.client.DeleteNetwork(s.ctx, "net-blue"))
+		s.network("net-blue", 11)
+	}},
+	{"network in use is not deleted", manyPorts(1), func(s suite) {
+		s.network("net-blue", 10)
+		s.ok(s.client.EnsurePort(s.ctx, opi.Port{ID: s.ports[0], MAC: hw(1), Networks: []string{"net-blue"}}))
+		s.is(s.client.DeleteNetwork(s.ctx, "net-blue"), opi.ErrInUse)
+		s.ok(s.client.DeletePort(s.ctx, s.ports[0]))
+		s.ok(s.client.DeleteNetwork(s.ctx, "net-blue"))
+	}},
+	{"port comes up, and again", manyPorts(1), func(s suite) {
+		s.network("net-blue", 10)
+		p := opi.Port{ID: s.ports[0], MAC: hw(1), Networks: []string{"net-blue"}}
+		s.ok(s.client.EnsurePort(s.ctx, p))
+		s.hasPort(p)
+		s.ok(s.client.EnsurePort(s.ctx, p))
+		s.hasPort(p)
+	}},
+	{"port moves to another MAC and network", manyPorts(1), func(s suite) {
+		s.network("net-blue", 10)
+		s.network("net-red", 20)
+		p := opi.Port{ID: s.ports[0], MAC: hw(1), Networks: []string{"net-blue"}}
+		s.ok(s.client.EnsurePort(s.ctx, p))
+		p.MAC = hw(2)
+		s.ok(s.client.EnsurePort(s.ctx, p))
+		s.hasPort(p)
+		p.Networks = []string{"net-red"}
+		s.ok(s.client.EnsurePort(s.ctx, p))
+		s.hasPort(p)
+		s.ok(s.client.DeleteNetwork(s.ctx, "net-blue"))
+	}},
+	{"port of a missing network", manyPorts(1), func(s suite) {
+		p := opi.Port{ID: s.ports[0], MAC: hw(1), Networks: []string{"net-none"}}
+		s.is(s.client.EnsurePort(s.ctx, p), opi.ErrNetworkMissing)
+		s.network("net-none", 10)
+		s.ok(s.client.EnsurePort(s.ctx, p))
+	}},
+	{"two ports with one MAC in a network", manyPorts(2), func(s suite) {
+		s.network("net-blue", 10)
+		s.network("net-red", 20)
+		s.ok(s.client.EnsurePort(s.ctx, opi.Port{ID: s.ports[0], MAC: hw(1), Networks: []string{"net-blue"}}))
+		s.is(s.client.EnsurePort(s.ctx, opi.Port{ID: s.ports[1], MAC: hw(1), Networks: []string{"net-blue"}}), opi.ErrConflict)
+		s.ok(s.client.EnsurePort(s.ctx, opi.Port{ID: s.ports[1], MAC: hw(1), Networks: []string{"net-red"}}))
+	}},
+	{"port is deleted, and again", manyPorts(1), func(s suite) {
+		s.network("net-blue", 10)
+		s.ok(s.client.EnsurePort(s.ctx, opi.Port{ID: s.ports[0], MAC: hw(1), Networks: []string{"net-blue"}}))
+		s.ok(s.client.DeletePort(s.ctx, s.ports[0]))
+		s.ok(s.client.DeletePort(s.ctx, s.ports[0]))
+		_, err := s.client.GetPort(s.ctx, s.ports[0])
+		s.is(err, opi.ErrNotFound)
+	}},
+	{"list", manyPorts(3), func(s suite) {
+		got, err := s.client.ListPorts(s.ctx)
+		s.ok(err)
+		if len(got) != 0 {
+			s.Errorf("a new agent has ports: %v", got)
+		}
+		s.network("net-blue", 10)
+		var want []opi.PortStatus
+		for i, id := range s.ports {
+			p := opi.Port{ID: id, MAC: hw(i), Networks: []string{"net-blue"}}
+			p.MAC[5]++
+			s.ok(s.client.EnsurePort(s.ctx, p))
+			want = append(want, opi.PortStatus{Port: p, State: opi.StateUp})
+		}
+		got, err = s.client.ListPorts(s.ctx)
+		s.ok(err)
+		slices.SortFunc(got, func(a, b opi.PortStatus) int { return strings.Compare(a.ID, b.ID) })
+		if diff := cmp.Diff(want, got); diff != "" {
+			s.Errorf("ports (-want +got):\n%s", diff)
+		}
+	}},
+	{"32 ports at once", manyPorts(32), func(s suite) {
+		s.network("net-blue", 10)
+		var all sync.WaitGroup
+		each := func(do func(i int, id string) error) {
+			for i, id := range s.ports {
+				all.Go(func() {
+					if err := do(i, id); err != nil {
+						s.Error(err)
+					}
+				})
+			}
+			all.Wait()
+		}
+		each(func(i int, id string) error {
+			return s.client.EnsurePort(s.ctx, opi.Port{ID: id, MAC: hw(i + 1), Networks: []string{"net-blue"}})
+		})
+		each(func(_ int, id string) error { return s.client.DeletePort(s.ctx, id) })
+		got, err := s.client.ListPorts(s.ctx)
+		s.ok(err)
+		if len(got) != 0 {
+			s.Errorf("left behind: %v", got)
+		}
+	}},
+	{"a context that has ended", manyPorts(1), func(s suite) {
+		s.network("net-blue", 10)
+		ctx, cancel := context.WithCancel(s.ctx)
+		cancel()
+		p := opi.Port{ID: s.ports[0], MAC: hw(1), Networks: []string{"net-blue"}}
+		s.is(s.client.EnsurePort(ctx, p), opi.ErrTimeout)
+		s.is(s.client.DeletePort(ctx, p.ID), opi.ErrTimeout)
+		s.ok(s.client.EnsurePort(s.ctx, p))
+	}},
+}

@@ -1,0 +1,333 @@
+package opi
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+
+	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// Port is what backs a Function on the xPU. In OPI it is a BridgePort.
+type Port struct {
+	ID       string           // 4-63 characters of a-z, 0-9, '-'; see [PortID]
+	MAC      net.HardwareAddr // 6 bytes, unicast, not zero: the Function's own
+	Networks []string         // ids of the networks: exactly one unless Trunk; for a trunk none means all
+	Trunk    bool             // frames of the networks are told apart by their VLAN tags
+}
+
+// State is what an agent says about a port or a network.
+type State int
+
+const (
+	StatePending  State = iota // the agent is at work
+	StateUp                    // in service
+	StateFailed                // the agent could not bring it into service
+	StateDeleting              // asked to go, not gone
+)
+
+func (s State) String() string {
+	return [...]string{"pending", "up", "failed", "being deleted"}[s]
+}
+
+// PortStatus is a port as the agent has it.
+type PortStatus struct {
+	Port
+	State  State
+	Detail string // what the agent says about failures; may be empty
+}
+
+func (p Port) check(op string) error {
+	if err := checkID(op, p.ID); err != nil {
+		return err
+	}
+	// Checked here because the reference agent takes any number of bytes.
+	switch {
+	case len(p.MAC) != 6:
+		return invalid(op, p.ID, "MAC", fmt.Sprintf("%q has %d bytes, want 6", p.MAC, len(p.MAC)))
+	case p.MAC[0]&1 != 0:
+		return invalid(op, p.ID, "MAC", fmt.Sprintf("%s is a group address, want a unicast one", p.MAC))
+	case bytes.Equal(p.MAC, make([]byte, 6)):
+		return invalid(op, p.ID, "MAC", "is all zero")
+	}
+	if !p.Trunk && len(p.Networks) != 1 {
+		return invalid(op, p.ID, "Networks", fmt.Sprintf("has %d networks, want exactly one for a port that is no trunk", len(p.Networks)))
+	}
+	for i, id := range p.Networks {
+		if !objectID.MatchString(id) {
+			return invalid(op, p.ID, "Networks", fmt.Sprintf("%q is not a network id", id))
+		}
+		if slices.Contains(p.Networks[:i], id) {
+			return invalid(op, p.ID, "Networks", fmt.Sprintf("%s is in it twice", id))
+		}
+	}
+	return nil
+}
+
+// Equal tells whether two ports are the same; the order of networks does not matter.
+func (p Port) Equal(q Port) bool {
+	return p.ID == q.ID && p.Trunk == q.Trunk && bytes.Equal(p.MAC, q.MAC) &&
+		slices.Equal(slices.Sorted(slices.Values(p.Networks)), slices.Sorted(slices.Values(q.Networks)))
+}
+
+func (p Port) spec() *evpn.BridgePortSpec {
+	spec := &evpn.BridgePortSpec{MacAddress: p.MAC, Ptype: evpn.BridgePortType_BRIDGE_PORT_TYPE_ACCESS}
+	if p.Trunk {
+		spec.Ptype = evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK
+	}
+	for _, id := range p.Networks {
+		spec.LogicalBridges = append(spec.LogicalBridges, networkPrefix+id)
+	}
+	return spec
+}
+
+// maxRounds bounds how often EnsurePort makes a port that keeps coming back as another one.
+const maxRounds = 3
+
+// EnsurePort returns nil once the agent says that the port is up with exactly this MAC address, type and networks.
+//
+// A port of the same id that is another one, or on its way out, is deleted, waited for and made anew: changing a port
+// in place leaves agents with ports and networks that cannot be deleted any more. A port that was found failed is
+// given one chance to be realised again before it is ErrFailed. The networks must be there (ErrNetworkMissing).
+func (c *Client) EnsurePort(ctx context.Context, p Port) error {
+	const op = "ensure port"
+	if err := p.check(op); err != nil {
+		return err
+	}
+	var got PortStatus
+	for range maxRounds {
+		var err error
+		got, err = c.getPort(ctx, op, p.ID)
+		if err == nil && (got.State == StateDeleting || !got.Port.Equal(p)) {
+			if err := c.deletePort(ctx, op, p.ID); err != nil {
+				return err
+			}
+			err = &Error{Kind: ErrNotFound}
+		}
+		fresh := errors.Is(err, ErrNotFound)
+		if fresh {
+			err = c.createPort(ctx, op, p)
+		}
+		if err != nil {
+			return err
+		}
+		if up, err := c.waitUp(ctx, op, p, fresh); err != nil || up {
+			return err
+		}
+	}
+	return &Error{Kind: ErrConflict, Op: op, ID: p.ID, Detail: fmt.Sprintf("somebody else changes it: it was made %d times and is again MAC %s, networks %s, %s",
+		maxRounds, got.MAC, got.Networks, got.State)}
+}
+
+// waitUp waits for the port to come up. It returns false, nil if the port is not the wanted one any more. fresh says
+// that it was just made, so that a failure is a new one.
+func (c *Client) waitUp(ctx context.Context, op string, p Port, fresh bool) (bool, error) {
+	var got PortStatus
+	mayPoke := !fresh
+	ours := true
+	done, err := poll(ctx, func(ctx context.Context) (bool, error) {
+		var err error
+		got, err = c.getPort(ctx, op, p.ID)
+		if errors.Is(err, ErrNotFound) || err == nil && (got.State == StateDeleting || !got.Port.Equal(p)) {
+			ours = false
+			return true, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		if got.State == StateFailed && mayPoke {
+			mayPoke = false
+			return false, c.poke(ctx, op, p)
+		}
+		if got.State == StateFailed {
+			return false, &Error{Kind: ErrFailed, Op: op, ID: p.ID, Detail: got.Detail}
+		}
+		return got.State == StateUp, nil
+	})
+	if err == nil && !done {
+		return false, timeout(ctx, op, p.ID, "the port is "+got.State.String()+": "+got.Detail)
+	}
+	return done && ours, err
+}
+
+// poke has the agent try again to realise a port. An Update that changes nothing is the one safe use of Update: an
+// agent that was restarted does not retry by itself. Agents without Update are left to themselves.
+func (c *Client) poke(ctx context.Context, op string, p Port) error {
+	_, err := c.ports.UpdateBridgePort(ctx, &evpn.UpdateBridgePortRequest{BridgePort: &evpn.BridgePort{Name: portPrefix + p.ID, Spec: p.spec()}})
+	switch status.Code(err) {
+	case codes.OK, codes.Unimplemented, codes.NotFound, codes.Unknown:
+		return nil // Get tells what came of it
+	default:
+		return failure(ctx, op, p.ID, err)
+	}
+}
+
+// createPort returns nil if the port may be there now; whether it is the right one is for the caller to see.
+func (c *Client) createPort(ctx context.Context, op string, p Port) error {
+	if p.Trunk {
+		// A trunk to a network that does not exist leaves references behind in the reference agent that make the
+		// other networks undeletable.
+		for _, id := range p.Networks {
+			if err := c.networkUp(ctx, op, p.ID, id); err != nil {
+				return err
+			}
+		}
+	}
+	_, err := c.ports.CreateBridgePort(ctx, &evpn.CreateBridgePortRequest{BridgePortId: p.ID, BridgePort: &evpn.BridgePort{Spec: p.spec()}})
+	if err == nil {
+		return nil
+	}
+	if outcomeUnknown(err) {
+		if _, getErr := c.getPort(ctx, op, p.ID); getErr == nil {
+			return nil
+		}
+	}
+	if status.Code(err) == codes.NotFound {
+		return &Error{Kind: ErrNetworkMissing, Op: op, ID: p.ID, Detail: status.Convert(err).Message(), Err: err}
+	}
+	return failure(ctx, op, p.ID, err)
+}
+
+func (c *Client) networkUp(ctx context.Context, op, port, network string) error {
+	got, err := c.getNetwork(ctx, op, network)
+	if errors.Is(err, ErrNotFound) {
+		return &Error{Kind: ErrNetworkMissing, Op: op, ID: port, Detail: network, Err: err}
+	}
+	if err != nil {
+		return err
+	}
+	if state, detail := networkState(got); state != StateUp {
+		return &Error{Kind: ErrNetworkMissing, Op: op, ID: port, Detail: fmt.Sprintf("%s is %s: %s", network, state, detail)}
+	}
+	return nil
+}
+
+// DeletePort returns nil once the agent says that there is no such port. Until then its Function must not be given to
+// anyone else: the xPU may still forward for its last owner.
+func (c *Client) DeletePort(ctx context.Context, id string) error {
+	const op = "delete port"
+	if err := checkID(op, id); err != nil {
+		return err
+	}
+	return c.deletePort(ctx, op, id)
+}
+
+func (c *Client) deletePort(ctx context.Context, op, id string) error {
+	del := func(ctx context.Context) error {
+		_, err := c.ports.DeleteBridgePort(ctx, &evpn.DeleteBridgePortRequest{Name: portPrefix + id, AllowMissing: true})
+		return err
+	}
+	refused := del(ctx)
+	if refused != nil && status.Code(refused) != codes.NotFound && !outcomeUnknown(refused) {
+		return failure(ctx, op, id, refused)
+	}
+	var got PortStatus
+	gone, err := poll(ctx, func(ctx context.Context) (bool, error) {
+		var err error
+		got, err = c.getPort(ctx, op, id)
+		if errors.Is(err, ErrNotFound) {
+			return true, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		if got.State == StateDeleting {
+			return false, nil
+		}
+		if refused != nil {
+			return false, failure(ctx, op, id, refused)
+		}
+		refused = del(ctx) // somebody made it again in between, or the agent lost the request
+		return false, nil
+	})
+	if err == nil && !gone {
+		return timeout(ctx, op, id, "the port is "+got.State.String()+": "+got.Detail)
+	}
+	return err
+}
+
+// GetPort tells what the agent has under this id, ErrNotFound if nothing.
+func (c *Client) GetPort(ctx context.Context, id string) (PortStatus, error) {
+	const op = "get port"
+	if err := checkID(op, id); err != nil {
+		return PortStatus{}, err
+	}
+	return c.getPort(ctx, op, id)
+}
+
+func (c *Client) getPort(ctx context.Context, op, id string) (PortStatus, error) {
+	got, err := c.ports.GetBridgePort(ctx, &evpn.GetBridgePortRequest{Name: portPrefix + id})
+	if err != nil {
+		return PortStatus{}, failure(ctx, op, id, err)
+	}
+	if got.GetSpec() == nil {
+		return PortStatus{}, &Error{Kind: ErrUnsupported, Op: op, ID: id, Detail: "the agent's GetBridgePort answers without a spec, so nothing can be verified"}
+	}
+	return portStatus(got), nil
+}
+
+// ListPorts gives all ports of the agent, also those of other clients, in the agent's order. The result is not a
+// snapshot: a port made or deleted meanwhile may be in it or not.
+func (c *Client) ListPorts(ctx context.Context) ([]PortStatus, error) {
+	const op = "list ports"
+	var all []PortStatus
+	token := ""
+	for {
+		page, err := c.ports.ListBridgePorts(ctx, &evpn.ListBridgePortsRequest{PageSize: pageSize, PageToken: token})
+		if status.Code(err) == codes.NotFound && token == "" {
+			return nil, nil // the reference agent, as long as no port was ever made
+		}
+		if status.Code(err) == codes.NotFound {
+			return nil, &Error{Kind: ErrUnavailable, Op: op, Detail: "the agent forgot the page token, it was probably restarted", Err: err}
+		}
+		if err != nil {
+			return nil, failure(ctx, op, "", err)
+		}
+		for _, bp := range page.GetBridgePorts() {
+			all = append(all, portStatus(bp))
+		}
+		if token = page.GetNextPageToken(); token == "" {
+			return all, nil
+		}
+	}
+}
+
+func portStatus(bp *evpn.BridgePort) PortStatus {
+	p := PortStatus{Port: Port{
+		ID:    lastSegment(bp.GetName()),
+		MAC:   bp.GetSpec().GetMacAddress(),
+		Trunk: bp.GetSpec().GetPtype() == evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK,
+	}}
+	for _, name := range bp.GetSpec().GetLogicalBridges() {
+		p.Networks = append(p.Networks, lastSegment(name))
+	}
+	detail, failed := componentErrors(bp.GetStatus().GetComponents())
+	p.Detail = detail
+	switch status := bp.GetStatus().GetOperStatus(); {
+	case status == evpn.BPOperStatus_BP_OPER_STATUS_UP:
+		p.State = StateUp
+	case status == evpn.BPOperStatus_BP_OPER_STATUS_TO_BE_DELETED:
+		p.State = StateDeleting
+	case failed:
+		p.State = StateFailed
+	}
+	return p
+}
+
+// componentErrors joins what the failed components say. Components that are still at work are not counted as failed.
+func componentErrors(components []*evpn.Component) (detail string, failed bool) {
+	var details []string
+	for _, comp := range components {
+		if comp.GetStatus() == evpn.CompStatus_COMP_STATUS_ERROR {
+			failed = true
+			details = append(details, comp.GetName()+": "+comp.GetDetails())
+		}
+	}
+	return strings.Join(details, "; "), failed
+}

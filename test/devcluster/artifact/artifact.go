@@ -1,0 +1,235 @@
+// Package artifact makes what a development cluster runs and keeps it in a cache: the Kubernetes binary, the
+// container runtime and the pause image. Every artifact is a directory named after a hash of its inputs, so a
+// directory that is there is complete and right.
+package artifact
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// PauseImage is the image of pod sandboxes, and a small workload for tests (see cmd/pause).
+const PauseImage = "devcluster.local/pause:1"
+
+// Components are the names the Kubernetes binary answers to.
+var components = [...]string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl"}
+
+// Set tells where the artifacts are; all paths are absolute.
+type Set struct {
+	KubernetesVersion string // for example v1.37.1
+	Kubernetes        string // directory with one file per component
+	Runtime           string // root of unpacked packages: usr/bin/containerd, usr/sbin/runc, usr/lib/cni, ...
+	PauseImage        string // image file
+}
+
+// Cache makes artifacts under Dir.
+type Cache struct {
+	Dir     string // absolute
+	Sources fs.FS  // go.mod, go.sum, cmd/kubernetes and cmd/pause
+	Log     io.Writer
+}
+
+// ErrMissing says that artifacts have yet to be built.
+var ErrMissing = errors.New("not built yet: run devcluster build")
+
+// artifact is one directory of the cache.
+type artifact struct {
+	name   string   // for people
+	dir    string   // in the cache, without the key
+	inputs []string // everything the content depends on
+	make   func(ctx context.Context, target string) error
+}
+
+// Find returns the artifacts if all are built, else an error that wraps ErrMissing. It takes milliseconds.
+func (c Cache) Find(ctx context.Context) (Set, error) {
+	set, artifacts, err := c.plan(ctx)
+	if err != nil {
+		return Set{}, err
+	}
+	for _, a := range artifacts {
+		if !exists(c.path(a)) {
+			return Set{}, fmt.Errorf("%s: %w", a.name, ErrMissing)
+		}
+	}
+	return set, nil
+}
+
+// Build makes what is missing and returns the artifacts. Several builds at once wait for each other.
+func (c Cache) Build(ctx context.Context) (Set, error) {
+	set, artifacts, err := c.plan(ctx)
+	if err != nil {
+		return Set{}, err
+	}
+	for _, a := range artifacts {
+		if err := c.build(ctx, a); err != nil {
+			return Set{}, fmt.Errorf("%s: %w", a.name, err)
+		}
+	}
+	return set, nil
+}
+
+func (c Cache) plan(ctx context.Context) (Set, []artifact, error) {
+	goVersion, err := c.goVersion(ctx)
+	if err != nil {
+		return Set{}, nil, err
+	}
+	kubernetes, version, err := c.kubernetes(goVersion)
+	if err != nil {
+		return Set{}, nil, err
+	}
+	runtime, err := c.runtime()
+	if err != nil {
+		return Set{}, nil, err
+	}
+	pause, err := c.pause(goVersion)
+	if err != nil {
+		return Set{}, nil, err
+	}
+	set := Set{
+		KubernetesVersion: version,
+		Kubernetes:        c.path(kubernetes),
+		Runtime:           c.path(runtime),
+		PauseImage:        filepath.Join(c.path(pause), "pause.tar"),
+	}
+	return set, []artifact{kubernetes, runtime, pause}, nil
+}
+
+func (c Cache) path(a artifact) string {
+	hash := sha256.New()
+	for _, input := range a.inputs {
+		fmt.Fprintf(hash, "%d:%s", len(input), input)
+	}
+	return filepath.Join(c.Dir, a.dir, hex.EncodeToString(hash.Sum(nil))[:16])
+}
+
+// build makes an artifact in a temporary directory and renames it into place, so that a directory with the
+// final name is always whole.
+func (c Cache) build(ctx context.Context, a artifact) error {
+	target := c.path(a)
+	if exists(target) {
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Dir(target), 0o755); err != nil {
+		return err
+	}
+	unlock, err := lock(filepath.Join(c.Dir, a.dir, "lock"))
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if exists(target) {
+		return nil
+	}
+	start := time.Now()
+	temporary := target + ".part"
+	if err := errors.Join(os.RemoveAll(temporary), os.Mkdir(temporary, 0o755)); err != nil {
+		return err
+	}
+	defer os.RemoveAll(temporary)
+	if err := a.make(ctx, temporary); err != nil {
+		return err
+	}
+	if err := os.Rename(temporary, target); err != nil {
+		return err
+	}
+	fmt.Fprintf(c.Log, "%s: built in %s\n", a.name, time.Since(start).Round(100*time.Millisecond))
+	return nil
+}
+
+// Link makes one symbolic link per component in dir, which other programs can then use as a directory of
+// binaries (envtest: KUBEBUILDER_ASSETS).
+func (s Set) Link(dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	for _, name := range components {
+		link := filepath.Join(dir, name)
+		if err := os.Remove(link); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		if err := os.Symlink(filepath.Join(s.Kubernetes, name), link); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// lock waits for an exclusive lock that ends with the process.
+func lock(path string) (unlock func(), err error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
+		if !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("lock %s: %w", path, err)
+	}
+	return func() { f.Close() }, nil
+}
+
+// extract copies the named files of the sources into dir.
+func (c Cache) extract(dir string, names ...string) error {
+	for _, name := range names {
+		content, err := fs.ReadFile(c.Sources, name)
+		if err != nil {
+			return err
+		}
+		file := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(file, content, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// inputs reads the named files of the sources.
+func (c Cache) inputs(names ...string) ([]string, error) {
+	var contents []string
+	for _, name := range names {
+		content, err := fs.ReadFile(c.Sources, name)
+		if err != nil {
+			return nil, err
+		}
+		contents = append(contents, name, string(content))
+	}
+	return contents, nil
+}
+
+// moduleVersion finds the version that a go.mod requires of a module.
+func moduleVersion(goMod, module string) (string, error) {
+	for line := range strings.Lines(goMod) {
+		fields := strings.Fields(line)
+		if len(fields) > 0 && fields[0] == "require" {
+			fields = fields[1:]
+		}
+		if len(fields) >= 2 && fields[0] == module && strings.HasPrefix(fields[1], "v") {
+			return fields[1], nil
+		}
+	}
+	return "", fmt.Errorf("go.mod: no requirement of %s", module)
+}

@@ -1,0 +1,160 @@
+package artifact
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+// progressEvery is how often a long build says how far it is.
+const progressEvery = 10 * time.Second
+
+func (c Cache) goVersion(ctx context.Context) (string, error) {
+	output, err := c.goCommand(ctx, c.Dir, "env", "GOVERSION").Output()
+	if err != nil {
+		return "", fmt.Errorf("go env GOVERSION: %w", err)
+	}
+	return strings.TrimSpace(string(output)), nil
+}
+
+// goCommand runs the go command of the machine with the one set of flags that everything here is built with:
+// the build cache is keyed by them.
+func (c Cache) goCommand(ctx context.Context, dir string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, "go", args...)
+	if exists(dir) {
+		cmd.Dir = dir
+	}
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off", "GOFLAGS=-trimpath -buildvcs=false")
+	return cmd
+}
+
+func (c Cache) kubernetes(goVersion string) (artifact, string, error) {
+	inputs, err := c.inputs("go.mod", "go.sum", "cmd/kubernetes/main.go")
+	if err != nil {
+		return artifact{}, "", err
+	}
+	version, err := moduleVersion(inputs[1], "k8s.io/kubernetes")
+	if err != nil {
+		return artifact{}, "", err
+	}
+	name := "kubernetes " + version
+	return artifact{
+		name:   name,
+		dir:    "kubernetes",
+		inputs: append(inputs, goVersion),
+		make: func(ctx context.Context, target string) error {
+			return c.makeKubernetes(ctx, name, version, target)
+		},
+	}, version, nil
+}
+
+func (c Cache) makeKubernetes(ctx context.Context, name, version, target string) error {
+	source, err := os.MkdirTemp("", "devcluster-kubernetes-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(source)
+	if err := c.extract(source, "go.mod", "go.sum", "cmd/kubernetes/main.go"); err != nil {
+		return err
+	}
+	flags, err := versionFlags(version)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(c.Log, "%s: fetching modules\n", name)
+	var failed bytes.Buffer
+	list := c.goCommand(ctx, source, "list", "-deps", "./cmd/kubernetes")
+	list.Stderr = &failed
+	packages, err := list.Output()
+	if err != nil {
+		return fmt.Errorf("go list: %w\n%s", err, lastLines(failed.Bytes()))
+	}
+	total := bytes.Count(packages, []byte("\n"))
+
+	build := c.goCommand(ctx, source, "build", "-v", "-ldflags", flags, "-o", filepath.Join(target, "kubernetes"), "./cmd/kubernetes")
+	if err := c.watchBuild(build, name, total); err != nil {
+		return fmt.Errorf("go build: %w", err)
+	}
+	for _, component := range components {
+		if err := os.Symlink("kubernetes", filepath.Join(target, component)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// versionFlags are the linker flags that give Kubernetes its version. Without them it calls itself
+// v0.0.0-master+$Format:%H$, which clients cannot parse.
+func versionFlags(version string) (string, error) {
+	numbers := strings.SplitN(strings.TrimPrefix(version, "v"), ".", 3)
+	if len(numbers) != 3 {
+		return "", fmt.Errorf("version %q of k8s.io/kubernetes: want vMAJOR.MINOR.PATCH", version)
+	}
+	const pkg = "k8s.io/component-base/version."
+	return fmt.Sprintf("-s -w -X %sgitVersion=%s -X %sgitMajor=%s -X %sgitMinor=%s",
+		pkg, version, pkg, numbers[0], pkg, numbers[1]), nil
+}
+
+// watchBuild runs `go build -v`, which names every package it compiles on standard error, and turns that into
+// progress lines.
+func (c Cache) watchBuild(build *exec.Cmd, name string, total int) error {
+	stderr, err := build.StderrPipe()
+	if err != nil {
+		return err
+	}
+	start := time.Now()
+	if err := build.Start(); err != nil {
+		return err
+	}
+	var compiled atomic.Int64
+	done := make(chan struct{})
+	go func() {
+		ticker := time.NewTicker(progressEvery)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-done:
+				return
+			case <-ticker.C:
+				fmt.Fprintf(c.Log, "%s: compiling, %d of at most %d packages, %s\n", name, compiled.Load(), total, time.Since(start).Round(time.Second))
+			}
+		}
+	}()
+	failed := countPackages(stderr, &compiled)
+	close(done)
+	if err := build.Wait(); err != nil {
+		return fmt.Errorf("%w\n%s", err, lastLines(failed))
+	}
+	return nil
+}
+
+// countPackages counts lines that are import paths and returns the others: downloads and errors.
+func countPackages(r io.Reader, compiled *atomic.Int64) []byte {
+	var others bytes.Buffer
+	scanner := bufio.NewScanner(r)
+	scanner.Buffer(nil, 1<<20)
+	for scanner.Scan() {
+		line := scanner.Text()
+		if strings.ContainsAny(line, " \t#:") || line == "" {
+			others.WriteString(line + "\n")
+			continue
+		}
+		compiled.Add(1)
+	}
+	return others.Bytes()
+}
+
+// lastLines keeps the end of a long output: that is where the go command says what was wrong.
+func lastLines(output []byte) []byte {
+	const keep = 20
+	lines := bytes.Split(bytes.TrimSpace(output), []byte("\n"))
+	return bytes.Join(lines[max(0, len(lines)-keep):], []byte("\n"))
+}

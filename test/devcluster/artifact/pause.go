@@ -1,0 +1,44 @@
+package artifact
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/opiproject/xpu-device-plugin/test/devcluster/image"
+)
+
+func (c Cache) pause(goVersion string) (artifact, error) {
+	inputs, err := c.inputs("cmd/pause/main.go")
+	if err != nil {
+		return artifact{}, err
+	}
+	return artifact{
+		name:   "image " + PauseImage,
+		dir:    "pause",
+		inputs: append(inputs, goVersion, PauseImage),
+		make:   c.makePause,
+	}, nil
+}
+
+func (c Cache) makePause(ctx context.Context, target string) error {
+	source, err := os.MkdirTemp("", "devcluster-pause-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(source)
+	if err := c.extract(source, "go.mod", "go.sum", "cmd/pause/main.go"); err != nil {
+		return err
+	}
+	binary := filepath.Join(source, "pause")
+	output, err := c.goCommand(ctx, source, "build", "-ldflags", "-s -w", "-o", binary, "./cmd/pause").CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("go build: %w\n%s", err, lastLines(output))
+	}
+	return image.Write(filepath.Join(target, "pause.tar"), image.Spec{
+		Name:       PauseImage,
+		Entrypoint: []string{"/pause"},
+		Files:      []image.File{{Source: binary, Target: "/pause"}},
+	})
+}

@@ -1,0 +1,99 @@
+package artifact
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/opiproject/xpu-device-plugin/test/devcluster/apt"
+)
+
+// containerdSuite is the Debian release whose containerd (1.7.24) is used on older ones: 1.6 and before have no
+// NRI and no CDI. Its binary needs glibc 2.34, which Debian 12 and everything newer has.
+const containerdSuite = "trixie"
+
+// olderDebian lists the Debian releases before containerdSuite that it is used on.
+var olderDebian = [...]string{"bookworm"}
+
+// runtimeFiles must be there and run for an unpacked runtime to be good.
+var runtimeFiles = [...]string{"usr/bin/containerd", "usr/bin/containerd-shim-runc-v2", "usr/bin/ctr", "usr/sbin/runc"}
+
+func (c Cache) runtime() (artifact, error) {
+	codename, err := osRelease("/etc/os-release", "VERSION_CODENAME")
+	if err != nil {
+		return artifact{}, err
+	}
+	packages := []string{"containerd", "runc", "containernetworking-plugins"}
+	suites := []string{codename}
+	if slices.Contains(olderDebian[:], codename) {
+		suites = append(suites, containerdSuite)
+		packages[0] += "/" + containerdSuite
+		packages[1] += "/" + codename
+		packages[2] += "/" + codename
+	}
+	return artifact{
+		name:   "container runtime (" + strings.Join(packages, ", ") + ")",
+		dir:    "runtime",
+		inputs: slices.Concat(suites, packages),
+		make: func(ctx context.Context, target string) error {
+			return c.makeRuntime(ctx, target, codename, suites, packages)
+		},
+	}, nil
+}
+
+func (c Cache) makeRuntime(ctx context.Context, target, codename string, suites, packages []string) error {
+	own, err := apt.MachineSource("/etc/apt", codename)
+	if err != nil {
+		return err
+	}
+	var sources []apt.Source
+	for _, suite := range suites {
+		sources = append(sources, own.In(suite))
+	}
+	state, err := os.MkdirTemp("", "devcluster-apt-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(state)
+	fmt.Fprintf(c.Log, "container runtime: downloading %s\n", strings.Join(packages, ", "))
+	if err := (apt.Archive{Dir: state, Sources: sources}).Unpack(ctx, target, packages...); err != nil {
+		return err
+	}
+	return c.checkRuntime(ctx, target)
+}
+
+// checkRuntime runs what was unpacked: a shared library that this machine lacks shows here, by name, and not as
+// a pod that does not start.
+func (c Cache) checkRuntime(ctx context.Context, root string) error {
+	for _, name := range runtimeFiles {
+		flag := "--version"
+		if strings.Contains(name, "shim") {
+			flag = "-v"
+		}
+		output, err := exec.CommandContext(ctx, filepath.Join(root, name), flag).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%s does not run on this machine: %w: %s", name, err, strings.TrimSpace(string(output)))
+		}
+		first, _, _ := strings.Cut(string(output), "\n")
+		fmt.Fprintf(c.Log, "container runtime: %s\n", first)
+	}
+	return nil
+}
+
+// osRelease returns a field of an os-release(5) file.
+func osRelease(file, field string) (string, error) {
+	content, err := os.ReadFile(file)
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(string(content)) {
+		if value, ok := strings.CutPrefix(strings.TrimSpace(line), field+"="); ok {
+			return strings.Trim(value, `"'`), nil
+		}
+	}
+	return "", fmt.Errorf("%s: no %s", file, field)
+}

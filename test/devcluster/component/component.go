@@ -1,0 +1,224 @@
+// Package component knows how each program of a cluster is called and configured: flags, configuration files
+// and where they are.
+//
+// Paths are those that the program sees: in the cluster's mount namespace for the control plane, in the node's
+// for containerd and the kubelet.
+package component
+
+import (
+	"bytes"
+	_ "embed"
+	"path/filepath"
+	"text/template"
+
+	"github.com/opiproject/xpu-device-plugin/test/devcluster/network"
+)
+
+// Where the programs are, in the cluster's and in every node's mount namespace.
+const (
+	Kubernetes = "/run/devcluster/kubernetes"
+	Runtime    = "/run/devcluster/runtime"
+)
+
+// Path is the PATH of everything that runs in a node: its own programs come first.
+const Path = Kubernetes + ":" + Runtime + "/usr/sbin:" + Runtime + "/usr/bin"
+
+const etcdURL = "http://127.0.0.1:2379"
+
+// Command is a program with its arguments.
+type Command struct {
+	Name string // what logs and people call it
+	Path string
+	Args []string
+}
+
+// ControlPlane holds the directories of a control plane.
+type ControlPlane struct {
+	PKI    string // what package cluster issued
+	Config string // AuditPolicy is here as audit-policy.yaml
+	Data   string // etcd
+	Log    string // audit.log goes here
+}
+
+// Etcd keeps the cluster's state. It does not wait for the disk: a development cluster does not outlive a crash
+// of its machine.
+func (c ControlPlane) Etcd() Command {
+	const peer = "http://127.0.0.1:2380"
+	return kubernetes("etcd",
+		"--name=devcluster",
+		"--data-dir="+filepath.Join(c.Data, "etcd"),
+		"--listen-client-urls="+etcdURL,
+		"--advertise-client-urls="+etcdURL,
+		"--listen-peer-urls="+peer,
+		"--initial-advertise-peer-urls="+peer,
+		"--initial-cluster=devcluster="+peer,
+		"--unsafe-no-fsync",
+		"--log-level=warn",
+	)
+}
+
+// APIServer serves at network.Gateway and, for pods, at network.ServiceAddress.
+func (c ControlPlane) APIServer() Command {
+	return kubernetes("kube-apiserver",
+		"--etcd-servers="+etcdURL,
+		"--bind-address=0.0.0.0",
+		"--advertise-address="+network.Gateway,
+		"--secure-port=443",
+		"--tls-cert-file="+c.pki("apiserver.crt"),
+		"--tls-private-key-file="+c.pki("apiserver.key"),
+		"--client-ca-file="+c.pki("ca.crt"),
+		"--kubelet-client-certificate="+c.pki("kubelet-client.crt"),
+		"--kubelet-client-key="+c.pki("kubelet-client.key"),
+		"--kubelet-certificate-authority="+c.pki("ca.crt"),
+		"--kubelet-preferred-address-types=InternalIP",
+		"--service-account-issuer=https://kubernetes.default.svc",
+		"--service-account-signing-key-file="+c.pki("service-account.key"),
+		"--service-account-key-file="+c.pki("service-account.pub"),
+		"--requestheader-client-ca-file="+c.pki("ca.crt"),
+		"--requestheader-allowed-names=front-proxy-client",
+		"--requestheader-username-headers=X-Remote-User",
+		"--requestheader-group-headers=X-Remote-Group",
+		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
+		"--proxy-client-cert-file="+c.pki("front-proxy-client.crt"),
+		"--proxy-client-key-file="+c.pki("front-proxy-client.key"),
+		"--authorization-mode=Node,RBAC",
+		"--enable-admission-plugins=NodeRestriction",
+		"--allow-privileged=true",
+		"--service-cluster-ip-range="+network.ServiceSubnet,
+		"--audit-policy-file="+filepath.Join(c.Config, "audit-policy.yaml"),
+		"--audit-log-path="+filepath.Join(c.Log, "audit.log"),
+		"--audit-log-maxsize=0",
+		"--profiling=false",
+	)
+}
+
+// ControllerManager runs with a separate identity per controller, so its client limits are raised: with the
+// default of 20 requests per second the start alone takes 5 s. It gives a silent node 20 s instead of 50: two
+// of the kubelet's lease renewals, and tests of lost nodes need not wait longer.
+func (c ControlPlane) ControllerManager() Command {
+	kubeconfig := c.pki("kube-controller-manager.kubeconfig")
+	return kubernetes("kube-controller-manager",
+		"--kubeconfig="+kubeconfig,
+		"--authentication-kubeconfig="+kubeconfig,
+		"--authorization-kubeconfig="+kubeconfig,
+		"--bind-address=127.0.0.1",
+		"--leader-elect=false",
+		"--use-service-account-credentials=true",
+		"--kube-api-qps=1000",
+		"--kube-api-burst=2000",
+		"--service-account-private-key-file="+c.pki("service-account.key"),
+		"--root-ca-file="+c.pki("ca.crt"),
+		"--cluster-signing-cert-file="+c.pki("ca.crt"),
+		"--cluster-signing-key-file="+c.pki("ca.key"),
+		"--allocate-node-cidrs=false",
+		"--node-monitor-grace-period=20s",
+		"--profiling=false",
+	)
+}
+
+// Scheduler is the default one.
+func (c ControlPlane) Scheduler() Command {
+	kubeconfig := c.pki("kube-scheduler.kubeconfig")
+	return kubernetes("kube-scheduler",
+		"--kubeconfig="+kubeconfig,
+		"--authentication-kubeconfig="+kubeconfig,
+		"--authorization-kubeconfig="+kubeconfig,
+		"--bind-address=127.0.0.1",
+		"--leader-elect=false",
+		"--profiling=false",
+	)
+}
+
+func (c ControlPlane) pki(name string) string { return filepath.Join(c.PKI, name) }
+
+// Health endpoints of the control plane, in the cluster's network namespace.
+const (
+	APIServerReady          = "https://" + network.Gateway + ":443/readyz"
+	ControllerManagerHealth = "https://127.0.0.1:10257/healthz"
+	SchedulerHealth         = "https://127.0.0.1:10259/healthz"
+)
+
+// KubeletHealth is the kubelet's health endpoint, in the node's network namespace.
+const KubeletHealth = "http://127.0.0.1:10248/healthz"
+
+// ContainerdSocket is where containerd listens, in the node's mount namespace.
+const ContainerdSocket = "/run/containerd/containerd.sock"
+
+// Files of a node.
+const (
+	ContainerdConfig  = "/etc/containerd/config.toml"
+	KubeletConfig     = "/etc/kubernetes/kubelet.yaml"
+	KubeletKubeconfig = "/etc/kubernetes/kubelet.kubeconfig"
+	NodePKI           = "/etc/kubernetes/pki"
+	PodNetwork        = "/etc/cni/net.d/10-pods.conflist"
+	MachineID         = "/etc/machine-id"
+)
+
+// Node is what a node's configuration depends on.
+type Node struct {
+	Name       string
+	Address    string // IPv4
+	PodSubnet  string // CIDR
+	CgroupRoot string
+	PauseImage string
+}
+
+// Containerd runs containers.
+func (n Node) Containerd() Command {
+	return Command{Name: "containerd", Path: Runtime + "/usr/bin/containerd", Args: []string{"--config=" + ContainerdConfig}}
+}
+
+// Kubelet runs pods.
+func (n Node) Kubelet() Command {
+	return kubernetes("kubelet",
+		"--config="+KubeletConfig,
+		"--kubeconfig="+KubeletKubeconfig,
+		"--hostname-override="+n.Name,
+		"--node-ip="+n.Address,
+		"--root-dir=/var/lib/kubelet",
+		"--v=2",
+	)
+}
+
+//go:embed templates/audit-policy.yaml
+var auditPolicy []byte
+
+// AuditPolicy has the API server record who wrote what.
+func AuditPolicy() []byte { return bytes.Clone(auditPolicy) }
+
+//go:embed templates/containerd.toml
+var containerdTemplate string
+
+//go:embed templates/kubelet.yaml
+var kubeletTemplate string
+
+//go:embed templates/pods.conflist
+var podNetworkTemplate string
+
+// Files renders the node's configuration files by path.
+func (n Node) Files() (map[string][]byte, error) {
+	files := map[string][]byte{}
+	for path, text := range map[string]string{
+		ContainerdConfig: containerdTemplate,
+		KubeletConfig:    kubeletTemplate,
+		PodNetwork:       podNetworkTemplate,
+	} {
+		parsed, err := template.New(path).Option("missingkey=error").Parse(text)
+		if err != nil {
+			return nil, err
+		}
+		var out bytes.Buffer
+		if err := parsed.Execute(&out, struct {
+			Node
+			Runtime, PKI, Socket string
+		}{n, Runtime, NodePKI, ContainerdSocket}); err != nil {
+			return nil, err
+		}
+		files[path] = out.Bytes()
+	}
+	return files, nil
+}
+
+func kubernetes(name string, args ...string) Command {
+	return Command{Name: name, Path: filepath.Join(Kubernetes, name), Args: args}
+}

@@ -1,0 +1,131 @@
+// Package mount builds the file systems that the processes of a cluster and of a node see. Everything in it
+// changes the mount namespace of the calling process, which must be a private one.
+package mount
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// Private ends the propagation of mounts between this namespace and the one it was made from.
+func Private() error {
+	return do("private", "none", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
+}
+
+// Shared lets mounts propagate between this namespace and those made from it, as container runtimes expect of a
+// node (mountPropagation: Bidirectional).
+func Shared() error {
+	return do("shared", "none", "/", "", unix.MS_REC|unix.MS_SHARED, "")
+}
+
+// Proc mounts the proc of the PID namespace this process is in.
+func Proc() error {
+	return do("proc", "proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
+}
+
+// Bind shows source at target as well, without what is mounted below source. It creates target.
+func Bind(source, target string) error {
+	if err := os.MkdirAll(target, 0o755); err != nil {
+		return err
+	}
+	return do("bind", source, target, "", unix.MS_BIND, "")
+}
+
+// Overlay mounts a writable copy of lower at target, which it creates. Changes go to below disk, a directory
+// that must not be inside lower.
+func Overlay(lower, disk, target string) error {
+	upper, work := filepath.Join(disk, "upper"), filepath.Join(disk, "work")
+	for _, dir := range []string{upper, work, target} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	return do("overlay", "overlay", target, "overlay", 0, fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", lower, upper, work))
+}
+
+// FreshRun replaces /run by an empty tmpfs in which the binds (source to target, a path relative to the new
+// /run) are there again: their sources may be in the old /run or anywhere.
+func FreshRun(binds map[string]string) error {
+	if err := os.MkdirAll("/run", 0o755); err != nil {
+		return err
+	}
+	// A mount point inside the old /run would be a directory left on the machine; a tmpfs on top of it is not.
+	if err := do("tmpfs", "tmpfs", "/mnt", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755"); err != nil {
+		return err
+	}
+	for source, target := range binds {
+		if err := Bind(source, filepath.Join("/mnt", target)); err != nil {
+			return err
+		}
+	}
+	return do("move", "/mnt", "/run", "", unix.MS_MOVE, "")
+}
+
+// Sysfs mounts a sysfs that shows the network namespace of this process, with the control groups where they
+// were.
+func Sysfs() error {
+	const aside = "/run/devcluster.cgroup"
+	if err := os.Mkdir(aside, 0o700); err != nil {
+		return err
+	}
+	steps := []error{
+		do("bind", "/sys/fs/cgroup", aside, "", unix.MS_BIND|unix.MS_REC, ""),
+		do("sysfs", "sysfs", "/sys", "sysfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""),
+		do("bind", aside, "/sys/fs/cgroup", "", unix.MS_BIND|unix.MS_REC, ""),
+		unix.Unmount(aside, unix.MNT_DETACH),
+		os.Remove(aside),
+	}
+	return errors.Join(steps...)
+}
+
+// machineSettings are the kernel settings that a kubelet writes for the whole machine, with the values it wants
+// (k8s.io/component-helpers/node/util/sysctl).
+var machineSettings = [...][2]string{
+	{"vm/overcommit_memory", "1"},
+	{"vm/panic_on_oom", "0"},
+	{"kernel/panic", "10"},
+	{"kernel/panic_on_oops", "1"},
+	{"kernel/keys/root_maxkeys", "1000000"},
+	{"kernel/keys/root_maxbytes", "25000000"},
+}
+
+// ShieldSettings puts plain files, kept in dir, over the kernel settings that a kubelet would change for the
+// whole machine. Call it after Proc.
+func ShieldSettings(dir string) error {
+	for _, s := range machineSettings {
+		if err := shield(dir, filepath.Join("/proc/sys", s[0]), s[1]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// BootID gives the node a boot id of its own: the kernel's is the machine's and does not change when a node is
+// stopped and started. Only the node's own /proc shows it, not the proc that a runtime mounts in a container.
+func BootID(dir, id string) error { return shield(dir, "/proc/sys/kernel/random/boot_id", id) }
+
+func shield(dir, setting, value string) error {
+	if _, err := os.Stat(setting); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	file := filepath.Join(dir, filepath.Base(setting))
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	if err := os.WriteFile(file, []byte(value+"\n"), 0o644); err != nil {
+		return err
+	}
+	return do("shield", file, setting, "", unix.MS_BIND, "")
+}
+
+func do(what, source, target, kind string, flags uintptr, data string) error {
+	if err := unix.Mount(source, target, kind, flags, data); err != nil {
+		return fmt.Errorf("mount: %s %s on %s: %w", what, source, target, err)
+	}
+	return nil
+}

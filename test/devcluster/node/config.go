@@ -1,0 +1,46 @@
+// Package node is a node of a development cluster: PID 1 of PID, mount, network, UTS and IPC namespaces of its
+// own, which makes the node's file systems and runs containerd and the kubelet.
+package node
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+
+	"github.com/opiproject/xpu-device-plugin/test/devcluster/component"
+	"github.com/opiproject/xpu-device-plugin/test/devcluster/state"
+)
+
+// Own is where a node sees its own directory of the cluster's state.
+const Own = state.NodeDir("/run/devcluster/node")
+
+// Images is the directory of images to load at the first start, as the cluster and its nodes see it.
+const Images = "/run/devcluster/images"
+
+// Config is what one life of a node depends on.
+type Config struct {
+	component.Node
+	MachineID string // 32 hexadecimal digits, the same in every life
+	BootID    string // a UUID, new in every life
+}
+
+// WriteConfig puts the configuration into the node's directory.
+func WriteConfig(dir state.NodeDir, c Config) error {
+	content, err := json.MarshalIndent(c, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(dir.Config(), content, 0o600)
+}
+
+func readConfig(dir state.NodeDir) (Config, error) {
+	var c Config
+	content, err := os.ReadFile(dir.Config())
+	if err != nil {
+		return c, err
+	}
+	if err := json.Unmarshal(content, &c); err != nil {
+		return c, fmt.Errorf("%s: %w", dir.Config(), err)
+	}
+	return c, nil
+}

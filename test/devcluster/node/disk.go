@@ -1,0 +1,123 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/test/devcluster/component"
+	"github.com/opiproject/xpu-device-plugin/test/devcluster/mount"
+	"github.com/opiproject/xpu-device-plugin/test/devcluster/network"
+	"github.com/opiproject/xpu-device-plugin/test/devcluster/state"
+)
+
+// enter turns the namespaces this process was started in, copies of the cluster's, into those of a node. dir is
+// the node's directory as the cluster sees it.
+func enter(dir state.NodeDir, c Config) error {
+	if err := mount.Proc(); err != nil {
+		return err
+	}
+	if err := mount.FreshRun(map[string]string{
+		string(dir):          "devcluster/node",
+		component.Kubernetes: "devcluster/kubernetes",
+		component.Runtime:    "devcluster/runtime",
+		Images:               "devcluster/images",
+	}); err != nil {
+		return err
+	}
+	if err := mountDisk(); err != nil {
+		return err
+	}
+	if err := mount.Sysfs(); err != nil {
+		return err
+	}
+	if err := mount.ShieldSettings(Own.Settings()); err != nil {
+		return err
+	}
+	if err := mount.BootID(Own.Settings(), c.BootID); err != nil {
+		return err
+	}
+	if err := unix.Sethostname([]byte(c.Name)); err != nil {
+		return fmt.Errorf("host name: %w", err)
+	}
+	if err := network.Loopback(); err != nil {
+		return err
+	}
+	// Last: everything above must not be seen by the namespaces made from this one in parts.
+	return mount.Shared()
+}
+
+// mountDisk gives the node directories of its own. /etc and /opt start as the machine's, /var/lib and /var/log
+// as empty ones; the rest of the file system is the machine's.
+func mountDisk() error {
+	disk := Own.Disk()
+	for name, target := range map[string]string{"var-lib": "/var/lib", "var-log": "/var/log"} {
+		source := filepath.Join(disk, name)
+		if err := os.MkdirAll(source, 0o755); err != nil {
+			return err
+		}
+		if err := mount.Bind(source, target); err != nil {
+			return err
+		}
+	}
+	if err := mount.Overlay("/etc", filepath.Join(disk, "etc"), "/etc"); err != nil {
+		return err
+	}
+	if err := mount.Overlay("/opt", filepath.Join(disk, "opt"), "/opt"); err != nil {
+		return err
+	}
+	return mount.Overlay(component.Runtime+"/usr/lib/cni", filepath.Join(disk, "cni"), "/opt/cni/bin")
+}
+
+// provision writes the node's configuration, once in the life of its disk: what pods change later stays.
+// It returns false when that was done in an earlier life.
+func provision(c Config) (bool, error) {
+	if _, err := os.Stat(Own.Provisioned()); !errors.Is(err, fs.ErrNotExist) {
+		return false, err
+	}
+	// The machine may be a node of a real cluster; this one inherits none of that.
+	for _, dir := range []string{"/etc/cni", "/etc/cdi", "/etc/containerd", "/etc/kubernetes"} {
+		if err := os.RemoveAll(dir); err != nil {
+			return false, err
+		}
+	}
+	files, err := c.Files()
+	if err != nil {
+		return false, err
+	}
+	files[component.MachineID] = []byte(c.MachineID + "\n")
+	for name, target := range map[string]string{
+		"ca.crt":             filepath.Join(component.NodePKI, "ca.crt"),
+		"kubelet.crt":        filepath.Join(component.NodePKI, "kubelet.crt"),
+		"kubelet.key":        filepath.Join(component.NodePKI, "kubelet.key"),
+		"kubelet.kubeconfig": component.KubeletKubeconfig,
+	} {
+		if files[target], err = os.ReadFile(filepath.Join(Own.PKI(), name)); err != nil {
+			return false, err
+		}
+	}
+	for path, content := range files {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return false, err
+		}
+		// A link would lead out of the overlay's copy or, for machine-id, to another file.
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return false, err
+		}
+		if err := os.WriteFile(path, content, fileMode(path)); err != nil {
+			return false, err
+		}
+	}
+	return true, os.MkdirAll("/etc/cdi", 0o755)
+}
+
+func fileMode(path string) os.FileMode {
+	if path == component.MachineID || path == component.PodNetwork {
+		return 0o644
+	}
+	return 0o600
+}

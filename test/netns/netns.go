@@ -1,0 +1,156 @@
+// Package netns gives tests network namespaces of their own, so that they use the kernel's real netlink without
+// touching the machine they run on. It is for tests only and needs CAP_SYS_ADMIN and CAP_NET_ADMIN.
+package netns
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	vnetns "github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// Namespace is a network namespace that lives until the test that made it ends. It has its loopback interface up and
+// nothing else. Its methods may be called from several goroutines at once.
+type Namespace struct {
+	path   string
+	ns     vnetns.NsHandle
+	handle *netlink.Handle
+}
+
+// New makes a network namespace and removes it when the test ends. The test is skipped, with the reason, where the
+// process may not make one.
+func New(t testing.TB) *Namespace {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to make a network namespace")
+	}
+	n := &Namespace{path: filepath.Join(t.TempDir(), "netns")}
+	err := create(n.path)
+	if errors.Is(err, unix.EPERM) {
+		t.Skipf("may not make a network namespace here (CAP_SYS_ADMIN is needed): %v", err)
+	}
+	if err != nil {
+		t.Fatalf("network namespace: %v", err)
+	}
+	// Registered after TempDir, hence run before the directory is removed. MNT_DETACH also succeeds while in use.
+	t.Cleanup(func() {
+		if err := n.Unmount(); err != nil && !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("network namespace: %v", err)
+		}
+	})
+	if n.ns, err = vnetns.GetFromPath(n.path); err != nil {
+		t.Fatalf("network namespace %s: %v", n.path, err)
+	}
+	t.Cleanup(func() { _ = n.ns.Close() })
+	if n.handle, err = netlink.NewHandleAt(n.ns, unix.NETLINK_ROUTE); err != nil {
+		t.Fatalf("network namespace %s: netlink: %v", n.path, err)
+	}
+	t.Cleanup(func() { _ = n.handle.Close() })
+	lo, err := n.handle.LinkByName("lo")
+	if err != nil {
+		t.Fatalf("network namespace %s: lo: %v", n.path, err)
+	}
+	if err := n.handle.LinkSetUp(lo); err != nil {
+		t.Fatalf("network namespace %s: lo up: %v", n.path, err)
+	}
+	return n
+}
+
+// create makes a network namespace and binds it to path, as container runtimes do. The thread that made it is given
+// up: it ends with the goroutine, because the goroutine ends locked to it.
+func create(path string) error {
+	if err := os.WriteFile(path, nil, 0o400); err != nil {
+		return err
+	}
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			done <- fmt.Errorf("unshare: %w", err)
+			return
+		}
+		own := fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid())
+		if err := unix.Mount(own, path, "", unix.MS_BIND, ""); err != nil {
+			done <- fmt.Errorf("bind %s: %w", path, err)
+			return
+		}
+		done <- nil
+	}()
+	return <-done
+}
+
+// Path is the file the namespace is bound to: what a runtime hands to a CNI plugin as CNI_NETNS.
+func (n *Namespace) Path() string { return n.path }
+
+// Handle is a netlink handle that works in the namespace, whatever thread uses it. It is closed when the test ends.
+func (n *Namespace) Handle() *netlink.Handle { return n.handle }
+
+// Fd is a file descriptor of the namespace, valid until the test ends: for [netlink.Handle.LinkSetNsFd],
+// [netlink.NsFd] and the like.
+func (n *Namespace) Fd() int { return int(n.ns) }
+
+// Do runs f in the namespace, on the caller's goroutine (so f may call t.Fatal), and returns its error. The sockets f
+// opens stay in the namespace and
+// the processes it starts run there; the goroutines it starts do not. Calls may be nested.
+func (n *Namespace) Do(f func() error) (err error) {
+	runtime.LockOSThread()
+	old, err := vnetns.Get()
+	if err != nil {
+		runtime.UnlockOSThread()
+		return fmt.Errorf("current network namespace: %w", err)
+	}
+	defer old.Close()
+	if err := vnetns.Set(n.ns); err != nil {
+		runtime.UnlockOSThread()
+		return fmt.Errorf("enter network namespace %s: %w", n.path, err)
+	}
+	defer func() {
+		if back := vnetns.Set(old); back != nil {
+			// The goroutine stays locked to the thread, so that no other goroutine ever runs on it.
+			err = errors.Join(err, fmt.Errorf("leave network namespace %s: %w", n.path, back))
+			return
+		}
+		runtime.UnlockOSThread()
+	}()
+	return f()
+}
+
+// Unmount takes Path away, as a runtime does when a pod ends. The namespace itself lives on while something (this
+// Namespace, a process, a socket) holds it; [Namespace.Do] and [Namespace.Handle] still work. A second call returns
+// an error that is os.ErrNotExist.
+func (n *Namespace) Unmount() error {
+	if err := unix.Unmount(n.path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
+		return &os.PathError{Op: "unmount", Path: n.path, Err: err}
+	}
+	return os.Remove(n.path)
+}
+
+// Connect joins two namespaces by a wire: a veth pair with one end, called aName, in a and the other, called bName, in
+// b, both up. a and b may be the same namespace. Names are at most 15 bytes.
+func Connect(t testing.TB, a *Namespace, aName string, b *Namespace, bName string) {
+	t.Helper()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = aName
+	veth := &netlink.Veth{LinkAttrs: attrs, PeerName: bName, PeerNamespace: netlink.NsFd(b.Fd())}
+	if err := a.handle.LinkAdd(veth); err != nil {
+		t.Fatalf("veth %s - %s: %v", aName, bName, err)
+	}
+	for _, end := range []struct {
+		n    *Namespace
+		name string
+	}{{a, aName}, {b, bName}} {
+		link, err := end.n.handle.LinkByName(end.name)
+		if err != nil {
+			t.Fatalf("veth %s - %s: %s: %v", aName, bName, end.name, err)
+		}
+		if err := end.n.handle.LinkSetUp(link); err != nil {
+			t.Fatalf("veth %s - %s: %s up: %v", aName, bName, end.name, err)
+		}
+	}
+}
