@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"reflect"
 	"time"
 
@@ -33,8 +34,8 @@ type Engine interface {
 
 // NetdevFinder finds the netdevs of Functions.
 type NetdevFinder interface {
-	// Netdev is the name that the Function's netdev has on the host at this moment. It is "" or an error where there
-	// is none.
+	// Netdev is the name that the Function's netdev has on the host at this moment: "" where the Function has none there,
+	// an error where there is no such Function.
 	Netdev(inventory.ID) (string, error)
 }
 
@@ -133,51 +134,60 @@ func (a *Attacher) attach(ctx context.Context, id inventory.ID, sandbox Sandbox)
 	if err := a.bringBackStale(ctx, id, sandbox); err != nil {
 		return link.Observed{}, err
 	}
+	observed, touched, err := a.moveLocked(ctx, id, sandbox)
+	if err != nil && touched {
+		err = errors.Join(err, a.stale.Detach(context.WithoutCancel(ctx), id, sandbox.ID))
+	}
+	return observed, err
+}
+
+// moveLocked also says whether a failure left more than a reservation behind.
+func (a *Attacher) moveLocked(ctx context.Context, id inventory.ID, sandbox Sandbox) (observed link.Observed, touched bool, err error) {
 	unlock, err := a.journal.Lock(ctx, id)
 	if err != nil {
-		return link.Observed{}, err
+		return link.Observed{}, false, err
 	}
 	defer unlock()
 	record, ok := a.journal.Get(id)
 	switch {
 	case !ok:
-		return link.Observed{}, errors.New("is not reserved")
+		return link.Observed{}, false, errors.New("is not reserved")
 	case record.State == journal.Attached && record.Sandbox == sandbox.ID:
-		return *record.Observed, nil
+		return *record.Observed, false, nil
 	case record.State != journal.Reserved:
-		return link.Observed{}, fmt.Errorf("is %s for sandbox %s; try again", record.State, record.Sandbox)
+		return link.Observed{}, false, fmt.Errorf("is %s for sandbox %s; try again", record.State, record.Sandbox)
 	case record.Claim.UID != "" && record.Pod.UID != "" && record.Pod.UID != sandbox.Pod.UID:
-		return link.Observed{}, fmt.Errorf("is reserved for pod %s/%s (UID %s), not for %s/%s (UID %s)",
+		return link.Observed{}, false, fmt.Errorf("is reserved for pod %s/%s (UID %s), not for %s/%s (UID %s)",
 			record.Pod.Namespace, record.Pod.Name, record.Pod.UID, sandbox.Pod.Namespace, sandbox.Pod.Name, sandbox.Pod.UID)
 	}
 	return a.move(ctx, record, sandbox)
 }
 
-// move is the write-ahead order: look, write down, touch, write down. An error after the first write leaves the state
-// Attaching, from which Detach, Release and Recover go on.
-func (a *Attacher) move(ctx context.Context, record journal.Attachment, sandbox Sandbox) (link.Observed, error) {
+// move is the write-ahead order: look, write down, touch, write down. Whatever ends it after the first write leaves the
+// state Attaching, from which Detach, Release and Recover go on.
+func (a *Attacher) move(ctx context.Context, record journal.Attachment, sandbox Sandbox) (observed link.Observed, touched bool, err error) {
 	start := time.Now()
 	device, before, place, err := a.plan(ctx, record, sandbox.NetNS)
 	if err != nil {
-		return link.Observed{}, err
+		return link.Observed{}, false, err
 	}
 	record.State, record.Sandbox, record.Pod, record.BootID = journal.Attaching, sandbox.ID, sandbox.Pod, a.bootID
 	record.Before, record.Place = &before, place
 	if err := a.journal.Put(record); err != nil {
-		return link.Observed{}, err
+		return link.Observed{}, false, err
 	}
-	observed, err := a.engine.Attach(ctx, device, before, place, record.Interface)
+	observed, err = a.engine.Attach(ctx, device, before, place, record.Interface)
 	if err != nil {
-		return link.Observed{}, err
+		return link.Observed{}, true, err
 	}
 	record.State, record.Observed, record.AttachedAt = journal.Attached, &observed, time.Now().UTC()
 	record.Place.Index = observed.Index
 	if err := a.journal.Put(record); err != nil {
-		return link.Observed{}, err
+		return link.Observed{}, true, err
 	}
 	a.log.Info("Function attached", "function", record.Function.String(), "interface", observed.Name,
 		"pod", sandbox.Pod.Namespace+"/"+sandbox.Pod.Name, "sandbox", sandbox.ID, "took", time.Since(start))
-	return observed, nil
+	return observed, true, nil
 }
 
 // bringBackStale makes sure that no older sandbox has the Function.
@@ -201,19 +211,25 @@ func (a *Attacher) bringBackStale(ctx context.Context, id inventory.ID, sandbox 
 			return fmt.Errorf("is %s in pod %s/%s (sandbox %s)", record.State, record.Pod.Namespace, record.Pod.Name, record.Sandbox)
 		}
 	}
+	// A sandbox that is gone by now, and comes late, must not take the Function from the one that followed it.
+	if _, err := os.Stat(sandbox.NetNS); err != nil {
+		return fmt.Errorf("network namespace of sandbox %s: %w", sandbox.ID, err)
+	}
 	a.log.Info("Function is brought back from an older sandbox", "function", id.String(), "sandbox", record.Sandbox, "state", record.State)
 	return a.stale.Detach(ctx, id, record.Sandbox)
 }
 
-// patience is how often, within 2 s, a netdev is looked for that is not there yet: its driver was just bound, udev
+// Patience is how often, within 2 s, a netdev is looked for that is not on the host yet: its driver was just bound, udev
 // renames it, or it is on its way back from another namespace.
-var patience = wait.Backoff{Duration: 5 * time.Millisecond, Factor: 1.5, Steps: 14, Cap: 500 * time.Millisecond}
+func Patience() wait.Backoff {
+	return wait.Backoff{Duration: 5 * time.Millisecond, Factor: 1.5, Steps: 14}
+}
 
 // plan finds the netdev and looks at it.
 func (a *Attacher) plan(ctx context.Context, record journal.Attachment, netNS string) (
 	device link.Device, before link.Snapshot, place link.Place, err error,
 ) {
-	waitErr := wait.ExponentialBackoffWithContext(ctx, patience, func(ctx context.Context) (bool, error) {
+	waitErr := wait.ExponentialBackoffWithContext(ctx, Patience(), func(ctx context.Context) (bool, error) {
 		var found error
 		if device, found = Device(a.netdevs, record); found == nil {
 			before, place, found = a.engine.Plan(ctx, device, netNS, record.Interface)

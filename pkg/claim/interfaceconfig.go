@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/utils/ptr"
@@ -27,12 +28,13 @@ var strictDecoder = sync.OnceValue(func() runtime.Decoder {
 // errors that name the field.
 func DecodeInterfaceConfig(raw []byte) (*v1alpha1.InterfaceConfig, error) {
 	object, kind, err := strictDecoder().Decode(raw, nil, nil)
-	if err != nil {
-		return nil, err
-	}
 	config, ok := object.(*v1alpha1.InterfaceConfig)
-	if !ok {
-		return nil, fmt.Errorf("kind: Unsupported value: %q: supported values: \"InterfaceConfig\"", kind.Kind)
+	switch {
+	case runtime.IsMissingKind(err), runtime.IsMissingVersion(err), runtime.IsNotRegisteredError(err), err == nil && !ok:
+		apiVersion, name := ptr.Deref(kind, schema.GroupVersionKind{}).ToAPIVersionAndKind()
+		return nil, fmt.Errorf("apiVersion %q and kind %q: must be %q and \"InterfaceConfig\"", apiVersion, name, v1alpha1.SchemeGroupVersion)
+	case err != nil:
+		return nil, err
 	}
 	return config, nil
 }
@@ -73,6 +75,12 @@ func orList[T any](over, base []T) []T {
 	return base
 }
 
+// Limits of InterfaceConfig.mtu in bytes: RFC 791, and the largest that an XPUNetwork may have.
+const (
+	minMTU = 68
+	maxMTU = 9216
+)
+
 // defaultName stands in for the name that the node's agent gives an interface that asks for none.
 const defaultName = "net1"
 
@@ -88,6 +96,12 @@ func interfaceOf(c *v1alpha1.InterfaceConfig) (link.Interface, error) {
 	}
 	if i.Name == "lo" || i.Name == "eth0" {
 		errs = append(errs, fmt.Errorf("interfaceName %q: is taken in every pod; choose another name", i.Name))
+	}
+	if err := link.ValidateName(i.Name); err != nil {
+		errs = append(errs, fmt.Errorf("interfaceName: %w", err))
+	}
+	if c.MTU != nil && (*c.MTU < minMTU || *c.MTU > maxMTU) {
+		errs = append(errs, fmt.Errorf("mtu %d: must be %d-%d", *c.MTU, minMTU, maxMTU))
 	}
 	var err error
 	if c.MAC != "" {

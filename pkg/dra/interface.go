@@ -39,13 +39,15 @@ func wantedInterface(device claim.Device, port *v1alpha1.XPUPort) (link.Interfac
 	return wanted, nil
 }
 
-// networkData is how an attachment is shown in claims and in metadata files.
+// networkData is how an attachment is shown in claims and in metadata files: as it was seen in the pod, and before that
+// as it is asked for.
 func networkData(a journal.Attachment) *resourceapi.NetworkDeviceData {
-	data := &resourceapi.NetworkDeviceData{
-		InterfaceName:   a.Interface.Name,
-		HardwareAddress: string(a.Interface.MAC),
+	name, mac, addresses := a.Interface.Name, a.Interface.MAC, a.Interface.Addresses
+	if a.Observed != nil {
+		name, mac, addresses = a.Observed.Name, a.Observed.MAC, a.Observed.Addresses
 	}
-	for _, address := range a.Interface.Addresses {
+	data := &resourceapi.NetworkDeviceData{InterfaceName: name, HardwareAddress: string(mac)}
+	for _, address := range addresses {
 		data.IPs = append(data.IPs, address.String())
 	}
 	return data

@@ -1,6 +1,7 @@
 package dra
 
 import (
+	"cmp"
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -35,9 +36,9 @@ const (
 // first taint does not move devices to other slices.
 const devicesPerSlice = 64
 
-// resources turns the node's pools into what the driver publishes: one DRA pool for each PF and DevicePool, each
-// Function in the slice that its index says, in the order of the index. The same input gives the same output, and a
-// Function that comes or goes changes one slice.
+// resources turns the node's pools into what the driver publishes: one DRA pool for each PF and DevicePool, VFs before
+// SFs, each in the slice that its index says. The same input gives the same output, and a Function that comes or goes
+// changes one slice, unless it is the first or last of its slice.
 func resources(node string, pools []pool.Pool, problems func(inventory.Function) []health.Problem) resourceslice.DriverResources {
 	out := resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{}}
 	for _, p := range pools {
@@ -52,13 +53,21 @@ func resources(node string, pools []pool.Pool, problems func(inventory.Function)
 	return out
 }
 
+// chunk is what decides about a Function's slice: nothing that other Functions have a part in.
+type chunk struct {
+	kind   inventory.Kind
+	number int
+}
+
+func chunkOf(f inventory.Function) chunk { return chunk{f.Kind, f.Index / devicesPerSlice} }
+
 func chunks(p pool.Pool, functions []inventory.Function, problems func(inventory.Function) []health.Problem) []resourceslice.Slice {
-	slices.SortFunc(functions, func(a, b inventory.Function) int { return a.Index - b.Index })
+	slices.SortFunc(functions, func(a, b inventory.Function) int {
+		return cmp.Or(-cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Index, b.Index))
+	})
 	var out []resourceslice.Slice
-	chunk := -1
-	for _, f := range functions {
-		if f.Index/devicesPerSlice != chunk || len(out[len(out)-1].Devices) == devicesPerSlice {
-			chunk = f.Index / devicesPerSlice
+	for i, f := range functions {
+		if i == 0 || chunkOf(f) != chunkOf(functions[i-1]) {
 			out = append(out, resourceslice.Slice{})
 		}
 		last := &out[len(out)-1]
@@ -78,9 +87,12 @@ func device(p pool.Pool, f inventory.Function, problems []health.Problem) resour
 			AttributeVendor:     {StringValue: ptr.To(f.Vendor)},
 			AttributeDevice:     {StringValue: ptr.To(f.Device)},
 			AttributeMultusID:   {StringValue: ptr.To(f.ID.String())},
-			AttributeMultusName: {StringValue: ptr.To(v1alpha1.GroupName + "/" + p.Name)},
 			deviceattribute.StandardDeviceAttributePCIBusID: {StringValue: ptr.To(string(f.ID.Address))},
 		},
+	}
+	// The API refuses the whole slice for a longer value. Multus does not find the devices of such a DevicePool.
+	if name := v1alpha1.GroupName + "/" + p.Name; len(name) <= resourceapi.DeviceAttributeMaxValueLength {
+		d.Attributes[AttributeMultusName] = resourceapi.DeviceAttribute{StringValue: ptr.To(name)}
 	}
 	// Absent is not a value: devices without a PCIe root or NUMA node must not match each other by it.
 	if f.PFName != "" {

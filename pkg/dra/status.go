@@ -3,12 +3,14 @@ package dra
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/go-logr/logr"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	metaac "k8s.io/client-go/applyconfigurations/meta/v1"
-	resourceac "k8s.io/client-go/applyconfigurations/resource/v1"
 	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
@@ -17,8 +19,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
 )
 
-// fieldManager owns the agent's part of ResourceClaim.status.devices: the Ready condition and the network data. The
-// controller's conditions in the same entries stay its own.
+// fieldManager is who managedFields say wrote the agent's part of ResourceClaim.status.devices.
 const fieldManager = "xpu-agent"
 
 // StatusReporter writes what became of claims' devices into ResourceClaim.status.devices (KEP-4817). It works from
@@ -53,7 +54,7 @@ func (r *StatusReporter) Run(ctx context.Context) error {
 		if shutdown {
 			return nil
 		}
-		if err := r.write(ctx, c); err != nil {
+		if err := r.write(ctx, c); err != nil && ctx.Err() == nil {
 			r.metrics.statusWrites.WithLabelValues("error").Inc()
 			r.log.Error(err, "Status of claim is written later", "claim", klog.KRef(c.Namespace, c.Name))
 			r.queue.AddRateLimited(c)
@@ -64,47 +65,63 @@ func (r *StatusReporter) Run(ctx context.Context) error {
 	}
 }
 
+// write brings the claim's status up to date. It is an Update of what was read, and not a server-side apply: that
+// rewrites the opaque parameters in the allocation in its own order of keys, which the API server then refuses as a
+// change of the allocation. What others wrote stays, because the resource version must be the one that was read.
 func (r *StatusReporter) write(ctx context.Context, c journal.Claim) error {
-	status := resourceac.ResourceClaimStatus()
+	claims := r.claims.ResourceClaims(c.Namespace)
+	object, err := claims.Get(ctx, c.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) || err == nil && object.UID != c.UID {
+		return nil // it is gone, perhaps with another in its place
+	}
+	if err != nil {
+		return fmt.Errorf("read claim %s/%s: %w", c.Namespace, c.Name, err)
+	}
+	before := object.Status.DeepCopy()
 	for _, a := range r.journal.ByClaim(c.UID) {
 		if a.State == journal.Attached {
-			status.WithDevices(deviceStatus(a))
+			setDeviceStatus(&object.Status, a)
 		}
 	}
-	if len(status.Devices) == 0 {
+	if equality.Semantic.DeepEqual(before, &object.Status) {
 		return nil
 	}
-	// With the UID, a claim of the same name that came later is a conflict and not taken for this one.
-	apply := resourceac.ResourceClaim(c.Name, c.Namespace).WithUID(c.UID).WithStatus(status)
-	_, err := r.claims.ResourceClaims(c.Namespace).ApplyStatus(ctx, apply, metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
-	switch {
-	case err == nil:
-		r.metrics.statusWrites.WithLabelValues("success").Inc()
-		return nil
-	case apierrors.IsNotFound(err), apierrors.IsConflict(err), apierrors.IsInvalid(err):
-		// The claim is gone, or no longer has these devices.
-		r.metrics.statusWrites.WithLabelValues("gone").Inc()
-		r.log.V(1).Info("Claim changed before its status was written", "claim", klog.KRef(c.Namespace, c.Name), "reason", err.Error())
-		return nil
+	_, err = claims.UpdateStatus(ctx, object, metav1.UpdateOptions{FieldManager: fieldManager})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("write status of claim %s/%s: %w", c.Namespace, c.Name, err)
 	}
-	return fmt.Errorf("write status of claim %s/%s: %w", c.Namespace, c.Name, err)
+	r.metrics.statusWrites.WithLabelValues("success").Inc()
+	return nil
 }
 
-func deviceStatus(a journal.Attachment) *resourceac.AllocatedDeviceStatusApplyConfiguration {
-	data := networkData(a)
-	ready := metaac.Condition().
-		WithType(v1alpha1.ConditionReady).
-		WithStatus(metav1.ConditionTrue).
-		WithReason(v1alpha1.ReasonAttached).
-		WithMessage(fmt.Sprintf("Function %s is %s in pod %s", a.Function, a.Interface.Name, a.Pod.Name)).
-		WithLastTransitionTime(metav1.NewTime(a.AttachedAt))
-	return resourceac.AllocatedDeviceStatus().
-		WithDriver(v1alpha1.GroupName).
-		WithPool(a.Claim.Pool).
-		WithDevice(a.Claim.Device).
-		WithConditions(ready).
-		WithNetworkData(resourceac.NetworkDeviceData().
-			WithInterfaceName(data.InterfaceName).
-			WithHardwareAddress(data.HardwareAddress).
-			WithIPs(data.IPs...))
+// setDeviceStatus sets the agent's part of the claim's entry for a device: the Ready condition and the network data.
+// A device that the claim no longer has gets none.
+func setDeviceStatus(status *resourceapi.ResourceClaimStatus, a journal.Attachment) {
+	if !allocated(status, a.Claim) {
+		return
+	}
+	i := slices.IndexFunc(status.Devices, func(d resourceapi.AllocatedDeviceStatus) bool {
+		return d.Driver == v1alpha1.GroupName && d.Pool == a.Claim.Pool && d.Device == a.Claim.Device
+	})
+	if i < 0 {
+		i = len(status.Devices)
+		status.Devices = append(status.Devices, resourceapi.AllocatedDeviceStatus{
+			Driver: v1alpha1.GroupName, Pool: a.Claim.Pool, Device: a.Claim.Device,
+		})
+	}
+	entry := &status.Devices[i]
+	entry.NetworkData = networkData(a)
+	meta.SetStatusCondition(&entry.Conditions, metav1.Condition{
+		Type:               v1alpha1.ConditionReady,
+		Status:             metav1.ConditionTrue,
+		Reason:             v1alpha1.ReasonAttached,
+		Message:            fmt.Sprintf("Function %s is %s in pod %s", a.Function, a.Interface.Name, a.Pod.Name),
+		LastTransitionTime: metav1.NewTime(a.AttachedAt),
+	})
+}
+
+func allocated(status *resourceapi.ResourceClaimStatus, c journal.Claim) bool {
+	return status.Allocation != nil && slices.ContainsFunc(status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
+		return r.Driver == v1alpha1.GroupName && r.Pool == c.Pool && r.Device == c.Device
+	})
 }

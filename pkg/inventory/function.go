@@ -117,6 +117,7 @@ type Function struct {
 	// Netdev is the name of the Function's netdev while it is on the host; "" while it is in a pod, or if there is
 	// none.
 	Netdev string
-	// LinkUp says whether the PF has a carrier.
+	// LinkUp says whether the PF has a carrier; while the PF's netdev is away, whether it had one. True if that was
+	// never seen.
 	LinkUp bool
 }

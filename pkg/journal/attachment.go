@@ -61,6 +61,9 @@ type Attachment struct {
 
 	Observed   *link.Observed `json:"observed,omitempty"`
 	AttachedAt time.Time      `json:"attachedAt,omitzero"`
+
+	// StoppedAt is when the way back began.
+	StoppedAt time.Time `json:"stoppedAt,omitzero"`
 }
 
 // Claim is the ResourceClaim that a Function is allocated to. All of it is empty for a Function that was allocated as

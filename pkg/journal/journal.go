@@ -20,6 +20,7 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 	bolterrors "go.etcd.io/bbolt/errors"
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
@@ -76,14 +77,27 @@ func Open(path string) (*Journal, error) {
 // open turns a panic into an error: bbolt trusts the pages of its file, and reads a truncated one beyond its end.
 func (j *Journal) open(path string) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	var file *os.File
 	defer func() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("%w (%v)", ErrCorrupt, r)
+			if j.db == nil && file != nil {
+				// bbolt leaves its mapping behind, and that keeps the lock although the file is closed.
+				_ = unix.Flock(int(file.Fd()), unix.LOCK_UN)
+				file.Close()
+			}
 		}
 	}()
 	_, missing := os.Stat(path)
-	// Without the list of free pages a commit writes less; Open finds them, which is fast for a file of this size.
-	j.db, err = bolt.Open(path, 0o600, &bolt.Options{Timeout: lockTimeout, NoFreelistSync: true, FreelistType: bolt.FreelistMapType})
+	// The list of free pages stays in the file: to find them, bbolt would look at pages in a goroutine of its own, where
+	// a damaged one cannot be recovered from.
+	j.db, err = bolt.Open(path, 0o600, &bolt.Options{
+		Timeout: lockTimeout,
+		OpenFile: func(name string, flag int, mode os.FileMode) (_ *os.File, err error) {
+			file, err = os.OpenFile(name, flag, mode)
+			return file, err
+		},
+	})
 	switch {
 	case errors.Is(err, bolterrors.ErrTimeout):
 		return ErrLocked
@@ -114,9 +128,6 @@ func syncDirectory(path string) error {
 func (j *Journal) load() error {
 	empty := false
 	err := j.db.View(func(tx *bolt.Tx) error {
-		for err := range tx.Check() {
-			return fmt.Errorf("%w (%w)", ErrCorrupt, err)
-		}
 		meta, attachments := tx.Bucket(metaBucket), tx.Bucket(attachmentsBucket)
 		if meta == nil && attachments == nil {
 			empty = true
@@ -128,7 +139,13 @@ func (j *Journal) load() error {
 		if err := checkSchema(meta.Get(schemaKey)); err != nil {
 			return err
 		}
-		return attachments.ForEach(j.loadOne)
+		if err := attachments.ForEach(j.loadOne); err != nil {
+			return err
+		}
+		for err := range tx.Check() { // after all pages were seen here, for the same reason
+			return fmt.Errorf("%w (%w)", ErrCorrupt, err)
+		}
+		return nil
 	})
 	if err != nil || !empty {
 		return err

@@ -47,12 +47,22 @@ func dialPath(path string) (*conn, error) {
 		return nil, fmt.Errorf("network namespace %s: %w", path, err)
 	}
 	defer ns.Close()
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(int(ns), &fs); err != nil {
+		return nil, fmt.Errorf("network namespace %s: %w", path, err)
+	}
+	if fs.Type != unix.NSFS_MAGIC {
+		return nil, fmt.Errorf("network namespace %s: %w", path, errNotMounted)
+	}
 	c, err := dial(ns)
 	if err != nil {
 		return nil, fmt.Errorf("network namespace %s: %w", path, err)
 	}
 	return c, nil
 }
+
+// errNotMounted is returned for a file that a namespace was mounted on, or never.
+var errNotMounted = errors.New("is a plain file, no namespace is mounted on it")
 
 func (c *conn) close() {
 	c.Handle.Close()

@@ -32,7 +32,8 @@ type Engine struct {
 
 // New opens the host's network namespace. Close the Engine after use.
 func New(options Options) (*Engine, error) {
-	path := cmp.Or(options.HostNetNS, "/proc/self/ns/net")
+	// Not /proc/self: that is the main thread, which some other code of the process may have sent elsewhere.
+	path := cmp.Or(options.HostNetNS, "/proc/thread-self/ns/net")
 	ns, err := netns.GetFromPath(path)
 	if err != nil {
 		return nil, fmt.Errorf("the host's network namespace %s: %w", path, err)
@@ -335,7 +336,7 @@ func dialPlace(place Place) (*conn, error) {
 	}
 	pod, err := dialPath(place.NetNS)
 	switch {
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ESRCH), errors.Is(err, unix.EINVAL):
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ESRCH), errors.Is(err, errNotMounted):
 		return nil, nil
 	case err != nil:
 		return nil, err

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -317,8 +319,10 @@ func TestPlanErrors(t *testing.T) {
 	}
 	t.Run("namespace", func(t *testing.T) {
 		w := newWorld(t, nil)
+		plain := filepath.Join(t.TempDir(), "plain")
+		must(t, os.WriteFile(plain, nil, 0o600))
 		for path, want := range map[string]string{
-			w.host.Path(): "is the host's own", t.TempDir() + "/none": "no such file", "/etc/passwd": "network namespace /etc/passwd",
+			w.host.Path(): "is the host's own", t.TempDir() + "/none": "no such file", plain: "is a plain file",
 		} {
 			if _, _, err := w.engine.Plan(t.Context(), device(), path, link.Interface{Name: "net1"}); err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("%s: error %v, want one with %q", path, err, want)
@@ -415,6 +419,11 @@ func TestNamespaceGone(t *testing.T) {
 	if alive, err := w.engine.Alive(place); alive || err != nil {
 		t.Errorf("alive %v, %v", alive, err)
 	}
+	must(t, os.WriteFile(place.NetNS, nil, 0o600)) // a runtime may leave the mount point behind
+	if alive, err := w.engine.Alive(place); alive || err != nil {
+		t.Errorf("alive %v, %v, where only the mount point is left", alive, err)
+	}
+	must(t, os.Remove(place.NetNS))
 	if _, err := w.engine.Restore(t.Context(), device(), before, place); !errors.Is(err, link.ErrGone) {
 		t.Errorf("error %v, want %v", err, link.ErrGone)
 	}
@@ -493,4 +502,3 @@ func BenchmarkRoundTrip(b *testing.B) {
 	b.ReportMetric(float64(attach.Microseconds())/float64(b.N), "attach-us")
 	b.ReportMetric(float64(restore.Microseconds())/float64(b.N), "restore-us")
 }
-

@@ -17,7 +17,7 @@ const fallbackName = "xpu%d"
 // Restore brings a netdev back to the host as it was before, wherever it is and whatever state it is in, and reads
 // back that it is so. device.Name is where the caller last saw the netdev on the host, "" where it did not. A netdev
 // that is as it was is not touched. An error says what is left; the next call continues. See [ErrGone] and [ErrAway].
-func (e *Engine) Restore(ctx context.Context, device Device, before Snapshot, place Place) (Restored, error) {
+func (e *Engine) Restore(_ context.Context, device Device, before Snapshot, place Place) (Restored, error) {
 	pod, err := dialPlace(place)
 	if err != nil {
 		return Restored{}, err
@@ -42,7 +42,7 @@ func (e *Engine) Restore(ctx context.Context, device Device, before Snapshot, pl
 	case l == nil:
 		return Restored{}, fmt.Errorf("%s: %w", before.Name, ErrGone)
 	}
-	return e.reconcile(ctx, device.PF, before, l)
+	return e.reconcile(device.PF, before, l)
 }
 
 // moveToHost moves a netdev back with all that one message can restore, and returns its index, 0 where it is not in
@@ -115,7 +115,7 @@ func (e *Engine) freeMAC(pf *PF, before Snapshot) {
 
 // reconcile undoes on the host what differs. A second round catches what was in the way of something else in the
 // first, and what a driver only takes while the netdev is in another state.
-func (e *Engine) reconcile(_ context.Context, pf *PF, before Snapshot, l netlink.Link) (Restored, error) {
+func (e *Engine) reconcile(pf *PF, before Snapshot, l netlink.Link) (Restored, error) {
 	const rounds = 2
 	if before.VF == nil {
 		pf = nil

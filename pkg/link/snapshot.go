@@ -52,6 +52,10 @@ type Identity struct {
 	PeerNS int `json:"peerNS,omitempty"`
 }
 
+// IsHardware says that the netdev is a device's on a bus. It survives the namespace it is in: the kernel brings it back
+// to the host. A virtual one ends with its namespace.
+func (i Identity) IsHardware() bool { return i.Parent != "" }
+
 // certain says whether the identity alone is enough to find the netdev among others.
 func (i Identity) certain() bool {
 	return i.Parent != "" || i.Permanent != "" || i.Kind == "veth" && i.Peer != 0
@@ -144,11 +148,11 @@ func quoted[T any](v T) any {
 
 // Observed is what a netdev is in a pod.
 type Observed struct {
-	Name      string   `json:"name"`
-	MAC       MAC      `json:"mac,omitempty"`
-	MTU       int      `json:"mtu"`
+	Name      string         `json:"name"`
+	MAC       MAC            `json:"mac,omitempty"`
+	MTU       int            `json:"mtu"`
 	Addresses []netip.Prefix `json:"addresses,omitempty"`
-	Index     int      `json:"index"`
+	Index     int            `json:"index"`
 }
 
 // Place is where a netdev sits in a pod. It is known before the netdev is moved.

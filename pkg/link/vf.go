@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"iter"
 	"net"
 	"slices"
 
@@ -202,82 +203,76 @@ func (c *conn) vf(pf *PF) (*VFState, error) {
 		return nil, fmt.Errorf("PF %s: %w", pf, err)
 	}
 	for _, answer := range answers {
-		state, err := parseVF(answer, pf.VF)
-		if err != nil {
-			return nil, fmt.Errorf("PF %s: VF %d: %w", pf, pf.VF, err)
+		if state := parseVF(answer, pf.VF); state != nil {
+			return state, nil
 		}
-		return state, nil
 	}
 	return nil, fmt.Errorf("PF %s: VF %d: %w", pf, pf.VF, errNoVF)
 }
 
-// parseVF finds the VF in a PF's RTM_NEWLINK.
-func parseVF(message []byte, vf int) (*VFState, error) {
+// attributes walks over netlink attributes, and ends at one that is not well formed.
+func attributes(b []byte) iter.Seq2[int, []byte] {
+	return func(yield func(int, []byte) bool) {
+		for len(b) >= unix.NLA_HDRLEN {
+			length, kind := int(binary.NativeEndian.Uint16(b)), int(binary.NativeEndian.Uint16(b[2:]))
+			if length < unix.NLA_HDRLEN || length > len(b) || !yield(kind&^unix.NLA_F_NESTED, b[unix.NLA_HDRLEN:length]) {
+				return
+			}
+			b = b[min(len(b), (length+unix.NLA_ALIGNTO-1)&^(unix.NLA_ALIGNTO-1)):]
+		}
+	}
+}
+
+// parseVF finds a VF in the body of a PF's RTM_NEWLINK, nil where the PF tells nothing about it.
+func parseVF(message []byte, vf int) *VFState {
 	if len(message) < unix.SizeofIfInfomsg {
-		return nil, fmt.Errorf("message of %d bytes is too short", len(message))
+		return nil
 	}
-	attrs, err := nl.ParseRouteAttr(message[unix.SizeofIfInfomsg:])
-	if err != nil {
-		return nil, err
-	}
-	for _, attr := range attrs {
-		if attr.Attr.Type&^unix.NLA_F_NESTED != unix.IFLA_VFINFO_LIST {
+	for kind, list := range attributes(message[unix.SizeofIfInfomsg:]) {
+		if kind != unix.IFLA_VFINFO_LIST {
 			continue
 		}
-		infos, err := nl.ParseRouteAttr(attr.Value)
-		if err != nil {
-			return nil, err
-		}
-		for _, info := range infos {
-			index, state, err := parseVFInfo(info.Value)
-			if err != nil {
-				return nil, err
-			}
-			if index == vf {
-				return state, nil
+		for _, info := range attributes(list) {
+			if index, state := parseVFInfo(info); index == vf {
+				return state
 			}
 		}
 	}
-	return nil, errNoVF
+	return nil
 }
 
 // unknown is what the kernel tells of a setting that the driver does not have (rtnl_fill_vfinfo).
 const unknown = 0xffffffff
 
-// parseVFInfo reads one IFLA_VF_INFO. Each attribute in it is a struct that starts with the index of the VF.
-func parseVFInfo(info []byte) (int, *VFState, error) {
-	attrs, err := nl.ParseRouteAttr(info)
-	if err != nil {
-		return 0, nil, err
-	}
-	index, state := -1, &VFState{Proto: vlanProtocols[0]}
-	for _, attr := range attrs {
-		if attr.Attr.Type == nl.IFLA_VF_VLAN_LIST {
-			if state.Proto, err = parseVLANProto(attr.Value); err != nil {
-				return 0, nil, err
-			}
+// parseVFInfo reads one IFLA_VF_INFO. Each attribute in it is a struct that starts with the index of the VF, which is -1
+// here where none was told.
+func parseVFInfo(info []byte) (index int, state *VFState) {
+	index, state = -1, &VFState{Proto: vlanProtocols[0]}
+	for kind, value := range attributes(info) {
+		if kind == nl.IFLA_VF_VLAN_LIST {
+			state.Proto = parseVLANProto(value)
 			continue
 		}
-		words := make([]uint32, len(attr.Value)/4)
+		words := make([]uint32, len(value)/4)
 		for i := range words {
-			words[i] = nl.NativeEndian().Uint32(attr.Value[4*i:])
+			words[i] = binary.NativeEndian.Uint32(value[4*i:])
 		}
 		switch {
-		case attr.Attr.Type == nl.IFLA_VF_MAC && len(words) >= 3:
-			index, state.MAC = int(words[0]), macOf(net.HardwareAddr(attr.Value[4:10]))
-		case attr.Attr.Type == nl.IFLA_VF_VLAN && len(words) >= 3:
+		case kind == nl.IFLA_VF_MAC && len(words) >= 3:
+			index, state.MAC = int(words[0]), macOf(net.HardwareAddr(value[4:10]))
+		case kind == nl.IFLA_VF_VLAN && len(words) >= 3:
 			state.VLAN, state.QoS = int(words[1]), int(words[2])
-		case attr.Attr.Type == nl.IFLA_VF_RATE && len(words) >= 3:
+		case kind == nl.IFLA_VF_RATE && len(words) >= 3:
 			state.MinTxRate, state.MaxTxRate = int(words[1]), int(words[2])
-		case attr.Attr.Type == nl.IFLA_VF_SPOOFCHK && len(words) >= 2:
+		case kind == nl.IFLA_VF_SPOOFCHK && len(words) >= 2:
 			state.SpoofCheck = setting(words[1])
-		case attr.Attr.Type == nl.IFLA_VF_TRUST && len(words) >= 2:
+		case kind == nl.IFLA_VF_TRUST && len(words) >= 2:
 			state.Trust = setting(words[1])
-		case attr.Attr.Type == nl.IFLA_VF_LINK_STATE && len(words) >= 2 && int(words[1]) < len(linkStates):
+		case kind == nl.IFLA_VF_LINK_STATE && len(words) >= 2 && int(words[1]) < len(linkStates):
 			state.LinkState = linkStates[words[1]]
 		}
 	}
-	return index, state, nil
+	return index, state
 }
 
 func setting(value uint32) *bool {
@@ -288,19 +283,14 @@ func setting(value uint32) *bool {
 }
 
 // parseVLANProto reads the protocol of the first tag in an IFLA_VF_VLAN_LIST; the kernel has only one.
-func parseVLANProto(list []byte) (string, error) {
-	infos, err := nl.ParseRouteAttr(list)
-	if err != nil {
-		return "", err
-	}
-	for _, info := range infos {
-		if len(info.Value) < nl.SizeofVfVlan+2 {
+func parseVLANProto(list []byte) string {
+	for _, info := range attributes(list) {
+		if len(info) < nl.SizeofVfVlan+2 {
 			continue
 		}
-		ethertype := binary.BigEndian.Uint16(info.Value[nl.SizeofVfVlan:])
-		if i := slices.Index(vlanEthertypes[:], ethertype); i >= 0 {
-			return vlanProtocols[i], nil
+		if i := slices.Index(vlanEthertypes[:], binary.BigEndian.Uint16(info[nl.SizeofVfVlan:])); i >= 0 {
+			return vlanProtocols[i]
 		}
 	}
-	return vlanProtocols[0], nil
+	return vlanProtocols[0]
 }

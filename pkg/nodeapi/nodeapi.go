@@ -28,16 +28,22 @@ type API struct {
 	cache  cache.Cache
 	writer client.Client
 
-	// DeclarationsChanged tells that a DevicePool or the node's labels changed.
-	DeclarationsChanged notify.Signal
-	// PortsChanged tells that a Port of this node changed.
-	PortsChanged notify.Signal
+	events Events
 
-	refusals refusals
+	portsChanged notify.Signal
+	refusals     refusals
+}
+
+// Events are called when something changed. They must not block.
+type Events struct {
+	// DeclarationsChanged: a DevicePool or the node's labels.
+	DeclarationsChanged func()
+	// PortsChanged: a Port of this node.
+	PortsChanged func()
 }
 
 // New prepares the watches; [API.Run] starts them.
-func New(config *rest.Config, node string) (*API, error) {
+func New(config *rest.Config, node string, events Events) (*API, error) {
 	scheme := runtime.NewScheme()
 	if err := errors.Join(corev1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
 		return nil, err
@@ -59,7 +65,7 @@ func New(config *rest.Config, node string) (*API, error) {
 	if err != nil {
 		return nil, fmt.Errorf("client for the API server: %w", err)
 	}
-	return &API{node: node, cache: c, writer: writer}, nil
+	return &API{node: node, cache: c, writer: writer, events: events}, nil
 }
 
 // nodeMetadata is the Node without spec and status: heartbeats and images are of no interest.
@@ -70,14 +76,14 @@ func nodeMetadata() *metav1.PartialObjectMetadata {
 // Run watches until ctx ends.
 func (a *API) Run(ctx context.Context) error {
 	declared := toolscache.ResourceEventHandlerFuncs{
-		AddFunc:    func(any) { a.DeclarationsChanged.Notify() },
-		UpdateFunc: func(any, any) { a.DeclarationsChanged.Notify() },
-		DeleteFunc: func(any) { a.DeclarationsChanged.Notify() },
+		AddFunc:    func(any) { a.events.DeclarationsChanged() },
+		UpdateFunc: func(any, any) { a.events.DeclarationsChanged() },
+		DeleteFunc: func(any) { a.events.DeclarationsChanged() },
 	}
 	labelled := declared
 	labelled.UpdateFunc = func(before, after any) {
 		if !maps.Equal(before.(*metav1.PartialObjectMetadata).Labels, after.(*metav1.PartialObjectMetadata).Labels) {
-			a.DeclarationsChanged.Notify()
+			a.events.DeclarationsChanged()
 		}
 	}
 	for object, handler := range map[client.Object]toolscache.ResourceEventHandler{

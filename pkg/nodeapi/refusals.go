@@ -49,17 +49,17 @@ func (a *API) portChanged(port *v1alpha1.XPUPort) {
 	if ready != nil {
 		a.setRefusal(port, refusal(ready))
 	}
-	a.PortsChanged.Notify()
+	a.notifyPorts()
 }
 
 func (a *API) portDeleted(port *v1alpha1.XPUPort) {
 	if a.ProvisionFailed(claim.FunctionOf(port.Spec.Function)) != "" {
 		time.AfterFunc(refusalTime, func() {
 			a.setRefusal(port, "")
-			a.PortsChanged.Notify()
+			a.notifyPorts()
 		})
 	}
-	a.PortsChanged.Notify()
+	a.notifyPorts()
 }
 
 // refusal tells what the xPU will not do for this Function from what it cannot do for any just now.
@@ -85,4 +85,9 @@ func (a *API) setRefusal(port *v1alpha1.XPUPort, message string) {
 		a.refusals.messages = map[inventory.ID]string{}
 	}
 	a.refusals.messages[claim.FunctionOf(port.Spec.Function)] = message
+}
+
+func (a *API) notifyPorts() {
+	a.portsChanged.Notify()
+	a.events.PortsChanged()
 }

@@ -2,8 +2,10 @@ package pool
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -14,6 +16,9 @@ import (
 
 // maxListed is how many overlapping Functions a status names.
 const maxListed = 16
+
+// retry is when a status is written again that the API server did not take.
+const retry = 5 * time.Second
 
 // StatusWriter writes this node's entry of a DevicePool's status.
 type StatusWriter interface {
@@ -30,16 +35,20 @@ type Reporter struct {
 	Log          logr.Logger
 }
 
-// Run writes what differs from the DevicePools' status, at once and for every value from changes, until ctx ends.
+// Run writes what differs from the DevicePools' status, at once and for every value from changes, until ctx ends. What
+// fails is tried again.
 func (r *Reporter) Run(ctx context.Context, changes <-chan struct{}) error {
 	for {
+		var again <-chan time.Time
 		if err := r.write(ctx); err != nil && ctx.Err() == nil {
-			r.Log.Error(err, "Status of DevicePools is incomplete until the next change")
+			r.Log.Error(err, "Status of DevicePools is incomplete", "retry", retry.String())
+			again = time.After(retry)
 		}
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-changes:
+		case <-again:
 		}
 	}
 }
@@ -57,16 +66,17 @@ func (r *Reporter) write(ctx context.Context) error {
 	for _, p := range pools {
 		wanted[p.Name] = r.entry(p)
 	}
+	var errs []error
 	for _, devicePool := range devicePools {
 		entry := wanted[devicePool.Name]
 		if equality.Semantic.DeepEqual(entry, r.current(devicePool)) {
 			continue
 		}
 		if err := r.Writer.WriteNodeStatus(ctx, devicePool.Name, entry); err != nil && !apierrors.IsNotFound(err) {
-			return fmt.Errorf("write status of DevicePool %s: %w", devicePool.Name, err)
+			errs = append(errs, fmt.Errorf("write status of DevicePool %s: %w", devicePool.Name, err))
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // entry is nil where the pool has nothing to do with the node.

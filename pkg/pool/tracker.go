@@ -62,12 +62,13 @@ func (t *Tracker) DevicePool(name string) (v1alpha1.DevicePoolSpec, bool) {
 }
 
 // Run reads the pools at once and again for every value from changes, until ctx ends. It calls changed after each
-// time that they came out different.
+// time that they came out different. What cannot be read, such as a Node that is not there yet, leaves the pools as
+// they are until the next change.
 func (t *Tracker) Run(ctx context.Context, changes <-chan struct{}, changed func()) error {
 	for {
 		different, err := t.read(ctx)
 		if err != nil {
-			return err
+			t.log.Error(err, "Pools are not current until the next change")
 		}
 		if different {
 			changed()

@@ -55,7 +55,7 @@ func (r *claims) setup(mgr ctrl.Manager, concurrency int) error {
 		Watches(&v1alpha1.DevicePool{}, r.wake(func(o client.Object) []topic { return []topic{topicPool(o.GetName())} }), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Watches(&v1alpha1.XPU{}, r.wake(func(o client.Object) []topic { return []topic{topicNode(o.(*v1alpha1.XPU).Spec.NodeName)} }), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		WithOptions(controller.Options{MaxConcurrentReconciles: concurrency, RateLimiter: retryLimiter[reconcile.Request]()}).
-		Complete(r)
+		Complete(withConflicts(r))
 }
 
 // ourClaims lets claims pass that have, or had, a Function of ours.
@@ -79,6 +79,7 @@ func (r *claims) onPort() handler.EventHandler {
 	type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 	owner := func(q queue, o client.Object) {
 		port := o.(*v1alpha1.XPUPort)
+		r.ledger.seen(port)
 		q.Add(reconcile.Request{NamespacedName: types.NamespacedName{Namespace: port.Namespace, Name: port.Spec.Claim.Name}})
 	}
 	return handler.Funcs{
@@ -87,6 +88,8 @@ func (r *claims) onPort() handler.EventHandler {
 		DeleteFunc: func(_ context.Context, e event.DeleteEvent, q queue) {
 			owner(q, e.Object)
 			port := e.Object.(*v1alpha1.XPUPort)
+			r.gone.reset(port.UID)
+			r.tainted.reset(port.UID)
 			for _, t := range []topic{topicFunction(functionKey(port.Spec.NodeName, port.Spec.Function)), topicAddresses(port.Spec.Network)} {
 				for _, key := range r.waiters.woken(t) {
 					q.Add(reconcile.Request{NamespacedName: key})
@@ -217,6 +220,8 @@ func (r *claims) device(ctx context.Context, log logr.Logger, c *resourceapi.Res
 	if !errors.As(err, &p) {
 		return v, err
 	}
+	// Events wake the claim, except when something was only assumed to be taken.
+	v.after = assumedFor
 	// A Function that just changed hands is no news.
 	if p.reason == v1alpha1.ReasonFunctionBusy {
 		if waited := r.busy.elapsed(key); waited < r.busyGrace {
@@ -283,18 +288,23 @@ func (r *claims) isTainted(ctx context.Context, d *claim.Device) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("list ResourceSlices of node %s: %w", d.ID.Node, err)
 	}
+	offered := false
 	for _, slice := range found.Items {
 		if slice.Spec.Pool.Name != d.Pool {
 			continue
 		}
 		for _, device := range slice.Spec.Devices {
-			if device.Name == d.Name {
-				return slices.ContainsFunc(device.Taints, func(t resourceapi.DeviceTaint) bool { return t.Key == v1alpha1.TaintProvisionFailed }), nil
+			if device.Name != d.Name {
+				continue
 			}
+			if slices.ContainsFunc(device.Taints, func(t resourceapi.DeviceTaint) bool { return t.Key == v1alpha1.TaintProvisionFailed }) {
+				return true, nil
+			}
+			offered = true
 		}
 	}
 	// A device that is not offered any more cannot be picked again either.
-	return true, nil
+	return !offered, nil
 }
 
 // create makes the Port of a device. A *problem says why it cannot be made now.
@@ -324,7 +334,7 @@ func (r *claims) create(ctx context.Context, log logr.Logger, c *resourceapi.Res
 		log.Info("created XPUPort", "port", client.ObjectKeyFromObject(port), "device", d.Name, "network", name, "xpu", port.Spec.XPU, "addresses", port.Spec.Addresses)
 		return verdict{}, nil
 	}
-	if apierrors.IsAlreadyExists(err) || apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
+	if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
 		r.ledger.drop(port)
 	}
 	if apierrors.IsAlreadyExists(err) {

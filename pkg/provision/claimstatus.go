@@ -3,6 +3,7 @@ package provision
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -10,50 +11,35 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	metaapply "k8s.io/client-go/applyconfigurations/meta/v1"
-	resourceapply "k8s.io/client-go/applyconfigurations/resource/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 )
-
-// fieldOwner is the field manager of what the controller writes into ResourceClaims. The node's agent is another one:
-// its conditions in the same entry stay.
-const fieldOwner = client.FieldOwner("xpu-controller")
 
 // claimConditions are the conditions of a device that the controller owns.
 var claimConditions = [...]string{v1alpha1.ConditionProvisioned, v1alpha1.ConditionProvisionFailed}
 
 // report brings the controller's conditions in the claim's status up to date, and tells of problems that are new. In
 // the good case of a pool that does not hold pods back there is nothing to tell and nothing is written.
+//
+// It is an Update of what was read, and not a server-side apply: that rewrites the opaque parameters in the allocation
+// in its own order of keys, which the API server then refuses as a change of the allocation. What the node's agent
+// and other drivers wrote stays, because the resourceVersion must be the one that was read. For the same reason the
+// conditions cannot end up in a later allocation of the same device.
 func (r *claims) report(ctx context.Context, c *resourceapi.ResourceClaim, devices []claim.Device, verdicts []verdict) error {
-	status := resourceapply.ResourceClaimStatus()
-	changed := false
+	before := c.DeepCopy()
 	var news []*problem
 	for i := range devices {
-		have := ownedConditions(c, &devices[i])
-		want := wantedConditions(&devices[i], verdicts[i], c.Generation)
-		for j := range want {
-			before := meta.FindStatusCondition(have, want[j].Type)
-			if before != nil && before.Status == want[j].Status {
-				want[j].LastTransitionTime = before.LastTransitionTime
-			}
-			if p := verdicts[i].problem; p != nil && want[j].Type == v1alpha1.ConditionProvisioned && !says(before, p) {
-				news = append(news, p)
-			}
+		was := deviceCondition(c, &devices[i], v1alpha1.ConditionProvisioned)
+		if p := verdicts[i].problem; p != nil && !says(was, p) {
+			news = append(news, p)
 		}
-		changed = changed || !equality.Semantic.DeepEqual(have, want)
-		if len(want) > 0 {
-			status.WithDevices(deviceStatus(&devices[i], want))
-		}
+		setConditions(c, &devices[i], wantedConditions(&devices[i], verdicts[i], c.Generation))
 	}
-	if !changed {
+	if equality.Semantic.DeepEqual(before.Status, c.Status) {
 		return nil
 	}
-	// With UID and resourceVersion the conditions cannot end up in a later allocation of the same device.
-	config := resourceapply.ResourceClaim(c.Name, c.Namespace).WithUID(c.UID).WithResourceVersion(c.ResourceVersion).WithStatus(status)
-	err := r.client.Status().Apply(ctx, config, fieldOwner, client.ForceOwnership)
+	err := r.client.Status().Update(ctx, c)
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		return nil // the claim has changed: its event is on the way
 	}
@@ -61,7 +47,7 @@ func (r *claims) report(ctx context.Context, c *resourceapi.ResourceClaim, devic
 		return fmt.Errorf("status of ResourceClaim %s/%s: %w", c.Namespace, c.Name, err)
 	}
 	for _, p := range news {
-		r.tell(c, p)
+		r.tell(before, p)
 	}
 	return nil
 }
@@ -83,31 +69,52 @@ func (r *claims) tell(c *resourceapi.ResourceClaim, p *problem) {
 	}
 }
 
+// deviceStatus is the claim's entry for the device, nil if there is none.
+func deviceStatus(c *resourceapi.ResourceClaim, d *claim.Device) *resourceapi.AllocatedDeviceStatus {
+	i := slices.IndexFunc(c.Status.Devices, func(s resourceapi.AllocatedDeviceStatus) bool {
+		return s.Driver == v1alpha1.GroupName && s.Pool == d.Pool && s.Device == d.Name
+	})
+	if i < 0 {
+		return nil
+	}
+	return &c.Status.Devices[i]
+}
+
 // deviceCondition is a condition in the claim's entry for the device, nil if there is none.
 func deviceCondition(c *resourceapi.ResourceClaim, d *claim.Device, conditionType string) *metav1.Condition {
-	for i := range c.Status.Devices {
-		s := &c.Status.Devices[i]
-		if s.Driver == v1alpha1.GroupName && s.Pool == d.Pool && s.Device == d.Name {
-			return meta.FindStatusCondition(s.Conditions, conditionType)
-		}
+	if entry := deviceStatus(c, d); entry != nil {
+		return meta.FindStatusCondition(entry.Conditions, conditionType)
 	}
 	return nil
 }
 
-func ownedConditions(c *resourceapi.ResourceClaim, d *claim.Device) []metav1.Condition {
-	var owned []metav1.Condition
+// setConditions has exactly these of claimConditions in the claim's entry for the device, and no entry for nothing.
+func setConditions(c *resourceapi.ResourceClaim, d *claim.Device, wanted []metav1.Condition) {
+	entry := deviceStatus(c, d)
+	if entry == nil && len(wanted) == 0 {
+		return
+	}
+	if entry == nil {
+		c.Status.Devices = append(c.Status.Devices, resourceapi.AllocatedDeviceStatus{Driver: v1alpha1.GroupName, Pool: d.Pool, Device: d.Name})
+		entry = &c.Status.Devices[len(c.Status.Devices)-1]
+	}
 	for _, conditionType := range claimConditions {
-		if condition := deviceCondition(c, d, conditionType); condition != nil {
-			owned = append(owned, *condition)
+		if meta.FindStatusCondition(wanted, conditionType) == nil {
+			meta.RemoveStatusCondition(&entry.Conditions, conditionType)
 		}
 	}
-	return owned
+	for _, condition := range wanted {
+		meta.SetStatusCondition(&entry.Conditions, condition)
+	}
+	c.Status.Devices = slices.DeleteFunc(c.Status.Devices, func(s resourceapi.AllocatedDeviceStatus) bool {
+		return s.Driver == v1alpha1.GroupName && len(s.Conditions) == 0 && s.Data == nil && s.NetworkData == nil
+	})
 }
 
-// wantedConditions are in the order of claimConditions.
+// wantedConditions are those of claimConditions that the device is to have.
 func wantedConditions(d *claim.Device, v verdict, generation int64) []metav1.Condition {
 	condition := func(conditionType string, status metav1.ConditionStatus, reason, message string) metav1.Condition {
-		return metav1.Condition{Type: conditionType, Status: status, Reason: reason, Message: message, ObservedGeneration: generation, LastTransitionTime: metav1.Now().Rfc3339Copy()}
+		return metav1.Condition{Type: conditionType, Status: status, Reason: reason, Message: message, ObservedGeneration: generation}
 	}
 	switch {
 	case v.problem != nil && v.failed:
@@ -123,14 +130,4 @@ func wantedConditions(d *claim.Device, v verdict, generation int64) []metav1.Con
 		return []metav1.Condition{condition(v1alpha1.ConditionProvisioned, metav1.ConditionTrue, v.ready, "the xPU serves the Port")}
 	}
 	return nil
-}
-
-func deviceStatus(d *claim.Device, conditions []metav1.Condition) *resourceapply.AllocatedDeviceStatusApplyConfiguration {
-	s := resourceapply.AllocatedDeviceStatus().WithDriver(v1alpha1.GroupName).WithPool(d.Pool).WithDevice(d.Name)
-	for _, c := range conditions {
-		s.WithConditions(metaapply.Condition().
-			WithType(c.Type).WithStatus(c.Status).WithReason(c.Reason).WithMessage(c.Message).
-			WithObservedGeneration(c.ObservedGeneration).WithLastTransitionTime(c.LastTransitionTime))
-	}
-	return s
 }

@@ -3,6 +3,7 @@ package provision
 import (
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -66,31 +67,21 @@ func (d *drafter) network(ctx context.Context, key types.NamespacedName, device 
 	return pool.Spec.Network, nil
 }
 
-// segment is the network by name, if ports may join it.
+// segment is the network by name, if the device may join it.
 func (d *drafter) segment(ctx context.Context, key types.NamespacedName, device *claim.Device, name string) (*v1alpha1.XPUNetwork, error) {
-	var network v1alpha1.XPUNetwork
 	d.waiters.await(key, topicNetwork(name))
-	err := d.reader.Get(ctx, client.ObjectKey{Name: name}, &network)
-	if apierrors.IsNotFound(err) {
-		return nil, problemf(v1alpha1.ReasonNetworkNotFound, "request %s: XPUNetwork %s does not exist; create it, or name another one in the InterfaceConfig or the DevicePool", device.Request, name)
+	network, err := usableNetwork(ctx, d.reader, name, func(segment string) { d.waiters.await(key, topicSegment(segment)) })
+	var p *problem
+	if errors.As(err, &p) {
+		return nil, problemf(p.reason, "request %s: %s", device.Request, p.message)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("XPUNetwork %s: %w", name, err)
-	}
-	if !network.DeletionTimestamp.IsZero() {
-		return nil, problemf(v1alpha1.ReasonNetworkNotFound, "request %s: XPUNetwork %s is being deleted; name another one", device.Request, name)
-	}
-	for _, segment := range segmentKeys(&network) {
-		d.waiters.await(key, topicSegment(segment))
-	}
-	rival, err := seniorRival(ctx, d.reader, &network)
 	if err != nil {
 		return nil, err
 	}
-	if rival != nil {
-		return nil, problemf(v1alpha1.ReasonNetworkNotReady, "request %s: XPUNetwork %s cannot be used: %s", device.Request, name, rival.message)
+	if !network.DeletionTimestamp.IsZero() {
+		return nil, problemf(v1alpha1.ReasonNetworkNotFound, "request %s: XPUNetwork %s is being deleted; name another one in the InterfaceConfig or the DevicePool", device.Request, name)
 	}
-	return &network, nil
+	return network, nil
 }
 
 // xpu is the XPU that serves the PF of the device: one that names the PF before one that takes every PF of the node.

@@ -3,6 +3,7 @@ package provision
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -16,7 +17,7 @@ import (
 )
 
 // assumedFor is how long a Port that is not in the cache is counted as there. It only has to be longer than the
-// cache lags behind, and ends the claim of a Port that was gone before the cache saw it.
+// cache lags behind, and is for Ports that were gone before the cache saw them, or never made.
 const assumedFor = time.Minute
 
 // ledger decides which claim gets a Function and which addresses a Port gets. Its decisions count at once, before
@@ -39,17 +40,16 @@ func newLedger(ports client.Reader) *ledger {
 
 // assume reserves the Function of a Port that is about to be created, gives the Port its addresses, and reserves
 // them: those wanted, or the lowest free one of each subnet. A problem says why it cannot be; then nothing is
-// reserved. The reservation ends once the cache has the Port, or by drop.
+// reserved. The reservation ends by seen, by drop, or after assumedFor.
 func (l *ledger) assume(ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork, wanted []netip.Prefix) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if err := l.expire(ctx); err != nil {
-		return err
-	}
+	maps.DeleteFunc(l.assumed, func(_ types.NamespacedName, a assumedPort) bool { return time.Since(a.since) > assumedFor })
 	key := client.ObjectKeyFromObject(port)
-	// A reservation of the same claim is from an attempt whose outcome is unknown. It is made anew.
-	if earlier, ok := l.assumed[key]; ok && earlier.port.Spec.Claim.UID == port.Spec.Claim.UID {
-		delete(l.assumed, key)
+	// A Port that was promised to the same allocation may be there already: it can only be that one.
+	if earlier, ok := l.assumed[key]; ok && sameAllocation(earlier.port, port) {
+		earlier.port.DeepCopyInto(port)
+		return nil
 	}
 	holder, err := l.holder(ctx, functionKey(port.Spec.NodeName, port.Spec.Function))
 	if err != nil {
@@ -74,6 +74,10 @@ func (l *ledger) assume(ctx context.Context, port *v1alpha1.XPUPort, network *v1
 	return nil
 }
 
+func sameAllocation(a, b *v1alpha1.XPUPort) bool {
+	return a.Spec.Claim.UID == b.Spec.Claim.UID && a.Annotations[annotationAllocation] == b.Annotations[annotationAllocation]
+}
+
 // drop ends the reservation of a Port that was certainly not created.
 func (l *ledger) drop(port *v1alpha1.XPUPort) {
 	l.mu.Lock()
@@ -81,19 +85,14 @@ func (l *ledger) drop(port *v1alpha1.XPUPort) {
 	delete(l.assumed, client.ObjectKeyFromObject(port))
 }
 
-// expire ends the reservations of Ports that the cache has.
-func (l *ledger) expire(ctx context.Context) error {
-	for key, a := range l.assumed {
-		var cached v1alpha1.XPUPort
-		err := l.ports.Get(ctx, key, &cached)
-		if client.IgnoreNotFound(err) != nil {
-			return fmt.Errorf("XPUPort %s: %w", key, err)
-		}
-		if err == nil && cached.Spec.Claim.UID == a.port.Spec.Claim.UID || time.Since(a.since) > assumedFor {
-			delete(l.assumed, key)
-		}
+// seen ends the reservation of a Port that the cache has, or had.
+func (l *ledger) seen(port *v1alpha1.XPUPort) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	key := client.ObjectKeyFromObject(port)
+	if a, ok := l.assumed[key]; ok && sameAllocation(a.port, port) {
+		delete(l.assumed, key)
 	}
-	return nil
 }
 
 // holder is the Port that has the Function, nil if none.
@@ -164,10 +163,7 @@ func chooseAddresses(network *v1alpha1.XPUNetwork, taken map[netip.Addr]types.Na
 	}
 	var addresses []netip.Prefix
 	for _, subnet := range subnets {
-		address, err := lowestFree(subnet, taken)
-		if err != nil {
-			return nil, err
-		}
+		address := lowestFree(subnet, taken)
 		if !address.IsValid() {
 			return nil, problemf(v1alpha1.ReasonNoFreeAddress, "subnet %s of XPUNetwork %s has no free address left; delete pods that use it, or use a network with a larger subnet", subnet, network.Name)
 		}
@@ -217,23 +213,11 @@ func unusable(subnet netip.Prefix, ip netip.Addr) bool {
 
 // lowestFree is the lowest address of the subnet that may be given and is not taken; the zero value if there is none.
 // The first one is not given: by custom it is the gateway's.
-func lowestFree(subnet netip.Prefix, taken map[netip.Addr]types.NamespacedName) (netip.Addr, error) {
-	var free netipx.IPSetBuilder
-	free.AddPrefix(subnet)
-	free.Remove(subnet.Addr())
-	free.Remove(subnet.Addr().Next())
-	if subnet.Addr().Is4() {
-		free.Remove(netipx.PrefixLastIP(subnet))
+func lowestFree(subnet netip.Prefix, taken map[netip.Addr]types.NamespacedName) netip.Addr {
+	for ip := subnet.Addr().Next().Next(); subnet.Contains(ip) && !unusable(subnet, ip); ip = ip.Next() {
+		if _, held := taken[ip]; !held {
+			return ip
+		}
 	}
-	for ip := range taken {
-		free.Remove(ip)
-	}
-	set, err := free.IPSet()
-	if err != nil {
-		return netip.Addr{}, fmt.Errorf("subnet %s: %w", subnet, err)
-	}
-	if ranges := set.Ranges(); len(ranges) > 0 {
-		return ranges[0].From(), nil
-	}
-	return netip.Addr{}, nil
+	return netip.Addr{}
 }

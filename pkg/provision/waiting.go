@@ -1,6 +1,7 @@
 package provision
 
 import (
+	"maps"
 	"sync"
 	"time"
 
@@ -80,4 +81,11 @@ func (s *stopwatches[K]) reset(key K) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.since, key)
+}
+
+// retain resets all keys but these.
+func (s *stopwatches[K]) retain(keep func(K) bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(s.since, func(key K, _ time.Time) bool { return !keep(key) })
 }

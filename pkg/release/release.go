@@ -4,6 +4,7 @@
 package release
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -40,8 +41,12 @@ type Options struct {
 	// BootID is the boot's, from /proc/sys/kernel/random/boot_id.
 	BootID string
 	// Patience is how often a netdev is looked for that is nowhere. The kernel brings the netdevs of a dead namespace
-	// back a moment after the namespace cannot be reached any more. The zero value is for up to about 2 s.
+	// back a moment after the namespace cannot be reached any more. The zero value is [attach.Patience].
 	Patience wait.Backoff
+	// GoneAfter is how long after its sandbox stopped the netdev of a device that is still there counts as on its way
+	// back and not as gone. The kernel ends namespaces in the background, on a busy machine late. Until then the
+	// Function is not free and Detach and Release fail; afterwards it has lost its driver. 0 is a minute.
+	GoneAfter time.Duration
 	// Released, where set, is called when the netdev is back and before the Function is free, at least once. An error
 	// keeps the Function from becoming free.
 	Released func(context.Context, journal.Attachment) error
@@ -59,8 +64,9 @@ type Releaser struct {
 // New makes a releaser.
 func New(j Journal, engine Engine, netdevs attach.NetdevFinder, options Options, log logr.Logger) *Releaser {
 	if options.Patience == (wait.Backoff{}) {
-		options.Patience = wait.Backoff{Duration: 5 * time.Millisecond, Factor: 1.5, Steps: 14, Cap: 500 * time.Millisecond}
+		options.Patience = attach.Patience()
 	}
+	options.GoneAfter = cmp.Or(options.GoneAfter, time.Minute)
 	return &Releaser{journal: j, engine: engine, netdevs: netdevs, options: options, log: log}
 }
 
@@ -94,13 +100,16 @@ func (r *Releaser) Release(ctx context.Context, id inventory.ID, claim types.UID
 	})
 }
 
-// Recover continues at agent start what was interrupted. What is attached to a namespace that lives is left alone.
+// Recover continues, at agent start and whenever it is called, what was interrupted or failed. What is attached to a
+// namespace that lives is left alone.
 func (r *Releaser) Recover(ctx context.Context) error {
 	all := r.journal.All()
 	errs := make([]error, len(all))
 	var group sync.WaitGroup
 	for i, a := range all {
-		group.Go(func() { errs[i] = r.with(ctx, a.Function, func(a journal.Attachment) error { return r.recoverOne(ctx, a) }) })
+		group.Go(func() {
+			errs[i] = r.with(ctx, a.Function, func(a journal.Attachment) error { return r.recoverOne(ctx, a) })
+		})
 	}
 	group.Wait()
 	return errors.Join(errs...)
@@ -142,6 +151,9 @@ func (r *Releaser) with(ctx context.Context, id inventory.ID, f func(journal.Att
 func (r *Releaser) bringBack(ctx context.Context, a journal.Attachment, state journal.State) error {
 	if a.State != state {
 		a.State = state
+		if a.StoppedAt.IsZero() {
+			a.StoppedAt = time.Now().UTC()
+		}
 		if err := r.journal.Put(a); err != nil {
 			return err
 		}
@@ -174,6 +186,12 @@ func (r *Releaser) finish(ctx context.Context, a journal.Attachment) error {
 	return nil
 }
 
+// mayReturn says whether a netdev that is nowhere is still expected.
+func (r *Releaser) mayReturn(a journal.Attachment) bool {
+	_, err := r.netdevs.Netdev(a.Function)
+	return err == nil && a.Before.Identity.IsHardware() && time.Since(a.StoppedAt) < r.options.GoneAfter
+}
+
 // restore brings the netdev back. One that exists no more is back as far as that is possible.
 func (r *Releaser) restore(ctx context.Context, a journal.Attachment) error {
 	log := r.log.WithValues("function", a.Function.String())
@@ -192,7 +210,7 @@ func (r *Releaser) restore(ctx context.Context, a journal.Attachment) error {
 		return !errors.Is(err, link.ErrGone), nil
 	})
 	switch {
-	case errors.Is(err, link.ErrGone) && ctx.Err() == nil:
+	case errors.Is(err, link.ErrGone) && ctx.Err() == nil && !r.mayReturn(a):
 		log.Error(err, "The netdev of the Function is gone: it ended with its namespace or lost its driver; there is nothing to restore",
 			"netdev", a.Before.Name)
 		return nil

@@ -30,36 +30,62 @@ func New(t testing.TB) *Namespace {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to make a network namespace")
 	}
-	n := &Namespace{path: filepath.Join(t.TempDir(), "netns")}
-	err := create(n.path)
+	n, err := Make(filepath.Join(t.TempDir(), "netns"))
 	if errors.Is(err, unix.EPERM) {
 		t.Skipf("may not make a network namespace here (CAP_SYS_ADMIN is needed): %v", err)
 	}
 	if err != nil {
-		t.Fatalf("network namespace: %v", err)
+		t.Fatal(err)
 	}
-	// Registered after TempDir, hence run before the directory is removed. MNT_DETACH also succeeds while in use.
+	// Registered after TempDir, hence run before the directory is removed.
 	t.Cleanup(func() {
-		if err := n.Unmount(); err != nil && !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("network namespace: %v", err)
+		if err := n.Close(); err != nil {
+			t.Error(err)
 		}
 	})
-	if n.ns, err = vnetns.GetFromPath(n.path); err != nil {
-		t.Fatalf("network namespace %s: %v", n.path, err)
-	}
-	t.Cleanup(func() { _ = n.ns.Close() })
-	if n.handle, err = netlink.NewHandleAt(n.ns, unix.NETLINK_ROUTE); err != nil {
-		t.Fatalf("network namespace %s: netlink: %v", n.path, err)
-	}
-	t.Cleanup(func() { _ = n.handle.Close() })
-	lo, err := n.handle.LinkByName("lo")
-	if err != nil {
-		t.Fatalf("network namespace %s: lo: %v", n.path, err)
-	}
-	if err := n.handle.LinkSetUp(lo); err != nil {
-		t.Fatalf("network namespace %s: lo up: %v", n.path, err)
-	}
 	return n
+}
+
+// Make makes a network namespace and binds it to path, a file that it makes. Close it after use.
+func Make(path string) (_ *Namespace, err error) {
+	n := &Namespace{path: path, ns: vnetns.None()}
+	if err := create(path); err != nil {
+		return nil, fmt.Errorf("network namespace %s: %w", path, err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, n.Close())
+		}
+	}()
+	if n.ns, err = vnetns.GetFromPath(path); err != nil {
+		return nil, fmt.Errorf("network namespace %s: %w", path, err)
+	}
+	if n.handle, err = netlink.NewHandleAt(n.ns, unix.NETLINK_ROUTE); err != nil {
+		return nil, fmt.Errorf("network namespace %s: netlink: %w", path, err)
+	}
+	lo, err := n.handle.LinkByName("lo")
+	if err == nil {
+		err = n.handle.LinkSetUp(lo)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("network namespace %s: lo: %w", path, err)
+	}
+	return n, nil
+}
+
+// Close gives the namespace up; it ends when nothing else holds it.
+func (n *Namespace) Close() error {
+	if n.handle != nil {
+		_ = n.handle.Close()
+	}
+	if n.ns.IsOpen() {
+		_ = n.ns.Close()
+	}
+	// MNT_DETACH also succeeds while in use.
+	if err := n.Unmount(); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("network namespace: %w", err)
+	}
+	return nil
 }
 
 // create makes a network namespace and binds it to path, as container runtimes do. The thread that made it is given

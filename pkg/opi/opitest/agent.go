@@ -77,15 +77,21 @@ type fault struct {
 // Start runs an agent until the test ends.
 func Start(t testing.TB) *Agent {
 	t.Helper()
-	a := &Agent{
-		address: "127.0.0.1:0", faults: map[string][]fault{}, calls: map[string]int{},
-	}
-	a.forget()
-	if err := a.Run(); err != nil {
+	a, err := New()
+	if err != nil {
 		t.Fatalf("OPI agent: %v", err)
 	}
 	t.Cleanup(func() { a.Kill() })
 	return a
+}
+
+// New runs an agent until [Agent.Stop] or [Agent.Kill].
+func New() (*Agent, error) {
+	a := &Agent{
+		address: "127.0.0.1:0", faults: map[string][]fault{}, calls: map[string]int{},
+	}
+	a.forget()
+	return a, a.Run()
 }
 
 // Config is the configuration of a client of the agent.

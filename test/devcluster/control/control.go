@@ -48,22 +48,17 @@ const (
 
 // Node is one node of a Cluster. PID, NetNS and Root are there while it runs.
 type Node struct {
-	Name      string      `json:"name"`
-	IP        string      `json:"ip"`
-	PodSubnet string      `json:"podSubnet"` // CIDR
-	State     string      `json:"state"`
-	Reason    string      `json:"reason,omitempty"` // why it failed
-	Connected bool        `json:"connected"`        // false after cut
-	PID       int         `json:"pid,omitempty"`    // the node's PID 1, in the machine's PID namespace
-	NetNS     string      `json:"netns,omitempty"`
-	Root      string      `json:"root,omitempty"` // the node's file system as seen from the machine
-	Socket    string      `json:"-"`
-	Cgroup    string      `json:"cgroup"` // path in every hierarchy
-	Programs  []Component `json:"components"`
-}
+	Name      string `json:"name"`
+	IP        string `json:"ip"`
+	PodSubnet string `json:"podSubnet"` // CIDR
+	State     string `json:"state"`
+	Reason    string `json:"reason,omitempty"` // why it failed
+	Connected bool   `json:"connected"`        // false after cut
+	PID       int    `json:"pid,omitempty"`    // the node's PID 1, in the machine's PID namespace
+	NetNS     string `json:"netns,omitempty"`
+	Root      string `json:"root,omitempty"` // the node's file system as seen from the machine
+	Cgroup    string `json:"cgroup"`         // path in every hierarchy
 
-// NodeStatus is what a node's PID 1 answers.
-type NodeStatus struct {
 	Components []Component `json:"components"`
 }
 

@@ -48,8 +48,8 @@ func Overlay(lower, disk, target string) error {
 	return do("overlay", "overlay", target, "overlay", 0, fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", lower, upper, work))
 }
 
-// FreshRun replaces /run by an empty tmpfs in which the binds (source to target, a path relative to the new
-// /run) are there again: their sources may be in the old /run or anywhere.
+// FreshRun replaces /run by an empty tmpfs in which the binds (source to target, a path below /run) are there
+// from the start: their sources may be in the old /run or anywhere.
 func FreshRun(binds map[string]string) error {
 	if err := os.MkdirAll("/run", 0o755); err != nil {
 		return err
@@ -59,7 +59,11 @@ func FreshRun(binds map[string]string) error {
 		return err
 	}
 	for source, target := range binds {
-		if err := Bind(source, filepath.Join("/mnt", target)); err != nil {
+		below, err := filepath.Rel("/run", target)
+		if err != nil {
+			return err
+		}
+		if err := Bind(source, filepath.Join("/mnt", below)); err != nil {
 			return err
 		}
 	}
@@ -73,14 +77,19 @@ func Sysfs() error {
 	if err := os.Mkdir(aside, 0o700); err != nil {
 		return err
 	}
-	steps := []error{
-		do("bind", "/sys/fs/cgroup", aside, "", unix.MS_BIND|unix.MS_REC, ""),
-		do("sysfs", "sysfs", "/sys", "sysfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""),
-		do("bind", aside, "/sys/fs/cgroup", "", unix.MS_BIND|unix.MS_REC, ""),
-		unix.Unmount(aside, unix.MNT_DETACH),
-		os.Remove(aside),
+	if err := do("bind", "/sys/fs/cgroup", aside, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return err
 	}
-	return errors.Join(steps...)
+	if err := do("sysfs", "sysfs", "/sys", "sysfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+		return err
+	}
+	if err := do("bind", aside, "/sys/fs/cgroup", "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return err
+	}
+	if err := unix.Unmount(aside, unix.MNT_DETACH); err != nil {
+		return fmt.Errorf("mount: unmount %s: %w", aside, err)
+	}
+	return os.Remove(aside)
 }
 
 // machineSettings are the kernel settings that a kubelet writes for the whole machine, with the values it wants

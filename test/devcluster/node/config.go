@@ -17,6 +17,12 @@ const Own = state.NodeDir("/run/devcluster/node")
 // Images is the directory of images to load at the first start, as the cluster and its nodes see it.
 const Images = "/run/devcluster/images"
 
+// EventsFD is the file descriptor that a node's PID 1 is given for the events of its start.
+const EventsFD = 3
+
+// Path is the variable PATH in a node: the node's own programs come before the machine's.
+func Path() string { return component.Path + ":" + os.Getenv("PATH") }
+
 // Config is what one life of a node depends on.
 type Config struct {
 	component.Node

@@ -22,10 +22,10 @@ func enter(dir state.NodeDir, c Config) error {
 		return err
 	}
 	if err := mount.FreshRun(map[string]string{
-		string(dir):          "devcluster/node",
-		component.Kubernetes: "devcluster/kubernetes",
-		component.Runtime:    "devcluster/runtime",
-		Images:               "devcluster/images",
+		string(dir):          string(Own),
+		component.Kubernetes: component.Kubernetes,
+		component.Runtime:    component.Runtime,
+		Images:               Images,
 	}); err != nil {
 		return err
 	}

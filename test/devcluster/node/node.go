@@ -39,6 +39,11 @@ const (
 	PathImages            = "/v1/images"
 )
 
+// Status is the answer to PathStatus.
+type Status struct {
+	Components []control.Component `json:"components"`
+}
+
 // Node runs the programs of one node.
 type Node struct {
 	config Config
@@ -115,10 +120,10 @@ func (n *Node) handler() http.Handler {
 	return mux
 }
 
-func (n *Node) status() control.NodeStatus {
+func (n *Node) status() Status {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	var s control.NodeStatus
+	var s Status
 	for _, name := range []string{"containerd", "kubelet"} {
 		c := control.Component{Name: name}
 		if p := n.programs[name]; p == nil {

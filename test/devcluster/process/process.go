@@ -28,7 +28,9 @@ type Table struct {
 type Process struct {
 	Name string
 	PID  int
-	done chan struct{}
+
+	table *Table
+	done  chan struct{}
 	// status is written before done is closed.
 	status syscall.WaitStatus
 }
@@ -61,7 +63,7 @@ func (t *Table) Start(name string, cmd *exec.Cmd) (*Process, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	p := &Process{Name: name, PID: cmd.Process.Pid, done: make(chan struct{})}
+	p := &Process{Name: name, PID: cmd.Process.Pid, table: t, done: make(chan struct{})}
 	t.children[p.PID] = p
 	if err := cmd.Process.Release(); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
@@ -135,9 +137,11 @@ func (p *Process) Err() error {
 
 // Signal sends a signal unless the process has ended.
 func (p *Process) Signal(s syscall.Signal) {
+	// Under the lock nothing is reaped, and the number of a process that is not reaped is no other's.
+	p.table.mu.Lock()
+	defer p.table.mu.Unlock()
 	if p.Running() {
-		// The only failure is that it has ended meanwhile: its number is not free before it is reaped, and the
-		// window after that is closed by the check above but for a moment in which no number is used again.
+		// It fails for a process that has ended and waits to be reaped: what was wanted.
 		_ = syscall.Kill(p.PID, s)
 	}
 }

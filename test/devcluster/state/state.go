@@ -157,7 +157,7 @@ func (s Store) Lock(name string) (dir Dir, unlock func(), err error) {
 	}
 	f, err := os.Open(string(dir))
 	if err != nil {
-		return "", nil, err
+		return "", nil, fmt.Errorf("cluster %s: lock: %w", name, err)
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		f.Close()
@@ -166,5 +166,19 @@ func (s Store) Lock(name string) (dir Dir, unlock func(), err error) {
 		}
 		return "", nil, fmt.Errorf("cluster %s: lock: %w", name, err)
 	}
+	if !same(f, string(dir)) {
+		f.Close()
+		return "", nil, fmt.Errorf("cluster %s: another devcluster down has just ended it: try again", name)
+	}
 	return dir, func() { f.Close() }, nil
+}
+
+// same tells whether path still names the open file.
+func same(f *os.File, path string) bool {
+	opened, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	named, err := os.Stat(path)
+	return err == nil && os.SameFile(opened, named)
 }

@@ -5,6 +5,7 @@
 //	pause serve [ADDR]    answer every HTTP request with the host name (default address :8080)
 //	pause get URL         print what URL answers within 5 s; exit 1 unless the status is 200
 //	pause api PATH        get PATH from the API server with the pod's ServiceAccount, as an in-cluster client does
+//	pause mount DIR       mount a tmpfs on DIR, then wait like pause (to see where mounts propagate to)
 //	pause show            print environment and network interfaces, then wait like pause
 //	pause exit CODE       exit with CODE
 package main
@@ -55,6 +56,12 @@ func run(args []string) (int, error) {
 		return 0, get(&http.Client{Timeout: 5 * time.Second}, operand(""), "")
 	case "api":
 		return 0, api(operand("/version"))
+	case "mount":
+		if err := syscall.Mount("devcluster", operand(""), "tmpfs", 0, ""); err != nil {
+			return 0, fmt.Errorf("mount %q: %w", operand(""), err)
+		}
+		wait()
+		return 0, nil
 	case "show":
 		show()
 		wait()
@@ -66,7 +73,7 @@ func run(args []string) (int, error) {
 		}
 		return code, nil
 	}
-	return 0, fmt.Errorf("unknown command %q: want serve, get, api, show or exit", args[0])
+	return 0, fmt.Errorf("unknown command %q: want serve, get, api, mount, show or exit", args[0])
 }
 
 // wait returns on SIGTERM or SIGINT. As PID 1 of a pod it reaps the orphans it is given.

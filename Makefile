@@ -1,0 +1,74 @@
+# make demo, make test and make bench install what they miss: Debian packages by name, Go modules by version.
+SHELL := /bin/bash -o pipefail
+.DEFAULT_GOAL := help
+
+# One set of flags for every build, so that all of them share the build cache.
+export GOFLAGS := -trimpath
+export CGO_ENABLED := 0
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
+LDFLAGS := -s -w -X github.com/opiproject/xpu-device-plugin/pkg/version.release=$(VERSION)
+BIN := $(CURDIR)/bin
+CONTROLLER_GEN := sigs.k8s.io/controller-tools/cmd/controller-gen@v0.23.0
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+
+.PHONY: help
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## Build the product's binaries into bin/
+	@mkdir -p $(BIN)
+	@echo "building xpu-agent, xpu-controller, opi-bridge"
+	@go build -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/...
+
+.PHONY: tools
+tools: ## Build what the tests and the demo need beside the product
+	@mkdir -p $(BIN)
+	@echo "building devcluster, simhost, demo"
+	@cd test/devcluster && go build -o $(BIN)/devcluster ./cmd/devcluster
+	@go build -o $(BIN)/ ./test/simulate/cmd/simhost ./test/e2e/cmd/demo
+	@$(BIN)/devcluster build
+
+.PHONY: images
+images: build tools ## Make the container images, as archives in bin/images
+	@mkdir -p $(BIN)/images
+	@$(BIN)/devcluster image $(BIN)/images/xpu-agent.tar --name docker.io/library/xpu-agent:dev --entrypoint /xpu-agent $(BIN)/xpu-agent=/xpu-agent
+	@$(BIN)/devcluster image $(BIN)/images/xpu-controller.tar --name docker.io/library/xpu-controller:dev --entrypoint /xpu-controller --user 65532 $(BIN)/xpu-controller=/xpu-controller
+
+.PHONY: demo
+demo: preflight images ## Tell the story of a few pods on a real cluster (KEEP=1 leaves it up)
+	@$(BIN)/demo $(if $(KEEP),--keep)
+
+.PHONY: demo-down
+demo-down: ## End what make demo KEEP=1 left up
+	@$(BIN)/demo down
+
+.PHONY: preflight
+preflight: ## Say in one line what this machine lacks
+	@scripts/preflight
+
+.PHONY: test
+test: preflight images ## Run every test
+	@scripts/test
+
+.PHONY: lint
+lint: ## Check formatting, vet, staticcheck and generated files
+	@scripts/lint
+
+.PHONY: generate
+generate: ## Make deepcopy functions and CRDs anew
+	@go run $(CONTROLLER_GEN) object crd paths=./api/... output:crd:dir=deploy/crds
+
+.PHONY: staticcheck
+staticcheck:
+	@go run $(STATICCHECK) ./...
+	@cd test/devcluster && go run $(STATICCHECK) ./...
+
+.PHONY: bench
+bench: images ## Measure: one table, each number beside its reference
+	@go run ./test/bench
+
+.PHONY: clean
+clean: ## Remove what was built here; caches stay
+	@rm -rf $(BIN)

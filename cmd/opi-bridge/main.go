@@ -1,0 +1,169 @@
+// Command opi-bridge is an OPI agent for xPUs that run plain Linux. See docs/reference/opi-bridge.md.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/reflection"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/logging"
+	"github.com/opiproject/xpu-device-plugin/pkg/opibridge"
+	"github.com/opiproject/xpu-device-plugin/pkg/version"
+)
+
+type options struct {
+	agent         opibridge.Config
+	listen        string
+	metricsListen string
+	tls           opibridge.TLSFiles
+	insecure      bool
+	logs          logging.Options
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
+	defer stop()
+	if err := command(os.Stderr).ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "opi-bridge:", err)
+		os.Exit(1)
+	}
+}
+
+func command(logs io.Writer) *cobra.Command {
+	var o options
+	cmd := &cobra.Command{
+		Use:   "opi-bridge",
+		Short: "An OPI agent for xPUs that run plain Linux",
+		Long: `opi-bridge serves the OPI LogicalBridge, BridgePort and Inventory services on an xPU that runs plain Linux.
+A logical bridge is a Linux bridge, with a VXLAN port on the uplink if it has a VNI; a bridge port is the
+netdev whose name or alternative name is the port's id. The data plane keeps running when the agent stops.`,
+		Example: `  # An agent for clients on this machine, with networks that stay on this xPU.
+  opi-bridge --state ./state.db
+
+  # An agent for a controller elsewhere: mTLS, networks that reach other xPUs over p0.
+  opi-bridge --listen 0.0.0.0:50151 --uplink p0 \
+    --tls-cert /etc/opi-bridge/tls.crt --tls-key /etc/opi-bridge/tls.key --tls-client-ca /etc/opi-bridge/ca.crt`,
+		Args: cobra.NoArgs, SilenceUsage: true, SilenceErrors: true, Version: version.String(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			log, err := o.logs.Logger(logs)
+			if err != nil {
+				return err
+			}
+			return run(cmd.Context(), o, log)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.listen, "listen", "127.0.0.1:50151", "`address` to serve gRPC on, host:port; others than loopback need TLS or --insecure")
+	f.StringVar(&o.tls.Cert, "tls-cert", "", "PEM `file` with the agent's certificate chain; read again for each connection")
+	f.StringVar(&o.tls.Key, "tls-key", "", "PEM `file` with the key of --tls-cert")
+	f.StringVar(&o.tls.ClientCA, "tls-client-ca", "", "PEM `file` with the authorities of the clients' certificates")
+	f.BoolVar(&o.insecure, "insecure", false, "serve without TLS on any address")
+	f.StringVar(&o.agent.State, "state", "/var/lib/opi-bridge/state.db", "`file` that keeps the logical bridges and bridge ports; made if missing")
+	f.StringVar(&o.agent.Uplink, "uplink", "", "`netdev` that VXLAN is sent from; without it logical bridges with a VNI are refused")
+	f.StringVar(&o.metricsListen, "metrics-listen", "", "`address` to serve Prometheus metrics on at /metrics, host:port; empty: none")
+	o.logs.AddFlags(f)
+	cmd.MarkFlagsRequiredTogether("tls-cert", "tls-key", "tls-client-ca")
+	cmd.MarkFlagsMutuallyExclusive("tls-cert", "insecure")
+	return cmd
+}
+
+func run(ctx context.Context, o options, log logr.Logger) error {
+	serverOptions, err := o.credentials()
+	if err != nil {
+		return err
+	}
+	agent, err := opibridge.New(o.agent, log)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err := agent.Close(); err != nil {
+			log.Error(err, "close the state")
+		}
+	}()
+	metrics := opibridge.NewMetrics(agent)
+	server := opibridge.NewServer(metrics, log, serverOptions...)
+	agent.Register(server)
+	alive := health.NewServer()
+	healthpb.RegisterHealthServer(server, alive)
+	reflection.Register(server)
+
+	lis, err := net.Listen("tcp", o.listen)
+	if err != nil {
+		return fmt.Errorf("--listen: %w", err)
+	}
+	all, ctx := errgroup.WithContext(ctx)
+	if o.metricsListen != "" {
+		metricsLis, err := net.Listen("tcp", o.metricsListen)
+		if err != nil {
+			return errors.Join(fmt.Errorf("--metrics-listen: %w", err), lis.Close())
+		}
+		all.Go(func() error { return serveMetrics(ctx, metricsLis, metrics) })
+	}
+	all.Go(func() error { return agent.Run(ctx) })
+	all.Go(func() error { return server.Serve(lis) })
+	all.Go(func() error {
+		<-ctx.Done()
+		alive.Shutdown()
+		stopServer(server)
+		return nil
+	})
+	log.Info("serving", "address", lis.Addr().String(), "mtls", o.tls.Cert != "", "uplink", o.agent.Uplink, "version", version.String())
+	err = all.Wait()
+	log.Info("stopped, the data plane stays as it is")
+	return err
+}
+
+// credentials are how clients are authenticated, refusing to serve everybody by accident.
+func (o options) credentials() ([]grpc.ServerOption, error) {
+	if o.tls.Cert != "" {
+		return o.tls.ServerOptions()
+	}
+	if o.insecure {
+		return nil, nil
+	}
+	if err := opibridge.CheckPlaintext(o.listen); err != nil {
+		return nil, fmt.Errorf("--listen: %w; give --tls-cert, --tls-key and --tls-client-ca, or --insecure", err)
+	}
+	return nil, nil
+}
+
+// stopServer lets calls finish that are under way. They take milliseconds; a peer that does not read its answer must
+// not hold up the end.
+func stopServer(server *grpc.Server) {
+	force := time.AfterFunc(5*time.Second, server.Stop)
+	defer force.Stop()
+	server.GracefulStop()
+}
+
+func serveMetrics(ctx context.Context, lis net.Listener, metrics prometheus.Collector) error {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(metrics, version.NewCollector("opi-bridge"), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
+	defer stop()
+	if err := server.Serve(lis); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("metrics: %w", err)
+	}
+	return nil
+}

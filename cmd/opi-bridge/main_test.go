@@ -1,0 +1,200 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/opi"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
+	"github.com/opiproject/xpu-device-plugin/test/netns"
+)
+
+// program runs opi-bridge in a network namespace until the returned function ends it, as SIGTERM does.
+func program(t *testing.T, n *netns.Namespace, args ...string) (terminate func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	var logs bytes.Buffer
+	go func() {
+		ended <- n.Do(func() error {
+			cmd := command(&logs)
+			cmd.SetArgs(args)
+			return cmd.ExecuteContext(ctx)
+		})
+	}()
+	done := false
+	terminate = func() {
+		if done {
+			return
+		}
+		done = true
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("opi-bridge: %v\n%s", err, &logs)
+		}
+	}
+	t.Cleanup(terminate)
+	return terminate
+}
+
+// dial is a connection to the agent in the namespace, which waits until it serves.
+func dial(t *testing.T, n *netns.Namespace, creds credentials.TransportCredentials) *grpc.ClientConn {
+	t.Helper()
+	conn, err := grpc.NewClient("passthrough:///127.0.0.1:50151", grpc.WithTransportCredentials(creds),
+		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)),
+		grpc.WithContextDialer(func(ctx context.Context, addr string) (conn net.Conn, err error) {
+			err = n.Do(func() error {
+				conn, err = (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+				return err
+			})
+			return conn, err
+		}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+func TestServesAndLeavesTheDataPlane(t *testing.T) {
+	n := netns.New(t)
+	state := filepath.Join(t.TempDir(), "new", "state.db")
+	terminate := program(t, n, "--state", state, "--metrics-listen", "127.0.0.1:9100", "--log-format", "json")
+	conn := dial(t, n, insecure.NewCredentials())
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+
+	alive, err := healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{})
+	if err != nil || alive.Status != healthpb.HealthCheckResponse_SERVING {
+		t.Fatalf("health: %v, %v", alive, err)
+	}
+	networks := evpn.NewLogicalBridgeServiceClient(conn)
+	lb, err := networks.CreateLogicalBridge(ctx, &evpn.CreateLogicalBridgeRequest{LogicalBridgeId: "net-blue", LogicalBridge: &evpn.LogicalBridge{Spec: &evpn.LogicalBridgeSpec{VlanId: 10}}})
+	if err != nil || lb.Status.OperStatus != evpn.LBOperStatus_LB_OPER_STATUS_UP {
+		t.Fatalf("create: %v, %v", lb, err)
+	}
+
+	var metrics []byte
+	err = n.Do(func() error {
+		client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, network, addr string) (conn net.Conn, err error) {
+			err = n.Do(func() error {
+				conn, err = (&net.Dialer{}).DialContext(ctx, network, addr)
+				return err
+			})
+			return conn, err
+		}}}
+		resp, err := client.Get("http://127.0.0.1:9100/metrics")
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		metrics, err = io.ReadAll(resp.Body)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{`opi_bridge_rpc_duration_seconds_count{code="OK",method="CreateLogicalBridge"} 1`, `opi_bridge_networks{state="up"} 1`, "xpu_build_info"} {
+		if !strings.Contains(string(metrics), want) {
+			t.Errorf("metrics lack %s", want)
+		}
+	}
+
+	terminate()
+	if _, err := n.Handle().LinkByName("br-net-blue"); err != nil {
+		t.Errorf("after the end the bridge is gone: %v", err)
+	}
+	program(t, n, "--state", state)
+	got, err := networks.GetLogicalBridge(ctx, &evpn.GetLogicalBridgeRequest{Name: lb.Name})
+	if err != nil || got.Status.OperStatus != evpn.LBOperStatus_LB_OPER_STATUS_UP {
+		t.Errorf("after the restart: %v, %v", got, err)
+	}
+}
+
+func TestMutualTLS(t *testing.T) {
+	n := netns.New(t)
+	ca, other := opitest.NewAuthority(t), opitest.NewAuthority(t)
+	dir := t.TempDir()
+	write := func(name string, data []byte) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	cert, key := ca.Issue(t, "127.0.0.1")
+	program(t, n, "--listen", "0.0.0.0:50151", "--state", filepath.Join(dir, "state.db"),
+		"--tls-cert", write("tls.crt", cert), "--tls-key", write("tls.key", key), "--tls-client-ca", write("ca.crt", ca.PEM()))
+	client := func(by *opitest.Authority) *tls.Config {
+		cert, key := by.Issue(t, "controller")
+		cfg, err := opi.TLSConfig(cert, key, ca.PEM(), "127.0.0.1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return cfg
+	}
+	get := func(creds credentials.TransportCredentials, timeout time.Duration, opts ...grpc.CallOption) error {
+		ctx, cancel := context.WithTimeout(t.Context(), timeout)
+		defer cancel()
+		_, err := evpn.NewBridgePortServiceClient(dial(t, n, creds)).GetBridgePort(ctx, &evpn.GetBridgePortRequest{Name: "bridgePorts/none"}, opts...)
+		return err
+	}
+	if err := get(credentials.NewTLS(client(ca)), 20*time.Second); status.Code(err) != codes.NotFound {
+		t.Errorf("a client of the authority: %v, want NotFound", err)
+	}
+	failFast := grpc.WaitForReady(false)
+	if err := get(credentials.NewTLS(client(other)), 20*time.Second, failFast); status.Code(err) != codes.Unavailable {
+		t.Errorf("a client of another authority: %v, want Unavailable", err)
+	}
+	if err := get(insecure.NewCredentials(), 20*time.Second, failFast); status.Code(err) != codes.Unavailable {
+		t.Errorf("a client without TLS: %v, want Unavailable", err)
+	}
+	// A certificate that was renewed is used for the next connection: here one that this client does not trust.
+	cert, key = other.Issue(t, "127.0.0.1")
+	write("tls.crt", cert)
+	write("tls.key", key)
+	if err := get(credentials.NewTLS(client(ca)), 20*time.Second, failFast); status.Code(err) != codes.Unavailable {
+		t.Errorf("after the certificate changed: %v, want Unavailable", err)
+	}
+}
+
+func TestRefuses(t *testing.T) {
+	dir := t.TempDir()
+	tests := map[string]struct {
+		args []string
+		says string
+	}{
+		"plaintext for everybody": {[]string{"--listen", "0.0.0.0:50151"}, "not a loopback address"},
+		"half of TLS":             {[]string{"--tls-cert", "x"}, "tls-key"},
+		"TLS and not":             {[]string{"--tls-cert", "x", "--tls-key", "x", "--tls-client-ca", "x", "--insecure"}, "insecure"},
+		"missing certificate":     {[]string{"--tls-cert", dir + "/x", "--tls-key", dir + "/x", "--tls-client-ca", dir + "/x"}, dir + "/x"},
+		"log format":              {[]string{"--log-format", "xml"}, "text or json"},
+		"arguments":               {[]string{"start"}, "start"},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			cmd := command(io.Discard)
+			cmd.SetArgs(append(test.args, "--state", filepath.Join(dir, "state.db")))
+			if err := cmd.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), test.says) {
+				t.Errorf("got %v, want an error with %q", err, test.says)
+			}
+		})
+	}
+}

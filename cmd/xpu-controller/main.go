@@ -1,0 +1,161 @@
+// Command xpu-controller has the xPUs ready for the Functions that Kubernetes allocates.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/logging"
+	"github.com/opiproject/xpu-device-plugin/pkg/provision"
+	"github.com/opiproject/xpu-device-plugin/pkg/version"
+)
+
+func main() {
+	if err := command().ExecuteContext(ctrl.SetupSignalHandler()); err != nil {
+		os.Exit(1)
+	}
+}
+
+// options are the command line's.
+type options struct {
+	kubeconfig string
+	namespace  string
+
+	leaderElect bool
+	metricsAddr string
+	probeAddr   string
+	apiQPS      float32
+	apiBurst    int
+	logs        logging.Options
+
+	provisionTimeout time.Duration
+	agentTimeout     time.Duration
+	keepOrphans      bool
+}
+
+func command() *cobra.Command {
+	var o options
+	c := &cobra.Command{
+		Use:   "xpu-controller",
+		Short: "Have xPUs ready for the Functions that Kubernetes allocates",
+		Long: `xpu-controller watches ResourceClaims. For every Function of an xPU that is allocated to one it makes an
+XPUPort and has the xPU's OPI agent serve it, and takes it back when the claim no longer has the Function.
+It also has the xPUs serve every XPUNetwork, and is the only part of the system that has credentials for OPI agents.`,
+		Example: `  # In a cluster, one of several replicas:
+  xpu-controller --leader-elect
+
+  # On a developer's machine, against the cluster of a kubeconfig, with Secrets of namespace xpu-system:
+  xpu-controller --kubeconfig ~/.kube/config --namespace xpu-system --metrics-bind-address 127.0.0.1:8080 --log-verbosity 1`,
+		Args:         cobra.NoArgs,
+		Version:      version.String(),
+		SilenceUsage: true,
+		RunE:         func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), o) },
+	}
+	o.addFlags(c.Flags())
+	return c
+}
+
+func (o *options) addFlags(f *pflag.FlagSet) {
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file; empty means the ServiceAccount of the pod")
+	f.StringVar(&o.namespace, "namespace", os.Getenv("POD_NAMESPACE"), "namespace of the TLS Secrets that XPUs name, and of the leader election's Lease; the default is $POD_NAMESPACE")
+	f.BoolVar(&o.leaderElect, "leader-elect", false, "work only while holding the Lease xpu-controller; needed for more than one replica")
+	f.StringVar(&o.metricsAddr, "metrics-bind-address", ":8080", "host:port for Prometheus metrics at /metrics; 0 serves none")
+	f.StringVar(&o.probeAddr, "health-probe-bind-address", ":8081", "host:port for /healthz and /readyz; 0 serves none")
+	f.Float32Var(&o.apiQPS, "kube-api-qps", 200, "requests per second to the API server, over time")
+	f.IntVar(&o.apiBurst, "kube-api-burst", 400, "requests to the API server at once")
+	f.DurationVar(&o.provisionTimeout, "provision-timeout", 60*time.Second, "time from the creation of an XPUPort after which it is given up if its xPU never served it; pods of BeforeBind pools then get another device")
+	f.DurationVar(&o.agentTimeout, "agent-timeout", 15*time.Second, "time that an OPI agent has for one port or network before it is asked again")
+	f.BoolVar(&o.keepOrphans, "keep-orphans", false, "do not delete ports of OPI agents that look like ours but that no XPUPort backs; needed if an agent serves several clusters")
+	o.logs.AddFlags(f)
+}
+
+func (o *options) validate() error {
+	if o.namespace == "" {
+		return errors.New("--namespace: set it, or $POD_NAMESPACE")
+	}
+	if o.provisionTimeout <= 0 || o.agentTimeout <= 0 {
+		return errors.New("--provision-timeout and --agent-timeout must be more than 0")
+	}
+	return nil
+}
+
+func run(ctx context.Context, o options) error {
+	if err := o.validate(); err != nil {
+		return err
+	}
+	log, err := o.logs.Logger(os.Stderr)
+	if err != nil {
+		return err
+	}
+	ctrl.SetLogger(log)
+	klog.SetLogger(log)
+
+	config, err := clientcmd.BuildConfigFromFlags("", o.kubeconfig)
+	if err != nil {
+		return fmt.Errorf("--kubeconfig: %w", err)
+	}
+	config = rest.AddUserAgent(config, "xpu-controller")
+	config.QPS, config.Burst = o.apiQPS, o.apiBurst
+
+	scheme, err := provision.Scheme()
+	if err != nil {
+		return err
+	}
+	mgr, err := ctrl.NewManager(config, ctrl.Options{
+		Scheme:                        scheme,
+		Logger:                        log,
+		Cache:                         provision.CacheOptions(o.namespace),
+		Metrics:                       metricsserver.Options{BindAddress: o.metricsAddr},
+		HealthProbeBindAddress:        o.probeAddr,
+		LeaderElection:                o.leaderElect,
+		LeaderElectionID:              "xpu-controller",
+		LeaderElectionNamespace:       o.namespace,
+		LeaderElectionReleaseOnCancel: true, // the process ends right after
+	})
+	if err != nil {
+		return fmt.Errorf("manager: %w", err)
+	}
+	if err := addChecks(mgr); err != nil {
+		return err
+	}
+	settings := provision.Options{
+		Namespace:        o.namespace,
+		Registerer:       metrics.Registry,
+		ProvisionTimeout: o.provisionTimeout,
+		AgentTimeout:     o.agentTimeout,
+	}
+	if o.keepOrphans {
+		settings.OrphanGrace = -1
+	}
+	if err := provision.Setup(ctx, mgr, settings); err != nil {
+		return err
+	}
+	log.Info("starting", "version", version.String(), "namespace", o.namespace)
+	return mgr.Start(ctx)
+}
+
+func addChecks(mgr ctrl.Manager) error {
+	ready := func(r *http.Request) error {
+		ctx, cancel := context.WithTimeout(r.Context(), time.Second)
+		defer cancel()
+		if !mgr.GetCache().WaitForCacheSync(ctx) {
+			return errors.New("the caches are not filled yet")
+		}
+		return nil
+	}
+	return errors.Join(mgr.AddHealthzCheck("ping", healthz.Ping), mgr.AddReadyzCheck("caches", ready))
+}

@@ -1,0 +1,234 @@
+// Package agent puts the node's agent together. Data flows one way: the inventory discovers Functions, pools select
+// them, the DRA driver publishes and prepares them, NRI says when a pod's network namespace is there and the attacher
+// moves them, and the releaser brings them back.
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	metadatav1alpha1 "k8s.io/dynamic-resource-allocation/api/metadata/v1alpha1"
+	metadatav1beta1 "k8s.io/dynamic-resource-allocation/api/metadata/v1beta1"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/attach"
+	"github.com/opiproject/xpu-device-plugin/pkg/dra"
+	"github.com/opiproject/xpu-device-plugin/pkg/health"
+	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/link"
+	"github.com/opiproject/xpu-device-plugin/pkg/nodeapi"
+	"github.com/opiproject/xpu-device-plugin/pkg/notify"
+	"github.com/opiproject/xpu-device-plugin/pkg/nri"
+	"github.com/opiproject/xpu-device-plugin/pkg/pool"
+	"github.com/opiproject/xpu-device-plugin/pkg/release"
+)
+
+// Config is what an agent must be told.
+type Config struct {
+	// NodeName is the name of the node's Node object.
+	NodeName string
+	// SysRoot is where the host's sysfs is, "/sys".
+	SysRoot string
+	// ProcRoot is where procfs is, "/proc".
+	ProcRoot string
+	// StateDir keeps the journal; it must survive the agent.
+	StateDir string
+	// KubeletDir is the kubelet's, "/var/lib/kubelet". It must have the same path as on the host.
+	KubeletDir string
+	// CDIDir is where the runtime reads CDI files.
+	CDIDir string
+	// NRISocket is the runtime's.
+	NRISocket string
+	// ListenAddress serves health and metrics, "host:port".
+	ListenAddress string
+	// ProvisionTimeout is how long one Prepare waits for the xPU.
+	ProvisionTimeout time.Duration
+	// Kubernetes is how the API server is reached.
+	Kubernetes *rest.Config
+}
+
+// agent has the parts that others look at.
+type agent struct {
+	config    Config
+	log       logr.Logger
+	inventory *inventory.Inventory
+	api       *nodeapi.API
+	journal   *journal.Journal
+	releaser  *release.Releaser
+	tracker   *pool.Tracker
+	health    *health.Checker
+	driver    *dra.Driver
+	status    *dra.StatusReporter
+	nri       *nri.Plugin
+	metrics   *dra.Metrics
+	clientset kubernetes.Interface
+	releases  *releases
+
+	// inputs wakes who decides which Function is in which pool; outputs wakes who tells the world about pools and
+	// health.
+	inputs, outputs notify.Signal
+}
+
+// Run works until ctx ends. It returns an error only if it cannot work at all.
+func Run(ctx context.Context, config Config, registry *prometheus.Registry, log logr.Logger) error {
+	clientset, err := kubernetes.NewForConfig(config.Kubernetes)
+	if err != nil {
+		return fmt.Errorf("client for the API server: %w", err)
+	}
+	bootID, err := os.ReadFile(filepath.Join(config.ProcRoot, "sys/kernel/random/boot_id"))
+	if err != nil {
+		return fmt.Errorf("boot id: %w", err)
+	}
+	records, err := journal.Open(filepath.Join(config.StateDir, "journal.db"))
+	if err != nil {
+		return err
+	}
+	defer records.Close()
+	engine, err := link.New(link.Options{})
+	if err != nil {
+		return err
+	}
+	defer engine.Close()
+	cdi, err := dra.NewCDI(config.CDIDir)
+	if err != nil {
+		return err
+	}
+
+	a := &agent{config: config, log: log, journal: records, clientset: clientset}
+	api, err := nodeapi.New(config.Kubernetes, config.NodeName, nodeapi.Events{DeclarationsChanged: a.inputs.Notify, PortsChanged: a.outputs.Notify})
+	if err != nil {
+		return err
+	}
+	a.api = api
+	a.inventory = inventory.New(inventory.Options{
+		SysRoot: config.SysRoot, Changed: a.inputs.Notify, Registry: registry, Log: log.WithName("inventory"),
+	})
+	a.metrics = dra.NewMetrics(registry)
+	a.releaser = release.New(records, engine, a.inventory, release.Options{BootID: strings.TrimSpace(string(bootID))}, log.WithName("release"))
+	attacher := attach.New(records, engine, a.inventory, a.releaser, strings.TrimSpace(string(bootID)), log.WithName("attach"))
+	a.tracker = pool.NewTracker(a.inventory, api, log.WithName("pool"))
+	a.releases = &releases{releaser: a.releaser, journal: records, changed: a.outputs.Notify, log: log.WithName("release")}
+	a.health = &health.Checker{ReleasePending: a.releases.pending, ProvisionFailed: api.ProvisionFailed}
+	a.status = dra.NewStatusReporter(clientset.ResourceV1(), records, a.metrics, log.WithName("status"))
+	a.driver = &dra.Driver{
+		Functions:        a.inventory,
+		DevicePools:      a.tracker,
+		Ports:            api,
+		Journal:          records,
+		Attacher:         attacher,
+		Releaser:         a.releases,
+		CDI:              cdi,
+		Health:           &dra.HealthReporter{Node: config.NodeName, Pools: a.tracker, Health: a.health, Changes: a.outputs.Subscribe},
+		Metrics:          a.metrics,
+		Log:              log.WithName("dra"),
+		ProvisionTimeout: config.ProvisionTimeout,
+	}
+	a.nri = &nri.Plugin{
+		Socket: config.NRISocket, Journal: records, Attacher: attacher, Detacher: a.releaser, Reporter: a.status,
+		Log: log.WithName("nri"),
+	}
+	return a.run(ctx, registry)
+}
+
+func (a *agent) run(ctx context.Context, registry *prometheus.Registry) error {
+	group, ctx := errgroup.WithContext(ctx)
+	// Subscriptions come before what they listen to is started, so that nothing is missed.
+	forTracker, forPublisher, forReporter := a.inputs.Subscribe(ctx), a.outputs.Subscribe(ctx), a.outputs.Subscribe(ctx)
+
+	group.Go(func() error { return a.inventory.Run(ctx) })
+	group.Go(func() error { return a.api.Run(ctx) })
+	group.Go(func() error { return serve(ctx, a.config.ListenAddress, registry, a.ready, a.log) })
+	group.Go(func() error {
+		if !a.api.Synced(ctx) || !a.inventory.Synced(ctx) {
+			return nil
+		}
+		if err := a.recover(ctx); err != nil {
+			return err
+		}
+		helper, err := a.register(ctx)
+		if err != nil {
+			return err
+		}
+		defer helper.Stop()
+		publisher := &dra.Publisher{Node: a.config.NodeName, Pools: a.tracker, Health: a.health, Slices: helper, Metrics: a.metrics, Log: a.log.WithName("publish")}
+		reporter := &pool.Reporter{Node: a.config.NodeName, Tracker: a.tracker, Declarations: a.api, Writer: a.api, Log: a.log.WithName("pool")}
+
+		running, ctx := errgroup.WithContext(ctx)
+		running.Go(func() error { return a.tracker.Run(ctx, forTracker, a.outputs.Notify) })
+		running.Go(func() error { return publisher.Run(ctx, forPublisher) })
+		running.Go(func() error { return reporter.Run(ctx, forReporter) })
+		running.Go(func() error { return a.status.Run(ctx) })
+		running.Go(func() error { return a.nri.Run(ctx) })
+		running.Go(func() error { return a.releases.run(ctx) })
+		return running.Wait()
+	})
+	err := group.Wait()
+	if errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
+}
+
+// recover brings the journal and the world together before anybody asks for anything. What cannot be done now is tried
+// again later; it must not keep the other Functions from work.
+func (a *agent) recover(ctx context.Context) error {
+	begin := time.Now()
+	if err := a.releaser.Recover(ctx); err != nil {
+		a.log.Error(err, "Some Functions of the last run are not back yet")
+	}
+	if err := a.driver.Recover(a.journal.All()); err != nil {
+		return err
+	}
+	for _, attachment := range a.journal.All() {
+		a.status.Report(attachment.Claim)
+	}
+	a.log.Info("Recovered", "attachments", len(a.journal.All()), "took", time.Since(begin).String())
+	return nil
+}
+
+// register makes the driver known to the kubelet.
+func (a *agent) register(ctx context.Context) (*kubeletplugin.Helper, error) {
+	data := filepath.Join(a.config.KubeletDir, "plugins", v1alpha1.GroupName)
+	if err := os.MkdirAll(data, 0o750); err != nil {
+		return nil, fmt.Errorf("DRA driver: %w", err)
+	}
+	helper, err := kubeletplugin.Start(logr.NewContext(ctx, a.log.WithName("dra")), a.driver,
+		kubeletplugin.DriverName(v1alpha1.GroupName),
+		kubeletplugin.NodeName(a.config.NodeName),
+		kubeletplugin.KubeClient(a.clientset),
+		kubeletplugin.PluginDataDirectoryPath(data),
+		kubeletplugin.RegistrarDirectoryPath(filepath.Join(a.config.KubeletDir, "plugins_registry")),
+		kubeletplugin.EnableDeviceMetadata(true, []schema.GroupVersion{metadatav1beta1.SchemeGroupVersion, metadatav1alpha1.SchemeGroupVersion}),
+		kubeletplugin.CDIDirectory(a.config.CDIDir),
+		// A Prepare waits for its own xPU; others must not wait for it. Functions have locks of their own.
+		kubeletplugin.Serialize(false),
+	)
+	if err != nil {
+		return nil, fmt.Errorf("DRA driver: %w", err)
+	}
+	return helper, nil
+}
+
+// ready says why pods could not be served now.
+func (a *agent) ready() error {
+	if _, known := a.tracker.Pools(); !known {
+		return errors.New("DevicePools and Functions have not been read yet")
+	}
+	if !a.nri.Connected() {
+		return fmt.Errorf("not connected to the container runtime at %s", a.config.NRISocket)
+	}
+	return nil
+}

@@ -1,0 +1,238 @@
+package attach_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/go-logr/logr"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/attach"
+	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/link"
+)
+
+// What Attach does with real namespaces is tested in package release, together with the way back.
+
+var (
+	vf = inventory.ID{Address: "0000:3b:02.1"}
+	pf = inventory.ID{Address: "0000:3b:00.0"}
+)
+
+func reservation() journal.Attachment {
+	return journal.Attachment{
+		Function: vf, PF: pf.Address, PFName: "old", VFIndex: 1,
+		Claim: journal.Claim{Namespace: "default", Name: "c", UID: "claim-1"}, Interface: link.Interface{Name: "net1"},
+	}
+}
+
+// netdevs are names by Function.
+type netdevs map[inventory.ID]string
+
+func (n netdevs) Netdev(id inventory.ID) (string, error) {
+	name, ok := n[id]
+	if !ok {
+		return "", fmt.Errorf("Function %s is gone", id)
+	}
+	return name, nil
+}
+
+// engine plays one netdev and writes down what it is told.
+type engine struct {
+	parent string // of the netdev, on the PCI bus
+	fail   error  // of Attach
+	calls  []string
+	device link.Device
+}
+
+func (e *engine) Plan(_ context.Context, device link.Device, netNS string, _ link.Interface) (link.Snapshot, link.Place, error) {
+	e.device = device
+	return link.Snapshot{Name: device.Name, Identity: link.Identity{Parent: e.parent, Bus: "pci"}}, link.Place{NetNS: netNS, Cookie: 7, Index: 3}, nil
+}
+
+func (e *engine) Attach(_ context.Context, _ link.Device, _ link.Snapshot, _ link.Place, want link.Interface) (link.Observed, error) {
+	e.calls = append(e.calls, "attach")
+	return link.Observed{Name: want.Name, Index: 5}, e.fail
+}
+
+func (e *engine) Alive(link.Place) (bool, error) { return true, nil }
+
+// detacher does what package release does about the journal, and writes down what it is told.
+type detacher struct {
+	journal *journal.Journal
+	calls   []string
+}
+
+func (d *detacher) Detach(_ context.Context, id inventory.ID, sandbox string) error {
+	d.calls = append(d.calls, sandbox)
+	a, _ := d.journal.Get(id)
+	return d.journal.Put(a.Untouched())
+}
+
+// failingJournal refuses to write a state.
+type failingJournal struct {
+	*journal.Journal
+	refuses journal.State
+}
+
+var errDiskFull = errors.New("disk full")
+
+func (j failingJournal) Put(a journal.Attachment) error {
+	if a.State == j.refuses {
+		return errDiskFull
+	}
+	return j.Journal.Put(a)
+}
+
+func openJournal(t *testing.T) *journal.Journal {
+	t.Helper()
+	j, err := journal.Open(filepath.Join(t.TempDir(), "j"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { j.Close() })
+	return j
+}
+
+func sandbox() attach.Sandbox {
+	return attach.Sandbox{ID: "s1", NetNS: "/run/netns/x", Pod: journal.Pod{Namespace: "default", Name: "p", UID: "pod-1"}}
+}
+
+func TestAttach(t *testing.T) {
+	refusal := errors.New("refused")
+	tests := map[string]struct {
+		engine   engine
+		netdevs  netdevs
+		refuses  journal.State
+		err      error
+		calls    []string // of the engine's Attach
+		detached []string
+		state    journal.State
+	}{
+		"works": {
+			engine: engine{parent: "0000:3b:02.1"}, netdevs: netdevs{vf: "ens3f0v1", pf: "ens3f0"},
+			calls: []string{"attach"}, state: journal.Attached,
+		},
+		"refused by the engine": {
+			engine: engine{parent: "0000:3b:02.1", fail: refusal}, netdevs: netdevs{vf: "ens3f0v1", pf: "ens3f0"},
+			err: refusal, calls: []string{"attach"}, detached: []string{"s1"}, state: journal.Reserved,
+		},
+		"intent cannot be written": {
+			engine: engine{parent: "0000:3b:02.1"}, netdevs: netdevs{vf: "ens3f0v1", pf: "ens3f0"}, refuses: journal.Attaching,
+			err: errDiskFull, state: journal.Reserved,
+		},
+		"result cannot be written": {
+			engine: engine{parent: "0000:3b:02.1"}, netdevs: netdevs{vf: "ens3f0v1", pf: "ens3f0"}, refuses: journal.Attached,
+			err: errDiskFull, calls: []string{"attach"}, detached: []string{"s1"}, state: journal.Reserved,
+		},
+		"another Function's netdev under the name": {
+			engine: engine{parent: "0000:3b:02.2"}, netdevs: netdevs{vf: "ens3f0v1", pf: "ens3f0"},
+			err: link.ErrNoNetdev, state: journal.Reserved,
+		},
+		"no netdev": {netdevs: netdevs{vf: "", pf: "ens3f0"}, err: link.ErrNoNetdev, state: journal.Reserved},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			j := openJournal(t)
+			stale := &detacher{journal: j}
+			a := attach.New(failingJournal{j, test.refuses}, &test.engine, test.netdevs, stale, "boot-1", logr.Discard())
+			if err := a.Reserve(t.Context(), reservation()); err != nil {
+				t.Fatal(err)
+			}
+			observed, err := a.Attach(t.Context(), vf, sandbox())
+			if !errors.Is(err, test.err) || err != nil && !strings.HasPrefix(err.Error(), "Function 0000:3b:02.1: ") {
+				t.Errorf("error %v, want %v of the Function", err, test.err)
+			}
+			record, _ := j.Get(vf)
+			if record.State != test.state {
+				t.Errorf("state %s, want %s", record.State, test.state)
+			}
+			if diff := cmp.Diff(test.calls, test.engine.calls); diff != "" {
+				t.Errorf("engine (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(test.detached, stale.calls); diff != "" {
+				t.Errorf("detached (-want +got):\n%s", diff)
+			}
+			if test.err != nil {
+				return
+			}
+			wantDevice := link.Device{Name: "ens3f0v1", PF: &link.PF{Name: "ens3f0", Address: "0000:3b:00.0", VF: 1}}
+			if diff := cmp.Diff(wantDevice, test.engine.device); diff != "" {
+				t.Errorf("device (-want +got):\n%s", diff)
+			}
+			if record.Sandbox != "s1" || record.BootID != "boot-1" || record.Pod.UID != "pod-1" || record.AttachedAt.IsZero() ||
+				record.Place != (link.Place{NetNS: "/run/netns/x", Cookie: 7, Index: 5}) || record.Observed.Name != observed.Name {
+				t.Errorf("record %+v", record)
+			}
+		})
+	}
+}
+
+func TestReserve(t *testing.T) {
+	j := openJournal(t)
+	a := attach.New(j, &engine{}, netdevs{}, &detacher{journal: j}, "boot-1", logr.Discard())
+	first := reservation()
+	if err := a.Reserve(t.Context(), first); err != nil {
+		t.Fatal(err)
+	}
+	had, _ := j.Get(vf)
+	changed := first
+	changed.Interface.Name = "net2"
+	changed.State, changed.Sandbox = journal.Attached, "not the caller's to say"
+	if err := a.Reserve(t.Context(), changed); err != nil {
+		t.Fatal(err)
+	}
+	has, _ := j.Get(vf)
+	if has.Interface.Name != "net2" || has.State != journal.Reserved || has.Sandbox != "" || !has.ReservedAt.Equal(had.ReservedAt) {
+		t.Errorf("record %+v", has)
+	}
+	for want, owner := range map[string]func(*journal.Attachment){
+		"belongs to claim default/c (UID claim-1)": func(*journal.Attachment) {},
+		"belongs to pod default/p (UID pod-1)": func(a *journal.Attachment) {
+			a.Claim, a.Pod = journal.Claim{}, journal.Pod{Namespace: "default", Name: "p", UID: "pod-1"}
+		},
+		"belongs to a pod by an extended resource": func(a *journal.Attachment) { a.Claim = journal.Claim{} },
+	} {
+		mine := has
+		owner(&mine)
+		if err := j.Put(mine); err != nil {
+			t.Fatal(err)
+		}
+		other := reservation()
+		other.Claim.UID = "claim-2"
+		if err := a.Reserve(t.Context(), other); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want one with %q", err, want)
+		}
+	}
+}
+
+// An SF and a PF have no properties that a PF enforces, and a PF without netdev cannot be asked.
+func TestDevice(t *testing.T) {
+	names := netdevs{vf: "v", pf: "p", inventory.SubfunctionID(pf.Address, 88): "s"}
+	for name, test := range map[string]struct {
+		record  journal.Attachment
+		netdevs netdevs
+		want    link.Device
+	}{
+		"VF":            {journal.Attachment{Function: vf, PF: pf.Address, VFIndex: 1}, names, link.Device{Name: "v", PF: &link.PF{Name: "p", Address: "0000:3b:00.0", VF: 1}}},
+		"PF":            {journal.Attachment{Function: pf, PF: pf.Address, VFIndex: -1}, names, link.Device{Name: "p"}},
+		"SF":            {journal.Attachment{Function: inventory.SubfunctionID(pf.Address, 88), PF: pf.Address, VFIndex: 88}, names, link.Device{Name: "s"}},
+		"VF of no name": {journal.Attachment{Function: vf, PF: pf.Address, VFIndex: 1}, netdevs{vf: "v"}, link.Device{Name: "v"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := attach.Device(test.netdevs, test.record)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("device (-want +got):\n%s", diff)
+			}
+		})
+	}
+}

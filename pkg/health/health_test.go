@@ -1,0 +1,48 @@
+package health
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+)
+
+func TestProblems(t *testing.T) {
+	sick := inventory.ID{Address: "0000:3b:00.2"}
+	only := func(message string) Source {
+		return func(id inventory.ID) string {
+			if id == sick {
+				return message
+			}
+			return ""
+		}
+	}
+	checker := &Checker{ProvisionFailed: only("the xPU refused it"), ReleasePending: only("it is not back")}
+	for _, test := range []struct {
+		name     string
+		function inventory.Function
+		want     []Problem
+	}{
+		{"healthy", inventory.Function{ID: inventory.ID{Address: "0000:3b:00.3"}, LinkUp: true}, nil},
+		{"no link", inventory.Function{ID: inventory.ID{Address: "0000:3b:00.3"}, PF: "0000:3b:00.0", PFName: "ens3f0"},
+			[]Problem{{v1alpha1.TaintLinkDown, "PF ens3f0 (0000:3b:00.0)"}}},
+		{"everything", inventory.Function{ID: sick, PF: "0000:3b:00.0"}, []Problem{
+			{v1alpha1.TaintLinkDown, "0000:3b:00.0"},
+			{v1alpha1.TaintProvisionFailed, "the xPU refused it"},
+			{v1alpha1.TaintReleasePending, "it is not back"},
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			got := checker.Problems(test.function)
+			if len(got) != len(test.want) {
+				t.Fatalf("Problems = %+v, want %+v", got, test.want)
+			}
+			for i, want := range test.want {
+				if got[i].Taint != want.Taint || !strings.Contains(got[i].Message, want.Message) {
+					t.Errorf("problem %d is %+v, want taint %s and %q in the message", i, got[i], want.Taint, want.Message)
+				}
+			}
+		})
+	}
+}

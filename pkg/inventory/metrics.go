@@ -1,0 +1,49 @@
+package inventory
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
+)
+
+type metrics struct {
+	functions *prometheus.GaugeVec
+	skipped   *prometheus.CounterVec
+	duration  prometheus.Histogram
+}
+
+func newMetrics(registry prometheus.Registerer) metrics {
+	factory := promauto.With(registry)
+	m := metrics{
+		functions: factory.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "xpu_inventory_functions", Help: "Network functions of this node, by kind.",
+		}, []string{"kind"}),
+		skipped: factory.NewCounterVec(prometheus.CounterOpts{
+			Name: "xpu_inventory_skipped_entries_total",
+			Help: "Entries of sysfs that were skipped or read incompletely, by what was wrong; each once while it stays so.",
+		}, []string{"reason"}),
+		duration: factory.NewHistogram(prometheus.HistogramOpts{
+			Name:    "xpu_inventory_scan_duration_seconds",
+			Help:    "How long it took to read all Functions from sysfs.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 2, 10),
+		}),
+	}
+	for _, r := range reasons {
+		m.skipped.WithLabelValues(string(r))
+	}
+	m.counted(nil)
+	return m
+}
+
+func (m metrics) scanned(took time.Duration) { m.duration.Observe(took.Seconds()) }
+
+func (m metrics) counted(functions []Function) {
+	count := map[Kind]int{PF: 0, VF: 0, SF: 0}
+	for _, f := range functions {
+		count[f.Kind]++
+	}
+	for kind, n := range count {
+		m.functions.WithLabelValues(string(kind)).Set(float64(n))
+	}
+}

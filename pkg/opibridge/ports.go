@@ -1,0 +1,215 @@
+package opibridge
+
+import (
+	"bytes"
+	"context"
+	"maps"
+	"net"
+	"slices"
+
+	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/emptypb"
+)
+
+// portServer serves BridgePortService.
+type portServer struct {
+	evpn.UnimplementedBridgePortServiceServer
+	agent *Agent
+}
+
+func (s portServer) CreateBridgePort(_ context.Context, req *evpn.CreateBridgePortRequest) (*evpn.BridgePort, error) {
+	id := req.GetBridgePortId()
+	if id == "" {
+		return nil, status.Error(codes.InvalidArgument, "bridge_port_id is required: it is the name of the netdev that represents the port")
+	}
+	if err := portKind.parseID(id); err != nil {
+		return nil, err
+	}
+	a := s.agent
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.createPort(id, req.GetBridgePort().GetSpec())
+}
+
+func (s portServer) GetBridgePort(_ context.Context, req *evpn.GetBridgePortRequest) (*evpn.BridgePort, error) {
+	id, err := portKind.parseName(req.GetName())
+	if err != nil {
+		return nil, err
+	}
+	a := s.agent
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	p := a.ports[id]
+	if p == nil {
+		return nil, notFound(portKind, id)
+	}
+	return a.portMessage(id, p), nil
+}
+
+func (s portServer) ListBridgePorts(_ context.Context, req *evpn.ListBridgePortsRequest) (*evpn.ListBridgePortsResponse, error) {
+	a := s.agent
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	ids, next, err := page(slices.Sorted(maps.Keys(a.ports)), req.GetPageSize(), req.GetPageToken())
+	if err != nil {
+		return nil, err
+	}
+	reply := &evpn.ListBridgePortsResponse{NextPageToken: next}
+	for _, id := range ids {
+		reply.BridgePorts = append(reply.BridgePorts, a.portMessage(id, a.ports[id]))
+	}
+	return reply, nil
+}
+
+// UpdateBridgePort takes the representor out before it puts it back in another way. An update that changes nothing
+// tries again to realise the port.
+func (s portServer) UpdateBridgePort(_ context.Context, req *evpn.UpdateBridgePortRequest) (*evpn.BridgePort, error) {
+	id, err := portKind.parseName(req.GetBridgePort().GetName())
+	if err != nil {
+		return nil, err
+	}
+	a := s.agent
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.ports[id]
+	if p == nil && req.GetAllowMissing() {
+		return a.createPort(id, req.GetBridgePort().GetSpec())
+	}
+	if p == nil {
+		return nil, notFound(portKind, id)
+	}
+	if p.deleting {
+		return nil, beingDeleted(portKind, id)
+	}
+	want := &evpn.BridgePort{Spec: proto.CloneOf(p.spec)}
+	if err := applyMask(want, req.GetBridgePort(), req.GetUpdateMask()); err != nil {
+		return nil, err
+	}
+	spec, err := a.checkPort(id, want.GetSpec())
+	if err != nil {
+		return nil, err
+	}
+	if !proto.Equal(spec, p.spec) {
+		if err := a.store.put(portsBucket, id, &evpn.BridgePort{Spec: spec}); err != nil {
+			return nil, internal(err)
+		}
+		p.spec = spec
+		if err := a.plane.detach(id); err != nil {
+			a.note("port", id, &p.failure, err)
+			return a.portMessage(id, p), nil
+		}
+	}
+	a.reconcilePort(id)
+	return a.portMessage(id, p), nil
+}
+
+func (s portServer) DeleteBridgePort(_ context.Context, req *evpn.DeleteBridgePortRequest) (*emptypb.Empty, error) {
+	id, err := portKind.parseName(req.GetName())
+	if err != nil {
+		return nil, err
+	}
+	a := s.agent
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.ports[id]
+	if p == nil && req.GetAllowMissing() {
+		return &emptypb.Empty{}, nil
+	}
+	if p == nil {
+		return nil, notFound(portKind, id)
+	}
+	if !p.deleting {
+		dying := &evpn.BridgePort{Spec: p.spec, Status: &evpn.BridgePortStatus{OperStatus: evpn.BPOperStatus_BP_OPER_STATUS_TO_BE_DELETED}}
+		if err := a.store.put(portsBucket, id, dying); err != nil {
+			return nil, internal(err)
+		}
+		p.deleting = true
+	}
+	a.reconcilePort(id)
+	if p.failure != nil {
+		return nil, status.Errorf(codes.Internal, "bridge port %s is not deleted yet, the agent keeps trying: %v", id, p.failure)
+	}
+	return &emptypb.Empty{}, nil
+}
+
+// createPort makes a port, or gives the one that is there already if it is the same.
+func (a *Agent) createPort(id string, spec *evpn.BridgePortSpec) (*evpn.BridgePort, error) {
+	spec, err := a.checkPort(id, spec)
+	if err != nil {
+		return nil, err
+	}
+	if have := a.ports[id]; have != nil {
+		switch {
+		case have.deleting:
+			return nil, beingDeleted(portKind, id)
+		case !proto.Equal(have.spec, spec):
+			return nil, status.Errorf(codes.AlreadyExists, "bridge port %s exists with MAC %s on logical bridge %s",
+				id, net.HardwareAddr(have.spec.GetMacAddress()), have.network())
+		}
+		return a.portMessage(id, have), nil
+	}
+	p := &port{spec: spec}
+	if err := a.store.put(portsBucket, id, &evpn.BridgePort{Spec: spec}); err != nil {
+		return nil, internal(err)
+	}
+	a.ports[id] = p
+	a.reconcilePort(id)
+	return a.portMessage(id, p), nil
+}
+
+// checkPort gives the spec in the form in which it is kept: with the name of its network as we give it.
+func (a *Agent) checkPort(id string, spec *evpn.BridgePortSpec) (*evpn.BridgePortSpec, error) {
+	if spec == nil {
+		return nil, status.Errorf(codes.InvalidArgument, "bridge port %s: spec is required", id)
+	}
+	mac := net.HardwareAddr(spec.GetMacAddress())
+	if len(mac) != 6 || mac[0]&1 != 0 || bytes.Equal(mac, make([]byte, 6)) {
+		return nil, status.Errorf(codes.InvalidArgument, "bridge port %s: mac_address %s (%d bytes): must be the 6 bytes of a unicast address that is not zero", id, mac, len(mac))
+	}
+	switch spec.GetPtype() {
+	case evpn.BridgePortType_BRIDGE_PORT_TYPE_ACCESS:
+	case evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK:
+		return nil, status.Errorf(codes.Unimplemented, "bridge port %s: ptype TRUNK: this agent serves ACCESS ports", id)
+	default:
+		return nil, status.Errorf(codes.InvalidArgument, "bridge port %s: ptype: must be ACCESS", id)
+	}
+	if n := len(spec.GetLogicalBridges()); n != 1 {
+		return nil, status.Errorf(codes.InvalidArgument, "bridge port %s: logical_bridges: has %d, an ACCESS port has exactly one", id, n)
+	}
+	networkID, err := networkKind.parseName(spec.GetLogicalBridges()[0])
+	if err != nil {
+		return nil, status.Errorf(codes.InvalidArgument, "bridge port %s: logical_bridges: %s", id, status.Convert(err).Message())
+	}
+	n := a.networks[networkID]
+	if n == nil {
+		return nil, status.Errorf(codes.NotFound, "bridge port %s: logical_bridges: logical bridge %s does not exist", id, networkID)
+	}
+	if n.deleting {
+		return nil, beingDeleted(networkKind, networkID)
+	}
+	for other, p := range a.ports {
+		if other != id && p.network() == networkID && bytes.Equal(p.spec.GetMacAddress(), mac) {
+			return nil, status.Errorf(codes.AlreadyExists, "bridge port %s: mac_address %s is already in use on logical bridge %s by bridge port %s", id, mac, networkID, other)
+		}
+	}
+	return &evpn.BridgePortSpec{MacAddress: bytes.Clone(mac), Ptype: spec.GetPtype(), LogicalBridges: []string{networkKind.prefix + networkID}}, nil
+}
+
+func (a *Agent) portMessage(id string, p *port) *evpn.BridgePort {
+	failure := a.failureOf(p)
+	state := evpn.BPOperStatus_BP_OPER_STATUS_UP
+	switch {
+	case p.deleting:
+		state = evpn.BPOperStatus_BP_OPER_STATUS_TO_BE_DELETED
+	case failure != nil:
+		state = evpn.BPOperStatus_BP_OPER_STATUS_DOWN
+	}
+	return &evpn.BridgePort{
+		Name:   portKind.prefix + id,
+		Spec:   proto.CloneOf(p.spec),
+		Status: &evpn.BridgePortStatus{OperStatus: state, Components: []*evpn.Component{component("representor", failure)}},
+	}
+}

@@ -1,0 +1,134 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/go-logr/logr"
+
+	"github.com/opiproject/xpu-device-plugin/test/simulate"
+)
+
+// pfs is how many PFs the simulated card has; the VFs are spread over them.
+const pfs = 4
+
+// host is a simulated host: a sysfs tree, and the directories that an agent on it uses.
+type host struct {
+	dir       string
+	vfs       int
+	simulated *simulate.Host
+	functions []simulate.Function
+}
+
+// newHost makes a host with a card of 4 PFs.
+func (b *bench) newHost(ctx context.Context, vfs int) (*host, error) {
+	dir, err := os.MkdirTemp(b.dir, "host-")
+	if err != nil {
+		return nil, err
+	}
+	h := &host{dir: dir, vfs: vfs}
+	h.simulated, err = simulate.New(ctx, simulate.Config{
+		Root: dir, Cards: []simulate.Card{{PFs: pfs, VFs: vfs / pfs}}, Log: logr.Discard(),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("simulated host: %w", err)
+	}
+	h.functions = h.simulated.Functions()
+	for _, f := range h.functions {
+		if err := h.showNetdev(f); err != nil {
+			return nil, errors.Join(err, h.close())
+		}
+	}
+	return h, h.clear()
+}
+
+// showNetdev shows a netdev that there is none of: what an agent reads about it when it starts.
+func (h *host) showNetdev(f simulate.Function) error {
+	dir := filepath.Join(h.simulated.SysRoot(), "bus/pci/devices", string(f.Address), "net", f.Netdev)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	var errs []error
+	for name, value := range map[string]string{"operstate": "up", "carrier": "1", "phys_port_name": "", "dev_port": "0", "mtu": "1500"} {
+		errs = append(errs, os.WriteFile(filepath.Join(dir, name), []byte(value+"\n"), 0o644))
+	}
+	return errors.Join(errs...)
+}
+
+func (h *host) close() error { return errors.Join(h.simulated.Close(), os.RemoveAll(h.dir)) }
+
+func (h *host) path(name string) string { return filepath.Join(h.dir, name) }
+
+// clear forgets what an agent left.
+func (h *host) clear() error {
+	var errs []error
+	for _, name := range []string{"state", "kubelet", "cdi"} {
+		errs = append(errs, os.RemoveAll(h.path(name)), os.Mkdir(h.path(name), 0o755))
+	}
+	return errors.Join(append(errs, os.Mkdir(h.path("kubelet/plugins_registry"), 0o755))...)
+}
+
+// agent is a running xpu-agent.
+type agent struct {
+	*process
+	address string // of its metrics
+}
+
+func (b *bench) startAgent(c *cluster, h *host) (*agent, error) {
+	address, err := freeAddress()
+	if err != nil {
+		return nil, err
+	}
+	p, err := b.start(h.dir, "xpu-agent",
+		"--node-name="+nodeName, "--kubeconfig="+c.agentKubeconfig, "--sys-root="+h.simulated.SysRoot(),
+		"--state-dir="+h.path("state"), "--kubelet-dir="+h.path("kubelet"), "--cdi-dir="+h.path("cdi"),
+		"--nri-socket="+h.path("nri.sock"), "--listen="+address)
+	return &agent{p, address}, err
+}
+
+// freeAddress is one of loopback that nobody listens on. The network namespace is ours alone.
+func freeAddress() (string, error) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	return listener.Addr().String(), listener.Close()
+}
+
+// published returns nil once the agent says that it has handed over all devices.
+func (a *agent) published(devices int) func(context.Context) error {
+	return func(ctx context.Context) error {
+		got, err := a.metric(ctx, "xpu_dra_devices")
+		if err == nil && got != float64(devices) {
+			err = fmt.Errorf("%g of %d devices are published", got, devices)
+		}
+		return err
+	}
+}
+
+func (a *agent) metric(ctx context.Context, name string) (float64, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+a.address+"/metrics", nil)
+	if err != nil {
+		return 0, err
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return 0, err
+	}
+	defer response.Body.Close()
+	lines := bufio.NewScanner(response.Body)
+	for lines.Scan() {
+		if value, found := strings.CutPrefix(lines.Text(), name+" "); found {
+			return strconv.ParseFloat(value, 64)
+		}
+	}
+	return 0, errors.Join(fmt.Errorf("metric %s: is not there", name), lines.Err())
+}

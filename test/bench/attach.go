@@ -1,0 +1,239 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/vishvananda/netlink"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/attach"
+	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/link"
+	"github.com/opiproject/xpu-device-plugin/pkg/release"
+	"github.com/opiproject/xpu-device-plugin/test/netns"
+	"github.com/opiproject/xpu-device-plugin/test/simulate"
+)
+
+// timedJournal measures how long the journal's writes take.
+type timedJournal struct {
+	*journal.Journal
+	spent  time.Duration
+	writes int
+}
+
+func (j *timedJournal) Put(a journal.Attachment) error {
+	defer j.count(time.Now())
+	return j.Journal.Put(a)
+}
+
+func (j *timedJournal) Delete(id inventory.ID) error {
+	defer j.count(time.Now())
+	return j.Journal.Delete(id)
+}
+
+func (j *timedJournal) count(begin time.Time) {
+	j.spent += time.Since(begin)
+	j.writes++
+}
+
+// attachment is a node's attach engine put together as package agent does it, with a VF and a pod's namespace.
+type attachment struct {
+	host       *host
+	vf         simulate.Function
+	inventory  *inventory.Inventory
+	journal    *timedJournal
+	engine     *link.Engine
+	attacher   *attach.Attacher
+	releaser   *release.Releaser
+	node, pod  *netns.Namespace
+	syncedFile *os.File
+}
+
+// times are those of one round.
+type times struct {
+	move, moveBack time.Duration // bare
+	attach, detach time.Duration // without the journal
+	attachJournal  time.Duration
+	attachWrites   int
+	attachFsync    time.Duration // bare, for as many writes
+}
+
+// measureAttach compares attach and detach with the bare move of the same netdev into a namespace and back.
+func measureAttach(ctx context.Context, b *bench) (out []Measurement, err error) {
+	a, err := b.newAttachment(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, a.close()) }()
+	into := Measurement{What: "attach a Function, without the journal", Unit: Seconds, Reference: "bare move into the pod", Goal: atMostTimes(1.15)}
+	back := Measurement{What: "detach a Function, without the journal", Unit: Seconds, Reference: "bare move back", Goal: atMostTimes(1.15)}
+	writes := Measurement{What: "journal of an attach", Unit: Seconds}
+	for round := range b.runs(60) + 1 {
+		t, err := a.round(ctx, round)
+		if err != nil {
+			return nil, err
+		}
+		if round == 0 && !b.quick {
+			continue // to warm up
+		}
+		into.Samples = append(into.Samples, t.attach.Seconds())
+		into.ReferenceSamples = append(into.ReferenceSamples, t.move.Seconds())
+		back.Samples = append(back.Samples, t.detach.Seconds())
+		back.ReferenceSamples = append(back.ReferenceSamples, t.moveBack.Seconds())
+		writes.Samples = append(writes.Samples, t.attachJournal.Seconds())
+		writes.Reference = fmt.Sprintf("%d x 4 kB written and synced", t.attachWrites)
+		writes.ReferenceSamples = append(writes.ReferenceSamples, t.attachFsync.Seconds())
+	}
+	return []Measurement{into, back, writes}, nil
+}
+
+func (b *bench) newAttachment(ctx context.Context) (_ *attachment, err error) {
+	a := &attachment{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, a.close())
+		}
+	}()
+	if a.host, err = b.newHost(ctx, pfs); err != nil {
+		return nil, err
+	}
+	a.vf = a.host.functions[len(a.host.functions)-1]
+	if a.node, err = netns.Make(a.host.path("node.netns")); err != nil {
+		return nil, err
+	}
+	if a.pod, err = netns.Make(a.host.path("pod.netns")); err != nil {
+		return nil, err
+	}
+	for _, f := range a.host.functions {
+		if err := a.addNetdev(f); err != nil {
+			return nil, err
+		}
+	}
+	a.inventory = inventory.New(inventory.Options{SysRoot: a.host.simulated.SysRoot(), NetNS: a.node.Path(), Log: logr.Discard()})
+	records, err := journal.Open(filepath.Join(a.host.path("state"), "journal.db"))
+	if err != nil {
+		return nil, err
+	}
+	a.journal = &timedJournal{Journal: records}
+	if a.syncedFile, err = os.Create(filepath.Join(a.host.path("state"), "reference")); err != nil {
+		return nil, err
+	}
+	if a.engine, err = link.New(link.Options{HostNetNS: a.node.Path()}); err != nil {
+		return nil, err
+	}
+	const bootID = "bench"
+	a.releaser = release.New(a.journal, a.engine, a.inventory, release.Options{BootID: bootID}, logr.Discard())
+	a.attacher = attach.New(a.journal, a.engine, a.inventory, a.releaser, bootID, logr.Discard())
+	return a, nil
+}
+
+// addNetdev makes the netdev of a Function: one end of a veth pair, whose other end stays in the node's namespace.
+func (a *attachment) addNetdev(f simulate.Function) error {
+	return a.node.Handle().LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: f.Netdev}, PeerName: f.Representor})
+}
+
+func (a *attachment) close() error {
+	var errs []error
+	if a.engine != nil {
+		errs = append(errs, a.engine.Close())
+	}
+	if a.syncedFile != nil {
+		errs = append(errs, a.syncedFile.Close())
+	}
+	if a.journal != nil {
+		errs = append(errs, a.journal.Close())
+	}
+	for _, n := range []*netns.Namespace{a.node, a.pod} {
+		if n != nil {
+			errs = append(errs, n.Close())
+		}
+	}
+	if a.host != nil {
+		errs = append(errs, a.host.close())
+	}
+	return errors.Join(errs...)
+}
+
+// round moves the netdev bare and then attaches and detaches it, each there and back.
+func (a *attachment) round(ctx context.Context, number int) (t times, err error) {
+	if t.move, err = a.moveBare(a.node, a.pod); err != nil {
+		return t, err
+	}
+	if t.moveBack, err = a.moveBare(a.pod, a.node); err != nil {
+		return t, err
+	}
+	id := inventory.ID{Address: a.vf.Address}
+	claim := types.UID(fmt.Sprintf("claim-%d", number))
+	err = a.attacher.Reserve(ctx, journal.Attachment{
+		Function: id, PF: a.vf.PF, VFIndex: a.vf.Index,
+		Claim: journal.Claim{Namespace: "default", Name: "claim", UID: claim},
+		Pod:   journal.Pod{Namespace: "default", Name: "pod", UID: "pod"},
+		Interface: link.Interface{
+			Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:01", Addresses: []netip.Prefix{netip.MustParsePrefix("10.10.0.1/24")},
+		},
+	})
+	if err != nil {
+		return t, err
+	}
+	sandbox := attach.Sandbox{ID: string(claim), NetNS: a.pod.Path(), Pod: journal.Pod{Namespace: "default", Name: "pod", UID: "pod"}}
+	t.attach, t.attachJournal, t.attachWrites, err = a.time(func() error {
+		_, err := a.attacher.Attach(ctx, id, sandbox)
+		return err
+	})
+	if err != nil {
+		return t, err
+	}
+	t.detach, _, _, err = a.time(func() error { return a.releaser.Detach(ctx, id, sandbox.ID) })
+	if err != nil {
+		return t, err
+	}
+	if err := a.releaser.Release(ctx, id, claim); err != nil {
+		return t, err
+	}
+	t.attachFsync, err = writeAndSync(a.syncedFile, t.attachWrites)
+	return t, err
+}
+
+// time measures f, apart from what it has the journal write.
+func (a *attachment) time(f func() error) (without, journal time.Duration, writes int, err error) {
+	spent, written := a.journal.spent, a.journal.writes
+	begin := time.Now()
+	err = f()
+	took := time.Since(begin)
+	journal = a.journal.spent - spent
+	return took - journal, journal, a.journal.writes - written, err
+}
+
+// moveBare moves the netdev with one message to the kernel, and nothing else.
+func (a *attachment) moveBare(from, to *netns.Namespace) (time.Duration, error) {
+	l, err := from.Handle().LinkByName(a.vf.Netdev)
+	if err != nil {
+		return 0, fmt.Errorf("netdev %s: %w", a.vf.Netdev, err)
+	}
+	begin := time.Now()
+	err = from.Handle().LinkSetNsFd(l, to.Fd())
+	return time.Since(begin), err
+}
+
+// writeAndSync appends 4 kB n times, each time waiting for the disk.
+func writeAndSync(file *os.File, n int) (time.Duration, error) {
+	page := make([]byte, 4096)
+	begin := time.Now()
+	for range n {
+		if _, err := file.Write(page); err != nil {
+			return 0, err
+		}
+		if err := file.Sync(); err != nil {
+			return 0, err
+		}
+	}
+	return time.Since(begin), nil
+}

@@ -1,0 +1,252 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/kubernetes"
+	clientscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+)
+
+const (
+	nodeName  = "node1"
+	namespace = "xpu-system"
+	agentUser = "system:serviceaccount:" + namespace + ":xpu-agent"
+)
+
+// cluster is an API server with etcd, the project's CRDs and the agent's rights, and nothing that works on its own.
+// etcd does not wait for the disk.
+type cluster struct {
+	environment *envtest.Environment
+	config      *rest.Config
+	clientset   *kubernetes.Clientset
+	client      client.Client
+	dir         string
+	node        *corev1.Node
+	// agentKubeconfig is a file with the agent's own token, which is bound to its node as in a real cluster.
+	agentKubeconfig, controllerKubeconfig string
+}
+
+const auditPolicy = `apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+- level: Metadata
+  verbs: [create, update, patch, delete, deletecollection]
+- level: None
+`
+
+// startCluster starts it once; the benchmarks share it.
+func (b *bench) startCluster(ctx context.Context) (*cluster, error) {
+	if b.cluster != nil {
+		return b.cluster, nil
+	}
+	c := &cluster{dir: filepath.Join(b.dir, "cluster")}
+	if err := os.Mkdir(c.dir, 0o700); err != nil {
+		return nil, err
+	}
+	policy := filepath.Join(c.dir, "audit-policy.yaml")
+	if err := os.WriteFile(policy, []byte(auditPolicy), 0o600); err != nil {
+		return nil, err
+	}
+	c.environment = &envtest.Environment{
+		BinaryAssetsDirectory:    b.assets,
+		CRDDirectoryPaths:        []string{filepath.Join(b.source, "deploy", "crds")},
+		ErrorIfCRDPathMissing:    true,
+		ControlPlaneStartTimeout: time.Minute,
+	}
+	c.environment.ControlPlane.GetAPIServer().Configure().
+		Set("audit-policy-file", policy).
+		Set("audit-log-path", c.auditLog()).
+		Set("endpoint-reconciler-type", "none")
+	var err error
+	if c.config, err = c.environment.Start(); err != nil {
+		return nil, errors.Join(fmt.Errorf("API server of %s (devcluster build --bin makes it): %w", b.assets, err), c.environment.Stop())
+	}
+	b.cluster = c
+	return c, c.prepare(ctx, b.source)
+}
+
+func (c *cluster) stop() error { return c.environment.Stop() }
+
+func (c *cluster) auditLog() string { return filepath.Join(c.dir, "audit.log") }
+
+// prepare makes the clients, a node, and what deploy/ gives agent and controller.
+func (c *cluster) prepare(ctx context.Context, source string) (err error) {
+	c.config.QPS = -1
+	if c.clientset, err = kubernetes.NewForConfig(c.config); err != nil {
+		return err
+	}
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+		return err
+	}
+	if c.client, err = client.New(c.config, client.Options{Scheme: scheme}); err != nil {
+		return err
+	}
+	for _, file := range []string{"namespace.yaml", "agent/rbac.yaml", "agent/policy.yaml", "controller/rbac.yaml"} {
+		if err := c.apply(ctx, filepath.Join(source, "deploy", file)); err != nil {
+			return err
+		}
+	}
+	node := &corev1.Node{}
+	node.Name = nodeName
+	if c.node, err = c.clientset.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{}); err != nil {
+		return err
+	}
+	if c.agentKubeconfig, err = c.kubeconfig(ctx, "xpu-agent"); err != nil {
+		return err
+	}
+	c.controllerKubeconfig, err = c.kubeconfig(ctx, "xpu-controller")
+	return err
+}
+
+// apply makes the objects of a manifest.
+func (c *cluster) apply(ctx context.Context, path string) error {
+	file, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	decoder := utilyaml.NewYAMLOrJSONDecoder(file, 4096)
+	for {
+		object := &unstructured.Unstructured{}
+		err := decoder.Decode(&object.Object)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err == nil && len(object.Object) > 0 {
+			err = c.client.Create(ctx, object)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+	}
+}
+
+// kubeconfig writes a file with a token of the service account, bound to a pod on the node.
+func (c *cluster) kubeconfig(ctx context.Context, account string) (string, error) {
+	pod := &corev1.Pod{Spec: corev1.PodSpec{
+		NodeName: nodeName, ServiceAccountName: account, Containers: []corev1.Container{{Name: account, Image: account}},
+	}}
+	pod.Name = account
+	pod, err := c.clientset.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{})
+	if err != nil {
+		return "", err
+	}
+	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
+		ExpirationSeconds: ptr.To(int64(3600)),
+		BoundObjectRef:    &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID},
+	}}
+	token, err := c.clientset.CoreV1().ServiceAccounts(namespace).CreateToken(ctx, account, request, metav1.CreateOptions{})
+	if err != nil {
+		return "", fmt.Errorf("token of service account %s: %w", account, err)
+	}
+	path := filepath.Join(c.dir, account+".kubeconfig")
+	return path, clientcmd.WriteToFile(clientcmdapi.Config{
+		Clusters:       map[string]*clientcmdapi.Cluster{"c": {Server: c.config.Host, CertificateAuthorityData: c.config.CAData}},
+		AuthInfos:      map[string]*clientcmdapi.AuthInfo{"u": {Token: token.Status.Token}},
+		Contexts:       map[string]*clientcmdapi.Context{"x": {Cluster: "c", AuthInfo: "u"}},
+		CurrentContext: "x",
+	}, path)
+}
+
+// poolName is the DevicePool that has all VFs.
+const poolName = "all"
+
+// reset brings the cluster to where no agent has been yet, with the one DevicePool.
+func (c *cluster) reset(ctx context.Context) error {
+	if err := c.deleteSlices(ctx); err != nil {
+		return err
+	}
+	pool := &v1alpha1.DevicePool{Spec: v1alpha1.DevicePoolSpec{Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}}}}
+	pool.Name = poolName
+	if err := c.client.Delete(ctx, pool.DeepCopy()); err != nil && !apierrors.IsNotFound(err) {
+		return err
+	}
+	return c.client.Create(ctx, pool)
+}
+
+func (c *cluster) deleteSlices(ctx context.Context) error {
+	return c.clientset.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
+}
+
+func (c *cluster) slices(ctx context.Context) (*resourceapi.ResourceSliceList, error) {
+	return c.clientset.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
+}
+
+// write is a line of an audit log.
+type write struct {
+	Verb string `json:"verb"`
+	User struct {
+		Username string `json:"username"`
+	} `json:"user"`
+	ObjectRef struct {
+		Resource    string `json:"resource"`
+		Subresource string `json:"subresource"`
+		Namespace   string `json:"namespace"`
+		Name        string `json:"name"`
+	} `json:"objectRef"`
+	ResponseStatus struct {
+		Code int `json:"code"`
+	} `json:"responseStatus"`
+	RequestReceivedTimestamp time.Time `json:"requestReceivedTimestamp"`
+}
+
+// String is "patch resourceclaims/status".
+func (w write) String() string {
+	if w.ObjectRef.Subresource == "" {
+		return w.Verb + " " + w.ObjectRef.Resource
+	}
+	return w.Verb + " " + w.ObjectRef.Resource + "/" + w.ObjectRef.Subresource
+}
+
+// writesSince reads from an audit log the writes that were received from then on and satisfy which. Audit logs are
+// written before the client has its answer.
+func writesSince(path string, begin time.Time, which func(write) bool) (out []write, err error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	lines := bufio.NewReader(file)
+	for {
+		line, err := lines.ReadBytes('\n')
+		if errors.Is(err, io.EOF) {
+			return out, nil // a line that is being written is later than what is asked for
+		}
+		if err != nil {
+			return nil, err
+		}
+		var w write
+		if err := json.Unmarshal(line, &w); err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		if !w.RequestReceivedTimestamp.Before(begin) && which(w) {
+			out = append(out, w)
+		}
+	}
+}

@@ -1,0 +1,183 @@
+// Command bench measures what the project promises, each number beside a reference from the same run, and prints one
+// table. See docs/reference/benchmarks.md for what the rows mean.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/vishvananda/netlink"
+)
+
+// bench is what the benchmarks share.
+type bench struct {
+	source, bin, assets string
+	quick               bool
+
+	// dir is for everything that is written; it is removed at the end.
+	dir     string
+	cluster *cluster
+}
+
+// runs is how often something is measured.
+func (b *bench) runs(n int) int {
+	if b.quick {
+		return 1
+	}
+	return n
+}
+
+// benchmark makes some rows of the table.
+type benchmark struct {
+	name string
+	run  func(context.Context, *bench) ([]Measurement, error)
+}
+
+func benchmarks() []benchmark {
+	return []benchmark{
+		{"publish", measurePublish},
+		{"restart", measureRestart},
+		{"prepare", measurePrepare},
+		{"attach", measureAttach},
+		{"port", measurePort},
+		{"memory", measureControllerMemory},
+		{"size", measureSizes},
+		{"writes", measureWrites},
+	}
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	if err := command().ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func command() *cobra.Command {
+	b := &bench{}
+	var only string
+	var isolated bool
+	cmd := &cobra.Command{
+		Use:   "bench",
+		Short: "Measure what the project promises",
+		Long: `bench runs the built programs in a network namespace of their own and prints one table: what,
+the median of several runs with minimum and maximum, a reference measured in the same run with the ratio
+to it, and the goal. A goal that is missed is no error: machines differ.`,
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if !isolated {
+				return isolate(cmd.Context())
+			}
+			selected, err := selectBenchmarks(only)
+			if err != nil {
+				return err
+			}
+			return b.run(cmd.Context(), selected)
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&b.source, "source", ".", "root of the project")
+	flags.StringVar(&b.bin, "bin", "bin", "directory of the built programs and images")
+	flags.StringVar(&b.assets, "assets", "bin/kubernetes", "directory of etcd and kube-apiserver")
+	flags.BoolVar(&b.quick, "quick", false, "measure everything once, small: shows that it runs, not how fast")
+	flags.StringVar(&only, "only", "", "regular expression: run only the benchmarks whose name matches ("+strings.Join(names(), ", ")+")")
+	flags.BoolVar(&isolated, "isolated", false, "")
+	_ = flags.MarkHidden("isolated")
+	return cmd
+}
+
+func names() (out []string) {
+	for _, m := range benchmarks() {
+		out = append(out, m.name)
+	}
+	return out
+}
+
+func selectBenchmarks(only string) (out []benchmark, err error) {
+	pattern, err := regexp.Compile(only)
+	if err != nil {
+		return nil, fmt.Errorf("--only: %w", err)
+	}
+	for _, m := range benchmarks() {
+		if pattern.MatchString(m.name) {
+			out = append(out, m)
+		}
+	}
+	if len(out) == 0 {
+		return nil, fmt.Errorf("--only %q: matches none of %s", only, strings.Join(names(), ", "))
+	}
+	return out, nil
+}
+
+// isolate runs the program again in a new network namespace, so that what it starts has loopback, ports and netdevs of
+// its own.
+func isolate(ctx context.Context) error {
+	if os.Geteuid() != 0 {
+		return errors.New("needs root, to make network namespaces")
+	}
+	// The child gets its death signal when the thread that started it ends.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", append(os.Args[1:], "--isolated")...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGTERM}
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.WaitDelay = time.Minute
+	if err := cmd.Run(); err != nil {
+		if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+			os.Exit(1) // it has said why
+		}
+		return err
+	}
+	return nil
+}
+
+func (b *bench) run(ctx context.Context, selected []benchmark) (err error) {
+	for _, path := range []*string{&b.source, &b.bin, &b.assets} {
+		if *path, err = filepath.Abs(*path); err != nil {
+			return err
+		}
+	}
+	lo, err := netlink.LinkByName("lo")
+	if err == nil {
+		err = netlink.LinkSetUp(lo)
+	}
+	if err != nil {
+		return fmt.Errorf("loopback: %w", err)
+	}
+	if b.dir, err = os.MkdirTemp("", "xpu-bench-"); err != nil {
+		return err
+	}
+	defer func() {
+		if b.cluster != nil {
+			err = errors.Join(err, b.cluster.stop())
+		}
+		err = errors.Join(err, os.RemoveAll(b.dir))
+	}()
+	var measurements []Measurement
+	for _, m := range selected {
+		begin := time.Now()
+		some, err := m.run(ctx, b)
+		if err != nil {
+			return fmt.Errorf("%s: %w", m.name, err)
+		}
+		fmt.Fprintf(os.Stderr, "%-8s %5.1f s\n", m.name, time.Since(begin).Seconds())
+		measurements = append(measurements, some...)
+	}
+	return printTable(os.Stdout, measurements)
+}

@@ -1,0 +1,266 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/test/simulate"
+)
+
+// kubelet is the kubelet's side of the sockets of a DRA driver.
+type kubelet struct {
+	conn   *grpc.ClientConn
+	driver drav1.DRAPluginClient
+}
+
+// register does what the kubelet does with a driver's registration socket, and connects to the driver.
+func (h *host) register(ctx context.Context) (*kubelet, error) {
+	socket := filepath.Join(h.path("kubelet"), "plugins_registry", v1alpha1.GroupName+"-reg.sock")
+	conn, err := dialSocket(socket)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	registration := registerapi.NewRegistrationClient(conn)
+	info, err := registration.GetInfo(ctx, &registerapi.InfoRequest{}, grpc.WaitForReady(true))
+	if err != nil {
+		return nil, fmt.Errorf("registration socket %s: %w", socket, err)
+	}
+	if _, err := registration.NotifyRegistrationStatus(ctx, &registerapi.RegistrationStatus{PluginRegistered: true}); err != nil {
+		return nil, err
+	}
+	k := &kubelet{}
+	if k.conn, err = dialSocket(info.Endpoint); err != nil {
+		return nil, err
+	}
+	k.driver = drav1.NewDRAPluginClient(k.conn)
+	return k, nil
+}
+
+func dialSocket(path string) (*grpc.ClientConn, error) {
+	return grpc.NewClient("passthrough:///"+path, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, path string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", path)
+		}))
+}
+
+// prepare prepares one claim, as the kubelet does for a pod with one.
+func (k *kubelet) prepare(ctx context.Context, c *resourceapi.ResourceClaim) error {
+	reply, err := k.driver.NodePrepareResources(ctx, &drav1.NodePrepareResourcesRequest{
+		Claims: []*drav1.Claim{{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}},
+	})
+	if err != nil {
+		return err
+	}
+	answer := reply.Claims[string(c.UID)]
+	if answer.GetError() != "" || len(answer.GetDevices()) != 1 {
+		return fmt.Errorf("prepare claim %s: %d devices, error %q", c.Name, len(answer.GetDevices()), answer.GetError())
+	}
+	return nil
+}
+
+func (k *kubelet) unprepare(ctx context.Context, c *resourceapi.ResourceClaim) error {
+	reply, err := k.driver.NodeUnprepareResources(ctx, &drav1.NodeUnprepareResourcesRequest{
+		Claims: []*drav1.Claim{{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}},
+	})
+	if err != nil {
+		return err
+	}
+	if problem := reply.Claims[string(c.UID)].GetError(); problem != "" {
+		return fmt.Errorf("unprepare claim %s: %s", c.Name, problem)
+	}
+	return nil
+}
+
+// measurePrepare is how long the kubelet waits for a claim whose Port is up already.
+func measurePrepare(ctx context.Context, b *bench) (out []Measurement, err error) {
+	one, many := 100, 64
+	if b.quick {
+		one, many = 4, 4
+	}
+	c, err := b.startCluster(ctx)
+	if err != nil {
+		return nil, err
+	}
+	h, err := b.newHost(ctx, 256)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, h.close()) }()
+	if err := c.reset(ctx); err != nil {
+		return nil, err
+	}
+	a, err := b.startAgent(c, h)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, a.end()) }()
+	if err := a.await(ctx, "publishes", a.published(h.vfs)); err != nil {
+		return nil, err
+	}
+	k, err := h.register(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer k.conn.Close()
+	claims, err := c.makeClaims(ctx, h, max(one, many)+1)
+	if err != nil {
+		return nil, err
+	}
+	// When the agent has seen the Port that was made last it has seen them all.
+	last := claims[len(claims)-1]
+	if err := errors.Join(k.prepare(ctx, last), k.unprepare(ctx, last)); err != nil {
+		return nil, err
+	}
+	alone, err := b.prepareAlone(ctx, c, h, k, claims[:one])
+	if err != nil {
+		return nil, err
+	}
+	together, err := b.prepareTogether(ctx, k, claims[:many])
+	return []Measurement{alone, together}, err
+}
+
+// prepareAlone prepares one claim after the other.
+func (b *bench) prepareAlone(ctx context.Context, c *cluster, h *host, k *kubelet, claims []*resourceapi.ResourceClaim) (m Measurement, err error) {
+	m = Measurement{What: "Prepare a claim", Unit: Seconds, Reference: "GET the claim, sync 4 kB", Goal: lessThan(0.010)}
+	file, err := os.Create(filepath.Join(h.path("state"), "reference"))
+	if err != nil {
+		return m, err
+	}
+	defer file.Close()
+	for _, one := range claims {
+		took, err := timed(func() error { return k.prepare(ctx, one) })
+		if err != nil {
+			return m, err
+		}
+		m.Samples = append(m.Samples, took.Seconds())
+		reference, err := timed(func() error {
+			if _, err := c.clientset.ResourceV1().ResourceClaims(one.Namespace).Get(ctx, one.Name, metav1.GetOptions{}); err != nil {
+				return err
+			}
+			_, err := writeAndSync(file, 1)
+			return err
+		})
+		if err != nil {
+			return m, err
+		}
+		m.ReferenceSamples = append(m.ReferenceSamples, reference.Seconds())
+		if err := k.unprepare(ctx, one); err != nil {
+			return m, err
+		}
+	}
+	return m, nil
+}
+
+// prepareTogether prepares all claims at once, each in a call of its own, as for as many pods. Its number is the time
+// from the first call to the last answer, for each claim.
+func (b *bench) prepareTogether(ctx context.Context, k *kubelet, claims []*resourceapi.ResourceClaim) (m Measurement, err error) {
+	m = Measurement{What: fmt.Sprintf("Prepare %d claims at once, each", len(claims)), Unit: Seconds, Goal: lessThan(0.010)}
+	for range b.runs(5) {
+		errs := make([]error, len(claims))
+		var group sync.WaitGroup
+		begin := time.Now()
+		for i, one := range claims {
+			group.Go(func() { errs[i] = k.prepare(ctx, one) })
+		}
+		group.Wait()
+		m.Samples = append(m.Samples, time.Since(begin).Seconds()/float64(len(claims)))
+		for _, one := range claims {
+			errs = append(errs, k.unprepare(ctx, one))
+		}
+		if err := errors.Join(errs...); err != nil {
+			return m, err
+		}
+	}
+	return m, nil
+}
+
+// makeClaims makes claims with an allocated VF each, and the Ports that serve them.
+func (c *cluster) makeClaims(ctx context.Context, h *host, n int) (claims []*resourceapi.ResourceClaim, err error) {
+	for _, f := range h.functions {
+		if f.Index < 0 || len(claims) == n {
+			continue
+		}
+		one, err := c.makeClaim(ctx, f, fmt.Sprintf("claim-%d", len(claims)))
+		if err != nil {
+			return nil, err
+		}
+		if err := c.makePort(ctx, f, one, len(claims)); err != nil {
+			return nil, err
+		}
+		claims = append(claims, one)
+	}
+	if len(claims) < n {
+		return nil, fmt.Errorf("%d VFs for %d claims", len(claims), n)
+	}
+	return claims, nil
+}
+
+const request = "nic"
+
+// makeClaim does what user and scheduler do.
+func (c *cluster) makeClaim(ctx context.Context, f simulate.Function, name string) (*resourceapi.ResourceClaim, error) {
+	client := c.clientset.ResourceV1().ResourceClaims(metav1.NamespaceDefault)
+	made := &resourceapi.ResourceClaim{Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
+		Requests: []resourceapi.DeviceRequest{{Name: request, Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "xpu"}}},
+	}}}
+	made.Name = name
+	made, err := client.Create(ctx, made, metav1.CreateOptions{})
+	if err != nil {
+		return nil, err
+	}
+	made.Status = resourceapi.ResourceClaimStatus{
+		Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+			Results: []resourceapi.DeviceRequestAllocationResult{{
+				Request: request, Driver: v1alpha1.GroupName,
+				Pool:   claim.PoolID{Node: nodeName, PF: f.PF, DevicePool: poolName}.String(),
+				Device: inventory.ID{Address: f.Address}.DeviceName(),
+			}},
+			Config: []resourceapi.DeviceAllocationConfiguration{{
+				Source: resourceapi.AllocationConfigSourceClaim,
+				DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
+					Driver:     v1alpha1.GroupName,
+					Parameters: runtime.RawExtension{Raw: []byte(`{"apiVersion":"xpu.opiproject.org/v1alpha1","kind":"InterfaceConfig","network":"blue"}`)},
+				}},
+			}},
+		}},
+		ReservedFor: []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "pod-" + name, UID: types.UID("pod-" + name)}},
+	}
+	return client.UpdateStatus(ctx, made, metav1.UpdateOptions{})
+}
+
+// makePort does what the controller and an OPI agent do.
+func (c *cluster) makePort(ctx context.Context, f simulate.Function, one *resourceapi.ResourceClaim, number int) error {
+	id := inventory.ID{Address: f.Address}
+	port := &v1alpha1.XPUPort{Spec: v1alpha1.XPUPortSpec{
+		NodeName: nodeName, Function: claim.FunctionRef(id), XPU: "xpu-1", Network: "blue",
+		MAC: fmt.Sprintf("02:00:00:00:01:%02x", number), MTU: 1400, Addresses: []string{fmt.Sprintf("10.10.0.%d/24", number+1)},
+		Claim: v1alpha1.ClaimRef{Name: one.Name, UID: one.UID, Request: request},
+	}}
+	port.Namespace, port.Name = one.Namespace, claim.PortName(nodeName, id)
+	if err := c.client.Create(ctx, port); err != nil {
+		return err
+	}
+	port.Status.Conditions = []metav1.Condition{{
+		Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonUp, LastTransitionTime: metav1.Now(),
+	}}
+	return c.client.Status().Update(ctx, port)
+}

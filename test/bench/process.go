@@ -1,0 +1,144 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// process is a program that was started and has to be ended.
+type process struct {
+	name  string
+	cmd   *exec.Cmd
+	log   string
+	ended chan struct{}
+	err   error // once ended is closed
+}
+
+// start runs a program of the project. Its output goes to a file in dir.
+func (b *bench) start(dir, program string, args ...string) (*process, error) {
+	p := &process{name: program, log: filepath.Join(dir, program+".log"), ended: make(chan struct{})}
+	log, err := os.Create(p.log)
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	p.cmd = exec.Command(filepath.Join(b.bin, program), args...)
+	p.cmd.Stdout, p.cmd.Stderr = log, log
+	// With a group of its own it does not hear the terminal's interrupt.
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := p.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("%w; make images builds it", err)
+	}
+	go func() {
+		p.err = p.cmd.Wait()
+		close(p.ended)
+	}()
+	return p, nil
+}
+
+// end asks the process to end and waits until it has.
+func (p *process) end() error {
+	select {
+	case <-p.ended:
+		return p.died()
+	default:
+	}
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		return err
+	}
+	select {
+	case <-p.ended:
+		if p.err != nil {
+			return p.died()
+		}
+		return nil
+	case <-time.After(15 * time.Second):
+		_ = p.cmd.Process.Kill()
+		<-p.ended
+		return fmt.Errorf("%s did not end within 15s:\n%s", p.name, p.lastWords())
+	}
+}
+
+func (p *process) died() error {
+	return fmt.Errorf("%s ended: %w:\n%s", p.name, errors.Join(p.err), p.lastWords())
+}
+
+func (p *process) lastWords() string {
+	content, err := os.ReadFile(p.log)
+	if err != nil {
+		return err.Error()
+	}
+	lines := bytes.Split(bytes.TrimSpace(content), []byte("\n"))
+	return string(bytes.Join(lines[max(0, len(lines)-15):], []byte("\n")))
+}
+
+var residentSize = regexp.MustCompile(`VmRSS:\s+([0-9]+) kB`)
+
+// resident is the memory of the process that is in RAM, in bytes (VmRSS, proc_pid_status(5)).
+func (p *process) resident() (float64, error) {
+	status, err := os.ReadFile("/proc/" + strconv.Itoa(p.cmd.Process.Pid) + "/status")
+	if err != nil {
+		return 0, err
+	}
+	found := residentSize.FindStringSubmatch(string(status))
+	if found == nil {
+		return 0, fmt.Errorf("%s has no VmRSS", p.name)
+	}
+	kB, err := strconv.ParseFloat(found[1], 64)
+	return kB * 1024, err
+}
+
+// await calls check until it succeeds, or the process ends.
+func (p *process) await(ctx context.Context, what string, check func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	for {
+		err := check(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-time.After(5 * time.Millisecond):
+		case <-p.ended:
+			return p.died()
+		case <-ctx.Done():
+			return fmt.Errorf("%s: %s: %w: %w:\n%s", p.name, what, ctx.Err(), err, p.lastWords())
+		}
+	}
+}
+
+// sleep is for times that are part of what is measured.
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// measureSizes tells how big the programs are.
+func measureSizes(_ context.Context, b *bench) ([]Measurement, error) {
+	var out []Measurement
+	for _, program := range []string{"xpu-agent", "xpu-controller", "opi-bridge", "xpu-cni", "xpuctl"} {
+		info, err := os.Stat(filepath.Join(b.bin, program))
+		if errors.Is(err, os.ErrNotExist) && !strings.HasPrefix(program, "xpu-a") {
+			continue // not every release has every program
+		}
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, Measurement{What: program + ", size of the program", Unit: Bytes, Samples: []float64{float64(info.Size())}})
+	}
+	return out, nil
+}

@@ -1,0 +1,583 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/opiproject/xpu-device-plugin/test/devcluster/artifact"
+	"github.com/opiproject/xpu-device-plugin/test/devcluster/control"
+	"github.com/opiproject/xpu-device-plugin/test/devcluster/lifecycle"
+	"github.com/opiproject/xpu-device-plugin/test/devcluster/preflight"
+	"github.com/opiproject/xpu-device-plugin/test/devcluster/state"
+)
+
+// TestMain makes this test binary the devcluster command too: whoever is called devcluster is it. A cluster's
+// supervisor and nodes are this binary again.
+func TestMain(m *testing.M) {
+	if os.Args[0] == "devcluster" {
+		main()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// bench is a place to run clusters in, with names that no other test or person uses.
+type bench struct {
+	*testing.T
+	root string // state
+	set  artifact.Set
+}
+
+func newBench(t *testing.T) bench {
+	root := filepath.Join(t.TempDir(), "state")
+	if err := preflight.Run(root); err != nil {
+		t.Skipf("this machine cannot run a cluster: %v", err)
+	}
+	cache, err := (&options{cache: defaultCache()}).artifacts()
+	if err != nil {
+		t.Fatal(err)
+	}
+	set, err := cache.Find(t.Context())
+	if errors.Is(err, artifact.ErrMissing) {
+		t.Skipf("%v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bench{T: t, root: root, set: set}
+}
+
+func (b bench) name(suffix string) string { return fmt.Sprintf("t%d-%s", os.Getpid(), suffix) }
+
+func (b bench) command(args ...string) *exec.Cmd {
+	cmd := exec.Command("/proc/self/exe", append([]string{"--state", b.root}, args...)...)
+	cmd.Args[0] = "devcluster"
+	return cmd
+}
+
+// try runs devcluster and returns its standard output and its exit code.
+func (b bench) try(args ...string) (string, int) {
+	b.Helper()
+	var stdout, stderr bytes.Buffer
+	cmd := b.command(args...)
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		b.Fatal(err)
+	}
+	if stderr.Len() > 0 {
+		b.Logf("devcluster %s:\n%s", strings.Join(args, " "), stderr.String())
+	}
+	return stdout.String(), cmd.ProcessState.ExitCode()
+}
+
+func (b bench) run(args ...string) string {
+	b.Helper()
+	out, code := b.try(args...)
+	if code != 0 {
+		b.Fatalf("devcluster %s: exit code %d\n%s", strings.Join(args, " "), code, out)
+	}
+	return out
+}
+
+func (b bench) up(name string, nodes int) {
+	b.Helper()
+	b.Cleanup(func() { b.run("down", "--name", name) })
+	b.run("up", "--name", name, "--nodes", fmt.Sprint(nodes))
+}
+
+func (b bench) inspect(name string) control.Cluster {
+	b.Helper()
+	var c control.Cluster
+	if err := json.Unmarshal([]byte(b.run("inspect", "--name", name)), &c); err != nil {
+		b.Fatal(err)
+	}
+	return c
+}
+
+func (b bench) kubectl(name string, args ...string) string {
+	b.Helper()
+	return b.run(append([]string{"kubectl", "--name", name, "--"}, args...)...)
+}
+
+func (b bench) apply(name, manifest string) {
+	b.Helper()
+	file := filepath.Join(b.TempDir(), "manifest.yaml")
+	if err := os.WriteFile(file, []byte(manifest), 0o600); err != nil {
+		b.Fatal(err)
+	}
+	b.kubectl(name, "apply", "--filename", file)
+}
+
+const pods = `
+apiVersion: v1
+kind: Pod
+metadata: {name: a}
+spec:
+  nodeName: node1
+  terminationGracePeriodSeconds: 1
+  containers: [{name: c, image: "devcluster.local/pause:1", imagePullPolicy: Never, args: [serve]}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: b}
+spec:
+  nodeName: node2
+  terminationGracePeriodSeconds: 1
+  containers: [{name: c, image: "devcluster.local/pause:1", imagePullPolicy: Never, args: [serve]}]
+`
+
+func TestCluster(t *testing.T) {
+	b := newBench(t)
+	name := b.name("one")
+	before := takeSnapshot(t, b)
+	b.up(name, 2)
+	if _, code := b.try("up", "--name", name); code == 0 {
+		t.Error("a second up of the same cluster succeeded")
+	}
+	b.apply(name, pods)
+	b.kubectl(name, "wait", "--for=condition=Ready", "pod/a", "pod/b", "--timeout=60s")
+
+	for _, test := range []struct {
+		name string
+		run  func(*testing.T, bench, string)
+	}{
+		{"inspect tells where everything is", testInspect},
+		{"pods reach pods on other nodes", testPodNetwork},
+		{"pods reach the API server", testInClusterClient},
+		{"exec passes standard output and exit code", testExec},
+		{"load brings an image to all nodes", testLoad},
+		{"a privileged pod mounts for its node", testBidirectionalMount},
+		{"the audit log tells who wrote", testAudit},
+		{"programs restart under running containers", testRestart},
+		{"a cut node is silent until it joins", testCut},
+		{"a stopped node comes back with its disk", testStop},
+		{"a second cluster runs beside", testSecond},
+	} {
+		t.Run(test.name, func(t *testing.T) { test.run(t, bench{T: t, root: b.root, set: b.set}, name) })
+	}
+
+	namespaces := namespacesOf(t, b.inspect(name))
+	b.run("down", "--name", name)
+	b.run("down", "--name", name)
+	for pid, ns := range processesIn(t, namespaces) {
+		t.Errorf("process %s is still in %s", pid, ns)
+	}
+	if diff := cmp.Diff(before, takeSnapshot(t, b)); diff != "" {
+		t.Errorf("down left something behind (-before +after):\n%s", diff)
+	}
+}
+
+func testInspect(t *testing.T, b bench, name string) {
+	c := b.inspect(name)
+	if c.Name != name || c.KubernetesVersion != b.set.KubernetesVersion || len(c.Nodes) != 2 {
+		t.Errorf("inspect: %+v", c)
+	}
+	for _, n := range c.Nodes {
+		if n.State != control.NodeRunning || !n.Connected {
+			t.Errorf("%s: state %s, connected %t", n.Name, n.State, n.Connected)
+		}
+		if _, err := os.Stat(n.Root + "/run/containerd/containerd.sock"); err != nil {
+			t.Errorf("%s: %v", n.Name, err)
+		}
+		if n.NetNS != fmt.Sprintf("/proc/%d/ns/net", n.PID) {
+			t.Errorf("%s: PID %d but netns %s", n.Name, n.PID, n.NetNS)
+		}
+	}
+	if got := strings.TrimSpace(b.run("kubeconfig", "--name", name)); got != c.Kubeconfig {
+		t.Errorf("kubeconfig prints %s, inspect %s", got, c.Kubeconfig)
+	}
+}
+
+func (b bench) get(name, pod string) (string, int) {
+	b.Helper()
+	ip := b.kubectl(name, "get", "pod", pod, "--output=jsonpath={.status.podIP}")
+	return b.try("kubectl", "--name", name, "--", "exec", "a", "--", "/pause", "get", "http://"+ip+":8080")
+}
+
+func testPodNetwork(t *testing.T, b bench, name string) {
+	if out, code := b.get(name, "b"); code != 0 || !strings.HasPrefix(out, "b to 10.88.1.") {
+		t.Errorf("a to b: exit code %d, %q; want an answer from b to an address of node1", code, out)
+	}
+}
+
+func testInClusterClient(t *testing.T, b bench, name string) {
+	out := b.kubectl(name, "exec", "a", "--", "/pause", "api", "/version")
+	if !strings.Contains(out, b.set.KubernetesVersion) {
+		t.Errorf("the API server says %s, want %s", out, b.set.KubernetesVersion)
+	}
+}
+
+func testExec(t *testing.T, b bench, name string) {
+	out, code := b.try("exec", "--name", name, "node2", "--", "sh", "-c", "hostname; readlink /proc/1/exe; exit 7")
+	if code != 7 || !strings.HasPrefix(out, "node2\n") {
+		t.Errorf("exit code %d, output %q; want 7 and the node's name", code, out)
+	}
+	if _, code := b.try("exec", "--name", name, "node3", "--", "true"); code != 1 {
+		t.Errorf("exec in a node that does not exist: exit code %d", code)
+	}
+}
+
+func testLoad(t *testing.T, b bench, name string) {
+	file := filepath.Join(t.TempDir(), "app.tar")
+	const ref = "devcluster.local/app:1"
+	b.run("image", file, "--name", ref, "--entrypoint", "/app", "--user", "65532", "/proc/self/exe=/app")
+	b.run("load", "--name", name, file)
+	for _, node := range []string{"node1", "node2"} {
+		if out := b.run("exec", "--name", name, node, "--", "ctr", "--namespace=k8s.io", "images", "list", "-q"); !strings.Contains(out, ref) {
+			t.Errorf("%s has %s, want %s", node, out, ref)
+		}
+	}
+	bad := filepath.Join(t.TempDir(), "bad.tar")
+	if err := os.WriteFile(bad, []byte("no archive"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, code := b.try("load", "--name", name, bad); code == 0 {
+		t.Error("a file that is no archive was loaded")
+	}
+}
+
+func testBidirectionalMount(t *testing.T, b bench, name string) {
+	b.apply(name, `
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: mounter}
+spec:
+  selector: {matchLabels: {app: mounter}}
+  template:
+    metadata: {labels: {app: mounter}}
+    spec:
+      hostNetwork: true
+      terminationGracePeriodSeconds: 1
+      containers:
+      - name: c
+        image: devcluster.local/pause:1
+        imagePullPolicy: Never
+        args: [mount, /host/mounted]
+        securityContext: {privileged: true}
+        volumeMounts: [{name: host, mountPath: /host/mounted, mountPropagation: Bidirectional}]
+      volumes:
+      - name: host
+        hostPath: {path: /var/lib/mounter, type: DirectoryOrCreate}
+`)
+	b.kubectl(name, "rollout", "status", "daemonset/mounter", "--timeout=60s")
+	for _, node := range []string{"node1", "node2"} {
+		out := b.run("exec", "--name", name, node, "--", "cat", "/proc/self/mounts")
+		if !strings.Contains(out, "devcluster /var/lib/mounter tmpfs") {
+			t.Errorf("%s does not see the mount:\n%s", node, out)
+		}
+	}
+	b.kubectl(name, "delete", "daemonset/mounter")
+}
+
+func testAudit(t *testing.T, b bench, name string) {
+	content, err := os.ReadFile(filepath.Join(b.inspect(name).Logs, "audit.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var writes int
+	for line := range bytes.Lines(content) {
+		var event struct {
+			Verb string
+			User struct{ Username string }
+			// The pods of this test are created by the administrator.
+			ObjectRef struct{ Resource, Namespace, Name string }
+		}
+		if err := json.Unmarshal(line, &event); err != nil {
+			t.Fatalf("%s: %v", line, err)
+		}
+		if slices.Contains([]string{"get", "list", "watch"}, event.Verb) {
+			t.Errorf("a read is in the log: %s", line)
+		}
+		if event.Verb == "create" && event.User.Username == "admin" && event.ObjectRef.Resource == "pods" && event.ObjectRef.Name == "a" {
+			writes++
+		}
+	}
+	if writes != 1 {
+		t.Errorf("admin created pod a %d times, want 1", writes)
+	}
+}
+
+func (b bench) restarts(name, pod string) string {
+	b.Helper()
+	return b.kubectl(name, "get", "pod", pod, "--output=jsonpath={.status.containerStatuses[0].restartCount}")
+}
+
+func testRestart(t *testing.T, b bench, name string) {
+	pids := func() string { return b.run("exec", "--name", name, "node2", "--", "pidof", "kubelet", "containerd") }
+	before, restarts := pids(), b.restarts(name, "b")
+	b.run("node", "restart-kubelet", "--name", name, "node2")
+	b.run("node", "restart-runtime", "--name", name, "node2")
+	if after := pids(); after == before {
+		t.Errorf("kubelet and containerd are still the processes %s", after)
+	}
+	if _, code := b.get(name, "b"); code != 0 {
+		t.Error("pod b does not answer")
+	}
+	if after := b.restarts(name, "b"); after != restarts {
+		t.Errorf("pod b restarted %s times, before %s", after, restarts)
+	}
+}
+
+func testCut(t *testing.T, b bench, name string) {
+	b.run("node", "cut", "--name", name, "node2")
+	if b.inspect(name).Nodes[1].Connected {
+		t.Error("inspect says connected")
+	}
+	if _, code := b.get(name, "b"); code == 0 {
+		t.Error("pod b answers")
+	}
+	b.run("node", "join", "--name", name, "node2")
+	if _, code := b.get(name, "b"); code != 0 {
+		t.Error("pod b does not answer after its node joined again")
+	}
+}
+
+func testStop(t *testing.T, b bench, name string) {
+	b.run("exec", "--name", name, "node2", "--", "sh", "-c", "echo kept > /var/lib/kept; echo kept > /etc/kept; echo lost > /run/lost")
+	restarts := b.restarts(name, "b")
+	node := b.inspect(name).Nodes[1]
+	namespaces := namespacesOf(t, control.Cluster{Nodes: []control.Node{node}})
+	b.run("node", "stop", "--name", name, "node2")
+	for pid, ns := range processesIn(t, namespaces) {
+		t.Errorf("process %s is still in %s of node2", pid, ns)
+	}
+	if got := b.inspect(name).Nodes[1]; got.State != control.NodeStopped || got.PID != 0 {
+		t.Errorf("node2 is %s with PID %d", got.State, got.PID)
+	}
+	if _, code := b.try("exec", "--name", name, "node2", "--", "true"); code != 1 {
+		t.Errorf("exec in a stopped node: exit code %d, want 1", code)
+	}
+	b.kubectl(name, "wait", "--for=condition=Ready=Unknown", "node/node2", "--timeout=60s")
+
+	b.run("node", "start", "--name", name, "node2")
+	b.kubectl(name, "wait", "--for=condition=Ready", "node/node2", "--timeout=10s")
+	out := b.run("exec", "--name", name, "node2", "--", "sh", "-c", "cat /var/lib/kept /etc/kept; ls /run/lost || true")
+	if out != "kept\nkept\n" {
+		t.Errorf("after the start the node has %q; want what was on disk and not what was in /run", out)
+	}
+	if _, err := os.Stat("/etc/kept"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the node's /etc is the machine's: %v", err)
+	}
+	b.kubectl(name, "wait", "--for=jsonpath={.status.containerStatuses[0].restartCount}="+increment(t, restarts), "pod/b", "--timeout=60s")
+	b.kubectl(name, "wait", "--for=condition=Ready", "pod/b", "--timeout=60s")
+	if _, code := b.get(name, "b"); code != 0 {
+		t.Error("pod b does not answer")
+	}
+}
+
+func increment(t *testing.T, number string) string {
+	var n int
+	if _, err := fmt.Sscan(number, &n); err != nil {
+		t.Fatalf("%q: %v", number, err)
+	}
+	return fmt.Sprint(n + 1)
+}
+
+func testSecond(t *testing.T, b bench, name string) {
+	second := b.name("two")
+	b.up(second, 1)
+	if one, two := b.inspect(name).API, b.inspect(second).API; one == two {
+		t.Errorf("both clusters are at %s", one)
+	}
+	uid := func(cluster string) string {
+		return b.kubectl(cluster, "get", "namespace", "default", "--output=jsonpath={.metadata.uid}")
+	}
+	first := uid(name)
+	if first == uid(second) {
+		t.Error("both clusters are one")
+	}
+	b.run("down", "--name", second)
+	if uid(name) != first {
+		t.Error("the first cluster changed")
+	}
+}
+
+func TestUpFails(t *testing.T) {
+	b := newBench(t)
+	before := takeSnapshot(t, b)
+	broken := t.TempDir()
+	if err := os.Symlink(filepath.Join(b.set.Kubernetes, "kubernetes"), filepath.Join(broken, "etcd")); err != nil {
+		t.Fatal(err)
+	}
+	script := "#!/bin/sh\necho this is why\nexit 3\n"
+	if err := os.WriteFile(filepath.Join(broken, "kube-apiserver"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	b.set.Kubernetes = broken
+	manager := lifecycle.Manager{Store: state.Store{Root: b.root}, Log: t.Output()}
+	err := manager.Up(t.Context(), b.name("broken"), 1, b.set)
+	if err == nil {
+		t.Fatal("a cluster with a broken API server is up")
+	}
+	for _, want := range []string{"kube-apiserver", "exited with 3", "this is why"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("the error does not say %q: %v", want, err)
+		}
+	}
+	if diff := cmp.Diff(before, takeSnapshot(t, b)); diff != "" {
+		t.Errorf("the failed start left something behind (-before +after):\n%s", diff)
+	}
+}
+
+func TestUpInterrupted(t *testing.T) {
+	b := newBench(t)
+	before := takeSnapshot(t, b)
+	cmd := b.command("up", "--name", b.name("interrupted"))
+	stderr, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	// The first line says that the namespaces are there.
+	if _, err := stderr.Read(make([]byte, 4096)); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	rest := new(bytes.Buffer)
+	if _, err := rest.ReadFrom(stderr); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err == nil {
+		t.Errorf("up succeeded although it was interrupted:\n%s", rest)
+	}
+	if diff := cmp.Diff(before, takeSnapshot(t, b)); diff != "" {
+		t.Errorf("the interrupted start left something behind (-before +after):\n%s", diff)
+	}
+}
+
+// snapshot is what a cluster must leave as it was: all that names a cluster of this test, and the links.
+type snapshot struct {
+	Mounts, Links, Cgroups, State []string
+}
+
+func takeSnapshot(t *testing.T, b bench) snapshot {
+	t.Helper()
+	var s snapshot
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(mounts)) {
+		if strings.Contains(line, b.root) || strings.Contains(line, "devcluster") {
+			s.Mounts = append(s.Mounts, line)
+		}
+	}
+	links, err := net.Interfaces()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range links {
+		if strings.HasPrefix(l.Name, "node") || l.Name == "br0" || l.Name == "cni0" {
+			s.Links = append(s.Links, l.Name)
+		}
+	}
+	groups, err := filepath.Glob("/sys/fs/cgroup/*/devcluster-" + b.name("*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	unified, err := filepath.Glob("/sys/fs/cgroup/devcluster-" + b.name("*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Cgroups = append(groups, unified...)
+	entries, err := os.ReadDir(b.root)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		s.State = append(s.State, e.Name())
+	}
+	return s
+}
+
+// namespacesOf returns the namespaces of a running cluster as /proc names them: "net:[4026532000]".
+func namespacesOf(t *testing.T, c control.Cluster) map[string]bool {
+	t.Helper()
+	found := map[string]bool{}
+	pids := []int{}
+	if c.InitPID != 0 {
+		pids = append(pids, c.InitPID)
+	}
+	for _, n := range c.Nodes {
+		pids = append(pids, n.PID)
+	}
+	for _, pid := range pids {
+		for _, kind := range []string{"pid", "net", "mnt"} {
+			ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", pid, kind))
+			if err != nil {
+				t.Fatal(err)
+			}
+			found[ns] = true
+		}
+	}
+	own, err := os.Readlink("/proc/self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if found[own] {
+		t.Fatal("the cluster is in the network namespace of the machine")
+	}
+	return found
+}
+
+// ended tells whether a process is gone or only waits for its parent, which after up is the machine's init, to
+// take note of its end.
+func ended(pid string) bool {
+	stat, err := os.ReadFile("/proc/" + pid + "/stat")
+	return err != nil || bytes.Contains(stat, []byte(") Z "))
+}
+
+// processesIn returns the processes that are in one of the namespaces.
+func processesIn(t *testing.T, namespaces map[string]bool) map[string]string {
+	t.Helper()
+	links, err := filepath.Glob("/proc/[0-9]*/ns/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]string{}
+	for _, link := range links {
+		ns, err := os.Readlink(link)
+		if err != nil {
+			continue // it has ended meanwhile
+		}
+		if pid := strings.Split(link, "/")[2]; namespaces[ns] && !ended(pid) {
+			found[pid] = ns
+		}
+	}
+	return found
+}
+
+func TestCancelledUpNeverStarts(t *testing.T) {
+	b := newBench(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Nanosecond)
+	defer cancel()
+	<-ctx.Done()
+	before := takeSnapshot(t, b)
+	manager := lifecycle.Manager{Store: state.Store{Root: b.root}, Log: t.Output()}
+	if err := manager.Up(ctx, b.name("late"), 1, b.set); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Up with an ended context: %v, want %v", err, context.DeadlineExceeded)
+	}
+	if diff := cmp.Diff(before, takeSnapshot(t, b)); diff != "" {
+		t.Errorf("(-before +after):\n%s", diff)
+	}
+}

@@ -1,0 +1,99 @@
+package component
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+)
+
+var node = Node{Name: "node1", Address: "10.77.0.11", PodSubnet: "10.88.1.0/24", CgroupRoot: "/devcluster-x/node1", PauseImage: "devcluster.local/pause:1"}
+
+func TestKubeletConfig(t *testing.T) {
+	files, err := node.Files()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var config map[string]any
+	if err := yaml.UnmarshalStrict(files[KubeletConfig], &config); err != nil {
+		t.Fatalf("%v\n%s", err, files[KubeletConfig])
+	}
+	for field, want := range map[string]any{
+		"address":                  "10.77.0.11",
+		"cgroupRoot":               "/devcluster-x/node1",
+		"failCgroupV1":             false,
+		"resolvConf":               "",
+		"containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
+	} {
+		if config[field] != want {
+			t.Errorf("%s: got %v, want %v", field, config[field], want)
+		}
+	}
+}
+
+func TestPodNetwork(t *testing.T) {
+	files, err := node.Files()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var config struct {
+		Plugins []struct {
+			IPAM struct{ Ranges [][]struct{ Subnet string } }
+		}
+	}
+	if err := json.Unmarshal(files[PodNetwork], &config); err != nil {
+		t.Fatal(err)
+	}
+	if got := config.Plugins[0].IPAM.Ranges[0][0].Subnet; got != node.PodSubnet {
+		t.Errorf("subnet %s, want %s", got, node.PodSubnet)
+	}
+}
+
+func TestContainerdConfig(t *testing.T) {
+	files, err := node.Files()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := string(files[ContainerdConfig])
+	for _, want := range []string{
+		`sandbox_image = "devcluster.local/pause:1"`,
+		`BinaryName = "/run/devcluster/runtime/usr/sbin/runc"`,
+		`socket_path = "/var/run/nri/nri.sock"`,
+		`cdi_spec_dirs = ["/etc/cdi", "/var/run/cdi"]`,
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %s in\n%s", want, got)
+		}
+	}
+}
+
+func TestAuditPolicyIsTheCallersOwn(t *testing.T) {
+	AuditPolicy()[0] = '!'
+	var policy struct{ Kind string }
+	if err := yaml.Unmarshal(AuditPolicy(), &policy); err != nil || policy.Kind != "Policy" {
+		t.Errorf("kind %q, %v", policy.Kind, err)
+	}
+}
+
+func TestCommands(t *testing.T) {
+	plane := ControlPlane{PKI: "/pki", Config: "/config", Data: "/data", Log: "/log"}
+	for _, test := range []struct {
+		command Command
+		path    string
+		arg     string
+	}{
+		{plane.Etcd(), "/run/devcluster/kubernetes/etcd", "--data-dir=/data/etcd"},
+		{plane.APIServer(), "/run/devcluster/kubernetes/kube-apiserver", "--authorization-mode=Node,RBAC"},
+		{plane.APIServer(), "/run/devcluster/kubernetes/kube-apiserver", "--audit-log-path=/log/audit.log"},
+		{plane.ControllerManager(), "/run/devcluster/kubernetes/kube-controller-manager", "--root-ca-file=/pki/ca.crt"},
+		{plane.Scheduler(), "/run/devcluster/kubernetes/kube-scheduler", "--kubeconfig=/pki/kube-scheduler.kubeconfig"},
+		{node.Containerd(), "/run/devcluster/runtime/usr/bin/containerd", "--config=/etc/containerd/config.toml"},
+		{node.Kubelet(), "/run/devcluster/kubernetes/kubelet", "--node-ip=10.77.0.11"},
+	} {
+		if test.command.Path != test.path || !slices.Contains(test.command.Args, test.arg) {
+			t.Errorf("%s: %s %q lacks %s", test.command.Name, test.command.Path, test.command.Args, test.arg)
+		}
+	}
+}

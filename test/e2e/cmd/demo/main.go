@@ -1,0 +1,98 @@
+// Command demo tells the story of a few pods on a real cluster. See the project's README.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/opiproject/xpu-device-plugin/test/e2e/story"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	if err := command().ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "\ndemo:", err)
+		os.Exit(1)
+	}
+}
+
+func command() *cobra.Command {
+	world := &story.World{
+		Cluster: story.Devcluster{Name: "demo"},
+		Detail:  func(format string, args ...any) { fmt.Printf("        "+format+"\n", args...) },
+	}
+	var keep bool
+	cmd := &cobra.Command{
+		Use:           "demo",
+		Short:         "Tell the story of a few pods whose network functions come from SmartNICs",
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		PersistentPreRunE: func(*cobra.Command, []string) (err error) {
+			for _, path := range []*string{&world.Source, &world.Bin, &world.Cluster.Program} {
+				if *path, err = filepath.Abs(*path); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return tell(cmd.Context(), world, keep) },
+	}
+	flags := cmd.PersistentFlags()
+	flags.StringVar(&world.Source, "source", ".", "root of the project")
+	flags.StringVar(&world.Bin, "bin", "bin", "directory of the built programs and images")
+	flags.StringVar(&world.Cluster.Program, "devcluster", "bin/devcluster", "the devcluster program")
+	flags.StringVar(&world.StateDir, "state", "/var/lib/xpu-device-plugin/demo", "directory for logs")
+	cmd.Flags().BoolVar(&keep, "keep", false, "leave everything up at the end")
+	cmd.AddCommand(&cobra.Command{
+		Use:   "down",
+		Short: "End what an earlier demo left up",
+		Args:  cobra.NoArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return world.End(cmd.Context()) },
+	})
+	return cmd
+}
+
+func tell(ctx context.Context, world *story.World, keep bool) (err error) {
+	if err := world.End(ctx); err != nil {
+		return fmt.Errorf("what an earlier demo left: %w", err)
+	}
+	defer func() {
+		if keep {
+			fmt.Print(usage(world.Cluster))
+			return
+		}
+		// An interrupted story is cleaned up all the same.
+		if endErr := world.End(context.WithoutCancel(ctx)); err == nil {
+			err = endErr
+		}
+	}()
+	begin := time.Now()
+	for n, step := range world.Steps() {
+		stepBegin := time.Now()
+		fmt.Printf("%d. %s\n", n+1, step.Title)
+		if err := step.Run(ctx); err != nil {
+			return fmt.Errorf("step %d does not hold: %w", n+1, err)
+		}
+		fmt.Printf("   %6.2fs\n", time.Since(stepBegin).Seconds())
+	}
+	fmt.Printf("The story holds: %.1fs\n", time.Since(begin).Seconds())
+	return nil
+}
+
+func usage(cluster story.Devcluster) string {
+	return fmt.Sprintf(`
+The cluster is still up:
+  %[1]s kubectl --name %[2]s -- get devicepools,xpus,xpunetworks,resourceslices
+  %[1]s exec --name %[2]s node1 -- ip link
+  make demo-down
+`, cluster.Program, cluster.Name)
+}

@@ -1,0 +1,250 @@
+// Package story is the life of a few pods on a real cluster, step by step: what "make demo" shows and what the
+// end-to-end test asserts are the same code. Every step fails with a sentence about what did not hold.
+package story
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	clientscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+)
+
+// World is a cluster with simulated cards, and everything that was started for it.
+type World struct {
+	// Cluster is where the story happens.
+	Cluster Devcluster
+	// Source is the root of the project.
+	Source string
+	// Bin has the project's programs and images.
+	Bin string
+	// StateDir keeps logs and the list of processes, below it a directory for each cluster.
+	StateDir string
+	// Detail takes the lines below a step.
+	Detail func(format string, args ...any)
+
+	dir       string
+	cluster   Cluster
+	client    client.WithWatch
+	xpus      []*xpu
+	authority *authority
+	before    Snapshot
+	processes []process
+	running   []*exec.Cmd
+}
+
+// process is one that the story started.
+type process struct {
+	Name string `json:"name"`
+	PID  int    `json:"pid"`
+}
+
+// Step is a part of the story.
+type Step struct {
+	Title string
+	Run   func(context.Context) error
+}
+
+// Steps are the story.
+func (w *World) Steps() []Step {
+	return []Step{
+		{"A real cluster: etcd, API server, scheduler, controllers, two nodes with kubelet, containerd and runc", w.bringUp},
+		{"A simulated SmartNIC in each node, and an xPU behind it that runs opi-bridge", w.insertCards},
+		{"xpu-device-plugin, from its own manifests", w.install},
+		{"Pools, networks and classes; the VFs appear in ResourceSlices", w.declare},
+		{"Pods claim VFs on networks; the xPU is ready before they run", w.runPods},
+		{"Packets: VF - representor - bridge - VXLAN - bridge - representor - VF, and none between networks", w.exchange},
+		{"Pods are deleted, and everything is as it was", w.deletePods},
+	}
+}
+
+// poll calls check until it succeeds; the error is the last one of check.
+func poll(ctx context.Context, patience time.Duration, what string, check func(context.Context) error) error {
+	var last error
+	err := wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
+		if err := check(ctx); err == nil || ctx.Err() == nil {
+			last = err // and not that time is up
+		}
+		return last == nil, nil
+	})
+	if err != nil {
+		return fmt.Errorf("%s: not within %s: %w", what, patience, errors.Join(last, context.Cause(ctx)))
+	}
+	return nil
+}
+
+func (w *World) log(name string) string { return filepath.Join(w.dir, name+".log") }
+
+// bringUp starts the cluster and connects to it.
+func (w *World) bringUp(ctx context.Context) error {
+	w.dir = filepath.Join(w.StateDir, w.Cluster.Name)
+	if err := os.MkdirAll(w.dir, 0o700); err != nil {
+		return err
+	}
+	out, err := w.Cluster.Run(ctx, "up", "--nodes", "2")
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(out) {
+		w.Detail("%s", strings.TrimSpace(line))
+	}
+	if w.cluster, err = w.Cluster.Inspect(ctx); err != nil {
+		return err
+	}
+	config, err := clientcmd.BuildConfigFromFlags("", w.cluster.Kubeconfig)
+	if err != nil {
+		return err
+	}
+	config.QPS = -1
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+		return err
+	}
+	w.client, err = client.NewWithWatch(config, client.Options{Scheme: scheme})
+	return err
+}
+
+// insertCards gives every node its card, every xPU its agent, and a wire between the xPUs.
+func (w *World) insertCards(ctx context.Context) error {
+	var err error
+	if w.authority, err = newAuthority(); err != nil {
+		return err
+	}
+	for i, node := range w.cluster.Nodes {
+		x, err := w.startCard(ctx, i, node)
+		if err != nil {
+			return err
+		}
+		w.xpus = append(w.xpus, x)
+		if err := x.connect(w.cluster); err != nil {
+			return err
+		}
+	}
+	if err := wire(w.xpus[0], w.xpus[1]); err != nil {
+		return err
+	}
+	for _, x := range w.xpus {
+		if err := w.startBridge(ctx, x); err != nil {
+			return err
+		}
+		w.Detail("%s: 2 PFs x 8 VFs at 0000:3b, xPU at %s", x.node.Name, x.address)
+	}
+	return w.remember()
+}
+
+// install loads the images and applies deploy/.
+func (w *World) install(ctx context.Context) error {
+	images := []string{filepath.Join(w.Bin, "images", "xpu-agent.tar"), filepath.Join(w.Bin, "images", "xpu-controller.tar")}
+	if _, err := w.Cluster.Run(ctx, "load", images...); err != nil {
+		return err
+	}
+	if _, err := w.Cluster.Kubectl(ctx, "apply", "-k", filepath.Join(w.Source, "test/e2e/deploy")); err != nil {
+		return err
+	}
+	id, err := w.authority.issue("xpu-controller", "")
+	if err != nil {
+		return err
+	}
+	secret := &corev1.Secret{Type: corev1.SecretTypeTLS, Data: map[string][]byte{"tls.crt": id.cert, "tls.key": id.key, "ca.crt": id.ca}}
+	secret.Namespace, secret.Name = "xpu-system", "opi-client"
+	if err := w.client.Create(ctx, secret); err != nil {
+		return err
+	}
+	return w.waitForProduct(ctx)
+}
+
+// waitForProduct waits until agents and controller are ready.
+func (w *World) waitForProduct(ctx context.Context) error {
+	return poll(ctx, 60*time.Second, "agents and controller are ready", func(ctx context.Context) error {
+		var pods corev1.PodList
+		if err := w.client.List(ctx, &pods, client.InNamespace("xpu-system")); err != nil {
+			return err
+		}
+		ready := 0
+		for _, pod := range pods.Items {
+			for _, condition := range pod.Status.Conditions {
+				if condition.Type == corev1.PodReady && condition.Status == corev1.ConditionTrue {
+					ready++
+				}
+			}
+		}
+		if want := len(w.cluster.Nodes) + 1; ready != want || len(pods.Items) != want {
+			return fmt.Errorf("%d of %d pods in xpu-system are ready; kubectl -n xpu-system get pods", ready, want)
+		}
+		return nil
+	})
+}
+
+// remember writes down what was started, for an end that somebody else brings about.
+func (w *World) remember() error {
+	content, err := json.Marshal(w.processes)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(w.dir, "processes.json"), content, 0o600)
+}
+
+// End stops everything that the story started and takes the cluster down. It works for a world that another process
+// made, too.
+func (w *World) End(ctx context.Context) error {
+	dir := filepath.Join(w.StateDir, w.Cluster.Name)
+	processes := w.processes
+	if content, err := os.ReadFile(filepath.Join(dir, "processes.json")); err == nil && len(processes) == 0 {
+		if err := json.Unmarshal(content, &processes); err != nil {
+			return fmt.Errorf("%s/processes.json: %w", dir, err)
+		}
+	}
+	var errs []error
+	for _, p := range processes {
+		errs = append(errs, p.end(ctx, w.Bin))
+	}
+	for _, cmd := range w.running {
+		_ = cmd.Wait()
+	}
+	for _, x := range w.xpus {
+		x.links.Close()
+		errs = append(errs, x.ns.Close())
+	}
+	_, err := w.Cluster.Run(ctx, "down")
+	return errors.Join(append(errs, err, os.RemoveAll(dir))...)
+}
+
+// end stops the process if it still is the one that was started.
+func (p process) end(ctx context.Context, bin string) error {
+	exe, err := os.Readlink("/proc/" + strconv.Itoa(p.PID) + "/exe")
+	if err != nil || filepath.Dir(strings.TrimSuffix(exe, " (deleted)")) != bin {
+		return nil
+	}
+	if err := syscall.Kill(p.PID, syscall.SIGTERM); err != nil {
+		return nil
+	}
+	return poll(ctx, 5*time.Second, p.Name+" ends", func(context.Context) error {
+		status, err := os.ReadFile("/proc/" + strconv.Itoa(p.PID) + "/stat")
+		if err != nil || strings.Contains(string(status), ") Z ") {
+			return nil
+		}
+		return errors.New("still runs")
+	})
+}
+
+func cutLast(s, sep string) (before, after string, found bool) {
+	if i := strings.LastIndex(s, sep); i >= 0 {
+		return s[:i], s[i+len(sep):], true
+	}
+	return s, "", false
+}

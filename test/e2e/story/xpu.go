@@ -1,0 +1,188 @@
+package story
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"syscall"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// xpu is the simulated card of one node, and the operating system on it: a network namespace with the representors, in
+// which opi-bridge runs.
+type xpu struct {
+	node    Node
+	address string // on the management network, without port
+	netNS   string
+	links   *netlink.Handle
+	ns      netns.NsHandle
+}
+
+// opiPort is where opi-bridge listens on each xPU.
+const opiPort = "50151"
+
+// startCard simulates the node's card.
+func (w *World) startCard(ctx context.Context, index int, node Node) (*xpu, error) {
+	root := filepath.Join(node.Root, "var/lib/simhost")
+	if err := os.MkdirAll(root, 0o755); err != nil {
+		return nil, err
+	}
+	var ready struct {
+		XPUNetNS string `json:"xpuNetNS"`
+	}
+	out, err := w.start("simhost-"+node.Name, "", "simhost", "--root", root, "--host-netns", node.NetNS, "--pfs", "2", "--vfs", "8")
+	if err != nil {
+		return nil, err
+	}
+	line, err := bufio.NewReader(out).ReadBytes('\n')
+	if err != nil {
+		return nil, fmt.Errorf("simhost of %s ended: see %s", node.Name, w.log("simhost-"+node.Name))
+	}
+	if err := json.Unmarshal(line, &ready); err != nil {
+		return nil, fmt.Errorf("simhost of %s: %w", node.Name, err)
+	}
+	x := &xpu{node: node, address: fmt.Sprintf("10.77.0.%d", 101+index), netNS: ready.XPUNetNS}
+	if x.ns, err = netns.GetFromPath(x.netNS); err != nil {
+		return nil, err
+	}
+	x.links, err = netlink.NewHandleAt(x.ns, unix.NETLINK_ROUTE)
+	return x, err
+}
+
+// connect gives the xPU its port on the management network, which is the cluster's own.
+func (x *xpu) connect(cluster Cluster) error {
+	ns, err := netns.GetFromPath(cluster.NetNS)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	outside, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	if err != nil {
+		return err
+	}
+	defer outside.Close()
+	bridge, err := outside.LinkByName(cluster.Bridge)
+	if err != nil {
+		return err
+	}
+	port := &netlink.Veth{
+		LinkAttrs: netlink.LinkAttrs{Name: "xpu-" + x.node.Name, MasterIndex: bridge.Attrs().Index},
+		PeerName:  "mgmt", PeerNamespace: netlink.NsFd(x.ns),
+	}
+	if err := outside.LinkAdd(port); err != nil {
+		return fmt.Errorf("management port of xPU %s: %w", x.node.Name, err)
+	}
+	if err := outside.LinkSetUp(port); err != nil {
+		return err
+	}
+	gateway := net.ParseIP("10.77.0.1")
+	return errors.Join(
+		x.setUp("mgmt", x.address+"/24"),
+		x.links.RouteAdd(&netlink.Route{Gw: gateway}),
+	)
+}
+
+// wire joins the uplinks of two xPUs.
+func wire(a, b *xpu) error {
+	cable := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "uplink", MTU: 1500}, PeerName: "uplink", PeerNamespace: netlink.NsFd(b.ns)}
+	if err := a.links.LinkAdd(cable); err != nil {
+		return fmt.Errorf("wire: %w", err)
+	}
+	return errors.Join(a.setUp("uplink", "192.168.77.1/24"), b.setUp("uplink", "192.168.77.2/24"))
+}
+
+func (x *xpu) setUp(name, address string) error {
+	l, err := x.links.LinkByName(name)
+	if err != nil {
+		return fmt.Errorf("%s of xPU %s: %w", name, x.node.Name, err)
+	}
+	a, err := netlink.ParseAddr(address)
+	if err != nil {
+		return err
+	}
+	return errors.Join(x.links.AddrAdd(l, a), x.links.LinkSetUp(l))
+}
+
+// startBridge runs opi-bridge on the xPU and waits until it listens.
+func (w *World) startBridge(ctx context.Context, x *xpu) error {
+	name := "opi-bridge-" + x.node.Name
+	files, err := w.authority.issueFiles(w.dir, name, x.address)
+	if err != nil {
+		return err
+	}
+	if _, err := w.start(name, x.netNS, "opi-bridge",
+		"--listen", net.JoinHostPort(x.address, opiPort), "--uplink", "uplink", "--state", filepath.Join(w.dir, name+".db"),
+		"--tls-cert", files.cert, "--tls-key", files.key, "--tls-client-ca", files.ca); err != nil {
+		return err
+	}
+	return poll(ctx, 10*time.Second, "opi-bridge of "+x.node.Name+" listens", func(ctx context.Context) error {
+		return inNamespace(x.netNS, func() error {
+			conn, err := net.DialTimeout("tcp", net.JoinHostPort(x.address, opiPort), time.Second)
+			if err != nil {
+				return err
+			}
+			return conn.Close()
+		})
+	})
+}
+
+// start runs one of the built programs until the world ends, in a network namespace if one is given. Its log is a file;
+// its standard output is returned.
+func (w *World) start(name, netNS, program string, args ...string) (*os.File, error) {
+	log, err := os.Create(w.log(name))
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	out, in, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer in.Close()
+	cmd := exec.Command(filepath.Join(w.Bin, program), args...)
+	cmd.Stdout, cmd.Stderr = in, log
+	// With a group of its own it does not hear the terminal's interrupt: the world ends it, in order.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	start := cmd.Start
+	if netNS != "" {
+		start = func() error { return inNamespace(netNS, cmd.Start) }
+	}
+	if err := start(); err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	w.processes = append(w.processes, process{name, cmd.Process.Pid})
+	w.running = append(w.running, cmd)
+	return out, nil
+}
+
+// inNamespace calls f on a thread that is in the network namespace; what f starts is in it too.
+func inNamespace(path string, f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		// The thread ends with this goroutine, because it stays locked.
+		runtime.LockOSThread()
+		ns, err := netns.GetFromPath(path)
+		if err != nil {
+			done <- err
+			return
+		}
+		defer ns.Close()
+		if err := netns.Set(ns); err != nil {
+			done <- err
+			return
+		}
+		done <- f()
+	}()
+	return <-done
+}

@@ -1,0 +1,160 @@
+package simulate
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/pci"
+)
+
+// Card is a SmartNIC in a slot of the host. The zero value of a field other than PFs and VFs is a BlueField-3 in slot
+// 3b of NUMA node 0.
+type Card struct {
+	// PFs is how many physical functions the card has, 1-8.
+	PFs int
+	// VFs is how many virtual functions each PF has from the start.
+	VFs int
+	// TotalVFs is how many a PF can have (sriov_totalvfs), at most 256; VFs, but at least 8, if it is 0.
+	TotalVFs int
+	// Bus is the PCI bus of the PFs in two hex digits, 01 or higher. VFs that do not fit on it are on the next ones.
+	Bus string
+	// PCIeRoot is the root complex, "pci0000:3a". The default is domain 0000 and the bus before Bus.
+	PCIeRoot string
+	// Vendor, Device and VFDevice are PCI ids, four hex digits.
+	Vendor, Device, VFDevice string
+	// Driver is what PFs and VFs are bound to.
+	Driver string
+	// NUMANode is the node of the slot, -1 if the kernel does not know.
+	NUMANode int
+}
+
+const (
+	functionsPerDevice = 8
+	maxVFs             = 256
+	minTotalVFs        = 8
+)
+
+var (
+	twoHex   = regexp.MustCompile(`^[0-9a-f]{2}$`)
+	fourHex  = regexp.MustCompile(`^[0-9a-f]{4}$`)
+	rootName = regexp.MustCompile(`^pci([0-9a-f]{4,8}):([0-9a-f]{2})$`)
+	driver   = regexp.MustCompile(`^[a-zA-Z0-9_-]+$`)
+)
+
+// complete fills in defaults and says what is wrong.
+func (c Card) complete() (Card, error) {
+	c.Bus = cmp.Or(c.Bus, "3b")
+	c.Vendor, c.Device, c.VFDevice = cmp.Or(c.Vendor, "15b3"), cmp.Or(c.Device, "a2dc"), cmp.Or(c.VFDevice, "101e")
+	c.Driver = cmp.Or(c.Driver, "mlx5_core")
+	c.TotalVFs = cmp.Or(c.TotalVFs, max(c.VFs, minTotalVFs))
+	var errs []error
+	if !twoHex.MatchString(c.Bus) || c.Bus == "00" {
+		return c, fmt.Errorf("card: bus %q: must be two hex digits, 01 or higher", c.Bus)
+	}
+	if c.PCIeRoot == "" {
+		c.PCIeRoot = fmt.Sprintf("pci0000:%02x", c.bus()-1)
+	}
+	if !rootName.MatchString(c.PCIeRoot) {
+		errs = append(errs, fmt.Errorf("PCIe root %q: must be like pci0000:3a", c.PCIeRoot))
+	}
+	if c.PFs < 1 || c.PFs > functionsPerDevice {
+		errs = append(errs, fmt.Errorf("%d PFs: must be 1-%d", c.PFs, functionsPerDevice))
+	}
+	if c.TotalVFs < 1 || c.TotalVFs > maxVFs || c.VFs < 0 || c.VFs > c.TotalVFs {
+		errs = append(errs, fmt.Errorf("%d of %d VFs: must be at most %d", c.VFs, c.TotalVFs, min(max(c.TotalVFs, 0), maxVFs)))
+	}
+	for _, id := range []string{c.Vendor, c.Device, c.VFDevice} {
+		if !fourHex.MatchString(id) {
+			errs = append(errs, fmt.Errorf("PCI id %q: must be four hex digits", id))
+		}
+	}
+	if !driver.MatchString(c.Driver) {
+		errs = append(errs, fmt.Errorf("driver %q: must be a module's name such as mlx5_core", c.Driver))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return c, fmt.Errorf("card on bus %s: %w", c.Bus, err)
+	}
+	if c.last() > 0xffff {
+		return c, fmt.Errorf("card on bus %s: %d x %d VFs do not fit on the buses behind it", c.Bus, c.PFs, c.TotalVFs)
+	}
+	return c, nil
+}
+
+func (c Card) bus() int {
+	bus, _ := strconv.ParseUint(c.Bus, 16, 8)
+	return int(bus)
+}
+
+// Repeat makes n equal cards, each in the first slot behind the VFs of the one before.
+func Repeat(card Card, n int) ([]Card, error) {
+	if n > 1 && card.PCIeRoot != "" {
+		return nil, errors.New("cards: one PCIe root has one slot")
+	}
+	var out []Card
+	for range n {
+		complete, err := card.complete()
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, complete)
+		// One bus for the last VFs, one for the next root port.
+		if next := complete.last()>>8 + 2; next <= 0xff {
+			card.Bus = fmt.Sprintf("%02x", next)
+		} else if len(out) < n {
+			return nil, fmt.Errorf("cards: there are buses for %d of %d", len(out), n)
+		}
+	}
+	return out, nil
+}
+
+// last is the routing id of the card's last VF.
+func (c Card) last() int { return c.routingID(c.PFs-1) + c.offset(c.PFs-1) + c.TotalVFs - 1 }
+
+// routingID is bus, device and function in one number, as in PCI Express Base Specification, 2.2.4.2.
+func (c Card) routingID(pf int) int { return c.bus()<<8 | pf }
+
+// stride and offset place the VFs (PCI Express Base Specification, 9.3.3.9 and 9.3.3.10): VF i of a PF has the routing
+// id of the PF + offset + i * stride. The VFs of PF 0 begin at device 01, those of the next PF at the device after.
+const stride = 1
+
+func (c Card) offset(pf int) int {
+	devices := (c.TotalVFs + functionsPerDevice - 1) / functionsPerDevice
+	return functionsPerDevice*(1+pf*devices) - pf
+}
+
+// overlaps says whether two cards have an address in common.
+func (c Card) overlaps(other Card) bool {
+	domain := func(c Card) string { return rootName.FindStringSubmatch(c.PCIeRoot)[1] }
+	return domain(c) == domain(other) && c.routingID(0) <= other.last() && other.routingID(0) <= c.last() ||
+		c.PCIeRoot == other.PCIeRoot // its root port is taken
+}
+
+func (c Card) pf(pf int) pci.Address { return c.address(c.routingID(pf)) }
+
+func (c Card) vf(pf, index int) pci.Address {
+	return c.address(c.routingID(pf) + c.offset(pf) + index*stride)
+}
+
+// rootPort is the bridge that the card is plugged into.
+func (c Card) rootPort() pci.Address {
+	parts := rootName.FindStringSubmatch(c.PCIeRoot)
+	return pci.Address(parts[1] + ":" + parts[2] + ":00.0")
+}
+
+func (c Card) address(routingID int) pci.Address {
+	domain := rootName.FindStringSubmatch(c.PCIeRoot)[1]
+	return pci.Address(fmt.Sprintf("%s:%02x:%02x.%x", domain, routingID>>8, routingID>>3&0x1f, routingID&7))
+}
+
+// netdev is the name that systemd's naming scheme gives (systemd.net-naming-scheme(7)): that of a PF, which a VF's
+// begins with.
+func (c Card) netdev(pf int) string {
+	domain, _ := strconv.ParseUint(rootName.FindStringSubmatch(c.PCIeRoot)[1], 16, 32)
+	if domain == 0 {
+		return fmt.Sprintf("enp%ds0f%d", c.bus(), pf)
+	}
+	return fmt.Sprintf("enP%dp%ds0f%d", domain, c.bus(), pf)
+}

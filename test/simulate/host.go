@@ -1,0 +1,359 @@
+// Package simulate makes a host with SmartNICs out of a directory and virtual Ethernet pairs. It stands in for the
+// hardware and nothing else: what runs against it gets the path of a sysfs and a network namespace, as on a real host.
+//
+// The directory has what the kernel shows of the cards' PCI devices. Each function is a veth pair: one end is the
+// function's netdev in the host's namespace, the other the representor in the xPU's. As with a card in switchdev mode,
+// a function has a link while its representor is up, and what it sends comes out of the representor. SR-IOV is switched
+// by writing to a PF's sriov_numvfs, or by [Host.AddVFs] and [Host.RemoveVFs].
+//
+// The directory follows the netdevs: one that leaves the host's namespace vanishes from its device's net directory, and
+// appears there again, under whatever name, when it comes back. A goroutine does that when it hears of it from
+// rtnetlink, so it lags behind the kernel: a millisecond usually, more on a busy machine. When it is done it lets the
+// kernel tell of the PF's netdev once more, so that one who reads sysfs on each message sees the change at last.
+//
+// Other differences to hardware: the netdevs are of kind "veth" and have no parent device in rtnetlink; a PF does not
+// enforce anything for its VFs (IFLA_VF_*); carrier cannot be opened, rather than not be read, while a netdev is down.
+// A namespace that dies destroys the veth pairs in it, where the kernel would give a card's netdevs back: the pair is
+// made anew, the representor with its ifindex and its place in a bridge (without VLANs), the netdev under its first name.
+package simulate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"net"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/go-logr/logr"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/pci"
+)
+
+// Config of a [Host].
+type Config struct {
+	// Root is the directory that gets the tree, as "sys" in it. It also makes the MAC addresses, which are the same
+	// for the same Root and differ between hosts.
+	Root string
+	// HostNS and XPUNS are paths of the network namespaces of the host and of the xPU. Without both there are no
+	// netdevs.
+	HostNS, XPUNS string
+	Cards         []Card
+	// Uplink, where set, connects the xPU to a network.
+	Uplink *Uplink
+	Log    logr.Logger
+}
+
+// Function is a PF or VF of a simulated card.
+type Function struct {
+	Address pci.Address
+	PF      pci.Address
+	// Index is a VF's, and -1 for a PF.
+	Index int
+	// Netdev is the name that the netdev got when it was made.
+	Netdev string
+	// Representor is the name of the netdev in the xPU's namespace. [Function.PortID] is another.
+	Representor string
+}
+
+// PortID is the alternative name of a VF's representor, "vf-0000-3b-02-1": the id of the VF's OPI BridgePort.
+func (f Function) PortID() string { return "vf-" + f.Address.DeviceName() }
+
+// Host is a simulated host. Its methods may be called by several goroutines at once.
+type Host struct {
+	config Config
+	log    logr.Logger
+	tree   tree
+
+	mutex     sync.Mutex
+	functions map[pci.Address]*function
+	pairs     *pairs // nil without netdevs
+
+	stop    context.CancelFunc
+	workers sync.WaitGroup
+}
+
+// function is a function of the host, and what the tree shows of it.
+type function struct {
+	Function
+	device *device
+	card   Card
+	pf     int // index of the PF on its card
+	vfs    []*function
+	pair   pair
+	shown  netdev
+}
+
+// New makes a host. It lives until [Host.Close], also if ctx ends: it then only stops to follow.
+func New(ctx context.Context, config Config) (_ *Host, err error) {
+	cards, err := completeCards(config.Cards)
+	if err != nil {
+		return nil, err
+	}
+	if (config.HostNS == "") != (config.XPUNS == "") {
+		return nil, errors.New("network namespaces: either both that of the host and that of the xPU, or none")
+	}
+	if config.Root, err = filepath.Abs(config.Root); err != nil {
+		return nil, fmt.Errorf("root: %w", err)
+	}
+	ctx, stop := context.WithCancel(ctx)
+	h := &Host{config: config, log: config.Log, functions: map[pci.Address]*function{}, stop: stop}
+	if h.tree, err = newTree(config.Root); err != nil { // what is there is not ours to remove
+		stop()
+		return nil, fmt.Errorf("tree: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, h.Close())
+		}
+	}()
+	if config.HostNS != "" {
+		if h.pairs, err = openPairs(config); err != nil {
+			return nil, err
+		}
+	}
+	if err := h.follow(ctx); err != nil {
+		return nil, err
+	}
+	number := 0
+	for _, card := range cards {
+		for pf := range card.PFs {
+			if err := h.addPF(card, pf, number); err != nil {
+				return nil, err
+			}
+			number++
+		}
+	}
+	if err := h.watchNumVFs(ctx); err != nil {
+		return nil, fmt.Errorf("watch sriov_numvfs: %w", err)
+	}
+	return h, nil
+}
+
+func completeCards(cards []Card) ([]Card, error) {
+	if len(cards) == 0 {
+		return nil, errors.New("a host needs a card")
+	}
+	out := make([]Card, 0, len(cards))
+	for _, card := range cards {
+		card, err := card.complete()
+		if err != nil {
+			return nil, err
+		}
+		for _, other := range out {
+			if other.overlaps(card) {
+				return nil, fmt.Errorf("card on bus %s: overlaps with the card on bus %s", card.Bus, other.Bus)
+			}
+		}
+		out = append(out, card)
+	}
+	return out, nil
+}
+
+// SysRoot is the directory that is the host's /sys.
+func (h *Host) SysRoot() string { return h.tree.sys }
+
+// Functions lists what is there, sorted by address.
+func (h *Host) Functions() []Function {
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	var out []Function
+	for _, address := range slices.Sorted(maps.Keys(h.functions)) {
+		out = append(out, h.functions[address].Function)
+	}
+	return out
+}
+
+// Close takes everything away: the netdevs, wherever they are, and the tree. A second call does nothing.
+func (h *Host) Close() error {
+	h.stop()
+	h.workers.Wait()
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	var errs []error
+	if h.pairs != nil {
+		for _, f := range h.functions {
+			errs = append(errs, h.pairs.remove(f.pair))
+		}
+		errs = append(errs, h.pairs.close())
+		h.pairs = nil
+	}
+	clear(h.functions)
+	return errors.Join(append(errs, h.tree.remove())...)
+}
+
+// AddVFs gives a PF n VFs, 1 to its sriov_totalvfs. As in the kernel, it must not have any.
+func (h *Host) AddVFs(pf pci.Address, n int) error {
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	f, err := h.physical(pf)
+	if err != nil {
+		return err
+	}
+	return errors.Join(h.addVFs(f, n), h.showNumVFs(f))
+}
+
+// RemoveVFs takes all VFs of a PF away, whoever uses them.
+func (h *Host) RemoveVFs(pf pci.Address) error {
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	f, err := h.physical(pf)
+	if err != nil {
+		return err
+	}
+	return errors.Join(h.removeVFs(f), h.showNumVFs(f))
+}
+
+// SetLink takes the link of a PF up or down, from the other end of the PF's cable so to speak.
+func (h *Host) SetLink(pf pci.Address, up bool) error {
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	f, err := h.physical(pf)
+	if err != nil {
+		return err
+	}
+	if h.pairs == nil {
+		return fmt.Errorf("PF %s: has no netdev", pf)
+	}
+	return h.pairs.setRepresentor(f.pair, up)
+}
+
+func (h *Host) physical(pf pci.Address) (*function, error) {
+	f, ok := h.functions[pf]
+	if !ok || f.Index >= 0 {
+		return nil, fmt.Errorf("PF %s: is not there", pf)
+	}
+	return f, nil
+}
+
+func (h *Host) addPF(card Card, pf, number int) error {
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	port := &device{
+		address: card.rootPort(), parent: card.PCIeRoot, driver: "pcieport",
+		attributes: map[string]string{"vendor": "0x8086", "device": "0x347a", "class": "0x060400", "numa_node": strconv.Itoa(card.NUMANode)},
+	}
+	if pf == 0 {
+		if err := h.tree.add(port); err != nil {
+			return fmt.Errorf("root port %s: %w", port.address, err)
+		}
+	}
+	address := card.pf(pf)
+	attributes := card.attributes(card.Device)
+	maps.Copy(attributes, map[string]string{
+		"sriov_numvfs": "0", "sriov_totalvfs": strconv.Itoa(card.TotalVFs), "sriov_offset": strconv.Itoa(card.offset(pf)),
+		"sriov_stride": strconv.Itoa(stride), "sriov_vf_device": card.VFDevice, "sriov_drivers_autoprobe": "1",
+	})
+	f := &function{
+		Function: Function{Address: address, PF: address, Index: -1, Netdev: card.netdev(pf), Representor: fmt.Sprintf("pf%dhpf", number)},
+		device:   &device{address: address, parent: filepath.Join(port.parent, string(port.address)), driver: card.Driver, attributes: attributes},
+		card:     card,
+		pf:       pf,
+	}
+	if err := h.add(f); err != nil {
+		return err
+	}
+	if card.VFs == 0 {
+		return nil
+	}
+	return errors.Join(h.addVFs(f, card.VFs), h.showNumVFs(f))
+}
+
+func (c Card) attributes(device string) map[string]string {
+	return map[string]string{
+		"vendor": "0x" + c.Vendor, "device": "0x" + device, "class": "0x020000", "revision": "0x01",
+		"subsystem_vendor": "0x" + c.Vendor, "subsystem_device": "0x0001", "numa_node": strconv.Itoa(c.NUMANode),
+	}
+}
+
+// addVFs makes VFs. The caller holds the mutex.
+func (h *Host) addVFs(pf *function, n int) error {
+	if len(pf.vfs) > 0 {
+		return fmt.Errorf("PF %s: has %d VFs: set it to 0 first", pf.Address, len(pf.vfs))
+	}
+	if n < 1 || n > pf.card.TotalVFs {
+		return fmt.Errorf("PF %s: %d VFs: must be 1-%d", pf.Address, n, pf.card.TotalVFs)
+	}
+	for index := range n {
+		address := pf.card.vf(pf.pf, index)
+		f := &function{
+			Function: Function{
+				Address: address, PF: pf.Address, Index: index, Netdev: fmt.Sprintf("%sv%d", pf.Netdev, index),
+				Representor: fmt.Sprintf("%svf%d", strings.TrimSuffix(pf.Representor, "hpf"), index),
+			},
+			device: &device{
+				address: address, parent: pf.device.parent, driver: pf.card.Driver, physfn: pf.device, index: index,
+				attributes: pf.card.attributes(pf.card.VFDevice),
+			},
+			card: pf.card,
+		}
+		pf.vfs = append(pf.vfs, f)
+		if err := h.add(f); err != nil {
+			return errors.Join(err, h.removeVFs(pf))
+		}
+	}
+	return nil
+}
+
+// add makes a function as the kernel does: first the device, then the netdev.
+func (h *Host) add(f *function) error {
+	h.functions[f.Address] = f
+	if err := h.tree.add(f.device); err != nil {
+		return fmt.Errorf("device %s: %w", f.Address, err)
+	}
+	if h.pairs == nil {
+		return nil
+	}
+	return h.makeNetdev(f, f.Netdev)
+}
+
+// makeNetdev makes the veth pair of a function and shows its end on the host.
+func (h *Host) makeNetdev(f *function, name string) (err error) {
+	want := wanted{name: name, representor: f.Representor, mac: h.mac(f.Address), up: f.Index < 0}
+	if f.Index >= 0 {
+		want.altName = f.PortID()
+	}
+	if f.pair, err = h.pairs.add(f.pair, want); err != nil {
+		return fmt.Errorf("netdev %s of %s: %w", name, f.Address, err)
+	}
+	return h.lookAt(f)
+}
+
+// removeVFs removes all VFs of a PF. The caller holds the mutex.
+func (h *Host) removeVFs(pf *function) error {
+	var errs []error
+	for _, f := range slices.Backward(pf.vfs) {
+		delete(h.functions, f.Address)
+		errs = append(errs, h.tree.hide(f.device, f.shown), h.tree.drop(f.device))
+		if h.pairs != nil {
+			errs = append(errs, h.pairs.remove(f.pair))
+		}
+	}
+	pf.vfs = nil
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("PF %s: remove VFs: %w", pf.Address, err)
+	}
+	return nil
+}
+
+// mac is the function's address: locally administered, with 24 bits for the host and the function's routing id.
+func (h *Host) mac(a pci.Address) net.HardwareAddr {
+	var domain uint32
+	var bus, device, function byte
+	// Addresses come from Card.address.
+	_, _ = fmt.Sscanf(string(a), "%x:%x:%x.%x", &domain, &bus, &device, &function)
+	host := h.config.number() + domain
+	return net.HardwareAddr{0x02, byte(host >> 16), byte(host >> 8), byte(host), bus, device<<3 | function}
+}
+
+// number tells hosts apart.
+func (c Config) number() uint32 {
+	hash := fnv.New32a()
+	hash.Write([]byte(c.Root))
+	return hash.Sum32()
+}
