@@ -75,7 +75,8 @@ type InterfaceConfig struct {
 	// +optional
 	MTU *int32 `json:"mtu,omitempty"`
 
-	// MAC is a unicast address, "02:00:00:00:00:01". Absent means one that is derived from node and Function.
+	// MAC is a unicast address, "02:00:00:00:00:01". Absent means one that is derived from claim, node
+	// and Function.
 	// +optional
 	MAC string `json:"mac,omitempty"`
 

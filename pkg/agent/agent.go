@@ -15,6 +15,7 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -84,7 +85,12 @@ type agent struct {
 
 // Run works until ctx ends. It returns an error only if it cannot work at all.
 func Run(ctx context.Context, config Config, registry *prometheus.Registry, log logr.Logger) error {
-	clientset, err := kubernetes.NewForConfig(config.Kubernetes)
+	// Protobuf leaves the opaque parameters in a claim's allocation as they are, to the byte; the API server refuses a
+	// status in which they differ, and JSON drops white space.
+	verbatim := rest.CopyConfig(config.Kubernetes)
+	verbatim.ContentType = runtime.ContentTypeProtobuf
+	verbatim.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	clientset, err := kubernetes.NewForConfig(verbatim)
 	if err != nil {
 		return fmt.Errorf("client for the API server: %w", err)
 	}
@@ -163,7 +169,9 @@ func (a *agent) run(ctx context.Context, registry *prometheus.Registry) error {
 			return err
 		}
 		defer helper.Stop()
-		publisher := &dra.Publisher{Node: a.config.NodeName, Pools: a.tracker, Health: a.health, Slices: helper, Metrics: a.metrics, Log: a.log.WithName("publish")}
+		slices := &dra.SliceWriter{Client: a.clientset, Node: a.config.NodeName, HandleError: a.driver.HandleError}
+		defer slices.Stop()
+		publisher := &dra.Publisher{Node: a.config.NodeName, Pools: a.tracker, Health: a.health, Slices: slices, Metrics: a.metrics, Log: a.log.WithName("publish")}
 		reporter := &pool.Reporter{Node: a.config.NodeName, Tracker: a.tracker, Declarations: a.api, Writer: a.api, Log: a.log.WithName("pool")}
 
 		running, ctx := errgroup.WithContext(ctx)

@@ -117,16 +117,11 @@ func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]k
 	if err != nil {
 		return nil, err
 	}
-	provisioning, cancel := context.WithTimeout(ctx, d.ProvisionTimeout)
-	defer cancel()
+	deadline := time.Now().Add(d.ProvisionTimeout)
 	var prepared []kubeletplugin.Device
 	var attachments []journal.Attachment
 	for _, device := range devices {
-		port, err := d.port(provisioning, c, device)
-		var attachment journal.Attachment
-		if err == nil {
-			attachment, err = d.reserve(ctx, c, pod, device, port)
-		}
+		attachment, err := d.reserve(ctx, c, pod, device, deadline)
 		if err != nil {
 			return nil, fmt.Errorf("claim %s/%s, request %s, Function %s: %w", c.Namespace, c.Name, device.Request, device.Function, err)
 		}
@@ -158,11 +153,18 @@ func consumer(c *resourceapi.ResourceClaim) (journal.Pod, error) {
 	return journal.Pod{Namespace: c.Namespace, Name: pod.Name, UID: pod.UID}, nil
 }
 
-// reserve records what the device's interface is to become. Without a network there is no Port.
-func (d *Driver) reserve(ctx context.Context, c *resourceapi.ResourceClaim, pod journal.Pod, device claim.Device, port *v1alpha1.XPUPort) (journal.Attachment, error) {
+// reserve waits until the deadline for the device's Port and records what its interface is to become.
+func (d *Driver) reserve(ctx context.Context, c *resourceapi.ResourceClaim, pod journal.Pod, device claim.Device, deadline time.Time) (journal.Attachment, error) {
+	if device.ConfigErr != nil {
+		return journal.Attachment{}, device.ConfigErr
+	}
 	function, known := d.Functions.Get(device.Function)
 	if !known {
 		return journal.Attachment{}, errors.New("is gone from this node")
+	}
+	port, err := d.port(ctx, c, device, deadline)
+	if err != nil {
+		return journal.Attachment{}, err
 	}
 	wanted, err := wantedInterface(device, port)
 	if err != nil {
@@ -190,15 +192,14 @@ func (d *Driver) reserve(ctx context.Context, c *resourceapi.ResourceClaim, pod 
 }
 
 // port waits for the device's Port; it is nil if neither the claim nor the pool names a network.
-func (d *Driver) port(ctx context.Context, c *resourceapi.ResourceClaim, device claim.Device) (*v1alpha1.XPUPort, error) {
-	if device.ConfigErr != nil {
-		return nil, device.ConfigErr
-	}
+func (d *Driver) port(ctx context.Context, c *resourceapi.ResourceClaim, device claim.Device, deadline time.Time) (*v1alpha1.XPUPort, error) {
 	if device.Config.Network == "" {
 		if spec, _ := d.DevicePools.DevicePool(device.ID.DevicePool); spec.Network == "" {
 			return nil, nil
 		}
 	}
+	ctx, cancel := context.WithDeadline(ctx, deadline)
+	defer cancel()
 	return d.Ports.Wait(ctx, c, device.Function)
 }
 

@@ -80,13 +80,13 @@ func device(p pool.Pool, f inventory.Function, problems []health.Problem) resour
 	d := resourceapi.Device{
 		Name: f.ID.DeviceName(),
 		Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
-			AttributeKind:       {StringValue: ptr.To(string(f.Kind))},
-			AttributePool:       {StringValue: ptr.To(p.Name)},
-			AttributePF:         {StringValue: ptr.To(string(f.PF))},
-			AttributeIndex:      {IntValue: ptr.To(int64(f.Index))},
-			AttributeVendor:     {StringValue: ptr.To(f.Vendor)},
-			AttributeDevice:     {StringValue: ptr.To(f.Device)},
-			AttributeMultusID:   {StringValue: ptr.To(f.ID.String())},
+			AttributeKind:     {StringValue: ptr.To(string(f.Kind))},
+			AttributePool:     {StringValue: ptr.To(p.Name)},
+			AttributePF:       {StringValue: ptr.To(string(f.PF))},
+			AttributeIndex:    {IntValue: ptr.To(int64(f.Index))},
+			AttributeVendor:   {StringValue: ptr.To(f.Vendor)},
+			AttributeDevice:   {StringValue: ptr.To(f.Device)},
+			AttributeMultusID: {StringValue: ptr.To(f.ID.String())},
 			deviceattribute.StandardDeviceAttributePCIBusID: {StringValue: ptr.To(string(f.ID.Address))},
 		},
 	}

@@ -1,9 +1,7 @@
 package inventory
 
 import (
-	"bytes"
 	"cmp"
-	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -443,52 +441,29 @@ func FuzzScan(f *testing.F) {
 	})
 }
 
-func FuzzUevent(f *testing.F) {
-	f.Add([]byte("add@/devices/pci0000:3a/0000:3b:00.0\x00ACTION=add\x00SUBSYSTEM=pci\x00SEQNUM=1\x00"))
-	f.Add([]byte("SUBSYSTEM=net"))
-	f.Fuzz(func(t *testing.T, message []byte) {
-		if ueventMatters(message) && !bytes.Contains(message, []byte("SUBSYSTEM=")) {
-			t.Errorf("%q matters without a subsystem", message)
+// FuzzAttributes reads arbitrary attributes, links and names.
+func FuzzAttributes(f *testing.F) {
+	for _, s := range []string{"0x020000", "0x15b3", "-1", "88", "../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0", "virtfn7", "virtfn07", "0x2ffffff"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		if network, err := parseClass(s); network && (err != nil || !strings.HasPrefix(s, "0x")) {
+			t.Errorf("class %q is a network controller's, %v", s, err)
+		}
+		if id, err := parseID(s); err == nil && "0x"+id != s {
+			t.Errorf("id %q reads as %q", s, id)
+		}
+		if n, err := parseNUMANode(s); n < -1 || n > maxNUMANode || err != nil && n != -1 {
+			t.Errorf("NUMA node %q reads as %d, %v", s, n, err)
+		}
+		if n, err := parseSFNum(s); err != nil && n != 0 {
+			t.Errorf("sfnum %q reads as %d, %v", s, n, err)
+		}
+		if root := parseRoot(s); root != "" && !strings.Contains(s, "devices/"+root) {
+			t.Errorf("%q has PCIe root %q", s, root)
+		}
+		if index, ok := virtfn(s); ok && "virtfn"+strconv.Itoa(index) != s {
+			t.Errorf("%q is VF %d", s, index)
 		}
 	})
-}
-
-func TestUeventMatters(t *testing.T) {
-	for message, want := range map[string]bool{
-		"add@/devices/pci0000:3a/0000:3b:00.0\x00ACTION=add\x00SUBSYSTEM=pci\x00SEQNUM=1\x00": true,
-		"remove@/x\x00SUBSYSTEM=net\x00INTERFACE=a\x00":                                       true,
-		"add@/x\x00SUBSYSTEM=auxiliary\x00":                                                   true,
-		"add@/x\x00SUBSYSTEM=block\x00":                                                       false,
-		"add@/x\x00SUBSYSTEM=queues\x00X=SUBSYSTEM=net\x00":                                   false,
-		"add@/SUBSYSTEM=pci":                                                                  false,
-		"":                                                                                    false,
-	} {
-		if got := ueventMatters([]byte(message)); got != want {
-			t.Errorf("%q matters: %t, want %t", message, got, want)
-		}
-	}
-}
-
-// BenchmarkRescan is what an event costs on a node with 1024 VFs on 4 PFs.
-func BenchmarkRescan(b *testing.B) {
-	root := b.TempDir()
-	tree := sysfsTree{}
-	for p := range 4 {
-		parent := fmt.Sprintf("0000:%02x:00.0", 0x3b+2*p)
-		var vfs []string
-		for n := range 256 {
-			address := fmt.Sprintf("0000:%02x:%02x.%x", 0x3c+2*p, n/8, n%8)
-			maps.Copy(tree, vf(address, parent, fmt.Sprintf("p%dv%d", p, n)))
-			vfs = append(vfs, address)
-		}
-		maps.Copy(tree, pf(parent, fmt.Sprintf("p%d", p), vfs...))
-	}
-	tree.write(b, root)
-	s := newScanner(root)
-	for b.Loop() {
-		functions, err := s.scan()
-		if err != nil || len(functions) != 4*257 {
-			b.Fatalf("%d Functions, %v", len(functions), err)
-		}
-	}
 }

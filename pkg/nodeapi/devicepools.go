@@ -33,19 +33,19 @@ func (a *API) NodeLabels(ctx context.Context) (map[string]string, error) {
 // WriteNodeStatus replaces this node's entry in DevicePool.status.nodes; nil takes it away. Every node's agent has a
 // field manager of its own, so that it owns its entry and no other.
 func (a *API) WriteNodeStatus(ctx context.Context, devicePool string, entry *v1alpha1.DevicePoolNodeStatus) error {
-	status := map[string]any{}
+	nodes := []any{} // not nil: the API server would make the status null when this was all of it, and refuse that
 	if entry != nil {
 		fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(entry)
 		if err != nil {
 			return err
 		}
-		status["nodes"] = []any{fields}
+		nodes = append(nodes, fields)
 	}
 	object := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": v1alpha1.SchemeGroupVersion.String(),
 		"kind":       "DevicePool",
 		"metadata":   map[string]any{"name": devicePool},
-		"status":     status,
+		"status":     map[string]any{"nodes": nodes},
 	}}
 	return a.writer.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(object),
 		client.FieldOwner("xpu-agent/"+a.node), client.ForceOwnership)

@@ -9,6 +9,7 @@ import (
 	"maps"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -48,8 +49,10 @@ func New(config *rest.Config, node string, events Events) (*API, error) {
 	if err := errors.Join(corev1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
 		return nil, err
 	}
+	mapper := restMapper()
 	c, err := cache.New(config, cache.Options{
 		Scheme: scheme,
+		Mapper: mapper,
 		ByObject: map[client.Object]cache.ByObject{
 			&v1alpha1.DevicePool{}: {},
 			&v1alpha1.XPUPort{}:    {Field: fields.OneTermEqualSelector("spec.nodeName", node)},
@@ -61,11 +64,20 @@ func New(config *rest.Config, node string, events Events) (*API, error) {
 	if err != nil {
 		return nil, fmt.Errorf("watch the API server: %w", err)
 	}
-	writer, err := client.New(config, client.Options{Scheme: scheme})
+	writer, err := client.New(config, client.Options{Scheme: scheme, Mapper: mapper})
 	if err != nil {
 		return nil, fmt.Errorf("client for the API server: %w", err)
 	}
 	return &API{node: node, cache: c, writer: writer, events: events}, nil
+}
+
+// restMapper knows the kinds that an agent needs without asking the API server, which may be away when the agent starts.
+func restMapper() meta.RESTMapper {
+	mapper := meta.NewDefaultRESTMapper(nil)
+	mapper.Add(v1alpha1.SchemeGroupVersion.WithKind("DevicePool"), meta.RESTScopeRoot)
+	mapper.Add(v1alpha1.SchemeGroupVersion.WithKind("XPUPort"), meta.RESTScopeNamespace)
+	mapper.Add(corev1.SchemeGroupVersion.WithKind("Node"), meta.RESTScopeRoot)
+	return mapper
 }
 
 // nodeMetadata is the Node without spec and status: heartbeats and images are of no interest.

@@ -7,6 +7,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	toolscache "k8s.io/client-go/tools/cache"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -20,15 +21,21 @@ const refusalTime = time.Minute
 
 // refusals remembers the Functions whose Port the xPU refused.
 type refusals struct {
-	mutex    sync.Mutex
-	messages map[inventory.ID]string
+	mutex      sync.Mutex
+	byFunction map[inventory.ID]refusal
+}
+
+// refusal is what the xPU said about one Port.
+type refusal struct {
+	port    types.UID
+	message string
 }
 
 // ProvisionFailed says why the xPU refused the Function's last Port; "" if it did not.
 func (a *API) ProvisionFailed(f inventory.ID) string {
 	a.refusals.mutex.Lock()
 	defer a.refusals.mutex.Unlock()
-	return a.refusals.messages[f]
+	return a.refusals.byFunction[f].message
 }
 
 func (a *API) portHandler() toolscache.ResourceEventHandler {
@@ -46,24 +53,27 @@ func (a *API) portHandler() toolscache.ResourceEventHandler {
 
 func (a *API) portChanged(port *v1alpha1.XPUPort) {
 	ready := meta.FindStatusCondition(port.Status.Conditions, v1alpha1.ConditionReady)
-	if ready != nil {
-		a.setRefusal(port, refusal(ready))
+	// What a Port says on its way out is not about its Function.
+	if ready != nil && port.DeletionTimestamp.IsZero() {
+		a.refusals.set(port, refusalMessage(ready))
 	}
 	a.notifyPorts()
 }
 
 func (a *API) portDeleted(port *v1alpha1.XPUPort) {
-	if a.ProvisionFailed(claim.FunctionOf(port.Spec.Function)) != "" {
+	if a.refusals.isOf(port) {
 		time.AfterFunc(refusalTime, func() {
-			a.setRefusal(port, "")
-			a.notifyPorts()
+			if a.refusals.isOf(port) { // and not of the next Port
+				a.refusals.set(port, "")
+				a.notifyPorts()
+			}
 		})
 	}
 	a.notifyPorts()
 }
 
-// refusal tells what the xPU will not do for this Function from what it cannot do for any just now.
-func refusal(ready *metav1.Condition) string {
+// refusalMessage tells what the xPU will not do for this Function from what it cannot do for any just now.
+func refusalMessage(ready *metav1.Condition) string {
 	if ready.Status == metav1.ConditionTrue {
 		return ""
 	}
@@ -74,17 +84,26 @@ func refusal(ready *metav1.Condition) string {
 	return ""
 }
 
-func (a *API) setRefusal(port *v1alpha1.XPUPort, message string) {
-	a.refusals.mutex.Lock()
-	defer a.refusals.mutex.Unlock()
+// set replaces what is known about the Port's Function; "" is no refusal.
+func (r *refusals) set(port *v1alpha1.XPUPort, message string) {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
 	if message == "" {
-		delete(a.refusals.messages, claim.FunctionOf(port.Spec.Function))
+		delete(r.byFunction, claim.FunctionOf(port.Spec.Function))
 		return
 	}
-	if a.refusals.messages == nil {
-		a.refusals.messages = map[inventory.ID]string{}
+	if r.byFunction == nil {
+		r.byFunction = map[inventory.ID]refusal{}
 	}
-	a.refusals.messages[claim.FunctionOf(port.Spec.Function)] = message
+	r.byFunction[claim.FunctionOf(port.Spec.Function)] = refusal{port: port.UID, message: message}
+}
+
+// isOf says whether it is this very Port that was refused last.
+func (r *refusals) isOf(port *v1alpha1.XPUPort) bool {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	last, refused := r.byFunction[claim.FunctionOf(port.Spec.Function)]
+	return refused && last.port == port.UID
 }
 
 func (a *API) notifyPorts() {

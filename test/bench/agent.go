@@ -119,6 +119,7 @@ func (a *agent) metric(ctx context.Context, name string) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
+	request.Header.Set("Accept-Encoding", "identity")
 	response, err := http.DefaultClient.Do(request)
 	if err != nil {
 		return 0, err

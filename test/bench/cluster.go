@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"time"
 
@@ -64,6 +65,10 @@ func (b *bench) startCluster(ctx context.Context) (*cluster, error) {
 	if b.cluster != nil {
 		return b.cluster, nil
 	}
+	build := exec.CommandContext(ctx, filepath.Join(b.bin, "devcluster"), "build", "--bin", b.assets)
+	if out, err := build.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("etcd and kube-apiserver: %s: %w:\n%s", build, err, out)
+	}
 	c := &cluster{dir: filepath.Join(b.dir, "cluster")}
 	if err := os.Mkdir(c.dir, 0o700); err != nil {
 		return nil, err
@@ -81,10 +86,11 @@ func (b *bench) startCluster(ctx context.Context) (*cluster, error) {
 	c.environment.ControlPlane.GetAPIServer().Configure().
 		Set("audit-policy-file", policy).
 		Set("audit-log-path", c.auditLog()).
-		Set("endpoint-reconciler-type", "none")
+		Set("endpoint-reconciler-type", "none").
+		Set("advertise-address", "127.0.0.1") // else it looks for a default route
 	var err error
 	if c.config, err = c.environment.Start(); err != nil {
-		return nil, errors.Join(fmt.Errorf("API server of %s (devcluster build --bin makes it): %w", b.assets, err), c.environment.Stop())
+		return nil, errors.Join(fmt.Errorf("API server of %s: %w", b.assets, err), c.environment.Stop())
 	}
 	b.cluster = c
 	return c, c.prepare(ctx, b.source)

@@ -98,7 +98,8 @@ func (p *process) resident() (float64, error) {
 	return kB * 1024, err
 }
 
-// await calls check until it succeeds, or the process ends.
+// await calls check until it succeeds, or the process ends. The pause is long, because to be asked costs the process
+// memory; nothing that is timed waits here.
 func (p *process) await(ctx context.Context, what string, check func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
@@ -108,7 +109,7 @@ func (p *process) await(ctx context.Context, what string, check func(context.Con
 			return nil
 		}
 		select {
-		case <-time.After(5 * time.Millisecond):
+		case <-time.After(100 * time.Millisecond):
 		case <-p.ended:
 			return p.died()
 		case <-ctx.Done():

@@ -124,7 +124,12 @@ func (p *pairs) add(old pair, w wanted) (pair, error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.Index = w.representor, old.representor
 	veth := &netlink.Veth{LinkAttrs: attrs, PeerName: w.name, PeerHardwareAddr: w.mac, PeerNamespace: netlink.NsFd(p.hostNS)}
-	if err := p.xpu.LinkAdd(veth); err != nil {
+	err := p.xpu.LinkAdd(veth)
+	if errors.Is(err, unix.EBUSY) { // the ifindex was given out meanwhile
+		veth.Index = 0
+		err = p.xpu.LinkAdd(veth)
+	}
+	if err != nil {
 		return old, err
 	}
 	now := pair{representor: veth.Index, up: w.up}

@@ -65,7 +65,7 @@ func (w *World) declare(ctx context.Context) error {
 		return err
 	}
 	w.before, err = w.snapshot(ctx)
-	w.Detail("%d ResourceSlices; snapshot of %d netdevs and %d representors", len(w.before.Slices), len(w.before.Netdevs), len(w.before.Representors))
+	w.Detail("%d ResourceSlices; snapshot of %d netdevs and %d representors", len(w.before.SliceVersions), len(w.before.Netdevs), len(w.before.Representors))
 	return err
 }
 

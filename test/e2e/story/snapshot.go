@@ -21,9 +21,9 @@ type Snapshot struct {
 	Netdevs map[string]Netdev
 	// Representors are those on the xPUs, with the bridge that each is a port of.
 	Representors map[string]string
-	// Slices are the ResourceSlices, with their resource versions: nobody may even have written them.
-	Slices map[string]resourceapi.ResourceSliceSpec
-	// SliceVersions are the slices' resource versions.
+	// Devices are what the ResourceSlices offer, by pool.
+	Devices map[string][]resourceapi.Device
+	// SliceVersions are the resource versions of the slices: nobody may even have written them.
 	SliceVersions map[string]string
 	// Ports and Claims are the names of what should not be there any more.
 	Ports, Claims []string
@@ -43,7 +43,7 @@ type Netdev struct {
 func (w *World) snapshot(ctx context.Context) (Snapshot, error) {
 	s := Snapshot{
 		Netdevs: map[string]Netdev{}, Representors: map[string]string{},
-		Slices: map[string]resourceapi.ResourceSliceSpec{}, SliceVersions: map[string]string{},
+		Devices: map[string][]resourceapi.Device{}, SliceVersions: map[string]string{},
 	}
 	for _, x := range w.xpus {
 		if err := errors.Join(s.addNode(x.node), s.addXPU(x)); err != nil {
@@ -57,7 +57,8 @@ func (w *World) snapshot(ctx context.Context) (Snapshot, error) {
 		return Snapshot{}, err
 	}
 	for _, slice := range slicesList.Items {
-		s.Slices[slice.Name], s.SliceVersions[slice.Name] = slice.Spec, slice.ResourceVersion
+		s.Devices[slice.Spec.Pool.Name] = append(s.Devices[slice.Spec.Pool.Name], slice.Spec.Devices...)
+		s.SliceVersions[slice.Name] = slice.ResourceVersion
 	}
 	for _, port := range ports.Items {
 		s.Ports = append(s.Ports, port.Namespace+"/"+port.Name)

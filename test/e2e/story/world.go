@@ -177,10 +177,8 @@ func (w *World) waitForProduct(ctx context.Context) error {
 		}
 		ready := 0
 		for _, pod := range pods.Items {
-			for _, condition := range pod.Status.Conditions {
-				if condition.Type == corev1.PodReady && condition.Status == corev1.ConditionTrue {
-					ready++
-				}
+			if podReady(pod) {
+				ready++
 			}
 		}
 		if want := len(w.cluster.Nodes) + 1; ready != want || len(pods.Items) != want {

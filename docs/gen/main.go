@@ -1,0 +1,58 @@
+// Command gen writes the parts of docs/reference that can be read from the programs and their source: flags.md and
+// metrics.md. It runs at the root of the project; "make generate" calls it.
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+)
+
+func main() {
+	if err := run("docs/reference"); err != nil {
+		fmt.Fprintln(os.Stderr, "gen:", err)
+		os.Exit(1)
+	}
+}
+
+func run(dir string) error {
+	flags, err := flagsPage([]string{"xpu-agent", "xpu-controller", "opi-bridge"})
+	if err != nil {
+		return err
+	}
+	metrics, err := metricsPage([]program{
+		{"xpu-agent", []string{"pkg/inventory", "pkg/dra"}},
+		{"xpu-controller", []string{"pkg/provision"}},
+		{"opi-bridge", []string{"pkg/opibridge"}},
+		{"all three", []string{"pkg/version"}},
+	})
+	if err != nil {
+		return err
+	}
+	for name, page := range map[string][]byte{"flags.md": flags, "metrics.md": metrics} {
+		if err := os.WriteFile(filepath.Join(dir, name), page, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// flagsPage is what the programs say to --help.
+func flagsPage(programs []string) ([]byte, error) {
+	var page bytes.Buffer
+	page.WriteString("# Flags\n\n<!-- Made by docs/gen from --help. Do not edit. -->\n")
+	for _, name := range programs {
+		cmd := exec.Command("go", "run", "./cmd/"+name, "--help")
+		// Defaults that come from the environment would be this machine's.
+		cmd.Env = append(os.Environ(), "NODE_NAME=", "POD_NAMESPACE=")
+		cmd.Stderr = os.Stderr
+		help, err := cmd.Output()
+		if err != nil {
+			return nil, fmt.Errorf("%s --help: %w", name, err)
+		}
+		fmt.Fprintf(&page, "\n## %s\n\n```text\n%s\n```\n", name, bytes.TrimSpace(help))
+	}
+	return page.Bytes(), nil
+}

@@ -1,0 +1,174 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// program is a binary and the packages that define its metrics.
+type program struct {
+	name     string
+	packages []string
+}
+
+// metric is one that the source defines.
+type metric struct {
+	name, kind, help string
+	labels           []string
+}
+
+func metricsPage(programs []program) ([]byte, error) {
+	var page bytes.Buffer
+	page.WriteString(`# Metrics
+
+<!-- Made by docs/gen from the source. Do not edit. -->
+
+All programs serve Prometheus metrics at ` + "`/metrics`" + `: xpu-agent on port 9810 (` + "`--listen`" + `), xpu-controller on port 8080
+(` + "`--metrics-bind-address`" + `), opi-bridge only where ` + "`--metrics-listen`" + ` says. What to watch is in
+[debug.md](../how-to/debug.md#metrics-to-watch). A histogram has the usual ` + "`_bucket`, `_sum` and `_count`" + `.
+`)
+	for _, p := range programs {
+		var found []metric
+		for _, dir := range p.packages {
+			metrics, err := metricsOf(dir)
+			if err != nil {
+				return nil, err
+			}
+			if len(metrics) == 0 {
+				return nil, fmt.Errorf("%s: defines no metrics", dir)
+			}
+			found = append(found, metrics...)
+		}
+		slices.SortFunc(found, func(a, b metric) int { return cmp.Compare(a.name, b.name) })
+		fmt.Fprintf(&page, "\n## %s\n\n| metric | type | labels | meaning |\n| --- | --- | --- | --- |\n", p.name)
+		for _, m := range found {
+			labels := ""
+			if len(m.labels) > 0 {
+				labels = "`" + strings.Join(m.labels, "`, `") + "`"
+			}
+			fmt.Fprintf(&page, "| `%s` | %s | %s | %s |\n", m.name, m.kind, labels, m.help)
+		}
+	}
+	page.WriteString(`
+All have those of the Go runtime and of the process too (` + "`go_*`, `process_*`" + `), and xpu-controller those of
+controller-runtime (` + "`controller_runtime_*`, `workqueue_*`, `rest_client_*`, `leader_election_*`" + `).
+`)
+	return page.Bytes(), nil
+}
+
+// metricsOf finds what the package passes to constructors of the Prometheus client library.
+func metricsOf(dir string) ([]metric, error) {
+	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+	if err != nil {
+		return nil, err
+	}
+	if len(files) == 0 {
+		return nil, fmt.Errorf("%s: %w", dir, fs.ErrNotExist)
+	}
+	var found []metric
+	for _, path := range files {
+		if strings.HasSuffix(path, "_test.go") {
+			continue
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+		if err != nil {
+			return nil, err
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			if call, ok := n.(*ast.CallExpr); ok {
+				if m, ok := constructed(call); ok {
+					found = append(found, m)
+				}
+			}
+			return true
+		})
+	}
+	return found, nil
+}
+
+// constructed is the metric of a call such as NewCounterVec(CounterOpts{...}, labels) or NewDesc(name, help, labels,
+// nil). Those by NewDesc are gauges in this project.
+func constructed(call *ast.CallExpr) (metric, bool) {
+	selector, ok := call.Fun.(*ast.SelectorExpr)
+	if !ok || len(call.Args) == 0 {
+		return metric{}, false
+	}
+	kind, ok := strings.CutPrefix(selector.Sel.Name, "New")
+	if !ok {
+		return metric{}, false
+	}
+	m := metric{kind: strings.ToLower(strings.TrimSuffix(strings.TrimSuffix(kind, "Vec"), "Func"))}
+	if kind == "Desc" && len(call.Args) == 4 {
+		m.name, m.kind, m.help, m.labels = text(call.Args[0]), "gauge", text(call.Args[1]), texts(call.Args[2])
+		return m, m.name != ""
+	}
+	options, ok := call.Args[0].(*ast.CompositeLit)
+	if !ok || !strings.HasSuffix(typeName(options), "Opts") {
+		return metric{}, false
+	}
+	for _, element := range options.Elts {
+		field, ok := element.(*ast.KeyValueExpr)
+		if !ok {
+			continue
+		}
+		switch key := field.Key.(*ast.Ident); key.Name {
+		case "Name":
+			m.name = text(field.Value)
+		case "Help":
+			m.help = text(field.Value)
+		case "ConstLabels":
+			m.labels = append(m.labels, texts(field.Value)...)
+		}
+	}
+	if strings.HasSuffix(kind, "Vec") && len(call.Args) > 1 {
+		m.labels = append(m.labels, texts(call.Args[1])...)
+	}
+	return m, m.name != ""
+}
+
+func typeName(literal *ast.CompositeLit) string {
+	switch t := literal.Type.(type) {
+	case *ast.SelectorExpr:
+		return t.Sel.Name
+	case *ast.Ident:
+		return t.Name
+	}
+	return ""
+}
+
+// text is a string constant, also one in several parts.
+func text(e ast.Expr) string {
+	switch e := e.(type) {
+	case *ast.BasicLit:
+		s, _ := strconv.Unquote(e.Value)
+		return s
+	case *ast.BinaryExpr:
+		return text(e.X) + text(e.Y)
+	}
+	return ""
+}
+
+// texts are the strings of a []string{...}, or the keys of a map.
+func texts(e ast.Expr) []string {
+	list, ok := e.(*ast.CompositeLit)
+	if !ok {
+		return nil
+	}
+	var out []string
+	for _, element := range list.Elts {
+		if pair, ok := element.(*ast.KeyValueExpr); ok {
+			element = pair.Key
+		}
+		out = append(out, text(element))
+	}
+	return out
+}

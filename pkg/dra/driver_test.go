@@ -1,0 +1,473 @@
+package dra
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/testr"
+	gocmp "github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/prometheus/client_golang/prometheus"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"tags.cncf.io/container-device-interface/pkg/cdi"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/attach"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim/claimtest"
+	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/link"
+)
+
+// node is what a driver needs of a node and a cluster.
+type node struct {
+	t         *testing.T
+	functions map[inventory.ID]inventory.Function
+	specs     map[string]v1alpha1.DevicePoolSpec
+	journal   *journal.Journal
+	cdiDir    string
+
+	mutex   sync.Mutex
+	ports   map[inventory.ID]*v1alpha1.XPUPort
+	waits   int
+	release error
+}
+
+func newNode(t *testing.T) *node {
+	t.Helper()
+	j, err := journal.Open(filepath.Join(t.TempDir(), "journal.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { j.Close() })
+	n := &node{
+		t: t, journal: j, cdiDir: t.TempDir(),
+		functions: map[inventory.ID]inventory.Function{},
+		specs:     map[string]v1alpha1.DevicePoolSpec{"fast": {Network: "lab"}, "plain": {}},
+		ports:     map[inventory.ID]*v1alpha1.XPUPort{},
+	}
+	for _, f := range vfs(0x3b, 4) {
+		n.functions[f.ID] = f
+		n.ports[f.ID] = &v1alpha1.XPUPort{Spec: v1alpha1.XPUPortSpec{
+			MAC: "02:00:00:00:00:0" + f.ID.DeviceName()[11:], MTU: 1500, Addresses: []string{"10.1.0.2/24"},
+		}}
+	}
+	return n
+}
+
+func (n *node) Get(id inventory.ID) (inventory.Function, bool) {
+	f, ok := n.functions[id]
+	return f, ok
+}
+
+func (n *node) DevicePool(name string) (v1alpha1.DevicePoolSpec, bool) {
+	spec, ok := n.specs[name]
+	return spec, ok
+}
+
+func (n *node) Wait(ctx context.Context, _ *resourceapi.ResourceClaim, id inventory.ID) (*v1alpha1.XPUPort, error) {
+	n.mutex.Lock()
+	n.waits++
+	port := n.ports[id]
+	n.mutex.Unlock()
+	if port != nil {
+		return port, nil
+	}
+	<-ctx.Done()
+	return nil, errors.New("the xPU is not provisioned")
+}
+
+// Release takes the record away, as a releaser does once the Function is back.
+func (n *node) Release(_ context.Context, id inventory.ID, claim types.UID) error {
+	if n.release != nil {
+		return n.release
+	}
+	if a, _ := n.journal.Get(id); a.Claim.UID != claim {
+		return nil
+	}
+	return n.journal.Delete(id)
+}
+
+func (n *node) driver() *Driver {
+	n.t.Helper()
+	files, err := NewCDI(n.cdiDir)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return &Driver{
+		Functions: n, DevicePools: n, Ports: n, Journal: n.journal, Releaser: n, CDI: files,
+		Attacher: attach.New(n.journal, nil, nil, nil, "boot-1", logr.Discard()), // Reserve works on the journal only
+		Metrics:  NewMetrics(prometheus.NewRegistry()), Log: testr.New(n.t), ProvisionTimeout: time.Minute,
+	}
+}
+
+// prepare prepares the claims with one call, as the kubelet does for a pod.
+func prepare(t *testing.T, d *Driver, claims ...*resourceapi.ResourceClaim) map[types.UID]kubeletplugin.PrepareResult {
+	t.Helper()
+	results, err := d.PrepareResourceClaims(t.Context(), claims)
+	if err != nil || len(results) != len(claims) {
+		t.Fatalf("PrepareResourceClaims = %v, %v; want %d results", results, err, len(claims))
+	}
+	return results
+}
+
+func (n *node) wantPrepared(claims ...*resourceapi.ResourceClaim) {
+	n.t.Helper()
+	for uid, result := range prepare(n.t, n.driver(), claims...) {
+		if result.Err != nil {
+			n.t.Errorf("claim %s: %v", uid, result.Err)
+		}
+	}
+}
+
+func (n *node) wantRefused(c *resourceapi.ResourceClaim, texts ...string) {
+	n.t.Helper()
+	err := prepare(n.t, n.driver(), c)[c.UID].Err
+	for _, text := range texts {
+		if err == nil || !strings.Contains(err.Error(), text) {
+			n.t.Errorf("error %v, want one with %q", err, text)
+		}
+	}
+}
+
+// interfaces are the names that Functions have in pods, by device name.
+func (n *node) interfaces() map[string]string {
+	out := map[string]string{}
+	for _, a := range n.journal.All() {
+		out[a.Claim.Device] = a.Interface.Name
+	}
+	return out
+}
+
+func (n *node) wantInterfaces(want map[string]string) {
+	n.t.Helper()
+	if diff := gocmp.Diff(want, n.interfaces()); diff != "" {
+		n.t.Errorf("interfaces: -want +got\n%s", diff)
+	}
+}
+
+const (
+	fastPool  = "node1/0000-3b-00-0/fast"
+	plainPool = "node1/0000-3b-00-0/plain"
+)
+
+// of is a claim of the pod.
+func of(pod, name string, options ...claimtest.Option) *resourceapi.ResourceClaim {
+	return claimtest.Allocated(name, append(options, claimtest.ReservedFor(pod))...)
+}
+
+func TestPrepare(t *testing.T) {
+	n := newNode(t)
+	c := of("pod1", "net",
+		claimtest.Result("blue", fastPool, "0000-3b-00-2"), claimtest.Result("red/vf", fastPool, "0000-3b-00-3"),
+		claimtest.FromClass(`"routes": [{"to": "10.9.0.0/16", "via": "10.1.0.1"}]`),
+		claimtest.FromClaim(`"mtu": 9000, "mac": "02:00:00:00:00:99", "addresses": ["10.1.0.77/24"]`, "blue"))
+	got := prepare(t, n.driver(), c)[c.UID]
+	if got.Err != nil {
+		t.Fatal(got.Err)
+	}
+	want := []kubeletplugin.Device{
+		{
+			Requests: []string{"blue"}, PoolName: fastPool, DeviceName: "0000-3b-00-2",
+			CDIDeviceIDs: []string{"xpu.opiproject.org/function=net-uid-0000-3b-00-2"},
+			Metadata: &kubeletplugin.DeviceMetadata{
+				Attributes: map[string]resourceapi.DeviceAttribute{
+					"resource.kubernetes.io/pciBusID": {StringValue: new("0000:3b:00.2")}, "pf": {StringValue: new("0000:3b:00.0")},
+				},
+				// What the Port says, because that is what the xPU counts on.
+				NetworkData: &resourceapi.NetworkDeviceData{InterfaceName: "net1", HardwareAddress: "02:00:00:00:00:02", IPs: []string{"10.1.0.2/24"}},
+			},
+		},
+		{
+			Requests: []string{"red/vf"}, PoolName: fastPool, DeviceName: "0000-3b-00-3",
+			CDIDeviceIDs: []string{"xpu.opiproject.org/function=net-uid-0000-3b-00-3"},
+			Metadata: &kubeletplugin.DeviceMetadata{
+				Attributes: map[string]resourceapi.DeviceAttribute{
+					"resource.kubernetes.io/pciBusID": {StringValue: new("0000:3b:00.3")}, "pf": {StringValue: new("0000:3b:00.0")},
+				},
+				NetworkData: &resourceapi.NetworkDeviceData{InterfaceName: "net2", HardwareAddress: "02:00:00:00:00:03", IPs: []string{"10.1.0.2/24"}},
+			},
+		},
+	}
+	if diff := gocmp.Diff(want, got.Devices); diff != "" {
+		t.Errorf("devices: -want +got\n%s", diff)
+	}
+	record, _ := n.journal.Get(inventory.ID{Address: "0000:3b:00.2"})
+	wantRecord := journal.Attachment{
+		Function: inventory.ID{Address: "0000:3b:00.2"}, PF: "0000:3b:00.0", PFName: "ens59f0", VFIndex: 0,
+		Claim: journal.Claim{Namespace: "default", Name: "net", UID: "net-uid", Request: "blue", Pool: fastPool, Device: "0000-3b-00-2"},
+		Pod:   journal.Pod{Namespace: "default", Name: "pod1", UID: "pod1-uid"},
+		Interface: link.Interface{
+			Name: "net1", MTU: 1500, MAC: "02:00:00:00:00:02", Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.2/24")},
+			Routes: []link.Route{{To: netip.MustParsePrefix("10.9.0.0/16"), Via: netip.MustParseAddr("10.1.0.1")}},
+		},
+		State: journal.Reserved,
+	}
+	options := gocmp.Options{cmpopts.IgnoreFields(journal.Attachment{}, "ReservedAt"), cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{})}
+	if diff := gocmp.Diff(wantRecord, record, options); diff != "" {
+		t.Errorf("journal: -want +got\n%s", diff)
+	}
+}
+
+func TestNetwork(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		claim  *resourceapi.ResourceClaim
+		waits  int
+		wanted link.MAC
+	}{
+		{"of the pool", of("pod1", "net", claimtest.Result("blue", fastPool, "0000-3b-00-2")), 1, "02:00:00:00:00:02"},
+		{"of the claim", of("pod1", "net", claimtest.Result("blue", plainPool, "0000-3b-00-2"), claimtest.FromClaim(`"network": "lab"`)), 1, "02:00:00:00:00:02"},
+		{"none, hence no Port", of("pod1", "net", claimtest.Result("blue", plainPool, "0000-3b-00-2"), claimtest.FromClaim(`"mac": "02:00:00:00:00:99"`)), 0, "02:00:00:00:00:99"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			n := newNode(t)
+			n.wantPrepared(test.claim)
+			if record := n.journal.All()[0]; n.waits != test.waits || record.Interface.MAC != test.wanted {
+				t.Errorf("waited for %d Ports and reserved with MAC %q, want %d and %q", n.waits, record.Interface.MAC, test.waits, test.wanted)
+			}
+		})
+	}
+}
+
+func TestPrepareRefuses(t *testing.T) {
+	shared := of("pod1", "net", claimtest.Result("blue", fastPool, "0000-3b-00-2"), claimtest.ReservedFor("pod2"))
+	unused := claimtest.Allocated("net", claimtest.Result("blue", fastPool, "0000-3b-00-2"))
+	notAPod := of("group1", "net", claimtest.Result("blue", fastPool, "0000-3b-00-2"))
+	notAPod.Status.ReservedFor[0].APIGroup, notAPod.Status.ReservedFor[0].Resource = "scheduling.k8s.io", "podgroups"
+	for _, test := range []struct {
+		name  string
+		claim *resourceapi.ResourceClaim
+		want  []string
+	}{
+		{"shared", shared, []string{"claim default/net", "2 pods share it", "ResourceClaimTemplate"}},
+		{"reserved for nobody", unused, []string{"claim default/net", "0 pods"}},
+		{"reserved for something else", notAPod, []string{"podgroups group1", "want a pod"}},
+		{"bad parameters", of("pod1", "net", claimtest.Result("blue", fastPool, "0000-3b-00-2"), claimtest.FromClaim(`"mtu": 1`)),
+			[]string{"claim default/net", "request blue", "Function 0000:3b:00.2", "mtu 1: must be 68-9216"}},
+		{"unknown Function", of("pod1", "net", claimtest.Result("blue", fastPool, "0000-3b-1f-7")), []string{"Function 0000:3b:1f.7", "gone from this node"}},
+		{"two of one name", of("pod1", "net", claimtest.Result("blue", fastPool, "0000-3b-00-2"), claimtest.Result("red", fastPool, "0000-3b-00-3"),
+			claimtest.FromClaim(`"interfaceName": "fast0"`)), []string{"request red", `interfaceName "fast0"`, "choose another"}},
+	} {
+		t.Run(test.name, func(t *testing.T) { newNode(t).wantRefused(test.claim, test.want...) })
+	}
+}
+
+func TestPortMissing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		n.ports = nil
+		d := n.driver()
+		d.ProvisionTimeout = 20 * time.Second
+		first := of("pod1", "net", claimtest.Result("blue", fastPool, "0000-3b-00-2"), claimtest.Result("red", fastPool, "0000-3b-00-3"))
+		second := of("pod1", "other", claimtest.Result("blue", fastPool, "0000-3b-00-4"))
+		begin := time.Now()
+		for uid, result := range prepare(t, d, first, second) {
+			if result.Err == nil || !strings.Contains(result.Err.Error(), "the xPU is not provisioned") {
+				t.Errorf("claim %s: error %v, want what is missing", uid, result.Err)
+			}
+		}
+		if waited := time.Since(begin); waited != d.ProvisionTimeout {
+			t.Errorf("Prepare took %s, want %s however many Functions and claims there are", waited, d.ProvisionTimeout)
+		}
+		if all := n.journal.All(); len(all) != 0 {
+			t.Errorf("%v were reserved although the xPU does not serve them", all)
+		}
+		n.wantNoCDI()
+	})
+}
+
+func TestPortNotUnderstood(t *testing.T) {
+	for _, test := range []struct {
+		change func(*v1alpha1.XPUPortSpec)
+		want   string
+	}{
+		{func(s *v1alpha1.XPUPortSpec) { s.MAC = "x" }, "spec.mac"},
+		{func(s *v1alpha1.XPUPortSpec) { s.Addresses = []string{"10.1.0.2/24", "x"} }, "spec.addresses[1]"},
+	} {
+		n := newNode(t)
+		for _, port := range n.ports {
+			port.Namespace, port.Name = "default", "node1-0000-3b-00-2"
+			test.change(&port.Spec)
+		}
+		n.wantRefused(of("pod1", "net", claimtest.Result("blue", fastPool, "0000-3b-00-2")), "XPUPort default/node1-0000-3b-00-2", test.want)
+	}
+}
+
+func TestInterfaceNames(t *testing.T) {
+	n := newNode(t)
+	one := of("pod1", "one", claimtest.Result("blue", plainPool, "0000-3b-00-2"), claimtest.FromClaim(`"interfaceName": "net2"`))
+	two := of("pod1", "two", claimtest.Result("a", plainPool, "0000-3b-00-3"), claimtest.Result("b", plainPool, "0000-3b-00-4"))
+	n.wantPrepared(one)
+	n.wantPrepared(two)
+	names := map[string]string{"0000-3b-00-2": "net2", "0000-3b-00-3": "net1", "0000-3b-00-4": "net3"}
+	n.wantInterfaces(names)
+
+	// The kubelet prepares again, after its restart or the agent's: nothing changes, not even with a name free.
+	if err := n.journal.Delete(inventory.ID{Address: "0000:3b:00.3"}); err != nil {
+		t.Fatal(err)
+	}
+	n.wantPrepared(two)
+	n.wantPrepared(one)
+	n.wantInterfaces(names)
+
+	n.wantRefused(of("pod1", "three", claimtest.Result("a", plainPool, "0000-3b-00-5"), claimtest.FromClaim(`"interfaceName": "net3"`)),
+		"claim default/three", `interfaceName "net3"`, "claim two")
+	n.wantPrepared(of("pod2", "three", claimtest.Result("a", plainPool, "0000-3b-00-5"), claimtest.FromClaim(`"interfaceName": "net3"`)))
+}
+
+// TestClaimsOfAPodTogether: names are chosen one after the other although the claims are prepared at the same time.
+func TestClaimsOfAPodTogether(t *testing.T) {
+	n := newNode(t)
+	n.wantPrepared(
+		of("pod1", "one", claimtest.Result("a", fastPool, "0000-3b-00-2")), of("pod1", "two", claimtest.Result("a", fastPool, "0000-3b-00-3")),
+		of("pod1", "three", claimtest.Result("a", fastPool, "0000-3b-00-4")), of("pod2", "four", claimtest.Result("a", fastPool, "0000-3b-00-5")))
+	got := n.interfaces()
+	if got["0000-3b-00-5"] != "net1" {
+		t.Errorf("the other pod's interface is %q, want net1", got["0000-3b-00-5"])
+	}
+	delete(got, "0000-3b-00-5")
+	if names := slices.Sorted(maps.Values(got)); !slices.Equal(names, []string{"net1", "net2", "net3"}) {
+		t.Errorf("interfaces are %q, want net1, net2 and net3", names)
+	}
+}
+
+func TestFunctionOfAnotherClaim(t *testing.T) {
+	n := newNode(t)
+	n.wantPrepared(of("pod1", "one", claimtest.Result("a", fastPool, "0000-3b-00-2")))
+	n.wantRefused(of("pod2", "two", claimtest.Result("a", fastPool, "0000-3b-00-2")), "claim default/two", "belongs to claim default/one")
+}
+
+func TestUnprepare(t *testing.T) {
+	n := newNode(t)
+	d := n.driver()
+	n.wantPrepared(of("pod1", "one", claimtest.Result("a", fastPool, "0000-3b-00-2"), claimtest.Result("b", fastPool, "0000-3b-00-3")))
+	n.wantPrepared(of("pod1", "two", claimtest.Result("a", fastPool, "0000-3b-00-4")))
+	unprepare := func(names ...string) map[types.UID]error {
+		t.Helper()
+		var claims []kubeletplugin.NamespacedObject
+		for _, name := range names {
+			claims = append(claims, kubeletplugin.NamespacedObject{NamespacedName: types.NamespacedName{Namespace: "default", Name: name}, UID: types.UID(name + "-uid")})
+		}
+		results, err := d.UnprepareResourceClaims(t.Context(), claims)
+		if err != nil || len(results) != len(names) {
+			t.Fatalf("UnprepareResourceClaims = %v, %v; want %d results", results, err, len(names))
+		}
+		return results
+	}
+
+	n.release = errors.New("Function 0000:3b:00.2: netdev is in another namespace")
+	if err := unprepare("one")["one-uid"]; !errors.Is(err, n.release) || !strings.Contains(err.Error(), "claim default/one") {
+		t.Errorf("error %v, want %v with the claim's name", err, n.release)
+	}
+	if got := len(n.devicesInCDI()); got != 3 {
+		t.Errorf("%d devices in CDI files, want all 3: the runtime may need them until the Functions are back", got)
+	}
+
+	n.release = nil
+	for _, again := range []bool{false, true} {
+		for uid, err := range unprepare("one", "unknown") {
+			if err != nil {
+				t.Errorf("claim %s, again %t: %v", uid, again, err)
+			}
+		}
+		if diff := gocmp.Diff([]string{"xpu.opiproject.org/function=two-uid-0000-3b-00-4"}, n.devicesInCDI()); diff != "" {
+			t.Errorf("devices in CDI files: -want +got\n%s", diff)
+		}
+		n.wantInterfaces(map[string]string{"0000-3b-00-4": "net3"})
+	}
+}
+
+// devicesInCDI reads the CDI directory as a runtime does.
+func (n *node) devicesInCDI() []string {
+	n.t.Helper()
+	cache := n.runtime()
+	return cache.ListDevices()
+}
+
+func (n *node) runtime() *cdi.Cache {
+	n.t.Helper()
+	cache, err := cdi.NewCache(cdi.WithSpecDirs(n.cdiDir), cdi.WithAutoRefresh(false))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	for path, errs := range cache.GetErrors() {
+		n.t.Errorf("a runtime refuses %s: %v", path, errs)
+	}
+	return cache
+}
+
+func (n *node) wantNoCDI() {
+	n.t.Helper()
+	files, err := os.ReadDir(n.cdiDir)
+	if err != nil || len(files) != 0 {
+		n.t.Errorf("CDI directory has %v, %v; want nothing", files, err)
+	}
+}
+
+func TestCDI(t *testing.T) {
+	n := newNode(t)
+	n.wantPrepared(of("pod1", "net", claimtest.Result("blue", fastPool, "0000-3b-00-2"), claimtest.Result("red-one/vf", fastPool, "0000-3b-00-3")))
+	want := map[string][]string{
+		"xpu.opiproject.org/function=net-uid-0000-3b-00-2": {"XPU_FUNCTION_BLUE=0000:3b:00.2", "XPU_INTERFACE_BLUE=net1"},
+		"xpu.opiproject.org/function=net-uid-0000-3b-00-3": {"XPU_FUNCTION_RED_ONE_VF=0000:3b:00.3", "XPU_INTERFACE_RED_ONE_VF=net2"},
+	}
+	environment := func() map[string][]string {
+		out := map[string][]string{}
+		cache := n.runtime()
+		for _, name := range cache.ListDevices() {
+			out[name] = cache.GetDevice(name).ContainerEdits.Env
+		}
+		return out
+	}
+	if diff := gocmp.Diff(want, environment()); diff != "" {
+		t.Errorf("environment: -want +got\n%s", diff)
+	}
+
+	// The directory is on a tmpfs: a reboot empties it.
+	if err := os.RemoveAll(n.cdiDir); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.driver().Recover(n.journal.All()); err != nil {
+		t.Fatal(err)
+	}
+	if diff := gocmp.Diff(want, environment()); diff != "" {
+		t.Errorf("environment after Recover: -want +got\n%s", diff)
+	}
+}
+
+func TestHandleError(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	d := &Driver{Metrics: NewMetrics(registry), Log: testr.New(t)}
+	d.HandleError(t.Context(), &resourceslice.DroppedFieldsError{
+		PoolName: fastPool, DesiredSlice: &resourceapi.ResourceSlice{}, ActualSlice: &resourceapi.ResourceSlice{},
+	}, "pool")
+	d.HandleError(t.Context(), errors.New("refused"), "pool")
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, family := range families {
+		if family.GetName() == "xpu_dra_background_errors_total" {
+			if got := family.GetMetric()[0].GetCounter().GetValue(); got != 1 {
+				t.Errorf("%v errors were counted, want 1: what an older cluster ignores is none", got)
+			}
+			return
+		}
+	}
+	t.Error("xpu_dra_background_errors_total is missing")
+}

@@ -1,0 +1,58 @@
+// Package e2e runs the story that the demo tells, as tests, and then what can go wrong in it.
+package e2e
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/opiproject/xpu-device-plugin/test/e2e/story"
+)
+
+// TestStory is the story as it is told, on a cluster of its own, and then what goes wrong, on the same cluster.
+func TestStory(t *testing.T) {
+	world := newWorld(t)
+	for _, step := range append(world.Steps(), world.Trouble()...) {
+		t.Run(step.Title, func(t *testing.T) {
+			world.Detail = t.Logf
+			if err := step.Run(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		})
+		if t.Failed() {
+			t.FailNow() // the next step has nothing to stand on
+		}
+	}
+}
+
+// newWorld finds what make has built. Without it the tests are skipped: they are many minutes of compiling away.
+func newWorld(t *testing.T) *story.World {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root, for network namespaces and containerd")
+	}
+	source, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	bin := filepath.Join(source, "bin")
+	if _, err := os.Stat(filepath.Join(bin, "images", "xpu-agent.tar")); err != nil {
+		t.Skip("needs the programs and images that make images builds in bin/")
+	}
+	world := &story.World{
+		Cluster:  story.Devcluster{Program: filepath.Join(bin, "devcluster"), Name: "e2e"},
+		Source:   source,
+		Bin:      bin,
+		StateDir: t.TempDir(),
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(world.Diagnose(context.Background()))
+		}
+		if err := world.End(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	return world
+}

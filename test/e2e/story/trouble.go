@@ -1,0 +1,420 @@
+package story
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+)
+
+// Trouble is what goes wrong in the same world after the story, and how it is told and mended.
+func (w *World) Trouble() []Step {
+	return []Step{
+		{"Parameters that cannot be: the pod's events name the field", w.refuseParameters},
+		{"A network that is not there yet: the pod waits, and starts when it is made", w.waitForNetwork},
+		{"Two interfaces in one pod: two claims work, the same name twice is refused", w.twoInterfaces},
+		{"A DevicePool that matches nothing, and one that overlaps: the status says so", w.poolStatus},
+		{"An OPI agent that is down: the pod waits, and starts when it is back", w.waitForAgent},
+		{"An OPI agent that forgets its ports: they come back, and the packets with them", w.forgetPorts},
+		{"Agent, kubelet and runtime restart under a running pod: it is not disturbed, and what comes after works", w.restartUnderPods},
+		{"Agents killed while pods come and go: nothing leaks", w.killAgents},
+		{"VFs that vanish and return: the slices follow within a second", w.hotplug},
+	}
+}
+
+// claimed makes a pod on a node with a claim for each set of parameters, fields of an InterfaceConfig in JSON.
+func (w *World) claimed(ctx context.Context, name, node string, parameters ...string) error {
+	pod := podSpec{name: name, node: node, template: ""}.pod()
+	pod.Spec.ResourceClaims, pod.Spec.Containers[0].Resources.Claims = nil, nil
+	for i, fields := range parameters {
+		claim := &resourceapi.ResourceClaim{}
+		claim.Namespace, claim.Name = "default", fmt.Sprintf("%s-nic-%d", name, i)
+		claim.Spec.Devices = resourceapi.DeviceClaim{
+			Requests: []resourceapi.DeviceRequest{{Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "xpu-fast"}}},
+			Config: []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
+				Driver: v1alpha1.GroupName,
+				// Neither sorted nor compact: what a user's client writes must stay as it is.
+				Parameters: runtime.RawExtension{Raw: []byte(`{"kind": "InterfaceConfig", "apiVersion": "xpu.opiproject.org/v1alpha1", ` + fields + `}`)},
+			}}}},
+		}
+		if err := w.client.Create(ctx, claim); err != nil {
+			return err
+		}
+		reference := fmt.Sprintf("nic-%d", i)
+		pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, corev1.PodResourceClaim{Name: reference, ResourceClaimName: &claim.Name})
+		pod.Spec.Containers[0].Resources.Claims = append(pod.Spec.Containers[0].Resources.Claims, corev1.ResourceClaim{Name: reference})
+	}
+	return w.client.Create(ctx, pod)
+}
+
+// gone deletes pods with their claims and waits until the world is as it was before all pods.
+func (w *World) gone(ctx context.Context, names ...string) error {
+	for _, name := range names {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
+		if err := w.client.Delete(ctx, pod); client.IgnoreNotFound(err) != nil {
+			return err
+		}
+	}
+	if err := w.client.DeleteAllOf(ctx, &resourceapi.ResourceClaim{}, client.InNamespace("default")); err != nil {
+		return err
+	}
+	return w.asBefore(ctx)
+}
+
+// ready waits for a pod.
+func (w *World) ready(ctx context.Context, name string) error {
+	err := poll(ctx, 60*time.Second, "pod "+name+" is Ready", func(ctx context.Context) error {
+		var pod corev1.Pod
+		if err := w.client.Get(ctx, types.NamespacedName{Namespace: "default", Name: name}, &pod); err != nil {
+			return err
+		}
+		if !podReady(pod) {
+			return fmt.Errorf("it is %s", pod.Status.Phase)
+		}
+		return nil
+	})
+	if err != nil {
+		return errors.Join(err, w.explain(ctx, name))
+	}
+	return nil
+}
+
+func podReady(pod corev1.Pod) bool {
+	for _, condition := range pod.Status.Conditions {
+		if condition.Type == corev1.PodReady {
+			return condition.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
+
+// told waits until an event of the pod has all these words.
+func (w *World) told(ctx context.Context, pod string, words ...string) error {
+	return poll(ctx, 45*time.Second, fmt.Sprintf("an event of pod %s tells of %q", pod, words), func(ctx context.Context) error {
+		var events corev1.EventList
+		if err := w.client.List(ctx, &events, client.InNamespace("default")); err != nil {
+			return err
+		}
+		var messages []string
+		for _, event := range events.Items {
+			if event.InvolvedObject.Kind != "Pod" || event.InvolvedObject.Name != pod {
+				continue
+			}
+			messages = append(messages, event.Reason+": "+event.Message)
+			if containsAll(event.Message, words) {
+				w.Detail("%s: %s", pod, event.Message)
+				return nil
+			}
+		}
+		return fmt.Errorf("its events are:\n%s", strings.Join(messages, "\n"))
+	})
+}
+
+func containsAll(text string, words []string) bool {
+	for _, word := range words {
+		if !strings.Contains(text, word) {
+			return false
+		}
+	}
+	return true
+}
+
+func (w *World) refuseParameters(ctx context.Context) error {
+	cases := []struct {
+		pod, fields string
+		words       []string
+	}{
+		{"unknown-field", `"network": "blue", "mtuu": 9000`, []string{`unknown field "mtuu"`}},
+		{"wrong-type", `"network": "blue", "mtu": "large"`, []string{"mtu"}},
+		{"long-name", `"network": "blue", "interfaceName": "a-name-too-long-for-linux"`, []string{"a-name-too-long-for-linux", "at most 15"}},
+		{"taken-name", `"network": "blue", "interfaceName": "eth0"`, []string{"eth0", "taken"}},
+		{"outside", `"network": "blue", "addresses": ["192.168.3.4/24"]`, []string{"192.168.3.4", "10.10.0.0/24", "blue"}},
+	}
+	var names []string
+	for _, c := range cases {
+		names = append(names, c.pod)
+		if err := w.claimed(ctx, c.pod, "node1", c.fields); err != nil {
+			return err
+		}
+	}
+	for _, c := range cases {
+		if err := w.told(ctx, c.pod, c.words...); err != nil {
+			return err
+		}
+	}
+	return w.gone(ctx, names...)
+}
+
+func (w *World) waitForNetwork(ctx context.Context) error {
+	if err := w.claimed(ctx, "green-1", "node1", `"network": "green"`); err != nil {
+		return err
+	}
+	if err := w.told(ctx, "green-1", "green", "not exist"); err != nil {
+		return err
+	}
+	green := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "green"}, Spec: v1alpha1.XPUNetworkSpec{VLAN: 30, VNI: ptr.To(int32(10030)), Subnets: []string{"10.30.0.0/24"}}}
+	if err := w.client.Create(ctx, green); err != nil {
+		return err
+	}
+	if err := w.ready(ctx, "green-1"); err != nil {
+		return err
+	}
+	if err := w.gone(ctx, "green-1"); err != nil {
+		return err
+	}
+	if err := w.client.Delete(ctx, green); err != nil {
+		return err
+	}
+	return poll(ctx, 20*time.Second, "XPUNetwork green is gone", func(ctx context.Context) error {
+		if err := w.client.Get(ctx, types.NamespacedName{Name: "green"}, green); !apierrors.IsNotFound(err) {
+			return errors.Join(errors.New("it is still there"), err)
+		}
+		return nil
+	})
+}
+
+func (w *World) twoInterfaces(ctx context.Context) error {
+	if err := w.claimed(ctx, "two", "node1", `"network": "blue", "interfaceName": "storage"`, `"network": "red"`); err != nil {
+		return err
+	}
+	if err := w.claimed(ctx, "twice", "node2", `"network": "blue", "interfaceName": "data"`, `"network": "red", "interfaceName": "data"`); err != nil {
+		return err
+	}
+	if err := w.ready(ctx, "two"); err != nil {
+		return err
+	}
+	if err := w.interfaces(ctx, "two", "net1", "storage"); err != nil {
+		return err
+	}
+	if err := w.told(ctx, "twice", "data", "same pod"); err != nil {
+		return err
+	}
+	return w.gone(ctx, "two", "twice")
+}
+
+// interfaces checks the names in the status of a pod's claims.
+func (w *World) interfaces(ctx context.Context, pod string, want ...string) error {
+	var names []string
+	for i := range want {
+		var claim resourceapi.ResourceClaim
+		if err := w.client.Get(ctx, types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("%s-nic-%d", pod, i)}, &claim); err != nil {
+			return err
+		}
+		for _, device := range claim.Status.Devices {
+			names = append(names, device.NetworkData.InterfaceName)
+		}
+	}
+	slices.Sort(names)
+	if !slices.Equal(names, want) {
+		return fmt.Errorf("pod %s has interfaces %q, want %q", pod, names, want)
+	}
+	w.Detail("%s has %s", pod, strings.Join(names, " and "))
+	return nil
+}
+
+func (w *World) poolStatus(ctx context.Context) error {
+	nothing := &v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: "nothing"}, Spec: v1alpha1.DevicePoolSpec{
+		Selectors: []v1alpha1.FunctionSelector{{PFNames: []string{"no-such-pf"}}},
+	}}
+	overlapping := &v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: "overlapping"}, Spec: v1alpha1.DevicePoolSpec{
+		Selectors: []v1alpha1.FunctionSelector{{PFNames: []string{"enp59s0f0#0-1"}}},
+	}}
+	reasons := map[string]string{"nothing": v1alpha1.ReasonNoFunctions, "overlapping": v1alpha1.ReasonOverlap}
+	if err := errors.Join(w.client.Create(ctx, nothing), w.client.Create(ctx, overlapping)); err != nil {
+		return err
+	}
+	for name, reason := range reasons {
+		err := poll(ctx, 10*time.Second, "DevicePool "+name+" is not Ready with reason "+reason, func(ctx context.Context) error {
+			var pool v1alpha1.DevicePool
+			if err := w.client.Get(ctx, types.NamespacedName{Name: name}, &pool); err != nil {
+				return err
+			}
+			condition := meta.FindStatusCondition(pool.Status.Conditions, v1alpha1.ConditionReady)
+			if condition == nil || condition.Status != metav1.ConditionFalse || condition.Reason != reason {
+				return fmt.Errorf("its condition is %+v", condition)
+			}
+			w.Detail("%s: %s", name, condition.Message)
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(w.client.Delete(ctx, nothing), w.client.Delete(ctx, overlapping)); err != nil {
+		return err
+	}
+	return w.asBefore(ctx)
+}
+
+func (w *World) waitForAgent(ctx context.Context) error {
+	x := w.xpus[0]
+	if err := w.stopProcess(ctx, "opi-bridge-"+x.node.Name, syscall.SIGKILL); err != nil {
+		return err
+	}
+	if err := w.claimed(ctx, "patient", x.node.Name, `"network": "blue"`); err != nil {
+		return err
+	}
+	if err := w.told(ctx, "patient", "xpu-1"); err != nil {
+		return err
+	}
+	if err := w.startBridge(ctx, x); err != nil {
+		return err
+	}
+	if err := w.ready(ctx, "patient"); err != nil {
+		return err
+	}
+	return w.gone(ctx, "patient")
+}
+
+// forgetPorts takes an agent's memory and what it made of it, as a reboot of the card would.
+func (w *World) forgetPorts(ctx context.Context) error {
+	if err := w.claimed(ctx, "left", "node1", `"network": "blue", "addresses": ["10.10.0.11/24"]`); err != nil {
+		return err
+	}
+	if err := w.claimed(ctx, "right", "node2", `"network": "blue", "addresses": ["10.10.0.12/24"]`); err != nil {
+		return err
+	}
+	if err := errors.Join(w.ready(ctx, "left"), w.ready(ctx, "right")); err != nil {
+		return err
+	}
+	if err := w.try(ctx, try{"left", "right", true}, "10.10.0.12"); err != nil {
+		return err
+	}
+	x := w.xpus[0]
+	name := "opi-bridge-" + x.node.Name
+	if err := w.stopProcess(ctx, name, syscall.SIGKILL); err != nil {
+		return err
+	}
+	if err := errors.Join(x.removeBridges(), os.Remove(filepath.Join(w.dir, name+".db"))); err != nil {
+		return err
+	}
+	if err := w.startBridge(ctx, x); err != nil {
+		return err
+	}
+	err := poll(ctx, 60*time.Second, "left reaches right again", func(ctx context.Context) error {
+		return w.try(ctx, try{"left", "right", true}, "10.10.0.12")
+	})
+	if err != nil {
+		return err
+	}
+	return w.gone(ctx, "left", "right")
+}
+
+func (w *World) restartUnderPods(ctx context.Context) error {
+	if err := w.claimed(ctx, "steady", "node1", `"network": "blue", "addresses": ["10.10.0.21/24"]`); err != nil {
+		return err
+	}
+	if err := w.claimed(ctx, "witness", "node2", `"network": "blue", "addresses": ["10.10.0.22/24"]`); err != nil {
+		return err
+	}
+	if err := errors.Join(w.ready(ctx, "steady"), w.ready(ctx, "witness")); err != nil {
+		return err
+	}
+	for _, restart := range []struct {
+		what string
+		do   func() error
+	}{
+		{"xpu-agent", func() error { return w.killAgent(ctx, "node1") }},
+		{"kubelet", func() error { _, err := w.Cluster.Run(ctx, "node restart-kubelet", "node1"); return err }},
+		{"container runtime", func() error { _, err := w.Cluster.Run(ctx, "node restart-runtime", "node1"); return err }},
+	} {
+		if err := restart.do(); err != nil {
+			return fmt.Errorf("restart of the %s: %w", restart.what, err)
+		}
+		if err := w.try(ctx, try{"witness", "steady", true}, "10.10.0.21"); err != nil {
+			return fmt.Errorf("while the %s restarts: %w", restart.what, err)
+		}
+		if err := w.waitForProduct(ctx); err != nil {
+			return fmt.Errorf("after a restart of the %s: %w", restart.what, err)
+		}
+		if err := w.claimed(ctx, "after", "node1", `"network": "blue"`); err != nil {
+			return err
+		}
+		if err := w.ready(ctx, "after"); err != nil {
+			return fmt.Errorf("after a restart of the %s: %w", restart.what, err)
+		}
+		if err := w.try(ctx, try{"witness", "steady", true}, "10.10.0.21"); err != nil {
+			return fmt.Errorf("after a restart of the %s: %w", restart.what, err)
+		}
+		if err := w.removePod(ctx, "after"); err != nil {
+			return fmt.Errorf("after a restart of the %s: %w", restart.what, err)
+		}
+		w.Detail("%s restarted", restart.what)
+	}
+	return w.gone(ctx, "steady", "witness")
+}
+
+// killAgents ends the agents, hard, at moments when pods are on their way in and out.
+func (w *World) killAgents(ctx context.Context) error {
+	for n, delay := range []time.Duration{50 * time.Millisecond, 200 * time.Millisecond, 400 * time.Millisecond} {
+		name := fmt.Sprintf("hurried-%d", n)
+		if err := w.claimed(ctx, name, "node1", `"network": "blue"`); err != nil {
+			return err
+		}
+		if err := w.killAfter(ctx, delay); err != nil {
+			return err
+		}
+		if err := w.ready(ctx, name); err != nil {
+			return fmt.Errorf("agent killed %s after the pod was made: %w", delay, err)
+		}
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
+		if err := w.client.Delete(ctx, pod); err != nil {
+			return err
+		}
+		if err := w.killAfter(ctx, delay); err != nil {
+			return err
+		}
+		if err := w.gone(ctx, name); err != nil {
+			return fmt.Errorf("agent killed %s after the pod was deleted: %w", delay, err)
+		}
+		w.Detail("agent killed %s into start and end of a pod", delay)
+	}
+	return nil
+}
+
+func (w *World) killAfter(ctx context.Context, delay time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(delay): // the moment is the point, not what has happened by then
+	}
+	return w.killAgent(ctx, "node1")
+}
+
+func (w *World) hotplug(ctx context.Context) error {
+	file := filepath.Join(w.cluster.Nodes[0].Root, "var/lib/simhost/sys/bus/pci/devices/0000:3b:00.1/sriov_numvfs")
+	for _, step := range []struct {
+		numVFs  string
+		devices int
+	}{{"0", 24}, {"8", 32}} {
+		begin := time.Now()
+		if err := os.WriteFile(file, []byte(step.numVFs), 0o644); err != nil {
+			return err
+		}
+		err := poll(ctx, 5*time.Second, fmt.Sprintf("%d devices are published", step.devices), func(ctx context.Context) error {
+			return w.devicesPublished(ctx, step.devices)
+		})
+		if err != nil {
+			return err
+		}
+		w.Detail("sriov_numvfs = %s: slices right after %s", step.numVFs, time.Since(begin).Round(time.Millisecond))
+	}
+	return nil
+}
