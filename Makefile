@@ -10,6 +10,7 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
 LDFLAGS := -s -w -X github.com/opiproject/xpu-device-plugin/pkg/version.release=$(VERSION)
 BIN := $(CURDIR)/bin
 CONTROLLER_GEN := sigs.k8s.io/controller-tools/cmd/controller-gen@v0.23.0
+CRD_REF_DOCS := github.com/elastic/crd-ref-docs@v0.3.0
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
 .PHONY: help
@@ -57,8 +58,10 @@ lint: ## Check formatting, vet, staticcheck and generated files
 	@scripts/lint
 
 .PHONY: generate
-generate: ## Make deepcopy functions and CRDs anew
+generate: ## Make deepcopy functions, CRDs and parts of docs/reference anew
 	@go run $(CONTROLLER_GEN) object crd paths=./api/... output:crd:dir=deploy/crds
+	@go run $(CRD_REF_DOCS) --log-level=error --source-path=api/v1alpha1 --config=docs/gen/api.yaml --templates-dir=docs/gen/api --renderer=markdown --output-path=docs/reference/api.md
+	@go run ./docs/gen
 
 .PHONY: staticcheck
 staticcheck:

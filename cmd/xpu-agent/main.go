@@ -92,7 +92,7 @@ as a DaemonSet; see deploy/.`,
 	flags.StringVar(&config.CDIDir, "cdi-dir", "/var/run/cdi", "directory in which the container runtime looks for CDI files")
 	flags.StringVar(&config.NRISocket, "nri-socket", "/var/run/nri/nri.sock", "the container runtime's NRI socket")
 	flags.StringVar(&config.ListenAddress, "listen", ":9810", "address that serves /healthz, /readyz and /metrics")
-	flags.DurationVar(&config.ProvisionTimeout, "provision-timeout", 20*time.Second, "how long one Prepare waits for the xPU before the kubelet has to ask again; less than the kubelet's 45s")
+	flags.DurationVar(&config.ProvisionTimeout, "provision-timeout", 40*time.Second, "how long one Prepare waits for the xPU; a kubelet gives up after 45s and asks again only with its next sync of the pod, a minute later or more")
 	logs.AddFlags(flags)
 	return cmd
 }

@@ -1,5 +1,5 @@
-// Command gen writes the parts of docs/reference that can be read from the programs and their source: flags.md and
-// metrics.md. It runs at the root of the project; "make generate" calls it.
+// Command gen writes the parts of docs/reference that can be read from the programs and their source, flags.md and
+// metrics.md, and tidies api.md. It runs at the root of the project; "make generate" calls it after crd-ref-docs.
 package main
 
 import (
@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 )
 
 func main() {
@@ -23,10 +24,9 @@ func run(dir string) error {
 		return err
 	}
 	metrics, err := metricsPage([]program{
-		{"xpu-agent", []string{"pkg/inventory", "pkg/dra"}},
+		{"xpu-agent", []string{"pkg/inventory", "pkg/dra", "pkg/version"}},
 		{"xpu-controller", []string{"pkg/provision"}},
-		{"opi-bridge", []string{"pkg/opibridge"}},
-		{"all three", []string{"pkg/version"}},
+		{"opi-bridge", []string{"pkg/opibridge", "pkg/version"}},
 	})
 	if err != nil {
 		return err
@@ -36,7 +36,17 @@ func run(dir string) error {
 			return err
 		}
 	}
-	return nil
+	return tidyAPI(filepath.Join(dir, "api.md"))
+}
+
+// tidyAPI takes from patterns what crd-ref-docs escapes although it stands in code, and line breaks at the end of cells.
+func tidyAPI(path string) error {
+	page, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	tidy := strings.NewReplacer(`\{`, "{", `\}`, "}", "<br /> |", " |", "\n\n\n", "\n\n").Replace(string(page))
+	return os.WriteFile(path, []byte(tidy), 0o644)
 }
 
 // flagsPage is what the programs say to --help.

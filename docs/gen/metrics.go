@@ -59,7 +59,7 @@ All programs serve Prometheus metrics at ` + "`/metrics`" + `: xpu-agent on port
 		}
 	}
 	page.WriteString(`
-All have those of the Go runtime and of the process too (` + "`go_*`, `process_*`" + `), and xpu-controller those of
+All three have those of the Go runtime and of the process too (` + "`go_*`, `process_*`" + `), and xpu-controller those of
 controller-runtime (` + "`controller_runtime_*`, `workqueue_*`, `rest_client_*`, `leader_election_*`" + `).
 `)
 	return page.Bytes(), nil

@@ -158,11 +158,15 @@ func (a *agent) run(ctx context.Context, registry *prometheus.Registry) error {
 	group.Go(func() error { return a.api.Run(ctx) })
 	group.Go(func() error { return serve(ctx, a.config.ListenAddress, registry, a.ready, a.log) })
 	group.Go(func() error {
-		if !a.api.Synced(ctx) || !a.inventory.Synced(ctx) {
+		// Functions are brought back whether the API server is there or not.
+		if !a.inventory.Synced(ctx) {
 			return nil
 		}
 		if err := a.recover(ctx); err != nil {
 			return err
+		}
+		if !a.api.Synced(ctx) {
+			return nil
 		}
 		helper, err := a.register(ctx)
 		if err != nil {

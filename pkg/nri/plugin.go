@@ -127,12 +127,25 @@ func (p *Plugin) Synchronize(ctx context.Context, pods []*api.PodSandbox, _ []*a
 // RunPodSandbox attaches the pod's Functions. An error keeps the pod from starting; the kubelet shows it in the pod's
 // events and tries again with a new sandbox.
 func (p *Plugin) RunPodSandbox(ctx context.Context, pod *api.PodSandbox) error {
-	err := p.attach(ctx, pod)
+	attaching, cancel := leaveTimeToAnswer(ctx)
+	defer cancel()
+	err := p.attach(attaching, pod)
 	if err == nil {
 		return nil
 	}
 	p.Log.Error(err, "Functions cannot be attached", "pod", klog.KRef(pod.GetNamespace(), pod.GetName()))
 	return errors.Join(err, p.detach(ctx, pod))
+}
+
+// leaveTimeToAnswer ends a quarter of the time early that the runtime gives for a call (2 s by default). A runtime that
+// has no answer in time takes the plugin for broken, not the pod: it closes the connection and starts the pod without
+// its interfaces.
+func leaveTimeToAnswer(ctx context.Context) (context.Context, context.CancelFunc) {
+	deadline, limited := ctx.Deadline()
+	if !limited {
+		return context.WithCancel(ctx)
+	}
+	return context.WithDeadline(ctx, deadline.Add(-time.Until(deadline)/4))
 }
 
 // StopPodSandbox takes the pod's Functions back. Runtimes do not retry it: what fails here is done by Unprepare, which

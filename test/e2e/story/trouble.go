@@ -80,7 +80,7 @@ func (w *World) gone(ctx context.Context, names ...string) error {
 
 // ready waits for a pod.
 func (w *World) ready(ctx context.Context, name string) error {
-	err := poll(ctx, 60*time.Second, "pod "+name+" is Ready", func(ctx context.Context) error {
+	err := poll(ctx, 90*time.Second, "pod "+name+" is Ready", func(ctx context.Context) error {
 		var pod corev1.Pod
 		if err := w.client.Get(ctx, types.NamespacedName{Namespace: "default", Name: name}, &pod); err != nil {
 			return err
