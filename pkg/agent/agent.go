@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"time"
 
@@ -185,6 +186,7 @@ func (a *agent) run(ctx context.Context, registry *prometheus.Registry) error {
 		running.Go(func() error { return a.status.Run(ctx) })
 		running.Go(func() error { return a.nri.Run(ctx) })
 		running.Go(func() error { return a.releases.run(ctx) })
+		running.Go(func() error { return trim(ctx) })
 		return running.Wait()
 	})
 	err := group.Wait()
@@ -192,6 +194,20 @@ func (a *agent) run(ctx context.Context, registry *prometheus.Registry) error {
 		return nil
 	}
 	return err
+}
+
+// startTime is how long a start needs memory: until the slices of many Functions are read, made and compared.
+const startTime = 3 * time.Second
+
+// trim gives back, once, what only the start needed. It is as much again as the agent keeps, and the Go runtime would
+// hold on to it for minutes.
+func trim(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+	case <-time.After(startTime):
+		debug.FreeOSMemory()
+	}
+	return nil
 }
 
 // recover brings the journal and the world together before anybody asks for anything. What cannot be done now is tried

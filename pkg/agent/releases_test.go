@@ -3,92 +3,84 @@ package agent
 import (
 	"context"
 	"errors"
+	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/go-logr/logr/testr"
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
 )
 
-// functions are released, or fail to be, and it is kept which ones were asked for.
-type functions struct {
-	mutex  sync.Mutex
-	failed map[inventory.ID]error
-	asked  []string
-	all    []journal.Attachment
+// failingReleaser cannot bring anything back.
+type failingReleaser struct {
+	err       error
+	recovered int
 }
 
-func (f *functions) Release(_ context.Context, id inventory.ID, claim types.UID) error {
-	f.mutex.Lock()
-	defer f.mutex.Unlock()
-	f.asked = append(f.asked, id.String()+" "+string(claim))
-	return f.failed[id]
+func (r *failingReleaser) Release(context.Context, inventory.ID, types.UID) error { return r.err }
+
+func (r *failingReleaser) Recover(context.Context) error {
+	r.recovered++
+	return r.err
 }
 
-func (f *functions) All() []journal.Attachment { return f.all }
-
-func (f *functions) takeAsked() []string {
-	f.mutex.Lock()
-	defer f.mutex.Unlock()
-	asked := f.asked
-	f.asked = nil
-	return asked
-}
-
-var (
-	busy = inventory.ID{Address: "0000:3b:00.2"}
-	free = inventory.ID{Address: "0000:3b:00.3"}
-)
-
-func TestFailedReleaseIsRemembered(t *testing.T) {
-	why := errors.New("netdev is in another namespace")
-	f := &functions{failed: map[inventory.ID]error{busy: why}}
+func TestReleaseTellsOfHealth(t *testing.T) {
 	told := 0
-	p := &pendingReleases{releaser: f, changed: func() { told++ }}
-	if err := p.Release(t.Context(), free, "c"); err != nil || told != 0 || p.message(free) != "" {
-		t.Errorf("Release = %v, told %d times, message %q; want none of it", err, told, p.message(free))
+	r := &releases{releaser: &failingReleaser{err: errors.New("busy")}, changed: func() { told++ }, log: testr.New(t)}
+	if err := r.Release(t.Context(), inventory.ID{Address: "0000:3b:00.2"}, "c"); err == nil || told != 1 {
+		t.Errorf("Release = %v, told %d times; want the releaser's error and once", err, told)
 	}
-	if err := p.Release(t.Context(), busy, "c"); !errors.Is(err, why) || told != 1 {
-		t.Errorf("Release = %v, told %d times; want %v, once", err, told, why)
+}
+
+// TestPending: only a Function that takes longer than usual to come back is unhealthy.
+func TestPending(t *testing.T) {
+	j, err := journal.Open(filepath.Join(t.TempDir(), "journal.db"))
+	if err != nil {
+		t.Fatal(err)
 	}
-	if message := p.message(busy); !strings.Contains(message, "could not be taken back") || !strings.Contains(message, why.Error()) {
-		t.Errorf("message %q, want %v in it", message, why)
+	defer j.Close()
+	id := inventory.ID{Address: "0000:3b:00.2"}
+	r := &releases{journal: j, changed: func() {}, log: testr.New(t)}
+	if message := r.pending(id); message != "" {
+		t.Errorf("a free Function is pending: %s", message)
 	}
-	f.failed = nil
-	if err := p.Release(t.Context(), busy, "c"); err != nil || told != 2 || p.message(busy) != "" {
-		t.Errorf("Release = %v, told %d times, message %q; want no error, twice, none", err, told, p.message(busy))
+	for _, test := range []struct {
+		state   journal.State
+		stopped time.Duration // since
+		pending bool
+	}{
+		{journal.Reserved, 0, false},
+		{journal.Releasing, releaseGrace / 2, false},
+		{journal.Releasing, 2 * releaseGrace, true},
+		{journal.Detaching, 2 * releaseGrace, true},
+	} {
+		if err := j.Put(journal.Attachment{Function: id, State: test.state, Pod: journal.Pod{Namespace: "default", Name: "pod1"},
+			StoppedAt: time.Now().Add(-test.stopped)}); err != nil {
+			t.Fatal(err)
+		}
+		if message := r.pending(id); (message != "") != test.pending || test.pending && !strings.Contains(message, "pod default/pod1") {
+			t.Errorf("%s for %s: pending %q, want %t", test.state, test.stopped, message, test.pending)
+		}
 	}
 }
 
 func TestSweep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := &functions{failed: map[inventory.ID]error{busy: errors.New("busy")}, all: []journal.Attachment{
-			{Function: busy, State: journal.Releasing, Claim: journal.Claim{UID: "c1"}},
-			{Function: free, State: journal.Releasing, Claim: journal.Claim{UID: "c2"}},
-			{Function: inventory.ID{Address: "0000:3b:00.4"}, State: journal.Attached},
-			{Function: inventory.ID{Address: "0000:3b:00.5"}, State: journal.Detaching},
-		}}
-		p := &pendingReleases{releaser: f, changed: func() {}}
+		f := &failingReleaser{err: errors.New("busy")}
+		told := 0
+		r := &releases{releaser: f, changed: func() { told++ }, log: testr.New(t)}
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error)
-		go func() { done <- p.run(ctx, f, testr.New(t)) }()
-		want := []string{busy.String() + " c1", free.String() + " c2"}
-		for _, when := range []string{"at once", "a sweep later"} {
-			synctest.Wait()
-			if diff := cmp.Diff(want, f.takeAsked()); diff != "" {
-				t.Errorf("%s: released -want +got\n%s", when, diff)
-			}
-			if p.message(busy) == "" || p.message(free) != "" {
-				t.Errorf("%s: messages %q and %q, want one for what is not back", when, p.message(busy), p.message(free))
-			}
-			time.Sleep(sweepInterval)
+		go func() { done <- r.run(ctx) }()
+		time.Sleep(2*sweepInterval + time.Second)
+		synctest.Wait()
+		if f.recovered != 2 || told != 2 {
+			t.Errorf("recovered %d and told %d times in two intervals, want 2", f.recovered, told)
 		}
 		stop()
 		if err := <-done; err != nil {

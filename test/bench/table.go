@@ -19,6 +19,8 @@ type Measurement struct {
 	Reference        string
 	ReferenceSamples []float64
 	Goal             Goal
+	// Details are shown below the table.
+	Details []string
 }
 
 // Unit writes a quantity.
@@ -57,6 +59,9 @@ func Bytes(n float64) string { return fmt.Sprintf("%.1f MB", n/1e6) }
 
 // Count is the Unit of things.
 func Count(n float64) string { return fmt.Sprintf("%.0f", n) }
+
+// PerPod is the Unit of things that are shared out among pods.
+func PerPod(n float64) string { return fmt.Sprintf("%.4g", n) }
 
 // median of samples; the mean of the two in the middle if their number is even.
 func median(samples []float64) float64 {
@@ -143,6 +148,11 @@ func printTable(out io.Writer, measurements []Measurement) error {
 	}
 	if err := w.Flush(); err != nil {
 		return err
+	}
+	for _, m := range measurements {
+		if len(m.Details) > 0 {
+			fmt.Fprintf(out, "\n%s:\n  %s\n", m.What, strings.Join(m.Details, "\n  "))
+		}
 	}
 	_, err := fmt.Fprintf(out, "\n%d measurements, %d goals missed\n", len(measurements), missed)
 	return err

@@ -34,13 +34,6 @@ var pods = []podSpec{
 	{"blue-3", "node2", "blue-careful", "blue"},
 }
 
-func names() (out []string) {
-	for _, p := range pods {
-		out = append(out, p.name)
-	}
-	return out
-}
-
 // declare applies what an administrator writes, and waits until it has come true.
 func (w *World) declare(ctx context.Context) error {
 	for i, x := range w.xpus {

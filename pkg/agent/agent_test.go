@@ -1,0 +1,427 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/nri/pkg/adaptation"
+	"github.com/go-logr/logr/testr"
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/vishvananda/netlink"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+	registerpb "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"tags.cncf.io/container-device-interface/pkg/cdi"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/nodeapi/nodeapitest"
+	"github.com/opiproject/xpu-device-plugin/pkg/pci"
+	"github.com/opiproject/xpu-device-plugin/test/simulate"
+)
+
+const nodeName = "node1"
+
+// world is a node with a card of 4 PFs with 256 VFs each and an empty one, an API server, and the kubelet's and the
+// runtime's sides of what the agent speaks to.
+type world struct {
+	t      *testing.T
+	admin  client.Client
+	host   *simulate.Host
+	config Config
+	end    func() // ends the agent that runs
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	cluster.Need(t)
+	// Sockets' paths may have 107 bytes only.
+	dir, err := os.MkdirTemp("", "agent")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	host, err := simulate.New(t.Context(), simulate.Config{Root: dir, Log: testr.New(t), Cards: []simulate.Card{
+		{PFs: 4, VFs: 256, Bus: "3b"}, {PFs: 1, Bus: "c0"},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := host.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	admin, err := nodeapitest.Client(cluster.Admin())
+	if err != nil {
+		t.Fatal(err)
+	}
+	registry := filepath.Join(dir, "kubelet", "plugins_registry")
+	if err := os.MkdirAll(registry, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	w := &world{t: t, admin: admin, host: host, config: Config{
+		NodeName: nodeName, SysRoot: host.SysRoot(), ProcRoot: "/proc", StateDir: filepath.Join(dir, "state"),
+		KubeletDir: filepath.Join(dir, "kubelet"), CDIDir: filepath.Join(dir, "cdi"), NRISocket: filepath.Join(dir, "nri.sock"),
+		ListenAddress: "127.0.0.1:9810", ProvisionTimeout: 200 * time.Millisecond, Kubernetes: cluster.Agent(nodeName),
+	}}
+	w.create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}})
+	return w
+}
+
+func (w *world) create(object client.Object) {
+	w.t.Helper()
+	if err := w.admin.Create(w.t.Context(), object); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// start runs an agent until end is called or the test ends.
+func (w *world) start() {
+	w.t.Helper()
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- Run(ctx, w.config, prometheus.NewRegistry(), testr.New(w.t)) }()
+	ended := false
+	w.end = func() {
+		if ended {
+			return
+		}
+		ended = true
+		stop()
+		if err := <-done; err != nil {
+			w.t.Errorf("Run = %v, want nil when its context ends", err)
+		}
+	}
+	w.t.Cleanup(w.end)
+}
+
+func (w *world) eventually(what string, condition func() bool) {
+	w.t.Helper()
+	if err := wait.PollUntilContextTimeout(w.t.Context(), 20*time.Millisecond, 60*time.Second, true,
+		func(context.Context) (bool, error) { return condition(), nil }); err != nil {
+		w.t.Fatalf("%s: %v", what, err)
+	}
+}
+
+// slices are the node's ResourceSlices, by name.
+func (w *world) slices() map[string]resourceapi.ResourceSlice {
+	w.t.Helper()
+	var list resourceapi.ResourceSliceList
+	err := w.admin.List(w.t.Context(), &list, &client.ListOptions{FieldSelector: fields.SelectorFromSet(fields.Set{
+		resourceapi.ResourceSliceSelectorDriver: v1alpha1.GroupName, resourceapi.ResourceSliceSelectorNodeName: nodeName,
+	})})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	out := map[string]resourceapi.ResourceSlice{}
+	for _, slice := range list.Items {
+		out[slice.Name] = slice
+	}
+	return out
+}
+
+func (w *world) devices() int {
+	w.t.Helper()
+	count := 0
+	for _, slice := range w.slices() {
+		count += len(slice.Spec.Devices)
+	}
+	return count
+}
+
+func versions(slices map[string]resourceapi.ResourceSlice) map[string]string {
+	out := map[string]string{}
+	for name, slice := range slices {
+		out[name] = slice.ResourceVersion
+	}
+	return out
+}
+
+// wantUntouched says which of the slices were written or replaced.
+func (w *world) wantUntouched(what string, before map[string]string) {
+	w.t.Helper()
+	now := versions(w.slices())
+	maps.DeleteFunc(now, func(name, _ string) bool { return before[name] == "" })
+	if diff := cmp.Diff(before, now); diff != "" {
+		w.t.Errorf("%s: slices were written: -before +now\n%s", what, diff)
+	}
+}
+
+// shake makes the kernel tell of a netdev, as it does when VFs come and go.
+func (w *world) shake() {
+	w.t.Helper()
+	attributes := netlink.NewLinkAttrs()
+	attributes.Name = "shake0"
+	veth := &netlink.Veth{LinkAttrs: attributes, PeerName: "shake1"}
+	if err := errors.Join(netlink.LinkAdd(veth), netlink.LinkDel(veth)); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) readyz() (int, string) {
+	response, err := http.Get("http://" + w.config.ListenAddress + "/readyz")
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		return 0, err.Error()
+	}
+	return response.StatusCode, string(body)
+}
+
+// startRuntime plays a container runtime without pods.
+func (w *world) startRuntime() {
+	w.t.Helper()
+	runtime, err := adaptation.New("runtime", "v1",
+		func(ctx context.Context, plugin adaptation.SyncCB) error {
+			_, err := plugin(ctx, nil, nil)
+			return err
+		},
+		func(context.Context, []*adaptation.ContainerUpdate) ([]*adaptation.ContainerUpdate, error) {
+			return nil, nil
+		},
+		adaptation.WithSocketPath(w.config.NRISocket), adaptation.WithPluginPath(w.t.TempDir()), adaptation.WithPluginConfigPath(w.t.TempDir()))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if err := runtime.Start(); err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(runtime.Stop)
+}
+
+func (w *world) dial(socket string) *grpc.ClientConn {
+	w.t.Helper()
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// register plays the kubelet that finds the driver's socket, and returns the driver.
+func (w *world) register() drapb.DRAPluginClient {
+	w.t.Helper()
+	registrar := filepath.Join(w.config.KubeletDir, "plugins_registry", v1alpha1.GroupName+"-reg.sock")
+	w.eventually("the driver has a socket for registration", func() bool {
+		_, err := os.Stat(registrar)
+		return err == nil
+	})
+	registration := registerpb.NewRegistrationClient(w.dial(registrar))
+	info, err := registration.GetInfo(w.t.Context(), &registerpb.InfoRequest{}, grpc.WaitForReady(true))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if info.Type != registerpb.DRAPlugin || info.Name != v1alpha1.GroupName || !slices.Contains(info.SupportedVersions, drapb.DRAPluginService) {
+		w.t.Errorf("GetInfo = %+v, want DRA driver %s with %s", info, v1alpha1.GroupName, drapb.DRAPluginService)
+	}
+	if _, err := registration.NotifyRegistrationStatus(w.t.Context(), &registerpb.RegistrationStatus{PluginRegistered: true}); err != nil {
+		w.t.Fatal(err)
+	}
+	return drapb.NewDRAPluginClient(w.dial(info.Endpoint))
+}
+
+// allocate plays the scheduler: a claim of the Function for a pod.
+func (w *world) allocate(name string, function inventory.ID) *resourceapi.ResourceClaim {
+	w.t.Helper()
+	c := &resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{
+			Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "fast"},
+		}}}},
+	}
+	w.create(c)
+	c.Status = resourceapi.ResourceClaimStatus{
+		Allocation: &resourceapi.AllocationResult{
+			Devices: resourceapi.DeviceAllocationResult{
+				Results: []resourceapi.DeviceRequestAllocationResult{{
+					Request: "nic", Driver: v1alpha1.GroupName, Device: function.DeviceName(),
+					Pool: claim.PoolID{Node: nodeName, PF: "0000:3b:00.0", DevicePool: "fast"}.String(),
+				}},
+				Config: []resourceapi.DeviceAllocationConfiguration{{
+					Source: resourceapi.AllocationConfigSourceClaim,
+					DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
+						Driver: v1alpha1.GroupName, Parameters: runtime.RawExtension{
+							Raw: []byte(`{"apiVersion": "xpu.opiproject.org/v1alpha1", "kind": "InterfaceConfig", "interfaceName": "fast0"}`),
+						},
+					}},
+				}},
+			},
+		},
+		ReservedFor: []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "pod1", UID: "pod1-uid"}},
+	}
+	if err := w.admin.Status().Update(w.t.Context(), c); err != nil {
+		w.t.Fatal(err)
+	}
+	return c
+}
+
+// provision plays the controller: the xPU serves the Function's Port.
+func (w *world) provision(c *resourceapi.ResourceClaim, function inventory.ID) {
+	w.t.Helper()
+	port := &v1alpha1.XPUPort{
+		ObjectMeta: metav1.ObjectMeta{Namespace: c.Namespace, Name: claim.PortName(nodeName, function)},
+		Spec: v1alpha1.XPUPortSpec{
+			NodeName: nodeName, Function: claim.FunctionRef(function), XPU: "card", Network: "lab", MAC: "02:00:00:00:00:01",
+			Addresses: []string{"10.1.0.2/24"}, Claim: v1alpha1.ClaimRef{Name: c.Name, UID: c.UID, Request: "nic"},
+		},
+	}
+	w.create(port)
+	port.Status.Conditions = []metav1.Condition{{
+		Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonUp, LastTransitionTime: metav1.Now(),
+	}}
+	if err := w.admin.Status().Update(w.t.Context(), port); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) prepare(driver drapb.DRAPluginClient, c *resourceapi.ResourceClaim) *drapb.NodePrepareResourceResponse {
+	w.t.Helper()
+	response, err := driver.NodePrepareResources(w.t.Context(), &drapb.NodePrepareResourcesRequest{
+		Claims: []*drapb.Claim{{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}},
+	}, grpc.WaitForReady(true))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return response.Claims[string(c.UID)]
+}
+
+func (w *world) wantPrepared(driver drapb.DRAPluginClient, c *resourceapi.ResourceClaim, function inventory.ID) {
+	w.t.Helper()
+	got := w.prepare(driver, c)
+	device := v1alpha1.GroupName + "/function=" + string(c.UID) + "-" + function.DeviceName()
+	if got.GetError() != "" || len(got.GetDevices()) != 1 || !slices.Contains(got.Devices[0].CdiDeviceIds, device) {
+		w.t.Fatalf("NodePrepareResources = %v, want CDI device %s", got, device)
+	}
+	files, err := cdi.NewCache(cdi.WithSpecDirs(w.config.CDIDir), cdi.WithAutoRefresh(false))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, id := range got.Devices[0].CdiDeviceIds {
+		if files.GetDevice(id) == nil {
+			w.t.Errorf("no CDI file has device %s", id)
+		}
+	}
+	if d := files.GetDevice(device); d != nil && !slices.Contains(d.ContainerEdits.Env, "XPU_INTERFACE_NIC=fast0") {
+		w.t.Errorf("environment of the container is %q, want the interface's name", d.ContainerEdits.Env)
+	}
+}
+
+// TestAgent is an agent's life on a node with many Functions, from its first start on.
+func TestAgent(t *testing.T) {
+	w := newWorld(t)
+	w.create(&v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: "fast"}, Spec: v1alpha1.DevicePoolSpec{
+		Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}}, Network: "lab",
+	}})
+	w.start()
+	w.eventually("1024 devices are published", func() bool { return w.devices() == 1024 })
+	first := w.slices()
+	if len(first) != 16 {
+		t.Errorf("%d slices, want 16", len(first))
+	}
+	for name, slice := range first {
+		if len(slice.Spec.Devices) > 64 || slice.Spec.Pool.ResourceSliceCount != 4 || slice.Spec.Pool.Generation != 1 {
+			t.Errorf("slice %s of pool %+v has %d devices, want up to 64 and the first generation of 4 slices", name, slice.Spec.Pool, len(slice.Spec.Devices))
+		}
+	}
+	w.eventually("the DevicePool's status says so", func() bool {
+		var pool v1alpha1.DevicePool
+		if err := w.admin.Get(t.Context(), client.ObjectKey{Name: "fast"}, &pool); err != nil {
+			t.Fatal(err)
+		}
+		return len(pool.Status.Nodes) == 1 && cmp.Equal(pool.Status.Nodes[0], v1alpha1.DevicePoolNodeStatus{Name: nodeName, Functions: 1024})
+	})
+
+	w.eventually("it is not ready without a runtime", func() bool {
+		code, text := w.readyz()
+		return code == http.StatusServiceUnavailable && strings.Contains(text, w.config.NRISocket)
+	})
+	w.startRuntime()
+	w.eventually("it is ready", func() bool { code, _ := w.readyz(); return code == http.StatusOK })
+
+	vf := inventory.ID{Address: w.functions("0000:3b:00.0")[7]}
+	driver := w.register()
+	c := w.allocate("net", vf)
+	if got := w.prepare(driver, c); !strings.Contains(got.GetError(), "xpu-controller has not made XPUPort default/"+claim.PortName(nodeName, vf)) {
+		t.Errorf("NodePrepareResources = %v, want an error that says what is missing", got)
+	}
+	w.provision(c, vf)
+	w.wantPrepared(driver, c, vf)
+
+	// The agent is restarted, and sees new VFs. None of the slices that were there is written.
+	before := versions(w.slices())
+	w.end()
+	w.start()
+	driver = w.register()
+	w.wantPrepared(driver, c, vf)
+	if err := w.host.AddVFs("0000:c0:00.0", 8); err != nil {
+		t.Fatal(err)
+	}
+	w.shake()
+	w.eventually("the new VFs are published", func() bool { return w.devices() == 1032 })
+	w.wantUntouched("the restart, and new VFs", before)
+	if err := w.host.RemoveVFs("0000:c0:00.0"); err != nil {
+		t.Fatal(err)
+	}
+	w.shake()
+	w.eventually("the VFs that went are no longer published", func() bool { return w.devices() == 1024 })
+	w.wantUntouched("VFs that went", before)
+
+	// A kubelet that starts deletes the slices of its node.
+	for _, slice := range w.slices() {
+		if err := w.admin.Delete(t.Context(), &slice); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.eventually("the slices are there again", func() bool { return w.devices() == 1024 })
+
+	response, err := driver.NodeUnprepareResources(t.Context(), &drapb.NodeUnprepareResourcesRequest{
+		Claims: []*drapb.Claim{{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}},
+	})
+	if err != nil || response.Claims[string(c.UID)].GetError() != "" {
+		t.Fatalf("NodeUnprepareResources = %v, %v", response, err)
+	}
+	files, err := os.ReadDir(w.config.CDIDir)
+	if err != nil || len(files) != 0 {
+		t.Errorf("CDI directory has %v, %v; want nothing", files, err)
+	}
+}
+
+// functions are the addresses of a PF's VFs, by index.
+func (w *world) functions(pf pci.Address) []pci.Address {
+	w.t.Helper()
+	var out []pci.Address
+	for _, f := range w.host.Functions() {
+		if f.PF == pf && f.Index == len(out) {
+			out = append(out, f.Address)
+		}
+	}
+	if len(out) == 0 {
+		w.t.Fatal(fmt.Errorf("PF %s has no VFs", pf))
+	}
+	return out
+}
