@@ -13,7 +13,6 @@ TAGS := grpcnotrace
 BIN := $(CURDIR)/bin
 CONTROLLER_GEN := sigs.k8s.io/controller-tools/cmd/controller-gen@v0.23.0
 CRD_REF_DOCS := github.com/elastic/crd-ref-docs@v0.3.0
-STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
 .PHONY: help
 help: ## Show this list
@@ -23,7 +22,7 @@ help: ## Show this list
 build: ## Build the product's binaries into bin/
 	@mkdir -p $(BIN)
 	@echo "building xpu-agent, xpu-controller, opi-bridge"
-	@go build -tags '$(TAGS)' -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/...
+	@go build -v -tags '$(TAGS)' -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/... 2>&1 | awk '/^[a-z]+:|\.go:/ {print} {n++} n % 200 == 0 {print "  " n " packages compiled"}'
 
 .PHONY: tools
 tools: ## Build what the tests and the demo need beside the product
@@ -64,11 +63,6 @@ generate: ## Make deepcopy functions, CRDs and parts of docs/reference anew
 	@go run $(CONTROLLER_GEN) object crd paths=./api/... output:crd:dir=deploy/crds
 	@go run $(CRD_REF_DOCS) --log-level=error --source-path=api/v1alpha1 --config=docs/gen/api.yaml --templates-dir=docs/gen/api --renderer=markdown --output-path=docs/reference/api.md
 	@go run ./docs/gen
-
-.PHONY: staticcheck
-staticcheck:
-	@go run $(STATICCHECK) ./...
-	@cd test/devcluster && go run $(STATICCHECK) ./...
 
 .PHONY: bench
 bench: images ## Measure: one table, each number beside its reference

@@ -37,23 +37,30 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/nodeapi/nodeapitest"
 	"github.com/opiproject/xpu-device-plugin/pkg/pci"
+	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/simulate"
 )
 
 const nodeName = "node1"
 
-// world is a node with a card of 4 PFs with 256 VFs each and an empty one, an API server, and the kubelet's and the
-// runtime's sides of what the agent speaks to.
+// world is a node with simulated cards, an API server, and the kubelet's and the runtime's sides of what the agent
+// speaks to.
 type world struct {
-	t      *testing.T
-	admin  client.Client
-	host   *simulate.Host
-	config Config
-	end    func() // ends the agent that runs
+	t       *testing.T
+	admin   client.Client
+	host    *simulate.Host
+	config  Config
+	runtime *adaptation.Adaptation
+	end     func() // ends the agent that runs
 }
 
-func newWorld(t *testing.T) *world {
+// newWorld makes a world with a DevicePool of all VFs and the node's Functions as the configuration says, the directory
+// of which is set here.
+func newWorld(t *testing.T, functions simulate.Config) *world {
 	t.Helper()
+	if os.Getenv(isolated) == "" {
+		t.Skip("needs root, for a network namespace of its own")
+	}
 	cluster.Need(t)
 	// Sockets' paths may have 107 bytes only.
 	dir, err := os.MkdirTemp("", "agent")
@@ -61,9 +68,8 @@ func newWorld(t *testing.T) *world {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	host, err := simulate.New(t.Context(), simulate.Config{Root: dir, Log: testr.New(t), Cards: []simulate.Card{
-		{PFs: 4, VFs: 256, Bus: "3b"}, {PFs: 1, Bus: "c0"},
-	}})
+	functions.Root, functions.Log = dir, testr.New(t)
+	host, err := simulate.New(t.Context(), functions)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,12 +92,29 @@ func newWorld(t *testing.T) *world {
 		ListenAddress: "127.0.0.1:9810", ProvisionTimeout: 200 * time.Millisecond, Kubernetes: cluster.Agent(nodeName),
 	}}
 	w.create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}})
+	w.create(&v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: "fast"}, Spec: v1alpha1.DevicePoolSpec{
+		Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}}, Network: "lab",
+	}})
+	t.Cleanup(func() {
+		for _, slice := range w.slices() {
+			w.delete(&slice)
+		}
+	})
 	return w
 }
 
+// create creates an object that lives until the test ends.
 func (w *world) create(object client.Object) {
 	w.t.Helper()
 	if err := w.admin.Create(w.t.Context(), object); err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { w.delete(object) })
+}
+
+func (w *world) delete(object client.Object) {
+	w.t.Helper()
+	if err := w.admin.Delete(context.WithoutCancel(w.t.Context()), object); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -128,7 +151,7 @@ func (w *world) eventually(what string, condition func() bool) {
 func (w *world) slices() map[string]resourceapi.ResourceSlice {
 	w.t.Helper()
 	var list resourceapi.ResourceSliceList
-	err := w.admin.List(w.t.Context(), &list, &client.ListOptions{FieldSelector: fields.SelectorFromSet(fields.Set{
+	err := w.admin.List(context.WithoutCancel(w.t.Context()), &list, &client.ListOptions{FieldSelector: fields.SelectorFromSet(fields.Set{
 		resourceapi.ResourceSliceSelectorDriver: v1alpha1.GroupName, resourceapi.ResourceSliceSelectorNodeName: nodeName,
 	})})
 	if err != nil {
@@ -192,12 +215,12 @@ func (w *world) readyz() (int, string) {
 	return response.StatusCode, string(body)
 }
 
-// startRuntime plays a container runtime without pods.
-func (w *world) startRuntime() {
+// startRuntime plays a container runtime that has sandboxes.
+func (w *world) startRuntime(sandboxes ...*adaptation.PodSandbox) {
 	w.t.Helper()
 	runtime, err := adaptation.New("runtime", "v1",
 		func(ctx context.Context, plugin adaptation.SyncCB) error {
-			_, err := plugin(ctx, nil, nil)
+			_, err := plugin(ctx, sandboxes, nil)
 			return err
 		},
 		func(context.Context, []*adaptation.ContainerUpdate) ([]*adaptation.ContainerUpdate, error) {
@@ -211,6 +234,7 @@ func (w *world) startRuntime() {
 		w.t.Fatal(err)
 	}
 	w.t.Cleanup(runtime.Stop)
+	w.runtime = runtime
 }
 
 func (w *world) dial(socket string) *grpc.ClientConn {
@@ -271,6 +295,9 @@ func (w *world) allocate(name string, function inventory.ID) *resourceapi.Resour
 					}},
 				}},
 			},
+			NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+				MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{nodeName}}},
+			}}},
 		},
 		ReservedFor: []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "pod1", UID: "pod1-uid"}},
 	}
@@ -331,12 +358,19 @@ func (w *world) wantPrepared(driver drapb.DRAPluginClient, c *resourceapi.Resour
 	}
 }
 
+func (w *world) unprepare(driver drapb.DRAPluginClient, c *resourceapi.ResourceClaim) {
+	w.t.Helper()
+	response, err := driver.NodeUnprepareResources(w.t.Context(), &drapb.NodeUnprepareResourcesRequest{
+		Claims: []*drapb.Claim{{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}},
+	})
+	if err != nil || response.Claims[string(c.UID)].GetError() != "" {
+		w.t.Fatalf("NodeUnprepareResources = %v, %v", response, err)
+	}
+}
+
 // TestAgent is an agent's life on a node with many Functions, from its first start on.
 func TestAgent(t *testing.T) {
-	w := newWorld(t)
-	w.create(&v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: "fast"}, Spec: v1alpha1.DevicePoolSpec{
-		Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}}, Network: "lab",
-	}})
+	w := newWorld(t, simulate.Config{Cards: []simulate.Card{{PFs: 4, VFs: 256, Bus: "3b"}, {PFs: 1, Bus: "c0"}}})
 	w.start()
 	w.eventually("1024 devices are published", func() bool { return w.devices() == 1024 })
 	first := w.slices()
@@ -393,18 +427,11 @@ func TestAgent(t *testing.T) {
 
 	// A kubelet that starts deletes the slices of its node.
 	for _, slice := range w.slices() {
-		if err := w.admin.Delete(t.Context(), &slice); err != nil {
-			t.Fatal(err)
-		}
+		w.delete(&slice)
 	}
 	w.eventually("the slices are there again", func() bool { return w.devices() == 1024 })
 
-	response, err := driver.NodeUnprepareResources(t.Context(), &drapb.NodeUnprepareResourcesRequest{
-		Claims: []*drapb.Claim{{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}},
-	})
-	if err != nil || response.Claims[string(c.UID)].GetError() != "" {
-		t.Fatalf("NodeUnprepareResources = %v, %v", response, err)
-	}
+	w.unprepare(driver, c)
 	files, err := os.ReadDir(w.config.CDIDir)
 	if err != nil || len(files) != 0 {
 		t.Errorf("CDI directory has %v, %v; want nothing", files, err)
@@ -424,4 +451,72 @@ func (w *world) functions(pf pci.Address) []pci.Address {
 		w.t.Fatal(fmt.Errorf("PF %s has no VFs", pf))
 	}
 	return out
+}
+
+// TestPod is a Function's way into a pod and back, over a restart of the agent, with the kernel's netdevs.
+func TestPod(t *testing.T) {
+	pod, xpu := netns.New(t), netns.New(t)
+	w := newWorld(t, simulate.Config{
+		Cards: []simulate.Card{{PFs: 1, VFs: 2, Bus: "3b"}}, HostNS: "/proc/thread-self/ns/net", XPUNS: xpu.Path(),
+	})
+	sandbox := &adaptation.PodSandbox{Id: "sandbox1", Namespace: "default", Name: "pod1", Uid: "pod1-uid", Linux: &adaptation.LinuxPodSandbox{
+		Namespaces: []*adaptation.LinuxNamespace{{Type: "network", Path: pod.Path()}},
+	}}
+	w.startRuntime(sandbox)
+	w.start()
+	driver := w.register()
+	vf := inventory.ID{Address: w.functions("0000:3b:00.0")[1]}
+	c := w.allocate("pod-net", vf)
+	w.provision(c, vf)
+	w.eventually("the Port is known", func() bool { return w.prepare(driver, c).GetError() == "" })
+	w.wantPrepared(driver, c, vf)
+	w.eventually("the runtime is connected", func() bool { code, _ := w.readyz(); return code == http.StatusOK })
+
+	// The runtime may take the plugin in a moment after the plugin is connected.
+	w.eventually("the interface is in the pod", func() bool {
+		if err := w.runtime.RunPodSandbox(t.Context(), &adaptation.RunPodSandboxRequest{Pod: sandbox}); err != nil {
+			t.Fatal(err)
+		}
+		_, err := pod.Handle().LinkByName("fast0")
+		return err == nil
+	})
+	l, err := pod.Handle().LinkByName("fast0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addresses, err := pod.Handle().AddrList(l, netlink.FAMILY_V4)
+	if err != nil || len(addresses) != 1 || addresses[0].IPNet.String() != "10.1.0.2/24" || l.Attrs().HardwareAddr.String() != "02:00:00:00:00:01" {
+		t.Errorf("fast0 has MAC %s and addresses %v, %v; want those of the Port", l.Attrs().HardwareAddr, addresses, err)
+	}
+	w.eventually("the claim says so", func() bool {
+		if err := w.admin.Get(t.Context(), client.ObjectKeyFromObject(c), c); err != nil {
+			t.Fatal(err)
+		}
+		return len(c.Status.Devices) == 1
+	})
+	want := &resourceapi.NetworkDeviceData{InterfaceName: "fast0", HardwareAddress: "02:00:00:00:00:01", IPs: []string{"10.1.0.2/24"}}
+	if diff := cmp.Diff(want, c.Status.Devices[0].NetworkData); diff != "" {
+		t.Errorf("status of the claim: -want +got\n%s", diff)
+	}
+
+	// The pod runs on while the agent is restarted, and its Function is taken back afterwards.
+	w.end()
+	w.start()
+	driver = w.register()
+	w.wantPrepared(driver, c, vf)
+	if _, err := pod.Handle().LinkByName("fast0"); err != nil {
+		t.Errorf("the agent's restart took the pod's interface: %v", err)
+	}
+	w.unprepare(driver, c)
+	if _, err := pod.Handle().LinkByName("fast0"); err == nil {
+		t.Error("fast0 is still in the pod after NodeUnprepareResources")
+	}
+	for _, f := range w.host.Functions() {
+		if f.Netdev == "" {
+			continue
+		}
+		if _, err := netlink.LinkByName(f.Netdev); err != nil {
+			t.Errorf("netdev of Function %s is not back on the host: %v", f.Address, err)
+		}
+	}
 }

@@ -30,6 +30,7 @@ type API struct {
 	writer client.Client
 
 	events Events
+	synced chan struct{} // closed when everything has been read once
 
 	portsChanged notify.Signal
 	refusals     refusals
@@ -68,7 +69,7 @@ func New(config *rest.Config, node string, events Events) (*API, error) {
 	if err != nil {
 		return nil, fmt.Errorf("client for the API server: %w", err)
 	}
-	return &API{node: node, cache: c, writer: writer, events: events}, nil
+	return &API{node: node, cache: c, writer: writer, events: events, synced: make(chan struct{})}, nil
 }
 
 // restMapper knows the kinds that an agent needs without asking the API server, which may be away when the agent starts.
@@ -98,6 +99,7 @@ func (a *API) Run(ctx context.Context) error {
 			a.events.DeclarationsChanged()
 		}
 	}
+	var read []toolscache.DoneChecker
 	for object, handler := range map[client.Object]toolscache.ResourceEventHandler{
 		&v1alpha1.DevicePool{}: declared,
 		nodeMetadata():         labelled,
@@ -107,12 +109,27 @@ func (a *API) Run(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("watch %T: %w", object, err)
 		}
-		if _, err := informer.AddEventHandler(handler); err != nil {
+		registration, err := informer.AddEventHandler(handler)
+		if err != nil {
 			return fmt.Errorf("watch %T: %w", object, err)
 		}
+		read = append(read, registration.HasSyncedChecker())
 	}
+	go func() {
+		// The cache's own WaitForCacheSync looks every 100 ms, which is as long as all the rest of an agent's start.
+		if toolscache.WaitFor(ctx, "", read...) {
+			close(a.synced)
+		}
+	}()
 	return a.cache.Start(ctx)
 }
 
 // Synced waits until everything has been read once; false means that ctx ended before.
-func (a *API) Synced(ctx context.Context) bool { return a.cache.WaitForCacheSync(ctx) }
+func (a *API) Synced(ctx context.Context) bool {
+	select {
+	case <-a.synced:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

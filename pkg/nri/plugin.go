@@ -176,13 +176,9 @@ func (p *Plugin) attach(ctx context.Context, pod *api.PodSandbox) error {
 	}}
 	claims := map[journal.Claim]bool{}
 	for _, a := range attachments {
-		begin := time.Now()
-		observed, err := p.Attacher.Attach(ctx, a.Function, sandbox)
-		if err != nil {
+		if _, err := p.Attacher.Attach(ctx, a.Function, sandbox); err != nil {
 			return fmt.Errorf("pod %s/%s, claim %s: %w", pod.GetNamespace(), pod.GetName(), a.Claim.Name, err)
 		}
-		p.Log.Info("Attached", "pod", klog.KRef(pod.GetNamespace(), pod.GetName()), "claim", a.Claim.Name,
-			"function", a.Function.String(), "interface", observed.Name, "took", time.Since(begin).String())
 		claims[journal.Claim{Namespace: a.Claim.Namespace, Name: a.Claim.Name, UID: a.Claim.UID}] = true
 	}
 	for c := range claims {
@@ -194,13 +190,9 @@ func (p *Plugin) attach(ctx context.Context, pod *api.PodSandbox) error {
 func (p *Plugin) detach(ctx context.Context, pod *api.PodSandbox) error {
 	var errs []error
 	for _, a := range p.Journal.ByPod(types.UID(pod.GetUid())) {
-		begin := time.Now()
 		if err := p.Detacher.Detach(ctx, a.Function, pod.GetId()); err != nil {
 			errs = append(errs, fmt.Errorf("pod %s/%s, claim %s: %w", pod.GetNamespace(), pod.GetName(), a.Claim.Name, err))
-			continue
 		}
-		p.Log.Info("Detached", "pod", klog.KRef(pod.GetNamespace(), pod.GetName()), "claim", a.Claim.Name,
-			"function", a.Function.String(), "took", time.Since(begin).String())
 	}
 	return errors.Join(errs...)
 }

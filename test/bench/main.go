@@ -16,8 +16,10 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
 	"github.com/vishvananda/netlink"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 )
 
 // bench is what the benchmarks share.
@@ -153,6 +155,7 @@ func (b *bench) run(ctx context.Context, selected []benchmark) (err error) {
 			return err
 		}
 	}
+	ctrllog.SetLogger(logr.Discard()) // what the API server's and the story's clients have to say
 	lo, err := netlink.LinkByName("lo")
 	if err == nil {
 		err = netlink.LinkSetUp(lo)

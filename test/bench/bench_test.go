@@ -1,0 +1,150 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestMedian(t *testing.T) {
+	for name, test := range map[string]struct {
+		samples []float64
+		want    float64
+	}{
+		"none": {nil, 0},
+		"one":  {[]float64{3}, 3},
+		"odd":  {[]float64{9, 1, 2}, 2},
+		"even": {[]float64{4, 1, 100, 2}, 3},
+	} {
+		if got := median(test.samples); got != test.want {
+			t.Errorf("%s: median is %g, want %g", name, got, test.want)
+		}
+	}
+}
+
+func TestMissed(t *testing.T) {
+	three := []float64{1, 2, 9} // their median is 2
+	for name, test := range map[string]struct {
+		m    Measurement
+		want bool
+	}{
+		"no goal":                {Measurement{Samples: three}, false},
+		"less":                   {Measurement{Samples: three, Goal: lessThan(3)}, false},
+		"not less":               {Measurement{Samples: three, Goal: lessThan(2)}, true},
+		"at most":                {Measurement{Samples: three, Goal: atMost(2)}, false},
+		"more than at most":      {Measurement{Samples: three, Goal: atMost(1)}, true},
+		"nothing measured":       {Measurement{Goal: atMost(1)}, true},
+		"within the factor":      {Measurement{Samples: three, ReferenceSamples: []float64{1}, Goal: atMostTimes(2)}, false},
+		"beyond the factor":      {Measurement{Samples: three, ReferenceSamples: []float64{1}, Goal: atMostTimes(1.9)}, true},
+		"factor of no reference": {Measurement{Samples: three, Goal: atMostTimes(100)}, true},
+	} {
+		if got := test.m.missed(); got != test.want {
+			t.Errorf("%s: missed is %t, want %t", name, got, test.want)
+		}
+	}
+}
+
+func TestUnits(t *testing.T) {
+	for want, got := range map[string]string{
+		"1.25 s": Seconds(1.25), "404 ms": Seconds(0.404), "2.5 ms": Seconds(0.0025), "652 us": Seconds(0.000652),
+		"47.1 MB": Bytes(47.1e6), "0": Count(0), "5.25": PerPod(5.25),
+	} {
+		if got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
+
+func TestPrintTable(t *testing.T) {
+	var out bytes.Buffer
+	err := printTable(&out, []Measurement{
+		{What: "fast", Unit: Seconds, Samples: []float64{0.001, 0.003, 0.002}, Reference: "bare", ReferenceSamples: []float64{0.001}, Goal: atMostTimes(3)},
+		{What: "many", Unit: Count, Samples: []float64{5}, Goal: atMost(4), Details: []string{"5 create things"}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"what  median  min - max        reference     ratio  goal",
+		"fast  2.0 ms  1.0 ms - 3.0 ms  bare: 1.0 ms  2.00x  <= 3x  ok",
+		"many  5                        -                    <= 4   MISSED",
+		"", "many:", "  5 create things",
+		"", "2 measurements, 1 goals missed", "",
+	}
+	var got []string
+	for line := range strings.Lines(out.String() + "\n") {
+		got = append(got, strings.TrimRight(line, " \n"))
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("table (-want +got):\n%s", diff)
+	}
+}
+
+func TestWritesSince(t *testing.T) {
+	begin := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	line := func(at time.Time, user, verb, resource, subresource string) string {
+		return `{"verb":"` + verb + `","user":{"username":"` + user + `"},"objectRef":{"resource":"` + resource +
+			`","subresource":"` + subresource + `","namespace":"` + namespace + `"},"requestReceivedTimestamp":"` + at.Format(time.RFC3339Nano) + `"}`
+	}
+	path := filepath.Join(t.TempDir(), "audit.log")
+	log := strings.Join([]string{
+		line(begin.Add(-time.Second), agentUser, "create", "resourceslices", ""),
+		line(begin, agentUser, "update", "resourceclaims", "status"),
+		line(begin, "system:node:node1", "update", "pods", "status"),
+		line(begin, "system:serviceaccount:xpu-system:xpu-controller", "update", "leases", ""),
+		line(begin.Add(time.Second), agentUser, "update", "resourceclaims", "status"),
+		`{"verb":"is being wri`,
+	}, "\n")
+	if err := os.WriteFile(path, []byte(log), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	writes, err := writesSince(path, begin, product)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"2 update resourceclaims/status by xpu-agent"}, kinds(writes, product)); diff != "" {
+		t.Errorf("writes (-want +got):\n%s", diff)
+	}
+}
+
+// TestQuick shows that every benchmark runs, not how fast.
+func TestQuick(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, for network namespaces and containerd")
+	}
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(root, "bin", "images", "xpu-agent.tar")); err != nil {
+		t.Skip("needs the programs and images that make images builds in bin/")
+	}
+	program := filepath.Join(t.TempDir(), "bench")
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, ".").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	cmd := exec.CommandContext(t.Context(), program, "--quick")
+	cmd.Dir = root
+	var problems bytes.Buffer
+	cmd.Stderr = &problems
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, &problems)
+	}
+	t.Logf("\n%s", out)
+	for _, row := range []string{
+		"start to 64 VFs published", "restart with 64 VFs, writes", "idle for 2s, writes", "memory (RSS) idle", "Prepare a claim",
+		"Prepare 4 claims at once", "attach a Function", "detach a Function", "Port up at opi-bridge", "size of the program",
+		"one pod's life, writes",
+	} {
+		if !strings.Contains(string(out), row) {
+			t.Errorf("the table lacks %q", row)
+		}
+	}
+}
