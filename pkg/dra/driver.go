@@ -75,9 +75,6 @@ type Driver struct {
 	// ProvisionTimeout is how long one Prepare waits for the xPU. The kubelet gives a call 45 s
 	// (pkg/kubelet/cm/dra) and tries again.
 	ProvisionTimeout time.Duration
-
-	// reserving serializes the choice of interface names, which looks at all attachments of a pod.
-	reserving sync.Mutex
 }
 
 var _ kubeletplugin.DRAPlugin = (*Driver)(nil)
@@ -91,7 +88,7 @@ func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 	for _, c := range claims {
 		group.Go(func() {
 			stop := d.Metrics.prepare.start()
-			devices, err := d.prepare(ctx, c)
+			devices, err := d.prepare(ctx, c, claims)
 			stop(err)
 			log := d.Log.WithValues("claim", klog.KRef(c.Namespace, c.Name))
 			if err != nil {
@@ -108,7 +105,8 @@ func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 	return results, nil
 }
 
-func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
+// prepare prepares one of the claims that the kubelet wants prepared together: those of one pod.
+func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim, together []*resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
 	pod, err := consumer(c)
 	if err != nil {
 		return nil, err
@@ -117,11 +115,12 @@ func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]k
 	if err != nil {
 		return nil, err
 	}
+	names := chooseNames(claimsOf(pod, together), d.Journal.ByPod(pod.UID))
 	deadline := time.Now().Add(d.ProvisionTimeout)
 	var prepared []kubeletplugin.Device
 	var attachments []journal.Attachment
 	for _, device := range devices {
-		attachment, err := d.reserve(ctx, c, pod, device, deadline)
+		attachment, err := d.reserve(ctx, c, pod, device, names, deadline)
 		if err != nil {
 			return nil, fmt.Errorf("claim %s/%s, request %s, Function %s: %w", c.Namespace, c.Name, device.Request, device.Function, err)
 		}
@@ -140,6 +139,14 @@ func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]k
 	return prepared, nil
 }
 
+// claimsOf leaves the claims of one pod.
+func claimsOf(pod journal.Pod, claims []*resourceapi.ResourceClaim) []*resourceapi.ResourceClaim {
+	return slices.DeleteFunc(slices.Clone(claims), func(c *resourceapi.ResourceClaim) bool {
+		consumer, err := consumer(c)
+		return err != nil || consumer.UID != pod.UID
+	})
+}
+
 // consumer is the one pod that the claim is for: an interface can be in one network namespace only.
 func consumer(c *resourceapi.ResourceClaim) (journal.Pod, error) {
 	if len(c.Status.ReservedFor) != 1 {
@@ -154,7 +161,7 @@ func consumer(c *resourceapi.ResourceClaim) (journal.Pod, error) {
 }
 
 // reserve waits until the deadline for the device's Port and records what its interface is to become.
-func (d *Driver) reserve(ctx context.Context, c *resourceapi.ResourceClaim, pod journal.Pod, device claim.Device, deadline time.Time) (journal.Attachment, error) {
+func (d *Driver) reserve(ctx context.Context, c *resourceapi.ResourceClaim, pod journal.Pod, device claim.Device, names names, deadline time.Time) (journal.Attachment, error) {
 	if device.ConfigErr != nil {
 		return journal.Attachment{}, device.ConfigErr
 	}
@@ -182,12 +189,11 @@ func (d *Driver) reserve(ctx context.Context, c *resourceapi.ResourceClaim, pod 
 		Pod:       pod,
 		Interface: wanted,
 	}
-
-	d.reserving.Lock()
-	defer d.reserving.Unlock()
-	if attachment.Interface.Name, err = interfaceName(wanted.Name, attachment, d.Journal.ByPod(pod.UID)); err != nil {
+	key := nameKey{c.UID, function.ID}
+	if err := names.errs[key]; err != nil {
 		return journal.Attachment{}, err
 	}
+	attachment.Interface.Name = names.chosen[key]
 	return attachment, d.Attacher.Reserve(ctx, attachment)
 }
 
@@ -201,30 +207,6 @@ func (d *Driver) port(ctx context.Context, c *resourceapi.ResourceClaim, device 
 	ctx, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
 	return d.Ports.Wait(ctx, c, device.Function)
-}
-
-// interfaceName chooses "net1", "net2", ... for an interface that asks for no name, keeps the name that an earlier
-// Prepare chose, and refuses a name that another interface of the pod has.
-func interfaceName(asked string, a journal.Attachment, ofPod []journal.Attachment) (string, error) {
-	taken := map[string]journal.Attachment{}
-	for _, other := range ofPod {
-		if other.Function == a.Function && other.Claim.UID == a.Claim.UID {
-			return other.Interface.Name, nil
-		}
-		taken[other.Interface.Name] = other
-	}
-	if asked == "" {
-		for n := 1; ; n++ {
-			name := fmt.Sprintf("net%d", n)
-			if _, used := taken[name]; !used {
-				return name, nil
-			}
-		}
-	}
-	if other, used := taken[asked]; used {
-		return "", fmt.Errorf("interfaceName %q: claim %s of the same pod has that name already; choose another", asked, other.Claim.Name)
-	}
-	return asked, nil
 }
 
 // UnprepareResourceClaims takes the claims' Functions back. The kubelet calls it after the pod's sandbox is stopped,

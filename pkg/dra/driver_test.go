@@ -471,3 +471,12 @@ func TestHandleError(t *testing.T) {
 	}
 	t.Error("xpu_dra_background_errors_total is missing")
 }
+
+// TestAskedNameFirst: a name that a later claim asks for is not given to an earlier one that asks for none.
+func TestAskedNameFirst(t *testing.T) {
+	n := newNode(t)
+	n.wantPrepared(
+		of("pod1", "any", claimtest.Result("a", plainPool, "0000-3b-00-2")),
+		of("pod1", "net1", claimtest.Result("a", plainPool, "0000-3b-00-3"), claimtest.FromClaim(`"interfaceName": "net1"`)))
+	n.wantInterfaces(map[string]string{"0000-3b-00-2": "net2", "0000-3b-00-3": "net1"})
+}

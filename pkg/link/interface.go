@@ -157,11 +157,11 @@ func (c *VFConfig) validate() error {
 	inRange("qos", c.QoS, maxQoS)
 	inRange("minTxRate", c.MinTxRate, math.MaxInt32)
 	inRange("maxTxRate", c.MaxTxRate, math.MaxInt32)
-	oneOf("proto", c.Proto, vlanProtocols[:]...)
+	oneOf("vlanProtocol", c.Proto, vlanProtocols[:]...)
 	oneOf("linkState", c.LinkState, linkStates[:]...)
 	tagged := c.VLAN != nil && *c.VLAN > 0
 	if !tagged && (c.Proto != "" || c.QoS != nil && *c.QoS > 0) {
-		errs = append(errs, errors.New("vf.vlan: must be 1-4094 where qos or proto is given"))
+		errs = append(errs, errors.New("vf.vlan: must be 1-4094 where qos or vlanProtocol is given"))
 	}
 	if c.MinTxRate != nil && c.MaxTxRate != nil && *c.MaxTxRate > 0 && *c.MinTxRate > *c.MaxTxRate {
 		errs = append(errs, fmt.Errorf("vf.minTxRate %d: must be at most vf.maxTxRate %d", *c.MinTxRate, *c.MaxTxRate))

@@ -56,7 +56,7 @@ func TestValidate(t *testing.T) {
 		"no VLAN":          {func(i *link.Interface) { i.VF = &link.VFConfig{VLAN: new(0), QoS: new(0)} }, ""},
 		"QoS without VLAN": {func(i *link.Interface) { i.VF = &link.VFConfig{QoS: new(1)} }, "vf.vlan: must be 1-4094"},
 		"QoS":              {func(i *link.Interface) { i.VF = &link.VFConfig{VLAN: new(1), QoS: new(8)} }, "vf.qos 8: must be 0-7"},
-		"protocol":         {func(i *link.Interface) { i.VF = &link.VFConfig{VLAN: new(1), Proto: "QinQ"} }, `vf.proto "QinQ": must be one of 802.1q, 802.1ad`},
+		"protocol":         {func(i *link.Interface) { i.VF = &link.VFConfig{VLAN: new(1), Proto: "QinQ"} }, `vf.vlanProtocol "QinQ": must be one of 802.1q, 802.1ad`},
 		"rates":            {func(i *link.Interface) { i.VF = &link.VFConfig{MinTxRate: new(2), MaxTxRate: new(1)} }, "vf.minTxRate 2: must be at most vf.maxTxRate 1"},
 		"no highest rate":  {func(i *link.Interface) { i.VF = &link.VFConfig{MinTxRate: new(2), MaxTxRate: new(0)} }, ""},
 		"link state":       {func(i *link.Interface) { i.VF = &link.VFConfig{LinkState: "up"} }, `vf.linkState "up": must be one of auto, enable, disable`},

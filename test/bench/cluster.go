@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/kubernetes"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
@@ -138,8 +139,29 @@ func (c *cluster) prepare(ctx context.Context, source string) (err error) {
 	if c.agentKubeconfig, err = c.kubeconfig(ctx, "xpu-agent"); err != nil {
 		return err
 	}
-	c.controllerKubeconfig, err = c.kubeconfig(ctx, "xpu-controller")
-	return err
+	if c.controllerKubeconfig, err = c.kubeconfig(ctx, "xpu-controller"); err != nil {
+		return err
+	}
+	return c.awaitRights(ctx)
+}
+
+// awaitRights waits until the API server has taken note of the agent's role.
+func (c *cluster) awaitRights(ctx context.Context) error {
+	config, err := clientcmd.BuildConfigFromFlags("", c.agentKubeconfig)
+	if err != nil {
+		return err
+	}
+	agent, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	return wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, 30*time.Second, true, func(ctx context.Context) (bool, error) {
+		_, err := agent.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
+		if apierrors.IsForbidden(err) {
+			return false, nil
+		}
+		return err == nil, err
+	})
 }
 
 // apply makes the objects of a manifest.
