@@ -52,7 +52,6 @@ const (
 	ReasonPublished        = "Published"
 	ReasonNoFunctions      = "NoFunctions"
 	ReasonOverlap          = "Overlap"
-	ReasonInvalidSelector  = "InvalidSelector"
 	ReasonConnected        = "Connected"
 	ReasonInvalidTLSSecret = "InvalidTLSSecret"
 )

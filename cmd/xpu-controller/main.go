@@ -141,6 +141,9 @@ func run(ctx context.Context, o options) error {
 	if o.keepOrphans {
 		settings.OrphanGrace = -1
 	}
+	if err := metrics.Registry.Register(version.NewCollector("xpu-controller")); err != nil {
+		return fmt.Errorf("metrics: %w", err)
+	}
 	if err := provision.Setup(ctx, mgr, settings); err != nil {
 		return err
 	}

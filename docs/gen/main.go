@@ -25,7 +25,7 @@ func run(dir string) error {
 	}
 	metrics, err := metricsPage([]program{
 		{"xpu-agent", []string{"pkg/inventory", "pkg/dra", "pkg/version"}},
-		{"xpu-controller", []string{"pkg/provision"}},
+		{"xpu-controller", []string{"pkg/provision", "pkg/version"}},
 		{"opi-bridge", []string{"pkg/opibridge", "pkg/version"}},
 	})
 	if err != nil {

@@ -117,6 +117,9 @@ func (p *Plugin) Synchronize(ctx context.Context, pods []*api.PodSandbox, _ []*a
 		}
 	}
 	for _, pod := range pods {
+		if networkNamespace(pod) == "" {
+			continue // it is being stopped
+		}
 		if err := p.attach(ctx, pod); err != nil {
 			p.Log.Error(err, "Pod runs without an interface that it claimed", "pod", klog.KRef(pod.GetNamespace(), pod.GetName()))
 		}

@@ -182,7 +182,7 @@ func (r *claims) retire(ctx context.Context, log logr.Logger, c *resourceapi.Res
 		if current && slices.ContainsFunc(devices, func(d claim.Device) bool { return claim.PortName(d.ID.Node, d.Function) == port.Name }) {
 			continue
 		}
-		if !current || !c.DeletionTimestamp.IsZero() {
+		if !current || ending(c) {
 			if waited := r.gone.elapsed(port.UID); waited < r.collectGrace {
 				after = sooner(after, r.collectGrace-waited)
 				continue
@@ -194,6 +194,14 @@ func (r *claims) retire(ctx context.Context, log logr.Logger, c *resourceapi.Res
 		r.gone.reset(port.UID)
 	}
 	return after, nil
+}
+
+// ending says whether the claim is about to go: it is being deleted, or it was generated for a pod and given back, which
+// is what happens just before it is deleted. One that is only allocated anew gets its new allocation in an instant.
+func ending(c *resourceapi.ResourceClaim) bool {
+	owner := metav1.GetControllerOf(c)
+	generated := owner != nil && owner.Kind == "Pod"
+	return !c.DeletionTimestamp.IsZero() || generated && c.Status.Allocation == nil && len(c.Status.ReservedFor) == 0
 }
 
 func (r *claims) deletePort(ctx context.Context, log logr.Logger, port *v1alpha1.XPUPort, why string) error {

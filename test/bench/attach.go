@@ -76,12 +76,12 @@ func measureAttach(ctx context.Context, b *bench) (out []Measurement, err error)
 	into := Measurement{What: "attach a Function, without the journal", Unit: Seconds, Reference: "bare move into the pod", Goal: atMostTimes(1.15)}
 	back := Measurement{What: "detach a Function, without the journal", Unit: Seconds, Reference: "bare move back", Goal: atMostTimes(1.15)}
 	writes := Measurement{What: "journal of an attach", Unit: Seconds}
-	for round := range b.runs(60) + 1 {
+	for round := range b.runs(60) + b.warmUp() {
 		t, err := a.round(ctx, round)
 		if err != nil {
 			return nil, err
 		}
-		if round == 0 && !b.quick {
+		if round < b.warmUp() {
 			continue // to warm up
 		}
 		into.Samples = append(into.Samples, t.attach.Seconds())

@@ -142,6 +142,10 @@ func (c *cluster) prepare(ctx context.Context, source string) (err error) {
 	if c.controllerKubeconfig, err = c.kubeconfig(ctx, "xpu-controller"); err != nil {
 		return err
 	}
+	// The API server opens the storage of a kind when it is first asked for, and sends watchers away for a second.
+	if err := errors.Join(c.client.List(ctx, &v1alpha1.XPUPortList{}), c.client.List(ctx, &v1alpha1.DevicePoolList{})); err != nil {
+		return err
+	}
 	return c.awaitRights(ctx)
 }
 

@@ -40,6 +40,14 @@ func (b *bench) runs(n int) int {
 	return n
 }
 
+// warmUp is how many rounds come before those that count.
+func (b *bench) warmUp() int {
+	if b.quick {
+		return 0
+	}
+	return 1
+}
+
 // benchmark makes some rows of the table.
 type benchmark struct {
 	name string

@@ -101,7 +101,7 @@ func (b *bench) comparePorts(ctx context.Context, endpoint, what string) (m Meas
 	port := opi.Port{ID: portID, MAC: portMAC, Networks: []string{network.ID}}
 
 	m = Measurement{What: what, Unit: Seconds, Reference: "bare Create, Get until up", Goal: atMostTimes(2)}
-	for round := range b.runs(60) + 1 {
+	for round := range b.runs(60) + b.warmUp() {
 		took, err := timed(func() error { return ours.EnsurePort(ctx, port) })
 		if err := errors.Join(err, ours.DeletePort(ctx, port.ID)); err != nil {
 			return m, err
@@ -110,7 +110,7 @@ func (b *bench) comparePorts(ctx context.Context, endpoint, what string) (m Meas
 		if err := errors.Join(bareErr, ours.DeletePort(ctx, port.ID)); err != nil {
 			return m, err
 		}
-		if round == 0 && !b.quick {
+		if round < b.warmUp() {
 			continue // it also made the connections
 		}
 		m.Samples = append(m.Samples, took.Seconds())

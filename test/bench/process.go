@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 )
@@ -128,18 +127,19 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// measureSizes tells how big the programs are.
+// measureSizes tells how big the product's programs are: cmd/ has a directory for each.
 func measureSizes(_ context.Context, b *bench) ([]Measurement, error) {
+	programs, err := os.ReadDir(filepath.Join(b.source, "cmd"))
+	if err != nil {
+		return nil, err
+	}
 	var out []Measurement
-	for _, program := range []string{"xpu-agent", "xpu-controller", "opi-bridge", "xpu-cni", "xpuctl"} {
-		info, err := os.Stat(filepath.Join(b.bin, program))
-		if errors.Is(err, os.ErrNotExist) && !strings.HasPrefix(program, "xpu-a") {
-			continue // not every release has every program
-		}
+	for _, program := range programs {
+		info, err := os.Stat(filepath.Join(b.bin, program.Name()))
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("%w; make images builds it", err)
 		}
-		out = append(out, Measurement{What: program + ", size of the program", Unit: Bytes, Samples: []float64{float64(info.Size())}})
+		out = append(out, Measurement{What: program.Name() + ", size of the program", Unit: Bytes, Samples: []float64{float64(info.Size())}})
 	}
 	return out, nil
 }

@@ -42,12 +42,12 @@ func (b *bench) publishMany(ctx context.Context, c *cluster, vfs int) (m Measure
 	if vfs == 1024 {
 		m.Goal = lessThan(0.5)
 	}
-	for round := range b.runs(7) + 1 {
+	for round := range b.runs(7) + b.warmUp() {
 		took, published, err := b.publishOnce(ctx, c, h)
 		if err != nil {
 			return m, err
 		}
-		if round == 0 && !b.quick {
+		if round < b.warmUp() {
 			continue // it brought the program and the tree into memory
 		}
 		m.Samples = append(m.Samples, took.Seconds())

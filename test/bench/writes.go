@@ -14,15 +14,27 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/e2e/story"
 )
 
-// storyPods is how many pods the story has.
-const storyPods = 4
+// lifePods is how many pods live, one after the other, for the count of writes in one life.
+const lifePods = 4
 
-// The steps of the story that matter here; the ones before runPods prepare for it.
-const (
-	runPods    = 4
-	deletePods = 6
-	storySteps = 7
-)
+// prepareSteps of the story bring up cluster, cards and product, and declare pools and networks.
+const prepareSteps = 4
+
+// newKinds is how often the garbage collector looks for new kinds (pkg/controller/garbagecollector in Kubernetes). Until
+// then it deletes no XPUPorts, and the controller has to.
+const newKinds = 30 * time.Second
+
+// lifePod is a pod with one Function of a pool that provisions on Prepare, the default.
+const lifePod = `
+apiVersion: v1
+kind: Pod
+metadata: {name: life-%d}
+spec:
+  terminationGracePeriodSeconds: 1
+  resourceClaims: [{name: nic, resourceClaimTemplateName: blue}]
+  containers:
+  - {name: c, image: "devcluster.local/pause:1", imagePullPolicy: Never, args: [serve], resources: {claims: [{name: nic}]}}
+`
 
 // product are the users that write for the project. What the controller's election of a leader costs is not counted:
 // its Lease, and the events in the project's own namespace by which client-go tells of it.
@@ -36,7 +48,7 @@ func others(w write) bool {
 	return !product(w) && slices.Contains([]string{"pods", "resourceclaims"}, w.ObjectRef.Resource)
 }
 
-// measureWrites lives the story of a few pods on a real cluster and counts what is written for it.
+// measureWrites lets a few pods live on a real cluster and counts what is written for them.
 func measureWrites(ctx context.Context, b *bench) (out []Measurement, err error) {
 	world := &story.World{
 		Cluster:  story.Devcluster{Program: filepath.Join(b.bin, "devcluster"), Name: fmt.Sprintf("bench-%d", os.Getpid())},
@@ -46,26 +58,29 @@ func measureWrites(ctx context.Context, b *bench) (out []Measurement, err error)
 		Detail:   func(string, ...any) {},
 	}
 	defer func() { err = errors.Join(err, world.End(context.WithoutCancel(ctx))) }()
-	steps := world.Steps()
-	if len(steps) != storySteps {
-		return nil, fmt.Errorf("the story has %d steps, not the %d that are known here", len(steps), storySteps)
-	}
-	for _, step := range steps[:runPods] {
+	for _, step := range world.Steps()[:prepareSteps] {
 		if err := step.Run(ctx); err != nil {
 			return nil, fmt.Errorf("%s: %w", step.Title, err)
 		}
 	}
-	idle := 10 * time.Second
+	idle := newKinds + settled
 	if b.quick {
 		idle = 2 * time.Second
 	}
-	// Parts of the story, each with a time for what is written in the background.
+	if err := sleep(ctx, idle); err != nil {
+		return nil, err
+	}
+	manifest := filepath.Join(b.dir, "life.yaml")
+	// Parts of the life, each with a time for what is written in the background.
 	var writes [4][]write
 	for i, part := range []func(context.Context) error{
-		steps[runPods].Run,
+		func(ctx context.Context) error { return startPods(ctx, world.Cluster, manifest) },
 		func(ctx context.Context) error { return sleep(ctx, idle) },
 		func(ctx context.Context) error { return restartProduct(ctx, world.Cluster) },
-		steps[deletePods].Run,
+		func(ctx context.Context) error {
+			_, err := world.Cluster.Kubectl(ctx, "delete", "-f", manifest)
+			return err
+		},
 	} {
 		if writes[i], err = writesDuring(ctx, world.Cluster, part); err != nil {
 			return nil, err
@@ -75,15 +90,35 @@ func measureWrites(ctx context.Context, b *bench) (out []Measurement, err error)
 	return []Measurement{
 		{
 			What: "one pod's life, writes to the API", Unit: PerPod, Goal: atMost(4),
-			Samples:   []float64{count(life, product) / storyPods},
-			Reference: "by the rest of Kubernetes", ReferenceSamples: []float64{count(life, others) / storyPods},
+			Samples:   []float64{count(life, product) / lifePods},
+			Reference: "by the rest of Kubernetes", ReferenceSamples: []float64{count(life, others) / lifePods},
 			Details: kinds(life, product),
 		},
-		{What: fmt.Sprintf("%d pods idle for %s, writes", storyPods, idle), Unit: Count, Goal: atMost(0),
+		{What: fmt.Sprintf("%d pods idle for %s, writes", lifePods, idle), Unit: Count, Goal: atMost(0),
 			Samples: []float64{count(writes[1], product)}, Details: kinds(writes[1], product)},
-		{What: fmt.Sprintf("restart under %d pods, writes", storyPods), Unit: Count, Goal: atMost(0),
+		{What: fmt.Sprintf("restart under %d pods, writes", lifePods), Unit: Count, Goal: atMost(0),
 			Samples: []float64{count(writes[2], product)}, Details: kinds(writes[2], product)},
 	}, nil
+}
+
+// startPods makes the pods and waits until all are ready.
+func startPods(ctx context.Context, c story.Devcluster, manifest string) error {
+	var pods strings.Builder
+	for n := range lifePods {
+		fmt.Fprintf(&pods, "---"+lifePod, n)
+	}
+	if err := os.WriteFile(manifest, []byte(pods.String()), 0o600); err != nil {
+		return err
+	}
+	for _, args := range [][]string{
+		{"apply", "-f", manifest},
+		{"wait", "--for=condition=Ready", "--timeout=60s", "-f", manifest},
+	} {
+		if _, err := c.Kubectl(ctx, args...); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // settled is how long after a part of the story nothing is written for it any more.
