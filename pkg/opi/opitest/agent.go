@@ -8,6 +8,7 @@ package opitest
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -15,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -24,6 +26,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
@@ -136,7 +139,7 @@ func (a *Agent) RunTLS(cfg *tls.Config) error {
 }
 
 func (a *Agent) run(opts ...grpc.ServerOption) error {
-	lis, err := net.Listen("tcp", a.address)
+	lis, err := listen(a.address)
 	if err != nil {
 		return err
 	}
@@ -150,6 +153,16 @@ func (a *Agent) run(opts ...grpc.ServerOption) error {
 	inventory.RegisterInventoryServiceServer(server, inventoryServer{agent: a})
 	a.served.Go(func() { _ = server.Serve(lis) })
 	return nil
+}
+
+// listen waits for a port that is in use: while an agent is away, its port may become the local one of a connection for
+// a moment, be it that of a client which tries to reach the agent.
+func listen(address string) (lis net.Listener, err error) {
+	_ = wait.PollUntilContextTimeout(context.Background(), 10*time.Millisecond, 5*time.Second, true, func(context.Context) (bool, error) {
+		lis, err = net.Listen("tcp", address)
+		return !errors.Is(err, syscall.EADDRINUSE), nil
+	})
+	return lis, err
 }
 
 // Stop ends the agent as SIGTERM does: it deletes everything it has, unless told to KeepOnStop.
