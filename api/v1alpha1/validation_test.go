@@ -1,0 +1,133 @@
+package v1alpha1_test
+
+import (
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/nodeapi/nodeapitest"
+)
+
+// TestValidation: the API server refuses what cannot be, and says what would be right.
+func TestValidation(t *testing.T) {
+	cluster, err := nodeapitest.Start("../../deploy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := cluster.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	cluster.Need(t)
+	api, err := nodeapitest.Client(cluster.Admin())
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	named := func(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Name: name, Namespace: "default"} }
+	pool := func(change func(*v1alpha1.DevicePool)) *v1alpha1.DevicePool {
+		p := &v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: v1alpha1.DevicePoolSpec{Selectors: []v1alpha1.FunctionSelector{{PFNames: []string{"ens3f0#0-3,7"}}}}}
+		change(p)
+		return p
+	}
+	xpu := func(change func(*v1alpha1.XPUSpec)) *v1alpha1.XPU {
+		x := &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "x"}, Spec: v1alpha1.XPUSpec{NodeName: "n", Endpoint: "10.0.0.1:50151", Insecure: true}}
+		change(&x.Spec)
+		return x
+	}
+	network := func(change func(*v1alpha1.XPUNetworkSpec)) *v1alpha1.XPUNetwork {
+		n := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Spec: v1alpha1.XPUNetworkSpec{VLAN: 10, Subnets: []string{"10.1.0.0/24", "fd00::/64"}}}
+		change(&n.Spec)
+		return n
+	}
+	port := func(change func(*v1alpha1.XPUPortSpec)) *v1alpha1.XPUPort {
+		p := &v1alpha1.XPUPort{ObjectMeta: named("p"), Spec: v1alpha1.XPUPortSpec{
+			NodeName: "n", Function: v1alpha1.FunctionRef{PCIAddress: "0000:3b:02.1"}, XPU: "x", Network: "blue", MAC: "02:00:00:00:00:01",
+			Claim: v1alpha1.ClaimRef{Name: "c", UID: "1", Request: "nic"},
+		}}
+		change(&p.Spec)
+		return p
+	}
+
+	t.Run("create", func(t *testing.T) {
+		for _, test := range []struct {
+			name   string
+			object client.Object
+			want   string // "" is accepted
+		}{
+			{"pool", pool(func(*v1alpha1.DevicePool) {}), ""},
+			{"pool without selectors", pool(func(p *v1alpha1.DevicePool) { p.Spec.Selectors = nil }), "spec.selectors"},
+			{"pool with an empty selector", pool(func(p *v1alpha1.DevicePool) { p.Spec.Selectors = []v1alpha1.FunctionSelector{{}} }), "spec.selectors[0]"},
+			{"pool with a bad range", pool(func(p *v1alpha1.DevicePool) { p.Spec.Selectors[0].PFNames = []string{"ens3f0#0-"} }), "spec.selectors[0].pfNames[0]"},
+			{"pool with a bad vendor", pool(func(p *v1alpha1.DevicePool) { p.Spec.Selectors[0].Vendors = []string{"0x15b3"} }), "spec.selectors[0].vendors[0]"},
+			{"pool with a bad mode", pool(func(p *v1alpha1.DevicePool) { p.Spec.Provision = "Sometime" }), `"OnPrepare", "BeforeBind"`},
+			{"pool with a long name", pool(func(p *v1alpha1.DevicePool) { p.Name = strings.Repeat("a", 64) }), "at most 63 characters"},
+			{"xpu", xpu(func(*v1alpha1.XPUSpec) {}), ""},
+			{"xpu neither TLS nor insecure", xpu(func(s *v1alpha1.XPUSpec) { s.Insecure = false }), "set tls, or insecure: true"},
+			{"xpu both TLS and insecure", xpu(func(s *v1alpha1.XPUSpec) { s.TLS = &v1alpha1.XPUTLS{SecretName: "s"} }), "set tls, or insecure: true"},
+			{"xpu without port", xpu(func(s *v1alpha1.XPUSpec) { s.Endpoint = "10.0.0.1" }), "spec.endpoint"},
+			{"xpu with a bad PF", xpu(func(s *v1alpha1.XPUSpec) { s.PFs = []string{"3b:00.0"} }), "spec.pfs[0]"},
+			{"xpu of another dialect", xpu(func(s *v1alpha1.XPUSpec) { s.Dialect = "klingon" }), `"evpn-gw"`},
+			{"network", network(func(*v1alpha1.XPUNetworkSpec) {}), ""},
+			{"network with VLAN 4095", network(func(s *v1alpha1.XPUNetworkSpec) { s.VLAN = 4095 }), "spec.vlan"},
+			{"network with VNI 0", network(func(s *v1alpha1.XPUNetworkSpec) { s.VNI = ptr.To(int32(0)) }), "spec.vni"},
+			{"network with host bits", network(func(s *v1alpha1.XPUNetworkSpec) { s.Subnets = []string{"10.1.0.1/24"} }), "without host bits, such as 10.1.0.0/24"},
+			{"network with a word for a subnet", network(func(s *v1alpha1.XPUNetworkSpec) { s.Subnets = []string{"blue"} }), "CIDR notation"},
+			{"network with two IPv4 subnets", network(func(s *v1alpha1.XPUNetworkSpec) { s.Subnets = []string{"10.1.0.0/24", "10.2.0.0/24"} }), "at most one IPv4 and one IPv6"},
+			{"network with a small MTU", network(func(s *v1alpha1.XPUNetworkSpec) { s.MTU = ptr.To(int32(500)) }), "spec.mtu"},
+			{"port", port(func(*v1alpha1.XPUPortSpec) {}), ""},
+			{"port with a group MAC", port(func(s *v1alpha1.XPUPortSpec) { s.MAC = "01:00:00:00:00:01" }), "spec.mac"},
+			{"port with a short address", port(func(s *v1alpha1.XPUPortSpec) { s.Function.PCIAddress = "3b:02.1" }), "spec.function.pciAddress"},
+		} {
+			wantAnswer(t, test.name, api.Create(t.Context(), test.object), test.want)
+		}
+	})
+
+	t.Run("update", func(t *testing.T) {
+		for _, test := range []struct {
+			name   string
+			object client.Object
+			change func(client.Object)
+			want   string
+		}{
+			{"network's VLAN", &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "n"}}, func(o client.Object) { o.(*v1alpha1.XPUNetwork).Spec.VLAN = 11 }, "vlan cannot be changed"},
+			{"network gets a VNI", &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "n"}}, func(o client.Object) { o.(*v1alpha1.XPUNetwork).Spec.VNI = ptr.To(int32(5)) }, "vni cannot be added or removed"},
+			{"network's MTU", &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "n"}}, func(o client.Object) { o.(*v1alpha1.XPUNetwork).Spec.MTU = ptr.To(int32(9000)) }, ""},
+			{"port's network", &v1alpha1.XPUPort{ObjectMeta: named("p")}, func(o client.Object) { o.(*v1alpha1.XPUPort).Spec.Network = "red" }, "the spec of an XPUPort cannot be changed"},
+			{"port's labels", &v1alpha1.XPUPort{ObjectMeta: named("p")}, func(o client.Object) { o.SetLabels(map[string]string{"a": "b"}) }, ""},
+		} {
+			if err := api.Get(t.Context(), client.ObjectKeyFromObject(test.object), test.object); err != nil {
+				t.Fatal(err)
+			}
+			test.change(test.object)
+			wantAnswer(t, test.name, api.Update(t.Context(), test.object), test.want)
+		}
+	})
+
+	t.Run("defaults", func(t *testing.T) {
+		var p v1alpha1.DevicePool
+		if err := api.Get(t.Context(), client.ObjectKey{Name: "p"}, &p); err != nil {
+			t.Fatal(err)
+		}
+		if p.Spec.Publish != v1alpha1.PublishDRA || p.Spec.Provision != v1alpha1.ProvisionOnPrepare {
+			t.Errorf("publish %q, provision %q", p.Spec.Publish, p.Spec.Provision)
+		}
+	})
+}
+
+func wantAnswer(t *testing.T, name string, err error, want string) {
+	t.Helper()
+	switch {
+	case want == "" && err != nil:
+		t.Errorf("%s: %v", name, err)
+	case want != "" && err == nil:
+		t.Errorf("%s: accepted, want an error with %q", name, want)
+	case want != "" && !strings.Contains(err.Error(), want):
+		t.Errorf("%s: error %q, want %q in it", name, err, want)
+	}
+}
