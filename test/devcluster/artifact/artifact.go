@@ -154,12 +154,13 @@ func (s Set) Link(dir string) error {
 		return err
 	}
 	for _, name := range components {
-		link := filepath.Join(dir, name)
-		if err := os.Remove(link); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		// Renamed into place, so that whoever does the same at the same time is not disturbed.
+		next := filepath.Join(dir, fmt.Sprintf(".%s-%d", name, os.Getpid()))
+		if err := os.Symlink(filepath.Join(s.Kubernetes, name), next); err != nil {
 			return err
 		}
-		if err := os.Symlink(filepath.Join(s.Kubernetes, name), link); err != nil {
-			return err
+		if err := os.Rename(next, filepath.Join(dir, name)); err != nil {
+			return errors.Join(err, os.Remove(next))
 		}
 	}
 	return nil
