@@ -53,8 +53,9 @@ func command(logs io.Writer) *cobra.Command {
 		Use:   "opi-bridge",
 		Short: "An OPI agent for xPUs that run plain Linux",
 		Long: `opi-bridge serves the OPI LogicalBridge, BridgePort and Inventory services on an xPU that runs plain Linux.
-A logical bridge is a Linux bridge, with a VXLAN port on the uplink if it has a VNI; a bridge port is the
-netdev whose name or alternative name is the port's id. The data plane keeps running when the agent stops.`,
+A logical bridge is a VLAN of a Linux bridge, or a bridge of its own where the kernel cannot filter VLANs, with a
+VXLAN port on the uplink if it has a VNI; a bridge port is the netdev whose name or alternative name is the
+port's id. The data plane keeps running when the agent stops.`,
 		Example: `  # An agent for clients on this machine, with networks that stay on this xPU.
   opi-bridge --state ./state.db
 
@@ -78,6 +79,7 @@ netdev whose name or alternative name is the port's id. The data plane keeps run
 	f.BoolVar(&o.insecure, "insecure", false, "serve without TLS on any address")
 	f.StringVar(&o.agent.State, "state", "/var/lib/opi-bridge/state.db", "`file` that keeps the logical bridges and bridge ports; made if missing")
 	f.StringVar(&o.agent.Uplink, "uplink", "", "`netdev` that VXLAN is sent from; without it logical bridges with a VNI are refused")
+	f.StringVar((*string)(&o.agent.DataPlane), "data-plane", string(opibridge.DataPlaneAuto), "`kind` of data plane: vlan-aware is one bridge for all networks, bridge-per-network one for each; auto is vlan-aware where the kernel can")
 	f.StringVar(&o.metricsListen, "metrics-listen", "", "`address` to serve Prometheus metrics on at /metrics, host:port; empty: none")
 	o.logs.AddFlags(f)
 	cmd.MarkFlagsRequiredTogether("tls-cert", "tls-key", "tls-client-ca")

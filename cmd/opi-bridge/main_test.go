@@ -76,7 +76,7 @@ func dial(t *testing.T, n *netns.Namespace, creds credentials.TransportCredentia
 func TestServesAndLeavesTheDataPlane(t *testing.T) {
 	n := netns.New(t)
 	state := filepath.Join(t.TempDir(), "new", "state.db")
-	terminate := program(t, n, "--state", state, "--metrics-listen", "127.0.0.1:9100", "--log-format", "json")
+	terminate := program(t, n, "--state", state, "--data-plane", "bridge-per-network", "--metrics-listen", "127.0.0.1:9100", "--log-format", "json")
 	conn := dial(t, n, insecure.NewCredentials())
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
@@ -121,7 +121,7 @@ func TestServesAndLeavesTheDataPlane(t *testing.T) {
 	if _, err := n.Handle().LinkByName("br-net-blue"); err != nil {
 		t.Errorf("after the end the bridge is gone: %v", err)
 	}
-	program(t, n, "--state", state)
+	program(t, n, "--state", state, "--data-plane", "bridge-per-network")
 	got, err := networks.GetLogicalBridge(ctx, &evpn.GetLogicalBridgeRequest{Name: lb.Name})
 	if err != nil || got.Status.OperStatus != evpn.LBOperStatus_LB_OPER_STATUS_UP {
 		t.Errorf("after the restart: %v, %v", got, err)
@@ -187,6 +187,7 @@ func TestRefuses(t *testing.T) {
 		"missing certificate":     {[]string{"--tls-cert", dir + "/x", "--tls-key", dir + "/x", "--tls-client-ca", dir + "/x"}, dir + "/x"},
 		"log format":              {[]string{"--log-format", "xml"}, "text or json"},
 		"arguments":               {[]string{"start"}, "start"},
+		"data plane":              {[]string{"--data-plane", "ovs"}, `"ovs": must be auto, vlan-aware or bridge-per-network`},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

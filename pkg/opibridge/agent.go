@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"math"
-	"net"
 	"path"
 	"slices"
 	"sync"
@@ -21,20 +20,10 @@ import (
 
 // Config is what an Agent needs to know.
 type Config struct {
-	State  string // the file that holds what clients asked for; made if missing
-	Uplink string // name of the netdev that VXLAN is sent from; empty: networks with a VNI are refused
-	Root   string // where the machine's /sys and /proc are, for the inventory; empty is "/"
-}
-
-// dataplane realises networks and ports. All calls may be repeated.
-type dataplane interface {
-	ensureNetwork(id string, vni uint32) (made bool, err error)
-	removeNetwork(id string) error
-	attach(port, network string, mac net.HardwareAddr) error
-	detach(port string) error
-	sweep(networks map[string]bool, ports map[string]string) error
-	watch(emit func(change)) error
-	close()
+	State     string    // the file that holds what clients asked for; made if missing
+	Uplink    string    // name of the netdev that VXLAN is sent from; empty: networks with a VNI are refused
+	DataPlane DataPlane // empty is DataPlaneAuto
+	Root      string    // where the machine's /sys and /proc are, for the inventory; empty is "/"
 }
 
 // Agent keeps networks and ports as clients want them. Its methods may be called from several goroutines at once.
@@ -65,8 +54,18 @@ type port struct {
 	failure  error
 }
 
-// network is the id of the one network of the port.
-func (p *port) network() string { return path.Base(p.spec.GetLogicalBridges()[0]) }
+// networks are the ids of the port's networks, sorted: one unless it is a trunk.
+func (p *port) networks() []string {
+	ids := make([]string, len(p.spec.GetLogicalBridges()))
+	for i, name := range p.spec.GetLogicalBridges() {
+		ids[i] = path.Base(name)
+	}
+	return ids
+}
+
+func (p *port) in(network string) bool { return slices.Contains(p.networks(), network) }
+
+func (p *port) trunk() bool { return p.spec.GetPtype() == evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK }
 
 // New opens the state and brings the data plane of the calling thread's network namespace to it: it adopts what is
 // there, makes what is missing and removes what is ours and not in the state. There may be one Agent in a namespace.
@@ -76,7 +75,7 @@ func New(cfg Config, log logr.Logger) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	plane, err := openBridges(cfg.Uplink)
+	plane, err := openDataPlane(cfg.DataPlane, cfg.Uplink, log)
 	if err != nil {
 		return nil, errors.Join(err, st.close())
 	}
@@ -108,13 +107,13 @@ func (a *Agent) Register(s grpc.ServiceRegistrar) {
 // sweep removes what is ours and not in the state. What cannot be removed is left for the next start: it must not keep
 // the rest from being served.
 func (a *Agent) sweep() {
-	networks, ports := map[string]bool{}, map[string]string{}
+	networks, ports := map[string]bool{}, map[string]membership{}
 	for id := range a.networks {
 		networks[id] = true
 	}
 	for id, p := range a.ports {
 		if !p.deleting {
-			ports[id] = p.network()
+			ports[id] = a.membership(p)
 		}
 	}
 	if err := a.plane.sweep(networks, ports); err != nil {
@@ -240,16 +239,38 @@ func (a *Agent) reconcileNetwork(id string) {
 		a.note("network", id, &n.failure, a.finishNetwork(id))
 		return
 	}
-	made, err := a.plane.ensureNetwork(id, n.spec.GetVni())
+	made, err := a.plane.ensureNetwork(a.segment(id))
 	a.note("network", id, &n.failure, err)
-	if !made {
-		return
+	if made {
+		a.reconcilePortsOf(id)
 	}
-	for port, p := range a.ports {
-		if p.network() == id {
-			a.reconcilePort(port)
+}
+
+// reconcilePortsOf does the same for all ports of a network.
+func (a *Agent) reconcilePortsOf(network string) {
+	for id, p := range a.ports {
+		if p.in(network) {
+			a.reconcilePort(id)
 		}
 	}
+}
+
+// segment of a network that is missing from the state is one that no data plane has.
+func (a *Agent) segment(id string) segment {
+	s := segment{id: id}
+	if n := a.networks[id]; n != nil {
+		s.vlan, s.vni = uint16(n.spec.GetVlanId()), n.spec.GetVni()
+	}
+	return s
+}
+
+// membership is what a port has to be in.
+func (a *Agent) membership(p *port) membership {
+	m := membership{mac: p.spec.GetMacAddress(), trunk: p.trunk()}
+	for _, id := range p.networks() {
+		m.networks = append(m.networks, a.segment(id))
+	}
+	return m
 }
 
 // reconcilePort does the same for one port. Other names are none of its business.
@@ -262,7 +283,7 @@ func (a *Agent) reconcilePort(id string) {
 		a.note("port", id, &p.failure, a.finishPort(id))
 		return
 	}
-	a.note("port", id, &p.failure, a.plane.attach(id, p.network(), p.spec.GetMacAddress()))
+	a.note("port", id, &p.failure, a.plane.attach(id, a.membership(p)))
 }
 
 // finishNetwork removes a network that is to be deleted.
@@ -306,16 +327,19 @@ func (a *Agent) note(what, id string, failure *error, now error) {
 	}
 }
 
-// failureOf is why a port is not in service: its own failure, or its network's.
+// failureOf is why a port is not in service: its own failure, or that of one of its networks.
 func (a *Agent) failureOf(p *port) error {
-	n := a.networks[p.network()]
-	switch {
-	case p.failure != nil:
+	if p.failure != nil {
 		return p.failure
-	case n == nil:
-		return fmt.Errorf("%s is missing", p.network())
-	case n.failure != nil:
-		return fmt.Errorf("%s is down: %w", p.network(), n.failure)
+	}
+	for _, id := range p.networks() {
+		n := a.networks[id]
+		if n == nil {
+			return fmt.Errorf("%s is missing", id)
+		}
+		if n.failure != nil {
+			return fmt.Errorf("%s is down: %w", id, n.failure)
+		}
 	}
 	return nil
 }

@@ -3,6 +3,7 @@ package opibridge
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -29,14 +30,17 @@ type paper struct {
 	networks map[string]uint32
 	ports    map[string]string
 	failure  error
+	vlans    bool
 }
 
-func (p *paper) ensureNetwork(id string, vni uint32) (bool, error) {
+func (p *paper) filtersVLANs() bool { return p.vlans }
+
+func (p *paper) ensureNetwork(n segment) (bool, error) {
 	if p.failure != nil {
 		return false, p.failure
 	}
-	_, have := p.networks[id]
-	p.networks[id] = vni
+	_, have := p.networks[n.id]
+	p.networks[n.id] = n.vni
 	return !have, nil
 }
 
@@ -47,9 +51,13 @@ func (p *paper) removeNetwork(id string) error {
 	return p.failure
 }
 
-func (p *paper) attach(port, network string, _ net.HardwareAddr) error {
+func (p *paper) attach(port string, to membership) error {
 	if p.failure == nil {
-		p.ports[port] = network
+		p.ports[port] = ""
+		for _, n := range to.networks {
+			p.ports[port] += fmt.Sprintf("%s@%d ", n.id, n.vlan)
+		}
+		p.ports[port] = strings.TrimSpace(p.ports[port])
 	}
 	return p.failure
 }
@@ -61,9 +69,9 @@ func (p *paper) detach(port string) error {
 	return p.failure
 }
 
-func (p *paper) sweep(map[string]bool, map[string]string) error { return nil }
-func (p *paper) watch(func(change)) error                       { return nil }
-func (p *paper) close()                                         {}
+func (p *paper) sweep(map[string]bool, map[string]membership) error { return nil }
+func (p *paper) watch(func(change)) error                           { return nil }
+func (p *paper) close()                                             {}
 
 // onPaper gives an agent on paper with the networks net-blue (VLAN 10) and net-red (VLAN 20, VNI 200).
 func onPaper(t *testing.T) (*Agent, *paper) {
@@ -175,6 +183,67 @@ func TestCreatePortStatusCodes(t *testing.T) {
 	}
 }
 
+// TestOneVLANSpace is about a data plane that filters VLANs.
+func TestOneVLANSpace(t *testing.T) {
+	a, plane := onPaper(t)
+	plane.vlans = true
+	trunk := func(mac string, networks ...string) *evpn.BridgePortSpec {
+		spec := access(mac, networks...)
+		spec.Ptype = evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK
+		return spec
+	}
+	if _, err := a.create(t, p1, trunk(mac1, red, blue)); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := plane.ports[p1], "net-blue@10 net-red@20"; got != want {
+		t.Errorf("the data plane has %q, want %q", got, want)
+	}
+	tests := []struct {
+		name string
+		id   string
+		spec *evpn.BridgePortSpec
+		code codes.Code
+		says string
+	}{
+		{"the same in another order", p1, trunk(mac1, blue, red), codes.OK, ""},
+		{"as an access port", p1, access(mac1, blue), codes.AlreadyExists, "TRUNK port with MAC " + mac1 + " on logical bridge net-blue, net-red"},
+		{"no network", "vf-4", trunk(mac2), codes.InvalidArgument, "names each that it carries"},
+		{"a network twice", "vf-4", trunk(mac2, blue, "logicalBridges/net-blue"), codes.InvalidArgument, "only once"},
+		{"a missing network", "vf-4", trunk(mac2, blue, networkKind.prefix+"net-none"), codes.NotFound, "net-none"},
+		{"MAC in use in its second network", "vf-4", access(mac1, red), codes.AlreadyExists, p1},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			_, err := a.create(t, test.id, test.spec)
+			wantCode(t, err, test.code, test.says)
+		})
+	}
+
+	s := networkServer{agent: a}
+	_, err := s.CreateLogicalBridge(t.Context(), &evpn.CreateLogicalBridgeRequest{LogicalBridgeId: "net-green", LogicalBridge: &evpn.LogicalBridge{Spec: &evpn.LogicalBridgeSpec{VlanId: 20}}})
+	wantCode(t, err, codes.AlreadyExists, "net-red")
+	_, err = s.DeleteLogicalBridge(t.Context(), &evpn.DeleteLogicalBridgeRequest{Name: red})
+	wantCode(t, err, codes.FailedPrecondition, p1)
+	_, err = s.UpdateLogicalBridge(t.Context(), &evpn.UpdateLogicalBridgeRequest{LogicalBridge: &evpn.LogicalBridge{Name: blue, Spec: &evpn.LogicalBridgeSpec{VlanId: 20}}})
+	wantCode(t, err, codes.AlreadyExists, "net-red")
+	_, err = s.UpdateLogicalBridge(t.Context(), &evpn.UpdateLogicalBridgeRequest{LogicalBridge: &evpn.LogicalBridge{Name: blue, Spec: &evpn.LogicalBridgeSpec{VlanId: 11}}})
+	wantCode(t, err, codes.OK, "")
+	if got, want := plane.ports[p1], "net-blue@11 net-red@20"; got != want {
+		t.Errorf("after the VLAN id changed the data plane has %q, want %q", got, want)
+	}
+
+	// Two networks with one VLAN id, from a time with the other data plane: what is there can be asked for again.
+	plane.vlans = false
+	create := func(id string) error {
+		_, err := s.CreateLogicalBridge(t.Context(), &evpn.CreateLogicalBridgeRequest{LogicalBridgeId: id, LogicalBridge: &evpn.LogicalBridge{Spec: &evpn.LogicalBridgeSpec{VlanId: 40}}})
+		return err
+	}
+	wantCode(t, errors.Join(create("net-pink"), create("net-grey")), codes.OK, "")
+	plane.vlans = true
+	wantCode(t, errors.Join(create("net-pink"), create("net-grey")), codes.OK, "")
+	wantCode(t, create("net-gold"), codes.AlreadyExists, "vlan_id 40")
+}
+
 func TestNetworkStatusCodes(t *testing.T) {
 	a, _ := onPaper(t)
 	vtep := &netcommon.IPPrefix{Len: 24}
@@ -274,7 +343,7 @@ func TestUpdatePort(t *testing.T) {
 			if diff := cmp.Diff(test.want, got.GetSpec(), protocmp.Transform()); diff != "" {
 				t.Errorf("spec (-want +got):\n%s", diff)
 			}
-			if plane.ports[p1] != a.ports[p1].network() {
+			if !strings.HasPrefix(plane.ports[p1], a.ports[p1].networks()[0]+"@") {
 				t.Errorf("the data plane has it in %s", plane.ports[p1])
 			}
 		})
@@ -336,7 +405,7 @@ func TestCreateSurvivesRestart(t *testing.T) {
 	if diff := cmp.Diff(map[string]uint32{"net-blue": 0, "net-red": 200}, plane.networks); diff != "" {
 		t.Errorf("networks (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(map[string]string{p1: "net-red"}, plane.ports); diff != "" {
+	if diff := cmp.Diff(map[string]string{p1: "net-red@20"}, plane.ports); diff != "" {
 		t.Errorf("ports (-want +got):\n%s", diff)
 	}
 }

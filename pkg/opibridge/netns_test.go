@@ -16,8 +16,11 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/testr"
 	"github.com/vishvananda/netlink"
+	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/net/icmp"
 	"golang.org/x/net/ipv4"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
@@ -38,9 +41,45 @@ type xpu struct {
 	stop   func() // ends the agent; may be called twice
 }
 
-func newXPU(t *testing.T, uplink string) *xpu {
+func newXPU(t *testing.T, plane opibridge.DataPlane, uplink string) *xpu {
 	t.Helper()
-	return &xpu{Namespace: netns.New(t), t: t, cfg: opibridge.Config{State: filepath.Join(t.TempDir(), "state.db"), Uplink: uplink}}
+	cfg := opibridge.Config{State: filepath.Join(t.TempDir(), "state.db"), Uplink: uplink, DataPlane: plane}
+	return &xpu{Namespace: netns.New(t), t: t, cfg: cfg}
+}
+
+// overDataPlanes runs a test with each data plane that the kernel has.
+func overDataPlanes(t *testing.T, test func(*testing.T, opibridge.DataPlane)) {
+	t.Run("bridge-per-network", func(t *testing.T) { test(t, opibridge.DataPlaneBridgePerNetwork) })
+	t.Run("vlan-aware", func(t *testing.T) {
+		needVLANFiltering(t)
+		test(t, opibridge.DataPlaneVLANAware)
+	})
+}
+
+func needVLANFiltering(t *testing.T) {
+	t.Helper()
+	if !hasVLANFiltering(t) {
+		t.Skip("the kernel's bridges cannot filter VLANs (CONFIG_BRIDGE_VLAN_FILTERING)")
+	}
+}
+
+func hasVLANFiltering(t *testing.T) bool {
+	t.Helper()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "br0"
+	err := netns.New(t).Handle().LinkAdd(&netlink.Bridge{LinkAttrs: attrs, VlanFiltering: new(true)})
+	if err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
+		t.Fatal(err)
+	}
+	return err == nil
+}
+
+// bridge is the name of the bridge that a network is in.
+func (x *xpu) bridge(network string) string {
+	if x.cfg.DataPlane == opibridge.DataPlaneVLANAware {
+		return "br-opi"
+	}
+	return "br-" + network
 }
 
 // start runs an agent, and a client of it, until stop or the end of the test.
@@ -74,7 +113,7 @@ func (x *xpu) start() {
 		cancel()
 		server.Stop()
 		for range 2 {
-			if err := <-ended; err != nil {
+			if err := <-ended; err != nil && !errors.Is(err, grpc.ErrServerStopped) { // stopped before it served
 				x.t.Errorf("agent: %v", err)
 			}
 		}
@@ -260,9 +299,11 @@ const (
 	rep2 = "vf-0000-03-00-3"
 )
 
-func TestClientSuite(t *testing.T) {
+func TestClientSuite(t *testing.T) { overDataPlanes(t, testClientSuite) }
+
+func testClientSuite(t *testing.T, plane opibridge.DataPlane) {
 	opitest.RunClientSuite(t, func(t *testing.T, ports []string) opi.Config {
-		x := newXPU(t, "")
+		x := newXPU(t, plane, "")
 		vfs := netns.New(t)
 		for i, id := range ports {
 			netns.Connect(t, x.Namespace, id, vfs, fmt.Sprintf("vf%d", i))
@@ -273,9 +314,9 @@ func TestClientSuite(t *testing.T) {
 }
 
 // wired gives two xPUs whose uplinks are joined by a wire.
-func wired(t *testing.T) (a, b *xpu) {
+func wired(t *testing.T, plane opibridge.DataPlane) (a, b *xpu) {
 	t.Helper()
-	a, b = newXPU(t, "p0"), newXPU(t, "p0")
+	a, b = newXPU(t, plane, "p0"), newXPU(t, plane, "p0")
 	netns.Connect(t, a.Namespace, "p0", b.Namespace, "p0")
 	addAddress(t, a.Namespace, "p0", "198.51.100.1/24")
 	addAddress(t, b.Namespace, "p0", "198.51.100.2/24")
@@ -284,8 +325,10 @@ func wired(t *testing.T) (a, b *xpu) {
 	return a, b
 }
 
-func TestNetworksReachAcrossXPUs(t *testing.T) {
-	a, b := wired(t)
+func TestNetworksReachAcrossXPUs(t *testing.T) { overDataPlanes(t, testNetworksReachAcrossXPUs) }
+
+func testNetworksReachAcrossXPUs(t *testing.T, plane opibridge.DataPlane) {
+	a, b := wired(t, plane)
 	for _, x := range []*xpu{a, b} {
 		x.network("net-blue", 10, 1000)
 		x.network("net-red", 20, 70000)
@@ -306,7 +349,7 @@ func TestNetworksReachAcrossXPUs(t *testing.T) {
 	if want := net.IPv4(239, 0, 3, 0xe8); !vxlan.Group.Equal(want) || vxlan.VxlanId != 1000 || vxlan.Port != 4789 || vxlan.MTU != 1450 {
 		t.Errorf("VXLAN port is group %s, VNI %d, UDP port %d, MTU %d", vxlan.Group, vxlan.VxlanId, vxlan.Port, vxlan.MTU)
 	}
-	if mtu := a.link("br-net-blue").Attrs().MTU; mtu != 1450 {
+	if mtu := a.link(a.bridge("net-blue")).Attrs().MTU; mtu != 1450 {
 		t.Errorf("bridge has MTU %d, want 1450", mtu)
 	}
 
@@ -322,8 +365,10 @@ func TestNetworksReachAcrossXPUs(t *testing.T) {
 	reach(t, blueB, blueA)
 }
 
-func TestRestartKeepsTraffic(t *testing.T) {
-	a, b := wired(t)
+func TestRestartKeepsTraffic(t *testing.T) { overDataPlanes(t, testRestartKeepsTraffic) }
+
+func testRestartKeepsTraffic(t *testing.T, plane opibridge.DataPlane) {
+	a, b := wired(t, plane)
 	a.network("net-blue", 10, 1000)
 	b.network("net-blue", 10, 1000)
 	podA, podB := newPod(t, a, rep1, 1), newPod(t, b, rep1, 2)
@@ -349,10 +394,10 @@ func TestRestartKeepsTraffic(t *testing.T) {
 		}
 		result <- n
 	}()
-	before := a.link("br-net-blue").Attrs().Index
+	before := a.link(a.bridge("net-blue")).Attrs().Index
 	a.stop()
 	a.start()
-	if after := a.link("br-net-blue").Attrs().Index; after != before {
+	if after := a.link(a.bridge("net-blue")).Attrs().Index; after != before {
 		t.Errorf("the bridge was made anew: ifindex %d, was %d", after, before)
 	}
 	got, err := a.client.GetPort(a.ctx(), rep1)
@@ -368,7 +413,11 @@ func TestRestartKeepsTraffic(t *testing.T) {
 }
 
 func TestRestartRestoresWhatWasTakenAway(t *testing.T) {
-	x := newXPU(t, "")
+	overDataPlanes(t, testRestartRestoresWhatWasTakenAway)
+}
+
+func testRestartRestoresWhatWasTakenAway(t *testing.T, plane opibridge.DataPlane) {
+	x := newXPU(t, plane, "")
 	x.start()
 	x.network("net-blue", 10, 0)
 	x.network("net-red", 20, 0)
@@ -376,7 +425,7 @@ func TestRestartRestoresWhatWasTakenAway(t *testing.T) {
 	x.port(rep1, "net-blue", pod1.mac)
 	x.port(rep2, "net-blue", pod2.mac)
 	x.stop()
-	if err := x.Handle().LinkDel(x.link("br-net-blue")); err != nil {
+	if err := x.Handle().LinkDel(x.link(x.bridge("net-blue"))); err != nil {
 		t.Fatal(err)
 	}
 	noReach(t, pod1, pod2)
@@ -389,7 +438,7 @@ func TestRestartRestoresWhatWasTakenAway(t *testing.T) {
 		t.Fatal(err)
 	}
 	x.start()
-	if x.hasLink("br-net-blue") || x.hasLink("br-net-red") {
+	if plane == opibridge.DataPlaneBridgePerNetwork && (x.hasLink("br-net-blue") || x.hasLink("br-net-red")) {
 		t.Error("bridges are left that are not in the state")
 	}
 	if master := x.link(rep1).Attrs().MasterIndex; master != 0 {
@@ -398,12 +447,16 @@ func TestRestartRestoresWhatWasTakenAway(t *testing.T) {
 }
 
 func TestStrayRepresentorIsReleasedAtStart(t *testing.T) {
-	x := newXPU(t, "")
+	overDataPlanes(t, testStrayRepresentorIsReleasedAtStart)
+}
+
+func testStrayRepresentorIsReleasedAtStart(t *testing.T, plane opibridge.DataPlane) {
+	x := newXPU(t, plane, "")
 	x.start()
 	x.network("net-blue", 10, 0)
 	newPod(t, x, rep1, 1)
 	x.stop()
-	if err := x.Handle().LinkSetMaster(x.link(rep1), x.link("br-net-blue")); err != nil {
+	if err := x.Handle().LinkSetMaster(x.link(rep1), x.link(x.bridge("net-blue"))); err != nil {
 		t.Fatal(err)
 	}
 	x.start()
@@ -438,8 +491,10 @@ func (x *xpu) up(id string) {
 	})
 }
 
-func TestRepresentorComesAndGoes(t *testing.T) {
-	x := newXPU(t, "")
+func TestRepresentorComesAndGoes(t *testing.T) { overDataPlanes(t, testRepresentorComesAndGoes) }
+
+func testRepresentorComesAndGoes(t *testing.T, plane opibridge.DataPlane) {
+	x := newXPU(t, plane, "")
 	x.start()
 	x.network("net-blue", 10, 0)
 	err := x.client.EnsurePort(x.ctx(), opi.Port{ID: rep1, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, Networks: []string{"net-blue"}})
@@ -485,21 +540,25 @@ func TestRepresentorComesAndGoes(t *testing.T) {
 		if err := x.Handle().LinkSetNoMaster(x.link(rep1)); err != nil {
 			t.Fatal(err)
 		}
-		until(t, "it is put back", func() bool { return x.link(rep1).Attrs().MasterIndex == x.link("br-net-blue").Attrs().Index })
+		until(t, "it is put back", func() bool { return x.link(rep1).Attrs().MasterIndex == x.link(x.bridge("net-blue")).Attrs().Index })
 	})
 	t.Run("bridge removed by somebody", func(t *testing.T) {
-		if err := x.Handle().LinkDel(x.link("br-net-blue")); err != nil {
+		if err := x.Handle().LinkDel(x.link(x.bridge("net-blue"))); err != nil {
 			t.Fatal(err)
 		}
-		until(t, "it is made again", func() bool { return x.hasLink("br-net-blue") })
-		until(t, "the port is back in it", func() bool { return x.link(rep1).Attrs().MasterIndex == x.link("br-net-blue").Attrs().Index })
+		until(t, "it is made again", func() bool { return x.hasLink(x.bridge("net-blue")) })
+		until(t, "the port is back in it", func() bool { return x.link(rep1).Attrs().MasterIndex == x.link(x.bridge("net-blue")).Attrs().Index })
 		x.up(rep1)
 		reach(t, pod1, pod2)
 	})
 }
 
 func TestNetdevsOfOthersAreLeftAlone(t *testing.T) {
-	x := newXPU(t, "p0")
+	overDataPlanes(t, testNetdevsOfOthersAreLeftAlone)
+}
+
+func testNetdevsOfOthersAreLeftAlone(t *testing.T, plane opibridge.DataPlane) {
+	x := newXPU(t, plane, "p0")
 	for _, name := range []string{"br-net-blue", "br-net-pink"} {
 		foreign := netlink.NewLinkAttrs()
 		foreign.Name = name
@@ -523,7 +582,7 @@ func TestNetdevsOfOthersAreLeftAlone(t *testing.T) {
 	tests := []struct{ netdev, says string }{
 		{"eth0", "has the address 203.0.113.1/24"},
 		{"busy", "is a port of br-net-blue, which is not ours"},
-		{"br-net-red", "is no representor"},
+		{x.bridge("net-red"), "is no representor"},
 	}
 	for i, test := range tests {
 		err := x.client.EnsurePort(x.ctx(), opi.Port{ID: test.netdev, MAC: net.HardwareAddr{2, 0, 0, 0, 1, byte(i)}, Networks: []string{"net-red"}})
@@ -541,6 +600,9 @@ func TestNetdevsOfOthersAreLeftAlone(t *testing.T) {
 		t.Error("this machine's own netdev was set down")
 	}
 
+	if plane == opibridge.DataPlaneVLANAware {
+		return // its networks have no bridge of their own, whose name could be taken
+	}
 	for _, id := range []string{"net-blue", "net-pink"} {
 		err := x.client.EnsureNetwork(x.ctx(), opi.Network{ID: id, VLAN: 10})
 		if !errors.Is(err, opi.ErrFailed) || !strings.Contains(err.Error(), "is not ours") {
@@ -556,22 +618,26 @@ func TestNetdevsOfOthersAreLeftAlone(t *testing.T) {
 }
 
 // TestDiedBeforeMarking: a bridge that was made but not marked yet is taken for ours.
-func TestDiedBeforeMarking(t *testing.T) {
-	x := newXPU(t, "")
+func TestDiedBeforeMarking(t *testing.T) { overDataPlanes(t, testDiedBeforeMarking) }
+
+func testDiedBeforeMarking(t *testing.T, plane opibridge.DataPlane) {
+	x := newXPU(t, plane, "")
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name = "br-net-blue"
+	attrs.Name = x.bridge("net-blue")
 	if err := x.Handle().LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil {
 		t.Fatal(err)
 	}
 	x.start()
 	x.network("net-blue", 10, 0)
-	if alias := x.link("br-net-blue").Attrs().Alias; alias != "opi-bridge:net-blue" {
+	if alias := x.link(x.bridge("net-blue")).Attrs().Alias; alias != "opi-bridge:net-blue" && plane == opibridge.DataPlaneBridgePerNetwork || alias == "" {
 		t.Errorf("alias %q", alias)
 	}
 }
 
-func TestUplinkComesAndGoes(t *testing.T) {
-	x := newXPU(t, "p0")
+func TestUplinkComesAndGoes(t *testing.T) { overDataPlanes(t, testUplinkComesAndGoes) }
+
+func testUplinkComesAndGoes(t *testing.T, plane opibridge.DataPlane) {
+	x := newXPU(t, plane, "p0")
 	x.start()
 	vni := uint32(1000)
 	blue := opi.Network{ID: "net-blue", VLAN: 10, VNI: &vni}
@@ -611,13 +677,15 @@ func TestUplinkComesAndGoes(t *testing.T) {
 	netns.Connect(t, x.Namespace, "p0", wire, "wire")
 	addAddress(t, x.Namespace, "p0", "198.51.100.1/24")
 	until(t, "up again", isUp)
-	if x.link("vx-net-blue").Attrs().MasterIndex != x.link("br-net-blue").Attrs().Index {
+	if x.link("vx-net-blue").Attrs().MasterIndex != x.link(x.bridge("net-blue")).Attrs().Index {
 		t.Error("the VXLAN netdev is not in the bridge")
 	}
 }
 
-func TestDeleteCleansUp(t *testing.T) {
-	x := newXPU(t, "p0")
+func TestDeleteCleansUp(t *testing.T) { overDataPlanes(t, testDeleteCleansUp) }
+
+func testDeleteCleansUp(t *testing.T, plane opibridge.DataPlane) {
+	x := newXPU(t, plane, "p0")
 	wire := netns.New(t)
 	netns.Connect(t, x.Namespace, "p0", wire, "wire")
 	addAddress(t, x.Namespace, "p0", "198.51.100.1/24")
@@ -634,16 +702,19 @@ func TestDeleteCleansUp(t *testing.T) {
 		slices.Sort(all)
 		return all
 	}
-	before := names()
+	before, bridges := names(), 2
 	x.start()
+	if plane == opibridge.DataPlaneVLANAware { // its one bridge stays
+		before, bridges = names(), 0
+	}
 	long := "net-" + strings.Repeat("x", 59)
 	x.network("net-blue", 10, 1000)
 	x.network(long, 20, 2000)
 	x.port(rep1, long, net.HardwareAddr{2, 0, 0, 0, 0, 1})
-	if got := len(names()) - len(before); got != 4 {
-		t.Errorf("two networks made %d netdevs, want 4: %s", got, names())
+	if got := len(names()) - len(before); got != 2+bridges {
+		t.Errorf("two networks made %d netdevs, want %d: %s", got, 2+bridges, names())
 	}
-	for _, name := range []string{"br-net-blue", rep1} {
+	for _, name := range []string{x.bridge("net-blue"), rep1} {
 		addrs, err := x.Handle().AddrList(x.link(name), netlink.FAMILY_ALL)
 		if err != nil || len(addrs) > 0 {
 			t.Errorf("%s has addresses %v, %v", name, addrs, err)
@@ -662,8 +733,51 @@ func TestDeleteCleansUp(t *testing.T) {
 	}
 }
 
+// TestQuiet: an agent does nothing that is an event while all is as wanted, or each would lead to the next.
+func TestQuiet(t *testing.T) { overDataPlanes(t, testQuiet) }
+
+func testQuiet(t *testing.T, plane opibridge.DataPlane) {
+	a, b := wired(t, plane)
+	for _, x := range []*xpu{a, b} {
+		x.network("net-blue", 10, 1000)
+		p := newPod(t, x, rep1, byte(x.link("p0").Attrs().Index))
+		x.port(rep1, "net-blue", p.mac)
+	}
+	events := make(chan netlink.LinkUpdate, 100)
+	done := make(chan struct{})
+	t.Cleanup(func() { close(done) })
+	ns := vnetns.NsHandle(a.Fd())
+	if err := netlink.LinkSubscribeWithOptions(events, done, netlink.LinkSubscribeOptions{Namespace: &ns}); err != nil {
+		t.Fatal(err)
+	}
+	// The first events are of bridge ports that have just come up.
+	until(t, "no event for half a second", func() bool {
+		select {
+		case <-events:
+			return false
+		case <-time.After(500 * time.Millisecond):
+			return true
+		}
+	})
+	if err := a.Handle().LinkSetAlias(a.link(rep1), "somebody's note"); err != nil {
+		t.Fatal(err)
+	}
+	seen := 0
+	for quiet := time.After(500 * time.Millisecond); ; seen++ {
+		select {
+		case <-events:
+			continue
+		case <-quiet:
+		}
+		break
+	}
+	if seen < 1 || seen > 3 {
+		t.Errorf("%d events after a change of an alias, want the few of it", seen)
+	}
+}
+
 func TestTwoAgentsWithOneState(t *testing.T) {
-	x := newXPU(t, "")
+	x := newXPU(t, opibridge.DataPlaneAuto, "")
 	x.start()
 	err := x.Do(func() error {
 		_, err := opibridge.New(x.cfg, testr.New(t))

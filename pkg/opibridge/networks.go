@@ -86,6 +86,10 @@ func (s networkServer) UpdateLogicalBridge(_ context.Context, req *evpn.UpdateLo
 	if err := applyMask(want, req.GetLogicalBridge(), req.GetUpdateMask()); err != nil {
 		return nil, err
 	}
+	if proto.Equal(want.GetSpec(), n.spec) {
+		a.reconcileNetwork(id)
+		return networkMessage(id, n), nil
+	}
 	if err := a.checkNetwork(id, want.GetSpec()); err != nil {
 		return nil, err
 	}
@@ -94,6 +98,7 @@ func (s networkServer) UpdateLogicalBridge(_ context.Context, req *evpn.UpdateLo
 	}
 	n.spec = want.GetSpec()
 	a.reconcileNetwork(id)
+	a.reconcilePortsOf(id) // its VLAN id may be another
 	return networkMessage(id, n), nil
 }
 
@@ -113,7 +118,7 @@ func (s networkServer) DeleteLogicalBridge(_ context.Context, req *evpn.DeleteLo
 		return nil, notFound(networkKind, id)
 	}
 	for port, p := range a.ports {
-		if p.network() == id {
+		if p.in(id) {
 			return nil, status.Errorf(codes.FailedPrecondition, "logical bridge %s is in use by bridge port %s", id, port)
 		}
 	}
@@ -134,17 +139,19 @@ func (s networkServer) DeleteLogicalBridge(_ context.Context, req *evpn.DeleteLo
 
 // createNetwork makes a network, or gives the one that is there already if it is the same.
 func (a *Agent) createNetwork(id string, spec *evpn.LogicalBridgeSpec) (*evpn.LogicalBridge, error) {
+	have := a.networks[id]
+	// What is there was right when it was made; with another data plane it may not be allowed any more.
+	if have != nil && !have.deleting && proto.Equal(have.spec, spec) {
+		return networkMessage(id, have), nil
+	}
 	if err := a.checkNetwork(id, spec); err != nil {
 		return nil, err
 	}
-	if have := a.networks[id]; have != nil {
-		switch {
-		case have.deleting:
+	if have != nil {
+		if have.deleting {
 			return nil, beingDeleted(networkKind, id)
-		case !proto.Equal(have.spec, spec):
-			return nil, status.Errorf(codes.AlreadyExists, "logical bridge %s exists with VLAN %d and VNI %d", id, have.spec.GetVlanId(), have.spec.GetVni())
 		}
-		return networkMessage(id, have), nil
+		return nil, status.Errorf(codes.AlreadyExists, "logical bridge %s exists with VLAN %d and VNI %d", id, have.spec.GetVlanId(), have.spec.GetVni())
 	}
 	n := &network{spec: proto.CloneOf(spec)}
 	if err := a.store.put(networksBucket, id, &evpn.LogicalBridge{Spec: n.spec}); err != nil {
@@ -162,6 +169,10 @@ func (a *Agent) checkNetwork(id string, spec *evpn.LogicalBridgeSpec) error {
 	if vlan := spec.GetVlanId(); vlan < 1 || vlan > 4094 {
 		return status.Errorf(codes.InvalidArgument, "logical bridge %s: vlan_id %d: must be 1-4094", id, vlan)
 	}
+	sameVLAN := func(n *network) bool { return n.spec.GetVlanId() == spec.GetVlanId() }
+	if other := a.networkWith(id, sameVLAN); other != "" && a.plane.filtersVLANs() {
+		return status.Errorf(codes.AlreadyExists, "logical bridge %s: vlan_id %d is already in use by logical bridge %s, and the data plane %s has one network for each VLAN id", id, spec.GetVlanId(), other, DataPlaneVLANAware)
+	}
 	if spec.GetVtepIpPrefix() != nil {
 		return status.Errorf(codes.InvalidArgument, "logical bridge %s: vtep_ip_prefix: must not be set, it is the address of the agent's uplink", id)
 	}
@@ -175,12 +186,21 @@ func (a *Agent) checkNetwork(id string, spec *evpn.LogicalBridgeSpec) error {
 	if a.cfg.Uplink == "" {
 		return status.Errorf(codes.FailedPrecondition, "logical bridge %s: vni %d: the agent has no uplink to send VXLAN from (--uplink)", id, vni)
 	}
-	for other, n := range a.networks {
-		if other != id && n.spec.Vni != nil && n.spec.GetVni() == vni {
-			return status.Errorf(codes.AlreadyExists, "logical bridge %s: vni %d is already in use by logical bridge %s", id, vni, other)
-		}
+	sameVNI := func(n *network) bool { return n.spec.Vni != nil && n.spec.GetVni() == vni }
+	if other := a.networkWith(id, sameVNI); other != "" {
+		return status.Errorf(codes.AlreadyExists, "logical bridge %s: vni %d is already in use by logical bridge %s", id, vni, other)
 	}
 	return nil
+}
+
+// networkWith is a network other than id that has a property, "" if there is none.
+func (a *Agent) networkWith(id string, property func(*network) bool) string {
+	for other, n := range a.networks {
+		if other != id && property(n) {
+			return other
+		}
+	}
+	return ""
 }
 
 func networkMessage(id string, n *network) *evpn.LogicalBridge {

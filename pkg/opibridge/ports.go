@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net"
 	"slices"
+	"strings"
 
 	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
 	"google.golang.org/grpc/codes"
@@ -146,8 +147,8 @@ func (a *Agent) createPort(id string, spec *evpn.BridgePortSpec) (*evpn.BridgePo
 		case have.deleting:
 			return nil, beingDeleted(portKind, id)
 		case !proto.Equal(have.spec, spec):
-			return nil, status.Errorf(codes.AlreadyExists, "bridge port %s exists with MAC %s on logical bridge %s",
-				id, net.HardwareAddr(have.spec.GetMacAddress()), have.network())
+			return nil, status.Errorf(codes.AlreadyExists, "bridge port %s exists as %s port with MAC %s on logical bridge %s",
+				id, typeWord(have), net.HardwareAddr(have.spec.GetMacAddress()), strings.Join(have.networks(), ", "))
 		}
 		return a.portMessage(id, have), nil
 	}
@@ -160,7 +161,7 @@ func (a *Agent) createPort(id string, spec *evpn.BridgePortSpec) (*evpn.BridgePo
 	return a.portMessage(id, p), nil
 }
 
-// checkPort gives the spec in the form in which it is kept: with the name of its network as we give it.
+// checkPort gives the spec in the form in which it is kept: with the names of its networks as we give them, sorted.
 func (a *Agent) checkPort(id string, spec *evpn.BridgePortSpec) (*evpn.BridgePortSpec, error) {
 	if spec == nil {
 		return nil, status.Errorf(codes.InvalidArgument, "bridge port %s: spec is required", id)
@@ -169,33 +170,63 @@ func (a *Agent) checkPort(id string, spec *evpn.BridgePortSpec) (*evpn.BridgePor
 	if len(mac) != 6 || mac[0]&1 != 0 || bytes.Equal(mac, make([]byte, 6)) {
 		return nil, status.Errorf(codes.InvalidArgument, "bridge port %s: mac_address %s (%d bytes): must be the 6 bytes of a unicast address that is not zero", id, mac, len(mac))
 	}
+	n := len(spec.GetLogicalBridges())
 	switch spec.GetPtype() {
 	case evpn.BridgePortType_BRIDGE_PORT_TYPE_ACCESS:
+		if n != 1 {
+			return nil, status.Errorf(codes.InvalidArgument, "bridge port %s: logical_bridges: has %d, an ACCESS port has exactly one", id, n)
+		}
 	case evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK:
-		return nil, status.Errorf(codes.Unimplemented, "bridge port %s: ptype TRUNK: this agent serves ACCESS ports", id)
+		if !a.plane.filtersVLANs() {
+			return nil, status.Errorf(codes.Unimplemented, "bridge port %s: %s", id, noTrunks)
+		}
+		if n == 0 {
+			return nil, status.Errorf(codes.InvalidArgument, "bridge port %s: logical_bridges: has none, a TRUNK port names each that it carries", id)
+		}
 	default:
-		return nil, status.Errorf(codes.InvalidArgument, "bridge port %s: ptype: must be ACCESS", id)
+		return nil, status.Errorf(codes.InvalidArgument, "bridge port %s: ptype: must be ACCESS or TRUNK", id)
 	}
-	if n := len(spec.GetLogicalBridges()); n != 1 {
-		return nil, status.Errorf(codes.InvalidArgument, "bridge port %s: logical_bridges: has %d, an ACCESS port has exactly one", id, n)
+	var networks []string
+	for _, name := range spec.GetLogicalBridges() {
+		network, err := a.checkMember(id, name, mac)
+		if err != nil {
+			return nil, err
+		}
+		networks = append(networks, networkKind.prefix+network)
 	}
-	networkID, err := networkKind.parseName(spec.GetLogicalBridges()[0])
+	slices.Sort(networks)
+	if len(slices.Compact(slices.Clone(networks))) < n {
+		return nil, status.Errorf(codes.InvalidArgument, "bridge port %s: logical_bridges: must name each only once", id)
+	}
+	return &evpn.BridgePortSpec{MacAddress: bytes.Clone(mac), Ptype: spec.GetPtype(), LogicalBridges: networks}, nil
+}
+
+// checkMember gives the id of the network of this name, if a port with this MAC address may be in it.
+func (a *Agent) checkMember(id, name string, mac net.HardwareAddr) (string, error) {
+	network, err := networkKind.parseName(name)
 	if err != nil {
-		return nil, status.Errorf(codes.InvalidArgument, "bridge port %s: logical_bridges: %s", id, status.Convert(err).Message())
+		return "", status.Errorf(codes.InvalidArgument, "bridge port %s: logical_bridges: %s", id, status.Convert(err).Message())
 	}
-	n := a.networks[networkID]
+	n := a.networks[network]
 	if n == nil {
-		return nil, status.Errorf(codes.NotFound, "bridge port %s: logical_bridges: logical bridge %s does not exist", id, networkID)
+		return "", status.Errorf(codes.NotFound, "bridge port %s: logical_bridges: logical bridge %s does not exist", id, network)
 	}
 	if n.deleting {
-		return nil, beingDeleted(networkKind, networkID)
+		return "", beingDeleted(networkKind, network)
 	}
 	for other, p := range a.ports {
-		if other != id && p.network() == networkID && bytes.Equal(p.spec.GetMacAddress(), mac) {
-			return nil, status.Errorf(codes.AlreadyExists, "bridge port %s: mac_address %s is already in use on logical bridge %s by bridge port %s", id, mac, networkID, other)
+		if other != id && p.in(network) && bytes.Equal(p.spec.GetMacAddress(), mac) {
+			return "", status.Errorf(codes.AlreadyExists, "bridge port %s: mac_address %s is already in use on logical bridge %s by bridge port %s", id, mac, network, other)
 		}
 	}
-	return &evpn.BridgePortSpec{MacAddress: bytes.Clone(mac), Ptype: spec.GetPtype(), LogicalBridges: []string{networkKind.prefix + networkID}}, nil
+	return network, nil
+}
+
+func typeWord(p *port) string {
+	if p.trunk() {
+		return "TRUNK"
+	}
+	return "ACCESS"
 }
 
 func (a *Agent) portMessage(id string, p *port) *evpn.BridgePort {

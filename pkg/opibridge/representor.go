@@ -13,58 +13,52 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attach puts the port's representor into the network's bridge, which must be there.
-func (b *bridges) attach(port, network string, mac net.HardwareAddr) error {
-	rep, err := b.representor(port)
-	if err != nil {
-		return err
-	}
-	bridge, err := b.own(bridgeName(network), "bridge", network)
-	if err != nil {
-		return err
-	}
-	if bridge == nil {
-		return fmt.Errorf("netdev %s, the bridge of %s, is missing", bridgeName(network), network)
-	}
-	if master := rep.Attrs().MasterIndex; master != bridge.Attrs().Index {
-		if err := b.free(rep); err != nil {
+// join makes a representor a port of our bridge, and remembers it.
+func (d *netdevs) join(rep, bridge netlink.Link, port string) error {
+	if rep.Attrs().MasterIndex != bridge.Attrs().Index {
+		if err := d.free(rep); err != nil {
 			return err
 		}
-		if err := b.quiet(rep); err != nil {
+		if err := d.quiet(rep); err != nil {
 			return err
 		}
-		if err := b.enslave(rep, bridge); err != nil {
+		if err := d.enslave(rep, bridge); err != nil {
 			return err
 		}
 	}
-	b.remember(rep.Attrs().Index, port)
-	if err := b.up(rep); err != nil {
-		return err
-	}
-	// The address is known, so it is neither learned nor flooded, and no other port can take it over.
-	entry := &netlink.Neigh{LinkIndex: rep.Attrs().Index, Family: unix.AF_BRIDGE, Flags: netlink.NTF_MASTER, State: netlink.NUD_NOARP, HardwareAddr: mac}
-	if err := b.handle.NeighSet(entry); err != nil {
+	d.remember(rep.Attrs().Index, port)
+	return nil
+}
+
+// forward sends frames for an address to a representor. The address is known by this, so it is neither learned nor
+// flooded, and no other port can take it over. vlan is 0 in a bridge that does not filter VLANs.
+func (d *netdevs) forward(rep netlink.Link, mac net.HardwareAddr, vlan uint16) error {
+	if err := d.handle.NeighSet(forwarding(rep, mac, vlan)); err != nil {
 		return fmt.Errorf("netdev %s: forward %s to it: %w", rep.Attrs().Name, mac, err)
 	}
 	return nil
 }
 
+func forwarding(rep netlink.Link, mac net.HardwareAddr, vlan uint16) *netlink.Neigh {
+	return &netlink.Neigh{LinkIndex: rep.Attrs().Index, Family: unix.AF_BRIDGE, Flags: netlink.NTF_MASTER, State: netlink.NUD_NOARP, HardwareAddr: mac, Vlan: int(vlan)}
+}
+
 // representor finds the port's netdev, and makes sure that it can be one: nothing that this machine itself needs.
-func (b *bridges) representor(port string) (netlink.Link, error) {
-	link, err := b.find(port)
+func (d *netdevs) representor(port string) (netlink.Link, error) {
+	link, err := d.find(port)
 	if err != nil {
 		return nil, err
 	}
-	b.forget(port, link)
+	d.forget(port, link)
 	if link == nil {
 		return nil, fmt.Errorf("netdev %s is missing: no netdev has it as its name or alternative name", port)
 	}
 	attrs := link.Attrs()
-	uplink := attrs.Name == b.uplink || slices.Contains(attrs.AltNames, b.uplink)
+	uplink := attrs.Name == d.uplink || slices.Contains(attrs.AltNames, d.uplink)
 	if uplink || attrs.Flags&net.FlagLoopback != 0 || strings.HasPrefix(attrs.Alias, aliasPrefix) {
 		return nil, fmt.Errorf("netdev %s: is no representor but the uplink, a loopback or one of the agent's own", attrs.Name)
 	}
-	addrs, err := b.handle.AddrList(link, netlink.FAMILY_ALL)
+	addrs, err := d.handle.AddrList(link, netlink.FAMILY_ALL)
 	if err != nil {
 		return nil, fmt.Errorf("netdev %s: addresses: %w", attrs.Name, err)
 	}
@@ -77,19 +71,19 @@ func (b *bridges) representor(port string) (netlink.Link, error) {
 }
 
 // free takes a netdev out of our bridge that it is in, if any. In somebody else's it is an error.
-func (b *bridges) free(link netlink.Link) error {
+func (d *netdevs) free(link netlink.Link) error {
 	attrs := link.Attrs()
 	if attrs.MasterIndex == 0 {
 		return nil
 	}
-	master, err := b.handle.LinkByIndex(attrs.MasterIndex)
+	master, err := d.handle.LinkByIndex(attrs.MasterIndex)
 	if err != nil {
 		return fmt.Errorf("netdev %s: its master: %w", attrs.Name, err)
 	}
 	if !strings.HasPrefix(master.Attrs().Alias, aliasPrefix) {
 		return fmt.Errorf("netdev %s: is a port of %s, which is not ours", attrs.Name, master.Attrs().Name)
 	}
-	if err := b.handle.LinkSetNoMaster(link); err != nil {
+	if err := d.handle.LinkSetNoMaster(link); err != nil {
 		return fmt.Errorf("netdev %s: take out of bridge %s: %w", attrs.Name, master.Attrs().Name, err)
 	}
 	return nil
@@ -97,24 +91,24 @@ func (b *bridges) free(link netlink.Link) error {
 
 // detach takes the port's representor out of our bridge and sets it down. One that is gone, or is somebody else's by
 // now, is left alone.
-func (b *bridges) detach(port string) error {
-	link, err := b.find(port)
+func (d *netdevs) detach(port string) error {
+	link, err := d.find(port)
 	if err != nil {
 		return err
 	}
-	b.forget(port, link)
+	d.forget(port, link)
 	if link == nil || link.Attrs().MasterIndex == 0 {
 		return nil
 	}
-	return b.release(link)
+	return d.release(link)
 }
 
-func (b *bridges) release(link netlink.Link) error {
+func (d *netdevs) release(link netlink.Link) error {
 	attrs := link.Attrs()
 	if attrs.MasterIndex == 0 {
 		return nil
 	}
-	master, err := b.handle.LinkByIndex(attrs.MasterIndex)
+	master, err := d.handle.LinkByIndex(attrs.MasterIndex)
 	if err != nil {
 		return fmt.Errorf("netdev %s: its master: %w", attrs.Name, err)
 	}
@@ -122,85 +116,90 @@ func (b *bridges) release(link netlink.Link) error {
 		return nil
 	}
 	// Down first: between the two it must not carry frames as a netdev of its own.
-	if err := b.handle.LinkSetDown(link); err != nil {
+	if err := d.handle.LinkSetDown(link); err != nil {
 		return fmt.Errorf("netdev %s: set down: %w", attrs.Name, err)
 	}
-	if err := b.handle.LinkSetNoMaster(link); err != nil {
+	if err := d.handle.LinkSetNoMaster(link); err != nil {
 		return fmt.Errorf("netdev %s: take out of bridge %s: %w", attrs.Name, master.Attrs().Name, err)
 	}
 	return nil
 }
 
-func (b *bridges) remember(index int, port string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.attached[index] = port
+func (d *netdevs) remember(index int, port string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.attached[index] = port
 }
 
 // forget drops what is remembered of the port's earlier representors, all but now, and releases those that are still
 // there under another name. That they may have been taken over meanwhile is seen by release.
-func (b *bridges) forget(port string, now netlink.Link) {
-	b.mu.Lock()
+func (d *netdevs) forget(port string, now netlink.Link) {
+	d.mu.Lock()
 	var stale []int
-	for index, of := range b.attached {
+	for index, of := range d.attached {
 		if of == port && (now == nil || now.Attrs().Index != index) {
 			stale = append(stale, index)
-			delete(b.attached, index)
+			delete(d.attached, index)
 		}
 	}
-	b.mu.Unlock()
+	d.mu.Unlock()
 	for _, index := range stale {
-		if link, err := b.handle.LinkByIndex(index); err == nil {
-			_ = b.release(link) // sweep has another go at the next start
+		if link, err := d.handle.LinkByIndex(index); err == nil {
+			_ = d.release(link) // sweep has another go at the next start
 		}
 	}
 }
 
-// sweep removes what is ours and not to be kept: bridges and VXLAN ports of other networks, and representors in our
-// bridges that are no port of the bridge's network. ports tells each port's network.
-func (b *bridges) sweep(networks map[string]bool, ports map[string]string) error {
-	links, err := b.handle.LinkList()
+// sweep removes what is ours and not to be kept: VXLAN ports of other networks, bridges, by the id in their mark, and
+// representors in our bridges that do not belong there by any of their names.
+func (d *netdevs) sweep(networks map[string]bool, keep func(bridge string) bool, belongs func(name, bridge string) bool) error {
+	links, err := d.handle.LinkList()
 	if err != nil {
 		return fmt.Errorf("list netdevs: %w", err)
 	}
-	ours := map[int]string{} // networks by the ifindex of their bridge
+	ours := map[int]string{} // ids of our bridges by ifindex
 	for _, link := range links {
 		if id, ok := strings.CutPrefix(link.Attrs().Alias, aliasPrefix); ok && link.Type() == "bridge" {
 			ours[link.Attrs().Index] = id
 		}
 	}
 	var failed []error
+	// The representors first: one whose bridge is removed would stay up.
 	for _, link := range links {
 		attrs := link.Attrs()
-		id, marked := strings.CutPrefix(attrs.Alias, aliasPrefix)
-		network, inOurs := ours[attrs.MasterIndex]
-		switch {
-		case marked && (link.Type() == "bridge" || link.Type() == "vxlan"):
-			if !networks[id] {
-				failed = append(failed, b.remove(link))
-			}
-		case inOurs:
-			names := append(slices.Clone(attrs.AltNames), attrs.Name)
-			if !slices.ContainsFunc(names, func(name string) bool { return ports[name] == network }) {
-				failed = append(failed, b.release(link))
-			}
+		bridge, inOurs := ours[attrs.MasterIndex]
+		if !inOurs || strings.HasPrefix(attrs.Alias, aliasPrefix) {
+			continue
+		}
+		if !slices.ContainsFunc(namesOf(attrs), func(name string) bool { return belongs(name, bridge) }) {
+			failed = append(failed, d.release(link))
+		}
+	}
+	for _, link := range links {
+		id, marked := strings.CutPrefix(link.Attrs().Alias, aliasPrefix)
+		if marked && (link.Type() == "bridge" && !keep(id) || link.Type() == "vxlan" && !networks[id]) {
+			failed = append(failed, d.remove(link))
 		}
 	}
 	return errors.Join(failed...)
 }
 
+func namesOf(attrs *netlink.LinkAttrs) []string {
+	return append(slices.Clone(attrs.AltNames), attrs.Name)
+}
+
 // change is what a netdev event may have changed. Level-triggered: what is named is looked at again.
 type change struct {
-	all      bool     // events were lost
+	all      bool     // events were lost, or it is the bridge of all networks
 	uplink   bool     // and so all networks with a VNI
 	networks []string // ids
 	ports    []string // ids, and names of netdevs that are no port's
 }
 
 // watch calls emit for each event until close, from one goroutine.
-func (b *bridges) watch(emit func(change)) error {
+func (d *netdevs) watch(emit func(change)) error {
 	for {
-		msgs, from, err := b.events.Receive()
+		msgs, from, err := d.events.Receive()
 		switch {
 		case errors.Is(err, os.ErrClosed):
 			return nil
@@ -221,7 +220,7 @@ func (b *bridges) watch(emit func(change)) error {
 					emit(change{all: true})
 					continue
 				}
-				emit(b.changeOf(link.Attrs()))
+				emit(d.changeOf(link, msg.Header.Type == unix.RTM_DELLINK))
 			case unix.RTM_NEWADDR, unix.RTM_DELADDR:
 				emit(change{uplink: true}) // addresses of netdevs other than the uplink are rare on an xPU
 			}
@@ -229,16 +228,24 @@ func (b *bridges) watch(emit func(change)) error {
 	}
 }
 
-func (b *bridges) changeOf(attrs *netlink.LinkAttrs) change {
-	names := append(slices.Clone(attrs.AltNames), attrs.Name)
-	c := change{ports: names, uplink: b.uplink != "" && slices.Contains(names, b.uplink)}
-	b.mu.Lock()
-	if port, ok := b.attached[attrs.Index]; ok {
+func (d *netdevs) changeOf(link netlink.Link, removed bool) change {
+	attrs := link.Attrs()
+	names := namesOf(attrs)
+	c := change{ports: names, uplink: d.uplink != "" && slices.Contains(names, d.uplink)}
+	d.mu.Lock()
+	if port, ok := d.attached[attrs.Index]; ok {
 		c.ports = append(c.ports, port)
 	}
-	b.mu.Unlock()
-	if id, ok := strings.CutPrefix(attrs.Alias, aliasPrefix); ok {
-		c.networks = []string{id}
+	if network, ok := d.tunnels[attrs.Index]; ok {
+		c.networks = append(c.networks, network)
+	}
+	d.mu.Unlock()
+	id, ours := strings.CutPrefix(attrs.Alias, aliasPrefix)
+	switch {
+	case ours && id == sharedID:
+		c.all = removed || attrs.Flags&net.FlagUp == 0 || !filtersVLANs(link)
+	case ours:
+		c.networks = append(c.networks, id)
 	}
 	return c
 }
