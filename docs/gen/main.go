@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 )
 
@@ -45,7 +46,8 @@ func tidyAPI(path string) error {
 	if err != nil {
 		return err
 	}
-	tidy := strings.NewReplacer(`\{`, "{", `\}`, "}", "<br /> |", " |", "\n\n\n", "\n\n").Replace(string(page))
+	tidy := strings.NewReplacer(`\{`, "{", `\}`, "}", "<br /> |", " |").Replace(string(page))
+	tidy = regexp.MustCompile(`\n{3,}`).ReplaceAllString(tidy, "\n\n")
 	return os.WriteFile(path, []byte(tidy), 0o644)
 }
 
