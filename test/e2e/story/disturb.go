@@ -20,7 +20,8 @@ import (
 
 // asBefore waits until the world is as it was before all pods. The ResourceSlices may have been written since.
 func (w *World) asBefore(ctx context.Context) error {
-	return poll(ctx, 60*time.Second, "everything is as it was", func(ctx context.Context) error {
+	// A Function that was refused stays tainted for a minute.
+	return poll(ctx, 90*time.Second, "everything is as it was", func(ctx context.Context) error {
 		now, err := w.snapshot(ctx)
 		if err != nil {
 			return err

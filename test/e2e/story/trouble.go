@@ -33,6 +33,7 @@ func (w *World) Trouble() []Step {
 		{"A DevicePool that matches nothing, and one that overlaps: the status says so", w.poolStatus},
 		{"An OPI agent that is down: the pod waits, and starts when it is back", w.waitForAgent},
 		{"An OPI agent that forgets its ports: they come back, and the packets with them", w.forgetPorts},
+		{"An xPU that refuses a Function: it is tainted, and the scheduler takes another before the pod binds", w.refuseFunction},
 		{"Agent, kubelet and runtime restart under a running pod: it is not disturbed, and what comes after works", w.restartUnderPods},
 		{"Agents killed while pods come and go: nothing leaks", w.killAgents},
 		{"VFs that vanish and return: the slices follow within a second", w.hotplug},
@@ -41,13 +42,18 @@ func (w *World) Trouble() []Step {
 
 // claimed makes a pod on a node with a claim for each set of parameters, fields of an InterfaceConfig in JSON.
 func (w *World) claimed(ctx context.Context, name, node string, parameters ...string) error {
+	return w.claimedOf(ctx, "xpu-fast", name, node, parameters...)
+}
+
+// claimedOf is claimed, of a DeviceClass.
+func (w *World) claimedOf(ctx context.Context, class, name, node string, parameters ...string) error {
 	pod := podSpec{name: name, node: node, template: ""}.pod()
 	pod.Spec.ResourceClaims, pod.Spec.Containers[0].Resources.Claims = nil, nil
 	for i, fields := range parameters {
 		claim := &resourceapi.ResourceClaim{}
 		claim.Namespace, claim.Name = "default", fmt.Sprintf("%s-nic-%d", name, i)
 		claim.Spec.Devices = resourceapi.DeviceClaim{
-			Requests: []resourceapi.DeviceRequest{{Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "xpu-fast"}}},
+			Requests: []resourceapi.DeviceRequest{{Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class}}},
 			Config: []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
 				Driver: v1alpha1.GroupName,
 				// Neither sorted nor compact: what a user's client writes must stay as it is.
@@ -315,6 +321,41 @@ func (w *World) forgetPorts(ctx context.Context) error {
 		return err
 	}
 	return w.gone(ctx, "left", "right")
+}
+
+// refuseFunction takes the representor of the first VF away from the OPI agent, by its name.
+func (w *World) refuseFunction(ctx context.Context) error {
+	x := w.xpus[1]
+	const refusedDevice, representor, portID = "0000-3b-02-0", "pf1vf0", "vf-0000-3b-02-0"
+	link, err := x.links.LinkByName(representor)
+	if err != nil {
+		return err
+	}
+	if err := x.links.LinkDelAltName(link, portID); err != nil {
+		return err
+	}
+	if err := w.claimedOf(ctx, "xpu-careful", "choosy", x.node.Name, `"network": "blue"`); err != nil {
+		return err
+	}
+	if err := w.told(ctx, "choosy", portID); err != nil {
+		return err
+	}
+	if err := w.ready(ctx, "choosy"); err != nil {
+		return err
+	}
+	var claim resourceapi.ResourceClaim
+	if err := w.client.Get(ctx, types.NamespacedName{Namespace: "default", Name: "choosy-nic-0"}, &claim); err != nil {
+		return err
+	}
+	device := claim.Status.Allocation.Devices.Results[0].Device
+	if device == refusedDevice {
+		return fmt.Errorf("pod choosy has Function %s, which the xPU refused", device)
+	}
+	w.Detail("choosy got %s in place of %s", device, refusedDevice)
+	if err := x.links.LinkAddAltName(link, portID); err != nil {
+		return err
+	}
+	return w.gone(ctx, "choosy")
 }
 
 func (w *World) restartUnderPods(ctx context.Context) error {
