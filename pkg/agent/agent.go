@@ -86,19 +86,6 @@ type agent struct {
 
 // Run works until ctx ends. It returns an error only if it cannot work at all.
 func Run(ctx context.Context, config Config, registry *prometheus.Registry, log logr.Logger) error {
-	// Protobuf leaves the opaque parameters in a claim's allocation as they are, to the byte; the API server refuses a
-	// status in which they differ, and JSON drops white space.
-	verbatim := rest.CopyConfig(config.Kubernetes)
-	verbatim.ContentType = runtime.ContentTypeProtobuf
-	verbatim.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
-	clientset, err := kubernetes.NewForConfig(verbatim)
-	if err != nil {
-		return fmt.Errorf("client for the API server: %w", err)
-	}
-	bootID, err := os.ReadFile(filepath.Join(config.ProcRoot, "sys/kernel/random/boot_id"))
-	if err != nil {
-		return fmt.Errorf("boot id: %w", err)
-	}
 	records, err := journal.Open(filepath.Join(config.StateDir, "journal.db"))
 	if err != nil {
 		return err
@@ -109,45 +96,79 @@ func Run(ctx context.Context, config Config, registry *prometheus.Registry, log 
 		return err
 	}
 	defer engine.Close()
-	cdi, err := dra.NewCDI(config.CDIDir)
-	if err != nil {
+	a := &agent{config: config, log: log, journal: records}
+	if err := a.assemble(engine, registry); err != nil {
 		return err
 	}
+	return a.run(ctx, registry)
+}
 
-	a := &agent{config: config, log: log, journal: records, clientset: clientset}
-	api, err := nodeapi.New(config.Kubernetes, config.NodeName, nodeapi.Events{DeclarationsChanged: a.inputs.Notify, PortsChanged: a.outputs.Notify})
+// assemble makes the parts and tells them of each other, in the order in which data flows.
+func (a *agent) assemble(engine *link.Engine, registry *prometheus.Registry) (err error) {
+	bootID, err := readBootID(a.config.ProcRoot)
 	if err != nil {
 		return err
 	}
-	a.api = api
+	if a.clientset, err = newClientset(a.config.Kubernetes); err != nil {
+		return err
+	}
+	cdi, err := dra.NewCDI(a.config.CDIDir)
+	if err != nil {
+		return err
+	}
+	a.api, err = nodeapi.New(a.config.Kubernetes, a.config.NodeName, nodeapi.Events{DeclarationsChanged: a.inputs.Notify, PortsChanged: a.outputs.Notify})
+	if err != nil {
+		return err
+	}
 	a.inventory = inventory.New(inventory.Options{
-		SysRoot: config.SysRoot, Changed: a.inputs.Notify, Registry: registry, Log: log.WithName("inventory"),
+		SysRoot: a.config.SysRoot, Changed: a.inputs.Notify, Registry: registry, Log: a.log.WithName("inventory"),
 	})
+	a.tracker = pool.NewTracker(a.inventory, a.api, a.log.WithName("pool"))
+	a.releaser = release.New(a.journal, engine, a.inventory, release.Options{BootID: bootID}, a.log.WithName("release"))
+	a.releases = &releases{releaser: a.releaser, journal: a.journal, changed: a.outputs.Notify, log: a.log.WithName("release")}
+	attacher := attach.New(a.journal, engine, a.inventory, a.releaser, bootID, a.log.WithName("attach"))
+	a.health = &health.Checker{ReleasePending: a.releases.pending, ProvisionFailed: a.api.ProvisionFailed}
 	a.metrics = dra.NewMetrics(registry)
-	a.releaser = release.New(records, engine, a.inventory, release.Options{BootID: strings.TrimSpace(string(bootID))}, log.WithName("release"))
-	attacher := attach.New(records, engine, a.inventory, a.releaser, strings.TrimSpace(string(bootID)), log.WithName("attach"))
-	a.tracker = pool.NewTracker(a.inventory, api, log.WithName("pool"))
-	a.releases = &releases{releaser: a.releaser, journal: records, changed: a.outputs.Notify, log: log.WithName("release")}
-	a.health = &health.Checker{ReleasePending: a.releases.pending, ProvisionFailed: api.ProvisionFailed}
-	a.status = dra.NewStatusReporter(clientset.ResourceV1(), records, a.metrics, log.WithName("status"))
+	a.status = dra.NewStatusReporter(a.clientset.ResourceV1(), a.journal, a.metrics, a.log.WithName("status"))
 	a.driver = &dra.Driver{
 		Functions:        a.inventory,
 		DevicePools:      a.tracker,
-		Ports:            api,
-		Journal:          records,
+		Ports:            a.api,
+		Journal:          a.journal,
 		Attacher:         attacher,
 		Releaser:         a.releases,
 		CDI:              cdi,
-		Health:           &dra.HealthReporter{Node: config.NodeName, Pools: a.tracker, Health: a.health, Changes: a.outputs.Subscribe},
+		Health:           &dra.HealthReporter{Node: a.config.NodeName, Pools: a.tracker, Health: a.health, Changes: a.outputs.Subscribe},
 		Metrics:          a.metrics,
-		Log:              log.WithName("dra"),
-		ProvisionTimeout: config.ProvisionTimeout,
+		Log:              a.log.WithName("dra"),
+		ProvisionTimeout: a.config.ProvisionTimeout,
 	}
 	a.nri = &nri.Plugin{
-		Socket: config.NRISocket, Journal: records, Attacher: attacher, Detacher: a.releaser, Reporter: a.status,
-		Log: log.WithName("nri"),
+		Socket: a.config.NRISocket, Journal: a.journal, Attacher: attacher, Detacher: a.releaser, Reporter: a.status,
+		Log: a.log.WithName("nri"),
 	}
-	return a.run(ctx, registry)
+	return nil
+}
+
+// newClientset speaks protobuf, which leaves the opaque parameters in a claim's allocation as they are, to the byte. The
+// API server refuses a status in which they differ, and JSON drops white space.
+func newClientset(config *rest.Config) (kubernetes.Interface, error) {
+	verbatim := rest.CopyConfig(config)
+	verbatim.ContentType = runtime.ContentTypeProtobuf
+	verbatim.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	clientset, err := kubernetes.NewForConfig(verbatim)
+	if err != nil {
+		return nil, fmt.Errorf("client for the API server: %w", err)
+	}
+	return clientset, nil
+}
+
+func readBootID(procRoot string) (string, error) {
+	id, err := os.ReadFile(filepath.Join(procRoot, "sys/kernel/random/boot_id"))
+	if err != nil {
+		return "", fmt.Errorf("boot id: %w", err)
+	}
+	return strings.TrimSpace(string(id)), nil
 }
 
 func (a *agent) run(ctx context.Context, registry *prometheus.Registry) error {
