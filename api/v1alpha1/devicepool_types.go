@@ -5,11 +5,16 @@ import (
 )
 
 // PublishMode says through which Kubernetes API a pool's Functions are offered.
-// +kubebuilder:validation:Enum=DRA
+// +kubebuilder:validation:Enum=DRA;DevicePlugin
 type PublishMode string
 
-// PublishDRA offers Functions as devices in ResourceSlices.
-const PublishDRA PublishMode = "DRA"
+const (
+	// PublishDRA offers Functions as devices in ResourceSlices.
+	PublishDRA PublishMode = "DRA"
+
+	// PublishDevicePlugin offers Functions as an extended resource, through the kubelet's device plugin API.
+	PublishDevicePlugin PublishMode = "DevicePlugin"
+)
 
 // ProvisionMode says when the xPU is made ready for a Function.
 // +kubebuilder:validation:Enum=OnPrepare;BeforeBind
@@ -24,6 +29,47 @@ const (
 	// Port; if it refuses, the scheduler allocates another device, on another node if need be. The scheduler
 	// looks at binding conditions every 5 s, so binding takes up to that much longer.
 	ProvisionBeforeBind ProvisionMode = "BeforeBind"
+)
+
+// DeviceType says what kind of Functions a pool is made of, in the words of sriov-network-device-plugin.
+// +kubebuilder:validation:Enum=netDevice;accelerator;auxNetDevice
+type DeviceType string
+
+const (
+	// DeviceTypeNet: VFs, and NICs (PFs) that have no VFs and do not carry the node's IPv4 default route.
+	DeviceTypeNet DeviceType = "netDevice"
+
+	// DeviceTypeAccelerator: as netDevice, of PCI class 0x12 (processing accelerators).
+	DeviceTypeAccelerator DeviceType = "accelerator"
+
+	// DeviceTypeAuxNet: SFs.
+	DeviceTypeAuxNet DeviceType = "auxNetDevice"
+)
+
+// ProvisionPoint says when the xPU is made ready for a Function that the device plugin hands out.
+// +kubebuilder:validation:Enum=Allocate;Add
+type ProvisionPoint string
+
+const (
+	// ProvisionAtAllocate: before the kubelet starts the pod; the pool must name the network. A pod whose xPU
+	// refuses fails for good, as the kubelet does not ask twice.
+	ProvisionAtAllocate ProvisionPoint = "Allocate"
+
+	// ProvisionAtAdd: when the CNI plugin attaches the Function. The network is that of the plugin's
+	// configuration or else the pool's. The kubelet tries again until it succeeds.
+	ProvisionAtAdd ProvisionPoint = "Add"
+)
+
+// PreferredAllocation says which Functions of a pool the kubelet should prefer for a container that wants several.
+// +kubebuilder:validation:Enum=Pack;Spread
+type PreferredAllocation string
+
+const (
+	// PreferPack takes Functions of one PF, then of PFs below the same PCIe root.
+	PreferPack PreferredAllocation = "Pack"
+
+	// PreferSpread takes Functions of as many PFs as there are, those with the most free Functions first.
+	PreferSpread PreferredAllocation = "Spread"
 )
 
 // FunctionSelector selects Functions. Every field that is set must match; a list matches if one entry does.
@@ -73,16 +119,105 @@ type FunctionSelector struct {
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:Pattern=`^[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7](#[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*)?$`
 	RootDevices []string `json:"rootDevices,omitempty"`
+
+	// ACPIIndexes are firmware numbers of the Function (sysfs acpi_index), such as "101".
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:Pattern=`^[0-9]+$`
+	ACPIIndexes []string `json:"acpiIndexes,omitempty"`
+
+	// LinkTypes are those of the Function's netdev, or of its PF's while that is away: "ether" or "infiniband".
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=64
+	LinkTypes []string `json:"linkTypes,omitempty"`
+
+	// DDPProfiles are names of the Dynamic Device Personalization package that the PF runs (Intel), such as
+	// "ICE COMMS Package".
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=64
+	DDPProfiles []string `json:"ddpProfiles,omitempty"`
+
+	// PKeys are InfiniBand partition keys of the Function, in hex: "0x1".
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=64
+	PKeys []string `json:"pKeys,omitempty"`
+
+	// AuxTypes are types of auxiliary devices; "sf" is the only one.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=1
+	// +kubebuilder:validation:items:Enum=sf
+	AuxTypes []string `json:"auxTypes,omitempty"`
+
+	// IsRdma limits the selector to Functions with an RDMA device, whose character devices the container gets too.
+	// +optional
+	IsRdma bool `json:"isRdma,omitempty"`
+
+	// VDPAType limits the selector to Functions with a vDPA device that is bound to this driver.
+	// +optional
+	// +kubebuilder:validation:Enum=virtio;vhost
+	VDPAType string `json:"vdpaType,omitempty"`
+}
+
+// DevicePluginSpec says how the device plugin offers a pool.
+type DevicePluginSpec struct {
+	// ResourcePrefix is what is before the slash in the extended resource's name; "xpu.opiproject.org" if empty.
+	// +optional
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`
+	ResourcePrefix string `json:"resourcePrefix,omitempty"`
+
+	// ResourceName is what is after the slash; the pool's name if empty.
+	// +optional
+	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^[a-zA-Z0-9]([-a-zA-Z0-9_]*[a-zA-Z0-9])?$`
+	ResourceName string `json:"resourceName,omitempty"`
+
+	// ProvisionAt says when the xPU is made ready.
+	// +optional
+	// +kubebuilder:default=Add
+	ProvisionAt ProvisionPoint `json:"provisionAt,omitempty"`
+
+	// PreferredAllocation says which Functions are preferred for a container that wants several.
+	// +optional
+	// +kubebuilder:default=Pack
+	PreferredAllocation PreferredAllocation `json:"preferredAllocation,omitempty"`
+
+	// ExcludeTopology keeps the NUMA node of the Functions from the kubelet's topology manager.
+	// +optional
+	ExcludeTopology bool `json:"excludeTopology,omitempty"`
+
+	// NeedVhostNet gives containers /dev/vhost-net and /dev/net/tun too.
+	// +optional
+	NeedVhostNet bool `json:"needVhostNet,omitempty"`
+
+	// AdditionalInfo is given to containers in PCIDEVICE_.._INFO, by PCI address or "*" for all.
+	// +optional
+	AdditionalInfo map[string]map[string]string `json:"additionalInfo,omitempty"`
 }
 
 // DevicePoolSpec says which Functions belong to the pool and how they are offered.
+// +kubebuilder:validation:XValidation:rule="!has(self.devicePlugin) || has(self.publish) && self.publish == 'DevicePlugin'",message="devicePlugin is only for pools with publish: DevicePlugin"
+// +kubebuilder:validation:XValidation:rule="!has(self.devicePlugin) || !has(self.devicePlugin.provisionAt) || self.devicePlugin.provisionAt != 'Allocate' || has(self.network) && size(self.network) > 0",message="provisionAt: Allocate needs network: the kubelet does not say which network a pod wants when it allocates"
 type DevicePoolSpec struct {
 	// NodeSelector limits the pool to nodes with these labels; empty means every node.
 	// +optional
 	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
 
-	// Selectors select VFs and SFs; a Function belongs to the pool if one selector matches. A Function that
-	// several pools select belongs to the pool whose name sorts first, and the others say so in their status.
+	// DeviceType limits the pool to one kind of Function; if empty, the pool is made of VFs and SFs.
+	// +optional
+	DeviceType DeviceType `json:"deviceType,omitempty"`
+
+	// Priority decides between pools that select the same Function: the highest has it, of equals the one whose
+	// name sorts first, and the others say so in their status.
+	// +optional
+	Priority int32 `json:"priority,omitempty"`
+
+	// Selectors select Functions; one belongs to the pool if one selector matches.
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=32
 	// +listType=atomic
@@ -103,6 +238,10 @@ type DevicePoolSpec struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	Network string `json:"network,omitempty"`
+
+	// DevicePlugin says how the device plugin offers the pool; only with publish: DevicePlugin.
+	// +optional
+	DevicePlugin *DevicePluginSpec `json:"devicePlugin,omitempty"`
 }
 
 // DevicePoolNodeStatus is what one node's agent found for the pool.
@@ -118,6 +257,10 @@ type DevicePoolNodeStatus struct {
 	// +optional
 	// +listType=atomic
 	Overlapping []string `json:"overlapping,omitempty"`
+
+	// Problem says why the node's agent cannot offer the pool at all.
+	// +optional
+	Problem string `json:"problem,omitempty"`
 }
 
 // DevicePoolStatus is what came of the pool.
@@ -133,7 +276,7 @@ type DevicePoolStatus struct {
 	// +listMapKey=name
 	Nodes []DevicePoolNodeStatus `json:"nodes,omitempty"`
 
-	// Conditions has Ready: True (Published) or False (NoFunctions, Overlap).
+	// Conditions has Ready: True (Published) or False (NoFunctions, Overlap, InvalidConfig).
 	// +optional
 	// +listType=map
 	// +listMapKey=type

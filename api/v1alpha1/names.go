@@ -30,6 +30,13 @@ const (
 	// TaintReleasePending is on a device that cannot be handed out because its last Attachment could not be
 	// taken back yet (effect NoSchedule).
 	TaintReleasePending = GroupName + "/release-pending"
+
+	// TaintXPUAway is on devices whose xPU's OPI agent cannot be reached (effect NoSchedule).
+	TaintXPUAway = GroupName + "/xpu-away"
+
+	// TaintInUse is on a device that a pod still has by another way of publishing: the device plugin before its pool
+	// was moved to DRA, or another device plugin (effect NoSchedule).
+	TaintInUse = GroupName + "/in-use"
 )
 
 // Reasons of conditions. Each comes with a message that says what to do.

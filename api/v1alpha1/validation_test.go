@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -34,6 +35,12 @@ func TestValidation(t *testing.T) {
 		p := &v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: v1alpha1.DevicePoolSpec{Selectors: []v1alpha1.FunctionSelector{{PFNames: []string{"ens3f0#0-3,7"}}}}}
 		change(p)
 		return p
+	}
+	plugin := func(change func(*v1alpha1.DevicePool)) *v1alpha1.DevicePool {
+		return pool(func(p *v1alpha1.DevicePool) {
+			p.Spec.Publish, p.Spec.DevicePlugin = v1alpha1.PublishDevicePlugin, &v1alpha1.DevicePluginSpec{}
+			change(p)
+		})
 	}
 	xpu := func(change func(*v1alpha1.XPUSpec)) *v1alpha1.XPU {
 		x := &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "x"}, Spec: v1alpha1.XPUSpec{NodeName: "n", Endpoint: "10.0.0.1:50151", Insecure: true}}
@@ -67,6 +74,35 @@ func TestValidation(t *testing.T) {
 			{"pool with a bad vendor", pool(func(p *v1alpha1.DevicePool) { p.Spec.Selectors[0].Vendors = []string{"0x15b3"} }), "spec.selectors[0].vendors[0]"},
 			{"pool with a bad mode", pool(func(p *v1alpha1.DevicePool) { p.Spec.Provision = "Sometime" }), `"OnPrepare", "BeforeBind"`},
 			{"pool with a long name", pool(func(p *v1alpha1.DevicePool) { p.Name = strings.Repeat("a", 64) }), "at most 63 characters"},
+			{"pool for the device plugin", plugin(func(p *v1alpha1.DevicePool) {
+				p.Name = "plugin"
+				p.Spec.DeviceType, p.Spec.Priority = v1alpha1.DeviceTypeNet, -3
+				p.Spec.Selectors = []v1alpha1.FunctionSelector{{
+					ACPIIndexes: []string{"101"}, LinkTypes: []string{"ether"}, DDPProfiles: []string{"ICE COMMS Package"}, PKeys: []string{"0x7fff"},
+					AuxTypes: []string{"sf"}, VDPAType: "vhost",
+				}, {IsRdma: true}}
+				p.Spec.DevicePlugin.ResourcePrefix, p.Spec.DevicePlugin.ResourceName = "intel.com", "Sriov_net-A"
+				p.Spec.DevicePlugin.AdditionalInfo = map[string]map[string]string{"*": {"token": "1"}}
+			}), ""},
+			{"pool that selects everything, as xpuctl writes it", &unstructured.Unstructured{Object: map[string]any{
+				"apiVersion": "xpu.opiproject.org/v1alpha1", "kind": "DevicePool", "metadata": map[string]any{"name": "everything"},
+				"spec": map[string]any{"selectors": []any{map[string]any{"isRdma": false}}},
+			}}, ""},
+			{"pool provisioned at Allocate", plugin(func(p *v1alpha1.DevicePool) {
+				p.Name, p.Spec.Network, p.Spec.DevicePlugin.ProvisionAt = "allocate", "blue", v1alpha1.ProvisionAtAllocate
+			}), ""},
+			{"pool provisioned at Allocate without network", plugin(func(p *v1alpha1.DevicePool) {
+				p.Spec.DevicePlugin.ProvisionAt = v1alpha1.ProvisionAtAllocate
+			}), "provisionAt: Allocate needs network"},
+			{"pool for DRA with devicePlugin", plugin(func(p *v1alpha1.DevicePool) { p.Spec.Publish = v1alpha1.PublishDRA }), "devicePlugin is only for pools with publish: DevicePlugin"},
+			{"pool with devicePlugin by default", plugin(func(p *v1alpha1.DevicePool) { p.Spec.Publish = "" }), "devicePlugin is only for pools with publish: DevicePlugin"},
+			{"pool with a bad device type", pool(func(p *v1alpha1.DevicePool) { p.Spec.DeviceType = "gpu" }), "spec.deviceType"},
+			{"pool with a bad vDPA type", pool(func(p *v1alpha1.DevicePool) { p.Spec.Selectors[0].VDPAType = "user" }), "spec.selectors[0].vdpaType"},
+			{"pool with a bad auxiliary type", pool(func(p *v1alpha1.DevicePool) { p.Spec.Selectors[0].AuxTypes = []string{"eth"} }), "spec.selectors[0].auxTypes[0]"},
+			{"pool with a bad firmware number", pool(func(p *v1alpha1.DevicePool) { p.Spec.Selectors[0].ACPIIndexes = []string{"eno1"} }), "spec.selectors[0].acpiIndexes[0]"},
+			{"pool with a bad resource", plugin(func(p *v1alpha1.DevicePool) { p.Spec.DevicePlugin.ResourceName = "fast_" }), "spec.devicePlugin.resourceName"},
+			{"pool with a bad prefix", plugin(func(p *v1alpha1.DevicePool) { p.Spec.DevicePlugin.ResourcePrefix = "Intel.com" }), "spec.devicePlugin.resourcePrefix"},
+			{"pool with a bad preference", plugin(func(p *v1alpha1.DevicePool) { p.Spec.DevicePlugin.PreferredAllocation = "Any" }), "spec.devicePlugin.preferredAllocation"},
 			{"xpu", xpu(func(*v1alpha1.XPUSpec) {}), ""},
 			{"xpu neither TLS nor insecure", xpu(func(s *v1alpha1.XPUSpec) { s.Insecure = false }), "set tls, or insecure: true"},
 			{"xpu both TLS and insecure", xpu(func(s *v1alpha1.XPUSpec) { s.TLS = &v1alpha1.XPUTLS{SecretName: "s"} }), "set tls, or insecure: true"},
@@ -116,6 +152,12 @@ func TestValidation(t *testing.T) {
 		}
 		if p.Spec.Publish != v1alpha1.PublishDRA || p.Spec.Provision != v1alpha1.ProvisionOnPrepare {
 			t.Errorf("publish %q, provision %q", p.Spec.Publish, p.Spec.Provision)
+		}
+		if err := api.Get(t.Context(), client.ObjectKey{Name: "plugin"}, &p); err != nil {
+			t.Fatal(err)
+		}
+		if d := p.Spec.DevicePlugin; d.ProvisionAt != v1alpha1.ProvisionAtAdd || d.PreferredAllocation != v1alpha1.PreferPack {
+			t.Errorf("provisionAt %q, preferredAllocation %q", d.ProvisionAt, d.PreferredAllocation)
 		}
 	})
 }

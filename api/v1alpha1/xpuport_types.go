@@ -5,6 +5,15 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
+// Labels of an XPUPort, for people to select by.
+const (
+	// LabelPool is the name of the DevicePool that the Function belongs to.
+	LabelPool = GroupName + "/pool"
+
+	// LabelNetwork is that of the XPUNetwork.
+	LabelNetwork = GroupName + "/network"
+)
+
 // FunctionRef names a Function of a node.
 type FunctionRef struct {
 	// PCIAddress is the Function's PCI address, "dddd:bb:dd.f"; for an SF it is its PF's.
@@ -30,7 +39,21 @@ type ClaimRef struct {
 	Request string `json:"request"`
 }
 
+// PodRef names the pod that a Port is for.
+type PodRef struct {
+	// Namespace is the pod's.
+	Namespace string `json:"namespace"`
+
+	// Name is the pod's.
+	Name string `json:"name"`
+
+	// UID is the pod's.
+	// +optional
+	UID types.UID `json:"uid,omitempty"`
+}
+
 // XPUPortSpec is decided once, when the Port is made, and never changed.
+// +kubebuilder:validation:XValidation:rule="!has(self.claim) || !has(self.pod)",message="a port is for a claim or for a pod: set one of them"
 // +kubebuilder:validation:XValidation:rule="self == oldSelf",message="the spec of an XPUPort cannot be changed: delete the port and let the controller make another"
 type XPUPortSpec struct {
 	// NodeName is the node that has the Function.
@@ -63,8 +86,14 @@ type XPUPortSpec struct {
 	// +kubebuilder:validation:MaxItems=16
 	Addresses []string `json:"addresses,omitempty"`
 
-	// Claim is the ResourceClaim that the Port is for.
-	Claim ClaimRef `json:"claim"`
+	// Claim is the ResourceClaim that the Port is for; absent where the device plugin handed the Function out.
+	// +optional
+	Claim ClaimRef `json:"claim,omitzero"`
+
+	// Pod is the pod that the Port is for, where the device plugin handed the Function out and the pod is known:
+	// it is not when the Port is made by Allocate.
+	// +optional
+	Pod *PodRef `json:"pod,omitempty"`
 }
 
 // XPUPortStatus is what the xPU makes of the Port.
@@ -73,6 +102,10 @@ type XPUPortStatus struct {
 	// +optional
 	BridgePort string `json:"bridgePort,omitempty"`
 
+	// MTU is the largest that the network carries, in bytes; 0 where it sets none.
+	// +optional
+	MTU int32 `json:"mtu,omitempty"`
+
 	// Conditions has Ready: True (Up) while the xPU serves the Port.
 	// +optional
 	// +listType=map
@@ -80,8 +113,10 @@ type XPUPortStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// XPUPort is what backs a Function on its xPU. The controller makes one when a claim is allocated a Function,
-// and takes it away when the claim no longer has it. Its name is a pure function of node and Function.
+// XPUPort is what backs a Function on its xPU. For a Function that is allocated to a claim the controller makes one, in
+// the claim's namespace, and takes it away when the claim no longer has it. For one that the device plugin handed out
+// the node's agent does both, in the namespace that the agent runs in. Its name is a pure function of node and
+// Function.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -91,6 +126,7 @@ type XPUPortStatus struct {
 // +kubebuilder:printcolumn:name="Function",type=string,JSONPath=`.spec.function.pciAddress`
 // +kubebuilder:printcolumn:name="Network",type=string,JSONPath=`.spec.network`
 // +kubebuilder:printcolumn:name="Claim",type=string,JSONPath=`.spec.claim.name`
+// +kubebuilder:printcolumn:name="Pod",type=string,JSONPath=`.spec.pod.name`
 // +kubebuilder:printcolumn:name="Addresses",type=string,JSONPath=`.spec.addresses`
 // +kubebuilder:printcolumn:name="MAC",type=string,JSONPath=`.spec.mac`,priority=1
 // +kubebuilder:printcolumn:name="XPU",type=string,JSONPath=`.spec.xpu`,priority=1
