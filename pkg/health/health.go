@@ -21,28 +21,43 @@ type Problem struct {
 // for concurrent use and do not block.
 type Source func(inventory.ID) (message string)
 
-// Checker puts the sources together.
+// Checker puts the sources together. A kind of problem that cannot be, as a way of working that is not in use has none,
+// has a nil source.
 type Checker struct {
-	// ReleasePending knows Functions whose last Attachment could not be taken back.
-	ReleasePending Source
+	// XPUAway knows Functions whose xPU cannot be asked. It is given the whole Function, as the xPU is that of its PF. A
+	// Function whose PF has no xPU is free of it.
+	XPUAway func(inventory.Function) (message string)
 	// ProvisionFailed knows Functions whose Port the xPU refused.
 	ProvisionFailed Source
+	// ReleasePending knows Functions whose last Attachment could not be taken back.
+	ReleasePending Source
+	// InUse knows Functions that a pod has by another way of publishing than the one that asks.
+	InUse Source
 }
 
 // Problems returns what is wrong with the Function, in a stable order; none means healthy.
 func (c *Checker) Problems(f inventory.Function) []Problem {
 	var problems []Problem
+	note := func(taint, message string) {
+		if message != "" {
+			problems = append(problems, Problem{Taint: taint, Message: message})
+		}
+	}
 	if !f.LinkUp {
-		problems = append(problems, Problem{
-			Taint:   v1alpha1.TaintLinkDown,
-			Message: fmt.Sprintf("PF %s (%s) has no link: check its cable and the xPU", f.PFName, f.PF),
-		})
+		note(v1alpha1.TaintLinkDown, fmt.Sprintf("PF %s (%s) has no link: check its cable and the xPU", f.PFName, f.PF))
 	}
-	if message := c.ProvisionFailed(f.ID); message != "" {
-		problems = append(problems, Problem{Taint: v1alpha1.TaintProvisionFailed, Message: message})
+	if c.XPUAway != nil {
+		note(v1alpha1.TaintXPUAway, c.XPUAway(f))
 	}
-	if message := c.ReleasePending(f.ID); message != "" {
-		problems = append(problems, Problem{Taint: v1alpha1.TaintReleasePending, Message: message})
-	}
+	note(v1alpha1.TaintProvisionFailed, c.ProvisionFailed.message(f.ID))
+	note(v1alpha1.TaintReleasePending, c.ReleasePending.message(f.ID))
+	note(v1alpha1.TaintInUse, c.InUse.message(f.ID))
 	return problems
+}
+
+func (s Source) message(id inventory.ID) string {
+	if s == nil {
+		return ""
+	}
+	return s(id)
 }

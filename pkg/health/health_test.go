@@ -18,23 +18,35 @@ func TestProblems(t *testing.T) {
 			return ""
 		}
 	}
-	checker := &Checker{ProvisionFailed: only("the xPU refused it"), ReleasePending: only("it is not back")}
+	all := &Checker{
+		XPUAway: func(f inventory.Function) string {
+			if f.PF == "0000:3b:00.0" && !f.LinkUp {
+				return "the xPU does not answer"
+			}
+			return ""
+		},
+		ProvisionFailed: only("the xPU refused it"), ReleasePending: only("it is not back"), InUse: only("a pod has it"),
+	}
 	for _, test := range []struct {
 		name     string
+		checker  *Checker
 		function inventory.Function
 		want     []Problem
 	}{
-		{"healthy", inventory.Function{ID: inventory.ID{Address: "0000:3b:00.3"}, LinkUp: true}, nil},
-		{"no link", inventory.Function{ID: inventory.ID{Address: "0000:3b:00.3"}, PF: "0000:3b:00.0", PFName: "ens3f0"},
-			[]Problem{{v1alpha1.TaintLinkDown, "PF ens3f0 (0000:3b:00.0)"}}},
-		{"everything", inventory.Function{ID: sick, PF: "0000:3b:00.0"}, []Problem{
+		{"healthy", all, inventory.Function{ID: inventory.ID{Address: "0000:3b:00.3"}, LinkUp: true}, nil},
+		{"no link", all, inventory.Function{ID: inventory.ID{Address: "0000:3b:00.3"}, PF: "0000:3b:00.1", PFName: "ens3f0"},
+			[]Problem{{v1alpha1.TaintLinkDown, "PF ens3f0 (0000:3b:00.1)"}}},
+		{"everything", all, inventory.Function{ID: sick, PF: "0000:3b:00.0"}, []Problem{
 			{v1alpha1.TaintLinkDown, "0000:3b:00.0"},
+			{v1alpha1.TaintXPUAway, "the xPU does not answer"},
 			{v1alpha1.TaintProvisionFailed, "the xPU refused it"},
 			{v1alpha1.TaintReleasePending, "it is not back"},
+			{v1alpha1.TaintInUse, "a pod has it"},
 		}},
+		{"no sources", &Checker{}, inventory.Function{ID: sick, PF: "0000:3b:00.0", LinkUp: true}, nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got := checker.Problems(test.function)
+			got := test.checker.Problems(test.function)
 			if len(got) != len(test.want) {
 				t.Fatalf("Problems = %+v, want %+v", got, test.want)
 			}

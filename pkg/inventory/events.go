@@ -29,6 +29,7 @@ var sources = []source{
 	{"rtnetlink", unix.NETLINK_ROUTE, 1 << (unix.RTNLGRP_LINK - 1), func([]byte) bool { return true }},
 	// Group 1 has the kernel's own uevents, group 2 what udev makes of them (lib/kobject_uevent.c).
 	{"uevent", unix.NETLINK_KOBJECT_UEVENT, 1, ueventMatters},
+	{"routes", unix.NETLINK_ROUTE, 1 << (unix.RTNLGRP_IPV4_ROUTE - 1), routeMatters},
 }
 
 // receiveBuffer holds the messages that come during a scan, in bytes. More are only counted as lost.
@@ -40,7 +41,7 @@ func ueventMatters(message []byte) bool {
 	for variable := range bytes.SplitSeq(message, []byte{0}) {
 		if subsystem, ok := bytes.CutPrefix(variable, []byte("SUBSYSTEM=")); ok {
 			switch string(subsystem) {
-			case "pci", "net", "virtio", "auxiliary":
+			case "pci", "net", "virtio", "auxiliary", "infiniband", "vdpa":
 				return true
 			}
 			return false

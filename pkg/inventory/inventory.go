@@ -1,5 +1,5 @@
-// Package inventory knows the network functions of a node: all of them, for as long as their PCI devices exist, wherever
-// their netdevs are. It reads sysfs when the kernel tells of a change and at no other time.
+// Package inventory knows the network functions of a node, and its accelerators: all of them, for as long as their PCI
+// devices exist, wherever their netdevs are. It reads sysfs when the kernel tells of a change and at no other time.
 package inventory
 
 import (
@@ -10,12 +10,15 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/pci"
 )
 
 // Times between an event and the scan that it causes.
@@ -25,7 +28,7 @@ const (
 	quiet = 50 * time.Millisecond
 	// patience is the longest time from an event to the scan, however many others follow.
 	patience = 500 * time.Millisecond
-	// retry is when a scan is tried again that could not read anything.
+	// retry is when a scan is tried again that could not read anything, or not the routes.
 	retry = time.Second
 )
 
@@ -35,6 +38,12 @@ type Options struct {
 	SysRoot string
 	// NetNS is the path of the host's network namespace, whose netdevs are the host's. "" is the process's own.
 	NetNS string
+	// DefaultNetdevs, where set, returns the names of the netdevs that the node's IPv4 default routes go over. By
+	// default the kernel is asked.
+	DefaultNetdevs func() ([]string, error)
+	// DDPProfile, where set, returns the name of the DDP package that a PF runs, "" if it has none. It is called for
+	// PFs of driver ice only, not at every scan. By default devlink is asked.
+	DDPProfile func(pf pci.Address) (string, error)
 	// Changed, where set, is called after each scan that came out different, the first included, on the goroutine of
 	// [Inventory.Run]: it must not block.
 	Changed func()
@@ -59,10 +68,20 @@ type Inventory struct {
 func New(options Options) *Inventory {
 	return &Inventory{
 		options: options,
-		scanner: newScanner(options.SysRoot),
+		scanner: newScanner(options),
 		metrics: newMetrics(options.Registry),
 		synced:  make(chan struct{}),
 	}
+}
+
+// Read reads the Functions once. Of the options it needs no more than SysRoot, and what is wrong with single entries is
+// logged.
+func Read(options Options) ([]Function, error) {
+	i := New(options)
+	if err := i.scan(); err != nil {
+		return nil, err
+	}
+	return i.functions, nil
 }
 
 // Snapshot returns all Functions, sorted by address, SFs behind their PF by sfnum. The caller owns the result.
@@ -129,11 +148,11 @@ func (i *Inventory) Run(ctx context.Context) error {
 	for {
 		var again <-chan time.Time
 		err := i.scan()
-		if err != nil {
+		if err != nil || i.scanner.routesFailed() {
 			again = time.After(retry)
-			if failure == nil || failure.Error() != err.Error() {
-				i.options.Log.Error(err, "Cannot read the Functions, keeping what is known", "retry", retry.String())
-			}
+		}
+		if err != nil && (failure == nil || failure.Error() != err.Error()) {
+			i.options.Log.Error(err, "Cannot read the Functions, keeping what is known", "retry", retry.String())
 		}
 		failure = err
 		select {
@@ -178,7 +197,7 @@ func (i *Inventory) scan() error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", filepath.Join(i.options.SysRoot, pciDevices), err)
 	}
-	if i.known() && slices.Equal(i.functions, functions) { // only this goroutine writes functions
+	if i.known() && reflect.DeepEqual(i.functions, functions) { // only this goroutine writes functions
 		return nil
 	}
 	positions := make(map[ID]int, len(functions))

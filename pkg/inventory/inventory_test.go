@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -127,11 +128,17 @@ func (w *world) get(t *testing.T, a pci.Address) inventory.Function {
 
 func TestKnowsTheCard(t *testing.T) {
 	w := newWorld(t, simulate.Card{PFs: 2, VFs: 2, NUMANode: 1})
-	common := inventory.Function{Vendor: "15b3", Driver: "mlx5_core", NUMANode: 1, PCIeRoot: "pci0000:3a", LinkUp: true}
+	common := inventory.Function{
+		Class: inventory.Network, Vendor: "15b3", Driver: "mlx5_core", PFDriver: "mlx5_core", NUMANode: 1, PCIeRoot: "pci0000:3a",
+		LinkType: "ether", LinkUp: true,
+	}
 	var want []inventory.Function
 	add := func(address, pf pci.Address, kind inventory.Kind, index int, pfName, netdev, device string) {
 		f := common
 		f.ID.Address, f.PF, f.Kind, f.Index, f.PFName, f.Netdev, f.Device = address, pf, kind, index, pfName, netdev, device
+		if kind == inventory.PF {
+			f.NumVFs = 2
+		}
 		want = append(want, f)
 	}
 	add("0000:3b:00.0", "0000:3b:00.0", inventory.PF, -1, "enp59s0f0", "enp59s0f0", "a2dc")
@@ -197,6 +204,40 @@ func TestFollowsTheLink(t *testing.T) {
 		})
 		t.Logf("link up %t: seen after %v", up, took)
 	}
+}
+
+// TestRoutesReadAgain: as long as the routes cannot be read no Function counts as free of the default route, and the
+// kernel need not tell of anything when they can be.
+func TestRoutesReadAgain(t *testing.T) {
+	simulated, err := simulate.New(t.Context(), simulate.Config{
+		Root: t.TempDir(), Cards: []simulate.Card{{PFs: 1, VFs: 1}}, Log: logr.Discard(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { simulated.Close() })
+	netdev := filepath.Join(simulated.SysRoot(), "bus/pci/devices", string(firstVF), "net/eth1")
+	if err := os.MkdirAll(netdev, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	w := &world{changes: make(chan struct{}, 1)}
+	var readable atomic.Bool
+	w.Inventory = inventory.New(inventory.Options{
+		SysRoot: simulated.SysRoot(), NetNS: netns.New(t).Path(), Changed: w.changed, Log: logr.Discard(),
+		DefaultNetdevs: func() ([]string, error) {
+			if !readable.Load() {
+				return nil, netlink.ErrDumpInterrupted
+			}
+			return nil, nil
+		},
+	})
+	run(t, w.Inventory)
+	time.Sleep(300 * time.Millisecond) // until the scans that subscriptions cause are over
+	if f := w.get(t, firstVF); f.Netdev != "eth1" || !f.DefaultRoute {
+		t.Errorf("%+v is free of a default route that is not known", f)
+	}
+	readable.Store(true)
+	w.until(t, "the routes are read again", func() bool { return !w.get(t, firstVF).DefaultRoute })
 }
 
 // TestNetdevMoves covers that a Function stays the same, but for Netdev, whatever a pod does with its netdev.

@@ -41,7 +41,9 @@ func (m metrics) scanned(took time.Duration) { m.duration.Observe(took.Seconds()
 func (m metrics) counted(functions []Function) {
 	count := map[Kind]int{PF: 0, VF: 0, SF: 0}
 	for _, f := range functions {
-		count[f.Kind]++
+		if f.Class == Network {
+			count[f.Kind]++
+		}
 	}
 	for kind, n := range count {
 		m.functions.WithLabelValues(string(kind)).Set(float64(n))

@@ -30,11 +30,18 @@ const (
 	reasonVirtfn   reason = "virtfn"    // a VF that its PF does not know, or a link to nothing; skipped
 	reasonParent   reason = "parent"    // an SF without PF; skipped
 	reasonSFNum    reason = "sfnum"     // an SF without sfnum, or with another SF's; skipped
+	reasonLinkType reason = "type"      // of a netdev; left out
+	reasonRDMA     reason = "rdma"      // left out
+	reasonVDPA     reason = "vdpa"      // left out
+	reasonIOMMU    reason = "iommu"     // left out
+	reasonDDP      reason = "ddp"       // left out
+	reasonRoutes   reason = "routes"    // the node's, which stay as they were
 )
 
 var reasons = []reason{
 	reasonAddress, reasonDevice, reasonClass, reasonID, reasonNUMANode, reasonDriver, reasonNetdev, reasonCarrier,
-	reasonPhysfn, reasonVirtfn, reasonParent, reasonSFNum,
+	reasonPhysfn, reasonVirtfn, reasonParent, reasonSFNum, reasonLinkType, reasonRDMA, reasonVDPA, reasonIOMMU, reasonDDP,
+	reasonRoutes,
 }
 
 // complaint is about one entry of sysfs, named by its path below the root.
@@ -46,8 +53,9 @@ type complaint struct {
 // hardware is what does not change as long as a PCI device exists, so it is read once.
 type hardware struct {
 	incarnation
-	network        bool
+	class          Class // "" where the device is none of ours
 	vendor, device string
+	acpiIndex      string
 	numaNode       int
 	root           string
 	physfn         pci.Address // "" where the device is no VF
@@ -63,23 +71,44 @@ type incarnation struct {
 	ctime syscall.Timespec
 }
 
-// uplink is a PF's netdev.
+// uplink is a PF's netdev, and what its VFs and SFs take from the PF.
 type uplink struct {
-	netdev string // its name now, "" if it is not on the host
-	name   string // its name when it was last seen
-	up     bool   // its link when it was last seen
+	driver   string // the PF's
+	netdev   string // its name now, "" if it is not on the host
+	name     string // its name when it was last seen
+	up       bool   // its link when it was last seen
+	linkType string // when it was last seen
+	numVFs   int
+	ddp      ddpProfile
 }
 
 // scanner reads all Functions, again and again, and remembers what need not be read again. It must not be used by
 // several goroutines at once.
 type scanner struct {
-	sysfs      sysfs
+	sysfs sysfs
+	// defaultNetdevs returns the names of the netdevs that the node's IPv4 default routes go over.
+	defaultNetdevs func() ([]string, error)
+	// ddpProfile returns the name of a PF's DDP package, "" if the driver tells none.
+	ddpProfile func(pf pci.Address) (string, error)
+
 	known      map[pci.Address]hardware
 	uplinks    map[pci.Address]uplink
+	memories   map[ID]memory
+	vdpas      map[string]VDPA // by the name of the parent device
+	routed     map[string]bool // by the name of the netdev; nil as long as the routes could not be read
 	complaints map[complaint]error
 }
 
-func newScanner(root string) *scanner { return &scanner{sysfs: sysfs{root}} }
+func newScanner(options Options) *scanner {
+	s := &scanner{sysfs: sysfs{options.SysRoot}, ddpProfile: options.DDPProfile, defaultNetdevs: options.DefaultNetdevs}
+	if s.ddpProfile == nil {
+		s.ddpProfile = func(pf pci.Address) (string, error) { return devlinkDDPProfile(options.NetNS, pf) }
+	}
+	if s.defaultNetdevs == nil {
+		s.defaultNetdevs = func() ([]string, error) { return defaultNetdevs(options.NetNS) }
+	}
+	return s
+}
 
 // scan returns all Functions, sorted. Afterwards complaints has what was wrong with single entries. An error means that
 // nothing could be read.
@@ -90,8 +119,13 @@ func (s *scanner) scan() ([]Function, error) {
 		return nil, err
 	}
 	s.readHardware(entries)
-	s.readUplinks()
-	functions, err := s.addSubfunctions(s.pciFunctions())
+	places := s.places()
+	s.readUplinks(places)
+	s.readVDPAs()
+	s.readRoutes()
+	before := s.memories
+	s.memories = make(map[ID]memory, len(before))
+	functions, err := s.addSubfunctions(s.pciFunctions(places.of, before), before)
 	if err != nil {
 		return nil, err
 	}
@@ -145,8 +179,18 @@ func (s *scanner) readHardware(entries []string) {
 }
 
 func (s *scanner) incarnation(a pci.Address) (incarnation, error) {
+	return incarnationOf(s.sysfs.device(a))
+}
+
+// auxiliaryIncarnation is that of an SF's auxiliary device; the zero value, which is none's, if it just went.
+func (s *scanner) auxiliaryIncarnation(dir string) incarnation {
+	now, _ := incarnationOf(dir)
+	return now
+}
+
+func incarnationOf(path string) (incarnation, error) {
 	var stat syscall.Stat_t
-	if err := syscall.Lstat(s.sysfs.device(a), &stat); err != nil {
+	if err := syscall.Lstat(path, &stat); err != nil {
 		return incarnation{}, fmt.Errorf("stat: %w", err)
 	}
 	return incarnation{stat.Ino, stat.Ctim}, nil
@@ -157,13 +201,13 @@ func (s *scanner) readDevice(a pci.Address) (h hardware, ok bool) {
 	dir := s.sysfs.device(a)
 	class, err := attribute(dir, "class")
 	if err == nil {
-		h.network, err = parseClass(class)
+		h.class, err = parseClass(class)
 	}
 	if err != nil {
 		s.complainAbout(a, reasonClass, err)
 		return h, false
 	}
-	if !h.network {
+	if h.class == "" {
 		h.lasting = true
 		return h, true
 	}
@@ -184,6 +228,7 @@ func (s *scanner) readDevice(a pci.Address) (h hardware, ok bool) {
 	if link, err := os.Readlink(dir); err == nil {
 		h.root = parseRoot(link)
 	}
+	h.acpiIndex, _ = attribute(dir, "acpi_index") // few devices have one
 	pf, err := target(dir, "physfn")
 	if err == nil && pf != "" {
 		h.physfn, err = pci.Parse(pf)
@@ -211,53 +256,66 @@ func numaNode(device string) (int, error) {
 	return parseNUMANode(text)
 }
 
-// readUplinks looks at the netdevs of PFs. While one is away, in a pod for instance, what was seen last still counts;
-// a link that was never seen counts as up, because only a link that is known to be down is a reason not to use a VF.
-func (s *scanner) readUplinks() {
+// readUplinks looks at PFs and their netdevs. While a netdev is away, in a pod for instance, what was seen last still
+// counts; a link that was never seen counts as up, because only a link that is known to be down is a reason not to use
+// a VF.
+func (s *scanner) readUplinks(places places) {
 	uplinks := map[pci.Address]uplink{}
 	for address, h := range s.known {
-		if !h.network || h.physfn != "" {
+		if h.class == "" || h.physfn != "" {
 			continue
 		}
 		u, ok := s.uplinks[address]
 		if !ok {
 			u.up = true
 		}
-		uplinks[address] = s.readUplink(address, u)
+		u.numVFs = places.count[address]
+		uplinks[address] = s.readUplink(address, h.incarnation, u)
 	}
 	s.uplinks = uplinks
 }
 
-func (s *scanner) readUplink(pf pci.Address, u uplink) uplink {
+func (s *scanner) readUplink(pf pci.Address, now incarnation, u uplink) uplink {
 	device := s.sysfs.device(pf)
 	var err error
+	if u.driver, err = target(device, "driver"); err != nil {
+		s.complainAbout(pf, reasonDriver, err)
+	}
 	if u.netdev, err = s.sysfs.netdev(device); err != nil {
 		s.complainAbout(pf, reasonNetdev, err)
 	}
-	if u.netdev == "" {
-		return u
+	if u.netdev != "" {
+		u = s.readUplinkNetdev(pf, u)
 	}
-	u.name = u.netdev
+	u.ddp = s.readDDPProfile(pf, ddpKey{now, u.driver, u.netdev}, u.ddp)
+	return u
+}
+
+func (s *scanner) readUplinkNetdev(pf pci.Address, u uplink) uplink {
+	device := s.sysfs.device(pf)
 	switch up, err := s.sysfs.carrier(device, u.netdev); {
 	case err == nil:
 		u.up = up
 	case !errors.Is(err, fs.ErrNotExist):
 		s.complainAbout(pf, reasonCarrier, err)
 	}
+	if u.linkType == "" || u.name != u.netdev {
+		u.linkType = s.linkType(device, u.netdev)
+	}
+	u.name = u.netdev
 	return u
 }
 
 // pciFunctions puts PFs and VFs together.
-func (s *scanner) pciFunctions() []Function {
+func (s *scanner) pciFunctions(places map[pci.Address]place, before map[ID]memory) []Function {
 	functions := make([]Function, 0, len(s.known))
-	places := s.places()
 	for address, h := range s.known {
-		if !h.network {
+		if h.class == "" {
 			continue
 		}
 		f := Function{
-			ID: ID{Address: address}, Kind: PF, PF: address, Index: -1, Vendor: h.vendor, Device: h.device,
-			NUMANode: h.numaNode, PCIeRoot: h.root,
+			ID: ID{Address: address}, Kind: PF, Class: h.class, PF: address, Index: -1, Vendor: h.vendor, Device: h.device,
+			ACPIIndex: h.acpiIndex, NUMANode: h.numaNode, PCIeRoot: h.root,
 		}
 		at, isVF := places[address]
 		if h.physfn != "" && h.physfn != at.pf {
@@ -267,7 +325,7 @@ func (s *scanner) pciFunctions() []Function {
 		if isVF {
 			f.Kind, f.PF, f.Index = VF, at.pf, at.index
 		}
-		functions = append(functions, s.complete(f, s.sysfs.device(address)))
+		functions = append(functions, s.complete(f, s.sysfs.device(address), before[f.ID].of(h.incarnation)))
 	}
 	return functions
 }
@@ -286,11 +344,17 @@ type place struct {
 	index int
 }
 
+// places is where all VFs belong.
+type places struct {
+	of    map[pci.Address]place
+	count map[pci.Address]int // of VFs, by PF
+}
+
 // places finds the PF and the index of each VF, with one look into the directory of each PF.
-func (s *scanner) places() map[pci.Address]place {
-	places := make(map[pci.Address]place, len(s.known))
+func (s *scanner) places() places {
+	found := places{make(map[pci.Address]place, len(s.known)), map[pci.Address]int{}}
 	for pf, h := range s.known {
-		if !h.network || !h.sriov {
+		if h.class == "" || !h.sriov {
 			continue
 		}
 		dir := s.sysfs.device(pf)
@@ -309,16 +373,17 @@ func (s *scanner) places() map[pci.Address]place {
 				s.complain(filepath.Join(pciDevices, string(pf), name), reasonVirtfn, err)
 				continue
 			}
+			found.count[pf]++
 			h, ok := s.known[vf]
-			if !ok || !h.network || h.physfn != pf && h.physfn != "" {
+			if !ok || h.class == "" || h.physfn != pf && h.physfn != "" {
 				continue // what is wrong is wrong with the VF
 			}
-			if other, taken := places[vf]; !taken || index < other.index {
-				places[vf] = place{pf, index}
+			if other, taken := found.of[vf]; !taken || index < other.index {
+				found.of[vf] = place{pf, index}
 			}
 		}
 	}
-	return places
+	return found
 }
 
 func (s *scanner) virtfnTarget(dir, name string) (pci.Address, error) {
@@ -336,24 +401,6 @@ func (s *scanner) virtfnTarget(dir, name string) (pci.Address, error) {
 	return pci.Parse(text)
 }
 
-// complete fills in what can change while the Function exists.
-func (s *scanner) complete(f Function, device string) Function {
-	var err error
-	if f.Driver, err = target(device, "driver"); err != nil {
-		s.complain(s.entry(device), reasonDriver, err)
-	}
-	u := s.uplinks[f.PF]
-	f.PFName, f.LinkUp = u.name, u.up
-	if f.Kind == PF {
-		f.Netdev = u.netdev
-		return f
-	}
-	if f.Netdev, err = s.sysfs.netdev(device); err != nil {
-		s.complain(s.entry(device), reasonNetdev, err)
-	}
-	return f
-}
-
 func (s *scanner) entry(device string) string {
 	entry, err := filepath.Rel(s.sysfs.root, device)
 	if err != nil {
@@ -362,7 +409,7 @@ func (s *scanner) entry(device string) string {
 	return entry
 }
 
-func (s *scanner) addSubfunctions(functions []Function) ([]Function, error) {
+func (s *scanner) addSubfunctions(functions []Function, before map[ID]memory) ([]Function, error) {
 	subfunctions, err := s.sysfs.subfunctions(s.complain)
 	if err != nil {
 		return nil, err
@@ -371,7 +418,7 @@ func (s *scanner) addSubfunctions(functions []Function) ([]Function, error) {
 	for _, sf := range subfunctions {
 		entry := s.entry(sf.dir)
 		parent, ok := s.known[sf.parent]
-		if !ok || !parent.network {
+		if !ok || parent.class != Network {
 			s.complain(entry, reasonParent, fmt.Errorf("PF %s is not there", sf.parent))
 			continue
 		}
@@ -382,9 +429,9 @@ func (s *scanner) addSubfunctions(functions []Function) ([]Function, error) {
 		}
 		seen[id] = entry
 		functions = append(functions, s.complete(Function{
-			ID: id, Kind: SF, PF: sf.parent, Index: int(sf.sfnum), Vendor: parent.vendor, Device: parent.device,
-			NUMANode: parent.numaNode, PCIeRoot: parent.root,
-		}, sf.dir))
+			ID: id, Kind: SF, Class: Network, PF: sf.parent, Index: int(sf.sfnum), Vendor: parent.vendor, Device: parent.device,
+			NUMANode: parent.numaNode, PCIeRoot: parent.root, AuxDevice: filepath.Base(sf.dir),
+		}, sf.dir, before[id].of(s.auxiliaryIncarnation(sf.dir))))
 	}
 	return functions, nil
 }

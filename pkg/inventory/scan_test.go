@@ -43,7 +43,7 @@ func nic(address, device string, more sysfsTree) sysfsTree {
 }
 
 func pf(address, netdev string, vfs ...string) sysfsTree {
-	files := sysfsTree{"sriov_totalvfs": "16", "net/" + netdev + "/carrier": "1"}
+	files := sysfsTree{"sriov_totalvfs": "16", "net/" + netdev + "/carrier": "1", "net/" + netdev + "/type": "1"}
 	for i, vf := range vfs {
 		files["virtfn"+strconv.Itoa(i)] = "-> ../" + vf
 	}
@@ -53,7 +53,7 @@ func pf(address, netdev string, vfs ...string) sysfsTree {
 func vf(address, pf, netdev string) sysfsTree {
 	files := sysfsTree{"physfn": "-> ../" + pf, "net/": ""}
 	if netdev != "" {
-		files["net/"+netdev+"/carrier"] = "0"
+		files["net/"+netdev+"/carrier"], files["net/"+netdev+"/type"] = "0", "1"
 	}
 	return nic(address, "101e", files)
 }
@@ -90,17 +90,23 @@ func host() sysfsTree {
 		add(vf("0000:3b:01.1", "0000:3b:00.0", ""))
 }
 
+// testScanner knows no default route.
+func testScanner(root string) *scanner {
+	return newScanner(Options{SysRoot: root, DefaultNetdevs: func() ([]string, error) { return nil, nil }})
+}
+
 func wantPF() Function {
 	return Function{
-		ID: ID{Address: "0000:3b:00.0"}, Kind: PF, PF: "0000:3b:00.0", PFName: "ens3f0", Index: -1, Vendor: "15b3", Device: "a2dc",
-		Driver: "mlx5_core", NUMANode: 1, PCIeRoot: "pci0000:3a", Netdev: "ens3f0", LinkUp: true,
+		ID: ID{Address: "0000:3b:00.0"}, Kind: PF, Class: Network, PF: "0000:3b:00.0", PFName: "ens3f0", PFDriver: "mlx5_core", Index: -1,
+		NumVFs: 2, Vendor: "15b3", Device: "a2dc", Driver: "mlx5_core", NUMANode: 1, PCIeRoot: "pci0000:3a", Netdev: "ens3f0",
+		LinkType: "ether", LinkUp: true,
 	}
 }
 
 func wantVF(index int, netdev string) Function {
 	f := wantPF()
 	f.ID.Address = pci.Address("0000:3b:01." + strconv.Itoa(index))
-	f.Kind, f.Index, f.Device, f.Netdev = VF, index, "101e", netdev
+	f.Kind, f.Index, f.NumVFs, f.Device, f.Netdev = VF, index, 0, "101e", netdev
 	return f
 }
 
@@ -174,7 +180,8 @@ func TestScan(t *testing.T) {
 			complaints: []complaint{{onBus + "0000:3b:01.0", reasonPhysfn}},
 		},
 		"the PF does not know the VF": {
-			remove: []string{inTree + "0000:3b:00.0/virtfn0"}, want: []Function{healthy[0], healthy[2]},
+			remove:     []string{inTree + "0000:3b:00.0/virtfn0"},
+			want:       []Function{changed(healthy[0], func(f *Function) { f.NumVFs = 1 }), healthy[2]},
 			complaints: []complaint{{onBus + "0000:3b:01.0", reasonVirtfn}},
 		},
 		"the VF does not know its PF yet": {remove: []string{inTree + "0000:3b:01.0/physfn"}, want: healthy},
@@ -213,8 +220,9 @@ func TestScan(t *testing.T) {
 		},
 		"PF whose netdev is away": {
 			remove: []string{inTree + "0000:3b:00.0/net/ens3f0"},
-			want: append([]Function{changed(healthy[0], func(f *Function) { f.PFName, f.Netdev = "", "" })},
-				each(healthy[1:], func(f *Function) { f.PFName = "" })...),
+			want: append([]Function{changed(healthy[0], func(f *Function) { f.PFName, f.Netdev, f.LinkType = "", "", "" })},
+				changed(healthy[1], func(f *Function) { f.PFName = "" }),
+				changed(healthy[2], func(f *Function) { f.PFName, f.LinkType = "", "" })),
 		},
 		"VF without driver": {
 			remove: []string{inTree + "0000:3b:01.1/driver"},
@@ -247,20 +255,21 @@ func TestScan(t *testing.T) {
 			change: sysfsTree{
 				inTree + "0000:3b:00.0/driver":                     "-> ../../../../bus/pci/drivers/virtio-pci",
 				inTree + "0000:3b:00.0/virtio2/net/ens3f0/carrier": "0",
+				inTree + "0000:3b:00.0/virtio2/net/ens3f0/type":    "1",
 				"class/net/ens3f0":                                 "-> ../../" + inTree + "0000:3b:00.0/virtio2/net/ens3f0",
 			},
 			remove: []string{inTree + "0000:3b:00.0/net"},
 			want: each(healthy, func(f *Function) {
-				f.LinkUp = false
+				f.LinkUp, f.PFDriver = false, "virtio-pci"
 				if f.Kind == PF {
 					f.Driver = "virtio-pci"
 				}
 			}),
 		},
 		"NIC without SR-IOV": {
-			change: nic("0000:3b:1f.0", "1015", sysfsTree{"net/eth7/carrier": "1"}),
+			change: nic("0000:3b:1f.0", "1015", sysfsTree{"net/eth7/carrier": "1", "net/eth7/type": "1"}),
 			want: append(slices.Clone(healthy), changed(wantPF(), func(f *Function) {
-				f.ID.Address, f.PF, f.Device, f.PFName, f.Netdev = "0000:3b:1f.0", "0000:3b:1f.0", "1015", "eth7", "eth7"
+				f.ID.Address, f.PF, f.Device, f.PFName, f.Netdev, f.NumVFs = "0000:3b:1f.0", "0000:3b:1f.0", "1015", "eth7", "eth7", 0
 			})),
 		},
 		"SF": {
@@ -272,8 +281,8 @@ func TestScan(t *testing.T) {
 				"bus/auxiliary/devices/mlx5_core.eth.0":                   "-> ../../../" + inTree + "0000:3b:00.0/mlx5_core.eth.0",
 			},
 			want: []Function{healthy[0], changed(wantPF(), func(f *Function) {
-				f.ID, f.Kind, f.Index = SubfunctionID("0000:3b:00.0", 88), SF, 88
-				f.Driver, f.Netdev = "mlx5_core.sf", "ens3f0s88"
+				f.ID, f.Kind, f.Index, f.NumVFs = SubfunctionID("0000:3b:00.0", 88), SF, 88, 0
+				f.Driver, f.Netdev, f.AuxDevice = "mlx5_core.sf", "ens3f0s88", "mlx5_core.sf.2"
 			}), healthy[1], healthy[2]},
 		},
 		"SFs that cannot be": {
@@ -300,7 +309,7 @@ func TestScan(t *testing.T) {
 				maps.DeleteFunc(tree, func(name, _ string) bool { return name == gone || strings.HasPrefix(name, gone+"/") })
 			}
 			tree.add(tt.change).write(t, root)
-			s := newScanner(root)
+			s := testScanner(root)
 			for range 2 { // the second time much is known already
 				got, err := s.scan()
 				if err != nil {
@@ -331,7 +340,7 @@ func TestScanAgain(t *testing.T) {
 	healthy := []Function{wantPF(), wantVF(0, "ens3f0v0"), wantVF(1, "")}
 	root := t.TempDir()
 	host().write(t, root)
-	s := newScanner(root)
+	s := testScanner(root)
 	scan := func(what string, want []Function) {
 		t.Helper()
 		got, err := s.scan()
@@ -353,7 +362,7 @@ func TestScanAgain(t *testing.T) {
 	remove(inTree + "0000:3b:00.0/net/ens3f0")
 	scan("the PF's netdev is in a pod", append([]Function{changed(healthy[0], func(f *Function) { f.Netdev = "" })}, healthy[1:]...))
 
-	sysfsTree{inTree + "0000:3b:00.0/net/uplink/carrier": "0"}.write(t, root)
+	sysfsTree{inTree + "0000:3b:00.0/net/uplink/carrier": "0", inTree + "0000:3b:00.0/net/uplink/type": "1"}.write(t, root)
 	scan("it is back under another name and without link", append(
 		[]Function{changed(healthy[0], func(f *Function) { f.Netdev, f.PFName, f.LinkUp = "uplink", "uplink", false })},
 		each(healthy[1:], func(f *Function) { f.PFName, f.LinkUp = "uplink", false })...))
@@ -376,20 +385,21 @@ func TestScanAgain(t *testing.T) {
 		remove(onBus + gone)
 		remove(inTree + gone)
 	}
-	scan("no VFs", healthy[:1])
+	alone := changed(healthy[0], func(f *Function) { f.NumVFs = 0 })
+	scan("no VFs", []Function{alone})
 
 	remove(onBus + "0000:3b:00.0")
 	remove(inTree + "0000:3b:00.0")
 	scan("no card", []Function{})
 
 	pf("0000:3b:00.0", "ens9f0").write(t, root)
-	scan("another card", []Function{changed(wantPF(), func(f *Function) { f.PFName, f.Netdev = "ens9f0", "ens9f0" })})
+	scan("another card", []Function{changed(alone, func(f *Function) { f.PFName, f.Netdev = "ens9f0", "ens9f0" })})
 }
 
 func TestPCIeRootAsKubernetesSeesIt(t *testing.T) {
 	root := t.TempDir()
 	host().write(t, root)
-	functions, err := newScanner(root).scan()
+	functions, err := testScanner(root).scan()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -422,7 +432,7 @@ func FuzzScan(f *testing.F) {
 				_ = os.Symlink(link, filepath.Join(root, inTree, name)) // names may be too long
 			}
 		}
-		functions, err := newScanner(root).scan()
+		functions, err := testScanner(root).scan()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -447,8 +457,8 @@ func FuzzAttributes(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		if network, err := parseClass(s); network && (err != nil || !strings.HasPrefix(s, "0x")) {
-			t.Errorf("class %q is a network controller's, %v", s, err)
+		if class, err := parseClass(s); class != "" && (err != nil || !strings.HasPrefix(s, "0x")) {
+			t.Errorf("class %q is %s, %v", s, class, err)
 		}
 		if id, err := parseID(s); err == nil && "0x"+id != s {
 			t.Errorf("id %q reads as %q", s, id)

@@ -22,10 +22,11 @@ import (
 const (
 	pciDevices       = "bus/pci/devices"
 	auxiliaryDevices = "bus/auxiliary/devices"
+	vdpaDevices      = "bus/vdpa/devices"
 
-	// classNetwork is the base class of network controllers (PCI Code and ID Assignment Specification, 1.3). Ethernet
-	// is 0x020000, InfiniBand 0x020700.
-	classNetwork = 0x02
+	// Base classes (PCI Code and ID Assignment Specification, 1.3 and 1.19). Ethernet is 0x020000, InfiniBand 0x020700.
+	classNetwork     = 0x02
+	classAccelerator = 0x12
 
 	// maxAttribute is more than any of the attributes read here has, in bytes. What is longer is garbage.
 	maxAttribute = 256
@@ -49,27 +50,32 @@ func (s sysfs) device(a pci.Address) string { return filepath.Join(s.root, pciDe
 
 // names lists a directory, unsorted. A directory that is not there is empty.
 func names(dir string) ([]string, error) {
+	names, _, err := list(dir)
+	return names, err
+}
+
+// list is [names] for those who want to know whether the directory exists.
+func list(dir string) (names []string, exists bool, err error) {
 	// A scan reads a directory for each VF. os.Open would look at each file's type and allocate a buffer for each.
 	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+		return nil, false, nil
 	}
 	if err != nil {
-		return nil, &fs.PathError{Op: "open", Path: dir, Err: err}
+		return nil, false, &fs.PathError{Op: "open", Path: dir, Err: err}
 	}
 	defer unix.Close(fd)
-	var names []string
 	var buf [4096]byte
 	for {
 		n, err := unix.Getdents(fd, buf[:])
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil, nil // it was removed meanwhile
+			return nil, false, nil // it was removed meanwhile
 		}
 		if err != nil {
-			return nil, &fs.PathError{Op: "getdents", Path: dir, Err: err}
+			return nil, true, &fs.PathError{Op: "getdents", Path: dir, Err: err}
 		}
 		if n <= 0 {
-			return names, nil
+			return names, true, nil
 		}
 		_, _, names = unix.ParseDirent(buf[:n], -1, names)
 	}
@@ -105,14 +111,20 @@ func target(dir, name string) (string, error) {
 	return filepath.Base(to), nil
 }
 
-// parseClass says whether a class, "0x020000", is a network controller's.
-func parseClass(s string) (network bool, err error) {
+// parseClass reads a class, "0x020000"; it is "" if it is none of ours.
+func parseClass(s string) (Class, error) {
 	digits, ok := strings.CutPrefix(s, "0x")
 	class, err := strconv.ParseUint(digits, 16, 24)
 	if !ok || err != nil {
-		return false, fmt.Errorf("%q: must be a PCI class such as 0x020000", s)
+		return "", fmt.Errorf("%q: must be a PCI class such as 0x020000", s)
 	}
-	return class>>16 == classNetwork, nil
+	switch class >> 16 {
+	case classNetwork:
+		return Network, nil
+	case classAccelerator:
+		return Accelerator, nil
+	}
+	return "", nil
 }
 
 // parseID reads a vendor or device, "0x15b3".
@@ -226,12 +238,18 @@ func (s sysfs) own(device string, netdevs []string) string {
 	}).name
 }
 
-// carrier says whether a device's netdev has a link. The kernel refuses to read carrier while the netdev is down.
-func (s sysfs) carrier(device, netdev string) (bool, error) {
+// netdevDir is the directory of a device's netdev.
+func (s sysfs) netdevDir(device, netdev string) string {
 	dir := filepath.Join(device, "net", netdev)
 	if _, err := os.Lstat(dir); err != nil { // it is a virtio device's
-		dir = filepath.Join(s.root, "class/net", netdev)
+		return filepath.Join(s.root, "class/net", netdev)
 	}
+	return dir
+}
+
+// carrier says whether a device's netdev has a link. The kernel refuses to read carrier while the netdev is down.
+func (s sysfs) carrier(device, netdev string) (bool, error) {
+	dir := s.netdevDir(device, netdev)
 	if carrier, err := attribute(dir, "carrier"); err == nil {
 		return carrier == "1", nil
 	}

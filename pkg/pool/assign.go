@@ -21,7 +21,8 @@ type Pool struct {
 	Functions []inventory.Function
 	// Overlaps are Functions that the pool selects but that belong to another one.
 	Overlaps []Overlap
-	// Err says why the pool's selectors cannot be used; the pool is empty then.
+	// Err says why the DevicePool cannot be used, because of its selectors or the name of its resource; the pool is
+	// empty then.
 	Err error
 }
 
@@ -35,43 +36,118 @@ type Overlap struct {
 // String is "0000:3b:00.2 in fast".
 func (o Overlap) String() string { return o.Function.String() + " in " + o.Owner }
 
-// Assign gives every VF and SF to the first DevicePool, by name, that selects it. PFs are never given away: they
-// carry their VFs, the node's own traffic, or both. The result has an entry for every DevicePool that is meant for
-// a node with these labels, sorted by name, and depends on nothing but the arguments.
+// Options are what the container gets beside the Function, because the selector that gave the pool the Function asks
+// for it.
+type Options struct {
+	// RDMA: the character devices of the RDMA devices (isRdma).
+	RDMA bool
+	// VDPA is "virtio" or "vhost" where the Function is used through its vDPA device (vdpaType), otherwise "".
+	VDPA string
+}
+
+// Options returns what goes with one of the pool's Functions: what the first selector that matches it asks for.
+func (p Pool) Options(f inventory.Function) Options {
+	for _, s := range p.Spec.Selectors {
+		compiled, err := compile(s)
+		if err == nil && compiled.matches(f, p.Spec.DeviceType) {
+			return compiled.options
+		}
+	}
+	return Options{}
+}
+
+// Assign gives every Function to the DevicePool that selects it: where several do, to the one with the highest
+// priority, of equals to the one whose name sorts first. Which Functions a DevicePool may select at all depends on its
+// device type; see [v1alpha1.DeviceType]. The result has an entry for every DevicePool that is meant for a node with
+// these labels, sorted by name, and depends on nothing but the arguments.
 func Assign(functions []inventory.Function, devicePools []v1alpha1.DevicePool, nodeLabels map[string]string) []Pool {
-	sorted := slices.SortedFunc(slices.Values(devicePools), func(a, b v1alpha1.DevicePool) int { return cmp.Compare(a.Name, b.Name) })
+	sorted := slices.SortedFunc(slices.Values(devicePools), func(a, b v1alpha1.DevicePool) int {
+		return cmp.Or(-cmp.Compare(a.Spec.Priority, b.Spec.Priority), cmp.Compare(a.Name, b.Name))
+	})
 	owners := map[inventory.ID]string{}
+	resources := map[string]string{}
 	var pools []Pool
 	for _, devicePool := range sorted {
 		if !labels.SelectorFromSet(devicePool.Spec.NodeSelector).Matches(labels.Set(nodeLabels)) {
 			continue
 		}
-		pools = append(pools, assign(functions, devicePool, owners))
+		pool := Pool{Name: devicePool.Name, Spec: devicePool.Spec}
+		if pool.Err = pool.claim(resources); pool.Err == nil {
+			pool.Err = pool.fill(functions, owners)
+		}
+		pools = append(pools, pool)
 	}
+	slices.SortFunc(pools, func(a, b Pool) int { return cmp.Compare(a.Name, b.Name) })
 	return pools
 }
 
-func assign(functions []inventory.Function, devicePool v1alpha1.DevicePool, owners map[inventory.ID]string) Pool {
-	pool := Pool{Name: devicePool.Name, Spec: devicePool.Spec}
-	var selectors []selector
-	for i, s := range devicePool.Spec.Selectors {
-		compiled, err := compile(s)
-		if err != nil {
-			pool.Err = fmt.Errorf("DevicePool %s: spec.selectors[%d].%w", devicePool.Name, i, err)
-			return pool
-		}
-		selectors = append(selectors, compiled)
+// claim takes the name of the pool's extended resource, where it has one, unless an earlier pool has it.
+func (p *Pool) claim(resources map[string]string) error {
+	if p.Spec.Publish != v1alpha1.PublishDevicePlugin {
+		return nil
+	}
+	name := p.ResourceName()
+	if err := CheckResourceName(name); err != nil {
+		return fmt.Errorf("DevicePool %s: %w", p.Name, err)
+	}
+	if owner, taken := resources[name]; taken {
+		return fmt.Errorf("DevicePool %s: spec.devicePlugin.resourceName: resource %s is that of DevicePool %s: must be another",
+			p.Name, name, owner)
+	}
+	resources[name] = p.Name
+	return nil
+}
+
+// fill gives the pool the Functions that it selects and that have no owner yet.
+func (p *Pool) fill(functions []inventory.Function, owners map[inventory.ID]string) error {
+	selectors, err := compileAll(p.Spec)
+	if err != nil {
+		return fmt.Errorf("DevicePool %s: %w", p.Name, err)
 	}
 	for _, f := range functions {
-		if f.Kind == inventory.PF || !slices.ContainsFunc(selectors, func(s selector) bool { return s.matches(f) }) {
+		selects := func(s selector) bool { return s.matches(f, p.Spec.DeviceType) }
+		if !eligible(f, p.Spec.DeviceType) || !slices.ContainsFunc(selectors, selects) {
 			continue
 		}
 		if owner, taken := owners[f.ID]; taken {
-			pool.Overlaps = append(pool.Overlaps, Overlap{Function: f.ID, Owner: owner})
+			p.Overlaps = append(p.Overlaps, Overlap{Function: f.ID, Owner: owner})
 			continue
 		}
-		owners[f.ID] = devicePool.Name
-		pool.Functions = append(pool.Functions, f)
+		owners[f.ID] = p.Name
+		p.Functions = append(p.Functions, f)
 	}
-	return pool
+	return nil
+}
+
+func compileAll(spec v1alpha1.DevicePoolSpec) ([]selector, error) {
+	var selectors []selector
+	for i, s := range spec.Selectors {
+		compiled, err := compile(s)
+		if err != nil {
+			return nil, fmt.Errorf("spec.selectors[%d].%w", i, err)
+		}
+		selectors = append(selectors, compiled)
+	}
+	return selectors, nil
+}
+
+// eligible says whether pools of a device type may have the Function. What the node needs itself is in no pool: the
+// netdev that its default route goes over, and PFs with VFs. Where a device type is named, a driver must be bound, as
+// sriov-network-device-plugin wants it; an SF's is its PF's.
+func eligible(f inventory.Function, deviceType v1alpha1.DeviceType) bool {
+	if f.DefaultRoute || f.Kind == inventory.PF && f.NumVFs > 0 {
+		return false
+	}
+	accelerator := f.Class == inventory.Accelerator
+	switch deviceType {
+	case "":
+		return f.Kind != inventory.PF && !accelerator
+	case v1alpha1.DeviceTypeNet:
+		return f.Kind != inventory.SF && !accelerator && f.Driver != ""
+	case v1alpha1.DeviceTypeAccelerator:
+		return accelerator && f.Driver != ""
+	case v1alpha1.DeviceTypeAuxNet:
+		return f.Kind == inventory.SF && f.PFDriver != ""
+	}
+	return false
 }

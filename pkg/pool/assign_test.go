@@ -2,6 +2,7 @@ package pool
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -83,6 +84,104 @@ func TestSelectors(t *testing.T) {
 	}
 }
 
+// TestAttributes has selectors that go by what only some Functions have, and device types.
+func TestAttributes(t *testing.T) {
+	functions := card()
+	change := func(id string, change func(*inventory.Function)) {
+		t.Helper()
+		i := slices.IndexFunc(functions, func(f inventory.Function) bool { return f.ID.String() == id })
+		change(&functions[i])
+	}
+	for i := range functions {
+		functions[i].Class, functions[i].PFDriver, functions[i].LinkType = inventory.Network, "mlx5_core", "ether"
+	}
+	change("0000:3b:00.0", func(f *inventory.Function) { f.NumVFs = 8 })
+	change("0000:3b:00.2", func(f *inventory.Function) { f.ACPIIndex, f.RDMA = "101", true })
+	change("0000:3b:00.3", func(f *inventory.Function) { f.LinkType, f.PKey = "infiniband", "0x8050" })
+	change("0000:3b:00.4", func(f *inventory.Function) { f.VDPA = inventory.VDPA{Name: "a", Driver: "vhost_vdpa"} })
+	change("0000:3b:00.5", func(f *inventory.Function) { f.VDPA = inventory.VDPA{Name: "b", Driver: "virtio_vdpa"} })
+	change("0000:3b:00.6", func(f *inventory.Function) { f.DDPProfile, f.VDPA.Name = "ICE COMMS Package", "c" })
+	change("0000:3b:00.7", func(f *inventory.Function) { f.Driver = "" })
+	change("0000:3b:01.1", func(f *inventory.Function) { f.DefaultRoute = true })
+	nic := inventory.Function{
+		ID: inventory.ID{Address: "0000:19:00.0"}, Kind: inventory.PF, Class: inventory.Network, PF: "0000:19:00.0", PFName: "eno1", Index: -1, Driver: "igb", PFDriver: "igb",
+	}
+	uplink := nic
+	uplink.ID.Address, uplink.PF, uplink.DefaultRoute = "0000:19:00.1", "0000:19:00.1", true
+	fpga := inventory.Function{
+		ID: inventory.ID{Address: "0000:65:00.0"}, Kind: inventory.VF, Class: inventory.Accelerator, PF: "0000:65:00.1", Driver: "vfio-pci", Vendor: "8086",
+	}
+	functions = append(functions, nic, uplink, fpga)
+	const sf = "0000:3b:00.0/sf88"
+	for _, test := range []struct {
+		name       string
+		deviceType v1alpha1.DeviceType
+		selector   v1alpha1.FunctionSelector
+		want       string
+	}{
+		{"no device type: VFs and SFs, without the node's own", "", v1alpha1.FunctionSelector{}, sf + " 0 1 2 3 4 5 6"},
+		{"netDevice: also NICs; with a driver", v1alpha1.DeviceTypeNet, v1alpha1.FunctionSelector{}, "0 1 2 3 4 6 0000:19:00.0"},
+		{"auxNetDevice", v1alpha1.DeviceTypeAuxNet, v1alpha1.FunctionSelector{}, sf},
+		{"accelerator", v1alpha1.DeviceTypeAccelerator, v1alpha1.FunctionSelector{}, "0"},
+		{"a type that is not known", "gpu", v1alpha1.FunctionSelector{}, ""},
+		{"acpiIndex", "", v1alpha1.FunctionSelector{ACPIIndexes: []string{"100", "101"}}, "0"},
+		{"linkType", "", v1alpha1.FunctionSelector{LinkTypes: []string{"infiniband"}}, "1"},
+		{"pKey", "", v1alpha1.FunctionSelector{PKeys: []string{"0x50", "0X8050"}}, "1"},
+		{"another pKey", "", v1alpha1.FunctionSelector{PKeys: []string{"0x0"}}, ""},
+		{"ddpProfile", "", v1alpha1.FunctionSelector{DDPProfiles: []string{"ICE COMMS Package"}}, "4"},
+		{"no ddpProfile", "", v1alpha1.FunctionSelector{DDPProfiles: []string{""}}, ""},
+		{"auxType", "", v1alpha1.FunctionSelector{AuxTypes: []string{"sf"}}, sf},
+		{"isRdma", "", v1alpha1.FunctionSelector{IsRdma: true}, "0"},
+		{"vhost", "", v1alpha1.FunctionSelector{VDPAType: "vhost"}, "2"},
+		{"virtio", "", v1alpha1.FunctionSelector{VDPAType: "virtio"}, "3"},
+		{"pfName in another case", "", v1alpha1.FunctionSelector{PFNames: []string{"ENS3F0#2"}}, "2"},
+		{"a PF is not its own child", v1alpha1.DeviceTypeNet, v1alpha1.FunctionSelector{PFNames: []string{"eno1"}}, ""},
+		{"nor by address", v1alpha1.DeviceTypeNet, v1alpha1.FunctionSelector{RootDevices: []string{"0000:19:00.0"}}, ""},
+		{"but has an address", v1alpha1.DeviceTypeNet, v1alpha1.FunctionSelector{PCIAddresses: []string{"0000:19:00.0"}}, "0000:19:00.0"},
+		{"an SF's driver", "", v1alpha1.FunctionSelector{Drivers: []string{"mlx5_core"}, AuxTypes: []string{"sf"}}, ""},
+		{"an auxNetDevice's driver is the PF's too", v1alpha1.DeviceTypeAuxNet, v1alpha1.FunctionSelector{Drivers: []string{"mlx5_core"}}, sf},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			p := devicePool("fast", test.selector)
+			p.Spec.DeviceType = test.deviceType
+			pools := Assign(functions, []v1alpha1.DevicePool{p}, nil)
+			if len(pools) != 1 || pools[0].Err != nil {
+				t.Fatalf("Assign = %+v, want one pool", pools)
+			}
+			if got := names(pools[0].Functions); got != test.want {
+				t.Errorf("Functions are %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+// TestPriority: the highest has the Function, of equals the first by name.
+func TestPriority(t *testing.T) {
+	selector := v1alpha1.FunctionSelector{PFNames: []string{"ens3f0#0"}}
+	prio := func(name string, priority int32) v1alpha1.DevicePool {
+		p := devicePool(name, selector)
+		p.Spec.Priority = priority
+		return p
+	}
+	for _, test := range []struct {
+		pools []v1alpha1.DevicePool
+		want  string
+	}{
+		{[]v1alpha1.DevicePool{prio("a", 0), prio("b", 1), prio("c", -1)}, "b"},
+		{[]v1alpha1.DevicePool{prio("c", 7), prio("b", 7)}, "b"},
+		{[]v1alpha1.DevicePool{prio("b", -1), prio("c", 0)}, "c"},
+	} {
+		for _, p := range Assign(card(), test.pools, nil) {
+			if has := len(p.Functions) == 1; has != (p.Name == test.want) {
+				t.Errorf("%s has %q, want all in %s", p.Name, names(p.Functions), test.want)
+			}
+			if p.Name != test.want && (len(p.Overlaps) != 1 || p.Overlaps[0].Owner != test.want) {
+				t.Errorf("%s has overlaps %v, want one with %s", p.Name, p.Overlaps, test.want)
+			}
+		}
+	}
+}
+
 func TestBadSelectors(t *testing.T) {
 	good := v1alpha1.FunctionSelector{PFNames: []string{"ens3f0"}}
 	for _, test := range []struct {
@@ -97,6 +196,11 @@ func TestBadSelectors(t *testing.T) {
 		{v1alpha1.FunctionSelector{PFNames: []string{"ens3f0#1-99999999999999999999"}}, []string{"pfNames[0]", "0-3"}},
 		{v1alpha1.FunctionSelector{RootDevices: []string{"ens3f0"}}, []string{"rootDevices[0]", "dddd:bb:dd.f"}},
 		{v1alpha1.FunctionSelector{RootDevices: []string{"0000:3b:00.0#x"}}, []string{"rootDevices[0]", `"x"`, "0-3"}},
+		{v1alpha1.FunctionSelector{PKeys: []string{"0x7fff", "7fff"}}, []string{"pKeys[1]", `"7fff"`, "0x7fff"}},
+		{v1alpha1.FunctionSelector{PKeys: []string{"0x17fff"}}, []string{"pKeys[0]", "16 bits"}},
+		{v1alpha1.FunctionSelector{AuxTypes: []string{"eth"}}, []string{"auxTypes[0]", `"eth"`, "sf"}},
+		{v1alpha1.FunctionSelector{VDPAType: "user"}, []string{"vdpaType", `"user"`, "virtio or vhost"}},
+		{v1alpha1.FunctionSelector{VDPAType: "vhost", IsRdma: true}, []string{"vdpaType", "isRdma"}},
 		{v1alpha1.FunctionSelector{PCIAddresses: []string{"3b:00.2"}}, []string{"pciAddresses[0]", "dddd:bb:dd.f"}},
 	} {
 		pools := Assign(card(), []v1alpha1.DevicePool{devicePool("bad", good, test.selector), devicePool("good", good)}, nil)

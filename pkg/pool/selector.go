@@ -11,12 +11,21 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/pci"
 )
 
+// Drivers of the vDPA bus, by what selectors call them.
+var vdpaDrivers = map[string]string{"virtio": "virtio_vdpa", "vhost": "vhost_vdpa"}
+
 // selector is a compiled [v1alpha1.FunctionSelector].
 type selector struct {
 	vendors, devices, drivers []string
 	addresses                 []pci.Address
 	pfNames                   []indexed
 	rootDevices               []indexed
+	acpiIndexes               []string
+	linkTypes                 []string
+	ddpProfiles               []string
+	pkeys                     []uint16
+	auxTypes                  []string
+	options                   Options
 }
 
 // indexed is "name" or "name#0-3,7".
@@ -29,38 +38,52 @@ type indexRange struct{ first, last int }
 
 // compile checks a selector; errors name the field.
 func compile(s v1alpha1.FunctionSelector) (selector, error) {
+	if s.IsRdma && s.VDPAType != "" {
+		return selector{}, fmt.Errorf("vdpaType: %q with isRdma: only one of both can be", s.VDPAType)
+	}
+	if _, ok := vdpaDrivers[s.VDPAType]; !ok && s.VDPAType != "" {
+		return selector{}, fmt.Errorf("vdpaType: %q: must be virtio or vhost", s.VDPAType)
+	}
 	compiled := selector{
-		vendors: lower(s.Vendors),
-		devices: lower(s.Devices),
-		drivers: s.Drivers,
+		vendors:     lower(s.Vendors),
+		devices:     lower(s.Devices),
+		drivers:     s.Drivers,
+		acpiIndexes: s.ACPIIndexes,
+		linkTypes:   s.LinkTypes,
+		ddpProfiles: s.DDPProfiles,
+		auxTypes:    s.AuxTypes,
+		options:     Options{RDMA: s.IsRdma, VDPA: s.VDPAType},
 	}
-	for i, text := range s.PCIAddresses {
-		address, err := pci.Parse(text)
-		if err != nil {
-			return selector{}, fmt.Errorf("pciAddresses[%d]: %w", i, err)
-		}
-		compiled.addresses = append(compiled.addresses, address)
+	var err error
+	if compiled.addresses, err = each("pciAddresses", s.PCIAddresses, pci.Parse); err != nil {
+		return selector{}, err
 	}
-	for i, text := range s.PFNames {
-		pf, err := parseIndexed(text)
-		if err != nil {
-			return selector{}, fmt.Errorf("pfNames[%d]: %w", i, err)
-		}
-		compiled.pfNames = append(compiled.pfNames, pf)
+	if compiled.pfNames, err = each("pfNames", s.PFNames, parseIndexed); err != nil {
+		return selector{}, err
 	}
-	for i, text := range s.RootDevices {
-		pf, err := parseIndexed(text)
-		if err != nil {
-			return selector{}, fmt.Errorf("rootDevices[%d]: %w", i, err)
-		}
-		address, err := pci.Parse(pf.name)
-		if err != nil {
-			return selector{}, fmt.Errorf("rootDevices[%d]: %w", i, err)
-		}
-		pf.name = string(address)
-		compiled.rootDevices = append(compiled.rootDevices, pf)
+	if compiled.rootDevices, err = each("rootDevices", s.RootDevices, parseIndexedAddress); err != nil {
+		return selector{}, err
+	}
+	if compiled.pkeys, err = each("pKeys", s.PKeys, parsePKey); err != nil {
+		return selector{}, err
+	}
+	if i := slices.IndexFunc(s.AuxTypes, func(auxType string) bool { return auxType != "sf" }); i >= 0 {
+		return selector{}, fmt.Errorf("auxTypes[%d]: %q: must be sf", i, s.AuxTypes[i])
 	}
 	return compiled, nil
+}
+
+// each parses the entries of a field; errors name the first that is wrong.
+func each[T any](field string, texts []string, parse func(string) (T, error)) ([]T, error) {
+	var out []T
+	for i, text := range texts {
+		parsed, err := parse(text)
+		if err != nil {
+			return nil, fmt.Errorf("%s[%d]: %w", field, i, err)
+		}
+		out = append(out, parsed)
+	}
+	return out, nil
 }
 
 func lower(texts []string) []string {
@@ -98,21 +121,67 @@ func parseIndexed(text string) (indexed, error) {
 	return out, nil
 }
 
-func (x indexed) matches(name string, index int) bool {
-	if x.name != name {
-		return false
+// parseIndexedAddress is [parseIndexed] for the address of a PF.
+func parseIndexedAddress(text string) (indexed, error) {
+	pf, err := parseIndexed(text)
+	if err != nil {
+		return indexed{}, err
 	}
-	return len(x.ranges) == 0 || slices.ContainsFunc(x.ranges, func(r indexRange) bool { return r.first <= index && index <= r.last })
+	address, err := pci.Parse(pf.name)
+	if err != nil {
+		return indexed{}, err
+	}
+	pf.name = string(address)
+	return pf, nil
 }
 
-// matches says whether every field that is set matches.
-func (s selector) matches(f inventory.Function) bool {
+// parsePKey parses "0x7fff", which may also be written without leading zeros.
+func parsePKey(text string) (uint16, error) {
+	digits, ok := strings.CutPrefix(strings.ToLower(text), "0x")
+	key, err := strconv.ParseUint(digits, 16, 16)
+	if !ok || err != nil {
+		return 0, fmt.Errorf("%q: must be 16 bits in hex, such as 0x7fff", text)
+	}
+	return uint16(key), nil
+}
+
+// matches compares names as sriov-network-device-plugin does, regardless of case. The kernel tells "eth0" from "ETH0",
+// but nobody has both.
+func (x indexed) matches(name string, index int) bool {
+	if !strings.EqualFold(x.name, name) {
+		return false
+	}
+	return anyOf(x.ranges, func(r indexRange) bool { return r.first <= index && index <= r.last })
+}
+
+// matches says whether every field that is set matches. A PF is no child of itself: pfNames and rootDevices select VFs
+// and SFs only.
+func (s selector) matches(f inventory.Function, deviceType v1alpha1.DeviceType) bool {
 	return anyOf(s.vendors, func(v string) bool { return v == f.Vendor }) &&
 		anyOf(s.devices, func(d string) bool { return d == f.Device }) &&
-		anyOf(s.drivers, func(d string) bool { return d == f.Driver }) &&
+		anyOf(s.drivers, func(d string) bool { return drives(d, f, deviceType) }) &&
 		anyOf(s.addresses, func(a pci.Address) bool { return a == f.ID.Address }) &&
-		anyOf(s.pfNames, func(p indexed) bool { return p.matches(f.PFName, f.Index) }) &&
-		anyOf(s.rootDevices, func(p indexed) bool { return p.matches(string(f.PF), f.Index) })
+		anyOf(s.pfNames, func(p indexed) bool { return f.Kind != inventory.PF && p.matches(f.PFName, f.Index) }) &&
+		anyOf(s.rootDevices, func(p indexed) bool { return f.Kind != inventory.PF && p.matches(string(f.PF), f.Index) }) &&
+		anyOf(s.acpiIndexes, func(i string) bool { return i == f.ACPIIndex }) &&
+		anyOf(s.linkTypes, func(t string) bool { return t == f.LinkType }) &&
+		anyOf(s.ddpProfiles, func(p string) bool { return p == f.DDPProfile && p != "" }) &&
+		anyOf(s.pkeys, func(k uint16) bool { return hasPKey(f, k) }) &&
+		anyOf(s.auxTypes, func(string) bool { return f.Kind == inventory.SF }) &&
+		(!s.options.RDMA || f.RDMA) &&
+		(s.options.VDPA == "" || f.VDPA.Driver == vdpaDrivers[s.options.VDPA])
+}
+
+// drives says whether a driver is the Function's. In pools of auxNetDevices the PF's counts too: that is the one that
+// sriov-network-device-plugin knows of an auxiliary device.
+func drives(driver string, f inventory.Function, deviceType v1alpha1.DeviceType) bool {
+	auxiliary := f.Kind == inventory.SF && deviceType == v1alpha1.DeviceTypeAuxNet
+	return driver == f.Driver || auxiliary && driver == f.PFDriver
+}
+
+func hasPKey(f inventory.Function, key uint16) bool {
+	has, err := parsePKey(f.PKey)
+	return err == nil && has == key
 }
 
 // anyOf is true for an empty list: what is not set does not limit.

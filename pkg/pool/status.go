@@ -81,10 +81,13 @@ func (r *Reporter) write(ctx context.Context) error {
 
 // entry is nil where the pool has nothing to do with the node.
 func (r *Reporter) entry(p Pool) *v1alpha1.DevicePoolNodeStatus {
-	if len(p.Functions) == 0 && len(p.Overlaps) == 0 {
+	if len(p.Functions) == 0 && len(p.Overlaps) == 0 && p.Err == nil {
 		return nil
 	}
 	entry := &v1alpha1.DevicePoolNodeStatus{Name: r.Node, Functions: int32(len(p.Functions))}
+	if p.Err != nil {
+		entry.Problem = p.Err.Error()
+	}
 	for _, overlap := range p.Overlaps[:min(len(p.Overlaps), maxListed)] {
 		entry.Overlapping = append(entry.Overlapping, overlap.String())
 	}

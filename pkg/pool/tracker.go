@@ -3,10 +3,10 @@ package pool
 import (
 	"context"
 	"fmt"
+	"reflect"
 	"sync"
 
 	"github.com/go-logr/logr"
-	"k8s.io/apimachinery/pkg/api/equality"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
@@ -32,9 +32,10 @@ type Tracker struct {
 	declarations Declarations
 	log          logr.Logger
 
-	mutex sync.RWMutex
-	pools []Pool
-	known bool
+	mutex  sync.RWMutex
+	pools  []Pool
+	owners map[inventory.ID]int // index of the pool that has the Function
+	known  bool
 }
 
 // NewTracker makes a tracker; [Tracker.Run] makes it work.
@@ -59,6 +60,17 @@ func (t *Tracker) DevicePool(name string) (v1alpha1.DevicePoolSpec, bool) {
 		}
 	}
 	return v1alpha1.DevicePoolSpec{}, false
+}
+
+// PoolOf returns the pool that has a Function; ok is false if none has. The caller must not change the result.
+func (t *Tracker) PoolOf(id inventory.ID) (p Pool, ok bool) {
+	t.mutex.RLock()
+	defer t.mutex.RUnlock()
+	i, ok := t.owners[id]
+	if !ok {
+		return Pool{}, false
+	}
+	return t.pools[i], true
 }
 
 // Run reads the pools at once and again for every value from changes, until ctx ends. It calls changed after each
@@ -94,14 +106,26 @@ func (t *Tracker) read(ctx context.Context) (different bool, err error) {
 
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
-	if t.known && equality.Semantic.DeepEqual(t.pools, pools) {
+	// Not by the equality of apimachinery, which panics at the unexported fields of errors.
+	if t.known && reflect.DeepEqual(t.pools, pools) {
 		return false, nil
 	}
-	t.pools, t.known = pools, true
+	t.pools, t.owners, t.known = pools, owners(pools), true
 	for _, p := range pools {
 		if p.Err != nil {
 			t.log.Error(p.Err, "DevicePool is empty on this node", "devicePool", p.Name)
 		}
 	}
 	return true, nil
+}
+
+// owners says which pool has each Function.
+func owners(pools []Pool) map[inventory.ID]int {
+	owners := map[inventory.ID]int{}
+	for i, p := range pools {
+		for _, f := range p.Functions {
+			owners[f.ID] = i
+		}
+	}
+	return owners
 }

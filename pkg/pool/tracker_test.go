@@ -83,6 +83,31 @@ func (n *node) takeWrites() []string {
 	return writes
 }
 
+// TestTrackerKeepsErrors: DevicePools that cannot be used, read again, are no change.
+func TestTrackerKeepsErrors(t *testing.T) {
+	resource := devicePool("prefix", v1alpha1.FunctionSelector{Drivers: []string{"mlx5_core"}})
+	resource.Spec.Publish = v1alpha1.PublishDevicePlugin
+	resource.Spec.DevicePlugin = &v1alpha1.DevicePluginSpec{ResourcePrefix: "kubernetes.io"}
+	n := &node{functions: card(), devicePools: []v1alpha1.DevicePool{
+		devicePool("address", v1alpha1.FunctionSelector{PCIAddresses: []string{"3b:00.x"}}),
+		devicePool("index", v1alpha1.FunctionSelector{PFNames: []string{"ens3f0#x"}}),
+		resource,
+	}}
+	tracker := NewTracker(n, n, testr.New(t))
+	for i, want := range []bool{true, false} {
+		different, err := tracker.read(t.Context())
+		if err != nil || different != want {
+			t.Errorf("read %d = %t, %v, want %t", i, different, err, want)
+		}
+	}
+	pools, _ := tracker.Pools()
+	for _, p := range pools {
+		if p.Err == nil {
+			t.Errorf("DevicePool %s has no error", p.Name)
+		}
+	}
+}
+
 func TestTracker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &node{functions: card(), labelsErr: errors.New("node node1: not found")}
@@ -227,8 +252,42 @@ func TestReporterListsAFewOverlaps(t *testing.T) {
 	}
 }
 
+func TestReporterTellsOfProblems(t *testing.T) {
+	entry := (&Reporter{Node: "node1"}).entry(Pool{Name: "wide", Err: errors.New("resource a.example/b is that of DevicePool fast")})
+	if entry == nil || entry.Problem != "resource a.example/b is that of DevicePool fast" {
+		t.Errorf("entry = %+v, want the problem", entry)
+	}
+}
+
 // waitFor lets the bubble's clock run.
 func waitFor(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
+}
+
+// TestPoolOf: every Function of a pool is found, and no other.
+func TestPoolOf(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fast := devicePool("fast", v1alpha1.FunctionSelector{PFNames: []string{"ens3f0#0-1"}})
+		n := &node{functions: card(), devicePools: []v1alpha1.DevicePool{fast}}
+		tracker := NewTracker(n, n, testr.New(t))
+		if p, ok := tracker.PoolOf(n.functions[1].ID); ok {
+			t.Errorf("%s is in pool %s before the pools were read", n.functions[1].ID, p.Name)
+		}
+		go tracker.Run(t.Context(), nil, func() {})
+		synctest.Wait()
+		pools, _ := tracker.Pools()
+		if len(pools) != 1 || len(pools[0].Functions) == 0 {
+			t.Fatalf("pools are %+v", pools)
+		}
+		in := map[inventory.ID]bool{}
+		for _, f := range pools[0].Functions {
+			in[f.ID] = true
+		}
+		for _, f := range n.functions {
+			if p, ok := tracker.PoolOf(f.ID); ok != in[f.ID] || ok && p.Name != "fast" {
+				t.Errorf("%s: pool %q, %v; want %v", f.ID, p.Name, ok, in[f.ID])
+			}
+		}
+	})
 }

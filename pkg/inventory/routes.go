@@ -1,0 +1,111 @@
+package inventory
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// readRoutes finds the netdevs that the node reaches the rest of the world by: those of the IPv4 default routes, and
+// what is below them where they are bonds, bridges or VLANs.
+func (s *scanner) readRoutes() {
+	found, err := s.defaultNetdevs()
+	if err != nil {
+		s.complain("", reasonRoutes, err)
+		return
+	}
+	s.routed = map[string]bool{}
+	for len(found) > 0 {
+		netdev := found[0]
+		found = found[1:]
+		if s.routed[netdev] {
+			continue
+		}
+		s.routed[netdev] = true
+		found = append(found, s.sysfs.lower(netdev)...)
+	}
+}
+
+// routesFailed says whether the last scan could not read the routes. A list that changes while it is read counts as not
+// read, and no event says when it could be.
+func (s *scanner) routesFailed() bool { return s.complaints[complaint{"", reasonRoutes}] != nil }
+
+// lower lists the netdevs directly below another one.
+func (s sysfs) lower(netdev string) []string {
+	entries, err := names(filepath.Join(s.root, "class/net", netdev))
+	if err != nil {
+		return nil // it went meanwhile
+	}
+	var out []string
+	for _, name := range entries {
+		if lower, ok := strings.CutPrefix(name, "lower_"); ok {
+			out = append(out, lower)
+		}
+	}
+	return out
+}
+
+// defaultNetdevs asks the kernel. A default route may have several next hops.
+func defaultNetdevs(netNS string) (found []string, err error) {
+	err = inNamespace(netNS, func() error {
+		handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+		if err != nil {
+			return fmt.Errorf("socket: %w", err)
+		}
+		defer handle.Close()
+		indexes, err := defaultIndexes(handle)
+		if err != nil {
+			return fmt.Errorf("list IPv4 routes: %w", err)
+		}
+		for _, index := range indexes {
+			link, err := handle.LinkByIndex(index)
+			if errors.As(err, &netlink.LinkNotFoundError{}) {
+				continue
+			}
+			if err != nil {
+				return fmt.Errorf("netdev %d: %w", index, err)
+			}
+			found = append(found, link.Attrs().Name)
+		}
+		return nil
+	})
+	return found, err
+}
+
+func defaultIndexes(handle *netlink.Handle) ([]int, error) {
+	var indexes []int
+	main := &netlink.Route{Table: unix.RT_TABLE_MAIN}
+	err := handle.RouteListFilteredIter(netlink.FAMILY_V4, main, netlink.RT_FILTER_TABLE, func(route netlink.Route) bool {
+		if route.Dst != nil {
+			if ones, _ := route.Dst.Mask.Size(); ones != 0 {
+				return true
+			}
+		}
+		if len(route.MultiPath) == 0 && route.LinkIndex != 0 { // blackholes have none
+			indexes = append(indexes, route.LinkIndex)
+		}
+		for _, hop := range route.MultiPath {
+			indexes = append(indexes, hop.LinkIndex)
+		}
+		return true
+	})
+	return indexes, err
+}
+
+// routeMatters says whether a message of rtnetlink is about an IPv4 default route: a struct nlmsghdr, then a struct
+// rtmsg that begins with the family and the length of the destination (include/uapi/linux/rtnetlink.h).
+func routeMatters(message []byte) bool {
+	if len(message) < unix.SizeofNlMsghdr+unix.SizeofRtMsg {
+		return false
+	}
+	switch binary.NativeEndian.Uint16(message[4:]) {
+	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
+		return message[unix.SizeofNlMsghdr+1] == 0
+	}
+	return false
+}
