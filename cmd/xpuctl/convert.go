@@ -1,0 +1,151 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/yaml"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/sriovdp"
+)
+
+func convertCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "convert",
+		Short: "Say a configuration of another program in DevicePools",
+		Args:  cobra.NoArgs,
+		// Without it, a program that is not known would be no error.
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(convertSRIOVDPCommand())
+	return c
+}
+
+// convertOptions are those of xpuctl convert sriovdp.
+type convertOptions struct {
+	resourcePrefix string
+	key            string
+}
+
+func convertSRIOVDPCommand() *cobra.Command {
+	var o convertOptions
+	c := &cobra.Command{
+		Use:   "sriovdp FILE",
+		Short: "Say a configuration of sriov-network-device-plugin in DevicePools",
+		Long: `Reads a configuration of sriov-network-device-plugin, or a ConfigMap that has one, and prints DevicePools
+that give nodes the same resources with the same devices. What is different, and what the plugin never told that it
+leaves out, is on standard error. FILE may be - for standard input.
+
+Nothing needs to be converted to try it: xpu-agent takes the configuration as it is by --config-file.`,
+		Example: `  # A file:
+  xpuctl convert sriovdp config.json > devicepools.yaml
+
+  # What a cluster has now:
+  kubectl -n kube-system get configmap sriovdp-config -o yaml | xpuctl convert sriovdp - | kubectl apply -f -
+
+  # A ConfigMap with a configuration for each node, of a plugin that ran with -resource-prefix example.com:
+  xpuctl convert sriovdp configmap.yaml --key node-1 --resource-prefix example.com`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			content, err := read(c.InOrStdin(), args[0])
+			if err != nil {
+				return err
+			}
+			return o.convert(content, args[0], c.OutOrStdout(), c.ErrOrStderr())
+		},
+	}
+	c.Flags().StringVar(&o.resourcePrefix, "resource-prefix", sriovdp.DefaultPrefix,
+		"prefix of resources that have no resourcePrefix: what the plugin has as its flag -resource-prefix")
+	c.Flags().StringVar(&o.key, "key", "",
+		"key of the configuration in the ConfigMap; if empty, config.json or the only key")
+	return c
+}
+
+func read(stdin io.Reader, name string) ([]byte, error) {
+	if name == "-" {
+		return io.ReadAll(stdin)
+	}
+	return os.ReadFile(name)
+}
+
+func (o convertOptions) convert(content []byte, name string, out, notes io.Writer) error {
+	config, err := o.find(content)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	conversion, err := sriovdp.Convert(config, o.resourcePrefix)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	for _, warning := range conversion.Warnings {
+		fmt.Fprintf(notes, "note: %s\n", warning)
+	}
+	for i, devicePool := range conversion.DevicePools {
+		if i > 0 {
+			fmt.Fprintln(out, "---")
+		}
+		document, err := marshal(devicePool)
+		if err != nil {
+			return fmt.Errorf("DevicePool %s: %w", devicePool.Name, err)
+		}
+		if _, err := out.Write(document); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// find returns the configuration: the content itself, or what a ConfigMap has.
+func (o convertOptions) find(content []byte) ([]byte, error) {
+	if sriovdp.Is(content) {
+		if o.key != "" {
+			return nil, errors.New("--key is for ConfigMaps, and this is a configuration itself")
+		}
+		return content, nil
+	}
+	var object corev1.ConfigMap
+	if err := yaml.Unmarshal(content, &object); err != nil || object.Kind != "ConfigMap" {
+		return nil, errors.New("must be JSON with a resourceList, or a ConfigMap that has it")
+	}
+	key := o.key
+	if key == "" {
+		key = defaultKey(object.Data)
+	}
+	config, ok := object.Data[key]
+	if !ok {
+		return nil, fmt.Errorf("ConfigMap %s: data has no key %q: name one with --key", object.Name, key)
+	}
+	return []byte(config), nil
+}
+
+func defaultKey(data map[string]string) string {
+	if len(data) == 1 {
+		for key := range data {
+			return key
+		}
+	}
+	return "config.json"
+}
+
+// marshal leaves out the status. A selector that selects everything gets a field that says nothing, because the API
+// server refuses one that has no field at all.
+func marshal(devicePool v1alpha1.DevicePool) ([]byte, error) {
+	object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&devicePool)
+	if err != nil {
+		return nil, err
+	}
+	delete(object, "status")
+	spec := object["spec"].(map[string]any)
+	for _, s := range spec["selectors"].([]any) {
+		if selector := s.(map[string]any); len(selector) == 0 {
+			selector["isRdma"] = false
+		}
+	}
+	return yaml.Marshal(object)
+}

@@ -1,0 +1,2 @@
+// Package declare says what the administrator declared: DevicePools from a file, from the API server, or from both.
+package declare
