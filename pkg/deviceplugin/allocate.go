@@ -1,0 +1,185 @@
+package deviceplugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/pool"
+)
+
+// allocate answers the kubelet's Allocate. The kubelet fails the pod with the error's text. There is no call that takes
+// an Allocate back.
+func (s *server) allocate(ctx context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
+	begin := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, s.manager.allocateTimeout())
+	defer cancel()
+	response, count, err := s.allocateAll(ctx, r)
+	took := time.Since(begin)
+	s.metrics.allocateSeconds.Observe(took.Seconds())
+	if err != nil {
+		s.metrics.allocateErrors.Inc()
+		s.log.Error(err, "Allocate failed, and with it the pod", "took", took.String())
+		return nil, err
+	}
+	s.metrics.allocations.Add(float64(count))
+	return response, nil
+}
+
+// allocateAll also returns how many Functions were allocated.
+func (s *server) allocateAll(
+	ctx context.Context, r *pluginapi.AllocateRequest,
+) (_ *pluginapi.AllocateResponse, count int, _ error) {
+	o, _ := s.current()
+	// All requests are read before anything is done for one.
+	for _, c := range r.ContainerRequests {
+		if _, err := o.find(s.resource, c.DevicesIds); err != nil {
+			return nil, 0, status.Error(codes.NotFound, err.Error())
+		}
+		count += len(c.DevicesIds)
+	}
+	response := &pluginapi.AllocateResponse{}
+	for _, c := range r.ContainerRequests {
+		one, err := s.allocateContainer(ctx, c.DevicesIds)
+		if err != nil {
+			return nil, 0, err
+		}
+		response.ContainerResponses = append(response.ContainerResponses, one)
+	}
+	return response, count, nil
+}
+
+func (s *server) allocateContainer(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
+	functions, p, err := s.awaitHealthy(ctx, ids)
+	if err != nil {
+		return nil, err
+	}
+	// Before the xPU is asked: nobody would take that back.
+	contents, err := s.contents(functions, p)
+	if err != nil {
+		return nil, status.Error(codes.Internal, err.Error())
+	}
+	if devicePlugin(p).ProvisionAt == v1alpha1.ProvisionAtAllocate {
+		if err := s.provision(ctx, functions, p); err != nil {
+			return nil, err
+		}
+	}
+	one, err := s.deliver(contents)
+	if err != nil {
+		return nil, status.Error(codes.Internal, err.Error())
+	}
+	s.log.Info("Functions allocated", "functions", firstOf(ids), "count", len(ids))
+	return one, nil
+}
+
+// awaitHealthy returns the Functions, and the pool, as they are when all may be handed out. It fails if one must not
+// be, and waits while it only has to come back from its last pod: the kubelet may have chosen it before it was told.
+func (s *server) awaitHealthy(ctx context.Context, ids []string) ([]inventory.Function, pool.Pool, error) {
+	for {
+		o, renewed := s.current()
+		functions, err := o.find(s.resource, ids)
+		if err != nil {
+			return nil, pool.Pool{}, status.Error(codes.NotFound, err.Error())
+		}
+		pending, err := s.pending(functions)
+		if err != nil {
+			return nil, pool.Pool{}, status.Error(codes.FailedPrecondition, err.Error())
+		}
+		if pending == "" {
+			return functions, o.pool, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, pool.Pool{}, status.Errorf(codes.DeadlineExceeded, "%s (waited for it: %v)", pending, ctx.Err())
+		case <-renewed:
+		}
+	}
+}
+
+// pending says what there is to wait for until the Functions may be handed out, "" if that is now. An error says why
+// one must not be.
+func (s *server) pending(functions []inventory.Function) (string, error) {
+	pending := ""
+	for _, f := range functions {
+		for _, problem := range s.manager.Health.Problems(f) {
+			message := fmt.Sprintf("Function %s of resource %s: %s", f.ID, s.resource, problem.Message)
+			if problem.Taint != v1alpha1.TaintReleasePending {
+				return "", errors.New(message)
+			}
+			pending = message
+		}
+	}
+	return pending, nil
+}
+
+// provision has the xPU ready for all Functions, at once.
+func (s *server) provision(ctx context.Context, functions []inventory.Function, p pool.Pool) error {
+	errs := make([]error, len(functions))
+	var group sync.WaitGroup
+	for i, f := range functions {
+		group.Go(func() {
+			if err := s.manager.Provisioner.Ready(ctx, f, p); err != nil {
+				errs[i] = fmt.Errorf("Function %s of resource %s: xPU not ready for it: %w", f.ID, s.resource, err)
+			}
+		})
+	}
+	group.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return status.Error(codes.Unavailable, err.Error())
+	}
+	return nil
+}
+
+// contents is what a container gets of each of these Functions of the pool.
+func (s *server) contents(functions []inventory.Function, p pool.Pool) ([]content, error) {
+	contents := make([]content, 0, len(functions))
+	for _, f := range functions {
+		c, err := s.manager.Contents.of(f, p)
+		if err != nil {
+			return nil, err
+		}
+		contents = append(contents, c)
+	}
+	return contents, nil
+}
+
+// deliver says what a container gets, and writes it where the runtime and CNI plugins look for it.
+func (s *server) deliver(contents []content) (*pluginapi.ContainerAllocateResponse, error) {
+	m := s.manager
+	one, err := response(s.resource, contents, m.CDI == nil)
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range contents {
+		if err := m.DeviceInfo.write(s.resource, c); err != nil {
+			return nil, err
+		}
+		if m.CDI != nil && len(c.nodes) > 0 {
+			one.CdiDevices = append(one.CdiDevices, &pluginapi.CDIDevice{Name: cdiDeviceID(s.resource, c.function.ID)})
+		}
+	}
+	return one, m.CDI.include(s.resource, contents)
+}
+
+// writeCDI has the runtime know all Functions of an offer. One of which a container could not get everything is left
+// out: its Allocate will say why.
+func (s *server) writeCDI(o *offer) error {
+	if s.manager.CDI == nil {
+		return nil
+	}
+	contents := make([]content, 0, len(o.functions))
+	for _, f := range o.pool.Functions {
+		if c, err := s.manager.Contents.of(f, o.pool); err == nil {
+			contents = append(contents, c)
+		}
+	}
+	return s.manager.CDI.include(s.resource, contents)
+}

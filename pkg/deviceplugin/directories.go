@@ -1,0 +1,230 @@
+package deviceplugin
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"github.com/go-logr/logr"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/notify"
+)
+
+// Registration says how the kubelet learns of device plugins.
+type Registration string
+
+const (
+	// RegisterAuto is RegisterWatcher if the kubelet has the directory for it, which all have since Kubernetes 1.13.
+	RegisterAuto Registration = "auto"
+	// RegisterWatcher: the kubelet finds the plugins' sockets in <kubelet dir>/plugins_registry.
+	RegisterWatcher Registration = "watcher"
+	// RegisterLegacy: plugins call the kubelet at <kubelet dir>/device-plugins/kubelet.sock, and again whenever that
+	// socket is made anew.
+	RegisterLegacy Registration = "legacy"
+)
+
+// ParseRegistration reads one of the constants.
+func ParseRegistration(text string) (Registration, error) {
+	switch r := Registration(text); r {
+	case RegisterAuto, RegisterWatcher, RegisterLegacy:
+		return r, nil
+	}
+	return "", fmt.Errorf("registration %q: must be auto, watcher or legacy", text)
+}
+
+const (
+	watcherDirectory = "plugins_registry"
+	legacyDirectory  = "device-plugins"
+	kubeletSocket    = "kubelet.sock"
+
+	// What sockets are called: "xpu-dp-fast-5a1c09e2.sock". Each is new. The kubelet knows endpoints by their path and
+	// refuses one that it has, which it forgets only some time after the socket is gone.
+	socketPrefix = "xpu-dp-"
+	socketSuffix = ".sock"
+	// maxLabel bounds the part of a socket's name that is for people. The kernel allows 107 bytes for all of the path.
+	maxLabel = 20
+)
+
+// directories is where servers have their sockets, and wakes servers when something happened there.
+type directories struct {
+	// sockets is the directory of the servers' sockets. kubelet is the kubelet's socket, "" where the kubelet watches the
+	// directory instead.
+	sockets, kubelet string
+	// others has sockets of servers of another mode.
+	others  string
+	watcher *fsnotify.Watcher
+	changed notify.Signal
+	log     logr.Logger
+
+	mutex sync.Mutex
+	// served are the paths of sockets whose removal by somebody else matters.
+	served map[string]bool
+}
+
+// openDirectories begins to watch.
+func openDirectories(kubeletDir string, registration Registration, log logr.Logger) (*directories, error) {
+	watched, legacy := filepath.Join(kubeletDir, watcherDirectory), filepath.Join(kubeletDir, legacyDirectory)
+	d := &directories{sockets: watched, others: legacy, log: log, served: map[string]bool{}}
+	if registration == RegisterAuto || registration == "" {
+		if _, err := os.Stat(watched); errors.Is(err, fs.ErrNotExist) {
+			registration = RegisterLegacy
+		}
+	}
+	if registration == RegisterLegacy {
+		d.sockets, d.others, d.kubelet = legacy, watched, filepath.Join(legacy, kubeletSocket)
+	}
+	var err error
+	if d.watcher, err = fsnotify.NewWatcher(); err != nil {
+		return nil, fmt.Errorf("watch %s (does sysctl fs.inotify.max_user_instances allow another?): %w", d.sockets, err)
+	}
+	if err := d.ensure(); err != nil {
+		d.close()
+		return nil, err
+	}
+	return d, nil
+}
+
+func (d *directories) close() { d.watcher.Close() }
+
+// ensure has the directory of the sockets there and watched, also if somebody removed it. Its parent is watched too, as
+// that is where the removal is seen.
+func (d *directories) ensure() error {
+	if err := os.MkdirAll(d.sockets, 0o750); err != nil {
+		return err
+	}
+	for _, dir := range []string{filepath.Dir(d.sockets), d.sockets} {
+		if err := d.watcher.Add(dir); err != nil {
+			return fmt.Errorf("watch %s: %w", dir, err)
+		}
+	}
+	return nil
+}
+
+// run wakes servers when the kubelet's socket came or one of theirs went, until ctx ends.
+func (d *directories) run(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case event := <-d.watcher.Events:
+			if !d.matters(event) {
+				continue
+			}
+		case err := <-d.watcher.Errors:
+			// Events were lost, perhaps: servers look for themselves.
+			d.log.Error(err, "Changes in the kubelet's directory may have been missed, looking at it again", "path", d.sockets)
+		}
+		if err := d.ensure(); err != nil {
+			d.log.Error(err, "The kubelet's directory cannot be watched")
+		}
+		d.changed.Notify()
+	}
+}
+
+func (d *directories) matters(event fsnotify.Event) bool {
+	switch {
+	case event.Name == d.sockets:
+		return event.Has(fsnotify.Remove) || event.Has(fsnotify.Rename) || event.Has(fsnotify.Create)
+	case event.Name == d.kubelet:
+		return event.Has(fsnotify.Create)
+	case event.Has(fsnotify.Remove) || event.Has(fsnotify.Rename):
+		d.mutex.Lock()
+		defer d.mutex.Unlock()
+		return d.served[event.Name]
+	}
+	return false
+}
+
+// forget is called before a server removes a socket itself. Its removal would have servers look for the kubelet at once
+// that are to wait before they do.
+func (d *directories) forget(path string) {
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
+	delete(d.served, path)
+}
+
+// unusual is what does not belong in the name of a socket.
+var unusual = regexp.MustCompile(`[^a-zA-Z0-9_]+`)
+
+// listen makes a socket for a server of the resource that only root may use.
+func (d *directories) listen(resource string) (net.Listener, string, error) {
+	if err := os.MkdirAll(d.sockets, 0o750); err != nil {
+		return nil, "", err
+	}
+	label := unusual.ReplaceAllString(resource[strings.LastIndexByte(resource, '/')+1:], "-")
+	label = label[:min(len(label), maxLabel)]
+	var number [4]byte
+	rand.Read(number[:])
+	path := filepath.Join(d.sockets, socketPrefix+label+"-"+hex.EncodeToString(number[:])+socketSuffix)
+	d.mutex.Lock()
+	d.served[path] = true // first, so that no removal is missed
+	d.mutex.Unlock()
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		d.forget(path)
+		return nil, "", fmt.Errorf("socket %s: %w", path, err)
+	}
+	if err := os.Chmod(path, 0o600); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		d.forget(path)
+		listener.Close()
+		return nil, "", fmt.Errorf("socket %s: %w", path, err)
+	}
+	return listener, path, nil
+}
+
+// removeStale removes the sockets that a killed process left. A socket where somebody listens is another agent's, which
+// is about to end.
+func (d *directories) removeStale() {
+	for _, dir := range []string{d.sockets, d.others} {
+		paths, _ := filepath.Glob(filepath.Join(dir, socketPrefix+"*"+socketSuffix))
+		for _, path := range paths {
+			c, err := net.DialTimeout("unix", path, time.Second)
+			if err == nil {
+				c.Close()
+				continue
+			}
+			if !errors.Is(err, syscall.ECONNREFUSED) {
+				continue
+			}
+			if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				d.log.Error(err, "A socket that nobody serves remains", "path", path)
+			}
+		}
+	}
+}
+
+// instance tells one socket of the kubelet from the next at the same path; the zero value is no socket.
+type instance struct {
+	inode   uint64
+	changed time.Time
+}
+
+func (d *directories) kubeletInstance() instance {
+	info, err := os.Stat(d.kubelet)
+	if err != nil {
+		return instance{}
+	}
+	i := instance{changed: info.ModTime()}
+	if stat, ok := info.Sys().(*syscall.Stat_t); ok {
+		i.inode = stat.Ino
+	}
+	return i
+}
+
+// exists says whether a socket is still there for others to find.
+func exists(path string) bool {
+	info, err := os.Lstat(path)
+	return err == nil && info.Mode()&fs.ModeSocket != 0
+}
