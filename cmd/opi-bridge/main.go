@@ -27,6 +27,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/logging"
 	"github.com/opiproject/xpu-device-plugin/pkg/opibridge"
 	"github.com/opiproject/xpu-device-plugin/pkg/version"
+	"github.com/opiproject/xpu-device-plugin/pkg/version/buildinfo"
 )
 
 type options struct {
@@ -158,7 +159,7 @@ func stopServer(server *grpc.Server) {
 
 func serveMetrics(ctx context.Context, lis net.Listener, metrics prometheus.Collector) error {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(metrics, version.NewCollector("opi-bridge"), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(metrics, buildinfo.NewCollector("opi-bridge"), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}

@@ -21,6 +21,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/agent"
 	"github.com/opiproject/xpu-device-plugin/pkg/logging"
 	"github.com/opiproject/xpu-device-plugin/pkg/version"
+	"github.com/opiproject/xpu-device-plugin/pkg/version/buildinfo"
 )
 
 func main() {
@@ -75,7 +76,7 @@ as a DaemonSet; see deploy/.`,
 				return err
 			}
 			registry := prometheus.NewRegistry()
-			registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), version.NewCollector("xpu-agent"))
+			registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), buildinfo.NewCollector("xpu-agent"))
 			log.Info("Starting", "version", version.String(), "node", config.NodeName)
 			return agent.Run(cmd.Context(), config, registry, log)
 		},

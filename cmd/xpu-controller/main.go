@@ -22,6 +22,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/logging"
 	"github.com/opiproject/xpu-device-plugin/pkg/provision"
 	"github.com/opiproject/xpu-device-plugin/pkg/version"
+	"github.com/opiproject/xpu-device-plugin/pkg/version/buildinfo"
 )
 
 func main() {
@@ -141,7 +142,7 @@ func run(ctx context.Context, o options) error {
 	if o.keepOrphans {
 		settings.OrphanGrace = -1
 	}
-	if err := metrics.Registry.Register(version.NewCollector("xpu-controller")); err != nil {
+	if err := metrics.Registry.Register(buildinfo.NewCollector("xpu-controller")); err != nil {
 		return fmt.Errorf("metrics: %w", err)
 	}
 	if err := provision.Setup(ctx, mgr, settings); err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/go-logr/logr/funcr"
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/version"
+	"github.com/opiproject/xpu-device-plugin/pkg/version/buildinfo"
 )
 
 func TestServe(t *testing.T) {
@@ -24,7 +24,7 @@ func TestServe(t *testing.T) {
 		}
 	}, funcr.Options{})
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(version.NewCollector("xpu-test"))
+	registry.MustRegister(buildinfo.NewCollector("xpu-test"))
 	var problem atomic.Pointer[error]
 	notYet := errors.New("not connected to the container runtime at /run/nri.sock")
 	problem.Store(&notYet)

@@ -1,12 +1,9 @@
-// Package version says which version of xpu-device-plugin a binary is.
+// Package version says which version of xpu-device-plugin a binary is. It needs nothing but the standard library.
 package version
 
 import (
 	"cmp"
-	"runtime"
 	"runtime/debug"
-
-	"github.com/prometheus/client_golang/prometheus"
 )
 
 // release is set by the linker: -ldflags "-X github.com/opiproject/xpu-device-plugin/pkg/version.release=v1.2.3".
@@ -19,13 +16,4 @@ func String() string {
 		return cmp.Or(release, "unknown")
 	}
 	return cmp.Or(release, info.Main.Version, "(devel)")
-}
-
-// NewCollector is the metric xpu_build_info: constantly 1, the version in its labels.
-func NewCollector(program string) prometheus.Collector {
-	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name:        "xpu_build_info",
-		Help:        "Which version of which program this is.",
-		ConstLabels: prometheus.Labels{"program": program, "version": String(), "goversion": runtime.Version()},
-	}, func() float64 { return 1 })
 }

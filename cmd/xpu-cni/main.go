@@ -1,0 +1,22 @@
+// Command xpu-cni is the CNI plugin that gives pods Functions: it passes what the container runtime asks for to the
+// node's xpu-agent.
+package main
+
+import (
+	"os"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	cniversion "github.com/containernetworking/cni/pkg/version"
+
+	"github.com/opiproject/xpu-device-plugin/cni"
+	"github.com/opiproject/xpu-device-plugin/pkg/version"
+)
+
+func main() {
+	plugin := cni.Plugin{
+		DeviceInfoDir: cni.DefaultDeviceInfoDir, Stdout: os.Stdout, Stderr: os.Stderr, Now: time.Now,
+	}
+	// Without CNI_COMMAND, whatever the arguments, it says what it is.
+	skel.PluginMainFuncs(plugin.Funcs(), cniversion.All, "xpu-cni "+version.String())
+}

@@ -1,0 +1,730 @@
+package cni
+
+import (
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/opiproject/xpu-device-plugin/api/agent"
+)
+
+// checkCode fails the test unless an error is one of CNI with a code and, in its words, a text.
+func checkCode(t testing.TB, err error, code uint, text string) {
+	t.Helper()
+	var said *types.Error
+	if !errors.As(err, &said) {
+		t.Fatalf("error is %v (%T), want one of CNI with code %d", err, err, code)
+	}
+	if said.Code != code || !strings.Contains(said.Error(), text) {
+		t.Errorf("error is %d, %q; want code %d and %q", said.Code, said.Error(), code, text)
+	}
+}
+
+func TestAdd(t *testing.T) {
+	f := startAgent(t, attached)
+	s := newShim(t, f).withIPAM("fake", ipamPlugin(t, "fake", f.diary, gives(oneAddress)))
+	s.set("prevResult", map[string]any{"cniVersion": "1.1.0", "interfaces": []any{map[string]any{"name": "eth0"}}})
+	if err := s.add(t); err != nil {
+		t.Fatal(err)
+	}
+	checkDiary(t, f.diary, "ipam ADD", "agent ADD")
+
+	asked := f.asked(agent.Add)[0]
+	var config map[string]any
+	if err := json.Unmarshal(asked.Config, &config); err != nil {
+		t.Fatal(err)
+	}
+	sent, err := json.Marshal(s.config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(asked.Config) != string(sent) {
+		t.Errorf("the agent got the configuration %s, want %s", asked.Config, sent)
+	}
+	want := agent.Request{
+		Version: agent.Version, Command: agent.Add, ContainerID: "c1", NetNS: "/run/netns/c1", IfName: "net1",
+		Args: "K8S_POD_NAME=a", Config: asked.Config, IPAM: asked.IPAM, At: now,
+	}
+	if diff := cmp.Diff(want, asked); diff != "" {
+		t.Errorf("the agent got (-want +got):\n%s", diff)
+	}
+	if !strings.Contains(string(asked.IPAM), "192.0.2.7/24") {
+		t.Errorf("the agent got the addresses %s", asked.IPAM)
+	}
+	if !strings.Contains(s.stdout.String(), "192.0.2.7/24") {
+		t.Errorf("the result is %s", s.stdout.String())
+	}
+}
+
+// TestAddInEveryVersion: what the IPAM plugin gives and what the runtime gets are in the version of the configuration,
+// whatever the version of the other side.
+func TestAddInEveryVersion(t *testing.T) {
+	for _, version := range []string{"", "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
+		t.Run("version "+version, func(t *testing.T) {
+			f := startAgent(t, attached)
+			s := newShim(t, f).withIPAM("fake", ipamPlugin(t, "fake", f.diary, gives(oneAddress)))
+			s.set("cniVersion", version)
+			if err := s.add(t); err != nil {
+				t.Fatal(err)
+			}
+			want := version
+			if version == "" {
+				want = "0.1.0"
+			}
+			for name, data := range map[string][]byte{"IPAM": f.asked(agent.Add)[0].IPAM, "result": s.stdout.Bytes()} {
+				result, err := DecodeResult(data, "")
+				if err != nil {
+					t.Fatalf("%s: %s: %v", name, data, err)
+				}
+				if result.Version() != want {
+					t.Errorf("%s is in version %s, want %s", name, result.Version(), want)
+				}
+				if n, err := addresses(result); n != 1 || err != nil {
+					t.Errorf("%s has %d addresses (%v), want 1: %s", name, n, err, data)
+				}
+			}
+		})
+	}
+}
+
+func TestAddWithoutIPAM(t *testing.T) {
+	for name, ipam := range map[string]any{
+		"absent": nil, "empty": map[string]any{}, "no type": map[string]any{"type": ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := startAgent(t, attached)
+			s := newShim(t, f).set("ipam", ipam)
+			if err := s.add(t); err != nil {
+				t.Fatal(err)
+			}
+			checkDiary(t, f.diary, "agent ADD")
+			if ipam := f.asked(agent.Add)[0].IPAM; ipam != nil {
+				t.Errorf("the agent got addresses: %s", ipam)
+			}
+			if err := s.del(t); err != nil {
+				t.Error(err)
+			}
+			if err := s.check(t); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestAddFails(t *testing.T) {
+	good := gives(oneAddress)
+	for name, test := range map[string]struct {
+		answer func(agent.Request) *agent.Reply // nil for an agent that is away
+		ipam   string
+		code   uint
+		text   string
+		diary  []string
+	}{
+		"agent away": {
+			nil, good, types.ErrTryAgainLater, "xpu-agent is away",
+			[]string{"ipam ADD", "ipam DEL"},
+		},
+		"agent says no": {
+			except(agent.Add, fails(7, "vlan: 5000")), good, 7, "vlan: 5000",
+			[]string{"ipam ADD", "agent ADD", "ipam DEL"},
+		},
+		"agent says no, without a code": {
+			except(agent.Add, fails(0, "what")), good, types.ErrInternal, "what",
+			[]string{"ipam ADD", "agent ADD", "ipam DEL"},
+		},
+		"reply lost": {
+			except(agent.Add, nil), good, types.ErrTryAgainLater, "no reply",
+			[]string{"ipam ADD", "agent ADD", "agent DEL", "ipam DEL"},
+		},
+		"agent of another version": {
+			except(agent.Add, &agent.Reply{Version: 2}), good, types.ErrTryAgainLater, "xpu-agent 2",
+			[]string{"ipam ADD", "agent ADD", "ipam DEL"},
+		},
+		"no result": {
+			except(agent.Add, &agent.Reply{}), good, types.ErrInternal, "no result",
+			[]string{"ipam ADD", "agent ADD", "agent DEL", "ipam DEL"},
+		},
+		"bad result": {
+			except(agent.Add, &agent.Reply{Result: json.RawMessage(`[]`)}), good, types.ErrInternal, "the result of",
+			[]string{"ipam ADD", "agent ADD", "agent DEL", "ipam DEL"},
+		},
+		"result that cannot be undone": {
+			func(request agent.Request) *agent.Reply {
+				if request.Command == agent.Del {
+					return fails(101, "stuck")
+				}
+				return &agent.Reply{}
+			},
+			good, types.ErrInternal, "not all of it is undone: stuck",
+			[]string{"ipam ADD", "agent ADD", "agent DEL", "ipam DEL"},
+		},
+		"IPAM says no": {
+			attached, refuses("ADD", ""), 100, "IPAM plugin fake; no; why not",
+			[]string{"ipam ADD", "agent RESULT", "ipam DEL"},
+		},
+		"IPAM dies": {
+			attached, "echo oops >&2; exit 3", types.ErrInternal, "exit status 3: oops",
+			[]string{"ipam ADD", "agent RESULT", "ipam DEL"},
+		},
+		"IPAM gives nothing": {
+			attached, gives(`{"cniVersion":"1.1.0"}`), types.ErrInvalidNetworkConfig, "no address",
+			[]string{"ipam ADD", "agent RESULT", "ipam DEL"},
+		},
+		"IPAM gives garbage": {
+			attached, gives(`{"ips":[null]}`), types.ErrInvalidNetworkConfig, "ips[0] is null",
+			[]string{"ipam ADD", "agent RESULT", "ipam DEL"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newAgent(t)
+			if test.answer != nil {
+				f = startAgent(t, test.answer)
+			}
+			s := newShim(t, f).withIPAM("fake", ipamPlugin(t, "fake", f.diary, test.ipam))
+			checkCode(t, s.add(t), test.code, test.text)
+			checkDiary(t, f.diary, test.diary...)
+			if s.stdout.Len() != 0 {
+				t.Errorf("there is a result: %s", s.stdout.String())
+			}
+			if spooled := s.spooled(t); len(spooled) != 0 {
+				t.Errorf("spooled: %v", spooled)
+			}
+		})
+	}
+}
+
+// TestAddWhoseAgentDies: the agent took the request and is gone. What it did is undone once it is back: the request that
+// says so is of a later time than the attachment.
+func TestAddWhoseAgentDies(t *testing.T) {
+	f := newAgent(t)
+	s := newShim(t, f)
+	f.serve = func(net.Conn, agent.Request) { s.now = now.Add(time.Second) }
+	f.start()
+	checkCode(t, s.add(t), types.ErrTryAgainLater, "no reply")
+	got := s.spooled(t)["DEL:c1:net1.json"]
+	if got.Command != agent.Del || got.ContainerID != "c1" || got.At.Before(now.Add(time.Second)) {
+		t.Errorf("spooled: %v, want DEL", s.spooled(t))
+	}
+}
+
+// TestSpoolDirOfOthers: whoever writes a network configuration must not have files written wherever he wants.
+func TestSpoolDirOfOthers(t *testing.T) {
+	for name, test := range map[string]struct {
+		make func(dir string) error
+		text string
+	}{
+		"not private": {func(dir string) error { return os.Mkdir(dir, 0o755) }, "must have mode 0700"},
+		"a link":      {func(dir string) error { return os.Symlink(t.TempDir(), dir) }, "must be a directory"},
+		"a file":      {func(dir string) error { return os.WriteFile(dir, nil, 0o600) }, "must be a directory"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newShim(t, newAgent(t))
+			if err := errors.Join(os.Mkdir(filepath.Dir(s.spool), 0o755), test.make(s.spool)); err != nil {
+				t.Fatal(err)
+			}
+			checkCode(t, s.del(t), types.ErrIOFailure, test.text)
+			if left, _ := os.ReadDir(s.spool); len(left) > 0 {
+				t.Errorf("there is %v", left)
+			}
+		})
+	}
+}
+
+// TestGCOfALongName: a name may be as long as a file's, which has more than the name.
+func TestGCOfALongName(t *testing.T) {
+	s := newShim(t, newAgent(t)).set("name", strings.Repeat("n", 253))
+	if err := s.gc(t); err != nil || len(s.spooled(t)) != 1 {
+		t.Errorf("spooled %v, error %v", s.spooled(t), err)
+	}
+}
+
+// TestDeviceInfoElsewhere: whoever writes a network configuration must not have files written, or removed, wherever he
+// wants.
+func TestDeviceInfoElsewhere(t *testing.T) {
+	f := startAgent(t, attached)
+	s := newShim(t, f)
+	for name, file := range map[string]string{
+		"elsewhere":  filepath.Join(t.TempDir(), "shadow"),
+		"below":      filepath.Join(s.devices, "a", "b"),
+		"above":      s.devices + "/../b",
+		"the parent": s.devices + "/..",
+		"itself":     s.devices + "/",
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := errors.Join(os.MkdirAll(s.devices, 0o755), os.MkdirAll(filepath.Dir(file), 0o755)); err != nil {
+				t.Fatal(err)
+			}
+			_ = os.WriteFile(file, []byte("precious"), 0o600) // not where it is a directory
+			s.set("runtimeConfig", map[string]any{"CNIDeviceInfoFile": file})
+			checkCode(t, s.add(t), types.ErrInvalidNetworkConfig, "CNIDeviceInfoFile")
+			if err := s.del(t); err != nil {
+				t.Error(err)
+			}
+			if _, err := os.Stat(file); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	if asked := f.asked(agent.Add); len(asked) > 0 {
+		t.Errorf("the agent was asked: %v", asked)
+	}
+}
+
+func TestAddTakesTooLong(t *testing.T) {
+	t.Run("agent", func(t *testing.T) {
+		hang := make(chan struct{})
+		t.Cleanup(func() { close(hang) })
+		f := startAgent(t, func(request agent.Request) *agent.Reply {
+			if request.Command == agent.Add {
+				<-hang
+				return nil
+			}
+			return attached(request)
+		})
+		checkCode(t, newShim(t, f).set("timeout", "500ms").add(t), types.ErrTryAgainLater, "deadline")
+		checkDiary(t, f.diary, "agent ADD", "agent DEL")
+	})
+	t.Run("IPAM plugin", func(t *testing.T) {
+		f := startAgent(t, attached)
+		body := "[ $CNI_COMMAND != ADD ] || { trap 'exit 1' TERM; while :; do :; done; }"
+		s := newShim(t, f).withIPAM("fake", ipamPlugin(t, "fake", f.diary, body)).set("timeout", "1s")
+		checkCode(t, s.add(t), types.ErrTryAgainLater, "ADD took too long")
+		checkDiary(t, f.diary, "ipam ADD", "ipam DEL")
+	})
+}
+
+// TestSecondAdd: an IPAM plugin that gives a container no second address does not stop a second ADD from having the
+// result of the first, whose addresses stay.
+func TestSecondAdd(t *testing.T) {
+	first := &agent.Reply{Result: json.RawMessage(oneAddress)}
+	f := startAgent(t, except(agent.Result, first))
+	s := newShim(t, f).withIPAM("fake", ipamPlugin(t, "fake", f.diary, refuses("ADD", "")))
+	if err := s.add(t); err != nil {
+		t.Fatal(err)
+	}
+	checkDiary(t, f.diary, "ipam ADD", "agent RESULT")
+	if !strings.Contains(s.stdout.String(), "192.0.2.7/24") {
+		t.Errorf("the result is %s", s.stdout.String())
+	}
+}
+
+func TestAddWithDHCP(t *testing.T) {
+	f := startAgent(t, attached)
+	s := newShim(t, f).withIPAM("dhcp", ipamPlugin(t, "dhcp", f.diary, gives(oneAddress)))
+	if err := s.add(t); err != nil {
+		t.Fatal(err)
+	}
+	checkDiary(t, f.diary, "agent ADD", "ipam ADD", "agent ADDRESS")
+	if ipam := f.asked(agent.Add)[0].IPAM; ipam != nil {
+		t.Errorf("ADD has addresses: %s", ipam)
+	}
+	if ipam := f.asked(agent.Address)[0].IPAM; !strings.Contains(string(ipam), "192.0.2.7/24") {
+		t.Errorf("ADDRESS has the addresses %s", ipam)
+	}
+	if !strings.Contains(s.stdout.String(), "192.0.2.7/24") {
+		t.Errorf("the result is %s", s.stdout.String())
+	}
+	if err := s.del(t); err != nil {
+		t.Fatal(err)
+	}
+	checkDiary(t, f.diary, "agent ADD", "ipam ADD", "agent ADDRESS", "ipam DEL", "agent DEL")
+}
+
+func TestAddWithDHCPFails(t *testing.T) {
+	good := gives(oneAddress)
+	for name, test := range map[string]struct {
+		answer func(agent.Request) *agent.Reply
+		ipam   string
+		code   uint
+		diary  []string
+	}{
+		"not attached": {
+			except(agent.Add, fails(11, "busy")), good, 11,
+			[]string{"agent ADD"},
+		},
+		"no lease": {
+			attached, refuses("ADD", ""), 100,
+			[]string{"agent ADD", "ipam ADD", "ipam DEL", "agent DEL"},
+		},
+		"address not set": {
+			except(agent.Address, fails(102, "no")), good, 102,
+			[]string{"agent ADD", "ipam ADD", "agent ADDRESS", "ipam DEL", "agent DEL"},
+		},
+		"reply of ADDRESS lost": {
+			except(agent.Address, nil), good, types.ErrTryAgainLater,
+			[]string{"agent ADD", "ipam ADD", "agent ADDRESS", "ipam DEL", "agent DEL"},
+		},
+		"no result": {
+			except(agent.Address, &agent.Reply{}), good, types.ErrInternal,
+			[]string{"agent ADD", "ipam ADD", "agent ADDRESS", "ipam DEL", "agent DEL"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := startAgent(t, test.answer)
+			s := newShim(t, f).withIPAM("dhcp", ipamPlugin(t, "dhcp", f.diary, test.ipam))
+			file := filepath.Join(s.devices, "device.json")
+			s.set("runtimeConfig", map[string]any{"CNIDeviceInfoFile": file})
+			checkCode(t, s.add(t), test.code, "")
+			checkDiary(t, f.diary, test.diary...)
+			if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("device information is left: %v", err)
+			}
+		})
+	}
+}
+
+func TestDeviceInfo(t *testing.T) {
+	f := startAgent(t, attached)
+	s := newShim(t, f)
+	file := filepath.Join(s.devices, "device.json")
+	s.set("runtimeConfig", map[string]any{"CNIDeviceInfoFile": file})
+	for range 2 { // an ADD that is repeated finds a file
+		if err := s.add(t); err != nil {
+			t.Fatal(err)
+		}
+		if data, err := os.ReadFile(file); err != nil || string(data) != `{"type":"pci","version":"1.1.0"}` {
+			t.Fatalf("device information is %q, %v", data, err)
+		}
+	}
+	for range 2 {
+		if err := s.del(t); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("device information is left: %v", err)
+		}
+	}
+}
+
+func TestDeviceInfoThatCannotBeWritten(t *testing.T) {
+	f := startAgent(t, attached)
+	occupied := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(occupied, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := newShim(t, f).withIPAM("fake", ipamPlugin(t, "fake", f.diary, gives(oneAddress)))
+	s.devices = occupied
+	s.set("runtimeConfig", map[string]any{"CNIDeviceInfoFile": occupied + "/device.json"})
+	checkCode(t, s.add(t), types.ErrIOFailure, "device information")
+	checkDiary(t, f.diary, "ipam ADD", "agent ADD", "agent DEL", "ipam DEL")
+}
+
+func TestDel(t *testing.T) {
+	f := startAgent(t, attached)
+	s := newShim(t, f).withIPAM("fake", ipamPlugin(t, "fake", f.diary, ""))
+	s.args.Netns = "" // of a container that is gone
+	if err := s.del(t); err != nil {
+		t.Fatal(err)
+	}
+	checkDiary(t, f.diary, "agent DEL", "ipam DEL")
+	got := f.asked(agent.Del)[0]
+	if got.ContainerID != "c1" || got.IfName != "net1" || got.NetNS != "" || !got.At.Equal(now) {
+		t.Errorf("the agent got %+v", got)
+	}
+	if spooled := s.spooled(t); len(spooled) != 0 {
+		t.Errorf("spooled: %v", spooled)
+	}
+}
+
+// TestDelOfWhatAddRefuses: a configuration that ADD refuses does not keep a pod from ending.
+func TestDelOfWhatAddRefuses(t *testing.T) {
+	for name, test := range map[string]struct {
+		field string
+		value any
+		diary []string
+	}{
+		"timeout":    {"timeout", 90, []string{"agent DEL", "ipam DEL"}},
+		"spool":      {"spoolDir", "spool", []string{"agent DEL", "ipam DEL"}},
+		"path":       {"ipam", map[string]any{"type": "../fake"}, []string{"agent DEL"}},
+		"no object":  {"ipam", "fake", []string{"agent DEL"}},
+		"of another": {"vlan", "one hundred", []string{"agent DEL", "ipam DEL"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := startAgent(t, attached)
+			s := newShim(t, f).withIPAM("fake", ipamPlugin(t, "fake", f.diary, "")).set(test.field, test.value)
+			if err := s.del(t); err != nil {
+				t.Fatal(err)
+			}
+			checkDiary(t, f.diary, test.diary...)
+		})
+	}
+}
+
+// TestDelFails: both the agent and the IPAM plugin are told, whichever fails.
+func TestDelFails(t *testing.T) {
+	for name, test := range map[string]struct {
+		answer func(agent.Request) *agent.Reply
+		ipam   string
+		code   uint
+		text   string
+	}{
+		"agent": {except(agent.Del, fails(101, "stuck")), "", 101, "stuck"},
+		"IPAM":  {attached, refuses("DEL", ""), 100, "IPAM plugin fake; no; why not"},
+		"both":  {except(agent.Del, fails(101, "stuck")), refuses("DEL", ""), 101, "stuck; IPAM plugin fake; no"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := startAgent(t, test.answer)
+			s := newShim(t, f).withIPAM("fake", ipamPlugin(t, "fake", f.diary, test.ipam))
+			checkCode(t, s.del(t), test.code, test.text)
+			checkDiary(t, f.diary, "agent DEL", "ipam DEL")
+			if spooled := s.spooled(t); len(spooled) != 0 {
+				t.Errorf("spooled: %v", spooled)
+			}
+		})
+	}
+}
+
+func TestIPAMPluginThatIsNotThere(t *testing.T) {
+	f := startAgent(t, attached)
+	s := newShim(t, f).withIPAM("fake", t.TempDir()+":"+t.TempDir())
+	checkCode(t, s.add(t), types.ErrInvalidNetworkConfig, "ipam.type: there is no such file in CNI_PATH")
+	checkCode(t, s.del(t), types.ErrInvalidNetworkConfig, "IPAM plugin fake")
+}
+
+// away are the ways in which an agent does not take a request.
+func away(t *testing.T) map[string]*fakeAgent {
+	return map[string]*fakeAgent{
+		"no socket":       newAgent(t),
+		"reply lost":      startAgent(t, func(agent.Request) *agent.Reply { return nil }),
+		"another version": startAgent(t, func(agent.Request) *agent.Reply { return &agent.Reply{Version: 2} }),
+	}
+}
+
+func TestDelWhileTheAgentIsAway(t *testing.T) {
+	for name, f := range away(t) {
+		t.Run(name, func(t *testing.T) {
+			s := newShim(t, f).withIPAM("fake", ipamPlugin(t, "fake", diary{f.diary.path + "-ipam"}, ""))
+			for range 2 {
+				if err := s.del(t); err != nil {
+					t.Fatal(err)
+				}
+			}
+			checkDiary(t, diary{f.diary.path + "-ipam"}, "ipam DEL", "ipam DEL")
+
+			config, err := json.Marshal(s.config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := map[string]agent.Request{"DEL:c1:net1.json": {
+				Version: agent.Version, Command: agent.Del, ContainerID: "c1", NetNS: "/run/netns/c1", IfName: "net1",
+				Args: "K8S_POD_NAME=a", Config: config, At: now,
+			}}
+			if diff := cmp.Diff(want, s.spooled(t)); diff != "" {
+				t.Errorf("spool (-want +got):\n%s", diff)
+			}
+			if !strings.Contains(s.stderr.String(), "DEL is left for xpu-agent in "+s.spool) {
+				t.Errorf("nobody is told: %q", s.stderr.String())
+			}
+			s.args.IfName = "net2"
+			if err := s.del(t); err != nil || len(s.spooled(t)) != 2 {
+				t.Errorf("another interface: %v, spooled %v", err, s.spooled(t))
+			}
+			checkMode(t, s.spool, 0o700|fs.ModeDir)
+			checkMode(t, filepath.Join(s.spool, "DEL:c1:net1.json"), 0o600)
+		})
+	}
+}
+
+func checkMode(t *testing.T, path string, want fs.FileMode) {
+	t.Helper()
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.Mode() != want {
+		t.Errorf("%s has mode %v, want %v", path, info.Mode(), want)
+	}
+}
+
+func TestDelWithoutAgentAndSpool(t *testing.T) {
+	s := newShim(t, newAgent(t))
+	occupied := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(occupied, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, dir := range map[string]string{"is a file": occupied, "is below a file": occupied + "/spool"} {
+		t.Run(name, func(t *testing.T) {
+			err := s.set("spoolDir", dir).del(t)
+			checkCode(t, err, types.ErrIOFailure, "spool")
+			checkCode(t, err, types.ErrIOFailure, "xpu-agent is away")
+		})
+	}
+}
+
+func TestGC(t *testing.T) {
+	f := startAgent(t, attached)
+	s := newShim(t, f).withIPAM("fake", ipamPlugin(t, "fake", f.diary, `echo "$config" >>`+f.diary.path))
+	s.set("cni.dev/valid-attachments", []any{map[string]any{"containerID": "c1", "ifname": "net1"}})
+	if err := s.gc(t); err != nil {
+		t.Fatal(err)
+	}
+	config, err := json.Marshal(s.config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkDiary(t, f.diary, "agent GC", "ipam GC", string(config))
+	want := agent.Request{Version: agent.Version, Command: agent.GC, Config: config, At: now}
+	if diff := cmp.Diff(want, f.asked(agent.GC)[0]); diff != "" {
+		t.Errorf("the agent got (-want +got):\n%s", diff)
+	}
+}
+
+func TestGCFails(t *testing.T) {
+	f := startAgent(t, except(agent.GC, fails(101, "stuck")))
+	s := newShim(t, f).withIPAM("fake", ipamPlugin(t, "fake", f.diary, refuses("GC", "")))
+	checkCode(t, s.gc(t), 101, "stuck; IPAM plugin fake; no")
+	checkDiary(t, f.diary, "agent GC", "ipam GC")
+}
+
+// TestGCWhileTheAgentIsAway: the last list of what is valid is the one that counts.
+func TestGCWhileTheAgentIsAway(t *testing.T) {
+	s := newShim(t, newAgent(t))
+	for _, container := range []string{"c1", "c2"} {
+		s.set("cni.dev/valid-attachments", []any{map[string]any{"containerID": container, "ifname": "net1"}})
+		if err := s.gc(t); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := s.spooled(t)
+	if len(got) != 1 || !strings.Contains(string(got["GC:net.json"].Config), `"containerID":"c2"`) {
+		t.Errorf("spooled: %v", got)
+	}
+}
+
+func TestCheck(t *testing.T) {
+	f := startAgent(t, attached)
+	s := newShim(t, f).withIPAM("fake", ipamPlugin(t, "fake", f.diary, ""))
+	if err := s.check(t); err != nil {
+		t.Fatal(err)
+	}
+	checkDiary(t, f.diary, "ipam CHECK", "agent CHECK")
+	if got := f.asked(agent.Check)[0]; got.ContainerID != "c1" || got.NetNS != "/run/netns/c1" {
+		t.Errorf("the agent got %+v", got)
+	}
+}
+
+func TestCheckFails(t *testing.T) {
+	f := startAgent(t, except(agent.Check, fails(103, "mtu is 1400, want 9000")))
+	checkCode(t, newShim(t, f).check(t), 103, "mtu is 1400")
+	checkCode(t, newShim(t, newAgent(t)).check(t), types.ErrTryAgainLater, "away")
+	f = startAgent(t, attached)
+	s := newShim(t, f).withIPAM("fake", ipamPlugin(t, "fake", f.diary, refuses("CHECK", "")))
+	checkCode(t, s.check(t), 100, "why not")
+}
+
+func TestStatus(t *testing.T) {
+	f := startAgent(t, attached)
+	s := newShim(t, f).withIPAM("fake", ipamPlugin(t, "fake", f.diary, ""))
+	if err := s.status(t); err != nil {
+		t.Fatal(err)
+	}
+	checkDiary(t, f.diary, "agent STATUS", "ipam STATUS")
+}
+
+func TestStatusFails(t *testing.T) {
+	for name, f := range away(t) {
+		t.Run(name, func(t *testing.T) {
+			s := newShim(t, f)
+			checkCode(t, s.status(t), types.ErrPluginNotAvailable, "xpu-agent")
+			if spooled := s.spooled(t); len(spooled) != 0 {
+				t.Errorf("spooled: %v", spooled)
+			}
+		})
+	}
+	f := startAgent(t, except(agent.Status, fails(51, "not synced")))
+	checkCode(t, newShim(t, f).status(t), types.ErrLimitedConnectivity, "not synced")
+	f = startAgent(t, attached)
+	s := newShim(t, f).withIPAM("fake", ipamPlugin(t, "fake", f.diary, refuses("STATUS", "")))
+	checkCode(t, s.status(t), 100, "why not")
+}
+
+func TestHugeConfiguration(t *testing.T) {
+	f := startAgent(t, attached)
+	s := newShim(t, f).set("args", strings.Repeat("x", agent.MaxMessage))
+	checkCode(t, s.add(t), types.ErrInvalidNetworkConfig, "bytes")
+	checkCode(t, s.del(t), types.ErrInvalidNetworkConfig, "bytes")
+}
+
+func TestConfiguration(t *testing.T) {
+	for name, test := range map[string]struct{ config, text string }{
+		"ipam":           {`{"name":"n","ipam":"host-local"}`, "ipam"},
+		"ipam.type":      {`{"name":"n","ipam":{"type":"../host-local"}}`, "ipam.type"},
+		"socket":         {`{"name":"n","socket":"cni.sock"}`, "socket: \"cni.sock\" must be an absolute path"},
+		"spoolDir":       {`{"name":"n","spoolDir":"spool"}`, "spoolDir"},
+		"timeout 0":      {`{"name":"n","timeout":"0s"}`, "timeout"},
+		"timeout number": {`{"name":"n","timeout":90}`, `timeout: 90 is not a duration; write it like "90s"`},
+		"timeout words":  {`{"name":"n","timeout":"soon"}`, "timeout"},
+		"no JSON":        {`{`, "network configuration"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := parseConfig([]byte(test.config))
+			checkCode(t, err, types.ErrInvalidNetworkConfig, test.text)
+		})
+	}
+	got, err := parseConfig([]byte(`{"name":"n","ipam":null,"runtimeConfig":null,"timeout":null}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := config{
+		CNIVersion: "0.1.0", Name: "n", Socket: agent.DefaultSocket, SpoolDir: agent.DefaultSpoolDir,
+		Timeout: duration(addTimeout),
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("defaults (-want +got):\n%s", diff)
+	}
+}
+
+func FuzzParseConfig(f *testing.F) {
+	f.Add([]byte(`{"name":"n","timeout":1,"ipam":[],"socket":"s","runtimeConfig":{"CNIDeviceInfoFile":1}}`))
+	f.Add([]byte(`{"cniVersion":"1.1.0","name":"n","ipam":{"type":"static"},"timeout":"90s","socket":"/run/s"}`))
+	f.Add([]byte(`{"ipam":null,"timeout":null,"runtimeConfig":{"CNIDeviceInfoFile":"/run/d"}}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		_, err := parseConfig(data)
+		if said := (*types.Error)(nil); err != nil && !errors.As(err, &said) {
+			t.Fatalf("error of no kind: %v", err)
+		}
+		c, wrong := salvageConfig(data)
+		if (wrong == nil) != (err == nil) {
+			t.Fatalf("salvaged with %v, parsed with %v", wrong, err)
+		}
+		if c.Timeout <= 0 || !filepath.IsAbs(c.Socket) || !filepath.IsAbs(c.SpoolDir) || strings.Contains(c.IPAM.Type, "/") {
+			t.Fatalf("taken: %+v", c)
+		}
+	})
+}
+
+// FuzzDecodeResult: whatever a plugin prints, it is either refused or can be had in every version that the runtime may
+// ask for, or at least an error says why not.
+func FuzzDecodeResult(f *testing.F) {
+	for _, seed := range []string{
+		oneAddress, `{"cniVersion":"0.3.1","ips":[{"version":"4","address":"192.0.2.7/24","interface":0}]}`,
+		`{"cniVersion":"0.2.0","ip4":{"ip":"192.0.2.7/24","routes":[{"dst":"0.0.0.0/0"}]}}`,
+		`{"interfaces":[{"name":"net1"}],"routes":[{"dst":"2001:db8::/32","gw":"::1"}],"dns":{}}`,
+		`{"ips":[null]}`, `null`, `{"cniVersion":""}`, `{"cniVersion":"9.9.9"}`,
+	} {
+		f.Add([]byte(seed), "1.1.0")
+		f.Add([]byte(seed), "0.4.0")
+		f.Add([]byte(seed), "0.2.0")
+	}
+	f.Fuzz(func(t *testing.T, data []byte, version string) {
+		result, err := DecodeResult(data, version)
+		if err != nil {
+			return
+		}
+		_, _ = addresses(result)
+		for _, other := range []string{"0.1.0", "0.2.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
+			if converted, err := result.GetAsVersion(other); err == nil && converted.Version() != other {
+				t.Errorf("version %s asked for, %s got", other, converted.Version())
+			}
+		}
+	})
+}

@@ -1,0 +1,64 @@
+package cni
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/types/create"
+)
+
+// DecodeResult reads the result of a plugin. One that names no version of the specification is in the version given. A
+// result that it takes can be converted to any version without a panic, which is not so for what create.Create of
+// containernetworking/cni takes: that lets null through in lists.
+func DecodeResult(data []byte, version string) (types.Result, error) {
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(data, &fields); err != nil {
+		return nil, err
+	}
+	if fields == nil {
+		return nil, errors.New("it is null")
+	}
+	// The library's conversions do not expect what JSON allows here.
+	for _, list := range []string{"interfaces", "ips", "routes"} {
+		var items []json.RawMessage
+		if raw, ok := fields[list]; ok {
+			if err := json.Unmarshal(raw, &items); err != nil {
+				return nil, fmt.Errorf("%s: %w", list, err)
+			}
+		}
+		for i, item := range items {
+			if bytes.Equal(item, []byte("null")) {
+				return nil, fmt.Errorf("%s[%d] is null", list, i)
+			}
+		}
+	}
+	own := version
+	if raw, ok := fields["cniVersion"]; ok {
+		var named string
+		if err := json.Unmarshal(raw, &named); err != nil {
+			return nil, fmt.Errorf("cniVersion: %w", err)
+		}
+		if named != "" {
+			own = named
+		}
+	}
+	fields["cniVersion"], _ = json.Marshal(own)
+	data, err := json.Marshal(fields)
+	if err != nil {
+		return nil, err
+	}
+	return create.Create(own, data)
+}
+
+// addresses is how many addresses a result has.
+func addresses(result types.Result) (int, error) {
+	current, err := types100.GetResult(result)
+	if err != nil {
+		return 0, err
+	}
+	return len(current.IPs), nil
+}
