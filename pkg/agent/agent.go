@@ -116,7 +116,7 @@ func (a *agent) assemble(engine *link.Engine, registry *prometheus.Registry) (er
 	if err != nil {
 		return err
 	}
-	a.api, err = nodeapi.New(a.config.Kubernetes, a.config.NodeName, nodeapi.Events{DeclarationsChanged: a.inputs.Notify, PortsChanged: a.outputs.Notify})
+	a.api, err = nodeapi.New(a.config.Kubernetes, a.config.NodeName, nodeapi.Events{DeclarationsChanged: a.inputs.Notify, PortsChanged: a.outputs.Notify, XPUsChanged: a.outputs.Notify})
 	if err != nil {
 		return err
 	}

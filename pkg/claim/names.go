@@ -1,13 +1,17 @@
 package claim
 
 import (
+	"crypto/sha256"
 	"fmt"
+	"net"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/link"
 	"github.com/opiproject/xpu-device-plugin/pkg/pci"
 )
 
@@ -44,6 +48,13 @@ func ParsePoolID(name string) (PoolID, error) {
 // that a Function cannot get two Ports in one namespace.
 func PortName(node string, f inventory.ID) string {
 	return node + "-" + f.DeviceName()
+}
+
+// DerivedMAC is a locally administered unicast address (IEEE 802 8.4.2) that is the same each time for the same Function
+// of a claim. The claim is empty where the device plugin handed the Function out.
+func DerivedMAC(claim types.UID, node string, f inventory.ID) link.MAC {
+	sum := sha256.Sum256([]byte(string(claim) + "/" + node + "/" + f.String()))
+	return link.MAC(append(net.HardwareAddr{0x02}, sum[:5]...).String())
 }
 
 // FunctionRef is how an XPUPort names a Function.

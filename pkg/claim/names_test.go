@@ -1,14 +1,17 @@
 package claim
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/utils/ptr"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/link"
 )
 
 func TestPoolID(t *testing.T) {
@@ -59,6 +62,53 @@ func TestNamesOfAFunction(t *testing.T) {
 		}
 		if back := FunctionOf(FunctionRef(test.function)); back != test.function {
 			t.Errorf("FunctionOf(FunctionRef(%s)) = %s", test.function, back)
+		}
+	}
+}
+
+func TestDerivedMAC(t *testing.T) {
+	vf, sf := inventory.ID{Address: "0000:3b:02.0"}, inventory.SubfunctionID("0000:3b:02.0", 1)
+	mac := DerivedMAC("uid-1", "node", vf)
+	if again := DerivedMAC("uid-1", "node", vf); mac != again {
+		t.Errorf("%s, then %s", mac, again)
+	}
+	if bytes := mac.HardwareAddr(); len(bytes) != 6 || bytes[0] != 0x02 {
+		t.Errorf("%s is not a locally administered unicast address", mac)
+	}
+	others := []link.MAC{DerivedMAC("uid-2", "node", vf), DerivedMAC("", "node", vf), DerivedMAC("uid-1", "node2", vf), DerivedMAC("uid-1", "node", sf)}
+	if slices.Contains(others, mac) {
+		t.Errorf("%s is also that of another Function or claim: %s", mac, others)
+	}
+	// Ports that are there when a node is upgraded keep theirs.
+	if want := link.MAC("02:5b:ae:79:be:58"); mac != want {
+		t.Errorf("%s, want %s as in the releases before", mac, want)
+	}
+}
+
+func TestXPUOf(t *testing.T) {
+	xpu := func(name string, pfs ...string) v1alpha1.XPU {
+		return v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.XPUSpec{PFs: pfs}}
+	}
+	going := xpu("aa-going", "0000:3b:00.0")
+	going.DeletionTimestamp = new(metav1.Now())
+	for _, test := range []struct {
+		name string
+		xpus []v1alpha1.XPU
+		want string
+	}{
+		{"none", nil, ""},
+		{"others", []v1alpha1.XPU{xpu("a", "0000:5e:00.0")}, ""},
+		{"the only card", []v1alpha1.XPU{xpu("a")}, "a"},
+		{"the one that names the PF", []v1alpha1.XPU{xpu("a"), xpu("c", "0000:5e:00.0", "0000:3b:00.0"), xpu("b", "0000:5e:00.0")}, "c"},
+		{"the first of equals", []v1alpha1.XPU{xpu("b", "0000:3b:00.0"), xpu("a", "0000:3b:00.0")}, "a"},
+		{"not one that is being deleted", []v1alpha1.XPU{going, xpu("b")}, "b"},
+	} {
+		got := ""
+		if chosen := XPUOf(test.xpus, "0000:3b:00.0"); chosen != nil {
+			got = chosen.Name
+		}
+		if got != test.want {
+			t.Errorf("%s: %q, want %q", test.name, got, test.want)
 		}
 	}
 }

@@ -22,7 +22,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 )
 
-// API is the API server as one node's agent sees it. Reads of DevicePools, XPUPorts and the node's labels come from
+// API is the API server as one node's agent sees it. Reads of DevicePools, XPUs, XPUPorts and the node come from
 // memory.
 type API struct {
 	node   string
@@ -32,8 +32,8 @@ type API struct {
 	events Events
 	synced chan struct{} // closed when everything has been read once
 
-	portsChanged notify.Signal
-	refusals     refusals
+	changed  notify.Signal // a Port or an XPU
+	refusals refusals
 }
 
 // Events are called when something changed. They must not block.
@@ -42,6 +42,8 @@ type Events struct {
 	DeclarationsChanged func()
 	// PortsChanged: a Port of this node.
 	PortsChanged func()
+	// XPUsChanged: an XPU of this node, or whether its OPI agent answers.
+	XPUsChanged func()
 }
 
 // New prepares the watches; [API.Run] starts them.
@@ -56,6 +58,7 @@ func New(config *rest.Config, node string, events Events) (*API, error) {
 		Mapper: mapper,
 		ByObject: map[client.Object]cache.ByObject{
 			&v1alpha1.DevicePool{}: {},
+			&v1alpha1.XPU{}:        {Field: fields.OneTermEqualSelector("spec.nodeName", node)},
 			&v1alpha1.XPUPort{}:    {Field: fields.OneTermEqualSelector("spec.nodeName", node)},
 			nodeMetadata():         {Field: fields.OneTermEqualSelector("metadata.name", node)},
 		},
@@ -76,6 +79,7 @@ func New(config *rest.Config, node string, events Events) (*API, error) {
 func restMapper() meta.RESTMapper {
 	mapper := meta.NewDefaultRESTMapper(nil)
 	mapper.Add(v1alpha1.SchemeGroupVersion.WithKind("DevicePool"), meta.RESTScopeRoot)
+	mapper.Add(v1alpha1.SchemeGroupVersion.WithKind("XPU"), meta.RESTScopeRoot)
 	mapper.Add(v1alpha1.SchemeGroupVersion.WithKind("XPUPort"), meta.RESTScopeNamespace)
 	mapper.Add(corev1.SchemeGroupVersion.WithKind("Node"), meta.RESTScopeRoot)
 	return mapper
@@ -88,6 +92,9 @@ func nodeMetadata() *metav1.PartialObjectMetadata {
 
 // Run watches until ctx ends.
 func (a *API) Run(ctx context.Context) error {
+	if err := a.cache.IndexField(ctx, &v1alpha1.XPUPort{}, portsByFunction, functionOf); err != nil {
+		return fmt.Errorf("watch XPUPorts: %w", err)
+	}
 	declared := toolscache.ResourceEventHandlerFuncs{
 		AddFunc:    func(any) { a.events.DeclarationsChanged() },
 		UpdateFunc: func(any, any) { a.events.DeclarationsChanged() },
@@ -103,6 +110,7 @@ func (a *API) Run(ctx context.Context) error {
 	for object, handler := range map[client.Object]toolscache.ResourceEventHandler{
 		&v1alpha1.DevicePool{}: declared,
 		nodeMetadata():         labelled,
+		&v1alpha1.XPU{}:        a.xpuHandler(),
 		&v1alpha1.XPUPort{}:    a.portHandler(),
 	} {
 		informer, err := a.cache.GetInformer(ctx, object, cache.BlockUntilSynced(false))

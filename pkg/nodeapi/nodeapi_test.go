@@ -42,7 +42,7 @@ func resourceClaim(name string) *resourceapi.ResourceClaim {
 }
 
 // events counts what an API told of.
-type events struct{ declarations, ports atomic.Int64 }
+type events struct{ declarations, ports, xpus atomic.Int64 }
 
 // running is an API as the node's agent has it, with the rights of an agent and no others.
 func running(t *testing.T, node string) (*nodeapi.API, *events) {
@@ -51,6 +51,7 @@ func running(t *testing.T, node string) (*nodeapi.API, *events) {
 	e := &events{}
 	api, err := nodeapi.New(cluster.Agent(node), node, nodeapi.Events{
 		DeclarationsChanged: func() { e.declarations.Add(1) }, PortsChanged: func() { e.ports.Add(1) },
+		XPUsChanged: func() { e.xpus.Add(1) },
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -374,7 +375,7 @@ func TestSyncedEnds(t *testing.T) {
 	cluster.Need(t)
 	config := cluster.Agent("unsynced")
 	config.Host = "https://127.0.0.1:1"
-	api, err := nodeapi.New(config, "unsynced", nodeapi.Events{DeclarationsChanged: func() {}, PortsChanged: func() {}})
+	api, err := nodeapi.New(config, "unsynced", nodeapi.Events{DeclarationsChanged: func() {}, PortsChanged: func() {}, XPUsChanged: func() {}})
 	if err != nil {
 		t.Fatal(err)
 	}

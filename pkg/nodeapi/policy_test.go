@@ -3,17 +3,21 @@ package nodeapi_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/nodeapi"
 	"github.com/opiproject/xpu-device-plugin/pkg/nodeapi/nodeapitest"
 )
 
@@ -171,4 +175,89 @@ func TestAgentsWriteClaimsOfTheirNodeOnly(t *testing.T) {
 	if err := write("policy-a"); err != nil {
 		t.Errorf("the agent of the claim's node: %v", err)
 	}
+}
+
+// ownPort is the XPUPort of VF index of a node as the node's agent makes it.
+func ownPort(node string, index int) *v1alpha1.XPUPort {
+	p := port(node, index, "")
+	p.Namespace, p.Finalizers, p.Spec.Claim = nodeapitest.AgentNamespace, []string{v1alpha1.FinalizerPort}, v1alpha1.ClaimRef{}
+	return p
+}
+
+func TestAgentsWriteTheirOwnPortsOnly(t *testing.T) {
+	cluster.Need(t)
+	own := newClient(t, cluster.Agent("policy-a"))
+	for name, test := range map[string]struct {
+		node   string
+		change func(*v1alpha1.XPUPort)
+		want   string
+	}{
+		"is of another node":        {"policy-b", func(*v1alpha1.XPUPort) {}, `an xpu-agent on node "policy-b" may only write XPUPorts of that node`},
+		"is bound to no node":       {"", func(*v1alpha1.XPUPort) {}, `an xpu-agent on node "" may only write XPUPorts of that node`},
+		"makes one of a claim":      {"policy-a", func(p *v1alpha1.XPUPort) { p.Spec.Claim = port("policy-a", 2, "x").Spec.Claim }, "without a claim"},
+		"takes another node's name": {"policy-a", func(p *v1alpha1.XPUPort) { p.Name = "policy-a-b-0000-3b-00-2" }, "must be named policy-a-0000-3b-00-2"},
+		"forgets the sfnum":         {"policy-a", func(p *v1alpha1.XPUPort) { p.Spec.Function.Subfunction = new(int64(88)) }, "must be named policy-a-0000-3b-00-2-sf88"},
+		"forgets the finalizer":     {"policy-a", func(p *v1alpha1.XPUPort) { p.Finalizers = nil }, "must have the finalizer xpu.opiproject.org/port"},
+	} {
+		p := ownPort("policy-a", 2)
+		test.change(p)
+		err := newClient(t, cluster.Agent(test.node)).Create(t.Context(), p)
+		if !nodeapitest.DeniedByPolicy(err) || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("an agent that %s: error %v, want the policy's with %q", name, err, test.want)
+		}
+	}
+	elsewhere := ownPort("policy-a", 2)
+	elsewhere.Namespace = "default"
+	if err := own.Create(t.Context(), elsewhere); !apierrors.IsForbidden(err) {
+		t.Errorf("an agent creates one in another namespace: error %v, want it to be forbidden", err)
+	}
+
+	p := ownPort("policy-a", 2)
+	if err := own.Create(t.Context(), p); err != nil {
+		t.Fatalf("an agent creates its own: %v", err)
+	}
+	freed := p.DeepCopy()
+	freed.Finalizers = nil
+	if err := own.Update(t.Context(), freed); !apierrors.IsForbidden(err) {
+		t.Errorf("an agent takes the finalizer away: error %v, want it to be forbidden", err)
+	}
+	if err := newClient(t, cluster.Agent("policy-b")).Delete(t.Context(), p); !nodeapitest.DeniedByPolicy(err) {
+		t.Errorf("an agent deletes another node's: error %v, want the policy's", err)
+	}
+	if err := own.Delete(t.Context(), p); err != nil {
+		t.Errorf("an agent deletes its own: %v", err)
+	}
+	if err := newClient(t, cluster.Admin()).Patch(t.Context(), p, client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`))); err != nil {
+		t.Errorf("xpu-controller lets go of it: %v", err)
+	}
+
+	ofClaim := port("policy-a", 3, "policy-port")
+	created(t, ofClaim)
+	if err := own.Delete(t.Context(), ofClaim); !apierrors.IsForbidden(err) {
+		t.Errorf("an agent deletes that of a claim: error %v, want it to be forbidden", err)
+	}
+}
+
+func TestAgentsSendEvents(t *testing.T) {
+	cluster.Need(t)
+	clientset, err := kubernetes.NewForConfig(cluster.Agent("policy-a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	recorder, err := nodeapi.NewRecorder(t.Context(), clientset)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "policy-pod", UID: "policy-pod-uid"}}
+	recorder.Eventf(pod, nil, corev1.EventTypeWarning, "HookFailed", "Release", "hook %s", "x")
+	admin := newClient(t, cluster.Admin())
+	eventually(t, "the event is there", func() bool {
+		var found eventsv1.EventList
+		if err := admin.List(t.Context(), &found, client.InNamespace("default")); err != nil {
+			t.Fatal(err)
+		}
+		return slices.ContainsFunc(found.Items, func(e eventsv1.Event) bool {
+			return e.Regarding.Name == "policy-pod" && e.Reason == "HookFailed" && e.Note == "hook x" && e.ReportingController == "xpu-agent"
+		})
+	})
 }

@@ -20,7 +20,7 @@ import (
 func (a *API) Wait(ctx context.Context, c *resourceapi.ResourceClaim, f inventory.ID) (*v1alpha1.XPUPort, error) {
 	waiting, done := context.WithCancel(ctx)
 	defer done()
-	changes := a.portsChanged.Subscribe(waiting)
+	changes := a.changed.Subscribe(waiting)
 	for {
 		port, problem := a.port(ctx, c, f)
 		if problem == nil {

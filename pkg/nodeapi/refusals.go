@@ -107,6 +107,6 @@ func (r *refusals) isOf(port *v1alpha1.XPUPort) bool {
 }
 
 func (a *API) notifyPorts() {
-	a.portsChanged.Notify()
+	a.changed.Notify()
 	a.events.PortsChanged()
 }

@@ -42,6 +42,35 @@ type Config struct {
 	Endpoint string      // host:port
 	TLS      *tls.Config // see [TLSConfig]; nil is plaintext
 	Dialect  Dialect     // empty is DialectEVPNGW
+
+	// ReloadTLS is asked for the configuration each time a connection is made, in place of TLS: certificates that are
+	// renewed are used from the next connection on. An error of it is one of the connection.
+	ReloadTLS func() (*tls.Config, error)
+}
+
+// Check says which field is wrong. It does not connect.
+func (c Config) Check() error {
+	if c.Dialect != "" && c.Dialect != DialectEVPNGW {
+		return fmt.Errorf("opi: unknown dialect %q, want %q", c.Dialect, DialectEVPNGW)
+	}
+	host, port, err := net.SplitHostPort(c.Endpoint)
+	if err != nil || host == "" {
+		return fmt.Errorf("opi: endpoint %q is not host:port", c.Endpoint)
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		return fmt.Errorf("opi: endpoint %q: the port must be a number from 1 to 65535", c.Endpoint)
+	}
+	return nil
+}
+
+func (c Config) credentials() credentials.TransportCredentials {
+	switch {
+	case c.ReloadTLS != nil:
+		return &reloading{load: c.ReloadTLS}
+	case c.TLS != nil:
+		return credentials.NewTLS(c.TLS)
+	}
+	return insecure.NewCredentials()
 }
 
 // Client is a connection to one OPI agent. Its methods may be called from several goroutines at once; calls for the
@@ -55,25 +84,12 @@ type Client struct {
 
 // Dial makes a Client. It does not connect: the first call or [Client.Watch] does.
 func Dial(cfg Config) (*Client, error) {
-	if cfg.Dialect != "" && cfg.Dialect != DialectEVPNGW {
-		return nil, fmt.Errorf("opi: unknown dialect %q, want %q", cfg.Dialect, DialectEVPNGW)
+	if err := cfg.Check(); err != nil {
+		return nil, err
 	}
-	host, port, err := net.SplitHostPort(cfg.Endpoint)
-	if err != nil || host == "" {
-		return nil, fmt.Errorf("opi: endpoint %q is not host:port", cfg.Endpoint)
-	}
-	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-		return nil, fmt.Errorf("opi: endpoint %q: the port must be a number from 1 to 65535", cfg.Endpoint)
-	}
-	creds := insecure.NewCredentials()
-	if cfg.TLS != nil {
-		creds = credentials.NewTLS(cfg.TLS)
-	}
-	// Dead peers are found by TCP, within 25 s, and not by HTTP/2 pings: a gRPC server with default settings, as the
-	// reference agent is, hangs up on a client that pings more often than each 5 minutes.
-	dialer := &net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 3}}
+	dialer := newDialer()
 	conn, err := grpc.NewClient(cfg.Endpoint,
-		grpc.WithTransportCredentials(creds),
+		grpc.WithTransportCredentials(cfg.credentials()),
 		grpc.WithNoProxy(),
 		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) { return dialer.DialContext(ctx, "tcp", addr) }),
 		grpc.WithIdleTimeout(0),
@@ -194,7 +210,7 @@ func (c *Client) Watch(ctx context.Context, changed func(connected bool)) error 
 func poll(ctx context.Context, done func(context.Context) (bool, error)) (bool, error) {
 	pauses := wait.Backoff{Duration: time.Millisecond, Factor: 1.5, Cap: 100 * time.Millisecond, Steps: math.MaxInt32}
 	err := pauses.DelayFunc().Until(ctx, true, true, done)
-	if ctx.Err() != nil && (wait.Interrupted(err) || errors.Is(err, ErrTimeout)) {
+	if ended(ctx) && (wait.Interrupted(err) || errors.Is(err, ErrTimeout)) {
 		return false, nil
 	}
 	return err == nil, err

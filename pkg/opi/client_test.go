@@ -7,6 +7,7 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -386,4 +387,54 @@ func TestMutualTLS(t *testing.T) {
 	wantError(t, dial(t, cfg).Check(t.Context()), opi.ErrUnavailable)
 	cfg.TLS = nil
 	wantError(t, dial(t, cfg).Check(t.Context()), opi.ErrUnavailable)
+}
+
+// TestReloadedCertificates: what is renewed counts from the next connection on, and what cannot be read is said.
+func TestReloadedCertificates(t *testing.T) {
+	ca, other := opitest.NewAuthority(t), opitest.NewAuthority(t)
+	agent := opitest.Start(t)
+	agent.Stop()
+	cert, key := ca.Issue(t, "127.0.0.1")
+	server, err := tls.X509KeyPair(cert, key)
+	ok(t, err)
+	required := &tls.Config{Certificates: []tls.Certificate{server}, ClientCAs: ca.Pool(), ClientAuth: tls.RequireAndVerifyClientCert}
+	ok(t, agent.RunTLS(required))
+
+	var mutex sync.Mutex
+	load := func() (*tls.Config, error) { return nil, errors.New("tls.key: no such file") }
+	use := func(next func() (*tls.Config, error)) {
+		mutex.Lock()
+		defer mutex.Unlock()
+		load = next
+	}
+	issue := func(by *opitest.Authority) func() (*tls.Config, error) {
+		cert, key := by.Issue(t, "agent")
+		return func() (*tls.Config, error) { return opi.TLSConfig(cert, key, ca.PEM(), "") }
+	}
+	cfg := agent.Config()
+	cfg.ReloadTLS = func() (*tls.Config, error) {
+		mutex.Lock()
+		defer mutex.Unlock()
+		return load()
+	}
+	client := dial(t, cfg)
+	eventually := func(what string, check func(error) bool) {
+		t.Helper()
+		ctx := within(t, 20*time.Second)
+		for err := client.Check(ctx); !check(err); err = client.Check(ctx) {
+			if ctx.Err() != nil {
+				t.Fatalf("%s: %v", what, err)
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+	wantError(t, client.Check(t.Context()), opi.ErrUnavailable, "tls.key: no such file")
+	use(issue(ca))
+	eventually("the files are there", func(err error) bool { return err == nil })
+	agent.Stop()
+	use(issue(other))
+	ok(t, agent.RunTLS(required))
+	eventually("they are of an authority that the agent does not know", func(err error) bool { return err != nil && strings.Contains(err.Error(), "tls: ") })
+	use(issue(ca))
+	eventually("they are renewed", func(err error) bool { return err == nil })
 }

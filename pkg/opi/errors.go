@@ -1,9 +1,11 @@
 package opi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"strings"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -93,7 +95,7 @@ var hints = []struct {
 // failure turns the error of an RPC that ran under this context into an Error.
 func failure(ctx context.Context, op, id string, err error) error {
 	s := status.Convert(err)
-	if ctx.Err() != nil {
+	if ended(ctx) {
 		return timeout(ctx, op, id, s.Message())
 	}
 	e := &Error{Kind: ErrFailed, Op: op, ID: id, Detail: s.Message(), Err: err}
@@ -133,5 +135,12 @@ func outcomeUnknown(err error) bool {
 
 // timeout is the error of a wait that the context ended: last is what the agent said last.
 func timeout(ctx context.Context, op, id, last string) error {
-	return &Error{Kind: ErrTimeout, Op: op, ID: id, Detail: last, Err: context.Cause(ctx)}
+	return &Error{Kind: ErrTimeout, Op: op, ID: id, Detail: last, Err: cmp.Or(context.Cause(ctx), context.DeadlineExceeded)}
+}
+
+// ended says whether the context ended, or is about to: each context has a timer of its own, and that of an RPC, which
+// inherits the deadline, may be the first.
+func ended(ctx context.Context) bool {
+	deadline, limited := ctx.Deadline()
+	return ctx.Err() != nil || limited && !time.Now().Before(deadline)
 }

@@ -74,11 +74,14 @@ func ourClaims() predicate.Predicate {
 	}
 }
 
-// onPort wakes the claim that a Port is for, and once a Port is gone those that wait for what it had.
+// onPort wakes the claim that a Port is for, if it is for one, and once a Port is gone those that wait for what it had.
 func (r *claims) onPort() handler.EventHandler {
 	type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 	owner := func(q queue, o client.Object) {
 		port := o.(*v1alpha1.XPUPort)
+		if port.Spec.Claim.Name == "" {
+			return
+		}
 		r.ledger.seen(port)
 		q.Add(reconcile.Request{NamespacedName: types.NamespacedName{Namespace: port.Namespace, Name: port.Spec.Claim.Name}})
 	}
@@ -217,7 +220,7 @@ func (r *claims) deletePort(ctx context.Context, log logr.Logger, port *v1alpha1
 func (r *claims) device(ctx context.Context, log logr.Logger, c *resourceapi.ResourceClaim, d *claim.Device, ports []v1alpha1.XPUPort) (verdict, error) {
 	key := client.ObjectKeyFromObject(c)
 	name := claim.PortName(d.ID.Node, d.Function)
-	r.waiters.await(key, topicFunction(functionKey(d.ID.Node, functionRef(d.Function))))
+	r.waiters.await(key, topicFunction(functionKey(d.ID.Node, claim.FunctionRef(d.Function))))
 	i := slices.IndexFunc(ports, func(p v1alpha1.XPUPort) bool { return p.Name == name && p.Spec.Claim.UID == c.UID })
 	if i >= 0 {
 		return r.existing(ctx, log, c, d, &ports[i])

@@ -57,7 +57,7 @@ func TestLife(t *testing.T) {
 	if !slices.Contains(port.Finalizers, v1alpha1.FinalizerPort) || !metav1.IsControlledBy(port, o) {
 		t.Errorf("finalizers %q, owners %v", port.Finalizers, port.OwnerReferences)
 	}
-	if port.Labels[labelPool] != "fast" || port.Labels[labelNetwork] != "blue" {
+	if port.Labels[v1alpha1.LabelPool] != "fast" || port.Labels[v1alpha1.LabelNetwork] != "blue" {
 		t.Errorf("labels %v", port.Labels)
 	}
 	if port.Status.BridgePort != "vf-0000-3b-02-0" {
@@ -626,21 +626,6 @@ func TestSubfunction(t *testing.T) {
 	sf := inventory.SubfunctionID(testPF, 88)
 	c.up(c.claim(want{name: "a", pool: "fast", function: sf, config: `{"network":"blue"}`}), sf)
 	c.has(agent, "sf-3b-00-0-88")
-}
-
-func TestDerivedMAC(t *testing.T) {
-	a := derivedMAC("uid-1", "node/0000:3b:02.0")
-	if again := derivedMAC("uid-1", "node/0000:3b:02.0"); a.String() != again.String() {
-		t.Errorf("%s, then %s", a, again)
-	}
-	if a[0] != 0x02 || len(a) != 6 {
-		t.Errorf("%s is not a locally administered unicast address", a)
-	}
-	for _, other := range []net.HardwareAddr{derivedMAC("uid-2", "node/0000:3b:02.0"), derivedMAC("uid-1", "node/0000:3b:02.1")} {
-		if other.String() == a.String() {
-			t.Errorf("%s twice", a)
-		}
-	}
 }
 
 func TestSmallerMTU(t *testing.T) {

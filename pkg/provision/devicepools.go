@@ -48,10 +48,14 @@ func sumUp(pool *v1alpha1.DevicePool) {
 	var functions int32
 	nodes, overlaps := 0, 0
 	var shown []string
+	problem := ""
 	for _, node := range pool.Status.Nodes {
 		functions += node.Functions
 		if node.Functions > 0 {
 			nodes++
+		}
+		if node.Problem != "" && problem == "" {
+			problem = fmt.Sprintf("node %s: %s", node.Name, node.Problem)
 		}
 		overlaps += len(node.Overlapping)
 		for _, o := range node.Overlapping[:min(len(node.Overlapping), shownOverlaps-len(shown))] {
@@ -61,6 +65,8 @@ func sumUp(pool *v1alpha1.DevicePool) {
 	pool.Status.Functions = functions
 	published := fmt.Sprintf("%d Functions on %d nodes", functions, nodes)
 	switch {
+	case problem != "":
+		setReady(&pool.Status.Conditions, pool.Generation, metav1.ConditionFalse, v1alpha1.ReasonInvalidConfig, published+"; "+problem)
 	case overlaps > 0:
 		setReady(&pool.Status.Conditions, pool.Generation, metav1.ConditionFalse, v1alpha1.ReasonOverlap,
 			fmt.Sprintf("%s; at least %d more that the selectors match belong to other pools: %s; narrow the selectors of one pool", published, overlaps, strings.Join(shown, ", ")))

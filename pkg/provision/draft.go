@@ -2,11 +2,8 @@ package provision
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
-	"net"
-	"slices"
 	"strings"
 	"time"
 
@@ -19,17 +16,11 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
-	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 )
 
-const (
-	labelPool    = v1alpha1.GroupName + "/pool"
-	labelNetwork = v1alpha1.GroupName + "/network"
-
-	// annotationAllocation tells the allocations of one claim apart. It is the allocation's time stamp, RFC 3339,
-	// empty if it has none.
-	annotationAllocation = v1alpha1.GroupName + "/allocation"
-)
+// annotationAllocation tells the allocations of one claim apart. It is the allocation's time stamp, RFC 3339, empty if it
+// has none.
+const annotationAllocation = v1alpha1.GroupName + "/allocation"
 
 // Topics that claims wait for.
 type topic struct{ kind, name string }
@@ -84,31 +75,18 @@ func (d *drafter) segment(ctx context.Context, key types.NamespacedName, device 
 	return network, nil
 }
 
-// xpu is the XPU that serves the PF of the device: one that names the PF before one that takes every PF of the node.
+// xpu is the XPU that serves the PF of the device.
 func (d *drafter) xpu(ctx context.Context, key types.NamespacedName, device *claim.Device) (string, error) {
 	var xpus v1alpha1.XPUList
 	d.waiters.await(key, topicNode(device.ID.Node))
 	if err := d.reader.List(ctx, &xpus, client.MatchingFields{xpusByNode: device.ID.Node}); err != nil {
 		return "", fmt.Errorf("list XPUs of node %s: %w", device.ID.Node, err)
 	}
-	slices.SortFunc(xpus.Items, func(a, b v1alpha1.XPU) int { return strings.Compare(a.Name, b.Name) })
-	pf := string(device.ID.PF)
-	fallback := ""
-	for _, x := range xpus.Items {
-		if !x.DeletionTimestamp.IsZero() {
-			continue
-		}
-		if slices.Contains(x.Spec.PFs, pf) {
-			return x.Name, nil
-		}
-		if len(x.Spec.PFs) == 0 && fallback == "" {
-			fallback = x.Name
-		}
+	chosen := claim.XPUOf(xpus.Items, device.ID.PF)
+	if chosen == nil {
+		return "", problemf(v1alpha1.ReasonNoXPU, "request %s: no XPU has nodeName %s and PF %s; create one, or add the PF to its spec.pfs", device.Request, device.ID.Node, device.ID.PF)
 	}
-	if fallback == "" {
-		return "", problemf(v1alpha1.ReasonNoXPU, "request %s: no XPU has nodeName %s and PF %s; create one, or add the PF to its spec.pfs", device.Request, device.ID.Node, pf)
-	}
-	return fallback, nil
+	return chosen.Name, nil
 }
 
 // port is the Port that the device needs, without addresses.
@@ -121,7 +99,7 @@ func (d *drafter) port(ctx context.Context, c *resourceapi.ResourceClaim, device
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:   c.Namespace,
 			Name:        claim.PortName(device.ID.Node, device.Function),
-			Labels:      map[string]string{labelPool: device.ID.DevicePool, labelNetwork: network.Name},
+			Labels:      map[string]string{v1alpha1.LabelPool: device.ID.DevicePool, v1alpha1.LabelNetwork: network.Name},
 			Annotations: map[string]string{annotationAllocation: allocationStamp(c)},
 			Finalizers:  []string{v1alpha1.FinalizerPort},
 			OwnerReferences: []metav1.OwnerReference{
@@ -130,7 +108,7 @@ func (d *drafter) port(ctx context.Context, c *resourceapi.ResourceClaim, device
 		},
 		Spec: v1alpha1.XPUPortSpec{
 			NodeName: device.ID.Node,
-			Function: functionRef(device.Function),
+			Function: claim.FunctionRef(device.Function),
 			XPU:      xpu,
 			Network:  network.Name,
 			MAC:      string(device.Interface.MAC),
@@ -141,7 +119,7 @@ func (d *drafter) port(ctx context.Context, c *resourceapi.ResourceClaim, device
 	// The controller ownerReference must not hold up the claim's deletion.
 	port.OwnerReferences[0].BlockOwnerDeletion = nil
 	if port.Spec.MAC == "" {
-		port.Spec.MAC = derivedMAC(c.UID, functionKey(port.Spec.NodeName, port.Spec.Function)).String()
+		port.Spec.MAC = string(claim.DerivedMAC(c.UID, port.Spec.NodeName, device.Function))
 	}
 	return port, nil
 }
@@ -152,28 +130,6 @@ func allocationStamp(c *resourceapi.ResourceClaim) string {
 		return ""
 	}
 	return c.Status.Allocation.AllocationTimestamp.UTC().Format(time.RFC3339)
-}
-
-func functionRef(id inventory.ID) v1alpha1.FunctionRef {
-	ref := v1alpha1.FunctionRef{PCIAddress: string(id.Address)}
-	if sfnum, ok := id.SFNum(); ok {
-		ref.Subfunction = ptr.To(int64(sfnum))
-	}
-	return ref
-}
-
-func functionName(f v1alpha1.FunctionRef) string {
-	if f.Subfunction != nil {
-		return fmt.Sprintf("%s/sf%d", f.PCIAddress, *f.Subfunction)
-	}
-	return f.PCIAddress
-}
-
-// derivedMAC is a locally administered unicast address (IEEE 802 8.4.2) that is the same each time for the same
-// claim and Function.
-func derivedMAC(claim types.UID, function string) net.HardwareAddr {
-	sum := sha256.Sum256([]byte(string(claim) + "/" + function))
-	return append(net.HardwareAddr{0x02}, sum[:5]...)
 }
 
 // smallerMTU is the smaller of two MTUs of which 0 means any.

@@ -12,7 +12,7 @@ import (
 
 // Indexes of the cache.
 const (
-	portsByClaim    = "claim"    // name of the ResourceClaim, in the Port's namespace
+	portsByClaim    = "claim"    // name of the ResourceClaim, in the Port's namespace; none for Ports without one
 	portsByFunction = "function" // see functionKey
 	portsByNetwork  = "network"  // name of the XPUNetwork
 	portsByXPU      = "xpu"      // name of the XPU
@@ -40,9 +40,17 @@ func segmentKeys(n *v1alpha1.XPUNetwork) []string {
 	return keys
 }
 
+// nonEmpty is what an object without the key is not found by.
+func nonEmpty(key string) []string {
+	if key == "" {
+		return nil
+	}
+	return []string{key}
+}
+
 func addIndexes(ctx context.Context, indexer client.FieldIndexer) error {
 	port := func(key func(*v1alpha1.XPUPort) string) client.IndexerFunc {
-		return func(o client.Object) []string { return []string{key(o.(*v1alpha1.XPUPort))} }
+		return func(o client.Object) []string { return nonEmpty(key(o.(*v1alpha1.XPUPort))) }
 	}
 	for _, index := range []struct {
 		object client.Object

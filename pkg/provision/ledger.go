@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 )
 
 // assumedFor is how long a Port that is not in the cache is counted as there. It only has to be longer than the
@@ -148,8 +149,19 @@ func listPorts(ctx context.Context, r client.Reader, options ...client.ListOptio
 }
 
 func busy(holder *v1alpha1.XPUPort) *problem {
-	return problemf(v1alpha1.ReasonFunctionBusy, "Function %s of node %s still has XPUPort %s/%s of ResourceClaim %s; it is taken over as soon as that is gone",
-		functionName(holder.Spec.Function), holder.Spec.NodeName, holder.Namespace, holder.Name, holder.Spec.Claim.Name)
+	return problemf(v1alpha1.ReasonFunctionBusy, "Function %s of node %s still has XPUPort %s/%s of %s; it is taken over as soon as that is gone",
+		claim.FunctionOf(holder.Spec.Function), holder.Spec.NodeName, holder.Namespace, holder.Name, userOf(holder))
+}
+
+// userOf names who the Port is for.
+func userOf(port *v1alpha1.XPUPort) string {
+	switch {
+	case port.Spec.Claim.Name != "":
+		return "ResourceClaim " + port.Spec.Claim.Name
+	case port.Spec.Pod != nil:
+		return "pod " + port.Spec.Pod.Namespace + "/" + port.Spec.Pod.Name
+	}
+	return "a pod that has it as an extended resource"
 }
 
 // chooseAddresses checks the addresses that are wanted, or picks the lowest free one of each subnet if none are.

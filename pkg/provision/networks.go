@@ -307,7 +307,7 @@ func usableNetwork(ctx context.Context, reader client.Reader, name string, compa
 	var network v1alpha1.XPUNetwork
 	err := reader.Get(ctx, client.ObjectKey{Name: name}, &network)
 	if apierrors.IsNotFound(err) {
-		return nil, problemf(v1alpha1.ReasonNetworkNotFound, "XPUNetwork %s does not exist; create it, or name another one in the InterfaceConfig or the DevicePool", name)
+		return nil, problemf(v1alpha1.ReasonNetworkNotFound, "XPUNetwork %s does not exist; create it, or name another one in the InterfaceConfig, the CNI configuration or the DevicePool", name)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("XPUNetwork %s: %w", name, err)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -16,11 +17,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -50,15 +53,56 @@ func (r *ports) setup(mgr ctrl.Manager, concurrency int) error {
 		})
 	}
 	changed := builder.WithPredicates(predicate.GenerationChangedPredicate{})
+	comeOrGone := predicate.Funcs{UpdateFunc: func(event.UpdateEvent) bool { return false }}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("xpuport").
 		For(&v1alpha1.XPUPort{}, changed).
+		Watches(&v1alpha1.XPUPort{}, handler.EnqueueRequestsFromMapFunc(r.rivals), builder.WithPredicates(comeOrGone)).
 		Watches(&v1alpha1.XPUNetwork{}, by(portsByNetwork), changed).
 		Watches(&v1alpha1.XPU{}, by(portsByXPU), changed).
 		WatchesRawSource(r.clients.source(r.onConnection)).
 		WatchesRawSource(r.turns.source()).
 		WithOptions(controller.Options{MaxConcurrentReconciles: concurrency, RateLimiter: retryLimiter[reconcile.Request]()}).
 		Complete(withConflicts(r))
+}
+
+// rivals are the other Ports of a Port's Function.
+func (r *ports) rivals(ctx context.Context, o client.Object) []reconcile.Request {
+	port := o.(*v1alpha1.XPUPort)
+	of := client.MatchingFields{portsByFunction: functionKey(port.Spec.NodeName, port.Spec.Function)}
+	return slices.DeleteFunc(requestsFor(ctx, r.client, &v1alpha1.XPUPortList{}, of), func(request reconcile.Request) bool {
+		return request.NamespacedName == client.ObjectKeyFromObject(port)
+	})
+}
+
+// ahead is the Port of the same Function that comes before this one, nil if none does. There can only be one if a claim
+// and an agent made theirs at the same time, or somebody made one by hand: an agent has a single Port for a Function.
+func (r *ports) ahead(ctx context.Context, port *v1alpha1.XPUPort) (*v1alpha1.XPUPort, error) {
+	all, err := listPorts(ctx, r.client, client.MatchingFields{portsByFunction: functionKey(port.Spec.NodeName, port.Spec.Function)})
+	if err != nil {
+		return nil, err
+	}
+	first := port
+	for i := range all {
+		if all[i].UID != port.UID && comesBefore(&all[i], first) {
+			first = &all[i]
+		}
+	}
+	if first == port {
+		return nil, nil
+	}
+	return first, nil
+}
+
+// comesBefore prefers the Port that was up, then the older one, and of equals the one whose name sorts first.
+func comesBefore(a, b *v1alpha1.XPUPort) bool {
+	if up := a.Status.BridgePort != ""; up != (b.Status.BridgePort != "") {
+		return up
+	}
+	if !a.CreationTimestamp.Equal(&b.CreationTimestamp) {
+		return a.CreationTimestamp.Before(&b.CreationTimestamp)
+	}
+	return cmp.Less(client.ObjectKeyFromObject(a).String(), client.ObjectKeyFromObject(b).String())
 }
 
 // onConnection has every Port of an agent that came back verified: it may have forgotten them. When an agent goes,
@@ -101,6 +145,7 @@ func (r *ports) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 // outcome is what an attempt came to. Without a reason nothing is known that would be worth telling.
 type outcome struct {
 	reason, message string
+	mtu             int32         // of the network, in bytes; only with ReasonUp
 	retry           time.Duration // 0: an event will come
 }
 
@@ -138,6 +183,14 @@ func (r *ports) left(port *v1alpha1.XPUPort) time.Duration {
 // attempt has the agent serve the Port. Only errors of the API server are errors.
 func (r *ports) attempt(ctx context.Context, port *v1alpha1.XPUPort) (outcome, error) {
 	key := client.ObjectKeyFromObject(port)
+	first, err := r.ahead(ctx, port)
+	if err != nil {
+		return outcome{}, err
+	}
+	if first != nil {
+		p := busy(first)
+		return outcome{reason: p.reason, message: p.message}, nil
+	}
 	network, err := usableNetwork(ctx, r.client, port.Spec.Network, func(string) {})
 	var p *problem
 	if errors.As(err, &p) {
@@ -146,12 +199,18 @@ func (r *ports) attempt(ctx context.Context, port *v1alpha1.XPUPort) (outcome, e
 	if err != nil {
 		return outcome{}, err
 	}
-	exists, err := r.xpuExists(ctx, port.Spec.XPU)
+	xpu, err := r.xpu(ctx, port.Spec.XPU)
 	if err != nil {
 		return outcome{}, err
 	}
-	if !exists {
+	if xpu == nil {
 		return outcome{reason: v1alpha1.ReasonNoXPU, message: fmt.Sprintf("XPU %s does not exist", port.Spec.XPU)}, nil
+	}
+	if foreign(port, xpu) {
+		return outcome{
+			reason:  v1alpha1.ReasonNoXPU,
+			message: fmt.Sprintf("XPU %s is that of node %s, not of node %s", xpu.Name, xpu.Spec.NodeName, port.Spec.NodeName),
+		}, nil
 	}
 	way := r.clients.contact(port.Spec.XPU)
 	switch way.state {
@@ -171,7 +230,7 @@ func (r *ports) attempt(ctx context.Context, port *v1alpha1.XPUPort) (outcome, e
 	err = r.ensure(ctx, timeout, way.agent, want, network)
 	if err == nil {
 		r.retries.Forget(key)
-		return outcome{reason: v1alpha1.ReasonUp, message: "the xPU serves the Port"}, nil
+		return outcome{reason: v1alpha1.ReasonUp, message: "the xPU serves the Port", mtu: ptr.Deref(network.Spec.MTU, 0)}, nil
 	}
 	ctrl.LoggerFrom(ctx).V(1).Info("the xPU does not serve the Port yet", "xpu", port.Spec.XPU, "error", err.Error())
 	reason, slow := reasonOf(err)
@@ -223,7 +282,7 @@ func (r *ports) settle(ctx context.Context, port *v1alpha1.XPUPort, o outcome) e
 		if err != nil {
 			return err
 		}
-		port.Status.BridgePort = id
+		port.Status.BridgePort, port.Status.MTU = id, o.mtu
 	}
 	setReady(&port.Status.Conditions, port.Generation, status, o.reason, o.message)
 	if equality.Semantic.DeepEqual(port.Status, before.Status) {
@@ -254,11 +313,21 @@ func (r *ports) release(ctx context.Context, port *v1alpha1.XPUPort) (ctrl.Resul
 		return ctrl.Result{}, nil
 	}
 	log := ctrl.LoggerFrom(ctx)
-	exists, err := r.xpuExists(ctx, port.Spec.XPU)
+	first, err := r.ahead(ctx, port)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	if !exists {
+	if first != nil {
+		return r.done(ctx, log, port) // what the agent has is the other's
+	}
+	xpu, err := r.xpu(ctx, port.Spec.XPU)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if xpu != nil && foreign(port, xpu) && port.Status.BridgePort == "" {
+		return r.done(ctx, log, port) // the XPU never had it; what it has by this id is its own node's
+	}
+	if xpu == nil {
 		r.events.Eventf(port, nil, corev1.EventTypeWarning, v1alpha1.ReasonNoXPU, "Release", "XPU %s was deleted, so the Port is taken to be gone with it", port.Spec.XPU)
 		return r.done(ctx, log, port)
 	}
@@ -293,16 +362,23 @@ func (r *ports) done(ctx context.Context, log logr.Logger, port *v1alpha1.XPUPor
 	return ctrl.Result{}, nil
 }
 
-func (r *ports) xpuExists(ctx context.Context, name string) (bool, error) {
+// xpu is nil if there is none of this name.
+func (r *ports) xpu(ctx context.Context, name string) (*v1alpha1.XPU, error) {
 	var xpu v1alpha1.XPU
 	err := r.client.Get(ctx, client.ObjectKey{Name: name}, &xpu)
 	if apierrors.IsNotFound(err) {
-		return false, nil
+		return nil, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("XPU %s: %w", name, err)
+		return nil, fmt.Errorf("XPU %s: %w", name, err)
 	}
-	return true, nil
+	return &xpu, nil
+}
+
+// foreign says whether the Port asks for the XPU of another node. Functions of two nodes can have the same address, and so
+// their ports the same id: an agent that names another node's XPU would get hold of that node's ports.
+func foreign(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) bool {
+	return port.Spec.NodeName != xpu.Spec.NodeName
 }
 
 func unreachable(port *v1alpha1.XPUPort, way contact) string {

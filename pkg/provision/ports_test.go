@@ -31,6 +31,13 @@ func withPort(t *testing.T, set func(*Options)) (*cluster, *opitest.Agent, *v1al
 	agent := opitest.Start(t)
 	c.xpu("card", agent)
 	c.network("blue", 100)
+	// A Port that comes before its network is at the agent has it made, after a failed attempt.
+	c.eventually("the network is at the agent", func() error {
+		if len(agent.Networks()) == 0 {
+			return errors.New("it has none")
+		}
+		return nil
+	})
 	return c, agent, c.up(c.blue("a", 0), vf(0))
 }
 
@@ -438,6 +445,8 @@ func TestDevicePools(t *testing.T) {
 	if pool.Status.Functions != 12 || len(pool.Status.Nodes) != 3 {
 		t.Errorf("status %+v", pool.Status)
 	}
+	report(v1alpha1.DevicePoolNodeStatus{Name: "n1", Functions: 8}, v1alpha1.DevicePoolNodeStatus{Name: "n2", Problem: "resource a.example/b is that of DevicePool first"})
+	reason(v1alpha1.ReasonInvalidConfig, "node n2: resource a.example/b is that of DevicePool first")
 	report(v1alpha1.DevicePoolNodeStatus{Name: "n1", Functions: 8, Overlapping: []string{"0000:3b:02.0 in other"}})
 	reason(v1alpha1.ReasonOverlap, "0000:3b:02.0 in other on node n1")
 }

@@ -42,7 +42,8 @@ type Options struct {
 	// TaintGrace is how long the node's agent has to taint a device that failed before its claim is told without
 	// that. Default 30 s.
 	TaintGrace time.Duration
-	// Debounce is how long an OPI agent may be away before its XPU is not ready. Default 2 s.
+	// Debounce is how long an OPI agent may be away before its XPU is not ready. Default 500 ms, so that those
+	// who offer Functions hear of it within a second.
 	Debounce time.Duration
 	// OrphanGrace is between the two looks at an OPI agent after which a port that no XPUPort backs is deleted.
 	// Default 30 s; negative keeps orphans.
@@ -64,7 +65,7 @@ func (o *Options) setDefaults() {
 		{&o.CollectGrace, 2 * time.Second},
 		{&o.BusyGrace, 2 * time.Second},
 		{&o.TaintGrace, 30 * time.Second},
-		{&o.Debounce, 2 * time.Second},
+		{&o.Debounce, 500 * time.Millisecond},
 		{&o.OrphanGrace, 30 * time.Second},
 	} {
 		*d.value = cmp.Or(*d.value, d.preference)

@@ -75,6 +75,9 @@ func (c *Cluster) Need(t testing.TB) {
 // Admin may do everything.
 func (c *Cluster) Admin() *rest.Config { return rest.CopyConfig(c.admin) }
 
+// AgentNamespace is the namespace of the agents.
+const AgentNamespace = "xpu-system"
+
 // Agent is the agent on a node: its ServiceAccount with a token that is bound to a pod there.
 func (c *Cluster) Agent(node string) *rest.Config {
 	config := c.Admin()
@@ -131,9 +134,9 @@ func apply(ctx context.Context, admin client.Client, path string) error {
 	}
 }
 
-// waitForPolicies returns once both policies are enforced, which takes the API server a moment.
+// waitForPolicies returns once all policies are enforced, which takes the API server a moment.
 func (c *Cluster) waitForPolicies(ctx context.Context) error {
-	stranger, err := Client(c.Agent("")) // whom both refuse
+	stranger, err := Client(c.Agent("")) // whom all refuse
 	if err != nil {
 		return err
 	}
@@ -154,10 +157,15 @@ func (c *Cluster) waitForPolicies(ctx context.Context) error {
 			Driver: v1alpha1.GroupName, NodeName: new("some-node"), Pool: resourceapi.ResourcePool{Name: "some-node", ResourceSliceCount: 1},
 		},
 	}
+	port := &v1alpha1.XPUPort{
+		ObjectMeta: metav1.ObjectMeta{Namespace: AgentNamespace, Name: "waiting-for-policies"},
+		Spec:       v1alpha1.XPUPortSpec{NodeName: "some-node", Function: v1alpha1.FunctionRef{PCIAddress: "0000:3b:00.2"}, XPU: "card", Network: "lab", MAC: "02:00:00:00:00:01"},
+	}
 	err = wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
 		creation := stranger.Create(ctx, slice.DeepCopy(), client.DryRunAll)
+		ports := stranger.Create(ctx, port.DeepCopy(), client.DryRunAll)
 		status := stranger.Status().Patch(ctx, pool.DeepCopy(), client.RawPatch("application/merge-patch+json", []byte(`{"status":{"functions":1}}`)), client.DryRunAll)
-		return DeniedByPolicy(creation) && DeniedByPolicy(status), nil
+		return DeniedByPolicy(creation) && DeniedByPolicy(ports) && DeniedByPolicy(status), nil
 	})
 	if err != nil {
 		return fmt.Errorf("admission policies are not enforced: %w", err)
