@@ -26,6 +26,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	registerpb "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
@@ -34,6 +35,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/deviceplugin"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/nodeapi/nodeapitest"
 	"github.com/opiproject/xpu-device-plugin/pkg/pci"
@@ -51,17 +53,30 @@ type world struct {
 	host    *simulate.Host
 	config  Config
 	runtime *adaptation.Adaptation
-	end     func() // ends the agent that runs
+	starts  int
+	// What follows is about the agent that runs.
+	end     func() // ends it
+	metrics prometheus.Gatherer
 }
 
 // newWorld makes a world with a DevicePool of all VFs and the node's Functions as the configuration says, the directory
 // of which is set here.
 func newWorld(t *testing.T, functions simulate.Config) *world {
 	t.Helper()
+	w := newNode(t, functions)
+	w.connect()
+	w.create(&v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: "fast"}, Spec: v1alpha1.DevicePoolSpec{
+		Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}}, Network: "lab",
+	}})
+	return w
+}
+
+// newNode makes a world without an API server.
+func newNode(t *testing.T, functions simulate.Config) *world {
+	t.Helper()
 	if os.Getenv(isolated) == "" {
 		t.Skip("needs root, for a network namespace of its own")
 	}
-	cluster.Need(t)
 	// Sockets' paths may have 107 bytes only.
 	dir, err := os.MkdirTemp("", "agent")
 	if err != nil {
@@ -78,29 +93,37 @@ func newWorld(t *testing.T, functions simulate.Config) *world {
 			t.Error(err)
 		}
 	})
-	admin, err := nodeapitest.Client(cluster.Admin())
-	if err != nil {
-		t.Fatal(err)
-	}
 	registry := filepath.Join(dir, "kubelet", "plugins_registry")
 	if err := os.MkdirAll(registry, 0o750); err != nil {
 		t.Fatal(err)
 	}
-	w := &world{t: t, admin: admin, host: host, config: Config{
-		NodeName: nodeName, SysRoot: host.SysRoot(), ProcRoot: "/proc", StateDir: filepath.Join(dir, "state"),
+	return &world{t: t, host: host, config: Config{
+		NodeName: nodeName, SysRoot: host.SysRoot(), ProcRoot: "/proc", DevRoot: "/dev", StateDir: filepath.Join(dir, "state"),
+		CNISocket: filepath.Join(dir, "run", "cni.sock"), SpoolDir: filepath.Join(dir, "state", "spool"),
+		DeviceInfoDir: filepath.Join(dir, "devinfo"), Registration: deviceplugin.RegisterAuto,
+		HooksDir: filepath.Join(dir, "hooks.d"), HookTimeout: time.Minute, HookAttempts: 3,
 		KubeletDir: filepath.Join(dir, "kubelet"), CDIDir: filepath.Join(dir, "cdi"), NRISocket: filepath.Join(dir, "nri.sock"),
-		ListenAddress: "127.0.0.1:9810", ProvisionTimeout: 200 * time.Millisecond, Kubernetes: cluster.Agent(nodeName),
+		ListenAddress: "127.0.0.1:0", Provisioner: ProvisionerDirect, ProvisionTimeout: 200 * time.Millisecond,
 	}}
+}
+
+// connect gives the world the API server, with the node's Node.
+func (w *world) connect() {
+	w.t.Helper()
+	cluster.Need(w.t)
+	admin, err := nodeapitest.Client(cluster.Admin())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.admin = admin
+	w.config.Provisioner, w.config.Namespace = ProvisionerCRD, nodeapitest.AgentNamespace
+	w.config.Kubernetes = cluster.Agent(nodeName)
 	w.create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}})
-	w.create(&v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: "fast"}, Spec: v1alpha1.DevicePoolSpec{
-		Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}}, Network: "lab",
-	}})
-	t.Cleanup(func() {
+	w.t.Cleanup(func() {
 		for _, slice := range w.slices() {
 			w.delete(&slice)
 		}
 	})
-	return w
 }
 
 // create creates an object that lives until the test ends.
@@ -112,9 +135,15 @@ func (w *world) create(object client.Object) {
 	w.t.Cleanup(func() { w.delete(object) })
 }
 
+// delete deletes an object for good: when the test ends there is nobody any more who would take finalizers away.
 func (w *world) delete(object client.Object) {
 	w.t.Helper()
-	if err := w.admin.Delete(context.WithoutCancel(w.t.Context()), object); err != nil {
+	ctx := context.WithoutCancel(w.t.Context())
+	if err := w.admin.Delete(ctx, object); client.IgnoreNotFound(err) != nil {
+		w.t.Fatal(err)
+	}
+	final := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))
+	if err := w.admin.Patch(ctx, object, final); client.IgnoreNotFound(err) != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -124,7 +153,12 @@ func (w *world) start() {
 	w.t.Helper()
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- Run(ctx, w.config, prometheus.NewRegistry(), testr.New(w.t)) }()
+	registry := prometheus.NewRegistry()
+	w.metrics = registry
+	// A child that is just being forked may hold the port of the agent before for a moment.
+	w.starts++
+	w.config.ListenAddress = fmt.Sprintf("127.0.0.1:%d", 9810+w.starts)
+	go func() { done <- Run(ctx, w.config, registry, testr.New(w.t)) }()
 	ended := false
 	w.end = func() {
 		if ended {
@@ -269,8 +303,14 @@ func (w *world) register() drapb.DRAPluginClient {
 	return drapb.NewDRAPluginClient(w.dial(info.Endpoint))
 }
 
-// allocate plays the scheduler: a claim of the Function for a pod.
+// allocate plays the scheduler: a claim of the Function for pod1.
 func (w *world) allocate(name string, function inventory.ID) *resourceapi.ResourceClaim {
+	w.t.Helper()
+	return w.allocateFor("pod1", "fast", name, function)
+}
+
+// allocateFor plays the scheduler: a claim of a Function of the DevicePool for the pod.
+func (w *world) allocateFor(pod, devicePool, name string, function inventory.ID) *resourceapi.ResourceClaim {
 	w.t.Helper()
 	c := &resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
@@ -284,7 +324,7 @@ func (w *world) allocate(name string, function inventory.ID) *resourceapi.Resour
 			Devices: resourceapi.DeviceAllocationResult{
 				Results: []resourceapi.DeviceRequestAllocationResult{{
 					Request: "nic", Driver: v1alpha1.GroupName, Device: function.DeviceName(),
-					Pool: claim.PoolID{Node: nodeName, PF: "0000:3b:00.0", DevicePool: "fast"}.String(),
+					Pool: claim.PoolID{Node: nodeName, PF: "0000:3b:00.0", DevicePool: devicePool}.String(),
 				}},
 				Config: []resourceapi.DeviceAllocationConfiguration{{
 					Source: resourceapi.AllocationConfigSourceClaim,
@@ -299,7 +339,7 @@ func (w *world) allocate(name string, function inventory.ID) *resourceapi.Resour
 				MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{nodeName}}},
 			}}},
 		},
-		ReservedFor: []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "pod1", UID: "pod1-uid"}},
+		ReservedFor: []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: pod, UID: types.UID(pod + "-uid")}},
 	}
 	if err := w.admin.Status().Update(w.t.Context(), c); err != nil {
 		w.t.Fatal(err)

@@ -13,7 +13,9 @@ import (
 )
 
 // serve answers /healthz, /readyz and /metrics until ctx ends.
-func serve(ctx context.Context, address string, registry *prometheus.Registry, ready func() error, log logr.Logger) error {
+func serve(
+	ctx context.Context, address string, registry *prometheus.Registry, ready func() error, log logr.Logger,
+) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {

@@ -3,9 +3,11 @@
 package attach
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"reflect"
 	"time"
@@ -29,6 +31,8 @@ type Journal interface {
 type Engine interface {
 	Plan(ctx context.Context, device link.Device, netNS string, want link.Interface) (link.Snapshot, link.Place, error)
 	Attach(ctx context.Context, device link.Device, before link.Snapshot, place link.Place, want link.Interface) (link.Observed, error)
+	Add(ctx context.Context, a link.Attached, addresses []netip.Prefix, routes []link.Route) (link.Observed, error)
+	Check(ctx context.Context, device link.Device, a link.Attached) (differences []string, err error)
 	Alive(link.Place) (bool, error)
 }
 
@@ -69,12 +73,16 @@ func New(j Journal, engine Engine, netdevs NetdevFinder, stale Detacher, bootID 
 	return &Attacher{journal: j, engine: engine, netdevs: netdevs, stale: stale, bootID: bootID, log: log}
 }
 
-// Reserve records durably that the Function belongs to a claim and what its interface shall be. Nothing is touched.
-// The state and what belongs to it are set here. Reserving again for the same claim changes nothing once the Function
-// is being attached; before, what the interface shall be is replaced. A Function that belongs to another claim is an
-// error that names it.
+// Reserve records durably whom the Function belongs to and what its interface shall be. Nothing is touched. The state
+// and what belongs to it are set here. Reserving again for the same owner changes nothing once the Function is being
+// attached; before, what the interface shall be is replaced. A Function that belongs to another owner is an error that
+// names it.
+//
+// The owner is the claim, or else the CNI request, or else whomever the kubelet allocates the Function to: a
+// reservation without a claim and a request is for the next pod that comes, and made again it is a new one: ReservedAt
+// is then the time of the last.
 func (a *Attacher) Reserve(ctx context.Context, want journal.Attachment) error {
-	if err := want.Interface.Validate(); err != nil {
+	if err := validate(want); err != nil {
 		return fmt.Errorf("Function %s: %w", want.Function, err)
 	}
 	unlock, err := a.journal.Lock(ctx, want.Function)
@@ -82,27 +90,67 @@ func (a *Attacher) Reserve(ctx context.Context, want journal.Attachment) error {
 		return err
 	}
 	defer unlock()
-	want = want.Untouched()
-	want.ReservedAt = time.Now().UTC()
+	want = reservation(want)
 	have, exists := a.journal.Get(want.Function)
 	switch {
 	case !exists:
-	case have.Claim.UID != want.Claim.UID:
+	case !sameOwner(have, want):
 		return fmt.Errorf("Function %s: belongs to %s", want.Function, owner(have))
 	case have.State == journal.Releasing:
 		return fmt.Errorf("Function %s: is being released from %s", want.Function, owner(have))
+	case have.State != journal.Reserved && want.CNI != nil && !sameRequest(have.CNI, want.CNI):
+		return fmt.Errorf("Function %s: is %s for sandbox %s of %s; try again",
+			want.Function, have.State, have.Sandbox, owner(have))
 	case have.State != journal.Reserved:
 		return nil
 	default:
-		if want.ReservedAt = have.ReservedAt; reflect.DeepEqual(have, want) {
+		if want.Ended = have.Ended; !forTheNextPod(want) {
+			want.ReservedAt = have.ReservedAt
+		}
+		if want.Port == nil {
+			want.Port = have.Port // the xPU may serve it already; only a release takes it away
+		}
+		if reflect.DeepEqual(have, want) {
 			return nil
 		}
 	}
 	if err := a.journal.Put(want); err != nil {
 		return err
 	}
-	a.log.V(1).Info("Function reserved", "function", want.Function.String(), "claim", want.Claim.Name)
+	a.log.V(1).Info("Function reserved", "function", want.Function.String(), "owner", owner(want))
 	return nil
+}
+
+// forTheNextPod says whether a reservation is for whomever the kubelet allocates the Function to.
+func forTheNextPod(a journal.Attachment) bool { return a.Claim.UID == "" && a.CNI == nil }
+
+// validate checks the interface. The device plugin does not know its name.
+func validate(want journal.Attachment) error {
+	if forTheNextPod(want) {
+		want.Interface.Name = cmp.Or(want.Interface.Name, "later")
+	}
+	return want.Interface.Validate()
+}
+
+// reservation is what is wanted, with nothing else.
+func reservation(want journal.Attachment) journal.Attachment {
+	reserved := want.Untouched()
+	reserved.Interface, reserved.CNI = want.Interface, want.CNI
+	reserved.ReservedAt, reserved.Ended = time.Now().UTC(), nil
+	return reserved
+}
+
+// sameOwner says whether a reservation may take the place of the one there is.
+func sameOwner(have, want journal.Attachment) bool {
+	if have.Claim.UID != want.Claim.UID {
+		return false
+	}
+	return have.Claim.UID != "" || have.CNI == nil || sameRequest(have.CNI, want.CNI)
+}
+
+// sameRequest says whether two CNI requests are about the same attachment, as CNI has it.
+func sameRequest(have, want *journal.CNI) bool {
+	return have != nil && want != nil && have.ContainerID == want.ContainerID && have.IfName == want.IfName
 }
 
 // owner names the one that has a Function.
@@ -112,6 +160,8 @@ func owner(a journal.Attachment) string {
 		return fmt.Sprintf("claim %s/%s (UID %s)", a.Claim.Namespace, a.Claim.Name, a.Claim.UID)
 	case a.Pod.UID != "":
 		return fmt.Sprintf("pod %s/%s (UID %s)", a.Pod.Namespace, a.Pod.Name, a.Pod.UID)
+	case a.CNI != nil:
+		return fmt.Sprintf("container %s as %s", a.CNI.ContainerID, a.CNI.IfName)
 	}
 	return "a pod by an extended resource"
 }
@@ -159,6 +209,10 @@ func (a *Attacher) moveLocked(ctx context.Context, id inventory.ID, sandbox Sand
 	case record.Claim.UID != "" && record.Pod.UID != "" && record.Pod.UID != sandbox.Pod.UID:
 		return link.Observed{}, false, fmt.Errorf("is reserved for pod %s/%s (UID %s), not for %s/%s (UID %s)",
 			record.Pod.Namespace, record.Pod.Name, record.Pod.UID, sandbox.Pod.Namespace, sandbox.Pod.Name, sandbox.Pod.UID)
+	case record.Interface.Name == "":
+		return link.Observed{}, false, errors.New("is allocated, but nobody asked yet for an interface")
+	case record.CNI != nil && record.CNI.ContainerID != sandbox.ID:
+		return link.Observed{}, false, fmt.Errorf("is reserved for %s, not for sandbox %s", owner(record), sandbox.ID)
 	}
 	return a.move(ctx, record, sandbox)
 }
@@ -231,10 +285,14 @@ func (a *Attacher) plan(ctx context.Context, record journal.Attachment, netNS st
 ) {
 	waitErr := wait.ExponentialBackoffWithContext(ctx, Patience(), func(ctx context.Context) (bool, error) {
 		var found error
-		if device, found = Device(a.netdevs, record); found == nil {
-			before, place, found = a.engine.Plan(ctx, device, netNS, record.Interface)
+		device, found = Device(a.netdevs, record)
+		if record.Interface.Userspace {
+			device.Name, found = "", nil
 		}
 		if found == nil {
+			before, place, found = a.engine.Plan(ctx, device, netNS, record.Interface)
+		}
+		if found == nil && !record.Interface.Userspace {
 			found = belongs(before, record.Function)
 		}
 		err = found

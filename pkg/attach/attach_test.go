@@ -4,9 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/go-logr/logr"
 	"github.com/google/go-cmp/cmp"
@@ -48,6 +52,8 @@ type engine struct {
 	fail   error  // of Attach
 	calls  []string
 	device link.Device
+
+	differences []string // that Check finds
 }
 
 func (e *engine) Plan(_ context.Context, device link.Device, netNS string, _ link.Interface) (link.Snapshot, link.Place, error) {
@@ -58,6 +64,18 @@ func (e *engine) Plan(_ context.Context, device link.Device, netNS string, _ lin
 func (e *engine) Attach(_ context.Context, _ link.Device, _ link.Snapshot, _ link.Place, want link.Interface) (link.Observed, error) {
 	e.calls = append(e.calls, "attach")
 	return link.Observed{Name: want.Name, Index: 5}, e.fail
+}
+
+func (e *engine) Add(_ context.Context, a link.Attached, addresses []netip.Prefix, _ []link.Route) (link.Observed, error) {
+	e.calls = append(e.calls, fmt.Sprintf("add %v", addresses))
+	observed := a.Observed
+	observed.Addresses = append(slices.Clone(observed.Addresses), addresses...)
+	return observed, e.fail
+}
+
+func (e *engine) Check(_ context.Context, device link.Device, _ link.Attached) ([]string, error) {
+	e.device = device
+	return e.differences, e.fail
 }
 
 func (e *engine) Alive(link.Place) (bool, error) { return true, nil }
@@ -210,6 +228,36 @@ func TestReserve(t *testing.T) {
 			t.Errorf("error %v, want one with %q", err, want)
 		}
 	}
+}
+
+// TestReserveForTheNextPod: the kubelet allocates a Function again whose last pod never came for it. That reservation is
+// a new one: who releases the old one, because no pod has it, must not touch it.
+func TestReserveForTheNextPod(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		j := openJournal(t)
+		a := attach.New(j, &engine{}, netdevs{}, &detacher{journal: j}, "boot-1", logr.Discard())
+		next := reservation()
+		next.Claim, next.Pod, next.Interface.Name = journal.Claim{}, journal.Pod{}, ""
+		next.Resource = "xpu.opiproject.org/fast"
+		for i := range 2 {
+			if err := a.Reserve(t.Context(), next); err != nil {
+				t.Fatal(err)
+			}
+			if has, _ := j.Get(vf); !has.ReservedAt.Equal(time.Now()) {
+				t.Errorf("reservation %d is of %v, want now", i, has.ReservedAt)
+			}
+			time.Sleep(time.Minute)
+		}
+		had, _ := j.Get(vf)
+		taken := next
+		taken.Interface.Name, taken.CNI = "net1", &journal.CNI{ContainerID: "s1", IfName: "net1"}
+		if err := a.Reserve(t.Context(), taken); err != nil {
+			t.Fatal(err)
+		}
+		if has, _ := j.Get(vf); !has.ReservedAt.Equal(had.ReservedAt) {
+			t.Errorf("the pod that came changed the time to %v, want %v", has.ReservedAt, had.ReservedAt)
+		}
+	})
 }
 
 // An SF and a PF have no properties that a PF enforces, and a PF without netdev cannot be asked.

@@ -48,9 +48,11 @@ type Attacher interface {
 
 // Releaser gives Functions back.
 type Releaser interface {
-	// Release takes the Function back from the claim, wherever it is by now. It does nothing if the Function no
-	// longer belongs to the claim.
-	Release(ctx context.Context, id inventory.ID, claim types.UID) error
+	// Release takes the Function back from its owner, wherever it is by now. It does nothing if the Function no longer
+	// belongs to the caller.
+	Release(ctx context.Context, id inventory.ID, belongs func(journal.Attachment) bool) error
+	// Free waits until the Function is not being released any more.
+	Free(ctx context.Context, id inventory.ID) error
 }
 
 // Journal knows which Functions belong to which claim and pod.
@@ -72,8 +74,8 @@ type Driver struct {
 	Metrics     *Metrics
 	Log         logr.Logger
 
-	// ProvisionTimeout is how long one Prepare waits for the xPU. The kubelet gives a call 45 s
-	// (pkg/kubelet/cm/dra) and tries again.
+	// ProvisionTimeout is how long one Prepare waits for the xPU and for the hooks of the Functions' last users. The
+	// kubelet gives a call 45 s (pkg/kubelet/cm/dra) and tries again.
 	ProvisionTimeout time.Duration
 }
 
@@ -160,7 +162,8 @@ func consumer(c *resourceapi.ResourceClaim) (journal.Pod, error) {
 	return journal.Pod{Namespace: c.Namespace, Name: pod.Name, UID: pod.UID}, nil
 }
 
-// reserve waits until the deadline for the device's Port and records what its interface is to become.
+// reserve waits until the deadline for the device's last user to be gone and for its Port, and records what its
+// interface is to become.
 func (d *Driver) reserve(ctx context.Context, c *resourceapi.ResourceClaim, pod journal.Pod, device claim.Device, names names, deadline time.Time) (journal.Attachment, error) {
 	if device.ConfigErr != nil {
 		return journal.Attachment{}, device.ConfigErr
@@ -169,7 +172,12 @@ func (d *Driver) reserve(ctx context.Context, c *resourceapi.ResourceClaim, pod 
 	if !known {
 		return journal.Attachment{}, errors.New("is gone from this node")
 	}
-	port, err := d.port(ctx, c, device, deadline)
+	waiting, cancel := context.WithDeadline(ctx, deadline)
+	defer cancel()
+	if err := d.Releaser.Free(waiting, function.ID); err != nil {
+		return journal.Attachment{}, err
+	}
+	port, err := d.port(waiting, c, device)
 	if err != nil {
 		return journal.Attachment{}, err
 	}
@@ -198,14 +206,12 @@ func (d *Driver) reserve(ctx context.Context, c *resourceapi.ResourceClaim, pod 
 }
 
 // port waits for the device's Port; it is nil if neither the claim nor the pool names a network.
-func (d *Driver) port(ctx context.Context, c *resourceapi.ResourceClaim, device claim.Device, deadline time.Time) (*v1alpha1.XPUPort, error) {
+func (d *Driver) port(ctx context.Context, c *resourceapi.ResourceClaim, device claim.Device) (*v1alpha1.XPUPort, error) {
 	if device.Config.Network == "" {
 		if spec, _ := d.DevicePools.DevicePool(device.ID.DevicePool); spec.Network == "" {
 			return nil, nil
 		}
 	}
-	ctx, cancel := context.WithDeadline(ctx, deadline)
-	defer cancel()
 	return d.Ports.Wait(ctx, c, device.Function)
 }
 
@@ -228,7 +234,7 @@ func (d *Driver) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 func (d *Driver) unprepare(ctx context.Context, c kubeletplugin.NamespacedObject) error {
 	var errs []error
 	for _, a := range d.Journal.ByClaim(c.UID) {
-		if err := d.Releaser.Release(ctx, a.Function, c.UID); err != nil {
+		if err := d.Releaser.Release(ctx, a.Function, journal.ClaimIs(c.UID)); err != nil {
 			errs = append(errs, fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err))
 		}
 	}
@@ -258,7 +264,10 @@ func (d *Driver) WatchHealthStatus(ctx context.Context, reports chan<- kubeletpl
 func (d *Driver) Recover(all []journal.Attachment) error {
 	byClaim := map[types.UID][]journal.Attachment{}
 	for _, a := range all {
-		byClaim[a.Claim.UID] = append(byClaim[a.Claim.UID], a)
+		// What is back from a release was unprepared: nobody would take the file away.
+		if a.Claim.UID != "" && !a.Restored() {
+			byClaim[a.Claim.UID] = append(byClaim[a.Claim.UID], a)
+		}
 	}
 	var errs []error
 	for uid, attachments := range byClaim {

@@ -31,6 +31,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/link"
+	"github.com/opiproject/xpu-device-plugin/pkg/release"
 )
 
 // node is what a driver needs of a node and a cluster.
@@ -92,15 +93,26 @@ func (n *node) Wait(ctx context.Context, _ *resourceapi.ResourceClaim, id invent
 }
 
 // Release takes the record away, as a releaser does once the Function is back.
-func (n *node) Release(_ context.Context, id inventory.ID, claim types.UID) error {
+func (n *node) Release(_ context.Context, id inventory.ID, belongs func(journal.Attachment) bool) error {
 	if n.release != nil {
 		return n.release
 	}
-	if a, _ := n.journal.Get(id); a.Claim.UID != claim {
+	if a, _ := n.journal.Get(id); !belongs(a) {
 		return nil
 	}
 	return n.journal.Delete(id)
 }
+
+// Free waits as a releaser does.
+func (n *node) Free(ctx context.Context, id inventory.ID) error {
+	return release.New(n.journal, nil, nil, release.Options{Hooks: hooks{}}, logr.Discard()).Free(ctx, id)
+}
+
+// hooks is a queue that does nothing.
+type hooks struct{}
+
+func (hooks) First(journal.Attachment) string { return "port" }
+func (hooks) Add(inventory.ID)                {}
 
 func (n *node) driver() *Driver {
 	n.t.Helper()
@@ -352,6 +364,43 @@ func TestFunctionOfAnotherClaim(t *testing.T) {
 	n.wantRefused(of("pod2", "two", claimtest.Result("a", fastPool, "0000-3b-00-2")), "claim default/two", "belongs to claim default/one")
 }
 
+// TestLastUserIsAwaited: a Function whose last user's hooks are not done yet is waited for, as long as for the xPU.
+func TestLastUserIsAwaited(t *testing.T) {
+	last := journal.Attachment{
+		Function: inventory.ID{Address: "0000:3b:00.2"}, PF: "0000:3b:00.0", State: journal.Releasing, RestoredAt: time.Unix(1e9, 0),
+		Resource: "xpu.opiproject.org/fast", Pod: journal.Pod{Namespace: "default", Name: "before"},
+		Hooks: &journal.Hooks{Next: "port", Error: "xPU xpu-1 is away"},
+	}
+	next := of("pod1", "net", claimtest.Result("blue", fastPool, "0000-3b-00-2"))
+	t.Run("and becomes free", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			n := newNode(t)
+			if err := n.journal.Put(last); err != nil {
+				t.Fatal(err)
+			}
+			time.AfterFunc(20*time.Second, func() { n.journal.Delete(last.Function) })
+			begin := time.Now()
+			n.wantPrepared(next)
+			if took := time.Since(begin); took != 20*time.Second {
+				t.Errorf("Prepare took %s, want until the hooks are done", took)
+			}
+			n.wantInterfaces(map[string]string{"0000-3b-00-2": "net1"})
+		})
+	})
+	t.Run("in vain", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			n := newNode(t)
+			if err := n.journal.Put(last); err != nil {
+				t.Fatal(err)
+			}
+			n.wantRefused(next, "claim default/net", "0000:3b:00.2", "pod default/before", "post-delete hook port", "xPU xpu-1 is away")
+			if n.waits > 0 {
+				t.Error("the xPU was waited for")
+			}
+		})
+	})
+}
+
 func TestUnprepare(t *testing.T) {
 	n := newNode(t)
 	d := n.driver()
@@ -447,6 +496,20 @@ func TestCDI(t *testing.T) {
 	}
 	if diff := gocmp.Diff(want, environment()); diff != "" {
 		t.Errorf("environment after Recover: -want +got\n%s", diff)
+	}
+
+	// What the device plugin handed out has no file, and what waits for hooks has none any more.
+	all := n.journal.All()
+	all[0].Claim, all[0].Resource = journal.Claim{}, "xpu.opiproject.org/fast"
+	all[1].State, all[1].RestoredAt = journal.Releasing, time.Now()
+	if err := os.RemoveAll(n.cdiDir); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.driver().Recover(all); err != nil {
+		t.Fatal(err)
+	}
+	if files, err := os.ReadDir(n.cdiDir); err == nil && len(files) > 0 {
+		t.Errorf("CDI directory has %v, want nothing", files)
 	}
 }
 

@@ -1,6 +1,7 @@
 package journal
 
 import (
+	"encoding/json"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -22,7 +23,8 @@ const (
 	Attached State = "Attached"
 	// Detaching: any part of the way back may be done. Next is Reserved.
 	Detaching State = "Detaching"
-	// Releasing: as Detaching, but the reservation goes too. Next is no record.
+	// Releasing: as Detaching, but the reservation goes too. Once the netdev is back (RestoredAt) the post-delete hooks
+	// run. Next is no record.
 	Releasing State = "Releasing"
 )
 
@@ -38,12 +40,22 @@ type Attachment struct {
 	VFIndex int   `json:"vfIndex"`
 	Claim   Claim `json:"claim"`
 	Pod     Pod   `json:"pod"`
+	// Resource is the extended resource by which the Function was handed out, such as "xpu.opiproject.org/fast"; empty
+	// for a claim.
+	Resource string `json:"resource,omitempty"`
+	// Port is the Port that this agent had the xPU make; nil where there is none, or where the controller makes it. It is
+	// written down before the xPU is asked.
+	Port *Port `json:"port,omitempty"`
+	// CNI is the request that wants, or has, the Function attached; nil where NRI does that.
+	CNI *CNI `json:"cni,omitempty"`
 
 	// Interface is what the pod wants.
 	Interface link.Interface `json:"interface"`
 
 	State      State     `json:"state"`
 	ReservedAt time.Time `json:"reservedAt"`
+	// Ended is the last sandbox that had the Function and has it no more; nil if there was none.
+	Ended *Ended `json:"ended,omitempty"`
 
 	// What follows is empty while the state is Reserved.
 
@@ -64,6 +76,36 @@ type Attachment struct {
 
 	// StoppedAt is when the way back began.
 	StoppedAt time.Time `json:"stoppedAt,omitzero"`
+
+	// What follows is there only while the state is Releasing.
+
+	// RestoredAt is when the netdev was back, as was verified. What is left of the release are post-delete hooks; from
+	// here on only they change the record.
+	RestoredAt time.Time `json:"restoredAt,omitzero"`
+	// Hooks is how far the post-delete hooks are; nil before RestoredAt.
+	Hooks *Hooks `json:"hooks,omitempty"`
+}
+
+// Ended is a sandbox's use of a Function that is over.
+type Ended struct {
+	Sandbox string `json:"sandbox"`
+	// AttachedAt is zero where the Function was never whole in the sandbox.
+	AttachedAt time.Time `json:"attachedAt,omitzero"`
+	StoppedAt  time.Time `json:"stoppedAt"`
+}
+
+// Hooks is how far the post-delete hooks of a Function are. They run one after the other.
+type Hooks struct {
+	// Done are the names of those that ended well or were given up.
+	Done []string `json:"done,omitempty"`
+	// Next is the name of the one that runs or waits to be run again.
+	Next string `json:"next"`
+	// Attempts is how often Next failed.
+	Attempts int `json:"attempts,omitempty"`
+	// Error is why Next failed last; "" if it did not.
+	Error string `json:"error,omitempty"`
+	// RetryAt is when Next runs again after it failed.
+	RetryAt time.Time `json:"retryAt,omitzero"`
 }
 
 // Claim is the ResourceClaim that a Function is allocated to. All of it is empty for a Function that was allocated as
@@ -75,6 +117,29 @@ type Claim struct {
 	Request   string    `json:"request,omitempty"` // in the claim; "main/sub" for a subrequest
 	Pool      string    `json:"pool,omitempty"`    // of the ResourceSlice
 	Device    string    `json:"device,omitempty"`  // in the ResourceSlice
+}
+
+// Port is what the xPU was asked to serve for a Function.
+type Port struct {
+	// DevicePool is the pool that the Function belonged to when it was handed out; empty where that is not known.
+	DevicePool string `json:"devicePool,omitempty"`
+	// Network is the name of the network that the Port joins.
+	Network string `json:"network"`
+	// MAC is that of the Function as the xPU knows it.
+	MAC link.MAC `json:"mac"`
+}
+
+// CNI is what the container runtime asked for, by the CNI specification.
+type CNI struct {
+	ContainerID string `json:"containerID"`
+	IfName      string `json:"ifName"`
+	// Network is the name of the network configuration.
+	Network string `json:"network"`
+	// IPAM is the result of the IPAM plugin, as it printed it; empty where there is none.
+	IPAM json.RawMessage `json:"ipam,omitempty"`
+	// Claimed is what the claim wants the interface to be, for a Function that belongs to one: the request is over once
+	// the netdev is back, the claim is not.
+	Claimed *link.Interface `json:"claimed,omitempty"`
 }
 
 // Pod is the pod that uses a Function.
@@ -89,11 +154,34 @@ func (a Attachment) IsVF() bool {
 	return a.Function.Subfunction == "" && a.PF != "" && a.PF != a.Function.Address && a.VFIndex >= 0
 }
 
-// Untouched is the attachment as it is once the netdev is back: reserved and nothing more.
+// Restored says whether the netdev is back from a release and only hooks are left of it.
+func (a Attachment) Restored() bool { return a.State == Releasing && !a.RestoredAt.IsZero() }
+
+// LastUse is the sandbox that has the Function, or had it last; ok is false if there was none. StoppedAt is zero for
+// one that has it.
+func (a Attachment) LastUse() (use Ended, ok bool) {
+	switch {
+	case a.Sandbox != "":
+		return Ended{Sandbox: a.Sandbox, AttachedAt: a.AttachedAt, StoppedAt: a.StoppedAt}, true
+	case a.Ended != nil:
+		return *a.Ended, true
+	}
+	return Ended{}, false
+}
+
+// Untouched is the attachment as it is once the netdev is back: reserved and nothing more. A Function of a claim is then
+// what the claim wants again, whatever a CNI request made of it.
 func (a Attachment) Untouched() Attachment {
+	ended := a.Ended
+	if a.Sandbox != "" {
+		ended = &Ended{Sandbox: a.Sandbox, AttachedAt: a.AttachedAt, StoppedAt: a.StoppedAt}
+	}
+	if a.CNI != nil && a.CNI.Claimed != nil {
+		a.Interface, a.CNI = *a.CNI.Claimed, nil
+	}
 	return Attachment{
 		Function: a.Function, PF: a.PF, PFName: a.PFName, VFIndex: a.VFIndex,
-		Claim: a.Claim, Pod: a.Pod, Interface: a.Interface,
-		State: Reserved, ReservedAt: a.ReservedAt,
+		Claim: a.Claim, Pod: a.Pod, Resource: a.Resource, Port: a.Port, CNI: a.CNI, Interface: a.Interface,
+		State: Reserved, ReservedAt: a.ReservedAt, Ended: ended,
 	}
 }

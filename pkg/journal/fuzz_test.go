@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"reflect"
 	"testing"
+	"time"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/link"
@@ -15,6 +16,7 @@ func FuzzDecode(f *testing.F) {
 	for _, a := range []Attachment{
 		{Function: vf, State: Reserved},
 		{Function: vf, State: Attached, Before: &link.Snapshot{Name: "a", MAC: "02:00:00:00:00:01", VF: &link.VFState{Trust: new(true)}}, Observed: &link.Observed{}},
+		{Function: vf, State: Releasing, RestoredAt: time.Unix(1e9, 0).UTC(), Hooks: &Hooks{Done: []string{"port"}, Next: "a", Attempts: 2, Error: "e"}, Ended: &Ended{Sandbox: "s"}},
 		{Function: inventory.SubfunctionID("0000:3b:00.0", 1), State: Attaching, Before: &link.Snapshot{}},
 	} {
 		value, err := json.Marshal(a)
@@ -39,6 +41,29 @@ func FuzzDecode(f *testing.F) {
 		}
 		third, err := json.Marshal(b)
 		if err != nil || !reflect.DeepEqual(again, third) {
+			t.Fatalf("is not the same again: %v\n%s\n%s", err, again, third)
+		}
+	})
+}
+
+// A dead letter that is accepted can be written and read again as the same.
+func FuzzDecodeLetter(f *testing.F) {
+	key := []byte("12345678")
+	f.Add(key, []byte(`{"hook":"10-a","attachment":{"function":"0000:3b:02.1","state":"Releasing","restoredAt":"2001-09-09T01:46:40Z"},"attempts":3}`))
+	f.Fuzz(func(t *testing.T, key, value []byte) {
+		letter, err := decodeLetter(key, value)
+		if err != nil {
+			return
+		}
+		again, err := json.Marshal(letter)
+		if err != nil {
+			t.Fatalf("accepted, but cannot be written: %v", err)
+		}
+		second, err := decodeLetter(key, again)
+		if err != nil {
+			t.Fatalf("not accepted again: %v\n%s", err, again)
+		}
+		if third, err := json.Marshal(second); err != nil || !reflect.DeepEqual(again, third) {
 			t.Fatalf("is not the same again: %v\n%s\n%s", err, again, third)
 		}
 	})

@@ -24,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 )
 
 // schema is the version of what is in the file. Fields may be added to the values without a new version.
@@ -35,6 +36,7 @@ const lockTimeout = time.Second
 var (
 	metaBucket        = []byte("meta")
 	attachmentsBucket = []byte("attachments")
+	lettersBucket     = []byte("deadLetters")
 	schemaKey         = []byte("schema")
 )
 
@@ -49,10 +51,13 @@ var (
 // Journal is one file, open in one process at a time. Its methods may be called by several goroutines at once. Reads
 // come from memory. A write returns when it is on the disk, and what it returns an error for was not written.
 type Journal struct {
-	db *bolt.DB
+	db     *bolt.DB
+	writes sync.Mutex // for one writer at a time, until its change is in memory too
 
 	mutex       sync.RWMutex
 	attachments map[inventory.ID]Attachment
+	letters     []DeadLetter
+	changes     notify.Signal
 
 	locksMutex sync.Mutex
 	locks      map[inventory.ID]*functionLock
@@ -126,7 +131,7 @@ func syncDirectory(path string) error {
 }
 
 func (j *Journal) load() error {
-	empty := false
+	empty, older := false, false
 	err := j.db.View(func(tx *bolt.Tx) error {
 		meta, attachments := tx.Bucket(metaBucket), tx.Bucket(attachmentsBucket)
 		if meta == nil && attachments == nil {
@@ -142,15 +147,25 @@ func (j *Journal) load() error {
 		if err := attachments.ForEach(j.loadOne); err != nil {
 			return err
 		}
+		if letters := tx.Bucket(lettersBucket); letters == nil {
+			older = true
+		} else if err := letters.ForEach(j.loadLetter); err != nil {
+			return err
+		}
 		for err := range tx.Check() { // after all pages were seen here, for the same reason
 			return fmt.Errorf("%w (%w)", ErrCorrupt, err)
 		}
 		return nil
 	})
-	if err != nil || !empty {
+	switch {
+	case err != nil:
 		return err
+	case empty:
+		return j.db.Update(initialize)
+	case older:
+		return j.db.Update(addLetters)
 	}
-	return j.db.Update(initialize)
+	return nil
 }
 
 func checkSchema(value []byte) error {
@@ -172,7 +187,16 @@ func initialize(tx *bolt.Tx) error {
 	if _, err := tx.CreateBucket(attachmentsBucket); err != nil {
 		return err
 	}
+	if err := addLetters(tx); err != nil {
+		return err
+	}
 	return meta.Put(schemaKey, []byte(strconv.Itoa(schema)))
+}
+
+// addLetters makes the bucket that the first version of the agent had not.
+func addLetters(tx *bolt.Tx) error {
+	_, err := tx.CreateBucket(lettersBucket)
+	return err
 }
 
 func (j *Journal) loadOne(key, value []byte) error {
@@ -199,6 +223,9 @@ func decode(key, value []byte) (Attachment, error) {
 func (a Attachment) check() error {
 	if a.Function == (inventory.ID{}) {
 		return errors.New("function: is empty")
+	}
+	if a.State != Releasing && (!a.RestoredAt.IsZero() || a.Hooks != nil) {
+		return fmt.Errorf("state %s: restoredAt and hooks must be empty", a.State)
 	}
 	switch a.State {
 	case Reserved:
@@ -228,7 +255,7 @@ func (j *Journal) Put(a Attachment) error {
 	if err != nil {
 		return fmt.Errorf("journal: Function %s: %w", a.Function, err)
 	}
-	return j.write(a.Function, func(b *bolt.Bucket, key []byte) error { return b.Put(key, value) },
+	return j.write(a.Function, func(tx *bolt.Tx, key []byte) error { return tx.Bucket(attachmentsBucket).Put(key, value) },
 		func() { j.attachments[a.Function] = a })
 }
 
@@ -237,25 +264,28 @@ func (j *Journal) Delete(id inventory.ID) error {
 	if _, ok := j.Get(id); !ok {
 		return nil
 	}
-	return j.write(id, func(b *bolt.Bucket, key []byte) error { return b.Delete(key) },
+	return j.write(id, func(tx *bolt.Tx, key []byte) error { return tx.Bucket(attachmentsBucket).Delete(key) },
 		func() { delete(j.attachments, id) })
 }
 
-func (j *Journal) write(id inventory.ID, toDisk func(*bolt.Bucket, []byte) error, toMemory func()) error {
-	// The order of commits is that of the changes in memory: bbolt runs commit handlers under its writer's lock.
-	err := j.db.Update(func(tx *bolt.Tx) error {
-		tx.OnCommit(func() {
-			j.mutex.Lock()
-			defer j.mutex.Unlock()
-			toMemory()
-		})
-		return toDisk(tx.Bucket(attachmentsBucket), []byte(id.String()))
-	})
+// write changes the disk and then memory. Nobody writes in between, so that both see the same order.
+func (j *Journal) write(id inventory.ID, toDisk func(tx *bolt.Tx, key []byte) error, toMemory func()) error {
+	j.writes.Lock()
+	defer j.writes.Unlock()
+	err := j.db.Update(func(tx *bolt.Tx) error { return toDisk(tx, []byte(id.String())) })
 	if err != nil {
 		return fmt.Errorf("journal: Function %s: %w", id, err)
 	}
+	j.mutex.Lock()
+	toMemory()
+	j.mutex.Unlock()
+	j.changes.Notify()
 	return nil
 }
+
+// Subscribe returns a channel that receives a value after writes from now on, until ctx ends; several writes before the
+// subscriber looks are one.
+func (j *Journal) Subscribe(ctx context.Context) <-chan struct{} { return j.changes.Subscribe(ctx) }
 
 // Get is the attachment of a Function; ok is false for one that is free.
 func (j *Journal) Get(id inventory.ID) (a Attachment, ok bool) {

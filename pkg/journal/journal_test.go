@@ -50,8 +50,11 @@ func must(t testing.TB, err error) {
 func full(id inventory.ID) journal.Attachment {
 	return journal.Attachment{
 		Function: id, PF: "0000:3b:00.0", PFName: "ens3f0", VFIndex: 1,
-		Claim: journal.Claim{Namespace: "default", Name: "c", UID: "claim-1", Request: "nic", Pool: "p", Device: "0000-3b-02-1"},
-		Pod:   journal.Pod{Namespace: "default", Name: "pod", UID: "pod-1"},
+		Claim:    journal.Claim{Namespace: "default", Name: "c", UID: "claim-1", Request: "nic", Pool: "p", Device: "0000-3b-02-1"},
+		Pod:      journal.Pod{Namespace: "default", Name: "pod", UID: "pod-1"},
+		Resource: "xpu.opiproject.org/fast",
+		Port:     &journal.Port{DevicePool: "fast", Network: "blue", MAC: "02:00:00:00:00:01"},
+		CNI:      &journal.CNI{ContainerID: "sandbox-1", IfName: "net1", Network: "blue-net", IPAM: []byte(`{"ips":[]}`)},
 		Interface: link.Interface{
 			Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:01",
 			Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24"), netip.MustParsePrefix("fd00::5/64")},
@@ -84,7 +87,7 @@ var comparePrefixes = cmp.Options{
 func TestKeepsEverything(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state", "journal.db")
 	j := open(t, path)
-	want := []journal.Attachment{full(sf), full(vf1), reserved(vf2)}
+	want := []journal.Attachment{full(sf), restored(), reserved(vf2)}
 	want[2].Claim.UID, want[2].Pod.UID = "claim-2", "pod-2"
 	for _, a := range want {
 		must(t, j.Put(a))
@@ -125,10 +128,12 @@ func TestKeepsEverything(t *testing.T) {
 func TestPutRefuses(t *testing.T) {
 	j := open(t, filepath.Join(t.TempDir(), "j"))
 	broken := map[string]func(*journal.Attachment){
-		"function: is empty":                  func(a *journal.Attachment) { a.Function = inventory.ID{} },
-		`state "": is unknown`:                func(a *journal.Attachment) { a.State = "" },
-		"before and observed must be there":   func(a *journal.Attachment) { a.Observed = nil },
-		"state Attaching: before must be the": func(a *journal.Attachment) { a.State, a.Before = journal.Attaching, nil },
+		"function: is empty":                   func(a *journal.Attachment) { a.Function = inventory.ID{} },
+		`state "": is unknown`:                 func(a *journal.Attachment) { a.State = "" },
+		"before and observed must be there":    func(a *journal.Attachment) { a.Observed = nil },
+		"state Attaching: before must be the":  func(a *journal.Attachment) { a.State, a.Before = journal.Attaching, nil },
+		"state Attached: restoredAt and hooks": func(a *journal.Attachment) { a.RestoredAt = time.Unix(1e9, 0) },
+		"state Reserved: restoredAt and hooks": func(a *journal.Attachment) { a.State, a.Hooks = journal.Reserved, &journal.Hooks{} },
 	}
 	for want, breakIt := range broken {
 		a := full(vf1)
@@ -214,6 +219,8 @@ func TestOpenForeignContent(t *testing.T) {
 		{name: "bad schema", bucket: "meta", key: "schema", value: "x", err: `schema version "x"`, corrupt: true},
 		{name: "no JSON", bucket: "attachments", key: "0000:3b:02.1", value: "{", err: `record "0000:3b:02.1"`, corrupt: true},
 		{name: "other key", bucket: "attachments", key: "0000:3b:02.2", value: `{"function":"0000:3b:02.1"}`, err: "is about Function", corrupt: true},
+		{name: "dead letter", bucket: "deadLetters", key: "12345678", value: `{"attachment":{}}`, err: "dead letter 3132333435363738: attachment: function: is empty", corrupt: true},
+		{name: "dead letter's key", bucket: "deadLetters", key: "1", value: `{}`, err: "has 1 bytes", corrupt: true},
 		{name: "unknown state", bucket: "attachments", key: "0000:3b:02.1", value: `{"function":"0000:3b:02.1","state":"X"}`, err: `state "X"`, corrupt: true},
 	}
 	for _, test := range tests {

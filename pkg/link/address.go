@@ -1,6 +1,7 @@
 package link
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -37,14 +38,17 @@ func addAddress(pod *conn, l netlink.Link, address netip.Prefix) error {
 func addRoute(pod *conn, l netlink.Link, route Route) error {
 	r := &netlink.Route{
 		LinkIndex: l.Attrs().Index, Dst: netipx.PrefixIPNet(route.To), Priority: route.Metric,
-		Table: unix.RT_TABLE_MAIN, Protocol: unix.RTPROT_STATIC, Scope: netlink.SCOPE_LINK,
+		Table: route.table(), Protocol: unix.RTPROT_STATIC, Scope: netlink.SCOPE_LINK, MTU: route.MTU, AdvMSS: route.AdvMSS,
 	}
 	if route.Via.IsValid() {
 		r.Gw, r.Scope = route.Via.AsSlice(), netlink.SCOPE_UNIVERSE
 	}
+	if route.Scope != nil {
+		r.Scope = netlink.Scope(*route.Scope)
+	}
 	err := pod.RouteAdd(r)
-	if !errors.Is(err, unix.EEXIST) {
-		return err
+	if !errors.Is(err, unix.EEXIST) || route.Yield {
+		return ignoring(err, unix.EEXIST)
 	}
 	other, listErr := routeTo(pod, route)
 	if listErr != nil {
@@ -59,6 +63,16 @@ func addRoute(pod *conn, l netlink.Link, route Route) error {
 	return fmt.Errorf("the pod has one already, via interface index %d gateway %s: %w", other.LinkIndex, gateway(other.Gw), err)
 }
 
+// ignoring is err, or nil where it is the one that does not matter.
+func ignoring(err, harmless error) error {
+	if errors.Is(err, harmless) {
+		return nil
+	}
+	return err
+}
+
+func (r Route) table() int { return cmp.Or(r.Table, unix.RT_TABLE_MAIN) }
+
 func gateway(ip net.IP) string {
 	if ip == nil {
 		return "none"
@@ -68,7 +82,7 @@ func gateway(ip net.IP) string {
 
 // routeTo finds the route to the same destination with the same metric.
 func routeTo(pod *conn, route Route) (*netlink.Route, error) {
-	filter := &netlink.Route{Dst: netipx.PrefixIPNet(route.To), Table: unix.RT_TABLE_MAIN}
+	filter := &netlink.Route{Dst: netipx.PrefixIPNet(route.To), Table: route.table()}
 	routes, err := consistent(func() ([]netlink.Route, error) {
 		return pod.RouteListFiltered(family(route.To.Addr()), filter, netlink.RT_FILTER_DST|netlink.RT_FILTER_TABLE)
 	})

@@ -62,12 +62,15 @@ func (e *Engine) Plan(_ context.Context, device Device, netNS string, want Inter
 	if err := want.Validate(); err != nil {
 		return Snapshot{}, Place{}, err
 	}
-	before, err := e.snapshot(device)
+	before, err := e.snapshot(device, want.Userspace)
 	if err != nil {
 		return Snapshot{}, Place{}, err
 	}
 	if want.VF != nil && before.VF == nil {
-		return Snapshot{}, Place{}, fmt.Errorf("netdev %s: has no PF that VF properties could be set with", before.Name)
+		return Snapshot{}, Place{}, fmt.Errorf("%s: has no PF that VF properties could be set with", before.title())
+	}
+	if want.Userspace && want.MAC != "" && before.VF == nil {
+		return Snapshot{}, Place{}, fmt.Errorf("%s: has no PF that the MAC could be set with", before.title())
 	}
 	pod, err := dialPath(netNS)
 	if err != nil {
@@ -76,6 +79,9 @@ func (e *Engine) Plan(_ context.Context, device Device, netNS string, want Inter
 	defer pod.close()
 	if pod.cookie == e.host.cookie {
 		return Snapshot{}, Place{}, fmt.Errorf("network namespace %s: is the host's own", netNS)
+	}
+	if want.Userspace {
+		return before, Place{NetNS: netNS, Cookie: pod.cookie}, nil
 	}
 	if err := nameFree(pod, want.Name); err != nil {
 		return Snapshot{}, Place{}, err
@@ -87,8 +93,11 @@ func (e *Engine) Plan(_ context.Context, device Device, netNS string, want Inter
 	return before, Place{NetNS: netNS, Cookie: pod.cookie, Index: index}, nil
 }
 
-// snapshot takes a netdev on the host down in words.
-func (e *Engine) snapshot(device Device) (Snapshot, error) {
+// snapshot takes a netdev on the host down in words, or the little that there is of a Function without one.
+func (e *Engine) snapshot(device Device, userspace bool) (Snapshot, error) {
+	if userspace {
+		return e.complete(Snapshot{}, device.PF)
+	}
 	l, err := e.host.named(device.Name)
 	if err != nil {
 		return Snapshot{}, err
@@ -171,6 +180,9 @@ func (e *Engine) attach(ctx context.Context, device Device, before Snapshot, pla
 	}
 	if err := ctx.Err(); err != nil {
 		return Observed{}, err
+	}
+	if want.Userspace {
+		return e.observeVF(device.PF, want.Name)
 	}
 	l, err := e.moveToPod(pod, before, place, want)
 	if err != nil {

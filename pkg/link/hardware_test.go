@@ -129,6 +129,28 @@ func TestHardwareVF(t *testing.T) {
 		}
 	})
 
+	// As for a VF that a userspace driver has: the netdev, which this one has, is left alone.
+	t.Run("without a netdev", func(t *testing.T) {
+		pod := netns.New(t)
+		want := link.Interface{Name: "net1", MAC: "02:00:00:00:00:01", VF: &link.VFConfig{VLAN: new(100)}, Userspace: true}
+		snapshot, place, err := engine.Plan(t.Context(), link.Device{PF: device.PF}, pod.Path(), want)
+		must(t, err)
+		observed, err := engine.Attach(t.Context(), link.Device{PF: device.PF}, snapshot, place, want)
+		must(t, err)
+		if diff := cmp.Diff(link.Observed{Name: "net1", MAC: want.MAC}, observed); diff != "" {
+			t.Errorf("observed (-want +got):\n%s", diff)
+		}
+		attached := link.Attached{Before: snapshot, Place: place, Want: want, Observed: observed}
+		if got, err := engine.Check(t.Context(), link.Device{PF: device.PF}, attached); err != nil || len(got) > 0 {
+			t.Errorf("check: %q, %v", got, err)
+		}
+		_, err = engine.Restore(t.Context(), link.Device{PF: device.PF}, snapshot, place)
+		must(t, err)
+		if left := link.Diff(before, hardwareSnapshot(t, engine, device)); len(left) > 0 {
+			t.Errorf("after restore: %q", left)
+		}
+	})
+
 	var snapshot link.Snapshot
 	var place link.Place
 	t.Run("pod", func(t *testing.T) { // its end is the namespace's

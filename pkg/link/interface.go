@@ -31,6 +31,9 @@ type Interface struct {
 	Routes    []Route        `json:"routes,omitempty"`
 	// VF is what the PF enforces. Only for a VF whose PF has a netdev in the host's namespace.
 	VF *VFConfig `json:"vf,omitempty"`
+	// Userspace says that there is no netdev: a driver such as vfio-pci hands the Function to a program of the pod.
+	// Nothing is moved then. MAC and VF are set through the PF; the rest must be empty, but the name.
+	Userspace bool `json:"userspace,omitempty"`
 }
 
 // Route leads out through the interface.
@@ -41,6 +44,15 @@ type Route struct {
 	Via netip.Addr `json:"via,omitzero"`
 	// Metric prefers the lower. 0 is the kernel's default: 0 for IPv4, 1024 for IPv6.
 	Metric int `json:"metric,omitempty"`
+	// Table is the number of the routing table, 0 for the main one.
+	Table int `json:"table,omitempty"`
+	// Scope is an RT_SCOPE_* of linux/rtnetlink.h; nil is link without Via, universe with it.
+	Scope *int `json:"scope,omitempty"`
+	// MTU and AdvMSS are those of the route in bytes, 0 is the interface's.
+	MTU    int `json:"mtu,omitempty"`
+	AdvMSS int `json:"advMSS,omitempty"`
+	// Yield leaves a route to the same destination alone that the pod has already, where otherwise that is an error.
+	Yield bool `json:"yield,omitempty"`
 }
 
 // VFConfig is what the PF enforces for a VF (IFLA_VF_* in linux/if_link.h). What is nil or empty is left alone.
@@ -93,6 +105,9 @@ func (i Interface) Validate() error {
 	if i.VF != nil {
 		errs = append(errs, i.VF.validate())
 	}
+	if i.Userspace && (i.MTU != 0 || len(i.Addresses) > 0 || len(i.Routes) > 0) {
+		errs = append(errs, errors.New("mtu, addresses, routes: must be empty for a Function without a netdev"))
+	}
 	return errors.Join(errs...)
 }
 
@@ -131,6 +146,12 @@ func (r Route) validate() error {
 		return fmt.Errorf("via %s: must be of the same family as %s", r.Via, r.To)
 	case r.Metric < 0 || r.Metric > math.MaxInt32:
 		return fmt.Errorf("metric %d: must be 0-%d", r.Metric, math.MaxInt32)
+	case r.Table < 0 || r.Table > math.MaxInt32:
+		return fmt.Errorf("table %d: must be 0-%d", r.Table, math.MaxInt32)
+	case r.Scope != nil && (*r.Scope < 0 || *r.Scope > math.MaxUint8):
+		return fmt.Errorf("scope %d: must be 0-%d", *r.Scope, math.MaxUint8)
+	case r.MTU < 0 || r.MTU > math.MaxInt32 || r.AdvMSS < 0 || r.AdvMSS > math.MaxInt32:
+		return fmt.Errorf("mtu %d, advMSS %d: must be 0-%d", r.MTU, r.AdvMSS, math.MaxInt32)
 	}
 	return nil
 }

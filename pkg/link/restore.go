@@ -16,8 +16,12 @@ const fallbackName = "xpu%d"
 
 // Restore brings a netdev back to the host as it was before, wherever it is and whatever state it is in, and reads
 // back that it is so. device.Name is where the caller last saw the netdev on the host, "" where it did not. A netdev
-// that is as it was is not touched. An error says what is left; the next call continues. See [ErrGone] and [ErrAway].
+// that is as it was is not touched. Of a Function without a netdev it restores what the PF enforces. An error says what
+// is left; the next call continues. See [ErrGone] and [ErrAway].
 func (e *Engine) Restore(_ context.Context, device Device, before Snapshot, place Place) (Restored, error) {
+	if before.userspace() {
+		return Restored{}, e.restoreVF(device.PF, before)
+	}
 	pod, err := dialPlace(place)
 	if err != nil {
 		return Restored{}, err

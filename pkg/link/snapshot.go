@@ -14,6 +14,7 @@ import (
 // Snapshot is what a netdev was on the host: every property that an attachment, or the pod itself, may change, and
 // what tells the netdev from every other one after a rename. It is comparable only by [Diff].
 type Snapshot struct {
+	// Name on the host; "" for a Function without a netdev, of which only VF is known.
 	Name     string   `json:"name"`
 	AltNames []string `json:"altNames,omitempty"` // sorted
 	Alias    string   `json:"alias,omitempty"`
@@ -188,7 +189,7 @@ func (p PF) String() string { return cmp.Or(p.Name, "?") + " (" + cmp.Or(p.Addre
 
 // Restored tells what Restore found.
 type Restored struct {
-	// Name of the netdev in the host's namespace now.
+	// Name of the netdev in the host's namespace now; "" for a Function without one.
 	Name string
 	// Notes are what could not be as it was, because another netdev has the name by now. None in a healthy system.
 	Notes []string

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -109,7 +110,8 @@ func (p *Plugin) Synchronize(ctx context.Context, pods []*api.PodSandbox, _ []*a
 		running[pod.GetId()] = true
 	}
 	for _, a := range p.Journal.All() {
-		if a.Sandbox == "" || running[a.Sandbox] {
+		// What a CNI request attached may be in a sandbox that the runtime does not tell NRI of; its DEL comes, or did.
+		if a.Sandbox == "" || running[a.Sandbox] || a.CNI != nil {
 			continue
 		}
 		if err := p.Detacher.Detach(ctx, a.Function, a.Sandbox); err != nil {
@@ -165,8 +167,10 @@ func (p *Plugin) RemovePodSandbox(ctx context.Context, pod *api.PodSandbox) erro
 	return p.StopPodSandbox(ctx, pod)
 }
 
+// attach leaves what is a CNI request's to that: the runtime made it before it made this call.
 func (p *Plugin) attach(ctx context.Context, pod *api.PodSandbox) error {
-	attachments := p.Journal.ByPod(types.UID(pod.GetUid()))
+	attachments := slices.DeleteFunc(p.Journal.ByPod(types.UID(pod.GetUid())),
+		func(a journal.Attachment) bool { return a.CNI != nil })
 	if len(attachments) == 0 {
 		return nil
 	}
@@ -193,6 +197,9 @@ func (p *Plugin) attach(ctx context.Context, pod *api.PodSandbox) error {
 func (p *Plugin) detach(ctx context.Context, pod *api.PodSandbox) error {
 	var errs []error
 	for _, a := range p.Journal.ByPod(types.UID(pod.GetUid())) {
+		if a.Claim.UID == "" {
+			continue // the CNI plugin's DEL releases it
+		}
 		if err := p.Detacher.Detach(ctx, a.Function, pod.GetId()); err != nil {
 			errs = append(errs, fmt.Errorf("pod %s/%s, claim %s: %w", pod.GetNamespace(), pod.GetName(), a.Claim.Name, err))
 		}

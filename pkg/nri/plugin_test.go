@@ -406,3 +406,36 @@ func TestRuntimeRestarts(t *testing.T) {
 	}
 	n.wantCalls(t, "attach 2 s2 /run/netns/s2 pod1", "report pod1-claim")
 }
+
+// What the CNI plugin attached is its own to attach and to release; what a claim has beside is not.
+func TestLeavesCNIAlone(t *testing.T) {
+	n := newNode(t)
+	n.reserve(t, "1", "pod")
+	for function, claim := range map[string]journal.Claim{"2": {}, "3": {Name: "pod-claim", UID: "pod-claim-uid"}} {
+		if err := n.journal.Put(journal.Attachment{
+			Function: inventory.ID{Address: pci.Address("0000:3b:00." + function)}, State: journal.Attached, Claim: claim,
+			Pod: journal.Pod{Namespace: "default", Name: "pod", UID: "pod-uid"}, Sandbox: "s1",
+			CNI:    &journal.CNI{ContainerID: "s1", IfName: "net" + function, Claimed: &link.Interface{Name: "claimed"}},
+			Before: &link.Snapshot{}, Observed: &link.Observed{},
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := &Plugin{Journal: n.journal, Attacher: n, Detacher: n, Reporter: n, Log: testr.New(t)}
+	pod := &api.PodSandbox{
+		Id: "s1", Name: "pod", Namespace: "default", Uid: "pod-uid",
+		Linux: &api.LinuxPodSandbox{Namespaces: []*api.LinuxNamespace{{Type: "network", Path: "/run/netns/x"}}},
+	}
+	if err := p.RunPodSandbox(t.Context(), pod); err != nil {
+		t.Fatal(err)
+	}
+	n.wantCalls(t, "attach 1 s1 /run/netns/x pod", "report pod-claim")
+	if _, err := p.Synchronize(t.Context(), nil, nil); err != nil { // the runtime knows no sandbox
+		t.Fatal(err)
+	}
+	n.wantCalls(t, "detach 1 s1")
+	if err := p.StopPodSandbox(t.Context(), pod); err != nil {
+		t.Fatal(err)
+	}
+	n.wantCalls(t, "detach 1 s1", "detach 3 s1")
+}

@@ -45,7 +45,22 @@ type agent struct {
 	engine   *link.Engine
 	attacher *attach.Attacher
 	releaser *release.Releaser
-	released []inventory.ID
+	hooks    *hooks
+}
+
+// hooks is a queue with one hook after every release, if there is any.
+type hooks struct {
+	name  string
+	mutex sync.Mutex
+	added []inventory.ID
+}
+
+func (h *hooks) First(journal.Attachment) string { return h.name }
+
+func (h *hooks) Add(id inventory.ID) {
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	h.added = append(h.added, id)
 }
 
 // sysfs finds netdevs by what stays the same about a veth: its other end.
@@ -123,15 +138,10 @@ func (n *node) start() (a *agent, stop func()) {
 	a.engine, err = link.New(link.Options{HostNetNS: n.host.Path(), Trace: event})
 	must(n.t, err)
 	j := journalWithEvents{a.journal, event}
-	var mutex sync.Mutex
+	a.hooks = &hooks{}
 	a.releaser = release.New(j, a.engine, n.sysfs, release.Options{
 		BootID: n.bootID, Patience: wait.Backoff{Duration: time.Millisecond, Steps: 3},
-		Released: func(_ context.Context, at journal.Attachment) error {
-			mutex.Lock()
-			defer mutex.Unlock()
-			a.released = append(a.released, at.Function)
-			return nil
-		},
+		Hooks: a.hooks,
 	}, logr.Discard())
 	a.attacher = attach.New(j, a.engine, n.sysfs, a.releaser, n.bootID, logr.Discard())
 	return a, sync.OnceFunc(func() {
@@ -249,7 +259,7 @@ func TestLife(t *testing.T) {
 		useAsPodWould(t, first, "net0")
 
 		must(t, a.releaser.Detach(ctx, id, "s0")) // a late stop
-		must(t, a.releaser.Release(ctx, id, "claim-0"))
+		must(t, a.releaser.Release(ctx, id, journal.ClaimIs("claim-0")))
 		if record, _ := a.journal.Get(id); record.State != journal.Attached {
 			t.Errorf("state %s after a late stop and a late release", record.State)
 		}
@@ -267,18 +277,22 @@ func TestLife(t *testing.T) {
 		want.State = journal.Reserved
 		record, _ := a.journal.Get(id)
 		want.ReservedAt = record.ReservedAt
+		if use, ok := record.LastUse(); !ok || use.Sandbox != "s2" || use.AttachedAt.IsZero() || use.StoppedAt.Before(use.AttachedAt) {
+			t.Errorf("last use %+v", use)
+		}
+		want.Ended = record.Ended
 		if diff := cmp.Diff(want, record, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
 			t.Errorf("record after detach (-want +got):\n%s", diff)
 		}
 		n.checkRestored(before, 0)
 
-		must(t, a.releaser.Release(ctx, id, "claim-1"))
-		must(t, a.releaser.Release(ctx, id, "claim-1"))
+		must(t, a.releaser.Release(ctx, id, journal.ClaimIs("claim-1")))
+		must(t, a.releaser.Release(ctx, id, journal.ClaimIs("claim-1")))
 		if _, ok := a.journal.Get(id); ok {
 			t.Error("not free after release")
 		}
-		if !slices.Equal(a.released, []inventory.ID{id}) {
-			t.Errorf("hooks ran for %v", a.released)
+		if len(a.hooks.added) > 0 {
+			t.Errorf("handed over: %v, although there are no hooks", a.hooks.added)
 		}
 		_, err = a.attacher.Attach(ctx, id, sandbox("s3", second))
 		mustFail(t, err, "is not reserved")
@@ -396,7 +410,7 @@ func TestCrash(t *testing.T) {
 		{"attach", false, attachIt, 9},
 		{"detach", true, func(t *testing.T, a *agent, _ *netns.Namespace) { must(t, a.releaser.Detach(t.Context(), id, "s1")) }, 6},
 		{"release", true, func(t *testing.T, a *agent, _ *netns.Namespace) {
-			must(t, a.releaser.Release(t.Context(), id, "claim-1"))
+			must(t, a.releaser.Release(t.Context(), id, journal.ClaimIs("claim-1")))
 		}, 6},
 	}
 	heals := map[string]func(t *testing.T, a *agent) (settled bool){
@@ -437,7 +451,7 @@ func TestCrash(t *testing.T) {
 								t.Errorf("event %d: state %s", at, record.State)
 							}
 						}
-						must(t, a.releaser.Release(t.Context(), id, "claim-1"))
+						must(t, a.releaser.Release(t.Context(), id, journal.ClaimIs("claim-1")))
 						if _, ok := a.journal.Get(id); ok {
 							t.Errorf("event %d: not free after release", at)
 						}
@@ -472,7 +486,7 @@ func TestRecoverLeavesAttached(t *testing.T) {
 	n.run(func(a *agent) { must(t, a.releaser.Recover(t.Context())) })
 	n.event = nil
 	mustLink(t, pod, "net0")
-	n.run(func(a *agent) { must(t, a.releaser.Release(t.Context(), function(0), "claim-1")) })
+	n.run(func(a *agent) { must(t, a.releaser.Release(t.Context(), function(0), journal.ClaimIs("claim-1"))) })
 	n.checkRestored(before, 0)
 }
 
@@ -481,7 +495,7 @@ func TestNamespaceEndedNetdevReturned(t *testing.T) {
 	for name, heal := range map[string]func(a *agent) error{
 		"recover": func(a *agent) error { return a.releaser.Recover(t.Context()) },
 		"detach":  func(a *agent) error { return a.releaser.Detach(t.Context(), function(0), "s1") },
-		"release": func(a *agent) error { return a.releaser.Release(t.Context(), function(0), "claim-1") },
+		"release": func(a *agent) error { return a.releaser.Release(t.Context(), function(0), journal.ClaimIs("claim-1")) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t, 1)
@@ -521,7 +535,7 @@ func TestNamespaceEndedNetdevGone(t *testing.T) {
 	if record, ok := a.journal.Get(function(0)); !ok || record.State != journal.Reserved {
 		t.Errorf("after recover: %v %v", record.State, ok)
 	}
-	must(t, a.releaser.Release(t.Context(), function(0), "claim-1"))
+	must(t, a.releaser.Release(t.Context(), function(0), journal.ClaimIs("claim-1")))
 	if _, ok := a.journal.Get(function(0)); ok {
 		t.Error("not free after release")
 	}
@@ -572,7 +586,7 @@ func TestNetdevMovedOn(t *testing.T) {
 		must(t, err)
 		l := mustLink(t, pod, "net0")
 		must(t, pod.Handle().LinkSetNsFd(l, nested.Fd()))
-		if err := a.releaser.Release(t.Context(), function(0), "claim-1"); !errors.Is(err, link.ErrAway) {
+		if err := a.releaser.Release(t.Context(), function(0), journal.ClaimIs("claim-1")); !errors.Is(err, link.ErrAway) {
 			t.Errorf("error %v, want %v", err, link.ErrAway)
 		}
 		if record, _ := a.journal.Get(function(0)); record.State != journal.Releasing {
@@ -588,26 +602,88 @@ func TestNetdevMovedOn(t *testing.T) {
 	n.checkRestored(before, 0)
 }
 
-// A hook that fails keeps the Function from being offered again.
-func TestReleasedHook(t *testing.T) {
+// A Function that is back and has hooks is handed over, by everybody who looks at it, and not touched any more.
+func TestHandedOver(t *testing.T) {
 	n := newNode(t, 1)
+	before := n.snapshot(0)
+	id := function(0)
+	pod := netns.New(t)
+	again := map[string]func(a *agent) error{
+		"release":      func(a *agent) error { return a.releaser.Release(t.Context(), id, journal.ClaimIs("claim-1")) },
+		"late release": func(a *agent) error { return a.releaser.Release(t.Context(), id, journal.ClaimIs("claim-0")) },
+		"detach":       func(a *agent) error { return a.releaser.Detach(t.Context(), id, "s1") },
+		"recover":      func(a *agent) error { return a.releaser.Recover(t.Context()) },
+	}
 	n.run(func(a *agent) {
+		a.hooks.name = "10-tell"
 		must(t, a.attacher.Reserve(t.Context(), claimed(0)))
-		refuse := errors.New("the Port is still there")
-		releaser := release.New(a.journal, a.engine, n.sysfs, release.Options{
-			BootID: n.bootID, Released: func(context.Context, journal.Attachment) error { return refuse },
-		}, logr.Discard())
-		if err := releaser.Release(t.Context(), function(0), "claim-1"); !errors.Is(err, refuse) {
-			t.Errorf("error %v, want %v", err, refuse)
-		}
-		if record, _ := a.journal.Get(function(0)); record.State != journal.Releasing {
-			t.Errorf("state %s", record.State)
-		}
-		must(t, a.releaser.Recover(t.Context()))
-		if _, ok := a.journal.Get(function(0)); ok {
-			t.Error("not free after recover")
-		}
+		_, err := a.attacher.Attach(t.Context(), id, sandbox("s1", pod))
+		must(t, err)
+		must(t, a.releaser.Release(t.Context(), id, journal.ClaimIs("claim-1")))
 	})
+	n.checkRestored(before, 0)
+	for name, call := range again {
+		t.Run(name, func(t *testing.T) {
+			n.event = func(what string) { t.Errorf("touched: %s", what) }
+			defer func() { n.event = nil }()
+			n.run(func(a *agent) {
+				must(t, call(a))
+				if want := []inventory.ID{id}; name != "late release" && !slices.Equal(a.hooks.added, want) {
+					t.Errorf("handed over %v, want %v", a.hooks.added, want)
+				}
+				record, _ := a.journal.Get(id)
+				if !record.Restored() || record.Hooks.Next != "10-tell" || record.Sandbox != "s1" || record.AttachedAt.IsZero() {
+					t.Errorf("record %+v", record)
+				}
+			})
+		})
+	}
+	n.run(func(a *agent) {
+		mustFail(t, a.attacher.Reserve(t.Context(), claimed(0)), "is being released from claim default/c")
+		_, err := a.attacher.Attach(t.Context(), id, sandbox("s2", pod))
+		mustFail(t, err, "is Releasing")
+	})
+}
+
+// TestCrashBeforeHooks ends the agent at every point of a release after which hooks run. The next agent hands over.
+func TestCrashBeforeHooks(t *testing.T) {
+	id := function(0)
+	for at := 1; ; at++ {
+		n := newNode(t, 1)
+		before := n.snapshot(0)
+		pod := netns.New(t)
+		n.run(func(a *agent) {
+			must(t, a.attacher.Reserve(t.Context(), claimed(0)))
+			_, err := a.attacher.Attach(t.Context(), id, sandbox("s1", pod))
+			must(t, err)
+			useAsPodWould(t, pod, "net0")
+		})
+		crashed := n.crashes(at, func(a *agent) {
+			a.hooks.name = "10-tell"
+			must(t, a.releaser.Release(t.Context(), id, journal.ClaimIs("claim-1")))
+		})
+		n.run(func(a *agent) {
+			a.hooks.name = "10-tell"
+			must(t, a.releaser.Recover(t.Context()))
+			must(t, a.releaser.Release(t.Context(), id, journal.ClaimIs("claim-1"))) // its caller tries again
+			if !slices.Contains(a.hooks.added, id) {
+				t.Errorf("event %d: not handed over", at)
+			}
+			if record, _ := a.journal.Get(id); !record.Restored() {
+				t.Errorf("event %d: record %+v", at, record)
+			}
+		})
+		n.checkRestored(before, 0)
+		if t.Failed() {
+			t.FailNow()
+		}
+		if !crashed {
+			if at-1 < 6 {
+				t.Errorf("only %d events", at-1)
+			}
+			return
+		}
+	}
 }
 
 // Different Functions go to pods at the same time, and everybody works on the same one at the same time.
@@ -630,7 +706,7 @@ func TestParallel(t *testing.T) {
 						if _, err := a.attacher.Attach(t.Context(), function(i), sandbox("s1", pod)); err != nil && !strings.Contains(err.Error(), "is not reserved") {
 							errs = append(errs, err)
 						}
-						errs = append(errs, a.releaser.Release(t.Context(), function(i), "claim-1"))
+						errs = append(errs, a.releaser.Release(t.Context(), function(i), journal.ClaimIs("claim-1")))
 						if err := errors.Join(errs...); err != nil {
 							t.Error(err)
 						}
@@ -673,7 +749,7 @@ func BenchmarkLife(b *testing.B) {
 			must(b, err)
 			attach += time.Since(start)
 			start = time.Now()
-			must(b, a.releaser.Release(b.Context(), function(0), "claim-1"))
+			must(b, a.releaser.Release(b.Context(), function(0), journal.ClaimIs("claim-1")))
 			release += time.Since(start)
 		}
 		b.ReportMetric(float64(attach.Microseconds())/float64(b.N), "attach-us")

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/attach"
@@ -28,12 +27,22 @@ type Journal interface {
 	Delete(inventory.ID) error
 	All() []journal.Attachment
 	Lock(context.Context, inventory.ID) (unlock func(), err error)
+	Subscribe(context.Context) <-chan struct{}
 }
 
 // Engine brings netdevs back.
 type Engine interface {
 	Restore(ctx context.Context, device link.Device, before link.Snapshot, place link.Place) (link.Restored, error)
 	Alive(link.Place) (bool, error)
+}
+
+// Queue runs the post-delete hooks of Functions whose netdev is back.
+type Queue interface {
+	// First is the name of the first hook that runs after the release of this attachment, "" if none does.
+	First(journal.Attachment) string
+	// Add takes the Function over, whose attachment is [journal.Attachment.Restored]. The queue deletes the attachment
+	// when all hooks are done. Adding a Function again changes nothing. It does not block.
+	Add(inventory.ID)
 }
 
 // Options of a [Releaser].
@@ -47,9 +56,8 @@ type Options struct {
 	// back and not as gone. The kernel ends namespaces in the background, on a busy machine late. Until then the
 	// Function is not free and Detach and Release fail; afterwards it has lost its driver. 0 is a minute.
 	GoneAfter time.Duration
-	// Released, where set, is called when the netdev is back and before the Function is free, at least once. An error
-	// keeps the Function from becoming free.
-	Released func(context.Context, journal.Attachment) error
+	// Hooks, where set, get every Function that was released, before it is free.
+	Hooks Queue
 }
 
 // Releaser brings Functions back. Its methods may be called by several goroutines at once.
@@ -71,10 +79,13 @@ func New(j Journal, engine Engine, netdevs attach.NetdevFinder, options Options,
 }
 
 // Detach brings the Function back from a sandbox that stops. The reservation stays: the pod may get another sandbox.
+// That of a claim is then without the CNI request of the sandbox, also where that never had the Function attached.
 // Nothing happens to a Function that another sandbox has.
 func (r *Releaser) Detach(ctx context.Context, id inventory.ID, sandbox string) error {
 	return r.with(ctx, id, func(a journal.Attachment) error {
 		switch {
+		case a.State == journal.Reserved && a.CNI != nil && a.CNI.Claimed != nil && a.CNI.ContainerID == sandbox:
+			return r.journal.Put(a.Untouched())
 		case a.State == journal.Reserved:
 			return nil
 		case a.Sandbox != sandbox:
@@ -87,17 +98,66 @@ func (r *Releaser) Detach(ctx context.Context, id inventory.ID, sandbox string) 
 	})
 }
 
-// Release takes the Function from its claim: it is brought back, wherever it is, and then free. Nothing happens to a
-// Function that belongs to another claim or is free. claim is "" for a Function that was allocated as an extended
-// resource.
-func (r *Releaser) Release(ctx context.Context, id inventory.ID, claim types.UID) error {
+// Release takes the Function from its owner: it is brought back, wherever it is, and then free, at once or when the
+// post-delete hooks are done; see [Releaser.Free]. Nothing happens to a Function that is free or that does not belong to
+// the caller any more, such as [journal.ClaimIs] says.
+func (r *Releaser) Release(ctx context.Context, id inventory.ID, belongs func(journal.Attachment) bool) error {
 	return r.with(ctx, id, func(a journal.Attachment) error {
-		if a.Claim.UID != claim {
-			r.log.V(1).Info("Late release ignored", "function", id.String(), "released", claim, "claim", a.Claim.UID)
+		if !belongs(a) {
+			r.log.V(1).Info("Late release ignored", "function", id.String(), "claim", a.Claim.Name, "sandbox", a.Sandbox)
 			return nil
 		}
 		return r.bringBack(ctx, a, journal.Releasing)
 	})
+}
+
+// Free waits until the Function is not on its way to being free any more: it is free, or belongs to somebody. A way back
+// that was interrupted is continued. When ctx ends first, the error says what is still to be done.
+func (r *Releaser) Free(ctx context.Context, id inventory.ID) error {
+	if a, ok := r.journal.Get(id); !ok || a.State != journal.Releasing {
+		return nil
+	}
+	watch, stop := context.WithCancel(ctx)
+	defer stop()
+	changes := r.journal.Subscribe(watch)
+	failed := r.with(ctx, id, func(a journal.Attachment) error {
+		if a.State != journal.Releasing {
+			return nil
+		}
+		return r.finish(ctx, a)
+	})
+	for {
+		a, ok := r.journal.Get(id)
+		if !ok || a.State != journal.Releasing {
+			return nil
+		}
+		select {
+		case <-changes:
+		case <-ctx.Done():
+			err := fmt.Errorf("Function %s: %s: %w", id, Pending(a), context.Cause(ctx))
+			if !a.Restored() {
+				err = errors.Join(err, failed)
+			}
+			return err
+		}
+	}
+}
+
+// Pending says what a Function that is not back yet waits for. It changes only when that does.
+func Pending(a journal.Attachment) string {
+	owner := "its last pod"
+	if a.Pod.Name != "" {
+		owner = fmt.Sprintf("pod %s/%s", a.Pod.Namespace, a.Pod.Name)
+	}
+	stopped := a.StoppedAt.Format(time.RFC3339)
+	switch {
+	case !a.Restored():
+		return fmt.Sprintf("is not back from %s, which ended at %s: the log of this node's xpu-agent says why", owner, stopped)
+	case a.Hooks == nil || a.Hooks.Error == "":
+		return fmt.Sprintf("is back from %s, which ended at %s, and waits for its post-delete hooks", owner, stopped)
+	}
+	return fmt.Sprintf("is back from %s, which ended at %s, and waits for post-delete hook %s, which is tried again: %s",
+		owner, stopped, a.Hooks.Next, a.Hooks.Error)
 }
 
 // Recover continues, at agent start and whenever it is called, what was interrupted or failed. What is attached to a
@@ -163,33 +223,59 @@ func (r *Releaser) bringBack(ctx context.Context, a journal.Attachment, state jo
 
 // finish does what the states Detaching and Releasing stand for.
 func (r *Releaser) finish(ctx context.Context, a journal.Attachment) error {
+	if a.Restored() {
+		return r.handOver(a)
+	}
 	start := time.Now()
 	if err := r.restore(ctx, a); err != nil {
 		return err
 	}
+	log := r.log.WithValues("function", a.Function.String(), "took", time.Since(start))
 	if a.State == journal.Detaching {
 		if err := r.journal.Put(a.Untouched()); err != nil {
 			return err
 		}
-		r.log.Info("Function detached", "function", a.Function.String(), "sandbox", a.Sandbox, "took", time.Since(start))
+		log.Info("Function detached", "sandbox", a.Sandbox)
 		return nil
 	}
-	if r.options.Released != nil {
-		if err := r.options.Released(ctx, a); err != nil {
+	first := r.firstHook(a)
+	if first == "" {
+		if err := r.journal.Delete(a.Function); err != nil {
 			return err
 		}
+		log.Info("Function released", "claim", a.Claim.Name)
+		return nil
 	}
-	if err := r.journal.Delete(a.Function); err != nil {
+	a.RestoredAt, a.Hooks = time.Now().UTC(), &journal.Hooks{Next: first}
+	if err := r.journal.Put(a); err != nil {
 		return err
 	}
-	r.log.Info("Function released", "function", a.Function.String(), "claim", a.Claim.Name, "took", time.Since(start))
+	log.Info("Function is back", "claim", a.Claim.Name, "hook", first)
+	return r.handOver(a)
+}
+
+// firstHook is [Queue.First], "" without a queue.
+func (r *Releaser) firstHook(a journal.Attachment) string {
+	if r.options.Hooks == nil {
+		return ""
+	}
+	return r.options.Hooks.First(a)
+}
+
+// handOver leaves what is left of a release to the hooks.
+func (r *Releaser) handOver(a journal.Attachment) error {
+	if r.options.Hooks == nil {
+		return r.journal.Delete(a.Function)
+	}
+	r.options.Hooks.Add(a.Function)
 	return nil
 }
 
-// mayReturn says whether a netdev that is nowhere is still expected.
+// mayReturn says whether a netdev that is nowhere is still expected. A stop that is long to come yet was written down
+// before the clock was set back.
 func (r *Releaser) mayReturn(a journal.Attachment) bool {
 	_, err := r.netdevs.Netdev(a.Function)
-	return err == nil && a.Before.Identity.IsHardware() && time.Since(a.StoppedAt) < r.options.GoneAfter
+	return err == nil && a.Before.Identity.IsHardware() && time.Since(a.StoppedAt).Abs() < r.options.GoneAfter
 }
 
 // restore brings the netdev back. One that exists no more is back as far as that is possible.

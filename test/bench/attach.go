@@ -164,10 +164,10 @@ func (a *attachment) close() error {
 
 // round moves the netdev bare and then attaches and detaches it, each there and back.
 func (a *attachment) round(ctx context.Context, number int) (t times, err error) {
-	if t.move, err = a.moveBare(a.node, a.pod); err != nil {
+	if t.move, err = moveBare(a.vf.Netdev, a.node.Handle(), a.pod.Fd()); err != nil {
 		return t, err
 	}
-	if t.moveBack, err = a.moveBare(a.pod, a.node); err != nil {
+	if t.moveBack, err = moveBare(a.vf.Netdev, a.pod.Handle(), a.node.Fd()); err != nil {
 		return t, err
 	}
 	id := inventory.ID{Address: a.vf.Address}
@@ -195,7 +195,7 @@ func (a *attachment) round(ctx context.Context, number int) (t times, err error)
 	if err != nil {
 		return t, err
 	}
-	if err := a.releaser.Release(ctx, id, claim); err != nil {
+	if err := a.releaser.Release(ctx, id, journal.ClaimIs(claim)); err != nil {
 		return t, err
 	}
 	t.attachFsync, err = writeAndSync(a.syncedFile, t.attachWrites)
@@ -212,15 +212,13 @@ func (a *attachment) time(f func() error) (without, journal time.Duration, write
 	return took - journal, journal, a.journal.writes - written, err
 }
 
-// moveBare moves the netdev with one message to the kernel, and nothing else.
-func (a *attachment) moveBare(from, to *netns.Namespace) (time.Duration, error) {
-	l, err := from.Handle().LinkByName(a.vf.Netdev)
+// moveBare moves a netdev to the namespace of a file descriptor with one message to the kernel, and nothing else.
+func moveBare(netdev string, from *netlink.Handle, to int) (time.Duration, error) {
+	l, err := from.LinkByName(netdev)
 	if err != nil {
-		return 0, fmt.Errorf("netdev %s: %w", a.vf.Netdev, err)
+		return 0, fmt.Errorf("netdev %s: %w", netdev, err)
 	}
-	begin := time.Now()
-	err = from.Handle().LinkSetNsFd(l, to.Fd())
-	return time.Since(begin), err
+	return timed(func() error { return from.LinkSetNsFd(l, to) })
 }
 
 // writeAndSync appends 4 kB n times, each time waiting for the disk.

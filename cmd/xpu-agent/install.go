@@ -1,0 +1,56 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+)
+
+// installCommand puts the CNI plugin where the container runtime looks for it. The image has no shell that could.
+func installCommand() *cobra.Command {
+	var from, to string
+	cmd := &cobra.Command{
+		Use:   "install-cni",
+		Short: "Copy the CNI plugin xpu-cni to a directory of the host",
+		Example: `  # in an init container that has the host's /opt/cni/bin mounted
+  xpu-agent install-cni --to=/host/opt/cni/bin`,
+		Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			if err := install(from, to); err != nil {
+				return fmt.Errorf("install %s in %s: %w", from, to, err)
+			}
+			return nil
+		},
+	}
+	cmd.Flags().StringVar(&from, "from", "/xpu-cni", "the plugin's binary")
+	cmd.Flags().StringVar(&to, "to", "/opt/cni/bin", "directory in which the container runtime looks for CNI plugins")
+	return cmd
+}
+
+// install copies a binary so that whoever runs it meanwhile gets the old one or the new one, whole.
+func install(from, dir string) (err error) {
+	source, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer source.Close()
+	// Not a name that the runtime could take for a plugin's.
+	target, err := os.CreateTemp(dir, ".xpu-cni-*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.Remove(target.Name()))
+		}
+	}()
+	_, err = io.Copy(target, source)
+	if err = errors.Join(err, target.Chmod(0o755), target.Sync(), target.Close()); err != nil {
+		return err
+	}
+	return os.Rename(target.Name(), filepath.Join(dir, filepath.Base(from)))
+}

@@ -1,0 +1,225 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/go-logr/logr"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	metadatav1alpha1 "k8s.io/dynamic-resource-allocation/api/metadata/v1alpha1"
+	metadatav1beta1 "k8s.io/dynamic-resource-allocation/api/metadata/v1beta1"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/cniserver"
+	"github.com/opiproject/xpu-device-plugin/pkg/declare"
+	"github.com/opiproject/xpu-device-plugin/pkg/dra"
+	"github.com/opiproject/xpu-device-plugin/pkg/health"
+	"github.com/opiproject/xpu-device-plugin/pkg/hooks"
+	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/nodeapi"
+	"github.com/opiproject/xpu-device-plugin/pkg/nri"
+	"github.com/opiproject/xpu-device-plugin/pkg/pool"
+	"github.com/opiproject/xpu-device-plugin/pkg/provisioner"
+)
+
+// clustered is the mode of an agent that has an API server: DevicePools come from there, XPUPorts go there, and
+// Functions are published by DRA too.
+type clustered struct {
+	*agent
+	api       *nodeapi.API
+	ports     *provisioner.CRD
+	clientset kubernetes.Interface
+	metrics   *dra.Metrics
+	status    *dra.StatusReporter
+
+	// Made by complete.
+	checker *health.Checker
+	driver  *dra.Driver
+	nri     *nri.Plugin
+}
+
+func newClustered(a *agent) (*clustered, error) {
+	clientset, err := newClientset(a.config.Kubernetes)
+	if err != nil {
+		return nil, err
+	}
+	api, err := nodeapi.New(a.config.Kubernetes, a.config.NodeName, nodeapi.Events{
+		DeclarationsChanged: a.inputs.Notify, PortsChanged: a.outputs.Notify, XPUsChanged: a.outputs.Notify,
+	})
+	if err != nil {
+		return nil, err
+	}
+	metrics := dra.NewMetrics(a.registry)
+	return &clustered{
+		agent: a, api: api, clientset: clientset, metrics: metrics,
+		ports: provisioner.NewCRD(api, a.journal, provisioner.CRDOptions{
+			Node: a.config.NodeName, Namespace: a.config.Namespace,
+			InUse: func(id inventory.ID) bool { return a.uses.maybe(id) }, // uses is made later
+			Log:   a.log.WithName("provision"),
+		}),
+		status: dra.NewStatusReporter(clientset.ResourceV1(), a.journal, metrics, a.log.WithName("status")),
+	}, nil
+}
+
+// newClientset speaks protobuf, which leaves the opaque parameters in a claim's allocation as they are, to the byte. The
+// API server refuses a status in which they differ, and JSON drops white space.
+func newClientset(config *rest.Config) (kubernetes.Interface, error) {
+	verbatim := rest.CopyConfig(config)
+	verbatim.ContentType = runtime.ContentTypeProtobuf
+	verbatim.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	clientset, err := kubernetes.NewForConfig(verbatim)
+	if err != nil {
+		return nil, fmt.Errorf("client for the API server: %w", err)
+	}
+	return clientset, nil
+}
+
+func (c *clustered) provisioner() provisioner.Provisioner { return c.ports }
+func (c *clustered) provisionFailed() health.Source       { return c.api.ProvisionFailed }
+func (c *clustered) reporter() cniserver.Reporter         { return c.status }
+func (c *clustered) connect(ctx context.Context) error    { return c.api.Run(ctx) }
+func (c *clustered) synced(ctx context.Context) bool      { return c.api.Synced(ctx) }
+
+func (c *clustered) declarations(file *declare.File) pool.Declarations {
+	if file == nil {
+		return c.api
+	}
+	return declare.Merge(file, c.api, c.log.WithName("declare"))
+}
+
+func (c *clustered) recorder(ctx context.Context) (hooks.Recorder, error) {
+	return nodeapi.NewRecorder(ctx, c.clientset)
+}
+
+// complete makes what prepares claims and attaches their Functions.
+func (c *clustered) complete() error {
+	c.checker = c.health(c.releases.pending)
+	cdi, err := dra.NewCDI(c.config.CDIDir)
+	if err != nil {
+		return err
+	}
+	claims := guard{reserver: c.attacher, releases: c.releases, uses: c.uses}
+	c.driver = &dra.Driver{
+		Functions:   c.inventory,
+		DevicePools: c.tracker,
+		Ports:       c.api,
+		Journal:     c.journal,
+		Attacher:    claims,
+		Releaser:    claims,
+		CDI:         cdi,
+		Health: &dra.HealthReporter{
+			Node: c.config.NodeName, Pools: c.tracker, Health: c.checker, Changes: c.outputs.Subscribe,
+		},
+		Metrics:          c.metrics,
+		Log:              c.log.WithName("dra"),
+		ProvisionTimeout: c.config.ProvisionTimeout,
+	}
+	c.nri = &nri.Plugin{
+		Socket: c.config.NRISocket, Journal: c.journal, Attacher: c.attacher, Detacher: c.releases, Reporter: c.status,
+		Log: c.log.WithName("nri"),
+	}
+	return nil
+}
+
+// serve publishes Functions by DRA, prepares claims, and says what came of them.
+func (c *clustered) serve(ctx context.Context) error {
+	forPublisher, forReporter := c.outputs.Subscribe(ctx), c.outputs.Subscribe(ctx)
+	if err := c.recoverClaims(); err != nil {
+		return err
+	}
+	// Without the pools a claim whose pool names the network would be taken for one without a network.
+	if !c.knowsPools(ctx) {
+		return nil
+	}
+	helper, err := c.register(ctx)
+	if err != nil {
+		return err
+	}
+	defer helper.Stop()
+	slices := &dra.SliceWriter{Client: c.clientset, Node: c.config.NodeName, HandleError: c.driver.HandleError}
+	defer slices.Stop()
+	publisher := &dra.Publisher{
+		Node: c.config.NodeName, Pools: c.tracker, Health: c.checker, Slices: slices, Metrics: c.metrics,
+		Log: c.log.WithName("publish"),
+	}
+	reporter := &pool.Reporter{
+		Node: c.config.NodeName, Tracker: c.tracker, Declarations: c.api, Writer: c.api, Log: c.log.WithName("pool"),
+	}
+
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return c.ports.Run(ctx) })
+	group.Go(func() error { return publisher.Run(ctx, forPublisher) })
+	group.Go(func() error { return reporter.Run(ctx, forReporter) })
+	group.Go(func() error { return c.status.Run(ctx) })
+	group.Go(func() error { return c.nri.Run(ctx) })
+	return group.Wait()
+}
+
+// knowsPools waits until the pools have been read; false means that ctx ended before.
+func (c *clustered) knowsPools(ctx context.Context) bool {
+	changes := c.outputs.Subscribe(ctx)
+	for c.poolsKnown() != nil {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-changes:
+		}
+	}
+	return true
+}
+
+// recoverClaims brings claims and the journal together.
+func (c *clustered) recoverClaims() error {
+	if err := c.driver.Recover(c.journal.All()); err != nil {
+		return err
+	}
+	for _, attachment := range c.journal.All() {
+		if attachment.Claim.UID != "" {
+			c.status.Report(attachment.Claim)
+		}
+	}
+	return nil
+}
+
+// register makes the driver known to the kubelet.
+func (c *clustered) register(ctx context.Context) (*kubeletplugin.Helper, error) {
+	data := filepath.Join(c.config.KubeletDir, "plugins", v1alpha1.GroupName)
+	if err := os.MkdirAll(data, 0o750); err != nil {
+		return nil, fmt.Errorf("DRA driver: %w", err)
+	}
+	helper, err := kubeletplugin.Start(logr.NewContext(ctx, c.log.WithName("dra")), c.driver,
+		kubeletplugin.DriverName(v1alpha1.GroupName),
+		kubeletplugin.NodeName(c.config.NodeName),
+		kubeletplugin.KubeClient(c.clientset),
+		kubeletplugin.PluginDataDirectoryPath(data),
+		kubeletplugin.RegistrarDirectoryPath(filepath.Join(c.config.KubeletDir, "plugins_registry")),
+		kubeletplugin.EnableDeviceMetadata(true, []schema.GroupVersion{
+			metadatav1beta1.SchemeGroupVersion, metadatav1alpha1.SchemeGroupVersion,
+		}),
+		kubeletplugin.CDIDirectory(c.config.CDIDir),
+		// A Prepare waits for its own xPU; others must not wait for it. Functions have locks of their own.
+		kubeletplugin.Serialize(false),
+	)
+	if err != nil {
+		return nil, fmt.Errorf("DRA driver: %w", err)
+	}
+	return helper, nil
+}
+
+// ready is about the runtime, which tells of the pods of claims. Extended resources do without it.
+func (c *clustered) ready() error {
+	pools, _ := c.tracker.Pools()
+	byClaim := slices.ContainsFunc(pools, func(p pool.Pool) bool { return p.Spec.Publish != v1alpha1.PublishDevicePlugin })
+	if byClaim && !c.nri.Connected() {
+		return fmt.Errorf("not connected to the container runtime at %s", c.config.NRISocket)
+	}
+	return nil
+}

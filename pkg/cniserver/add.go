@@ -1,0 +1,287 @@
+package cniserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/go-logr/logr"
+
+	"github.com/opiproject/xpu-device-plugin/api/agent"
+	"github.com/opiproject/xpu-device-plugin/pkg/attach"
+	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/provisioner"
+)
+
+// addition is an ADD with all that is known about it.
+type addition struct {
+	wish
+	request  agent.Request
+	ipam     addressing
+	function inventory.Function
+	// resource is the extended resource by which the kubelet gave the Function to the pod, "" where it does not say.
+	resource string
+}
+
+// add attaches a Function: reserve, provision, attach. Each step is in the journal before it is done, so that a DEL
+// finds what there is to clean wherever this ends.
+func (s *Server) add(ctx context.Context, r agent.Request) (agent.Reply, error) {
+	a, err := s.read(r)
+	if err != nil {
+		return agent.Reply{}, err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, s.AddTimeout, fmt.Errorf("the agent waited %s", s.AddTimeout))
+	defer cancel()
+	ctx = logr.NewContext(ctx, logr.FromContextOrDiscard(ctx).WithValues("function", a.device.String()))
+	ctx, leave, err := s.adding.enter(ctx, a.device, attachmentKey{r.ContainerID, r.IfName})
+	if err != nil {
+		return agent.Reply{}, err
+	}
+	defer leave()
+	record, err := s.makeReady(ctx, a)
+	if err != nil {
+		return agent.Reply{}, err
+	}
+	if record.State != journal.Attached {
+		if err := s.attach(ctx, a, record); err != nil {
+			return agent.Reply{}, err
+		}
+	}
+	return s.added(ctx, a)
+}
+
+// read reads the request and finds the Function.
+func (s *Server) read(r agent.Request) (a addition, err error) {
+	a.request = r
+	if a.wish, err = parse(r); err != nil {
+		return a, err
+	}
+	if a.ipam, err = parseIPAM(r.IPAM); err != nil {
+		return a, err
+	}
+	function, known := s.Functions.Get(a.device)
+	if !known {
+		return a, fail(CodeNoFunction, "deviceID: Function %s is not on this node, or has gone", a.device)
+	}
+	if a.vf != nil && function.Kind != inventory.VF {
+		return a, fail(types.ErrInvalidNetworkConfig,
+			"network configuration %s: vlan, vlanQoS, vlanProto, min_tx_rate, max_tx_rate, spoofchk, trust, link_state: "+
+				"need a VF; Function %s is a %s",
+			a.conf, a.device, function.Kind)
+	}
+	a.function = function
+	return a, nil
+}
+
+// makeReady returns the record of the Function once it is this request's: Attached, where an ADD before got as far, or
+// Reserved and served by the xPU.
+func (s *Server) makeReady(ctx context.Context, a addition) (journal.Attachment, error) {
+	have, exists, err := s.settle(ctx, a)
+	if err != nil {
+		return journal.Attachment{}, err
+	}
+	if exists && have.State == journal.Attached {
+		return have, s.sameAsBefore(a, have)
+	}
+	if have.Claim.UID == "" {
+		if a.resource, err = s.resourceOf(ctx, a); err != nil {
+			return journal.Attachment{}, err
+		}
+	}
+	want, err := s.want(a, have)
+	if err != nil {
+		return journal.Attachment{}, err
+	}
+	if err := s.Attacher.Reserve(ctx, want); err != nil {
+		return journal.Attachment{}, fail(CodeJournal, "%w", err)
+	}
+	if want.Port == nil || want.Claim.UID != "" {
+		return want, nil
+	}
+	return s.provision(ctx, a, want)
+}
+
+// askTimeout is how long the kubelet may take to say what pods have.
+const askTimeout = time.Second
+
+// resourceOf asks the kubelet by which resource the pod has the Function. That it gave it to another pod is an error:
+// anybody who may write a NetworkAttachmentDefinition may write a deviceID into it. A kubelet that does not answer, as
+// it is being started again, keeps no pod from starting.
+func (s *Server) resourceOf(ctx context.Context, a addition) (string, error) {
+	if s.Assignments == nil {
+		return "", nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	assigned, err := s.Assignments.Assigned(ctx)
+	if err != nil {
+		logr.FromContextOrDiscard(ctx).Info(
+			"The kubelet does not say which pods have which Functions; the request is trusted", "error", err.Error())
+		return "", nil
+	}
+	by, ok := assigned[a.device.String()]
+	if !ok {
+		return "", nil
+	}
+	if a.pod.Name != "" && (by.Namespace != a.pod.Namespace || by.Pod != a.pod.Name) {
+		return "", fail(CodeTaken, "Function %s: the kubelet gave it to %s", a.device, by)
+	}
+	return by.Resource, nil
+}
+
+// settle makes sure that nobody else has the Function, and that what this request left before is undone, unless it is
+// attached. What it returns is Reserved, or Attached for this request.
+func (s *Server) settle(ctx context.Context, a addition) (have journal.Attachment, exists bool, err error) {
+	have, exists = s.Journal.Get(a.device)
+	if exists && have.State == journal.Releasing {
+		if err := s.free(ctx, a.device); err != nil {
+			return have, true, err
+		}
+		have, exists = s.Journal.Get(a.device)
+	}
+	switch {
+	case !exists:
+		return journal.Attachment{}, false, nil
+	case have.Claim.UID != "" && !samePod(have.Pod, a.pod):
+		return have, true, fail(CodeTaken, "Function %s belongs to claim %s/%s of pod %s",
+			a.device, have.Claim.Namespace, have.Claim.Name, have.Pod.Name)
+	case journal.ContainerIs(a.request.ContainerID, a.request.IfName)(have):
+		if have.State == journal.Attached || have.State == journal.Reserved {
+			return have, true, nil
+		}
+	case have.CNI == nil && have.State == journal.Reserved:
+		return have, true, nil
+	default:
+		if err := s.checkOver(ctx, a, have); err != nil {
+			return have, true, err
+		}
+	}
+	return s.takeOver(ctx, a, have)
+}
+
+// samePod says whether a request is for the pod that a claim is reserved for. Old runtimes do not tell the UID.
+func samePod(have, asks journal.Pod) bool {
+	if asks.UID == "" {
+		return have.Namespace == asks.Namespace && have.Name == asks.Name
+	}
+	return have.UID == asks.UID
+}
+
+// checkOver is an error where somebody else uses the Function, or is about to.
+func (s *Server) checkOver(ctx context.Context, a addition, have journal.Attachment) error {
+	taken := func(by string) error {
+		return fail(CodeTaken, "Function %s is %s in pod %s/%s (sandbox %s)%s", a.device, have.State,
+			have.Pod.Namespace, have.Pod.Name, have.Sandbox, by)
+	}
+	if have.Sandbox == a.request.ContainerID && have.CNI != nil {
+		return taken(" as " + have.CNI.IfName)
+	}
+	if have.Claim.UID == "" {
+		if _, err := s.resourceOf(ctx, a); err != nil {
+			return err
+		}
+	}
+	if have.State == journal.Reserved || a.pod.UID != "" && have.Pod.UID == a.pod.UID {
+		return nil // an ADD that failed, or an older sandbox of the same pod
+	}
+	alive, err := s.Engine.Alive(have.Place)
+	if err != nil {
+		return fail(types.ErrIOFailure, "Function %s: %w", a.device, err)
+	}
+	if alive {
+		return taken("")
+	}
+	return nil
+}
+
+// takeOver undoes what was before. A claim keeps its Function.
+func (s *Server) takeOver(ctx context.Context, a addition, have journal.Attachment) (journal.Attachment, bool, error) {
+	var err error
+	if have.Claim.UID != "" || have.CNI == nil || journal.ContainerIs(a.request.ContainerID, a.request.IfName)(have) {
+		err = s.Releaser.Detach(ctx, a.device, have.Sandbox)
+	} else {
+		logr.FromContextOrDiscard(ctx).Info("Function is taken back from a container before, whose DEL did not come",
+			"before", have.CNI.ContainerID, "pod", have.Pod.Namespace+"/"+have.Pod.Name)
+		err = s.Releaser.Release(ctx, a.device, journal.ContainerIs(have.CNI.ContainerID, have.CNI.IfName))
+	}
+	if err != nil {
+		return have, true, fail(types.ErrTryAgainLater, "what was before is not undone yet: %w", err)
+	}
+	if err := s.free(ctx, a.device); err != nil {
+		return have, true, err
+	}
+	have, exists := s.Journal.Get(a.device)
+	if exists && have.State != journal.Reserved {
+		return have, true, fail(types.ErrTryAgainLater, "Function %s is %s by now", a.device, have.State)
+	}
+	return have, exists, nil
+}
+
+// free waits until the Function's last release is over, its post-delete hooks included.
+func (s *Server) free(ctx context.Context, id inventory.ID) error {
+	if err := s.Releaser.Free(ctx, id); err != nil {
+		return fail(types.ErrTryAgainLater, "not free yet: %w", causeOf(ctx, err))
+	}
+	return nil
+}
+
+// provision has the xPU serve the Function, and takes the MTU of the network over.
+func (s *Server) provision(ctx context.Context, a addition, want journal.Attachment) (journal.Attachment, error) {
+	port, err := s.Provisioner.Provision(ctx, provisioner.Request{
+		Function: a.function, DevicePool: want.Port.DevicePool, Network: want.Port.Network, MAC: want.Port.MAC, Pod: a.pod,
+	})
+	if err != nil {
+		return journal.Attachment{}, fail(CodeProvision, "%w", causeOf(ctx, err))
+	}
+	mtu := smaller(want.Interface.MTU, port.MTU)
+	if want.Interface.Userspace || mtu == want.Interface.MTU {
+		return want, nil
+	}
+	want.Interface.MTU = mtu
+	if err := s.Attacher.Reserve(ctx, want); err != nil {
+		return journal.Attachment{}, fail(CodeJournal, "%w", err)
+	}
+	return want, nil
+}
+
+// attach takes the Function into the container's network namespace. If that fails, it is on the host again, or DEL
+// brings it back.
+func (s *Server) attach(ctx context.Context, a addition, want journal.Attachment) error {
+	sandbox := attach.Sandbox{ID: a.request.ContainerID, NetNS: a.request.NetNS, Pod: want.Pod}
+	if _, err := s.Attacher.Attach(ctx, a.device, sandbox); err != nil {
+		return fail(CodeAttach, "%w", causeOf(ctx, err))
+	}
+	record, _ := s.Journal.Get(a.device)
+	if record.State == journal.Attached && journal.ContainerIs(a.request.ContainerID, a.request.IfName)(record) {
+		return nil
+	}
+	// The claim was prepared again in between, and its own wishes took the place of the request's.
+	err := s.Releaser.Detach(context.WithoutCancel(ctx), a.device, a.request.ContainerID)
+	return fail(types.ErrTryAgainLater, "Function %s: %w", a.device, errors.Join(errReservedAgain, err))
+}
+
+var errReservedAgain = errors.New("its claim was prepared once more meanwhile")
+
+// added answers from the journal.
+func (s *Server) added(ctx context.Context, a addition) (reply agent.Reply, err error) {
+	record, _ := s.Journal.Get(a.device)
+	if record.Observed == nil || record.CNI == nil {
+		return reply, fail(types.ErrTryAgainLater, "Function %s is %s by now", a.device, record.State)
+	}
+	if reply.Result, err = a.encode(record); err != nil {
+		return reply, err
+	}
+	if a.wantsDeviceInfo {
+		if reply.DeviceInfo, err = deviceInfo(record); err != nil {
+			return reply, err
+		}
+	}
+	if record.Claim.UID != "" {
+		s.Reporter.Report(journal.Claim{Namespace: record.Claim.Namespace, Name: record.Claim.Name, UID: record.Claim.UID})
+	}
+	logr.FromContextOrDiscard(ctx).V(1).Info("Interface added", "mac", record.Observed.MAC, "resource", record.Resource)
+	return reply, nil
+}

@@ -1,0 +1,224 @@
+package cniserver
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"testing"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/go-logr/logr"
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/opiproject/xpu-device-plugin/api/agent"
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/attach"
+	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/link"
+	"github.com/opiproject/xpu-device-plugin/pkg/pool"
+	"github.com/opiproject/xpu-device-plugin/pkg/provisioner"
+)
+
+// card plays what a machine without VFs cannot: the attacher, the releaser and the kernel of a node with one VF. The
+// journal is real.
+type card struct {
+	*journal.Journal
+	function   inventory.Function
+	alive      bool
+	attachErr  error
+	releaseErr error
+	freeErr    error
+	attached   link.Interface // what Attach was asked for
+	released   []string
+	prepare    func() // called within Attach, where set
+}
+
+func (c *card) Get(id inventory.ID) (journal.Attachment, bool) { return c.Journal.Get(id) }
+
+func (c *card) Pools() ([]pool.Pool, bool) {
+	return []pool.Pool{{Name: "fast", Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDevicePlugin}, Functions: []inventory.Function{c.function}}}, true
+}
+
+func (c *card) Reserve(ctx context.Context, want journal.Attachment) error {
+	return attach.New(c.Journal, nil, nil, nil, "boot-1", logr.Discard()).Reserve(ctx, want)
+}
+
+func (c *card) Attach(_ context.Context, id inventory.ID, sandbox attach.Sandbox) (link.Observed, error) {
+	if c.prepare != nil {
+		c.prepare()
+	}
+	a, _ := c.Journal.Get(id)
+	c.attached = a.Interface
+	if c.attachErr != nil {
+		return link.Observed{}, c.attachErr
+	}
+	a.State, a.Sandbox, a.Before, a.Place = journal.Attached, sandbox.ID, &link.Snapshot{}, link.Place{NetNS: sandbox.NetNS}
+	a.Observed = &link.Observed{Name: a.Interface.Name, MAC: a.Interface.MAC, MTU: a.Interface.MTU}
+	return *a.Observed, c.Put(a)
+}
+
+func (c *card) Address(context.Context, inventory.ID, func(journal.Attachment) bool, attach.Addresses) (link.Observed, error) {
+	return link.Observed{}, errors.New("not here")
+}
+
+func (c *card) Check(context.Context, inventory.ID) ([]string, error) { return nil, nil }
+
+func (c *card) Release(_ context.Context, id inventory.ID, belongs func(journal.Attachment) bool) error {
+	a, ok := c.Journal.Get(id)
+	if !ok || !belongs(a) || c.releaseErr != nil {
+		return c.releaseErr
+	}
+	c.released = append(c.released, a.CNI.ContainerID)
+	return c.Delete(id)
+}
+
+func (c *card) Detach(_ context.Context, id inventory.ID, _ string) error {
+	a, _ := c.Journal.Get(id)
+	return errors.Join(c.releaseErr, c.Put(a.Untouched()))
+}
+
+func (c *card) Free(context.Context, inventory.ID) error { return c.freeErr }
+
+func (c *card) Alive(link.Place) (bool, error) { return c.alive, nil }
+
+// inventoryOf makes the card the inventory, whose Get is another one.
+type inventoryOf struct{ *card }
+
+func (i inventoryOf) Get(id inventory.ID) (inventory.Function, bool) {
+	return i.function, id == i.function.ID
+}
+
+var vf = inventory.ID{Address: "0000:3b:02.1"}
+
+func newCard(t *testing.T) (*card, *Server) {
+	t.Helper()
+	j, err := journal.Open(filepath.Join(t.TempDir(), "j"))
+	must(t, err)
+	t.Cleanup(func() { j.Close() })
+	c := &card{Journal: j, function: inventory.Function{ID: vf, Kind: inventory.VF, PF: "0000:3b:00.0", PFName: "ens1f0", Index: 1, Driver: "iavf"}}
+	return c, New(Options{
+		Functions: inventoryOf{c}, Pools: c, Journal: c, Attacher: c, Releaser: c, Engine: c,
+		Provisioner: &xpuAgent{ports: map[inventory.ID]provisioner.Request{}}, MAC: func(inventory.ID) link.MAC { return "02:00:00:00:00:aa" },
+		Reporter: &reporter{}, Metrics: NewMetrics(prometheus.NewRegistry()), Log: logr.Discard(),
+	})
+}
+
+func addVF(container string, config map[string]any) agent.Request {
+	all := map[string]any{"deviceID": vf.String()}
+	for key, value := range config {
+		all[key] = value
+	}
+	r := request(agent.Add, 0, container, nil, all)
+	r.NetNS = "/run/netns/x"
+	return r
+}
+
+// check is that a reply has the code, 0 for success.
+func checkCode(t *testing.T, reply agent.Reply, code uint) {
+	t.Helper()
+	if reply.Error == nil && code != 0 || reply.Error != nil && reply.Error.Code != code {
+		t.Errorf("error %+v, want code %d", reply.Error, code)
+	}
+}
+
+func TestVF(t *testing.T) {
+	c, s := newCard(t)
+	add := addVF("c1", map[string]any{"vlan": 100, "trust": "on", "runtimeConfig": map[string]any{"CNIDeviceInfoFile": "/x"}})
+	reply := s.answer(t.Context(), add)
+	checkCode(t, reply, 0)
+	want := link.Interface{Name: "net1", VF: &link.VFConfig{VLAN: new(100), Trust: new(true)}}
+	if diff := cmp.Diff(want, c.attached); diff != "" {
+		t.Errorf("attached (-want +got):\n%s", diff)
+	}
+	if got := decodeResult(t, reply.Result); got.Interfaces[0].PciID != "0000:3b:02.1" {
+		t.Errorf("result %s", reply.Result)
+	}
+	if want := `{"type":"pci","version":"1.1.0","pci":{"pci-address":"0000:3b:02.1","pf-pci-address":"0000:3b:00.0"}}`; string(reply.DeviceInfo) != want {
+		t.Errorf("device info %s", reply.DeviceInfo)
+	}
+	if a, _ := c.Journal.Get(vf); a.VFIndex != 1 || a.PF != "0000:3b:00.0" || a.PFName != "ens1f0" || !a.IsVF() {
+		t.Errorf("record %+v", a)
+	}
+	c.alive = true
+	checkCode(t, s.answer(t.Context(), addVF("c2", nil)), CodeTaken)
+	c.alive = false
+	checkCode(t, s.answer(t.Context(), addVF("c2", nil)), 0)
+	if !cmp.Equal(c.released, []string{"c1"}) {
+		t.Errorf("released %q", c.released)
+	}
+}
+
+// Functions that a program has instead of the kernel get what the PF can give them; the rest is in the result.
+func TestUserspace(t *testing.T) {
+	c, s := newCard(t)
+	c.function.Driver = "vfio-pci"
+	add := addVF("c1", map[string]any{"network": "blue", "vlan": 100, "mtu": 1400})
+	add.IPAM = []byte(ipamResult)
+	reply := s.answer(t.Context(), add)
+	checkCode(t, reply, 0)
+	want := link.Interface{Name: "net1", MAC: "02:00:00:00:00:aa", VF: &link.VFConfig{VLAN: new(100)}, Userspace: true}
+	if diff := cmp.Diff(want, c.attached); diff != "" {
+		t.Errorf("attached (-want +got):\n%s", diff)
+	}
+	got := decodeResult(t, reply.Result)
+	if len(got.IPs) != 1 || got.Interfaces[0].Sandbox == "" || got.Interfaces[0].Mac != "02:00:00:00:00:aa" {
+		t.Errorf("result %s", reply.Result)
+	}
+	checkCode(t, s.answer(t.Context(), add), 0)
+}
+
+func TestFailures(t *testing.T) {
+	refused := errors.New("refused")
+	tests := map[string]struct {
+		arrange func(t *testing.T, c *card)
+		request agent.Request
+		code    uint
+	}{
+		"attach": {func(_ *testing.T, c *card) { c.attachErr = refused }, addVF("c1", nil), CodeAttach},
+		"hooks of the pod before": {func(t *testing.T, c *card) {
+			must(t, c.Put(journal.Attachment{Function: vf, State: journal.Releasing}))
+			c.freeErr = refused
+		}, addVF("c1", nil), types.ErrTryAgainLater},
+		"release of the container before": {func(t *testing.T, c *card) {
+			must(t, c.Put(journal.Attachment{Function: vf, State: journal.Reserved, Resource: "r", CNI: &journal.CNI{ContainerID: "c0", IfName: "net1"}}))
+			c.releaseErr = refused
+		}, addVF("c1", nil), types.ErrTryAgainLater},
+		"DEL": {func(t *testing.T, c *card) {
+			must(t, c.Put(journal.Attachment{Function: vf, State: journal.Reserved, Resource: "r", CNI: &journal.CNI{ContainerID: "c1", IfName: "net1"}}))
+			c.releaseErr = refused
+		}, request(agent.Del, 0, "c1", nil, nil), CodeRelease},
+		"journal": {func(_ *testing.T, c *card) { c.Journal.Close() }, addVF("c1", nil), CodeJournal},
+		"claim is prepared again while it is attached": {func(t *testing.T, c *card) {
+			claimed := journal.Attachment{
+				Function: vf, State: journal.Reserved, Interface: link.Interface{Name: "claimed"},
+				Claim: journal.Claim{Name: "c", UID: "claim-1"}, Pod: journal.Pod{Namespace: "default", Name: "pod-c1", UID: "uid-c1"},
+			}
+			must(t, c.Put(claimed))
+			c.prepare = func() { must(t, c.Reserve(t.Context(), claimed)) }
+		}, addVF("c1", nil), types.ErrTryAgainLater},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			c, s := newCard(t)
+			test.arrange(t, c)
+			checkCode(t, s.answer(t.Context(), test.request), test.code)
+		})
+	}
+}
+
+func TestOver(t *testing.T) {
+	base := &link.VFConfig{VLAN: new(1), QoS: new(2), Proto: "802.1ad", Trust: new(true), MaxTxRate: new(10)}
+	more := &link.VFConfig{VLAN: new(5), Trust: new(false), SpoofCheck: new(true), MinTxRate: new(3), LinkState: "auto"}
+	want := &link.VFConfig{VLAN: new(5), Trust: new(false), SpoofCheck: new(true), MinTxRate: new(3), MaxTxRate: new(10), LinkState: "auto"}
+	if diff := cmp.Diff(want, over(base, more)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if over(base, nil) != base || over(nil, more) != more || over(nil, nil) != nil {
+		t.Error("one of them alone")
+	}
+	if smaller(0, 5) != 5 || smaller(5, 0) != 5 || smaller(4, 5) != 4 || smaller(0, 0) != 0 {
+		t.Error("smaller")
+	}
+}

@@ -1,0 +1,167 @@
+package cniserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/opiproject/xpu-device-plugin/api/agent"
+	"github.com/opiproject/xpu-device-plugin/pkg/attach"
+	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+)
+
+// del releases what the container has as the interface, as far as touches allows it. Nothing to release is success: the
+// configuration is not even looked at, because it may have gone with the namespace.
+func (s *Server) del(ctx context.Context, r agent.Request, touches func(journal.Attachment) bool) error {
+	if err := s.adding.end(ctx, attachmentKey{r.ContainerID, r.IfName}); err != nil {
+		return err
+	}
+	return s.release(ctx, s.attachmentsOf(r.ContainerID, r.IfName), touches)
+}
+
+// release gives the Functions up. One that belongs to a claim stays reserved for it: only its way into the pod ends.
+func (s *Server) release(ctx context.Context, list []journal.Attachment, touches func(journal.Attachment) bool) error {
+	var errs []error
+	for _, a := range list {
+		is := journal.ContainerIs(a.CNI.ContainerID, a.CNI.IfName)
+		belongs := func(now journal.Attachment) bool { return is(now) && touches(now) }
+		switch {
+		case !belongs(a):
+		case a.Claim.UID != "":
+			errs = append(errs, s.Releaser.Detach(ctx, a.Function, a.CNI.ContainerID))
+		default:
+			errs = append(errs, s.Releaser.Release(ctx, a.Function, belongs))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fail(CodeRelease, "%w", err)
+	}
+	return nil
+}
+
+// before is true for what was asked for before a time: what a request of that time can mean.
+func before(at time.Time) func(journal.Attachment) bool {
+	return func(a journal.Attachment) bool {
+		asked := a.AttachedAt
+		if asked.IsZero() {
+			asked = a.ReservedAt
+		}
+		return !asked.After(at)
+	}
+}
+
+// gc releases what was attached by the network configuration before the runtime asked, and is not in its list.
+func (s *Server) gc(ctx context.Context, r agent.Request) error {
+	if r.At.IsZero() {
+		return fail(types.ErrInvalidEnvironmentVariables, "GC: the time of the request is missing")
+	}
+	n, err := decode(r.Config)
+	if err != nil {
+		return err
+	}
+	if n.Name == "" || n.ValidAttachments == nil {
+		return fail(types.ErrInvalidNetworkConfig,
+			"network configuration %s: name and cni.dev/valid-attachments: must be there for GC", n.Name)
+	}
+	stale := func(a journal.Attachment) bool {
+		return a.CNI != nil && a.CNI.Network == n.Name && before(r.At)(a) &&
+			!slices.Contains(*n.ValidAttachments, types.GCAttachment{ContainerID: a.CNI.ContainerID, IfName: a.CNI.IfName}) &&
+			len(s.adding.of(attachmentKey{a.CNI.ContainerID, a.CNI.IfName})) == 0 // the list may be older than that
+	}
+	list := slices.DeleteFunc(s.Journal.All(), func(a journal.Attachment) bool { return !stale(a) })
+	return s.release(ctx, list, stale)
+}
+
+// check compares the interface with the journal, and the journal with what the runtime was told.
+func (s *Server) check(ctx context.Context, r agent.Request) error {
+	w, err := parse(r)
+	if err != nil {
+		return err
+	}
+	have, ok := s.Journal.Get(w.device)
+	if !ok || !journal.ContainerIs(r.ContainerID, r.IfName)(have) || have.State != journal.Attached {
+		return fail(types.ErrUnknownContainer, "Function %s is not attached as %s of container %s",
+			w.device, r.IfName, r.ContainerID)
+	}
+	differences, err := s.Attacher.Check(ctx, w.device)
+	if err != nil {
+		return fail(types.ErrIOFailure, "%w", err)
+	}
+	if w.prev != nil {
+		differences = append(differences, comparePrevious(w.prev, have)...)
+	}
+	if len(differences) > 0 {
+		return fail(CodeCheck, "interface %s (Function %s) is not as it was attached: %s",
+			r.IfName, w.device, strings.Join(differences, "; "))
+	}
+	return nil
+}
+
+// comparePrevious says how the result that the runtime kept differs from the journal.
+func comparePrevious(prev *types100.Result, have journal.Attachment) []string {
+	index := slices.IndexFunc(prev.Interfaces, func(i *types100.Interface) bool {
+		return i != nil && i.Name == have.CNI.IfName && i.Sandbox == have.Place.NetNS
+	})
+	if index < 0 {
+		return []string{fmt.Sprintf("prevResult has no interface %s in %s", have.CNI.IfName, have.Place.NetNS)}
+	}
+	var differences []string
+	if mac := prev.Interfaces[index].Mac; mac != "" && !strings.EqualFold(mac, string(have.Observed.MAC)) {
+		differences = append(differences, fmt.Sprintf("prevResult has mac %s, was attached with %s", mac, have.Observed.MAC))
+	}
+	for _, ip := range prev.IPs {
+		if ip.Interface == nil || *ip.Interface != index || have.Interface.Userspace {
+			continue
+		}
+		if address, ok := prefix(ip); !ok || !slices.Contains(have.Interface.Addresses, address) {
+			differences = append(differences,
+				fmt.Sprintf("prevResult has address %s, was not attached with it", ip.Address.String()))
+		}
+	}
+	return differences
+}
+
+// address gives an interface that ADD attached the addresses of an IPAM plugin that needed it first.
+func (s *Server) address(ctx context.Context, r agent.Request) (agent.Reply, error) {
+	a, err := s.read(r)
+	if err != nil {
+		return agent.Reply{}, err
+	}
+	if a.ipam.result == nil {
+		return agent.Reply{}, fail(types.ErrInvalidNetworkConfig,
+			"network configuration %s: no result of an IPAM plugin", a.conf)
+	}
+	add := attach.Addresses{Addresses: a.ipam.addresses, Routes: a.ipam.routes, Result: r.IPAM}
+	if have, _ := s.Journal.Get(a.device); have.Interface.Userspace {
+		add.Addresses, add.Routes = []netip.Prefix{}, nil // for its program, which reads the result
+	}
+	if _, err := s.Attacher.Address(ctx, a.device, journal.ContainerIs(r.ContainerID, r.IfName), add); err != nil {
+		return agent.Reply{}, fail(CodeAttach, "%w", causeOf(ctx, err))
+	}
+	return s.added(ctx, a)
+}
+
+// again answers what an ADD that was done before was answered, and changes nothing. The shim asks when its IPAM plugin
+// refuses a second ADD.
+func (s *Server) again(ctx context.Context, r agent.Request) (agent.Reply, error) {
+	a, err := s.read(r)
+	if err != nil {
+		return agent.Reply{}, err
+	}
+	have, ok := s.Journal.Get(a.device)
+	if !ok || have.State != journal.Attached || !journal.ContainerIs(r.ContainerID, r.IfName)(have) {
+		return agent.Reply{}, fail(types.ErrUnknownContainer, "Function %s is not attached as %s of container %s",
+			a.device, r.IfName, r.ContainerID)
+	}
+	if err := s.sameAsBefore(a, have); err != nil {
+		return agent.Reply{}, err
+	}
+	return s.added(ctx, a)
+}

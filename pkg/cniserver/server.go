@@ -1,0 +1,270 @@
+package cniserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/go-logr/logr"
+	"k8s.io/klog/v2"
+
+	"github.com/opiproject/xpu-device-plugin/api/agent"
+	"github.com/opiproject/xpu-device-plugin/pkg/attach"
+	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/link"
+	"github.com/opiproject/xpu-device-plugin/pkg/podresources"
+	"github.com/opiproject/xpu-device-plugin/pkg/pool"
+	"github.com/opiproject/xpu-device-plugin/pkg/provisioner"
+)
+
+// shortTimeout bounds a request that waits for nothing outside the node. It ends before the shim gives up, so that the
+// runtime hears why.
+const shortTimeout = 25 * time.Second
+
+// Functions knows the node's Functions.
+type Functions interface {
+	Get(inventory.ID) (inventory.Function, bool)
+}
+
+// Pools knows the pools of the node.
+type Pools interface {
+	Pools() (pools []pool.Pool, known bool)
+}
+
+// Journal knows which Functions are not free.
+type Journal interface {
+	Get(inventory.ID) (journal.Attachment, bool)
+	All() []journal.Attachment
+}
+
+// Attacher takes Functions into pods.
+type Attacher interface {
+	Reserve(ctx context.Context, want journal.Attachment) error
+	Attach(ctx context.Context, id inventory.ID, sandbox attach.Sandbox) (link.Observed, error)
+	Address(
+		ctx context.Context, id inventory.ID, belongs func(journal.Attachment) bool, add attach.Addresses,
+	) (link.Observed, error)
+	Check(ctx context.Context, id inventory.ID) (differences []string, err error)
+}
+
+// Releaser brings Functions back.
+type Releaser interface {
+	// Release takes the Function back if it belongs to the caller. It returns once the netdev is back; what is left then
+	// goes on by itself.
+	Release(ctx context.Context, id inventory.ID, belongs func(journal.Attachment) bool) error
+	// Detach brings the Function back from a sandbox; it stays reserved.
+	Detach(ctx context.Context, id inventory.ID, sandbox string) error
+	// Free waits until no release of the Function is going on.
+	Free(ctx context.Context, id inventory.ID) error
+}
+
+// Engine knows network namespaces.
+type Engine interface {
+	// Alive says whether the namespace of a place still exists.
+	Alive(link.Place) (bool, error)
+}
+
+// Assignments knows what the kubelet gave to pods.
+type Assignments interface {
+	// Assigned returns what pods have, by [inventory.ID.String].
+	Assigned(context.Context) (map[string]podresources.Assignment, error)
+}
+
+// Reporter tells the user what became of a claim.
+type Reporter interface {
+	Report(journal.Claim)
+}
+
+// Options of a [Server]. All but Assignments and the times must be set.
+type Options struct {
+	// Socket is where the shim connects. Its directory belongs to the server: it is made, and made to be entered by this
+	// user alone.
+	Socket string
+	// SpoolDir is where the shim leaves DELs and GCs while the agent is away. It is made where it is missing.
+	SpoolDir string
+
+	Functions Functions
+	Pools     Pools
+	Journal   Journal
+	Attacher  Attacher
+	Releaser  Releaser
+	Engine    Engine
+	// Assignments, where set, is asked whether a pod may have a Function.
+	Assignments Assignments
+	// Provisioner has the xPU serve Functions for which a network is named.
+	Provisioner provisioner.Provisioner
+	// MAC is the address of a Function on a network where nobody asks for one; the same every time.
+	MAC func(inventory.ID) link.MAC
+	// Ready says why an ADD could not succeed now, whichever Function it is about; nil if it could.
+	Ready func(context.Context) error
+	// Reporter is told about Functions of claims that are attached.
+	Reporter Reporter
+	Metrics  *Metrics
+	Log      logr.Logger
+
+	// AddTimeout is how long an ADD waits for the xPU and for the release of the Function from the pod before; 0 is 90 s,
+	// which is less than what container runtimes wait.
+	AddTimeout time.Duration
+	// StopTimeout is how long requests that run may go on when the server stops; 0 is 10 s.
+	StopTimeout time.Duration
+}
+
+// Server serves the CNI plugin. Requests about different Functions run at the same time.
+type Server struct {
+	Options
+	adding adding
+}
+
+// New makes a server; [Server.Run] makes it work.
+func New(options Options) *Server {
+	if options.AddTimeout == 0 {
+		options.AddTimeout = 90 * time.Second
+	}
+	if options.StopTimeout == 0 {
+		options.StopTimeout = 10 * time.Second
+	}
+	return &Server{Options: options, adding: adding{byFunction: map[inventory.ID]*add{}}}
+}
+
+// answer does what a request says that came over the socket.
+func (s *Server) answer(ctx context.Context, r agent.Request) agent.Reply {
+	return s.answerAbout(ctx, r, all)
+}
+
+// answerSpooled does what a request says that came some time ago: what was attached since is not meant.
+func (s *Server) answerSpooled(ctx context.Context, r agent.Request) agent.Reply {
+	return s.answerAbout(ctx, r, before(r.At))
+}
+
+func (s *Server) answerAbout(ctx context.Context, r agent.Request, deletes func(journal.Attachment) bool) agent.Reply {
+	begin := time.Now()
+	log := s.Log.WithValues("command", r.Command, "container", r.ContainerID, "interface", r.IfName)
+	if args, err := parseArgs(r.Args); err == nil && args.pod.Name != "" {
+		log = log.WithValues("pod", klog.KRef(args.pod.Namespace, args.pod.Name))
+	}
+	reply, err := s.do(logr.NewContext(ctx, log), r, deletes)
+	reply.Version = agent.Version
+	if err != nil {
+		reply = agent.Reply{Version: agent.Version, Error: coded(err)}
+		log.Error(err, "CNI request failed", "code", reply.Error.Code, "took", time.Since(begin).String())
+	} else {
+		log.V(1).Info("CNI request done", "took", time.Since(begin).String())
+	}
+	s.Metrics.request(known(r.Command), begin, reply.Error)
+	return reply
+}
+
+// known keeps what anybody writes into a request out of the metrics.
+func known(c agent.Command) agent.Command {
+	switch c {
+	case agent.Add, agent.Del, agent.Check, agent.GC, agent.Status, agent.Address, agent.Result:
+		return c
+	}
+	return "unknown"
+}
+
+// do does what a request says. A DEL is about the attachments that deletes is true for.
+func (s *Server) do(ctx context.Context, r agent.Request, deletes func(journal.Attachment) bool) (agent.Reply, error) {
+	if r.Version != agent.Version {
+		return agent.Reply{}, fail(CodeVersion,
+			"this agent speaks version %d of the contract, not %d: the CNI plugin is of another release",
+			agent.Version, r.Version)
+	}
+	if err := checkEnvironment(r); err != nil {
+		return agent.Reply{}, err
+	}
+	if r.Command == agent.Add {
+		return s.add(ctx, r)
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, shortTimeout, fmt.Errorf("the agent waited %s", shortTimeout))
+	defer cancel()
+	switch r.Command {
+	case agent.Address:
+		return s.address(ctx, r)
+	case agent.Result:
+		return s.again(ctx, r)
+	case agent.Del:
+		return agent.Reply{}, s.del(ctx, r, deletes)
+	case agent.Check:
+		return agent.Reply{}, s.check(ctx, r)
+	case agent.GC:
+		return agent.Reply{}, s.gc(ctx, r)
+	case agent.Status:
+		return agent.Reply{}, s.status(ctx)
+	}
+	return agent.Reply{}, fail(types.ErrInvalidEnvironmentVariables, "CNI_COMMAND %q: is unknown", r.Command)
+}
+
+// checkEnvironment refuses a request in which something is missing that its command needs.
+func checkEnvironment(r agent.Request) error {
+	missing := func(name string) error { return fail(types.ErrInvalidEnvironmentVariables, "%s: is missing", name) }
+	if r.Command == agent.GC || r.Command == agent.Status {
+		return nil
+	}
+	if r.ContainerID == "" {
+		return missing("CNI_CONTAINERID")
+	}
+	if r.IfName == "" {
+		return missing("CNI_IFNAME")
+	}
+	if r.Command == agent.Del {
+		return nil
+	}
+	if r.NetNS == "" {
+		return missing("CNI_NETNS")
+	}
+	if err := link.ValidateName(r.IfName); err != nil {
+		return fail(types.ErrInvalidEnvironmentVariables, "CNI_IFNAME: %w", err)
+	}
+	return nil
+}
+
+// status says whether an ADD could succeed now.
+func (s *Server) status(ctx context.Context) error {
+	if _, known := s.Pools.Pools(); !known {
+		return fail(types.ErrPluginNotAvailable, "xpu-agent: pools and Functions have not been read yet")
+	}
+	if err := s.Ready(ctx); err != nil {
+		return fail(types.ErrPluginNotAvailable, "xpu-agent: %w", err)
+	}
+	return nil
+}
+
+// poolOf is the pool that has the Function.
+func (s *Server) poolOf(id inventory.ID) (pool.Pool, bool) {
+	pools, _ := s.Pools.Pools()
+	for _, p := range pools {
+		for _, f := range p.Functions {
+			if f.ID == id {
+				return p, true
+			}
+		}
+	}
+	return pool.Pool{}, false
+}
+
+// all is every attachment.
+func all(journal.Attachment) bool { return true }
+
+// attachmentsOf are what a container's request has, or wants, attached.
+func (s *Server) attachmentsOf(containerID, ifName string) []journal.Attachment {
+	var list []journal.Attachment
+	is := journal.ContainerIs(containerID, ifName)
+	for _, a := range s.Journal.All() {
+		if is(a) {
+			list = append(list, a)
+		}
+	}
+	return list
+}
+
+// causeOf is the reason that ctx ended for, where it did.
+func causeOf(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+		return fmt.Errorf("%w (%w)", err, cause)
+	}
+	return err
+}

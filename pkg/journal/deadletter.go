@@ -1,0 +1,106 @@
+package journal
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+)
+
+// maxLetters is how many dead letters are kept.
+const maxLetters = 100
+
+// DeadLetter is a post-delete hook that was given up.
+type DeadLetter struct {
+	// Hook is its name.
+	Hook string `json:"hook"`
+	// Attachment is what the hook should have been run for; without Hooks.
+	Attachment Attachment `json:"attachment"`
+	// Attempts is how often it was run.
+	Attempts int `json:"attempts"`
+	// Error is why it failed last.
+	Error string `json:"error"`
+	// At is when it was given up.
+	At time.Time `json:"at"`
+}
+
+// DeadLetters are the hooks that were given up, the oldest first. The last 100 are kept.
+func (j *Journal) DeadLetters() []DeadLetter {
+	j.mutex.RLock()
+	defer j.mutex.RUnlock()
+	return slices.Clone(j.letters)
+}
+
+// GiveUp writes a dead letter, and at once in place of the Function's attachment the one that follows from it.
+func (j *Journal) GiveUp(letter DeadLetter, next Attachment) error {
+	if err := next.check(); err != nil {
+		return fmt.Errorf("journal: Function %s: %w", next.Function, err)
+	}
+	letter.Attachment.Hooks = nil
+	record, err := json.Marshal(letter)
+	if err != nil {
+		return fmt.Errorf("journal: dead letter of Function %s: %w", next.Function, err)
+	}
+	value, err := json.Marshal(next)
+	if err != nil {
+		return fmt.Errorf("journal: Function %s: %w", next.Function, err)
+	}
+	return j.write(next.Function, func(tx *bolt.Tx, key []byte) error {
+		if err := appendLetter(tx.Bucket(lettersBucket), record); err != nil {
+			return err
+		}
+		return tx.Bucket(attachmentsBucket).Put(key, value)
+	}, func() {
+		j.attachments[next.Function] = next
+		j.letters = append(j.letters, letter)
+		j.letters = slices.Delete(j.letters, 0, max(0, len(j.letters)-maxLetters))
+	})
+}
+
+// appendLetter keeps to the limit. The keys are numbers that grow.
+func appendLetter(b *bolt.Bucket, record []byte) error {
+	number, err := b.NextSequence()
+	if err != nil {
+		return err
+	}
+	if err := b.Put(binary.BigEndian.AppendUint64(nil, number), record); err != nil {
+		return err
+	}
+	var old [][]byte
+	cursor := b.Cursor()
+	for key, _ := cursor.First(); key != nil && binary.BigEndian.Uint64(key)+maxLetters <= number; key, _ = cursor.Next() {
+		old = append(old, key)
+	}
+	for _, key := range old {
+		if err := b.Delete(key); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (j *Journal) loadLetter(key, value []byte) error {
+	letter, err := decodeLetter(key, value)
+	if err != nil {
+		return fmt.Errorf("%w (dead letter %x: %w)", ErrCorrupt, key, err)
+	}
+	j.letters = append(j.letters, letter)
+	return nil
+}
+
+func decodeLetter(key, value []byte) (DeadLetter, error) {
+	var letter DeadLetter
+	if len(key) != 8 {
+		return DeadLetter{}, fmt.Errorf("key has %d bytes, want 8", len(key))
+	}
+	if err := json.Unmarshal(value, &letter); err != nil {
+		return DeadLetter{}, err
+	}
+	if err := letter.Attachment.check(); err != nil {
+		return DeadLetter{}, fmt.Errorf("attachment: %w", err)
+	}
+	return letter, nil
+}
