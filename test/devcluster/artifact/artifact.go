@@ -1,5 +1,5 @@
 // Package artifact makes what a development cluster runs and keeps it in a cache: the Kubernetes binary, the
-// container runtime and the pause image. Every artifact is a directory named after a hash of its inputs, so a
+// container runtime, the CNI plugins and the pause image. Every artifact is a directory named after a hash of its inputs, so a
 // directory that is there is complete and right.
 package artifact
 
@@ -30,13 +30,14 @@ type Set struct {
 	KubernetesVersion string // for example v1.37.1
 	Kubernetes        string // directory with one file per component
 	Runtime           string // root of unpacked packages: usr/bin/containerd, usr/sbin/runc, usr/lib/cni, ...
+	Plugins           string // directory of CNI plugins that come before those of Runtime
 	PauseImage        string // image file
 }
 
 // Cache makes artifacts under Dir.
 type Cache struct {
 	Dir     string // absolute
-	Sources fs.FS  // go.mod, go.sum, cmd/kubernetes and cmd/pause
+	Sources fs.FS  // of package devcluster
 	Log     io.Writer
 }
 
@@ -92,6 +93,10 @@ func (c Cache) plan(ctx context.Context) (Set, []artifact, error) {
 	if err != nil {
 		return Set{}, nil, err
 	}
+	plugins, err := c.plugins(goVersion)
+	if err != nil {
+		return Set{}, nil, err
+	}
 	pause, err := c.pause(goVersion)
 	if err != nil {
 		return Set{}, nil, err
@@ -100,9 +105,10 @@ func (c Cache) plan(ctx context.Context) (Set, []artifact, error) {
 		KubernetesVersion: version,
 		Kubernetes:        c.path(kubernetes),
 		Runtime:           c.path(runtime),
+		Plugins:           c.path(plugins),
 		PauseImage:        filepath.Join(c.path(pause), "pause.tar"),
 	}
-	return set, []artifact{kubernetes, runtime, pause}, nil
+	return set, []artifact{kubernetes, runtime, plugins, pause}, nil
 }
 
 func (c Cache) path(a artifact) string {

@@ -88,7 +88,7 @@ func TestSourcesNameTheVersion(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !strings.HasPrefix(set.KubernetesVersion, "v1.") || len(artifacts) != 3 {
+	if !strings.HasPrefix(set.KubernetesVersion, "v1.") || len(artifacts) != 4 {
 		t.Errorf("version %q, %d artifacts", set.KubernetesVersion, len(artifacts))
 	}
 	if _, err := cache.Find(t.Context()); !errors.Is(err, ErrMissing) {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -69,24 +70,31 @@ func (c Cache) makeKubernetes(ctx context.Context, name, version, target string)
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(c.Log, "%s: fetching modules\n", name)
-	var failed bytes.Buffer
-	list := c.goCommand(ctx, source, "list", "-deps", "./cmd/kubernetes")
-	list.Stderr = &failed
-	packages, err := list.Output()
-	if err != nil {
-		return fmt.Errorf("go list: %w\n%s", err, lastLines(failed.Bytes()))
-	}
-	total := bytes.Count(packages, []byte("\n"))
-
-	build := c.goCommand(ctx, source, "build", "-v", "-ldflags", flags, "-o", filepath.Join(target, "kubernetes"), "./cmd/kubernetes")
-	if err := c.watchBuild(build, name, total); err != nil {
-		return fmt.Errorf("go build: %w", err)
+	output := filepath.Join(target, "kubernetes")
+	if err := c.compile(ctx, source, name, "./cmd/kubernetes", "-ldflags", flags, "-o", output); err != nil {
+		return err
 	}
 	for _, component := range components {
 		if err := os.Symlink("kubernetes", filepath.Join(target, component)); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// compile builds packages of the module in source, and tells how far it is.
+func (c Cache) compile(ctx context.Context, source, name, packages string, flags ...string) error {
+	fmt.Fprintf(c.Log, "%s: fetching modules\n", name)
+	var failed bytes.Buffer
+	list := c.goCommand(ctx, source, "list", "-deps", packages)
+	list.Stderr = &failed
+	all, err := list.Output()
+	if err != nil {
+		return fmt.Errorf("go list: %w\n%s", err, lastLines(failed.Bytes()))
+	}
+	build := c.goCommand(ctx, source, slices.Concat([]string{"build", "-v"}, flags, []string{packages})...)
+	if err := c.watchBuild(build, name, bytes.Count(all, []byte("\n"))); err != nil {
+		return fmt.Errorf("go build: %w", err)
 	}
 	return nil
 }

@@ -48,9 +48,9 @@ type member struct {
 	connected bool
 }
 
-func newMember(table *process.Table, groups cgroup.Tree, cluster string, number int) *member {
+func newMember(table *process.Table, groups cgroup.Tree, record state.Record, number int) *member {
 	name := fmt.Sprintf("node%d", number)
-	id := sha256.Sum256([]byte("devcluster/" + cluster + "/" + name))
+	id := sha256.Sum256([]byte("devcluster/" + record.Name + "/" + name))
 	return &member{
 		table:  table,
 		groups: groups,
@@ -65,6 +65,7 @@ func newMember(table *process.Table, groups cgroup.Tree, cluster string, number 
 				PodSubnet:  network.PodSubnet(number),
 				CgroupRoot: groups.Node(name),
 				PauseImage: artifact.PauseImage,
+				Multus:     record.Multus,
 			},
 			MachineID: hex.EncodeToString(id[:16]),
 		},

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/opiproject/xpu-device-plugin/test/devcluster/component"
 	"github.com/opiproject/xpu-device-plugin/test/devcluster/network"
 	"github.com/opiproject/xpu-device-plugin/test/devcluster/pki"
 	"github.com/opiproject/xpu-device-plugin/test/devcluster/state"
@@ -72,7 +73,7 @@ func writeAuthority(dir string, authority *pki.Authority) error {
 	return nil
 }
 
-// issueNode makes the identity of a node's kubelet, as client and as server.
+// issueNode makes the identity of a node's kubelet, as client and as server, and that of its Multus.
 func issueNode(dir state.NodeDir, authority *pki.Authority, cluster, node, address string) error {
 	if err := os.MkdirAll(dir.PKI(), 0o700); err != nil {
 		return err
@@ -95,6 +96,7 @@ func issueNode(dir state.NodeDir, authority *pki.Authority, cluster, node, addre
 		identity.Write(dir.PKI(), "kubelet"),
 		os.WriteFile(filepath.Join(dir.PKI(), "ca.crt"), authority.Certificate(), 0o600),
 		os.WriteFile(filepath.Join(dir.PKI(), "kubelet.kubeconfig"), kubeconfig, 0o600),
+		writeKubeconfig(filepath.Join(dir.PKI(), "multus.kubeconfig"), authority, cluster, inside, pki.Request{CommonName: component.MultusUser}),
 	)
 }
 

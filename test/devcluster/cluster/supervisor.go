@@ -93,6 +93,7 @@ func enter(ctx context.Context, dir state.Dir) (*Supervisor, error) {
 		string(dir):                     string(own),
 		record.Kubernetes:               component.Kubernetes,
 		record.Runtime:                  component.Runtime,
+		record.Plugins:                  component.Plugins,
 		filepath.Dir(record.PauseImage): node.Images,
 	}); err != nil {
 		return nil, err
@@ -115,7 +116,7 @@ func enter(ctx context.Context, dir state.Dir) (*Supervisor, error) {
 	s := &Supervisor{record: record, outside: dir, table: process.NewTable(ctx), authority: authority}
 	groups := cgroup.New(CgroupRoot, record.Name)
 	for number := 1; number <= record.Nodes; number++ {
-		s.nodes = append(s.nodes, newMember(s.table, groups, record.Name, number))
+		s.nodes = append(s.nodes, newMember(s.table, groups, record, number))
 	}
 	return s, nil
 }
@@ -168,6 +169,13 @@ func (s *Supervisor) startControlPlane(ctx context.Context, report *control.Repo
 		return s.explain("kube-apiserver", err)
 	}
 	report.Stage("etcd and kube-apiserver ready")
+	if s.record.Multus {
+		// Before there are nodes: a pod that starts needs it.
+		if err := s.declareMultus(ctx); err != nil {
+			return err
+		}
+		report.Stage("Multus declared")
+	}
 	close(serving)
 	if err := s.launch(plane.ControllerManager(), fail); err != nil {
 		return err
@@ -185,6 +193,25 @@ func (s *Supervisor) startControlPlane(ctx context.Context, report *control.Repo
 		return s.explain("kube-controller-manager", err)
 	}
 	report.Stage("kube-controller-manager and kube-scheduler ready")
+	return nil
+}
+
+// declareMultus tells the API server what Multus needs there.
+func (s *Supervisor) declareMultus(ctx context.Context) error {
+	manifest := filepath.Join(own.Config(), "multus.yaml")
+	if err := os.WriteFile(manifest, component.MultusObjects(), 0o600); err != nil {
+		return err
+	}
+	log, err := process.OpenLog(own.Log("multus"))
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	cmd := exec.Command(component.Kubernetes+"/kubectl", "--kubeconfig="+filepath.Join(own.PKI(), "supervisor.kubeconfig"), "apply", "--filename="+manifest)
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := s.table.Run(ctx, "kubectl apply", cmd); err != nil {
+		return s.explain("multus", err)
+	}
 	return nil
 }
 

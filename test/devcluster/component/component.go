@@ -18,6 +18,7 @@ import (
 const (
 	Kubernetes = "/run/devcluster/kubernetes"
 	Runtime    = "/run/devcluster/runtime"
+	Plugins    = "/run/devcluster/plugins"
 )
 
 // Path is the PATH of everything that runs in a node: its own programs come first.
@@ -151,7 +152,10 @@ const (
 	KubeletKubeconfig = "/etc/kubernetes/kubelet.kubeconfig"
 	NodePKI           = "/etc/kubernetes/pki"
 	PodNetwork        = "/etc/cni/net.d/10-pods.conflist"
-	MachineID         = "/etc/machine-id"
+	// Multus sorts before PodNetwork: the runtime takes the first.
+	Multus           = "/etc/cni/net.d/00-multus.conf"
+	MultusKubeconfig = "/etc/cni/net.d/multus.d/multus.kubeconfig"
+	MachineID        = "/etc/machine-id"
 )
 
 // Node is what a node's configuration depends on.
@@ -161,6 +165,7 @@ type Node struct {
 	PodSubnet  string // CIDR
 	CgroupRoot string
 	PauseImage string
+	Multus     bool // gives pods the networks that their annotations name, on top of PodNetwork
 }
 
 // Containerd runs containers.
@@ -195,23 +200,44 @@ var kubeletTemplate string
 //go:embed templates/pods.conflist
 var podNetworkTemplate string
 
+// multusTemplate has the pod network inline: Multus 4.3.0 takes a clusterNetwork that is a file, too, but of a file with
+// a list of plugins it remembers only some fields for the DEL, and addresses are not given back.
+//
+//go:embed templates/multus.conf
+var multusTemplate string
+
+//go:embed templates/multus.yaml
+var multusObjects []byte
+
+// MultusObjects are what the API server must know for Multus: its resource, and what it may do.
+func MultusObjects() []byte { return bytes.Clone(multusObjects) }
+
+// MultusUser is the name by which the API server knows Multus.
+const MultusUser = "multus"
+
 // Files renders the node's configuration files by path.
 func (n Node) Files() (map[string][]byte, error) {
 	files := map[string][]byte{}
-	for path, text := range map[string]string{
+	templates := map[string]string{
 		ContainerdConfig: containerdTemplate,
 		KubeletConfig:    kubeletTemplate,
 		PodNetwork:       podNetworkTemplate,
-	} {
-		parsed, err := template.New(path).Option("missingkey=error").Parse(text)
-		if err != nil {
+	}
+	if n.Multus {
+		templates[Multus] = multusTemplate
+	}
+	set := template.New("").Option("missingkey=error")
+	for path, text := range templates {
+		if _, err := set.New(path).Parse(text); err != nil {
 			return nil, err
 		}
+	}
+	for path := range templates {
 		var out bytes.Buffer
-		if err := parsed.Execute(&out, struct {
+		if err := set.ExecuteTemplate(&out, path, struct {
 			Node
-			Runtime, PKI, Socket string
-		}{n, Runtime, NodePKI, ContainerdSocket}); err != nil {
+			Runtime, PKI, Socket, MultusKubeconfig string
+		}{n, Runtime, NodePKI, ContainerdSocket, MultusKubeconfig}); err != nil {
 			return nil, err
 		}
 		files[path] = out.Bytes()

@@ -51,6 +51,34 @@ func TestPodNetwork(t *testing.T) {
 	}
 }
 
+func TestMultusDelegatesToThePodNetwork(t *testing.T) {
+	files, err := node.Files()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if config, ok := files[Multus]; ok {
+		t.Errorf("a node without Multus has %s", config)
+	}
+	with := node
+	with.Multus = true
+	if files, err = with.Files(); err != nil {
+		t.Fatal(err)
+	}
+	var config struct {
+		Kubeconfig string
+		Delegates  []json.RawMessage
+	}
+	if err := json.Unmarshal(files[Multus], &config); err != nil {
+		t.Fatalf("%v\n%s", err, files[Multus])
+	}
+	if config.Kubeconfig != MultusKubeconfig || len(config.Delegates) != 1 {
+		t.Fatalf("got %s", files[Multus])
+	}
+	if got, want := string(config.Delegates[0]), strings.TrimSpace(string(files[PodNetwork])); got != want {
+		t.Errorf("the delegate is\n%s\nwant\n%s", got, want)
+	}
+}
+
 func TestContainerdConfig(t *testing.T) {
 	files, err := node.Files()
 	if err != nil {

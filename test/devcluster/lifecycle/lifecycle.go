@@ -39,10 +39,16 @@ type Manager struct {
 	Log   io.Writer // progress, one line per stage
 }
 
-// Up starts a cluster of nodes and returns when all of them are Ready. If it fails nothing remains.
-func (m Manager) Up(ctx context.Context, name string, nodes int, artifacts artifact.Set) error {
-	if nodes < 1 || nodes > network.MaxNodes {
-		return fmt.Errorf("cluster %s: %d nodes: want 1 to %d", name, nodes, network.MaxNodes)
+// Options say what kind of cluster is wanted.
+type Options struct {
+	Nodes  int
+	Multus bool // as the nodes' CNI plugin
+}
+
+// Up starts a cluster and returns when all of its nodes are Ready. If it fails nothing remains.
+func (m Manager) Up(ctx context.Context, name string, o Options, artifacts artifact.Set) error {
+	if o.Nodes < 1 || o.Nodes > network.MaxNodes {
+		return fmt.Errorf("cluster %s: %d nodes: want 1 to %d", name, o.Nodes, network.MaxNodes)
 	}
 	dir, unlock, err := m.Store.Lock(name)
 	if err != nil {
@@ -60,9 +66,11 @@ func (m Manager) Up(ctx context.Context, name string, nodes int, artifacts artif
 	record := state.Record{
 		Name:              name,
 		KubernetesVersion: artifacts.KubernetesVersion,
-		Nodes:             nodes,
+		Nodes:             o.Nodes,
+		Multus:            o.Multus,
 		Kubernetes:        artifacts.Kubernetes,
 		Runtime:           artifacts.Runtime,
+		Plugins:           artifacts.Plugins,
 		PauseImage:        artifacts.PauseImage,
 	}
 	if err := m.supervise(ctx, dir, record); err != nil {

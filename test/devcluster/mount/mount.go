@@ -36,8 +36,8 @@ func Bind(source, target string) error {
 	return do("bind", source, target, "", unix.MS_BIND, "")
 }
 
-// Overlay mounts a writable copy of lower at target, which it creates. Changes go to below disk, a directory
-// that must not be inside lower.
+// Overlay mounts a writable copy of lower at target, which it creates. Lower may be several directories, the uppermost
+// first, with colons between them. Changes go to below disk, a directory that must not be inside lower.
 func Overlay(lower, disk, target string) error {
 	upper, work := filepath.Join(disk, "upper"), filepath.Join(disk, "work")
 	for _, dir := range []string{upper, work, target} {

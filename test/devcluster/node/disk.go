@@ -25,6 +25,7 @@ func enter(dir state.NodeDir, c Config) error {
 		string(dir):          string(Own),
 		component.Kubernetes: component.Kubernetes,
 		component.Runtime:    component.Runtime,
+		component.Plugins:    component.Plugins,
 		Images:               Images,
 	}); err != nil {
 		return err
@@ -70,7 +71,8 @@ func mountDisk() error {
 	if err := mount.Overlay("/opt", filepath.Join(disk, "opt"), "/opt"); err != nil {
 		return err
 	}
-	return mount.Overlay(component.Runtime+"/usr/lib/cni", filepath.Join(disk, "cni"), "/opt/cni/bin")
+	// Of two plugins with the same name the first is seen.
+	return mount.Overlay(component.Plugins+":"+component.Runtime+"/usr/lib/cni", filepath.Join(disk, "cni"), "/opt/cni/bin")
 }
 
 // provision writes the node's configuration, once in the life of its disk: what pods change later stays.
@@ -90,12 +92,16 @@ func provision(c Config) (bool, error) {
 		return false, err
 	}
 	files[component.MachineID] = []byte(c.MachineID + "\n")
-	for name, target := range map[string]string{
+	identities := map[string]string{
 		"ca.crt":             filepath.Join(component.NodePKI, "ca.crt"),
 		"kubelet.crt":        filepath.Join(component.NodePKI, "kubelet.crt"),
 		"kubelet.key":        filepath.Join(component.NodePKI, "kubelet.key"),
 		"kubelet.kubeconfig": component.KubeletKubeconfig,
-	} {
+	}
+	if c.Multus {
+		identities["multus.kubeconfig"] = component.MultusKubeconfig
+	}
+	for name, target := range identities {
 		if files[target], err = os.ReadFile(filepath.Join(Own.PKI(), name)); err != nil {
 			return false, err
 		}
@@ -116,7 +122,7 @@ func provision(c Config) (bool, error) {
 }
 
 func fileMode(path string) os.FileMode {
-	if path == component.MachineID || path == component.PodNetwork {
+	if path == component.MachineID || path == component.PodNetwork || path == component.Multus {
 		return 0o644
 	}
 	return 0o600

@@ -56,9 +56,11 @@ type Record struct {
 	Name              string `json:"name"`
 	KubernetesVersion string `json:"kubernetesVersion"`
 	Nodes             int    `json:"nodes"`
+	Multus            bool   `json:"multus"`     // is the nodes' CNI plugin
 	API               string `json:"api"`        // URL of the API server on the machine's loopback
 	Kubernetes        string `json:"kubernetes"` // directories of artifacts
 	Runtime           string `json:"runtime"`
+	Plugins           string `json:"plugins"`
 	PauseImage        string `json:"pauseImage"` // file
 	Leader            Leader `json:"leader"`
 }

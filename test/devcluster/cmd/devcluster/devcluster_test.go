@@ -95,10 +95,10 @@ func (b bench) run(args ...string) string {
 	return out
 }
 
-func (b bench) up(name string, nodes int) {
+func (b bench) up(name string, flags ...string) {
 	b.Helper()
 	b.Cleanup(func() { b.run("down", "--name", name) })
-	b.run("up", "--name", name, "--nodes", fmt.Sprint(nodes))
+	b.run(append([]string{"up", "--name", name}, flags...)...)
 }
 
 func (b bench) inspect(name string) control.Cluster {
@@ -146,7 +146,7 @@ func TestCluster(t *testing.T) {
 	b := newBench(t)
 	name := b.name("one")
 	before := takeSnapshot(t, b)
-	b.up(name, 2)
+	b.up(name, "--nodes", "2", "--multus")
 	if _, code := b.try("up", "--name", name); code == 0 {
 		t.Error("a second up of the same cluster succeeded")
 	}
@@ -160,6 +160,7 @@ func TestCluster(t *testing.T) {
 		{"inspect tells where everything is", testInspect},
 		{"pods reach pods on other nodes", testPodNetwork},
 		{"pods reach the API server", testInClusterClient},
+		{"Multus gives pods more networks", testMultus},
 		{"exec passes standard output and exit code", testExec},
 		{"load brings an image to all nodes", testLoad},
 		{"a privileged pod mounts for its node", testBidirectionalMount},
@@ -220,6 +221,67 @@ func testInClusterClient(t *testing.T, b bench, name string) {
 	out := b.kubectl(name, "exec", "a", "--", "/pause", "api", "/version")
 	if !strings.Contains(out, b.set.KubernetesVersion) {
 		t.Errorf("the API server says %s, want %s", out, b.set.KubernetesVersion)
+	}
+}
+
+const networks = `
+apiVersion: k8s.cni.cncf.io/v1
+kind: NetworkAttachmentDefinition
+metadata: {name: given}
+spec:
+  config: |
+    {"cniVersion": "1.1.0", "name": "given", "type": "bridge", "bridge": "given0",
+     "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.99.0.0/24"}]]}}
+---
+apiVersion: k8s.cni.cncf.io/v1
+kind: NetworkAttachmentDefinition
+metadata: {name: chosen}
+spec:
+  config: |
+    {"cniVersion": "1.1.0", "name": "chosen", "type": "bridge", "bridge": "chosen0",
+     "capabilities": {"ips": true}, "ipam": {"type": "static"}}
+---
+apiVersion: v1
+kind: Pod
+metadata:
+  name: networked
+  annotations:
+    k8s.v1.cni.cncf.io/networks: '[{"name": "given"}, {"name": "chosen", "interface": "storage", "ips": ["10.98.0.7/24"]}]'
+spec:
+  nodeName: node1
+  terminationGracePeriodSeconds: 1
+  containers: [{name: c, image: "devcluster.local/pause:1", imagePullPolicy: Never, args: [show]}]
+`
+
+func testMultus(t *testing.T, b bench, name string) {
+	b.apply(name, networks)
+	b.kubectl(name, "wait", "--for=condition=Ready", "pod/networked", "--timeout=60s")
+	type network struct {
+		Name      string
+		Interface string
+		IPs       []string
+		Default   bool
+	}
+	var got []network
+	status := b.kubectl(name, "get", "pod", "networked", `--output=jsonpath={.metadata.annotations.k8s\.v1\.cni\.cncf\.io/network-status}`)
+	if err := json.Unmarshal([]byte(status), &got); err != nil {
+		t.Fatalf("network-status %q: %v", status, err)
+	}
+	podIP := b.kubectl(name, "get", "pod", "networked", "--output=jsonpath={.status.podIP}")
+	want := []network{
+		{"pods", "eth0", []string{podIP}, true},
+		{"default/given", "net1", []string{"10.99.0.2"}, false},
+		{"default/chosen", "storage", []string{"10.98.0.7"}, false},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("network-status (-want +got):\n%s", diff)
+	}
+	if out := b.kubectl(name, "logs", "networked"); !strings.Contains(out, "interface storage") || !strings.Contains(out, "10.99.0.2/24") {
+		t.Errorf("the pod sees\n%s", out)
+	}
+	b.kubectl(name, "delete", "pod/networked")
+	if out := b.run("exec", "--name", name, "node1", "--", "ls", "/var/lib/cni/networks/given"); strings.Contains(out, "10.99.") {
+		t.Errorf("an address is still taken after the pod: %s", out)
 	}
 }
 
@@ -391,7 +453,7 @@ func increment(t *testing.T, number string) string {
 
 func testSecond(t *testing.T, b bench, name string) {
 	second := b.name("two")
-	b.up(second, 1)
+	b.up(second)
 	if one, two := b.inspect(name).API, b.inspect(second).API; one == two {
 		t.Errorf("both clusters are at %s", one)
 	}
@@ -421,7 +483,7 @@ func TestUpFails(t *testing.T) {
 	}
 	b.set.Kubernetes = broken
 	manager := lifecycle.Manager{Store: state.Store{Root: b.root}, Log: t.Output()}
-	err := manager.Up(t.Context(), b.name("broken"), 1, b.set)
+	err := manager.Up(t.Context(), b.name("broken"), lifecycle.Options{Nodes: 1}, b.set)
 	if err == nil {
 		t.Fatal("a cluster with a broken API server is up")
 	}
@@ -574,7 +636,7 @@ func TestCancelledUpNeverStarts(t *testing.T) {
 	<-ctx.Done()
 	before := takeSnapshot(t, b)
 	manager := lifecycle.Manager{Store: state.Store{Root: b.root}, Log: t.Output()}
-	if err := manager.Up(ctx, b.name("late"), 1, b.set); !errors.Is(err, context.DeadlineExceeded) {
+	if err := manager.Up(ctx, b.name("late"), lifecycle.Options{Nodes: 1}, b.set); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("Up with an ended context: %v, want %v", err, context.DeadlineExceeded)
 	}
 	if diff := cmp.Diff(before, takeSnapshot(t, b)); diff != "" {

@@ -15,14 +15,15 @@ import (
 )
 
 func upCommand(o *options) *cobra.Command {
-	var nodes int
+	var cluster lifecycle.Options
 	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "Start a cluster and wait until its nodes are Ready",
 		Long: `Up starts a cluster in namespaces of its own and returns when all nodes are Ready. What is not built yet is
 built first. If the start fails, the reason is printed and everything is taken down again.`,
 		Example: `  devcluster up
-  devcluster up --name infra --nodes 3`,
+  devcluster up --name infra --nodes 3
+  devcluster up --multus`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			manager, err := o.manager()
@@ -36,10 +37,11 @@ built first. If the start fails, the reason is printed and everything is taken d
 			if err != nil {
 				return err
 			}
-			return manager.Up(cmd.Context(), o.name, nodes, set)
+			return manager.Up(cmd.Context(), o.name, cluster, set)
 		},
 	}
-	cmd.Flags().IntVar(&nodes, "nodes", 1, "number of nodes, named node1, node2, ...")
+	cmd.Flags().IntVar(&cluster.Nodes, "nodes", 1, "number of nodes, named node1, node2, ...")
+	cmd.Flags().BoolVar(&cluster.Multus, "multus", false, "give pods the networks that their annotations name, by Multus")
 	return o.nameFlag(cmd)
 }
 
