@@ -21,7 +21,7 @@ help: ## Show this list
 .PHONY: build
 build: ## Build the product's binaries into bin/
 	@mkdir -p $(BIN)
-	@echo "building xpu-agent, xpu-controller, opi-bridge"
+	@echo "building xpu-agent, xpu-cni, xpu-controller, opi-bridge, xpuctl"
 	@go build -v -tags '$(TAGS)' -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/... 2>&1 | awk '/^[a-z]+:|\.go:/ {print} {n++} n % 200 == 0 {print "  " n " packages compiled"}'
 
 .PHONY: tools
@@ -35,12 +35,12 @@ tools: ## Build what the tests and the demo need beside the product
 .PHONY: images
 images: build tools ## Make the container images, as archives in bin/images
 	@mkdir -p $(BIN)/images
-	@$(BIN)/devcluster image $(BIN)/images/xpu-agent.tar --name docker.io/library/xpu-agent:dev --entrypoint /xpu-agent $(BIN)/xpu-agent=/xpu-agent
+	@$(BIN)/devcluster image $(BIN)/images/xpu-agent.tar --name docker.io/library/xpu-agent:dev --entrypoint /xpu-agent $(BIN)/xpu-agent=/xpu-agent $(BIN)/xpu-cni=/xpu-cni
 	@$(BIN)/devcluster image $(BIN)/images/xpu-controller.tar --name docker.io/library/xpu-controller:dev --entrypoint /xpu-controller --user 65532 $(BIN)/xpu-controller=/xpu-controller
 
 .PHONY: demo
-demo: preflight images ## Tell the story of a few pods on a real cluster (KEEP=1 leaves it up)
-	@$(BIN)/demo $(if $(KEEP),--keep)
+demo: preflight images ## Tell the story of a few pods on a real cluster (KEEP=1 leaves it up after the second act)
+	@$(BIN)/demo $(if $(KEEP),--keep --acts 2)
 
 .PHONY: demo-down
 demo-down: ## End what make demo KEEP=1 left up
@@ -53,6 +53,10 @@ preflight: ## Say in one line what this machine lacks
 .PHONY: test
 test: preflight images ## Run every test
 	@scripts/test
+
+.PHONY: test-qemu
+test-qemu: ## Run the tests that need real SR-IOV, in a guest under QEMU
+	@go run ./test/qemu/cmd/qemutest
 
 .PHONY: lint
 lint: ## Check formatting, vet, staticcheck and generated files

@@ -17,7 +17,7 @@ import (
 // lifePods is how many pods live, one after the other, for the count of writes in one life.
 const lifePods = 4
 
-// prepareSteps of the story bring up cluster, cards and product, and declare pools and networks.
+// prepareSteps of the story's first act bring up cluster, cards and product, and declare pools and networks.
 const prepareSteps = 4
 
 // newKinds is how often the garbage collector looks for new kinds (pkg/controller/garbagecollector in Kubernetes). Until
@@ -58,7 +58,7 @@ func measureWrites(ctx context.Context, b *bench) (out []Measurement, err error)
 		Detail:   func(string, ...any) {},
 	}
 	defer func() { err = errors.Join(err, world.End(context.WithoutCancel(ctx))) }()
-	for _, step := range world.Steps()[:prepareSteps] {
+	for _, step := range world.Acts()[0].Steps[:prepareSteps] {
 		if err := step.Run(ctx); err != nil {
 			return nil, fmt.Errorf("%s: %w", step.Title, err)
 		}

@@ -5,23 +5,31 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/opiproject/xpu-device-plugin/test/e2e/story"
 )
 
-// TestStory is the story as it is told, on a cluster of its own, and then what goes wrong, on the same cluster.
+// TestStory is the story as it is told, on a cluster of its own, and after each act what goes wrong in it.
 func TestStory(t *testing.T) {
 	world := newWorld(t)
-	for _, step := range append(world.Steps(), world.Trouble()...) {
-		t.Run(step.Title, func(t *testing.T) {
-			world.Detail = t.Logf
-			if err := step.Run(t.Context()); err != nil {
-				t.Fatal(err)
+	for _, act := range world.Acts() {
+		t.Run(act.Title, func(t *testing.T) {
+			for _, step := range slices.Concat(act.Steps, act.Trouble) {
+				t.Run(step.Title, func(t *testing.T) {
+					world.Detail = t.Logf
+					if err := step.Run(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+				})
+				if t.Failed() {
+					t.FailNow() // the next step has nothing to stand on
+				}
 			}
 		})
 		if t.Failed() {
-			t.FailNow() // the next step has nothing to stand on
+			t.FailNow()
 		}
 	}
 }

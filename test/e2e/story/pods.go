@@ -51,7 +51,7 @@ func (w *World) declare(ctx context.Context) error {
 	if _, err := w.Cluster.Kubectl(ctx, "apply", "-f", filepath.Join(w.Source, "test/e2e/manifests/pools.yaml")); err != nil {
 		return err
 	}
-	err := poll(ctx, 30*time.Second, "all VFs are in ResourceSlices, and the networks are up", func(ctx context.Context) error {
+	err := poll(ctx, 30*time.Second, "the VFs are in ResourceSlices, and the networks are up", func(ctx context.Context) error {
 		return errors.Join(w.devicesPublished(ctx, 32), w.networksReady(ctx))
 	})
 	if err != nil {

@@ -1,18 +1,24 @@
 package story
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/journal"
 )
 
 // Snapshot is everything that a pod's life may touch and must leave as it was.
@@ -25,8 +31,12 @@ type Snapshot struct {
 	Devices map[string][]resourceapi.Device
 	// SliceVersions are the resource versions of the slices: nobody may even have written them.
 	SliceVersions map[string]string
+	// Resources are the extended resources of the nodes, "node1/xpu.opiproject.org/plain": "8 of 8" can be had.
+	Resources map[string]string
 	// Ports and Claims are the names of what should not be there any more.
 	Ports, Claims []string
+	// Attachments are what the agents' journals have; Left are files that somebody left on a node.
+	Attachments, Left []string
 }
 
 // Netdev is what the kernel tells of a netdev that someone may have changed.
@@ -43,18 +53,46 @@ type Netdev struct {
 func (w *World) snapshot(ctx context.Context) (Snapshot, error) {
 	s := Snapshot{
 		Netdevs: map[string]Netdev{}, Representors: map[string]string{},
-		Devices: map[string][]resourceapi.Device{}, SliceVersions: map[string]string{},
+		Devices: map[string][]resourceapi.Device{}, SliceVersions: map[string]string{}, Resources: map[string]string{},
 	}
 	for _, x := range w.xpus {
-		if err := errors.Join(s.addNode(x.node), s.addXPU(x)); err != nil {
+		if err := errors.Join(s.addNode(x.node), s.addXPU(x), s.addJournal(x.node), s.addFiles(x.node)); err != nil {
 			return Snapshot{}, err
 		}
 	}
+	if err := w.addResources(ctx, s); err != nil {
+		return Snapshot{}, err
+	}
+	if w.direct {
+		return s, nil
+	}
+	return s, w.addObjects(ctx, &s)
+}
+
+// addResources looks at what the kubelets tell of the device plugin.
+func (w *World) addResources(ctx context.Context, s Snapshot) error {
+	var nodes corev1.NodeList
+	if err := w.client.List(ctx, &nodes); err != nil {
+		return err
+	}
+	for _, node := range nodes.Items {
+		for name, capacity := range node.Status.Capacity {
+			if strings.HasPrefix(string(name), v1alpha1.GroupName+"/") {
+				allocatable := node.Status.Allocatable[name]
+				s.Resources[node.Name+"/"+string(name)] = fmt.Sprintf("%d of %d", allocatable.Value(), capacity.Value())
+			}
+		}
+	}
+	return nil
+}
+
+// addObjects looks at what is in the API server for claims and on behalf of xPUs.
+func (w *World) addObjects(ctx context.Context, s *Snapshot) error {
 	var slicesList resourceapi.ResourceSliceList
 	var ports v1alpha1.XPUPortList
 	var claims resourceapi.ResourceClaimList
 	if err := errors.Join(w.client.List(ctx, &slicesList), w.client.List(ctx, &ports), w.client.List(ctx, &claims, client.InNamespace("default"))); err != nil {
-		return Snapshot{}, err
+		return err
 	}
 	for _, slice := range slicesList.Items {
 		s.Devices[slice.Spec.Pool.Name] = append(s.Devices[slice.Spec.Pool.Name], slice.Spec.Devices...)
@@ -66,7 +104,67 @@ func (w *World) snapshot(ctx context.Context) (Snapshot, error) {
 	for _, claim := range claims.Items {
 		s.Claims = append(s.Claims, claim.Name)
 	}
-	return s, nil
+	return nil
+}
+
+// addJournal reads a copy of the journal of the node's agent, which has its file locked.
+func (s *Snapshot) addJournal(node Node) error {
+	dir, err := os.MkdirTemp("", "journal-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	file := filepath.Join(dir, "journal.db")
+	content, err := settled(filepath.Join(node.Root, "var/lib/xpu-agent/journal.db"))
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(file, content, 0o600); err != nil {
+		return err
+	}
+	records, err := journal.Open(file)
+	if err != nil {
+		return err
+	}
+	defer records.Close()
+	for _, a := range records.All() {
+		s.Attachments = append(s.Attachments, fmt.Sprintf("%s/%s %s", node.Name, a.Function, a.State))
+	}
+	return nil
+}
+
+// settled reads a file that is written all at once, when nobody is writing.
+func settled(file string) ([]byte, error) {
+	before, err := os.ReadFile(file)
+	for err == nil {
+		var after []byte
+		if after, err = os.ReadFile(file); bytes.Equal(before, after) {
+			break
+		}
+		before = after
+	}
+	return before, err
+}
+
+// addFiles lists what belongs to one pod's life: device-info files, requests for an agent that was away, and addresses
+// that IPAM plugins gave. The device plugin's own device-info files are not among them: they are removed some minutes
+// after the kubelet has forgotten the pod, because a pod may get another sandbox.
+func (s *Snapshot) addFiles(node Node) error {
+	for _, pattern := range []string{
+		"run/k8s.cni.cncf.io/devinfo/cni/*", "var/lib/xpu-agent/spool/*", "var/lib/xpu-agent/spool/bad/*",
+		"var/lib/cni/networks/yellow/1*",
+	} {
+		files, err := filepath.Glob(filepath.Join(node.Root, pattern))
+		if err != nil {
+			return err
+		}
+		for _, file := range files {
+			if info, err := os.Stat(file); err == nil && !info.IsDir() {
+				s.Left = append(s.Left, node.Name+strings.TrimPrefix(file, node.Root))
+			}
+		}
+	}
+	return nil
 }
 
 func (s Snapshot) addNode(node Node) error {

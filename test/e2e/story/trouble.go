@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -24,8 +25,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// Trouble is what goes wrong in the same world after the story, and how it is told and mended.
-func (w *World) Trouble() []Step {
+func (w *World) claimTrouble() []Step {
 	return []Step{
 		{"Parameters that cannot be: the pod's events name the field", w.refuseParameters},
 		{"A network that is not there yet: the pod waits, and starts when it is made", w.waitForNetwork},
@@ -47,6 +47,15 @@ func (w *World) claimed(ctx context.Context, name, node string, parameters ...st
 
 // claimedOf is claimed, of a DeviceClass.
 func (w *World) claimedOf(ctx context.Context, class, name, node string, parameters ...string) error {
+	pod, err := w.claim(ctx, class, name, node, parameters...)
+	if err != nil {
+		return err
+	}
+	return w.client.Create(ctx, pod)
+}
+
+// claim makes the claims of a pod, and the pod for the caller to create.
+func (w *World) claim(ctx context.Context, class, name, node string, parameters ...string) (*corev1.Pod, error) {
 	pod := podSpec{name: name, node: node, template: ""}.pod()
 	pod.Spec.ResourceClaims, pod.Spec.Containers[0].Resources.Claims = nil, nil
 	for i, fields := range parameters {
@@ -61,13 +70,13 @@ func (w *World) claimedOf(ctx context.Context, class, name, node string, paramet
 			}}}},
 		}
 		if err := w.client.Create(ctx, claim); err != nil {
-			return err
+			return nil, err
 		}
 		reference := fmt.Sprintf("nic-%d", i)
 		pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, corev1.PodResourceClaim{Name: reference, ResourceClaimName: &claim.Name})
 		pod.Spec.Containers[0].Resources.Claims = append(pod.Spec.Containers[0].Resources.Claims, corev1.ResourceClaim{Name: reference})
 	}
-	return w.client.Create(ctx, pod)
+	return pod, nil
 }
 
 // gone deletes pods with their claims and waits until the world is as it was before all pods.
@@ -326,7 +335,7 @@ func (w *World) forgetPorts(ctx context.Context) error {
 // refuseFunction takes the representor of the first VF away from the OPI agent, by its name.
 func (w *World) refuseFunction(ctx context.Context) error {
 	x := w.xpus[1]
-	const refusedDevice, representor, portID = "0000-3b-02-0", "pf1vf0", "vf-0000-3b-02-0"
+	const refusedDevice, representor, portID = "0000-3b-03-0", "pf1vf0", "vf-0000-3b-03-0"
 	link, err := x.links.LinkByName(representor)
 	if err != nil {
 		return err
@@ -444,7 +453,7 @@ func (w *World) hotplug(ctx context.Context) error {
 	for _, step := range []struct {
 		numVFs  string
 		devices int
-	}{{"0", 24}, {"8", 32}} {
+	}{{"0", 24}, {strconv.Itoa(vfsOfPF), 32}} {
 		begin := time.Now()
 		if err := os.WriteFile(file, []byte(step.numVFs), 0o644); err != nil {
 			return err

@@ -44,6 +44,7 @@ type World struct {
 	xpus      []*xpu
 	authority *authority
 	before    Snapshot
+	direct    bool // whether the product runs in direct mode
 	processes []process
 	running   []*exec.Cmd
 }
@@ -60,10 +61,25 @@ type Step struct {
 	Run   func(context.Context) error
 }
 
-// Steps are the story.
-func (w *World) Steps() []Step {
+// Act is a chapter of the story: what is told, and what goes wrong in the same world after it and is told in tests alone.
+type Act struct {
+	Title   string
+	Steps   []Step
+	Trouble []Step
+}
+
+// Acts are the story. Each act stands on those before it.
+func (w *World) Acts() []Act {
+	return []Act{
+		{"Claims: the scheduler chooses VFs", w.claimSteps(), w.claimTrouble()},
+		{"Extended resources: the kubelet chooses VFs, Multus and xpu-cni attach them", w.resourceSteps(), w.resourceTrouble()},
+		{"Direct mode: the same pods without custom resources and without a controller", w.directSteps(), w.directTrouble()},
+	}
+}
+
+func (w *World) claimSteps() []Step {
 	return []Step{
-		{"A real cluster: etcd, API server, scheduler, controllers, two nodes with kubelet, containerd and runc", w.bringUp},
+		{"A real cluster: etcd, API server, scheduler, controllers, two nodes with kubelet, containerd and Multus", w.bringUp},
 		{"A simulated SmartNIC in each node, and an xPU behind it that runs opi-bridge", w.insertCards},
 		{"xpu-device-plugin, from its own manifests", w.install},
 		{"Pools, networks and classes; the VFs appear in ResourceSlices", w.declare},
@@ -96,7 +112,7 @@ func (w *World) bringUp(ctx context.Context) error {
 	if err := os.MkdirAll(w.dir, 0o700); err != nil {
 		return err
 	}
-	out, err := w.Cluster.Run(ctx, "up", "--nodes", "2")
+	out, err := w.Cluster.Run(ctx, "up", "--nodes", "2", "--multus")
 	if err != nil {
 		return err
 	}
@@ -142,9 +158,9 @@ func (w *World) insertCards(ctx context.Context) error {
 		if err := w.startBridge(ctx, x); err != nil {
 			return err
 		}
-		w.Detail("%s: 2 PFs x 8 VFs at 0000:3b, xPU at %s", x.node.Name, x.address)
+		w.Detail("%s: 2 PFs x %d VFs at 0000:3b, xPU at %s", x.node.Name, vfsOfPF, x.address)
 	}
-	return w.remember()
+	return nil
 }
 
 // install loads the images and applies deploy/.
@@ -156,21 +172,30 @@ func (w *World) install(ctx context.Context) error {
 	if _, err := w.Cluster.Kubectl(ctx, "apply", "-k", filepath.Join(w.Source, "test/e2e/deploy")); err != nil {
 		return err
 	}
-	id, err := w.authority.issue("xpu-controller", "")
-	if err != nil {
-		return err
-	}
-	secret := &corev1.Secret{Type: corev1.SecretTypeTLS, Data: map[string][]byte{"tls.crt": id.cert, "tls.key": id.key, "ca.crt": id.ca}}
-	secret.Namespace, secret.Name = "xpu-system", "opi-client"
-	if err := w.client.Create(ctx, secret); err != nil {
+	if err := w.giveIdentity(ctx, "xpu-controller"); err != nil {
 		return err
 	}
 	return w.waitForProduct(ctx)
 }
 
-// waitForProduct waits until agents and controller are ready.
+// giveIdentity puts the certificate by which OPI agents know their client where the product looks for it.
+func (w *World) giveIdentity(ctx context.Context, name string) error {
+	id, err := w.authority.issue(name, "")
+	if err != nil {
+		return err
+	}
+	secret := &corev1.Secret{Type: corev1.SecretTypeTLS, Data: map[string][]byte{"tls.crt": id.cert, "tls.key": id.key, "ca.crt": id.ca}}
+	secret.Namespace, secret.Name = "xpu-system", "opi-client"
+	return w.client.Create(ctx, secret)
+}
+
+// waitForProduct waits until the agents are ready, and the controller where there is one.
 func (w *World) waitForProduct(ctx context.Context) error {
-	return poll(ctx, 60*time.Second, "agents and controller are ready", func(ctx context.Context) error {
+	want := len(w.cluster.Nodes)
+	if !w.direct {
+		want++
+	}
+	return poll(ctx, 60*time.Second, "the product is ready", func(ctx context.Context) error {
 		var pods corev1.PodList
 		if err := w.client.List(ctx, &pods, client.InNamespace("xpu-system")); err != nil {
 			return err
@@ -181,7 +206,7 @@ func (w *World) waitForProduct(ctx context.Context) error {
 				ready++
 			}
 		}
-		if want := len(w.cluster.Nodes) + 1; ready != want || len(pods.Items) != want {
+		if ready != want || len(pods.Items) != want {
 			return fmt.Errorf("%d of %d pods in xpu-system are ready; kubectl -n xpu-system get pods", ready, want)
 		}
 		return nil
@@ -231,7 +256,7 @@ func (p process) end(ctx context.Context, bin string) error {
 	if err := syscall.Kill(p.PID, syscall.SIGTERM); err != nil {
 		return nil
 	}
-	return poll(ctx, 5*time.Second, p.Name+" ends", func(context.Context) error {
+	return poll(ctx, 30*time.Second, p.Name+" ends", func(context.Context) error {
 		status, err := os.ReadFile("/proc/" + strconv.Itoa(p.PID) + "/stat")
 		if err != nil || strings.Contains(string(status), ") Z ") {
 			return nil

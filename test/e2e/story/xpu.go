@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -32,6 +33,9 @@ type xpu struct {
 // opiPort is where opi-bridge listens on each xPU.
 const opiPort = "50151"
 
+// vfsOfPF is how many VFs each PF has: half of them are claimed, half are handed out by the device plugin.
+const vfsOfPF = 16
+
 // startCard simulates the node's card.
 func (w *World) startCard(ctx context.Context, index int, node Node) (*xpu, error) {
 	root := filepath.Join(node.Root, "var/lib/simhost")
@@ -41,7 +45,7 @@ func (w *World) startCard(ctx context.Context, index int, node Node) (*xpu, erro
 	var ready struct {
 		XPUNetNS string `json:"xpuNetNS"`
 	}
-	out, err := w.start("simhost-"+node.Name, "", "simhost", "--root", root, "--host-netns", node.NetNS, "--pfs", "2", "--vfs", "8")
+	out, err := w.start("simhost-"+node.Name, "", "simhost", "--root", root, "--host-netns", node.NetNS, "--pfs", "2", "--vfs", strconv.Itoa(vfsOfPF))
 	if err != nil {
 		return nil, err
 	}
@@ -163,7 +167,7 @@ func (w *World) start(name, netNS, program string, args ...string) (*os.File, er
 	}
 	w.processes = append(w.processes, process{name, cmd.Process.Pid})
 	w.running = append(w.running, cmd)
-	return out, nil
+	return out, w.remember()
 }
 
 // inNamespace calls f on a thread that is in the network namespace; what f starts is in it too.

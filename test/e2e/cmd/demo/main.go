@@ -30,6 +30,7 @@ func command() *cobra.Command {
 		Detail:  func(format string, args ...any) { fmt.Printf("        "+format+"\n", args...) },
 	}
 	var keep bool
+	var acts int
 	cmd := &cobra.Command{
 		Use:           "demo",
 		Short:         "Tell the story of a few pods whose network functions come from SmartNICs",
@@ -37,6 +38,9 @@ func command() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		PersistentPreRunE: func(*cobra.Command, []string) (err error) {
+			if all := len(world.Acts()); acts < 1 || acts > all {
+				return fmt.Errorf("--acts: %d must be 1 to %d", acts, all)
+			}
 			for _, path := range []*string{&world.Source, &world.Bin, &world.Cluster.Program} {
 				if *path, err = filepath.Abs(*path); err != nil {
 					return err
@@ -44,7 +48,7 @@ func command() *cobra.Command {
 			}
 			return nil
 		},
-		RunE: func(cmd *cobra.Command, _ []string) error { return tell(cmd.Context(), world, keep) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return tell(cmd.Context(), world, acts, keep) },
 	}
 	flags := cmd.PersistentFlags()
 	flags.StringVar(&world.Source, "source", ".", "root of the project")
@@ -52,6 +56,7 @@ func command() *cobra.Command {
 	flags.StringVar(&world.Cluster.Program, "devcluster", "bin/devcluster", "the devcluster program")
 	flags.StringVar(&world.StateDir, "state", "/var/lib/xpu-device-plugin/demo", "directory for logs")
 	cmd.Flags().BoolVar(&keep, "keep", false, "leave everything up at the end")
+	cmd.Flags().IntVar(&acts, "acts", len(world.Acts()), "how many acts to tell; the last one is direct mode, which takes the custom resources away")
 	cmd.AddCommand(&cobra.Command{
 		Use:   "down",
 		Short: "End what an earlier demo left up",
@@ -61,7 +66,7 @@ func command() *cobra.Command {
 	return cmd
 }
 
-func tell(ctx context.Context, world *story.World, keep bool) (err error) {
+func tell(ctx context.Context, world *story.World, acts int, keep bool) (err error) {
 	if err := world.End(ctx); err != nil {
 		return fmt.Errorf("what an earlier demo left: %w", err)
 	}
@@ -75,23 +80,27 @@ func tell(ctx context.Context, world *story.World, keep bool) (err error) {
 			err = endErr
 		}
 	}()
-	begin := time.Now()
-	for n, step := range world.Steps() {
-		stepBegin := time.Now()
-		fmt.Printf("%d. %s\n", n+1, step.Title)
-		if err := step.Run(ctx); err != nil {
-			return fmt.Errorf("step %d does not hold: %w", n+1, err)
+	begin, number := time.Now(), 0
+	for n, act := range world.Acts()[:acts] {
+		fmt.Printf("\nAct %d. %s\n\n", n+1, act.Title)
+		for _, step := range act.Steps {
+			number++
+			stepBegin := time.Now()
+			fmt.Printf("%d. %s\n", number, step.Title)
+			if err := step.Run(ctx); err != nil {
+				return fmt.Errorf("step %d does not hold: %w", number, err)
+			}
+			fmt.Printf("   %6.2fs\n", time.Since(stepBegin).Seconds())
 		}
-		fmt.Printf("   %6.2fs\n", time.Since(stepBegin).Seconds())
 	}
-	fmt.Printf("The story holds: %.1fs\n", time.Since(begin).Seconds())
+	fmt.Printf("\nThe story holds: %.1fs\n", time.Since(begin).Seconds())
 	return nil
 }
 
 func usage(cluster story.Devcluster) string {
 	return fmt.Sprintf(`
 The cluster is still up:
-  %[1]s kubectl --name %[2]s -- get devicepools,xpus,xpunetworks,resourceslices
+  %[1]s kubectl --name %[2]s -- get devicepools,xpus,xpunetworks,resourceslices,net-attach-def
   %[1]s exec --name %[2]s node1 -- ip link
   make demo-down
 `, cluster.Program, cluster.Name)
