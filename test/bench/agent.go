@@ -14,6 +14,8 @@ import (
 
 	"github.com/go-logr/logr"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/podresources/podresourcestest"
+	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/simulate"
 )
 
@@ -23,31 +25,40 @@ const pfs = 4
 // host is a simulated host: a sysfs tree, and the directories that an agent on it uses.
 type host struct {
 	dir       string
+	runDir    string // in memory
 	vfs       int
 	simulated *simulate.Host
 	functions []simulate.Function
+	xpu       *netns.Namespace // of the representors, where there are netdevs
 }
 
 // newHost makes a host with a card of 4 PFs.
 func (b *bench) newHost(ctx context.Context, vfs int) (*host, error) {
-	dir, err := os.MkdirTemp(b.dir, "host-")
+	h, err := b.simulate(ctx, vfs, simulate.Config{})
 	if err != nil {
 		return nil, err
 	}
-	h := &host{dir: dir, vfs: vfs}
-	h.simulated, err = simulate.New(ctx, simulate.Config{
-		Root: dir, Cards: []simulate.Card{{PFs: pfs, VFs: vfs / pfs}}, Log: logr.Discard(),
-	})
-	if err != nil {
-		return nil, fmt.Errorf("simulated host: %w", err)
-	}
-	h.functions = h.simulated.Functions()
 	for _, f := range h.functions {
 		if err := h.showNetdev(f); err != nil {
 			return nil, errors.Join(err, h.close())
 		}
 	}
 	return h, h.clear()
+}
+
+// simulate makes a host as the configuration says, which need not have more than network namespaces.
+func (b *bench) simulate(ctx context.Context, vfs int, config simulate.Config) (*host, error) {
+	dir, err := os.MkdirTemp(b.dir, "host-")
+	if err != nil {
+		return nil, err
+	}
+	h := &host{dir: dir, runDir: filepath.Join(b.runDir, filepath.Base(dir)), vfs: vfs}
+	config.Root, config.Cards, config.Log = dir, []simulate.Card{{PFs: pfs, VFs: vfs / pfs}}, logr.Discard()
+	if h.simulated, err = simulate.New(ctx, config); err != nil {
+		return nil, fmt.Errorf("simulated host: %w", err)
+	}
+	h.functions = h.simulated.Functions()
+	return h, nil
 }
 
 // showNetdev shows a netdev that there is none of: what an agent reads about it when it starts.
@@ -63,15 +74,24 @@ func (h *host) showNetdev(f simulate.Function) error {
 	return errors.Join(errs...)
 }
 
-func (h *host) close() error { return errors.Join(h.simulated.Close(), os.RemoveAll(h.dir)) }
+func (h *host) close() error {
+	err := errors.Join(h.simulated.Close(), os.RemoveAll(h.dir), os.RemoveAll(h.runDir))
+	if h.xpu != nil {
+		err = errors.Join(err, h.xpu.Close())
+	}
+	return err
+}
 
 func (h *host) path(name string) string { return filepath.Join(h.dir, name) }
+
+func (h *host) cniSocket() string { return filepath.Join(h.runDir, "agent/cni.sock") }
+func (h *host) spoolDir() string  { return h.path("state/spool") }
 
 // clear forgets what an agent left.
 func (h *host) clear() error {
 	var errs []error
-	for _, name := range []string{"state", "kubelet", "cdi"} {
-		errs = append(errs, os.RemoveAll(h.path(name)), os.Mkdir(h.path(name), 0o755))
+	for _, dir := range []string{h.path("state"), h.path("kubelet"), h.path("cdi"), h.runDir} {
+		errs = append(errs, os.RemoveAll(dir), os.Mkdir(dir, 0o755))
 	}
 	return errors.Join(append(errs, os.Mkdir(h.path("kubelet/plugins_registry"), 0o755))...)
 }
@@ -80,18 +100,46 @@ func (h *host) clear() error {
 type agent struct {
 	*process
 	address string // of its metrics
+	// kubelet says what pods have, as the agent wants to know before it offers anything.
+	kubelet *podresourcestest.Kubelet
 }
 
+func (a *agent) end() error {
+	err := a.process.end()
+	a.kubelet.Stop()
+	return err
+}
+
+// startAgent starts an agent of the cluster.
 func (b *bench) startAgent(c *cluster, h *host) (*agent, error) {
+	return b.startAgentWith(h, "--kubeconfig="+c.agentKubeconfig)
+}
+
+// startDirect starts an agent that has no API server. Its pools are those of [host.writePools].
+func (b *bench) startDirect(h *host, more ...string) (*agent, error) {
+	return b.startAgentWith(h, append([]string{"--provisioner=direct", "--config-file=" + h.path("config.json")}, more...)...)
+}
+
+func (b *bench) startAgentWith(h *host, mode ...string) (*agent, error) {
 	address, err := freeAddress()
 	if err != nil {
 		return nil, err
 	}
-	p, err := b.start(h.dir, "xpu-agent",
-		"--node-name="+nodeName, "--kubeconfig="+c.agentKubeconfig, "--sys-root="+h.simulated.SysRoot(),
-		"--state-dir="+h.path("state"), "--kubelet-dir="+h.path("kubelet"), "--cdi-dir="+h.path("cdi"),
-		"--nri-socket="+h.path("nri.sock"), "--listen="+address)
-	return &agent{p, address}, err
+	kubelet, err := podresourcestest.Start(h.path("kubelet"))
+	if err != nil {
+		return nil, err
+	}
+	p, err := b.start(h.dir, "xpu-agent", append([]string{
+		"--node-name=" + nodeName, "--sys-root=" + h.simulated.SysRoot(),
+		"--state-dir=" + h.path("state"), "--kubelet-dir=" + h.path("kubelet"), "--cdi-dir=" + h.path("cdi"),
+		"--cni-socket=" + h.cniSocket(), "--spool-dir=" + h.spoolDir(), "--devinfo-dir=" + filepath.Join(h.runDir, "devinfo"),
+		"--hooks-dir=" + h.path("hooks.d"), "--nri-socket=" + h.path("nri.sock"), "--listen=" + address,
+	}, mode...)...)
+	if err != nil {
+		kubelet.Stop()
+		return nil, err
+	}
+	return &agent{p, address, kubelet}, nil
 }
 
 // freeAddress is one of loopback that nobody listens on. The network namespace is ours alone.

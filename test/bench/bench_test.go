@@ -43,10 +43,40 @@ func TestMissed(t *testing.T) {
 		"within the factor":      {Measurement{Samples: three, ReferenceSamples: []float64{1}, Goal: atMostTimes(2)}, false},
 		"beyond the factor":      {Measurement{Samples: three, ReferenceSamples: []float64{1}, Goal: atMostTimes(1.9)}, true},
 		"factor of no reference": {Measurement{Samples: three, Goal: atMostTimes(100)}, true},
+		"less than the factor":   {Measurement{Samples: three, ReferenceSamples: []float64{2.1}, Goal: lessThanTimes(1)}, false},
+		"the very factor":        {Measurement{Samples: three, ReferenceSamples: []float64{2}, Goal: lessThanTimes(1)}, true},
 	} {
 		if got := test.m.missed(); got != test.want {
 			t.Errorf("%s: missed is %t, want %t", name, got, test.want)
 		}
+	}
+}
+
+func TestPercentile(t *testing.T) {
+	hundred := make([]float64, 100)
+	for i := range hundred {
+		hundred[i] = float64(100 - i)
+	}
+	for name, test := range map[string]struct {
+		samples []float64
+		percent int
+		want    float64
+	}{
+		"none":   {nil, 99, 0},
+		"one":    {[]float64{7}, 99, 7},
+		"middle": {hundred, 50, 50},
+		"p99":    {hundred, 99, 99},
+		"all":    {hundred, 100, 100},
+	} {
+		if got := percentile(test.samples, test.percent); got != test.want {
+			t.Errorf("%s: percentile %d is %g, want %g", name, test.percent, got, test.want)
+		}
+	}
+}
+
+func TestWithout(t *testing.T) {
+	if diff := cmp.Diff([]float64{8, 18}, without([]float64{1, 2, 50}, []float64{10, 20})); diff != "" {
+		t.Errorf("samples (-want +got):\n%s", diff)
 	}
 }
 
@@ -141,6 +171,10 @@ func TestQuick(t *testing.T) {
 	for _, row := range []string{
 		"start to 64 VFs published", "restart with 64 VFs, writes", "idle for 2s, writes", "memory (RSS) idle", "Prepare a claim",
 		"Prepare 4 claims at once", "attach a Function", "detach a Function", "Port up at opi-bridge", "size of the program",
+		"start to 64 VFs in 1 pool registered", "start to 64 VFs in 1 pool listed", "VF added", "VF removed",
+		"Allocate one of 64 VFs, p50", "Allocate one of 64 VFs, p99", "direct mode, memory (RSS) idle",
+		"start of the shim", "ADD by the shim", "DEL by the shim", "4 ADDs at once", "shim, memory (RSS)",
+		"ADD with a network, direct", "ADD with a network, crd",
 		"one pod's life, writes",
 	} {
 		if !strings.Contains(string(out), row) {

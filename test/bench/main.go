@@ -19,6 +19,7 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 )
 
@@ -27,8 +28,9 @@ type bench struct {
 	source, bin, assets string
 	quick               bool
 
-	// dir is for everything that is written; it is removed at the end.
-	dir     string
+	// dir is for everything that is written; it is removed at the end. runDir in it is in memory, as /run is.
+	dir, runDir string
+
 	cluster *cluster
 }
 
@@ -62,6 +64,11 @@ func benchmarks() []benchmark {
 		{"attach", measureAttach},
 		{"port", measurePort},
 		{"memory", measureControllerMemory},
+		{"plugin", measurePlugins},
+		{"vf", measureVF},
+		{"allocate", measureAllocate},
+		{"shim", measureShim},
+		{"provision", measureProvision},
 		{"size", measureSizes},
 		{"writes", measureWrites},
 	}
@@ -157,6 +164,15 @@ func isolate(ctx context.Context) error {
 	return nil
 }
 
+// unmount takes a mount away that may not be there.
+func unmount(path string) error {
+	err := unix.Unmount(path, unix.MNT_DETACH)
+	if err == nil || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	return fmt.Errorf("unmount %s: %w", path, err)
+}
+
 func (b *bench) run(ctx context.Context, selected []benchmark) (err error) {
 	for _, path := range []*string{&b.source, &b.bin, &b.assets} {
 		if *path, err = filepath.Abs(*path); err != nil {
@@ -178,16 +194,20 @@ func (b *bench) run(ctx context.Context, selected []benchmark) (err error) {
 		if b.cluster != nil {
 			err = errors.Join(err, b.cluster.stop())
 		}
-		err = errors.Join(err, os.RemoveAll(b.dir))
+		err = errors.Join(err, unmount(b.runDir), os.RemoveAll(b.dir))
 	}()
+	b.runDir = filepath.Join(b.dir, "run")
+	if err := errors.Join(os.Mkdir(b.runDir, 0o755), unix.Mount("bench", b.runDir, "tmpfs", 0, "")); err != nil {
+		return fmt.Errorf("mount %s: %w", b.runDir, err)
+	}
 	var measurements []Measurement
 	for _, m := range selected {
 		begin := time.Now()
 		some, err := m.run(ctx, b)
-		if err != nil {
-			return fmt.Errorf("%s: %w", m.name, err)
+		if err != nil { // what is measured is worth a look
+			return errors.Join(fmt.Errorf("%s: %w", m.name, err), printTable(os.Stdout, measurements))
 		}
-		fmt.Fprintf(os.Stderr, "%-8s %5.1f s\n", m.name, time.Since(begin).Seconds())
+		fmt.Fprintf(os.Stderr, "%-9s %5.1f s\n", m.name, time.Since(begin).Seconds())
 		measurements = append(measurements, some...)
 	}
 	return printTable(os.Stdout, measurements)

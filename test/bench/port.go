@@ -53,11 +53,20 @@ func (b *bench) portOfBridge(ctx context.Context) (m Measurement, err error) {
 	if err != nil {
 		return m, err
 	}
-	p, err := b.start(b.dir, "opi-bridge", "--listen="+address, "--state="+filepath.Join(b.dir, "opi-bridge.db"))
+	p, err := b.startBridge(ctx, address, filepath.Join(b.dir, "opi-bridge.db"))
 	if err != nil {
 		return m, err
 	}
 	defer func() { err = errors.Join(err, p.end()) }()
+	return b.comparePorts(ctx, address, "Port up at opi-bridge")
+}
+
+// startBridge starts our own OPI agent and waits until it listens.
+func (b *bench) startBridge(ctx context.Context, address, state string) (*process, error) {
+	p, err := b.start(filepath.Dir(state), "opi-bridge", "--listen="+address, "--state="+state)
+	if err != nil {
+		return nil, err
+	}
 	err = p.await(ctx, "listens", func(context.Context) error {
 		conn, err := net.Dial("tcp", address)
 		if err != nil {
@@ -66,9 +75,9 @@ func (b *bench) portOfBridge(ctx context.Context) (m Measurement, err error) {
 		return conn.Close()
 	})
 	if err != nil {
-		return m, err
+		return nil, errors.Join(err, p.end())
 	}
-	return b.comparePorts(ctx, address, "Port up at opi-bridge")
+	return p, nil
 }
 
 const (

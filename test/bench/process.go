@@ -85,13 +85,19 @@ var residentSize = regexp.MustCompile(`VmRSS:\s+([0-9]+) kB`)
 
 // resident is the memory of the process that is in RAM, in bytes (VmRSS, proc_pid_status(5)).
 func (p *process) resident() (float64, error) {
-	status, err := os.ReadFile("/proc/" + strconv.Itoa(p.cmd.Process.Pid) + "/status")
+	return kilobytes(p.cmd.Process.Pid, "status", residentSize)
+}
+
+// kilobytes reads a number of kB from a file of a process in /proc, in bytes.
+func kilobytes(pid int, file string, pattern *regexp.Regexp) (float64, error) {
+	path := filepath.Join("/proc", strconv.Itoa(pid), file)
+	text, err := os.ReadFile(path)
 	if err != nil {
 		return 0, err
 	}
-	found := residentSize.FindStringSubmatch(string(status))
+	found := pattern.FindStringSubmatch(string(text))
 	if found == nil {
-		return 0, fmt.Errorf("%s has no VmRSS", p.name)
+		return 0, fmt.Errorf("%s: has no %s", path, pattern)
 	}
 	kB, err := strconv.ParseFloat(found[1], 64)
 	return kB * 1024, err
@@ -139,7 +145,11 @@ func measureSizes(_ context.Context, b *bench) ([]Measurement, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%w; make images builds it", err)
 		}
-		out = append(out, Measurement{What: program.Name() + ", size of the program", Unit: Bytes, Samples: []float64{float64(info.Size())}})
+		m := Measurement{What: program.Name() + ", size of the program", Unit: Bytes, Samples: []float64{float64(info.Size())}}
+		if program.Name() == shim {
+			m.Goal = lessThan(5e6)
+		}
+		out = append(out, m)
 	}
 	return out, nil
 }

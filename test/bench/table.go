@@ -39,6 +39,9 @@ type Goal struct {
 func atMost(most float64) Goal   { return Goal{Most: most, set: true} }
 func lessThan(most float64) Goal { return Goal{Most: most, Exclusive: true, set: true} }
 func atMostTimes(n float64) Goal { return Goal{Most: n, OfReference: true, set: true} }
+func lessThanTimes(n float64) Goal {
+	return Goal{Most: n, Exclusive: true, OfReference: true, set: true}
+}
 
 // Seconds is the Unit of durations.
 func Seconds(s float64) string {
@@ -125,6 +128,8 @@ func spread(unit Unit, samples []float64) string {
 
 func (g Goal) text(unit Unit) string {
 	switch {
+	case g.OfReference && g.Exclusive:
+		return fmt.Sprintf("< %gx", g.Most)
 	case g.OfReference:
 		return fmt.Sprintf("<= %gx", g.Most)
 	case g.Exclusive:
