@@ -20,14 +20,16 @@ func main() {
 }
 
 func run(dir string) error {
-	flags, err := flagsPage([]string{"xpu-agent", "xpu-controller", "opi-bridge"})
+	flags, err := flagsPage([]string{"xpu-agent", "xpu-agent install-cni", "xpu-controller", "opi-bridge", "xpuctl", "xpuctl convert sriovdp"})
 	if err != nil {
 		return err
 	}
 	metrics, err := metricsPage([]program{
-		{"xpu-agent", []string{"pkg/inventory", "pkg/dra", "pkg/version"}},
-		{"xpu-controller", []string{"pkg/provision", "pkg/version"}},
-		{"opi-bridge", []string{"pkg/opibridge", "pkg/version"}},
+		{"xpu-agent", []string{
+			"pkg/inventory", "pkg/declare", "pkg/deviceplugin", "pkg/dra", "pkg/provisioner", "pkg/cniserver", "pkg/hooks", "pkg/version/buildinfo",
+		}},
+		{"xpu-controller", []string{"pkg/provision", "pkg/version/buildinfo"}},
+		{"opi-bridge", []string{"pkg/opibridge", "pkg/version/buildinfo"}},
 	})
 	if err != nil {
 		return err
@@ -51,12 +53,12 @@ func tidyAPI(path string) error {
 	return os.WriteFile(path, []byte(tidy), 0o644)
 }
 
-// flagsPage is what the programs say to --help.
+// flagsPage is what the programs, with their subcommands, say to --help.
 func flagsPage(programs []string) ([]byte, error) {
 	var page bytes.Buffer
 	page.WriteString("# Flags\n\n<!-- Made by docs/gen from --help. Do not edit. -->\n")
 	for _, name := range programs {
-		cmd := exec.Command("go", "run", "./cmd/"+name, "--help")
+		cmd := exec.Command("go", append([]string{"run"}, strings.Fields("./cmd/"+name+" --help")...)...)
 		// Defaults that come from the environment would be this machine's.
 		cmd.Env = append(os.Environ(), "NODE_NAME=", "POD_NAMESPACE=")
 		cmd.Stderr = os.Stderr
