@@ -1,0 +1,252 @@
+// Guestinit is process 1 of a test guest: it mounts what programs expect, loads kernel modules, makes VFs, runs the
+// commands of its plan and ends the machine with their exit status. Commands write to the second serial port, where
+// the kernel does not.
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
+)
+
+const pciDevices = "/sys/bus/pci/devices"
+
+func main() {
+	status := 1
+	output, err := start()
+	if err == nil {
+		status, err = run(output)
+	}
+	if err != nil {
+		fmt.Println("guestinit:", err) // on the console, as there may be no other output
+		if output != nil {
+			fmt.Fprintln(output, "guestinit:", err)
+		}
+	}
+	end(output, min(status, plan.MaxStatus))
+}
+
+// start makes the machine usable and returns where output goes.
+func start() (*os.File, error) {
+	for _, m := range []struct{ source, target, kind string }{
+		{"proc", "/proc", "proc"},
+		{"sysfs", "/sys", "sysfs"},
+		{"devtmpfs", "/dev", "devtmpfs"},
+		{"tmpfs", "/run", "tmpfs"},
+		{"tmpfs", "/tmp", "tmpfs"},
+		{"debugfs", "/sys/kernel/debug", "debugfs"},
+		{"cgroup2", "/sys/fs/cgroup", "cgroup2"},
+	} {
+		if err := os.MkdirAll(m.target, 0o755); err != nil {
+			return nil, err
+		}
+		if err := unix.Mount(m.source, m.target, m.kind, 0, ""); err != nil {
+			return nil, fmt.Errorf("mount %s: %w", m.target, err)
+		}
+	}
+	for name, value := range map[string]string{
+		"PATH": "/usr/sbin:/usr/bin", "PS1": "guest:\\w# ", "HOME": "/root", "TMPDIR": "/tmp",
+	} {
+		if err := os.Setenv(name, value); err != nil {
+			return nil, err
+		}
+	}
+	return os.OpenFile("/dev/ttyS1", os.O_WRONLY|unix.O_NOCTTY, 0)
+}
+
+func run(output *os.File) (status int, err error) {
+	p, err := read()
+	if err != nil {
+		return 1, err
+	}
+	if err := os.Setenv(plan.GuestVariable, p.Guest); err != nil {
+		return 1, err
+	}
+	var release unix.Utsname
+	if err := unix.Uname(&release); err != nil {
+		return 1, err
+	}
+	tell(output, plan.Event{Kind: plan.Ready, Name: unix.ByteSliceToString(release.Release[:])})
+	for _, module := range p.Modules {
+		if err := load(module); err != nil {
+			return 1, fmt.Errorf("load %s: %w", module.File, err)
+		}
+	}
+	if err := networks(p.VFs); err != nil {
+		return 1, err
+	}
+	for _, c := range p.Commands {
+		tell(output, plan.Event{Kind: plan.Begin, Name: c.Name})
+		this := command(output, c)
+		tell(output, plan.Event{Kind: plan.End, Status: this, Name: c.Name})
+		status = max(status, this)
+	}
+	if p.Shell {
+		status = shell()
+	}
+	return status, nil
+}
+
+func read() (plan.Plan, error) {
+	content, err := os.ReadFile(plan.Path)
+	if err != nil {
+		return plan.Plan{}, err
+	}
+	var p plan.Plan
+	if err := json.Unmarshal(content, &p); err != nil {
+		return plan.Plan{}, fmt.Errorf("%s: %w", plan.Path, err)
+	}
+	return p, nil
+}
+
+func load(module plan.Module) error {
+	file, err := os.Open(filepath.Join(plan.Modules, module.File))
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	flags := 0
+	if filepath.Ext(module.File) != ".ko" {
+		flags = unix.MODULE_INIT_COMPRESSED_FILE
+	}
+	if err := unix.FinitModule(int(file.Fd()), module.Options, flags); err != nil && !errors.Is(err, unix.EEXIST) {
+		return err
+	}
+	return nil
+}
+
+// networks brings up lo and the PFs, and makes VFs.
+func networks(vfs int) error {
+	pfs, err := filepath.Glob(filepath.Join(pciDevices, "*/sriov_numvfs"))
+	if err != nil {
+		return err
+	}
+	if err := up("lo"); err != nil {
+		return err
+	}
+	for _, numVFs := range pfs {
+		pf := filepath.Dir(numVFs)
+		name, err := await(filepath.Join(pf, "net/*"))
+		if err != nil {
+			return err
+		}
+		if err := up(filepath.Base(name)); err != nil {
+			return err
+		}
+		if vfs == 0 {
+			continue
+		}
+		if err := os.WriteFile(numVFs, []byte(strconv.Itoa(vfs)), 0); err != nil {
+			return err
+		}
+		for i := range vfs {
+			if _, err := await(filepath.Join(pf, fmt.Sprintf("virtfn%d/net/*", i))); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// await waits for the first match of a pattern: drivers make netdevs after the device is there.
+func await(pattern string) (string, error) {
+	const patience = 20 * time.Second
+	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		found, err := filepath.Glob(pattern)
+		if err != nil {
+			return "", err
+		}
+		if len(found) > 0 {
+			return found[0], nil
+		}
+		if time.Now().After(end) {
+			return "", fmt.Errorf("%s: none within %s: %w", pattern, patience, fs.ErrNotExist)
+		}
+	}
+}
+
+func up(netdev string) error {
+	link, err := netlink.LinkByName(netdev)
+	if err == nil {
+		err = netlink.LinkSetUp(link)
+	}
+	if err != nil {
+		return fmt.Errorf("netdev %s: %w", netdev, err)
+	}
+	return nil
+}
+
+func command(output *os.File, c plan.Command) (status int) {
+	cmd := exec.Command(c.Args[0], c.Args[1:]...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = c.Dir, output, output
+	return statusOf(output, cmd.Run())
+}
+
+// shell runs a shell on the console, with job control and busybox for whatever program is not there.
+func shell() (status int) {
+	const busybox = "/usr/bin/busybox"
+	_ = exec.Command(busybox, "--install", "-s", "/usr/bin").Run() // what is there already is an error
+	cmd := exec.Command(busybox, "setsid", "-c", "/usr/bin/bash", "--norc")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.Dir = "/root"
+	return statusOf(os.Stdout, cmd.Run())
+}
+
+// statusOf is a program's exit status, as a shell gives it.
+func statusOf(output *os.File, err error) int {
+	if err == nil {
+		return 0
+	}
+	fmt.Fprintln(output, err)
+	exit, exited := errors.AsType[*exec.ExitError](err)
+	if !exited {
+		return 127
+	}
+	if code := exit.ExitCode(); code > 0 {
+		return code
+	}
+	return 1 // by a signal
+}
+
+func tell(output *os.File, e plan.Event) {
+	e.Uptime = uptime()
+	fmt.Fprintln(output, e)
+}
+
+func uptime() time.Duration {
+	content, err := os.ReadFile("/proc/uptime")
+	if err != nil {
+		return 0
+	}
+	seconds, _, _ := strings.Cut(string(content), " ")
+	value, err := strconv.ParseFloat(seconds, 64)
+	if err != nil {
+		return 0
+	}
+	return time.Duration(value * float64(time.Second))
+}
+
+// end ends the machine. QEMU exits at once, so what is on its way through the serial ports is waited for.
+func end(output *os.File, status int) {
+	if output != nil {
+		tell(output, plan.Event{Kind: plan.Exit, Status: status})
+		_ = unix.IoctlSetInt(int(output.Fd()), unix.TCSBRK, 1) // tcdrain(3)
+	}
+	_ = unix.IoctlSetInt(int(os.Stdout.Fd()), unix.TCSBRK, 1)
+	if port, err := os.OpenFile("/dev/port", os.O_WRONLY, 0); err == nil {
+		_, _ = port.WriteAt([]byte{byte(status + plan.Offset)}, plan.Port)
+	}
+	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF) // not reached, but for a machine without that port
+}

@@ -1,0 +1,101 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
+)
+
+// report makes a few lines of what a guest tells: one for each test, and all that a suite wrote if it fails.
+type report struct {
+	out, log io.Writer
+	verbose  bool
+	pending  []string // suites that have not ended yet
+	current  string   // suite, "" between two
+	begun    time.Duration
+	output   []string // of the current suite
+	passed   int
+	skipped  []string // tests of the current suite
+	problems []string
+}
+
+func newReport(out, log io.Writer, selected []suite, verbose bool) *report {
+	return &report{out: out, log: log, verbose: verbose, pending: names(selected)}
+}
+
+// result is the line that package testing ends a test with.
+var result = regexp.MustCompile(`^ *--- (PASS|FAIL|SKIP): (\S+) \((\S+)\)$`)
+
+// line takes one line of the guest's output.
+func (r *report) line(text string) {
+	fmt.Fprintln(r.log, text)
+	if e, ok := plan.ParseEvent(text); ok {
+		r.event(e)
+		return
+	}
+	r.output = append(r.output, text)
+	if r.verbose || r.current == "" {
+		fmt.Fprintln(r.out, text)
+	}
+	test := result.FindStringSubmatch(text)
+	if test == nil {
+		return
+	}
+	if !r.verbose {
+		fmt.Fprintf(r.out, "  %s %s/%s (%s)\n", strings.ToLower(test[1]), r.current, test[2], test[3])
+	}
+	switch test[1] {
+	case "PASS":
+		r.passed++
+	case "SKIP":
+		r.skipped = append(r.skipped, test[2])
+	}
+}
+
+func (r *report) event(e plan.Event) {
+	switch e.Kind {
+	case plan.Ready:
+		fmt.Fprintf(r.out, "guest runs Linux %s after %.1f s\n", e.Name, e.Uptime.Seconds())
+	case plan.Begin:
+		r.current, r.begun, r.output, r.passed, r.skipped = e.Name, e.Uptime, nil, 0, nil
+	case plan.End:
+		r.end(e)
+	}
+}
+
+func (r *report) end(e plan.Event) {
+	r.current = ""
+	r.pending = slices.DeleteFunc(r.pending, func(name string) bool { return name == e.Name })
+	problem := ""
+	switch {
+	case e.Status != 0:
+		problem = fmt.Sprintf("%s ended with status %d", e.Name, e.Status)
+	case len(r.skipped) > 0:
+		problem = fmt.Sprintf("%s skipped %s", e.Name, strings.Join(r.skipped, ", "))
+	case r.passed == 0:
+		problem = e.Name + " ran no test"
+	}
+	if problem == "" {
+		fmt.Fprintf(r.out, "PASS %s: %d tests in %.1f s\n", e.Name, r.passed, (e.Uptime - r.begun).Seconds())
+		return
+	}
+	r.problems = append(r.problems, problem)
+	if !r.verbose {
+		fmt.Fprintln(r.out, strings.Join(r.output, "\n"))
+	}
+	fmt.Fprintln(r.out, "FAIL", problem)
+}
+
+// wrong says, after the guest's end, what failed; nothing if all suites passed.
+func (r *report) wrong() []string {
+	wrong := r.problems
+	for _, name := range r.pending {
+		wrong = append(wrong, name+" did not run to its end")
+	}
+	return wrong
+}

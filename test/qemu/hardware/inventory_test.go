@@ -1,0 +1,361 @@
+package hardware
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr/testr"
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/pci"
+	"github.com/opiproject/xpu-device-plugin/test/netns"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
+)
+
+const devices = "/sys/bus/pci/devices"
+
+// patience bounds what tests wait for; it is never waited for in full unless something is wrong.
+const patience = 15 * time.Second
+
+// inGuest skips a test that is not run in that guest of test/qemu, whose devices are nobody's.
+func inGuest(t *testing.T, name string) {
+	t.Helper()
+	if os.Getenv(plan.GuestVariable) != name {
+		t.Skipf("changes the machine's PCI devices: make test-qemu runs it in guest %s", name)
+	}
+}
+
+// physicalFunctions are the PFs of the guest, sorted.
+func physicalFunctions(t *testing.T) []pci.Address {
+	t.Helper()
+	found, err := filepath.Glob(filepath.Join(devices, "*/sriov_numvfs"))
+	if err != nil || len(found) == 0 {
+		t.Fatalf("no PF: %v", err)
+	}
+	var pfs []pci.Address
+	for _, file := range found {
+		pfs = append(pfs, pci.Address(filepath.Base(filepath.Dir(file))))
+	}
+	slices.Sort(pfs)
+	return pfs
+}
+
+func attribute(t *testing.T, device pci.Address, name string) string {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join(devices, string(device), name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(content))
+}
+
+func number(t *testing.T, device pci.Address, name string) int {
+	t.Helper()
+	n, err := strconv.Atoi(attribute(t, device, name))
+	if err != nil {
+		t.Fatalf("%s of %s: %v", name, device, err)
+	}
+	return n
+}
+
+// target is the last part of what a symbolic link of the device names, "" if there is no link.
+func target(device pci.Address, name string) string {
+	link, err := os.Readlink(filepath.Join(devices, string(device), name))
+	if err != nil {
+		return ""
+	}
+	return filepath.Base(link)
+}
+
+func netdev(device pci.Address) string {
+	entries, err := os.ReadDir(filepath.Join(devices, string(device), "net"))
+	if err != nil || len(entries) == 0 {
+		return ""
+	}
+	return entries[0].Name()
+}
+
+func set(t *testing.T, file, value string) {
+	t.Helper()
+	if err := os.WriteFile(file, []byte(value), 0); err != nil {
+		t.Fatalf("write %q: %v", value, err)
+	}
+}
+
+func setAttribute(t *testing.T, device pci.Address, name, value string) {
+	t.Helper()
+	set(t, filepath.Join(devices, string(device), name), value)
+}
+
+// virtualFunction is the address of a VF as the PF's SR-IOV capability gives it: its routing ID is the PF's plus an
+// offset, plus a stride for each VF before it (PCI Express 6.0, section 9.2.1.2).
+func virtualFunction(t *testing.T, pf pci.Address, index int) pci.Address {
+	t.Helper()
+	var domain, bus, device, function int
+	if _, err := fmt.Sscanf(string(pf), "%04x:%02x:%02x.%d", &domain, &bus, &device, &function); err != nil {
+		t.Fatal(err)
+	}
+	id := bus<<8 | device<<3 | function
+	id += number(t, pf, "sriov_offset") + index*number(t, pf, "sriov_stride")
+	return pci.Address(fmt.Sprintf("%04x:%02x:%02x.%d", domain, id>>8, id>>3&0x1f, id&7))
+}
+
+// expected are the guest's Functions, by what QEMU was told and by other files of sysfs than the inventory reads.
+func expected(t *testing.T) []inventory.Function {
+	t.Helper()
+	var all []inventory.Function
+	for _, pf := range physicalFunctions(t) {
+		f := inventory.Function{
+			ID: inventory.ID{Address: pf}, Kind: inventory.PF, Class: inventory.Network, PF: pf,
+			PFName: netdev(pf), PFDriver: "igb", Index: -1, NumVFs: number(t, pf, "sriov_numvfs"),
+			Vendor: "8086", Device: "10c9", Driver: "igb", NUMANode: -1, PCIeRoot: "pci0000:00",
+			IOMMUGroup: target(pf, "iommu_group"), Netdev: netdev(pf), LinkType: "ether", LinkUp: true,
+		}
+		if strings.HasPrefix(string(pf), "0000:21:") {
+			f.NUMANode, f.PCIeRoot = 1, "pci0000:20"
+		}
+		all = append(all, f)
+		for i := range f.NumVFs {
+			vf := f
+			vf.ID.Address, vf.Kind, vf.Index, vf.NumVFs = virtualFunction(t, pf, i), inventory.VF, i, 0
+			vf.Device, vf.Driver, vf.Netdev = "10ca", "igbvf", netdev(vf.ID.Address)
+			vf.IOMMUGroup = target(vf.ID.Address, "iommu_group")
+			all = append(all, vf)
+		}
+	}
+	slices.SortFunc(all, func(a, b inventory.Function) int { return strings.Compare(a.ID.String(), b.ID.String()) })
+	return all
+}
+
+// TestInventory: what is found equals what the kernel made of QEMU's command line.
+func TestInventory(t *testing.T) {
+	inGuest(t, "igb")
+	want := expected(t)
+	groups := map[string]pci.Address{}
+	for _, f := range want {
+		if f.Netdev == "" || f.IOMMUGroup == "" {
+			t.Fatalf("%s has netdev %q and IOMMU group %q: the guest lacks what is tested", f.ID, f.Netdev, f.IOMMUGroup)
+		}
+		if other, taken := groups[f.IOMMUGroup]; taken && f.Kind == inventory.VF {
+			t.Errorf("%s shares its IOMMU group %s with %s", f.ID, f.IOMMUGroup, other)
+		}
+		groups[f.IOMMUGroup] = f.ID.Address
+	}
+	// igb resets its PF a little after the VFs were made, which takes the carrier away for some seconds.
+	diff := ""
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		got, err := inventory.Read(inventory.Options{SysRoot: "/sys", Log: testr.New(t)})
+		done(t, err)
+		if diff = cmp.Diff(want, got); diff == "" {
+			return
+		}
+	}
+	t.Errorf("Functions (-want +got):\n%s", diff)
+}
+
+// follower is an inventory at work.
+type follower struct {
+	*inventory.Inventory
+	t       *testing.T
+	changed chan struct{}
+}
+
+func follow(t *testing.T) *follower {
+	t.Helper()
+	f := &follower{t: t, changed: make(chan struct{}, 1)}
+	f.Inventory = inventory.New(inventory.Options{SysRoot: "/sys", Log: testr.New(t), Changed: func() {
+		select {
+		case f.changed <- struct{}{}:
+		default:
+		}
+	}})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- f.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("inventory: %v", err)
+		}
+	})
+	if !f.Synced(ctx) {
+		t.Fatal("the inventory is not there")
+	}
+	return f
+}
+
+// until waits for a state of a PF or VF.
+func (f *follower) until(t *testing.T, begin time.Time, a pci.Address, what string, is func(inventory.Function) bool) {
+	t.Helper()
+	f.await(t, begin, inventory.ID{Address: a}, what, is)
+}
+
+// await waits for a state of a Function, and tells how long that took since begin, when the kernel had made a change.
+func (f *follower) await(
+	t *testing.T, begin time.Time, id inventory.ID, what string, is func(inventory.Function) bool,
+) {
+	t.Helper()
+	late := time.NewTimer(patience)
+	defer late.Stop()
+	for {
+		function, ok := f.Get(id)
+		if ok && is(function) {
+			t.Logf("%s: %s after %s", id, what, time.Since(begin).Round(time.Millisecond))
+			return
+		}
+		select {
+		case <-f.changed:
+		case <-late.C:
+			t.Fatalf("%s never: %s; it is (exists: %v) %+v", id, what, ok, function)
+		}
+	}
+}
+
+// gone waits until a Function is not known any more.
+func (f *follower) gone(t *testing.T, begin time.Time, id inventory.ID) {
+	t.Helper()
+	late := time.NewTimer(patience)
+	defer late.Stop()
+	for {
+		if _, ok := f.Get(id); !ok {
+			t.Logf("%s: gone after %s", id, time.Since(begin).Round(time.Millisecond))
+			return
+		}
+		select {
+		case <-f.changed:
+		case <-late.C:
+			t.Fatalf("%s is still there", id)
+		}
+	}
+}
+
+func linkOf(t *testing.T, name string) netlink.Link {
+	t.Helper()
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		t.Fatalf("netdev %s: %v", name, err)
+	}
+	return link
+}
+
+func done(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestInventoryFollows: what happens to real devices is known soon afterwards, without being asked for.
+func TestInventoryFollows(t *testing.T) {
+	inGuest(t, "igb")
+	pfs := physicalFunctions(t)
+	pf := pfs[len(pfs)-1] // not the one that other tests take first
+	vf := virtualFunction(t, pf, 0)
+	f := follow(t)
+
+	t.Run("VF without driver", func(t *testing.T) {
+		before, _ := f.Get(inventory.ID{Address: vf})
+		set(t, "/sys/bus/pci/drivers/igbvf/unbind", string(vf))
+		begin := time.Now()
+		f.until(t, begin, vf, "no driver, no netdev", func(got inventory.Function) bool {
+			return got.Driver == "" && got.Netdev == "" && got.IOMMUGroup == before.IOMMUGroup
+		})
+	})
+
+	t.Run("VF with vfio-pci", func(t *testing.T) {
+		setAttribute(t, vf, "driver_override", "vfio-pci")
+		set(t, "/sys/bus/pci/drivers_probe", string(vf))
+		begin := time.Now()
+		f.until(t, begin, vf, "driver vfio-pci", func(got inventory.Function) bool { return got.Driver == "vfio-pci" })
+		got, _ := f.Get(inventory.ID{Address: vf})
+		if _, err := os.Stat("/dev/vfio/" + got.IOMMUGroup); err != nil || got.IOMMUGroup == "" {
+			t.Errorf("IOMMU group %q: %v", got.IOMMUGroup, err)
+		}
+		set(t, "/sys/bus/pci/drivers/vfio-pci/unbind", string(vf))
+		setAttribute(t, vf, "driver_override", "\n")
+		set(t, "/sys/bus/pci/drivers_probe", string(vf))
+		begin = time.Now()
+		f.until(t, begin, vf, "driver igbvf, a netdev", func(got inventory.Function) bool {
+			return got.Driver == "igbvf" && got.Netdev != ""
+		})
+	})
+
+	t.Run("PF renamed", func(t *testing.T) {
+		name := netdev(pf)
+		for _, next := range []string{"uplink0", name} {
+			link := linkOf(t, netdev(pf))
+			done(t, netlink.LinkSetDown(link))
+			done(t, netlink.LinkSetName(link, next))
+			begin := time.Now()
+			done(t, netlink.LinkSetUp(link))
+			f.until(t, begin, vf, "PF is "+next, func(got inventory.Function) bool { return got.PFName == next })
+		}
+	})
+
+	t.Run("VF in a pod", func(t *testing.T) {
+		f.until(t, time.Now(), vf, "link up", func(got inventory.Function) bool { return got.LinkUp })
+		before, _ := f.Get(inventory.ID{Address: vf})
+		pod := netns.New(t)
+		done(t, netlink.LinkSetNsFd(linkOf(t, before.Netdev), pod.Fd()))
+		begin := time.Now()
+		f.until(t, begin, vf, "netdev away", func(got inventory.Function) bool { return got.Netdev == "" })
+		got, _ := f.Get(inventory.ID{Address: vf})
+		want := before
+		want.Netdev = ""
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("more than the netdev changed (-want +got):\n%s", diff)
+		}
+		own, err := unix.Open("/proc/1/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		done(t, err)
+		defer unix.Close(own)
+		link, err := pod.Handle().LinkByName(before.Netdev)
+		done(t, err)
+		done(t, pod.Handle().LinkSetNsFd(link, own))
+		begin = time.Now()
+		f.until(t, begin, vf, "netdev back", func(got inventory.Function) bool { return got.Netdev == before.Netdev })
+	})
+
+	t.Run("link down and up", func(t *testing.T) {
+		link := linkOf(t, netdev(pf))
+		done(t, netlink.LinkSetDown(link))
+		begin := time.Now()
+		f.until(t, begin, vf, "link down", func(got inventory.Function) bool { return !got.LinkUp })
+		done(t, netlink.LinkSetUp(link))
+		begin = time.Now() // the card needs some time itself
+		f.until(t, begin, vf, "link up", func(got inventory.Function) bool { return got.LinkUp })
+	})
+
+	t.Run("VFs end and are made", func(t *testing.T) {
+		setAttribute(t, pf, "sriov_numvfs", "0")
+		begin := time.Now()
+		f.gone(t, begin, inventory.ID{Address: vf})
+		setAttribute(t, pf, "sriov_numvfs", "3")
+		begin = time.Now()
+		f.until(t, begin, virtualFunction(t, pf, 2), "there, with netdev", func(got inventory.Function) bool {
+			return got.Index == 2 && got.Netdev != ""
+		})
+		f.until(t, begin, pf, "3 VFs", func(got inventory.Function) bool { return got.NumVFs == 3 })
+	})
+
+	t.Run("PF removed and found again", func(t *testing.T) {
+		setAttribute(t, pf, "remove", "1")
+		begin := time.Now()
+		f.gone(t, begin, inventory.ID{Address: vf})
+		f.gone(t, begin, inventory.ID{Address: pf})
+		set(t, "/sys/bus/pci/rescan", "1")
+		begin = time.Now()
+		f.until(t, begin, pf, "there, with netdev and without VFs", func(got inventory.Function) bool {
+			return got.Netdev != "" && got.NumVFs == 0
+		})
+	})
+}

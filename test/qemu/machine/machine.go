@@ -1,0 +1,214 @@
+// Package machine runs a guest under QEMU: a PC with emulated igb cards, each with an SR-IOV PF, and no network to the
+// outside. The processor is emulated too, so that it runs the same on every machine.
+package machine
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/opiproject/xpu-device-plugin/test/qemu/debian"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
+)
+
+// Machine is a guest before it runs.
+type Machine struct {
+	Root      debian.Root // QEMU, firmware and kernel
+	Initramfs string      // file
+	Cards     int         // igb cards, all on one wire
+	MemoryMiB int
+	// Console is the file that the kernel's messages are written to; they go to the terminal if it is "".
+	Console string
+	// Boot is how long the guest may take until its process 1 runs, and Limit until it ends.
+	Boot, Limit time.Duration
+}
+
+// The ways a guest can fail to end by itself.
+var (
+	ErrNoBoot = errors.New("the guest did not boot")
+	ErrHangs  = errors.New("the guest did not end")
+)
+
+// Run runs the guest and returns its exit status. Each line of what its commands write, and of its events, is given to
+// line. Where the guest does not end by itself the error says what it did last.
+func (m Machine) Run(ctx context.Context, line func(string)) (status int, err error) {
+	command, err := m.command()
+	if err != nil {
+		return 0, err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	w := &watch{line: line, last: "nothing", late: time.AfterFunc(m.Boot, func() {
+		cancel(fmt.Errorf("%w within %s", ErrNoBoot, m.Boot))
+	})}
+	defer w.late.Stop()
+	if m.Limit > 0 {
+		defer time.AfterFunc(m.Limit, func() { cancel(fmt.Errorf("%w within %s", ErrHangs, m.Limit)) }).Stop()
+	}
+	said, err := m.run(ctx, command, w)
+	if cause := context.Cause(ctx); cause != nil {
+		return 0, fmt.Errorf("%w: the last that it told of is %q%s", cause, w.last, m.messages())
+	}
+	var code int
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		code = exit.ExitCode()
+	} else if err != nil {
+		return 0, err
+	}
+	status, ok := plan.Status(code)
+	if !ok {
+		return 0, fmt.Errorf("QEMU ended with status %d, not by the guest: the last that it told of is %q%s\n%s",
+			code, w.last, m.messages(), said)
+	}
+	return status, nil
+}
+
+// run runs QEMU with the guest's second serial port as standard output, and returns what QEMU itself said. QEMU does
+// not outlive this process: the kernel kills it with the thread that started it, which therefore must not end before.
+func (m Machine) run(ctx context.Context, command []string, w *watch) (said string, err error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
+	cmd.Env = append(os.Environ(), "QEMU_MODULE_DIR="+m.Root.Path("/usr/lib/x86_64-linux-gnu/qemu"))
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if m.Console == "" {
+		w.late.Stop() // a person watches
+		cmd.Stdin, cmd.Stdout = os.Stdin, os.Stdout
+		err := cmd.Run()
+		return stderr.String(), err
+	}
+	output, err := cmd.StdoutPipe()
+	if err != nil {
+		return "", err
+	}
+	if err := cmd.Start(); err != nil {
+		return "", err
+	}
+	err = w.read(output)
+	err = errors.Join(cmd.Wait(), err)
+	return stderr.String(), err
+}
+
+// messages are the last ones of the kernel.
+func (m Machine) messages() string {
+	content, err := os.ReadFile(m.Console)
+	if err != nil {
+		return ""
+	}
+	lines := strings.Split(strings.TrimSpace(string(content)), "\n")
+	return fmt.Sprintf("\nEnd of %s:\n%s", m.Console, strings.Join(lines[max(0, len(lines)-20):], "\n"))
+}
+
+// watch hands on what a guest tells.
+type watch struct {
+	line func(string)
+	late *time.Timer // stopped when the guest runs
+	last string
+}
+
+func (w *watch) read(from io.Reader) error {
+	reader := bufio.NewReader(from)
+	for {
+		text, err := reader.ReadString('\n')
+		if text = strings.TrimRight(text, "\r\n"); text != "" {
+			if e, ok := plan.ParseEvent(text); ok {
+				w.late.Stop()
+				w.last = strings.TrimSpace(fmt.Sprintf("%s %s", e.Kind, e.Name))
+			}
+			w.line(text)
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (m Machine) command() ([]string, error) {
+	release, err := m.Root.Kernel()
+	if err != nil {
+		return nil, err
+	}
+	// panic=-1 with -no-reboot ends QEMU at once. PCI devices keep the names eth0, eth1, ... that the kernel gives.
+	kernel := "console=ttyS0 panic=-1 net.ifnames=0 mitigations=off intel_iommu=on quiet"
+	if khz := timestampKHz("/proc/cpuinfo"); khz > 0 {
+		// Under load the guest would measure it wrongly.
+		kernel += fmt.Sprintf(" tsc_early_khz=%d", khz)
+	}
+	args := []string{
+		"-L", m.Root.Path("/usr/share/qemu"), "-L", m.Root.Path("/usr/share/seabios"),
+		"-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max",
+		// With two processors one boot in a hundred was seen to hang.
+		"-smp", "1", "-m", strconv.Itoa(m.MemoryMiB),
+		"-object", fmt.Sprintf("memory-backend-ram,id=memory0,size=%dM", m.MemoryMiB-farMiB),
+		"-object", fmt.Sprintf("memory-backend-ram,id=memory1,size=%dM", farMiB),
+		"-numa", "node,nodeid=0,cpus=0,memdev=memory0", "-numa", "node,nodeid=1,memdev=memory1",
+		"-nodefaults", "-display", "none", "-vga", "none", "-no-reboot",
+		"-device", fmt.Sprintf("isa-debug-exit,iobase=%#x,iosize=1", plan.Port),
+		"-device", "intel-iommu,intremap=off",
+		"-kernel", m.Root.Path("/boot/vmlinuz-" + release), "-initrd", m.Initramfs, "-append", kernel,
+	}
+	if m.Console == "" {
+		args = append(args, "-serial", "mon:stdio", "-serial", "null")
+	} else {
+		args = append(args, "-serial", "file:"+m.Console, "-serial", "stdio")
+	}
+	return m.Root.Command("/usr/bin/qemu-system-x86_64", append(args, m.cards()...)...), nil
+}
+
+// farMiB is the memory of the second NUMA node, which has no processor.
+const farMiB = 128
+
+// cards are igb cards, each in a slot of its own, so that its PF is the only function of its bus. The first one is
+// 0000:01:00.0. The last one, if there are several, is 0000:21:00.0, at a root complex of NUMA node 1.
+func (m Machine) cards() []string {
+	args := []string{"-device", "pxb-pcie,id=far,bus_nr=32,bus=pcie.0,numa_node=1"}
+	for i := range m.Cards {
+		bus := "pcie.0"
+		if i > 0 && i == m.Cards-1 {
+			bus = "far"
+		}
+		args = append(args,
+			"-device", fmt.Sprintf("pcie-root-port,bus=%s,id=slot%d,chassis=%d,slot=%d", bus, i, i+1, i+1),
+			"-netdev", fmt.Sprintf("hubport,hubid=0,id=wire%d", i),
+			"-device", fmt.Sprintf("igb,bus=slot%d,id=card%d,netdev=wire%d,mac=52:54:00:aa:00:%02x,romfile=", i, i, i, i+1),
+		)
+	}
+	return args
+}
+
+// timestampKHz is the rate of this machine's time stamp counter, which a guest sees; 0 if it is unknown.
+func timestampKHz(cpuinfo string) int {
+	content, err := os.ReadFile(filepath.Clean(cpuinfo))
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(content)) {
+		name, value, _ := strings.Cut(line, ":")
+		if strings.TrimSpace(name) != "bogomips" {
+			continue
+		}
+		// Two loops a tick: arch/x86/kernel/cpu/proc.c and init_tsc of arch/x86/kernel/tsc.c.
+		bogomips, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
+		if err != nil {
+			return 0
+		}
+		return int(bogomips / 2 * 1000)
+	}
+	return 0
+}

@@ -1,0 +1,776 @@
+// SPDX-License-Identifier: GPL-2.0
+/* simnic: a software eswitch NIC on top of any PCI function that has an SR-IOV
+ * capability (QEMU's igb: 8086:10c9, VFs 8086:10ca).  No MMIO is touched: real
+ * PCI/sysfs/devlink/auxiliary/netlink objects, software datapath.
+ *  - sriov_numvfs -> pci_enable_sriov, one netdev per VF (parent: the VF)
+ *  - legacy: MAC switch with VST vlan, spoofchk, trust, rate (up to the speed of 25 Gbit/s),
+ *    link-state (ndo_set_vf_*)
+ *  - switchdev: pcivf devlink ports + representors; rep <-> function pipe
+ *  - devlink port add flavour pcisf; port function hw_addr/state/roce; an active SF
+ *    is an auxiliary device <auxprefix>.sf.N with an sfnum file and a netdev
+ *  - devlink rate objects, a health reporter "fw" (echo x > .../simnic_break)
+ */
+#include <linux/module.h>
+#include <linux/pci.h>
+#include <linux/netdevice.h>
+#include <linux/etherdevice.h>
+#include <linux/ethtool.h>
+#include <linux/rtnetlink.h>
+#include <linux/if_link.h>
+#include <linux/auxiliary_bus.h>
+#include <linux/idr.h>
+#include <net/devlink.h>
+
+#define MAX_VFS 127
+static char *auxprefix = "simnic";
+module_param(auxprefix, charp, 0444);
+static DEFINE_IDA(sf_ida);
+static DEFINE_IDA(pf_ida);
+
+struct snic_pf;
+enum kind { UPLINK, REP, FUNC };
+struct snic_fn {
+	struct snic_pf *pf;
+	bool sf, active, roce, port_reg;
+	u32 num;		/* vf number or sfnum */
+	int auxid;
+	u8 mac[ETH_ALEN];
+	struct net_device __rcu *rep, *dev;
+	struct devlink_port port;
+	struct auxiliary_device *aux;
+	struct list_head list;
+	/* legacy VF config */
+	u16 vlan; u8 qos; bool spoofchk, trusted; int link, min, max;
+};
+struct snic_pf {
+	struct pci_dev *pdev;
+	struct devlink *devlink;
+	int id;
+	u16 mode;
+	int nvfs;
+	struct snic_fn *vf[MAX_VFS];
+	struct list_head sfs;
+	struct net_device *uplink;
+	struct devlink_port port;
+	struct netdev_phys_item_id swid;
+	struct devlink_health_reporter *hr;
+};
+struct snic_nd { struct snic_pf *pf; struct snic_fn *fn; enum kind kind; };
+struct snic_aux { struct auxiliary_device adev; struct snic_fn *fn; };
+
+static void deliver(struct sk_buff *skb, struct net_device *to)
+{
+	unsigned int len = skb->len;
+
+	if (!to || !netif_running(to)) {
+		kfree_skb(skb);
+		return;
+	}
+	if (dev_forward_skb(to, skb) == NET_RX_SUCCESS)
+		dev_sw_netstats_rx_add(to, len);
+}
+
+/* legacy mode: one L2 switch per PF; from == NULL is the PF itself */
+static void l2switch(struct snic_pf *pf, struct snic_fn *from, struct sk_buff *skb)
+{
+	struct ethhdr *eth = (struct ethhdr *)skb->data;
+	bool mc = is_multicast_ether_addr(eth->h_dest);
+	u16 vlan = from ? from->vlan : 0;
+	struct net_device *d;
+	struct sk_buff *c;
+	int i;
+
+	if (from && from->spoofchk) {
+		/* without an administrative address it is the VF's own */
+		const u8 *mac = from->mac;
+
+		d = rcu_dereference(from->dev);
+		if (d && is_zero_ether_addr(mac))
+			mac = d->dev_addr;
+		if (!ether_addr_equal(eth->h_source, mac))
+			goto drop;
+	}
+	for (i = 0; i < MAX_VFS; i++) {
+		struct snic_fn *f = READ_ONCE(pf->vf[i]);
+
+		if (!f || f == from || f->vlan != vlan)
+			continue;
+		d = rcu_dereference(f->dev);
+		if (!d)
+			continue;
+		if (mc) {
+			c = skb_clone(skb, GFP_ATOMIC);
+			if (c)
+				deliver(c, d);
+		} else if (ether_addr_equal(eth->h_dest, d->dev_addr)) {
+			deliver(skb, d);
+			return;
+		}
+	}
+	if (from && !vlan && (mc || ether_addr_equal(eth->h_dest, pf->uplink->dev_addr))) {
+		deliver(skb, pf->uplink);
+		return;
+	}
+drop:
+	kfree_skb(skb);
+}
+
+static netdev_tx_t snic_xmit(struct sk_buff *skb, struct net_device *dev)
+{
+	struct snic_nd *nd = netdev_priv(dev);
+	unsigned int len = skb->len;
+	struct net_device *rep;
+
+	dev_sw_netstats_tx_add(dev, 1, len);
+	skb_tx_timestamp(skb);
+	rcu_read_lock();
+	switch (nd->kind) {
+	case REP:
+		deliver(skb, rcu_dereference(nd->fn->dev));
+		break;
+	case FUNC:
+		rep = rcu_dereference(nd->fn->rep);
+		if (rep)
+			deliver(skb, rep);
+		else if (nd->pf->mode == DEVLINK_ESWITCH_MODE_LEGACY)
+			l2switch(nd->pf, nd->fn, skb);
+		else
+			kfree_skb(skb);
+		break;
+	default:
+		if (nd->pf->mode == DEVLINK_ESWITCH_MODE_LEGACY)
+			l2switch(nd->pf, NULL, skb);
+		else
+			kfree_skb(skb);	/* the wire */
+	}
+	rcu_read_unlock();
+	return NETDEV_TX_OK;
+}
+
+static void fn_carrier(struct snic_fn *f)	/* rtnl */
+{
+	struct net_device *d = rtnl_dereference(f->dev), *r = rtnl_dereference(f->rep);
+	bool on;
+
+	if (!d)
+		return;
+	if (r)
+		on = netif_running(r);
+	else if (f->link == IFLA_VF_LINK_STATE_AUTO)
+		on = netif_running(f->pf->uplink) && netif_carrier_ok(f->pf->uplink);
+	else
+		on = f->link == IFLA_VF_LINK_STATE_ENABLE;
+	if (on)
+		netif_carrier_on(d);
+	else
+		netif_carrier_off(d);
+	if (r) {
+		if (netif_running(d))
+			netif_carrier_on(r);
+		else
+			netif_carrier_off(r);
+	}
+}
+
+static void refresh(struct net_device *dev)
+{
+	struct snic_nd *nd = netdev_priv(dev);
+	int i;
+
+	if (nd->fn)
+		fn_carrier(nd->fn);
+	else
+		for (i = 0; i < MAX_VFS; i++)
+			if (nd->pf->vf[i])
+				fn_carrier(nd->pf->vf[i]);
+}
+static int snic_open(struct net_device *dev)
+{
+	struct snic_nd *nd = netdev_priv(dev);
+
+	if (nd->kind == UPLINK)
+		netif_carrier_on(dev);
+	netif_start_queue(dev);
+	refresh(dev);
+	return 0;
+}
+static int snic_stop(struct net_device *dev)
+{
+	netif_stop_queue(dev);
+	netif_carrier_off(dev);
+	refresh(dev);
+	return 0;
+}
+
+static struct snic_fn *vfget(struct net_device *dev, int vf)
+{
+	struct snic_nd *nd = netdev_priv(dev);
+
+	return vf >= 0 && vf < nd->pf->nvfs ? nd->pf->vf[vf] : NULL;
+}
+#define VF(dev, n) struct snic_fn *f = vfget(dev, n); if (!f) return -EINVAL
+static int vf_mac(struct net_device *d, int vf, u8 *mac)
+{
+	VF(d, vf);
+	if (is_multicast_ether_addr(mac))
+		return -EINVAL;
+	ether_addr_copy(f->mac, mac);
+	return 0;
+}
+static int vf_vlan(struct net_device *d, int vf, u16 vlan, u8 qos, __be16 proto)
+{
+	VF(d, vf);
+	if (vlan > 4095 || qos > 7)
+		return -EINVAL;
+	if (proto != htons(ETH_P_8021Q))
+		return -EPROTONOSUPPORT;
+	f->vlan = vlan; f->qos = qos;
+	return 0;
+}
+static int vf_rate(struct net_device *d, int vf, int min, int max)
+{
+	VF(d, vf);
+	if (min < 0 || max < 0 || max > SPEED_25000 || (max && min > max))
+		return -EINVAL;
+	f->min = min; f->max = max;
+	return 0;
+}
+static int vf_spoof(struct net_device *d, int vf, bool v) { VF(d, vf); f->spoofchk = v; return 0; }
+static int vf_trust(struct net_device *d, int vf, bool v) { VF(d, vf); f->trusted = v; return 0; }
+static int vf_link(struct net_device *d, int vf, int v) { VF(d, vf); f->link = v; fn_carrier(f); return 0; }
+static int vf_get(struct net_device *d, int vf, struct ifla_vf_info *ivi)
+{
+	VF(d, vf);
+	ivi->vf = vf;
+	ether_addr_copy(ivi->mac, f->mac);
+	ivi->vlan = f->vlan; ivi->qos = f->qos; ivi->vlan_proto = htons(ETH_P_8021Q);
+	ivi->spoofchk = f->spoofchk; ivi->trusted = f->trusted; ivi->linkstate = f->link;
+	ivi->min_tx_rate = f->min; ivi->max_tx_rate = f->max;
+	return 0;
+}
+static int snic_set_mac(struct net_device *dev, void *p)
+{
+	struct snic_nd *nd = netdev_priv(dev);
+	struct sockaddr *sa = p;
+
+	if (nd->kind == FUNC && !nd->fn->sf && !nd->fn->trusted && !is_zero_ether_addr(nd->fn->mac) &&
+	    !ether_addr_equal(sa->sa_data, nd->fn->mac))
+		return -EPERM;	/* the PF has set an administrative MAC */
+	return eth_mac_addr(dev, p);
+}
+static const struct net_device_ops ops_uplink = {
+	.ndo_open = snic_open, .ndo_stop = snic_stop, .ndo_start_xmit = snic_xmit,
+	.ndo_set_mac_address = eth_mac_addr, .ndo_validate_addr = eth_validate_addr,
+	.ndo_set_vf_mac = vf_mac, .ndo_set_vf_vlan = vf_vlan, .ndo_set_vf_rate = vf_rate,
+	.ndo_set_vf_spoofchk = vf_spoof, .ndo_set_vf_trust = vf_trust,
+	.ndo_set_vf_link_state = vf_link, .ndo_get_vf_config = vf_get,
+};
+static const struct net_device_ops ops_fn = {
+	.ndo_open = snic_open, .ndo_stop = snic_stop, .ndo_start_xmit = snic_xmit,
+	.ndo_set_mac_address = snic_set_mac, .ndo_validate_addr = eth_validate_addr,
+};
+static int link_ks(struct net_device *d, struct ethtool_link_ksettings *c)
+{
+	c->base.speed = SPEED_25000; c->base.duplex = DUPLEX_FULL; c->base.port = PORT_OTHER;
+	return 0;
+}
+static const struct ethtool_ops eth_ops = { .get_link = ethtool_op_get_link, .get_link_ksettings = link_ks };
+
+static struct net_device *mknd(struct snic_pf *pf, struct snic_fn *fn, enum kind kind,
+			       struct device *parent, struct devlink_port *port, const u8 *mac)
+{
+	struct net_device *dev = alloc_etherdev(sizeof(struct snic_nd));
+	struct snic_nd *nd;
+	int err;
+
+	if (!dev)
+		return ERR_PTR(-ENOMEM);
+	nd = netdev_priv(dev);
+	nd->pf = pf; nd->fn = fn; nd->kind = kind;
+	dev->netdev_ops = kind == UPLINK ? &ops_uplink : &ops_fn;
+	dev->ethtool_ops = &eth_ops;
+	dev->pcpu_stat_type = NETDEV_PCPU_STAT_TSTATS;
+	dev->max_mtu = 9978;
+	dev->features |= NETIF_F_HW_TC;
+	dev->hw_features |= NETIF_F_HW_TC;
+	SET_NETDEV_DEV(dev, parent);
+	if (mac && is_valid_ether_addr(mac))
+		eth_hw_addr_set(dev, mac);
+	else
+		eth_hw_addr_random(dev);
+	netif_carrier_off(dev);
+	if (port)
+		SET_NETDEV_DEVLINK_PORT(dev, port);
+	err = register_netdev(dev);
+	if (err) {
+		free_netdev(dev);
+		return ERR_PTR(err);
+	}
+	return dev;
+}
+static void rmnd(struct net_device __rcu **slot)
+{
+	struct net_device *d;
+
+	rtnl_lock();
+	d = rtnl_dereference(*slot);
+	if (d) {
+		RCU_INIT_POINTER(*slot, NULL);
+		unregister_netdevice(d);	/* synchronizes */
+	}
+	rtnl_unlock();
+	if (d)
+		free_netdev(d);
+}
+
+/* ---- devlink port functions */
+static struct snic_fn *p2f(struct devlink_port *p) { return container_of(p, struct snic_fn, port); }
+static int fn_mac_get(struct devlink_port *p, u8 *a, int *l, struct netlink_ext_ack *e)
+{
+	ether_addr_copy(a, p2f(p)->mac);
+	*l = ETH_ALEN;
+	return 0;
+}
+static int fn_mac_set(struct devlink_port *p, const u8 *a, int l, struct netlink_ext_ack *e)
+{
+	ether_addr_copy(p2f(p)->mac, a);
+	return 0;
+}
+static int fn_roce_get(struct devlink_port *p, bool *on, struct netlink_ext_ack *e) { *on = p2f(p)->roce; return 0; }
+static int fn_roce_set(struct devlink_port *p, bool on, struct netlink_ext_ack *e) { p2f(p)->roce = on; return 0; }
+static int fn_state_get(struct devlink_port *p, enum devlink_port_fn_state *s,
+			enum devlink_port_fn_opstate *o, struct netlink_ext_ack *e)
+{
+	struct snic_fn *f = p2f(p);
+
+	*s = f->active ? DEVLINK_PORT_FN_STATE_ACTIVE : DEVLINK_PORT_FN_STATE_INACTIVE;
+	*o = rcu_access_pointer(f->dev) ? DEVLINK_PORT_FN_OPSTATE_ATTACHED : DEVLINK_PORT_FN_OPSTATE_DETACHED;
+	return 0;
+}
+static ssize_t sfnum_show(struct device *d, struct device_attribute *a, char *buf)
+{
+	return sysfs_emit(buf, "%u\n", container_of(to_auxiliary_dev(d), struct snic_aux, adev)->fn->num);
+}
+static DEVICE_ATTR_RO(sfnum);
+static struct attribute *sf_attrs[] = { &dev_attr_sfnum.attr, NULL };
+ATTRIBUTE_GROUPS(sf);
+static void aux_release(struct device *d) { kfree(container_of(to_auxiliary_dev(d), struct snic_aux, adev)); }
+static int sf_activate(struct snic_fn *f)
+{
+	struct snic_aux *x = kzalloc(sizeof(*x), GFP_KERNEL);
+	int err;
+
+	if (!x)
+		return -ENOMEM;
+	x->fn = f;
+	x->adev.id = f->auxid;
+	x->adev.name = "sf";
+	x->adev.dev.parent = &f->pf->pdev->dev;
+	x->adev.dev.release = aux_release;
+	x->adev.dev.groups = sf_groups;
+	err = auxiliary_device_init(&x->adev);
+	if (err) {
+		kfree(x);
+		return err;
+	}
+	err = __auxiliary_device_add(&x->adev, auxprefix);
+	if (err) {
+		auxiliary_device_uninit(&x->adev);
+		return err;
+	}
+	f->aux = &x->adev;
+	f->active = true;
+	return 0;
+}
+static void sf_deactivate(struct snic_fn *f)
+{
+	if (f->aux) {
+		auxiliary_device_delete(f->aux);
+		auxiliary_device_uninit(f->aux);
+	}
+	f->aux = NULL;
+	f->active = false;
+}
+static int fn_state_set(struct devlink_port *p, enum devlink_port_fn_state s, struct netlink_ext_ack *e)
+{
+	struct snic_fn *f = p2f(p);
+
+	if ((s == DEVLINK_PORT_FN_STATE_ACTIVE) == f->active)
+		return 0;
+	if (f->active) {
+		sf_deactivate(f);
+		return 0;
+	}
+	return sf_activate(f);
+}
+static int sf_del(struct devlink *dl, struct devlink_port *p, struct netlink_ext_ack *e);
+static const struct devlink_port_ops vf_port_ops = {
+	.port_fn_hw_addr_get = fn_mac_get, .port_fn_hw_addr_set = fn_mac_set,
+	.port_fn_roce_get = fn_roce_get, .port_fn_roce_set = fn_roce_set,
+};
+static const struct devlink_port_ops sf_port_ops = {
+	.port_del = sf_del,
+	.port_fn_hw_addr_get = fn_mac_get, .port_fn_hw_addr_set = fn_mac_set,
+	.port_fn_roce_get = fn_roce_get, .port_fn_roce_set = fn_roce_set,
+	.port_fn_state_get = fn_state_get, .port_fn_state_set = fn_state_set,
+};
+static int fn_rep_add(struct snic_fn *f)	/* devl lock */
+{
+	struct snic_pf *pf = f->pf;
+	struct devlink_port_attrs a = { .switch_id = pf->swid };
+	struct net_device *rep;
+	int err;
+
+	memset(&f->port, 0, sizeof(f->port));
+	devlink_port_attrs_set(&f->port, &a);
+	if (f->sf)
+		devlink_port_attrs_pci_sf_set(&f->port, 0, pf->id, f->num, false);
+	else
+		devlink_port_attrs_pci_vf_set(&f->port, 0, pf->id, f->num, false);
+	err = devl_port_register_with_ops(pf->devlink, &f->port, f->sf ? 32768 + f->auxid : 1 + f->num,
+					  f->sf ? &sf_port_ops : &vf_port_ops);
+	if (err)
+		return err;
+	f->port_reg = true;
+	devl_rate_leaf_create(&f->port, f, NULL);
+	rep = mknd(pf, f, REP, &pf->pdev->dev, &f->port, NULL);
+	if (IS_ERR(rep)) {
+		devl_rate_leaf_destroy(&f->port);
+		devl_port_unregister(&f->port);
+		f->port_reg = false;
+		return PTR_ERR(rep);
+	}
+	rtnl_lock();
+	rcu_assign_pointer(f->rep, rep);
+	fn_carrier(f);
+	rtnl_unlock();
+	return 0;
+}
+static void fn_rep_del(struct snic_fn *f)
+{
+	if (!f->port_reg)
+		return;
+	rmnd(&f->rep);
+	devl_rate_leaf_destroy(&f->port);
+	devl_port_unregister(&f->port);
+	f->port_reg = false;
+	rtnl_lock();
+	fn_carrier(f);
+	rtnl_unlock();
+}
+static struct snic_fn *fn_new(struct snic_pf *pf, bool sf, u32 num)
+{
+	struct snic_fn *f = kzalloc(sizeof(*f), GFP_KERNEL);
+
+	if (f) {
+		f->pf = pf; f->sf = sf; f->num = num; f->roce = true;
+	}
+	return f;
+}
+static int sf_new(struct devlink *dl, const struct devlink_port_new_attrs *a,
+		  struct netlink_ext_ack *e, struct devlink_port **pp)
+{
+	struct snic_pf *pf = *(struct snic_pf **)devlink_priv(dl);
+	struct snic_fn *f;
+	int err;
+
+	if (a->flavour != DEVLINK_PORT_FLAVOUR_PCI_SF) {
+		NL_SET_ERR_MSG(e, "Driver supports only SF port addition");
+		return -EOPNOTSUPP;
+	}
+	if (pf->mode != DEVLINK_ESWITCH_MODE_SWITCHDEV) {
+		NL_SET_ERR_MSG(e, "SF ports are only supported in eswitch switchdev mode");
+		return -EOPNOTSUPP;
+	}
+	if (!a->sfnum_valid || a->pfnum != pf->id || a->port_index_valid)
+		return -EINVAL;
+	list_for_each_entry(f, &pf->sfs, list)
+		if (f->num == a->sfnum)
+			return -EEXIST;
+	f = fn_new(pf, true, a->sfnum);
+	if (!f)
+		return -ENOMEM;
+	f->auxid = ida_alloc_min(&sf_ida, 2, GFP_KERNEL);
+	err = fn_rep_add(f);
+	if (err) {
+		ida_free(&sf_ida, f->auxid);
+		kfree(f);
+		return err;
+	}
+	list_add_tail(&f->list, &pf->sfs);
+	*pp = &f->port;
+	return 0;
+}
+static void sf_destroy(struct snic_fn *f)
+{
+	sf_deactivate(f);
+	fn_rep_del(f);
+	list_del(&f->list);
+	ida_free(&sf_ida, f->auxid);
+	kfree(f);
+}
+static int sf_del(struct devlink *dl, struct devlink_port *p, struct netlink_ext_ack *e)
+{
+	sf_destroy(p2f(p));
+	return 0;
+}
+static int mode_get(struct devlink *dl, u16 *m) { *m = (*(struct snic_pf **)devlink_priv(dl))->mode; return 0; }
+static int mode_set(struct devlink *dl, u16 m, struct netlink_ext_ack *e)
+{
+	struct snic_pf *pf = *(struct snic_pf **)devlink_priv(dl);
+	struct snic_fn *f, *t;
+	int i, err;
+
+	if (m == pf->mode)
+		return 0;
+	if (m == DEVLINK_ESWITCH_MODE_SWITCHDEV) {
+		pf->mode = m;
+		for (i = 0; i < pf->nvfs; i++) {
+			err = fn_rep_add(pf->vf[i]);
+			if (err)
+				return err;
+		}
+		return 0;
+	}
+	if (m != DEVLINK_ESWITCH_MODE_LEGACY)
+		return -EOPNOTSUPP;
+	list_for_each_entry_safe(f, t, &pf->sfs, list)
+		sf_destroy(f);
+	for (i = 0; i < pf->nvfs; i++)
+		fn_rep_del(pf->vf[i]);
+	devl_rate_nodes_destroy(dl);
+	pf->mode = m;
+	return 0;
+}
+static int info_get(struct devlink *dl, struct devlink_info_req *r, struct netlink_ext_ack *e)
+{
+	return devlink_info_version_running_put(r, "fw.version", "22.41.1000");
+}
+static int rate_leaf(struct devlink_rate *r, void *p, u64 v, struct netlink_ext_ack *e) { return 0; }
+static int rate_node_new(struct devlink_rate *r, void **p, struct netlink_ext_ack *e) { *p = r; return 0; }
+static int rate_node_del(struct devlink_rate *r, void *p, struct netlink_ext_ack *e) { return 0; }
+static int rate_parent(struct devlink_rate *c, struct devlink_rate *p, void *a, void *b, struct netlink_ext_ack *e) { return 0; }
+static const struct devlink_ops dl_ops = {
+	.eswitch_mode_get = mode_get, .eswitch_mode_set = mode_set, .port_new = sf_new, .info_get = info_get,
+	.rate_leaf_tx_share_set = rate_leaf, .rate_leaf_tx_max_set = rate_leaf,
+	.rate_node_tx_share_set = rate_leaf, .rate_node_tx_max_set = rate_leaf,
+	.rate_node_new = rate_node_new, .rate_node_del = rate_node_del,
+	.rate_leaf_parent_set = rate_parent, .rate_node_parent_set = rate_parent,
+};
+static int hr_recover(struct devlink_health_reporter *r, void *c, struct netlink_ext_ack *e) { return 0; }
+static int hr_diag(struct devlink_health_reporter *r, struct devlink_fmsg *m, struct netlink_ext_ack *e)
+{
+	devlink_fmsg_string_pair_put(m, "Synd", "0x0");
+	return 0;
+}
+static const struct devlink_health_reporter_ops hr_ops = { .name = "fw", .recover = hr_recover, .diagnose = hr_diag };
+static ssize_t simnic_break_store(struct device *d, struct device_attribute *a, const char *b, size_t n)
+{
+	struct snic_pf *pf = dev_get_drvdata(d);
+	int err = devlink_health_report(pf->hr, "simulated fatal error", NULL);
+
+	return err ? err : n;
+}
+static DEVICE_ATTR_WO(simnic_break);
+static ssize_t simnic_carrier_store(struct device *d, struct device_attribute *a, const char *b, size_t n)
+{
+	struct snic_pf *pf = dev_get_drvdata(d);
+
+	rtnl_lock();
+	if (b[0] == '1')
+		netif_carrier_on(pf->uplink);
+	else
+		netif_carrier_off(pf->uplink);
+	refresh(pf->uplink);
+	rtnl_unlock();
+	return n;
+}
+static DEVICE_ATTR_WO(simnic_carrier);
+
+/* ---- SF auxiliary driver */
+static int sf_probe(struct auxiliary_device *a, const struct auxiliary_device_id *id)
+{
+	struct snic_fn *f = container_of(a, struct snic_aux, adev)->fn;
+	struct net_device *d = mknd(f->pf, f, FUNC, &a->dev, NULL, f->mac);
+
+	if (IS_ERR(d))
+		return PTR_ERR(d);
+	rtnl_lock();
+	rcu_assign_pointer(f->dev, d);
+	ether_addr_copy(f->mac, d->dev_addr);
+	fn_carrier(f);
+	rtnl_unlock();
+	return 0;
+}
+static void sf_remove(struct auxiliary_device *a) { rmnd(&container_of(a, struct snic_aux, adev)->fn->dev); }
+static struct auxiliary_device_id sf_ids[2];
+static struct auxiliary_driver sf_drv = { .name = "sf", .probe = sf_probe, .remove = sf_remove, .id_table = sf_ids };
+
+/* ---- PCI */
+static int vf_probe(struct pci_dev *pdev)
+{
+	struct snic_pf *pf = pci_get_drvdata(pci_physfn(pdev));
+	int n = pci_iov_vf_id(pdev);
+	struct net_device *d;
+	struct snic_fn *f;
+
+	if (pci_physfn(pdev)->driver != pdev->driver && (!pf || strcmp(pci_physfn(pdev)->driver->name, "simnic")))
+		return -ENODEV;
+	f = pf->vf[n];
+	d = mknd(pf, f, FUNC, &pdev->dev, NULL, f->mac);
+	if (IS_ERR(d))
+		return PTR_ERR(d);
+	pci_set_drvdata(pdev, f);
+	rtnl_lock();
+	rcu_assign_pointer(f->dev, d);
+	fn_carrier(f);
+	rtnl_unlock();
+	return 0;
+}
+static int snic_sriov(struct pci_dev *pdev, int n)
+{
+	struct snic_pf *pf = pci_get_drvdata(pdev);
+	int i, err;
+
+	if (n > MAX_VFS)
+		return -EINVAL;
+	if (!n) {
+		pci_disable_sriov(pdev);
+		devl_lock(pf->devlink);
+		for (i = pf->nvfs - 1; i >= 0; i--) {
+			struct snic_fn *f = pf->vf[i];
+
+			fn_rep_del(f);
+			WRITE_ONCE(pf->vf[i], NULL);
+			synchronize_net();
+			kfree(f);
+		}
+		pf->nvfs = 0;
+		devl_unlock(pf->devlink);
+		return 0;
+	}
+	devl_lock(pf->devlink);
+	for (i = 0; i < n; i++)
+		pf->vf[i] = fn_new(pf, false, i);
+	pf->nvfs = n;
+	if (pf->mode == DEVLINK_ESWITCH_MODE_SWITCHDEV)
+		for (i = 0; i < n; i++)
+			fn_rep_add(pf->vf[i]);
+	devl_unlock(pf->devlink);
+	err = pci_enable_sriov(pdev, n);
+	return err ? err : n;
+}
+static int snic_probe(struct pci_dev *pdev, const struct pci_device_id *id)
+{
+	struct devlink_port_attrs a = { .flavour = DEVLINK_PORT_FLAVOUR_PHYSICAL };
+	struct snic_pf *pf;
+	int err;
+
+	if (pdev->is_virtfn)
+		return vf_probe(pdev);
+	pf = kzalloc(sizeof(*pf), GFP_KERNEL);
+	if (!pf)
+		return -ENOMEM;
+	pf->pdev = pdev;
+	pf->id = ida_alloc(&pf_ida, GFP_KERNEL);
+	INIT_LIST_HEAD(&pf->sfs);
+	pf->swid.id_len = 8;
+	get_random_bytes(pf->swid.id, 8);
+	pci_set_drvdata(pdev, pf);
+	err = pci_enable_device(pdev);
+	if (err)
+		goto e_free;
+	pci_set_master(pdev);
+	pf->devlink = devlink_alloc(&dl_ops, sizeof(void *), &pdev->dev);
+	if (!pf->devlink) {
+		err = -ENOMEM;
+		goto e_dis;
+	}
+	*(struct snic_pf **)devlink_priv(pf->devlink) = pf;
+	devl_lock(pf->devlink);
+	a.phys.port_number = pf->id;
+	a.switch_id = pf->swid;
+	devlink_port_attrs_set(&pf->port, &a);
+	err = devl_port_register(pf->devlink, &pf->port, 0);
+	if (err)
+		goto e_dl;
+	pf->hr = devl_health_reporter_create(pf->devlink, &hr_ops, 0, pf);
+	pf->uplink = mknd(pf, NULL, UPLINK, &pdev->dev, &pf->port, NULL);
+	if (IS_ERR(pf->uplink)) {
+		err = PTR_ERR(pf->uplink);
+		goto e_port;
+	}
+	device_create_file(&pdev->dev, &dev_attr_simnic_break);
+	device_create_file(&pdev->dev, &dev_attr_simnic_carrier);
+	devl_register(pf->devlink);
+	devl_unlock(pf->devlink);
+	return 0;
+e_port:
+	devl_port_unregister(&pf->port);
+e_dl:
+	devl_unlock(pf->devlink);
+	devlink_free(pf->devlink);
+e_dis:
+	pci_disable_device(pdev);
+e_free:
+	ida_free(&pf_ida, pf->id);
+	kfree(pf);
+	return err;
+}
+static void snic_remove(struct pci_dev *pdev)
+{
+	struct snic_pf *pf;
+	struct snic_fn *f, *t;
+
+	if (pdev->is_virtfn) {
+		rmnd(&((struct snic_fn *)pci_get_drvdata(pdev))->dev);
+		return;
+	}
+	pf = pci_get_drvdata(pdev);
+	if (pf->nvfs)
+		snic_sriov(pdev, 0);
+	device_remove_file(&pdev->dev, &dev_attr_simnic_break);
+	device_remove_file(&pdev->dev, &dev_attr_simnic_carrier);
+	devl_lock(pf->devlink);
+	devl_unregister(pf->devlink);
+	list_for_each_entry_safe(f, t, &pf->sfs, list)
+		sf_destroy(f);
+	devl_rate_nodes_destroy(pf->devlink);
+	unregister_netdev(pf->uplink);
+	free_netdev(pf->uplink);
+	if (!IS_ERR_OR_NULL(pf->hr))
+		devl_health_reporter_destroy(pf->hr);
+	devl_port_unregister(&pf->port);
+	devl_unlock(pf->devlink);
+	devlink_free(pf->devlink);
+	pci_disable_device(pdev);
+	ida_free(&pf_ida, pf->id);
+	kfree(pf);
+}
+static const struct pci_device_id ids[] = { { PCI_DEVICE(0x8086, 0x10c9) }, { PCI_DEVICE(0x8086, 0x10ca) }, { } };
+MODULE_DEVICE_TABLE(pci, ids);
+static struct pci_driver drv = {
+	.name = "simnic", .id_table = ids, .probe = snic_probe, .remove = snic_remove, .sriov_configure = snic_sriov,
+};
+static int __init snic_init(void)
+{
+	int err;
+
+	snprintf(sf_ids[0].name, sizeof(sf_ids[0].name), "%s.sf", auxprefix);
+	err = auxiliary_driver_register(&sf_drv);
+	if (err)
+		return err;
+	err = pci_register_driver(&drv);
+	if (err)
+		auxiliary_driver_unregister(&sf_drv);
+	return err;
+}
+static void __exit snic_exit(void)
+{
+	pci_unregister_driver(&drv);
+	auxiliary_driver_unregister(&sf_drv);
+}
+module_init(snic_init);
+module_exit(snic_exit);
+MODULE_LICENSE("GPL");
+MODULE_DESCRIPTION("software eswitch NIC for tests");
