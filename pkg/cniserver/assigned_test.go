@@ -5,6 +5,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/podresources"
 	"github.com/opiproject/xpu-device-plugin/pkg/pool"
 )
@@ -22,7 +23,8 @@ func (k kubelet) Assigned(context.Context) (map[string]podresources.Assignment, 
 // nowhere is a node whose pools have no Function.
 type nowhere struct{}
 
-func (nowhere) Pools() ([]pool.Pool, bool) { return nil, true }
+func (nowhere) Pools() ([]pool.Pool, bool)            { return nil, true }
+func (nowhere) PoolOf(inventory.ID) (pool.Pool, bool) { return pool.Pool{}, false }
 
 // TestAssigned: what the kubelet says decides who may have a Function, and by which resource.
 func TestAssigned(t *testing.T) {

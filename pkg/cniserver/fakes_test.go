@@ -41,6 +41,11 @@ func (c *card) Pools() ([]pool.Pool, bool) {
 	return []pool.Pool{{Name: "fast", Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDevicePlugin}, Functions: []inventory.Function{c.function}}}, true
 }
 
+func (c *card) PoolOf(id inventory.ID) (pool.Pool, bool) {
+	pools, _ := c.Pools()
+	return poolOf(pools, id)
+}
+
 func (c *card) Reserve(ctx context.Context, want journal.Attachment) error {
 	return attach.New(c.Journal, nil, nil, nil, "boot-1", logr.Discard()).Reserve(ctx, want)
 }

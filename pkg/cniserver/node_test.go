@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -84,6 +85,17 @@ func (n *node) Get(id inventory.ID) (inventory.Function, bool) {
 
 // Pools makes it the tracker of pools.
 func (n *node) Pools() ([]pool.Pool, bool) { return n.pools, n.pools != nil }
+
+func (n *node) PoolOf(id inventory.ID) (pool.Pool, bool) { return poolOf(n.pools, id) }
+
+func poolOf(pools []pool.Pool, id inventory.ID) (pool.Pool, bool) {
+	for _, p := range pools {
+		if slices.ContainsFunc(p.Functions, func(f inventory.Function) bool { return f.ID == id }) {
+			return p, true
+		}
+	}
+	return pool.Pool{}, false
+}
 
 // Netdev finds a veth by its other end, which stays the same.
 func (n *node) Netdev(id inventory.ID) (string, error) {

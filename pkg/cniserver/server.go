@@ -32,6 +32,8 @@ type Functions interface {
 // Pools knows the pools of the node.
 type Pools interface {
 	Pools() (pools []pool.Pool, known bool)
+	// PoolOf returns the pool that has the Function.
+	PoolOf(inventory.ID) (p pool.Pool, ok bool)
 }
 
 // Journal knows which Functions are not free.
@@ -231,19 +233,6 @@ func (s *Server) status(ctx context.Context) error {
 		return fail(types.ErrPluginNotAvailable, "xpu-agent: %w", err)
 	}
 	return nil
-}
-
-// poolOf is the pool that has the Function.
-func (s *Server) poolOf(id inventory.ID) (pool.Pool, bool) {
-	pools, _ := s.Pools.Pools()
-	for _, p := range pools {
-		for _, f := range p.Functions {
-			if f.ID == id {
-				return p, true
-			}
-		}
-	}
-	return pool.Pool{}, false
 }
 
 // all is every attachment.

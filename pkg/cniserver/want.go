@@ -85,7 +85,7 @@ func (s *Server) wantOfResource(a addition, have journal.Attachment, want *journ
 	if have.Port != nil {
 		network, devicePool = cmp.Or(network, have.Port.Network), have.Port.DevicePool
 	}
-	if p, ok := s.poolOf(a.device); ok {
+	if p, ok := s.Pools.PoolOf(a.device); ok {
 		devicePool = cmp.Or(devicePool, p.Name)
 		if want.Resource == "" && p.Spec.Publish == v1alpha1.PublishDevicePlugin {
 			want.Resource = p.ResourceName()

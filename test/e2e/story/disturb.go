@@ -66,6 +66,18 @@ func (w *World) stopProcess(ctx context.Context, name string, signal syscall.Sig
 	return nil
 }
 
+// rebootCard takes an OPI agent's memory and what it made of it, as a reboot of the card would, and starts it again.
+func (w *World) rebootCard(ctx context.Context, x *xpu) error {
+	name := "opi-bridge-" + x.node.Name
+	if err := w.stopProcess(ctx, name, syscall.SIGKILL); err != nil {
+		return err
+	}
+	if err := errors.Join(x.removeBridges(), os.Remove(filepath.Join(w.dir, name+".db"))); err != nil {
+		return err
+	}
+	return w.startBridge(ctx, x)
+}
+
 // killAgent ends a node's xpu-agent, hard. The kubelet starts it again, after a while if it happens often, so the pod
 // is deleted with it, and the DaemonSet makes another.
 func (w *World) killAgent(ctx context.Context, node string) error {

@@ -298,7 +298,7 @@ func (w *World) waitForAgent(ctx context.Context) error {
 	return w.gone(ctx, "patient")
 }
 
-// forgetPorts takes an agent's memory and what it made of it, as a reboot of the card would.
+// forgetPorts has a card rebooted under pods that talk.
 func (w *World) forgetPorts(ctx context.Context) error {
 	if err := w.claimed(ctx, "left", "node1", `"network": "blue", "addresses": ["10.10.0.11/24"]`); err != nil {
 		return err
@@ -312,15 +312,7 @@ func (w *World) forgetPorts(ctx context.Context) error {
 	if err := w.try(ctx, try{"left", "right", true}, "10.10.0.12"); err != nil {
 		return err
 	}
-	x := w.xpus[0]
-	name := "opi-bridge-" + x.node.Name
-	if err := w.stopProcess(ctx, name, syscall.SIGKILL); err != nil {
-		return err
-	}
-	if err := errors.Join(x.removeBridges(), os.Remove(filepath.Join(w.dir, name+".db"))); err != nil {
-		return err
-	}
-	if err := w.startBridge(ctx, x); err != nil {
+	if err := w.rebootCard(ctx, w.xpus[0]); err != nil {
 		return err
 	}
 	err := poll(ctx, 60*time.Second, "left reaches right again", func(ctx context.Context) error {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -323,20 +322,12 @@ func (w *World) devicesOf(ctx context.Context, node string) ([]resourceapi.Devic
 	return all, nil
 }
 
-// forgetPortsOfResources takes an agent's memory and what it made of it, as a reboot of the card would.
+// forgetPortsOfResources has a card rebooted under pods that talk.
 func (w *World) forgetPortsOfResources(ctx context.Context) error {
 	if err := w.couple(ctx); err != nil {
 		return err
 	}
-	x := w.xpus[0]
-	name := "opi-bridge-" + x.node.Name
-	if err := w.stopProcess(ctx, name, syscall.SIGKILL); err != nil {
-		return err
-	}
-	if err := errors.Join(x.removeBridges(), os.Remove(filepath.Join(w.dir, name+".db"))); err != nil {
-		return err
-	}
-	if err := w.startBridge(ctx, x); err != nil {
+	if err := w.rebootCard(ctx, w.xpus[0]); err != nil {
 		return err
 	}
 	if err := poll(ctx, 60*time.Second, "the pods reach each other again", w.talk); err != nil {

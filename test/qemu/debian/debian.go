@@ -19,9 +19,23 @@ import (
 // Release is what packages are taken from. The first Debian release whose QEMU has the NIC igb and whose kernel is 6.12
 // or later is trixie.
 type Release struct {
-	Mirror  string // "http://deb.debian.org/debian"
+	Mirror  string // URL of the archive; see [MachineMirror]
 	Suite   string // "trixie"
 	Keyring string // absolute path of the file with the release's keys, of package debian-archive-keyring
+}
+
+// MachineMirror is the Debian archive that this machine's own packages come from.
+func MachineMirror(ctx context.Context) (string, error) {
+	out, err := exec.CommandContext(ctx, "apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages").Output()
+	if err != nil {
+		return "", fmt.Errorf("where this machine's Debian packages come from: %w", err)
+	}
+	for line := range strings.Lines(string(out)) {
+		if mirror := strings.TrimSuffix(strings.TrimSpace(line), "/"); strings.HasSuffix(mirror, "/debian") {
+			return mirror, nil
+		}
+	}
+	return "", errors.New("apt of this machine has no Debian archive; name one with -mirror")
 }
 
 // Root is a directory that packages were unpacked into.

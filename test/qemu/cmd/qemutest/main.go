@@ -44,7 +44,7 @@ func parse() (o options, err error) {
 	}
 	flag.StringVar(&o.cache, "cache", filepath.Join(cache, "xpu-device-plugin/qemu"), "directory of unpacked packages")
 	flag.StringVar(&o.output, "output", "bin/qemu", "directory of logs and test binaries")
-	flag.StringVar(&o.mirror, "mirror", "http://deb.debian.org/debian", "where Debian packages come from")
+	flag.StringVar(&o.mirror, "mirror", "", "URL of a Debian archive; empty: the one that this machine's packages come from")
 	flag.StringVar(&o.guest, "guest", "", "run this guest only, by name")
 	flag.StringVar(&o.only, "only", "", "run these suites only, by name, with commas between")
 	flag.StringVar(&o.run, "run", "", "run these tests only, as go test -run; needs -only")
@@ -75,6 +75,11 @@ func run(ctx context.Context) (status int, err error) {
 	selected, err := selectGuests(o)
 	if err != nil {
 		return 0, err
+	}
+	if o.mirror == "" {
+		if o.mirror, err = debian.MachineMirror(ctx); err != nil {
+			return 0, err
+		}
 	}
 	fmt.Printf("unpacking QEMU, a kernel and a compiler into %s, the first time\n", o.cache)
 	release := debian.Release{
