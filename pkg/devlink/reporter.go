@@ -1,0 +1,55 @@
+package devlink
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// Reporters lists the health reporters of all devices and ports in the Conn's namespace.
+func (c *Conn) Reporters() ([]Reporter, error) {
+	messages, err := c.dump(unix.DEVLINK_CMD_HEALTH_REPORTER_GET)
+	if errors.Is(err, ErrNoDevlink) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("devlink health show: %w", err)
+	}
+	reporters, err := list(messages, decodeReporter)
+	if err != nil {
+		return nil, fmt.Errorf("devlink health show: %w", err)
+	}
+	return reporters, nil
+}
+
+// Handle is what the reporter belongs to as devlink(8) writes it: "pci/0000:3b:00.0", with "/" and the port's index
+// for a port's.
+func (r Reporter) Handle() string {
+	if r.Port < 0 {
+		return r.Device.String()
+	}
+	return fmt.Sprintf("%s/%d", r.Device, r.Port)
+}
+
+// stateHealthy is DEVLINK_HEALTH_REPORTER_STATE_HEALTHY; the kernel has one other, an error.
+const stateHealthy uint8 = 0
+
+func decodeReporter(attrs attributes) (Reporter, error) {
+	reporter, err := attrs.nested(unix.DEVLINK_ATTR_HEALTH_REPORTER)
+	if err != nil {
+		return Reporter{}, fmt.Errorf("health reporter: %w", err)
+	}
+	port := -1
+	if attrs.has(unix.DEVLINK_ATTR_PORT_INDEX) {
+		port = int(attrs.uint32(unix.DEVLINK_ATTR_PORT_INDEX))
+	}
+	return Reporter{
+		Device:     attrs.device(),
+		Port:       port,
+		Name:       reporter.text(unix.DEVLINK_ATTR_HEALTH_REPORTER_NAME),
+		Failed:     reporter.uint8(unix.DEVLINK_ATTR_HEALTH_REPORTER_STATE) != stateHealthy,
+		Errors:     reporter.uint64(unix.DEVLINK_ATTR_HEALTH_REPORTER_ERR_COUNT),
+		Recoveries: reporter.uint64(unix.DEVLINK_ATTR_HEALTH_REPORTER_RECOVER_COUNT),
+	}, nil
+}
