@@ -88,27 +88,37 @@ func (n *Namespace) Close() error {
 	return nil
 }
 
-// create makes a network namespace and binds it to path, as container runtimes do. The thread that made it is given
-// up: it ends with the goroutine, because the goroutine ends locked to it.
-func create(path string) error {
+// create makes a network namespace and binds it to path, as container runtimes do. The thread goes back to where it was:
+// a thread that is given up ends with its goroutine, but not if it is the process's first, which would keep the new
+// namespace, and the netdevs in it, until the process ends.
+func create(path string) (err error) {
 	if err := os.WriteFile(path, nil, 0o400); err != nil {
 		return err
 	}
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			done <- fmt.Errorf("unshare: %w", err)
+	runtime.LockOSThread()
+	old, err := vnetns.Get()
+	if err != nil {
+		runtime.UnlockOSThread()
+		return fmt.Errorf("current network namespace: %w", err)
+	}
+	defer old.Close()
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		runtime.UnlockOSThread()
+		return fmt.Errorf("unshare: %w", err)
+	}
+	defer func() {
+		if back := vnetns.Set(old); back != nil {
+			// The goroutine stays locked to the thread, so that no other goroutine ever runs on it.
+			err = errors.Join(err, fmt.Errorf("leave the new network namespace: %w", back))
 			return
 		}
-		own := fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid())
-		if err := unix.Mount(own, path, "", unix.MS_BIND, ""); err != nil {
-			done <- fmt.Errorf("bind %s: %w", path, err)
-			return
-		}
-		done <- nil
+		runtime.UnlockOSThread()
 	}()
-	return <-done
+	own := fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid())
+	if err := unix.Mount(own, path, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("bind %s: %w", path, err)
+	}
+	return nil
 }
 
 // Path is the file the namespace is bound to: what a runtime hands to a CNI plugin as CNI_NETNS.
@@ -122,9 +132,21 @@ func (n *Namespace) Handle() *netlink.Handle { return n.handle }
 func (n *Namespace) Fd() int { return int(n.ns) }
 
 // Do runs f in the namespace, on the caller's goroutine (so f may call t.Fatal), and returns its error. The sockets f
-// opens stay in the namespace and
-// the processes it starts run there; the goroutines it starts do not. Calls may be nested.
-func (n *Namespace) Do(f func() error) (err error) {
+// opens stay in the namespace and the processes it starts run there; the goroutines it starts do not. Calls may be
+// nested.
+func (n *Namespace) Do(f func() error) error { return do(n.ns, n.path, f) }
+
+// In is [Namespace.Do] in the namespace that is bound to path.
+func In(path string, f func() error) error {
+	ns, err := vnetns.GetFromPath(path)
+	if err != nil {
+		return fmt.Errorf("network namespace %s: %w", path, err)
+	}
+	defer ns.Close()
+	return do(ns, path, f)
+}
+
+func do(ns vnetns.NsHandle, path string, f func() error) (err error) {
 	runtime.LockOSThread()
 	old, err := vnetns.Get()
 	if err != nil {
@@ -132,14 +154,14 @@ func (n *Namespace) Do(f func() error) (err error) {
 		return fmt.Errorf("current network namespace: %w", err)
 	}
 	defer old.Close()
-	if err := vnetns.Set(n.ns); err != nil {
+	if err := vnetns.Set(ns); err != nil {
 		runtime.UnlockOSThread()
-		return fmt.Errorf("enter network namespace %s: %w", n.path, err)
+		return fmt.Errorf("enter network namespace %s: %w", path, err)
 	}
 	defer func() {
 		if back := vnetns.Set(old); back != nil {
 			// The goroutine stays locked to the thread, so that no other goroutine ever runs on it.
-			err = errors.Join(err, fmt.Errorf("leave network namespace %s: %w", n.path, back))
+			err = errors.Join(err, fmt.Errorf("leave network namespace %s: %w", path, back))
 			return
 		}
 		runtime.UnlockOSThread()

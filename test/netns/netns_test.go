@@ -3,8 +3,11 @@ package netns
 import (
 	"errors"
 	"net"
+	"net/netip"
 	"os"
+	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	vnetns "github.com/vishvananda/netns"
@@ -47,6 +50,60 @@ func TestDoRunsInsideAndComesBack(t *testing.T) {
 	defer after.Close()
 	if !after.Equal(before) {
 		t.Error("Do did not come back")
+	}
+}
+
+func TestNewLeavesNoThreadInside(t *testing.T) {
+	before, err := vnetns.Get()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer before.Close()
+	for range 20 {
+		n := New(t)
+		done := make(chan error)
+		go func() { done <- n.Do(func() error { return nil }) }()
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+	}
+	threads, err := filepath.Glob("/proc/self/task/*/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, thread := range threads {
+		ns, err := vnetns.GetFromPath(thread)
+		if errors.Is(err, os.ErrNotExist) { // it has ended
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !ns.Equal(before) {
+			t.Errorf("%s is another namespace than the test's", thread)
+		}
+		_ = ns.Close()
+	}
+}
+
+func TestIn(t *testing.T) {
+	n := New(t)
+	err := In(n.Path(), func() error {
+		here, err := vnetns.Get()
+		if err != nil {
+			return err
+		}
+		defer here.Close()
+		if !here.Equal(n.ns) {
+			t.Error("In is not in the namespace of its path")
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := In("/nowhere", nil); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a path of nothing: %v, want not exist", err)
 	}
 }
 
@@ -111,6 +168,23 @@ func TestConnectCarriesTraffic(t *testing.T) {
 	}
 	if got := string(buf[:size]); got != "over the wire" {
 		t.Errorf("got %q", got)
+	}
+}
+
+func TestPing(t *testing.T) {
+	a, b := New(t), New(t)
+	Connect(t, a, "left", b, "right")
+	address(t, a, "left", "192.0.2.1/24")
+	address(t, b, "right", "192.0.2.2/24")
+	own := netip.MustParseAddr("192.0.2.1")
+	if ok, err := a.Ping(own, netip.MustParseAddr("192.0.2.2"), 10*time.Second); err != nil || !ok {
+		t.Errorf("the other end: %v, %v, want an answer", ok, err)
+	}
+	if ok, err := a.Ping(own, netip.MustParseAddr("192.0.2.3"), 300*time.Millisecond); err != nil || ok {
+		t.Errorf("an address of nobody: %v, %v, want no answer", ok, err)
+	}
+	if _, err := b.Ping(own, netip.MustParseAddr("192.0.2.2"), time.Second); err == nil {
+		t.Error("from an address of another namespace: no error")
 	}
 }
 

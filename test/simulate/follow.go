@@ -257,6 +257,9 @@ func (h *Host) numVFsWritten(pf *function) {
 	default:
 		err = h.addVFs(pf, n)
 	}
+	if err == nil {
+		return // the file says so already, and by now may say what is written next
+	}
 	if err := errors.Join(err, h.showNumVFs(pf)); err != nil {
 		h.log.Error(err, "Write to sriov_numvfs refused", "pf", pf.Address)
 	}

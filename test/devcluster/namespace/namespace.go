@@ -22,6 +22,10 @@ var kinds = [...]struct {
 	{"mnt", unix.CLONE_NEWNS},
 }
 
+// The main goroutine keeps the process's first thread: that one would not end with a goroutine locked to it, and stay in
+// the other namespaces, where /proc/self is then.
+func init() { runtime.LockOSThread() }
+
 // Start starts the command named by args in all namespaces of process pid. The program is looked up there, by
 // the variable PATH of environment. prepare may set the rest of the command.
 func Start(pid int, args, environment []string, path string, prepare func(*exec.Cmd)) (*exec.Cmd, error) {

@@ -10,14 +10,15 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"syscall"
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
+	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
 // xpu is the simulated card of one node, and the operating system on it: a network namespace with the representors, in
@@ -27,7 +28,7 @@ type xpu struct {
 	address string // on the management network, without port
 	netNS   string
 	links   *netlink.Handle
-	ns      netns.NsHandle
+	ns      vnetns.NsHandle
 }
 
 // opiPort is where opi-bridge listens on each xPU.
@@ -57,7 +58,7 @@ func (w *World) startCard(ctx context.Context, index int, node Node) (*xpu, erro
 		return nil, fmt.Errorf("simhost of %s: %w", node.Name, err)
 	}
 	x := &xpu{node: node, address: fmt.Sprintf("10.77.0.%d", 101+index), netNS: ready.XPUNetNS}
-	if x.ns, err = netns.GetFromPath(x.netNS); err != nil {
+	if x.ns, err = vnetns.GetFromPath(x.netNS); err != nil {
 		return nil, err
 	}
 	x.links, err = netlink.NewHandleAt(x.ns, unix.NETLINK_ROUTE)
@@ -66,7 +67,7 @@ func (w *World) startCard(ctx context.Context, index int, node Node) (*xpu, erro
 
 // connect gives the xPU its port on the management network, which is the cluster's own.
 func (x *xpu) connect(cluster Cluster) error {
-	ns, err := netns.GetFromPath(cluster.NetNS)
+	ns, err := vnetns.GetFromPath(cluster.NetNS)
 	if err != nil {
 		return err
 	}
@@ -131,7 +132,7 @@ func (w *World) startBridge(ctx context.Context, x *xpu) error {
 		return err
 	}
 	return poll(ctx, 10*time.Second, "opi-bridge of "+x.node.Name+" listens", func(ctx context.Context) error {
-		return inNamespace(x.netNS, func() error {
+		return netns.In(x.netNS, func() error {
 			conn, err := net.DialTimeout("tcp", net.JoinHostPort(x.address, opiPort), time.Second)
 			if err != nil {
 				return err
@@ -160,7 +161,7 @@ func (w *World) start(name, netNS, program string, args ...string) (*os.File, er
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	start := cmd.Start
 	if netNS != "" {
-		start = func() error { return inNamespace(netNS, cmd.Start) }
+		start = func() error { return netns.In(netNS, cmd.Start) }
 	}
 	if err := start(); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
@@ -168,25 +169,4 @@ func (w *World) start(name, netNS, program string, args ...string) (*os.File, er
 	w.processes = append(w.processes, process{name, cmd.Process.Pid})
 	w.running = append(w.running, cmd)
 	return out, w.remember()
-}
-
-// inNamespace calls f on a thread that is in the network namespace; what f starts is in it too.
-func inNamespace(path string, f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		// The thread ends with this goroutine, because it stays locked.
-		runtime.LockOSThread()
-		ns, err := netns.GetFromPath(path)
-		if err != nil {
-			done <- err
-			return
-		}
-		defer ns.Close()
-		if err := netns.Set(ns); err != nil {
-			done <- err
-			return
-		}
-		done <- f()
-	}()
-	return <-done
 }
