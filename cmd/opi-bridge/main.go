@@ -56,13 +56,18 @@ func command(logs io.Writer) *cobra.Command {
 		Long: `opi-bridge serves the OPI LogicalBridge, BridgePort and Inventory services on an xPU that runs plain Linux.
 A logical bridge is a VLAN of a Linux bridge, or a bridge of its own where the kernel cannot filter VLANs, with a
 VXLAN port on the uplink if it has a VNI; a bridge port is the netdev whose name or alternative name is the
-port's id. The data plane keeps running when the agent stops.`,
+port's id, or else the representor of the function whose PCI address the id tells. The data plane keeps running when
+the agent stops.`,
 		Example: `  # An agent for clients on this machine, with networks that stay on this xPU.
   opi-bridge --state ./state.db
 
   # An agent for a controller elsewhere: mTLS, networks that reach other xPUs over p0.
   opi-bridge --listen 0.0.0.0:50151 --uplink p0 \
-    --tls-cert /etc/opi-bridge/tls.crt --tls-key /etc/opi-bridge/tls.key --tls-client-ca /etc/opi-bridge/ca.crt`,
+    --tls-cert /etc/opi-bridge/tls.crt --tls-key /etc/opi-bridge/tls.key --tls-client-ca /etc/opi-bridge/ca.crt
+
+  # On a DPU: the host's PFs, by their PCI addresses there, by phys_port_name of their representors on the DPU, and by
+  # "VF offset: 2, stride: 1" in the host's lspci -vv.
+  opi-bridge --host-pf 0000:3b:00.0=c1pf0,offset=2,stride=1 --host-pf 0000:3b:00.1=c1pf1,offset=17,stride=1`,
 		Args: cobra.NoArgs, SilenceUsage: true, SilenceErrors: true, Version: version.String(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			log, err := o.logs.Logger(logs)
@@ -80,6 +85,11 @@ port's id. The data plane keeps running when the agent stops.`,
 	f.BoolVar(&o.insecure, "insecure", false, "serve without TLS on any address")
 	f.StringVar(&o.agent.State, "state", "/var/lib/opi-bridge/state.db", "`file` that keeps the logical bridges and bridge ports; made if missing")
 	f.StringVar(&o.agent.Uplink, "uplink", "", "`netdev` that VXLAN is sent from; without it logical bridges with a VNI are refused")
+	f.Func("host-pf", "a `pf` of the host, as address=name,offset=n,stride=n: how this xPU's eswitch numbers its functions, see the examples; once for each", func(s string) error {
+		pf, err := opibridge.ParseHostPF(s)
+		o.agent.HostPFs = append(o.agent.HostPFs, pf)
+		return err
+	})
 	f.StringVar((*string)(&o.agent.DataPlane), "data-plane", string(opibridge.DataPlaneAuto), "`kind` of data plane: vlan-aware is one bridge for all networks, bridge-per-network one for each; auto is vlan-aware where the kernel can")
 	f.StringVar(&o.metricsListen, "metrics-listen", "", "`address` to serve Prometheus metrics on at /metrics, host:port; empty: none")
 	o.logs.AddFlags(f)

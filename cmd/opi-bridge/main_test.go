@@ -177,6 +177,8 @@ func TestMutualTLS(t *testing.T) {
 
 func TestRefuses(t *testing.T) {
 	dir := t.TempDir()
+	ended, end := context.WithCancel(t.Context())
+	end() // what is not refused must not serve this machine
 	tests := map[string]struct {
 		args []string
 		says string
@@ -188,12 +190,14 @@ func TestRefuses(t *testing.T) {
 		"log format":              {[]string{"--log-format", "xml"}, "text or json"},
 		"arguments":               {[]string{"start"}, "start"},
 		"data plane":              {[]string{"--data-plane", "ovs"}, `"ovs": must be auto, vlan-aware or bridge-per-network`},
+		"host PF":                 {[]string{"--host-pf", "0000:3b:00.0=p0"}, "must be like 0000:3b:00.0=c1pf0,offset=2,stride=1"},
+		"host PFs of one name":    {[]string{"--host-pf", "0000:3b:00.0=pf0", "--host-pf", "0000:3b:00.1=pf0"}, "are both pf0"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			cmd := command(io.Discard)
 			cmd.SetArgs(append(test.args, "--state", filepath.Join(dir, "state.db")))
-			if err := cmd.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), test.says) {
+			if err := cmd.ExecuteContext(ended); err == nil || !strings.Contains(err.Error(), test.says) {
 				t.Errorf("got %v, want an error with %q", err, test.says)
 			}
 		})

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
@@ -22,7 +24,9 @@ func TestPortID(t *testing.T) {
 		{"0000:03:00.0", sf(88), "sf-03-00-0-88"},
 		{"0000:03:00.0", sf(9999), "sf-03-00-0-9999"},
 		{"0001:03:00.0", sf(0), "sf-0001-03-00-0-0"},
+		{"0000:03:00.0", sf(4294967295), "sf-03-00-0-4294967295"},
 		{"0000:03:00.0", sf(-1), ""},
+		{"0000:03:00.0", sf(4294967296 + 88), ""},
 		{"03:00.2", nil, ""},
 		{"0000:03:00.8", nil, ""},
 		{"0000:03:20.0", nil, ""},
@@ -36,6 +40,10 @@ func TestPortID(t *testing.T) {
 		}
 		if err != nil && !errors.Is(err, opi.ErrInvalid) {
 			t.Errorf("PortID(%q): %v is not ErrInvalid", test.pci, err)
+		}
+		pci, sfnum, ok := opi.ParsePortID(got)
+		if ok != (err == nil) || ok && (pci != test.pci || cmp.Diff(test.sf, sfnum) != "") {
+			t.Errorf("ParsePortID(%q): %q, %v, %v, want %q, %v", got, pci, sfnum, ok, test.pci, test.sf)
 		}
 	}
 }
@@ -74,6 +82,32 @@ func FuzzPortID(f *testing.F) {
 		}
 		if id, err := opi.PortID(pci, sf); err == nil && !valid.MatchString(id) {
 			t.Errorf("PortID(%q, %d) = %q is not a valid id", pci, sfnum, id)
+		}
+	})
+}
+
+func TestParsePortID(t *testing.T) {
+	for _, id := range []string{
+		"vf-03-00-2", "vf-0000-03-00-8", "vf-0000-3B-00-0", "vf-0000-03-00-2-1", "sf-03-00-0", "sf-03-00-0-088", "sf-03-00-0-x",
+		"sf-03-00-0-4294967384", // SF 88, if 32 bits are taken of it
+		"sf-0000-03-00-0-88", "pf-0000-03-00-0", "net-blue", "vf-0000:03:00.2", "",
+	} {
+		if pci, sfnum, ok := opi.ParsePortID(id); ok {
+			t.Errorf("ParsePortID(%q): %q, %v, but it is no device's", id, pci, sfnum)
+		}
+	}
+}
+
+func FuzzParsePortID(f *testing.F) {
+	f.Add("vf-0000-03-00-2")
+	f.Add("sf-0001-03-00-0-88")
+	f.Fuzz(func(t *testing.T, id string) {
+		pci, sfnum, ok := opi.ParsePortID(id)
+		if !ok {
+			return
+		}
+		if again, err := opi.PortID(pci, sfnum); err != nil || again != id {
+			t.Errorf("%q is of %q, %v, whose id is %q, %v", id, pci, sfnum, again, err)
 		}
 	})
 }

@@ -23,7 +23,9 @@ type Config struct {
 	State     string    // the file that holds what clients asked for; made if missing
 	Uplink    string    // name of the netdev that VXLAN is sent from; empty: networks with a VNI are refused
 	DataPlane DataPlane // empty is DataPlaneAuto
-	Root      string    // where the machine's /sys and /proc are, for the inventory; empty is "/"
+	Root      string    // where the machine's /sys and /proc are; empty is "/"
+	// HostPFs are the PFs of the host that the xPU serves. Without any, PCI addresses are this machine's own.
+	HostPFs []HostPF
 }
 
 // Agent keeps networks and ports as clients want them. Its methods may be called from several goroutines at once.
@@ -32,8 +34,8 @@ type Agent struct {
 	log   logr.Logger
 	plane dataplane
 	store *store
-	// failed wakes Run when something failed anew.
-	failed chan struct{}
+	// again has Run soon try again what failed: it failed anew, or what was in its way may be gone.
+	again chan struct{}
 
 	mu       sync.RWMutex // also serialises all work on the data plane
 	networks map[string]*network
@@ -75,11 +77,11 @@ func New(cfg Config, log logr.Logger) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	plane, err := openDataPlane(cfg.DataPlane, cfg.Uplink, log)
+	plane, err := openDataPlane(cfg, log)
 	if err != nil {
 		return nil, errors.Join(err, st.close())
 	}
-	a := &Agent{cfg: cfg, log: log, plane: plane, store: st, failed: make(chan struct{}, 1)}
+	a := &Agent{cfg: cfg, log: log, plane: plane, store: st, again: make(chan struct{}, 1)}
 	if a.networks, a.ports, err = st.load(); err != nil {
 		return nil, errors.Join(err, a.Close())
 	}
@@ -140,9 +142,8 @@ func (a *Agent) Run(ctx context.Context) error {
 		})
 	}()
 
-	retries := newRetries()
-	timer := time.NewTimer(retries.Step()) // New may have left failures
-	defer timer.Stop()
+	retries := newRetries() // New may have left failures
+	defer retries.timer.Stop()
 	for {
 		select {
 		case <-ctx.Done():
@@ -158,22 +159,54 @@ func (a *Agent) Run(ctx context.Context) error {
 			todo = newPending()
 			mu.Unlock()
 			a.apply(now)
-		case <-a.failed:
-			retries = newRetries()
-			timer.Reset(retries.Step())
-		case <-timer.C:
+			if now.arrival { // a driver may tell later whose representor it is, without an event
+				retries.restart()
+			}
+		case <-a.again:
+			retries.restart()
+		case <-retries.timer.C:
 			if a.retry() {
-				timer.Reset(retries.Step())
+				retries.next()
+			} else {
+				retries.end()
 			}
 		}
 	}
 }
 
-// newRetries are the pauses between attempts at what failed. Most failures end with an event and are not waited for,
+// retries time attempts at what failed: after 1, 2, 4 ... 30 s. Most failures end with an event and are not waited for,
 // but not all: the kernel tells nobody of a new alternative name of a netdev that is down (netdev_state_change).
-func newRetries() *wait.Backoff {
-	return &wait.Backoff{Duration: time.Second, Factor: 2, Cap: 30 * time.Second, Steps: math.MaxInt32}
+type retries struct {
+	timer  *time.Timer
+	pauses wait.Backoff
+	first  bool // the timer runs for the first pause
 }
+
+func newRetries() *retries {
+	r := &retries{timer: time.NewTimer(0)}
+	r.restart()
+	return r
+}
+
+// restart begins with the first pause. One that has begun goes on, or a reason that comes again and again would put
+// the attempt off for ever.
+func (r *retries) restart() {
+	if r.first {
+		return
+	}
+	r.pauses = wait.Backoff{Duration: time.Second, Factor: 2, Cap: 30 * time.Second, Steps: math.MaxInt32}
+	r.next()
+	r.first = true
+}
+
+// next begins the next pause.
+func (r *retries) next() {
+	r.first = false
+	r.timer.Reset(r.pauses.Step())
+}
+
+// end says that nothing is left to be tried.
+func (r *retries) end() { r.first = false }
 
 // retry looks again at everything that failed, and tells whether there still is something.
 func (a *Agent) retry() bool {
@@ -215,8 +248,10 @@ func (a *Agent) apply(c *pending) {
 			a.reconcileNetwork(id)
 		}
 	}
-	for id := range c.ports {
-		a.reconcilePort(id)
+	for id, p := range a.ports {
+		if c.ports[id] || c.arrival && p.failure != nil {
+			a.reconcilePort(id)
+		}
 	}
 }
 
@@ -295,6 +330,7 @@ func (a *Agent) finishNetwork(id string) error {
 		return err
 	}
 	delete(a.networks, id)
+	a.retrySoon() // another network may want its VLAN
 	return nil
 }
 
@@ -307,6 +343,7 @@ func (a *Agent) finishPort(id string) error {
 		return err
 	}
 	delete(a.ports, id)
+	a.retrySoon() // another port may want its representor
 	return nil
 }
 
@@ -318,12 +355,16 @@ func (a *Agent) note(what, id string, failure *error, now error) {
 	switch {
 	case now != nil && (before == nil || before.Error() != now.Error()):
 		a.log.Info(what+" is down", "id", id, "reason", now.Error())
-		select {
-		case a.failed <- struct{}{}:
-		default: // Run has not seen the one before yet
-		}
+		a.retrySoon()
 	case now == nil && before != nil:
 		a.log.Info(what+" is as wanted again", "id", id)
+	}
+}
+
+func (a *Agent) retrySoon() {
+	select {
+	case a.again <- struct{}{}:
+	default: // Run has not seen the one before yet
 	}
 }
 

@@ -94,7 +94,7 @@ func open(t *testing.T, path string, plane dataplane) *Agent {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = st.close() })
-	a := &Agent{cfg: Config{Uplink: "p0", State: path}, log: testr.New(t), plane: plane, store: st, failed: make(chan struct{}, 1)}
+	a := &Agent{cfg: Config{Uplink: "p0", State: path}, log: testr.New(t), plane: plane, store: st, again: make(chan struct{}, 1)}
 	if a.networks, a.ports, err = st.load(); err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"path/filepath"
 
 	"github.com/go-logr/logr"
 )
@@ -51,13 +52,17 @@ type dataplane interface {
 }
 
 // openDataPlane works in the network namespace of the calling thread, for ever.
-func openDataPlane(which DataPlane, uplink string, log logr.Logger) (dataplane, error) {
+func openDataPlane(cfg Config, log logr.Logger) (dataplane, error) {
+	which := cfg.DataPlane
 	switch which {
 	case "", DataPlaneAuto, DataPlaneVLANAware, DataPlaneBridgePerNetwork:
 	default:
 		return nil, fmt.Errorf("data plane %q: must be %s, %s or %s", which, DataPlaneAuto, DataPlaneVLANAware, DataPlaneBridgePerNetwork)
 	}
-	d, err := openNetdevs(uplink)
+	if err := checkHostPFs(cfg.HostPFs); err != nil {
+		return nil, err
+	}
+	d, err := openNetdevs(cfg.Uplink, places{sysRoot: filepath.Join("/", cfg.Root, "sys"), hostPFs: cfg.HostPFs})
 	if err != nil {
 		return nil, err
 	}

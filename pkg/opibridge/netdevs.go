@@ -9,6 +9,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/devlink"
 )
 
 const (
@@ -22,8 +24,11 @@ const (
 type netdevs struct {
 	uplink string // empty: no VXLAN
 	handle *netlink.Handle
-	raw    *nl.NetlinkSocket // for requests that the netlink library has no call for
+	raw    *nl.SocketHandle // for requests that the netlink library has no call for
 	events *nl.NetlinkSocket
+	// eswitches tells of devlink ports, and locator finds representors by it and by names that drivers give.
+	eswitches *devlink.Conn
+	locator   *locator
 
 	settled map[int]bool // bridges, by ifindex, whose settings were made by this process
 
@@ -33,7 +38,7 @@ type netdevs struct {
 }
 
 // openNetdevs works in the network namespace of the calling thread, for ever.
-func openNetdevs(uplink string) (_ *netdevs, err error) {
+func openNetdevs(uplink string, where places) (_ *netdevs, err error) {
 	d := &netdevs{uplink: uplink, settled: map[int]bool{}, attached: map[int]string{}, tunnels: map[int]string{}}
 	defer func() {
 		if err != nil {
@@ -49,24 +54,34 @@ func openNetdevs(uplink string) (_ *netdevs, err error) {
 	if err := d.events.SetReceiveBufferSize(1<<20, false); err != nil {
 		return nil, fmt.Errorf("subscribe to netdev events: receive buffer: %w", err)
 	}
-	if d.raw, err = nl.Subscribe(unix.NETLINK_ROUTE); err != nil {
+	raw, err := nl.Subscribe(unix.NETLINK_ROUTE)
+	if err != nil {
 		return nil, fmt.Errorf("netlink: %w", err)
 	}
+	d.raw = &nl.SocketHandle{Socket: raw}
 	if d.handle, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return nil, fmt.Errorf("netlink: %w", err)
 	}
+	if d.eswitches, err = devlink.Dial("/proc/thread-self/ns/net"); err != nil {
+		return nil, err
+	}
+	d.locator = &locator{places: where, ports: d.eswitches.Ports, physical: d.physical, told: map[int]bool{}}
 	return d, nil
 }
 
 // close lets go of the sockets and leaves the data plane as it is. watch ends.
 func (d *netdevs) close() {
-	for _, s := range []*nl.NetlinkSocket{d.events, d.raw} {
-		if s != nil {
-			_ = s.Close()
-		}
+	if d.events != nil {
+		_ = d.events.Close()
+	}
+	if d.raw != nil {
+		d.raw.Close()
 	}
 	if d.handle != nil {
 		_ = d.handle.Close()
+	}
+	if d.eswitches != nil {
+		d.eswitches.Close()
 	}
 }
 
@@ -148,7 +163,7 @@ func (d *netdevs) settle(bridge netlink.Link) error {
 // configure sets attributes of a bridge, and no others. The netlink library would write back all that it has read.
 func (d *netdevs) configure(bridge netlink.Link, attrs ...*nl.RtAttr) error {
 	req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK)
-	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: d.raw}}
+	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: d.raw}
 	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	msg.Index = int32(bridge.Attrs().Index)
 	req.AddData(msg)

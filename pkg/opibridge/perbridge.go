@@ -79,8 +79,8 @@ const noTrunks = "ptype TRUNK: needs the data plane " + string(DataPlaneVLANAwar
 
 func (b perBridge) sweep(networks map[string]bool, ports map[string]membership) error {
 	keep := func(bridge string) bool { return networks[bridge] }
-	return b.netdevs.sweep(networks, keep, func(name, bridge string) bool {
-		port, ok := ports[name]
-		return ok && !port.trunk && port.networks[0].id == bridge
+	return b.netdevs.sweep(networks, keep, ports, func(port, bridge string) bool {
+		to := ports[port]
+		return !to.trunk && to.networks[0].id == bridge
 	})
 }

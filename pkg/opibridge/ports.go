@@ -24,7 +24,7 @@ type portServer struct {
 func (s portServer) CreateBridgePort(_ context.Context, req *evpn.CreateBridgePortRequest) (*evpn.BridgePort, error) {
 	id := req.GetBridgePortId()
 	if id == "" {
-		return nil, status.Error(codes.InvalidArgument, "bridge_port_id is required: it is the name of the netdev that represents the port")
+		return nil, status.Error(codes.InvalidArgument, "bridge_port_id is required: it tells which netdev represents the port, by name or PCI address")
 	}
 	if err := portKind.parseID(id); err != nil {
 		return nil, err

@@ -45,15 +45,23 @@ func forwarding(rep netlink.Link, mac net.HardwareAddr, vlan uint16) *netlink.Ne
 
 // representor finds the port's netdev, and makes sure that it can be one: nothing that this machine itself needs.
 func (d *netdevs) representor(port string) (netlink.Link, error) {
-	link, err := d.find(port)
-	if err != nil {
+	link, err := d.locate(port)
+	if _, nowhere := errors.AsType[errNowhere](err); err != nil && !nowhere {
 		return nil, err
 	}
 	d.forget(port, link)
-	if link == nil {
-		return nil, fmt.Errorf("netdev %s is missing: no netdev has it as its name or alternative name", port)
+	if err != nil {
+		return nil, fmt.Errorf("netdev %s is missing: no netdev has it as its name or alternative name, and by PCI address: %w",
+			port, err)
 	}
 	attrs := link.Attrs()
+	other, err := d.holder(link, port)
+	if err != nil {
+		return nil, err
+	}
+	if other != "" {
+		return nil, fmt.Errorf("netdev %s: is already the representor of port %s", attrs.Name, other)
+	}
 	uplink := attrs.Name == d.uplink || slices.Contains(attrs.AltNames, d.uplink)
 	if uplink || attrs.Flags&net.FlagLoopback != 0 || strings.HasPrefix(attrs.Alias, aliasPrefix) {
 		return nil, fmt.Errorf("netdev %s: is no representor but the uplink, a loopback or one of the agent's own", attrs.Name)
@@ -68,6 +76,52 @@ func (d *netdevs) representor(port string) (netlink.Link, error) {
 		}
 	}
 	return link, nil
+}
+
+// locate finds the port's netdev: by name, as people agreed, or else by the PCI address in the port's id. The error is
+// an errNowhere if there is none.
+func (d *netdevs) locate(port string) (netlink.Link, error) {
+	if link, err := d.find(port); link != nil || err != nil {
+		return link, err
+	}
+	for again := false; ; again = true {
+		index, err := d.locator.index(port)
+		if err != nil {
+			return nil, err
+		}
+		link, err := d.handle.LinkByIndex(index)
+		if _, gone := errors.AsType[netlink.LinkNotFoundError](err); gone && !again {
+			d.locator.expire() // the event is still to come
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("netdev with ifindex %d: %w", index, err)
+		}
+		return link, nil
+	}
+}
+
+// holder is the port that already has a netdev as its representor, "" if none or this one has. It is another if the
+// netdev has that port's name, and this one's PCI address.
+func (d *netdevs) holder(link netlink.Link, port string) (string, error) {
+	index := link.Attrs().Index
+	d.mu.Lock()
+	other := d.attached[index]
+	d.mu.Unlock()
+	if other == "" || other == port {
+		return "", nil
+	}
+	its, err := d.locate(other)
+	if _, nowhere := errors.AsType[errNowhere](err); nowhere {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("netdev %s: whether it is the representor of port %s: %w", link.Attrs().Name, other, err)
+	}
+	if its.Attrs().Index != index {
+		return "", nil
+	}
+	return other, nil
 }
 
 // free takes a netdev out of our bridge that it is in, if any. In somebody else's it is an error.
@@ -92,15 +146,24 @@ func (d *netdevs) free(link netlink.Link) error {
 // detach takes the port's representor out of our bridge and sets it down. One that is gone, or is somebody else's by
 // now, is left alone.
 func (d *netdevs) detach(port string) error {
-	link, err := d.find(port)
-	if err != nil {
+	link, err := d.locate(port)
+	if _, nowhere := errors.AsType[errNowhere](err); err != nil && !nowhere {
 		return err
 	}
 	d.forget(port, link)
-	if link == nil || link.Attrs().MasterIndex == 0 {
+	if link == nil {
 		return nil
 	}
-	return d.release(link)
+	if other, err := d.holder(link, port); err != nil || other != "" {
+		return err
+	}
+	if err := d.release(link); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.attached, link.Attrs().Index)
+	return nil
 }
 
 func (d *netdevs) release(link netlink.Link) error {
@@ -151,8 +214,15 @@ func (d *netdevs) forget(port string, now netlink.Link) {
 }
 
 // sweep removes what is ours and not to be kept: VXLAN ports of other networks, bridges, by the id in their mark, and
-// representors in our bridges that do not belong there by any of their names.
-func (d *netdevs) sweep(networks map[string]bool, keep func(bridge string) bool, belongs func(name, bridge string) bool) error {
+// netdevs in our bridges that are not the representor of a port that belongs there.
+func (d *netdevs) sweep(
+	networks map[string]bool, keep func(bridge string) bool,
+	ports map[string]membership, belongs func(port, bridge string) bool,
+) error {
+	owners, err := d.owners(ports)
+	if err != nil {
+		return err
+	}
 	links, err := d.handle.LinkList()
 	if err != nil {
 		return fmt.Errorf("list netdevs: %w", err)
@@ -171,7 +241,7 @@ func (d *netdevs) sweep(networks map[string]bool, keep func(bridge string) bool,
 		if !inOurs || strings.HasPrefix(attrs.Alias, aliasPrefix) {
 			continue
 		}
-		if !slices.ContainsFunc(namesOf(attrs), func(name string) bool { return belongs(name, bridge) }) {
+		if port, ok := owners[attrs.Index]; !ok || !belongs(port, bridge) {
 			failed = append(failed, d.release(link))
 		}
 	}
@@ -184,6 +254,22 @@ func (d *netdevs) sweep(networks map[string]bool, keep func(bridge string) bool,
 	return errors.Join(failed...)
 }
 
+// owners are the ports by the ifindex of their representor. It fails rather than leave one out.
+func (d *netdevs) owners(ports map[string]membership) (map[int]string, error) {
+	owners := map[int]string{}
+	for port := range ports {
+		link, err := d.locate(port)
+		if _, nowhere := errors.AsType[errNowhere](err); nowhere {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("representor of port %s: %w", port, err)
+		}
+		owners[link.Attrs().Index] = port
+	}
+	return owners, nil
+}
+
 func namesOf(attrs *netlink.LinkAttrs) []string {
 	return append(slices.Clone(attrs.AltNames), attrs.Name)
 }
@@ -192,6 +278,7 @@ func namesOf(attrs *netlink.LinkAttrs) []string {
 type change struct {
 	all      bool     // events were lost, or it is the bridge of all networks
 	uplink   bool     // and so all networks with a VNI
+	arrival  bool     // a netdev that was not there: what has no representor is looked at again
 	networks []string // ids
 	ports    []string // ids, and names of netdevs that are no port's
 }
@@ -204,6 +291,7 @@ func (d *netdevs) watch(emit func(change)) error {
 		case errors.Is(err, os.ErrClosed):
 			return nil
 		case errors.Is(err, unix.ENOBUFS):
+			d.locator.lost()
 			emit(change{all: true})
 			continue
 		case err != nil:
@@ -215,12 +303,15 @@ func (d *netdevs) watch(emit func(change)) error {
 			switch msg.Header.Type {
 			case unix.RTM_NEWLINK, unix.RTM_DELLINK:
 				header := unix.NlMsghdr(msg.Header)
+				// A netdev that leaves a bridge is also told of as a link that is gone, in the bridge's family.
+				bridging := len(msg.Data) > 0 && msg.Data[0] == unix.AF_BRIDGE
 				link, err := netlink.LinkDeserialize(&header, msg.Data)
 				if err != nil {
+					d.locator.lost()
 					emit(change{all: true})
 					continue
 				}
-				emit(d.changeOf(link, msg.Header.Type == unix.RTM_DELLINK))
+				emit(d.changeOf(link, msg.Header.Type == unix.RTM_DELLINK, bridging))
 			case unix.RTM_NEWADDR, unix.RTM_DELADDR:
 				emit(change{uplink: true}) // addresses of netdevs other than the uplink are rare on an xPU
 			}
@@ -228,10 +319,17 @@ func (d *netdevs) watch(emit func(change)) error {
 	}
 }
 
-func (d *netdevs) changeOf(link netlink.Link, removed bool) change {
+func (d *netdevs) changeOf(link netlink.Link, removed, bridging bool) change {
 	attrs := link.Attrs()
 	names := namesOf(attrs)
 	c := change{ports: names, uplink: d.uplink != "" && slices.Contains(names, d.uplink)}
+	switch {
+	case bridging:
+	case removed:
+		d.locator.went(attrs.Index)
+	default:
+		c.arrival = d.locator.came(attrs.Index)
+	}
 	d.mu.Lock()
 	if port, ok := d.attached[attrs.Index]; ok {
 		c.ports = append(c.ports, port)
@@ -252,8 +350,8 @@ func (d *netdevs) changeOf(link netlink.Link, removed bool) change {
 
 // pending collects changes until somebody has the time for them.
 type pending struct {
-	all, uplink     bool
-	networks, ports map[string]bool
+	all, uplink, arrival bool
+	networks, ports      map[string]bool
 }
 
 func newPending() *pending {
@@ -263,6 +361,7 @@ func newPending() *pending {
 func (p *pending) add(c change) {
 	p.all = p.all || c.all
 	p.uplink = p.uplink || c.uplink
+	p.arrival = p.arrival || c.arrival
 	for _, id := range c.networks {
 		p.networks[id] = true
 	}

@@ -229,8 +229,5 @@ func (v *vlanAware) leaveVLAN(link netlink.Link, vlan uint16, mac net.HardwareAd
 
 func (v *vlanAware) sweep(networks map[string]bool, ports map[string]membership) error {
 	keep := func(bridge string) bool { return bridge == sharedID }
-	return v.netdevs.sweep(networks, keep, func(name, bridge string) bool {
-		_, ok := ports[name]
-		return ok && bridge == sharedID
-	})
+	return v.netdevs.sweep(networks, keep, ports, func(_, bridge string) bool { return bridge == sharedID })
 }
