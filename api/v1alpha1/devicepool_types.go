@@ -163,6 +163,39 @@ type FunctionSelector struct {
 	VDPAType string `json:"vdpaType,omitempty"`
 }
 
+// FunctionDriver is a kernel driver that hands a Function to a program of the pod.
+// +kubebuilder:validation:Enum=vfio-pci
+type FunctionDriver string
+
+// DriverVFIO gives a container the Function's IOMMU group (/dev/vfio), and no netdev.
+const DriverVFIO FunctionDriver = "vfio-pci"
+
+// SFSpec says which SFs a pool offers at each of its PFs. An SF exists only while a pod has it: it is made when it is
+// allocated, active and with a MAC, and deleted when it is released.
+type SFSpec struct {
+	// Count is how many SFs each PF offers. They need the PF's eswitch in mode switchdev.
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=1024
+	Count int32 `json:"count"`
+
+	// FirstNumber is the sfnum of the first SF; the others follow it. An SF with such a number that is there already
+	// is the pool's too.
+	// +optional
+	// +kubebuilder:default=1
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=65535
+	FirstNumber int32 `json:"firstNumber,omitempty"`
+}
+
+// Has says whether the SF with this sfnum is one of them. Nil has none.
+func (s *SFSpec) Has(sfnum uint32) bool {
+	if s == nil {
+		return false
+	}
+	beyond := int64(sfnum) - int64(s.FirstNumber)
+	return beyond >= 0 && beyond < int64(s.Count)
+}
+
 // DevicePluginSpec says how the device plugin offers a pool.
 type DevicePluginSpec struct {
 	// ResourcePrefix is what is before the slash in the extended resource's name; "xpu.opiproject.org" if empty.
@@ -201,6 +234,10 @@ type DevicePluginSpec struct {
 }
 
 // DevicePoolSpec says which Functions belong to the pool and how they are offered.
+// +kubebuilder:validation:XValidation:rule="!has(self.numVFs) && !has(self.sfs) || self.selectors.all(s, has(s.pfNames) || has(s.rootDevices))",message="numVFs and sfs need selectors that name the PFs, by pfNames or rootDevices"
+// +kubebuilder:validation:XValidation:rule="!has(self.sfs) || !has(self.deviceType) || self.deviceType == 'auxNetDevice'",message="sfs needs a pool that may have SFs: leave deviceType out, or make it auxNetDevice"
+// +kubebuilder:validation:XValidation:rule="!has(self.sfs) || !has(self.driver)",message="driver is not for pools with sfs: an SF is no PCI device that another driver could be bound to"
+// +kubebuilder:validation:XValidation:rule="!has(self.maxAllocated) || !has(self.publish) || self.publish == 'DRA'",message="maxAllocated is only for pools with publish: DRA, whose counters the scheduler keeps"
 // +kubebuilder:validation:XValidation:rule="!has(self.devicePlugin) || has(self.publish) && self.publish == 'DevicePlugin'",message="devicePlugin is only for pools with publish: DevicePlugin"
 // +kubebuilder:validation:XValidation:rule="!has(self.devicePlugin) || !has(self.devicePlugin.provisionAt) || self.devicePlugin.provisionAt != 'Allocate' || has(self.network) && size(self.network) > 0",message="provisionAt: Allocate needs network: the kubelet does not say which network a pod wants when it allocates"
 type DevicePoolSpec struct {
@@ -223,6 +260,29 @@ type DevicePoolSpec struct {
 	// +listType=atomic
 	Selectors []FunctionSelector `json:"selectors"`
 
+	// NumVFs is how many VFs each PF has that a selector names, whatever VF indexes it names. VFs are made, and taken
+	// away if there are more, while no pod and no program has one of them. Absent, and after the DevicePool is gone,
+	// PFs keep the VFs that they have.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=65535
+	NumVFs *int32 `json:"numVFs,omitempty"`
+
+	// SFs says which SFs each PF offers that a selector names.
+	// +optional
+	SFs *SFSpec `json:"sfs,omitempty"`
+
+	// MaxAllocated is how many of the pool's Functions at one PF may be allocated at once, VFs and SFs together: less
+	// than there are, where they share what the PF has. Absent means all.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	MaxAllocated *int32 `json:"maxAllocated,omitempty"`
+
+	// Driver is bound to a Function while a pod has it; its own driver is bound again when it is released. Absent means
+	// that Functions keep the driver that they have.
+	// +optional
+	Driver FunctionDriver `json:"driver,omitempty"`
+
 	// Publish is the API through which the Functions are offered.
 	// +optional
 	// +kubebuilder:default=DRA
@@ -244,10 +304,27 @@ type DevicePoolSpec struct {
 	DevicePlugin *DevicePluginSpec `json:"devicePlugin,omitempty"`
 }
 
+// Shortage is a PF that does not have the VFs, or cannot offer the SFs, that the pool asks for.
+type Shortage struct {
+	// PF is the PCI address of the PF.
+	PF string `json:"pf"`
+
+	// Reason is one of those of the condition Supplied.
+	Reason string `json:"reason"`
+
+	// Message says what is missing and what to do.
+	Message string `json:"message"`
+}
+
 // DevicePoolNodeStatus is what one node's agent found for the pool.
 type DevicePoolNodeStatus struct {
 	// Name is the node's name.
 	Name string `json:"name"`
+
+	// ObservedGeneration is the metadata.generation of the spec that the entry is about. While it is an older one, the
+	// agent has not done yet what the spec asks for, or does not run.
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 
 	// Functions is how many Functions of the node are in the pool.
 	Functions int32 `json:"functions"`
@@ -261,6 +338,12 @@ type DevicePoolNodeStatus struct {
 	// Problem says why the node's agent cannot offer the pool at all.
 	// +optional
 	Problem string `json:"problem,omitempty"`
+
+	// Shortages are PFs that do not have what numVFs and sfs ask for; at most 16 are listed.
+	// +optional
+	// +listType=map
+	// +listMapKey=pf
+	Shortages []Shortage `json:"shortages,omitempty"`
 }
 
 // DevicePoolStatus is what came of the pool.
@@ -269,14 +352,17 @@ type DevicePoolStatus struct {
 	// +optional
 	Functions int32 `json:"functions"`
 
-	// Nodes are the nodes that have Functions of the pool, or Functions that it selects but may not have. Each
-	// agent writes its own entry and no other.
+	// Nodes are the nodes that have Functions of the pool, Functions that it selects but may not have, or PFs that are to
+	// have VFs or SFs made. Each agent writes its own entry and no other; those of Nodes that do not exist are taken away.
 	// +optional
 	// +listType=map
 	// +listMapKey=name
 	Nodes []DevicePoolNodeStatus `json:"nodes,omitempty"`
 
-	// Conditions has Ready: True (Published) or False (NoFunctions, Overlap, InvalidConfig).
+	// Conditions has Ready: True (Published) or False (NoFunctions, Overlap, InvalidConfig); and, where numVFs or sfs is
+	// set, Supplied: True (AllMade) or False (NoPF, InvalidConfig, or the reason of a Shortage: Making, Conflict, InUse,
+	// OutOfRange, Busy, Refused, NotSupported). While an entry of Nodes is about an older spec, Supplied is False, and the
+	// observedGeneration of Ready is that of the oldest entry.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

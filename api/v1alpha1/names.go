@@ -6,6 +6,9 @@ const (
 	// ResourceClaim.status.devices, carries.
 	ConditionReady = "Ready"
 
+	// ConditionSupplied says of a DevicePool with numVFs or sfs whether every PF that it names has them.
+	ConditionSupplied = "Supplied"
+
 	// ConditionProvisioned is the binding condition of devices in pools that provision BeforeBind: the xPU
 	// serves the Function's Port. The controller sets it in ResourceClaim.status.devices (KEP-5007).
 	ConditionProvisioned = GroupName + "/Provisioned"
@@ -37,6 +40,10 @@ const (
 	// TaintInUse is on a device that a pod still has by another way of publishing: the device plugin before its pool
 	// was moved to DRA, or another device plugin (effect NoSchedule).
 	TaintInUse = GroupName + "/in-use"
+
+	// TaintFault is on devices of which a health reporter of their driver tells an error that is not recovered
+	// (devlink-health, effect NoSchedule).
+	TaintFault = GroupName + "/fault"
 )
 
 // Reasons of conditions. Each comes with a message that says what to do.
@@ -61,4 +68,14 @@ const (
 	ReasonOverlap          = "Overlap"
 	ReasonConnected        = "Connected"
 	ReasonInvalidTLSSecret = "InvalidTLSSecret"
+
+	// Of the condition Supplied, and, all but AllMade and NoPF, of a Shortage.
+
+	ReasonAllMade      = "AllMade"
+	ReasonMaking       = "Making"       // the PF is being changed
+	ReasonNoPF         = "NoPF"         // no node has a PF that a selector names
+	ReasonOutOfRange   = "OutOfRange"   // the PF can have fewer
+	ReasonBusy         = "Busy"         // EBUSY: somebody else changes it
+	ReasonRefused      = "Refused"      // by the driver
+	ReasonNotSupported = "NotSupported" // no SR-IOV, no subfunctions, or not in this eswitch mode
 )

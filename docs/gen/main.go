@@ -26,7 +26,8 @@ func run(dir string) error {
 	}
 	metrics, err := metricsPage([]program{
 		{"xpu-agent", []string{
-			"pkg/inventory", "pkg/declare", "pkg/deviceplugin", "pkg/dra", "pkg/provisioner", "pkg/cniserver", "pkg/hooks", "pkg/version/buildinfo",
+			"pkg/inventory", "pkg/health", "pkg/declare", "pkg/deviceplugin", "pkg/dra", "pkg/provisioner", "pkg/cniserver", "pkg/hooks",
+			"pkg/supply", "pkg/version/buildinfo",
 		}},
 		{"xpu-controller", []string{"pkg/provision", "pkg/version/buildinfo"}},
 		{"opi-bridge", []string{"pkg/opibridge", "pkg/version/buildinfo"}},

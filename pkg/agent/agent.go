@@ -6,11 +6,8 @@ package agent
 import (
 	"context"
 	"errors"
-	"fmt"
-	"os"
 	"path/filepath"
 	"runtime/debug"
-	"strings"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -21,16 +18,19 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/cniserver"
 	"github.com/opiproject/xpu-device-plugin/pkg/declare"
 	"github.com/opiproject/xpu-device-plugin/pkg/deviceplugin"
+	"github.com/opiproject/xpu-device-plugin/pkg/devlink"
 	"github.com/opiproject/xpu-device-plugin/pkg/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/hooks"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/link"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
+	"github.com/opiproject/xpu-device-plugin/pkg/outfit"
 	"github.com/opiproject/xpu-device-plugin/pkg/podresources"
 	"github.com/opiproject/xpu-device-plugin/pkg/pool"
 	"github.com/opiproject/xpu-device-plugin/pkg/provisioner"
 	"github.com/opiproject/xpu-device-plugin/pkg/release"
+	"github.com/opiproject/xpu-device-plugin/pkg/supply"
 )
 
 // agent has the parts that it needs whichever way it works.
@@ -40,7 +40,12 @@ type agent struct {
 	registry *prometheus.Registry
 
 	journal   *journal.Journal
+	devlink   *devlink.Conn
 	inventory *inventory.Inventory
+	faults    *health.Reporters
+	sfs       *supply.SFMaker
+	vfs       *supply.VFs
+	outfits   *outfit.Outfitter
 	tracker   *pool.Tracker
 	attacher  *attach.Attacher
 	releaser  *release.Releaser
@@ -89,7 +94,12 @@ func Run(ctx context.Context, config Config, registry *prometheus.Registry, log 
 		return err
 	}
 	defer records.Close()
-	engine, err := link.New(link.Options{})
+	eswitches, err := devlink.Dial("")
+	if err != nil {
+		return err
+	}
+	defer eswitches.Close()
+	engine, err := link.New(link.Options{Rates: attach.Rates{Eswitches: eswitches}})
 	if err != nil {
 		return err
 	}
@@ -99,157 +109,26 @@ func Run(ctx context.Context, config Config, registry *prometheus.Registry, log 
 		return err
 	}
 	defer kubelet.Close()
-	a := &agent{config: config, log: log, registry: registry, journal: records}
+	a := &agent{config: config, log: log, registry: registry, journal: records, devlink: eswitches}
 	if err := a.assemble(ctx, engine, kubelet); err != nil {
 		return err
 	}
 	return a.run(ctx)
 }
 
-// assemble makes the parts and tells them of each other, in the order in which data flows.
-func (a *agent) assemble(ctx context.Context, engine *link.Engine, kubelet *podresources.Client) (err error) {
-	bootID, err := readBootID(a.config.ProcRoot)
-	if err != nil {
-		return err
-	}
-	a.inventory = inventory.New(inventory.Options{
-		SysRoot: a.config.SysRoot, Changed: a.inputs.Notify, Registry: a.registry, Log: a.log.WithName("inventory"),
-	})
-	if a.mode, err = a.newMode(); err != nil {
-		return err
-	}
-	if err := a.assembleRelease(ctx, engine, kubelet, bootID); err != nil {
-		return err
-	}
-	a.attacher = attach.New(a.journal, engine, a.inventory, a.releaser, bootID, a.log.WithName("attach"))
-	if err := a.declare(); err != nil {
-		return err
-	}
-	a.uses = &uses{
-		journal: a.journal, tracker: a.tracker, pods: podresources.NewTracker(kubelet, a.log.WithName("kubelet")),
-		changed: a.outputs.Notify, log: a.log.WithName("uses"), times: a.config.times,
-	}
-	if err := a.assembleDevicePlugin(kubelet); err != nil {
-		return err
-	}
-	a.cni = cniserver.New(cniserver.Options{
-		Socket: a.config.CNISocket, SpoolDir: a.config.SpoolDir,
-		Functions: a.inventory, Pools: a.tracker, Journal: a.journal, Attacher: a.attacher, Releaser: a.releases,
-		Engine:      engine,
-		Assignments: kubelet,
-		Provisioner: a.mode.provisioner(),
-		MAC:         func(id inventory.ID) link.MAC { return provisioner.MAC(a.config.NodeName, id) },
-		Ready:       func(context.Context) error { return errors.Join(a.poolsKnown(), a.journal.Writable()) },
-		Reporter:    a.mode.reporter(),
-		AddTimeout:  a.config.times.add,
-		Metrics:     cniserver.NewMetrics(a.registry),
-		Log:         a.log.WithName("cni"),
-	})
-	return a.mode.complete()
-}
-
-func (a *agent) newMode() (mode, error) {
-	if a.config.Provisioner == ProvisionerDirect {
-		return newStandalone(a)
-	}
-	return newClustered(a)
-}
-
-// assembleRelease makes what brings Functions back.
-func (a *agent) assembleRelease(
-	ctx context.Context, engine *link.Engine, kubelet *podresources.Client, bootID string,
-) error {
-	recorder, err := a.mode.recorder(ctx)
-	if err != nil {
-		return err
-	}
-	a.hooks, err = hooks.New(a.journal, a.inventory, a.mode.provisioner(), hooks.Options{
-		Node: a.config.NodeName, Dir: a.config.HooksDir, Timeout: a.config.HookTimeout, Attempts: a.config.HookAttempts,
-		Recorder: recorder, Changed: a.outputs.Notify,
-	}, a.registry, a.log.WithName("hooks"))
-	if err != nil {
-		return err
-	}
-	log := a.log.WithName("release")
-	a.releaser = release.New(a.journal, engine, a.inventory, release.Options{BootID: bootID, Hooks: a.hooks}, log)
-	a.releases = &releases{
-		releaser: a.releaser, journal: a.journal, assigned: kubelet, changed: a.outputs.Notify, log: log,
-		times: a.config.times,
-	}
-	return nil
-}
-
-// declare makes what knows the pools.
-func (a *agent) declare() (err error) {
-	if a.config.ConfigFile != "" {
-		options := declare.FileOptions{
-			Path: a.config.ConfigFile, ResourcePrefix: a.config.ResourcePrefix, Changed: a.inputs.Notify,
-			Registry: a.registry, Log: a.log.WithName("declare"),
-		}
-		if a.config.Provisioner == ProvisionerDirect {
-			options.Check = checkStandalone
-		}
-		if a.file, err = declare.OpenFile(options); err != nil {
-			return err
-		}
-	}
-	a.tracker = pool.NewTracker(a.inventory, a.mode.declarations(a.file), a.log.WithName("pool"))
-	return nil
-}
-
-// assembleDevicePlugin makes what speaks to the kubelet about extended resources.
-func (a *agent) assembleDevicePlugin(kubelet *podresources.Client) (err error) {
-	var cdi *deviceplugin.CDI
-	if a.config.UseCDI {
-		if cdi, err = deviceplugin.NewCDI(a.config.CDIDir); err != nil {
-			return err
-		}
-	}
-	a.plugins = &deviceplugin.Manager{
-		KubeletDir: a.config.KubeletDir, Registration: a.config.Registration,
-		Pools:  a.tracker,
-		Health: a.health(a.releases.releasing),
-		Provisioner: &allocations{
-			node: a.config.NodeName, journal: a.journal, attacher: a.attacher, releases: a.releases, provisioner: a.mode.provisioner(),
-		},
-		Contents:    &deviceplugin.Contents{SysRoot: a.config.SysRoot, DevRoot: a.config.DevRoot},
-		DeviceInfo:  deviceplugin.NewDeviceInfo(a.config.DeviceInfoDir),
-		CDI:         cdi,
-		Assignments: kubelet, AllocateTimeout: a.config.times.allocate,
-		Metrics: deviceplugin.NewMetrics(a.registry),
-		Log:     a.log.WithName("deviceplugin"),
-	}
-	return nil
-}
-
-// health says what is wrong with Functions. Ways of publishing differ in when they want to hear of a release.
-func (a *agent) health(releasePending health.Source) *health.Checker {
-	return &health.Checker{
-		XPUAway:         a.mode.provisioner().Away,
-		ProvisionFailed: a.mode.provisionFailed(),
-		ReleasePending:  releasePending,
-		InUse:           a.uses.elsewhere,
-	}
-}
-
-func readBootID(procRoot string) (string, error) {
-	id, err := os.ReadFile(filepath.Join(procRoot, "sys/kernel/random/boot_id"))
-	if err != nil {
-		return "", fmt.Errorf("boot id: %w", err)
-	}
-	return strings.TrimSpace(string(id)), nil
-}
-
 func (a *agent) run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	// Subscriptions come before what they listen to is started, so that nothing is missed.
 	forTracker, forPlugins, forUses := a.inputs.Subscribe(ctx), a.outputs.Subscribe(ctx), a.outputs.Subscribe(ctx)
+	functionsForVFs, poolsForVFs := a.inputs.Subscribe(ctx), a.outputs.Subscribe(ctx)
 
 	// What others work with ends after them: a request that runs when ctx ends is given the time to end well.
 	lasting, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	group.Go(func() error { return a.inventory.Run(lasting) })
+	group.Go(func() error { return a.faults.Run(lasting) })
 	group.Go(func() error { return a.mode.connect(lasting) })
+	group.Go(func() error { return a.sfs.Watch(ctx) })
 	group.Go(func() error { return serve(ctx, a.config.ListenAddress, a.registry, a.ready, a.log) })
 	if a.file != nil {
 		group.Go(func() error { return a.file.Run(ctx) })
@@ -257,15 +136,17 @@ func (a *agent) run(ctx context.Context) error {
 	group.Go(func() error {
 		defer end()
 		// Functions are brought back whether the API server is there or not.
-		if !a.inventory.Synced(ctx) {
+		if !a.inventory.Synced(ctx) || !a.faults.Synced(ctx) {
 			return nil
 		}
 		a.recover(ctx)
 		a.uses.look(ctx)
 		running, ctx := errgroup.WithContext(ctx)
 		running.Go(func() error { return a.track(ctx, forTracker) })
+		running.Go(func() error { return a.vfs.Run(ctx, functionsForVFs, poolsForVFs) })
 		running.Go(func() error { return a.hooks.Run(ctx) })
 		running.Go(func() error { return a.releases.run(ctx) })
+		running.Go(func() error { return a.fitOut(ctx) })
 		running.Go(func() error { return a.uses.run(ctx, forUses) })
 		running.Go(func() error { return a.cni.Run(ctx) })
 		running.Go(func() error { return a.plugins.Run(ctx, forPlugins) })
@@ -316,6 +197,15 @@ func (a *agent) recover(ctx context.Context) {
 		a.log.Error(err, "Some Functions of the last run are not back yet")
 	}
 	a.log.Info("Recovered", "attachments", len(a.journal.All()), "took", time.Since(begin).String())
+}
+
+// fitOut has Functions fitted out again for owners that have them since before the start. A card that takes its time
+// must not keep the others from work.
+func (a *agent) fitOut(ctx context.Context) error {
+	if err := a.attacher.Recover(ctx); err != nil && ctx.Err() == nil {
+		a.log.Error(err, "Some Functions are not what pods were promised: delete those pods that do not start")
+	}
+	return nil
 }
 
 // ready says why pods could not be served now.

@@ -427,7 +427,9 @@ func TestAgent(t *testing.T) {
 		if err := w.admin.Get(t.Context(), client.ObjectKey{Name: "fast"}, &pool); err != nil {
 			t.Fatal(err)
 		}
-		return len(pool.Status.Nodes) == 1 && cmp.Equal(pool.Status.Nodes[0], v1alpha1.DevicePoolNodeStatus{Name: nodeName, Functions: 1024})
+		return len(pool.Status.Nodes) == 1 && cmp.Equal(pool.Status.Nodes[0], v1alpha1.DevicePoolNodeStatus{
+			Name: nodeName, ObservedGeneration: 1, Functions: 1024,
+		})
 	})
 
 	w.eventually("it is not ready without a runtime", func() bool {

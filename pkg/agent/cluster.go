@@ -108,12 +108,13 @@ func (c *clustered) complete() error {
 	}
 	claims := guard{reserver: c.attacher, releases: c.releases, uses: c.uses}
 	c.driver = &dra.Driver{
-		Functions:   c.inventory,
+		Functions:   c.tracker,
 		DevicePools: c.tracker,
 		Ports:       c.api,
 		Journal:     c.journal,
 		Attacher:    claims,
 		Releaser:    claims,
+		DeviceNodes: new(c.deviceNodes()),
 		CDI:         cdi,
 		Health: &dra.HealthReporter{
 			Node: c.config.NodeName, Pools: c.tracker, Health: c.checker, Changes: c.outputs.Subscribe,
@@ -132,12 +133,14 @@ func (c *clustered) complete() error {
 // serve publishes Functions by DRA, prepares claims, and says what came of them.
 func (c *clustered) serve(ctx context.Context) error {
 	forPublisher, forReporter := c.outputs.Subscribe(ctx), c.outputs.Subscribe(ctx)
-	if err := c.recoverClaims(); err != nil {
-		return err
-	}
-	// Without the pools a claim whose pool names the network would be taken for one without a network.
+	declaredForReporter := c.inputs.Subscribe(ctx)
+	// Without the pools a claim whose pool names the network would be taken for one without a network, and its containers
+	// would not get the device nodes that the pool asks for.
 	if !c.knowsPools(ctx) {
 		return nil
+	}
+	if err := c.recoverClaims(); err != nil {
+		return err
 	}
 	helper, err := c.register(ctx)
 	if err != nil {
@@ -151,13 +154,14 @@ func (c *clustered) serve(ctx context.Context) error {
 		Log: c.log.WithName("publish"),
 	}
 	reporter := &pool.Reporter{
-		Node: c.config.NodeName, Tracker: c.tracker, Declarations: c.api, Writer: c.api, Log: c.log.WithName("pool"),
+		Node: c.config.NodeName, Tracker: c.tracker, Declarations: c.api, Writer: c.api, VFs: c.vfs,
+		Log: c.log.WithName("pool"),
 	}
 
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return c.ports.Run(ctx) })
 	group.Go(func() error { return publisher.Run(ctx, forPublisher) })
-	group.Go(func() error { return reporter.Run(ctx, forReporter) })
+	group.Go(func() error { return reporter.Run(ctx, forReporter, declaredForReporter) })
 	group.Go(func() error { return c.status.Run(ctx) })
 	group.Go(func() error { return c.nri.Run(ctx) })
 	return group.Wait()

@@ -174,6 +174,17 @@ func byDRA() v1alpha1.DevicePoolSpec {
 	return spec
 }
 
+// start runs an agent until end is called or the test ends, and returns when CNI plugins can talk to it. It may publish
+// Functions before.
+func (s *site) start() {
+	s.t.Helper()
+	s.world.start()
+	s.eventually("the agent listens at its CNI socket", func() bool {
+		connection, err := net.Dial("unix", s.config.CNISocket)
+		return err == nil && connection.Close() == nil
+	})
+}
+
 func (s *site) startController() {
 	s.t.Helper()
 	scheme, err := provision.Scheme()

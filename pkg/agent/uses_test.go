@@ -28,6 +28,11 @@ func (d declared) Snapshot() []inventory.Function {
 	return []inventory.Function{{ID: vf, Kind: inventory.VF, Class: inventory.Network, Vendor: "15b3"}}
 }
 
+func (d declared) Get(id inventory.ID) (inventory.Function, bool) {
+	f := d.Snapshot()[0]
+	return f, f.ID == id
+}
+
 func (d declared) DevicePools(context.Context) ([]v1alpha1.DevicePool, error) {
 	p := v1alpha1.DevicePool{}
 	p.Name, p.Spec.Publish = "fast", v1alpha1.PublishMode(d)
@@ -54,7 +59,7 @@ func newUses(t *testing.T, publish v1alpha1.PublishMode) (u *uses, kubelet *podr
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { client.Close() })
-	tracker := pool.NewTracker(declared(publish), declared(publish), testr.New(t))
+	tracker := pool.NewTracker(declared(publish), declared(publish), nil, testr.New(t))
 	ctx, stop := context.WithCancel(t.Context())
 	if err := tracker.Run(ctx, nil, stop); err != nil {
 		t.Fatal(err)

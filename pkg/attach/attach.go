@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"reflect"
+	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -23,6 +24,7 @@ import (
 // Journal is the durable record of attachments.
 type Journal interface {
 	Get(inventory.ID) (journal.Attachment, bool)
+	All() []journal.Attachment
 	Put(journal.Attachment) error
 	Lock(context.Context, inventory.ID) (unlock func(), err error)
 }
@@ -38,14 +40,24 @@ type Engine interface {
 
 // NetdevFinder finds the netdevs of Functions.
 type NetdevFinder interface {
-	// Netdev is the name that the Function's netdev has on the host at this moment: "" where the Function has none there,
-	// an error where there is no such Function.
+	// Netdev is the name that the Function's netdev has on the host at this moment: "" where the netdev is in another
+	// network namespace. The error is an [inventory.ErrNoNetdev] where there is none at all, and an [io/fs.ErrNotExist]
+	// where there is no such Function.
 	Netdev(inventory.ID) (string, error)
 }
 
 // Detacher brings a netdev back to the host from a sandbox.
 type Detacher interface {
 	Detach(ctx context.Context, id inventory.ID, sandbox string) error
+}
+
+// Outfitter makes reserved Functions usable for their owners: it makes SFs and binds drivers.
+type Outfitter interface {
+	// Plan says what is to be done for a reservation, nil for nothing, and what will undo it. It changes nothing. What
+	// the owner wishes is in want.Outfit: SF, MAC and Driver.
+	Plan(ctx context.Context, want journal.Attachment) (*journal.Outfit, error)
+	// FitOut does what the attachment's Outfit says. It may have been done already, wholly or in part.
+	FitOut(ctx context.Context, a journal.Attachment) error
 }
 
 // Sandbox is the pod sandbox that wants a Function.
@@ -63,20 +75,28 @@ type Attacher struct {
 	engine  Engine
 	netdevs NetdevFinder
 	stale   Detacher
-	bootID  string
+	options Options
 	log     logr.Logger
 }
 
-// New makes an attacher. stale is asked to bring back a netdev that an older sandbox still has. bootID is the boot's,
-// from /proc/sys/kernel/random/boot_id.
-func New(j Journal, engine Engine, netdevs NetdevFinder, stale Detacher, bootID string, log logr.Logger) *Attacher {
-	return &Attacher{journal: j, engine: engine, netdevs: netdevs, stale: stale, bootID: bootID, log: log}
+// Options of an [Attacher].
+type Options struct {
+	// BootID is the boot's, from /proc/sys/kernel/random/boot_id.
+	BootID string
+	// Outfits, where set, makes Functions usable for their owners; otherwise those are refused that want it.
+	Outfits Outfitter
 }
 
-// Reserve records durably whom the Function belongs to and what its interface shall be. Nothing is touched. The state
-// and what belongs to it are set here. Reserving again for the same owner changes nothing once the Function is being
-// attached; before, what the interface shall be is replaced. A Function that belongs to another owner is an error that
-// names it.
+// New makes an attacher. stale is asked to bring back a netdev that an older sandbox still has.
+func New(j Journal, engine Engine, netdevs NetdevFinder, stale Detacher, options Options, log logr.Logger) *Attacher {
+	return &Attacher{journal: j, engine: engine, netdevs: netdevs, stale: stale, options: options, log: log}
+}
+
+// Reserve records durably whom the Function belongs to and what its interface shall be, and then has it fitted out for
+// its owner; nothing else is touched. The state and what belongs to it are set here. Reserving again for the same owner
+// changes nothing once the Function is being attached; before, what the interface shall be is replaced. A Function that
+// belongs to another owner is an error that names it. A reservation whose fitting out failed stays, and is continued when
+// it is made again.
 //
 // The owner is the claim, or else the CNI request, or else whomever the kubelet allocates the Function to: a
 // reservation without a claim and a request is for the next pod that comes, and made again it is a new one: ReservedAt
@@ -90,35 +110,121 @@ func (a *Attacher) Reserve(ctx context.Context, want journal.Attachment) error {
 		return err
 	}
 	defer unlock()
-	want = reservation(want)
-	have, exists := a.journal.Get(want.Function)
-	switch {
-	case !exists:
-	case !sameOwner(have, want):
-		return fmt.Errorf("Function %s: belongs to %s", want.Function, owner(have))
-	case have.State == journal.Releasing:
-		return fmt.Errorf("Function %s: is being released from %s", want.Function, owner(have))
-	case have.State != journal.Reserved && want.CNI != nil && !sameRequest(have.CNI, want.CNI):
-		return fmt.Errorf("Function %s: is %s for sandbox %s of %s; try again",
-			want.Function, have.State, have.Sandbox, owner(have))
-	case have.State != journal.Reserved:
+	want, touched, err := a.record(ctx, reservation(want))
+	if err != nil || touched {
+		return err
+	}
+	return a.fitOut(ctx, want)
+}
+
+// fitOut does what the reservation's Outfit says, if it has one. The caller has the Function's lock.
+func (a *Attacher) fitOut(ctx context.Context, reserved journal.Attachment) error {
+	if reserved.Outfit == nil {
 		return nil
-	default:
+	}
+	if a.options.Outfits == nil {
+		return fmt.Errorf("Function %s: %w", reserved.Function, errNoOutfits)
+	}
+	if err := a.options.Outfits.FitOut(ctx, reserved); err != nil {
+		return fmt.Errorf("Function %s: %w", reserved.Function, err)
+	}
+	return nil
+}
+
+// errNoOutfits is returned for what only an [Outfitter] can do.
+var errNoOutfits = errors.New("cannot be fitted out: this agent makes no SFs and binds no drivers")
+
+// Recover has reserved Functions fitted out, at agent start: the agent may have ended in the middle, and a boot undoes
+// SFs and drivers, while the kubelet, which remembers what it allocated, starts pods on them without asking again. The
+// attachments of an earlier boot must have been brought back. One that fails keeps no other from being fitted out, and
+// is tried again when it is reserved again.
+func (a *Attacher) Recover(ctx context.Context) error {
+	all := a.journal.All()
+	errs := make([]error, len(all))
+	var group sync.WaitGroup
+	for i, known := range all {
+		if known.State == journal.Reserved && known.Outfit != nil {
+			group.Go(func() { errs[i] = a.recoverOne(ctx, known.Function) })
+		}
+	}
+	group.Wait()
+	return errors.Join(errs...)
+}
+
+func (a *Attacher) recoverOne(ctx context.Context, id inventory.ID) error {
+	unlock, err := a.journal.Lock(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if reserved, ok := a.journal.Get(id); ok && reserved.State == journal.Reserved {
+		return a.fitOut(ctx, reserved)
+	}
+	return nil
+}
+
+// record writes the reservation down, where the one there is does not say as much already, and returns it. touched says
+// that the Function is being attached to its owner.
+func (a *Attacher) record(ctx context.Context, want journal.Attachment) (_ journal.Attachment, touched bool, err error) {
+	have, exists := a.journal.Get(want.Function)
+	if exists {
+		if err := refuse(have, want); err != nil {
+			return want, false, fmt.Errorf("Function %s: %w", want.Function, err)
+		}
+		if have.State != journal.Reserved {
+			return have, true, nil
+		}
 		if want.Ended = have.Ended; !forTheNextPod(want) {
 			want.ReservedAt = have.ReservedAt
 		}
 		if want.Port == nil {
 			want.Port = have.Port // the xPU may serve it already; only a release takes it away
 		}
-		if reflect.DeepEqual(have, want) {
-			return nil
-		}
+	}
+	if want.Outfit, err = a.outfit(ctx, have, want); err != nil {
+		return want, false, fmt.Errorf("Function %s: %w", want.Function, err)
+	}
+	if reflect.DeepEqual(have, want) {
+		return want, false, nil
 	}
 	if err := a.journal.Put(want); err != nil {
-		return err
+		return want, false, err
 	}
 	a.log.V(1).Info("Function reserved", "function", want.Function.String(), "owner", owner(want))
+	return want, false, nil
+}
+
+// refuse says why a reservation cannot take the place of the one there is.
+func refuse(have, want journal.Attachment) error {
+	switch {
+	case !sameOwner(have, want):
+		return fmt.Errorf("belongs to %s", owner(have))
+	case have.State == journal.Releasing:
+		return fmt.Errorf("is being released from %s", owner(have))
+	case have.State != journal.Reserved && want.CNI != nil && !sameRequest(have.CNI, want.CNI):
+		return fmt.Errorf("is %s for sandbox %s of %s; try again", have.State, have.Sandbox, owner(have))
+	}
 	return nil
+}
+
+// outfit is what is to be done for the owner. What was done already for the same owner stays, as only a release undoes
+// it; so a next pod whose pool has changed since the last one must wait for that.
+func (a *Attacher) outfit(ctx context.Context, have, want journal.Attachment) (*journal.Outfit, error) {
+	switch {
+	case have.Outfit != nil && forTheNextPod(want) && !sameWish(*have.Outfit, want.Outfit):
+		return nil, errors.New("is still what its pool made of it before the pool was changed; try again")
+	case have.Outfit != nil:
+		return have.Outfit, nil
+	case want.Outfit == nil:
+		return nil, nil
+	case a.options.Outfits == nil:
+		return nil, errNoOutfits
+	}
+	return a.options.Outfits.Plan(ctx, want)
+}
+
+func sameWish(have journal.Outfit, want *journal.Outfit) bool {
+	return want != nil && have.SF == want.SF && have.Driver == want.Driver
 }
 
 // forTheNextPod says whether a reservation is for whomever the kubelet allocates the Function to.
@@ -225,7 +331,7 @@ func (a *Attacher) move(ctx context.Context, record journal.Attachment, sandbox 
 	if err != nil {
 		return link.Observed{}, false, err
 	}
-	record.State, record.Sandbox, record.Pod, record.BootID = journal.Attaching, sandbox.ID, sandbox.Pod, a.bootID
+	record.State, record.Sandbox, record.Pod, record.BootID = journal.Attaching, sandbox.ID, sandbox.Pod, a.options.BootID
 	record.Before, record.Place = &before, place
 	if err := a.journal.Put(record); err != nil {
 		return link.Observed{}, false, err
@@ -261,7 +367,7 @@ func (a *Attacher) bringBackStale(ctx context.Context, id inventory.ID, sandbox 
 		if err != nil {
 			return err
 		}
-		if alive && record.BootID == a.bootID {
+		if alive && record.BootID == a.options.BootID {
 			return fmt.Errorf("is %s in pod %s/%s (sandbox %s)", record.State, record.Pod.Namespace, record.Pod.Name, record.Sandbox)
 		}
 	}
@@ -318,7 +424,7 @@ func belongs(s link.Snapshot, id inventory.ID) error {
 // Device is a fresh look at the host's side of a Function. The error is a [link.ErrNoNetdev] where the Function has no
 // netdev on the host; the PF is then there nevertheless, as far as it is known.
 func Device(netdevs NetdevFinder, record journal.Attachment) (link.Device, error) {
-	var device link.Device
+	device := link.Device{Port: portOf(record)}
 	if record.IsVF() {
 		// Without the PF's netdev nothing can be asked or told about the VF. That matters only to who wants it.
 		if name, err := netdevs.Netdev(inventory.ID{Address: record.PF}); err == nil && name != "" {

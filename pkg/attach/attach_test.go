@@ -159,7 +159,7 @@ func TestAttach(t *testing.T) {
 			t.Parallel()
 			j := openJournal(t)
 			stale := &detacher{journal: j}
-			a := attach.New(failingJournal{j, test.refuses}, &test.engine, test.netdevs, stale, "boot-1", logr.Discard())
+			a := attach.New(failingJournal{j, test.refuses}, &test.engine, test.netdevs, stale, attach.Options{BootID: "boot-1"}, logr.Discard())
 			if err := a.Reserve(t.Context(), reservation()); err != nil {
 				t.Fatal(err)
 			}
@@ -180,7 +180,10 @@ func TestAttach(t *testing.T) {
 			if test.err != nil {
 				return
 			}
-			wantDevice := link.Device{Name: "ens3f0v1", PF: &link.PF{Name: "ens3f0", Address: "0000:3b:00.0", VF: 1}}
+			wantDevice := link.Device{
+				Name: "ens3f0v1", PF: &link.PF{Name: "ens3f0", Address: "0000:3b:00.0", VF: 1},
+				Port: &link.EswitchPort{PF: "0000:3b:00.0", Number: 1},
+			}
 			if diff := cmp.Diff(wantDevice, test.engine.device); diff != "" {
 				t.Errorf("device (-want +got):\n%s", diff)
 			}
@@ -194,7 +197,7 @@ func TestAttach(t *testing.T) {
 
 func TestReserve(t *testing.T) {
 	j := openJournal(t)
-	a := attach.New(j, &engine{}, netdevs{}, &detacher{journal: j}, "boot-1", logr.Discard())
+	a := attach.New(j, &engine{}, netdevs{}, &detacher{journal: j}, attach.Options{BootID: "boot-1"}, logr.Discard())
 	first := reservation()
 	if err := a.Reserve(t.Context(), first); err != nil {
 		t.Fatal(err)
@@ -235,7 +238,7 @@ func TestReserve(t *testing.T) {
 func TestReserveForTheNextPod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		j := openJournal(t)
-		a := attach.New(j, &engine{}, netdevs{}, &detacher{journal: j}, "boot-1", logr.Discard())
+		a := attach.New(j, &engine{}, netdevs{}, &detacher{journal: j}, attach.Options{BootID: "boot-1"}, logr.Discard())
 		next := reservation()
 		next.Claim, next.Pod, next.Interface.Name = journal.Claim{}, journal.Pod{}, ""
 		next.Resource = "xpu.opiproject.org/fast"
@@ -260,18 +263,29 @@ func TestReserveForTheNextPod(t *testing.T) {
 	})
 }
 
-// An SF and a PF have no properties that a PF enforces, and a PF without netdev cannot be asked.
+// An SF and a PF have no properties that a PF enforces, and a PF without netdev cannot be asked. VFs and SFs may have a
+// port at an eswitch.
 func TestDevice(t *testing.T) {
-	names := netdevs{vf: "v", pf: "p", inventory.SubfunctionID(pf.Address, 88): "s"}
+	sf := inventory.SubfunctionID(pf.Address, 88)
+	names := netdevs{vf: "v", pf: "p", sf: "s"}
+	vfPort := &link.EswitchPort{PF: "0000:3b:00.0", Number: 1}
 	for name, test := range map[string]struct {
 		record  journal.Attachment
 		netdevs netdevs
 		want    link.Device
 	}{
-		"VF":            {journal.Attachment{Function: vf, PF: pf.Address, VFIndex: 1}, names, link.Device{Name: "v", PF: &link.PF{Name: "p", Address: "0000:3b:00.0", VF: 1}}},
-		"PF":            {journal.Attachment{Function: pf, PF: pf.Address, VFIndex: -1}, names, link.Device{Name: "p"}},
-		"SF":            {journal.Attachment{Function: inventory.SubfunctionID(pf.Address, 88), PF: pf.Address, VFIndex: 88}, names, link.Device{Name: "s"}},
-		"VF of no name": {journal.Attachment{Function: vf, PF: pf.Address, VFIndex: 1}, netdevs{vf: "v"}, link.Device{Name: "v"}},
+		"VF": {
+			journal.Attachment{Function: vf, PF: pf.Address, VFIndex: 1}, names,
+			link.Device{Name: "v", PF: &link.PF{Name: "p", Address: "0000:3b:00.0", VF: 1}, Port: vfPort},
+		},
+		"PF": {journal.Attachment{Function: pf, PF: pf.Address, VFIndex: -1}, names, link.Device{Name: "p"}},
+		"SF": {
+			journal.Attachment{Function: sf, PF: pf.Address, VFIndex: 88}, names,
+			link.Device{Name: "s", Port: &link.EswitchPort{PF: "0000:3b:00.0", SF: true, Number: 88}},
+		},
+		"VF of no name": {
+			journal.Attachment{Function: vf, PF: pf.Address, VFIndex: 1}, netdevs{vf: "v"}, link.Device{Name: "v", Port: vfPort},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := attach.Device(test.netdevs, test.record)

@@ -64,7 +64,7 @@ func TestReserveByRequest(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			j := openJournal(t)
-			a := attach.New(j, &engine{}, netdevs{}, &detacher{journal: j}, "boot-1", logr.Discard())
+			a := attach.New(j, &engine{}, netdevs{}, &detacher{journal: j}, attach.Options{BootID: "boot-1"}, logr.Discard())
 			if test.have.State == "" {
 				test.have.State = journal.Reserved
 			}
@@ -92,7 +92,7 @@ func TestReserveByRequest(t *testing.T) {
 func TestAttachOfAnotherRequest(t *testing.T) {
 	j := openJournal(t)
 	engine := &engine{parent: string(vf.Address)}
-	a := attach.New(j, engine, netdevs{vf: "v", pf: "p"}, &detacher{journal: j}, "boot-1", logr.Discard())
+	a := attach.New(j, engine, netdevs{vf: "v", pf: "p"}, &detacher{journal: j}, attach.Options{BootID: "boot-1"}, logr.Discard())
 	if err := a.Reserve(t.Context(), requested("c1")); err != nil {
 		t.Fatal(err)
 	}
@@ -107,7 +107,7 @@ func TestAttachOfAnotherRequest(t *testing.T) {
 // The device plugin reserves without knowing what the interface will be; that cannot be attached.
 func TestAttachAllocated(t *testing.T) {
 	j := openJournal(t)
-	a := attach.New(j, &engine{parent: string(vf.Address)}, netdevs{vf: "v", pf: "p"}, &detacher{journal: j}, "boot-1", logr.Discard())
+	a := attach.New(j, &engine{parent: string(vf.Address)}, netdevs{vf: "v", pf: "p"}, &detacher{journal: j}, attach.Options{BootID: "boot-1"}, logr.Discard())
 	allocated := requested("")
 	allocated.CNI, allocated.Interface = nil, link.Interface{}
 	if err := a.Reserve(t.Context(), allocated); err != nil {
@@ -126,7 +126,7 @@ func TestAttachAllocated(t *testing.T) {
 func TestAttachUserspace(t *testing.T) {
 	j := openJournal(t)
 	engine := &engine{}
-	a := attach.New(j, engine, netdevs{vf: "", pf: "p"}, &detacher{journal: j}, "boot-1", logr.Discard())
+	a := attach.New(j, engine, netdevs{vf: "", pf: "p"}, &detacher{journal: j}, attach.Options{BootID: "boot-1"}, logr.Discard())
 	want := requested("s1")
 	want.Interface.Userspace = true
 	if err := a.Reserve(t.Context(), want); err != nil {
@@ -135,7 +135,9 @@ func TestAttachUserspace(t *testing.T) {
 	if _, err := a.Attach(t.Context(), vf, sandbox()); err != nil {
 		t.Fatal(err)
 	}
-	wantDevice := link.Device{PF: &link.PF{Name: "p", Address: "0000:3b:00.0", VF: 1}}
+	wantDevice := link.Device{
+		PF: &link.PF{Name: "p", Address: "0000:3b:00.0", VF: 1}, Port: &link.EswitchPort{PF: "0000:3b:00.0", Number: 1},
+	}
 	if diff := cmp.Diff(wantDevice, engine.device); diff != "" {
 		t.Errorf("device (-want +got):\n%s", diff)
 	}
@@ -149,7 +151,7 @@ func TestAddress(t *testing.T) {
 	mine, foreign := journal.ContainerIs("s1", "net1"), journal.ContainerIs("s2", "net1")
 	j := openJournal(t)
 	engine := &engine{parent: string(vf.Address)}
-	a := attach.New(j, engine, netdevs{vf: "v", pf: "p"}, &detacher{journal: j}, "boot-1", logr.Discard())
+	a := attach.New(j, engine, netdevs{vf: "v", pf: "p"}, &detacher{journal: j}, attach.Options{BootID: "boot-1"}, logr.Discard())
 	address := func(belongs func(journal.Attachment) bool) error {
 		_, err := a.Address(t.Context(), vf, belongs, add)
 		return err

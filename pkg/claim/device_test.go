@@ -126,6 +126,11 @@ func TestConfigMerging(t *testing.T) {
 			want: v1alpha1.InterfaceConfig{InterfaceName: "b", Addresses: []string{"10.1.0.7/24"}},
 		},
 		{
+			name:    "a driver for the Function",
+			configs: []claimtest.Option{claimtest.FromClaim(`"mac": "02:00:00:00:00:01"`), claimtest.FromClass(`"driver": "vfio-pci"`)},
+			want:    v1alpha1.InterfaceConfig{MAC: "02:00:00:00:00:01", Driver: v1alpha1.DriverVFIO},
+		},
+		{
 			name: "another driver's",
 			configs: []claimtest.Option{claimtest.FromClaim(`"network": "lab"`), claimtest.Config(resourceapi.AllocationConfigSourceClaim, "not json"),
 				func(c *resourceapi.ResourceClaim) {
@@ -174,6 +179,22 @@ func TestInterface(t *testing.T) {
 	}
 }
 
+// TestUserspace: with a driver for programs, the addresses are told and the PF's part is set; nothing else is.
+func TestUserspace(t *testing.T) {
+	devices, err := claim.Devices(claimtest.Allocated("net", claimtest.Result("blue", testPool, "0000-3b-00-2"), claimtest.FromClaim(
+		`"driver": "vfio-pci", "mac": "02:00:00:00:00:0a", "addresses": ["10.1.0.5/24"], "vf": {"vlan": 5}`)))
+	if err != nil || devices[0].ConfigErr != nil {
+		t.Fatal(err, devices[0].ConfigErr)
+	}
+	want := link.Interface{
+		MAC: "02:00:00:00:00:0a", Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24")},
+		VF: &link.VFConfig{VLAN: ptr.To(5)}, Userspace: true,
+	}
+	if diff := cmp.Diff(want, devices[0].Interface, cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{})); diff != "" {
+		t.Errorf("Interface: -want +got\n%s", diff)
+	}
+}
+
 // TestBadConfig: every message names the field and says what would be right.
 func TestBadConfig(t *testing.T) {
 	for _, test := range []struct {
@@ -209,6 +230,9 @@ func TestBadConfig(t *testing.T) {
 		{`"vf": {"vlan": 5, "vlanProtocol": "802.1x"}`, []string{`"802.1x"`, "802.1q, 802.1ad"}},
 		{`"vf": {"maxTxRate": -1}`, []string{"vf.maxTxRate -1"}},
 		{`"vf": {"minTxRate": 100, "maxTxRate": 10}`, []string{"vf.minTxRate 100", "at most", "vf.maxTxRate 10"}},
+		{`"driver": "igbvf"`, []string{`driver "igbvf"`, "vfio-pci"}},
+		{`"driver": "vfio-pci", "mtu": 1400`, []string{"mtu 1400", "must be absent"}},
+		{`"driver": "vfio-pci", "routes": [{"to": "10.2.0.0/16"}]`, []string{"routes", "must be absent"}},
 		{`"vf": {"linkState": "up"}`, []string{"vf.linkState", "auto, enable, disable"}},
 		// Several mistakes are told at once.
 		{`"mtu": 1, "mac": "x", "interfaceName": "lo", "addresses": ["a", "b"]`, []string{"mtu 1", "mac", "interfaceName", "addresses[0]", "addresses[1]"}},
@@ -276,6 +300,7 @@ func FuzzInterfaceConfig(f *testing.F) {
 		`{"apiVersion":"xpu.opiproject.org/v1alpha1","kind":"InterfaceConfig","network":"lab","interfaceName":"fast0","mtu":9000,"mac":"02:00:00:00:00:01"}`,
 		`{"apiVersion":"xpu.opiproject.org/v1alpha1","kind":"InterfaceConfig","addresses":["10.1.0.5/24","fe80::1%eth0/64"],"routes":[{"to":"0.0.0.0/0","via":"::ffff:10.1.0.1","metric":1}]}`,
 		`{"apiVersion":"xpu.opiproject.org/v1alpha1","kind":"InterfaceConfig","vf":{"vlan":5,"qos":7,"vlanProtocol":"802.1q","minTxRate":1,"maxTxRate":0,"linkState":"auto"}}`,
+		`{"apiVersion":"xpu.opiproject.org/v1alpha1","kind":"InterfaceConfig","driver":"vfio-pci","addresses":["10.1.0.5/24"]}`,
 	} {
 		f.Add([]byte(seed))
 	}

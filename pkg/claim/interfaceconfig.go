@@ -49,6 +49,7 @@ func merge(base, over v1alpha1.InterfaceConfig) v1alpha1.InterfaceConfig {
 		Addresses:     orList(over.Addresses, base.Addresses),
 		Routes:        orList(over.Routes, base.Routes),
 		VF:            mergeVF(base.VF, over.VF),
+		Driver:        cmp.Or(over.Driver, base.Driver),
 	}
 }
 
@@ -125,10 +126,31 @@ func interfaceOf(c *v1alpha1.InterfaceConfig) (link.Interface, error) {
 		}
 		i.Routes = append(i.Routes, route)
 	}
+	if c.Driver != "" && c.Driver != v1alpha1.DriverVFIO {
+		errs = append(errs, fmt.Errorf("driver %q: must be %s, or absent for the DevicePool's", c.Driver, v1alpha1.DriverVFIO))
+	}
 	if len(errs) == 0 {
 		errs = append(errs, i.Validate())
 	}
 	i.Name = c.InterfaceName
+	if c.Driver == "" {
+		return i, errors.Join(errs...)
+	}
+	i, err = Userspace(i)
+	return i, errors.Join(append(errs, err)...)
+}
+
+// Userspace is the interface where no kernel driver serves it but a program of the pod. It refuses what is then nobody's
+// to configure.
+func Userspace(i link.Interface) (link.Interface, error) {
+	var errs []error
+	if i.MTU != 0 {
+		errs = append(errs, fmt.Errorf("mtu %d: must be absent with a driver that hands the Function to a program", i.MTU))
+	}
+	if len(i.Routes) > 0 {
+		errs = append(errs, errors.New("routes: must be absent with a driver that hands the Function to a program"))
+	}
+	i.Userspace = true
 	return i, errors.Join(errs...)
 }
 

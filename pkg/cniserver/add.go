@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -13,6 +14,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/attach"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/link"
 	"github.com/opiproject/xpu-device-plugin/pkg/provisioner"
 )
 
@@ -62,18 +64,21 @@ func (s *Server) read(r agent.Request) (a addition, err error) {
 	if a.ipam, err = parseIPAM(r.IPAM); err != nil {
 		return a, err
 	}
-	function, known := s.Functions.Get(a.device)
-	if !known {
-		return a, fail(CodeNoFunction, "deviceID: Function %s is not on this node, or has gone", a.device)
+	if a.function, err = s.find(a.device); err != nil {
+		return a, err
 	}
-	if a.vf != nil && function.Kind != inventory.VF {
-		return a, fail(types.ErrInvalidNetworkConfig,
-			"network configuration %s: vlan, vlanQoS, vlanProto, min_tx_rate, max_tx_rate, spoofchk, trust, link_state: "+
-				"need a VF; Function %s is a %s",
-			a.conf, a.device, function.Kind)
+	return a, a.needsVF()
+}
+
+// find returns the Function as it is now.
+func (s *Server) find(id inventory.ID) (inventory.Function, error) {
+	if f, known := s.Functions.Get(id); known {
+		return f, nil
 	}
-	a.function = function
-	return a, nil
+	if _, known := s.Pools.Pools(); !known { // it may be an SF that is to be made
+		return inventory.Function{}, fail(types.ErrTryAgainLater, "Function %s: pools have not been read yet", id)
+	}
+	return inventory.Function{}, fail(CodeNoFunction, "deviceID: Function %s is not on this node, or has gone", id)
 }
 
 // makeReady returns the record of the Function once it is this request's: Attached, where an ADD before got as far, or
@@ -86,6 +91,9 @@ func (s *Server) makeReady(ctx context.Context, a addition) (journal.Attachment,
 	if exists && have.State == journal.Attached {
 		return have, s.sameAsBefore(a, have)
 	}
+	if a.function, err = s.find(a.device); err != nil { // it may have had the driver of its last owner until now
+		return journal.Attachment{}, err
+	}
 	if have.Claim.UID == "" {
 		if a.resource, err = s.resourceOf(ctx, a); err != nil {
 			return journal.Attachment{}, err
@@ -95,13 +103,26 @@ func (s *Server) makeReady(ctx context.Context, a addition) (journal.Attachment,
 	if err != nil {
 		return journal.Attachment{}, err
 	}
-	if err := s.Attacher.Reserve(ctx, want); err != nil {
-		return journal.Attachment{}, fail(CodeJournal, "%w", err)
+	if err := s.reserve(ctx, want); err != nil {
+		return journal.Attachment{}, err
 	}
 	if want.Port == nil || want.Claim.UID != "" {
 		return want, nil
 	}
 	return s.provision(ctx, a, want)
+}
+
+// reserve writes the reservation down and has the Function fitted out. Where that is to be done, it is more likely to
+// fail than the journal is.
+func (s *Server) reserve(ctx context.Context, want journal.Attachment) error {
+	err := s.Attacher.Reserve(ctx, want)
+	switch {
+	case err == nil:
+		return nil
+	case want.Outfit != nil:
+		return fail(CodeAttach, "%w", causeOf(ctx, err))
+	}
+	return fail(CodeJournal, "%w", err)
 }
 
 // askTimeout is how long the kubelet may take to say what pods have.
@@ -241,10 +262,28 @@ func (s *Server) provision(ctx context.Context, a addition, want journal.Attachm
 		return want, nil
 	}
 	want.Interface.MTU = mtu
-	if err := s.Attacher.Reserve(ctx, want); err != nil {
-		return journal.Attachment{}, fail(CodeJournal, "%w", err)
+	if err := s.reserve(ctx, want); err != nil {
+		return journal.Attachment{}, err
 	}
 	return want, nil
+}
+
+// needsVF refuses what a PF enforces for VFs only. The rate of an SF can be limited by the eswitch.
+func (a addition) needsVF() error {
+	if a.vf == nil || a.function.Kind == inventory.VF {
+		return nil
+	}
+	fields, rest := "vlan, vlanQoS, vlanProto, spoofchk, trust, link_state", *a.vf
+	if a.function.Kind == inventory.SF {
+		rest.MinTxRate, rest.MaxTxRate = nil, nil
+	} else {
+		fields += ", min_tx_rate, max_tx_rate"
+	}
+	if rest == (link.VFConfig{}) {
+		return nil
+	}
+	return fail(types.ErrInvalidNetworkConfig, "network configuration %s: %s: need a VF; Function %s is a %s",
+		a.conf, fields, a.device, a.function.Kind)
 }
 
 // attach takes the Function into the container's network namespace. If that fails, it is on the host again, or DEL
@@ -252,7 +291,7 @@ func (s *Server) provision(ctx context.Context, a addition, want journal.Attachm
 func (s *Server) attach(ctx context.Context, a addition, want journal.Attachment) error {
 	sandbox := attach.Sandbox{ID: a.request.ContainerID, NetNS: a.request.NetNS, Pod: want.Pod}
 	if _, err := s.Attacher.Attach(ctx, a.device, sandbox); err != nil {
-		return fail(CodeAttach, "%w", causeOf(ctx, err))
+		return fail(CodeAttach, "%s", a.asWritten(causeOf(ctx, err)))
 	}
 	record, _ := s.Journal.Get(a.device)
 	if record.State == journal.Attached && journal.ContainerIs(a.request.ContainerID, a.request.IfName)(record) {
@@ -261,6 +300,17 @@ func (s *Server) attach(ctx context.Context, a addition, want journal.Attachment
 	// The claim was prepared again in between, and its own wishes took the place of the request's.
 	err := s.Releaser.Detach(context.WithoutCancel(ctx), a.device, a.request.ContainerID)
 	return fail(types.ErrTryAgainLater, "Function %s: %w", a.device, errors.Join(errReservedAgain, err))
+}
+
+// asWritten names fields as the network configuration does, where other packages name them as an InterfaceConfig does.
+func (a addition) asWritten(err error) string {
+	if a.vf == nil {
+		return err.Error()
+	}
+	return strings.NewReplacer(
+		"vf.vlanProtocol", "vlanProto", "vf.vlan", "vlan", "vf.qos", "vlanQoS", "vf.trust", "trust", "vf.spoofCheck", "spoofchk",
+		"vf.minTxRate", "min_tx_rate", "vf.maxTxRate", "max_tx_rate", "vf.linkState", "link_state",
+	).Replace(err.Error())
 }
 
 var errReservedAgain = errors.New("its claim was prepared once more meanwhile")

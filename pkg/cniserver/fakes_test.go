@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -33,6 +34,8 @@ type card struct {
 	attached   link.Interface // what Attach was asked for
 	released   []string
 	prepare    func() // called within Attach, where set
+	freed      func() // called within Free, where set
+	outfits    attach.Outfitter
 }
 
 func (c *card) Get(id inventory.ID) (journal.Attachment, bool) { return c.Journal.Get(id) }
@@ -47,7 +50,8 @@ func (c *card) PoolOf(id inventory.ID) (pool.Pool, bool) {
 }
 
 func (c *card) Reserve(ctx context.Context, want journal.Attachment) error {
-	return attach.New(c.Journal, nil, nil, nil, "boot-1", logr.Discard()).Reserve(ctx, want)
+	options := attach.Options{BootID: "boot-1", Outfits: c.outfits}
+	return attach.New(c.Journal, nil, nil, nil, options, logr.Discard()).Reserve(ctx, want)
 }
 
 func (c *card) Attach(_ context.Context, id inventory.ID, sandbox attach.Sandbox) (link.Observed, error) {
@@ -84,7 +88,12 @@ func (c *card) Detach(_ context.Context, id inventory.ID, _ string) error {
 	return errors.Join(c.releaseErr, c.Put(a.Untouched()))
 }
 
-func (c *card) Free(context.Context, inventory.ID) error { return c.freeErr }
+func (c *card) Free(context.Context, inventory.ID) error {
+	if c.freed != nil {
+		c.freed()
+	}
+	return c.freeErr
+}
 
 func (c *card) Alive(link.Place) (bool, error) { return c.alive, nil }
 
@@ -225,5 +234,40 @@ func TestOver(t *testing.T) {
 	}
 	if smaller(0, 5) != 5 || smaller(5, 0) != 5 || smaller(4, 5) != 4 || smaller(0, 0) != 0 {
 		t.Error("smaller")
+	}
+}
+
+// What nobody enforces for a Function of its kind is refused; an eswitch limits the rate of an SF.
+func TestNeedsVF(t *testing.T) {
+	rate, vlan := &link.VFConfig{MaxTxRate: new(100)}, &link.VFConfig{VLAN: new(100), MaxTxRate: new(100)}
+	for name, test := range map[string]struct {
+		kind inventory.Kind
+		vf   *link.VFConfig
+		says string
+	}{
+		"VF":             {kind: inventory.VF, vf: vlan},
+		"SF":             {kind: inventory.SF},
+		"SF with a rate": {kind: inventory.SF, vf: rate},
+		"SF with a VLAN": {kind: inventory.SF, vf: vlan, says: "spoofchk, trust, link_state: need a VF; Function 0000:3b:02.1 is a SF"},
+		"PF with a rate": {kind: inventory.PF, vf: rate, says: "max_tx_rate: need a VF; Function 0000:3b:02.1 is a PF"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := addition{wish: wish{device: vf, vf: test.vf}, function: inventory.Function{ID: vf, Kind: test.kind}}
+			err := a.needsVF()
+			if test.says == "" && err != nil || test.says != "" && (err == nil || !strings.Contains(err.Error(), test.says)) {
+				t.Errorf("error %v, want %q", err, test.says)
+			}
+		})
+	}
+}
+
+// A refusal names the fields as the network configuration has them.
+func TestRefusalIsAsWritten(t *testing.T) {
+	c, s := newCard(t)
+	c.attachErr = errors.New("vf.vlan, vf.qos, vf.vlanProtocol: PF ens1f0 refuses VLAN 100 qos 3 proto 802.1ad for VF 1")
+	reply := s.answer(t.Context(), addVF("c1", map[string]any{"vlan": 100}))
+	checkCode(t, reply, CodeAttach)
+	if want := "vlan, vlanQoS, vlanProto: PF ens1f0 refuses VLAN 100 qos 3 proto 802.1ad"; !strings.Contains(reply.Error.Msg, want) {
+		t.Errorf("message %q, want %q in it", reply.Error.Msg, want)
 	}
 }

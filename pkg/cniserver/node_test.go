@@ -153,7 +153,7 @@ func (n *node) start() (r *running, stop func()) {
 	r.release = release.New(j, r.engine, n, release.Options{
 		BootID: "boot-1", Patience: wait.Backoff{Duration: time.Millisecond, Steps: 3}, Hooks: queue,
 	}, logr.Discard())
-	r.attach = attach.New(j, r.engine, n, r.release, "boot-1", logr.Discard())
+	r.attach = attach.New(j, r.engine, n, r.release, attach.Options{BootID: "boot-1"}, logr.Discard())
 	r.Server = New(Options{
 		Socket: filepath.Join(n.dir, "run", "cni.sock"), SpoolDir: filepath.Join(n.dir, "spool"),
 		Functions: n, Pools: n, Journal: j, Attacher: r.attach, Releaser: r.release, Engine: r.engine,

@@ -4,17 +4,14 @@ import (
 	"cmp"
 	"net/netip"
 	"reflect"
-	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/link"
+	"github.com/opiproject/xpu-device-plugin/pkg/outfit"
 )
-
-// userspaceDrivers give a Function to a program instead of the kernel: it has no netdev.
-var userspaceDrivers = [...]string{"vfio-pci", "uio_pci_generic", "igb_uio"}
 
 // sameAsBefore refuses a second ADD that wants something else than the first. What IPAM says does not count: it may
 // give other addresses each time it is asked.
@@ -65,7 +62,7 @@ func (s *Server) want(a addition, have journal.Attachment) (journal.Attachment, 
 	if err != nil {
 		return journal.Attachment{}, err
 	}
-	if slices.Contains(userspaceDrivers[:], a.function.Driver) && a.function.Netdev == "" {
+	if a.function.Userspace() || want.Outfit != nil && want.Outfit.Driver != "" {
 		// Its program sets MTU and addresses; the result says which.
 		want.Interface = link.Interface{
 			Name: want.Interface.Name, MAC: want.Interface.MAC, VF: want.Interface.VF, Userspace: true,
@@ -82,11 +79,15 @@ func (s *Server) want(a addition, have journal.Attachment) (journal.Attachment, 
 func (s *Server) wantOfResource(a addition, have journal.Attachment, want *journal.Attachment) error {
 	network, devicePool := a.network, ""
 	want.Resource = cmp.Or(have.Resource, a.resource)
+	want.Outfit = have.Outfit
 	if have.Port != nil {
 		network, devicePool = cmp.Or(network, have.Port.Network), have.Port.DevicePool
 	}
 	if p, ok := s.Pools.PoolOf(a.device); ok {
 		devicePool = cmp.Or(devicePool, p.Name)
+		if want.Outfit == nil {
+			want.Outfit = outfit.Wish(p.Spec, a.device, "", cmp.Or(a.mac, s.MAC(a.device)))
+		}
 		if want.Resource == "" && p.Spec.Publish == v1alpha1.PublishDevicePlugin {
 			want.Resource = p.ResourceName()
 		}
@@ -144,7 +145,7 @@ func (s *Server) wantOfClaim(a addition, have journal.Attachment, want *journal.
 				"leave mac out",
 			a.conf, a.mac, a.device, have.Claim.Name, claimed.MAC)
 	}
-	want.Claim, want.Pod, want.Port = have.Claim, have.Pod, have.Port
+	want.Claim, want.Pod, want.Port, want.Outfit = have.Claim, have.Pod, have.Port, have.Outfit
 	want.CNI.Claimed = &claimed
 	want.Interface = claimed
 	want.Interface.Name = a.request.IfName

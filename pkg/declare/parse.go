@@ -3,6 +3,7 @@ package declare
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -89,6 +90,9 @@ func parseDocument(document []byte) (v1alpha1.DevicePool, error) {
 func setDefaults(spec *v1alpha1.DevicePoolSpec) {
 	setDefault(&spec.Publish, v1alpha1.PublishDRA)
 	setDefault(&spec.Provision, v1alpha1.ProvisionOnPrepare)
+	if spec.SFs != nil {
+		spec.SFs.FirstNumber = cmp.Or(spec.SFs.FirstNumber, 1)
+	}
 	if spec.DevicePlugin != nil {
 		setDefault(&spec.DevicePlugin.ProvisionAt, v1alpha1.ProvisionAtAdd)
 		setDefault(&spec.DevicePlugin.PreferredAllocation, v1alpha1.PreferPack)

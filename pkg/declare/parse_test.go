@@ -41,6 +41,10 @@ func TestParse(t *testing.T) {
 				p.Name, p.Spec.Publish, p.Spec.DevicePlugin = "slow", v1alpha1.PublishDRA, nil
 			})},
 		},
+		"SFs": {
+			header + "metadata: {name: fast}\nspec: {publish: DevicePlugin, devicePlugin: {}, selectors: [{pfNames: [ens3f0]}], sfs: {count: 4}}\n",
+			[]v1alpha1.DevicePool{plugin(func(p *v1alpha1.DevicePool) { p.Spec.SFs = &v1alpha1.SFSpec{Count: 4, FirstNumber: 1} })},
+		},
 		"sriov-network-device-plugin": {
 			`{"resourceList": [{"resourceName": "fast", "selectors": {"pfNames": ["ens3f0"]}}]}`,
 			[]v1alpha1.DevicePool{plugin(func(p *v1alpha1.DevicePool) {

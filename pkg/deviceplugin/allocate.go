@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -62,12 +63,40 @@ func (s *server) allocateContainer(ctx context.Context, ids []string) (*pluginap
 	if err != nil {
 		return nil, err
 	}
-	// Before the xPU is asked: nobody would take that back.
-	contents, err := s.contents(functions, p)
+	one, err := s.prepare(ctx, functions, p)
+	if err != nil {
+		if fitsOut(p) || ProvisionsAtAllocate(p) {
+			s.giveUp(ctx, functions, p)
+		}
+		return nil, err
+	}
+	s.log.Info("Functions allocated", "functions", firstOf(ids), "count", len(ids))
+	return one, nil
+}
+
+// fitsOut says whether the pool has anything done to its Functions before a container starts.
+func fitsOut(p pool.Pool) bool { return p.Spec.SFs != nil || p.Spec.Driver != "" }
+
+// ProvisionsAtAllocate says whether the xPU is asked before a container starts.
+func ProvisionsAtAllocate(p pool.Pool) bool {
+	return devicePlugin(p).ProvisionAt == v1alpha1.ProvisionAtAllocate
+}
+
+// prepare has the Functions ready for a container, and returns what it gets.
+func (s *server) prepare(
+	ctx context.Context, functions []inventory.Function, p pool.Pool,
+) (*pluginapi.ContainerAllocateResponse, error) {
+	if fitsOut(p) || slices.ContainsFunc(functions, s.manager.Provisioner.Reserved) {
+		var err error
+		if functions, err = s.reserve(ctx, functions, p); err != nil {
+			return nil, err
+		}
+	}
+	contents, err := s.contents(functions, p) // before the xPU is asked in vain
 	if err != nil {
 		return nil, status.Error(codes.Internal, err.Error())
 	}
-	if devicePlugin(p).ProvisionAt == v1alpha1.ProvisionAtAllocate {
+	if ProvisionsAtAllocate(p) {
 		if err := s.provision(ctx, functions, p); err != nil {
 			return nil, err
 		}
@@ -76,7 +105,6 @@ func (s *server) allocateContainer(ctx context.Context, ids []string) (*pluginap
 	if err != nil {
 		return nil, status.Error(codes.Internal, err.Error())
 	}
-	s.log.Info("Functions allocated", "functions", firstOf(ids), "count", len(ids))
 	return one, nil
 }
 
@@ -122,12 +150,42 @@ func (s *server) pending(functions []inventory.Function) (string, error) {
 
 // provision has the xPU ready for all Functions, at once.
 func (s *server) provision(ctx context.Context, functions []inventory.Function, p pool.Pool) error {
+	return s.each(functions, func(_ int, f inventory.Function) error {
+		if err := s.manager.Provisioner.Ready(ctx, f, p); err != nil {
+			return fmt.Errorf("xPU not ready for it: %w", err)
+		}
+		return nil
+	})
+}
+
+// reserve has all Functions fitted out, at once, and returns them as they are then.
+func (s *server) reserve(
+	ctx context.Context, functions []inventory.Function, p pool.Pool,
+) ([]inventory.Function, error) {
+	fitted := make([]inventory.Function, len(functions))
+	err := s.each(functions, func(i int, f inventory.Function) (err error) {
+		fitted[i], err = s.manager.Provisioner.Reserve(ctx, f, p)
+		return err
+	})
+	return fitted, err
+}
+
+// giveUp undoes what was done for a container that cannot be.
+func (s *server) giveUp(ctx context.Context, functions []inventory.Function, p pool.Pool) {
+	_ = s.each(functions, func(_ int, f inventory.Function) error {
+		s.manager.Provisioner.GiveUp(ctx, f, p)
+		return nil
+	})
+}
+
+// each does something for all Functions, at once. Errors are the kubelet's.
+func (s *server) each(functions []inventory.Function, do func(i int, f inventory.Function) error) error {
 	errs := make([]error, len(functions))
 	var group sync.WaitGroup
 	for i, f := range functions {
 		group.Go(func() {
-			if err := s.manager.Provisioner.Ready(ctx, f, p); err != nil {
-				errs[i] = fmt.Errorf("Function %s of resource %s: xPU not ready for it: %w", f.ID, s.resource, err)
+			if err := do(i, f); err != nil {
+				errs[i] = fmt.Errorf("Function %s of resource %s: %w", f.ID, s.resource, err)
 			}
 		})
 	}

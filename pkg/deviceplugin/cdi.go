@@ -15,6 +15,7 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/devnode"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 )
 
@@ -124,11 +125,11 @@ func (c *CDI) write(file string, devices []specs.Device) error {
 	return c.cache.WriteSpec(spec, file)
 }
 
-func cdiDevice(name string, nodes []deviceNode) specs.Device {
+func cdiDevice(name string, nodes []devnode.Node) specs.Device {
 	device := specs.Device{Name: name}
 	for _, n := range nodes {
 		device.ContainerEdits.DeviceNodes = append(device.ContainerEdits.DeviceNodes,
-			&specs.DeviceNode{Path: n.container, HostPath: n.host, Permissions: n.permissions})
+			&specs.DeviceNode{Path: n.Container, HostPath: n.Host, Permissions: n.Permissions})
 	}
 	return device
 }

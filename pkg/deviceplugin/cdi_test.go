@@ -15,6 +15,7 @@ import (
 	ocispec "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/deviceplugin/kubelettest"
+	"github.com/opiproject/xpu-device-plugin/pkg/devnode"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 )
 
@@ -48,7 +49,7 @@ func TestAllocateByCDI(t *testing.T) {
 	if s.manager.CDI, err = NewCDI(dir); err != nil {
 		t.Fatal(err)
 	}
-	s.manager.Contents.SysRoot = tree(t,
+	s.manager.Contents.Nodes.SysRoot = tree(t,
 		"bus/pci/devices/0000:3b:00.2/uio/null/dev", "bus/pci/devices/0000:3b:00.3/uio/zero/dev")
 	s.set(poolOf("fast", nullFunction(0), nullFunction(1), vf("3b", 2)))
 	stop := s.run()
@@ -73,7 +74,7 @@ func TestAllocateByCDI(t *testing.T) {
 	}
 
 	// The driver made another device, and nobody told.
-	old := filepath.Join(s.manager.Contents.SysRoot, "bus/pci/devices/0000:3b:00.2/uio/null")
+	old := filepath.Join(s.manager.Contents.Nodes.SysRoot, "bus/pci/devices/0000:3b:00.2/uio/null")
 	if err := os.Rename(old, filepath.Join(filepath.Dir(old), "full")); err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +97,7 @@ func TestCDILeftovers(t *testing.T) {
 	m := newManager(t, shortDir(t), &node{}, testr.New(t))
 	dir := t.TempDir()
 	nodes := func(f inventory.Function) content {
-		return content{function: f, nodes: []deviceNode{{"/dev/null", "/dev/null", "rw"}}}
+		return content{function: f, nodes: []devnode.Node{{Host: "/dev/null", Container: "/dev/null", Permissions: "rw"}}}
 	}
 	restart := func() *fleet {
 		t.Helper()
@@ -155,7 +156,7 @@ func TestCDIWithoutNodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	netdev := content{function: vf("3b", 0)}
-	user := content{function: vf("3b", 0), nodes: []deviceNode{{"/dev/null", "/dev/null", "rw"}}}
+	user := content{function: vf("3b", 0), nodes: []devnode.Node{{Host: "/dev/null", Container: "/dev/null", Permissions: "rw"}}}
 	for _, step := range []struct {
 		contents []content
 		want     int

@@ -11,6 +11,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/devnode"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/pool"
 )
@@ -52,7 +53,7 @@ func TestContents(t *testing.T) {
 		"bus/auxiliary/devices/mlx5_core.sf.7/infiniband_verbs/uverbs9/dev",
 		"bus/pci/devices/0000:3b:00.4/uio/uio3/dev",
 	)
-	contents := &Contents{SysRoot: sys, DevRoot: tree(t, "vhost-net", "net/tun", "infiniband/rdma_cm")}
+	contents := &Contents{Nodes: devnode.Finder{SysRoot: sys, DevRoot: tree(t, "vhost-net", "net/tun", "infiniband/rdma_cm")}}
 	rdma := func(s *v1alpha1.DevicePoolSpec) { s.Selectors[0].IsRdma = true }
 	vhostVDPA := func(s *v1alpha1.DevicePoolSpec) { s.Selectors[0].VDPAType = "vhost" }
 	spec := func(host, container, permissions string) *pluginapi.DeviceSpec {
@@ -173,7 +174,7 @@ func TestContents(t *testing.T) {
 
 // TestContentsThatContainersCouldNotUse: an Allocate fails rather than give a container less than it needs.
 func TestContentsThatContainersCouldNotUse(t *testing.T) {
-	contents := &Contents{SysRoot: t.TempDir(), DevRoot: tree(t, "vhost-net")}
+	contents := &Contents{Nodes: devnode.Finder{SysRoot: t.TempDir(), DevRoot: tree(t, "vhost-net")}}
 	for _, test := range []struct {
 		name   string
 		driver string

@@ -67,18 +67,18 @@ func describe(c content) *deviceInfo {
 	if f.Kind == inventory.SF {
 		address = ""
 	}
-	if c.vdpa {
+	if vdpa, ok := c.info["vdpa"]; ok {
 		return &deviceInfo{Type: "vdpa", Version: deviceInfoVersion, VDPA: &vdpaDevice{
-			Parent: f.VDPA.Name, Driver: strings.TrimSuffix(f.VDPA.Driver, "_vdpa"), Path: c.info["vdpa"]["mount"],
+			Parent: f.VDPA.Name, Driver: strings.TrimSuffix(f.VDPA.Driver, "_vdpa"), Path: vdpa["mount"],
 			Address: address, PFAddress: pfAddress,
 		}}
 	}
 	if address == "" {
 		return nil
 	}
-	device := &pciDevice{Address: address, RDMA: strings.Join(c.rdma, ","), PFAddress: pfAddress}
-	if c.vhostNet {
-		device.VhostNet = devVhostNet
+	device := &pciDevice{Address: address, PFAddress: pfAddress, VhostNet: c.info["vhost"]["net-mount"]}
+	if _, ok := c.info["rdma"]; ok {
+		device.RDMA = strings.Join(f.RDMADevices, ",")
 	}
 	return &deviceInfo{Type: "pci", Version: deviceInfoVersion, PCI: device}
 }

@@ -39,11 +39,19 @@ type Health interface {
 	Problems(inventory.Function) []health.Problem
 }
 
-// Provisioner has the xPU ready for a Function of a pool with provisionAt: Allocate.
+// Provisioner has Functions and the xPU ready for containers. Its methods may be called for several Functions at once,
+// and again for one for which all is done. They give up when ctx ends, with an error that says what is missing.
 type Provisioner interface {
-	// Ready returns once a container may start with the Function. It gives up when ctx ends, with an error that says what
-	// is missing. It may be called for several Functions at once, and again for one that is ready.
+	// Reserve returns once a Function of a pool that fits out its Functions is fitted out, as it is then: an SF is made, a
+	// driver bound.
+	Reserve(ctx context.Context, f inventory.Function, p pool.Pool) (inventory.Function, error)
+	// Reserved says whether the Function was reserved for a pod that never came. It may be fitted out as its pool wanted
+	// it then.
+	Reserved(f inventory.Function) bool
+	// Ready returns once the xPU is ready for a Function of a pool with provisionAt: Allocate.
 	Ready(ctx context.Context, f inventory.Function, p pool.Pool) error
+	// GiveUp undoes both for a Function that no container gets after all. What cannot be undone now is undone later.
+	GiveUp(ctx context.Context, f inventory.Function, p pool.Pool)
 }
 
 // Assignments knows which pods have which Functions.

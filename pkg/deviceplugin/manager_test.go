@@ -27,6 +27,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/deviceplugin/kubelettest"
+	"github.com/opiproject/xpu-device-plugin/pkg/devnode"
 	"github.com/opiproject/xpu-device-plugin/pkg/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
@@ -44,6 +45,9 @@ type node struct {
 	known    bool
 	problems map[string]health.Problem // by Function
 	ready    func(context.Context, inventory.Function, pool.Pool) error
+	reserve  func(inventory.Function) (inventory.Function, error)
+	reserved []string // Functions, for pods that never came
+	givenUp  []string // Functions
 	changed  notify.Signal
 }
 
@@ -60,6 +64,25 @@ func (n *node) Problems(f inventory.Function) []health.Problem {
 		return []health.Problem{problem}
 	}
 	return nil
+}
+
+func (n *node) Reserve(_ context.Context, f inventory.Function, _ pool.Pool) (inventory.Function, error) {
+	n.mutex.Lock()
+	defer n.mutex.Unlock()
+	return n.reserve(f)
+}
+
+func (n *node) Reserved(f inventory.Function) bool {
+	n.mutex.Lock()
+	defer n.mutex.Unlock()
+	return slices.Contains(n.reserved, f.ID.String())
+}
+
+func (n *node) GiveUp(_ context.Context, f inventory.Function, _ pool.Pool) {
+	n.mutex.Lock()
+	defer n.mutex.Unlock()
+	n.givenUp = append(n.givenUp, f.ID.String())
+	slices.Sort(n.givenUp)
 }
 
 func (n *node) Ready(ctx context.Context, f inventory.Function, p pool.Pool) error {
@@ -116,7 +139,7 @@ func shortDir(t testing.TB) string {
 func newManager(t testing.TB, dir string, n *node, log logr.Logger) *Manager {
 	return &Manager{
 		KubeletDir: dir, Registration: RegisterAuto, Pools: n, Health: n, Provisioner: n,
-		Contents: &Contents{SysRoot: t.TempDir(), DevRoot: t.TempDir()}, DeviceInfo: NewDeviceInfo(filepath.Join(dir, "devinfo")),
+		Contents: &Contents{Nodes: devnode.Finder{SysRoot: t.TempDir(), DevRoot: t.TempDir()}}, DeviceInfo: NewDeviceInfo(filepath.Join(dir, "devinfo")),
 		Metrics: NewMetrics(prometheus.NewRegistry()), Log: log,
 	}
 }
@@ -559,8 +582,8 @@ func TestAllocateLooksFirst(t *testing.T) {
 	s.run()
 	s.awaitHealthy("registered", fast, vf0)
 	_, err := s.kubelet.Allocate(t.Context(), fast, vf0)
-	if err == nil || !strings.Contains(err.Error(), devVhostNet) {
-		t.Errorf("Allocate = %v, want an error that names %s", err, devVhostNet)
+	if err == nil || !strings.Contains(err.Error(), "/dev/vhost-net") {
+		t.Errorf("Allocate = %v, want an error that names /dev/vhost-net", err)
 	}
 }
 

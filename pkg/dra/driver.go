@@ -3,6 +3,7 @@
 package dra
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,8 +20,11 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/devnode"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/outfit"
+	"github.com/opiproject/xpu-device-plugin/pkg/pool"
 )
 
 // Ports knows the Ports of this node's Functions.
@@ -61,6 +65,11 @@ type Journal interface {
 	ByPod(uid types.UID) []journal.Attachment
 }
 
+// DeviceNodes looks up which device nodes a container needs for a Function.
+type DeviceNodes interface {
+	Of(inventory.Function, devnode.Wish) (devnode.Set, error)
+}
+
 // Driver prepares claims. It implements [kubeletplugin.DRAPlugin].
 type Driver struct {
 	Functions   Functions
@@ -69,6 +78,7 @@ type Driver struct {
 	Journal     Journal
 	Attacher    Attacher
 	Releaser    Releaser
+	DeviceNodes DeviceNodes
 	CDI         *CDI
 	Health      *HealthReporter
 	Metrics     *Metrics
@@ -81,8 +91,9 @@ type Driver struct {
 
 var _ kubeletplugin.DRAPlugin = (*Driver)(nil)
 
-// PrepareResourceClaims waits until the xPU serves each claim's Ports and reserves the Functions. Nothing is touched
-// yet: the interfaces are attached when the runtime makes the pod's network namespace.
+// PrepareResourceClaims waits until the xPU serves each claim's Ports and reserves the Functions, which has them fitted out
+// for the pod. Nothing else is touched yet: the interfaces are attached when the runtime makes the pod's network
+// namespace.
 func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	results := make(map[types.UID]kubeletplugin.PrepareResult, len(claims))
 	var mutex sync.Mutex
@@ -120,13 +131,17 @@ func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim, toge
 	names := chooseNames(claimsOf(pod, together), d.Journal.ByPod(pod.UID))
 	deadline := time.Now().Add(d.ProvisionTimeout)
 	var prepared []kubeletplugin.Device
-	var attachments []journal.Attachment
+	var contents []content
 	for _, device := range devices {
 		attachment, err := d.reserve(ctx, c, pod, device, names, deadline)
+		var set devnode.Set
+		if err == nil {
+			set, err = d.deviceNodes(attachment)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("claim %s/%s, request %s, Function %s: %w", c.Namespace, c.Name, device.Request, device.Function, err)
 		}
-		attachments = append(attachments, attachment)
+		contents = append(contents, content{attachment, set})
 		prepared = append(prepared, kubeletplugin.Device{
 			Requests:     []string{device.Request},
 			PoolName:     device.Pool,
@@ -135,10 +150,25 @@ func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim, toge
 			Metadata:     metadata(attachment),
 		})
 	}
-	if err := d.CDI.Write(c.UID, attachments); err != nil {
+	if err := d.CDI.Write(c.UID, contents); err != nil {
 		return nil, fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
 	}
 	return prepared, nil
+}
+
+// deviceNodes are what a container gets of a Function, which is fitted out for it by now.
+func (d *Driver) deviceNodes(a journal.Attachment) (devnode.Set, error) {
+	function, known := d.Functions.Get(a.Function)
+	if !known {
+		return devnode.Set{}, errors.New("is gone from this node")
+	}
+	var wish devnode.Wish
+	if id, err := claim.ParsePoolID(a.Claim.Pool); err == nil {
+		spec, _ := d.DevicePools.DevicePool(id.DevicePool)
+		options := pool.Pool{Name: id.DevicePool, Spec: spec}.Options(function)
+		wish.RDMA, wish.VDPA = options.RDMA, options.VDPA != ""
+	}
+	return d.DeviceNodes.Of(function, wish)
 }
 
 // claimsOf leaves the claims of one pod.
@@ -168,24 +198,44 @@ func (d *Driver) reserve(ctx context.Context, c *resourceapi.ResourceClaim, pod 
 	if device.ConfigErr != nil {
 		return journal.Attachment{}, device.ConfigErr
 	}
+	waiting, cancel := context.WithDeadline(ctx, deadline)
+	defer cancel()
+	if err := d.Releaser.Free(waiting, device.Function); err != nil {
+		return journal.Attachment{}, err
+	}
+	// Not before: until then it may have the driver of its last owner.
 	function, known := d.Functions.Get(device.Function)
 	if !known {
 		return journal.Attachment{}, errors.New("is gone from this node")
-	}
-	waiting, cancel := context.WithDeadline(ctx, deadline)
-	defer cancel()
-	if err := d.Releaser.Free(waiting, function.ID); err != nil {
-		return journal.Attachment{}, err
 	}
 	port, err := d.port(waiting, c, device)
 	if err != nil {
 		return journal.Attachment{}, err
 	}
-	wanted, err := wantedInterface(device, port)
+	attachment, err := d.reservation(c, device, function, port)
 	if err != nil {
 		return journal.Attachment{}, err
 	}
-	attachment := journal.Attachment{
+	key := nameKey{c.UID, function.ID}
+	if err := names.errs[key]; err != nil {
+		return journal.Attachment{}, err
+	}
+	attachment.Pod, attachment.Interface.Name = pod, names.chosen[key]
+	return attachment, d.Attacher.Reserve(ctx, attachment)
+}
+
+// reservation is what the claim wants of a Function: all but the pod, and the interface's name.
+func (d *Driver) reservation(c *resourceapi.ResourceClaim, device claim.Device, function inventory.Function, port *v1alpha1.XPUPort) (journal.Attachment, error) {
+	spec, _ := d.DevicePools.DevicePool(device.ID.DevicePool)
+	driver, err := d.ownersDriver(c, device, function, spec)
+	if err != nil {
+		return journal.Attachment{}, err
+	}
+	wanted, err := wantedInterface(device, driver != "" || function.Userspace(), port)
+	if err != nil {
+		return journal.Attachment{}, err
+	}
+	return journal.Attachment{
 		Function: function.ID,
 		PF:       function.PF,
 		PFName:   function.PFName,
@@ -194,15 +244,33 @@ func (d *Driver) reserve(ctx context.Context, c *resourceapi.ResourceClaim, pod 
 			Namespace: c.Namespace, Name: c.Name, UID: c.UID,
 			Request: device.Request, Pool: device.Pool, Device: device.Name,
 		},
-		Pod:       pod,
+		Outfit:    outfit.Wish(spec, function.ID, driver, wanted.MAC),
 		Interface: wanted,
+	}, nil
+}
+
+// ownersDriver is the one that claim or pool asks for, "" for the Function's own.
+func (d *Driver) ownersDriver(c *resourceapi.ResourceClaim, device claim.Device, function inventory.Function, spec v1alpha1.DevicePoolSpec) (v1alpha1.FunctionDriver, error) {
+	if bound := d.bound(c.UID, function.ID); bound != "" {
+		return bound, nil
 	}
-	key := nameKey{c.UID, function.ID}
-	if err := names.errs[key]; err != nil {
-		return journal.Attachment{}, err
+	if device.Config.Driver != "" && spec.Driver == "" && function.Kind != inventory.SF && function.IOMMUGroup == "" {
+		return "", fmt.Errorf("driver %s: there is no IOMMU, without which a program that has a Function can read and change "+
+			"all of the node's memory: only spec.driver of DevicePool %s may ask for it, which is the administrator's",
+			device.Config.Driver, device.ID.DevicePool)
 	}
-	attachment.Interface.Name = names.chosen[key]
-	return attachment, d.Attacher.Reserve(ctx, attachment)
+	return cmp.Or(device.Config.Driver, spec.Driver), nil
+}
+
+// bound is the driver that was bound for the claim, "" if none was. It stays until the claim is unprepared, whatever the
+// pool says by now.
+func (d *Driver) bound(claim types.UID, function inventory.ID) v1alpha1.FunctionDriver {
+	for _, a := range d.Journal.ByClaim(claim) {
+		if a.Function == function && a.Outfit != nil {
+			return v1alpha1.FunctionDriver(a.Outfit.Driver)
+		}
+	}
+	return ""
 }
 
 // port waits for the device's Port; it is nil if neither the claim nor the pool names a network.
@@ -260,19 +328,46 @@ func (d *Driver) WatchHealthStatus(ctx context.Context, reports chan<- kubeletpl
 	return d.Health.Run(ctx, reports)
 }
 
-// Recover makes sure that prepared claims have their CDI files, which do not survive a reboot.
+// Recover makes sure that prepared claims have their CDI files, which do not survive a reboot. What it cannot look up, as
+// a Function is no more what its claim wants, the kubelet's next Prepare does: after a reboot it prepares all claims again.
+// Files that are there stay as they are.
 func (d *Driver) Recover(all []journal.Attachment) error {
 	byClaim := map[types.UID][]journal.Attachment{}
 	for _, a := range all {
 		// What is back from a release was unprepared: nobody would take the file away.
-		if a.Claim.UID != "" && !a.Restored() {
+		if a.Claim.UID != "" && !a.Restored() && !d.CDI.Has(a.Claim.UID) {
 			byClaim[a.Claim.UID] = append(byClaim[a.Claim.UID], a)
 		}
 	}
 	var errs []error
 	for uid, attachments := range byClaim {
 		slices.SortFunc(attachments, func(a, b journal.Attachment) int { return a.VFIndex - b.VFIndex })
-		errs = append(errs, d.CDI.Write(uid, attachments))
+		contents, err := d.contents(attachments)
+		if err != nil {
+			c := attachments[0].Claim
+			d.Log.Info("The claim's containers start when it is prepared again", "claim", klog.KRef(c.Namespace, c.Name),
+				"reason", err.Error())
+			continue
+		}
+		errs = append(errs, d.CDI.Write(uid, contents))
 	}
 	return errors.Join(errs...)
+}
+
+// contents are what containers get of a claim's Functions.
+func (d *Driver) contents(attachments []journal.Attachment) ([]content, error) {
+	var contents []content
+	for _, a := range attachments {
+		if o := a.Outfit; o != nil && o.Driver != "" {
+			if f, _ := d.Functions.Get(a.Function); f.Driver != o.Driver {
+				return nil, fmt.Errorf("Function %s: does not have driver %s", a.Function, o.Driver)
+			}
+		}
+		set, err := d.deviceNodes(a)
+		if err != nil {
+			return nil, fmt.Errorf("Function %s: %w", a.Function, err)
+		}
+		contents = append(contents, content{a, set})
+	}
+	return contents, nil
 }

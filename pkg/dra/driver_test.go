@@ -28,6 +28,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/attach"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim/claimtest"
+	"github.com/opiproject/xpu-device-plugin/pkg/devnode"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/link"
@@ -46,6 +47,7 @@ type node struct {
 	ports   map[inventory.ID]*v1alpha1.XPUPort
 	waits   int
 	release error
+	freed   func() // called when a Function is free, where set
 }
 
 func newNode(t *testing.T) *node {
@@ -62,6 +64,7 @@ func newNode(t *testing.T) *node {
 		ports:     map[inventory.ID]*v1alpha1.XPUPort{},
 	}
 	for _, f := range vfs(0x3b, 4) {
+		f.IOMMUGroup = "42"
 		n.functions[f.ID] = f
 		n.ports[f.ID] = &v1alpha1.XPUPort{Spec: v1alpha1.XPUPortSpec{
 			MAC: "02:00:00:00:00:0" + f.ID.DeviceName()[11:], MTU: 1500, Addresses: []string{"10.1.0.2/24"},
@@ -105,7 +108,11 @@ func (n *node) Release(_ context.Context, id inventory.ID, belongs func(journal.
 
 // Free waits as a releaser does.
 func (n *node) Free(ctx context.Context, id inventory.ID) error {
-	return release.New(n.journal, nil, nil, release.Options{Hooks: hooks{}}, logr.Discard()).Free(ctx, id)
+	err := release.New(n.journal, nil, nil, release.Options{Hooks: hooks{}}, logr.Discard()).Free(ctx, id)
+	if n.freed != nil {
+		n.freed()
+	}
+	return err
 }
 
 // hooks is a queue that does nothing.
@@ -122,8 +129,9 @@ func (n *node) driver() *Driver {
 	}
 	return &Driver{
 		Functions: n, DevicePools: n, Ports: n, Journal: n.journal, Releaser: n, CDI: files,
-		Attacher: attach.New(n.journal, nil, nil, nil, "boot-1", logr.Discard()), // Reserve works on the journal only
-		Metrics:  NewMetrics(prometheus.NewRegistry()), Log: testr.New(n.t), ProvisionTimeout: time.Minute,
+		DeviceNodes: &devnode.Finder{SysRoot: n.t.TempDir(), DevRoot: n.t.TempDir()},
+		Attacher:    attach.New(n.journal, nil, nil, nil, attach.Options{BootID: "boot-1"}, logr.Discard()), // Reserve works on the journal only
+		Metrics:     NewMetrics(prometheus.NewRegistry()), Log: testr.New(n.t), ProvisionTimeout: time.Minute,
 	}
 }
 
@@ -542,4 +550,194 @@ func TestAskedNameFirst(t *testing.T) {
 		of("pod1", "any", claimtest.Result("a", plainPool, "0000-3b-00-2")),
 		of("pod1", "net1", claimtest.Result("a", plainPool, "0000-3b-00-3"), claimtest.FromClaim(`"interfaceName": "net1"`)))
 	n.wantInterfaces(map[string]string{"0000-3b-00-2": "net2", "0000-3b-00-3": "net1"})
+}
+
+// outfitter binds drivers in the node's Functions.
+type outfitter struct{ *node }
+
+func (o outfitter) Plan(_ context.Context, want journal.Attachment) (*journal.Outfit, error) {
+	planned := *want.Outfit
+	planned.Own = o.functions[want.Function].Driver
+	return &planned, nil
+}
+
+func (o outfitter) FitOut(_ context.Context, a journal.Attachment) error {
+	f := o.functions[a.Function]
+	f.Driver, f.IOMMUGroup, f.Netdev, f.RDMA = a.Outfit.Driver, "42", "", false
+	o.functions[a.Function] = f
+	return nil
+}
+
+// fitting is a driver whose Functions get what claims and pools ask for.
+func (n *node) fitting() *Driver {
+	d := n.driver()
+	d.Attacher = attach.New(n.journal, nil, nil, nil, attach.Options{BootID: "boot-1", Outfits: outfitter{n}}, logr.Discard())
+	return d
+}
+
+// TestVFIO: the container gets the device nodes of what the Function became for it.
+func TestVFIO(t *testing.T) {
+	vfio := v1alpha1.DriverVFIO
+	for _, test := range []struct {
+		name, parameters string
+		pool             v1alpha1.DevicePoolSpec
+	}{
+		{"claim asks", `"driver": "vfio-pci"`, v1alpha1.DevicePoolSpec{Network: "lab"}},
+		{"pool asks", `"vf": {"vlan": 5}`, v1alpha1.DevicePoolSpec{Network: "lab", Driver: vfio}},
+		{"what goes with the own driver is not there", `"driver": "vfio-pci"`, v1alpha1.DevicePoolSpec{
+			Network: "lab", Selectors: []v1alpha1.FunctionSelector{{IsRdma: true}},
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			n := newNode(t)
+			n.specs["fast"] = test.pool
+			d := n.fitting()
+			c := of("pod1", "net", claimtest.Result("blue", fastPool, "0000-3b-00-2"), claimtest.FromClaim(test.parameters))
+			for range 2 { // the kubelet repeats a Prepare
+				if err := prepare(t, d, c)[c.UID].Err; err != nil {
+					t.Fatal(err)
+				}
+			}
+			record := n.journal.All()[0]
+			if o := record.Outfit; o == nil || o.Driver != "vfio-pci" || !record.Interface.Userspace || record.Interface.MTU != 0 ||
+				len(record.Interface.Addresses) != 1 {
+				t.Errorf("record %+v with outfit %+v", record, o)
+			}
+			n.wantNodes([]string{"/dev/vfio/vfio", "/dev/vfio/42"}, "XPU_VFIO_BLUE=/dev/vfio/42")
+
+			// After a reboot the Function has its own driver until the claim is prepared again.
+			if err := os.RemoveAll(n.cdiDir); err != nil {
+				t.Fatal(err)
+			}
+			if err := d.Recover(n.journal.All()); err != nil {
+				t.Fatal(err)
+			}
+			n.wantNodes([]string{"/dev/vfio/vfio", "/dev/vfio/42"}, "XPU_VFIO_BLUE=/dev/vfio/42")
+			if err := n.driver().CDI.Remove(c.UID); err != nil {
+				t.Fatal(err)
+			}
+			n.functions[record.Function] = vfs(0x3b, 4)[0]
+			if err := d.Recover(n.journal.All()); err != nil {
+				t.Fatal(err)
+			}
+			n.wantNoCDI()
+		})
+	}
+}
+
+// TestDriverOfTheLastOwner: what was bound for the last owner is nothing to the next.
+func TestDriverOfTheLastOwner(t *testing.T) {
+	n := newNode(t)
+	id := inventory.ID{Address: "0000:3b:00.2"}
+	own := n.functions[id]
+	bound := own
+	bound.Driver, bound.Netdev, bound.IOMMUGroup = "vfio-pci", "", "42"
+	n.functions[id] = bound
+	n.freed = func() { n.functions[id] = own }
+	n.wantPrepared(of("pod1", "net", claimtest.Result("blue", plainPool, "0000-3b-00-2"), claimtest.FromClaim(`"mtu": 1400`)))
+	if a, _ := n.journal.Get(id); a.Interface.Userspace || a.Interface.MTU != 1400 {
+		t.Errorf("interface %+v, want one of the kernel's with MTU 1400", a.Interface)
+	}
+	n.wantNodes(nil, "XPU_INTERFACE_BLUE=net1")
+}
+
+// TestDriverOfThePoolBefore: what a claim was given stays until it is released, also where it is prepared again after
+// the pool became one of netdevs and the node was rebooted.
+func TestDriverOfThePoolBefore(t *testing.T) {
+	n := newNode(t)
+	n.specs["plain"] = v1alpha1.DevicePoolSpec{Driver: v1alpha1.DriverVFIO}
+	d := n.fitting()
+	c := of("pod1", "net", claimtest.Result("blue", plainPool, "0000-3b-00-2"))
+	id := inventory.ID{Address: "0000:3b:00.2"}
+	own := n.functions[id]
+	for range 2 {
+		if err := prepare(t, d, c)[c.UID].Err; err != nil {
+			t.Fatal(err)
+		}
+		a, _ := n.journal.Get(id)
+		if !a.Interface.Userspace || a.Outfit == nil || a.Outfit.Driver != "vfio-pci" {
+			t.Errorf("interface %+v with outfit %+v, want one for a program", a.Interface, a.Outfit)
+		}
+		n.wantNodes([]string{"/dev/vfio/vfio", "/dev/vfio/42"}, "XPU_VFIO_BLUE=/dev/vfio/42")
+		n.specs["plain"] = v1alpha1.DevicePoolSpec{}
+		n.functions[id] = own
+	}
+}
+
+// TestVFIOWithoutIOMMU: the node's memory is the administrator's to give away.
+func TestVFIOWithoutIOMMU(t *testing.T) {
+	n := newNode(t)
+	f := n.functions[inventory.ID{Address: "0000:3b:00.2"}]
+	f.IOMMUGroup = ""
+	n.functions[f.ID] = f
+	c := of("pod1", "net", claimtest.Result("blue", plainPool, "0000-3b-00-2"), claimtest.FromClaim(`"driver": "vfio-pci"`))
+	n.wantRefused(c, "driver vfio-pci: there is no IOMMU")
+	n.specs["plain"] = v1alpha1.DevicePoolSpec{Driver: v1alpha1.DriverVFIO}
+	if err := prepare(t, n.fitting(), c)[c.UID].Err; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestPoolOfVFIORefusesMTU(t *testing.T) {
+	n := newNode(t)
+	n.specs["plain"] = v1alpha1.DevicePoolSpec{Driver: v1alpha1.DriverVFIO}
+	n.wantRefused(of("pod1", "net", claimtest.Result("blue", plainPool, "0000-3b-00-2"), claimtest.FromClaim(`"mtu": 1400`)),
+		"mtu 1400: must be absent")
+}
+
+// TestRDMAAndVDPA: what the pool's selector asks for.
+func TestRDMAAndVDPA(t *testing.T) {
+	n := newNode(t)
+	id := inventory.ID{Address: "0000:3b:00.2"}
+	f := n.functions[id]
+	f.RDMA, f.RDMADevices = true, []string{"mlx5_2"}
+	f.VDPA = inventory.VDPA{Name: "vdpa0", Driver: "vhost_vdpa", CharDevice: "vhost-vdpa-0"}
+	n.functions[id] = f
+	sys := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(sys, "bus/pci/devices/0000:3b:00.2/infiniband_verbs/uverbs2"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	c := of("pod1", "net", claimtest.Result("blue", plainPool, "0000-3b-00-2"))
+	for _, test := range []struct {
+		selector v1alpha1.FunctionSelector
+		nodes    []string
+		env      string
+	}{
+		{v1alpha1.FunctionSelector{IsRdma: true}, []string{"/dev/infiniband/uverbs2"}, "XPU_RDMA_BLUE=mlx5_2"},
+		{v1alpha1.FunctionSelector{VDPAType: "vhost"}, []string{"/dev/vhost-vdpa-0"}, "XPU_VDPA_BLUE=/dev/vhost-vdpa-0"},
+		{v1alpha1.FunctionSelector{}, nil, "XPU_INTERFACE_BLUE=net1"},
+	} {
+		n.specs["plain"] = v1alpha1.DevicePoolSpec{Selectors: []v1alpha1.FunctionSelector{test.selector}}
+		d := n.driver()
+		d.DeviceNodes = &devnode.Finder{SysRoot: sys, DevRoot: t.TempDir()}
+		if err := prepare(t, d, c)[c.UID].Err; err != nil {
+			t.Fatal(err)
+		}
+		n.wantNodes(test.nodes, test.env)
+	}
+	f.RDMADevices = nil
+	n.functions[id] = f
+	n.specs["plain"] = v1alpha1.DevicePoolSpec{Selectors: []v1alpha1.FunctionSelector{{IsRdma: true}}}
+	n.wantRefused(c, "request blue, Function 0000:3b:00.2: has no RDMA device")
+}
+
+// wantNodes compares the device nodes of the only CDI device, and the last of its environment.
+func (n *node) wantNodes(want []string, env string) {
+	n.t.Helper()
+	cache := n.runtime()
+	names := cache.ListDevices()
+	if len(names) != 1 {
+		n.t.Fatalf("CDI devices %q, want one", names)
+	}
+	edits := cache.GetDevice(names[0]).ContainerEdits
+	var got []string
+	for _, d := range edits.DeviceNodes {
+		got = append(got, d.Path)
+	}
+	if diff := gocmp.Diff(want, got); diff != "" {
+		n.t.Errorf("device nodes: -want +got\n%s", diff)
+	}
+	if last := edits.Env[len(edits.Env)-1]; last != env {
+		n.t.Errorf("the last of the environment is %s, want %s", last, env)
+	}
 }

@@ -16,9 +16,15 @@ import (
 )
 
 // wantedInterface is what the pod asks for with what the Port says about MAC, MTU and addresses, which the xPU
-// already counts on.
-func wantedInterface(device claim.Device, port *v1alpha1.XPUPort) (link.Interface, error) {
+// already counts on. A program of the pod that has the Function has to be content with the MTU that it sets itself.
+func wantedInterface(device claim.Device, userspace bool, port *v1alpha1.XPUPort) (link.Interface, error) {
 	wanted := device.Interface
+	if userspace {
+		var err error
+		if wanted, err = claim.Userspace(wanted); err != nil {
+			return link.Interface{}, err
+		}
+	}
 	if port == nil {
 		return wanted, nil
 	}
@@ -27,7 +33,9 @@ func wantedInterface(device claim.Device, port *v1alpha1.XPUPort) (link.Interfac
 		return link.Interface{}, fmt.Errorf("XPUPort %s/%s: spec.mac: %w", port.Namespace, port.Name, err)
 	}
 	wanted.MAC = mac
-	wanted.MTU = int(port.Spec.MTU)
+	if !userspace {
+		wanted.MTU = int(port.Spec.MTU)
+	}
 	wanted.Addresses = nil
 	for i, text := range port.Spec.Addresses {
 		address, err := netip.ParsePrefix(text)

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/utils/ptr"
@@ -31,14 +32,22 @@ const (
 	AttributeMultusName resourceapi.QualifiedName = "k8s.cni.cncf.io/resourceName"
 )
 
-// devicesPerSlice is the API's limit for slices whose devices have taints
+// devicesPerSlice is the API's limit for slices whose devices have taints or consume counters
 // (ResourceSliceMaxDevicesWithAdvancedFeatures in k8s.io/api/resource/v1). It is used for every slice, so that the
 // first taint does not move devices to other slices.
 const devicesPerSlice = 64
 
+// What the Functions of a PF share in pools with maxAllocated (KEP-4815): a set of counters for each DRA pool, from which
+// each device consumes one while it is allocated.
+const (
+	counterSetPF     = "pf"
+	counterFunctions = "functions"
+)
+
 // resources turns the node's pools into what the driver publishes: one DRA pool for each PF and DevicePool, VFs before
-// SFs, each in the slice that its index says. The same input gives the same output, and a Function that comes or goes
-// changes one slice, unless it is the first or last of its slice.
+// SFs, each in the slice that its index says. SFs that do not exist yet are devices like the others. The same input
+// gives the same output, and a Function that comes or goes changes one slice, unless it is the first or last of its
+// slice.
 func resources(node string, pools []pool.Pool, problems func(inventory.Function) []health.Problem) resourceslice.DriverResources {
 	out := resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{}}
 	for _, p := range pools {
@@ -47,10 +56,25 @@ func resources(node string, pools []pool.Pool, problems func(inventory.Function)
 		}
 		for pf, functions := range byPF(p.Functions) {
 			id := claim.PoolID{Node: node, PF: pf, DevicePool: p.Name}
-			out.Pools[id.String()] = resourceslice.Pool{Slices: chunks(p, functions, problems)}
+			out.Pools[id.String()] = resourceslice.Pool{Slices: slices.Concat(counters(p), chunks(p, functions, problems))}
 		}
 	}
 	return out
+}
+
+// counters is the slice that says how much of the pool may be allocated at once, none where all may. A slice has devices
+// or counters. It comes first, as its index does not depend on how many devices there are.
+func counters(p pool.Pool) []resourceslice.Slice {
+	if p.Spec.MaxAllocated == nil {
+		return nil
+	}
+	return []resourceslice.Slice{{SharedCounters: []resourceapi.CounterSet{{
+		Name: counterSetPF, Counters: functionCounter(int64(*p.Spec.MaxAllocated)),
+	}}}}
+}
+
+func functionCounter(n int64) map[string]resourceapi.Counter {
+	return map[string]resourceapi.Counter{counterFunctions: {Value: *resource.NewQuantity(n, resource.DecimalSI)}}
 }
 
 // chunk is what decides about a Function's slice: nothing that other Functions have a part in.
@@ -107,6 +131,9 @@ func device(p pool.Pool, f inventory.Function, problems []health.Problem) resour
 	if p.Spec.Provision == v1alpha1.ProvisionBeforeBind {
 		d.BindingConditions = []string{v1alpha1.ConditionProvisioned}
 		d.BindingFailureConditions = []string{v1alpha1.ConditionProvisionFailed}
+	}
+	if p.Spec.MaxAllocated != nil {
+		d.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: counterSetPF, Counters: functionCounter(1)}}
 	}
 	for _, problem := range problems {
 		d.Taints = append(d.Taints, resourceapi.DeviceTaint{Key: problem.Taint, Effect: resourceapi.DeviceTaintEffectNoSchedule})

@@ -105,10 +105,11 @@ func firstSlice(owner resourceslice.Owner, poolName string, pool resourceslice.P
 			}},
 		},
 		Spec: resourceapi.ResourceSliceSpec{
-			Driver:   v1alpha1.GroupName,
-			NodeName: ptr.To(owner.Name),
-			Pool:     resourceapi.ResourcePool{Name: poolName, Generation: 1, ResourceSliceCount: int64(len(pool.Slices))},
-			Devices:  pool.Slices[index].Devices,
+			Driver:         v1alpha1.GroupName,
+			NodeName:       ptr.To(owner.Name),
+			Pool:           resourceapi.ResourcePool{Name: poolName, Generation: 1, ResourceSliceCount: int64(len(pool.Slices))},
+			Devices:        pool.Slices[index].Devices,
+			SharedCounters: pool.Slices[index].SharedCounters,
 		},
 	}
 }

@@ -27,6 +27,8 @@ type Checker struct {
 	// XPUAway knows Functions whose xPU cannot be asked. It is given the whole Function, as the xPU is that of its PF. A
 	// Function whose PF has no xPU is free of it.
 	XPUAway func(inventory.Function) (message string)
+	// Fault knows Functions of which their driver tells an error. It is given the whole Function, as it may be its PF's.
+	Fault func(inventory.Function) (message string)
 	// ProvisionFailed knows Functions whose Port the xPU refused.
 	ProvisionFailed Source
 	// ReleasePending knows Functions whose last Attachment could not be taken back.
@@ -45,6 +47,9 @@ func (c *Checker) Problems(f inventory.Function) []Problem {
 	}
 	if !f.LinkUp {
 		note(v1alpha1.TaintLinkDown, fmt.Sprintf("PF %s (%s) has no link: check its cable and the xPU", f.PFName, f.PF))
+	}
+	if c.Fault != nil {
+		note(v1alpha1.TaintFault, c.Fault(f))
 	}
 	if c.XPUAway != nil {
 		note(v1alpha1.TaintXPUAway, c.XPUAway(f))

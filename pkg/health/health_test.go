@@ -25,6 +25,12 @@ func TestProblems(t *testing.T) {
 			}
 			return ""
 		},
+		Fault: func(f inventory.Function) string {
+			if f.PF == "0000:3b:00.0" {
+				return "the driver tells an error"
+			}
+			return ""
+		},
 		ProvisionFailed: only("the xPU refused it"), ReleasePending: only("it is not back"), InUse: only("a pod has it"),
 	}
 	for _, test := range []struct {
@@ -38,6 +44,7 @@ func TestProblems(t *testing.T) {
 			[]Problem{{v1alpha1.TaintLinkDown, "PF ens3f0 (0000:3b:00.1)"}}},
 		{"everything", all, inventory.Function{ID: sick, PF: "0000:3b:00.0"}, []Problem{
 			{v1alpha1.TaintLinkDown, "0000:3b:00.0"},
+			{v1alpha1.TaintFault, "the driver tells an error"},
 			{v1alpha1.TaintXPUAway, "the xPU does not answer"},
 			{v1alpha1.TaintProvisionFailed, "the xPU refused it"},
 			{v1alpha1.TaintReleasePending, "it is not back"},

@@ -64,7 +64,7 @@ func (s *scanner) readDriver(f *Function, device string) {
 
 func (s *scanner) readNetdev(f *Function, device string, m *memory) {
 	var err error
-	if f.Netdev, err = s.sysfs.netdev(device); err != nil {
+	if f.Netdev, _, err = s.sysfs.netdev(device); err != nil {
 		s.complain(s.entry(device), reasonNetdev, err)
 	}
 	if f.Netdev != "" && (f.Netdev != m.netdev || m.linkType == "") {

@@ -145,7 +145,7 @@ func (s source) open(netNS string) (*os.File, error) {
 }
 
 // inNamespace calls f in a network namespace, which sockets that it opens stay in. "" is the process's own.
-func inNamespace(path string, f func() error) error {
+func inNamespace(path string, f func() error) (err error) {
 	if path == "" {
 		return f()
 	}
@@ -154,15 +154,25 @@ func inNamespace(path string, f func() error) error {
 		return fmt.Errorf("network namespace %s: %w", path, err)
 	}
 	defer there.Close()
-	done := make(chan error, 1)
-	go func() {
-		// The thread ends with the goroutine, because the goroutine ends locked to it: nothing needs to be put back.
-		runtime.LockOSThread()
-		if err := netns.Set(there); err != nil {
-			done <- fmt.Errorf("enter network namespace %s: %w", path, err)
+	// The thread goes back: one that is given up ends with its goroutine, but not if it is the process's first.
+	runtime.LockOSThread()
+	own, err := netns.Get()
+	if err != nil {
+		runtime.UnlockOSThread()
+		return fmt.Errorf("own network namespace: %w", err)
+	}
+	defer own.Close()
+	if err := netns.Set(there); err != nil {
+		runtime.UnlockOSThread()
+		return fmt.Errorf("enter network namespace %s: %w", path, err)
+	}
+	defer func() {
+		if back := netns.Set(own); back != nil {
+			// The goroutine stays locked to the thread, so that no other goroutine ever runs on it.
+			err = errors.Join(err, fmt.Errorf("leave network namespace %s: %w", path, back))
 			return
 		}
-		done <- f()
+		runtime.UnlockOSThread()
 	}()
-	return <-done
+	return f()
 }

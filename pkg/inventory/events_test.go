@@ -140,6 +140,45 @@ func TestForeignMessages(t *testing.T) {
 	}
 }
 
+// TestThreadsStay covers that every thread is in the process's own namespace again, also the first, which does not end
+// when a goroutine that is locked to it does.
+func TestThreadsStay(t *testing.T) {
+	host := netns.New(t)
+	own, err := os.Readlink("/proc/thread-self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const goroutines = 64 // each has a thread of its own, so that one has the first
+	var inside, running sync.WaitGroup
+	inside.Add(goroutines)
+	for range goroutines {
+		running.Go(func() {
+			err := inNamespace(host.Path(), func() error {
+				inside.Done()
+				inside.Wait()
+				now, err := os.Readlink("/proc/thread-self/ns/net")
+				if now == own {
+					t.Error("is not in the namespace")
+				}
+				return err
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	running.Wait()
+	threads, err := filepath.Glob("/proc/self/task/*/ns/net")
+	if err != nil || len(threads) == 0 {
+		t.Fatalf("threads %q, %v", threads, err)
+	}
+	for _, thread := range threads {
+		if now, err := os.Readlink(thread); err == nil && now != own { // it may have ended meanwhile
+			t.Errorf("%s is %s, want %s", thread, now, own)
+		}
+	}
+}
+
 func TestUeventMatters(t *testing.T) {
 	for message, want := range map[string]bool{
 		"add@/devices/pci0000:3a/0000:3b:00.0\x00ACTION=add\x00SUBSYSTEM=pci\x00SEQNUM=1\x00": true,

@@ -2,6 +2,7 @@ package inventory
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -175,4 +176,25 @@ type Function struct {
 	// LinkUp says whether the PF has a carrier; while the PF's netdev is away, whether it had one. True if that was
 	// never seen.
 	LinkUp bool
+	// Potential says that there is no such SF yet: it is made when it is allocated. The inventory knows none of these; see
+	// [PotentialSF].
+	Potential bool
+}
+
+// userspaceDrivers hand a device to a program instead of the kernel.
+var userspaceDrivers = [...]string{"vfio-pci", "uio_pci_generic", "igb_uio"}
+
+// Userspace says whether the Function's driver hands it to a program: it has no netdev then, and never will.
+func (f Function) Userspace() bool {
+	return f.Netdev == "" && slices.Contains(userspaceDrivers[:], f.Driver)
+}
+
+// PotentialSF is an SF that the PF could have, as the inventory would show it but for what only its driver decides: the
+// netdev, the auxiliary device, RDMA and vDPA.
+func PotentialSF(pf Function, sfnum uint32) Function {
+	return Function{
+		ID: SubfunctionID(pf.ID.Address, sfnum), Kind: SF, Class: pf.Class, PF: pf.ID.Address, PFName: pf.PFName,
+		PFDriver: pf.PFDriver, Index: int(sfnum), Vendor: pf.Vendor, Device: pf.Device, NUMANode: pf.NUMANode,
+		PCIeRoot: pf.PCIeRoot, LinkType: pf.LinkType, DDPProfile: pf.DDPProfile, LinkUp: pf.LinkUp, Potential: true,
+	}
 }

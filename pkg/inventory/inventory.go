@@ -5,6 +5,7 @@ package inventory
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -102,17 +103,25 @@ func (i *Inventory) Get(id ID) (Function, bool) {
 	return i.functions[position], true
 }
 
+// ErrNoNetdev is returned for a Function that has no netdev in any network namespace: it has no driver, or one that
+// makes none.
+var ErrNoNetdev = errors.New("has no netdev in any network namespace")
+
 // Netdev looks into sysfs for the name that the Function's netdev has on the host at this moment. It is "" while the
-// netdev is in another namespace or does not exist; the error is an [fs.ErrNotExist] where the Function is gone.
+// netdev is in another namespace. The error is an [ErrNoNetdev] where there is none at all, and an [fs.ErrNotExist]
+// where the Function is gone.
 func (i *Inventory) Netdev(id ID) (string, error) {
 	sysfs := sysfs{i.options.SysRoot}
 	dir, err := sysfs.find(id)
 	if err != nil {
 		return "", fmt.Errorf("Function %s: %w", id, err)
 	}
-	netdev, err := sysfs.netdev(dir)
+	netdev, made, err := sysfs.netdev(dir)
 	if err != nil {
 		return "", fmt.Errorf("Function %s: netdev: %w", id, err)
+	}
+	if !made {
+		return "", fmt.Errorf("Function %s: %w", id, ErrNoNetdev)
 	}
 	return netdev, nil
 }

@@ -349,6 +349,37 @@ func TestNetdevOfWhatIsNotThere(t *testing.T) {
 	}
 }
 
+// TestNetdevOfNoDriver covers that a netdev that is elsewhere is told from one that does not exist.
+func TestNetdevOfNoDriver(t *testing.T) {
+	for name, test := range map[string]struct {
+		dirs []string
+		none bool
+	}{
+		"no driver":                          {nil, true},
+		"netdev in a pod":                    {[]string{"net"}, false},
+		"virtio device without a driver":     {[]string{"virtio3"}, true},
+		"netdev of a virtio device in a pod": {[]string{"virtio3/net"}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := t.TempDir()
+			device := filepath.Join(root, "bus/pci/devices", string(firstVF))
+			for _, dir := range append(test.dirs, ".") {
+				if err := os.MkdirAll(filepath.Join(device, dir), 0o755); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := os.Symlink("../../drivers/virtio-pci", filepath.Join(device, "driver")); err != nil {
+				t.Fatal(err)
+			}
+			id := inventory.ID{Address: firstVF}
+			netdev, err := inventory.New(inventory.Options{SysRoot: root, Log: logr.Discard()}).Netdev(id)
+			if netdev != "" || errors.Is(err, inventory.ErrNoNetdev) != test.none || err != nil && !test.none {
+				t.Errorf("Netdev = %q, %v", netdev, err)
+			}
+		})
+	}
+}
+
 func TestNodeWithoutPCI(t *testing.T) {
 	i := inventory.New(inventory.Options{SysRoot: t.TempDir(), NetNS: netns.New(t).Path(), Log: logr.Discard()})
 	run(t, i)

@@ -281,7 +281,7 @@ func (s *scanner) readUplink(pf pci.Address, now incarnation, u uplink) uplink {
 	if u.driver, err = target(device, "driver"); err != nil {
 		s.complainAbout(pf, reasonDriver, err)
 	}
-	if u.netdev, err = s.sysfs.netdev(device); err != nil {
+	if u.netdev, _, err = s.sysfs.netdev(device); err != nil {
 		s.complainAbout(pf, reasonNetdev, err)
 	}
 	if u.netdev != "" {

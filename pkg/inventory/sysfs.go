@@ -179,30 +179,31 @@ func virtfn(name string) (index int, ok bool) {
 }
 
 // netdev is the name that a device's netdev has on the host, "" if there is none there. The kernel shows it in the
-// device's directory, and only to readers in the netdev's namespace; with virtio, in that of the virtio device.
-func (s sysfs) netdev(device string) (string, error) {
-	found, err := names(filepath.Join(device, "net"))
-	if err != nil || len(found) > 0 {
-		return s.own(device, found), err
+// device's directory, and only to readers in the netdev's namespace; with virtio, in that of the virtio device. made
+// says that there is one at all: the directory that netdevs are in exists as long as one does, whatever its namespace.
+func (s sysfs) netdev(device string) (name string, made bool, err error) {
+	found, made, err := list(filepath.Join(device, "net"))
+	if err != nil || made {
+		return s.own(device, found), made, err
 	}
 	if driver, err := target(device, "driver"); driver != "virtio-pci" {
-		return "", err
+		return "", false, err
 	}
 	children, err := names(device)
 	if err != nil {
-		return "", err
+		return "", false, err
 	}
 	slices.Sort(children)
 	for _, child := range children {
 		if !strings.HasPrefix(child, "virtio") {
 			continue
 		}
-		found, err := names(filepath.Join(device, child, "net"))
-		if err != nil || len(found) > 0 {
-			return s.own(filepath.Join(device, child), found), err
+		found, made, err := list(filepath.Join(device, child, "net"))
+		if err != nil || made {
+			return s.own(filepath.Join(device, child), found), made, err
 		}
 	}
-	return "", nil
+	return "", false, nil
 }
 
 // own chooses among the netdevs of one device. A PF whose eswitch is in switchdev mode also has the representors; a

@@ -15,7 +15,7 @@ import (
 type State string
 
 const (
-	// Reserved: the Function belongs to the claim, nothing is touched.
+	// Reserved: the Function belongs to its owner, and nothing is touched but what Outfit says.
 	Reserved State = "Reserved"
 	// Attaching: what the netdev was is written down, and any part of the way to the pod may be done.
 	Attaching State = "Attaching"
@@ -48,6 +48,10 @@ type Attachment struct {
 	Port *Port `json:"port,omitempty"`
 	// CNI is the request that wants, or has, the Function attached; nil where NRI does that.
 	CNI *CNI `json:"cni,omitempty"`
+
+	// Outfit is what is done to the Function itself so that its owner can use it, and undone when it is released; nil
+	// where nothing is. It is written down before anything is done.
+	Outfit *Outfit `json:"outfit,omitempty"`
 
 	// Interface is what the pod wants.
 	Interface link.Interface `json:"interface"`
@@ -92,6 +96,25 @@ type Ended struct {
 	// AttachedAt is zero where the Function was never whole in the sandbox.
 	AttachedAt time.Time `json:"attachedAt,omitzero"`
 	StoppedAt  time.Time `json:"stoppedAt"`
+}
+
+// Outfit is how a Function is made usable for its owner.
+type Outfit struct {
+	// SF says that the Function is an SF that exists for its owner only: it is made for it and deleted afterwards. MAC is
+	// the one it is made with.
+	SF  bool     `json:"sf,omitempty"`
+	MAC link.MAC `json:"mac,omitempty"`
+	// Driver is what is bound for the owner, "" for the Function's own driver. The rest is then what it was before.
+	Driver string `json:"driver,omitempty"`
+	// Own is the driver that was bound, "" if none was.
+	Own string `json:"own,omitempty"`
+	// Netdev is what the netdev of the own driver was; nil where there was none. It is made anew when that driver is bound
+	// again.
+	Netdev *link.Snapshot `json:"netdev,omitempty"`
+	// RDMA says that the own driver gave the Function an RDMA device.
+	RDMA bool `json:"rdma,omitempty"`
+	// BootID is that of the boot in which Netdev was seen. After another boot it is what that made of it.
+	BootID string `json:"bootID,omitempty"`
 }
 
 // Hooks is how far the post-delete hooks of a Function are. They run one after the other.
@@ -181,7 +204,7 @@ func (a Attachment) Untouched() Attachment {
 	}
 	return Attachment{
 		Function: a.Function, PF: a.PF, PFName: a.PFName, VFIndex: a.VFIndex,
-		Claim: a.Claim, Pod: a.Pod, Resource: a.Resource, Port: a.Port, CNI: a.CNI, Interface: a.Interface,
+		Claim: a.Claim, Pod: a.Pod, Resource: a.Resource, Port: a.Port, CNI: a.CNI, Outfit: a.Outfit, Interface: a.Interface,
 		State: Reserved, ReservedAt: a.ReservedAt, Ended: ended,
 	}
 }

@@ -17,6 +17,8 @@ import (
 type Options struct {
 	// HostNetNS is the path of the host's network namespace; "" is that of the calling process.
 	HostNetNS string
+	// Rates, where set, are the rate objects of Functions behind an eswitch.
+	Rates Rates
 	// Trace, where set, is called before every change with what is about to be changed, on the goroutine that called
 	// the Engine.
 	Trace func(step string)
@@ -27,6 +29,7 @@ type Options struct {
 type Engine struct {
 	hostNS netns.NsHandle
 	host   *conn
+	rates  Rates
 	trace  func(step string)
 }
 
@@ -47,7 +50,11 @@ func New(options Options) (*Engine, error) {
 	if trace == nil {
 		trace = func(string) {}
 	}
-	return &Engine{hostNS: ns, host: host, trace: trace}, nil
+	rates := options.Rates
+	if rates == nil {
+		rates = noRates{}
+	}
+	return &Engine{hostNS: ns, host: host, rates: rates, trace: trace}, nil
 }
 
 // Close gives the host's namespace up.
@@ -58,16 +65,16 @@ func (e *Engine) Close() error {
 
 // Plan looks at a netdev on the host and at the namespace it shall go to, and changes nothing. Its error says what
 // would keep [Engine.Attach] from succeeding, as far as that can be seen.
-func (e *Engine) Plan(_ context.Context, device Device, netNS string, want Interface) (Snapshot, Place, error) {
+func (e *Engine) Plan(ctx context.Context, device Device, netNS string, want Interface) (Snapshot, Place, error) {
 	if err := want.Validate(); err != nil {
 		return Snapshot{}, Place{}, err
 	}
-	before, err := e.snapshot(device, want.Userspace)
+	before, err := e.snapshot(ctx, device, want)
 	if err != nil {
 		return Snapshot{}, Place{}, err
 	}
-	if want.VF != nil && before.VF == nil {
-		return Snapshot{}, Place{}, fmt.Errorf("%s: has no PF that VF properties could be set with", before.title())
+	if err := want.VF.enforceable(device, before); err != nil {
+		return Snapshot{}, Place{}, err
 	}
 	if want.Userspace && want.MAC != "" && before.VF == nil {
 		return Snapshot{}, Place{}, fmt.Errorf("%s: has no PF that the MAC could be set with", before.title())
@@ -93,10 +100,19 @@ func (e *Engine) Plan(_ context.Context, device Device, netNS string, want Inter
 	return before, Place{NetNS: netNS, Cookie: pod.cookie, Index: index}, nil
 }
 
+// Snapshot looks at a netdev on the host that is about to lose its driver, and changes nothing. [Engine.Restore] with
+// the snapshot and no place makes the netdev that the driver makes anew what this one was.
+func (e *Engine) Snapshot(ctx context.Context, device Device) (Snapshot, error) {
+	return e.snapshot(ctx, device, Interface{})
+}
+
 // snapshot takes a netdev on the host down in words, or the little that there is of a Function without one.
-func (e *Engine) snapshot(device Device, userspace bool) (Snapshot, error) {
-	if userspace {
-		return e.complete(Snapshot{}, device.PF)
+func (e *Engine) snapshot(ctx context.Context, device Device, want Interface) (Snapshot, error) {
+	if !want.VF.rated() {
+		device.Port = nil // asking an eswitch takes its time
+	}
+	if want.Userspace {
+		return e.complete(ctx, Snapshot{}, device)
 	}
 	l, err := e.host.named(device.Name)
 	if err != nil {
@@ -105,16 +121,30 @@ func (e *Engine) snapshot(device Device, userspace bool) (Snapshot, error) {
 	if master := l.Attrs().MasterIndex; master != 0 {
 		return Snapshot{}, fmt.Errorf("netdev %s: is in use on the host, as a port of the netdev with index %d", device.Name, master)
 	}
-	return e.complete(snapshotOf(l), device.PF)
+	return e.complete(ctx, snapshotOf(l), device)
 }
 
-// complete adds what the PF tells. A PF that does not tell is none of an error.
-func (e *Engine) complete(s Snapshot, pf *PF) (_ Snapshot, err error) {
-	if pf == nil {
+// complete adds what the PF and the eswitch tell, as far as the device names them. One that does not tell is none of an
+// error.
+func (e *Engine) complete(ctx context.Context, s Snapshot, device Device) (_ Snapshot, err error) {
+	if device.PF != nil {
+		if s.VF, err = e.host.vf(device.PF); err != nil && !errors.Is(err, errNoVF) {
+			return Snapshot{}, err
+		}
+	}
+	if device.Port == nil {
 		return s, nil
 	}
-	if s.VF, err = e.host.vf(pf); err != nil && !errors.Is(err, errNoVF) {
-		return Snapshot{}, err
+	rate, limits, err := e.rates.Rate(ctx, *device.Port)
+	if err != nil {
+		return Snapshot{}, fmt.Errorf("rate of %s: %w", device.Port, err)
+	}
+	if !limits {
+		return s, nil
+	}
+	s.Rate = &rate
+	if s.VF != nil {
+		s.VF.MinTxRate, s.VF.MaxTxRate = 0, 0 // some PFs show the rate object's here too, and none can set it
 	}
 	return s, nil
 }
@@ -172,17 +202,15 @@ func (e *Engine) attach(ctx context.Context, device Device, before Snapshot, pla
 	if pod.cookie != place.Cookie {
 		return Observed{}, fmt.Errorf("network namespace %s: is another one than before", place.NetNS)
 	}
-	if before.VF != nil {
-		target := before.VF.with(want.VF, want.MAC)
-		if err := e.changeVF(device.PF, append(macChange(*before.VF, target), vfChanges(*before.VF, target)...)); err != nil {
-			return Observed{}, err
-		}
+	device = device.as(before)
+	if err := e.enforce(ctx, device, before, before.enforcing(want)); err != nil {
+		return Observed{}, err
 	}
 	if err := ctx.Err(); err != nil {
 		return Observed{}, err
 	}
 	if want.Userspace {
-		return e.observeVF(device.PF, want.Name)
+		return e.observeVF(ctx, device, want)
 	}
 	l, err := e.moveToPod(pod, before, place, want)
 	if err != nil {
@@ -191,7 +219,23 @@ func (e *Engine) attach(ctx context.Context, device Device, before Snapshot, pla
 	if err := e.configure(pod, l, want); err != nil {
 		return Observed{}, err
 	}
-	return observe(pod, l.Attrs().Index)
+	observed, err := observe(pod, l.Attrs().Index)
+	if err == nil && want.MAC != "" && observed.MAC != want.MAC {
+		err = fmt.Errorf("interface %s: mac %s: the driver took it, and tells %s", want.Name, want.MAC, observed.MAC)
+	}
+	return observed, err
+}
+
+// enforce makes the PF and the eswitch enforce what to says, stopping at the first thing that one of them refuses.
+func (e *Engine) enforce(ctx context.Context, device Device, from, to Snapshot) error {
+	if from.VF != nil && to.VF != nil {
+		for _, c := range allChanges(*from.VF, *to.VF) {
+			if err := e.changeVFPatiently(ctx, device.PF, c); err != nil {
+				return err
+			}
+		}
+	}
+	return e.changeRate(ctx, device, from.Rate, to.Rate)
 }
 
 // moveToPod moves, renames and sets MTU and MAC in one message, so that the pod never sees the netdev half made and
@@ -219,6 +263,9 @@ func (e *Engine) moveToPod(pod *conn, before Snapshot, place Place, want Interfa
 		to.index = 0
 		err = e.host.change(before.Identity.Index, to)
 	}
+	if err != nil && to.mac != "" && before.VF != nil {
+		err = e.moveOn(pod, before, place, to, err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("netdev %s: move to the pod as %s%s: %w", before.Name, want.Name, to.wishes(), err)
 	}
@@ -230,6 +277,43 @@ func (e *Engine) moveToPod(pod *conn, before Snapshot, place Place, want Interfa
 		return nil, fmt.Errorf("netdev %s in the pod: %w", want.Name, err)
 	}
 	return l, nil
+}
+
+// moveOn continues with a netdev that is in the pod by now and was refused its MAC, after which the kernel left the
+// rest of the message undone.
+func (e *Engine) moveOn(pod *conn, before Snapshot, place Place, to change, refused error) error {
+	l, err := find(pod, before.Identity, Identity.same, place.Index, before.Name)
+	if err != nil || l == nil {
+		return refused
+	}
+	index := l.Attrs().Index
+	if macOf(l.Attrs().HardwareAddr) != to.mac {
+		if err := e.adoptMAC(pod, index, to.mac); err != nil {
+			return errors.Join(refused, err)
+		}
+	}
+	return pod.change(index, change{name: to.name, mtu: to.mtu})
+}
+
+// adoptMAC makes a netdev that is down take the MAC that its PF set for the VF. Some drivers (igbvf, for a VF that is
+// not trusted) refuse that as long as they do not know the PF's, which they read when they reset the VF: when they take
+// the netdev down.
+func (e *Engine) adoptMAC(c *conn, index int, mac MAC) error {
+	for _, to := range []struct {
+		step  string
+		flags uint32
+	}{{"up to reset the VF", unix.IFF_UP}, {"down to reset the VF", 0}} {
+		e.trace(to.step)
+		if err := c.change(index, change{flags: &to.flags}); err != nil {
+			return fmt.Errorf("%s: %w", to.step, err)
+		}
+	}
+	l, err := c.at(index)
+	if err != nil || l != nil && macOf(l.Attrs().HardwareAddr) == mac {
+		return err
+	}
+	e.trace("MAC " + string(mac))
+	return c.change(index, change{mac: mac})
 }
 
 func (c change) wishes() string {

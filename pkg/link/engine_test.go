@@ -410,6 +410,25 @@ func TestIndexTaken(t *testing.T) {
 	w.checkRestored(t, before)
 }
 
+// The index was given away since Plan, and then the driver refuses the MAC, which it may take after a reset of the VF.
+func TestIndexTakenAndMACRefused(t *testing.T) {
+	var steps []string
+	w := newWorld(t, func(step string) { steps = append(steps, step) })
+	want := link.Interface{Name: "net1", MAC: "03:00:00:00:00:01"} // of a group: no driver takes it
+	before, place, err := w.engine.Plan(t.Context(), device(), w.pod.Path(), link.Interface{Name: "net1"})
+	must(t, err)
+	before.VF = &link.VFState{MAC: want.MAC}
+	place.Index = get(t, w.pod, "lo").Attrs().Index
+	_, err = w.engine.Attach(t.Context(), device(), before, place, want)
+	if says := "with MAC 03:00:00:00:00:01"; err == nil || !strings.Contains(err.Error(), says) {
+		t.Errorf("error %v, want one with %q", err, says)
+	}
+	if !slices.Contains(steps, "down to reset the VF") {
+		t.Errorf("the VF was not reset: %q", steps)
+	}
+	w.checkRestored(t, before)
+}
+
 func TestNamespaceGone(t *testing.T) {
 	w := newWorld(t, nil)
 	before, place, _ := w.attach(t, fullInterface)

@@ -52,7 +52,7 @@ func TestValidate(t *testing.T) {
 		"scope":            {func(i *link.Interface) { i.Routes = []link.Route{{To: prefix("10.0.0.0/8"), Scope: new(256)}} }, "routes[0]: scope 256: must be 0-255"},
 		"route's MTU":      {func(i *link.Interface) { i.Routes = []link.Route{{To: prefix("10.0.0.0/8"), MTU: -1}} }, "routes[0]: mtu -1"},
 		"no netdev":        {func(i *link.Interface) { i.Userspace, i.MAC = true, "02:00:00:00:00:01" }, ""},
-		"no netdev, MTU":   {func(i *link.Interface) { i.Userspace, i.MTU = true, 1400 }, "mtu, addresses, routes: must be empty"},
+		"no netdev, MTU":   {func(i *link.Interface) { i.Userspace, i.MTU = true, 1400 }, "mtu, routes: must be empty"},
 		"no destination":   {func(i *link.Interface) { i.Routes = make([]link.Route, 1) }, "routes[0]: to: must be a prefix"},
 		"host bits":        {func(i *link.Interface) { i.Routes = []link.Route{{To: prefix("10.1.2.3/8")}} }, "must have no host bits, as in 10.0.0.0/8"},
 		"mixed families":   {func(i *link.Interface) { i.Routes = []link.Route{{To: prefix("10.0.0.0/8"), Via: address("fd00::1")}} }, "via fd00::1: must be of the same family"},

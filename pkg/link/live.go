@@ -22,9 +22,9 @@ type Attached struct {
 // Check says in words how what is in the pod, and what the PF enforces, differs from what [Engine.Attach] made of it;
 // nothing means that it does not. Addresses and routes that the pod added are no difference. An error says that it
 // could not be seen.
-func (e *Engine) Check(_ context.Context, device Device, a Attached) ([]string, error) {
+func (e *Engine) Check(ctx context.Context, device Device, a Attached) ([]string, error) {
 	var d differences
-	if err := e.checkVF(&d, device.PF, a); err != nil {
+	if err := e.checkEnforced(ctx, &d, device.as(a.Before), a); err != nil {
 		return nil, err
 	}
 	if a.Want.Userspace {
@@ -49,16 +49,17 @@ func (e *Engine) Check(_ context.Context, device Device, a Attached) ([]string, 
 	return checkLayer3(d, pod, l, a.Want)
 }
 
-// checkVF compares what the PF enforces. A PF that is away tells nothing.
-func (e *Engine) checkVF(d *differences, pf *PF, a Attached) error {
-	if a.Before.VF == nil {
-		return nil
-	}
-	now, err := e.complete(Snapshot{}, pf)
-	if err != nil || now.VF == nil {
+// checkEnforced compares what the PF and the eswitch enforce. One that is away tells nothing.
+func (e *Engine) checkEnforced(ctx context.Context, d *differences, device Device, a Attached) error {
+	now, err := e.complete(ctx, Snapshot{}, device)
+	if err != nil {
 		return err
 	}
-	a.Before.VF.with(a.Want.VF, a.Want.MAC).diff(d, *now.VF)
+	target := a.Before.enforcing(a.Want)
+	if target.VF != nil && now.VF != nil {
+		target.VF.diff(d, *now.VF)
+	}
+	target.Rate.diff(d, now.Rate)
 	return nil
 }
 

@@ -18,9 +18,10 @@ const fallbackName = "xpu%d"
 // back that it is so. device.Name is where the caller last saw the netdev on the host, "" where it did not. A netdev
 // that is as it was is not touched. Of a Function without a netdev it restores what the PF enforces. An error says what
 // is left; the next call continues. See [ErrGone] and [ErrAway].
-func (e *Engine) Restore(_ context.Context, device Device, before Snapshot, place Place) (Restored, error) {
+func (e *Engine) Restore(ctx context.Context, device Device, before Snapshot, place Place) (Restored, error) {
+	device = device.as(before)
 	if before.userspace() {
-		return Restored{}, e.restoreVF(device.PF, before)
+		return Restored{}, e.restoreUserspace(ctx, device, before)
 	}
 	pod, err := dialPlace(place)
 	if err != nil {
@@ -46,7 +47,7 @@ func (e *Engine) Restore(_ context.Context, device Device, before Snapshot, plac
 	case l == nil:
 		return Restored{}, fmt.Errorf("%s: %w", before.Name, ErrGone)
 	}
-	return e.reconcile(device.PF, before, l)
+	return e.reconcile(ctx, device, before, l)
 }
 
 // moveToHost moves a netdev back with all that one message can restore, and returns its index, 0 where it is not in
@@ -109,21 +110,18 @@ func (e *Engine) dropForeignAltNames(c *conn, index int, now Snapshot, keep []st
 // freeMAC takes the pod's administrative MAC from the VF, without which some drivers refuse the netdev its own one. A
 // failure shows again in reconcile.
 func (e *Engine) freeMAC(pf *PF, before Snapshot) {
-	if pf == nil || before.VF == nil {
+	if pf == nil {
 		return
 	}
 	if now, err := e.host.vf(pf); err == nil {
-		_ = e.changeVF(pf, macChange(*now, *before.VF))
+		_ = e.undoVF(pf, macChange(*now, *before.VF))
 	}
 }
 
 // reconcile undoes on the host what differs. A second round catches what was in the way of something else in the
 // first, and what a driver only takes while the netdev is in another state.
-func (e *Engine) reconcile(pf *PF, before Snapshot, l netlink.Link) (Restored, error) {
+func (e *Engine) reconcile(ctx context.Context, device Device, before Snapshot, l netlink.Link) (Restored, error) {
 	const rounds = 2
-	if before.VF == nil {
-		pf = nil
-	}
 	index := l.Attrs().Index
 	var failed error
 	for round := 0; ; round++ {
@@ -134,7 +132,7 @@ func (e *Engine) reconcile(pf *PF, before Snapshot, l netlink.Link) (Restored, e
 		if err != nil {
 			return Restored{}, err
 		}
-		now, err := e.complete(snapshotOf(l), pf)
+		now, err := e.complete(ctx, snapshotOf(l), device)
 		if err != nil {
 			return Restored{}, err
 		}
@@ -149,7 +147,7 @@ func (e *Engine) reconcile(pf *PF, before Snapshot, l netlink.Link) (Restored, e
 		if round == rounds {
 			return Restored{}, errors.Join(fmt.Errorf("netdev %s is not as it was: %s", now.Name, strings.Join(left, "; ")), failed)
 		}
-		failed = e.undo(index, pf, accepted, now)
+		failed = e.undo(ctx, index, device, accepted, now)
 	}
 }
 
@@ -190,10 +188,11 @@ func isFallback(name string) bool {
 
 // undo sets every property that differs, each with its own message, so that one that is refused does not keep the
 // others.
-func (e *Engine) undo(index int, pf *PF, before, now Snapshot) error {
+func (e *Engine) undo(ctx context.Context, index int, device Device, before, now Snapshot) error {
 	var errs []error
-	if now.VF != nil && before.VF != nil {
-		errs = append(errs, e.changeVF(pf, macChange(*now.VF, *before.VF)))
+	if now.VF != nil && before.VF != nil { // some drivers refuse the netdev a MAC that is not the one the PF set
+		errs = append(errs, e.undoVF(device.PF, macChange(*now.VF, *before.VF)))
+		now.VF = new(now.VF.with(nil, before.VF.MAC))
 	}
 	errs = append(errs, e.dropForeignAltNames(e.host, index, now, before.AltNames))
 	apply := func(differs bool, what string, to change) {
@@ -206,9 +205,9 @@ func (e *Engine) undo(index int, pf *PF, before, now Snapshot) error {
 		}
 	}
 	apply(now.Name != before.Name, "rename to "+before.Name, change{name: before.Name})
-	down := uint32(0)
-	apply(now.MAC != before.MAC && now.Up, "down", change{flags: &down}) // many drivers want it down for a new address
-	apply(now.MAC != before.MAC, "MAC "+string(before.MAC), change{mac: before.MAC})
+	if now.MAC != before.MAC {
+		errs = append(errs, e.undoMAC(index, before, now.Up))
+	}
 	apply(now.MTU != before.MTU, fmt.Sprintf("MTU %d", before.MTU), change{mtu: before.MTU})
 	apply(now.Alias != before.Alias, "alias", change{alias: &before.Alias})
 	apply(now.TxQLen != before.TxQLen, "txqlen", change{txQLen: &before.TxQLen})
@@ -223,10 +222,43 @@ func (e *Engine) undo(index int, pf *PF, before, now Snapshot) error {
 			errs = append(errs, fmt.Errorf("altname %s: %w", alt, err))
 		}
 	}
-	if now.VF != nil && before.VF != nil {
-		for _, c := range vfChanges(*now.VF, *before.VF) {
-			errs = append(errs, e.changeVF(pf, []vfChange{c}))
+	return errors.Join(append(errs, e.unenforce(ctx, device, now, before))...)
+}
+
+// undoMAC gives the netdev its MAC back, and leaves it down: many drivers want it down for a new one.
+func (e *Engine) undoMAC(index int, before Snapshot, up bool) error {
+	if up {
+		e.trace("down")
+		down := uint32(0)
+		if err := e.host.change(index, change{flags: &down}); err != nil {
+			return fmt.Errorf("down: %w", err)
 		}
+	}
+	e.trace("MAC " + string(before.MAC))
+	err := e.host.change(index, change{mac: before.MAC})
+	if err != nil && before.VF != nil {
+		err = e.adoptMAC(e.host, index, before.MAC)
+	}
+	if err != nil {
+		return fmt.Errorf("MAC %s: %w", before.MAC, err)
+	}
+	return nil
+}
+
+// unenforce makes the PF and the eswitch enforce what they did before.
+func (e *Engine) unenforce(ctx context.Context, device Device, now, before Snapshot) error {
+	var failed error
+	if now.VF != nil && before.VF != nil {
+		failed = e.undoVF(device.PF, allChanges(*now.VF, *before.VF))
+	}
+	return errors.Join(failed, e.changeRate(ctx, device, now.Rate, before.Rate))
+}
+
+// undoVF tells the PF each thing, so that one that is refused does not keep the others.
+func (e *Engine) undoVF(pf *PF, changes []vfChange) error {
+	var errs []error
+	for _, c := range changes {
+		errs = append(errs, e.changeVF(pf, c))
 	}
 	return errors.Join(errs...)
 }

@@ -30,6 +30,9 @@ type Snapshot struct {
 
 	// VF is what the PF enforces, nil where there is no PF to ask or it does not tell.
 	VF *VFState `json:"vf,omitempty"`
+	// Rate is what the eswitch enforces; nil where it does not limit the Function, or was not asked. The rates in VF mean
+	// nothing where it does.
+	Rate *Rate `json:"rate,omitempty"`
 
 	Identity Identity `json:"identity"`
 }
@@ -80,6 +83,31 @@ func (i Identity) sameOnHost(other Identity) bool { return i.same(other) && i.Pe
 // are those set on request, not those that a bridge or a packet socket needs.
 const settable = unix.IFF_UP | unix.IFF_NOARP | unix.IFF_PROMISC | unix.IFF_ALLMULTI
 
+// enforcing is s with what the PF and the eswitch shall enforce for the pod.
+func (s Snapshot) enforcing(want Interface) Snapshot {
+	config := want.VF
+	if s.Rate != nil {
+		s.Rate, config = new(config.rate(*s.Rate)), config.unrated()
+	}
+	if s.VF != nil {
+		s.VF = new(s.VF.with(config, want.MAC))
+	}
+	return s
+}
+
+// VFChanges says in words what a PF enforces for a pod with these wishes that it did not before, in a stable order:
+// `vf trust is "on", was "off"`.
+func (s Snapshot) VFChanges(want Interface) []string {
+	var d differences
+	if s.VF != nil {
+		s.VF.diff(&d, *s.enforcing(want).VF)
+	}
+	return d
+}
+
+// WithoutNetdev is what there is to restore when the netdev is gone: what the PF and the eswitch enforced.
+func (s Snapshot) WithoutNetdev() Snapshot { return Snapshot{VF: s.VF, Rate: s.Rate} }
+
 func (s Snapshot) flags() uint32 {
 	var flags uint32
 	for flag, set := range map[uint32]bool{
@@ -111,7 +139,7 @@ func snapshotOf(l netlink.Link) Snapshot {
 }
 
 // Diff lists the properties that now differ from before, in a stable order and in words: "mtu is 1400, was 1500". The
-// index is not compared, nor is what only one of the snapshots knows about the VF.
+// index is not compared, nor is what only one of the snapshots knows about the VF or its rate.
 func Diff(before, now Snapshot) []string {
 	var d differences
 	differs(&d, "name", before.Name, now.Name)
@@ -129,6 +157,7 @@ func Diff(before, now Snapshot) []string {
 	if before.VF != nil && now.VF != nil {
 		before.VF.diff(&d, *now.VF)
 	}
+	before.Rate.diff(&d, now.Rate)
 	return d
 }
 
@@ -173,6 +202,20 @@ type Device struct {
 	Name string
 	// PF is asked for the VF's properties; nil where the netdev is no VF's or the PF has no netdev.
 	PF *PF
+	// Port is whose rate the eswitch limits, if it has a rate object for it; nil for a PF. It is asked only where the pod
+	// wishes a rate.
+	Port *EswitchPort
+}
+
+// as is the device with what is known of it from before only: nothing else was changed.
+func (d Device) as(before Snapshot) Device {
+	if before.VF == nil {
+		d.PF = nil
+	}
+	if before.Rate == nil {
+		d.Port = nil
+	}
+	return d
 }
 
 // PF is the way to the properties that a PF enforces for a VF.

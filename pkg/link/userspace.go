@@ -1,6 +1,7 @@
 package link
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -18,32 +19,28 @@ func (s Snapshot) title() string {
 }
 
 // observeVF is what a Function without a netdev is for the pod.
-func (e *Engine) observeVF(pf *PF, name string) (Observed, error) {
-	now, err := e.complete(Snapshot{}, pf)
-	if err != nil || now.VF == nil {
-		return Observed{Name: name}, err
+func (e *Engine) observeVF(ctx context.Context, device Device, want Interface) (Observed, error) {
+	observed := Observed{Name: want.Name, Addresses: want.Addresses}
+	now, err := e.complete(ctx, Snapshot{}, Device{PF: device.PF})
+	if err == nil && now.VF != nil {
+		observed.MAC = now.VF.MAC
 	}
-	return Observed{Name: name, MAC: now.VF.MAC}, nil
+	return observed, err
 }
 
-// restoreVF undoes what the PF enforces. Without a PF that tells, the VF is gone, and what was enforced with it.
-func (e *Engine) restoreVF(pf *PF, before Snapshot) error {
-	if before.VF == nil {
-		return nil
-	}
-	now, err := e.complete(Snapshot{}, pf)
-	if err != nil || now.VF == nil {
+// restoreUserspace undoes what the PF and the eswitch enforce. Where they do not tell, the Function is gone, and what
+// was enforced with it.
+func (e *Engine) restoreUserspace(ctx context.Context, device Device, before Snapshot) error {
+	now, err := e.complete(ctx, Snapshot{}, device)
+	if err != nil {
 		return err
 	}
-	var errs []error
-	for _, c := range append(macChange(*now.VF, *before.VF), vfChanges(*now.VF, *before.VF)...) {
-		errs = append(errs, e.changeVF(pf, []vfChange{c}))
-	}
-	if now, err = e.complete(Snapshot{}, pf); err != nil {
+	errs := []error{e.unenforce(ctx, device, now, before)}
+	if now, err = e.complete(ctx, Snapshot{}, device); err != nil {
 		return errors.Join(append(errs, err)...)
 	}
 	if left := Diff(before, now); len(left) > 0 {
-		return errors.Join(append(errs, fmt.Errorf("the VF is not as it was: %s", strings.Join(left, "; ")))...)
+		return errors.Join(append(errs, fmt.Errorf("the Function is not as it was: %s", strings.Join(left, "; ")))...)
 	}
 	return nil
 }

@@ -1,17 +1,24 @@
 package link
 
 import (
+	"cmp"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"iter"
 	"net"
 	"slices"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/wait"
 )
+
+// carrierPatience is how long a PF may take to have its carrier back. igb was seen to take 0.3-5 s.
+const carrierPatience = 5 * time.Second
 
 // VFState is what a PF enforces for a VF (struct ifla_vf_* in linux/if_link.h).
 type VFState struct {
@@ -114,76 +121,143 @@ func onOff(b *bool) string {
 // vfChange is one message to the PF.
 type vfChange struct {
 	what string // for people: "VLAN 100"
-	send func(h *netlink.Handle, pf netlink.Link, vf int) error
+	// fields are those of an [Interface] that it is about, as users write them: "vf.vlan, vf.qos".
+	fields string
+	// carrier says that some drivers refuse it while the PF has no carrier (igb_ndo_set_vf_bw in the kernel).
+	carrier bool
+	send    func(h *netlink.Handle, pf netlink.Link, vf int) error
 }
 
 // vfChanges lead from one state to another, the address apart, which [macChange] sets: it has to be set before the
 // netdev's own address and the rest only after the netdev left the pod.
 func vfChanges(from, to VFState) []vfChange {
 	var changes []vfChange
-	add := func(send func(*netlink.Handle, netlink.Link, int) error, what string, args ...any) {
-		changes = append(changes, vfChange{fmt.Sprintf(what, args...), send})
-	}
 	if from.tagText() != to.tagText() {
-		add(func(h *netlink.Handle, pf netlink.Link, vf int) error { return sendVLAN(h, pf, vf, to) }, "VLAN %s", to.tagText())
+		changes = append(changes, vfChange{what: "VLAN " + to.tagText(), fields: tagFields(from, to), send: to.sendVLAN})
 	}
-	if from.MinTxRate != to.MinTxRate || from.MaxTxRate != to.MaxTxRate {
-		add(func(h *netlink.Handle, pf netlink.Link, vf int) error {
-			return h.LinkSetVfRate(pf, vf, to.MinTxRate, to.MaxTxRate)
-		}, "rates of %d-%d Mbit/s", to.MinTxRate, to.MaxTxRate)
+	if from.rate() != to.rate() {
+		changes = append(changes, vfChange{
+			what: to.rate().String(), fields: rateFields(from.rate(), to.rate()), carrier: true, send: to.sendRate,
+		})
 	}
 	if to.SpoofCheck != nil && onOff(from.SpoofCheck) != onOff(to.SpoofCheck) {
-		add(func(h *netlink.Handle, pf netlink.Link, vf int) error {
-			return h.LinkSetVfSpoofchk(pf, vf, *to.SpoofCheck)
-		}, "spoof check %s", onOff(to.SpoofCheck))
+		changes = append(changes, vfChange{
+			what: "spoof check " + onOff(to.SpoofCheck), fields: "vf.spoofCheck", send: to.sendSpoofCheck,
+		})
 	}
 	if to.Trust != nil && onOff(from.Trust) != onOff(to.Trust) {
-		add(func(h *netlink.Handle, pf netlink.Link, vf int) error {
-			return h.LinkSetVfTrust(pf, vf, *to.Trust)
-		}, "trust %s", onOff(to.Trust))
+		changes = append(changes, vfChange{what: "trust " + onOff(to.Trust), fields: "vf.trust", send: to.sendTrust})
 	}
-	if state := slices.Index(linkStates[:], to.LinkState); state >= 0 && from.LinkState != to.LinkState {
-		add(func(h *netlink.Handle, pf netlink.Link, vf int) error {
-			return h.LinkSetVfState(pf, vf, uint32(state))
-		}, "link state %s", to.LinkState)
+	if slices.Contains(linkStates[:], to.LinkState) && from.LinkState != to.LinkState {
+		changes = append(changes, vfChange{
+			what: "link state " + to.LinkState, fields: "vf.linkState", send: to.sendLinkState,
+		})
 	}
 	return changes
+}
+
+// allChanges are those of the address and the rest.
+func allChanges(from, to VFState) []vfChange {
+	return append(macChange(from, to), vfChanges(from, to)...)
 }
 
 func macChange(from, to VFState) []vfChange {
 	if to.MAC == "" || from.MAC == to.MAC {
 		return nil
 	}
-	return []vfChange{{"MAC " + string(to.MAC), func(h *netlink.Handle, pf netlink.Link, vf int) error {
-		return h.LinkSetVfHardwareAddr(pf, vf, to.MAC.HardwareAddr())
-	}}}
+	return []vfChange{{what: "MAC " + string(to.MAC), fields: "mac", send: to.sendMAC}}
+}
+
+// tagFields are the fields that make the tags differ.
+func tagFields(from, to VFState) string {
+	fromVLAN, fromQoS, fromProto := from.tag()
+	toVLAN, toQoS, toProto := to.tag()
+	var d fields
+	d.add("vf.vlan", fromVLAN != toVLAN)
+	d.add("vf.qos", fromQoS != toQoS)
+	d.add("vf.vlanProtocol", cmp.Or(fromProto, vlanProtocols[0]) != cmp.Or(toProto, vlanProtocols[0]))
+	return d.String()
+}
+
+func (s VFState) rate() Rate { return Rate{Min: s.MinTxRate, Max: s.MaxTxRate} }
+
+func (s VFState) sendMAC(h *netlink.Handle, pf netlink.Link, vf int) error {
+	return h.LinkSetVfHardwareAddr(pf, vf, s.MAC.HardwareAddr())
+}
+
+func (s VFState) sendRate(h *netlink.Handle, pf netlink.Link, vf int) error {
+	return h.LinkSetVfRate(pf, vf, s.MinTxRate, s.MaxTxRate)
+}
+
+func (s VFState) sendSpoofCheck(h *netlink.Handle, pf netlink.Link, vf int) error {
+	return h.LinkSetVfSpoofchk(pf, vf, *s.SpoofCheck)
+}
+
+func (s VFState) sendTrust(h *netlink.Handle, pf netlink.Link, vf int) error {
+	return h.LinkSetVfTrust(pf, vf, *s.Trust)
+}
+
+func (s VFState) sendLinkState(h *netlink.Handle, pf netlink.Link, vf int) error {
+	return h.LinkSetVfState(pf, vf, uint32(slices.Index(linkStates[:], s.LinkState)))
 }
 
 // sendVLAN uses the older message where it says enough, because more drivers know it.
-func sendVLAN(h *netlink.Handle, pf netlink.Link, vf int, to VFState) error {
-	vlan, qos, proto := to.tag()
+func (s VFState) sendVLAN(h *netlink.Handle, pf netlink.Link, vf int) error {
+	vlan, qos, proto := s.tag()
 	if i := slices.Index(vlanProtocols[:], proto); i > 0 {
 		return h.LinkSetVfVlanQosProto(pf, vf, vlan, qos, int(vlanEthertypes[i]))
 	}
 	return h.LinkSetVfVlanQos(pf, vf, vlan, qos)
 }
 
-// changeVF tells the PF, stopping at the first thing that it refuses.
-func (e *Engine) changeVF(pf *PF, changes []vfChange) error {
-	if len(changes) == 0 {
-		return nil
-	}
+// errNoCarrier is returned where a PF refuses what it may take when it has a carrier again.
+var errNoCarrier = errors.New("it has no carrier, without which some drivers refuse it")
+
+// changeVF tells the PF.
+func (e *Engine) changeVF(pf *PF, c vfChange) error {
 	link, err := e.host.named(pf.Name)
 	if err != nil {
 		return fmt.Errorf("PF %s: %w", pf, err)
 	}
-	for _, c := range changes {
-		e.trace("PF " + pf.Name + ": " + c.what)
-		if err := c.send(e.host.Handle, link, pf.VF); err != nil {
-			return fmt.Errorf("PF %s refuses %s for VF %d: %w", pf, c.what, pf.VF, err)
-		}
+	e.trace("PF " + pf.Name + ": " + c.what)
+	err = c.send(e.host.Handle, link, pf.VF)
+	if err != nil && c.carrier && link.Attrs().RawFlags&unix.IFF_LOWER_UP == 0 {
+		err = fmt.Errorf("%w; %w", err, errNoCarrier)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: PF %s refuses %s for VF %d: %w", c.fields, pf, c.what, pf.VF, err)
 	}
 	return nil
+}
+
+// changeVFPatiently also waits for a carrier that the PF lacks: a card that has just made VFs, or was just brought up,
+// is without for some seconds.
+func (e *Engine) changeVFPatiently(ctx context.Context, pf *PF, c vfChange) error {
+	err := e.changeVF(pf, c)
+	if errors.Is(err, errNoCarrier) && e.awaitCarrier(ctx, pf) {
+		return e.changeVF(pf, c)
+	}
+	return err
+}
+
+// awaitCarrier says whether the PF has a carrier in the end. It does not wait for one of a PF that is down, and for no
+// more than half of the time that the caller has: the rest is for undoing and for telling why (a container runtime gives
+// an NRI plugin 2 s, and starts the pod without it if it takes longer).
+func (e *Engine) awaitCarrier(ctx context.Context, pf *PF) (has bool) {
+	const often = 20 * time.Millisecond
+	patience := carrierPatience
+	if end, limited := ctx.Deadline(); limited {
+		patience = min(patience, time.Until(end)/2)
+	}
+	_ = wait.PollUntilContextTimeout(ctx, often, patience, true, func(context.Context) (done bool, err error) {
+		l, err := e.host.named(pf.Name)
+		if err != nil {
+			return false, err
+		}
+		has = l.Attrs().RawFlags&unix.IFF_LOWER_UP != 0
+		return has || l.Attrs().RawFlags&unix.IFF_UP == 0, nil
+	})
+	return has
 }
 
 // errNoVF is returned where a PF says nothing about a VF.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -65,6 +66,7 @@ func checkSpec(spec v1alpha1.DevicePoolSpec) []error {
 	}
 	_, err := compileAll(spec)
 	errs = append(errs, err)
+	errs = append(errs, checkSupply(spec)...)
 	if spec.DevicePlugin == nil {
 		return errs
 	}
@@ -81,6 +83,35 @@ func checkSpec(spec v1alpha1.DevicePoolSpec) []error {
 		optional("spec.devicePlugin.preferredAllocation", plugin.PreferredAllocation,
 			v1alpha1.PreferPack, v1alpha1.PreferSpread))
 }
+
+// checkSupply is about what a pool has made for it.
+func checkSupply(spec v1alpha1.DevicePoolSpec) []error {
+	errs := []error{optional("spec.driver", spec.Driver, v1alpha1.DriverVFIO)}
+	refuse := func(wrong bool, text string) {
+		if wrong {
+			errs = append(errs, errors.New(text))
+		}
+	}
+	anonymous := func(s v1alpha1.FunctionSelector) bool { return len(s.PFNames)+len(s.RootDevices) == 0 }
+	refuse((spec.NumVFs != nil || spec.SFs != nil) && slices.ContainsFunc(spec.Selectors, anonymous),
+		"spec.selectors: numVFs and sfs need selectors that name the PFs, by pfNames or rootDevices")
+	refuse(spec.NumVFs != nil && (*spec.NumVFs < 0 || *spec.NumVFs > math.MaxUint16), "spec.numVFs: must be 0 to 65535")
+	refuse(spec.MaxAllocated != nil && *spec.MaxAllocated < 1, "spec.maxAllocated: must be at least 1")
+	refuse(spec.MaxAllocated != nil && spec.Publish == v1alpha1.PublishDevicePlugin,
+		"spec.maxAllocated: is only for pools with publish: DRA, whose counters the scheduler keeps")
+	if spec.SFs == nil {
+		return errs
+	}
+	refuse(spec.SFs.Count < 1 || spec.SFs.Count > maxSFs, fmt.Sprintf("spec.sfs.count: must be 1 to %d", maxSFs))
+	refuse(spec.SFs.FirstNumber < 1 || spec.SFs.FirstNumber > math.MaxUint16, "spec.sfs.firstNumber: must be 1 to 65535")
+	refuse(spec.Driver != "", "spec.driver: is not for pools with sfs: an SF is no PCI device that another driver could be bound to")
+	refuse(spec.DeviceType != "" && spec.DeviceType != v1alpha1.DeviceTypeAuxNet,
+		"spec.sfs: needs a pool that may have SFs: leave deviceType out, or make it auxNetDevice")
+	return errs
+}
+
+// maxSFs is how many SFs a pool may offer at each of its PFs, as the CRD has it.
+const maxSFs = 1024
 
 // optional says what is wrong with the value of a field that may be empty.
 func optional[T ~string](field string, value T, allowed ...T) error {

@@ -145,13 +145,12 @@ func parsePKey(text string) (uint16, error) {
 	return uint16(key), nil
 }
 
-// matches compares names as sriov-network-device-plugin does, regardless of case. The kernel tells "eth0" from "ETH0",
+// names compares names as sriov-network-device-plugin does, regardless of case. The kernel tells "eth0" from "ETH0",
 // but nobody has both.
+func (x indexed) names(name string) bool { return strings.EqualFold(x.name, name) }
+
 func (x indexed) matches(name string, index int) bool {
-	if !strings.EqualFold(x.name, name) {
-		return false
-	}
-	return anyOf(x.ranges, func(r indexRange) bool { return r.first <= index && index <= r.last })
+	return x.names(name) && anyOf(x.ranges, func(r indexRange) bool { return r.first <= index && index <= r.last })
 }
 
 // matches says whether every field that is set matches. A PF is no child of itself: pfNames and rootDevices select VFs

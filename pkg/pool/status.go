@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,7 +15,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// maxListed is how many overlapping Functions a status names.
+// maxListed is how many overlapping Functions a status names, and how many PFs that lack something.
 const maxListed = 16
 
 // retry is when a status is written again that the API server did not take.
@@ -26,18 +27,37 @@ type StatusWriter interface {
 	WriteNodeStatus(ctx context.Context, devicePool string, entry *v1alpha1.DevicePoolNodeStatus) error
 }
 
+// Supply is what this node has of the VFs that a DevicePool asks for by numVFs.
+type Supply struct {
+	// Generation is the DevicePool's that this is about: an older one, while its PFs have not been looked at again.
+	Generation int64
+	// PFs is how many PFs of the node the DevicePool names.
+	PFs int
+	// Shortages are those of them that do not have what it asks for, sorted by PF.
+	Shortages []v1alpha1.Shortage
+}
+
+// Supplier makes the VFs that DevicePools ask for by numVFs.
+type Supplier interface {
+	// Supply says what a DevicePool with numVFs has; known is false until that has been looked at.
+	Supply(devicePool string) (s Supply, known bool)
+}
+
 // Reporter tells the administrator, in each DevicePool's status, what the pool has on this node.
 type Reporter struct {
 	Node         string
 	Tracker      *Tracker
 	Declarations Declarations
 	Writer       StatusWriter
-	Log          logr.Logger
+	// VFs may be nil where numVFs has no effect.
+	VFs Supplier
+	Log logr.Logger
 }
 
-// Run writes what differs from the DevicePools' status, at once and for every value from changes, until ctx ends. What
-// fails is tried again.
-func (r *Reporter) Run(ctx context.Context, changes <-chan struct{}) error {
+// Run writes what differs from the DevicePools' status, until ctx ends: at once, and for every value from changes,
+// which is about pools and their supply, and from declared, which is about DevicePools and the Node. What fails is tried
+// again.
+func (r *Reporter) Run(ctx context.Context, changes, declared <-chan struct{}) error {
 	for {
 		var again <-chan time.Time
 		if err := r.write(ctx); err != nil && ctx.Err() == nil {
@@ -48,6 +68,7 @@ func (r *Reporter) Run(ctx context.Context, changes <-chan struct{}) error {
 		case <-ctx.Done():
 			return nil
 		case <-changes:
+		case <-declared:
 		case <-again:
 		}
 	}
@@ -58,17 +79,26 @@ func (r *Reporter) write(ctx context.Context) error {
 	if !known {
 		return nil
 	}
+	// While there is no Node, the controller takes its entries away.
+	if _, err := r.Declarations.NodeLabels(ctx); apierrors.IsNotFound(err) {
+		return nil
+	}
 	devicePools, err := r.Declarations.DevicePools(ctx)
 	if err != nil {
 		return fmt.Errorf("list DevicePools: %w", err)
 	}
 	wanted := map[string]*v1alpha1.DevicePoolNodeStatus{}
+	unknown := map[string]bool{}
 	for _, p := range pools {
-		wanted[p.Name] = r.entry(p)
+		supply, known := r.supply(p)
+		wanted[p.Name], unknown[p.Name] = r.entry(p, supply), !known
 	}
 	var errs []error
 	for _, devicePool := range devicePools {
 		entry := wanted[devicePool.Name]
+		if unknown[devicePool.Name] {
+			continue // what is there is of the last run, and may well still be so
+		}
 		if equality.Semantic.DeepEqual(entry, r.current(devicePool)) {
 			continue
 		}
@@ -79,19 +109,48 @@ func (r *Reporter) write(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
+// supply is known, and empty, for pools that want no VFs made. What is about a newer generation than the pool's does not
+// count: the DevicePool is just being read again, or was deleted and made anew.
+func (r *Reporter) supply(p Pool) (s Supply, known bool) {
+	if r.VFs == nil || p.Spec.NumVFs == nil {
+		return Supply{Generation: p.Generation}, true
+	}
+	s, known = r.VFs.Supply(p.Name)
+	return s, known && s.Generation <= p.Generation
+}
+
 // entry is nil where the pool has nothing to do with the node.
-func (r *Reporter) entry(p Pool) *v1alpha1.DevicePoolNodeStatus {
-	if len(p.Functions) == 0 && len(p.Overlaps) == 0 && p.Err == nil {
+func (r *Reporter) entry(p Pool, supply Supply) *v1alpha1.DevicePoolNodeStatus {
+	shortages := merge(supply.Shortages, p.Shortages)
+	if len(p.Functions) == 0 && len(p.Overlaps) == 0 && p.Err == nil && supply.PFs == 0 && len(shortages) == 0 {
 		return nil
 	}
-	entry := &v1alpha1.DevicePoolNodeStatus{Name: r.Node, Functions: int32(len(p.Functions))}
+	entry := &v1alpha1.DevicePoolNodeStatus{
+		Name: r.Node, ObservedGeneration: supply.Generation, Functions: int32(len(p.Functions)),
+	}
 	if p.Err != nil {
 		entry.Problem = p.Err.Error()
 	}
 	for _, overlap := range p.Overlaps[:min(len(p.Overlaps), maxListed)] {
 		entry.Overlapping = append(entry.Overlapping, overlap.String())
 	}
+	entry.Shortages = shortages[:min(len(shortages), maxListed)]
 	return entry
+}
+
+// merge has one entry for each PF, with what is wrong with its VFs first.
+func merge(vfs, sfs []v1alpha1.Shortage) []v1alpha1.Shortage {
+	merged := slices.Clone(vfs)
+	for _, s := range sfs {
+		i := slices.IndexFunc(merged, func(have v1alpha1.Shortage) bool { return have.PF == s.PF })
+		if i < 0 {
+			merged = append(merged, s)
+			continue
+		}
+		merged[i].Message += "; " + s.Message
+	}
+	slices.SortFunc(merged, func(a, b v1alpha1.Shortage) int { return cmp.Compare(a.PF, b.PF) })
+	return merged
 }
 
 func (r *Reporter) current(devicePool v1alpha1.DevicePool) *v1alpha1.DevicePoolNodeStatus {

@@ -4,18 +4,28 @@ import (
 	"context"
 	"fmt"
 	"reflect"
+	"slices"
 	"sync"
 
 	"github.com/go-logr/logr"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/pci"
 )
 
 // Functions knows the node's Functions.
 type Functions interface {
 	// Snapshot returns all Functions, sorted; the caller owns the result.
 	Snapshot() []inventory.Function
+	// Get returns one Function.
+	Get(inventory.ID) (inventory.Function, bool)
+}
+
+// PFs knows what PFs can do.
+type PFs interface {
+	// NoSFs says what keeps a PF from having SFs; nil if nothing does.
+	NoSFs(pf pci.Address) *v1alpha1.Shortage
 }
 
 // Declarations knows what the administrator declared.
@@ -30,6 +40,7 @@ type Declarations interface {
 type Tracker struct {
 	functions    Functions
 	declarations Declarations
+	pfs          PFs
 	log          logr.Logger
 
 	mutex  sync.RWMutex
@@ -38,9 +49,10 @@ type Tracker struct {
 	known  bool
 }
 
-// NewTracker makes a tracker; [Tracker.Run] makes it work.
-func NewTracker(functions Functions, declarations Declarations, log logr.Logger) *Tracker {
-	return &Tracker{functions: functions, declarations: declarations, log: log}
+// NewTracker makes a tracker; [Tracker.Run] makes it work. Where pfs is nil, every PF with a driver counts as able to
+// have SFs.
+func NewTracker(functions Functions, declarations Declarations, pfs PFs, log logr.Logger) *Tracker {
+	return &Tracker{functions: functions, declarations: declarations, pfs: pfs, log: log}
 }
 
 // Pools returns the pools as they are now; known is false until they have been read once. The caller must not change
@@ -73,6 +85,23 @@ func (t *Tracker) PoolOf(id inventory.ID) (p Pool, ok bool) {
 	return t.pools[i], true
 }
 
+// Get returns a Function as it is now: one that exists, or an SF that is to be made for whoever its pool hands it out
+// to.
+func (t *Tracker) Get(id inventory.ID) (inventory.Function, bool) {
+	if f, exists := t.functions.Get(id); exists {
+		return f, true
+	}
+	if p, ok := t.PoolOf(id); !ok || !p.Makes(id) {
+		return inventory.Function{}, false
+	}
+	sfnum, _ := id.SFNum()
+	pf, exists := t.functions.Get(inventory.ID{Address: id.Address})
+	if !exists {
+		return inventory.Function{}, false
+	}
+	return inventory.PotentialSF(pf, sfnum), true
+}
+
 // Run reads the pools at once and again for every value from changes, until ctx ends. It calls changed after each
 // time that they came out different. What cannot be read, such as a Node that is not there yet, leaves the pools as
 // they are until the next change.
@@ -102,7 +131,7 @@ func (t *Tracker) read(ctx context.Context) (different bool, err error) {
 	if err != nil {
 		return false, fmt.Errorf("read labels of the node: %w", err)
 	}
-	pools := Assign(t.functions.Snapshot(), devicePools, labels)
+	pools := t.assign(devicePools, labels)
 
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
@@ -110,13 +139,35 @@ func (t *Tracker) read(ctx context.Context) (different bool, err error) {
 	if t.known && reflect.DeepEqual(t.pools, pools) {
 		return false, nil
 	}
+	t.report(pools)
 	t.pools, t.owners, t.known = pools, owners(pools), true
+	return true, nil
+}
+
+// report logs what is wrong with pools that came out different, and of PFs without SFs those that are new.
+func (t *Tracker) report(pools []Pool) {
+	before := map[string][]v1alpha1.Shortage{}
+	for _, p := range t.pools {
+		before[p.Name] = p.Shortages
+	}
 	for _, p := range pools {
+		for _, shortage := range p.Shortages {
+			if !slices.Contains(before[p.Name], shortage) {
+				t.log.Info("PF cannot have the SFs that the DevicePool asks for", "devicePool", p.Name, "pf", shortage.PF,
+					"reason", shortage.Reason, "message", shortage.Message)
+			}
+		}
 		if p.Err != nil {
 			t.log.Error(p.Err, "DevicePool is empty on this node", "devicePool", p.Name)
 		}
 	}
-	return true, nil
+}
+
+func (t *Tracker) assign(devicePools []v1alpha1.DevicePool, labels map[string]string) []Pool {
+	if t.pfs == nil {
+		return Assign(t.functions.Snapshot(), devicePools, labels)
+	}
+	return assign(t.functions.Snapshot(), devicePools, labels, t.pfs.NoSFs)
 }
 
 // owners says which pool has each Function.

@@ -42,6 +42,16 @@ func (n *node) Snapshot() []inventory.Function {
 	return slices.Clone(n.functions)
 }
 
+func (n *node) Get(id inventory.ID) (inventory.Function, bool) {
+	n.mutex.Lock()
+	defer n.mutex.Unlock()
+	i := slices.IndexFunc(n.functions, func(f inventory.Function) bool { return f.ID == id })
+	if i < 0 {
+		return inventory.Function{}, false
+	}
+	return n.functions[i], true
+}
+
 func (n *node) DevicePools(context.Context) ([]v1alpha1.DevicePool, error) {
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
@@ -93,7 +103,7 @@ func TestTrackerKeepsErrors(t *testing.T) {
 		devicePool("index", v1alpha1.FunctionSelector{PFNames: []string{"ens3f0#x"}}),
 		resource,
 	}}
-	tracker := NewTracker(n, n, testr.New(t))
+	tracker := NewTracker(n, n, nil, testr.New(t))
 	for i, want := range []bool{true, false} {
 		different, err := tracker.read(t.Context())
 		if err != nil || different != want {
@@ -111,7 +121,7 @@ func TestTrackerKeepsErrors(t *testing.T) {
 func TestTracker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &node{functions: card(), labelsErr: errors.New("node node1: not found")}
-		tracker := NewTracker(n, n, testr.New(t))
+		tracker := NewTracker(n, n, nil, testr.New(t))
 		changes, changed := make(chan struct{}), 0
 		look := func(what string, wantChanged int) []Pool {
 			t.Helper()
@@ -180,10 +190,11 @@ func TestReporter(t *testing.T) {
 		empty := devicePool("empty", v1alpha1.FunctionSelector{PFNames: []string{"ens9"}})
 		wide := devicePool("wide", v1alpha1.FunctionSelector{Devices: []string{"101e"}})
 		n := &node{functions: card(), devicePools: []v1alpha1.DevicePool{fast, empty, wide}, writeErrs: map[string]error{}}
-		tracker := NewTracker(n, n, logr.Discard())
+		tracker := NewTracker(n, n, nil, logr.Discard())
 		trackerChanges, reporterChanges := make(chan struct{}, 1), make(chan struct{}, 1)
+		declared := make(chan struct{}, 1)
 		reporter := &Reporter{Node: "node1", Tracker: tracker, Declarations: n, Writer: n, Log: testr.New(t)}
-		go reporter.Run(t.Context(), reporterChanges)
+		go reporter.Run(t.Context(), reporterChanges, declared)
 		synctest.Wait()
 		if writes := n.takeWrites(); writes != nil {
 			t.Errorf("%q were written before the pools were known", writes)
@@ -207,6 +218,34 @@ func TestReporter(t *testing.T) {
 		synctest.Wait()
 		if writes := n.takeWrites(); writes != nil {
 			t.Errorf("%q were written although nothing changed", writes)
+		}
+
+		// Another spec is a change for itself.
+		n.set(func() { n.devicePools[0].Generation, want["fast"][1].ObservedGeneration = 2, 2 })
+		trackerChanges <- struct{}{}
+		synctest.Wait()
+		if diff := cmp.Diff([]string{"fast"}, n.takeWrites()); diff != "" {
+			t.Errorf("writes after the spec changed: -want +got\n%s", diff)
+		}
+		if diff := cmp.Diff(want["fast"], n.devicePools[0].Status.Nodes); diff != "" {
+			t.Errorf("status of fast: -want +got\n%s", diff)
+		}
+
+		// The controller takes entries away while there is no Node, and they come back with the Node.
+		n.set(func() {
+			n.labelsErr = apierrors.NewNotFound(schema.GroupResource{}, "node1")
+			n.devicePools[0].Status.Nodes = n.devicePools[0].Status.Nodes[:1]
+		})
+		declared <- struct{}{}
+		synctest.Wait()
+		if writes := n.takeWrites(); writes != nil {
+			t.Errorf("%q were written while there is no Node", writes)
+		}
+		n.set(func() { n.labelsErr = nil })
+		declared <- struct{}{}
+		synctest.Wait()
+		if diff := cmp.Diff([]string{"fast"}, n.takeWrites()); diff != "" {
+			t.Errorf("writes after the Node is back: -want +got\n%s", diff)
 		}
 
 		// The last Function goes, and with it the entries; a write that fails is made again and does not keep the
@@ -246,14 +285,15 @@ func TestReporterListsAFewOverlaps(t *testing.T) {
 	for range maxListed + 5 {
 		overlaps = append(overlaps, Overlap{Function: inventory.ID{Address: "0000:3b:00.2"}, Owner: "fast"})
 	}
-	entry := (&Reporter{Node: "node1"}).entry(Pool{Name: "wide", Overlaps: overlaps})
+	entry := (&Reporter{Node: "node1"}).entry(Pool{Name: "wide", Overlaps: overlaps}, Supply{})
 	if entry == nil || entry.Functions != 0 || len(entry.Overlapping) != maxListed {
 		t.Errorf("entry = %+v, want %d overlaps", entry, maxListed)
 	}
 }
 
 func TestReporterTellsOfProblems(t *testing.T) {
-	entry := (&Reporter{Node: "node1"}).entry(Pool{Name: "wide", Err: errors.New("resource a.example/b is that of DevicePool fast")})
+	entry := (&Reporter{Node: "node1"}).entry(
+		Pool{Name: "wide", Err: errors.New("resource a.example/b is that of DevicePool fast")}, Supply{})
 	if entry == nil || entry.Problem != "resource a.example/b is that of DevicePool fast" {
 		t.Errorf("entry = %+v, want the problem", entry)
 	}
@@ -270,7 +310,7 @@ func TestPoolOf(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fast := devicePool("fast", v1alpha1.FunctionSelector{PFNames: []string{"ens3f0#0-1"}})
 		n := &node{functions: card(), devicePools: []v1alpha1.DevicePool{fast}}
-		tracker := NewTracker(n, n, testr.New(t))
+		tracker := NewTracker(n, n, nil, testr.New(t))
 		if p, ok := tracker.PoolOf(n.functions[1].ID); ok {
 			t.Errorf("%s is in pool %s before the pools were read", n.functions[1].ID, p.Name)
 		}

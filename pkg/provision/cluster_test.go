@@ -59,6 +59,7 @@ var rules = []rbacv1.PolicyRule{
 	{APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"xpunetworks"}, Verbs: []string{"get", "list", "watch", "patch"}},
 	{APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"xpus", "devicepools"}, Verbs: []string{"get", "list", "watch"}},
 	{APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"xpuports/status", "xpunetworks/status", "xpus/status", "devicepools/status"}, Verbs: []string{"patch"}},
+	{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get", "list", "watch"}},
 	{APIGroups: []string{"events.k8s.io"}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}},
 }
 
@@ -280,6 +281,22 @@ func (c *cluster) start(set func(*Options)) {
 	c.Cleanup(func() { c.stop() })
 }
 
+// nodes makes Nodes, which go with the test.
+func (c *cluster) nodes(names ...string) (nodes []client.Object) {
+	c.Helper()
+	for _, name := range names {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		c.create(node)
+		c.Cleanup(func() {
+			if err := c.Delete(context.Background(), node); client.IgnoreNotFound(err) != nil {
+				c.Error(err)
+			}
+		})
+		nodes = append(nodes, node)
+	}
+	return nodes
+}
+
 // sweep removes what would disturb the next test.
 func (c *cluster) sweep() {
 	ctx := context.Background()
@@ -495,7 +512,7 @@ func hasReason(conditions []metav1.Condition, conditionType, reason, text string
 	if condition.Reason != reason || !strings.Contains(condition.Message, text) {
 		return fmt.Errorf("condition %s is %s, %s: %s; want %s: ...%s...", conditionType, condition.Status, condition.Reason, condition.Message, reason, text)
 	}
-	if good := reason == v1alpha1.ReasonUp || reason == v1alpha1.ReasonPublished || reason == v1alpha1.ReasonConnected || reason == v1alpha1.ReasonNoPortNeeded; conditionType != v1alpha1.ConditionProvisionFailed && good != (condition.Status == metav1.ConditionTrue) {
+	if good := reason == v1alpha1.ReasonUp || reason == v1alpha1.ReasonAllMade || reason == v1alpha1.ReasonPublished || reason == v1alpha1.ReasonConnected || reason == v1alpha1.ReasonNoPortNeeded; conditionType != v1alpha1.ConditionProvisionFailed && good != (condition.Status == metav1.ConditionTrue) {
 		return fmt.Errorf("condition %s has reason %s with status %s", conditionType, reason, condition.Status)
 	}
 	return nil

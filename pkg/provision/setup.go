@@ -8,6 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
@@ -89,12 +90,24 @@ func Scheme() (*runtime.Scheme, error) {
 	return scheme, nil
 }
 
-// CacheOptions keep the cache small: of Secrets only those of the namespace, and nothing of who wrote which field.
+// CacheOptions keep the cache small: of Secrets only those of the namespace, of Nodes only that they are there, and
+// nothing of who wrote which field.
 func CacheOptions(namespace string) cache.Options {
 	return cache.Options{
 		DefaultTransform: cache.TransformStripManagedFields(),
-		ByObject:         map[client.Object]cache.ByObject{&corev1.Secret{}: {Namespaces: map[string]cache.Config{namespace: {}}}},
+		ByObject: map[client.Object]cache.ByObject{
+			&corev1.Secret{}: {Namespaces: map[string]cache.Config{namespace: {}}},
+			nodeMetadata():   {Transform: nameOnly},
+		},
 	}
+}
+
+// nameOnly keeps of an object's metadata what a cache needs.
+func nameOnly(object any) (any, error) {
+	if o, ok := object.(*metav1.PartialObjectMetadata); ok {
+		o.ObjectMeta = metav1.ObjectMeta{Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion}
+	}
+	return object, nil
 }
 
 // Setup adds the reconcilers to the manager. Its client must read from the cache.
@@ -136,7 +149,7 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) error {
 		retries:   retryLimiter[types.NamespacedName](),
 		namespace: o.Namespace, debounce: o.Debounce, timeout: o.AgentTimeout,
 	}
-	pools := &devicePools{client: c}
+	pools := &devicePools{client: c, live: mgr.GetAPIReader()}
 	setups := []func() error{
 		func() error { return claims.setup(mgr, o.Concurrency) },
 		func() error { return ports.setup(mgr, o.Concurrency) },

@@ -143,7 +143,7 @@ func (n *node) start() (a *agent, stop func()) {
 		BootID: n.bootID, Patience: wait.Backoff{Duration: time.Millisecond, Steps: 3},
 		Hooks: a.hooks,
 	}, logr.Discard())
-	a.attacher = attach.New(j, a.engine, n.sysfs, a.releaser, n.bootID, logr.Discard())
+	a.attacher = attach.New(j, a.engine, n.sysfs, a.releaser, attach.Options{BootID: n.bootID}, logr.Discard())
 	return a, sync.OnceFunc(func() {
 		a.engine.Close()
 		a.journal.Close()
@@ -350,7 +350,7 @@ func TestNetdevComesLate(t *testing.T) {
 		late := attach.New(a.journal, a.engine, finderFunc(func(id inventory.ID) (string, error) {
 			defer first()
 			return n.sysfs.Netdev(id)
-		}), a.releaser, n.bootID, logr.Discard())
+		}), a.releaser, attach.Options{BootID: n.bootID}, logr.Discard())
 		var group sync.WaitGroup
 		group.Go(func() {
 			<-looked

@@ -8,6 +8,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"strings"
 	"sync"
 	"time"
 
@@ -45,6 +47,13 @@ type Queue interface {
 	Add(inventory.ID)
 }
 
+// Outfitter undoes what Functions were fitted out with for their owners.
+type Outfitter interface {
+	// Undo undoes what the attachment's Outfit says, as far as it was done. The netdev, if there is one, is back on the
+	// host. What exists no more needs no undoing.
+	Undo(ctx context.Context, a journal.Attachment) error
+}
+
 // Options of a [Releaser].
 type Options struct {
 	// BootID is the boot's, from /proc/sys/kernel/random/boot_id.
@@ -52,10 +61,12 @@ type Options struct {
 	// Patience is how often a netdev is looked for that is nowhere. The kernel brings the netdevs of a dead namespace
 	// back a moment after the namespace cannot be reached any more. The zero value is [attach.Patience].
 	Patience wait.Backoff
-	// GoneAfter is how long after its sandbox stopped the netdev of a device that is still there counts as on its way
-	// back and not as gone. The kernel ends namespaces in the background, on a busy machine late. Until then the
-	// Function is not free and Detach and Release fail; afterwards it has lost its driver. 0 is a minute.
+	// GoneAfter is how long after its sandbox stopped a netdev that exists and is nowhere counts as on its way back and
+	// not as gone. The kernel ends namespaces in the background, on a busy machine late. Until then the Function is not
+	// free and Detach and Release fail. 0 is a minute.
 	GoneAfter time.Duration
+	// Outfits undoes Outfits; it must be set where there can be any.
+	Outfits Outfitter
 	// Hooks, where set, get every Function that was released, before it is free.
 	Hooks Queue
 }
@@ -238,6 +249,11 @@ func (r *Releaser) finish(ctx context.Context, a journal.Attachment) error {
 		log.Info("Function detached", "sandbox", a.Sandbox)
 		return nil
 	}
+	if a.Outfit != nil {
+		if err := r.options.Outfits.Undo(ctx, a); err != nil {
+			return err
+		}
+	}
 	first := r.firstHook(a)
 	if first == "" {
 		if err := r.journal.Delete(a.Function); err != nil {
@@ -271,6 +287,19 @@ func (r *Releaser) handOver(a journal.Attachment) error {
 	return nil
 }
 
+// lost says whether a netdev that is not found is found never more.
+func (r *Releaser) lost(a journal.Attachment, err error) bool {
+	switch {
+	case errors.Is(err, link.ErrGone):
+		return !r.mayReturn(a)
+	case errors.Is(err, link.ErrAway) && a.Before.Identity.IsHardware():
+		// The pod's namespace lives, but a netdev does not survive its device, nor its driver.
+		_, err := r.netdevs.Netdev(a.Function)
+		return errors.Is(err, fs.ErrNotExist) || errors.Is(err, inventory.ErrNoNetdev)
+	}
+	return false
+}
+
 // mayReturn says whether a netdev that is nowhere is still expected. A stop that is long to come yet was written down
 // before the clock was set back.
 func (r *Releaser) mayReturn(a journal.Attachment) bool {
@@ -278,35 +307,68 @@ func (r *Releaser) mayReturn(a journal.Attachment) bool {
 	return err == nil && a.Before.Identity.IsHardware() && time.Since(a.StoppedAt).Abs() < r.options.GoneAfter
 }
 
-// restore brings the netdev back. One that exists no more is back as far as that is possible.
+// removed says whether the device of a Function exists no more.
+func (r *Releaser) removed(id inventory.ID) bool {
+	_, err := r.netdevs.Netdev(id)
+	return errors.Is(err, fs.ErrNotExist)
+}
+
+// restore brings the Function back. A netdev that exists no more is back as far as that is possible: what the PF and
+// the eswitch enforced with it is undone.
 func (r *Releaser) restore(ctx context.Context, a journal.Attachment) error {
 	log := r.log.WithValues("function", a.Function.String())
-	if a.Before == nil {
+	ownSF := a.Outfit != nil && a.Outfit.SF
+	switch {
+	case a.Before == nil:
 		return nil
-	}
-	if a.BootID != r.options.BootID {
+	case a.BootID != r.options.BootID:
 		log.Info("The machine was booted since the Function was attached: there is nothing to restore")
 		return nil
+	case ownSF && r.removed(a.Function):
+		log.V(1).Info("The SF, which was made for its owner, is deleted already: there is nothing to restore")
+		return nil
 	}
-	var restored link.Restored
-	var err error
+	restored, device, err := r.restoreNetdev(ctx, a)
+	if err != nil && ctx.Err() == nil && r.lost(a, err) {
+		log.Error(err, "The netdev of the Function is gone: it ended with its namespace or its device, or lost its driver; "+
+			"there is nothing to bring back", "netdev", a.Before.Name)
+		restored, err = r.engine.Restore(ctx, device, a.Before.WithoutNetdev(), link.Place{})
+	}
+	if err != nil {
+		return err
+	}
+	if !ownSF { // of which nobody knows names
+		for _, note := range restored.Notes {
+			log.Info("The netdev could not get all its names back", "netdev", restored.Name, "reason", note)
+		}
+	}
+	return r.stillEnforced(a, device)
+}
+
+// restoreNetdev has the engine look for the netdev until it is not nowhere any more, and returns the host's side of the
+// Function as the engine had it last.
+func (r *Releaser) restoreNetdev(ctx context.Context, a journal.Attachment) (
+	restored link.Restored, device link.Device, err error,
+) {
 	waitErr := wait.ExponentialBackoffWithContext(ctx, r.options.Patience, func(ctx context.Context) (bool, error) {
-		device, _ := attach.Device(r.netdevs, a) // without a name, the engine looks itself
+		device, _ = attach.Device(r.netdevs, a) // without a name, the engine looks itself
 		restored, err = r.engine.Restore(ctx, device, *a.Before, a.Place)
 		return !errors.Is(err, link.ErrGone), nil
 	})
-	switch {
-	case errors.Is(err, link.ErrGone) && ctx.Err() == nil && !r.mayReturn(a):
-		log.Error(err, "The netdev of the Function is gone: it ended with its namespace or lost its driver; there is nothing to restore",
-			"netdev", a.Before.Name)
+	if err == nil {
+		err = waitErr // not tried even once
+	}
+	return restored, device, err
+}
+
+// stillEnforced is an error where the PF enforces something for the pod still, as it had no netdev by which it could be
+// told otherwise. The VFs of a PF mostly end with its driver, and what was enforced for them with it.
+func (r *Releaser) stillEnforced(a journal.Attachment, device link.Device) error {
+	changes := a.Before.VFChanges(a.Interface)
+	if device.PF != nil || len(changes) == 0 || r.removed(a.Function) {
 		return nil
-	case err != nil:
-		return err
-	case restored.Name == "" && waitErr != nil: // not tried even once
-		return waitErr
 	}
-	for _, note := range restored.Notes {
-		log.Info("The netdev could not get all its names back", "netdev", restored.Name, "reason", note)
-	}
-	return nil
+	return fmt.Errorf("its PF %s (%s) has no netdev on the host, so that what it enforces for the pod cannot be "+
+		"undone: %s; move the PF's netdev back to the host's network namespace, or bind the PF's driver again",
+		a.PF, a.PFName, strings.Join(changes, "; "))
 }

@@ -1,20 +1,28 @@
 package release_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
 	"path/filepath"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/funcr"
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/link"
+	"github.com/opiproject/xpu-device-plugin/pkg/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/release"
 )
 
@@ -23,14 +31,22 @@ type returning struct {
 	gone  int // looks that do not find it
 	looks int
 	fail  error
+	where error // what those say; nil is link.ErrGone
+	notes []string
+	// enforced is what was restored without a netdev.
+	enforced []link.Snapshot
 }
 
-func (r *returning) Restore(context.Context, link.Device, link.Snapshot, link.Place) (link.Restored, error) {
+func (r *returning) Restore(_ context.Context, _ link.Device, s link.Snapshot, _ link.Place) (link.Restored, error) {
+	if s.Name == "" {
+		r.enforced = append(r.enforced, s)
+		return link.Restored{}, r.fail
+	}
 	r.looks++
 	if r.looks <= r.gone {
-		return link.Restored{}, link.ErrGone
+		return link.Restored{}, cmp.Or(r.where, link.ErrGone)
 	}
-	return link.Restored{Name: "ens3f0v1"}, r.fail
+	return link.Restored{Name: "ens3f0v1", Notes: r.notes}, r.fail
 }
 
 func (r *returning) Alive(link.Place) (bool, error) { return false, nil }
@@ -39,22 +55,33 @@ func TestNowhere(t *testing.T) {
 	const never = 1 << 30
 	hardware, virtual := link.Identity{Parent: "0000:3b:02.1", Bus: "pci"}, link.Identity{Kind: "veth", Peer: 3}
 	there := finderFunc(func(inventory.ID) (string, error) { return "", nil })
+	removed := finderFunc(func(inventory.ID) (string, error) { return "", fmt.Errorf("is gone: %w", fs.ErrNotExist) })
+	unknown := finderFunc(func(inventory.ID) (string, error) { return "", errors.New("is gone") })
+	driverless := finderFunc(func(inventory.ID) (string, error) { return "", inventory.ErrNoNetdev })
 	refusal := errors.New("refused")
 	tests := map[string]struct {
 		identity link.Identity
 		gone     int
+		where    error
 		fail     error
 		netdevs  finderFunc
 		stopped  time.Duration // since
 		err      error
 	}{
-		"returns late":                  {hardware, 2, nil, there, 0, nil},
-		"hardware is expected back":     {hardware, never, nil, there, 0, link.ErrGone},
-		"hardware lost its driver":      {hardware, never, nil, there, time.Hour, nil},
-		"the clock was set back":        {hardware, never, nil, there, -time.Hour, nil},
-		"a veth ends with its pod":      {virtual, never, nil, there, 0, nil},
-		"the Function is gone":          {hardware, never, nil, func(inventory.ID) (string, error) { return "", errors.New("is gone") }, 0, nil},
-		"a property cannot be put back": {hardware, 0, refusal, there, time.Hour, refusal},
+		"returns late":                            {hardware, 2, nil, nil, there, 0, nil},
+		"hardware is expected back":               {hardware, never, nil, nil, there, 0, link.ErrGone},
+		"hardware does not come back":             {hardware, never, nil, nil, there, time.Hour, nil},
+		"hardware lost its driver":                {hardware, never, nil, nil, driverless, 0, nil},
+		"it lost its driver, the pod lives":       {hardware, never, link.ErrAway, nil, driverless, 0, nil},
+		"a veth in a namespace of the pod":        {virtual, never, link.ErrAway, nil, driverless, 0, link.ErrAway},
+		"what the PF enforces cannot be put back": {hardware, never, nil, refusal, driverless, 0, refusal},
+		"the clock was set back":                  {hardware, never, nil, nil, there, -time.Hour, nil},
+		"a veth ends with its pod":                {virtual, never, nil, nil, there, 0, nil},
+		"the Function is gone":                    {hardware, never, nil, nil, unknown, 0, nil},
+		"a property cannot be put back":           {hardware, 0, nil, refusal, there, time.Hour, refusal},
+		"the Function is gone, not the pod":       {hardware, never, link.ErrAway, nil, removed, 0, nil},
+		"in a namespace that the pod made":        {hardware, never, link.ErrAway, nil, there, time.Hour, link.ErrAway},
+		"a veth in one, without its Function":     {virtual, never, link.ErrAway, nil, removed, time.Hour, link.ErrAway},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -66,7 +93,7 @@ func TestNowhere(t *testing.T) {
 				Before: &link.Snapshot{Name: "ens3f0v1", Identity: test.identity}, StoppedAt: time.Now().Add(-test.stopped),
 			}
 			must(t, j.Put(a))
-			engine := &returning{gone: test.gone, fail: test.fail}
+			engine := &returning{gone: test.gone, fail: test.fail, where: test.where}
 			r := release.New(j, engine, test.netdevs, release.Options{
 				BootID: "boot-1", Patience: wait.Backoff{Duration: time.Millisecond, Steps: 4},
 			}, logr.Discard())
@@ -84,6 +111,125 @@ func TestNowhere(t *testing.T) {
 	}
 }
 
+// inVLAN is a VF of a PF, in a VLAN for its pod, and was in none.
+func inVLAN() journal.Attachment {
+	return journal.Attachment{
+		Function: inventory.ID{Address: "0000:3b:02.1"}, PF: "0000:3b:00.0", PFName: "ens3f0", VFIndex: 1,
+		State: journal.Attaching, BootID: "boot-1", Sandbox: "s1", StoppedAt: time.Now(),
+		Before: &link.Snapshot{
+			Name: "ens3f0v1", VF: &link.VFState{Proto: "802.1q"}, Rate: &link.Rate{Max: 10},
+			Identity: link.Identity{Parent: "0000:3b:02.1", Bus: "pci"},
+		},
+		Interface: link.Interface{Name: "net1", VF: &link.VFConfig{VLAN: new(100)}},
+	}
+}
+
+// netdevs are those of inVLAN: by the address of the Function, its name on the host or why there is none.
+type netdevs map[pci.Address]any
+
+func (n netdevs) Netdev(id inventory.ID) (string, error) {
+	name, _ := n[id.Address].(string)
+	err, _ := n[id.Address].(error)
+	return name, err
+}
+
+// A netdev that is gone takes nothing along of what the PF enforces.
+func TestGoneLeavesPFAsItWas(t *testing.T) {
+	a := inVLAN()
+	for name, where := range map[string]error{"with its namespace": link.ErrGone, "from its namespace": link.ErrAway} {
+		t.Run(name, func(t *testing.T) {
+			j, engine := openJournal(t), &returning{gone: 1 << 30, where: where}
+			must(t, j.Put(a))
+			r := release.New(j, engine, netdevs{a.PF: "ens3f0", a.Function.Address: inventory.ErrNoNetdev},
+				release.Options{BootID: "boot-1", Patience: wait.Backoff{Steps: 1}}, logr.Discard())
+			must(t, r.Release(t.Context(), a.Function, everybodys))
+			if want := []link.Snapshot{{VF: a.Before.VF, Rate: a.Before.Rate}}; !reflect.DeepEqual(engine.enforced, want) {
+				t.Errorf("restored %+v, want %+v", engine.enforced, want)
+			}
+		})
+	}
+}
+
+// What a PF enforces for a pod is not left to the next one, only because the PF could not be told.
+func TestPFAway(t *testing.T) {
+	const vf, pf = "0000:3b:02.1", "0000:3b:00.0"
+	inVLAN := inVLAN()
+	without := inVLAN
+	without.Interface.VF = nil
+	for name, test := range map[string]struct {
+		attachment journal.Attachment
+		netdevs    netdevs
+		lost       bool // the netdev of the VF
+		pending    bool
+	}{
+		"PF on the host":                   {inVLAN, netdevs{pf: "ens3f0", vf: "ens3f0v1"}, false, false},
+		"PF in another namespace":          {inVLAN, netdevs{vf: "ens3f0v1"}, false, true},
+		"VF without a netdev beside it":    {inVLAN, netdevs{vf: inventory.ErrNoNetdev}, true, true},
+		"PF without a driver":              {inVLAN, netdevs{pf: inventory.ErrNoNetdev, vf: "ens3f0v1"}, false, true},
+		"VFs ended with the PF's driver":   {inVLAN, netdevs{pf: inventory.ErrNoNetdev, vf: fs.ErrNotExist}, true, false},
+		"card unplugged":                   {inVLAN, netdevs{pf: fs.ErrNotExist, vf: fs.ErrNotExist}, true, false},
+		"nothing was enforced for the pod": {without, netdevs{vf: "ens3f0v1"}, false, false},
+	} {
+		for operation, do := range map[string]func(*release.Releaser) error{
+			"release": func(r *release.Releaser) error { return r.Release(t.Context(), inVLAN.Function, everybodys) },
+			"detach":  func(r *release.Releaser) error { return r.Detach(t.Context(), inVLAN.Function, "s1") },
+		} {
+			t.Run(name+", "+operation, func(t *testing.T) {
+				j, engine, netdevs := openJournal(t), &returning{}, maps.Clone(test.netdevs)
+				if test.lost {
+					engine.gone = 1 << 30
+				}
+				must(t, j.Put(test.attachment))
+				options := release.Options{BootID: "boot-1", Patience: wait.Backoff{Steps: 1}}
+				err := do(release.New(j, engine, netdevs, options, logr.Discard()))
+				record, exists := j.Get(inVLAN.Function)
+				if touched := exists && record.Before != nil; touched != test.pending {
+					t.Errorf("there is a record %v: %+v", exists, record)
+				}
+				if !test.pending {
+					must(t, err)
+					return
+				}
+				mustFail(t, err, `its PF 0000:3b:00.0 (ens3f0) has no netdev on the host, so that what it enforces for the pod `+
+					`cannot be undone: vf vlan is "100 qos 0 proto 802.1q", was "none"; move the PF's netdev back`)
+				netdevs[pf] = "ens3f0"
+				must(t, do(release.New(j, engine, netdevs, options, logr.Discard())))
+			})
+		}
+	}
+}
+
+// TestOwnSF: an SF that was made for its owner is deleted with its release. One that is deleted already, by an agent
+// that then ended, is neither waited for nor missed.
+func TestOwnSF(t *testing.T) {
+	for name, test := range map[string]struct {
+		netdev any
+		looks  int
+		log    []string
+	}{
+		"deleted": {fmt.Errorf("is gone: %w", fs.ErrNotExist), 0, []string{"deleted already", "released"}},
+		"there":   {"ens3f0s88", 1, []string{"released"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			j, engine := openJournal(t), &returning{notes: []string{"name ens3f0s88 is taken by another netdev"}}
+			a := outfitted(journal.Attached)
+			a.Outfit = &journal.Outfit{SF: true}
+			must(t, j.Put(a))
+			var logged []string
+			log := funcr.New(func(_, line string) { logged = append(logged, line) }, funcr.Options{Verbosity: 1})
+			r := release.New(j, engine, netdevs{a.Function.Address: test.netdev},
+				release.Options{BootID: "boot-1", Outfits: &order{}}, log)
+			must(t, r.Release(t.Context(), a.Function, everybodys))
+			if _, exists := j.Get(a.Function); exists || engine.looks != test.looks {
+				t.Errorf("there is a record: %v; %d looks, want %d", exists, engine.looks, test.looks)
+			}
+			if !slices.EqualFunc(logged, test.log, strings.Contains) {
+				t.Errorf("logged %q, want %q", logged, test.log)
+			}
+		})
+	}
+}
+
 // everybodys is the predicate of a caller to whom everything belongs.
 func everybodys(journal.Attachment) bool { return true }
 
@@ -93,7 +239,7 @@ func TestNowhereCancelled(t *testing.T) {
 	must(t, err)
 	defer j.Close()
 	must(t, j.Put(journal.Attachment{
-		Function: function(0), State: journal.Detaching, BootID: "boot-1", Before: &link.Snapshot{Identity: link.Identity{Kind: "veth"}},
+		Function: function(0), State: journal.Detaching, BootID: "boot-1", Before: &link.Snapshot{Name: "ens3f0v1", Identity: link.Identity{Kind: "veth"}},
 	}))
 	ctx, cancel := context.WithCancel(t.Context())
 	netdevs := finderFunc(func(inventory.ID) (string, error) { cancel(); return "", nil })

@@ -131,7 +131,7 @@ func (b *bench) newAttachment(ctx context.Context) (_ *attachment, err error) {
 	}
 	const bootID = "bench"
 	a.releaser = release.New(a.journal, a.engine, a.inventory, release.Options{BootID: bootID}, logr.Discard())
-	a.attacher = attach.New(a.journal, a.engine, a.inventory, a.releaser, bootID, logr.Discard())
+	a.attacher = attach.New(a.journal, a.engine, a.inventory, a.releaser, attach.Options{BootID: bootID}, logr.Discard())
 	return a, nil
 }
 

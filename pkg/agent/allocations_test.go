@@ -1,0 +1,149 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"testing"
+
+	"github.com/go-logr/logr/testr"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/attach"
+	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/pool"
+	"github.com/opiproject/xpu-device-plugin/pkg/provisioner"
+	"github.com/opiproject/xpu-device-plugin/pkg/release"
+)
+
+// workshop fits out Functions, and is the inventory that then has them.
+type workshop struct {
+	makes map[inventory.ID]*journal.Outfit
+	err   error
+}
+
+func (w *workshop) Plan(_ context.Context, want journal.Attachment) (*journal.Outfit, error) {
+	return want.Outfit, nil
+}
+
+func (w *workshop) FitOut(_ context.Context, a journal.Attachment) error {
+	w.makes[a.Function] = a.Outfit
+	return w.err
+}
+
+func (w *workshop) Undo(_ context.Context, a journal.Attachment) error {
+	delete(w.makes, a.Function)
+	return nil
+}
+
+func (w *workshop) Get(id inventory.ID) (inventory.Function, bool) {
+	_, exists := w.makes[id]
+	return inventory.Function{ID: id, Kind: inventory.SF, Netdev: "eth7"}, exists
+}
+
+// newAllocations is about a pool that has SFs made.
+func newAllocations(t *testing.T) (*allocations, *workshop, pool.Pool) {
+	t.Helper()
+	records, err := journal.Open(filepath.Join(t.TempDir(), "journal.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { records.Close() })
+	w, log := &workshop{makes: map[inventory.ID]*journal.Outfit{}}, testr.New(t)
+	releaser := release.New(records, nil, nil, release.Options{Outfits: w}, log)
+	pf := inventory.Function{ID: inventory.ID{Address: "0000:3b:00.0"}, PFName: "ens3f0"}
+	return &allocations{
+			node: "node1", journal: records, functions: w, log: log,
+			attacher: attach.New(records, nil, nil, releaser, attach.Options{Outfits: w}, log),
+			releases: &releases{releaser: releaser, journal: records, changed: func() {}, log: log},
+		}, w, pool.Pool{
+			Name: "fast", Functions: []inventory.Function{inventory.PotentialSF(pf, 1)},
+			Spec: v1alpha1.DevicePoolSpec{
+				Publish: v1alpha1.PublishDevicePlugin, SFs: &v1alpha1.SFSpec{FirstNumber: 1, Count: 1},
+			},
+		}
+}
+
+// TestAllocateMakesSF: an SF that the kubelet allocates is made with the MAC that the xPU will know, and deleted if the
+// container gets it not after all.
+func TestAllocateMakesSF(t *testing.T) {
+	a, w, p := newAllocations(t)
+	f := p.Functions[0]
+	got, err := a.Reserve(t.Context(), f, p)
+	if err != nil || got.Potential || got.Netdev != "eth7" {
+		t.Fatalf("Reserve = %+v, %v, want the SF as it is once it is made", got, err)
+	}
+	want := &journal.Outfit{SF: true, MAC: provisioner.MAC("node1", f.ID)}
+	if diff := cmp.Diff(want, w.makes[f.ID]); diff != "" {
+		t.Errorf("made: -want +got\n%s", diff)
+	}
+	record, _ := a.journal.Get(f.ID)
+	if record.State != journal.Reserved || record.Resource != "xpu.opiproject.org/fast" || record.Port != nil {
+		t.Errorf("record %+v, want a reservation without Port: the pool provisions at ADD", record)
+	}
+	if _, err := a.Reserve(t.Context(), f, p); err != nil {
+		t.Errorf("Reserve again: %v", err)
+	}
+	a.GiveUp(t.Context(), f, p)
+	if len(w.makes) > 0 || len(a.journal.All()) > 0 {
+		t.Errorf("given up, there are still SFs %v and records %+v", w.makes, a.journal.All())
+	}
+}
+
+// TestAllocateCannotMakeSF: what was made of it is taken away too.
+func TestAllocateCannotMakeSF(t *testing.T) {
+	a, w, p := newAllocations(t)
+	w.err = errors.New("no netdev")
+	if _, err := a.Reserve(t.Context(), p.Functions[0], p); !errors.Is(err, w.err) {
+		t.Errorf("Reserve = %v, want %v", err, w.err)
+	}
+	a.GiveUp(t.Context(), p.Functions[0], p)
+	if len(w.makes) > 0 || len(a.journal.All()) > 0 {
+		t.Errorf("given up, there are still SFs %v and records %+v", w.makes, a.journal.All())
+	}
+}
+
+// TestAllocateAfterThePoolChanged: what an earlier Allocate left, for a pod that never came, does not reach the next pod.
+func TestAllocateAfterThePoolChanged(t *testing.T) {
+	a, w, p := newAllocations(t)
+	f := inventory.Function{ID: inventory.ID{Address: "0000:3b:02.0"}, Netdev: "ens3f0v0"}
+	p.Spec = v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDevicePlugin, Driver: v1alpha1.DriverVFIO}
+	if _, err := a.Reserve(t.Context(), f, p); err != nil {
+		t.Fatal(err)
+	}
+	if !a.Reserved(f) || w.makes[f.ID].Driver != "vfio-pci" {
+		t.Fatalf("reserved %t with %+v, want a reservation with vfio-pci", a.Reserved(f), w.makes[f.ID])
+	}
+	p.Spec.Driver = ""
+	if _, err := a.Reserve(t.Context(), f, p); err != nil {
+		t.Fatal(err)
+	}
+	if a.Reserved(f) || w.makes[f.ID] != nil || len(a.journal.All()) > 0 {
+		t.Errorf("fitted out with %+v, records %+v, want neither", w.makes[f.ID], a.journal.All())
+	}
+}
+
+// TestGiveUpLeavesOthersAlone: a Function that a pod has by now is nobody else's to give up.
+func TestGiveUpLeavesOthersAlone(t *testing.T) {
+	a, _, p := newAllocations(t)
+	id := p.Functions[0].ID
+	for i, record := range []journal.Attachment{
+		{State: journal.Reserved, Resource: "xpu.opiproject.org/fast", CNI: &journal.CNI{ContainerID: "c1", IfName: "net1"}},
+		{State: journal.Reserved, Claim: journal.Claim{UID: "u"}},
+		{State: journal.Reserved, Resource: "xpu.opiproject.org/other"},
+	} {
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			record.Function = id
+			if err := a.journal.Put(record); err != nil {
+				t.Fatal(err)
+			}
+			a.GiveUp(t.Context(), p.Functions[0], p)
+			if _, exists := a.journal.Get(id); !exists {
+				t.Errorf("%+v was released", record)
+			}
+		})
+	}
+}

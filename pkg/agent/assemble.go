@@ -1,0 +1,202 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/attach"
+	"github.com/opiproject/xpu-device-plugin/pkg/cniserver"
+	"github.com/opiproject/xpu-device-plugin/pkg/declare"
+	"github.com/opiproject/xpu-device-plugin/pkg/deviceplugin"
+	"github.com/opiproject/xpu-device-plugin/pkg/devlink"
+	"github.com/opiproject/xpu-device-plugin/pkg/devnode"
+	"github.com/opiproject/xpu-device-plugin/pkg/health"
+	"github.com/opiproject/xpu-device-plugin/pkg/hooks"
+	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/link"
+	"github.com/opiproject/xpu-device-plugin/pkg/outfit"
+	"github.com/opiproject/xpu-device-plugin/pkg/podresources"
+	"github.com/opiproject/xpu-device-plugin/pkg/pool"
+	"github.com/opiproject/xpu-device-plugin/pkg/provisioner"
+	"github.com/opiproject/xpu-device-plugin/pkg/release"
+	"github.com/opiproject/xpu-device-plugin/pkg/supply"
+)
+
+// assemble makes the parts and tells them of each other, in the order in which data flows.
+func (a *agent) assemble(ctx context.Context, engine *link.Engine, kubelet *podresources.Client) (err error) {
+	bootID, err := readBootID(a.config.ProcRoot)
+	if err != nil {
+		return err
+	}
+	a.inventory = inventory.New(inventory.Options{
+		SysRoot: a.config.SysRoot, Changed: a.inputs.Notify, Registry: a.registry, Log: a.log.WithName("inventory"),
+	})
+	a.faults = health.NewReporters(health.ReportersOptions{
+		SysRoot: a.config.SysRoot, Devlink: a.devlink,
+		Follow:  func(ctx context.Context, changed func()) { devlink.Follow(ctx, "", changed, a.log.WithName("health")) },
+		Changed: a.outputs.Notify, Registry: a.registry, Log: a.log.WithName("health"),
+	})
+	a.assembleOutfits(engine, bootID)
+	if a.mode, err = a.newMode(); err != nil {
+		return err
+	}
+	if err := a.assembleRelease(ctx, engine, kubelet, bootID); err != nil {
+		return err
+	}
+	a.attacher = attach.New(a.journal, engine, a.inventory, a.releaser,
+		attach.Options{BootID: bootID, Outfits: a.outfits}, a.log.WithName("attach"))
+	if err := a.declare(); err != nil {
+		return err
+	}
+	if err := a.assembleSupply(kubelet); err != nil {
+		return err
+	}
+	a.uses = &uses{
+		journal: a.journal, tracker: a.tracker, pods: podresources.NewTracker(kubelet, a.log.WithName("kubelet")),
+		changed: a.outputs.Notify, log: a.log.WithName("uses"), times: a.config.times,
+	}
+	if err := a.assembleDevicePlugin(kubelet); err != nil {
+		return err
+	}
+	a.cni = cniserver.New(cniserver.Options{
+		Socket: a.config.CNISocket, SpoolDir: a.config.SpoolDir,
+		Functions: a.tracker, Pools: a.tracker, Journal: a.journal, Attacher: a.attacher, Releaser: a.releases,
+		Engine:      engine,
+		Assignments: kubelet,
+		Provisioner: a.mode.provisioner(),
+		MAC:         func(id inventory.ID) link.MAC { return provisioner.MAC(a.config.NodeName, id) },
+		Ready:       func(context.Context) error { return errors.Join(a.poolsKnown(), a.journal.Writable()) },
+		Reporter:    a.mode.reporter(),
+		AddTimeout:  a.config.times.add,
+		Metrics:     cniserver.NewMetrics(a.registry),
+		Log:         a.log.WithName("cni"),
+	})
+	return a.mode.complete()
+}
+
+func (a *agent) newMode() (mode, error) {
+	if a.config.Provisioner == ProvisionerDirect {
+		return newStandalone(a)
+	}
+	return newClustered(a)
+}
+
+// assembleOutfits makes what has Functions fit for whom they are handed out to.
+func (a *agent) assembleOutfits(engine *link.Engine, bootID string) {
+	a.sfs = &supply.SFMaker{
+		Devlink: a.devlink, Functions: a.inventory, Changes: a.inputs.Subscribe, Changed: a.inputs.Notify,
+		Log: a.log.WithName("sfs"),
+	}
+	a.outfits = &outfit.Outfitter{SFs: a.sfs, Drivers: &outfit.PCIDrivers{
+		SysRoot: a.config.SysRoot, DevRoot: a.config.DevRoot, ProcRoot: a.config.ProcRoot, BootID: bootID,
+		Functions: a.inventory, Changes: a.inputs.Subscribe, Engine: engine, Log: a.log.WithName("drivers"),
+	}}
+}
+
+// assembleRelease makes what brings Functions back.
+func (a *agent) assembleRelease(
+	ctx context.Context, engine *link.Engine, kubelet *podresources.Client, bootID string,
+) error {
+	recorder, err := a.mode.recorder(ctx)
+	if err != nil {
+		return err
+	}
+	a.hooks, err = hooks.New(a.journal, a.inventory, a.mode.provisioner(), hooks.Options{
+		Node: a.config.NodeName, Dir: a.config.HooksDir, Timeout: a.config.HookTimeout, Attempts: a.config.HookAttempts,
+		Recorder: recorder, Changed: a.outputs.Notify,
+	}, a.registry, a.log.WithName("hooks"))
+	if err != nil {
+		return err
+	}
+	log := a.log.WithName("release")
+	a.releaser = release.New(a.journal, engine, a.inventory,
+		release.Options{BootID: bootID, Outfits: a.outfits, Hooks: a.hooks}, log)
+	a.releases = &releases{
+		releaser: a.releaser, journal: a.journal, assigned: kubelet, changed: a.outputs.Notify, log: log,
+		times: a.config.times,
+	}
+	return nil
+}
+
+// declare makes what knows the pools.
+func (a *agent) declare() (err error) {
+	if a.config.ConfigFile != "" {
+		options := declare.FileOptions{
+			Path: a.config.ConfigFile, ResourcePrefix: a.config.ResourcePrefix, Changed: a.inputs.Notify,
+			Registry: a.registry, Log: a.log.WithName("declare"),
+		}
+		if a.config.Provisioner == ProvisionerDirect {
+			options.Check = checkStandalone
+		}
+		if a.file, err = declare.OpenFile(options); err != nil {
+			return err
+		}
+	}
+	functions := outfit.Bare{Functions: a.inventory, Journal: a.journal}
+	a.tracker = pool.NewTracker(functions, a.mode.declarations(a.file), a.sfs, a.log.WithName("pool"))
+	return nil
+}
+
+// assembleSupply makes what gives PFs the VFs that pools ask for.
+func (a *agent) assembleSupply(kubelet *podresources.Client) error {
+	a.vfs = &supply.VFs{
+		SysRoot: a.config.SysRoot, Functions: a.inventory, Pools: a.tracker, Journal: a.journal, Assignments: kubelet,
+		NetdevUse: supply.NetdevUse, Changed: a.outputs.Notify, Metrics: supply.NewMetrics(a.registry),
+		Log: a.log.WithName("vfs"),
+	}
+	return a.registry.Register(a.vfs)
+}
+
+// assembleDevicePlugin makes what speaks to the kubelet about extended resources.
+func (a *agent) assembleDevicePlugin(kubelet *podresources.Client) (err error) {
+	var cdi *deviceplugin.CDI
+	if a.config.UseCDI {
+		if cdi, err = deviceplugin.NewCDI(a.config.CDIDir); err != nil {
+			return err
+		}
+	}
+	a.plugins = &deviceplugin.Manager{
+		KubeletDir: a.config.KubeletDir, Registration: a.config.Registration,
+		Pools:  a.tracker,
+		Health: a.health(a.releases.releasing),
+		Provisioner: &allocations{
+			node: a.config.NodeName, journal: a.journal, functions: a.inventory, attacher: a.attacher, releases: a.releases,
+			provisioner: a.mode.provisioner(), log: a.log.WithName("deviceplugin"),
+		},
+		Contents:    &deviceplugin.Contents{Nodes: a.deviceNodes()},
+		DeviceInfo:  deviceplugin.NewDeviceInfo(a.config.DeviceInfoDir),
+		CDI:         cdi,
+		Assignments: kubelet, AllocateTimeout: a.config.times.allocate,
+		Metrics: deviceplugin.NewMetrics(a.registry),
+		Log:     a.log.WithName("deviceplugin"),
+	}
+	return nil
+}
+
+// deviceNodes looks up the device nodes of Functions.
+func (a *agent) deviceNodes() devnode.Finder {
+	return devnode.Finder{SysRoot: a.config.SysRoot, DevRoot: a.config.DevRoot}
+}
+
+// health says what is wrong with Functions. Ways of publishing differ in when they want to hear of a release.
+func (a *agent) health(releasePending health.Source) *health.Checker {
+	return &health.Checker{
+		Fault:           a.faults.Fault,
+		XPUAway:         a.mode.provisioner().Away,
+		ProvisionFailed: a.mode.provisionFailed(),
+		ReleasePending:  releasePending,
+		InUse:           a.uses.elsewhere,
+	}
+}
+
+func readBootID(procRoot string) (string, error) {
+	id, err := os.ReadFile(filepath.Join(procRoot, "sys/kernel/random/boot_id"))
+	if err != nil {
+		return "", fmt.Errorf("boot id: %w", err)
+	}
+	return strings.TrimSpace(string(id)), nil
+}

@@ -1,0 +1,114 @@
+package release_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/link"
+	"github.com/opiproject/xpu-device-plugin/pkg/release"
+)
+
+// order writes down in which order a release does things. It is a card whose netdev is on the host.
+type order struct {
+	steps  []string
+	refuse error // of Undo
+}
+
+func (o *order) Restore(context.Context, link.Device, link.Snapshot, link.Place) (link.Restored, error) {
+	o.steps = append(o.steps, "restore")
+	return link.Restored{Name: "ens3f0v1"}, nil
+}
+
+func (o *order) Alive(link.Place) (bool, error) { return false, nil }
+
+func (o *order) Undo(_ context.Context, a journal.Attachment) error {
+	o.steps = append(o.steps, "undo "+a.Outfit.Driver)
+	return o.refuse
+}
+
+func (o *order) First(journal.Attachment) string { return "hook" }
+
+func (o *order) Add(inventory.ID) { o.steps = append(o.steps, "hooks") }
+
+// outfitted is a Function that is in a pod with the driver that this asked for.
+func outfitted(state journal.State) journal.Attachment {
+	a := claimed(0)
+	a.Outfit, a.State, a.ReservedAt = &journal.Outfit{Driver: "vfio-pci", Own: "iavf"}, state, time.Unix(1e9, 0).UTC()
+	if state == journal.Attached {
+		a.Sandbox, a.BootID, a.AttachedAt = "s1", "boot-1", time.Unix(1e9, 0).UTC()
+		a.Before, a.Observed = &link.Snapshot{Name: "ens3f0v1"}, &link.Observed{Name: "net0"}
+	}
+	return a
+}
+
+// What a Function was fitted out with is undone with its reservation: when the netdev is back, and before the hooks.
+func TestReleaseUndoesOutfit(t *testing.T) {
+	bare := outfitted(journal.Reserved)
+	bare.Outfit = nil
+	for name, test := range map[string]struct {
+		have   journal.Attachment
+		bootID string
+		want   []string
+	}{
+		"attached":            {outfitted(journal.Attached), "boot-1", []string{"restore", "undo vfio-pci", "hooks"}},
+		"never attached":      {outfitted(journal.Reserved), "boot-1", []string{"undo vfio-pci", "hooks"}},
+		"before another boot": {outfitted(journal.Attached), "boot-2", []string{"undo vfio-pci", "hooks"}},
+		"not fitted out":      {bare, "boot-1", []string{"hooks"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			j, o := openJournal(t), &order{}
+			must(t, j.Put(test.have))
+			netdevs := finderFunc(func(inventory.ID) (string, error) { return "ens3f0v1", nil })
+			r := release.New(j, o, netdevs, release.Options{BootID: test.bootID, Outfits: o, Hooks: o}, logr.Discard())
+			must(t, r.Release(t.Context(), test.have.Function, everybodys))
+			if diff := cmp.Diff(test.want, o.steps); diff != "" {
+				t.Errorf("steps (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// What cannot be undone keeps the Function from being free, until it is.
+func TestReleaseContinuesUndoing(t *testing.T) {
+	j, o := openJournal(t), &order{refuse: errors.New("busy")}
+	a := outfitted(journal.Attached)
+	must(t, j.Put(a))
+	netdevs := finderFunc(func(inventory.ID) (string, error) { return "ens3f0v1", nil })
+	r := release.New(j, o, netdevs, release.Options{BootID: "boot-1", Outfits: o}, logr.Discard())
+	if err := r.Release(t.Context(), a.Function, everybodys); !errors.Is(err, o.refuse) {
+		t.Errorf("error %v, want %v", err, o.refuse)
+	}
+	if record, ok := j.Get(a.Function); !ok || record.State != journal.Releasing || record.Restored() {
+		t.Errorf("record %v %+v", ok, record)
+	}
+	o.refuse = nil
+	must(t, r.Recover(t.Context()))
+	if record, ok := j.Get(a.Function); ok {
+		t.Errorf("not free: %+v", record)
+	}
+}
+
+// A pod that gets another sandbox has the Function as it asked for it.
+func TestDetachKeepsOutfit(t *testing.T) {
+	j, o := openJournal(t), &order{}
+	a := outfitted(journal.Attached)
+	must(t, j.Put(a))
+	netdevs := finderFunc(func(inventory.ID) (string, error) { return "ens3f0v1", nil })
+	r := release.New(j, o, netdevs, release.Options{BootID: "boot-1", Outfits: o}, logr.Discard())
+	must(t, r.Detach(t.Context(), a.Function, a.Sandbox))
+	record, _ := j.Get(a.Function)
+	if diff := cmp.Diff(a.Outfit, record.Outfit); diff != "" || record.State != journal.Reserved {
+		t.Errorf("state %s, outfit (-want +got):\n%s", record.State, diff)
+	}
+	if !slices.Equal(o.steps, []string{"restore"}) {
+		t.Errorf("steps %q", o.steps)
+	}
+}
