@@ -16,7 +16,7 @@ CRD_REF_DOCS := github.com/elastic/crd-ref-docs@v0.3.0
 
 .PHONY: help
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: build
 build: ## Build the product's binaries into bin/
@@ -51,12 +51,16 @@ preflight: ## Say in one line what this machine lacks
 	@scripts/preflight
 
 .PHONY: test
-test: preflight images ## Run every test
+test: preflight images ## Run every test but those that need real SR-IOV
 	@scripts/test
 
 .PHONY: test-qemu
-test-qemu: ## Run the tests that need real SR-IOV, in a guest under QEMU
-	@go run ./test/qemu/cmd/qemutest
+test-qemu: ## Run the tests that need real SR-IOV, in guests under QEMU
+	@scripts/test-qemu
+
+.PHONY: test-qemu-full
+test-qemu-full: ## The same, with those that take long: eight cards with 56 VFs
+	@scripts/test-qemu -full
 
 .PHONY: lint
 lint: ## Check formatting, vet, staticcheck and generated files

@@ -2,12 +2,15 @@ package hardware
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -15,10 +18,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
-	"golang.org/x/net/icmp"
-	"golang.org/x/net/ipv4"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/devlink"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/opibridge"
@@ -37,6 +40,7 @@ func TestSwitchdev(t *testing.T) {
 	card, err := netlink.DevLinkGetDeviceByName("pci", string(pf))
 	done(t, err)
 	done(t, netlink.DevLinkSetEswitchMode(card, "switchdev"))
+	t.Cleanup(func() { done(t, netlink.DevLinkSetEswitchMode(card, "legacy")) })
 
 	t.Run("Functions are the same in both eswitch modes", func(t *testing.T) {
 		for i := range number(t, pf, "sriov_numvfs") {
@@ -55,7 +59,16 @@ func TestSwitchdev(t *testing.T) {
 
 	t.Run("subfunction comes and goes", func(t *testing.T) { subfunctionComesAndGoes(t, f, pf) })
 
-	t.Run("opi-bridge forwards between representors", func(t *testing.T) { forwards(t, pf) })
+	x := &xpu{t: t, state: filepath.Join(t.TempDir(), "state.db"), uplink: uplink}
+	t.Cleanup(func() { done(t, netlink.LinkDel(linkOf(t, "br-opi"))) }) // opi-bridge leaves it when it ends
+	x.start()
+	x.network(t, "net-blue", 10)
+	x.network(t, "net-red", 20)
+	t.Run("opi-bridge forwards between representors found by PCI address", func(t *testing.T) { forwards(t, x, pf) })
+	t.Run("a trunk carries tags, to a VF and to the uplink", func(t *testing.T) { trunk(t, x, pf) })
+	t.Run("a subfunction's representor is found by its sfnum", func(t *testing.T) { forwardsToSubfunction(t, x, f, pf) })
+	t.Run("opi-bridge started again leaves representors in the bridge", func(t *testing.T) { startedAgain(t, x, pf) })
+	t.Run("VFs removed and made again are in service again", func(t *testing.T) { madeAgain(t, x, pf) })
 }
 
 // representor is the name of the netdev on the PF that stands for a function of the eswitch.
@@ -106,63 +119,62 @@ func subfunctionComesAndGoes(t *testing.T, f *follower, pf pci.Address) {
 	f.gone(t, time.Now(), id)
 }
 
-// pod has a VF's netdev as eth0.
+// pod has a Function's netdev.
 type pod struct {
 	*netns.Namespace
-	ip  net.IP
-	mac net.HardwareAddr
+	netdev string
+	ip     net.IP
+	mac    net.HardwareAddr
 }
 
 func newPod(t *testing.T, vf pci.Address, host byte) pod {
 	t.Helper()
-	p := pod{Namespace: netns.New(t), ip: net.IPv4(192, 0, 2, host).To4()}
-	link := linkOf(t, netdev(vf))
-	p.mac = link.Attrs().HardwareAddr
-	done(t, netlink.LinkSetNsFd(link, p.Fd()))
-	inside, err := p.Handle().LinkByName(link.Attrs().Name)
-	done(t, err)
-	address, err := netlink.ParseAddr(p.ip.String() + "/24")
-	done(t, err)
-	done(t, p.Handle().AddrAdd(inside, address))
-	done(t, p.Handle().LinkSetUp(inside))
-	return p
+	// The kernel gives back the netdevs of a namespace some time after its end.
+	for end := time.Now().Add(patience); netdev(vf) == "" && time.Now().Before(end); {
+		time.Sleep(10 * time.Millisecond)
+	}
+	return podOf(t, netdev(vf), host)
 }
 
-// reaches tells whether the other pod answers one of a few ICMP echo requests.
+// podOf gives a pod the netdev and the address 192.0.2.<host>.
+func podOf(t *testing.T, netdev string, host byte) pod {
+	t.Helper()
+	link := linkOf(t, netdev)
+	p := pod{Namespace: netns.New(t), netdev: netdev, mac: link.Attrs().HardwareAddr}
+	done(t, netlink.LinkSetNsFd(link, p.Fd()))
+	inside, err := p.Handle().LinkByName(netdev)
+	done(t, err)
+	done(t, p.Handle().LinkSetUp(inside))
+	return p.at(t, netdev, fmt.Sprintf("192.0.2.%d", host))
+}
+
+// reaches tells whether the other pod answers a ping in this time.
 func (p pod) reaches(t *testing.T, other pod, within time.Duration) bool {
 	t.Helper()
-	var conn *icmp.PacketConn
-	done(t, p.Do(func() (err error) {
-		conn, err = icmp.ListenPacket("ip4:icmp", p.ip.String())
-		return err
-	}))
-	defer conn.Close()
-	buffer := make([]byte, 1500)
-	for end := time.Now().Add(within); time.Now().Before(end); {
-		request := icmp.Message{Type: ipv4.ICMPTypeEcho, Body: &icmp.Echo{ID: int(p.ip[3])}}
-		content, err := request.Marshal(nil)
-		done(t, err)
-		// Sending fails as long as the other's MAC is unknown.
-		_, _ = conn.WriteTo(content, &net.IPAddr{IP: other.ip})
-		done(t, conn.SetReadDeadline(time.Now().Add(200*time.Millisecond)))
-		n, from, err := conn.ReadFrom(buffer)
-		if err != nil || from.String() != other.ip.String() {
-			continue
-		}
-		if reply, err := icmp.ParseMessage(1, buffer[:n]); err == nil && reply.Type == ipv4.ICMPTypeEchoReply {
-			return true
-		}
+	from, ok := netip.AddrFromSlice(p.ip.To4())
+	to, okToo := netip.AddrFromSlice(other.ip.To4())
+	if !ok || !okToo {
+		t.Fatalf("%v and %v: must be IPv4 addresses", p.ip, other.ip)
 	}
-	return false
+	answered, err := p.Ping(from, to, within)
+	done(t, err)
+	return answered
 }
 
-// bridge runs opi-bridge in the machine's own network namespace, and returns a client of it.
-func bridge(t *testing.T) *opi.Client {
+// xpu is the machine's own network namespace with opi-bridge in it.
+type xpu struct {
+	t             *testing.T // opi-bridge runs until its end
+	state, uplink string
+	client        *opi.Client
+	stop          func() // ends opi-bridge; may be called twice
+}
+
+// start runs opi-bridge until stop or the end of the test.
+func (x *xpu) start() {
+	t := x.t
 	t.Helper()
 	log := testr.New(t)
-	agent, err := opibridge.New(opibridge.Config{
-		State: filepath.Join(t.TempDir(), "state.db"), DataPlane: opibridge.DataPlaneVLANAware,
-	}, log)
+	agent, err := opibridge.New(opibridge.Config{State: x.state, DataPlane: opibridge.DataPlaneVLANAware}, log)
 	done(t, err)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	done(t, err)
@@ -172,7 +184,11 @@ func bridge(t *testing.T) *opi.Client {
 	ended := make(chan error, 2)
 	go func() { ended <- agent.Run(ctx) }()
 	go func() { ended <- server.Serve(listener) }()
-	t.Cleanup(func() {
+	x.client, err = opi.Dial(opi.Config{Endpoint: listener.Addr().String()})
+	done(t, err)
+	client := x.client
+	x.stop = sync.OnceFunc(func() {
+		_ = client.Close()
 		cancel()
 		server.Stop()
 		for range 2 {
@@ -180,45 +196,285 @@ func bridge(t *testing.T) *opi.Client {
 				t.Errorf("opi-bridge: %v", err)
 			}
 		}
-		done(t, agent.Close())
+		if err := agent.Close(); err != nil {
+			t.Errorf("opi-bridge: %v", err)
+		}
 	})
-	client, err := opi.Dial(opi.Config{Endpoint: listener.Addr().String()})
+	t.Cleanup(x.stop)
+}
+
+func (x *xpu) network(t *testing.T, id string, vlan uint16) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	done(t, x.client.EnsureNetwork(ctx, opi.Network{ID: id, VLAN: vlan}))
+}
+
+func (x *xpu) port(t *testing.T, port opi.Port) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	done(t, x.client.EnsurePort(ctx, port))
+}
+
+func (x *xpu) deletePort(t *testing.T, id string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	done(t, x.client.DeletePort(ctx, id))
+}
+
+// await waits until a port is in this state, and tells how long that took and what the agent says.
+func (x *xpu) await(t *testing.T, id string, want opi.State) (time.Duration, string) {
+	t.Helper()
+	begin := time.Now()
+	for {
+		got, err := x.client.GetPort(t.Context(), id)
+		done(t, err)
+		if got.State == want {
+			return time.Since(begin).Round(time.Millisecond), got.Detail
+		}
+		if time.Since(begin) > patience {
+			t.Fatalf("port %s is %s (%s), never %s", id, got.State, got.Detail, want)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// master is the name of the bridge that a netdev is in, "" if none.
+func master(t *testing.T, netdev string) string {
+	t.Helper()
+	index := linkOf(t, netdev).Attrs().MasterIndex
+	if index == 0 {
+		return ""
+	}
+	link, err := netlink.LinkByIndex(index)
 	done(t, err)
-	t.Cleanup(func() { _ = client.Close() })
-	return client
+	return link.Attrs().Name
+}
+
+// vfID is the id of a VF's Port. It is all that both sides know of each other: nobody has given a netdev a name.
+func vfID(t *testing.T, pf pci.Address, index int) string {
+	t.Helper()
+	id, err := opi.PortID(string(virtualFunction(t, pf, index)), nil)
+	done(t, err)
+	return id
 }
 
 // forwards joins three VFs to two networks: those of one network reach each other, and the third is apart until it is
 // moved to the same network.
-func forwards(t *testing.T, pf pci.Address) {
-	client := bridge(t)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	done(t, client.EnsureNetwork(ctx, opi.Network{ID: "net-blue", VLAN: 10}))
-	done(t, client.EnsureNetwork(ctx, opi.Network{ID: "net-red", VLAN: 20}))
+func forwards(t *testing.T, x *xpu, pf pci.Address) {
 	var pods []pod
 	for i, network := range []string{"net-blue", "net-blue", "net-red"} {
-		vf := virtualFunction(t, pf, i)
-		p := newPod(t, vf, byte(i+1))
+		p := newPod(t, virtualFunction(t, pf, i), byte(i+1))
 		pods = append(pods, p)
-		id := "vf-" + vf.DeviceName()
-		// The administrator's part: the representor is known to opi-bridge by the Port's id.
-		done(t, netlink.LinkAddAltName(linkOf(t, representor(t, pf, fmt.Sprintf("pf0vf%d", i))), id))
-		done(t, client.EnsurePort(ctx, opi.Port{ID: id, MAC: p.mac, Networks: []string{network}}))
+		id := vfID(t, pf, i)
+		x.port(t, opi.Port{ID: id, MAC: p.mac, Networks: []string{network}})
+		t.Cleanup(func() { x.deletePort(t, id) })
+		if got := master(t, representor(t, pf, fmt.Sprintf("pf0vf%d", i))); got != "br-opi" {
+			t.Errorf("representor of VF %d is in bridge %q, want br-opi", i, got)
+		}
 	}
-	if !pods[0].reaches(t, pods[1], patience) {
-		t.Errorf("two VFs of one network do not reach each other")
+	reach(t, pods[0], pods[1])
+	apart(t, pods[0], pods[2])
+	x.port(t, opi.Port{ID: vfID(t, pf, 2), MAC: pods[2].mac, Networks: []string{"net-blue"}})
+	reach(t, pods[0], pods[2])
+	x.deletePort(t, vfID(t, pf, 1))
+	apart(t, pods[0], pods[1])
+}
+
+// trunk gives a VF and the uplink both networks, with tags, and another VF one of them. The uplink is known to
+// opi-bridge by a name, as the administrator gives it.
+func trunk(t *testing.T, x *xpu, pf pci.Address) {
+	const uplinkID = "uplink-p0"
+	done(t, netlink.LinkAddAltName(linkOf(t, x.uplink), uplinkID))
+	t.Cleanup(func() {
+		done(t, netlink.LinkDelAltName(linkOf(t, x.uplink), uplinkID))
+		done(t, netlink.LinkSetUp(linkOf(t, x.uplink))) // opi-bridge takes it down with its Port
+	})
+	both := []string{"net-blue", "net-red"}
+	untagged := newPod(t, virtualFunction(t, pf, 0), 1)
+	tagged := newPod(t, virtualFunction(t, pf, 1), 2)
+	ports := []opi.Port{
+		{ID: vfID(t, pf, 0), MAC: untagged.mac, Networks: []string{"net-blue"}},
+		{ID: vfID(t, pf, 1), MAC: tagged.mac, Networks: both, Trunk: true},
+		{ID: uplinkID, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 0xff}, Networks: both, Trunk: true},
 	}
-	if pods[0].reaches(t, pods[2], time.Second) {
-		t.Errorf("a VF reaches one of another network")
+	for _, port := range ports {
+		x.port(t, port)
+		t.Cleanup(func() { x.deletePort(t, port.ID) })
 	}
-	moved := opi.Port{ID: "vf-" + virtualFunction(t, pf, 2).DeviceName(), MAC: pods[2].mac, Networks: []string{"net-blue"}}
-	done(t, client.EnsurePort(ctx, moved))
-	if !pods[0].reaches(t, pods[2], patience) {
-		t.Errorf("a VF does not reach one that was moved to its network")
+	wire := capture(t, x.uplink)
+	blue, red := tagged.inVLAN(t, 10, "198.18.10.2"), tagged.inVLAN(t, 20, "198.18.20.2")
+	reach(t, blue, untagged.at(t, untagged.netdev, "198.18.10.1"))
+	apart(t, red, untagged.at(t, untagged.netdev, "198.18.20.1"))
+	// What nobody has learned the way of goes to the uplink: requests for addresses do.
+	for _, test := range []struct {
+		from pod
+		want map[int]bool
+	}{{untagged, map[int]bool{10: true}}, {tagged, map[int]bool{10: true, 20: true}}} {
+		if diff := cmp.Diff(test.want, wire.vlans(t, test.from.mac.String())); diff != "" {
+			t.Errorf("VLANs of frames from %s on the uplink (-want +got):\n%s", test.from.ip, diff)
+		}
 	}
-	done(t, client.DeletePort(ctx, "vf-"+virtualFunction(t, pf, 1).DeviceName()))
-	if pods[0].reaches(t, pods[1], time.Second) {
-		t.Errorf("a VF reaches one whose Port is gone")
+}
+
+// inVLAN is the pod at a VLAN netdev of its own, with another address.
+func (p pod) inVLAN(t *testing.T, vlan int, ip string) pod {
+	t.Helper()
+	parent, err := p.Handle().LinkByName(p.netdev)
+	done(t, err)
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.ParentIndex = fmt.Sprintf("vlan%d", vlan), parent.Attrs().Index
+	link := &netlink.Vlan{LinkAttrs: attrs, VlanId: vlan}
+	done(t, p.Handle().LinkAdd(link))
+	done(t, p.Handle().LinkSetUp(link))
+	return p.at(t, attrs.Name, ip)
+}
+
+// at is the pod at another address, of a netdev of its.
+func (p pod) at(t *testing.T, netdev, ip string) pod {
+	t.Helper()
+	link, err := p.Handle().LinkByName(netdev)
+	done(t, err)
+	address, err := netlink.ParseAddr(ip + "/24")
+	done(t, err)
+	done(t, p.Handle().AddrAdd(link, address))
+	p.ip = address.IP.To4()
+	return p
+}
+
+// forwardsToSubfunction does with an SF what is done with VFs.
+func forwardsToSubfunction(t *testing.T, x *xpu, f *follower, pf pci.Address) {
+	const sfnum = 7
+	id, err := opi.PortID(string(pf), new(sfnum))
+	done(t, err)
+	vf := newPod(t, virtualFunction(t, pf, 0), 1)
+	x.port(t, opi.Port{ID: vfID(t, pf, 0), MAC: vf.mac, Networks: []string{"net-blue"}})
+	t.Cleanup(func() { x.deletePort(t, vfID(t, pf, 0)) })
+
+	conn, err := devlink.Dial("")
+	done(t, err)
+	defer conn.Close()
+	port, err := conn.AddSF(devlink.OfPCI(pf), 0, sfnum)
+	done(t, err)
+	defer func() { done(t, conn.DeletePort(devlink.OfPCI(pf), port.Index)) }()
+	done(t, conn.SetFunction(devlink.OfPCI(pf), port.Index, devlink.FunctionChange{Active: new(true)}))
+	function := inventory.SubfunctionID(pf, sfnum)
+	f.await(t, time.Now(), function, "there, with netdev", func(got inventory.Function) bool { return got.Netdev != "" })
+	got, _ := f.Get(function)
+
+	sf := podOf(t, got.Netdev, 2)
+	x.port(t, opi.Port{ID: id, MAC: sf.mac, Networks: []string{"net-blue"}})
+	defer x.deletePort(t, id)
+	reach(t, vf, sf)
+}
+
+// startedAgain takes opi-bridge away and back: what it found by PCI address must not leave the bridge meanwhile.
+func startedAgain(t *testing.T, x *xpu, pf pci.Address) {
+	a, b := newPod(t, virtualFunction(t, pf, 0), 1), newPod(t, virtualFunction(t, pf, 1), 2)
+	for i, p := range []pod{a, b} {
+		x.port(t, opi.Port{ID: vfID(t, pf, i), MAC: p.mac, Networks: []string{"net-blue"}})
+	}
+	t.Cleanup(func() { x.deletePort(t, vfID(t, pf, 0)); x.deletePort(t, vfID(t, pf, 1)) })
+	reach(t, a, b)
+	rep := linkOf(t, representor(t, pf, "pf0vf0")).Attrs().Index
+	updates, end := make(chan netlink.LinkUpdate, 100), make(chan struct{})
+	defer close(end)
+	done(t, netlink.LinkSubscribe(updates, end))
+	x.stop()
+	reach(t, a, b)
+	x.start()
+	x.await(t, vfID(t, pf, 0), opi.StateUp)
+	reach(t, a, b)
+	for {
+		select {
+		case update := <-updates:
+			attrs := update.Attrs()
+			if attrs.Index == rep && (attrs.MasterIndex == 0 || attrs.Flags&net.FlagUp == 0) {
+				t.Errorf("the representor was out of the bridge or down: %+v", attrs)
+			}
+		default:
+			return
+		}
+	}
+}
+
+// madeAgain takes VFs away while they are in pods. The new ones have the PCI addresses of the old ones, and other
+// representors.
+func madeAgain(t *testing.T, x *xpu, pf pci.Address) {
+	vfs := number(t, pf, "sriov_numvfs")
+	old := []pod{newPod(t, virtualFunction(t, pf, 0), 1), newPod(t, virtualFunction(t, pf, 1), 2)}
+	var ids []string
+	for i, p := range old {
+		id := vfID(t, pf, i)
+		ids = append(ids, id)
+		x.port(t, opi.Port{ID: id, MAC: p.mac, Networks: []string{"net-blue"}})
+		t.Cleanup(func() { x.deletePort(t, id) })
+	}
+	reach(t, old[0], old[1])
+	before := linkOf(t, representor(t, pf, "pf0vf0")).Attrs().Index
+
+	setAttribute(t, pf, "sriov_numvfs", "0")
+	took, says := x.await(t, ids[0], opi.StateFailed)
+	t.Logf("out of service after %s: %s", took, says)
+	if !strings.Contains(says, "vf0 of "+string(pf)) {
+		t.Errorf("the agent says %q, want it to say which representor is missing", says)
+	}
+	setAttribute(t, pf, "sriov_numvfs", fmt.Sprint(vfs))
+	for _, id := range ids {
+		took, _ := x.await(t, id, opi.StateUp)
+		t.Logf("%s is in service %s after the VFs were made", id, took)
+	}
+	if now := linkOf(t, representor(t, pf, "pf0vf0")).Attrs().Index; now == before {
+		t.Errorf("the representor has ifindex %d before and after: it was not made anew", now)
+	}
+	var made []pod
+	for i := range ids {
+		p := newPod(t, virtualFunction(t, pf, i), byte(i+1))
+		made = append(made, p)
+		x.port(t, opi.Port{ID: ids[i], MAC: p.mac, Networks: []string{"net-blue"}})
+	}
+	reach(t, made[0], made[1])
+}
+
+// wire sees the frames that a netdev sends.
+type wire struct {
+	fd   int
+	seen map[string]map[int]bool // VLANs by source MAC; 0 is no tag
+}
+
+func capture(t *testing.T, netdev string) *wire {
+	t.Helper()
+	const networkOrder = unix.ETH_P_ALL>>8 | unix.ETH_P_ALL&0xff<<8
+	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, networkOrder)
+	done(t, err)
+	t.Cleanup(func() { _ = unix.Close(fd) })
+	done(t, unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: networkOrder, Ifindex: linkOf(t, netdev).Attrs().Index}))
+	return &wire{fd: fd, seen: map[string]map[int]bool{}}
+}
+
+// vlans are those in which frames from this MAC were seen until now.
+func (w *wire) vlans(t *testing.T, mac string) map[int]bool {
+	t.Helper()
+	frame := make([]byte, 2000)
+	for {
+		n, err := unix.Read(w.fd, frame)
+		if errors.Is(err, unix.EAGAIN) {
+			return w.seen[mac]
+		}
+		done(t, err)
+		if n < 18 {
+			continue
+		}
+		vlan := 0
+		if binary.BigEndian.Uint16(frame[12:]) == unix.ETH_P_8021Q {
+			vlan = int(binary.BigEndian.Uint16(frame[14:]) & 0xfff)
+		}
+		source := net.HardwareAddr(frame[6:12]).String()
+		if w.seen[source] == nil {
+			w.seen[source] = map[int]bool{}
+		}
+		w.seen[source][vlan] = true
 	}
 }

@@ -14,28 +14,64 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// attached takes a VF to a pod of its own until the test ends, when everything is put back.
-func attached(t *testing.T, engine *link.Engine, pf pci.Address, index int, host byte, config *link.VFConfig) pod {
+// deviceOf is a VF as package link wants it.
+func deviceOf(t *testing.T, pf pci.Address, index int) link.Device {
 	t.Helper()
-	device := link.Device{
+	return link.Device{
 		Name: netdev(virtualFunction(t, pf, index)), PF: &link.PF{Name: netdev(pf), Address: string(pf), VF: index},
 	}
+}
+
+// taken is a Function that the product's engine took to a pod.
+type taken struct {
+	engine   *link.Engine
+	device   link.Device
+	before   link.Snapshot
+	place    link.Place
+	observed link.Observed
+}
+
+// take attaches a Function to a namespace, or says why that fails.
+func take(
+	t *testing.T, engine *link.Engine, device link.Device, netNS string, want link.Interface,
+) (_ taken, err error) {
+	t.Helper()
+	held := taken{engine: engine, device: device}
+	if held.before, held.place, err = engine.Plan(t.Context(), device, netNS, want); err != nil {
+		return held, err
+	}
+	held.observed, err = engine.Attach(t.Context(), device, held.before, held.place, want)
+	return held, err
+}
+
+// release puts everything back. It works after the test's context has ended, too.
+func (h taken) release() error {
+	_, err := h.engine.Restore(context.Background(), link.Device{PF: h.device.PF}, h.before, h.place)
+	return err
+}
+
+// attachedAs takes a Function to a pod of its own, as net1 with 192.0.2.<host>, until the test ends, when everything is
+// put back.
+func attachedAs(t *testing.T, engine *link.Engine, device link.Device, host byte, want link.Interface) pod {
+	t.Helper()
 	address := netip.AddrFrom4([4]byte{192, 0, 2, host})
-	want := link.Interface{Name: "net1", Addresses: []netip.Prefix{netip.PrefixFrom(address, 24)}, VF: config}
+	want.Name, want.Addresses = "net1", []netip.Prefix{netip.PrefixFrom(address, 24)}
 	p := pod{Namespace: netns.New(t), ip: address.AsSlice()}
-	snapshot, place, err := engine.Plan(t.Context(), device, p.Path(), want)
+	held, err := take(t, engine, device, p.Path(), want)
 	done(t, err)
-	_, err = engine.Attach(t.Context(), device, snapshot, place, want)
-	done(t, err)
-	t.Cleanup(func() { // the test's context has ended by now
-		if _, err := engine.Restore(context.Background(), link.Device{PF: device.PF}, snapshot, place); err != nil {
-			t.Errorf("release of VF %d of %s: %v", index, pf, err)
+	t.Cleanup(func() {
+		if err := held.release(); err != nil {
+			t.Errorf("release of %s: %v", device.Name, err)
 		}
 	})
-	inside, err := p.Handle().LinkByName("net1")
-	done(t, err)
-	p.mac = inside.Attrs().HardwareAddr
+	p.mac = held.observed.MAC.HardwareAddr()
 	return p
+}
+
+// attached is attachedAs for a VF of which only what the PF enforces matters.
+func attached(t *testing.T, engine *link.Engine, pf pci.Address, index int, host byte, config *link.VFConfig) pod {
+	t.Helper()
+	return attachedAs(t, engine, deviceOf(t, pf, index), host, link.Interface{VF: config})
 }
 
 // TestTrafficVLAN: the VLAN that a PF enforces for a VF keeps networks apart, on one card and across two on one wire.
@@ -55,9 +91,10 @@ func TestTrafficVLAN(t *testing.T) {
 		reach(t, a, b)
 		reach(t, a, c)
 		other, none := attached(t, engine, pfs[0], 2, 4, tag(200)), attached(t, engine, pfs[1], 1, 5, nil)
-		apart(t, a, other)
-		apart(t, a, none)
+		apart(t, a, other) // on one card
+		apart(t, c, other) // across two
 		apart(t, c, none)
+		apart(t, a, none)
 	})
 	t.Run("no VLAN, after release", func(t *testing.T) {
 		a, b := attached(t, engine, pfs[0], 0, 1, nil), attached(t, engine, pfs[0], 1, 2, nil)

@@ -9,10 +9,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -28,6 +30,12 @@ type Machine struct {
 	Initramfs string      // file
 	Cards     int         // igb cards, all on one wire
 	MemoryMiB int
+	// Processors is 1 but for a guest with many VFs: with two, one boot in a hundred was seen to hang; with one, the last
+	// of 56 VFs could not be set up (ENOSPC), probably as a processor has some 200 interrupt vectors.
+	Processors int
+	// Forward is a command that is run for each connection of the guest to plan.APIAddress, with the connection as
+	// standard input and output. The guest has a NIC for that, and none if it is empty.
+	Forward []string
 	// Console is the file that the kernel's messages are written to; they go to the terminal if it is "".
 	Console string
 	// Boot is how long the guest may take until its process 1 runs, and Limit until it ends.
@@ -47,6 +55,12 @@ func (m Machine) Run(ctx context.Context, line func(string)) (status int, err er
 	if err != nil {
 		return 0, err
 	}
+	c, err := newControl(m.Cards)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, c.close()) }()
+	command = append(command, c.args()...)
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	w := &watch{line: line, last: "nothing", late: time.AfterFunc(m.Boot, func() {
@@ -84,6 +98,7 @@ func (m Machine) run(ctx context.Context, command []string, w *watch) (said stri
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	cmd.WaitDelay = 10 * time.Second // for the processes of Forward, which have its standard error
 	if m.Console == "" {
 		w.late.Stop() // a person watches
 		cmd.Stdin, cmd.Stdout = os.Stdin, os.Stdout
@@ -153,11 +168,11 @@ func (m Machine) command() ([]string, error) {
 	args := []string{
 		"-L", m.Root.Path("/usr/share/qemu"), "-L", m.Root.Path("/usr/share/seabios"),
 		"-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max",
-		// With two processors one boot in a hundred was seen to hang.
-		"-smp", "1", "-m", strconv.Itoa(m.MemoryMiB),
+		"-smp", strconv.Itoa(m.Processors), "-m", strconv.Itoa(m.MemoryMiB),
 		"-object", fmt.Sprintf("memory-backend-ram,id=memory0,size=%dM", m.MemoryMiB-farMiB),
 		"-object", fmt.Sprintf("memory-backend-ram,id=memory1,size=%dM", farMiB),
-		"-numa", "node,nodeid=0,cpus=0,memdev=memory0", "-numa", "node,nodeid=1,memdev=memory1",
+		"-numa", fmt.Sprintf("node,nodeid=0,cpus=0-%d,memdev=memory0", m.Processors-1),
+		"-numa", "node,nodeid=1,memdev=memory1",
 		"-nodefaults", "-display", "none", "-vga", "none", "-no-reboot",
 		"-device", fmt.Sprintf("isa-debug-exit,iobase=%#x,iosize=1", plan.Port),
 		"-device", "intel-iommu,intremap=off",
@@ -168,7 +183,8 @@ func (m Machine) command() ([]string, error) {
 	} else {
 		args = append(args, "-serial", "file:"+m.Console, "-serial", "stdio")
 	}
-	return m.Root.Command("/usr/bin/qemu-system-x86_64", append(args, m.cards()...)...), nil
+	args = append(args, m.cards()...)
+	return m.Root.Command("/usr/bin/qemu-system-x86_64", append(args, m.forward()...)...), nil
 }
 
 // farMiB is the memory of the second NUMA node, which has no processor.
@@ -183,13 +199,46 @@ func (m Machine) cards() []string {
 		if i > 0 && i == m.Cards-1 {
 			bus = "far"
 		}
+		properties := card(i)
+		device := properties["driver"]
+		for _, name := range slices.Sorted(maps.Keys(properties)) {
+			if name != "driver" {
+				device += "," + name + "=" + properties[name]
+			}
+		}
 		args = append(args,
 			"-device", fmt.Sprintf("pcie-root-port,bus=%s,id=slot%d,chassis=%d,slot=%d", bus, i, i+1, i+1),
-			"-netdev", fmt.Sprintf("hubport,hubid=0,id=wire%d", i),
-			"-device", fmt.Sprintf("igb,bus=slot%d,id=card%d,netdev=wire%d,mac=52:54:00:aa:00:%02x,romfile=", i, i, i, i+1),
+			"-netdev", fmt.Sprintf("hubport,hubid=0,id=wire%d", i), "-device", device,
 		)
 	}
 	return args
+}
+
+// card are the properties of a card's device.
+func card(i int) map[string]string {
+	return map[string]string{
+		"driver": "igb", "id": fmt.Sprintf("card%d", i), "bus": fmt.Sprintf("slot%d", i), "netdev": fmt.Sprintf("wire%d", i),
+		"mac": fmt.Sprintf("52:54:00:aa:00:%02x", i+1), "romfile": "",
+	}
+}
+
+// forward is the NIC that leads to plan.APIAddress and nowhere else. A command for each connection, as with -cmd here,
+// keeps them apart; other kinds of guestfwd have one for all.
+func (m Machine) forward() []string {
+	if len(m.Forward) == 0 {
+		return nil
+	}
+	var command []string
+	for _, word := range m.Forward {
+		// QEMU parses it as an option, where a comma is written twice, and then GLib as a shell does.
+		word = strings.ReplaceAll(word, ",", ",,")
+		command = append(command, "'"+strings.ReplaceAll(word, "'", `'\''`)+"'")
+	}
+	way := fmt.Sprintf("guestfwd=tcp:%s-cmd:%s", plan.APIAddress, strings.Join(command, " "))
+	return []string{
+		"-netdev", "user,id=host,ipv6=off,restrict=on," + way,
+		"-device", "virtio-net-pci,bus=pcie.0,netdev=host,romfile=",
+	}
 }
 
 // timestampKHz is the rate of this machine's time stamp counter, which a guest sees; 0 if it is unknown.

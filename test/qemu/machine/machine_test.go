@@ -34,7 +34,8 @@ func fake(t *testing.T, script string) machine.Machine {
 		t.Fatal(err)
 	}
 	return machine.Machine{
-		Root: root, Initramfs: "image", Cards: 2, MemoryMiB: 512, Console: console, Boot: time.Minute, Limit: time.Minute,
+		Root: root, Initramfs: "image", Cards: 2, MemoryMiB: 512, Processors: 1,
+		Console: console, Boot: time.Minute, Limit: time.Minute,
 	}
 }
 
@@ -98,13 +99,15 @@ func TestRunIsInterrupted(t *testing.T) {
 // TestCommandLine: what the guest is made of.
 func TestCommandLine(t *testing.T) {
 	m := fake(t, `printf '%s\n' "$@"; exit 33`)
+	m.Forward = []string{"/a path/it's,here", "pipe"}
 	var args []string
 	if _, err := m.Run(t.Context(), func(arg string) { args = append(args, arg) }); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
 		m.Root.Path("/usr/bin/qemu-system-x86_64"), m.Root.Path("/boot/vmlinuz-6.12.1-amd64"), "tcg,thread=multi",
-		"igb,bus=slot1,id=card1,netdev=wire1,mac=52:54:00:aa:00:02,romfile=", "file:" + m.Console,
+		"igb,bus=slot1,id=card1,mac=52:54:00:aa:00:02,netdev=wire1,romfile=", "file:" + m.Console,
+		`user,id=host,ipv6=off,restrict=on,guestfwd=tcp:10.0.2.100:6443-cmd:'/a path/it'\''s,,here' 'pipe'`,
 	} {
 		if !slices.Contains(args, want) {
 			t.Errorf("no argument %q in %q", want, args)

@@ -17,6 +17,27 @@ const GuestVariable = "XPU_QEMU_GUEST"
 // Modules is the directory of the guest that kernel modules lie in.
 const Modules = "/usr/lib/modules"
 
+// Programs is the directory of the guest that the project's own programs lie in.
+const Programs = "/usr/bin"
+
+// What a guest has whose suites ask for an API server. It runs on the host, and is that of this guest alone.
+const (
+	// AdminKubeconfig is the kubeconfig of one who may do everything.
+	AdminKubeconfig = "/etc/kubernetes/admin.conf"
+	// AgentKubeconfig is that of the agent on the node NodeName, which may do what deploy/agent lets it.
+	AgentKubeconfig = "/etc/kubernetes/agent.conf"
+	// NodeName is the node that the guest is. There is no Node object of it at first.
+	NodeName = "guest"
+	// HostNetdev is the NIC on the way to the API server, at HostDriver's only PCI function.
+	HostNetdev = "host0"
+	HostDriver = "virtio_net"
+	// GuestAddress is the NIC's own, and APIAddress where the API server is, which is all that can be reached.
+	GuestAddress = "10.0.2.15/24"
+	APIAddress   = "10.0.2.100:6443"
+	// APIServerName is a name that the certificate of the API server has.
+	APIServerName = "localhost"
+)
+
 // Plan is all that a guest does from boot to end.
 type Plan struct {
 	// Guest is the guest's name, which its commands have in the environment as [GuestVariable].
@@ -25,9 +46,12 @@ type Plan struct {
 	Modules []Module
 	// VFs is how many VFs to make at each PF before the first command.
 	VFs int
-	// Commands run one after the other, whatever the earlier ones returned.
+	// API says that the guest has a NIC that leads to an API server; see [APIAddress].
+	API bool
+	// Commands run one after the other, whatever the earlier ones returned. One that leaves something behind, such as a
+	// PF without link, has failed: it ends with a status other than 0.
 	Commands []Command
-	// Shell asks for a shell on the console after the commands. The guest ends with it.
+	// Shell asks for a shell on the console instead of commands. The guest ends with it.
 	Shell bool
 }
 

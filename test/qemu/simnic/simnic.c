@@ -6,11 +6,16 @@
  *  - legacy: MAC switch with VST vlan, spoofchk, trust, rate (up to the speed of 25 Gbit/s),
  *    link-state (ndo_set_vf_*)
  *  - switchdev: pcivf devlink ports + representors; rep <-> function pipe
- *  - devlink port add flavour pcisf; port function hw_addr/state/roce; an active SF
+ *  - devlink port add flavour pcisf; port function hw_addr/state; an active SF
  *    is an auxiliary device <auxprefix>.sf.N with an sfnum file and a netdev
- *  - devlink rate objects, a health reporter "fw" (echo x > .../simnic_break)
+ *  - devlink rate objects; health reporters "fw" of the PF and "vnic" of each VF's port:
+ *    simnic_break takes "1" (or "1 N" for VF N), an error that recovery fails for until
+ *    "0" (or "0 N"), and "x", an error that is recovered at once
+ *  - each VF is a vDPA management device: its vDPA devices are virtio-net to drivers of
+ *    the vDPA bus, and carry nothing
  */
 #include <linux/module.h>
+#include <linux/delay.h>
 #include <linux/pci.h>
 #include <linux/netdevice.h>
 #include <linux/etherdevice.h>
@@ -19,11 +24,17 @@
 #include <linux/if_link.h>
 #include <linux/auxiliary_bus.h>
 #include <linux/idr.h>
+#include <linux/vdpa.h>
+#include <linux/virtio_ids.h>
+#include <linux/virtio_net.h>
+#include <uapi/linux/vdpa.h>
 #include <net/devlink.h>
 
 #define MAX_VFS 127
 static char *auxprefix = "simnic";
 module_param(auxprefix, charp, 0444);
+static uint slow;		/* ms that a card takes to tell its eswitch mode */
+module_param(slow, uint, 0644);
 static DEFINE_IDA(sf_ida);
 static DEFINE_IDA(pf_ida);
 
@@ -31,13 +42,15 @@ struct snic_pf;
 enum kind { UPLINK, REP, FUNC };
 struct snic_fn {
 	struct snic_pf *pf;
-	bool sf, active, roce, port_reg;
+	bool sf, active, port_reg, broken;
+	struct devlink_health_reporter *hr;
 	u32 num;		/* vf number or sfnum */
 	int auxid;
 	u8 mac[ETH_ALEN];
 	struct net_device __rcu *rep, *dev;
 	struct devlink_port port;
 	struct auxiliary_device *aux;
+	struct vdpa_mgmt_dev vdpa;
 	struct list_head list;
 	/* legacy VF config */
 	u16 vlan; u8 qos; bool spoofchk, trusted; int link, min, max;
@@ -54,6 +67,7 @@ struct snic_pf {
 	struct devlink_port port;
 	struct netdev_phys_item_id swid;
 	struct devlink_health_reporter *hr;
+	bool broken;
 };
 struct snic_nd { struct snic_pf *pf; struct snic_fn *fn; enum kind kind; };
 struct snic_aux { struct auxiliary_device adev; struct snic_fn *fn; };
@@ -336,8 +350,6 @@ static int fn_mac_set(struct devlink_port *p, const u8 *a, int l, struct netlink
 	ether_addr_copy(p2f(p)->mac, a);
 	return 0;
 }
-static int fn_roce_get(struct devlink_port *p, bool *on, struct netlink_ext_ack *e) { *on = p2f(p)->roce; return 0; }
-static int fn_roce_set(struct devlink_port *p, bool on, struct netlink_ext_ack *e) { p2f(p)->roce = on; return 0; }
 static int fn_state_get(struct devlink_port *p, enum devlink_port_fn_state *s,
 			enum devlink_port_fn_opstate *o, struct netlink_ext_ack *e)
 {
@@ -406,14 +418,35 @@ static int fn_state_set(struct devlink_port *p, enum devlink_port_fn_state s, st
 static int sf_del(struct devlink *dl, struct devlink_port *p, struct netlink_ext_ack *e);
 static const struct devlink_port_ops vf_port_ops = {
 	.port_fn_hw_addr_get = fn_mac_get, .port_fn_hw_addr_set = fn_mac_set,
-	.port_fn_roce_get = fn_roce_get, .port_fn_roce_set = fn_roce_set,
 };
 static const struct devlink_port_ops sf_port_ops = {
 	.port_del = sf_del,
 	.port_fn_hw_addr_get = fn_mac_get, .port_fn_hw_addr_set = fn_mac_set,
-	.port_fn_roce_get = fn_roce_get, .port_fn_roce_set = fn_roce_set,
 	.port_fn_state_get = fn_state_get, .port_fn_state_set = fn_state_set,
 };
+
+/* ---- health: what a reporter has as its priv says whether recovery fails */
+static int hr_recover(struct devlink_health_reporter *r, void *c, struct netlink_ext_ack *e)
+{
+	bool *broken = devlink_health_reporter_priv(r);
+
+	return READ_ONCE(*broken) ? -EIO : 0;
+}
+static int hr_diag(struct devlink_health_reporter *r, struct devlink_fmsg *m, struct netlink_ext_ack *e)
+{
+	devlink_fmsg_string_pair_put(m, "Synd", "0x0");
+	return 0;
+}
+static const struct devlink_health_reporter_ops hr_ops = { .name = "fw", .recover = hr_recover, .diagnose = hr_diag };
+static const struct devlink_health_reporter_ops hr_port_ops = {
+	.name = "vnic", .recover = hr_recover, .diagnose = hr_diag,
+};
+static void fn_hr_del(struct snic_fn *f)
+{
+	if (!IS_ERR_OR_NULL(f->hr))
+		devl_health_reporter_destroy(f->hr);
+	f->hr = NULL;
+}
 static int fn_rep_add(struct snic_fn *f)	/* devl lock */
 {
 	struct snic_pf *pf = f->pf;
@@ -433,8 +466,11 @@ static int fn_rep_add(struct snic_fn *f)	/* devl lock */
 		return err;
 	f->port_reg = true;
 	devl_rate_leaf_create(&f->port, f, NULL);
+	if (!f->sf)
+		f->hr = devl_port_health_reporter_create(&f->port, &hr_port_ops, 0, &f->broken);
 	rep = mknd(pf, f, REP, &pf->pdev->dev, &f->port, NULL);
 	if (IS_ERR(rep)) {
+		fn_hr_del(f);
 		devl_rate_leaf_destroy(&f->port);
 		devl_port_unregister(&f->port);
 		f->port_reg = false;
@@ -451,6 +487,7 @@ static void fn_rep_del(struct snic_fn *f)
 	if (!f->port_reg)
 		return;
 	rmnd(&f->rep);
+	fn_hr_del(f);
 	devl_rate_leaf_destroy(&f->port);
 	devl_port_unregister(&f->port);
 	f->port_reg = false;
@@ -463,7 +500,7 @@ static struct snic_fn *fn_new(struct snic_pf *pf, bool sf, u32 num)
 	struct snic_fn *f = kzalloc(sizeof(*f), GFP_KERNEL);
 
 	if (f) {
-		f->pf = pf; f->sf = sf; f->num = num; f->roce = true;
+		f->pf = pf; f->sf = sf; f->num = num;
 	}
 	return f;
 }
@@ -491,6 +528,11 @@ static int sf_new(struct devlink *dl, const struct devlink_port_new_attrs *a,
 	if (!f)
 		return -ENOMEM;
 	f->auxid = ida_alloc_min(&sf_ida, 2, GFP_KERNEL);
+	if (f->auxid < 0) {
+		err = f->auxid;
+		kfree(f);
+		return err;
+	}
 	err = fn_rep_add(f);
 	if (err) {
 		ida_free(&sf_ida, f->auxid);
@@ -514,7 +556,12 @@ static int sf_del(struct devlink *dl, struct devlink_port *p, struct netlink_ext
 	sf_destroy(p2f(p));
 	return 0;
 }
-static int mode_get(struct devlink *dl, u16 *m) { *m = (*(struct snic_pf **)devlink_priv(dl))->mode; return 0; }
+static int mode_get(struct devlink *dl, u16 *m)
+{
+	msleep(READ_ONCE(slow));
+	*m = (*(struct snic_pf **)devlink_priv(dl))->mode;
+	return 0;
+}
 static int mode_set(struct devlink *dl, u16 m, struct netlink_ext_ack *e)
 {
 	struct snic_pf *pf = *(struct snic_pf **)devlink_priv(dl);
@@ -527,8 +574,12 @@ static int mode_set(struct devlink *dl, u16 m, struct netlink_ext_ack *e)
 		pf->mode = m;
 		for (i = 0; i < pf->nvfs; i++) {
 			err = fn_rep_add(pf->vf[i]);
-			if (err)
-				return err;
+			if (!err)
+				continue;
+			while (i--)
+				fn_rep_del(pf->vf[i]);
+			pf->mode = DEVLINK_ESWITCH_MODE_LEGACY;
+			return err;
 		}
 		return 0;
 	}
@@ -538,54 +589,44 @@ static int mode_set(struct devlink *dl, u16 m, struct netlink_ext_ack *e)
 		sf_destroy(f);
 	for (i = 0; i < pf->nvfs; i++)
 		fn_rep_del(pf->vf[i]);
-	devl_rate_nodes_destroy(dl);
 	pf->mode = m;
 	return 0;
 }
-static int info_get(struct devlink *dl, struct devlink_info_req *r, struct netlink_ext_ack *e)
+static int rate_leaf(struct devlink_rate *r, void *p, u64 v, struct netlink_ext_ack *e)
 {
-	return devlink_info_version_running_put(r, "fw.version", "22.41.1000");
-}
-static int rate_leaf(struct devlink_rate *r, void *p, u64 v, struct netlink_ext_ack *e) { return 0; }
-static int rate_node_new(struct devlink_rate *r, void **p, struct netlink_ext_ack *e) { *p = r; return 0; }
-static int rate_node_del(struct devlink_rate *r, void *p, struct netlink_ext_ack *e) { return 0; }
-static int rate_parent(struct devlink_rate *c, struct devlink_rate *p, void *a, void *b, struct netlink_ext_ack *e) { return 0; }
-static const struct devlink_ops dl_ops = {
-	.eswitch_mode_get = mode_get, .eswitch_mode_set = mode_set, .port_new = sf_new, .info_get = info_get,
-	.rate_leaf_tx_share_set = rate_leaf, .rate_leaf_tx_max_set = rate_leaf,
-	.rate_node_tx_share_set = rate_leaf, .rate_node_tx_max_set = rate_leaf,
-	.rate_node_new = rate_node_new, .rate_node_del = rate_node_del,
-	.rate_leaf_parent_set = rate_parent, .rate_node_parent_set = rate_parent,
-};
-static int hr_recover(struct devlink_health_reporter *r, void *c, struct netlink_ext_ack *e) { return 0; }
-static int hr_diag(struct devlink_health_reporter *r, struct devlink_fmsg *m, struct netlink_ext_ack *e)
-{
-	devlink_fmsg_string_pair_put(m, "Synd", "0x0");
+	if (v > SPEED_25000 * 125000ULL) {	/* bytes per second */
+		NL_SET_ERR_MSG(e, "Rate is above the speed of the port");
+		return -EINVAL;
+	}
 	return 0;
 }
-static const struct devlink_health_reporter_ops hr_ops = { .name = "fw", .recover = hr_recover, .diagnose = hr_diag };
+static const struct devlink_ops dl_ops = {
+	.eswitch_mode_get = mode_get, .eswitch_mode_set = mode_set, .port_new = sf_new,
+	.rate_leaf_tx_share_set = rate_leaf, .rate_leaf_tx_max_set = rate_leaf,
+};
 static ssize_t simnic_break_store(struct device *d, struct device_attribute *a, const char *b, size_t n)
 {
 	struct snic_pf *pf = dev_get_drvdata(d);
-	int err = devlink_health_report(pf->hr, "simulated fatal error", NULL);
+	struct devlink_health_reporter *hr = pf->hr;
+	bool *broken = &pf->broken;
+	int vf;
 
-	return err ? err : n;
-}
-static DEVICE_ATTR_WO(simnic_break);
-static ssize_t simnic_carrier_store(struct device *d, struct device_attribute *a, const char *b, size_t n)
-{
-	struct snic_pf *pf = dev_get_drvdata(d);
+	if (sscanf(b + 1, " %d", &vf) == 1) {
+		struct snic_fn *f = vf >= 0 && vf < pf->nvfs ? pf->vf[vf] : NULL;
 
-	rtnl_lock();
-	if (b[0] == '1')
-		netif_carrier_on(pf->uplink);
+		if (!f || IS_ERR_OR_NULL(f->hr))
+			return -ENODEV;	/* there are ports in mode switchdev only */
+		hr = f->hr;
+		broken = &f->broken;
+	}
+	WRITE_ONCE(*broken, b[0] == '1');
+	if (b[0] == '0')
+		devlink_health_reporter_state_update(hr, DEVLINK_HEALTH_REPORTER_STATE_HEALTHY);
 	else
-		netif_carrier_off(pf->uplink);
-	refresh(pf->uplink);
-	rtnl_unlock();
+		devlink_health_report(hr, "simulated error", NULL);
 	return n;
 }
-static DEVICE_ATTR_WO(simnic_carrier);
+static DEVICE_ATTR_WO(simnic_break);
 
 /* ---- SF auxiliary driver */
 static int sf_probe(struct auxiliary_device *a, const struct auxiliary_device_id *id)
@@ -606,6 +647,106 @@ static void sf_remove(struct auxiliary_device *a) { rmnd(&container_of(a, struct
 static struct auxiliary_device_id sf_ids[2];
 static struct auxiliary_driver sf_drv = { .name = "sf", .probe = sf_probe, .remove = sf_remove, .id_table = sf_ids };
 
+/* ---- vDPA: virtio-net devices without a data path */
+#define VDPA_VQS 2
+struct snic_vdpa {
+	struct vdpa_device vdpa;
+	u64 features;
+	u8 status;
+	struct { bool ready; u16 avail; } vq[VDPA_VQS];
+	struct virtio_net_config config;
+};
+static struct snic_vdpa *v2s(struct vdpa_device *v) { return container_of(v, struct snic_vdpa, vdpa); }
+static int va_vq_address(struct vdpa_device *v, u16 i, u64 desc, u64 driver, u64 device) { return 0; }
+static void va_vq_num(struct vdpa_device *v, u16 i, u32 num) { }
+static void va_kick(struct vdpa_device *v, u16 i) { }
+static void va_vq_cb(struct vdpa_device *v, u16 i, struct vdpa_callback *cb) { }
+static void va_vq_ready(struct vdpa_device *v, u16 i, bool ready) { v2s(v)->vq[i].ready = ready; }
+static bool va_vq_is_ready(struct vdpa_device *v, u16 i) { return v2s(v)->vq[i].ready; }
+static int va_vq_set_state(struct vdpa_device *v, u16 i, const struct vdpa_vq_state *state)
+{
+	v2s(v)->vq[i].avail = state->split.avail_index;
+	return 0;
+}
+static int va_vq_get_state(struct vdpa_device *v, u16 i, struct vdpa_vq_state *state)
+{
+	state->split.avail_index = v2s(v)->vq[i].avail;
+	return 0;
+}
+static u32 va_vq_align(struct vdpa_device *v) { return PAGE_SIZE; }
+static u16 va_vq_max(struct vdpa_device *v) { return 256; }
+static u64 va_features(struct vdpa_device *v)
+{
+	return BIT_ULL(VIRTIO_F_VERSION_1) | BIT_ULL(VIRTIO_F_ACCESS_PLATFORM) | BIT_ULL(VIRTIO_NET_F_MAC);
+}
+static int va_set_features(struct vdpa_device *v, u64 features)
+{
+	if (features & ~va_features(v))
+		return -EINVAL;
+	v2s(v)->features = features;
+	return 0;
+}
+static u64 va_get_features(struct vdpa_device *v) { return v2s(v)->features; }
+static void va_config_cb(struct vdpa_device *v, struct vdpa_callback *cb) { }
+static u32 va_device_id(struct vdpa_device *v) { return VIRTIO_ID_NET; }
+static u32 va_vendor_id(struct vdpa_device *v) { return PCI_VENDOR_ID_INTEL; }
+static u8 va_get_status(struct vdpa_device *v) { return v2s(v)->status; }
+static void va_set_status(struct vdpa_device *v, u8 status) { v2s(v)->status = status; }
+static int va_reset(struct vdpa_device *v)
+{
+	struct snic_vdpa *s = v2s(v);
+
+	s->status = 0;
+	s->features = 0;
+	memset(s->vq, 0, sizeof(s->vq));
+	return 0;
+}
+static size_t va_config_size(struct vdpa_device *v) { return sizeof(v2s(v)->config); }
+static void va_get_config(struct vdpa_device *v, unsigned int offset, void *buf, unsigned int len)
+{
+	if (offset + len <= sizeof(v2s(v)->config))
+		memcpy(buf, (u8 *)&v2s(v)->config + offset, len);
+}
+static void va_set_config(struct vdpa_device *v, unsigned int offset, const void *buf, unsigned int len) { }
+static int va_map(struct vdpa_device *v, unsigned int asid, struct vhost_iotlb *iotlb) { return 0; }
+static const struct vdpa_config_ops vdpa_ops = {
+	.set_vq_address = va_vq_address, .set_vq_num = va_vq_num, .kick_vq = va_kick, .set_vq_cb = va_vq_cb,
+	.set_vq_ready = va_vq_ready, .get_vq_ready = va_vq_is_ready, .set_vq_state = va_vq_set_state,
+	.get_vq_state = va_vq_get_state, .get_vq_align = va_vq_align, .get_vq_num_max = va_vq_max,
+	.get_device_features = va_features, .set_driver_features = va_set_features,
+	.get_driver_features = va_get_features, .set_config_cb = va_config_cb, .get_device_id = va_device_id,
+	.get_vendor_id = va_vendor_id, .get_status = va_get_status, .set_status = va_set_status, .reset = va_reset,
+	.get_config_size = va_config_size, .get_config = va_get_config, .set_config = va_set_config, .set_map = va_map,
+};
+static int vdpa_dev_add(struct vdpa_mgmt_dev *m, const char *name, const struct vdpa_dev_set_config *c)
+{
+	struct snic_fn *f = container_of(m, struct snic_fn, vdpa);
+	struct snic_vdpa *s;
+	int err;
+
+	s = vdpa_alloc_device(struct snic_vdpa, vdpa, m->device, &vdpa_ops, 1, 1, name, false);
+	if (IS_ERR(s))
+		return PTR_ERR(s);
+	s->vdpa.dma_dev = m->device;
+	s->vdpa.mdev = m;
+	ether_addr_copy(s->config.mac, f->mac);
+	err = _vdpa_register_device(&s->vdpa, VDPA_VQS);
+	if (err)
+		put_device(&s->vdpa.dev);
+	return err;
+}
+static void vdpa_dev_del(struct vdpa_mgmt_dev *m, struct vdpa_device *v) { _vdpa_unregister_device(v); }
+static const struct vdpa_mgmtdev_ops vdpa_mgmt_ops = { .dev_add = vdpa_dev_add, .dev_del = vdpa_dev_del };
+static struct virtio_device_id vdpa_ids[] = { { VIRTIO_ID_NET, VIRTIO_DEV_ANY_ID }, { 0 } };
+static int fn_vdpa_add(struct snic_fn *f, struct device *parent)
+{
+	f->vdpa.device = parent;
+	f->vdpa.ops = &vdpa_mgmt_ops;
+	f->vdpa.id_table = vdpa_ids;
+	f->vdpa.max_supported_vqs = VDPA_VQS;
+	return vdpa_mgmtdev_register(&f->vdpa);
+}
+
 /* ---- PCI */
 static int vf_probe(struct pci_dev *pdev)
 {
@@ -614,7 +755,7 @@ static int vf_probe(struct pci_dev *pdev)
 	struct net_device *d;
 	struct snic_fn *f;
 
-	if (pci_physfn(pdev)->driver != pdev->driver && (!pf || strcmp(pci_physfn(pdev)->driver->name, "simnic")))
+	if (pci_physfn(pdev)->driver != pdev->driver)
 		return -ENODEV;
 	f = pf->vf[n];
 	d = mknd(pf, f, FUNC, &pdev->dev, NULL, f->mac);
@@ -625,40 +766,69 @@ static int vf_probe(struct pci_dev *pdev)
 	rcu_assign_pointer(f->dev, d);
 	fn_carrier(f);
 	rtnl_unlock();
+	if (fn_vdpa_add(f, &pdev->dev))
+		f->vdpa.device = NULL;
+	return 0;
+}
+static void vfs_free(struct snic_pf *pf)	/* devl lock; their PCI functions are gone */
+{
+	while (pf->nvfs) {
+		struct snic_fn *f = pf->vf[pf->nvfs - 1];
+
+		fn_rep_del(f);
+		rtnl_lock();	/* for those who ask for or set what a VF has */
+		WRITE_ONCE(pf->vf[--pf->nvfs], NULL);
+		rtnl_unlock();
+		synchronize_net();	/* for l2switch */
+		kfree(f);
+	}
+}
+static int vfs_new(struct snic_pf *pf, int n)	/* devl lock */
+{
+	struct snic_fn *f;
+	int err;
+
+	while (pf->nvfs < n) {
+		f = fn_new(pf, false, pf->nvfs);
+		if (!f)
+			return -ENOMEM;
+		if (pf->mode == DEVLINK_ESWITCH_MODE_SWITCHDEV) {
+			err = fn_rep_add(f);
+			if (err) {
+				kfree(f);
+				return err;
+			}
+		}
+		rtnl_lock();
+		WRITE_ONCE(pf->vf[pf->nvfs++], f);
+		rtnl_unlock();
+	}
 	return 0;
 }
 static int snic_sriov(struct pci_dev *pdev, int n)
 {
 	struct snic_pf *pf = pci_get_drvdata(pdev);
-	int i, err;
+	int err = 0;
 
 	if (n > MAX_VFS)
 		return -EINVAL;
-	if (!n) {
+	if (!n)
 		pci_disable_sriov(pdev);
-		devl_lock(pf->devlink);
-		for (i = pf->nvfs - 1; i >= 0; i--) {
-			struct snic_fn *f = pf->vf[i];
-
-			fn_rep_del(f);
-			WRITE_ONCE(pf->vf[i], NULL);
-			synchronize_net();
-			kfree(f);
-		}
-		pf->nvfs = 0;
-		devl_unlock(pf->devlink);
-		return 0;
-	}
 	devl_lock(pf->devlink);
-	for (i = 0; i < n; i++)
-		pf->vf[i] = fn_new(pf, false, i);
-	pf->nvfs = n;
-	if (pf->mode == DEVLINK_ESWITCH_MODE_SWITCHDEV)
-		for (i = 0; i < n; i++)
-			fn_rep_add(pf->vf[i]);
+	if (n)
+		err = vfs_new(pf, n);
+	if (!n || err)
+		vfs_free(pf);
 	devl_unlock(pf->devlink);
-	err = pci_enable_sriov(pdev, n);
-	return err ? err : n;
+	if (!n || err)
+		return err;
+	err = pci_enable_sriov(pdev, n);	/* probes the VFs */
+	if (!err)
+		return n;
+	devl_lock(pf->devlink);
+	vfs_free(pf);
+	devl_unlock(pf->devlink);
+	return err;
 }
 static int snic_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 {
@@ -673,6 +843,11 @@ static int snic_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 		return -ENOMEM;
 	pf->pdev = pdev;
 	pf->id = ida_alloc(&pf_ida, GFP_KERNEL);
+	if (pf->id < 0) {
+		err = pf->id;
+		kfree(pf);
+		return err;
+	}
 	INIT_LIST_HEAD(&pf->sfs);
 	pf->swid.id_len = 8;
 	get_random_bytes(pf->swid.id, 8);
@@ -694,18 +869,19 @@ static int snic_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	err = devl_port_register(pf->devlink, &pf->port, 0);
 	if (err)
 		goto e_dl;
-	pf->hr = devl_health_reporter_create(pf->devlink, &hr_ops, 0, pf);
+	pf->hr = devl_health_reporter_create(pf->devlink, &hr_ops, 0, &pf->broken);
 	pf->uplink = mknd(pf, NULL, UPLINK, &pdev->dev, &pf->port, NULL);
 	if (IS_ERR(pf->uplink)) {
 		err = PTR_ERR(pf->uplink);
 		goto e_port;
 	}
 	device_create_file(&pdev->dev, &dev_attr_simnic_break);
-	device_create_file(&pdev->dev, &dev_attr_simnic_carrier);
 	devl_register(pf->devlink);
 	devl_unlock(pf->devlink);
 	return 0;
 e_port:
+	if (!IS_ERR_OR_NULL(pf->hr))
+		devl_health_reporter_destroy(pf->hr);
 	devl_port_unregister(&pf->port);
 e_dl:
 	devl_unlock(pf->devlink);
@@ -723,19 +899,20 @@ static void snic_remove(struct pci_dev *pdev)
 	struct snic_fn *f, *t;
 
 	if (pdev->is_virtfn) {
-		rmnd(&((struct snic_fn *)pci_get_drvdata(pdev))->dev);
+		f = pci_get_drvdata(pdev);
+		if (f->vdpa.device)
+			vdpa_mgmtdev_unregister(&f->vdpa);
+		rmnd(&f->dev);
 		return;
 	}
 	pf = pci_get_drvdata(pdev);
 	if (pf->nvfs)
 		snic_sriov(pdev, 0);
 	device_remove_file(&pdev->dev, &dev_attr_simnic_break);
-	device_remove_file(&pdev->dev, &dev_attr_simnic_carrier);
 	devl_lock(pf->devlink);
 	devl_unregister(pf->devlink);
 	list_for_each_entry_safe(f, t, &pf->sfs, list)
 		sf_destroy(f);
-	devl_rate_nodes_destroy(pf->devlink);
 	unregister_netdev(pf->uplink);
 	free_netdev(pf->uplink);
 	if (!IS_ERR_OR_NULL(pf->hr))

@@ -23,6 +23,9 @@ import (
 
 const pciDevices = "/sys/bus/pci/devices"
 
+// patience is how long kernel and cards may take for one thing.
+const patience = 20 * time.Second
+
 func main() {
 	status := 1
 	output, err := start()
@@ -84,17 +87,43 @@ func run(output *os.File) (status int, err error) {
 			return 1, fmt.Errorf("load %s: %w", module.File, err)
 		}
 	}
+	if p.API {
+		if err := wayToHost(); err != nil {
+			return 1, err
+		}
+	}
 	if err := networks(p.VFs); err != nil {
 		return 1, err
 	}
+	if p.Shell {
+		return shell(), nil
+	}
+	return runAll(output, p)
+}
+
+// runAll runs the commands. One that leaves something behind has failed, and should not make the next one fail.
+func runAll(output *os.File, p plan.Plan) (status int, err error) {
+	var before state
 	for _, c := range p.Commands {
+		if before == nil {
+			if before, err = settled(); err != nil {
+				return 1, err
+			}
+		}
 		tell(output, plan.Event{Kind: plan.Begin, Name: c.Name})
 		this := command(output, c)
+		left, err := leftBehind(before)
+		if err == nil && len(left) > 0 {
+			fmt.Fprintf(output, "guestinit: what %s left behind:\n  %s\n", c.Name, strings.Join(left, "\n  "))
+			_ = unix.Kill(-1, unix.SIGKILL) // all but this process
+			err, before = networks(p.VFs), nil
+			this = max(this, 1)
+		}
 		tell(output, plan.Event{Kind: plan.End, Status: this, Name: c.Name})
+		if err != nil {
+			return 1, err
+		}
 		status = max(status, this)
-	}
-	if p.Shell {
-		status = shell()
 	}
 	return status, nil
 }
@@ -127,7 +156,31 @@ func load(module plan.Module) error {
 	return nil
 }
 
-// networks brings up lo and the PFs, and makes VFs.
+// wayToHost makes the NIC to the host usable, whose driver is loaded by now. It gets a name of its own at once, so that
+// those of other netdevs do not depend on it.
+func wayToHost() error {
+	found, err := await(filepath.Join("/sys/bus/virtio/drivers", plan.HostDriver, "virtio*/net/*"))
+	if err != nil {
+		return err
+	}
+	link, err := netlink.LinkByName(filepath.Base(found))
+	if err != nil {
+		return err
+	}
+	address, err := netlink.ParseAddr(plan.GuestAddress)
+	if err != nil {
+		return err
+	}
+	if err := netlink.LinkSetName(link, plan.HostNetdev); err != nil {
+		return fmt.Errorf("name netdev %s %s: %w", link.Attrs().Name, plan.HostNetdev, err)
+	}
+	if err := netlink.AddrAdd(link, address); err != nil {
+		return fmt.Errorf("netdev %s: address %s: %w", plan.HostNetdev, address, err)
+	}
+	return up(plan.HostNetdev)
+}
+
+// networks brings up lo and the PFs, and makes VFs at those that have another number of them.
 func networks(vfs int) error {
 	pfs, err := filepath.Glob(filepath.Join(pciDevices, "*/sriov_numvfs"))
 	if err != nil {
@@ -145,16 +198,35 @@ func networks(vfs int) error {
 		if err := up(filepath.Base(name)); err != nil {
 			return err
 		}
-		if vfs == 0 {
-			continue
+		if err := makeVFs(pf, vfs); err != nil {
+			return fmt.Errorf("PF %s: %w", filepath.Base(pf), err)
 		}
-		if err := os.WriteFile(numVFs, []byte(strconv.Itoa(vfs)), 0); err != nil {
+	}
+	return nil
+}
+
+func makeVFs(pf string, vfs int) error {
+	file := filepath.Join(pf, "sriov_numvfs")
+	content, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	has := strings.TrimSpace(string(content))
+	want := strconv.Itoa(vfs)
+	if has == want {
+		return nil
+	}
+	if has != "0" { // from one number to another is refused
+		if err := os.WriteFile(file, []byte("0"), 0); err != nil {
 			return err
 		}
-		for i := range vfs {
-			if _, err := await(filepath.Join(pf, fmt.Sprintf("virtfn%d/net/*", i))); err != nil {
-				return err
-			}
+	}
+	if err := os.WriteFile(file, []byte(want), 0); err != nil {
+		return err
+	}
+	for i := range vfs {
+		if _, err := await(filepath.Join(pf, fmt.Sprintf("virtfn%d/net/*", i))); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -162,7 +234,6 @@ func networks(vfs int) error {
 
 // await waits for the first match of a pattern: drivers make netdevs after the device is there.
 func await(pattern string) (string, error) {
-	const patience = 20 * time.Second
 	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 		found, err := filepath.Glob(pattern)
 		if err != nil {

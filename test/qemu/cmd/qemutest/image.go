@@ -8,9 +8,12 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/nodeapi/nodeapitest"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/debian"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/initramfs"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
@@ -31,33 +34,29 @@ var tools = []string{
 	"/usr/bin/lspci", "/usr/bin/tcpdump",
 }
 
-// makeImage builds what runs in the guest, and writes the file system that it starts with.
-func makeImage(ctx context.Context, o options, root debian.Root, g guest, file string) error {
+// makeImage writes the file system that the guest starts with, with what was built for it. cluster is nil where the
+// guest needs none.
+func makeImage(
+	ctx context.Context, o options, root debian.Root, g guest, cluster *nodeapitest.Cluster, file string,
+) error {
 	a := initramfs.New()
-	p := plan.Plan{Guest: g.name, VFs: o.vfs, Shell: o.shell}
+	p := plan.Plan{Guest: g.nic, VFs: g.vfs, Shell: o.shell, API: cluster != nil}
+	if cluster != nil {
+		g.modules = append(slices.Clone(g.modules), plan.HostDriver)
+		if err := addKubeconfigs(a, cluster); err != nil {
+			return err
+		}
+	}
 	if err := addModules(ctx, o, root, g, a, &p); err != nil {
 		return err
 	}
-	guestinit := filepath.Join(o.output, "guestinit")
-	err := goCommand(ctx, "build", "-ldflags", "-s -w", "-o", guestinit, module+"/test/qemu/cmd/guestinit")
-	if err != nil {
-		return err
-	}
-	if err := a.Program("/init", guestinit, string(root)); err != nil {
+	if err := addPrograms(o, root, g, a); err != nil {
 		return err
 	}
 	for _, s := range g.suites {
-		built := filepath.Join(o.output, s.name+".test")
-		if err := goCommand(ctx, "test", "-c", "-ldflags", "-s -w", "-o", built, module+"/"+s.path); err != nil {
-			return err
-		}
-		program := "/root/" + s.name + ".test"
-		if err := a.Program(program, built, string(root)); err != nil {
-			return err
-		}
 		if !o.shell {
-			p.Commands = append(p.Commands, plan.Command{Name: s.name, Dir: "/root", Args: []string{
-				program, "-test.v", "-test.run=" + s.run, "-test.timeout=" + s.limit.String(),
+			p.Commands = append(p.Commands, plan.Command{Name: s.name, Dir: home, Args: []string{
+				path.Join(home, s.binary()), "-test.v", "-test.run=" + s.run, "-test.timeout=" + s.limit.String(),
 			}})
 		}
 	}
@@ -72,6 +71,56 @@ func makeImage(ctx context.Context, o options, root debian.Root, g guest, file s
 	}
 	a.File(plan.Path, content, 0o644)
 	return write(a, file)
+}
+
+// home is the directory of the guest that has the test binaries.
+const home = "/root"
+
+// testDir and programDir are where binaries are built to, below the output directory.
+const testDir, programDir = "tests", "programs"
+
+// build builds process 1, the test binaries and the programs that they run; programs as the Makefile does.
+func build(ctx context.Context, o options, g guest) error {
+	const strip = "-s -w"
+	for dir, arguments := range map[string][]string{
+		programDir: append([]string{"build", "-tags", "grpcnotrace", "-ldflags", strip, "-o"}, g.programPackages()...),
+		testDir:    append([]string{"test", "-c", "-ldflags", strip, "-o"}, g.testPackages()...),
+	} {
+		dir = filepath.Join(o.output, dir)
+		// What is not built any more should not be there to be run by hand.
+		if err := errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o755)); err != nil {
+			return err
+		}
+		out := slices.Index(arguments, "-o") + 1
+		if err := goCommand(ctx, slices.Insert(arguments, out, dir+"/")...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addPrograms adds what was built.
+func addPrograms(o options, root debian.Root, g guest, a *initramfs.Archive) error {
+	tests, programs := filepath.Join(o.output, testDir), filepath.Join(o.output, programDir)
+	if err := a.Program("/init", filepath.Join(programs, "guestinit"), string(root)); err != nil {
+		return err
+	}
+	for _, p := range g.programPackages() {
+		name := path.Base(p)
+		if name == "guestinit" {
+			continue
+		}
+		if err := a.Program(path.Join(plan.Programs, name), filepath.Join(programs, name), string(root)); err != nil {
+			return err
+		}
+	}
+	for _, p := range g.testPackages() {
+		name := path.Base(p) + ".test"
+		if err := a.Program(path.Join(home, name), filepath.Join(tests, name), string(root)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // addModules adds the kernel modules of the guest, and builds those that are the project's own.

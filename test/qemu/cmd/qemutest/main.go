@@ -3,17 +3,23 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/nodeapi/nodeapitest"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/debian"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/machine"
 )
@@ -21,6 +27,13 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	if len(os.Args) == 3 && os.Args[1] == pipe {
+		if err := runPipe(ctx, os.Args[2]); err != nil {
+			fmt.Fprintln(os.Stderr, "qemutest pipe:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	status, err := run(ctx)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "qemutest:", err)
@@ -32,7 +45,7 @@ func main() {
 // options are those of the command line.
 type options struct {
 	cache, output, mirror, guest, only, run string
-	shell, verbose                          bool
+	shell, verbose, full                    bool
 	cards, vfs                              int
 	limit                                   time.Duration
 }
@@ -42,20 +55,25 @@ func parse() (o options, err error) {
 	if err != nil {
 		return options{}, err
 	}
-	flag.StringVar(&o.cache, "cache", filepath.Join(cache, "xpu-device-plugin/qemu"), "directory of unpacked packages")
-	flag.StringVar(&o.output, "output", "bin/qemu", "directory of logs and test binaries")
-	flag.StringVar(&o.mirror, "mirror", "", "URL of a Debian archive; empty: the one that this machine's packages come from")
-	flag.StringVar(&o.guest, "guest", "", "run this guest only, by name")
-	flag.StringVar(&o.only, "only", "", "run these suites only, by name, with commas between")
-	flag.StringVar(&o.run, "run", "", "run these tests only, as go test -run; needs -only")
-	flag.BoolVar(&o.shell, "shell", false, "instead of running the tests, give a shell in the guest that has them")
-	flag.BoolVar(&o.verbose, "v", false, "show all that the tests write")
-	flag.IntVar(&o.cards, "cards", 2, "igb cards of the guest")
-	flag.IntVar(&o.vfs, "vfs", 3, "VFs made at each PF, at most 7")
-	flag.DurationVar(&o.limit, "limit", 5*time.Minute, "time that a guest may take; not for a shell")
-	flag.Parse()
-	if flag.NArg() > 0 {
-		return options{}, fmt.Errorf("unexpected argument %q", flag.Arg(0))
+	// Not the package's own, where libraries add theirs.
+	flags := flag.NewFlagSet("qemutest", flag.ExitOnError)
+	flags.StringVar(&o.cache, "cache", filepath.Join(cache, "xpu-device-plugin/qemu"), "directory of unpacked packages")
+	flags.StringVar(&o.output, "output", "bin/qemu", "directory of logs and test binaries")
+	flags.StringVar(&o.mirror, "mirror", "", "URL of a Debian archive; empty: the one that this machine's packages come from")
+	flags.StringVar(&o.guest, "guest", "", "run this guest only, by name")
+	flags.StringVar(&o.only, "only", "", "run these suites only, by name, with commas between")
+	flags.StringVar(&o.run, "run", "", "run these tests only, as go test -run; needs -only")
+	flags.BoolVar(&o.full, "full", false, "run the guests and suites that take long as well")
+	flags.BoolVar(&o.shell, "shell", false, "instead of running the tests, give a shell in the guest that has them")
+	flags.BoolVar(&o.verbose, "v", false, "show all that the tests write")
+	flags.IntVar(&o.cards, "cards", 2, "igb cards of the guest")
+	flags.IntVar(&o.vfs, "vfs", 3, "VFs made at each PF, at most 7")
+	flags.DurationVar(&o.limit, "limit", 8*time.Minute, "time that a guest may take; not for a shell")
+	if err := flags.Parse(os.Args[1:]); err != nil {
+		return options{}, err
+	}
+	if flags.NArg() > 0 {
+		return options{}, fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	}
 	if o.run != "" && o.only == "" {
 		return options{}, errors.New("-run needs -only, with the name of a suite")
@@ -89,61 +107,125 @@ func run(ctx context.Context) (status int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	for _, g := range selected {
-		this, err := runGuest(ctx, o, root, g)
-		if err != nil {
-			return 0, fmt.Errorf("guest %s: %w", g.name, err)
-		}
-		status = max(status, this)
-	}
-	return status, nil
+	return runGuests(ctx, o, root, selected)
 }
 
-func runGuest(ctx context.Context, o options, root debian.Root, g guest) (status int, err error) {
-	o.output = filepath.Join(o.output, g.name)
-	if err := os.MkdirAll(o.output, 0o755); err != nil {
-		return 0, err
+// runGuests prepares one guest after the other, as builds use all processors, and then runs them at the same time, as
+// far as each has a processor of the machine for its own.
+func runGuests(ctx context.Context, o options, root debian.Root, selected []guest) (status int, err error) {
+	var runs []*guestRun
+	defer func() {
+		for _, r := range runs {
+			err = errors.Join(err, r.cluster.Stop())
+		}
+	}()
+	out := &lockedWriter{to: os.Stdout}
+	for _, g := range selected {
+		r := &guestRun{options: o, guest: g, out: os.Stdout}
+		runs = append(runs, r)
+		if len(selected) > 1 {
+			r.out = &linePrefixer{to: out, prefix: g.name + ": "}
+		}
+		if err := r.prepare(ctx, root); err != nil {
+			return 0, fmt.Errorf("guest %s: %w", g.name, err)
+		}
 	}
-	fmt.Printf("building %s for guest %s\n", strings.Join(names(g.suites), ", "), g.name)
-	file := filepath.Join(o.output, "initramfs.cpio")
-	if err := makeImage(ctx, o, root, g, file); err != nil {
-		return 0, err
+	var running errgroup.Group
+	running.SetLimit(runtime.NumCPU())
+	for _, r := range runs {
+		running.Go(func() error {
+			r.status, r.err = r.boot(ctx)
+			return nil
+		})
 	}
-	m := machine.Machine{
-		Root: root, Initramfs: file, Cards: o.cards, MemoryMiB: 768,
-		Console: filepath.Join(o.output, "console.log"), Boot: time.Minute, Limit: o.limit,
+	_ = running.Wait()
+	var total counts
+	var all []string
+	for _, r := range runs {
+		status, all = max(status, r.status), append(all, r.guest.name)
+		total.passed, total.skipped = total.passed+r.total.passed, total.skipped+r.total.skipped
+		if r.err != nil {
+			err = errors.Join(err, fmt.Errorf("guest %s: %w", r.guest.name, r.err))
+		}
 	}
-	if o.shell {
-		fmt.Println("Tests are in /root. Leave by exit or, at any time, by ctrl-a x.")
-		m.Console, m.Limit = "", 0
+	if !o.shell {
+		fmt.Printf("%s: %d tests passed, %d were skipped\n", strings.Join(all, ", "), total.passed, total.skipped)
 	}
-	return boot(ctx, m, o, g)
+	return status, err
+}
+
+// guestRun is a guest from its preparation to its end.
+type guestRun struct {
+	options
+	guest   guest
+	out     io.Writer
+	cluster *nodeapitest.Cluster // nil if it has none
+	machine machine.Machine
+	// What came of it.
+	status int
+	total  counts
+	err    error
+}
+
+// prepare starts the guest's API server and makes its file system.
+func (r *guestRun) prepare(ctx context.Context, root debian.Root) error {
+	r.output = filepath.Join(r.output, r.guest.name)
+	if err := os.MkdirAll(r.output, 0o755); err != nil {
+		return err
+	}
+	image := filepath.Join(r.output, "initramfs.cpio")
+	r.machine = machine.Machine{
+		Root: root, Initramfs: image, Cards: r.guest.cards, MemoryMiB: 1536, Processors: cmp.Or(r.guest.processors, 1),
+		Console: filepath.Join(r.output, "console.log"), Boot: time.Minute, Limit: r.guest.limit,
+	}
+	fmt.Fprintf(r.out, "building %s\n", strings.Join(names(r.guest.suites), ", "))
+	var preparing errgroup.Group
+	preparing.Go(func() error { return build(ctx, r.options, r.guest) })
+	if r.guest.needAPI() {
+		preparing.Go(func() (err error) {
+			r.cluster, err = startAPIServer()
+			return err
+		})
+	}
+	err := preparing.Wait()
+	if err == nil && r.cluster != nil {
+		r.machine.Forward, err = forward(r.cluster.Admin())
+	}
+	if err != nil {
+		return err
+	}
+	if r.shell {
+		fmt.Fprintln(r.out, "Tests are in /root. Leave by exit or, at any time, by ctrl-a x.")
+		r.machine.Console, r.machine.Limit = "", 0
+	}
+	return makeImage(ctx, r.options, root, r.guest, r.cluster, image)
 }
 
 // boot runs the guest, a second time if it did not come up: emulated machines were seen to lose a timer at boot.
-func boot(ctx context.Context, m machine.Machine, o options, g guest) (status int, err error) {
+func (r *guestRun) boot(ctx context.Context) (status int, err error) {
 	for attempt := 0; ; attempt++ {
-		log, err := os.Create(filepath.Join(o.output, "tests.log"))
+		log, err := os.Create(filepath.Join(r.output, "tests.log"))
 		if err != nil {
 			return 0, err
 		}
-		r := newReport(os.Stdout, log, g.suites, o.verbose)
+		told := newReport(r.out, log, r.guest.suites, r.verbose)
 		begin := time.Now()
-		status, err = m.Run(ctx, r.line)
+		status, err = r.machine.Run(ctx, told.line)
 		if closed := log.Close(); err == nil {
 			err = closed
 		}
 		if errors.Is(err, machine.ErrNoBoot) && attempt == 0 {
-			fmt.Println(err)
-			fmt.Println("trying once more")
+			fmt.Fprintln(r.out, err)
+			fmt.Fprintln(r.out, "trying once more")
 			continue
 		}
-		if err != nil || o.shell {
+		r.total = told.total
+		if err != nil || r.shell {
 			return status, err
 		}
-		fmt.Printf("guest %s ended with status %d after %.1f s; logs are in %s\n",
-			g.name, status, time.Since(begin).Seconds(), o.output)
-		if wrong := r.wrong(); len(wrong) > 0 {
+		fmt.Fprintf(r.out, "guest %s ended with status %d after %.1f s, %d tests passed; logs are in %s\n",
+			r.guest.name, status, time.Since(begin).Seconds(), told.total.passed, r.output)
+		if wrong := told.wrong(); len(wrong) > 0 {
 			return max(status, 1), errors.New(strings.Join(wrong, "; "))
 		}
 		return status, nil

@@ -19,10 +19,14 @@ type report struct {
 	current  string   // suite, "" between two
 	begun    time.Duration
 	output   []string // of the current suite
-	passed   int
+	passed   int      // tests of the current suite
+	total    counts   // of all suites
 	skipped  []string // tests of the current suite
 	problems []string
 }
+
+// counts are of tests.
+type counts struct{ passed, skipped int }
 
 func newReport(out, log io.Writer, selected []suite, verbose bool) *report {
 	return &report{out: out, log: log, verbose: verbose, pending: names(selected)}
@@ -52,7 +56,9 @@ func (r *report) line(text string) {
 	switch test[1] {
 	case "PASS":
 		r.passed++
+		r.total.passed++
 	case "SKIP":
+		r.total.skipped++
 		r.skipped = append(r.skipped, test[2])
 	}
 }

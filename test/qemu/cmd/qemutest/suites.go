@@ -1,7 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -9,7 +11,14 @@ import (
 
 // guest is a virtual machine with suites to run in it.
 type guest struct {
-	name    string
+	name string
+	nic  string // what its tests call it, see plan.Plan
+	full bool   // runs only if the command line asks for everything
+	// Where these are 0, it is as the command line says, and with 1 processor.
+	cards, vfs int
+	limit      time.Duration
+	processors int
+
 	modules []string // the kernel's, to be loaded; the guest has no modprobe that could load others
 	own     string   // module of the project, by the name of its folder; "" for none
 	options string   // of the own module
@@ -22,6 +31,11 @@ type suite struct {
 	path  string // of its package, in the module
 	run   string // which tests, as go test -run
 	limit time.Duration
+	full  bool // runs only if the command line asks for everything
+	// programs are packages of programs to be in /usr/bin, in the module ("cmd/xpu-agent") or by import path.
+	programs []string
+	// api asks for an API server, which all suites of the guest then share: see plan.AdminKubeconfig.
+	api bool
 }
 
 // vlanAware are the tests that need a bridge with VLAN filtering, which not every machine's kernel has.
@@ -34,55 +48,143 @@ const vlanAware = "^Test(ClientSuite|NetworksReachAcrossXPUs|RestartKeepsTraffic
 func guests() []guest {
 	return []guest{
 		{
-			name:    "igb",
-			modules: []string{"vfio-pci", "bridge", "8021q", "vxlan", "dummy", "veth", "igb", "igbvf"},
+			name: "igb",
+			nic:  "igb",
+			modules: []string{
+				"vfio-pci", "vfio_iommu_type1", "crc32_generic", "rdma_rxe", "bridge", "8021q", "vxlan", "dummy", "veth",
+				"igb", "igbvf",
+			},
 			suites: []suite{
 				{name: "link", path: "pkg/link", run: "^TestHardware", limit: time.Minute},
-				{name: "opibridge", path: "pkg/opibridge", run: vlanAware, limit: 2 * time.Minute},
 				{name: "traffic", path: "test/qemu/hardware", run: "^TestTrafficVLAN$", limit: time.Minute},
+				{name: "properties", path: "test/qemu/hardware", run: "^Test(Properties|VFGone)$", limit: 2 * time.Minute},
+				{
+					name: "hotplug", path: "test/qemu/node", run: "^TestHotplug$", limit: 2 * time.Minute,
+					programs: []string{"cmd/xpu-agent", "cmd/xpu-cni"}, api: true,
+				},
+				{
+					name: "node", path: "test/qemu/node", run: "^Test(Start|ExtendedResource|Claim|Killed)$", limit: 3 * time.Minute,
+					programs: []string{"cmd/xpu-agent", "cmd/xpu-cni"}, api: true,
+				},
+				{name: "crash", path: "test/qemu/node", run: "^TestCrashAtEachStep$", limit: 3 * time.Minute},
+				{name: "vfio", path: "test/qemu/hardware", run: "^TestVFIO", limit: time.Minute},
+				{name: "supply", path: "test/qemu/hardware", run: "^TestSupply$", limit: 90 * time.Second},
+				{name: "rdma", path: "test/qemu/hardware", run: "^TestRDMA", limit: time.Minute},
+				{name: "simulated", path: "test/qemu/hardware", run: "^TestSimulatedHost$", limit: time.Minute},
 				// Takes cards away, so it comes last.
 				{name: "inventory", path: "test/qemu/hardware", run: "^TestInventory", limit: time.Minute},
 			},
 		},
 		{
+			name: "igb8", nic: "igb", full: true, cards: 8, vfs: 7, processors: 2, limit: 15 * time.Minute,
+			modules: []string{"vfio-pci", "igb", "igbvf"},
+			suites: []suite{
+				{name: "inventory", path: "test/qemu/hardware", run: "^TestInventory$", limit: time.Minute},
+				{
+					name: "many", path: "test/qemu/node", run: "^TestMany$", limit: 10 * time.Minute,
+					programs: []string{"cmd/xpu-agent", "cmd/xpu-cni"},
+				},
+			},
+		},
+		{
 			name:    "simnic",
-			modules: []string{"vfio-pci", "bridge", "8021q", "vxlan", "dummy", "veth"},
+			nic:     "simnic",
+			modules: []string{"vfio-pci", "vhost_vdpa", "virtio_vdpa", "bridge", "8021q", "vxlan", "dummy", "veth"},
 			own:     "simnic",
 			// SFs are called as those of ConnectX are.
 			options: "auxprefix=mlx5_core",
 			suites: []suite{
 				{name: "link", path: "pkg/link", run: "^TestHardware", limit: time.Minute},
+				{name: "functions", path: "test/qemu/hardware", run: "^TestInventory$", limit: time.Minute},
+				{name: "devlink", path: "pkg/devlink", run: "^TestHardware|^TestNoSuchDevice$", limit: time.Minute},
 				{name: "traffic", path: "test/qemu/hardware", run: "^TestTrafficSpoofCheck$", limit: time.Minute},
+				{name: "rate", path: "test/qemu/hardware", run: "^TestRate$", limit: time.Minute},
+				// Needs none of the cards, but the other guest takes longer.
+				{name: "opibridge", path: "pkg/opibridge", run: vlanAware, limit: 2 * time.Minute},
+				{name: "representor", path: "pkg/opibridge", run: "^TestHardware", limit: time.Minute},
+				{name: "health", path: "test/qemu/hardware", run: "^TestHealthReporter$", limit: time.Minute},
+				{
+					name: "fault", path: "test/qemu/node", run: "^TestFault$", limit: time.Minute,
+					programs: []string{"cmd/xpu-agent", "cmd/xpu-cni"}, api: true,
+				},
+				{
+					name: "node", path: "test/qemu/node", run: "^TestXPU$", limit: 2 * time.Minute,
+					programs: []string{"cmd/xpu-agent", "cmd/xpu-cni", "cmd/opi-bridge"},
+				},
+				{name: "subfunction", path: "test/qemu/hardware", run: "^TestSubfunction", limit: time.Minute},
+				{
+					name: "subfunction-claim", path: "test/qemu/node", run: "^TestClaimedSubfunction$", limit: time.Minute,
+					programs: []string{"cmd/xpu-agent", "cmd/xpu-cni"}, api: true,
+				},
+				{name: "vdpa", path: "test/qemu/hardware", run: "^TestVDPA", limit: time.Minute},
 				{name: "switchdev", path: "test/qemu/hardware", run: "^TestSwitchdev", limit: time.Minute},
 			},
 		},
 	}
 }
 
-// selectGuests returns the guests and suites that the command line asks for.
+// selectGuests returns the guests and suites that the command line asks for. What is named there is asked for.
 func selectGuests(o options) ([]guest, error) {
 	var selected []guest
 	for _, g := range guests() {
-		if o.guest != "" && o.guest != g.name {
+		if o.guest != "" && o.guest != g.name || g.full && !o.full && o.guest != g.name {
 			continue
 		}
-		if o.only != "" {
-			only := strings.Split(o.only, ",")
-			g.suites = slices.DeleteFunc(g.suites, func(s suite) bool { return !slices.Contains(only, s.name) })
+		g.suites = slices.DeleteFunc(g.suites, func(s suite) bool { return !o.wants(s) })
+		if len(g.suites) == 0 {
+			continue
 		}
 		for i := range g.suites {
 			if o.run != "" {
 				g.suites[i].run = o.run
 			}
 		}
-		if len(g.suites) > 0 {
-			selected = append(selected, g)
-		}
+		g.cards, g.vfs, g.limit = cmp.Or(g.cards, o.cards), cmp.Or(g.vfs, o.vfs), cmp.Or(g.limit, o.limit)
+		selected = append(selected, g)
 	}
 	if len(selected) == 0 {
 		return nil, fmt.Errorf("no guest %q with a suite %q: test/qemu/cmd/qemutest/suites.go has all", o.guest, o.only)
 	}
 	return selected, nil
+}
+
+func (o options) wants(s suite) bool {
+	if o.only != "" {
+		return slices.Contains(strings.Split(o.only, ","), s.name)
+	}
+	return o.full || !s.full
+}
+
+// needAPI tells whether a suite of the guest needs an API server.
+func (g guest) needAPI() bool {
+	return slices.ContainsFunc(g.suites, func(s suite) bool { return s.api })
+}
+
+// binary is the name of the suite's test binary, which is the same for all suites of a package.
+func (s suite) binary() string { return path.Base(s.path) + ".test" }
+
+// testPackages and programPackages are what is built for the guest, by import path.
+func (g guest) testPackages() []string {
+	var packages []string
+	for _, s := range g.suites {
+		packages = append(packages, module+"/"+s.path)
+	}
+	slices.Sort(packages)
+	return slices.Compact(packages)
+}
+
+func (g guest) programPackages() []string {
+	packages := []string{module + "/test/qemu/cmd/guestinit"}
+	for _, s := range g.suites {
+		for _, p := range s.programs {
+			if first, _, _ := strings.Cut(p, "/"); !strings.Contains(first, ".") {
+				p = module + "/" + p
+			}
+			packages = append(packages, p)
+		}
+	}
+	slices.Sort(packages)
+	return slices.Compact(packages)
 }
 
 func names(suites []suite) []string {

@@ -1,0 +1,99 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/nodeapi/nodeapitest"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/initramfs"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
+)
+
+// assets is where the API server's programs are, where KUBEBUILDER_ASSETS does not say it.
+const assets = "bin/kubernetes"
+
+// startAPIServer starts an API server for one guest, set up as deploy/ sets up a cluster.
+func startAPIServer() (*nodeapitest.Cluster, error) {
+	const variable = "KUBEBUILDER_ASSETS"
+	if os.Getenv(variable) == "" {
+		if err := os.Setenv(variable, assets); err != nil {
+			return nil, err
+		}
+	}
+	if _, err := os.Stat(filepath.Join(os.Getenv(variable), "kube-apiserver")); err != nil {
+		return nil, fmt.Errorf("the API server that suites need: %w: make test-qemu builds it", err)
+	}
+	return nodeapitest.Start("deploy")
+}
+
+// addKubeconfigs adds what programs of the guest reach the API server by.
+func addKubeconfigs(a *initramfs.Archive, c *nodeapitest.Cluster) error {
+	for path, config := range map[string]*rest.Config{
+		plan.AdminKubeconfig: c.Admin(), plan.AgentKubeconfig: c.Agent(plan.NodeName),
+	} {
+		content, err := clientcmd.Write(*kubeconfig(config))
+		if err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		a.File(path, content, 0o600)
+	}
+	return nil
+}
+
+// kubeconfig says the same as config, for a guest.
+func kubeconfig(config *rest.Config) *clientcmdapi.Config {
+	const name = "host"
+	out := clientcmdapi.NewConfig()
+	out.Clusters[name] = &clientcmdapi.Cluster{
+		Server: "https://" + plan.APIAddress, TLSServerName: plan.APIServerName, CertificateAuthorityData: config.CAData,
+	}
+	out.AuthInfos[name] = &clientcmdapi.AuthInfo{
+		ClientCertificateData: config.CertData, ClientKeyData: config.KeyData,
+		Impersonate: config.Impersonate.UserName, ImpersonateGroups: config.Impersonate.Groups,
+		ImpersonateUserExtra: config.Impersonate.Extra,
+	}
+	out.Contexts[name] = &clientcmdapi.Context{Cluster: name, AuthInfo: name}
+	out.CurrentContext = name
+	return out
+}
+
+// pipe is the argument that makes this program what QEMU runs for each connection of a guest to the API server.
+const pipe = "pipe"
+
+// forward is the command line of that.
+func forward(config *rest.Config) ([]string, error) {
+	program, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	server, err := url.Parse(config.Host)
+	if err != nil {
+		return nil, fmt.Errorf("API server: %w", err)
+	}
+	return []string{program, pipe, server.Host}, nil
+}
+
+// runPipe copies between a connection to the address and the standard input and output, until the server ends it.
+func runPipe(ctx context.Context, address string) error {
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, "tcp", address)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	go func() {
+		_, _ = io.Copy(conn, os.Stdin)
+		_ = conn.(*net.TCPConn).CloseWrite()
+	}()
+	_, err = io.Copy(os.Stdout, conn)
+	return err
+}

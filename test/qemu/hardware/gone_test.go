@@ -1,0 +1,78 @@
+package hardware
+
+import (
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/pci"
+	"github.com/opiproject/xpu-device-plugin/test/netns"
+)
+
+// vlanOf is the VLAN that a PF has a VF in.
+func vlanOf(t *testing.T, pf pci.Address, index int) int {
+	t.Helper()
+	routes, err := netlink.NewHandle(unix.NETLINK_ROUTE) // only one's own handle asks for VFs
+	done(t, err)
+	defer routes.Close()
+	l, err := routes.LinkByName(netdev(pf))
+	done(t, err)
+	return l.Attrs().Vfs[index].Vlan
+}
+
+// TestVFGone: what a PF enforces for a pod ends with the pod, whatever became of the netdevs meanwhile.
+func TestVFGone(t *testing.T) {
+	inGuest(t, "igb")
+	const index, outside, inside = 1, 7, 100
+	pf := physicalFunctions(t)[0]
+	vf := virtualFunction(t, pf, index)
+	done(t, netlink.LinkSetVfVlan(linkOf(t, netdev(pf)), index, outside))
+	c := newClaims(t, t.TempDir(), v1alpha1.DevicePoolSpec{}, func(string) {})
+	object := claimOf(pf, vf, `"network": "lab", "vf": {"vlan": 100}`)
+	attach := func(t *testing.T) {
+		t.Helper()
+		_, err := c.prepare(object)
+		done(t, err)
+		_, err = c.attach(object, vf, netns.New(t))
+		done(t, err)
+		if vlan := vlanOf(t, pf, index); vlan != inside {
+			t.Fatalf("attached: VLAN %d, want %d", vlan, inside)
+		}
+	}
+	wantFree := func(t *testing.T) {
+		t.Helper()
+		if vlan := vlanOf(t, pf, index); vlan != outside || len(c.journal.All()) > 0 {
+			t.Errorf("released: VLAN %d, want %d; the journal has %+v", vlan, outside, c.journal.All())
+		}
+	}
+
+	t.Run("driver of the VF unbound while its pod lives", func(t *testing.T) {
+		attach(t)
+		set(t, "/sys/bus/pci/drivers/igbvf/unbind", string(vf))
+		done(t, c.unprepare(t.Context(), object))
+		wantFree(t)
+		set(t, "/sys/bus/pci/drivers/igbvf/bind", string(vf))
+	})
+
+	t.Run("PF in another network namespace", func(t *testing.T) {
+		attach(t)
+		own, err := unix.Open("/proc/1/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		done(t, err)
+		defer unix.Close(own)
+		name, elsewhere := netdev(pf), netns.New(t)
+		done(t, netlink.LinkSetNsFd(linkOf(t, name), elsewhere.Fd()))
+		wantMessage(t, c.unprepare(t.Context(), object), "PF "+string(pf), "has no netdev on the host", "vf vlan")
+		if netdev(vf) == "" {
+			t.Error("the netdev of the VF is not back")
+		}
+		l, err := elsewhere.Handle().LinkByName(name)
+		done(t, err)
+		done(t, elsewhere.Handle().LinkSetNsFd(l, own))
+		done(t, netlink.LinkSetUp(linkOf(t, name)))
+		done(t, c.unprepare(t.Context(), object))
+		wantFree(t)
+	})
+	done(t, netlink.LinkSetVfVlan(linkOf(t, netdev(pf)), index, 0))
+}

@@ -1,0 +1,179 @@
+package hardware
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr/testr"
+	"github.com/vishvananda/netlink"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/devlink"
+	"github.com/opiproject/xpu-device-plugin/pkg/health"
+	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/pci"
+)
+
+// atOnce is how soon a fault must be known in the guest.
+const atOnce = time.Second
+
+// faults are health reporters at work.
+type faults struct {
+	*health.Reporters
+	changed chan struct{}
+}
+
+func followFaults(t *testing.T, conn *devlink.Conn) faults {
+	t.Helper()
+	f := faults{changed: make(chan struct{}, 1)}
+	f.Reporters = health.NewReporters(health.ReportersOptions{
+		SysRoot: "/sys", Devlink: conn, Log: testr.New(t),
+		Follow: func(ctx context.Context, changed func()) { devlink.Follow(ctx, "", changed, testr.New(t)) },
+		Changed: func() {
+			select {
+			case f.changed <- struct{}{}:
+			default:
+			}
+		},
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- f.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		done(t, <-ended)
+	})
+	if !f.Synced(ctx) {
+		t.Fatal("the reporters were not looked at")
+	}
+	return f
+}
+
+// of are the Functions that have a fault.
+func (f faults) of(functions []inventory.Function) []string {
+	var faulty []string
+	for _, function := range functions {
+		if f.Fault(function) != "" {
+			faulty = append(faulty, function.ID.String())
+		}
+	}
+	return faulty
+}
+
+// await waits until these Functions have a fault, and wants that at once.
+func (f faults) await(t *testing.T, begin time.Time, functions []inventory.Function, want []string) {
+	t.Helper()
+	late := time.NewTimer(patience)
+	defer late.Stop()
+	for {
+		got := f.of(functions)
+		if slices.Equal(got, want) {
+			took := time.Since(begin)
+			t.Logf("known %s after the driver was told to", took.Round(10*time.Microsecond))
+			if took > atOnce {
+				t.Errorf("not known within %s", atOnce)
+			}
+			return
+		}
+		select {
+		case <-f.changed:
+		case <-late.C:
+			t.Fatalf("Functions with a fault are %q, want %q", got, want)
+		}
+	}
+}
+
+// fail has the driver simnic tell of an error, or that it is over.
+func fail(t *testing.T, pf pci.Address, how string) (begin time.Time) {
+	t.Helper()
+	begin = time.Now()
+	setAttribute(t, pf, "simnic_break", how)
+	return begin
+}
+
+// TestHealthReporter: what a driver tells of an error is known of the right Functions, and no longer than it is so.
+func TestHealthReporter(t *testing.T) {
+	inGuest(t, "simnic")
+	pfs := physicalFunctions(t)
+	if len(pfs) < 2 {
+		t.Fatalf("the guest has %d cards, want 2", len(pfs))
+	}
+	pf := pfs[0]
+	conn, err := devlink.Dial("")
+	done(t, err)
+	defer conn.Close()
+	functions, err := inventory.Read(inventory.Options{SysRoot: "/sys", Log: testr.New(t)})
+	done(t, err)
+	ofPF, ofOther := functionsOf(functions, pf), functionsOf(functions, pfs[1])
+	if len(ofPF) < 2 || len(ofOther) == 0 {
+		t.Fatalf("PF %s has the Functions %q, PF %s %q: the guest lacks what is tested", pf, ofPF, pfs[1], ofOther)
+	}
+	f := followFaults(t, conn)
+
+	t.Run("error of a PF is one of all its Functions until it recovers", func(t *testing.T) {
+		f.await(t, fail(t, pf, "1"), functions, ofPF)
+		function := functions[slices.IndexFunc(functions, func(f inventory.Function) bool { return f.PF == pf })]
+		if message := f.Fault(function); !strings.Contains(message, "devlink health show pci/"+string(pf)+" reporter fw") {
+			t.Errorf("message %q does not say where to look", message)
+		}
+		f.await(t, fail(t, pf, "0"), functions, nil)
+	})
+
+	t.Run("error that the driver recovered from is none", func(t *testing.T) {
+		before := count(t, conn, pf)
+		fail(t, pf, "x")
+		if after := count(t, conn, pf); after != before+1 {
+			t.Fatalf("%d errors were told of, want %d", after, before+1)
+		}
+		// What is seen next comes after it, and has nothing of it.
+		f.await(t, fail(t, pfs[1], "1"), functions, ofOther)
+		f.await(t, fail(t, pfs[1], "0"), functions, nil)
+	})
+
+	t.Run("error of a VF's port is that VF's", func(t *testing.T) {
+		done(t, conn.SetEswitchMode(devlink.OfPCI(pf), devlink.Switchdev))
+		t.Cleanup(func() { done(t, conn.SetEswitchMode(devlink.OfPCI(pf), devlink.Legacy)) })
+		f.await(t, fail(t, pf, "1 2"), functions, []string{string(virtualFunction(t, pf, 2))})
+		f.await(t, fail(t, pf, "0 2"), functions, nil)
+	})
+
+	t.Run("error ends with the device that it was of", func(t *testing.T) {
+		vfs := attribute(t, pf, "sriov_numvfs")
+		f.await(t, fail(t, pf, "1"), functions, ofPF)
+		set(t, "/sys/bus/pci/drivers/simnic/unbind", string(pf))
+		begin := time.Now()
+		t.Cleanup(func() {
+			set(t, "/sys/bus/pci/drivers/simnic/bind", string(pf))
+			setAttribute(t, pf, "sriov_numvfs", vfs)
+			done(t, netlink.LinkSetUp(linkOf(t, netdev(pf))))
+		})
+		f.await(t, begin, functions, nil)
+	})
+}
+
+// functionsOf are the PF and its VFs and SFs.
+func functionsOf(functions []inventory.Function, pf pci.Address) []string {
+	var its []string
+	for _, f := range functions {
+		if f.PF == pf {
+			its = append(its, f.ID.String())
+		}
+	}
+	return its
+}
+
+// count is how many errors the PF's own reporter has told of.
+func count(t *testing.T, conn *devlink.Conn, pf pci.Address) uint64 {
+	t.Helper()
+	reporters, err := conn.Reporters()
+	done(t, err)
+	for _, r := range reporters {
+		if r.Device == devlink.OfPCI(pf) && r.Port < 0 {
+			return r.Errors
+		}
+	}
+	t.Fatalf("PF %s has no reporter in %+v", pf, reporters)
+	return 0
+}

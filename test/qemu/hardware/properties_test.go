@@ -1,0 +1,349 @@
+package hardware
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/link"
+	"github.com/opiproject/xpu-device-plugin/pkg/pci"
+	"github.com/opiproject/xpu-device-plugin/test/netns"
+)
+
+// properties are a netdev's on the host and those that its PF enforces, as netlink's own reader tells them and not the
+// product's.
+type properties struct {
+	Name, Alias, MAC string
+	AltNames         []string
+	MTU, TxQLen      int
+	Flags            uint32
+	VF               netlink.VfInfo
+}
+
+const adminFlags = unix.IFF_UP | unix.IFF_NOARP | unix.IFF_PROMISC | unix.IFF_ALLMULTI
+
+// read reads a VF's properties, or only the netdev's own of a Function without a PF. The netdev is found by its device.
+func read(t *testing.T, function pci.Address, pf *link.PF) properties {
+	t.Helper()
+	a := linkOf(t, netdev(function)).Attrs()
+	p := properties{
+		Name: a.Name, Alias: a.Alias, MAC: a.HardwareAddr.String(), AltNames: a.AltNames, MTU: a.MTU, TxQLen: a.TxQLen,
+		Flags: a.RawFlags & adminFlags,
+	}
+	if pf != nil {
+		p.VF = enforced(t, pf)
+	}
+	return p
+}
+
+// enforced is what a PF enforces for a VF.
+func enforced(t *testing.T, pf *link.PF) netlink.VfInfo {
+	t.Helper()
+	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	done(t, err)
+	defer handle.Close()
+	l, err := handle.LinkByName(pf.Name)
+	done(t, err)
+	for _, vf := range l.Attrs().Vfs {
+		if vf.ID == pf.VF {
+			vf.RxPackets, vf.TxPackets, vf.RxBytes, vf.TxBytes = 0, 0, 0, 0
+			vf.Multicast, vf.Broadcast, vf.RxDropped, vf.TxDropped = 0, 0, 0, 0
+			return vf
+		}
+	}
+	t.Fatalf("PF %s tells nothing about VF %d", pf.Name, pf.VF)
+	return netlink.VfInfo{}
+}
+
+// unchanged says what is not as it was.
+func unchanged(t *testing.T, function pci.Address, pf *link.PF, before properties) {
+	t.Helper()
+	if diff := cmp.Diff(before, read(t, function, pf)); diff != "" {
+		t.Errorf("not as it was (-want +got):\n%s", diff)
+	}
+}
+
+// carrier waits until a PF has its carrier: without, igb refuses rates.
+func carrier(t *testing.T, pf pci.Address) {
+	t.Helper()
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		if linkOf(t, netdev(pf)).Attrs().RawFlags&unix.IFF_LOWER_UP != 0 {
+			return
+		}
+	}
+	t.Fatalf("PF %s has no carrier", pf)
+}
+
+// everything is every property that igb takes.
+func everything() link.Interface {
+	return link.Interface{
+		Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:11",
+		VF: &link.VFConfig{
+			VLAN: new(100), QoS: new(3), Proto: "802.1q", SpoofCheck: new(false), Trust: new(true), MaxTxRate: new(100),
+		},
+	}
+}
+
+// untrusted is everything for a VF that is not trusted, which may not change its MAC.
+func untrusted() link.Interface {
+	want := everything()
+	want.VF.Trust = nil
+	return want
+}
+
+// TestProperties: what a pod may ask of a VF, and of a PF, is set, works, and is put back, on a driver that has ways of
+// its own with most of it.
+func TestProperties(t *testing.T) {
+	inGuest(t, "igb")
+	pfs := physicalFunctions(t)
+	pf := pfs[0]
+	carrier(t, pf)
+	engine, err := link.New(link.Options{Trace: func(step string) { t.Log(step) }})
+	done(t, err)
+	defer engine.Close()
+	vf, device := virtualFunction(t, pf, 0), deviceOf(t, pf, 0)
+	done(t, netlink.LinkSetAlias(linkOf(t, device.Name), "the host's"))
+	done(t, netlink.LinkAddAltName(linkOf(t, device.Name), "host-vf0"))
+	t.Cleanup(func() {
+		done(t, netlink.LinkSetAlias(linkOf(t, netdev(vf)), ""))
+		done(t, netlink.LinkDelAltName(linkOf(t, netdev(vf)), "host-vf0"))
+	})
+
+	for _, up := range []bool{false, true} {
+		name := "all properties of a VF that is down"
+		if up {
+			name = "all properties of a VF that is up"
+			done(t, netlink.LinkSetUp(linkOf(t, device.Name)))
+		}
+		before := read(t, vf, device.PF)
+		t.Run(name+" are set and put back", func(t *testing.T) {
+			held, err := take(t, engine, device, netns.New(t).Path(), everything())
+			done(t, err)
+			areSet(t, device.PF, held.observed)
+			done(t, held.release())
+			unchanged(t, vf, device.PF, before)
+		})
+		t.Run(name+" are put back when its network namespace is deleted", func(t *testing.T) {
+			deleted(t, engine, device, everything())
+			unchanged(t, vf, device.PF, before)
+			deleted(t, engine, device, untrusted())
+			unchanged(t, vf, device.PF, before)
+		})
+		t.Run(name+" stay as they are when one is refused", func(t *testing.T) {
+			refused(t, engine, device, func() { unchanged(t, vf, device.PF, before) })
+		})
+	}
+	done(t, netlink.LinkSetDown(linkOf(t, device.Name)))
+
+	t.Run("VF whose attachment ends at any step is put back", func(t *testing.T) { endsAnywhere(t, vf, device) })
+	t.Run("pods have traffic under the MACs they ask for", func(t *testing.T) { ownMACs(t, engine, pfs) })
+	t.Run("rate waits for the carrier of the PF", func(t *testing.T) { rateWaits(t, engine, vf, device) })
+	t.Run("PF without VFs is a pod's, and is put back", func(t *testing.T) { wholeCard(t, engine, pfs[1]) })
+}
+
+// areSet compares what is in effect with everything.
+func areSet(t *testing.T, pf *link.PF, observed link.Observed) {
+	t.Helper()
+	want := everything()
+	if observed.Name != want.Name || observed.MTU != want.MTU || observed.MAC != want.MAC {
+		t.Errorf("in the pod: %+v", observed)
+	}
+	got := enforced(t, pf)
+	got.LinkState, got.VlanProto = 0, 0
+	wantVF := netlink.VfInfo{
+		ID: pf.VF, Mac: want.MAC.HardwareAddr(), Vlan: 100, Qos: 3, TxRate: 100, MaxTxRate: 100, Trust: 1,
+		RssQuery: got.RssQuery,
+	}
+	if diff := cmp.Diff(wantVF, got); diff != "" {
+		t.Errorf("enforced (-want +got):\n%s", diff)
+	}
+}
+
+// deleted has the namespace end under the pod's interface: the kernel brings it back to the host, down and under the
+// pod's name. Then it is released.
+func deleted(t *testing.T, engine *link.Engine, device link.Device, want link.Interface) {
+	t.Helper()
+	var held taken
+	t.Run("pod", func(t *testing.T) { // its end is the namespace's
+		var err error
+		held, err = take(t, engine, device, netns.New(t).Path(), want)
+		done(t, err)
+	})
+	// The kernel ends namespaces in the background.
+	back := wait.Backoff{Duration: 10 * time.Millisecond, Factor: 1.5, Steps: 14}
+	var err error
+	_ = wait.ExponentialBackoff(back, func() (bool, error) {
+		err = held.release()
+		return err == nil, nil
+	})
+	done(t, err)
+}
+
+// refused asks for what igb does not have, together with what it has. unchanged is called after each refusal.
+func refused(t *testing.T, engine *link.Engine, device link.Device, unchanged func()) {
+	t.Helper()
+	for field, ask := range map[string]func(*link.VFConfig){
+		"vf.minTxRate, vf.maxTxRate": func(c *link.VFConfig) { c.MinTxRate = new(10) },
+		"vf.vlanProtocol":            func(c *link.VFConfig) { c.Proto = "802.1ad" },
+		"vf.linkState":               func(c *link.VFConfig) { c.LinkState = "enable" },
+		"vf.maxTxRate":               func(c *link.VFConfig) { c.MaxTxRate = new(1001) }, // it has 1000 Mbit/s
+	} {
+		want := everything()
+		ask(want.VF)
+		begin := time.Now()
+		_, err := take(t, engine, device, netns.New(t).Path(), want)
+		t.Logf("after %s: %v", time.Since(begin).Round(time.Millisecond), err)
+		says := ": PF " + device.PF.Name + " (" + device.PF.Address + ") refuses "
+		if err == nil || !strings.Contains(err.Error(), field+says) {
+			t.Errorf("error %v, want one with %q", err, field+says)
+		}
+		unchanged()
+	}
+}
+
+// endsAnywhere has an attachment end at each of its steps, without any undoing, and another engine release it.
+func endsAnywhere(t *testing.T, vf pci.Address, device link.Device) {
+	t.Helper()
+	before := read(t, vf, device.PF)
+	ended := true
+	for step := 1; ended; step++ {
+		type end struct{}
+		count, last := 0, ""
+		engine, err := link.New(link.Options{Trace: func(s string) {
+			if count++; count == step {
+				last = s
+				panic(end{})
+			}
+		}})
+		done(t, err)
+		want := untrusted()
+		snapshot, place, err := engine.Plan(t.Context(), device, netns.New(t).Path(), want)
+		done(t, err)
+		ended = func() (ended bool) {
+			defer func() { _, ended = recover().(end) }()
+			_, err := engine.Attach(t.Context(), device, snapshot, place, want)
+			done(t, err)
+			return
+		}()
+		done(t, engine.Close())
+		next, err := link.New(link.Options{})
+		done(t, err)
+		if _, err := next.Restore(t.Context(), link.Device{PF: device.PF}, snapshot, place); err != nil {
+			t.Errorf("ended at step %d, %q: %v", step, last, err)
+		}
+		done(t, next.Close())
+		unchanged(t, vf, device.PF, before)
+		if !ended && step < 7 {
+			t.Errorf("only %d steps were tried", step)
+		}
+	}
+}
+
+// ownMACs has two pods of one card, and one of another, ask for MACs.
+func ownMACs(t *testing.T, engine *link.Engine, pfs []pci.Address) {
+	t.Helper()
+	var functions []link.Device
+	var before []properties
+	// A netdev that is up learns the MAC when it leaves the host, which takes it down.
+	up := linkOf(t, deviceOf(t, pfs[0], 1).Name)
+	done(t, netlink.LinkSetUp(up))
+	defer func() { done(t, netlink.LinkSetDown(up)) }()
+	for _, f := range []struct {
+		pf    pci.Address
+		index int
+	}{{pfs[0], 0}, {pfs[0], 1}, {pfs[1], 0}} {
+		functions = append(functions, deviceOf(t, f.pf, f.index))
+		before = append(before, read(t, virtualFunction(t, f.pf, f.index), functions[len(functions)-1].PF))
+	}
+	pods := func(t *testing.T, config *link.VFConfig, macs ...link.MAC) {
+		var pods []pod
+		for i, mac := range macs {
+			pods = append(pods, attachedAs(t, engine, functions[i], byte(i+1), link.Interface{MAC: mac, VF: config}))
+			if mac != "" && pods[i].mac.String() != string(mac) {
+				t.Errorf("MAC %s, want %s", pods[i].mac, mac)
+			}
+		}
+		reach(t, pods[0], pods[1])
+		reach(t, pods[0], pods[2])
+	}
+	t.Run("as asked for", func(t *testing.T) {
+		pods(t, nil, "02:00:00:00:00:21", "02:00:00:00:00:22", "02:00:00:00:00:23")
+	})
+	t.Run("again, others", func(t *testing.T) {
+		pods(t, nil, "02:00:00:00:00:32", "02:00:00:00:00:33", "02:00:00:00:00:31")
+	})
+	t.Run("trusted", func(t *testing.T) {
+		pods(t, &link.VFConfig{Trust: new(true)}, "02:00:00:00:00:41", "02:00:00:00:00:42", "02:00:00:00:00:43")
+	})
+	t.Run("their own", func(t *testing.T) { pods(t, nil, "", "", "") })
+	for i, f := range functions {
+		address := virtualFunction(t, pci.Address(f.PF.Address), f.PF.VF)
+		unchanged(t, address, f.PF, before[i])
+	}
+}
+
+// rateWaits takes the carrier away, as a reset of the card does.
+func rateWaits(t *testing.T, engine *link.Engine, vf pci.Address, device link.Device) {
+	t.Helper()
+	before := read(t, vf, device.PF)
+	want := link.Interface{Name: "net1", VF: &link.VFConfig{MaxTxRate: new(100)}}
+	pf := linkOf(t, device.PF.Name)
+	done(t, netlink.LinkSetDown(pf))
+	begin := time.Now()
+	_, err := take(t, engine, device, netns.New(t).Path(), want)
+	for _, says := range []string{"vf.maxTxRate: PF " + device.PF.Name, "it has no carrier"} {
+		if err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("PF that is down: error %v, want one with %q", err, says)
+		}
+	}
+	if took := time.Since(begin); took > 2*time.Second {
+		t.Errorf("the PF is down, yet it was waited for %s", took)
+	}
+	unchanged(t, vf, device.PF, before)
+	done(t, netlink.LinkSetUp(pf))
+	begin = time.Now()
+	held, err := take(t, engine, device, netns.New(t).Path(), want)
+	done(t, err)
+	t.Logf("the carrier came, and the VF was attached, after %s", time.Since(begin).Round(time.Millisecond))
+	if got := enforced(t, device.PF); got.MaxTxRate != 100 {
+		t.Errorf("enforced: %+v", got)
+	}
+	done(t, netlink.LinkSetDown(pf))
+	err = held.release()
+	if says := "max_tx_rate is 100, was 0"; err == nil || !strings.Contains(err.Error(), says) {
+		t.Errorf("release while the PF is down: error %v, want one with %q", err, says)
+	}
+	done(t, netlink.LinkSetUp(pf))
+	carrier(t, pci.Address(device.PF.Address))
+	done(t, held.release())
+	unchanged(t, vf, device.PF, before)
+}
+
+// wholeCard gives a PF's netdev to a pod, which reaches a VF of the other card.
+func wholeCard(t *testing.T, engine *link.Engine, pf pci.Address) {
+	t.Helper()
+	numVFs := attribute(t, pf, "sriov_numvfs")
+	setAttribute(t, pf, "sriov_numvfs", "0")
+	t.Cleanup(func() { setAttribute(t, pf, "sriov_numvfs", numVFs) })
+	before := read(t, pf, nil)
+	device := link.Device{Name: before.Name}
+	want := link.Interface{Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:51"}
+	t.Run("network namespace deleted", func(t *testing.T) {
+		deleted(t, engine, device, want)
+		unchanged(t, pf, nil, before)
+	})
+	other := attached(t, engine, physicalFunctions(t)[0], 1, 2, nil)
+	t.Run("released", func(t *testing.T) {
+		card := attachedAs(t, engine, device, 1, want)
+		if card.mac.String() != string(want.MAC) {
+			t.Errorf("MAC %s", card.mac)
+		}
+		reach(t, card, other)
+	})
+	unchanged(t, pf, nil, before)
+}

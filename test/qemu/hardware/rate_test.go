@@ -1,0 +1,193 @@
+package hardware
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr/testr"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/attach"
+	"github.com/opiproject/xpu-device-plugin/pkg/devlink"
+	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/link"
+	"github.com/opiproject/xpu-device-plugin/pkg/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/release"
+	"github.com/opiproject/xpu-device-plugin/test/netns"
+)
+
+// limited is what attaches and releases Functions as the agent does, and the eswitch to compare with.
+type limited struct {
+	*follower
+	attacher *attach.Attacher
+	releaser *release.Releaser
+	eswitch  *devlink.Conn
+	pf       pci.Address
+}
+
+func newLimited(t *testing.T, pf pci.Address) limited {
+	t.Helper()
+	eswitch, err := devlink.Dial("")
+	done(t, err)
+	t.Cleanup(eswitch.Close)
+	engine, err := link.New(link.Options{
+		Rates: attach.Rates{Eswitches: eswitch}, Trace: func(step string) { t.Log(step) },
+	})
+	done(t, err)
+	t.Cleanup(func() { engine.Close() })
+	records, err := journal.Open(filepath.Join(t.TempDir(), "journal.db"))
+	done(t, err)
+	t.Cleanup(func() { records.Close() })
+	f, log := follow(t), testr.New(t)
+	releaser := release.New(records, engine, f, release.Options{BootID: "this"}, log)
+	return limited{
+		follower: f, eswitch: eswitch, pf: pf, releaser: releaser,
+		attacher: attach.New(records, engine, f, releaser, attach.Options{BootID: "this"}, log),
+	}
+}
+
+// attach reserves a Function and takes it to a pod. The limit is what the pod wishes.
+func (l limited) attach(t *testing.T, id inventory.ID, config *link.VFConfig) error {
+	t.Helper()
+	function, ok := l.Get(id)
+	if !ok {
+		t.Fatalf("no Function %s", id)
+	}
+	err := l.attacher.Reserve(t.Context(), journal.Attachment{
+		Function: id, PF: function.PF, PFName: function.PFName, VFIndex: function.Index,
+		Claim:     journal.Claim{Namespace: "default", Name: "limited", UID: "claim"},
+		Interface: link.Interface{Name: "net1", VF: config},
+	})
+	done(t, err)
+	sandbox := attach.Sandbox{
+		ID: "sandbox", NetNS: netns.New(t).Path(), Pod: journal.Pod{Namespace: "default", Name: "limited", UID: "pod"},
+	}
+	_, err = l.attacher.Attach(t.Context(), id, sandbox)
+	return err
+}
+
+// release takes the Function back and waits until its netdev is known on the host.
+func (l limited) release(t *testing.T, id inventory.ID) {
+	t.Helper()
+	done(t, l.releaser.Release(t.Context(), id, func(journal.Attachment) bool { return true }))
+	l.await(t, time.Now(), id, "back", func(f inventory.Function) bool { return f.Netdev != "" })
+}
+
+// rate is what the eswitch tells of a port.
+func (l limited) rate(t *testing.T, flavour devlink.Flavour, number uint32) devlink.Rate {
+	t.Helper()
+	port := portOf(t, l.eswitch, l.pf, flavour, number)
+	rate, exists, err := l.eswitch.Rate(port.Device, port.Index)
+	done(t, err)
+	if !exists {
+		t.Fatalf("port %d has no rate object", port.Index)
+	}
+	return rate
+}
+
+// portOf finds the port of a VF or SF at the eswitch of its PF.
+func portOf(t *testing.T, eswitch *devlink.Conn, pf pci.Address, flavour devlink.Flavour, number uint32) devlink.Port {
+	t.Helper()
+	ports, err := eswitch.PortsOf(devlink.OfPCI(pf))
+	done(t, err)
+	for _, p := range ports {
+		its := uint32(p.VF)
+		if flavour == devlink.PCISF {
+			its = p.SF
+		}
+		if p.Flavour == flavour && its == number {
+			return p
+		}
+	}
+	t.Fatalf("PF %s has no port of flavour %s with number %d, only %+v", pf, flavour, number, ports)
+	return devlink.Port{}
+}
+
+// TestRate: the bandwidth that a pod asks for is the PF's to enforce for a VF in eswitch mode legacy, and a rate object
+// of devlink's in mode switchdev and for an SF.
+func TestRate(t *testing.T) {
+	inGuest(t, "simnic")
+	pf := physicalFunctions(t)[0]
+	l := newLimited(t, pf)
+	vf, pfName := inventory.ID{Address: virtualFunction(t, pf, 1)}, netdev(pf)
+	wish := &link.VFConfig{MinTxRate: new(100), MaxTxRate: new(2000)}
+	limit := devlink.Rate{Share: 100, Max: 2000}
+
+	t.Run("VF in mode legacy, by its PF", func(t *testing.T) {
+		done(t, l.attach(t, vf, wish))
+		if got := enforced(t, &link.PF{Name: pfName, VF: 1}); got.MinTxRate != 100 || got.MaxTxRate != 2000 {
+			t.Errorf("enforced: %+v", got)
+		}
+		l.release(t, vf)
+		if got := enforced(t, &link.PF{Name: pfName, VF: 1}); got.MinTxRate != 0 || got.MaxTxRate != 0 {
+			t.Errorf("after release: %+v", got)
+		}
+	})
+
+	done(t, l.eswitch.SetEswitchMode(devlink.OfPCI(pf), devlink.Switchdev))
+	defer func() { done(t, l.eswitch.SetEswitchMode(devlink.OfPCI(pf), devlink.Legacy)) }()
+	l.await(t, time.Now(), vf, "there", func(f inventory.Function) bool { return f.Netdev != "" })
+
+	t.Run("VF in mode switchdev", func(t *testing.T) {
+		done(t, l.attach(t, vf, wish))
+		if got := l.rate(t, devlink.PCIVF, 1); got != limit {
+			t.Errorf("attached: %+v", got)
+		}
+		if differences, err := l.attacher.Check(t.Context(), vf); err != nil || len(differences) > 0 {
+			t.Errorf("check: %q, %v", differences, err)
+		}
+		l.release(t, vf)
+		if got := l.rate(t, devlink.PCIVF, 1); got != (devlink.Rate{}) {
+			t.Errorf("after release: %+v", got)
+		}
+	})
+
+	t.Run("VF that the administrator has limited gets that limit back", func(t *testing.T) {
+		port := portOf(t, l.eswitch, pf, devlink.PCIVF, 1)
+		own := devlink.Rate{Max: 500}
+		done(t, l.eswitch.SetRate(port.Device, port.Index, own))
+		done(t, l.attach(t, vf, &link.VFConfig{MaxTxRate: new(100)}))
+		if got := l.rate(t, devlink.PCIVF, 1); got != (devlink.Rate{Max: 100}) {
+			t.Errorf("attached: %+v", got)
+		}
+		l.release(t, vf)
+		if got := l.rate(t, devlink.PCIVF, 1); got != own {
+			t.Errorf("after release: %+v", got)
+		}
+		done(t, l.eswitch.SetRate(port.Device, port.Index, devlink.Rate{}))
+	})
+
+	t.Run("SF", func(t *testing.T) { subfunctionRate(t, l, wish, limit) })
+}
+
+func subfunctionRate(t *testing.T, l limited, wish *link.VFConfig, limit devlink.Rate) {
+	t.Helper()
+	const sfnum = 77
+	port, err := l.eswitch.AddSF(devlink.OfPCI(l.pf), 0, sfnum)
+	done(t, err)
+	defer func() { done(t, l.eswitch.DeletePort(port.Device, port.Index)) }()
+	change := devlink.FunctionChange{MAC: "02:00:00:00:00:77", Active: new(true)}
+	done(t, l.eswitch.SetFunction(port.Device, port.Index, change))
+	sf := inventory.SubfunctionID(l.pf, sfnum)
+	l.await(t, time.Now(), sf, "there, with netdev", func(f inventory.Function) bool { return f.Netdev != "" })
+
+	done(t, l.attach(t, sf, wish))
+	if got := l.rate(t, devlink.PCISF, sfnum); got != limit {
+		t.Errorf("attached: %+v", got)
+	}
+	l.release(t, sf)
+	if got := l.rate(t, devlink.PCISF, sfnum); got != (devlink.Rate{}) {
+		t.Errorf("after release: %+v", got)
+	}
+	err = l.attach(t, sf, &link.VFConfig{VLAN: new(100), MaxTxRate: new(100)})
+	says := "vf.vlan: must be absent for SF 77 of PF " + string(l.pf)
+	if err == nil || !strings.Contains(err.Error(), says) {
+		t.Errorf("a VLAN for an SF: error %v, want one with %q", err, says)
+	}
+	if got := l.rate(t, devlink.PCISF, sfnum); got != (devlink.Rate{}) {
+		t.Errorf("after the refusal: %+v", got)
+	}
+	l.release(t, sf)
+}

@@ -1,0 +1,61 @@
+package hardware
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/test/netns"
+)
+
+// TestRDMASoft shows why a Soft-RoCE device is none of a Function's: the kernel ties it to the netdev alone, and ends it
+// when the netdev goes to a pod.
+func TestRDMASoft(t *testing.T) {
+	inGuest(t, "igb")
+	const rxe = "/sys/class/infiniband/rxe0"
+	vf := virtualFunction(t, physicalFunctions(t)[0], 1)
+	name := netdev(vf)
+	f := follow(t)
+	done(t, netlink.RdmaLinkAdd("rxe0", "rxe", name))
+
+	t.Run("kernel shows the netdev and not the Function", func(t *testing.T) {
+		parent, err := os.ReadFile(filepath.Join(rxe, "parent"))
+		if err != nil || strings.TrimSpace(string(parent)) != name {
+			t.Errorf("parent %q, %v; want %s", parent, err, name)
+		}
+		place, err := os.Readlink(rxe)
+		if err != nil || !strings.Contains(place, "/devices/virtual/") {
+			t.Errorf("it is at %s, %v", place, err)
+		}
+		for _, class := range []string{"infiniband", "infiniband_verbs"} {
+			if _, err := os.Stat(filepath.Join(devices, string(vf), class)); !os.IsNotExist(err) {
+				t.Errorf("%s below the VF: %v", class, err)
+			}
+		}
+		if _, err := os.Stat("/dev/infiniband/uverbs0"); err != nil {
+			t.Error(err)
+		}
+		if got, _ := f.Get(inventory.ID{Address: vf}); got.RDMA || len(got.RDMADevices) > 0 {
+			t.Errorf("the VF has RDMA devices %q", got.RDMADevices)
+		}
+	})
+
+	t.Run("it ends when a pod takes the netdev", func(t *testing.T) {
+		pod := netns.New(t)
+		done(t, netlink.LinkSetNsFd(linkOf(t, name), pod.Fd()))
+		for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+			if _, err := os.Lstat(rxe); os.IsNotExist(err) {
+				break
+			}
+			if time.Now().After(end) {
+				t.Fatalf("%s is still there", rxe)
+			}
+		}
+		toHost(t, pod, name)
+	})
+}

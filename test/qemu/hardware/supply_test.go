@@ -1,0 +1,436 @@
+package hardware
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr/testr"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	"k8s.io/utils/ptr"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/notify"
+	"github.com/opiproject/xpu-device-plugin/pkg/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/podresources"
+	"github.com/opiproject/xpu-device-plugin/pkg/podresources/podresourcestest"
+	"github.com/opiproject/xpu-device-plugin/pkg/pool"
+	"github.com/opiproject/xpu-device-plugin/pkg/supply"
+	"github.com/opiproject/xpu-device-plugin/test/netns"
+)
+
+// killedSupply is set in the environment of a process that is to kill itself while it changes the PF that it names.
+const killedSupply = "SUPPLY_KILLED"
+
+// declared is the DevicePool of the tests.
+const declared = "made"
+
+// supplier gives one PF its VFs, as the agent does: the parts and what wakes them are the agent's.
+type supplier struct {
+	pf        pci.Address
+	inventory *inventory.Inventory
+	tracker   *pool.Tracker
+	journal   *journal.Journal
+	kubelet   *podresourcestest.Kubelet
+	pods      *podresources.Client
+	vfs       *supply.VFs
+
+	inputs, outputs, all notify.Signal
+
+	mutex  sync.Mutex
+	numVFs int32
+	writes []int
+	before func(n int) // called before a write, once
+}
+
+// newSupplier makes a supplier for a PF and has it look at the node; it makes no VFs before run.
+func newSupplier(t *testing.T, pf pci.Address) *supplier {
+	t.Helper()
+	s := &supplier{pf: pf}
+	dir, err := os.MkdirTemp("", "s") // t.TempDir is too long for a socket
+	done(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	s.journal, err = journal.Open(filepath.Join(dir, "journal.db"))
+	done(t, err)
+	t.Cleanup(func() { s.journal.Close() })
+	s.kubelet, err = podresourcestest.Start(dir)
+	done(t, err)
+	t.Cleanup(s.kubelet.Stop)
+	s.pods, err = podresources.NewClient(dir)
+	done(t, err)
+	t.Cleanup(func() { s.pods.Close() })
+	s.inventory = inventory.New(inventory.Options{SysRoot: "/sys", Log: testr.New(t), Changed: func() {
+		s.inputs.Notify()
+		s.all.Notify()
+	}})
+	background(t, s.inventory.Run)
+	if !s.inventory.Synced(t.Context()) {
+		t.Fatal("the inventory is not there")
+	}
+	return s
+}
+
+// background runs something until the test ends or end is called.
+func background(t *testing.T, run func(context.Context) error) (end func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- run(ctx) }()
+	end = sync.OnceFunc(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(end)
+	return end
+}
+
+// run starts what makes VFs, as an agent's start does; end ends it.
+func (s *supplier) run(t *testing.T) (end func()) {
+	t.Helper()
+	s.tracker = pool.NewTracker(s.inventory, s, nil, testr.New(t))
+	s.vfs = &supply.VFs{
+		SysRoot: "/sys", Functions: s.inventory, Pools: s.tracker, Journal: s.journal, Assignments: s.pods,
+		NetdevUse: supply.NetdevUse, Writing: s.writing, Metrics: supply.NewMetrics(prometheus.NewRegistry()),
+		Log: testr.New(t), Changed: func() {
+			s.outputs.Notify()
+			s.all.Notify()
+		},
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	forTracker, functions, pools := s.inputs.Subscribe(ctx), s.inputs.Subscribe(ctx), s.outputs.Subscribe(ctx)
+	track := background(t, func(ctx context.Context) error {
+		return s.tracker.Run(ctx, forTracker, func() {
+			s.outputs.Notify()
+			s.all.Notify()
+		})
+	})
+	work := background(t, func(ctx context.Context) error { return s.vfs.Run(ctx, functions, pools) })
+	return func() { track(); work(); cancel() }
+}
+
+// DevicePools is that of [pool.Declarations].
+func (s *supplier) DevicePools(context.Context) ([]v1alpha1.DevicePool, error) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	p := v1alpha1.DevicePool{}
+	p.Name = declared
+	p.Spec.NumVFs = ptr.To(s.numVFs)
+	p.Spec.Selectors = []v1alpha1.FunctionSelector{{RootDevices: []string{string(s.pf) + "#0-1"}}}
+	return []v1alpha1.DevicePool{p}, nil
+}
+
+// NodeLabels is that of [pool.Declarations].
+func (s *supplier) NodeLabels(context.Context) (map[string]string, error) { return nil, nil }
+
+func (s *supplier) set(change func()) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	change()
+}
+
+// want declares numVFs, from now on.
+func (s *supplier) want(n int32) {
+	s.set(func() { s.numVFs, s.writes = n, nil })
+	s.inputs.Notify()
+}
+
+func (s *supplier) writing(_ pci.Address, n int) {
+	var before func(int)
+	s.set(func() {
+		s.writes = append(s.writes, n)
+		before, s.before = s.before, nil
+	})
+	if before != nil {
+		before(n)
+	}
+}
+
+// wrote are the numbers that were written since numVFs was declared.
+func (s *supplier) wrote(t *testing.T, want ...int) {
+	t.Helper()
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if !slices.Equal(s.writes, want) {
+		t.Errorf("%v was written to sriov_numvfs, want %v", s.writes, want)
+	}
+}
+
+// until waits for a state; state describes what there is instead.
+func (s *supplier) until(t *testing.T, what string, is func() (ok bool, state any)) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context())) // it is used when the test has ended, too
+	defer cancel()
+	changes := s.all.Subscribe(ctx)
+	begin, late := time.Now(), time.NewTimer(2*patience)
+	defer late.Stop()
+	for {
+		ok, state := is()
+		if ok {
+			t.Logf("%s after %s", what, time.Since(begin).Round(time.Millisecond))
+			return
+		}
+		select {
+		case <-changes:
+		case <-late.C:
+			t.Fatalf("never: %s; but %+v", what, state)
+		}
+	}
+}
+
+// made waits until the PF has n VFs: at the kernel, in the inventory, and in the pool, which has the first two.
+func (s *supplier) made(t *testing.T, n int) {
+	t.Helper()
+	s.until(t, "the PF has its VFs", func() (bool, any) {
+		lacks, known := s.vfs.Supply(declared)
+		pf, _ := s.inventory.Get(inventory.ID{Address: s.pf})
+		pools, _ := s.tracker.Pools()
+		return known && lacks.PFs == 1 && len(lacks.Shortages) == 0 && pf.NumVFs == n &&
+			len(pools[0].Functions) == min(n, 2), lacks
+	})
+	if got := number(t, s.pf, "sriov_numvfs"); got != n {
+		t.Errorf("the kernel has %d VFs, want %d", got, n)
+	}
+}
+
+// short waits until the PF lacks VFs, and says why.
+func (s *supplier) short(t *testing.T, reason, text string) {
+	t.Helper()
+	s.until(t, reason, func() (bool, any) {
+		lacks, _ := s.vfs.Supply(declared)
+		return len(lacks.Shortages) == 1 && lacks.Shortages[0].PF == string(s.pf) &&
+			lacks.Shortages[0].Reason == reason && strings.Contains(lacks.Shortages[0].Message, text), lacks
+	})
+	lacks, _ := s.vfs.Supply(declared)
+	t.Log(lacks.Shortages[0].Message)
+}
+
+// identities are the inode numbers of the VFs' directories: the kernel gives none of them twice.
+func identities(t *testing.T, pf pci.Address) []uint64 {
+	t.Helper()
+	var inodes []uint64
+	for i := range number(t, pf, "sriov_numvfs") {
+		var stat unix.Stat_t
+		done(t, unix.Stat(filepath.Join(devices, string(virtualFunction(t, pf, i))), &stat))
+		inodes = append(inodes, stat.Ino)
+	}
+	return inodes
+}
+
+// TestSupply: DevicePool.spec.numVFs and a real PF.
+func TestSupply(t *testing.T) {
+	inGuest(t, "igb")
+	if pf := os.Getenv(killedSupply); pf != "" {
+		dieBetween(t, pci.Address(pf))
+	}
+	pfs := physicalFunctions(t)
+	pf := pfs[len(pfs)-1] // not the one that other tests take first
+	first := number(t, pf, "sriov_numvfs")
+	setAttribute(t, pf, "sriov_numvfs", "0")
+	s := newSupplier(t, pf)
+	t.Cleanup(func() {
+		s.want(int32(first))
+		end := s.run(t)
+		s.made(t, first)
+		end()
+	})
+
+	t.Run("VFs are made at a PF without VFs", func(t *testing.T) {
+		defer s.run(t)()
+		s.want(2)
+		s.made(t, 2)
+		s.wrote(t, 2)
+	})
+
+	t.Run("nothing is written where there are as many", func(t *testing.T) {
+		before := identities(t, pf)
+		defer s.run(t)()
+		s.want(2)
+		s.made(t, 2)
+		s.wrote(t)
+		if now := identities(t, pf); !slices.Equal(before, now) {
+			t.Errorf("VFs %v are new, before they were %v", now, before)
+		}
+	})
+
+	t.Run("a PF in use is not changed until it is free", func(t *testing.T) { supplyInUse(t, s) })
+
+	t.Run("more VFs than the PF can have (ERANGE)", func(t *testing.T) {
+		before := identities(t, pf)
+		defer s.run(t)()
+		s.want(9)
+		s.short(t, v1alpha1.ReasonOutOfRange, "can have 7 VFs at most, not 9")
+		s.wrote(t)
+		if now := identities(t, pf); !slices.Equal(before, now) {
+			t.Errorf("VFs %v are new, before they were %v", now, before)
+		}
+		setAttribute(t, pf, "sriov_numvfs", "0")
+		err := os.WriteFile(filepath.Join(devices, string(pf), "sriov_numvfs"), []byte("9"), 0)
+		if !errors.Is(err, unix.ERANGE) {
+			t.Errorf("the kernel answers %v, want %v", err, unix.ERANGE)
+		}
+	})
+
+	t.Run("somebody else makes VFs at the same moment (EBUSY)", func(t *testing.T) {
+		defer s.run(t)()
+		s.set(func() { s.before = func(int) { setAttribute(t, pf, "sriov_numvfs", "1") } })
+		s.want(2)
+		s.short(t, v1alpha1.ReasonBusy, "does somebody else change its VFs?")
+		s.made(t, 2)
+		s.wrote(t, 2, 0, 2)
+	})
+
+	t.Run("killed between taking VFs away and making them", func(t *testing.T) {
+		child := exec.Command("/proc/self/exe", "-test.run=^TestSupply$", "-test.v")
+		child.Env = append(os.Environ(), killedSupply+"="+string(pf))
+		output, err := child.CombinedOutput()
+		if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || exit.ExitCode() != -1 {
+			t.Fatalf("the other process was not killed: %v\n%s", err, output)
+		}
+		if n := number(t, pf, "sriov_numvfs"); n != 0 {
+			t.Fatalf("the other process left %d VFs, want 0", n)
+		}
+		s.want(3)
+		defer s.run(t)()
+		s.made(t, 3)
+		s.wrote(t, 3)
+	})
+
+	t.Run("a driver that makes no VFs refuses", func(t *testing.T) {
+		defer s.run(t)()
+		s.want(0)
+		s.made(t, 0)
+		set(t, "/sys/bus/pci/drivers/igb/unbind", string(pf))
+		s.want(1)
+		s.short(t, v1alpha1.ReasonNotSupported, "has no driver")
+		setAttribute(t, pf, "driver_override", "vfio-pci")
+		set(t, "/sys/bus/pci/drivers_probe", string(pf))
+		s.short(t, v1alpha1.ReasonNotSupported, "has driver vfio-pci, which makes no VFs")
+		set(t, "/sys/bus/pci/drivers/vfio-pci/unbind", string(pf))
+		setAttribute(t, pf, "driver_override", "\n")
+		set(t, "/sys/bus/pci/drivers_probe", string(pf))
+		s.made(t, 1) // because the driver is another one: nobody has to ask
+		done(t, netlink.LinkSetUp(linkOf(t, netdev(pf))))
+	})
+}
+
+// dieBetween wants 3 VFs and kills this process once those that there are, are gone.
+func dieBetween(t *testing.T, pf pci.Address) {
+	s := newSupplier(t, pf)
+	s.want(3)
+	s.set(func() {
+		s.before = func(int) {
+			s.set(func() { s.before = func(int) { _ = unix.Kill(os.Getpid(), unix.SIGKILL) } })
+		}
+	})
+	s.run(t)
+	s.made(t, 3)
+}
+
+// supplyInUse has a PF with 2 VFs be in use in every way that is known, while 1 VF is wanted. As a card takes seconds,
+// it is changed afterwards in one case only.
+func supplyInUse(t *testing.T, s *supplier) {
+	vf := virtualFunction(t, s.pf, 1)
+	id := inventory.ID{Address: vf}
+	var name string
+	var inside *netns.Namespace
+	leave := func(t *testing.T) {
+		name, inside = netdev(vf), netns.New(t)
+		done(t, netlink.LinkSetNsFd(linkOf(t, name), inside.Fd()))
+	}
+	comeBack := func(t *testing.T) { toHost(t, inside, name) }
+	for _, c := range []struct {
+		name, message string
+		begin, end    func(t *testing.T)
+		changes       bool // when it is in use no more
+	}{
+		{
+			"VF in a pod", string(vf) + " belongs to pod default/web",
+			func(t *testing.T) {
+				done(t, s.journal.Put(journal.Attachment{
+					Function: id, PF: s.pf, VFIndex: 1, State: journal.Reserved, Pod: journal.Pod{Namespace: "default", Name: "web"},
+				}))
+				leave(t)
+			},
+			func(t *testing.T) {
+				comeBack(t)
+				done(t, s.journal.Delete(id))
+			},
+			true,
+		},
+		{
+			"VF in a network namespace that nobody knows", "VF " + string(vf) + " has its netdev in another network namespace",
+			leave, comeBack, false,
+		},
+		{
+			"VF of another device plugin's pod", string(vf) + " belongs to pod default/other (container main)",
+			func(*testing.T) { s.kubelet.Set(podresourcestest.Pod("other", "intel.com/vf", string(vf))) },
+			func(*testing.T) { s.kubelet.Set() },
+			false,
+		},
+		{
+			"VF with vfio-pci", "has driver vfio-pci and no netdev",
+			func(t *testing.T) {
+				set(t, "/sys/bus/pci/drivers/igbvf/unbind", string(vf))
+				setAttribute(t, vf, "driver_override", "vfio-pci")
+				set(t, "/sys/bus/pci/drivers_probe", string(vf))
+			},
+			func(t *testing.T) {
+				set(t, "/sys/bus/pci/drivers/vfio-pci/unbind", string(vf))
+				setAttribute(t, vf, "driver_override", "\n")
+				set(t, "/sys/bus/pci/drivers_probe", string(vf))
+			},
+			false,
+		},
+		{
+			"VF with an address of the host", "which has address 192.0.2.7/24",
+			func(t *testing.T) {
+				address, err := netlink.ParseAddr("192.0.2.7/24")
+				done(t, err)
+				done(t, netlink.AddrAdd(linkOf(t, netdev(vf)), address))
+			},
+			func(t *testing.T) {
+				address, err := netlink.ParseAddr("192.0.2.7/24")
+				done(t, err)
+				done(t, netlink.AddrDel(linkOf(t, netdev(vf)), address))
+			},
+			false,
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			before := identities(t, s.pf)
+			c.begin(t)
+			defer s.run(t)()
+			s.want(1)
+			s.short(t, v1alpha1.ReasonInUse, c.message)
+			s.wrote(t)
+			if now := identities(t, s.pf); !slices.Equal(before, now) {
+				t.Errorf("VFs %v are new, before they were %v", now, before)
+			}
+			if c.changes {
+				c.end(t)
+				s.made(t, 1)
+				s.wrote(t, 0, 1)
+				s.want(2)
+				s.made(t, 2)
+				return
+			}
+			s.want(2)
+			s.made(t, 2)
+			s.wrote(t)
+			c.end(t)
+		})
+	}
+}

@@ -1,0 +1,523 @@
+package hardware
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/go-logr/logr/testr"
+	"github.com/google/go-cmp/cmp"
+	ocispec "github.com/opencontainers/runtime-spec/specs-go"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"tags.cncf.io/container-device-interface/pkg/cdi"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/attach"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim/claimtest"
+	"github.com/opiproject/xpu-device-plugin/pkg/devnode"
+	"github.com/opiproject/xpu-device-plugin/pkg/dra"
+	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/link"
+	"github.com/opiproject/xpu-device-plugin/pkg/notify"
+	"github.com/opiproject/xpu-device-plugin/pkg/outfit"
+	"github.com/opiproject/xpu-device-plugin/pkg/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/release"
+	"github.com/opiproject/xpu-device-plugin/test/netns"
+)
+
+// claims are the parts of an agent that serve claims, on the machine's own Functions.
+type claims struct {
+	t         *testing.T
+	dir       string
+	spec      v1alpha1.DevicePoolSpec
+	inventory *inventory.Inventory
+	engine    *link.Engine
+	drivers   *outfit.PCIDrivers
+	journal   *journal.Journal
+	attacher  *attach.Attacher
+	releaser  *release.Releaser
+	driver    *dra.Driver
+	close     func()
+}
+
+// newClaims starts an agent that has its journal and its CDI files in dir, until close is called or the test ends. trace is
+// called before every change.
+func newClaims(t *testing.T, dir string, spec v1alpha1.DevicePoolSpec, trace func(step string)) *claims {
+	t.Helper()
+	return newClaimsOf(t, "boot-1", dir, spec, trace)
+}
+
+// newClaimsOf is newClaims in this boot.
+func newClaimsOf(
+	t *testing.T, bootID, dir string, spec v1alpha1.DevicePoolSpec, trace func(step string),
+) *claims {
+	t.Helper()
+	log := testr.New(t)
+	c := &claims{t: t, dir: dir, spec: spec}
+	var err error
+	c.journal, err = journal.Open(filepath.Join(dir, "journal.db"))
+	done(t, err)
+	c.engine, err = link.New(link.Options{Trace: trace})
+	done(t, err)
+	var changed notify.Signal
+	c.inventory = inventory.New(inventory.Options{SysRoot: "/sys", Changed: changed.Notify, Log: log})
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- c.inventory.Run(ctx) }()
+	open := true
+	c.close = func() {
+		if open {
+			open = false
+			cancel()
+			done(t, errors.Join(<-ended, c.engine.Close(), c.journal.Close()))
+		}
+	}
+	t.Cleanup(c.close)
+	c.inventory.Synced(ctx)
+	c.drivers = &outfit.PCIDrivers{
+		SysRoot: "/sys", DevRoot: "/dev", ProcRoot: "/proc", BootID: bootID, Functions: c.inventory,
+		Changes: changed.Subscribe, Engine: c.engine, Trace: trace, Log: log,
+	}
+	outfits := &outfit.Outfitter{Drivers: c.drivers}
+	c.releaser = release.New(c.journal, c.engine, c.inventory, release.Options{BootID: bootID, Outfits: outfits}, log)
+	c.attacher = attach.New(c.journal, c.engine, c.inventory, c.releaser,
+		attach.Options{BootID: bootID, Outfits: outfits}, log)
+	files, err := dra.NewCDI(filepath.Join(dir, "cdi"))
+	done(t, err)
+	c.driver = &dra.Driver{
+		Functions: c.inventory, DevicePools: c, Ports: c, Journal: c.journal, Attacher: c.attacher, Releaser: c.releaser,
+		DeviceNodes: &devnode.Finder{SysRoot: "/sys", DevRoot: "/dev"}, CDI: files,
+		Metrics: dra.NewMetrics(prometheus.NewRegistry()), Log: log, ProvisionTimeout: patience,
+	}
+	return c
+}
+
+// DevicePool is the one that all claims are from.
+func (c *claims) DevicePool(string) (v1alpha1.DevicePoolSpec, bool) { return c.spec, true }
+
+// Wait is about a Port that is served at once.
+func (c *claims) Wait(context.Context, *resourceapi.ResourceClaim, inventory.ID) (*v1alpha1.XPUPort, error) {
+	return &v1alpha1.XPUPort{Spec: v1alpha1.XPUPortSpec{
+		MAC: "02:00:00:00:00:88", MTU: 1500, Addresses: []string{"192.0.2.88/24"},
+	}}, nil
+}
+
+// claimOf is a claim to a VF with these parameters.
+func claimOf(pf, vf pci.Address, parameters string) *resourceapi.ResourceClaim {
+	pool := "guest/" + pf.DeviceName() + "/fast"
+	return claimtest.Allocated("net", claimtest.Result("fast", pool, vf.DeviceName()),
+		claimtest.FromClaim(parameters), claimtest.ReservedFor("pod1"))
+}
+
+func (c *claims) prepare(object *resourceapi.ResourceClaim) (kubeletplugin.PrepareResult, error) {
+	results, err := c.driver.PrepareResourceClaims(context.Background(), []*resourceapi.ResourceClaim{object})
+	return results[object.UID], errors.Join(err, results[object.UID].Err)
+}
+
+func (c *claims) unprepare(ctx context.Context, object *resourceapi.ResourceClaim) error {
+	named := kubeletplugin.NamespacedObject{UID: object.UID}
+	named.Namespace, named.Name = object.Namespace, object.Name
+	results, err := c.driver.UnprepareResourceClaims(ctx, []kubeletplugin.NamespacedObject{named})
+	return errors.Join(err, results[object.UID])
+}
+
+func (c *claims) attach(object *resourceapi.ResourceClaim, vf pci.Address, pod *netns.Namespace) (link.Observed, error) {
+	return c.attacher.Attach(context.Background(), inventory.ID{Address: vf}, attach.Sandbox{
+		ID: "sandbox1", NetNS: pod.Path(),
+		Pod: journal.Pod{Namespace: object.Namespace, Name: "pod1", UID: object.Status.ReservedFor[0].UID},
+	})
+}
+
+// container is what a runtime makes of the claim's CDI devices.
+func (c *claims) container(devices ...string) ocispec.Spec {
+	c.t.Helper()
+	cache, err := cdi.NewCache(cdi.WithSpecDirs(filepath.Join(c.dir, "cdi")), cdi.WithAutoRefresh(false))
+	done(c.t, err)
+	var container ocispec.Spec
+	if unresolved, err := cache.InjectDevices(&container, devices...); err != nil {
+		c.t.Fatalf("unresolved %q: %v", unresolved, err)
+	}
+	return container
+}
+
+func nodePaths(container ocispec.Spec) []string {
+	var paths []string
+	if container.Linux != nil {
+		for _, d := range container.Linux.Devices {
+			paths = append(paths, d.Path)
+		}
+	}
+	return paths
+}
+
+// worn is a VF that the administrator set up, until the test ends: all that is lost when its driver is unbound.
+func worn(t *testing.T, c *claims, pf pci.Address, index int) (vf pci.Address, device link.Device, before link.Snapshot) {
+	t.Helper()
+	vf = virtualFunction(t, pf, index)
+	l, name := linkOf(t, netdev(vf)), netdev(vf)
+	t.Cleanup(func() {
+		l := linkOf(t, netdev(vf))
+		done(t, errors.Join(
+			netlink.LinkSetVfVlan(linkOf(t, netdev(pf)), index, 0), netlink.LinkSetDown(l), netlink.LinkSetName(l, name),
+			netlink.LinkSetMTU(l, 1500), netlink.LinkSetAlias(l, ""),
+		))
+	})
+	done(t, netlink.LinkSetVfVlan(linkOf(t, netdev(pf)), index, 7))
+	done(t, netlink.LinkSetName(l, "worn0"))
+	done(t, netlink.LinkSetMTU(l, 1400))
+	done(t, netlink.LinkSetAlias(l, "the administrator's"))
+	done(t, netlink.LinkSetUp(l))
+	device = link.Device{Name: "worn0", PF: &link.PF{Name: netdev(pf), Address: string(pf), VF: index}}
+	before, err := c.engine.Snapshot(t.Context(), device)
+	done(t, err)
+	return vf, device, before
+}
+
+func wantRestored(t *testing.T, c *claims, device link.Device, before link.Snapshot) {
+	t.Helper()
+	now, err := c.engine.Snapshot(t.Context(), device)
+	done(t, err)
+	if left := link.Diff(before, now); len(left) > 0 {
+		t.Errorf("the VF is not what it was: %q", left)
+	}
+	if records := c.journal.All(); len(records) > 0 {
+		t.Errorf("the journal still has %+v", records)
+	}
+}
+
+const vfioParameters = `"driver": "vfio-pci", "network": "lab", "vf": {"vlan": 100, "qos": 3}`
+
+// TestVFIO: a claim that asks for vfio-pci gets the VF's IOMMU group, and the VF is what it was afterwards.
+func TestVFIO(t *testing.T) {
+	inGuest(t, "igb")
+	pf := physicalFunctions(t)[0]
+	c := newClaims(t, t.TempDir(), v1alpha1.DevicePoolSpec{}, func(string) {})
+	vf, device, before := worn(t, c, pf, 0)
+	group := target(vf, "iommu_group")
+	object := claimOf(pf, vf, vfioParameters)
+
+	t.Run("claim gives the container the group", func(t *testing.T) {
+		prepared, err := c.prepare(object)
+		done(t, err)
+		if got := target(vf, "driver"); got != "vfio-pci" {
+			t.Errorf("the driver is %q", got)
+		}
+		metadata := prepared.Devices[0].Metadata.NetworkData
+		if metadata.HardwareAddress != "02:00:00:00:00:88" || len(metadata.IPs) != 1 || metadata.IPs[0] != "192.0.2.88/24" {
+			t.Errorf("the pod is told %+v", metadata)
+		}
+		container := c.container(prepared.Devices[0].CDIDeviceIDs...)
+		if diff := cmp.Diff([]string{"/dev/vfio/vfio", "/dev/vfio/" + group}, nodePaths(container)); diff != "" {
+			t.Errorf("device nodes (-want +got):\n%s", diff)
+		}
+		wantEnv := []string{"XPU_FUNCTION_FAST=" + string(vf), "XPU_INTERFACE_FAST=net1", "XPU_VFIO_FAST=/dev/vfio/" + group}
+		if diff := cmp.Diff(wantEnv, container.Process.Env); diff != "" {
+			t.Errorf("environment (-want +got):\n%s", diff)
+		}
+	})
+
+	t.Run("the PF enforces what the pod asked for", func(t *testing.T) {
+		observed, err := c.attach(object, vf, netns.New(t))
+		done(t, err)
+		if observed.MAC != "02:00:00:00:00:88" || len(observed.Addresses) != 1 || observed.Addresses[0].String() != "192.0.2.88/24" {
+			t.Errorf("observed %+v", observed)
+		}
+		routes, err := netlink.NewHandle(unix.NETLINK_ROUTE) // only one's own handle asks for VFs
+		done(t, err)
+		defer routes.Close()
+		l, err := routes.LinkByName(device.PF.Name)
+		done(t, err)
+		info := l.Attrs().Vfs[0]
+		if info.Vlan != 100 || info.Qos != 3 || info.Mac.String() != "02:00:00:00:00:88" {
+			t.Errorf("the PF has %+v", info)
+		}
+		if differences, err := c.attacher.Check(t.Context(), inventory.ID{Address: vf}); err != nil || len(differences) > 0 {
+			t.Errorf("check: %q, %v", differences, err)
+		}
+	})
+
+	t.Run("pod still has the device while it is released", func(t *testing.T) {
+		program := openVFIO(t, group, vf)
+		for _, devRoot := range []string{t.TempDir(), "/dev"} { // without access to device nodes, and with it
+			c.drivers.DevRoot = devRoot
+			begin := time.Now()
+			err := c.unprepare(t.Context(), object)
+			wantMessage(t, err, "IOMMU group "+group+" is open in process", fmt.Sprint(os.Getpid()), "hardware.test")
+			if took := time.Since(begin); took > 5*time.Second {
+				t.Errorf("that took %s", took)
+			}
+		}
+		if got := target(vf, "driver"); got != "vfio-pci" {
+			t.Errorf("the driver is %q", got)
+		}
+		program.close()
+	})
+
+	t.Run("release makes the VF what it was", func(t *testing.T) {
+		begin := time.Now()
+		done(t, c.unprepare(t.Context(), object))
+		t.Logf("released after %s", time.Since(begin).Round(time.Millisecond))
+		wantRestored(t, c, device, before)
+		if got := attribute(t, vf, "driver_override"); got != "(null)" {
+			t.Errorf("driver_override is %q", got)
+		}
+		if _, err := os.Stat("/dev/vfio/" + group); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("/dev/vfio/%s: %v", group, err)
+		}
+	})
+
+	t.Run("unbinding that the kernel blocks is waited for in the background", func(t *testing.T) {
+		_, err := c.prepare(object)
+		done(t, err)
+		var program *vfioProgram
+		c.drivers.Trace = func(step string) {
+			if step == "unbind vfio-pci" && program == nil {
+				program = openVFIO(t, group, vf) // when it was seen that nobody has it
+			}
+		}
+		for range 2 {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			wantMessage(t, c.unprepare(ctx, object), "IOMMU group "+group+" is open in process", "hardware.test")
+			cancel()
+		}
+		program.close()
+		done(t, c.unprepare(t.Context(), object))
+		wantRestored(t, c, device, before)
+	})
+
+	t.Run("pool asks for it", func(t *testing.T) {
+		c.spec.Driver = v1alpha1.DriverVFIO
+		_, err := c.prepare(claimOf(pf, vf, `"network": "lab", "mtu": 1400`))
+		wantMessage(t, err, "mtu 1400: must be absent")
+		prepared, err := c.prepare(claimOf(pf, vf, `"network": "lab"`))
+		done(t, err)
+		if paths := nodePaths(c.container(prepared.Devices[0].CDIDeviceIDs...)); len(paths) != 2 {
+			t.Errorf("device nodes %q", paths)
+		}
+		bare := outfit.Bare{Functions: c.inventory, Journal: c.journal}
+		for _, f := range bare.Snapshot() {
+			if f.Kind == inventory.VF && f.Driver != "igbvf" {
+				t.Errorf("pools see driver %q of %s", f.Driver, f.ID)
+			}
+		}
+		done(t, c.unprepare(t.Context(), object))
+		c.spec.Driver = ""
+		wantRestored(t, c, device, before)
+	})
+
+	t.Run("VF without a driver gets none back", func(t *testing.T) {
+		set(t, "/sys/bus/pci/drivers/igbvf/unbind", string(vf))
+		_, err := c.prepare(object)
+		done(t, err)
+		done(t, c.unprepare(t.Context(), object))
+		if got := target(vf, "driver"); got != "" {
+			t.Errorf("the driver is %q", got)
+		}
+		set(t, "/sys/bus/pci/drivers/igbvf/bind", string(vf))
+	})
+}
+
+// TestVFIORefused: a VF that must not lose its driver keeps it, and nothing is half done.
+func TestVFIORefused(t *testing.T) {
+	inGuest(t, "igb")
+	pf := physicalFunctions(t)[0]
+	c := newClaims(t, t.TempDir(), v1alpha1.DevicePoolSpec{}, func(string) {})
+	vf := virtualFunction(t, pf, 1)
+	name := netdev(vf)
+	refused := func(t *testing.T, texts ...string) {
+		t.Helper()
+		_, err := c.prepare(claimOf(pf, vf, vfioParameters))
+		wantMessage(t, err, texts...)
+		if got := target(vf, "driver"); got != "igbvf" || len(c.journal.All()) > 0 {
+			t.Errorf("the driver is %q, the journal has %+v", got, c.journal.All())
+		}
+	}
+	t.Run("netdev is a bridge's port", func(t *testing.T) {
+		bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br-vfio"}}
+		done(t, netlink.LinkAdd(bridge))
+		done(t, netlink.LinkSetMaster(linkOf(t, name), bridge))
+		refused(t, name, "in use on the host, by br-vfio")
+		done(t, netlink.LinkDel(bridge))
+	})
+	t.Run("netdev has a VLAN", func(t *testing.T) {
+		vlan := &netlink.Vlan{LinkAttrs: netlink.LinkAttrs{Name: "vlan-vfio", ParentIndex: linkOf(t, name).Attrs().Index}, VlanId: 5}
+		done(t, netlink.LinkAdd(vlan))
+		refused(t, "in use on the host, by vlan-vfio")
+		done(t, netlink.LinkDel(vlan))
+	})
+	t.Run("netdev is in another namespace", func(t *testing.T) {
+		pod := netns.New(t)
+		done(t, netlink.LinkSetNsFd(linkOf(t, name), pod.Fd()))
+		refused(t, "its netdev is in another network namespace")
+		toHost(t, pod, name)
+	})
+	t.Run("driver_override is somebody else's", func(t *testing.T) {
+		setAttribute(t, vf, "driver_override", "igbvf")
+		refused(t, `driver_override is "igbvf"`)
+		setAttribute(t, vf, "driver_override", "\n")
+	})
+	t.Run("PF has VFs", func(t *testing.T) {
+		_, err := c.prepare(claimOf(pf, pf, vfioParameters))
+		wantMessage(t, err, "it is a PF with", "VFs, which would be lost")
+	})
+}
+
+// TestVFIOKilled: an agent that ends before any of its steps is continued by the next.
+func TestVFIOKilled(t *testing.T) {
+	inGuest(t, "igb")
+	pf := physicalFunctions(t)[0]
+	dir := t.TempDir()
+	c := newClaims(t, dir, v1alpha1.DevicePoolSpec{}, func(string) {})
+	vf, device, before := worn(t, c, pf, 2)
+	c.close()
+	object := claimOf(pf, vf, vfioParameters)
+	for n := 1; ; n++ {
+		pod := netns.New(t)
+		died := ""
+		steps := 0
+		c := newClaims(t, dir, v1alpha1.DevicePoolSpec{}, func(step string) {
+			if steps++; steps == n {
+				died = step
+				runtime.Goexit() // of what was done, nothing is undone; what is open is closed, as the kernel does
+			}
+		})
+		ended := make(chan error, 1)
+		go func() {
+			err := errors.New("died")
+			defer func() { ended <- err }()
+			prepared := func() error { _, err := c.prepare(object); return err }
+			attached := func() error { _, err := c.attach(object, vf, pod); return err }
+			unprepared := func() error { return c.unprepare(context.Background(), object) }
+			for _, do := range []func() error{prepared, attached, unprepared} {
+				if err := do(); err != nil && died == "" {
+					t.Error(err)
+				}
+				if died != "" {
+					return
+				}
+			}
+			err = nil
+		}()
+		err := <-ended
+		c.close()
+		next := newClaims(t, dir, v1alpha1.DevicePoolSpec{}, func(string) {})
+		if died == "" {
+			done(t, err)
+			wantRestored(t, next, device, before)
+			if n <= 12 {
+				t.Errorf("only %d steps", n-1)
+			}
+			return
+		}
+		if what, _, isMAC := strings.Cut(died, " MAC "); isMAC {
+			died = what + " MAC" // which is another one each time
+		}
+		t.Run(fmt.Sprintf("%02d before %s", n, died), func(t *testing.T) {
+			done(t, next.releaser.Recover(t.Context()))
+			if a, ok := next.journal.Get(inventory.ID{Address: vf}); ok && a.State == journal.Reserved {
+				_, err := next.prepare(object)
+				done(t, err)
+				if got := target(vf, "driver"); got != "vfio-pci" {
+					t.Errorf("prepared again: the driver is %q", got)
+				}
+			}
+			done(t, next.unprepare(t.Context(), object))
+			wantRestored(t, next, device, before)
+		})
+		next.close()
+	}
+}
+
+// TestVFIOAfterBoot: a boot gives a VF its own driver again, and the agent that starts then gives it the one that its
+// owner still wants.
+func TestVFIOAfterBoot(t *testing.T) {
+	inGuest(t, "igb")
+	pf := physicalFunctions(t)[0]
+	dir := t.TempDir()
+	before := newClaims(t, dir, v1alpha1.DevicePoolSpec{}, func(string) {})
+	vf := virtualFunction(t, pf, 0)
+	object := claimOf(pf, vf, vfioParameters)
+	_, err := before.prepare(object)
+	done(t, err)
+	before.close()
+	setAttribute(t, vf, "driver_override", "\n")
+	set(t, "/sys/bus/pci/drivers/vfio-pci/unbind", string(vf))
+	set(t, "/sys/bus/pci/drivers_probe", string(vf))
+	if got := target(vf, "driver"); got != "igbvf" {
+		t.Fatalf("after the boot the driver is %q", got)
+	}
+
+	c := newClaimsOf(t, "boot-2", dir, v1alpha1.DevicePoolSpec{}, func(string) {})
+	done(t, c.releaser.Recover(t.Context()))
+	done(t, c.attacher.Recover(t.Context()))
+	if got := target(vf, "driver"); got != "vfio-pci" {
+		t.Errorf("for its owner the driver is %q", got)
+	}
+	_, err = c.attach(object, vf, netns.New(t))
+	done(t, err)
+	done(t, c.unprepare(t.Context(), object))
+	if got := target(vf, "driver"); got != "igbvf" || netdev(vf) == "" || len(c.journal.All()) > 0 {
+		t.Errorf("released: driver %q, netdev %q, journal %+v", got, netdev(vf), c.journal.All())
+	}
+}
+
+func wantMessage(t *testing.T, err error, texts ...string) {
+	t.Helper()
+	for _, text := range texts {
+		if err == nil || !strings.Contains(err.Error(), text) {
+			t.Errorf("error %v, want one with %q", err, text)
+		}
+	}
+}
+
+// vfioProgram is what a program has open that uses a PCI device by vfio.
+type vfioProgram []int
+
+// openVFIO does what such a program does first (linux/Documentation/driver-api/vfio.rst). The numbers are of linux/vfio.h.
+func openVFIO(t *testing.T, group string, device pci.Address) *vfioProgram {
+	t.Helper()
+	const (
+		setIOMMU, getDevice, setContainer = ';'<<8 | 102, ';'<<8 | 106, ';'<<8 | 104
+		type1v2                           = 3
+	)
+	// The guest's IOMMU does not isolate interrupts.
+	set(t, "/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts", "Y")
+	p := &vfioProgram{}
+	t.Cleanup(p.close)
+	open := func(file string) int {
+		fd, err := unix.Open(file, unix.O_RDWR|unix.O_CLOEXEC, 0)
+		done(t, err)
+		*p = append(*p, fd)
+		return fd
+	}
+	container, own := open("/dev/vfio/vfio"), open("/dev/vfio/"+group)
+	done(t, unix.IoctlSetPointerInt(own, setContainer, container))
+	done(t, unix.IoctlSetInt(container, setIOMMU, type1v2))
+	name, err := unix.BytePtrFromString(string(device))
+	done(t, err)
+	fd, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(own), getDevice, uintptr(unsafe.Pointer(name)))
+	if errno != 0 {
+		t.Fatalf("VFIO_GROUP_GET_DEVICE_FD: %v", errno)
+	}
+	*p = append(*p, int(fd))
+	return p
+}
+
+func (p *vfioProgram) close() {
+	for _, fd := range *p {
+		_ = unix.Close(fd)
+	}
+	*p = nil
+}

@@ -1,0 +1,72 @@
+package node
+
+import (
+	"net"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+)
+
+// BridgeAddress is where opi-bridge listens.
+const BridgeAddress = "127.0.0.1:50151"
+
+// Bridge is opi-bridge in the guest's own network namespace: the guest is the xPU too.
+type Bridge struct {
+	t       *testing.T
+	state   string
+	log     string
+	process *process
+}
+
+// StartBridge starts opi-bridge and waits until it listens. What it made goes when the test ends.
+func StartBridge(t *testing.T) *Bridge {
+	t.Helper()
+	dir := t.TempDir()
+	b := &Bridge{t: t, state: filepath.Join(dir, "state.db"), log: filepath.Join(dir, "opi-bridge.log")}
+	t.Cleanup(b.removeBridges)
+	b.Start()
+	return b
+}
+
+// Start starts it with the state that it had.
+func (b *Bridge) Start() {
+	b.t.Helper()
+	b.process = launch(b.t, b.log, bridgeProgram, "--listen="+BridgeAddress, "--state="+b.state, "--data-plane=vlan-aware")
+	Eventually(b.t, "opi-bridge listens", func() bool {
+		conn, err := net.DialTimeout("tcp", BridgeAddress, time.Second)
+		if err == nil {
+			_ = conn.Close()
+		}
+		return err == nil
+	})
+}
+
+// Kill ends opi-bridge by SIGKILL. The data plane stays as it is.
+func (b *Bridge) Kill() { b.process.kill() }
+
+// Members are the netdevs that are in a bridge now.
+func (b *Bridge) Members(t *testing.T) []string {
+	t.Helper()
+	links, err := netlink.LinkList()
+	Must(t, err)
+	var members []string
+	for _, l := range links {
+		if l.Attrs().MasterIndex != 0 {
+			members = append(members, l.Attrs().Name)
+		}
+	}
+	return members
+}
+
+// removeBridges takes the data plane away, which opi-bridge leaves when it ends.
+func (b *Bridge) removeBridges() {
+	links, err := netlink.LinkList()
+	Must(b.t, err)
+	for _, l := range links {
+		if l.Type() == "bridge" {
+			Must(b.t, netlink.LinkDel(l))
+		}
+	}
+}

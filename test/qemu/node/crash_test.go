@@ -1,0 +1,229 @@
+package node_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/go-logr/logr"
+	"github.com/vishvananda/netlink"
+	vnetns "github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/attach"
+	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/link"
+	"github.com/opiproject/xpu-device-plugin/pkg/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/release"
+	"github.com/opiproject/xpu-device-plugin/test/netns"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/node"
+)
+
+// crashing is set in the environment of a process that is to kill itself, to a life in JSON.
+const crashing = "XPU_TEST_CRASHING"
+
+// TestMain is also that of such a process.
+func TestMain(m *testing.M) {
+	if text := os.Getenv(crashing); text != "" {
+		var l life
+		err := json.Unmarshal([]byte(text), &l)
+		if err == nil {
+			err = l.run()
+		}
+		if err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// life is a VF's way into a pod and back, by what the agent is made of, in a process that kills itself on the way.
+type life struct {
+	PF      pci.Address
+	VF      inventory.ID
+	Index   int
+	Journal string // file
+	NetNS   string // the pod's, a path
+	At      int    // the event at which the process kills itself, 0 for none
+}
+
+// agent is what the agent is made of, as far as it touches VFs.
+type agent struct {
+	journal  *journal.Journal
+	engine   *link.Engine
+	attacher *attach.Attacher
+	releaser *release.Releaser
+}
+
+// start makes an agent, which tells of every point where its end would matter: before each change to a netdev, before
+// and after each write to the journal.
+func (l life) start(event func(string)) (*agent, error) {
+	records, err := journal.Open(l.Journal)
+	if err != nil {
+		return nil, err
+	}
+	engine, err := link.New(link.Options{Trace: event})
+	if err != nil {
+		return nil, errors.Join(err, records.Close())
+	}
+	netdevs := inventory.New(inventory.Options{SysRoot: "/sys"})
+	told := toldJournal{records, event}
+	releaser := release.New(told, engine, netdevs, release.Options{BootID: "boot"}, logr.Discard())
+	return &agent{
+		journal: records, engine: engine, releaser: releaser,
+		attacher: attach.New(told, engine, netdevs, releaser, attach.Options{BootID: "boot"}, logr.Discard()),
+	}, nil
+}
+
+func (a *agent) close() error { return errors.Join(a.engine.Close(), a.journal.Close()) }
+
+// toldJournal tells of each write.
+type toldJournal struct {
+	*journal.Journal
+	event func(string)
+}
+
+func (j toldJournal) Put(a journal.Attachment) error {
+	j.event("before " + string(a.State) + " is written")
+	defer j.event("after " + string(a.State) + " is written")
+	return j.Journal.Put(a)
+}
+
+func (j toldJournal) Delete(id inventory.ID) error {
+	j.event("before the record is deleted")
+	defer j.event("after the record is deleted")
+	return j.Journal.Delete(id)
+}
+
+// run is what the process does. It prints the events.
+func (l life) run() error {
+	count := 0
+	a, err := l.start(func(what string) {
+		count++
+		fmt.Println(what)
+		if count == l.At {
+			_ = unix.Kill(os.Getpid(), unix.SIGKILL)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	ctx := context.Background()
+	err = a.attacher.Reserve(ctx, journal.Attachment{
+		Function: l.VF, PF: l.PF, VFIndex: l.Index, Claim: journal.Claim{Namespace: "default", Name: "c", UID: "claim"},
+		Interface: link.Interface{
+			Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:01",
+			Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24")},
+			VF: &link.VFConfig{
+				VLAN: new(100), QoS: new(3), SpoofCheck: new(false), Trust: new(true), MaxTxRate: new(100),
+			},
+		},
+	})
+	if err == nil {
+		_, err = a.attacher.Attach(ctx, l.VF, attach.Sandbox{ID: "sandbox", NetNS: l.NetNS})
+	}
+	if err == nil {
+		err = useAsPodWould(l.NetNS)
+	}
+	if err == nil {
+		err = a.releaser.Release(ctx, l.VF, journal.ClaimIs("claim"))
+	}
+	return errors.Join(err, a.close())
+}
+
+// useAsPodWould changes what a pod with NET_ADMIN can.
+func useAsPodWould(path string) error {
+	ns, err := vnetns.GetFromPath(path)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	pod, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	if err != nil {
+		return err
+	}
+	defer pod.Close()
+	l, err := pod.LinkByName("net1")
+	if err != nil {
+		return err
+	}
+	return errors.Join(
+		pod.LinkSetMTU(l, 1300), pod.LinkSetAlias(l, "mine"), pod.LinkAddAltName(l, "a-rather-long-alternative-name"),
+		pod.LinkSetName(l, "mine0"),
+	)
+}
+
+// TestCrashAtEachStep kills an agent at every step of attach and release of a VF with all properties that igb has.
+// Another agent, which does what an agent does at its start and then releases, makes it good: nothing is left of it.
+func TestCrashAtEachStep(t *testing.T) {
+	node.InGuest(t, "igb")
+	pf := node.PFs(t)[0]
+	node.Carrier(t, pf)
+	before := node.HostState(t)
+	for at := 1; ; at++ {
+		l := life{
+			PF: pf, VF: node.VFs(t, pf)[1], Index: 1, Journal: filepath.Join(t.TempDir(), "journal.db"), At: at,
+			NetNS: netns.New(t).Path(),
+		}
+		last, killed := l.crash(t)
+		if !killed {
+			if at < 20 {
+				t.Errorf("only %d steps", at-1)
+			}
+			node.WantState(t, before)
+			return
+		}
+		t.Run(fmt.Sprintf("step %d %s", at, last), func(t *testing.T) {
+			l.heal(t)
+			node.WantState(t, before)
+		})
+	}
+}
+
+// crash runs a process that kills itself, and returns the last that it told. A process that got through was not killed.
+func (l life) crash(t *testing.T) (last string, killed bool) {
+	t.Helper()
+	text, err := json.Marshal(l)
+	node.Must(t, err)
+	child := exec.Command("/proc/self/exe")
+	child.Env = append(os.Environ(), crashing+"="+string(text))
+	output, err := child.CombinedOutput()
+	lines := strings.Split(strings.TrimSpace(string(output)), "\n")
+	last = lines[len(lines)-1]
+	if err == nil {
+		return last, false
+	}
+	exit, exited := errors.AsType[*exec.ExitError](err)
+	if !exited || exit.Sys().(syscall.WaitStatus).Signal() != unix.SIGKILL {
+		t.Fatalf("the process was not killed at step %d: %v\n%s", l.At, err, output)
+	}
+	return last, true
+}
+
+// heal is the next agent.
+func (l life) heal(t *testing.T) {
+	t.Helper()
+	a, err := l.start(func(string) {})
+	node.Must(t, err)
+	defer func() { node.Must(t, a.close()) }()
+	if err := a.releaser.Recover(t.Context()); err != nil {
+		t.Errorf("recover: %v", err)
+	}
+	if err := a.releaser.Release(t.Context(), l.VF, journal.ClaimIs("claim")); err != nil {
+		t.Errorf("release: %v", err)
+	}
+	if left := a.journal.All(); len(left) > 0 {
+		t.Errorf("the journal still has %+v", left)
+	}
+}

@@ -1,0 +1,104 @@
+package node_test
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/devlink"
+	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/node"
+)
+
+// TestFault: an error that a driver tells of by devlink is in ResourceSlices and at the kubelet within a second, and so
+// is its end. Functions of the other PF have nothing to do with it.
+func TestFault(t *testing.T) {
+	node.InGuest(t, "simnic")
+	pfs := node.PFs(t)
+	pf, vfs, others := pfs[0], node.VFs(t, pfs[0]), node.VFs(t, pfs[1])
+	if len(vfs) != 3 {
+		t.Fatalf("%d VFs, want 3", len(vfs))
+	}
+	var claims, plugged v1alpha1.FunctionSelector
+	for _, pf := range pfs {
+		claims.RootDevices = append(claims.RootDevices, string(pf)+"#0")
+		plugged.RootDevices = append(plugged.RootDevices, string(pf)+"#1-6")
+	}
+	n := node.New(t, node.Options{Cluster: true, Pools: []v1alpha1.DevicePool{node.Pool("fast", plugged)}})
+	n.Cluster.Create(&v1alpha1.DevicePool{
+		ObjectMeta: metav1.ObjectMeta{Name: "claims"},
+		Spec:       v1alpha1.DevicePoolSpec{Selectors: []v1alpha1.FunctionSelector{claims}},
+	})
+	n.StartRuntime()
+	published := watchSlices(t)
+	// start returns when the agent has the slices as it wants them: that takes it a while.
+	start := func(publications int) {
+		n.Start()
+		n.Eventually("the agent has published", func() bool { return publishing(n) > publications })
+	}
+	start(0)
+
+	// follow has the driver do something, and wants the kubelet to have these VFs of the PF as healthy, and its slices to
+	// have these devices.
+	follow := func(t *testing.T, how string, healthy []inventory.ID, device string) {
+		t.Helper()
+		begin := time.Now()
+		if how != "" {
+			node.SetAttribute(t, pf, "simnic_break", how)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), node.Patience)
+		defer cancel()
+		var slice time.Time
+		var err error
+		var waiting sync.WaitGroup
+		waiting.Go(func() { slice, err = published.await(ctx, pf, device) })
+		n.WantHealthy(resource, append(slices.Clone(others[1:]), healthy...)...)
+		listed := time.Now()
+		waiting.Wait()
+		node.Must(t, err)
+		t.Logf("slices had it after %s, and the kubelet after %s", since(slice, begin), since(listed, begin))
+		if how != "" && (slice.Sub(begin) > follows || listed.Sub(begin) > follows) {
+			t.Errorf("not within %s", follows)
+		}
+	}
+	untainted := vfs[0].DeviceName()
+	faulty := untainted + " " + v1alpha1.TaintFault
+	follow(t, "", vfs[1:], untainted)
+	quiet := published.writes(pf)
+
+	t.Run("error of a PF", func(t *testing.T) { follow(t, "1", nil, faulty) })
+	t.Run("agent started anew", func(t *testing.T) {
+		n.End()
+		before := published.writes("")
+		start(publishing(n))
+		follow(t, "", nil, faulty)
+		if now := published.writes(""); now != before {
+			t.Errorf("slices were written %d times", now-before)
+		}
+	})
+	t.Run("recovery of a PF", func(t *testing.T) { follow(t, "0", vfs[1:], untainted) })
+	t.Run("error of the ports of VFs", func(t *testing.T) {
+		conn, err := devlink.Dial("")
+		node.Must(t, err)
+		defer conn.Close()
+		node.Must(t, conn.SetEswitchMode(devlink.OfPCI(pf), devlink.Switchdev))
+		defer func() { node.Must(t, conn.SetEswitchMode(devlink.OfPCI(pf), devlink.Legacy)) }()
+		follow(t, "1 2", vfs[1:2], untainted)
+		follow(t, "1 0", vfs[1:2], faulty)
+		follow(t, "0 2", vfs[1:], faulty)
+		follow(t, "0 0", vfs[1:], untainted)
+	})
+	if now := published.writes(pf); now != quiet {
+		t.Errorf("slices of the other PF were written %d times", now-quiet)
+	}
+	n.End()
+}
+
+// publishing is how often agents published other devices than before.
+func publishing(n *node.Node) int { return strings.Count(n.Log(), `msg="Publishing devices"`) }

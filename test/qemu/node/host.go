@@ -1,0 +1,195 @@
+package node
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/pci"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
+)
+
+const devices = "/sys/bus/pci/devices"
+
+// PFs are the guest's PFs, sorted.
+func PFs(t *testing.T) []pci.Address {
+	t.Helper()
+	found, err := filepath.Glob(filepath.Join(devices, "*/sriov_numvfs"))
+	if err != nil || len(found) == 0 {
+		t.Fatalf("no PF: %v", err)
+	}
+	var pfs []pci.Address
+	for _, file := range found {
+		pfs = append(pfs, pci.Address(filepath.Base(filepath.Dir(file))))
+	}
+	slices.Sort(pfs)
+	return pfs
+}
+
+// VFs are the VFs of a PF by index. Their addresses are those of the PF's SR-IOV capability: the routing ID is the
+// PF's plus an offset, plus a stride for each VF before it (PCI Express 6.0, section 9.2.1.2).
+func VFs(t *testing.T, pf pci.Address) []inventory.ID {
+	t.Helper()
+	var domain, bus, device, function int
+	_, err := fmt.Sscanf(string(pf), "%04x:%02x:%02x.%d", &domain, &bus, &device, &function)
+	Must(t, err)
+	first := (bus<<8 | device<<3 | function) + number(t, pf, "sriov_offset")
+	var vfs []inventory.ID
+	for i := range number(t, pf, "sriov_numvfs") {
+		id := first + i*number(t, pf, "sriov_stride")
+		address := pci.Address(fmt.Sprintf("%04x:%02x:%02x.%d", domain, id>>8, id>>3&0x1f, id&7))
+		vfs = append(vfs, inventory.ID{Address: address})
+	}
+	return vfs
+}
+
+// Attribute is what a file of a PCI device says.
+func Attribute(t *testing.T, device pci.Address, name string) string {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join(devices, string(device), name))
+	Must(t, err)
+	return strings.TrimSpace(string(content))
+}
+
+func number(t *testing.T, device pci.Address, name string) int {
+	t.Helper()
+	n, err := strconv.Atoi(Attribute(t, device, name))
+	Must(t, err)
+	return n
+}
+
+// SetAttribute writes a file of a PCI device.
+func SetAttribute(t *testing.T, device pci.Address, name, value string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(devices, string(device), name), []byte(value), 0); err != nil {
+		t.Fatalf("write %q: %v", value, err)
+	}
+}
+
+// Link is the last part of what a symbolic link of a PCI device names, "" if there is no such link.
+func Link(device pci.Address, name string) string {
+	target, err := os.Readlink(filepath.Join(devices, string(device), name))
+	if err != nil {
+		return ""
+	}
+	return filepath.Base(target)
+}
+
+// Netdev is the name of the device's netdev on the host, "" if there is none.
+func Netdev(device pci.Address) string {
+	found, err := filepath.Glob(filepath.Join(devices, string(device), "net/*"))
+	if err != nil || len(found) == 0 {
+		return ""
+	}
+	return filepath.Base(found[0])
+}
+
+// State is all that must be the same again after pods had Functions: the host's netdevs by device, and what PFs enforce
+// for VFs. It is read by netlink, not by the product. A key is the name of the device on its bus.
+type State map[string]NetdevState
+
+// NetdevState is a netdev of a device on the host.
+type NetdevState struct {
+	Name, MAC, Alias string
+	MTU, TxQLen      int
+	Up               bool
+	AltNames         []string
+	Driver           string
+	VFs              []VFState
+}
+
+// VFState is what a PF enforces for a VF.
+type VFState struct {
+	MAC               string
+	VLAN, QoS, Proto  int
+	MinRate, MaxRate  uint32
+	SpoofCheck, Trust bool
+	LinkState         uint32
+}
+
+// HostState reads the State.
+func HostState(t *testing.T) State {
+	t.Helper()
+	// Only a handle of its own tells about VFs.
+	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	Must(t, err)
+	defer handle.Close()
+	links, err := handle.LinkList()
+	Must(t, err)
+	state := State{}
+	for _, l := range links {
+		a := l.Attrs()
+		if a.ParentDev == "" || a.Name == plan.HostNetdev {
+			continue
+		}
+		s := NetdevState{
+			Name: a.Name, MAC: a.HardwareAddr.String(), Alias: a.Alias, MTU: a.MTU, TxQLen: a.TxQLen,
+			Up: a.Flags&net.FlagUp != 0, AltNames: slices.Sorted(slices.Values(a.AltNames)),
+			Driver: Link(pci.Address(a.ParentDev), "driver"),
+		}
+		for _, vf := range a.Vfs {
+			s.VFs = append(s.VFs, VFState{
+				MAC: vf.Mac.String(), VLAN: vf.Vlan, QoS: vf.Qos, Proto: vf.VlanProto, MinRate: vf.MinTxRate,
+				MaxRate: vf.MaxTxRate, SpoofCheck: vf.Spoofchk, Trust: vf.Trust == 1, LinkState: vf.LinkState,
+			})
+		}
+		state[a.ParentDev+representing(a.Name)] = s
+	}
+	return state
+}
+
+// representing tells the netdevs of a PF in mode switchdev apart: " pf0vf3" for the one that stands for its fourth VF,
+// "" for the PF's own.
+func representing(netdev string) string {
+	content, err := os.ReadFile(filepath.Join("/sys/class/net", netdev, "phys_port_name"))
+	name := strings.TrimSpace(string(content))
+	if err != nil || !strings.ContainsAny(name, "vs") { // EOPNOTSUPP with most drivers
+		return ""
+	}
+	return " " + name
+}
+
+// WantState waits until the host is as it was.
+func WantState(t *testing.T, want State) {
+	t.Helper()
+	var diff string
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		if diff = cmp.Diff(want, HostState(t)); diff == "" {
+			return
+		}
+	}
+	t.Errorf("the host's netdevs (-before +now):\n%s", diff)
+}
+
+// VF is what the PF enforces for one of its VFs.
+func (s State) VF(t *testing.T, pf pci.Address, index int) VFState {
+	t.Helper()
+	if vfs := s[string(pf)].VFs; index < len(vfs) {
+		return vfs[index]
+	}
+	t.Fatalf("PF %s tells nothing about VF %d", pf, index)
+	return VFState{}
+}
+
+// Carrier waits until the netdevs of these devices have a carrier: igb resets a PF some 0.3 s after its VFs were made,
+// and has none for some seconds.
+func Carrier(t *testing.T, pfs ...pci.Address) {
+	t.Helper()
+	for _, pf := range pfs {
+		Eventually(t, "carrier of "+string(pf), func() bool {
+			content, err := os.ReadFile(filepath.Join(devices, string(pf), "net", Netdev(pf), "carrier"))
+			return err == nil && strings.TrimSpace(string(content)) == "1"
+		})
+	}
+}

@@ -1,0 +1,288 @@
+// Package node makes the guest of test/qemu a node on which the project's programs run: the real xpu-agent, xpu-cni and
+// opi-bridge on the guest's own PCI devices. The kubelet's and the runtime's sides are the test's, so that it sees all
+// that passes there.
+package node
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"sigs.k8s.io/yaml"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/deviceplugin/kubelettest"
+	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/podresources/podresourcestest"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
+)
+
+// Patience bounds what tests wait for; it is never waited for in full unless something is wrong. Emulated processors
+// are slow, and igb needs seconds for a carrier.
+const Patience = 30 * time.Second
+
+// programs of the project in the guest.
+const (
+	agentProgram  = plan.Programs + "/xpu-agent"
+	shimProgram   = plan.Programs + "/xpu-cni"
+	bridgeProgram = plan.Programs + "/opi-bridge"
+)
+
+const agentAddress = "127.0.0.1:9810"
+
+// Options of a [Node].
+type Options struct {
+	// Pools are the DevicePools of the agent's configuration file.
+	Pools []v1alpha1.DevicePool
+	// Direct, where set, is the configuration of direct mode: the xPUs, and the networks of pools.
+	Direct string
+	// Cluster says that the agent works with the API server that the guest reaches. Otherwise it is in direct mode.
+	Cluster bool
+}
+
+// Node is the guest with a kubelet, and an agent while that runs. Its methods end the test where something fails that
+// is not what is tested.
+type Node struct {
+	// Kubelet has the device plugins, and Pods says which pods have which devices.
+	Kubelet *kubelettest.Kubelet
+	Pods    *podresourcestest.Kubelet
+	// Cluster is nil in direct mode.
+	Cluster *Cluster
+
+	root    *testing.T // what runs beside the test lives as long
+	t       *testing.T // root, or its subtest that runs now
+	dir     string
+	options Options
+	agent   *process
+	runtime *runtime
+}
+
+// InGuest skips a test that is not run in that guest of test/qemu, whose devices are nobody's.
+func InGuest(t *testing.T, guest string) {
+	t.Helper()
+	if os.Getenv(plan.GuestVariable) != guest {
+		t.Skipf("changes the machine's PCI devices: make test-qemu runs it in guest %s", guest)
+	}
+}
+
+// New makes a node without an agent. All that it makes goes when the test ends.
+func New(t *testing.T, options Options) *Node {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "node") // a test's own directory has too long a name for sockets
+	Must(t, err)
+	t.Cleanup(func() { Must(t, os.RemoveAll(dir)) })
+	n := &Node{root: t, t: t, dir: dir, options: options}
+	n.Kubelet = kubelettest.New(n.path("kubelet"), kubelettest.Options{})
+	Must(t, n.Kubelet.Start())
+	t.Cleanup(n.Kubelet.Stop)
+	n.Pods, err = podresourcestest.Start(n.path("kubelet"))
+	Must(t, err)
+	t.Cleanup(n.Pods.Stop)
+	n.Declare(options.Pools...)
+	if options.Direct != "" {
+		Must(t, os.WriteFile(n.path("direct.yaml"), []byte(options.Direct), 0o600))
+	}
+	if options.Cluster {
+		n.Cluster = connect(n)
+	}
+	return n
+}
+
+// Run runs a subtest, of which it is from then on that the node's methods fail.
+func (n *Node) Run(name string, test func(t *testing.T)) bool {
+	before := n.t
+	defer func() { n.t = before }()
+	return before.Run(name, func(t *testing.T) {
+		n.t = t
+		test(t)
+	})
+}
+
+func (n *Node) path(name string) string { return filepath.Join(n.dir, name) }
+
+// Declare replaces the DevicePools of the agent's configuration file.
+func (n *Node) Declare(pools ...v1alpha1.DevicePool) {
+	n.t.Helper()
+	var text bytes.Buffer
+	for _, p := range pools {
+		p.TypeMeta = metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "DevicePool"}
+		one, err := yaml.Marshal(p)
+		Must(n.t, err)
+		text.WriteString("---\n")
+		text.Write(one)
+	}
+	file := n.path("pools.yaml")
+	Must(n.t, os.WriteFile(file+".new", text.Bytes(), 0o600))
+	Must(n.t, os.Rename(file+".new", file))
+}
+
+// flags of the agent.
+func (n *Node) flags() []string {
+	flags := []string{
+		"--node-name=" + plan.NodeName, "--listen=" + agentAddress, "-v=1",
+		"--state-dir=" + n.path("state"), "--kubelet-dir=" + n.path("kubelet"), "--cdi-dir=" + n.path("cdi"),
+		"--nri-socket=" + n.path("nri.sock"), "--cni-socket=" + n.path("cni.sock"), "--spool-dir=" + n.path("spool"),
+		"--devinfo-dir=" + n.path("devinfo"), "--hooks-dir=" + n.path("hooks.d"),
+	}
+	if len(n.options.Pools) > 0 {
+		flags = append(flags, "--config-file="+n.path("pools.yaml"))
+	}
+	if n.options.Direct != "" {
+		flags = append(flags, "--direct-config="+n.path("direct.yaml"))
+	}
+	if n.Cluster == nil {
+		return append(flags, "--provisioner=direct")
+	}
+	return append(flags, "--provision-timeout=5s", "--kubeconfig="+plan.AgentKubeconfig)
+}
+
+// Start starts the agent and waits until it knows Functions and pools. When the test ends, so does the agent.
+func (n *Node) Start() {
+	n.t.Helper()
+	n.Launch()
+	n.Eventually("the agent knows Functions and pools", func() bool {
+		text, err := n.get("/readyz")
+		// In cluster mode it is ready once the runtime is there, too.
+		return err == nil || strings.Contains(text, "not connected to the container runtime")
+	})
+}
+
+// Launch starts the agent and waits for nothing.
+func (n *Node) Launch() {
+	n.t.Helper()
+	n.agent = launch(n.root, n.path("agent.log"), agentProgram, n.flags()...)
+}
+
+// End ends the agent as Kubernetes does, and wants it to end well.
+func (n *Node) End() {
+	n.t.Helper()
+	if err := n.agent.end(); err != nil {
+		n.t.Errorf("xpu-agent: %v", err)
+	}
+}
+
+// Kill ends the agent by SIGKILL, wherever it is.
+func (n *Node) Kill() { n.agent.kill() }
+
+// get is what the agent's HTTP server says; an answer other than 200 is an error.
+func (n *Node) get(path string) (string, error) {
+	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	response, err := client.Get("http://" + agentAddress + path)
+	if err != nil {
+		return "", err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err == nil && response.StatusCode != http.StatusOK {
+		err = errors.New(response.Status)
+	}
+	return string(body), err
+}
+
+// Log is what the agents of the test wrote so far.
+func (n *Node) Log() string {
+	n.t.Helper()
+	text, err := os.ReadFile(n.path("agent.log"))
+	Must(n.t, err)
+	return string(text)
+}
+
+// Eventually waits until the condition holds.
+func (n *Node) Eventually(what string, condition func() bool) {
+	n.t.Helper()
+	Eventually(n.t, what, condition)
+}
+
+// Eventually waits until the condition holds.
+func Eventually(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	if err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, Patience, true,
+		func(context.Context) (bool, error) { return condition(), nil }); err != nil {
+		t.Fatalf("%s: not within %s", what, Patience)
+	}
+}
+
+// WantHealthy waits until these are the Functions of the resource that the kubelet may give to pods.
+func (n *Node) WantHealthy(resource string, functions ...inventory.ID) {
+	n.t.Helper()
+	var want []string
+	for _, f := range functions {
+		want = append(want, f.String())
+	}
+	slices.Sort(want)
+	ctx, cancel := context.WithTimeout(n.t.Context(), Patience)
+	defer cancel()
+	healthy := func() []string { return slices.Sorted(slices.Values(n.Kubelet.Healthy(resource))) }
+	if err := n.Kubelet.Wait(ctx, func() bool { return slices.Equal(healthy(), want) }); err != nil {
+		n.t.Fatalf("healthy Functions of %s are %q, want %q: %v", resource, healthy(), want, n.Kubelet.Devices(resource))
+	}
+}
+
+// Allocate plays the kubelet that gives a container of the pod a Function.
+func (n *Node) Allocate(resource string, f inventory.ID) (map[string]string, error) {
+	n.t.Helper()
+	ctx, cancel := context.WithTimeout(n.t.Context(), Patience)
+	defer cancel()
+	response, err := n.Kubelet.Allocate(ctx, resource, f.String())
+	return response.GetEnvs(), err
+}
+
+// MustAllocate is Allocate, which gives the container the Function's address.
+func (n *Node) MustAllocate(resource string, f inventory.ID) {
+	n.t.Helper()
+	env, err := n.Allocate(resource, f)
+	variable := "PCIDEVICE_" + strings.ToUpper(strings.NewReplacer(".", "_", "/", "_").Replace(resource))
+	if err != nil || env[variable] != f.String() {
+		n.t.Fatalf("Allocate %s: environment %q, %v; want %s in %s", f, env, err, f, variable)
+	}
+}
+
+// Records are those of the journal while no agent runs.
+func (n *Node) Records() []journal.Attachment {
+	n.t.Helper()
+	j, err := journal.Open(n.path("state/journal.db"))
+	Must(n.t, err)
+	defer j.Close()
+	return j.All()
+}
+
+// WantNothingLeft says that no attachment is in the journal, while no agent runs, and no request in the spool.
+func (n *Node) WantNothingLeft() {
+	n.t.Helper()
+	if left := n.Records(); len(left) > 0 {
+		n.t.Errorf("the journal still has %+v", left)
+	}
+	if spooled, err := filepath.Glob(n.path("spool/*.json")); err != nil || len(spooled) > 0 {
+		n.t.Errorf("the spool has %q, %v; want nothing", spooled, err)
+	}
+}
+
+// Must ends the test at an error.
+func Must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Pool is a DevicePool whose Functions are offered by the device plugin as "xpu.opiproject.org/<name>".
+func Pool(name string, selector v1alpha1.FunctionSelector) v1alpha1.DevicePool {
+	return v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.DevicePoolSpec{
+		Selectors: []v1alpha1.FunctionSelector{selector}, Publish: v1alpha1.PublishDevicePlugin,
+	}}
+}
+
+// Resource is the extended resource of a pool that [Pool] made.
+func Resource(pool string) string { return fmt.Sprintf("%s/%s", v1alpha1.GroupName, pool) }
