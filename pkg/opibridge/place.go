@@ -1,6 +1,7 @@
 package opibridge
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -74,7 +75,7 @@ type places struct {
 func (p places) of(port string) (place, error) {
 	text, sfnum, ok := opi.ParsePortID(port)
 	if !ok {
-		return place{}, fmt.Errorf("its id tells no PCI address (vf-dddd-bb-dd-f or sf-bb-dd-f-sfnum)")
+		return place{}, errors.New("its id tells no PCI address (vf-dddd-bb-dd-f or sf-bb-dd-f-sfnum)")
 	}
 	address := pci.Address(text)
 	var sf *uint32

@@ -231,7 +231,7 @@ func (p *PCIDrivers) unbind(ctx context.Context, d device, driver string) (curre
 // bindOwn binds the Function's own driver. One that somebody else had bind meanwhile is as good.
 func (p *PCIDrivers) bindOwn(ctx context.Context, d device, own string) error {
 	if !exists(d.driverDir(own)) {
-		return fmt.Errorf("the node does not have that driver any more: load its module again")
+		return errors.New("the node does not have that driver any more: load its module again")
 	}
 	err := p.write(ctx, d, "bind "+own, filepath.Join(d.driverDir(own), "bind"), d.name)
 	if current, _ := d.driver(); current == own {

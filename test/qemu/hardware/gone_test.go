@@ -9,6 +9,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/pci"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
 
 // vlanOf is the VLAN that a PF has a VF in.
@@ -17,18 +18,18 @@ func vlanOf(t *testing.T, pf pci.Address, index int) int {
 	routes, err := netlink.NewHandle(unix.NETLINK_ROUTE) // only one's own handle asks for VFs
 	done(t, err)
 	defer routes.Close()
-	l, err := routes.LinkByName(netdev(pf))
+	l, err := routes.LinkByName(card.Netdev(pf))
 	done(t, err)
 	return l.Attrs().Vfs[index].Vlan
 }
 
 // TestVFGone: what a PF enforces for a pod ends with the pod, whatever became of the netdevs meanwhile.
 func TestVFGone(t *testing.T) {
-	inGuest(t, "igb")
+	card.InGuest(t, "igb")
 	const index, outside, inside = 1, 7, 100
-	pf := physicalFunctions(t)[0]
-	vf := virtualFunction(t, pf, index)
-	done(t, netlink.LinkSetVfVlan(linkOf(t, netdev(pf)), index, outside))
+	pf := card.PFs(t)[0]
+	vf := card.VF(t, pf, index)
+	done(t, netlink.LinkSetVfVlan(linkOf(t, card.Netdev(pf)), index, outside))
 	c := newClaims(t, t.TempDir(), v1alpha1.DevicePoolSpec{}, func(string) {})
 	object := claimOf(pf, vf, `"network": "lab", "vf": {"vlan": 100}`)
 	attach := func(t *testing.T) {
@@ -50,10 +51,10 @@ func TestVFGone(t *testing.T) {
 
 	t.Run("driver of the VF unbound while its pod lives", func(t *testing.T) {
 		attach(t)
-		set(t, "/sys/bus/pci/drivers/igbvf/unbind", string(vf))
+		card.Set(t, "/sys/bus/pci/drivers/igbvf/unbind", string(vf))
 		done(t, c.unprepare(t.Context(), object))
 		wantFree(t)
-		set(t, "/sys/bus/pci/drivers/igbvf/bind", string(vf))
+		card.Set(t, "/sys/bus/pci/drivers/igbvf/bind", string(vf))
 	})
 
 	t.Run("PF in another network namespace", func(t *testing.T) {
@@ -61,10 +62,10 @@ func TestVFGone(t *testing.T) {
 		own, err := unix.Open("/proc/1/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		done(t, err)
 		defer unix.Close(own)
-		name, elsewhere := netdev(pf), netns.New(t)
+		name, elsewhere := card.Netdev(pf), netns.New(t)
 		done(t, netlink.LinkSetNsFd(linkOf(t, name), elsewhere.Fd()))
 		wantMessage(t, c.unprepare(t.Context(), object), "PF "+string(pf), "has no netdev on the host", "vf vlan")
-		if netdev(vf) == "" {
+		if card.Netdev(vf) == "" {
 			t.Error("the netdev of the VF is not back")
 		}
 		l, err := elsewhere.Handle().LinkByName(name)
@@ -74,5 +75,5 @@ func TestVFGone(t *testing.T) {
 		done(t, c.unprepare(t.Context(), object))
 		wantFree(t)
 	})
-	done(t, netlink.LinkSetVfVlan(linkOf(t, netdev(pf)), index, 0))
+	done(t, netlink.LinkSetVfVlan(linkOf(t, card.Netdev(pf)), index, 0))
 }

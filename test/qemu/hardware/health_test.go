@@ -14,6 +14,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/pci"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
 
 // atOnce is how soon a fault must be known in the guest.
@@ -89,14 +90,14 @@ func (f faults) await(t *testing.T, begin time.Time, functions []inventory.Funct
 func fail(t *testing.T, pf pci.Address, how string) (begin time.Time) {
 	t.Helper()
 	begin = time.Now()
-	setAttribute(t, pf, "simnic_break", how)
+	card.SetAttribute(t, pf, "simnic_break", how)
 	return begin
 }
 
 // TestHealthReporter: what a driver tells of an error is known of the right Functions, and no longer than it is so.
 func TestHealthReporter(t *testing.T) {
-	inGuest(t, "simnic")
-	pfs := physicalFunctions(t)
+	card.InGuest(t, "simnic")
+	pfs := card.PFs(t)
 	if len(pfs) < 2 {
 		t.Fatalf("the guest has %d cards, want 2", len(pfs))
 	}
@@ -135,19 +136,19 @@ func TestHealthReporter(t *testing.T) {
 	t.Run("error of a VF's port is that VF's", func(t *testing.T) {
 		done(t, conn.SetEswitchMode(devlink.OfPCI(pf), devlink.Switchdev))
 		t.Cleanup(func() { done(t, conn.SetEswitchMode(devlink.OfPCI(pf), devlink.Legacy)) })
-		f.await(t, fail(t, pf, "1 2"), functions, []string{string(virtualFunction(t, pf, 2))})
+		f.await(t, fail(t, pf, "1 2"), functions, []string{string(card.VF(t, pf, 2))})
 		f.await(t, fail(t, pf, "0 2"), functions, nil)
 	})
 
 	t.Run("error ends with the device that it was of", func(t *testing.T) {
-		vfs := attribute(t, pf, "sriov_numvfs")
+		vfs := card.Attribute(t, pf, "sriov_numvfs")
 		f.await(t, fail(t, pf, "1"), functions, ofPF)
-		set(t, "/sys/bus/pci/drivers/simnic/unbind", string(pf))
+		card.Set(t, "/sys/bus/pci/drivers/simnic/unbind", string(pf))
 		begin := time.Now()
 		t.Cleanup(func() {
-			set(t, "/sys/bus/pci/drivers/simnic/bind", string(pf))
-			setAttribute(t, pf, "sriov_numvfs", vfs)
-			done(t, netlink.LinkSetUp(linkOf(t, netdev(pf))))
+			card.Set(t, "/sys/bus/pci/drivers/simnic/bind", string(pf))
+			card.SetAttribute(t, pf, "sriov_numvfs", vfs)
+			done(t, netlink.LinkSetUp(linkOf(t, card.Netdev(pf))))
 		})
 		f.await(t, begin, functions, nil)
 	})

@@ -2,9 +2,7 @@ package hardware
 
 import (
 	"context"
-	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,107 +16,23 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/pci"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
 
-const devices = "/sys/bus/pci/devices"
-
 // patience bounds what tests wait for; it is never waited for in full unless something is wrong.
 const patience = 15 * time.Second
-
-// inGuest skips a test that is not run in that guest of test/qemu, whose devices are nobody's.
-func inGuest(t *testing.T, name string) {
-	t.Helper()
-	if os.Getenv(plan.GuestVariable) != name {
-		t.Skipf("changes the machine's PCI devices: make test-qemu runs it in guest %s", name)
-	}
-}
-
-// physicalFunctions are the PFs of the guest, sorted.
-func physicalFunctions(t *testing.T) []pci.Address {
-	t.Helper()
-	found, err := filepath.Glob(filepath.Join(devices, "*/sriov_numvfs"))
-	if err != nil || len(found) == 0 {
-		t.Fatalf("no PF: %v", err)
-	}
-	var pfs []pci.Address
-	for _, file := range found {
-		pfs = append(pfs, pci.Address(filepath.Base(filepath.Dir(file))))
-	}
-	slices.Sort(pfs)
-	return pfs
-}
-
-func attribute(t *testing.T, device pci.Address, name string) string {
-	t.Helper()
-	content, err := os.ReadFile(filepath.Join(devices, string(device), name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return strings.TrimSpace(string(content))
-}
-
-func number(t *testing.T, device pci.Address, name string) int {
-	t.Helper()
-	n, err := strconv.Atoi(attribute(t, device, name))
-	if err != nil {
-		t.Fatalf("%s of %s: %v", name, device, err)
-	}
-	return n
-}
-
-// target is the last part of what a symbolic link of the device names, "" if there is no link.
-func target(device pci.Address, name string) string {
-	link, err := os.Readlink(filepath.Join(devices, string(device), name))
-	if err != nil {
-		return ""
-	}
-	return filepath.Base(link)
-}
-
-func netdev(device pci.Address) string {
-	entries, err := os.ReadDir(filepath.Join(devices, string(device), "net"))
-	if err != nil || len(entries) == 0 {
-		return ""
-	}
-	return entries[0].Name()
-}
-
-func set(t *testing.T, file, value string) {
-	t.Helper()
-	if err := os.WriteFile(file, []byte(value), 0); err != nil {
-		t.Fatalf("write %q: %v", value, err)
-	}
-}
-
-func setAttribute(t *testing.T, device pci.Address, name, value string) {
-	t.Helper()
-	set(t, filepath.Join(devices, string(device), name), value)
-}
-
-// virtualFunction is the address of a VF as the PF's SR-IOV capability gives it: its routing ID is the PF's plus an
-// offset, plus a stride for each VF before it (PCI Express 6.0, section 9.2.1.2).
-func virtualFunction(t *testing.T, pf pci.Address, index int) pci.Address {
-	t.Helper()
-	var domain, bus, device, function int
-	if _, err := fmt.Sscanf(string(pf), "%04x:%02x:%02x.%d", &domain, &bus, &device, &function); err != nil {
-		t.Fatal(err)
-	}
-	id := bus<<8 | device<<3 | function
-	id += number(t, pf, "sriov_offset") + index*number(t, pf, "sriov_stride")
-	return pci.Address(fmt.Sprintf("%04x:%02x:%02x.%d", domain, id>>8, id>>3&0x1f, id&7))
-}
 
 // expected are the guest's Functions, by what QEMU was told and by other files of sysfs than the inventory reads.
 func expected(t *testing.T, pfDriver, vfDriver string) []inventory.Function {
 	t.Helper()
 	var all []inventory.Function
-	for _, pf := range physicalFunctions(t) {
+	for _, pf := range card.PFs(t) {
 		f := inventory.Function{
 			ID: inventory.ID{Address: pf}, Kind: inventory.PF, Class: inventory.Network, PF: pf,
-			PFName: netdev(pf), PFDriver: pfDriver, Index: -1, NumVFs: number(t, pf, "sriov_numvfs"),
+			PFName: card.Netdev(pf), PFDriver: pfDriver, Index: -1, NumVFs: card.Number(t, pf, "sriov_numvfs"),
 			Vendor: "8086", Device: "10c9", Driver: pfDriver, NUMANode: -1, PCIeRoot: "pci0000:00",
-			IOMMUGroup: target(pf, "iommu_group"), Netdev: netdev(pf), LinkType: "ether", LinkUp: true,
+			IOMMUGroup: card.Link(pf, "iommu_group"), Netdev: card.Netdev(pf), LinkType: "ether", LinkUp: true,
 		}
 		if strings.HasPrefix(string(pf), "0000:21:") {
 			f.NUMANode, f.PCIeRoot = 1, "pci0000:20"
@@ -126,9 +40,9 @@ func expected(t *testing.T, pfDriver, vfDriver string) []inventory.Function {
 		all = append(all, f)
 		for i := range f.NumVFs {
 			vf := f
-			vf.ID.Address, vf.Kind, vf.Index, vf.NumVFs = virtualFunction(t, pf, i), inventory.VF, i, 0
-			vf.Device, vf.Driver, vf.Netdev = "10ca", vfDriver, netdev(vf.ID.Address)
-			vf.IOMMUGroup = target(vf.ID.Address, "iommu_group")
+			vf.ID.Address, vf.Kind, vf.Index, vf.NumVFs = card.VF(t, pf, i), inventory.VF, i, 0
+			vf.Device, vf.Driver, vf.Netdev = "10ca", vfDriver, card.Netdev(vf.ID.Address)
+			vf.IOMMUGroup = card.Link(vf.ID.Address, "iommu_group")
 			all = append(all, vf)
 		}
 	}
@@ -262,22 +176,22 @@ func done(t *testing.T, err error) {
 
 // TestInventoryFollows: what happens to real devices is known soon afterwards, without being asked for.
 func TestInventoryFollows(t *testing.T) {
-	inGuest(t, "igb")
-	pfs := physicalFunctions(t)
+	card.InGuest(t, "igb")
+	pfs := card.PFs(t)
 	pf := pfs[len(pfs)-1] // not the one that other tests take first
-	vf := virtualFunction(t, pf, 0)
+	vf := card.VF(t, pf, 0)
 	f := follow(t)
-	vfs := number(t, pf, "sriov_numvfs")
+	vfs := card.Number(t, pf, "sriov_numvfs")
 	t.Cleanup(func() {
-		done(t, netlink.LinkSetUp(linkOf(t, netdev(pf))))
-		if number(t, pf, "sriov_numvfs") == 0 {
-			setAttribute(t, pf, "sriov_numvfs", strconv.Itoa(vfs))
+		done(t, netlink.LinkSetUp(linkOf(t, card.Netdev(pf))))
+		if card.Number(t, pf, "sriov_numvfs") == 0 {
+			card.SetAttribute(t, pf, "sriov_numvfs", strconv.Itoa(vfs))
 		}
 	})
 
 	t.Run("VF without driver", func(t *testing.T) {
 		before, _ := f.Get(inventory.ID{Address: vf})
-		set(t, "/sys/bus/pci/drivers/igbvf/unbind", string(vf))
+		card.Set(t, "/sys/bus/pci/drivers/igbvf/unbind", string(vf))
 		begin := time.Now()
 		f.until(t, begin, vf, "no driver, no netdev", func(got inventory.Function) bool {
 			return got.Driver == "" && got.Netdev == "" && got.IOMMUGroup == before.IOMMUGroup
@@ -285,17 +199,17 @@ func TestInventoryFollows(t *testing.T) {
 	})
 
 	t.Run("VF with vfio-pci", func(t *testing.T) {
-		setAttribute(t, vf, "driver_override", "vfio-pci")
-		set(t, "/sys/bus/pci/drivers_probe", string(vf))
+		card.SetAttribute(t, vf, "driver_override", "vfio-pci")
+		card.Set(t, "/sys/bus/pci/drivers_probe", string(vf))
 		begin := time.Now()
 		f.until(t, begin, vf, "driver vfio-pci", func(got inventory.Function) bool { return got.Driver == "vfio-pci" })
 		got, _ := f.Get(inventory.ID{Address: vf})
 		if _, err := os.Stat("/dev/vfio/" + got.IOMMUGroup); err != nil || got.IOMMUGroup == "" {
 			t.Errorf("IOMMU group %q: %v", got.IOMMUGroup, err)
 		}
-		set(t, "/sys/bus/pci/drivers/vfio-pci/unbind", string(vf))
-		setAttribute(t, vf, "driver_override", "\n")
-		set(t, "/sys/bus/pci/drivers_probe", string(vf))
+		card.Set(t, "/sys/bus/pci/drivers/vfio-pci/unbind", string(vf))
+		card.SetAttribute(t, vf, "driver_override", "\n")
+		card.Set(t, "/sys/bus/pci/drivers_probe", string(vf))
 		begin = time.Now()
 		f.until(t, begin, vf, "driver igbvf, a netdev", func(got inventory.Function) bool {
 			return got.Driver == "igbvf" && got.Netdev != ""
@@ -303,9 +217,9 @@ func TestInventoryFollows(t *testing.T) {
 	})
 
 	t.Run("PF renamed", func(t *testing.T) {
-		name := netdev(pf)
+		name := card.Netdev(pf)
 		for _, next := range []string{"uplink0", name} {
-			link := linkOf(t, netdev(pf))
+			link := linkOf(t, card.Netdev(pf))
 			done(t, netlink.LinkSetDown(link))
 			done(t, netlink.LinkSetName(link, next))
 			begin := time.Now()
@@ -333,7 +247,7 @@ func TestInventoryFollows(t *testing.T) {
 	})
 
 	t.Run("link down and up", func(t *testing.T) {
-		link := linkOf(t, netdev(pf))
+		link := linkOf(t, card.Netdev(pf))
 		done(t, netlink.LinkSetDown(link))
 		begin := time.Now()
 		f.until(t, begin, vf, "link down", func(got inventory.Function) bool { return !got.LinkUp })
@@ -343,23 +257,23 @@ func TestInventoryFollows(t *testing.T) {
 	})
 
 	t.Run("VFs end and are made", func(t *testing.T) {
-		setAttribute(t, pf, "sriov_numvfs", "0")
+		card.SetAttribute(t, pf, "sriov_numvfs", "0")
 		begin := time.Now()
 		f.gone(t, begin, inventory.ID{Address: vf})
-		setAttribute(t, pf, "sriov_numvfs", strconv.Itoa(vfs))
+		card.SetAttribute(t, pf, "sriov_numvfs", strconv.Itoa(vfs))
 		begin = time.Now()
-		f.until(t, begin, virtualFunction(t, pf, vfs-1), "there, with netdev", func(got inventory.Function) bool {
+		f.until(t, begin, card.VF(t, pf, vfs-1), "there, with netdev", func(got inventory.Function) bool {
 			return got.Index == vfs-1 && got.Netdev != ""
 		})
 		f.until(t, begin, pf, "all VFs", func(got inventory.Function) bool { return got.NumVFs == vfs })
 	})
 
 	t.Run("PF removed and found again", func(t *testing.T) {
-		setAttribute(t, pf, "remove", "1")
+		card.SetAttribute(t, pf, "remove", "1")
 		begin := time.Now()
 		f.gone(t, begin, inventory.ID{Address: vf})
 		f.gone(t, begin, inventory.ID{Address: pf})
-		set(t, "/sys/bus/pci/rescan", "1")
+		card.Set(t, "/sys/bus/pci/rescan", "1")
 		begin = time.Now()
 		f.until(t, begin, pf, "there, with netdev and without VFs", func(got inventory.Function) bool {
 			return got.Netdev != "" && got.NumVFs == 0

@@ -13,6 +13,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/link"
 	"github.com/opiproject/xpu-device-plugin/pkg/pci"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
 
 // properties are a netdev's on the host and those that its PF enforces, as netlink's own reader tells them and not the
@@ -30,7 +31,7 @@ const adminFlags = unix.IFF_UP | unix.IFF_NOARP | unix.IFF_PROMISC | unix.IFF_AL
 // read reads a VF's properties, or only the netdev's own of a Function without a PF. The netdev is found by its device.
 func read(t *testing.T, function pci.Address, pf *link.PF) properties {
 	t.Helper()
-	a := linkOf(t, netdev(function)).Attrs()
+	a := linkOf(t, card.Netdev(function)).Attrs()
 	p := properties{
 		Name: a.Name, Alias: a.Alias, MAC: a.HardwareAddr.String(), AltNames: a.AltNames, MTU: a.MTU, TxQLen: a.TxQLen,
 		Flags: a.RawFlags & adminFlags,
@@ -72,7 +73,7 @@ func unchanged(t *testing.T, function pci.Address, pf *link.PF, before propertie
 func carrier(t *testing.T, pf pci.Address) {
 	t.Helper()
 	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
-		if linkOf(t, netdev(pf)).Attrs().RawFlags&unix.IFF_LOWER_UP != 0 {
+		if linkOf(t, card.Netdev(pf)).Attrs().RawFlags&unix.IFF_LOWER_UP != 0 {
 			return
 		}
 	}
@@ -99,19 +100,19 @@ func untrusted() link.Interface {
 // TestProperties: what a pod may ask of a VF, and of a PF, is set, works, and is put back, on a driver that has ways of
 // its own with most of it.
 func TestProperties(t *testing.T) {
-	inGuest(t, "igb")
-	pfs := physicalFunctions(t)
+	card.InGuest(t, "igb")
+	pfs := card.PFs(t)
 	pf := pfs[0]
 	carrier(t, pf)
 	engine, err := link.New(link.Options{Trace: func(step string) { t.Log(step) }})
 	done(t, err)
 	defer engine.Close()
-	vf, device := virtualFunction(t, pf, 0), deviceOf(t, pf, 0)
+	vf, device := card.VF(t, pf, 0), deviceOf(t, pf, 0)
 	done(t, netlink.LinkSetAlias(linkOf(t, device.Name), "the host's"))
 	done(t, netlink.LinkAddAltName(linkOf(t, device.Name), "host-vf0"))
 	t.Cleanup(func() {
-		done(t, netlink.LinkSetAlias(linkOf(t, netdev(vf)), ""))
-		done(t, netlink.LinkDelAltName(linkOf(t, netdev(vf)), "host-vf0"))
+		done(t, netlink.LinkSetAlias(linkOf(t, card.Netdev(vf)), ""))
+		done(t, netlink.LinkDelAltName(linkOf(t, card.Netdev(vf)), "host-vf0"))
 	})
 
 	for _, up := range []bool{false, true} {
@@ -258,7 +259,7 @@ func ownMACs(t *testing.T, engine *link.Engine, pfs []pci.Address) {
 		index int
 	}{{pfs[0], 0}, {pfs[0], 1}, {pfs[1], 0}} {
 		functions = append(functions, deviceOf(t, f.pf, f.index))
-		before = append(before, read(t, virtualFunction(t, f.pf, f.index), functions[len(functions)-1].PF))
+		before = append(before, read(t, card.VF(t, f.pf, f.index), functions[len(functions)-1].PF))
 	}
 	pods := func(t *testing.T, config *link.VFConfig, macs ...link.MAC) {
 		var pods []pod
@@ -282,7 +283,7 @@ func ownMACs(t *testing.T, engine *link.Engine, pfs []pci.Address) {
 	})
 	t.Run("their own", func(t *testing.T) { pods(t, nil, "", "", "") })
 	for i, f := range functions {
-		address := virtualFunction(t, pci.Address(f.PF.Address), f.PF.VF)
+		address := card.VF(t, pci.Address(f.PF.Address), f.PF.VF)
 		unchanged(t, address, f.PF, before[i])
 	}
 }
@@ -327,9 +328,9 @@ func rateWaits(t *testing.T, engine *link.Engine, vf pci.Address, device link.De
 // wholeCard gives a PF's netdev to a pod, which reaches a VF of the other card.
 func wholeCard(t *testing.T, engine *link.Engine, pf pci.Address) {
 	t.Helper()
-	numVFs := attribute(t, pf, "sriov_numvfs")
-	setAttribute(t, pf, "sriov_numvfs", "0")
-	t.Cleanup(func() { setAttribute(t, pf, "sriov_numvfs", numVFs) })
+	numVFs := card.Attribute(t, pf, "sriov_numvfs")
+	card.SetAttribute(t, pf, "sriov_numvfs", "0")
+	t.Cleanup(func() { card.SetAttribute(t, pf, "sriov_numvfs", numVFs) })
 	before := read(t, pf, nil)
 	device := link.Device{Name: before.Name}
 	want := link.Interface{Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:51"}
@@ -337,13 +338,13 @@ func wholeCard(t *testing.T, engine *link.Engine, pf pci.Address) {
 		deleted(t, engine, device, want)
 		unchanged(t, pf, nil, before)
 	})
-	other := attached(t, engine, physicalFunctions(t)[0], 1, 2, nil)
+	other := attached(t, engine, card.PFs(t)[0], 1, 2, nil)
 	t.Run("released", func(t *testing.T) {
-		card := attachedAs(t, engine, device, 1, want)
-		if card.mac.String() != string(want.MAC) {
-			t.Errorf("MAC %s", card.mac)
+		whole := attachedAs(t, engine, device, 1, want)
+		if whole.mac.String() != string(want.MAC) {
+			t.Errorf("MAC %s", whole.mac)
 		}
-		reach(t, card, other)
+		reach(t, whole, other)
 	})
 	unchanged(t, pf, nil, before)
 }

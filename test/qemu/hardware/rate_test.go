@@ -16,6 +16,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/release"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
 
 // limited is what attaches and releases Functions as the agent does, and the eswitch to compare with.
@@ -108,10 +109,10 @@ func portOf(t *testing.T, eswitch *devlink.Conn, pf pci.Address, flavour devlink
 // TestRate: the bandwidth that a pod asks for is the PF's to enforce for a VF in eswitch mode legacy, and a rate object
 // of devlink's in mode switchdev and for an SF.
 func TestRate(t *testing.T) {
-	inGuest(t, "simnic")
-	pf := physicalFunctions(t)[0]
+	card.InGuest(t, "simnic")
+	pf := card.PFs(t)[0]
 	l := newLimited(t, pf)
-	vf, pfName := inventory.ID{Address: virtualFunction(t, pf, 1)}, netdev(pf)
+	vf, pfName := inventory.ID{Address: card.VF(t, pf, 1)}, card.Netdev(pf)
 	wish := &link.VFConfig{MinTxRate: new(100), MaxTxRate: new(2000)}
 	limit := devlink.Rate{Share: 100, Max: 2000}
 

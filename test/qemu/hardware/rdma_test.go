@@ -11,15 +11,16 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
 
 // TestRDMASoft shows why a Soft-RoCE device is none of a Function's: the kernel ties it to the netdev alone, and ends it
 // when the netdev goes to a pod.
 func TestRDMASoft(t *testing.T) {
-	inGuest(t, "igb")
+	card.InGuest(t, "igb")
 	const rxe = "/sys/class/infiniband/rxe0"
-	vf := virtualFunction(t, physicalFunctions(t)[0], 1)
-	name := netdev(vf)
+	vf := card.VF(t, card.PFs(t)[0], 1)
+	name := card.Netdev(vf)
 	f := follow(t)
 	done(t, netlink.RdmaLinkAdd("rxe0", "rxe", name))
 
@@ -33,7 +34,7 @@ func TestRDMASoft(t *testing.T) {
 			t.Errorf("it is at %s, %v", place, err)
 		}
 		for _, class := range []string{"infiniband", "infiniband_verbs"} {
-			if _, err := os.Stat(filepath.Join(devices, string(vf), class)); !os.IsNotExist(err) {
+			if _, err := os.Stat(filepath.Join(card.Devices, string(vf), class)); !os.IsNotExist(err) {
 				t.Errorf("%s below the VF: %v", class, err)
 			}
 		}

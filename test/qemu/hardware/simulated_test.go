@@ -14,17 +14,18 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/pci"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 	"github.com/opiproject/xpu-device-plugin/test/simulate"
 )
 
 // TestSimulatedHost: what the simulated host of the demo and of many tests shows in its sysfs, a kernel shows too, in
 // the same form. A kernel shows more; what of that this project reads is in the list of what is not simulated.
 func TestSimulatedHost(t *testing.T) {
-	inGuest(t, "igb")
-	pf := physicalFunctions(t)[0]
-	vf := virtualFunction(t, pf, 0)
+	card.InGuest(t, "igb")
+	pf := card.PFs(t)[0]
+	vf := card.VF(t, pf, 0)
 	real := twin{root: "/sys", pf: pf, vf: vf}
-	simulated := simulatedTwin(t, number(t, pf, "sriov_numvfs"), number(t, pf, "sriov_totalvfs"))
+	simulated := simulatedTwin(t, card.Number(t, pf, "sriov_numvfs"), card.Number(t, pf, "sriov_totalvfs"))
 
 	t.Run("PF", func(t *testing.T) { real.like(t, simulated, "PF") })
 	t.Run("VF", func(t *testing.T) { real.like(t, simulated, "VF") })
@@ -47,16 +48,16 @@ func TestSimulatedHost(t *testing.T) {
 		}
 	})
 	t.Run("no VFs", func(t *testing.T) {
-		vfs := attribute(t, pf, "sriov_numvfs")
+		vfs := card.Attribute(t, pf, "sriov_numvfs")
 		for _, of := range []twin{real, simulated} {
-			set(t, of.device(of.pf, "sriov_numvfs"), "0")
+			card.Set(t, of.device(of.pf, "sriov_numvfs"), "0")
 			of.await(t, "no VFs", func() bool {
 				_, err := os.Lstat(of.device(of.vf, ""))
 				return os.IsNotExist(err)
 			})
 		}
 		real.like(t, simulated, "PF")
-		set(t, real.device(pf, "sriov_numvfs"), vfs)
+		card.Set(t, real.device(pf, "sriov_numvfs"), vfs)
 	})
 }
 

@@ -34,6 +34,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/release"
 	"github.com/opiproject/xpu-device-plugin/pkg/supply"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
 
 const demandMAC = link.MAC("02:00:00:00:00:05")
@@ -274,12 +275,12 @@ func nothing(string) {}
 // TestSubfunctions: an SF is published although it is not there, made for the pod that it is allocated to, and deleted
 // when that is gone.
 func TestSubfunctions(t *testing.T) {
-	inGuest(t, "simnic")
-	pfs := physicalFunctions(t)
+	card.InGuest(t, "simnic")
+	pfs := card.PFs(t)
 	pf := pfs[len(pfs)-1] // whose number is not 0
 	d := newDemand(t, t.TempDir(), makingPool(pf), nothing)
 	sf := inventory.SubfunctionID(pf, 5)
-	vf := inventory.ID{Address: virtualFunction(t, pf, 0)}
+	vf := inventory.ID{Address: card.VF(t, pf, 0)}
 	all := []string{vf.DeviceName(), sf.DeviceName(), inventory.SubfunctionID(pf, 6).DeviceName()}
 
 	t.Run("in eswitch mode legacy none are offered, and the pool says why", func(t *testing.T) {
@@ -372,14 +373,14 @@ func wantTraffic(t *testing.T, p pod, pf pci.Address, index int) {
 		done(t, netlink.LinkSetMaster(representor, bridge))
 		done(t, netlink.LinkSetUp(representor))
 	}
-	reach(t, p, newPod(t, virtualFunction(t, pf, index), 6))
+	reach(t, p, newPod(t, card.VF(t, pf, index), 6))
 }
 
 // TestSubfunctionKilled: an agent that ends before any of its steps is continued by the next, which makes the SF for
 // the same pod or deletes it.
 func TestSubfunctionKilled(t *testing.T) {
-	inGuest(t, "simnic")
-	pf := physicalFunctions(t)[0]
+	card.InGuest(t, "simnic")
+	pf := card.PFs(t)[0]
 	switchdev(t, pf)
 	dir, spec, sf := t.TempDir(), makingPool(pf), inventory.SubfunctionID(pf, 6)
 	for n := 1; ; n++ {

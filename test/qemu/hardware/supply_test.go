@@ -28,6 +28,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/pool"
 	"github.com/opiproject/xpu-device-plugin/pkg/supply"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
 
 // killedSupply is set in the environment of a process that is to kill itself while it changes the PF that it names.
@@ -200,7 +201,7 @@ func (s *supplier) made(t *testing.T, n int) {
 		return known && lacks.PFs == 1 && len(lacks.Shortages) == 0 && pf.NumVFs == n &&
 			len(pools[0].Functions) == min(n, 2), lacks
 	})
-	if got := number(t, s.pf, "sriov_numvfs"); got != n {
+	if got := card.Number(t, s.pf, "sriov_numvfs"); got != n {
 		t.Errorf("the kernel has %d VFs, want %d", got, n)
 	}
 }
@@ -221,9 +222,9 @@ func (s *supplier) short(t *testing.T, reason, text string) {
 func identities(t *testing.T, pf pci.Address) []uint64 {
 	t.Helper()
 	var inodes []uint64
-	for i := range number(t, pf, "sriov_numvfs") {
+	for i := range card.Number(t, pf, "sriov_numvfs") {
 		var stat unix.Stat_t
-		done(t, unix.Stat(filepath.Join(devices, string(virtualFunction(t, pf, i))), &stat))
+		done(t, unix.Stat(filepath.Join(card.Devices, string(card.VF(t, pf, i))), &stat))
 		inodes = append(inodes, stat.Ino)
 	}
 	return inodes
@@ -231,14 +232,14 @@ func identities(t *testing.T, pf pci.Address) []uint64 {
 
 // TestSupply: DevicePool.spec.numVFs and a real PF.
 func TestSupply(t *testing.T) {
-	inGuest(t, "igb")
+	card.InGuest(t, "igb")
 	if pf := os.Getenv(killedSupply); pf != "" {
 		dieBetween(t, pci.Address(pf))
 	}
-	pfs := physicalFunctions(t)
+	pfs := card.PFs(t)
 	pf := pfs[len(pfs)-1] // not the one that other tests take first
-	first := number(t, pf, "sriov_numvfs")
-	setAttribute(t, pf, "sriov_numvfs", "0")
+	first := card.Number(t, pf, "sriov_numvfs")
+	card.SetAttribute(t, pf, "sriov_numvfs", "0")
 	s := newSupplier(t, pf)
 	t.Cleanup(func() {
 		s.want(int32(first))
@@ -276,8 +277,8 @@ func TestSupply(t *testing.T) {
 		if now := identities(t, pf); !slices.Equal(before, now) {
 			t.Errorf("VFs %v are new, before they were %v", now, before)
 		}
-		setAttribute(t, pf, "sriov_numvfs", "0")
-		err := os.WriteFile(filepath.Join(devices, string(pf), "sriov_numvfs"), []byte("9"), 0)
+		card.SetAttribute(t, pf, "sriov_numvfs", "0")
+		err := os.WriteFile(filepath.Join(card.Devices, string(pf), "sriov_numvfs"), []byte("9"), 0)
 		if !errors.Is(err, unix.ERANGE) {
 			t.Errorf("the kernel answers %v, want %v", err, unix.ERANGE)
 		}
@@ -285,7 +286,7 @@ func TestSupply(t *testing.T) {
 
 	t.Run("somebody else makes VFs at the same moment (EBUSY)", func(t *testing.T) {
 		defer s.run(t)()
-		s.set(func() { s.before = func(int) { setAttribute(t, pf, "sriov_numvfs", "1") } })
+		s.set(func() { s.before = func(int) { card.SetAttribute(t, pf, "sriov_numvfs", "1") } })
 		s.want(2)
 		s.short(t, v1alpha1.ReasonBusy, "does somebody else change its VFs?")
 		s.made(t, 2)
@@ -299,7 +300,7 @@ func TestSupply(t *testing.T) {
 		if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || exit.ExitCode() != -1 {
 			t.Fatalf("the other process was not killed: %v\n%s", err, output)
 		}
-		if n := number(t, pf, "sriov_numvfs"); n != 0 {
+		if n := card.Number(t, pf, "sriov_numvfs"); n != 0 {
 			t.Fatalf("the other process left %d VFs, want 0", n)
 		}
 		s.want(3)
@@ -312,17 +313,17 @@ func TestSupply(t *testing.T) {
 		defer s.run(t)()
 		s.want(0)
 		s.made(t, 0)
-		set(t, "/sys/bus/pci/drivers/igb/unbind", string(pf))
+		card.Set(t, "/sys/bus/pci/drivers/igb/unbind", string(pf))
 		s.want(1)
 		s.short(t, v1alpha1.ReasonNotSupported, "has no driver")
-		setAttribute(t, pf, "driver_override", "vfio-pci")
-		set(t, "/sys/bus/pci/drivers_probe", string(pf))
+		card.SetAttribute(t, pf, "driver_override", "vfio-pci")
+		card.Set(t, "/sys/bus/pci/drivers_probe", string(pf))
 		s.short(t, v1alpha1.ReasonNotSupported, "has driver vfio-pci, which makes no VFs")
-		set(t, "/sys/bus/pci/drivers/vfio-pci/unbind", string(pf))
-		setAttribute(t, pf, "driver_override", "\n")
-		set(t, "/sys/bus/pci/drivers_probe", string(pf))
+		card.Set(t, "/sys/bus/pci/drivers/vfio-pci/unbind", string(pf))
+		card.SetAttribute(t, pf, "driver_override", "\n")
+		card.Set(t, "/sys/bus/pci/drivers_probe", string(pf))
 		s.made(t, 1) // because the driver is another one: nobody has to ask
-		done(t, netlink.LinkSetUp(linkOf(t, netdev(pf))))
+		done(t, netlink.LinkSetUp(linkOf(t, card.Netdev(pf))))
 	})
 }
 
@@ -342,12 +343,12 @@ func dieBetween(t *testing.T, pf pci.Address) {
 // supplyInUse has a PF with 2 VFs be in use in every way that is known, while 1 VF is wanted. As a card takes seconds,
 // it is changed afterwards in one case only.
 func supplyInUse(t *testing.T, s *supplier) {
-	vf := virtualFunction(t, s.pf, 1)
+	vf := card.VF(t, s.pf, 1)
 	id := inventory.ID{Address: vf}
 	var name string
 	var inside *netns.Namespace
 	leave := func(t *testing.T) {
-		name, inside = netdev(vf), netns.New(t)
+		name, inside = card.Netdev(vf), netns.New(t)
 		done(t, netlink.LinkSetNsFd(linkOf(t, name), inside.Fd()))
 	}
 	comeBack := func(t *testing.T) { toHost(t, inside, name) }
@@ -383,14 +384,14 @@ func supplyInUse(t *testing.T, s *supplier) {
 		{
 			"VF with vfio-pci", "has driver vfio-pci and no netdev",
 			func(t *testing.T) {
-				set(t, "/sys/bus/pci/drivers/igbvf/unbind", string(vf))
-				setAttribute(t, vf, "driver_override", "vfio-pci")
-				set(t, "/sys/bus/pci/drivers_probe", string(vf))
+				card.Set(t, "/sys/bus/pci/drivers/igbvf/unbind", string(vf))
+				card.SetAttribute(t, vf, "driver_override", "vfio-pci")
+				card.Set(t, "/sys/bus/pci/drivers_probe", string(vf))
 			},
 			func(t *testing.T) {
-				set(t, "/sys/bus/pci/drivers/vfio-pci/unbind", string(vf))
-				setAttribute(t, vf, "driver_override", "\n")
-				set(t, "/sys/bus/pci/drivers_probe", string(vf))
+				card.Set(t, "/sys/bus/pci/drivers/vfio-pci/unbind", string(vf))
+				card.SetAttribute(t, vf, "driver_override", "\n")
+				card.Set(t, "/sys/bus/pci/drivers_probe", string(vf))
 			},
 			false,
 		},
@@ -399,12 +400,12 @@ func supplyInUse(t *testing.T, s *supplier) {
 			func(t *testing.T) {
 				address, err := netlink.ParseAddr("192.0.2.7/24")
 				done(t, err)
-				done(t, netlink.AddrAdd(linkOf(t, netdev(vf)), address))
+				done(t, netlink.AddrAdd(linkOf(t, card.Netdev(vf)), address))
 			},
 			func(t *testing.T) {
 				address, err := netlink.ParseAddr("192.0.2.7/24")
 				done(t, err)
-				done(t, netlink.AddrDel(linkOf(t, netdev(vf)), address))
+				done(t, netlink.AddrDel(linkOf(t, card.Netdev(vf)), address))
 			},
 			false,
 		},

@@ -27,23 +27,24 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opibridge"
 	"github.com/opiproject/xpu-device-plugin/pkg/pci"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
 
 // TestSwitchdev takes a card through what a DPU's eswitch does: the mode, representors, a subfunction, and traffic that
 // opi-bridge forwards between representors. Here one machine is the host and the xPU.
 func TestSwitchdev(t *testing.T) {
-	inGuest(t, "simnic")
-	pf := physicalFunctions(t)[0]
+	card.InGuest(t, "simnic")
+	pf := card.PFs(t)[0]
 	f := follow(t)
 	legacy := f.Snapshot()
-	uplink := netdev(pf)
-	card, err := netlink.DevLinkGetDeviceByName("pci", string(pf))
+	uplink := card.Netdev(pf)
+	eswitch, err := netlink.DevLinkGetDeviceByName("pci", string(pf))
 	done(t, err)
-	done(t, netlink.DevLinkSetEswitchMode(card, "switchdev"))
-	t.Cleanup(func() { done(t, netlink.DevLinkSetEswitchMode(card, "legacy")) })
+	done(t, netlink.DevLinkSetEswitchMode(eswitch, "switchdev"))
+	t.Cleanup(func() { done(t, netlink.DevLinkSetEswitchMode(eswitch, "legacy")) })
 
 	t.Run("Functions are the same in both eswitch modes", func(t *testing.T) {
-		for i := range number(t, pf, "sriov_numvfs") {
+		for i := range card.Number(t, pf, "sriov_numvfs") {
 			representor(t, pf, fmt.Sprintf("pf0vf%d", i))
 		}
 		begin := time.Now()
@@ -74,7 +75,7 @@ func TestSwitchdev(t *testing.T) {
 // representor is the name of the netdev on the PF that stands for a function of the eswitch.
 func representor(t *testing.T, pf pci.Address, portName string) string {
 	t.Helper()
-	found, err := filepath.Glob(filepath.Join(devices, string(pf), "net/*"))
+	found, err := filepath.Glob(filepath.Join(card.Devices, string(pf), "net/*"))
 	done(t, err)
 	var seen []string
 	for _, dir := range found {
@@ -130,10 +131,10 @@ type pod struct {
 func newPod(t *testing.T, vf pci.Address, host byte) pod {
 	t.Helper()
 	// The kernel gives back the netdevs of a namespace some time after its end.
-	for end := time.Now().Add(patience); netdev(vf) == "" && time.Now().Before(end); {
+	for end := time.Now().Add(patience); card.Netdev(vf) == "" && time.Now().Before(end); {
 		time.Sleep(10 * time.Millisecond)
 	}
-	return podOf(t, netdev(vf), host)
+	return podOf(t, card.Netdev(vf), host)
 }
 
 // podOf gives a pod the netdev and the address 192.0.2.<host>.
@@ -256,7 +257,7 @@ func master(t *testing.T, netdev string) string {
 // vfID is the id of a VF's Port. It is all that both sides know of each other: nobody has given a netdev a name.
 func vfID(t *testing.T, pf pci.Address, index int) string {
 	t.Helper()
-	id, err := opi.PortID(string(virtualFunction(t, pf, index)), nil)
+	id, err := opi.PortID(string(card.VF(t, pf, index)), nil)
 	done(t, err)
 	return id
 }
@@ -266,7 +267,7 @@ func vfID(t *testing.T, pf pci.Address, index int) string {
 func forwards(t *testing.T, x *xpu, pf pci.Address) {
 	var pods []pod
 	for i, network := range []string{"net-blue", "net-blue", "net-red"} {
-		p := newPod(t, virtualFunction(t, pf, i), byte(i+1))
+		p := newPod(t, card.VF(t, pf, i), byte(i+1))
 		pods = append(pods, p)
 		id := vfID(t, pf, i)
 		x.port(t, opi.Port{ID: id, MAC: p.mac, Networks: []string{network}})
@@ -293,8 +294,8 @@ func trunk(t *testing.T, x *xpu, pf pci.Address) {
 		done(t, netlink.LinkSetUp(linkOf(t, x.uplink))) // opi-bridge takes it down with its Port
 	})
 	both := []string{"net-blue", "net-red"}
-	untagged := newPod(t, virtualFunction(t, pf, 0), 1)
-	tagged := newPod(t, virtualFunction(t, pf, 1), 2)
+	untagged := newPod(t, card.VF(t, pf, 0), 1)
+	tagged := newPod(t, card.VF(t, pf, 1), 2)
 	ports := []opi.Port{
 		{ID: vfID(t, pf, 0), MAC: untagged.mac, Networks: []string{"net-blue"}},
 		{ID: vfID(t, pf, 1), MAC: tagged.mac, Networks: both, Trunk: true},
@@ -349,7 +350,7 @@ func forwardsToSubfunction(t *testing.T, x *xpu, f *follower, pf pci.Address) {
 	const sfnum = 7
 	id, err := opi.PortID(string(pf), new(sfnum))
 	done(t, err)
-	vf := newPod(t, virtualFunction(t, pf, 0), 1)
+	vf := newPod(t, card.VF(t, pf, 0), 1)
 	x.port(t, opi.Port{ID: vfID(t, pf, 0), MAC: vf.mac, Networks: []string{"net-blue"}})
 	t.Cleanup(func() { x.deletePort(t, vfID(t, pf, 0)) })
 
@@ -372,7 +373,7 @@ func forwardsToSubfunction(t *testing.T, x *xpu, f *follower, pf pci.Address) {
 
 // startedAgain takes opi-bridge away and back: what it found by PCI address must not leave the bridge meanwhile.
 func startedAgain(t *testing.T, x *xpu, pf pci.Address) {
-	a, b := newPod(t, virtualFunction(t, pf, 0), 1), newPod(t, virtualFunction(t, pf, 1), 2)
+	a, b := newPod(t, card.VF(t, pf, 0), 1), newPod(t, card.VF(t, pf, 1), 2)
 	for i, p := range []pod{a, b} {
 		x.port(t, opi.Port{ID: vfID(t, pf, i), MAC: p.mac, Networks: []string{"net-blue"}})
 	}
@@ -403,8 +404,8 @@ func startedAgain(t *testing.T, x *xpu, pf pci.Address) {
 // madeAgain takes VFs away while they are in pods. The new ones have the PCI addresses of the old ones, and other
 // representors.
 func madeAgain(t *testing.T, x *xpu, pf pci.Address) {
-	vfs := number(t, pf, "sriov_numvfs")
-	old := []pod{newPod(t, virtualFunction(t, pf, 0), 1), newPod(t, virtualFunction(t, pf, 1), 2)}
+	vfs := card.Number(t, pf, "sriov_numvfs")
+	old := []pod{newPod(t, card.VF(t, pf, 0), 1), newPod(t, card.VF(t, pf, 1), 2)}
 	var ids []string
 	for i, p := range old {
 		id := vfID(t, pf, i)
@@ -415,13 +416,13 @@ func madeAgain(t *testing.T, x *xpu, pf pci.Address) {
 	reach(t, old[0], old[1])
 	before := linkOf(t, representor(t, pf, "pf0vf0")).Attrs().Index
 
-	setAttribute(t, pf, "sriov_numvfs", "0")
+	card.SetAttribute(t, pf, "sriov_numvfs", "0")
 	took, says := x.await(t, ids[0], opi.StateFailed)
 	t.Logf("out of service after %s: %s", took, says)
 	if !strings.Contains(says, "vf0 of "+string(pf)) {
 		t.Errorf("the agent says %q, want it to say which representor is missing", says)
 	}
-	setAttribute(t, pf, "sriov_numvfs", fmt.Sprint(vfs))
+	card.SetAttribute(t, pf, "sriov_numvfs", fmt.Sprint(vfs))
 	for _, id := range ids {
 		took, _ := x.await(t, id, opi.StateUp)
 		t.Logf("%s is in service %s after the VFs were made", id, took)
@@ -431,7 +432,7 @@ func madeAgain(t *testing.T, x *xpu, pf pci.Address) {
 	}
 	var made []pod
 	for i := range ids {
-		p := newPod(t, virtualFunction(t, pf, i), byte(i+1))
+		p := newPod(t, card.VF(t, pf, i), byte(i+1))
 		made = append(made, p)
 		x.port(t, opi.Port{ID: ids[i], MAC: p.mac, Networks: []string{"net-blue"}})
 	}

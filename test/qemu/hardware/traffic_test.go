@@ -12,13 +12,14 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/link"
 	"github.com/opiproject/xpu-device-plugin/pkg/pci"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
 
 // deviceOf is a VF as package link wants it.
 func deviceOf(t *testing.T, pf pci.Address, index int) link.Device {
 	t.Helper()
 	return link.Device{
-		Name: netdev(virtualFunction(t, pf, index)), PF: &link.PF{Name: netdev(pf), Address: string(pf), VF: index},
+		Name: card.Netdev(card.VF(t, pf, index)), PF: &link.PF{Name: card.Netdev(pf), Address: string(pf), VF: index},
 	}
 }
 
@@ -76,8 +77,8 @@ func attached(t *testing.T, engine *link.Engine, pf pci.Address, index int, host
 
 // TestTrafficVLAN: the VLAN that a PF enforces for a VF keeps networks apart, on one card and across two on one wire.
 func TestTrafficVLAN(t *testing.T) {
-	inGuest(t, "igb")
-	pfs := physicalFunctions(t)
+	card.InGuest(t, "igb")
+	pfs := card.PFs(t)
 	if len(pfs) < 2 {
 		t.Fatalf("the guest has %d cards, want 2", len(pfs))
 	}
@@ -120,8 +121,8 @@ func apart(t *testing.T, from, to pod) {
 // TestTrafficSpoofCheck: what a VF sends under another MAC comes through only where the spoof check is off. QEMU's igb
 // takes the setting and checks nothing, so it is simnic's VFs that show it.
 func TestTrafficSpoofCheck(t *testing.T) {
-	inGuest(t, "simnic")
-	pf := physicalFunctions(t)[0]
+	card.InGuest(t, "simnic")
+	pf := card.PFs(t)[0]
 	engine, err := link.New(link.Options{})
 	done(t, err)
 	defer engine.Close()

@@ -13,13 +13,14 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/pool"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
 
 // TestVDPA: the vDPA device of a VF is found, selected and handed to a container.
 func TestVDPA(t *testing.T) {
-	inGuest(t, "simnic")
-	pf := physicalFunctions(t)[0]
-	vf := virtualFunction(t, pf, 0)
+	card.InGuest(t, "simnic")
+	pf := card.PFs(t)[0]
+	vf := card.VF(t, pf, 0)
 	f := follow(t)
 	done(t, netlink.VDPANewDev("vdpa0", "pci", string(vf), netlink.VDPANewDevParams{}))
 	begin := time.Now()
@@ -66,8 +67,8 @@ func TestVDPA(t *testing.T) {
 	})
 
 	t.Run("bound to virtio_vdpa", func(t *testing.T) {
-		set(t, "/sys/bus/vdpa/drivers/vhost_vdpa/unbind", "vdpa0")
-		set(t, "/sys/bus/vdpa/drivers/virtio_vdpa/bind", "vdpa0")
+		card.Set(t, "/sys/bus/vdpa/drivers/vhost_vdpa/unbind", "vdpa0")
+		card.Set(t, "/sys/bus/vdpa/drivers/virtio_vdpa/bind", "vdpa0")
 		f.until(t, time.Now(), vf, "vDPA device with virtio_vdpa", has(inventory.VDPA{Name: "vdpa0", Driver: "virtio_vdpa"}))
 	})
 

@@ -35,6 +35,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/release"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
 
 // claims are the parts of an agent that serve claims, on the machine's own Functions.
@@ -165,21 +166,21 @@ func nodePaths(container ocispec.Spec) []string {
 // worn is a VF that the administrator set up, until the test ends: all that is lost when its driver is unbound.
 func worn(t *testing.T, c *claims, pf pci.Address, index int) (vf pci.Address, device link.Device, before link.Snapshot) {
 	t.Helper()
-	vf = virtualFunction(t, pf, index)
-	l, name := linkOf(t, netdev(vf)), netdev(vf)
+	vf = card.VF(t, pf, index)
+	l, name := linkOf(t, card.Netdev(vf)), card.Netdev(vf)
 	t.Cleanup(func() {
-		l := linkOf(t, netdev(vf))
+		l := linkOf(t, card.Netdev(vf))
 		done(t, errors.Join(
-			netlink.LinkSetVfVlan(linkOf(t, netdev(pf)), index, 0), netlink.LinkSetDown(l), netlink.LinkSetName(l, name),
+			netlink.LinkSetVfVlan(linkOf(t, card.Netdev(pf)), index, 0), netlink.LinkSetDown(l), netlink.LinkSetName(l, name),
 			netlink.LinkSetMTU(l, 1500), netlink.LinkSetAlias(l, ""),
 		))
 	})
-	done(t, netlink.LinkSetVfVlan(linkOf(t, netdev(pf)), index, 7))
+	done(t, netlink.LinkSetVfVlan(linkOf(t, card.Netdev(pf)), index, 7))
 	done(t, netlink.LinkSetName(l, "worn0"))
 	done(t, netlink.LinkSetMTU(l, 1400))
 	done(t, netlink.LinkSetAlias(l, "the administrator's"))
 	done(t, netlink.LinkSetUp(l))
-	device = link.Device{Name: "worn0", PF: &link.PF{Name: netdev(pf), Address: string(pf), VF: index}}
+	device = link.Device{Name: "worn0", PF: &link.PF{Name: card.Netdev(pf), Address: string(pf), VF: index}}
 	before, err := c.engine.Snapshot(t.Context(), device)
 	done(t, err)
 	return vf, device, before
@@ -201,17 +202,17 @@ const vfioParameters = `"driver": "vfio-pci", "network": "lab", "vf": {"vlan": 1
 
 // TestVFIO: a claim that asks for vfio-pci gets the VF's IOMMU group, and the VF is what it was afterwards.
 func TestVFIO(t *testing.T) {
-	inGuest(t, "igb")
-	pf := physicalFunctions(t)[0]
+	card.InGuest(t, "igb")
+	pf := card.PFs(t)[0]
 	c := newClaims(t, t.TempDir(), v1alpha1.DevicePoolSpec{}, func(string) {})
 	vf, device, before := worn(t, c, pf, 0)
-	group := target(vf, "iommu_group")
+	group := card.Link(vf, "iommu_group")
 	object := claimOf(pf, vf, vfioParameters)
 
 	t.Run("claim gives the container the group", func(t *testing.T) {
 		prepared, err := c.prepare(object)
 		done(t, err)
-		if got := target(vf, "driver"); got != "vfio-pci" {
+		if got := card.Link(vf, "driver"); got != "vfio-pci" {
 			t.Errorf("the driver is %q", got)
 		}
 		metadata := prepared.Devices[0].Metadata.NetworkData
@@ -259,7 +260,7 @@ func TestVFIO(t *testing.T) {
 				t.Errorf("that took %s", took)
 			}
 		}
-		if got := target(vf, "driver"); got != "vfio-pci" {
+		if got := card.Link(vf, "driver"); got != "vfio-pci" {
 			t.Errorf("the driver is %q", got)
 		}
 		program.close()
@@ -270,7 +271,7 @@ func TestVFIO(t *testing.T) {
 		done(t, c.unprepare(t.Context(), object))
 		t.Logf("released after %s", time.Since(begin).Round(time.Millisecond))
 		wantRestored(t, c, device, before)
-		if got := attribute(t, vf, "driver_override"); got != "(null)" {
+		if got := card.Attribute(t, vf, "driver_override"); got != "(null)" {
 			t.Errorf("driver_override is %q", got)
 		}
 		if _, err := os.Stat("/dev/vfio/" + group); !errors.Is(err, os.ErrNotExist) {
@@ -318,29 +319,29 @@ func TestVFIO(t *testing.T) {
 	})
 
 	t.Run("VF without a driver gets none back", func(t *testing.T) {
-		set(t, "/sys/bus/pci/drivers/igbvf/unbind", string(vf))
+		card.Set(t, "/sys/bus/pci/drivers/igbvf/unbind", string(vf))
 		_, err := c.prepare(object)
 		done(t, err)
 		done(t, c.unprepare(t.Context(), object))
-		if got := target(vf, "driver"); got != "" {
+		if got := card.Link(vf, "driver"); got != "" {
 			t.Errorf("the driver is %q", got)
 		}
-		set(t, "/sys/bus/pci/drivers/igbvf/bind", string(vf))
+		card.Set(t, "/sys/bus/pci/drivers/igbvf/bind", string(vf))
 	})
 }
 
 // TestVFIORefused: a VF that must not lose its driver keeps it, and nothing is half done.
 func TestVFIORefused(t *testing.T) {
-	inGuest(t, "igb")
-	pf := physicalFunctions(t)[0]
+	card.InGuest(t, "igb")
+	pf := card.PFs(t)[0]
 	c := newClaims(t, t.TempDir(), v1alpha1.DevicePoolSpec{}, func(string) {})
-	vf := virtualFunction(t, pf, 1)
-	name := netdev(vf)
+	vf := card.VF(t, pf, 1)
+	name := card.Netdev(vf)
 	refused := func(t *testing.T, texts ...string) {
 		t.Helper()
 		_, err := c.prepare(claimOf(pf, vf, vfioParameters))
 		wantMessage(t, err, texts...)
-		if got := target(vf, "driver"); got != "igbvf" || len(c.journal.All()) > 0 {
+		if got := card.Link(vf, "driver"); got != "igbvf" || len(c.journal.All()) > 0 {
 			t.Errorf("the driver is %q, the journal has %+v", got, c.journal.All())
 		}
 	}
@@ -364,9 +365,9 @@ func TestVFIORefused(t *testing.T) {
 		toHost(t, pod, name)
 	})
 	t.Run("driver_override is somebody else's", func(t *testing.T) {
-		setAttribute(t, vf, "driver_override", "igbvf")
+		card.SetAttribute(t, vf, "driver_override", "igbvf")
 		refused(t, `driver_override is "igbvf"`)
-		setAttribute(t, vf, "driver_override", "\n")
+		card.SetAttribute(t, vf, "driver_override", "\n")
 	})
 	t.Run("PF has VFs", func(t *testing.T) {
 		_, err := c.prepare(claimOf(pf, pf, vfioParameters))
@@ -376,8 +377,8 @@ func TestVFIORefused(t *testing.T) {
 
 // TestVFIOKilled: an agent that ends before any of its steps is continued by the next.
 func TestVFIOKilled(t *testing.T) {
-	inGuest(t, "igb")
-	pf := physicalFunctions(t)[0]
+	card.InGuest(t, "igb")
+	pf := card.PFs(t)[0]
 	dir := t.TempDir()
 	c := newClaims(t, dir, v1alpha1.DevicePoolSpec{}, func(string) {})
 	vf, device, before := worn(t, c, pf, 2)
@@ -429,7 +430,7 @@ func TestVFIOKilled(t *testing.T) {
 			if a, ok := next.journal.Get(inventory.ID{Address: vf}); ok && a.State == journal.Reserved {
 				_, err := next.prepare(object)
 				done(t, err)
-				if got := target(vf, "driver"); got != "vfio-pci" {
+				if got := card.Link(vf, "driver"); got != "vfio-pci" {
 					t.Errorf("prepared again: the driver is %q", got)
 				}
 			}
@@ -443,33 +444,33 @@ func TestVFIOKilled(t *testing.T) {
 // TestVFIOAfterBoot: a boot gives a VF its own driver again, and the agent that starts then gives it the one that its
 // owner still wants.
 func TestVFIOAfterBoot(t *testing.T) {
-	inGuest(t, "igb")
-	pf := physicalFunctions(t)[0]
+	card.InGuest(t, "igb")
+	pf := card.PFs(t)[0]
 	dir := t.TempDir()
 	before := newClaims(t, dir, v1alpha1.DevicePoolSpec{}, func(string) {})
-	vf := virtualFunction(t, pf, 0)
+	vf := card.VF(t, pf, 0)
 	object := claimOf(pf, vf, vfioParameters)
 	_, err := before.prepare(object)
 	done(t, err)
 	before.close()
-	setAttribute(t, vf, "driver_override", "\n")
-	set(t, "/sys/bus/pci/drivers/vfio-pci/unbind", string(vf))
-	set(t, "/sys/bus/pci/drivers_probe", string(vf))
-	if got := target(vf, "driver"); got != "igbvf" {
+	card.SetAttribute(t, vf, "driver_override", "\n")
+	card.Set(t, "/sys/bus/pci/drivers/vfio-pci/unbind", string(vf))
+	card.Set(t, "/sys/bus/pci/drivers_probe", string(vf))
+	if got := card.Link(vf, "driver"); got != "igbvf" {
 		t.Fatalf("after the boot the driver is %q", got)
 	}
 
 	c := newClaimsOf(t, "boot-2", dir, v1alpha1.DevicePoolSpec{}, func(string) {})
 	done(t, c.releaser.Recover(t.Context()))
 	done(t, c.attacher.Recover(t.Context()))
-	if got := target(vf, "driver"); got != "vfio-pci" {
+	if got := card.Link(vf, "driver"); got != "vfio-pci" {
 		t.Errorf("for its owner the driver is %q", got)
 	}
 	_, err = c.attach(object, vf, netns.New(t))
 	done(t, err)
 	done(t, c.unprepare(t.Context(), object))
-	if got := target(vf, "driver"); got != "igbvf" || netdev(vf) == "" || len(c.journal.All()) > 0 {
-		t.Errorf("released: driver %q, netdev %q, journal %+v", got, netdev(vf), c.journal.All())
+	if got := card.Link(vf, "driver"); got != "igbvf" || card.Netdev(vf) == "" || len(c.journal.All()) > 0 {
+		t.Errorf("released: driver %q, netdev %q, journal %+v", got, card.Netdev(vf), c.journal.All())
 	}
 }
 
@@ -493,7 +494,7 @@ func openVFIO(t *testing.T, group string, device pci.Address) *vfioProgram {
 		type1v2                           = 3
 	)
 	// The guest's IOMMU does not isolate interrupts.
-	set(t, "/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts", "Y")
+	card.Set(t, "/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts", "Y")
 	p := &vfioProgram{}
 	t.Cleanup(p.close)
 	open := func(file string) int {

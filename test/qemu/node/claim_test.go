@@ -14,6 +14,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/pci"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/node"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
@@ -37,7 +38,7 @@ func (f *field) expected() map[string]resourceapi.Device {
 			text := func(s string) resourceapi.DeviceAttribute { return resourceapi.DeviceAttribute{StringValue: &s} }
 			number := func(n int64) resourceapi.DeviceAttribute { return resourceapi.DeviceAttribute{IntValue: &n} }
 			d := resourceapi.Device{Name: vf.DeviceName(), Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
-				"kind": text("VF"), "pool": text("fast"), "pf": text(string(pf)), "pfName": text(node.Netdev(pf)),
+				"kind": text("VF"), "pool": text("fast"), "pf": text(string(pf)), "pfName": text(card.Netdev(pf)),
 				"index": number(int64(index)), "vendor": text("8086"), "device": text("10ca"),
 				"k8s.cni.cncf.io/deviceID": text(vf.String()), "k8s.cni.cncf.io/resourceName": text(resource),
 				"resource.kubernetes.io/pciBusID": text(vf.String()), "resource.kubernetes.io/pcieRoot": text("pci0000:00"),
@@ -99,9 +100,9 @@ func TestStart(t *testing.T) {
 func (f *field) drivers(t *testing.T) {
 	bare, userspace := f.vfs[0][0].Address, f.vfs[0][1].Address
 	before := f.Cluster.Versions()
-	node.SetAttribute(t, bare, "driver/unbind", string(bare))
+	card.SetAttribute(t, bare, "driver/unbind", string(bare))
 	setDriver(t, userspace, "vfio-pci")
-	if got := [2]string{node.Link(bare, "driver"), node.Link(userspace, "driver")}; got != [2]string{"", "vfio-pci"} {
+	if got := [2]string{card.Link(bare, "driver"), card.Link(userspace, "driver")}; got != [2]string{"", "vfio-pci"} {
 		t.Fatalf("drivers are %q", got)
 	}
 	f.End()
@@ -111,24 +112,24 @@ func (f *field) drivers(t *testing.T) {
 	f.wantUntouched(t, before)
 	setDriver(t, userspace, "igbvf")
 	setDriver(t, bare, "igbvf")
-	f.Eventually("both have netdevs", func() bool { return node.Netdev(bare) != "" && node.Netdev(userspace) != "" })
+	f.Eventually("both have netdevs", func() bool { return card.Netdev(bare) != "" && card.Netdev(userspace) != "" })
 	f.wantUntouched(t, before)
 }
 
 // setDriver binds a driver, in place of the one that is bound.
 func setDriver(t *testing.T, device pci.Address, driver string) {
 	t.Helper()
-	if node.Link(device, "driver") != "" {
-		node.SetAttribute(t, device, "driver/unbind", string(device))
+	if card.Link(device, "driver") != "" {
+		card.SetAttribute(t, device, "driver/unbind", string(device))
 	}
-	node.SetAttribute(t, device, "driver_override", driver)
-	node.SetAttribute(t, device, "../../drivers/"+driver+"/bind", string(device))
-	node.SetAttribute(t, device, "driver_override", "\n")
+	card.SetAttribute(t, device, "driver_override", driver)
+	card.SetAttribute(t, device, "../../drivers/"+driver+"/bind", string(device))
+	card.SetAttribute(t, device, "driver_override", "\n")
 }
 
 func (f *field) startRenamed(t *testing.T) {
 	pf := f.pfs[1]
-	old := node.Netdev(pf)
+	old := card.Netdev(pf)
 	uplink, err := netlink.LinkByName(old)
 	node.Must(t, err)
 	node.Must(t, netlink.LinkSetName(uplink, "uplink1"))
@@ -294,7 +295,7 @@ func (c *claims) namespaceDeleted(t *testing.T) {
 	pod.MustRun("net1")
 	node.Must(t, pod.Close())
 	vf := c.vfs[1][1]
-	c.Eventually("the VF is back", func() bool { return node.Netdev(vf.Address) != "" })
+	c.Eventually("the VF is back", func() bool { return card.Netdev(vf.Address) != "" })
 	node.Must(t, pod.Stop())
 	c.driver.MustUnprepare(object)
 	c.Cluster.Unallocate(object)

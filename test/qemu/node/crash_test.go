@@ -25,6 +25,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/release"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/node"
 )
 
@@ -167,8 +168,8 @@ func useAsPodWould(path string) error {
 // TestCrashAtEachStep kills an agent at every step of attach and release of a VF with all properties that igb has.
 // Another agent, which does what an agent does at its start and then releases, makes it good: nothing is left of it.
 func TestCrashAtEachStep(t *testing.T) {
-	node.InGuest(t, "igb")
-	pf := node.PFs(t)[0]
+	card.InGuest(t, "igb")
+	pf := card.PFs(t)[0]
 	node.Carrier(t, pf)
 	before := node.HostState(t)
 	for at := 1; ; at++ {

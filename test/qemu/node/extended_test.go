@@ -15,6 +15,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/cniserver"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/pci"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/node"
 )
 
@@ -38,8 +39,8 @@ func newField(t *testing.T) *field {
 
 func newFieldWith(t *testing.T, options node.Options) *field {
 	t.Helper()
-	node.InGuest(t, "igb")
-	f := &field{pfs: node.PFs(t)}
+	card.InGuest(t, "igb")
+	f := &field{pfs: card.PFs(t)}
 	if len(f.pfs) < 2 {
 		t.Fatalf("the guest has %d cards, want 2", len(f.pfs))
 	}
@@ -163,13 +164,13 @@ func (f *field) traffic(t *testing.T) {
 // driverless: the pod is told what is missing.
 func (f *field) driverless(t *testing.T) {
 	vf := f.vfs[1][2]
-	node.SetAttribute(t, vf.Address, "driver/unbind", string(vf.Address))
+	card.SetAttribute(t, vf.Address, "driver/unbind", string(vf.Address))
 	pod := f.pod("driverless", 1, vf)
 	_, err := pod.Add(vf, nil)
 	wantRefusal(t, err, "no netdev")
 	pod.MustDel(vf, nil)
 	setDriver(t, vf.Address, "igbvf")
-	f.Eventually("the VF has a netdev", func() bool { return node.Netdev(vf.Address) != "" })
+	f.Eventually("the VF has a netdev", func() bool { return card.Netdev(vf.Address) != "" })
 	f.before = node.HostState(t) // igbvf gives the VF another MAC
 	pod.MustAdd(vf, nil)
 	pod.MustDel(vf, nil)
@@ -190,7 +191,7 @@ func (f *field) renamed(t *testing.T) {
 	pod := f.pod("renamed", 1, vf)
 	conf := node.NetConf{"vlan": 100}
 	pod.MustAdd(vf, conf)
-	old := node.Netdev(f.pfs[1])
+	old := card.Netdev(f.pfs[1])
 	uplink, err := netlink.LinkByName(old)
 	node.Must(t, err)
 	node.Must(t, netlink.LinkSetName(uplink, "uplink1"))
@@ -210,7 +211,7 @@ func (f *field) namespaceDeleted(t *testing.T) {
 	conf := node.NetConf{"vlan": 100, "trust": "on", "max_tx_rate": 100, "mtu": 1400}
 	pod.MustAdd(vf, conf)
 	node.Must(t, pod.Close())
-	f.Eventually("the VF is back", func() bool { return node.Netdev(vf.Address) != "" })
+	f.Eventually("the VF is back", func() bool { return card.Netdev(vf.Address) != "" })
 	node.Must(t, pod.Del(vf, conf))
 	node.WantState(t, f.before)
 	f.WantHealthy(resource, f.all()...)
@@ -238,7 +239,7 @@ func (f *field) removed(t *testing.T) {
 	undisturbed.MustAdd(other, node.NetConf{"vlan": 200})
 	had := undisturbed.Interface("net1")
 
-	node.SetAttribute(t, f.pfs[1], "sriov_numvfs", "0")
+	card.SetAttribute(t, f.pfs[1], "sriov_numvfs", "0")
 	pod.WantNo("net1")
 	f.WantHealthy(resource, f.vfs[0]...)
 	begin := time.Now()
@@ -252,7 +253,7 @@ func (f *field) removed(t *testing.T) {
 		t.Errorf("the agent says %d times that something is not back", n)
 	}
 
-	node.SetAttribute(t, f.pfs[1], "sriov_numvfs", strconv.Itoa(len(f.vfs[1])))
+	card.SetAttribute(t, f.pfs[1], "sriov_numvfs", strconv.Itoa(len(f.vfs[1])))
 	f.WantHealthy(resource, f.all()...)
 	node.Carrier(t, f.pfs[1])
 	f.before = node.HostState(t) // the VFs are others
@@ -268,9 +269,9 @@ func (f *field) removedAndMade(t *testing.T) {
 	conf := node.NetConf{"vlan": 100, "trust": "on", "mac": "02:00:00:00:00:01"}
 	pod := f.pod("made", 1, vf)
 	pod.MustAdd(vf, conf)
-	node.SetAttribute(t, f.pfs[1], "sriov_numvfs", "0")
-	node.SetAttribute(t, f.pfs[1], "sriov_numvfs", strconv.Itoa(len(f.vfs[1])))
-	f.Eventually("the VF is there again", func() bool { return node.Netdev(vf.Address) != "" })
+	card.SetAttribute(t, f.pfs[1], "sriov_numvfs", "0")
+	card.SetAttribute(t, f.pfs[1], "sriov_numvfs", strconv.Itoa(len(f.vfs[1])))
+	f.Eventually("the VF is there again", func() bool { return card.Netdev(vf.Address) != "" })
 	pod.WantNo("net1")
 	pod.MustDel(vf, conf)
 	f.WantHealthy(resource, f.all()...)

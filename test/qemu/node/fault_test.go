@@ -13,14 +13,15 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/devlink"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/node"
 )
 
 // TestFault: an error that a driver tells of by devlink is in ResourceSlices and at the kubelet within a second, and so
 // is its end. Functions of the other PF have nothing to do with it.
 func TestFault(t *testing.T) {
-	node.InGuest(t, "simnic")
-	pfs := node.PFs(t)
+	card.InGuest(t, "simnic")
+	pfs := card.PFs(t)
 	pf, vfs, others := pfs[0], node.VFs(t, pfs[0]), node.VFs(t, pfs[1])
 	if len(vfs) != 3 {
 		t.Fatalf("%d VFs, want 3", len(vfs))
@@ -50,7 +51,7 @@ func TestFault(t *testing.T) {
 		t.Helper()
 		begin := time.Now()
 		if how != "" {
-			node.SetAttribute(t, pf, "simnic_break", how)
+			card.SetAttribute(t, pf, "simnic_break", how)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), node.Patience)
 		defer cancel()

@@ -1,12 +1,10 @@
 package node
 
 import (
-	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -17,82 +15,18 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/pci"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
 
-const devices = "/sys/bus/pci/devices"
-
-// PFs are the guest's PFs, sorted.
-func PFs(t *testing.T) []pci.Address {
-	t.Helper()
-	found, err := filepath.Glob(filepath.Join(devices, "*/sriov_numvfs"))
-	if err != nil || len(found) == 0 {
-		t.Fatalf("no PF: %v", err)
-	}
-	var pfs []pci.Address
-	for _, file := range found {
-		pfs = append(pfs, pci.Address(filepath.Base(filepath.Dir(file))))
-	}
-	slices.Sort(pfs)
-	return pfs
-}
-
-// VFs are the VFs of a PF by index. Their addresses are those of the PF's SR-IOV capability: the routing ID is the
-// PF's plus an offset, plus a stride for each VF before it (PCI Express 6.0, section 9.2.1.2).
+// VFs are the VFs of a PF by index.
 func VFs(t *testing.T, pf pci.Address) []inventory.ID {
 	t.Helper()
-	var domain, bus, device, function int
-	_, err := fmt.Sscanf(string(pf), "%04x:%02x:%02x.%d", &domain, &bus, &device, &function)
-	Must(t, err)
-	first := (bus<<8 | device<<3 | function) + number(t, pf, "sriov_offset")
 	var vfs []inventory.ID
-	for i := range number(t, pf, "sriov_numvfs") {
-		id := first + i*number(t, pf, "sriov_stride")
-		address := pci.Address(fmt.Sprintf("%04x:%02x:%02x.%d", domain, id>>8, id>>3&0x1f, id&7))
-		vfs = append(vfs, inventory.ID{Address: address})
+	for i := range card.Number(t, pf, "sriov_numvfs") {
+		vfs = append(vfs, inventory.ID{Address: card.VF(t, pf, i)})
 	}
 	return vfs
-}
-
-// Attribute is what a file of a PCI device says.
-func Attribute(t *testing.T, device pci.Address, name string) string {
-	t.Helper()
-	content, err := os.ReadFile(filepath.Join(devices, string(device), name))
-	Must(t, err)
-	return strings.TrimSpace(string(content))
-}
-
-func number(t *testing.T, device pci.Address, name string) int {
-	t.Helper()
-	n, err := strconv.Atoi(Attribute(t, device, name))
-	Must(t, err)
-	return n
-}
-
-// SetAttribute writes a file of a PCI device.
-func SetAttribute(t *testing.T, device pci.Address, name, value string) {
-	t.Helper()
-	if err := os.WriteFile(filepath.Join(devices, string(device), name), []byte(value), 0); err != nil {
-		t.Fatalf("write %q: %v", value, err)
-	}
-}
-
-// Link is the last part of what a symbolic link of a PCI device names, "" if there is no such link.
-func Link(device pci.Address, name string) string {
-	target, err := os.Readlink(filepath.Join(devices, string(device), name))
-	if err != nil {
-		return ""
-	}
-	return filepath.Base(target)
-}
-
-// Netdev is the name of the device's netdev on the host, "" if there is none.
-func Netdev(device pci.Address) string {
-	found, err := filepath.Glob(filepath.Join(devices, string(device), "net/*"))
-	if err != nil || len(found) == 0 {
-		return ""
-	}
-	return filepath.Base(found[0])
 }
 
 // State is all that must be the same again after pods had Functions: the host's netdevs by device, and what PFs enforce
@@ -136,7 +70,7 @@ func HostState(t *testing.T) State {
 		s := NetdevState{
 			Name: a.Name, MAC: a.HardwareAddr.String(), Alias: a.Alias, MTU: a.MTU, TxQLen: a.TxQLen,
 			Up: a.Flags&net.FlagUp != 0, AltNames: slices.Sorted(slices.Values(a.AltNames)),
-			Driver: Link(pci.Address(a.ParentDev), "driver"),
+			Driver: card.Link(pci.Address(a.ParentDev), "driver"),
 		}
 		for _, vf := range a.Vfs {
 			s.VFs = append(s.VFs, VFState{
@@ -188,7 +122,7 @@ func Carrier(t *testing.T, pfs ...pci.Address) {
 	t.Helper()
 	for _, pf := range pfs {
 		Eventually(t, "carrier of "+string(pf), func() bool {
-			content, err := os.ReadFile(filepath.Join(devices, string(pf), "net", Netdev(pf), "carrier"))
+			content, err := os.ReadFile(filepath.Join(card.Devices, string(pf), "net", card.Netdev(pf), "carrier"))
 			return err == nil && strings.TrimSpace(string(content)) == "1"
 		})
 	}

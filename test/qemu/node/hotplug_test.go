@@ -25,6 +25,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/pci"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/host"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/node"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
@@ -46,8 +47,8 @@ type hotplug struct {
 // TestHotplug: what becomes of a PF and its VFs is in ResourceSlices and at the kubelet within a second after the
 // kernel told of it. Pods with another PF's VFs keep their traffic, and that PF's slices are not written.
 func TestHotplug(t *testing.T) {
-	node.InGuest(t, "igb")
-	pfs := node.PFs(t)
+	card.InGuest(t, "igb")
+	pfs := card.PFs(t)
 	node.Carrier(t, pfs...)
 	var claims, plugged v1alpha1.FunctionSelector
 	for _, pf := range pfs {
@@ -69,23 +70,23 @@ func TestHotplug(t *testing.T) {
 	undisturbed := h.traffic(t)
 
 	t.Run("link down", func(t *testing.T) {
-		h.follow(t, carrier(node.Netdev(h.pf), false), nil, []string{tainted(vfs[0])}, func(ctx context.Context) {
+		h.follow(t, carrier(card.Netdev(h.pf), false), nil, []string{tainted(vfs[0])}, func(ctx context.Context) {
 			node.Must(t, host.SetLink(ctx, 0, false))
 		})
 	})
 	t.Run("link up", func(t *testing.T) {
-		h.follow(t, carrier(node.Netdev(h.pf), true), vfs, []string{vfs[0].DeviceName()}, func(ctx context.Context) {
+		h.follow(t, carrier(card.Netdev(h.pf), true), vfs, []string{vfs[0].DeviceName()}, func(ctx context.Context) {
 			node.Must(t, host.SetLink(ctx, 0, true))
 		})
 	})
 	t.Run("VFs destroyed", func(t *testing.T) {
 		h.follow(t, removed(vfs[len(vfs)-1].Address), nil, nil, func(context.Context) {
-			node.SetAttribute(t, h.pf, "sriov_numvfs", "0")
+			card.SetAttribute(t, h.pf, "sriov_numvfs", "0")
 		})
 	})
 	makeVFs := func(t *testing.T) {
 		h.follow(t, netdevAdded(vfs[len(vfs)-1].Address), vfs, []string{vfs[0].DeviceName()}, func(context.Context) {
-			node.SetAttribute(t, h.pf, "sriov_numvfs", strconv.Itoa(len(vfs)))
+			card.SetAttribute(t, h.pf, "sriov_numvfs", strconv.Itoa(len(vfs)))
 		})
 		h.settled(t, vfs)
 	}
@@ -97,8 +98,8 @@ func TestHotplug(t *testing.T) {
 	})
 	t.Run("PF plugged", func(t *testing.T) {
 		node.Must(t, host.Plug(t.Context(), 0))
-		node.Eventually(t, "netdev of "+string(h.pf), func() bool { return node.Netdev(h.pf) != "" })
-		link, err := netlink.LinkByName(node.Netdev(h.pf))
+		node.Eventually(t, "netdev of "+string(h.pf), func() bool { return card.Netdev(h.pf) != "" })
+		link, err := netlink.LinkByName(card.Netdev(h.pf))
 		node.Must(t, err)
 		node.Must(t, netlink.LinkSetUp(link))
 		node.Carrier(t, h.pf)

@@ -69,14 +69,6 @@ type Node struct {
 	runtime *runtime
 }
 
-// InGuest skips a test that is not run in that guest of test/qemu, whose devices are nobody's.
-func InGuest(t *testing.T, guest string) {
-	t.Helper()
-	if os.Getenv(plan.GuestVariable) != guest {
-		t.Skipf("changes the machine's PCI devices: make test-qemu runs it in guest %s", guest)
-	}
-}
-
 // New makes a node without an agent. All that it makes goes when the test ends.
 func New(t *testing.T, options Options) *Node {
 	t.Helper()

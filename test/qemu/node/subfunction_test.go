@@ -11,14 +11,15 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/devlink"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/node"
 )
 
 // TestClaimedSubfunction takes an SF that is made on demand to pods by DRA and NRI. What the API server knows of it is
 // the same all the while.
 func TestClaimedSubfunction(t *testing.T) {
-	node.InGuest(t, "simnic")
-	pf := node.PFs(t)[0]
+	card.InGuest(t, "simnic")
+	pf := card.PFs(t)[0]
 	vf, sf := node.VFs(t, pf)[0], inventory.SubfunctionID(pf, firstSF)
 	n := node.New(t, node.Options{Cluster: true})
 	declared := &v1alpha1.DevicePool{

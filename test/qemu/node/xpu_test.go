@@ -15,6 +15,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/devlink"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/pci"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/node"
 )
 
@@ -33,11 +34,11 @@ const firstSF = 88
 
 func newOnXPU(t *testing.T) *onXPU {
 	t.Helper()
-	node.InGuest(t, "simnic")
+	card.InGuest(t, "simnic")
 	conn, err := devlink.Dial("")
 	node.Must(t, err)
 	t.Cleanup(func() { conn.Close() })
-	x := &onXPU{devlink: conn, pf: node.PFs(t)[0]}
+	x := &onXPU{devlink: conn, pf: card.PFs(t)[0]}
 	had, err := conn.EswitchMode(devlink.OfPCI(x.pf))
 	node.Must(t, err)
 	node.Must(t, conn.SetEswitchMode(devlink.OfPCI(x.pf), devlink.Switchdev))
@@ -68,7 +69,7 @@ pools: {vfs: blue, sfs: blue}
 func nameByPath(t *testing.T, pf pci.Address) {
 	t.Helper()
 	for i, vf := range node.VFs(t, pf) {
-		old := node.Netdev(vf.Address)
+		old := card.Netdev(vf.Address)
 		l, err := netlink.LinkByName(old)
 		node.Must(t, err)
 		node.Must(t, netlink.LinkSetName(l, fmt.Sprintf("enp1s0v%d", i)))
