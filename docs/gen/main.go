@@ -1,5 +1,5 @@
-// Command gen writes the parts of docs/reference that can be read from the programs and their source, flags.md and
-// metrics.md, and tidies api.md. It runs at the root of the project; "make generate" calls it after crd-ref-docs.
+// Command gen writes the parts of the documents that can be read from the programs and their source: flags.md and
+// metrics.md of docs/reference, and the table in docs/explanation/lifecycle.md. It tidies api.md. It runs at the root of the project; "make generate" calls it after crd-ref-docs.
 package main
 
 import (
@@ -39,6 +39,9 @@ func run(dir string) error {
 		if err := os.WriteFile(filepath.Join(dir, name), page, 0o644); err != nil {
 			return err
 		}
+	}
+	if err := lifecycleTable("docs/explanation/lifecycle.md"); err != nil {
+		return err
 	}
 	return tidyAPI(filepath.Join(dir, "api.md"))
 }

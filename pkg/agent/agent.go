@@ -1,6 +1,6 @@
 // Package agent puts the node's agent together. Data flows one way: the inventory discovers Functions, pools select
 // them, the device plugin and the DRA driver publish them, the xPU is provisioned, CNI or NRI says when a pod's network
-// namespace is there and the attacher moves them, and the releaser brings them back and has the post-delete hooks run.
+// namespace is there, and the lifecycle takes them there and back and has the post-delete hooks run.
 package agent
 
 import (
@@ -14,7 +14,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/attach"
 	"github.com/opiproject/xpu-device-plugin/pkg/cniserver"
 	"github.com/opiproject/xpu-device-plugin/pkg/declare"
 	"github.com/opiproject/xpu-device-plugin/pkg/deviceplugin"
@@ -23,13 +22,13 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/hooks"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/link"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 	"github.com/opiproject/xpu-device-plugin/pkg/outfit"
 	"github.com/opiproject/xpu-device-plugin/pkg/podresources"
 	"github.com/opiproject/xpu-device-plugin/pkg/pool"
 	"github.com/opiproject/xpu-device-plugin/pkg/provisioner"
-	"github.com/opiproject/xpu-device-plugin/pkg/release"
 	"github.com/opiproject/xpu-device-plugin/pkg/supply"
 )
 
@@ -47,9 +46,7 @@ type agent struct {
 	vfs       *supply.VFs
 	outfits   *outfit.Outfitter
 	tracker   *pool.Tracker
-	attacher  *attach.Attacher
-	releaser  *release.Releaser
-	releases  *releases
+	lifecycle *lifecycle.Manager
 	hooks     *hooks.Queue
 	uses      *uses
 	plugins   *deviceplugin.Manager
@@ -73,6 +70,8 @@ type mode interface {
 	provisionFailed() health.Source
 	// recorder tells of post-delete hooks that are given up; nil where there is nobody to tell.
 	recorder(ctx context.Context) (hooks.Recorder, error)
+	// claims says what the API server knows of claims; nil without one.
+	claims() lifecycle.Claims
 	// reporter tells the users of claims what became of them.
 	reporter() cniserver.Reporter
 	// complete makes the parts that need all the others.
@@ -99,7 +98,7 @@ func Run(ctx context.Context, config Config, registry *prometheus.Registry, log 
 		return err
 	}
 	defer eswitches.Close()
-	engine, err := link.New(link.Options{Rates: attach.Rates{Eswitches: eswitches}})
+	engine, err := link.New(link.Options{Rates: lifecycle.Rates{Eswitches: eswitches}})
 	if err != nil {
 		return err
 	}
@@ -145,7 +144,7 @@ func (a *agent) run(ctx context.Context) error {
 		running.Go(func() error { return a.track(ctx, forTracker) })
 		running.Go(func() error { return a.vfs.Run(ctx, functionsForVFs, poolsForVFs) })
 		running.Go(func() error { return a.hooks.Run(ctx) })
-		running.Go(func() error { return a.releases.run(ctx) })
+		running.Go(func() error { return a.lifecycle.Run(ctx) })
 		running.Go(func() error { return a.fitOut(ctx) })
 		running.Go(func() error { return a.uses.run(ctx, forUses) })
 		running.Go(func() error { return a.cni.Run(ctx) })
@@ -193,7 +192,7 @@ func trim(ctx context.Context) error {
 // again later; it must not keep the other Functions from work.
 func (a *agent) recover(ctx context.Context) {
 	begin := time.Now()
-	if err := a.releaser.Recover(ctx); err != nil {
+	if err := a.lifecycle.Recover(ctx); err != nil {
 		a.log.Error(err, "Some Functions of the last run are not back yet")
 	}
 	a.log.Info("Recovered", "attachments", len(a.journal.All()), "took", time.Since(begin).String())
@@ -202,7 +201,7 @@ func (a *agent) recover(ctx context.Context) {
 // fitOut has Functions fitted out again for owners that have them since before the start. A card that takes its time
 // must not keep the others from work.
 func (a *agent) fitOut(ctx context.Context) error {
-	if err := a.attacher.Recover(ctx); err != nil && ctx.Err() == nil {
+	if err := a.lifecycle.FitOut(ctx); err != nil && ctx.Err() == nil {
 		a.log.Error(err, "Some Functions are not what pods were promised: delete those pods that do not start")
 	}
 	return nil

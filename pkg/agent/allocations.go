@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -11,6 +10,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/deviceplugin"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/link"
 	"github.com/opiproject/xpu-device-plugin/pkg/outfit"
 	"github.com/opiproject/xpu-device-plugin/pkg/pool"
@@ -23,12 +23,17 @@ const undoTimeout = time.Second
 // allocations has Functions ready for pods that the kubelet allocates them to. It is a [deviceplugin.Provisioner].
 type allocations struct {
 	node        string
-	journal     *journal.Journal
 	functions   functions
-	attacher    reserver
-	releases    *releases
+	lifecycle   allocator
 	provisioner provisioner.Provisioner
 	log         logr.Logger
+}
+
+// allocator is the part of [lifecycle.Manager] that allocations are about.
+type allocator interface {
+	Settle(ctx context.Context, want journal.Attachment) (lifecycle.Settled, error)
+	Reserve(ctx context.Context, want journal.Attachment) error
+	GiveUp(ctx context.Context, id inventory.ID, resource string) error
 }
 
 // functions knows the node's Functions as they are at this moment: fitted out, where they are.
@@ -36,16 +41,15 @@ type functions interface {
 	Get(inventory.ID) (inventory.Function, bool)
 }
 
-// Reserve records that the Function goes to the next pod that comes for it, and has it fitted out as its pool says.
+// Reserve records that the Function goes to the next pod that comes for it, and has it fitted out as its pool says. What
+// is left of its last pod is released first.
 func (a *allocations) Reserve(ctx context.Context, f inventory.Function, p pool.Pool) (inventory.Function, error) {
 	reservation := a.reservation(f, p)
-	if err := a.freeFromLast(ctx, reservation); err != nil {
+	if reservation.Outfit == nil && reservation.Port == nil { // nothing will have to be undone
+		_, err := a.lifecycle.Settle(ctx, reservation)
 		return f, err
 	}
-	if reservation.Outfit == nil && reservation.Port == nil {
-		return f, nil // nothing to be undone
-	}
-	if err := a.attacher.Reserve(ctx, reservation); err != nil {
+	if err := a.lifecycle.Reserve(ctx, reservation); err != nil {
 		return f, err
 	}
 	now, exists := a.functions.Get(f.ID)
@@ -53,12 +57,6 @@ func (a *allocations) Reserve(ctx context.Context, f inventory.Function, p pool.
 		return f, errors.New("is gone from this node")
 	}
 	return now, nil
-}
-
-// Reserved says whether the Function was reserved for a pod that never came.
-func (a *allocations) Reserved(f inventory.Function) bool {
-	have, exists := a.journal.Get(f.ID)
-	return exists && isAbandonable(have) && have.CNI == nil
 }
 
 // reservation is for whomever the kubelet allocates the Function to. What the interface is called, the CNI plugin says
@@ -76,11 +74,8 @@ func (a *allocations) reservation(f inventory.Function, p pool.Pool) journal.Att
 	return reservation
 }
 
-// Ready reserves the Function, if that is not done, and has the xPU serve it.
+// Ready has the xPU serve the Function.
 func (a *allocations) Ready(ctx context.Context, f inventory.Function, p pool.Pool) error {
-	if _, err := a.Reserve(ctx, f, p); err != nil {
-		return err
-	}
 	_, err := a.provisioner.Provision(ctx, provisioner.Request{
 		Function: f, DevicePool: p.Name, Network: p.Spec.Network, MAC: provisioner.MAC(a.node, f.ID),
 	})
@@ -92,52 +87,8 @@ func (a *allocations) Ready(ctx context.Context, f inventory.Function, p pool.Po
 func (a *allocations) GiveUp(ctx context.Context, f inventory.Function, p pool.Pool) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
-	err := a.releases.Release(ctx, f.ID, func(have journal.Attachment) bool {
-		return have.State == journal.Reserved && have.CNI == nil && have.Claim.UID == "" && have.Resource == p.ResourceName()
-	})
-	if err != nil {
+	if err := a.lifecycle.GiveUp(ctx, f.ID, p.ResourceName()); err != nil {
 		a.log.Error(err, "A Function that was allocated in vain is not free yet; trying again later",
 			"resource", p.ResourceName())
 	}
-}
-
-// freeFromLast waits until the Function is free from its last pod. The kubelet allocates only what no pod has any more:
-// the CNI DEL of what a pod still has is on its way, as it may be in the spool. What is on the host again without one
-// is released now, and so is what was reserved for a pod that never came, and fitted out as its pool does not want it any
-// more.
-func (a *allocations) freeFromLast(ctx context.Context, want journal.Attachment) error {
-	id := want.Function
-	watching, stop := context.WithCancel(ctx)
-	defer stop()
-	changes := a.journal.Subscribe(watching)
-	for {
-		if err := a.releases.Free(ctx, id); err != nil {
-			return err
-		}
-		have, exists := a.journal.Get(id)
-		if !exists || have.Claim.UID != "" || have.CNI == nil && (have.State != journal.Reserved || sameFit(have, want)) {
-			return nil
-		}
-		if have.State == journal.Reserved {
-			left := func(now journal.Attachment) bool { return isAbandonable(now) && now.ReservedAt.Equal(have.ReservedAt) }
-			if err := a.releases.Release(ctx, id, left); err != nil {
-				return err
-			}
-			continue
-		}
-		select {
-		case <-changes:
-		case <-ctx.Done():
-			return fmt.Errorf("is %s in pod %s/%s, which is gone for the kubelet: its CNI DEL has not come",
-				have.State, have.Pod.Namespace, have.Pod.Name)
-		}
-	}
-}
-
-// sameFit says whether a Function that was reserved before is fitted out as it is wanted now.
-func sameFit(have, want journal.Attachment) bool {
-	if have.Outfit == nil || want.Outfit == nil {
-		return have.Outfit == nil
-	}
-	return have.Outfit.SF == want.Outfit.SF && have.Outfit.Driver == want.Outfit.Driver
 }

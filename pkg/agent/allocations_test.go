@@ -5,18 +5,18 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/go-logr/logr/testr"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/attach"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/pool"
 	"github.com/opiproject/xpu-device-plugin/pkg/provisioner"
-	"github.com/opiproject/xpu-device-plugin/pkg/release"
 )
 
 // workshop fits out Functions, and is the inventory that then has them.
@@ -40,12 +40,12 @@ func (w *workshop) Undo(_ context.Context, a journal.Attachment) error {
 }
 
 func (w *workshop) Get(id inventory.ID) (inventory.Function, bool) {
-	_, exists := w.makes[id]
-	return inventory.Function{ID: id, Kind: inventory.SF, Netdev: "eth7"}, exists
+	_, made := w.makes[id]
+	return inventory.Function{ID: id, Kind: inventory.SF, Netdev: "eth7"}, made || id.Subfunction == ""
 }
 
 // newAllocations is about a pool that has SFs made.
-func newAllocations(t *testing.T) (*allocations, *workshop, pool.Pool) {
+func newAllocations(t *testing.T) (*allocations, *journal.Journal, *workshop, pool.Pool) {
 	t.Helper()
 	records, err := journal.Open(filepath.Join(t.TempDir(), "journal.db"))
 	if err != nil {
@@ -53,13 +53,11 @@ func newAllocations(t *testing.T) (*allocations, *workshop, pool.Pool) {
 	}
 	t.Cleanup(func() { records.Close() })
 	w, log := &workshop{makes: map[inventory.ID]*journal.Outfit{}}, testr.New(t)
-	releaser := release.New(records, nil, nil, release.Options{Outfits: w}, log)
 	pf := inventory.Function{ID: inventory.ID{Address: "0000:3b:00.0"}, PFName: "ens3f0"}
 	return &allocations{
-			node: "node1", journal: records, functions: w, log: log,
-			attacher: attach.New(records, nil, nil, releaser, attach.Options{Outfits: w}, log),
-			releases: &releases{releaser: releaser, journal: records, changed: func() {}, log: log},
-		}, w, pool.Pool{
+			node: "node1", functions: w, log: log,
+			lifecycle: lifecycle.New(records, nil, nil, lifecycle.Options{Outfits: w}, log),
+		}, records, w, pool.Pool{
 			Name: "fast", Functions: []inventory.Function{inventory.PotentialSF(pf, 1)},
 			Spec: v1alpha1.DevicePoolSpec{
 				Publish: v1alpha1.PublishDevicePlugin, SFs: &v1alpha1.SFSpec{FirstNumber: 1, Count: 1},
@@ -70,7 +68,7 @@ func newAllocations(t *testing.T) (*allocations, *workshop, pool.Pool) {
 // TestAllocateMakesSF: an SF that the kubelet allocates is made with the MAC that the xPU will know, and deleted if the
 // container gets it not after all.
 func TestAllocateMakesSF(t *testing.T) {
-	a, w, p := newAllocations(t)
+	a, records, w, p := newAllocations(t)
 	f := p.Functions[0]
 	got, err := a.Reserve(t.Context(), f, p)
 	if err != nil || got.Potential || got.Netdev != "eth7" {
@@ -80,7 +78,7 @@ func TestAllocateMakesSF(t *testing.T) {
 	if diff := cmp.Diff(want, w.makes[f.ID]); diff != "" {
 		t.Errorf("made: -want +got\n%s", diff)
 	}
-	record, _ := a.journal.Get(f.ID)
+	record, _ := records.Get(f.ID)
 	if record.State != journal.Reserved || record.Resource != "xpu.opiproject.org/fast" || record.Port != nil {
 		t.Errorf("record %+v, want a reservation without Port: the pool provisions at ADD", record)
 	}
@@ -88,47 +86,86 @@ func TestAllocateMakesSF(t *testing.T) {
 		t.Errorf("Reserve again: %v", err)
 	}
 	a.GiveUp(t.Context(), f, p)
-	if len(w.makes) > 0 || len(a.journal.All()) > 0 {
-		t.Errorf("given up, there are still SFs %v and records %+v", w.makes, a.journal.All())
+	if len(w.makes) > 0 || len(records.All()) > 0 {
+		t.Errorf("given up, there are still SFs %v and records %+v", w.makes, records.All())
 	}
 }
 
 // TestAllocateCannotMakeSF: what was made of it is taken away too.
 func TestAllocateCannotMakeSF(t *testing.T) {
-	a, w, p := newAllocations(t)
+	a, records, w, p := newAllocations(t)
 	w.err = errors.New("no netdev")
 	if _, err := a.Reserve(t.Context(), p.Functions[0], p); !errors.Is(err, w.err) {
 		t.Errorf("Reserve = %v, want %v", err, w.err)
 	}
 	a.GiveUp(t.Context(), p.Functions[0], p)
-	if len(w.makes) > 0 || len(a.journal.All()) > 0 {
-		t.Errorf("given up, there are still SFs %v and records %+v", w.makes, a.journal.All())
+	if len(w.makes) > 0 || len(records.All()) > 0 {
+		t.Errorf("given up, there are still SFs %v and records %+v", w.makes, records.All())
 	}
 }
 
 // TestAllocateAfterThePoolChanged: what an earlier Allocate left, for a pod that never came, does not reach the next pod.
 func TestAllocateAfterThePoolChanged(t *testing.T) {
-	a, w, p := newAllocations(t)
+	a, records, w, p := newAllocations(t)
 	f := inventory.Function{ID: inventory.ID{Address: "0000:3b:02.0"}, Netdev: "ens3f0v0"}
 	p.Spec = v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDevicePlugin, Driver: v1alpha1.DriverVFIO}
 	if _, err := a.Reserve(t.Context(), f, p); err != nil {
 		t.Fatal(err)
 	}
-	if !a.Reserved(f) || w.makes[f.ID].Driver != "vfio-pci" {
-		t.Fatalf("reserved %t with %+v, want a reservation with vfio-pci", a.Reserved(f), w.makes[f.ID])
+	if w.makes[f.ID].Driver != "vfio-pci" {
+		t.Fatalf("fitted out with %+v, want vfio-pci", w.makes[f.ID])
 	}
 	p.Spec.Driver = ""
 	if _, err := a.Reserve(t.Context(), f, p); err != nil {
 		t.Fatal(err)
 	}
-	if a.Reserved(f) || w.makes[f.ID] != nil || len(a.journal.All()) > 0 {
-		t.Errorf("fitted out with %+v, records %+v, want neither", w.makes[f.ID], a.journal.All())
+	if w.makes[f.ID] != nil || len(records.All()) > 0 {
+		t.Errorf("fitted out with %+v, records %+v, want neither", w.makes[f.ID], records.All())
 	}
+}
+
+// TestAllocateReleasesTheLastTenant: a Function that was allocated to a pod which never came for it by CNI, and is gone
+// for the kubelet, is released with its hooks before the next pod gets it: the last tenant's port is not up any more.
+func TestAllocateReleasesTheLastTenant(t *testing.T) {
+	a, records, _, p := newAllocations(t)
+	queue := &oneHook{journal: records}
+	a.lifecycle = lifecycle.New(records, nil, nil, lifecycle.Options{Hooks: queue}, testr.New(t))
+	f := inventory.Function{ID: inventory.ID{Address: "0000:3b:02.0"}, Netdev: "ens3f0v0"}
+	p.Spec = v1alpha1.DevicePoolSpec{
+		Publish: v1alpha1.PublishDevicePlugin, Network: "blue",
+		DevicePlugin: &v1alpha1.DevicePluginSpec{ProvisionAt: v1alpha1.ProvisionAtAllocate},
+	}
+	put(t, records, journal.Attachment{
+		Function: f.ID, Resource: p.ResourceName(), State: journal.Reserved, Port: &journal.Port{Network: "red"},
+	})
+	if _, err := a.Reserve(t.Context(), f, p); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"red"}; !slices.Equal(queue.ran, want) {
+		t.Errorf("hooks ran for ports in %q, want %q", queue.ran, want)
+	}
+	if have, _ := records.Get(f.ID); have.State != journal.Reserved || have.Port == nil || have.Port.Network != "blue" {
+		t.Errorf("record %+v, want the next pod's reservation", have)
+	}
+}
+
+// oneHook is a queue that writes down whose hooks run.
+type oneHook struct {
+	journal *journal.Journal
+	ran     []string
+}
+
+func (q *oneHook) First(journal.Attachment) string { return "port" }
+
+func (q *oneHook) Add(id inventory.ID) {
+	a, _ := q.journal.Get(id)
+	q.ran = append(q.ran, a.Port.Network)
+	_ = q.journal.Delete(id)
 }
 
 // TestGiveUpLeavesOthersAlone: a Function that a pod has by now is nobody else's to give up.
 func TestGiveUpLeavesOthersAlone(t *testing.T) {
-	a, _, p := newAllocations(t)
+	a, records, _, p := newAllocations(t)
 	id := p.Functions[0].ID
 	for i, record := range []journal.Attachment{
 		{State: journal.Reserved, Resource: "xpu.opiproject.org/fast", CNI: &journal.CNI{ContainerID: "c1", IfName: "net1"}},
@@ -137,11 +174,11 @@ func TestGiveUpLeavesOthersAlone(t *testing.T) {
 	} {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
 			record.Function = id
-			if err := a.journal.Put(record); err != nil {
+			if err := records.Put(record); err != nil {
 				t.Fatal(err)
 			}
 			a.GiveUp(t.Context(), p.Functions[0], p)
-			if _, exists := a.journal.Get(id); !exists {
+			if _, exists := records.Get(id); !exists {
 				t.Errorf("%+v was released", record)
 			}
 		})

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/attach"
 	"github.com/opiproject/xpu-device-plugin/pkg/cniserver"
 	"github.com/opiproject/xpu-device-plugin/pkg/declare"
 	"github.com/opiproject/xpu-device-plugin/pkg/deviceplugin"
@@ -17,12 +16,12 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/hooks"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/link"
 	"github.com/opiproject/xpu-device-plugin/pkg/outfit"
 	"github.com/opiproject/xpu-device-plugin/pkg/podresources"
 	"github.com/opiproject/xpu-device-plugin/pkg/pool"
 	"github.com/opiproject/xpu-device-plugin/pkg/provisioner"
-	"github.com/opiproject/xpu-device-plugin/pkg/release"
 	"github.com/opiproject/xpu-device-plugin/pkg/supply"
 )
 
@@ -44,29 +43,21 @@ func (a *agent) assemble(ctx context.Context, engine *link.Engine, kubelet *podr
 	if a.mode, err = a.newMode(); err != nil {
 		return err
 	}
-	if err := a.assembleRelease(ctx, engine, kubelet, bootID); err != nil {
+	if err := a.declare(); err != nil {
 		return err
 	}
-	a.attacher = attach.New(a.journal, engine, a.inventory, a.releaser,
-		attach.Options{BootID: bootID, Outfits: a.outfits}, a.log.WithName("attach"))
-	if err := a.declare(); err != nil {
+	if err := a.assembleLifecycle(ctx, engine, kubelet, bootID); err != nil {
 		return err
 	}
 	if err := a.assembleSupply(kubelet); err != nil {
 		return err
-	}
-	a.uses = &uses{
-		journal: a.journal, tracker: a.tracker, pods: podresources.NewTracker(kubelet, a.log.WithName("kubelet")),
-		changed: a.outputs.Notify, log: a.log.WithName("uses"), times: a.config.times,
 	}
 	if err := a.assembleDevicePlugin(kubelet); err != nil {
 		return err
 	}
 	a.cni = cniserver.New(cniserver.Options{
 		Socket: a.config.CNISocket, SpoolDir: a.config.SpoolDir,
-		Functions: a.tracker, Pools: a.tracker, Journal: a.journal, Attacher: a.attacher, Releaser: a.releases,
-		Engine:      engine,
-		Assignments: kubelet,
+		Functions: a.tracker, Pools: a.tracker, Journal: a.journal, Lifecycle: a.lifecycle,
 		Provisioner: a.mode.provisioner(),
 		MAC:         func(id inventory.ID) link.MAC { return provisioner.MAC(a.config.NodeName, id) },
 		Ready:       func(context.Context) error { return errors.Join(a.poolsKnown(), a.journal.Writable()) },
@@ -97,8 +88,8 @@ func (a *agent) assembleOutfits(engine *link.Engine, bootID string) {
 	}}
 }
 
-// assembleRelease makes what brings Functions back.
-func (a *agent) assembleRelease(
+// assembleLifecycle makes what decides who has a Function, and what follows a release.
+func (a *agent) assembleLifecycle(
 	ctx context.Context, engine *link.Engine, kubelet *podresources.Client, bootID string,
 ) error {
 	recorder, err := a.mode.recorder(ctx)
@@ -112,13 +103,14 @@ func (a *agent) assembleRelease(
 	if err != nil {
 		return err
 	}
-	log := a.log.WithName("release")
-	a.releaser = release.New(a.journal, engine, a.inventory,
-		release.Options{BootID: bootID, Outfits: a.outfits, Hooks: a.hooks}, log)
-	a.releases = &releases{
-		releaser: a.releaser, journal: a.journal, assigned: kubelet, changed: a.outputs.Notify, log: log,
-		times: a.config.times,
-	}
+	pods := podresources.NewTracker(kubelet, a.log.WithName("kubelet"))
+	a.uses = &uses{tracker: a.tracker, pods: pods, changed: a.outputs.Notify, times: a.config.times}
+	a.lifecycle = lifecycle.New(a.journal, engine, a.inventory, lifecycle.Options{
+		BootID: bootID, Outfits: a.outfits, Hooks: a.hooks, Kubelet: pods, Claims: a.mode.claims(),
+		Changed: a.outputs.Notify, Taken: a.uses.taken,
+		SweepEvery: a.config.times.sweep, AbandonedAfter: a.config.times.abandoned,
+	}, a.log.WithName("lifecycle"))
+	a.uses.lifecycle = a.lifecycle
 	return nil
 }
 
@@ -162,9 +154,9 @@ func (a *agent) assembleDevicePlugin(kubelet *podresources.Client) (err error) {
 	a.plugins = &deviceplugin.Manager{
 		KubeletDir: a.config.KubeletDir, Registration: a.config.Registration,
 		Pools:  a.tracker,
-		Health: a.health(a.releases.releasing),
+		Health: a.health(a.lifecycle.Releasing),
 		Provisioner: &allocations{
-			node: a.config.NodeName, journal: a.journal, functions: a.inventory, attacher: a.attacher, releases: a.releases,
+			node: a.config.NodeName, functions: a.inventory, lifecycle: a.lifecycle,
 			provisioner: a.mode.provisioner(), log: a.log.WithName("deviceplugin"),
 		},
 		Contents:    &deviceplugin.Contents{Nodes: a.deviceNodes()},

@@ -24,6 +24,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/hooks"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/nodeapi"
 	"github.com/opiproject/xpu-device-plugin/pkg/nri"
 	"github.com/opiproject/xpu-device-plugin/pkg/pool"
@@ -82,6 +83,7 @@ func newClientset(config *rest.Config) (kubernetes.Interface, error) {
 	return clientset, nil
 }
 
+func (c *clustered) claims() lifecycle.Claims             { return dra.Claims{Client: c.clientset.ResourceV1()} }
 func (c *clustered) provisioner() provisioner.Provisioner { return c.ports }
 func (c *clustered) provisionFailed() health.Source       { return c.api.ProvisionFailed }
 func (c *clustered) reporter() cniserver.Reporter         { return c.status }
@@ -101,19 +103,17 @@ func (c *clustered) recorder(ctx context.Context) (hooks.Recorder, error) {
 
 // complete makes what prepares claims and attaches their Functions.
 func (c *clustered) complete() error {
-	c.checker = c.health(c.releases.pending)
+	c.checker = c.health(c.lifecycle.Overdue)
 	cdi, err := dra.NewCDI(c.config.CDIDir)
 	if err != nil {
 		return err
 	}
-	claims := guard{reserver: c.attacher, releases: c.releases, uses: c.uses}
 	c.driver = &dra.Driver{
 		Functions:   c.tracker,
 		DevicePools: c.tracker,
 		Ports:       c.api,
 		Journal:     c.journal,
-		Attacher:    claims,
-		Releaser:    claims,
+		Lifecycle:   c.lifecycle,
 		DeviceNodes: new(c.deviceNodes()),
 		CDI:         cdi,
 		Health: &dra.HealthReporter{
@@ -124,7 +124,7 @@ func (c *clustered) complete() error {
 		ProvisionTimeout: c.config.ProvisionTimeout,
 	}
 	c.nri = &nri.Plugin{
-		Socket: c.config.NRISocket, Journal: c.journal, Attacher: c.attacher, Detacher: c.releases, Reporter: c.status,
+		Socket: c.config.NRISocket, Journal: c.journal, Lifecycle: c.lifecycle, Reporter: c.status,
 		Log: c.log.WithName("nri"),
 	}
 	return nil

@@ -10,6 +10,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/hooks"
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/pool"
 	"github.com/opiproject/xpu-device-plugin/pkg/provisioner"
 )
@@ -43,6 +44,7 @@ func (s *standalone) provisioner() provisioner.Provisioner { return s.ports }
 func (s *standalone) provisionFailed() health.Source { return nil }
 
 func (s *standalone) recorder(context.Context) (hooks.Recorder, error) { return nil, nil }
+func (s *standalone) claims() lifecycle.Claims                         { return nil }
 func (s *standalone) reporter() cniserver.Reporter                     { return noClaims{} }
 func (s *standalone) connect(ctx context.Context) error                { return s.ports.Run(ctx) }
 func (s *standalone) complete() error                                  { return nil }

@@ -72,7 +72,7 @@ func TestPortsByHand(t *testing.T) {
 
 // TestMaybe: a pod may have a Function as long as the kubelet says so, or does not answer.
 func TestMaybe(t *testing.T) {
-	u, kubelet, _ := newUses(t, v1alpha1.PublishDevicePlugin)
+	u, _, kubelet, _ := newUses(t, openJournal(t), v1alpha1.PublishDevicePlugin)
 	want := func(when string, want bool) {
 		t.Helper()
 		u.look(t.Context())

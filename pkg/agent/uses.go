@@ -2,16 +2,11 @@ package agent
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"sync/atomic"
 	"time"
 
-	"github.com/go-logr/logr"
-
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
-	"github.com/opiproject/xpu-device-plugin/pkg/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/podresources"
 	"github.com/opiproject/xpu-device-plugin/pkg/pool"
 )
@@ -30,16 +25,20 @@ const (
 // uses knows Functions that a pod has by another way of publishing than that of their pool: the pool was moved, or
 // another device plugin gave them away. They are not offered until that pod is gone.
 type uses struct {
-	journal *journal.Journal
-	tracker *pool.Tracker
-	pods    *podresources.Tracker
+	lifecycle inUse
+	tracker   *pool.Tracker
+	pods      *podresources.Tracker
 	// changed is called when a Function may have become free for its pool, or not.
 	changed func()
-	log     logr.Logger
 	times   times
 
 	// away says that the kubelet did not answer when it was asked last.
 	away atomic.Bool
+}
+
+// inUse is the part of [lifecycle.Manager] that uses are about.
+type inUse interface {
+	Elsewhere(id inventory.ID, resource string) string
 }
 
 // elsewhere is a [health.Source].
@@ -48,32 +47,14 @@ func (u *uses) elsewhere(id inventory.ID) string {
 	if !ok {
 		return ""
 	}
-	resource := resourceOf(p)
-	if a, taken := u.journal.Get(id); taken && a.State != journal.Releasing {
-		if message := u.conflict(a, resource); message != "" {
-			return message
-		}
-	}
-	return u.pods.InUse(id, resource)
+	return u.lifecycle.Elsewhere(id, resourceOf(p))
 }
 
-// conflict says that what is in the journal is not by this resource, "" for a claim.
-func (u *uses) conflict(a journal.Attachment, resource string) string {
-	pod := "a pod"
-	if a.Pod.Name != "" { // the kubelet does not tell whom it allocates a Function to
-		pod = fmt.Sprintf("pod %s/%s", a.Pod.Namespace, a.Pod.Name)
+// taken tells of a Function that is reserved by another way than its pool offers it.
+func (u *uses) taken(id inventory.ID) {
+	if u.elsewhere(id) != "" {
+		u.changed()
 	}
-	switch {
-	case a.Claim.UID != "" && resource != "":
-		return fmt.Sprintf("claim %s/%s has it: it is offered as %s when that is gone",
-			a.Claim.Namespace, a.Claim.Name, resource)
-	case a.Claim.UID != "":
-	case a.Resource == "" && !u.pods.Has(a.Function, resource): // nor did it when the CNI plugin came
-		return fmt.Sprintf("%s has it by CNI alone: it is offered again when that pod is gone", pod)
-	case a.Resource != "" && a.Resource != resource:
-		return fmt.Sprintf("%s has it by resource %s: it is offered again when that pod is gone", pod, a.Resource)
-	}
-	return ""
 }
 
 // maybe says whether a pod may have the Function by an extended resource, whatever the journal says: the kubelet said so
@@ -130,59 +111,4 @@ func (u *uses) conflicts() bool {
 		}
 	}
 	return false
-}
-
-// reserver reserves Functions for claims.
-type reserver interface {
-	Reserve(ctx context.Context, want journal.Attachment) error
-}
-
-// guard keeps a claim from a Function that was allocated to it while the pool moved to the device plugin, and that the
-// kubelet gave to a pod since; or the other way round, that a pod still has from before. It is what the DRA driver
-// reserves and releases Functions by.
-type guard struct {
-	reserver
-	*releases
-	uses *uses
-}
-
-// Free is that of the releases. It is what Prepare does first: there is no use in waiting for the Port of a Function
-// that a pod has. See [dra.Releaser].
-func (g guard) Free(ctx context.Context, id inventory.ID) error {
-	if !g.byDRA(id) {
-		g.uses.look(ctx)
-	}
-	if err := g.check(id); err != nil {
-		return err
-	}
-	return g.releases.Free(ctx, id)
-}
-
-// Reserve is that of the reserver. See [dra.Attacher]. The kubelet is asked again in any case: it may have been about
-// to give the Function to a pod when the pool moved to DRA.
-func (g guard) Reserve(ctx context.Context, want journal.Attachment) error {
-	if !g.uses.away.Load() { // it is asked every other moment
-		g.uses.look(ctx)
-	}
-	if err := g.check(want.Function); err != nil {
-		return err
-	}
-	err := g.reserver.Reserve(ctx, want)
-	if !g.byDRA(want.Function) {
-		g.uses.changed() // the device plugin must not offer it
-	}
-	return err
-}
-
-// check fails if a pod has the Function without a claim, as far as is known.
-func (g guard) check(id inventory.ID) error {
-	if message := g.uses.pods.InUse(id, ""); message != "" {
-		return errors.New(message)
-	}
-	return nil
-}
-
-func (g guard) byDRA(id inventory.ID) bool {
-	p, ok := g.uses.tracker.PoolOf(id)
-	return ok && p.Spec.Publish == v1alpha1.PublishDRA
 }

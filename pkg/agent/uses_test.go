@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -15,6 +16,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/link"
 	"github.com/opiproject/xpu-device-plugin/pkg/podresources"
 	"github.com/opiproject/xpu-device-plugin/pkg/podresources/podresourcestest"
@@ -43,7 +45,9 @@ func (d declared) DevicePools(context.Context) ([]v1alpha1.DevicePool, error) {
 func (d declared) NodeLabels(context.Context) (map[string]string, error) { return nil, nil }
 
 // newUses makes uses of a node with a kubelet and one Function, in a pool that is published this way.
-func newUses(t *testing.T, publish v1alpha1.PublishMode) (u *uses, kubelet *podresourcestest.Kubelet, dir string) {
+func newUses(
+	t *testing.T, records *journal.Journal, publish v1alpha1.PublishMode,
+) (u *uses, manager *lifecycle.Manager, kubelet *podresourcestest.Kubelet, dir string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "u") // t.TempDir is too long for a socket
 	if err != nil {
@@ -64,10 +68,11 @@ func newUses(t *testing.T, publish v1alpha1.PublishMode) (u *uses, kubelet *podr
 	if err := tracker.Run(ctx, nil, stop); err != nil {
 		t.Fatal(err)
 	}
-	return &uses{
-		journal: openJournal(t), tracker: tracker, pods: podresources.NewTracker(client, logr.Discard()),
-		changed: func() {}, log: testr.New(t),
-	}, kubelet, dir
+	pods := podresources.NewTracker(client, logr.Discard())
+	u = &uses{tracker: tracker, pods: pods, changed: func() {}}
+	manager = lifecycle.New(records, nil, nil, lifecycle.Options{Kubelet: pods, Taken: u.taken}, testr.New(t))
+	u.lifecycle = manager
+	return u, manager, kubelet, dir
 }
 
 func TestElsewhere(t *testing.T) {
@@ -104,13 +109,14 @@ func TestElsewhere(t *testing.T) {
 			journal.Attachment{State: journal.Attached, Pod: pod}, nil, "pod default/web has it by CNI"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			u, kubelet, _ := newUses(t, test.publish)
+			records := openJournal(t)
+			u, _, kubelet, _ := newUses(t, records, test.publish)
 			if test.record.State != "" {
 				test.record.Function = vf
 				if test.record.State == journal.Attached {
 					test.record.Before, test.record.Observed = &link.Snapshot{}, &link.Observed{}
 				}
-				put(t, u.journal, test.record)
+				put(t, records, test.record)
 			}
 			if test.kubelet != nil {
 				kubelet.Set(test.kubelet)
@@ -124,42 +130,58 @@ func TestElsewhere(t *testing.T) {
 	}
 }
 
-// reserving counts reservations.
-type reserving int
-
-func (r *reserving) Reserve(context.Context, journal.Attachment) error {
-	*r++
-	return nil
-}
-
-// TestGuardAsksAgain: the kubelet gave the Function to a pod just when its pool moved to DRA, after it was asked.
-func TestGuardAsksAgain(t *testing.T) {
-	u, kubelet, _ := newUses(t, v1alpha1.PublishDRA)
+// TestPrepareAsksAgain: the kubelet gave the Function to a pod just when its pool moved to DRA, after it was asked.
+func TestPrepareAsksAgain(t *testing.T) {
+	u, manager, kubelet, _ := newUses(t, openJournal(t), v1alpha1.PublishDRA)
 	u.look(t.Context())
-	var reserved reserving
-	g := guard{reserver: &reserved, uses: u}
-	want := journal.Attachment{Function: vf, Claim: journal.Claim{UID: "c"}}
-	if err := g.Reserve(t.Context(), want); err != nil || reserved != 1 {
-		t.Errorf("Reserve = %v, want it passed on", err)
+	want := journal.Attachment{Function: vf, Claim: journal.Claim{UID: "c"}, Interface: link.Interface{Name: "net1"}}
+	if err := manager.Reserve(t.Context(), want); err != nil {
+		t.Errorf("Reserve = %v", err)
 	}
 	kubelet.Set(podresourcestest.Pod("web", "xpu.opiproject.org/fast", vf.String()))
-	if err := g.Reserve(t.Context(), want); err == nil || !strings.Contains(err.Error(), "default/web") || reserved != 1 {
-		t.Errorf("Reserve = %v, passed on %d times; want an error that names the pod", err, reserved)
+	if err := manager.Reserve(t.Context(), want); err == nil || !strings.Contains(err.Error(), "default/web") {
+		t.Errorf("Reserve = %v; want an error that names the pod", err)
+	}
+}
+
+// TestTakenByAnotherWay: the device plugin hears at once of a Function of its pool that a claim, or CNI alone, has.
+func TestTakenByAnotherWay(t *testing.T) {
+	for _, test := range []struct {
+		name    string
+		publish v1alpha1.PublishMode
+		want    journal.Attachment
+		told    bool
+	}{
+		{"a claim, of a pool of claims", v1alpha1.PublishDRA, journal.Attachment{Claim: journal.Claim{UID: "c"}}, false},
+		{"a claim, of a pool of the device plugin", v1alpha1.PublishDevicePlugin, journal.Attachment{Claim: journal.Claim{UID: "c"}}, true},
+		{"CNI alone", v1alpha1.PublishDevicePlugin, journal.Attachment{CNI: &journal.CNI{ContainerID: "c1", IfName: "net1"}}, true},
+		{"CNI, by its resource", v1alpha1.PublishDevicePlugin,
+			journal.Attachment{Resource: "xpu.opiproject.org/fast", CNI: &journal.CNI{ContainerID: "c1", IfName: "net1"}}, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			u, manager, _, _ := newUses(t, openJournal(t), test.publish)
+			told := false
+			u.changed = func() { told = true }
+			test.want.Function, test.want.Interface.Name = vf, "net1"
+			if err := manager.Reserve(t.Context(), test.want); err != nil || told != test.told {
+				t.Errorf("Reserve = %v, told: %t, want %t", err, told, test.told)
+			}
+		})
 	}
 }
 
 // TestUsesOfAKubeletThatIsAway: claims do not wait for it, and it is asked again soon.
 func TestUsesOfAKubeletThatIsAway(t *testing.T) {
-	u, kubelet, dir := newUses(t, v1alpha1.PublishDRA)
+	u, manager, kubelet, dir := newUses(t, openJournal(t), v1alpha1.PublishDRA)
 	kubelet.Stop()
 	u.look(t.Context())
 	if !u.away.Load() {
 		t.Fatal("the kubelet does not count as away")
 	}
-	var reserved reserving
 	begin := time.Now()
 	for range 10 {
-		if err := (guard{reserver: &reserved, uses: u}).Reserve(t.Context(), journal.Attachment{Function: vf}); err != nil {
+		want := journal.Attachment{Function: vf, Claim: journal.Claim{UID: "c"}, Interface: link.Interface{Name: "net1"}}
+		if err := manager.Reserve(t.Context(), want); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -186,3 +208,22 @@ func TestUsesOfAKubeletThatIsAway(t *testing.T) {
 		t.Error("the kubelet came back and was not asked soon")
 	}
 }
+
+func openJournal(t *testing.T) *journal.Journal {
+	t.Helper()
+	j, err := journal.Open(filepath.Join(t.TempDir(), "journal.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { j.Close() })
+	return j
+}
+
+func put(t *testing.T, j *journal.Journal, a journal.Attachment) {
+	t.Helper()
+	if err := j.Put(a); err != nil {
+		t.Fatal(err)
+	}
+}
+
+var vf = inventory.ID{Address: "0000:3b:00.2"}

@@ -5,15 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/go-logr/logr"
 
 	"github.com/opiproject/xpu-device-plugin/api/agent"
-	"github.com/opiproject/xpu-device-plugin/pkg/attach"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/link"
 	"github.com/opiproject/xpu-device-plugin/pkg/provisioner"
 )
@@ -84,21 +83,18 @@ func (s *Server) find(id inventory.ID) (inventory.Function, error) {
 // makeReady returns the record of the Function once it is this request's: Attached, where an ADD before got as far, or
 // Reserved and served by the xPU.
 func (s *Server) makeReady(ctx context.Context, a addition) (journal.Attachment, error) {
-	have, exists, err := s.settle(ctx, a)
+	settled, err := s.settle(ctx, a)
 	if err != nil {
 		return journal.Attachment{}, err
 	}
-	if exists && have.State == journal.Attached {
+	have := settled.Record
+	if settled.Exists && have.State == journal.Attached {
 		return have, s.sameAsBefore(a, have)
 	}
 	if a.function, err = s.find(a.device); err != nil { // it may have had the driver of its last owner until now
 		return journal.Attachment{}, err
 	}
-	if have.Claim.UID == "" {
-		if a.resource, err = s.resourceOf(ctx, a); err != nil {
-			return journal.Attachment{}, err
-		}
-	}
+	a.resource = settled.Resource
 	want, err := s.want(a, have)
 	if err != nil {
 		return journal.Attachment{}, err
@@ -112,141 +108,35 @@ func (s *Server) makeReady(ctx context.Context, a addition) (journal.Attachment,
 	return s.provision(ctx, a, want)
 }
 
+// settle makes way for the request: it waits until the Function is back from its last pod, and undoes what this request
+// or an older one of the pod left before.
+func (s *Server) settle(ctx context.Context, a addition) (lifecycle.Settled, error) {
+	settled, err := s.Lifecycle.Settle(ctx, journal.Attachment{
+		Function: a.device, Pod: a.pod, CNI: &journal.CNI{ContainerID: a.request.ContainerID, IfName: a.request.IfName},
+	})
+	if _, taken := errors.AsType[lifecycle.TakenError](err); taken {
+		return settled, fail(CodeTaken, "%w", err)
+	}
+	if err != nil {
+		return settled, fail(types.ErrTryAgainLater, "not free yet: %w", causeOf(ctx, err))
+	}
+	return settled, nil
+}
+
 // reserve writes the reservation down and has the Function fitted out. Where that is to be done, it is more likely to
 // fail than the journal is.
 func (s *Server) reserve(ctx context.Context, want journal.Attachment) error {
-	err := s.Attacher.Reserve(ctx, want)
+	err := s.Lifecycle.Reserve(ctx, want)
+	_, taken := errors.AsType[lifecycle.TakenError](err)
 	switch {
 	case err == nil:
 		return nil
+	case taken:
+		return fail(CodeTaken, "%w", err)
 	case want.Outfit != nil:
 		return fail(CodeAttach, "%w", causeOf(ctx, err))
 	}
 	return fail(CodeJournal, "%w", err)
-}
-
-// askTimeout is how long the kubelet may take to say what pods have.
-const askTimeout = time.Second
-
-// resourceOf asks the kubelet by which resource the pod has the Function. That it gave it to another pod is an error:
-// anybody who may write a NetworkAttachmentDefinition may write a deviceID into it. A kubelet that does not answer, as
-// it is being started again, keeps no pod from starting.
-func (s *Server) resourceOf(ctx context.Context, a addition) (string, error) {
-	if s.Assignments == nil {
-		return "", nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	assigned, err := s.Assignments.Assigned(ctx)
-	if err != nil {
-		logr.FromContextOrDiscard(ctx).Info(
-			"The kubelet does not say which pods have which Functions; the request is trusted", "error", err.Error())
-		return "", nil
-	}
-	by, ok := assigned[a.device.String()]
-	if !ok {
-		return "", nil
-	}
-	if a.pod.Name != "" && (by.Namespace != a.pod.Namespace || by.Pod != a.pod.Name) {
-		return "", fail(CodeTaken, "Function %s: the kubelet gave it to %s", a.device, by)
-	}
-	return by.Resource, nil
-}
-
-// settle makes sure that nobody else has the Function, and that what this request left before is undone, unless it is
-// attached. What it returns is Reserved, or Attached for this request.
-func (s *Server) settle(ctx context.Context, a addition) (have journal.Attachment, exists bool, err error) {
-	have, exists = s.Journal.Get(a.device)
-	if exists && have.State == journal.Releasing {
-		if err := s.free(ctx, a.device); err != nil {
-			return have, true, err
-		}
-		have, exists = s.Journal.Get(a.device)
-	}
-	switch {
-	case !exists:
-		return journal.Attachment{}, false, nil
-	case have.Claim.UID != "" && !samePod(have.Pod, a.pod):
-		return have, true, fail(CodeTaken, "Function %s belongs to claim %s/%s of pod %s",
-			a.device, have.Claim.Namespace, have.Claim.Name, have.Pod.Name)
-	case journal.ContainerIs(a.request.ContainerID, a.request.IfName)(have):
-		if have.State == journal.Attached || have.State == journal.Reserved {
-			return have, true, nil
-		}
-	case have.CNI == nil && have.State == journal.Reserved:
-		return have, true, nil
-	default:
-		if err := s.checkOver(ctx, a, have); err != nil {
-			return have, true, err
-		}
-	}
-	return s.takeOver(ctx, a, have)
-}
-
-// samePod says whether a request is for the pod that a claim is reserved for. Old runtimes do not tell the UID.
-func samePod(have, asks journal.Pod) bool {
-	if asks.UID == "" {
-		return have.Namespace == asks.Namespace && have.Name == asks.Name
-	}
-	return have.UID == asks.UID
-}
-
-// checkOver is an error where somebody else uses the Function, or is about to.
-func (s *Server) checkOver(ctx context.Context, a addition, have journal.Attachment) error {
-	taken := func(by string) error {
-		return fail(CodeTaken, "Function %s is %s in pod %s/%s (sandbox %s)%s", a.device, have.State,
-			have.Pod.Namespace, have.Pod.Name, have.Sandbox, by)
-	}
-	if have.Sandbox == a.request.ContainerID && have.CNI != nil {
-		return taken(" as " + have.CNI.IfName)
-	}
-	if have.Claim.UID == "" {
-		if _, err := s.resourceOf(ctx, a); err != nil {
-			return err
-		}
-	}
-	if have.State == journal.Reserved || a.pod.UID != "" && have.Pod.UID == a.pod.UID {
-		return nil // an ADD that failed, or an older sandbox of the same pod
-	}
-	alive, err := s.Engine.Alive(have.Place)
-	if err != nil {
-		return fail(types.ErrIOFailure, "Function %s: %w", a.device, err)
-	}
-	if alive {
-		return taken("")
-	}
-	return nil
-}
-
-// takeOver undoes what was before. A claim keeps its Function.
-func (s *Server) takeOver(ctx context.Context, a addition, have journal.Attachment) (journal.Attachment, bool, error) {
-	var err error
-	if have.Claim.UID != "" || have.CNI == nil || journal.ContainerIs(a.request.ContainerID, a.request.IfName)(have) {
-		err = s.Releaser.Detach(ctx, a.device, have.Sandbox)
-	} else {
-		logr.FromContextOrDiscard(ctx).Info("Function is taken back from a container before, whose DEL did not come",
-			"before", have.CNI.ContainerID, "pod", have.Pod.Namespace+"/"+have.Pod.Name)
-		err = s.Releaser.Release(ctx, a.device, journal.ContainerIs(have.CNI.ContainerID, have.CNI.IfName))
-	}
-	if err != nil {
-		return have, true, fail(types.ErrTryAgainLater, "what was before is not undone yet: %w", err)
-	}
-	if err := s.free(ctx, a.device); err != nil {
-		return have, true, err
-	}
-	have, exists := s.Journal.Get(a.device)
-	if exists && have.State != journal.Reserved {
-		return have, true, fail(types.ErrTryAgainLater, "Function %s is %s by now", a.device, have.State)
-	}
-	return have, exists, nil
-}
-
-// free waits until the Function's last release is over, its post-delete hooks included.
-func (s *Server) free(ctx context.Context, id inventory.ID) error {
-	if err := s.Releaser.Free(ctx, id); err != nil {
-		return fail(types.ErrTryAgainLater, "not free yet: %w", causeOf(ctx, err))
-	}
-	return nil
 }
 
 // provision has the xPU serve the Function, and takes the MTU of the network over.
@@ -289,8 +179,8 @@ func (a addition) needsVF() error {
 // attach takes the Function into the container's network namespace. If that fails, it is on the host again, or DEL
 // brings it back.
 func (s *Server) attach(ctx context.Context, a addition, want journal.Attachment) error {
-	sandbox := attach.Sandbox{ID: a.request.ContainerID, NetNS: a.request.NetNS, Pod: want.Pod}
-	if _, err := s.Attacher.Attach(ctx, a.device, sandbox); err != nil {
+	sandbox := lifecycle.Sandbox{ID: a.request.ContainerID, NetNS: a.request.NetNS, Pod: want.Pod}
+	if _, err := s.Lifecycle.Attach(ctx, a.device, sandbox); err != nil {
 		return fail(CodeAttach, "%s", a.asWritten(causeOf(ctx, err)))
 	}
 	record, _ := s.Journal.Get(a.device)
@@ -298,7 +188,7 @@ func (s *Server) attach(ctx context.Context, a addition, want journal.Attachment
 		return nil
 	}
 	// The claim was prepared again in between, and its own wishes took the place of the request's.
-	err := s.Releaser.Detach(context.WithoutCancel(ctx), a.device, a.request.ContainerID)
+	err := s.Lifecycle.Detach(context.WithoutCancel(ctx), a.device, a.request.ContainerID)
 	return fail(types.ErrTryAgainLater, "Function %s: %w", a.device, errors.Join(errReservedAgain, err))
 }
 

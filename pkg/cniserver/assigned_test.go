@@ -20,6 +20,12 @@ func (k kubelet) Assigned(context.Context) (map[string]podresources.Assignment, 
 	return k.assigned, k.err
 }
 
+func (k kubelet) Refresh(context.Context) (bool, error) { return false, k.err }
+func (k kubelet) InUse(inventory.ID, string) string     { return "" }
+func (k kubelet) Has(id inventory.ID, resource string) bool {
+	return k.assigned[id.String()].Resource == resource
+}
+
 // nowhere is a node whose pools have no Function.
 type nowhere struct{}
 
@@ -37,17 +43,18 @@ func TestAssigned(t *testing.T) {
 		code     uint
 		resource string
 	}{
-		"nobody has it":                 {kubelet: kubelet{}, resource: "xpu.opiproject.org/fast"},
+		"nobody has it":                 {kubelet: kubelet{}},
 		"the pod has it":                {kubelet: kubelet{assigned: has("default", "pod-c1", "xpu.opiproject.org/fast")}, resource: "xpu.opiproject.org/fast"},
 		"another has it":                {kubelet: kubelet{assigned: has("default", "other", "xpu.opiproject.org/fast")}, code: CodeTaken},
 		"one of another namespace":      {kubelet: kubelet{assigned: has("kube-system", "pod-c1", "xpu.opiproject.org/fast")}, code: CodeTaken},
-		"the kubelet is away":           {kubelet: kubelet{err: errors.New("no such socket")}, resource: "xpu.opiproject.org/fast"},
+		"the kubelet is away":           {kubelet: kubelet{err: errors.New("no such socket")}},
 		"its pool was moved":            {kubelet: kubelet{assigned: has("default", "pod-c1", "example.com/old")}, pools: nowhere{}, resource: "example.com/old"},
 		"in no pool, and no pod has it": {kubelet: kubelet{}, pools: nowhere{}, code: CodeNotOffered},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, s := newCard(t)
-			s.Assignments = test.kubelet
+			c.options.Kubelet = test.kubelet
+			s.Lifecycle = c.lifecycle()
 			if test.pools != nil {
 				s.Pools = test.pools
 			}
@@ -63,14 +70,15 @@ func TestAssigned(t *testing.T) {
 // that pod.
 func TestAssignedToAnother(t *testing.T) {
 	c, s := newCard(t)
-	s.Assignments = kubelet{assigned: map[string]podresources.Assignment{
+	c.options.Kubelet = kubelet{assigned: map[string]podresources.Assignment{
 		vf.String(): {Namespace: "default", Pod: "pod-c1", Container: "app", Resource: "xpu.opiproject.org/fast"},
 	}}
+	s.Lifecycle = c.lifecycle()
 	c.attachErr = errors.New("not yet")
 	checkCode(t, s.answer(t.Context(), addVF("c1", nil)), CodeAttach)
 	checkCode(t, s.answer(t.Context(), addVF("c2", nil)), CodeTaken)
-	if a, _ := c.Journal.Get(vf); a.CNI == nil || a.CNI.ContainerID != "c1" || len(c.released) > 0 {
-		t.Errorf("record %+v, released %q", a, c.released)
+	if a, _ := c.Journal.Get(vf); a.CNI == nil || a.CNI.ContainerID != "c1" {
+		t.Errorf("record %+v", a)
 	}
 }
 

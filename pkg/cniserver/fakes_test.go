@@ -3,9 +3,11 @@ package cniserver
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/go-logr/logr"
@@ -14,28 +16,26 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/agent"
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/attach"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/link"
 	"github.com/opiproject/xpu-device-plugin/pkg/pool"
 	"github.com/opiproject/xpu-device-plugin/pkg/provisioner"
 )
 
-// card plays what a machine without VFs cannot: the attacher, the releaser and the kernel of a node with one VF. The
-// journal is real.
+// card plays what a machine without VFs cannot: the engine and the kernel of a node with one VF. The lifecycle and its
+// journal are real.
 type card struct {
 	*journal.Journal
 	function   inventory.Function
 	alive      bool
 	attachErr  error
-	releaseErr error
-	freeErr    error
+	restoreErr error
 	attached   link.Interface // what Attach was asked for
-	released   []string
-	prepare    func() // called within Attach, where set
-	freed      func() // called within Free, where set
-	outfits    attach.Outfitter
+	restored   int
+	options    lifecycle.Options
+	prepare    func() // called before Attach, where set
 }
 
 func (c *card) Get(id inventory.ID) (journal.Attachment, bool) { return c.Journal.Get(id) }
@@ -49,53 +49,48 @@ func (c *card) PoolOf(id inventory.ID) (pool.Pool, bool) {
 	return poolOf(pools, id)
 }
 
-func (c *card) Reserve(ctx context.Context, want journal.Attachment) error {
-	options := attach.Options{BootID: "boot-1", Outfits: c.outfits}
-	return attach.New(c.Journal, nil, nil, nil, options, logr.Discard()).Reserve(ctx, want)
+func (c *card) Netdev(inventory.ID) (string, error) { return "eth1", nil }
+
+func (c *card) Plan(_ context.Context, device link.Device, netNS string, _ link.Interface) (link.Snapshot, link.Place, error) {
+	return link.Snapshot{Name: device.Name}, link.Place{NetNS: netNS, Cookie: 7, Index: 3}, nil
 }
 
-func (c *card) Attach(_ context.Context, id inventory.ID, sandbox attach.Sandbox) (link.Observed, error) {
-	if c.prepare != nil {
-		c.prepare()
-	}
-	a, _ := c.Journal.Get(id)
-	c.attached = a.Interface
-	if c.attachErr != nil {
-		return link.Observed{}, c.attachErr
-	}
-	a.State, a.Sandbox, a.Before, a.Place = journal.Attached, sandbox.ID, &link.Snapshot{}, link.Place{NetNS: sandbox.NetNS}
-	a.Observed = &link.Observed{Name: a.Interface.Name, MAC: a.Interface.MAC, MTU: a.Interface.MTU}
-	return *a.Observed, c.Put(a)
+func (c *card) Attach(_ context.Context, _ link.Device, _ link.Snapshot, _ link.Place, want link.Interface) (link.Observed, error) {
+	c.attached = want
+	return link.Observed{Name: want.Name, MAC: want.MAC, MTU: want.MTU}, c.attachErr
 }
 
-func (c *card) Address(context.Context, inventory.ID, func(journal.Attachment) bool, attach.Addresses) (link.Observed, error) {
+func (c *card) Add(context.Context, link.Attached, []netip.Prefix, []link.Route) (link.Observed, error) {
 	return link.Observed{}, errors.New("not here")
 }
 
-func (c *card) Check(context.Context, inventory.ID) ([]string, error) { return nil, nil }
+func (c *card) Check(context.Context, link.Device, link.Attached) ([]string, error) { return nil, nil }
 
-func (c *card) Release(_ context.Context, id inventory.ID, belongs func(journal.Attachment) bool) error {
-	a, ok := c.Journal.Get(id)
-	if !ok || !belongs(a) || c.releaseErr != nil {
-		return c.releaseErr
-	}
-	c.released = append(c.released, a.CNI.ContainerID)
-	return c.Delete(id)
-}
-
-func (c *card) Detach(_ context.Context, id inventory.ID, _ string) error {
-	a, _ := c.Journal.Get(id)
-	return errors.Join(c.releaseErr, c.Put(a.Untouched()))
-}
-
-func (c *card) Free(context.Context, inventory.ID) error {
-	if c.freed != nil {
-		c.freed()
-	}
-	return c.freeErr
+func (c *card) Restore(context.Context, link.Device, link.Snapshot, link.Place) (link.Restored, error) {
+	c.restored++
+	return link.Restored{}, c.restoreErr
 }
 
 func (c *card) Alive(link.Place) (bool, error) { return c.alive, nil }
+
+// life is the card's lifecycle.
+type life struct {
+	*lifecycle.Manager
+	card *card
+}
+
+func (l life) Attach(ctx context.Context, id inventory.ID, sandbox lifecycle.Sandbox) (link.Observed, error) {
+	if l.card.prepare != nil {
+		l.card.prepare()
+	}
+	return l.Manager.Attach(ctx, id, sandbox)
+}
+
+// lifecycle makes the card's lifecycle, with its options as they are now.
+func (c *card) lifecycle() life {
+	c.options.BootID = "boot-1"
+	return life{lifecycle.New(c.Journal, c, c, c.options, logr.Discard()), c}
+}
 
 // inventoryOf makes the card the inventory, whose Get is another one.
 type inventoryOf struct{ *card }
@@ -113,7 +108,7 @@ func newCard(t *testing.T) (*card, *Server) {
 	t.Cleanup(func() { j.Close() })
 	c := &card{Journal: j, function: inventory.Function{ID: vf, Kind: inventory.VF, PF: "0000:3b:00.0", PFName: "ens1f0", Index: 1, Driver: "iavf"}}
 	return c, New(Options{
-		Functions: inventoryOf{c}, Pools: c, Journal: c, Attacher: c, Releaser: c, Engine: c,
+		Functions: inventoryOf{c}, Pools: c, Journal: c, Lifecycle: c.lifecycle(),
 		Provisioner: &xpuAgent{ports: map[inventory.ID]provisioner.Request{}}, MAC: func(inventory.ID) link.MAC { return "02:00:00:00:00:aa" },
 		Reporter: &reporter{}, Metrics: NewMetrics(prometheus.NewRegistry()), Log: logr.Discard(),
 	})
@@ -159,8 +154,8 @@ func TestVF(t *testing.T) {
 	checkCode(t, s.answer(t.Context(), addVF("c2", nil)), CodeTaken)
 	c.alive = false
 	checkCode(t, s.answer(t.Context(), addVF("c2", nil)), 0)
-	if !cmp.Equal(c.released, []string{"c1"}) {
-		t.Errorf("released %q", c.released)
+	if a, _ := c.Journal.Get(vf); a.Sandbox != "c2" || c.restored != 1 {
+		t.Errorf("restored %d times, record %+v", c.restored, a)
 	}
 }
 
@@ -191,17 +186,23 @@ func TestFailures(t *testing.T) {
 		code    uint
 	}{
 		"attach": {func(_ *testing.T, c *card) { c.attachErr = refused }, addVF("c1", nil), CodeAttach},
-		"hooks of the pod before": {func(t *testing.T, c *card) {
-			must(t, c.Put(journal.Attachment{Function: vf, State: journal.Releasing}))
-			c.freeErr = refused
+		"release of the pod before": {func(t *testing.T, c *card) {
+			must(t, c.Put(journal.Attachment{Function: vf, State: journal.Releasing, BootID: "boot-1", Before: &link.Snapshot{}}))
+			c.restoreErr = refused
 		}, addVF("c1", nil), types.ErrTryAgainLater},
 		"release of the container before": {func(t *testing.T, c *card) {
-			must(t, c.Put(journal.Attachment{Function: vf, State: journal.Reserved, Resource: "r", CNI: &journal.CNI{ContainerID: "c0", IfName: "net1"}}))
-			c.releaseErr = refused
+			must(t, c.Put(journal.Attachment{
+				Function: vf, State: journal.Attaching, Resource: "r", BootID: "boot-1", Before: &link.Snapshot{},
+				CNI: &journal.CNI{ContainerID: "c0", IfName: "net1"},
+			}))
+			c.restoreErr = refused
 		}, addVF("c1", nil), types.ErrTryAgainLater},
 		"DEL": {func(t *testing.T, c *card) {
-			must(t, c.Put(journal.Attachment{Function: vf, State: journal.Reserved, Resource: "r", CNI: &journal.CNI{ContainerID: "c1", IfName: "net1"}}))
-			c.releaseErr = refused
+			must(t, c.Put(journal.Attachment{
+				Function: vf, State: journal.Attaching, Resource: "r", BootID: "boot-1", Before: &link.Snapshot{},
+				CNI: &journal.CNI{ContainerID: "c1", IfName: "net1"},
+			}))
+			c.restoreErr = refused
 		}, request(agent.Del, 0, "c1", nil, nil), CodeRelease},
 		"journal": {func(_ *testing.T, c *card) { c.Journal.Close() }, addVF("c1", nil), CodeJournal},
 		"claim is prepared again while it is attached": {func(t *testing.T, c *card) {
@@ -210,12 +211,13 @@ func TestFailures(t *testing.T) {
 				Claim: journal.Claim{Name: "c", UID: "claim-1"}, Pod: journal.Pod{Namespace: "default", Name: "pod-c1", UID: "uid-c1"},
 			}
 			must(t, c.Put(claimed))
-			c.prepare = func() { must(t, c.Reserve(t.Context(), claimed)) }
+			c.prepare = func() { must(t, c.lifecycle().Reserve(t.Context(), claimed)) }
 		}, addVF("c1", nil), types.ErrTryAgainLater},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			c, s := newCard(t)
+			s.AddTimeout = 50 * time.Millisecond
 			test.arrange(t, c)
 			checkCode(t, s.answer(t.Context(), test.request), test.code)
 		})

@@ -20,13 +20,12 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/agent"
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/attach"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/link"
 	"github.com/opiproject/xpu-device-plugin/pkg/pool"
 	"github.com/opiproject/xpu-device-plugin/pkg/provisioner"
-	"github.com/opiproject/xpu-device-plugin/pkg/release"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
@@ -47,11 +46,10 @@ type node struct {
 // running is one run of the agent.
 type running struct {
 	*Server
-	node    *node
-	journal *journal.Journal
-	engine  *link.Engine
-	release *release.Releaser
-	attach  *attach.Attacher
+	node      *node
+	journal   *journal.Journal
+	engine    *link.Engine
+	lifecycle *lifecycle.Manager
 }
 
 func newNode(t testing.TB, functions int) *node {
@@ -150,13 +148,12 @@ func (n *node) start() (r *running, stop func()) {
 	must(n.t, err)
 	j := eventJournal{r.journal, n}
 	queue := &hooks{journal: j, xpu: n.xpuAgent, functions: n.functions}
-	r.release = release.New(j, r.engine, n, release.Options{
+	r.lifecycle = lifecycle.New(j, r.engine, n, lifecycle.Options{
 		BootID: "boot-1", Patience: wait.Backoff{Duration: time.Millisecond, Steps: 3}, Hooks: queue,
 	}, logr.Discard())
-	r.attach = attach.New(j, r.engine, n, r.release, attach.Options{BootID: "boot-1"}, logr.Discard())
 	r.Server = New(Options{
 		Socket: filepath.Join(n.dir, "run", "cni.sock"), SpoolDir: filepath.Join(n.dir, "spool"),
-		Functions: n, Pools: n, Journal: j, Attacher: r.attach, Releaser: r.release, Engine: r.engine,
+		Functions: n, Pools: n, Journal: j, Lifecycle: r.lifecycle,
 		Provisioner: n.xpuAgent, MAC: func(inventory.ID) link.MAC { return "02:00:00:00:00:aa" },
 		Ready: func(context.Context) error { return nil }, Reporter: &reporter{},
 		Metrics: NewMetrics(prometheus.NewRegistry()), Log: logr.Discard(),
@@ -224,7 +221,7 @@ func (r *running) mustFail(request agent.Request, code uint, want string) {
 func (r *running) settled() {
 	r.node.t.Helper()
 	for _, a := range r.journal.All() {
-		must(r.node.t, r.release.Free(r.node.t.Context(), a.Function))
+		must(r.node.t, r.lifecycle.Free(r.node.t.Context(), a.Function))
 	}
 }
 

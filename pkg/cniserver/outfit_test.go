@@ -98,11 +98,11 @@ func TestAddBeforePoolsAreKnown(t *testing.T) {
 func TestDriverOfTheLastOwner(t *testing.T) {
 	c, s := newCard(t)
 	c.function.Driver = "vfio-pci"
-	must(t, c.Put(journal.Attachment{Function: vf, State: journal.Releasing, Claim: journal.Claim{UID: "u"}}))
-	c.freed = func() {
-		c.function.Driver, c.function.Netdev = "iavf", "eth1"
-		must(t, c.Delete(vf))
-	}
+	must(t, c.Put(journal.Attachment{
+		Function: vf, State: journal.Releasing, Claim: journal.Claim{UID: "u"}, Outfit: &journal.Outfit{Driver: "vfio-pci", Own: "iavf"},
+	}))
+	c.options.Outfits = hostile{undo: func() { c.function.Driver, c.function.Netdev = "iavf", "eth1" }}
+	s.Lifecycle = c.lifecycle()
 	checkCode(t, s.answer(t.Context(), addVF("c1", map[string]any{"mtu": 1400})), 0)
 	if want := (link.Interface{Name: "net1", MTU: 1400}); !cmp.Equal(c.attached, want) {
 		t.Errorf("attached %+v, want %+v", c.attached, want)
@@ -110,7 +110,7 @@ func TestDriverOfTheLastOwner(t *testing.T) {
 }
 
 // hostile is an outfitter whose driver cannot be bound.
-type hostile struct{}
+type hostile struct{ undo func() }
 
 func (hostile) Plan(_ context.Context, want journal.Attachment) (*journal.Outfit, error) {
 	return want.Outfit, nil
@@ -120,10 +120,16 @@ func (hostile) FitOut(context.Context, journal.Attachment) error {
 	return errors.New("bind driver vfio-pci: no such device")
 }
 
+func (h hostile) Undo(context.Context, journal.Attachment) error {
+	h.undo()
+	return nil
+}
+
 // TestFitOutFails: that is not a matter of the journal.
 func TestFitOutFails(t *testing.T) {
 	c, s := newCard(t)
-	c.outfits = hostile{}
+	c.options.Outfits = hostile{}
+	s.Lifecycle = c.lifecycle()
 	s.Pools = outfitting{pool.Pool{Name: "fast", Functions: []inventory.Function{c.function}, Spec: v1alpha1.DevicePoolSpec{
 		Publish: v1alpha1.PublishDevicePlugin, Driver: v1alpha1.DriverVFIO,
 	}}, true}

@@ -13,47 +13,30 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/opiproject/xpu-device-plugin/api/agent"
-	"github.com/opiproject/xpu-device-plugin/pkg/attach"
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/lifecycle"
 )
 
-// del releases what the container has as the interface, as far as touches allows it. Nothing to release is success: the
+// del ends what the container has as the interface, but what came after the request. Nothing to end is success: the
 // configuration is not even looked at, because it may have gone with the namespace.
-func (s *Server) del(ctx context.Context, r agent.Request, touches func(journal.Attachment) bool) error {
+func (s *Server) del(ctx context.Context, r agent.Request, but func(journal.Attachment) bool) error {
 	if err := s.adding.end(ctx, attachmentKey{r.ContainerID, r.IfName}); err != nil {
 		return err
 	}
-	return s.release(ctx, s.attachmentsOf(r.ContainerID, r.IfName), touches)
-}
-
-// release gives the Functions up. One that belongs to a claim stays reserved for it: only its way into the pod ends.
-func (s *Server) release(ctx context.Context, list []journal.Attachment, touches func(journal.Attachment) bool) error {
-	var errs []error
-	for _, a := range list {
-		is := journal.ContainerIs(a.CNI.ContainerID, a.CNI.IfName)
-		belongs := func(now journal.Attachment) bool { return is(now) && touches(now) }
-		switch {
-		case !belongs(a):
-		case a.Claim.UID != "":
-			errs = append(errs, s.Releaser.Detach(ctx, a.Function, a.CNI.ContainerID))
-		default:
-			errs = append(errs, s.Releaser.Release(ctx, a.Function, belongs))
-		}
-	}
-	if err := errors.Join(errs...); err != nil {
+	if err := s.Lifecycle.EndRequest(ctx, r.ContainerID, r.IfName, but); err != nil {
 		return fail(CodeRelease, "%w", err)
 	}
 	return nil
 }
 
-// before is true for what was asked for before a time: what a request of that time can mean.
-func before(at time.Time) func(journal.Attachment) bool {
+// since is true for what was asked for after a time: what a request of that time cannot mean.
+func since(at time.Time) func(journal.Attachment) bool {
 	return func(a journal.Attachment) bool {
 		asked := a.AttachedAt
 		if asked.IsZero() {
 			asked = a.ReservedAt
 		}
-		return !asked.After(at)
+		return asked.After(at)
 	}
 }
 
@@ -70,13 +53,21 @@ func (s *Server) gc(ctx context.Context, r agent.Request) error {
 		return fail(types.ErrInvalidNetworkConfig,
 			"network configuration %s: name and cni.dev/valid-attachments: must be there for GC", n.Name)
 	}
-	stale := func(a journal.Attachment) bool {
-		return a.CNI != nil && a.CNI.Network == n.Name && before(r.At)(a) &&
-			!slices.Contains(*n.ValidAttachments, types.GCAttachment{ContainerID: a.CNI.ContainerID, IfName: a.CNI.IfName}) &&
-			len(s.adding.of(attachmentKey{a.CNI.ContainerID, a.CNI.IfName})) == 0 // the list may be older than that
+	valid := func(a journal.Attachment) bool {
+		return a.CNI.Network != n.Name || since(r.At)(a) ||
+			slices.Contains(*n.ValidAttachments, types.GCAttachment{ContainerID: a.CNI.ContainerID, IfName: a.CNI.IfName}) ||
+			len(s.adding.of(attachmentKey{a.CNI.ContainerID, a.CNI.IfName})) > 0 // the list may be older than that
 	}
-	list := slices.DeleteFunc(s.Journal.All(), func(a journal.Attachment) bool { return !stale(a) })
-	return s.release(ctx, list, stale)
+	var errs []error
+	for _, a := range s.Journal.All() {
+		if a.CNI != nil && !valid(a) {
+			errs = append(errs, s.Lifecycle.EndRequest(ctx, a.CNI.ContainerID, a.CNI.IfName, valid))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fail(CodeRelease, "%w", err)
+	}
+	return nil
 }
 
 // check compares the interface with the journal, and the journal with what the runtime was told.
@@ -90,7 +81,7 @@ func (s *Server) check(ctx context.Context, r agent.Request) error {
 		return fail(types.ErrUnknownContainer, "Function %s is not attached as %s of container %s",
 			w.device, r.IfName, r.ContainerID)
 	}
-	differences, err := s.Attacher.Check(ctx, w.device)
+	differences, err := s.Lifecycle.Check(ctx, w.device)
 	if err != nil {
 		return fail(types.ErrIOFailure, "%w", err)
 	}
@@ -138,11 +129,11 @@ func (s *Server) address(ctx context.Context, r agent.Request) (agent.Reply, err
 		return agent.Reply{}, fail(types.ErrInvalidNetworkConfig,
 			"network configuration %s: no result of an IPAM plugin", a.conf)
 	}
-	add := attach.Addresses{Addresses: a.ipam.addresses, Routes: a.ipam.routes, Result: r.IPAM}
+	add := lifecycle.Addresses{Addresses: a.ipam.addresses, Routes: a.ipam.routes, Result: r.IPAM}
 	if have, _ := s.Journal.Get(a.device); have.Interface.Userspace {
 		add.Addresses, add.Routes = []netip.Prefix{}, nil // for its program, which reads the result
 	}
-	if _, err := s.Attacher.Address(ctx, a.device, journal.ContainerIs(r.ContainerID, r.IfName), add); err != nil {
+	if _, err := s.Lifecycle.Address(ctx, a.device, journal.ContainerIs(r.ContainerID, r.IfName), add); err != nil {
 		return agent.Reply{}, fail(CodeAttach, "%w", causeOf(ctx, err))
 	}
 	return s.added(ctx, a)

@@ -11,11 +11,10 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/opiproject/xpu-device-plugin/api/agent"
-	"github.com/opiproject/xpu-device-plugin/pkg/attach"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/link"
-	"github.com/opiproject/xpu-device-plugin/pkg/podresources"
 	"github.com/opiproject/xpu-device-plugin/pkg/pool"
 	"github.com/opiproject/xpu-device-plugin/pkg/provisioner"
 )
@@ -42,37 +41,19 @@ type Journal interface {
 	All() []journal.Attachment
 }
 
-// Attacher takes Functions into pods.
-type Attacher interface {
+// Lifecycle decides who has a Function, and takes it there and back.
+type Lifecycle interface {
+	Settle(ctx context.Context, want journal.Attachment) (lifecycle.Settled, error)
 	Reserve(ctx context.Context, want journal.Attachment) error
-	Attach(ctx context.Context, id inventory.ID, sandbox attach.Sandbox) (link.Observed, error)
+	Attach(ctx context.Context, id inventory.ID, sandbox lifecycle.Sandbox) (link.Observed, error)
 	Address(
-		ctx context.Context, id inventory.ID, belongs func(journal.Attachment) bool, add attach.Addresses,
+		ctx context.Context, id inventory.ID, belongs func(journal.Attachment) bool, add lifecycle.Addresses,
 	) (link.Observed, error)
 	Check(ctx context.Context, id inventory.ID) (differences []string, err error)
-}
-
-// Releaser brings Functions back.
-type Releaser interface {
-	// Release takes the Function back if it belongs to the caller. It returns once the netdev is back; what is left then
-	// goes on by itself.
-	Release(ctx context.Context, id inventory.ID, belongs func(journal.Attachment) bool) error
 	// Detach brings the Function back from a sandbox; it stays reserved.
 	Detach(ctx context.Context, id inventory.ID, sandbox string) error
-	// Free waits until no release of the Function is going on.
-	Free(ctx context.Context, id inventory.ID) error
-}
-
-// Engine knows network namespaces.
-type Engine interface {
-	// Alive says whether the namespace of a place still exists.
-	Alive(link.Place) (bool, error)
-}
-
-// Assignments knows what the kubelet gave to pods.
-type Assignments interface {
-	// Assigned returns what pods have, by [inventory.ID.String].
-	Assigned(context.Context) (map[string]podresources.Assignment, error)
+	// EndRequest ends what a request attached or wanted to attach, but what the function is true for.
+	EndRequest(ctx context.Context, containerID, ifName string, but func(journal.Attachment) bool) error
 }
 
 // Reporter tells the user what became of a claim.
@@ -80,7 +61,7 @@ type Reporter interface {
 	Report(journal.Claim)
 }
 
-// Options of a [Server]. All but Assignments and the times must be set.
+// Options of a [Server]. All but the times must be set.
 type Options struct {
 	// Socket is where the shim connects. Its directory belongs to the server: it is made, and made to be entered by this
 	// user alone.
@@ -91,11 +72,7 @@ type Options struct {
 	Functions Functions
 	Pools     Pools
 	Journal   Journal
-	Attacher  Attacher
-	Releaser  Releaser
-	Engine    Engine
-	// Assignments, where set, is asked whether a pod may have a Function.
-	Assignments Assignments
+	Lifecycle Lifecycle
 	// Provisioner has the xPU serve Functions for which a network is named.
 	Provisioner provisioner.Provisioner
 	// MAC is the address of a Function on a network where nobody asks for one; the same every time.
@@ -133,21 +110,21 @@ func New(options Options) *Server {
 
 // answer does what a request says that came over the socket.
 func (s *Server) answer(ctx context.Context, r agent.Request) agent.Reply {
-	return s.answerAbout(ctx, r, all)
+	return s.answerAbout(ctx, r, nil)
 }
 
 // answerSpooled does what a request says that came some time ago: what was attached since is not meant.
 func (s *Server) answerSpooled(ctx context.Context, r agent.Request) agent.Reply {
-	return s.answerAbout(ctx, r, before(r.At))
+	return s.answerAbout(ctx, r, since(r.At))
 }
 
-func (s *Server) answerAbout(ctx context.Context, r agent.Request, deletes func(journal.Attachment) bool) agent.Reply {
+func (s *Server) answerAbout(ctx context.Context, r agent.Request, but func(journal.Attachment) bool) agent.Reply {
 	begin := time.Now()
 	log := s.Log.WithValues("command", r.Command, "container", r.ContainerID, "interface", r.IfName)
 	if args, err := parseArgs(r.Args); err == nil && args.pod.Name != "" {
 		log = log.WithValues("pod", klog.KRef(args.pod.Namespace, args.pod.Name))
 	}
-	reply, err := s.do(logr.NewContext(ctx, log), r, deletes)
+	reply, err := s.do(logr.NewContext(ctx, log), r, but)
 	reply.Version = agent.Version
 	if err != nil {
 		reply = agent.Reply{Version: agent.Version, Error: coded(err)}
@@ -168,8 +145,8 @@ func known(c agent.Command) agent.Command {
 	return "unknown"
 }
 
-// do does what a request says. A DEL is about the attachments that deletes is true for.
-func (s *Server) do(ctx context.Context, r agent.Request, deletes func(journal.Attachment) bool) (agent.Reply, error) {
+// do does what a request says. A DEL is not about the attachments that but is true for.
+func (s *Server) do(ctx context.Context, r agent.Request, but func(journal.Attachment) bool) (agent.Reply, error) {
 	if r.Version != agent.Version {
 		return agent.Reply{}, fail(CodeVersion,
 			"this agent speaks version %d of the contract, not %d: the CNI plugin is of another release",
@@ -189,7 +166,7 @@ func (s *Server) do(ctx context.Context, r agent.Request, deletes func(journal.A
 	case agent.Result:
 		return s.again(ctx, r)
 	case agent.Del:
-		return agent.Reply{}, s.del(ctx, r, deletes)
+		return agent.Reply{}, s.del(ctx, r, but)
 	case agent.Check:
 		return agent.Reply{}, s.check(ctx, r)
 	case agent.GC:
@@ -233,21 +210,6 @@ func (s *Server) status(ctx context.Context) error {
 		return fail(types.ErrPluginNotAvailable, "xpu-agent: %w", err)
 	}
 	return nil
-}
-
-// all is every attachment.
-func all(journal.Attachment) bool { return true }
-
-// attachmentsOf are what a container's request has, or wants, attached.
-func (s *Server) attachmentsOf(containerID, ifName string) []journal.Attachment {
-	var list []journal.Attachment
-	is := journal.ContainerIs(containerID, ifName)
-	for _, a := range s.Journal.All() {
-		if is(a) {
-			list = append(list, a)
-		}
-	}
-	return list
 }
 
 // causeOf is the reason that ctx ended for, where it did.

@@ -88,7 +88,7 @@ func TestAddAndDel(t *testing.T) {
 			t.Errorf("routes %v", routes)
 		}
 		record, _ := r.journal.Get(function(0))
-		if record.Resource != "xpu.opiproject.org/fast" || record.State != journal.Attached || record.Sandbox != "c1" {
+		if record.Resource != "" || record.State != journal.Attached || record.Sandbox != "c1" {
 			t.Errorf("record %+v", record)
 		}
 		again, err := r.call(add)
@@ -207,7 +207,7 @@ func TestAddAfterAllocate(t *testing.T) {
 			before := n.snapshot(0)
 			pod := netns.New(t)
 			n.run(func(r *running) {
-				must(t, r.attach.Reserve(t.Context(), journal.Attachment{
+				must(t, r.lifecycle.Reserve(t.Context(), journal.Attachment{
 					Function: function(0), PF: "0000:3b:00.0", Resource: "example.com/vf",
 					Port: &journal.Port{DevicePool: "was", Network: "blue", MAC: "02:00:00:00:00:0b"},
 				}))
@@ -249,7 +249,7 @@ func TestAddRefuses(t *testing.T) {
 		r.mustFail(with(add(0, nil), func(r *agent.Request) { r.Args = "x" }), types.ErrInvalidEnvironmentVariables, "CNI_ARGS")
 		r.mustFail(with(add(0, nil), func(r *agent.Request) { r.Version = 2 }), CodeVersion, "not 2")
 		r.mustFail(with(add(0, nil), func(r *agent.Request) { r.Command = "MOVE" }), types.ErrInvalidEnvironmentVariables, `"MOVE"`)
-		must(t, r.release.Release(t.Context(), function(0), all))
+		must(t, r.lifecycle.EndRequest(t.Context(), "c1", "net1", nil))
 		pools := n.pools
 		n.pools = nil
 		r.mustFail(add(0, nil), types.ErrTryAgainLater, "pools have not been read yet")
@@ -365,7 +365,7 @@ func TestCrash(t *testing.T) {
 			r.must(del)
 		},
 		"recovery, GC": func(t *testing.T, r *running, _ *netns.Namespace) {
-			must(t, r.release.Recover(t.Context()))
+			must(t, r.lifecycle.Recover(t.Context()))
 			r.settled()
 			r.must(agent.Request{Version: agent.Version, Command: agent.GC, At: time.Now(),
 				Config: json.RawMessage(`{"name":"sriov","cni.dev/valid-attachments":[]}`)})
@@ -611,8 +611,8 @@ func TestClaim(t *testing.T) {
 		},
 	}
 	n.run(func(r *running) {
-		must(t, r.attach.Reserve(t.Context(), claimed))
-		r.mustFail(request(agent.Add, 0, "c2", second, nil), CodeTaken, "belongs to claim default/c of pod pod-c1")
+		must(t, r.lifecycle.Reserve(t.Context(), claimed))
+		r.mustFail(request(agent.Add, 0, "c2", second, nil), CodeTaken, "belongs to claim default/c (UID claim-1) and is for pod default/pod-c1")
 		r.mustFail(request(agent.Add, 0, "c1", first, map[string]any{"network": "red"}), types.ErrInvalidNetworkConfig, "leave network out")
 		r.mustFail(request(agent.Add, 0, "c1", first, map[string]any{"mac": "02:00:00:00:00:0e"}), types.ErrInvalidNetworkConfig, "leave mac out")
 
@@ -641,7 +641,7 @@ func TestClaim(t *testing.T) {
 			record.Interface.Addresses[0].String() != "10.9.0.1/24" {
 			t.Errorf("record %+v", record)
 		}
-		must(t, r.release.Release(t.Context(), function(0), journal.ClaimIs("claim-1")))
+		must(t, r.lifecycle.Unprepare(t.Context(), "claim-1"))
 		r.checkFree(0, before)
 	})
 }

@@ -77,7 +77,7 @@ func (s *Server) want(a addition, have journal.Attachment) (journal.Attachment, 
 // wantOfResource is about a Function that the device plugin handed out. What Allocate had the xPU serve stays, unless
 // the configuration names another network.
 func (s *Server) wantOfResource(a addition, have journal.Attachment, want *journal.Attachment) error {
-	network, devicePool := a.network, ""
+	network, devicePool, offered := a.network, "", false
 	want.Resource = cmp.Or(have.Resource, a.resource)
 	want.Outfit = have.Outfit
 	if have.Port != nil {
@@ -88,17 +88,16 @@ func (s *Server) wantOfResource(a addition, have journal.Attachment, want *journ
 		if want.Outfit == nil {
 			want.Outfit = outfit.Wish(p.Spec, a.device, "", cmp.Or(a.mac, s.MAC(a.device)))
 		}
-		if want.Resource == "" && p.Spec.Publish == v1alpha1.PublishDevicePlugin {
-			want.Resource = p.ResourceName()
-		}
+		offered = p.Spec.Publish == v1alpha1.PublishDevicePlugin
 		if network == "" { // also where the pool was moved to DRA since
 			network = p.Spec.Network
 		}
 	}
+	// The resource stays empty where the kubelet did not give the Function to anybody: health tells of that.
 	if _, known := s.Pools.Pools(); want.Resource == "" && !known {
 		return fail(types.ErrTryAgainLater, "Function %s: pools have not been read yet", a.device)
 	}
-	if want.Resource == "" {
+	if want.Resource == "" && !offered {
 		return fail(CodeNotOffered, "Function %s belongs to no DevicePool with publish: DevicePlugin; "+
 			"in one that is published by DRA, the pod must have a claim to it", a.device)
 	}

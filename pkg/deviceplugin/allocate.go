@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -86,11 +85,9 @@ func ProvisionsAtAllocate(p pool.Pool) bool {
 func (s *server) prepare(
 	ctx context.Context, functions []inventory.Function, p pool.Pool,
 ) (*pluginapi.ContainerAllocateResponse, error) {
-	if fitsOut(p) || slices.ContainsFunc(functions, s.manager.Provisioner.Reserved) {
-		var err error
-		if functions, err = s.reserve(ctx, functions, p); err != nil {
-			return nil, err
-		}
+	functions, err := s.reserve(ctx, functions, p)
+	if err != nil {
+		return nil, err
 	}
 	contents, err := s.contents(functions, p) // before the xPU is asked in vain
 	if err != nil {
@@ -158,7 +155,7 @@ func (s *server) provision(ctx context.Context, functions []inventory.Function, 
 	})
 }
 
-// reserve has all Functions fitted out, at once, and returns them as they are then.
+// reserve has all Functions free of their last pods and fitted out, at once, and returns them as they are then.
 func (s *server) reserve(
 	ctx context.Context, functions []inventory.Function, p pool.Pool,
 ) ([]inventory.Function, error) {

@@ -42,13 +42,10 @@ type Health interface {
 // Provisioner has Functions and the xPU ready for containers. Its methods may be called for several Functions at once,
 // and again for one for which all is done. They give up when ctx ends, with an error that says what is missing.
 type Provisioner interface {
-	// Reserve returns once a Function of a pool that fits out its Functions is fitted out, as it is then: an SF is made, a
-	// driver bound.
+	// Reserve returns once nothing is left of the Function's last pod, and it is fitted out as its pool wants it, as it is
+	// then: an SF is made, a driver bound. It is called once for each allocation.
 	Reserve(ctx context.Context, f inventory.Function, p pool.Pool) (inventory.Function, error)
-	// Reserved says whether the Function was reserved for a pod that never came. It may be fitted out as its pool wanted
-	// it then.
-	Reserved(f inventory.Function) bool
-	// Ready returns once the xPU is ready for a Function of a pool with provisionAt: Allocate.
+	// Ready returns once the xPU serves a reserved Function of a pool with provisionAt: Allocate.
 	Ready(ctx context.Context, f inventory.Function, p pool.Pool) error
 	// GiveUp undoes both for a Function that no container gets after all. What cannot be undone now is undone later.
 	GiveUp(ctx context.Context, f inventory.Function, p pool.Pool)

@@ -46,7 +46,6 @@ type node struct {
 	problems map[string]health.Problem // by Function
 	ready    func(context.Context, inventory.Function, pool.Pool) error
 	reserve  func(inventory.Function) (inventory.Function, error)
-	reserved []string // Functions, for pods that never came
 	givenUp  []string // Functions
 	changed  notify.Signal
 }
@@ -69,13 +68,10 @@ func (n *node) Problems(f inventory.Function) []health.Problem {
 func (n *node) Reserve(_ context.Context, f inventory.Function, _ pool.Pool) (inventory.Function, error) {
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
+	if n.reserve == nil {
+		return f, nil
+	}
 	return n.reserve(f)
-}
-
-func (n *node) Reserved(f inventory.Function) bool {
-	n.mutex.Lock()
-	defer n.mutex.Unlock()
-	return slices.Contains(n.reserved, f.ID.String())
 }
 
 func (n *node) GiveUp(_ context.Context, f inventory.Function, _ pool.Pool) {

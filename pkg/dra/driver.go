@@ -23,6 +23,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/devnode"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/outfit"
 	"github.com/opiproject/xpu-device-plugin/pkg/pool"
 )
@@ -44,19 +45,15 @@ type Functions interface {
 	Get(inventory.ID) (inventory.Function, bool)
 }
 
-// Attacher reserves Functions.
-type Attacher interface {
+// Lifecycle decides who has a Function.
+type Lifecycle interface {
+	// Settle makes way for the claim: it waits until the Function is back from its last owner. It fails if somebody else
+	// has the Function.
+	Settle(ctx context.Context, want journal.Attachment) (lifecycle.Settled, error)
 	// Reserve records durably that the Function belongs to the claim. It fails if it belongs to another one.
-	Reserve(ctx context.Context, a journal.Attachment) error
-}
-
-// Releaser gives Functions back.
-type Releaser interface {
-	// Release takes the Function back from its owner, wherever it is by now. It does nothing if the Function no longer
-	// belongs to the caller.
-	Release(ctx context.Context, id inventory.ID, belongs func(journal.Attachment) bool) error
-	// Free waits until the Function is not being released any more.
-	Free(ctx context.Context, id inventory.ID) error
+	Reserve(ctx context.Context, want journal.Attachment) error
+	// Unprepare takes the claim's Functions from it, wherever they are by now.
+	Unprepare(ctx context.Context, claim types.UID) error
 }
 
 // Journal knows which Functions belong to which claim and pod.
@@ -76,8 +73,7 @@ type Driver struct {
 	DevicePools DevicePools
 	Ports       Ports
 	Journal     Journal
-	Attacher    Attacher
-	Releaser    Releaser
+	Lifecycle   Lifecycle
 	DeviceNodes DeviceNodes
 	CDI         *CDI
 	Health      *HealthReporter
@@ -200,7 +196,10 @@ func (d *Driver) reserve(ctx context.Context, c *resourceapi.ResourceClaim, pod 
 	}
 	waiting, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
-	if err := d.Releaser.Free(waiting, device.Function); err != nil {
+	owner := journal.Attachment{
+		Function: device.Function, Pod: pod, Claim: journal.Claim{Namespace: c.Namespace, Name: c.Name, UID: c.UID},
+	}
+	if _, err := d.Lifecycle.Settle(waiting, owner); err != nil {
 		return journal.Attachment{}, err
 	}
 	// Not before: until then it may have the driver of its last owner.
@@ -221,7 +220,7 @@ func (d *Driver) reserve(ctx context.Context, c *resourceapi.ResourceClaim, pod 
 		return journal.Attachment{}, err
 	}
 	attachment.Pod, attachment.Interface.Name = pod, names.chosen[key]
-	return attachment, d.Attacher.Reserve(ctx, attachment)
+	return attachment, d.Lifecycle.Reserve(ctx, attachment)
 }
 
 // reservation is what the claim wants of a Function: all but the pod, and the interface's name.
@@ -300,16 +299,10 @@ func (d *Driver) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 }
 
 func (d *Driver) unprepare(ctx context.Context, c kubeletplugin.NamespacedObject) error {
-	var errs []error
-	for _, a := range d.Journal.ByClaim(c.UID) {
-		if err := d.Releaser.Release(ctx, a.Function, journal.ClaimIs(c.UID)); err != nil {
-			errs = append(errs, fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err))
-		}
+	if err := d.Lifecycle.Unprepare(ctx, c.UID); err != nil {
+		return fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
 	}
-	if len(errs) == 0 {
-		errs = append(errs, d.CDI.Remove(c.UID))
-	}
-	return errors.Join(errs...)
+	return d.CDI.Remove(c.UID)
 }
 
 // HandleError logs what went wrong in the background. A slice that the API server refuses or cuts down is a mistake

@@ -26,13 +26,12 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/attach"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim/claimtest"
 	"github.com/opiproject/xpu-device-plugin/pkg/devnode"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/link"
-	"github.com/opiproject/xpu-device-plugin/pkg/release"
 )
 
 // node is what a driver needs of a node and a cluster.
@@ -95,30 +94,38 @@ func (n *node) Wait(ctx context.Context, _ *resourceapi.ResourceClaim, id invent
 	return nil, errors.New("the xPU is not provisioned")
 }
 
-// Release takes the record away, as a releaser does once the Function is back.
-func (n *node) Release(_ context.Context, id inventory.ID, belongs func(journal.Attachment) bool) error {
-	if n.release != nil {
-		return n.release
-	}
-	if a, _ := n.journal.Get(id); !belongs(a) {
-		return nil
-	}
-	return n.journal.Delete(id)
+// life is the node's lifecycle, of which a test may break parts.
+type life struct {
+	*lifecycle.Manager
+	node *node
 }
 
-// Free waits as a releaser does.
-func (n *node) Free(ctx context.Context, id inventory.ID) error {
-	err := release.New(n.journal, nil, nil, release.Options{Hooks: hooks{}}, logr.Discard()).Free(ctx, id)
-	if n.freed != nil {
-		n.freed()
+// Unprepare takes the records away, as the lifecycle does once the Functions are back.
+func (l life) Unprepare(ctx context.Context, claim types.UID) error {
+	if l.node.release != nil {
+		return l.node.release
 	}
-	return err
+	return l.Manager.Unprepare(ctx, claim)
+}
+
+func (l life) Settle(ctx context.Context, want journal.Attachment) (lifecycle.Settled, error) {
+	settled, err := l.Manager.Settle(ctx, want)
+	if l.node.freed != nil {
+		l.node.freed()
+	}
+	return settled, err
+}
+
+// lifecycle works on the journal only.
+func (n *node) lifecycle(options lifecycle.Options) life {
+	options.BootID, options.Hooks = "boot-1", hooks{}
+	return life{lifecycle.New(n.journal, nil, nil, options, logr.Discard()), n}
 }
 
 // hooks is a queue that does nothing.
 type hooks struct{}
 
-func (hooks) First(journal.Attachment) string { return "port" }
+func (hooks) First(journal.Attachment) string { return "" }
 func (hooks) Add(inventory.ID)                {}
 
 func (n *node) driver() *Driver {
@@ -128,9 +135,9 @@ func (n *node) driver() *Driver {
 		n.t.Fatal(err)
 	}
 	return &Driver{
-		Functions: n, DevicePools: n, Ports: n, Journal: n.journal, Releaser: n, CDI: files,
+		Functions: n, DevicePools: n, Ports: n, Journal: n.journal, CDI: files,
 		DeviceNodes: &devnode.Finder{SysRoot: n.t.TempDir(), DevRoot: n.t.TempDir()},
-		Attacher:    attach.New(n.journal, nil, nil, nil, attach.Options{BootID: "boot-1"}, logr.Discard()), // Reserve works on the journal only
+		Lifecycle:   n.lifecycle(lifecycle.Options{}),
 		Metrics:     NewMetrics(prometheus.NewRegistry()), Log: testr.New(n.t), ProvisionTimeout: time.Minute,
 	}
 }
@@ -561,6 +568,8 @@ func (o outfitter) Plan(_ context.Context, want journal.Attachment) (*journal.Ou
 	return &planned, nil
 }
 
+func (o outfitter) Undo(context.Context, journal.Attachment) error { return nil }
+
 func (o outfitter) FitOut(_ context.Context, a journal.Attachment) error {
 	f := o.functions[a.Function]
 	f.Driver, f.IOMMUGroup, f.Netdev, f.RDMA = a.Outfit.Driver, "42", "", false
@@ -571,7 +580,7 @@ func (o outfitter) FitOut(_ context.Context, a journal.Attachment) error {
 // fitting is a driver whose Functions get what claims and pools ask for.
 func (n *node) fitting() *Driver {
 	d := n.driver()
-	d.Attacher = attach.New(n.journal, nil, nil, nil, attach.Options{BootID: "boot-1", Outfits: outfitter{n}}, logr.Discard())
+	d.Lifecycle = n.lifecycle(lifecycle.Options{Outfits: outfitter{n}})
 	return d
 }
 

@@ -152,10 +152,7 @@ func (j *Journal) load() error {
 		} else if err := letters.ForEach(j.loadLetter); err != nil {
 			return err
 		}
-		for err := range tx.Check() { // after all pages were seen here, for the same reason
-			return fmt.Errorf("%w (%w)", ErrCorrupt, err)
-		}
-		return nil
+		return check(tx) // after all pages were seen here, for the same reason
 	})
 	switch {
 	case err != nil:
@@ -164,6 +161,19 @@ func (j *Journal) load() error {
 		return j.db.Update(initialize)
 	case older:
 		return j.db.Update(addLetters)
+	}
+	return nil
+}
+
+// check looks for damaged pages. It takes all that the library finds: a goroutine of the library would read on in a file
+// that is closed.
+func check(tx *bolt.Tx) error {
+	var damage error
+	for err := range tx.Check() {
+		damage = cmp.Or(damage, err)
+	}
+	if damage != nil {
+		return fmt.Errorf("%w (%w)", ErrCorrupt, damage)
 	}
 	return nil
 }
@@ -343,11 +353,16 @@ func (j *Journal) Lock(ctx context.Context, id inventory.ID) (unlock func(), err
 			delete(j.locks, id)
 		}
 	}
+	release := func() { <-l.token; leave() }
 	select {
 	case l.token <- struct{}{}:
-		return func() { <-l.token; leave() }, nil
 	case <-ctx.Done():
-		leave()
+		release = leave
+	}
+	// Select may take a free token although ctx has ended: whoever gave up must not be at work after it said so.
+	if ctx.Err() != nil {
+		release()
 		return nil, fmt.Errorf("wait for other work on Function %s: %w", id, context.Cause(ctx))
 	}
+	return release, nil
 }

@@ -282,6 +282,22 @@ func TestKilled(t *testing.T) {
 	}
 }
 
+// TestLockTooLate: who gave up does not get a lock that is free.
+func TestLockTooLate(t *testing.T) {
+	j := open(t, filepath.Join(t.TempDir(), "j"))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 100 {
+		if unlock, err := j.Lock(ctx, vf1); !errors.Is(err, context.Canceled) {
+			unlock()
+			t.Fatalf("error %v, want %v", err, context.Canceled)
+		}
+	}
+	unlock, err := j.Lock(t.Context(), vf1)
+	must(t, err)
+	unlock()
+}
+
 func TestLock(t *testing.T) {
 	j := open(t, filepath.Join(t.TempDir(), "j"))
 	var holders, most atomic.Int32

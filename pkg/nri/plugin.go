@@ -18,9 +18,9 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/attach"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/link"
 )
 
@@ -36,13 +36,10 @@ type Journal interface {
 	ByPod(uid types.UID) []journal.Attachment
 }
 
-// Attacher moves Functions into pods.
-type Attacher interface {
-	Attach(ctx context.Context, id inventory.ID, sandbox attach.Sandbox) (link.Observed, error)
-}
-
-// Detacher takes Functions back when their sandbox ends; the reservation stays.
-type Detacher interface {
+// Lifecycle takes Functions into pods and back.
+type Lifecycle interface {
+	Attach(ctx context.Context, id inventory.ID, sandbox lifecycle.Sandbox) (link.Observed, error)
+	// Detach takes the Function back when its sandbox ends; the reservation stays.
 	Detach(ctx context.Context, id inventory.ID, sandbox string) error
 }
 
@@ -54,12 +51,11 @@ type Reporter interface {
 // Plugin is the agent's side of NRI.
 type Plugin struct {
 	// Socket is the runtime's, /var/run/nri/nri.sock.
-	Socket   string
-	Journal  Journal
-	Attacher Attacher
-	Detacher Detacher
-	Reporter Reporter
-	Log      logr.Logger
+	Socket    string
+	Journal   Journal
+	Lifecycle Lifecycle
+	Reporter  Reporter
+	Log       logr.Logger
 
 	connected atomic.Bool
 }
@@ -114,7 +110,7 @@ func (p *Plugin) Synchronize(ctx context.Context, pods []*api.PodSandbox, _ []*a
 		if a.Sandbox == "" || running[a.Sandbox] || a.CNI != nil {
 			continue
 		}
-		if err := p.Detacher.Detach(ctx, a.Function, a.Sandbox); err != nil {
+		if err := p.Lifecycle.Detach(ctx, a.Function, a.Sandbox); err != nil {
 			p.Log.Error(err, "Function of an ended sandbox is not back yet", "function", a.Function.String(), "pod", klog.KRef(a.Pod.Namespace, a.Pod.Name))
 		}
 	}
@@ -178,12 +174,12 @@ func (p *Plugin) attach(ctx context.Context, pod *api.PodSandbox) error {
 	if netns == "" {
 		return fmt.Errorf("pod %s/%s has a claim to a Function but uses the node's network: take hostNetwork away", pod.GetNamespace(), pod.GetName())
 	}
-	sandbox := attach.Sandbox{ID: pod.GetId(), NetNS: netns, Pod: journal.Pod{
+	sandbox := lifecycle.Sandbox{ID: pod.GetId(), NetNS: netns, Pod: journal.Pod{
 		Namespace: pod.GetNamespace(), Name: pod.GetName(), UID: types.UID(pod.GetUid()),
 	}}
 	claims := map[journal.Claim]bool{}
 	for _, a := range attachments {
-		if _, err := p.Attacher.Attach(ctx, a.Function, sandbox); err != nil {
+		if _, err := p.Lifecycle.Attach(ctx, a.Function, sandbox); err != nil {
 			return fmt.Errorf("pod %s/%s, claim %s: %w", pod.GetNamespace(), pod.GetName(), a.Claim.Name, err)
 		}
 		claims[journal.Claim{Namespace: a.Claim.Namespace, Name: a.Claim.Name, UID: a.Claim.UID}] = true
@@ -200,7 +196,7 @@ func (p *Plugin) detach(ctx context.Context, pod *api.PodSandbox) error {
 		if a.Claim.UID == "" {
 			continue // the CNI plugin's DEL releases it
 		}
-		if err := p.Detacher.Detach(ctx, a.Function, pod.GetId()); err != nil {
+		if err := p.Lifecycle.Detach(ctx, a.Function, pod.GetId()); err != nil {
 			errs = append(errs, fmt.Errorf("pod %s/%s, claim %s: %w", pod.GetNamespace(), pod.GetName(), a.Claim.Name, err))
 		}
 	}

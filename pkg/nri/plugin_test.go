@@ -19,9 +19,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/attach"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/link"
 	"github.com/opiproject/xpu-device-plugin/pkg/pci"
 )
@@ -71,7 +71,7 @@ func (n *node) record(ctx context.Context, call string) error {
 	return err
 }
 
-func (n *node) Attach(ctx context.Context, id inventory.ID, sandbox attach.Sandbox) (link.Observed, error) {
+func (n *node) Attach(ctx context.Context, id inventory.ID, sandbox lifecycle.Sandbox) (link.Observed, error) {
 	call := "attach " + id.String()[len("0000:3b:00."):] + " " + sandbox.ID + " " + sandbox.NetNS + " " + sandbox.Pod.Name
 	if err := n.record(ctx, call); err != nil {
 		return link.Observed{}, err
@@ -107,7 +107,7 @@ func (n *node) wantCalls(t *testing.T, want ...string) {
 // start runs a plugin for the runtime at the socket until the test ends.
 func (n *node) start(t *testing.T, socket string) *Plugin {
 	t.Helper()
-	p := &Plugin{Socket: socket, Journal: n.journal, Attacher: n, Detacher: n, Reporter: n, Log: testr.New(t)}
+	p := &Plugin{Socket: socket, Journal: n.journal, Lifecycle: n, Reporter: n, Log: testr.New(t)}
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- p.Run(ctx) }()
@@ -366,7 +366,7 @@ func TestSynchronize(t *testing.T) {
 	n.reserve(t, "4", "started")
 	n.reserve(t, "5", "waiting")
 	for pod, function := range map[string]inventory.ID{"ended": {Address: "0000:3b:00.2"}, "stays": {Address: "0000:3b:00.3"}} {
-		if _, err := n.Attach(t.Context(), function, attach.Sandbox{ID: "s-" + pod}); err != nil {
+		if _, err := n.Attach(t.Context(), function, lifecycle.Sandbox{ID: "s-" + pod}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -421,7 +421,7 @@ func TestLeavesCNIAlone(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	p := &Plugin{Journal: n.journal, Attacher: n, Detacher: n, Reporter: n, Log: testr.New(t)}
+	p := &Plugin{Journal: n.journal, Lifecycle: n, Reporter: n, Log: testr.New(t)}
 	pod := &api.PodSandbox{
 		Id: "s1", Name: "pod", Namespace: "default", Uid: "pod-uid",
 		Linux: &api.LinuxPodSandbox{Namespaces: []*api.LinuxNamespace{{Type: "network", Path: "/run/netns/x"}}},

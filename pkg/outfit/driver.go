@@ -13,16 +13,16 @@ import (
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/util/wait"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/attach"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/link"
 )
 
 // Functions knows the node's Functions, as the kernel shows them.
 type Functions interface {
 	Get(inventory.ID) (inventory.Function, bool)
-	attach.NetdevFinder
+	lifecycle.NetdevFinder
 }
 
 // Engine knows what a netdev was, and makes one that again.
@@ -132,7 +132,7 @@ func (p *PCIDrivers) worksWithoutIOMMU() bool {
 
 // snapshot is what the netdev is that ends with the driver, nil where there is none.
 func (p *PCIDrivers) snapshot(ctx context.Context, d device, want journal.Attachment) (*link.Snapshot, error) {
-	before, err := attach.Device(p.Functions, want)
+	before, err := lifecycle.Device(p.Functions, want)
 	if errors.Is(err, link.ErrNoNetdev) {
 		if d.netdevAway() {
 			return nil, errors.New("its netdev is in another network namespace, where somebody may use it")
@@ -256,8 +256,8 @@ func (p *PCIDrivers) restoreNetdev(ctx context.Context, a journal.Attachment) er
 	var restored link.Restored
 	var err error
 	// It is renamed meanwhile, by udev for one, so that it is not found at once.
-	waitErr := wait.ExponentialBackoffWithContext(ctx, attach.Patience(), func(ctx context.Context) (bool, error) {
-		device, _ := attach.Device(p.Functions, a)
+	waitErr := wait.ExponentialBackoffWithContext(ctx, lifecycle.Patience(), func(ctx context.Context) (bool, error) {
+		device, _ := lifecycle.Device(p.Functions, a)
 		restored, err = p.Engine.Restore(ctx, device, *before, link.Place{})
 		return err == nil, nil
 	})

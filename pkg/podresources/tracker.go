@@ -31,6 +31,11 @@ func NewTracker(client *Client, log logr.Logger) *Tracker {
 	return &Tracker{client: client, log: log}
 }
 
+// Assigned is that of the client: it asks the kubelet.
+func (t *Tracker) Assigned(ctx context.Context) (map[string]Assignment, error) {
+	return t.client.Assigned(ctx)
+}
+
 // Refresh asks the kubelet. changed says whether its answer differs from the last one. If it cannot be asked, the
 // tracker keeps what it knows, and logs that once.
 func (t *Tracker) Refresh(ctx context.Context) (changed bool, err error) {

@@ -13,11 +13,10 @@ import (
 	"github.com/vishvananda/netlink"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/attach"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/link"
-	"github.com/opiproject/xpu-device-plugin/pkg/release"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/simulate"
 )
@@ -51,8 +50,7 @@ type attachment struct {
 	inventory  *inventory.Inventory
 	journal    *timedJournal
 	engine     *link.Engine
-	attacher   *attach.Attacher
-	releaser   *release.Releaser
+	lifecycle  *lifecycle.Manager
 	node, pod  *netns.Namespace
 	syncedFile *os.File
 }
@@ -130,8 +128,7 @@ func (b *bench) newAttachment(ctx context.Context) (_ *attachment, err error) {
 		return nil, err
 	}
 	const bootID = "bench"
-	a.releaser = release.New(a.journal, a.engine, a.inventory, release.Options{BootID: bootID}, logr.Discard())
-	a.attacher = attach.New(a.journal, a.engine, a.inventory, a.releaser, attach.Options{BootID: bootID}, logr.Discard())
+	a.lifecycle = lifecycle.New(a.journal, a.engine, a.inventory, lifecycle.Options{BootID: bootID}, logr.Discard())
 	return a, nil
 }
 
@@ -172,7 +169,7 @@ func (a *attachment) round(ctx context.Context, number int) (t times, err error)
 	}
 	id := inventory.ID{Address: a.vf.Address}
 	claim := types.UID(fmt.Sprintf("claim-%d", number))
-	err = a.attacher.Reserve(ctx, journal.Attachment{
+	err = a.lifecycle.Reserve(ctx, journal.Attachment{
 		Function: id, PF: a.vf.PF, VFIndex: a.vf.Index,
 		Claim: journal.Claim{Namespace: "default", Name: "claim", UID: claim},
 		Pod:   journal.Pod{Namespace: "default", Name: "pod", UID: "pod"},
@@ -183,19 +180,19 @@ func (a *attachment) round(ctx context.Context, number int) (t times, err error)
 	if err != nil {
 		return t, err
 	}
-	sandbox := attach.Sandbox{ID: string(claim), NetNS: a.pod.Path(), Pod: journal.Pod{Namespace: "default", Name: "pod", UID: "pod"}}
+	sandbox := lifecycle.Sandbox{ID: string(claim), NetNS: a.pod.Path(), Pod: journal.Pod{Namespace: "default", Name: "pod", UID: "pod"}}
 	t.attach, t.attachJournal, t.attachWrites, err = a.time(func() error {
-		_, err := a.attacher.Attach(ctx, id, sandbox)
+		_, err := a.lifecycle.Attach(ctx, id, sandbox)
 		return err
 	})
 	if err != nil {
 		return t, err
 	}
-	t.detach, _, _, err = a.time(func() error { return a.releaser.Detach(ctx, id, sandbox.ID) })
+	t.detach, _, _, err = a.time(func() error { return a.lifecycle.Detach(ctx, id, sandbox.ID) })
 	if err != nil {
 		return t, err
 	}
-	if err := a.releaser.Release(ctx, id, journal.ClaimIs(claim)); err != nil {
+	if err := a.lifecycle.Unprepare(ctx, claim); err != nil {
 		return t, err
 	}
 	t.attachFsync, err = writeAndSync(a.syncedFile, t.attachWrites)

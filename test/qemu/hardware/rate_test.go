@@ -8,13 +8,12 @@ import (
 
 	"github.com/go-logr/logr/testr"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/attach"
 	"github.com/opiproject/xpu-device-plugin/pkg/devlink"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/link"
 	"github.com/opiproject/xpu-device-plugin/pkg/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/release"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
@@ -22,10 +21,9 @@ import (
 // limited is what attaches and releases Functions as the agent does, and the eswitch to compare with.
 type limited struct {
 	*follower
-	attacher *attach.Attacher
-	releaser *release.Releaser
-	eswitch  *devlink.Conn
-	pf       pci.Address
+	lifecycle *lifecycle.Manager
+	eswitch   *devlink.Conn
+	pf        pci.Address
 }
 
 func newLimited(t *testing.T, pf pci.Address) limited {
@@ -34,7 +32,7 @@ func newLimited(t *testing.T, pf pci.Address) limited {
 	done(t, err)
 	t.Cleanup(eswitch.Close)
 	engine, err := link.New(link.Options{
-		Rates: attach.Rates{Eswitches: eswitch}, Trace: func(step string) { t.Log(step) },
+		Rates: lifecycle.Rates{Eswitches: eswitch}, Trace: func(step string) { t.Log(step) },
 	})
 	done(t, err)
 	t.Cleanup(func() { engine.Close() })
@@ -42,10 +40,9 @@ func newLimited(t *testing.T, pf pci.Address) limited {
 	done(t, err)
 	t.Cleanup(func() { records.Close() })
 	f, log := follow(t), testr.New(t)
-	releaser := release.New(records, engine, f, release.Options{BootID: "this"}, log)
+	manager := lifecycle.New(records, engine, f, lifecycle.Options{BootID: "this"}, log)
 	return limited{
-		follower: f, eswitch: eswitch, pf: pf, releaser: releaser,
-		attacher: attach.New(records, engine, f, releaser, attach.Options{BootID: "this"}, log),
+		follower: f, eswitch: eswitch, pf: pf, lifecycle: manager,
 	}
 }
 
@@ -56,23 +53,23 @@ func (l limited) attach(t *testing.T, id inventory.ID, config *link.VFConfig) er
 	if !ok {
 		t.Fatalf("no Function %s", id)
 	}
-	err := l.attacher.Reserve(t.Context(), journal.Attachment{
+	err := l.lifecycle.Reserve(t.Context(), journal.Attachment{
 		Function: id, PF: function.PF, PFName: function.PFName, VFIndex: function.Index,
 		Claim:     journal.Claim{Namespace: "default", Name: "limited", UID: "claim"},
 		Interface: link.Interface{Name: "net1", VF: config},
 	})
 	done(t, err)
-	sandbox := attach.Sandbox{
+	sandbox := lifecycle.Sandbox{
 		ID: "sandbox", NetNS: netns.New(t).Path(), Pod: journal.Pod{Namespace: "default", Name: "limited", UID: "pod"},
 	}
-	_, err = l.attacher.Attach(t.Context(), id, sandbox)
+	_, err = l.lifecycle.Attach(t.Context(), id, sandbox)
 	return err
 }
 
 // release takes the Function back and waits until its netdev is known on the host.
 func (l limited) release(t *testing.T, id inventory.ID) {
 	t.Helper()
-	done(t, l.releaser.Release(t.Context(), id, func(journal.Attachment) bool { return true }))
+	done(t, l.lifecycle.Unprepare(t.Context(), "claim"))
 	l.await(t, time.Now(), id, "back", func(f inventory.Function) bool { return f.Netdev != "" })
 }
 
@@ -136,7 +133,7 @@ func TestRate(t *testing.T) {
 		if got := l.rate(t, devlink.PCIVF, 1); got != limit {
 			t.Errorf("attached: %+v", got)
 		}
-		if differences, err := l.attacher.Check(t.Context(), vf); err != nil || len(differences) > 0 {
+		if differences, err := l.lifecycle.Check(t.Context(), vf); err != nil || len(differences) > 0 {
 			t.Errorf("check: %q, %v", differences, err)
 		}
 		l.release(t, vf)

@@ -20,18 +20,17 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/attach"
 	"github.com/opiproject/xpu-device-plugin/pkg/devlink"
 	"github.com/opiproject/xpu-device-plugin/pkg/dra"
 	"github.com/opiproject/xpu-device-plugin/pkg/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/link"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 	"github.com/opiproject/xpu-device-plugin/pkg/outfit"
 	"github.com/opiproject/xpu-device-plugin/pkg/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/pool"
-	"github.com/opiproject/xpu-device-plugin/pkg/release"
 	"github.com/opiproject/xpu-device-plugin/pkg/supply"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
@@ -41,17 +40,16 @@ const demandMAC = link.MAC("02:00:00:00:00:05")
 
 // demand is the parts of an agent that make SFs on demand, on the machine's own cards.
 type demand struct {
-	t       *testing.T
-	spec    v1alpha1.DevicePoolSpec
-	devlink *devlink.Conn
-	inv     *inventory.Inventory
-	journal *journal.Journal
-	tracker *pool.Tracker
-	changed notify.Signal // inventory and eswitches
-	outputs notify.Signal // pools
-	attach  *attach.Attacher
-	release *release.Releaser
-	close   func()
+	t         *testing.T
+	spec      v1alpha1.DevicePoolSpec
+	devlink   *devlink.Conn
+	inv       *inventory.Inventory
+	journal   *journal.Journal
+	tracker   *pool.Tracker
+	changed   notify.Signal // inventory and eswitches
+	outputs   notify.Signal // pools
+	lifecycle *lifecycle.Manager
+	close     func()
 
 	mutex     sync.Mutex
 	published []resourceslice.DriverResources
@@ -78,8 +76,7 @@ func newDemand(t *testing.T, dir string, spec v1alpha1.DevicePoolSpec, trace fun
 	d.tracker = pool.NewTracker(d.inv, d, sfs, log)
 	outfits := &outfit.Outfitter{SFs: sfs}
 	records := tracedJournal{d.journal, trace}
-	d.release = release.New(records, engine, d.inv, release.Options{BootID: "boot-1", Outfits: outfits}, log)
-	d.attach = attach.New(records, engine, d.inv, d.release, attach.Options{BootID: "boot-1", Outfits: outfits}, log)
+	d.lifecycle = lifecycle.New(records, engine, d.inv, lifecycle.Options{BootID: "boot-1", Outfits: outfits}, log)
 	publisher := &dra.Publisher{
 		Node: "guest", Pools: d.tracker, Health: &health.Checker{}, Slices: d,
 		Metrics: dra.NewMetrics(prometheus.NewRegistry()), Log: log,
@@ -155,7 +152,7 @@ func (d *demand) reserve(id inventory.ID) error {
 	if !known {
 		return errors.New("is not known")
 	}
-	return d.attach.Reserve(context.Background(), journal.Attachment{
+	return d.lifecycle.Reserve(context.Background(), journal.Attachment{
 		Function: id, PF: f.PF, PFName: f.PFName, VFIndex: f.Index,
 		Claim:  journal.Claim{Namespace: "default", Name: "c", UID: "claim-1"},
 		Outfit: outfit.Wish(d.spec, id, "", demandMAC),
@@ -166,14 +163,14 @@ func (d *demand) reserve(id inventory.ID) error {
 }
 
 func (d *demand) take(id inventory.ID, namespace *netns.Namespace) error {
-	_, err := d.attach.Attach(context.Background(), id, attach.Sandbox{
+	_, err := d.lifecycle.Attach(context.Background(), id, lifecycle.Sandbox{
 		ID: "sandbox-1", NetNS: namespace.Path(), Pod: journal.Pod{Namespace: "default", Name: "p", UID: "pod-1"},
 	})
 	return err
 }
 
 func (d *demand) free(id inventory.ID) error {
-	return d.release.Release(context.Background(), id, journal.ClaimIs("claim-1"))
+	return d.lifecycle.Unprepare(context.Background(), "claim-1")
 }
 
 // wantPort says what is wrong with the SF at its eswitch.
@@ -395,7 +392,7 @@ func TestSubfunctionKilled(t *testing.T) {
 			return
 		}
 		t.Run(fmt.Sprintf("%02d before %s", n, strings.ReplaceAll(died, " ", "_")), func(t *testing.T) {
-			done(t, next.release.Recover(t.Context()))
+			done(t, next.lifecycle.Recover(t.Context()))
 			known := func() bool { _, known := next.tracker.Pools(); return known }
 			next.until(t, "pools known", known)
 			if a, ok := next.journal.Get(sf); !ok || a.State == journal.Reserved {

@@ -23,17 +23,16 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/attach"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim/claimtest"
 	"github.com/opiproject/xpu-device-plugin/pkg/devnode"
 	"github.com/opiproject/xpu-device-plugin/pkg/dra"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/link"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 	"github.com/opiproject/xpu-device-plugin/pkg/outfit"
 	"github.com/opiproject/xpu-device-plugin/pkg/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/release"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
@@ -47,8 +46,7 @@ type claims struct {
 	engine    *link.Engine
 	drivers   *outfit.PCIDrivers
 	journal   *journal.Journal
-	attacher  *attach.Attacher
-	releaser  *release.Releaser
+	lifecycle *lifecycle.Manager
 	driver    *dra.Driver
 	close     func()
 }
@@ -92,13 +90,11 @@ func newClaimsOf(
 		Changes: changed.Subscribe, Engine: c.engine, Trace: trace, Log: log,
 	}
 	outfits := &outfit.Outfitter{Drivers: c.drivers}
-	c.releaser = release.New(c.journal, c.engine, c.inventory, release.Options{BootID: bootID, Outfits: outfits}, log)
-	c.attacher = attach.New(c.journal, c.engine, c.inventory, c.releaser,
-		attach.Options{BootID: bootID, Outfits: outfits}, log)
+	c.lifecycle = lifecycle.New(c.journal, c.engine, c.inventory, lifecycle.Options{BootID: bootID, Outfits: outfits}, log)
 	files, err := dra.NewCDI(filepath.Join(dir, "cdi"))
 	done(t, err)
 	c.driver = &dra.Driver{
-		Functions: c.inventory, DevicePools: c, Ports: c, Journal: c.journal, Attacher: c.attacher, Releaser: c.releaser,
+		Functions: c.inventory, DevicePools: c, Ports: c, Journal: c.journal, Lifecycle: c.lifecycle,
 		DeviceNodes: &devnode.Finder{SysRoot: "/sys", DevRoot: "/dev"}, CDI: files,
 		Metrics: dra.NewMetrics(prometheus.NewRegistry()), Log: log, ProvisionTimeout: patience,
 	}
@@ -135,7 +131,7 @@ func (c *claims) unprepare(ctx context.Context, object *resourceapi.ResourceClai
 }
 
 func (c *claims) attach(object *resourceapi.ResourceClaim, vf pci.Address, pod *netns.Namespace) (link.Observed, error) {
-	return c.attacher.Attach(context.Background(), inventory.ID{Address: vf}, attach.Sandbox{
+	return c.lifecycle.Attach(context.Background(), inventory.ID{Address: vf}, lifecycle.Sandbox{
 		ID: "sandbox1", NetNS: pod.Path(),
 		Pod: journal.Pod{Namespace: object.Namespace, Name: "pod1", UID: object.Status.ReservedFor[0].UID},
 	})
@@ -244,7 +240,7 @@ func TestVFIO(t *testing.T) {
 		if info.Vlan != 100 || info.Qos != 3 || info.Mac.String() != "02:00:00:00:00:88" {
 			t.Errorf("the PF has %+v", info)
 		}
-		if differences, err := c.attacher.Check(t.Context(), inventory.ID{Address: vf}); err != nil || len(differences) > 0 {
+		if differences, err := c.lifecycle.Check(t.Context(), inventory.ID{Address: vf}); err != nil || len(differences) > 0 {
 			t.Errorf("check: %q, %v", differences, err)
 		}
 	})
@@ -426,7 +422,7 @@ func TestVFIOKilled(t *testing.T) {
 			died = what + " MAC" // which is another one each time
 		}
 		t.Run(fmt.Sprintf("%02d before %s", n, died), func(t *testing.T) {
-			done(t, next.releaser.Recover(t.Context()))
+			done(t, next.lifecycle.Recover(t.Context()))
 			if a, ok := next.journal.Get(inventory.ID{Address: vf}); ok && a.State == journal.Reserved {
 				_, err := next.prepare(object)
 				done(t, err)
@@ -461,8 +457,8 @@ func TestVFIOAfterBoot(t *testing.T) {
 	}
 
 	c := newClaimsOf(t, "boot-2", dir, v1alpha1.DevicePoolSpec{}, func(string) {})
-	done(t, c.releaser.Recover(t.Context()))
-	done(t, c.attacher.Recover(t.Context()))
+	done(t, c.lifecycle.Recover(t.Context()))
+	done(t, c.lifecycle.FitOut(t.Context()))
 	if got := card.Link(vf, "driver"); got != "vfio-pci" {
 		t.Errorf("for its owner the driver is %q", got)
 	}

@@ -18,12 +18,11 @@ import (
 	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/attach"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/link"
 	"github.com/opiproject/xpu-device-plugin/pkg/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/release"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/node"
@@ -61,10 +60,9 @@ type life struct {
 
 // agent is what the agent is made of, as far as it touches VFs.
 type agent struct {
-	journal  *journal.Journal
-	engine   *link.Engine
-	attacher *attach.Attacher
-	releaser *release.Releaser
+	journal   *journal.Journal
+	engine    *link.Engine
+	lifecycle *lifecycle.Manager
 }
 
 // start makes an agent, which tells of every point where its end would matter: before each change to a netdev, before
@@ -80,10 +78,9 @@ func (l life) start(event func(string)) (*agent, error) {
 	}
 	netdevs := inventory.New(inventory.Options{SysRoot: "/sys"})
 	told := toldJournal{records, event}
-	releaser := release.New(told, engine, netdevs, release.Options{BootID: "boot"}, logr.Discard())
+	manager := lifecycle.New(told, engine, netdevs, lifecycle.Options{BootID: "boot"}, logr.Discard())
 	return &agent{
-		journal: records, engine: engine, releaser: releaser,
-		attacher: attach.New(told, engine, netdevs, releaser, attach.Options{BootID: "boot"}, logr.Discard()),
+		journal: records, engine: engine, lifecycle: manager,
 	}, nil
 }
 
@@ -121,7 +118,7 @@ func (l life) run() error {
 		return err
 	}
 	ctx := context.Background()
-	err = a.attacher.Reserve(ctx, journal.Attachment{
+	err = a.lifecycle.Reserve(ctx, journal.Attachment{
 		Function: l.VF, PF: l.PF, VFIndex: l.Index, Claim: journal.Claim{Namespace: "default", Name: "c", UID: "claim"},
 		Interface: link.Interface{
 			Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:01",
@@ -132,13 +129,13 @@ func (l life) run() error {
 		},
 	})
 	if err == nil {
-		_, err = a.attacher.Attach(ctx, l.VF, attach.Sandbox{ID: "sandbox", NetNS: l.NetNS})
+		_, err = a.lifecycle.Attach(ctx, l.VF, lifecycle.Sandbox{ID: "sandbox", NetNS: l.NetNS})
 	}
 	if err == nil {
 		err = useAsPodWould(l.NetNS)
 	}
 	if err == nil {
-		err = a.releaser.Release(ctx, l.VF, journal.ClaimIs("claim"))
+		err = a.lifecycle.Unprepare(ctx, "claim")
 	}
 	return errors.Join(err, a.close())
 }
@@ -218,10 +215,10 @@ func (l life) heal(t *testing.T) {
 	a, err := l.start(func(string) {})
 	node.Must(t, err)
 	defer func() { node.Must(t, a.close()) }()
-	if err := a.releaser.Recover(t.Context()); err != nil {
+	if err := a.lifecycle.Recover(t.Context()); err != nil {
 		t.Errorf("recover: %v", err)
 	}
-	if err := a.releaser.Release(t.Context(), l.VF, journal.ClaimIs("claim")); err != nil {
+	if err := a.lifecycle.Unprepare(t.Context(), "claim"); err != nil {
 		t.Errorf("release: %v", err)
 	}
 	if left := a.journal.All(); len(left) > 0 {

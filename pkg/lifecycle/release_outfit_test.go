@@ -1,4 +1,4 @@
-package release_test
+package lifecycle_test
 
 import (
 	"context"
@@ -12,12 +12,13 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/link"
-	"github.com/opiproject/xpu-device-plugin/pkg/release"
 )
 
 // order writes down in which order a release does things. It is a card whose netdev is on the host.
 type order struct {
+	attachesNothing
 	steps  []string
 	refuse error // of Undo
 }
@@ -29,14 +30,26 @@ func (o *order) Restore(context.Context, link.Device, link.Snapshot, link.Place)
 
 func (o *order) Alive(link.Place) (bool, error) { return false, nil }
 
-func (o *order) Undo(_ context.Context, a journal.Attachment) error {
+// orderedOutfits is the outfitter of an order.
+type orderedOutfits struct{ *order }
+
+func (o orderedOutfits) Plan(context.Context, journal.Attachment) (*journal.Outfit, error) {
+	return nil, nil
+}
+
+func (o orderedOutfits) FitOut(context.Context, journal.Attachment) error { return nil }
+
+func (o orderedOutfits) Undo(_ context.Context, a journal.Attachment) error {
 	o.steps = append(o.steps, "undo "+a.Outfit.Driver)
 	return o.refuse
 }
 
-func (o *order) First(journal.Attachment) string { return "hook" }
+// orderedHooks is the queue of an order.
+type orderedHooks struct{ *order }
 
-func (o *order) Add(inventory.ID) { o.steps = append(o.steps, "hooks") }
+func (o orderedHooks) First(journal.Attachment) string { return "hook" }
+
+func (o orderedHooks) Add(inventory.ID) { o.steps = append(o.steps, "hooks") }
 
 // outfitted is a Function that is in a pod with the driver that this asked for.
 func outfitted(state journal.State) journal.Attachment {
@@ -67,8 +80,8 @@ func TestReleaseUndoesOutfit(t *testing.T) {
 			j, o := openJournal(t), &order{}
 			must(t, j.Put(test.have))
 			netdevs := finderFunc(func(inventory.ID) (string, error) { return "ens3f0v1", nil })
-			r := release.New(j, o, netdevs, release.Options{BootID: test.bootID, Outfits: o, Hooks: o}, logr.Discard())
-			must(t, r.Release(t.Context(), test.have.Function, everybodys))
+			r := lifecycle.New(j, o, netdevs, lifecycle.Options{BootID: test.bootID, Outfits: orderedOutfits{o}, Hooks: orderedHooks{o}}, logr.Discard())
+			must(t, r.Unprepare(t.Context(), "claim-1"))
 			if diff := cmp.Diff(test.want, o.steps); diff != "" {
 				t.Errorf("steps (-want +got):\n%s", diff)
 			}
@@ -82,8 +95,8 @@ func TestReleaseContinuesUndoing(t *testing.T) {
 	a := outfitted(journal.Attached)
 	must(t, j.Put(a))
 	netdevs := finderFunc(func(inventory.ID) (string, error) { return "ens3f0v1", nil })
-	r := release.New(j, o, netdevs, release.Options{BootID: "boot-1", Outfits: o}, logr.Discard())
-	if err := r.Release(t.Context(), a.Function, everybodys); !errors.Is(err, o.refuse) {
+	r := lifecycle.New(j, o, netdevs, lifecycle.Options{BootID: "boot-1", Outfits: orderedOutfits{o}}, logr.Discard())
+	if err := r.Unprepare(t.Context(), "claim-1"); !errors.Is(err, o.refuse) {
 		t.Errorf("error %v, want %v", err, o.refuse)
 	}
 	if record, ok := j.Get(a.Function); !ok || record.State != journal.Releasing || record.Restored() {
@@ -102,7 +115,7 @@ func TestDetachKeepsOutfit(t *testing.T) {
 	a := outfitted(journal.Attached)
 	must(t, j.Put(a))
 	netdevs := finderFunc(func(inventory.ID) (string, error) { return "ens3f0v1", nil })
-	r := release.New(j, o, netdevs, release.Options{BootID: "boot-1", Outfits: o}, logr.Discard())
+	r := lifecycle.New(j, o, netdevs, lifecycle.Options{BootID: "boot-1", Outfits: orderedOutfits{o}}, logr.Discard())
 	must(t, r.Detach(t.Context(), a.Function, a.Sandbox))
 	record, _ := j.Get(a.Function)
 	if diff := cmp.Diff(a.Outfit, record.Outfit); diff != "" || record.State != journal.Reserved {

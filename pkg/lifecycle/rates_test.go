@@ -1,4 +1,4 @@
-package attach_test
+package lifecycle
 
 import (
 	"errors"
@@ -6,7 +6,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/attach"
 	"github.com/opiproject/xpu-device-plugin/pkg/devlink"
 	"github.com/opiproject/xpu-device-plugin/pkg/link"
 )
@@ -66,7 +65,7 @@ func TestRates(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := &eswitches{mode: test.mode, failed: test.failed, rates: map[uint32]devlink.Rate{2: {}, 3: {}, 7: {Max: 7}}}
-			r := attach.Rates{Eswitches: e}
+			r := Rates{Eswitches: e}
 			rate, ok, err := r.Rate(t.Context(), test.function)
 			if ok != (test.want != 0) || rate != (link.Rate{}) || !errors.Is(err, test.err) {
 				t.Fatalf("rate %v, %v, error %v", rate, ok, err)
@@ -85,7 +84,7 @@ func TestRates(t *testing.T) {
 		})
 	}
 	gone := link.EswitchPort{PF: "0000:81:00.0", SF: true, Number: 1}
-	err := attach.Rates{Eswitches: &eswitches{}}.SetRate(t.Context(), gone, link.Rate{Max: 1})
+	err := Rates{Eswitches: &eswitches{}}.SetRate(t.Context(), gone, link.Rate{Max: 1})
 	if !errors.Is(err, unix.ENODEV) {
 		t.Errorf("rate of an SF that is gone: %v", err)
 	}

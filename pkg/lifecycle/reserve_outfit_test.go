@@ -1,4 +1,4 @@
-package attach_test
+package lifecycle
 
 import (
 	"context"
@@ -9,7 +9,6 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/attach"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
 )
@@ -20,6 +19,7 @@ type workshop struct {
 	own     string // the driver that is bound
 	refuse  error
 	bound   map[inventory.ID]string
+	undone  int
 }
 
 func (w *workshop) Plan(_ context.Context, want journal.Attachment) (*journal.Outfit, error) {
@@ -37,20 +37,26 @@ func (w *workshop) FitOut(_ context.Context, a journal.Attachment) error {
 	return nil
 }
 
-func fitting(t *testing.T) (*attach.Attacher, *workshop) {
+func (w *workshop) Undo(_ context.Context, a journal.Attachment) error {
+	w.undone++
+	delete(w.bound, a.Function)
+	w.own = a.Outfit.Own
+	return nil
+}
+
+func fitting(t *testing.T) (*Manager, *workshop) {
 	t.Helper()
 	w := &workshop{journal: openJournal(t), own: "iavf", bound: map[inventory.ID]string{}}
 	return w.attacher(), w
 }
 
 // attacher is that of a new run of the agent.
-func (w *workshop) attacher() *attach.Attacher {
-	stale := &detacher{journal: w.journal}
-	return attach.New(w.journal, &engine{}, netdevs{}, stale, attach.Options{Outfits: w}, logr.Discard())
+func (w *workshop) attacher() *Manager {
+	return New(w.journal, &engine{}, netdevs{}, Options{Outfits: w}, logr.Discard())
 }
 
 func outfitted() journal.Attachment {
-	want := reservation()
+	want := claimedVF()
 	want.Outfit = &journal.Outfit{Driver: "vfio-pci"}
 	return want
 }
@@ -106,7 +112,7 @@ func TestReserveRefusesOutfit(t *testing.T) {
 	if err := a.Reserve(t.Context(), outfitted()); !errors.Is(err, w.refuse) {
 		t.Errorf("error %v, want %v", err, w.refuse)
 	}
-	none := attach.New(w.journal, &engine{}, netdevs{}, nil, attach.Options{}, logr.Discard())
+	none := New(w.journal, &engine{}, netdevs{}, Options{}, logr.Discard())
 	const says = "this agent makes no SFs and binds no drivers"
 	if err := none.Reserve(t.Context(), outfitted()); err == nil || !strings.Contains(err.Error(), says) {
 		t.Errorf("without an outfitter: error %v, want one with %q", err, says)
@@ -116,19 +122,20 @@ func TestReserveRefusesOutfit(t *testing.T) {
 	}
 }
 
-// A Function that is handed out again without a release, and whose pool wants something else by now, is not handed out
-// as it was for the last pod.
-func TestReserveForTheNextPodOfAChangedPool(t *testing.T) {
+// What an earlier Allocate had made of a Function, for a pod that never came for it by CNI, is undone before the next pod
+// gets it: the kubelet allocates only what no pod has. The pod that came has it as it was allocated.
+func TestReserveForTheNextPodReleasesFirst(t *testing.T) {
 	vfio, none := &journal.Outfit{Driver: "vfio-pci"}, (*journal.Outfit)(nil)
 	for name, test := range map[string]struct {
 		wish    *journal.Outfit
 		request *journal.CNI
-		refused bool
+		undone  int
+		bound   string
 	}{
-		"the same":            {vfio, nil, false},
-		"own driver":          {none, nil, true},
-		"another driver":      {&journal.Outfit{Driver: "uio"}, nil, true},
-		"pod that has it now": {none, &journal.CNI{ContainerID: "s1", IfName: "net1"}, false},
+		"the same":            {vfio, nil, 1, "vfio-pci"},
+		"own driver":          {none, nil, 1, ""},
+		"another driver":      {&journal.Outfit{Driver: "uio"}, nil, 1, "uio"},
+		"pod that has it now": {none, &journal.CNI{ContainerID: "s1", IfName: "net1"}, 0, "vfio-pci"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a, w := fitting(t)
@@ -138,10 +145,12 @@ func TestReserveForTheNextPodOfAChangedPool(t *testing.T) {
 				t.Fatal(err)
 			}
 			want.Outfit, want.CNI = test.wish, test.request
-			if err := a.Reserve(t.Context(), want); (err != nil) != test.refused {
-				t.Errorf("error %v, want one: %t", err, test.refused)
+			if err := a.Reserve(t.Context(), want); err != nil {
+				t.Fatal(err)
 			}
-			w.wantBound(t, "vfio-pci")
+			if w.undone != test.undone || w.bound[vf] != test.bound {
+				t.Errorf("undone %d times, bound %q; want %d and %q", w.undone, w.bound[vf], test.undone, test.bound)
+			}
 		})
 	}
 }
@@ -152,7 +161,7 @@ func TestRecoverFitsOut(t *testing.T) {
 	if err := a.Reserve(t.Context(), outfitted()); err != nil {
 		t.Fatal(err)
 	}
-	bare, releasing := reservation(), outfitted()
+	bare, releasing := claimedVF(), outfitted()
 	bare.Function.Address, releasing.Function.Address = "0000:3b:02.2", "0000:3b:02.3"
 	bare.State, releasing.State = journal.Reserved, journal.Releasing
 	for _, other := range []journal.Attachment{bare, releasing} {
@@ -161,7 +170,7 @@ func TestRecoverFitsOut(t *testing.T) {
 		}
 	}
 	w.own, w.bound = "iavf", map[inventory.ID]string{}
-	if err := w.attacher().Recover(t.Context()); err != nil {
+	if err := w.attacher().FitOut(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	w.wantBound(t, "vfio-pci")
@@ -169,7 +178,7 @@ func TestRecoverFitsOut(t *testing.T) {
 		t.Errorf("bound %v", w.bound)
 	}
 	w.refuse = errors.New("refused")
-	if err := w.attacher().Recover(t.Context()); !errors.Is(err, w.refuse) || !strings.Contains(err.Error(), vf.String()) {
+	if err := w.attacher().FitOut(t.Context()); !errors.Is(err, w.refuse) || !strings.Contains(err.Error(), vf.String()) {
 		t.Errorf("error %v, want one that names the Function: %v", err, w.refuse)
 	}
 }

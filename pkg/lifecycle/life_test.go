@@ -1,4 +1,4 @@
-package release_test
+package lifecycle_test
 
 import (
 	"context"
@@ -18,11 +18,10 @@ import (
 	"github.com/vishvananda/netlink"
 	"k8s.io/apimachinery/pkg/util/wait"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/attach"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/link"
-	"github.com/opiproject/xpu-device-plugin/pkg/release"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
@@ -41,11 +40,10 @@ type node struct {
 
 // agent is one run of the agent.
 type agent struct {
-	journal  *journal.Journal
-	engine   *link.Engine
-	attacher *attach.Attacher
-	releaser *release.Releaser
-	hooks    *hooks
+	journal   *journal.Journal
+	engine    *link.Engine
+	lifecycle *lifecycle.Manager
+	hooks     *hooks
 }
 
 // hooks is a queue with one hook after every release, if there is any.
@@ -139,11 +137,10 @@ func (n *node) start() (a *agent, stop func()) {
 	must(n.t, err)
 	j := journalWithEvents{a.journal, event}
 	a.hooks = &hooks{}
-	a.releaser = release.New(j, a.engine, n.sysfs, release.Options{
+	a.lifecycle = lifecycle.New(j, a.engine, n.sysfs, lifecycle.Options{
 		BootID: n.bootID, Patience: wait.Backoff{Duration: time.Millisecond, Steps: 3},
 		Hooks: a.hooks,
 	}, logr.Discard())
-	a.attacher = attach.New(j, a.engine, n.sysfs, a.releaser, attach.Options{BootID: n.bootID}, logr.Discard())
 	return a, sync.OnceFunc(func() {
 		a.engine.Close()
 		a.journal.Close()
@@ -209,8 +206,8 @@ func claimed(i int) journal.Attachment {
 
 var pod1 = journal.Pod{Namespace: "default", Name: "pod", UID: "pod-1"}
 
-func sandbox(id string, ns *netns.Namespace) attach.Sandbox {
-	return attach.Sandbox{ID: id, NetNS: ns.Path(), Pod: pod1}
+func sandbox(id string, ns *netns.Namespace) lifecycle.Sandbox {
+	return lifecycle.Sandbox{ID: id, NetNS: ns.Path(), Pod: pod1}
 }
 
 // useAsPodWould changes what a pod with NET_ADMIN can.
@@ -239,40 +236,40 @@ func TestLife(t *testing.T) {
 	id := function(0)
 	n.run(func(a *agent) {
 		ctx := t.Context()
-		must(t, a.attacher.Reserve(ctx, claimed(0)))
-		must(t, a.attacher.Reserve(ctx, claimed(0))) // the kubelet prepares again
+		must(t, a.lifecycle.Reserve(ctx, claimed(0)))
+		must(t, a.lifecycle.Reserve(ctx, claimed(0))) // the kubelet prepares again
 		other := claimed(0)
 		other.Claim.UID = "claim-2"
-		mustFail(t, a.attacher.Reserve(ctx, other), "Function "+id.String()+": belongs to claim default/c (UID claim-1)")
+		mustFail(t, a.lifecycle.Reserve(ctx, other), "Function "+id.String()+": belongs to claim default/c (UID claim-1)")
 
-		observed, err := a.attacher.Attach(ctx, id, sandbox("s1", first))
+		observed, err := a.lifecycle.Attach(ctx, id, sandbox("s1", first))
 		must(t, err)
 		if observed.Name != "net0" || observed.MTU != 1400 || observed.MAC != "02:00:00:00:00:01" || len(observed.Addresses) != 1 {
 			t.Errorf("observed %+v", observed)
 		}
-		again, err := a.attacher.Attach(ctx, id, sandbox("s1", first))
+		again, err := a.lifecycle.Attach(ctx, id, sandbox("s1", first))
 		must(t, err)
 		if diff := cmp.Diff(observed, again, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
 			t.Errorf("attached again (-first +again):\n%s", diff)
 		}
-		must(t, a.attacher.Reserve(ctx, claimed(0)))
+		must(t, a.lifecycle.Reserve(ctx, claimed(0)))
 		useAsPodWould(t, first, "net0")
 
-		must(t, a.releaser.Detach(ctx, id, "s0")) // a late stop
-		must(t, a.releaser.Release(ctx, id, journal.ClaimIs("claim-0")))
+		must(t, a.lifecycle.Detach(ctx, id, "s0")) // a late stop
+		must(t, a.lifecycle.Unprepare(ctx, "claim-0"))
 		if record, _ := a.journal.Get(id); record.State != journal.Attached {
 			t.Errorf("state %s after a late stop and a late release", record.State)
 		}
 		// The pod's sandbox died, and it gets another one before the stop of the first is told.
-		_, err = a.attacher.Attach(ctx, id, sandbox("s2", second))
+		_, err = a.lifecycle.Attach(ctx, id, sandbox("s2", second))
 		must(t, err)
-		must(t, a.releaser.Detach(ctx, id, "s1"))
+		must(t, a.lifecycle.Detach(ctx, id, "s1"))
 		if record, _ := a.journal.Get(id); record.State != journal.Attached || record.Sandbox != "s2" {
 			t.Errorf("state %s for sandbox %s after the late stop", record.State, record.Sandbox)
 		}
 		useAsPodWould(t, second, "net0")
-		must(t, a.releaser.Detach(ctx, id, "s2"))
-		must(t, a.releaser.Detach(ctx, id, "s2"))
+		must(t, a.lifecycle.Detach(ctx, id, "s2"))
+		must(t, a.lifecycle.Detach(ctx, id, "s2"))
 		want := claimed(0)
 		want.State = journal.Reserved
 		record, _ := a.journal.Get(id)
@@ -286,15 +283,15 @@ func TestLife(t *testing.T) {
 		}
 		n.checkRestored(before, 0)
 
-		must(t, a.releaser.Release(ctx, id, journal.ClaimIs("claim-1")))
-		must(t, a.releaser.Release(ctx, id, journal.ClaimIs("claim-1")))
+		must(t, a.lifecycle.Unprepare(ctx, "claim-1"))
+		must(t, a.lifecycle.Unprepare(ctx, "claim-1"))
 		if _, ok := a.journal.Get(id); ok {
 			t.Error("not free after release")
 		}
 		if len(a.hooks.added) > 0 {
 			t.Errorf("handed over: %v, although there are no hooks", a.hooks.added)
 		}
-		_, err = a.attacher.Attach(ctx, id, sandbox("s3", second))
+		_, err = a.lifecycle.Attach(ctx, id, sandbox("s3", second))
 		mustFail(t, err, "is not reserved")
 	})
 }
@@ -307,31 +304,31 @@ func TestAttachRefuses(t *testing.T) {
 		ctx := t.Context()
 		bad := claimed(0)
 		bad.Interface.Name = "a/b"
-		mustFail(t, a.attacher.Reserve(ctx, bad), `Function 0000:3b:00.0/sf0: interface name "a/b"`)
-		must(t, a.attacher.Reserve(ctx, claimed(0)))
+		mustFail(t, a.lifecycle.Reserve(ctx, bad), `Function 0000:3b:00.0/sf0: interface name "a/b"`)
+		must(t, a.lifecycle.Reserve(ctx, claimed(0)))
 		otherPod := sandbox("s2", second)
 		otherPod.Pod = journal.Pod{Namespace: "default", Name: "other", UID: "pod-2"}
-		_, err := a.attacher.Attach(ctx, id, otherPod)
-		mustFail(t, err, "is reserved for pod default/pod (UID pod-1), not for default/other (UID pod-2)")
-		_, err = a.attacher.Attach(ctx, id, attach.Sandbox{ID: "s1", Pod: pod1})
+		_, err := a.lifecycle.Attach(ctx, id, otherPod)
+		mustFail(t, err, "belongs to claim default/c (UID claim-1) and is for pod default/pod (UID pod-1)")
+		_, err = a.lifecycle.Attach(ctx, id, lifecycle.Sandbox{ID: "s1", Pod: pod1})
 		mustFail(t, err, "both must be given")
-		_, err = a.attacher.Attach(ctx, id, sandbox("s1", first))
+		_, err = a.lifecycle.Attach(ctx, id, sandbox("s1", first))
 		must(t, err)
-		_, err = a.attacher.Attach(ctx, id, otherPod)
+		_, err = a.lifecycle.Attach(ctx, id, otherPod)
 		mustFail(t, err, "is Attached in pod default/pod (sandbox s1)")
 		late := sandbox("s0", second)
 		late.NetNS += "-gone"
-		_, err = a.attacher.Attach(ctx, id, late)
+		_, err = a.lifecycle.Attach(ctx, id, late)
 		mustFail(t, err, "no such file")
 		if record, _ := a.journal.Get(id); record.Sandbox != "s1" || record.State != journal.Attached {
 			t.Errorf("record %+v", record)
 		}
 
 		unknown := claimed(7)
-		must(t, a.attacher.Reserve(ctx, unknown))
+		must(t, a.lifecycle.Reserve(ctx, unknown))
 		ctx, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
 		defer cancel()
-		_, err = a.attacher.Attach(ctx, unknown.Function, sandbox("s1", first))
+		_, err = a.lifecycle.Attach(ctx, unknown.Function, sandbox("s1", first))
 		mustFail(t, err, "Function 0000:3b:00.0/sf7: no netdev in the host's network namespace")
 	})
 }
@@ -344,13 +341,13 @@ func TestNetdevComesLate(t *testing.T) {
 	must(t, err)
 	must(t, n.host.Handle().LinkSetNsFd(l, elsewhere.Fd()))
 	n.run(func(a *agent) {
-		must(t, a.attacher.Reserve(t.Context(), claimed(0)))
+		must(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
 		looked := make(chan struct{})
 		first := sync.OnceFunc(func() { close(looked) })
-		late := attach.New(a.journal, a.engine, finderFunc(func(id inventory.ID) (string, error) {
+		late := lifecycle.New(a.journal, a.engine, finderFunc(func(id inventory.ID) (string, error) {
 			defer first()
 			return n.sysfs.Netdev(id)
-		}), a.releaser, attach.Options{BootID: n.bootID}, logr.Discard())
+		}), lifecycle.Options{BootID: n.bootID}, logr.Discard())
 		var group sync.WaitGroup
 		group.Go(func() {
 			<-looked
@@ -398,7 +395,7 @@ func TestCrash(t *testing.T) {
 	id := function(0)
 	attachIt := func(t *testing.T, a *agent, pod *netns.Namespace) {
 		t.Helper()
-		_, err := a.attacher.Attach(t.Context(), id, sandbox("s1", pod))
+		_, err := a.lifecycle.Attach(t.Context(), id, sandbox("s1", pod))
 		must(t, err)
 	}
 	operations := []struct {
@@ -408,19 +405,19 @@ func TestCrash(t *testing.T) {
 		atLeast  int // events
 	}{
 		{"attach", false, attachIt, 9},
-		{"detach", true, func(t *testing.T, a *agent, _ *netns.Namespace) { must(t, a.releaser.Detach(t.Context(), id, "s1")) }, 6},
+		{"detach", true, func(t *testing.T, a *agent, _ *netns.Namespace) { must(t, a.lifecycle.Detach(t.Context(), id, "s1")) }, 6},
 		{"release", true, func(t *testing.T, a *agent, _ *netns.Namespace) {
-			must(t, a.releaser.Release(t.Context(), id, journal.ClaimIs("claim-1")))
+			must(t, a.lifecycle.Unprepare(t.Context(), "claim-1"))
 		}, 6},
 	}
 	heals := map[string]func(t *testing.T, a *agent) (settled bool){
 		"recover": func(t *testing.T, a *agent) bool {
-			must(t, a.releaser.Recover(t.Context()))
+			must(t, a.lifecycle.Recover(t.Context()))
 			record, ok := a.journal.Get(id)
 			return !ok || record.State == journal.Reserved
 		},
 		"stop": func(t *testing.T, a *agent) bool {
-			must(t, a.releaser.Detach(t.Context(), id, "s1"))
+			must(t, a.lifecycle.Detach(t.Context(), id, "s1"))
 			record, ok := a.journal.Get(id)
 			return !ok || record.State == journal.Reserved
 		},
@@ -435,7 +432,7 @@ func TestCrash(t *testing.T) {
 					before := n.snapshot(0)
 					pod := netns.New(t)
 					n.run(func(a *agent) {
-						must(t, a.attacher.Reserve(t.Context(), claimed(0)))
+						must(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
 						if operation.attached {
 							attachIt(t, a, pod)
 							useAsPodWould(t, pod, "net0")
@@ -451,7 +448,7 @@ func TestCrash(t *testing.T) {
 								t.Errorf("event %d: state %s", at, record.State)
 							}
 						}
-						must(t, a.releaser.Release(t.Context(), id, journal.ClaimIs("claim-1")))
+						must(t, a.lifecycle.Unprepare(t.Context(), "claim-1"))
 						if _, ok := a.journal.Get(id); ok {
 							t.Errorf("event %d: not free after release", at)
 						}
@@ -478,32 +475,32 @@ func TestRecoverLeavesAttached(t *testing.T) {
 	before := n.snapshot(0)
 	pod := netns.New(t)
 	n.run(func(a *agent) {
-		must(t, a.attacher.Reserve(t.Context(), claimed(0)))
-		_, err := a.attacher.Attach(t.Context(), function(0), sandbox("s1", pod))
+		must(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
+		_, err := a.lifecycle.Attach(t.Context(), function(0), sandbox("s1", pod))
 		must(t, err)
 	})
 	n.event = func(what string) { t.Errorf("touched: %s", what) }
-	n.run(func(a *agent) { must(t, a.releaser.Recover(t.Context())) })
+	n.run(func(a *agent) { must(t, a.lifecycle.Recover(t.Context())) })
 	n.event = nil
 	mustLink(t, pod, "net0")
-	n.run(func(a *agent) { must(t, a.releaser.Release(t.Context(), function(0), journal.ClaimIs("claim-1"))) })
+	n.run(func(a *agent) { must(t, a.lifecycle.Unprepare(t.Context(), "claim-1")) })
 	n.checkRestored(before, 0)
 }
 
 // The namespace ended while the agent was away, and the kernel brought the netdev back: under the pod's name, down.
 func TestNamespaceEndedNetdevReturned(t *testing.T) {
 	for name, heal := range map[string]func(a *agent) error{
-		"recover": func(a *agent) error { return a.releaser.Recover(t.Context()) },
-		"detach":  func(a *agent) error { return a.releaser.Detach(t.Context(), function(0), "s1") },
-		"release": func(a *agent) error { return a.releaser.Release(t.Context(), function(0), journal.ClaimIs("claim-1")) },
+		"recover": func(a *agent) error { return a.lifecycle.Recover(t.Context()) },
+		"detach":  func(a *agent) error { return a.lifecycle.Detach(t.Context(), function(0), "s1") },
+		"release": func(a *agent) error { return a.lifecycle.Unprepare(t.Context(), "claim-1") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t, 1)
 			before := n.snapshot(0)
 			pod := netns.New(t)
 			n.run(func(a *agent) {
-				must(t, a.attacher.Reserve(t.Context(), claimed(0)))
-				_, err := a.attacher.Attach(t.Context(), function(0), sandbox("s1", pod))
+				must(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
+				_, err := a.lifecycle.Attach(t.Context(), function(0), sandbox("s1", pod))
 				must(t, err)
 			})
 			useAsPodWould(t, pod, "net0")
@@ -527,15 +524,15 @@ func TestNamespaceEndedNetdevGone(t *testing.T) {
 	defer stop()
 	t.Run("pod", func(t *testing.T) { // its end is the namespace's
 		pod := netns.New(t)
-		must(t, a.attacher.Reserve(t.Context(), claimed(0)))
-		_, err := a.attacher.Attach(t.Context(), function(0), sandbox("s1", pod))
+		must(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
+		_, err := a.lifecycle.Attach(t.Context(), function(0), sandbox("s1", pod))
 		must(t, err)
 	})
-	must(t, a.releaser.Recover(t.Context()))
+	must(t, a.lifecycle.Recover(t.Context()))
 	if record, ok := a.journal.Get(function(0)); !ok || record.State != journal.Reserved {
 		t.Errorf("after recover: %v %v", record.State, ok)
 	}
-	must(t, a.releaser.Release(t.Context(), function(0), journal.ClaimIs("claim-1")))
+	must(t, a.lifecycle.Unprepare(t.Context(), "claim-1"))
 	if _, ok := a.journal.Get(function(0)); ok {
 		t.Error("not free after release")
 	}
@@ -548,8 +545,8 @@ func TestBoot(t *testing.T) {
 			n := newNode(t, 1)
 			pod := netns.New(t)
 			n.run(func(a *agent) {
-				must(t, a.attacher.Reserve(t.Context(), claimed(0)))
-				_, err := a.attacher.Attach(t.Context(), function(0), sandbox("s1", pod))
+				must(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
+				_, err := a.lifecycle.Attach(t.Context(), function(0), sandbox("s1", pod))
 				must(t, err)
 				record, _ := a.journal.Get(function(0))
 				record.State = state
@@ -562,7 +559,7 @@ func TestBoot(t *testing.T) {
 				}
 			}
 			n.run(func(a *agent) {
-				must(t, a.releaser.Recover(t.Context()))
+				must(t, a.lifecycle.Recover(t.Context()))
 				record, ok := a.journal.Get(function(0))
 				if free := state == journal.Releasing; ok == free {
 					t.Errorf("there is a record: %v", ok)
@@ -581,20 +578,22 @@ func TestNetdevMovedOn(t *testing.T) {
 	before := n.snapshot(0)
 	pod, nested := netns.New(t), netns.New(t)
 	n.run(func(a *agent) {
-		must(t, a.attacher.Reserve(t.Context(), claimed(0)))
-		_, err := a.attacher.Attach(t.Context(), function(0), sandbox("s1", pod))
+		must(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
+		_, err := a.lifecycle.Attach(t.Context(), function(0), sandbox("s1", pod))
 		must(t, err)
 		l := mustLink(t, pod, "net0")
 		must(t, pod.Handle().LinkSetNsFd(l, nested.Fd()))
-		if err := a.releaser.Release(t.Context(), function(0), journal.ClaimIs("claim-1")); !errors.Is(err, link.ErrAway) {
+		if err := a.lifecycle.Unprepare(t.Context(), "claim-1"); !errors.Is(err, link.ErrAway) {
 			t.Errorf("error %v, want %v", err, link.ErrAway)
 		}
 		if record, _ := a.journal.Get(function(0)); record.State != journal.Releasing {
 			t.Errorf("state %s", record.State)
 		}
-		mustFail(t, a.attacher.Reserve(t.Context(), claimed(0)), "is being released from claim default/c")
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		defer cancel()
+		mustFail(t, a.lifecycle.Reserve(ctx, claimed(0)), "is not back from pod default/pod")
 		must(t, nested.Handle().LinkSetNsFd(mustLink(t, nested, "net0"), pod.Fd()))
-		must(t, a.releaser.Recover(t.Context()))
+		must(t, a.lifecycle.Recover(t.Context()))
 		if _, ok := a.journal.Get(function(0)); ok {
 			t.Error("not free after recover")
 		}
@@ -609,17 +608,17 @@ func TestHandedOver(t *testing.T) {
 	id := function(0)
 	pod := netns.New(t)
 	again := map[string]func(a *agent) error{
-		"release":      func(a *agent) error { return a.releaser.Release(t.Context(), id, journal.ClaimIs("claim-1")) },
-		"late release": func(a *agent) error { return a.releaser.Release(t.Context(), id, journal.ClaimIs("claim-0")) },
-		"detach":       func(a *agent) error { return a.releaser.Detach(t.Context(), id, "s1") },
-		"recover":      func(a *agent) error { return a.releaser.Recover(t.Context()) },
+		"release":      func(a *agent) error { return a.lifecycle.Unprepare(t.Context(), "claim-1") },
+		"late release": func(a *agent) error { return a.lifecycle.Unprepare(t.Context(), "claim-0") },
+		"detach":       func(a *agent) error { return a.lifecycle.Detach(t.Context(), id, "s1") },
+		"recover":      func(a *agent) error { return a.lifecycle.Recover(t.Context()) },
 	}
 	n.run(func(a *agent) {
 		a.hooks.name = "10-tell"
-		must(t, a.attacher.Reserve(t.Context(), claimed(0)))
-		_, err := a.attacher.Attach(t.Context(), id, sandbox("s1", pod))
+		must(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
+		_, err := a.lifecycle.Attach(t.Context(), id, sandbox("s1", pod))
 		must(t, err)
-		must(t, a.releaser.Release(t.Context(), id, journal.ClaimIs("claim-1")))
+		must(t, a.lifecycle.Unprepare(t.Context(), "claim-1"))
 	})
 	n.checkRestored(before, 0)
 	for name, call := range again {
@@ -639,9 +638,11 @@ func TestHandedOver(t *testing.T) {
 		})
 	}
 	n.run(func(a *agent) {
-		mustFail(t, a.attacher.Reserve(t.Context(), claimed(0)), "is being released from claim default/c")
-		_, err := a.attacher.Attach(t.Context(), id, sandbox("s2", pod))
-		mustFail(t, err, "is Releasing")
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		defer cancel()
+		mustFail(t, a.lifecycle.Reserve(ctx, claimed(0)), "waits for its post-delete hooks")
+		_, err := a.lifecycle.Attach(t.Context(), id, sandbox("s2", pod))
+		mustFail(t, err, "is being released from claim default/c")
 	})
 }
 
@@ -653,19 +654,19 @@ func TestCrashBeforeHooks(t *testing.T) {
 		before := n.snapshot(0)
 		pod := netns.New(t)
 		n.run(func(a *agent) {
-			must(t, a.attacher.Reserve(t.Context(), claimed(0)))
-			_, err := a.attacher.Attach(t.Context(), id, sandbox("s1", pod))
+			must(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
+			_, err := a.lifecycle.Attach(t.Context(), id, sandbox("s1", pod))
 			must(t, err)
 			useAsPodWould(t, pod, "net0")
 		})
 		crashed := n.crashes(at, func(a *agent) {
 			a.hooks.name = "10-tell"
-			must(t, a.releaser.Release(t.Context(), id, journal.ClaimIs("claim-1")))
+			must(t, a.lifecycle.Unprepare(t.Context(), "claim-1"))
 		})
 		n.run(func(a *agent) {
 			a.hooks.name = "10-tell"
-			must(t, a.releaser.Recover(t.Context()))
-			must(t, a.releaser.Release(t.Context(), id, journal.ClaimIs("claim-1"))) // its caller tries again
+			must(t, a.lifecycle.Recover(t.Context()))
+			must(t, a.lifecycle.Unprepare(t.Context(), "claim-1")) // its caller tries again
 			if !slices.Contains(a.hooks.added, id) {
 				t.Errorf("event %d: not handed over", at)
 			}
@@ -701,12 +702,12 @@ func TestParallel(t *testing.T) {
 			for range workers {
 				group.Go(func() {
 					for range rounds {
-						errs := []error{a.attacher.Reserve(t.Context(), claimed(i))}
+						errs := []error{a.lifecycle.Reserve(t.Context(), claimed(i))}
 						// Another worker may just have released it.
-						if _, err := a.attacher.Attach(t.Context(), function(i), sandbox("s1", pod)); err != nil && !strings.Contains(err.Error(), "is not reserved") {
+						if _, err := a.lifecycle.Attach(t.Context(), function(i), sandbox("s1", pod)); err != nil && !strings.Contains(err.Error(), "is not reserved") {
 							errs = append(errs, err)
 						}
-						errs = append(errs, a.releaser.Release(t.Context(), function(i), journal.ClaimIs("claim-1")))
+						errs = append(errs, a.lifecycle.Unprepare(t.Context(), "claim-1"))
 						if err := errors.Join(errs...); err != nil {
 							t.Error(err)
 						}
@@ -743,13 +744,13 @@ func BenchmarkLife(b *testing.B) {
 	n.run(func(a *agent) {
 		var attach, release time.Duration
 		for b.Loop() {
-			must(b, a.attacher.Reserve(b.Context(), claimed(0)))
+			must(b, a.lifecycle.Reserve(b.Context(), claimed(0)))
 			start := time.Now()
-			_, err := a.attacher.Attach(b.Context(), function(0), sandbox("s1", pod))
+			_, err := a.lifecycle.Attach(b.Context(), function(0), sandbox("s1", pod))
 			must(b, err)
 			attach += time.Since(start)
 			start = time.Now()
-			must(b, a.releaser.Release(b.Context(), function(0), journal.ClaimIs("claim-1")))
+			must(b, a.lifecycle.Unprepare(b.Context(), "claim-1"))
 			release += time.Since(start)
 		}
 		b.ReportMetric(float64(attach.Microseconds())/float64(b.N), "attach-us")

@@ -1,4 +1,4 @@
-package attach
+package lifecycle
 
 import (
 	"context"
@@ -22,18 +22,18 @@ type Addresses struct {
 }
 
 // Check says in words how an attached Function differs from what was attached; nothing means that it does not.
-func (a *Attacher) Check(ctx context.Context, id inventory.ID) ([]string, error) {
-	unlock, err := a.journal.Lock(ctx, id)
+func (m *Manager) Check(ctx context.Context, id inventory.ID) ([]string, error) {
+	unlock, err := m.journal.Lock(ctx, id)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	record, ok := a.journal.Get(id)
+	record, ok := m.journal.Get(id)
 	if !ok || record.State != journal.Attached {
 		return []string{"is not attached"}, nil
 	}
-	device, _ := Device(a.netdevs, record) // the netdev is in the pod; the PF is what matters
-	differences, err := a.engine.Check(ctx, device, attached(record))
+	device, _ := Device(m.netdevs, record) // the netdev is in the pod; the PF is what matters
+	differences, err := m.engine.Check(ctx, device, attached(record))
 	if err != nil {
 		return nil, fmt.Errorf("Function %s: %w", id, err)
 	}
@@ -42,15 +42,15 @@ func (a *Attacher) Check(ctx context.Context, id inventory.ID) ([]string, error)
 
 // Address gives the interface that a CNI request has attached the addresses, and says what it is then. belongs says
 // whether the attachment is that of the request. What the interface has already is no error.
-func (a *Attacher) Address(
+func (m *Manager) Address(
 	ctx context.Context, id inventory.ID, belongs func(journal.Attachment) bool, add Addresses,
 ) (link.Observed, error) {
-	unlock, err := a.journal.Lock(ctx, id)
+	unlock, err := m.journal.Lock(ctx, id)
 	if err != nil {
 		return link.Observed{}, err
 	}
 	defer unlock()
-	observed, err := a.address(ctx, id, belongs, add)
+	observed, err := m.address(ctx, id, belongs, add)
 	if err != nil {
 		return link.Observed{}, fmt.Errorf("Function %s: %w", id, err)
 	}
@@ -58,10 +58,10 @@ func (a *Attacher) Address(
 }
 
 // address writes down, touches, writes down.
-func (a *Attacher) address(
+func (m *Manager) address(
 	ctx context.Context, id inventory.ID, belongs func(journal.Attachment) bool, add Addresses,
 ) (link.Observed, error) {
-	record, ok := a.journal.Get(id)
+	record, ok := m.journal.Get(id)
 	if !ok || record.State != journal.Attached || record.CNI == nil || !belongs(record) {
 		return link.Observed{}, errors.New("is not attached for this request")
 	}
@@ -73,15 +73,15 @@ func (a *Attacher) address(
 	if err := record.Interface.Validate(); err != nil {
 		return link.Observed{}, err
 	}
-	if err := a.journal.Put(record); err != nil {
+	if err := m.journal.Put(record); err != nil {
 		return link.Observed{}, err
 	}
-	observed, err := a.engine.Add(ctx, attached(record), add.Addresses, add.Routes)
+	observed, err := m.engine.Add(ctx, attached(record), add.Addresses, add.Routes)
 	if err != nil {
 		return link.Observed{}, err
 	}
 	record.Observed = &observed
-	return observed, a.journal.Put(record)
+	return observed, m.journal.Put(record)
 }
 
 // union has what have lacks of more at its end. have is left as it is: it is in the journal.

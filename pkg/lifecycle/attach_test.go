@@ -1,4 +1,4 @@
-package attach_test
+package lifecycle
 
 import (
 	"context"
@@ -15,7 +15,6 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/attach"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/link"
@@ -28,7 +27,7 @@ var (
 	pf = inventory.ID{Address: "0000:3b:00.0"}
 )
 
-func reservation() journal.Attachment {
+func claimedVF() journal.Attachment {
 	return journal.Attachment{
 		Function: vf, PF: pf.Address, PFName: "old", VFIndex: 1,
 		Claim: journal.Claim{Namespace: "default", Name: "c", UID: "claim-1"}, Interface: link.Interface{Name: "net1"},
@@ -50,8 +49,11 @@ func (n netdevs) Netdev(id inventory.ID) (string, error) {
 type engine struct {
 	parent string // of the netdev, on the PCI bus
 	fail   error  // of Attach
-	calls  []string
-	device link.Device
+	// restore is the error of Restore, and dead that the namespace lives no more.
+	restore error
+	dead    bool
+	calls   []string
+	device  link.Device
 
 	differences []string // that Check finds
 }
@@ -78,18 +80,11 @@ func (e *engine) Check(_ context.Context, device link.Device, _ link.Attached) (
 	return e.differences, e.fail
 }
 
-func (e *engine) Alive(link.Place) (bool, error) { return true, nil }
+func (e *engine) Alive(link.Place) (bool, error) { return !e.dead, nil }
 
-// detacher does what package release does about the journal, and writes down what it is told.
-type detacher struct {
-	journal *journal.Journal
-	calls   []string
-}
-
-func (d *detacher) Detach(_ context.Context, id inventory.ID, sandbox string) error {
-	d.calls = append(d.calls, sandbox)
-	a, _ := d.journal.Get(id)
-	return d.journal.Put(a.Untouched())
+func (e *engine) Restore(context.Context, link.Device, link.Snapshot, link.Place) (link.Restored, error) {
+	e.calls = append(e.calls, "restore")
+	return link.Restored{}, e.restore
 }
 
 // failingJournal refuses to write a state.
@@ -117,20 +112,19 @@ func openJournal(t *testing.T) *journal.Journal {
 	return j
 }
 
-func sandbox() attach.Sandbox {
-	return attach.Sandbox{ID: "s1", NetNS: "/run/netns/x", Pod: journal.Pod{Namespace: "default", Name: "p", UID: "pod-1"}}
+func sandbox() Sandbox {
+	return Sandbox{ID: "s1", NetNS: "/run/netns/x", Pod: journal.Pod{Namespace: "default", Name: "p", UID: "pod-1"}}
 }
 
 func TestAttach(t *testing.T) {
 	refusal := errors.New("refused")
 	tests := map[string]struct {
-		engine   engine
-		netdevs  netdevs
-		refuses  journal.State
-		err      error
-		calls    []string // of the engine's Attach
-		detached []string
-		state    journal.State
+		engine  engine
+		netdevs netdevs
+		refuses journal.State
+		err     error
+		calls   []string // of the engine
+		state   journal.State
 	}{
 		"works": {
 			engine: engine{parent: "0000:3b:02.1"}, netdevs: netdevs{vf: "ens3f0v1", pf: "ens3f0"},
@@ -138,7 +132,7 @@ func TestAttach(t *testing.T) {
 		},
 		"refused by the engine": {
 			engine: engine{parent: "0000:3b:02.1", fail: refusal}, netdevs: netdevs{vf: "ens3f0v1", pf: "ens3f0"},
-			err: refusal, calls: []string{"attach"}, detached: []string{"s1"}, state: journal.Reserved,
+			err: refusal, calls: []string{"attach", "restore"}, state: journal.Reserved,
 		},
 		"intent cannot be written": {
 			engine: engine{parent: "0000:3b:02.1"}, netdevs: netdevs{vf: "ens3f0v1", pf: "ens3f0"}, refuses: journal.Attaching,
@@ -146,7 +140,7 @@ func TestAttach(t *testing.T) {
 		},
 		"result cannot be written": {
 			engine: engine{parent: "0000:3b:02.1"}, netdevs: netdevs{vf: "ens3f0v1", pf: "ens3f0"}, refuses: journal.Attached,
-			err: errDiskFull, calls: []string{"attach"}, detached: []string{"s1"}, state: journal.Reserved,
+			err: errDiskFull, calls: []string{"attach", "restore"}, state: journal.Reserved,
 		},
 		"another Function's netdev under the name": {
 			engine: engine{parent: "0000:3b:02.2"}, netdevs: netdevs{vf: "ens3f0v1", pf: "ens3f0"},
@@ -158,9 +152,8 @@ func TestAttach(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			j := openJournal(t)
-			stale := &detacher{journal: j}
-			a := attach.New(failingJournal{j, test.refuses}, &test.engine, test.netdevs, stale, attach.Options{BootID: "boot-1"}, logr.Discard())
-			if err := a.Reserve(t.Context(), reservation()); err != nil {
+			a := New(failingJournal{j, test.refuses}, &test.engine, test.netdevs, Options{BootID: "boot-1"}, logr.Discard())
+			if err := a.Reserve(t.Context(), claimedVF()); err != nil {
 				t.Fatal(err)
 			}
 			observed, err := a.Attach(t.Context(), vf, sandbox())
@@ -173,9 +166,6 @@ func TestAttach(t *testing.T) {
 			}
 			if diff := cmp.Diff(test.calls, test.engine.calls); diff != "" {
 				t.Errorf("engine (-want +got):\n%s", diff)
-			}
-			if diff := cmp.Diff(test.detached, stale.calls); diff != "" {
-				t.Errorf("detached (-want +got):\n%s", diff)
 			}
 			if test.err != nil {
 				return
@@ -197,8 +187,8 @@ func TestAttach(t *testing.T) {
 
 func TestReserve(t *testing.T) {
 	j := openJournal(t)
-	a := attach.New(j, &engine{}, netdevs{}, &detacher{journal: j}, attach.Options{BootID: "boot-1"}, logr.Discard())
-	first := reservation()
+	a := New(j, &engine{}, netdevs{}, Options{BootID: "boot-1"}, logr.Discard())
+	first := claimedVF()
 	if err := a.Reserve(t.Context(), first); err != nil {
 		t.Fatal(err)
 	}
@@ -225,7 +215,7 @@ func TestReserve(t *testing.T) {
 		if err := j.Put(mine); err != nil {
 			t.Fatal(err)
 		}
-		other := reservation()
+		other := claimedVF()
 		other.Claim.UID = "claim-2"
 		if err := a.Reserve(t.Context(), other); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want one with %q", err, want)
@@ -238,8 +228,8 @@ func TestReserve(t *testing.T) {
 func TestReserveForTheNextPod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		j := openJournal(t)
-		a := attach.New(j, &engine{}, netdevs{}, &detacher{journal: j}, attach.Options{BootID: "boot-1"}, logr.Discard())
-		next := reservation()
+		a := New(j, &engine{}, netdevs{}, Options{BootID: "boot-1"}, logr.Discard())
+		next := claimedVF()
 		next.Claim, next.Pod, next.Interface.Name = journal.Claim{}, journal.Pod{}, ""
 		next.Resource = "xpu.opiproject.org/fast"
 		for i := range 2 {
@@ -288,7 +278,7 @@ func TestDevice(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := attach.Device(test.netdevs, test.record)
+			got, err := Device(test.netdevs, test.record)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -1,4 +1,4 @@
-package release_test
+package lifecycle_test
 
 import (
 	"cmp"
@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"net/netip"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -21,13 +22,35 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/link"
 	"github.com/opiproject/xpu-device-plugin/pkg/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/release"
 )
+
+// attachesNothing is the part of an engine that a release has no use for.
+type attachesNothing struct{}
+
+var errNoAttach = errors.New("a release attaches nothing")
+
+func (attachesNothing) Plan(context.Context, link.Device, string, link.Interface) (link.Snapshot, link.Place, error) {
+	return link.Snapshot{}, link.Place{}, errNoAttach
+}
+
+func (attachesNothing) Attach(context.Context, link.Device, link.Snapshot, link.Place, link.Interface) (link.Observed, error) {
+	return link.Observed{}, errNoAttach
+}
+
+func (attachesNothing) Add(context.Context, link.Attached, []netip.Prefix, []link.Route) (link.Observed, error) {
+	return link.Observed{}, errNoAttach
+}
+
+func (attachesNothing) Check(context.Context, link.Device, link.Attached) ([]string, error) {
+	return nil, errNoAttach
+}
 
 // returning plays the kernel that ends a namespace in the background: the netdev is nowhere for some looks.
 type returning struct {
+	attachesNothing
 	gone  int // looks that do not find it
 	looks int
 	fail  error
@@ -89,15 +112,15 @@ func TestNowhere(t *testing.T) {
 			must(t, err)
 			defer j.Close()
 			a := journal.Attachment{
-				Function: function(0), State: journal.Detaching, BootID: "boot-1", Sandbox: "s1",
+				Function: function(0), Claim: journal.Claim{UID: "claim-1"}, State: journal.Detaching, BootID: "boot-1", Sandbox: "s1",
 				Before: &link.Snapshot{Name: "ens3f0v1", Identity: test.identity}, StoppedAt: time.Now().Add(-test.stopped),
 			}
 			must(t, j.Put(a))
 			engine := &returning{gone: test.gone, fail: test.fail, where: test.where}
-			r := release.New(j, engine, test.netdevs, release.Options{
+			r := lifecycle.New(j, engine, test.netdevs, lifecycle.Options{
 				BootID: "boot-1", Patience: wait.Backoff{Duration: time.Millisecond, Steps: 4},
 			}, logr.Discard())
-			if err := r.Release(t.Context(), a.Function, everybodys); !errors.Is(err, test.err) {
+			if err := r.Unprepare(t.Context(), "claim-1"); !errors.Is(err, test.err) {
 				t.Errorf("error %v, want %v", err, test.err)
 			}
 			record, ok := j.Get(a.Function)
@@ -115,7 +138,7 @@ func TestNowhere(t *testing.T) {
 func inVLAN() journal.Attachment {
 	return journal.Attachment{
 		Function: inventory.ID{Address: "0000:3b:02.1"}, PF: "0000:3b:00.0", PFName: "ens3f0", VFIndex: 1,
-		State: journal.Attaching, BootID: "boot-1", Sandbox: "s1", StoppedAt: time.Now(),
+		Claim: journal.Claim{UID: "claim-1"}, State: journal.Attaching, BootID: "boot-1", Sandbox: "s1", StoppedAt: time.Now(),
 		Before: &link.Snapshot{
 			Name: "ens3f0v1", VF: &link.VFState{Proto: "802.1q"}, Rate: &link.Rate{Max: 10},
 			Identity: link.Identity{Parent: "0000:3b:02.1", Bus: "pci"},
@@ -140,9 +163,9 @@ func TestGoneLeavesPFAsItWas(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			j, engine := openJournal(t), &returning{gone: 1 << 30, where: where}
 			must(t, j.Put(a))
-			r := release.New(j, engine, netdevs{a.PF: "ens3f0", a.Function.Address: inventory.ErrNoNetdev},
-				release.Options{BootID: "boot-1", Patience: wait.Backoff{Steps: 1}}, logr.Discard())
-			must(t, r.Release(t.Context(), a.Function, everybodys))
+			r := lifecycle.New(j, engine, netdevs{a.PF: "ens3f0", a.Function.Address: inventory.ErrNoNetdev},
+				lifecycle.Options{BootID: "boot-1", Patience: wait.Backoff{Steps: 1}}, logr.Discard())
+			must(t, r.Unprepare(t.Context(), "claim-1"))
 			if want := []link.Snapshot{{VF: a.Before.VF, Rate: a.Before.Rate}}; !reflect.DeepEqual(engine.enforced, want) {
 				t.Errorf("restored %+v, want %+v", engine.enforced, want)
 			}
@@ -170,9 +193,9 @@ func TestPFAway(t *testing.T) {
 		"card unplugged":                   {inVLAN, netdevs{pf: fs.ErrNotExist, vf: fs.ErrNotExist}, true, false},
 		"nothing was enforced for the pod": {without, netdevs{vf: "ens3f0v1"}, false, false},
 	} {
-		for operation, do := range map[string]func(*release.Releaser) error{
-			"release": func(r *release.Releaser) error { return r.Release(t.Context(), inVLAN.Function, everybodys) },
-			"detach":  func(r *release.Releaser) error { return r.Detach(t.Context(), inVLAN.Function, "s1") },
+		for operation, do := range map[string]func(*lifecycle.Manager) error{
+			"release": func(r *lifecycle.Manager) error { return r.Unprepare(t.Context(), "claim-1") },
+			"detach":  func(r *lifecycle.Manager) error { return r.Detach(t.Context(), inVLAN.Function, "s1") },
 		} {
 			t.Run(name+", "+operation, func(t *testing.T) {
 				j, engine, netdevs := openJournal(t), &returning{}, maps.Clone(test.netdevs)
@@ -180,8 +203,8 @@ func TestPFAway(t *testing.T) {
 					engine.gone = 1 << 30
 				}
 				must(t, j.Put(test.attachment))
-				options := release.Options{BootID: "boot-1", Patience: wait.Backoff{Steps: 1}}
-				err := do(release.New(j, engine, netdevs, options, logr.Discard()))
+				options := lifecycle.Options{BootID: "boot-1", Patience: wait.Backoff{Steps: 1}}
+				err := do(lifecycle.New(j, engine, netdevs, options, logr.Discard()))
 				record, exists := j.Get(inVLAN.Function)
 				if touched := exists && record.Before != nil; touched != test.pending {
 					t.Errorf("there is a record %v: %+v", exists, record)
@@ -193,7 +216,7 @@ func TestPFAway(t *testing.T) {
 				mustFail(t, err, `its PF 0000:3b:00.0 (ens3f0) has no netdev on the host, so that what it enforces for the pod `+
 					`cannot be undone: vf vlan is "100 qos 0 proto 802.1q", was "none"; move the PF's netdev back`)
 				netdevs[pf] = "ens3f0"
-				must(t, do(release.New(j, engine, netdevs, options, logr.Discard())))
+				must(t, do(lifecycle.New(j, engine, netdevs, options, logr.Discard())))
 			})
 		}
 	}
@@ -217,9 +240,9 @@ func TestOwnSF(t *testing.T) {
 			must(t, j.Put(a))
 			var logged []string
 			log := funcr.New(func(_, line string) { logged = append(logged, line) }, funcr.Options{Verbosity: 1})
-			r := release.New(j, engine, netdevs{a.Function.Address: test.netdev},
-				release.Options{BootID: "boot-1", Outfits: &order{}}, log)
-			must(t, r.Release(t.Context(), a.Function, everybodys))
+			r := lifecycle.New(j, engine, netdevs{a.Function.Address: test.netdev},
+				lifecycle.Options{BootID: "boot-1", Outfits: orderedOutfits{&order{}}}, log)
+			must(t, r.Unprepare(t.Context(), "claim-1"))
 			if _, exists := j.Get(a.Function); exists || engine.looks != test.looks {
 				t.Errorf("there is a record: %v; %d looks, want %d", exists, engine.looks, test.looks)
 			}
@@ -230,21 +253,18 @@ func TestOwnSF(t *testing.T) {
 	}
 }
 
-// everybodys is the predicate of a caller to whom everything belongs.
-func everybodys(journal.Attachment) bool { return true }
-
 // A caller that gives up while a netdev is nowhere has not made it gone.
 func TestNowhereCancelled(t *testing.T) {
 	j, err := journal.Open(filepath.Join(t.TempDir(), "j"))
 	must(t, err)
 	defer j.Close()
 	must(t, j.Put(journal.Attachment{
-		Function: function(0), State: journal.Detaching, BootID: "boot-1", Before: &link.Snapshot{Name: "ens3f0v1", Identity: link.Identity{Kind: "veth"}},
+		Function: function(0), Claim: journal.Claim{UID: "claim-1"}, State: journal.Detaching, BootID: "boot-1", Before: &link.Snapshot{Name: "ens3f0v1", Identity: link.Identity{Kind: "veth"}},
 	}))
 	ctx, cancel := context.WithCancel(t.Context())
 	netdevs := finderFunc(func(inventory.ID) (string, error) { cancel(); return "", nil })
-	r := release.New(j, &returning{gone: 1 << 30}, netdevs, release.Options{BootID: "boot-1"}, logr.Discard())
-	if err := r.Release(ctx, function(0), everybodys); err == nil {
+	r := lifecycle.New(j, &returning{gone: 1 << 30}, netdevs, lifecycle.Options{BootID: "boot-1"}, logr.Discard())
+	if err := r.Unprepare(ctx, "claim-1"); err == nil {
 		t.Error("released")
 	}
 	if record, ok := j.Get(function(0)); !ok || record.State != journal.Releasing {
@@ -269,7 +289,7 @@ func releasing(hooks *journal.Hooks) journal.Attachment {
 
 func TestFreeAtOnce(t *testing.T) {
 	j := openJournal(t)
-	r := release.New(j, nil, nil, release.Options{}, logr.Discard())
+	r := lifecycle.New(j, nil, nil, lifecycle.Options{}, logr.Discard())
 	must(t, r.Free(t.Context(), function(0)))
 	reserved := claimed(0)
 	reserved.State = journal.Reserved
@@ -281,7 +301,7 @@ func TestFreeWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		j := openJournal(t)
 		queue := &hooks{name: "port"}
-		r := release.New(j, nil, nil, release.Options{Hooks: queue}, logr.Discard())
+		r := lifecycle.New(j, nil, nil, lifecycle.Options{Hooks: queue}, logr.Discard())
 		must(t, j.Put(releasing(&journal.Hooks{Next: "port"})))
 		done := make(chan error, 1)
 		go func() { done <- r.Free(t.Context(), function(0)) }()
@@ -320,7 +340,7 @@ func TestFreeGivesUp(t *testing.T) {
 				j := openJournal(t)
 				must(t, j.Put(test.record))
 				netdevs := finderFunc(func(inventory.ID) (string, error) { return "", nil })
-				r := release.New(j, &returning{fail: errors.New("refused")}, netdevs, release.Options{
+				r := lifecycle.New(j, &returning{fail: errors.New("refused")}, netdevs, lifecycle.Options{
 					BootID: "boot-1", Hooks: &hooks{}, Patience: wait.Backoff{Duration: time.Millisecond, Steps: 2},
 				}, logr.Discard())
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -347,7 +367,7 @@ func TestFreeContinues(t *testing.T) {
 		Function: function(0), State: journal.Releasing, BootID: "boot-1", StoppedAt: time.Now(), Before: &link.Snapshot{Name: "ens3f0v1"},
 	}))
 	netdevs := finderFunc(func(inventory.ID) (string, error) { return "", nil })
-	r := release.New(j, &returning{}, netdevs, release.Options{BootID: "boot-1"}, logr.Discard())
+	r := lifecycle.New(j, &returning{}, netdevs, lifecycle.Options{BootID: "boot-1"}, logr.Discard())
 	must(t, r.Free(t.Context(), function(0)))
 	if _, exists := j.Get(function(0)); exists {
 		t.Error("not free")
@@ -372,7 +392,7 @@ func TestDetachOfARequestThatFailed(t *testing.T) {
 			a := claimed
 			a.State, a.CNI, a.Interface.Name = journal.Reserved, test.request, "net1"
 			must(t, j.Put(a))
-			r := release.New(j, &returning{}, nil, release.Options{BootID: "boot-1"}, logr.Discard())
+			r := lifecycle.New(j, &returning{}, nil, lifecycle.Options{BootID: "boot-1"}, logr.Discard())
 			must(t, r.Detach(t.Context(), a.Function, "s1"))
 			if got, _ := j.Get(a.Function); got.State != journal.Reserved || (got.CNI == nil) != test.over {
 				t.Errorf("record %+v", got)

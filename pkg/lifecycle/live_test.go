@@ -1,4 +1,4 @@
-package attach_test
+package lifecycle
 
 import (
 	"encoding/json"
@@ -10,7 +10,6 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/attach"
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/link"
 )
@@ -33,11 +32,11 @@ func TestReserveByRequest(t *testing.T) {
 	allocatedAgain := allocated
 	allocatedAgain.Port = nil
 	attached := requested("c1")
-	attached.State, attached.Sandbox = journal.Attached, "c1"
+	attached.State, attached.Sandbox, attached.BootID = journal.Attached, "c1", "boot-1"
 	attached.Before, attached.Observed = &link.Snapshot{}, &link.Observed{}
-	claimed := reservation()
+	claimed := claimedVF()
 	claimed.CNI = requested("c1").CNI
-	claimedByOther := reservation()
+	claimedByOther := claimedVF()
 	claimedByOther.CNI = requested("c2").CNI
 	claimAttached := claimed
 	claimAttached.State, claimAttached.Sandbox = journal.Attached, "c1"
@@ -50,21 +49,22 @@ func TestReserveByRequest(t *testing.T) {
 		check      func(journal.Attachment) bool
 	}{
 		"allocated, then added":                           {allocated, requested("c1"), "", func(a journal.Attachment) bool { return a.CNI != nil && a.Pod.Name == "p" }},
-		"allocated again, the pool has no network by now": {allocated, allocatedAgain, "", func(a journal.Attachment) bool { return a.Port != nil }},
-		"added again":                       {requested("c1"), requested("c1"), "", func(a journal.Attachment) bool { return a.CNI.ContainerID == "c1" }},
-		"added to another container":        {requested("c1"), requested("c2"), "belongs to pod default/p (UID pod-1)", nil},
-		"added as another interface":        {requested("c1"), other, "belongs to pod default/p", nil},
-		"allocated while it is added":       {requested("c1"), allocated, "belongs to pod default/p", nil},
-		"added while attached":              {attached, requested("c1"), "", func(a journal.Attachment) bool { return a.State == journal.Attached }},
-		"claim's, added":                    {reservation(), claimed, "", func(a journal.Attachment) bool { return a.CNI != nil && a.Claim.UID == "claim-1" }},
-		"claim's, added to another sandbox": {claimAttached, claimedByOther, "is Attached for sandbox c1 of claim default/c", nil},
-		"claim's, added without claim":      {reservation(), requested("c1"), "belongs to claim default/c", nil},
+		"allocated again, the pool has no network by now": {allocated, allocatedAgain, "", func(a journal.Attachment) bool { return a.Port == nil }},
+		"added again":                          {requested("c1"), requested("c1"), "", func(a journal.Attachment) bool { return a.CNI.ContainerID == "c1" }},
+		"added to another container":           {requested("c1"), requested("c2"), "", func(a journal.Attachment) bool { return a.CNI.ContainerID == "c2" }},
+		"added as another interface":           {requested("c1"), other, "", func(a journal.Attachment) bool { return a.CNI.IfName == "net2" }},
+		"allocated while it is added":          {requested("c1"), allocated, "", func(a journal.Attachment) bool { return a.CNI == nil }},
+		"added while attached":                 {attached, requested("c1"), "", func(a journal.Attachment) bool { return a.State == journal.Attached }},
+		"claim's, added":                       {claimedVF(), claimed, "", func(a journal.Attachment) bool { return a.CNI != nil && a.Claim.UID == "claim-1" }},
+		"claim's, added to another sandbox":    {claimAttached, claimedByOther, "", func(a journal.Attachment) bool { return a.CNI.ContainerID == "c2" && a.State == journal.Reserved }},
+		"attached, added as another interface": {attached, other, "is Attached in pod default/p (sandbox c1)", nil},
+		"claim's, added without claim":         {claimedVF(), requested("c1"), "belongs to claim default/c", nil},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			j := openJournal(t)
-			a := attach.New(j, &engine{}, netdevs{}, &detacher{journal: j}, attach.Options{BootID: "boot-1"}, logr.Discard())
+			a := New(j, &engine{}, netdevs{}, Options{BootID: "boot-1"}, logr.Discard())
 			if test.have.State == "" {
 				test.have.State = journal.Reserved
 			}
@@ -92,7 +92,7 @@ func TestReserveByRequest(t *testing.T) {
 func TestAttachOfAnotherRequest(t *testing.T) {
 	j := openJournal(t)
 	engine := &engine{parent: string(vf.Address)}
-	a := attach.New(j, engine, netdevs{vf: "v", pf: "p"}, &detacher{journal: j}, attach.Options{BootID: "boot-1"}, logr.Discard())
+	a := New(j, engine, netdevs{vf: "v", pf: "p"}, Options{BootID: "boot-1"}, logr.Discard())
 	if err := a.Reserve(t.Context(), requested("c1")); err != nil {
 		t.Fatal(err)
 	}
@@ -107,7 +107,7 @@ func TestAttachOfAnotherRequest(t *testing.T) {
 // The device plugin reserves without knowing what the interface will be; that cannot be attached.
 func TestAttachAllocated(t *testing.T) {
 	j := openJournal(t)
-	a := attach.New(j, &engine{parent: string(vf.Address)}, netdevs{vf: "v", pf: "p"}, &detacher{journal: j}, attach.Options{BootID: "boot-1"}, logr.Discard())
+	a := New(j, &engine{parent: string(vf.Address)}, netdevs{vf: "v", pf: "p"}, Options{BootID: "boot-1"}, logr.Discard())
 	allocated := requested("")
 	allocated.CNI, allocated.Interface = nil, link.Interface{}
 	if err := a.Reserve(t.Context(), allocated); err != nil {
@@ -126,7 +126,7 @@ func TestAttachAllocated(t *testing.T) {
 func TestAttachUserspace(t *testing.T) {
 	j := openJournal(t)
 	engine := &engine{}
-	a := attach.New(j, engine, netdevs{vf: "", pf: "p"}, &detacher{journal: j}, attach.Options{BootID: "boot-1"}, logr.Discard())
+	a := New(j, engine, netdevs{vf: "", pf: "p"}, Options{BootID: "boot-1"}, logr.Discard())
 	want := requested("s1")
 	want.Interface.Userspace = true
 	if err := a.Reserve(t.Context(), want); err != nil {
@@ -144,14 +144,14 @@ func TestAttachUserspace(t *testing.T) {
 }
 
 func TestAddress(t *testing.T) {
-	add := attach.Addresses{
+	add := Addresses{
 		Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24")},
 		Routes:    []link.Route{{To: netip.MustParsePrefix("10.2.0.0/16")}}, Result: json.RawMessage(`{"ips":[]}`),
 	}
 	mine, foreign := journal.ContainerIs("s1", "net1"), journal.ContainerIs("s2", "net1")
 	j := openJournal(t)
 	engine := &engine{parent: string(vf.Address)}
-	a := attach.New(j, engine, netdevs{vf: "v", pf: "p"}, &detacher{journal: j}, attach.Options{BootID: "boot-1"}, logr.Discard())
+	a := New(j, engine, netdevs{vf: "v", pf: "p"}, Options{BootID: "boot-1"}, logr.Discard())
 	address := func(belongs func(journal.Attachment) bool) error {
 		_, err := a.Address(t.Context(), vf, belongs, add)
 		return err

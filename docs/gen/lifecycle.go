@@ -1,0 +1,75 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/lifecycle"
+)
+
+const (
+	tableBegin = "<!-- Made by docs/gen from pkg/lifecycle. Do not edit. -->\n"
+	tableEnd   = "<!-- End of what is made. -->\n"
+)
+
+// lifecycleTable replaces the state table in a page.
+func lifecycleTable(path string) error {
+	page, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	before, rest, ok := strings.Cut(string(page), tableBegin)
+	_, after, ended := strings.Cut(rest, tableEnd)
+	if !ok || !ended {
+		return fmt.Errorf("%s: the lines that enclose the table are missing", path)
+	}
+	return os.WriteFile(path, []byte(before+tableBegin+stateTable()+tableEnd+after), 0o644)
+}
+
+// stateTable has a row for each event and whoever has the Function. Evidence is numbered, and explained below.
+func stateTable() string {
+	var out bytes.Buffer
+	out.WriteString("\n| event | whose |")
+	for _, phase := range lifecycle.Phases() {
+		fmt.Fprintf(&out, " %s |", phase)
+	}
+	out.WriteString("\n| --- | --- |" + strings.Repeat(" --- |", len(lifecycle.Phases())) + "\n")
+	var evidence []lifecycle.Evidence
+	number := func(e lifecycle.Evidence) int {
+		for i, known := range evidence {
+			if known == e {
+				return i + 1
+			}
+		}
+		evidence = append(evidence, e)
+		return len(evidence)
+	}
+	last := lifecycle.Event("")
+	for _, entry := range lifecycle.Table() {
+		event := string(entry.Event)
+		if entry.Event == last {
+			event = ""
+		}
+		last = entry.Event
+		fmt.Fprintf(&out, "| %s | %s |", event, entry.Whose)
+		for _, rule := range entry.Rules {
+			switch {
+			case rule.Step == "":
+				out.WriteString(" |")
+			case rule.If == "":
+				fmt.Fprintf(&out, " %s |", rule.Step)
+			default:
+				fmt.Fprintf(&out, " %s if (%d), else %s |", rule.Step, number(rule.If), rule.Else)
+			}
+		}
+		out.WriteString("\n")
+	}
+	out.WriteString("\nEvidence:\n\n")
+	for i, e := range evidence {
+		fmt.Fprintf(&out, "%d. %s\n", i+1, e)
+	}
+	out.WriteString("\n")
+	return out.String()
+}
