@@ -44,6 +44,9 @@ func (o *options) addNodeFlags(flags *pflag.FlagSet) {
 		"name of this node's Node object (environment: NODE_NAME); with --provisioner=direct the host's name if empty")
 	flags.StringVar(&o.Namespace, "namespace", cmp.Or(os.Getenv("POD_NAMESPACE"), "xpu-system"),
 		"namespace of this pod, where it makes XPUPorts (environment: POD_NAMESPACE)")
+	flags.StringVar(&o.PodName, "pod-name", os.Getenv("POD_NAME"),
+		"name of this pod (environment: POD_NAME); a list of the kubelet's pods that lacks it is not believed. "+
+			"Empty where the agent does not run in a pod")
 	flags.StringVar(&o.kubeconfig, "kubeconfig", "",
 		"file that says how to reach the API server; empty: the pod's service account")
 	flags.Float32Var(&o.qps, "kube-api-qps", 100, "requests per second to the API server, on average")

@@ -64,7 +64,7 @@ func flagsPage(programs []string) ([]byte, error) {
 	for _, name := range programs {
 		cmd := exec.Command("go", append([]string{"run"}, strings.Fields("./cmd/"+name+" --help")...)...)
 		// Defaults that come from the environment would be this machine's.
-		cmd.Env = append(os.Environ(), "NODE_NAME=", "POD_NAMESPACE=")
+		cmd.Env = append(os.Environ(), "NODE_NAME=", "POD_NAMESPACE=", "POD_NAME=")
 		cmd.Stderr = os.Stderr
 		help, err := cmd.Output()
 		if err != nil {

@@ -103,7 +103,7 @@ func Run(ctx context.Context, config Config, registry *prometheus.Registry, log 
 		return err
 	}
 	defer engine.Close()
-	kubelet, err := podresources.NewClient(config.KubeletDir)
+	kubelet, err := podresources.NewClient(config.KubeletDir, podresources.Self{Namespace: config.Namespace, Name: config.PodName})
 	if err != nil {
 		return err
 	}

@@ -22,6 +22,8 @@ const (
 type Config struct {
 	// NodeName is the name of the node's Node object.
 	NodeName string
+	// PodName is the name of the agent's own pod in Namespace, "" where it runs in none.
+	PodName string
 	// SysRoot is where the host's sysfs is, "/sys".
 	SysRoot string
 	// ProcRoot is where procfs is, "/proc".

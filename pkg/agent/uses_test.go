@@ -58,7 +58,7 @@ func newUses(
 		t.Fatal(err)
 	}
 	t.Cleanup(kubelet.Stop)
-	client, err := podresources.NewClient(dir)
+	client, err := podresources.NewClient(dir, podresources.Self{})
 	if err != nil {
 		t.Fatal(err)
 	}

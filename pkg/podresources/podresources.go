@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -32,20 +33,27 @@ type Assignment struct {
 	// names devices by PCI address. It is "" for a ResourceClaim of this project's driver, and the driver's name for one
 	// of another driver.
 	Resource string
-	// Namespace and Pod name the pod, and Container the first of its containers that has the Function.
+	// Namespace and Pod name the pod, and Container the first of its containers that has the Function. Of what only the
+	// kubelet's checkpoint has, Namespace and Pod are empty.
 	Namespace, Pod, Container string
 }
 
+// Self names the agent's own pod; it is empty where the agent does not run in one.
+type Self struct{ Namespace, Name string }
+
 // Client asks the kubelet. Its methods may be called by several goroutines at once.
 type Client struct {
+	self       Self
 	socket     string
+	checkpoint string
 	connection *grpc.ClientConn
 	lister     podresourcesapi.PodResourcesListerClient
 }
 
 // NewClient makes a client for the kubelet with this directory, "/var/lib/kubelet". The kubelet need not be there yet,
-// and may go and come.
-func NewClient(kubeletDir string) (*Client, error) {
+// and may go and come. An answer without the pod that self names is not taken for one: a kubelet that was started again
+// lists static pods only, until it has heard of the API server.
+func NewClient(kubeletDir string, self Self) (*Client, error) {
 	socket := filepath.Join(kubeletDir, "pod-resources", "kubelet.sock")
 	connection, err := grpc.NewClient("passthrough:///"+socket,
 		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
@@ -57,21 +65,29 @@ func NewClient(kubeletDir string) (*Client, error) {
 		return nil, fmt.Errorf("kubelet at %s: %w", socket, err)
 	}
 	lister := podresourcesapi.NewPodResourcesListerClient(connection)
-	return &Client{socket: socket, connection: connection, lister: lister}, nil
+	return &Client{
+		self: self, socket: socket, checkpoint: filepath.Join(kubeletDir, checkpointFile), connection: connection, lister: lister,
+	}, nil
 }
 
 // Close ends the client.
 func (c *Client) Close() error { return c.connection.Close() }
 
-// Assigned returns what pods have now, by [inventory.ID.String]. A Function that two resources were given for, which is
-// one too many, is there by the one that sorts first.
+// Assigned returns what pods have now, by [inventory.ID.String]: what the kubelet lists, and what its checkpoint has
+// besides. The list never has init containers; the checkpoint may have a pod that is gone, until the kubelet writes it
+// again. So what is not there nobody has; what is there somebody may have. A Function that two resources were given for,
+// which is one too many, is there by the one that sorts first.
 func (c *Client) Assigned(ctx context.Context) (map[string]Assignment, error) {
-	all, err := c.all(ctx)
+	listed, err := c.listed(ctx)
 	if err != nil {
 		return nil, err
 	}
-	assigned := make(map[string]Assignment, len(all))
-	for id, assignments := range all {
+	kept, err := readCheckpoint(c.checkpoint)
+	if err != nil {
+		return nil, fmt.Errorf("kubelet's checkpoint %s: %w", c.checkpoint, err)
+	}
+	assigned := make(map[string]Assignment, len(listed))
+	for id, assignments := range listed {
 		first := assignments[0]
 		for _, other := range assignments[1:] {
 			if other.Resource < first.Resource {
@@ -80,11 +96,16 @@ func (c *Client) Assigned(ctx context.Context) (map[string]Assignment, error) {
 		}
 		assigned[id.String()] = first
 	}
+	for id, assignment := range kept {
+		if _, has := assigned[id.String()]; !has {
+			assigned[id.String()] = assignment
+		}
+	}
 	return assigned, nil
 }
 
-// all returns what pods have, also where one Function is given several times.
-func (c *Client) all(ctx context.Context) (map[inventory.ID][]Assignment, error) {
+// listed returns what the kubelet lists, also where one Function is given several times.
+func (c *Client) listed(ctx context.Context) (map[inventory.ID][]Assignment, error) {
 	response, err := c.lister.List(ctx, &podresourcesapi.ListPodResourcesRequest{})
 	if status.Code(err) == codes.Unavailable && c.listens(ctx) {
 		// It was started again since the connection was tried last.
@@ -96,7 +117,18 @@ func (c *Client) all(ctx context.Context) (map[inventory.ID][]Assignment, error)
 	if err != nil {
 		return nil, fmt.Errorf("kubelet at %s: list of pods' devices: %w", c.socket, err)
 	}
+	if !c.complete(response) {
+		return nil, fmt.Errorf("kubelet at %s: list of pods' devices: lacks this agent's own pod %s/%s: "+
+			"the kubelet has not heard yet which pods there are", c.socket, c.self.Namespace, c.self.Name)
+	}
 	return functions(response), nil
+}
+
+// complete says whether the list has the agent's own pod, if it is in one.
+func (c *Client) complete(response *podresourcesapi.ListPodResourcesResponse) bool {
+	return c.self.Name == "" || slices.ContainsFunc(response.GetPodResources(), func(p *podresourcesapi.PodResources) bool {
+		return p.GetNamespace() == c.self.Namespace && p.GetName() == c.self.Name
+	})
 }
 
 // listens says whether the kubelet is there. One that is not must not hold up pods.
@@ -151,5 +183,8 @@ func add(assignments []Assignment, a Assignment) []Assignment {
 
 // String is "pod default/web (container nginx)".
 func (a Assignment) String() string {
+	if a.Pod == "" {
+		return fmt.Sprintf("a pod (container %s)", cmp.Or(a.Container, "unknown"))
+	}
 	return fmt.Sprintf("pod %s/%s (container %s)", a.Namespace, a.Pod, cmp.Or(a.Container, "unknown"))
 }

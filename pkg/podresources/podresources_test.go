@@ -38,7 +38,7 @@ func start(t *testing.T) (dir string, kubelet *podresourcestest.Kubelet, client 
 		t.Fatal(err)
 	}
 	t.Cleanup(kubelet.Stop)
-	if client, err = podresources.NewClient(dir); err != nil {
+	if client, err = podresources.NewClient(dir, podresources.Self{}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { client.Close() })
@@ -193,7 +193,7 @@ func TestTrackerTimesOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { silent.Close() })
-	client, err := podresources.NewClient(dir)
+	client, err := podresources.NewClient(dir, podresources.Self{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -216,7 +216,7 @@ func TestTrackerTimesOut(t *testing.T) {
 
 // TestNoKubelet: where there is no kubelet, nobody waits for it.
 func TestNoKubelet(t *testing.T) {
-	client, err := podresources.NewClient(t.TempDir())
+	client, err := podresources.NewClient(t.TempDir(), podresources.Self{})
 	if err != nil {
 		t.Fatal(err)
 	}

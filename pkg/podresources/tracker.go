@@ -41,7 +41,7 @@ func (t *Tracker) Assigned(ctx context.Context) (map[string]Assignment, error) {
 func (t *Tracker) Refresh(ctx context.Context) (changed bool, err error) {
 	t.refreshing.Lock()
 	defer t.refreshing.Unlock()
-	assigned, err := t.client.all(ctx)
+	assigned, err := t.client.listed(ctx)
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
 	if err != nil {

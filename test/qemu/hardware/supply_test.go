@@ -68,7 +68,7 @@ func newSupplier(t *testing.T, pf pci.Address) *supplier {
 	s.kubelet, err = podresourcestest.Start(dir)
 	done(t, err)
 	t.Cleanup(s.kubelet.Stop)
-	s.pods, err = podresources.NewClient(dir)
+	s.pods, err = podresources.NewClient(dir, podresources.Self{})
 	done(t, err)
 	t.Cleanup(func() { s.pods.Close() })
 	s.inventory = inventory.New(inventory.Options{SysRoot: "/sys", Log: testr.New(t), Changed: func() {
