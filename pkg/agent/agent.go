@@ -39,6 +39,7 @@ type agent struct {
 	registry *prometheus.Registry
 
 	journal   *journal.Journal
+	kubelet   *podresources.Client
 	devlink   *devlink.Conn
 	inventory *inventory.Inventory
 	faults    *health.Reporters
@@ -108,8 +109,8 @@ func Run(ctx context.Context, config Config, registry *prometheus.Registry, log 
 		return err
 	}
 	defer kubelet.Close()
-	a := &agent{config: config, log: log, registry: registry, journal: records, devlink: eswitches}
-	if err := a.assemble(ctx, engine, kubelet); err != nil {
+	a := &agent{config: config, log: log, registry: registry, journal: records, kubelet: kubelet, devlink: eswitches}
+	if err := a.assemble(ctx, engine); err != nil {
 		return err
 	}
 	return a.run(ctx)

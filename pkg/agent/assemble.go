@@ -26,7 +26,7 @@ import (
 )
 
 // assemble makes the parts and tells them of each other, in the order in which data flows.
-func (a *agent) assemble(ctx context.Context, engine *link.Engine, kubelet *podresources.Client) (err error) {
+func (a *agent) assemble(ctx context.Context, engine *link.Engine) (err error) {
 	bootID, err := readBootID(a.config.ProcRoot)
 	if err != nil {
 		return err
@@ -46,13 +46,13 @@ func (a *agent) assemble(ctx context.Context, engine *link.Engine, kubelet *podr
 	if err := a.declare(); err != nil {
 		return err
 	}
-	if err := a.assembleLifecycle(ctx, engine, kubelet, bootID); err != nil {
+	if err := a.assembleLifecycle(ctx, engine, bootID); err != nil {
 		return err
 	}
-	if err := a.assembleSupply(kubelet); err != nil {
+	if err := a.assembleSupply(); err != nil {
 		return err
 	}
-	if err := a.assembleDevicePlugin(kubelet); err != nil {
+	if err := a.assembleDevicePlugin(); err != nil {
 		return err
 	}
 	a.cni = cniserver.New(cniserver.Options{
@@ -89,9 +89,7 @@ func (a *agent) assembleOutfits(engine *link.Engine, bootID string) {
 }
 
 // assembleLifecycle makes what decides who has a Function, and what follows a release.
-func (a *agent) assembleLifecycle(
-	ctx context.Context, engine *link.Engine, kubelet *podresources.Client, bootID string,
-) error {
+func (a *agent) assembleLifecycle(ctx context.Context, engine *link.Engine, bootID string) error {
 	recorder, err := a.mode.recorder(ctx)
 	if err != nil {
 		return err
@@ -103,7 +101,7 @@ func (a *agent) assembleLifecycle(
 	if err != nil {
 		return err
 	}
-	pods := podresources.NewTracker(kubelet, a.log.WithName("kubelet"))
+	pods := podresources.NewTracker(a.kubelet, a.log.WithName("kubelet"))
 	a.uses = &uses{tracker: a.tracker, pods: pods, changed: a.outputs.Notify, times: a.config.times}
 	a.lifecycle = lifecycle.New(a.journal, engine, a.inventory, lifecycle.Options{
 		BootID: bootID, Outfits: a.outfits, Hooks: a.hooks, Kubelet: pods, Claims: a.mode.claims(),
@@ -134,9 +132,9 @@ func (a *agent) declare() (err error) {
 }
 
 // assembleSupply makes what gives PFs the VFs that pools ask for.
-func (a *agent) assembleSupply(kubelet *podresources.Client) error {
+func (a *agent) assembleSupply() error {
 	a.vfs = &supply.VFs{
-		SysRoot: a.config.SysRoot, Functions: a.inventory, Pools: a.tracker, Journal: a.journal, Assignments: kubelet,
+		SysRoot: a.config.SysRoot, Functions: a.inventory, Pools: a.tracker, Journal: a.journal, Assignments: a.kubelet,
 		NetdevUse: supply.NetdevUse, Changed: a.outputs.Notify, Metrics: supply.NewMetrics(a.registry),
 		Log: a.log.WithName("vfs"),
 	}
@@ -144,7 +142,7 @@ func (a *agent) assembleSupply(kubelet *podresources.Client) error {
 }
 
 // assembleDevicePlugin makes what speaks to the kubelet about extended resources.
-func (a *agent) assembleDevicePlugin(kubelet *podresources.Client) (err error) {
+func (a *agent) assembleDevicePlugin() (err error) {
 	var cdi *deviceplugin.CDI
 	if a.config.UseCDI {
 		if cdi, err = deviceplugin.NewCDI(a.config.CDIDir); err != nil {
@@ -162,7 +160,7 @@ func (a *agent) assembleDevicePlugin(kubelet *podresources.Client) (err error) {
 		Contents:    &deviceplugin.Contents{Nodes: a.deviceNodes()},
 		DeviceInfo:  deviceplugin.NewDeviceInfo(a.config.DeviceInfoDir),
 		CDI:         cdi,
-		Assignments: kubelet, AllocateTimeout: a.config.times.allocate,
+		Assignments: a.kubelet, AllocateTimeout: a.config.times.allocate,
 		Metrics: deviceplugin.NewMetrics(a.registry),
 		Log:     a.log.WithName("deviceplugin"),
 	}

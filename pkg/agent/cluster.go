@@ -124,7 +124,7 @@ func (c *clustered) complete() error {
 		ProvisionTimeout: c.config.ProvisionTimeout,
 	}
 	c.nri = &nri.Plugin{
-		Socket: c.config.NRISocket, Journal: c.journal, Lifecycle: c.lifecycle, Reporter: c.status,
+		Socket: c.config.NRISocket, Journal: c.journal, Lifecycle: c.lifecycle, Kubelet: c.kubelet, Reporter: c.status,
 		Log: c.log.WithName("nri"),
 	}
 	return nil

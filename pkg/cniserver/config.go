@@ -15,6 +15,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/agent"
 	"github.com/opiproject/xpu-device-plugin/cni"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/link"
@@ -157,23 +158,14 @@ func (m *mistakes) device(text string) inventory.ID {
 	if err == nil {
 		return id
 	}
-	if id, nameErr := inventory.ParseDeviceName(deviceName(text)); nameErr == nil {
+	if id, nameErr := inventory.ParseDeviceName(text); nameErr == nil {
+		return id
+	}
+	if _, id, ok := claim.SplitCDIDeviceName(text); ok {
 		return id
 	}
 	m.add("deviceID: %w", err)
 	return inventory.ID{}
-}
-
-// uidLength is that of a claim's UID, RFC 9562.
-const uidLength = 36
-
-// deviceName takes the claim's UID from the name of a CDI device, "<UID>-<device name>": it is what Multus, up to 4.3,
-// gives for a claim's device.
-func deviceName(text string) string {
-	if len(text) > uidLength && text[uidLength] == '-' {
-		return text[uidLength+1:]
-	}
-	return text
 }
 
 func (m *mistakes) mac(field, text string) link.MAC {

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -19,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/lifecycle"
@@ -34,6 +36,9 @@ type node struct {
 	calls  []string
 	errs   map[string]error         // by call
 	blocks map[string]chan struct{} // by call: closed when the call was made, which then waits until its context ends
+	slow   map[string]chan struct{} // by call: the call waits until it is closed, whatever its context does
+
+	kubelet Kubelet
 }
 
 func newNode(t *testing.T) *node {
@@ -43,7 +48,7 @@ func newNode(t *testing.T) *node {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { j.Close() })
-	return &node{journal: j, errs: map[string]error{}, blocks: map[string]chan struct{}{}}
+	return &node{journal: j, errs: map[string]error{}, blocks: map[string]chan struct{}{}, slow: map[string]chan struct{}{}}
 }
 
 // reserve reserves VF 0000:3b:00.<function> for a pod, by a claim that is named after the pod.
@@ -61,8 +66,11 @@ func (n *node) reserve(t *testing.T, function, pod string) {
 func (n *node) record(ctx context.Context, call string) error {
 	n.mutex.Lock()
 	n.calls = append(n.calls, call)
-	err, block := n.errs[call], n.blocks[call]
+	err, block, slow := n.errs[call], n.blocks[call], n.slow[call]
 	n.mutex.Unlock()
+	if slow != nil {
+		<-slow
+	}
 	if block != nil {
 		close(block)
 		<-ctx.Done()
@@ -107,7 +115,7 @@ func (n *node) wantCalls(t *testing.T, want ...string) {
 // start runs a plugin for the runtime at the socket until the test ends.
 func (n *node) start(t *testing.T, socket string) *Plugin {
 	t.Helper()
-	p := &Plugin{Socket: socket, Journal: n.journal, Lifecycle: n, Reporter: n, Log: testr.New(t)}
+	p := &Plugin{Socket: socket, Journal: n.journal, Lifecycle: n, Kubelet: n.kubelet, Reporter: n, Log: testr.New(t)}
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- p.Run(ctx) }()
@@ -376,7 +384,157 @@ func TestSynchronize(t *testing.T) {
 	r := startRuntime(t, socket, sandbox("stays", "s-stays"), sandbox("stranger", "s-stranger"), sandbox("started", "s-started"))
 	n.start(t, socket)
 	r.waitForPlugin(t)
-	n.wantCalls(t, "detach 2 s-ended", "attach 3 s-stays /run/netns/s-stays stays", "attach 4 s-started /run/netns/s-started started", "report started-claim")
+	n.awaitCalls(t, "attach 3 s-stays /run/netns/s-stays stays", "attach 4 s-started /run/netns/s-started started", "detach 2 s-ended", "report started-claim")
+}
+
+// awaitCalls waits until these calls were made, in any order.
+func (n *node) awaitCalls(t *testing.T, want ...string) {
+	t.Helper()
+	var got []string
+	_ = wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 10*time.Second, true, func(context.Context) (bool, error) {
+		n.mutex.Lock()
+		defer n.mutex.Unlock()
+		got = slices.Sorted(slices.Values(n.calls))
+		return slices.Equal(got, want), nil
+	})
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("calls: -want +got\n%s", diff)
+	}
+}
+
+// TestSynchronizeAnswersAtOnce: pods whose netdevs do not come keep neither the connection from being made nor other
+// pods from being attached.
+func TestSynchronizeAnswersAtOnce(t *testing.T) {
+	n, socket := newNode(t), filepath.Join(shortDir(t), "nri.sock")
+	n.reserve(t, "2", "stuck")
+	n.reserve(t, "3", "also")
+	n.reserve(t, "4", "next")
+	stuck := []chan struct{}{make(chan struct{}), make(chan struct{})}
+	n.blocks["attach 2 s-stuck /run/netns/s-stuck stuck"] = stuck[0]
+	n.blocks["attach 3 s-also /run/netns/s-also also"] = stuck[1]
+	r := startRuntime(t, socket, sandbox("stuck", "s-stuck"), sandbox("also", "s-also"))
+	p := n.start(t, socket)
+	r.waitForPlugin(t)
+	<-stuck[0]
+	<-stuck[1]
+	if !p.Connected() {
+		t.Error("Connected = false with a runtime that calls")
+	}
+	if err := r.run(t, sandbox("next", "s-next")); err != nil {
+		t.Errorf("a pod whose netdev is there: %v", err)
+	}
+}
+
+// TestStopTakesTooLong: the runtime has its answer in time, keeps the plugin, and the Function comes back after that.
+func TestStopTakesTooLong(t *testing.T) {
+	n, socket := newNode(t), filepath.Join(shortDir(t), "nri.sock")
+	n.reserve(t, "2", "pod1")
+	n.reserve(t, "3", "pod2")
+	r := startRuntime(t, socket)
+	p := n.start(t, socket)
+	r.waitForPlugin(t)
+	if err := r.run(t, sandbox("pod1", "s1")); err != nil {
+		t.Fatal(err)
+	}
+	n.slow["detach 2 s1"] = make(chan struct{})
+	r.stop(t, sandbox("pod1", "s1"))
+	if err := r.run(t, sandbox("pod2", "s2")); err != nil || !p.Connected() {
+		t.Errorf("the next pod: %v, connected: %t", err, p.Connected())
+	}
+	close(n.slow["detach 2 s1"])
+	err := wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 10*time.Second, true, func(context.Context) (bool, error) {
+		a, _ := n.journal.Get(inventory.ID{Address: "0000:3b:00.2"})
+		return a.State == journal.Reserved, nil
+	})
+	if err != nil {
+		t.Errorf("the Function is not back: %v", err)
+	}
+}
+
+// create has the runtime make a container with these CDI devices.
+func (r *runtime) create(t *testing.T, sandbox *api.PodSandbox, devices ...string) error {
+	t.Helper()
+	container := &api.Container{Id: "c", PodSandboxId: sandbox.Id, Name: "app"}
+	for _, device := range devices {
+		container.CDIDevices = append(container.CDIDevices, &api.CDIDevice{Name: device})
+	}
+	_, err := r.CreateContainer(t.Context(), &api.CreateContainerRequest{Pod: sandbox, Container: container})
+	return err
+}
+
+// TestCreateContainer: no container starts without what its pod claimed, nor with what another pod has.
+func TestCreateContainer(t *testing.T) {
+	n, socket := newNode(t), filepath.Join(shortDir(t), "nri.sock")
+	r := startRuntime(t, socket)
+	n.start(t, socket)
+	r.waitForPlugin(t)
+	n.reserve(t, "2", "pod1")
+	a, _ := n.journal.Get(inventory.ID{Address: "0000:3b:00.2"})
+	a.Claim.UID = "0f0e0d0c-0b0a-0908-0706-050403020100"
+	if err := n.journal.Put(a); err != nil {
+		t.Fatal(err)
+	}
+	device := claim.CDIKind + "=" + claim.CDIDeviceName(a.Claim.UID, a.Function.DeviceName())
+	want := func(text string, err error) {
+		t.Helper()
+		if text == "" && err != nil || text != "" && (err == nil || !strings.Contains(err.Error(), text)) {
+			t.Errorf("error %v, want %q", err, text)
+		}
+	}
+	const missing = "container app of pod default/pod1: Function 0000:3b:00.2 of its claim pod1-claim is not attached to the pod"
+	want(missing, r.create(t, sandbox("pod1", "s1"), device))
+	want(missing, r.create(t, sandbox("pod1", "s1"))) // the pod has the claim, though the container does not name it
+	want("", r.run(t, sandbox("pod1", "s1")))
+	want("", r.create(t, sandbox("pod1", "s1"), device, "nvidia.com/gpu=0"))
+	want("pod default/pod1 has it; an interface can be in one pod only", r.create(t, sandbox("pod2", "s2"), device))
+	want("", r.create(t, sandbox("pod2", "s2")))
+}
+
+// kubelet says which claims' Functions pods have.
+type kubelet map[string][]inventory.ID
+
+func (k kubelet) Claimed(_ context.Context, namespace, pod string) ([]inventory.ID, error) {
+	return k[namespace+"/"+pod], nil
+}
+
+// TestSharedClaim: a second pod of a claim, for which the kubelet does not call Prepare, is attached or refused like the
+// first, and does not run without its interface.
+func TestSharedClaim(t *testing.T) {
+	n, socket := newNode(t), filepath.Join(shortDir(t), "nri.sock")
+	n.reserve(t, "2", "pod1")
+	vf := inventory.ID{Address: "0000:3b:00.2"}
+	r := startRuntime(t, socket)
+	n.kubelet = kubelet{"default/pod2": {vf}}
+	n.start(t, socket)
+	r.waitForPlugin(t)
+	if err := r.run(t, sandbox("stranger", "s9")); err != nil {
+		t.Errorf("a pod without claims: %v", err)
+	}
+	n.errs["attach 2 s2 /run/netns/s2 pod2"] = errors.New("is Attached in pod default/pod1")
+	err := r.run(t, sandbox("pod2", "s2"))
+	if err == nil || !strings.Contains(err.Error(), "is Attached in pod default/pod1; an interface can be in one pod only") {
+		t.Errorf("error %v, want who has it and what to do", err)
+	}
+	n.calls = nil
+	if err := r.run(t, sandbox("pod2", "s3")); err != nil {
+		t.Error(err)
+	}
+	n.wantCalls(t, "attach 2 s3 /run/netns/s3 pod2", "report pod1-claim")
+}
+
+func TestAwaitConnected(t *testing.T) {
+	n, socket := newNode(t), filepath.Join(shortDir(t), "nri.sock")
+	p := n.start(t, socket)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if err := p.AwaitConnected(ctx); err == nil || !strings.Contains(err.Error(), socket) {
+		t.Errorf("error %v, want one that names the socket", err)
+	}
+	r := startRuntime(t, socket)
+	if err := p.AwaitConnected(t.Context()); err != nil {
+		t.Error(err)
+	}
+	r.waitForPlugin(t)
 }
 
 func TestRuntimeRestarts(t *testing.T) {
@@ -421,7 +579,7 @@ func TestLeavesCNIAlone(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	p := &Plugin{Journal: n.journal, Lifecycle: n, Reporter: n, Log: testr.New(t)}
+	p := &Plugin{Journal: n.journal, Lifecycle: n, Reporter: n, Log: testr.New(t), ctx: t.Context()}
 	pod := &api.PodSandbox{
 		Id: "s1", Name: "pod", Namespace: "default", Uid: "pod-uid",
 		Linux: &api.LinuxPodSandbox{Namespaces: []*api.LinuxNamespace{{Type: "network", Path: "/run/netns/x"}}},
@@ -433,6 +591,7 @@ func TestLeavesCNIAlone(t *testing.T) {
 	if _, err := p.Synchronize(t.Context(), nil, nil); err != nil { // the runtime knows no sandbox
 		t.Fatal(err)
 	}
+	p.background.Wait()
 	n.wantCalls(t, "detach 1 s1")
 	if err := p.StopPodSandbox(t.Context(), pod); err != nil {
 		t.Fatal(err)

@@ -104,6 +104,23 @@ func (c *Client) Assigned(ctx context.Context) (map[string]Assignment, error) {
 	return assigned, nil
 }
 
+// Claimed are the Functions that a pod has by ResourceClaims of this project's driver.
+func (c *Client) Claimed(ctx context.Context, namespace, pod string) ([]inventory.ID, error) {
+	listed, err := c.listed(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var claimed []inventory.ID
+	for id, assignments := range listed {
+		if slices.ContainsFunc(assignments, func(a Assignment) bool {
+			return a.Resource == "" && a.Namespace == namespace && a.Pod == pod
+		}) {
+			claimed = append(claimed, id)
+		}
+	}
+	return claimed, nil
+}
+
 // listed returns what the kubelet lists, also where one Function is given several times.
 func (c *Client) listed(ctx context.Context) (map[inventory.ID][]Assignment, error) {
 	response, err := c.lister.List(ctx, &podresourcesapi.ListPodResourcesRequest{})

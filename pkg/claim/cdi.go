@@ -1,0 +1,39 @@
+package claim
+
+import (
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+)
+
+// CDIKind is the vendor and class of CDI devices that stand for claims' Functions.
+const CDIKind = v1alpha1.GroupName + "/function"
+
+// uidLength is that of a claim's UID, RFC 9562.
+const uidLength = 36
+
+// CDIDeviceName is the name of the CDI device that a container gets for a claim's device: "<UID>-<device>". A runtime
+// that caches never takes one claim's for another's.
+func CDIDeviceName(claim types.UID, device string) string { return string(claim) + "-" + device }
+
+// ParseCDIDevice reads the qualified name of a CDI device, "xpu.opiproject.org/function=<UID>-<device>". ok is false
+// for one that is not of this project's claims.
+func ParseCDIDevice(qualified string) (claim types.UID, id inventory.ID, ok bool) {
+	kind, name, _ := strings.Cut(qualified, "=")
+	if kind != CDIKind {
+		return "", inventory.ID{}, false
+	}
+	return SplitCDIDeviceName(name)
+}
+
+// SplitCDIDeviceName reads the name of a CDI device: it is also what Multus, up to 4.3, gives for a claim's device.
+func SplitCDIDeviceName(name string) (claim types.UID, id inventory.ID, ok bool) {
+	if len(name) <= uidLength || name[uidLength] != '-' {
+		return "", inventory.ID{}, false
+	}
+	id, err := inventory.ParseDeviceName(name[uidLength+1:])
+	return types.UID(name[:uidLength]), id, err == nil
+}
