@@ -73,6 +73,8 @@ type mode interface {
 	recorder(ctx context.Context) (hooks.Recorder, error)
 	// claims says what the API server knows of claims; nil without one.
 	claims() lifecycle.Claims
+	// devices lets containers get what is attached; nil where the kubelet does that alone.
+	devices() lifecycle.Devices
 	// reporter tells the users of claims what became of them.
 	reporter() cniserver.Reporter
 	// complete makes the parts that need all the others.

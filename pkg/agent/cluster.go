@@ -24,6 +24,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/hooks"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/nodeapi"
 	"github.com/opiproject/xpu-device-plugin/pkg/nri"
@@ -83,6 +84,7 @@ func newClientset(config *rest.Config) (kubernetes.Interface, error) {
 	return clientset, nil
 }
 
+func (c *clustered) devices() lifecycle.Devices           { return containerDevices{c} }
 func (c *clustered) claims() lifecycle.Claims             { return dra.Claims{Client: c.clientset.ResourceV1()} }
 func (c *clustered) provisioner() provisioner.Provisioner { return c.ports }
 func (c *clustered) provisionFailed() health.Source       { return c.api.ProvisionFailed }
@@ -108,6 +110,10 @@ func (c *clustered) complete() error {
 	if err != nil {
 		return err
 	}
+	c.nri = &nri.Plugin{
+		Socket: c.config.NRISocket, Journal: c.journal, Lifecycle: c.lifecycle, Kubelet: c.kubelet, Reporter: c.status,
+		Log: c.log.WithName("nri"),
+	}
 	c.driver = &dra.Driver{
 		Functions:   c.tracker,
 		DevicePools: c.tracker,
@@ -115,6 +121,8 @@ func (c *clustered) complete() error {
 		Journal:     c.journal,
 		Lifecycle:   c.lifecycle,
 		DeviceNodes: new(c.deviceNodes()),
+		Runtime:     c.nri,
+		Pods:        dra.APIPods{Client: c.clientset.CoreV1()},
 		CDI:         cdi,
 		Health: &dra.HealthReporter{
 			Node: c.config.NodeName, Pools: c.tracker, Health: c.checker, Changes: c.outputs.Subscribe,
@@ -122,10 +130,6 @@ func (c *clustered) complete() error {
 		Metrics:          c.metrics,
 		Log:              c.log.WithName("dra"),
 		ProvisionTimeout: c.config.ProvisionTimeout,
-	}
-	c.nri = &nri.Plugin{
-		Socket: c.config.NRISocket, Journal: c.journal, Lifecycle: c.lifecycle, Kubelet: c.kubelet, Reporter: c.status,
-		Log: c.log.WithName("nri"),
 	}
 	return nil
 }
@@ -139,9 +143,7 @@ func (c *clustered) serve(ctx context.Context) error {
 	if !c.knowsPools(ctx) {
 		return nil
 	}
-	if err := c.recoverClaims(); err != nil {
-		return err
-	}
+	c.recoverClaims()
 	helper, err := c.register(ctx)
 	if err != nil {
 		return err
@@ -180,17 +182,20 @@ func (c *clustered) knowsPools(ctx context.Context) bool {
 	return true
 }
 
+// containerDevices are those of the driver, which is made later.
+type containerDevices struct{ *clustered }
+
+func (d containerDevices) Offer(a journal.Attachment) error    { return d.driver.Offer(a) }
+func (d containerDevices) Withdraw(a journal.Attachment) error { return d.driver.Withdraw(a) }
+
 // recoverClaims brings claims and the journal together.
-func (c *clustered) recoverClaims() error {
-	if err := c.driver.Recover(c.journal.All()); err != nil {
-		return err
-	}
+func (c *clustered) recoverClaims() {
+	c.driver.Recover(c.journal.All())
 	for _, attachment := range c.journal.All() {
 		if attachment.Claim.UID != "" {
 			c.status.Report(attachment.Claim)
 		}
 	}
-	return nil
 }
 
 // register makes the driver known to the kubelet.

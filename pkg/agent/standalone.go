@@ -44,6 +44,7 @@ func (s *standalone) provisioner() provisioner.Provisioner { return s.ports }
 func (s *standalone) provisionFailed() health.Source { return nil }
 
 func (s *standalone) recorder(context.Context) (hooks.Recorder, error) { return nil, nil }
+func (s *standalone) devices() lifecycle.Devices                       { return nil }
 func (s *standalone) claims() lifecycle.Claims                         { return nil }
 func (s *standalone) reporter() cniserver.Reporter                     { return noClaims{} }
 func (s *standalone) connect(ctx context.Context) error                { return s.ports.Run(ctx) }

@@ -1,33 +1,37 @@
 package dra
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
-	"tags.cncf.io/container-device-interface/pkg/parser"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/devnode"
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
 )
-
-const cdiClass = "function"
 
 // CDI writes the files by which the runtime learns what a container gets of a Function: environment and device nodes.
 type CDI struct {
 	dir   string
 	cache *cdi.Cache
+	mutex sync.Mutex // held while a file is made up and written
 }
 
 // content is what a container gets of a Function.
 type content struct {
 	attachment journal.Attachment
 	devnode.Set
+	// claims are the attachments of all claims of the pod, this one among them.
+	claims []journal.Attachment
 }
 
 // NewCDI keeps the files in dir, which the runtime reads: /var/run/cdi.
@@ -39,43 +43,75 @@ func NewCDI(dir string) (*CDI, error) {
 	return &CDI{dir: dir, cache: cache}, nil
 }
 
-// Write replaces the claim's file. A Function is a CDI device of its own, named after claim and Function, so that a
-// runtime that caches never takes one claim's for another's.
-func (c *CDI) Write(claim types.UID, contents []content) error {
-	spec := &specs.Spec{Version: specs.CurrentVersion, Kind: v1alpha1.GroupName + "/" + cdiClass}
+// Write replaces the claim's file. A Function is a CDI device of its own.
+func (c *CDI) Write(uid types.UID, contents []content) error {
+	spec := &specs.Spec{Version: specs.CurrentVersion, Kind: claim.CDIKind}
 	for _, one := range contents {
 		spec.Devices = append(spec.Devices, specs.Device{
 			Name:           cdiDeviceName(one.attachment),
-			ContainerEdits: specs.ContainerEdits{Env: one.environment(), DeviceNodes: one.nodes()},
+			ContainerEdits: specs.ContainerEdits{Env: environment(sameRequest(contents, one)), DeviceNodes: one.nodes()},
 		})
 	}
 	minimum, err := specs.MinimumRequiredVersion(spec)
 	if err != nil {
-		return fmt.Errorf("CDI file of claim %s: %w", claim, err)
+		return fmt.Errorf("CDI file of claim %s: %w", uid, err)
 	}
 	spec.Version = minimum
-	if err := c.cache.WriteSpec(spec, cdiFile(claim)); err != nil {
-		return fmt.Errorf("CDI file of claim %s: %w", claim, err)
+	if err := c.cache.WriteSpec(spec, cdiFile(uid)); err != nil {
+		return fmt.Errorf("CDI file of claim %s: %w", uid, err)
 	}
 	return nil
 }
 
-// environment tells which Function it is, what its interface is called, and which of the device nodes is its own.
-func (c content) environment() []string {
-	suffix := environmentName(c.attachment.Claim.Request)
-	out := []string{
-		"XPU_FUNCTION_" + suffix + "=" + c.attachment.Function.String(),
-		"XPU_INTERFACE_" + suffix + "=" + c.attachment.Interface.Name,
+// environment tells what the Functions of a request are, what their interfaces are called, and which of the device nodes
+// are their own. A container gets all of a request's Functions, so each variable has the values of all, in the order of
+// the Functions, with commas in between; each of the request's CDI devices sets the same.
+func environment(request []content) []string {
+	suffix := request[0].suffix()
+	variables := []struct {
+		name  string
+		value func(content) string
+	}{
+		{"XPU_FUNCTION_", func(c content) string { return c.attachment.Function.String() }},
+		{"XPU_INTERFACE_", func(c content) string { return cmp.Or(c.attachment.Observed.Name, c.attachment.Interface.Name) }},
+		{"XPU_VFIO_", func(c content) string { return c.Info["vfio"]["dev-mount"] }},
+		{"XPU_UIO_", func(c content) string { return c.Info["uio"]["mount"] }},
+		{"XPU_RDMA_", func(c content) string { return c.Info["rdma"]["rdma_dev"] }},
+		{"XPU_VDPA_", func(c content) string { return c.Info["vdpa"]["mount"] }},
 	}
-	for _, v := range []struct{ variable, subject, name string }{
-		{"XPU_VFIO_", "vfio", "dev-mount"}, {"XPU_UIO_", "uio", "mount"}, {"XPU_RDMA_", "rdma", "rdma_dev"},
-		{"XPU_VDPA_", "vdpa", "mount"},
-	} {
-		if value := c.Info[v.subject][v.name]; value != "" {
-			out = append(out, v.variable+suffix+"="+value)
+	var out []string
+	for _, v := range variables {
+		var values []string
+		for _, c := range request {
+			if value := v.value(c); value != "" {
+				values = append(values, value)
+			}
+		}
+		if len(values) > 0 {
+			out = append(out, v.name+suffix+"="+strings.Join(values, ","))
 		}
 	}
 	return out
+}
+
+// suffix is the request's name, with that of the claim in the pod before it where another claim of the pod has a request
+// of the same name.
+func (c content) suffix() string {
+	own := c.attachment.Claim
+	suffix := environmentName(own.Request)
+	if slices.ContainsFunc(c.claims, func(a journal.Attachment) bool {
+		return a.Claim.UID != "" && a.Claim.UID != own.UID && environmentName(a.Claim.Request) == suffix
+	}) {
+		return environmentName(cmp.Or(own.PodClaim, own.Name)) + "_" + suffix
+	}
+	return suffix
+}
+
+// sameRequest are the contents of the same request.
+func sameRequest(contents []content, as content) []content {
+	return slices.DeleteFunc(slices.Clone(contents), func(c content) bool {
+		return c.attachment.Claim.Request != as.attachment.Claim.Request
+	})
 }
 
 func (c content) nodes() []*specs.DeviceNode {
@@ -87,26 +123,28 @@ func (c content) nodes() []*specs.DeviceNode {
 }
 
 // Has says whether the claim has a file.
-func (c *CDI) Has(claim types.UID) bool {
-	_, err := os.Stat(filepath.Join(c.dir, cdiFile(claim)))
+func (c *CDI) Has(uid types.UID) bool {
+	_, err := os.Stat(filepath.Join(c.dir, cdiFile(uid)))
 	return err == nil
 }
 
 // Remove deletes the claim's file, if there is one.
-func (c *CDI) Remove(claim types.UID) error {
-	if err := c.cache.RemoveSpec(cdiFile(claim)); err != nil {
-		return fmt.Errorf("CDI file of claim %s: %w", claim, err)
+func (c *CDI) Remove(uid types.UID) error {
+	if err := c.cache.RemoveSpec(cdiFile(uid)); err != nil {
+		return fmt.Errorf("CDI file of claim %s: %w", uid, err)
 	}
 	return nil
 }
 
 // cdiFile has its ending, as the library would choose one.
-func cdiFile(claim types.UID) string { return v1alpha1.GroupName + "-" + string(claim) + ".yaml" }
+func cdiFile(uid types.UID) string { return v1alpha1.GroupName + "-" + string(uid) + ".yaml" }
 
-func cdiDeviceName(a journal.Attachment) string { return string(a.Claim.UID) + "-" + a.Claim.Device }
+func cdiDeviceName(a journal.Attachment) string {
+	return claim.CDIDeviceName(a.Claim.UID, a.Claim.Device)
+}
 
 func cdiDeviceID(a journal.Attachment) string {
-	return parser.QualifiedName(v1alpha1.GroupName, cdiClass, cdiDeviceName(a))
+	return claim.CDIKind + "=" + cdiDeviceName(a)
 }
 
 // environmentName turns a request's name, a DNS label with perhaps a subrequest behind a slash, into part of the name

@@ -24,6 +24,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/lifecycle"
+	"github.com/opiproject/xpu-device-plugin/pkg/link"
 	"github.com/opiproject/xpu-device-plugin/pkg/outfit"
 	"github.com/opiproject/xpu-device-plugin/pkg/pool"
 )
@@ -62,6 +63,27 @@ type Journal interface {
 	ByPod(uid types.UID) []journal.Attachment
 }
 
+// Runtime tells of pods' sandboxes, in which Functions are attached.
+type Runtime interface {
+	// AwaitConnected returns nil once the runtime would tell of sandboxes. The error says what to do if it does not
+	// before ctx ends.
+	AwaitConnected(ctx context.Context) error
+}
+
+// Pods knows pods at the API server.
+type Pods interface {
+	// Going says whether a pod is being deleted, or gone.
+	Going(ctx context.Context, pod journal.Pod) (bool, error)
+}
+
+const (
+	// runtimeTimeout is how long one Prepare waits for a runtime that is being started again.
+	runtimeTimeout = 5 * time.Second
+	// podInterval is how often it is asked whether a pod is going for which a Prepare waits. The kubelet does not tell:
+	// it calls Unprepare after Prepare has returned, and nothing else of the pod goes on meanwhile.
+	podInterval = time.Second
+)
+
 // DeviceNodes looks up which device nodes a container needs for a Function.
 type DeviceNodes interface {
 	Of(inventory.Function, devnode.Wish) (devnode.Set, error)
@@ -75,14 +97,20 @@ type Driver struct {
 	Journal     Journal
 	Lifecycle   Lifecycle
 	DeviceNodes DeviceNodes
-	CDI         *CDI
-	Health      *HealthReporter
-	Metrics     *Metrics
-	Log         logr.Logger
+	// Runtime and Pods may be nil: nothing is asked of them then.
+	Runtime Runtime
+	Pods    Pods
+	CDI     *CDI
+	Health  *HealthReporter
+	Metrics *Metrics
+	Log     logr.Logger
 
 	// ProvisionTimeout is how long one Prepare waits for the xPU and for the hooks of the Functions' last users. The
 	// kubelet gives a call 45 s (pkg/kubelet/cm/dra) and tries again.
 	ProvisionTimeout time.Duration
+
+	// preparing is what runs for claims.
+	preparing preparing
 }
 
 var _ kubeletplugin.DRAPlugin = (*Driver)(nil)
@@ -124,20 +152,25 @@ func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim, toge
 	if err != nil {
 		return nil, err
 	}
+	ctx, leave := d.preparing.enter(ctx, c.UID)
+	defer leave()
+	ctx, stop := d.whilePodStays(ctx, pod)
+	defer stop()
+	if err := d.awaitRuntime(ctx); err != nil {
+		return nil, fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
+	}
 	names := chooseNames(claimsOf(pod, together), d.Journal.ByPod(pod.UID))
 	deadline := time.Now().Add(d.ProvisionTimeout)
 	var prepared []kubeletplugin.Device
-	var contents []content
 	for _, device := range devices {
 		attachment, err := d.reserve(ctx, c, pod, device, names, deadline)
-		var set devnode.Set
 		if err == nil {
-			set, err = d.deviceNodes(attachment)
+			_, err = d.deviceNodes(attachment) // a container that could not get them is told now
 		}
 		if err != nil {
-			return nil, fmt.Errorf("claim %s/%s, request %s, Function %s: %w", c.Namespace, c.Name, device.Request, device.Function, err)
+			return nil, fmt.Errorf("claim %s/%s, request %s, Function %s: %w", c.Namespace, c.Name, device.Request, device.Function,
+				causeOf(ctx, err))
 		}
-		contents = append(contents, content{attachment, set})
 		prepared = append(prepared, kubeletplugin.Device{
 			Requests:     []string{device.Request},
 			PoolName:     device.Pool,
@@ -146,10 +179,53 @@ func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim, toge
 			Metadata:     metadata(attachment),
 		})
 	}
-	if err := d.CDI.Write(c.UID, contents); err != nil {
-		return nil, fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
-	}
 	return prepared, nil
+}
+
+// awaitRuntime fails where the runtime would not tell of the pod's sandbox.
+func (d *Driver) awaitRuntime(ctx context.Context) error {
+	if d.Runtime == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, runtimeTimeout)
+	defer cancel()
+	return d.Runtime.AwaitConnected(ctx)
+}
+
+// whilePodStays is ctx until the pod is being deleted. stop ends the watch.
+func (d *Driver) whilePodStays(ctx context.Context, pod journal.Pod) (_ context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	if d.Pods == nil {
+		return ctx, func() { cancel(nil) }
+	}
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		tick := time.NewTicker(podInterval)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+			// An API server that does not answer says nothing about the pod.
+			if going, err := d.Pods.Going(ctx, pod); err == nil && going {
+				cancel(fmt.Errorf("pod %s/%s is being deleted", pod.Namespace, pod.Name))
+			}
+		}
+	})
+	return ctx, func() {
+		cancel(nil)
+		watching.Wait()
+	}
+}
+
+// causeOf is an error with the reason that ctx ended for, where it did.
+func causeOf(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+		return fmt.Errorf("%w (%w)", err, cause)
+	}
+	return err
 }
 
 // deviceNodes are what a container gets of a Function, which is fitted out for it by now.
@@ -234,6 +310,10 @@ func (d *Driver) reservation(c *resourceapi.ResourceClaim, device claim.Device, 
 	if err != nil {
 		return journal.Attachment{}, err
 	}
+	if known, ok := d.known(c.UID, function.ID); ok && port == nil {
+		// The claim cannot change. What a Port said of it before its DevicePool changed, or went, the xPU still counts on.
+		wanted = known
+	}
 	return journal.Attachment{
 		Function: function.ID,
 		PF:       function.PF,
@@ -242,7 +322,9 @@ func (d *Driver) reservation(c *resourceapi.ResourceClaim, device claim.Device, 
 		Claim: journal.Claim{
 			Namespace: c.Namespace, Name: c.Name, UID: c.UID,
 			Request: device.Request, Pool: device.Pool, Device: device.Name,
+			PodClaim: c.Annotations[resourceapi.PodResourceClaimAnnotation],
 		},
+		AnyName:   device.Interface.Name == "",
 		Outfit:    outfit.Wish(spec, function.ID, driver, wanted.MAC),
 		Interface: wanted,
 	}, nil
@@ -272,6 +354,20 @@ func (d *Driver) bound(claim types.UID, function inventory.ID) v1alpha1.Function
 	return ""
 }
 
+// known is the interface that an earlier Prepare of the claim reserved.
+func (d *Driver) known(claim types.UID, function inventory.ID) (known link.Interface, ok bool) {
+	for _, a := range d.Journal.ByClaim(claim) {
+		if a.Function != function {
+			continue
+		}
+		if a.CNI != nil && a.CNI.Claimed != nil {
+			return *a.CNI.Claimed, true
+		}
+		return a.Interface, true
+	}
+	return link.Interface{}, false
+}
+
 // port waits for the device's Port; it is nil if neither the claim nor the pool names a network.
 func (d *Driver) port(ctx context.Context, c *resourceapi.ResourceClaim, device claim.Device) (*v1alpha1.XPUPort, error) {
 	if device.Config.Network == "" {
@@ -299,6 +395,11 @@ func (d *Driver) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 }
 
 func (d *Driver) unprepare(ctx context.Context, c kubeletplugin.NamespacedObject) error {
+	leave, err := d.preparing.end(ctx, c.UID)
+	if err != nil {
+		return fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
+	}
+	defer leave()
 	if err := d.Lifecycle.Unprepare(ctx, c.UID); err != nil {
 		return fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
 	}
@@ -321,46 +422,71 @@ func (d *Driver) WatchHealthStatus(ctx context.Context, reports chan<- kubeletpl
 	return d.Health.Run(ctx, reports)
 }
 
-// Recover makes sure that prepared claims have their CDI files, which do not survive a reboot. What it cannot look up, as
-// a Function is no more what its claim wants, the kubelet's next Prepare does: after a reboot it prepares all claims again.
-// Files that are there stay as they are.
-func (d *Driver) Recover(all []journal.Attachment) error {
-	byClaim := map[types.UID][]journal.Attachment{}
-	for _, a := range all {
-		// What is back from a release was unprepared: nobody would take the file away.
-		if a.Claim.UID != "" && !a.Restored() && !d.CDI.Has(a.Claim.UID) {
-			byClaim[a.Claim.UID] = append(byClaim[a.Claim.UID], a)
-		}
+// Offer lets containers get a Function that is attached: it is in the claim's CDI file from then on. Without it the
+// runtime refuses to make the container. It is called when the journal says so, and may be called again.
+func (d *Driver) Offer(a journal.Attachment) error { return d.writeCDI(a.Claim.UID) }
+
+// Withdraw takes that back. What cannot be looked up anew of the claim's other Functions goes with it.
+func (d *Driver) Withdraw(a journal.Attachment) error {
+	err := d.writeCDI(a.Claim.UID)
+	if err != nil {
+		d.Log.Error(err, "Containers of the claim cannot start until it is attached again", "claim", klog.KRef(a.Claim.Namespace, a.Claim.Name))
+		err = d.CDI.Remove(a.Claim.UID)
 	}
-	var errs []error
-	for uid, attachments := range byClaim {
-		slices.SortFunc(attachments, func(a, b journal.Attachment) int { return a.VFIndex - b.VFIndex })
-		contents, err := d.contents(attachments)
-		if err != nil {
-			c := attachments[0].Claim
-			d.Log.Info("The claim's containers start when it is prepared again", "claim", klog.KRef(c.Namespace, c.Name),
-				"reason", err.Error())
-			continue
-		}
-		errs = append(errs, d.CDI.Write(uid, contents))
-	}
-	return errors.Join(errs...)
+	return err
 }
 
-// contents are what containers get of a claim's Functions.
-func (d *Driver) contents(attachments []journal.Attachment) ([]content, error) {
-	var contents []content
-	for _, a := range attachments {
-		if o := a.Outfit; o != nil && o.Driver != "" {
-			if f, _ := d.Functions.Get(a.Function); f.Driver != o.Driver {
-				return nil, fmt.Errorf("Function %s: does not have driver %s", a.Function, o.Driver)
-			}
-		}
-		set, err := d.deviceNodes(a)
-		if err != nil {
-			return nil, fmt.Errorf("Function %s: %w", a.Function, err)
-		}
-		contents = append(contents, content{a, set})
+// writeCDI brings the claim's file up to date: it has the Functions that are attached.
+func (d *Driver) writeCDI(uid types.UID) error {
+	if uid == "" {
+		return nil
 	}
-	return contents, nil
+	d.CDI.mutex.Lock()
+	defer d.CDI.mutex.Unlock()
+	var contents []content
+	for _, a := range d.Journal.ByClaim(uid) {
+		if a.State != journal.Attached {
+			continue
+		}
+		set, err := d.attachedNodes(a)
+		if err != nil {
+			return fmt.Errorf("CDI file of claim %s/%s: Function %s: %w", a.Claim.Namespace, a.Claim.Name, a.Function, err)
+		}
+		contents = append(contents, content{attachment: a, Set: set, claims: d.claimsOfPod(a)})
+	}
+	if len(contents) == 0 {
+		return d.CDI.Remove(uid)
+	}
+	return d.CDI.Write(uid, contents)
+}
+
+// attachedNodes are what a container gets of a Function that must have the driver that was bound for it.
+func (d *Driver) attachedNodes(a journal.Attachment) (devnode.Set, error) {
+	if o := a.Outfit; o != nil && o.Driver != "" {
+		if f, _ := d.Functions.Get(a.Function); f.Driver != o.Driver {
+			return devnode.Set{}, fmt.Errorf("has driver %s, not %s, which its claim wants", f.Driver, o.Driver)
+		}
+	}
+	return d.deviceNodes(a)
+}
+
+// claimsOfPod are the attachments of all claims of the attachment's pod.
+func (d *Driver) claimsOfPod(a journal.Attachment) []journal.Attachment {
+	if a.Pod.UID == "" {
+		return []journal.Attachment{a}
+	}
+	return d.Journal.ByPod(a.Pod.UID)
+}
+
+// Recover makes sure that attached claims have their CDI files, as the agent may have ended before it wrote one. What it
+// cannot look up, as a Function is no more what its claim wants, keeps no other claim from its file.
+func (d *Driver) Recover(all []journal.Attachment) {
+	for _, a := range all {
+		if a.Claim.UID == "" || a.State != journal.Attached || d.CDI.Has(a.Claim.UID) {
+			continue
+		}
+		if err := d.writeCDI(a.Claim.UID); err != nil {
+			d.Log.Error(err, "Containers of the claim cannot start", "claim", klog.KRef(a.Claim.Namespace, a.Claim.Name))
+		}
+	}
 }

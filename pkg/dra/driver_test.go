@@ -142,6 +142,24 @@ func (n *node) driver() *Driver {
 	}
 }
 
+// attach plays the lifecycle that attaches what is reserved for claims.
+func (n *node) attach(d *Driver) {
+	n.t.Helper()
+	for _, a := range n.journal.All() {
+		if a.Claim.UID == "" || a.State == journal.Releasing {
+			continue
+		}
+		a.State, a.Sandbox = journal.Attached, "s-"+string(a.Pod.UID)
+		a.Before, a.Observed = &link.Snapshot{}, &link.Observed{Name: a.Interface.Name}
+		if err := n.journal.Put(a); err != nil {
+			n.t.Fatal(err)
+		}
+		if err := d.Offer(a); err != nil {
+			n.t.Fatal(err)
+		}
+	}
+}
+
 // prepare prepares the claims with one call, as the kubelet does for a pod.
 func prepare(t *testing.T, d *Driver, claims ...*resourceapi.ResourceClaim) map[types.UID]kubeletplugin.PrepareResult {
 	t.Helper()
@@ -242,7 +260,8 @@ func TestPrepare(t *testing.T) {
 			Name: "net1", MTU: 1500, MAC: "02:00:00:00:00:02", Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.2/24")},
 			Routes: []link.Route{{To: netip.MustParsePrefix("10.9.0.0/16"), Via: netip.MustParseAddr("10.1.0.1")}},
 		},
-		State: journal.Reserved,
+		AnyName: true,
+		State:   journal.Reserved,
 	}
 	options := gocmp.Options{cmpopts.IgnoreFields(journal.Attachment{}, "ReservedAt"), cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{})}
 	if diff := gocmp.Diff(wantRecord, record, options); diff != "" {
@@ -434,6 +453,8 @@ func TestUnprepare(t *testing.T) {
 		return results
 	}
 
+	n.wantNoCDI() // a container that starts now would not have them
+	n.attach(d)
 	n.release = errors.New("Function 0000:3b:00.2: netdev is in another namespace")
 	if err := unprepare("one")["one-uid"]; !errors.Is(err, n.release) || !strings.Contains(err.Error(), "claim default/one") {
 		t.Errorf("error %v, want %v with the claim's name", err, n.release)
@@ -490,6 +511,8 @@ func TestCDI(t *testing.T) {
 		"xpu.opiproject.org/function=net-uid-0000-3b-00-2": {"XPU_FUNCTION_BLUE=0000:3b:00.2", "XPU_INTERFACE_BLUE=net1"},
 		"xpu.opiproject.org/function=net-uid-0000-3b-00-3": {"XPU_FUNCTION_RED_ONE_VF=0000:3b:00.3", "XPU_INTERFACE_RED_ONE_VF=net2"},
 	}
+	n.wantNoCDI()
+	n.attach(n.driver())
 	environment := func() map[string][]string {
 		out := map[string][]string{}
 		cache := n.runtime()
@@ -506,9 +529,7 @@ func TestCDI(t *testing.T) {
 	if err := os.RemoveAll(n.cdiDir); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.driver().Recover(n.journal.All()); err != nil {
-		t.Fatal(err)
-	}
+	n.driver().Recover(n.journal.All())
 	if diff := gocmp.Diff(want, environment()); diff != "" {
 		t.Errorf("environment after Recover: -want +got\n%s", diff)
 	}
@@ -520,9 +541,7 @@ func TestCDI(t *testing.T) {
 	if err := os.RemoveAll(n.cdiDir); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.driver().Recover(all); err != nil {
-		t.Fatal(err)
-	}
+	n.driver().Recover(all)
 	if files, err := os.ReadDir(n.cdiDir); err == nil && len(files) > 0 {
 		t.Errorf("CDI directory has %v, want nothing", files)
 	}
@@ -612,23 +631,20 @@ func TestVFIO(t *testing.T) {
 				len(record.Interface.Addresses) != 1 {
 				t.Errorf("record %+v with outfit %+v", record, o)
 			}
+			n.attach(d)
 			n.wantNodes([]string{"/dev/vfio/vfio", "/dev/vfio/42"}, "XPU_VFIO_BLUE=/dev/vfio/42")
 
 			// After a reboot the Function has its own driver until the claim is prepared again.
 			if err := os.RemoveAll(n.cdiDir); err != nil {
 				t.Fatal(err)
 			}
-			if err := d.Recover(n.journal.All()); err != nil {
-				t.Fatal(err)
-			}
+			d.Recover(n.journal.All())
 			n.wantNodes([]string{"/dev/vfio/vfio", "/dev/vfio/42"}, "XPU_VFIO_BLUE=/dev/vfio/42")
 			if err := n.driver().CDI.Remove(c.UID); err != nil {
 				t.Fatal(err)
 			}
 			n.functions[record.Function] = vfs(0x3b, 4)[0]
-			if err := d.Recover(n.journal.All()); err != nil {
-				t.Fatal(err)
-			}
+			d.Recover(n.journal.All())
 			n.wantNoCDI()
 		})
 	}
@@ -647,6 +663,7 @@ func TestDriverOfTheLastOwner(t *testing.T) {
 	if a, _ := n.journal.Get(id); a.Interface.Userspace || a.Interface.MTU != 1400 {
 		t.Errorf("interface %+v, want one of the kernel's with MTU 1400", a.Interface)
 	}
+	n.attach(n.driver())
 	n.wantNodes(nil, "XPU_INTERFACE_BLUE=net1")
 }
 
@@ -667,7 +684,11 @@ func TestDriverOfThePoolBefore(t *testing.T) {
 		if !a.Interface.Userspace || a.Outfit == nil || a.Outfit.Driver != "vfio-pci" {
 			t.Errorf("interface %+v with outfit %+v, want one for a program", a.Interface, a.Outfit)
 		}
+		n.attach(d)
 		n.wantNodes([]string{"/dev/vfio/vfio", "/dev/vfio/42"}, "XPU_VFIO_BLUE=/dev/vfio/42")
+		if err := n.journal.Put(a); err != nil { // the sandbox ended with the boot
+			t.Fatal(err)
+		}
 		n.specs["plain"] = v1alpha1.DevicePoolSpec{}
 		n.functions[id] = own
 	}
@@ -722,6 +743,7 @@ func TestRDMAAndVDPA(t *testing.T) {
 		if err := prepare(t, d, c)[c.UID].Err; err != nil {
 			t.Fatal(err)
 		}
+		n.attach(d)
 		n.wantNodes(test.nodes, test.env)
 	}
 	f.RDMADevices = nil

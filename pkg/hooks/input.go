@@ -98,8 +98,10 @@ func input(node string, a journal.Attachment, attempt int) ([]byte, error) {
 		Attempt: attempt,
 	}
 	if a.Claim.UID != "" {
-		claim := InputClaim(a.Claim)
-		in.Claim = &claim
+		in.Claim = &InputClaim{
+			Namespace: a.Claim.Namespace, Name: a.Claim.Name, UID: a.Claim.UID,
+			Request: a.Claim.Request, Pool: a.Claim.Pool, Device: a.Claim.Device,
+		}
 	}
 	if a.Pod.Name != "" {
 		pod := InputPod(a.Pod)

@@ -55,6 +55,9 @@ type Attachment struct {
 
 	// Interface is what the pod wants.
 	Interface link.Interface `json:"interface"`
+	// AnyName says that the agent chose the interface's name: it may be another one where the pod has an interface of
+	// that name already.
+	AnyName bool `json:"anyName,omitempty"`
 
 	State      State     `json:"state"`
 	ReservedAt time.Time `json:"reservedAt"`
@@ -140,6 +143,8 @@ type Claim struct {
 	Request   string    `json:"request,omitempty"` // in the claim; "main/sub" for a subrequest
 	Pool      string    `json:"pool,omitempty"`    // of the ResourceSlice
 	Device    string    `json:"device,omitempty"`  // in the ResourceSlice
+	// PodClaim is the claim's name in the pod's spec, for one that was made of a template.
+	PodClaim string `json:"podClaim,omitempty"`
 }
 
 // Port is what the xPU was asked to serve for a Function.
@@ -204,7 +209,7 @@ func (a Attachment) Untouched() Attachment {
 	}
 	return Attachment{
 		Function: a.Function, PF: a.PF, PFName: a.PFName, VFIndex: a.VFIndex,
-		Claim: a.Claim, Pod: a.Pod, Resource: a.Resource, Port: a.Port, CNI: a.CNI, Outfit: a.Outfit, Interface: a.Interface,
+		Claim: a.Claim, Pod: a.Pod, Resource: a.Resource, Port: a.Port, CNI: a.CNI, Outfit: a.Outfit, Interface: a.Interface, AnyName: a.AnyName,
 		State: Reserved, ReservedAt: a.ReservedAt, Ended: ended,
 	}
 }

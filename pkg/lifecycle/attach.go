@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -100,6 +101,10 @@ func (m *Manager) moveLocked(
 func (m *Manager) move(ctx context.Context, record journal.Attachment, sandbox Sandbox) (observed link.Observed, touched bool, err error) {
 	start := time.Now()
 	device, before, place, err := m.plan(ctx, record, sandbox.NetNS)
+	for tries := 0; record.AnyName && errors.Is(err, link.ErrNameTaken) && tries < maxNames; tries++ {
+		record.Interface.Name = m.otherName(record)
+		device, before, place, err = m.plan(ctx, record, sandbox.NetNS)
+	}
 	if err != nil {
 		return link.Observed{}, false, err
 	}
@@ -117,9 +122,32 @@ func (m *Manager) move(ctx context.Context, record journal.Attachment, sandbox S
 	if err := m.journal.Put(record); err != nil {
 		return link.Observed{}, true, err
 	}
+	if m.options.Devices != nil {
+		if err := m.options.Devices.Offer(record); err != nil {
+			return link.Observed{}, true, err
+		}
+	}
 	m.log.Info("Function attached", "function", record.Function.String(), "interface", observed.Name,
 		"pod", sandbox.Pod.Namespace+"/"+sandbox.Pod.Name, "sandbox", sandbox.ID, "took", time.Since(start))
 	return observed, true, nil
+}
+
+// maxNames is how many names are tried for an interface that nobody named. A pod has a few interfaces.
+const maxNames = 64
+
+// otherName is the name after the record's, "net2" after "net1", that no other Function of the pod has.
+func (m *Manager) otherName(record journal.Attachment) string {
+	var number int
+	_, _ = fmt.Sscanf(record.Interface.Name, "net%d", &number) // 0 for any other name
+	for {
+		number++
+		name := fmt.Sprintf("net%d", number)
+		if !slices.ContainsFunc(m.journal.ByPod(record.Pod.UID), func(a journal.Attachment) bool {
+			return a.Function != record.Function && a.Interface.Name == name
+		}) {
+			return name
+		}
+	}
 }
 
 // Patience is how often, within 2 s, a netdev is looked for that is not on the host yet: its driver was just bound, udev

@@ -52,14 +52,19 @@ type engine struct {
 	// restore is the error of Restore, and dead that the namespace lives no more.
 	restore error
 	dead    bool
-	calls   []string
-	device  link.Device
+	// taken are names that the pod's interfaces have.
+	taken  []string
+	calls  []string
+	device link.Device
 
 	differences []string // that Check finds
 }
 
-func (e *engine) Plan(_ context.Context, device link.Device, netNS string, _ link.Interface) (link.Snapshot, link.Place, error) {
+func (e *engine) Plan(_ context.Context, device link.Device, netNS string, want link.Interface) (link.Snapshot, link.Place, error) {
 	e.device = device
+	if slices.Contains(e.taken, want.Name) {
+		return link.Snapshot{}, link.Place{}, fmt.Errorf("interface name %q: %w", want.Name, link.ErrNameTaken)
+	}
 	return link.Snapshot{Name: device.Name, Identity: link.Identity{Parent: e.parent, Bus: "pci"}}, link.Place{NetNS: netNS, Cookie: 7, Index: 3}, nil
 }
 
@@ -286,5 +291,81 @@ func TestDevice(t *testing.T) {
 				t.Errorf("device (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestAttachUnnamed: an interface that nobody named gets a name that the pod has not yet, such as one beside a network
+// of Multus; one that was asked for is refused.
+func TestAttachUnnamed(t *testing.T) {
+	for name, test := range map[string]struct {
+		any  bool
+		want string
+	}{"any name": {true, "net4"}, "asked for": {false, ""}} {
+		t.Run(name, func(t *testing.T) {
+			j := openJournal(t)
+			e := &engine{parent: string(vf.Address), taken: []string{"net1", "net2"}}
+			m := New(j, e, netdevs{vf: "v", pf: "p"}, Options{BootID: "boot-1"}, logr.Discard())
+			other := claimedVF()
+			other.Function.Address, other.Interface.Name, other.Pod, other.State = "0000:3b:02.2", "net3", sandbox().Pod, journal.Reserved
+			if err := j.Put(other); err != nil {
+				t.Fatal(err)
+			}
+			want := claimedVF()
+			want.AnyName, want.Pod = test.any, sandbox().Pod
+			if err := m.Reserve(t.Context(), want); err != nil {
+				t.Fatal(err)
+			}
+			observed, err := m.Attach(t.Context(), vf, sandbox())
+			if test.want == "" {
+				if !errors.Is(err, link.ErrNameTaken) {
+					t.Errorf("error %v, want %v", err, link.ErrNameTaken)
+				}
+				return
+			}
+			record, _ := j.Get(vf)
+			if err != nil || observed.Name != test.want || record.Interface.Name != test.want {
+				t.Errorf("attached as %q, record says %q, error %v; want %q", observed.Name, record.Interface.Name, err, test.want)
+			}
+		})
+	}
+}
+
+// containers are told which Functions containers may get.
+type containers struct {
+	journal *journal.Journal
+	calls   []string
+	err     error
+}
+
+func (c *containers) tell(call string, a journal.Attachment) error {
+	now, _ := c.journal.Get(a.Function)
+	c.calls = append(c.calls, fmt.Sprintf("%s while %s", call, now.State))
+	return c.err
+}
+
+func (c *containers) Offer(a journal.Attachment) error    { return c.tell("offer", a) }
+func (c *containers) Withdraw(a journal.Attachment) error { return c.tell("withdraw", a) }
+
+// TestContainersGetOnlyWhatIsAttached: a container may get a Function once it is in the pod, and no more from before it
+// leaves. What cannot be offered is not attached.
+func TestContainersGetOnlyWhatIsAttached(t *testing.T) {
+	j := openJournal(t)
+	e, c := &engine{parent: string(vf.Address)}, &containers{journal: j}
+	m := New(j, e, netdevs{vf: "v", pf: "p"}, Options{BootID: "boot-1", Devices: c}, logr.Discard())
+	if err := m.Reserve(t.Context(), claimedVF()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.Attach(t.Context(), vf, sandbox()); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Detach(t.Context(), vf, "s1"); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"offer while Attached", "withdraw while Detaching"}; !slices.Equal(c.calls, want) {
+		t.Errorf("told %q, want %q", c.calls, want)
+	}
+	c.err = errors.New("disk full")
+	if _, err := m.Attach(t.Context(), vf, sandbox()); !errors.Is(err, c.err) {
+		t.Errorf("error %v, want %v", err, c.err)
 	}
 }

@@ -28,6 +28,7 @@ type Journal interface {
 	Get(inventory.ID) (journal.Attachment, bool)
 	All() []journal.Attachment
 	ByClaim(types.UID) []journal.Attachment
+	ByPod(types.UID) []journal.Attachment
 	Put(journal.Attachment) error
 	Delete(inventory.ID) error
 	Lock(context.Context, inventory.ID) (unlock func(), err error)
@@ -92,6 +93,14 @@ type Claims interface {
 	Consumers(ctx context.Context, c journal.Claim) (pods []types.UID, allocated bool, err error)
 }
 
+// Devices lets containers get Functions. What it is told is in the journal by then; it may be told again.
+type Devices interface {
+	// Offer is called when a Function is attached, before any container is made.
+	Offer(journal.Attachment) error
+	// Withdraw is called before a Function leaves its sandbox.
+	Withdraw(journal.Attachment) error
+}
+
 // Options of a [Manager].
 type Options struct {
 	// BootID is the boot's, from /proc/sys/kernel/random/boot_id.
@@ -104,6 +113,8 @@ type Options struct {
 	Kubelet Kubelet
 	// Claims, where set, is asked about claims. Without it a claim's Function is taken from it by Unprepare alone.
 	Claims Claims
+	// Devices, where set, lets containers get attached Functions.
+	Devices Devices
 	// Changed, where set, is called when a Function may have become healthy or unhealthy. It must not block.
 	Changed func()
 	// Taken, where set, is called when a Function was reserved for somebody. It must not block.

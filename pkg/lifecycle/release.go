@@ -133,6 +133,11 @@ func (m *Manager) bringBack(ctx context.Context, a journal.Attachment, state jou
 			return err
 		}
 	}
+	if m.options.Devices != nil {
+		if err := m.options.Devices.Withdraw(a); err != nil {
+			return err
+		}
+	}
 	return m.finish(ctx, a)
 }
 

@@ -158,9 +158,9 @@ func nameFree(pod *conn, name string) error {
 		return nil
 	}
 	if other.Attrs().Name != name {
-		return fmt.Errorf("interface name %q: is taken in the pod, as an altname of %s", name, other.Attrs().Name)
+		return fmt.Errorf("interface name %q: %w, as an altname of %s", name, ErrNameTaken, other.Attrs().Name)
 	}
-	return fmt.Errorf("interface name %q: is taken in the pod", name)
+	return fmt.Errorf("interface name %q: %w", name, ErrNameTaken)
 }
 
 // freeIndex is the preferred index, or else one above all that are in use.

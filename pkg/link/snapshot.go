@@ -241,6 +241,8 @@ type Restored struct {
 var (
 	// ErrNoNetdev is returned where the host's namespace has no such netdev.
 	ErrNoNetdev = errors.New("no netdev in the host's network namespace")
+	// ErrNameTaken is returned where the pod has an interface of the wanted name already.
+	ErrNameTaken = errors.New("is taken in the pod")
 	// ErrGone is returned where a netdev exists no more: its namespace is gone and it did not come back, as a veth's
 	// end does not, or its driver was unbound. There is nothing to restore.
 	ErrGone = errors.New("netdev is gone")
