@@ -36,7 +36,7 @@ const (
 type DeviceType string
 
 const (
-	// DeviceTypeNet: VFs, and NICs (PFs) that have no VFs and do not carry the node's IPv4 default route.
+	// DeviceTypeNet: VFs, and NICs (PFs) that have no VFs and do not carry the node's default route.
 	DeviceTypeNet DeviceType = "netDevice"
 
 	// DeviceTypeAccelerator: as netDevice, of PCI class 0x12 (processing accelerators).

@@ -2,11 +2,11 @@ package dra
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/health"
@@ -39,23 +39,26 @@ type Publisher struct {
 	Log     logr.Logger
 }
 
-// Run publishes at once and after every change until ctx ends.
+// Run publishes at once and after every change until ctx ends. What the API server does not take now is published later:
+// CNI and device plugin go on meanwhile.
 func (p *Publisher) Run(ctx context.Context, changes <-chan struct{}) error {
 	var published *resourceslice.DriverResources
+	pauses := retryPauses()
 	for {
-		if pools, known := p.Pools.Pools(); known {
-			next := resources(p.Node, pools, p.Health.Problems)
-			if published == nil || !equality.Semantic.DeepEqual(*published, next) {
-				if err := p.Slices.PublishResources(ctx, next); err != nil {
-					return fmt.Errorf("publish ResourceSlices of node %s: %w", p.Node, err)
-				}
-				published = &next
-				p.report(next)
-			}
+		var retry <-chan time.Time
+		next, err := p.publish(ctx, published)
+		if err != nil && ctx.Err() == nil {
+			pause := pauses.Step()
+			p.Log.Error(err, "ResourceSlices are published later", "after", pause.String())
+			retry = time.After(pause)
+		} else {
+			published, pauses = next, retryPauses()
 		}
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-retry:
+			continue
 		case <-changes:
 		}
 		select {
@@ -64,6 +67,31 @@ func (p *Publisher) Run(ctx context.Context, changes <-chan struct{}) error {
 		case <-time.After(settle):
 		}
 	}
+}
+
+// retryPauses are those between attempts to publish.
+func retryPauses() wait.Backoff {
+	return wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 7, Cap: 30 * time.Second}
+}
+
+// publish tells of the pools as they are now, where they differ from what was published, and returns what is published
+// then.
+func (p *Publisher) publish(
+	ctx context.Context, published *resourceslice.DriverResources,
+) (*resourceslice.DriverResources, error) {
+	pools, known := p.Pools.Pools()
+	if !known {
+		return published, nil
+	}
+	next := resources(p.Node, pools, p.Health.Problems)
+	if published != nil && equality.Semantic.DeepEqual(*published, next) {
+		return published, nil
+	}
+	if err := p.Slices.PublishResources(ctx, next); err != nil {
+		return published, err
+	}
+	p.report(next)
+	return &next, nil
 }
 
 func (p *Publisher) report(published resourceslice.DriverResources) {

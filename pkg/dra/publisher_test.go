@@ -3,7 +3,6 @@ package dra
 import (
 	"context"
 	"errors"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -111,14 +110,34 @@ func TestPublisher(t *testing.T) {
 	})
 }
 
-func TestPublisherEndsWhenItCannotPublish(t *testing.T) {
-	have := &pools{}
-	have.set(draPool("fast", vf(0x3b, 0)))
-	refused := errors.New("refused")
-	p := &Publisher{Node: "node1", Pools: have, Health: noProblems(), Slices: &writes{err: refused}, Metrics: NewMetrics(prometheus.NewRegistry()), Log: testr.New(t)}
-	if err := p.Run(t.Context(), nil); !errors.Is(err, refused) || !strings.Contains(err.Error(), "node1") {
-		t.Errorf("Run = %v, want %v with the node's name", err, refused)
-	}
+// TestPublisherTriesAgain: an API server that refuses ends neither the publisher nor, with it, the agent.
+func TestPublisherTriesAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		have, written := &pools{}, &writes{err: errors.New("refused")}
+		have.set()
+		p := &Publisher{Node: "node1", Pools: have, Health: noProblems(), Slices: written, Metrics: NewMetrics(prometheus.NewRegistry()), Log: testr.New(t)}
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- p.Run(ctx, nil) }()
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		if got := len(written.all); got < 3 || got > 6 {
+			t.Errorf("tried %d times in 5 s, want pauses that grow", got)
+		}
+		written.err = nil
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		before := len(written.all)
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if len(written.all) != before {
+			t.Errorf("published %d times more although nothing changed", len(written.all)-before)
+		}
+		stop()
+		if err := <-done; err != nil {
+			t.Errorf("Run = %v, want nil when its context ends", err)
+		}
+	})
 }
 
 func TestHealthReporter(t *testing.T) {

@@ -29,7 +29,7 @@ var sources = []source{
 	{"rtnetlink", unix.NETLINK_ROUTE, 1 << (unix.RTNLGRP_LINK - 1), func([]byte) bool { return true }},
 	// Group 1 has the kernel's own uevents, group 2 what udev makes of them (lib/kobject_uevent.c).
 	{"uevent", unix.NETLINK_KOBJECT_UEVENT, 1, ueventMatters},
-	{"routes", unix.NETLINK_ROUTE, 1 << (unix.RTNLGRP_IPV4_ROUTE - 1), routeMatters},
+	{"routes", unix.NETLINK_ROUTE, 1<<(unix.RTNLGRP_IPV4_ROUTE-1) | 1<<(unix.RTNLGRP_IPV6_ROUTE-1), routeMatters},
 }
 
 // receiveBuffer holds the messages that come during a scan, in bytes. More are only counted as lost.

@@ -170,7 +170,7 @@ type Function struct {
 	// as devlink tells it (fw.app.name). Only the driver ice does; the profiles of X700 cards, which i40e loads, are
 	// not to be seen in sysfs or devlink.
 	DDPProfile string
-	// DefaultRoute says whether the node's IPv4 default route goes over the Function's netdev, be it through a bond, a
+	// DefaultRoute says whether the node's default route goes over the Function's netdev, be it through a bond, a
 	// bridge or a VLAN. While the routes cannot be read, it is true for all Functions with a netdev.
 	DefaultRoute bool
 	// LinkUp says whether the PF has a carrier; while the PF's netdev is away, whether it had one. True if that was

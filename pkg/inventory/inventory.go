@@ -39,7 +39,7 @@ type Options struct {
 	SysRoot string
 	// NetNS is the path of the host's network namespace, whose netdevs are the host's. "" is the process's own.
 	NetNS string
-	// DefaultNetdevs, where set, returns the names of the netdevs that the node's IPv4 default routes go over. By
+	// DefaultNetdevs, where set, returns the names of the netdevs that the node's default routes go over. By
 	// default the kernel is asked.
 	DefaultNetdevs func() ([]string, error)
 	// DDPProfile, where set, returns the name of the DDP package that a PF runs, "" if it has none. It is called for

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// readRoutes finds the netdevs that the node reaches the rest of the world by: those of the IPv4 default routes, and
+// readRoutes finds the netdevs that the node reaches the rest of the world by: those of the default routes, IPv4 and IPv6, and
 // what is below them where they are bonds, bridges or VLANs.
 func (s *scanner) readRoutes() {
 	found, err := s.defaultNetdevs()
@@ -60,7 +60,7 @@ func defaultNetdevs(netNS string) (found []string, err error) {
 		defer handle.Close()
 		indexes, err := defaultIndexes(handle)
 		if err != nil {
-			return fmt.Errorf("list IPv4 routes: %w", err)
+			return fmt.Errorf("list routes: %w", err)
 		}
 		for _, index := range indexes {
 			link, err := handle.LinkByIndex(index)
@@ -77,27 +77,33 @@ func defaultNetdevs(netNS string) (found []string, err error) {
 	return found, err
 }
 
+// defaultIndexes are those of the netdevs that default routes go over. One destination of IPv6 may have several routes.
 func defaultIndexes(handle *netlink.Handle) ([]int, error) {
 	var indexes []int
 	main := &netlink.Route{Table: unix.RT_TABLE_MAIN}
-	err := handle.RouteListFilteredIter(netlink.FAMILY_V4, main, netlink.RT_FILTER_TABLE, func(route netlink.Route) bool {
-		if route.Dst != nil {
-			if ones, _ := route.Dst.Mask.Size(); ones != 0 {
-				return true
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		err := handle.RouteListFilteredIter(family, main, netlink.RT_FILTER_TABLE, func(route netlink.Route) bool {
+			if route.Dst != nil {
+				if ones, _ := route.Dst.Mask.Size(); ones != 0 {
+					return true
+				}
 			}
+			if len(route.MultiPath) == 0 && route.LinkIndex != 0 { // blackholes have none
+				indexes = append(indexes, route.LinkIndex)
+			}
+			for _, hop := range route.MultiPath {
+				indexes = append(indexes, hop.LinkIndex)
+			}
+			return true
+		})
+		if err != nil && !errors.Is(err, unix.EAFNOSUPPORT) && !errors.Is(err, unix.EOPNOTSUPP) { // a node without IPv6
+			return nil, err
 		}
-		if len(route.MultiPath) == 0 && route.LinkIndex != 0 { // blackholes have none
-			indexes = append(indexes, route.LinkIndex)
-		}
-		for _, hop := range route.MultiPath {
-			indexes = append(indexes, hop.LinkIndex)
-		}
-		return true
-	})
-	return indexes, err
+	}
+	return indexes, nil
 }
 
-// routeMatters says whether a message of rtnetlink is about an IPv4 default route: a struct nlmsghdr, then a struct
+// routeMatters says whether a message of rtnetlink is about a default route: a struct nlmsghdr, then a struct
 // rtmsg that begins with the family and the length of the destination (include/uapi/linux/rtnetlink.h).
 func routeMatters(message []byte) bool {
 	if len(message) < unix.SizeofNlMsghdr+unix.SizeofRtMsg {

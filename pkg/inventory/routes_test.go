@@ -68,6 +68,34 @@ func TestDefaultNetdevs(t *testing.T) {
 	look("two routes, one with two next hops", "a", "b", "c")
 }
 
+// TestDefaultNetdevsIPv6: a node that reaches the world by IPv6 alone keeps its netdev.
+func TestDefaultNetdevsIPv6(t *testing.T) {
+	host := netns.New(t)
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(host.Handle().LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "six"}}))
+	link, err := host.Handle().LinkByName("six")
+	must(err)
+	address, err := netlink.ParseAddr("fd00:1::1/64")
+	must(err)
+	address.Flags = unix.IFA_F_NODAD
+	must(host.Handle().AddrAdd(link, address))
+	must(host.Handle().LinkSetUp(link))
+	woken := listen(t, sources[2], host.Path(), logr.Discard())
+	receiveSoon(t, "subscription", woken)
+	must(host.Handle().RouteAdd(&netlink.Route{
+		Dst: &net.IPNet{IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)}, LinkIndex: link.Attrs().Index, Gw: net.ParseIP("fd00:1::9"),
+	}))
+	receiveSoon(t, "message", woken)
+	if got, err := defaultNetdevs(host.Path()); err != nil || !slices.Equal(got, []string{"six"}) {
+		t.Errorf("%q, %v, want six", got, err)
+	}
+}
+
 func TestRouteMatters(t *testing.T) {
 	message := func(kind uint16, destinationBits byte) []byte {
 		m := make([]byte, unix.SizeofNlMsghdr+unix.SizeofRtMsg)

@@ -86,7 +86,7 @@ type uplink struct {
 // several goroutines at once.
 type scanner struct {
 	sysfs sysfs
-	// defaultNetdevs returns the names of the netdevs that the node's IPv4 default routes go over.
+	// defaultNetdevs returns the names of the netdevs that the node's default routes go over.
 	defaultNetdevs func() ([]string, error)
 	// ddpProfile returns the name of a PF's DDP package, "" if the driver tells none.
 	ddpProfile func(pf pci.Address) (string, error)
