@@ -68,6 +68,8 @@ func (o *options) addPodFlags(flags *pflag.FlagSet) {
 		"unix socket on which the CNI plugin xpu-cni finds the agent")
 	flags.StringVar(&o.SpoolDir, "spool-dir", api.DefaultSpoolDir,
 		"directory in which xpu-cni leaves what the agent was not there for")
+	flags.StringSliceVar(&o.CNIAllowKeys, "cni-allow-keys", nil,
+		"keys that network configurations may have although they mean nothing to xpu-cni; every other unknown key is an error")
 	flags.StringVar(&o.DeviceInfoDir, "devinfo-dir", "/var/run/k8s.cni.cncf.io/devinfo",
 		"directory in which Multus looks for device-info files")
 	flags.StringVar(&o.registration, "registration", string(deviceplugin.RegisterAuto),

@@ -62,6 +62,7 @@ func (a *agent) assemble(ctx context.Context, engine *link.Engine) (err error) {
 		MAC:         func(id inventory.ID) link.MAC { return provisioner.MAC(a.config.NodeName, id) },
 		Ready:       func(context.Context) error { return errors.Join(a.poolsKnown(), a.journal.Writable()) },
 		Reporter:    a.mode.reporter(),
+		AllowKeys:   a.config.CNIAllowKeys,
 		AddTimeout:  a.config.times.add,
 		Metrics:     cniserver.NewMetrics(a.registry),
 		Log:         a.log.WithName("cni"),

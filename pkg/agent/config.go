@@ -43,6 +43,8 @@ type Config struct {
 
 	// CNISocket is where the CNI plugin finds the agent, and SpoolDir where it leaves what the agent was not there for.
 	CNISocket, SpoolDir string
+	// CNIAllowKeys are keys that network configurations may have although they mean nothing to the agent.
+	CNIAllowKeys []string
 	// DeviceInfoDir is where Multus looks for device-info files, "/var/run/k8s.cni.cncf.io/devinfo".
 	DeviceInfoDir string
 	// Registration says how the kubelet learns of device plugins.

@@ -57,7 +57,7 @@ func (s *Server) add(ctx context.Context, r agent.Request) (agent.Reply, error) 
 // read reads the request and finds the Function.
 func (s *Server) read(r agent.Request) (a addition, err error) {
 	a.request = r
-	if a.wish, err = parse(r); err != nil {
+	if a.wish, err = parse(r, s.AllowKeys); err != nil {
 		return a, err
 	}
 	if a.ipam, err = parseIPAM(r.IPAM); err != nil {

@@ -71,7 +71,39 @@ type wish struct {
 	wantsDeviceInfo bool
 }
 
-// decode reads a configuration. Unknown fields are other people's.
+// ownKeys are those of a network configuration that this project gives a meaning, the plugin's own among them.
+var ownKeys = []string{
+	"deviceID", "network", "mtu", "mac", "vlan", "vlanQoS", "vlanProto", "min_tx_rate", "max_tx_rate", "spoofchk", "trust",
+	"link_state", "socket", "spoolDir", "timeout",
+}
+
+// otherKeys are those that may stand beside: what CNI says of every plugin's configuration (SPEC.md, section 1), what
+// Multus adds, and what configurations of sriov-cni have that means nothing here.
+var otherKeys = []string{
+	"cniVersion", "cniVersions", "name", "type", "ipam", "dns", "ipMasq", "args", "prevResult", "capabilities", "runtimeConfig",
+	"disableCheck", "disableGC", "loadOnlyInlinedPlugins", "pciBusID", "resourceName", "logLevel", "logFile", "master",
+}
+
+// unknownKeys are the keys of a configuration that have no meaning: a typo would leave the pod without what it stands for.
+// allowed are those of the site. Keys are compared as they are decoded, in whatever case.
+func unknownKeys(config json.RawMessage, allowed []string) []string {
+	var all map[string]json.RawMessage
+	if json.Unmarshal(config, &all) != nil {
+		return nil // which decode tells
+	}
+	known := slices.Concat(ownKeys, otherKeys, allowed)
+	var unknown []string
+	for key := range all {
+		if !strings.HasPrefix(key, "cni.dev/") &&
+			!slices.ContainsFunc(known, func(k string) bool { return strings.EqualFold(k, key) }) {
+			unknown = append(unknown, key)
+		}
+	}
+	slices.Sort(unknown)
+	return unknown
+}
+
+// decode reads a configuration. Unknown fields are looked for elsewhere.
 func decode(config json.RawMessage) (netConf, error) {
 	var n netConf
 	err := json.Unmarshal(config, &n)
@@ -99,7 +131,8 @@ func kind(name string) string {
 }
 
 // parse reads what an ADD, CHECK or ADDRESS asks for. The error says everything that is wrong with the configuration.
-func parse(r agent.Request) (wish, error) {
+// allowed are keys of the configuration that mean nothing and may be there all the same.
+func parse(r agent.Request, allowed []string) (wish, error) {
 	n, err := decode(r.Config)
 	if err != nil {
 		return wish{}, err
@@ -113,6 +146,9 @@ func parse(r agent.Request) (wish, error) {
 		pod: args.pod, wantsDeviceInfo: n.Runtime.DeviceInfoFile != "",
 	}
 	var errs mistakes
+	for _, key := range unknownKeys(r.Config, allowed) {
+		errs.add("%s: is unknown; known are %s (xpu-agent's --cni-allow-keys lets others stand there)", key, strings.Join(ownKeys, ", "))
+	}
 	w.device = errs.device(cmp.Or(n.DeviceID, n.Runtime.DeviceID))
 	w.mac = cmp.Or( // all are looked at
 		errs.mac("runtimeConfig.mac", n.Runtime.MAC), errs.mac("CNI_ARGS: MAC", args.mac), errs.mac("mac", n.MAC),

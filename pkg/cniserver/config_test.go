@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -54,7 +55,7 @@ func TestParse(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, err := parse(agent.Request{Config: json.RawMessage(test.config), Args: test.args})
+			got, err := parse(agent.Request{Config: json.RawMessage(test.config), Args: test.args}, nil)
 			must(t, err)
 			want := minimal
 			test.want(&want)
@@ -100,14 +101,14 @@ func TestParseRefuses(t *testing.T) {
 			if strings.HasSuffix(name, " device") {
 				device = ""
 			}
-			_, err := parse(agent.Request{Config: json.RawMessage("{" + device + test.config + "}")})
+			_, err := parse(agent.Request{Config: json.RawMessage("{" + device + test.config + "}")}, nil)
 			coded, ok := errors.AsType[*agent.Error](err)
 			if !ok || coded.Code != types.ErrInvalidNetworkConfig || !strings.Contains(coded.Msg, test.want) {
 				t.Errorf("error %v, want code %d and %q", err, types.ErrInvalidNetworkConfig, test.want)
 			}
 		})
 	}
-	_, err := parse(agent.Request{Config: json.RawMessage(`{"vlan":5000,"trust":"maybe","deviceID":"x"}`)})
+	_, err := parse(agent.Request{Config: json.RawMessage(`{"vlan":5000,"trust":"maybe","deviceID":"x"}`)}, nil)
 	for _, field := range []string{"vlan 5000", "trust", "deviceID"} {
 		if !strings.Contains(err.Error(), field) {
 			t.Errorf("error %v does not tell about %s", err, field)
@@ -164,7 +165,7 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte(`{"deviceID":"0000:3b:02.1","cniVersion":"1.0.0","prevResult":{"interfaces":[{"name":"x"}],"ips":[{"address":"10.0.0.1/8"}]}}`), "")
 	f.Add([]byte(`{"cni.dev/valid-attachments":[{"containerID":"a","ifname":"b"}]}`), ";=;")
 	f.Fuzz(func(t *testing.T, config []byte, args string) {
-		w, err := parse(agent.Request{Config: config, Args: args})
+		w, err := parse(agent.Request{Config: config, Args: args}, nil)
 		if err != nil {
 			if _, ok := errors.AsType[*agent.Error](err); !ok {
 				t.Errorf("error without a code: %v", err)
@@ -223,4 +224,23 @@ func FuzzRequest(f *testing.F) {
 			t.Errorf("%+v", r)
 		}
 	})
+}
+
+// TestUnknownKeys: a typo is told, and what belongs to others is not taken for one.
+func TestUnknownKeys(t *testing.T) {
+	for config, want := range map[string][]string{
+		`{"deviceID":"0000:3b:02.1","vlna":100}`:              {"vlna"},
+		`{"vlna":100,"Trust":"on","trunk":[]}`:                {"trunk", "vlna"},
+		`{"VLAN":100,"cni.dev/attachments":[],"pciBusID":""}`: nil,
+		`{"ourNote":"x"}`: nil,
+		`[]`:              nil,
+	} {
+		if got := unknownKeys(json.RawMessage(config), []string{"ourNote"}); !slices.Equal(got, want) {
+			t.Errorf("%s: %q, want %q", config, got, want)
+		}
+	}
+	_, err := parse(agent.Request{Config: json.RawMessage(`{"deviceID":"0000:3b:02.1","vlna":100}`)}, nil)
+	if err == nil || !strings.Contains(err.Error(), "vlna: is unknown; known are") {
+		t.Errorf("error %v, want one that names the key", err)
+	}
 }

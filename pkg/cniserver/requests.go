@@ -72,7 +72,7 @@ func (s *Server) gc(ctx context.Context, r agent.Request) error {
 
 // check compares the interface with the journal, and the journal with what the runtime was told.
 func (s *Server) check(ctx context.Context, r agent.Request) error {
-	w, err := parse(r)
+	w, err := parse(r, s.AllowKeys)
 	if err != nil {
 		return err
 	}

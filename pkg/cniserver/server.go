@@ -84,6 +84,8 @@ type Options struct {
 	Metrics  *Metrics
 	Log      logr.Logger
 
+	// AllowKeys are keys that network configurations may have although they mean nothing.
+	AllowKeys []string
 	// AddTimeout is how long an ADD waits for the xPU and for the release of the Function from the pod before; 0 is 90 s,
 	// which is less than what container runtimes wait.
 	AddTimeout time.Duration

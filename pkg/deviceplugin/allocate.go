@@ -20,9 +20,10 @@ import (
 // an Allocate back.
 func (s *server) allocate(ctx context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
 	begin := time.Now()
-	ctx, cancel := context.WithTimeout(ctx, s.manager.allocateTimeout())
+	ctx, cancel := context.WithTimeout(ctx, s.manager.budget.timeout(s.manager.allocateTimeout()))
 	defer cancel()
 	response, count, err := s.allocateAll(ctx, r)
+	s.manager.budget.ended(ctx, err)
 	took := time.Since(begin)
 	s.metrics.allocateSeconds.Observe(took.Seconds())
 	if err != nil {
