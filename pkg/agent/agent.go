@@ -101,7 +101,7 @@ func Run(ctx context.Context, config Config, registry *prometheus.Registry, log 
 		return err
 	}
 	defer eswitches.Close()
-	engine, err := link.New(link.Options{Rates: lifecycle.Rates{Eswitches: eswitches}})
+	engine, err := link.New(link.Options{ProcRoot: config.ProcRoot, Rates: lifecycle.Rates{Eswitches: eswitches}})
 	if err != nil {
 		return err
 	}

@@ -17,6 +17,9 @@ import (
 type Options struct {
 	// HostNetNS is the path of the host's network namespace; "" is that of the calling process.
 	HostNetNS string
+	// ProcRoot is where procfs is; "" is "/proc". Its sys/net is written where a netdev had other sysctls of IPv6 than the
+	// host's default ones. Where it cannot be written those are not given back.
+	ProcRoot string
 	// Rates, where set, are the rate objects of Functions behind an eswitch.
 	Rates Rates
 	// Trace, where set, is called before every change with what is about to be changed, on the goroutine that called
@@ -29,6 +32,7 @@ type Options struct {
 type Engine struct {
 	hostNS netns.NsHandle
 	host   *conn
+	conf6  int // directory of the host's IPv6 sysctls, -1 for none
 	rates  Rates
 	trace  func(step string)
 }
@@ -54,12 +58,21 @@ func New(options Options) (*Engine, error) {
 	if rates == nil {
 		rates = noRates{}
 	}
-	return &Engine{hostNS: ns, host: host, rates: rates, trace: trace}, nil
+	conf6, err := openConf6(ns, cmp.Or(options.ProcRoot, "/proc"))
+	if err != nil {
+		host.close()
+		ns.Close()
+		return nil, fmt.Errorf("sysctls of the host's network namespace %s: %w", path, err)
+	}
+	return &Engine{hostNS: ns, host: host, conf6: conf6, rates: rates, trace: trace}, nil
 }
 
 // Close gives the host's namespace up.
 func (e *Engine) Close() error {
 	e.host.close()
+	if e.conf6 >= 0 {
+		unix.Close(e.conf6)
+	}
 	return e.hostNS.Close()
 }
 
@@ -121,7 +134,28 @@ func (e *Engine) snapshot(ctx context.Context, device Device, want Interface) (S
 	if master := l.Attrs().MasterIndex; master != 0 {
 		return Snapshot{}, fmt.Errorf("netdev %s: is in use on the host, as a port of the netdev with index %d", device.Name, master)
 	}
-	return e.complete(ctx, snapshotOf(l), device)
+	s, err := e.whole(l)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	if s.Carried.XDP != nil {
+		return Snapshot{}, fmt.Errorf("netdev %s: is in use on the host, by XDP program %d", device.Name, s.Carried.XDP.Program)
+	}
+	return e.complete(ctx, s, device)
+}
+
+// whole is the snapshot of a netdev on the host with what takes another question.
+func (e *Engine) whole(l netlink.Link) (Snapshot, error) {
+	s := snapshotOf(l)
+	d, err := e.host.details(l.Attrs().Index)
+	if err != nil {
+		return Snapshot{}, fmt.Errorf("netdev %s: %w", l.Attrs().Name, err)
+	}
+	if e.conf6 < 0 {
+		d.conf.IPv6 = nil // which could not be given back
+	}
+	s.Carried, s.Conf = carriedOf(l.Attrs(), d), &d.conf
+	return s, nil
 }
 
 // complete adds what the PF and the eswitch tell, as far as the device names them. One that does not tell is none of an

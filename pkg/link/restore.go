@@ -62,8 +62,14 @@ func (e *Engine) moveToHost(pod *conn, device Device, before Snapshot, place Pla
 	if err := e.dropForeignAltNames(pod, index, now, before.AltNames); err != nil {
 		return 0, fmt.Errorf("netdev %s in the pod: %w", now.Name, err)
 	}
+	if err := e.dropStacked(pod, index); err != nil {
+		return 0, fmt.Errorf("netdev %s in the pod: %w", now.Name, err)
+	}
 	e.freeMAC(device.PF, before)
 	flags := before.flags()
+	if before.Conf != nil {
+		flags &^= unix.IFF_UP // until the host's sysctls are there again, by which IPv6 starts
+	}
 	to := change{netns: int(e.hostNS), name: before.Name, alias: &before.Alias, txQLen: &before.TxQLen, flags: &flags}
 	if now.MTU != before.MTU {
 		to.mtu = before.MTU
@@ -132,7 +138,11 @@ func (e *Engine) reconcile(ctx context.Context, device Device, before Snapshot, 
 		if err != nil {
 			return Restored{}, err
 		}
-		now, err := e.complete(ctx, snapshotOf(l), device)
+		seen, err := e.whole(l)
+		if err != nil {
+			return Restored{}, err
+		}
+		now, err := e.complete(ctx, seen, device)
 		if err != nil {
 			return Restored{}, err
 		}
@@ -211,8 +221,16 @@ func (e *Engine) undo(ctx context.Context, index int, device Device, before, now
 	apply(now.MTU != before.MTU, fmt.Sprintf("MTU %d", before.MTU), change{mtu: before.MTU})
 	apply(now.Alias != before.Alias, "alias", change{alias: &before.Alias})
 	apply(now.TxQLen != before.TxQLen, "txqlen", change{txQLen: &before.TxQLen})
+	errs = append(errs, e.undoCarried(index, before.Carried, now.Carried, now.Up))
+	// Not before the MTU: below 1280 bytes there is no IPv6.
+	name := before.Name
+	if name == fallbackName {
+		name = now.Name
+	}
+	errs = append(errs, e.undoConf(index, name, before.Conf, now.Conf))
 	flags := before.flags()
-	apply(now.flags() != flags || now.MAC != before.MAC, "flags", change{flags: &flags})
+	modeChanged := before.Carried != nil && now.Carried != nil && before.Carried.LinkMode != now.Carried.LinkMode
+	apply(now.flags() != flags || now.MAC != before.MAC || modeChanged, "flags", change{flags: &flags})
 	for _, alt := range before.AltNames {
 		if slices.Contains(now.AltNames, alt) {
 			continue

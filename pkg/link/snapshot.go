@@ -34,6 +34,11 @@ type Snapshot struct {
 	// nothing where it does.
 	Rate *Rate `json:"rate,omitempty"`
 
+	// Carried is what the kernel carries along with the netdev, and Conf what it forgets when it is moved. Both are nil in
+	// a snapshot of an older agent, and of a Function without a netdev.
+	Carried *Carried `json:"carried,omitempty"`
+	Conf    *Conf    `json:"conf,omitempty"`
+
 	Identity Identity `json:"identity"`
 }
 
@@ -158,6 +163,8 @@ func Diff(before, now Snapshot) []string {
 		before.VF.diff(&d, *now.VF)
 	}
 	before.Rate.diff(&d, now.Rate)
+	before.Carried.diff(&d, now.Carried)
+	before.Conf.diff(&d, now.Conf)
 	return d
 }
 
