@@ -215,7 +215,7 @@ func (s *Server) added(ctx context.Context, a addition) (reply agent.Reply, err 
 		return reply, err
 	}
 	if a.wantsDeviceInfo {
-		if reply.DeviceInfo, err = deviceInfo(record); err != nil {
+		if reply.DeviceInfo, err = s.deviceInfo(a); err != nil {
 			return reply, err
 		}
 	}

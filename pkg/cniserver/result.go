@@ -11,6 +11,7 @@ import (
 	"go4.org/netipx"
 
 	"github.com/opiproject/xpu-device-plugin/cni"
+	"github.com/opiproject/xpu-device-plugin/pkg/deviceinfo"
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/link"
 )
@@ -173,19 +174,15 @@ func routes(list []link.Route) []*types.Route {
 	return routes
 }
 
-// deviceInfo is what k8snetworkplumbingwg's device-info-spec 1.1.0 has for a PCI device.
-func deviceInfo(a journal.Attachment) (json.RawMessage, error) {
-	type pci struct {
-		Address string `json:"pci-address"`
-		PF      string `json:"pf-pci-address,omitempty"`
+// deviceInfo is what there is to say of the Function; nothing of an SF, for which the specification has no word.
+func (s *Server) deviceInfo(a addition) (json.RawMessage, error) {
+	asVDPA := false
+	if p, ok := s.Pools.PoolOf(a.device); ok {
+		asVDPA = p.Options(a.function).VDPA != ""
 	}
-	info := struct {
-		Type    string `json:"type"`
-		Version string `json:"version"`
-		PCI     pci    `json:"pci"`
-	}{"pci", "1.1.0", pci{Address: string(a.Function.Address)}}
-	if a.PF != a.Function.Address {
-		info.PCI.PF = string(a.PF)
+	info := deviceinfo.Of(a.function, asVDPA)
+	if info == nil {
+		return nil, nil
 	}
 	return json.Marshal(info)
 }

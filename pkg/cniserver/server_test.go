@@ -70,8 +70,8 @@ func TestAddAndDel(t *testing.T) {
 		if len(got.Routes) != 2 || len(got.DNS.Nameservers) != 1 {
 			t.Errorf("routes %v, DNS %v", got.Routes, got.DNS)
 		}
-		if want := `{"type":"pci","version":"1.1.0","pci":{"pci-address":"0000:3b:00.0"}}`; string(reply.DeviceInfo) != want {
-			t.Errorf("device info %s, want %s", reply.DeviceInfo, want)
+		if len(reply.DeviceInfo) > 0 { // the specification has no word for an SF, whose address is that of its PF
+			t.Errorf("device info %s, want none", reply.DeviceInfo)
 		}
 		port, _ := n.xpuAgent.port(function(0))
 		wantPort := provisioner.Request{

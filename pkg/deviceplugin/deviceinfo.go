@@ -12,13 +12,11 @@ import (
 	"time"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/deviceinfo"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/podresources"
 )
-
-// deviceInfoVersion is that of the device-info specification of the Network Plumbing Working Group.
-const deviceInfoVersion = "1.1.0"
 
 // DeviceInfo keeps the device-info files, from which Multus learns what stands behind a device ID. A file is written
 // when its Function is allocated and stays as long as a pod has the Function, whether this process runs or not. Its
@@ -34,53 +32,18 @@ func NewDeviceInfo(dir string) *DeviceInfo {
 	return &DeviceInfo{dir: filepath.Join(dir, "dp"), now: time.Now}
 }
 
-// deviceInfo is the format of the files, as far as Functions can fill it.
-type deviceInfo struct {
-	Type    string      `json:"type"`
-	Version string      `json:"version"`
-	PCI     *pciDevice  `json:"pci,omitempty"`
-	VDPA    *vdpaDevice `json:"vdpa,omitempty"`
-}
-
-type pciDevice struct {
-	Address   string `json:"pci-address"`
-	VhostNet  string `json:"vhost-net,omitempty"`
-	RDMA      string `json:"rdma-device,omitempty"`
-	PFAddress string `json:"pf-pci-address,omitempty"`
-}
-
-type vdpaDevice struct {
-	Parent    string `json:"parent-device"`
-	Driver    string `json:"driver"`
-	Path      string `json:"path,omitempty"` // of the character device; a virtio device has none
-	Address   string `json:"pci-address,omitempty"`
-	PFAddress string `json:"pf-pci-address,omitempty"`
-}
-
-// describe is what the file says of a Function; nil where the specification has no word for it, as for an SF.
-func describe(c content) *deviceInfo {
-	f := c.function
-	address, pfAddress := string(f.ID.Address), ""
-	if f.Kind != inventory.PF {
-		pfAddress = string(f.PF)
+// describe is what the file says of a Function; nil where the specification has no word for it.
+func describe(c content) *deviceinfo.Info {
+	_, asVDPA := c.info["vdpa"]
+	info := deviceinfo.Of(c.function, asVDPA)
+	if info == nil || info.PCI == nil {
+		return info
 	}
-	if f.Kind == inventory.SF {
-		address = ""
-	}
-	if vdpa, ok := c.info["vdpa"]; ok {
-		return &deviceInfo{Type: "vdpa", Version: deviceInfoVersion, VDPA: &vdpaDevice{
-			Parent: f.VDPA.Name, Driver: strings.TrimSuffix(f.VDPA.Driver, "_vdpa"), Path: vdpa["mount"],
-			Address: address, PFAddress: pfAddress,
-		}}
-	}
-	if address == "" {
-		return nil
-	}
-	device := &pciDevice{Address: address, PFAddress: pfAddress, VhostNet: c.info["vhost"]["net-mount"]}
+	info.PCI.VhostNet = c.info["vhost"]["net-mount"]
 	if _, ok := c.info["rdma"]; ok {
-		device.RDMA = strings.Join(f.RDMADevices, ",")
+		info.PCI.RDMA = strings.Join(c.function.RDMADevices, ",")
 	}
-	return &deviceInfo{Type: "pci", Version: deviceInfoVersion, PCI: device}
+	return info
 }
 
 // write replaces the file of a Function. Who reads sees the old one or the new one, whole. The directory is in memory
