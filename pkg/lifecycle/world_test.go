@@ -1,0 +1,266 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/link"
+	"github.com/opiproject/xpu-device-plugin/pkg/podresources"
+)
+
+// world is a node in memory around a real journal: namespaces, netdevs, hooks, the kubelet and the API server. An agent
+// on it can end after any write to the journal: from then on nothing that the old agent does has an effect.
+type world struct {
+	t       *testing.T
+	records *journal.Journal
+	netdevs map[inventory.ID]*netdevice
+	alive   map[string]bool // network namespaces, by path
+	// due are the Functions whose hooks have not run since their last release, by the hook that is waited for.
+	due map[inventory.ID]string
+	// last are the records at the last check.
+	last map[inventory.ID]journal.Attachment
+
+	kubelet kubelet
+	claims  claims
+
+	agent *life
+}
+
+// life is one run of the agent.
+type life struct {
+	*Manager
+	// writes is how many writes to the journal are left until it ends; negative for ever.
+	writes int
+}
+
+// netdevice is where a Function's netdev is, "" for the host, and whether it is as it was.
+type netdevice struct {
+	in      string
+	changed bool
+}
+
+var errDead = errors.New("the agent has ended")
+
+func newWorld(t *testing.T, functions ...inventory.ID) *world {
+	t.Helper()
+	j, err := journal.Open(filepath.Join(t.TempDir(), "j"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { j.Close() })
+	w := &world{
+		t: t, records: j, netdevs: map[inventory.ID]*netdevice{}, alive: map[string]bool{}, due: map[inventory.ID]string{},
+		last:   map[inventory.ID]journal.Attachment{},
+		claims: claims{consumers: map[types.UID][]types.UID{}}, kubelet: kubelet{have: map[string]podresources.Assignment{}},
+	}
+	for _, id := range functions {
+		w.netdevs[id] = &netdevice{}
+	}
+	w.start(-1)
+	return w
+}
+
+// start replaces the agent by one that ends after so many writes.
+func (w *world) start(writes int) {
+	l := &life{writes: writes}
+	l.Manager = New(mortalJournal{w.records, l}, mortalEngine{w, l}, w, Options{
+		BootID: "boot-1", Hooks: mortalQueue{w, l}, Kubelet: &w.kubelet, Claims: w.claims, GoneAfter: time.Nanosecond,
+	}, logr.Discard())
+	w.agent = l
+}
+
+func (l *life) dead() bool { return l.writes == 0 }
+
+// mortalJournal is that of an agent that may end after a write.
+type mortalJournal struct {
+	*journal.Journal
+	life *life
+}
+
+func (j mortalJournal) write(do func() error) error {
+	if j.life.dead() {
+		return errDead
+	}
+	if err := do(); err != nil {
+		return err
+	}
+	if j.life.writes--; j.life.dead() {
+		return errDead
+	}
+	return nil
+}
+
+func (j mortalJournal) Put(a journal.Attachment) error {
+	return j.write(func() error { return j.Journal.Put(a) })
+}
+
+func (j mortalJournal) Delete(id inventory.ID) error {
+	return j.write(func() error { return j.Journal.Delete(id) })
+}
+
+// mortalEngine moves the world's netdevs as long as its agent lives.
+type mortalEngine struct {
+	*world
+	life *life
+}
+
+func (e mortalEngine) Plan(_ context.Context, device link.Device, netNS string, _ link.Interface) (link.Snapshot, link.Place, error) {
+	if !e.alive[netNS] {
+		return link.Snapshot{}, link.Place{}, fmt.Errorf("network namespace %s: is gone", netNS)
+	}
+	// The kind stands for what tells one netdev from another.
+	return link.Snapshot{Name: device.Name, Identity: link.Identity{Kind: device.Name}}, link.Place{NetNS: netNS}, nil
+}
+
+func (e mortalEngine) Attach(_ context.Context, _ link.Device, before link.Snapshot, place link.Place, want link.Interface) (link.Observed, error) {
+	d := e.netdev(before)
+	switch {
+	case e.life.dead():
+		return link.Observed{}, errDead
+	case d.in != "":
+		e.t.Errorf("netdev %s is taken from %s to %s", before.Name, d.in, place.NetNS)
+	case !e.alive[place.NetNS]:
+		return link.Observed{}, fmt.Errorf("network namespace %s: is gone", place.NetNS)
+	}
+	d.in, d.changed = place.NetNS, true
+	return link.Observed{Name: want.Name}, nil
+}
+
+func (e mortalEngine) Restore(_ context.Context, _ link.Device, before link.Snapshot, _ link.Place) (link.Restored, error) {
+	if e.life.dead() {
+		return link.Restored{}, errDead
+	}
+	*e.netdev(before) = netdevice{}
+	return link.Restored{Name: before.Name}, nil
+}
+
+func (e mortalEngine) Add(context.Context, link.Attached, []netip.Prefix, []link.Route) (link.Observed, error) {
+	return link.Observed{}, errDead
+}
+
+func (e mortalEngine) Check(context.Context, link.Device, link.Attached) ([]string, error) {
+	return nil, errDead
+}
+
+func (e mortalEngine) Alive(place link.Place) (bool, error) { return e.alive[place.NetNS], nil }
+
+// netdev is the one that a snapshot was made of.
+func (w *world) netdev(s link.Snapshot) *netdevice {
+	for id, d := range w.netdevs {
+		if id.String() == s.Name {
+			return d
+		}
+	}
+	w.t.Fatalf("there is no netdev %s", s.Name)
+	return nil
+}
+
+// Netdev is the name on the host: the Function's own, or that of the PF.
+func (w *world) Netdev(id inventory.ID) (string, error) {
+	d, ok := w.netdevs[id]
+	switch {
+	case !ok:
+		return "pf", nil
+	case d.in != "":
+		return "", nil
+	}
+	return id.String(), nil
+}
+
+// mortalQueue has one hook after each release, which the world ends.
+type mortalQueue struct {
+	*world
+	life *life
+}
+
+func (q mortalQueue) First(journal.Attachment) string { return "port" }
+
+func (q mortalQueue) Add(id inventory.ID) {
+	if !q.life.dead() {
+		q.due[id] = "port"
+	}
+}
+
+// endHooks has the hooks done of all Functions that are back, as a queue does that continues from the journal.
+func (w *world) endHooks() {
+	w.t.Helper()
+	for _, a := range w.records.All() {
+		if !a.Restored() {
+			continue
+		}
+		if err := w.records.Delete(a.Function); err != nil {
+			w.t.Fatal(err)
+		}
+		delete(w.due, a.Function)
+	}
+}
+
+// inSandbox brings a netdev to where a record says that it is.
+func (w *world) inSandbox(a journal.Attachment) {
+	if a.State == journal.Attached || a.State == journal.Detaching && a.Place.NetNS != "" {
+		*w.netdevs[a.Function] = netdevice{in: a.Place.NetNS, changed: true}
+	}
+}
+
+// check says what is wrong with the world: who has what.
+func (w *world) check(when string) {
+	w.t.Helper()
+	for id, d := range w.netdevs {
+		a, exists := w.records.Get(id)
+		phase := phaseOf(a, exists)
+		if before, existed := w.last[id]; existed && exists && !a.ReservedAt.Equal(before.ReservedAt) {
+			w.t.Errorf("%s: Function %s went from %s to %s without a release", when, id, owner(before), owner(a))
+		}
+		delete(w.last, id)
+		if exists {
+			w.last[id] = a
+		}
+		switch {
+		case (phase == Free || phase == Reserved || phase == Returned) && (d.in != "" || d.changed):
+			w.t.Errorf("%s: Function %s is %s, and its netdev is in %q, changed: %t", when, id, phase, d.in, d.changed)
+		case phase == Attached && d.in != a.Place.NetNS && w.alive[a.Place.NetNS]:
+			w.t.Errorf("%s: Function %s is attached to %s, and its netdev is in %q", when, id, a.Place.NetNS, d.in)
+		case phase == Attached && a.Sandbox == "":
+			w.t.Errorf("%s: Function %s is attached to nobody", when, id)
+		case w.due[id] != "" && phase != Returned:
+			w.t.Errorf("%s: Function %s is %s before its hooks are done", when, id, phase)
+		case phase == Returned && w.agent.Releasing(id) == "":
+			w.t.Errorf("%s: Function %s is offered before its hooks are done", when, id)
+		}
+	}
+}
+
+// settleAll is what time brings when nobody needs anything any more: nothing may be owned for ever.
+func (w *world) settleAll(when string) {
+	w.t.Helper()
+	w.start(-1)
+	clear(w.kubelet.have)
+	clear(w.claims.consumers)
+	for path := range w.alive {
+		w.alive[path] = false
+	}
+	w.kubelet.err = nil
+	for range 12 {
+		if err := w.agent.Recover(w.t.Context()); err != nil {
+			w.t.Errorf("%s: %v", when, err)
+		}
+		w.endHooks()
+		w.agent.sweep(w.t.Context())
+		w.endHooks()
+		time.Sleep(time.Minute)
+	}
+	for _, a := range w.records.All() {
+		w.t.Errorf("%s: Function %s is %s of %s for ever", when, a.Function, a.State, owner(a))
+	}
+	w.check(when)
+}
