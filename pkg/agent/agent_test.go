@@ -377,7 +377,10 @@ func (w *world) prepare(driver drapb.DRAPluginClient, c *resourceapi.ResourceCla
 	return response.Claims[string(c.UID)]
 }
 
-func (w *world) wantPrepared(driver drapb.DRAPluginClient, c *resourceapi.ResourceClaim, function inventory.ID) {
+// wantPrepared prepares the claim. A container may get the Function once that is in the pod.
+func (w *world) wantPrepared(
+	driver drapb.DRAPluginClient, c *resourceapi.ResourceClaim, function inventory.ID, attached bool,
+) {
 	w.t.Helper()
 	got := w.prepare(driver, c)
 	device := v1alpha1.GroupName + "/function=" + string(c.UID) + "-" + function.DeviceName()
@@ -389,8 +392,8 @@ func (w *world) wantPrepared(driver drapb.DRAPluginClient, c *resourceapi.Resour
 		w.t.Fatal(err)
 	}
 	for _, id := range got.Devices[0].CdiDeviceIds {
-		if files.GetDevice(id) == nil {
-			w.t.Errorf("no CDI file has device %s", id)
+		if has := files.GetDevice(id) != nil; has != (attached || id != device) {
+			w.t.Errorf("a CDI file has device %s: %t, attached: %t", id, has, attached)
 		}
 	}
 	if d := files.GetDevice(device); d != nil && !slices.Contains(d.ContainerEdits.Env, "XPU_INTERFACE_NIC=fast0") {
@@ -446,14 +449,14 @@ func TestAgent(t *testing.T) {
 		t.Errorf("NodePrepareResources = %v, want an error that says what is missing", got)
 	}
 	w.provision(c, vf)
-	w.wantPrepared(driver, c, vf)
+	w.wantPrepared(driver, c, vf, false)
 
 	// The agent is restarted, and sees new VFs. None of the slices that were there is written.
 	before := versions(w.slices())
 	w.end()
 	w.start()
 	driver = w.register()
-	w.wantPrepared(driver, c, vf)
+	w.wantPrepared(driver, c, vf, false)
 	if err := w.host.AddVFs("0000:c0:00.0", 8); err != nil {
 		t.Fatal(err)
 	}
@@ -511,7 +514,7 @@ func TestPod(t *testing.T) {
 	c := w.allocate("pod-net", vf)
 	w.provision(c, vf)
 	w.eventually("the Port is known", func() bool { return w.prepare(driver, c).GetError() == "" })
-	w.wantPrepared(driver, c, vf)
+	w.wantPrepared(driver, c, vf, false)
 	w.eventually("the runtime is connected", func() bool { code, _ := w.readyz(); return code == http.StatusOK })
 
 	// The runtime may take the plugin in a moment after the plugin is connected.
@@ -545,7 +548,7 @@ func TestPod(t *testing.T) {
 	w.end()
 	w.start()
 	driver = w.register()
-	w.wantPrepared(driver, c, vf)
+	w.wantPrepared(driver, c, vf, true)
 	if _, err := pod.Handle().LinkByName("fast0"); err != nil {
 		t.Errorf("the agent's restart took the pod's interface: %v", err)
 	}

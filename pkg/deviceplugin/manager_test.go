@@ -653,9 +653,9 @@ func (h *hanging) Assigned(ctx context.Context) (map[string]podresources.Assignm
 // TestSweepDoesNotHold: pools and health are followed while a kubelet does not say what pods have.
 func TestSweepDoesNotHold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		looked := 0
+		var looked atomic.Int32
 		kubelet := &hanging{}
-		m := &Manager{Pools: pools(func() ([]pool.Pool, bool) { looked++; return nil, true }), Assignments: kubelet, Log: testr.New(t)}
+		m := &Manager{Pools: pools(func() ([]pool.Pool, bool) { looked.Add(1); return nil, true }), Assignments: kubelet, Log: testr.New(t)}
 		fleet := newFleet(m, nil)
 		ctx, stop := context.WithCancel(t.Context())
 		defer stop()
@@ -667,11 +667,11 @@ func TestSweepDoesNotHold(t *testing.T) {
 			if got := kubelet.asked.Load(); int(got) != i+1 {
 				t.Errorf("the kubelet was asked %d times, want %d", got, i+1)
 			}
-			before := looked
+			before := looked.Load()
 			changes <- struct{}{}
 			time.Sleep(2 * settle)
 			synctest.Wait()
-			if looked == before {
+			if looked.Load() == before {
 				t.Error("a change is not followed while the kubelet does not answer")
 			}
 		}

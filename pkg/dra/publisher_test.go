@@ -39,13 +39,22 @@ func (p *pools) Pools() ([]pool.Pool, bool) {
 
 // writes keeps what was published.
 type writes struct {
-	all []resourceslice.DriverResources
-	err error
+	mutex sync.Mutex
+	all   []resourceslice.DriverResources
+	err   error
 }
 
 func (w *writes) PublishResources(_ context.Context, r resourceslice.DriverResources) error {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
 	w.all = append(w.all, r)
 	return w.err
+}
+
+func (w *writes) refuse(err error) {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	w.err = err
 }
 
 func noProblems() *health.Checker {
@@ -124,7 +133,7 @@ func TestPublisherTriesAgain(t *testing.T) {
 		if got := len(written.all); got < 3 || got > 6 {
 			t.Errorf("tried %d times in 5 s, want pauses that grow", got)
 		}
-		written.err = nil
+		written.refuse(nil)
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		before := len(written.all)

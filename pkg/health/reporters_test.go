@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -190,16 +191,21 @@ type following struct {
 	*Reporters
 	kernel   *kernel
 	registry *prometheus.Registry
-	changes  int
+	changes  atomic.Int32
+	mutex    sync.Mutex
 	logged   []string
 }
 
 func follow(t *testing.T, k *kernel) *following {
 	t.Helper()
 	f := &following{kernel: k, registry: prometheus.NewRegistry()}
-	log := funcr.New(func(_, args string) { f.logged = append(f.logged, args) }, funcr.Options{Verbosity: 1})
+	log := funcr.New(func(_, args string) {
+		f.mutex.Lock()
+		defer f.mutex.Unlock()
+		f.logged = append(f.logged, args)
+	}, funcr.Options{Verbosity: 1})
 	f.Reporters = NewReporters(ReportersOptions{
-		Devlink: k, Follow: k.follow, Changed: func() { f.changes++ }, Registry: f.registry, Log: log,
+		Devlink: k, Follow: k.follow, Changed: func() { f.changes.Add(1) }, Registry: f.registry, Log: log,
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -219,8 +225,9 @@ func follow(t *testing.T, k *kernel) *following {
 
 func (f *following) is(t *testing.T, faulty bool, changes int) {
 	t.Helper()
-	if message := f.Fault(functions()[0]); (message != "") != faulty || f.changes != changes {
-		t.Errorf("fault %q after %d changes; want %v after %d", message, f.changes, faulty, changes)
+	synctest.Wait()
+	if message, n := f.Fault(functions()[0]), int(f.changes.Load()); (message != "") != faulty || n != changes {
+		t.Errorf("fault %q after %d changes; want %v after %d", message, n, faulty, changes)
 	}
 }
 
@@ -230,6 +237,7 @@ func TestReportersFollow(t *testing.T) {
 		f := follow(t, &kernel{})
 		f.is(t, false, 0)
 		time.Sleep(time.Hour)
+		synctest.Wait()
 		if f.kernel.looks != 2 { // at the start, and when it began to listen
 			t.Errorf("%d looks at a kernel that told nothing", f.kernel.looks)
 		}
@@ -246,11 +254,13 @@ func TestReportersFollow(t *testing.T) {
 		synctest.Wait()
 		f.is(t, true, 1) // the same to everybody
 
+		synctest.Wait()
 		looks := f.kernel.looks
 		for range 50 { // as if ports came and went
 			f.kernel.set(func() {})
 			time.Sleep(time.Millisecond)
 		}
+		synctest.Wait()
 		if n := f.kernel.looks - looks; n > 1 {
 			t.Errorf("%d looks in 50 ms", n)
 		}

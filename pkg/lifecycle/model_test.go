@@ -193,7 +193,7 @@ func randomLife(t *testing.T, random *rand.Rand) {
 			if random.IntN(4) == 0 {
 				writes = 1 + random.IntN(4)
 			}
-			w.agent.writes = writes
+			w.agent.writes.Store(int64(writes))
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			err := p.report(ctx, w.agent.Manager, id)
 			cancel()

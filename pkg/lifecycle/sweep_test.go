@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -63,23 +64,24 @@ func TestTellsOfHealth(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				told, j := 0, openJournal(t)
-				m := New(j, &engine{restore: errors.New("busy")}, netdevs{}, Options{Changed: func() { told++ }}, testr.New(t))
+				var told atomic.Int32
+				j := openJournal(t)
+				m := New(j, &engine{restore: errors.New("busy")}, netdevs{}, Options{Changed: func() { told.Add(1) }}, testr.New(t))
 				a := claimedVF()
 				a.State, a.StoppedAt, a.Sandbox, a.Before = journal.Releasing, time.Now(), "s", &link.Snapshot{}
 				if err := j.Put(a); err != nil {
 					t.Fatal(err)
 				}
-				if err := call(t.Context(), m); err == nil || told != 1 {
-					t.Errorf("error %v, told %d times; want the engine's error and once", err, told)
+				if err := call(t.Context(), m); err == nil || told.Load() != 1 {
+					t.Errorf("error %v, told %d times; want the engine's error and once", err, told.Load())
 				}
 				if message := m.Overdue(vf); message != "" {
 					t.Errorf("overdue at once: %s", message)
 				}
 				time.Sleep(releaseGrace)
 				synctest.Wait()
-				if message := m.Overdue(vf); message == "" || told != 2 {
-					t.Errorf("overdue %q, told %d times; want a message and twice", message, told)
+				if message := m.Overdue(vf); message == "" || told.Load() != 2 {
+					t.Errorf("overdue %q, told %d times; want a message and twice", message, told.Load())
 				}
 			})
 		})

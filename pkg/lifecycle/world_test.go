@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -34,13 +36,14 @@ type world struct {
 	claims  claims
 
 	agent *life
+	mutex sync.Mutex // of everything, as the agent works on several Functions at a time
 }
 
 // life is one run of the agent.
 type life struct {
 	*Manager
 	// writes is how many writes to the journal are left until it ends; negative for ever.
-	writes int
+	writes atomic.Int64
 }
 
 // netdevice is where a Function's netdev is, "" for the host, and whether it is as it was.
@@ -72,29 +75,33 @@ func newWorld(t *testing.T, functions ...inventory.ID) *world {
 
 // start replaces the agent by one that ends after so many writes.
 func (w *world) start(writes int) {
-	l := &life{writes: writes}
-	l.Manager = New(mortalJournal{w.records, l}, mortalEngine{w, l}, w, Options{
+	l := &life{}
+	l.writes.Store(int64(writes))
+	l.Manager = New(mortalJournal{w.records, w, l}, mortalEngine{w, l}, w, Options{
 		BootID: "boot-1", Hooks: mortalQueue{w, l}, Kubelet: &w.kubelet, Claims: w.claims, GoneAfter: time.Nanosecond,
 	}, logr.Discard())
 	w.agent = l
 }
 
-func (l *life) dead() bool { return l.writes == 0 }
+func (l *life) dead() bool { return l.writes.Load() == 0 }
 
 // mortalJournal is that of an agent that may end after a write.
 type mortalJournal struct {
 	*journal.Journal
-	life *life
+	world *world
+	life  *life
 }
 
 func (j mortalJournal) write(do func() error) error {
+	j.world.mutex.Lock()
+	defer j.world.mutex.Unlock()
 	if j.life.dead() {
 		return errDead
 	}
 	if err := do(); err != nil {
 		return err
 	}
-	if j.life.writes--; j.life.dead() {
+	if j.life.writes.Add(-1) == 0 {
 		return errDead
 	}
 	return nil
@@ -123,6 +130,8 @@ func (e mortalEngine) Plan(_ context.Context, device link.Device, netNS string, 
 }
 
 func (e mortalEngine) Attach(_ context.Context, _ link.Device, before link.Snapshot, place link.Place, want link.Interface) (link.Observed, error) {
+	e.world.mutex.Lock()
+	defer e.world.mutex.Unlock()
 	d := e.netdev(before)
 	switch {
 	case e.life.dead():
@@ -137,6 +146,8 @@ func (e mortalEngine) Attach(_ context.Context, _ link.Device, before link.Snaps
 }
 
 func (e mortalEngine) Restore(_ context.Context, _ link.Device, before link.Snapshot, _ link.Place) (link.Restored, error) {
+	e.world.mutex.Lock()
+	defer e.world.mutex.Unlock()
 	if e.life.dead() {
 		return link.Restored{}, errDead
 	}
@@ -167,6 +178,8 @@ func (w *world) netdev(s link.Snapshot) *netdevice {
 
 // Netdev is the name on the host: the Function's own, or that of the PF.
 func (w *world) Netdev(id inventory.ID) (string, error) {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
 	d, ok := w.netdevs[id]
 	switch {
 	case !ok:
@@ -186,6 +199,8 @@ type mortalQueue struct {
 func (q mortalQueue) First(journal.Attachment) string { return "port" }
 
 func (q mortalQueue) Add(id inventory.ID) {
+	q.world.mutex.Lock()
+	defer q.world.mutex.Unlock()
 	if !q.life.dead() {
 		q.due[id] = "port"
 	}

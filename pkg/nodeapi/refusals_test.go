@@ -2,6 +2,7 @@ package nodeapi
 
 import (
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -30,8 +31,8 @@ func TestRefusalIsHeld(t *testing.T) {
 		}
 	}
 	synctest.Test(t, func(t *testing.T) {
-		told := 0
-		api := &API{events: Events{PortsChanged: func() { told++ }}}
+		var told atomic.Int32
+		api := &API{events: Events{PortsChanged: func() { told.Add(1) }}}
 		handler := api.portHandler()
 		want := func(what, message string) {
 			t.Helper()
@@ -63,11 +64,11 @@ func TestRefusalIsHeld(t *testing.T) {
 		leave(second)
 		time.Sleep(refusalTime - time.Second)
 		want("the second Port is gone", "Conflict: second")
-		before := told
+		before := told.Load()
 		time.Sleep(2 * time.Second)
 		want("the second Port's time is over", "")
-		if told != before+1 {
-			t.Errorf("%d events when the time was over, want 1: the taint must go", told-before)
+		if told.Load() != before+1 {
+			t.Errorf("%d events when the time was over, want 1: the taint must go", told.Load()-before)
 		}
 
 		handler.OnAdd(port("third", v1alpha1.ReasonFailed), false)

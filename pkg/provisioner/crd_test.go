@@ -255,7 +255,7 @@ func TestCRDWaitsForClaim(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := crd.Provision(within(t, time.Second), blue(f))
-	if err == nil || !strings.Contains(err.Error(), `XPUPort default/node-0000-3b-02-0 of another namespace, for ResourceClaim "last"`) {
+	if err == nil || !strings.Contains(err.Error(), "XPUPort default/node-0000-3b-02-0") {
 		t.Fatalf("error %v, want one that names the claim's Port", err)
 	}
 	if err := c.Delete(t.Context(), ofClaim); client.IgnoreNotFound(err) != nil {

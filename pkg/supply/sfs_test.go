@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -105,7 +106,11 @@ func (e *eswitch) Get(id inventory.ID) (inventory.Function, bool) {
 	return f, exists
 }
 
-func (e *eswitch) EswitchMode(devlink.Device) (devlink.EswitchMode, error) { return e.mode, e.modeErr }
+func (e *eswitch) EswitchMode(devlink.Device) (devlink.EswitchMode, error) {
+	e.mutex.Lock()
+	defer e.mutex.Unlock()
+	return e.mode, e.modeErr
+}
 
 func (e *eswitch) PortsOf(d devlink.Device) ([]devlink.Port, error) {
 	e.mutex.Lock()
@@ -393,11 +398,14 @@ func TestNoSFsLooksAgain(t *testing.T) {
 		e := newEswitch()
 		e.modeErr = unix.EBUSY
 		m := e.maker(t)
-		begin, looks := time.Now(), 0
+		begin := time.Now()
+		var looks atomic.Int32
 		m.Changed = func() {
-			looks++
+			looks.Add(1)
 			if time.Since(begin) > 5*time.Minute {
+				e.mutex.Lock()
 				e.modeErr = nil
+				e.mutex.Unlock()
 			}
 			m.NoSFs(sfPF)
 		}
@@ -407,15 +415,15 @@ func TestNoSFsLooksAgain(t *testing.T) {
 			}
 		}
 		time.Sleep(1200 * time.Millisecond)
-		if looks != 1 {
-			t.Errorf("%d looks after a second, want 1", looks)
+		if n := looks.Load(); n != 1 {
+			t.Errorf("%d looks after a second, want 1", n)
 		}
 		time.Sleep(time.Hour)
 		if s := m.NoSFs(sfPF); s != nil {
 			t.Errorf("NoSFs = %+v after the error passed, want nil", s)
 		}
-		if looks < 8 || looks > 12 {
-			t.Errorf("%d looks in 5 min and none after, want some 10", looks)
+		if n := looks.Load(); n < 8 || n > 12 {
+			t.Errorf("%d looks in 5 min and none after, want some 10", n)
 		}
 	})
 }
