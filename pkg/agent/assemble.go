@@ -105,7 +105,7 @@ func (a *agent) assembleLifecycle(ctx context.Context, engine *link.Engine, boot
 	pods := podresources.NewTracker(a.kubelet, a.log.WithName("kubelet"))
 	a.uses = &uses{tracker: a.tracker, pods: pods, changed: a.outputs.Notify, times: a.config.times}
 	a.lifecycle = lifecycle.New(a.journal, engine, a.inventory, lifecycle.Options{
-		BootID: bootID, Outfits: a.outfits, Hooks: a.hooks, Kubelet: pods, Claims: a.mode.claims(), Devices: a.mode.devices(),
+		BootID: bootID, Outfits: a.outfits, Hooks: a.hooks, Kubelet: pods, Claims: a.mode.claims(), Devices: a.mode.devices(), Announcer: engine,
 		Changed: a.outputs.Notify, Taken: a.uses.taken,
 		SweepEvery: a.config.times.sweep, AbandonedAfter: a.config.times.abandoned,
 	}, a.log.WithName("lifecycle"))

@@ -127,9 +127,27 @@ func (m *Manager) move(ctx context.Context, record journal.Attachment, sandbox S
 			return link.Observed{}, true, err
 		}
 	}
+	m.announce(record)
 	m.log.Info("Function attached", "function", record.Function.String(), "interface", observed.Name,
 		"pod", sandbox.Pod.Namespace+"/"+sandbox.Pod.Name, "sandbox", sandbox.ID, "took", time.Since(start))
 	return observed, true, nil
+}
+
+// announceTimeout is how long an interface may take to get its carrier before its neighbours are left to find out.
+const announceTimeout = 5 * time.Second
+
+// announce has the neighbours told, while the pod goes on.
+func (m *Manager) announce(record journal.Attachment) {
+	if m.options.Announcer == nil || record.Interface.Userspace || len(record.Observed.Addresses) == 0 {
+		return
+	}
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), announceTimeout)
+		defer cancel()
+		if err := m.options.Announcer.Announce(ctx, record.Place, *record.Observed); err != nil {
+			m.log.V(1).Info("The interface's addresses are not announced", "function", record.Function.String(), "reason", err.Error())
+		}
+	}()
 }
 
 // maxNames is how many names are tried for an interface that nobody named. A pod has a few interfaces.

@@ -101,6 +101,12 @@ type Devices interface {
 	Withdraw(journal.Attachment) error
 }
 
+// Announcer tells the neighbours of attached interfaces.
+type Announcer interface {
+	// Announce returns when that is done, or ctx ends: an interface may get its carrier late.
+	Announce(ctx context.Context, place link.Place, observed link.Observed) error
+}
+
 // Options of a [Manager].
 type Options struct {
 	// BootID is the boot's, from /proc/sys/kernel/random/boot_id.
@@ -115,6 +121,8 @@ type Options struct {
 	Claims Claims
 	// Devices, where set, lets containers get attached Functions.
 	Devices Devices
+	// Announcer, where set, tells the neighbours of attached interfaces. Nobody waits for it.
+	Announcer Announcer
 	// Changed, where set, is called when a Function may have become healthy or unhealthy. It must not block.
 	Changed func()
 	// Taken, where set, is called when a Function was reserved for somebody. It must not block.

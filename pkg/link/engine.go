@@ -33,8 +33,10 @@ type Engine struct {
 	hostNS netns.NsHandle
 	host   *conn
 	conf6  int // directory of the host's IPv6 sysctls, -1 for none
-	rates  Rates
-	trace  func(step string)
+	// procRoot is where procfs is.
+	procRoot string
+	rates    Rates
+	trace    func(step string)
 }
 
 // New opens the host's network namespace. Close the Engine after use.
@@ -58,13 +60,14 @@ func New(options Options) (*Engine, error) {
 	if rates == nil {
 		rates = noRates{}
 	}
-	conf6, err := openConf6(ns, cmp.Or(options.ProcRoot, "/proc"))
+	procRoot := cmp.Or(options.ProcRoot, "/proc")
+	conf6, err := openConf6(ns, procRoot)
 	if err != nil {
 		host.close()
 		ns.Close()
 		return nil, fmt.Errorf("sysctls of the host's network namespace %s: %w", path, err)
 	}
-	return &Engine{hostNS: ns, host: host, conf6: conf6, rates: rates, trace: trace}, nil
+	return &Engine{hostNS: ns, host: host, conf6: conf6, procRoot: procRoot, rates: rates, trace: trace}, nil
 }
 
 // Close gives the host's namespace up.
@@ -250,7 +253,7 @@ func (e *Engine) attach(ctx context.Context, device Device, before Snapshot, pla
 	if err != nil {
 		return Observed{}, err
 	}
-	if err := e.configure(pod, l, want); err != nil {
+	if err := e.configure(pod, place.NetNS, l, want); err != nil {
 		return Observed{}, err
 	}
 	observed, err := observe(pod, l.Attrs().Index)
@@ -393,13 +396,14 @@ func reference(index int) netlink.Link {
 }
 
 // configure adds the addresses, then brings the netdev up, then adds the routes, which need both.
-func (e *Engine) configure(pod *conn, l netlink.Link, want Interface) error {
+func (e *Engine) configure(pod *conn, netNS string, l netlink.Link, want Interface) error {
 	for _, address := range want.Addresses {
 		e.trace("address " + address.String())
 		if err := addAddress(pod, l, address); err != nil {
 			return fmt.Errorf("interface %s: address %s: %w", want.Name, address, err)
 		}
 	}
+	e.announceItself(pod, netNS, l.Attrs().Index, want.Name, want.Addresses)
 	e.trace("up")
 	if err := pod.LinkSetUp(l); err != nil {
 		return fmt.Errorf("interface %s: up: %w", want.Name, err)

@@ -119,7 +119,7 @@ func (e *Engine) Add(_ context.Context, a Attached, addresses []netip.Prefix, ro
 		return Observed{}, fmt.Errorf("interface %s: %w", a.Want.Name, errNotInPod)
 	}
 	want := Interface{Name: l.Attrs().Name, Addresses: addresses, Routes: routes}
-	if err := e.configure(pod, l, want); err != nil {
+	if err := e.configure(pod, a.Place.NetNS, l, want); err != nil {
 		return Observed{}, err
 	}
 	return observe(pod, l.Attrs().Index)
