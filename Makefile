@@ -62,6 +62,12 @@ test-qemu: ## Run the tests that need real SR-IOV, in guests under QEMU
 test-qemu-full: ## The same, with those that take long: eight cards with 56 VFs
 	@scripts/test-qemu -full
 
+# What owns a Function, or says who does.
+OWNERS ?= ./pkg/lifecycle ./pkg/journal ./pkg/hooks ./pkg/nri ./pkg/podresources ./pkg/dra
+.PHONY: mutation
+mutation: ## Show which mistakes in the packages that own state no test notices (OWNERS=./pkg/..)
+	@go run ./test/mutation $(OWNERS)
+
 .PHONY: lint
 lint: ## Check formatting, vet, staticcheck and generated files
 	@scripts/lint

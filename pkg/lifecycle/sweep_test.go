@@ -248,3 +248,30 @@ func TestSweepLooksTwice(t *testing.T) {
 		t.Error("not released")
 	}
 }
+
+// TestFitsOutLate: after a reboot the VFs of a DevicePool may appear after the agent. What the kubelet allocated before is
+// fitted out when they are there, though nobody asks again.
+func TestFitsOutLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, w := fitting(t)
+		if err := w.attacher().Reserve(t.Context(), outfitted()); err != nil {
+			t.Fatal(err)
+		}
+		w.own, w.bound, w.refuse = "iavf", map[inventory.ID]string{}, errors.New("is gone from this node") // a boot
+		m := w.attacher()
+		if err := m.FitOut(t.Context()); !errors.Is(err, w.refuse) {
+			t.Fatalf("FitOut = %v, want %v", err, w.refuse)
+		}
+		w.refuse = nil
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- m.Run(ctx) }()
+		time.Sleep(time.Minute + time.Second)
+		synctest.Wait()
+		stop()
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		w.wantBound(t, "vfio-pci")
+	})
+}
