@@ -210,6 +210,59 @@ func TestOpenDamaged(t *testing.T) {
 	}
 }
 
+// TestOpenWithoutBucket: half a journal is none.
+func TestOpenWithoutBucket(t *testing.T) {
+	for _, bucket := range []string{"meta", "attachments"} {
+		path := filepath.Join(t.TempDir(), "j")
+		must(t, open(t, path).Close())
+		db, err := bolt.Open(path, 0o600, nil)
+		must(t, err)
+		must(t, db.Update(func(tx *bolt.Tx) error { return tx.DeleteBucket([]byte(bucket)) }))
+		must(t, db.Close())
+		if _, err := journal.Open(path); !errors.Is(err, journal.ErrCorrupt) {
+			t.Errorf("without %s: error %v, want %v", bucket, err, journal.ErrCorrupt)
+		}
+	}
+}
+
+// TestIsVF: a PF enforces something for its VFs, and for nothing else.
+func TestIsVF(t *testing.T) {
+	vf := journal.Attachment{Function: inventory.ID{Address: "0000:3b:02.1"}, PF: "0000:3b:00.0", VFIndex: 1}
+	for name, test := range map[string]struct {
+		change func(*journal.Attachment)
+		want   bool
+	}{
+		"VF":             {func(*journal.Attachment) {}, true},
+		"VF 0":           {func(a *journal.Attachment) { a.VFIndex = 0 }, true},
+		"PF":             {func(a *journal.Attachment) { a.PF = a.Function.Address }, false},
+		"SF":             {func(a *journal.Attachment) { a.Function.Subfunction = "sf1" }, false},
+		"unknown PF":     {func(a *journal.Attachment) { a.PF = "" }, false},
+		"not a VF of it": {func(a *journal.Attachment) { a.VFIndex = -1 }, false},
+	} {
+		a := vf
+		test.change(&a)
+		if a.IsVF() != test.want {
+			t.Errorf("%s: %t", name, a.IsVF())
+		}
+	}
+}
+
+func TestRestored(t *testing.T) {
+	at := time.Unix(1e9, 0)
+	for _, test := range []struct {
+		a    journal.Attachment
+		want bool
+	}{
+		{journal.Attachment{State: journal.Releasing, RestoredAt: at}, true},
+		{journal.Attachment{State: journal.Releasing}, false},
+		{journal.Attachment{State: journal.Detaching, RestoredAt: at}, false},
+	} {
+		if test.a.Restored() != test.want {
+			t.Errorf("%s, %v: %t", test.a.State, test.a.RestoredAt, test.a.Restored())
+		}
+	}
+}
+
 func TestOpenForeignContent(t *testing.T) {
 	tests := []struct {
 		name, bucket, key, value, err string

@@ -522,6 +522,50 @@ func TestSharedClaim(t *testing.T) {
 	n.wantCalls(t, "attach 2 s3 /run/netns/s3 pod2", "report pod1-claim")
 }
 
+// asked counts how often the kubelet is asked, and says that every pod has VF 0000:3b:00.2 by a claim.
+type asked int
+
+func (k *asked) Claimed(context.Context, string, string) ([]inventory.ID, error) {
+	*k++
+	return []inventory.ID{{Address: "0000:3b:00.2"}}, nil
+}
+
+// TestSharedClaimIsLookedFor: only where there is a claim that another pod of the namespace has by NRI; the kubelet is not
+// asked about every pod of the node.
+func TestSharedClaimIsLookedFor(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(*journal.Attachment)
+		asks   int
+		calls  []string
+	}{
+		"another pod's claim":       {func(*journal.Attachment) {}, 1, []string{"attach 2 s2 /run/netns/s2 pod2", "report pod1-claim"}},
+		"of another namespace":      {func(a *journal.Attachment) { a.Claim.Namespace = "other" }, 0, nil},
+		"the pod's own":             {func(a *journal.Attachment) { a.Pod.UID = "pod2-uid" }, 0, []string{"attach 2 s2 /run/netns/s2 pod2", "report pod1-claim"}},
+		"no claim":                  {func(a *journal.Attachment) { a.Claim = journal.Claim{}; a.Resource = "r" }, 0, nil},
+		"attached by a CNI request": {func(a *journal.Attachment) { a.CNI = &journal.CNI{ContainerID: "s1", IfName: "net1"} }, 0, nil},
+		"being released":            {func(a *journal.Attachment) { a.State = journal.Releasing }, 0, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			n.reserve(t, "2", "pod1")
+			a, _ := n.journal.Get(inventory.ID{Address: "0000:3b:00.2"})
+			test.change(&a)
+			if err := n.journal.Put(a); err != nil {
+				t.Fatal(err)
+			}
+			var kubelet asked
+			p := &Plugin{Journal: n.journal, Lifecycle: n, Kubelet: &kubelet, Reporter: n, Log: testr.New(t), ctx: t.Context()}
+			if err := p.RunPodSandbox(t.Context(), sandbox("pod2", "s2")); err != nil {
+				t.Fatal(err)
+			}
+			if int(kubelet) != test.asks {
+				t.Errorf("the kubelet was asked %d times, want %d", kubelet, test.asks)
+			}
+			n.wantCalls(t, test.calls...)
+		})
+	}
+}
+
 func TestAwaitConnected(t *testing.T) {
 	n, socket := newNode(t), filepath.Join(shortDir(t), "nri.sock")
 	p := n.start(t, socket)
