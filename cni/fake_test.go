@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -210,8 +211,8 @@ type shim struct {
 	config         map[string]any
 	args           skel.CmdArgs
 	spool          string
-	devices        string    // where descriptions of devices may be
-	now            time.Time // the clock
+	devices        string       // where descriptions of devices may be
+	ahead          atomic.Int64 // how far the clock is ahead of now, in ns
 }
 
 // newShim is a shim for an agent.
@@ -221,7 +222,6 @@ func newShim(t testing.TB, f *fakeAgent) *shim {
 	return &shim{
 		spool:   spool,
 		devices: filepath.Join(dir, "devinfo", "cni"),
-		now:     now,
 		config: map[string]any{
 			"cniVersion": "1.1.0", "name": "net", "type": "xpu-cni", "socket": f.socket, "spoolDir": spool,
 			"deviceID": "0000:3b:02.1", "vlan": 100,
@@ -252,7 +252,7 @@ func (s *shim) run(t testing.TB, command func(skel.CNIFuncs) func(*skel.CmdArgs)
 	args := s.args
 	args.StdinData = config
 	plugin := Plugin{
-		DeviceInfoDir: s.devices, Stdout: &s.stdout, Stderr: &s.stderr, Now: func() time.Time { return s.now },
+		DeviceInfoDir: s.devices, Stdout: &s.stdout, Stderr: &s.stderr, Now: func() time.Time { return now.Add(time.Duration(s.ahead.Load())) },
 	}
 	return command(plugin.Funcs())(&args)
 }

@@ -207,7 +207,7 @@ func TestAddFails(t *testing.T) {
 func TestAddWhoseAgentDies(t *testing.T) {
 	f := newAgent(t)
 	s := newShim(t, f)
-	f.serve = func(net.Conn, agent.Request) { s.now = now.Add(time.Second) }
+	f.serve = func(net.Conn, agent.Request) { s.ahead.Store(int64(time.Second)) }
 	f.start()
 	checkCode(t, s.add(t), types.ErrTryAgainLater, "no reply")
 	got := s.spooled(t)["DEL:c1:net1.json"]
