@@ -141,13 +141,13 @@ func (m *Manager) announce(record journal.Attachment) {
 	if m.options.Announcer == nil || record.Interface.Userspace || len(record.Observed.Addresses) == 0 {
 		return
 	}
-	go func() {
-		ctx, cancel := context.WithTimeout(context.Background(), announceTimeout)
+	m.announcing.Go(func() {
+		ctx, cancel := context.WithTimeout(m.lasting, announceTimeout)
 		defer cancel()
 		if err := m.options.Announcer.Announce(ctx, record.Place, *record.Observed); err != nil {
 			m.log.V(1).Info("The interface's addresses are not announced", "function", record.Function.String(), "reason", err.Error())
 		}
-	}()
+	})
 }
 
 // maxNames is how many names are tried for an interface that nobody named. A pod has a few interfaces.

@@ -11,6 +11,7 @@ import (
 	"cmp"
 	"context"
 	"net/netip"
+	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -149,6 +150,11 @@ type Manager struct {
 	options Options
 	log     logr.Logger
 
+	// announcing are the announcements that go on as long as lasting; stop ends them, as they keep the pods' namespaces.
+	announcing sync.WaitGroup
+	lasting    context.Context
+	stop       context.CancelFunc
+
 	// abandoned are the Functions that nobody needed at the last look, with the time of their reservation. Only sweep,
 	// which runs once at a time, uses it.
 	abandoned map[inventory.ID]time.Time
@@ -168,5 +174,7 @@ func New(j Journal, engine Engine, netdevs NetdevFinder, options Options, log lo
 	options.GoneAfter = cmp.Or(options.GoneAfter, time.Minute)
 	options.AbandonedAfter = cmp.Or(options.AbandonedAfter, 5*time.Minute)
 	options.SweepEvery = cmp.Or(options.SweepEvery, time.Minute)
-	return &Manager{journal: j, engine: engine, netdevs: netdevs, options: options, log: log}
+	m := &Manager{journal: j, engine: engine, netdevs: netdevs, options: options, log: log}
+	m.lasting, m.stop = context.WithCancel(context.Background())
+	return m
 }

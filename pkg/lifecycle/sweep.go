@@ -58,6 +58,8 @@ func (m *Manager) resumeOne(ctx context.Context, a journal.Attachment, means fun
 // Run continues every now and then what is half done, until ctx ends: a release of an earlier run, or one that the
 // kubelet gave up. Everything else is driven by events.
 func (m *Manager) Run(ctx context.Context) error {
+	defer m.announcing.Wait()
+	defer m.stop()
 	tick := time.NewTicker(m.options.SweepEvery)
 	defer tick.Stop()
 	for {

@@ -7,8 +7,9 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"time"
 
-	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
@@ -68,14 +69,20 @@ func (e *Engine) Announce(ctx context.Context, place Place, observed Observed) e
 	return nil
 }
 
+// carrierLook is how often it is looked whether ctx has ended while the kernel says nothing. The socket must not be closed
+// under a read: it would stay, and with it the pod's namespace.
+const carrierLook = 200 * time.Millisecond
+
 // awaitCarrier returns when the link has a carrier.
 func awaitCarrier(ctx context.Context, pod *conn, ns netns.NsHandle, index int) error {
-	done := make(chan struct{})
-	defer close(done)
-	changes := make(chan netlink.LinkUpdate, 16)
 	// Before the first look, so that nothing is missed.
-	options := netlink.LinkSubscribeOptions{Namespace: &ns, ErrorCallback: func(error) {}}
-	if err := netlink.LinkSubscribeWithOptions(changes, done, options); err != nil {
+	changes, err := nl.SubscribeAt(ns, netns.None(), unix.NETLINK_ROUTE, unix.RTNLGRP_LINK)
+	if err != nil {
+		return fmt.Errorf("carrier: %w", err)
+	}
+	defer changes.Close()
+	timeout := unix.NsecToTimeval(int64(carrierLook))
+	if err := changes.SetReceiveTimeout(&timeout); err != nil {
 		return fmt.Errorf("carrier: %w", err)
 	}
 	for {
@@ -86,13 +93,11 @@ func awaitCarrier(ctx context.Context, pod *conn, ns netns.NsHandle, index int) 
 		if err != nil || l.Attrs().RawFlags&unix.IFF_LOWER_UP != 0 {
 			return err
 		}
-		select {
-		case _, open := <-changes:
-			if !open {
-				return errors.New("carrier: the kernel does not tell any more")
-			}
-		case <-ctx.Done():
+		if ctx.Err() != nil {
 			return fmt.Errorf("has no carrier yet: %w", context.Cause(ctx))
+		}
+		if _, _, err := changes.Receive(); err != nil && !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.ENOBUFS) {
+			return fmt.Errorf("carrier: %w", err)
 		}
 	}
 }
