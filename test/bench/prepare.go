@@ -108,6 +108,11 @@ func measurePrepare(ctx context.Context, b *bench) (out []Measurement, err error
 	if err := c.reset(ctx); err != nil {
 		return nil, err
 	}
+	stopRuntime, err := h.startRuntime()
+	if err != nil {
+		return nil, err
+	}
+	defer stopRuntime()
 	a, err := b.startAgent(c, h)
 	if err != nil {
 		return nil, err
