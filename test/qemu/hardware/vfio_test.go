@@ -140,6 +140,7 @@ func (c *claims) attach(object *resourceapi.ResourceClaim, vf pci.Address, pod *
 // container is what a runtime makes of the claim's CDI devices.
 func (c *claims) container(devices ...string) ocispec.Spec {
 	c.t.Helper()
+	c.offer()
 	cache, err := cdi.NewCache(cdi.WithSpecDirs(filepath.Join(c.dir, "cdi")), cdi.WithAutoRefresh(false))
 	done(c.t, err)
 	var container ocispec.Spec
@@ -147,6 +148,21 @@ func (c *claims) container(devices ...string) ocispec.Spec {
 		c.t.Fatalf("unresolved %q: %v", unresolved, err)
 	}
 	return container
+}
+
+// offer writes the CDI files of what is reserved, as they are once it is attached.
+func (c *claims) offer() {
+	c.t.Helper()
+	for _, reserved := range c.journal.All() {
+		if reserved.State != journal.Reserved {
+			continue
+		}
+		attached := reserved
+		attached.State, attached.Before, attached.Observed = journal.Attached, &link.Snapshot{}, &link.Observed{}
+		done(c.t, c.journal.Put(attached))
+		done(c.t, c.driver.Offer(attached))
+		done(c.t, c.journal.Put(reserved))
+	}
 }
 
 func nodePaths(container ocispec.Spec) []string {

@@ -5,15 +5,18 @@ package node
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -27,6 +30,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/podresources/podresourcestest"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
+	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
 // Patience bounds what tests wait for; it is never waited for in full unless something is wrong. Emulated processors
@@ -67,6 +71,11 @@ type Node struct {
 	options Options
 	agent   *process
 	runtime *runtime
+
+	mutex sync.Mutex
+	// resources are those that Functions were allocated by, and given what pods have by them, as Pods says.
+	resources map[inventory.ID]string
+	given     map[inventory.ID]*podresourcesapi.PodResources
 }
 
 // New makes a node without an agent. All that it makes goes when the test ends.
@@ -75,7 +84,10 @@ func New(t *testing.T, options Options) *Node {
 	dir, err := os.MkdirTemp("", "node") // a test's own directory has too long a name for sockets
 	Must(t, err)
 	t.Cleanup(func() { Must(t, os.RemoveAll(dir)) })
-	n := &Node{root: t, t: t, dir: dir, options: options}
+	n := &Node{
+		root: t, t: t, dir: dir, options: options,
+		resources: map[inventory.ID]string{}, given: map[inventory.ID]*podresourcesapi.PodResources{},
+	}
 	n.Kubelet = kubelettest.New(n.path("kubelet"), kubelettest.Options{})
 	Must(t, n.Kubelet.Start())
 	t.Cleanup(n.Kubelet.Stop)
@@ -227,8 +239,29 @@ func (n *Node) Allocate(resource string, f inventory.ID) (map[string]string, err
 	n.t.Helper()
 	ctx, cancel := context.WithTimeout(n.t.Context(), Patience)
 	defer cancel()
+	n.mutex.Lock()
+	n.resources[f] = resource
+	n.mutex.Unlock()
 	response, err := n.Kubelet.Allocate(ctx, resource, f.String())
 	return response.GetEnvs(), err
+}
+
+// give has the kubelet say that the pod has the Function by the resource it was allocated by, or by that of the pool fast.
+func (n *Node) give(pod string, f inventory.ID) {
+	n.mutex.Lock()
+	defer n.mutex.Unlock()
+	n.given[f] = podresourcestest.Pod(pod, cmp.Or(n.resources[f], Resource("fast")), f.String())
+	n.Pods.Set(slices.Collect(maps.Values(n.given))...)
+}
+
+// takeBack has the kubelet say that no pod has the Function, if it was this one.
+func (n *Node) takeBack(pod string, f inventory.ID) {
+	n.mutex.Lock()
+	defer n.mutex.Unlock()
+	if n.given[f].GetName() == pod {
+		delete(n.given, f)
+	}
+	n.Pods.Set(slices.Collect(maps.Values(n.given))...)
 }
 
 // MustAllocate is Allocate, which gives the container the Function's address.

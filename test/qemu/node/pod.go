@@ -79,6 +79,7 @@ func (p *Pod) execute(command string, f inventory.ID, conf NetConf) ([]byte, err
 
 // Add is ADD of xpu-cni for the Function as net1.
 func (p *Pod) Add(f inventory.ID, conf NetConf) (*types100.Result, error) {
+	p.node.give(p.Name, f)
 	printed, err := p.execute("ADD", f, conf)
 	if err != nil {
 		return nil, err
@@ -116,6 +117,7 @@ func (p *Pod) Check(f inventory.ID, conf NetConf) error {
 // Del is DEL of xpu-cni.
 func (p *Pod) Del(f inventory.ID, conf NetConf) error {
 	_, err := p.execute("DEL", f, conf)
+	p.node.takeBack(p.Name, f) // the pod ends
 	return err
 }
 
