@@ -20,7 +20,9 @@ func (h *host) startRuntime() (stop func(), err error) {
 			_, err := plugin(ctx, nil, nil)
 			return err
 		},
-		func(context.Context, []*adaptation.ContainerUpdate) ([]*adaptation.ContainerUpdate, error) { return nil, nil },
+		func(context.Context, []*adaptation.ContainerUpdate) ([]*adaptation.ContainerUpdate, error) {
+			return nil, nil
+		},
 		adaptation.WithSocketPath(h.path("nri.sock")), adaptation.WithPluginPath(h.path("nri-plugins")),
 		adaptation.WithPluginConfigPath(h.path("nri-config")))
 	if err != nil {
