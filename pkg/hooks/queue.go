@@ -2,7 +2,7 @@
 // its Port is deleted at the xPU, and then the administrator's executables are run. What is to be done, and how far it
 // is, is in the journal: every hook runs at least once, whatever ends the agent.
 //
-// There is no hook that resets the Function. Package release did that and verified it before it hands a Function over,
+// There is no hook that resets the Function. Package lifecycle did that and verified it before it hands a Function over,
 // from what was written down before anything was touched; a Function that was reserved and never attached was not
 // touched at all.
 package hooks

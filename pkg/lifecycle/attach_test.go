@@ -20,7 +20,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/link"
 )
 
-// What Attach does with real namespaces is tested in package release, together with the way back.
+// What Attach does with real namespaces is tested in life_test.go, together with the way back.
 
 var (
 	vf = inventory.ID{Address: "0000:3b:02.1"}

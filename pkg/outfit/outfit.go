@@ -30,7 +30,7 @@ type Drivers interface {
 	Restore(ctx context.Context, a journal.Attachment) error
 }
 
-// Outfitter does what attachments say. It is what packages attach and release have Functions fitted out by.
+// Outfitter does what attachments say. It is what package lifecycle has Functions fitted out by.
 type Outfitter struct {
 	SFs     SFs
 	Drivers Drivers
