@@ -275,3 +275,43 @@ func TestFitsOutLate(t *testing.T) {
 		w.wantBound(t, "vfio-pci")
 	})
 }
+
+// TestClaimOfTheNextPod: a claim that was prepared for a pod, and is reserved for another one by now, goes to that one
+// when the first is gone. Whoever the API server does not name gets nothing.
+func TestClaimOfTheNextPod(t *testing.T) {
+	next := Sandbox{ID: "s2", NetNS: t.TempDir(), Pod: journal.Pod{Namespace: "default", Name: "p", UID: "pod-2"}}
+	refused := errors.New("refused")
+	for name, test := range map[string]struct {
+		claims   Claims
+		dead     bool // the first pod's namespace
+		attached bool
+		err      error
+	}{
+		"reserved for it, the first is gone": {claims{consumers: map[types.UID][]types.UID{"claim-1": {"pod-2"}}}, true, true, nil},
+		"reserved for both, the first lives": {claims{consumers: map[types.UID][]types.UID{"claim-1": {"pod-1", "pod-2"}}}, false, false, nil},
+		"not reserved for it":                {claims{consumers: map[types.UID][]types.UID{"claim-1": {"pod-1"}}}, true, false, nil},
+		"the API server does not answer":     {claims{err: refused}, true, false, refused},
+		"there is no API server to be asked": {nil, true, false, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			j := openJournal(t)
+			m := New(j, &engine{parent: string(vf.Address), dead: test.dead}, netdevs{vf: "v", pf: "p"},
+				Options{BootID: "boot-1", Claims: test.claims}, testr.New(t))
+			first := claimedVF()
+			first.Pod = sandbox().Pod
+			if err := m.Reserve(t.Context(), first); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := m.Attach(t.Context(), vf, sandbox()); err != nil {
+				t.Fatal(err)
+			}
+			_, err := m.Attach(t.Context(), vf, next)
+			if (err == nil) != test.attached || test.err != nil && !errors.Is(err, test.err) {
+				t.Errorf("error %v, want success: %t", err, test.attached)
+			}
+			if a, _ := j.Get(vf); test.attached && a.Pod.UID != "pod-2" {
+				t.Errorf("record %+v, want that of the next pod", a)
+			}
+		})
+	}
+}
