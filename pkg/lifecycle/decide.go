@@ -11,6 +11,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/podresources"
 )
 
 // party is who an event is about. What does not belong to the event is empty.
@@ -26,6 +27,8 @@ type party struct {
 	sandbox, netNS string
 	// but, where set, keeps a Del from what came after it.
 	but func(journal.Attachment) bool
+	// assigned, where set, is the answer of a kubelet that was asked before: one for all reservations of a Sweep.
+	assigned func(context.Context) (map[string]podresources.Assignment, error)
 }
 
 // partyOf is who asks for a reservation: a claim, or else a CNI request, or else the kubelet for whichever pod.

@@ -52,7 +52,7 @@ func (m *Manager) shown(ctx context.Context, e Evidence, p party, a journal.Atta
 	case NamespaceGone:
 		return m.namespaceGone(a)
 	case Unneeded:
-		return m.unneeded(ctx, a), nil
+		return m.unneeded(ctx, p, a), nil
 	case ReservedForPod:
 		return m.reservedForPod(ctx, a, p.pod)
 	}
@@ -68,13 +68,17 @@ func (m *Manager) namespaceGone(a journal.Attachment) (bool, error) {
 }
 
 // unneeded is false where anything cannot be found out.
-func (m *Manager) unneeded(ctx context.Context, a journal.Attachment) bool {
+func (m *Manager) unneeded(ctx context.Context, p party, a journal.Attachment) bool {
 	if m.options.Kubelet == nil || a.Claim.UID == "" && time.Since(a.ReservedAt) < m.options.AbandonedAfter {
 		return false
 	}
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
-	assigned, err := m.options.Kubelet.Assigned(ctx)
+	ask := p.assigned
+	if ask == nil {
+		ask = m.options.Kubelet.Assigned
+	}
+	assigned, err := ask(ctx)
 	if err != nil {
 		return false
 	}

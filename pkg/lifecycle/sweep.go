@@ -9,6 +9,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/podresources"
 )
 
 // Recover continues, at agent start and whenever it is called, what was interrupted or failed. What is attached to a
@@ -82,11 +83,11 @@ func (m *Manager) Run(ctx context.Context) error {
 func (m *Manager) sweep(ctx context.Context) {
 	before := m.abandoned
 	m.abandoned = map[inventory.ID]time.Time{}
+	p := party{event: Sweep, assigned: m.askOnce()}
 	for _, a := range m.journal.All() {
 		if a.State != journal.Reserved || time.Since(a.ReservedAt) < m.options.AbandonedAfter {
 			continue
 		}
-		p := party{event: Sweep}
 		step, _, err := m.decide(ctx, p, a.Function, &Settled{Record: a, Exists: true})
 		if err != nil || step != Release {
 			continue
@@ -100,5 +101,16 @@ func (m *Manager) sweep(ctx context.Context) {
 				"after", m.options.SweepEvery.String())
 		}
 		m.tell(a.Function)
+	}
+}
+
+// askOnce asks the kubelet when its answer is wanted first, and remembers it.
+func (m *Manager) askOnce() func(context.Context) (map[string]podresources.Assignment, error) {
+	var assigned map[string]podresources.Assignment
+	var err error
+	var once sync.Once
+	return func(ctx context.Context) (map[string]podresources.Assignment, error) {
+		once.Do(func() { assigned, err = m.options.Kubelet.Assigned(ctx) })
+		return assigned, err
 	}
 }

@@ -315,3 +315,23 @@ func TestClaimOfTheNextPod(t *testing.T) {
 		})
 	}
 }
+
+// TestSweepAsksOnce: however many reservations there are, the kubelet lists its pods once.
+func TestSweepAsksOnce(t *testing.T) {
+	j, k := openJournal(t), &kubelet{}
+	m := New(j, &engine{}, netdevs{}, Options{Kubelet: k}, testr.New(t))
+	for _, id := range []inventory.ID{vf, {Address: "0000:3b:02.2"}, {Address: "0000:3b:02.3"}} {
+		a := journal.Attachment{Function: id, Resource: "r", State: journal.Reserved, ReservedAt: time.Now().Add(-time.Hour)}
+		if err := j.Put(a); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.sweep(t.Context())
+	if k.asks != 1 {
+		t.Errorf("the kubelet was asked %d times, want once", k.asks)
+	}
+	m.sweep(t.Context())
+	if left := j.All(); len(left) > 0 {
+		t.Errorf("%+v are left", left)
+	}
+}

@@ -31,7 +31,7 @@ const (
 	Resume Event = "resume"
 )
 
-// Events are all there are, in the order of a Function's life.
+// events are all there are, in the order of a Function's life.
 var events = []Event{Prepare, Allocate, Add, SandboxStarts, SandboxStops, Del, Unprepare, GiveUp, Sweep, Resume}
 
 // Phase is how far a Function is. It follows from its record in the journal.
