@@ -41,6 +41,10 @@ const (
 	// was moved to DRA, or another device plugin (effect NoSchedule).
 	TaintInUse = GroupName + "/in-use"
 
+	// TaintLost is on a device that was unplugged or reset while a pod had it, and that the pod has not got back (effect
+	// NoSchedule).
+	TaintLost = GroupName + "/lost"
+
 	// TaintFault is on devices of which a health reporter of their driver tells an error that is not recovered
 	// (devlink-health, effect NoSchedule).
 	TaintFault = GroupName + "/fault"
@@ -63,6 +67,7 @@ const (
 	ReasonInUse            = "InUse"
 	ReasonNoPortNeeded     = "NoPortNeeded"
 	ReasonAttached         = "Attached"
+	ReasonLost             = "Lost"
 	ReasonPublished        = "Published"
 	ReasonNoFunctions      = "NoFunctions"
 	ReasonOverlap          = "Overlap"

@@ -73,6 +73,8 @@ type mode interface {
 	recorder(ctx context.Context) (hooks.Recorder, error)
 	// claims says what the API server knows of claims; nil without one.
 	claims() lifecycle.Claims
+	// claimServed returns once the xPU serves what a claim has, as [lifecycle.Ports] does.
+	claimServed(ctx context.Context, a journal.Attachment) error
 	// devices lets containers get what is attached; nil where the kubelet does that alone.
 	devices() lifecycle.Devices
 	// reporter tells the users of claims what became of them.
@@ -122,6 +124,7 @@ func (a *agent) run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	// Subscriptions come before what they listen to is started, so that nothing is missed.
 	forTracker, forPlugins, forUses := a.inputs.Subscribe(ctx), a.outputs.Subscribe(ctx), a.outputs.Subscribe(ctx)
+	forLifecycle := a.inputs.Subscribe(ctx)
 	functionsForVFs, poolsForVFs := a.inputs.Subscribe(ctx), a.outputs.Subscribe(ctx)
 
 	// What others work with ends after them: a request that runs when ctx ends is given the time to end well.
@@ -147,7 +150,7 @@ func (a *agent) run(ctx context.Context) error {
 		running.Go(func() error { return a.track(ctx, forTracker) })
 		running.Go(func() error { return a.vfs.Run(ctx, functionsForVFs, poolsForVFs) })
 		running.Go(func() error { return a.hooks.Run(ctx) })
-		running.Go(func() error { return a.lifecycle.Run(ctx) })
+		running.Go(func() error { return a.lifecycle.Run(ctx, forLifecycle) })
 		running.Go(func() error { return a.fitOut(ctx) })
 		running.Go(func() error { return a.uses.run(ctx, forUses) })
 		running.Go(func() error { return a.cni.Run(ctx) })

@@ -105,7 +105,10 @@ func (a *agent) assembleLifecycle(ctx context.Context, engine *link.Engine, boot
 	pods := podresources.NewTracker(a.kubelet, a.log.WithName("kubelet"))
 	a.uses = &uses{tracker: a.tracker, pods: pods, changed: a.outputs.Notify, times: a.config.times}
 	a.lifecycle = lifecycle.New(a.journal, engine, a.inventory, lifecycle.Options{
-		BootID: bootID, Outfits: a.outfits, Hooks: a.hooks, Kubelet: pods, Claims: a.mode.claims(), Devices: a.mode.devices(), Announcer: engine,
+		BootID: bootID, Outfits: a.outfits, Hooks: a.hooks, Kubelet: pods, Claims: a.mode.claims(), Devices: a.mode.devices(),
+		Announcer: engine, Functions: a.inventory,
+		Ports:   ports{functions: a.inventory, provisioner: a.mode.provisioner(), claims: a.mode.claimServed},
+		Users:   &users{reporter: a.mode.reporter(), recorder: recorder, node: a.config.NodeName},
 		Changed: a.outputs.Notify, Taken: a.uses.taken,
 		SweepEvery: a.config.times.sweep, AbandonedAfter: a.config.times.abandoned,
 	}, a.log.WithName("lifecycle"))
@@ -180,6 +183,7 @@ func (a *agent) health(releasePending health.Source) *health.Checker {
 		XPUAway:         a.mode.provisioner().Away,
 		ProvisionFailed: a.mode.provisionFailed(),
 		ReleasePending:  releasePending,
+		Lost:            a.lifecycle.Lost,
 		InUse:           a.uses.elsewhere,
 	}
 }

@@ -87,10 +87,14 @@ func newClientset(config *rest.Config) (kubernetes.Interface, error) {
 func (c *clustered) devices() lifecycle.Devices           { return containerDevices{c} }
 func (c *clustered) claims() lifecycle.Claims             { return dra.Claims{Client: c.clientset.ResourceV1()} }
 func (c *clustered) provisioner() provisioner.Provisioner { return c.ports }
-func (c *clustered) provisionFailed() health.Source       { return c.api.ProvisionFailed }
-func (c *clustered) reporter() cniserver.Reporter         { return c.status }
-func (c *clustered) connect(ctx context.Context) error    { return c.api.Run(ctx) }
-func (c *clustered) synced(ctx context.Context) bool      { return c.api.Synced(ctx) }
+func (c *clustered) claimServed(ctx context.Context, a journal.Attachment) error {
+	return c.api.Serves(ctx, a.Claim.Namespace, a.Claim.UID, a.Function)
+}
+
+func (c *clustered) provisionFailed() health.Source    { return c.api.ProvisionFailed }
+func (c *clustered) reporter() cniserver.Reporter      { return c.status }
+func (c *clustered) connect(ctx context.Context) error { return c.api.Run(ctx) }
+func (c *clustered) synced(ctx context.Context) bool   { return c.api.Synced(ctx) }
 
 func (c *clustered) declarations(file *declare.File) pool.Declarations {
 	if file == nil {

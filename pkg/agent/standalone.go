@@ -43,15 +43,16 @@ func (s *standalone) provisioner() provisioner.Provisioner { return s.ports }
 // provisionFailed is nil: a refusal is told to the pod that it befalls, and nobody chooses Functions by it.
 func (s *standalone) provisionFailed() health.Source { return nil }
 
-func (s *standalone) recorder(context.Context) (hooks.Recorder, error) { return nil, nil }
-func (s *standalone) devices() lifecycle.Devices                       { return nil }
-func (s *standalone) claims() lifecycle.Claims                         { return nil }
-func (s *standalone) reporter() cniserver.Reporter                     { return noClaims{} }
-func (s *standalone) connect(ctx context.Context) error                { return s.ports.Run(ctx) }
-func (s *standalone) complete() error                                  { return nil }
-func (s *standalone) synced(context.Context) bool                      { return true }
-func (s *standalone) serve(context.Context) error                      { return nil }
-func (s *standalone) ready() error                                     { return nil }
+func (s *standalone) recorder(context.Context) (hooks.Recorder, error)      { return nil, nil }
+func (s *standalone) devices() lifecycle.Devices                            { return nil }
+func (s *standalone) claims() lifecycle.Claims                              { return nil }
+func (s *standalone) claimServed(context.Context, journal.Attachment) error { return nil }
+func (s *standalone) reporter() cniserver.Reporter                          { return noClaims{} }
+func (s *standalone) connect(ctx context.Context) error                     { return s.ports.Run(ctx) }
+func (s *standalone) complete() error                                       { return nil }
+func (s *standalone) synced(context.Context) bool                           { return true }
+func (s *standalone) serve(context.Context) error                           { return nil }
+func (s *standalone) ready() error                                          { return nil }
 
 func (s *standalone) declarations(file *declare.File) pool.Declarations {
 	return networked{file: file, network: s.ports.Network}

@@ -73,6 +73,8 @@ func (c *card) Restore(context.Context, link.Device, link.Snapshot, link.Place) 
 
 func (c *card) Alive(link.Place) (bool, error) { return c.alive, nil }
 
+func (c *card) Holds(link.Place, link.Identity) (bool, error) { return c.alive, nil }
+
 // life is the card's lifecycle.
 type life struct {
 	*lifecycle.Manager

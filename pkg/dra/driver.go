@@ -478,11 +478,12 @@ func (d *Driver) claimsOfPod(a journal.Attachment) []journal.Attachment {
 	return d.Journal.ByPod(a.Pod.UID)
 }
 
-// Recover makes sure that attached claims have their CDI files, as the agent may have ended before it wrote one. What it
-// cannot look up, as a Function is no more what its claim wants, keeps no other claim from its file.
+// Recover makes sure that attached claims have their CDI files, and no others, as the agent may have ended before it wrote
+// one. What it cannot look up, as a Function is no more what its claim wants, keeps no other claim from its file.
 func (d *Driver) Recover(all []journal.Attachment) {
 	for _, a := range all {
-		if a.Claim.UID == "" || a.State != journal.Attached || d.CDI.Has(a.Claim.UID) {
+		outdated := a.State == journal.Lost || a.State == journal.Attached && !d.CDI.Has(a.Claim.UID)
+		if a.Claim.UID == "" || !outdated {
 			continue
 		}
 		if err := d.writeCDI(a.Claim.UID); err != nil {

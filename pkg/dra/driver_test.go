@@ -534,6 +534,21 @@ func TestCDI(t *testing.T) {
 		t.Errorf("environment after Recover: -want +got\n%s", diff)
 	}
 
+	// The agent ended when it had written down that a pod lost a Function, and before its container could not get it any more.
+	lost := n.journal.All()[0]
+	lost.State, lost.Before, lost.Observed = journal.Lost, &link.Snapshot{}, &link.Observed{}
+	attached := n.journal.All()[0]
+	if err := n.journal.Put(lost); err != nil {
+		t.Fatal(err)
+	}
+	n.driver().Recover(n.journal.All())
+	if got := environment(); len(got) != 1 || got["xpu.opiproject.org/function=net-uid-0000-3b-00-3"] == nil {
+		t.Errorf("environment of a claim that lost one of its Functions: %v", got)
+	}
+	if err := n.journal.Put(attached); err != nil {
+		t.Fatal(err)
+	}
+
 	// What the device plugin handed out has no file, and what waits for hooks has none any more.
 	all := n.journal.All()
 	all[0].Claim, all[0].Resource = journal.Claim{}, "xpu.opiproject.org/fast"

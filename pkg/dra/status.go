@@ -79,7 +79,7 @@ func (r *StatusReporter) write(ctx context.Context, c journal.Claim) error {
 	}
 	before := object.Status.DeepCopy()
 	for _, a := range r.journal.ByClaim(c.UID) {
-		if a.State == journal.Attached {
+		if a.State == journal.Attached || a.State == journal.Lost {
 			setDeviceStatus(&object.Status, a)
 		}
 	}
@@ -111,13 +111,26 @@ func setDeviceStatus(status *resourceapi.ResourceClaimStatus, a journal.Attachme
 	}
 	entry := &status.Devices[i]
 	entry.NetworkData = networkData(a)
-	meta.SetStatusCondition(&entry.Conditions, metav1.Condition{
-		Type:               v1alpha1.ConditionReady,
-		Status:             metav1.ConditionTrue,
-		Reason:             v1alpha1.ReasonAttached,
-		Message:            fmt.Sprintf("Function %s is %s in pod %s", a.Function, a.Interface.Name, a.Pod.Name),
-		LastTransitionTime: metav1.NewTime(a.AttachedAt),
-	})
+	meta.SetStatusCondition(&entry.Conditions, ready(a))
+}
+
+// ready is the condition of a device that is attached, or that the pod lost.
+func ready(a journal.Attachment) metav1.Condition {
+	if a.State == journal.Attached {
+		return metav1.Condition{
+			Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonAttached,
+			Message:            fmt.Sprintf("Function %s is %s in pod %s", a.Function, a.Interface.Name, a.Pod.Name),
+			LastTransitionTime: metav1.NewTime(a.AttachedAt),
+		}
+	}
+	message := "pod %s lost Function %s with its device; it gets it back when the device is there again"
+	if a.Interface.Userspace {
+		message = "pod %s lost Function %s with its device, and its program cannot get it back: delete the pod"
+	}
+	return metav1.Condition{
+		Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonLost,
+		Message: fmt.Sprintf(message, a.Pod.Name, a.Function), LastTransitionTime: metav1.NewTime(a.LostAt),
+	}
 }
 
 func allocated(status *resourceapi.ResourceClaimStatus, c journal.Claim) bool {

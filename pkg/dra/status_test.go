@@ -117,6 +117,28 @@ func TestStatus(t *testing.T) {
 	}
 }
 
+// TestStatusLost: a claim says that its pod lost the Function, and whether that comes back.
+func TestStatusLost(t *testing.T) {
+	c := claimtest.Allocated("net", claimtest.Result("a", fastPool, "0000-3b-00-2"), claimtest.Result("b", fastPool, "0000-3b-00-3"))
+	comesBack, ended := attached(t, "net", 0), attached(t, "net", 1)
+	for _, a := range []*journal.Attachment{&comesBack, &ended} {
+		a.State, a.LostAt = journal.Lost, time.Now()
+	}
+	ended.Interface.Userspace = true
+	r, clientset := reporting(t, []runtime.Object{c}, comesBack, ended)
+	r.Report(comesBack.Claim)
+	eventually(t, "status is written", func() bool { return len(statusOf(t, clientset, "net")) == 2 })
+	for i, want := range []string{
+		"pod pod1 lost Function 0000:3b:00.2 with its device; it gets it back when the device is there again",
+		"pod pod1 lost Function 0000:3b:00.3 with its device, and its program cannot get it back: delete the pod",
+	} {
+		condition := statusOf(t, clientset, "net")[i].Conditions[0]
+		if condition.Status != metav1.ConditionFalse || condition.Reason != v1alpha1.ReasonLost || condition.Message != want {
+			t.Errorf("condition %+v, want message %q", condition, want)
+		}
+	}
+}
+
 // TestStatusRetries: what the API server does not take, or someone else changed meanwhile, is written again.
 func TestStatusRetries(t *testing.T) {
 	c := claimtest.Allocated("net", claimtest.Result("a", fastPool, "0000-3b-00-2"))

@@ -33,6 +33,8 @@ type Checker struct {
 	ProvisionFailed Source
 	// ReleasePending knows Functions whose last Attachment could not be taken back.
 	ReleasePending Source
+	// Lost knows Functions that a pod has lost, as their device went and came back, and has not got back.
+	Lost Source
 	// InUse knows Functions that a pod has by another way of publishing than the one that asks.
 	InUse Source
 }
@@ -56,6 +58,7 @@ func (c *Checker) Problems(f inventory.Function) []Problem {
 	}
 	note(v1alpha1.TaintProvisionFailed, c.ProvisionFailed.message(f.ID))
 	note(v1alpha1.TaintReleasePending, c.ReleasePending.message(f.ID))
+	note(v1alpha1.TaintLost, c.Lost.message(f.ID))
 	note(v1alpha1.TaintInUse, c.InUse.message(f.ID))
 	return problems
 }

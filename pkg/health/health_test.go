@@ -31,7 +31,7 @@ func TestProblems(t *testing.T) {
 			}
 			return ""
 		},
-		ProvisionFailed: only("the xPU refused it"), ReleasePending: only("it is not back"), InUse: only("a pod has it"),
+		ProvisionFailed: only("the xPU refused it"), ReleasePending: only("it is not back"), Lost: only("a pod lost it"), InUse: only("a pod has it"),
 	}
 	for _, test := range []struct {
 		name     string
@@ -48,6 +48,7 @@ func TestProblems(t *testing.T) {
 			{v1alpha1.TaintXPUAway, "the xPU does not answer"},
 			{v1alpha1.TaintProvisionFailed, "the xPU refused it"},
 			{v1alpha1.TaintReleasePending, "it is not back"},
+			{v1alpha1.TaintLost, "a pod lost it"},
 			{v1alpha1.TaintInUse, "a pod has it"},
 		}},
 		{"no sources", &Checker{}, inventory.Function{ID: sick, PF: "0000:3b:00.0", LinkUp: true}, nil},

@@ -21,6 +21,11 @@ const (
 	Attaching State = "Attaching"
 	// Attached: the netdev is in the pod.
 	Attached State = "Attached"
+	// Lost: the netdev went while the pod's sandbox lives, as its device was unplugged or reset, or lost its driver. What
+	// the attachment was is kept, until the sandbox ends or the netdev is back. Next is Reattaching, or Detaching.
+	Lost State = "Lost"
+	// Reattaching: as Attaching, for a sandbox that lost the netdev. Next is Attached, or Lost again.
+	Reattaching State = "Reattaching"
 	// Detaching: any part of the way back may be done. Next is Reserved.
 	Detaching State = "Detaching"
 	// Releasing: as Detaching, but the reservation goes too. Once the netdev is back (RestoredAt) the post-delete hooks
@@ -78,8 +83,11 @@ type Attachment struct {
 
 	// What follows is there once the state is Attached.
 
+	// Observed is what the netdev became in the pod; of one that is Lost what it is to become again.
 	Observed   *link.Observed `json:"observed,omitempty"`
 	AttachedAt time.Time      `json:"attachedAt,omitzero"`
+	// LostAt is when it was seen that the netdev is lost; zero unless the state is Lost or Reattaching.
+	LostAt time.Time `json:"lostAt,omitzero"`
 
 	// StoppedAt is when the way back began.
 	StoppedAt time.Time `json:"stoppedAt,omitzero"`

@@ -238,17 +238,17 @@ func (a Attachment) check() error {
 		return fmt.Errorf("state %s: restoredAt and hooks must be empty", a.State)
 	}
 	switch a.State {
-	case Reserved:
-		return nil
-	case Attaching, Attached, Detaching, Releasing:
+	case Reserved, Detaching, Releasing:
+	case Attaching:
+		if a.Before == nil {
+			return fmt.Errorf("state %s: before must be there", a.State)
+		}
+	case Attached, Lost, Reattaching:
+		if a.Before == nil || a.Observed == nil {
+			return fmt.Errorf("state %s: before and observed must be there", a.State)
+		}
 	default:
 		return fmt.Errorf("state %q: is unknown", a.State)
-	}
-	if a.State == Attached && (a.Before == nil || a.Observed == nil) {
-		return fmt.Errorf("state %s: before and observed must be there", a.State)
-	}
-	if a.State == Attaching && a.Before == nil {
-		return fmt.Errorf("state %s: before must be there", a.State)
 	}
 	return nil
 }

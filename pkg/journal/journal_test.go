@@ -130,7 +130,9 @@ func TestPutRefuses(t *testing.T) {
 	broken := map[string]func(*journal.Attachment){
 		"function: is empty":                   func(a *journal.Attachment) { a.Function = inventory.ID{} },
 		`state "": is unknown`:                 func(a *journal.Attachment) { a.State = "" },
-		"before and observed must be there":    func(a *journal.Attachment) { a.Observed = nil },
+		"state Attached: before and observed":  func(a *journal.Attachment) { a.Observed = nil },
+		"state Lost: before and observed":      func(a *journal.Attachment) { a.State, a.Before = journal.Lost, nil },
+		"state Reattaching: before and obser":  func(a *journal.Attachment) { a.State, a.Observed = journal.Reattaching, nil },
 		"state Attaching: before must be the":  func(a *journal.Attachment) { a.State, a.Before = journal.Attaching, nil },
 		"state Attached: restoredAt and hooks": func(a *journal.Attachment) { a.RestoredAt = time.Unix(1e9, 0) },
 		"state Reserved: restoredAt and hooks": func(a *journal.Attachment) { a.State, a.Hooks = journal.Reserved, &journal.Hooks{} },

@@ -96,10 +96,8 @@ func (m *Manager) moveLocked(
 	return m.move(ctx, record, sandbox)
 }
 
-// move is the write-ahead order: look, write down, touch, write down. Whatever ends it after the first write leaves the
-// state Attaching, from which Detach, Release and Recover go on.
+// move looks at the netdev, and takes it into the sandbox.
 func (m *Manager) move(ctx context.Context, record journal.Attachment, sandbox Sandbox) (observed link.Observed, touched bool, err error) {
-	start := time.Now()
 	device, before, place, err := m.plan(ctx, record, sandbox.NetNS)
 	for tries := 0; record.AnyName && errors.Is(err, link.ErrNameTaken) && tries < maxNames; tries++ {
 		record.Interface.Name = m.otherName(record)
@@ -110,14 +108,23 @@ func (m *Manager) move(ctx context.Context, record journal.Attachment, sandbox S
 	}
 	record.State, record.Sandbox, record.Pod, record.BootID = journal.Attaching, sandbox.ID, sandbox.Pod, m.options.BootID
 	record.Before, record.Place = &before, place
+	return m.carry(ctx, record, device, before, record.Interface)
+}
+
+// carry is the write-ahead order: write down, touch, write down. now is what the netdev is. Whatever ends it after the
+// first write leaves the record's state, Attaching or Reattaching, from which everything else goes on.
+func (m *Manager) carry(
+	ctx context.Context, record journal.Attachment, device link.Device, now link.Snapshot, want link.Interface,
+) (observed link.Observed, touched bool, err error) {
+	start := time.Now()
 	if err := m.journal.Put(record); err != nil {
 		return link.Observed{}, false, err
 	}
-	observed, err = m.engine.Attach(ctx, device, before, place, record.Interface)
+	observed, err = m.engine.Attach(ctx, device, now, record.Place, want)
 	if err != nil {
 		return link.Observed{}, true, err
 	}
-	record.State, record.Observed, record.AttachedAt = journal.Attached, &observed, time.Now().UTC()
+	record.State, record.Observed, record.AttachedAt, record.LostAt = journal.Attached, &observed, time.Now().UTC(), time.Time{}
 	record.Place.Index = observed.Index
 	if err := m.journal.Put(record); err != nil {
 		return link.Observed{}, true, err
@@ -129,7 +136,7 @@ func (m *Manager) move(ctx context.Context, record journal.Attachment, sandbox S
 	}
 	m.announce(record)
 	m.log.Info("Function attached", "function", record.Function.String(), "interface", observed.Name,
-		"pod", sandbox.Pod.Namespace+"/"+sandbox.Pod.Name, "sandbox", sandbox.ID, "took", time.Since(start))
+		"pod", record.Pod.Namespace+"/"+record.Pod.Name, "sandbox", record.Sandbox, "took", time.Since(start))
 	return observed, true, nil
 }
 

@@ -87,6 +87,8 @@ func (e *engine) Check(_ context.Context, device link.Device, _ link.Attached) (
 
 func (e *engine) Alive(link.Place) (bool, error) { return !e.dead, nil }
 
+func (e *engine) Holds(link.Place, link.Identity) (bool, error) { return !e.dead, nil }
+
 func (e *engine) Restore(context.Context, link.Device, link.Snapshot, link.Place) (link.Restored, error) {
 	e.calls = append(e.calls, "restore")
 	return link.Restored{}, e.restore

@@ -56,7 +56,7 @@ func (p party) owns(a journal.Attachment) bool {
 	case SandboxStops:
 		// A request for a claim's Function ends with its sandbox, also where it never got as far as that.
 		return a.Sandbox == p.sandbox || a.Sandbox == "" && a.CNI != nil && a.CNI.Claimed != nil && a.CNI.ContainerID == p.sandbox
-	case Sweep, Resume:
+	case Sweep, Resume, DeviceChanges:
 		return true
 	}
 	return false
@@ -240,11 +240,17 @@ func (m *Manager) makeWay(ctx context.Context, p party, have journal.Attachment,
 	}
 	m.log.Info("Function is taken back from before", "function", have.Function.String(), "for", string(p.event),
 		"from", owner(have), "sandbox", have.Sandbox, "state", have.State, "step", string(step))
+	return m.ifStill(ctx, have, func() error { return m.carryOut(ctx, have, step) })
+}
+
+// ifStill calls f with the Function's lock, if the record is still the one that was decided about. It must be decided
+// again otherwise.
+func (m *Manager) ifStill(ctx context.Context, have journal.Attachment, f func() error) error {
 	return m.with(ctx, have.Function, func(now journal.Attachment) error {
 		if !reflect.DeepEqual(have, now) {
-			return nil // it is decided again
+			return nil
 		}
-		return m.carryOut(ctx, now, step)
+		return f()
 	})
 }
 
@@ -279,6 +285,8 @@ func (m *Manager) carryOut(ctx context.Context, a journal.Attachment, step Step)
 		}
 	}
 	switch {
+	case step == Lose:
+		return m.lose(ctx, a)
 	case step == Release:
 		return m.bringBack(ctx, a, journal.Releasing)
 	case step == BringBack && a.State != journal.Reserved:

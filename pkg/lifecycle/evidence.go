@@ -55,6 +55,10 @@ func (m *Manager) shown(ctx context.Context, e Evidence, p party, a journal.Atta
 		return m.unneeded(ctx, p, a), nil
 	case ReservedForPod:
 		return m.reservedForPod(ctx, a, p.pod)
+	case NetdevGone:
+		return m.netdevGone(a)
+	case DeviceBack:
+		return m.deviceBack(ctx, a)
 	}
 	return false, fmt.Errorf("evidence %q: is unknown", e)
 }

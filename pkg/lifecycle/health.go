@@ -15,7 +15,8 @@ const releaseGrace = 10 * time.Second
 // tell says that a Function's health may have changed, and again when it took too long to come back.
 func (m *Manager) tell(id inventory.ID) {
 	m.options.Changed()
-	if a, exists := m.journal.Get(id); exists && (a.State == journal.Releasing || a.State == journal.Detaching) {
+	a, exists := m.journal.Get(id)
+	if exists && (a.State == journal.Releasing || a.State == journal.Detaching || a.State == journal.Lost) {
 		time.AfterFunc(releaseGrace, m.options.Changed)
 	}
 }

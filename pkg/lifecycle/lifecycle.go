@@ -44,6 +44,13 @@ type Engine interface {
 	Check(ctx context.Context, device link.Device, a link.Attached) (differences []string, err error)
 	Restore(ctx context.Context, device link.Device, before link.Snapshot, place link.Place) (link.Restored, error)
 	Alive(link.Place) (bool, error)
+	Holds(link.Place, link.Identity) (bool, error)
+}
+
+// Functions knows the node's Functions.
+type Functions interface {
+	// Get is the Function as it was seen last; ok is false for one that there is not.
+	Get(inventory.ID) (f inventory.Function, ok bool)
 }
 
 // NetdevFinder finds the netdevs of Functions.
@@ -102,6 +109,22 @@ type Devices interface {
 	Withdraw(journal.Attachment) error
 }
 
+// Ports knows what the xPU serves.
+type Ports interface {
+	// Serve returns once the xPU serves the Function for whoever has it, and at once where no Port was asked for. It gives
+	// up when ctx ends, and says what is missing.
+	Serve(ctx context.Context, a journal.Attachment) error
+}
+
+// Users tells those who have Functions what becomes of them. Its methods do not block.
+type Users interface {
+	// Lost is called when a pod has lost a Function that it keeps the right to: a netdev comes back to it with the device,
+	// a program that had the Function without a netdev must be started anew, with its pod.
+	Lost(journal.Attachment)
+	// Back is called when the pod has it again.
+	Back(journal.Attachment)
+}
+
 // Announcer tells the neighbours of attached interfaces.
 type Announcer interface {
 	// Announce returns when that is done, or ctx ends: an interface may get its carrier late.
@@ -124,6 +147,13 @@ type Options struct {
 	Devices Devices
 	// Announcer, where set, tells the neighbours of attached interfaces. Nobody waits for it.
 	Announcer Announcer
+	// Functions, where set, says of which Functions it is not to be looked whether pods lost them, as everything is where
+	// it was. To look at every one whenever a device changes would take a node with hundreds of SFs a second.
+	Functions Functions
+	// Ports, where set, is waited for before a netdev goes back to the pod that lost it.
+	Ports Ports
+	// Users, where set, hear of Functions that pods lose and get back.
+	Users Users
 	// Changed, where set, is called when a Function may have become healthy or unhealthy. It must not block.
 	Changed func()
 	// Taken, where set, is called when a Function was reserved for somebody. It must not block.
@@ -154,6 +184,9 @@ type Manager struct {
 	announcing sync.WaitGroup
 	lasting    context.Context
 	stop       context.CancelFunc
+
+	// following are those who look whether pods lost their Functions.
+	following sync.WaitGroup
 
 	// abandoned are the Functions that nobody needed at the last look, with the time of their reservation. Only sweep,
 	// which runs once at a time, uses it.

@@ -59,6 +59,8 @@ func (p party) report(ctx context.Context, m *Manager, id inventory.ID) error {
 		return nil
 	case Resume:
 		return m.Recover(ctx)
+	case DeviceChanges:
+		return m.deviceChanged(ctx, id)
 	}
 	panic("unknown event " + p.event)
 }
@@ -96,7 +98,8 @@ func eventWithCrash(t *testing.T, p party, record journal.Attachment, exists boo
 		if exists {
 			record.ReservedAt = time.Now().Add(-time.Hour)
 			if record.Sandbox != "" {
-				record.Place.NetNS, record.Before = "/run/netns/before", &link.Snapshot{Name: vf.String()}
+				record.Place.NetNS = "/run/netns/before"
+				record.Before = &link.Snapshot{Name: vf.String(), Identity: w.netdevs[vf].identity(vf.String())}
 				w.alive["/run/netns/before"] = p.sandbox != "c2" // the second sandbox comes after the first one has gone
 			}
 			if err := w.records.Put(record); err != nil {
@@ -113,12 +116,14 @@ func eventWithCrash(t *testing.T, p party, record journal.Attachment, exists boo
 		_ = p.report(ctx, w.agent.Manager, vf)
 		crashed = w.agent.dead()
 		if !crashed {
+			w.look()
 			w.check("after the event")
 		}
 		w.start(-1)
 		if err := w.agent.Recover(t.Context()); err != nil {
 			t.Errorf("Recover: %v", err)
 		}
+		w.look()
 		w.check("after the next agent's start")
 		w.settleAll("in the end")
 	})
@@ -161,7 +166,7 @@ func randomLife(t *testing.T, random *rand.Rand) {
 			netNS: namespaces[i],
 		}
 		what := ""
-		switch random.IntN(12) {
+		switch random.IntN(14) {
 		case 0:
 			w.alive[p.netNS] = false
 			w.returnFrom(p.netNS)
@@ -188,6 +193,12 @@ func randomLife(t *testing.T, random *rand.Rand) {
 				w.claims.consumers[p.claim] = []types.UID{pod.UID}
 			}
 			what = fmt.Sprintf("API server: %s is for %v", p.claim, w.claims.consumers[p.claim])
+		case 6:
+			w.unplug(id)
+			what = fmt.Sprintf("%s is unplugged", id)
+		case 7:
+			w.plug(id)
+			what = fmt.Sprintf("%s is plugged", id)
 		default:
 			writes := -1
 			if random.IntN(4) == 0 {
@@ -207,6 +218,7 @@ func randomLife(t *testing.T, random *rand.Rand) {
 			}
 		}
 		history = append(history, what)
+		w.look()
 		w.check(what)
 		if t.Failed() {
 			return

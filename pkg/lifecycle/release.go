@@ -125,7 +125,7 @@ func (m *Manager) with(ctx context.Context, id inventory.ID, f func(journal.Atta
 // bringBack writes down where the attachment goes, and goes there.
 func (m *Manager) bringBack(ctx context.Context, a journal.Attachment, state journal.State) error {
 	if a.State != state {
-		a.State = state
+		a.State, a.LostAt = state, time.Time{}
 		if a.StoppedAt.IsZero() {
 			a.StoppedAt = time.Now().UTC()
 		}
@@ -201,10 +201,11 @@ func (m *Manager) lost(a journal.Attachment, err error) bool {
 	switch {
 	case errors.Is(err, link.ErrGone):
 		return !m.mayReturn(a)
-	case errors.Is(err, link.ErrAway) && a.Before.Identity.IsHardware():
-		// The pod's namespace lives, but a netdev does not survive its device, nor its driver.
-		_, err := m.netdevs.Netdev(a.Function)
-		return errors.Is(err, fs.ErrNotExist) || errors.Is(err, inventory.ErrNoNetdev)
+	case errors.Is(err, link.ErrAway):
+		// The pod's namespace lives, but a netdev does not survive its device, nor its driver; and a Function has no two.
+		name, err := m.netdevs.Netdev(a.Function)
+		ended := errors.Is(err, fs.ErrNotExist) || errors.Is(err, inventory.ErrNoNetdev)
+		return name != "" || ended && a.Before.Identity.IsHardware()
 	}
 	return false
 }
@@ -226,14 +227,13 @@ func (m *Manager) removed(id inventory.ID) bool {
 // the eswitch enforced with it is undone.
 func (m *Manager) restore(ctx context.Context, a journal.Attachment) error {
 	log := m.log.WithValues("function", a.Function.String())
-	ownSF := a.Outfit != nil && a.Outfit.SF
 	switch {
 	case a.Before == nil:
 		return nil
 	case a.BootID != m.options.BootID:
 		log.Info("The machine was booted since the Function was attached: there is nothing to restore")
 		return nil
-	case ownSF && m.removed(a.Function):
+	case ownSF(a) && m.removed(a.Function):
 		log.V(1).Info("The SF, which was made for its owner, is deleted already: there is nothing to restore")
 		return nil
 	}
@@ -246,7 +246,7 @@ func (m *Manager) restore(ctx context.Context, a journal.Attachment) error {
 	if err != nil {
 		return err
 	}
-	if !ownSF { // of which nobody knows names
+	if !ownSF(a) { // of which nobody knows names
 		for _, note := range restored.Notes {
 			log.Info("The netdev could not get all its names back", "netdev", restored.Name, "reason", note)
 		}

@@ -30,6 +30,8 @@ func (o *order) Restore(context.Context, link.Device, link.Snapshot, link.Place)
 
 func (o *order) Alive(link.Place) (bool, error) { return false, nil }
 
+func (o *order) Holds(link.Place, link.Identity) (bool, error) { return false, nil }
+
 // orderedOutfits is the outfitter of an order.
 type orderedOutfits struct{ *order }
 

@@ -74,6 +74,8 @@ func (r *returning) Restore(_ context.Context, _ link.Device, s link.Snapshot, _
 
 func (r *returning) Alive(link.Place) (bool, error) { return false, nil }
 
+func (r *returning) Holds(link.Place, link.Identity) (bool, error) { return false, nil }
+
 func TestNowhere(t *testing.T) {
 	const never = 1 << 30
 	hardware, virtual := link.Identity{Parent: "0000:3b:02.1", Bus: "pci"}, link.Identity{Kind: "veth", Peer: 3}
@@ -81,6 +83,7 @@ func TestNowhere(t *testing.T) {
 	removed := finderFunc(func(inventory.ID) (string, error) { return "", fmt.Errorf("is gone: %w", fs.ErrNotExist) })
 	unknown := finderFunc(func(inventory.ID) (string, error) { return "", errors.New("is gone") })
 	driverless := finderFunc(func(inventory.ID) (string, error) { return "", inventory.ErrNoNetdev })
+	anew := finderFunc(func(inventory.ID) (string, error) { return "ens3f0v1", nil })
 	refusal := errors.New("refused")
 	tests := map[string]struct {
 		identity link.Identity
@@ -104,6 +107,7 @@ func TestNowhere(t *testing.T) {
 		"a property cannot be put back":           {hardware, 0, nil, refusal, there, time.Hour, refusal},
 		"the Function is gone, not the pod":       {hardware, never, link.ErrAway, nil, removed, 0, nil},
 		"in a namespace that the pod made":        {hardware, never, link.ErrAway, nil, there, time.Hour, link.ErrAway},
+		"a veth that was made anew":               {virtual, never, link.ErrAway, nil, anew, 0, nil},
 		"a veth in one, without its Function":     {virtual, never, link.ErrAway, nil, removed, time.Hour, link.ErrAway},
 	}
 	for name, test := range tests {

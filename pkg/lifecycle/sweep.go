@@ -57,22 +57,32 @@ func (m *Manager) resumeOne(ctx context.Context, a journal.Attachment, means fun
 }
 
 // Run continues every now and then what is half done, until ctx ends: a release of an earlier run, or one that the
-// kubelet gave up. Everything else is driven by events.
-func (m *Manager) Run(ctx context.Context) error {
+// kubelet gave up. Everything else is driven by events: for every value from changes, which is about devices and netdevs,
+// it is looked whether a pod has lost a Function, or can have it again.
+func (m *Manager) Run(ctx context.Context, changes <-chan struct{}) error {
 	defer m.announcing.Wait()
 	defer m.stop()
+	queue := newDevices()
+	defer m.following.Wait()
+	defer queue.ShutDown()
+	m.following.Go(func() { m.follow(ctx, queue) })
+	m.lookAtDevices(queue)
 	tick := time.NewTicker(m.options.SweepEvery)
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-changes:
+			m.lookAtDevices(queue)
+			continue
 		case <-tick.C:
 		}
 		if err := errors.Join(m.Recover(ctx), m.FitOut(ctx)); err != nil && ctx.Err() == nil {
 			m.log.Error(err, "Functions are not what they should be yet; trying again", "after", m.options.SweepEvery.String())
 		}
 		m.sweep(ctx)
+		m.lookAtDevices(queue)
 		m.options.Changed()
 	}
 }

@@ -144,7 +144,7 @@ func TestRun(t *testing.T) {
 		}
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error)
-		go func() { done <- m.Run(ctx) }()
+		go func() { done <- m.Run(ctx, nil) }()
 		time.Sleep(2*time.Minute + time.Second)
 		synctest.Wait()
 		if len(e.calls) != 2 || told != 2 {
@@ -195,7 +195,7 @@ func TestSweep(t *testing.T) {
 				}
 				m := New(j, &engine{restore: errors.New("in the pod")}, netdevs{},
 					Options{BootID: "b", Kubelet: &test.kubelet, Claims: test.claims}, testr.New(t))
-				go m.Run(t.Context())
+				go m.Run(t.Context(), nil)
 				begin := time.Now()
 				var took time.Duration
 				for time.Since(begin) < time.Hour && took == 0 {
@@ -265,7 +265,7 @@ func TestFitsOutLate(t *testing.T) {
 		w.refuse = nil
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error)
-		go func() { done <- m.Run(ctx) }()
+		go func() { done <- m.Run(ctx, nil) }()
 		time.Sleep(time.Minute + time.Second)
 		synctest.Wait()
 		stop()

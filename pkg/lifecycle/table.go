@@ -29,10 +29,12 @@ const (
 	Sweep Event = "sweep"
 	// Resume: the agent starts, or a minute has passed: what is half done is continued.
 	Resume Event = "resume"
+	// DeviceChanges: a device, a netdev or a Port of the node came or went. It is looked what that means for every pod.
+	DeviceChanges Event = "device changes"
 )
 
 // events are all there are, in the order of a Function's life.
-var events = []Event{Prepare, Allocate, Add, SandboxStarts, SandboxStops, Del, Unprepare, GiveUp, Sweep, Resume}
+var events = []Event{Prepare, Allocate, Add, SandboxStarts, SandboxStops, Del, DeviceChanges, Unprepare, GiveUp, Sweep, Resume}
 
 // Phase is how far a Function is. It follows from its record in the journal.
 type Phase string
@@ -41,17 +43,19 @@ const (
 	// Free: there is no record.
 	Free Phase = "Free"
 	// The states of the journal.
-	Reserved  = Phase(journal.Reserved)
-	Attaching = Phase(journal.Attaching)
-	Attached  = Phase(journal.Attached)
-	Detaching = Phase(journal.Detaching)
-	Releasing = Phase(journal.Releasing)
+	Reserved    = Phase(journal.Reserved)
+	Attaching   = Phase(journal.Attaching)
+	Attached    = Phase(journal.Attached)
+	Lost        = Phase(journal.Lost)
+	Reattaching = Phase(journal.Reattaching)
+	Detaching   = Phase(journal.Detaching)
+	Releasing   = Phase(journal.Releasing)
 	// Returned: the state Releasing once the netdev is back, as was verified. Post-delete hooks run.
 	Returned Phase = "Returned"
 )
 
 // phases are all there are, in the order of a Function's life.
-var phases = []Phase{Free, Reserved, Attaching, Attached, Detaching, Releasing, Returned}
+var phases = []Phase{Free, Reserved, Attaching, Attached, Lost, Reattaching, Detaching, Releasing, Returned}
 
 // phaseOf is how far a Function with this record is.
 func phaseOf(a journal.Attachment, exists bool) Phase {
@@ -97,6 +101,13 @@ const (
 	NamespaceGone Evidence = "the sandbox's network namespace is gone"
 	// ReservedForPod: the API server says that the claim is reserved for the pod.
 	ReservedForPod Evidence = "the claim is reserved for the pod"
+	// NetdevGone: the sandbox's network namespace has the netdev no more, though it lives; and the device is gone, or has
+	// another netdev on the host. Of a Function without a netdev: its device is gone, or has lost the driver it had for the
+	// pod.
+	NetdevGone Evidence = "the netdev is gone from the sandbox, which lives"
+	// DeviceBack: the Function has a netdev on the host, the sandbox's network namespace lives, and the xPU serves the
+	// Function's Port, if it has one. A program that had the Function without a netdev cannot get it back.
+	DeviceBack Evidence = "the netdev is on the host, and the Port is up"
 )
 
 // Step is what is done.
@@ -107,6 +118,11 @@ const (
 	Take Step = "take"
 	// Attach moves the netdev into the sandbox.
 	Attach Step = "attach"
+	// Lose writes down that the sandbox lost the netdev. One that is halfway back to the sandbox is brought to the host
+	// first.
+	Lose Step = "lose"
+	// Reattach moves the netdev into the sandbox that lost it, and makes it what it was there.
+	Reattach Step = "reattach"
 	// Keep leaves everything as it is: it is what is asked for.
 	Keep Step = "keep"
 	// FitOut does again what the reservation says is done to the Function.
@@ -145,14 +161,16 @@ type row map[Phase]Rule
 // being released is waited for.
 func held(reserved, inUse Rule) row {
 	return row{
-		Reserved: reserved, Attaching: inUse, Attached: inUse, Detaching: inUse,
+		Reserved: reserved, Attaching: inUse, Attached: inUse, Lost: inUse, Reattaching: inUse, Detaching: inUse,
 		Releasing: always(Wait), Returned: always(Wait),
 	}
 }
 
 // every is the row of an event that means the same in every phase.
 func every(r Rule) row {
-	return row{Reserved: r, Attaching: r, Attached: r, Detaching: r, Releasing: r, Returned: r}
+	return row{
+		Reserved: r, Attaching: r, Attached: r, Lost: r, Reattaching: r, Detaching: r, Releasing: r, Returned: r,
+	}
 }
 
 // ends is the row of an event that takes the Function from whoever has it. A release goes on, whoever asks.
@@ -206,9 +224,10 @@ var table = map[Event]map[Whose]row{
 		AnotherClaims:   held(always(Refuse), always(Refuse)),
 	},
 	SandboxStarts: {
-		Nobodys:   {Free: always(Refuse)},
+		Nobodys: {Free: always(Refuse)},
+		// What a sandbox lost it gets back without being asked for.
 		Own:       refused.with(Attached, always(Keep)).with(Attaching, always(BringBack)).with(Detaching, always(BringBack)),
-		PodsClaim: refused.with(Reserved, always(Attach)).with(Attaching, always(BringBack)).with(Attached, always(BringBack)).with(Detaching, always(BringBack)),
+		PodsClaim: held(always(Attach), always(BringBack)).with(Releasing, always(Refuse)).with(Returned, always(Refuse)),
 		// The kubelet prepares a claim once, for all pods that share it, and for one that follows another of its name.
 		AnotherClaims: held(given(ReservedForPod, Attach, Refuse), given(NamespaceGone, BringBack, Refuse)).
 			with(Releasing, always(Refuse)).with(Returned, always(Refuse)),
@@ -243,8 +262,12 @@ var table = map[Event]map[Whose]row{
 		Nobodys: {Free: always(Ignore)},
 		Own: {
 			Reserved: always(FitOut), Attaching: always(BringBack), Detaching: always(BringBack),
-			Attached:  given(NamespaceGone, BringBack, Keep),
+			Attached: given(NamespaceGone, BringBack, Keep), Lost: given(NamespaceGone, BringBack, Keep), Reattaching: always(Lose),
 			Releasing: always(Release), Returned: always(Release),
 		},
+	},
+	DeviceChanges: {
+		Nobodys: {Free: always(Ignore)},
+		Own:     ignored.with(Attached, given(NetdevGone, Lose, Keep)).with(Lost, given(DeviceBack, Reattach, Keep)),
 	},
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"path/filepath"
 	"sync"
@@ -50,6 +51,14 @@ type life struct {
 type netdevice struct {
 	in      string
 	changed bool
+	// gone says that there is no device, and made how often there was a new one.
+	gone bool
+	made int
+}
+
+// identity tells the netdev from those of other Functions, and from those that were made before it.
+func (d *netdevice) identity(name string) link.Identity {
+	return link.Identity{Parent: name, Index: d.made}
 }
 
 var errDead = errors.New("the agent has ended")
@@ -125,8 +134,15 @@ func (e mortalEngine) Plan(_ context.Context, device link.Device, netNS string, 
 	if !e.alive[netNS] {
 		return link.Snapshot{}, link.Place{}, fmt.Errorf("network namespace %s: is gone", netNS)
 	}
-	// The kind stands for what tells one netdev from another.
-	return link.Snapshot{Name: device.Name, Identity: link.Identity{Kind: device.Name}}, link.Place{NetNS: netNS}, nil
+	e.world.mutex.Lock()
+	defer e.world.mutex.Unlock()
+	s := link.Snapshot{Name: device.Name}
+	d := e.netdev(s)
+	if d.gone || d.in != "" {
+		return link.Snapshot{}, link.Place{}, link.ErrNoNetdev
+	}
+	s.Identity = d.identity(device.Name)
+	return s, link.Place{NetNS: netNS}, nil
 }
 
 func (e mortalEngine) Attach(_ context.Context, _ link.Device, before link.Snapshot, place link.Place, want link.Interface) (link.Observed, error) {
@@ -136,6 +152,8 @@ func (e mortalEngine) Attach(_ context.Context, _ link.Device, before link.Snaps
 	switch {
 	case e.life.dead():
 		return link.Observed{}, errDead
+	case d.gone || d.identity(before.Name) != before.Identity:
+		return link.Observed{}, link.ErrNoNetdev
 	case d.in != "":
 		e.t.Errorf("netdev %s is taken from %s to %s", before.Name, d.in, place.NetNS)
 	case !e.alive[place.NetNS]:
@@ -145,14 +163,35 @@ func (e mortalEngine) Attach(_ context.Context, _ link.Device, before link.Snaps
 	return link.Observed{Name: want.Name}, nil
 }
 
-func (e mortalEngine) Restore(_ context.Context, _ link.Device, before link.Snapshot, _ link.Place) (link.Restored, error) {
+func (e mortalEngine) Restore(_ context.Context, _ link.Device, before link.Snapshot, place link.Place) (link.Restored, error) {
 	e.world.mutex.Lock()
 	defer e.world.mutex.Unlock()
-	if e.life.dead() {
+	switch {
+	case e.life.dead():
 		return link.Restored{}, errDead
+	case before.Name == "": // only what the PF enforces, for a netdev that is gone
+		return link.Restored{}, nil
 	}
-	*e.netdev(before) = netdevice{}
+	d := e.netdev(before)
+	switch {
+	case d.gone && e.alive[place.NetNS]:
+		return link.Restored{}, link.ErrAway
+	case d.gone:
+		return link.Restored{}, link.ErrGone
+	}
+	d.in, d.changed = "", false
 	return link.Restored{Name: before.Name}, nil
+}
+
+func (e mortalEngine) Holds(place link.Place, who link.Identity) (bool, error) {
+	e.world.mutex.Lock()
+	defer e.world.mutex.Unlock()
+	for id, d := range e.netdevs {
+		if d.in == place.NetNS && d.identity(id.String()) == who {
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 func (e mortalEngine) Add(context.Context, link.Attached, []netip.Prefix, []link.Route) (link.Observed, error) {
@@ -184,6 +223,8 @@ func (w *world) Netdev(id inventory.ID) (string, error) {
 	switch {
 	case !ok:
 		return "pf", nil
+	case d.gone:
+		return "", fs.ErrNotExist
 	case d.in != "":
 		return "", nil
 	}
@@ -220,10 +261,38 @@ func (w *world) endHooks() {
 	}
 }
 
+// look has the agent, which lives on, look at all devices.
+func (w *world) look() {
+	w.t.Helper()
+	w.agent.writes.Store(-1)
+	for _, a := range w.records.All() {
+		if err := w.agent.deviceChanged(w.t.Context(), a.Function); err != nil {
+			w.t.Errorf("device of Function %s: %v", a.Function, err)
+		}
+	}
+}
+
 // inSandbox brings a netdev to where a record says that it is.
 func (w *world) inSandbox(a journal.Attachment) {
-	if a.State == journal.Attached || a.State == journal.Detaching && a.Place.NetNS != "" {
-		*w.netdevs[a.Function] = netdevice{in: a.Place.NetNS, changed: true}
+	if a.State == journal.Attached || (a.State == journal.Detaching || a.State == journal.Reattaching) && a.Place.NetNS != "" {
+		d := w.netdevs[a.Function]
+		d.in, d.changed = a.Place.NetNS, true
+	}
+}
+
+// unplug takes a Function's device away, with its netdev wherever that is.
+func (w *world) unplug(id inventory.ID) {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	*w.netdevs[id] = netdevice{gone: true, made: w.netdevs[id].made}
+}
+
+// plug makes a device that was unplugged anew.
+func (w *world) plug(id inventory.ID) {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	if d := w.netdevs[id]; d.gone {
+		*d = netdevice{made: d.made + 1}
 	}
 }
 
@@ -243,6 +312,8 @@ func (w *world) check(when string) {
 		switch {
 		case (phase == Free || phase == Reserved || phase == Returned) && (d.in != "" || d.changed):
 			w.t.Errorf("%s: Function %s is %s, and its netdev is in %q, changed: %t", when, id, phase, d.in, d.changed)
+		case phase == Lost && !d.gone && w.alive[a.Place.NetNS]:
+			w.t.Errorf("%s: Function %s is back, and its pod has not got it", when, id)
 		case phase == Attached && d.in != a.Place.NetNS && w.alive[a.Place.NetNS]:
 			w.t.Errorf("%s: Function %s is attached to %s, and its netdev is in %q", when, id, a.Place.NetNS, d.in)
 		case phase == Attached && a.Sandbox == "":
@@ -265,6 +336,9 @@ func (w *world) settleAll(when string) {
 		w.alive[path] = false
 	}
 	w.kubelet.err = nil
+	for id := range w.netdevs {
+		w.plug(id)
+	}
 	for range 12 {
 		if err := w.agent.Recover(w.t.Context()); err != nil {
 			w.t.Errorf("%s: %v", when, err)

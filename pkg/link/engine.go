@@ -481,6 +481,17 @@ func dialPlace(place Place) (*conn, error) {
 	return pod, nil
 }
 
+// Holds says whether a netdev is in the place; it is not where the namespace is gone.
+func (e *Engine) Holds(place Place, who Identity) (bool, error) {
+	pod, err := dialPlace(place)
+	if pod == nil || err != nil {
+		return false, err
+	}
+	defer pod.close()
+	l, err := find(pod, who, Identity.same, place.Index)
+	return l != nil, err
+}
+
 // Alive says whether the namespace of a place still exists under its path.
 func (e *Engine) Alive(place Place) (bool, error) {
 	pod, err := dialPlace(place)

@@ -100,6 +100,18 @@ func (s Snapshot) enforcing(want Interface) Snapshot {
 	return s
 }
 
+// Renewed is s of a netdev that its driver has made anew since, and that is now as the other snapshot says.
+func (s Snapshot) Renewed(now Snapshot) Snapshot {
+	s.Identity = now.Identity
+	if s.VF == nil {
+		s.VF = now.VF
+	}
+	if s.Rate == nil {
+		s.Rate = now.Rate
+	}
+	return s
+}
+
 // VFChanges says in words what a PF enforces for a pod with these wishes that it did not before, in a stable order:
 // `vf trust is "on", was "off"`.
 func (s Snapshot) VFChanges(want Interface) []string {

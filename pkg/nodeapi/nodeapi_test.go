@@ -282,6 +282,37 @@ func TestWaitUntilReady(t *testing.T) {
 	}
 }
 
+// TestServes: what is served, and what was never asked for, is not waited for; the rest is, and the error says what is
+// missing.
+func TestServes(t *testing.T) {
+	api, told := running(t, "serves")
+	ours := port("serves", 2, "serves-claim")
+	created(t, ours)
+	setReady(t, ours, metav1.ConditionFalse, v1alpha1.ReasonXPUUnavailable, "the card is away")
+	eventually(t, "the Port is known", func() bool { return told.ports.Load() >= 2 })
+	serves := func(c *resourceapi.ResourceClaim, f inventory.ID, within time.Duration) error {
+		ctx, cancel := context.WithTimeout(t.Context(), within)
+		defer cancel()
+		return api.Serves(ctx, c.Namespace, c.UID, f)
+	}
+	c := allocated("serves-claim")
+	if err := serves(c, function(3), 20*time.Second); err != nil {
+		t.Errorf("a Function without a Port: %v", err)
+	}
+	if err := serves(allocated("serves-other"), function(2), 20*time.Second); err != nil {
+		t.Errorf("a claim without a Port: %v", err)
+	}
+	if err := serves(c, function(2), 10*time.Millisecond); err == nil || !strings.Contains(err.Error(), "XPUUnavailable: the card is away") {
+		t.Errorf("a Port that is not up: %v", err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- serves(c, function(2), 20*time.Second) }()
+	setReady(t, ours, metav1.ConditionTrue, v1alpha1.ReasonUp, "")
+	if err := <-done; err != nil {
+		t.Errorf("a Port that came up: %v", err)
+	}
+}
+
 // TestWaitGivesUp: the error says what is missing.
 func TestWaitGivesUp(t *testing.T) {
 	api, told := running(t, "giveup")

@@ -18,41 +18,73 @@ import (
 // Wait returns the Port of a Function that is allocated to a claim, once the xPU serves it. When ctx ends before, the
 // error says what is missing, in the words of whoever knows best: the Port, or the claim.
 func (a *API) Wait(ctx context.Context, c *resourceapi.ResourceClaim, f inventory.ID) (*v1alpha1.XPUPort, error) {
+	var port *v1alpha1.XPUPort
+	err := a.await(ctx, func() (err error) {
+		port, err = a.port(ctx, c.Namespace, c.UID, f)
+		return err
+	})
+	if err != nil {
+		return nil, errors.Join(err, a.claimProblem(c))
+	}
+	return port, nil
+}
+
+// Serves returns nil once the xPU serves the Port of a Function that a claim has, and at once where the claim has no Port.
+// When ctx ends before, the error says what is missing.
+func (a *API) Serves(ctx context.Context, namespace string, claim types.UID, f inventory.ID) error {
+	return a.await(ctx, func() error {
+		_, err := a.port(ctx, namespace, claim, f)
+		if _, none := errors.AsType[noPortError](err); none {
+			return nil
+		}
+		return err
+	})
+}
+
+// await returns when nothing is wrong any more, or says what still is when ctx ends.
+func (a *API) await(ctx context.Context, problem func() error) error {
 	waiting, done := context.WithCancel(ctx)
 	defer done()
 	changes := a.changed.Subscribe(waiting)
 	for {
-		port, problem := a.port(ctx, c, f)
-		if problem == nil {
-			return port, nil
+		err := problem()
+		if err == nil {
+			return nil
 		}
 		select {
 		case <-ctx.Done():
-			return nil, errors.Join(problem, a.claimProblem(c))
+			return err
 		case <-changes:
 		}
 	}
 }
 
-func (a *API) port(ctx context.Context, c *resourceapi.ResourceClaim, f inventory.ID) (*v1alpha1.XPUPort, error) {
-	name := claim.PortName(a.node, f)
+// noPortError says that the controller made no Port for a claim, or not yet.
+type noPortError struct{ port types.NamespacedName }
+
+func (e noPortError) Error() string {
+	return fmt.Sprintf("the xPU is not provisioned: xpu-controller has not made XPUPort %s for this claim yet", e.port)
+}
+
+func (a *API) port(ctx context.Context, namespace string, uid types.UID, f inventory.ID) (*v1alpha1.XPUPort, error) {
+	name := types.NamespacedName{Namespace: namespace, Name: claim.PortName(a.node, f)}
 	var port v1alpha1.XPUPort
 	// The context of the caller may have ended; reads come from memory.
-	err := a.cache.Get(context.WithoutCancel(ctx), types.NamespacedName{Namespace: c.Namespace, Name: name}, &port)
-	if apierrors.IsNotFound(err) || err == nil && port.Spec.Claim.UID != c.UID {
-		return nil, fmt.Errorf("the xPU is not provisioned: xpu-controller has not made XPUPort %s/%s for this claim yet", c.Namespace, name)
+	err := a.cache.Get(context.WithoutCancel(ctx), name, &port)
+	if apierrors.IsNotFound(err) || err == nil && port.Spec.Claim.UID != uid {
+		return nil, noPortError{name}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("XPUPort %s/%s: %w", c.Namespace, name, err)
+		return nil, fmt.Errorf("XPUPort %s: %w", name, err)
 	}
 	ready := meta.FindStatusCondition(port.Status.Conditions, v1alpha1.ConditionReady)
 	switch {
 	case !port.DeletionTimestamp.IsZero():
-		return nil, fmt.Errorf("the xPU is not provisioned: XPUPort %s/%s is being deleted", c.Namespace, name)
+		return nil, fmt.Errorf("the xPU is not provisioned: XPUPort %s is being deleted", name)
 	case ready == nil:
-		return nil, fmt.Errorf("the xPU is not provisioned: XPUPort %s/%s is waiting for xPU %s", c.Namespace, name, port.Spec.XPU)
+		return nil, fmt.Errorf("the xPU is not provisioned: XPUPort %s is waiting for xPU %s", name, port.Spec.XPU)
 	case !meta.IsStatusConditionTrue(port.Status.Conditions, v1alpha1.ConditionReady):
-		return nil, fmt.Errorf("the xPU is not provisioned: XPUPort %s/%s: %s: %s", c.Namespace, name, ready.Reason, ready.Message)
+		return nil, fmt.Errorf("the xPU is not provisioned: XPUPort %s: %s: %s", name, ready.Reason, ready.Message)
 	}
 	return &port, nil
 }

@@ -327,7 +327,7 @@ func TestUpkeepWithoutEvent(t *testing.T) {
 // TestUpkeepStates: only what is on its way out does not get its Port again.
 func TestUpkeepStates(t *testing.T) {
 	for state, want := range map[journal.State]int{
-		journal.Reserved: 1, journal.Attaching: 1, journal.Attached: 1, journal.Detaching: 1, journal.Releasing: 0,
+		journal.Reserved: 1, journal.Attaching: 1, journal.Attached: 1, journal.Lost: 1, journal.Detaching: 1, journal.Releasing: 0,
 	} {
 		upkeep(t, func(t *testing.T, _ *provisioner.CRD, s *store, records *provisionertest.Records) {
 			a := attached(vf(0))

@@ -1,0 +1,319 @@
+package lifecycle_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr/testr"
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/lifecycle"
+	"github.com/opiproject/xpu-device-plugin/pkg/link"
+	"github.com/opiproject/xpu-device-plugin/test/netns"
+)
+
+// slot has a card that is unplugged and plugged, with one Function. It is what knows the node's netdevs, the xPU that
+// serves the Function's Port, and the user who hears of what happens.
+type slot struct {
+	t       *testing.T
+	node    *node
+	changes chan struct{}
+
+	mutex  sync.Mutex
+	peer   int   // ifindex of the veth's other end, 0 without a device
+	driver error // why there is no netdev although there is a device
+	down   bool  // the Port is not up
+	served int   // how often the Port was asked for
+	told   []string
+}
+
+func (s *slot) Netdev(inventory.ID) (string, error) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if s.peer == 0 {
+		return "", fmt.Errorf("is gone: %w", fs.ErrNotExist)
+	}
+	if s.driver != nil {
+		return "", s.driver
+	}
+	return sysfs{host: s.node.host, peers: map[inventory.ID]int{function(0): s.peer}}.Netdev(function(0))
+}
+
+func (s *slot) Serve(context.Context, journal.Attachment) error {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	s.served++
+	if s.down {
+		return errors.New("the Port is not up")
+	}
+	return nil
+}
+
+func (s *slot) Lost(a journal.Attachment) { s.tell("lost", a) }
+func (s *slot) Back(a journal.Attachment) { s.tell("back", a) }
+
+func (s *slot) tell(what string, a journal.Attachment) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	s.told = append(s.told, fmt.Sprintf("%s %s %s", what, a.State, a.Pod.Name))
+}
+
+func (s *slot) plug() {
+	s.t.Helper()
+	netns.Connect(s.t, s.node.host, hostName(0), s.node.xpu, "pf0vf0")
+	representor, err := s.node.xpu.Handle().LinkByName("pf0vf0")
+	must(s.t, err)
+	s.set(func() { s.peer = representor.Attrs().Index })
+}
+
+func (s *slot) unplug() {
+	s.t.Helper()
+	s.set(func() { s.peer = 0 })
+	representor, err := s.node.xpu.Handle().LinkByName("pf0vf0")
+	must(s.t, err)
+	must(s.t, s.node.xpu.Handle().LinkDel(representor))
+	s.changes <- struct{}{}
+}
+
+// set changes what is there, and has the kernel tell of it.
+func (s *slot) set(change func()) {
+	s.mutex.Lock()
+	change()
+	s.mutex.Unlock()
+	s.changes <- struct{}{}
+}
+
+func (s *slot) get(field *int) int {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	return *field
+}
+
+// eventually waits until the record is in the state.
+func (s *slot) eventually(j *journal.Journal, want journal.State) journal.Attachment {
+	s.t.Helper()
+	var a journal.Attachment
+	err := wait.PollUntilContextTimeout(s.t.Context(), time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
+		a, _ = j.Get(function(0))
+		return a.State == want, nil
+	})
+	if err != nil {
+		s.t.Fatalf("state %s, want %s", a.State, want)
+	}
+	return a
+}
+
+// running is an agent on a node with a slot.
+func runningWithSlot(t *testing.T) (*slot, *agent, *lifecycle.Manager) {
+	t.Helper()
+	n := newNode(t, 0)
+	s := &slot{t: t, node: n, changes: make(chan struct{}, 10)}
+	s.plug()
+	a, stop := n.start()
+	t.Cleanup(stop)
+	manager := lifecycle.New(a.journal, a.engine, s, lifecycle.Options{
+		BootID: n.bootID, Patience: wait.Backoff{Duration: time.Millisecond, Steps: 3}, Ports: s, Users: s,
+	}, testr.New(t))
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := manager.Run(ctx, s.changes); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(func() { cancel(); running.Wait() })
+	return s, a, manager
+}
+
+// inPod is what a pod sees of an interface: its link without what the kernel numbers, its addresses and its routes.
+func inPod(t *testing.T, pod *netns.Namespace, name string) string {
+	t.Helper()
+	l, err := pod.Handle().LinkByName(name)
+	must(t, err)
+	addresses, err := pod.Handle().AddrList(l, unix.AF_INET)
+	must(t, err)
+	routes, err := pod.Handle().RouteList(l, unix.AF_INET)
+	must(t, err)
+	text := fmt.Sprintf("%s mtu %d up %t\n", l.Attrs().Name, l.Attrs().MTU, l.Attrs().RawFlags&unix.IFF_UP != 0)
+	for _, address := range addresses {
+		text += address.IPNet.String() + "\n"
+	}
+	for _, route := range routes {
+		text += fmt.Sprintf("to %s via %s metric %d\n", route.Dst, route.Gw, route.Priority)
+	}
+	return text + l.Attrs().HardwareAddr.String()
+}
+
+// TestDeviceReturns: a pod whose card was unplugged or reset gets its interface back as it was, whether it has wished for
+// a MAC and an MTU or not, once the Port is up; and what is given back in the end is what the netdev was before the pod.
+func TestDeviceReturns(t *testing.T) {
+	wishes := claimed(0)
+	none := claimed(0)
+	none.Interface.MAC, none.Interface.MTU = "", 0
+	for name, want := range map[string]journal.Attachment{"with wishes": wishes, "without": none} {
+		t.Run(name, func(t *testing.T) {
+			s, a, manager := runningWithSlot(t)
+			before := s.snapshot()
+			pod := netns.New(t)
+			must(t, manager.Reserve(t.Context(), want))
+			_, err := manager.Attach(t.Context(), function(0), sandbox("s1", pod))
+			must(t, err)
+			was := inPod(t, pod, "net0")
+
+			s.unplug()
+			record := s.eventually(a.journal, journal.Lost)
+			if record.LostAt.IsZero() || record.Sandbox != "s1" {
+				t.Errorf("record %+v", record)
+			}
+			s.mutex.Lock()
+			s.down = true
+			s.mutex.Unlock()
+			s.plug()
+			for s.get(&s.served) == 0 {
+				time.Sleep(time.Millisecond)
+			}
+			if now, _ := a.journal.Get(function(0)); now.State != journal.Lost {
+				t.Errorf("state %s although the Port is not up", now.State)
+			}
+			s.set(func() { s.down = false })
+			record = s.eventually(a.journal, journal.Attached)
+			if is := inPod(t, pod, "net0"); is != was || !record.LostAt.IsZero() {
+				t.Errorf("in the pod:\n%s\nwas:\n%s\nrecord %+v", is, was, record)
+			}
+			// Reset in one go.
+			s.unplug()
+			s.plug()
+			told := []string{"lost Lost pod", "back Attached pod", "lost Lost pod", "back Attached pod"}
+			err = wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
+				s.mutex.Lock()
+				defer s.mutex.Unlock()
+				return slices.Equal(s.told, told), nil
+			})
+			if is := inPod(t, pod, "net0"); err != nil || is != was {
+				t.Errorf("told %q, want %q; in the pod:\n%s", s.told, told, is)
+			}
+			must(t, manager.Unprepare(t.Context(), want.Claim.UID))
+			if left := link.Diff(before, s.snapshot()); len(left) > 0 {
+				t.Errorf("the netdev is not what it was before the pod: %q", left)
+			}
+		})
+	}
+}
+
+func (s *slot) snapshot() link.Snapshot {
+	s.node.sysfs.peers[function(0)] = s.get(&s.peer)
+	return s.node.snapshot(0)
+}
+
+// TestLostEnds: what ends with the sandbox, or with the claim, ends also while the pod has lost the Function, whether the
+// device is there or not.
+func TestLostEnds(t *testing.T) {
+	for name, end := range map[string]func(context.Context, *lifecycle.Manager) error{
+		"with its sandbox": func(ctx context.Context, m *lifecycle.Manager) error { return m.Detach(ctx, function(0), "s1") },
+		"with its claim":   func(ctx context.Context, m *lifecycle.Manager) error { return m.Unprepare(ctx, "claim-1") },
+	} {
+		for _, back := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, back %t", name, back), func(t *testing.T) {
+				s, a, manager := runningWithSlot(t)
+				pod := netns.New(t)
+				must(t, manager.Reserve(t.Context(), claimed(0)))
+				_, err := manager.Attach(t.Context(), function(0), sandbox("s1", pod))
+				must(t, err)
+				s.unplug()
+				s.eventually(a.journal, journal.Lost)
+				if back {
+					s.mutex.Lock()
+					s.down = true
+					s.mutex.Unlock()
+					s.plug()
+				} else {
+					must(t, pod.Unmount()) // a veth may be anywhere while the pod lives; see TestNowhere
+				}
+				must(t, end(t.Context(), manager))
+				if record, exists := a.journal.Get(function(0)); exists && record.State != journal.Reserved {
+					t.Errorf("state %s", record.State)
+				}
+				if message := manager.Lost(function(0)); message != "" {
+					t.Errorf("lost: %s", message)
+				}
+			})
+		}
+	}
+}
+
+// TestProgramLosesDevice: a program that had the Function without a netdev does not get it back. Its pod is told so.
+func TestProgramLosesDevice(t *testing.T) {
+	for name, change := range map[string]func(*slot){
+		"unplugged":      func(s *slot) { s.unplug() },
+		"another driver": func(s *slot) { s.set(func() { s.driver = nil }) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, a, _ := runningWithSlot(t)
+			s.set(func() { s.driver = inventory.ErrNoNetdev })
+			// The driver was bound when the Function was reserved.
+			record := claimed(0)
+			record.Interface = link.Interface{Name: "net0", Userspace: true}
+			record.Outfit = &journal.Outfit{Driver: "vfio-pci"}
+			pod := netns.New(t)
+			_, place, err := a.engine.Plan(t.Context(), link.Device{}, pod.Path(), record.Interface)
+			must(t, err)
+			record.State, record.Sandbox, record.BootID, record.Place = journal.Attached, "s1", s.node.bootID, place
+			record.Before, record.Observed = &link.Snapshot{}, &link.Observed{Name: "net0"}
+			must(t, a.journal.Put(record))
+			s.changes <- struct{}{}
+			change(s)
+			s.eventually(a.journal, journal.Lost)
+			s.set(func() { s.peer, s.driver = 7, inventory.ErrNoNetdev })
+			s.set(func() {}) // the value before is worked off once this one is taken
+			manager := lifecycle.New(a.journal, a.engine, s, lifecycle.Options{BootID: s.node.bootID}, testr.New(t))
+			if message := manager.Lost(function(0)); !strings.Contains(message, "pod default/pod lost the Function") ||
+				!strings.Contains(message, "delete the pod") {
+				t.Errorf("message %q", message)
+			}
+			if record, _ := a.journal.Get(function(0)); record.State != journal.Lost {
+				t.Errorf("state %s after the device is back", record.State)
+			}
+		})
+	}
+}
+
+// TestNothingLost: a netdev that the pod has renamed, or moved on to a namespace of its own, is not lost.
+func TestNothingLost(t *testing.T) {
+	s, a, manager := runningWithSlot(t)
+	pod, inner := netns.New(t), netns.New(t)
+	must(t, manager.Reserve(t.Context(), claimed(0)))
+	_, err := manager.Attach(t.Context(), function(0), sandbox("s1", pod))
+	must(t, err)
+	useAsPodWould(t, pod, "net0")
+	moved, err := pod.Handle().LinkByName("mine0")
+	must(t, err)
+	check := func(where string) {
+		t.Helper()
+		for range 2 { // the second is taken when the first is worked off
+			s.changes <- struct{}{}
+		}
+		for len(s.changes) > 0 {
+			time.Sleep(time.Millisecond)
+		}
+		if record, _ := a.journal.Get(function(0)); record.State != journal.Attached || len(s.told) > 0 {
+			t.Errorf("%s: state %s, told %q", where, record.State, s.told)
+		}
+	}
+	check("renamed")
+	must(t, pod.Handle().LinkSetNsFd(moved, inner.Fd()))
+	check("moved on")
+	back, err := inner.Handle().LinkByName("mine0")
+	must(t, err)
+	must(t, inner.Handle().LinkSetNsFd(back, pod.Fd()))
+	must(t, manager.Unprepare(t.Context(), "claim-1"))
+}
