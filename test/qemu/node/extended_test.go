@@ -263,7 +263,7 @@ func (f *field) removed(t *testing.T) {
 	node.WantState(t, f.before)
 }
 
-// removedAndMade: the new VF at the address of one that a pod had is nobody's, and DEL makes it what the old one was.
+// removedAndMade: the new VF at the address of one that a pod had is the pod's, and DEL makes it what the old one was.
 func (f *field) removedAndMade(t *testing.T) {
 	vf := f.vfs[1][0]
 	conf := node.NetConf{"vlan": 100, "trust": "on", "mac": "02:00:00:00:00:01"}
@@ -271,8 +271,11 @@ func (f *field) removedAndMade(t *testing.T) {
 	pod.MustAdd(vf, conf)
 	card.SetAttribute(t, f.pfs[1], "sriov_numvfs", "0")
 	card.SetAttribute(t, f.pfs[1], "sriov_numvfs", strconv.Itoa(len(f.vfs[1])))
-	f.Eventually("the VF is there again", func() bool { return card.Netdev(vf.Address) != "" })
-	pod.WantNo("net1")
+	f.Eventually("the pod has its interface again", pod.Ready)
+	if a, pf := pod.Interface("net1"), node.HostState(t).VF(t, f.pfs[1], 0); a.HardwareAddr.String() != "02:00:00:00:00:01" ||
+		pf.VLAN != 100 || !pf.Trust {
+		t.Errorf("net1 has MAC %s, and the PF enforces %+v", a.HardwareAddr, pf)
+	}
 	pod.MustDel(vf, conf)
 	f.WantHealthy(resource, f.all()...)
 	node.Carrier(t, f.pfs[1])

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"testing"
 	"time"
 
@@ -147,6 +148,16 @@ func (p *Pod) Interface(name string) *netlink.LinkAttrs {
 func (p *Pod) Has(name string) bool {
 	_, err := p.Handle().LinkByName(name)
 	return err == nil
+}
+
+// Ready says whether the pod's net1 is there, up, and has the pod's address.
+func (p *Pod) Ready() bool {
+	l, err := p.Handle().LinkByName("net1")
+	if err != nil || l.Attrs().Flags&net.FlagUp == 0 {
+		return false
+	}
+	addresses, err := p.Handle().AddrList(l, netlink.FAMILY_V4)
+	return err == nil && slices.ContainsFunc(addresses, func(a netlink.Addr) bool { return a.IP.Equal(p.IP.AsSlice()) })
 }
 
 // WantNo says that the pod has no interface of this name.
