@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -37,6 +38,7 @@ func (w *World) claimTrouble() []Step {
 		{"Agent, kubelet and runtime restart under a running pod: it is not disturbed, and what comes after works", w.restartUnderPods},
 		{"Agents killed while pods come and go: nothing leaks", w.killAgents},
 		{"VFs that vanish and return: the slices follow within a second", w.hotplug},
+		{"A card that resets under a running pod: it has its interface again, and packets go on", w.resetUnderClaim},
 	}
 }
 
@@ -440,14 +442,71 @@ func (w *World) killAfter(ctx context.Context, delay time.Duration) error {
 	return w.killAgent(ctx, "node1")
 }
 
+// numVFsOf is the file that says how many VFs a PF of node1 has.
+func (w *World) numVFsOf(pf string) string {
+	return filepath.Join(w.cluster.Nodes[0].Root, "var/lib/simhost/sys/bus/pci/devices", pf, "sriov_numvfs")
+}
+
+// resetCard takes all VFs away that the PFs of node1 have, from pods too, and makes them again, as a reset does.
+func (w *World) resetCard(ctx context.Context) error {
+	for _, pf := range []string{"0000:3b:00.0", "0000:3b:00.1"} {
+		file := w.numVFsOf(pf)
+		if err := os.WriteFile(file, []byte("0"), 0o644); err != nil {
+			return err
+		}
+		err := poll(ctx, 5*time.Second, "PF "+pf+" has no VFs", func(context.Context) error {
+			if _, err := os.Lstat(filepath.Join(filepath.Dir(file), "virtfn0")); !errors.Is(err, fs.ErrNotExist) {
+				return errors.Join(errors.New("VF 0 is there"), err)
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(file, []byte(strconv.Itoa(vfsOfPF)), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// resetUnderClaim resets the card of a pod that has a claim. The pod on the other node goes on reaching it.
+func (w *World) resetUnderClaim(ctx context.Context) error {
+	if err := w.claimed(ctx, "steady", "node1", `"network": "blue", "addresses": ["10.10.0.21/24"]`); err != nil {
+		return err
+	}
+	if err := w.claimed(ctx, "witness", "node2", `"network": "blue", "addresses": ["10.10.0.22/24"]`); err != nil {
+		return err
+	}
+	if err := errors.Join(w.ready(ctx, "steady"), w.ready(ctx, "witness")); err != nil {
+		return err
+	}
+	reaches := try{"witness", "steady", true}
+	if err := w.try(ctx, reaches, "10.10.0.21"); err != nil {
+		return fmt.Errorf("before the reset: %w", err)
+	}
+	begin := time.Now()
+	if err := w.resetCard(ctx); err != nil {
+		return err
+	}
+	if err := w.told(ctx, "steady", "is in the pod again"); err != nil {
+		return err
+	}
+	err := poll(ctx, 20*time.Second, "packets go on", func(ctx context.Context) error { return w.try(ctx, reaches, "10.10.0.21") })
+	if err != nil {
+		return err
+	}
+	w.Detail("packets go on %s after the card was reset", time.Since(begin).Round(time.Millisecond))
+	return w.gone(ctx, "steady", "witness")
+}
+
 func (w *World) hotplug(ctx context.Context) error {
-	file := filepath.Join(w.cluster.Nodes[0].Root, "var/lib/simhost/sys/bus/pci/devices/0000:3b:00.1/sriov_numvfs")
 	for _, step := range []struct {
 		numVFs  string
 		devices int
 	}{{"0", 24}, {strconv.Itoa(vfsOfPF), 32}} {
 		begin := time.Now()
-		if err := os.WriteFile(file, []byte(step.numVFs), 0o644); err != nil {
+		if err := os.WriteFile(w.numVFsOf("0000:3b:00.1"), []byte(step.numVFs), 0o644); err != nil {
 			return err
 		}
 		err := poll(ctx, 5*time.Second, fmt.Sprintf("%d devices are published", step.devices), func(ctx context.Context) error {

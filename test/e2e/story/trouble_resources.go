@@ -34,6 +34,7 @@ func (w *World) resourceTrouble() []Step {
 			w.movePool,
 		},
 		{"Multus and a claim: xpu-cni attaches the claim's Function", w.claimByMultus},
+		{"A card that resets under a running pod: it has its interface again, and packets go on", w.resetUnderResource},
 	}
 }
 
@@ -47,7 +48,27 @@ func (w *World) directTrouble() []Step {
 		{"Agents away while pods are deleted: what xpu-cni spooled is done when they are back", w.deleteWithoutAgents},
 		{"An OPI agent that is away: its Functions are not offered until it is back", w.xpuAway},
 		{"An OPI agent that forgets its ports: they come back, and the packets with them", w.forgetPortsOfResources},
+		{"A card that resets under a running pod: it has its interface again, and packets go on", w.resetUnderResource},
 	}
+}
+
+// resetUnderResource resets the card of a pod that has a Function by the device plugin.
+func (w *World) resetUnderResource(ctx context.Context) error {
+	if err := w.couple(ctx); err != nil {
+		return err
+	}
+	if err := w.talk(ctx); err != nil {
+		return fmt.Errorf("before the reset: %w", err)
+	}
+	begin := time.Now()
+	if err := w.resetCard(ctx); err != nil {
+		return err
+	}
+	if err := poll(ctx, 20*time.Second, "packets go on", w.talk); err != nil {
+		return err
+	}
+	w.Detail("packets go on %s after the card was reset", time.Since(begin).Round(time.Millisecond))
+	return w.endResourcePods(ctx, "here", "there")
 }
 
 // couple starts a pod on each node that can talk to the other: "here" on node1 at 10.10.0.61 and "there" on node2 at
