@@ -74,7 +74,7 @@ func newWorld(t *testing.T, functions simulate.Config) *world {
 // newNode makes a world without an API server.
 func newNode(t *testing.T, functions simulate.Config) *world {
 	t.Helper()
-	if os.Getenv(isolated) == "" {
+	if !netns.Isolated() {
 		t.Skip("needs root, for a network namespace of its own")
 	}
 	// Sockets' paths may have 107 bytes only.

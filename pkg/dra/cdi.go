@@ -48,8 +48,10 @@ func (c *CDI) Write(uid types.UID, contents []content) error {
 	spec := &specs.Spec{Version: specs.CurrentVersion, Kind: claim.CDIKind}
 	for _, one := range contents {
 		spec.Devices = append(spec.Devices, specs.Device{
-			Name:           cdiDeviceName(one.attachment),
-			ContainerEdits: specs.ContainerEdits{Env: environment(sameRequest(contents, one)), DeviceNodes: one.nodes()},
+			Name: cdiDeviceName(one.attachment),
+			ContainerEdits: specs.ContainerEdits{
+				Env: environment(sameRequest(contents, one)), DeviceNodes: one.nodes(), Mounts: one.mounts(),
+			},
 		})
 	}
 	minimum, err := specs.MinimumRequiredVersion(spec)
@@ -120,6 +122,19 @@ func (c content) nodes() []*specs.DeviceNode {
 		nodes = append(nodes, &specs.DeviceNode{Path: n.Container, HostPath: n.Host, Permissions: n.Permissions})
 	}
 	return nodes
+}
+
+// namespaceDir is where a container has its network namespace as a file, by the name of the device.
+const namespaceDir = "/run/" + v1alpha1.GroupName + "/netns"
+
+// mounts has the runtime mount the network namespace that the Function is attached to. That is nothing that a container
+// needs: it keeps one of another sandbox from starting without the Function. A pod may get a new sandbox while the agent is
+// away, and the runtime then asks nobody; but the file of the old namespace is gone, and the mount fails.
+func (c content) mounts() []*specs.Mount {
+	return []*specs.Mount{{
+		HostPath: c.attachment.Place.NetNS, ContainerPath: namespaceDir + "/" + c.attachment.Claim.Device,
+		Options: []string{"bind", "ro", "nosuid", "nodev", "noexec"},
+	}}
 }
 
 // Has says whether the claim has a file.

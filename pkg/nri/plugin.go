@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -130,7 +131,13 @@ func (p *Plugin) Run(ctx context.Context) error {
 
 // connect serves the runtime until the connection ends.
 func (p *Plugin) connect(ctx context.Context) error {
+	ended := make(chan struct{})
+	dial := func(socket string) (net.Conn, error) {
+		conn, err := net.Dial("unix", socket)
+		return endingConn{conn, sync.OnceFunc(func() { close(ended) })}, err
+	}
 	s, err := stub.New(p,
+		stub.WithDialer(dial),
 		stub.WithPluginName(pluginName),
 		stub.WithPluginIdx(pluginIndex),
 		stub.WithSocketPath(p.Socket),
@@ -141,7 +148,34 @@ func (p *Plugin) connect(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("NRI plugin: %w", err)
 	}
+	returned := make(chan struct{})
+	defer close(returned)
+	go func() {
+		select {
+		case <-returned:
+		case <-ended:
+			// The stub waits for ever to be configured by a runtime that ends after it registered the plugin, and with it
+			// what closes the stub then.
+			if service, ok := s.(api.PluginService); ok {
+				_, _ = service.Configure(ctx, &api.ConfigureRequest{})
+			}
+		}
+	}()
 	return s.Run(ctx)
+}
+
+// endingConn tells when nothing can be read from a connection any more.
+type endingConn struct {
+	net.Conn
+	ended func()
+}
+
+func (c endingConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if err != nil {
+		c.ended()
+	}
+	return n, err
 }
 
 // Synchronize answers at once, as the runtime gives it no more time than any other call, and has the rest done after

@@ -2,6 +2,7 @@ package nri
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"io"
 	"net"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/containerd/nri/pkg/adaptation"
 	"github.com/containerd/nri/pkg/api"
+	"github.com/containerd/nri/pkg/net/multiplex"
 	"github.com/go-logr/logr/testr"
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
@@ -607,6 +609,56 @@ func TestRuntimeRestarts(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.wantCalls(t, "attach 2 s2 /run/netns/s2 pod1", "report pod1-claim")
+}
+
+// endAtConfigure passes what a runtime sends on, up to its first call of the plugin, and then ends the connection: a runtime
+// that ends when it has registered the plugin, and before it configures it.
+func endAtConfigure(near, far net.Conn) {
+	defer near.Close()
+	defer far.Close()
+	go func() { _, _ = io.Copy(far, near) }()
+	for {
+		var header [8]byte // the number of the multiplexed connection, and the length of what follows
+		if _, err := io.ReadFull(far, header[:]); err != nil {
+			return
+		}
+		if multiplex.ConnID(binary.BigEndian.Uint32(header[:4])) == multiplex.PluginServiceConn {
+			return
+		}
+		if _, err := near.Write(header[:]); err != nil {
+			return
+		}
+		if _, err := io.CopyN(near, far, int64(binary.BigEndian.Uint32(header[4:]))); err != nil {
+			return
+		}
+	}
+}
+
+// TestRuntimeEndsBeforeConfigure: the plugin connects again to the next runtime. The stub of NRI waits for the first one for
+// ever.
+func TestRuntimeEndsBeforeConfigure(t *testing.T) {
+	n, socket := newNode(t), filepath.Join(shortDir(t), "nri.sock")
+	startRuntime(t, socket+".real")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := n.start(t, socket)
+	near, err := listener.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	far, err := net.Dial("unix", socket+".real")
+	if err != nil {
+		t.Fatal(err)
+	}
+	endAtConfigure(near, far)
+	listener.Close()
+	r := startRuntime(t, socket)
+	r.waitForPlugin(t)
+	if err := p.AwaitConnected(t.Context()); err != nil {
+		t.Error(err)
+	}
 }
 
 // What the CNI plugin attached is its own to attach and to release; what a claim has beside is not.

@@ -1,0 +1,115 @@
+package soak
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/pci"
+)
+
+// fault is something that goes wrong with the node, for a while.
+type fault struct {
+	name string
+	// hits has it happen, and returns when it is over.
+	hits func(n *node, random *rand.Rand) error
+}
+
+// kill is the fault that ends the agent.
+var kill = fault{"agent killed", func(n *node, random *rand.Rand) error {
+	n.killAgent()
+	pause(random, time.Second)
+	n.startAgent()
+	return nil
+}}
+
+// faults are all others.
+var faults = []fault{
+	{"kubelet gone", func(n *node, random *rand.Rand) error {
+		n.kubelet.Lock()
+		defer n.kubelet.Unlock()
+		n.stopKubelet()
+		pause(random, time.Second)
+		n.mutex.Lock()
+		defer n.mutex.Unlock()
+		return n.restartKubelet()
+	}},
+	{"runtime gone", func(n *node, random *rand.Rand) error {
+		n.runtime.Lock()
+		defer n.runtime.Unlock()
+		n.stopRuntime()
+		pause(random, time.Second)
+		return n.restartRuntime()
+	}},
+	{"API server away", func(n *node, random *rand.Rand) error {
+		n.api.set(true)
+		pause(random, 2*time.Second)
+		n.api.set(false)
+		return nil
+	}},
+	{"OPI agent away", func(n *node, random *rand.Rand) error {
+		n.opi.Kill()
+		pause(random, 2*time.Second)
+		return n.opi.Run()
+	}},
+	{"OPI agent refuses", func(n *node, random *rand.Rand) error {
+		n.opi.FailNext("CreateBridgePort", 1+random.IntN(3), codes.Internal, "not today")
+		n.opi.DropNext("DeleteBridgePort", 1+random.IntN(3))
+		return nil
+	}},
+	{"disk full", func(n *node, random *rand.Rand) error {
+		defer os.Remove(n.path("state/ballast"))
+		// As much as there is: the write fails half-way.
+		_ = os.WriteFile(n.path("state/ballast"), make([]byte, stateSize), 0o600)
+		pause(random, time.Second)
+		return nil
+	}},
+	{"card reset", func(n *node, random *rand.Rand) error {
+		pf := []pci.Address{claimPF, pluginPF}[random.IntN(2)]
+		n.cards.reset()
+		defer n.cards.reset()
+		if err := n.host.RemoveVFs(pf); err != nil {
+			return err
+		}
+		pause(random, time.Second)
+		return n.host.AddVFs(pf, vfsOfPF)
+	}},
+}
+
+// pause lasts up to so long: faults are to hit what happens to go on.
+func pause(random *rand.Rand, most time.Duration) {
+	time.Sleep(time.Duration(random.Int64N(int64(most))))
+}
+
+// strike has faults happen, one after the other, until ctx ends, and returns how often each did.
+func (n *node) strike(ctx context.Context, random *rand.Rand, every time.Duration, among []fault) map[string]int {
+	count := map[string]int{}
+	for {
+		select {
+		case <-ctx.Done():
+			return count
+		case <-time.After(time.Duration(random.Int64N(int64(2 * every)))):
+		}
+		f := among[random.IntN(len(among))]
+		if err := f.hits(n, random); err != nil {
+			n.t.Errorf("%s: %v", f.name, err)
+		}
+		count[f.name]++
+	}
+}
+
+// sample is what the agent uses.
+type sample struct {
+	goroutines, descriptors int
+	resident                int // bytes
+	journal                 int // bytes of its file
+}
+
+func (s sample) String() string {
+	return fmt.Sprintf("%d goroutines, %d file descriptors, %.1f MB resident, journal of %d KiB",
+		s.goroutines, s.descriptors, float64(s.resident)/1e6, s.journal>>10)
+}

@@ -1,0 +1,485 @@
+package soak
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/containerd/nri/pkg/adaptation"
+	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrlconfig "sigs.k8s.io/controller-runtime/pkg/config"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/deviceplugin/kubelettest"
+	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/nodeapi/nodeapitest"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
+	"github.com/opiproject/xpu-device-plugin/pkg/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/podresources/podresourcestest"
+	"github.com/opiproject/xpu-device-plugin/pkg/provision"
+	"github.com/opiproject/xpu-device-plugin/test/netns"
+	"github.com/opiproject/xpu-device-plugin/test/simulate"
+)
+
+const (
+	nodeName = "node1"
+	// vfsOfPF is how many VFs each of the two PFs has. Those of the first are claimed, those of the second are extended
+	// resources.
+	vfsOfPF  = 8
+	claimPF  = pci.Address("0000:3b:00.0")
+	pluginPF = pci.Address("0000:3b:00.1")
+	resource = v1alpha1.GroupName + "/plugged"
+	// metricsAddress is the agent's. It is in the process's own network namespace.
+	metricsAddress = "127.0.0.1:9810"
+	// stateSize is the size in bytes of the file system that has the agent's state.
+	stateSize = 4 << 20
+	// patience is how long anything may take that has to come in the end, with all that goes wrong meanwhile.
+	patience = 3 * time.Minute
+)
+
+// node is a simulated node with the real xpu-agent, xpu-controller and API server; kubelet, container runtime and the
+// xPU's OPI agent are played, over their real sockets. Its methods may be called by several goroutines at once.
+type node struct {
+	t     *testing.T
+	dir   string
+	host  *simulate.Host
+	admin client.Client
+	opi   *opitest.Agent
+	api   *gate // through which the agent reaches the API server
+
+	// kubelet is held for reading by who plays it, and for writing by who takes it away.
+	kubelet sync.RWMutex
+	plugins *kubelettest.Kubelet
+	driver  drapb.DRAPluginClient
+	lister  *podresourcestest.Kubelet
+
+	// runtime is held in the same way.
+	runtime sync.RWMutex
+	nri     *adaptation.Adaptation
+
+	// vfs are the IDs by PF and index.
+	vfs   map[pci.Address][]inventory.ID
+	cards cards
+
+	mutex     sync.Mutex
+	agent     *exec.Cmd
+	exited    chan struct{}
+	starts    int
+	pods      map[string]*podresourcesapi.PodResources // by pod
+	sandboxes map[string]*adaptation.PodSandbox        // by ID
+}
+
+// newNode makes a node without an agent.
+func newNode(t *testing.T) *node {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "soak") // sockets' paths may have 107 bytes only
+	must(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	n := &node{t: t, dir: dir, pods: map[string]*podresourcesapi.PodResources{}, sandboxes: map[string]*adaptation.PodSandbox{}}
+	n.host, err = simulate.New(t.Context(), simulate.Config{
+		Root: dir, HostNS: "/proc/thread-self/ns/net", XPUNS: netns.New(t).Path(), Log: logr.Discard(),
+		Cards: []simulate.Card{{PFs: 2, VFs: vfsOfPF, Bus: "3b"}},
+	})
+	must(t, err)
+	t.Cleanup(func() { must(t, n.host.Close()) })
+	n.vfs = map[pci.Address][]inventory.ID{}
+	for _, f := range n.host.Functions() {
+		if f.Index >= 0 {
+			n.vfs[f.PF] = append(n.vfs[f.PF], inventory.ID{Address: f.Address})
+		}
+	}
+	ctrl.SetLogger(logr.Discard())
+	must(t, os.MkdirAll(n.path("state"), 0o700))
+	must(t, unix.Mount("tmpfs", n.path("state"), "tmpfs", 0, "size="+strconv.Itoa(stateSize)))
+	t.Cleanup(func() { must(t, unix.Unmount(n.path("state"), unix.MNT_DETACH)) })
+	must(t, os.MkdirAll(n.path("kubelet/plugins_registry"), 0o750))
+	n.opi = opitest.Start(t)
+	n.declare()
+	n.startController()
+	n.startKubelet()
+	t.Cleanup(n.stopKubelet)
+	n.startRuntime()
+	t.Cleanup(n.stopRuntime)
+	n.writeKubeconfig()
+	return n
+}
+
+func (n *node) path(name string) string { return filepath.Join(n.dir, name) }
+
+// declare makes the objects of an administrator.
+func (n *node) declare() {
+	n.t.Helper()
+	admin, err := nodeapitest.Client(cluster.Admin())
+	must(n.t, err)
+	n.admin = admin
+	pool := func(name string, pf pci.Address, publish v1alpha1.PublishMode) *v1alpha1.DevicePool {
+		return &v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.DevicePoolSpec{
+			Selectors: []v1alpha1.FunctionSelector{{RootDevices: []string{fmt.Sprintf("%s#0-%d", pf, vfsOfPF-1)}}},
+			Network:   "lab", Publish: publish,
+		}}
+	}
+	for _, object := range []client.Object{
+		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}},
+		&v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "card"}, Spec: v1alpha1.XPUSpec{
+			NodeName: nodeName, PFs: []string{string(claimPF), string(pluginPF)}, Endpoint: n.opi.Config().Endpoint, Insecure: true,
+		}},
+		&v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "lab"}, Spec: v1alpha1.XPUNetworkSpec{VLAN: 100, MTU: new(int32(1450))}},
+		pool("claimed", claimPF, v1alpha1.PublishDRA),
+		pool("plugged", pluginPF, v1alpha1.PublishDevicePlugin),
+	} {
+		must(n.t, n.admin.Create(n.t.Context(), object))
+	}
+}
+
+// startController runs the real one until the test ends.
+func (n *node) startController() {
+	n.t.Helper()
+	scheme, err := provision.Scheme()
+	must(n.t, err)
+	manager, err := ctrl.NewManager(cluster.Admin(), ctrl.Options{
+		Scheme: scheme, Logger: logr.Discard(), Cache: provision.CacheOptions(nodeapitest.AgentNamespace),
+		Metrics:    metricsserver.Options{BindAddress: "0"},
+		Controller: ctrlconfig.Controller{SkipNameValidation: new(true)},
+	})
+	must(n.t, err)
+	must(n.t, provision.Setup(n.t.Context(), manager, provision.Options{
+		Namespace: nodeapitest.AgentNamespace, Registerer: prometheus.NewRegistry(),
+	}))
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- manager.Start(ctx) }()
+	n.t.Cleanup(func() {
+		stop()
+		must(n.t, <-done)
+	})
+}
+
+// writeKubeconfig gives the agent its own rights, by way of the gate.
+func (n *node) writeKubeconfig() {
+	n.t.Helper()
+	config := cluster.Agent(nodeName)
+	server, err := url.Parse(config.Host)
+	must(n.t, err)
+	n.api, err = openGate(server.Host)
+	must(n.t, err)
+	n.t.Cleanup(n.api.close)
+	file := clientcmdapi.NewConfig()
+	file.Clusters["api"] = &clientcmdapi.Cluster{Server: "https://" + n.api.address(), CertificateAuthorityData: config.CAData}
+	file.AuthInfos["agent"] = &clientcmdapi.AuthInfo{
+		ClientCertificateData: config.CertData, ClientKeyData: config.KeyData, Impersonate: config.Impersonate.UserName,
+		ImpersonateGroups: config.Impersonate.Groups, ImpersonateUserExtra: config.Impersonate.Extra,
+	}
+	file.Contexts["agent"] = &clientcmdapi.Context{Cluster: "api", AuthInfo: "agent"}
+	file.CurrentContext = "agent"
+	must(n.t, clientcmd.WriteToFile(*file, n.path("kubeconfig")))
+}
+
+// startKubelet also dials the driver, at the endpoint that a kubelet finds by the driver's registration.
+func (n *node) startKubelet() {
+	n.t.Helper()
+	n.plugins = kubelettest.New(n.path("kubelet"), kubelettest.Options{})
+	must(n.t, n.restartKubelet())
+	connection, err := grpc.NewClient("unix://"+n.path("kubelet/plugins/"+v1alpha1.GroupName+"/dra.sock"),
+		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff: backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.5, MaxDelay: 500 * time.Millisecond},
+		}))
+	must(n.t, err)
+	n.t.Cleanup(func() { connection.Close() })
+	n.driver = drapb.NewDRAPluginClient(connection)
+}
+
+func (n *node) restartKubelet() (err error) {
+	if err := n.plugins.Start(); err != nil {
+		return err
+	}
+	if n.lister, err = podresourcestest.Start(n.path("kubelet")); err != nil {
+		return err
+	}
+	n.listPods()
+	return nil
+}
+
+func (n *node) stopKubelet() {
+	n.plugins.Stop()
+	n.lister.Stop()
+}
+
+// has says what a pod has, as the kubelet does; nil for a pod that is gone.
+func (n *node) has(pod string, resources *podresourcesapi.PodResources) {
+	n.mutex.Lock()
+	defer n.mutex.Unlock()
+	if resources == nil {
+		delete(n.pods, pod)
+	} else {
+		n.pods[pod] = resources
+	}
+	n.listPods()
+}
+
+func (n *node) listPods() {
+	var all []*podresourcesapi.PodResources
+	for _, pod := range n.pods {
+		all = append(all, pod)
+	}
+	n.lister.Set(all...)
+}
+
+// startRuntime tells the plugin of the sandboxes that there are.
+func (n *node) startRuntime() {
+	n.t.Helper()
+	must(n.t, os.MkdirAll(n.path("nri"), 0o755))
+	must(n.t, n.restartRuntime())
+}
+
+func (n *node) restartRuntime() (err error) {
+	n.nri, err = adaptation.New("runtime", "v1",
+		func(ctx context.Context, plugin adaptation.SyncCB) error {
+			n.mutex.Lock()
+			var all []*adaptation.PodSandbox
+			for _, s := range n.sandboxes {
+				all = append(all, s)
+			}
+			n.mutex.Unlock()
+			_, err := plugin(ctx, all, nil)
+			return err
+		},
+		func(context.Context, []*adaptation.ContainerUpdate) ([]*adaptation.ContainerUpdate, error) {
+			return nil, nil
+		},
+		adaptation.WithSocketPath(n.path("nri.sock")), adaptation.WithPluginPath(n.path("nri")),
+		adaptation.WithPluginConfigPath(n.path("nri/conf")))
+	if err != nil {
+		return err
+	}
+	return n.nri.Start()
+}
+
+func (n *node) stopRuntime() { n.nri.Stop() }
+
+// startAgent starts the real one, whose output is appended to a file.
+func (n *node) startAgent() {
+	n.t.Helper()
+	n.mutex.Lock()
+	defer n.mutex.Unlock()
+	log, err := os.OpenFile(n.path("agent.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	must(n.t, err)
+	defer log.Close()
+	n.agent = exec.Command(agentProgram,
+		"--node-name="+nodeName, "--listen="+metricsAddress, "--kubeconfig="+n.path("kubeconfig"),
+		"--sys-root="+n.host.SysRoot(), "--state-dir="+n.path("state"), "--kubelet-dir="+n.path("kubelet"),
+		"--cdi-dir="+n.path("cdi"), "--nri-socket="+n.path("nri.sock"), "--cni-socket="+n.path("run/cni.sock"),
+		"--spool-dir="+n.path("spool"), "--devinfo-dir="+n.path("devinfo"), "--hooks-dir="+n.path("hooks.d"),
+		"--provision-timeout=10s",
+	)
+	n.agent.Stdout, n.agent.Stderr = log, log
+	n.agent.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	must(n.t, n.agent.Start())
+	n.starts++
+	exited := make(chan struct{})
+	n.exited = exited
+	agent := n.agent
+	go func() { _ = agent.Wait(); close(exited) }()
+}
+
+// killAgent ends the agent at once, wherever it is.
+func (n *node) killAgent() {
+	n.mutex.Lock()
+	agent, exited := n.agent, n.exited
+	n.mutex.Unlock()
+	_ = agent.Process.Kill()
+	<-exited
+}
+
+// endAgent ends it as Kubernetes does, and wants it to end well.
+func (n *node) endAgent() error {
+	n.mutex.Lock()
+	agent, exited := n.agent, n.exited
+	n.mutex.Unlock()
+	_ = agent.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-exited:
+	case <-time.After(30 * time.Second):
+		return errors.New("the agent did not end within 30 s of SIGTERM")
+	}
+	if code := agent.ProcessState.ExitCode(); code != 0 {
+		return fmt.Errorf("the agent ended with status %d", code)
+	}
+	return nil
+}
+
+// ready waits until the agent says that it can work.
+func (n *node) ready(ctx context.Context) error {
+	return await(ctx, "the agent is ready", func() error {
+		_, err := get("/readyz")
+		return err
+	})
+}
+
+// get asks the agent by HTTP.
+func get(path string) (string, error) {
+	client := http.Client{Timeout: 2 * time.Second}
+	response, err := client.Get("http://" + metricsAddress + path)
+	if err != nil {
+		return "", err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err == nil && response.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s", response.Status, body)
+	}
+	return string(body), err
+}
+
+// await waits until check finds nothing wrong.
+func await(ctx context.Context, what string, check func() error) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	var last error
+	err := wait.PollUntilContextCancel(ctx, 20*time.Millisecond, true, func(context.Context) (bool, error) {
+		last = check()
+		return last == nil, nil
+	})
+	if err != nil {
+		return fmt.Errorf("%s: not within %s: %w", what, patience, last)
+	}
+	return nil
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// cards remember when a card was reset last.
+type cards struct {
+	mutex sync.Mutex
+	last  time.Time
+}
+
+// noticed is how long after a reset a pod may be without its interface: the agent may be away when a card is reset, and
+// then it hears of it when it is back.
+const noticed = 15 * time.Second
+
+func (c *cards) reset() {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	c.last = time.Now()
+}
+
+// justReset says whether pods may lack their interfaces for now.
+func (c *cards) justReset() bool {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	return time.Since(c.last) < noticed
+}
+
+// gate forwards TCP connections, or refuses and cuts them while it is shut.
+type gate struct {
+	to       string
+	listener net.Listener
+	working  sync.WaitGroup
+
+	mutex       sync.Mutex
+	shut        bool
+	connections []net.Conn
+}
+
+func openGate(to string) (*gate, error) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	g := &gate{to: to, listener: listener}
+	g.working.Go(g.accept)
+	return g, nil
+}
+
+func (g *gate) address() string { return g.listener.Addr().String() }
+
+func (g *gate) accept() {
+	for {
+		in, err := g.listener.Accept()
+		if err != nil {
+			return
+		}
+		out, err := net.Dial("tcp", g.to)
+		if err != nil || !g.enter(in, out) {
+			in.Close()
+			if err == nil {
+				out.Close()
+			}
+			continue
+		}
+		for _, pair := range [][2]net.Conn{{in, out}, {out, in}} {
+			g.working.Go(func() {
+				_, _ = io.Copy(pair[0], pair[1])
+				pair[0].Close()
+				pair[1].Close()
+				g.leave(pair[0])
+			})
+		}
+	}
+}
+
+func (g *gate) enter(pair ...net.Conn) bool {
+	g.mutex.Lock()
+	defer g.mutex.Unlock()
+	if !g.shut {
+		g.connections = append(g.connections, pair...)
+	}
+	return !g.shut
+}
+
+func (g *gate) leave(c net.Conn) {
+	g.mutex.Lock()
+	defer g.mutex.Unlock()
+	g.connections = slices.DeleteFunc(g.connections, func(other net.Conn) bool { return other == c })
+}
+
+// set opens or shuts the gate.
+func (g *gate) set(shut bool) {
+	g.mutex.Lock()
+	defer g.mutex.Unlock()
+	g.shut = shut
+	if shut {
+		for _, c := range g.connections {
+			c.Close()
+		}
+	}
+}
+
+func (g *gate) close() {
+	g.listener.Close()
+	g.set(true)
+	g.working.Wait()
+}

@@ -1,0 +1,386 @@
+// Package soak lets thousands of pods live on a simulated node, by claims and by the device plugin, while the agent is
+// killed and everything that it works with goes away now and then, and says whether anything is left of them.
+package soak
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/link"
+	"github.com/opiproject/xpu-device-plugin/pkg/nodeapi/nodeapitest"
+	"github.com/opiproject/xpu-device-plugin/pkg/pci"
+	"github.com/opiproject/xpu-device-plugin/test/netns"
+)
+
+var (
+	lives = flag.Int("lives", 300, "pods that live")
+	seed  = flag.Uint64("seed", 1, "of what happens when")
+)
+
+var (
+	// cluster is the API server.
+	cluster *nodeapitest.Cluster
+	// agentProgram is the path of xpu-agent, as it is built here.
+	agentProgram string
+)
+
+func TestMain(m *testing.M) {
+	os.Exit(netns.Main(func() int {
+		code, err := run(m)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		return code
+	}))
+}
+
+func run(m *testing.M) (code int, err error) {
+	if !netns.Isolated() {
+		return m.Run(), nil
+	}
+	dir, err := os.MkdirTemp("", "soak")
+	if err != nil {
+		return 0, err
+	}
+	defer os.RemoveAll(dir)
+	agentProgram = filepath.Join(dir, "xpu-agent")
+	build := exec.Command("go", "build", "-tags", "grpcnotrace", "-o", agentProgram, "../../cmd/xpu-agent")
+	build.Stderr = os.Stderr
+	if err := build.Run(); err != nil {
+		return 0, fmt.Errorf("build xpu-agent: %w", err)
+	}
+	if cluster, err = nodeapitest.Start(filepath.Join("..", "..", "deploy")); err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, cluster.Stop()) }()
+	return m.Run(), nil
+}
+
+// at once is how many pods live at a time by either way; there are more VFs than that.
+const atOnce = 6
+
+// TestSoak: after many lives, with all that went wrong, the node is as it was, and the agent uses no more than before.
+// In the first two thirds the agent is killed now and then. Then it lives on, so that it can be seen whether it grows.
+func TestSoak(t *testing.T) {
+	if !netns.Isolated() {
+		t.Skip("needs root, for a network namespace of its own")
+	}
+	cluster.Need(t)
+	n := newNode(t)
+	before := n.hostState()
+	s := &soak{node: n, random: rand.New(rand.NewPCG(*seed, 0)), count: map[string]int{}}
+	n.startAgent()
+	t.Cleanup(func() { s.explain() })
+	must(t, n.ready(t.Context()))
+	must(t, await(t.Context(), "all is offered", n.allOffered))
+
+	s.live(*lives*2/3, append(slices.Clone(faults), kill, kill))
+	s.live(*lives/30+2*atOnce, nil) // until everything that is kept is there
+	first := s.sample()
+	s.live(*lives/3, faults)
+	s.lastLap()
+	last := s.sample()
+
+	must(t, await(t.Context(), "all is offered again", n.allOffered))
+	must(t, n.endAgent())
+	if diff := cmp.Diff(before, n.hostState()); diff != "" {
+		t.Errorf("the host's netdevs (-before +now):\n%s", diff)
+	}
+	n.wantNothingLeft()
+	s.report(first, last)
+}
+
+// soak counts what happens.
+type soak struct {
+	*node
+	random *rand.Rand
+
+	mutex  sync.Mutex
+	number int            // of lives
+	count  map[string]int // of faults
+	starts []time.Duration
+	ends   []time.Duration
+	took   time.Duration
+}
+
+// live has so many pods live, half of them by either way, while faults strike.
+func (s *soak) live(pods int, among []fault) {
+	s.t.Helper()
+	begin := time.Now()
+	ctx, stop := context.WithCancel(s.t.Context())
+	var striking sync.WaitGroup
+	if among != nil {
+		random := s.fork()
+		striking.Go(func() {
+			for name, n := range s.strike(ctx, random, time.Second, among) {
+				s.count[name] += n
+			}
+		})
+	}
+	var living sync.WaitGroup
+	for _, by := range []struct {
+		pf    pci.Address
+		first int // host part of addresses
+		live  func(*life, context.Context) error
+	}{{claimPF, 1, (*life).claimed}, {pluginPF, 101, (*life).plugIn}} {
+		free := make(chan int, vfsOfPF)
+		for i := range vfsOfPF {
+			free <- i
+		}
+		left := make(chan struct{}, pods)
+		for range pods / 2 {
+			left <- struct{}{}
+		}
+		close(left)
+		for range atOnce {
+			random := s.fork()
+			living.Go(func() {
+				for range left {
+					vf := <-free
+					l := s.newLife(random, random.IntN(ways), by.pf, vf, by.first+vf)
+					if err := by.live(l, ctx); err != nil {
+						s.t.Errorf("life %s with %s, way %d: %v", l.name, l.function, l.way, err)
+						return
+					}
+					s.done(l)
+					free <- vf
+				}
+			})
+		}
+	}
+	living.Wait()
+	stop()
+	striking.Wait()
+	s.took += time.Since(begin)
+	if s.t.Failed() {
+		s.t.FailNow()
+	}
+}
+
+// lastLap has one more pod on every VF, without faults: what a pod left that failed before it ran goes with the next one.
+func (s *soak) lastLap() {
+	s.t.Helper()
+	for pf, first := range map[pci.Address]int{claimPF: 1, pluginPF: 101} {
+		for vf := range vfsOfPF {
+			l := s.newLife(s.random, ordinary, pf, vf, first+vf)
+			live := l.claimed
+			if pf == pluginPF {
+				live = l.plugIn
+				must(s.t, await(s.t.Context(), "VF is offered", func() error { return s.offered(l.function) }))
+			}
+			must(s.t, live(s.t.Context()))
+			if l.started == 0 {
+				s.t.Errorf("pod %s on %s did not run although nothing was wrong", l.name, l.function)
+			}
+		}
+	}
+}
+
+func (s *soak) fork() *rand.Rand {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	return rand.New(rand.NewPCG(s.random.Uint64(), s.random.Uint64()))
+}
+
+func (s *soak) newLife(random *rand.Rand, way int, pf pci.Address, vf, host int) *life {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	s.number++
+	return &life{
+		node: s.node, random: random, way: way, name: fmt.Sprintf("pod-%d", s.number),
+		function: s.vfs[pf][vf], address: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 1, 0, byte(host)}), 24),
+	}
+}
+
+func (s *soak) done(l *life) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if l.started > 0 {
+		s.starts, s.ends = append(s.starts, l.started), append(s.ends, l.ended)
+	}
+}
+
+// sample is what the agent uses when no pod comes or goes.
+func (s *soak) sample() sample {
+	s.t.Helper()
+	must(s.t, await(s.t.Context(), "nothing waits for hooks", func() error {
+		waiting, err := metric("xpu_hook_queue_length")
+		if err == nil && waiting > 0 {
+			err = fmt.Errorf("%v Functions do", waiting)
+		}
+		return err
+	}))
+	time.Sleep(3 * time.Second) // what was just done is forgotten: idle connections, timers
+	values := map[string]float64{}
+	for _, name := range []string{"go_goroutines", "process_open_fds", "process_resident_memory_bytes"} {
+		value, err := metric(name)
+		must(s.t, err)
+		values[name] = value
+	}
+	file, err := os.Stat(s.path("state/journal.db"))
+	must(s.t, err)
+	return sample{
+		int(values["go_goroutines"]), int(values["process_open_fds"]), int(values["process_resident_memory_bytes"]), int(file.Size()),
+	}
+}
+
+// metric is one of the agent's that has no labels.
+func metric(name string) (float64, error) {
+	text, err := get("/metrics")
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(text) {
+		if value, ok := strings.CutPrefix(line, name+" "); ok {
+			return strconv.ParseFloat(strings.TrimSpace(value), 64)
+		}
+	}
+	return 0, fmt.Errorf("metrics have no %s", name)
+}
+
+// What the agent may use more after a third of the lives than before, as caches and pools differ from moment to moment.
+const (
+	moreGoroutines  = 10
+	moreDescriptors = 6
+	moreResident    = 12 << 20
+)
+
+func (s *soak) report(first, last sample) {
+	s.t.Helper()
+	if last.goroutines > first.goroutines+moreGoroutines || last.descriptors > first.descriptors+moreDescriptors ||
+		last.resident > first.resident+moreResident || last.journal > first.journal+64<<10 {
+		s.t.Errorf("the agent grew: %s before, %s after", first, last)
+	}
+	s.t.Logf("%d lives in %s, %d of them ran; the agent was started %d times", s.number, s.took.Round(time.Second), len(s.starts), s.node.starts)
+	for _, name := range slices.Sorted(maps.Keys(s.count)) {
+		s.t.Logf("%5d x %s", s.count[name], name)
+	}
+	s.t.Logf("from pod to container: median %s, 99 of 100 within %s", quantile(s.starts, 0.5), quantile(s.starts, 0.99))
+	s.t.Logf("end: median %s, 99 of 100 within %s", quantile(s.ends, 0.5), quantile(s.ends, 0.99))
+	s.t.Logf("before the last third: %s", first)
+	s.t.Logf("after it:              %s", last)
+}
+
+func quantile(d []time.Duration, q float64) time.Duration {
+	if len(d) == 0 {
+		return 0
+	}
+	slices.Sort(d)
+	return d[int(float64(len(d)-1)*q)].Round(time.Millisecond)
+}
+
+// explain shows the end of the agent's log when something went wrong.
+func (s *soak) explain() {
+	if !s.t.Failed() {
+		return
+	}
+	text, err := os.ReadFile(s.path("agent.log"))
+	if err != nil {
+		s.t.Log(err)
+		return
+	}
+	_ = os.WriteFile(filepath.Join(os.TempDir(), "soak-agent.log"), text, 0o600)
+	lines := strings.Split(string(text), "\n")
+	s.t.Logf("the end of the agent's log, which is in %s:\n%s", filepath.Join(os.TempDir(), "soak-agent.log"),
+		strings.Join(lines[max(0, len(lines)-60):], "\n"))
+}
+
+// offered says why the kubelet would give the Function to no pod.
+func (n *node) offered(f inventory.ID) error {
+	if !slices.Contains(n.plugins.Healthy(resource), f.String()) {
+		return fmt.Errorf("%s is not healthy", f)
+	}
+	return nil
+}
+
+// allOffered says what is not offered as it should be: all VFs, without taints.
+func (n *node) allOffered() error {
+	if healthy := n.plugins.Healthy(resource); len(healthy) != vfsOfPF {
+		return fmt.Errorf("healthy are %v", healthy)
+	}
+	var list resourceapi.ResourceSliceList
+	if err := n.admin.List(n.t.Context(), &list); err != nil {
+		return err
+	}
+	devices := 0
+	for _, slice := range list.Items {
+		for _, d := range slice.Spec.Devices {
+			if devices++; len(d.Taints) > 0 {
+				return fmt.Errorf("%s has taints %v", d.Name, d.Taints)
+			}
+		}
+	}
+	if devices != vfsOfPF {
+		return fmt.Errorf("slices have %d devices", devices)
+	}
+	return nil
+}
+
+// hostState is every netdev of the host as the engine sees it, by name.
+func (n *node) hostState() map[string]link.Snapshot {
+	n.t.Helper()
+	links, err := netlink.LinkList()
+	must(n.t, err)
+	engine, err := link.New(link.Options{})
+	must(n.t, err)
+	defer engine.Close()
+	state := map[string]link.Snapshot{}
+	for _, l := range links {
+		s, err := engine.Snapshot(n.t.Context(), link.Device{Name: l.Attrs().Name})
+		must(n.t, err)
+		// A veth that was made anew has other numbers.
+		s.Identity.Index, s.Identity.Peer, s.Identity.PeerNS = 0, 0, 0
+		state[s.Name] = s
+	}
+	return state
+}
+
+// wantNothingLeft says that nothing is left of any pod, while no agent runs.
+func (n *node) wantNothingLeft() {
+	n.t.Helper()
+	j, err := journal.Open(n.path("state/journal.db"))
+	must(n.t, err)
+	defer j.Close()
+	for _, a := range j.All() {
+		n.t.Errorf("the journal still has %+v", a)
+	}
+	for _, dir := range []string{"devinfo", "spool", "cdi"} {
+		files, err := filepath.Glob(n.path(dir + "/*.json"))
+		must(n.t, err)
+		nested, err := filepath.Glob(n.path(dir + "/*/*"))
+		must(n.t, err)
+		for _, file := range append(files, nested...) {
+			n.t.Errorf("%s is left behind", file)
+		}
+	}
+	var ports v1alpha1.XPUPortList
+	must(n.t, n.admin.List(n.t.Context(), &ports))
+	for _, p := range ports.Items {
+		n.t.Errorf("XPUPort %s/%s is left behind", p.Namespace, p.Name)
+	}
+	if ports := n.opi.Ports(); len(ports) > 0 {
+		n.t.Errorf("the OPI agent still has ports %v", ports)
+	}
+}
