@@ -68,6 +68,12 @@ OWNERS ?= ./pkg/lifecycle ./pkg/journal ./pkg/hooks ./pkg/nri ./pkg/podresources
 mutation: ## Show which mistakes in the packages that own state no test notices (OWNERS=./pkg/..)
 	@go run ./test/mutation $(OWNERS)
 
+LIVES ?= 10000
+.PHONY: soak
+soak: preflight tools ## Let pods live and die on a simulated node while everything fails now and then (LIVES=300)
+	@$(BIN)/devcluster build --bin $(BIN)/kubernetes
+	@KUBEBUILDER_ASSETS=$(BIN)/kubernetes go test ./test/soak -count=1 -v -timeout 3h -lives $(LIVES)
+
 .PHONY: lint
 lint: ## Check formatting, vet, staticcheck and generated files
 	@scripts/lint

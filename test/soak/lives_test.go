@@ -362,11 +362,9 @@ func (l *life) plugIn(ctx context.Context) error {
 	begin := time.Now()
 	l.uid = l.name + "-uid"
 	defer l.has(l.name, nil)
-	if !l.give(ctx) {
-		return nil // the pod fails, and the kubelet forgets it
-	}
-	if l.way == neverRuns {
-		return nil
+	given, err := l.give(ctx)
+	if err != nil || !given || l.way == neverRuns {
+		return err
 	}
 	sandboxes := 1
 	if l.way == sandboxAgain {
@@ -393,18 +391,23 @@ func (l *life) plugIn(ctx context.Context) error {
 	return nil
 }
 
-// give plays the kubelet.
-func (l *life) give(ctx context.Context) bool {
-	l.kubelet.RLock()
-	defer l.kubelet.RUnlock()
-	if !slices.Contains(l.plugins.Healthy(resource), l.function.String()) {
-		return false
-	}
-	l.has(l.name, podresourcestest.Pod(l.name, resource, l.function.String()))
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
-	defer cancel()
-	_, err := l.plugins.Allocate(ctx, resource, l.function.String())
-	return err == nil
+// give plays the scheduler, which waits until the Function is offered, and the kubelet. A pod whose Allocate fails has
+// failed: the kubelet forgets it.
+func (l *life) give(ctx context.Context) (given bool, err error) {
+	err = await(ctx, "Function is offered", func() error {
+		l.kubelet.RLock()
+		defer l.kubelet.RUnlock()
+		if !slices.Contains(l.plugins.Healthy(resource), l.function.String()) {
+			return fmt.Errorf("%s is not healthy", l.function)
+		}
+		l.has(l.name, podresourcestest.Pod(l.name, resource, l.function.String()))
+		ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+		defer cancel()
+		_, failed := l.plugins.Allocate(ctx, resource, l.function.String())
+		given = failed == nil
+		return nil
+	})
+	return given, err
 }
 
 // add plays the runtime, whose sandboxes fail until one gets its interface.

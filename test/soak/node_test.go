@@ -84,6 +84,8 @@ type node struct {
 	// runtime is held in the same way.
 	runtime sync.RWMutex
 	nri     *adaptation.Adaptation
+	// nriGate is the runtime's socket: what plays the runtime does not end the connections when it stops.
+	nriGate *gate
 
 	// vfs are the IDs by PF and index.
 	vfs   map[pci.Address][]inventory.ID
@@ -188,7 +190,7 @@ func (n *node) writeKubeconfig() {
 	config := cluster.Agent(nodeName)
 	server, err := url.Parse(config.Host)
 	must(n.t, err)
-	n.api, err = openGate(server.Host)
+	n.api, err = openGate("tcp", "127.0.0.1:0", server.Host)
 	must(n.t, err)
 	n.t.Cleanup(n.api.close)
 	file := clientcmdapi.NewConfig()
@@ -256,6 +258,10 @@ func (n *node) listPods() {
 func (n *node) startRuntime() {
 	n.t.Helper()
 	must(n.t, os.MkdirAll(n.path("nri"), 0o755))
+	var err error
+	n.nriGate, err = openGate("unix", n.path("nri.sock"), n.path("nri/runtime.sock"))
+	must(n.t, err)
+	n.t.Cleanup(n.nriGate.close)
 	must(n.t, n.restartRuntime())
 }
 
@@ -274,15 +280,19 @@ func (n *node) restartRuntime() (err error) {
 		func(context.Context, []*adaptation.ContainerUpdate) ([]*adaptation.ContainerUpdate, error) {
 			return nil, nil
 		},
-		adaptation.WithSocketPath(n.path("nri.sock")), adaptation.WithPluginPath(n.path("nri")),
+		adaptation.WithSocketPath(n.path("nri/runtime.sock")), adaptation.WithPluginPath(n.path("nri")),
 		adaptation.WithPluginConfigPath(n.path("nri/conf")))
 	if err != nil {
 		return err
 	}
+	n.nriGate.set(false)
 	return n.nri.Start()
 }
 
-func (n *node) stopRuntime() { n.nri.Stop() }
+func (n *node) stopRuntime() {
+	n.nriGate.set(true)
+	n.nri.Stop()
+}
 
 // startAgent starts the real one, whose output is appended to a file.
 func (n *node) startAgent() {
@@ -403,23 +413,23 @@ func (c *cards) justReset() bool {
 	return time.Since(c.last) < noticed
 }
 
-// gate forwards TCP connections, or refuses and cuts them while it is shut.
+// gate forwards connections, or refuses and cuts them while it is shut.
 type gate struct {
-	to       string
-	listener net.Listener
-	working  sync.WaitGroup
+	network, to string
+	listener    net.Listener
+	working     sync.WaitGroup
 
 	mutex       sync.Mutex
 	shut        bool
 	connections []net.Conn
 }
 
-func openGate(to string) (*gate, error) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+func openGate(network, from, to string) (*gate, error) {
+	listener, err := net.Listen(network, from)
 	if err != nil {
 		return nil, err
 	}
-	g := &gate{to: to, listener: listener}
+	g := &gate{network: network, to: to, listener: listener}
 	g.working.Go(g.accept)
 	return g, nil
 }
@@ -432,7 +442,7 @@ func (g *gate) accept() {
 		if err != nil {
 			return
 		}
-		out, err := net.Dial("tcp", g.to)
+		out, err := net.Dial(g.network, g.to)
 		if err != nil || !g.enter(in, out) {
 			in.Close()
 			if err == nil {
