@@ -254,7 +254,8 @@ func (m *Manager) restore(ctx context.Context, a journal.Attachment) error {
 	return m.stillEnforced(a, device)
 }
 
-// restoreNetdev has the engine look for the netdev until it is not nowhere any more, and returns the host's side of the
+// restoreNetdev has the engine look for the netdev until it is not nowhere any more, if it is one that comes back from a
+// namespace that ended, and returns the host's side of the
 // Function as the engine had it last.
 func (m *Manager) restoreNetdev(ctx context.Context, a journal.Attachment) (
 	restored link.Restored, device link.Device, err error,
@@ -262,7 +263,7 @@ func (m *Manager) restoreNetdev(ctx context.Context, a journal.Attachment) (
 	waitErr := wait.ExponentialBackoffWithContext(ctx, m.options.Patience, func(ctx context.Context) (bool, error) {
 		device, _ = Device(m.netdevs, a) // without a name, the engine looks itself
 		restored, err = m.engine.Restore(ctx, device, *a.Before, a.Place)
-		return !errors.Is(err, link.ErrGone), nil
+		return !errors.Is(err, link.ErrGone) || !a.Before.Identity.IsHardware(), nil
 	})
 	if err == nil {
 		err = waitErr // not tried even once

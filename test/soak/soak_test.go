@@ -25,6 +25,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/link"
 	"github.com/opiproject/xpu-device-plugin/pkg/nodeapi/nodeapitest"
@@ -93,7 +94,7 @@ func TestSoak(t *testing.T) {
 	cluster.Need(t)
 	n := newNode(t)
 	before := n.hostState()
-	s := &soak{node: n, random: rand.New(rand.NewPCG(*seed, 0)), count: map[string]int{}}
+	s := &soak{node: n, random: rand.New(rand.NewPCG(*seed, 0)), count: map[string]int{}, taken: map[inventory.ID]bool{}}
 	n.startAgent()
 	t.Cleanup(func() { s.explain() })
 	must(t, n.ready(t.Context()))
@@ -121,7 +122,8 @@ type soak struct {
 	random *rand.Rand
 
 	mutex  sync.Mutex
-	number int            // of lives
+	number int // of lives
+	taken  map[inventory.ID]bool
 	count  map[string]int // of faults
 	starts []time.Duration
 	ends   []time.Duration
@@ -148,10 +150,6 @@ func (s *soak) live(pods int, among []fault) {
 		first int // host part of addresses
 		live  func(*life, context.Context) error
 	}{{claimPF, 1, (*life).claimed}, {pluginPF, 101, (*life).plugIn}} {
-		free := make(chan int, vfsOfPF)
-		for i := range vfsOfPF {
-			free <- i
-		}
 		left := make(chan struct{}, pods)
 		for range pods / 2 {
 			left <- struct{}{}
@@ -161,14 +159,13 @@ func (s *soak) live(pods int, among []fault) {
 			random := s.fork()
 			living.Go(func() {
 				for range left {
-					vf := <-free
+					vf := s.take(random, by.pf)
 					l := s.newLife(random, random.IntN(ways), by.pf, vf, by.first+vf)
 					if err := by.live(l, ctx); err != nil {
 						s.t.Errorf("life %s with %s, way %d: %v", l.name, l.function, l.way, err)
 						return
 					}
 					s.done(l)
-					free <- vf
 				}
 			})
 		}
@@ -216,9 +213,30 @@ func (s *soak) newLife(random *rand.Rand, way int, pf pci.Address, vf, host int)
 	}
 }
 
+// take plays the scheduler: it takes a VF that no pod has and that is offered. If none is, any will have to do.
+func (s *soak) take(random *rand.Rand, pf pci.Address) int {
+	healthy := s.plugins.Healthy(resource)
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	chosen := -1
+	for _, vf := range random.Perm(vfsOfPF) {
+		id := s.vfs[pf][vf]
+		if s.taken[id] {
+			continue
+		}
+		chosen = vf
+		if pf == claimPF || slices.Contains(healthy, id.String()) {
+			break
+		}
+	}
+	s.taken[s.vfs[pf][chosen]] = true
+	return chosen
+}
+
 func (s *soak) done(l *life) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
+	delete(s.taken, l.function)
 	if l.started > 0 {
 		s.starts, s.ends = append(s.starts, l.started), append(s.ends, l.ended)
 	}
