@@ -295,10 +295,11 @@ func TestAddTakesTooLong(t *testing.T) {
 	})
 	t.Run("IPAM plugin", func(t *testing.T) {
 		f := startAgent(t, attached)
-		body := "[ $CNI_COMMAND != ADD ] || { trap 'exit 1' TERM; while :; do :; done; }"
+		// It is asked to end, and can give back what it took.
+		body := "[ $CNI_COMMAND != ADD ] || { trap 'echo ipam ended >>" + f.diary.path + "; exit 1' TERM; while :; do :; done; }"
 		s := newShim(t, f).withIPAM("fake", ipamPlugin(t, "fake", f.diary, body)).set("timeout", "1s")
 		checkCode(t, s.add(t), types.ErrTryAgainLater, "ADD took too long")
-		checkDiary(t, f.diary, "ipam ADD", "ipam DEL")
+		checkDiary(t, f.diary, "ipam ADD", "ipam ended", "ipam DEL")
 	})
 }
 

@@ -1,6 +1,7 @@
 package deviceplugin
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -88,6 +89,30 @@ func TestAllocateByCDI(t *testing.T) {
 	stop()
 	if diff := cmp.Diff([]string{"/dev/zero"}, injected(t, dir, name1)); diff != "" {
 		t.Errorf("after the end: -want +got\n%s", diff)
+	}
+}
+
+// TestCDIFileNotWritten: a container that would not get its device nodes is refused.
+func TestCDIFileNotWritten(t *testing.T) {
+	s := newScene(t, kubelettest.Options{})
+	dir := filepath.Join(s.dir, "cdi")
+	var err error
+	if s.manager.CDI, err = NewCDI(dir); err != nil {
+		t.Fatal(err)
+	}
+	s.manager.Contents.Nodes.SysRoot = tree(t, "bus/pci/devices/0000:3b:00.2/uio/null/dev")
+	s.set(poolOf("fast", nullFunction(0)))
+	s.run()
+	s.awaitHealthy("registered", fast, vf0)
+	old := filepath.Join(s.manager.Contents.Nodes.SysRoot, "bus/pci/devices/0000:3b:00.2/uio/null")
+	if err := os.Rename(old, filepath.Join(filepath.Dir(old), "full")); err != nil { // so that there is something to write
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.RemoveAll(dir), os.WriteFile(dir, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := s.kubelet.Allocate(t.Context(), fast, vf0); err == nil || !strings.Contains(err.Error(), "CDI file") {
+		t.Errorf("Allocate = %v, %v; want an error about the CDI file", got, err)
 	}
 }
 

@@ -9,10 +9,13 @@ import (
 	"time"
 
 	"github.com/go-logr/logr/testr"
+	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/pool"
@@ -203,5 +206,18 @@ func TestHealthReporterStops(t *testing.T) {
 	r := &HealthReporter{Node: "node1", Pools: have, Health: noProblems(), Changes: func(context.Context) <-chan struct{} { return nil }}
 	if err := r.Run(ctx, make(chan kubeletplugin.DeviceHealthReport)); err != nil {
 		t.Errorf("Run = %v, want nil when its context ends", err)
+	}
+}
+
+// TestFirstSlice: a slice goes with the Node, as the library's controller has it.
+func TestFirstSlice(t *testing.T) {
+	owner := resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: "node1", UID: "node1-uid"}
+	slice := firstSlice(owner, "p", resourceslice.Pool{Slices: make([]resourceslice.Slice, 2)}, 1)
+	want := []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "node1", UID: "node1-uid", Controller: new(true)}}
+	if diff := gocmp.Diff(want, slice.OwnerReferences); diff != "" {
+		t.Errorf("owner (-want +got):\n%s", diff)
+	}
+	if slice.Spec.Pool.ResourceSliceCount != 2 || *slice.Spec.NodeName != "node1" || slice.Spec.Driver != v1alpha1.GroupName {
+		t.Errorf("slice %+v", slice.Spec)
 	}
 }

@@ -190,6 +190,34 @@ func TestSubfunctionRDMA(t *testing.T) {
 	}
 }
 
+// TestRDMAUnreadable: what cannot be read is told, and the Function is there nevertheless.
+func TestRDMAUnreadable(t *testing.T) {
+	vf := inTree + "0000:3b:01.0/"
+	for name, tree := range map[string]sysfsTree{
+		"devices":         {vf + "infiniband": "a file"},
+		"partition table": {vf + "infiniband/mlx5_2/ports/1/pkeys/0/": "", vf + "net/ib0/type": "32"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := t.TempDir()
+			host().write(t, root)
+			if name == "partition table" {
+				if err := os.RemoveAll(filepath.Join(root, vf+"net")); err != nil {
+					t.Fatal(err)
+				}
+			}
+			tree.write(t, root)
+			s := testScanner(root)
+			functions, err := s.scan()
+			if err != nil || len(functions) == 0 {
+				t.Errorf("%d Functions, %v", len(functions), err)
+			}
+			if _, complained := s.complaints[complaint{onBus + "0000:3b:01.0", reasonRDMA}]; !complained {
+				t.Errorf("no complaint in %v", s.complaints)
+			}
+		})
+	}
+}
+
 // TestDDPProfile covers that the firmware is asked once, and again when the driver may have loaded another package.
 func TestDDPProfile(t *testing.T) {
 	root := t.TempDir()

@@ -388,6 +388,43 @@ func TestNodeWithoutPCI(t *testing.T) {
 	}
 }
 
+// TestBusUnreadable: what is known stays known while the bus cannot be read.
+func TestBusUnreadable(t *testing.T) {
+	root := t.TempDir()
+	devices := filepath.Join(root, "bus/pci/devices")
+	device := filepath.Join(devices, "0000:3b:00.0")
+	if err := os.MkdirAll(device, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string]string{"class": "0x020000", "vendor": "0x15b3", "device": "0x1015"} {
+		if err := os.WriteFile(filepath.Join(device, name), []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	host := netns.New(t)
+	registry := prometheus.NewRegistry()
+	w := &world{changes: make(chan struct{}, 1), host: host, registry: registry}
+	failed := make(chan struct{}, 100)
+	log := funcr.New(func(_, args string) {
+		if strings.Contains(args, "Cannot read the Functions") {
+			failed <- struct{}{}
+		}
+	}, funcr.Options{})
+	w.Inventory = inventory.New(inventory.Options{SysRoot: root, NetNS: host.Path(), Changed: w.changed, Registry: registry, Log: log})
+	run(t, w.Inventory)
+	w.until(t, "the NIC", func() bool { return w.count(inventory.PF) == 1 })
+	if err := errors.Join(os.Rename(devices, devices+".away"), os.WriteFile(devices, nil, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	if err := host.Handle().LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "event"}}); err != nil {
+		t.Fatal(err)
+	}
+	<-failed
+	if n := w.count(inventory.PF); n != 1 {
+		t.Errorf("%d PFs are known, want the one that was", n)
+	}
+}
+
 // TestComplainsOnce covers that a malformed entry is told of once while it stays as it is, and counted.
 func TestComplainsOnce(t *testing.T) {
 	host := netns.New(t)

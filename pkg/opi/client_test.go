@@ -231,6 +231,34 @@ func TestEnsureWaitsForADyingPort(t *testing.T) {
 	}
 }
 
+// TestPortDeletedWhileItIsWaitedFor: it is made again.
+func TestPortDeletedWhileItIsWaitedFor(t *testing.T) {
+	a, c := start(t)
+	a.Set(func(b *opitest.Behaviour) { b.UpDelay = 300 * time.Millisecond })
+	done := make(chan error, 1)
+	go func() { done <- c.EnsurePort(within(t, 10*time.Second), port1) }()
+	for len(a.Ports()) == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	ok(t, c.DeletePort(t.Context(), port1.ID)) // somebody else does
+	ok(t, <-done)
+	if got, err := c.GetPort(t.Context(), port1.ID); err != nil || got.State != opi.StateUp {
+		t.Errorf("the port is %s, %v", got.State, err)
+	}
+}
+
+// TestDefiniteRefusals: what the agent will say again is not asked again.
+func TestDefiniteRefusals(t *testing.T) {
+	for _, code := range []codes.Code{codes.InvalidArgument, codes.Unimplemented, codes.Unauthenticated, codes.PermissionDenied} {
+		a, c := start(t)
+		a.FailNext("CreateBridgePort", 100, code, "never")
+		err := c.EnsurePort(within(t, 10*time.Second), port1)
+		if err == nil || errors.Is(err, opi.ErrTimeout) || a.Calls("CreateBridgePort") != 1 {
+			t.Errorf("%s: %v after %d calls, want an error after one", code, err, a.Calls("CreateBridgePort"))
+		}
+	}
+}
+
 func TestUpIsNoticedSoon(t *testing.T) {
 	a, c := start(t)
 	for _, delay := range []time.Duration{20 * time.Millisecond, 100 * time.Millisecond, 400 * time.Millisecond} {

@@ -231,6 +231,22 @@ func TestBind(t *testing.T) {
 	}
 }
 
+// TestBindWithoutOverride: a device that any driver could take keeps the one that it has.
+func TestBindWithoutOverride(t *testing.T) {
+	h := newHost(t)
+	file := h.path(h.device("driver_override"))
+	must(t, os.Remove(file))
+	must(t, os.Symlink(h.path("nowhere/at/all"), file))
+	p := h.drivers()
+	p.Trace = func(step string) { h.steps = append(h.steps, step) }
+	if err := p.Bind(t.Context(), vf, "vfio-pci"); err == nil || !strings.Contains(err.Error(), "driver_override") {
+		t.Errorf("error %v, want one about the override", err)
+	}
+	if got, _ := h.Get(vf); got.Driver != "mlx5_core" || len(h.steps) != 1 {
+		t.Errorf("driver %q after %q", got.Driver, h.steps)
+	}
+}
+
 // TestBindWithoutTheModule: after a reboot nobody may have loaded it, while the pod is still there.
 func TestBindWithoutTheModule(t *testing.T) {
 	h := newHost(t)

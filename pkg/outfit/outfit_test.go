@@ -51,6 +51,31 @@ func (p planned) Plan(_ context.Context, want journal.Attachment) (journal.Outfi
 	return *want.Outfit, nil
 }
 
+// recorded plans whatever is asked for.
+type recorded struct{ Drivers }
+
+func (recorded) Plan(_ context.Context, want journal.Attachment) (journal.Outfit, error) {
+	return journal.Outfit{Driver: want.Outfit.Driver, Own: "mlx5_core"}, nil
+}
+
+// TestOutfitPlan: a VF gets its driver, an SF is made.
+func TestOutfitPlan(t *testing.T) {
+	outfitter := Outfitter{Drivers: recorded{}}
+	for _, test := range []struct {
+		id         inventory.ID
+		wish, want *journal.Outfit
+	}{
+		{vf, &journal.Outfit{Driver: "vfio-pci"}, &journal.Outfit{Driver: "vfio-pci", Own: "mlx5_core"}},
+		{sf, &journal.Outfit{SF: true}, &journal.Outfit{SF: true}},
+		{sf, &journal.Outfit{}, nil},
+	} {
+		got, err := outfitter.Plan(t.Context(), journal.Attachment{Function: test.id, Outfit: test.wish})
+		if diff := cmp.Diff(test.want, got); diff != "" || err != nil {
+			t.Errorf("%s: %v; outfit (-want +got):\n%s", test.id, err, diff)
+		}
+	}
+}
+
 // TestNoDriverForSFs: the address of an SF is that of its PF, which would lose its driver.
 func TestNoDriverForSFs(t *testing.T) {
 	for _, isMade := range []bool{false, true} {

@@ -2,11 +2,14 @@ package pool
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 
 	"github.com/go-logr/logr/testr"
 	"github.com/google/go-cmp/cmp"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/utils/ptr"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -18,6 +21,37 @@ type supplies map[string]Supply
 func (s supplies) Supply(devicePool string) (Supply, bool) {
 	supply, known := s[devicePool]
 	return supply, known
+}
+
+// undeclared is a node whose DevicePools cannot be read, or that is gone.
+type undeclared struct {
+	*node
+	err, nodeErr error
+}
+
+func (u undeclared) DevicePools(context.Context) ([]v1alpha1.DevicePool, error) { return nil, u.err }
+
+func (u undeclared) NodeLabels(context.Context) (map[string]string, error) { return nil, u.nodeErr }
+
+// TestReporterErrors: what cannot be read is an error, so that it is tried again; nothing is told of a Node that is gone.
+func TestReporterErrors(t *testing.T) {
+	n := &node{writeErrs: map[string]error{}}
+	tracker := NewTracker(n, n, nil, testr.New(t))
+	ctx, cancel := context.WithCancel(t.Context())
+	if err := tracker.Run(ctx, nil, cancel); err != nil {
+		t.Fatal(err)
+	}
+	away := errors.New("the API server is away")
+	for name, test := range map[string]struct{ err, nodeErr, want error }{
+		"DevicePools":       {away, nil, away},
+		"the Node is gone":  {away, apierrors.NewNotFound(schema.GroupResource{}, "node1"), nil},
+		"the Node, for now": {away, errors.New("not known yet"), away},
+	} {
+		reporter := &Reporter{Node: "node1", Tracker: tracker, Declarations: undeclared{n, test.err, test.nodeErr}, Writer: n, Log: testr.New(t)}
+		if err := reporter.write(t.Context()); !errors.Is(err, test.want) || (test.want == nil) != (err == nil) {
+			t.Errorf("%s: error %v, want %v", name, err, test.want)
+		}
+	}
 }
 
 // TestReporterSupply: what a pool lacks is told, and nothing is told of a pool before that is known: what the last run
