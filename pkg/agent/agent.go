@@ -93,7 +93,7 @@ type mode interface {
 
 // Run works until ctx ends. It returns an error only if it cannot work at all.
 func Run(ctx context.Context, config Config, registry *prometheus.Registry, log logr.Logger) error {
-	records, err := journal.Open(filepath.Join(config.StateDir, "journal.db"))
+	records, err := takeJournal(ctx, filepath.Join(config.StateDir, "journal.db"), log)
 	if err != nil {
 		return err
 	}
@@ -118,6 +118,20 @@ func Run(ctx context.Context, config Config, registry *prometheus.Registry, log 
 		return err
 	}
 	return a.run(ctx)
+}
+
+// takeJournal waits for an agent that has the journal still, as it was told to end and another one in its place has been
+// started already. Until then this one must do nothing: not even open its sockets, which are those of the other.
+func takeJournal(ctx context.Context, path string, log logr.Logger) (*journal.Journal, error) {
+	for told := false; ; told = true {
+		records, err := journal.Open(path)
+		if !errors.Is(err, journal.ErrLocked) || ctx.Err() != nil {
+			return records, err
+		}
+		if !told {
+			log.Info("Waiting for another agent to end, which has the journal", "path", path)
+		}
+	}
 }
 
 func (a *agent) run(ctx context.Context) error {

@@ -1,13 +1,17 @@
 package agent
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
+	"github.com/go-logr/logr/testr"
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
 	"github.com/opiproject/xpu-device-plugin/pkg/podresources/podresourcestest"
 )
@@ -207,4 +211,38 @@ func TestAllocateBeforeDel(t *testing.T) {
 		s.del(second, vf)
 		s.endClean()
 	})
+}
+
+// TestTwoAgents: one that is started while another has not ended yet, as in an update, waits for it.
+func TestTwoAgents(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "journal.db")
+	first, err := takeJournal(t.Context(), path, testr.New(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	waiting := make(chan struct{}, 10)
+	log := funcr.New(func(_, args string) { waiting <- struct{}{} }, funcr.Options{})
+	type taken struct {
+		records *journal.Journal
+		err     error
+	}
+	done := make(chan taken, 1)
+	go func() {
+		records, err := takeJournal(t.Context(), path, log)
+		done <- taken{records, err}
+	}()
+	<-waiting
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	second := <-done
+	if second.err != nil {
+		t.Fatal(second.err)
+	}
+	defer second.records.Close()
+	ended, end := context.WithCancel(t.Context())
+	end()
+	if _, err := takeJournal(ended, path, testr.New(t)); !errors.Is(err, journal.ErrLocked) {
+		t.Errorf("error %v of one that is told to end while it waits", err)
+	}
 }

@@ -32,7 +32,7 @@ func (e *Engine) announceItself(pod *conn, netNS string, index int, name string,
 	if !has[false] {
 		return
 	}
-	ns, err := netns.GetFromPath(netNS)
+	ns, err := netns.GetFromPath(e.visible(netNS))
 	if err != nil {
 		return
 	}
@@ -49,12 +49,12 @@ func (e *Engine) Announce(ctx context.Context, place Place, observed Observed) e
 	if len(observed.Addresses) == 0 || observed.MAC == "" {
 		return nil
 	}
-	pod, err := dialPlace(place)
+	pod, err := e.dialPlace(place)
 	if pod == nil || err != nil {
 		return err
 	}
 	defer pod.close()
-	ns, err := netns.GetFromPath(place.NetNS)
+	ns, err := netns.GetFromPath(e.visible(place.NetNS))
 	if err != nil {
 		return fmt.Errorf("network namespace %s: %w", place.NetNS, err)
 	}

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -17,7 +19,7 @@ import (
 type Options struct {
 	// HostNetNS is the path of the host's network namespace; "" is that of the calling process.
 	HostNetNS string
-	// ProcRoot is where procfs is; "" is "/proc". Its sys/net is written where a netdev had other sysctls of IPv6 than the
+	// ProcRoot is where procfs is; "" is "/proc". Namespaces that runtimes name by a process are looked for there. Its sys/net is written where a netdev had other sysctls of IPv6 than the
 	// host's default ones. Where it cannot be written those are not given back.
 	ProcRoot string
 	// Rates, where set, are the rate objects of Functions behind an eswitch.
@@ -95,7 +97,7 @@ func (e *Engine) Plan(ctx context.Context, device Device, netNS string, want Int
 	if want.Userspace && want.MAC != "" && before.VF == nil {
 		return Snapshot{}, Place{}, fmt.Errorf("%s: has no PF that the MAC could be set with", before.title())
 	}
-	pod, err := dialPath(netNS)
+	pod, err := e.dialPath(netNS)
 	if err != nil {
 		return Snapshot{}, Place{}, err
 	}
@@ -231,7 +233,7 @@ func (e *Engine) Attach(ctx context.Context, device Device, before Snapshot, pla
 }
 
 func (e *Engine) attach(ctx context.Context, device Device, before Snapshot, place Place, want Interface) (Observed, error) {
-	pod, err := dialPath(place.NetNS)
+	pod, err := e.dialPath(place.NetNS)
 	if err != nil {
 		return Observed{}, err
 	}
@@ -288,7 +290,7 @@ func (e *Engine) moveToPod(pod *conn, before Snapshot, place Place, want Interfa
 	if want.MAC != before.MAC {
 		to.mac = want.MAC
 	}
-	ns, err := netns.GetFromPath(place.NetNS)
+	ns, err := netns.GetFromPath(e.visible(place.NetNS))
 	if err != nil {
 		return nil, fmt.Errorf("network namespace %s: %w", place.NetNS, err)
 	}
@@ -462,13 +464,25 @@ func find(c *conn, who Identity, same func(Identity, Identity) bool, index int, 
 	return matches[0], nil
 }
 
+// visible is where this process finds a path of the host. Some runtimes, cri-dockerd for one, name a namespace by a process
+// that is in it, such as /proc/4711/ns/net; in a container that number is no process, or another one.
+func (e *Engine) visible(path string) string {
+	if process, ok := strings.CutPrefix(path, "/proc/"); ok {
+		return filepath.Join(e.procRoot, process)
+	}
+	return path
+}
+
+// dialPath opens the namespace that a path of the host names.
+func (e *Engine) dialPath(path string) (*conn, error) { return dialPath(e.visible(path)) }
+
 // dialPlace opens the namespace of a place, nil where it is gone: the path is no more, or means another namespace, or
 // is a mount point that has nothing mounted.
-func dialPlace(place Place) (*conn, error) {
+func (e *Engine) dialPlace(place Place) (*conn, error) {
 	if place.NetNS == "" {
 		return nil, nil
 	}
-	pod, err := dialPath(place.NetNS)
+	pod, err := e.dialPath(place.NetNS)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ESRCH), errors.Is(err, errNotMounted):
 		return nil, nil
@@ -483,7 +497,7 @@ func dialPlace(place Place) (*conn, error) {
 
 // Holds says whether a netdev is in the place; it is not where the namespace is gone.
 func (e *Engine) Holds(place Place, who Identity) (bool, error) {
-	pod, err := dialPlace(place)
+	pod, err := e.dialPlace(place)
 	if pod == nil || err != nil {
 		return false, err
 	}
@@ -494,7 +508,7 @@ func (e *Engine) Holds(place Place, who Identity) (bool, error) {
 
 // Alive says whether the namespace of a place still exists under its path.
 func (e *Engine) Alive(place Place) (bool, error) {
-	pod, err := dialPlace(place)
+	pod, err := e.dialPlace(place)
 	if pod == nil || err != nil {
 		return false, err
 	}

@@ -6,9 +6,11 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -520,4 +522,47 @@ func BenchmarkRoundTrip(b *testing.B) {
 	}
 	b.ReportMetric(float64(attach.Microseconds())/float64(b.N), "attach-us")
 	b.ReportMetric(float64(restore.Microseconds())/float64(b.N), "restore-us")
+}
+
+// TestNamespaceOfProcess: a runtime may name a namespace by a process in it, as the host numbers it. The engine finds it
+// where the host's procfs is, and the netdev comes back when the process ends.
+func TestNamespaceOfProcess(t *testing.T) {
+	w := newWorld(t, nil)
+	pause := exec.Command("sleep", "600")
+	pause.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+	must(t, pause.Start())
+	t.Cleanup(func() { _ = pause.Process.Kill(); _ = pause.Wait() })
+	proc := t.TempDir()
+	must(t, os.Symlink(fmt.Sprintf("/proc/%d", pause.Process.Pid), filepath.Join(proc, "4711")))
+	engine, err := link.New(link.Options{HostNetNS: w.host.Path(), ProcRoot: proc})
+	must(t, err)
+	defer engine.Close()
+	const path = "/proc/4711/ns/net"
+	before, place, err := engine.Plan(t.Context(), device(), path, fullInterface)
+	must(t, err)
+	if place.NetNS != path {
+		t.Errorf("place %+v, want the host's path", place)
+	}
+	observed, err := engine.Attach(t.Context(), device(), before, place, fullInterface)
+	must(t, err)
+	attached := link.Attached{Before: before, Place: place, Want: fullInterface, Observed: observed}
+	if differences, err := engine.Check(t.Context(), device(), attached); err != nil || len(differences) > 0 {
+		t.Errorf("differences %q, %v", differences, err)
+	}
+	alive, err := engine.Alive(place)
+	holds, errHolds := engine.Holds(place, before.Identity)
+	if !alive || !holds || err != nil || errHolds != nil {
+		t.Errorf("alive %t, %v; holds %t, %v", alive, err, holds, errHolds)
+	}
+	_, err = engine.Restore(t.Context(), device(), before, place)
+	must(t, err)
+	w.checkRestored(t, before)
+	if holds, err := engine.Holds(place, before.Identity); holds || err != nil {
+		t.Errorf("holds %t, %v after the netdev went", holds, err)
+	}
+	must(t, pause.Process.Kill())
+	_ = pause.Wait()
+	if alive, err := engine.Alive(place); alive || err != nil {
+		t.Errorf("alive %t, %v after the process ended", alive, err)
+	}
 }

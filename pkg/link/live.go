@@ -30,7 +30,7 @@ func (e *Engine) Check(ctx context.Context, device Device, a Attached) ([]string
 	if a.Want.Userspace {
 		return d, nil
 	}
-	pod, l, err := locate(a)
+	pod, l, err := e.locate(a)
 	if err != nil {
 		return nil, err
 	}
@@ -65,8 +65,8 @@ func (e *Engine) checkEnforced(ctx context.Context, d *differences, device Devic
 
 // locate opens the pod's namespace and finds the netdev in it; pod is nil where the namespace is gone, l where the
 // netdev is not in it. The caller closes pod.
-func locate(a Attached) (pod *conn, l netlink.Link, err error) {
-	if pod, err = dialPlace(a.Place); pod == nil || err != nil {
+func (e *Engine) locate(a Attached) (pod *conn, l netlink.Link, err error) {
+	if pod, err = e.dialPlace(a.Place); pod == nil || err != nil {
 		return nil, nil, err
 	}
 	if l, err = find(pod, a.Before.Identity, Identity.same, a.Place.Index, a.Want.Name); err != nil {
@@ -107,7 +107,7 @@ func (r Route) leads(found netlink.Route, index int) bool {
 
 // Add gives a netdev that is in a pod more addresses and routes, and accepts those that it has already.
 func (e *Engine) Add(_ context.Context, a Attached, addresses []netip.Prefix, routes []Route) (Observed, error) {
-	pod, l, err := locate(a)
+	pod, l, err := e.locate(a)
 	if err != nil {
 		return Observed{}, err
 	}

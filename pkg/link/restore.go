@@ -23,7 +23,7 @@ func (e *Engine) Restore(ctx context.Context, device Device, before Snapshot, pl
 	if before.userspace() {
 		return Restored{}, e.restoreUserspace(ctx, device, before)
 	}
-	pod, err := dialPlace(place)
+	pod, err := e.dialPlace(place)
 	if err != nil {
 		return Restored{}, err
 	}

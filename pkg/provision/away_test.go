@@ -17,7 +17,9 @@ var errAway = errors.New("the API server is away")
 // away is an API server that does not answer.
 type away struct{ client.Client }
 
-func (away) Get(context.Context, client.ObjectKey, client.Object, ...client.GetOption) error { return errAway }
+func (away) Get(context.Context, client.ObjectKey, client.Object, ...client.GetOption) error {
+	return errAway
+}
 
 func (away) List(context.Context, client.ObjectList, ...client.ListOption) error { return errAway }
 

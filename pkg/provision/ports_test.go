@@ -137,9 +137,9 @@ func TestAgentFlaps(t *testing.T) {
 
 // An agent that needs longer than one attempt gets there, and holds up nobody.
 func TestAgentSlow(t *testing.T) {
-	c := newCluster(t, func(o *Options) { o.AgentTimeout, o.Concurrency, o.ConcurrencyPerXPU = 2*time.Second, 8, 4 })
+	c := newCluster(t, func(o *Options) { o.AgentTimeout, o.Concurrency, o.ConcurrencyPerXPU = time.Second, 8, 4 })
 	slow, quick := opitest.Start(t), opitest.Start(t)
-	slow.Set(func(b *opitest.Behaviour) { b.UpDelay = 10 * time.Second })
+	slow.Set(func(b *opitest.Behaviour) { b.UpDelay = 4 * time.Second })
 	c.xpu("slow", slow)
 	c.create(&v1alpha1.XPU{
 		ObjectMeta: metav1.ObjectMeta{Name: "quick"},
