@@ -89,13 +89,18 @@ type InterfaceConfig struct {
 	// +optional
 	Routes []Route `json:"routes,omitempty"`
 
+	// AllMulticast has the interface receive every multicast frame (IFF_ALLMULTI), as multicast routing daemons and
+	// programs want that answer neighbour discovery themselves. Some drivers also want vf.trust.
+	// +optional
+	AllMulticast *bool `json:"allMulticast,omitempty"`
+
 	// VF is what the PF enforces. Of an SF, and of a VF in eswitch mode switchdev, minTxRate and maxTxRate are a rate
 	// object of the eswitch (devlink-rate); an SF has none of the rest.
 	// +optional
 	VF *VFConfig `json:"vf,omitempty"`
 
 	// Driver is bound to the Function while the pod has it; absent means the DevicePool's. With vfio-pci the container
-	// gets the Function's IOMMU group, and there is no interface: mtu and routes must be absent, and addresses are only
+	// gets the Function's IOMMU group, and there is no interface: mtu, routes and allMulticast must be absent, and addresses are only
 	// told to the pod.
 	// +optional
 	// +kubebuilder:validation:Enum=vfio-pci

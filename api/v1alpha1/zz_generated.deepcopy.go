@@ -330,6 +330,11 @@ func (in *InterfaceConfig) DeepCopyInto(out *InterfaceConfig) {
 			(*in)[i].DeepCopyInto(&(*out)[i])
 		}
 	}
+	if in.AllMulticast != nil {
+		in, out := &in.AllMulticast, &out.AllMulticast
+		*out = new(bool)
+		**out = **in
+	}
 	if in.VF != nil {
 		in, out := &in.VF, &out.VF
 		*out = new(VFConfig)

@@ -158,7 +158,7 @@ func TestConfigMerging(t *testing.T) {
 func TestInterface(t *testing.T) {
 	devices, err := claim.Devices(claimtest.Allocated("net", claimtest.Result("blue", testPool, "0000-3b-00-2"), claimtest.FromClaim(`
 		"interfaceName": "fast0", "mtu": 9000, "mac": "02:00:00:00:00:0A", "addresses": ["10.1.0.5/24", "fd00::5/64"],
-		"routes": [{"to": "0.0.0.0/0", "via": "10.1.0.1", "metric": 50}, {"to": "fd01::/64"}],
+		"routes": [{"to": "0.0.0.0/0", "via": "10.1.0.1", "metric": 50}, {"to": "fd01::/64"}], "allMulticast": true,
 		"vf": {"vlan": 5, "qos": 3, "vlanProtocol": "802.1ad", "trust": true, "spoofCheck": false, "minTxRate": 100, "maxTxRate": 1000, "linkState": "enable"}`)))
 	if err != nil || devices[0].ConfigErr != nil {
 		t.Fatal(err, devices[0].ConfigErr)
@@ -170,6 +170,7 @@ func TestInterface(t *testing.T) {
 			{To: netip.MustParsePrefix("0.0.0.0/0"), Via: netip.MustParseAddr("10.1.0.1"), Metric: 50},
 			{To: netip.MustParsePrefix("fd01::/64")},
 		},
+		AllMulticast: true,
 		VF: &link.VFConfig{VLAN: ptr.To(5), QoS: ptr.To(3), Proto: "802.1ad", Trust: ptr.To(true), SpoofCheck: ptr.To(false),
 			MinTxRate: ptr.To(100), MaxTxRate: ptr.To(1000), LinkState: "enable"},
 	}
@@ -204,6 +205,8 @@ func TestBadConfig(t *testing.T) {
 		{`"mtuu": 1`, []string{"parameters in the claim", `unknown field "mtuu"`}},
 		{`"vf": {"vlann": 1}`, []string{`unknown field "vf.vlann"`}},
 		{`"mtu": 1500, "mtu": 1600`, []string{`duplicate field "mtu"`}},
+		{`"driver": "vfio-pci", "allMulticast": true`, []string{"allMulticast: must be absent"}},
+		{`"allMulticast": "on"`, []string{"InterfaceConfig.allMulticast", "bool"}},
 		{`"mtu": "1500"`, []string{"InterfaceConfig.mtu", "int32"}},
 		{`"addresses": "10.1.0.5/24"`, []string{"InterfaceConfig.addresses", "[]string"}},
 		{`"interfaceName": "sixteen-bytes-xx"`, []string{"interfaceName", "at most 15"}},

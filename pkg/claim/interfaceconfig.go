@@ -48,6 +48,7 @@ func merge(base, over v1alpha1.InterfaceConfig) v1alpha1.InterfaceConfig {
 		MAC:           cmp.Or(over.MAC, base.MAC),
 		Addresses:     orList(over.Addresses, base.Addresses),
 		Routes:        orList(over.Routes, base.Routes),
+		AllMulticast:  cmp.Or(over.AllMulticast, base.AllMulticast),
 		VF:            mergeVF(base.VF, over.VF),
 		Driver:        cmp.Or(over.Driver, base.Driver),
 	}
@@ -94,6 +95,8 @@ func interfaceOf(c *v1alpha1.InterfaceConfig) (link.Interface, error) {
 		Name: cmp.Or(c.InterfaceName, defaultName),
 		MTU:  int(ptr.Deref(c.MTU, 0)),
 		VF:   vfOf(c.VF),
+
+		AllMulticast: ptr.Deref(c.AllMulticast, false),
 	}
 	if i.Name == "lo" || i.Name == "eth0" {
 		errs = append(errs, fmt.Errorf("interfaceName %q: is taken in every pod; choose another name", i.Name))
@@ -149,6 +152,9 @@ func Userspace(i link.Interface) (link.Interface, error) {
 	}
 	if len(i.Routes) > 0 {
 		errs = append(errs, errors.New("routes: must be absent with a driver that hands the Function to a program"))
+	}
+	if i.AllMulticast {
+		errs = append(errs, errors.New("allMulticast: must be absent with a driver that hands the Function to a program"))
 	}
 	i.Userspace = true
 	return i, errors.Join(errs...)

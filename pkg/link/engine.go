@@ -405,6 +405,12 @@ func (e *Engine) configure(pod *conn, netNS string, l netlink.Link, want Interfa
 			return fmt.Errorf("interface %s: address %s: %w", want.Name, address, err)
 		}
 	}
+	if want.AllMulticast {
+		e.trace("allmulticast")
+		if err := pod.LinkSetAllmulticastOn(l); err != nil {
+			return fmt.Errorf("interface %s: allmulticast: %w", want.Name, err)
+		}
+	}
 	e.announceItself(pod, netNS, l.Attrs().Index, want.Name, want.Addresses)
 	e.trace("up")
 	if err := pod.LinkSetUp(l); err != nil {

@@ -100,7 +100,7 @@ func (w *world) checkRestored(t testing.TB, before link.Snapshot) {
 }
 
 var fullInterface = link.Interface{
-	Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:01",
+	Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:01", AllMulticast: true,
 	Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24"), netip.MustParsePrefix("fd00::5/64")},
 	Routes: []link.Route{
 		{To: netip.MustParsePrefix("10.2.0.0/16"), Via: netip.MustParseAddr("10.1.0.1"), Metric: 7},

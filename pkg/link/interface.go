@@ -29,12 +29,14 @@ type Interface struct {
 	// Addresses with their prefix lengths. IPv6 addresses are used at once, without duplicate address detection.
 	Addresses []netip.Prefix `json:"addresses,omitempty"`
 	Routes    []Route        `json:"routes,omitempty"`
+	// AllMulticast has the netdev receive every multicast frame.
+	AllMulticast bool `json:"allMulticast,omitempty"`
 	// VF is what the PF enforces. Only for a VF whose PF has a netdev in the host's namespace; the rates also for an SF,
 	// or a VF, whose rate the eswitch limits.
 	VF *VFConfig `json:"vf,omitempty"`
 	// Userspace says that there is no netdev: a driver such as vfio-pci hands the Function to a program of the pod.
 	// Nothing is moved then. MAC and VF are set through the PF, and Addresses are only told: the program configures them.
-	// MTU and Routes must be empty.
+	// MTU, Routes and AllMulticast must be empty.
 	Userspace bool `json:"userspace,omitempty"`
 }
 
@@ -107,8 +109,8 @@ func (i Interface) Validate() error {
 	if i.VF != nil {
 		errs = append(errs, i.VF.validate())
 	}
-	if i.Userspace && (i.MTU != 0 || len(i.Routes) > 0) {
-		errs = append(errs, errors.New("mtu, routes: must be empty for a Function without a netdev"))
+	if i.Userspace && (i.MTU != 0 || len(i.Routes) > 0 || i.AllMulticast) {
+		errs = append(errs, errors.New("mtu, routes, allMulticast: must be empty for a Function without a netdev"))
 	}
 	return errors.Join(errs...)
 }

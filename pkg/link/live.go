@@ -46,6 +46,9 @@ func (e *Engine) Check(ctx context.Context, device Device, a Attached) ([]string
 	differs(&d, "mac", a.Observed.MAC, now.MAC)
 	differs(&d, "mtu", a.Observed.MTU, now.MTU)
 	differs(&d, "up", true, now.Up)
+	if a.Want.AllMulticast {
+		differs(&d, "allmulticast", true, now.AllMulticast)
+	}
 	return checkLayer3(d, pod, l, a.Want)
 }
 

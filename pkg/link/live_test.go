@@ -33,12 +33,14 @@ func TestCheck(t *testing.T) {
 	}
 	h := w.pod.Handle()
 	l := get(t, w.pod, "net1")
+	must(t, h.LinkSetAllmulticastOff(l))
 	must(t, h.LinkSetDown(l)) // takes the routes and the IPv6 address along
 	must(t, h.LinkSetName(l, "mine0"))
 	must(t, h.LinkSetMTU(l, 1300))
 	must(t, h.LinkSetHardwareAddr(l, link.MAC("02:00:00:00:00:66").HardwareAddr()))
 	want := []string{
 		`name is "mine0", was "net1"`, "mac is 02:00:00:00:00:66, was 02:00:00:00:00:01", "mtu is 1300, was 1400", "up is false, was true",
+		"allmulticast is false, was true",
 		"address fd00::5/64 is missing", "route to 10.2.0.0/16 is missing", "route to 10.3.0.0/16 is missing",
 		"route to fd01::/64 is missing", "route to 0.0.0.0/0 is missing",
 	}
