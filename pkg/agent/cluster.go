@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/go-logr/logr"
 	"golang.org/x/sync/errgroup"
@@ -94,7 +95,18 @@ func (c *clustered) claimServed(ctx context.Context, a journal.Attachment) error
 func (c *clustered) provisionFailed() health.Source    { return c.api.ProvisionFailed }
 func (c *clustered) reporter() cniserver.Reporter      { return c.status }
 func (c *clustered) connect(ctx context.Context) error { return c.api.Run(ctx) }
-func (c *clustered) synced(ctx context.Context) bool   { return c.api.Synced(ctx) }
+
+// apiPatience is how long the API server may take to answer before the log says what is waited for. The client library
+// tries again without a word.
+const apiPatience = 5 * time.Second
+
+func (c *clustered) synced(ctx context.Context) bool {
+	tell := time.AfterFunc(apiPatience, func() {
+		c.log.Info("Waiting for the API server; nothing is offered before DevicePools are read", "server", c.config.Kubernetes.Host)
+	})
+	defer tell.Stop()
+	return c.api.Synced(ctx)
+}
 
 func (c *clustered) declarations(file *declare.File) pool.Declarations {
 	if file == nil {
