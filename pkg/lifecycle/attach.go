@@ -124,7 +124,8 @@ func (m *Manager) carry(
 	if err != nil {
 		return link.Observed{}, true, err
 	}
-	record.State, record.Observed, record.AttachedAt, record.LostAt = journal.Attached, &observed, time.Now().UTC(), time.Time{}
+	// A copy: what is returned on an error is not what the journal has.
+	record.State, record.Observed, record.AttachedAt, record.LostAt = journal.Attached, new(observed), time.Now().UTC(), time.Time{}
 	record.Place.Index = observed.Index
 	if err := m.journal.Put(record); err != nil {
 		return link.Observed{}, true, err

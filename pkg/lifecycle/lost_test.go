@@ -34,12 +34,18 @@ type slot struct {
 	driver error // why there is no netdev although there is a device
 	down   bool  // the Port is not up
 	served int   // how often the Port was asked for
+	looked int   // how often a netdev was looked for
+	pf     error // why the PF has no netdev
 	told   []string
 }
 
-func (s *slot) Netdev(inventory.ID) (string, error) {
+func (s *slot) Netdev(id inventory.ID) (string, error) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
+	s.looked++
+	if id != function(0) {
+		return "ens1f0", s.pf
+	}
 	if s.peer == 0 {
 		return "", fmt.Errorf("is gone: %w", fs.ErrNotExist)
 	}
@@ -113,17 +119,24 @@ func (s *slot) eventually(j *journal.Journal, want journal.State) journal.Attach
 	return a
 }
 
-// running is an agent on a node with a slot.
+// runningWithSlot is an agent on a node with a slot.
 func runningWithSlot(t *testing.T) (*slot, *agent, *lifecycle.Manager) {
+	t.Helper()
+	return runningWith(t, func(*slot, *lifecycle.Options) {})
+}
+
+func runningWith(t *testing.T, more func(*slot, *lifecycle.Options)) (*slot, *agent, *lifecycle.Manager) {
 	t.Helper()
 	n := newNode(t, 0)
 	s := &slot{t: t, node: n, changes: make(chan struct{}, 10)}
 	s.plug()
 	a, stop := n.start()
 	t.Cleanup(stop)
-	manager := lifecycle.New(a.journal, a.engine, s, lifecycle.Options{
+	options := lifecycle.Options{
 		BootID: n.bootID, Patience: wait.Backoff{Duration: time.Millisecond, Steps: 3}, Ports: s, Users: s,
-	}, testr.New(t))
+	}
+	more(s, &options)
+	manager := lifecycle.New(a.journal, a.engine, s, options, testr.New(t))
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() {
@@ -316,4 +329,185 @@ func TestNothingLost(t *testing.T) {
 	must(t, err)
 	must(t, inner.Handle().LinkSetNsFd(back, pod.Fd()))
 	must(t, manager.Unprepare(t.Context(), "claim-1"))
+}
+
+// maker makes SFs: it plugs them in.
+type maker struct {
+	*slot
+	made int
+}
+
+func (m *maker) Plan(_ context.Context, want journal.Attachment) (*journal.Outfit, error) {
+	return want.Outfit, nil
+}
+
+func (m *maker) FitOut(context.Context, journal.Attachment) error {
+	m.mutex.Lock()
+	there := m.peer != 0
+	m.mutex.Unlock()
+	if !there {
+		m.made++
+		m.plug()
+	}
+	return nil
+}
+
+func (m *maker) Undo(context.Context, journal.Attachment) error { return nil }
+
+// TestSFIsMadeAgain: an SF that was made for its owner is not there by itself when the card is back.
+func TestSFIsMadeAgain(t *testing.T) {
+	var sfs *maker
+	s, a, manager := runningWith(t, func(s *slot, o *lifecycle.Options) {
+		sfs = &maker{slot: s}
+		o.Outfits = sfs
+	})
+	pod := netns.New(t)
+	want := claimed(0)
+	want.Outfit = &journal.Outfit{SF: true}
+	must(t, manager.Reserve(t.Context(), want))
+	_, err := manager.Attach(t.Context(), function(0), sandbox("s1", pod))
+	must(t, err)
+	was := inPod(t, pod, "net0")
+	s.mutex.Lock()
+	s.pf = fs.ErrNotExist // the PF went as well
+	s.mutex.Unlock()
+	s.unplug()
+	s.eventually(a.journal, journal.Lost)
+	if sfs.made != 0 {
+		t.Errorf("the SF is made %d times without its PF", sfs.made)
+	}
+	s.set(func() { s.pf = nil })
+	s.eventually(a.journal, journal.Attached)
+	if is := inPod(t, pod, "net0"); is != was || sfs.made != 1 {
+		t.Errorf("made %d times; in the pod:\n%s\nwas:\n%s", sfs.made, is, was)
+	}
+	must(t, manager.Unprepare(t.Context(), want.Claim.UID))
+}
+
+// containers get what is offered, and refuse as often as is said.
+type containers struct {
+	mutex   sync.Mutex
+	told    []string
+	refuses int
+}
+
+func (c *containers) Offer(a journal.Attachment) error    { return c.note("offer", a) }
+func (c *containers) Withdraw(a journal.Attachment) error { return c.note("withdraw", a) }
+
+func (c *containers) note(what string, a journal.Attachment) error {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	c.told = append(c.told, what+" "+string(a.State))
+	if what == "offer" && len(c.told) > 1 && c.refuses > 0 {
+		c.refuses--
+		return errors.New("not now")
+	}
+	return nil
+}
+
+// TestLostIsWithdrawn: no container gets a Function that its pod has lost; and when it cannot be offered again, the pod has
+// not got it back either.
+func TestLostIsWithdrawn(t *testing.T) {
+	devices := &containers{refuses: 1}
+	s, a, manager := runningWith(t, func(_ *slot, o *lifecycle.Options) { o.Devices = devices })
+	pod := netns.New(t)
+	must(t, manager.Reserve(t.Context(), claimed(0)))
+	_, err := manager.Attach(t.Context(), function(0), sandbox("s1", pod))
+	must(t, err)
+	s.unplug()
+	s.eventually(a.journal, journal.Lost)
+	s.plug()
+	want := []string{"offer Attached", "withdraw Lost", "offer Attached", "withdraw Lost", "offer Attached"}
+	err = wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
+		devices.mutex.Lock()
+		defer devices.mutex.Unlock()
+		return slices.Equal(devices.told, want), nil
+	})
+	if err != nil {
+		t.Errorf("told %q, want %q", devices.told, want)
+	}
+	s.eventually(a.journal, journal.Attached)
+	s.mutex.Lock()
+	if told := []string{"lost Lost pod", "back Attached pod"}; !slices.Equal(s.told, told) {
+		t.Errorf("the pod is told %q, want %q", s.told, told)
+	}
+	s.mutex.Unlock()
+	must(t, manager.Unprepare(t.Context(), "claim-1"))
+}
+
+// TestLostBeforeReboot: what was attached before the machine was booted is gone with its pod, and is not lost.
+func TestLostBeforeReboot(t *testing.T) {
+	s, a, manager := runningWithSlot(t)
+	pod := netns.New(t)
+	must(t, manager.Reserve(t.Context(), claimed(0)))
+	_, err := manager.Attach(t.Context(), function(0), sandbox("s1", pod))
+	must(t, err)
+	for _, state := range []journal.State{journal.Attached, journal.Lost} {
+		record, _ := a.journal.Get(function(0))
+		record.State, record.BootID = state, "boot-0"
+		must(t, a.journal.Put(record))
+		s.mutex.Lock()
+		s.peer = 0
+		s.mutex.Unlock()
+		for range 2 {
+			s.changes <- struct{}{}
+		}
+		for len(s.changes) > 0 {
+			time.Sleep(time.Millisecond)
+		}
+		if now, _ := a.journal.Get(function(0)); now.State != state {
+			t.Errorf("state %s, was %s", now.State, state)
+		}
+	}
+	if s.get(&s.served) > 0 || len(s.told) > 0 {
+		t.Errorf("the Port was asked for %d times, the pod told %q", s.served, s.told)
+	}
+}
+
+// seen is what the inventory saw last.
+type seen struct {
+	inventory.Function
+	known bool
+}
+
+func (s seen) Get(inventory.ID) (inventory.Function, bool) { return s.Function, s.known }
+
+// TestNothingToLookAt: where the inventory sees everything where it was, sysfs is not read; anything else is looked at.
+func TestNothingToLookAt(t *testing.T) {
+	bound := inventory.Function{Driver: "mlx5_core"}
+	onHost := bound
+	onHost.Netdev = "ens1f0v0"
+	for name, test := range map[string]struct {
+		seen   seen
+		looked bool
+	}{
+		"in the pod":  {seen{bound, true}, false},
+		"gone":        {seen{inventory.Function{}, false}, true},
+		"on the host": {seen{onHost, true}, true},
+		"no driver":   {seen{inventory.Function{}, true}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, _, manager := runningWith(t, func(_ *slot, o *lifecycle.Options) { o.Functions = test.seen })
+			pod := netns.New(t)
+			must(t, manager.Reserve(t.Context(), claimed(0)))
+			_, err := manager.Attach(t.Context(), function(0), sandbox("s1", pod))
+			must(t, err)
+			before := s.get(&s.looked)
+			s.changes <- struct{}{}
+			if test.looked {
+				for s.get(&s.looked) == before {
+					time.Sleep(time.Millisecond)
+				}
+			} else {
+				s.changes <- struct{}{}
+				for len(s.changes) > 0 {
+					time.Sleep(time.Millisecond)
+				}
+				if looked := s.get(&s.looked) - before; looked > 0 {
+					t.Errorf("it was looked %d times", looked)
+				}
+			}
+			must(t, manager.Unprepare(t.Context(), "claim-1"))
+		})
+	}
 }
