@@ -6,15 +6,18 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/go-logr/logr/funcr"
+	"github.com/go-logr/logr/testr"
 	"github.com/google/go-cmp/cmp"
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/podresources"
 	"github.com/opiproject/xpu-device-plugin/pkg/podresources/podresourcestest"
@@ -229,5 +232,52 @@ func TestNoKubelet(t *testing.T) {
 		if took := time.Since(begin); took > 500*time.Millisecond {
 			t.Errorf("took %s to find that there is no kubelet", took)
 		}
+	}
+}
+
+// TestClaimed: what a pod has by claims is its own only, in its namespace; containers that share it count once.
+func TestClaimed(t *testing.T) {
+	_, kubelet, client := start(t)
+	claimed := func(namespace, pod, device string) *podresourcesapi.PodResources {
+		p := podresourcestest.ClaimPod(pod, v1alpha1.GroupName, device)
+		p.Namespace = namespace
+		return p
+	}
+	twice := claimed("default", "web", "0000-3b-00-2")
+	twice.Containers = append(twice.Containers, twice.Containers[0])
+	kubelet.Set(twice, claimed("other", "web", "0000-3b-00-3"), claimed("default", "db", "0000-3b-00-4"),
+		podresourcestest.Pod("web", "xpu.opiproject.org/fast", "0000:3b:00.5"))
+	got, err := client.Claimed(t.Context(), "default", "web")
+	if want := []inventory.ID{{Address: "0000:3b:00.2"}}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("Claimed = %v, %v, want %v", got, err, want)
+	}
+	if assigned, err := client.Assigned(t.Context()); err != nil || len(assigned) != 4 {
+		t.Errorf("Assigned = %v, %v, want four", assigned, err)
+	}
+	tracker := podresources.NewTracker(client, testr.New(t))
+	if _, err := tracker.Refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	// Two pods of one name, in two namespaces, and one that has the Function by a resource as well.
+	kubelet.Set(claimed("default", "web", "0000-3b-00-2"), claimed("other", "web", "0000-3b-00-2"),
+		podresourcestest.Pod("web", "xpu.opiproject.org/fast", "0000:3b:00.2"))
+	if changed, err := tracker.Refresh(t.Context()); !changed || err != nil {
+		t.Errorf("changed %t, %v", changed, err)
+	}
+	for resource, want := range map[string]bool{"": true, "xpu.opiproject.org/fast": true, "xpu.opiproject.org/slow": false} {
+		if has := tracker.Has(inventory.ID{Address: "0000:3b:00.2"}, resource); has != want {
+			t.Errorf("has it by %q: %t", resource, has)
+		}
+	}
+}
+
+// TestTrackerFirstAnswer: a kubelet that answers from the start is not said to be known again.
+func TestTrackerFirstAnswer(t *testing.T) {
+	_, kubelet, client := start(t)
+	var lines []string
+	tracker := podresources.NewTracker(client, funcr.New(func(_, args string) { lines = append(lines, args) }, funcr.Options{}))
+	kubelet.Set()
+	if _, err := tracker.Refresh(t.Context()); err != nil || len(lines) > 0 {
+		t.Errorf("%v, logged %q", err, lines)
 	}
 }
