@@ -100,8 +100,8 @@ type InterfaceConfig struct {
 	VF *VFConfig `json:"vf,omitempty"`
 
 	// Driver is bound to the Function while the pod has it; absent means the DevicePool's. With vfio-pci the container
-	// gets the Function's IOMMU group, and there is no interface: mtu, routes and allMulticast must be absent, and addresses are only
-	// told to the pod.
+	// gets the Function's IOMMU group, and there is no interface: mtu, routes and allMulticast must be absent, and
+	// addresses are only told to the pod.
 	// +optional
 	// +kubebuilder:validation:Enum=vfio-pci
 	Driver FunctionDriver `json:"driver,omitempty"`
