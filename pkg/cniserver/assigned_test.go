@@ -5,6 +5,8 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/containernetworking/cni/pkg/types"
+
 	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/podresources"
 	"github.com/opiproject/xpu-device-plugin/pkg/pool"
@@ -32,6 +34,11 @@ type nowhere struct{}
 func (nowhere) Pools() ([]pool.Pool, bool)            { return nil, true }
 func (nowhere) PoolOf(inventory.ID) (pool.Pool, bool) { return pool.Pool{}, false }
 
+// unread is a node whose pools are not known yet.
+type unread struct{ nowhere }
+
+func (unread) Pools() ([]pool.Pool, bool) { return nil, false }
+
 // TestAssigned: what the kubelet says decides who may have a Function, and by which resource.
 func TestAssigned(t *testing.T) {
 	has := func(namespace, name, resource string) map[string]podresources.Assignment {
@@ -43,12 +50,14 @@ func TestAssigned(t *testing.T) {
 		code     uint
 		resource string
 	}{
-		"nobody has it":                 {kubelet: kubelet{}},
-		"the pod has it":                {kubelet: kubelet{assigned: has("default", "pod-c1", "xpu.opiproject.org/fast")}, resource: "xpu.opiproject.org/fast"},
-		"another has it":                {kubelet: kubelet{assigned: has("default", "other", "xpu.opiproject.org/fast")}, code: CodeTaken},
-		"one of another namespace":      {kubelet: kubelet{assigned: has("kube-system", "pod-c1", "xpu.opiproject.org/fast")}, code: CodeTaken},
-		"the kubelet is away":           {kubelet: kubelet{err: errors.New("no such socket")}},
-		"its pool was moved":            {kubelet: kubelet{assigned: has("default", "pod-c1", "example.com/old")}, pools: nowhere{}, resource: "example.com/old"},
+		"nobody has it":            {kubelet: kubelet{}},
+		"the pod has it":           {kubelet: kubelet{assigned: has("default", "pod-c1", "xpu.opiproject.org/fast")}, resource: "xpu.opiproject.org/fast"},
+		"another has it":           {kubelet: kubelet{assigned: has("default", "other", "xpu.opiproject.org/fast")}, code: CodeTaken},
+		"one of another namespace": {kubelet: kubelet{assigned: has("kube-system", "pod-c1", "xpu.opiproject.org/fast")}, code: CodeTaken},
+		"the kubelet is away":      {kubelet: kubelet{err: errors.New("no such socket")}},
+		"its pool was moved":       {kubelet: kubelet{assigned: has("default", "pod-c1", "example.com/old")}, pools: nowhere{}, resource: "example.com/old"},
+		// Its pool may name a network, in which the xPU would not serve it.
+		"no pools are known yet":        {kubelet: kubelet{assigned: has("default", "pod-c1", "xpu.opiproject.org/fast")}, pools: unread{}, code: types.ErrTryAgainLater},
 		"in no pool, and no pod has it": {kubelet: kubelet{}, pools: nowhere{}, code: CodeNotOffered},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -93,10 +93,11 @@ func (s *Server) wantOfResource(a addition, have journal.Attachment, want *journ
 			network = p.Spec.Network
 		}
 	}
-	// The resource stays empty where the kubelet did not give the Function to anybody: health tells of that.
-	if _, known := s.Pools.Pools(); want.Resource == "" && !known {
+	// Without the pools a Function whose pool names the network would be taken for one without, and the xPU not be asked.
+	if _, known := s.Pools.Pools(); !known && (want.Resource == "" || network == "") {
 		return fail(types.ErrTryAgainLater, "Function %s: pools have not been read yet", a.device)
 	}
+	// The resource stays empty where the kubelet did not give the Function to anybody: health tells of that.
 	if want.Resource == "" && !offered {
 		return fail(CodeNotOffered, "Function %s belongs to no DevicePool with publish: DevicePlugin; "+
 			"in one that is published by DRA, the pod must have a claim to it", a.device)

@@ -128,6 +128,12 @@ func (m *Manager) deviceBack(ctx context.Context, a journal.Attachment) (bool, e
 	if name, err := m.netdevs.Netdev(id); name == "" || err != nil {
 		return false, nil
 	}
+	if m.options.Functions != nil {
+		// The kernel may be ahead of what is known of the Function, and what containers get of it is not known then.
+		if _, known := m.options.Functions.Get(id); !known {
+			return false, nil
+		}
+	}
 	if alive, err := m.engine.Alive(a.Place); !alive || err != nil {
 		return false, err
 	}
