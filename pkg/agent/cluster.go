@@ -171,6 +171,7 @@ func (c *clustered) serve(ctx context.Context) error {
 		Node: c.config.NodeName, Pools: c.tracker, Health: c.checker, Slices: slices, Metrics: c.metrics,
 		Log: c.log.WithName("publish"),
 	}
+	leftovers := dra.NewLeftovers(c.driverDir(), c.config.CDIDir, c.journal.All, c.log.WithName("dra"))
 	reporter := &pool.Reporter{
 		Node: c.config.NodeName, Tracker: c.tracker, Declarations: c.api, Writer: c.api, VFs: c.vfs,
 		Log: c.log.WithName("pool"),
@@ -181,6 +182,7 @@ func (c *clustered) serve(ctx context.Context) error {
 	group.Go(func() error { return publisher.Run(ctx, forPublisher) })
 	group.Go(func() error { return reporter.Run(ctx, forReporter, declaredForReporter) })
 	group.Go(func() error { return c.status.Run(ctx) })
+	group.Go(func() error { return leftovers.Run(ctx) })
 	group.Go(func() error { return c.nri.Run(ctx) })
 	return group.Wait()
 }
@@ -214,9 +216,14 @@ func (c *clustered) recoverClaims() {
 	}
 }
 
+// driverDir is the driver's own among those of the kubelet's plugins.
+func (c *clustered) driverDir() string {
+	return filepath.Join(c.config.KubeletDir, "plugins", v1alpha1.GroupName)
+}
+
 // register makes the driver known to the kubelet.
 func (c *clustered) register(ctx context.Context) (*kubeletplugin.Helper, error) {
-	data := filepath.Join(c.config.KubeletDir, "plugins", v1alpha1.GroupName)
+	data := c.driverDir()
 	if err := os.MkdirAll(data, 0o750); err != nil {
 		return nil, fmt.Errorf("DRA driver: %w", err)
 	}
