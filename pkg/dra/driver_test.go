@@ -151,6 +151,7 @@ func (n *node) attach(d *Driver) {
 		}
 		a.State, a.Sandbox = journal.Attached, "s-"+string(a.Pod.UID)
 		a.Before, a.Observed = &link.Snapshot{}, &link.Observed{Name: a.Interface.Name}
+		a.Place.NetNS = "/run/netns/" + a.Sandbox
 		if err := n.journal.Put(a); err != nil {
 			n.t.Fatal(err)
 		}
@@ -523,6 +524,11 @@ func TestCDI(t *testing.T) {
 	}
 	if diff := gocmp.Diff(want, environment()); diff != "" {
 		t.Errorf("environment: -want +got\n%s", diff)
+	}
+	// A container of a later sandbox does not start: this namespace is gone by then.
+	mounts := n.runtime().GetDevice("xpu.opiproject.org/function=net-uid-0000-3b-00-2").ContainerEdits.Mounts
+	if len(mounts) != 1 || mounts[0].HostPath != "/run/netns/s-pod1-uid" || mounts[0].ContainerPath != "/run/xpu.opiproject.org/netns/0000-3b-00-2" {
+		t.Errorf("mounts %+v", mounts)
 	}
 
 	// The directory is on a tmpfs: a reboot empties it.
