@@ -159,6 +159,7 @@ func (c *claims) offer() {
 		}
 		attached := reserved
 		attached.State, attached.Before, attached.Observed = journal.Attached, &link.Snapshot{}, &link.Observed{}
+		attached.Place.NetNS = "/run/netns/pod" // where it would be
 		done(c.t, c.journal.Put(attached))
 		done(c.t, c.driver.Offer(attached))
 		done(c.t, c.journal.Put(reserved))
