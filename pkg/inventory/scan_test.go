@@ -232,6 +232,7 @@ func TestScan(t *testing.T) {
 			change: sysfsTree{
 				inTree + "0000:3b:00.0/net/aaa/phys_port_name":    "pf0vf0",
 				inTree + "0000:3b:00.0/net/aab/phys_port_name":    "c1pf0vf1",
+				inTree + "0000:3b:00.0/net/aac/carrier":           "1", // a representor that is being made says nothing yet
 				inTree + "0000:3b:00.0/net/ens3f0/phys_port_name": "p0",
 			},
 			want: healthy,

@@ -39,6 +39,7 @@ var (
 	// representor is the phys_port_name of a netdev that stands for another function of the eswitch: those of an uplink
 	// are p0, p1, .. (ndo_get_phys_port_name of devlink ports, net/devlink/port.c).
 	representor = regexp.MustCompile(`^(c[0-9]+)?pf[0-9]+((vf|sf)[0-9]+)?$`)
+	uplinkPort  = regexp.MustCompile(`^p[0-9]+(s[0-9]+)?$`)
 	pcieRoot    = regexp.MustCompile(`^pci[0-9a-f]{4,8}:[0-9a-f]{2}$`)
 )
 
@@ -216,9 +217,9 @@ func (s sysfs) own(device string, netdevs []string) string {
 		return netdevs[0]
 	}
 	type candidate struct {
-		name        string
-		representor bool
-		port        int
+		name string
+		rank int // see rank
+		port int
 	}
 	candidates := make([]candidate, 0, len(netdevs))
 	for _, name := range netdevs {
@@ -226,17 +227,23 @@ func (s sysfs) own(device string, netdevs []string) string {
 		portName, _ := attribute(dir, "phys_port_name") // EOPNOTSUPP is usual
 		port, _ := attribute(dir, "dev_port")
 		number, _ := strconv.Atoi(port)
-		candidates = append(candidates, candidate{name, representor.MatchString(portName), number})
+		candidates = append(candidates, candidate{name, rank(portName), number})
 	}
 	return slices.MinFunc(candidates, func(a, b candidate) int {
-		if a.representor != b.representor {
-			if a.representor {
-				return 1
-			}
-			return -1
-		}
-		return cmp.Or(cmp.Compare(a.port, b.port), cmp.Compare(a.name, b.name))
+		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.port, b.port), cmp.Compare(a.name, b.name))
 	}).name
+}
+
+// rank puts what says that it is an uplink before what says nothing, as a representor does that is being made, and that
+// before what says that it is a representor.
+func rank(portName string) int {
+	switch {
+	case uplinkPort.MatchString(portName):
+		return 0
+	case representor.MatchString(portName):
+		return 2
+	}
+	return 1
 }
 
 // netdevDir is the directory of a device's netdev.
