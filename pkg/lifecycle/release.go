@@ -255,8 +255,7 @@ func (m *Manager) restore(ctx context.Context, a journal.Attachment) error {
 }
 
 // restoreNetdev has the engine look for the netdev until it is not nowhere any more, if it is one that comes back from a
-// namespace that ended, and returns the host's side of the
-// Function as the engine had it last.
+// namespace that ended, and returns the host's side of the Function as the engine had it last.
 func (m *Manager) restoreNetdev(ctx context.Context, a journal.Attachment) (
 	restored link.Restored, device link.Device, err error,
 ) {
