@@ -108,37 +108,40 @@ func (m *Manager) move(ctx context.Context, record journal.Attachment, sandbox S
 	}
 	record.State, record.Sandbox, record.Pod, record.BootID = journal.Attaching, sandbox.ID, sandbox.Pod, m.options.BootID
 	record.Before, record.Place = &before, place
-	return m.carry(ctx, record, device, before, record.Interface)
+	record, touched, err = m.carry(ctx, record, device, before, record.Interface)
+	if err != nil {
+		return link.Observed{}, touched, err
+	}
+	return *record.Observed, true, nil
 }
 
 // carry is the write-ahead order: write down, touch, write down. now is what the netdev is. Whatever ends it after the
 // first write leaves the record's state, Attaching or Reattaching, from which everything else goes on.
 func (m *Manager) carry(
 	ctx context.Context, record journal.Attachment, device link.Device, now link.Snapshot, want link.Interface,
-) (observed link.Observed, touched bool, err error) {
+) (attached journal.Attachment, touched bool, err error) {
 	start := time.Now()
 	if err := m.journal.Put(record); err != nil {
-		return link.Observed{}, false, err
+		return record, false, err
 	}
-	observed, err = m.engine.Attach(ctx, device, now, record.Place, want)
+	observed, err := m.engine.Attach(ctx, device, now, record.Place, want)
 	if err != nil {
-		return link.Observed{}, true, err
+		return record, true, err
 	}
-	// A copy: what is returned on an error is not what the journal has.
 	record.State, record.Observed, record.AttachedAt, record.LostAt = journal.Attached, new(observed), time.Now().UTC(), time.Time{}
 	record.Place.Index = observed.Index
 	if err := m.journal.Put(record); err != nil {
-		return link.Observed{}, true, err
+		return record, true, err
 	}
 	if m.options.Devices != nil {
 		if err := m.options.Devices.Offer(record); err != nil {
-			return link.Observed{}, true, err
+			return record, true, err
 		}
 	}
 	m.announce(record)
 	m.log.Info("Function attached", "function", record.Function.String(), "interface", observed.Name,
 		"pod", record.Pod.Namespace+"/"+record.Pod.Name, "sandbox", record.Sandbox, "took", time.Since(start))
-	return observed, true, nil
+	return record, true, nil
 }
 
 // announceTimeout is how long an interface may take to get its carrier before its neighbours are left to find out.

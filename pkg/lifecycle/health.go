@@ -42,6 +42,22 @@ func (m *Manager) Overdue(id inventory.ID) string {
 	return "the Function " + Pending(a)
 }
 
+// Lost knows Functions that a pod has lost and does not get back, or not in time; "" for all others.
+func (m *Manager) Lost(id inventory.ID) string {
+	a, exists := m.journal.Get(id)
+	switch {
+	case !exists || a.State != journal.Lost && a.State != journal.Reattaching:
+		return ""
+	case a.Interface.Userspace:
+		return fmt.Sprintf("pod %s/%s lost the Function when its device went, and its program cannot get it back: delete the pod",
+			a.Pod.Namespace, a.Pod.Name)
+	case time.Since(a.LostAt) < releaseGrace:
+		return ""
+	}
+	return fmt.Sprintf("pod %s/%s lost the Function when its device went: it gets it back when the device and its Port are there; "+
+		"the log of this node's xpu-agent says what is missing", a.Pod.Namespace, a.Pod.Name)
+}
+
 // Elsewhere says that somebody has the Function by another way than by this extended resource, which is "" for claims; ""
 // if nobody has. Until that is over the Function must not be offered. It does not block.
 func (m *Manager) Elsewhere(id inventory.ID, resource string) string {

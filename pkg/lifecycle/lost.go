@@ -160,13 +160,14 @@ func (m *Manager) lose(ctx context.Context, a journal.Attachment) error {
 	if a.LostAt.IsZero() {
 		a.LostAt = time.Now().UTC()
 	}
-	if err := m.journal.Put(a); err != nil {
-		return err
-	}
 	if m.options.Devices != nil {
+		// Before the journal says Lost: nothing would try it again after that.
 		if err := m.options.Devices.Withdraw(a); err != nil {
 			return err
 		}
+	}
+	if err := m.journal.Put(a); err != nil {
+		return err
 	}
 	m.tell(a.Function)
 	if again {
@@ -196,7 +197,7 @@ func (m *Manager) reattach(ctx context.Context, a journal.Attachment) error {
 		return nil // the sandbox is gone
 	}
 	a.State, a.Place, a.Before = journal.Reattaching, place, new(a.Before.Renewed(now))
-	_, touched, err := m.carry(ctx, a, device, now, wanted.Interface)
+	a, touched, err := m.carry(ctx, a, device, now, wanted.Interface)
 	if err != nil && touched {
 		return errors.Join(err, m.loseAgain(context.WithoutCancel(ctx), a.Function))
 	}
@@ -205,7 +206,6 @@ func (m *Manager) reattach(ctx context.Context, a journal.Attachment) error {
 	}
 	m.tell(a.Function)
 	if m.options.Users != nil {
-		a, _ = m.journal.Get(a.Function)
 		m.options.Users.Back(a)
 	}
 	return nil
@@ -228,19 +228,3 @@ func asObserved(want link.Interface, observed link.Observed) link.Interface {
 
 // ownSF says whether the Function is an SF that exists for its owner only.
 func ownSF(a journal.Attachment) bool { return a.Outfit != nil && a.Outfit.SF }
-
-// Lost knows Functions that a pod has lost and does not get back, or not in time; "" for all others.
-func (m *Manager) Lost(id inventory.ID) string {
-	a, exists := m.journal.Get(id)
-	switch {
-	case !exists || a.State != journal.Lost && a.State != journal.Reattaching:
-		return ""
-	case a.Interface.Userspace:
-		return fmt.Sprintf("pod %s/%s lost the Function when its device went, and its program cannot get it back: delete the pod",
-			a.Pod.Namespace, a.Pod.Name)
-	case time.Since(a.LostAt) < releaseGrace:
-		return ""
-	}
-	return fmt.Sprintf("pod %s/%s lost the Function when its device went: it gets it back when the device and its Port are there; "+
-		"the log of this node's xpu-agent says what is missing", a.Pod.Namespace, a.Pod.Name)
-}

@@ -148,6 +148,14 @@ func runningWith(t *testing.T, more func(*slot, *lifecycle.Options)) (*slot, *ag
 	return s, a, manager
 }
 
+// start reserves the Function and attaches it to the pod's sandbox.
+func start(t *testing.T, manager *lifecycle.Manager, want journal.Attachment, pod *netns.Namespace) {
+	t.Helper()
+	must(t, manager.Reserve(t.Context(), want))
+	_, err := manager.Attach(t.Context(), function(0), sandbox("s1", pod))
+	must(t, err)
+}
+
 // inPod is what a pod sees of an interface: its link without what the kernel numbers, its addresses and its routes.
 func inPod(t *testing.T, pod *netns.Namespace, name string) string {
 	t.Helper()
@@ -178,9 +186,7 @@ func TestDeviceReturns(t *testing.T) {
 			s, a, manager := runningWithSlot(t)
 			before := s.snapshot()
 			pod := netns.New(t)
-			must(t, manager.Reserve(t.Context(), want))
-			_, err := manager.Attach(t.Context(), function(0), sandbox("s1", pod))
-			must(t, err)
+			start(t, manager, want, pod)
 			was := inPod(t, pod, "net0")
 
 			s.unplug()
@@ -207,7 +213,7 @@ func TestDeviceReturns(t *testing.T) {
 			s.unplug()
 			s.plug()
 			told := []string{"lost Lost pod", "back Attached pod", "lost Lost pod", "back Attached pod"}
-			err = wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
+			err := wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
 				s.mutex.Lock()
 				defer s.mutex.Unlock()
 				return slices.Equal(s.told, told), nil
@@ -239,9 +245,7 @@ func TestLostEnds(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, back %t", name, back), func(t *testing.T) {
 				s, a, manager := runningWithSlot(t)
 				pod := netns.New(t)
-				must(t, manager.Reserve(t.Context(), claimed(0)))
-				_, err := manager.Attach(t.Context(), function(0), sandbox("s1", pod))
-				must(t, err)
+				start(t, manager, claimed(0), pod)
 				s.unplug()
 				s.eventually(a.journal, journal.Lost)
 				if back {
@@ -304,9 +308,7 @@ func TestProgramLosesDevice(t *testing.T) {
 func TestNothingLost(t *testing.T) {
 	s, a, manager := runningWithSlot(t)
 	pod, inner := netns.New(t), netns.New(t)
-	must(t, manager.Reserve(t.Context(), claimed(0)))
-	_, err := manager.Attach(t.Context(), function(0), sandbox("s1", pod))
-	must(t, err)
+	start(t, manager, claimed(0), pod)
 	useAsPodWould(t, pod, "net0")
 	moved, err := pod.Handle().LinkByName("mine0")
 	must(t, err)
@@ -364,9 +366,7 @@ func TestSFIsMadeAgain(t *testing.T) {
 	pod := netns.New(t)
 	want := claimed(0)
 	want.Outfit = &journal.Outfit{SF: true}
-	must(t, manager.Reserve(t.Context(), want))
-	_, err := manager.Attach(t.Context(), function(0), sandbox("s1", pod))
-	must(t, err)
+	start(t, manager, want, pod)
 	was := inPod(t, pod, "net0")
 	s.mutex.Lock()
 	s.pf = fs.ErrNotExist // the PF went as well
@@ -384,11 +384,11 @@ func TestSFIsMadeAgain(t *testing.T) {
 	must(t, manager.Unprepare(t.Context(), want.Claim.UID))
 }
 
-// containers get what is offered, and refuse as often as is said.
+// containers get what is offered, and refuse the calls of these numbers.
 type containers struct {
 	mutex   sync.Mutex
 	told    []string
-	refuses int
+	refused []int
 }
 
 func (c *containers) Offer(a journal.Attachment) error    { return c.note("offer", a) }
@@ -398,27 +398,26 @@ func (c *containers) note(what string, a journal.Attachment) error {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	c.told = append(c.told, what+" "+string(a.State))
-	if what == "offer" && len(c.told) > 1 && c.refuses > 0 {
-		c.refuses--
+	if slices.Contains(c.refused, len(c.told)-1) {
 		return errors.New("not now")
 	}
 	return nil
 }
 
-// TestLostIsWithdrawn: no container gets a Function that its pod has lost; and when it cannot be offered again, the pod has
-// not got it back either.
+// TestLostIsWithdrawn: no container gets a Function that its pod has lost, and a failure of that is tried again; and when
+// it cannot be offered again, the pod has not got it back either.
 func TestLostIsWithdrawn(t *testing.T) {
-	devices := &containers{refuses: 1}
+	devices := &containers{refused: []int{1, 3}}
 	s, a, manager := runningWith(t, func(_ *slot, o *lifecycle.Options) { o.Devices = devices })
 	pod := netns.New(t)
-	must(t, manager.Reserve(t.Context(), claimed(0)))
-	_, err := manager.Attach(t.Context(), function(0), sandbox("s1", pod))
-	must(t, err)
+	start(t, manager, claimed(0), pod)
 	s.unplug()
 	s.eventually(a.journal, journal.Lost)
 	s.plug()
-	want := []string{"offer Attached", "withdraw Lost", "offer Attached", "withdraw Lost", "offer Attached"}
-	err = wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
+	want := []string{
+		"offer Attached", "withdraw Lost", "withdraw Lost", "offer Attached", "withdraw Lost", "offer Attached",
+	}
+	err := wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
 		devices.mutex.Lock()
 		defer devices.mutex.Unlock()
 		return slices.Equal(devices.told, want), nil
@@ -439,9 +438,7 @@ func TestLostIsWithdrawn(t *testing.T) {
 func TestLostBeforeReboot(t *testing.T) {
 	s, a, manager := runningWithSlot(t)
 	pod := netns.New(t)
-	must(t, manager.Reserve(t.Context(), claimed(0)))
-	_, err := manager.Attach(t.Context(), function(0), sandbox("s1", pod))
-	must(t, err)
+	start(t, manager, claimed(0), pod)
 	for _, state := range []journal.State{journal.Attached, journal.Lost} {
 		record, _ := a.journal.Get(function(0))
 		record.State, record.BootID = state, "boot-0"
@@ -489,9 +486,7 @@ func TestNothingToLookAt(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s, _, manager := runningWith(t, func(_ *slot, o *lifecycle.Options) { o.Functions = test.seen })
 			pod := netns.New(t)
-			must(t, manager.Reserve(t.Context(), claimed(0)))
-			_, err := manager.Attach(t.Context(), function(0), sandbox("s1", pod))
-			must(t, err)
+			start(t, manager, claimed(0), pod)
 			before := s.get(&s.looked)
 			s.changes <- struct{}{}
 			if test.looked {

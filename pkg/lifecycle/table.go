@@ -262,7 +262,8 @@ var table = map[Event]map[Whose]row{
 		Nobodys: {Free: always(Ignore)},
 		Own: {
 			Reserved: always(FitOut), Attaching: always(BringBack), Detaching: always(BringBack),
-			Attached: given(NamespaceGone, BringBack, Keep), Lost: given(NamespaceGone, BringBack, Keep), Reattaching: always(Lose),
+			Attached: given(NamespaceGone, BringBack, Keep), Lost: given(NamespaceGone, BringBack, Keep),
+			Reattaching: always(Lose),
 			Releasing: always(Release), Returned: always(Release),
 		},
 	},

@@ -300,30 +300,37 @@ func (w *World) waitForAgent(ctx context.Context) error {
 	return w.gone(ctx, "patient")
 }
 
+// claimedCouple starts two pods with claims, on two nodes and one network: steady has 10.10.0.21, witness 10.10.0.22.
+func (w *World) claimedCouple(ctx context.Context) error {
+	err := errors.Join(
+		w.claimed(ctx, "steady", "node1", `"network": "blue", "addresses": ["10.10.0.21/24"]`),
+		w.claimed(ctx, "witness", "node2", `"network": "blue", "addresses": ["10.10.0.22/24"]`),
+	)
+	if err != nil {
+		return err
+	}
+	return errors.Join(w.ready(ctx, "steady"), w.ready(ctx, "witness"))
+}
+
 // forgetPorts has a card rebooted under pods that talk.
 func (w *World) forgetPorts(ctx context.Context) error {
-	if err := w.claimed(ctx, "left", "node1", `"network": "blue", "addresses": ["10.10.0.11/24"]`); err != nil {
+	if err := w.claimedCouple(ctx); err != nil {
 		return err
 	}
-	if err := w.claimed(ctx, "right", "node2", `"network": "blue", "addresses": ["10.10.0.12/24"]`); err != nil {
-		return err
-	}
-	if err := errors.Join(w.ready(ctx, "left"), w.ready(ctx, "right")); err != nil {
-		return err
-	}
-	if err := w.try(ctx, try{"left", "right", true}, "10.10.0.12"); err != nil {
+	reaches := try{"steady", "witness", true}
+	if err := w.try(ctx, reaches, "10.10.0.22"); err != nil {
 		return err
 	}
 	if err := w.rebootCard(ctx, w.xpus[0]); err != nil {
 		return err
 	}
-	err := poll(ctx, 60*time.Second, "left reaches right again", func(ctx context.Context) error {
-		return w.try(ctx, try{"left", "right", true}, "10.10.0.12")
+	err := poll(ctx, 60*time.Second, "steady reaches witness again", func(ctx context.Context) error {
+		return w.try(ctx, reaches, "10.10.0.22")
 	})
 	if err != nil {
 		return err
 	}
-	return w.gone(ctx, "left", "right")
+	return w.gone(ctx, "steady", "witness")
 }
 
 // refuseFunction takes the representor of the first VF away from the OPI agent, by its name.
@@ -362,13 +369,7 @@ func (w *World) refuseFunction(ctx context.Context) error {
 }
 
 func (w *World) restartUnderPods(ctx context.Context) error {
-	if err := w.claimed(ctx, "steady", "node1", `"network": "blue", "addresses": ["10.10.0.21/24"]`); err != nil {
-		return err
-	}
-	if err := w.claimed(ctx, "witness", "node2", `"network": "blue", "addresses": ["10.10.0.22/24"]`); err != nil {
-		return err
-	}
-	if err := errors.Join(w.ready(ctx, "steady"), w.ready(ctx, "witness")); err != nil {
+	if err := w.claimedCouple(ctx); err != nil {
 		return err
 	}
 	for _, restart := range []struct {
@@ -472,13 +473,7 @@ func (w *World) resetCard(ctx context.Context) error {
 
 // resetUnderClaim resets the card of a pod that has a claim. The pod on the other node goes on reaching it.
 func (w *World) resetUnderClaim(ctx context.Context) error {
-	if err := w.claimed(ctx, "steady", "node1", `"network": "blue", "addresses": ["10.10.0.21/24"]`); err != nil {
-		return err
-	}
-	if err := w.claimed(ctx, "witness", "node2", `"network": "blue", "addresses": ["10.10.0.22/24"]`); err != nil {
-		return err
-	}
-	if err := errors.Join(w.ready(ctx, "steady"), w.ready(ctx, "witness")); err != nil {
+	if err := w.claimedCouple(ctx); err != nil {
 		return err
 	}
 	reaches := try{"witness", "steady", true}
