@@ -63,7 +63,7 @@ test-qemu-full: ## The same, with those that take long: eight cards with 56 VFs
 	@scripts/test-qemu -full
 
 # What owns a Function, or says who does.
-OWNERS ?= ./pkg/lifecycle ./pkg/journal ./pkg/hooks ./pkg/nri ./pkg/podresources ./pkg/dra
+OWNERS ?= ./pkg/node/lifecycle ./pkg/node/journal ./pkg/node/hooks ./pkg/node/nri ./pkg/node/podresources ./pkg/node/dra
 .PHONY: mutation
 mutation: ## Show which mistakes in the packages that own state no test notices (OWNERS=./pkg/..)
 	@go run ./test/mutation $(OWNERS)

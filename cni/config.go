@@ -10,7 +10,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
-	"github.com/opiproject/xpu-device-plugin/api/agent"
+	"github.com/opiproject/xpu-device-plugin/cni/wire"
 )
 
 const (
@@ -82,8 +82,8 @@ func parseConfig(data []byte) (config, error) {
 		return config{}, types.NewError(types.ErrInvalidNetworkConfig, "network configuration", err.Error())
 	}
 	c.CNIVersion = cmp.Or(c.CNIVersion, "0.1.0") // what no version means in the specification
-	c.Socket = cmp.Or(c.Socket, agent.DefaultSocket)
-	c.SpoolDir = cmp.Or(c.SpoolDir, agent.DefaultSpoolDir)
+	c.Socket = cmp.Or(c.Socket, wire.DefaultSocket)
+	c.SpoolDir = cmp.Or(c.SpoolDir, wire.DefaultSpoolDir)
 	c.Timeout = cmp.Or(c.Timeout, duration(addTimeout))
 	if err := c.validate(); err != nil {
 		return config{}, types.NewError(types.ErrInvalidNetworkConfig, "network configuration "+c.Name, err.Error())

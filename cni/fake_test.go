@@ -16,7 +16,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/skel"
 
-	"github.com/opiproject/xpu-device-plugin/api/agent"
+	"github.com/opiproject/xpu-device-plugin/cni/wire"
 )
 
 // now is the clock of tests.
@@ -53,23 +53,23 @@ type fakeAgent struct {
 	t      testing.TB
 	socket string
 	diary  diary
-	serve  func(net.Conn, agent.Request)
+	serve  func(net.Conn, wire.Request)
 
 	mutex    sync.Mutex
-	requests []agent.Request
+	requests []wire.Request
 }
 
 // startAgent starts an agent that answers every request by a function; a nil answer closes the connection without one.
-func startAgent(t testing.TB, answer func(agent.Request) *agent.Reply) *fakeAgent {
+func startAgent(t testing.TB, answer func(wire.Request) *wire.Reply) *fakeAgent {
 	t.Helper()
 	f := newAgent(t)
-	f.serve = func(conn net.Conn, request agent.Request) {
+	f.serve = func(conn net.Conn, request wire.Request) {
 		reply := answer(request)
 		if reply == nil {
 			return
 		}
 		if reply.Version == 0 {
-			reply.Version = agent.Version
+			reply.Version = wire.Version
 		}
 		if err := json.NewEncoder(conn).Encode(reply); err != nil {
 			t.Error(err)
@@ -115,7 +115,7 @@ func (f *fakeAgent) handle(conn net.Conn) {
 		f.t.Error(err)
 		return
 	}
-	var request agent.Request
+	var request wire.Request
 	if err := json.Unmarshal(data, &request); err != nil {
 		f.t.Errorf("request %q: %v", data, err)
 		return
@@ -128,10 +128,10 @@ func (f *fakeAgent) handle(conn net.Conn) {
 }
 
 // asked are the requests for a command so far.
-func (f *fakeAgent) asked(command agent.Command) []agent.Request {
+func (f *fakeAgent) asked(command wire.Command) []wire.Request {
 	f.mutex.Lock()
 	defer f.mutex.Unlock()
-	var asked []agent.Request
+	var asked []wire.Request
 	for _, request := range f.requests {
 		if request.Command == command {
 			asked = append(asked, request)
@@ -141,9 +141,9 @@ func (f *fakeAgent) asked(command agent.Command) []agent.Request {
 }
 
 // attached is the answer of an agent where everything works: the interface, with the addresses of the IPAM plugin.
-func attached(request agent.Request) *agent.Reply {
+func attached(request wire.Request) *wire.Reply {
 	switch request.Command {
-	case agent.Add, agent.Address:
+	case wire.Add, wire.Address:
 		result := map[string]any{"cniVersion": "1.1.0"}
 		if request.IPAM != nil {
 			if err := json.Unmarshal(request.IPAM, &result); err != nil {
@@ -151,27 +151,27 @@ func attached(request agent.Request) *agent.Reply {
 			}
 		}
 		if strings.HasPrefix(result["cniVersion"].(string), "0.2") {
-			return &agent.Reply{Result: request.IPAM}
+			return &wire.Reply{Result: request.IPAM}
 		}
 		result["interfaces"] = []any{map[string]any{"name": request.IfName, "sandbox": request.NetNS}}
 		data, err := json.Marshal(result)
 		if err != nil {
 			return fails(999, err.Error())
 		}
-		return &agent.Reply{Result: data, DeviceInfo: json.RawMessage(`{"type":"pci","version":"1.1.0"}`)}
-	case agent.Result:
+		return &wire.Reply{Result: data, DeviceInfo: json.RawMessage(`{"type":"pci","version":"1.1.0"}`)}
+	case wire.Result:
 		return fails(3, "nothing is attached")
 	}
-	return &agent.Reply{}
+	return &wire.Reply{}
 }
 
-func fails(code uint, msg string) *agent.Reply {
-	return &agent.Reply{Error: &agent.Error{Code: code, Msg: msg}}
+func fails(code uint, msg string) *wire.Reply {
+	return &wire.Reply{Error: &wire.Error{Code: code, Msg: msg}}
 }
 
 // except is [attached] but for one command.
-func except(command agent.Command, reply *agent.Reply) func(agent.Request) *agent.Reply {
-	return func(request agent.Request) *agent.Reply {
+func except(command wire.Command, reply *wire.Reply) func(wire.Request) *wire.Reply {
+	return func(request wire.Request) *wire.Reply {
 		if request.Command == command {
 			return reply
 		}
@@ -278,24 +278,24 @@ func (s *shim) status(t testing.TB) error {
 }
 
 // spooled are the requests in the spool by the names of their files.
-func (s *shim) spooled(t testing.TB) map[string]agent.Request {
+func (s *shim) spooled(t testing.TB) map[string]wire.Request {
 	t.Helper()
 	return spooled(t, s.spool)
 }
 
-func spooled(t testing.TB, dir string) map[string]agent.Request {
+func spooled(t testing.TB, dir string) map[string]wire.Request {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
 	if err != nil && !os.IsNotExist(err) {
 		t.Fatal(err)
 	}
-	requests := map[string]agent.Request{}
+	requests := map[string]wire.Request{}
 	for _, entry := range entries {
 		data, err := os.ReadFile(filepath.Join(dir, entry.Name()))
 		if err != nil {
 			t.Fatal(err)
 		}
-		var request agent.Request
+		var request wire.Request
 		if err := json.Unmarshal(data, &request); err != nil {
 			t.Fatalf("%s: %v", entry.Name(), err)
 		}

@@ -8,7 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/opiproject/xpu-device-plugin/api/agent"
+	"github.com/opiproject/xpu-device-plugin/cni/wire"
 )
 
 // maxNetwork is how much of a network's name is in that of a file, which may have 255 bytes. Networks whose names begin
@@ -18,12 +18,12 @@ const maxNetwork = 200
 // spool leaves a request for an agent that is away. The name of the file says what the request is about, so that a
 // request that is repeated replaces the one before. Neither a container ID nor the name of an interface or of a network
 // may have a colon.
-func spool(dir string, request agent.Request, network string) (path string, err error) {
+func spool(dir string, request wire.Request, network string) (path string, err error) {
 	name := string(request.Command) + ":" + request.ContainerID + ":" + request.IfName
-	if request.Command == agent.GC {
+	if request.Command == wire.GC {
 		name = string(request.Command) + ":" + network[:min(len(network), maxNetwork)]
 	}
-	request.Version = agent.Version
+	request.Version = wire.Version
 	data, err := json.Marshal(request)
 	if err != nil {
 		return "", fmt.Errorf("request %s: %w", request.Command, err)

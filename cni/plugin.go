@@ -18,7 +18,7 @@ import (
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 
-	"github.com/opiproject/xpu-device-plugin/api/agent"
+	"github.com/opiproject/xpu-device-plugin/cni/wire"
 )
 
 // DefaultDeviceInfoDir is where runtimes look for what plugins say about devices, by the device-info specification of
@@ -81,7 +81,7 @@ func (p Plugin) Check(args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
-	return all(c.tellIPAM("CHECK"), c.tellAgent(agent.Check, types.ErrTryAgainLater))
+	return all(c.tellIPAM("CHECK"), c.tellAgent(wire.Check, types.ErrTryAgainLater))
 }
 
 // GC gives back what belongs to attachments that the runtime does not know. It does not need the agent to be there.
@@ -99,7 +99,7 @@ func (p Plugin) Status(args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
-	return all(c.tellAgent(agent.Status, types.ErrPluginNotAvailable), c.tellIPAM("STATUS"))
+	return all(c.tellAgent(wire.Status, types.ErrPluginNotAvailable), c.tellIPAM("STATUS"))
 }
 
 // call is one command.
@@ -142,7 +142,7 @@ func (c call) add(ctx context.Context) (types.Result, error) {
 	}
 	given, err := c.ipam.add(ctx)
 	if err != nil {
-		if reply, unknown := c.ask(ctx, agent.Result, nil); unknown == nil {
+		if reply, unknown := c.ask(ctx, wire.Result, nil); unknown == nil {
 			return c.result(reply) // ADD was done before; its addresses are in use
 		}
 		return nil, undo(err, c.tellIPAM("DEL")) // by the specification, although it failed
@@ -162,7 +162,7 @@ func (c call) addThenAddress(ctx context.Context) (types.Result, error) {
 	if err != nil {
 		return nil, undo(err, c.tellIPAM("DEL"), c.detach, c.forgetDevice)
 	}
-	reply, err := c.ask(ctx, agent.Address, given)
+	reply, err := c.ask(ctx, wire.Address, given)
 	if err != nil {
 		return nil, undo(c.explain(err, types.ErrTryAgainLater), c.tellIPAM("DEL"), c.detach, c.forgetDevice)
 	}
@@ -185,8 +185,8 @@ func (c call) del() error {
 // attach has the agent attach the interface, and describes the device where the runtime wants that. What failed is
 // undone.
 func (c call) attach(ctx context.Context, given json.RawMessage) (types.Result, error) {
-	reply, err := c.ask(ctx, agent.Add, given)
-	if errors.Is(err, agent.ErrNoReply) {
+	reply, err := c.ask(ctx, wire.Add, given)
+	if errors.Is(err, wire.ErrNoReply) {
 		return nil, undo(c.explain(err, types.ErrTryAgainLater), c.detach)
 	}
 	if err != nil {
@@ -205,7 +205,7 @@ func (c call) attach(ctx context.Context, given json.RawMessage) (types.Result, 
 }
 
 // result is that of a reply, in the version of the configuration.
-func (c call) result(reply agent.Reply) (types.Result, error) {
+func (c call) result(reply wire.Reply) (types.Result, error) {
 	if reply.Result == nil {
 		return nil, types.NewError(types.ErrInternal, c.name(), "xpu-agent gave no result")
 	}
@@ -223,15 +223,15 @@ func (c call) result(reply agent.Reply) (types.Result, error) {
 // failed, is meant too, so the date is that of now.
 func (c call) detach(ctx context.Context) error {
 	c.at = c.now()
-	return c.deliver(ctx, agent.Del)
+	return c.deliver(ctx, wire.Del)
 }
 
 // collect has the agent give back what the runtime does not know, now or when the agent is there.
-func (c call) collect(ctx context.Context) error { return c.deliver(ctx, agent.GC) }
+func (c call) collect(ctx context.Context) error { return c.deliver(ctx, wire.GC) }
 
 // deliver passes a command to the agent, through the spool where the agent cannot take it. A request of which it is not
 // known whether the agent has done it is spooled too: both may be repeated.
-func (c call) deliver(ctx context.Context, command agent.Command) error {
+func (c call) deliver(ctx context.Context, command wire.Command) error {
 	_, err := c.ask(ctx, command, nil)
 	if !unheard(err) {
 		return c.explain(err, types.ErrTryAgainLater)
@@ -246,7 +246,7 @@ func (c call) deliver(ctx context.Context, command agent.Command) error {
 
 // unheard says that the agent did not answer, in words that the shim understands.
 func unheard(err error) bool {
-	return errors.Is(err, agent.ErrAway) || errors.Is(err, agent.ErrNoReply) || errors.Is(err, agent.ErrVersion)
+	return errors.Is(err, wire.ErrAway) || errors.Is(err, wire.ErrNoReply) || errors.Is(err, wire.ErrVersion)
 }
 
 // forgetDevice removes the description of the device.
@@ -263,7 +263,7 @@ func (c call) tellIPAM(command string) step {
 }
 
 // tellAgent is a command of the agent that has no result. away is the code of the error if the agent cannot be asked.
-func (c call) tellAgent(command agent.Command, away uint) step {
+func (c call) tellAgent(command wire.Command, away uint) step {
 	return func(ctx context.Context) error {
 		_, err := c.ask(ctx, command, nil)
 		return c.explain(err, away)
@@ -271,23 +271,23 @@ func (c call) tellAgent(command agent.Command, away uint) step {
 }
 
 // ask sends the agent a request. The error is what the agent said, as a [types.Error], or that of [agent.Call].
-func (c call) ask(ctx context.Context, command agent.Command, given json.RawMessage) (agent.Reply, error) {
-	reply, err := agent.Call(ctx, c.config.Socket, c.request(command, given))
+func (c call) ask(ctx context.Context, command wire.Command, given json.RawMessage) (wire.Reply, error) {
+	reply, err := wire.Call(ctx, c.config.Socket, c.request(command, given))
 	if err != nil {
-		return agent.Reply{}, err
+		return wire.Reply{}, err
 	}
 	if said := reply.Error; said != nil {
 		if said.Code == types.ErrUnknown {
 			said.Code = types.ErrInternal
 		}
-		return agent.Reply{}, types.NewError(said.Code, said.Msg, said.Details)
+		return wire.Reply{}, types.NewError(said.Code, said.Msg, said.Details)
 	}
 	return reply, nil
 }
 
-func (c call) request(command agent.Command, given json.RawMessage) agent.Request {
-	request := agent.Request{Command: command, Config: c.args.StdinData, IPAM: given, At: c.at}
-	if command != agent.GC && command != agent.Status {
+func (c call) request(command wire.Command, given json.RawMessage) wire.Request {
+	request := wire.Request{Command: command, Config: c.args.StdinData, IPAM: given, At: c.at}
+	if command != wire.GC && command != wire.Status {
 		request.ContainerID, request.NetNS = c.args.ContainerID, c.args.Netns
 		request.IfName, request.Args = c.args.IfName, c.args.Args
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/opiproject/xpu-device-plugin/api/agent"
+	"github.com/opiproject/xpu-device-plugin/cni/wire"
 )
 
 // checkCode fails the test unless an error is one of CNI with a code and, in its words, a text.
@@ -38,7 +38,7 @@ func TestAdd(t *testing.T) {
 	}
 	checkDiary(t, f.diary, "ipam ADD", "agent ADD")
 
-	asked := f.asked(agent.Add)[0]
+	asked := f.asked(wire.Add)[0]
 	var config map[string]any
 	if err := json.Unmarshal(asked.Config, &config); err != nil {
 		t.Fatal(err)
@@ -50,8 +50,8 @@ func TestAdd(t *testing.T) {
 	if string(asked.Config) != string(sent) {
 		t.Errorf("the agent got the configuration %s, want %s", asked.Config, sent)
 	}
-	want := agent.Request{
-		Version: agent.Version, Command: agent.Add, ContainerID: "c1", NetNS: "/run/netns/c1", IfName: "net1",
+	want := wire.Request{
+		Version: wire.Version, Command: wire.Add, ContainerID: "c1", NetNS: "/run/netns/c1", IfName: "net1",
 		Args: "K8S_POD_NAME=a", Config: asked.Config, IPAM: asked.IPAM, At: now,
 	}
 	if diff := cmp.Diff(want, asked); diff != "" {
@@ -80,7 +80,7 @@ func TestAddInEveryVersion(t *testing.T) {
 			if version == "" {
 				want = "0.1.0"
 			}
-			for name, data := range map[string][]byte{"IPAM": f.asked(agent.Add)[0].IPAM, "result": s.stdout.Bytes()} {
+			for name, data := range map[string][]byte{"IPAM": f.asked(wire.Add)[0].IPAM, "result": s.stdout.Bytes()} {
 				result, err := DecodeResult(data, "")
 				if err != nil {
 					t.Fatalf("%s: %s: %v", name, data, err)
@@ -107,7 +107,7 @@ func TestAddWithoutIPAM(t *testing.T) {
 				t.Fatal(err)
 			}
 			checkDiary(t, f.diary, "agent ADD")
-			if ipam := f.asked(agent.Add)[0].IPAM; ipam != nil {
+			if ipam := f.asked(wire.Add)[0].IPAM; ipam != nil {
 				t.Errorf("the agent got addresses: %s", ipam)
 			}
 			if err := s.del(t); err != nil {
@@ -123,7 +123,7 @@ func TestAddWithoutIPAM(t *testing.T) {
 func TestAddFails(t *testing.T) {
 	good := gives(oneAddress)
 	for name, test := range map[string]struct {
-		answer func(agent.Request) *agent.Reply // nil for an agent that is away
+		answer func(wire.Request) *wire.Reply // nil for an agent that is away
 		ipam   string
 		code   uint
 		text   string
@@ -134,35 +134,35 @@ func TestAddFails(t *testing.T) {
 			[]string{"ipam ADD", "ipam DEL"},
 		},
 		"agent says no": {
-			except(agent.Add, fails(7, "vlan: 5000")), good, 7, "vlan: 5000",
+			except(wire.Add, fails(7, "vlan: 5000")), good, 7, "vlan: 5000",
 			[]string{"ipam ADD", "agent ADD", "ipam DEL"},
 		},
 		"agent says no, without a code": {
-			except(agent.Add, fails(0, "what")), good, types.ErrInternal, "what",
+			except(wire.Add, fails(0, "what")), good, types.ErrInternal, "what",
 			[]string{"ipam ADD", "agent ADD", "ipam DEL"},
 		},
 		"reply lost": {
-			except(agent.Add, nil), good, types.ErrTryAgainLater, "no reply",
+			except(wire.Add, nil), good, types.ErrTryAgainLater, "no reply",
 			[]string{"ipam ADD", "agent ADD", "agent DEL", "ipam DEL"},
 		},
 		"agent of another version": {
-			except(agent.Add, &agent.Reply{Version: 2}), good, types.ErrTryAgainLater, "xpu-agent 2",
+			except(wire.Add, &wire.Reply{Version: 2}), good, types.ErrTryAgainLater, "xpu-agent 2",
 			[]string{"ipam ADD", "agent ADD", "ipam DEL"},
 		},
 		"no result": {
-			except(agent.Add, &agent.Reply{}), good, types.ErrInternal, "no result",
+			except(wire.Add, &wire.Reply{}), good, types.ErrInternal, "no result",
 			[]string{"ipam ADD", "agent ADD", "agent DEL", "ipam DEL"},
 		},
 		"bad result": {
-			except(agent.Add, &agent.Reply{Result: json.RawMessage(`[]`)}), good, types.ErrInternal, "the result of",
+			except(wire.Add, &wire.Reply{Result: json.RawMessage(`[]`)}), good, types.ErrInternal, "the result of",
 			[]string{"ipam ADD", "agent ADD", "agent DEL", "ipam DEL"},
 		},
 		"result that cannot be undone": {
-			func(request agent.Request) *agent.Reply {
-				if request.Command == agent.Del {
+			func(request wire.Request) *wire.Reply {
+				if request.Command == wire.Del {
 					return fails(101, "stuck")
 				}
-				return &agent.Reply{}
+				return &wire.Reply{}
 			},
 			good, types.ErrInternal, "not all of it is undone: stuck",
 			[]string{"ipam ADD", "agent ADD", "agent DEL", "ipam DEL"},
@@ -207,11 +207,11 @@ func TestAddFails(t *testing.T) {
 func TestAddWhoseAgentDies(t *testing.T) {
 	f := newAgent(t)
 	s := newShim(t, f)
-	f.serve = func(net.Conn, agent.Request) { s.ahead.Store(int64(time.Second)) }
+	f.serve = func(net.Conn, wire.Request) { s.ahead.Store(int64(time.Second)) }
 	f.start()
 	checkCode(t, s.add(t), types.ErrTryAgainLater, "no reply")
 	got := s.spooled(t)["DEL:c1:net1.json"]
-	if got.Command != agent.Del || got.ContainerID != "c1" || got.At.Before(now.Add(time.Second)) {
+	if got.Command != wire.Del || got.ContainerID != "c1" || got.At.Before(now.Add(time.Second)) {
 		t.Errorf("spooled: %v, want DEL", s.spooled(t))
 	}
 }
@@ -274,7 +274,7 @@ func TestDeviceInfoElsewhere(t *testing.T) {
 			}
 		})
 	}
-	if asked := f.asked(agent.Add); len(asked) > 0 {
+	if asked := f.asked(wire.Add); len(asked) > 0 {
 		t.Errorf("the agent was asked: %v", asked)
 	}
 }
@@ -283,8 +283,8 @@ func TestAddTakesTooLong(t *testing.T) {
 	t.Run("agent", func(t *testing.T) {
 		hang := make(chan struct{})
 		t.Cleanup(func() { close(hang) })
-		f := startAgent(t, func(request agent.Request) *agent.Reply {
-			if request.Command == agent.Add {
+		f := startAgent(t, func(request wire.Request) *wire.Reply {
+			if request.Command == wire.Add {
 				<-hang
 				return nil
 			}
@@ -306,8 +306,8 @@ func TestAddTakesTooLong(t *testing.T) {
 // TestSecondAdd: an IPAM plugin that gives a container no second address does not stop a second ADD from having the
 // result of the first, whose addresses stay.
 func TestSecondAdd(t *testing.T) {
-	first := &agent.Reply{Result: json.RawMessage(oneAddress)}
-	f := startAgent(t, except(agent.Result, first))
+	first := &wire.Reply{Result: json.RawMessage(oneAddress)}
+	f := startAgent(t, except(wire.Result, first))
 	s := newShim(t, f).withIPAM("fake", ipamPlugin(t, "fake", f.diary, refuses("ADD", "")))
 	if err := s.add(t); err != nil {
 		t.Fatal(err)
@@ -325,10 +325,10 @@ func TestAddWithDHCP(t *testing.T) {
 		t.Fatal(err)
 	}
 	checkDiary(t, f.diary, "agent ADD", "ipam ADD", "agent ADDRESS")
-	if ipam := f.asked(agent.Add)[0].IPAM; ipam != nil {
+	if ipam := f.asked(wire.Add)[0].IPAM; ipam != nil {
 		t.Errorf("ADD has addresses: %s", ipam)
 	}
-	if ipam := f.asked(agent.Address)[0].IPAM; !strings.Contains(string(ipam), "192.0.2.7/24") {
+	if ipam := f.asked(wire.Address)[0].IPAM; !strings.Contains(string(ipam), "192.0.2.7/24") {
 		t.Errorf("ADDRESS has the addresses %s", ipam)
 	}
 	if !strings.Contains(s.stdout.String(), "192.0.2.7/24") {
@@ -343,13 +343,13 @@ func TestAddWithDHCP(t *testing.T) {
 func TestAddWithDHCPFails(t *testing.T) {
 	good := gives(oneAddress)
 	for name, test := range map[string]struct {
-		answer func(agent.Request) *agent.Reply
+		answer func(wire.Request) *wire.Reply
 		ipam   string
 		code   uint
 		diary  []string
 	}{
 		"not attached": {
-			except(agent.Add, fails(11, "busy")), good, 11,
+			except(wire.Add, fails(11, "busy")), good, 11,
 			[]string{"agent ADD"},
 		},
 		"no lease": {
@@ -357,15 +357,15 @@ func TestAddWithDHCPFails(t *testing.T) {
 			[]string{"agent ADD", "ipam ADD", "ipam DEL", "agent DEL"},
 		},
 		"address not set": {
-			except(agent.Address, fails(102, "no")), good, 102,
+			except(wire.Address, fails(102, "no")), good, 102,
 			[]string{"agent ADD", "ipam ADD", "agent ADDRESS", "ipam DEL", "agent DEL"},
 		},
 		"reply of ADDRESS lost": {
-			except(agent.Address, nil), good, types.ErrTryAgainLater,
+			except(wire.Address, nil), good, types.ErrTryAgainLater,
 			[]string{"agent ADD", "ipam ADD", "agent ADDRESS", "ipam DEL", "agent DEL"},
 		},
 		"no result": {
-			except(agent.Address, &agent.Reply{}), good, types.ErrInternal,
+			except(wire.Address, &wire.Reply{}), good, types.ErrInternal,
 			[]string{"agent ADD", "ipam ADD", "agent ADDRESS", "ipam DEL", "agent DEL"},
 		},
 	} {
@@ -427,7 +427,7 @@ func TestDel(t *testing.T) {
 		t.Fatal(err)
 	}
 	checkDiary(t, f.diary, "agent DEL", "ipam DEL")
-	got := f.asked(agent.Del)[0]
+	got := f.asked(wire.Del)[0]
 	if got.ContainerID != "c1" || got.IfName != "net1" || got.NetNS != "" || !got.At.Equal(now) {
 		t.Errorf("the agent got %+v", got)
 	}
@@ -463,14 +463,14 @@ func TestDelOfWhatAddRefuses(t *testing.T) {
 // TestDelFails: both the agent and the IPAM plugin are told, whichever fails.
 func TestDelFails(t *testing.T) {
 	for name, test := range map[string]struct {
-		answer func(agent.Request) *agent.Reply
+		answer func(wire.Request) *wire.Reply
 		ipam   string
 		code   uint
 		text   string
 	}{
-		"agent": {except(agent.Del, fails(101, "stuck")), "", 101, "stuck"},
+		"agent": {except(wire.Del, fails(101, "stuck")), "", 101, "stuck"},
 		"IPAM":  {attached, refuses("DEL", ""), 100, "IPAM plugin fake; no; why not"},
-		"both":  {except(agent.Del, fails(101, "stuck")), refuses("DEL", ""), 101, "stuck; IPAM plugin fake; no"},
+		"both":  {except(wire.Del, fails(101, "stuck")), refuses("DEL", ""), 101, "stuck; IPAM plugin fake; no"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := startAgent(t, test.answer)
@@ -495,8 +495,8 @@ func TestIPAMPluginThatIsNotThere(t *testing.T) {
 func away(t *testing.T) map[string]*fakeAgent {
 	return map[string]*fakeAgent{
 		"no socket":       newAgent(t),
-		"reply lost":      startAgent(t, func(agent.Request) *agent.Reply { return nil }),
-		"another version": startAgent(t, func(agent.Request) *agent.Reply { return &agent.Reply{Version: 2} }),
+		"reply lost":      startAgent(t, func(wire.Request) *wire.Reply { return nil }),
+		"another version": startAgent(t, func(wire.Request) *wire.Reply { return &wire.Reply{Version: 2} }),
 	}
 }
 
@@ -515,8 +515,8 @@ func TestDelWhileTheAgentIsAway(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			want := map[string]agent.Request{"DEL:c1:net1.json": {
-				Version: agent.Version, Command: agent.Del, ContainerID: "c1", NetNS: "/run/netns/c1", IfName: "net1",
+			want := map[string]wire.Request{"DEL:c1:net1.json": {
+				Version: wire.Version, Command: wire.Del, ContainerID: "c1", NetNS: "/run/netns/c1", IfName: "net1",
 				Args: "K8S_POD_NAME=a", Config: config, At: now,
 			}}
 			if diff := cmp.Diff(want, s.spooled(t)); diff != "" {
@@ -573,14 +573,14 @@ func TestGC(t *testing.T) {
 		t.Fatal(err)
 	}
 	checkDiary(t, f.diary, "agent GC", "ipam GC", string(config))
-	want := agent.Request{Version: agent.Version, Command: agent.GC, Config: config, At: now}
-	if diff := cmp.Diff(want, f.asked(agent.GC)[0]); diff != "" {
+	want := wire.Request{Version: wire.Version, Command: wire.GC, Config: config, At: now}
+	if diff := cmp.Diff(want, f.asked(wire.GC)[0]); diff != "" {
 		t.Errorf("the agent got (-want +got):\n%s", diff)
 	}
 }
 
 func TestGCFails(t *testing.T) {
-	f := startAgent(t, except(agent.GC, fails(101, "stuck")))
+	f := startAgent(t, except(wire.GC, fails(101, "stuck")))
 	s := newShim(t, f).withIPAM("fake", ipamPlugin(t, "fake", f.diary, refuses("GC", "")))
 	checkCode(t, s.gc(t), 101, "stuck; IPAM plugin fake; no")
 	checkDiary(t, f.diary, "agent GC", "ipam GC")
@@ -608,13 +608,13 @@ func TestCheck(t *testing.T) {
 		t.Fatal(err)
 	}
 	checkDiary(t, f.diary, "ipam CHECK", "agent CHECK")
-	if got := f.asked(agent.Check)[0]; got.ContainerID != "c1" || got.NetNS != "/run/netns/c1" {
+	if got := f.asked(wire.Check)[0]; got.ContainerID != "c1" || got.NetNS != "/run/netns/c1" {
 		t.Errorf("the agent got %+v", got)
 	}
 }
 
 func TestCheckFails(t *testing.T) {
-	f := startAgent(t, except(agent.Check, fails(103, "mtu is 1400, want 9000")))
+	f := startAgent(t, except(wire.Check, fails(103, "mtu is 1400, want 9000")))
 	checkCode(t, newShim(t, f).check(t), 103, "mtu is 1400")
 	checkCode(t, newShim(t, newAgent(t)).check(t), types.ErrTryAgainLater, "away")
 	f = startAgent(t, attached)
@@ -641,7 +641,7 @@ func TestStatusFails(t *testing.T) {
 			}
 		})
 	}
-	f := startAgent(t, except(agent.Status, fails(51, "not synced")))
+	f := startAgent(t, except(wire.Status, fails(51, "not synced")))
 	checkCode(t, newShim(t, f).status(t), types.ErrLimitedConnectivity, "not synced")
 	f = startAgent(t, attached)
 	s := newShim(t, f).withIPAM("fake", ipamPlugin(t, "fake", f.diary, refuses("STATUS", "")))
@@ -650,7 +650,7 @@ func TestStatusFails(t *testing.T) {
 
 func TestHugeConfiguration(t *testing.T) {
 	f := startAgent(t, attached)
-	s := newShim(t, f).set("args", strings.Repeat("x", agent.MaxMessage))
+	s := newShim(t, f).set("args", strings.Repeat("x", wire.MaxMessage))
 	checkCode(t, s.add(t), types.ErrInvalidNetworkConfig, "bytes")
 	checkCode(t, s.del(t), types.ErrInvalidNetworkConfig, "bytes")
 }
@@ -676,7 +676,7 @@ func TestConfiguration(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := config{
-		CNIVersion: "0.1.0", Name: "n", Socket: agent.DefaultSocket, SpoolDir: agent.DefaultSpoolDir,
+		CNIVersion: "0.1.0", Name: "n", Socket: wire.DefaultSocket, SpoolDir: wire.DefaultSpoolDir,
 		Timeout: duration(addTimeout),
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

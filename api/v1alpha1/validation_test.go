@@ -10,12 +10,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/nodeapi/nodeapitest"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi/kubeapitest"
 )
 
 // TestValidation: the API server refuses what cannot be, and says what would be right.
 func TestValidation(t *testing.T) {
-	cluster, err := nodeapitest.Start("../../deploy")
+	cluster, err := kubeapitest.Start("../../deploy")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -25,7 +25,7 @@ func TestValidation(t *testing.T) {
 		}
 	})
 	cluster.Need(t)
-	api, err := nodeapitest.Client(cluster.Admin())
+	api, err := kubeapitest.Client(cluster.Admin())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -24,17 +24,17 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/reflection"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge"
 	"github.com/opiproject/xpu-device-plugin/pkg/logging"
-	"github.com/opiproject/xpu-device-plugin/pkg/opibridge"
 	"github.com/opiproject/xpu-device-plugin/pkg/version"
 	"github.com/opiproject/xpu-device-plugin/pkg/version/buildinfo"
 )
 
 type options struct {
-	agent         opibridge.Config
+	agent         bridge.Config
 	listen        string
 	metricsListen string
-	tls           opibridge.TLSFiles
+	tls           bridge.TLSFiles
 	insecure      bool
 	logs          logging.Options
 }
@@ -86,11 +86,11 @@ the agent stops.`,
 	f.StringVar(&o.agent.State, "state", "/var/lib/opi-bridge/state.db", "`file` that keeps the logical bridges and bridge ports; made if missing")
 	f.StringVar(&o.agent.Uplink, "uplink", "", "`netdev` that VXLAN is sent from; without it logical bridges with a VNI are refused")
 	f.Func("host-pf", "a `pf` of the host, as address=name,offset=n,stride=n: how this xPU's eswitch numbers its functions, see the examples; once for each", func(s string) error {
-		pf, err := opibridge.ParseHostPF(s)
+		pf, err := bridge.ParseHostPF(s)
 		o.agent.HostPFs = append(o.agent.HostPFs, pf)
 		return err
 	})
-	f.StringVar((*string)(&o.agent.DataPlane), "data-plane", string(opibridge.DataPlaneAuto), "`kind` of data plane: vlan-aware is one bridge for all networks, bridge-per-network one for each; auto is vlan-aware where the kernel can")
+	f.StringVar((*string)(&o.agent.DataPlane), "data-plane", string(bridge.DataPlaneAuto), "`kind` of data plane: vlan-aware is one bridge for all networks, bridge-per-network one for each; auto is vlan-aware where the kernel can")
 	f.StringVar(&o.metricsListen, "metrics-listen", "", "`address` to serve Prometheus metrics on at /metrics, host:port; empty: none")
 	o.logs.AddFlags(f)
 	cmd.MarkFlagsRequiredTogether("tls-cert", "tls-key", "tls-client-ca")
@@ -103,7 +103,7 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 	if err != nil {
 		return err
 	}
-	agent, err := opibridge.New(o.agent, log)
+	agent, err := bridge.New(o.agent, log)
 	if err != nil {
 		return err
 	}
@@ -112,8 +112,8 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 			log.Error(err, "close the state")
 		}
 	}()
-	metrics := opibridge.NewMetrics(agent)
-	server := opibridge.NewServer(metrics, log, serverOptions...)
+	metrics := bridge.NewMetrics(agent)
+	server := bridge.NewServer(metrics, log, serverOptions...)
 	agent.Register(server)
 	alive := health.NewServer()
 	healthpb.RegisterHealthServer(server, alive)
@@ -153,7 +153,7 @@ func (o options) credentials() ([]grpc.ServerOption, error) {
 	if o.insecure {
 		return nil, nil
 	}
-	if err := opibridge.CheckPlaintext(o.listen); err != nil {
+	if err := bridge.CheckPlaintext(o.listen); err != nil {
 		return nil, fmt.Errorf("--listen: %w; give --tls-cert, --tls-key and --tls-client-ca, or --insecure", err)
 	}
 	return nil, nil

@@ -14,8 +14,8 @@ import (
 	"k8s.io/klog/v2"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/agent"
 	"github.com/opiproject/xpu-device-plugin/pkg/logging"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/agent"
 	"github.com/opiproject/xpu-device-plugin/pkg/version"
 	"github.com/opiproject/xpu-device-plugin/pkg/version/buildinfo"
 )

@@ -12,9 +12,9 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
-	api "github.com/opiproject/xpu-device-plugin/api/agent"
-	"github.com/opiproject/xpu-device-plugin/pkg/agent"
-	"github.com/opiproject/xpu-device-plugin/pkg/deviceplugin"
+	api "github.com/opiproject/xpu-device-plugin/cni/wire"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/agent"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceplugin"
 	"github.com/opiproject/xpu-device-plugin/pkg/version"
 )
 

@@ -20,7 +20,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/opiproject/xpu-device-plugin/api/agent"
+	"github.com/opiproject/xpu-device-plugin/cni/wire"
 )
 
 // ipamVersion is that of the IPAM plugins of containernetworking/plugins.
@@ -83,7 +83,7 @@ func TestImports(t *testing.T) {
 	packages := strings.Fields(string(output))
 	allowed := regexp.MustCompile(`^(github\.com/containernetworking/cni/pkg/(ns|skel|types|utils|version)` +
 		`|github\.com/vishvananda/netns|golang\.org/x/sys/unix` +
-		`|github\.com/opiproject/xpu-device-plugin/(api/agent|cni|cmd/xpu-cni|pkg/version))(/|$)`)
+		`|github\.com/opiproject/xpu-device-plugin/(cni/wire|cni|cmd/xpu-cni|pkg/version))(/|$)`)
 	forbidden := regexp.MustCompile(`^(net/http|net/rpc|html|reflect/internal|crypto/tls|database)(/|$)`)
 	if !slices.Contains(packages, "github.com/opiproject/xpu-device-plugin/cni") {
 		t.Fatalf("this is not the shim: %q", packages)
@@ -118,7 +118,7 @@ type node struct {
 	mutex    sync.Mutex
 	listener net.Listener
 	attached map[string]json.RawMessage // results of ADD by container
-	answer   func(agent.Request) *agent.Reply
+	answer   func(wire.Request) *wire.Reply
 }
 
 // startNode starts a node whose networks have addresses by an IPAM plugin.
@@ -165,17 +165,17 @@ func (n *node) handle(conn net.Conn) {
 	if err != nil {
 		return // the shim was killed
 	}
-	var request agent.Request
+	var request wire.Request
 	if err := json.Unmarshal(data, &request); err != nil {
 		n.t.Errorf("request %q: %v", data, err)
 		return
 	}
 	reply := n.serve(request)
-	reply.Version = agent.Version
+	reply.Version = wire.Version
 	_ = json.NewEncoder(conn).Encode(reply) // the shim may be gone
 }
 
-func (n *node) serve(request agent.Request) agent.Reply {
+func (n *node) serve(request wire.Request) wire.Reply {
 	n.mutex.Lock()
 	answer := n.answer
 	n.mutex.Unlock()
@@ -188,32 +188,32 @@ func (n *node) serve(request agent.Request) agent.Reply {
 	defer n.mutex.Unlock()
 	before, known := n.attached[request.ContainerID]
 	switch request.Command {
-	case agent.Add:
+	case wire.Add:
 		if !known {
 			before = result(n.t, request)
 			n.attached[request.ContainerID] = before
 		}
-		return agent.Reply{Result: before}
-	case agent.Result:
+		return wire.Reply{Result: before}
+	case wire.Result:
 		if !known {
-			return agent.Reply{Error: &agent.Error{Code: types.ErrUnknownContainer, Msg: "nothing is attached"}}
+			return wire.Reply{Error: &wire.Error{Code: types.ErrUnknownContainer, Msg: "nothing is attached"}}
 		}
-		return agent.Reply{Result: before}
-	case agent.Del:
+		return wire.Reply{Result: before}
+	case wire.Del:
 		delete(n.attached, request.ContainerID)
 	}
-	return agent.Reply{}
+	return wire.Reply{}
 }
 
 // on has the agent answer by a function, where that gives an answer.
-func (n *node) on(answer func(agent.Request) *agent.Reply) {
+func (n *node) on(answer func(wire.Request) *wire.Reply) {
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
 	n.answer = answer
 }
 
 // result is that of an interface with the addresses of the IPAM plugin.
-func result(t testing.TB, request agent.Request) json.RawMessage {
+func result(t testing.TB, request wire.Request) json.RawMessage {
 	fields := map[string]any{"cniVersion": "1.1.0"}
 	if request.IPAM != nil {
 		if err := json.Unmarshal(request.IPAM, &fields); err != nil {
@@ -390,8 +390,8 @@ func TestSecondAddHasTheFirstResult(t *testing.T) {
 
 func TestAddressesOfAFailedAddAreFree(t *testing.T) {
 	n := hostLocal(t)
-	n.on(func(request agent.Request) *agent.Reply {
-		return &agent.Reply{Error: &agent.Error{Code: 104, Msg: "no such Function", Details: "0000:3b:02.1"}}
+	n.on(func(request wire.Request) *wire.Reply {
+		return &wire.Reply{Error: &wire.Error{Code: 104, Msg: "no such Function", Details: "0000:3b:02.1"}}
 	})
 	_, err := n.run("ADD", "c1")
 	var said *types.Error
@@ -433,7 +433,7 @@ func TestAgentAway(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var request agent.Request
+		var request wire.Request
 		if err := json.Unmarshal(data, &request); err != nil {
 			t.Fatal(err)
 		}
@@ -451,8 +451,8 @@ func TestKilledBeforeTheAgentIsDone(t *testing.T) {
 			n := hostLocal(t)
 			asked, hang := make(chan struct{}), make(chan struct{})
 			t.Cleanup(func() { close(hang) })
-			n.on(func(request agent.Request) *agent.Reply {
-				if request.Command != agent.Add {
+			n.on(func(request wire.Request) *wire.Reply {
+				if request.Command != wire.Add {
 					return nil
 				}
 				if done {
@@ -462,7 +462,7 @@ func TestKilledBeforeTheAgentIsDone(t *testing.T) {
 				}
 				close(asked)
 				<-hang
-				return &agent.Reply{}
+				return &wire.Reply{}
 			})
 			shim := n.cni("ADD", "c1")
 			if err := shim.Start(); err != nil {

@@ -19,8 +19,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/controller"
 	"github.com/opiproject/xpu-device-plugin/pkg/logging"
-	"github.com/opiproject/xpu-device-plugin/pkg/provision"
 	"github.com/opiproject/xpu-device-plugin/pkg/version"
 	"github.com/opiproject/xpu-device-plugin/pkg/version/buildinfo"
 )
@@ -112,14 +112,14 @@ func run(ctx context.Context, o options) error {
 	config = rest.AddUserAgent(config, "xpu-controller")
 	config.QPS, config.Burst = o.apiQPS, o.apiBurst
 
-	scheme, err := provision.Scheme()
+	scheme, err := controller.Scheme()
 	if err != nil {
 		return err
 	}
 	mgr, err := ctrl.NewManager(config, ctrl.Options{
 		Scheme:                        scheme,
 		Logger:                        log,
-		Cache:                         provision.CacheOptions(o.namespace),
+		Cache:                         controller.CacheOptions(o.namespace),
 		Metrics:                       metricsserver.Options{BindAddress: o.metricsAddr},
 		HealthProbeBindAddress:        o.probeAddr,
 		LeaderElection:                o.leaderElect,
@@ -133,7 +133,7 @@ func run(ctx context.Context, o options) error {
 	if err := addChecks(mgr); err != nil {
 		return err
 	}
-	settings := provision.Options{
+	settings := controller.Options{
 		Namespace:        o.namespace,
 		Registerer:       metrics.Registry,
 		ProvisionTimeout: o.provisionTimeout,
@@ -145,7 +145,7 @@ func run(ctx context.Context, o options) error {
 	if err := metrics.Registry.Register(buildinfo.NewCollector("xpu-controller")); err != nil {
 		return fmt.Errorf("metrics: %w", err)
 	}
-	if err := provision.Setup(ctx, mgr, settings); err != nil {
+	if err := controller.Setup(ctx, mgr, settings); err != nil {
 		return err
 	}
 	log.Info("starting", "version", version.String(), "namespace", o.namespace)

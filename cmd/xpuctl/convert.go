@@ -12,7 +12,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/sriovdp"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool/sriovdp"
 )
 
 func convertCommand() *cobra.Command {

@@ -9,7 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/declare"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool/source"
 )
 
 const config = `{"resourceList": [
@@ -99,7 +99,7 @@ func TestConvert(t *testing.T) {
 		if want := "note: resourceList[0].selectors.pfNames[1]: \"ens3f0#7\" matches nothing"; !strings.HasPrefix(stderr, want) {
 			t.Errorf("%s: standard error is %q, want %q", name, stderr, want)
 		}
-		if _, _, err := declare.Parse([]byte(stdout), ""); err != nil {
+		if _, _, err := source.Parse([]byte(stdout), ""); err != nil {
 			t.Errorf("%s: the agent does not take the result: %v", name, err)
 		}
 	}

@@ -6,11 +6,11 @@ import (
 	"os"
 	"strings"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/lifecycle"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 )
 
 const (
-	tableBegin = "<!-- Made by docs/gen from pkg/lifecycle. Do not edit. -->\n"
+	tableBegin = "<!-- Made by docs/gen from pkg/node/lifecycle. Do not edit. -->\n"
 	tableEnd   = "<!-- End of what is made. -->\n"
 )
 

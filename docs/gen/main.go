@@ -26,11 +26,11 @@ func run(dir string) error {
 	}
 	metrics, err := metricsPage([]program{
 		{"xpu-agent", []string{
-			"pkg/inventory", "pkg/health", "pkg/declare", "pkg/deviceplugin", "pkg/dra", "pkg/provisioner", "pkg/cniserver", "pkg/hooks",
-			"pkg/supply", "pkg/version/buildinfo",
+			"pkg/node/inventory", "pkg/node/health", "pkg/node/pool/source", "pkg/node/deviceplugin", "pkg/node/dra", "pkg/node/provisioning", "pkg/node/cniserver", "pkg/node/hooks",
+			"pkg/node/sriov", "pkg/version/buildinfo",
 		}},
-		{"xpu-controller", []string{"pkg/provision", "pkg/version/buildinfo"}},
-		{"opi-bridge", []string{"pkg/opibridge", "pkg/version/buildinfo"}},
+		{"xpu-controller", []string{"pkg/controller", "pkg/version/buildinfo"}},
+		{"opi-bridge", []string{"pkg/bridge", "pkg/version/buildinfo"}},
 	})
 	if err != nil {
 		return err

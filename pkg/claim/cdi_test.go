@@ -6,7 +6,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
-	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 )
 
 func TestParseCDIDevice(t *testing.T) {

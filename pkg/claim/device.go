@@ -9,8 +9,8 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
-	"github.com/opiproject/xpu-device-plugin/pkg/link"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 )
 
 // Device is one Function that is allocated to a claim.
@@ -28,7 +28,7 @@ type Device struct {
 	// Config is what the pod asks of the interface, merged from class and claim; meaningless if ConfigErr is set.
 	Config v1alpha1.InterfaceConfig
 	// Interface is what Config describes, before the Port's addresses and MAC are added; its Name may be empty.
-	Interface link.Interface
+	Interface netdev.Interface
 	// ConfigErr says what is wrong with the opaque parameters, naming the field.
 	ConfigErr error
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim/claimtest"
-	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
-	"github.com/opiproject/xpu-device-plugin/pkg/link"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 )
 
 const testPool = "node1/0000-3b-00-0/fast"
@@ -163,15 +163,15 @@ func TestInterface(t *testing.T) {
 	if err != nil || devices[0].ConfigErr != nil {
 		t.Fatal(err, devices[0].ConfigErr)
 	}
-	want := link.Interface{
+	want := netdev.Interface{
 		Name: "fast0", MTU: 9000, MAC: "02:00:00:00:00:0a",
 		Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24"), netip.MustParsePrefix("fd00::5/64")},
-		Routes: []link.Route{
+		Routes: []netdev.Route{
 			{To: netip.MustParsePrefix("0.0.0.0/0"), Via: netip.MustParseAddr("10.1.0.1"), Metric: 50},
 			{To: netip.MustParsePrefix("fd01::/64")},
 		},
 		AllMulticast: true,
-		VF: &link.VFConfig{VLAN: ptr.To(5), QoS: ptr.To(3), Proto: "802.1ad", Trust: ptr.To(true), SpoofCheck: ptr.To(false),
+		VF: &netdev.VFConfig{VLAN: ptr.To(5), QoS: ptr.To(3), Proto: "802.1ad", Trust: ptr.To(true), SpoofCheck: ptr.To(false),
 			MinTxRate: ptr.To(100), MaxTxRate: ptr.To(1000), LinkState: "enable"},
 	}
 	comparers := cmp.Options{cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{})}
@@ -187,9 +187,9 @@ func TestUserspace(t *testing.T) {
 	if err != nil || devices[0].ConfigErr != nil {
 		t.Fatal(err, devices[0].ConfigErr)
 	}
-	want := link.Interface{
+	want := netdev.Interface{
 		MAC: "02:00:00:00:00:0a", Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24")},
-		VF: &link.VFConfig{VLAN: ptr.To(5)}, Userspace: true,
+		VF: &netdev.VFConfig{VLAN: ptr.To(5)}, Userspace: true,
 	}
 	if diff := cmp.Diff(want, devices[0].Interface, cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{})); diff != "" {
 		t.Errorf("Interface: -want +got\n%s", diff)

@@ -10,9 +10,9 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
-	"github.com/opiproject/xpu-device-plugin/pkg/link"
-	"github.com/opiproject/xpu-device-plugin/pkg/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 )
 
 // PoolID identifies a pool of ResourceSlices: the Functions of one PF that one DevicePool selects. One DRA pool
@@ -52,9 +52,9 @@ func PortName(node string, f inventory.ID) string {
 
 // DerivedMAC is a locally administered unicast address (IEEE 802 8.4.2) that is the same each time for the same Function
 // of a claim. The claim is empty where the device plugin handed the Function out.
-func DerivedMAC(claim types.UID, node string, f inventory.ID) link.MAC {
+func DerivedMAC(claim types.UID, node string, f inventory.ID) netdev.MAC {
 	sum := sha256.Sum256([]byte(string(claim) + "/" + node + "/" + f.String()))
-	return link.MAC(append(net.HardwareAddr{0x02}, sum[:5]...).String())
+	return netdev.MAC(append(net.HardwareAddr{0x02}, sum[:5]...).String())
 }
 
 // FunctionRef is how an XPUPort names a Function.

@@ -10,8 +10,8 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
-	"github.com/opiproject/xpu-device-plugin/pkg/link"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 )
 
 func TestPoolID(t *testing.T) {
@@ -75,12 +75,12 @@ func TestDerivedMAC(t *testing.T) {
 	if bytes := mac.HardwareAddr(); len(bytes) != 6 || bytes[0] != 0x02 {
 		t.Errorf("%s is not a locally administered unicast address", mac)
 	}
-	others := []link.MAC{DerivedMAC("uid-2", "node", vf), DerivedMAC("", "node", vf), DerivedMAC("uid-1", "node2", vf), DerivedMAC("uid-1", "node", sf)}
+	others := []netdev.MAC{DerivedMAC("uid-2", "node", vf), DerivedMAC("", "node", vf), DerivedMAC("uid-1", "node2", vf), DerivedMAC("uid-1", "node", sf)}
 	if slices.Contains(others, mac) {
 		t.Errorf("%s is also that of another Function or claim: %s", mac, others)
 	}
 	// Ports that are there when a node is upgraded keep theirs.
-	if want := link.MAC("02:5b:ae:79:be:58"); mac != want {
+	if want := netdev.MAC("02:5b:ae:79:be:58"); mac != want {
 		t.Errorf("%s, want %s as in the releases before", mac, want)
 	}
 }

@@ -5,7 +5,7 @@ import (
 	"slices"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
 // XPUOf chooses the XPU that serves a PF from those of the PF's node: one that names the PF before one that takes every

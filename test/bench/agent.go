@@ -14,7 +14,7 @@ import (
 
 	"github.com/go-logr/logr"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/podresources/podresourcestest"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/simulate"
 )

@@ -13,10 +13,10 @@ import (
 	"github.com/vishvananda/netlink"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
-	"github.com/opiproject/xpu-device-plugin/pkg/journal"
-	"github.com/opiproject/xpu-device-plugin/pkg/lifecycle"
-	"github.com/opiproject/xpu-device-plugin/pkg/link"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/simulate"
 )
@@ -49,7 +49,7 @@ type attachment struct {
 	vf         simulate.Function
 	inventory  *inventory.Inventory
 	journal    *timedJournal
-	engine     *link.Engine
+	engine     *netdev.Engine
 	lifecycle  *lifecycle.Manager
 	node, pod  *netns.Namespace
 	syncedFile *os.File
@@ -124,7 +124,7 @@ func (b *bench) newAttachment(ctx context.Context) (_ *attachment, err error) {
 	if a.syncedFile, err = os.Create(filepath.Join(a.host.path("state"), "reference")); err != nil {
 		return nil, err
 	}
-	if a.engine, err = link.New(link.Options{HostNetNS: a.node.Path()}); err != nil {
+	if a.engine, err = netdev.New(netdev.Options{HostNetNS: a.node.Path()}); err != nil {
 		return nil, err
 	}
 	const bootID = "bench"
@@ -173,7 +173,7 @@ func (a *attachment) round(ctx context.Context, number int) (t times, err error)
 		Function: id, PF: a.vf.PF, VFIndex: a.vf.Index,
 		Claim: journal.Claim{Namespace: "default", Name: "claim", UID: claim},
 		Pod:   journal.Pod{Namespace: "default", Name: "pod", UID: "pod"},
-		Interface: link.Interface{
+		Interface: netdev.Interface{
 			Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:01", Addresses: []netip.Prefix{netip.MustParsePrefix("10.10.0.1/24")},
 		},
 	})

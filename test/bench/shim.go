@@ -18,9 +18,9 @@ import (
 	"github.com/vishvananda/netlink"
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
-	api "github.com/opiproject/xpu-device-plugin/api/agent"
-	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
-	"github.com/opiproject/xpu-device-plugin/pkg/podresources/podresourcestest"
+	api "github.com/opiproject/xpu-device-plugin/cni/wire"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/simulate"
 )

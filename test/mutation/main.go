@@ -2,7 +2,7 @@
 // runs the package's tests, and lists the changes that no test noticed. The tree itself is not touched. Which things are
 // changed is a matter of the seed alone, so that two runs are comparable.
 //
-//	go run ./test/mutation ./pkg/lifecycle ./pkg/journal
+//	go run ./test/mutation ./pkg/node/lifecycle ./pkg/node/journal
 package main
 
 import (
@@ -41,8 +41,8 @@ func main() {
 	flag.Usage = func() {
 		fmt.Fprintf(flag.CommandLine.Output(), "Usage: mutation [flags] PACKAGE...\n\n"+
 			"Changes one thing of each package at a time and lists what its tests do not notice.\n\n"+
-			"  mutation ./pkg/journal                 # the table and the survivors of one package\n"+
-			"  mutation -most 200 -seed 7 ./pkg/hooks # others, and more of them\n\n")
+			"  mutation ./pkg/node/journal                 # the table and the survivors of one package\n"+
+			"  mutation -most 200 -seed 7 ./pkg/node/hooks # others, and more of them\n\n")
 		flag.PrintDefaults()
 	}
 	flag.Parse()

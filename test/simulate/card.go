@@ -7,7 +7,7 @@ import (
 	"regexp"
 	"strconv"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
 // Card is a SmartNIC in a slot of the host. The zero value of a field other than PFs and VFs is a BlueField-3 in slot

@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
 func TestAddresses(t *testing.T) {

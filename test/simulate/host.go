@@ -32,7 +32,7 @@ import (
 
 	"github.com/go-logr/logr"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
 // Config of a [Host].

@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
 // tree is a directory that looks like sysfs. What is replaced is replaced by rename, so that readers never see a half.

@@ -38,13 +38,13 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/deviceplugin/kubelettest"
-	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
-	"github.com/opiproject/xpu-device-plugin/pkg/nodeapi/nodeapitest"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceplugin/kubelettest"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi/kubeapitest"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
-	"github.com/opiproject/xpu-device-plugin/pkg/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/podresources/podresourcestest"
-	"github.com/opiproject/xpu-device-plugin/pkg/provision"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/simulate"
 )
@@ -139,7 +139,7 @@ func (n *node) path(name string) string { return filepath.Join(n.dir, name) }
 // declare makes the objects of an administrator.
 func (n *node) declare() {
 	n.t.Helper()
-	admin, err := nodeapitest.Client(cluster.Admin())
+	admin, err := kubeapitest.Client(cluster.Admin())
 	must(n.t, err)
 	n.admin = admin
 	pool := func(name string, pf pci.Address, publish v1alpha1.PublishMode) *v1alpha1.DevicePool {
@@ -164,16 +164,16 @@ func (n *node) declare() {
 // startController runs the real one until the test ends.
 func (n *node) startController() {
 	n.t.Helper()
-	scheme, err := provision.Scheme()
+	scheme, err := controller.Scheme()
 	must(n.t, err)
 	manager, err := ctrl.NewManager(cluster.Admin(), ctrl.Options{
-		Scheme: scheme, Logger: logr.Discard(), Cache: provision.CacheOptions(nodeapitest.AgentNamespace),
+		Scheme: scheme, Logger: logr.Discard(), Cache: controller.CacheOptions(kubeapitest.AgentNamespace),
 		Metrics:    metricsserver.Options{BindAddress: "0"},
 		Controller: ctrlconfig.Controller{SkipNameValidation: new(true)},
 	})
 	must(n.t, err)
-	must(n.t, provision.Setup(n.t.Context(), manager, provision.Options{
-		Namespace: nodeapitest.AgentNamespace, Registerer: prometheus.NewRegistry(),
+	must(n.t, controller.Setup(n.t.Context(), manager, controller.Options{
+		Namespace: kubeapitest.AgentNamespace, Registerer: prometheus.NewRegistry(),
 	}))
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)

@@ -25,11 +25,11 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
-	"github.com/opiproject/xpu-device-plugin/pkg/journal"
-	"github.com/opiproject/xpu-device-plugin/pkg/link"
-	"github.com/opiproject/xpu-device-plugin/pkg/nodeapi/nodeapitest"
-	"github.com/opiproject/xpu-device-plugin/pkg/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi/kubeapitest"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
@@ -40,7 +40,7 @@ var (
 
 var (
 	// cluster is the API server.
-	cluster *nodeapitest.Cluster
+	cluster *kubeapitest.Cluster
 	// agentProgram is the path of xpu-agent, as it is built here.
 	agentProgram string
 )
@@ -71,7 +71,7 @@ func run(m *testing.M) (code int, err error) {
 	if err := build.Run(); err != nil {
 		return 0, fmt.Errorf("build xpu-agent: %w", err)
 	}
-	if cluster, err = nodeapitest.Start(filepath.Join("..", "..", "deploy")); err != nil {
+	if cluster, err = kubeapitest.Start(filepath.Join("..", "..", "deploy")); err != nil {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, cluster.Stop()) }()
@@ -361,16 +361,16 @@ func (n *node) noFiles() error {
 }
 
 // hostState is every netdev of the host as the engine sees it, by name.
-func (n *node) hostState() map[string]link.Snapshot {
+func (n *node) hostState() map[string]netdev.Snapshot {
 	n.t.Helper()
 	links, err := netlink.LinkList()
 	must(n.t, err)
-	engine, err := link.New(link.Options{})
+	engine, err := netdev.New(netdev.Options{})
 	must(n.t, err)
 	defer engine.Close()
-	state := map[string]link.Snapshot{}
+	state := map[string]netdev.Snapshot{}
 	for _, l := range links {
-		s, err := engine.Snapshot(n.t.Context(), link.Device{Name: l.Attrs().Name})
+		s, err := engine.Snapshot(n.t.Context(), netdev.Device{Name: l.Attrs().Name})
 		must(n.t, err)
 		// A veth that was made anew has other numbers.
 		s.Identity.Index, s.Identity.Peer, s.Identity.PeerNS = 0, 0, 0

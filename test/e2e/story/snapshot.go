@@ -18,7 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
 // Snapshot is everything that a pod's life may touch and must leave as it was.

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
 

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/util/wait"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/link"
-	"github.com/opiproject/xpu-device-plugin/pkg/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
@@ -29,7 +29,7 @@ type properties struct {
 const adminFlags = unix.IFF_UP | unix.IFF_NOARP | unix.IFF_PROMISC | unix.IFF_ALLMULTI
 
 // read reads a VF's properties, or only the netdev's own of a Function without a PF. The netdev is found by its device.
-func read(t *testing.T, function pci.Address, pf *link.PF) properties {
+func read(t *testing.T, function pci.Address, pf *netdev.PF) properties {
 	t.Helper()
 	a := linkOf(t, card.Netdev(function)).Attrs()
 	p := properties{
@@ -43,7 +43,7 @@ func read(t *testing.T, function pci.Address, pf *link.PF) properties {
 }
 
 // enforced is what a PF enforces for a VF.
-func enforced(t *testing.T, pf *link.PF) netlink.VfInfo {
+func enforced(t *testing.T, pf *netdev.PF) netlink.VfInfo {
 	t.Helper()
 	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	done(t, err)
@@ -62,7 +62,7 @@ func enforced(t *testing.T, pf *link.PF) netlink.VfInfo {
 }
 
 // unchanged says what is not as it was.
-func unchanged(t *testing.T, function pci.Address, pf *link.PF, before properties) {
+func unchanged(t *testing.T, function pci.Address, pf *netdev.PF, before properties) {
 	t.Helper()
 	if diff := cmp.Diff(before, read(t, function, pf)); diff != "" {
 		t.Errorf("not as it was (-want +got):\n%s", diff)
@@ -81,17 +81,17 @@ func carrier(t *testing.T, pf pci.Address) {
 }
 
 // everything is every property that igb takes.
-func everything() link.Interface {
-	return link.Interface{
+func everything() netdev.Interface {
+	return netdev.Interface{
 		Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:11",
-		VF: &link.VFConfig{
+		VF: &netdev.VFConfig{
 			VLAN: new(100), QoS: new(3), Proto: "802.1q", SpoofCheck: new(false), Trust: new(true), MaxTxRate: new(100),
 		},
 	}
 }
 
 // untrusted is everything for a VF that is not trusted, which may not change its MAC.
-func untrusted() link.Interface {
+func untrusted() netdev.Interface {
 	want := everything()
 	want.VF.Trust = nil
 	return want
@@ -104,7 +104,7 @@ func TestProperties(t *testing.T) {
 	pfs := card.PFs(t)
 	pf := pfs[0]
 	carrier(t, pf)
-	engine, err := link.New(link.Options{Trace: func(step string) { t.Log(step) }})
+	engine, err := netdev.New(netdev.Options{Trace: func(step string) { t.Log(step) }})
 	done(t, err)
 	defer engine.Close()
 	vf, device := card.VF(t, pf, 0), deviceOf(t, pf, 0)
@@ -148,7 +148,7 @@ func TestProperties(t *testing.T) {
 }
 
 // areSet compares what is in effect with everything.
-func areSet(t *testing.T, pf *link.PF, observed link.Observed) {
+func areSet(t *testing.T, pf *netdev.PF, observed netdev.Observed) {
 	t.Helper()
 	want := everything()
 	if observed.Name != want.Name || observed.MTU != want.MTU || observed.MAC != want.MAC {
@@ -167,7 +167,7 @@ func areSet(t *testing.T, pf *link.PF, observed link.Observed) {
 
 // deleted has the namespace end under the pod's interface: the kernel brings it back to the host, down and under the
 // pod's name. Then it is released.
-func deleted(t *testing.T, engine *link.Engine, device link.Device, want link.Interface) {
+func deleted(t *testing.T, engine *netdev.Engine, device netdev.Device, want netdev.Interface) {
 	t.Helper()
 	var held taken
 	t.Run("pod", func(t *testing.T) { // its end is the namespace's
@@ -186,13 +186,13 @@ func deleted(t *testing.T, engine *link.Engine, device link.Device, want link.In
 }
 
 // refused asks for what igb does not have, together with what it has. unchanged is called after each refusal.
-func refused(t *testing.T, engine *link.Engine, device link.Device, unchanged func()) {
+func refused(t *testing.T, engine *netdev.Engine, device netdev.Device, unchanged func()) {
 	t.Helper()
-	for field, ask := range map[string]func(*link.VFConfig){
-		"vf.minTxRate, vf.maxTxRate": func(c *link.VFConfig) { c.MinTxRate = new(10) },
-		"vf.vlanProtocol":            func(c *link.VFConfig) { c.Proto = "802.1ad" },
-		"vf.linkState":               func(c *link.VFConfig) { c.LinkState = "enable" },
-		"vf.maxTxRate":               func(c *link.VFConfig) { c.MaxTxRate = new(1001) }, // it has 1000 Mbit/s
+	for field, ask := range map[string]func(*netdev.VFConfig){
+		"vf.minTxRate, vf.maxTxRate": func(c *netdev.VFConfig) { c.MinTxRate = new(10) },
+		"vf.vlanProtocol":            func(c *netdev.VFConfig) { c.Proto = "802.1ad" },
+		"vf.linkState":               func(c *netdev.VFConfig) { c.LinkState = "enable" },
+		"vf.maxTxRate":               func(c *netdev.VFConfig) { c.MaxTxRate = new(1001) }, // it has 1000 Mbit/s
 	} {
 		want := everything()
 		ask(want.VF)
@@ -208,14 +208,14 @@ func refused(t *testing.T, engine *link.Engine, device link.Device, unchanged fu
 }
 
 // endsAnywhere has an attachment end at each of its steps, without any undoing, and another engine release it.
-func endsAnywhere(t *testing.T, vf pci.Address, device link.Device) {
+func endsAnywhere(t *testing.T, vf pci.Address, device netdev.Device) {
 	t.Helper()
 	before := read(t, vf, device.PF)
 	ended := true
 	for step := 1; ended; step++ {
 		type end struct{}
 		count, last := 0, ""
-		engine, err := link.New(link.Options{Trace: func(s string) {
+		engine, err := netdev.New(netdev.Options{Trace: func(s string) {
 			if count++; count == step {
 				last = s
 				panic(end{})
@@ -232,9 +232,9 @@ func endsAnywhere(t *testing.T, vf pci.Address, device link.Device) {
 			return
 		}()
 		done(t, engine.Close())
-		next, err := link.New(link.Options{})
+		next, err := netdev.New(netdev.Options{})
 		done(t, err)
-		if _, err := next.Restore(t.Context(), link.Device{PF: device.PF}, snapshot, place); err != nil {
+		if _, err := next.Restore(t.Context(), netdev.Device{PF: device.PF}, snapshot, place); err != nil {
 			t.Errorf("ended at step %d, %q: %v", step, last, err)
 		}
 		done(t, next.Close())
@@ -246,9 +246,9 @@ func endsAnywhere(t *testing.T, vf pci.Address, device link.Device) {
 }
 
 // ownMACs has two pods of one card, and one of another, ask for MACs.
-func ownMACs(t *testing.T, engine *link.Engine, pfs []pci.Address) {
+func ownMACs(t *testing.T, engine *netdev.Engine, pfs []pci.Address) {
 	t.Helper()
-	var functions []link.Device
+	var functions []netdev.Device
 	var before []properties
 	// A netdev that is up learns the MAC when it leaves the host, which takes it down.
 	up := linkOf(t, deviceOf(t, pfs[0], 1).Name)
@@ -261,10 +261,10 @@ func ownMACs(t *testing.T, engine *link.Engine, pfs []pci.Address) {
 		functions = append(functions, deviceOf(t, f.pf, f.index))
 		before = append(before, read(t, card.VF(t, f.pf, f.index), functions[len(functions)-1].PF))
 	}
-	pods := func(t *testing.T, config *link.VFConfig, macs ...link.MAC) {
+	pods := func(t *testing.T, config *netdev.VFConfig, macs ...netdev.MAC) {
 		var pods []pod
 		for i, mac := range macs {
-			pods = append(pods, attachedAs(t, engine, functions[i], byte(i+1), link.Interface{MAC: mac, VF: config}))
+			pods = append(pods, attachedAs(t, engine, functions[i], byte(i+1), netdev.Interface{MAC: mac, VF: config}))
 			if mac != "" && pods[i].mac.String() != string(mac) {
 				t.Errorf("MAC %s, want %s", pods[i].mac, mac)
 			}
@@ -279,7 +279,7 @@ func ownMACs(t *testing.T, engine *link.Engine, pfs []pci.Address) {
 		pods(t, nil, "02:00:00:00:00:32", "02:00:00:00:00:33", "02:00:00:00:00:31")
 	})
 	t.Run("trusted", func(t *testing.T) {
-		pods(t, &link.VFConfig{Trust: new(true)}, "02:00:00:00:00:41", "02:00:00:00:00:42", "02:00:00:00:00:43")
+		pods(t, &netdev.VFConfig{Trust: new(true)}, "02:00:00:00:00:41", "02:00:00:00:00:42", "02:00:00:00:00:43")
 	})
 	t.Run("their own", func(t *testing.T) { pods(t, nil, "", "", "") })
 	for i, f := range functions {
@@ -289,10 +289,10 @@ func ownMACs(t *testing.T, engine *link.Engine, pfs []pci.Address) {
 }
 
 // rateWaits takes the carrier away, as a reset of the card does.
-func rateWaits(t *testing.T, engine *link.Engine, vf pci.Address, device link.Device) {
+func rateWaits(t *testing.T, engine *netdev.Engine, vf pci.Address, device netdev.Device) {
 	t.Helper()
 	before := read(t, vf, device.PF)
-	want := link.Interface{Name: "net1", VF: &link.VFConfig{MaxTxRate: new(100)}}
+	want := netdev.Interface{Name: "net1", VF: &netdev.VFConfig{MaxTxRate: new(100)}}
 	pf := linkOf(t, device.PF.Name)
 	done(t, netlink.LinkSetDown(pf))
 	begin := time.Now()
@@ -326,14 +326,14 @@ func rateWaits(t *testing.T, engine *link.Engine, vf pci.Address, device link.De
 }
 
 // wholeCard gives a PF's netdev to a pod, which reaches a VF of the other card.
-func wholeCard(t *testing.T, engine *link.Engine, pf pci.Address) {
+func wholeCard(t *testing.T, engine *netdev.Engine, pf pci.Address) {
 	t.Helper()
 	numVFs := card.Attribute(t, pf, "sriov_numvfs")
 	card.SetAttribute(t, pf, "sriov_numvfs", "0")
 	t.Cleanup(func() { card.SetAttribute(t, pf, "sriov_numvfs", numVFs) })
 	before := read(t, pf, nil)
-	device := link.Device{Name: before.Name}
-	want := link.Interface{Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:51"}
+	device := netdev.Device{Name: before.Name}
+	want := netdev.Interface{Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:51"}
 	t.Run("network namespace deleted", func(t *testing.T) {
 		deleted(t, engine, device, want)
 		unchanged(t, pf, nil, before)

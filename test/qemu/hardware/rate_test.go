@@ -8,12 +8,12 @@ import (
 
 	"github.com/go-logr/logr/testr"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/devlink"
-	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
-	"github.com/opiproject/xpu-device-plugin/pkg/journal"
-	"github.com/opiproject/xpu-device-plugin/pkg/lifecycle"
-	"github.com/opiproject/xpu-device-plugin/pkg/link"
-	"github.com/opiproject/xpu-device-plugin/pkg/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
@@ -31,7 +31,7 @@ func newLimited(t *testing.T, pf pci.Address) limited {
 	eswitch, err := devlink.Dial("")
 	done(t, err)
 	t.Cleanup(eswitch.Close)
-	engine, err := link.New(link.Options{
+	engine, err := netdev.New(netdev.Options{
 		Rates: lifecycle.Rates{Eswitches: eswitch}, Trace: func(step string) { t.Log(step) },
 	})
 	done(t, err)
@@ -47,7 +47,7 @@ func newLimited(t *testing.T, pf pci.Address) limited {
 }
 
 // attach reserves a Function and takes it to a pod. The limit is what the pod wishes.
-func (l limited) attach(t *testing.T, id inventory.ID, config *link.VFConfig) error {
+func (l limited) attach(t *testing.T, id inventory.ID, config *netdev.VFConfig) error {
 	t.Helper()
 	function, ok := l.Get(id)
 	if !ok {
@@ -56,7 +56,7 @@ func (l limited) attach(t *testing.T, id inventory.ID, config *link.VFConfig) er
 	err := l.lifecycle.Reserve(t.Context(), journal.Attachment{
 		Function: id, PF: function.PF, PFName: function.PFName, VFIndex: function.Index,
 		Claim:     journal.Claim{Namespace: "default", Name: "limited", UID: "claim"},
-		Interface: link.Interface{Name: "net1", VF: config},
+		Interface: netdev.Interface{Name: "net1", VF: config},
 	})
 	done(t, err)
 	sandbox := lifecycle.Sandbox{
@@ -110,16 +110,16 @@ func TestRate(t *testing.T) {
 	pf := card.PFs(t)[0]
 	l := newLimited(t, pf)
 	vf, pfName := inventory.ID{Address: card.VF(t, pf, 1)}, card.Netdev(pf)
-	wish := &link.VFConfig{MinTxRate: new(100), MaxTxRate: new(2000)}
+	wish := &netdev.VFConfig{MinTxRate: new(100), MaxTxRate: new(2000)}
 	limit := devlink.Rate{Share: 100, Max: 2000}
 
 	t.Run("VF in mode legacy, by its PF", func(t *testing.T) {
 		done(t, l.attach(t, vf, wish))
-		if got := enforced(t, &link.PF{Name: pfName, VF: 1}); got.MinTxRate != 100 || got.MaxTxRate != 2000 {
+		if got := enforced(t, &netdev.PF{Name: pfName, VF: 1}); got.MinTxRate != 100 || got.MaxTxRate != 2000 {
 			t.Errorf("enforced: %+v", got)
 		}
 		l.release(t, vf)
-		if got := enforced(t, &link.PF{Name: pfName, VF: 1}); got.MinTxRate != 0 || got.MaxTxRate != 0 {
+		if got := enforced(t, &netdev.PF{Name: pfName, VF: 1}); got.MinTxRate != 0 || got.MaxTxRate != 0 {
 			t.Errorf("after release: %+v", got)
 		}
 	})
@@ -146,7 +146,7 @@ func TestRate(t *testing.T) {
 		port := portOf(t, l.eswitch, pf, devlink.PCIVF, 1)
 		own := devlink.Rate{Max: 500}
 		done(t, l.eswitch.SetRate(port.Device, port.Index, own))
-		done(t, l.attach(t, vf, &link.VFConfig{MaxTxRate: new(100)}))
+		done(t, l.attach(t, vf, &netdev.VFConfig{MaxTxRate: new(100)}))
 		if got := l.rate(t, devlink.PCIVF, 1); got != (devlink.Rate{Max: 100}) {
 			t.Errorf("attached: %+v", got)
 		}
@@ -160,7 +160,7 @@ func TestRate(t *testing.T) {
 	t.Run("SF", func(t *testing.T) { subfunctionRate(t, l, wish, limit) })
 }
 
-func subfunctionRate(t *testing.T, l limited, wish *link.VFConfig, limit devlink.Rate) {
+func subfunctionRate(t *testing.T, l limited, wish *netdev.VFConfig, limit devlink.Rate) {
 	t.Helper()
 	const sfnum = 77
 	port, err := l.eswitch.AddSF(devlink.OfPCI(l.pf), 0, sfnum)
@@ -179,7 +179,7 @@ func subfunctionRate(t *testing.T, l limited, wish *link.VFConfig, limit devlink
 	if got := l.rate(t, devlink.PCISF, sfnum); got != (devlink.Rate{}) {
 		t.Errorf("after release: %+v", got)
 	}
-	err = l.attach(t, sf, &link.VFConfig{VLAN: new(100), MaxTxRate: new(100)})
+	err = l.attach(t, sf, &netdev.VFConfig{VLAN: new(100), MaxTxRate: new(100)})
 	says := "vf.vlan: must be absent for SF 77 of PF " + string(l.pf)
 	if err == nil || !strings.Contains(err.Error(), says) {
 		t.Errorf("a VLAN for an SF: error %v, want one with %q", err, says)

@@ -20,23 +20,23 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/devlink"
-	"github.com/opiproject/xpu-device-plugin/pkg/dra"
-	"github.com/opiproject/xpu-device-plugin/pkg/health"
-	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
-	"github.com/opiproject/xpu-device-plugin/pkg/journal"
-	"github.com/opiproject/xpu-device-plugin/pkg/lifecycle"
-	"github.com/opiproject/xpu-device-plugin/pkg/link"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/dra"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/setup"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/sriov"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
-	"github.com/opiproject/xpu-device-plugin/pkg/outfit"
-	"github.com/opiproject/xpu-device-plugin/pkg/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/pool"
-	"github.com/opiproject/xpu-device-plugin/pkg/supply"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
 
-const demandMAC = link.MAC("02:00:00:00:00:05")
+const demandMAC = netdev.MAC("02:00:00:00:00:05")
 
 // demand is the parts of an agent that make SFs on demand, on the machine's own cards.
 type demand struct {
@@ -64,17 +64,17 @@ func newDemand(t *testing.T, dir string, spec v1alpha1.DevicePoolSpec, trace fun
 	var err error
 	d.journal, err = journal.Open(filepath.Join(dir, "journal.db"))
 	done(t, err)
-	engine, err := link.New(link.Options{Trace: trace})
+	engine, err := netdev.New(netdev.Options{Trace: trace})
 	done(t, err)
 	d.devlink, err = devlink.Dial("")
 	done(t, err)
 	d.inv = inventory.New(inventory.Options{SysRoot: "/sys", Changed: d.changed.Notify, Log: log})
-	sfs := &supply.SFMaker{
+	sfs := &sriov.SFMaker{
 		Devlink: tracedDevlink{d.devlink, trace}, Functions: d.inv, Changes: d.changed.Subscribe, Changed: d.changed.Notify,
 		Log: log,
 	}
 	d.tracker = pool.NewTracker(d.inv, d, sfs, log)
-	outfits := &outfit.Outfitter{SFs: sfs}
+	outfits := &setup.Outfitter{SFs: sfs}
 	records := tracedJournal{d.journal, trace}
 	d.lifecycle = lifecycle.New(records, engine, d.inv, lifecycle.Options{BootID: "boot-1", Outfits: outfits}, log)
 	publisher := &dra.Publisher{
@@ -155,8 +155,8 @@ func (d *demand) reserve(id inventory.ID) error {
 	return d.lifecycle.Reserve(context.Background(), journal.Attachment{
 		Function: id, PF: f.PF, PFName: f.PFName, VFIndex: f.Index,
 		Claim:  journal.Claim{Namespace: "default", Name: "c", UID: "claim-1"},
-		Outfit: outfit.Wish(d.spec, id, "", demandMAC),
-		Interface: link.Interface{
+		Outfit: setup.Wish(d.spec, id, "", demandMAC),
+		Interface: netdev.Interface{
 			Name: "net1", MAC: demandMAC, Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.5/24")},
 		},
 	})

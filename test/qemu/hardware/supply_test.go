@@ -19,14 +19,14 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
-	"github.com/opiproject/xpu-device-plugin/pkg/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/sriov"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
-	"github.com/opiproject/xpu-device-plugin/pkg/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/podresources"
-	"github.com/opiproject/xpu-device-plugin/pkg/podresources/podresourcestest"
-	"github.com/opiproject/xpu-device-plugin/pkg/pool"
-	"github.com/opiproject/xpu-device-plugin/pkg/supply"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
@@ -45,7 +45,7 @@ type supplier struct {
 	journal   *journal.Journal
 	kubelet   *podresourcestest.Kubelet
 	pods      *podresources.Client
-	vfs       *supply.VFs
+	vfs       *sriov.VFs
 
 	inputs, outputs, all notify.Signal
 
@@ -102,9 +102,9 @@ func background(t *testing.T, run func(context.Context) error) (end func()) {
 func (s *supplier) run(t *testing.T) (end func()) {
 	t.Helper()
 	s.tracker = pool.NewTracker(s.inventory, s, nil, testr.New(t))
-	s.vfs = &supply.VFs{
+	s.vfs = &sriov.VFs{
 		SysRoot: "/sys", Functions: s.inventory, Pools: s.tracker, Journal: s.journal, Assignments: s.pods,
-		NetdevUse: supply.NetdevUse, Writing: s.writing, Metrics: supply.NewMetrics(prometheus.NewRegistry()),
+		NetdevUse: sriov.NetdevUse, Writing: s.writing, Metrics: sriov.NewMetrics(prometheus.NewRegistry()),
 		Log: testr.New(t), Changed: func() {
 			s.outputs.Notify()
 			s.all.Notify()

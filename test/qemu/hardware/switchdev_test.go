@@ -21,11 +21,11 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/devlink"
-	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
-	"github.com/opiproject/xpu-device-plugin/pkg/opibridge"
-	"github.com/opiproject/xpu-device-plugin/pkg/pci"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
@@ -175,11 +175,11 @@ func (x *xpu) start() {
 	t := x.t
 	t.Helper()
 	log := testr.New(t)
-	agent, err := opibridge.New(opibridge.Config{State: x.state, DataPlane: opibridge.DataPlaneVLANAware}, log)
+	agent, err := bridge.New(bridge.Config{State: x.state, DataPlane: bridge.DataPlaneVLANAware}, log)
 	done(t, err)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	done(t, err)
-	server := opibridge.NewServer(opibridge.NewMetrics(agent), log)
+	server := bridge.NewServer(bridge.NewMetrics(agent), log)
 	agent.Register(server)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 2)

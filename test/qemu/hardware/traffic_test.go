@@ -9,32 +9,32 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/link"
-	"github.com/opiproject/xpu-device-plugin/pkg/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
 
 // deviceOf is a VF as package link wants it.
-func deviceOf(t *testing.T, pf pci.Address, index int) link.Device {
+func deviceOf(t *testing.T, pf pci.Address, index int) netdev.Device {
 	t.Helper()
-	return link.Device{
-		Name: card.Netdev(card.VF(t, pf, index)), PF: &link.PF{Name: card.Netdev(pf), Address: string(pf), VF: index},
+	return netdev.Device{
+		Name: card.Netdev(card.VF(t, pf, index)), PF: &netdev.PF{Name: card.Netdev(pf), Address: string(pf), VF: index},
 	}
 }
 
 // taken is a Function that the product's engine took to a pod.
 type taken struct {
-	engine   *link.Engine
-	device   link.Device
-	before   link.Snapshot
-	place    link.Place
-	observed link.Observed
+	engine   *netdev.Engine
+	device   netdev.Device
+	before   netdev.Snapshot
+	place    netdev.Place
+	observed netdev.Observed
 }
 
 // take attaches a Function to a namespace, or says why that fails.
 func take(
-	t *testing.T, engine *link.Engine, device link.Device, netNS string, want link.Interface,
+	t *testing.T, engine *netdev.Engine, device netdev.Device, netNS string, want netdev.Interface,
 ) (_ taken, err error) {
 	t.Helper()
 	held := taken{engine: engine, device: device}
@@ -47,13 +47,13 @@ func take(
 
 // release puts everything back. It works after the test's context has ended, too.
 func (h taken) release() error {
-	_, err := h.engine.Restore(context.Background(), link.Device{PF: h.device.PF}, h.before, h.place)
+	_, err := h.engine.Restore(context.Background(), netdev.Device{PF: h.device.PF}, h.before, h.place)
 	return err
 }
 
 // attachedAs takes a Function to a pod of its own, as net1 with 192.0.2.<host>, until the test ends, when everything is
 // put back.
-func attachedAs(t *testing.T, engine *link.Engine, device link.Device, host byte, want link.Interface) pod {
+func attachedAs(t *testing.T, engine *netdev.Engine, device netdev.Device, host byte, want netdev.Interface) pod {
 	t.Helper()
 	address := netip.AddrFrom4([4]byte{192, 0, 2, host})
 	want.Name, want.Addresses = "net1", []netip.Prefix{netip.PrefixFrom(address, 24)}
@@ -70,9 +70,9 @@ func attachedAs(t *testing.T, engine *link.Engine, device link.Device, host byte
 }
 
 // attached is attachedAs for a VF of which only what the PF enforces matters.
-func attached(t *testing.T, engine *link.Engine, pf pci.Address, index int, host byte, config *link.VFConfig) pod {
+func attached(t *testing.T, engine *netdev.Engine, pf pci.Address, index int, host byte, config *netdev.VFConfig) pod {
 	t.Helper()
-	return attachedAs(t, engine, deviceOf(t, pf, index), host, link.Interface{VF: config})
+	return attachedAs(t, engine, deviceOf(t, pf, index), host, netdev.Interface{VF: config})
 }
 
 // TestTrafficVLAN: the VLAN that a PF enforces for a VF keeps networks apart, on one card and across two on one wire.
@@ -82,10 +82,10 @@ func TestTrafficVLAN(t *testing.T) {
 	if len(pfs) < 2 {
 		t.Fatalf("the guest has %d cards, want 2", len(pfs))
 	}
-	engine, err := link.New(link.Options{})
+	engine, err := netdev.New(netdev.Options{})
 	done(t, err)
 	defer engine.Close()
-	tag := func(vlan int) *link.VFConfig { return &link.VFConfig{VLAN: &vlan} }
+	tag := func(vlan int) *netdev.VFConfig { return &netdev.VFConfig{VLAN: &vlan} }
 	t.Run("same VLAN", func(t *testing.T) {
 		a, b := attached(t, engine, pfs[0], 0, 1, tag(100)), attached(t, engine, pfs[0], 1, 2, tag(100))
 		c := attached(t, engine, pfs[1], 0, 3, tag(100))
@@ -123,7 +123,7 @@ func apart(t *testing.T, from, to pod) {
 func TestTrafficSpoofCheck(t *testing.T) {
 	card.InGuest(t, "simnic")
 	pf := card.PFs(t)[0]
-	engine, err := link.New(link.Options{})
+	engine, err := netdev.New(netdev.Options{})
 	done(t, err)
 	defer engine.Close()
 	for _, test := range []struct {
@@ -131,7 +131,7 @@ func TestTrafficSpoofCheck(t *testing.T) {
 		check bool
 	}{{"off", false}, {"on", true}} {
 		t.Run(test.name, func(t *testing.T) {
-			a := attached(t, engine, pf, 0, 1, &link.VFConfig{SpoofCheck: &test.check})
+			a := attached(t, engine, pf, 0, 1, &netdev.VFConfig{SpoofCheck: &test.check})
 			b := attached(t, engine, pf, 1, 2, nil)
 			reach(t, a, b) // the carrier is there
 			to, from := b.frames(t), a.frames(t)

@@ -11,8 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
-	"github.com/opiproject/xpu-device-plugin/pkg/pool"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
 

@@ -24,15 +24,15 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim/claimtest"
-	"github.com/opiproject/xpu-device-plugin/pkg/devnode"
-	"github.com/opiproject/xpu-device-plugin/pkg/dra"
-	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
-	"github.com/opiproject/xpu-device-plugin/pkg/journal"
-	"github.com/opiproject/xpu-device-plugin/pkg/lifecycle"
-	"github.com/opiproject/xpu-device-plugin/pkg/link"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/dra"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/setup"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
-	"github.com/opiproject/xpu-device-plugin/pkg/outfit"
-	"github.com/opiproject/xpu-device-plugin/pkg/pci"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
@@ -43,8 +43,8 @@ type claims struct {
 	dir       string
 	spec      v1alpha1.DevicePoolSpec
 	inventory *inventory.Inventory
-	engine    *link.Engine
-	drivers   *outfit.PCIDrivers
+	engine    *netdev.Engine
+	drivers   *setup.PCIDrivers
 	journal   *journal.Journal
 	lifecycle *lifecycle.Manager
 	driver    *dra.Driver
@@ -68,7 +68,7 @@ func newClaimsOf(
 	var err error
 	c.journal, err = journal.Open(filepath.Join(dir, "journal.db"))
 	done(t, err)
-	c.engine, err = link.New(link.Options{Trace: trace})
+	c.engine, err = netdev.New(netdev.Options{Trace: trace})
 	done(t, err)
 	var changed notify.Signal
 	c.inventory = inventory.New(inventory.Options{SysRoot: "/sys", Changed: changed.Notify, Log: log})
@@ -85,11 +85,11 @@ func newClaimsOf(
 	}
 	t.Cleanup(c.close)
 	c.inventory.Synced(ctx)
-	c.drivers = &outfit.PCIDrivers{
+	c.drivers = &setup.PCIDrivers{
 		SysRoot: "/sys", DevRoot: "/dev", ProcRoot: "/proc", BootID: bootID, Functions: c.inventory,
 		Changes: changed.Subscribe, Engine: c.engine, Trace: trace, Log: log,
 	}
-	outfits := &outfit.Outfitter{Drivers: c.drivers}
+	outfits := &setup.Outfitter{Drivers: c.drivers}
 	c.lifecycle = lifecycle.New(c.journal, c.engine, c.inventory, lifecycle.Options{BootID: bootID, Outfits: outfits}, log)
 	files, err := dra.NewCDI(filepath.Join(dir, "cdi"))
 	done(t, err)
@@ -130,7 +130,7 @@ func (c *claims) unprepare(ctx context.Context, object *resourceapi.ResourceClai
 	return errors.Join(err, results[object.UID])
 }
 
-func (c *claims) attach(object *resourceapi.ResourceClaim, vf pci.Address, pod *netns.Namespace) (link.Observed, error) {
+func (c *claims) attach(object *resourceapi.ResourceClaim, vf pci.Address, pod *netns.Namespace) (netdev.Observed, error) {
 	return c.lifecycle.Attach(context.Background(), inventory.ID{Address: vf}, lifecycle.Sandbox{
 		ID: "sandbox1", NetNS: pod.Path(),
 		Pod: journal.Pod{Namespace: object.Namespace, Name: "pod1", UID: object.Status.ReservedFor[0].UID},
@@ -158,7 +158,7 @@ func (c *claims) offer() {
 			continue
 		}
 		attached := reserved
-		attached.State, attached.Before, attached.Observed = journal.Attached, &link.Snapshot{}, &link.Observed{}
+		attached.State, attached.Before, attached.Observed = journal.Attached, &netdev.Snapshot{}, &netdev.Observed{}
 		attached.Place.NetNS = "/run/netns/pod" // where it would be
 		done(c.t, c.journal.Put(attached))
 		done(c.t, c.driver.Offer(attached))
@@ -177,7 +177,7 @@ func nodePaths(container ocispec.Spec) []string {
 }
 
 // worn is a VF that the administrator set up, until the test ends: all that is lost when its driver is unbound.
-func worn(t *testing.T, c *claims, pf pci.Address, index int) (vf pci.Address, device link.Device, before link.Snapshot) {
+func worn(t *testing.T, c *claims, pf pci.Address, index int) (vf pci.Address, device netdev.Device, before netdev.Snapshot) {
 	t.Helper()
 	vf = card.VF(t, pf, index)
 	l, name := linkOf(t, card.Netdev(vf)), card.Netdev(vf)
@@ -193,17 +193,17 @@ func worn(t *testing.T, c *claims, pf pci.Address, index int) (vf pci.Address, d
 	done(t, netlink.LinkSetMTU(l, 1400))
 	done(t, netlink.LinkSetAlias(l, "the administrator's"))
 	done(t, netlink.LinkSetUp(l))
-	device = link.Device{Name: "worn0", PF: &link.PF{Name: card.Netdev(pf), Address: string(pf), VF: index}}
+	device = netdev.Device{Name: "worn0", PF: &netdev.PF{Name: card.Netdev(pf), Address: string(pf), VF: index}}
 	before, err := c.engine.Snapshot(t.Context(), device)
 	done(t, err)
 	return vf, device, before
 }
 
-func wantRestored(t *testing.T, c *claims, device link.Device, before link.Snapshot) {
+func wantRestored(t *testing.T, c *claims, device netdev.Device, before netdev.Snapshot) {
 	t.Helper()
 	now, err := c.engine.Snapshot(t.Context(), device)
 	done(t, err)
-	if left := link.Diff(before, now); len(left) > 0 {
+	if left := netdev.Diff(before, now); len(left) > 0 {
 		t.Errorf("the VF is not what it was: %q", left)
 	}
 	if records := c.journal.All(); len(records) > 0 {
@@ -320,7 +320,7 @@ func TestVFIO(t *testing.T) {
 		if paths := nodePaths(c.container(prepared.Devices[0].CDIDeviceIDs...)); len(paths) != 2 {
 			t.Errorf("device nodes %q", paths)
 		}
-		bare := outfit.Bare{Functions: c.inventory, Journal: c.journal}
+		bare := setup.Bare{Functions: c.inventory, Journal: c.journal}
 		for _, f := range bare.Snapshot() {
 			if f.Kind == inventory.VF && f.Driver != "igbvf" {
 				t.Errorf("pools see driver %q of %s", f.Driver, f.ID)

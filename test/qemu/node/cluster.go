@@ -28,9 +28,9 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
-	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
-	"github.com/opiproject/xpu-device-plugin/pkg/nodeapi/nodeapitest"
-	"github.com/opiproject/xpu-device-plugin/pkg/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi/kubeapitest"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
 
@@ -47,7 +47,7 @@ func connect(n *Node) *Cluster {
 	n.t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", plan.AdminKubeconfig)
 	Must(n.t, err)
-	admin, err := nodeapitest.Client(config)
+	admin, err := kubeapitest.Client(config)
 	Must(n.t, err)
 	c := &Cluster{Admin: admin, node: n}
 	c.Create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: plan.NodeName}})

@@ -18,11 +18,11 @@ import (
 	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
-	"github.com/opiproject/xpu-device-plugin/pkg/journal"
-	"github.com/opiproject/xpu-device-plugin/pkg/lifecycle"
-	"github.com/opiproject/xpu-device-plugin/pkg/link"
-	"github.com/opiproject/xpu-device-plugin/pkg/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/node"
@@ -61,7 +61,7 @@ type life struct {
 // agent is what the agent is made of, as far as it touches VFs.
 type agent struct {
 	journal   *journal.Journal
-	engine    *link.Engine
+	engine    *netdev.Engine
 	lifecycle *lifecycle.Manager
 }
 
@@ -72,7 +72,7 @@ func (l life) start(event func(string)) (*agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	engine, err := link.New(link.Options{Trace: event})
+	engine, err := netdev.New(netdev.Options{Trace: event})
 	if err != nil {
 		return nil, errors.Join(err, records.Close())
 	}
@@ -120,10 +120,10 @@ func (l life) run() error {
 	ctx := context.Background()
 	err = a.lifecycle.Reserve(ctx, journal.Attachment{
 		Function: l.VF, PF: l.PF, VFIndex: l.Index, Claim: journal.Claim{Namespace: "default", Name: "c", UID: "claim"},
-		Interface: link.Interface{
+		Interface: netdev.Interface{
 			Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:01",
 			Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24")},
-			VF: &link.VFConfig{
+			VF: &netdev.VFConfig{
 				VLAN: new(100), QoS: new(3), SpoofCheck: new(false), Trust: new(true), MaxTxRate: new(100),
 			},
 		},

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/node"
 )
 

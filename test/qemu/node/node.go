@@ -25,10 +25,10 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/deviceplugin/kubelettest"
-	"github.com/opiproject/xpu-device-plugin/pkg/inventory"
-	"github.com/opiproject/xpu-device-plugin/pkg/journal"
-	"github.com/opiproject/xpu-device-plugin/pkg/podresources/podresourcestest"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceplugin/kubelettest"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 )

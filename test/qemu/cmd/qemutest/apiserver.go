@@ -13,7 +13,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/nodeapi/nodeapitest"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi/kubeapitest"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/initramfs"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
@@ -22,7 +22,7 @@ import (
 const assets = "bin/kubernetes"
 
 // startAPIServer starts an API server for one guest, set up as deploy/ sets up a cluster.
-func startAPIServer() (*nodeapitest.Cluster, error) {
+func startAPIServer() (*kubeapitest.Cluster, error) {
 	const variable = "KUBEBUILDER_ASSETS"
 	if os.Getenv(variable) == "" {
 		if err := os.Setenv(variable, assets); err != nil {
@@ -32,11 +32,11 @@ func startAPIServer() (*nodeapitest.Cluster, error) {
 	if _, err := os.Stat(filepath.Join(os.Getenv(variable), "kube-apiserver")); err != nil {
 		return nil, fmt.Errorf("the API server that suites need: %w: make test-qemu builds it", err)
 	}
-	return nodeapitest.Start("deploy")
+	return kubeapitest.Start("deploy")
 }
 
 // addKubeconfigs adds what programs of the guest reach the API server by.
-func addKubeconfigs(a *initramfs.Archive, c *nodeapitest.Cluster) error {
+func addKubeconfigs(a *initramfs.Archive, c *kubeapitest.Cluster) error {
 	for path, config := range map[string]*rest.Config{
 		plan.AdminKubeconfig: c.Admin(), plan.AgentKubeconfig: c.Agent(plan.NodeName),
 	} {

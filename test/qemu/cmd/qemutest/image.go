@@ -13,7 +13,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/nodeapi/nodeapitest"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi/kubeapitest"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/debian"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/initramfs"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
@@ -37,7 +37,7 @@ var tools = []string{
 // makeImage writes the file system that the guest starts with, with what was built for it. cluster is nil where the
 // guest needs none.
 func makeImage(
-	ctx context.Context, o options, root debian.Root, g guest, cluster *nodeapitest.Cluster, file string,
+	ctx context.Context, o options, root debian.Root, g guest, cluster *kubeapitest.Cluster, file string,
 ) error {
 	a := initramfs.New()
 	p := plan.Plan{Guest: g.nic, VFs: g.vfs, Shell: o.shell, API: cluster != nil}

@@ -19,7 +19,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/nodeapi/nodeapitest"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi/kubeapitest"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/debian"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/machine"
 )
@@ -159,7 +159,7 @@ type guestRun struct {
 	options
 	guest   guest
 	out     io.Writer
-	cluster *nodeapitest.Cluster // nil if it has none
+	cluster *kubeapitest.Cluster // nil if it has none
 	machine machine.Machine
 	// What came of it.
 	status int

@@ -55,7 +55,7 @@ func guests() []guest {
 				"igb", "igbvf",
 			},
 			suites: []suite{
-				{name: "link", path: "pkg/link", run: "^TestHardware", limit: time.Minute},
+				{name: "netdev", path: "pkg/kernel/netdev", run: "^TestHardware", limit: time.Minute},
 				{name: "traffic", path: "test/qemu/hardware", run: "^TestTrafficVLAN$", limit: time.Minute},
 				{name: "properties", path: "test/qemu/hardware", run: "^Test(Properties|VFGone)$", limit: 2 * time.Minute},
 				{
@@ -94,14 +94,14 @@ func guests() []guest {
 			// SFs are called as those of ConnectX are.
 			options: "auxprefix=mlx5_core",
 			suites: []suite{
-				{name: "link", path: "pkg/link", run: "^TestHardware", limit: time.Minute},
+				{name: "netdev", path: "pkg/kernel/netdev", run: "^TestHardware", limit: time.Minute},
 				{name: "functions", path: "test/qemu/hardware", run: "^TestInventory$", limit: time.Minute},
-				{name: "devlink", path: "pkg/devlink", run: "^TestHardware|^TestNoSuchDevice$", limit: time.Minute},
+				{name: "devlink", path: "pkg/kernel/devlink", run: "^TestHardware|^TestNoSuchDevice$", limit: time.Minute},
 				{name: "traffic", path: "test/qemu/hardware", run: "^TestTrafficSpoofCheck$", limit: time.Minute},
 				{name: "rate", path: "test/qemu/hardware", run: "^TestRate$", limit: time.Minute},
 				// Needs none of the cards, but the other guest takes longer.
-				{name: "opibridge", path: "pkg/opibridge", run: vlanAware, limit: 2 * time.Minute},
-				{name: "representor", path: "pkg/opibridge", run: "^TestHardware", limit: time.Minute},
+				{name: "bridge", path: "pkg/bridge", run: vlanAware, limit: 2 * time.Minute},
+				{name: "representor", path: "pkg/bridge", run: "^TestHardware", limit: time.Minute},
 				{name: "health", path: "test/qemu/hardware", run: "^TestHealthReporter$", limit: time.Minute},
 				{
 					name: "fault", path: "test/qemu/node", run: "^TestFault$", limit: time.Minute,

@@ -1,0 +1,102 @@
+package wire
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+)
+
+// What [Call] fails with, beside a request that is larger than [MaxMessage]. What the agent itself says is wrong is in
+// [Reply.Error].
+var (
+	// ErrAway: there is nobody at the socket. The request was not sent.
+	ErrAway = errors.New("xpu-agent is away")
+	// ErrNoReply: the request was sent, at least in part, and no reply came that can be understood. What was asked for
+	// may be done, half done, or still going on.
+	ErrNoReply = errors.New("no reply of xpu-agent")
+	// ErrVersion: the other side speaks another [Version] and did nothing.
+	ErrVersion = errors.New("another version of the agent's contract")
+)
+
+// Call sends a request to the agent that listens on a unix socket and waits for its reply. [Request.Version] is set.
+// The deadline of ctx is that of the whole call; when ctx ends, the connection is closed, which tells the agent.
+func Call(ctx context.Context, socket string, request Request) (Reply, error) {
+	request.Version = Version
+	message, err := json.Marshal(request)
+	if err != nil {
+		return Reply{}, fmt.Errorf("request %s: %w", request.Command, err)
+	}
+	if len(message) > MaxMessage {
+		return Reply{}, fmt.Errorf("request %s has %d bytes, at most %d are allowed",
+			request.Command, len(message), MaxMessage)
+	}
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, "unix", socket)
+	if err != nil {
+		return Reply{}, fmt.Errorf("%w: %w", ErrAway, err)
+	}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+
+	answer, err := exchange(conn.(*net.UnixConn), message)
+	if ctx.Err() != nil {
+		err = ctx.Err() // not that the connection was closed because of it
+	}
+	if err != nil {
+		return Reply{}, fmt.Errorf("%w: %w", ErrNoReply, err)
+	}
+	return DecodeReply(answer)
+}
+
+// exchange sends a message and reads the answer, up to one byte more than is allowed.
+func exchange(conn *net.UnixConn, message []byte) ([]byte, error) {
+	if _, err := conn.Write(message); err != nil {
+		return nil, err
+	}
+	if err := conn.CloseWrite(); err != nil {
+		return nil, err
+	}
+	return io.ReadAll(io.LimitReader(conn, MaxMessage+1))
+}
+
+// DecodeReply understands what the agent sent. The error is [ErrVersion] or [ErrNoReply].
+func DecodeReply(data []byte) (Reply, error) {
+	if len(data) > MaxMessage {
+		return Reply{}, fmt.Errorf("%w: it has more than %d bytes", ErrNoReply, MaxMessage)
+	}
+	if len(data) == 0 {
+		return Reply{}, fmt.Errorf("%w: the connection was closed", ErrNoReply)
+	}
+	// The version comes first: with another one, the rest may have another form.
+	var version struct {
+		Version *int `json:"version"`
+	}
+	if err := json.Unmarshal(data, &version); err != nil {
+		return Reply{}, fmt.Errorf("%w: %w", ErrNoReply, err)
+	}
+	if version.Version == nil {
+		return Reply{}, fmt.Errorf("%w: it has no version", ErrNoReply)
+	}
+	if *version.Version != Version {
+		return Reply{}, fmt.Errorf("%w: this side speaks %d, xpu-agent %d; install both from one release",
+			ErrVersion, Version, *version.Version)
+	}
+	var reply Reply
+	if err := json.Unmarshal(data, &reply); err != nil {
+		return Reply{}, fmt.Errorf("%w: %w", ErrNoReply, err)
+	}
+	reply.Result, reply.DeviceInfo = present(reply.Result), present(reply.DeviceInfo)
+	return reply, nil
+}
+
+// present is nil for a JSON null, which means the same as absence.
+func present(raw json.RawMessage) json.RawMessage {
+	if bytes.Equal(raw, []byte("null")) {
+		return nil
+	}
+	return raw
+}

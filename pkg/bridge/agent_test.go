@@ -1,0 +1,577 @@
+package bridge
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/go-logr/logr/testr"
+	"github.com/google/go-cmp/cmp"
+	inventory "github.com/opiproject/opi-api/inventory/v1/gen/go"
+	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
+	netcommon "github.com/opiproject/opi-api/network/opinetcommon/v1alpha1/gen/go"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/fieldmaskpb"
+)
+
+// paper is a data plane that only notes what it was asked for, and fails as told.
+type paper struct {
+	networks map[string]uint32
+	ports    map[string]string
+	failure  error
+	vlans    bool
+}
+
+func (p *paper) filtersVLANs() bool { return p.vlans }
+
+func (p *paper) ensureNetwork(n segment) (bool, error) {
+	if p.failure != nil {
+		return false, p.failure
+	}
+	_, have := p.networks[n.id]
+	p.networks[n.id] = n.vni
+	return !have, nil
+}
+
+func (p *paper) removeNetwork(id string) error {
+	if p.failure == nil {
+		delete(p.networks, id)
+	}
+	return p.failure
+}
+
+func (p *paper) attach(port string, to membership) error {
+	if p.failure == nil {
+		p.ports[port] = ""
+		for _, n := range to.networks {
+			p.ports[port] += fmt.Sprintf("%s@%d ", n.id, n.vlan)
+		}
+		p.ports[port] = strings.TrimSpace(p.ports[port])
+	}
+	return p.failure
+}
+
+func (p *paper) detach(port string) error {
+	if p.failure == nil {
+		delete(p.ports, port)
+	}
+	return p.failure
+}
+
+func (p *paper) sweep(map[string]bool, map[string]membership) error { return nil }
+func (p *paper) watch(func(change)) error                           { return nil }
+func (p *paper) close()                                             {}
+
+// onPaper gives an agent on paper with the networks net-blue (VLAN 10) and net-red (VLAN 20, VNI 200).
+func onPaper(t *testing.T) (*Agent, *paper) {
+	t.Helper()
+	plane := &paper{networks: map[string]uint32{}, ports: map[string]string{}}
+	a := open(t, filepath.Join(t.TempDir(), "state.db"), plane)
+	s := networkServer{agent: a}
+	for id, spec := range map[string]*evpn.LogicalBridgeSpec{"net-blue": {VlanId: 10}, "net-red": {VlanId: 20, Vni: proto.Uint32(200)}} {
+		if _, err := s.CreateLogicalBridge(t.Context(), &evpn.CreateLogicalBridgeRequest{LogicalBridgeId: id, LogicalBridge: &evpn.LogicalBridge{Spec: spec}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return a, plane
+}
+
+func open(t *testing.T, path string, plane dataplane) *Agent {
+	t.Helper()
+	st, err := openStore(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = st.close() })
+	a := &Agent{cfg: Config{Uplink: "p0", State: path}, log: testr.New(t), plane: plane, store: st, again: make(chan struct{}, 1)}
+	if a.networks, a.ports, err = st.load(); err != nil {
+		t.Fatal(err)
+	}
+	a.reconcileAll()
+	return a
+}
+
+func access(mac string, networks ...string) *evpn.BridgePortSpec {
+	hw, _ := net.ParseMAC(mac)
+	return &evpn.BridgePortSpec{MacAddress: hw, Ptype: evpn.BridgePortType_BRIDGE_PORT_TYPE_ACCESS, LogicalBridges: networks}
+}
+
+const (
+	blue = "//network.opiproject.org/bridges/net-blue"
+	red  = "//network.opiproject.org/bridges/net-red"
+	p1   = "vf-0000-03-00-2"
+	mac1 = "02:00:00:00:00:01"
+	mac2 = "02:00:00:00:00:02"
+)
+
+func (a *Agent) create(t *testing.T, id string, spec *evpn.BridgePortSpec) (*evpn.BridgePort, error) {
+	return portServer{agent: a}.CreateBridgePort(t.Context(), &evpn.CreateBridgePortRequest{BridgePortId: id, BridgePort: &evpn.BridgePort{Spec: spec}})
+}
+
+func (a *Agent) delete(t *testing.T, id string, allowMissing bool) error {
+	_, err := portServer{agent: a}.DeleteBridgePort(t.Context(), &evpn.DeleteBridgePortRequest{Name: portKind.prefix + id, AllowMissing: allowMissing})
+	return err
+}
+
+func (a *Agent) update(t *testing.T, id string, spec *evpn.BridgePortSpec, allowMissing bool, mask ...string) (*evpn.BridgePort, error) {
+	req := &evpn.UpdateBridgePortRequest{BridgePort: &evpn.BridgePort{Name: portKind.prefix + id, Spec: spec}, AllowMissing: allowMissing}
+	if mask != nil {
+		req.UpdateMask = &fieldmaskpb.FieldMask{Paths: mask}
+	}
+	return portServer{agent: a}.UpdateBridgePort(t.Context(), req)
+}
+
+func wantCode(t *testing.T, err error, code codes.Code, text string) {
+	t.Helper()
+	if status.Code(err) != code || !strings.Contains(status.Convert(err).Message(), text) {
+		t.Errorf("got %v, want %s with %q", err, code, text)
+	}
+}
+
+func TestCreatePortStatusCodes(t *testing.T) {
+	a, _ := onPaper(t)
+	if _, err := a.create(t, p1, access(mac1, blue)); err != nil {
+		t.Fatal(err)
+	}
+	trunk := access(mac2, blue)
+	trunk.Ptype = evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK
+	untyped := access(mac2, blue)
+	untyped.Ptype = 0
+	tests := []struct {
+		name string
+		id   string
+		spec *evpn.BridgePortSpec
+		code codes.Code
+		says string
+	}{
+		{"the same again", p1, access(mac1, blue), codes.OK, ""},
+		{"the same, network by the proto's name", p1, access(mac1, "logicalBridges/net-blue"), codes.OK, ""},
+		{"another MAC", p1, access(mac2, blue), codes.AlreadyExists, mac1},
+		{"another network", p1, access(mac1, red), codes.AlreadyExists, "net-blue"},
+		{"MAC in use", "vf-0000-03-00-3", access(mac1, blue), codes.AlreadyExists, p1},
+		{"MAC in use elsewhere", "vf-0000-03-00-3", access(mac1, red), codes.OK, ""},
+		{"no id", "", access(mac2, blue), codes.InvalidArgument, "bridge_port_id"},
+		{"bad id", "Port_1", access(mac2, blue), codes.InvalidArgument, "4-63 characters"},
+		{"no spec", "vf-4", nil, codes.InvalidArgument, "spec"},
+		{"no MAC", "vf-4", access("", blue), codes.InvalidArgument, "mac_address"},
+		{"MAC of 8 bytes", "vf-4", access("02:00:00:00:00:00:00:01", blue), codes.InvalidArgument, "8 bytes"},
+		{"group MAC", "vf-4", access("01:00:5e:00:00:01", blue), codes.InvalidArgument, "unicast"},
+		{"zero MAC", "vf-4", access("00:00:00:00:00:00", blue), codes.InvalidArgument, "not zero"},
+		{"no type", "vf-4", untyped, codes.InvalidArgument, "ptype"},
+		{"trunk", "vf-4", trunk, codes.Unimplemented, "TRUNK"},
+		{"no network", "vf-4", access(mac2), codes.InvalidArgument, "exactly one"},
+		{"two networks", "vf-4", access(mac2, blue, red), codes.InvalidArgument, "exactly one"},
+		{"network by VLAN", "vf-4", access(mac2, "10"), codes.InvalidArgument, "logical_bridges"},
+		{"missing network", "vf-4", access(mac2, networkKind.prefix+"net-none"), codes.NotFound, "net-none"},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			_, err := a.create(t, test.id, test.spec)
+			wantCode(t, err, test.code, test.says)
+		})
+	}
+}
+
+// TestOneVLANSpace is about a data plane that filters VLANs.
+func TestOneVLANSpace(t *testing.T) {
+	a, plane := onPaper(t)
+	plane.vlans = true
+	trunk := func(mac string, networks ...string) *evpn.BridgePortSpec {
+		spec := access(mac, networks...)
+		spec.Ptype = evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK
+		return spec
+	}
+	if _, err := a.create(t, p1, trunk(mac1, red, blue)); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := plane.ports[p1], "net-blue@10 net-red@20"; got != want {
+		t.Errorf("the data plane has %q, want %q", got, want)
+	}
+	tests := []struct {
+		name string
+		id   string
+		spec *evpn.BridgePortSpec
+		code codes.Code
+		says string
+	}{
+		{"the same in another order", p1, trunk(mac1, blue, red), codes.OK, ""},
+		{"as an access port", p1, access(mac1, blue), codes.AlreadyExists, "TRUNK port with MAC " + mac1 + " on logical bridge net-blue, net-red"},
+		{"no network", "vf-4", trunk(mac2), codes.InvalidArgument, "names each that it carries"},
+		{"a network twice", "vf-4", trunk(mac2, blue, "logicalBridges/net-blue"), codes.InvalidArgument, "only once"},
+		{"a missing network", "vf-4", trunk(mac2, blue, networkKind.prefix+"net-none"), codes.NotFound, "net-none"},
+		{"MAC in use in its second network", "vf-4", access(mac1, red), codes.AlreadyExists, p1},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			_, err := a.create(t, test.id, test.spec)
+			wantCode(t, err, test.code, test.says)
+		})
+	}
+
+	s := networkServer{agent: a}
+	_, err := s.CreateLogicalBridge(t.Context(), &evpn.CreateLogicalBridgeRequest{LogicalBridgeId: "net-green", LogicalBridge: &evpn.LogicalBridge{Spec: &evpn.LogicalBridgeSpec{VlanId: 20}}})
+	wantCode(t, err, codes.AlreadyExists, "net-red")
+	_, err = s.DeleteLogicalBridge(t.Context(), &evpn.DeleteLogicalBridgeRequest{Name: red})
+	wantCode(t, err, codes.FailedPrecondition, p1)
+	_, err = s.UpdateLogicalBridge(t.Context(), &evpn.UpdateLogicalBridgeRequest{LogicalBridge: &evpn.LogicalBridge{Name: blue, Spec: &evpn.LogicalBridgeSpec{VlanId: 20}}})
+	wantCode(t, err, codes.AlreadyExists, "net-red")
+	_, err = s.UpdateLogicalBridge(t.Context(), &evpn.UpdateLogicalBridgeRequest{LogicalBridge: &evpn.LogicalBridge{Name: blue, Spec: &evpn.LogicalBridgeSpec{VlanId: 11}}})
+	wantCode(t, err, codes.OK, "")
+	if got, want := plane.ports[p1], "net-blue@11 net-red@20"; got != want {
+		t.Errorf("after the VLAN id changed the data plane has %q, want %q", got, want)
+	}
+
+	// Two networks with one VLAN id, from a time with the other data plane: what is there can be asked for again.
+	plane.vlans = false
+	create := func(id string) error {
+		_, err := s.CreateLogicalBridge(t.Context(), &evpn.CreateLogicalBridgeRequest{LogicalBridgeId: id, LogicalBridge: &evpn.LogicalBridge{Spec: &evpn.LogicalBridgeSpec{VlanId: 40}}})
+		return err
+	}
+	wantCode(t, errors.Join(create("net-pink"), create("net-grey")), codes.OK, "")
+	plane.vlans = true
+	wantCode(t, errors.Join(create("net-pink"), create("net-grey")), codes.OK, "")
+	wantCode(t, create("net-gold"), codes.AlreadyExists, "vlan_id 40")
+}
+
+func TestNetworkStatusCodes(t *testing.T) {
+	a, _ := onPaper(t)
+	vtep := &netcommon.IPPrefix{Len: 24}
+	tests := []struct {
+		name string
+		id   string
+		spec *evpn.LogicalBridgeSpec
+		code codes.Code
+		says string
+	}{
+		{"the same again", "net-blue", &evpn.LogicalBridgeSpec{VlanId: 10}, codes.OK, ""},
+		{"another VLAN", "net-blue", &evpn.LogicalBridgeSpec{VlanId: 11}, codes.AlreadyExists, "VLAN 10"},
+		{"another VNI", "net-blue", &evpn.LogicalBridgeSpec{VlanId: 10, Vni: proto.Uint32(5)}, codes.AlreadyExists, "VNI 0"},
+		{"no id", "", &evpn.LogicalBridgeSpec{VlanId: 10}, codes.OK, ""},
+		{"bad id", "net", &evpn.LogicalBridgeSpec{VlanId: 10}, codes.InvalidArgument, "4-63"},
+		{"no spec", "net-green", nil, codes.InvalidArgument, "spec"},
+		{"VLAN 0", "net-green", &evpn.LogicalBridgeSpec{}, codes.InvalidArgument, "1-4094"},
+		{"VLAN 4095", "net-green", &evpn.LogicalBridgeSpec{VlanId: 4095}, codes.InvalidArgument, "1-4094"},
+		{"VNI 0", "net-green", &evpn.LogicalBridgeSpec{VlanId: 1, Vni: proto.Uint32(0)}, codes.InvalidArgument, "1-16777215"},
+		{"VNI too large", "net-green", &evpn.LogicalBridgeSpec{VlanId: 1, Vni: proto.Uint32(1 << 24)}, codes.InvalidArgument, "1-16777215"},
+		{"VNI in use", "net-green", &evpn.LogicalBridgeSpec{VlanId: 1, Vni: proto.Uint32(200)}, codes.AlreadyExists, "net-red"},
+		{"VTEP", "net-green", &evpn.LogicalBridgeSpec{VlanId: 1, VtepIpPrefix: vtep}, codes.InvalidArgument, "vtep_ip_prefix"},
+	}
+	s := networkServer{agent: a}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			_, err := s.CreateLogicalBridge(t.Context(), &evpn.CreateLogicalBridgeRequest{LogicalBridgeId: test.id, LogicalBridge: &evpn.LogicalBridge{Spec: test.spec}})
+			wantCode(t, err, test.code, test.says)
+		})
+	}
+	t.Run("VNI without an uplink", func(t *testing.T) {
+		a.cfg.Uplink = ""
+		_, err := s.CreateLogicalBridge(t.Context(), &evpn.CreateLogicalBridgeRequest{LogicalBridgeId: "net-green", LogicalBridge: &evpn.LogicalBridge{Spec: &evpn.LogicalBridgeSpec{VlanId: 1, Vni: proto.Uint32(7)}}})
+		wantCode(t, err, codes.FailedPrecondition, "--uplink")
+	})
+	t.Run("delete in use", func(t *testing.T) {
+		if _, err := a.create(t, p1, access(mac1, blue)); err != nil {
+			t.Fatal(err)
+		}
+		_, err := s.DeleteLogicalBridge(t.Context(), &evpn.DeleteLogicalBridgeRequest{Name: blue})
+		wantCode(t, err, codes.FailedPrecondition, p1)
+	})
+	t.Run("missing", func(t *testing.T) {
+		_, err := s.GetLogicalBridge(t.Context(), &evpn.GetLogicalBridgeRequest{Name: "logicalBridges/net-none"})
+		wantCode(t, err, codes.NotFound, "net-none")
+		_, err = s.DeleteLogicalBridge(t.Context(), &evpn.DeleteLogicalBridgeRequest{Name: "logicalBridges/net-none"})
+		wantCode(t, err, codes.NotFound, "net-none")
+		_, err = s.DeleteLogicalBridge(t.Context(), &evpn.DeleteLogicalBridgeRequest{Name: "logicalBridges/net-none", AllowMissing: true})
+		wantCode(t, err, codes.OK, "")
+		_, err = s.GetLogicalBridge(t.Context(), &evpn.GetLogicalBridgeRequest{Name: "somebody/net-none"})
+		wantCode(t, err, codes.InvalidArgument, "logicalBridges/<id>")
+	})
+	t.Run("update", func(t *testing.T) {
+		update := func(spec *evpn.LogicalBridgeSpec, mask ...string) error {
+			_, err := s.UpdateLogicalBridge(t.Context(), &evpn.UpdateLogicalBridgeRequest{LogicalBridge: &evpn.LogicalBridge{Name: blue, Spec: spec}, UpdateMask: &fieldmaskpb.FieldMask{Paths: mask}})
+			return err
+		}
+		wantCode(t, update(&evpn.LogicalBridgeSpec{VlanId: 12}, "spec.vlan_id"), codes.OK, "")
+		wantCode(t, update(&evpn.LogicalBridgeSpec{}, "spec.vlan_id"), codes.InvalidArgument, "vlan_id")
+		if got := a.networks["net-blue"].spec.GetVlanId(); got != 12 {
+			t.Errorf("VLAN %d, want 12", got)
+		}
+	})
+}
+
+func TestUpdatePort(t *testing.T) {
+	a, plane := onPaper(t)
+	_, err := a.update(t, p1, access(mac1, blue), false)
+	wantCode(t, err, codes.NotFound, p1)
+	if _, err := a.update(t, p1, access(mac1, blue), true); err != nil {
+		t.Fatal(err)
+	}
+	tests := []struct {
+		name string
+		spec *evpn.BridgePortSpec
+		mask []string
+		want *evpn.BridgePortSpec // nil: InvalidArgument
+	}{
+		{"MAC only", access(mac2, red), []string{"spec.mac_address"}, access(mac2, blue)},
+		{"networks only", access(mac1, red), []string{"spec.logical_bridges"}, access(mac2, red)},
+		{"whole spec", access(mac1, blue), nil, access(mac1, blue)},
+		{"no such field", access(mac2, red), []string{"spec.nothing"}, nil},
+		{"the name", access(mac2, red), []string{"name"}, nil},
+		{"the status", access(mac2, red), []string{"status"}, nil},
+		{"a required field taken away", &evpn.BridgePortSpec{}, []string{"spec.mac_address"}, nil},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			got, err := a.update(t, p1, test.spec, false, test.mask...)
+			if test.want == nil {
+				wantCode(t, err, codes.InvalidArgument, "")
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(test.want, got.GetSpec(), protocmp.Transform()); diff != "" {
+				t.Errorf("spec (-want +got):\n%s", diff)
+			}
+			if !strings.HasPrefix(plane.ports[p1], a.ports[p1].networks()[0]+"@") {
+				t.Errorf("the data plane has it in %s", plane.ports[p1])
+			}
+		})
+	}
+}
+
+// TestDeleteThatFails: the port stays, says why, survives a restart as what it is, and goes as soon as it can.
+func TestDeleteThatFails(t *testing.T) {
+	a, plane := onPaper(t)
+	if _, err := a.create(t, p1, access(mac1, blue)); err != nil {
+		t.Fatal(err)
+	}
+	plane.failure = errors.New("device or resource busy")
+	wantCode(t, a.delete(t, p1, true), codes.Internal, "device or resource busy")
+	wantCode(t, a.delete(t, p1, true), codes.Internal, "device or resource busy")
+
+	if err := a.Close(); err != nil {
+		t.Fatal(err)
+	}
+	a = open(t, a.cfg.State, plane)
+	got, err := portServer{agent: a}.GetBridgePort(t.Context(), &evpn.GetBridgePortRequest{Name: "bridgePorts/" + p1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.Status.OperStatus != evpn.BPOperStatus_BP_OPER_STATUS_TO_BE_DELETED || got.Status.Components[0].Details != "device or resource busy" {
+		t.Errorf("status %v, want TO_BE_DELETED with the reason", got.Status)
+	}
+	_, err = a.create(t, p1, access(mac1, blue))
+	wantCode(t, err, codes.FailedPrecondition, "being deleted")
+	_, err = a.update(t, p1, access(mac1, blue), false)
+	wantCode(t, err, codes.FailedPrecondition, "being deleted")
+
+	plane.failure = nil
+	if a.retry() {
+		t.Error("something still fails")
+	}
+	if len(a.ports) != 0 || len(plane.ports) != 0 {
+		t.Errorf("left: %v on the data plane, %d in the agent", plane.ports, len(a.ports))
+	}
+	if err := a.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if a = open(t, a.cfg.State, plane); len(a.ports) != 0 {
+		t.Error("the port is in the state again")
+	}
+}
+
+func TestCreateSurvivesRestart(t *testing.T) {
+	a, plane := onPaper(t)
+	if _, err := a.create(t, p1, access(mac1, red)); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Close(); err != nil {
+		t.Fatal(err)
+	}
+	clear(plane.networks)
+	clear(plane.ports)
+	open(t, a.cfg.State, plane)
+	if diff := cmp.Diff(map[string]uint32{"net-blue": 0, "net-red": 200}, plane.networks); diff != "" {
+		t.Errorf("networks (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(map[string]string{p1: "net-red@20"}, plane.ports); diff != "" {
+		t.Errorf("ports (-want +got):\n%s", diff)
+	}
+}
+
+func TestPage(t *testing.T) {
+	ids := []string{"aaaa", "bbbb", "cccc", "dddd", "eeee"}
+	var got []string
+	token := ""
+	for range 10 {
+		part, next, err := page(ids, 2, token)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, part...)
+		ids = slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return id == "bbbb" }) // also the one the token names
+		if token = next; token == "" {
+			break
+		}
+	}
+	if want := []string{"aaaa", "bbbb", "cccc", "dddd", "eeee"}; !slices.Equal(got, want) {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	if _, _, err := page(ids, -1, ""); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("negative size: %v", err)
+	}
+	if _, _, err := page(ids, 1, "!"); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("bad token: %v", err)
+	}
+	many := make([]string, 300)
+	for size, want := range map[int32]int{0: 50, 250: 250, 1000: 250} {
+		for i := range many {
+			many[i] = "id-" + strings.Repeat("x", i/100+1)
+		}
+		if part, next, err := page(many, size, ""); err != nil || len(part) != want || next == "" {
+			t.Errorf("size %d: %d, %q, %v, want %d", size, len(part), next, err, want)
+		}
+	}
+}
+
+func TestMetrics(t *testing.T) {
+	a, plane := onPaper(t)
+	if _, err := a.create(t, p1, access(mac1, blue)); err != nil {
+		t.Fatal(err)
+	}
+	plane.failure = errors.New("no netdev")
+	if _, err := a.create(t, "vf-0000-03-00-3", access(mac2, blue)); err != nil {
+		t.Fatal(err)
+	}
+	m := NewMetrics(a)
+	info := &grpc.UnaryServerInfo{FullMethod: evpn.BridgePortService_GetBridgePort_FullMethodName}
+	fail := func(context.Context, any) (any, error) { return nil, status.Error(codes.NotFound, "") }
+	_, _ = m.intercept(t.Context(), nil, info, fail)
+	const want = `
+# HELP opi_bridge_networks Logical bridges, by state.
+# TYPE opi_bridge_networks gauge
+opi_bridge_networks{state="deleting"} 0
+opi_bridge_networks{state="down"} 0
+opi_bridge_networks{state="up"} 2
+# HELP opi_bridge_ports Bridge ports, by state.
+# TYPE opi_bridge_ports gauge
+opi_bridge_ports{state="deleting"} 0
+opi_bridge_ports{state="down"} 1
+opi_bridge_ports{state="up"} 1
+`
+	if err := testutil.CollectAndCompare(m, strings.NewReader(want), "opi_bridge_networks", "opi_bridge_ports"); err != nil {
+		t.Error(err)
+	}
+	if n := testutil.CollectAndCount(m, "opi_bridge_rpc_duration_seconds"); n != 1 {
+		t.Errorf("%d RPC series, want 1", n)
+	}
+}
+
+func TestRecovered(t *testing.T) {
+	_, err := recovered(testr.New(t))(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: "/x/Y"}, func(context.Context, any) (any, error) { panic("defect") })
+	wantCode(t, err, codes.Internal, "")
+}
+
+func TestInventory(t *testing.T) {
+	t.Run("nothing there", func(t *testing.T) {
+		inv, err := inventoryServer{root: t.TempDir()}.GetInventory(t.Context(), &inventory.GetInventoryRequest{})
+		if err != nil || len(inv.Pci) != 0 {
+			t.Errorf("got %v, %v", inv, err)
+		}
+	})
+	t.Run("this machine", func(t *testing.T) {
+		inv, err := inventoryServer{}.GetInventory(t.Context(), &inventory.GetInventoryRequest{})
+		if err != nil || inv.Processor.TotalThreads < 1 || inv.Memory.TotalUsableBytes < 1<<20 {
+			t.Errorf("got %v, %v", inv, err)
+		}
+	})
+	t.Run("an xPU", func(t *testing.T) {
+		root := t.TempDir()
+		files := map[string]string{
+			"sys/class/dmi/id/product_name":                      "BlueField SoC\n",
+			"sys/firmware/devicetree/base/serial-number":         "MT0001\x00",
+			"sys/devices/system/cpu/cpu0/topology/core_id":       "0\n",
+			"sys/devices/system/cpu/cpu1/topology/core_id":       "0\n",
+			"sys/bus/pci/devices/0000:03:00.0/vendor":            "0x15b3\n",
+			"sys/bus/pci/devices/0000:03:00.0/device":            "0xa2d6\n",
+			"sys/bus/pci/devices/0000:03:00.0/class":             "0x020000\n",
+			"proc/meminfo":                                       "MemTotal:       1024 kB\nMemFree: 1 kB\n",
+			"sys/bus/pci/drivers/mlx5_core/module_is_not_needed": "",
+		}
+		for name, data := range files {
+			path := filepath.Join(root, name)
+			if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(path, []byte(data), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := os.Symlink("../../drivers/mlx5_core", filepath.Join(root, "sys/bus/pci/devices/0000:03:00.0/driver")); err != nil {
+			t.Fatal(err)
+		}
+		inv, err := inventoryServer{root: root}.GetInventory(t.Context(), &inventory.GetInventoryRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := &inventory.Inventory{
+			Bios: &inventory.BIOSInfo{}, Baseboard: &inventory.BaseboardInfo{}, Chassis: &inventory.ChassisInfo{},
+			System:    &inventory.SystemInfo{Name: "BlueField SoC", SerialNumber: "MT0001"},
+			Processor: &inventory.CPUInfo{TotalCores: 1, TotalThreads: 2},
+			Memory:    &inventory.MemoryInfo{TotalUsableBytes: 1 << 20},
+			Pci:       []*inventory.PCIeDeviceInfo{{Address: "0000:03:00.0", Vendor: "0x15b3", Product: "0xa2d6", Class: "0x02", Subclass: "0x00", Driver: "mlx5_core"}},
+		}
+		if diff := cmp.Diff(want, inv, protocmp.Transform()); diff != "" {
+			t.Errorf("inventory (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestCheckPlaintext(t *testing.T) {
+	for address, ok := range map[string]bool{
+		"127.0.0.1:1": true, "[::1]:1": true, "localhost:1": true, "127.8.8.8:1": true,
+		"0.0.0.0:1": false, ":1": false, "192.0.2.1:1": false, "xpu.example:1": false, "127.0.0.1": false,
+	} {
+		if err := CheckPlaintext(address); (err == nil) != ok {
+			t.Errorf("%s: %v", address, err)
+		}
+	}
+}
+
+func FuzzNames(f *testing.F) {
+	for _, seed := range []string{blue, "logicalBridges/net-blue", "bridgePorts/" + p1, "net-blue", "//network.opiproject.org/bridges/../x", "logicalBridges/", strings.Repeat("a", 63)} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, name string) {
+		for _, k := range []kind{networkKind, portKind} {
+			id, err := k.parseName(name)
+			if err != nil {
+				if status.Code(err) != codes.InvalidArgument {
+					t.Errorf("%q: %v", name, err)
+				}
+				continue
+			}
+			if name != k.prefix+id && name != k.proto+id {
+				t.Errorf("%q was read as %q", name, id)
+			}
+			for _, netdev := range []string{bridgeName(id), vxlanName(id)} {
+				// dev_valid_name of the kernel
+				if len(netdev) > 15 || strings.ContainsAny(netdev, "/: \t\n") || netdev == "." {
+					t.Errorf("%q gives the netdev name %q", name, netdev)
+				}
+			}
+		}
+		_, _, _ = page([]string{"aaaa"}, 1, name)
+	})
+}

@@ -1,0 +1,83 @@
+package bridge
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+
+	"github.com/go-logr/logr"
+)
+
+// DataPlane is the way in which an Agent makes networks of bridges.
+type DataPlane string
+
+const (
+	// DataPlaneAuto is DataPlaneVLANAware where the kernel can do it, else DataPlaneBridgePerNetwork.
+	DataPlaneAuto DataPlane = "auto"
+	// DataPlaneVLANAware is one bridge, in which a network is its VLAN id. The kernel needs
+	// CONFIG_BRIDGE_VLAN_FILTERING.
+	DataPlaneVLANAware DataPlane = "vlan-aware"
+	// DataPlaneBridgePerNetwork is a bridge for each network. It has no TRUNK ports.
+	DataPlaneBridgePerNetwork DataPlane = "bridge-per-network"
+)
+
+// segment is a network as data planes see it.
+type segment struct {
+	id   string
+	vlan uint16 // 1-4094
+	vni  uint32 // 0: the network has none
+}
+
+// membership is what a port is in. There is one network unless it is a trunk.
+type membership struct {
+	mac      net.HardwareAddr
+	networks []segment
+	trunk    bool // frames carry the VLAN ids of their networks
+}
+
+// dataplane realises networks and ports. All calls may be repeated.
+type dataplane interface {
+	// filtersVLANs says that there are trunks, and that no two networks can have one VLAN id.
+	filtersVLANs() bool
+	// ensureNetwork tells whether it made the network's bridge, which then is without its ports.
+	ensureNetwork(segment) (made bool, err error)
+	removeNetwork(id string) error
+	attach(port string, to membership) error
+	detach(port string) error
+	// sweep removes what is ours, by whatever data plane, and none of these networks or ports.
+	sweep(networks map[string]bool, ports map[string]membership) error
+	watch(emit func(change)) error
+	close()
+}
+
+// openDataPlane works in the network namespace of the calling thread, for ever.
+func openDataPlane(cfg Config, log logr.Logger) (dataplane, error) {
+	which := cfg.DataPlane
+	switch which {
+	case "", DataPlaneAuto, DataPlaneVLANAware, DataPlaneBridgePerNetwork:
+	default:
+		return nil, fmt.Errorf("data plane %q: must be %s, %s or %s", which, DataPlaneAuto, DataPlaneVLANAware, DataPlaneBridgePerNetwork)
+	}
+	if err := checkHostPFs(cfg.HostPFs); err != nil {
+		return nil, err
+	}
+	d, err := openNetdevs(cfg.Uplink, places{sysRoot: filepath.Join("/", cfg.Root, "sys"), hostPFs: cfg.HostPFs})
+	if err != nil {
+		return nil, err
+	}
+	if which != DataPlaneBridgePerNetwork {
+		plane, err := openVLANAware(d)
+		if err == nil {
+			log.Info("data plane", "is", DataPlaneVLANAware)
+			return plane, nil
+		}
+		if which == DataPlaneVLANAware || !errors.Is(err, errNoVLANFiltering) {
+			d.close()
+			return nil, fmt.Errorf("data plane %s: %w", DataPlaneVLANAware, err)
+		}
+		log.Info("no "+string(DataPlaneVLANAware)+" data plane", "reason", err.Error())
+	}
+	log.Info("data plane", "is", DataPlaneBridgePerNetwork)
+	return perBridge{d}, nil
+}

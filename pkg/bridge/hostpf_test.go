@@ -1,0 +1,128 @@
+package bridge
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+)
+
+func TestParseHostPF(t *testing.T) {
+	tests := []struct {
+		in   string
+		want HostPF
+		says string // of the error
+	}{
+		{
+			in:   "0000:3b:00.0=c1pf0,offset=2,stride=1",
+			want: HostPF{Address: "0000:3b:00.0", External: true, Controller: 1, Offset: 2, Stride: 1},
+		},
+		{in: "0000:3B:00.1=pf1", want: HostPF{Address: "0000:3b:00.1", Number: 1}},
+		{
+			in:   "10000:3b:00.1=c0pf1,eswitch=0000:03:00.1,stride=2,offset=128",
+			want: HostPF{Address: "10000:3b:00.1", External: true, Number: 1, Offset: 128, Stride: 2, Eswitch: "0000:03:00.1"},
+		},
+		{in: "", says: "dddd:bb:dd.f"},
+		{in: "3b:00.0=c1pf0", says: "dddd:bb:dd.f"},
+		{in: "0000:3b:00.0", says: `"" is not the phys_port_name`},
+		{in: "0000:3b:00.0=p0", says: `"p0" is not the phys_port_name`},
+		{in: "0000:3b:00.0=c1pf0vf3", says: `"c1pf0vf3" is not the phys_port_name`},
+		{in: "0000:3b:00.0=pf65536", says: `"pf65536" is not the phys_port_name`},
+		{in: "0000:3b:00.0=c4294967296pf0", says: `"c4294967296pf0" is not the phys_port_name`},
+		{in: "0000:3b:00.0=c1pf0,offset=2", says: "go together"},
+		{in: "0000:3b:00.0=c1pf0,offset=2,stride=0", says: `stride: "0": must be 1-65535`},
+		{in: "0000:3b:00.0=c1pf0,offset=65536,stride=1", says: "must be 1-65535"},
+		{in: "0000:3b:00.0=c1pf0,offset=2,offset=2,stride=1", says: "offset is told twice"},
+		{in: "0000:3b:00.0=c1pf0,vfs=8", says: "none of offset, stride, eswitch"},
+		{in: "0000:3b:00.0=c1pf0,eswitch=p0", says: "eswitch: PCI address"},
+		{in: "0000:3b:00.0=c1pf0,", says: `"" is none of`},
+	}
+	for _, test := range tests {
+		got, err := ParseHostPF(test.in)
+		if diff := cmp.Diff(test.want, got); diff != "" || (err != nil) != (test.says != "") {
+			t.Errorf("%q: %v (-want +got):\n%s", test.in, err, diff)
+		}
+		if err != nil && (!strings.Contains(err.Error(), test.says) || !strings.Contains(err.Error(), hostPFForm)) {
+			t.Errorf("%q: %v, want it to say %q and what would be right", test.in, err, test.says)
+		}
+	}
+}
+
+func TestCheckHostPFs(t *testing.T) {
+	tests := map[string]struct {
+		pfs  []string
+		says string // empty: they are right
+	}{
+		"two PFs of one card": {pfs: []string{"0000:3b:00.0=c1pf0", "0000:3b:00.1=c1pf1"}},
+		"one address twice": {
+			[]string{"0000:3b:00.0=c1pf0", "0000:3b:00.0=c1pf1"}, "host PF 0000:3b:00.0 is told twice",
+		},
+		"one name twice": {
+			[]string{"0000:3b:00.0=c1pf0", "0000:3b:00.1=c1pf0"}, "0000:3b:00.0 and 0000:3b:00.1 are both c1pf0",
+		},
+		"one name at one of the eswitches": {
+			[]string{"0000:3b:00.0=pf0,eswitch=0000:03:00.0", "0000:5e:00.0=pf0"}, "both pf0",
+		},
+		"one name at two eswitches": {
+			pfs: []string{"0000:3b:00.0=pf0,eswitch=0000:03:00.0", "0000:5e:00.0=pf0,eswitch=0000:04:00.0"},
+		},
+		"one number, by different controllers": {pfs: []string{"0000:3b:00.0=c1pf0", "0000:5e:00.0=c2pf0"}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			var pfs []HostPF
+			for _, s := range test.pfs {
+				pf, err := ParseHostPF(s)
+				if err != nil {
+					t.Fatal(err)
+				}
+				pfs = append(pfs, pf)
+			}
+			err := checkHostPFs(pfs)
+			if (err != nil) != (test.says != "") || err != nil && !strings.Contains(err.Error(), test.says) {
+				t.Errorf("%v, want %q", err, test.says)
+			}
+		})
+	}
+}
+
+func FuzzParseHostPF(f *testing.F) {
+	f.Add("0000:3b:00.0=c1pf0,offset=2,stride=1")
+	f.Add("0000:3b:00.1=pf1,eswitch=0000:03:00.1")
+	f.Fuzz(func(t *testing.T, s string) {
+		p, err := ParseHostPF(s)
+		if err != nil {
+			return
+		}
+		again, err := ParseHostPF(p.String())
+		if diff := cmp.Diff(p, again); diff != "" || err != nil {
+			t.Errorf("%q is %s, which is: %v (-want +got):\n%s", s, p, err, diff)
+		}
+	})
+}
+
+func TestVFOfHostPF(t *testing.T) {
+	pf := HostPF{Address: "0000:3b:00.1", Offset: 127, Stride: 2}
+	tests := []struct {
+		address pci.Address
+		index   int
+		ok      bool
+	}{
+		{"0000:3b:10.0", 0, true},
+		{"0000:3b:10.2", 1, true},
+		{"0000:3c:00.0", 64, true}, // on the next bus
+		{"0000:3b:10.1", 0, false}, // between two
+		{"0000:3b:0f.6", 0, false}, // below the first
+		{"0001:3b:10.0", 0, false}, // of another domain
+	}
+	for _, test := range tests {
+		if index, _, ok := pf.vf(test.address); index != test.index || ok != test.ok {
+			t.Errorf("%s: VF %d, %v, want %d, %v", test.address, index, ok, test.index, test.ok)
+		}
+	}
+	if _, _, ok := (HostPF{Address: "0000:3b:00.0"}).vf("0000:3b:00.0"); ok {
+		t.Error("a PF without offset and stride has VFs")
+	}
+}

@@ -1,0 +1,240 @@
+package bridge
+
+import (
+	"encoding/binary"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
+)
+
+func TestPortName(t *testing.T) {
+	for _, name := range []string{"pf0", "pf1vf3", "pf0sf88", "c1pf0", "c1pf0vf3", "c0pf0vf3", "c2pf65535sf4294967295", "c4294967295pf0"} {
+		if s, ok := parsePortName(name); !ok || s.String() != name {
+			t.Errorf("%q is read as %q, %v", name, s, ok)
+		}
+	}
+	for _, name := range []string{
+		"", "p0", "p0s1", "pf0hpf", "pf0vf", "pf65536", "c1", "pf0sf4294967296", "pf0vf3\n", "xpf0", "c4294967296pf0",
+	} {
+		if s, ok := parsePortName(name); ok {
+			t.Errorf("%q is read as %q", name, s)
+		}
+	}
+}
+
+func FuzzParsePortName(f *testing.F) {
+	f.Add("c1pf0vf3")
+	f.Fuzz(func(t *testing.T, name string) {
+		s, ok := parsePortName(name)
+		if !ok {
+			return
+		}
+		if again, ok := parsePortName(s.String()); !ok || again != s {
+			t.Errorf("%q is read as %q, which is read as %q, %v", name, s, again, ok)
+		}
+	})
+}
+
+func FuzzParsePhysical(f *testing.F) {
+	header := make([]byte, unix.SizeofIfInfomsg)
+	f.Add(header)
+	f.Add(append(header, 10, 0, unix.IFLA_PHYS_PORT_NAME, 0, 'p', 'f', '0', 'v', 'f', 0, 0, 0))
+	f.Add(append(header, 6, 0, unix.IFLA_PHYS_SWITCH_ID, 0, 1, 2, 0, 0))
+	f.Fuzz(func(t *testing.T, message []byte) {
+		p, err := parsePhysical(message)
+		if err == nil && p.index != int(int32(binary.NativeEndian.Uint32(message[4:]))) {
+			t.Errorf("netdev %d of %x", p.index, message)
+		}
+	})
+}
+
+// twoCards have a VF 3 each, and an uplink.
+var twoCards = []physical{
+	{index: 11, name: "eth0", parent: "0000:01:00.0", switchID: "A", portName: "p0"},
+	{index: 12, name: "eth1", parent: "0000:01:00.0", switchID: "A", portName: "pf0vf3"},
+	{index: 21, name: "eth2", parent: "0000:02:00.0", switchID: "B", portName: "p0"},
+	{index: 22, name: "eth3", parent: "0000:02:00.0", switchID: "B", portName: "pf0vf3"},
+	{index: 23, name: "eth4", switchID: "B", portName: "pf0sf88"}, // its driver tells no device
+	{index: 24, name: "eth5", switchID: "A", portName: "pf0sf89"},
+	{index: 25, name: "eth6", parent: "0000:02:00.0", portName: "pf0vf5"}, // is at no eswitch
+	{index: 31, name: "eth7", parent: "0000:03:00.0", switchID: "C", portName: "c1pf0vf3"},
+}
+
+// slot is the address of the PF on this bus, "" for none.
+func slot(bus string) pci.Address {
+	if bus == "" {
+		return ""
+	}
+	return pci.Address("0000:" + bus + ":00.0")
+}
+
+func TestFind(t *testing.T) {
+	one, two, dpu0, dpu1, dpu2 := devlink.OfPCI(slot("01")), devlink.OfPCI(slot("02")),
+		devlink.OfPCI(slot("03")), devlink.OfPCI("0000:03:00.1"), devlink.OfPCI("0000:04:00.1")
+	ports := []devlink.Port{
+		{Device: one, Index: 1, Flavour: devlink.Physical, NetdevIndex: 11},
+		{Device: one, Index: 2, Flavour: devlink.PCIVF, VF: 3, NetdevIndex: 112},
+		{Device: two, Index: 2, Flavour: devlink.PCIVF, PF: 1, VF: 3, NetdevIndex: 122},
+		{Device: two, Index: 3, Flavour: devlink.PCISF, SF: 88},
+		{Device: two, Index: 4, Flavour: devlink.PCISF, SF: 90},
+		{Device: dpu0, Index: 5, Flavour: devlink.PCIVF, VF: 3, Controller: 1, External: true, NetdevIndex: 131},
+		{Device: dpu1, Index: 5, Flavour: devlink.PCIPF, Controller: 1, External: true, NetdevIndex: 141},
+		{Device: dpu2, Index: 5, Flavour: devlink.PCIPF, Controller: 1, External: true, NetdevIndex: 151},
+	}
+	own := func(pf string, flavour devlink.Flavour, number uint32) place {
+		return place{eswitch: slot(pf), seat: seat{flavour: flavour, number: number}, anyPF: true}
+	}
+	host := func(pf string, s seat) place {
+		s.external, s.controller = true, 1
+		return place{eswitch: slot(pf), seat: s}
+	}
+	all := view{ports: ports, netdevs: twoCards}
+	names := view{netdevs: twoCards}
+	broken := view{noDevlink: errors.New("devlink is broken"), netdevs: twoCards}
+	tests := []struct {
+		name  string
+		view  view
+		at    place
+		index int
+		says  string
+	}{
+		{"VF by its port", all, own("01", devlink.PCIVF, 3), 112, ""},
+		{"VF by its port, whatever number the PF has", all, own("02", devlink.PCIVF, 3), 122, ""},
+		{"VF by name", names, own("01", devlink.PCIVF, 3), 12, ""},
+		{"VF by name, at the other card", names, own("02", devlink.PCIVF, 3), 22, ""},
+		{"VF by name while devlink is broken", broken, own("02", devlink.PCIVF, 3), 22, ""},
+		{"VF that is nowhere", all, own("02", devlink.PCIVF, 4), 0, "vf4 of 0000:02:00.0 has no representor"},
+		{"VF at no eswitch", names, own("02", devlink.PCIVF, 5), 0, "eswitch mode switchdev"},
+		{"SF by name and switch, its port telling no netdev", all, own("02", devlink.PCISF, 88), 23, ""},
+		{"SF at another switch", names, own("02", devlink.PCISF, 89), 0, "no netdev is sf89 of 0000:02:00.0"},
+		{"SF whose port has no netdev", all, own("02", devlink.PCISF, 90), 0, "devlink port pci/0000:02:00.0/4 has no netdev"},
+		{"host's VF by its port", all, host("", seat{flavour: devlink.PCIVF, number: 3}), 131, ""},
+		{"host's VF by name", names, host("03", seat{flavour: devlink.PCIVF, number: 3}), 31, ""},
+		{"host's VF is none of this machine's", all, own("03", devlink.PCIVF, 3), 0, "there is c1pf0vf3 of 0000:03:00.0"},
+		{"host's PF that could be two", all, host("", seat{flavour: devlink.PCIPF}), 0, "eswitch= tells which"},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			index, err := test.view.find(test.at)
+			said := err == nil && test.says == "" || err != nil && test.says != "" && strings.Contains(err.Error(), test.says)
+			if index != test.index || !said {
+				t.Errorf("%d, %v, want %d, %q", index, err, test.index, test.says)
+			}
+		})
+	}
+	if _, err := broken.find(own("02", devlink.PCIVF, 4)); err == nil || errors.As(err, new(errNowhere)) {
+		t.Errorf("%v: is taken for certain while devlink is broken", err)
+	}
+}
+
+// TestLookTakesNoArrival: a look may see a netdev before the event that it came. The event must count all the same: the
+// look was for another port.
+func TestLookTakesNoArrival(t *testing.T) {
+	l := &locator{
+		ports:    func() ([]devlink.Port, error) { return nil, nil },
+		physical: func() ([]physical, error) { return twoCards, nil },
+		told:     map[int]bool{},
+	}
+	if err := l.look(); err != nil {
+		t.Fatal(err)
+	}
+	if !l.came(12) {
+		t.Error("a netdev of which no event told yet is not new")
+	}
+}
+
+// TestLookAgainIfInterrupted: what is missing from a dump that was interrupted may be there.
+func TestLookAgainIfInterrupted(t *testing.T) {
+	looks, interrupted := 0, 2
+	l := &locator{
+		ports: func() ([]devlink.Port, error) { return nil, nil },
+		physical: func() ([]physical, error) {
+			looks++
+			if looks <= interrupted {
+				return nil, nl.ErrDumpInterrupted
+			}
+			return twoCards, nil
+		},
+		told: map[int]bool{},
+	}
+	if err := l.look(); err != nil || len(l.view.netdevs) != len(twoCards) {
+		t.Errorf("%v, netdevs %+v, want all", err, l.view.netdevs)
+	}
+	looks, interrupted = 0, 1000
+	if err := l.look(); err == nil || !l.changed() {
+		t.Errorf("%v, want an error, and another look next time", err)
+	}
+}
+
+// TestDevlinkRecovers: that devlink failed once is not the answer for ever.
+func TestDevlinkRecovers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		root := t.TempDir()
+		makePF(t, root, "0000:01:00.0", "8 16 1")
+		broken := errors.New("devlink is broken")
+		l := &locator{
+			places: places{sysRoot: root},
+			ports: func() ([]devlink.Port, error) {
+				return []devlink.Port{{Device: devlink.OfPCI("0000:01:00.0"), Flavour: devlink.PCIVF, VF: 4, NetdevIndex: 13}}, broken
+			},
+			physical: func() ([]physical, error) { return nil, nil },
+			told:     map[int]bool{},
+		}
+		if _, err := l.index("vf-0000-01-02-4"); !errors.Is(err, broken) {
+			t.Errorf("%v, want what devlink says", err)
+		}
+		broken = nil
+		time.Sleep(time.Second)
+		if index, err := l.index("vf-0000-01-02-4"); index != 13 {
+			t.Errorf("when devlink works again: %d, %v, want 13", index, err)
+		}
+	})
+}
+
+// TestLookOnlyWhenNeeded: listing ports can be slow, for each port's function is asked of the card's firmware.
+func TestLookOnlyWhenNeeded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		root := t.TempDir()
+		makePF(t, root, "0000:01:00.0", "8 16 1")
+		looks := 0
+		netdevs := twoCards[:1]
+		l := &locator{
+			places:   places{sysRoot: root},
+			ports:    func() ([]devlink.Port, error) { return nil, nil },
+			physical: func() ([]physical, error) { looks++; return netdevs, nil },
+			told:     map[int]bool{},
+		}
+		const vf3, vf4 = "vf-0000-01-02-3", "vf-0000-01-02-4"
+		want := func(when, port string, index, times int) {
+			t.Helper()
+			got, err := l.index(port)
+			if _, nowhere := errors.AsType[errNowhere](err); got != index || nowhere != (index == 0) || looks != times {
+				t.Errorf("%s: %d, %v after %d looks, want %d after %d", when, got, err, looks, index, times)
+			}
+		}
+		want("at first", vf3, 0, 1)
+		want("another that is missing", vf4, 0, 1)
+		netdevs = twoCards[:2]
+		if !l.came(12) || l.came(12) {
+			t.Error("a netdev is new once")
+		}
+		want("after an event", vf3, 12, 2)
+		if l.came(12) {
+			t.Error("what was told is new")
+		}
+		time.Sleep(time.Hour)
+		want("what was found, later", vf3, 12, 2)
+		want("what was not found, later", vf4, 0, 3)
+		netdevs = twoCards[:1]
+		l.went(12)
+		want("after it went", vf3, 0, 4)
+	})
+}

@@ -1,0 +1,246 @@
+package bridge
+
+import (
+	"bytes"
+	"context"
+	"maps"
+	"net"
+	"slices"
+	"strings"
+
+	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/emptypb"
+)
+
+// portServer serves BridgePortService.
+type portServer struct {
+	evpn.UnimplementedBridgePortServiceServer
+	agent *Agent
+}
+
+func (s portServer) CreateBridgePort(_ context.Context, req *evpn.CreateBridgePortRequest) (*evpn.BridgePort, error) {
+	id := req.GetBridgePortId()
+	if id == "" {
+		return nil, status.Error(codes.InvalidArgument, "bridge_port_id is required: it tells which netdev represents the port, by name or PCI address")
+	}
+	if err := portKind.parseID(id); err != nil {
+		return nil, err
+	}
+	a := s.agent
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.createPort(id, req.GetBridgePort().GetSpec())
+}
+
+func (s portServer) GetBridgePort(_ context.Context, req *evpn.GetBridgePortRequest) (*evpn.BridgePort, error) {
+	id, err := portKind.parseName(req.GetName())
+	if err != nil {
+		return nil, err
+	}
+	a := s.agent
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	p := a.ports[id]
+	if p == nil {
+		return nil, notFound(portKind, id)
+	}
+	return a.portMessage(id, p), nil
+}
+
+func (s portServer) ListBridgePorts(_ context.Context, req *evpn.ListBridgePortsRequest) (*evpn.ListBridgePortsResponse, error) {
+	a := s.agent
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	ids, next, err := page(slices.Sorted(maps.Keys(a.ports)), req.GetPageSize(), req.GetPageToken())
+	if err != nil {
+		return nil, err
+	}
+	reply := &evpn.ListBridgePortsResponse{NextPageToken: next}
+	for _, id := range ids {
+		reply.BridgePorts = append(reply.BridgePorts, a.portMessage(id, a.ports[id]))
+	}
+	return reply, nil
+}
+
+// UpdateBridgePort takes the representor out before it puts it back in another way. An update that changes nothing
+// tries again to realise the port.
+func (s portServer) UpdateBridgePort(_ context.Context, req *evpn.UpdateBridgePortRequest) (*evpn.BridgePort, error) {
+	id, err := portKind.parseName(req.GetBridgePort().GetName())
+	if err != nil {
+		return nil, err
+	}
+	a := s.agent
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.ports[id]
+	if p == nil && req.GetAllowMissing() {
+		return a.createPort(id, req.GetBridgePort().GetSpec())
+	}
+	if p == nil {
+		return nil, notFound(portKind, id)
+	}
+	if p.deleting {
+		return nil, beingDeleted(portKind, id)
+	}
+	want := &evpn.BridgePort{Spec: proto.CloneOf(p.spec)}
+	if err := applyMask(want, req.GetBridgePort(), req.GetUpdateMask()); err != nil {
+		return nil, err
+	}
+	spec, err := a.checkPort(id, want.GetSpec())
+	if err != nil {
+		return nil, err
+	}
+	if !proto.Equal(spec, p.spec) {
+		if err := a.store.put(portsBucket, id, &evpn.BridgePort{Spec: spec}); err != nil {
+			return nil, internal(err)
+		}
+		p.spec = spec
+		if err := a.plane.detach(id); err != nil {
+			a.note("port", id, &p.failure, err)
+			return a.portMessage(id, p), nil
+		}
+	}
+	a.reconcilePort(id)
+	return a.portMessage(id, p), nil
+}
+
+func (s portServer) DeleteBridgePort(_ context.Context, req *evpn.DeleteBridgePortRequest) (*emptypb.Empty, error) {
+	id, err := portKind.parseName(req.GetName())
+	if err != nil {
+		return nil, err
+	}
+	a := s.agent
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.ports[id]
+	if p == nil && req.GetAllowMissing() {
+		return &emptypb.Empty{}, nil
+	}
+	if p == nil {
+		return nil, notFound(portKind, id)
+	}
+	if !p.deleting {
+		dying := &evpn.BridgePort{Spec: p.spec, Status: &evpn.BridgePortStatus{OperStatus: evpn.BPOperStatus_BP_OPER_STATUS_TO_BE_DELETED}}
+		if err := a.store.put(portsBucket, id, dying); err != nil {
+			return nil, internal(err)
+		}
+		p.deleting = true
+	}
+	a.reconcilePort(id)
+	if p.failure != nil {
+		return nil, status.Errorf(codes.Internal, "bridge port %s is not deleted yet, the agent keeps trying: %v", id, p.failure)
+	}
+	return &emptypb.Empty{}, nil
+}
+
+// createPort makes a port, or gives the one that is there already if it is the same.
+func (a *Agent) createPort(id string, spec *evpn.BridgePortSpec) (*evpn.BridgePort, error) {
+	spec, err := a.checkPort(id, spec)
+	if err != nil {
+		return nil, err
+	}
+	if have := a.ports[id]; have != nil {
+		switch {
+		case have.deleting:
+			return nil, beingDeleted(portKind, id)
+		case !proto.Equal(have.spec, spec):
+			return nil, status.Errorf(codes.AlreadyExists, "bridge port %s exists as %s port with MAC %s on logical bridge %s",
+				id, typeWord(have), net.HardwareAddr(have.spec.GetMacAddress()), strings.Join(have.networks(), ", "))
+		}
+		return a.portMessage(id, have), nil
+	}
+	p := &port{spec: spec}
+	if err := a.store.put(portsBucket, id, &evpn.BridgePort{Spec: spec}); err != nil {
+		return nil, internal(err)
+	}
+	a.ports[id] = p
+	a.reconcilePort(id)
+	return a.portMessage(id, p), nil
+}
+
+// checkPort gives the spec in the form in which it is kept: with the names of its networks as we give them, sorted.
+func (a *Agent) checkPort(id string, spec *evpn.BridgePortSpec) (*evpn.BridgePortSpec, error) {
+	if spec == nil {
+		return nil, status.Errorf(codes.InvalidArgument, "bridge port %s: spec is required", id)
+	}
+	mac := net.HardwareAddr(spec.GetMacAddress())
+	if len(mac) != 6 || mac[0]&1 != 0 || bytes.Equal(mac, make([]byte, 6)) {
+		return nil, status.Errorf(codes.InvalidArgument, "bridge port %s: mac_address %s (%d bytes): must be the 6 bytes of a unicast address that is not zero", id, mac, len(mac))
+	}
+	n := len(spec.GetLogicalBridges())
+	switch spec.GetPtype() {
+	case evpn.BridgePortType_BRIDGE_PORT_TYPE_ACCESS:
+		if n != 1 {
+			return nil, status.Errorf(codes.InvalidArgument, "bridge port %s: logical_bridges: has %d, an ACCESS port has exactly one", id, n)
+		}
+	case evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK:
+		if !a.plane.filtersVLANs() {
+			return nil, status.Errorf(codes.Unimplemented, "bridge port %s: %s", id, noTrunks)
+		}
+		if n == 0 {
+			return nil, status.Errorf(codes.InvalidArgument, "bridge port %s: logical_bridges: has none, a TRUNK port names each that it carries", id)
+		}
+	default:
+		return nil, status.Errorf(codes.InvalidArgument, "bridge port %s: ptype: must be ACCESS or TRUNK", id)
+	}
+	var networks []string
+	for _, name := range spec.GetLogicalBridges() {
+		network, err := a.checkMember(id, name, mac)
+		if err != nil {
+			return nil, err
+		}
+		networks = append(networks, networkKind.prefix+network)
+	}
+	slices.Sort(networks)
+	if len(slices.Compact(slices.Clone(networks))) < n {
+		return nil, status.Errorf(codes.InvalidArgument, "bridge port %s: logical_bridges: must name each only once", id)
+	}
+	return &evpn.BridgePortSpec{MacAddress: bytes.Clone(mac), Ptype: spec.GetPtype(), LogicalBridges: networks}, nil
+}
+
+// checkMember gives the id of the network of this name, if a port with this MAC address may be in it.
+func (a *Agent) checkMember(id, name string, mac net.HardwareAddr) (string, error) {
+	network, err := networkKind.parseName(name)
+	if err != nil {
+		return "", status.Errorf(codes.InvalidArgument, "bridge port %s: logical_bridges: %s", id, status.Convert(err).Message())
+	}
+	n := a.networks[network]
+	if n == nil {
+		return "", status.Errorf(codes.NotFound, "bridge port %s: logical_bridges: logical bridge %s does not exist", id, network)
+	}
+	if n.deleting {
+		return "", beingDeleted(networkKind, network)
+	}
+	for other, p := range a.ports {
+		if other != id && p.in(network) && bytes.Equal(p.spec.GetMacAddress(), mac) {
+			return "", status.Errorf(codes.AlreadyExists, "bridge port %s: mac_address %s is already in use on logical bridge %s by bridge port %s", id, mac, network, other)
+		}
+	}
+	return network, nil
+}
+
+func typeWord(p *port) string {
+	if p.trunk() {
+		return "TRUNK"
+	}
+	return "ACCESS"
+}
+
+func (a *Agent) portMessage(id string, p *port) *evpn.BridgePort {
+	failure := a.failureOf(p)
+	state := evpn.BPOperStatus_BP_OPER_STATUS_UP
+	switch {
+	case p.deleting:
+		state = evpn.BPOperStatus_BP_OPER_STATUS_TO_BE_DELETED
+	case failure != nil:
+		state = evpn.BPOperStatus_BP_OPER_STATUS_DOWN
+	}
+	return &evpn.BridgePort{
+		Name:   portKind.prefix + id,
+		Spec:   proto.CloneOf(p.spec),
+		Status: &evpn.BridgePortStatus{OperStatus: state, Components: []*evpn.Component{component("representor", failure)}},
+	}
+}

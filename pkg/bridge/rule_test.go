@@ -1,0 +1,206 @@
+package bridge
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
+	"github.com/opiproject/xpu-device-plugin/test/netns"
+)
+
+// byRule are netdevs in a namespace of their own, among them a representor that only its devlink port tells.
+type byRule struct {
+	*netdevs
+	ns          *netns.Namespace
+	representor netlink.Link
+	broken      error // what devlink says
+}
+
+const vfPort = "vf-0000-01-02-3" // VF 3 of PF 0000:01:00.0
+
+func newByRule(t *testing.T) *byRule {
+	t.Helper()
+	root := t.TempDir()
+	makePF(t, root, "0000:01:00.0", "8 16 1")
+	r := &byRule{ns: netns.New(t)}
+	err := r.ns.Do(func() (err error) {
+		r.netdevs, err = openNetdevs("", places{sysRoot: root})
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(r.close)
+	r.representor = r.netdev(t, "eth7")
+	r.locator.ports = func() ([]devlink.Port, error) {
+		port := devlink.Port{Device: devlink.OfPCI("0000:01:00.0"), Flavour: devlink.PCIVF, VF: 3}
+		port.NetdevIndex = r.representor.Attrs().Index
+		return []devlink.Port{port}, r.broken
+	}
+	return r
+}
+
+// netdev makes one end of a wire whose other end is of no interest.
+func (r *byRule) netdev(t *testing.T, name string) netlink.Link {
+	t.Helper()
+	netns.Connect(t, r.ns, name, r.ns, "far-"+name[len(name)-4:])
+	return r.link(t, name)
+}
+
+func (r *byRule) link(t *testing.T, name string) netlink.Link {
+	t.Helper()
+	link, err := r.handle.LinkByName(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return link
+}
+
+// attach has the port in a bridge of its network.
+func (r *byRule) attach(t *testing.T) {
+	t.Helper()
+	plane := perBridge{r.netdevs}
+	if _, err := plane.ensureNetwork(segment{id: "net-blue"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := plane.attach(vfPort, blueMember); err != nil {
+		t.Fatal(err)
+	}
+	r.wantMaster(t, "br-net-blue")
+}
+
+var blueMember = membership{mac: []byte{2, 0, 0, 0, 0, 1}, networks: []segment{{id: "net-blue", vlan: 10}}}
+
+func (r *byRule) wantMaster(t *testing.T, want string) {
+	t.Helper()
+	got := ""
+	if index := r.link(t, r.representor.Attrs().Name).Attrs().MasterIndex; index != 0 {
+		master, err := r.handle.LinkByIndex(index)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = master.Attrs().Name
+	}
+	if got != want {
+		t.Errorf("the representor is in bridge %q, want %q", got, want)
+	}
+}
+
+// TestSweepKnowsRules: at the start, what was found by PCI address is kept, and what cannot be known is left alone.
+func TestSweepKnowsRules(t *testing.T) {
+	r := newByRule(t)
+	r.attach(t)
+	plane, networks := perBridge{r.netdevs}, map[string]bool{"net-blue": true}
+	if err := plane.sweep(networks, map[string]membership{vfPort: blueMember}); err != nil {
+		t.Error(err)
+	}
+	r.wantMaster(t, "br-net-blue")
+
+	r.broken = errors.New("devlink is broken")
+	r.locator.expire()
+	err := plane.sweep(networks, map[string]membership{vfPort: blueMember})
+	if err == nil || !strings.Contains(err.Error(), "representor of port "+vfPort) {
+		t.Errorf("devlink is broken: %v", err)
+	}
+	r.wantMaster(t, "br-net-blue")
+
+	r.broken = nil
+	if err := plane.sweep(networks, nil); err != nil {
+		t.Error(err)
+	}
+	r.wantMaster(t, "")
+}
+
+// TestNamesComeFirst: a netdev with the port's name takes the place of the one that the rule finds.
+func TestNamesComeFirst(t *testing.T) {
+	r := newByRule(t)
+	r.attach(t)
+	named := r.netdev(t, vfPort)
+	if err := (perBridge{r.netdevs}).attach(vfPort, blueMember); err != nil {
+		t.Fatal(err)
+	}
+	r.wantMaster(t, "")
+	if r.link(t, named.Attrs().Name).Attrs().MasterIndex == 0 {
+		t.Error("the netdev with the port's name is in no bridge")
+	}
+}
+
+// TestOneNetdevForOnePort: two ports that find one netdev do not take it from each other.
+func TestOneNetdevForOnePort(t *testing.T) {
+	r := newByRule(t)
+	r.attach(t)
+	const other = "vf-0000-01-02-4"
+	if err := r.handle.LinkAddAltName(r.representor, other); err != nil {
+		t.Fatal(err)
+	}
+	plane := perBridge{r.netdevs}
+	err := plane.attach(other, blueMember)
+	if err == nil || !strings.Contains(err.Error(), "is already the representor of port "+vfPort) {
+		t.Errorf("%v, want it to name the port that has it", err)
+	}
+	if err := plane.detach(other); err != nil {
+		t.Error(err)
+	}
+	r.wantMaster(t, "br-net-blue")
+
+	r.broken = errors.New("devlink is broken")
+	r.locator.expire()
+	for what, err := range map[string]error{"attach": plane.attach(other, blueMember), "detach": plane.detach(other)} {
+		if err == nil || !strings.Contains(err.Error(), "whether it is the representor of port "+vfPort) {
+			t.Errorf("%s while devlink is broken: %v, want it to say what is not known", what, err)
+		}
+	}
+	r.wantMaster(t, "br-net-blue")
+	r.broken = nil
+	r.locator.expire()
+
+	if err := plane.detach(vfPort); err != nil {
+		t.Error(err)
+	}
+	r.wantMaster(t, "")
+	if err := plane.attach(other, blueMember); err != nil {
+		t.Errorf("after the other port was deleted: %v", err)
+	}
+	r.wantMaster(t, "br-net-blue")
+}
+
+// TestArrivals: a netdev is told of as new once, until it goes; that it leaves a bridge is no end of it.
+func TestArrivals(t *testing.T) {
+	r := newByRule(t)
+	if _, err := r.locate(vfPort); err != nil {
+		t.Fatal(err)
+	}
+	r.changeOf(r.representor, false, false)
+	if r.changeOf(r.representor, true, true); r.changeOf(r.representor, false, false).arrival {
+		t.Error("what left a bridge is new")
+	}
+	later := r.netdev(t, "eth8")
+	if !r.changeOf(later, false, false).arrival || r.changeOf(later, false, false).arrival {
+		t.Error("a netdev that came is new once")
+	}
+	r.changeOf(later, true, false)
+	if !r.changeOf(later, false, false).arrival {
+		t.Error("a netdev that went and came is not new")
+	}
+}
+
+// TestRepresentorVanishesUnseen: the event that it is gone may be on its way.
+func TestRepresentorVanishesUnseen(t *testing.T) {
+	r := newByRule(t)
+	if _, err := r.locate(vfPort); err != nil {
+		t.Fatal(err)
+	}
+	old := r.representor
+	r.representor = r.netdev(t, "eth9")
+	if err := r.handle.LinkDel(old); err != nil && !errors.Is(err, unix.ENODEV) {
+		t.Fatal(err)
+	}
+	link, err := r.locate(vfPort)
+	if err != nil || link.Attrs().Name != "eth9" {
+		t.Errorf("%+v, %v, want eth9", link, err)
+	}
+}

@@ -1,0 +1,110 @@
+package bridge
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"net"
+	"os"
+	"path"
+	"runtime/debug"
+	"time"
+
+	"github.com/go-logr/logr"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
+)
+
+// NewServer makes a gRPC server that records its calls in m. See [TLSFiles.ServerOptions] for opts.
+func NewServer(m *Metrics, log logr.Logger, opts ...grpc.ServerOption) *grpc.Server {
+	return grpc.NewServer(append(opts,
+		grpc.ChainUnaryInterceptor(m.intercept, logged(log), recovered(log)),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Minute, Timeout: 20 * time.Second}),
+		grpc.MaxConcurrentStreams(64), // of one client; work on the data plane is serial
+		grpc.MaxRecvMsgSize(64<<10),   // the largest request is a few hundred bytes
+	)...)
+}
+
+// recovered keeps a defect in one call from ending the agent, and with it everybody else's calls.
+func recovered(log logr.Logger) grpc.UnaryServerInterceptor {
+	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (_ any, err error) {
+		defer func() {
+			if p := recover(); p != nil {
+				log.Error(fmt.Errorf("panic: %v", p), "defect in a call", "rpc", path.Base(info.FullMethod), "stack", string(debug.Stack()))
+				err = status.Error(codes.Internal, "defect in the agent, see its log")
+			}
+		}()
+		return handle(ctx, req)
+	}
+}
+
+func logged(log logr.Logger) grpc.UnaryServerInterceptor {
+	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+		begin := time.Now()
+		reply, err := handle(ctx, req)
+		rpc, took := path.Base(info.FullMethod), time.Since(begin).Round(time.Microsecond).String()
+		if code := status.Code(err); err != nil && code != codes.NotFound {
+			log.Info("call refused", "rpc", rpc, "code", code.String(), "took", took, "reason", status.Convert(err).Message())
+		} else {
+			log.V(1).Info("call", "rpc", rpc, "code", code.String(), "took", took)
+		}
+		return reply, err
+	}
+}
+
+// TLSFiles are the PEM files of a server that authenticates its clients (mTLS): the server's certificate chain, its
+// key, and the authorities that sign clients' certificates.
+type TLSFiles struct{ Cert, Key, ClientCA string }
+
+// ServerOptions reads the files now, so that what is wrong with them is known at once, and again for each connection,
+// so that renewed certificates are used without a restart. No error carries any part of the key.
+func (f TLSFiles) ServerOptions() ([]grpc.ServerOption, error) {
+	if _, err := f.load(); err != nil {
+		return nil, err
+	}
+	cfg := &tls.Config{
+		MinVersion:         tls.VersionTLS12,
+		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return f.load() },
+	}
+	return []grpc.ServerOption{grpc.Creds(credentials.NewTLS(cfg))}, nil
+}
+
+func (f TLSFiles) load() (*tls.Config, error) {
+	pair, err := tls.LoadX509KeyPair(f.Cert, f.Key)
+	if err != nil {
+		return nil, fmt.Errorf("TLS certificate %s and key %s: %w", f.Cert, f.Key, err)
+	}
+	pem, err := os.ReadFile(f.ClientCA)
+	if err != nil {
+		return nil, fmt.Errorf("TLS client CA: %w", err)
+	}
+	clients := x509.NewCertPool()
+	if !clients.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("TLS client CA %s: no PEM certificate in it", f.ClientCA)
+	}
+	return &tls.Config{
+		MinVersion:   tls.VersionTLS12,
+		NextProtos:   []string{"h2"},
+		Certificates: []tls.Certificate{pair},
+		ClientCAs:    clients,
+		ClientAuth:   tls.RequireAndVerifyClientCert,
+	}, nil
+}
+
+// CheckPlaintext refuses an address (host:port) that others than this machine can reach, and so could rewire its
+// ports, unless clients are authenticated.
+func CheckPlaintext(address string) error {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return fmt.Errorf("address %q is not host:port: %w", address, err)
+	}
+	if ip := net.ParseIP(host); host == "localhost" || ip != nil && ip.IsLoopback() {
+		return nil
+	}
+	return fmt.Errorf("address %s is not a loopback address: without TLS anybody who reaches it could rewire the ports", address)
+}

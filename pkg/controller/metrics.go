@@ -1,0 +1,108 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi"
+)
+
+// metrics are the controller's own, beside those of controller-runtime.
+type metrics struct {
+	provisioning prometheus.Histogram
+	errors       *prometheus.CounterVec
+}
+
+func newMetrics(registerer prometheus.Registerer, ports client.Reader) (*metrics, error) {
+	m := &metrics{
+		provisioning: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name:    "xpu_port_provisioning_seconds",
+			Help:    "Time from the creation of an XPUPort until its xPU serves it. The creation time is known to the second.",
+			Buckets: []float64{.05, .1, .25, .5, 1, 2, 3, 5, 10, 20, 30, 60, 120},
+		}),
+		errors: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "xpu_opi_errors_total",
+			Help: "Failed operations on OPI agents, by XPU, operation and gRPC code; code Failed is a failure that the agent reported later.",
+		}, []string{"xpu", "operation", "code"}),
+	}
+	for _, c := range []prometheus.Collector{m.provisioning, m.errors, &portCollector{ports: ports}} {
+		if err := registerer.Register(c); err != nil {
+			return nil, fmt.Errorf("register metrics: %w", err)
+		}
+	}
+	return m, nil
+}
+
+// provisioned notes that a Port came up for the first time.
+func (m *metrics) provisioned(port *v1alpha1.XPUPort) {
+	m.provisioning.Observe(time.Since(port.CreationTimestamp.Time).Seconds())
+}
+
+// failed notes that an operation on an agent failed.
+func (m *metrics) failed(xpu, operation string, err error) {
+	if err == nil {
+		return
+	}
+	code := "Failed"
+	var failure *opi.Error
+	if errors.As(err, &failure) && failure.Err != nil {
+		if c := status.Code(failure.Err); c != codes.Unknown {
+			code = c.String()
+		}
+	}
+	m.errors.WithLabelValues(xpu, operation, code).Inc()
+}
+
+// forget ends the series of an XPU that is gone.
+func (m *metrics) forget(xpu string) {
+	m.errors.DeletePartialMatch(prometheus.Labels{"xpu": xpu})
+}
+
+// portCollector counts the Ports in the cache at each scrape.
+type portCollector struct{ ports client.Reader }
+
+var portsDesc = prometheus.NewDesc("xpu_ports", "XPUPorts by XPU and state: up, waiting, refused or releasing.", []string{"xpu", "state"}, nil)
+
+func (*portCollector) Describe(descs chan<- *prometheus.Desc) { descs <- portsDesc }
+
+func (c *portCollector) Collect(out chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	ports, err := listPorts(ctx, c.ports)
+	if err != nil {
+		out <- prometheus.NewInvalidMetric(portsDesc, err)
+		return
+	}
+	type series struct{ xpu, state string }
+	count := map[series]int{}
+	for i := range ports {
+		count[series{ports[i].Spec.XPU, stateOf(&ports[i])}]++
+	}
+	for s, n := range count {
+		out <- prometheus.MustNewConstMetric(portsDesc, prometheus.GaugeValue, float64(n), s.xpu, s.state)
+	}
+}
+
+func stateOf(port *v1alpha1.XPUPort) string {
+	ready := meta.FindStatusCondition(port.Status.Conditions, v1alpha1.ConditionReady)
+	switch {
+	case !port.DeletionTimestamp.IsZero():
+		return "releasing"
+	case ready == nil:
+		return "waiting"
+	case meta.IsStatusConditionTrue(port.Status.Conditions, v1alpha1.ConditionReady):
+		return "up"
+	case refused(ready.Reason):
+		return "refused"
+	}
+	return "waiting"
+}

@@ -1,0 +1,122 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/workqueue"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+)
+
+// orphans deletes ports from agents that no XPUPort backs: what is left if an XPUPort was removed by force, or if a
+// cluster was restored from an older state. It looks each time the connection to an agent comes up. An agent whose
+// List shows nothing has none.
+type orphans struct {
+	client  client.Client
+	clients *Clients
+	events  events.EventRecorder
+	retries workqueue.TypedRateLimiter[types.NamespacedName]
+	seen    *stopwatches[orphan]
+	grace   time.Duration // between the two looks after which a port is an orphan
+	timeout time.Duration // for what an agent is asked
+}
+
+type orphan struct{ xpu, id string }
+
+// ourPorts are the ids that opi.PortID makes. There is no other mark of ownership in the API.
+var ourPorts = regexp.MustCompile(`^(vf-[0-9a-f]{4,8}-[0-9a-f]{2}-[0-9a-f]{2}-[0-7]|sf-([0-9a-f]{4,8}-)?[0-9a-f]{2}-[0-9a-f]{2}-[0-7]-[0-9]+)$`)
+
+func (r *orphans) setup(mgr ctrl.Manager, concurrency int) error {
+	return ctrl.NewControllerManagedBy(mgr).
+		Named("orphan").
+		WatchesRawSource(r.clients.source(func(_ context.Context, xpu string, up bool) []reconcile.Request {
+			if !up {
+				return nil
+			}
+			return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: xpu}}}
+		})).
+		WithOptions(controller.Options{MaxConcurrentReconciles: concurrency, RateLimiter: retryLimiter[reconcile.Request]()}).
+		Complete(r)
+}
+
+func (r *orphans) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	var xpu v1alpha1.XPU
+	if err := r.client.Get(ctx, req.NamespacedName, &xpu); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	way := r.clients.contact(req.Name)
+	if way.state != connected {
+		return ctrl.Result{}, nil // there will be another look
+	}
+	log := ctrl.LoggerFrom(ctx)
+	agentCtx, cancel := context.WithTimeout(ctx, r.timeout)
+	defer cancel()
+	// In this order: a port is made only for an XPUPort that the cache has.
+	listed, err := way.agent.ListPorts(agentCtx)
+	if err != nil {
+		log.V(1).Info("cannot look for orphans", "error", err.Error())
+		return ctrl.Result{RequeueAfter: r.retries.When(req.NamespacedName)}, nil
+	}
+	r.retries.Forget(req.NamespacedName)
+	backed, err := r.backed(ctx, &xpu)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	suspects := sets.New[orphan]()
+	for _, port := range listed {
+		if ourPorts.MatchString(port.ID) && !backed.Has(port.ID) {
+			suspects.Insert(orphan{xpu: xpu.Name, id: port.ID})
+		}
+	}
+	r.seen.retain(func(o orphan) bool { return o.xpu != xpu.Name || suspects.Has(o) })
+	var after time.Duration
+	for key := range suspects {
+		if waited := r.seen.elapsed(key); waited < r.grace {
+			after = sooner(after, r.grace-waited)
+			continue
+		}
+		r.seen.reset(key)
+		if err := way.agent.DeletePort(agentCtx, key.id); err != nil {
+			log.Info("cannot delete orphan", "bridgePort", key.id, "error", err.Error())
+			after = sooner(after, r.grace)
+			continue
+		}
+		log.Info("deleted a port that no XPUPort backs", "bridgePort", key.id)
+		r.events.Eventf(&xpu, nil, corev1.EventTypeNormal, "OrphanDeleted", "Delete", "deleted port %s, which no XPUPort backed for %s", key.id, r.grace)
+		// Had an XPUPort come for it in this very moment, its port may be the one that was just deleted.
+		r.clients.tell(xpu.Name, true)
+	}
+	return ctrl.Result{RequeueAfter: after}, nil
+}
+
+// backed are the ids of the ports that XPUPorts back at the XPU's agent, which other XPUs may share.
+func (r *orphans) backed(ctx context.Context, xpu *v1alpha1.XPU) (sets.Set[string], error) {
+	var sharing v1alpha1.XPUList
+	if err := r.client.List(ctx, &sharing, client.MatchingFields{xpusByEndpoint: xpu.Spec.Endpoint}); err != nil {
+		return nil, fmt.Errorf("list XPUs at %s: %w", xpu.Spec.Endpoint, err)
+	}
+	backed := sets.New[string]()
+	for i := range sharing.Items {
+		found, err := listPorts(ctx, r.client, client.MatchingFields{portsByXPU: sharing.Items[i].Name})
+		if err != nil {
+			return nil, err
+		}
+		for j := range found {
+			if id, err := portID(&found[j]); err == nil {
+				backed.Insert(id)
+			}
+		}
+	}
+	return backed, nil
+}

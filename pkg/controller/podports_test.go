@@ -1,0 +1,195 @@
+package controller
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
+)
+
+// podPort is a Port without a claim, as a node's agent makes it.
+func (c *cluster) podPort(f inventory.ID, network string) *v1alpha1.XPUPort {
+	return &v1alpha1.XPUPort{
+		ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: claim.PortName(c.node, f), Finalizers: []string{v1alpha1.FinalizerPort}},
+		Spec: v1alpha1.XPUPortSpec{
+			NodeName: c.node, Function: claim.FunctionRef(f), XPU: "card", Network: network, MAC: string(claim.DerivedMAC("", c.node, f)),
+			Pod: &v1alpha1.PodRef{Namespace: "default", Name: "web", UID: "web-1"},
+		},
+	}
+}
+
+func withCard(t *testing.T) (*cluster, *opitest.Agent) {
+	t.Helper()
+	c := newCluster(t, nil)
+	agent := opitest.Start(t)
+	c.xpu("card", agent)
+	return c, agent
+}
+
+// A Port that an agent made is served as a claim's is, keeps its network, and is nobody else's.
+func TestPortOfPod(t *testing.T) {
+	c, agent := withCard(t)
+	network := c.network("blue", 100)
+	network.Spec.MTU = ptr.To(int32(1450))
+	if err := c.Update(t.Context(), network); err != nil {
+		t.Fatal(err)
+	}
+	port := c.podPort(vf(0), "blue")
+	c.create(port)
+	c.portReason(port, v1alpha1.ReasonUp, "")
+	if port.Status.BridgePort != "vf-0000-3b-02-0" || port.Status.MTU != 1450 {
+		t.Errorf("status %+v", port.Status)
+	}
+	c.delete(network)
+	c.networkReason(network, v1alpha1.ReasonInUse, "1 XPUPorts use it, such as "+c.namespace+"/"+port.Name)
+	c.has(agent, "vf-0000-3b-02-0")
+	c.delete(port)
+	c.gone(port)
+	c.has(agent)
+	c.gone(network)
+}
+
+// A claim without a name is none: Ports of pods are not taken for those of claims that are gone.
+func TestPortOfPodIsOfNoClaim(t *testing.T) {
+	c, agent := withCard(t)
+	c.network("blue", 100)
+	port := c.podPort(vf(0), "blue")
+	c.create(port)
+	c.portReason(port, v1alpha1.ReasonUp, "")
+	o := c.blue("a", 1)
+	c.up(o, vf(1))
+	c.delete(o)
+	c.has(agent, "vf-0000-3b-02-0")
+	c.stop()
+	c.start(nil)
+	c.up(c.blue("b", 1), vf(1))
+	c.has(agent, "vf-0000-3b-02-0", "vf-0000-3b-02-1")
+	if err := c.get(port); err != nil || !port.DeletionTimestamp.IsZero() {
+		t.Errorf("XPUPort of the pod: %v, deleted at %v", err, port.DeletionTimestamp)
+	}
+}
+
+// A claim waits for a Function that a pod still has.
+func TestClaimWaitsForPod(t *testing.T) {
+	c, _ := withCard(t)
+	c.network("blue", 100)
+	port := c.podPort(vf(0), "blue")
+	c.create(port)
+	c.portReason(port, v1alpha1.ReasonUp, "")
+	other := &v1alpha1.XPUPort{}
+	o := c.claim(want{name: "a", namespace: "default", pool: "fast", function: vf(0), config: `{"network":"blue"}`})
+	c.claimReason(o, v1alpha1.ConditionProvisioned, v1alpha1.ReasonFunctionBusy, "still has XPUPort "+c.namespace+"/"+port.Name+" of pod default/web")
+	if err := c.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: port.Name}, other); !apierrors.IsNotFound(err) {
+		t.Errorf("the claim's XPUPort: %v, want none", err)
+	}
+	c.delete(port)
+	c.up(o, vf(0))
+}
+
+// Of two Ports of one Function, which nobody should make, one is served, and the other neither disturbs it nor takes it
+// along when it goes.
+func TestTwoPortsOfOneFunction(t *testing.T) {
+	c, agent := withCard(t)
+	c.network("blue", 100)
+	c.network("green", 200)
+	first := c.podPort(vf(0), "blue")
+	c.create(first)
+	c.portReason(first, v1alpha1.ReasonUp, "")
+	second := c.podPort(vf(0), "green")
+	second.Namespace, second.Spec.Pod = "default", nil
+	c.create(second)
+	c.portReason(second, v1alpha1.ReasonFunctionBusy, "still has XPUPort "+c.namespace+"/"+first.Name+" of pod default/web")
+	created := agent.Calls("CreateBridgePort")
+
+	third := second.DeepCopy()
+	c.delete(second)
+	c.gone(second)
+	c.has(agent, "vf-0000-3b-02-0")
+
+	third.ResourceVersion, third.UID, third.Finalizers = "", "", []string{v1alpha1.FinalizerPort}
+	c.create(third)
+	c.portReason(third, v1alpha1.ReasonFunctionBusy, "")
+	if again := agent.Calls("CreateBridgePort"); again != created {
+		t.Errorf("%d ports were made for one that must wait", again-created)
+	}
+	c.delete(first)
+	c.gone(first)
+	c.portReason(third, v1alpha1.ReasonUp, "")
+	c.has(agent, "vf-0000-3b-02-0")
+}
+
+// A Port that names the XPU of another node gets nothing of it: a Function of that node may have the same address, and
+// its port the same id.
+func TestPortOnXPUOfAnotherNode(t *testing.T) {
+	c, agent := withCard(t)
+	c.network("blue", 100)
+	c.network("red", 200)
+	victim := c.podPort(vf(0), "blue")
+	c.create(victim)
+	c.portReason(victim, v1alpha1.ReasonUp, "")
+	created, deleted := agent.Calls("CreateBridgePort"), agent.Calls("DeleteBridgePort")
+
+	intruder := c.podPort(vf(0), "red")
+	intruder.Name, intruder.Spec.NodeName = "elsewhere-0000-3b-02-0", "elsewhere"
+	c.create(intruder)
+	c.portReason(intruder, v1alpha1.ReasonNoXPU, "XPU card is that of node "+c.node+", not of node elsewhere")
+	c.delete(intruder)
+	c.gone(intruder)
+	if agent.Calls("CreateBridgePort") != created || agent.Calls("DeleteBridgePort") != deleted {
+		t.Error("the agent was asked to change a port")
+	}
+	c.has(agent, "vf-0000-3b-02-0")
+}
+
+func TestComesBefore(t *testing.T) {
+	at := func(name, bridgePort string, second int64) *v1alpha1.XPUPort {
+		return &v1alpha1.XPUPort{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, CreationTimestamp: metav1.NewTime(time.Unix(second, 0))},
+			Status:     v1alpha1.XPUPortStatus{BridgePort: bridgePort},
+		}
+	}
+	ordered := []*v1alpha1.XPUPort{at("z", "vf", 9), at("y", "", 1), at("a", "", 2), at("b", "", 2)}
+	for i, a := range ordered {
+		for j, b := range ordered {
+			if got := comesBefore(a, b); got != (i < j) {
+				t.Errorf("comesBefore(%s, %s) = %t", a.Name, b.Name, got)
+			}
+		}
+	}
+}
+
+func TestPortIsForOneUser(t *testing.T) {
+	c := newCluster(t, nil)
+	port := c.podPort(vf(0), "blue")
+	port.Spec.Claim = v1alpha1.ClaimRef{Name: "a", UID: "uid", Request: "nic"}
+	err := c.Create(context.Background(), port)
+	if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "a port is for a claim or for a pod") {
+		t.Errorf("error %v, want it to be invalid", err)
+	}
+}
+
+func TestXPUsAreSelectedByNode(t *testing.T) {
+	c := newCluster(t, nil)
+	for _, node := range []string{"here", "elsewhere"} {
+		c.create(&v1alpha1.XPU{
+			ObjectMeta: metav1.ObjectMeta{Name: "of-" + node}, Spec: v1alpha1.XPUSpec{NodeName: node, Endpoint: "card:1", Insecure: true},
+		})
+	}
+	var found v1alpha1.XPUList
+	if err := c.List(t.Context(), &found, client.MatchingFields{"spec.nodeName": "here"}); err != nil {
+		t.Fatal(err)
+	}
+	if len(found.Items) != 1 || found.Items[0].Name != "of-here" {
+		t.Errorf("XPUs of node here: %+v", found.Items)
+	}
+}

@@ -1,0 +1,452 @@
+package controller
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"google.golang.org/grpc/codes"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
+)
+
+// withPort is a cluster with one Port that is up.
+func withPort(t *testing.T, set func(*Options)) (*cluster, *opitest.Agent, *v1alpha1.XPUPort) {
+	t.Helper()
+	c := newCluster(t, set)
+	agent := opitest.Start(t)
+	c.xpu("card", agent)
+	c.network("blue", 100)
+	// A Port that comes before its network is at the agent has it made, after a failed attempt.
+	c.eventually("the network is at the agent", func() error {
+		if len(agent.Networks()) == 0 {
+			return errors.New("it has none")
+		}
+		return nil
+	})
+	return c, agent, c.up(c.blue("a", 0), vf(0))
+}
+
+// blue is a claim of the n-th VF in network blue.
+func (c *cluster) blue(name string, n int) *resourceapi.ResourceClaim {
+	return c.claim(want{name: name, pool: "fast", function: vf(n), config: `{"network":"blue"}`})
+}
+
+// An agent that was away forgot everything. It gets it back, and nobody else is bothered.
+func TestAgentForgets(t *testing.T) {
+	c, agent, port := withPort(t, nil)
+	other := c.up(c.blue("b", 1), vf(1))
+	c.writesSettle()
+	networks := agent.Networks()
+	agent.Stop()
+	if got := agent.Ports(); len(got) > 0 {
+		t.Fatalf("the agent kept %q", got)
+	}
+	if err := agent.Run(); err != nil {
+		t.Fatal(err)
+	}
+	c.has(agent, "vf-0000-3b-02-0", "vf-0000-3b-02-1")
+	c.eventually("the network is back", func() error {
+		if got := agent.Networks(); !slices.Equal(got, networks) {
+			return fmt.Errorf("the agent has %q, want %q", got, networks)
+		}
+		return nil
+	})
+	for _, p := range []*v1alpha1.XPUPort{port, other} {
+		was := p.ResourceVersion
+		if err := c.get(p); err != nil || p.ResourceVersion != was {
+			t.Errorf("XPUPort %s was written: %v, %+v", p.Name, err, p.Status)
+		}
+	}
+	if got := c.writes.of("XPUPort"); len(got) > 0 {
+		t.Errorf("writes %q", got)
+	}
+}
+
+func TestAgentDown(t *testing.T) {
+	c := newCluster(t, nil)
+	agent := opitest.Start(t)
+	agent.Stop()
+	xpu := c.xpu("card", agent)
+	network := c.network("blue", 100)
+	c.xpuReason(xpu, v1alpha1.ReasonXPUUnavailable, "does not answer")
+	c.networkReason(network, v1alpha1.ReasonXPUUnavailable, "none of 1 XPUs")
+	o := c.blue("a", 0)
+	c.portReason(c.port(o, vf(0)), v1alpha1.ReasonXPUUnavailable, "XPU card cannot be reached")
+	c.claimReason(o, v1alpha1.ConditionProvisioned, v1alpha1.ReasonXPUUnavailable, "XPU card")
+
+	if err := agent.Run(); err != nil {
+		t.Fatal(err)
+	}
+	port := c.up(o, vf(0))
+	c.claimQuiet(o)
+	c.xpuReason(xpu, v1alpha1.ReasonConnected, "")
+	c.networkReason(network, v1alpha1.ReasonUp, "1 of 1 XPUs")
+
+	// A Port is not let go of while nobody can say that it is gone.
+	agent.Set(func(b *opitest.Behaviour) { b.KeepOnStop = true })
+	agent.Stop()
+	c.xpuReason(xpu, v1alpha1.ReasonXPUUnavailable, "")
+	c.delete(o)
+	c.portReason(port, v1alpha1.ReasonReleasing, "cannot be reached")
+	if err := agent.Run(); err != nil {
+		t.Fatal(err)
+	}
+	c.gone(port)
+	c.has(agent)
+}
+
+// A connection that is down for less than the debounce time is no news.
+func TestAgentFlaps(t *testing.T) {
+	c := newCluster(t, func(o *Options) { o.Debounce = time.Hour })
+	agent := opitest.Start(t)
+	xpu := c.xpu("card", agent)
+	c.xpuReason(xpu, v1alpha1.ReasonConnected, "")
+	connected := xpu.ResourceVersion
+	for range 3 {
+		checks := agent.Calls("GetBridgePort")
+		agent.Stop()
+		if err := agent.Run(); err != nil {
+			t.Fatal(err)
+		}
+		c.eventually("the agent is checked again", func() error {
+			if agent.Calls("GetBridgePort") == checks {
+				return errors.New("not yet")
+			}
+			return nil
+		})
+	}
+	// Not the writes: one that comes of an old cache is tried, and refused.
+	if err := c.get(xpu); err != nil || xpu.ResourceVersion != connected {
+		t.Errorf("the XPU was written (%v): %+v", err, xpu.Status)
+	}
+}
+
+// An agent that needs longer than one attempt gets there, and holds up nobody.
+func TestAgentSlow(t *testing.T) {
+	c := newCluster(t, func(o *Options) { o.AgentTimeout, o.Concurrency, o.ConcurrencyPerXPU = time.Second, 8, 4 })
+	slow, quick := opitest.Start(t), opitest.Start(t)
+	slow.Set(func(b *opitest.Behaviour) { b.UpDelay = 4 * time.Second })
+	c.xpu("slow", slow)
+	c.create(&v1alpha1.XPU{
+		ObjectMeta: metav1.ObjectMeta{Name: "quick"},
+		Spec:       v1alpha1.XPUSpec{NodeName: c.node + "-2", Endpoint: quick.Config().Endpoint, Insecure: true},
+	})
+	c.network("blue", 100)
+	var late []*resourceapi.ResourceClaim
+	for i := range 16 { // more than there are workers
+		late = append(late, c.blue(fmt.Sprintf("late%d", i), i))
+	}
+	c.portReason(c.port(late[0], vf(0)), v1alpha1.ReasonProvisioning, "pending")
+	start := time.Now()
+	c.claim(want{name: "b", node: c.node + "-2", pool: "fast", function: vf(1), config: `{"network":"blue"}`})
+	c.has(quick, "vf-0000-3b-02-1")
+	if took := time.Since(start); took > time.Second {
+		t.Errorf("the Port of the other XPU took %s", took)
+	}
+	for i, o := range late {
+		port := c.port(o, vf(i))
+		c.within(time.Minute, "slow Ports are up", func() error {
+			if err := c.get(port); err != nil {
+				return err
+			}
+			return hasReason(port.Status.Conditions, v1alpha1.ConditionReady, v1alpha1.ReasonUp, "")
+		})
+	}
+}
+
+// Whatever an agent answers, the Port comes up once it can.
+func TestAgentErrors(t *testing.T) {
+	tests := []struct {
+		name  string
+		upset func(*opitest.Agent)
+	}{
+		{"unavailable", func(a *opitest.Agent) { a.FailNext("GetBridgePort", 3, codes.Unavailable, "try later") }},
+		{"internal", func(a *opitest.Agent) { a.FailNext("CreateBridgePort", 2, codes.Internal, "oops") }},
+		{"unknown", func(a *opitest.Agent) { a.FailNext("CreateBridgePort", 2, codes.Unknown, "oops") }},
+		{"answer lost", func(a *opitest.Agent) { a.DropNext("CreateBridgePort", 2) }},
+		{"network not there", func(a *opitest.Agent) { a.FailNext("CreateLogicalBridge", 2, codes.Unknown, "oops") }},
+		{"not realised at first", func(a *opitest.Agent) {
+			failures := 2
+			a.Set(func(b *opitest.Behaviour) {
+				b.Realise = func(string) error {
+					if failures--; failures >= 0 {
+						return errors.New("no representor yet")
+					}
+					return nil
+				}
+			})
+		}},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			c := newCluster(t, nil)
+			agent := opitest.Start(t)
+			test.upset(agent)
+			c.xpu("card", agent)
+			c.network("blue", 100)
+			o := c.blue("a", 0)
+			c.up(o, vf(0))
+			c.claimQuiet(o)
+
+			agent.FailNext("DeleteBridgePort", 2, codes.Unavailable, "try later")
+			agent.DropNext("DeleteBridgePort", 1)
+			c.delete(o)
+			c.gone(c.port(o, vf(0)))
+			c.has(agent)
+		})
+	}
+}
+
+// A Port that the agent cannot tear down keeps its XPUPort, which says so.
+func TestStuckDelete(t *testing.T) {
+	c, agent, port := withPort(t, func(o *Options) { o.AgentTimeout = 300 * time.Millisecond })
+	agent.Set(func(b *opitest.Behaviour) { b.StuckDelete = true })
+	c.delete(c.named("a"))
+	c.portReason(port, v1alpha1.ReasonReleasing, "XPU card still has the Port")
+	if !slices.Contains(port.Finalizers, v1alpha1.FinalizerPort) {
+		t.Error("the finalizer is gone while the agent has the Port")
+	}
+	c.told("XPUPort", port.Name, v1alpha1.ReasonReleasing)
+	if err := testutil.GatherAndCompare(c.registry, strings.NewReader(`
+# HELP xpu_ports XPUPorts by XPU and state: up, waiting, refused or releasing.
+# TYPE xpu_ports gauge
+xpu_ports{state="releasing",xpu="card"} 1
+`), "xpu_ports"); err != nil {
+		t.Error(err)
+	}
+	// The card is taken out: then the Port is gone with it.
+	c.delete(&v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "card"}})
+	c.gone(port)
+	c.told("XPUPort", port.Name, v1alpha1.ReasonNoXPU)
+}
+
+func TestOrphans(t *testing.T) {
+	c := newCluster(t, func(o *Options) { o.OrphanGrace = 200 * time.Millisecond })
+	agent := opitest.Start(t)
+	mine, err := opi.Dial(agent.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mine.Close()
+	network := opi.Network{ID: "net-other", VLAN: 7}
+	port := func(id string, last byte) opi.Port {
+		return opi.Port{ID: id, MAC: net.HardwareAddr{2, 0, 0, 0, 0, last}, Networks: []string{network.ID}}
+	}
+	err = errors.Join(mine.EnsureNetwork(t.Context(), network),
+		mine.EnsurePort(t.Context(), port("vf-0000-3b-02-6", 6)), // ours by its id, and nobody's
+		mine.EnsurePort(t.Context(), port("sf-3b-00-0-5", 5)),    // the same
+		mine.EnsurePort(t.Context(), port("uplink", 8)))          // somebody else's
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.network("blue", 100)
+	c.xpu("card", agent)
+	c.up(c.blue("a", 0), vf(0))
+	c.has(agent, "uplink", "vf-0000-3b-02-0")
+	c.told("XPU", "card", "OrphanDeleted")
+}
+
+func TestNetworkDeletion(t *testing.T) {
+	c, agent, port := withPort(t, nil)
+	network := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "blue"}}
+	c.networkReason(network, v1alpha1.ReasonUp, "1 of 1")
+	if got := agent.Networks(); !slices.Equal(got, []string{opi.NetworkID("blue")}) {
+		t.Errorf("networks %q", got)
+	}
+	c.delete(network)
+	c.networkReason(network, v1alpha1.ReasonInUse, port.Namespace+"/"+port.Name)
+	c.told("XPUNetwork", "blue", v1alpha1.ReasonInUse)
+	late := c.blue("late", 1)
+	c.claimReason(late, v1alpha1.ConditionProvisioned, v1alpha1.ReasonNetworkNotFound, "is being deleted")
+	c.delete(c.named("a"))
+	c.gone(network)
+	if got := agent.Networks(); len(got) > 0 {
+		t.Errorf("networks %q", got)
+	}
+}
+
+// A network that an agent cannot be asked to delete does not hold up its XPUNetwork.
+func TestNetworkDeletionAgentDown(t *testing.T) {
+	c := newCluster(t, nil)
+	agent := opitest.Start(t)
+	xpu := c.xpu("card", agent)
+	network := c.network("blue", 100)
+	c.networkReason(network, v1alpha1.ReasonUp, "")
+	agent.Stop()
+	c.xpuReason(xpu, v1alpha1.ReasonXPUUnavailable, "")
+	c.delete(network)
+	c.gone(network)
+	c.told("XPUNetwork", "blue", v1alpha1.ReasonXPUUnavailable)
+}
+
+func TestNetworkConflict(t *testing.T) {
+	c := newCluster(t, nil)
+	agent := opitest.Start(t)
+	c.xpu("card", agent)
+	vni := int32(5000)
+	first := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "a-first"}, Spec: v1alpha1.XPUNetworkSpec{VLAN: 100, VNI: &vni}}
+	c.create(first)
+	c.networkReason(first, v1alpha1.ReasonUp, "")
+	second := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "b-second"}, Spec: v1alpha1.XPUNetworkSpec{VLAN: 101, VNI: &vni}}
+	c.create(second)
+	c.networkReason(second, v1alpha1.ReasonConflict, "VNI 5000 is that of XPUNetwork a-first")
+	c.told("XPUNetwork", "b-second", v1alpha1.ReasonConflict)
+	if got := agent.Networks(); !slices.Equal(got, []string{opi.NetworkID("a-first")}) {
+		t.Errorf("networks %q", got)
+	}
+	c.delete(first)
+	c.networkReason(second, v1alpha1.ReasonUp, "")
+	if got := agent.Networks(); !slices.Equal(got, []string{opi.NetworkID("b-second")}) {
+		t.Errorf("networks %q", got)
+	}
+}
+
+// Each XPU has its entry, and those that come later get the networks too.
+func TestNetworkOnXPUs(t *testing.T) {
+	c := newCluster(t, nil)
+	network := c.network("blue", 100)
+	c.networkReason(network, v1alpha1.ReasonNoXPU, "create one")
+	one, two := opitest.Start(t), opitest.Start(t)
+	c.xpu("one", one)
+	c.networkReason(network, v1alpha1.ReasonUp, "1 of 1")
+	two.FailNext("CreateLogicalBridge", 3, codes.Unknown, "out of bridges")
+	twoXPU := c.xpu("two", two)
+	c.networkReason(network, v1alpha1.ReasonUp, "2 of 2")
+	two.Stop()
+	c.networkReason(network, v1alpha1.ReasonUp, "1 of 2")
+	want := []v1alpha1.XPUNetworkOnXPU{{Name: "one", Ready: true}, {Name: "two", Message: "the OPI agent cannot be reached"}}
+	if diff := gocmp.Diff(want, network.Status.XPUs); diff != "" {
+		t.Errorf("status.xpus (-want +got):\n%s", diff)
+	}
+	c.delete(twoXPU)
+	c.networkReason(network, v1alpha1.ReasonUp, "1 of 1")
+}
+
+func TestXPUTLS(t *testing.T) {
+	c := newCluster(t, nil)
+	authority := opitest.NewAuthority(t)
+	agent := opitest.Start(t)
+	agent.Stop()
+	serverCert, serverKey := authority.Issue(t, "127.0.0.1")
+	pair, err := tls.X509KeyPair(serverCert, serverKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	if err := agent.RunTLS(&tls.Config{Certificates: []tls.Certificate{pair}, ClientCAs: authority.Pool(), ClientAuth: tls.RequireAndVerifyClientCert}); err != nil {
+		t.Fatal(err)
+	}
+	xpu := &v1alpha1.XPU{
+		ObjectMeta: metav1.ObjectMeta{Name: "card"},
+		Spec:       v1alpha1.XPUSpec{NodeName: c.node, Endpoint: agent.Config().Endpoint, TLS: &v1alpha1.XPUTLS{SecretName: "opi"}},
+	}
+	c.create(xpu)
+	c.xpuReason(xpu, v1alpha1.ReasonInvalidTLSSecret, c.namespace+"/opi does not exist")
+	network := c.network("blue", 100)
+	c.networkReason(network, v1alpha1.ReasonXPUUnavailable, "")
+	o := c.blue("a", 0)
+	c.portReason(c.port(o, vf(0)), v1alpha1.ReasonXPUUnavailable, "does not exist")
+
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: "opi"}, Data: map[string][]byte{"tls.crt": []byte("x"), "tls.key": []byte("y"), "ca.crt": []byte("z")}}
+	c.create(secret)
+	c.xpuReason(xpu, v1alpha1.ReasonInvalidTLSSecret, "PEM")
+
+	// One that the agent does not trust.
+	strange := opitest.NewAuthority(t)
+	cert, key := strange.Issue(t, "client")
+	secret.Data = map[string][]byte{"tls.crt": cert, "tls.key": key, "ca.crt": authority.PEM()}
+	if err := c.Update(t.Context(), secret); err != nil {
+		t.Fatal(err)
+	}
+	c.xpuReason(xpu, v1alpha1.ReasonXPUUnavailable, "")
+
+	cert, key = authority.Issue(t, "client")
+	secret.Data = map[string][]byte{"tls.crt": cert, "tls.key": key, "ca.crt": authority.PEM()}
+	if err := c.Update(t.Context(), secret); err != nil {
+		t.Fatal(err)
+	}
+	c.xpuReason(xpu, v1alpha1.ReasonConnected, "")
+	c.up(o, vf(0))
+}
+
+// An XPU that moves to another endpoint takes its Ports along.
+func TestXPUMoves(t *testing.T) {
+	c, _, _ := withPort(t, nil)
+	next := opitest.Start(t)
+	xpu := &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "card"}}
+	c.eventually("set spec.endpoint", func() error {
+		if err := c.get(xpu); err != nil {
+			return err
+		}
+		xpu.Spec.Endpoint = next.Config().Endpoint
+		return c.Update(context.Background(), xpu)
+	})
+	c.has(next, "vf-0000-3b-02-0")
+}
+
+func TestMetrics(t *testing.T) {
+	c, agent, _ := withPort(t, nil)
+	agent.FailNext("CreateBridgePort", 1, codes.ResourceExhausted, "full")
+	c.up(c.blue("b", 1), vf(1))
+	if got, err := testutil.GatherAndCount(c.registry, "xpu_port_provisioning_seconds"); err != nil || got != 1 {
+		t.Errorf("%d histograms: %v", got, err)
+	}
+	const want = `
+# HELP xpu_opi_errors_total Failed operations on OPI agents, by XPU, operation and gRPC code; code Failed is a failure that the agent reported later.
+# TYPE xpu_opi_errors_total counter
+xpu_opi_errors_total{code="ResourceExhausted",operation="EnsurePort",xpu="card"} 1
+# HELP xpu_ports XPUPorts by XPU and state: up, waiting, refused or releasing.
+# TYPE xpu_ports gauge
+xpu_ports{state="up",xpu="card"} 2
+`
+	// The gauges come from the controller's cache, which hears of the last status a moment after it was written.
+	c.eventually("metrics", func() error {
+		return testutil.GatherAndCompare(c.registry, strings.NewReader(want), "xpu_opi_errors_total", "xpu_ports")
+	})
+}
+
+func (c *cluster) xpuReason(xpu *v1alpha1.XPU, reason, text string) {
+	c.Helper()
+	c.eventually("XPU "+xpu.Name+" is "+reason, func() error {
+		if err := c.get(xpu); err != nil {
+			return err
+		}
+		return hasReason(xpu.Status.Conditions, v1alpha1.ConditionReady, reason, text)
+	})
+}
+
+func (c *cluster) networkReason(network *v1alpha1.XPUNetwork, reason, text string) {
+	c.Helper()
+	c.eventually("XPUNetwork "+network.Name+" is "+reason, func() error {
+		if err := c.get(network); err != nil {
+			return err
+		}
+		return hasReason(network.Status.Conditions, v1alpha1.ConditionReady, reason, text)
+	})
+}
+
+// What it takes from the allocation of a claim until the xPU serves the Port and the node's agent can see that.
+func BenchmarkProvision(b *testing.B) {
+	c := newCluster(b, nil)
+	c.xpu("card", opitest.Start(b))
+	c.network("blue", 100, "10.0.0.0/16")
+	n := 0
+	for b.Loop() {
+		c.up(c.blue(fmt.Sprintf("c%d", n), n), vf(n))
+		n++
+	}
+}

@@ -1,0 +1,175 @@
+package controller
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi"
+)
+
+// controllerName is how events name the controller.
+const controllerName = "xpu-controller"
+
+// Options are what the reconcilers depend on. The zero value of a duration means its default.
+type Options struct {
+	// Namespace is where the Secrets are that XPUs name.
+	Namespace string
+	// Registerer takes the metrics.
+	Registerer prometheus.Registerer
+	// Dial connects to OPI agents; nil means [opi.Dial].
+	Dial Dialer
+
+	// ProvisionTimeout is how long after its creation an XPUPort that never was up is refused. Default 60 s.
+	ProvisionTimeout time.Duration
+	// AgentTimeout bounds what an OPI agent is asked to do for one object. Default 15 s.
+	AgentTimeout time.Duration
+	// CollectGrace is how long the garbage collector has for the XPUPorts of a deleted claim. Default 2 s.
+	CollectGrace time.Duration
+	// BusyGrace is how long a claim waits for a Function before it is told so. Default 2 s.
+	BusyGrace time.Duration
+	// TaintGrace is how long the node's agent has to taint a device that failed before its claim is told without
+	// that. Default 30 s.
+	TaintGrace time.Duration
+	// Debounce is how long an OPI agent may be away before its XPU is not ready. Default 500 ms, so that those
+	// who offer Functions hear of it within a second.
+	Debounce time.Duration
+	// OrphanGrace is between the two looks at an OPI agent after which a port that no XPUPort backs is deleted.
+	// Default 30 s; negative keeps orphans.
+	OrphanGrace time.Duration
+
+	// Concurrency is how many objects of each kind are worked on at once. Most wait for an OPI agent. Default 256.
+	Concurrency int
+	// ConcurrencyPerXPU is how many XPUPorts of one XPU are. Default 32.
+	ConcurrencyPerXPU int
+}
+
+func (o *Options) setDefaults() {
+	for _, d := range []struct {
+		value      *time.Duration
+		preference time.Duration
+	}{
+		{&o.ProvisionTimeout, 60 * time.Second},
+		{&o.AgentTimeout, 15 * time.Second},
+		{&o.CollectGrace, 2 * time.Second},
+		{&o.BusyGrace, 2 * time.Second},
+		{&o.TaintGrace, 30 * time.Second},
+		{&o.Debounce, 500 * time.Millisecond},
+		{&o.OrphanGrace, 30 * time.Second},
+	} {
+		*d.value = cmp.Or(*d.value, d.preference)
+	}
+	o.Concurrency = cmp.Or(o.Concurrency, 256)
+	o.ConcurrencyPerXPU = cmp.Or(o.ConcurrencyPerXPU, 32)
+	if o.Dial == nil {
+		o.Dial = func(config opi.Config) (Connection, error) { return opi.Dial(config) }
+	}
+}
+
+// Scheme has every kind that the reconcilers work on.
+func Scheme() (*runtime.Scheme, error) {
+	scheme := runtime.NewScheme()
+	if err := clientgoscheme.AddToScheme(scheme); err != nil {
+		return nil, fmt.Errorf("Kubernetes API: %w", err)
+	}
+	if err := v1alpha1.AddToScheme(scheme); err != nil {
+		return nil, fmt.Errorf("%s API: %w", v1alpha1.GroupName, err)
+	}
+	return scheme, nil
+}
+
+// CacheOptions keep the cache small: of Secrets only those of the namespace, of Nodes only that they are there, and
+// nothing of who wrote which field.
+func CacheOptions(namespace string) cache.Options {
+	return cache.Options{
+		DefaultTransform: cache.TransformStripManagedFields(),
+		ByObject: map[client.Object]cache.ByObject{
+			&corev1.Secret{}: {Namespaces: map[string]cache.Config{namespace: {}}},
+			nodeMetadata():   {Transform: nameOnly},
+		},
+	}
+}
+
+// nameOnly keeps of an object's metadata what a cache needs.
+func nameOnly(object any) (any, error) {
+	if o, ok := object.(*metav1.PartialObjectMetadata); ok {
+		o.ObjectMeta = metav1.ObjectMeta{Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion}
+	}
+	return object, nil
+}
+
+// Setup adds the reconcilers to the manager. Its client must read from the cache.
+func Setup(ctx context.Context, mgr ctrl.Manager, o Options) error {
+	o.setDefaults()
+	if err := addIndexes(ctx, mgr.GetFieldIndexer()); err != nil {
+		return err
+	}
+	m, err := newMetrics(o.Registerer, mgr.GetCache())
+	if err != nil {
+		return err
+	}
+	clients := newClients(o.Dial, m, mgr.GetLogger().WithName("agents"))
+	if err := mgr.Add(clients); err != nil {
+		return fmt.Errorf("connections to OPI agents: %w", err)
+	}
+	recorder := mgr.GetEventRecorder(controllerName)
+	waiting := newWaiters[types.NamespacedName, topic]()
+	c := mgr.GetClient()
+
+	claims := &claims{
+		client: c, live: mgr.GetAPIReader(), events: recorder, waiters: waiting,
+		drafter:      drafter{reader: c, waiters: waiting},
+		ledger:       newLedger(c),
+		gone:         newStopwatches[types.UID](),
+		busy:         newStopwatches[types.NamespacedName](),
+		tainted:      newStopwatches[types.UID](),
+		collectGrace: o.CollectGrace, busyGrace: o.BusyGrace, taintGrace: o.TaintGrace,
+	}
+	ports := &ports{
+		client: c, clients: clients, events: recorder, metrics: m,
+		retries:  retryLimiter[types.NamespacedName](),
+		turns:    newTurns(o.ConcurrencyPerXPU),
+		deadline: o.ProvisionTimeout, timeout: o.AgentTimeout,
+	}
+	networks := &networks{client: c, clients: clients, events: recorder, retries: retryLimiter[types.NamespacedName](), timeout: o.AgentTimeout}
+	xpus := &xpus{
+		client: c, clients: clients, metrics: m,
+		retries:   retryLimiter[types.NamespacedName](),
+		namespace: o.Namespace, debounce: o.Debounce, timeout: o.AgentTimeout,
+	}
+	pools := &devicePools{client: c, live: mgr.GetAPIReader()}
+	setups := []func() error{
+		func() error { return claims.setup(mgr, o.Concurrency) },
+		func() error { return ports.setup(mgr, o.Concurrency) },
+		func() error { return networks.setup(mgr, o.Concurrency) },
+		func() error { return xpus.setup(mgr, o.Concurrency) },
+		func() error { return pools.setup(mgr) },
+	}
+	if o.OrphanGrace > 0 {
+		orphans := &orphans{
+			client: c, clients: clients, events: recorder,
+			retries: retryLimiter[types.NamespacedName](),
+			seen:    newStopwatches[orphan](),
+			grace:   o.OrphanGrace, timeout: o.AgentTimeout,
+		}
+		setups = append(setups, func() error { return orphans.setup(mgr, o.Concurrency) })
+	}
+	for _, setup := range setups {
+		if err := setup(); err != nil {
+			return fmt.Errorf("set up controllers: %w", err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,149 @@
+package controller
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi"
+)
+
+// xpus keeps a connection to the OPI agent of every XPU, and says in the XPU's status whether the agent answers.
+type xpus struct {
+	client    client.Client
+	clients   *Clients
+	metrics   *metrics
+	retries   workqueue.TypedRateLimiter[types.NamespacedName]
+	namespace string        // of the TLS Secrets
+	debounce  time.Duration // a connection that is down for less is no news
+	timeout   time.Duration // for one check
+}
+
+func (r *xpus) setup(mgr ctrl.Manager, concurrency int) error {
+	return ctrl.NewControllerManagedBy(mgr).
+		Named("xpu").
+		For(&v1alpha1.XPU{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(r.withSecret)).
+		WatchesRawSource(r.clients.source(func(_ context.Context, xpu string, _ bool) []reconcile.Request {
+			return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: xpu}}}
+		})).
+		WithOptions(controller.Options{MaxConcurrentReconciles: concurrency, RateLimiter: retryLimiter[reconcile.Request]()}).
+		Complete(withConflicts(r))
+}
+
+func (r *xpus) withSecret(ctx context.Context, secret client.Object) []reconcile.Request {
+	if secret.GetNamespace() != r.namespace {
+		return nil
+	}
+	return requestsFor(ctx, r.client, &v1alpha1.XPUList{}, client.MatchingFields{xpusBySecret: secret.GetName()})
+}
+
+func (r *xpus) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	var xpu v1alpha1.XPU
+	err := r.client.Get(ctx, req.NamespacedName, &xpu)
+	if apierrors.IsNotFound(err) {
+		r.clients.disconnect(req.Name)
+		r.metrics.forget(req.Name)
+		r.retries.Forget(req.NamespacedName)
+		return ctrl.Result{}, nil
+	}
+	if err != nil {
+		return ctrl.Result{}, fmt.Errorf("XPU %s: %w", req.Name, err)
+	}
+	if err := r.connect(ctx, &xpu); err != nil {
+		p, ok := err.(*problem)
+		if !ok {
+			return ctrl.Result{}, fmt.Errorf("XPU %s: %w", req.Name, err)
+		}
+		r.clients.refuse(req.Name, p.message)
+		return ctrl.Result{}, r.settle(ctx, &xpu, metav1.ConditionFalse, p.reason, p.message)
+	}
+	return r.check(ctx, &xpu)
+}
+
+// connect has a client with the XPU's configuration.
+func (r *xpus) connect(ctx context.Context, xpu *v1alpha1.XPU) error {
+	config := opi.Config{Endpoint: xpu.Spec.Endpoint, Dialect: opi.Dialect(xpu.Spec.Dialect)}
+	var secret corev1.Secret
+	if xpu.Spec.TLS != nil {
+		key := client.ObjectKey{Namespace: r.namespace, Name: xpu.Spec.TLS.SecretName}
+		err := r.client.Get(ctx, key, &secret)
+		if apierrors.IsNotFound(err) {
+			return problemf(v1alpha1.ReasonInvalidTLSSecret, "spec.tls.secretName: Secret %s does not exist; create it with tls.crt, tls.key and ca.crt", key)
+		}
+		if err != nil {
+			return fmt.Errorf("Secret %s: %w", key, err)
+		}
+		config.TLS, err = opi.TLSConfig(secret.Data[corev1.TLSCertKey], secret.Data[corev1.TLSPrivateKeyKey], secret.Data[corev1.ServiceAccountRootCAKey], xpu.Spec.TLS.ServerName)
+		if err != nil {
+			return problemf(v1alpha1.ReasonInvalidTLSSecret, "Secret %s needs PEM in tls.crt, tls.key and ca.crt: %s", key, err)
+		}
+	}
+	if err := r.clients.connect(xpu.Name, fingerprint(&xpu.Spec, &secret), config); err != nil {
+		return problemf(v1alpha1.ReasonInvalidConfig, "%s", err)
+	}
+	return nil
+}
+
+// fingerprint changes with everything that a connection depends on.
+func fingerprint(spec *v1alpha1.XPUSpec, secret *corev1.Secret) string {
+	hash := sha256.New()
+	fmt.Fprintf(hash, "%q %q %t", spec.Endpoint, spec.Dialect, spec.Insecure)
+	if spec.TLS != nil {
+		fmt.Fprintf(hash, " %q", spec.TLS.ServerName)
+		for _, key := range []string{corev1.TLSCertKey, corev1.TLSPrivateKeyKey, corev1.ServiceAccountRootCAKey} {
+			fmt.Fprintf(hash, " %q", secret.Data[key])
+		}
+	}
+	return string(hash.Sum(nil))
+}
+
+// check says in the status whether the agent answers.
+func (r *xpus) check(ctx context.Context, xpu *v1alpha1.XPU) (ctrl.Result, error) {
+	key := client.ObjectKeyFromObject(xpu)
+	way := r.clients.contact(xpu.Name)
+	if way.agent == nil {
+		return ctrl.Result{}, nil // it will report
+	}
+	wasReady := meta.IsStatusConditionTrue(xpu.Status.Conditions, v1alpha1.ConditionReady)
+	if down := time.Since(way.since); way.state == disconnected && wasReady && down < r.debounce {
+		return ctrl.Result{RequeueAfter: r.debounce - down}, nil
+	}
+	checkCtx, cancel := context.WithTimeout(ctx, r.timeout)
+	defer cancel()
+	// Also without a connection: the answer says what is wrong with it.
+	err := way.agent.Check(checkCtx)
+	if err == nil {
+		r.retries.Forget(key)
+		return ctrl.Result{}, r.settle(ctx, xpu, metav1.ConditionTrue, v1alpha1.ReasonConnected, "the OPI agent at "+xpu.Spec.Endpoint+" answers")
+	}
+	result := ctrl.Result{}
+	if way.state == connected {
+		result.RequeueAfter = r.retries.When(key)
+	}
+	return result, r.settle(ctx, xpu, metav1.ConditionFalse, v1alpha1.ReasonXPUUnavailable, "the OPI agent at "+xpu.Spec.Endpoint+" does not answer: "+oneLine(err))
+}
+
+func (r *xpus) settle(ctx context.Context, xpu *v1alpha1.XPU, status metav1.ConditionStatus, reason, message string) error {
+	before := xpu.DeepCopy()
+	if !setReady(&xpu.Status.Conditions, xpu.Generation, status, reason, message) {
+		return nil
+	}
+	return patchStatus(ctx, r.client, xpu, before)
+}

@@ -1,2 +1,0 @@
-// Package declare says what the administrator declared: DevicePools from a file, from the API server, or from both.
-package declare

@@ -1,0 +1,357 @@
+package devlink_test
+
+import (
+	"context"
+	"errors"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-logr/logr/funcr"
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+)
+
+var card = devlink.OfPCI(pci.Address("0000:3b:00.0"))
+
+// message puts attributes together as the kernel does.
+func message(attrs ...*nl.RtAttr) []byte {
+	var m []byte
+	for _, a := range attrs {
+		m = append(m, a.Serialize()...)
+	}
+	return m
+}
+
+func handle() []*nl.RtAttr {
+	return []*nl.RtAttr{
+		nl.NewRtAttr(unix.DEVLINK_ATTR_BUS_NAME, nl.ZeroTerminated(card.Bus)),
+		nl.NewRtAttr(unix.DEVLINK_ATTR_DEV_NAME, nl.ZeroTerminated(card.Name)),
+	}
+}
+
+func sfPort() []byte {
+	function := nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_FUNCTION, nil)
+	function.AddRtAttr(unix.DEVLINK_PORT_FUNCTION_ATTR_HW_ADDR, []byte{2, 0, 0, 0, 0, 88})
+	function.AddRtAttr(unix.DEVLINK_PORT_FN_ATTR_STATE, nl.Uint8Attr(1))
+	function.AddRtAttr(unix.DEVLINK_PORT_FN_ATTR_OPSTATE, nl.Uint8Attr(1))
+	return message(append(handle(),
+		nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_INDEX, nl.Uint32Attr(32768)),
+		nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_NETDEV_IFINDEX, nl.Uint32Attr(7)),
+		nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_NETDEV_NAME, nl.ZeroTerminated("eth4")),
+		nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_FLAVOUR, nl.Uint16Attr(7)),
+		nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_CONTROLLER_NUMBER, nl.Uint32Attr(1)),
+		nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_EXTERNAL, nl.Uint8Attr(1)),
+		nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_PCI_PF_NUMBER, nl.Uint16Attr(1)),
+		nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_PCI_SF_NUMBER, nl.Uint32Attr(88)),
+		function)...)
+}
+
+func portReporter() []byte {
+	reporter := nl.NewRtAttr(unix.DEVLINK_ATTR_HEALTH_REPORTER, nil)
+	reporter.AddRtAttr(unix.DEVLINK_ATTR_HEALTH_REPORTER_NAME, nl.ZeroTerminated("tx"))
+	reporter.AddRtAttr(unix.DEVLINK_ATTR_HEALTH_REPORTER_STATE, nl.Uint8Attr(1))
+	reporter.AddRtAttr(unix.DEVLINK_ATTR_HEALTH_REPORTER_ERR_COUNT, nl.Uint64Attr(3))
+	reporter.AddRtAttr(unix.DEVLINK_ATTR_HEALTH_REPORTER_RECOVER_COUNT, nl.Uint64Attr(2))
+	return message(append(handle(), nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_INDEX, nl.Uint32Attr(0)), reporter)...)
+}
+
+func TestDecodePort(t *testing.T) {
+	vf := message(append(handle(),
+		nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_INDEX, nl.Uint32Attr(2)),
+		nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_FLAVOUR, nl.Uint16Attr(4)),
+		nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_PCI_PF_NUMBER, nl.Uint16Attr(0)),
+		nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_PCI_VF_NUMBER, nl.Uint16Attr(1)),
+		nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_FUNCTION|unix.NLA_F_NESTED,
+			nl.NewRtAttr(unix.DEVLINK_PORT_FUNCTION_ATTR_HW_ADDR, make([]byte, 6)).Serialize()))...)
+	for _, test := range []struct {
+		name    string
+		message []byte
+		want    devlink.Port
+	}{
+		{"subfunction of a DPU's host", sfPort(), devlink.Port{
+			Device: card, Index: 32768, Flavour: devlink.PCISF, Controller: 1, External: true, PF: 1, SF: 88,
+			Netdev: "eth4", NetdevIndex: 7,
+			Function: devlink.Function{MAC: "02:00:00:00:00:58", Active: true, Attached: true},
+		}},
+		{"VF without MAC, with the flag of nested attributes", vf, devlink.Port{
+			Device: card, Index: 2, Flavour: devlink.PCIVF, VF: 1,
+		}},
+		{"flavour of a later kernel", message(nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_FLAVOUR, nl.Uint16Attr(99))),
+			devlink.Port{Flavour: "99"}},
+		{"number of another size", message(nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_INDEX, nl.Uint16Attr(5))),
+			devlink.Port{Flavour: devlink.Physical}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			attrs, err := devlink.Parse(test.message)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := devlink.DecodePort(attrs)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestDecodeReporter(t *testing.T) {
+	attrs, err := devlink.Parse(portReporter())
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := devlink.DecodeReporter(attrs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := devlink.Reporter{Device: card, Port: 0, Name: "tx", Failed: true, Errors: 3, Recoveries: 2}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if got.Handle() != "pci/0000:3b:00.0/0" {
+		t.Errorf("handle %q", got.Handle())
+	}
+	if got.Port = -1; got.Handle() != "pci/0000:3b:00.0" {
+		t.Errorf("handle %q of the device's own", got.Handle())
+	}
+}
+
+// TestDecodeRate: what devlink counts in bytes is told in Mbit, and no limit there is never taken for none.
+func TestDecodeRate(t *testing.T) {
+	for _, test := range []struct {
+		bytes uint64
+		want  int
+	}{{0, 0}, {125_000, 1}, {1, 1}, {125_001, 2}, {125_000_000, 1000}, {math.MaxUint64, math.MaxUint64/125_000 + 1}} {
+		attrs, err := devlink.Parse(message(nl.NewRtAttr(unix.DEVLINK_ATTR_RATE_TX_MAX, nl.Uint64Attr(test.bytes))))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := devlink.DecodeRate(attrs); got != (devlink.Rate{Max: test.want}) {
+			t.Errorf("%d bytes per second are %+v, want maximum %d", test.bytes, got, test.want)
+		}
+	}
+}
+
+func TestParseRefuses(t *testing.T) {
+	for _, test := range []struct {
+		name    string
+		message []byte
+		want    string
+	}{
+		{"less than a header", []byte{4, 0, 1}, "attribute of 3 bytes"},
+		{"length of less than a header", []byte{3, 0, 1, 0}, "attribute of length 3"},
+		{"length beyond the end", []byte{9, 0, 1, 0, 'p', 'c', 'i', 0}, "attribute of length 9 in 8 bytes"},
+	} {
+		if _, err := devlink.Parse(test.message); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: error %v, want one with %q", test.name, err, test.want)
+		}
+	}
+}
+
+// FuzzMessage: whatever the kernel answers, decoding ends, and does not read what is not there.
+func FuzzMessage(f *testing.F) {
+	f.Add(sfPort())
+	f.Add(portReporter())
+	f.Add([]byte{5, 0, 3, 0, 'x'}) // without padding
+	f.Add([]byte{3, 0, 1, 0})
+	f.Fuzz(func(t *testing.T, message []byte) {
+		message = append(make([]byte, 0, len(message)), message...) // so that reading beyond the end is seen
+		attrs, err := devlink.Parse(message)
+		if err != nil {
+			return
+		}
+		size := 0
+		for _, value := range attrs {
+			size += len(value)
+		}
+		if size > len(message) {
+			t.Errorf("attributes of %d bytes in a message of %d", size, len(message))
+		}
+		if port, err := devlink.DecodePort(attrs); err == nil && port.NetdevIndex < 0 {
+			t.Errorf("netdev index %d", port.NetdevIndex)
+		}
+		if reporter, err := devlink.DecodeReporter(attrs); err == nil && reporter.Port < -1 {
+			t.Errorf("port %d", reporter.Port)
+		}
+		if rate := devlink.DecodeRate(attrs); rate.Share < 0 || rate.Max < 0 {
+			t.Errorf("rate %+v", rate)
+		}
+	})
+}
+
+// refusals are the errors of commands about a card that no machine has, by the command.
+func refusals(c *devlink.Conn) map[string]error {
+	const (
+		device = "pci/ffff:ff:1f.7"
+		port   = device + "/3"
+	)
+	nowhere := devlink.OfPCI("ffff:ff:1f.7")
+	_, mode := c.EswitchMode(nowhere)
+	_, add := c.AddSF(nowhere, 0, 88)
+	function := func(to devlink.FunctionChange) error { return c.SetFunction(nowhere, 3, to) }
+	errs := map[string]error{}
+	errs["devlink dev eswitch show "+device] = mode
+	errs["devlink dev eswitch set "+device+" mode switchdev"] = c.SetEswitchMode(nowhere, devlink.Switchdev)
+	errs["devlink port add "+device+" flavour pcisf pfnum 0 sfnum 88"] = add
+	errs["devlink port del "+port] = c.DeletePort(nowhere, 3)
+	errs["devlink port function set "+port+" hw_addr 02:00:00:00:00:01 state active"] =
+		function(devlink.FunctionChange{MAC: "02:00:00:00:00:01", Active: new(true)})
+	errs["devlink port function set "+port+" state inactive"] = function(devlink.FunctionChange{Active: new(false)})
+	errs["devlink port function rate set "+port+" tx_share 1mbit tx_max 2mbit"] =
+		c.SetRate(nowhere, 3, devlink.Rate{Share: 1, Max: 2})
+	return errs
+}
+
+// TestNoSuchDevice works with any kernel, with devlink or without: the error says what was asked for, as one would ask
+// by devlink(8).
+func TestNoSuchDevice(t *testing.T) {
+	c := dial(t, "")
+	want := error(unix.ENODEV)
+	if errors.Is(devlink.Watch(ended(), "", func() {}), devlink.ErrNoDevlink) {
+		want = devlink.ErrNoDevlink
+	}
+	for command, err := range refusals(c) {
+		if !errors.Is(err, want) || !strings.HasPrefix(err.Error(), command+": ") {
+			t.Errorf("%s: error %v, want %v", command, err, want)
+		}
+	}
+	nowhere := devlink.OfPCI("ffff:ff:1f.7")
+	if ports, err := c.PortsOf(nowhere); err != nil || len(ports) > 0 {
+		t.Errorf("ports %v, %v", ports, err)
+	}
+	if rate, exists, err := c.Rate(nowhere, 3); err != nil || exists {
+		t.Errorf("rate %v, %v, %v", rate, exists, err)
+	}
+	if err := c.SetFunction(nowhere, 3, devlink.FunctionChange{}); err != nil {
+		t.Errorf("no change: %v", err)
+	}
+	for _, all := range []func() (int, error){
+		func() (int, error) { ports, err := c.Ports(); return len(ports), err },
+		func() (int, error) { reporters, err := c.Reporters(); return len(reporters), err },
+	} {
+		if n, err := all(); err != nil || n > 0 && errors.Is(want, devlink.ErrNoDevlink) {
+			t.Errorf("%d objects, %v", n, err)
+		}
+	}
+}
+
+// TestBadInput: what cannot be meant is refused before the kernel is asked.
+func TestBadInput(t *testing.T) {
+	c := dial(t, "")
+	for _, test := range []struct {
+		err  error
+		want string
+	}{
+		{c.SetEswitchMode(card, "offloads"), `eswitch mode "offloads" of pci/0000:3b:00.0: must be legacy or switchdev`},
+		{c.SetFunction(card, 3, devlink.FunctionChange{MAC: netdev.MAC("zz")}),
+			`MAC "zz" of port pci/0000:3b:00.0/3: must be an address such as 02:00:00:00:00:01`},
+		{c.SetRate(card, 3, devlink.Rate{Max: -1}),
+			"rate of port pci/0000:3b:00.0/3: share 0 and max -1 Mbit/s must not be negative"},
+	} {
+		if test.err == nil || test.err.Error() != test.want {
+			t.Errorf("error %v, want %s", test.err, test.want)
+		}
+	}
+}
+
+func TestNoSuchNamespace(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "none")
+	if _, err := devlink.Dial(path); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), path) {
+		t.Errorf("dial: error %v", err)
+	}
+	if err := devlink.Watch(t.Context(), path, func() {}); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("watch: error %v", err)
+	}
+}
+
+func TestClosed(t *testing.T) {
+	if errors.Is(devlink.Watch(ended(), "", func() {}), devlink.ErrNoDevlink) {
+		t.Skip("the kernel has no devlink, which is said before anything else")
+	}
+	c := dial(t, "")
+	c.Close()
+	c.Close()
+	if _, err := c.Ports(); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("error %v, want %v", err, os.ErrClosed)
+	}
+}
+
+// watching is a kernel that does not always let itself be listened to.
+type watching struct {
+	fail  error // of the next watch; nil to listen
+	lasts time.Duration
+	times []time.Time
+}
+
+func (w *watching) watch(ctx context.Context) error {
+	w.times = append(w.times, time.Now())
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-time.After(w.lasts):
+		return w.fail
+	}
+}
+
+func TestFollow(t *testing.T) {
+	for name, test := range map[string]struct {
+		watching
+		during   time.Duration
+		min, max int // watches
+		log      string
+	}{
+		"cannot listen":       {watching{fail: errors.New("no socket")}, time.Minute, 9, 12, "no socket"},
+		"is interrupted":      {watching{fail: unix.ENOMEM, lasts: time.Hour}, 10 * time.Hour, 10, 10, `"retry"="1`},
+		"there is no devlink": {watching{fail: devlink.ErrNoDevlink}, time.Hour, 1, 1, "no devlink"},
+		"listens":             {watching{lasts: 2 * time.Hour}, time.Hour, 1, 1, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), test.during)
+				defer cancel()
+				var logged []string
+				log := funcr.New(func(_, args string) { logged = append(logged, args) }, funcr.Options{Verbosity: 1})
+				devlink.FollowWatch(ctx, test.watch, log)
+				if n := len(test.times); n < test.min || n > test.max {
+					t.Errorf("%d watches, want %d-%d", n, test.min, test.max)
+				}
+				for _, line := range logged {
+					if !strings.Contains(line, test.log) {
+						t.Errorf("logged %s, want %s", line, test.log)
+					}
+				}
+				if (len(logged) > 0) != (test.log != "") {
+					t.Errorf("logged %q", logged)
+				}
+			})
+		})
+	}
+}
+
+func dial(t *testing.T, netNS string) *devlink.Conn {
+	t.Helper()
+	c, err := devlink.Dial(netNS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return c
+}
+
+func ended() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}

@@ -1,0 +1,177 @@
+package devlink
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+)
+
+// flavours are enum devlink_port_flavour, in the words of devlink(8).
+var flavours = map[uint16]Flavour{
+	0: Physical,
+	1: "cpu",
+	2: "dsa",
+	3: PCIPF,
+	4: PCIVF,
+	5: "virtual",
+	6: "unused",
+	7: PCISF,
+}
+
+const flavourPCISF uint16 = 7
+
+// Ports lists the ports of all devices in the Conn's namespace.
+func (c *Conn) Ports() ([]Port, error) {
+	ports, err := c.ports()
+	if err != nil {
+		return nil, fmt.Errorf("devlink port show: %w", err)
+	}
+	return ports, nil
+}
+
+// PortsOf lists the ports of a device; none if the device is not there.
+func (c *Conn) PortsOf(d Device) ([]Port, error) {
+	// Kernels before 6.3 tell those of all devices.
+	ports, err := c.ports(d.attributes()...)
+	switch {
+	case errors.Is(err, unix.ENODEV):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("devlink port show %s: %w", d, err)
+	}
+	return slices.DeleteFunc(ports, func(p Port) bool { return p.Device != d }), nil
+}
+
+func (c *Conn) ports(of ...*nl.RtAttr) ([]Port, error) {
+	messages, err := c.dump(unix.DEVLINK_CMD_PORT_GET, of...)
+	if errors.Is(err, ErrNoDevlink) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return list(messages, decodePort)
+}
+
+// AddSF adds a subfunction with this sfnum to the PF that has the number pf at the device: a PF's [Port.PF], which is
+// not its PCI function. It is inactive, so that it has no device yet. The netdev in the answer is not renamed by udev
+// yet. EEXIST (mlx5 and others): the sfnum is taken. EOPNOTSUPP: the device has no subfunctions, or has them in eswitch
+// mode switchdev only, as the text says.
+func (c *Conn) AddSF(d Device, pf uint16, sfnum uint32) (Port, error) {
+	port, err := c.addSF(d, pf, sfnum)
+	if err != nil {
+		return Port{}, fmt.Errorf("devlink port add %s flavour pcisf pfnum %d sfnum %d: %w", d, pf, sfnum, err)
+	}
+	return port, nil
+}
+
+func (c *Conn) addSF(d Device, pf uint16, sfnum uint32) (Port, error) {
+	messages, err := c.do(unix.DEVLINK_CMD_PORT_NEW, d,
+		nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_FLAVOUR, nl.Uint16Attr(flavourPCISF)),
+		nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_PCI_PF_NUMBER, nl.Uint16Attr(pf)),
+		nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_PCI_SF_NUMBER, nl.Uint32Attr(sfnum)))
+	if err != nil {
+		return Port{}, err
+	}
+	attrs, err := one(messages)
+	if err != nil {
+		return Port{}, err
+	}
+	return decodePort(attrs)
+}
+
+// DeletePort deletes a port that was added, and what is behind it. ENODEV: it is not there.
+func (c *Conn) DeletePort(d Device, index uint32) error {
+	if _, err := c.do(unix.DEVLINK_CMD_PORT_DEL, d, portIndex(index)); err != nil {
+		return fmt.Errorf("devlink port del %s/%d: %w", d, index, err)
+	}
+	return nil
+}
+
+// FunctionChange is what is to be set of the Function behind a port.
+type FunctionChange struct {
+	MAC    netdev.MAC // "" leaves it
+	Active *bool      // nil leaves it; only of a subfunction
+}
+
+// SetFunction changes the Function behind a port. The kernel sets the MAC first, so that an SF that is made active has
+// it from the start. Of an SF that is active already most drivers refuse another MAC.
+func (c *Conn) SetFunction(d Device, index uint32, to FunctionChange) error {
+	words := ""
+	function := nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_FUNCTION|unix.NLA_F_NESTED, nil)
+	if to.MAC != "" {
+		address := to.MAC.HardwareAddr()
+		if address == nil {
+			return fmt.Errorf("MAC %q of port %s/%d: must be an address such as 02:00:00:00:00:01", to.MAC, d, index)
+		}
+		words += " hw_addr " + string(to.MAC)
+		function.AddRtAttr(unix.DEVLINK_PORT_FUNCTION_ATTR_HW_ADDR, address)
+	}
+	if to.Active != nil {
+		state, word := uint8(0), "inactive"
+		if *to.Active {
+			state, word = stateActive, "active"
+		}
+		words += " state " + word
+		function.AddRtAttr(unix.DEVLINK_PORT_FN_ATTR_STATE, nl.Uint8Attr(state))
+	}
+	if words == "" {
+		return nil
+	}
+	if _, err := c.do(unix.DEVLINK_CMD_PORT_SET, d, portIndex(index), function); err != nil {
+		return fmt.Errorf("devlink port function set %s/%d%s: %w", d, index, words, err)
+	}
+	return nil
+}
+
+// stateActive and opstateAttached are DEVLINK_PORT_FN_STATE_ACTIVE and DEVLINK_PORT_FN_OPSTATE_ATTACHED.
+const (
+	stateActive     uint8 = 1
+	opstateAttached uint8 = 1
+)
+
+func decodePort(attrs attributes) (Port, error) {
+	function, err := attrs.nested(unix.DEVLINK_ATTR_PORT_FUNCTION)
+	if err != nil {
+		return Port{}, fmt.Errorf("port function: %w", err)
+	}
+	number := attrs.uint16(unix.DEVLINK_ATTR_PORT_FLAVOUR)
+	flavour, known := flavours[number]
+	if !known {
+		flavour = Flavour(strconv.Itoa(int(number)))
+	}
+	return Port{
+		Device:      attrs.device(),
+		Index:       attrs.uint32(unix.DEVLINK_ATTR_PORT_INDEX),
+		Flavour:     flavour,
+		Controller:  attrs.uint32(unix.DEVLINK_ATTR_PORT_CONTROLLER_NUMBER),
+		External:    attrs.uint8(unix.DEVLINK_ATTR_PORT_EXTERNAL) != 0,
+		Number:      attrs.uint32(unix.DEVLINK_ATTR_PORT_NUMBER),
+		PF:          attrs.uint16(unix.DEVLINK_ATTR_PORT_PCI_PF_NUMBER),
+		VF:          attrs.uint16(unix.DEVLINK_ATTR_PORT_PCI_VF_NUMBER),
+		SF:          attrs.uint32(unix.DEVLINK_ATTR_PORT_PCI_SF_NUMBER),
+		Netdev:      attrs.text(unix.DEVLINK_ATTR_PORT_NETDEV_NAME),
+		NetdevIndex: int(attrs.uint32(unix.DEVLINK_ATTR_PORT_NETDEV_IFINDEX)),
+		Function: Function{
+			MAC:      macOf(function[unix.DEVLINK_PORT_FUNCTION_ATTR_HW_ADDR]),
+			Active:   function.uint8(unix.DEVLINK_PORT_FN_ATTR_STATE) == stateActive,
+			Attached: function.uint8(unix.DEVLINK_PORT_FN_ATTR_OPSTATE) == opstateAttached,
+		},
+	}, nil
+}
+
+// macOf is "" for an address of zeros only, which is how drivers tell that there is none.
+func macOf(address []byte) netdev.MAC {
+	if len(bytes.Trim(address, "\x00")) == 0 {
+		return ""
+	}
+	return netdev.MAC(net.HardwareAddr(address).String())
+}

@@ -1,0 +1,568 @@
+package netdev_test
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/test/netns"
+)
+
+// world is a host with one netdev, "ens1f0v0", whose other end is in the xPU's namespace, and a pod.
+type world struct {
+	host, xpu, pod *netns.Namespace
+	engine         *netdev.Engine
+}
+
+const hostName = "ens1f0v0"
+
+func newWorld(t testing.TB, trace func(string)) *world {
+	t.Helper()
+	w := &world{host: netns.New(t), xpu: netns.New(t), pod: netns.New(t)}
+	netns.Connect(t, w.host, hostName, w.xpu, "pf0vf0")
+	engine, err := netdev.New(netdev.Options{HostNetNS: w.host.Path(), Trace: trace})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { engine.Close() })
+	w.engine = engine
+	return w
+}
+
+func device() netdev.Device { return netdev.Device{Name: hostName} }
+
+func get(t testing.TB, ns *netns.Namespace, name string) netlink.Link {
+	t.Helper()
+	l, err := ns.Handle().LinkByName(name)
+	if err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return l
+}
+
+func names(t testing.TB, ns *netns.Namespace) []string {
+	t.Helper()
+	links, err := ns.Handle().LinkList()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, l := range links {
+		names = append(names, l.Attrs().Name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// snapshot is the netdev as it is on the host now.
+func (w *world) snapshot(t testing.TB, name string) netdev.Snapshot {
+	t.Helper()
+	spare := netns.New(t)
+	s, _, err := w.engine.Plan(t.Context(), netdev.Device{Name: name}, spare.Path(), netdev.Interface{Name: "net1"})
+	must(t, err)
+	return s
+}
+
+func (w *world) attach(t testing.TB, want netdev.Interface) (netdev.Snapshot, netdev.Place, netdev.Observed) {
+	t.Helper()
+	before, place, err := w.engine.Plan(t.Context(), device(), w.pod.Path(), want)
+	must(t, err)
+	observed, err := w.engine.Attach(t.Context(), device(), before, place, want)
+	must(t, err)
+	return before, place, observed
+}
+
+func (w *world) checkRestored(t testing.TB, before netdev.Snapshot) {
+	t.Helper()
+	if left := netdev.Diff(before, w.snapshot(t, before.Name)); len(left) > 0 {
+		t.Errorf("after restore: %q", left)
+	}
+}
+
+var fullInterface = netdev.Interface{
+	Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:01", AllMulticast: true,
+	Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24"), netip.MustParsePrefix("fd00::5/64")},
+	Routes: []netdev.Route{
+		{To: netip.MustParsePrefix("10.2.0.0/16"), Via: netip.MustParseAddr("10.1.0.1"), Metric: 7},
+		{To: netip.MustParsePrefix("10.3.0.0/16")},
+		{To: netip.MustParsePrefix("fd01::/64"), Via: netip.MustParseAddr("fd00::1")},
+		{To: netip.MustParsePrefix("0.0.0.0/0"), Via: netip.MustParseAddr("10.1.0.1")},
+	},
+}
+
+func TestRoundTrip(t *testing.T) {
+	w := newWorld(t, nil)
+	h := w.host.Handle()
+	l := get(t, w.host, hostName)
+	must(t, h.LinkAddAltName(l, "net1")) // the very name that the pod wants
+	must(t, h.LinkAddAltName(l, "enp59s0f0v0"))
+	must(t, h.LinkSetAlias(l, "rack 7"))
+	must(t, h.LinkSetTxQLen(l, 777))
+
+	before, place, observed := w.attach(t, fullInterface)
+	if diff := cmp.Diff(netdev.Observed{
+		Name: "net1", MAC: "02:00:00:00:00:01", MTU: 1400, Index: place.Index, Addresses: fullInterface.Addresses,
+	}, observed, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
+		t.Errorf("observed (-want +got):\n%s", diff)
+	}
+	if got := names(t, w.host); slices.Contains(got, hostName) {
+		t.Errorf("host still has %q", got)
+	}
+	checkRoutes(t, w)
+
+	pod := w.pod.Handle()
+	inPod := get(t, w.pod, "net1")
+	must(t, pod.LinkSetDown(inPod))
+	must(t, pod.LinkSetName(inPod, "evil0"))
+	must(t, pod.LinkSetMTU(inPod, 1280))
+	must(t, pod.LinkSetHardwareAddr(inPod, netdev.MAC("02:00:00:00:00:99").HardwareAddr()))
+	must(t, pod.LinkSetAlias(inPod, "mine"))
+	must(t, pod.LinkSetTxQLen(inPod, 5))
+	must(t, pod.LinkAddAltName(inPod, "eth7"))
+	must(t, pod.LinkDelAltName(inPod, "enp59s0f0v0"))
+	must(t, pod.SetPromiscOn(inPod))
+	must(t, pod.LinkSetARPOff(inPod))
+
+	restored, err := w.engine.Restore(t.Context(), netdev.Device{}, before, place)
+	must(t, err)
+	if diff := cmp.Diff(netdev.Restored{Name: hostName}, restored); diff != "" {
+		t.Errorf("restored (-want +got):\n%s", diff)
+	}
+	w.checkRestored(t, before)
+	if restored, err = w.engine.Restore(t.Context(), device(), before, place); err != nil || restored.Name != hostName {
+		t.Errorf("second restore: %+v, %v", restored, err)
+	}
+}
+
+func checkRoutes(t *testing.T, w *world) {
+	t.Helper()
+	routes, err := w.pod.Handle().RouteList(get(t, w.pod, "net1"), netlink.FAMILY_ALL)
+	must(t, err)
+	var got []string
+	for _, r := range routes {
+		got = append(got, fmt.Sprintf("%v via %v metric %d", r.Dst, r.Gw, r.Priority))
+	}
+	for _, want := range []string{
+		"10.2.0.0/16 via 10.1.0.1 metric 7", "10.3.0.0/16 via <nil> metric 0", "fd01::/64 via fd00::1 metric 1024",
+		"0.0.0.0/0 via 10.1.0.1 metric 0",
+	} {
+		if !slices.Contains(got, want) {
+			t.Errorf("no route %q among %q", want, got)
+		}
+	}
+}
+
+// The pod gives its netdev the names that would keep it from returning.
+func TestRestoreWithTakenNames(t *testing.T) {
+	w := newWorld(t, nil)
+	other := func(name string) { netns.Connect(t, w.host, name, w.xpu, "rep-"+name) }
+	other("uplink")
+	before, place, _ := w.attach(t, netdev.Interface{Name: "net1"})
+	other(hostName) // somebody takes the name while the netdev is away
+	must(t, w.pod.Handle().LinkAddAltName(get(t, w.pod, "net1"), "uplink"))
+
+	restored, err := w.engine.Restore(t.Context(), netdev.Device{}, before, place)
+	must(t, err)
+	want := netdev.Restored{Name: "xpu0", Notes: []string{"name ens1f0v0 is taken by another netdev"}}
+	if diff := cmp.Diff(want, restored); diff != "" {
+		t.Errorf("restored (-want +got):\n%s", diff)
+	}
+	if got := names(t, w.pod); !slices.Equal(got, []string{"lo"}) {
+		t.Errorf("pod has %q", got)
+	}
+	now := w.snapshot(t, "xpu0")
+	if diff := netdev.Diff(before, now); !slices.Equal(diff, []string{`name is "xpu0", was "ens1f0v0"`}) {
+		t.Errorf("diff %q", diff)
+	}
+
+	must(t, w.host.Handle().LinkDel(get(t, w.host, hostName)))
+	if restored, err = w.engine.Restore(t.Context(), netdev.Device{Name: "xpu0"}, before, place); err != nil || restored.Name != hostName {
+		t.Errorf("restore after the name is free: %+v, %v", restored, err)
+	}
+	w.checkRestored(t, before)
+}
+
+// An attachment that ends at any step, without any undoing, is undone by Restore.
+func TestRestoreAfterEveryStep(t *testing.T) {
+	type crash struct{ step int }
+	for step := 0; ; step++ {
+		armed, count := true, 0
+		w := newWorld(t, func(string) {
+			if count++; armed && count == step+1 {
+				panic(crash{step})
+			}
+		})
+		must(t, w.host.Handle().LinkAddAltName(get(t, w.host, hostName), "net1"))
+		before, place, err := w.engine.Plan(t.Context(), device(), w.pod.Path(), fullInterface)
+		must(t, err)
+		crashed := func() (crashed bool) {
+			defer func() {
+				if _, crashed = recover().(crash); !crashed {
+					must(t, err)
+				}
+			}()
+			_, err = w.engine.Attach(t.Context(), device(), before, place, fullInterface)
+			return
+		}()
+		armed = false
+		t.Run(fmt.Sprintf("step %d", step), func(t *testing.T) {
+			restored, err := w.engine.Restore(t.Context(), device(), before, place)
+			must(t, err)
+			if restored.Name != hostName {
+				t.Errorf("restored %+v", restored)
+			}
+			w.checkRestored(t, before)
+		})
+		if !crashed {
+			if step < 9 {
+				t.Errorf("only %d steps were tried", step)
+			}
+			return
+		}
+	}
+}
+
+// A restore that ends at any step continues with the next one.
+func TestRestoreAfterEveryStepOfRestore(t *testing.T) {
+	type crash struct{}
+	for step := 1; ; step++ {
+		armed, count := false, 0
+		w := newWorld(t, func(string) {
+			if armed {
+				if count++; count == step {
+					panic(crash{})
+				}
+			}
+		})
+		must(t, w.host.Handle().LinkAddAltName(get(t, w.host, hostName), "net1"))
+		before, place, _ := w.attach(t, fullInterface)
+		must(t, w.pod.Handle().LinkAddAltName(get(t, w.pod, "net1"), hostName))
+		armed = true
+		crashed := func() (crashed bool) {
+			defer func() { _, crashed = recover().(crash) }()
+			_, err := w.engine.Restore(t.Context(), device(), before, place)
+			must(t, err)
+			return
+		}()
+		armed = false
+		_, err := w.engine.Restore(t.Context(), device(), before, place)
+		must(t, err)
+		w.checkRestored(t, before)
+		if !crashed {
+			if step < 4 {
+				t.Errorf("only %d steps were tried", step)
+			}
+			return
+		}
+	}
+}
+
+func TestPlanErrors(t *testing.T) {
+	prefix := netip.MustParsePrefix
+	tests := []struct {
+		name  string
+		given func(t *testing.T, w *world)
+		dev   netdev.Device
+		want  netdev.Interface
+		err   string
+	}{
+		{name: "no netdev", dev: netdev.Device{}, want: netdev.Interface{Name: "net1"}, err: "no netdev in the host's network namespace"},
+		{name: "unknown netdev", dev: netdev.Device{Name: "nope"}, want: netdev.Interface{Name: "net1"}, err: `"nope": no netdev in`},
+		{name: "name taken", dev: device(), want: netdev.Interface{Name: "lo"}, err: `interface name "lo": is taken in the pod`},
+		{name: "altname taken", dev: device(), want: netdev.Interface{Name: "net1"}, err: `is taken in the pod, as an altname of lo`,
+			given: func(t *testing.T, w *world) { must(t, w.pod.Handle().LinkAddAltName(get(t, w.pod, "lo"), "net1")) }},
+		{name: "bridge port", dev: device(), want: netdev.Interface{Name: "net1"}, err: "is in use on the host",
+			given: func(t *testing.T, w *world) {
+				attrs := netlink.NewLinkAttrs()
+				attrs.Name = "br0"
+				must(t, w.host.Handle().LinkAdd(&netlink.Bridge{LinkAttrs: attrs}))
+				must(t, w.host.Handle().LinkSetMaster(get(t, w.host, hostName), get(t, w.host, "br0")))
+			}},
+		{name: "VF properties without PF", dev: device(), want: netdev.Interface{Name: "net1", VF: &netdev.VFConfig{VLAN: new(7)}},
+			err: "has no PF that VF properties could be set with"},
+		{name: "VF of a netdev that is no PF", dev: netdev.Device{Name: hostName, PF: &netdev.PF{Name: "lo", VF: 1}},
+			want: netdev.Interface{Name: "net1", VF: &netdev.VFConfig{VLAN: new(7)}}, err: "has no PF that VF properties could be set with"},
+		{name: "unknown PF", dev: netdev.Device{Name: hostName, PF: &netdev.PF{Name: "nope", Address: "0000:3b:00.0", VF: 1}},
+			want: netdev.Interface{Name: "net1"}, err: "PF nope (0000:3b:00.0): "},
+		{name: "bad address", dev: device(), want: netdev.Interface{Name: "net1", Addresses: []netip.Prefix{prefix("0.0.0.0/0")}},
+			err: "addresses[0] 0.0.0.0/0: must be a unicast address"},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			w := newWorld(t, func(step string) { t.Errorf("touched: %s", step) })
+			if test.given != nil {
+				test.given(t, w)
+			}
+			_, _, err := w.engine.Plan(t.Context(), test.dev, w.pod.Path(), test.want)
+			if err == nil || !strings.Contains(err.Error(), test.err) {
+				t.Errorf("error %v, want one with %q", err, test.err)
+			}
+		})
+	}
+	t.Run("namespace", func(t *testing.T) {
+		w := newWorld(t, nil)
+		plain := filepath.Join(t.TempDir(), "plain")
+		must(t, os.WriteFile(plain, nil, 0o600))
+		for path, want := range map[string]string{
+			w.host.Path(): "is the host's own", t.TempDir() + "/none": "no such file", plain: "is a plain file",
+		} {
+			if _, _, err := w.engine.Plan(t.Context(), device(), path, netdev.Interface{Name: "net1"}); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: error %v, want one with %q", path, err, want)
+			}
+		}
+	})
+}
+
+// What only the kernel refuses, it refuses after the move. The netdev is then back as it was.
+func TestAttachUndoes(t *testing.T) {
+	tests := map[string]struct {
+		given func(t *testing.T, w *world)
+		want  netdev.Interface
+		err   string
+	}{
+		"MTU": {want: netdev.Interface{Name: "net1", MTU: 1 << 20}, err: "as net1 with MTU 1048576"},
+		"gateway that is not on the link": {err: "route to 10.2.0.0/16: network is unreachable", want: netdev.Interface{
+			Name: "net1", Routes: []netdev.Route{{To: netip.MustParsePrefix("10.2.0.0/16"), Via: netip.MustParseAddr("10.9.9.9")}}}},
+		"second default route": {
+			given: func(t *testing.T, w *world) {
+				must(t, w.pod.Handle().RouteAdd(&netlink.Route{LinkIndex: 1, Scope: netlink.SCOPE_LINK, Dst: &net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}}))
+			},
+			want: netdev.Interface{Name: "net1", Routes: []netdev.Route{{To: netip.MustParsePrefix("0.0.0.0/0")}}},
+			err:  "route to 0.0.0.0/0: the pod has one already, via interface index 1 gateway none: file exists",
+		},
+		"name taken since": {
+			given: func(t *testing.T, w *world) { netns.Connect(t, w.pod, "net1", w.xpu, "late") },
+			want:  netdev.Interface{Name: "net1"}, err: "file exists",
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, nil)
+			before, place, err := w.engine.Plan(t.Context(), device(), w.pod.Path(), test.want)
+			must(t, err)
+			if test.given != nil {
+				test.given(t, w)
+			}
+			_, err = w.engine.Attach(t.Context(), device(), before, place, test.want)
+			if err == nil || !strings.Contains(err.Error(), test.err) {
+				t.Errorf("error %v, want one with %q", err, test.err)
+			}
+			w.checkRestored(t, before)
+		})
+	}
+}
+
+func TestAttachTwiceSameAddress(t *testing.T) {
+	w := newWorld(t, nil)
+	want := netdev.Interface{Name: "net1", Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24")}}
+	_, place, _ := w.attach(t, want)
+	if place.Cookie == 0 {
+		t.Error("no cookie")
+	}
+	// The same message again is refused by the kernel and must be taken for done.
+	if err := netdev.AddAddress(w.pod.Path(), place.Index, want.Addresses[0]); err != nil {
+		t.Errorf("same address again: %v", err)
+	}
+	connected := netdev.Route{To: netip.MustParsePrefix("10.1.0.0/24")}
+	if err := netdev.AddRoute(w.pod.Path(), place.Index, connected); err != nil {
+		t.Errorf("the route that the kernel made for the address: %v", err)
+	}
+	netns.Connect(t, w.pod, "net2", w.xpu, "other")
+	if err := netdev.AddRoute(w.pod.Path(), get(t, w.pod, "net2").Attrs().Index, connected); err == nil {
+		t.Error("a second route to the same network was accepted")
+	}
+}
+
+// The index that the netdev has on the host is taken in the pod.
+func TestIndexTaken(t *testing.T) {
+	w := newWorld(t, nil)
+	index := get(t, w.host, hostName).Attrs().Index
+	for i := 0; ; i++ {
+		if _, err := w.pod.Handle().LinkByIndex(index); err == nil {
+			break
+		}
+		netns.Connect(t, w.pod, fmt.Sprintf("eth%d", i), w.xpu, fmt.Sprintf("peer%d", i))
+	}
+	before, place, observed := w.attach(t, netdev.Interface{Name: "net1"})
+	if place.Index == index || observed.Index != place.Index {
+		t.Errorf("index %d on the host, %d planned, %d got", index, place.Index, observed.Index)
+	}
+	_, err := w.engine.Restore(t.Context(), netdev.Device{}, before, place)
+	must(t, err)
+	w.checkRestored(t, before)
+}
+
+// The index was given away since Plan, and then the driver refuses the MAC, which it may take after a reset of the VF.
+func TestIndexTakenAndMACRefused(t *testing.T) {
+	var steps []string
+	w := newWorld(t, func(step string) { steps = append(steps, step) })
+	want := netdev.Interface{Name: "net1", MAC: "03:00:00:00:00:01"} // of a group: no driver takes it
+	before, place, err := w.engine.Plan(t.Context(), device(), w.pod.Path(), netdev.Interface{Name: "net1"})
+	must(t, err)
+	before.VF = &netdev.VFState{MAC: want.MAC}
+	place.Index = get(t, w.pod, "lo").Attrs().Index
+	_, err = w.engine.Attach(t.Context(), device(), before, place, want)
+	if says := "with MAC 03:00:00:00:00:01"; err == nil || !strings.Contains(err.Error(), says) {
+		t.Errorf("error %v, want one with %q", err, says)
+	}
+	if !slices.Contains(steps, "down to reset the VF") {
+		t.Errorf("the VF was not reset: %q", steps)
+	}
+	w.checkRestored(t, before)
+}
+
+func TestNamespaceGone(t *testing.T) {
+	w := newWorld(t, nil)
+	before, place, _ := w.attach(t, fullInterface)
+
+	// The path goes while the namespace lives on: the netdev is in neither place that can be reached.
+	must(t, w.pod.Unmount())
+	if alive, err := w.engine.Alive(place); alive || err != nil {
+		t.Errorf("alive %v, %v", alive, err)
+	}
+	must(t, os.WriteFile(place.NetNS, nil, 0o600)) // a runtime may leave the mount point behind
+	if alive, err := w.engine.Alive(place); alive || err != nil {
+		t.Errorf("alive %v, %v, where only the mount point is left", alive, err)
+	}
+	must(t, os.Remove(place.NetNS))
+	if _, err := w.engine.Restore(t.Context(), device(), before, place); !errors.Is(err, netdev.ErrGone) {
+		t.Errorf("error %v, want %v", err, netdev.ErrGone)
+	}
+
+	// The kernel brings hardware back when the namespace ends: under the pod's name, down. A veth's end it would
+	// destroy, so the test moves it.
+	l := get(t, w.pod, "net1")
+	must(t, w.pod.Handle().LinkSetNsFd(l, w.host.Fd()))
+	restored, err := w.engine.Restore(t.Context(), netdev.Device{Name: "net1"}, before, place)
+	must(t, err)
+	if restored.Name != hostName {
+		t.Errorf("restored %+v", restored)
+	}
+	w.checkRestored(t, before)
+}
+
+func TestNetdevMovedOn(t *testing.T) {
+	w := newWorld(t, nil)
+	before, place, _ := w.attach(t, netdev.Interface{Name: "net1"})
+	nested := netns.New(t)
+	must(t, w.pod.Handle().LinkSetNsFd(get(t, w.pod, "net1"), nested.Fd()))
+	if _, err := w.engine.Restore(t.Context(), netdev.Device{}, before, place); !errors.Is(err, netdev.ErrAway) {
+		t.Errorf("error %v, want %v", err, netdev.ErrAway)
+	}
+}
+
+// A veth's end is destroyed with its namespace.
+func TestVethDestroyed(t *testing.T) {
+	w := newWorld(t, nil)
+	before, place, _ := w.attach(t, netdev.Interface{Name: "net1"})
+	must(t, w.xpu.Handle().LinkDel(get(t, w.xpu, "pf0vf0")))
+	must(t, w.pod.Unmount())
+	if _, err := w.engine.Restore(t.Context(), netdev.Device{}, before, place); !errors.Is(err, netdev.ErrGone) {
+		t.Errorf("error %v, want %v", err, netdev.ErrGone)
+	}
+}
+
+// Another namespace under the same path is not the pod's.
+func TestPathReused(t *testing.T) {
+	w := newWorld(t, nil)
+	before, place, _ := w.attach(t, netdev.Interface{Name: "net1"})
+	place.NetNS = netns.New(t).Path()
+	if alive, err := w.engine.Alive(place); alive || err != nil {
+		t.Errorf("alive %v, %v", alive, err)
+	}
+	if _, err := w.engine.Restore(t.Context(), netdev.Device{}, before, place); !errors.Is(err, netdev.ErrGone) {
+		t.Errorf("error %v, want %v", err, netdev.ErrGone)
+	}
+}
+
+// The measure for [BenchmarkRoundTrip]: what the kernel takes to move a netdev that is up there and back.
+func BenchmarkBareMove(b *testing.B) {
+	w := newWorld(b, nil)
+	host, pod := w.host.Handle(), w.pod.Handle()
+	l := get(b, w.host, hostName)
+	for b.Loop() {
+		must(b, host.LinkSetNsFd(l, w.pod.Fd()))
+		must(b, pod.LinkSetUp(l))
+		must(b, pod.LinkSetNsFd(l, w.host.Fd()))
+		must(b, host.LinkSetUp(l))
+	}
+}
+
+func BenchmarkRoundTrip(b *testing.B) {
+	w := newWorld(b, nil)
+	want := netdev.Interface{Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:01", Addresses: fullInterface.Addresses[:1]}
+	var attach, restore time.Duration
+	for b.Loop() {
+		start := time.Now()
+		before, place, _ := w.attach(b, want)
+		middle := time.Now()
+		_, err := w.engine.Restore(b.Context(), netdev.Device{}, before, place)
+		must(b, err)
+		attach, restore = attach+middle.Sub(start), restore+time.Since(middle)
+	}
+	b.ReportMetric(float64(attach.Microseconds())/float64(b.N), "attach-us")
+	b.ReportMetric(float64(restore.Microseconds())/float64(b.N), "restore-us")
+}
+
+// TestNamespaceOfProcess: a runtime may name a namespace by a process in it, as the host numbers it. The engine finds it
+// where the host's procfs is, and the netdev comes back when the process ends.
+func TestNamespaceOfProcess(t *testing.T) {
+	w := newWorld(t, nil)
+	pause := exec.Command("sleep", "600")
+	pause.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+	must(t, pause.Start())
+	t.Cleanup(func() { _ = pause.Process.Kill(); _ = pause.Wait() })
+	proc := t.TempDir()
+	must(t, os.Symlink(fmt.Sprintf("/proc/%d", pause.Process.Pid), filepath.Join(proc, "4711")))
+	engine, err := netdev.New(netdev.Options{HostNetNS: w.host.Path(), ProcRoot: proc})
+	must(t, err)
+	defer engine.Close()
+	const path = "/proc/4711/ns/net"
+	before, place, err := engine.Plan(t.Context(), device(), path, fullInterface)
+	must(t, err)
+	if place.NetNS != path {
+		t.Errorf("place %+v, want the host's path", place)
+	}
+	observed, err := engine.Attach(t.Context(), device(), before, place, fullInterface)
+	must(t, err)
+	attached := netdev.Attached{Before: before, Place: place, Want: fullInterface, Observed: observed}
+	if differences, err := engine.Check(t.Context(), device(), attached); err != nil || len(differences) > 0 {
+		t.Errorf("differences %q, %v", differences, err)
+	}
+	alive, err := engine.Alive(place)
+	holds, errHolds := engine.Holds(place, before.Identity)
+	if !alive || !holds || err != nil || errHolds != nil {
+		t.Errorf("alive %t, %v; holds %t, %v", alive, err, holds, errHolds)
+	}
+	_, err = engine.Restore(t.Context(), device(), before, place)
+	must(t, err)
+	w.checkRestored(t, before)
+	if holds, err := engine.Holds(place, before.Identity); holds || err != nil {
+		t.Errorf("holds %t, %v after the netdev went", holds, err)
+	}
+	must(t, pause.Process.Kill())
+	_ = pause.Wait()
+	if alive, err := engine.Alive(place); alive || err != nil {
+		t.Errorf("alive %t, %v after the process ended", alive, err)
+	}
+}

@@ -1,0 +1,23 @@
+package netdev
+
+import "net/netip"
+
+// AddAddress adds an address as Attach does.
+func AddAddress(netNS string, index int, address netip.Prefix) error {
+	pod, err := dialPath(netNS)
+	if err != nil {
+		return err
+	}
+	defer pod.close()
+	return addAddress(pod, reference(index), address)
+}
+
+// AddRoute adds a route as Attach does.
+func AddRoute(netNS string, index int, route Route) error {
+	pod, err := dialPath(netNS)
+	if err != nil {
+		return err
+	}
+	defer pod.close()
+	return addRoute(pod, reference(index), route)
+}

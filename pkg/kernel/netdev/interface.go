@@ -1,0 +1,195 @@
+package netdev
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net/netip"
+	"strings"
+	"unicode"
+)
+
+// Limits of the kernel and of the standards.
+const (
+	maxName = 15   // IFNAMSIZ - 1, linux/if.h
+	minMTU  = 68   // RFC 791; ETH_MIN_MTU in linux/if_ether.h
+	maxVLAN = 4094 // IEEE 802.1Q
+	maxQoS  = 7    // IEEE 802.1p
+)
+
+// Interface is what a pod wants its netdev to be. The zero value of a field other than Name leaves the netdev's
+// property as it is on the host.
+type Interface struct {
+	// Name in the pod, 1-15 bytes. See [ValidateName].
+	Name string `json:"name"`
+	// MTU in bytes, 68 or more; the driver has the last word.
+	MTU int `json:"mtu,omitempty"`
+	// MAC is a unicast Ethernet address. For a VF the PF is told as well.
+	MAC MAC `json:"mac,omitempty"`
+	// Addresses with their prefix lengths. IPv6 addresses are used at once, without duplicate address detection.
+	Addresses []netip.Prefix `json:"addresses,omitempty"`
+	Routes    []Route        `json:"routes,omitempty"`
+	// AllMulticast has the netdev receive every multicast frame.
+	AllMulticast bool `json:"allMulticast,omitempty"`
+	// VF is what the PF enforces. Only for a VF whose PF has a netdev in the host's namespace; the rates also for an SF,
+	// or a VF, whose rate the eswitch limits.
+	VF *VFConfig `json:"vf,omitempty"`
+	// Userspace says that there is no netdev: a driver such as vfio-pci hands the Function to a program of the pod.
+	// Nothing is moved then. MAC and VF are set through the PF, and Addresses are only told: the program configures them.
+	// MTU, Routes and AllMulticast must be empty.
+	Userspace bool `json:"userspace,omitempty"`
+}
+
+// Route leads out through the interface.
+type Route struct {
+	// To has no host bits: "10.2.0.0/16", "0.0.0.0/0" for the default route.
+	To netip.Prefix `json:"to"`
+	// Via is the gateway, of the same family as To. The zero value is a route without gateway.
+	Via netip.Addr `json:"via,omitzero"`
+	// Metric prefers the lower. 0 is the kernel's default: 0 for IPv4, 1024 for IPv6.
+	Metric int `json:"metric,omitempty"`
+	// Table is the number of the routing table, 0 for the main one.
+	Table int `json:"table,omitempty"`
+	// Scope is an RT_SCOPE_* of linux/rtnetlink.h; nil is link without Via, universe with it.
+	Scope *int `json:"scope,omitempty"`
+	// MTU and AdvMSS are those of the route in bytes, 0 is the interface's.
+	MTU    int `json:"mtu,omitempty"`
+	AdvMSS int `json:"advMSS,omitempty"`
+	// Yield leaves a route to the same destination alone that the pod has already, where otherwise that is an error.
+	Yield bool `json:"yield,omitempty"`
+}
+
+// VFConfig is what the PF enforces for a VF (IFLA_VF_* in linux/if_link.h). What is nil or empty is left alone.
+type VFConfig struct {
+	// VLAN is the tag that the PF adds and strips, 1-4094; 0 takes it away.
+	VLAN *int `json:"vlan,omitempty"`
+	// QoS is the 802.1p priority of the tag, 0-7; more than 0 needs VLAN.
+	QoS *int `json:"qos,omitempty"`
+	// Proto is the tag protocol, "802.1q" (the default) or "802.1ad"; needs VLAN.
+	Proto string `json:"proto,omitempty"`
+	// Trust lets the VF change its MAC and be promiscuous.
+	Trust *bool `json:"trust,omitempty"`
+	// SpoofCheck drops what the VF sends from another MAC.
+	SpoofCheck *bool `json:"spoofCheck,omitempty"`
+	// MinTxRate is the guaranteed rate in Mbit/s; 0 takes it away.
+	MinTxRate *int `json:"minTxRate,omitempty"`
+	// MaxTxRate is the highest rate in Mbit/s; 0 takes it away.
+	MaxTxRate *int `json:"maxTxRate,omitempty"`
+	// LinkState is "auto" (that of the PF), "enable" or "disable".
+	LinkState string `json:"linkState,omitempty"`
+}
+
+// Validate reports every field that no kernel would take. What only a certain driver or namespace refuses shows in
+// [Engine.Plan] and [Engine.Attach].
+func (i Interface) Validate() error {
+	errs := []error{ValidateName(i.Name)}
+	if i.MTU != 0 && (i.MTU < minMTU || i.MTU > math.MaxInt32) {
+		errs = append(errs, fmt.Errorf("mtu %d: must be %d or more, or 0 to keep the netdev's", i.MTU, minMTU))
+	}
+	if i.MAC != "" {
+		errs = append(errs, validateUnicast(i.MAC))
+	}
+	seen := make(map[netip.Prefix]bool, len(i.Addresses))
+	for n, address := range i.Addresses {
+		switch {
+		case !address.IsValid():
+			errs = append(errs, fmt.Errorf("addresses[%d]: must be an address with prefix length such as 10.1.0.5/24", n))
+		case address.Addr().IsMulticast() || address.Addr().IsUnspecified():
+			errs = append(errs, fmt.Errorf("addresses[%d] %s: must be a unicast address", n, address))
+		case seen[address]:
+			errs = append(errs, fmt.Errorf("addresses[%d] %s: is given twice", n, address))
+		}
+		seen[address] = true
+	}
+	for n, route := range i.Routes {
+		if err := route.validate(); err != nil {
+			errs = append(errs, fmt.Errorf("routes[%d]: %w", n, err))
+		}
+	}
+	if i.VF != nil {
+		errs = append(errs, i.VF.validate())
+	}
+	if i.Userspace && (i.MTU != 0 || len(i.Routes) > 0 || i.AllMulticast) {
+		errs = append(errs, errors.New("mtu, routes, allMulticast: must be empty for a Function without a netdev"))
+	}
+	return errors.Join(errs...)
+}
+
+// ValidateName follows dev_valid_name in the kernel's net/core/dev.c, and refuses "%", which the kernel takes for a
+// pattern to number names with.
+func ValidateName(name string) error {
+	switch {
+	case name == "":
+		return errors.New("interface name: is empty, must be 1-15 bytes")
+	case len(name) > maxName:
+		return fmt.Errorf("interface name %q: is %d bytes long, must be at most %d", name, len(name), maxName)
+	case name == "." || name == "..":
+		return fmt.Errorf("interface name %q: must be neither \".\" nor \"..\"", name)
+	case strings.ContainsAny(name, "/:%\x00") || strings.ContainsFunc(name, unicode.IsSpace):
+		return fmt.Errorf("interface name %q: must not contain \"/\", \":\", \"%%\", white space or a zero byte", name)
+	}
+	return nil
+}
+
+func validateUnicast(mac MAC) error {
+	address := mac.HardwareAddr()
+	zero := strings.Trim(string(mac), "0:") == ""
+	if len(address) != 6 || address[0]&1 != 0 || zero {
+		return fmt.Errorf("mac %q: must be a unicast Ethernet address such as 02:00:00:00:00:01", mac)
+	}
+	return nil
+}
+
+func (r Route) validate() error {
+	switch {
+	case !r.To.IsValid():
+		return errors.New("to: must be a prefix such as 10.2.0.0/16")
+	case r.To != r.To.Masked():
+		return fmt.Errorf("to %s: must have no host bits, as in %s", r.To, r.To.Masked())
+	case r.Via.IsValid() && r.Via.Is4() != r.To.Addr().Is4():
+		return fmt.Errorf("via %s: must be of the same family as %s", r.Via, r.To)
+	case r.Metric < 0 || r.Metric > math.MaxInt32:
+		return fmt.Errorf("metric %d: must be 0-%d", r.Metric, math.MaxInt32)
+	case r.Table < 0 || r.Table > math.MaxInt32:
+		return fmt.Errorf("table %d: must be 0-%d", r.Table, math.MaxInt32)
+	case r.Scope != nil && (*r.Scope < 0 || *r.Scope > math.MaxUint8):
+		return fmt.Errorf("scope %d: must be 0-%d", *r.Scope, math.MaxUint8)
+	case r.MTU < 0 || r.MTU > math.MaxInt32 || r.AdvMSS < 0 || r.AdvMSS > math.MaxInt32:
+		return fmt.Errorf("mtu %d, advMSS %d: must be 0-%d", r.MTU, r.AdvMSS, math.MaxInt32)
+	}
+	return nil
+}
+
+func (c *VFConfig) validate() error {
+	var errs []error
+	inRange := func(field string, value *int, most int) {
+		if value != nil && (*value < 0 || *value > most) {
+			errs = append(errs, fmt.Errorf("vf.%s %d: must be 0-%d", field, *value, most))
+		}
+	}
+	oneOf := func(field, value string, allowed ...string) {
+		if value == "" {
+			return
+		}
+		for _, a := range allowed {
+			if a == value {
+				return
+			}
+		}
+		errs = append(errs, fmt.Errorf("vf.%s %q: must be one of %s", field, value, strings.Join(allowed, ", ")))
+	}
+	inRange("vlan", c.VLAN, maxVLAN)
+	inRange("qos", c.QoS, maxQoS)
+	inRange("minTxRate", c.MinTxRate, math.MaxInt32)
+	inRange("maxTxRate", c.MaxTxRate, math.MaxInt32)
+	oneOf("vlanProtocol", c.Proto, vlanProtocols[:]...)
+	oneOf("linkState", c.LinkState, linkStates[:]...)
+	tagged := c.VLAN != nil && *c.VLAN > 0
+	if !tagged && (c.Proto != "" || c.QoS != nil && *c.QoS > 0) {
+		errs = append(errs, errors.New("vf.vlan: must be 1-4094 where qos or vlanProtocol is given"))
+	}
+	if c.MinTxRate != nil && c.MaxTxRate != nil && *c.MaxTxRate > 0 && *c.MinTxRate > *c.MaxTxRate {
+		errs = append(errs, fmt.Errorf("vf.minTxRate %d: must be at most vf.maxTxRate %d", *c.MinTxRate, *c.MaxTxRate))
+	}
+	return errors.Join(errs...)
+}

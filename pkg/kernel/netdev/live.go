@@ -1,0 +1,132 @@
+package netdev
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Attached is everything that is known about a netdev in a pod.
+type Attached struct {
+	Before   Snapshot
+	Place    Place
+	Want     Interface
+	Observed Observed
+}
+
+// Check says in words how what is in the pod, and what the PF enforces, differs from what [Engine.Attach] made of it;
+// nothing means that it does not. Addresses and routes that the pod added are no difference. An error says that it
+// could not be seen.
+func (e *Engine) Check(ctx context.Context, device Device, a Attached) ([]string, error) {
+	var d differences
+	if err := e.checkEnforced(ctx, &d, device.as(a.Before), a); err != nil {
+		return nil, err
+	}
+	if a.Want.Userspace {
+		return d, nil
+	}
+	pod, l, err := e.locate(a)
+	if err != nil {
+		return nil, err
+	}
+	if pod == nil {
+		return append(d, fmt.Sprintf("network namespace %s is gone", a.Place.NetNS)), nil
+	}
+	defer pod.close()
+	if l == nil {
+		return append(d, fmt.Sprintf("interface %s is not in the pod", a.Want.Name)), nil
+	}
+	now := snapshotOf(l)
+	differs(&d, "name", a.Want.Name, now.Name)
+	differs(&d, "mac", a.Observed.MAC, now.MAC)
+	differs(&d, "mtu", a.Observed.MTU, now.MTU)
+	differs(&d, "up", true, now.Up)
+	if a.Want.AllMulticast {
+		differs(&d, "allmulticast", true, now.AllMulticast)
+	}
+	return checkLayer3(d, pod, l, a.Want)
+}
+
+// checkEnforced compares what the PF and the eswitch enforce. One that is away tells nothing.
+func (e *Engine) checkEnforced(ctx context.Context, d *differences, device Device, a Attached) error {
+	now, err := e.complete(ctx, Snapshot{}, device)
+	if err != nil {
+		return err
+	}
+	target := a.Before.enforcing(a.Want)
+	if target.VF != nil && now.VF != nil {
+		target.VF.diff(d, *now.VF)
+	}
+	target.Rate.diff(d, now.Rate)
+	return nil
+}
+
+// locate opens the pod's namespace and finds the netdev in it; pod is nil where the namespace is gone, l where the
+// netdev is not in it. The caller closes pod.
+func (e *Engine) locate(a Attached) (pod *conn, l netlink.Link, err error) {
+	if pod, err = e.dialPlace(a.Place); pod == nil || err != nil {
+		return nil, nil, err
+	}
+	if l, err = find(pod, a.Before.Identity, Identity.same, a.Place.Index, a.Want.Name); err != nil {
+		pod.close()
+		return nil, nil, err
+	}
+	return pod, l, nil
+}
+
+// checkLayer3 looks for the addresses and routes that were asked for.
+func checkLayer3(d differences, pod *conn, l netlink.Link, want Interface) ([]string, error) {
+	have, err := addresses(pod, l)
+	if err != nil {
+		return nil, fmt.Errorf("interface %s: addresses: %w", want.Name, err)
+	}
+	for _, address := range want.Addresses {
+		if !slices.Contains(have, address) {
+			d = append(d, fmt.Sprintf("address %s is missing", address))
+		}
+	}
+	for _, route := range want.Routes {
+		found, err := routeTo(pod, route)
+		if err != nil {
+			return nil, fmt.Errorf("interface %s: route to %s: %w", want.Name, route.To, err)
+		}
+		if found == nil || !route.Yield && !route.leads(*found, l.Attrs().Index) {
+			d = append(d, fmt.Sprintf("route to %s is missing", route.To))
+		}
+	}
+	return d, nil
+}
+
+// leads says whether a route of the kernel leads where r does: out through the interface with the index.
+func (r Route) leads(found netlink.Route, index int) bool {
+	via, _ := netip.AddrFromSlice(found.Gw)
+	return found.LinkIndex == index && via.Unmap() == r.Via.Unmap()
+}
+
+// Add gives a netdev that is in a pod more addresses and routes, and accepts those that it has already.
+func (e *Engine) Add(_ context.Context, a Attached, addresses []netip.Prefix, routes []Route) (Observed, error) {
+	pod, l, err := e.locate(a)
+	if err != nil {
+		return Observed{}, err
+	}
+	if pod == nil {
+		return Observed{}, fmt.Errorf("network namespace %s: %w", a.Place.NetNS, unix.ENOENT)
+	}
+	defer pod.close()
+	if l == nil {
+		return Observed{}, fmt.Errorf("interface %s: %w", a.Want.Name, errNotInPod)
+	}
+	want := Interface{Name: l.Attrs().Name, Addresses: addresses, Routes: routes}
+	if err := e.configure(pod, a.Place.NetNS, l, want); err != nil {
+		return Observed{}, err
+	}
+	return observe(pod, l.Attrs().Index)
+}
+
+// errNotInPod is returned for a netdev that is not where it was attached.
+var errNotInPod = errors.New("is not in the pod")

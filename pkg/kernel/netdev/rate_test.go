@@ -1,0 +1,163 @@
+package netdev_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/test/netns"
+)
+
+// rates is an eswitch with one rate object.
+type rates struct {
+	of     netdev.EswitchPort
+	rate   netdev.Rate
+	none   bool // the Function has no rate object, or is gone
+	refuse error
+	asked  int
+}
+
+func (r *rates) Rate(_ context.Context, port netdev.EswitchPort) (netdev.Rate, bool, error) {
+	r.asked++
+	return r.rate, port == r.of && !r.none, nil
+}
+
+func (r *rates) SetRate(_ context.Context, port netdev.EswitchPort, to netdev.Rate) error {
+	if r.refuse != nil || port != r.of {
+		return errors.Join(r.refuse, errors.New("cannot be set"))
+	}
+	r.rate = to
+	return nil
+}
+
+func subfunction() netdev.Device {
+	return netdev.Device{Name: hostName, Port: &netdev.EswitchPort{PF: "0000:3b:00.0", SF: true, Number: 88}}
+}
+
+func newRatedWorld(t *testing.T, before netdev.Rate) (*world, *rates) {
+	t.Helper()
+	w := newWorld(t, nil)
+	r := &rates{of: *subfunction().Port, rate: before}
+	engine, err := netdev.New(netdev.Options{HostNetNS: w.host.Path(), Rates: r})
+	must(t, err)
+	t.Cleanup(func() { engine.Close() })
+	w.engine = engine
+	return w, r
+}
+
+// A rate is the eswitch's where that has a rate object: set, checked, put back.
+func TestRate(t *testing.T) {
+	for name, userspace := range map[string]bool{"netdev": false, "without a netdev": true} {
+		t.Run(name, func(t *testing.T) {
+			before := netdev.Rate{Max: 500}
+			w, r := newRatedWorld(t, before)
+			want := netdev.Interface{Name: "net1", VF: &netdev.VFConfig{MinTxRate: new(10)}, Userspace: userspace}
+			snapshot, place, err := w.engine.Plan(t.Context(), subfunction(), w.pod.Path(), want)
+			must(t, err)
+			if diff := cmp.Diff(&before, snapshot.Rate); diff != "" || r.rate != before {
+				t.Errorf("planned: %v; snapshot (-want +got):\n%s", r.rate, diff)
+			}
+			observed, err := w.engine.Attach(t.Context(), subfunction(), snapshot, place, want)
+			must(t, err)
+			if r.rate != (netdev.Rate{Min: 10, Max: 500}) {
+				t.Errorf("attached: %v", r.rate)
+			}
+			attached := netdev.Attached{Before: snapshot, Place: place, Want: want, Observed: observed}
+			if got, err := w.engine.Check(t.Context(), subfunction(), attached); err != nil || len(got) > 0 {
+				t.Errorf("check: %q, %v", got, err)
+			}
+			r.rate.Max = 7
+			got, err := w.engine.Check(t.Context(), subfunction(), attached)
+			if diff := cmp.Diff([]string{"eswitch max_tx_rate is 7, was 500"}, got); diff != "" || err != nil {
+				t.Errorf("check: %v; (-want +got):\n%s", err, diff)
+			}
+			_, err = w.engine.Restore(t.Context(), subfunction(), snapshot, place)
+			must(t, err)
+			if r.rate != before {
+				t.Errorf("restored: %v, want %v", r.rate, before)
+			}
+		})
+	}
+}
+
+// Without a wish the eswitch is not asked, neither before nor afterwards.
+func TestNoRate(t *testing.T) {
+	w, r := newRatedWorld(t, netdev.Rate{Max: 500})
+	want := netdev.Interface{Name: "net1", VF: &netdev.VFConfig{}}
+	snapshot, place, err := w.engine.Plan(t.Context(), subfunction(), w.pod.Path(), want)
+	must(t, err)
+	_, err = w.engine.Attach(t.Context(), subfunction(), snapshot, place, want)
+	must(t, err)
+	_, err = w.engine.Restore(t.Context(), subfunction(), snapshot, place)
+	must(t, err)
+	if r.asked > 0 {
+		t.Errorf("the eswitch was asked %d times", r.asked)
+	}
+}
+
+// What the eswitch refuses is told with the fields, and leaves nothing behind.
+func TestRateRefused(t *testing.T) {
+	w, r := newRatedWorld(t, netdev.Rate{})
+	r.refuse = errors.New("refused")
+	before := w.snapshot(t, hostName)
+	want := netdev.Interface{Name: "net1", VF: &netdev.VFConfig{MaxTxRate: new(100)}}
+	snapshot, place, err := w.engine.Plan(t.Context(), subfunction(), w.pod.Path(), want)
+	must(t, err)
+	_, err = w.engine.Attach(t.Context(), subfunction(), snapshot, place, want)
+	const says = "vf.maxTxRate: the eswitch refuses rates of 0-100 Mbit/s for SF 88 of PF 0000:3b:00.0: refused"
+	if !errors.Is(err, r.refuse) || !strings.Contains(err.Error(), says) {
+		t.Errorf("error %v, want one with %q", err, says)
+	}
+	w.checkRestored(t, before)
+
+	r.refuse = nil
+	_, err = w.engine.Attach(t.Context(), subfunction(), snapshot, place, want)
+	must(t, err)
+	r.refuse = errors.New("refused")
+	const left = "eswitch max_tx_rate is 100, was 0"
+	_, err = w.engine.Restore(t.Context(), subfunction(), snapshot, place)
+	if err == nil || !strings.Contains(err.Error(), left) {
+		t.Errorf("error %v, want one with %q", err, left)
+	}
+	r.none = true // it is gone, and its rate with it
+	_, err = w.engine.Restore(t.Context(), subfunction(), snapshot, place)
+	must(t, err)
+}
+
+// Nobody enforces for an SF what a PF enforces for VFs.
+func TestWishesOfSubfunction(t *testing.T) {
+	w, r := newRatedWorld(t, netdev.Rate{})
+	for name, test := range map[string]struct {
+		wish netdev.VFConfig
+		none bool
+		says string
+	}{
+		"nothing": {},
+		"rates":   {wish: netdev.VFConfig{MinTxRate: new(1), MaxTxRate: new(2)}},
+		"VLAN": {
+			wish: netdev.VFConfig{VLAN: new(100), QoS: new(0), MaxTxRate: new(2)},
+			says: "vf.vlan, vf.qos: must be absent for SF 88 of PF 0000:3b:00.0: a PF enforces that for its VFs only",
+		},
+		"settings": {
+			wish: netdev.VFConfig{Trust: new(true), SpoofCheck: new(true), LinkState: "auto"},
+			says: "vf.trust, vf.spoofCheck, vf.linkState: must be absent",
+		},
+		"no rate object": {
+			wish: netdev.VFConfig{MaxTxRate: new(2)}, none: true,
+			says: "vf.maxTxRate: must be absent for SF 88 of PF 0000:3b:00.0: its eswitch has no rate object for it",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r.none = test.none
+			want := netdev.Interface{Name: "net1", VF: &test.wish}
+			_, _, err := w.engine.Plan(t.Context(), subfunction(), netns.New(t).Path(), want)
+			if test.says == "" && err != nil || test.says != "" && (err == nil || !strings.Contains(err.Error(), test.says)) {
+				t.Errorf("error %v, want %q", err, test.says)
+			}
+		})
+	}
+}

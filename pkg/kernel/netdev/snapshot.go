@@ -1,0 +1,271 @@
+package netdev
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Snapshot is what a netdev was on the host: every property that an attachment, or the pod itself, may change, and
+// what tells the netdev from every other one after a rename. It is comparable only by [Diff].
+type Snapshot struct {
+	// Name on the host; "" for a Function without a netdev, of which only VF is known.
+	Name     string   `json:"name"`
+	AltNames []string `json:"altNames,omitempty"` // sorted
+	Alias    string   `json:"alias,omitempty"`
+	MTU      int      `json:"mtu"`
+	MAC      MAC      `json:"mac,omitempty"`
+	TxQLen   int      `json:"txQLen,omitempty"` // packets
+
+	// Flags that the administrator sets (IFF_* in linux/if.h).
+	Up           bool `json:"up,omitempty"`
+	NoARP        bool `json:"noARP,omitempty"`
+	Promiscuous  bool `json:"promiscuous,omitempty"`
+	AllMulticast bool `json:"allMulticast,omitempty"`
+
+	// VF is what the PF enforces, nil where there is no PF to ask or it does not tell.
+	VF *VFState `json:"vf,omitempty"`
+	// Rate is what the eswitch enforces; nil where it does not limit the Function, or was not asked. The rates in VF mean
+	// nothing where it does.
+	Rate *Rate `json:"rate,omitempty"`
+
+	// Carried is what the kernel carries along with the netdev, and Conf what it forgets when it is moved. Both are nil in
+	// a snapshot of an older agent, and of a Function without a netdev.
+	Carried *Carried `json:"carried,omitempty"`
+	Conf    *Conf    `json:"conf,omitempty"`
+
+	Identity Identity `json:"identity"`
+}
+
+// Identity tells a netdev from every other one. Index and Peer are of the host's namespace.
+type Identity struct {
+	// Index (ifindex) on the host. It mostly survives a move to another namespace and back, but need not.
+	Index int `json:"index"`
+	// Kind is the kernel's link kind, "device" for hardware.
+	Kind string `json:"kind"`
+	// Parent is the name of the device on its bus (IFLA_PARENT_DEV_NAME), a PCI address for a VF. It is the same in
+	// every namespace. Kernels before 5.14 do not tell.
+	Parent string `json:"parent,omitempty"`
+	// Bus is the bus that Parent is a name on, "pci" or "auxiliary".
+	Bus string `json:"bus,omitempty"`
+	// Permanent is the address that the hardware was made with, where it has one.
+	Permanent MAC `json:"permanent,omitempty"`
+	// Peer is the ifindex of a veth's other end, and PeerNS the id that the host's namespace has for the one that the
+	// other end is in, -1 for the host's own.
+	Peer   int `json:"peer,omitempty"`
+	PeerNS int `json:"peerNS,omitempty"`
+}
+
+// IsHardware says that the netdev is a device's on a bus. It survives the namespace it is in: the kernel brings it back
+// to the host. A virtual one ends with its namespace.
+func (i Identity) IsHardware() bool { return i.Parent != "" }
+
+// certain says whether the identity alone is enough to find the netdev among others.
+func (i Identity) certain() bool {
+	return i.Parent != "" || i.Permanent != "" || i.Kind == "veth" && i.Peer != 0
+}
+
+// same says whether other, seen in any namespace, can be the same netdev.
+func (i Identity) same(other Identity) bool {
+	if i.Kind != other.Kind || i.Parent != other.Parent {
+		return false
+	}
+	if i.Parent != "" {
+		return true
+	}
+	return i.Permanent == other.Permanent && i.Peer == other.Peer
+}
+
+// sameOnHost also compares what means something in the host's namespace only.
+func (i Identity) sameOnHost(other Identity) bool { return i.same(other) && i.PeerNS == other.PeerNS }
+
+// settable are the flags of a netdev that an administrator sets. IFF_PROMISC and IFF_ALLMULTI as rtnetlink tells them
+// are those set on request, not those that a bridge or a packet socket needs.
+const settable = unix.IFF_UP | unix.IFF_NOARP | unix.IFF_PROMISC | unix.IFF_ALLMULTI
+
+// enforcing is s with what the PF and the eswitch shall enforce for the pod.
+func (s Snapshot) enforcing(want Interface) Snapshot {
+	config := want.VF
+	if s.Rate != nil {
+		s.Rate, config = new(config.rate(*s.Rate)), config.unrated()
+	}
+	if s.VF != nil {
+		s.VF = new(s.VF.with(config, want.MAC))
+	}
+	return s
+}
+
+// Renewed is s of a netdev that its driver has made anew since, and that is now as the other snapshot says.
+func (s Snapshot) Renewed(now Snapshot) Snapshot {
+	s.Identity = now.Identity
+	if s.VF == nil {
+		s.VF = now.VF
+	}
+	if s.Rate == nil {
+		s.Rate = now.Rate
+	}
+	return s
+}
+
+// VFChanges says in words what a PF enforces for a pod with these wishes that it did not before, in a stable order:
+// `vf trust is "on", was "off"`.
+func (s Snapshot) VFChanges(want Interface) []string {
+	var d differences
+	if s.VF != nil {
+		s.VF.diff(&d, *s.enforcing(want).VF)
+	}
+	return d
+}
+
+// WithoutNetdev is what there is to restore when the netdev is gone: what the PF and the eswitch enforced.
+func (s Snapshot) WithoutNetdev() Snapshot { return Snapshot{VF: s.VF, Rate: s.Rate} }
+
+func (s Snapshot) flags() uint32 {
+	var flags uint32
+	for flag, set := range map[uint32]bool{
+		unix.IFF_UP: s.Up, unix.IFF_NOARP: s.NoARP, unix.IFF_PROMISC: s.Promiscuous, unix.IFF_ALLMULTI: s.AllMulticast,
+	} {
+		if set {
+			flags |= flag
+		}
+	}
+	return flags
+}
+
+func snapshotOf(l netlink.Link) Snapshot {
+	a := l.Attrs()
+	alt := slices.Clone(a.AltNames)
+	slices.Sort(alt)
+	if len(alt) == 0 {
+		alt = nil
+	}
+	return Snapshot{
+		Name: a.Name, AltNames: alt, Alias: a.Alias, MTU: a.MTU, MAC: macOf(a.HardwareAddr), TxQLen: max(a.TxQLen, 0),
+		Up: a.RawFlags&unix.IFF_UP != 0, NoARP: a.RawFlags&unix.IFF_NOARP != 0,
+		Promiscuous: a.RawFlags&unix.IFF_PROMISC != 0, AllMulticast: a.RawFlags&unix.IFF_ALLMULTI != 0,
+		Identity: Identity{
+			Index: a.Index, Kind: l.Type(), Parent: a.ParentDev, Bus: a.ParentDevBus, Permanent: macOf(a.PermHWAddr),
+			Peer: a.ParentIndex, PeerNS: a.NetNsID,
+		},
+	}
+}
+
+// Diff lists the properties that now differ from before, in a stable order and in words: "mtu is 1400, was 1500". The
+// index is not compared, nor is what only one of the snapshots knows about the VF or its rate.
+func Diff(before, now Snapshot) []string {
+	var d differences
+	differs(&d, "name", before.Name, now.Name)
+	if !slices.Equal(before.AltNames, now.AltNames) {
+		d = append(d, fmt.Sprintf("altnames are %q, were %q", now.AltNames, before.AltNames))
+	}
+	differs(&d, "alias", before.Alias, now.Alias)
+	differs(&d, "mtu", before.MTU, now.MTU)
+	differs(&d, "mac", before.MAC, now.MAC)
+	differs(&d, "txqlen", before.TxQLen, now.TxQLen)
+	differs(&d, "up", before.Up, now.Up)
+	differs(&d, "noarp", before.NoARP, now.NoARP)
+	differs(&d, "promiscuous", before.Promiscuous, now.Promiscuous)
+	differs(&d, "allmulticast", before.AllMulticast, now.AllMulticast)
+	if before.VF != nil && now.VF != nil {
+		before.VF.diff(&d, *now.VF)
+	}
+	before.Rate.diff(&d, now.Rate)
+	before.Carried.diff(&d, now.Carried)
+	before.Conf.diff(&d, now.Conf)
+	return d
+}
+
+type differences []string
+
+func differs[T comparable](d *differences, property string, before, now T) {
+	if before != now {
+		*d = append(*d, fmt.Sprintf("%s is %v, was %v", property, quoted(now), quoted(before)))
+	}
+}
+
+func quoted[T any](v T) any {
+	if s, ok := any(v).(string); ok {
+		return fmt.Sprintf("%q", s)
+	}
+	return v
+}
+
+// Observed is what a netdev is in a pod.
+type Observed struct {
+	Name      string         `json:"name"`
+	MAC       MAC            `json:"mac,omitempty"`
+	MTU       int            `json:"mtu"`
+	Addresses []netip.Prefix `json:"addresses,omitempty"`
+	Index     int            `json:"index"`
+}
+
+// Place is where a netdev sits in a pod. It is known before the netdev is moved.
+type Place struct {
+	// NetNS is the path of the namespace's file.
+	NetNS string `json:"netns"`
+	// Cookie is the kernel's number of the namespace (SO_NETNS_COOKIE, Linux 5.14), never given twice until the next
+	// boot: a path can come to mean another namespace, the cookie cannot.
+	Cookie uint64 `json:"cookie"`
+	// Index is the ifindex that the netdev gets there (IFLA_NEW_IFINDEX).
+	Index int `json:"index"`
+}
+
+// Device is the host's side of a netdev.
+type Device struct {
+	// Name of the netdev in the host's namespace; "" where it is not known or not there.
+	Name string
+	// PF is asked for the VF's properties; nil where the netdev is no VF's or the PF has no netdev.
+	PF *PF
+	// Port is whose rate the eswitch limits, if it has a rate object for it; nil for a PF. It is asked only where the pod
+	// wishes a rate.
+	Port *EswitchPort
+}
+
+// as is the device with what is known of it from before only: nothing else was changed.
+func (d Device) as(before Snapshot) Device {
+	if before.VF == nil {
+		d.PF = nil
+	}
+	if before.Rate == nil {
+		d.Port = nil
+	}
+	return d
+}
+
+// PF is the way to the properties that a PF enforces for a VF.
+type PF struct {
+	// Name is the PF's netdev in the host's namespace.
+	Name string
+	// Address of the PF, for messages only.
+	Address string
+	// VF is the index of the VF, from 0.
+	VF int
+}
+
+func (p PF) String() string { return cmp.Or(p.Name, "?") + " (" + cmp.Or(p.Address, "?") + ")" }
+
+// Restored tells what Restore found.
+type Restored struct {
+	// Name of the netdev in the host's namespace now; "" for a Function without one.
+	Name string
+	// Notes are what could not be as it was, because another netdev has the name by now. None in a healthy system.
+	Notes []string
+}
+
+var (
+	// ErrNoNetdev is returned where the host's namespace has no such netdev.
+	ErrNoNetdev = errors.New("no netdev in the host's network namespace")
+	// ErrNameTaken is returned where the pod has an interface of the wanted name already.
+	ErrNameTaken = errors.New("is taken in the pod")
+	// ErrGone is returned where a netdev exists no more: its namespace is gone and it did not come back, as a veth's
+	// end does not, or its driver was unbound. There is nothing to restore.
+	ErrGone = errors.New("netdev is gone")
+	// ErrAway is returned where the pod's namespace lives, but the netdev is neither there nor on the host: the pod
+	// moved it on. It comes back when the namespace it is in ends.
+	ErrAway = errors.New("netdev is neither in the pod nor on the host")
+)

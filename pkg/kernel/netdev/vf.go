@@ -1,0 +1,370 @@
+package netdev
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"iter"
+	"net"
+	"slices"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/wait"
+)
+
+// carrierPatience is how long a PF may take to have its carrier back. igb was seen to take 0.3-5 s.
+const carrierPatience = 5 * time.Second
+
+// VFState is what a PF enforces for a VF (struct ifla_vf_* in linux/if_link.h).
+type VFState struct {
+	// MAC is the administrative address; most drivers tell zeros where none was set.
+	MAC   MAC    `json:"mac,omitempty"`
+	VLAN  int    `json:"vlan,omitempty"`  // 0 is none
+	QoS   int    `json:"qos,omitempty"`   // 802.1p, 0-7
+	Proto string `json:"proto,omitempty"` // as in [VFConfig]; means nothing without VLAN
+	// Rates in Mbit/s, 0 is none.
+	MinTxRate int `json:"minTxRate,omitempty"`
+	MaxTxRate int `json:"maxTxRate,omitempty"`
+	// SpoofCheck and Trust are nil where the PF's driver does not have them.
+	SpoofCheck *bool  `json:"spoofCheck,omitempty"`
+	Trust      *bool  `json:"trust,omitempty"`
+	LinkState  string `json:"linkState,omitempty"` // as in [VFConfig]
+}
+
+// vlanProtocols are the words for the ethertypes of linux/if_ether.h that a PF can tag with.
+var vlanProtocols = [...]string{"802.1q", "802.1ad"}
+
+// vlanEthertypes has the ethertype of each of vlanProtocols.
+var vlanEthertypes = [...]uint16{unix.ETH_P_8021Q, unix.ETH_P_8021AD}
+
+// linkStates are the words for IFLA_VF_LINK_STATE_*, by value.
+var linkStates = [...]string{
+	nl.IFLA_VF_LINK_STATE_AUTO: "auto", nl.IFLA_VF_LINK_STATE_ENABLE: "enable", nl.IFLA_VF_LINK_STATE_DISABLE: "disable",
+}
+
+// with is the state that the pod's wishes lead to.
+func (s VFState) with(c *VFConfig, mac MAC) VFState {
+	if mac != "" {
+		s.MAC = mac
+	}
+	if c == nil {
+		return s
+	}
+	if c.VLAN != nil {
+		s.VLAN, s.QoS, s.Proto = *c.VLAN, 0, vlanProtocols[0]
+	}
+	set(&s.QoS, c.QoS)
+	if c.Proto != "" {
+		s.Proto = c.Proto
+	}
+	set(&s.MinTxRate, c.MinTxRate)
+	set(&s.MaxTxRate, c.MaxTxRate)
+	if c.SpoofCheck != nil {
+		s.SpoofCheck = c.SpoofCheck
+	}
+	if c.Trust != nil {
+		s.Trust = c.Trust
+	}
+	if c.LinkState != "" {
+		s.LinkState = c.LinkState
+	}
+	return s
+}
+
+func set(field *int, value *int) {
+	if value != nil {
+		*field = *value
+	}
+}
+
+// tag is what the frames of the VF get: without VLAN and QoS the protocol means nothing, and drivers tell any.
+func (s VFState) tag() (vlan, qos int, proto string) {
+	if s.VLAN == 0 && s.QoS == 0 {
+		return 0, 0, ""
+	}
+	return s.VLAN, s.QoS, s.Proto
+}
+
+func (s VFState) diff(d *differences, now VFState) {
+	differs(d, "vf mac", s.MAC, now.MAC)
+	differs(d, "vf vlan", s.tagText(), now.tagText())
+	differs(d, "vf min_tx_rate", s.MinTxRate, now.MinTxRate)
+	differs(d, "vf max_tx_rate", s.MaxTxRate, now.MaxTxRate)
+	differs(d, "vf spoofchk", onOff(s.SpoofCheck), onOff(now.SpoofCheck))
+	differs(d, "vf trust", onOff(s.Trust), onOff(now.Trust))
+	differs(d, "vf link-state", s.LinkState, now.LinkState)
+}
+
+func (s VFState) tagText() string {
+	vlan, qos, proto := s.tag()
+	if proto == "" {
+		return "none"
+	}
+	return fmt.Sprintf("%d qos %d proto %s", vlan, qos, proto)
+}
+
+func onOff(b *bool) string {
+	switch {
+	case b == nil:
+		return "unknown"
+	case *b:
+		return "on"
+	}
+	return "off"
+}
+
+// vfChange is one message to the PF.
+type vfChange struct {
+	what string // for people: "VLAN 100"
+	// fields are those of an [Interface] that it is about, as users write them: "vf.vlan, vf.qos".
+	fields string
+	// carrier says that some drivers refuse it while the PF has no carrier (igb_ndo_set_vf_bw in the kernel).
+	carrier bool
+	send    func(h *netlink.Handle, pf netlink.Link, vf int) error
+}
+
+// vfChanges lead from one state to another, the address apart, which [macChange] sets: it has to be set before the
+// netdev's own address and the rest only after the netdev left the pod.
+func vfChanges(from, to VFState) []vfChange {
+	var changes []vfChange
+	if from.tagText() != to.tagText() {
+		changes = append(changes, vfChange{what: "VLAN " + to.tagText(), fields: tagFields(from, to), send: to.sendVLAN})
+	}
+	if from.rate() != to.rate() {
+		changes = append(changes, vfChange{
+			what: to.rate().String(), fields: rateFields(from.rate(), to.rate()), carrier: true, send: to.sendRate,
+		})
+	}
+	if to.SpoofCheck != nil && onOff(from.SpoofCheck) != onOff(to.SpoofCheck) {
+		changes = append(changes, vfChange{
+			what: "spoof check " + onOff(to.SpoofCheck), fields: "vf.spoofCheck", send: to.sendSpoofCheck,
+		})
+	}
+	if to.Trust != nil && onOff(from.Trust) != onOff(to.Trust) {
+		changes = append(changes, vfChange{what: "trust " + onOff(to.Trust), fields: "vf.trust", send: to.sendTrust})
+	}
+	if slices.Contains(linkStates[:], to.LinkState) && from.LinkState != to.LinkState {
+		changes = append(changes, vfChange{
+			what: "link state " + to.LinkState, fields: "vf.linkState", send: to.sendLinkState,
+		})
+	}
+	return changes
+}
+
+// allChanges are those of the address and the rest.
+func allChanges(from, to VFState) []vfChange {
+	return append(macChange(from, to), vfChanges(from, to)...)
+}
+
+func macChange(from, to VFState) []vfChange {
+	if to.MAC == "" || from.MAC == to.MAC {
+		return nil
+	}
+	return []vfChange{{what: "MAC " + string(to.MAC), fields: "mac", send: to.sendMAC}}
+}
+
+// tagFields are the fields that make the tags differ.
+func tagFields(from, to VFState) string {
+	fromVLAN, fromQoS, fromProto := from.tag()
+	toVLAN, toQoS, toProto := to.tag()
+	var d fields
+	d.add("vf.vlan", fromVLAN != toVLAN)
+	d.add("vf.qos", fromQoS != toQoS)
+	d.add("vf.vlanProtocol", cmp.Or(fromProto, vlanProtocols[0]) != cmp.Or(toProto, vlanProtocols[0]))
+	return d.String()
+}
+
+func (s VFState) rate() Rate { return Rate{Min: s.MinTxRate, Max: s.MaxTxRate} }
+
+func (s VFState) sendMAC(h *netlink.Handle, pf netlink.Link, vf int) error {
+	return h.LinkSetVfHardwareAddr(pf, vf, s.MAC.HardwareAddr())
+}
+
+func (s VFState) sendRate(h *netlink.Handle, pf netlink.Link, vf int) error {
+	return h.LinkSetVfRate(pf, vf, s.MinTxRate, s.MaxTxRate)
+}
+
+func (s VFState) sendSpoofCheck(h *netlink.Handle, pf netlink.Link, vf int) error {
+	return h.LinkSetVfSpoofchk(pf, vf, *s.SpoofCheck)
+}
+
+func (s VFState) sendTrust(h *netlink.Handle, pf netlink.Link, vf int) error {
+	return h.LinkSetVfTrust(pf, vf, *s.Trust)
+}
+
+func (s VFState) sendLinkState(h *netlink.Handle, pf netlink.Link, vf int) error {
+	return h.LinkSetVfState(pf, vf, uint32(slices.Index(linkStates[:], s.LinkState)))
+}
+
+// sendVLAN uses the older message where it says enough, because more drivers know it.
+func (s VFState) sendVLAN(h *netlink.Handle, pf netlink.Link, vf int) error {
+	vlan, qos, proto := s.tag()
+	if i := slices.Index(vlanProtocols[:], proto); i > 0 {
+		return h.LinkSetVfVlanQosProto(pf, vf, vlan, qos, int(vlanEthertypes[i]))
+	}
+	return h.LinkSetVfVlanQos(pf, vf, vlan, qos)
+}
+
+// errNoCarrier is returned where a PF refuses what it may take when it has a carrier again.
+var errNoCarrier = errors.New("it has no carrier, without which some drivers refuse it")
+
+// changeVF tells the PF.
+func (e *Engine) changeVF(pf *PF, c vfChange) error {
+	link, err := e.host.named(pf.Name)
+	if err != nil {
+		return fmt.Errorf("PF %s: %w", pf, err)
+	}
+	e.trace("PF " + pf.Name + ": " + c.what)
+	err = c.send(e.host.Handle, link, pf.VF)
+	if err != nil && c.carrier && link.Attrs().RawFlags&unix.IFF_LOWER_UP == 0 {
+		err = fmt.Errorf("%w; %w", err, errNoCarrier)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: PF %s refuses %s for VF %d: %w", c.fields, pf, c.what, pf.VF, err)
+	}
+	return nil
+}
+
+// changeVFPatiently also waits for a carrier that the PF lacks: a card that has just made VFs, or was just brought up,
+// is without for some seconds.
+func (e *Engine) changeVFPatiently(ctx context.Context, pf *PF, c vfChange) error {
+	err := e.changeVF(pf, c)
+	if errors.Is(err, errNoCarrier) && e.awaitCarrier(ctx, pf) {
+		return e.changeVF(pf, c)
+	}
+	return err
+}
+
+// awaitCarrier says whether the PF has a carrier in the end. It does not wait for one of a PF that is down, and for no
+// more than half of the time that the caller has: the rest is for undoing and for telling why (a container runtime gives
+// an NRI plugin 2 s, and starts the pod without it if it takes longer).
+func (e *Engine) awaitCarrier(ctx context.Context, pf *PF) (has bool) {
+	const often = 20 * time.Millisecond
+	patience := carrierPatience
+	if end, limited := ctx.Deadline(); limited {
+		patience = min(patience, time.Until(end)/2)
+	}
+	_ = wait.PollUntilContextTimeout(ctx, often, patience, true, func(context.Context) (done bool, err error) {
+		l, err := e.host.named(pf.Name)
+		if err != nil {
+			return false, err
+		}
+		has = l.Attrs().RawFlags&unix.IFF_LOWER_UP != 0
+		return has || l.Attrs().RawFlags&unix.IFF_UP == 0, nil
+	})
+	return has
+}
+
+// errNoVF is returned where a PF says nothing about a VF.
+var errNoVF = errors.New("the PF does not tell")
+
+// skipStatistics is RTEXT_FILTER_SKIP_STATS of linux/rtnetlink.h.
+const skipStatistics = 1 << 3
+
+// vf asks the PF for the VF's state, without statistics: with them the answer of a PF with some 200 VFs does not fit
+// in an attribute's 64 KiB.
+func (c *conn) vf(pf *PF) (*VFState, error) {
+	req := c.request(unix.RTM_GETLINK, 0)
+	req.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(pf.Name)))
+	req.AddData(nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(nl.RTEXT_FILTER_VF|skipStatistics)))
+	answers, err := req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
+	if err != nil {
+		return nil, fmt.Errorf("PF %s: %w", pf, err)
+	}
+	for _, answer := range answers {
+		if state := parseVF(answer, pf.VF); state != nil {
+			return state, nil
+		}
+	}
+	return nil, fmt.Errorf("PF %s: VF %d: %w", pf, pf.VF, errNoVF)
+}
+
+// attributes walks over netlink attributes, and ends at one that is not well formed.
+func attributes(b []byte) iter.Seq2[int, []byte] {
+	return func(yield func(int, []byte) bool) {
+		for len(b) >= unix.NLA_HDRLEN {
+			length, kind := int(binary.NativeEndian.Uint16(b)), int(binary.NativeEndian.Uint16(b[2:]))
+			if length < unix.NLA_HDRLEN || length > len(b) || !yield(kind&^unix.NLA_F_NESTED, b[unix.NLA_HDRLEN:length]) {
+				return
+			}
+			b = b[min(len(b), (length+unix.NLA_ALIGNTO-1)&^(unix.NLA_ALIGNTO-1)):]
+		}
+	}
+}
+
+// parseVF finds a VF in the body of a PF's RTM_NEWLINK, nil where the PF tells nothing about it.
+func parseVF(message []byte, vf int) *VFState {
+	if len(message) < unix.SizeofIfInfomsg {
+		return nil
+	}
+	for kind, list := range attributes(message[unix.SizeofIfInfomsg:]) {
+		if kind != unix.IFLA_VFINFO_LIST {
+			continue
+		}
+		for _, info := range attributes(list) {
+			if index, state := parseVFInfo(info); index == vf {
+				return state
+			}
+		}
+	}
+	return nil
+}
+
+// unknown is what the kernel tells of a setting that the driver does not have (rtnl_fill_vfinfo).
+const unknown = 0xffffffff
+
+// parseVFInfo reads one IFLA_VF_INFO. Each attribute in it is a struct that starts with the index of the VF, which is -1
+// here where none was told.
+func parseVFInfo(info []byte) (index int, state *VFState) {
+	index, state = -1, &VFState{Proto: vlanProtocols[0]}
+	for kind, value := range attributes(info) {
+		if kind == nl.IFLA_VF_VLAN_LIST {
+			state.Proto = parseVLANProto(value)
+			continue
+		}
+		words := make([]uint32, len(value)/4)
+		for i := range words {
+			words[i] = binary.NativeEndian.Uint32(value[4*i:])
+		}
+		switch {
+		case kind == nl.IFLA_VF_MAC && len(words) >= 3:
+			index, state.MAC = int(words[0]), macOf(net.HardwareAddr(value[4:10]))
+		case kind == nl.IFLA_VF_VLAN && len(words) >= 3:
+			state.VLAN, state.QoS = int(words[1]), int(words[2])
+		case kind == nl.IFLA_VF_RATE && len(words) >= 3:
+			state.MinTxRate, state.MaxTxRate = int(words[1]), int(words[2])
+		case kind == nl.IFLA_VF_SPOOFCHK && len(words) >= 2:
+			state.SpoofCheck = setting(words[1])
+		case kind == nl.IFLA_VF_TRUST && len(words) >= 2:
+			state.Trust = setting(words[1])
+		case kind == nl.IFLA_VF_LINK_STATE && len(words) >= 2 && int(words[1]) < len(linkStates):
+			state.LinkState = linkStates[words[1]]
+		}
+	}
+	return index, state
+}
+
+func setting(value uint32) *bool {
+	if value == unknown {
+		return nil
+	}
+	return new(value != 0)
+}
+
+// parseVLANProto reads the protocol of the first tag in an IFLA_VF_VLAN_LIST; the kernel has only one.
+func parseVLANProto(list []byte) string {
+	for _, info := range attributes(list) {
+		if len(info) < nl.SizeofVfVlan+2 {
+			continue
+		}
+		if i := slices.Index(vlanEthertypes[:], binary.BigEndian.Uint16(info[nl.SizeofVfVlan:])); i >= 0 {
+			return vlanProtocols[i]
+		}
+	}
+	return vlanProtocols[0]
+}

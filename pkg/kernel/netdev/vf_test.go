@@ -1,0 +1,145 @@
+package netdev
+
+import (
+	"encoding/binary"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// pfMessage is the body of a PF's RTM_NEWLINK with some VFs.
+func pfMessage(vfs ...func(info *nl.RtAttr)) []byte {
+	list := nl.NewRtAttr(unix.IFLA_VFINFO_LIST|unix.NLA_F_NESTED, nil)
+	for _, vf := range vfs {
+		vf(list.AddRtAttr(nl.IFLA_VF_INFO, nil))
+	}
+	message := nl.NewIfInfomsg(unix.AF_UNSPEC).Serialize()
+	message = append(message, nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated("ens3f0")).Serialize()...)
+	return append(message, list.Serialize()...)
+}
+
+func words(values ...uint32) []byte {
+	var b []byte
+	for _, v := range values {
+		b = binary.NativeEndian.AppendUint32(b, v)
+	}
+	return b
+}
+
+// describe writes a VF as the kernel does (rtnl_fill_vfinfo in net/core/rtnetlink.c).
+func describe(index uint32, ethertype uint16, spoofCheck, trust, linkState uint32) func(*nl.RtAttr) {
+	return func(info *nl.RtAttr) {
+		mac := make([]byte, 36)
+		copy(mac, words(index))
+		copy(mac[4:], []byte{2, 0, 0, 0, 0, byte(index)})
+		info.AddRtAttr(nl.IFLA_VF_MAC, mac)
+		info.AddRtAttr(nl.IFLA_VF_VLAN, words(index, 100+index, 3))
+		info.AddRtAttr(nl.IFLA_VF_RATE, words(index, 10, 1000))
+		info.AddRtAttr(nl.IFLA_VF_TX_RATE, words(index, 1000))
+		info.AddRtAttr(nl.IFLA_VF_SPOOFCHK, words(index, spoofCheck))
+		info.AddRtAttr(nl.IFLA_VF_LINK_STATE, words(index, linkState))
+		info.AddRtAttr(nl.IFLA_VF_RSS_QUERY_EN, words(index, unknown))
+		info.AddRtAttr(nl.IFLA_VF_TRUST, words(index, trust))
+		vlan := binary.BigEndian.AppendUint16(words(index, 100+index, 3), ethertype)
+		info.AddRtAttr(nl.IFLA_VF_VLAN_LIST, nil).AddRtAttr(nl.IFLA_VF_VLAN_INFO, append(vlan, 0, 0))
+	}
+}
+
+func TestParseVF(t *testing.T) {
+	message := pfMessage(
+		describe(0, unix.ETH_P_8021Q, 1, 0, nl.IFLA_VF_LINK_STATE_AUTO),
+		describe(1, unix.ETH_P_8021AD, unknown, unknown, nl.IFLA_VF_LINK_STATE_DISABLE),
+	)
+	for vf, want := range []VFState{
+		{MAC: "02:00:00:00:00:00", VLAN: 100, QoS: 3, Proto: "802.1q", MinTxRate: 10, MaxTxRate: 1000, SpoofCheck: new(true), Trust: new(false), LinkState: "auto"},
+		{MAC: "02:00:00:00:00:01", VLAN: 101, QoS: 3, Proto: "802.1ad", MinTxRate: 10, MaxTxRate: 1000, LinkState: "disable"},
+	} {
+		if diff := cmp.Diff(&want, parseVF(message, vf)); diff != "" {
+			t.Errorf("VF %d (-want +got):\n%s", vf, diff)
+		}
+	}
+	for name, message := range map[string][]byte{"other VFs only": message, "no VFs": pfMessage(), "short": {1, 2, 3}} {
+		if got := parseVF(message, 7); got != nil {
+			t.Errorf("%s: %+v, want nothing", name, got)
+		}
+	}
+}
+
+func FuzzParseVF(f *testing.F) {
+	f.Add(pfMessage(describe(0, unix.ETH_P_8021Q, 1, 0, 0)), 0)
+	f.Add(pfMessage(), 1)
+	f.Fuzz(func(t *testing.T, message []byte, vf int) {
+		state := parseVF(message, vf)
+		if state == nil {
+			return
+		}
+		if changes := vfChanges(*state, *state); len(changes) > 0 {
+			t.Fatalf("changes from a state to itself: %+v", changes)
+		}
+	})
+}
+
+func TestVFChanges(t *testing.T) {
+	plain := VFState{MAC: "00:00:00:00:00:00", Proto: "802.1q", SpoofCheck: new(true), Trust: new(false), LinkState: "auto"}
+	tests := map[string]struct {
+		from VFState
+		want VFConfig
+		mac  MAC
+		says []string
+	}{
+		"nothing":            {from: plain},
+		"as it is":           {from: plain, want: VFConfig{VLAN: new(0), SpoofCheck: new(true), Trust: new(false), LinkState: "auto", MaxTxRate: new(0)}},
+		"MAC":                {from: plain, mac: "02:00:00:00:00:01", says: []string{"MAC 02:00:00:00:00:01"}},
+		"VLAN":               {from: plain, want: VFConfig{VLAN: new(100)}, says: []string{"VLAN 100 qos 0 proto 802.1q"}},
+		"QinQ":               {from: plain, want: VFConfig{VLAN: new(100), QoS: new(3), Proto: "802.1ad"}, says: []string{"VLAN 100 qos 3 proto 802.1ad"}},
+		"VLAN away":          {from: VFState{VLAN: 7, QoS: 2, Proto: "802.1ad"}, want: VFConfig{VLAN: new(0)}, says: []string{"VLAN none"}},
+		"one rate":           {from: VFState{MinTxRate: 5, MaxTxRate: 9}, want: VFConfig{MaxTxRate: new(100)}, says: []string{"rates of 5-100 Mbit/s"}},
+		"trust, spoof check": {from: plain, want: VFConfig{Trust: new(true), SpoofCheck: new(false)}, says: []string{"spoof check off", "trust on"}},
+		"unknown to the PF":  {from: VFState{}, want: VFConfig{Trust: new(true)}, says: []string{"trust on"}},
+		"link state":         {from: plain, want: VFConfig{LinkState: "enable"}, says: []string{"link state enable"}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			to := test.from.with(&test.want, test.mac)
+			var says []string
+			for _, c := range append(macChange(test.from, to), vfChanges(test.from, to)...) {
+				says = append(says, c.what)
+			}
+			if diff := cmp.Diff(test.says, says); diff != "" {
+				t.Errorf("changes (-want +got):\n%s", diff)
+			}
+			if left := vfChanges(to, to.with(&test.want, test.mac)); len(left) > 0 {
+				t.Errorf("a second time: %+v", left)
+			}
+		})
+	}
+}
+
+func TestDiff(t *testing.T) {
+	before := Snapshot{Name: "ens1", AltNames: []string{"a"}, Alias: "x", MTU: 1500, MAC: "02:00:00:00:00:01", TxQLen: 1000, Up: true,
+		VF:       &VFState{MAC: "02:00:00:00:00:01", VLAN: 5, Proto: "802.1q", MinTxRate: 1, MaxTxRate: 2, Trust: new(true), LinkState: "auto"},
+		Identity: Identity{Index: 3}}
+	now := Snapshot{Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:02", TxQLen: 5, NoARP: true, Promiscuous: true, AllMulticast: true,
+		VF: &VFState{Trust: new(false), SpoofCheck: new(true)}, Identity: Identity{Index: 9}}
+	want := []string{
+		`name is "net1", was "ens1"`, `altnames are [], were ["a"]`, `alias is "", was "x"`, "mtu is 1400, was 1500",
+		"mac is 02:00:00:00:00:02, was 02:00:00:00:00:01", "txqlen is 5, was 1000", "up is false, was true",
+		"noarp is true, was false", "promiscuous is true, was false", "allmulticast is true, was false",
+		"vf mac is , was 02:00:00:00:00:01", `vf vlan is "none", was "5 qos 0 proto 802.1q"`,
+		"vf min_tx_rate is 0, was 1", "vf max_tx_rate is 0, was 2", `vf spoofchk is "on", was "unknown"`,
+		`vf trust is "off", was "on"`, `vf link-state is "", was "auto"`,
+	}
+	if diff := cmp.Diff(want, Diff(before, now)); diff != "" {
+		t.Errorf("diff (-want +got):\n%s", diff)
+	}
+	if same := Diff(before, before); len(same) > 0 {
+		t.Errorf("from itself it differs: %q", same)
+	}
+	now = before
+	now.VF, now.Identity.Index = nil, 9
+	if same := Diff(before, now); len(same) > 0 {
+		t.Errorf("without what the PF tells and under another index it differs: %q", same)
+	}
+}

@@ -1,0 +1,567 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/nri/pkg/adaptation"
+	"github.com/go-logr/logr/testr"
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/vishvananda/netlink"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+	registerpb "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"tags.cncf.io/container-device-interface/pkg/cdi"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceplugin"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi/kubeapitest"
+	"github.com/opiproject/xpu-device-plugin/test/netns"
+	"github.com/opiproject/xpu-device-plugin/test/simulate"
+)
+
+const nodeName = "node1"
+
+// world is a node with simulated cards, an API server, and the kubelet's and the runtime's sides of what the agent
+// speaks to.
+type world struct {
+	t       *testing.T
+	admin   client.Client
+	host    *simulate.Host
+	config  Config
+	runtime *adaptation.Adaptation
+	starts  int
+	// What follows is about the agent that runs.
+	end     func() // ends it
+	metrics prometheus.Gatherer
+}
+
+// newWorld makes a world with a DevicePool of all VFs and the node's Functions as the configuration says, the directory
+// of which is set here.
+func newWorld(t *testing.T, functions simulate.Config) *world {
+	t.Helper()
+	w := newNode(t, functions)
+	w.connect()
+	w.create(&v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: "fast"}, Spec: v1alpha1.DevicePoolSpec{
+		Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}}, Network: "lab",
+	}})
+	return w
+}
+
+// newNode makes a world without an API server.
+func newNode(t *testing.T, functions simulate.Config) *world {
+	t.Helper()
+	if !netns.Isolated() {
+		t.Skip("needs root, for a network namespace of its own")
+	}
+	// Sockets' paths may have 107 bytes only.
+	dir, err := os.MkdirTemp("", "agent")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	functions.Root, functions.Log = dir, testr.New(t)
+	host, err := simulate.New(t.Context(), functions)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := host.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	registry := filepath.Join(dir, "kubelet", "plugins_registry")
+	if err := os.MkdirAll(registry, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	return &world{t: t, host: host, config: Config{
+		NodeName: nodeName, SysRoot: host.SysRoot(), ProcRoot: "/proc", DevRoot: "/dev", StateDir: filepath.Join(dir, "state"),
+		CNISocket: filepath.Join(dir, "run", "cni.sock"), SpoolDir: filepath.Join(dir, "state", "spool"),
+		DeviceInfoDir: filepath.Join(dir, "devinfo"), Registration: deviceplugin.RegisterAuto,
+		HooksDir: filepath.Join(dir, "hooks.d"), HookTimeout: time.Minute, HookAttempts: 3,
+		KubeletDir: filepath.Join(dir, "kubelet"), CDIDir: filepath.Join(dir, "cdi"), NRISocket: filepath.Join(dir, "nri.sock"),
+		ListenAddress: "127.0.0.1:0", Provisioner: ProvisionerDirect, ProvisionTimeout: 200 * time.Millisecond,
+	}}
+}
+
+// connect gives the world the API server, with the node's Node.
+func (w *world) connect() {
+	w.t.Helper()
+	cluster.Need(w.t)
+	admin, err := kubeapitest.Client(cluster.Admin())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.admin = admin
+	w.config.Provisioner, w.config.Namespace = ProvisionerCRD, kubeapitest.AgentNamespace
+	w.config.Kubernetes = cluster.Agent(nodeName)
+	w.create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}})
+	w.t.Cleanup(func() {
+		for _, slice := range w.slices() {
+			w.delete(&slice)
+		}
+	})
+}
+
+// create creates an object that lives until the test ends.
+func (w *world) create(object client.Object) {
+	w.t.Helper()
+	if err := w.admin.Create(w.t.Context(), object); err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { w.delete(object) })
+}
+
+// delete deletes an object for good: when the test ends there is nobody any more who would take finalizers away.
+func (w *world) delete(object client.Object) {
+	w.t.Helper()
+	ctx := context.WithoutCancel(w.t.Context())
+	if err := w.admin.Delete(ctx, object); client.IgnoreNotFound(err) != nil {
+		w.t.Fatal(err)
+	}
+	final := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))
+	if err := w.admin.Patch(ctx, object, final); client.IgnoreNotFound(err) != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// start runs an agent until end is called or the test ends.
+func (w *world) start() {
+	w.t.Helper()
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	registry := prometheus.NewRegistry()
+	w.metrics = registry
+	// A child that is just being forked may hold the port of the agent before for a moment.
+	w.starts++
+	w.config.ListenAddress = fmt.Sprintf("127.0.0.1:%d", 9810+w.starts)
+	go func() { done <- Run(ctx, w.config, registry, testr.New(w.t)) }()
+	ended := false
+	w.end = func() {
+		if ended {
+			return
+		}
+		ended = true
+		stop()
+		if err := <-done; err != nil {
+			w.t.Errorf("Run = %v, want nil when its context ends", err)
+		}
+	}
+	w.t.Cleanup(w.end)
+}
+
+func (w *world) eventually(what string, condition func() bool) {
+	w.t.Helper()
+	if err := wait.PollUntilContextTimeout(w.t.Context(), 20*time.Millisecond, 60*time.Second, true,
+		func(context.Context) (bool, error) { return condition(), nil }); err != nil {
+		w.t.Fatalf("%s: %v", what, err)
+	}
+}
+
+// slices are the node's ResourceSlices, by name.
+func (w *world) slices() map[string]resourceapi.ResourceSlice {
+	w.t.Helper()
+	var list resourceapi.ResourceSliceList
+	err := w.admin.List(context.WithoutCancel(w.t.Context()), &list, &client.ListOptions{FieldSelector: fields.SelectorFromSet(fields.Set{
+		resourceapi.ResourceSliceSelectorDriver: v1alpha1.GroupName, resourceapi.ResourceSliceSelectorNodeName: nodeName,
+	})})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	out := map[string]resourceapi.ResourceSlice{}
+	for _, slice := range list.Items {
+		out[slice.Name] = slice
+	}
+	return out
+}
+
+func (w *world) devices() int {
+	w.t.Helper()
+	count := 0
+	for _, slice := range w.slices() {
+		count += len(slice.Spec.Devices)
+	}
+	return count
+}
+
+func versions(slices map[string]resourceapi.ResourceSlice) map[string]string {
+	out := map[string]string{}
+	for name, slice := range slices {
+		out[name] = slice.ResourceVersion
+	}
+	return out
+}
+
+// wantUntouched says which of the slices were written or replaced.
+func (w *world) wantUntouched(what string, before map[string]string) {
+	w.t.Helper()
+	now := versions(w.slices())
+	maps.DeleteFunc(now, func(name, _ string) bool { return before[name] == "" })
+	if diff := cmp.Diff(before, now); diff != "" {
+		w.t.Errorf("%s: slices were written: -before +now\n%s", what, diff)
+	}
+}
+
+// shake makes the kernel tell of a netdev, as it does when VFs come and go.
+func (w *world) shake() {
+	w.t.Helper()
+	attributes := netlink.NewLinkAttrs()
+	attributes.Name = "shake0"
+	veth := &netlink.Veth{LinkAttrs: attributes, PeerName: "shake1"}
+	if err := errors.Join(netlink.LinkAdd(veth), netlink.LinkDel(veth)); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) readyz() (int, string) {
+	response, err := http.Get("http://" + w.config.ListenAddress + "/readyz")
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		return 0, err.Error()
+	}
+	return response.StatusCode, string(body)
+}
+
+// startRuntime plays a container runtime that has sandboxes.
+func (w *world) startRuntime(sandboxes ...*adaptation.PodSandbox) {
+	w.t.Helper()
+	runtime, err := adaptation.New("runtime", "v1",
+		func(ctx context.Context, plugin adaptation.SyncCB) error {
+			_, err := plugin(ctx, sandboxes, nil)
+			return err
+		},
+		func(context.Context, []*adaptation.ContainerUpdate) ([]*adaptation.ContainerUpdate, error) {
+			return nil, nil
+		},
+		adaptation.WithSocketPath(w.config.NRISocket), adaptation.WithPluginPath(w.t.TempDir()), adaptation.WithPluginConfigPath(w.t.TempDir()))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if err := runtime.Start(); err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(runtime.Stop)
+	w.runtime = runtime
+}
+
+func (w *world) dial(socket string) *grpc.ClientConn {
+	w.t.Helper()
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// register plays the kubelet that finds the driver's socket, and returns the driver.
+func (w *world) register() drapb.DRAPluginClient {
+	w.t.Helper()
+	registrar := filepath.Join(w.config.KubeletDir, "plugins_registry", v1alpha1.GroupName+"-reg.sock")
+	w.eventually("the driver has a socket for registration", func() bool {
+		_, err := os.Stat(registrar)
+		return err == nil
+	})
+	registration := registerpb.NewRegistrationClient(w.dial(registrar))
+	info, err := registration.GetInfo(w.t.Context(), &registerpb.InfoRequest{}, grpc.WaitForReady(true))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if info.Type != registerpb.DRAPlugin || info.Name != v1alpha1.GroupName || !slices.Contains(info.SupportedVersions, drapb.DRAPluginService) {
+		w.t.Errorf("GetInfo = %+v, want DRA driver %s with %s", info, v1alpha1.GroupName, drapb.DRAPluginService)
+	}
+	if _, err := registration.NotifyRegistrationStatus(w.t.Context(), &registerpb.RegistrationStatus{PluginRegistered: true}); err != nil {
+		w.t.Fatal(err)
+	}
+	return drapb.NewDRAPluginClient(w.dial(info.Endpoint))
+}
+
+// allocate plays the scheduler: a claim of the Function for pod1.
+func (w *world) allocate(name string, function inventory.ID) *resourceapi.ResourceClaim {
+	w.t.Helper()
+	return w.allocateFor("pod1", "fast", name, function)
+}
+
+// allocateFor plays the scheduler: a claim of a Function of the DevicePool for the pod.
+func (w *world) allocateFor(pod, devicePool, name string, function inventory.ID) *resourceapi.ResourceClaim {
+	w.t.Helper()
+	c := &resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{
+			Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "fast"},
+		}}}},
+	}
+	w.create(c)
+	c.Status = resourceapi.ResourceClaimStatus{
+		Allocation: &resourceapi.AllocationResult{
+			Devices: resourceapi.DeviceAllocationResult{
+				Results: []resourceapi.DeviceRequestAllocationResult{{
+					Request: "nic", Driver: v1alpha1.GroupName, Device: function.DeviceName(),
+					Pool: claim.PoolID{Node: nodeName, PF: "0000:3b:00.0", DevicePool: devicePool}.String(),
+				}},
+				Config: []resourceapi.DeviceAllocationConfiguration{{
+					Source: resourceapi.AllocationConfigSourceClaim,
+					DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
+						Driver: v1alpha1.GroupName, Parameters: runtime.RawExtension{
+							Raw: []byte(`{"apiVersion": "xpu.opiproject.org/v1alpha1", "kind": "InterfaceConfig", "interfaceName": "fast0"}`),
+						},
+					}},
+				}},
+			},
+			NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+				MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{nodeName}}},
+			}}},
+		},
+		ReservedFor: []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: pod, UID: types.UID(pod + "-uid")}},
+	}
+	if err := w.admin.Status().Update(w.t.Context(), c); err != nil {
+		w.t.Fatal(err)
+	}
+	return c
+}
+
+// provision plays the controller: the xPU serves the Function's Port.
+func (w *world) provision(c *resourceapi.ResourceClaim, function inventory.ID) {
+	w.t.Helper()
+	port := &v1alpha1.XPUPort{
+		ObjectMeta: metav1.ObjectMeta{Namespace: c.Namespace, Name: claim.PortName(nodeName, function)},
+		Spec: v1alpha1.XPUPortSpec{
+			NodeName: nodeName, Function: claim.FunctionRef(function), XPU: "card", Network: "lab", MAC: "02:00:00:00:00:01",
+			Addresses: []string{"10.1.0.2/24"}, Claim: v1alpha1.ClaimRef{Name: c.Name, UID: c.UID, Request: "nic"},
+		},
+	}
+	w.create(port)
+	port.Status.Conditions = []metav1.Condition{{
+		Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonUp, LastTransitionTime: metav1.Now(),
+	}}
+	if err := w.admin.Status().Update(w.t.Context(), port); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) prepare(driver drapb.DRAPluginClient, c *resourceapi.ResourceClaim) *drapb.NodePrepareResourceResponse {
+	w.t.Helper()
+	response, err := driver.NodePrepareResources(w.t.Context(), &drapb.NodePrepareResourcesRequest{
+		Claims: []*drapb.Claim{{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}},
+	}, grpc.WaitForReady(true))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return response.Claims[string(c.UID)]
+}
+
+// wantPrepared prepares the claim. A container may get the Function once that is in the pod.
+func (w *world) wantPrepared(
+	driver drapb.DRAPluginClient, c *resourceapi.ResourceClaim, function inventory.ID, attached bool,
+) {
+	w.t.Helper()
+	got := w.prepare(driver, c)
+	device := v1alpha1.GroupName + "/function=" + string(c.UID) + "-" + function.DeviceName()
+	if got.GetError() != "" || len(got.GetDevices()) != 1 || !slices.Contains(got.Devices[0].CdiDeviceIds, device) {
+		w.t.Fatalf("NodePrepareResources = %v, want CDI device %s", got, device)
+	}
+	files, err := cdi.NewCache(cdi.WithSpecDirs(w.config.CDIDir), cdi.WithAutoRefresh(false))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, id := range got.Devices[0].CdiDeviceIds {
+		if has := files.GetDevice(id) != nil; has != (attached || id != device) {
+			w.t.Errorf("a CDI file has device %s: %t, attached: %t", id, has, attached)
+		}
+	}
+	if d := files.GetDevice(device); d != nil && !slices.Contains(d.ContainerEdits.Env, "XPU_INTERFACE_NIC=fast0") {
+		w.t.Errorf("environment of the container is %q, want the interface's name", d.ContainerEdits.Env)
+	}
+}
+
+func (w *world) unprepare(driver drapb.DRAPluginClient, c *resourceapi.ResourceClaim) {
+	w.t.Helper()
+	response, err := driver.NodeUnprepareResources(w.t.Context(), &drapb.NodeUnprepareResourcesRequest{
+		Claims: []*drapb.Claim{{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}},
+	})
+	if err != nil || response.Claims[string(c.UID)].GetError() != "" {
+		w.t.Fatalf("NodeUnprepareResources = %v, %v", response, err)
+	}
+}
+
+// TestAgent is an agent's life on a node with many Functions, from its first start on.
+func TestAgent(t *testing.T) {
+	w := newWorld(t, simulate.Config{Cards: []simulate.Card{{PFs: 4, VFs: 256, Bus: "3b"}, {PFs: 1, Bus: "c0"}}})
+	w.start()
+	w.eventually("1024 devices are published", func() bool { return w.devices() == 1024 })
+	first := w.slices()
+	if len(first) != 16 {
+		t.Errorf("%d slices, want 16", len(first))
+	}
+	for name, slice := range first {
+		if len(slice.Spec.Devices) > 64 || slice.Spec.Pool.ResourceSliceCount != 4 || slice.Spec.Pool.Generation != 1 {
+			t.Errorf("slice %s of pool %+v has %d devices, want up to 64 and the first generation of 4 slices", name, slice.Spec.Pool, len(slice.Spec.Devices))
+		}
+	}
+	w.eventually("the DevicePool's status says so", func() bool {
+		var pool v1alpha1.DevicePool
+		if err := w.admin.Get(t.Context(), client.ObjectKey{Name: "fast"}, &pool); err != nil {
+			t.Fatal(err)
+		}
+		return len(pool.Status.Nodes) == 1 && cmp.Equal(pool.Status.Nodes[0], v1alpha1.DevicePoolNodeStatus{
+			Name: nodeName, ObservedGeneration: 1, Functions: 1024,
+		})
+	})
+
+	w.eventually("it is not ready without a runtime", func() bool {
+		code, text := w.readyz()
+		return code == http.StatusServiceUnavailable && strings.Contains(text, w.config.NRISocket)
+	})
+	w.startRuntime()
+	w.eventually("it is ready", func() bool { code, _ := w.readyz(); return code == http.StatusOK })
+
+	vf := inventory.ID{Address: w.functions("0000:3b:00.0")[7]}
+	driver := w.register()
+	c := w.allocate("net", vf)
+	if got := w.prepare(driver, c); !strings.Contains(got.GetError(), "xpu-controller has not made XPUPort default/"+claim.PortName(nodeName, vf)) {
+		t.Errorf("NodePrepareResources = %v, want an error that says what is missing", got)
+	}
+	w.provision(c, vf)
+	w.wantPrepared(driver, c, vf, false)
+
+	// The agent is restarted, and sees new VFs. None of the slices that were there is written.
+	before := versions(w.slices())
+	w.end()
+	w.start()
+	driver = w.register()
+	w.wantPrepared(driver, c, vf, false)
+	if err := w.host.AddVFs("0000:c0:00.0", 8); err != nil {
+		t.Fatal(err)
+	}
+	w.shake()
+	w.eventually("the new VFs are published", func() bool { return w.devices() == 1032 })
+	w.wantUntouched("the restart, and new VFs", before)
+	if err := w.host.RemoveVFs("0000:c0:00.0"); err != nil {
+		t.Fatal(err)
+	}
+	w.shake()
+	w.eventually("the VFs that went are no longer published", func() bool { return w.devices() == 1024 })
+	w.wantUntouched("VFs that went", before)
+
+	// A kubelet that starts deletes the slices of its node.
+	for _, slice := range w.slices() {
+		w.delete(&slice)
+	}
+	w.eventually("the slices are there again", func() bool { return w.devices() == 1024 })
+
+	w.unprepare(driver, c)
+	files, err := os.ReadDir(w.config.CDIDir)
+	if err != nil || len(files) != 0 {
+		t.Errorf("CDI directory has %v, %v; want nothing", files, err)
+	}
+}
+
+// functions are the addresses of a PF's VFs, by index.
+func (w *world) functions(pf pci.Address) []pci.Address {
+	w.t.Helper()
+	var out []pci.Address
+	for _, f := range w.host.Functions() {
+		if f.PF == pf && f.Index == len(out) {
+			out = append(out, f.Address)
+		}
+	}
+	if len(out) == 0 {
+		w.t.Fatal(fmt.Errorf("PF %s has no VFs", pf))
+	}
+	return out
+}
+
+// TestPod is a Function's way into a pod and back, over a restart of the agent, with the kernel's netdevs.
+func TestPod(t *testing.T) {
+	pod, xpu := netns.New(t), netns.New(t)
+	w := newWorld(t, simulate.Config{
+		Cards: []simulate.Card{{PFs: 1, VFs: 2, Bus: "3b"}}, HostNS: "/proc/thread-self/ns/net", XPUNS: xpu.Path(),
+	})
+	sandbox := &adaptation.PodSandbox{Id: "sandbox1", Namespace: "default", Name: "pod1", Uid: "pod1-uid", Linux: &adaptation.LinuxPodSandbox{
+		Namespaces: []*adaptation.LinuxNamespace{{Type: "network", Path: pod.Path()}},
+	}}
+	w.startRuntime(sandbox)
+	w.start()
+	driver := w.register()
+	vf := inventory.ID{Address: w.functions("0000:3b:00.0")[1]}
+	c := w.allocate("pod-net", vf)
+	w.provision(c, vf)
+	w.eventually("the Port is known", func() bool { return w.prepare(driver, c).GetError() == "" })
+	w.wantPrepared(driver, c, vf, false)
+	w.eventually("the runtime is connected", func() bool { code, _ := w.readyz(); return code == http.StatusOK })
+
+	// The runtime may take the plugin in a moment after the plugin is connected.
+	w.eventually("the interface is in the pod", func() bool {
+		if err := w.runtime.RunPodSandbox(t.Context(), &adaptation.RunPodSandboxRequest{Pod: sandbox}); err != nil {
+			t.Fatal(err)
+		}
+		_, err := pod.Handle().LinkByName("fast0")
+		return err == nil
+	})
+	l, err := pod.Handle().LinkByName("fast0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addresses, err := pod.Handle().AddrList(l, netlink.FAMILY_V4)
+	if err != nil || len(addresses) != 1 || addresses[0].IPNet.String() != "10.1.0.2/24" || l.Attrs().HardwareAddr.String() != "02:00:00:00:00:01" {
+		t.Errorf("fast0 has MAC %s and addresses %v, %v; want those of the Port", l.Attrs().HardwareAddr, addresses, err)
+	}
+	w.eventually("the claim says so", func() bool {
+		if err := w.admin.Get(t.Context(), client.ObjectKeyFromObject(c), c); err != nil {
+			t.Fatal(err)
+		}
+		return len(c.Status.Devices) == 1
+	})
+	want := &resourceapi.NetworkDeviceData{InterfaceName: "fast0", HardwareAddress: "02:00:00:00:00:01", IPs: []string{"10.1.0.2/24"}}
+	if diff := cmp.Diff(want, c.Status.Devices[0].NetworkData); diff != "" {
+		t.Errorf("status of the claim: -want +got\n%s", diff)
+	}
+
+	// The pod runs on while the agent is restarted, and its Function is taken back afterwards.
+	w.end()
+	w.start()
+	driver = w.register()
+	w.wantPrepared(driver, c, vf, true)
+	if _, err := pod.Handle().LinkByName("fast0"); err != nil {
+		t.Errorf("the agent's restart took the pod's interface: %v", err)
+	}
+	w.unprepare(driver, c)
+	if _, err := pod.Handle().LinkByName("fast0"); err == nil {
+		t.Error("fast0 is still in the pod after NodeUnprepareResources")
+	}
+	for _, f := range w.host.Functions() {
+		if f.Netdev == "" {
+			continue
+		}
+		if _, err := netlink.LinkByName(f.Netdev); err != nil {
+			t.Errorf("netdev of Function %s is not back on the host: %v", f.Address, err)
+		}
+	}
+}

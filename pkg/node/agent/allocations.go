@@ -1,0 +1,94 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/go-logr/logr"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceplugin"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/setup"
+)
+
+// undoTimeout is how long an Allocate that failed may take to give the Function up again, beyond its own time.
+const undoTimeout = time.Second
+
+// allocations has Functions ready for pods that the kubelet allocates them to. It is a [deviceplugin.Provisioner].
+type allocations struct {
+	node        string
+	functions   functions
+	lifecycle   allocator
+	provisioner provisioning.Provisioner
+	log         logr.Logger
+}
+
+// allocator is the part of [lifecycle.Manager] that allocations are about.
+type allocator interface {
+	Settle(ctx context.Context, want journal.Attachment) (lifecycle.Settled, error)
+	Reserve(ctx context.Context, want journal.Attachment) error
+	GiveUp(ctx context.Context, id inventory.ID, resource string) error
+}
+
+// functions knows the node's Functions as they are at this moment: fitted out, where they are.
+type functions interface {
+	Get(inventory.ID) (inventory.Function, bool)
+}
+
+// Reserve records that the Function goes to the next pod that comes for it, and has it fitted out as its pool says. What
+// is left of its last pod is released first.
+func (a *allocations) Reserve(ctx context.Context, f inventory.Function, p pool.Pool) (inventory.Function, error) {
+	reservation := a.reservation(f, p)
+	if reservation.Outfit == nil && reservation.Port == nil { // nothing will have to be undone
+		_, err := a.lifecycle.Settle(ctx, reservation)
+		return f, err
+	}
+	if err := a.lifecycle.Reserve(ctx, reservation); err != nil {
+		return f, err
+	}
+	now, exists := a.functions.Get(f.ID)
+	if !exists {
+		return f, errors.New("is gone from this node")
+	}
+	return now, nil
+}
+
+// reservation is for whomever the kubelet allocates the Function to. What the interface is called, the CNI plugin says
+// when it comes.
+func (a *allocations) reservation(f inventory.Function, p pool.Pool) journal.Attachment {
+	mac := provisioning.MAC(a.node, f.ID)
+	reservation := journal.Attachment{
+		Function: f.ID, PF: f.PF, PFName: f.PFName, VFIndex: f.Index, Resource: p.ResourceName(),
+		Outfit: setup.Wish(p.Spec, f.ID, "", mac),
+	}
+	if deviceplugin.ProvisionsAtAllocate(p) {
+		reservation.Port = &journal.Port{DevicePool: p.Name, Network: p.Spec.Network, MAC: mac}
+		reservation.Interface = netdev.Interface{MAC: mac}
+	}
+	return reservation
+}
+
+// Ready has the xPU serve the Function.
+func (a *allocations) Ready(ctx context.Context, f inventory.Function, p pool.Pool) error {
+	_, err := a.provisioner.Provision(ctx, provisioning.Request{
+		Function: f, DevicePool: p.Name, Network: p.Spec.Network, MAC: provisioning.MAC(a.node, f.ID),
+	})
+	return err
+}
+
+// GiveUp has the Function free again, which no pod has. The kubelet waits: what cannot be released now, the sweep
+// releases.
+func (a *allocations) GiveUp(ctx context.Context, f inventory.Function, p pool.Pool) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	defer cancel()
+	if err := a.lifecycle.GiveUp(ctx, f.ID, p.ResourceName()); err != nil {
+		a.log.Error(err, "A Function that was allocated in vain is not free yet; trying again later",
+			"resource", p.ResourceName())
+	}
+}

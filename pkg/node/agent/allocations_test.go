@@ -1,0 +1,186 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/go-logr/logr/testr"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
+)
+
+// workshop fits out Functions, and is the inventory that then has them.
+type workshop struct {
+	makes map[inventory.ID]*journal.Outfit
+	err   error
+}
+
+func (w *workshop) Plan(_ context.Context, want journal.Attachment) (*journal.Outfit, error) {
+	return want.Outfit, nil
+}
+
+func (w *workshop) FitOut(_ context.Context, a journal.Attachment) error {
+	w.makes[a.Function] = a.Outfit
+	return w.err
+}
+
+func (w *workshop) Undo(_ context.Context, a journal.Attachment) error {
+	delete(w.makes, a.Function)
+	return nil
+}
+
+func (w *workshop) Get(id inventory.ID) (inventory.Function, bool) {
+	_, made := w.makes[id]
+	return inventory.Function{ID: id, Kind: inventory.SF, Netdev: "eth7"}, made || id.Subfunction == ""
+}
+
+// newAllocations is about a pool that has SFs made.
+func newAllocations(t *testing.T) (*allocations, *journal.Journal, *workshop, pool.Pool) {
+	t.Helper()
+	records, err := journal.Open(filepath.Join(t.TempDir(), "journal.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { records.Close() })
+	w, log := &workshop{makes: map[inventory.ID]*journal.Outfit{}}, testr.New(t)
+	pf := inventory.Function{ID: inventory.ID{Address: "0000:3b:00.0"}, PFName: "ens3f0"}
+	return &allocations{
+			node: "node1", functions: w, log: log,
+			lifecycle: lifecycle.New(records, nil, nil, lifecycle.Options{Outfits: w}, log),
+		}, records, w, pool.Pool{
+			Name: "fast", Functions: []inventory.Function{inventory.PotentialSF(pf, 1)},
+			Spec: v1alpha1.DevicePoolSpec{
+				Publish: v1alpha1.PublishDevicePlugin, SFs: &v1alpha1.SFSpec{FirstNumber: 1, Count: 1},
+			},
+		}
+}
+
+// TestAllocateMakesSF: an SF that the kubelet allocates is made with the MAC that the xPU will know, and deleted if the
+// container gets it not after all.
+func TestAllocateMakesSF(t *testing.T) {
+	a, records, w, p := newAllocations(t)
+	f := p.Functions[0]
+	got, err := a.Reserve(t.Context(), f, p)
+	if err != nil || got.Potential || got.Netdev != "eth7" {
+		t.Fatalf("Reserve = %+v, %v, want the SF as it is once it is made", got, err)
+	}
+	want := &journal.Outfit{SF: true, MAC: provisioning.MAC("node1", f.ID)}
+	if diff := cmp.Diff(want, w.makes[f.ID]); diff != "" {
+		t.Errorf("made: -want +got\n%s", diff)
+	}
+	record, _ := records.Get(f.ID)
+	if record.State != journal.Reserved || record.Resource != "xpu.opiproject.org/fast" || record.Port != nil {
+		t.Errorf("record %+v, want a reservation without Port: the pool provisions at ADD", record)
+	}
+	if _, err := a.Reserve(t.Context(), f, p); err != nil {
+		t.Errorf("Reserve again: %v", err)
+	}
+	a.GiveUp(t.Context(), f, p)
+	if len(w.makes) > 0 || len(records.All()) > 0 {
+		t.Errorf("given up, there are still SFs %v and records %+v", w.makes, records.All())
+	}
+}
+
+// TestAllocateCannotMakeSF: what was made of it is taken away too.
+func TestAllocateCannotMakeSF(t *testing.T) {
+	a, records, w, p := newAllocations(t)
+	w.err = errors.New("no netdev")
+	if _, err := a.Reserve(t.Context(), p.Functions[0], p); !errors.Is(err, w.err) {
+		t.Errorf("Reserve = %v, want %v", err, w.err)
+	}
+	a.GiveUp(t.Context(), p.Functions[0], p)
+	if len(w.makes) > 0 || len(records.All()) > 0 {
+		t.Errorf("given up, there are still SFs %v and records %+v", w.makes, records.All())
+	}
+}
+
+// TestAllocateAfterThePoolChanged: what an earlier Allocate left, for a pod that never came, does not reach the next pod.
+func TestAllocateAfterThePoolChanged(t *testing.T) {
+	a, records, w, p := newAllocations(t)
+	f := inventory.Function{ID: inventory.ID{Address: "0000:3b:02.0"}, Netdev: "ens3f0v0"}
+	p.Spec = v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDevicePlugin, Driver: v1alpha1.DriverVFIO}
+	if _, err := a.Reserve(t.Context(), f, p); err != nil {
+		t.Fatal(err)
+	}
+	if w.makes[f.ID].Driver != "vfio-pci" {
+		t.Fatalf("fitted out with %+v, want vfio-pci", w.makes[f.ID])
+	}
+	p.Spec.Driver = ""
+	if _, err := a.Reserve(t.Context(), f, p); err != nil {
+		t.Fatal(err)
+	}
+	if w.makes[f.ID] != nil || len(records.All()) > 0 {
+		t.Errorf("fitted out with %+v, records %+v, want neither", w.makes[f.ID], records.All())
+	}
+}
+
+// TestAllocateReleasesTheLastTenant: a Function that was allocated to a pod which never came for it by CNI, and is gone
+// for the kubelet, is released with its hooks before the next pod gets it: the last tenant's port is not up any more.
+func TestAllocateReleasesTheLastTenant(t *testing.T) {
+	a, records, _, p := newAllocations(t)
+	queue := &oneHook{journal: records}
+	a.lifecycle = lifecycle.New(records, nil, nil, lifecycle.Options{Hooks: queue}, testr.New(t))
+	f := inventory.Function{ID: inventory.ID{Address: "0000:3b:02.0"}, Netdev: "ens3f0v0"}
+	p.Spec = v1alpha1.DevicePoolSpec{
+		Publish: v1alpha1.PublishDevicePlugin, Network: "blue",
+		DevicePlugin: &v1alpha1.DevicePluginSpec{ProvisionAt: v1alpha1.ProvisionAtAllocate},
+	}
+	put(t, records, journal.Attachment{
+		Function: f.ID, Resource: p.ResourceName(), State: journal.Reserved, Port: &journal.Port{Network: "red"},
+	})
+	if _, err := a.Reserve(t.Context(), f, p); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"red"}; !slices.Equal(queue.ran, want) {
+		t.Errorf("hooks ran for ports in %q, want %q", queue.ran, want)
+	}
+	if have, _ := records.Get(f.ID); have.State != journal.Reserved || have.Port == nil || have.Port.Network != "blue" {
+		t.Errorf("record %+v, want the next pod's reservation", have)
+	}
+}
+
+// oneHook is a queue that writes down whose hooks run.
+type oneHook struct {
+	journal *journal.Journal
+	ran     []string
+}
+
+func (q *oneHook) First(journal.Attachment) string { return "port" }
+
+func (q *oneHook) Add(id inventory.ID) {
+	a, _ := q.journal.Get(id)
+	q.ran = append(q.ran, a.Port.Network)
+	_ = q.journal.Delete(id)
+}
+
+// TestGiveUpLeavesOthersAlone: a Function that a pod has by now is nobody else's to give up.
+func TestGiveUpLeavesOthersAlone(t *testing.T) {
+	a, records, _, p := newAllocations(t)
+	id := p.Functions[0].ID
+	for i, record := range []journal.Attachment{
+		{State: journal.Reserved, Resource: "xpu.opiproject.org/fast", CNI: &journal.CNI{ContainerID: "c1", IfName: "net1"}},
+		{State: journal.Reserved, Claim: journal.Claim{UID: "u"}},
+		{State: journal.Reserved, Resource: "xpu.opiproject.org/other"},
+	} {
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			record.Function = id
+			if err := records.Put(record); err != nil {
+				t.Fatal(err)
+			}
+			a.GiveUp(t.Context(), p.Functions[0], p)
+			if _, exists := records.Get(id); !exists {
+				t.Errorf("%+v was released", record)
+			}
+		})
+	}
+}

@@ -1,0 +1,329 @@
+package agent
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/nri/pkg/adaptation"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
+)
+
+// offered are the devices of the node's ResourceSlices: those that may be handed out, and those with a taint that says
+// that a pod has them by another way.
+func (s *site) offered() (free, inUse []string) {
+	s.t.Helper()
+	for _, slice := range s.slices() {
+		for _, device := range slice.Spec.Devices {
+			switch {
+			case len(device.Taints) == 0:
+				free = append(free, device.Name)
+			case has(device, v1alpha1.TaintInUse):
+				inUse = append(inUse, device.Name)
+			}
+		}
+	}
+	slices.Sort(free)
+	return free, inUse
+}
+
+// has says whether the device has a taint.
+func has(device resourceapi.Device, taint string) bool {
+	return slices.ContainsFunc(device.Taints, func(t resourceapi.DeviceTaint) bool { return t.Key == taint })
+}
+
+func (s *site) awaitOffer(what string, free, inUse []inventory.ID) {
+	s.t.Helper()
+	names := func(ids []inventory.ID) []string {
+		var list []string
+		for _, id := range ids {
+			list = append(list, id.DeviceName())
+		}
+		return list
+	}
+	s.eventually(what, func() bool {
+		nowFree, nowInUse := s.offered()
+		return slices.Equal(nowFree, names(free)) && slices.Equal(nowInUse, names(inUse))
+	})
+}
+
+// prepareUntil plays the kubelet, which tries again until a claim is prepared.
+func (s *site) prepareUntil(driver drapb.DRAPluginClient, c *resourceapi.ResourceClaim) {
+	s.t.Helper()
+	s.eventually("the claim is prepared", func() bool { return s.prepare(driver, c).GetError() == "" })
+}
+
+// nri is a pod as the runtime tells it to NRI plugins.
+func (p pod) nri() *adaptation.PodSandbox {
+	return &adaptation.PodSandbox{
+		Id: p.sandbox, Namespace: "default", Name: p.name, Uid: p.name + "-uid",
+		Linux: &adaptation.LinuxPodSandbox{Namespaces: []*adaptation.LinuxNamespace{{Type: "network", Path: p.Path()}}},
+	}
+}
+
+func (s *site) awaitRuntime() {
+	s.t.Helper()
+	s.eventually("the runtime is connected", func() bool { code, _ := s.readyz(); return code == 200 })
+}
+
+func (s *site) runSandbox(p pod) {
+	s.t.Helper()
+	if err := s.runtime.RunPodSandbox(s.t.Context(), &adaptation.RunPodSandboxRequest{Pod: p.nri()}); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *site) stopSandbox(p pod) {
+	s.t.Helper()
+	if err := s.runtime.StopPodSandbox(s.t.Context(), &adaptation.StopPodSandboxRequest{Pod: p.nri()}); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// portOf is the claim's XPUPort.
+func (s *site) portOf(c *resourceapi.ResourceClaim) v1alpha1.XPUPort {
+	s.t.Helper()
+	var ports v1alpha1.XPUPortList
+	if err := s.admin.List(s.t.Context(), &ports, client.InNamespace(c.Namespace)); err != nil || len(ports.Items) != 1 {
+		s.t.Fatalf("XPUPorts %+v, %v; want that of the claim", ports.Items, err)
+	}
+	return ports.Items[0]
+}
+
+// TestMoveToDRA: a pod keeps its Function while its pool moves, and nobody else gets it.
+func TestMoveToDRA(t *testing.T) {
+	s := newCRDSite(t)
+	s.config.times.conflict = 50 * time.Millisecond
+	vf, other := s.vfs[0], s.vfs[1]
+	p := newPod(t, "pod0")
+	s.startRuntime()
+	s.start()
+	s.wantHealthy(vf, other)
+	if _, err := s.give(p.name, vf); err != nil {
+		t.Fatal(err)
+	}
+	s.mustAdd(p, vf)
+
+	s.declare(byDRA())
+	s.awaitOffer("the Function of the pod is tainted, the other is offered", []inventory.ID{other}, []inventory.ID{vf})
+	s.wantHealthy()
+	s.wantInPod(p, vf)
+	s.del(p, vf) // the pod's sandbox died, and it gets another
+	p.sandbox = "another-sandbox"
+	s.mustAdd(p, vf)
+	driver := s.register()
+	c := s.allocate("net", vf)
+	if got := s.prepare(driver, c); !strings.Contains(got.GetError(), "pod default/pod0") {
+		t.Errorf("NodePrepareResources = %v, want an error that names the pod that has the Function", got)
+	}
+	s.wantInPod(p, vf)
+
+	// Both must agree that it is gone: the runtime and the kubelet.
+	s.del(p, vf)
+	s.awaitHooks()
+	s.awaitOffer("the kubelet says that the pod has it still", []inventory.ID{other}, []inventory.ID{vf})
+	s.pods.Set()
+	s.awaitOffer("all are offered", []inventory.ID{vf, other}, nil)
+	s.prepareUntil(driver, c)
+	s.unprepare(driver, c)
+	s.delete(c)
+	s.eventually("the xPU does not serve the claim any more", func() bool { return len(s.opi.Ports()) == 0 })
+	s.endClean()
+}
+
+// TestMoveToDevicePlugin is the other way round.
+func TestMoveToDevicePlugin(t *testing.T) {
+	s := newCRDSite(t)
+	s.config.times.conflict = 50 * time.Millisecond
+	vf, other := s.vfs[0], s.vfs[1]
+	s.declare(byDRA())
+	s.startRuntime()
+	s.start()
+	s.awaitOffer("both are offered", []inventory.ID{vf, other}, nil)
+	driver := s.register()
+	first, second := s.allocate("net", vf), s.allocateFor("pod4", "fast", "late", other)
+	s.prepareUntil(driver, first)
+
+	s.declare(byDevicePlugin(v1alpha1.ProvisionAtAdd))
+	s.wantHealthy(other)
+	_, err := s.kubelet.Allocate(t.Context(), resource, vf.String())
+	if err == nil || !strings.Contains(err.Error(), "claim default/net has it") {
+		t.Errorf("Allocate: %v, want an error that names the claim", err)
+	}
+
+	// A claim that was allocated before the pool moved: whoever comes first has the Function.
+	s.prepareUntil(driver, second)
+	s.wantHealthy()
+	s.unprepare(driver, second)
+	s.wantHealthy(other)
+	if _, err := s.give("pod2", other); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.prepare(driver, second); !strings.Contains(got.GetError(), "pod default/pod2") {
+		t.Errorf("NodePrepareResources = %v, want an error that names the pod that has the Function", got)
+	}
+	s.pods.Set()
+
+	s.unprepare(driver, first)
+	s.wantHealthy(vf, other)
+
+	// The claim's Port must be gone before the next pod's comes.
+	p := newPod(t, "pod3")
+	if _, err := s.give(p.name, vf); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { _, err := s.add(p, vf); done <- err }()
+	s.delete(first)
+	s.delete(second)
+	if err := <-done; err != nil {
+		t.Fatalf("ADD: %v", err)
+	}
+	s.eventually("the xPU does not serve the claims any more", func() bool { return len(s.opi.Ports()) == 1 })
+	s.wantInPod(p, vf)
+	s.del(p, vf)
+	s.endClean()
+}
+
+// TestBothOnOnePod: a pod with an extended resource and a claim, of two pools of one PF.
+func TestBothOnOnePod(t *testing.T) {
+	s := newCRDSite(t)
+	vf, claimed := s.vfs[0], s.vfs[1]
+	p := newPod(t, "pod1")
+	fast, byClaim := byDevicePlugin(v1alpha1.ProvisionAtAdd), byDRA()
+	fast.Selectors = []v1alpha1.FunctionSelector{{PCIAddresses: []string{vf.String()}}}
+	byClaim.Selectors = []v1alpha1.FunctionSelector{{PCIAddresses: []string{claimed.String()}}}
+	s.declare(fast)
+	s.create(&v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: "claimed"}, Spec: byClaim})
+	s.startRuntime(p.nri())
+	s.start()
+	s.wantHealthy(vf)
+	s.awaitOffer("the other Function is offered by DRA", []inventory.ID{claimed}, nil)
+	s.awaitRuntime()
+
+	driver := s.register()
+	c := s.allocateFor(p.name, "claimed", "net", claimed)
+	s.prepareUntil(driver, c)
+	if _, err := s.give(p.name, vf); err != nil {
+		t.Fatal(err)
+	}
+	resources := podresourcestest.Pod(p.name, resource, vf.String())
+	ofClaim := podresourcestest.ClaimPod(p.name, v1alpha1.GroupName, claimed.DeviceName())
+	resources.Containers[0].DynamicResources = ofClaim.Containers[0].DynamicResources
+	s.pods.Set(resources)
+	if _, err := s.add(p, vf); err != nil {
+		t.Fatal(err)
+	}
+	s.eventually("the runtime's plugin attached the claim's interface", func() bool {
+		s.runSandbox(p)
+		_, err := p.Handle().LinkByName("fast0")
+		return err == nil
+	})
+	if _, err := p.Handle().LinkByName("net1"); err != nil {
+		t.Errorf("net1 of the CNI plugin: %v", err)
+	}
+	s.wantPorts(vf, claimed)
+
+	s.stopSandbox(p)
+	s.wantGone(p, "fast0")
+	if _, err := p.Handle().LinkByName("net1"); err != nil {
+		t.Errorf("net1 went with the claim's interface, before DEL: %v", err)
+	}
+	s.del(p, vf)
+	s.unprepare(driver, c)
+	s.delete(c)
+	s.pods.Set()
+	s.wantHealthy(vf)
+	s.awaitOffer("the other Function is offered by DRA", []inventory.ID{claimed}, nil)
+	s.eventually("the xPU serves nothing", func() bool { return len(s.opi.Ports()) == 0 })
+	s.endClean()
+}
+
+// TestClaimByCNI: the CNI plugin attaches a Function that belongs to a claim of the same pod.
+func TestClaimByCNI(t *testing.T) {
+	s := newCRDSite(t)
+	vf, other := s.vfs[0], s.vfs[1]
+	p, stranger := newPod(t, "pod1"), newPod(t, "pod2")
+	s.declare(byDRA())
+	s.startRuntime(p.nri())
+	s.start()
+	s.awaitOffer("both are offered", []inventory.ID{vf, other}, nil)
+	s.awaitRuntime()
+	driver := s.register()
+	c := s.allocate("net", vf)
+	s.prepareUntil(driver, c)
+
+	if _, err := s.add(stranger, vf); err == nil || !strings.Contains(err.Error(), "belongs to claim default/net") {
+		t.Errorf("ADD of another pod: %v, want an error that names the claim", err)
+	}
+	if _, err := s.add(stranger, other); err == nil || !strings.Contains(err.Error(), "the pod must have a claim to it") {
+		t.Errorf("ADD without a claim: %v, want an error that says what is missing", err)
+	}
+	if _, err := s.add(p, vf); err != nil {
+		t.Fatal(err)
+	}
+	mac := netdev.MAC(s.portOf(c).Spec.MAC)
+	s.wantInterface(p, "net1", mac, podAddress)
+	s.wantPorts(vf)
+	s.runSandbox(p)
+	s.wantInterface(p, "net1", mac, podAddress)
+	s.wantGone(p, "fast0")
+	s.eventually("the claim says so", func() bool {
+		if err := s.admin.Get(t.Context(), client.ObjectKeyFromObject(c), c); err != nil {
+			t.Fatal(err)
+		}
+		if len(c.Status.Devices) != 1 {
+			return false
+		}
+		data := c.Status.Devices[0].NetworkData
+		return data != nil && data.InterfaceName == "net1"
+	})
+	s.end()
+	s.start() // and the runtime tells of the sandbox that it has
+	s.awaitRuntime()
+	s.wantInterface(p, "net1", mac, podAddress)
+
+	s.del(p, vf)
+	s.wantGone(p, "net1")
+	s.wantOnHost()
+	s.wantPorts(vf)
+	s.stopSandbox(p)
+	driver = s.register()
+	s.unprepare(driver, c)
+	s.delete(c)
+	s.eventually("the xPU serves nothing", func() bool { return len(s.opi.Ports()) == 0 })
+	s.endClean()
+}
+
+// TestXPUAwayByDRA: what the xPU cannot be asked about is tainted.
+func TestXPUAwayByDRA(t *testing.T) {
+	s := newCRDSite(t)
+	s.declare(byDRA())
+	s.start()
+	s.awaitOffer("both are offered", s.vfs, nil)
+	s.opi.Kill()
+	s.eventually("both are tainted", func() bool {
+		tainted := 0
+		for _, slice := range s.slices() {
+			for _, device := range slice.Spec.Devices {
+				if has(device, v1alpha1.TaintXPUAway) {
+					tainted++
+				}
+			}
+		}
+		return tainted == len(s.vfs)
+	})
+	if err := s.opi.Run(); err != nil {
+		t.Fatal(err)
+	}
+	s.awaitOffer("both are offered again", s.vfs, nil)
+}

@@ -1,0 +1,157 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
+)
+
+// TestDisturbed has pods come and go while the agent, the OPI agent and the kubelet are ended and started again, one
+// after each step of a pod. A step may have to be tried again, but a pod that has its interface keeps it until it goes,
+// and in the end everything is back.
+func TestDisturbed(t *testing.T) {
+	eachProvisioner(t, func(t *testing.T, s *site) {
+		const podsPerFunction = 4
+		s.declare(byDevicePlugin(v1alpha1.ProvisionAtAllocate))
+		s.start()
+		s.wantHealthy(s.vfs...)
+		d := &disturbed{
+			site: s, steps: make(chan struct{}), again: make(chan struct{}), has: map[string]*podresourcesapi.PodResources{},
+		}
+		var running sync.WaitGroup
+		for i, vf := range s.vfs {
+			var pods []pod
+			for n := range podsPerFunction {
+				pods = append(pods, newPod(t, fmt.Sprintf("pod%d-%d", i, n)))
+			}
+			running.Go(func() {
+				for _, p := range pods {
+					if err := d.live(p, vf); err != nil {
+						t.Errorf("%s: %v", p.name, err)
+						return
+					}
+				}
+			})
+		}
+		go func() { running.Wait(); close(d.steps) }()
+		disturb := []func(){
+			func() { s.end(); s.start() },
+			s.restartOPI,
+			func() {
+				if err := s.kubelet.Restart(); err != nil {
+					t.Error(err)
+				}
+			},
+		}
+		n := 0
+		for range d.steps {
+			disturb[n%len(disturb)]()
+			n++
+			d.tell()
+		}
+		s.wantHealthy(s.vfs...)
+		s.endClean()
+	})
+}
+
+// disturbed is a site on which several pods live.
+type disturbed struct {
+	*site
+	// steps gets a value when a pod is a step further.
+	steps chan struct{}
+
+	mutex sync.Mutex
+	again chan struct{} // closed after a disturbance, and replaced
+	has   map[string]*podresourcesapi.PodResources
+}
+
+func (d *disturbed) tell() {
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
+	close(d.again)
+	d.again = make(chan struct{})
+}
+
+// next is closed after the next disturbance.
+func (d *disturbed) next() <-chan struct{} {
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
+	return d.again
+}
+
+// set has the kubelet say that the pod has the Function, or that the pod is gone.
+func (d *disturbed) set(p pod, f inventory.ID, has bool) {
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
+	delete(d.has, p.name)
+	if has {
+		d.has[p.name] = podresourcestest.Pod(p.name, resource, f.String())
+	}
+	var all []*podresourcesapi.PodResources
+	for _, one := range d.has {
+		all = append(all, one)
+	}
+	d.pods.Set(all...)
+}
+
+// live is the life of a pod.
+func (d *disturbed) live(p pod, f inventory.ID) error {
+	d.set(p, f, true)
+	defer d.set(p, f, false)
+	err := d.untilDone(func(ctx context.Context) error {
+		_, err := d.kubelet.Allocate(ctx, resource, f.String())
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("Allocate: %w", err)
+	}
+	d.steps <- struct{}{}
+	err = d.untilDone(func(context.Context) error {
+		_, err := d.add(p, f)
+		if err != nil {
+			d.del(p, f) // as runtimes do
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("ADD: %w", err)
+	}
+	for range 2 {
+		next := d.next()
+		d.steps <- struct{}{}
+		<-next
+		l, err := p.Handle().LinkByName("net1")
+		if err != nil {
+			return fmt.Errorf("net1 is not there any more: %w", err)
+		}
+		if mac := string(provisioning.MAC(nodeName, f)); l.Attrs().HardwareAddr.String() != mac {
+			return fmt.Errorf("net1 has MAC %s, want %s", l.Attrs().HardwareAddr, mac)
+		}
+	}
+	d.del(p, f)
+	return nil
+}
+
+// untilDone tries again what fails while something is away.
+func (d *disturbed) untilDone(try func(context.Context) error) error {
+	var last error
+	err := wait.PollUntilContextTimeout(d.t.Context(), 20*time.Millisecond, 30*time.Second, true,
+		func(ctx context.Context) (bool, error) {
+			last = try(ctx)
+			return last == nil, nil
+		})
+	if err != nil {
+		return last
+	}
+	return nil
+}

@@ -1,0 +1,103 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/client-go/tools/events"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
+)
+
+// asked is a provisioner that keeps what it was asked for.
+type asked struct {
+	provisioning.Provisioner
+	requests []provisioning.Request
+	err      error
+}
+
+func (a *asked) Provision(_ context.Context, r provisioning.Request) (provisioning.Port, error) {
+	a.requests = append(a.requests, r)
+	return provisioning.Port{}, a.err
+}
+
+// known are Functions by ID.
+type known map[inventory.ID]inventory.Function
+
+func (k known) Get(id inventory.ID) (inventory.Function, bool) { f, ok := k[id]; return f, ok }
+
+// TestServedAgain: a Function that came back is served as its journal's record says, be it by this agent or the controller.
+func TestServedAgain(t *testing.T) {
+	vf := inventory.Function{ID: inventory.ID{Address: "0000:3b:02.1"}, PF: "0000:3b:00.0", Index: 1}
+	sf := inventory.SubfunctionID("0000:3b:00.0", 88)
+	refusal, ofClaim := errors.New("the xPU is away"), errors.New("its claim's Port is not up")
+	own := &journal.Port{DevicePool: "fast", Network: "lab", MAC: "02:00:00:00:00:01"}
+	pod := journal.Pod{Namespace: "default", Name: "p", UID: "p-uid"}
+	for _, test := range []struct {
+		name    string
+		record  journal.Attachment
+		err     error
+		want    error
+		request []provisioning.Request
+	}{
+		{"no Port", journal.Attachment{Function: vf.ID}, nil, nil, nil},
+		{"of a claim", journal.Attachment{Function: vf.ID, Claim: journal.Claim{UID: "c"}}, nil, ofClaim, nil},
+		{"its own", journal.Attachment{Function: vf.ID, PF: vf.PF, Port: own, Pod: pod}, nil, nil, []provisioning.Request{
+			{Function: vf, DevicePool: "fast", Network: "lab", MAC: "02:00:00:00:00:01", Pod: pod},
+		}},
+		{"of an SF that is gone, refused", journal.Attachment{Function: sf, PF: vf.PF, Port: own}, refusal, refusal, []provisioning.Request{
+			{Function: inventory.Function{ID: sf, PF: vf.PF}, DevicePool: "fast", Network: "lab", MAC: "02:00:00:00:00:01"},
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			xpu := &asked{err: test.err}
+			p := ports{
+				functions: known{vf.ID: vf}, provisioner: xpu,
+				claims: func(context.Context, journal.Attachment) error { return ofClaim },
+			}
+			if err := p.Serve(t.Context(), test.record); !errors.Is(err, test.want) {
+				t.Errorf("error %v, want %v", err, test.want)
+			}
+			if diff := cmp.Diff(test.request, xpu.requests); diff != "" {
+				t.Errorf("requests (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// reports keeps the claims that it was told of.
+type reports []journal.Claim
+
+func (r *reports) Report(c journal.Claim) { *r = append(*r, c) }
+
+// TestUsers: a pod hears in an event, and a claim in its status, what became of a Function.
+func TestUsers(t *testing.T) {
+	recorder, claims := events.NewFakeRecorder(10), &reports{}
+	u := &users{reporter: claims, recorder: recorder, node: "node1"}
+	a := journal.Attachment{
+		Function: inventory.ID{Address: "0000:3b:02.1"}, Interface: netdev.Interface{Name: "net1"},
+		Pod: journal.Pod{Namespace: "default", Name: "p", UID: "p-uid"}, Claim: journal.Claim{Name: "c", UID: "c-uid"},
+	}
+	u.Lost(a)
+	u.Back(a)
+	a.Interface.Userspace, a.Claim = true, journal.Claim{}
+	u.Lost(a)
+	for _, want := range []string{
+		"Warning FunctionLost Function 0000:3b:02.1 on node node1: the device of interface net1 went: it comes back to the pod with the device",
+		"Normal FunctionBack Function 0000:3b:02.1 on node node1: interface net1 is in the pod again",
+		"Warning FunctionLost Function 0000:3b:02.1 on node node1: its device went, and a program that had it cannot get it back: delete the pod",
+	} {
+		if got := <-recorder.Events; got != want {
+			t.Errorf("event %q, want %q", got, want)
+		}
+	}
+	if diff := cmp.Diff(reports{{Name: "c", UID: "c-uid"}, {Name: "c", UID: "c-uid"}}, *claims); diff != "" {
+		t.Errorf("claims told (-want +got):\n%s", diff)
+	}
+	(&users{reporter: claims}).Lost(a) // without an API server
+}

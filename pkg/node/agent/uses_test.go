@@ -1,0 +1,229 @@
+package agent
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/testr"
+	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
+)
+
+// declared is one DevicePool and the VF that it selects.
+type declared v1alpha1.PublishMode
+
+func (d declared) Snapshot() []inventory.Function {
+	return []inventory.Function{{ID: vf, Kind: inventory.VF, Class: inventory.Network, Vendor: "15b3"}}
+}
+
+func (d declared) Get(id inventory.ID) (inventory.Function, bool) {
+	f := d.Snapshot()[0]
+	return f, f.ID == id
+}
+
+func (d declared) DevicePools(context.Context) ([]v1alpha1.DevicePool, error) {
+	p := v1alpha1.DevicePool{}
+	p.Name, p.Spec.Publish = "fast", v1alpha1.PublishMode(d)
+	p.Spec.Selectors = []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}}
+	return []v1alpha1.DevicePool{p}, nil
+}
+
+func (d declared) NodeLabels(context.Context) (map[string]string, error) { return nil, nil }
+
+// newUses makes uses of a node with a kubelet and one Function, in a pool that is published this way.
+func newUses(
+	t *testing.T, records *journal.Journal, publish v1alpha1.PublishMode,
+) (u *uses, manager *lifecycle.Manager, kubelet *podresourcestest.Kubelet, dir string) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "u") // t.TempDir is too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if kubelet, err = podresourcestest.Start(dir); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(kubelet.Stop)
+	client, err := podresources.NewClient(dir, podresources.Self{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { client.Close() })
+	tracker := pool.NewTracker(declared(publish), declared(publish), nil, testr.New(t))
+	ctx, stop := context.WithCancel(t.Context())
+	if err := tracker.Run(ctx, nil, stop); err != nil {
+		t.Fatal(err)
+	}
+	pods := podresources.NewTracker(client, logr.Discard())
+	u = &uses{tracker: tracker, pods: pods, changed: func() {}}
+	manager = lifecycle.New(records, nil, nil, lifecycle.Options{Kubelet: pods, Taken: u.taken}, testr.New(t))
+	u.lifecycle = manager
+	return u, manager, kubelet, dir
+}
+
+func TestElsewhere(t *testing.T) {
+	const fast = "xpu.opiproject.org/fast"
+	byResource := podresourcestest.Pod("web", fast, vf.String())
+	pod := journal.Pod{Namespace: "default", Name: "web"}
+	for _, test := range []struct {
+		name    string
+		publish v1alpha1.PublishMode
+		record  journal.Attachment
+		kubelet *podresourcesapi.PodResources
+		want    string // "" for none
+	}{
+		{"free", v1alpha1.PublishDevicePlugin, journal.Attachment{}, nil, ""},
+		{"by its resource", v1alpha1.PublishDevicePlugin,
+			journal.Attachment{State: journal.Attached, Resource: fast, Pod: pod}, byResource, ""},
+		{"by its claim", v1alpha1.PublishDRA,
+			journal.Attachment{State: journal.Attached, Claim: journal.Claim{UID: "c"}}, nil, ""},
+		{"by a claim", v1alpha1.PublishDevicePlugin,
+			journal.Attachment{State: journal.Reserved, Claim: journal.Claim{Namespace: "default", Name: "net", UID: "c"}},
+			nil, "claim default/net"},
+		{"by another resource", v1alpha1.PublishDevicePlugin,
+			journal.Attachment{State: journal.Attached, Resource: "intel.com/old", Pod: pod}, nil,
+			"pod default/web has it by resource intel.com/old"},
+		{"allocated by a resource, for a pod that has not come", v1alpha1.PublishDRA,
+			journal.Attachment{State: journal.Reserved, Resource: fast}, nil, "a pod has it by resource " + fast},
+		{"being released", v1alpha1.PublishDRA, journal.Attachment{State: journal.Releasing, Resource: fast}, nil, ""},
+		{"by the kubelet alone", v1alpha1.PublishDRA, journal.Attachment{}, byResource, "pod default/web"},
+		{"the kubelet did not answer when CNI came, and does now", v1alpha1.PublishDevicePlugin,
+			journal.Attachment{State: journal.Attached, Pod: pod}, byResource, ""},
+		{"by CNI, and not from the kubelet", v1alpha1.PublishDevicePlugin,
+			journal.Attachment{State: journal.Attached, Pod: pod}, nil, "pod default/web has it by CNI"},
+		{"by CNI, of a pool of claims", v1alpha1.PublishDRA,
+			journal.Attachment{State: journal.Attached, Pod: pod}, nil, "pod default/web has it by CNI"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			records := openJournal(t)
+			u, _, kubelet, _ := newUses(t, records, test.publish)
+			if test.record.State != "" {
+				test.record.Function = vf
+				if test.record.State == journal.Attached {
+					test.record.Before, test.record.Observed = &netdev.Snapshot{}, &netdev.Observed{}
+				}
+				put(t, records, test.record)
+			}
+			if test.kubelet != nil {
+				kubelet.Set(test.kubelet)
+			}
+			u.look(t.Context())
+			got := u.elsewhere(vf)
+			if (got == "") != (test.want == "") || !strings.Contains(got, test.want) {
+				t.Errorf("elsewhere = %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+// TestPrepareAsksAgain: the kubelet gave the Function to a pod just when its pool moved to DRA, after it was asked.
+func TestPrepareAsksAgain(t *testing.T) {
+	u, manager, kubelet, _ := newUses(t, openJournal(t), v1alpha1.PublishDRA)
+	u.look(t.Context())
+	want := journal.Attachment{Function: vf, Claim: journal.Claim{UID: "c"}, Interface: netdev.Interface{Name: "net1"}}
+	if err := manager.Reserve(t.Context(), want); err != nil {
+		t.Errorf("Reserve = %v", err)
+	}
+	kubelet.Set(podresourcestest.Pod("web", "xpu.opiproject.org/fast", vf.String()))
+	if err := manager.Reserve(t.Context(), want); err == nil || !strings.Contains(err.Error(), "default/web") {
+		t.Errorf("Reserve = %v; want an error that names the pod", err)
+	}
+}
+
+// TestTakenByAnotherWay: the device plugin hears at once of a Function of its pool that a claim, or CNI alone, has.
+func TestTakenByAnotherWay(t *testing.T) {
+	for _, test := range []struct {
+		name    string
+		publish v1alpha1.PublishMode
+		want    journal.Attachment
+		told    bool
+	}{
+		{"a claim, of a pool of claims", v1alpha1.PublishDRA, journal.Attachment{Claim: journal.Claim{UID: "c"}}, false},
+		{"a claim, of a pool of the device plugin", v1alpha1.PublishDevicePlugin, journal.Attachment{Claim: journal.Claim{UID: "c"}}, true},
+		{"CNI alone", v1alpha1.PublishDevicePlugin, journal.Attachment{CNI: &journal.CNI{ContainerID: "c1", IfName: "net1"}}, true},
+		{"CNI, by its resource", v1alpha1.PublishDevicePlugin,
+			journal.Attachment{Resource: "xpu.opiproject.org/fast", CNI: &journal.CNI{ContainerID: "c1", IfName: "net1"}}, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			u, manager, _, _ := newUses(t, openJournal(t), test.publish)
+			told := false
+			u.changed = func() { told = true }
+			test.want.Function, test.want.Interface.Name = vf, "net1"
+			if err := manager.Reserve(t.Context(), test.want); err != nil || told != test.told {
+				t.Errorf("Reserve = %v, told: %t, want %t", err, told, test.told)
+			}
+		})
+	}
+}
+
+// TestUsesOfAKubeletThatIsAway: claims do not wait for it, and it is asked again soon.
+func TestUsesOfAKubeletThatIsAway(t *testing.T) {
+	u, manager, kubelet, dir := newUses(t, openJournal(t), v1alpha1.PublishDRA)
+	kubelet.Stop()
+	u.look(t.Context())
+	if !u.away.Load() {
+		t.Fatal("the kubelet does not count as away")
+	}
+	begin := time.Now()
+	for range 10 {
+		want := journal.Attachment{Function: vf, Claim: journal.Claim{UID: "c"}, Interface: netdev.Interface{Name: "net1"}}
+		if err := manager.Reserve(t.Context(), want); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if took := time.Since(begin); took > lookTimeout {
+		t.Errorf("10 reservations took %s: each asks a kubelet that does not answer", took)
+	}
+	u.times.conflict = time.Millisecond
+	asked := make(chan struct{})
+	u.changed = sync.OnceFunc(func() { close(asked) })
+	again, err := podresourcestest.Start(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(again.Stop)
+	again.Set(podresourcestest.Pod("web", "intel.com/other", vf.String()))
+	ctx, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { u.run(ctx, nil) })
+	defer running.Wait()
+	defer stop()
+	select {
+	case <-asked:
+	case <-time.After(20 * time.Second):
+		t.Error("the kubelet came back and was not asked soon")
+	}
+}
+
+func openJournal(t *testing.T) *journal.Journal {
+	t.Helper()
+	j, err := journal.Open(filepath.Join(t.TempDir(), "journal.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { j.Close() })
+	return j
+}
+
+func put(t *testing.T, j *journal.Journal, a journal.Attachment) {
+	t.Helper()
+	if err := j.Put(a); err != nil {
+		t.Fatal(err)
+	}
+}
+
+var vf = inventory.ID{Address: "0000:3b:00.2"}

@@ -1,0 +1,76 @@
+package cniserver
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+)
+
+// attachmentKey is what CNI knows an attachment by.
+type attachmentKey struct{ containerID, ifName string }
+
+// add is an ADD that runs.
+type add struct {
+	key    attachmentKey
+	cancel context.CancelCauseFunc
+	done   chan struct{}
+}
+
+// adding knows the ADDs that run. There is one at a time for a Function, so that nobody else has its xPU asked.
+type adding struct {
+	mutex      sync.Mutex
+	byFunction map[inventory.ID]*add
+}
+
+var errDeleted = errors.New("DEL came meanwhile")
+
+// enter begins an ADD, and leave ends it. ctx ends when a DEL for the same attachment comes.
+func (a *adding) enter(ctx context.Context, id inventory.ID, key attachmentKey) (
+	_ context.Context, leave func(), err error,
+) {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	if other := a.byFunction[id]; other != nil {
+		return ctx, nil, fail(types.ErrTryAgainLater, "Function %s: an ADD for container %s runs already",
+			id, other.key.containerID)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	running := &add{key: key, cancel: cancel, done: make(chan struct{})}
+	a.byFunction[id] = running
+	return ctx, func() {
+		cancel(nil)
+		a.mutex.Lock()
+		defer a.mutex.Unlock()
+		delete(a.byFunction, id)
+		close(running.done)
+	}, nil
+}
+
+// end ends the ADDs of an attachment and waits until they left.
+func (a *adding) end(ctx context.Context, key attachmentKey) error {
+	for _, running := range a.of(key) {
+		running.cancel(errDeleted)
+		select {
+		case <-running.done:
+		case <-ctx.Done():
+			return fail(types.ErrTryAgainLater, "an ADD of the same interface has not ended yet: %w", context.Cause(ctx))
+		}
+	}
+	return nil
+}
+
+func (a *adding) of(key attachmentKey) []*add {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	var list []*add
+	for _, running := range a.byFunction {
+		if running.key == key {
+			list = append(list, running)
+		}
+	}
+	return list
+}

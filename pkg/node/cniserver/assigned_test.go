@@ -1,0 +1,109 @@
+package cniserver
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
+)
+
+// kubelet answers what pods have.
+type kubelet struct {
+	assigned map[string]podresources.Assignment
+	err      error
+}
+
+func (k kubelet) Assigned(context.Context) (map[string]podresources.Assignment, error) {
+	return k.assigned, k.err
+}
+
+func (k kubelet) Refresh(context.Context) (bool, error) { return false, k.err }
+func (k kubelet) InUse(inventory.ID, string) string     { return "" }
+func (k kubelet) Has(id inventory.ID, resource string) bool {
+	return k.assigned[id.String()].Resource == resource
+}
+
+// nowhere is a node whose pools have no Function.
+type nowhere struct{}
+
+func (nowhere) Pools() ([]pool.Pool, bool)            { return nil, true }
+func (nowhere) PoolOf(inventory.ID) (pool.Pool, bool) { return pool.Pool{}, false }
+
+// unread is a node whose pools are not known yet.
+type unread struct{ nowhere }
+
+func (unread) Pools() ([]pool.Pool, bool) { return nil, false }
+
+// TestAssigned: what the kubelet says decides who may have a Function, and by which resource.
+func TestAssigned(t *testing.T) {
+	has := func(namespace, name, resource string) map[string]podresources.Assignment {
+		return map[string]podresources.Assignment{vf.String(): {Namespace: namespace, Pod: name, Container: "app", Resource: resource}}
+	}
+	for name, test := range map[string]struct {
+		kubelet  kubelet
+		pools    Pools // the node's own if nil
+		code     uint
+		resource string
+	}{
+		"nobody has it":            {kubelet: kubelet{}},
+		"the pod has it":           {kubelet: kubelet{assigned: has("default", "pod-c1", "xpu.opiproject.org/fast")}, resource: "xpu.opiproject.org/fast"},
+		"another has it":           {kubelet: kubelet{assigned: has("default", "other", "xpu.opiproject.org/fast")}, code: CodeTaken},
+		"one of another namespace": {kubelet: kubelet{assigned: has("kube-system", "pod-c1", "xpu.opiproject.org/fast")}, code: CodeTaken},
+		"the kubelet is away":      {kubelet: kubelet{err: errors.New("no such socket")}},
+		"its pool was moved":       {kubelet: kubelet{assigned: has("default", "pod-c1", "example.com/old")}, pools: nowhere{}, resource: "example.com/old"},
+		// Its pool may name a network, in which the xPU would not serve it.
+		"no pools are known yet":        {kubelet: kubelet{assigned: has("default", "pod-c1", "xpu.opiproject.org/fast")}, pools: unread{}, code: types.ErrTryAgainLater},
+		"in no pool, and no pod has it": {kubelet: kubelet{}, pools: nowhere{}, code: CodeNotOffered},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, s := newCard(t)
+			c.options.Kubelet = test.kubelet
+			s.Lifecycle = c.lifecycle()
+			if test.pools != nil {
+				s.Pools = test.pools
+			}
+			checkCode(t, s.answer(t.Context(), addVF("c1", nil)), test.code)
+			if a, _ := c.Journal.Get(vf); a.Resource != test.resource {
+				t.Errorf("resource %q, want %q", a.Resource, test.resource)
+			}
+		})
+	}
+}
+
+// TestAssignedToAnother: a request for a Function that the kubelet gave to another pod leaves alone what is reserved for
+// that pod.
+func TestAssignedToAnother(t *testing.T) {
+	c, s := newCard(t)
+	c.options.Kubelet = kubelet{assigned: map[string]podresources.Assignment{
+		vf.String(): {Namespace: "default", Pod: "pod-c1", Container: "app", Resource: "xpu.opiproject.org/fast"},
+	}}
+	s.Lifecycle = c.lifecycle()
+	c.attachErr = errors.New("not yet")
+	checkCode(t, s.answer(t.Context(), addVF("c1", nil)), CodeAttach)
+	checkCode(t, s.answer(t.Context(), addVF("c2", nil)), CodeTaken)
+	if a, _ := c.Journal.Get(vf); a.CNI == nil || a.CNI.ContainerID != "c1" {
+		t.Errorf("record %+v", a)
+	}
+}
+
+// TestDeviceOfClaim: Multus may call a claim's Function as CDI does.
+func TestDeviceOfClaim(t *testing.T) {
+	for text, good := range map[string]bool{
+		"0000:3b:02.1": true, "0000-3b-02-1": true,
+		"0f0e0d0c-0b0a-0908-0706-050403020100-0000-3b-02-1": true,
+		"0f0e0d0c-0b0a-0908-0706-0504030201-0000-3b-02-1":   false,
+		"0f0e0d0c-0b0a-0908-0706-050403020100":              false,
+		"0f0e0d0c-0b0a-0908-0706-050403020100-":             false,
+	} {
+		var m mistakes
+		id := m.device(text)
+		if good != (len(m) == 0) || good && id != vf {
+			t.Errorf("%s: %s, %v", text, id, m)
+		}
+	}
+}

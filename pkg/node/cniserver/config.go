@@ -1,0 +1,314 @@
+package cniserver
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/opiproject/xpu-device-plugin/cni"
+	"github.com/opiproject/xpu-device-plugin/cni/wire"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+)
+
+// netConf is the network configuration as people write it: sriov-cni's fields, and network and mtu. The shim reads the
+// others.
+type netConf struct {
+	CNIVersion string        `json:"cniVersion"`
+	Name       string        `json:"name"`
+	DeviceID   string        `json:"deviceID"`
+	Network    string        `json:"network"`
+	MTU        int           `json:"mtu"`
+	MAC        string        `json:"mac"`
+	VLAN       *int          `json:"vlan"`
+	VLANQoS    *int          `json:"vlanQoS"`
+	VLANProto  string        `json:"vlanProto"`
+	MinTxRate  *int          `json:"min_tx_rate"`
+	MaxTxRate  *int          `json:"max_tx_rate"`
+	SpoofChk   string        `json:"spoofchk"`
+	Trust      string        `json:"trust"`
+	LinkState  string        `json:"link_state"`
+	Runtime    runtimeConfig `json:"runtimeConfig"`
+
+	DNS        types.DNS       `json:"dns"`
+	PrevResult json.RawMessage `json:"prevResult"`
+	// ValidAttachments is absent where the runtime says nothing, which is not the same as that nothing is valid.
+	ValidAttachments *[]types.GCAttachment `json:"cni.dev/valid-attachments"`
+}
+
+// runtimeConfig is what the runtime adds for the plugin's capabilities.
+type runtimeConfig struct {
+	MAC            string   `json:"mac"`
+	IPs            []string `json:"ips"`
+	DeviceID       string   `json:"deviceID"`
+	DeviceInfoFile string   `json:"CNIDeviceInfoFile"`
+}
+
+// wish is what a request asks for, checked.
+type wish struct {
+	version string // of CNI, for the result
+	conf    string // the name of the network configuration
+	device  inventory.ID
+	network string // of the xPU; "" is the pool's
+	mtu     int    // 0 is the network's or the netdev's
+	mac     netdev.MAC
+	vf      *netdev.VFConfig
+	ips     []netip.Prefix
+	dns     types.DNS
+	prev    *types100.Result
+	pod     journal.Pod
+	// wantsDeviceInfo says that the shim has a file for it.
+	wantsDeviceInfo bool
+}
+
+// ownKeys are those of a network configuration that this project gives a meaning, the plugin's own among them.
+var ownKeys = []string{
+	"deviceID", "network", "mtu", "mac", "vlan", "vlanQoS", "vlanProto", "min_tx_rate", "max_tx_rate", "spoofchk", "trust",
+	"link_state", "socket", "spoolDir", "timeout",
+}
+
+// otherKeys are those that may stand beside: what CNI says of every plugin's configuration (SPEC.md, section 1), what
+// Multus adds, and what configurations of sriov-cni have that means nothing here.
+var otherKeys = []string{
+	"cniVersion", "cniVersions", "name", "type", "ipam", "dns", "ipMasq", "args", "prevResult", "capabilities", "runtimeConfig",
+	"disableCheck", "disableGC", "loadOnlyInlinedPlugins", "pciBusID", "resourceName", "logLevel", "logFile", "master",
+}
+
+// unknownKeys are the keys of a configuration that have no meaning: a typo would leave the pod without what it stands for.
+// allowed are those of the site. Keys are compared as they are decoded, in whatever case.
+func unknownKeys(config json.RawMessage, allowed []string) []string {
+	var all map[string]json.RawMessage
+	if json.Unmarshal(config, &all) != nil {
+		return nil // which decode tells
+	}
+	known := slices.Concat(ownKeys, otherKeys, allowed)
+	var unknown []string
+	for key := range all {
+		if !strings.HasPrefix(key, "cni.dev/") &&
+			!slices.ContainsFunc(known, func(k string) bool { return strings.EqualFold(k, key) }) {
+			unknown = append(unknown, key)
+		}
+	}
+	slices.Sort(unknown)
+	return unknown
+}
+
+// decode reads a configuration. Unknown fields are looked for elsewhere.
+func decode(config json.RawMessage) (netConf, error) {
+	var n netConf
+	err := json.Unmarshal(config, &n)
+	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		return n, fail(types.ErrInvalidNetworkConfig, "network configuration: %s: is a %s, must be %s",
+			cmp.Or(wrong.Field, "it"), wrong.Value, kind(wrong.Type.Kind().String()))
+	}
+	if err != nil {
+		return n, fail(types.ErrDecodingFailure, "network configuration: %w", err)
+	}
+	return n, nil
+}
+
+// kind names what JSON has for a kind of Go.
+func kind(name string) string {
+	switch name {
+	case "int":
+		return "a whole number"
+	case "struct", "map":
+		return "an object"
+	case "slice":
+		return "a list"
+	}
+	return "a " + name
+}
+
+// parse reads what an ADD, CHECK or ADDRESS asks for. The error says everything that is wrong with the configuration.
+// allowed are keys of the configuration that mean nothing and may be there all the same.
+func parse(r wire.Request, allowed []string) (wish, error) {
+	n, err := decode(r.Config)
+	if err != nil {
+		return wish{}, err
+	}
+	args, err := parseArgs(r.Args)
+	if err != nil {
+		return wish{}, err
+	}
+	w := wish{
+		version: cmp.Or(n.CNIVersion, "0.1.0"), conf: n.Name, network: n.Network, mtu: n.MTU, dns: n.DNS,
+		pod: args.pod, wantsDeviceInfo: n.Runtime.DeviceInfoFile != "",
+	}
+	var errs mistakes
+	for _, key := range unknownKeys(r.Config, allowed) {
+		errs.add("%s: is unknown; known are %s (xpu-agent's --cni-allow-keys lets others stand there)", key, strings.Join(ownKeys, ", "))
+	}
+	w.device = errs.device(cmp.Or(n.DeviceID, n.Runtime.DeviceID))
+	w.mac = cmp.Or( // all are looked at
+		errs.mac("runtimeConfig.mac", n.Runtime.MAC), errs.mac("CNI_ARGS: MAC", args.mac), errs.mac("mac", n.MAC),
+	)
+	w.vf = errs.vf(n)
+	w.ips = errs.ips(n.Runtime.IPs)
+	if n.MTU != 0 && (n.MTU < 68 || n.MTU > math.MaxInt32) {
+		errs.add("mtu %d: must be 68 or more, or 0 for that of the network", n.MTU)
+	}
+	if len(n.PrevResult) > 0 && string(n.PrevResult) != "null" {
+		if w.prev, err = result(w.version, n.PrevResult); err != nil {
+			errs.add("prevResult: %w", err)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return wish{}, fail(types.ErrInvalidNetworkConfig, "network configuration %s: %w", n.Name, err)
+	}
+	return w, nil
+}
+
+// result reads a CNI result of any version.
+func result(version string, raw json.RawMessage) (*types100.Result, error) {
+	r, err := cni.DecodeResult(raw, version)
+	if err != nil {
+		return nil, err
+	}
+	return types100.GetResult(r)
+}
+
+// mistakes are errors that name the field.
+type mistakes []error
+
+func (m *mistakes) add(format string, args ...any) { *m = append(*m, fmt.Errorf(format, args...)) }
+
+// device reads what the device plugin or the DRA driver calls the Function.
+func (m *mistakes) device(text string) inventory.ID {
+	if text == "" {
+		m.add("deviceID: is missing; the NetworkAttachmentDefinition must name the pool's resource in its annotation " +
+			"k8s.v1.cni.cncf.io/resourceName, and the pod must ask for that resource")
+		return inventory.ID{}
+	}
+	id, err := inventory.ParseID(text)
+	if err == nil {
+		return id
+	}
+	if id, nameErr := inventory.ParseDeviceName(text); nameErr == nil {
+		return id
+	}
+	if _, id, ok := claim.SplitCDIDeviceName(text); ok {
+		return id
+	}
+	m.add("deviceID: %w", err)
+	return inventory.ID{}
+}
+
+func (m *mistakes) mac(field, text string) netdev.MAC {
+	if text == "" {
+		return ""
+	}
+	mac, err := netdev.ParseMAC(text)
+	if err == nil {
+		err = netdev.Interface{Name: "any", MAC: mac}.Validate()
+	}
+	if err != nil {
+		m.add("%s %q: must be a unicast Ethernet address such as 02:00:00:00:00:01", field, text)
+	}
+	return mac
+}
+
+func (m *mistakes) ips(texts []string) []netip.Prefix {
+	var ips []netip.Prefix
+	for i, text := range texts {
+		ip, err := netip.ParsePrefix(text)
+		if err != nil {
+			m.add("runtimeConfig.ips[%d] %q: must be an address with prefix length such as 10.1.0.5/24", i, text)
+			continue
+		}
+		ips = append(ips, ip)
+	}
+	return ips
+}
+
+// vf reads what the PF shall enforce, nil where nothing is asked for.
+func (m *mistakes) vf(n netConf) *netdev.VFConfig {
+	m.inRange("vlan", n.VLAN, 4094)
+	m.inRange("vlanQoS", n.VLANQoS, 7)
+	m.inRange("min_tx_rate", n.MinTxRate, math.MaxInt32)
+	m.inRange("max_tx_rate", n.MaxTxRate, math.MaxInt32)
+	proto := m.oneOf("vlanProto", n.VLANProto, "802.1q", "802.1ad")
+	c := &netdev.VFConfig{
+		VLAN: n.VLAN, MinTxRate: n.MinTxRate, MaxTxRate: n.MaxTxRate,
+		SpoofCheck: m.onOff("spoofchk", n.SpoofChk), Trust: m.onOff("trust", n.Trust),
+		LinkState: m.oneOf("link_state", n.LinkState, "auto", "enable", "disable"),
+	}
+	switch tagged := n.VLAN != nil && *n.VLAN > 0; {
+	case tagged:
+		c.QoS, c.Proto = n.VLANQoS, proto
+	case n.VLANQoS != nil && *n.VLANQoS > 0:
+		m.add("vlanQoS %d: needs a vlan of 1-4094", *n.VLANQoS)
+	case proto == "802.1ad":
+		m.add("vlanProto %q: needs a vlan of 1-4094", proto)
+	}
+	if n.MinTxRate != nil && n.MaxTxRate != nil && *n.MaxTxRate > 0 && *n.MinTxRate > *n.MaxTxRate {
+		m.add("min_tx_rate %d: must be at most max_tx_rate %d", *n.MinTxRate, *n.MaxTxRate)
+	}
+	if *c == (netdev.VFConfig{}) {
+		return nil
+	}
+	return c
+}
+
+func (m *mistakes) inRange(field string, value *int, most int) {
+	if value != nil && (*value < 0 || *value > most) {
+		m.add("%s %d: must be 0-%d", field, *value, most)
+	}
+}
+
+// oneOf is the word in lower case.
+func (m *mistakes) oneOf(field, word string, allowed ...string) string {
+	lower := strings.ToLower(word)
+	if word != "" && !slices.Contains(allowed, lower) {
+		m.add("%s %q: must be one of %s", field, word, strings.Join(allowed, ", "))
+	}
+	return lower
+}
+
+func (m *mistakes) onOff(field, word string) *bool {
+	switch m.oneOf(field, word, "on", "off") {
+	case "":
+		return nil
+	case "on":
+		return new(true)
+	}
+	return new(false)
+}
+
+// args are what CNI_ARGS says.
+type args struct {
+	pod journal.Pod
+	mac string
+}
+
+// parseArgs reads "KEY=value;KEY=value". Keys of others are left to them.
+func parseArgs(text string) (args, error) {
+	var a args
+	fields := map[string]*string{
+		"K8S_POD_NAMESPACE": &a.pod.Namespace, "K8S_POD_NAME": &a.pod.Name, "K8S_POD_UID": (*string)(&a.pod.UID),
+		"MAC": &a.mac,
+	}
+	for _, pair := range strings.Split(text, ";") {
+		if pair == "" {
+			continue
+		}
+		key, value, ok := strings.Cut(pair, "=")
+		if !ok {
+			return args{}, fail(types.ErrInvalidEnvironmentVariables, "CNI_ARGS: %q: must be KEY=value", pair)
+		}
+		if field := fields[key]; field != nil {
+			*field = value
+		}
+	}
+	return a, nil
+}

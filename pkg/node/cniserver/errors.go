@@ -1,0 +1,45 @@
+package cniserver
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/opiproject/xpu-device-plugin/cni/wire"
+)
+
+// Codes of errors that the CNI specification has no code for.
+const (
+	// CodeVersion: the shim speaks another version of the contract; the request was not looked at.
+	CodeVersion uint = 100 + iota
+	// CodeNoFunction: the node has no such Function, or has it no more.
+	CodeNoFunction
+	// CodeNotOffered: no pool with publish: DevicePlugin has the Function.
+	CodeNotOffered
+	// CodeTaken: another pod, claim or interface has the Function.
+	CodeTaken
+	// CodeProvision: the xPU does not serve the Function; the message has the xPU's words.
+	CodeProvision
+	// CodeAttach: the Function could not be made what the pod wants. It is on the host again.
+	CodeAttach
+	// CodeRelease: the Function is not back yet. DEL and GC are to be repeated.
+	CodeRelease
+	// CodeCheck: the interface is not what was attached.
+	CodeCheck
+	// CodeJournal: the request could not be written down; nothing was done.
+	CodeJournal
+)
+
+// fail makes an error with a code. What of args is an error is named by the message, as with [fmt.Errorf].
+func fail(code uint, format string, args ...any) error {
+	return &wire.Error{Code: code, Msg: fmt.Errorf(format, args...).Error()}
+}
+
+// coded is what the shim is told about an error. One without a code is a mistake of the agent.
+func coded(err error) *wire.Error {
+	if e, ok := errors.AsType[*wire.Error](err); ok {
+		return e
+	}
+	return &wire.Error{Code: types.ErrInternal, Msg: err.Error()}
+}

@@ -1,0 +1,279 @@
+package cniserver
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/go-logr/logr"
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/cni/wire"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
+)
+
+// card plays what a machine without VFs cannot: the engine and the kernel of a node with one VF. The lifecycle and its
+// journal are real.
+type card struct {
+	*journal.Journal
+	function   inventory.Function
+	alive      bool
+	attachErr  error
+	restoreErr error
+	attached   netdev.Interface // what Attach was asked for
+	restored   int
+	options    lifecycle.Options
+	prepare    func() // called before Attach, where set
+}
+
+func (c *card) Get(id inventory.ID) (journal.Attachment, bool) { return c.Journal.Get(id) }
+
+func (c *card) Pools() ([]pool.Pool, bool) {
+	return []pool.Pool{{Name: "fast", Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDevicePlugin}, Functions: []inventory.Function{c.function}}}, true
+}
+
+func (c *card) PoolOf(id inventory.ID) (pool.Pool, bool) {
+	pools, _ := c.Pools()
+	return poolOf(pools, id)
+}
+
+func (c *card) Netdev(inventory.ID) (string, error) { return "eth1", nil }
+
+func (c *card) Plan(_ context.Context, device netdev.Device, netNS string, _ netdev.Interface) (netdev.Snapshot, netdev.Place, error) {
+	return netdev.Snapshot{Name: device.Name}, netdev.Place{NetNS: netNS, Cookie: 7, Index: 3}, nil
+}
+
+func (c *card) Attach(_ context.Context, _ netdev.Device, _ netdev.Snapshot, _ netdev.Place, want netdev.Interface) (netdev.Observed, error) {
+	c.attached = want
+	return netdev.Observed{Name: want.Name, MAC: want.MAC, MTU: want.MTU}, c.attachErr
+}
+
+func (c *card) Add(context.Context, netdev.Attached, []netip.Prefix, []netdev.Route) (netdev.Observed, error) {
+	return netdev.Observed{}, errors.New("not here")
+}
+
+func (c *card) Check(context.Context, netdev.Device, netdev.Attached) ([]string, error) {
+	return nil, nil
+}
+
+func (c *card) Restore(context.Context, netdev.Device, netdev.Snapshot, netdev.Place) (netdev.Restored, error) {
+	c.restored++
+	return netdev.Restored{}, c.restoreErr
+}
+
+func (c *card) Alive(netdev.Place) (bool, error) { return c.alive, nil }
+
+func (c *card) Holds(netdev.Place, netdev.Identity) (bool, error) { return c.alive, nil }
+
+// life is the card's lifecycle.
+type life struct {
+	*lifecycle.Manager
+	card *card
+}
+
+func (l life) Attach(ctx context.Context, id inventory.ID, sandbox lifecycle.Sandbox) (netdev.Observed, error) {
+	if l.card.prepare != nil {
+		l.card.prepare()
+	}
+	return l.Manager.Attach(ctx, id, sandbox)
+}
+
+// lifecycle makes the card's lifecycle, with its options as they are now.
+func (c *card) lifecycle() life {
+	c.options.BootID = "boot-1"
+	return life{lifecycle.New(c.Journal, c, c, c.options, logr.Discard()), c}
+}
+
+// inventoryOf makes the card the inventory, whose Get is another one.
+type inventoryOf struct{ *card }
+
+func (i inventoryOf) Get(id inventory.ID) (inventory.Function, bool) {
+	return i.function, id == i.function.ID
+}
+
+var vf = inventory.ID{Address: "0000:3b:02.1"}
+
+func newCard(t *testing.T) (*card, *Server) {
+	t.Helper()
+	j, err := journal.Open(filepath.Join(t.TempDir(), "j"))
+	must(t, err)
+	t.Cleanup(func() { j.Close() })
+	c := &card{Journal: j, function: inventory.Function{ID: vf, Kind: inventory.VF, PF: "0000:3b:00.0", PFName: "ens1f0", Index: 1, Driver: "iavf"}}
+	return c, New(Options{
+		Functions: inventoryOf{c}, Pools: c, Journal: c, Lifecycle: c.lifecycle(),
+		Provisioner: &xpuAgent{ports: map[inventory.ID]provisioning.Request{}}, MAC: func(inventory.ID) netdev.MAC { return "02:00:00:00:00:aa" },
+		Reporter: &reporter{}, Metrics: NewMetrics(prometheus.NewRegistry()), Log: logr.Discard(),
+	})
+}
+
+func addVF(container string, config map[string]any) wire.Request {
+	all := map[string]any{"deviceID": vf.String()}
+	for key, value := range config {
+		all[key] = value
+	}
+	r := request(wire.Add, 0, container, nil, all)
+	r.NetNS = "/run/netns/x"
+	return r
+}
+
+// check is that a reply has the code, 0 for success.
+func checkCode(t *testing.T, reply wire.Reply, code uint) {
+	t.Helper()
+	if reply.Error == nil && code != 0 || reply.Error != nil && reply.Error.Code != code {
+		t.Errorf("error %+v, want code %d", reply.Error, code)
+	}
+}
+
+func TestVF(t *testing.T) {
+	c, s := newCard(t)
+	add := addVF("c1", map[string]any{"vlan": 100, "trust": "on", "runtimeConfig": map[string]any{"CNIDeviceInfoFile": "/x"}})
+	reply := s.answer(t.Context(), add)
+	checkCode(t, reply, 0)
+	want := netdev.Interface{Name: "net1", VF: &netdev.VFConfig{VLAN: new(100), Trust: new(true)}}
+	if diff := cmp.Diff(want, c.attached); diff != "" {
+		t.Errorf("attached (-want +got):\n%s", diff)
+	}
+	if got := decodeResult(t, reply.Result); got.Interfaces[0].PciID != "0000:3b:02.1" {
+		t.Errorf("result %s", reply.Result)
+	}
+	if want := `{"type":"pci","version":"1.1.0","pci":{"pci-address":"0000:3b:02.1","pf-pci-address":"0000:3b:00.0"}}`; string(reply.DeviceInfo) != want {
+		t.Errorf("device info %s", reply.DeviceInfo)
+	}
+	if a, _ := c.Journal.Get(vf); a.VFIndex != 1 || a.PF != "0000:3b:00.0" || a.PFName != "ens1f0" || !a.IsVF() {
+		t.Errorf("record %+v", a)
+	}
+	c.alive = true
+	checkCode(t, s.answer(t.Context(), addVF("c2", nil)), CodeTaken)
+	c.alive = false
+	checkCode(t, s.answer(t.Context(), addVF("c2", nil)), 0)
+	if a, _ := c.Journal.Get(vf); a.Sandbox != "c2" || c.restored != 1 {
+		t.Errorf("restored %d times, record %+v", c.restored, a)
+	}
+}
+
+// Functions that a program has instead of the kernel get what the PF can give them; the rest is in the result.
+func TestUserspace(t *testing.T) {
+	c, s := newCard(t)
+	c.function.Driver = "vfio-pci"
+	add := addVF("c1", map[string]any{"network": "blue", "vlan": 100, "mtu": 1400})
+	add.IPAM = []byte(ipamResult)
+	reply := s.answer(t.Context(), add)
+	checkCode(t, reply, 0)
+	want := netdev.Interface{Name: "net1", MAC: "02:00:00:00:00:aa", VF: &netdev.VFConfig{VLAN: new(100)}, Userspace: true}
+	if diff := cmp.Diff(want, c.attached); diff != "" {
+		t.Errorf("attached (-want +got):\n%s", diff)
+	}
+	got := decodeResult(t, reply.Result)
+	if len(got.IPs) != 1 || got.Interfaces[0].Sandbox == "" || got.Interfaces[0].Mac != "02:00:00:00:00:aa" {
+		t.Errorf("result %s", reply.Result)
+	}
+	checkCode(t, s.answer(t.Context(), add), 0)
+}
+
+func TestFailures(t *testing.T) {
+	refused := errors.New("refused")
+	tests := map[string]struct {
+		arrange func(t *testing.T, c *card)
+		request wire.Request
+		code    uint
+	}{
+		"attach": {func(_ *testing.T, c *card) { c.attachErr = refused }, addVF("c1", nil), CodeAttach},
+		"release of the pod before": {func(t *testing.T, c *card) {
+			must(t, c.Put(journal.Attachment{Function: vf, State: journal.Releasing, BootID: "boot-1", Before: &netdev.Snapshot{}}))
+			c.restoreErr = refused
+		}, addVF("c1", nil), types.ErrTryAgainLater},
+		"release of the container before": {func(t *testing.T, c *card) {
+			must(t, c.Put(journal.Attachment{
+				Function: vf, State: journal.Attaching, Resource: "r", BootID: "boot-1", Before: &netdev.Snapshot{},
+				CNI: &journal.CNI{ContainerID: "c0", IfName: "net1"},
+			}))
+			c.restoreErr = refused
+		}, addVF("c1", nil), types.ErrTryAgainLater},
+		"DEL": {func(t *testing.T, c *card) {
+			must(t, c.Put(journal.Attachment{
+				Function: vf, State: journal.Attaching, Resource: "r", BootID: "boot-1", Before: &netdev.Snapshot{},
+				CNI: &journal.CNI{ContainerID: "c1", IfName: "net1"},
+			}))
+			c.restoreErr = refused
+		}, request(wire.Del, 0, "c1", nil, nil), CodeRelease},
+		"journal": {func(_ *testing.T, c *card) { c.Journal.Close() }, addVF("c1", nil), CodeJournal},
+		"claim is prepared again while it is attached": {func(t *testing.T, c *card) {
+			claimed := journal.Attachment{
+				Function: vf, State: journal.Reserved, Interface: netdev.Interface{Name: "claimed"},
+				Claim: journal.Claim{Name: "c", UID: "claim-1"}, Pod: journal.Pod{Namespace: "default", Name: "pod-c1", UID: "uid-c1"},
+			}
+			must(t, c.Put(claimed))
+			c.prepare = func() { must(t, c.lifecycle().Reserve(t.Context(), claimed)) }
+		}, addVF("c1", nil), types.ErrTryAgainLater},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			c, s := newCard(t)
+			s.AddTimeout = 50 * time.Millisecond
+			test.arrange(t, c)
+			checkCode(t, s.answer(t.Context(), test.request), test.code)
+		})
+	}
+}
+
+func TestOver(t *testing.T) {
+	base := &netdev.VFConfig{VLAN: new(1), QoS: new(2), Proto: "802.1ad", Trust: new(true), MaxTxRate: new(10)}
+	more := &netdev.VFConfig{VLAN: new(5), Trust: new(false), SpoofCheck: new(true), MinTxRate: new(3), LinkState: "auto"}
+	want := &netdev.VFConfig{VLAN: new(5), Trust: new(false), SpoofCheck: new(true), MinTxRate: new(3), MaxTxRate: new(10), LinkState: "auto"}
+	if diff := cmp.Diff(want, over(base, more)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if over(base, nil) != base || over(nil, more) != more || over(nil, nil) != nil {
+		t.Error("one of them alone")
+	}
+	if smaller(0, 5) != 5 || smaller(5, 0) != 5 || smaller(4, 5) != 4 || smaller(0, 0) != 0 {
+		t.Error("smaller")
+	}
+}
+
+// What nobody enforces for a Function of its kind is refused; an eswitch limits the rate of an SF.
+func TestNeedsVF(t *testing.T) {
+	rate, vlan := &netdev.VFConfig{MaxTxRate: new(100)}, &netdev.VFConfig{VLAN: new(100), MaxTxRate: new(100)}
+	for name, test := range map[string]struct {
+		kind inventory.Kind
+		vf   *netdev.VFConfig
+		says string
+	}{
+		"VF":             {kind: inventory.VF, vf: vlan},
+		"SF":             {kind: inventory.SF},
+		"SF with a rate": {kind: inventory.SF, vf: rate},
+		"SF with a VLAN": {kind: inventory.SF, vf: vlan, says: "spoofchk, trust, link_state: need a VF; Function 0000:3b:02.1 is a SF"},
+		"PF with a rate": {kind: inventory.PF, vf: rate, says: "max_tx_rate: need a VF; Function 0000:3b:02.1 is a PF"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := addition{wish: wish{device: vf, vf: test.vf}, function: inventory.Function{ID: vf, Kind: test.kind}}
+			err := a.needsVF()
+			if test.says == "" && err != nil || test.says != "" && (err == nil || !strings.Contains(err.Error(), test.says)) {
+				t.Errorf("error %v, want %q", err, test.says)
+			}
+		})
+	}
+}
+
+// A refusal names the fields as the network configuration has them.
+func TestRefusalIsAsWritten(t *testing.T) {
+	c, s := newCard(t)
+	c.attachErr = errors.New("vf.vlan, vf.qos, vf.vlanProtocol: PF ens1f0 refuses VLAN 100 qos 3 proto 802.1ad for VF 1")
+	reply := s.answer(t.Context(), addVF("c1", map[string]any{"vlan": 100}))
+	checkCode(t, reply, CodeAttach)
+	if want := "vlan, vlanQoS, vlanProto: PF ens1f0 refuses VLAN 100 qos 3 proto 802.1ad"; !strings.Contains(reply.Error.Msg, want) {
+		t.Errorf("message %q, want %q in it", reply.Error.Msg, want)
+	}
+}

@@ -1,0 +1,141 @@
+package cniserver
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
+)
+
+// outfitting is a node with one pool, of one Function.
+type outfitting struct {
+	pool  pool.Pool
+	known bool
+}
+
+func (o outfitting) Pools() ([]pool.Pool, bool) { return []pool.Pool{o.pool}, o.known }
+
+func (o outfitting) PoolOf(id inventory.ID) (pool.Pool, bool) {
+	return o.pool, id == o.pool.Functions[0].ID
+}
+
+func (o outfitting) Get(inventory.ID) (inventory.Function, bool) { return inventory.Function{}, false }
+
+// TestOutfit: the reservation that an ADD makes says what is to be done to the Function, as that of an Allocate does.
+func TestOutfit(t *testing.T) {
+	sf := inventory.PotentialSF(inventory.Function{ID: inventory.ID{Address: "0000:3b:00.0"}}, 5)
+	making := v1alpha1.DevicePoolSpec{
+		Publish: v1alpha1.PublishDevicePlugin, SFs: &v1alpha1.SFSpec{FirstNumber: 1, Count: 8},
+	}
+	binding := v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDevicePlugin, Driver: v1alpha1.DriverVFIO}
+	allocated := &journal.Outfit{SF: true, MAC: "02:00:00:00:00:bb"}
+	bound := &journal.Outfit{Driver: "vfio-pci", Own: "iavf"}
+	for name, test := range map[string]struct {
+		spec      v1alpha1.DevicePoolSpec
+		function  inventory.Function
+		mac       netdev.MAC // of the configuration
+		have      journal.Attachment
+		want      *journal.Outfit
+		userspace bool
+	}{
+		"SF": {spec: making, function: sf, want: &journal.Outfit{SF: true, MAC: "02:00:00:00:00:aa"}},
+		"SF whose MAC is asked for": {spec: making, function: sf, mac: "02:00:00:00:00:cc",
+			want: &journal.Outfit{SF: true, MAC: "02:00:00:00:00:cc"}},
+		"SF that was allocated": {spec: making, function: sf, mac: "02:00:00:00:00:cc",
+			have: journal.Attachment{Resource: "r", Outfit: allocated}, want: allocated},
+		"SF of a claim": {spec: making, function: sf,
+			have: journal.Attachment{Claim: journal.Claim{UID: "u"}, Outfit: allocated}, want: allocated},
+		"VF for a program": {spec: binding,
+			function: inventory.Function{ID: vf, Kind: inventory.VF, Driver: "iavf", Netdev: "eth1"},
+			want:     &journal.Outfit{Driver: "vfio-pci"}, userspace: true},
+		"VF for a program of a claim": {spec: v1alpha1.DevicePoolSpec{},
+			function: inventory.Function{ID: vf, Kind: inventory.VF, Driver: "vfio-pci"},
+			have:     journal.Attachment{Claim: journal.Claim{UID: "u"}, Outfit: bound}, want: bound, userspace: true},
+		"VF": {spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDevicePlugin},
+			function: inventory.Function{ID: vf, Kind: inventory.VF, Driver: "iavf", Netdev: "eth1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := New(Options{
+				Pools: outfitting{pool.Pool{Name: "fast", Spec: test.spec, Functions: []inventory.Function{test.function}}, true},
+				MAC:   func(inventory.ID) netdev.MAC { return "02:00:00:00:00:aa" },
+			})
+			a := addition{wish: wish{device: test.function.ID, mac: test.mac}, function: test.function}
+			a.request.ContainerID, a.request.IfName = "c1", "net1"
+			got, err := s.want(a, test.have)
+			must(t, err)
+			if diff := cmp.Diff(test.want, got.Outfit); diff != "" {
+				t.Errorf("outfit (-want +got):\n%s", diff)
+			}
+			if got.Interface.Userspace != test.userspace {
+				t.Errorf("interface %+v, want userspace %t", got.Interface, test.userspace)
+			}
+		})
+	}
+}
+
+// TestAddBeforePoolsAreKnown: an SF may be one that is to be made, which only pools tell.
+func TestAddBeforePoolsAreKnown(t *testing.T) {
+	_, s := newCard(t)
+	none := outfitting{pool.Pool{Functions: []inventory.Function{{}}}, false}
+	s.Functions, s.Pools = none, none
+	checkCode(t, s.answer(t.Context(), addVF("c1", nil)), types.ErrTryAgainLater)
+	none.known = true
+	s.Pools = none
+	checkCode(t, s.answer(t.Context(), addVF("c1", nil)), CodeNoFunction)
+}
+
+// TestDriverOfTheLastOwner: what was bound for the last owner is nothing to the next.
+func TestDriverOfTheLastOwner(t *testing.T) {
+	c, s := newCard(t)
+	c.function.Driver = "vfio-pci"
+	must(t, c.Put(journal.Attachment{
+		Function: vf, State: journal.Releasing, Claim: journal.Claim{UID: "u"}, Outfit: &journal.Outfit{Driver: "vfio-pci", Own: "iavf"},
+	}))
+	c.options.Outfits = hostile{undo: func() { c.function.Driver, c.function.Netdev = "iavf", "eth1" }}
+	s.Lifecycle = c.lifecycle()
+	checkCode(t, s.answer(t.Context(), addVF("c1", map[string]any{"mtu": 1400})), 0)
+	if want := (netdev.Interface{Name: "net1", MTU: 1400}); !cmp.Equal(c.attached, want) {
+		t.Errorf("attached %+v, want %+v", c.attached, want)
+	}
+}
+
+// hostile is an outfitter whose driver cannot be bound.
+type hostile struct{ undo func() }
+
+func (hostile) Plan(_ context.Context, want journal.Attachment) (*journal.Outfit, error) {
+	return want.Outfit, nil
+}
+
+func (hostile) FitOut(context.Context, journal.Attachment) error {
+	return errors.New("bind driver vfio-pci: no such device")
+}
+
+func (h hostile) Undo(context.Context, journal.Attachment) error {
+	h.undo()
+	return nil
+}
+
+// TestFitOutFails: that is not a matter of the journal.
+func TestFitOutFails(t *testing.T) {
+	c, s := newCard(t)
+	c.options.Outfits = hostile{}
+	s.Lifecycle = c.lifecycle()
+	s.Pools = outfitting{pool.Pool{Name: "fast", Functions: []inventory.Function{c.function}, Spec: v1alpha1.DevicePoolSpec{
+		Publish: v1alpha1.PublishDevicePlugin, Driver: v1alpha1.DriverVFIO,
+	}}, true}
+	reply := s.answer(t.Context(), addVF("c1", nil))
+	checkCode(t, reply, CodeAttach)
+	if want := "Function 0000:3b:02.1: bind driver vfio-pci: no such device"; !strings.Contains(reply.Error.Msg, want) {
+		t.Errorf("message %q, want %q", reply.Error.Msg, want)
+	}
+}

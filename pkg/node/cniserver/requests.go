@@ -1,0 +1,158 @@
+package cniserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/opiproject/xpu-device-plugin/cni/wire"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
+)
+
+// del ends what the container has as the interface, but what came after the request. Nothing to end is success: the
+// configuration is not even looked at, because it may have gone with the namespace.
+func (s *Server) del(ctx context.Context, r wire.Request, but func(journal.Attachment) bool) error {
+	if err := s.adding.end(ctx, attachmentKey{r.ContainerID, r.IfName}); err != nil {
+		return err
+	}
+	if err := s.Lifecycle.EndRequest(ctx, r.ContainerID, r.IfName, but); err != nil {
+		return fail(CodeRelease, "%w", err)
+	}
+	return nil
+}
+
+// since is true for what was asked for after a time: what a request of that time cannot mean.
+func since(at time.Time) func(journal.Attachment) bool {
+	return func(a journal.Attachment) bool {
+		asked := a.AttachedAt
+		if asked.IsZero() {
+			asked = a.ReservedAt
+		}
+		return asked.After(at)
+	}
+}
+
+// gc releases what was attached by the network configuration before the runtime asked, and is not in its list.
+func (s *Server) gc(ctx context.Context, r wire.Request) error {
+	if r.At.IsZero() {
+		return fail(types.ErrInvalidEnvironmentVariables, "GC: the time of the request is missing")
+	}
+	n, err := decode(r.Config)
+	if err != nil {
+		return err
+	}
+	if n.Name == "" || n.ValidAttachments == nil {
+		return fail(types.ErrInvalidNetworkConfig,
+			"network configuration %s: name and cni.dev/valid-attachments: must be there for GC", n.Name)
+	}
+	valid := func(a journal.Attachment) bool {
+		return a.CNI.Network != n.Name || since(r.At)(a) ||
+			slices.Contains(*n.ValidAttachments, types.GCAttachment{ContainerID: a.CNI.ContainerID, IfName: a.CNI.IfName}) ||
+			len(s.adding.of(attachmentKey{a.CNI.ContainerID, a.CNI.IfName})) > 0 // the list may be older than that
+	}
+	var errs []error
+	for _, a := range s.Journal.All() {
+		if a.CNI != nil && !valid(a) {
+			errs = append(errs, s.Lifecycle.EndRequest(ctx, a.CNI.ContainerID, a.CNI.IfName, valid))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fail(CodeRelease, "%w", err)
+	}
+	return nil
+}
+
+// check compares the interface with the journal, and the journal with what the runtime was told.
+func (s *Server) check(ctx context.Context, r wire.Request) error {
+	w, err := parse(r, s.AllowKeys)
+	if err != nil {
+		return err
+	}
+	have, ok := s.Journal.Get(w.device)
+	if !ok || !journal.ContainerIs(r.ContainerID, r.IfName)(have) || have.State != journal.Attached {
+		return fail(types.ErrUnknownContainer, "Function %s is not attached as %s of container %s",
+			w.device, r.IfName, r.ContainerID)
+	}
+	differences, err := s.Lifecycle.Check(ctx, w.device)
+	if err != nil {
+		return fail(types.ErrIOFailure, "%w", err)
+	}
+	if w.prev != nil {
+		differences = append(differences, comparePrevious(w.prev, have)...)
+	}
+	if len(differences) > 0 {
+		return fail(CodeCheck, "interface %s (Function %s) is not as it was attached: %s",
+			r.IfName, w.device, strings.Join(differences, "; "))
+	}
+	return nil
+}
+
+// comparePrevious says how the result that the runtime kept differs from the journal.
+func comparePrevious(prev *types100.Result, have journal.Attachment) []string {
+	index := slices.IndexFunc(prev.Interfaces, func(i *types100.Interface) bool {
+		return i != nil && i.Name == have.CNI.IfName && i.Sandbox == have.Place.NetNS
+	})
+	if index < 0 {
+		return []string{fmt.Sprintf("prevResult has no interface %s in %s", have.CNI.IfName, have.Place.NetNS)}
+	}
+	var differences []string
+	if mac := prev.Interfaces[index].Mac; mac != "" && !strings.EqualFold(mac, string(have.Observed.MAC)) {
+		differences = append(differences, fmt.Sprintf("prevResult has mac %s, was attached with %s", mac, have.Observed.MAC))
+	}
+	for _, ip := range prev.IPs {
+		if ip.Interface == nil || *ip.Interface != index || have.Interface.Userspace {
+			continue
+		}
+		if address, ok := prefix(ip); !ok || !slices.Contains(have.Interface.Addresses, address) {
+			differences = append(differences,
+				fmt.Sprintf("prevResult has address %s, was not attached with it", ip.Address.String()))
+		}
+	}
+	return differences
+}
+
+// address gives an interface that ADD attached the addresses of an IPAM plugin that needed it first.
+func (s *Server) address(ctx context.Context, r wire.Request) (wire.Reply, error) {
+	a, err := s.read(r)
+	if err != nil {
+		return wire.Reply{}, err
+	}
+	if a.ipam.result == nil {
+		return wire.Reply{}, fail(types.ErrInvalidNetworkConfig,
+			"network configuration %s: no result of an IPAM plugin", a.conf)
+	}
+	add := lifecycle.Addresses{Addresses: a.ipam.addresses, Routes: a.ipam.routes, Result: r.IPAM}
+	if have, _ := s.Journal.Get(a.device); have.Interface.Userspace {
+		add.Addresses, add.Routes = []netip.Prefix{}, nil // for its program, which reads the result
+	}
+	if _, err := s.Lifecycle.Address(ctx, a.device, journal.ContainerIs(r.ContainerID, r.IfName), add); err != nil {
+		return wire.Reply{}, fail(CodeAttach, "%w", causeOf(ctx, err))
+	}
+	return s.added(ctx, a)
+}
+
+// again answers what an ADD that was done before was answered, and changes nothing. The shim asks when its IPAM plugin
+// refuses a second ADD.
+func (s *Server) again(ctx context.Context, r wire.Request) (wire.Reply, error) {
+	a, err := s.read(r)
+	if err != nil {
+		return wire.Reply{}, err
+	}
+	have, ok := s.Journal.Get(a.device)
+	if !ok || have.State != journal.Attached || !journal.ContainerIs(r.ContainerID, r.IfName)(have) {
+		return wire.Reply{}, fail(types.ErrUnknownContainer, "Function %s is not attached as %s of container %s",
+			a.device, r.IfName, r.ContainerID)
+	}
+	if err := s.sameAsBefore(a, have); err != nil {
+		return wire.Reply{}, err
+	}
+	return s.added(ctx, a)
+}

@@ -1,0 +1,223 @@
+package cniserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/go-logr/logr"
+	"k8s.io/klog/v2"
+
+	"github.com/opiproject/xpu-device-plugin/cni/wire"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
+)
+
+// shortTimeout bounds a request that waits for nothing outside the node. It ends before the shim gives up, so that the
+// runtime hears why.
+const shortTimeout = 25 * time.Second
+
+// Functions knows the node's Functions.
+type Functions interface {
+	Get(inventory.ID) (inventory.Function, bool)
+}
+
+// Pools knows the pools of the node.
+type Pools interface {
+	Pools() (pools []pool.Pool, known bool)
+	// PoolOf returns the pool that has the Function.
+	PoolOf(inventory.ID) (p pool.Pool, ok bool)
+}
+
+// Journal knows which Functions are not free.
+type Journal interface {
+	Get(inventory.ID) (journal.Attachment, bool)
+	All() []journal.Attachment
+}
+
+// Lifecycle decides who has a Function, and takes it there and back.
+type Lifecycle interface {
+	Settle(ctx context.Context, want journal.Attachment) (lifecycle.Settled, error)
+	Reserve(ctx context.Context, want journal.Attachment) error
+	Attach(ctx context.Context, id inventory.ID, sandbox lifecycle.Sandbox) (netdev.Observed, error)
+	Address(
+		ctx context.Context, id inventory.ID, belongs func(journal.Attachment) bool, add lifecycle.Addresses,
+	) (netdev.Observed, error)
+	Check(ctx context.Context, id inventory.ID) (differences []string, err error)
+	// Detach brings the Function back from a sandbox; it stays reserved.
+	Detach(ctx context.Context, id inventory.ID, sandbox string) error
+	// EndRequest ends what a request attached or wanted to attach, but what the function is true for.
+	EndRequest(ctx context.Context, containerID, ifName string, but func(journal.Attachment) bool) error
+}
+
+// Reporter tells the user what became of a claim.
+type Reporter interface {
+	Report(journal.Claim)
+}
+
+// Options of a [Server]. All but the times must be set.
+type Options struct {
+	// Socket is where the shim connects. Its directory belongs to the server: it is made, and made to be entered by this
+	// user alone.
+	Socket string
+	// SpoolDir is where the shim leaves DELs and GCs while the agent is away. It is made where it is missing.
+	SpoolDir string
+
+	Functions Functions
+	Pools     Pools
+	Journal   Journal
+	Lifecycle Lifecycle
+	// Provisioner has the xPU serve Functions for which a network is named.
+	Provisioner provisioning.Provisioner
+	// MAC is the address of a Function on a network where nobody asks for one; the same every time.
+	MAC func(inventory.ID) netdev.MAC
+	// Ready says why an ADD could not succeed now, whichever Function it is about; nil if it could.
+	Ready func(context.Context) error
+	// Reporter is told about Functions of claims that are attached.
+	Reporter Reporter
+	Metrics  *Metrics
+	Log      logr.Logger
+
+	// AllowKeys are keys that network configurations may have although they mean nothing.
+	AllowKeys []string
+	// AddTimeout is how long an ADD waits for the xPU and for the release of the Function from the pod before; 0 is 90 s,
+	// which is less than what container runtimes wait.
+	AddTimeout time.Duration
+	// StopTimeout is how long requests that run may go on when the server stops; 0 is 10 s.
+	StopTimeout time.Duration
+}
+
+// Server serves the CNI plugin. Requests about different Functions run at the same time.
+type Server struct {
+	Options
+	adding adding
+}
+
+// New makes a server; [Server.Run] makes it work.
+func New(options Options) *Server {
+	if options.AddTimeout == 0 {
+		options.AddTimeout = 90 * time.Second
+	}
+	if options.StopTimeout == 0 {
+		options.StopTimeout = 10 * time.Second
+	}
+	return &Server{Options: options, adding: adding{byFunction: map[inventory.ID]*add{}}}
+}
+
+// answer does what a request says that came over the socket.
+func (s *Server) answer(ctx context.Context, r wire.Request) wire.Reply {
+	return s.answerAbout(ctx, r, nil)
+}
+
+// answerSpooled does what a request says that came some time ago: what was attached since is not meant.
+func (s *Server) answerSpooled(ctx context.Context, r wire.Request) wire.Reply {
+	return s.answerAbout(ctx, r, since(r.At))
+}
+
+func (s *Server) answerAbout(ctx context.Context, r wire.Request, but func(journal.Attachment) bool) wire.Reply {
+	begin := time.Now()
+	log := s.Log.WithValues("command", r.Command, "container", r.ContainerID, "interface", r.IfName)
+	if args, err := parseArgs(r.Args); err == nil && args.pod.Name != "" {
+		log = log.WithValues("pod", klog.KRef(args.pod.Namespace, args.pod.Name))
+	}
+	reply, err := s.do(logr.NewContext(ctx, log), r, but)
+	reply.Version = wire.Version
+	if err != nil {
+		reply = wire.Reply{Version: wire.Version, Error: coded(err)}
+		log.Error(err, "CNI request failed", "code", reply.Error.Code, "took", time.Since(begin).String())
+	} else {
+		log.V(1).Info("CNI request done", "took", time.Since(begin).String())
+	}
+	s.Metrics.request(known(r.Command), begin, reply.Error)
+	return reply
+}
+
+// known keeps what anybody writes into a request out of the metrics.
+func known(c wire.Command) wire.Command {
+	switch c {
+	case wire.Add, wire.Del, wire.Check, wire.GC, wire.Status, wire.Address, wire.Result:
+		return c
+	}
+	return "unknown"
+}
+
+// do does what a request says. A DEL is not about the attachments that but is true for.
+func (s *Server) do(ctx context.Context, r wire.Request, but func(journal.Attachment) bool) (wire.Reply, error) {
+	if r.Version != wire.Version {
+		return wire.Reply{}, fail(CodeVersion,
+			"this agent speaks version %d of the contract, not %d: the CNI plugin is of another release",
+			wire.Version, r.Version)
+	}
+	if err := checkEnvironment(r); err != nil {
+		return wire.Reply{}, err
+	}
+	if r.Command == wire.Add {
+		return s.add(ctx, r)
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, shortTimeout, fmt.Errorf("the agent waited %s", shortTimeout))
+	defer cancel()
+	switch r.Command {
+	case wire.Address:
+		return s.address(ctx, r)
+	case wire.Result:
+		return s.again(ctx, r)
+	case wire.Del:
+		return wire.Reply{}, s.del(ctx, r, but)
+	case wire.Check:
+		return wire.Reply{}, s.check(ctx, r)
+	case wire.GC:
+		return wire.Reply{}, s.gc(ctx, r)
+	case wire.Status:
+		return wire.Reply{}, s.status(ctx)
+	}
+	return wire.Reply{}, fail(types.ErrInvalidEnvironmentVariables, "CNI_COMMAND %q: is unknown", r.Command)
+}
+
+// checkEnvironment refuses a request in which something is missing that its command needs.
+func checkEnvironment(r wire.Request) error {
+	missing := func(name string) error { return fail(types.ErrInvalidEnvironmentVariables, "%s: is missing", name) }
+	if r.Command == wire.GC || r.Command == wire.Status {
+		return nil
+	}
+	if r.ContainerID == "" {
+		return missing("CNI_CONTAINERID")
+	}
+	if r.IfName == "" {
+		return missing("CNI_IFNAME")
+	}
+	if r.Command == wire.Del {
+		return nil
+	}
+	if r.NetNS == "" {
+		return missing("CNI_NETNS")
+	}
+	if err := netdev.ValidateName(r.IfName); err != nil {
+		return fail(types.ErrInvalidEnvironmentVariables, "CNI_IFNAME: %w", err)
+	}
+	return nil
+}
+
+// status says whether an ADD could succeed now.
+func (s *Server) status(ctx context.Context) error {
+	if _, known := s.Pools.Pools(); !known {
+		return fail(types.ErrPluginNotAvailable, "xpu-agent: pools and Functions have not been read yet")
+	}
+	if err := s.Ready(ctx); err != nil {
+		return fail(types.ErrPluginNotAvailable, "xpu-agent: %w", err)
+	}
+	return nil
+}
+
+// causeOf is the reason that ctx ended for, where it did.
+func causeOf(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+		return fmt.Errorf("%w (%w)", err, cause)
+	}
+	return err
+}

@@ -1,0 +1,689 @@
+package cniserver
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/types/create"
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/cni/wire"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
+	"github.com/opiproject/xpu-device-plugin/test/netns"
+)
+
+func decodeResult(t *testing.T, raw json.RawMessage) *types100.Result {
+	t.Helper()
+	some, err := create.CreateFromBytes(raw)
+	must(t, err)
+	result, err := types100.GetResult(some)
+	must(t, err)
+	return result
+}
+
+// The whole life, over the socket: a Function of a pool, on a network, with addresses.
+func TestAddAndDel(t *testing.T) {
+	n := newNode(t, 1)
+	n.xpuAgent.mtu = 1450
+	before := n.snapshot(0)
+	pod := netns.New(t)
+	add := request(wire.Add, 0, "c1", pod, map[string]any{
+		"network": "blue", "mtu": 1480, "runtimeConfig": map[string]any{"CNIDeviceInfoFile": "/any"},
+	})
+	add.IPAM = json.RawMessage(ipamResult)
+	n.serve(func(r *running) {
+		reply, err := r.call(add)
+		must(t, err)
+		if reply.Error != nil {
+			t.Fatal(reply.Error)
+		}
+		want := &types100.Result{
+			CNIVersion: "1.1.0",
+			Interfaces: []*types100.Interface{{Name: "net1", Mac: "02:00:00:00:00:aa", Mtu: 1450, Sandbox: pod.Path()}},
+		}
+		got := decodeResult(t, reply.Result)
+		if diff := cmp.Diff(want.Interfaces, got.Interfaces); diff != "" {
+			t.Errorf("interfaces (-want +got):\n%s", diff)
+		}
+		if len(got.IPs) != 1 || *got.IPs[0].Interface != 0 || got.IPs[0].Address.String() != "10.1.0.5/24" || got.IPs[0].Gateway.String() != "10.1.0.1" {
+			t.Errorf("IPs %v", got.IPs)
+		}
+		if len(got.Routes) != 2 || len(got.DNS.Nameservers) != 1 {
+			t.Errorf("routes %v, DNS %v", got.Routes, got.DNS)
+		}
+		if len(reply.DeviceInfo) > 0 { // the specification has no word for an SF, whose address is that of its PF
+			t.Errorf("device info %s, want none", reply.DeviceInfo)
+		}
+		port, _ := n.xpuAgent.port(function(0))
+		wantPort := provisioning.Request{
+			Function: n.functions[function(0)], DevicePool: "fast", Network: "blue", MAC: "02:00:00:00:00:aa",
+			Pod: journal.Pod{Namespace: "default", Name: "pod-c1", UID: "uid-c1"},
+		}
+		if diff := cmp.Diff(wantPort, port); diff != "" {
+			t.Errorf("Port (-want +got):\n%s", diff)
+		}
+		l := mustLink(t, pod, "net1")
+		routes, err := pod.Handle().RouteList(l, netlink.FAMILY_V4)
+		must(t, err)
+		if len(routes) != 3 { // the address's own, and two
+			t.Errorf("routes %v", routes)
+		}
+		record, _ := r.journal.Get(function(0))
+		if record.Resource != "" || record.State != journal.Attached || record.Sandbox != "c1" {
+			t.Errorf("record %+v", record)
+		}
+		again, err := r.call(add)
+		must(t, err)
+		if !bytes.Equal(again.Result, reply.Result) || n.xpuAgent.calls != 1 {
+			t.Errorf("second ADD: %s %v, want %s", again.Result, again.Error, reply.Result)
+		}
+		result := with(add, func(r *wire.Request) { r.Command, r.IPAM = wire.Result, nil })
+		if again := r.must(result); !bytes.Equal(again.Result, reply.Result) {
+			t.Errorf("RESULT: %s, want %s", again.Result, reply.Result)
+		}
+		r.mustFail(with(result, func(r *wire.Request) { r.ContainerID = "c2" }), types.ErrUnknownContainer, "of container c2")
+		changed := with(add, func(r *wire.Request) {
+			r.Config = bytes.Replace(r.Config, []byte("1480"), []byte("1300"), 1)
+		})
+		r.mustFail(changed, CodeTaken, "another configuration")
+
+		for range 2 {
+			reply, err = r.call(wire.Request{Command: wire.Del, ContainerID: "c1", IfName: "net1", At: time.Now()})
+			must(t, err)
+			if reply.Error != nil {
+				t.Fatal(reply.Error)
+			}
+		}
+		r.checkFree(0, before)
+	})
+}
+
+// The runtime may speak any version, and a plugin before this one may have made an interface.
+func TestResultVersions(t *testing.T) {
+	prev := map[string]any{
+		"interfaces": []any{map[string]any{"name": "eth0", "mac": "02:00:00:00:00:01", "sandbox": "/any"}},
+		"ips":        []any{map[string]any{"version": "4", "address": "192.0.2.5/24", "interface": 0}},
+		"routes":     []any{map[string]any{"dst": "198.51.100.0/24"}},
+		"dns":        map[string]any{"nameservers": []any{"192.0.2.53"}},
+	}
+	n := newNode(t, 1)
+	for _, version := range []string{"0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
+		t.Run(version, func(t *testing.T) {
+			pod := netns.New(t)
+			prev["cniVersion"] = version
+			n.run(func(r *running) {
+				add := request(wire.Add, 0, "c1", pod, map[string]any{"cniVersion": version, "prevResult": prev})
+				add.IPAM = json.RawMessage(strings.Replace(ipamResult, `"1.1.0"`, `"`+version+`"`, 1))
+				if strings.HasPrefix(version, "0") {
+					add.IPAM = bytes.Replace(add.IPAM, []byte(`{"address"`), []byte(`{"version":"4","address"`), 1)
+				}
+				raw := r.must(add).Result
+				var head struct{ CNIVersion string }
+				must(t, json.Unmarshal(raw, &head))
+				if head.CNIVersion != version {
+					t.Errorf("version %s", head.CNIVersion)
+				}
+				got := decodeResult(t, raw)
+				if len(got.Interfaces) != 2 || got.Interfaces[0].Name != "eth0" || got.Interfaces[1].Name != "net1" ||
+					got.Interfaces[1].Sandbox != pod.Path() || (got.Interfaces[1].Mtu == 1500) != (version >= "1.0.0") {
+					t.Errorf("interfaces %v", got.Interfaces)
+				}
+				if len(got.IPs) != 2 || *got.IPs[0].Interface != 0 || *got.IPs[1].Interface != 1 {
+					t.Errorf("IPs %v", got.IPs)
+				}
+				if len(got.Routes) != 3 || got.DNS.Nameservers[0] != "10.1.0.53" {
+					t.Errorf("routes %v, DNS %v", got.Routes, got.DNS)
+				}
+				r.must(request(wire.Del, 0, "c1", nil, nil))
+			})
+		})
+	}
+}
+
+// Without IPAM, the runtime's ips are used, and the netdev keeps what nobody asks to change.
+func TestAddWithoutIPAM(t *testing.T) {
+	n := newNode(t, 1)
+	was := n.snapshot(0)
+	pod := netns.New(t)
+	n.run(func(r *running) {
+		add := request(wire.Add, 0, "c1", pod, map[string]any{
+			"mac": "02:00:00:00:00:01", "runtimeConfig": map[string]any{"ips": []string{"10.1.0.7/24"}, "mac": "02:00:00:00:00:03"},
+			"dns": map[string]any{"nameservers": []string{"192.0.2.53"}},
+		})
+		add.Args += ";MAC=02:00:00:00:00:02"
+		got := decodeResult(t, r.must(add).Result)
+		n.pools[0].Spec.Network = "blue"
+		r.must(add) // again; the pool's new network is for the next pod
+		if len(got.IPs) != 1 || got.IPs[0].Address.String() != "10.1.0.7/24" || len(got.Routes) != 0 || len(got.DNS.Nameservers) != 1 {
+			t.Errorf("result %v", got)
+		}
+		if got.Interfaces[0].Mac != "02:00:00:00:00:03" || got.Interfaces[0].Mtu != was.MTU {
+			t.Errorf("interface %v, want the runtime's MAC and the MTU of before", got.Interfaces[0])
+		}
+		if _, ok := n.xpuAgent.port(function(0)); ok {
+			t.Error("a Port without a network")
+		}
+		r.must(request(wire.Del, 0, "c1", nil, nil))
+		r.checkFree(0, was)
+	})
+}
+
+// What Allocate had the xPU serve is used, unless the configuration says otherwise.
+func TestAddAfterAllocate(t *testing.T) {
+	tests := map[string]struct {
+		config map[string]any
+		want   journal.Port
+	}{
+		"as it is": {nil, journal.Port{DevicePool: "was", Network: "blue", MAC: "02:00:00:00:00:0b"}},
+		"other network": {
+			map[string]any{"network": "red"}, journal.Port{DevicePool: "was", Network: "red", MAC: "02:00:00:00:00:0b"},
+		},
+		"other MAC": {
+			map[string]any{"mac": "02:00:00:00:00:0c"}, journal.Port{DevicePool: "was", Network: "blue", MAC: "02:00:00:00:00:0c"},
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, 1)
+			before := n.snapshot(0)
+			pod := netns.New(t)
+			n.run(func(r *running) {
+				must(t, r.lifecycle.Reserve(t.Context(), journal.Attachment{
+					Function: function(0), PF: "0000:3b:00.0", Resource: "example.com/vf",
+					Port: &journal.Port{DevicePool: "was", Network: "blue", MAC: "02:00:00:00:00:0b"},
+				}))
+				n.pools = []pool.Pool{} // moved on since; the pod has its Function
+				r.must(request(wire.Add, 0, "c1", pod, test.config))
+				record, _ := r.journal.Get(function(0))
+				if *record.Port != test.want || record.Resource != "example.com/vf" || record.Observed.MAC != test.want.MAC {
+					t.Errorf("Port %+v, resource %s, MAC %s", record.Port, record.Resource, record.Observed.MAC)
+				}
+				r.must(request(wire.Del, 0, "c1", nil, nil))
+				r.checkFree(0, before)
+			})
+		})
+	}
+}
+
+func TestAddRefuses(t *testing.T) {
+	n := newNode(t, 3)
+	slow := pool.Pool{Name: "slow", Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDRA}, Functions: []inventory.Function{n.functions[function(1)]}}
+	n.pools[0].Functions = n.pools[0].Functions[:1]
+	n.pools = append(n.pools, slow)
+	pod, other := netns.New(t), netns.New(t)
+	n.run(func(r *running) {
+		r.must(request(wire.Add, 0, "c1", pod, nil))
+		add := func(i int, config map[string]any) wire.Request { return request(wire.Add, i, "c2", other, config) }
+		r.mustFail(add(9, nil), CodeNoFunction, "Function 0000:3b:00.0/sf9 is not on this node")
+		r.mustFail(add(1, nil), CodeNotOffered, "in one that is published by DRA, the pod must have a claim")
+		r.mustFail(add(2, nil), CodeNotOffered, "belongs to no DevicePool")
+		r.mustFail(add(0, nil), CodeTaken, "is Attached in pod default/pod-c1 (sandbox c1)")
+		r.mustFail(with(request(wire.Add, 0, "c1", pod, nil), func(r *wire.Request) { r.IfName = "net2" }), CodeTaken, "(sandbox c1) as net1")
+		r.mustFail(add(0, map[string]any{"vlan": 5}), types.ErrInvalidNetworkConfig, "need a VF; Function 0000:3b:00.0/sf0 is a SF")
+		r.mustFail(add(0, map[string]any{"vlan": "x", "mtu": 1}), types.ErrInvalidNetworkConfig, "vlan: is a string, must be a whole number")
+		r.mustFail(with(add(0, nil), func(r *wire.Request) { r.IPAM = json.RawMessage(`{"cniVersion":"9"}`) }), types.ErrDecodingFailure, "IPAM")
+		r.mustFail(with(add(0, nil), func(r *wire.Request) { r.Config = json.RawMessage(`{`) }), types.ErrDecodingFailure, "network configuration")
+		r.mustFail(with(add(0, nil), func(r *wire.Request) { r.NetNS = "" }), types.ErrInvalidEnvironmentVariables, "CNI_NETNS")
+		r.mustFail(with(add(0, nil), func(r *wire.Request) { r.ContainerID = "" }), types.ErrInvalidEnvironmentVariables, "CNI_CONTAINERID")
+		r.mustFail(with(add(0, nil), func(r *wire.Request) { r.IfName = "a/b" }), types.ErrInvalidEnvironmentVariables, `interface name "a/b"`)
+		r.mustFail(with(add(0, nil), func(r *wire.Request) { r.IfName = "" }), types.ErrInvalidEnvironmentVariables, "CNI_IFNAME")
+		r.mustFail(with(add(0, nil), func(r *wire.Request) { r.Args = "x" }), types.ErrInvalidEnvironmentVariables, "CNI_ARGS")
+		r.mustFail(with(add(0, nil), func(r *wire.Request) { r.Version = 2 }), CodeVersion, "not 2")
+		r.mustFail(with(add(0, nil), func(r *wire.Request) { r.Command = "MOVE" }), types.ErrInvalidEnvironmentVariables, `"MOVE"`)
+		must(t, r.lifecycle.EndRequest(t.Context(), "c1", "net1", nil))
+		pools := n.pools
+		n.pools = nil
+		r.mustFail(add(0, nil), types.ErrTryAgainLater, "pools have not been read yet")
+		n.pools = pools
+		r.mustFail(with(add(0, nil), func(r *wire.Request) { r.NetNS += "-gone" }), CodeAttach, "no such file")
+		if a, _ := r.journal.Get(function(0)); a.State != journal.Reserved {
+			t.Errorf("record %+v", a)
+		}
+		r.must(request(wire.Del, 0, "c2", nil, nil))
+		if left := r.journal.All(); len(left) > 0 {
+			t.Errorf("left: %+v", left)
+		}
+	})
+}
+
+// A container before whose DEL never came does not keep the Function once its sandbox is gone, or belongs to the same pod.
+func TestTakesOver(t *testing.T) {
+	tests := map[string]struct {
+		gone    bool
+		samePod bool
+	}{"its sandbox is gone": {gone: true}, "another sandbox of the pod": {samePod: true}}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, 1)
+			before := n.snapshot(0)
+			first, second := netns.New(t), netns.New(t)
+			n.run(func(r *running) {
+				r.must(request(wire.Add, 0, "c1", first, map[string]any{"network": "blue"}))
+				add := request(wire.Add, 0, "c2", second, map[string]any{"network": "red"})
+				if test.gone { // a veth would end with its namespace, so here it goes back as that of a card does
+					must(t, first.Unmount())
+					must(t, first.Handle().LinkSetNsFd(mustLink(t, first, "net1"), n.host.Fd()))
+				}
+				if test.samePod {
+					add.Args = request(wire.Add, 0, "c1", nil, nil).Args
+				}
+				r.must(add)
+				port, _ := n.xpuAgent.port(function(0))
+				if record, _ := r.journal.Get(function(0)); record.Sandbox != "c2" || port.Network != "red" {
+					t.Errorf("record %+v, Port %+v", record, port)
+				}
+				r.must(request(wire.Del, 0, "c1", nil, nil)) // late
+				if record, _ := r.journal.Get(function(0)); record.State != journal.Attached {
+					t.Errorf("record %+v after a late DEL", record)
+				}
+				r.must(request(wire.Del, 0, "c2", nil, nil))
+				r.checkFree(0, before)
+			})
+		})
+	}
+}
+
+func TestProvisionFails(t *testing.T) {
+	n := newNode(t, 1)
+	before := n.snapshot(0)
+	pod := netns.New(t)
+	n.xpuAgent.err = errRefused
+	add := request(wire.Add, 0, "c1", pod, map[string]any{"network": "blue"})
+	n.run(func(r *running) {
+		r.mustFail(add, CodeProvision, errRefused.Error())
+		if record, _ := r.journal.Get(function(0)); record.State != journal.Reserved || record.Port == nil {
+			t.Errorf("record %+v", record)
+		}
+		n.xpuAgent.err = nil
+		r.must(add) // the runtime tries again
+		r.must(request(wire.Del, 0, "c1", nil, nil))
+		r.checkFree(0, before)
+		n.xpuAgent.err = errRefused
+		r.mustFail(add, CodeProvision, "")
+		r.must(request(wire.Del, 0, "c1", nil, nil))
+		r.checkFree(0, before)
+	})
+}
+
+// A DEL ends the ADD that runs, and another ADD of the Function does not wait for it.
+func TestDelEndsAdd(t *testing.T) {
+	n := newNode(t, 1)
+	before := n.snapshot(0)
+	pod := netns.New(t)
+	n.xpuAgent.entered = make(chan struct{})
+	n.run(func(r *running) {
+		var adding sync.WaitGroup
+		adding.Go(func() {
+			r.mustFail(request(wire.Add, 0, "c1", pod, map[string]any{"network": "blue"}), CodeProvision, errDeleted.Error())
+		})
+		<-n.xpuAgent.entered
+		r.mustFail(request(wire.Add, 0, "c2", pod, nil), types.ErrTryAgainLater, "an ADD for container c1 runs already")
+		r.must(request(wire.Del, 0, "c1", nil, nil))
+		adding.Wait()
+		r.checkFree(0, before)
+
+		n.xpuAgent.entered = nil
+		r.AddTimeout = time.Millisecond
+		n.xpuAgent.entered = make(chan struct{}, 1)
+		r.mustFail(request(wire.Add, 0, "c1", pod, map[string]any{"network": "blue"}), CodeProvision, "the agent waited 1ms")
+		r.must(request(wire.Del, 0, "c1", nil, nil))
+	})
+}
+
+// TestCrash ends the agent at every point of ADD and DEL. What the runtime, or the next agent, does then makes it good.
+func TestCrash(t *testing.T) {
+	config := map[string]any{"network": "blue", "mtu": 1400, "mac": "02:00:00:00:00:01"}
+	addRequest := func(pod *netns.Namespace) wire.Request {
+		return with(request(wire.Add, 0, "c1", pod, config), func(r *wire.Request) { r.IPAM = json.RawMessage(ipamResult) })
+	}
+	del := request(wire.Del, 0, "c1", nil, nil)
+	heals := map[string]func(t *testing.T, r *running, pod *netns.Namespace){
+		"DEL": func(_ *testing.T, r *running, _ *netns.Namespace) { r.must(del) },
+		"ADD, DEL": func(_ *testing.T, r *running, pod *netns.Namespace) {
+			other := addRequest(pod)
+			other.IPAM = bytes.Replace(other.IPAM, []byte("10.1.0.5/24"), []byte("10.1.0.6/24"), 1)
+			r.must(other)
+			r.must(del)
+		},
+		"recovery, GC": func(t *testing.T, r *running, _ *netns.Namespace) {
+			must(t, r.lifecycle.Recover(t.Context()))
+			r.settled()
+			r.must(wire.Request{Version: wire.Version, Command: wire.GC, At: time.Now(),
+				Config: json.RawMessage(`{"name":"sriov","cni.dev/valid-attachments":[]}`)})
+		},
+	}
+	operations := map[string]struct {
+		added   bool
+		do      func(t *testing.T, r *running, pod *netns.Namespace)
+		atLeast int // events
+	}{
+		"ADD": {false, func(_ *testing.T, r *running, pod *netns.Namespace) { r.must(addRequest(pod)) }, 10},
+		"DEL": {true, func(_ *testing.T, r *running, _ *netns.Namespace) { r.must(del) }, 4},
+	}
+	for name, operation := range operations {
+		for healName, heal := range heals {
+			t.Run(name+", then "+healName, func(t *testing.T) {
+				for at := 1; ; at++ {
+					n := newNode(t, 1)
+					before := n.snapshot(0)
+					pod := netns.New(t)
+					if operation.added {
+						n.run(func(r *running) { r.must(addRequest(pod)) })
+					}
+					crashed := n.crashes(at, func(r *running) { operation.do(t, r, pod) })
+					n.run(func(r *running) {
+						heal(t, r, pod)
+						r.checkFree(0, before)
+					})
+					if t.Failed() {
+						t.Fatalf("failed at event %d", at)
+					}
+					if !crashed {
+						if at-1 < operation.atLeast {
+							t.Errorf("only %d events", at-1)
+						}
+						return
+					}
+				}
+			})
+		}
+	}
+}
+
+// Functions go to pods at the same time, and DELs come in between.
+func TestConcurrent(t *testing.T) {
+	const functions = 64
+	n := newNode(t, functions)
+	pods := make([]*netns.Namespace, functions)
+	var before [functions]netdev.Snapshot
+	for i := range functions {
+		pods[i] = netns.New(t)
+		before[i] = n.snapshot(i)
+	}
+	n.serve(func(r *running) {
+		ask := func(command wire.Command) {
+			var group sync.WaitGroup
+			for i := range functions {
+				group.Go(func() {
+					reply, err := r.call(request(command, i, fmt.Sprint("c", i), pods[i], map[string]any{"network": "blue"}))
+					if err != nil || reply.Error != nil {
+						t.Errorf("%s %d: %v %v", command, i, err, reply.Error)
+					}
+				})
+			}
+			group.Wait()
+		}
+		ask(wire.Add)
+		ask(wire.Check)
+		for _, a := range r.journal.All() {
+			if a.State != journal.Attached {
+				t.Errorf("Function %s is %s", a.Function, a.State)
+			}
+		}
+		ask(wire.Del)
+		for i := range functions {
+			r.checkFree(i, before[i])
+		}
+	})
+}
+
+func TestGC(t *testing.T) {
+	n := newNode(t, 4)
+	gc := func(at time.Time, config string) wire.Request {
+		return wire.Request{Version: wire.Version, Command: wire.GC, At: at, Config: json.RawMessage(config)}
+	}
+	n.run(func(r *running) {
+		for i := range 4 {
+			config := map[string]any{}
+			if i == 3 {
+				config["name"] = "other"
+			}
+			r.must(request(wire.Add, i, fmt.Sprint("c", i), netns.New(t), config))
+		}
+		left := func() (containers []string) {
+			for _, a := range r.journal.All() {
+				containers = append(containers, a.CNI.ContainerID)
+			}
+			return containers
+		}
+		r.mustFail(gc(time.Now(), `{"name":"sriov"}`), types.ErrInvalidNetworkConfig, "cni.dev/valid-attachments")
+		r.mustFail(gc(time.Now(), `{"cni.dev/valid-attachments":[]}`), types.ErrInvalidNetworkConfig, "name")
+		r.mustFail(gc(time.Time{}, `{"name":"sriov","cni.dev/valid-attachments":[]}`), types.ErrInvalidEnvironmentVariables, "time")
+		r.must(gc(time.Now().Add(-time.Hour), `{"name":"sriov","cni.dev/valid-attachments":[]}`))
+		if got := left(); len(got) != 4 {
+			t.Errorf("left after a GC of before: %q", got)
+		}
+		r.must(gc(time.Now(), `{"name":"sriov","cni.dev/valid-attachments":[{"containerID":"c1","ifname":"net1"},{"containerID":"c2","ifname":"net9"}]}`))
+		if got := left(); !slices.Equal(got, []string{"c1", "c3"}) {
+			t.Errorf("left %q", got)
+		}
+	})
+}
+
+func TestCheck(t *testing.T) {
+	set := func(change func(t *testing.T, h *netlink.Handle, l netlink.Link)) func(*testing.T, *netns.Namespace) {
+		return func(t *testing.T, pod *netns.Namespace) { change(t, pod.Handle(), mustLink(t, pod, "net1")) }
+	}
+	address := func(t *testing.T, text string) *netlink.Addr {
+		a, err := netlink.ParseAddr(text)
+		must(t, err)
+		return a
+	}
+	changes := map[string]struct {
+		change func(t *testing.T, pod *netns.Namespace)
+		want   string // "" is no difference
+	}{
+		"nothing": {func(*testing.T, *netns.Namespace) {}, ""},
+		"an address more": {set(func(t *testing.T, h *netlink.Handle, l netlink.Link) {
+			must(t, h.AddrAdd(l, address(t, "192.0.2.1/24")))
+		}), ""},
+		"mtu": {set(func(t *testing.T, h *netlink.Handle, l netlink.Link) { must(t, h.LinkSetMTU(l, 1300)) }), "mtu is 1300, was 1400"},
+		"mac": {set(func(t *testing.T, h *netlink.Handle, l netlink.Link) {
+			must(t, h.LinkSetHardwareAddr(l, netdev.MAC("02:00:00:00:00:66").HardwareAddr()))
+		}), `mac is 02:00:00:00:00:66, was 02:00:00:00:00:01`},
+		"name": {set(func(t *testing.T, h *netlink.Handle, l netlink.Link) {
+			must(t, h.LinkSetDown(l))
+			must(t, h.LinkSetName(l, "mine0"))
+		}), `name is "mine0", was "net1"`},
+		"down": {set(func(t *testing.T, h *netlink.Handle, l netlink.Link) { must(t, h.LinkSetDown(l)) }), "up is false, was true"},
+		"address": {set(func(t *testing.T, h *netlink.Handle, l netlink.Link) {
+			must(t, h.AddrDel(l, address(t, "10.1.0.5/24")))
+		}), "address 10.1.0.5/24 is missing"},
+		"route": {set(func(t *testing.T, h *netlink.Handle, l netlink.Link) {
+			routes, err := h.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{LinkIndex: l.Attrs().Index, Protocol: unix.RTPROT_STATIC}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_PROTOCOL)
+			must(t, err)
+			for _, route := range routes {
+				must(t, h.RouteDel(&route))
+			}
+		}), "route to 10.2.0.0/16 is missing"},
+		"moved away": {func(t *testing.T, pod *netns.Namespace) {
+			must(t, pod.Handle().LinkSetNsFd(mustLink(t, pod, "net1"), netns.New(t).Fd()))
+		}, "interface net1 is not in the pod"},
+		"namespace gone": {func(t *testing.T, pod *netns.Namespace) { must(t, pod.Unmount()) }, "is gone"},
+	}
+	for name, test := range changes {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, 1)
+			pod := netns.New(t)
+			n.run(func(r *running) {
+				config := map[string]any{"mtu": 1400, "mac": "02:00:00:00:00:01"}
+				add := request(wire.Add, 0, "c1", pod, config)
+				add.IPAM = json.RawMessage(ipamResult)
+				var prev any
+				must(t, json.Unmarshal(r.must(add).Result, &prev))
+				test.change(t, pod)
+				config["prevResult"] = prev
+				check := request(wire.Check, 0, "c1", pod, config)
+				if test.want == "" {
+					r.must(check)
+				} else {
+					r.mustFail(check, CodeCheck, test.want)
+				}
+			})
+		})
+	}
+}
+
+// The result that the runtime kept must be the one that it was given.
+func TestCheckPrevious(t *testing.T) {
+	n := newNode(t, 1)
+	pod := netns.New(t)
+	n.run(func(r *running) {
+		add := request(wire.Add, 0, "c1", pod, nil)
+		add.IPAM = json.RawMessage(ipamResult)
+		result := string(r.must(add).Result)
+		check := func(old, new string) wire.Request {
+			changed := strings.Replace(result, old, new, 1)
+			if changed == result && old != "" {
+				t.Fatalf("no %s in %s", old, result)
+			}
+			return request(wire.Check, 0, "c1", pod, map[string]any{"prevResult": json.RawMessage(changed)})
+		}
+		record, _ := r.journal.Get(function(0))
+		r.must(check("", ""))
+		r.mustFail(check("10.1.0.5/24", "10.1.0.6/24"), CodeCheck, "prevResult has address 10.1.0.6/24")
+		r.mustFail(check(string(record.Observed.MAC), "02:00:00:00:00:66"), CodeCheck, "prevResult has mac")
+		r.mustFail(check(`"net1"`, `"net7"`), CodeCheck, "prevResult has no interface net1")
+		r.mustFail(request(wire.Check, 0, "c2", pod, nil), types.ErrUnknownContainer, "not attached as net1 of container c2")
+		r.mustFail(request(wire.Check, 0, "c1", pod, map[string]any{"prevResult": 5}), types.ErrInvalidNetworkConfig, "prevResult")
+	})
+}
+
+// An IPAM plugin such as dhcp needs the interface first.
+func TestAddress(t *testing.T) {
+	n := newNode(t, 1)
+	before := n.snapshot(0)
+	pod := netns.New(t)
+	n.run(func(r *running) {
+		address := with(request(wire.Address, 0, "c1", pod, nil), func(r *wire.Request) { r.IPAM = json.RawMessage(ipamResult) })
+		r.mustFail(address, CodeAttach, "is not attached")
+		if got := decodeResult(t, r.must(request(wire.Add, 0, "c1", pod, nil)).Result); len(got.IPs) > 0 {
+			t.Errorf("IPs %v", got.IPs)
+		}
+		r.mustFail(request(wire.Address, 0, "c1", pod, nil), types.ErrInvalidNetworkConfig, "no result of an IPAM plugin")
+		r.mustFail(with(address, func(r *wire.Request) { r.ContainerID = "c2" }), CodeAttach, "is not attached for this request")
+		for range 2 {
+			got := decodeResult(t, r.must(address).Result)
+			if len(got.IPs) != 1 || len(got.Routes) != 2 || len(got.Interfaces) != 1 {
+				t.Errorf("result %v", got)
+			}
+		}
+		record, _ := r.journal.Get(function(0))
+		if want := []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24")}; !slices.Equal(record.Observed.Addresses, want) {
+			t.Errorf("observed %v", record.Observed.Addresses)
+		}
+		r.must(request(wire.Check, 0, "c1", pod, nil))
+		r.must(request(wire.Del, 0, "c1", nil, nil))
+		r.checkFree(0, before)
+	})
+}
+
+// Multus may attach what a claim of the same pod has. The claim keeps its Function when the sandbox goes.
+func TestClaim(t *testing.T) {
+	n := newNode(t, 1)
+	n.pools[0].Spec.Publish = v1alpha1.PublishDRA
+	before := n.snapshot(0)
+	first, second := netns.New(t), netns.New(t)
+	claimed := journal.Attachment{
+		Function: function(0), PF: "0000:3b:00.0", Claim: journal.Claim{Namespace: "default", Name: "c", UID: "claim-1"},
+		Pod: journal.Pod{Namespace: "default", Name: "pod-c1", UID: "uid-c1"},
+		Interface: netdev.Interface{
+			Name: "claimed", MAC: "02:00:00:00:00:0d", MTU: 1450, Addresses: []netip.Prefix{netip.MustParsePrefix("10.9.0.1/24")},
+		},
+	}
+	n.run(func(r *running) {
+		must(t, r.lifecycle.Reserve(t.Context(), claimed))
+		r.mustFail(request(wire.Add, 0, "c2", second, nil), CodeTaken, "belongs to claim default/c (UID claim-1) and is for pod default/pod-c1")
+		r.mustFail(request(wire.Add, 0, "c1", first, map[string]any{"network": "red"}), types.ErrInvalidNetworkConfig, "leave network out")
+		r.mustFail(request(wire.Add, 0, "c1", first, map[string]any{"mac": "02:00:00:00:00:0e"}), types.ErrInvalidNetworkConfig, "leave mac out")
+
+		got := decodeResult(t, r.must(request(wire.Add, 0, "c1", first, map[string]any{"mtu": 1400})).Result)
+		if i := got.Interfaces[0]; i.Name != "net1" || i.Mtu != 1400 || i.Mac != "02:00:00:00:00:0d" || len(got.IPs) != 1 {
+			t.Errorf("result %v", got)
+		}
+		if told := r.Reporter.(*reporter).told; len(told) != 1 || told[0].UID != "claim-1" {
+			t.Errorf("reported %v", told)
+		}
+		// The pod gets another sandbox; the DEL of the first one comes late.
+		again := request(wire.Add, 0, "c2", second, map[string]any{"mtu": 1480})
+		again.Args = request(wire.Add, 0, "c1", nil, nil).Args
+		again.IPAM = json.RawMessage(ipamResult)
+		got = decodeResult(t, r.must(again).Result)
+		if i := got.Interfaces[0]; i.Mtu != 1450 || i.Sandbox != second.Path() || got.IPs[0].Address.String() != "10.1.0.5/24" {
+			t.Errorf("result %v", got)
+		}
+		r.must(request(wire.Del, 0, "c1", nil, nil))
+		if record, _ := r.journal.Get(function(0)); record.State != journal.Attached {
+			t.Errorf("record %+v", record)
+		}
+		r.must(request(wire.Del, 0, "c2", nil, nil))
+		record, _ := r.journal.Get(function(0))
+		if record.State != journal.Reserved || record.CNI != nil || record.Interface.Name != "claimed" || record.Claim.UID != "claim-1" ||
+			record.Interface.Addresses[0].String() != "10.9.0.1/24" {
+			t.Errorf("record %+v", record)
+		}
+		must(t, r.lifecycle.Unprepare(t.Context(), "claim-1"))
+		r.checkFree(0, before)
+	})
+}
+
+func TestStatus(t *testing.T) {
+	n := newNode(t, 1)
+	n.run(func(r *running) {
+		status := wire.Request{Version: wire.Version, Command: wire.Status}
+		r.must(status)
+		r.Ready = func(context.Context) error { return errors.New("the disk is full") }
+		r.mustFail(status, types.ErrPluginNotAvailable, "the disk is full")
+		n.pools = nil
+		r.mustFail(status, types.ErrPluginNotAvailable, "have not been read yet")
+	})
+}
+
+// BenchmarkAddAndDel is a Function's way into a pod and back through the socket, with the journal on a disk. Its measure
+// is BenchmarkBareMove of package link.
+func BenchmarkAddAndDel(b *testing.B) {
+	n := newNode(b, 1)
+	n.dir = "bench" // beside the test: a temporary directory may be on a file system without a disk
+	must(b, os.Mkdir(n.dir, 0o700))
+	b.Cleanup(func() { must(b, os.RemoveAll(n.dir)) })
+	pod := netns.New(b)
+	n.serve(func(r *running) {
+		var add, del time.Duration
+		ask := func(request wire.Request) time.Duration {
+			start := time.Now()
+			reply, err := r.call(request)
+			if err != nil || reply.Error != nil {
+				b.Fatal(err, reply.Error)
+			}
+			return time.Since(start)
+		}
+		for b.Loop() {
+			request := request(wire.Add, 0, "c1", pod, nil)
+			request.IPAM = json.RawMessage(ipamResult)
+			add += ask(request)
+			request.Command = wire.Del
+			del += ask(request)
+		}
+		b.ReportMetric(float64(add.Microseconds())/float64(b.N), "add-us")
+		b.ReportMetric(float64(del.Microseconds())/float64(b.N), "del-us")
+	})
+}

@@ -1,0 +1,316 @@
+package cniserver
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/fsnotify/fsnotify"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/opiproject/xpu-device-plugin/cni/wire"
+)
+
+// messageTimeout is how long a message may take on its way: both sides are on this machine.
+const messageTimeout = 10 * time.Second
+
+// Run drains the spool and serves the socket, until ctx ends; requests that run then are given the time to end. What is
+// in the spool at the start is tried once before the first connection is taken, so that a DEL of the past cannot come
+// after an ADD of the present. It returns an error only where it cannot serve at all.
+func (s *Server) Run(ctx context.Context) error {
+	spool, err := newSpool(s)
+	if err != nil {
+		return err
+	}
+	defer spool.close()
+	spool.first(ctx)
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return spool.run(ctx) })
+	group.Go(func() error { return s.serve(ctx) })
+	return group.Wait()
+}
+
+// serve listens until ctx ends, and listens again when the socket or its directory was removed.
+func (s *Server) serve(ctx context.Context) error {
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		return fmt.Errorf("CNI socket: %w", err)
+	}
+	defer watcher.Close()
+	// Requests that run outlive ctx for a while.
+	working, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	var requests sync.WaitGroup
+	defer func() {
+		late := time.AfterFunc(s.StopTimeout, end)
+		defer late.Stop()
+		requests.Wait()
+	}()
+	l, err := s.listen(watcher)
+	if err != nil {
+		return err
+	}
+	for {
+		var accepting sync.WaitGroup
+		accepting.Go(func() { s.accept(working, l, &requests) })
+		err = l.untilRemoved(ctx, watcher)
+		l.Close()
+		accepting.Wait()
+		if err != nil || ctx.Err() != nil {
+			return err
+		}
+		s.Log.Info("CNI socket was removed; it is made again", "socket", s.Socket)
+		if l = s.listenAgain(ctx, watcher); l == nil {
+			return nil
+		}
+	}
+}
+
+// listenAgain tries until it succeeds, as somebody may be removing still, or ctx ends; then it returns nil.
+func (s *Server) listenAgain(ctx context.Context, watcher *fsnotify.Watcher) (l *listener) {
+	_ = wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(context.Context) (done bool, err error) {
+		if l, err = s.listen(watcher); err != nil {
+			s.Log.Error(err, "CNI socket cannot be made; trying again")
+		}
+		return err == nil, nil
+	})
+	return l
+}
+
+// listener is a listening socket and the file that it is.
+type listener struct {
+	*net.UnixListener
+	path string
+	file fs.FileInfo
+}
+
+// listen makes the socket and watches it. An old one in its place is nobody's: the journal lets one agent run.
+func (s *Server) listen(watcher *fsnotify.Watcher) (*listener, error) {
+	dir := filepath.Dir(s.Socket)
+	ours := func(name string) bool { return name == filepath.Base(s.Socket) }
+	if err := makeOwnDir(dir, ours); err != nil {
+		return nil, fmt.Errorf("CNI socket: %w", err)
+	}
+	// The watch comes first, so that a removal is not missed. The parent tells when the directory goes.
+	for _, path := range []string{dir, filepath.Dir(dir)} {
+		if err := watcher.Add(path); err != nil {
+			return nil, fmt.Errorf("CNI socket: watch %s: %w", path, err)
+		}
+	}
+	if err := os.Remove(s.Socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("CNI socket: %w", err)
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: s.Socket, Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("CNI socket: %w", err)
+	}
+	l.SetUnlinkOnClose(false) // by then the path may be another socket
+	if err := os.Chmod(s.Socket, 0o600); err != nil {
+		l.Close()
+		return nil, fmt.Errorf("CNI socket: %w", err)
+	}
+	file, err := os.Lstat(s.Socket)
+	if err != nil {
+		l.Close()
+		return nil, fmt.Errorf("CNI socket: %w", err)
+	}
+	return &listener{UnixListener: l, path: s.Socket, file: file}, nil
+}
+
+// ownMode is that of directories that are the server's alone.
+const ownMode fs.FileMode = 0o700
+
+// makeOwnDir makes a directory that nobody else may enter. One that is there and has files that are not ours, as
+// "/run" has, is left as it is, with an error.
+func makeOwnDir(dir string, ours func(name string) bool) error {
+	if err := os.MkdirAll(dir, ownMode); err != nil {
+		return err
+	}
+	info, err := os.Stat(dir)
+	if err != nil || info.Mode().Perm() == ownMode {
+		return err
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		if !ours(entry.Name()) {
+			return fmt.Errorf("%s: must be a directory of its own, of mode %04o; this one has %s in it",
+				dir, ownMode, entry.Name())
+		}
+	}
+	return os.Chmod(dir, ownMode)
+}
+
+// there says whether the path still is the socket.
+func (l *listener) there() bool {
+	now, err := os.Lstat(l.path)
+	return err == nil && os.SameFile(now, l.file)
+}
+
+// untilRemoved returns when the socket is no longer what its path leads to, or ctx ends; then it removes the socket.
+func (l *listener) untilRemoved(ctx context.Context, watcher *fsnotify.Watcher) error {
+	for l.there() {
+		select {
+		case <-ctx.Done():
+			_ = os.Remove(l.path)
+			return nil
+		case err, ok := <-watcher.Errors:
+			if !ok {
+				return errors.New("CNI socket: the watch ended")
+			}
+			if !errors.Is(err, fsnotify.ErrEventOverflow) {
+				return fmt.Errorf("CNI socket: watch: %w", err)
+			}
+		case <-watcher.Events:
+		}
+	}
+	return nil
+}
+
+// accept takes connections until the listener is closed.
+func (s *Server) accept(ctx context.Context, l *listener, requests *sync.WaitGroup) {
+	for {
+		conn, err := l.AcceptUnix()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil { // out of file descriptors, say: what runs will give some back
+			s.Log.Error(err, "Connection of the CNI plugin cannot be taken")
+			time.Sleep(100 * time.Millisecond)
+			continue
+		}
+		requests.Go(func() { s.talk(ctx, conn) })
+	}
+}
+
+// talk answers the one request of a connection.
+func (s *Server) talk(ctx context.Context, conn *net.UnixConn) {
+	defer conn.Close()
+	if err := checkPeer(conn); err != nil {
+		s.Metrics.refused.Inc()
+		s.Log.Error(err, "Connection to the CNI socket refused")
+		return
+	}
+	request, err := receive(conn)
+	reply := wire.Reply{Version: wire.Version}
+	if err == nil {
+		ctx, stop := whileConnected(ctx, conn, request.Command)
+		reply = s.answer(ctx, request)
+		stop()
+	} else {
+		reply.Error = &wire.Error{Code: types.ErrDecodingFailure, Msg: err.Error()}
+		s.Log.Error(err, "Request of the CNI plugin cannot be read")
+	}
+	if err := send(conn, reply); err != nil {
+		s.Log.Error(err, "CNI plugin did not wait for its answer",
+			"command", request.Command, "container", request.ContainerID)
+	}
+}
+
+var errGone = errors.New("the CNI plugin did not wait any longer")
+
+// whileConnected ends the context of an ADD when the shim is gone: nobody would know of the interface then. A DEL goes
+// on, as it is wanted all the same. stop must be called when the request is done.
+func whileConnected(ctx context.Context, conn *net.UnixConn, command wire.Command) (_ context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop = func() { cancel(nil) }
+	raw, err := conn.SyscallConn()
+	if err != nil || command != wire.Add || conn.SetReadDeadline(time.Time{}) != nil {
+		return ctx, stop
+	}
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		// The runtime's poller wakes this for every change of the socket, and for the deadline.
+		if raw.Read(hungUp) == nil {
+			cancel(errGone)
+		}
+	})
+	return ctx, func() {
+		_ = conn.SetReadDeadline(time.Unix(1, 0))
+		watching.Wait()
+		cancel(nil)
+	}
+}
+
+// hungUp says whether the other side closed its socket, and not only its direction after the request.
+func hungUp(fd uintptr) bool {
+	state := []unix.PollFd{{Fd: int32(fd)}}
+	n, err := unix.Poll(state, 0)
+	return err == nil && n > 0 && state[0].Revents&unix.POLLHUP != 0
+}
+
+// checkPeer lets root and the agent's own user in.
+func checkPeer(conn *net.UnixConn) error {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var peer *unix.Ucred
+	var peerErr error
+	if err := raw.Control(func(fd uintptr) {
+		peer, peerErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err != nil {
+		return err
+	}
+	if peerErr != nil {
+		return fmt.Errorf("peer credentials: %w", peerErr)
+	}
+	if peer.Uid != 0 && int(peer.Uid) != os.Geteuid() {
+		return fmt.Errorf("user %d (process %d): only root and user %d may use this socket", peer.Uid, peer.Pid, os.Geteuid())
+	}
+	return nil
+}
+
+func receive(conn *net.UnixConn) (wire.Request, error) {
+	if err := conn.SetReadDeadline(time.Now().Add(messageTimeout)); err != nil {
+		return wire.Request{}, err
+	}
+	data, err := io.ReadAll(io.LimitReader(conn, wire.MaxMessage+1))
+	if err != nil {
+		return wire.Request{}, fmt.Errorf("request: %w", err)
+	}
+	return decodeRequest(data)
+}
+
+// decodeRequest reads one whole request.
+func decodeRequest(data []byte) (wire.Request, error) {
+	var r wire.Request
+	if len(data) > wire.MaxMessage {
+		return r, fmt.Errorf("request: is longer than %d bytes", wire.MaxMessage)
+	}
+	if err := json.Unmarshal(data, &r); err != nil {
+		return wire.Request{}, fmt.Errorf("request: %w", err)
+	}
+	return r, nil
+}
+
+func send(conn *net.UnixConn, reply wire.Reply) error {
+	data, err := json.Marshal(reply)
+	if err == nil && len(data) > wire.MaxMessage {
+		err = fmt.Errorf("answer: is longer than %d bytes", wire.MaxMessage)
+	}
+	if err != nil {
+		reply = wire.Reply{Version: wire.Version, Error: &wire.Error{Code: types.ErrInternal, Msg: err.Error()}}
+		if data, err = json.Marshal(reply); err != nil {
+			return err
+		}
+	}
+	if err := conn.SetWriteDeadline(time.Now().Add(messageTimeout)); err != nil {
+		return err
+	}
+	_, err = conn.Write(data)
+	return err
+}

@@ -1,0 +1,264 @@
+package cniserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/opiproject/xpu-device-plugin/cni/wire"
+)
+
+const (
+	// spoolParallel is how many requests of the spool are worked on at a time.
+	spoolParallel = 8
+	// spoolTimeout bounds one of them.
+	spoolTimeout = 30 * time.Second
+	// firstTimeout is how long the start waits for what is in the spool. What is not done then goes on beside.
+	firstTimeout = 10 * time.Second
+	// badDir is where in the spool files go that are no request.
+	badDir = "bad"
+)
+
+// spool is the directory of requests that the agent was not there to take.
+type spool struct {
+	server  *Server
+	dir     string
+	watcher *fsnotify.Watcher
+	watched bool // the directory is there, and what comes into it is heard of
+}
+
+// newSpool makes and watches the directory. Close it after use.
+func newSpool(s *Server) (*spool, error) {
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		return nil, fmt.Errorf("CNI spool: %w", err)
+	}
+	p := &spool{server: s, dir: filepath.Clean(s.SpoolDir), watcher: watcher}
+	if err := p.watch(); err != nil {
+		p.close()
+		return nil, err
+	}
+	return p, nil
+}
+
+// watch makes the directory where it is missing, and watches it.
+func (p *spool) watch() error {
+	if p.watched {
+		return nil
+	}
+	ours := func(name string) bool {
+		return name == badDir || strings.HasSuffix(name, ".json") || strings.HasPrefix(name, ".")
+	}
+	for _, dir := range []string{p.dir, filepath.Join(p.dir, badDir)} {
+		if err := makeOwnDir(dir, ours); err != nil {
+			return fmt.Errorf("CNI spool: %w", err)
+		}
+	}
+	if err := p.watcher.Add(p.dir); err != nil {
+		return fmt.Errorf("CNI spool: watch %s: %w", p.dir, err)
+	}
+	p.watched = true
+	return nil
+}
+
+func (p *spool) close() { p.watcher.Close() }
+
+// first does what can be done at once.
+func (p *spool) first(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, firstTimeout)
+	defer cancel()
+	p.drain(ctx)
+}
+
+// run does what comes, and what failed again after a while, until ctx ends.
+func (p *spool) run(ctx context.Context) error {
+	newBackoff := func() wait.Backoff {
+		return wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.1, Steps: 7, Cap: time.Minute}
+	}
+	backoff := newBackoff()
+	timer := time.NewTimer(0) // a file may have come since the first look
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case event := <-p.watcher.Events:
+			if !p.concerns(event) {
+				continue
+			}
+		case err := <-p.watcher.Errors:
+			p.server.Log.Error(err, "CNI spool is looked through, as its watch may have missed something", "spool", p.dir)
+		case <-timer.C:
+		}
+		if p.drain(ctx) {
+			backoff = newBackoff()
+			timer.Stop()
+			continue
+		}
+		timer.Reset(backoff.Step())
+	}
+}
+
+// concerns says whether an event is a reason to look through the directory.
+func (p *spool) concerns(event fsnotify.Event) bool {
+	if event.Name == p.dir && event.Has(fsnotify.Remove|fsnotify.Rename) {
+		p.watched = false
+		return true
+	}
+	return event.Has(fsnotify.Create) && isRequest(filepath.Base(event.Name))
+}
+
+// isRequest says whether a file of this name is one that the shim is done with.
+func isRequest(name string) bool {
+	return strings.HasSuffix(name, ".json") && !strings.HasPrefix(name, ".")
+}
+
+// spooled is a file of the spool.
+type spooled struct {
+	path    string
+	file    fs.FileInfo
+	request wire.Request
+}
+
+// drain does what is in the spool, in the order in which it was asked for, as far as it can be done now. It says
+// whether nothing is left.
+func (p *spool) drain(ctx context.Context) (empty bool) {
+	if err := p.watch(); err != nil {
+		p.server.Log.Error(err, "CNI spool cannot be made; trying again")
+		return false
+	}
+	files, err := p.read()
+	if err != nil {
+		p.server.Log.Error(err, "CNI spool cannot be read", "spool", p.dir)
+		return false
+	}
+	slices.SortStableFunc(files, func(a, b spooled) int { return a.request.At.Compare(b.request.At) })
+	p.server.Metrics.spool.Set(float64(len(files)))
+	var left atomic.Int64
+	var group errgroup.Group
+	group.SetLimit(spoolParallel)
+	for _, file := range files {
+		group.Go(func() error {
+			if err := p.do(ctx, file); err != nil {
+				left.Add(1)
+			}
+			return nil
+		})
+	}
+	_ = group.Wait() // each error is logged, and the file stays
+	p.server.Metrics.spool.Set(float64(left.Load()))
+	return left.Load() == 0
+}
+
+// read finds the requests in the spool. What is none is put aside.
+func (p *spool) read() ([]spooled, error) {
+	entries, err := os.ReadDir(p.dir)
+	if err != nil {
+		return nil, err
+	}
+	var files []spooled
+	for _, entry := range entries {
+		if !isRequest(entry.Name()) {
+			continue
+		}
+		path := filepath.Join(p.dir, entry.Name())
+		file, err := readSpooled(path)
+		switch {
+		case errors.Is(err, fs.ErrNotExist): // somebody removed it
+		case err != nil:
+			p.putAside(path, err)
+		default:
+			files = append(files, file)
+		}
+	}
+	return files, nil
+}
+
+// readSpooled reads one file, and refuses what is no request that could ever be done.
+func readSpooled(path string) (spooled, error) {
+	info, err := os.Lstat(path)
+	switch {
+	case err != nil:
+		return spooled{}, err
+	case !info.Mode().IsRegular():
+		return spooled{}, errors.New("is no regular file")
+	case info.Size() > wire.MaxMessage:
+		return spooled{}, fmt.Errorf("is longer than %d bytes", wire.MaxMessage)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return spooled{}, err
+	}
+	r, err := decodeRequest(data)
+	if err != nil {
+		return spooled{}, err
+	}
+	return spooled{path, info, r}, checkSpooled(r)
+}
+
+// checkSpooled refuses a request that could never be done. One of a later version waits for an agent that knows it.
+func checkSpooled(r wire.Request) error {
+	switch {
+	case r.Version > wire.Version:
+		return nil
+	case r.Version < wire.Version:
+		return fmt.Errorf("version %d: is not known any more", r.Version)
+	case r.Command != wire.Del && r.Command != wire.GC:
+		return fmt.Errorf("command %q: must be DEL or GC", r.Command)
+	case r.At.IsZero():
+		return errors.New("at: is missing")
+	}
+	return checkEnvironment(r)
+}
+
+// putAside keeps a file that is no request for people to look at.
+func (p *spool) putAside(path string, reason error) {
+	to := filepath.Join(p.dir, badDir, filepath.Base(path))
+	log := p.server.Log.WithValues("file", path, "movedTo", to)
+	p.server.Metrics.badFile.Inc()
+	if err := os.Rename(path, to); err != nil {
+		log.Error(errors.Join(reason, err), "File in the CNI spool is no request, and cannot be moved away")
+		return
+	}
+	log.Error(reason, "File in the CNI spool is no request; a pod's interface may not be released until the next GC")
+}
+
+// errReplaced is returned for a file whose request is done, and that is another one since.
+var errReplaced = errors.New("was replaced by a later request")
+
+// do does one request, and removes its file once it is done. A later request that took its place is left for the next
+// time.
+func (p *spool) do(ctx context.Context, file spooled) error {
+	ctx, cancel := context.WithTimeout(ctx, spoolTimeout)
+	defer cancel()
+	reply := p.server.answerSpooled(ctx, file.request)
+	if reply.Error != nil {
+		return reply.Error
+	}
+	if !file.unchanged() {
+		return errReplaced
+	}
+	if err := os.Remove(file.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		p.server.Log.Error(err, "Request in the CNI spool is done, but its file cannot be removed", "file", file.path)
+		return err
+	}
+	p.server.Metrics.spooled.Inc()
+	return nil
+}
+
+// unchanged says whether the file is still the one that was read, or none.
+func (s spooled) unchanged() bool {
+	now, err := os.Lstat(s.path)
+	return err != nil || os.SameFile(now, s.file) && now.ModTime().Equal(s.file.ModTime())
+}

@@ -1,0 +1,180 @@
+package cniserver
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/opiproject/xpu-device-plugin/cni/wire"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/test/netns"
+)
+
+// spoolFile leaves a request as the shim does: whole, by a rename.
+func (n *node) spoolFile(name string, content []byte) {
+	n.t.Helper()
+	dir := filepath.Join(n.dir, "spool")
+	must(n.t, os.MkdirAll(dir, 0o700))
+	temporary := filepath.Join(dir, "."+name)
+	must(n.t, os.WriteFile(temporary, content, 0o600))
+	must(n.t, os.Rename(temporary, filepath.Join(dir, name)))
+}
+
+func (n *node) spool(name string, r wire.Request) {
+	n.t.Helper()
+	content, err := json.Marshal(r)
+	must(n.t, err)
+	n.spoolFile(name, content)
+}
+
+func (n *node) spooled() []string {
+	files, err := filepath.Glob(filepath.Join(n.dir, "spool", "*.json"))
+	must(n.t, err)
+	return files
+}
+
+// What came while the agent was away is done before it listens, what comes later when it comes.
+func TestSpool(t *testing.T) {
+	n := newNode(t, 3)
+	var before [3]netdev.Snapshot
+	for i := range before {
+		before[i] = n.snapshot(i)
+	}
+	n.run(func(r *running) {
+		for i := range before {
+			r.must(request(wire.Add, i, fmt.Sprint("c", i), netns.New(t), map[string]any{"network": "blue"}))
+		}
+	})
+	n.spool("a.json", request(wire.Del, 0, "c0", nil, nil))
+	n.spoolFile("bad.json", []byte(`{"version":1,"command":"ADD"}`))
+	n.spoolFile("worse.json", []byte(`{`))
+	n.spoolFile("old.json", []byte(`{"version":0,"command":"DEL"}`))
+	n.spoolFile("undated.json", []byte(`{"version":1,"command":"DEL","containerID":"c1","ifName":"net1"}`))
+	must(t, os.Symlink("/etc/passwd", filepath.Join(n.dir, "spool", "link.json")))
+	later := request(wire.Del, 1, "c1", nil, nil)
+	later.Version = wire.Version + 1
+	n.spool("later.json", later)
+	n.spoolFile("unfinished", []byte(`{`))
+	n.serve(func(r *running) {
+		r.checkFree(0, before[0]) // done before the first connection was taken
+		if _, ok := r.journal.Get(function(1)); !ok {
+			t.Error("a request of a later version was done")
+		}
+		if bad := testutil.ToFloat64(r.Metrics.badFile); bad != 5 {
+			t.Errorf("%v bad files", bad)
+		}
+		entries, err := os.ReadDir(filepath.Join(n.dir, "spool", badDir))
+		if err != nil || len(entries) != 5 {
+			t.Errorf("%d files put aside, error %v", len(entries), err)
+		}
+		n.spool("b.json", request(wire.Del, 2, "c2", nil, nil))
+		eventually(t, func() bool { return len(n.spooled()) == 1 })
+		r.checkFree(2, before[2])
+		if left := testutil.ToFloat64(r.Metrics.spool); left != 1 {
+			t.Errorf("%v files left", left)
+		}
+		n.spool("later.json", wire.Request{
+			Version: wire.Version, Command: wire.GC, At: time.Now(),
+			Config: json.RawMessage(`{"name":"sriov","cni.dev/valid-attachments":[]}`),
+		})
+		eventually(t, func() bool { return len(n.spooled()) == 0 })
+		r.checkFree(1, before[1])
+	})
+}
+
+// A DEL of before does not touch what the same container got since.
+func TestSpoolLate(t *testing.T) {
+	n := newNode(t, 1)
+	n.run(func(r *running) {
+		r.must(request(wire.Add, 0, "c1", netns.New(t), nil))
+	})
+	del := request(wire.Del, 0, "c1", nil, nil)
+	del.At = time.Now().Add(-time.Hour)
+	n.spool("late.json", del)
+	n.serve(func(r *running) {
+		if a, _ := r.journal.Get(function(0)); a.State != journal.Attached {
+			t.Errorf("record %+v", a)
+		}
+		if left := n.spooled(); len(left) > 0 {
+			t.Errorf("left: %q", left)
+		}
+	})
+}
+
+// What fails is tried again, and keeps nothing else from being done.
+func TestSpoolRetries(t *testing.T) {
+	n := newNode(t, 2)
+	pod, elsewhere := netns.New(t), netns.New(t)
+	var before [2]netdev.Snapshot
+	for i := range before {
+		before[i] = n.snapshot(i)
+	}
+	n.run(func(r *running) {
+		r.must(request(wire.Add, 0, "c0", pod, nil))
+		r.must(request(wire.Add, 1, "c1", netns.New(t), nil))
+	})
+	must(t, pod.Handle().LinkSetNsFd(mustLink(t, pod, "net1"), elsewhere.Fd())) // the pod moved it on
+	n.spool("a.json", request(wire.Del, 0, "c0", nil, nil))
+	n.spool("b.json", request(wire.Del, 1, "c1", nil, nil))
+	n.serve(func(r *running) {
+		if left := n.spooled(); len(left) != 1 || filepath.Base(left[0]) != "a.json" {
+			t.Errorf("left: %q", left)
+		}
+		must(t, elsewhere.Handle().LinkSetNsFd(mustLink(t, elsewhere, "net1"), pod.Fd()))
+		eventually(t, func() bool { return len(n.spooled()) == 0 })
+		r.checkFree(0, before[0])
+		r.checkFree(1, before[1])
+	})
+}
+
+// A request that takes the place of the one that is being done is done after it.
+func TestSpoolReplaced(t *testing.T) {
+	n := newNode(t, 2)
+	before := []netdev.Snapshot{n.snapshot(0), n.snapshot(1)}
+	n.run(func(r *running) {
+		for i := range before {
+			r.must(request(wire.Add, i, fmt.Sprint("c", i), netns.New(t), nil))
+		}
+	})
+	collect := func(valid string) wire.Request {
+		return wire.Request{
+			Version: wire.Version, Command: wire.GC, At: time.Now(),
+			Config: json.RawMessage(`{"name":"sriov","cni.dev/valid-attachments":[` + valid + `]}`),
+		}
+	}
+	n.spool("GC:sriov.json", collect(`{"containerID":"c1","ifname":"net1"}`))
+	later := sync.OnceFunc(func() { n.spool("GC:sriov.json", collect("")) })
+	n.event = func(what string) {
+		if what == "before "+string(journal.Releasing) {
+			later()
+		}
+	}
+	n.serve(func(r *running) {
+		eventually(t, func() bool { return len(n.spooled()) == 0 })
+		for i := range before {
+			r.checkFree(i, before[i])
+		}
+	})
+}
+
+// The spool is there again after somebody removed it, and what then comes into it is done.
+func TestSpoolRemoved(t *testing.T) {
+	n := newNode(t, 1)
+	before := n.snapshot(0)
+	n.serve(func(r *running) {
+		for range 2 {
+			r.must(request(wire.Add, 0, "c0", netns.New(t), nil))
+			must(t, os.RemoveAll(filepath.Join(n.dir, "spool")))
+			n.spool("a.json", request(wire.Del, 0, "c0", nil, nil))
+			eventually(t, func() bool { return len(n.spooled()) == 0 })
+			r.checkFree(0, before)
+		}
+	})
+}

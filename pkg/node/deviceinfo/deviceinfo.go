@@ -1,0 +1,62 @@
+// Package deviceinfo says what a Function is in the words of the device-info specification of the Network Plumbing
+// Working Group, by which Multus tells pods what stands behind an interface.
+package deviceinfo
+
+import (
+	"strings"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+)
+
+// Version is that of the specification.
+const Version = "1.1.0"
+
+// Info is the content of a device-info file, as far as Functions can fill it.
+type Info struct {
+	Type    string `json:"type"`
+	Version string `json:"version"`
+	PCI     *PCI   `json:"pci,omitempty"`
+	VDPA    *VDPA  `json:"vdpa,omitempty"`
+}
+
+// PCI is a PCI function.
+type PCI struct {
+	Address   string `json:"pci-address"`
+	VhostNet  string `json:"vhost-net,omitempty"`
+	RDMA      string `json:"rdma-device,omitempty"` // names, with commas in between
+	PFAddress string `json:"pf-pci-address,omitempty"`
+}
+
+// VDPA is a vDPA device.
+type VDPA struct {
+	Parent    string `json:"parent-device"`
+	Driver    string `json:"driver"`         // "vhost" or "virtio"
+	Path      string `json:"path,omitempty"` // of the character device; a virtio device has none
+	Address   string `json:"pci-address,omitempty"`
+	PFAddress string `json:"pf-pci-address,omitempty"`
+}
+
+// Of is what there is to say of a Function; nil where the specification has no word for it, as for an SF without a vDPA
+// device: its address is that of its PF. asVDPA says whether the pod gets the Function's vDPA device.
+func Of(f inventory.Function, asVDPA bool) *Info {
+	address, pfAddress := string(f.ID.Address), ""
+	if f.Kind != inventory.PF {
+		pfAddress = string(f.PF)
+	}
+	if f.Kind == inventory.SF {
+		address = ""
+	}
+	if asVDPA && f.VDPA.Name != "" {
+		vdpa := &VDPA{
+			Parent: f.VDPA.Name, Driver: strings.TrimSuffix(f.VDPA.Driver, "_vdpa"), Address: address, PFAddress: pfAddress,
+		}
+		if f.VDPA.CharDevice != "" {
+			vdpa.Path = "/dev/" + f.VDPA.CharDevice
+		}
+		return &Info{Type: "vdpa", Version: Version, VDPA: vdpa}
+	}
+	if address == "" {
+		return nil
+	}
+	return &Info{Type: "pci", Version: Version, PCI: &PCI{Address: address, PFAddress: pfAddress}}
+}

@@ -1,0 +1,194 @@
+// Package devnode knows which files below /dev a program needs to use a Function: those of its IOMMU group, its UIO, RDMA
+// and vDPA devices.
+package devnode
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+)
+
+// Paths of device nodes, for the host and for containers.
+const (
+	vfio     = "/dev/vfio/vfio"
+	vhostNet = "/dev/vhost-net"
+	tun      = "/dev/net/tun"
+	rdmaCM   = "/dev/infiniband/rdma_cm"
+)
+
+// Finder looks device nodes up. It has no state: its methods may be called by several goroutines at once.
+type Finder struct {
+	// SysRoot is where the host's sysfs is, "/sys".
+	SysRoot string
+	// DevRoot is where the host's device nodes can be looked for, "/dev". What containers are given is below /dev in any
+	// case.
+	DevRoot string
+}
+
+// Wish is what a container is to get of a Function, beside what the driver makes of it.
+type Wish struct {
+	// Driver is the one that will be bound when the container starts; "" is the one that is bound now.
+	Driver string
+	// RDMA asks for the character devices of the RDMA devices, VDPA for that of the vDPA device. Neither is there with a
+	// driver that hands the Function to a program, and neither is looked for then.
+	RDMA, VDPA bool
+	// VhostNet asks for what a virtual machine monitor needs for a software NIC.
+	VhostNet bool
+}
+
+// Set is what a container gets of one Function.
+type Set struct {
+	Nodes []Node
+	// Info says what the nodes are, by subject and name, in the words of sriov-network-device-plugin: "vfio" has "mount" and
+	// "dev-mount", "rdma" has "rdma_dev", "uverbs", "umad", "issm" and "rdma_cm", "vdpa" and "uio" have "mount", "vhost" has
+	// "net-mount" and "tun-mount". Values are paths in the container, but for the name rdma_dev.
+	Info map[string]map[string]string
+}
+
+// Node is a file below /dev.
+type Node struct {
+	Host, Container string
+	Permissions     string // some of "rwm", as cgroups have it
+}
+
+// uioDrivers hand a device to a program, without an IOMMU in between.
+var uioDrivers = []string{"igb_uio", "uio", "uio_pci_generic"}
+
+// Of looks up what a container gets of a Function. It fails where the container could not use it, with an error that
+// goes behind the Function's name.
+func (f *Finder) Of(function inventory.Function, wish Wish) (Set, error) {
+	if wish.Driver != "" {
+		function.Driver = wish.Driver
+	}
+	set := Set{Info: map[string]map[string]string{}}
+	isVFIO, isUIO := function.Driver == "vfio-pci", slices.Contains(uioDrivers, function.Driver)
+	steps := []struct {
+		wanted bool
+		add    func(inventory.Function, *Set) error
+	}{
+		{isVFIO, f.vfio},
+		{isUIO, f.uio},
+		{wish.VDPA && !isVFIO && !isUIO, f.vdpa},
+		{wish.RDMA && !isVFIO && !isUIO, f.rdma},
+		{wish.VhostNet, f.vhost},
+	}
+	for _, step := range steps {
+		if !step.wanted {
+			continue
+		}
+		if err := step.add(function, &set); err != nil {
+			return Set{}, err
+		}
+	}
+	return set, nil
+}
+
+func (f *Finder) vfio(function inventory.Function, out *Set) error {
+	group := function.IOMMUGroup
+	if group == "" {
+		return errors.New("is bound to vfio-pci but has no IOMMU group: turn the IOMMU on, or the no-IOMMU mode of vfio")
+	}
+	// Without an IOMMU the node on the host has a prefix, which programs do not know.
+	host, container := "/dev/vfio/"+group, "/dev/vfio/"+strings.TrimPrefix(group, "noiommu-")
+	out.Nodes = append(out.Nodes, Node{vfio, vfio, "rw"}, Node{host, container, "rw"})
+	out.Info["vfio"] = map[string]string{"mount": vfio, "dev-mount": container}
+	return nil
+}
+
+func (f *Finder) uio(function inventory.Function, out *Set) error {
+	names, err := list(filepath.Join(f.device(function), "uio"))
+	if err != nil {
+		return err
+	}
+	if len(names) == 0 {
+		return fmt.Errorf("is bound to %s but has no UIO device", function.Driver)
+	}
+	path := "/dev/" + names[0]
+	out.Nodes = append(out.Nodes, Node{path, path, "rwm"})
+	out.Info["uio"] = map[string]string{"mount": path}
+	return nil
+}
+
+func (f *Finder) vdpa(function inventory.Function, out *Set) error {
+	device := function.VDPA
+	if device.Name == "" {
+		return errors.New("has no vDPA device, which its pool asks for: make one with vdpa(8)")
+	}
+	out.Info["vdpa"] = map[string]string{}
+	if device.CharDevice != "" {
+		path := "/dev/" + device.CharDevice
+		out.Nodes = append(out.Nodes, Node{path, path, "rwm"})
+		out.Info["vdpa"]["mount"] = path
+	}
+	return nil
+}
+
+func (f *Finder) rdma(function inventory.Function, out *Set) error {
+	if len(function.RDMADevices) == 0 {
+		return errors.New("has no RDMA device, which its pool asks for: load the RDMA driver of the NIC")
+	}
+	info := map[string]string{"rdma_dev": function.RDMADevices[0]}
+	out.Info["rdma"] = info
+	// Each directory has an entry for every character device, which is below /dev/infiniband: uverbs0, umad0, issm0.
+	for _, class := range []string{"infiniband_verbs", "infiniband_mad"} {
+		names, err := list(filepath.Join(f.device(function), class))
+		if err != nil {
+			return err
+		}
+		for _, name := range names {
+			path := "/dev/infiniband/" + name
+			out.Nodes = append(out.Nodes, Node{path, path, "rw"})
+			info[strings.TrimRight(name, "0123456789")] = path
+		}
+	}
+	if f.exists(rdmaCM) {
+		out.Nodes = append(out.Nodes, Node{rdmaCM, rdmaCM, "rw"})
+		info["rdma_cm"] = rdmaCM
+	}
+	return nil
+}
+
+func (f *Finder) vhost(_ inventory.Function, out *Set) error {
+	for _, path := range []string{vhostNet, tun} {
+		if !f.exists(path) {
+			return fmt.Errorf("its pool needs %s, which the node does not have: load the modules vhost_net and tun", path)
+		}
+		out.Nodes = append(out.Nodes, Node{path, path, "rw"})
+	}
+	out.Info["vhost"] = map[string]string{"net-mount": vhostNet, "tun-mount": tun}
+	return nil
+}
+
+func (f *Finder) exists(devicePath string) bool {
+	_, err := os.Stat(filepath.Join(f.DevRoot, strings.TrimPrefix(devicePath, "/dev/")))
+	return err == nil
+}
+
+// device is the directory of a Function in sysfs.
+func (f *Finder) device(function inventory.Function) string {
+	if function.Kind == inventory.SF {
+		return filepath.Join(f.SysRoot, "bus/auxiliary/devices", function.AuxDevice)
+	}
+	return filepath.Join(f.SysRoot, "bus/pci/devices", string(function.ID.Address))
+}
+
+// list returns the names in a directory, sorted. A directory that is not there has none.
+func list(dir string) ([]string, error) {
+	f, err := os.Open(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	names, err := f.Readdirnames(-1)
+	slices.Sort(names)
+	return names, err
+}

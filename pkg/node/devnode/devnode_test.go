@@ -1,0 +1,109 @@
+package devnode_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+)
+
+// tree makes directories below a new one.
+func tree(t *testing.T, paths ...string) string {
+	t.Helper()
+	root := t.TempDir()
+	for _, path := range paths {
+		if err := os.MkdirAll(filepath.Join(root, path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root
+}
+
+var vf = inventory.Function{ID: inventory.ID{Address: "0000:3b:00.2"}, Kind: inventory.VF, Driver: "mlx5_core", IOMMUGroup: "42"}
+
+// with is the VF with something changed.
+func with(change func(*inventory.Function)) inventory.Function {
+	f := vf
+	change(&f)
+	return f
+}
+
+func TestOf(t *testing.T) {
+	finder := devnode.Finder{
+		SysRoot: tree(t, "bus/pci/devices/0000:3b:00.2/infiniband_verbs/uverbs2", "bus/auxiliary/devices/mlx5_core.sf.7/infiniband_mad/umad9"),
+		DevRoot: tree(t, "vhost-net", "net/tun"),
+	}
+	rdma := with(func(f *inventory.Function) { f.RDMADevices = []string{"mlx5_2"} })
+	sf := with(func(f *inventory.Function) {
+		f.Kind, f.AuxDevice, f.RDMADevices = inventory.SF, "mlx5_core.sf.7", []string{"mlx5_9"}
+	})
+	for _, test := range []struct {
+		name     string
+		function inventory.Function
+		wish     devnode.Wish
+		want     string // host paths
+		info     map[string]map[string]string
+	}{
+		{"a netdev is all", vf, devnode.Wish{}, "", map[string]map[string]string{}},
+		{"vfio-pci will be bound", vf, devnode.Wish{Driver: "vfio-pci"}, "/dev/vfio/vfio /dev/vfio/42",
+			map[string]map[string]string{"vfio": {"mount": "/dev/vfio/vfio", "dev-mount": "/dev/vfio/42"}}},
+		{"vfio-pci without an IOMMU", with(func(f *inventory.Function) { f.Driver, f.IOMMUGroup = "vfio-pci", "noiommu-3" }),
+			devnode.Wish{}, "/dev/vfio/vfio /dev/vfio/noiommu-3",
+			map[string]map[string]string{"vfio": {"mount": "/dev/vfio/vfio", "dev-mount": "/dev/vfio/3"}}},
+		{"RDMA of a VF", rdma, devnode.Wish{RDMA: true}, "/dev/infiniband/uverbs2",
+			map[string]map[string]string{"rdma": {"rdma_dev": "mlx5_2", "uverbs": "/dev/infiniband/uverbs2"}}},
+		{"RDMA of an SF", sf, devnode.Wish{RDMA: true}, "/dev/infiniband/umad9",
+			map[string]map[string]string{"rdma": {"rdma_dev": "mlx5_9", "umad": "/dev/infiniband/umad9"}}},
+		{"what the own driver makes ends with it", rdma, devnode.Wish{Driver: "vfio-pci", RDMA: true, VDPA: true},
+			"/dev/vfio/vfio /dev/vfio/42",
+			map[string]map[string]string{"vfio": {"mount": "/dev/vfio/vfio", "dev-mount": "/dev/vfio/42"}}},
+		{"RDMA that nobody asks for", rdma, devnode.Wish{}, "", map[string]map[string]string{}},
+		{"vhost-net", vf, devnode.Wish{VhostNet: true}, "/dev/vhost-net /dev/net/tun",
+			map[string]map[string]string{"vhost": {"net-mount": "/dev/vhost-net", "tun-mount": "/dev/net/tun"}}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			got, err := finder.Of(test.function, test.wish)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var paths []string
+			for _, n := range got.Nodes {
+				paths = append(paths, n.Host)
+			}
+			if text := strings.Join(paths, " "); text != test.want {
+				t.Errorf("nodes %q, want %q", text, test.want)
+			}
+			if diff := cmp.Diff(test.info, got.Info); diff != "" {
+				t.Errorf("info (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestOfWhatAContainerCouldNotUse(t *testing.T) {
+	finder := devnode.Finder{SysRoot: t.TempDir(), DevRoot: t.TempDir()}
+	noGroup := with(func(f *inventory.Function) { f.IOMMUGroup = "" })
+	for _, test := range []struct {
+		name     string
+		function inventory.Function
+		wish     devnode.Wish
+		want     string
+	}{
+		{"vfio-pci", noGroup, devnode.Wish{Driver: "vfio-pci"}, "has no IOMMU group"},
+		{"uio", with(func(f *inventory.Function) { f.Driver = "uio_pci_generic" }), devnode.Wish{}, "has no UIO device"},
+		{"RDMA", vf, devnode.Wish{RDMA: true}, "has no RDMA device"},
+		{"vDPA", vf, devnode.Wish{VDPA: true}, "has no vDPA device"},
+		{"vhost-net", vf, devnode.Wish{VhostNet: true}, "its pool needs /dev/vhost-net"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if _, err := finder.Of(test.function, test.wish); err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("error %v, want one with %q", err, test.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,73 @@
+package dra
+
+import (
+	"fmt"
+	"net/netip"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/utils/ptr"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+)
+
+// wantedInterface is what the pod asks for with what the Port says about MAC, MTU and addresses, which the xPU
+// already counts on. A program of the pod that has the Function has to be content with the MTU that it sets itself.
+func wantedInterface(device claim.Device, userspace bool, port *v1alpha1.XPUPort) (netdev.Interface, error) {
+	wanted := device.Interface
+	if userspace {
+		var err error
+		if wanted, err = claim.Userspace(wanted); err != nil {
+			return netdev.Interface{}, err
+		}
+	}
+	if port == nil {
+		return wanted, nil
+	}
+	mac, err := netdev.ParseMAC(port.Spec.MAC)
+	if err != nil {
+		return netdev.Interface{}, fmt.Errorf("XPUPort %s/%s: spec.mac: %w", port.Namespace, port.Name, err)
+	}
+	wanted.MAC = mac
+	if !userspace {
+		wanted.MTU = int(port.Spec.MTU)
+	}
+	wanted.Addresses = nil
+	for i, text := range port.Spec.Addresses {
+		address, err := netip.ParsePrefix(text)
+		if err != nil {
+			return netdev.Interface{}, fmt.Errorf("XPUPort %s/%s: spec.addresses[%d]: %w", port.Namespace, port.Name, i, err)
+		}
+		wanted.Addresses = append(wanted.Addresses, address)
+	}
+	return wanted, nil
+}
+
+// networkData is how an attachment is shown in claims and in metadata files: as it was seen in the pod, and before that
+// as it is asked for.
+func networkData(a journal.Attachment) *resourceapi.NetworkDeviceData {
+	name, mac, addresses := a.Interface.Name, a.Interface.MAC, a.Interface.Addresses
+	if a.Observed != nil {
+		name, mac, addresses = a.Observed.Name, a.Observed.MAC, a.Observed.Addresses
+	}
+	data := &resourceapi.NetworkDeviceData{InterfaceName: name, HardwareAddress: string(mac)}
+	for _, address := range addresses {
+		data.IPs = append(data.IPs, address.String())
+	}
+	return data
+}
+
+// metadata is what the pod's containers find in the device metadata file (KEP-5304).
+func metadata(a journal.Attachment) *kubeletplugin.DeviceMetadata {
+	return &kubeletplugin.DeviceMetadata{
+		Attributes: map[string]resourceapi.DeviceAttribute{
+			string(deviceattribute.StandardDeviceAttributePCIBusID): {StringValue: ptr.To(string(a.Function.Address))},
+			string(AttributePF): {StringValue: ptr.To(string(a.PF))},
+		},
+		NetworkData: networkData(a),
+	}
+}

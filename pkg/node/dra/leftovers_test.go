@@ -1,0 +1,70 @@
+package dra
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/go-logr/logr"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+)
+
+// TestLeftovers: the library's files stay as long as their claim is prepared, and no longer. Others are left alone.
+func TestLeftovers(t *testing.T) {
+	dir := t.TempDir()
+	write := func(names ...string) {
+		for _, name := range names {
+			if err := os.MkdirAll(filepath.Join(dir, filepath.Dir(name)), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	const cdi, metadata = "cdi/", "driver/dra-device-metadata/"
+	stays := []string{
+		cdi + "xpu.opiproject.org_metadata_uid-1_nic.json", metadata + "default_net/nic/metadata.json",
+		cdi + "gpu.example.com_metadata_uid-2_gpu.json", cdi + "xpu.opiproject.org-uid-2.yaml", "driver/dra.sock",
+		metadata + "default_again/nic/metadata.json", // of a claim that follows one of its name
+	}
+	goes := []string{
+		cdi + "xpu.opiproject.org_metadata_uid-2_nic.json", cdi + "xpu.opiproject.org_metadata_uid-2_other.json",
+		cdi + "xpu.opiproject.org_metadata_uid-3_nic.json", metadata + "default_gone/nic/metadata.json",
+	}
+	write(stays...)
+	write(goes...)
+	claims := func() []journal.Attachment {
+		return []journal.Attachment{
+			{Claim: journal.Claim{Namespace: "default", Name: "net", UID: "uid-1"}},
+			{Claim: journal.Claim{Namespace: "default", Name: "again", UID: "uid-4"}},
+			{Resource: "xpu.opiproject.org/fast"},
+		}
+	}
+	l := NewLeftovers(filepath.Join(dir, "driver"), filepath.Join(dir, "cdi"), claims, logr.Discard())
+	for range 2 { // the second time there is nothing left to do
+		if err := l.Remove(); err != nil {
+			t.Fatal(err)
+		}
+		var left []string
+		err := filepath.WalkDir(dir, func(path string, entry os.DirEntry, err error) error {
+			if err == nil && !entry.IsDir() {
+				name, _ := filepath.Rel(dir, path)
+				left = append(left, name)
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		slices.Sort(left)
+		if want := slices.Sorted(slices.Values(stays)); !slices.Equal(left, want) {
+			t.Errorf("left %q, want %q", left, want)
+		}
+	}
+	if err := NewLeftovers(filepath.Join(dir, "nowhere"), filepath.Join(dir, "nowhere"), claims, logr.Discard()).Remove(); err != nil {
+		t.Errorf("without directories: %v", err)
+	}
+}

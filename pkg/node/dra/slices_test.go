@@ -1,0 +1,249 @@
+package dra
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
+)
+
+// vf is VF index of the PF on that bus.
+func vf(bus, index int) inventory.Function {
+	routingID := index + 2
+	return inventory.Function{
+		ID:   inventory.ID{Address: pci.Address(fmt.Sprintf("0000:%02x:%02x.%d", bus+routingID/256, routingID/8%32, routingID%8))},
+		Kind: inventory.VF, PF: pci.Address(fmt.Sprintf("0000:%02x:00.0", bus)), PFName: fmt.Sprintf("ens%df0", bus),
+		Index: index, Vendor: "15b3", Device: "101e", PCIeRoot: "pci0000:3a", NUMANode: 1, LinkUp: true,
+	}
+}
+
+// sf is an SF of the PF on that bus.
+func sf(bus, sfnum int) inventory.Function {
+	f := vf(bus, sfnum)
+	f.ID, f.Kind = inventory.SubfunctionID(f.PF, uint32(sfnum)), inventory.SF
+	return f
+}
+
+func vfs(bus, count int) []inventory.Function {
+	var out []inventory.Function
+	for index := range count {
+		out = append(out, vf(bus, index))
+	}
+	return out
+}
+
+func draPool(name string, functions ...inventory.Function) pool.Pool {
+	return pool.Pool{Name: name, Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDRA}, Functions: functions}
+}
+
+func healthy(inventory.Function) []health.Problem { return nil }
+
+func published(pools ...pool.Pool) resourceslice.DriverResources {
+	return resources("node1", pools, healthy)
+}
+
+// differing counts the slices of a that are not the same in b, and of b that a has not.
+func differing(a, b resourceslice.DriverResources) int {
+	count := 0
+	names := map[string]bool{}
+	for name := range a.Pools {
+		names[name] = true
+	}
+	for name := range b.Pools {
+		names[name] = true
+	}
+	for name := range names {
+		before, after := a.Pools[name].Slices, b.Pools[name].Slices
+		for i := range max(len(before), len(after)) {
+			if i >= len(before) || i >= len(after) || !equality.Semantic.DeepEqual(before[i], after[i]) {
+				count++
+			}
+		}
+	}
+	return count
+}
+
+func Test1024VFsOn4PFs(t *testing.T) {
+	var all []inventory.Function
+	for bus := range 4 {
+		all = append(all, vfs(0x10+0x10*bus, 256)...)
+	}
+	got := published(draPool("fast", all...))
+	if len(got.Pools) != 4 {
+		t.Fatalf("%d DRA pools, want one for each PF", len(got.Pools))
+	}
+	seen := map[string]bool{}
+	for name, p := range got.Pools {
+		if len(p.Slices) != 4 {
+			t.Errorf("pool %s has %d slices, want 4", name, len(p.Slices))
+		}
+		for i, slice := range p.Slices {
+			if len(slice.Devices) != resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures {
+				t.Errorf("slice %d of pool %s has %d devices, want %d", i, name, len(slice.Devices), resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures)
+			}
+			for n, device := range slice.Devices {
+				if index := *device.Attributes[AttributeIndex].IntValue; index != int64(64*i+n) {
+					t.Errorf("device %d in slice %d of pool %s has index %d: not in order", n, i, name, index)
+				}
+				if problems := validation.IsDNS1123Label(device.Name); len(problems) > 0 || seen[device.Name] {
+					t.Errorf("device name %q is no DNS label or not unique: %v", device.Name, problems)
+				}
+				seen[device.Name] = true
+			}
+		}
+	}
+	if len(seen) != 1024 {
+		t.Errorf("%d devices, want 1024", len(seen))
+	}
+
+	// The order of the inventory does not matter.
+	shuffled := slices.Clone(all)
+	slices.SortFunc(shuffled, func(a, b inventory.Function) int { return -cmp.Compare(a.ID.String(), b.ID.String()) })
+	if n := differing(got, published(draPool("fast", shuffled...))); n > 0 {
+		t.Errorf("%d slices differ with the Functions in another order", n)
+	}
+}
+
+func TestAFunctionThatComesOrGoesChangesOneSlice(t *testing.T) {
+	var all []inventory.Function
+	for index := range 70 {
+		all = append(all, vf(0x10, index), sf(0x10, index), vf(0x20, index))
+	}
+	before := published(draPool("fast", all...))
+	if got := len(before.Pools); got != 2 {
+		t.Fatalf("%d DRA pools, want 2", got)
+	}
+	for i, f := range all {
+		after := published(draPool("fast", slices.Delete(slices.Clone(all), i, i+1)...))
+		if n := differing(before, after); n != 1 {
+			t.Errorf("%d slices change when %s %s goes, want 1", n, f.Kind, f.ID)
+		}
+	}
+}
+
+func TestAPoolThatComesLeavesTheOthersAlone(t *testing.T) {
+	fast := draPool("fast", vfs(0x10, 10)[:5]...)
+	alone := published(fast)
+	both := published(draPool("all", vfs(0x10, 10)[5:]...), fast)
+	if n := differing(alone, both); n != 1 || len(both.Pools) != 2 {
+		t.Errorf("%d slices differ in %d pools, want only the one of the new pool", n, len(both.Pools))
+	}
+	unpublished := draPool("other", vfs(0x20, 3)...)
+	unpublished.Spec.Publish = "DevicePlugin"
+	if n := differing(alone, published(fast, unpublished)); n != 0 {
+		t.Error("a pool that is not published by DRA is in the slices")
+	}
+}
+
+func TestDevice(t *testing.T) {
+	got := published(draPool("fast", vf(0x3b, 0), sf(0x3b, 88)))
+	want := map[string]map[string]any{
+		"0000-3b-00-2": {
+			"kind": "VF", "pool": "fast", "pf": "0000:3b:00.0", "pfName": "ens59f0", "index": int64(0), "vendor": "15b3", "device": "101e",
+			"k8s.cni.cncf.io/deviceID": "0000:3b:00.2", "k8s.cni.cncf.io/resourceName": "xpu.opiproject.org/fast",
+			"resource.kubernetes.io/pciBusID": "0000:3b:00.2", "resource.kubernetes.io/pcieRoot": "pci0000:3a", "resource.kubernetes.io/numaNode": int64(1),
+		},
+		"0000-3b-00-0-sf88": {
+			"kind": "SF", "pool": "fast", "pf": "0000:3b:00.0", "pfName": "ens59f0", "index": int64(88), "vendor": "15b3", "device": "101e",
+			"k8s.cni.cncf.io/deviceID": "0000:3b:00.0/sf88", "k8s.cni.cncf.io/resourceName": "xpu.opiproject.org/fast",
+			"resource.kubernetes.io/pciBusID": "0000:3b:00.0", "resource.kubernetes.io/pcieRoot": "pci0000:3a", "resource.kubernetes.io/numaNode": int64(1),
+		},
+	}
+	if diff := gocmp.Diff(want, attributes(got)); diff != "" {
+		t.Errorf("attributes: -want +got\n%s", diff)
+	}
+	if name := slices.Collect(maps.Keys(got.Pools)); !slices.Equal(name, []string{"node1/0000-3b-00-0/fast"}) {
+		t.Errorf("pools are %q", name)
+	}
+}
+
+// TestUnknownIsAbsent: devices of which the same is unknown must not match each other.
+func TestUnknownIsAbsent(t *testing.T) {
+	f := vf(0x3b, 0)
+	f.PFName, f.PCIeRoot, f.NUMANode = "", "", -1
+	long := strings.Repeat("x", 63)
+	got := attributes(published(draPool(long, f)))["0000-3b-00-2"]
+	for _, absent := range []string{"pfName", "resource.kubernetes.io/pcieRoot", "resource.kubernetes.io/numaNode", "k8s.cni.cncf.io/resourceName"} {
+		if value, ok := got[absent]; ok {
+			t.Errorf("%s is %q, want it to be absent", absent, value)
+		}
+	}
+	for name, value := range got {
+		if text, ok := value.(string); ok && (text == "" || len(text) > resourceapi.DeviceAttributeMaxValueLength) {
+			t.Errorf("%s is %q, which the API refuses or makes no sense", name, text)
+		}
+	}
+}
+
+func TestNoAttributeChangesWhenAPodTakesTheNetdev(t *testing.T) {
+	f := vf(0x3b, 0)
+	f.Netdev, f.Driver = "ens3f0v0", "mlx5_core"
+	taken := f
+	taken.Netdev, taken.Driver = "", "vfio-pci"
+	if n := differing(published(draPool("fast", f)), published(draPool("fast", taken))); n != 0 {
+		t.Error("the device changed")
+	}
+}
+
+func TestBindingConditionsAndTaints(t *testing.T) {
+	p := draPool("fast", vf(0x3b, 0), vf(0x3b, 1))
+	p.Spec.Provision = v1alpha1.ProvisionBeforeBind
+	got := resources("node1", []pool.Pool{p}, func(f inventory.Function) []health.Problem {
+		if f.Index == 0 {
+			return nil
+		}
+		return []health.Problem{{Taint: v1alpha1.TaintLinkDown, Message: "no link"}, {Taint: v1alpha1.TaintReleasePending}}
+	})
+	devices := got.Pools["node1/0000-3b-00-0/fast"].Slices[0].Devices
+	for _, d := range devices {
+		if !slices.Equal(d.BindingConditions, []string{v1alpha1.ConditionProvisioned}) || !slices.Equal(d.BindingFailureConditions, []string{v1alpha1.ConditionProvisionFailed}) {
+			t.Errorf("%s has binding conditions %q and %q", d.Name, d.BindingConditions, d.BindingFailureConditions)
+		}
+	}
+	want := []resourceapi.DeviceTaint{
+		{Key: v1alpha1.TaintLinkDown, Effect: resourceapi.DeviceTaintEffectNoSchedule},
+		{Key: v1alpha1.TaintReleasePending, Effect: resourceapi.DeviceTaintEffectNoSchedule},
+	}
+	if diff := gocmp.Diff(want, devices[1].Taints); diff != "" || len(devices[0].Taints) != 0 {
+		t.Errorf("taints of the healthy device: %v; of the other one: -want +got\n%s", devices[0].Taints, diff)
+	}
+	p.Spec.Provision = v1alpha1.ProvisionOnPrepare
+	d := published(p).Pools["node1/0000-3b-00-0/fast"].Slices[0].Devices[0]
+	if d.BindingConditions != nil || d.BindingFailureConditions != nil {
+		t.Errorf("binding conditions %q and %q on a device that is provisioned on Prepare", d.BindingConditions, d.BindingFailureConditions)
+	}
+}
+
+func attributes(r resourceslice.DriverResources) map[string]map[string]any {
+	out := map[string]map[string]any{}
+	for _, p := range r.Pools {
+		for _, slice := range p.Slices {
+			for _, d := range slice.Devices {
+				out[d.Name] = map[string]any{}
+				for name, value := range d.Attributes {
+					switch {
+					case value.StringValue != nil:
+						out[d.Name][string(name)] = *value.StringValue
+					case value.IntValue != nil:
+						out[d.Name][string(name)] = *value.IntValue
+					}
+				}
+			}
+		}
+	}
+	return out
+}

@@ -1,0 +1,140 @@
+package dra
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/go-logr/logr"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+)
+
+// fieldManager is who managedFields say wrote the agent's part of ResourceClaim.status.devices.
+const fieldManager = "xpu-agent"
+
+// StatusReporter writes what became of claims' devices into ResourceClaim.status.devices (KEP-4817). It works from
+// the journal and off the pod's way to running: what cannot be written now is written later.
+type StatusReporter struct {
+	claims  resourceclient.ResourceClaimsGetter
+	journal Journal
+	metrics *Metrics
+	log     logr.Logger
+	queue   workqueue.TypedRateLimitingInterface[journal.Claim]
+}
+
+// NewStatusReporter makes a reporter; [StatusReporter.Run] makes it work.
+func NewStatusReporter(claims resourceclient.ResourceClaimsGetter, j Journal, metrics *Metrics, log logr.Logger) *StatusReporter {
+	return &StatusReporter{
+		claims: claims, journal: j, metrics: metrics, log: log,
+		queue: workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[journal.Claim]()),
+	}
+}
+
+// Report asks for the claim's status to be written. It does not block.
+func (r *StatusReporter) Report(c journal.Claim) {
+	r.queue.Add(journal.Claim{Namespace: c.Namespace, Name: c.Name, UID: c.UID})
+}
+
+// Run writes until ctx ends.
+func (r *StatusReporter) Run(ctx context.Context) error {
+	stop := context.AfterFunc(ctx, r.queue.ShutDown)
+	defer stop()
+	for {
+		c, shutdown := r.queue.Get()
+		if shutdown {
+			return nil
+		}
+		if err := r.write(ctx, c); err != nil && ctx.Err() == nil {
+			r.metrics.statusWrites.WithLabelValues("error").Inc()
+			r.log.Error(err, "Status of claim is written later", "claim", klog.KRef(c.Namespace, c.Name))
+			r.queue.AddRateLimited(c)
+		} else {
+			r.queue.Forget(c)
+		}
+		r.queue.Done(c)
+	}
+}
+
+// write brings the claim's status up to date. It is an Update of what was read, and not a server-side apply: that
+// rewrites the opaque parameters in the allocation in its own order of keys, which the API server then refuses as a
+// change of the allocation. What others wrote stays, because the resource version must be the one that was read.
+func (r *StatusReporter) write(ctx context.Context, c journal.Claim) error {
+	claims := r.claims.ResourceClaims(c.Namespace)
+	object, err := claims.Get(ctx, c.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) || err == nil && object.UID != c.UID {
+		return nil // it is gone, perhaps with another in its place
+	}
+	if err != nil {
+		return fmt.Errorf("read claim %s/%s: %w", c.Namespace, c.Name, err)
+	}
+	before := object.Status.DeepCopy()
+	for _, a := range r.journal.ByClaim(c.UID) {
+		if a.State == journal.Attached || a.State == journal.Lost {
+			setDeviceStatus(&object.Status, a)
+		}
+	}
+	if equality.Semantic.DeepEqual(before, &object.Status) {
+		return nil
+	}
+	_, err = claims.UpdateStatus(ctx, object, metav1.UpdateOptions{FieldManager: fieldManager})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("write status of claim %s/%s: %w", c.Namespace, c.Name, err)
+	}
+	r.metrics.statusWrites.WithLabelValues("success").Inc()
+	return nil
+}
+
+// setDeviceStatus sets the agent's part of the claim's entry for a device: the Ready condition and the network data.
+// A device that the claim no longer has gets none.
+func setDeviceStatus(status *resourceapi.ResourceClaimStatus, a journal.Attachment) {
+	if !allocated(status, a.Claim) {
+		return
+	}
+	i := slices.IndexFunc(status.Devices, func(d resourceapi.AllocatedDeviceStatus) bool {
+		return d.Driver == v1alpha1.GroupName && d.Pool == a.Claim.Pool && d.Device == a.Claim.Device
+	})
+	if i < 0 {
+		i = len(status.Devices)
+		status.Devices = append(status.Devices, resourceapi.AllocatedDeviceStatus{
+			Driver: v1alpha1.GroupName, Pool: a.Claim.Pool, Device: a.Claim.Device,
+		})
+	}
+	entry := &status.Devices[i]
+	entry.NetworkData = networkData(a)
+	meta.SetStatusCondition(&entry.Conditions, ready(a))
+}
+
+// ready is the condition of a device that is attached, or that the pod lost.
+func ready(a journal.Attachment) metav1.Condition {
+	if a.State == journal.Attached {
+		return metav1.Condition{
+			Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonAttached,
+			Message:            fmt.Sprintf("Function %s is %s in pod %s", a.Function, a.Interface.Name, a.Pod.Name),
+			LastTransitionTime: metav1.NewTime(a.AttachedAt),
+		}
+	}
+	message := "pod %s lost Function %s with its device; it gets it back when the device is there again"
+	if a.Interface.Userspace {
+		message = "pod %s lost Function %s with its device, and its program cannot get it back: delete the pod"
+	}
+	return metav1.Condition{
+		Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonLost,
+		Message: fmt.Sprintf(message, a.Pod.Name, a.Function), LastTransitionTime: metav1.NewTime(a.LostAt),
+	}
+}
+
+func allocated(status *resourceapi.ResourceClaimStatus, c journal.Claim) bool {
+	return status.Allocation != nil && slices.ContainsFunc(status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
+		return r.Driver == v1alpha1.GroupName && r.Pool == c.Pool && r.Device == c.Device
+	})
+}

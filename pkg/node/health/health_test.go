@@ -1,0 +1,68 @@
+package health
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+)
+
+func TestProblems(t *testing.T) {
+	sick := inventory.ID{Address: "0000:3b:00.2"}
+	only := func(message string) Source {
+		return func(id inventory.ID) string {
+			if id == sick {
+				return message
+			}
+			return ""
+		}
+	}
+	all := &Checker{
+		XPUAway: func(f inventory.Function) string {
+			if f.PF == "0000:3b:00.0" && !f.LinkUp {
+				return "the xPU does not answer"
+			}
+			return ""
+		},
+		Fault: func(f inventory.Function) string {
+			if f.PF == "0000:3b:00.0" {
+				return "the driver tells an error"
+			}
+			return ""
+		},
+		ProvisionFailed: only("the xPU refused it"), ReleasePending: only("it is not back"), Lost: only("a pod lost it"), InUse: only("a pod has it"),
+	}
+	for _, test := range []struct {
+		name     string
+		checker  *Checker
+		function inventory.Function
+		want     []Problem
+	}{
+		{"healthy", all, inventory.Function{ID: inventory.ID{Address: "0000:3b:00.3"}, LinkUp: true}, nil},
+		{"no link", all, inventory.Function{ID: inventory.ID{Address: "0000:3b:00.3"}, PF: "0000:3b:00.1", PFName: "ens3f0"},
+			[]Problem{{v1alpha1.TaintLinkDown, "PF ens3f0 (0000:3b:00.1)"}}},
+		{"everything", all, inventory.Function{ID: sick, PF: "0000:3b:00.0"}, []Problem{
+			{v1alpha1.TaintLinkDown, "0000:3b:00.0"},
+			{v1alpha1.TaintFault, "the driver tells an error"},
+			{v1alpha1.TaintXPUAway, "the xPU does not answer"},
+			{v1alpha1.TaintProvisionFailed, "the xPU refused it"},
+			{v1alpha1.TaintReleasePending, "it is not back"},
+			{v1alpha1.TaintLost, "a pod lost it"},
+			{v1alpha1.TaintInUse, "a pod has it"},
+		}},
+		{"no sources", &Checker{}, inventory.Function{ID: sick, PF: "0000:3b:00.0", LinkUp: true}, nil},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			got := test.checker.Problems(test.function)
+			if len(got) != len(test.want) {
+				t.Fatalf("Problems = %+v, want %+v", got, test.want)
+			}
+			for i, want := range test.want {
+				if got[i].Taint != want.Taint || !strings.Contains(got[i].Message, want.Message) {
+					t.Errorf("problem %d is %+v, want taint %s and %q in the message", i, got[i], want.Taint, want.Message)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,118 @@
+package hooks
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+)
+
+// InputVersion is that of [Input]. Fields may be added without a new version.
+const InputVersion = 1
+
+// Input is what an executable reads from standard input, as one JSON object. Times are in UTC, as RFC 3339 has them.
+type Input struct {
+	Version int `json:"version"`
+	// Node is the name of the node.
+	Node     string        `json:"node"`
+	Function InputFunction `json:"function"`
+	// Resource is the extended resource by which the Function was handed out; absent for a claim.
+	Resource string `json:"resource,omitempty"`
+	// Claim is the ResourceClaim that the Function was allocated to; absent for an extended resource.
+	Claim *InputClaim `json:"claim,omitempty"`
+	// Pod had the Function, or it was reserved for it; absent where it is not known.
+	Pod *InputPod `json:"pod,omitempty"`
+	// ContainerID is the ID of the pod's sandbox container; absent where the Function was never attached.
+	ContainerID string `json:"containerID,omitempty"`
+	// InterfaceName is the interface's in the pod, attached or wanted.
+	InterfaceName string `json:"interfaceName,omitempty"`
+	// Port is the Port that the agent had the xPU make, and that is gone; absent where there was none, or where the
+	// controller makes and deletes it.
+	Port *InputPort `json:"port,omitempty"`
+
+	ReservedAt time.Time `json:"reservedAt"`
+	// AttachedAt and DetachedAt are when the interface was in the pod and when its way back began; absent where it
+	// never was there.
+	AttachedAt time.Time `json:"attachedAt,omitzero"`
+	DetachedAt time.Time `json:"detachedAt,omitzero"`
+	// RestoredAt is when the Function was on the host again, as it was before.
+	RestoredAt time.Time `json:"restoredAt"`
+
+	// Attempt counts the runs of this executable for this release, from 1. A run that was broken off with the agent is
+	// not counted.
+	Attempt int `json:"attempt"`
+}
+
+// InputFunction is the Function that was taken back.
+type InputFunction struct {
+	// ID is the PCI address, for an SF that of its PF and the sfnum: "0000:3b:00.0/sf88".
+	ID         string         `json:"id"`
+	Kind       inventory.Kind `json:"kind"` // PF, VF or SF
+	PCIAddress pci.Address    `json:"pciAddress"`
+	// PF is the PCI address of the PF, PFName its netdev when the Function was reserved.
+	PF     pci.Address `json:"pf"`
+	PFName string      `json:"pfName,omitempty"`
+	// Index is the VF's index at its PF, the sfnum of an SF, and -1 for a PF.
+	Index int `json:"index"`
+}
+
+// InputClaim is a ResourceClaim.
+type InputClaim struct {
+	Namespace string    `json:"namespace"`
+	Name      string    `json:"name"`
+	UID       types.UID `json:"uid"`
+	Request   string    `json:"request"`
+	// Pool and Device are those of the ResourceSlice.
+	Pool   string `json:"pool"`
+	Device string `json:"device"`
+}
+
+// InputPod is a pod.
+type InputPod struct {
+	Namespace string    `json:"namespace"`
+	Name      string    `json:"name"`
+	UID       types.UID `json:"uid,omitempty"`
+}
+
+// InputPort is a Port.
+type InputPort struct {
+	Network string `json:"network"`
+	MAC     string `json:"mac"`
+}
+
+// input is what the executable reads.
+func input(node string, a journal.Attachment, attempt int) ([]byte, error) {
+	use, _ := a.LastUse()
+	in := Input{
+		Version: InputVersion, Node: node,
+		Function: InputFunction{
+			ID: a.Function.String(), Kind: kind(a), PCIAddress: a.Function.Address, PF: a.PF, PFName: a.PFName, Index: a.VFIndex,
+		},
+		Resource: a.Resource, ContainerID: use.Sandbox, InterfaceName: a.Interface.Name,
+		ReservedAt: a.ReservedAt, AttachedAt: use.AttachedAt, DetachedAt: use.StoppedAt, RestoredAt: a.RestoredAt,
+		Attempt: attempt,
+	}
+	if a.Claim.UID != "" {
+		in.Claim = &InputClaim{
+			Namespace: a.Claim.Namespace, Name: a.Claim.Name, UID: a.Claim.UID,
+			Request: a.Claim.Request, Pool: a.Claim.Pool, Device: a.Claim.Device,
+		}
+	}
+	if a.Pod.Name != "" {
+		pod := InputPod(a.Pod)
+		in.Pod = &pod
+	}
+	if a.Port != nil {
+		in.Port = &InputPort{Network: a.Port.Network, MAC: string(a.Port.MAC)}
+	}
+	out, err := json.Marshal(in)
+	if err != nil {
+		return nil, fmt.Errorf("input of post-delete hooks: %w", err)
+	}
+	return append(out, '\n'), nil
+}

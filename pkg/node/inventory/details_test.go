@@ -1,0 +1,310 @@
+package inventory
+
+import (
+	"errors"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	gocmp "github.com/google/go-cmp/cmp"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+)
+
+// one scans and returns one Function.
+func one(t *testing.T, s *scanner, id ID) Function {
+	t.Helper()
+	functions, err := s.scan()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for c, err := range s.complaints {
+		t.Errorf("%s: %s: %v", c.entry, c.why, err)
+	}
+	i := slices.IndexFunc(functions, func(f Function) bool { return f.ID == id })
+	if i < 0 {
+		t.Fatalf("no Function %s in %+v", id, functions)
+	}
+	return functions[i]
+}
+
+// TestDetails adds to a healthy host what only some Functions have.
+func TestDetails(t *testing.T) {
+	vf := inTree + "0000:3b:01.0/"
+	for name, tt := range map[string]struct {
+		id     ID // VF 0 where it is empty
+		tree   sysfsTree
+		remove []string
+		want   func(*Function)
+	}{
+		"firmware number": {tree: sysfsTree{vf + "acpi_index": "101"}, want: func(f *Function) { f.ACPIIndex = "101" }},
+		"IOMMU group": {
+			tree: sysfsTree{vf + "iommu_group": "-> ../../../../kernel/iommu_groups/42", "kernel/iommu_groups/42/type": "DMA-FQ"},
+			want: func(f *Function) { f.IOMMUGroup = "42" },
+		},
+		"vfio-pci without an IOMMU": {
+			tree: sysfsTree{
+				vf + "driver":      "-> ../../../../bus/pci/drivers/vfio-pci",
+				vf + "iommu_group": "-> ../../../../kernel/iommu_groups/3", "kernel/iommu_groups/3/name": "vfio-noiommu",
+			},
+			want: func(f *Function) { f.Driver, f.IOMMUGroup = "vfio-pci", "noiommu-3" },
+		},
+		"RDMA": {
+			tree: sysfsTree{vf + "infiniband/mlx5_3/": "", vf + "infiniband/mlx5_2/": ""},
+			want: func(f *Function) { f.RDMA, f.RDMADevices = true, []string{"mlx5_2", "mlx5_3"} },
+		},
+		"RDMA device that was in a pod from the start": {
+			tree: sysfsTree{vf + "infiniband/": ""}, want: func(f *Function) { f.RDMA = true },
+		},
+		"InfiniBand": {
+			tree: sysfsTree{vf + "net/ens3f0v0/type": "32", vf + "infiniband/mlx5_2/ports/1/pkeys/0": "0x8050"},
+			want: func(f *Function) {
+				f.LinkType, f.RDMA, f.RDMADevices, f.PKey = "infiniband", true, []string{"mlx5_2"}, "0x8050"
+			},
+		},
+		"other link type": {tree: sysfsTree{vf + "net/ens3f0v0/type": "772"}, want: func(f *Function) {}},
+		"vDPA through virtio": {
+			tree: sysfsTree{
+				"bus/vdpa/devices/vdpa0": "-> ../../../" + vf + "vdpa0", vf + "vdpa0/driver": "-> ../../../../../../bus/vdpa/drivers/virtio_vdpa",
+				vf + "vdpa0/virtio4/net/": "",
+			},
+			want: func(f *Function) { f.VDPA = VDPA{Name: "vdpa0", Driver: "virtio_vdpa"} },
+		},
+		"vDPA through vhost, first of two": {
+			tree: sysfsTree{
+				"bus/vdpa/devices/blue": "-> ../../../" + vf + "blue", vf + "blue/driver": "-> ../../../../../../bus/vdpa/drivers/vhost_vdpa",
+				vf + "blue/vhost-vdpa-7/": "",
+				"bus/vdpa/devices/red":    "-> ../../../" + vf + "red", vf + "red/": "",
+			},
+			want: func(f *Function) { f.VDPA = VDPA{Name: "blue", Driver: "vhost_vdpa", CharDevice: "vhost-vdpa-7"} },
+		},
+		"accelerator": {
+			id: ID{Address: "0000:3b:10.0"},
+			tree: under("0000:3b:10.0", sysfsTree{
+				"class": "0x120000", "vendor": "0x8086", "device": "0x0d90", "numa_node": "1", "driver": "-> ../../../../bus/pci/drivers/vfio-pci",
+			}),
+			want: func(f *Function) {
+				*f = Function{
+					ID: ID{Address: "0000:3b:10.0"}, Kind: PF, Class: Accelerator, PF: "0000:3b:10.0", PFDriver: "vfio-pci", Index: -1,
+					Vendor: "8086", Device: "0d90", Driver: "vfio-pci", NUMANode: 1, PCIeRoot: "pci0000:3a", LinkUp: true,
+				}
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := t.TempDir()
+			tree := host()
+			maps.Copy(tree, tt.tree)
+			tree.write(t, root)
+			want := wantVF(0, "ens3f0v0")
+			tt.want(&want)
+			s := testScanner(root)
+			for range 2 { // the second time much is known already
+				if diff := gocmp.Diff(want, one(t, s, want.ID)); diff != "" {
+					t.Errorf("-want +got:\n%s", diff)
+				}
+			}
+		})
+	}
+}
+
+// TestWhatPodsTake covers that a pod which takes the netdev and the RDMA device changes nothing else, that a driver
+// which goes takes along what it made, and that another device at the address starts anew.
+func TestWhatPodsTake(t *testing.T) {
+	root := t.TempDir()
+	const dir = inTree + "0000:3b:01.0/"
+	vfio := sysfsTree{dir + "driver": "-> ../../../../bus/pci/drivers/vfio-pci"}
+	group := sysfsTree{dir + "iommu_group": "-> ../../../../kernel/iommu_groups/42", "kernel/iommu_groups/42/type": "DMA-FQ"}
+	host().add(group).add(sysfsTree{
+		dir + "net/ens3f0v0/type": "32", dir + "infiniband/mlx5_2/ports/1/pkeys/0": "0x7fff",
+	}).write(t, root)
+	s := testScanner(root)
+	want := wantVF(0, "ens3f0v0")
+	want.LinkType, want.RDMA, want.RDMADevices, want.PKey, want.IOMMUGroup = "infiniband", true, []string{"mlx5_2"}, "0x7fff", "42"
+	look := func(what string) {
+		t.Helper()
+		if diff := gocmp.Diff(want, one(t, s, want.ID)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", what, diff)
+		}
+	}
+	remove := func(names ...string) {
+		t.Helper()
+		for _, name := range names {
+			if err := os.RemoveAll(filepath.Join(root, name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	look("at first")
+	remove(dir+"net/ens3f0v0", dir+"infiniband/mlx5_2")
+	want.Netdev = ""
+	look("in a pod")
+	sysfsTree{dir + "net/ens3f0v0/type": "32", dir + "infiniband/mlx5_9/ports/1/pkeys/0": "0x8001"}.write(t, root)
+	want.Netdev, want.RDMADevices, want.PKey = "ens3f0v0", []string{"mlx5_9"}, "0x8001"
+	look("back, the RDMA device under another name")
+
+	remove(dir+"net", dir+"infiniband")
+	vfio.write(t, root)
+	want.Driver, want.Netdev, want.RDMA, want.RDMADevices, want.PKey = "vfio-pci", "", false, nil, ""
+	look("bound to vfio-pci")
+
+	remove(dir+"iommu_group", dir+"driver")
+	want.Driver, want.IOMMUGroup = "", ""
+	look("without an IOMMU, bound to nothing")
+	vfio.write(t, root)
+	want.Driver = "vfio-pci"
+	look("bound to vfio-pci, which is not ready yet")
+	sysfsTree{dir + "iommu_group": "-> ../../../../kernel/iommu_groups/0", "kernel/iommu_groups/0/name": "vfio-noiommu"}.write(t, root)
+	want.IOMMUGroup = "noiommu-0"
+	look("vfio-pci is ready")
+
+	remove(onBus+"0000:3b:01.0", inTree+"0000:3b:01.0")
+	vf("0000:3b:01.0", "0000:3b:00.0", "").write(t, root)
+	want = wantVF(0, "")
+	look("another device")
+}
+
+// TestSubfunctionRDMA covers that an SF has its own RDMA device and vDPA device, not its PF's.
+func TestSubfunctionRDMA(t *testing.T) {
+	root := t.TempDir()
+	const sf = inTree + "0000:3b:00.0/mlx5_core.sf.2/"
+	host().add(sysfsTree{
+		"bus/auxiliary/devices/mlx5_core.sf.2":        "-> ../../../" + inTree + "0000:3b:00.0/mlx5_core.sf.2",
+		sf + "sfnum":                                  "88",
+		sf + "infiniband/mlx5_5/":                     "",
+		inTree + "0000:3b:00.0/infiniband/mlx5_0/":    "",
+		inTree + "0000:3b:00.0/iommu_group":           "-> ../../../../kernel/iommu_groups/7",
+		"bus/vdpa/devices/vdpa0":                      "-> ../../../" + sf + "vdpa0",
+		sf + "vdpa0/":                                 "",
+		inTree + "0000:3b:00.0/acpi_index":            "3",
+		inTree + "0000:3b:00.0/mlx5_core.eth.0/name/": "",
+	}).write(t, root)
+	got := one(t, testScanner(root), SubfunctionID("0000:3b:00.0", 88))
+	want := wantPF()
+	want.ID, want.Kind, want.Index, want.NumVFs, want.Driver, want.Netdev = got.ID, SF, 88, 0, "", ""
+	want.AuxDevice, want.RDMA, want.RDMADevices, want.VDPA = "mlx5_core.sf.2", true, []string{"mlx5_5"}, VDPA{Name: "vdpa0"}
+	if diff := gocmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// TestRDMAUnreadable: what cannot be read is told, and the Function is there nevertheless.
+func TestRDMAUnreadable(t *testing.T) {
+	vf := inTree + "0000:3b:01.0/"
+	for name, tree := range map[string]sysfsTree{
+		"devices":         {vf + "infiniband": "a file"},
+		"partition table": {vf + "infiniband/mlx5_2/ports/1/pkeys/0/": "", vf + "net/ib0/type": "32"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := t.TempDir()
+			host().write(t, root)
+			if name == "partition table" {
+				if err := os.RemoveAll(filepath.Join(root, vf+"net")); err != nil {
+					t.Fatal(err)
+				}
+			}
+			tree.write(t, root)
+			s := testScanner(root)
+			functions, err := s.scan()
+			if err != nil || len(functions) == 0 {
+				t.Errorf("%d Functions, %v", len(functions), err)
+			}
+			if _, complained := s.complaints[complaint{onBus + "0000:3b:01.0", reasonRDMA}]; !complained {
+				t.Errorf("no complaint in %v", s.complaints)
+			}
+		})
+	}
+}
+
+// TestDDPProfile covers that the firmware is asked once, and again when the driver may have loaded another package.
+func TestDDPProfile(t *testing.T) {
+	root := t.TempDir()
+	const pf = inTree + "0000:3b:00.0/"
+	ice := "-> ../../../../bus/pci/drivers/ice"
+	host().add(sysfsTree{pf + "driver": ice}).write(t, root)
+	s := testScanner(root)
+	asked, answer, failure := 0, "ICE OS Default Package", error(nil)
+	s.ddpProfile = func(address pci.Address) (string, error) {
+		asked++
+		if address != "0000:3b:00.0" {
+			t.Errorf("%s was asked", address)
+		}
+		return answer, failure
+	}
+	look := func(what, want string, wantAsked int) {
+		t.Helper()
+		functions, err := s.scan()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range functions {
+			if f.DDPProfile != want {
+				t.Errorf("%s: %s has %q, want %q", what, f.ID, f.DDPProfile, want)
+			}
+		}
+		if asked != wantAsked {
+			t.Errorf("%s: asked %d times, want %d", what, asked, wantAsked)
+		}
+	}
+	netdev := filepath.Join(root, pf+"net/ens3f0")
+	look("at first", "ICE OS Default Package", 1)
+	look("again", "ICE OS Default Package", 1)
+	if err := os.RemoveAll(netdev); err != nil {
+		t.Fatal(err)
+	}
+	look("netdev in a pod", "ICE OS Default Package", 1)
+	sysfsTree{pf + "net/ens3f0/type": "1", pf + "driver": "-> ../../../../bus/pci/drivers/none"}.write(t, root)
+	look("another driver", "", 1)
+	answer = "ICE COMMS Package"
+	sysfsTree{pf + "driver": ice}.write(t, root)
+	failure = errors.New("no buffer space available")
+	look("firmware busy", "", 2)
+	if _, complained := s.complaints[complaint{onBus + "0000:3b:00.0", reasonDDP}]; !complained {
+		t.Errorf("no complaint in %v", s.complaints)
+	}
+	failure = nil
+	look("another package", "ICE COMMS Package", 3)
+}
+
+// TestDefaultRoute covers which Functions the node needs itself.
+func TestDefaultRoute(t *testing.T) {
+	root := t.TempDir()
+	host().add(sysfsTree{
+		"class/net/br0/lower_bond0":      "-> ../bond0",
+		"class/net/bond0/lower_ens3f0":   "-> ../ens3f0",
+		"class/net/bond0/lower_ens4f0":   "-> ../ens4f0",
+		"class/net/bond0/upper_br0":      "-> ../br0",
+		"class/net/ens3f0v0/upper_vlan5": "-> ../vlan5",
+	}).write(t, root)
+	s := testScanner(root)
+	var netdevs []string
+	failure := errors.New("no buffer space available")
+	s.defaultNetdevs = func() ([]string, error) { return netdevs, failure }
+	look := func(what string, want ...string) {
+		t.Helper()
+		functions, err := s.scan()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, f := range functions {
+			if f.DefaultRoute {
+				got = append(got, f.Netdev)
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: default route over %q, want %q", what, got, want)
+		}
+	}
+	look("unknown: all that have a netdev", "ens3f0", "ens3f0v0")
+	failure = nil
+	look("none")
+	netdevs = []string{"ens3f0v0"}
+	look("over the VF", "ens3f0v0")
+	netdevs = []string{"br0"}
+	look("over a bridge on a bond", "ens3f0")
+	netdevs, failure = nil, errors.New("interrupted")
+	look("unknown again: as it was", "ens3f0")
+}

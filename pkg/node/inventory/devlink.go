@@ -1,0 +1,63 @@
+package inventory
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+)
+
+// ddpDriver is the only driver that tells the DDP package by devlink (Documentation/networking/devlink/ice.rst).
+const ddpDriver = "ice"
+
+// ddpKey changes whenever a PF may run another package: ice loads it when it is bound or reloaded, and that makes the
+// netdev anew.
+type ddpKey struct {
+	incarnation incarnation
+	driver      string
+	netdev      string
+}
+
+// ddpProfile is a package that was read once.
+type ddpProfile struct {
+	key  ddpKey
+	name string
+}
+
+// readDDPProfile asks at most once as long as the answer cannot change: it takes the firmware a while.
+func (s *scanner) readDDPProfile(pf pci.Address, key ddpKey, known ddpProfile) ddpProfile {
+	if key.driver != ddpDriver {
+		return ddpProfile{}
+	}
+	if key.netdev == "" { // it is in a pod
+		key.netdev = known.key.netdev
+	}
+	if key == known.key {
+		return known
+	}
+	name, err := s.ddpProfile(pf)
+	if err != nil {
+		s.complainAbout(pf, reasonDDP, err)
+		return ddpProfile{}
+	}
+	return ddpProfile{key, name}
+}
+
+// devlinkDDPProfile reads what "devlink dev info" shows as fw.app.name, "" where a driver has no such thing.
+func devlinkDDPProfile(netNS string, pf pci.Address) (name string, err error) {
+	err = inNamespace(netNS, func() error {
+		info, err := netlink.DevlinkGetDeviceInfoByNameAsMap("pci", string(pf))
+		if errors.Is(err, unix.EOPNOTSUPP) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("devlink info: %w", err)
+		}
+		name = info["fw.app.name"]
+		return nil
+	})
+	return name, err
+}

@@ -1,0 +1,271 @@
+// Package inventory knows the network functions of a node, and its accelerators: all of them, for as long as their PCI
+// devices exist, wherever their netdevs are. It reads sysfs when the kernel tells of a change and at no other time.
+package inventory
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+)
+
+// Times between an event and the scan that it causes.
+const (
+	// quiet is how long the kernel must have been silent. It is also what the kernel has to finish a change that it
+	// has told of: RTM_DELLINK, for one, comes before sysfs loses the netdev.
+	quiet = 50 * time.Millisecond
+	// patience is the longest time from an event to the scan, however many others follow.
+	patience = 500 * time.Millisecond
+	// retry is when a scan is tried again that could not read anything, or not the routes.
+	retry = time.Second
+)
+
+// Options of an [Inventory]. Only SysRoot is needed.
+type Options struct {
+	// SysRoot is where the host's sysfs is, "/sys". A node without PCI has no Functions; that is no error.
+	SysRoot string
+	// NetNS is the path of the host's network namespace, whose netdevs are the host's. "" is the process's own.
+	NetNS string
+	// DefaultNetdevs, where set, returns the names of the netdevs that the node's default routes go over. By
+	// default the kernel is asked.
+	DefaultNetdevs func() ([]string, error)
+	// DDPProfile, where set, returns the name of the DDP package that a PF runs, "" if it has none. It is called for
+	// PFs of driver ice only, not at every scan. By default devlink is asked.
+	DDPProfile func(pf pci.Address) (string, error)
+	// Changed, where set, is called after each scan that came out different, the first included, on the goroutine of
+	// [Inventory.Run]: it must not block.
+	Changed func()
+	// Registry, where set, gets the metrics.
+	Registry prometheus.Registerer
+	Log      logr.Logger
+}
+
+// Inventory knows the Functions of a node. Its methods may be called by several goroutines at once, but Run only once.
+type Inventory struct {
+	options Options
+	scanner *scanner // belongs to Run
+	metrics metrics
+	synced  chan struct{}
+
+	mutex     sync.RWMutex
+	functions []Function // replaced, never changed
+	positions map[ID]int
+}
+
+// New makes an inventory; [Inventory.Run] makes it work.
+func New(options Options) *Inventory {
+	return &Inventory{
+		options: options,
+		scanner: newScanner(options),
+		metrics: newMetrics(options.Registry),
+		synced:  make(chan struct{}),
+	}
+}
+
+// Read reads the Functions once. Of the options it needs no more than SysRoot, and what is wrong with single entries is
+// logged.
+func Read(options Options) ([]Function, error) {
+	i := New(options)
+	if err := i.scan(); err != nil {
+		return nil, err
+	}
+	return i.functions, nil
+}
+
+// Snapshot returns all Functions, sorted by address, SFs behind their PF by sfnum. The caller owns the result.
+func (i *Inventory) Snapshot() []Function {
+	i.mutex.RLock()
+	defer i.mutex.RUnlock()
+	return slices.Clone(i.functions)
+}
+
+// Get returns one Function as the last scan saw it.
+func (i *Inventory) Get(id ID) (Function, bool) {
+	i.mutex.RLock()
+	defer i.mutex.RUnlock()
+	position, ok := i.positions[id]
+	if !ok {
+		return Function{}, false
+	}
+	return i.functions[position], true
+}
+
+// ErrNoNetdev is returned for a Function that has no netdev in any network namespace: it has no driver, or one that
+// makes none.
+var ErrNoNetdev = errors.New("has no netdev in any network namespace")
+
+// Netdev looks into sysfs for the name that the Function's netdev has on the host at this moment. It is "" while the
+// netdev is in another namespace. The error is an [ErrNoNetdev] where there is none at all, and an [fs.ErrNotExist]
+// where the Function is gone.
+func (i *Inventory) Netdev(id ID) (string, error) {
+	sysfs := sysfs{i.options.SysRoot}
+	dir, err := sysfs.find(id)
+	if err != nil {
+		return "", fmt.Errorf("Function %s: %w", id, err)
+	}
+	netdev, made, err := sysfs.netdev(dir)
+	if err != nil {
+		return "", fmt.Errorf("Function %s: netdev: %w", id, err)
+	}
+	if !made {
+		return "", fmt.Errorf("Function %s: %w", id, ErrNoNetdev)
+	}
+	return netdev, nil
+}
+
+// Synced waits until the Functions are known. It returns false if ctx ended before.
+func (i *Inventory) Synced(ctx context.Context) bool {
+	select {
+	case <-i.synced:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// Run reads the Functions at once and again whenever the kernel tells of a change, until ctx ends. It then returns nil.
+func (i *Inventory) Run(ctx context.Context) error {
+	events := make(chan struct{}, 1)
+	wake := func() {
+		select {
+		case events <- struct{}{}:
+		default: // the next scan sees it too
+		}
+	}
+	if devices := filepath.Join(i.options.SysRoot, pciDevices); !exists(devices) {
+		i.options.Log.Info("This node has no PCI bus, hence no Functions", "path", devices)
+	}
+	var listeners sync.WaitGroup
+	defer listeners.Wait()
+	for _, source := range sources {
+		listeners.Go(func() { source.listen(ctx, i.options.NetNS, wake, i.options.Log) })
+	}
+	var failure error
+	for {
+		var again <-chan time.Time
+		err := i.scan()
+		if err != nil || i.scanner.routesFailed() {
+			again = time.After(retry)
+		}
+		if err != nil && (failure == nil || failure.Error() != err.Error()) {
+			i.options.Log.Error(err, "Cannot read the Functions, keeping what is known", "retry", retry.String())
+		}
+		failure = err
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-again:
+		case <-events:
+			settle(ctx, events)
+		}
+	}
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// settle returns when no event has come for a while, or when that takes too long.
+func settle(ctx context.Context, events <-chan struct{}) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	timer := time.NewTimer(quiet)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+			return
+		case <-events:
+			timer.Reset(quiet)
+		}
+	}
+}
+
+func (i *Inventory) scan() error {
+	before := i.scanner.complaints
+	begin := time.Now()
+	functions, err := i.scanner.scan()
+	i.metrics.scanned(time.Since(begin))
+	i.report(before)
+	if err != nil {
+		return fmt.Errorf("%s: %w", filepath.Join(i.options.SysRoot, pciDevices), err)
+	}
+	if i.known() && reflect.DeepEqual(i.functions, functions) { // only this goroutine writes functions
+		return nil
+	}
+	positions := make(map[ID]int, len(functions))
+	for position, f := range functions {
+		positions[f.ID] = position
+	}
+	i.mutex.Lock()
+	i.functions, i.positions = functions, positions
+	i.mutex.Unlock()
+	i.metrics.counted(functions)
+	if !i.known() {
+		close(i.synced)
+	}
+	if i.options.Changed != nil {
+		i.options.Changed()
+	}
+	return nil
+}
+
+func (i *Inventory) known() bool {
+	select {
+	case <-i.synced:
+		return true
+	default:
+		return false
+	}
+}
+
+// report tells of what was not wrong before.
+func (i *Inventory) report(before map[complaint]error) {
+	for _, c := range slices.SortedFunc(maps.Keys(i.scanner.complaints), func(a, b complaint) int {
+		return cmp.Or(cmp.Compare(a.entry, b.entry), cmp.Compare(a.why, b.why))
+	}) {
+		err := i.scanner.complaints[c]
+		if old := before[c]; old != nil && old.Error() == err.Error() {
+			continue
+		}
+		i.metrics.skipped.WithLabelValues(string(c.why)).Inc()
+		i.options.Log.Info("Entry of sysfs skipped or incomplete", "entry", c.entry, "reason", c.why, "error", err.Error())
+	}
+}
+
+// find returns the directory of a Function's device.
+func (s sysfs) find(id ID) (string, error) {
+	if sfnum, isSF := id.SFNum(); isSF {
+		subfunctions, err := s.subfunctions(func(string, reason, error) {})
+		if err != nil {
+			return "", err
+		}
+		for _, sf := range subfunctions {
+			if sf.parent == id.Address && sf.sfnum == sfnum {
+				return sf.dir, nil
+			}
+		}
+		return "", fs.ErrNotExist
+	}
+	dir := s.device(id.Address)
+	if _, err := os.Stat(dir); err != nil {
+		return "", err
+	}
+	return dir, nil
+}

@@ -1,0 +1,437 @@
+package inventory
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+)
+
+// reason is why an entry of sysfs was skipped, or one of its attributes left out.
+type reason string
+
+const (
+	reasonAddress  reason = "address"   // the name is no PCI address; skipped
+	reasonDevice   reason = "device"    // the entry cannot be read; skipped
+	reasonClass    reason = "class"     // skipped
+	reasonID       reason = "id"        // vendor or device; skipped
+	reasonNUMANode reason = "numa_node" // left out
+	reasonDriver   reason = "driver"    // left out
+	reasonNetdev   reason = "netdev"    // left out
+	reasonCarrier  reason = "carrier"   // left out
+	reasonPhysfn   reason = "physfn"    // a VF without PF; skipped
+	reasonVirtfn   reason = "virtfn"    // a VF that its PF does not know, or a link to nothing; skipped
+	reasonParent   reason = "parent"    // an SF without PF; skipped
+	reasonSFNum    reason = "sfnum"     // an SF without sfnum, or with another SF's; skipped
+	reasonLinkType reason = "type"      // of a netdev; left out
+	reasonRDMA     reason = "rdma"      // left out
+	reasonVDPA     reason = "vdpa"      // left out
+	reasonIOMMU    reason = "iommu"     // left out
+	reasonDDP      reason = "ddp"       // left out
+	reasonRoutes   reason = "routes"    // the node's, which stay as they were
+)
+
+var reasons = []reason{
+	reasonAddress, reasonDevice, reasonClass, reasonID, reasonNUMANode, reasonDriver, reasonNetdev, reasonCarrier,
+	reasonPhysfn, reasonVirtfn, reasonParent, reasonSFNum, reasonLinkType, reasonRDMA, reasonVDPA, reasonIOMMU, reasonDDP,
+	reasonRoutes,
+}
+
+// complaint is about one entry of sysfs, named by its path below the root.
+type complaint struct {
+	entry string
+	why   reason
+}
+
+// hardware is what does not change as long as a PCI device exists, so it is read once.
+type hardware struct {
+	incarnation
+	class          Class // "" where the device is none of ours
+	vendor, device string
+	acpiIndex      string
+	numaNode       int
+	root           string
+	physfn         pci.Address // "" where the device is no VF
+	sriov          bool        // the device can have VFs
+	// lasting is false where a part is missing that may come.
+	lasting bool
+}
+
+// incarnation tells a device from a later one at the same address. Inode numbers of sysfs are never used twice; other
+// file systems, in tests, need the time as well.
+type incarnation struct {
+	inode uint64
+	ctime syscall.Timespec
+}
+
+// uplink is a PF's netdev, and what its VFs and SFs take from the PF.
+type uplink struct {
+	driver   string // the PF's
+	netdev   string // its name now, "" if it is not on the host
+	name     string // its name when it was last seen
+	up       bool   // its link when it was last seen
+	linkType string // when it was last seen
+	numVFs   int
+	ddp      ddpProfile
+}
+
+// scanner reads all Functions, again and again, and remembers what need not be read again. It must not be used by
+// several goroutines at once.
+type scanner struct {
+	sysfs sysfs
+	// defaultNetdevs returns the names of the netdevs that the node's default routes go over.
+	defaultNetdevs func() ([]string, error)
+	// ddpProfile returns the name of a PF's DDP package, "" if the driver tells none.
+	ddpProfile func(pf pci.Address) (string, error)
+
+	known      map[pci.Address]hardware
+	uplinks    map[pci.Address]uplink
+	memories   map[ID]memory
+	vdpas      map[string]VDPA // by the name of the parent device
+	routed     map[string]bool // by the name of the netdev; nil as long as the routes could not be read
+	complaints map[complaint]error
+}
+
+func newScanner(options Options) *scanner {
+	s := &scanner{sysfs: sysfs{options.SysRoot}, ddpProfile: options.DDPProfile, defaultNetdevs: options.DefaultNetdevs}
+	if s.ddpProfile == nil {
+		s.ddpProfile = func(pf pci.Address) (string, error) { return devlinkDDPProfile(options.NetNS, pf) }
+	}
+	if s.defaultNetdevs == nil {
+		s.defaultNetdevs = func() ([]string, error) { return defaultNetdevs(options.NetNS) }
+	}
+	return s
+}
+
+// scan returns all Functions, sorted. Afterwards complaints has what was wrong with single entries. An error means that
+// nothing could be read.
+func (s *scanner) scan() ([]Function, error) {
+	s.complaints = map[complaint]error{}
+	entries, err := names(filepath.Join(s.sysfs.root, pciDevices))
+	if err != nil {
+		return nil, err
+	}
+	s.readHardware(entries)
+	places := s.places()
+	s.readUplinks(places)
+	s.readVDPAs()
+	s.readRoutes()
+	before := s.memories
+	s.memories = make(map[ID]memory, len(before))
+	functions, err := s.addSubfunctions(s.pciFunctions(places.of, before), before)
+	if err != nil {
+		return nil, err
+	}
+	s.withdraw()
+	slices.SortFunc(functions, func(a, b Function) int {
+		return cmp.Or(cmp.Compare(a.ID.Address, b.ID.Address), cmp.Compare(a.Index, b.Index))
+	})
+	return functions, nil
+}
+
+func (s *scanner) complain(entry string, why reason, err error) {
+	s.complaints[complaint{entry, why}] = err
+}
+
+// withdraw forgets complaints about what was only about to go away.
+func (s *scanner) withdraw() {
+	maps.DeleteFunc(s.complaints, func(c complaint, _ error) bool {
+		_, err := os.Lstat(filepath.Join(s.sysfs.root, c.entry))
+		return errors.Is(err, fs.ErrNotExist)
+	})
+}
+
+func (s *scanner) complainAbout(a pci.Address, why reason, err error) {
+	s.complain(filepath.Join(pciDevices, string(a)), why, err)
+}
+
+// readHardware brings known up to date. It leaves out what cannot be read.
+func (s *scanner) readHardware(entries []string) {
+	known := make(map[pci.Address]hardware, len(entries))
+	for _, name := range entries {
+		address, err := pci.Parse(name)
+		if err != nil || string(address) != name {
+			s.complain(filepath.Join(pciDevices, name), reasonAddress, errors.New("is not a PCI address"))
+			continue
+		}
+		now, err := s.incarnation(address)
+		if err != nil {
+			s.complainAbout(address, reasonDevice, err)
+			continue
+		}
+		h, ok := s.known[address]
+		if !ok || !h.lasting || h.incarnation != now {
+			if h, ok = s.readDevice(address); !ok {
+				continue
+			}
+			h.incarnation = now
+		}
+		known[address] = h
+	}
+	s.known = known
+}
+
+func (s *scanner) incarnation(a pci.Address) (incarnation, error) {
+	return incarnationOf(s.sysfs.device(a))
+}
+
+// auxiliaryIncarnation is that of an SF's auxiliary device; the zero value, which is none's, if it just went.
+func (s *scanner) auxiliaryIncarnation(dir string) incarnation {
+	now, _ := incarnationOf(dir)
+	return now
+}
+
+func incarnationOf(path string) (incarnation, error) {
+	var stat syscall.Stat_t
+	if err := syscall.Lstat(path, &stat); err != nil {
+		return incarnation{}, fmt.Errorf("stat: %w", err)
+	}
+	return incarnation{stat.Ino, stat.Ctim}, nil
+}
+
+// readDevice reads what need be known of a device; ok is false where it has to be skipped.
+func (s *scanner) readDevice(a pci.Address) (h hardware, ok bool) {
+	dir := s.sysfs.device(a)
+	class, err := attribute(dir, "class")
+	if err == nil {
+		h.class, err = parseClass(class)
+	}
+	if err != nil {
+		s.complainAbout(a, reasonClass, err)
+		return h, false
+	}
+	if h.class == "" {
+		h.lasting = true
+		return h, true
+	}
+	for name, id := range map[string]*string{"vendor": &h.vendor, "device": &h.device} {
+		text, err := attribute(dir, name)
+		if err == nil {
+			*id, err = parseID(text)
+		}
+		if err != nil {
+			s.complainAbout(a, reasonID, fmt.Errorf("%s: %w", name, err))
+			return h, false
+		}
+	}
+	var numaErr error
+	if h.numaNode, numaErr = numaNode(dir); numaErr != nil {
+		s.complainAbout(a, reasonNUMANode, numaErr)
+	}
+	if link, err := os.Readlink(dir); err == nil {
+		h.root = parseRoot(link)
+	}
+	h.acpiIndex, _ = attribute(dir, "acpi_index") // few devices have one
+	pf, err := target(dir, "physfn")
+	if err == nil && pf != "" {
+		h.physfn, err = pci.Parse(pf)
+	}
+	if err != nil {
+		s.complainAbout(a, reasonPhysfn, err)
+		return h, false
+	}
+	_, err = os.Lstat(filepath.Join(dir, "sriov_totalvfs"))
+	h.sriov = err == nil
+	// The kernel shows a new VF before it makes the VF's physfn (pci_iov_add_virtfn in drivers/pci/iov.c).
+	h.lasting = numaErr == nil && (h.sriov || h.physfn != "")
+	return h, true
+}
+
+// numaNode is -1 with an error if it cannot be read, and without one where the kernel was built without NUMA.
+func numaNode(device string) (int, error) {
+	text, err := attribute(device, "numa_node")
+	if errors.Is(err, fs.ErrNotExist) {
+		return -1, nil
+	}
+	if err != nil {
+		return -1, err
+	}
+	return parseNUMANode(text)
+}
+
+// readUplinks looks at PFs and their netdevs. While a netdev is away, in a pod for instance, what was seen last still
+// counts; a link that was never seen counts as up, because only a link that is known to be down is a reason not to use
+// a VF.
+func (s *scanner) readUplinks(places places) {
+	uplinks := map[pci.Address]uplink{}
+	for address, h := range s.known {
+		if h.class == "" || h.physfn != "" {
+			continue
+		}
+		u, ok := s.uplinks[address]
+		if !ok {
+			u.up = true
+		}
+		u.numVFs = places.count[address]
+		uplinks[address] = s.readUplink(address, h.incarnation, u)
+	}
+	s.uplinks = uplinks
+}
+
+func (s *scanner) readUplink(pf pci.Address, now incarnation, u uplink) uplink {
+	device := s.sysfs.device(pf)
+	var err error
+	if u.driver, err = target(device, "driver"); err != nil {
+		s.complainAbout(pf, reasonDriver, err)
+	}
+	if u.netdev, _, err = s.sysfs.netdev(device); err != nil {
+		s.complainAbout(pf, reasonNetdev, err)
+	}
+	if u.netdev != "" {
+		u = s.readUplinkNetdev(pf, u)
+	}
+	u.ddp = s.readDDPProfile(pf, ddpKey{now, u.driver, u.netdev}, u.ddp)
+	return u
+}
+
+func (s *scanner) readUplinkNetdev(pf pci.Address, u uplink) uplink {
+	device := s.sysfs.device(pf)
+	switch up, err := s.sysfs.carrier(device, u.netdev); {
+	case err == nil:
+		u.up = up
+	case !errors.Is(err, fs.ErrNotExist):
+		s.complainAbout(pf, reasonCarrier, err)
+	}
+	if u.linkType == "" || u.name != u.netdev {
+		u.linkType = s.linkType(device, u.netdev)
+	}
+	u.name = u.netdev
+	return u
+}
+
+// pciFunctions puts PFs and VFs together.
+func (s *scanner) pciFunctions(places map[pci.Address]place, before map[ID]memory) []Function {
+	functions := make([]Function, 0, len(s.known))
+	for address, h := range s.known {
+		if h.class == "" {
+			continue
+		}
+		f := Function{
+			ID: ID{Address: address}, Kind: PF, Class: h.class, PF: address, Index: -1, Vendor: h.vendor, Device: h.device,
+			ACPIIndex: h.acpiIndex, NUMANode: h.numaNode, PCIeRoot: h.root,
+		}
+		at, isVF := places[address]
+		if h.physfn != "" && h.physfn != at.pf {
+			s.complainAboutVF(address, h.physfn)
+			continue
+		}
+		if isVF {
+			f.Kind, f.PF, f.Index = VF, at.pf, at.index
+		}
+		functions = append(functions, s.complete(f, s.sysfs.device(address), before[f.ID].of(h.incarnation)))
+	}
+	return functions
+}
+
+func (s *scanner) complainAboutVF(vf, pf pci.Address) {
+	if _, ok := s.known[pf]; !ok {
+		s.complainAbout(vf, reasonPhysfn, fmt.Errorf("PF %s is not there", pf))
+		return
+	}
+	s.complainAbout(vf, reasonVirtfn, fmt.Errorf("PF %s has no virtfn link to it", pf))
+}
+
+// place is where a VF belongs.
+type place struct {
+	pf    pci.Address
+	index int
+}
+
+// places is where all VFs belong.
+type places struct {
+	of    map[pci.Address]place
+	count map[pci.Address]int // of VFs, by PF
+}
+
+// places finds the PF and the index of each VF, with one look into the directory of each PF.
+func (s *scanner) places() places {
+	found := places{make(map[pci.Address]place, len(s.known)), map[pci.Address]int{}}
+	for pf, h := range s.known {
+		if h.class == "" || !h.sriov {
+			continue
+		}
+		dir := s.sysfs.device(pf)
+		entries, err := names(dir)
+		if err != nil {
+			s.complainAbout(pf, reasonDevice, err)
+			continue
+		}
+		for _, name := range entries {
+			index, ok := virtfn(name)
+			if !ok {
+				continue
+			}
+			vf, err := s.virtfnTarget(dir, name)
+			if err != nil {
+				s.complain(filepath.Join(pciDevices, string(pf), name), reasonVirtfn, err)
+				continue
+			}
+			found.count[pf]++
+			h, ok := s.known[vf]
+			if !ok || h.class == "" || h.physfn != pf && h.physfn != "" {
+				continue // what is wrong is wrong with the VF
+			}
+			if other, taken := found.of[vf]; !taken || index < other.index {
+				found.of[vf] = place{pf, index}
+			}
+		}
+	}
+	return found
+}
+
+func (s *scanner) virtfnTarget(dir, name string) (pci.Address, error) {
+	text, err := target(dir, name)
+	if err != nil {
+		return "", err
+	}
+	vf := pci.Address(text)
+	if _, ok := s.known[vf]; ok {
+		return vf, nil
+	}
+	if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
+		return "", err
+	}
+	return pci.Parse(text)
+}
+
+func (s *scanner) entry(device string) string {
+	entry, err := filepath.Rel(s.sysfs.root, device)
+	if err != nil {
+		return device
+	}
+	return entry
+}
+
+func (s *scanner) addSubfunctions(functions []Function, before map[ID]memory) ([]Function, error) {
+	subfunctions, err := s.sysfs.subfunctions(s.complain)
+	if err != nil {
+		return nil, err
+	}
+	seen := map[ID]string{}
+	for _, sf := range subfunctions {
+		entry := s.entry(sf.dir)
+		parent, ok := s.known[sf.parent]
+		if !ok || parent.class != Network {
+			s.complain(entry, reasonParent, fmt.Errorf("PF %s is not there", sf.parent))
+			continue
+		}
+		id := SubfunctionID(sf.parent, sf.sfnum)
+		if first, taken := seen[id]; taken {
+			s.complain(entry, reasonSFNum, fmt.Errorf("sfnum %d belongs to %s", sf.sfnum, first))
+			continue
+		}
+		seen[id] = entry
+		functions = append(functions, s.complete(Function{
+			ID: id, Kind: SF, Class: Network, PF: sf.parent, Index: int(sf.sfnum), Vendor: parent.vendor, Device: parent.device,
+			NUMANode: parent.numaNode, PCIeRoot: parent.root, AuxDevice: filepath.Base(sf.dir),
+		}, sf.dir, before[id].of(s.auxiliaryIncarnation(sf.dir))))
+	}
+	return functions, nil
+}

@@ -1,0 +1,480 @@
+package inventory
+
+import (
+	"cmp"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+)
+
+// sysfsTree is the sysfs that a test wants: files by their path; a content that begins with "-> " is a symbolic link,
+// and a path that ends in "/" a directory.
+type sysfsTree map[string]string
+
+func (s sysfsTree) add(other sysfsTree) sysfsTree {
+	all := maps.Clone(s)
+	maps.Copy(all, other)
+	return all
+}
+
+// under puts a device below a root port of pci0000:3a.
+func under(address string, files sysfsTree) sysfsTree {
+	dir := "devices/pci0000:3a/0000:3a:00.0/" + address
+	out := sysfsTree{"bus/pci/devices/" + address: "-> ../../../" + dir}
+	for name, content := range files {
+		out[dir+"/"+name] = content
+	}
+	return out
+}
+
+func nic(address, device string, more sysfsTree) sysfsTree {
+	return under(address, sysfsTree{
+		"class": "0x020000", "vendor": "0x15b3", "device": "0x" + device, "numa_node": "1", "driver": "-> ../../../../bus/pci/drivers/mlx5_core",
+	}.add(more))
+}
+
+func pf(address, netdev string, vfs ...string) sysfsTree {
+	files := sysfsTree{"sriov_totalvfs": "16", "net/" + netdev + "/carrier": "1", "net/" + netdev + "/type": "1"}
+	for i, vf := range vfs {
+		files["virtfn"+strconv.Itoa(i)] = "-> ../" + vf
+	}
+	return nic(address, "a2dc", files)
+}
+
+func vf(address, pf, netdev string) sysfsTree {
+	files := sysfsTree{"physfn": "-> ../" + pf, "net/": ""}
+	if netdev != "" {
+		files["net/"+netdev+"/carrier"], files["net/"+netdev+"/type"] = "0", "1"
+	}
+	return nic(address, "101e", files)
+}
+
+func (s sysfsTree) write(t testing.TB, root string) {
+	t.Helper()
+	for _, name := range slices.Sorted(maps.Keys(s)) {
+		content, full := s[name], filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.RemoveAll(full); err != nil {
+			t.Fatal(err)
+		}
+		var err error
+		switch to, isLink := strings.CutPrefix(content, "-> "); {
+		case isLink:
+			err = os.Symlink(to, full)
+		case strings.HasSuffix(name, "/"):
+			err = os.MkdirAll(full, 0o755)
+		default:
+			err = os.WriteFile(full, []byte(content+"\n"), 0o644)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func host() sysfsTree {
+	return under("0000:3a:1f.0", sysfsTree{"class": "0x060400"}).
+		add(pf("0000:3b:00.0", "ens3f0", "0000:3b:01.0", "0000:3b:01.1")).
+		add(vf("0000:3b:01.0", "0000:3b:00.0", "ens3f0v0")).
+		add(vf("0000:3b:01.1", "0000:3b:00.0", ""))
+}
+
+// testScanner knows no default route.
+func testScanner(root string) *scanner {
+	return newScanner(Options{SysRoot: root, DefaultNetdevs: func() ([]string, error) { return nil, nil }})
+}
+
+func wantPF() Function {
+	return Function{
+		ID: ID{Address: "0000:3b:00.0"}, Kind: PF, Class: Network, PF: "0000:3b:00.0", PFName: "ens3f0", PFDriver: "mlx5_core", Index: -1,
+		NumVFs: 2, Vendor: "15b3", Device: "a2dc", Driver: "mlx5_core", NUMANode: 1, PCIeRoot: "pci0000:3a", Netdev: "ens3f0",
+		LinkType: "ether", LinkUp: true,
+	}
+}
+
+func wantVF(index int, netdev string) Function {
+	f := wantPF()
+	f.ID.Address = pci.Address("0000:3b:01." + strconv.Itoa(index))
+	f.Kind, f.Index, f.NumVFs, f.Device, f.Netdev = VF, index, 0, "101e", netdev
+	return f
+}
+
+func changed(f Function, change func(*Function)) Function {
+	change(&f)
+	return f
+}
+
+const (
+	onBus  = "bus/pci/devices/"
+	inTree = "devices/pci0000:3a/0000:3a:00.0/"
+)
+
+// TestScan changes something of a healthy host. What is wrong with one entry must not touch the others.
+func TestScan(t *testing.T) {
+	healthy := []Function{wantPF(), wantVF(0, "ens3f0v0"), wantVF(1, "")}
+	for name, tt := range map[string]struct {
+		change     sysfsTree
+		remove     []string
+		want       []Function
+		complaints []complaint
+	}{
+		"healthy": {want: healthy},
+		"no such class": {
+			change: sysfsTree{inTree + "0000:3b:01.0/class": "ethernet"}, want: []Function{healthy[0], healthy[2]},
+			complaints: []complaint{{onBus + "0000:3b:01.0", reasonClass}},
+		},
+		"class too long": {
+			change: sysfsTree{inTree + "0000:3a:1f.0/class": "0x02000000"}, want: healthy,
+			complaints: []complaint{{onBus + "0000:3a:1f.0", reasonClass}},
+		},
+		"garbage in class": {
+			change: sysfsTree{inTree + "0000:3a:1f.0/class": "\xff\xfe\x00"}, want: healthy,
+			complaints: []complaint{{onBus + "0000:3a:1f.0", reasonClass}},
+		},
+		"endless class": {
+			change: sysfsTree{inTree + "0000:3a:1f.0/class": "0x02" + strings.Repeat("0", 1<<20)}, want: healthy,
+			complaints: []complaint{{onBus + "0000:3a:1f.0", reasonClass}},
+		},
+		"class is a directory": {
+			change: sysfsTree{inTree + "0000:3a:1f.0/class/": ""}, remove: []string{inTree + "0000:3a:1f.0/class"}, want: healthy,
+			complaints: []complaint{{onBus + "0000:3a:1f.0", reasonClass}},
+		},
+		"no vendor": {
+			remove: []string{inTree + "0000:3b:01.1/vendor"}, want: healthy[:2],
+			complaints: []complaint{{onBus + "0000:3b:01.1", reasonID}},
+		},
+		"unreadable numa_node": {
+			change:     sysfsTree{inTree + "0000:3b:01.0/numa_node": "north"},
+			want:       []Function{healthy[0], changed(healthy[1], func(f *Function) { f.NUMANode = -1 }), healthy[2]},
+			complaints: []complaint{{onBus + "0000:3b:01.0", reasonNUMANode}},
+		},
+		"kernel without NUMA": {
+			remove: []string{inTree + "0000:3b:01.0/numa_node"},
+			want:   []Function{healthy[0], changed(healthy[1], func(f *Function) { f.NUMANode = -1 }), healthy[2]},
+		},
+		"no NUMA affinity": {
+			change: sysfsTree{inTree + "0000:3b:01.0/numa_node": "-1"},
+			want:   []Function{healthy[0], changed(healthy[1], func(f *Function) { f.NUMANode = -1 }), healthy[2]},
+		},
+		"physfn of a PF that is not there": {
+			change: sysfsTree{inTree + "0000:3b:01.0/physfn": "-> ../0000:3c:00.0"}, want: []Function{healthy[0], healthy[2]},
+			complaints: []complaint{{onBus + "0000:3b:01.0", reasonPhysfn}},
+		},
+		"physfn to garbage": {
+			change: sysfsTree{inTree + "0000:3b:01.0/physfn": "-> ../\xff"}, want: []Function{healthy[0], healthy[2]},
+			complaints: []complaint{{onBus + "0000:3b:01.0", reasonPhysfn}},
+		},
+		"physfn is a file": {
+			change: sysfsTree{inTree + "0000:3b:01.0/physfn": "0000:3b:00.0"}, want: []Function{healthy[0], healthy[2]},
+			complaints: []complaint{{onBus + "0000:3b:01.0", reasonPhysfn}},
+		},
+		"the PF does not know the VF": {
+			remove:     []string{inTree + "0000:3b:00.0/virtfn0"},
+			want:       []Function{changed(healthy[0], func(f *Function) { f.NumVFs = 1 }), healthy[2]},
+			complaints: []complaint{{onBus + "0000:3b:01.0", reasonVirtfn}},
+		},
+		"the VF does not know its PF yet": {remove: []string{inTree + "0000:3b:01.0/physfn"}, want: healthy},
+		"virtfn to garbage": {
+			change: sysfsTree{inTree + "0000:3b:00.0/virtfn7": "-> ../nothing"}, want: healthy,
+			complaints: []complaint{{onBus + "0000:3b:00.0/virtfn7", reasonVirtfn}},
+		},
+		"virtfn is a file": {
+			change: sysfsTree{inTree + "0000:3b:00.0/virtfn7": "0000:3b:01.0"}, want: healthy,
+			complaints: []complaint{{onBus + "0000:3b:00.0/virtfn7", reasonVirtfn}},
+		},
+		"names that only look like virtfn": {
+			change: sysfsTree{
+				inTree + "0000:3b:00.0/virtfn":   "-> ../0000:3b:01.0",
+				inTree + "0000:3b:00.0/virtfn01": "-> ../0000:3b:01.0",
+				inTree + "0000:3b:00.0/virtfn-1": "-> ../0000:3b:01.0",
+			},
+			want: healthy,
+		},
+		"entry of the bus that is no address": {
+			change: sysfsTree{onBus + "3b:02.1": "-> nowhere"}, want: healthy,
+			complaints: []complaint{{onBus + "3b:02.1", reasonAddress}},
+		},
+		"entry of the bus that leads nowhere": {
+			change: sysfsTree{onBus + "0000:3d:00.0": "-> nowhere"}, want: healthy,
+			complaints: []complaint{{onBus + "0000:3d:00.0", reasonClass}},
+		},
+		"PF without cable": {
+			change: sysfsTree{inTree + "0000:3b:00.0/net/ens3f0/carrier": "0"},
+			want:   each(healthy, func(f *Function) { f.LinkUp = false }),
+		},
+		"PF down": {
+			change: sysfsTree{inTree + "0000:3b:00.0/net/ens3f0/operstate": "down"},
+			remove: []string{inTree + "0000:3b:00.0/net/ens3f0/carrier"},
+			want:   each(healthy, func(f *Function) { f.LinkUp = false }),
+		},
+		"PF whose netdev is away": {
+			remove: []string{inTree + "0000:3b:00.0/net/ens3f0"},
+			want: append([]Function{changed(healthy[0], func(f *Function) { f.PFName, f.Netdev, f.LinkType = "", "", "" })},
+				changed(healthy[1], func(f *Function) { f.PFName = "" }),
+				changed(healthy[2], func(f *Function) { f.PFName, f.LinkType = "", "" })),
+		},
+		"VF without driver": {
+			remove: []string{inTree + "0000:3b:01.1/driver"},
+			want:   []Function{healthy[0], healthy[1], changed(healthy[2], func(f *Function) { f.Driver = "" })},
+		},
+		"PF in switchdev mode": {
+			change: sysfsTree{
+				inTree + "0000:3b:00.0/net/aaa/phys_port_name":    "pf0vf0",
+				inTree + "0000:3b:00.0/net/aab/phys_port_name":    "c1pf0vf1",
+				inTree + "0000:3b:00.0/net/aac/carrier":           "1", // a representor that is being made says nothing yet
+				inTree + "0000:3b:00.0/net/ens3f0/phys_port_name": "p0",
+			},
+			want: healthy,
+		},
+		"two ports of one function": {
+			change: sysfsTree{
+				inTree + "0000:3b:00.0/net/aaa/dev_port":    "1",
+				inTree + "0000:3b:00.0/net/ens3f0/dev_port": "0",
+			},
+			want: healthy,
+		},
+		"virtio": {
+			change: sysfsTree{
+				inTree + "0000:3b:01.1/driver":                              "-> ../../../../bus/pci/drivers/virtio-pci",
+				inTree + "0000:3b:01.1/virtio3/net/ens3f0v1/phys_port_name": "",
+			},
+			remove: []string{inTree + "0000:3b:01.1/net"},
+			want:   []Function{healthy[0], healthy[1], changed(wantVF(1, "ens3f0v1"), func(f *Function) { f.Driver = "virtio-pci" })},
+		},
+		"PF that is a virtio device": {
+			change: sysfsTree{
+				inTree + "0000:3b:00.0/driver":                     "-> ../../../../bus/pci/drivers/virtio-pci",
+				inTree + "0000:3b:00.0/virtio2/net/ens3f0/carrier": "0",
+				inTree + "0000:3b:00.0/virtio2/net/ens3f0/type":    "1",
+				"class/net/ens3f0":                                 "-> ../../" + inTree + "0000:3b:00.0/virtio2/net/ens3f0",
+			},
+			remove: []string{inTree + "0000:3b:00.0/net"},
+			want: each(healthy, func(f *Function) {
+				f.LinkUp, f.PFDriver = false, "virtio-pci"
+				if f.Kind == PF {
+					f.Driver = "virtio-pci"
+				}
+			}),
+		},
+		"NIC without SR-IOV": {
+			change: nic("0000:3b:1f.0", "1015", sysfsTree{"net/eth7/carrier": "1", "net/eth7/type": "1"}),
+			want: append(slices.Clone(healthy), changed(wantPF(), func(f *Function) {
+				f.ID.Address, f.PF, f.Device, f.PFName, f.Netdev, f.NumVFs = "0000:3b:1f.0", "0000:3b:1f.0", "1015", "eth7", "eth7", 0
+			})),
+		},
+		"SF": {
+			change: sysfsTree{
+				"bus/auxiliary/devices/mlx5_core.sf.2":                    "-> ../../../" + inTree + "0000:3b:00.0/mlx5_core.sf.2",
+				inTree + "0000:3b:00.0/mlx5_core.sf.2/sfnum":              "88",
+				inTree + "0000:3b:00.0/mlx5_core.sf.2/driver":             "-> ../../../../../bus/auxiliary/drivers/mlx5_core.sf",
+				inTree + "0000:3b:00.0/mlx5_core.sf.2/net/ens3f0s88/type": "1",
+				"bus/auxiliary/devices/mlx5_core.eth.0":                   "-> ../../../" + inTree + "0000:3b:00.0/mlx5_core.eth.0",
+			},
+			want: []Function{healthy[0], changed(wantPF(), func(f *Function) {
+				f.ID, f.Kind, f.Index, f.NumVFs = SubfunctionID("0000:3b:00.0", 88), SF, 88, 0
+				f.Driver, f.Netdev, f.AuxDevice = "mlx5_core.sf", "ens3f0s88", "mlx5_core.sf.2"
+			}), healthy[1], healthy[2]},
+		},
+		"SFs that cannot be": {
+			change: sysfsTree{
+				"bus/auxiliary/devices/mlx5_core.sf.3":                 "-> ../../../" + inTree + "0000:3b:00.0/mlx5_core.sf.3",
+				inTree + "0000:3b:00.0/mlx5_core.sf.3/sfnum":           "4294967296",
+				"bus/auxiliary/devices/mlx5_core.sf.4":                 "-> ../../../devices/platform/mlx5_core.sf.4",
+				"devices/platform/mlx5_core.sf.4/sfnum":                "1",
+				"bus/auxiliary/devices/mlx5_core.sf.5":                 "-> ../../../devices/pci0000:3a/0000:3d:00.0/mlx5_core.sf.5",
+				"devices/pci0000:3a/0000:3d:00.0/mlx5_core.sf.5/sfnum": "1",
+				"bus/auxiliary/devices/mlx5_core.sf.6":                 "no link",
+			},
+			want: healthy,
+			complaints: []complaint{
+				{"bus/auxiliary/devices/mlx5_core.sf.3", reasonSFNum}, {"bus/auxiliary/devices/mlx5_core.sf.4", reasonParent},
+				{"bus/auxiliary/devices/mlx5_core.sf.5", reasonParent}, {"bus/auxiliary/devices/mlx5_core.sf.6", reasonParent},
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := t.TempDir()
+			tree := host()
+			for _, gone := range tt.remove {
+				maps.DeleteFunc(tree, func(name, _ string) bool { return name == gone || strings.HasPrefix(name, gone+"/") })
+			}
+			tree.add(tt.change).write(t, root)
+			s := testScanner(root)
+			for range 2 { // the second time much is known already
+				got, err := s.scan()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if diff := gocmp.Diff(tt.want, got); diff != "" {
+					t.Errorf("Functions (-want +got):\n%s", diff)
+				}
+				complaints := slices.SortedFunc(maps.Keys(s.complaints), func(a, b complaint) int { return cmp.Compare(a.entry, b.entry) })
+				if diff := gocmp.Diff(tt.complaints, complaints, gocmp.AllowUnexported(complaint{})); diff != "" {
+					t.Errorf("complaints (-want +got):\n%s\n%v", diff, s.complaints)
+				}
+			}
+		})
+	}
+}
+
+func each(functions []Function, change func(*Function)) []Function {
+	functions = slices.Clone(functions)
+	for i := range functions {
+		change(&functions[i])
+	}
+	return functions
+}
+
+// TestScanAgain covers what must and must not be remembered between scans.
+func TestScanAgain(t *testing.T) {
+	healthy := []Function{wantPF(), wantVF(0, "ens3f0v0"), wantVF(1, "")}
+	root := t.TempDir()
+	host().write(t, root)
+	s := testScanner(root)
+	scan := func(what string, want []Function) {
+		t.Helper()
+		got, err := s.scan()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := gocmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", what, diff)
+		}
+	}
+	remove := func(name string) {
+		t.Helper()
+		if err := os.RemoveAll(filepath.Join(root, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	scan("at first", healthy)
+
+	remove(inTree + "0000:3b:00.0/net/ens3f0")
+	scan("the PF's netdev is in a pod", append([]Function{changed(healthy[0], func(f *Function) { f.Netdev = "" })}, healthy[1:]...))
+
+	sysfsTree{inTree + "0000:3b:00.0/net/uplink/carrier": "0", inTree + "0000:3b:00.0/net/uplink/type": "1"}.write(t, root)
+	scan("it is back under another name and without link", append(
+		[]Function{changed(healthy[0], func(f *Function) { f.Netdev, f.PFName, f.LinkUp = "uplink", "uplink", false })},
+		each(healthy[1:], func(f *Function) { f.PFName, f.LinkUp = "uplink", false })...))
+
+	remove(inTree + "0000:3b:00.0/net/uplink")
+	pf("0000:3b:00.0", "ens3f0", "0000:3b:01.0", "0000:3b:01.1").write(t, root)
+	remove(inTree + "0000:3b:01.0/net/ens3f0v0")
+	sysfsTree{inTree + "0000:3b:01.1/net/late/": ""}.write(t, root)
+	scan("netdevs of VFs move", []Function{healthy[0], wantVF(0, ""), wantVF(1, "late")})
+
+	remove(onBus + "0000:3b:01.1")
+	remove(inTree + "0000:3b:01.1")
+	vf("0000:3b:01.1", "0000:3b:00.0", "").add(sysfsTree{inTree + "0000:3b:01.1/device": "0xa2dd"}).write(t, root)
+	scan("another VF at the address", []Function{healthy[0], wantVF(0, ""), changed(wantVF(1, ""), func(f *Function) { f.Device = "a2dd" })})
+
+	for _, gone := range []string{"virtfn0", "virtfn1"} {
+		remove(inTree + "0000:3b:00.0/" + gone)
+	}
+	for _, gone := range []string{"0000:3b:01.0", "0000:3b:01.1"} {
+		remove(onBus + gone)
+		remove(inTree + gone)
+	}
+	alone := changed(healthy[0], func(f *Function) { f.NumVFs = 0 })
+	scan("no VFs", []Function{alone})
+
+	remove(onBus + "0000:3b:00.0")
+	remove(inTree + "0000:3b:00.0")
+	scan("no card", []Function{})
+
+	pf("0000:3b:00.0", "ens9f0").write(t, root)
+	scan("another card", []Function{changed(alone, func(f *Function) { f.PFName, f.Netdev = "ens9f0", "ens9f0" })})
+}
+
+func TestPCIeRootAsKubernetesSeesIt(t *testing.T) {
+	root := t.TempDir()
+	host().write(t, root)
+	functions, err := testScanner(root).scan()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range functions {
+		want, err := deviceattribute.GetPCIeRootAttributeByPCIBusID(string(f.ID.Address), deviceattribute.WithFSFromRoot(root))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if f.PCIeRoot != *want.Value.StringValue {
+			t.Errorf("%s: PCIe root %q, want %q", f.ID, f.PCIeRoot, *want.Value.StringValue)
+		}
+	}
+}
+
+// FuzzScan writes arbitrary bytes where the kernel writes attributes.
+func FuzzScan(f *testing.F) {
+	f.Add("0x020000", "0x15b3", "0x101e", "0", "../0000:3b:00.0", "88", "1")
+	f.Add("0x02", "15b3", "\xff", "-2", "/", "-1", "")
+	f.Add("", "", "", "", ".", "", "\x00")
+	f.Fuzz(func(t *testing.T, class, vendor, device, numaNode, link, sfnum, carrier string) {
+		root := t.TempDir()
+		host().add(under("0000:3b:01.2", sysfsTree{"class": class, "vendor": vendor, "device": device, "numa_node": numaNode})).add(sysfsTree{
+			"bus/auxiliary/devices/mlx5_core.sf.2":            "-> ../../../" + inTree + "0000:3b:00.0/mlx5_core.sf.2",
+			inTree + "0000:3b:00.0/mlx5_core.sf.2/sfnum":      sfnum,
+			inTree + "0000:3b:00.0/net/ens3f0/carrier":        carrier,
+			inTree + "0000:3b:00.0/net/ens3f0/phys_port_name": carrier,
+		}).write(t, root)
+		if link != "" && !strings.ContainsRune(link, 0) {
+			for _, name := range []string{"0000:3b:01.2/physfn", "0000:3b:00.0/virtfn2", "0000:3b:01.2/driver"} {
+				_ = os.Symlink(link, filepath.Join(root, inTree, name)) // names may be too long
+			}
+		}
+		functions, err := testScanner(root).scan()
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen := map[ID]bool{}
+		for _, f := range functions {
+			if seen[f.ID] || len(f.Vendor) != 4 || len(f.Device) != 4 || f.NUMANode < -1 || f.Kind == PF != (f.Index == -1) {
+				t.Errorf("impossible Function %+v", f)
+			}
+			seen[f.ID] = true
+		}
+		for _, id := range []ID{{Address: "0000:3b:00.0"}, {Address: "0000:3b:01.0"}, {Address: "0000:3b:01.1"}} {
+			if !seen[id] {
+				t.Errorf("%s is missing", id)
+			}
+		}
+	})
+}
+
+// FuzzAttributes reads arbitrary attributes, links and names.
+func FuzzAttributes(f *testing.F) {
+	for _, s := range []string{"0x020000", "0x15b3", "-1", "88", "../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0", "virtfn7", "virtfn07", "0x2ffffff"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		if class, err := parseClass(s); class != "" && (err != nil || !strings.HasPrefix(s, "0x")) {
+			t.Errorf("class %q is %s, %v", s, class, err)
+		}
+		if id, err := parseID(s); err == nil && "0x"+id != s {
+			t.Errorf("id %q reads as %q", s, id)
+		}
+		if n, err := parseNUMANode(s); n < -1 || n > maxNUMANode || err != nil && n != -1 {
+			t.Errorf("NUMA node %q reads as %d, %v", s, n, err)
+		}
+		if n, err := parseSFNum(s); err != nil && n != 0 {
+			t.Errorf("sfnum %q reads as %d, %v", s, n, err)
+		}
+		if root := parseRoot(s); root != "" && !strings.Contains(s, "devices/"+root) {
+			t.Errorf("%q has PCIe root %q", s, root)
+		}
+		if index, ok := virtfn(s); ok && "virtfn"+strconv.Itoa(index) != s {
+			t.Errorf("%q is VF %d", s, index)
+		}
+	})
+}

@@ -1,0 +1,223 @@
+package journal
+
+import (
+	"encoding/json"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+)
+
+// State is how far an attachment is. The journal always says at least as much as was done to the Function.
+type State string
+
+const (
+	// Reserved: the Function belongs to its owner, and nothing is touched but what Outfit says.
+	Reserved State = "Reserved"
+	// Attaching: what the netdev was is written down, and any part of the way to the pod may be done.
+	Attaching State = "Attaching"
+	// Attached: the netdev is in the pod.
+	Attached State = "Attached"
+	// Lost: the netdev went while the pod's sandbox lives, as its device was unplugged or reset, or lost its driver. What
+	// the attachment was is kept, until the sandbox ends or the netdev is back. Next is Reattaching, or Detaching.
+	Lost State = "Lost"
+	// Reattaching: as Attaching, for a sandbox that lost the netdev. Next is Attached, or Lost again.
+	Reattaching State = "Reattaching"
+	// Detaching: any part of the way back may be done. Next is Reserved.
+	Detaching State = "Detaching"
+	// Releasing: as Detaching, but the reservation goes too. Once the netdev is back (RestoredAt) the post-delete hooks
+	// run. Next is no record.
+	Releasing State = "Releasing"
+)
+
+// Attachment is what the node knows about a Function that is not free. It is a value: what its pointers and slices
+// point to is never changed once it is in a journal.
+type Attachment struct {
+	Function inventory.ID `json:"function"`
+	// PF is the address of the Function's PF, its own for a PF.
+	PF pci.Address `json:"pf"`
+	// PFName is the PF's netdev when the Function was reserved; it may be renamed since.
+	PFName string `json:"pfName,omitempty"`
+	// VFIndex is [inventory.Function.Index].
+	VFIndex int   `json:"vfIndex"`
+	Claim   Claim `json:"claim"`
+	Pod     Pod   `json:"pod"`
+	// Resource is the extended resource by which the Function was handed out, such as "xpu.opiproject.org/fast"; empty
+	// for a claim.
+	Resource string `json:"resource,omitempty"`
+	// Port is the Port that this agent had the xPU make; nil where there is none, or where the controller makes it. It is
+	// written down before the xPU is asked.
+	Port *Port `json:"port,omitempty"`
+	// CNI is the request that wants, or has, the Function attached; nil where NRI does that.
+	CNI *CNI `json:"cni,omitempty"`
+
+	// Outfit is what is done to the Function itself so that its owner can use it, and undone when it is released; nil
+	// where nothing is. It is written down before anything is done.
+	Outfit *Outfit `json:"outfit,omitempty"`
+
+	// Interface is what the pod wants.
+	Interface netdev.Interface `json:"interface"`
+	// AnyName says that the agent chose the interface's name: it may be another one where the pod has an interface of
+	// that name already.
+	AnyName bool `json:"anyName,omitempty"`
+
+	State      State     `json:"state"`
+	ReservedAt time.Time `json:"reservedAt"`
+	// Ended is the last sandbox that had the Function and has it no more; nil if there was none.
+	Ended *Ended `json:"ended,omitempty"`
+
+	// What follows is empty while the state is Reserved.
+
+	// Sandbox is the ID of the pod's sandbox container: the generation of the attachment.
+	Sandbox string `json:"sandbox,omitempty"`
+	// BootID is that of the boot in which the Function was touched (/proc/sys/kernel/random/boot_id). After another
+	// boot there is nothing to undo.
+	BootID string `json:"bootID,omitempty"`
+	// Place is the pod's network namespace and where the netdev is in it.
+	Place netdev.Place `json:"place,omitzero"`
+	// Before is what the netdev was on the host.
+	Before *netdev.Snapshot `json:"before,omitempty"`
+
+	// What follows is there once the state is Attached.
+
+	// Observed is what the netdev became in the pod; of one that is Lost what it is to become again.
+	Observed   *netdev.Observed `json:"observed,omitempty"`
+	AttachedAt time.Time        `json:"attachedAt,omitzero"`
+	// LostAt is when it was seen that the netdev is lost; zero unless the state is Lost or Reattaching.
+	LostAt time.Time `json:"lostAt,omitzero"`
+
+	// StoppedAt is when the way back began.
+	StoppedAt time.Time `json:"stoppedAt,omitzero"`
+
+	// What follows is there only while the state is Releasing.
+
+	// RestoredAt is when the netdev was back, as was verified. What is left of the release are post-delete hooks; from
+	// here on only they change the record.
+	RestoredAt time.Time `json:"restoredAt,omitzero"`
+	// Hooks is how far the post-delete hooks are; nil before RestoredAt.
+	Hooks *Hooks `json:"hooks,omitempty"`
+}
+
+// Ended is a sandbox's use of a Function that is over.
+type Ended struct {
+	Sandbox string `json:"sandbox"`
+	// AttachedAt is zero where the Function was never whole in the sandbox.
+	AttachedAt time.Time `json:"attachedAt,omitzero"`
+	StoppedAt  time.Time `json:"stoppedAt"`
+}
+
+// Outfit is how a Function is made usable for its owner.
+type Outfit struct {
+	// SF says that the Function is an SF that exists for its owner only: it is made for it and deleted afterwards. MAC is
+	// the one it is made with.
+	SF  bool       `json:"sf,omitempty"`
+	MAC netdev.MAC `json:"mac,omitempty"`
+	// Driver is what is bound for the owner, "" for the Function's own driver. The rest is then what it was before.
+	Driver string `json:"driver,omitempty"`
+	// Own is the driver that was bound, "" if none was.
+	Own string `json:"own,omitempty"`
+	// Netdev is what the netdev of the own driver was; nil where there was none. It is made anew when that driver is bound
+	// again.
+	Netdev *netdev.Snapshot `json:"netdev,omitempty"`
+	// RDMA says that the own driver gave the Function an RDMA device.
+	RDMA bool `json:"rdma,omitempty"`
+	// BootID is that of the boot in which Netdev was seen. After another boot it is what that made of it.
+	BootID string `json:"bootID,omitempty"`
+}
+
+// Hooks is how far the post-delete hooks of a Function are. They run one after the other.
+type Hooks struct {
+	// Done are the names of those that ended well or were given up.
+	Done []string `json:"done,omitempty"`
+	// Next is the name of the one that runs or waits to be run again.
+	Next string `json:"next"`
+	// Attempts is how often Next failed.
+	Attempts int `json:"attempts,omitempty"`
+	// Error is why Next failed last; "" if it did not.
+	Error string `json:"error,omitempty"`
+	// RetryAt is when Next runs again after it failed.
+	RetryAt time.Time `json:"retryAt,omitzero"`
+}
+
+// Claim is the ResourceClaim that a Function is allocated to. All of it is empty for a Function that was allocated as
+// an extended resource.
+type Claim struct {
+	Namespace string    `json:"namespace,omitempty"`
+	Name      string    `json:"name,omitempty"`
+	UID       types.UID `json:"uid,omitempty"`
+	Request   string    `json:"request,omitempty"` // in the claim; "main/sub" for a subrequest
+	Pool      string    `json:"pool,omitempty"`    // of the ResourceSlice
+	Device    string    `json:"device,omitempty"`  // in the ResourceSlice
+	// PodClaim is the claim's name in the pod's spec, for one that was made of a template.
+	PodClaim string `json:"podClaim,omitempty"`
+}
+
+// Port is what the xPU was asked to serve for a Function.
+type Port struct {
+	// DevicePool is the pool that the Function belonged to when it was handed out; empty where that is not known.
+	DevicePool string `json:"devicePool,omitempty"`
+	// Network is the name of the network that the Port joins.
+	Network string `json:"network"`
+	// MAC is that of the Function as the xPU knows it.
+	MAC netdev.MAC `json:"mac"`
+}
+
+// CNI is what the container runtime asked for, by the CNI specification.
+type CNI struct {
+	ContainerID string `json:"containerID"`
+	IfName      string `json:"ifName"`
+	// Network is the name of the network configuration.
+	Network string `json:"network"`
+	// IPAM is the result of the IPAM plugin, as it printed it; empty where there is none.
+	IPAM json.RawMessage `json:"ipam,omitempty"`
+	// Claimed is what the claim wants the interface to be, for a Function that belongs to one: the request is over once
+	// the netdev is back, the claim is not.
+	Claimed *netdev.Interface `json:"claimed,omitempty"`
+}
+
+// Pod is the pod that uses a Function.
+type Pod struct {
+	Namespace string    `json:"namespace,omitempty"`
+	Name      string    `json:"name,omitempty"`
+	UID       types.UID `json:"uid,omitempty"`
+}
+
+// IsVF says whether a PF enforces properties for the Function.
+func (a Attachment) IsVF() bool {
+	return a.Function.Subfunction == "" && a.PF != "" && a.PF != a.Function.Address && a.VFIndex >= 0
+}
+
+// Restored says whether the netdev is back from a release and only hooks are left of it.
+func (a Attachment) Restored() bool { return a.State == Releasing && !a.RestoredAt.IsZero() }
+
+// LastUse is the sandbox that has the Function, or had it last; ok is false if there was none. StoppedAt is zero for
+// one that has it.
+func (a Attachment) LastUse() (use Ended, ok bool) {
+	switch {
+	case a.Sandbox != "":
+		return Ended{Sandbox: a.Sandbox, AttachedAt: a.AttachedAt, StoppedAt: a.StoppedAt}, true
+	case a.Ended != nil:
+		return *a.Ended, true
+	}
+	return Ended{}, false
+}
+
+// Untouched is the attachment as it is once the netdev is back: reserved and nothing more. A Function of a claim is then
+// what the claim wants again, whatever a CNI request made of it.
+func (a Attachment) Untouched() Attachment {
+	ended := a.Ended
+	if a.Sandbox != "" {
+		ended = &Ended{Sandbox: a.Sandbox, AttachedAt: a.AttachedAt, StoppedAt: a.StoppedAt}
+	}
+	if a.CNI != nil && a.CNI.Claimed != nil {
+		a.Interface, a.CNI = *a.CNI.Claimed, nil
+	}
+	return Attachment{
+		Function: a.Function, PF: a.PF, PFName: a.PFName, VFIndex: a.VFIndex,
+		Claim: a.Claim, Pod: a.Pod, Resource: a.Resource, Port: a.Port, CNI: a.CNI, Outfit: a.Outfit, Interface: a.Interface, AnyName: a.AnyName,
+		State: Reserved, ReservedAt: a.ReservedAt, Ended: ended,
+	}
+}

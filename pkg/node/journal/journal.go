@@ -1,0 +1,368 @@
+// Package journal is the node's durable record of every Function that is not free. It is written before anything is
+// touched, so that whatever happens to the process or the machine, what was done to a Function can be undone.
+package journal
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+	bolterrors "go.etcd.io/bbolt/errors"
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/notify"
+)
+
+// schema is the version of what is in the file. Fields may be added to the values without a new version.
+const schema = 1
+
+// lockTimeout is how long Open waits for another process to give the file up.
+const lockTimeout = time.Second
+
+var (
+	metaBucket        = []byte("meta")
+	attachmentsBucket = []byte("attachments")
+	lettersBucket     = []byte("deadLetters")
+	schemaKey         = []byte("schema")
+)
+
+var (
+	// ErrLocked is returned where another process has the file open.
+	ErrLocked = errors.New("is in use by another process; is another agent running?")
+	// ErrCorrupt is returned where the file cannot be understood. Moved away, it is made anew; what it knew about
+	// Functions in pods is then lost.
+	ErrCorrupt = errors.New("is corrupt; move it away to start with an empty journal")
+)
+
+// Journal is one file, open in one process at a time. Its methods may be called by several goroutines at once. Reads
+// come from memory. A write returns when it is on the disk, and what it returns an error for was not written.
+type Journal struct {
+	db     *bolt.DB
+	writes sync.Mutex // for one writer at a time, until its change is in memory too
+
+	mutex       sync.RWMutex
+	attachments map[inventory.ID]Attachment
+	letters     []DeadLetter
+	changes     notify.Signal
+
+	locksMutex sync.Mutex
+	locks      map[inventory.ID]*functionLock
+}
+
+// Open opens the file and makes it where it is missing, with its directory. See [ErrLocked] and [ErrCorrupt]. Close
+// the journal after use.
+func Open(path string) (*Journal, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, fmt.Errorf("journal: %w", err)
+	}
+	j := &Journal{attachments: map[inventory.ID]Attachment{}, locks: map[inventory.ID]*functionLock{}}
+	if err := j.open(path); err != nil {
+		if j.db != nil {
+			j.db.Close()
+		}
+		return nil, fmt.Errorf("journal %s: %w", path, err)
+	}
+	return j, nil
+}
+
+// open turns a panic into an error: bbolt trusts the pages of its file, and reads a truncated one beyond its end.
+func (j *Journal) open(path string) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	var file *os.File
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("%w (%v)", ErrCorrupt, r)
+			if j.db == nil && file != nil {
+				// bbolt leaves its mapping behind, and that keeps the lock although the file is closed.
+				_ = unix.Flock(int(file.Fd()), unix.LOCK_UN)
+				file.Close()
+			}
+		}
+	}()
+	_, missing := os.Stat(path)
+	// The list of free pages stays in the file: to find them, bbolt would look at pages in a goroutine of its own, where
+	// a damaged one cannot be recovered from.
+	j.db, err = bolt.Open(path, 0o600, &bolt.Options{
+		Timeout: lockTimeout,
+		OpenFile: func(name string, flag int, mode os.FileMode) (_ *os.File, err error) {
+			file, err = os.OpenFile(name, flag, mode)
+			return file, err
+		},
+	})
+	switch {
+	case errors.Is(err, bolterrors.ErrTimeout):
+		return ErrLocked
+	case errors.Is(err, bolterrors.ErrInvalid), errors.Is(err, bolterrors.ErrChecksum), errors.Is(err, bolterrors.ErrVersionMismatch):
+		return fmt.Errorf("%w (%w)", ErrCorrupt, err)
+	case err != nil:
+		return err
+	}
+	if err := j.load(); err != nil {
+		return err
+	}
+	if missing != nil {
+		return syncDirectory(filepath.Dir(path))
+	}
+	return nil
+}
+
+// syncDirectory makes the name of a new file durable, which syncing the file does not.
+func syncDirectory(path string) error {
+	d, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}
+
+func (j *Journal) load() error {
+	empty, older := false, false
+	err := j.db.View(func(tx *bolt.Tx) error {
+		meta, attachments := tx.Bucket(metaBucket), tx.Bucket(attachmentsBucket)
+		if meta == nil && attachments == nil {
+			empty = true
+			return nil
+		}
+		if meta == nil || attachments == nil {
+			return fmt.Errorf("%w (a bucket is missing)", ErrCorrupt)
+		}
+		if err := checkSchema(meta.Get(schemaKey)); err != nil {
+			return err
+		}
+		if err := attachments.ForEach(j.loadOne); err != nil {
+			return err
+		}
+		if letters := tx.Bucket(lettersBucket); letters == nil {
+			older = true
+		} else if err := letters.ForEach(j.loadLetter); err != nil {
+			return err
+		}
+		return check(tx) // after all pages were seen here, for the same reason
+	})
+	switch {
+	case err != nil:
+		return err
+	case empty:
+		return j.db.Update(initialize)
+	case older:
+		return j.db.Update(addLetters)
+	}
+	return nil
+}
+
+// check looks for damaged pages. It takes all that the library finds: a goroutine of the library would read on in a file
+// that is closed.
+func check(tx *bolt.Tx) error {
+	var damage error
+	for err := range tx.Check() {
+		damage = cmp.Or(damage, err)
+	}
+	if damage != nil {
+		return fmt.Errorf("%w (%w)", ErrCorrupt, damage)
+	}
+	return nil
+}
+
+func checkSchema(value []byte) error {
+	version, err := strconv.Atoi(string(value))
+	switch {
+	case err != nil:
+		return fmt.Errorf("%w (schema version %q)", ErrCorrupt, value)
+	case version != schema:
+		return fmt.Errorf("has schema version %d, this program knows %d: another version of the agent wrote it", version, schema)
+	}
+	return nil
+}
+
+func initialize(tx *bolt.Tx) error {
+	meta, err := tx.CreateBucket(metaBucket)
+	if err != nil {
+		return err
+	}
+	if _, err := tx.CreateBucket(attachmentsBucket); err != nil {
+		return err
+	}
+	if err := addLetters(tx); err != nil {
+		return err
+	}
+	return meta.Put(schemaKey, []byte(strconv.Itoa(schema)))
+}
+
+// addLetters makes the bucket that the first version of the agent had not.
+func addLetters(tx *bolt.Tx) error {
+	_, err := tx.CreateBucket(lettersBucket)
+	return err
+}
+
+func (j *Journal) loadOne(key, value []byte) error {
+	a, err := decode(key, value)
+	if err != nil {
+		return fmt.Errorf("%w (record %q: %w)", ErrCorrupt, key, err)
+	}
+	j.attachments[a.Function] = a
+	return nil
+}
+
+// decode reads a record and refuses one that could not be acted on.
+func decode(key, value []byte) (Attachment, error) {
+	var a Attachment
+	if err := json.Unmarshal(value, &a); err != nil {
+		return Attachment{}, err
+	}
+	if !bytes.Equal(key, []byte(a.Function.String())) {
+		return Attachment{}, fmt.Errorf("is about Function %q", a.Function)
+	}
+	return a, a.check()
+}
+
+func (a Attachment) check() error {
+	if a.Function == (inventory.ID{}) {
+		return errors.New("function: is empty")
+	}
+	if a.State != Releasing && (!a.RestoredAt.IsZero() || a.Hooks != nil) {
+		return fmt.Errorf("state %s: restoredAt and hooks must be empty", a.State)
+	}
+	switch a.State {
+	case Reserved, Detaching, Releasing:
+	case Attaching:
+		if a.Before == nil {
+			return fmt.Errorf("state %s: before must be there", a.State)
+		}
+	case Attached, Lost, Reattaching:
+		if a.Before == nil || a.Observed == nil {
+			return fmt.Errorf("state %s: before and observed must be there", a.State)
+		}
+	default:
+		return fmt.Errorf("state %q: is unknown", a.State)
+	}
+	return nil
+}
+
+// Close gives the file up.
+func (j *Journal) Close() error { return j.db.Close() }
+
+// Put writes an attachment in place of the one that the Function has, if any.
+func (j *Journal) Put(a Attachment) error {
+	if err := a.check(); err != nil {
+		return fmt.Errorf("journal: Function %s: %w", a.Function, err)
+	}
+	value, err := json.Marshal(a)
+	if err != nil {
+		return fmt.Errorf("journal: Function %s: %w", a.Function, err)
+	}
+	return j.write(a.Function, func(tx *bolt.Tx, key []byte) error { return tx.Bucket(attachmentsBucket).Put(key, value) },
+		func() { j.attachments[a.Function] = a })
+}
+
+// Delete makes a Function free. It is no error if it is.
+func (j *Journal) Delete(id inventory.ID) error {
+	if _, ok := j.Get(id); !ok {
+		return nil
+	}
+	return j.write(id, func(tx *bolt.Tx, key []byte) error { return tx.Bucket(attachmentsBucket).Delete(key) },
+		func() { delete(j.attachments, id) })
+}
+
+// write changes the disk and then memory. Nobody writes in between, so that both see the same order.
+func (j *Journal) write(id inventory.ID, toDisk func(tx *bolt.Tx, key []byte) error, toMemory func()) error {
+	j.writes.Lock()
+	defer j.writes.Unlock()
+	err := j.db.Update(func(tx *bolt.Tx) error { return toDisk(tx, []byte(id.String())) })
+	if err != nil {
+		return fmt.Errorf("journal: Function %s: %w", id, err)
+	}
+	j.mutex.Lock()
+	toMemory()
+	j.mutex.Unlock()
+	j.changes.Notify()
+	return nil
+}
+
+// Subscribe returns a channel that receives a value after writes from now on, until ctx ends; several writes before the
+// subscriber looks are one.
+func (j *Journal) Subscribe(ctx context.Context) <-chan struct{} { return j.changes.Subscribe(ctx) }
+
+// Get is the attachment of a Function; ok is false for one that is free.
+func (j *Journal) Get(id inventory.ID) (a Attachment, ok bool) {
+	j.mutex.RLock()
+	defer j.mutex.RUnlock()
+	a, ok = j.attachments[id]
+	return a, ok
+}
+
+// All are the attachments, ordered by Function.
+func (j *Journal) All() []Attachment {
+	return j.which(func(Attachment) bool { return true })
+}
+
+// ByClaim are the attachments of a claim, ordered by Function.
+func (j *Journal) ByClaim(uid types.UID) []Attachment {
+	return j.which(func(a Attachment) bool { return a.Claim.UID == uid })
+}
+
+// ByPod are the attachments of a pod, ordered by Function.
+func (j *Journal) ByPod(uid types.UID) []Attachment {
+	return j.which(func(a Attachment) bool { return a.Pod.UID == uid })
+}
+
+func (j *Journal) which(match func(Attachment) bool) []Attachment {
+	j.mutex.RLock()
+	defer j.mutex.RUnlock()
+	list := slices.DeleteFunc(slices.Collect(maps.Values(j.attachments)), func(a Attachment) bool { return !match(a) })
+	slices.SortFunc(list, func(a, b Attachment) int { return cmp.Compare(a.Function.String(), b.Function.String()) })
+	return list
+}
+
+// functionLock is taken by putting a token in. It is dropped from the map when nobody wants it any more.
+type functionLock struct {
+	token chan struct{}
+	users int
+}
+
+// Lock makes the caller the only one to work on a Function until it calls unlock, once. It waits until the one before
+// is done or ctx ends. It is not reentrant. Functions are independent of each other.
+func (j *Journal) Lock(ctx context.Context, id inventory.ID) (unlock func(), err error) {
+	j.locksMutex.Lock()
+	l := j.locks[id]
+	if l == nil {
+		l = &functionLock{token: make(chan struct{}, 1)}
+		j.locks[id] = l
+	}
+	l.users++
+	j.locksMutex.Unlock()
+
+	leave := func() {
+		j.locksMutex.Lock()
+		defer j.locksMutex.Unlock()
+		if l.users--; l.users == 0 {
+			delete(j.locks, id)
+		}
+	}
+	release := func() { <-l.token; leave() }
+	select {
+	case l.token <- struct{}{}:
+	case <-ctx.Done():
+		release = leave
+	}
+	// Select may take a free token although ctx has ended: whoever gave up must not be at work after it said so.
+	if ctx.Err() != nil {
+		release()
+		return nil, fmt.Errorf("wait for other work on Function %s: %w", id, context.Cause(ctx))
+	}
+	return release, nil
+}

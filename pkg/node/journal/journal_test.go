@@ -1,0 +1,459 @@
+package journal_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+)
+
+var (
+	vf1 = inventory.ID{Address: "0000:3b:02.1"}
+	vf2 = inventory.ID{Address: "0000:3b:02.2"}
+	sf  = inventory.SubfunctionID("0000:3b:00.0", 88)
+)
+
+func open(t testing.TB, path string) *journal.Journal {
+	t.Helper()
+	j, err := journal.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { j.Close() })
+	return j
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// full is an attachment with every field in use.
+func full(id inventory.ID) journal.Attachment {
+	return journal.Attachment{
+		Function: id, PF: "0000:3b:00.0", PFName: "ens3f0", VFIndex: 1,
+		Claim:    journal.Claim{Namespace: "default", Name: "c", UID: "claim-1", Request: "nic", Pool: "p", Device: "0000-3b-02-1"},
+		Pod:      journal.Pod{Namespace: "default", Name: "pod", UID: "pod-1"},
+		Resource: "xpu.opiproject.org/fast",
+		Port:     &journal.Port{DevicePool: "fast", Network: "blue", MAC: "02:00:00:00:00:01"},
+		CNI:      &journal.CNI{ContainerID: "sandbox-1", IfName: "net1", Network: "blue-net", IPAM: []byte(`{"ips":[]}`)},
+		Interface: netdev.Interface{
+			Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:01",
+			Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24"), netip.MustParsePrefix("fd00::5/64")},
+			Routes: []netdev.Route{{To: netip.MustParsePrefix("10.2.0.0/16"), Via: netip.MustParseAddr("10.1.0.1"), Metric: 5},
+				{To: netip.MustParsePrefix("10.3.0.0/16")}},
+			VF: &netdev.VFConfig{VLAN: new(100), QoS: new(3), Proto: "802.1ad", Trust: new(true), SpoofCheck: new(false),
+				MinTxRate: new(1), MaxTxRate: new(100), LinkState: "auto"},
+		},
+		State: journal.Attached, ReservedAt: time.Unix(1e9, 0).UTC(), Sandbox: "sandbox-1", BootID: "boot-1",
+		Place: netdev.Place{NetNS: "/run/netns/x", Cookie: 1<<63 + 7, Index: 12},
+		Before: &netdev.Snapshot{
+			Name: "ens3f0v1", AltNames: []string{"enp59s0v1"}, Alias: "rack 7", MTU: 1500, MAC: "02:00:00:00:00:02", TxQLen: 1000,
+			Up: true, NoARP: true, Promiscuous: true, AllMulticast: true,
+			VF: &netdev.VFState{MAC: "00:00:00:00:00:00", VLAN: 1, QoS: 2, Proto: "802.1q", MinTxRate: 3, MaxTxRate: 4,
+				SpoofCheck: new(true), Trust: new(false), LinkState: "disable"},
+			Identity: netdev.Identity{Index: 12, Kind: "device", Parent: "0000:3b:02.1", Bus: "pci", Permanent: "02:00:00:00:00:03", Peer: 3, PeerNS: -1},
+		},
+		Observed: &netdev.Observed{Name: "net1", MAC: "02:00:00:00:00:01", MTU: 1400, Index: 12,
+			Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24")}},
+		AttachedAt: time.Unix(1e9+1, 0).UTC(), StoppedAt: time.Unix(1e9+2, 0).UTC(),
+	}
+}
+
+func reserved(id inventory.ID) journal.Attachment { return full(id).Untouched() }
+
+var comparePrefixes = cmp.Options{
+	cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }), cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
+}
+
+func TestKeepsEverything(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state", "journal.db")
+	j := open(t, path)
+	want := []journal.Attachment{full(sf), restored(), reserved(vf2)}
+	want[2].Claim.UID, want[2].Pod.UID = "claim-2", "pod-2"
+	for _, a := range want {
+		must(t, j.Put(a))
+	}
+	check := func(j *journal.Journal) {
+		t.Helper()
+		if diff := cmp.Diff(want, j.All(), comparePrefixes); diff != "" {
+			t.Errorf("all (-want +got):\n%s", diff)
+		}
+		if diff := cmp.Diff(want[:2], j.ByClaim("claim-1"), comparePrefixes); diff != "" {
+			t.Errorf("by claim (-want +got):\n%s", diff)
+		}
+		if diff := cmp.Diff(want[2:], j.ByPod("pod-2"), comparePrefixes); diff != "" {
+			t.Errorf("by pod (-want +got):\n%s", diff)
+		}
+	}
+	check(j)
+	must(t, j.Close())
+	j = open(t, path)
+	check(j)
+
+	must(t, j.Delete(vf1))
+	must(t, j.Delete(vf1))
+	if _, ok := j.Get(vf1); ok {
+		t.Error("still there after delete")
+	}
+	must(t, j.Close())
+	if _, ok := open(t, path).Get(vf1); ok {
+		t.Error("there again after delete and open")
+	}
+	for _, p := range []string{path, filepath.Dir(path)} {
+		if info, err := os.Stat(p); err != nil || info.Mode().Perm()&0o077 != 0 {
+			t.Errorf("%s: mode %v, %v: others may use it", p, info.Mode(), err)
+		}
+	}
+}
+
+func TestPutRefuses(t *testing.T) {
+	j := open(t, filepath.Join(t.TempDir(), "j"))
+	broken := map[string]func(*journal.Attachment){
+		"function: is empty":                   func(a *journal.Attachment) { a.Function = inventory.ID{} },
+		`state "": is unknown`:                 func(a *journal.Attachment) { a.State = "" },
+		"state Attached: before and observed":  func(a *journal.Attachment) { a.Observed = nil },
+		"state Lost: before and observed":      func(a *journal.Attachment) { a.State, a.Before = journal.Lost, nil },
+		"state Reattaching: before and obser":  func(a *journal.Attachment) { a.State, a.Observed = journal.Reattaching, nil },
+		"state Attaching: before must be the":  func(a *journal.Attachment) { a.State, a.Before = journal.Attaching, nil },
+		"state Attached: restoredAt and hooks": func(a *journal.Attachment) { a.RestoredAt = time.Unix(1e9, 0) },
+		"state Reserved: restoredAt and hooks": func(a *journal.Attachment) { a.State, a.Hooks = journal.Reserved, &journal.Hooks{} },
+	}
+	for want, breakIt := range broken {
+		a := full(vf1)
+		breakIt(&a)
+		if err := j.Put(a); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want one with %q", err, want)
+		}
+	}
+	if got := j.All(); len(got) != 0 {
+		t.Errorf("kept %v", got)
+	}
+}
+
+// The write of a closed journal fails and must not show in reads.
+func TestFailedWriteIsNotKept(t *testing.T) {
+	j := open(t, filepath.Join(t.TempDir(), "j"))
+	must(t, j.Put(reserved(vf1)))
+	must(t, j.Close())
+	if err := j.Put(full(vf1)); err == nil {
+		t.Error("put on a closed journal succeeded")
+	}
+	if a, _ := j.Get(vf1); a.State != journal.Reserved {
+		t.Errorf("state %s, want what is on the disk", a.State)
+	}
+}
+
+func TestOpenLocked(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "j")
+	open(t, path)
+	if _, err := journal.Open(path); !errors.Is(err, journal.ErrLocked) || !strings.Contains(err.Error(), path) {
+		t.Errorf("error %v, want %v with the path", err, journal.ErrLocked)
+	}
+}
+
+func TestOpenDamaged(t *testing.T) {
+	intact := func(t *testing.T) (path string, content []byte) {
+		path = filepath.Join(t.TempDir(), "j")
+		j := open(t, path)
+		for n := range uint32(64) { // several pages
+			must(t, j.Put(full(inventory.SubfunctionID("0000:3b:00.0", n))))
+		}
+		must(t, j.Close())
+		content, err := os.ReadFile(path)
+		must(t, err)
+		return path, content
+	}
+	damages := map[string]func([]byte) []byte{
+		"garbage":     func(b []byte) []byte { return []byte(strings.Repeat("not a journal ", 1000)) },
+		"short":       func(b []byte) []byte { return b[:100] },
+		"meta lost":   func(b []byte) []byte { clear(b[:8192]); return b },
+		"data zeroed": func(b []byte) []byte { clear(b[8192:]); return b },
+		"data garbled": func(b []byte) []byte {
+			for i := 8192; i < len(b); i += 3 {
+				b[i] ^= 0x55
+			}
+			return b
+		},
+		"truncated": func(b []byte) []byte { return b[:8192] },
+	}
+	for name, damage := range damages {
+		t.Run(name, func(t *testing.T) {
+			path, content := intact(t)
+			must(t, os.WriteFile(path, damage(content), 0o600))
+			j, err := journal.Open(path)
+			if err == nil {
+				t.Fatalf("opened, with %d attachments", len(j.All()))
+			}
+			if !errors.Is(err, journal.ErrCorrupt) || !strings.Contains(err.Error(), path) {
+				t.Errorf("error %v, want %v with the path", err, journal.ErrCorrupt)
+			}
+			must(t, os.Rename(path, path+".damaged"))
+			must(t, open(t, path).Put(full(vf1)))
+		})
+	}
+}
+
+// TestOpenWithoutBucket: half a journal is none.
+func TestOpenWithoutBucket(t *testing.T) {
+	for _, bucket := range []string{"meta", "attachments"} {
+		path := filepath.Join(t.TempDir(), "j")
+		must(t, open(t, path).Close())
+		db, err := bolt.Open(path, 0o600, nil)
+		must(t, err)
+		must(t, db.Update(func(tx *bolt.Tx) error { return tx.DeleteBucket([]byte(bucket)) }))
+		must(t, db.Close())
+		if _, err := journal.Open(path); !errors.Is(err, journal.ErrCorrupt) {
+			t.Errorf("without %s: error %v, want %v", bucket, err, journal.ErrCorrupt)
+		}
+	}
+}
+
+// TestIsVF: a PF enforces something for its VFs, and for nothing else.
+func TestIsVF(t *testing.T) {
+	vf := journal.Attachment{Function: inventory.ID{Address: "0000:3b:02.1"}, PF: "0000:3b:00.0", VFIndex: 1}
+	for name, test := range map[string]struct {
+		change func(*journal.Attachment)
+		want   bool
+	}{
+		"VF":             {func(*journal.Attachment) {}, true},
+		"VF 0":           {func(a *journal.Attachment) { a.VFIndex = 0 }, true},
+		"PF":             {func(a *journal.Attachment) { a.PF = a.Function.Address }, false},
+		"SF":             {func(a *journal.Attachment) { a.Function.Subfunction = "sf1" }, false},
+		"unknown PF":     {func(a *journal.Attachment) { a.PF = "" }, false},
+		"not a VF of it": {func(a *journal.Attachment) { a.VFIndex = -1 }, false},
+	} {
+		a := vf
+		test.change(&a)
+		if a.IsVF() != test.want {
+			t.Errorf("%s: %t", name, a.IsVF())
+		}
+	}
+}
+
+func TestRestored(t *testing.T) {
+	at := time.Unix(1e9, 0)
+	for _, test := range []struct {
+		a    journal.Attachment
+		want bool
+	}{
+		{journal.Attachment{State: journal.Releasing, RestoredAt: at}, true},
+		{journal.Attachment{State: journal.Releasing}, false},
+		{journal.Attachment{State: journal.Detaching, RestoredAt: at}, false},
+	} {
+		if test.a.Restored() != test.want {
+			t.Errorf("%s, %v: %t", test.a.State, test.a.RestoredAt, test.a.Restored())
+		}
+	}
+}
+
+func TestOpenForeignContent(t *testing.T) {
+	tests := []struct {
+		name, bucket, key, value, err string
+		corrupt                       bool
+	}{
+		{name: "newer schema", bucket: "meta", key: "schema", value: "2", err: "schema version 2, this program knows 1"},
+		{name: "bad schema", bucket: "meta", key: "schema", value: "x", err: `schema version "x"`, corrupt: true},
+		{name: "no JSON", bucket: "attachments", key: "0000:3b:02.1", value: "{", err: `record "0000:3b:02.1"`, corrupt: true},
+		{name: "other key", bucket: "attachments", key: "0000:3b:02.2", value: `{"function":"0000:3b:02.1"}`, err: "is about Function", corrupt: true},
+		{name: "dead letter", bucket: "deadLetters", key: "12345678", value: `{"attachment":{}}`, err: "dead letter 3132333435363738: attachment: function: is empty", corrupt: true},
+		{name: "dead letter's key", bucket: "deadLetters", key: "1", value: `{}`, err: "has 1 bytes", corrupt: true},
+		{name: "unknown state", bucket: "attachments", key: "0000:3b:02.1", value: `{"function":"0000:3b:02.1","state":"X"}`, err: `state "X"`, corrupt: true},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "j")
+			must(t, open(t, path).Close())
+			db, err := bolt.Open(path, 0o600, nil)
+			must(t, err)
+			must(t, db.Update(func(tx *bolt.Tx) error {
+				return tx.Bucket([]byte(test.bucket)).Put([]byte(test.key), []byte(test.value))
+			}))
+			must(t, db.Close())
+			_, err = journal.Open(path)
+			if err == nil || !strings.Contains(err.Error(), test.err) || errors.Is(err, journal.ErrCorrupt) != test.corrupt {
+				t.Errorf("error %v, want one with %q, corrupt %v", err, test.err, test.corrupt)
+			}
+		})
+	}
+}
+
+// TestKilled ends a process that writes without pause, by SIGKILL, and reads what it left: at least all that it was
+// told to be written.
+func TestKilled(t *testing.T) {
+	const path = "XPU_TEST_JOURNAL"
+	if p := os.Getenv(path); p != "" {
+		j := open(t, p)
+		for n := 1; ; n++ {
+			a := full(vf1)
+			a.VFIndex = n
+			must(t, j.Put(a))
+			if _, err := os.Stdout.Write([]byte{'.'}); err != nil {
+				return
+			}
+		}
+	}
+	file := filepath.Join(t.TempDir(), "j")
+	for round := range 5 {
+		writer := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestKilled$")
+		writer.Env = append(os.Environ(), path+"="+file)
+		dots, err := writer.StdoutPipe()
+		must(t, err)
+		must(t, writer.Start())
+		acknowledged := 0
+		buffer := make([]byte, 64)
+		for acknowledged < 20+7*round {
+			n, err := dots.Read(buffer)
+			if err != nil {
+				t.Fatalf("writer: %v after %d writes", err, acknowledged)
+			}
+			acknowledged += n
+		}
+		must(t, writer.Process.Kill())
+		_ = writer.Wait() // "signal: killed"
+		j := open(t, file)
+		if a, ok := j.Get(vf1); !ok || a.VFIndex < acknowledged {
+			t.Errorf("round %d: write %d is the last one kept, want at least %d", round, a.VFIndex, acknowledged)
+		}
+		must(t, j.Close())
+	}
+}
+
+// TestLockTooLate: who gave up does not get a lock that is free.
+func TestLockTooLate(t *testing.T) {
+	j := open(t, filepath.Join(t.TempDir(), "j"))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 100 {
+		if unlock, err := j.Lock(ctx, vf1); !errors.Is(err, context.Canceled) {
+			unlock()
+			t.Fatalf("error %v, want %v", err, context.Canceled)
+		}
+	}
+	unlock, err := j.Lock(t.Context(), vf1)
+	must(t, err)
+	unlock()
+}
+
+func TestLock(t *testing.T) {
+	j := open(t, filepath.Join(t.TempDir(), "j"))
+	var holders, most atomic.Int32
+	count := 0 // guarded by the lock
+	var group sync.WaitGroup
+	for range 8 {
+		group.Go(func() {
+			for range 200 {
+				unlock, err := j.Lock(t.Context(), vf1)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				most.Store(max(most.Load(), holders.Add(1)))
+				count++
+				holders.Add(-1)
+				unlock()
+			}
+		})
+	}
+	group.Wait()
+	if count != 8*200 || most.Load() != 1 {
+		t.Errorf("%d of %d entered, up to %d at once", count, 8*200, most.Load())
+	}
+
+	unlock, err := j.Lock(t.Context(), vf1)
+	must(t, err)
+	other, err := j.Lock(t.Context(), vf2) // another Function does not wait
+	must(t, err)
+	other()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(errors.New("the kubelet gave up"))
+	if _, err := j.Lock(ctx, vf1); err == nil || !strings.Contains(err.Error(), "0000:3b:02.1: the kubelet gave up") {
+		t.Errorf("error %v, want the cause with the Function", err)
+	}
+	unlock()
+	unlock, err = j.Lock(t.Context(), vf1)
+	must(t, err)
+	unlock()
+}
+
+func BenchmarkPut(b *testing.B) {
+	// Beside the working directory: a temporary directory may be on a file system without a disk.
+	dir, err := os.MkdirTemp(".", "bench")
+	must(b, err)
+	b.Cleanup(func() { os.RemoveAll(dir) })
+	j := open(b, filepath.Join(dir, "j"))
+	for n := range 256 {
+		must(b, j.Put(full(inventory.SubfunctionID("0000:3b:00.0", uint32(n)))))
+	}
+	a := full(vf1)
+	for b.Loop() {
+		must(b, j.Put(a))
+	}
+}
+
+// The measure for [BenchmarkPut]: two writes of a page with fdatasync, which a commit of bbolt cannot do without.
+func BenchmarkTwoSyncedPages(b *testing.B) {
+	f, err := os.CreateTemp(".", "bench")
+	must(b, err)
+	b.Cleanup(func() { f.Close(); os.Remove(f.Name()) })
+	page := make([]byte, 4096)
+	for b.Loop() {
+		for range 2 {
+			_, err := f.WriteAt(page, 0)
+			must(b, err)
+			must(b, f.Sync())
+		}
+	}
+}
+
+// However a file is damaged, Open ends with an error or a journal that can be read: it does not end the process.
+func TestOpenRandomDamage(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "j")
+	j := open(t, path)
+	for n := range uint32(64) {
+		must(t, j.Put(full(inventory.SubfunctionID("0000:3b:00.0", n))))
+	}
+	must(t, j.Close())
+	intact, err := os.ReadFile(path)
+	must(t, err)
+	random := rand.New(rand.NewPCG(1, 2))
+	refused := 0
+	for range 400 {
+		content := bytes.Clone(intact)
+		for range 1 + random.IntN(40) {
+			// Headers of pages are where damage is worst.
+			at := random.IntN(len(content)/4096)*4096 + random.IntN(64)
+			content[at] = byte(random.IntN(256))
+		}
+		must(t, os.WriteFile(path, content, 0o600))
+		j, err := journal.Open(path)
+		if err != nil {
+			refused++
+			continue
+		}
+		j.All()
+		must(t, j.Close())
+	}
+	if refused == 0 {
+		t.Error("no damage was found")
+	}
+	t.Logf("%d of 400 refused", refused)
+}

@@ -1,0 +1,143 @@
+// Package kubeapi is what an agent reads and writes at the API server: objects that declare something for its node, and
+// no others.
+package kubeapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/notify"
+)
+
+// API is the API server as one node's agent sees it. Reads of DevicePools, XPUs, XPUPorts and the node come from
+// memory.
+type API struct {
+	node   string
+	cache  cache.Cache
+	writer client.Client
+
+	events Events
+	synced chan struct{} // closed when everything has been read once
+
+	changed  notify.Signal // a Port or an XPU
+	refusals refusals
+}
+
+// Events are called when something changed. They must not block.
+type Events struct {
+	// DeclarationsChanged: a DevicePool or the node's labels.
+	DeclarationsChanged func()
+	// PortsChanged: a Port of this node.
+	PortsChanged func()
+	// XPUsChanged: an XPU of this node, or whether its OPI agent answers.
+	XPUsChanged func()
+}
+
+// New prepares the watches; [API.Run] starts them.
+func New(config *rest.Config, node string, events Events) (*API, error) {
+	scheme := runtime.NewScheme()
+	if err := errors.Join(corev1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+		return nil, err
+	}
+	mapper := restMapper()
+	c, err := cache.New(config, cache.Options{
+		Scheme: scheme,
+		Mapper: mapper,
+		ByObject: map[client.Object]cache.ByObject{
+			&v1alpha1.DevicePool{}: {},
+			&v1alpha1.XPU{}:        {Field: fields.OneTermEqualSelector("spec.nodeName", node)},
+			&v1alpha1.XPUPort{}:    {Field: fields.OneTermEqualSelector("spec.nodeName", node)},
+			nodeMetadata():         {Field: fields.OneTermEqualSelector("metadata.name", node)},
+		},
+		DefaultTransform:            cache.TransformStripManagedFields(),
+		ReaderFailOnMissingInformer: true,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("watch the API server: %w", err)
+	}
+	writer, err := client.New(config, client.Options{Scheme: scheme, Mapper: mapper})
+	if err != nil {
+		return nil, fmt.Errorf("client for the API server: %w", err)
+	}
+	return &API{node: node, cache: c, writer: writer, events: events, synced: make(chan struct{})}, nil
+}
+
+// restMapper knows the kinds that an agent needs without asking the API server, which may be away when the agent starts.
+func restMapper() meta.RESTMapper {
+	mapper := meta.NewDefaultRESTMapper(nil)
+	mapper.Add(v1alpha1.SchemeGroupVersion.WithKind("DevicePool"), meta.RESTScopeRoot)
+	mapper.Add(v1alpha1.SchemeGroupVersion.WithKind("XPU"), meta.RESTScopeRoot)
+	mapper.Add(v1alpha1.SchemeGroupVersion.WithKind("XPUPort"), meta.RESTScopeNamespace)
+	mapper.Add(corev1.SchemeGroupVersion.WithKind("Node"), meta.RESTScopeRoot)
+	return mapper
+}
+
+// nodeMetadata is the Node without spec and status: heartbeats and images are of no interest.
+func nodeMetadata() *metav1.PartialObjectMetadata {
+	return &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}}
+}
+
+// Run watches until ctx ends.
+func (a *API) Run(ctx context.Context) error {
+	if err := a.cache.IndexField(ctx, &v1alpha1.XPUPort{}, portsByFunction, functionOf); err != nil {
+		return fmt.Errorf("watch XPUPorts: %w", err)
+	}
+	declared := toolscache.ResourceEventHandlerFuncs{
+		AddFunc:    func(any) { a.events.DeclarationsChanged() },
+		UpdateFunc: func(any, any) { a.events.DeclarationsChanged() },
+		DeleteFunc: func(any) { a.events.DeclarationsChanged() },
+	}
+	labelled := declared
+	labelled.UpdateFunc = func(before, after any) {
+		if !maps.Equal(before.(*metav1.PartialObjectMetadata).Labels, after.(*metav1.PartialObjectMetadata).Labels) {
+			a.events.DeclarationsChanged()
+		}
+	}
+	var read []toolscache.DoneChecker
+	for object, handler := range map[client.Object]toolscache.ResourceEventHandler{
+		&v1alpha1.DevicePool{}: declared,
+		nodeMetadata():         labelled,
+		&v1alpha1.XPU{}:        a.xpuHandler(),
+		&v1alpha1.XPUPort{}:    a.portHandler(),
+	} {
+		informer, err := a.cache.GetInformer(ctx, object, cache.BlockUntilSynced(false))
+		if err != nil {
+			return fmt.Errorf("watch %T: %w", object, err)
+		}
+		registration, err := informer.AddEventHandler(handler)
+		if err != nil {
+			return fmt.Errorf("watch %T: %w", object, err)
+		}
+		read = append(read, registration.HasSyncedChecker())
+	}
+	go func() {
+		// The cache's own WaitForCacheSync looks every 100 ms, which is as long as all the rest of an agent's start.
+		if toolscache.WaitFor(ctx, "", read...) {
+			close(a.synced)
+		}
+	}()
+	return a.cache.Start(ctx)
+}
+
+// Synced waits until everything has been read once; false means that ctx ended before.
+func (a *API) Synced(ctx context.Context) bool {
+	select {
+	case <-a.synced:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

@@ -1,0 +1,425 @@
+package kubeapi_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi"
+)
+
+func devicePool(name string) *v1alpha1.DevicePool {
+	return &v1alpha1.DevicePool{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec:       v1alpha1.DevicePoolSpec{Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}}},
+	}
+}
+
+func resourceClaim(name string) *resourceapi.ResourceClaim {
+	return &resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{
+			Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "fast"},
+		}}}},
+	}
+}
+
+// events counts what an API told of.
+type events struct{ declarations, ports, xpus atomic.Int64 }
+
+// running is an API as the node's agent has it, with the rights of an agent and no others.
+func running(t *testing.T, node string) (*kubeapi.API, *events) {
+	t.Helper()
+	cluster.Need(t)
+	e := &events{}
+	api, err := kubeapi.New(cluster.Agent(node), node, kubeapi.Events{
+		DeclarationsChanged: func() { e.declarations.Add(1) }, PortsChanged: func() { e.ports.Add(1) },
+		XPUsChanged: func() { e.xpus.Add(1) },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- api.Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Errorf("Run = %v, want nil when its context ends", err)
+		}
+	})
+	synced, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if !api.Synced(synced) {
+		t.Fatal("the API server was not read within 10 s")
+	}
+	return api, e
+}
+
+func eventually(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	if err := wait.PollUntilContextTimeout(t.Context(), 5*time.Millisecond, 10*time.Second, true,
+		func(context.Context) (bool, error) { return condition(), nil }); err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+}
+
+func TestDeclarations(t *testing.T) {
+	cluster.Need(t)
+	admin := newClient(t, cluster.Admin())
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "reads", Labels: map[string]string{"rack": "7"}}}
+	created(t, node, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "reads-not"}}, devicePool("reads-first"))
+	api, told := running(t, "reads")
+	labels := func() map[string]string {
+		t.Helper()
+		got, err := api.NodeLabels(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got
+	}
+	has := func(name string) bool {
+		t.Helper()
+		pools, err := api.DevicePools(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range pools {
+			if p.Name == name {
+				return true
+			}
+		}
+		return false
+	}
+	if diff := cmp.Diff(map[string]string{"rack": "7"}, labels()); diff != "" {
+		t.Errorf("labels: -want +got\n%s", diff)
+	}
+	if !has("reads-first") {
+		t.Error("DevicePool reads-first is missing")
+	}
+	eventually(t, "what was there is told", func() bool { return told.declarations.Load() > 0 })
+
+	before := told.declarations.Load()
+	second := devicePool("reads-second")
+	created(t, second)
+	eventually(t, "a DevicePool comes", func() bool { return has("reads-second") && told.declarations.Load() > before })
+	before = told.declarations.Load()
+	if err := admin.Delete(t.Context(), second); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "a DevicePool goes", func() bool { return !has("reads-second") && told.declarations.Load() > before })
+
+	before = told.declarations.Load()
+	node.Labels["rack"] = "8"
+	if err := admin.Update(t.Context(), node); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "a label changes", func() bool { return labels()["rack"] == "8" && told.declarations.Load() > before })
+	if told.ports.Load() != 0 {
+		t.Errorf("%d events about Ports, want none", told.ports.Load())
+	}
+}
+
+func TestNodeIsMissing(t *testing.T) {
+	api, _ := running(t, "missing")
+	if labels, err := api.NodeLabels(t.Context()); !apierrors.IsNotFound(err) || !strings.Contains(err.Error(), "missing") {
+		t.Errorf("NodeLabels = %v, %v; want an error that names the node", labels, err)
+	}
+}
+
+func TestWriteNodeStatus(t *testing.T) {
+	cluster.Need(t)
+	pool := devicePool("status")
+	created(t, pool)
+	a, _ := running(t, "status-a")
+	b, _ := running(t, "status-b")
+	admin := newClient(t, cluster.Admin())
+	write := func(api *kubeapi.API, entry *v1alpha1.DevicePoolNodeStatus) {
+		t.Helper()
+		if err := api.WriteNodeStatus(t.Context(), pool.Name, entry); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := func(entries ...v1alpha1.DevicePoolNodeStatus) {
+		t.Helper()
+		if err := admin.Get(t.Context(), client.ObjectKeyFromObject(pool), pool); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(entries, pool.Status.Nodes); diff != "" {
+			t.Errorf("status.nodes: -want +got\n%s", diff)
+		}
+	}
+	ofA := v1alpha1.DevicePoolNodeStatus{Name: "status-a", Functions: 3, Overlapping: []string{"0000:3b:00.2 in fast"}}
+	ofB := v1alpha1.DevicePoolNodeStatus{Name: "status-b", Functions: 5}
+	write(a, &ofA)
+	write(b, &ofB)
+	want(ofA, ofB)
+
+	version := pool.ResourceVersion
+	write(b, &ofB)
+	want(ofA, ofB)
+	if pool.ResourceVersion != version {
+		t.Error("writing the same again changed the object")
+	}
+
+	ofA.Functions, ofA.Overlapping = 4, nil
+	write(a, &ofA)
+	want(ofA, ofB)
+	write(b, nil)
+	want(ofA)
+	write(b, nil)
+	write(a, nil)
+	want()
+
+	if err := a.WriteNodeStatus(t.Context(), "status-none", &ofA); !apierrors.IsNotFound(err) {
+		t.Errorf("WriteNodeStatus of a DevicePool that is gone = %v, want NotFound", err)
+	}
+	// Not only the agent itself, also the API server keeps it from other nodes' entries.
+	if err := a.WriteNodeStatus(t.Context(), pool.Name, &ofB); err == nil || !strings.Contains(err.Error(), `node "status-a"`) {
+		t.Errorf("WriteNodeStatus with another node's entry = %v, want it to be refused", err)
+	}
+}
+
+// port is the XPUPort of VF index of a node, for a claim in namespace "default".
+func port(node string, index int, claimName string) *v1alpha1.XPUPort {
+	f := function(index)
+	return &v1alpha1.XPUPort{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: claim.PortName(node, f)},
+		Spec: v1alpha1.XPUPortSpec{
+			NodeName: node, Function: claim.FunctionRef(f), XPU: "card", Network: "lab", MAC: "02:00:00:00:00:01",
+			Claim: v1alpha1.ClaimRef{Name: claimName, UID: uidOf(claimName), Request: "nic"},
+		},
+	}
+}
+
+func function(index int) inventory.ID {
+	return inventory.ID{Address: pci.Address(fmt.Sprintf("0000:3b:00.%d", index))}
+}
+
+func uidOf(claimName string) types.UID { return types.UID(claimName + "-uid") }
+
+// allocated is the claim as the kubelet hands it over.
+func allocated(name string, devices ...resourceapi.AllocatedDeviceStatus) *resourceapi.ResourceClaim {
+	return &resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: uidOf(name)},
+		Status:     resourceapi.ResourceClaimStatus{Devices: devices},
+	}
+}
+
+func setReady(t *testing.T, p *v1alpha1.XPUPort, status metav1.ConditionStatus, reason, message string) {
+	t.Helper()
+	p.Status.Conditions = []metav1.Condition{{
+		Type: v1alpha1.ConditionReady, Status: status, Reason: reason, Message: message, LastTransitionTime: metav1.Now(),
+	}}
+	if err := newClient(t, cluster.Admin()).Status().Update(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// result is what Wait returned.
+type result struct {
+	port *v1alpha1.XPUPort
+	err  error
+}
+
+func waitInBackground(ctx context.Context, api *kubeapi.API, c *resourceapi.ResourceClaim, f inventory.ID) <-chan result {
+	done := make(chan result, 1)
+	go func() {
+		p, err := api.Wait(ctx, c, f)
+		done <- result{p, err}
+	}()
+	return done
+}
+
+func TestWaitUntilReady(t *testing.T) {
+	api, told := running(t, "wait")
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	done := waitInBackground(ctx, api, allocated("wait-claim"), function(2))
+
+	// In the order in which things may come: the Port of the Function's last claim, and then ours, not ready at first.
+	admin := newClient(t, cluster.Admin())
+	last := port("wait", 2, "wait-last")
+	created(t, last)
+	setReady(t, last, metav1.ConditionTrue, v1alpha1.ReasonUp, "")
+	eventually(t, "the last Port is known", func() bool { return told.ports.Load() >= 2 })
+	if err := admin.Delete(t.Context(), last); err != nil {
+		t.Fatal(err)
+	}
+	ours := port("wait", 2, "wait-claim")
+	created(t, ours, port("wait", 3, "wait-claim"), port("wait-elsewhere", 2, "wait-claim"))
+	setReady(t, ours, metav1.ConditionFalse, v1alpha1.ReasonProvisioning, "not yet")
+	eventually(t, "our Port is known", func() bool { return told.ports.Load() >= 6 })
+	select {
+	case r := <-done:
+		t.Fatalf("Wait = %+v, %v before the Port was ready", r.port, r.err)
+	default:
+	}
+	setReady(t, ours, metav1.ConditionTrue, v1alpha1.ReasonUp, "")
+	r := <-done
+	if r.err != nil || r.port.UID != ours.UID {
+		t.Fatalf("Wait = %+v, %v; want the Port of the claim", r.port, r.err)
+	}
+	if again, err := api.Wait(ctx, allocated("wait-claim"), function(2)); err != nil || again.UID != ours.UID {
+		t.Errorf("Wait again = %+v, %v; want the Port at once", again, err)
+	}
+}
+
+// TestServes: what is served, and what was never asked for, is not waited for; the rest is, and the error says what is
+// missing.
+func TestServes(t *testing.T) {
+	api, told := running(t, "serves")
+	ours := port("serves", 2, "serves-claim")
+	created(t, ours)
+	setReady(t, ours, metav1.ConditionFalse, v1alpha1.ReasonXPUUnavailable, "the card is away")
+	eventually(t, "the Port is known", func() bool { return told.ports.Load() >= 2 })
+	serves := func(c *resourceapi.ResourceClaim, f inventory.ID, within time.Duration) error {
+		ctx, cancel := context.WithTimeout(t.Context(), within)
+		defer cancel()
+		return api.Serves(ctx, c.Namespace, c.UID, f)
+	}
+	c := allocated("serves-claim")
+	if err := serves(c, function(3), 20*time.Second); err != nil {
+		t.Errorf("a Function without a Port: %v", err)
+	}
+	if err := serves(allocated("serves-other"), function(2), 20*time.Second); err != nil {
+		t.Errorf("a claim without a Port: %v", err)
+	}
+	if err := serves(c, function(2), 10*time.Millisecond); err == nil || !strings.Contains(err.Error(), "XPUUnavailable: the card is away") {
+		t.Errorf("a Port that is not up: %v", err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- serves(c, function(2), 20*time.Second) }()
+	setReady(t, ours, metav1.ConditionTrue, v1alpha1.ReasonUp, "")
+	if err := <-done; err != nil {
+		t.Errorf("a Port that came up: %v", err)
+	}
+}
+
+// TestWaitGivesUp: the error says what is missing.
+func TestWaitGivesUp(t *testing.T) {
+	api, told := running(t, "giveup")
+	condition := func(conditionType, reason, message string) resourceapi.AllocatedDeviceStatus {
+		return resourceapi.AllocatedDeviceStatus{Driver: v1alpha1.GroupName, Pool: "p", Device: "d", Conditions: []metav1.Condition{
+			{Type: conditionType, Status: metav1.ConditionFalse, Reason: reason, Message: message},
+		}}
+	}
+	seen := int64(0)
+	known := func(changes int64) {
+		t.Helper()
+		seen += changes
+		eventually(t, "the Port is known", func() bool { return told.ports.Load() >= seen })
+	}
+	for i, test := range []struct {
+		name    string
+		prepare func(t *testing.T, index int)
+		claim   *resourceapi.ResourceClaim
+		want    []string
+	}{
+		{"no Port", func(*testing.T, int) {}, allocated("giveup"), []string{"xpu-controller has not made XPUPort default/giveup-0000-3b-00-0"}},
+		{"no Port, and the claim says why", func(*testing.T, int) {},
+			allocated("giveup", resourceapi.AllocatedDeviceStatus{Driver: "gpu.example.com"}, condition(v1alpha1.ConditionProvisioned, v1alpha1.ReasonNoXPU, "no XPU has PF 0000:3b:00.0; create one")),
+			[]string{"has not made XPUPort", "NoXPU: no XPU has PF 0000:3b:00.0; create one"}},
+		{"the Port of another claim", func(t *testing.T, index int) {
+			p := port("giveup", index, "giveup-other")
+			created(t, p)
+			setReady(t, p, metav1.ConditionTrue, v1alpha1.ReasonUp, "")
+			known(2)
+		}, allocated("giveup"), []string{"has not made XPUPort default/giveup-0000-3b-00-2 for this claim"}},
+		{"a Port that nothing is known of", func(t *testing.T, index int) { created(t, port("giveup", index, "giveup")); known(1) },
+			allocated("giveup"), []string{"XPUPort default/giveup-0000-3b-00-3", "waiting for xPU card"}},
+		{"a Port that is not ready", func(t *testing.T, index int) {
+			p := port("giveup", index, "giveup")
+			created(t, p)
+			setReady(t, p, metav1.ConditionFalse, v1alpha1.ReasonXPUUnavailable, "XPU card is not connected")
+			known(2)
+		}, allocated("giveup"), []string{"XPUPort default/giveup-0000-3b-00-4: XPUUnavailable: XPU card is not connected"}},
+		{"a Port that is on its way out", func(t *testing.T, index int) {
+			p := port("giveup", index, "giveup")
+			p.Finalizers = []string{v1alpha1.FinalizerPort}
+			created(t, p)
+			setReady(t, p, metav1.ConditionTrue, v1alpha1.ReasonUp, "")
+			admin := newClient(t, cluster.Admin())
+			if err := admin.Delete(t.Context(), p); err != nil {
+				t.Fatal(err)
+			}
+			known(3)
+			t.Cleanup(func() {
+				if err := admin.Patch(context.Background(), p, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))); err != nil {
+					t.Error(err)
+				}
+			})
+		}, allocated("giveup"), []string{"XPUPort default/giveup-0000-3b-00-5 is being deleted"}},
+	} {
+		test.prepare(t, i)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := waitInBackground(ctx, api, test.claim, function(i))
+		cancel()
+		r := <-done
+		if r.err == nil {
+			t.Errorf("%s: Wait = %+v, want an error", test.name, r.port)
+			continue
+		}
+		for _, text := range test.want {
+			if !strings.Contains(r.err.Error(), text) {
+				t.Errorf("%s: error %q, want %q in it", test.name, r.err, text)
+			}
+		}
+	}
+}
+
+func TestProvisionFailed(t *testing.T) {
+	api, _ := running(t, "refused")
+	p, fine := port("refused", 2, "refused"), port("refused", 3, "refused")
+	created(t, p, fine)
+	setReady(t, fine, metav1.ConditionFalse, v1alpha1.ReasonXPUUnavailable, "XPU card is not connected")
+	setReady(t, p, metav1.ConditionFalse, v1alpha1.ReasonFailed, "no such representor")
+	eventually(t, "the refusal is known", func() bool {
+		return strings.Contains(api.ProvisionFailed(function(2)), "Failed: no such representor")
+	})
+	if message := api.ProvisionFailed(function(3)); message != "" {
+		t.Errorf("ProvisionFailed of a Function whose xPU is away = %q, want nothing: it is not the Function's fault", message)
+	}
+	setReady(t, p, metav1.ConditionTrue, v1alpha1.ReasonUp, "")
+	eventually(t, "the xPU took it after all", func() bool { return api.ProvisionFailed(function(2)) == "" })
+}
+
+// TestSyncedEnds: an agent that is told to stop does not wait for an API server that is away.
+func TestSyncedEnds(t *testing.T) {
+	cluster.Need(t)
+	config := cluster.Agent("unsynced")
+	config.Host = "https://127.0.0.1:1"
+	api, err := kubeapi.New(config, "unsynced", kubeapi.Events{DeclarationsChanged: func() {}, PortsChanged: func() {}, XPUsChanged: func() {}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- api.Run(ctx) }()
+	synced := make(chan bool, 1)
+	go func() { synced <- api.Synced(ctx) }()
+	stop()
+	if <-synced {
+		t.Error("Synced = true although nothing could be read")
+	}
+	if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+		t.Errorf("Run = %v, want nil when its context ends", err)
+	}
+}

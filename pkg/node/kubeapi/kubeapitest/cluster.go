@@ -1,0 +1,179 @@
+// Package nodeapitest runs an API server for tests that is set up as deploy/ sets up a cluster: with the CRDs, and for
+// the agents with their role and the admission policies.
+package kubeapitest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+)
+
+// Cluster is an API server.
+type Cluster struct {
+	admin *rest.Config
+	stop  func() error
+}
+
+// Start starts an API server, with what is in the deploy directory. It returns nil where KUBEBUILDER_ASSETS does not
+// say where kube-apiserver and etcd are; tests then skip, by [Cluster.Need].
+func Start(deploy string) (*Cluster, error) {
+	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
+		return nil, nil
+	}
+	environment := &envtest.Environment{
+		CRDDirectoryPaths:        []string{filepath.Join(deploy, "crds")},
+		ErrorIfCRDPathMissing:    true,
+		ControlPlaneStartTimeout: time.Minute,
+	}
+	config, err := environment.Start()
+	if err != nil {
+		return nil, fmt.Errorf("API server for tests: %w", err)
+	}
+	config.QPS = -1
+	c := &Cluster{admin: config, stop: environment.Stop}
+	if err := c.setUp(deploy); err != nil {
+		return nil, errors.Join(fmt.Errorf("API server for tests: %w", err), c.Stop())
+	}
+	return c, nil
+}
+
+// Stop ends the API server. It is no error if there is none.
+func (c *Cluster) Stop() error {
+	if c == nil {
+		return nil
+	}
+	return c.stop()
+}
+
+// Need skips the test where there is no API server.
+func (c *Cluster) Need(t testing.TB) {
+	t.Helper()
+	if c == nil {
+		t.Skip("needs an API server: KUBEBUILDER_ASSETS must be a directory with etcd and kube-apiserver")
+	}
+}
+
+// Admin may do everything.
+func (c *Cluster) Admin() *rest.Config { return rest.CopyConfig(c.admin) }
+
+// AgentNamespace is the namespace of the agents.
+const AgentNamespace = "xpu-system"
+
+// Agent is the agent on a node: its ServiceAccount with a token that is bound to a pod there.
+func (c *Cluster) Agent(node string) *rest.Config {
+	config := c.Admin()
+	config.Impersonate = rest.ImpersonationConfig{
+		UserName: "system:serviceaccount:xpu-system:xpu-agent",
+		Groups:   []string{"system:serviceaccounts", "system:serviceaccounts:xpu-system", "system:authenticated"},
+	}
+	if node != "" {
+		config.Impersonate.Extra = map[string][]string{"authentication.kubernetes.io/node-name": {node}}
+	}
+	return config
+}
+
+// Client is a client that knows this project's kinds and those of Kubernetes.
+func Client(config *rest.Config) (client.Client, error) {
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+		return nil, err
+	}
+	return client.New(config, client.Options{Scheme: scheme})
+}
+
+func (c *Cluster) setUp(deploy string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	admin, err := Client(c.admin)
+	if err != nil {
+		return err
+	}
+	for _, file := range []string{"namespace.yaml", "agent/rbac.yaml", "agent/policy.yaml"} {
+		if err := apply(ctx, admin, filepath.Join(deploy, file)); err != nil {
+			return err
+		}
+	}
+	return c.waitForPolicies(ctx)
+}
+
+func apply(ctx context.Context, admin client.Client, path string) error {
+	file, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	for decoder := yaml.NewYAMLOrJSONDecoder(file, 4096); ; {
+		var object unstructured.Unstructured
+		if err := decoder.Decode(&object); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		if err := admin.Create(ctx, &object); err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+	}
+}
+
+// waitForPolicies returns once all policies are enforced, which takes the API server a moment.
+func (c *Cluster) waitForPolicies(ctx context.Context) error {
+	stranger, err := Client(c.Agent("")) // whom all refuse
+	if err != nil {
+		return err
+	}
+	admin, err := Client(c.admin)
+	if err != nil {
+		return err
+	}
+	pool := &v1alpha1.DevicePool{
+		ObjectMeta: metav1.ObjectMeta{Name: "waiting-for-policies"},
+		Spec:       v1alpha1.DevicePoolSpec{Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"ffff"}}}},
+	}
+	if err := admin.Create(ctx, pool); err != nil {
+		return err
+	}
+	slice := &resourceapi.ResourceSlice{
+		ObjectMeta: metav1.ObjectMeta{Name: "waiting-for-policies"},
+		Spec: resourceapi.ResourceSliceSpec{
+			Driver: v1alpha1.GroupName, NodeName: new("some-node"), Pool: resourceapi.ResourcePool{Name: "some-node", ResourceSliceCount: 1},
+		},
+	}
+	port := &v1alpha1.XPUPort{
+		ObjectMeta: metav1.ObjectMeta{Namespace: AgentNamespace, Name: "waiting-for-policies"},
+		Spec:       v1alpha1.XPUPortSpec{NodeName: "some-node", Function: v1alpha1.FunctionRef{PCIAddress: "0000:3b:00.2"}, XPU: "card", Network: "lab", MAC: "02:00:00:00:00:01"},
+	}
+	err = wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+		creation := stranger.Create(ctx, slice.DeepCopy(), client.DryRunAll)
+		ports := stranger.Create(ctx, port.DeepCopy(), client.DryRunAll)
+		status := stranger.Status().Patch(ctx, pool.DeepCopy(), client.RawPatch("application/merge-patch+json", []byte(`{"status":{"functions":1}}`)), client.DryRunAll)
+		return DeniedByPolicy(creation) && DeniedByPolicy(ports) && DeniedByPolicy(status), nil
+	})
+	if err != nil {
+		return fmt.Errorf("admission policies are not enforced: %w", err)
+	}
+	return admin.Delete(ctx, pool)
+}
+
+// DeniedByPolicy says whether an admission policy refused a request: not the role, and not the API.
+func DeniedByPolicy(err error) bool {
+	return err != nil && strings.Contains(err.Error(), "ValidatingAdmissionPolicy")
+}

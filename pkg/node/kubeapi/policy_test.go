@@ -1,0 +1,263 @@
+package kubeapi_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi/kubeapitest"
+)
+
+func newClient(t *testing.T, config *rest.Config) client.Client {
+	t.Helper()
+	c, err := kubeapitest.Client(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// created creates objects as the administrator, and deletes them when the test ends.
+func created(t *testing.T, objects ...client.Object) {
+	t.Helper()
+	admin := newClient(t, cluster.Admin())
+	for _, object := range objects {
+		if err := admin.Create(t.Context(), object); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := admin.Delete(context.WithoutCancel(t.Context()), object); client.IgnoreNotFound(err) != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func resourceSlice(name, driver, node string) *resourceapi.ResourceSlice {
+	return &resourceapi.ResourceSlice{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: resourceapi.ResourceSliceSpec{
+			Driver: driver, NodeName: &node, Pool: resourceapi.ResourcePool{Name: node + "/" + name, ResourceSliceCount: 1},
+		},
+	}
+}
+
+func TestAgentsWriteTheirOwnSlicesOnly(t *testing.T) {
+	cluster.Need(t)
+	own, other := newClient(t, cluster.Agent("policy-a")), newClient(t, cluster.Agent("policy-b"))
+	unbound := newClient(t, cluster.Agent(""))
+	taint := func(s *resourceapi.ResourceSlice) *resourceapi.ResourceSlice {
+		s = s.DeepCopy()
+		s.Spec.Pool.Generation++
+		return s
+	}
+
+	slice := resourceSlice("policy-1", v1alpha1.GroupName, "policy-a")
+	for name, err := range map[string]error{
+		"creates another node's":                             other.Create(t.Context(), slice.DeepCopy()),
+		"creates one although its token is bound to no node": unbound.Create(t.Context(), slice.DeepCopy()),
+		"creates another driver's":                           own.Create(t.Context(), resourceSlice("policy-2", "gpu.example.com", "policy-a")),
+	} {
+		if !kubeapitest.DeniedByPolicy(err) {
+			t.Errorf("an agent that %s: error %v, want the policy's", name, err)
+		}
+	}
+	if err := other.Create(t.Context(), slice.DeepCopy()); err == nil || !strings.Contains(err.Error(), `an xpu-agent on node "policy-b" may only write ResourceSlices of that node`) {
+		t.Errorf("error %v, want one that says what is allowed", err)
+	}
+	if err := own.Create(t.Context(), slice); err != nil {
+		t.Fatalf("an agent creates its own: %v", err)
+	}
+	if err := other.Update(t.Context(), taint(slice)); !kubeapitest.DeniedByPolicy(err) {
+		t.Errorf("an agent updates another node's: error %v, want the policy's", err)
+	}
+	if err := other.Delete(t.Context(), slice); !kubeapitest.DeniedByPolicy(err) {
+		t.Errorf("an agent deletes another node's: error %v, want the policy's", err)
+	}
+	if err := own.Update(t.Context(), taint(slice)); err != nil {
+		t.Errorf("an agent updates its own: %v", err)
+	}
+	if err := own.Delete(t.Context(), slice); err != nil {
+		t.Errorf("an agent deletes its own: %v", err)
+	}
+	admin := newClient(t, cluster.Admin())
+	created(t, resourceSlice("policy-3", "gpu.example.com", "policy-b"))
+	if err := admin.Get(t.Context(), client.ObjectKey{Name: "policy-3"}, &resourceapi.ResourceSlice{}); err != nil {
+		t.Errorf("others are not concerned: %v", err)
+	}
+}
+
+func TestAgentsWriteTheirOwnPoolEntriesOnly(t *testing.T) {
+	cluster.Need(t)
+	pool := devicePool("policy-pool")
+	created(t, pool)
+	patch := func(node, status string) error {
+		agent := newClient(t, cluster.Agent(node))
+		object := &v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: pool.Name}}
+		return agent.Status().Patch(t.Context(), object, client.RawPatch("application/merge-patch+json", []byte(status)))
+	}
+	entries := func(nodes ...string) string {
+		var list []string
+		for _, node := range nodes {
+			list = append(list, fmt.Sprintf(`{"name": %q, "functions": %d}`, node, len(nodes)))
+		}
+		return `{"status": {"nodes": [` + strings.Join(list, ",") + `]}}`
+	}
+	if err := patch("policy-a", entries("policy-a")); err != nil {
+		t.Errorf("an agent writes its first entry: %v", err)
+	}
+	const message = "may only write that node's entry in status.nodes"
+	for what, status := range map[string]string{
+		"an entry of another node":                                      entries("policy-a", "policy-c"),
+		"no entry where another node has one, to which it adds its own": entries("policy-b"),
+		"the sum":        `{"status": {"functions": 7}}`,
+		"the conditions": `{"status": {"conditions": [{"type": "Ready", "status": "True", "reason": "X", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}}`,
+	} {
+		if err := patch("policy-b", status); !kubeapitest.DeniedByPolicy(err) || !strings.Contains(err.Error(), message) {
+			t.Errorf("an agent writes %s: error %v, want the policy's", what, err)
+		}
+	}
+	if err := patch("", entries("")); !kubeapitest.DeniedByPolicy(err) {
+		t.Errorf("an agent whose token is bound to no node writes: error %v, want the policy's", err)
+	}
+	if err := newClient(t, cluster.Agent("policy-a")).Patch(t.Context(), pool.DeepCopy(),
+		client.RawPatch("application/merge-patch+json", []byte(`{"spec": {"network": "mine"}}`))); !apierrors.IsForbidden(err) {
+		t.Errorf("an agent writes a spec: error %v, want it to be forbidden", err)
+	}
+}
+
+// TestAgentsWriteClaimsOfTheirNodeOnly: KEP-4817.
+func TestAgentsWriteClaimsOfTheirNodeOnly(t *testing.T) {
+	cluster.Need(t)
+	const slicePool, device = "policy-a/0000-3b-00-0/fast", "0000-3b-00-2"
+	created(t, resourceClaim("policy-claim"))
+	admin := newClient(t, cluster.Admin())
+	var c resourceapi.ResourceClaim
+	if err := admin.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "policy-claim"}, &c); err != nil {
+		t.Fatal(err)
+	}
+	c.Status.Allocation = &resourceapi.AllocationResult{
+		Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{
+			{Request: "nic", Driver: v1alpha1.GroupName, Pool: slicePool, Device: device},
+		}},
+		NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+			MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{"policy-a"}}},
+		}}},
+	}
+	if err := admin.Status().Update(t.Context(), &c); err != nil {
+		t.Fatal(err)
+	}
+	write := func(node string) error {
+		changed := c.DeepCopy()
+		changed.Status.Devices = []resourceapi.AllocatedDeviceStatus{{
+			Driver: v1alpha1.GroupName, Pool: slicePool, Device: device, NetworkData: &resourceapi.NetworkDeviceData{InterfaceName: "net1"},
+		}}
+		return newClient(t, cluster.Agent(node)).Status().Update(t.Context(), changed)
+	}
+	for _, node := range []string{"policy-b", ""} {
+		if err := write(node); err == nil || !strings.Contains(err.Error(), "changing status.devices requires") {
+			t.Errorf("the agent of node %q: error %v, want it to lack the permission", node, err)
+		}
+	}
+	if err := write("policy-a"); err != nil {
+		t.Errorf("the agent of the claim's node: %v", err)
+	}
+}
+
+// ownPort is the XPUPort of VF index of a node as the node's agent makes it.
+func ownPort(node string, index int) *v1alpha1.XPUPort {
+	p := port(node, index, "")
+	p.Namespace, p.Finalizers, p.Spec.Claim = kubeapitest.AgentNamespace, []string{v1alpha1.FinalizerPort}, v1alpha1.ClaimRef{}
+	return p
+}
+
+func TestAgentsWriteTheirOwnPortsOnly(t *testing.T) {
+	cluster.Need(t)
+	own := newClient(t, cluster.Agent("policy-a"))
+	for name, test := range map[string]struct {
+		node   string
+		change func(*v1alpha1.XPUPort)
+		want   string
+	}{
+		"is of another node":        {"policy-b", func(*v1alpha1.XPUPort) {}, `an xpu-agent on node "policy-b" may only write XPUPorts of that node`},
+		"is bound to no node":       {"", func(*v1alpha1.XPUPort) {}, `an xpu-agent on node "" may only write XPUPorts of that node`},
+		"makes one of a claim":      {"policy-a", func(p *v1alpha1.XPUPort) { p.Spec.Claim = port("policy-a", 2, "x").Spec.Claim }, "without a claim"},
+		"takes another node's name": {"policy-a", func(p *v1alpha1.XPUPort) { p.Name = "policy-a-b-0000-3b-00-2" }, "must be named policy-a-0000-3b-00-2"},
+		"forgets the sfnum":         {"policy-a", func(p *v1alpha1.XPUPort) { p.Spec.Function.Subfunction = new(int64(88)) }, "must be named policy-a-0000-3b-00-2-sf88"},
+		"forgets the finalizer":     {"policy-a", func(p *v1alpha1.XPUPort) { p.Finalizers = nil }, "must have the finalizer xpu.opiproject.org/port"},
+	} {
+		p := ownPort("policy-a", 2)
+		test.change(p)
+		err := newClient(t, cluster.Agent(test.node)).Create(t.Context(), p)
+		if !kubeapitest.DeniedByPolicy(err) || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("an agent that %s: error %v, want the policy's with %q", name, err, test.want)
+		}
+	}
+	elsewhere := ownPort("policy-a", 2)
+	elsewhere.Namespace = "default"
+	if err := own.Create(t.Context(), elsewhere); !apierrors.IsForbidden(err) {
+		t.Errorf("an agent creates one in another namespace: error %v, want it to be forbidden", err)
+	}
+
+	p := ownPort("policy-a", 2)
+	if err := own.Create(t.Context(), p); err != nil {
+		t.Fatalf("an agent creates its own: %v", err)
+	}
+	freed := p.DeepCopy()
+	freed.Finalizers = nil
+	if err := own.Update(t.Context(), freed); !apierrors.IsForbidden(err) {
+		t.Errorf("an agent takes the finalizer away: error %v, want it to be forbidden", err)
+	}
+	if err := newClient(t, cluster.Agent("policy-b")).Delete(t.Context(), p); !kubeapitest.DeniedByPolicy(err) {
+		t.Errorf("an agent deletes another node's: error %v, want the policy's", err)
+	}
+	if err := own.Delete(t.Context(), p); err != nil {
+		t.Errorf("an agent deletes its own: %v", err)
+	}
+	if err := newClient(t, cluster.Admin()).Patch(t.Context(), p, client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`))); err != nil {
+		t.Errorf("xpu-controller lets go of it: %v", err)
+	}
+
+	ofClaim := port("policy-a", 3, "policy-port")
+	created(t, ofClaim)
+	if err := own.Delete(t.Context(), ofClaim); !apierrors.IsForbidden(err) {
+		t.Errorf("an agent deletes that of a claim: error %v, want it to be forbidden", err)
+	}
+}
+
+func TestAgentsSendEvents(t *testing.T) {
+	cluster.Need(t)
+	clientset, err := kubernetes.NewForConfig(cluster.Agent("policy-a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	recorder, err := kubeapi.NewRecorder(t.Context(), clientset)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "policy-pod", UID: "policy-pod-uid"}}
+	recorder.Eventf(pod, nil, corev1.EventTypeWarning, "HookFailed", "Release", "hook %s", "x")
+	admin := newClient(t, cluster.Admin())
+	eventually(t, "the event is there", func() bool {
+		var found eventsv1.EventList
+		if err := admin.List(t.Context(), &found, client.InNamespace("default")); err != nil {
+			t.Fatal(err)
+		}
+		return slices.ContainsFunc(found.Items, func(e eventsv1.Event) bool {
+			return e.Regarding.Name == "policy-pod" && e.Reason == "HookFailed" && e.Note == "hook x" && e.ReportingController == "xpu-agent"
+		})
+	})
+}

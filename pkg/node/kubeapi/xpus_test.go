@@ -1,0 +1,109 @@
+package kubeapi_test
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+)
+
+func xpu(name, node string, pfs ...string) *v1alpha1.XPU {
+	return &v1alpha1.XPU{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec:       v1alpha1.XPUSpec{NodeName: node, PFs: pfs, Endpoint: "192.0.2.1:50151", Insecure: true},
+	}
+}
+
+func TestXPUAway(t *testing.T) {
+	api, told := running(t, "away")
+	f := inventory.Function{ID: function(2), PF: "0000:3b:00.0"}
+	if message := api.XPUAway(f); message != "" {
+		t.Errorf("XPUAway = %q of a Function without xPU", message)
+	}
+	card := xpu("away-card", "away", "0000:3b:00.0")
+	created(t, card, xpu("away-elsewhere", "away-elsewhere"))
+	eventually(t, "the XPU is known", func() bool {
+		chosen, err := api.XPUOf(t.Context(), f.PF)
+		return err == nil && chosen != nil && chosen.Name == card.Name
+	})
+	if message := api.XPUAway(f); message != "" {
+		t.Errorf("XPUAway = %q before xpu-controller said anything", message)
+	}
+	for _, step := range []struct {
+		status  metav1.ConditionStatus
+		reason  string
+		message string
+		want    string
+	}{
+		{metav1.ConditionFalse, v1alpha1.ReasonXPUUnavailable, "it does not answer", "XPU away-card: XPUUnavailable: it does not answer"},
+		{metav1.ConditionTrue, v1alpha1.ReasonConnected, "it answers", ""},
+	} {
+		before := told.xpus.Load()
+		card.Status.Conditions = []metav1.Condition{{
+			Type: v1alpha1.ConditionReady, Status: step.status, Reason: step.reason, Message: step.message, LastTransitionTime: metav1.Now(),
+		}}
+		if err := newClient(t, cluster.Admin()).Status().Update(t.Context(), card); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, step.reason+" is known and told", func() bool { return api.XPUAway(f) == step.want && told.xpus.Load() > before })
+	}
+	if chosen, err := api.XPUOf(t.Context(), pci.Address("0000:5e:00.0")); err != nil || chosen != nil {
+		t.Errorf("XPUOf a PF without one = %+v, %v", chosen, err)
+	}
+}
+
+// TestOwnPorts: what an agent makes of its own, with the rights that it has.
+func TestOwnPorts(t *testing.T) {
+	api, _ := running(t, "own")
+	if err := api.CreatePort(t.Context(), ownPort("own", 2)); !apierrors.IsNotFound(err) {
+		t.Errorf("CreatePort on a node that is not there = %v, want NotFound", err)
+	}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "own"}}
+	ofClaim := port("own", 2, "own-claim")
+	created(t, node, ofClaim, port("own", 3, "own-claim"))
+	eventually(t, "the node is known", func() bool { _, err := api.NodeLabels(t.Context()); return err == nil })
+
+	p := ownPort("own", 2)
+	if err := api.CreatePort(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	if len(p.OwnerReferences) != 1 || p.OwnerReferences[0].UID != node.UID {
+		t.Errorf("owners %+v, want the Node", p.OwnerReferences)
+	}
+	eventually(t, "both Ports of the Function are known, and no other", func() bool {
+		ports, err := api.PortsOf(t.Context(), claim.FunctionOf(p.Spec.Function))
+		return err == nil && len(ports) == 2
+	})
+	if ports, err := api.Ports(t.Context()); err != nil || len(ports) != 3 {
+		t.Errorf("Ports = %d, %v; want all 3 of the node", len(ports), err)
+	}
+	key := client.ObjectKeyFromObject(p)
+	if err := api.DeletePort(t.Context(), key, "another"); !apierrors.IsConflict(err) {
+		t.Errorf("DeletePort of another one by that name = %v, want Conflict", err)
+	}
+	if err := api.DeletePort(t.Context(), key, p.UID); err != nil {
+		t.Fatal(err)
+	}
+	if exists, err := api.PortExists(t.Context(), key); err != nil || !exists {
+		t.Errorf("PortExists before the xPU let go of it = %t, %v", exists, err)
+	}
+	if err := newClient(t, cluster.Admin()).Patch(t.Context(), p, client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`))); err != nil {
+		t.Fatal(err)
+	}
+	if exists, err := api.PortExists(t.Context(), key); err != nil || exists {
+		t.Errorf("PortExists of what is gone = %t, %v", exists, err)
+	}
+	if err := api.DeletePort(t.Context(), key, ""); !apierrors.IsNotFound(err) {
+		t.Errorf("DeletePort of what is gone = %v, want NotFound", err)
+	}
+	if err := api.DeletePort(t.Context(), client.ObjectKeyFromObject(ofClaim), ""); !apierrors.IsForbidden(err) {
+		t.Errorf("DeletePort of a claim's = %v, want it to be forbidden", err)
+	}
+}

@@ -1,0 +1,196 @@
+package lifecycle_test
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"testing"
+	"unsafe"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/test/netns"
+)
+
+// passAll loads the XDP program "return XDP_PASS".
+func passAll(t *testing.T) (fd int) {
+	t.Helper()
+	program := []uint64{0x0000_0002_0000_00b7, 0x0000_0000_0000_0095} // r0 = 2; exit
+	license := []byte("GPL\x00")
+	attr := struct {
+		kind, count     uint32
+		insns, license  uint64
+		level, size     uint32
+		log             uint64
+		version, flags  uint32
+		name            [16]byte
+		ifindex, attach uint32
+	}{
+		kind: unix.BPF_PROG_TYPE_XDP, count: uint32(len(program)),
+		insns: uint64(uintptr(unsafe.Pointer(&program[0]))), license: uint64(uintptr(unsafe.Pointer(&license[0]))),
+	}
+	r, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_LOAD, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
+	runtime.KeepAlive(program)
+	runtime.KeepAlive(license)
+	if errno != 0 {
+		t.Skipf("this kernel loads no BPF program: %v", errno)
+	}
+	t.Cleanup(func() { unix.Close(int(r)) })
+	return int(r)
+}
+
+// inside changes the netdev of a pod in a way that the kernel carries along when the netdev moves on.
+var inside = map[string]func(t *testing.T, pod *netns.Namespace, l netlink.Link) error{
+	"group": func(_ *testing.T, pod *netns.Namespace, l netlink.Link) error { return pod.Handle().LinkSetGroup(l, 7) },
+	"gso_max_size": func(_ *testing.T, pod *netns.Namespace, l netlink.Link) error {
+		return pod.Handle().LinkSetGSOMaxSize(l, 30000)
+	},
+	"gso_max_segs": func(_ *testing.T, pod *netns.Namespace, l netlink.Link) error {
+		return pod.Handle().LinkSetGSOMaxSegs(l, 17)
+	},
+	"gro_max_size": func(_ *testing.T, pod *netns.Namespace, l netlink.Link) error {
+		return pod.Handle().LinkSetGROMaxSize(l, 100000)
+	},
+	"gso_ipv4_max_size": func(_ *testing.T, pod *netns.Namespace, l netlink.Link) error {
+		return pod.Handle().LinkSetGSOIPv4MaxSize(l, 20000)
+	},
+	"gro_ipv4_max_size": func(_ *testing.T, pod *netns.Namespace, l netlink.Link) error {
+		return pod.Handle().LinkSetGROIPv4MaxSize(l, 20000)
+	},
+	"multicast": func(_ *testing.T, pod *netns.Namespace, l netlink.Link) error {
+		return pod.Handle().LinkSetMulticastOff(l)
+	},
+	"allmulticast": func(_ *testing.T, pod *netns.Namespace, l netlink.Link) error {
+		return pod.Handle().LinkSetAllmulticastOn(l)
+	},
+	"link mode": func(_ *testing.T, pod *netns.Namespace, l netlink.Link) error {
+		return setLink(pod, l, unix.IFLA_LINKMODE, []byte{1})
+	},
+	"broadcast": func(_ *testing.T, pod *netns.Namespace, l netlink.Link) error {
+		return setLink(pod, l, unix.IFLA_BROADCAST, []byte{2, 0, 0, 0, 0, 9})
+	},
+	"macvlan on top": macvlanOnTop,
+	"XDP program": func(t *testing.T, pod *netns.Namespace, l netlink.Link) error {
+		return attachXDP(t, pod, l, nl.XDP_FLAGS_SKB_MODE)
+	},
+	"native XDP program": func(t *testing.T, pod *netns.Namespace, l netlink.Link) error {
+		return attachXDP(t, pod, l, nl.XDP_FLAGS_DRV_MODE)
+	},
+}
+
+func macvlanOnTop(_ *testing.T, pod *netns.Namespace, l netlink.Link) error {
+	return pod.Handle().LinkAdd(&netlink.Macvlan{
+		LinkAttrs: netlink.LinkAttrs{Name: "top", ParentIndex: l.Attrs().Index}, Mode: netlink.MACVLAN_MODE_PASSTHRU,
+	})
+}
+
+func attachXDP(t *testing.T, pod *netns.Namespace, l netlink.Link, mode uint32) error {
+	t.Helper()
+	xdp := nl.NewRtAttr(unix.IFLA_XDP|unix.NLA_F_NESTED, nil)
+	xdp.AddRtAttr(nl.IFLA_XDP_FD, nl.Uint32Attr(uint32(passAll(t))))
+	xdp.AddRtAttr(nl.IFLA_XDP_FLAGS, nl.Uint32Attr(mode))
+	return changeLink(pod, l, xdp)
+}
+
+func setLink(pod *netns.Namespace, l netlink.Link, attribute int, value []byte) error {
+	return changeLink(pod, l, nl.NewRtAttr(attribute, value))
+}
+
+// changeLink says what the library has no call for.
+func changeLink(pod *netns.Namespace, l netlink.Link, attribute nl.NetlinkRequestData) error {
+	return pod.Do(func() error {
+		req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK)
+		header := nl.NewIfInfomsg(unix.AF_UNSPEC)
+		header.Index = int32(l.Attrs().Index)
+		req.AddData(header)
+		req.AddData(attribute)
+		_, err := req.Execute(unix.NETLINK_ROUTE, 0)
+		return err
+	})
+}
+
+// TestPodLeavesNothing: whatever one pod makes of a netdev, the next one gets it as it was on the host.
+func TestPodLeavesNothing(t *testing.T) {
+	for name, change := range inside {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, 1)
+			before := n.snapshot(0)
+			pod := netns.New(t)
+			n.run(func(a *agent) {
+				must(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
+				_, err := a.lifecycle.Attach(t.Context(), function(0), sandbox("s1", pod))
+				must(t, err)
+				must(t, change(t, pod, mustLink(t, pod, "net0")))
+				must(t, a.lifecycle.Unprepare(t.Context(), "claim-1"))
+			})
+			n.checkRestored(before, 0)
+			if links, err := pod.Handle().LinkList(); err != nil || len(links) != 1 {
+				t.Errorf("the pod has %d links, %v, want lo alone", len(links), err)
+			}
+		})
+	}
+}
+
+// TestHostSysctlsReturn: the kernel makes a netdev's sysctls anew in every namespace. The host's are those of before, and
+// IPv6 does not start on the netdev in between.
+func TestHostSysctlsReturn(t *testing.T) {
+	n := newNode(t, 1)
+	sysctls := map[string]string{
+		"ipv4/conf/%s/rp_filter": "2", "ipv4/conf/%s/arp_notify": "1", "ipv6/conf/%s/disable_ipv6": "1",
+		"ipv6/conf/%s/accept_ra": "0", "ipv6/conf/%s/addr_gen_mode": "1", "ipv6/conf/%s/autoconf": "0",
+	}
+	each := func(do func(path, value string) error) {
+		t.Helper()
+		must(t, n.host.Do(func() error {
+			for path, value := range sysctls {
+				if err := do("/proc/sys/net/"+fmt.Sprintf(path, hostName(0)), value); err != nil {
+					return err
+				}
+			}
+			return nil
+		}))
+	}
+	host, err := n.host.Handle().LinkByName(hostName(0))
+	must(t, err)
+	must(t, n.host.Handle().LinkSetUp(host))
+	each(func(path, value string) error { return os.WriteFile(path, []byte(value), 0) })
+	before := n.snapshot(0)
+	if before.Conf == nil || len(before.Conf.IPv6) == 0 || len(before.Conf.IPv4) == 0 {
+		t.Fatalf("snapshot has sysctls %+v", before.Conf)
+	}
+	pod := netns.New(t)
+	n.run(func(a *agent) {
+		must(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
+		_, err := a.lifecycle.Attach(t.Context(), function(0), sandbox("s1", pod))
+		must(t, err)
+		must(t, a.lifecycle.Unprepare(t.Context(), "claim-1"))
+	})
+	n.checkRestored(before, 0)
+	each(func(path, want string) error {
+		got, err := os.ReadFile(path)
+		if err == nil && string(got) != want+"\n" {
+			t.Errorf("%s is %q, want %q", path, got, want)
+		}
+		return err
+	})
+	addresses, err := n.host.Handle().AddrList(host, netlink.FAMILY_V6)
+	if err != nil || len(addresses) > 0 {
+		t.Errorf("the netdev has IPv6 addresses %v, %v on the host", addresses, err)
+	}
+}
+
+// TestXDPOnTheHost: a netdev that a program of the host's looks at is in use there.
+func TestXDPOnTheHost(t *testing.T) {
+	n := newNode(t, 1)
+	l, err := n.host.Handle().LinkByName(hostName(0))
+	must(t, err)
+	must(t, attachXDP(t, n.host, l, nl.XDP_FLAGS_SKB_MODE))
+	engine, err := netdev.New(netdev.Options{HostNetNS: n.host.Path()})
+	must(t, err)
+	defer engine.Close()
+	_, _, err = engine.Plan(t.Context(), netdev.Device{Name: hostName(0)}, netns.New(t).Path(), netdev.Interface{Name: "net1"})
+	mustFail(t, err, "is in use on the host, by XDP program")
+}

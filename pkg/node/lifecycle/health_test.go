@@ -1,0 +1,148 @@
+package lifecycle
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
+)
+
+// TestElsewhere: a Function is not offered by one way while somebody has it by another.
+func TestElsewhere(t *testing.T) {
+	const fast, slow = "xpu.opiproject.org/fast", "xpu.opiproject.org/slow"
+	byClaim := claimedVF()
+	byClaim.State = journal.Reserved
+	byResource := journal.Attachment{Function: vf, State: journal.Reserved, Resource: fast}
+	ofPod := byResource
+	ofPod.Pod = journal.Pod{Namespace: "default", Name: "p", UID: "p-uid"}
+	byCNI := ofPod
+	byCNI.Resource = ""
+	leaving := byClaim
+	leaving.State = journal.Releasing
+	given := &kubelet{have: map[string]podresources.Assignment{vf.String(): {Namespace: "default", Pod: "p", Resource: fast}}}
+	for _, test := range []struct {
+		name     string
+		record   *journal.Attachment
+		kubelet  Kubelet
+		resource string
+		want     string
+	}{
+		{"nobody", nil, &kubelet{}, fast, ""},
+		{"a claim, asked for claims", &byClaim, &kubelet{}, "", ""},
+		{"a claim", &byClaim, &kubelet{}, fast, "claim default/c has it: it is offered as " + fast},
+		{"on its way back", &leaving, &kubelet{}, fast, ""},
+		{"this resource", &byResource, &kubelet{}, fast, ""},
+		{"another resource", &byResource, &kubelet{}, slow, "a pod has it by resource " + fast},
+		{"another resource, of a pod", &ofPod, &kubelet{}, "", "pod default/p has it by resource " + fast},
+		{"CNI alone", &byCNI, &kubelet{}, fast, "pod default/p has it by CNI alone"},
+		{"CNI, and the kubelet gave it", &byCNI, given, fast, ""},
+		{"CNI, and the kubelet gave it otherwise", &byCNI, given, slow, "by CNI alone"},
+		{"CNI without a kubelet", &byCNI, nil, fast, "by CNI alone"},
+		{"only the kubelet knows", nil, given, "", "pod default/p"},
+		{"only the kubelet knows, by this", nil, given, fast, ""},
+		{"nobody, without a kubelet", nil, nil, fast, ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			j := openJournal(t)
+			if test.record != nil {
+				if err := j.Put(*test.record); err != nil {
+					t.Fatal(err)
+				}
+			}
+			m := New(j, nil, nil, Options{Kubelet: test.kubelet}, logr.Discard())
+			if got := m.Elsewhere(vf, test.resource); got == "" != (test.want == "") || !strings.Contains(got, test.want) {
+				t.Errorf("elsewhere %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+// TestLostIsTold: a Function that a program lost is told of at once, one that goes back to its pod after a while.
+func TestLostIsTold(t *testing.T) {
+	record := claimedVF()
+	record.State, record.Before, record.Observed = journal.Lost, &netdev.Snapshot{}, &netdev.Observed{}
+	record.Pod = journal.Pod{Namespace: "default", Name: "p"}
+	for _, test := range []struct {
+		name      string
+		state     journal.State
+		userspace bool
+		ago       time.Duration
+		want      string
+	}{
+		{"just now", journal.Lost, false, 0, ""},
+		{"for long", journal.Lost, false, time.Minute, "gets it back when the device and its Port are there"},
+		{"on its way back for long", journal.Reattaching, false, time.Minute, "gets it back"},
+		{"a program", journal.Lost, true, 0, "delete the pod"},
+		{"attached", journal.Attached, false, time.Minute, ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			j := openJournal(t)
+			a := record
+			a.State, a.Interface.Userspace, a.LostAt = test.state, test.userspace, time.Now().Add(-test.ago)
+			if err := j.Put(a); err != nil {
+				t.Fatal(err)
+			}
+			m := New(j, nil, nil, Options{}, logr.Discard())
+			if got := m.Lost(vf); got == "" != (test.want == "") || !strings.Contains(got, test.want) {
+				t.Errorf("lost %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+// TestOtherPod: the kubelet's word counts about pods that are known, and says by which resource the pod has it.
+func TestOtherPod(t *testing.T) {
+	by := func(namespace, pod string) *kubelet {
+		return &kubelet{have: map[string]podresources.Assignment{vf.String(): {Namespace: namespace, Pod: pod, Resource: "r"}}}
+	}
+	asks := party{event: Add, pod: journal.Pod{Namespace: "default", Name: "p"}}
+	for _, test := range []struct {
+		name     string
+		kubelet  *kubelet
+		party    party
+		want     string
+		resource string
+	}{
+		{"nobody", &kubelet{}, asks, "", ""},
+		{"the pod", by("default", "p"), asks, "", "r"},
+		{"another", by("default", "q"), asks, "the kubelet gave it to pod default/q", ""},
+		{"of another namespace", by("other", "p"), asks, "the kubelet gave it to pod other/p", ""},
+		{"one that is not known", by("", ""), asks, "", "r"},
+		{"whoever asks is not known", by("default", "q"), party{event: Add}, "", "r"},
+		{"the kubelet is away", &kubelet{err: errDead}, asks, "", ""},
+	} {
+		m := New(openJournal(t), nil, nil, Options{Kubelet: test.kubelet}, logr.Discard())
+		var s Settled
+		got := m.otherPod(t.Context(), test.party, vf, &s)
+		if got == "" != (test.want == "") || !strings.Contains(got, test.want) || s.Resource != test.resource {
+			t.Errorf("%s: %q by %q, want %q by %q", test.name, got, s.Resource, test.want, test.resource)
+		}
+	}
+}
+
+// TestTableIsShown: the documentation has every row of the table, and no other.
+func TestTableIsShown(t *testing.T) {
+	rows := 0
+	for _, byWhose := range table {
+		rows += len(byWhose)
+	}
+	shown := Table()
+	if len(shown) != rows {
+		t.Errorf("%d rows are shown, the table has %d", len(shown), rows)
+	}
+	for _, entry := range shown {
+		if len(entry.Rules) != len(phases) {
+			t.Errorf("%s, %s: %d rules for %d phases", entry.Event, entry.Whose, len(entry.Rules), len(phases))
+		}
+		for i, rule := range entry.Rules {
+			if want := table[entry.Event][entry.Whose][phases[i]]; rule != want {
+				t.Errorf("%s, %s, %s: %s, want %s", entry.Event, entry.Whose, phases[i], rule, want)
+			}
+		}
+	}
+}

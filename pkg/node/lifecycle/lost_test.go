@@ -1,0 +1,508 @@
+package lifecycle_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr/testr"
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
+	"github.com/opiproject/xpu-device-plugin/test/netns"
+)
+
+// slot has a card that is unplugged and plugged, with one Function. It is what knows the node's netdevs, the xPU that
+// serves the Function's Port, and the user who hears of what happens.
+type slot struct {
+	t       *testing.T
+	node    *node
+	changes chan struct{}
+
+	mutex  sync.Mutex
+	peer   int   // ifindex of the veth's other end, 0 without a device
+	driver error // why there is no netdev although there is a device
+	down   bool  // the Port is not up
+	served int   // how often the Port was asked for
+	looked int   // how often a netdev was looked for
+	pf     error // why the PF has no netdev
+	told   []string
+}
+
+func (s *slot) Netdev(id inventory.ID) (string, error) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	s.looked++
+	if id != function(0) {
+		return "ens1f0", s.pf
+	}
+	if s.peer == 0 {
+		return "", fmt.Errorf("is gone: %w", fs.ErrNotExist)
+	}
+	if s.driver != nil {
+		return "", s.driver
+	}
+	return sysfs{host: s.node.host, peers: map[inventory.ID]int{function(0): s.peer}}.Netdev(function(0))
+}
+
+func (s *slot) Serve(context.Context, journal.Attachment) error {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	s.served++
+	if s.down {
+		return errors.New("the Port is not up")
+	}
+	return nil
+}
+
+func (s *slot) Lost(a journal.Attachment) { s.tell("lost", a) }
+func (s *slot) Back(a journal.Attachment) { s.tell("back", a) }
+
+func (s *slot) tell(what string, a journal.Attachment) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	s.told = append(s.told, fmt.Sprintf("%s %s %s", what, a.State, a.Pod.Name))
+}
+
+func (s *slot) plug() {
+	s.t.Helper()
+	netns.Connect(s.t, s.node.host, hostName(0), s.node.xpu, "pf0vf0")
+	representor, err := s.node.xpu.Handle().LinkByName("pf0vf0")
+	must(s.t, err)
+	s.set(func() { s.peer = representor.Attrs().Index })
+}
+
+func (s *slot) unplug() {
+	s.t.Helper()
+	s.set(func() { s.peer = 0 })
+	representor, err := s.node.xpu.Handle().LinkByName("pf0vf0")
+	must(s.t, err)
+	must(s.t, s.node.xpu.Handle().LinkDel(representor))
+	s.changes <- struct{}{}
+}
+
+// set changes what is there, and has the kernel tell of it.
+func (s *slot) set(change func()) {
+	s.mutex.Lock()
+	change()
+	s.mutex.Unlock()
+	s.changes <- struct{}{}
+}
+
+func (s *slot) get(field *int) int {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	return *field
+}
+
+// eventually waits until the record is in the state.
+func (s *slot) eventually(j *journal.Journal, want journal.State) journal.Attachment {
+	s.t.Helper()
+	var a journal.Attachment
+	err := wait.PollUntilContextTimeout(s.t.Context(), time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
+		a, _ = j.Get(function(0))
+		return a.State == want, nil
+	})
+	if err != nil {
+		s.t.Fatalf("state %s, want %s", a.State, want)
+	}
+	return a
+}
+
+// runningWithSlot is an agent on a node with a slot.
+func runningWithSlot(t *testing.T) (*slot, *agent, *lifecycle.Manager) {
+	t.Helper()
+	return runningWith(t, func(*slot, *lifecycle.Options) {})
+}
+
+func runningWith(t *testing.T, more func(*slot, *lifecycle.Options)) (*slot, *agent, *lifecycle.Manager) {
+	t.Helper()
+	n := newNode(t, 0)
+	s := &slot{t: t, node: n, changes: make(chan struct{}, 10)}
+	s.plug()
+	a, stop := n.start()
+	t.Cleanup(stop)
+	options := lifecycle.Options{
+		BootID: n.bootID, Patience: wait.Backoff{Duration: time.Millisecond, Steps: 3}, Ports: s, Users: s,
+	}
+	more(s, &options)
+	manager := lifecycle.New(a.journal, a.engine, s, options, testr.New(t))
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := manager.Run(ctx, s.changes); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(func() { cancel(); running.Wait() })
+	return s, a, manager
+}
+
+// start reserves the Function and attaches it to the pod's sandbox.
+func start(t *testing.T, manager *lifecycle.Manager, want journal.Attachment, pod *netns.Namespace) {
+	t.Helper()
+	must(t, manager.Reserve(t.Context(), want))
+	_, err := manager.Attach(t.Context(), function(0), sandbox("s1", pod))
+	must(t, err)
+}
+
+// inPod is what a pod sees of an interface: its link without what the kernel numbers, its addresses and its routes.
+func inPod(t *testing.T, pod *netns.Namespace, name string) string {
+	t.Helper()
+	l, err := pod.Handle().LinkByName(name)
+	must(t, err)
+	addresses, err := pod.Handle().AddrList(l, unix.AF_INET)
+	must(t, err)
+	routes, err := pod.Handle().RouteList(l, unix.AF_INET)
+	must(t, err)
+	text := fmt.Sprintf("%s mtu %d up %t\n", l.Attrs().Name, l.Attrs().MTU, l.Attrs().RawFlags&unix.IFF_UP != 0)
+	for _, address := range addresses {
+		text += address.IPNet.String() + "\n"
+	}
+	for _, route := range routes {
+		text += fmt.Sprintf("to %s via %s metric %d\n", route.Dst, route.Gw, route.Priority)
+	}
+	return text + l.Attrs().HardwareAddr.String()
+}
+
+// TestDeviceReturns: a pod whose card was unplugged or reset gets its interface back as it was, whether it has wished for
+// a MAC and an MTU or not, once the Port is up; and what is given back in the end is what the netdev was before the pod.
+func TestDeviceReturns(t *testing.T) {
+	wishes := claimed(0)
+	none := claimed(0)
+	none.Interface.MAC, none.Interface.MTU = "", 0
+	for name, want := range map[string]journal.Attachment{"with wishes": wishes, "without": none} {
+		t.Run(name, func(t *testing.T) {
+			s, a, manager := runningWithSlot(t)
+			before := s.snapshot()
+			pod := netns.New(t)
+			start(t, manager, want, pod)
+			was := inPod(t, pod, "net0")
+
+			s.unplug()
+			record := s.eventually(a.journal, journal.Lost)
+			if record.LostAt.IsZero() || record.Sandbox != "s1" {
+				t.Errorf("record %+v", record)
+			}
+			s.mutex.Lock()
+			s.down = true
+			s.mutex.Unlock()
+			s.plug()
+			for s.get(&s.served) == 0 {
+				time.Sleep(time.Millisecond)
+			}
+			if now, _ := a.journal.Get(function(0)); now.State != journal.Lost {
+				t.Errorf("state %s although the Port is not up", now.State)
+			}
+			s.set(func() { s.down = false })
+			record = s.eventually(a.journal, journal.Attached)
+			if is := inPod(t, pod, "net0"); is != was || !record.LostAt.IsZero() {
+				t.Errorf("in the pod:\n%s\nwas:\n%s\nrecord %+v", is, was, record)
+			}
+			// Reset in one go.
+			s.unplug()
+			s.plug()
+			told := []string{"lost Lost pod", "back Attached pod", "lost Lost pod", "back Attached pod"}
+			err := wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
+				s.mutex.Lock()
+				defer s.mutex.Unlock()
+				return slices.Equal(s.told, told), nil
+			})
+			if is := inPod(t, pod, "net0"); err != nil || is != was {
+				t.Errorf("told %q, want %q; in the pod:\n%s", s.told, told, is)
+			}
+			must(t, manager.Unprepare(t.Context(), want.Claim.UID))
+			if left := netdev.Diff(before, s.snapshot()); len(left) > 0 {
+				t.Errorf("the netdev is not what it was before the pod: %q", left)
+			}
+		})
+	}
+}
+
+func (s *slot) snapshot() netdev.Snapshot {
+	s.node.sysfs.peers[function(0)] = s.get(&s.peer)
+	return s.node.snapshot(0)
+}
+
+// TestLostEnds: what ends with the sandbox, or with the claim, ends also while the pod has lost the Function, whether the
+// device is there or not.
+func TestLostEnds(t *testing.T) {
+	for name, end := range map[string]func(context.Context, *lifecycle.Manager) error{
+		"with its sandbox": func(ctx context.Context, m *lifecycle.Manager) error { return m.Detach(ctx, function(0), "s1") },
+		"with its claim":   func(ctx context.Context, m *lifecycle.Manager) error { return m.Unprepare(ctx, "claim-1") },
+	} {
+		for _, back := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, back %t", name, back), func(t *testing.T) {
+				s, a, manager := runningWithSlot(t)
+				pod := netns.New(t)
+				start(t, manager, claimed(0), pod)
+				s.unplug()
+				s.eventually(a.journal, journal.Lost)
+				if back {
+					s.mutex.Lock()
+					s.down = true
+					s.mutex.Unlock()
+					s.plug()
+				} else {
+					must(t, pod.Unmount()) // a veth may be anywhere while the pod lives; see TestNowhere
+				}
+				must(t, end(t.Context(), manager))
+				if record, exists := a.journal.Get(function(0)); exists && record.State != journal.Reserved {
+					t.Errorf("state %s", record.State)
+				}
+				if message := manager.Lost(function(0)); message != "" {
+					t.Errorf("lost: %s", message)
+				}
+			})
+		}
+	}
+}
+
+// TestProgramLosesDevice: a program that had the Function without a netdev does not get it back. Its pod is told so.
+func TestProgramLosesDevice(t *testing.T) {
+	for name, change := range map[string]func(*slot){
+		"unplugged":      func(s *slot) { s.unplug() },
+		"another driver": func(s *slot) { s.set(func() { s.driver = nil }) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, a, _ := runningWithSlot(t)
+			s.set(func() { s.driver = inventory.ErrNoNetdev })
+			// The driver was bound when the Function was reserved.
+			record := claimed(0)
+			record.Interface = netdev.Interface{Name: "net0", Userspace: true}
+			record.Outfit = &journal.Outfit{Driver: "vfio-pci"}
+			pod := netns.New(t)
+			_, place, err := a.engine.Plan(t.Context(), netdev.Device{}, pod.Path(), record.Interface)
+			must(t, err)
+			record.State, record.Sandbox, record.BootID, record.Place = journal.Attached, "s1", s.node.bootID, place
+			record.Before, record.Observed = &netdev.Snapshot{}, &netdev.Observed{Name: "net0"}
+			must(t, a.journal.Put(record))
+			s.changes <- struct{}{}
+			change(s)
+			s.eventually(a.journal, journal.Lost)
+			s.set(func() { s.peer, s.driver = 7, inventory.ErrNoNetdev })
+			s.set(func() {}) // the value before is worked off once this one is taken
+			manager := lifecycle.New(a.journal, a.engine, s, lifecycle.Options{BootID: s.node.bootID}, testr.New(t))
+			if message := manager.Lost(function(0)); !strings.Contains(message, "pod default/pod lost the Function") ||
+				!strings.Contains(message, "delete the pod") {
+				t.Errorf("message %q", message)
+			}
+			if record, _ := a.journal.Get(function(0)); record.State != journal.Lost {
+				t.Errorf("state %s after the device is back", record.State)
+			}
+		})
+	}
+}
+
+// TestNothingLost: a netdev that the pod has renamed, or moved on to a namespace of its own, is not lost.
+func TestNothingLost(t *testing.T) {
+	s, a, manager := runningWithSlot(t)
+	pod, inner := netns.New(t), netns.New(t)
+	start(t, manager, claimed(0), pod)
+	useAsPodWould(t, pod, "net0")
+	moved, err := pod.Handle().LinkByName("mine0")
+	must(t, err)
+	check := func(where string) {
+		t.Helper()
+		for range 2 { // the second is taken when the first is worked off
+			s.changes <- struct{}{}
+		}
+		for len(s.changes) > 0 {
+			time.Sleep(time.Millisecond)
+		}
+		if record, _ := a.journal.Get(function(0)); record.State != journal.Attached || len(s.told) > 0 {
+			t.Errorf("%s: state %s, told %q", where, record.State, s.told)
+		}
+	}
+	check("renamed")
+	must(t, pod.Handle().LinkSetNsFd(moved, inner.Fd()))
+	check("moved on")
+	back, err := inner.Handle().LinkByName("mine0")
+	must(t, err)
+	must(t, inner.Handle().LinkSetNsFd(back, pod.Fd()))
+	must(t, manager.Unprepare(t.Context(), "claim-1"))
+}
+
+// maker makes SFs: it plugs them in.
+type maker struct {
+	*slot
+	made int
+}
+
+func (m *maker) Plan(_ context.Context, want journal.Attachment) (*journal.Outfit, error) {
+	return want.Outfit, nil
+}
+
+func (m *maker) FitOut(context.Context, journal.Attachment) error {
+	m.mutex.Lock()
+	there := m.peer != 0
+	m.mutex.Unlock()
+	if !there {
+		m.made++
+		m.plug()
+	}
+	return nil
+}
+
+func (m *maker) Undo(context.Context, journal.Attachment) error { return nil }
+
+// TestSFIsMadeAgain: an SF that was made for its owner is not there by itself when the card is back.
+func TestSFIsMadeAgain(t *testing.T) {
+	var sfs *maker
+	s, a, manager := runningWith(t, func(s *slot, o *lifecycle.Options) {
+		sfs = &maker{slot: s}
+		o.Outfits = sfs
+	})
+	pod := netns.New(t)
+	want := claimed(0)
+	want.Outfit = &journal.Outfit{SF: true}
+	start(t, manager, want, pod)
+	was := inPod(t, pod, "net0")
+	s.mutex.Lock()
+	s.pf = fs.ErrNotExist // the PF went as well
+	s.mutex.Unlock()
+	s.unplug()
+	s.eventually(a.journal, journal.Lost)
+	if sfs.made != 0 {
+		t.Errorf("the SF is made %d times without its PF", sfs.made)
+	}
+	s.set(func() { s.pf = nil })
+	s.eventually(a.journal, journal.Attached)
+	if is := inPod(t, pod, "net0"); is != was || sfs.made != 1 {
+		t.Errorf("made %d times; in the pod:\n%s\nwas:\n%s", sfs.made, is, was)
+	}
+	must(t, manager.Unprepare(t.Context(), want.Claim.UID))
+}
+
+// containers get what is offered, and refuse the calls of these numbers.
+type containers struct {
+	mutex   sync.Mutex
+	told    []string
+	refused []int
+}
+
+func (c *containers) Offer(a journal.Attachment) error    { return c.note("offer", a) }
+func (c *containers) Withdraw(a journal.Attachment) error { return c.note("withdraw", a) }
+
+func (c *containers) note(what string, a journal.Attachment) error {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	c.told = append(c.told, what+" "+string(a.State))
+	if slices.Contains(c.refused, len(c.told)-1) {
+		return errors.New("not now")
+	}
+	return nil
+}
+
+// TestLostIsWithdrawn: no container gets a Function that its pod has lost, and a failure of that is tried again; and when
+// it cannot be offered again, the pod has not got it back either.
+func TestLostIsWithdrawn(t *testing.T) {
+	devices := &containers{refused: []int{1, 3}}
+	s, a, manager := runningWith(t, func(_ *slot, o *lifecycle.Options) { o.Devices = devices })
+	pod := netns.New(t)
+	start(t, manager, claimed(0), pod)
+	s.unplug()
+	s.eventually(a.journal, journal.Lost)
+	s.plug()
+	want := []string{
+		"offer Attached", "withdraw Lost", "withdraw Lost", "offer Attached", "withdraw Lost", "offer Attached",
+	}
+	err := wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
+		devices.mutex.Lock()
+		defer devices.mutex.Unlock()
+		return slices.Equal(devices.told, want), nil
+	})
+	if err != nil {
+		t.Errorf("told %q, want %q", devices.told, want)
+	}
+	s.eventually(a.journal, journal.Attached)
+	s.mutex.Lock()
+	if told := []string{"lost Lost pod", "back Attached pod"}; !slices.Equal(s.told, told) {
+		t.Errorf("the pod is told %q, want %q", s.told, told)
+	}
+	s.mutex.Unlock()
+	must(t, manager.Unprepare(t.Context(), "claim-1"))
+}
+
+// TestLostBeforeReboot: what was attached before the machine was booted is gone with its pod, and is not lost.
+func TestLostBeforeReboot(t *testing.T) {
+	s, a, manager := runningWithSlot(t)
+	pod := netns.New(t)
+	start(t, manager, claimed(0), pod)
+	for _, state := range []journal.State{journal.Attached, journal.Lost} {
+		record, _ := a.journal.Get(function(0))
+		record.State, record.BootID = state, "boot-0"
+		must(t, a.journal.Put(record))
+		s.mutex.Lock()
+		s.peer = 0
+		s.mutex.Unlock()
+		for range 2 {
+			s.changes <- struct{}{}
+		}
+		for len(s.changes) > 0 {
+			time.Sleep(time.Millisecond)
+		}
+		if now, _ := a.journal.Get(function(0)); now.State != state {
+			t.Errorf("state %s, was %s", now.State, state)
+		}
+	}
+	if s.get(&s.served) > 0 || len(s.told) > 0 {
+		t.Errorf("the Port was asked for %d times, the pod told %q", s.served, s.told)
+	}
+}
+
+// seen is what the inventory saw last.
+type seen struct {
+	inventory.Function
+	known bool
+}
+
+func (s seen) Get(inventory.ID) (inventory.Function, bool) { return s.Function, s.known }
+
+// TestNothingToLookAt: where the inventory sees everything where it was, sysfs is not read; anything else is looked at.
+func TestNothingToLookAt(t *testing.T) {
+	bound := inventory.Function{Driver: "mlx5_core"}
+	onHost := bound
+	onHost.Netdev = "ens1f0v0"
+	for name, test := range map[string]struct {
+		seen   seen
+		looked bool
+	}{
+		"in the pod":  {seen{bound, true}, false},
+		"gone":        {seen{inventory.Function{}, false}, true},
+		"on the host": {seen{onHost, true}, true},
+		"no driver":   {seen{inventory.Function{}, true}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, _, manager := runningWith(t, func(_ *slot, o *lifecycle.Options) { o.Functions = test.seen })
+			pod := netns.New(t)
+			start(t, manager, claimed(0), pod)
+			before := s.get(&s.looked)
+			s.changes <- struct{}{}
+			if test.looked {
+				for s.get(&s.looked) == before {
+					time.Sleep(time.Millisecond)
+				}
+			} else {
+				s.changes <- struct{}{}
+				for len(s.changes) > 0 {
+					time.Sleep(time.Millisecond)
+				}
+				if looked := s.get(&s.looked) - before; looked > 0 {
+					t.Errorf("it was looked %d times", looked)
+				}
+			}
+			must(t, manager.Unprepare(t.Context(), "claim-1"))
+		})
+	}
+}

@@ -1,0 +1,89 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+)
+
+// Eswitches are the eswitches of PFs, as [devlink.Conn] has them.
+type Eswitches interface {
+	EswitchMode(devlink.Device) (devlink.EswitchMode, error)
+	PortsOf(devlink.Device) ([]devlink.Port, error)
+	Rate(d devlink.Device, port uint32) (rate devlink.Rate, exists bool, err error)
+	SetRate(d devlink.Device, port uint32, to devlink.Rate) error
+}
+
+// Rates finds the rate objects of Functions. It is what a [netdev.Engine] has rates set by.
+type Rates struct {
+	Eswitches Eswitches
+}
+
+// Rate is what the eswitch limits the Function to. A VF has no rate object as long as the mode is legacy: its PF limits
+// it then.
+func (r Rates) Rate(_ context.Context, function netdev.EswitchPort) (rate netdev.Rate, ok bool, err error) {
+	port, ok, err := r.find(function)
+	if err != nil || !ok {
+		return netdev.Rate{}, false, err
+	}
+	limit, exists, err := r.Eswitches.Rate(port.Device, port.Index)
+	return netdev.Rate{Min: limit.Share, Max: limit.Max}, exists, err
+}
+
+// SetRate limits the Function to another one.
+func (r Rates) SetRate(_ context.Context, function netdev.EswitchPort, to netdev.Rate) error {
+	port, ok, err := r.find(function)
+	if err == nil && !ok {
+		err = fmt.Errorf("it has no port any more: %w", unix.ENODEV)
+	}
+	if err != nil {
+		return err
+	}
+	return r.Eswitches.SetRate(port.Device, port.Index, devlink.Rate{Share: to.Min, Max: to.Max})
+}
+
+// find looks for the port of a Function of this host: the eswitch of a DPU has also those of other hosts.
+func (r Rates) find(function netdev.EswitchPort) (port devlink.Port, ok bool, err error) {
+	device := devlink.OfPCI(pci.Address(function.PF))
+	if !function.SF {
+		mode, err := r.Eswitches.EswitchMode(device)
+		if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENODEV) || err == nil && mode != devlink.Switchdev {
+			return devlink.Port{}, false, nil
+		}
+		if err != nil {
+			return devlink.Port{}, false, err
+		}
+	}
+	ports, err := r.Eswitches.PortsOf(device)
+	if err != nil {
+		return devlink.Port{}, false, err
+	}
+	for _, p := range ports {
+		number, flavour := uint32(p.VF), devlink.PCIVF
+		if function.SF {
+			number, flavour = p.SF, devlink.PCISF
+		}
+		if !p.External && p.Flavour == flavour && number == function.Number {
+			return p, true, nil
+		}
+	}
+	return devlink.Port{}, false, nil
+}
+
+// portOf is whose port a Function's is at the eswitch of its PF, nil for a PF.
+func portOf(record journal.Attachment) *netdev.EswitchPort {
+	if number, isSF := record.Function.SFNum(); isSF {
+		return &netdev.EswitchPort{PF: string(record.PF), SF: true, Number: number}
+	}
+	if record.IsVF() {
+		return &netdev.EswitchPort{PF: string(record.PF), Number: uint32(record.VFIndex)}
+	}
+	return nil
+}

@@ -1,0 +1,91 @@
+package lifecycle
+
+import (
+	"errors"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+)
+
+// eswitches has one card, whose rate objects are by port index.
+type eswitches struct {
+	mode   devlink.EswitchMode
+	failed error // of what is asked about the mode
+	rates  map[uint32]devlink.Rate
+}
+
+func (e *eswitches) EswitchMode(devlink.Device) (devlink.EswitchMode, error) { return e.mode, e.failed }
+
+func (e *eswitches) PortsOf(d devlink.Device) ([]devlink.Port, error) {
+	if d != devlink.OfPCI(pf.Address) {
+		return nil, nil
+	}
+	return []devlink.Port{
+		{Device: d, Index: 0, Flavour: devlink.Physical},
+		{Device: d, Index: 7, Flavour: devlink.PCIVF, VF: 1, Controller: 1, External: true},
+		{Device: d, Index: 1, Flavour: devlink.PCIVF, VF: 0},
+		{Device: d, Index: 2, Flavour: devlink.PCIVF, VF: 1},
+		{Device: d, Index: 3, Flavour: devlink.PCISF, SF: 1},
+	}, nil
+}
+
+func (e *eswitches) Rate(_ devlink.Device, port uint32) (devlink.Rate, bool, error) {
+	rate, exists := e.rates[port]
+	return rate, exists, nil
+}
+
+func (e *eswitches) SetRate(_ devlink.Device, port uint32, to devlink.Rate) error {
+	e.rates[port] = to
+	return nil
+}
+
+// The rate object of a Function is that of its own port, and a VF has none in legacy mode.
+func TestRates(t *testing.T) {
+	vf1, sf1 := netdev.EswitchPort{PF: string(pf.Address), Number: 1}, netdev.EswitchPort{PF: string(pf.Address), SF: true, Number: 1}
+	refused := errors.New("refused")
+	for name, test := range map[string]struct {
+		function netdev.EswitchPort
+		mode     devlink.EswitchMode
+		failed   error
+		want     uint32 // index of the port, 0 for none
+		err      error
+	}{
+		"VF in mode switchdev":     {function: vf1, mode: devlink.Switchdev, want: 2},
+		"VF in mode legacy":        {function: vf1, mode: devlink.Legacy},
+		"VF without an eswitch":    {function: vf1, failed: unix.EOPNOTSUPP},
+		"VF without devlink":       {function: vf1, failed: unix.ENODEV},
+		"VF of which none tells":   {function: vf1, failed: refused, err: refused},
+		"SF in any mode":           {function: sf1, failed: refused, want: 3},
+		"VF that has no port":      {function: netdev.EswitchPort{PF: string(pf.Address), Number: 5}, mode: devlink.Switchdev},
+		"VF of another PF":         {function: netdev.EswitchPort{PF: "0000:81:00.0", Number: 1}, mode: devlink.Switchdev},
+		"VF without a rate object": {function: netdev.EswitchPort{PF: string(pf.Address)}, mode: devlink.Switchdev},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := &eswitches{mode: test.mode, failed: test.failed, rates: map[uint32]devlink.Rate{2: {}, 3: {}, 7: {Max: 7}}}
+			r := Rates{Eswitches: e}
+			rate, ok, err := r.Rate(t.Context(), test.function)
+			if ok != (test.want != 0) || rate != (netdev.Rate{}) || !errors.Is(err, test.err) {
+				t.Fatalf("rate %v, %v, error %v", rate, ok, err)
+			}
+			if test.want == 0 {
+				return
+			}
+			to := netdev.Rate{Min: 10, Max: 100}
+			err = r.SetRate(t.Context(), test.function, to)
+			if err != nil || e.rates[test.want] != (devlink.Rate{Share: 10, Max: 100}) {
+				t.Errorf("error %v, rates %v", err, e.rates)
+			}
+			if rate, ok, err := r.Rate(t.Context(), test.function); rate != to || !ok || err != nil {
+				t.Errorf("rate %v, %v, error %v", rate, ok, err)
+			}
+		})
+	}
+	gone := netdev.EswitchPort{PF: "0000:81:00.0", SF: true, Number: 1}
+	err := Rates{Eswitches: &eswitches{}}.SetRate(t.Context(), gone, netdev.Rate{Max: 1})
+	if !errors.Is(err, unix.ENODEV) {
+		t.Errorf("rate of an SF that is gone: %v", err)
+	}
+}

@@ -1,0 +1,129 @@
+package lifecycle_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
+)
+
+// order writes down in which order a release does things. It is a card whose netdev is on the host.
+type order struct {
+	attachesNothing
+	steps  []string
+	refuse error // of Undo
+}
+
+func (o *order) Restore(context.Context, netdev.Device, netdev.Snapshot, netdev.Place) (netdev.Restored, error) {
+	o.steps = append(o.steps, "restore")
+	return netdev.Restored{Name: "ens3f0v1"}, nil
+}
+
+func (o *order) Alive(netdev.Place) (bool, error) { return false, nil }
+
+func (o *order) Holds(netdev.Place, netdev.Identity) (bool, error) { return false, nil }
+
+// orderedOutfits is the outfitter of an order.
+type orderedOutfits struct{ *order }
+
+func (o orderedOutfits) Plan(context.Context, journal.Attachment) (*journal.Outfit, error) {
+	return nil, nil
+}
+
+func (o orderedOutfits) FitOut(context.Context, journal.Attachment) error { return nil }
+
+func (o orderedOutfits) Undo(_ context.Context, a journal.Attachment) error {
+	o.steps = append(o.steps, "undo "+a.Outfit.Driver)
+	return o.refuse
+}
+
+// orderedHooks is the queue of an order.
+type orderedHooks struct{ *order }
+
+func (o orderedHooks) First(journal.Attachment) string { return "hook" }
+
+func (o orderedHooks) Add(inventory.ID) { o.steps = append(o.steps, "hooks") }
+
+// outfitted is a Function that is in a pod with the driver that this asked for.
+func outfitted(state journal.State) journal.Attachment {
+	a := claimed(0)
+	a.Outfit, a.State, a.ReservedAt = &journal.Outfit{Driver: "vfio-pci", Own: "iavf"}, state, time.Unix(1e9, 0).UTC()
+	if state == journal.Attached {
+		a.Sandbox, a.BootID, a.AttachedAt = "s1", "boot-1", time.Unix(1e9, 0).UTC()
+		a.Before, a.Observed = &netdev.Snapshot{Name: "ens3f0v1"}, &netdev.Observed{Name: "net0"}
+	}
+	return a
+}
+
+// What a Function was fitted out with is undone with its reservation: when the netdev is back, and before the hooks.
+func TestReleaseUndoesOutfit(t *testing.T) {
+	bare := outfitted(journal.Reserved)
+	bare.Outfit = nil
+	for name, test := range map[string]struct {
+		have   journal.Attachment
+		bootID string
+		want   []string
+	}{
+		"attached":            {outfitted(journal.Attached), "boot-1", []string{"restore", "undo vfio-pci", "hooks"}},
+		"never attached":      {outfitted(journal.Reserved), "boot-1", []string{"undo vfio-pci", "hooks"}},
+		"before another boot": {outfitted(journal.Attached), "boot-2", []string{"undo vfio-pci", "hooks"}},
+		"not fitted out":      {bare, "boot-1", []string{"hooks"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			j, o := openJournal(t), &order{}
+			must(t, j.Put(test.have))
+			netdevs := finderFunc(func(inventory.ID) (string, error) { return "ens3f0v1", nil })
+			r := lifecycle.New(j, o, netdevs, lifecycle.Options{BootID: test.bootID, Outfits: orderedOutfits{o}, Hooks: orderedHooks{o}}, logr.Discard())
+			must(t, r.Unprepare(t.Context(), "claim-1"))
+			if diff := cmp.Diff(test.want, o.steps); diff != "" {
+				t.Errorf("steps (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// What cannot be undone keeps the Function from being free, until it is.
+func TestReleaseContinuesUndoing(t *testing.T) {
+	j, o := openJournal(t), &order{refuse: errors.New("busy")}
+	a := outfitted(journal.Attached)
+	must(t, j.Put(a))
+	netdevs := finderFunc(func(inventory.ID) (string, error) { return "ens3f0v1", nil })
+	r := lifecycle.New(j, o, netdevs, lifecycle.Options{BootID: "boot-1", Outfits: orderedOutfits{o}}, logr.Discard())
+	if err := r.Unprepare(t.Context(), "claim-1"); !errors.Is(err, o.refuse) {
+		t.Errorf("error %v, want %v", err, o.refuse)
+	}
+	if record, ok := j.Get(a.Function); !ok || record.State != journal.Releasing || record.Restored() {
+		t.Errorf("record %v %+v", ok, record)
+	}
+	o.refuse = nil
+	must(t, r.Recover(t.Context()))
+	if record, ok := j.Get(a.Function); ok {
+		t.Errorf("not free: %+v", record)
+	}
+}
+
+// A pod that gets another sandbox has the Function as it asked for it.
+func TestDetachKeepsOutfit(t *testing.T) {
+	j, o := openJournal(t), &order{}
+	a := outfitted(journal.Attached)
+	must(t, j.Put(a))
+	netdevs := finderFunc(func(inventory.ID) (string, error) { return "ens3f0v1", nil })
+	r := lifecycle.New(j, o, netdevs, lifecycle.Options{BootID: "boot-1", Outfits: orderedOutfits{o}}, logr.Discard())
+	must(t, r.Detach(t.Context(), a.Function, a.Sandbox))
+	record, _ := j.Get(a.Function)
+	if diff := cmp.Diff(a.Outfit, record.Outfit); diff != "" || record.State != journal.Reserved {
+		t.Errorf("state %s, outfit (-want +got):\n%s", record.State, diff)
+	}
+	if !slices.Equal(o.steps, []string{"restore"}) {
+		t.Errorf("steps %q", o.steps)
+	}
+}

@@ -1,0 +1,355 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
+)
+
+// world is a node in memory around a real journal: namespaces, netdevs, hooks, the kubelet and the API server. An agent
+// on it can end after any write to the journal: from then on nothing that the old agent does has an effect.
+type world struct {
+	t       *testing.T
+	records *journal.Journal
+	netdevs map[inventory.ID]*netdevice
+	alive   map[string]bool // network namespaces, by path
+	// due are the Functions whose hooks have not run since their last release, by the hook that is waited for.
+	due map[inventory.ID]string
+	// last are the records at the last check.
+	last map[inventory.ID]journal.Attachment
+
+	kubelet kubelet
+	claims  claims
+
+	agent *life
+	mutex sync.Mutex // of everything, as the agent works on several Functions at a time
+}
+
+// life is one run of the agent.
+type life struct {
+	*Manager
+	// writes is how many writes to the journal are left until it ends; negative for ever.
+	writes atomic.Int64
+}
+
+// netdevice is where a Function's netdev is, "" for the host, and whether it is as it was.
+type netdevice struct {
+	in      string
+	changed bool
+	// gone says that there is no device, and made how often there was a new one.
+	gone bool
+	made int
+}
+
+// identity tells the netdev from those of other Functions, and from those that were made before it.
+func (d *netdevice) identity(name string) netdev.Identity {
+	return netdev.Identity{Parent: name, Index: d.made}
+}
+
+var errDead = errors.New("the agent has ended")
+
+func newWorld(t *testing.T, functions ...inventory.ID) *world {
+	t.Helper()
+	j, err := journal.Open(filepath.Join(t.TempDir(), "j"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { j.Close() })
+	w := &world{
+		t: t, records: j, netdevs: map[inventory.ID]*netdevice{}, alive: map[string]bool{}, due: map[inventory.ID]string{},
+		last:   map[inventory.ID]journal.Attachment{},
+		claims: claims{consumers: map[types.UID][]types.UID{}}, kubelet: kubelet{have: map[string]podresources.Assignment{}},
+	}
+	for _, id := range functions {
+		w.netdevs[id] = &netdevice{}
+	}
+	w.start(-1)
+	return w
+}
+
+// start replaces the agent by one that ends after so many writes.
+func (w *world) start(writes int) {
+	l := &life{}
+	l.writes.Store(int64(writes))
+	l.Manager = New(mortalJournal{w.records, w, l}, mortalEngine{w, l}, w, Options{
+		BootID: "boot-1", Hooks: mortalQueue{w, l}, Kubelet: &w.kubelet, Claims: w.claims, GoneAfter: time.Nanosecond,
+	}, logr.Discard())
+	w.agent = l
+}
+
+func (l *life) dead() bool { return l.writes.Load() == 0 }
+
+// mortalJournal is that of an agent that may end after a write.
+type mortalJournal struct {
+	*journal.Journal
+	world *world
+	life  *life
+}
+
+func (j mortalJournal) write(do func() error) error {
+	j.world.mutex.Lock()
+	defer j.world.mutex.Unlock()
+	if j.life.dead() {
+		return errDead
+	}
+	if err := do(); err != nil {
+		return err
+	}
+	if j.life.writes.Add(-1) == 0 {
+		return errDead
+	}
+	return nil
+}
+
+func (j mortalJournal) Put(a journal.Attachment) error {
+	return j.write(func() error { return j.Journal.Put(a) })
+}
+
+func (j mortalJournal) Delete(id inventory.ID) error {
+	return j.write(func() error { return j.Journal.Delete(id) })
+}
+
+// mortalEngine moves the world's netdevs as long as its agent lives.
+type mortalEngine struct {
+	*world
+	life *life
+}
+
+func (e mortalEngine) Plan(_ context.Context, device netdev.Device, netNS string, _ netdev.Interface) (netdev.Snapshot, netdev.Place, error) {
+	if !e.alive[netNS] {
+		return netdev.Snapshot{}, netdev.Place{}, fmt.Errorf("network namespace %s: is gone", netNS)
+	}
+	e.world.mutex.Lock()
+	defer e.world.mutex.Unlock()
+	s := netdev.Snapshot{Name: device.Name}
+	d := e.netdev(s)
+	if d.gone || d.in != "" {
+		return netdev.Snapshot{}, netdev.Place{}, netdev.ErrNoNetdev
+	}
+	s.Identity = d.identity(device.Name)
+	return s, netdev.Place{NetNS: netNS}, nil
+}
+
+func (e mortalEngine) Attach(_ context.Context, _ netdev.Device, before netdev.Snapshot, place netdev.Place, want netdev.Interface) (netdev.Observed, error) {
+	e.world.mutex.Lock()
+	defer e.world.mutex.Unlock()
+	d := e.netdev(before)
+	switch {
+	case e.life.dead():
+		return netdev.Observed{}, errDead
+	case d.gone || d.identity(before.Name) != before.Identity:
+		return netdev.Observed{}, netdev.ErrNoNetdev
+	case d.in != "":
+		e.t.Errorf("netdev %s is taken from %s to %s", before.Name, d.in, place.NetNS)
+	case !e.alive[place.NetNS]:
+		return netdev.Observed{}, fmt.Errorf("network namespace %s: is gone", place.NetNS)
+	}
+	d.in, d.changed = place.NetNS, true
+	return netdev.Observed{Name: want.Name}, nil
+}
+
+func (e mortalEngine) Restore(_ context.Context, _ netdev.Device, before netdev.Snapshot, place netdev.Place) (netdev.Restored, error) {
+	e.world.mutex.Lock()
+	defer e.world.mutex.Unlock()
+	switch {
+	case e.life.dead():
+		return netdev.Restored{}, errDead
+	case before.Name == "": // only what the PF enforces, for a netdev that is gone
+		return netdev.Restored{}, nil
+	}
+	d := e.netdev(before)
+	switch {
+	case d.gone && e.alive[place.NetNS]:
+		return netdev.Restored{}, netdev.ErrAway
+	case d.gone:
+		return netdev.Restored{}, netdev.ErrGone
+	}
+	d.in, d.changed = "", false
+	return netdev.Restored{Name: before.Name}, nil
+}
+
+func (e mortalEngine) Holds(place netdev.Place, who netdev.Identity) (bool, error) {
+	e.world.mutex.Lock()
+	defer e.world.mutex.Unlock()
+	for id, d := range e.netdevs {
+		if d.in == place.NetNS && d.identity(id.String()) == who {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+func (e mortalEngine) Add(context.Context, netdev.Attached, []netip.Prefix, []netdev.Route) (netdev.Observed, error) {
+	return netdev.Observed{}, errDead
+}
+
+func (e mortalEngine) Check(context.Context, netdev.Device, netdev.Attached) ([]string, error) {
+	return nil, errDead
+}
+
+func (e mortalEngine) Alive(place netdev.Place) (bool, error) { return e.alive[place.NetNS], nil }
+
+// netdev is the one that a snapshot was made of.
+func (w *world) netdev(s netdev.Snapshot) *netdevice {
+	for id, d := range w.netdevs {
+		if id.String() == s.Name {
+			return d
+		}
+	}
+	w.t.Fatalf("there is no netdev %s", s.Name)
+	return nil
+}
+
+// Netdev is the name on the host: the Function's own, or that of the PF.
+func (w *world) Netdev(id inventory.ID) (string, error) {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	d, ok := w.netdevs[id]
+	switch {
+	case !ok:
+		return "pf", nil
+	case d.gone:
+		return "", fs.ErrNotExist
+	case d.in != "":
+		return "", nil
+	}
+	return id.String(), nil
+}
+
+// mortalQueue has one hook after each release, which the world ends.
+type mortalQueue struct {
+	*world
+	life *life
+}
+
+func (q mortalQueue) First(journal.Attachment) string { return "port" }
+
+func (q mortalQueue) Add(id inventory.ID) {
+	q.world.mutex.Lock()
+	defer q.world.mutex.Unlock()
+	if !q.life.dead() {
+		q.due[id] = "port"
+	}
+}
+
+// endHooks has the hooks done of all Functions that are back, as a queue does that continues from the journal.
+func (w *world) endHooks() {
+	w.t.Helper()
+	for _, a := range w.records.All() {
+		if !a.Restored() {
+			continue
+		}
+		if err := w.records.Delete(a.Function); err != nil {
+			w.t.Fatal(err)
+		}
+		delete(w.due, a.Function)
+	}
+}
+
+// look has the agent, which lives on, look at all devices.
+func (w *world) look() {
+	w.t.Helper()
+	w.agent.writes.Store(-1)
+	for _, a := range w.records.All() {
+		if err := w.agent.deviceChanged(w.t.Context(), a.Function); err != nil {
+			w.t.Errorf("device of Function %s: %v", a.Function, err)
+		}
+	}
+}
+
+// inSandbox brings a netdev to where a record says that it is.
+func (w *world) inSandbox(a journal.Attachment) {
+	if a.State == journal.Attached || (a.State == journal.Detaching || a.State == journal.Reattaching) && a.Place.NetNS != "" {
+		d := w.netdevs[a.Function]
+		d.in, d.changed = a.Place.NetNS, true
+	}
+}
+
+// unplug takes a Function's device away, with its netdev wherever that is.
+func (w *world) unplug(id inventory.ID) {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	*w.netdevs[id] = netdevice{gone: true, made: w.netdevs[id].made}
+}
+
+// plug makes a device that was unplugged anew.
+func (w *world) plug(id inventory.ID) {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	if d := w.netdevs[id]; d.gone {
+		*d = netdevice{made: d.made + 1}
+	}
+}
+
+// check says what is wrong with the world: who has what.
+func (w *world) check(when string) {
+	w.t.Helper()
+	for id, d := range w.netdevs {
+		a, exists := w.records.Get(id)
+		phase := phaseOf(a, exists)
+		if before, existed := w.last[id]; existed && exists && !a.ReservedAt.Equal(before.ReservedAt) {
+			w.t.Errorf("%s: Function %s went from %s to %s without a release", when, id, owner(before), owner(a))
+		}
+		delete(w.last, id)
+		if exists {
+			w.last[id] = a
+		}
+		switch {
+		case (phase == Free || phase == Reserved || phase == Returned) && (d.in != "" || d.changed):
+			w.t.Errorf("%s: Function %s is %s, and its netdev is in %q, changed: %t", when, id, phase, d.in, d.changed)
+		case phase == Lost && !d.gone && w.alive[a.Place.NetNS]:
+			w.t.Errorf("%s: Function %s is back, and its pod has not got it", when, id)
+		case phase == Attached && d.in != a.Place.NetNS && w.alive[a.Place.NetNS]:
+			w.t.Errorf("%s: Function %s is attached to %s, and its netdev is in %q", when, id, a.Place.NetNS, d.in)
+		case phase == Attached && a.Sandbox == "":
+			w.t.Errorf("%s: Function %s is attached to nobody", when, id)
+		case w.due[id] != "" && phase != Returned:
+			w.t.Errorf("%s: Function %s is %s before its hooks are done", when, id, phase)
+		case phase == Returned && w.agent.Releasing(id) == "":
+			w.t.Errorf("%s: Function %s is offered before its hooks are done", when, id)
+		}
+	}
+}
+
+// settleAll is what time brings when nobody needs anything any more: nothing may be owned for ever.
+func (w *world) settleAll(when string) {
+	w.t.Helper()
+	w.start(-1)
+	clear(w.kubelet.have)
+	clear(w.claims.consumers)
+	for path := range w.alive {
+		w.alive[path] = false
+	}
+	w.kubelet.err = nil
+	for id := range w.netdevs {
+		w.plug(id)
+	}
+	for range 12 {
+		if err := w.agent.Recover(w.t.Context()); err != nil {
+			w.t.Errorf("%s: %v", when, err)
+		}
+		w.endHooks()
+		w.agent.sweep(w.t.Context())
+		w.endHooks()
+		time.Sleep(time.Minute)
+	}
+	for _, a := range w.records.All() {
+		w.t.Errorf("%s: Function %s is %s of %s for ever", when, a.Function, a.State, owner(a))
+	}
+	w.check(when)
+}

@@ -1,0 +1,409 @@
+// Package nri hears from the container runtime when a pod's network namespace is made and when it ends, through the
+// Node Resource Interface, and attaches and detaches the pod's Functions at those moments.
+package nri
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/containerd/nri/pkg/api"
+	"github.com/containerd/nri/pkg/stub"
+	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
+	"github.com/opiproject/xpu-device-plugin/pkg/notify"
+)
+
+const (
+	pluginName = "xpu-agent"
+	// pluginIndex is the plugin's place among others: after those that set up the pod's own network.
+	pluginIndex = "50"
+)
+
+// stopTimeout bounds how long Functions of a sandbox that ends are taken back, after the runtime has its answer. What is
+// not back by then, Unprepare or the next sweep takes back.
+const stopTimeout = time.Minute
+
+// Journal knows which Functions are reserved for pods.
+type Journal interface {
+	Get(inventory.ID) (journal.Attachment, bool)
+	All() []journal.Attachment
+	ByPod(uid types.UID) []journal.Attachment
+}
+
+// Lifecycle takes Functions into pods and back.
+type Lifecycle interface {
+	Attach(ctx context.Context, id inventory.ID, sandbox lifecycle.Sandbox) (netdev.Observed, error)
+	// Detach takes the Function back when its sandbox ends; the reservation stays.
+	Detach(ctx context.Context, id inventory.ID, sandbox string) error
+}
+
+// Kubelet knows which claims' Functions pods have.
+type Kubelet interface {
+	// Claimed are the Functions that a pod has by ResourceClaims of this project's driver, as the kubelet says.
+	Claimed(ctx context.Context, namespace, pod string) ([]inventory.ID, error)
+}
+
+// Reporter tells the user what was attached.
+type Reporter interface {
+	Report(journal.Claim)
+}
+
+// Plugin is the agent's side of NRI.
+type Plugin struct {
+	// Socket is the runtime's, /var/run/nri/nri.sock.
+	Socket    string
+	Journal   Journal
+	Lifecycle Lifecycle
+	// Kubelet, where set, is asked about pods that no claim was prepared for: the kubelet prepares a claim that several
+	// pods share for the first of them only.
+	Kubelet  Kubelet
+	Reporter Reporter
+	Log      logr.Logger
+
+	// connected says whether the runtime would call now; changes wakes who waits for that.
+	connected atomic.Bool
+	changes   notify.Signal
+
+	// background is the work that goes on after the runtime has its answer, as long as ctx, which is Run's. catchingUp
+	// ends what the last Synchronize began; only Synchronize, of which there is one at a time, uses it.
+	background sync.WaitGroup
+	ctx        context.Context
+	catchingUp context.CancelFunc
+}
+
+// Connected says whether the runtime would call now.
+func (p *Plugin) Connected() bool { return p.connected.Load() }
+
+// AwaitConnected returns nil once the runtime would call. The error says that it would not when ctx ended.
+func (p *Plugin) AwaitConnected(ctx context.Context) error {
+	watch, stop := context.WithCancel(ctx)
+	defer stop()
+	changes := p.changes.Subscribe(watch)
+	for !p.Connected() {
+		select {
+		case <-changes:
+		case <-ctx.Done():
+			return fmt.Errorf("not connected to the container runtime at %s: the pod would start without its interface; "+
+				"turn NRI on in the runtime", p.Socket)
+		}
+	}
+	return nil
+}
+
+func (p *Plugin) setConnected(connected bool) {
+	p.connected.Store(connected)
+	p.changes.Notify()
+}
+
+// Run stays connected to the runtime until ctx ends, and connects again when the runtime was restarted.
+func (p *Plugin) Run(ctx context.Context) error {
+	defer p.background.Wait()
+	p.ctx = ctx
+	backoff := wait.Backoff{Duration: 50 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 7, Cap: 3 * time.Second}
+	err := backoff.DelayWithReset(clock.RealClock{}, 30*time.Second).Until(ctx, true, true, func(ctx context.Context) (bool, error) {
+		err := p.connect(ctx)
+		p.setConnected(false)
+		if ctx.Err() == nil {
+			p.Log.Error(err, "No connection to the container runtime, pods with Functions cannot start; trying again", "socket", p.Socket)
+		}
+		return false, nil
+	})
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// connect serves the runtime until the connection ends.
+func (p *Plugin) connect(ctx context.Context) error {
+	ended := make(chan struct{})
+	dial := func(socket string) (net.Conn, error) {
+		conn, err := net.Dial("unix", socket)
+		return endingConn{conn, sync.OnceFunc(func() { close(ended) })}, err
+	}
+	s, err := stub.New(p,
+		stub.WithDialer(dial),
+		stub.WithPluginName(pluginName),
+		stub.WithPluginIdx(pluginIndex),
+		stub.WithSocketPath(p.Socket),
+		stub.WithLogger(logger{p.Log.V(1)}),
+		// Without this the stub ends the process when the runtime goes away.
+		stub.WithOnClose(func() {}),
+	)
+	if err != nil {
+		return fmt.Errorf("NRI plugin: %w", err)
+	}
+	returned := make(chan struct{})
+	defer close(returned)
+	go func() {
+		select {
+		case <-returned:
+		case <-ended:
+			// The stub waits for ever to be configured by a runtime that ends after it registered the plugin, and with it
+			// what closes the stub then.
+			if service, ok := s.(api.PluginService); ok {
+				_, _ = service.Configure(ctx, &api.ConfigureRequest{})
+			}
+		}
+	}()
+	return s.Run(ctx)
+}
+
+// endingConn tells when nothing can be read from a connection any more.
+type endingConn struct {
+	net.Conn
+	ended func()
+}
+
+func (c endingConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if err != nil {
+		c.ended()
+	}
+	return n, err
+}
+
+// Synchronize answers at once, as the runtime gives it no more time than any other call, and has the rest done after
+// that: see catchUp.
+func (p *Plugin) Synchronize(_ context.Context, pods []*api.PodSandbox, _ []*api.Container) ([]*api.ContainerUpdate, error) {
+	p.Log.Info("Connected to the container runtime", "socket", p.Socket, "sandboxes", len(pods))
+	if p.catchingUp != nil {
+		p.catchingUp()
+	}
+	ctx, cancel := context.WithCancel(p.ctx)
+	p.catchingUp = cancel
+	p.background.Go(func() { p.catchUp(ctx, pods) })
+	p.setConnected(true)
+	return nil, nil
+}
+
+// catchUp makes good what happened while the agent or the runtime was away: Functions of sandboxes that ended meanwhile
+// are taken back, and those of sandboxes that started meanwhile are attached, late. No pod waits for another one.
+func (p *Plugin) catchUp(ctx context.Context, pods []*api.PodSandbox) {
+	running := map[string]bool{}
+	for _, pod := range pods {
+		running[pod.GetId()] = true
+	}
+	var group sync.WaitGroup
+	for _, a := range p.Journal.All() {
+		// What a CNI request attached may be in a sandbox that the runtime does not tell NRI of; its DEL comes, or did.
+		if a.Sandbox == "" || running[a.Sandbox] || a.CNI != nil {
+			continue
+		}
+		group.Go(func() {
+			if err := p.Lifecycle.Detach(ctx, a.Function, a.Sandbox); err != nil {
+				p.Log.Error(err, "Function of an ended sandbox is not back yet", "function", a.Function.String(), "pod", klog.KRef(a.Pod.Namespace, a.Pod.Name))
+			}
+		})
+	}
+	group.Wait()
+	for _, pod := range pods {
+		if networkNamespace(pod) == "" {
+			continue // it is being stopped
+		}
+		group.Go(func() {
+			if err := p.attach(ctx, pod); err != nil && ctx.Err() == nil {
+				p.Log.Error(err, "Pod has not an interface that it claimed; its containers cannot start", "pod", klog.KRef(pod.GetNamespace(), pod.GetName()))
+			}
+		})
+	}
+	group.Wait()
+}
+
+// RunPodSandbox attaches the pod's Functions. An error keeps the pod from starting; the kubelet shows it in the pod's
+// events and tries again with a new sandbox.
+func (p *Plugin) RunPodSandbox(ctx context.Context, pod *api.PodSandbox) error {
+	attaching, cancel := leaveTimeToAnswer(ctx)
+	defer cancel()
+	err := p.attach(attaching, pod)
+	if err == nil {
+		return nil
+	}
+	p.Log.Error(err, "Functions cannot be attached", "pod", klog.KRef(pod.GetNamespace(), pod.GetName()))
+	return errors.Join(err, p.detach(ctx, pod))
+}
+
+// leaveTimeToAnswer ends a quarter of the time early that the runtime gives for a call (2 s by default). A runtime that
+// has no answer in time takes the plugin for broken, not the pod: it closes the connection and starts the pod without
+// its interfaces.
+func leaveTimeToAnswer(ctx context.Context) (context.Context, context.CancelFunc) {
+	deadline, limited := ctx.Deadline()
+	if !limited {
+		return context.WithCancel(ctx)
+	}
+	return context.WithDeadline(ctx, deadline.Add(-time.Until(deadline)/4))
+}
+
+// CreateContainer refuses a container of a pod that has not all that it claimed. The container would not get its device
+// either, as the runtime finds no CDI file of it; this says why.
+func (p *Plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, container *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
+	for _, a := range p.Journal.ByPod(types.UID(pod.GetUid())) {
+		if a.Claim.UID != "" && !isAttached(a, pod) {
+			return nil, nil, p.refuse(pod, container, a)
+		}
+	}
+	for _, device := range container.GetCDIDevices() {
+		uid, id, ours := claim.ParseCDIDevice(device.GetName())
+		if !ours {
+			continue
+		}
+		if a, _ := p.Journal.Get(id); a.Claim.UID != uid || !isAttached(a, pod) {
+			return nil, nil, p.refuse(pod, container, a)
+		}
+	}
+	return nil, nil, nil
+}
+
+func isAttached(a journal.Attachment, pod *api.PodSandbox) bool {
+	return a.State == journal.Attached && a.Sandbox == pod.GetId()
+}
+
+func (p *Plugin) refuse(pod *api.PodSandbox, container *api.Container, a journal.Attachment) error {
+	err := fmt.Errorf("container %s of pod %s/%s: Function %s of its claim %s is not attached to the pod",
+		container.GetName(), pod.GetNamespace(), pod.GetName(), a.Function, a.Claim.Name)
+	if a.Sandbox != "" && a.Sandbox != pod.GetId() {
+		err = fmt.Errorf("%w: pod %s/%s has it; %s", err, a.Pod.Namespace, a.Pod.Name, ownClaim)
+	}
+	p.Log.Error(err, "Container must not start")
+	return err
+}
+
+// ownClaim says what to do about a claim that several pods share.
+const ownClaim = "an interface can be in one pod only: give each pod its own claim, by a ResourceClaimTemplate"
+
+// StopPodSandbox takes the pod's Functions back. The runtime has its answer in time also if that takes longer: it would
+// take the plugin for broken otherwise, and start other pods without their interfaces. It does not retry: what fails here
+// is done by Unprepare, which the kubelet does retry.
+func (p *Plugin) StopPodSandbox(ctx context.Context, pod *api.PodSandbox) error {
+	answering, cancel := leaveTimeToAnswer(ctx)
+	defer cancel()
+	done := make(chan struct{})
+	p.background.Go(func() {
+		defer close(done)
+		ctx, cancel := context.WithTimeout(p.ctx, stopTimeout)
+		defer cancel()
+		if err := p.detach(ctx, pod); err != nil {
+			p.Log.Error(err, "Functions are not back yet", "pod", klog.KRef(pod.GetNamespace(), pod.GetName()))
+		}
+	})
+	select {
+	case <-done:
+	case <-answering.Done():
+	}
+	return nil
+}
+
+// RemovePodSandbox is heard even where StopPodSandbox was not.
+func (p *Plugin) RemovePodSandbox(ctx context.Context, pod *api.PodSandbox) error {
+	return p.StopPodSandbox(ctx, pod)
+}
+
+// attach leaves what is a CNI request's to that: the runtime made it before it made this call.
+func (p *Plugin) attach(ctx context.Context, pod *api.PodSandbox) error {
+	attachments := slices.DeleteFunc(p.Journal.ByPod(types.UID(pod.GetUid())),
+		func(a journal.Attachment) bool { return a.CNI != nil })
+	attachments = append(attachments, p.shared(ctx, pod)...)
+	if len(attachments) == 0 {
+		return nil
+	}
+	netns := networkNamespace(pod)
+	if netns == "" {
+		return fmt.Errorf("pod %s/%s has a claim to a Function but uses the node's network: take hostNetwork away", pod.GetNamespace(), pod.GetName())
+	}
+	sandbox := lifecycle.Sandbox{ID: pod.GetId(), NetNS: netns, Pod: journal.Pod{
+		Namespace: pod.GetNamespace(), Name: pod.GetName(), UID: types.UID(pod.GetUid()),
+	}}
+	claims := map[journal.Claim]bool{}
+	for _, a := range attachments {
+		if _, err := p.Lifecycle.Attach(ctx, a.Function, sandbox); err != nil {
+			if a.Pod.UID != sandbox.Pod.UID {
+				err = fmt.Errorf("%w; %s", err, ownClaim)
+			}
+			return fmt.Errorf("pod %s/%s, claim %s: %w", pod.GetNamespace(), pod.GetName(), a.Claim.Name, err)
+		}
+		claims[journal.Claim{Namespace: a.Claim.Namespace, Name: a.Claim.Name, UID: a.Claim.UID}] = true
+	}
+	for c := range claims {
+		p.Reporter.Report(c)
+	}
+	return nil
+}
+
+// shared are the Functions of claims that the pod has and that were prepared for another pod: one that shares the claim,
+// or one that the pod follows. The kubelet calls Prepare for the first pod only.
+func (p *Plugin) shared(ctx context.Context, pod *api.PodSandbox) []journal.Attachment {
+	ofOthers := func(a journal.Attachment) bool {
+		return a.Claim.UID != "" && a.Claim.Namespace == pod.GetNamespace() && a.Pod.UID != types.UID(pod.GetUid()) &&
+			a.CNI == nil && a.State != journal.Releasing
+	}
+	if p.Kubelet == nil || !slices.ContainsFunc(p.Journal.All(), ofOthers) {
+		return nil
+	}
+	claimed, err := p.Kubelet.Claimed(ctx, pod.GetNamespace(), pod.GetName())
+	if err != nil {
+		p.Log.Error(err, "Cannot tell whether the pod shares a claim; if it does, its containers cannot start",
+			"pod", klog.KRef(pod.GetNamespace(), pod.GetName()))
+		return nil
+	}
+	var list []journal.Attachment
+	for _, id := range claimed {
+		if a, exists := p.Journal.Get(id); exists && ofOthers(a) {
+			list = append(list, a)
+		}
+	}
+	return list
+}
+
+func (p *Plugin) detach(ctx context.Context, pod *api.PodSandbox) error {
+	var errs []error
+	for _, a := range p.Journal.ByPod(types.UID(pod.GetUid())) {
+		if a.Claim.UID == "" {
+			continue // the CNI plugin's DEL releases it
+		}
+		if err := p.Lifecycle.Detach(ctx, a.Function, pod.GetId()); err != nil {
+			errs = append(errs, fmt.Errorf("pod %s/%s, claim %s: %w", pod.GetNamespace(), pod.GetName(), a.Claim.Name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// networkNamespace is the path of the pod's network namespace, "" if it has none of its own.
+func networkNamespace(pod *api.PodSandbox) string {
+	for _, namespace := range pod.GetLinux().GetNamespaces() {
+		if namespace.GetType() == "network" {
+			return namespace.GetPath()
+		}
+	}
+	return ""
+}
+
+// logger lets the NRI library log through ours, as details.
+type logger struct{ log logr.Logger }
+
+func (l logger) Debugf(_ context.Context, format string, args ...any) {
+	l.log.V(1).Info(fmt.Sprintf(format, args...))
+}
+func (l logger) Infof(_ context.Context, format string, args ...any) {
+	l.log.Info(fmt.Sprintf(format, args...))
+}
+func (l logger) Warnf(_ context.Context, format string, args ...any) {
+	l.log.Info(fmt.Sprintf(format, args...))
+}
+func (l logger) Errorf(_ context.Context, format string, args ...any) {
+	l.log.Info(fmt.Sprintf(format, args...))
+}

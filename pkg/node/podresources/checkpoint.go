@@ -1,0 +1,70 @@
+package podresources
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+)
+
+// checkpointFile is where the kubelet keeps which devices it allocated to which containers, below its directory
+// (kubeletDeviceManagerCheckpoint in pkg/kubelet/cm/devicemanager/manager.go). It is replaced whole.
+const checkpointFile = "device-plugins/kubelet_internal_checkpoint"
+
+// maxCheckpoint bounds the file, in bytes. An entry takes some hundred, and what the device plugin answered.
+const maxCheckpoint = 64 << 20
+
+// checkpoint is the part of the file that tells who has what (pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go).
+type checkpoint struct {
+	Data struct {
+		PodDeviceEntries []struct {
+			ContainerName string
+			ResourceName  string
+			// DeviceIDs are by NUMA node.
+			DeviceIDs map[string][]string
+		}
+	}
+}
+
+// readCheckpoint returns what containers of pods have, init containers among them. A kubelet that never allocated a
+// device has no checkpoint.
+func readCheckpoint(path string) (map[inventory.ID]Assignment, error) {
+	file, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	text, err := io.ReadAll(io.LimitReader(file, maxCheckpoint+1))
+	if err != nil {
+		return nil, err
+	}
+	return parseCheckpoint(text)
+}
+
+func parseCheckpoint(text []byte) (map[inventory.ID]Assignment, error) {
+	if len(text) > maxCheckpoint {
+		return nil, fmt.Errorf("has more than %d bytes", maxCheckpoint)
+	}
+	var c checkpoint
+	if err := json.Unmarshal(text, &c); err != nil {
+		return nil, err
+	}
+	kept := map[inventory.ID]Assignment{}
+	for _, entry := range c.Data.PodDeviceEntries {
+		for _, ids := range entry.DeviceIDs {
+			for _, text := range ids {
+				if id, err := inventory.ParseID(text); err == nil {
+					kept[id] = Assignment{Resource: entry.ResourceName, Container: entry.ContainerName}
+				}
+			}
+		}
+	}
+	return kept, nil
+}

@@ -1,0 +1,78 @@
+package podresources
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
+)
+
+// kept is as kubelet 1.37 writes it.
+const kept = `{"Data":{"PodDeviceEntries":[{"PodUID":"7e6a","ContainerName":"setup","ResourceName":"xpu.opiproject.org/fast",` +
+	`"DeviceIDs":{"0":["0000:3b:00.2"],"-1":["gpu-1"]},"AllocResp":"CkAK"}],"RegisteredDevices":{"xpu.opiproject.org/fast":["0000:3b:00.2"]}},"Checksum":1}`
+
+var checkpointVF = inventory.ID{Address: "0000:3b:00.2"}
+
+func TestParseCheckpoint(t *testing.T) {
+	want := map[inventory.ID]Assignment{checkpointVF: {Resource: "xpu.opiproject.org/fast", Container: "setup"}}
+	got, err := parseCheckpoint([]byte(kept))
+	if diff := cmp.Diff(want, got); err != nil || diff != "" {
+		t.Errorf("error %v, -want +got\n%s", err, diff)
+	}
+	if _, err := parseCheckpoint([]byte(`{"Data":`)); err == nil {
+		t.Error("half a checkpoint is taken for one")
+	}
+}
+
+func FuzzParseCheckpoint(f *testing.F) {
+	f.Add([]byte(kept))
+	f.Fuzz(func(_ *testing.T, text []byte) { _, _ = parseCheckpoint(text) })
+}
+
+// TestIncompleteAnswer: a kubelet that was started again without an API server lists static pods only. That is no
+// answer; and init containers, which it never lists, are in its checkpoint.
+func TestIncompleteAnswer(t *testing.T) {
+	dir, err := os.MkdirTemp("", "p") // t.TempDir is too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	kubelet, err := podresourcestest.Start(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(kubelet.Stop)
+	client, err := NewClient(dir, Self{Namespace: "default", Name: "xpu-agent"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { client.Close() })
+	kubelet.Set(podresourcestest.Pod("static", "x"))
+	if assigned, err := client.Assigned(t.Context()); err == nil {
+		t.Errorf("Assigned = %v, want an error: the agent's own pod is missing", assigned)
+	}
+	kubelet.Set(podresourcestest.Pod("xpu-agent", "x"))
+	if assigned, err := client.Assigned(t.Context()); err != nil || len(assigned) > 0 {
+		t.Errorf("Assigned = %v, %v, want nothing", assigned, err)
+	}
+	if err := os.MkdirAll(filepath.Join(dir, "device-plugins"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, checkpointFile), []byte(kept), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	assigned, err := client.Assigned(t.Context())
+	if err != nil || assigned[checkpointVF.String()].Container != "setup" {
+		t.Errorf("Assigned = %v, %v, want what the init container has", assigned, err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, checkpointFile), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if assigned, err := client.Assigned(t.Context()); err == nil {
+		t.Errorf("Assigned = %v with half a checkpoint, want an error", assigned)
+	}
+}

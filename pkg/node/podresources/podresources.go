@@ -1,0 +1,207 @@
+// Package podresources asks the kubelet which pods have which Functions. The kubelet is the only one who knows: it
+// gives extended resources to containers by itself, and takes them back without a word.
+package podresources
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+)
+
+// maxMessage bounds the kubelet's answer, in bytes. A container takes some hundred, and a node has a few hundred pods.
+const maxMessage = 16 << 20
+
+// reconnect is how long a kubelet that does not answer is waited for.
+const reconnect = time.Second
+
+// Assignment is a Function's place in a pod.
+type Assignment struct {
+	// Resource is the extended resource by which the pod has the Function, ours or that of another device plugin which
+	// names devices by PCI address. It is "" for a ResourceClaim of this project's driver, and the driver's name for one
+	// of another driver.
+	Resource string
+	// Namespace and Pod name the pod, and Container the first of its containers that has the Function. Of what only the
+	// kubelet's checkpoint has, Namespace and Pod are empty.
+	Namespace, Pod, Container string
+}
+
+// Self names the agent's own pod; it is empty where the agent does not run in one.
+type Self struct{ Namespace, Name string }
+
+// Client asks the kubelet. Its methods may be called by several goroutines at once.
+type Client struct {
+	self       Self
+	socket     string
+	checkpoint string
+	connection *grpc.ClientConn
+	lister     podresourcesapi.PodResourcesListerClient
+}
+
+// NewClient makes a client for the kubelet with this directory, "/var/lib/kubelet". The kubelet need not be there yet,
+// and may go and come. An answer without the pod that self names is not taken for one: a kubelet that was started again
+// lists static pods only, until it has heard of the API server.
+func NewClient(kubeletDir string, self Self) (*Client, error) {
+	socket := filepath.Join(kubeletDir, "pod-resources", "kubelet.sock")
+	connection, err := grpc.NewClient("passthrough:///"+socket,
+		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
+		grpc.WithContextDialer(func(ctx context.Context, path string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", path)
+		}))
+	if err != nil {
+		return nil, fmt.Errorf("kubelet at %s: %w", socket, err)
+	}
+	lister := podresourcesapi.NewPodResourcesListerClient(connection)
+	return &Client{
+		self: self, socket: socket, checkpoint: filepath.Join(kubeletDir, checkpointFile), connection: connection, lister: lister,
+	}, nil
+}
+
+// Close ends the client.
+func (c *Client) Close() error { return c.connection.Close() }
+
+// Assigned returns what pods have now, by [inventory.ID.String]: what the kubelet lists, and what its checkpoint has
+// besides. The list never has init containers; the checkpoint may have a pod that is gone, until the kubelet writes it
+// again. So what is not there nobody has; what is there somebody may have. A Function that two resources were given for,
+// which is one too many, is there by the one that sorts first.
+func (c *Client) Assigned(ctx context.Context) (map[string]Assignment, error) {
+	listed, err := c.listed(ctx)
+	if err != nil {
+		return nil, err
+	}
+	kept, err := readCheckpoint(c.checkpoint)
+	if err != nil {
+		return nil, fmt.Errorf("kubelet's checkpoint %s: %w", c.checkpoint, err)
+	}
+	assigned := make(map[string]Assignment, len(listed))
+	for id, assignments := range listed {
+		first := assignments[0]
+		for _, other := range assignments[1:] {
+			if other.Resource < first.Resource {
+				first = other
+			}
+		}
+		assigned[id.String()] = first
+	}
+	for id, assignment := range kept {
+		if _, has := assigned[id.String()]; !has {
+			assigned[id.String()] = assignment
+		}
+	}
+	return assigned, nil
+}
+
+// Claimed are the Functions that a pod has by ResourceClaims of this project's driver.
+func (c *Client) Claimed(ctx context.Context, namespace, pod string) ([]inventory.ID, error) {
+	listed, err := c.listed(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var claimed []inventory.ID
+	for id, assignments := range listed {
+		if slices.ContainsFunc(assignments, func(a Assignment) bool {
+			return a.Resource == "" && a.Namespace == namespace && a.Pod == pod
+		}) {
+			claimed = append(claimed, id)
+		}
+	}
+	return claimed, nil
+}
+
+// listed returns what the kubelet lists, also where one Function is given several times.
+func (c *Client) listed(ctx context.Context) (map[inventory.ID][]Assignment, error) {
+	response, err := c.lister.List(ctx, &podresourcesapi.ListPodResourcesRequest{})
+	if status.Code(err) == codes.Unavailable && c.listens(ctx) {
+		// It was started again since the connection was tried last.
+		c.connection.ResetConnectBackoff()
+		ctx, cancel := context.WithTimeout(ctx, reconnect)
+		defer cancel()
+		response, err = c.lister.List(ctx, &podresourcesapi.ListPodResourcesRequest{}, grpc.WaitForReady(true))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("kubelet at %s: list of pods' devices: %w", c.socket, err)
+	}
+	if !c.complete(response) {
+		return nil, fmt.Errorf("kubelet at %s: list of pods' devices: lacks this agent's own pod %s/%s: "+
+			"the kubelet has not heard yet which pods there are", c.socket, c.self.Namespace, c.self.Name)
+	}
+	return functions(response), nil
+}
+
+// complete says whether the list has the agent's own pod, if it is in one.
+func (c *Client) complete(response *podresourcesapi.ListPodResourcesResponse) bool {
+	return c.self.Name == "" || slices.ContainsFunc(response.GetPodResources(), func(p *podresourcesapi.PodResources) bool {
+		return p.GetNamespace() == c.self.Namespace && p.GetName() == c.self.Name
+	})
+}
+
+// listens says whether the kubelet is there. One that is not must not hold up pods.
+func (c *Client) listens(ctx context.Context) bool {
+	connection, err := (&net.Dialer{}).DialContext(ctx, "unix", c.socket)
+	if err != nil {
+		return false
+	}
+	connection.Close()
+	return true
+}
+
+// functions finds the Functions among the devices of pods. Devices whose IDs are no Function's are somebody else's.
+func functions(response *podresourcesapi.ListPodResourcesResponse) map[inventory.ID][]Assignment {
+	found := map[inventory.ID][]Assignment{}
+	for _, pod := range response.GetPodResources() {
+		for _, container := range pod.GetContainers() {
+			assignment := Assignment{Namespace: pod.GetNamespace(), Pod: pod.GetName(), Container: container.GetName()}
+			for _, devices := range container.GetDevices() {
+				assignment.Resource = devices.GetResourceName()
+				for _, text := range devices.GetDeviceIds() {
+					if id, err := inventory.ParseID(text); err == nil {
+						found[id] = add(found[id], assignment)
+					}
+				}
+			}
+			for _, claim := range container.GetDynamicResources() {
+				for _, device := range claim.GetClaimResources() {
+					assignment.Resource = device.GetDriverName()
+					if assignment.Resource == v1alpha1.GroupName {
+						assignment.Resource = ""
+					}
+					if id, err := inventory.ParseDeviceName(device.GetDeviceName()); err == nil {
+						found[id] = add(found[id], assignment)
+					}
+				}
+			}
+		}
+	}
+	return found
+}
+
+// add has an assignment once for each pod and resource: containers of a pod may share.
+func add(assignments []Assignment, a Assignment) []Assignment {
+	for _, other := range assignments {
+		if other.Resource == a.Resource && other.Namespace == a.Namespace && other.Pod == a.Pod {
+			return assignments
+		}
+	}
+	return append(assignments, a)
+}
+
+// String is "pod default/web (container nginx)".
+func (a Assignment) String() string {
+	if a.Pod == "" {
+		return fmt.Sprintf("a pod (container %s)", cmp.Or(a.Container, "unknown"))
+	}
+	return fmt.Sprintf("pod %s/%s (container %s)", a.Namespace, a.Pod, cmp.Or(a.Container, "unknown"))
+}

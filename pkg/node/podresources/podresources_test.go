@@ -1,0 +1,283 @@
+package podresources_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr/funcr"
+	"github.com/go-logr/logr/testr"
+	"github.com/google/go-cmp/cmp"
+	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
+)
+
+const (
+	fast = "xpu.opiproject.org/fast"
+	vf   = "0000:3b:00.2"
+	sf   = "0000:3b:00.0/sf88"
+)
+
+// start starts a kubelet, and a client for it.
+func start(t *testing.T) (dir string, kubelet *podresourcestest.Kubelet, client *podresources.Client) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "pr") // t.TempDir is too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if kubelet, err = podresourcestest.Start(dir); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(kubelet.Stop)
+	if client, err = podresources.NewClient(dir, podresources.Self{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { client.Close() })
+	return dir, kubelet, client
+}
+
+func TestAssigned(t *testing.T) {
+	_, kubelet, client := start(t)
+	in := func(pod, resource string) podresources.Assignment {
+		return podresources.Assignment{Resource: resource, Namespace: "default", Pod: pod, Container: "main"}
+	}
+	for _, test := range []struct {
+		name string
+		pods []*podresourcesapi.PodResources
+		want map[string]podresources.Assignment
+	}{
+		{"no pods", nil, map[string]podresources.Assignment{}},
+		{"nothing of ours", []*podresourcesapi.PodResources{
+			podresourcestest.Pod("gpu", "nvidia.com/gpu", "GPU-fef8089b-4820-abfc-e83e-94318197576e"), podresourcestest.Pod("none", "", ""),
+			podresourcestest.Pod("aux", "intel.com/sf", "mlx5_core.sf.2"), podresourcestest.ClaimPod("cpu", "dra.cpu", "cpu-1"),
+		}, map[string]podresources.Assignment{}},
+		{"several pods and resources", []*podresourcesapi.PodResources{
+			podresourcestest.Pod("web", fast, vf, sf), podresourcestest.Pod("dpdk", "intel.com/dpdk", "0000:3B:00.4"),
+		}, map[string]podresources.Assignment{vf: in("web", fast), sf: in("web", fast), "0000:3b:00.4": in("dpdk", "intel.com/dpdk")}},
+		{"claims", []*podresourcesapi.PodResources{
+			podresourcestest.ClaimPod("ours", "xpu.opiproject.org", "0000-3b-00-2", "0000-3b-00-0-sf88"),
+			podresourcestest.ClaimPod("theirs", "sriovnetwork.k8snetworkplumbingwg.io", "0000-3b-00-4"),
+		}, map[string]podresources.Assignment{
+			vf: in("ours", ""), sf: in("ours", ""), "0000:3b:00.4": in("theirs", "sriovnetwork.k8snetworkplumbingwg.io"),
+		}},
+		{"given twice", []*podresourcesapi.PodResources{podresourcestest.Pod("b", fast, vf), podresourcestest.Pod("a", "intel.com/dpdk", vf)},
+			map[string]podresources.Assignment{vf: in("a", "intel.com/dpdk")}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			kubelet.Set(test.pods...)
+			got, err := client.Assigned(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("assigned: -want +got\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestManyPods: the answer may be longer than gRPC allows without being asked to.
+func TestManyPods(t *testing.T) {
+	_, kubelet, client := start(t)
+	var pods []*podresourcesapi.PodResources
+	for i := range 500 {
+		pod := podresourcestest.Pod(fmt.Sprint("pod", i), "example.com/tokens", make([]string, 1000)...)
+		for j := range 1000 {
+			pod.Containers[0].Devices[0].DeviceIds[j] = fmt.Sprint("token-", i, "-", j)
+		}
+		pods = append(pods, pod)
+	}
+	kubelet.Set(append(pods, podresourcestest.Pod("web", fast, vf))...)
+	got, err := client.Assigned(t.Context())
+	if err != nil || len(got) != 1 {
+		t.Errorf("Assigned = %v, %v, want one", got, err)
+	}
+}
+
+func TestTracker(t *testing.T) {
+	dir, kubelet, client := start(t)
+	var mutex sync.Mutex
+	var logged []string
+	tracker := podresources.NewTracker(client, funcr.New(func(_, args string) {
+		mutex.Lock()
+		defer mutex.Unlock()
+		logged = append(logged, args)
+	}, funcr.Options{}))
+	vfID, err := inventory.ParseID(vf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if message := tracker.InUse(vfID, fast); message != "" {
+		t.Errorf("InUse before the kubelet was asked = %q, want none", message)
+	}
+	refresh := func(wantChanged bool) {
+		t.Helper()
+		changed, err := tracker.Refresh(t.Context())
+		if err != nil || changed != wantChanged {
+			t.Errorf("Refresh = %t, %v, want %t", changed, err, wantChanged)
+		}
+	}
+	kubelet.Set(podresourcestest.Pod("web", fast, vf))
+	refresh(true)
+	refresh(false)
+	if message := tracker.InUse(vfID, fast); message != "" {
+		t.Errorf("InUse by its own resource = %q, want none", message)
+	}
+	if !tracker.Has(vfID, fast) || tracker.Has(vfID, "") || tracker.Has(vfID, "intel.com/dpdk") {
+		t.Error("Has: want it of the pod's own resource only")
+	}
+	for _, resource := range []string{"", "intel.com/dpdk"} {
+		message := tracker.InUse(vfID, resource)
+		for _, want := range []string{"default/web", fast} {
+			if !strings.Contains(message, want) {
+				t.Errorf("InUse by another resource than %q = %q, want %q in it", resource, message, want)
+			}
+		}
+	}
+	kubelet.Set(podresourcestest.ClaimPod("web", "xpu.opiproject.org", "0000-3b-00-2"))
+	refresh(true)
+	if message := tracker.InUse(vfID, ""); message != "" {
+		t.Errorf("InUse by a claim = %q, want none", message)
+	}
+	if message := tracker.InUse(vfID, fast); !strings.Contains(message, "ResourceClaim") {
+		t.Errorf("InUse by a claim = %q, want it to say so", message)
+	}
+
+	kubelet.Stop()
+	for range 2 {
+		if _, err := tracker.Refresh(t.Context()); err == nil || !strings.Contains(err.Error(), dir) {
+			t.Errorf("Refresh without a kubelet = %v, want an error with the socket's path", err)
+		}
+	}
+	if message := tracker.InUse(vfID, fast); message == "" {
+		t.Error("a kubelet that is away made the tracker forget")
+	}
+	if len(logged) != 1 {
+		t.Errorf("logged %q, want that the kubelet is away, once", logged)
+	}
+	again, err := podresourcestest.Start(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(again.Stop)
+	refresh(true)
+	if message := tracker.InUse(vfID, fast); message != "" {
+		t.Errorf("InUse after the pod went = %q, want none", message)
+	}
+	if len(logged) != 2 {
+		t.Errorf("logged %q, want that the kubelet is back too", logged)
+	}
+}
+
+// TestTrackerTimesOut: a kubelet that takes calls and does not answer is logged as one that is away.
+func TestTrackerTimesOut(t *testing.T) {
+	dir, err := os.MkdirTemp("", "pr")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if err := os.Mkdir(filepath.Join(dir, "pod-resources"), 0o750); err != nil {
+		t.Fatal(err)
+	}
+	silent, err := net.Listen("unix", filepath.Join(dir, "pod-resources", "kubelet.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { silent.Close() })
+	client, err := podresources.NewClient(dir, podresources.Self{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { client.Close() })
+	logged := 0
+	tracker := podresources.NewTracker(client, funcr.New(func(string, string) { logged++ }, funcr.Options{}))
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := tracker.Refresh(canceled); err == nil || logged != 0 {
+		t.Errorf("Refresh = %v, logged %d times; want an error and silence, as nobody wants the answer any more", err, logged)
+	}
+	for range 2 {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		if _, err := tracker.Refresh(ctx); err == nil || logged != 1 {
+			t.Errorf("Refresh = %v, logged %d times; want an error, logged once", err, logged)
+		}
+		cancel()
+	}
+}
+
+// TestNoKubelet: where there is no kubelet, nobody waits for it.
+func TestNoKubelet(t *testing.T) {
+	client, err := podresources.NewClient(t.TempDir(), podresources.Self{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	for range 3 {
+		begin := time.Now()
+		if _, err := client.Assigned(t.Context()); err == nil {
+			t.Fatal("Assigned without a kubelet: no error")
+		}
+		if took := time.Since(begin); took > 500*time.Millisecond {
+			t.Errorf("took %s to find that there is no kubelet", took)
+		}
+	}
+}
+
+// TestClaimed: what a pod has by claims is its own only, in its namespace; containers that share it count once.
+func TestClaimed(t *testing.T) {
+	_, kubelet, client := start(t)
+	claimed := func(namespace, pod, device string) *podresourcesapi.PodResources {
+		p := podresourcestest.ClaimPod(pod, v1alpha1.GroupName, device)
+		p.Namespace = namespace
+		return p
+	}
+	twice := claimed("default", "web", "0000-3b-00-2")
+	twice.Containers = append(twice.Containers, twice.Containers[0])
+	kubelet.Set(twice, claimed("other", "web", "0000-3b-00-3"), claimed("default", "db", "0000-3b-00-4"),
+		podresourcestest.Pod("web", "xpu.opiproject.org/fast", "0000:3b:00.5"))
+	got, err := client.Claimed(t.Context(), "default", "web")
+	if want := []inventory.ID{{Address: "0000:3b:00.2"}}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("Claimed = %v, %v, want %v", got, err, want)
+	}
+	if assigned, err := client.Assigned(t.Context()); err != nil || len(assigned) != 4 {
+		t.Errorf("Assigned = %v, %v, want four", assigned, err)
+	}
+	tracker := podresources.NewTracker(client, testr.New(t))
+	if _, err := tracker.Refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	// Two pods of one name, in two namespaces, and one that has the Function by a resource as well.
+	kubelet.Set(claimed("default", "web", "0000-3b-00-2"), claimed("other", "web", "0000-3b-00-2"),
+		podresourcestest.Pod("web", "xpu.opiproject.org/fast", "0000:3b:00.2"))
+	if changed, err := tracker.Refresh(t.Context()); !changed || err != nil {
+		t.Errorf("changed %t, %v", changed, err)
+	}
+	for resource, want := range map[string]bool{"": true, "xpu.opiproject.org/fast": true, "xpu.opiproject.org/slow": false} {
+		if has := tracker.Has(inventory.ID{Address: "0000:3b:00.2"}, resource); has != want {
+			t.Errorf("has it by %q: %t", resource, has)
+		}
+	}
+}
+
+// TestTrackerFirstAnswer: a kubelet that answers from the start is not said to be known again.
+func TestTrackerFirstAnswer(t *testing.T) {
+	_, kubelet, client := start(t)
+	var lines []string
+	tracker := podresources.NewTracker(client, funcr.New(func(_, args string) { lines = append(lines, args) }, funcr.Options{}))
+	kubelet.Set()
+	if _, err := tracker.Refresh(t.Context()); err != nil || len(lines) > 0 {
+		t.Errorf("%v, logged %q", err, lines)
+	}
+}

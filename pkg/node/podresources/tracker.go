@@ -1,0 +1,86 @@
+package podresources
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/go-logr/logr"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+)
+
+// Tracker remembers what the kubelet said last, for those who cannot wait for it. Its methods may be called by several
+// goroutines at once.
+type Tracker struct {
+	client *Client
+	log    logr.Logger
+
+	refreshing sync.Mutex // held while the kubelet is asked, so that a late answer never replaces a later one
+
+	mutex    sync.RWMutex
+	assigned map[inventory.ID][]Assignment
+	away     bool
+}
+
+// NewTracker makes a tracker that knows nothing until [Tracker.Refresh].
+func NewTracker(client *Client, log logr.Logger) *Tracker {
+	return &Tracker{client: client, log: log}
+}
+
+// Assigned is that of the client: it asks the kubelet.
+func (t *Tracker) Assigned(ctx context.Context) (map[string]Assignment, error) {
+	return t.client.Assigned(ctx)
+}
+
+// Refresh asks the kubelet. changed says whether its answer differs from the last one. If it cannot be asked, the
+// tracker keeps what it knows, and logs that once.
+func (t *Tracker) Refresh(ctx context.Context) (changed bool, err error) {
+	t.refreshing.Lock()
+	defer t.refreshing.Unlock()
+	assigned, err := t.client.listed(ctx)
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	if err != nil {
+		if !t.away && !errors.Is(ctx.Err(), context.Canceled) {
+			t.log.Error(err, "Pods' devices are not known anew, keeping what is known")
+			t.away = true
+		}
+		return false, err
+	}
+	if t.away {
+		t.log.Info("Pods' devices are known again")
+	}
+	t.away = false
+	same := maps.EqualFunc(t.assigned, assigned, slices.Equal[[]Assignment])
+	t.assigned = assigned
+	return !same, nil
+}
+
+// InUse says that a pod has the Function by another resource than this, which is "" for ResourceClaims of this
+// project's driver; "" if none has, or the kubelet was never asked. It does not block.
+func (t *Tracker) InUse(id inventory.ID, resource string) string {
+	t.mutex.RLock()
+	defer t.mutex.RUnlock()
+	for _, a := range t.assigned[id] {
+		if a.Resource != resource {
+			by := "resource " + a.Resource
+			if a.Resource == "" {
+				by = "a ResourceClaim"
+			}
+			return fmt.Sprintf("%s still has it by %s: it is offered again when that pod is gone", a, by)
+		}
+	}
+	return ""
+}
+
+// Has says that a pod has the Function by this resource, "" for ResourceClaims of this project's driver. It is false if
+// the kubelet was never asked. It does not block.
+func (t *Tracker) Has(id inventory.ID, resource string) bool {
+	t.mutex.RLock()
+	defer t.mutex.RUnlock()
+	return slices.ContainsFunc(t.assigned[id], func(a Assignment) bool { return a.Resource == resource })
+}

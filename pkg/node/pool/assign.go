@@ -1,0 +1,199 @@
+// Package pool decides which Functions of a node belong to which DevicePool.
+package pool
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+)
+
+// Pool is what one DevicePool has on this node.
+type Pool struct {
+	// Name and Spec are the DevicePool's. Generation is that of the Spec; 0 for one from a file.
+	Name       string
+	Generation int64
+	Spec       v1alpha1.DevicePoolSpec
+	// Functions are those of the pool, in the order of the inventory. SFs of spec.sfs that do not exist are
+	// [inventory.Function.Potential].
+	Functions []inventory.Function
+	// Overlaps are Functions that the pool selects but that belong to another one.
+	Overlaps []Overlap
+	// Shortages are PFs that cannot have the SFs that spec.sfs asks for.
+	Shortages []v1alpha1.Shortage
+	// Err says why the DevicePool cannot be used, because of its selectors or the name of its resource; the pool is
+	// empty then.
+	Err error
+}
+
+// Overlap is a Function that a pool selects but may not have.
+type Overlap struct {
+	Function inventory.ID
+	// Owner is the name of the DevicePool that has it.
+	Owner string
+}
+
+// String is "0000:3b:00.2 in fast".
+func (o Overlap) String() string { return o.Function.String() + " in " + o.Owner }
+
+// Options are what the container gets beside the Function, because the selector that gave the pool the Function asks
+// for it.
+type Options struct {
+	// RDMA: the character devices of the RDMA devices (isRdma).
+	RDMA bool
+	// VDPA is "virtio" or "vhost" where the Function is used through its vDPA device (vdpaType), otherwise "".
+	VDPA string
+}
+
+// Options returns what goes with one of the pool's Functions: what the first selector that matches it asks for.
+func (p Pool) Options(f inventory.Function) Options {
+	for _, s := range p.Spec.Selectors {
+		compiled, err := compile(s)
+		if err == nil && (compiled.matches(f, p.Spec.DeviceType) || p.Makes(f.ID) && compiled.isPF(f)) {
+			return compiled.options
+		}
+	}
+	return Options{}
+}
+
+// Assign gives every Function to the DevicePool that selects it: where several do, to the one with the highest
+// priority, of equals to the one whose name sorts first. Which Functions a DevicePool may select at all depends on its
+// device type; see [v1alpha1.DeviceType]. SFs that a DevicePool has made (spec.sfs) are for those alone that have SFs
+// made. The result has an entry for every DevicePool that is meant for a node with these labels, sorted by name, and
+// depends on nothing but the arguments. Any PF with a driver counts as able to have SFs.
+func Assign(functions []inventory.Function, devicePools []v1alpha1.DevicePool, nodeLabels map[string]string) []Pool {
+	return assign(functions, devicePools, nodeLabels, func(pci.Address) *v1alpha1.Shortage { return nil })
+}
+
+// assign is [Assign] where unable says what keeps a PF from having SFs.
+func assign(
+	functions []inventory.Function, devicePools []v1alpha1.DevicePool, nodeLabels map[string]string,
+	unable func(pf pci.Address) *v1alpha1.Shortage,
+) []Pool {
+	sorted := slices.SortedFunc(slices.Values(devicePools), func(a, b v1alpha1.DevicePool) int {
+		return cmp.Or(-cmp.Compare(a.Spec.Priority, b.Spec.Priority), cmp.Compare(a.Name, b.Name))
+	})
+	owners := map[inventory.ID]string{}
+	resources := map[string]string{}
+	var pools []filling
+	for _, devicePool := range sorted {
+		if !labels.SelectorFromSet(devicePool.Spec.NodeSelector).Matches(labels.Set(nodeLabels)) {
+			continue
+		}
+		pool := filling{Pool: Pool{Name: devicePool.Name, Generation: devicePool.Generation, Spec: devicePool.Spec}}
+		if pool.Err = pool.claim(resources); pool.Err == nil {
+			pool.selectors, pool.Err = pool.compile()
+		}
+		pools = append(pools, pool)
+	}
+	// First the SFs that are made: they come and go, and must not change hands when they do.
+	pfs := newPFs(functions, unable)
+	for i := range pools {
+		pools[i].fillMade(pfs, owners)
+	}
+	made := maps.Clone(owners)
+	out := make([]Pool, 0, len(pools))
+	for i := range pools {
+		pools[i].fill(functions, owners, made)
+		out = append(out, pools[i].Pool)
+	}
+	slices.SortFunc(out, func(a, b Pool) int { return cmp.Compare(a.Name, b.Name) })
+	return out
+}
+
+// filling is a pool that is being filled. Without selectors, it cannot be used and stays empty.
+type filling struct {
+	Pool
+	selectors []selector
+}
+
+// claim takes the name of the pool's extended resource, where it has one, unless an earlier pool has it.
+func (p *Pool) claim(resources map[string]string) error {
+	if p.Spec.Publish != v1alpha1.PublishDevicePlugin {
+		return nil
+	}
+	name := p.ResourceName()
+	if err := CheckResourceName(name); err != nil {
+		return fmt.Errorf("DevicePool %s: %w", p.Name, err)
+	}
+	if owner, taken := resources[name]; taken {
+		return fmt.Errorf("DevicePool %s: spec.devicePlugin.resourceName: resource %s is that of DevicePool %s: must be another",
+			p.Name, name, owner)
+	}
+	resources[name] = p.Name
+	return nil
+}
+
+// fill gives the pool the Functions that it selects and that have no owner yet. What is made for a pool is nobody
+// else's, whatever selects it while it exists.
+func (p *filling) fill(functions []inventory.Function, owners, made map[inventory.ID]string) {
+	for _, f := range functions {
+		selects := func(s selector) bool { return s.matches(f, p.Spec.DeviceType) }
+		if _, isMade := made[f.ID]; isMade || !eligible(f, p.Spec.DeviceType) || !slices.ContainsFunc(p.selectors, selects) {
+			continue
+		}
+		p.take(f, owners)
+	}
+	if p.Spec.SFs != nil { // the made ones came first
+		slices.SortFunc(p.Functions, func(a, b inventory.Function) int {
+			return cmp.Or(cmp.Compare(a.ID.Address, b.ID.Address), cmp.Compare(a.Index, b.Index))
+		})
+	}
+}
+
+// take gives the pool a Function, unless another one has it.
+func (p *filling) take(f inventory.Function, owners map[inventory.ID]string) {
+	if owner, taken := owners[f.ID]; taken {
+		p.Overlaps = append(p.Overlaps, Overlap{Function: f.ID, Owner: owner})
+		return
+	}
+	owners[f.ID] = p.Name
+	p.Functions = append(p.Functions, f)
+}
+
+func (p Pool) compile() ([]selector, error) {
+	selectors, err := compileAll(p.Spec)
+	if err != nil {
+		return nil, fmt.Errorf("DevicePool %s: %w", p.Name, err)
+	}
+	return selectors, nil
+}
+
+func compileAll(spec v1alpha1.DevicePoolSpec) ([]selector, error) {
+	var selectors []selector
+	for i, s := range spec.Selectors {
+		compiled, err := compile(s)
+		if err != nil {
+			return nil, fmt.Errorf("spec.selectors[%d].%w", i, err)
+		}
+		selectors = append(selectors, compiled)
+	}
+	return selectors, nil
+}
+
+// eligible says whether pools of a device type may have the Function. What the node needs itself is in no pool: the
+// netdev that its default route goes over, and PFs with VFs. Where a device type is named, a driver must be bound, as
+// sriov-network-device-plugin wants it; an SF's is its PF's.
+func eligible(f inventory.Function, deviceType v1alpha1.DeviceType) bool {
+	if f.DefaultRoute || f.Kind == inventory.PF && f.NumVFs > 0 {
+		return false
+	}
+	accelerator := f.Class == inventory.Accelerator
+	switch deviceType {
+	case "":
+		return f.Kind != inventory.PF && !accelerator
+	case v1alpha1.DeviceTypeNet:
+		return f.Kind != inventory.SF && !accelerator && f.Driver != ""
+	case v1alpha1.DeviceTypeAccelerator:
+		return accelerator && f.Driver != ""
+	case v1alpha1.DeviceTypeAuxNet:
+		return f.Kind == inventory.SF && f.PFDriver != ""
+	}
+	return false
+}

@@ -1,0 +1,277 @@
+package pool
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+)
+
+func devicePool(name string, selectors ...v1alpha1.FunctionSelector) v1alpha1.DevicePool {
+	return v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.DevicePoolSpec{Selectors: selectors}}
+}
+
+// card is a PF, "0000:3b:00.0", with eight VFs, the addresses of which end in .2 to .7, 01.0 and 01.1, and one SF.
+func card() []inventory.Function {
+	const pf = pci.Address("0000:3b:00.0")
+	functions := []inventory.Function{
+		{ID: inventory.ID{Address: pf}, Kind: inventory.PF, PF: pf, PFName: "ens3f0", Index: -1, Vendor: "15b3", Device: "a2dc", Driver: "mlx5_core"},
+		{ID: inventory.SubfunctionID(pf, 88), Kind: inventory.SF, PF: pf, PFName: "ens3f0", Index: 88, Vendor: "15b3", Device: "a2dc", Driver: "mlx5_core.sf"},
+	}
+	for index := range 8 {
+		routingID := index + 2
+		functions = append(functions, inventory.Function{
+			ID:   inventory.ID{Address: pci.Address(fmt.Sprintf("0000:3b:%02x.%d", routingID/8, routingID%8))},
+			Kind: inventory.VF, PF: pf, PFName: "ens3f0", Index: index, Vendor: "15b3", Device: "101e", Driver: "mlx5_core",
+		})
+	}
+	return functions
+}
+
+// names are those of a pool's Functions: VFs by index, others by ID.
+func names(functions []inventory.Function) string {
+	var out []string
+	for _, f := range functions {
+		if f.Kind == inventory.VF {
+			out = append(out, fmt.Sprint(f.Index))
+		} else {
+			out = append(out, f.ID.String())
+		}
+	}
+	return strings.Join(out, " ")
+}
+
+func TestSelectors(t *testing.T) {
+	const all = "0 1 2 3 4 5 6 7"
+	const sf = "0000:3b:00.0/sf88"
+	for _, test := range []struct {
+		name      string
+		selectors []v1alpha1.FunctionSelector
+		want      string
+	}{
+		{"vendor, but never a PF", []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}}, sf + " " + all},
+		{"vendor in capitals", []v1alpha1.FunctionSelector{{Vendors: []string{"8086", "15B3"}}}, sf + " " + all},
+		{"other vendor", []v1alpha1.FunctionSelector{{Vendors: []string{"8086"}}}, ""},
+		{"device", []v1alpha1.FunctionSelector{{Devices: []string{"101E"}}}, all},
+		{"driver", []v1alpha1.FunctionSelector{{Drivers: []string{"mlx5_core.sf", "vfio-pci"}}}, sf},
+		{"address", []v1alpha1.FunctionSelector{{PCIAddresses: []string{"0000:3B:00.3", "0000:3b:01.1"}}}, "1 7"},
+		{"a PF's address has its SFs", []v1alpha1.FunctionSelector{{PCIAddresses: []string{"0000:3b:00.0"}}}, sf},
+		{"pfName", []v1alpha1.FunctionSelector{{PFNames: []string{"ens3f0"}}}, sf + " " + all},
+		{"pfName with indexes", []v1alpha1.FunctionSelector{{PFNames: []string{"ens3f0#0-3,7"}}}, "0 1 2 3 7"},
+		{"pfName with one index", []v1alpha1.FunctionSelector{{PFNames: []string{"ens3f1#0-7", "ens3f0#5"}}}, "5"},
+		{"other pfName", []v1alpha1.FunctionSelector{{PFNames: []string{"ens3f"}}}, ""},
+		{"rootDevice", []v1alpha1.FunctionSelector{{RootDevices: []string{"0000:3b:00.0"}}}, sf + " " + all},
+		{"rootDevice in capitals with indexes", []v1alpha1.FunctionSelector{{RootDevices: []string{"0000:3B:00.0#6-9"}}}, "6 7"},
+		{"all fields must match", []v1alpha1.FunctionSelector{{Devices: []string{"101e"}, PFNames: []string{"ens3f0#2-88"}, Drivers: []string{"mlx5_core"}}}, "2 3 4 5 6 7"},
+		{"one selector is enough", []v1alpha1.FunctionSelector{{PFNames: []string{"ens3f0#0"}}, {Drivers: []string{"mlx5_core.sf"}}}, sf + " 0"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			pools := Assign(card(), []v1alpha1.DevicePool{devicePool("fast", test.selectors...)}, nil)
+			if len(pools) != 1 || pools[0].Err != nil {
+				t.Fatalf("Assign = %+v, want one pool", pools)
+			}
+			if got := names(pools[0].Functions); got != test.want {
+				t.Errorf("Functions are %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+// TestAttributes has selectors that go by what only some Functions have, and device types.
+func TestAttributes(t *testing.T) {
+	functions := card()
+	change := func(id string, change func(*inventory.Function)) {
+		t.Helper()
+		i := slices.IndexFunc(functions, func(f inventory.Function) bool { return f.ID.String() == id })
+		change(&functions[i])
+	}
+	for i := range functions {
+		functions[i].Class, functions[i].PFDriver, functions[i].LinkType = inventory.Network, "mlx5_core", "ether"
+	}
+	change("0000:3b:00.0", func(f *inventory.Function) { f.NumVFs = 8 })
+	change("0000:3b:00.2", func(f *inventory.Function) { f.ACPIIndex, f.RDMA = "101", true })
+	change("0000:3b:00.3", func(f *inventory.Function) { f.LinkType, f.PKey = "infiniband", "0x8050" })
+	change("0000:3b:00.4", func(f *inventory.Function) { f.VDPA = inventory.VDPA{Name: "a", Driver: "vhost_vdpa"} })
+	change("0000:3b:00.5", func(f *inventory.Function) { f.VDPA = inventory.VDPA{Name: "b", Driver: "virtio_vdpa"} })
+	change("0000:3b:00.6", func(f *inventory.Function) { f.DDPProfile, f.VDPA.Name = "ICE COMMS Package", "c" })
+	change("0000:3b:00.7", func(f *inventory.Function) { f.Driver = "" })
+	change("0000:3b:01.1", func(f *inventory.Function) { f.DefaultRoute = true })
+	nic := inventory.Function{
+		ID: inventory.ID{Address: "0000:19:00.0"}, Kind: inventory.PF, Class: inventory.Network, PF: "0000:19:00.0", PFName: "eno1", Index: -1, Driver: "igb", PFDriver: "igb",
+	}
+	uplink := nic
+	uplink.ID.Address, uplink.PF, uplink.DefaultRoute = "0000:19:00.1", "0000:19:00.1", true
+	fpga := inventory.Function{
+		ID: inventory.ID{Address: "0000:65:00.0"}, Kind: inventory.VF, Class: inventory.Accelerator, PF: "0000:65:00.1", Driver: "vfio-pci", Vendor: "8086",
+	}
+	functions = append(functions, nic, uplink, fpga)
+	const sf = "0000:3b:00.0/sf88"
+	for _, test := range []struct {
+		name       string
+		deviceType v1alpha1.DeviceType
+		selector   v1alpha1.FunctionSelector
+		want       string
+	}{
+		{"no device type: VFs and SFs, without the node's own", "", v1alpha1.FunctionSelector{}, sf + " 0 1 2 3 4 5 6"},
+		{"netDevice: also NICs; with a driver", v1alpha1.DeviceTypeNet, v1alpha1.FunctionSelector{}, "0 1 2 3 4 6 0000:19:00.0"},
+		{"auxNetDevice", v1alpha1.DeviceTypeAuxNet, v1alpha1.FunctionSelector{}, sf},
+		{"accelerator", v1alpha1.DeviceTypeAccelerator, v1alpha1.FunctionSelector{}, "0"},
+		{"a type that is not known", "gpu", v1alpha1.FunctionSelector{}, ""},
+		{"acpiIndex", "", v1alpha1.FunctionSelector{ACPIIndexes: []string{"100", "101"}}, "0"},
+		{"linkType", "", v1alpha1.FunctionSelector{LinkTypes: []string{"infiniband"}}, "1"},
+		{"pKey", "", v1alpha1.FunctionSelector{PKeys: []string{"0x50", "0X8050"}}, "1"},
+		{"another pKey", "", v1alpha1.FunctionSelector{PKeys: []string{"0x0"}}, ""},
+		{"ddpProfile", "", v1alpha1.FunctionSelector{DDPProfiles: []string{"ICE COMMS Package"}}, "4"},
+		{"no ddpProfile", "", v1alpha1.FunctionSelector{DDPProfiles: []string{""}}, ""},
+		{"auxType", "", v1alpha1.FunctionSelector{AuxTypes: []string{"sf"}}, sf},
+		{"isRdma", "", v1alpha1.FunctionSelector{IsRdma: true}, "0"},
+		{"vhost", "", v1alpha1.FunctionSelector{VDPAType: "vhost"}, "2"},
+		{"virtio", "", v1alpha1.FunctionSelector{VDPAType: "virtio"}, "3"},
+		{"pfName in another case", "", v1alpha1.FunctionSelector{PFNames: []string{"ENS3F0#2"}}, "2"},
+		{"a PF is not its own child", v1alpha1.DeviceTypeNet, v1alpha1.FunctionSelector{PFNames: []string{"eno1"}}, ""},
+		{"nor by address", v1alpha1.DeviceTypeNet, v1alpha1.FunctionSelector{RootDevices: []string{"0000:19:00.0"}}, ""},
+		{"but has an address", v1alpha1.DeviceTypeNet, v1alpha1.FunctionSelector{PCIAddresses: []string{"0000:19:00.0"}}, "0000:19:00.0"},
+		{"an SF's driver", "", v1alpha1.FunctionSelector{Drivers: []string{"mlx5_core"}, AuxTypes: []string{"sf"}}, ""},
+		{"an auxNetDevice's driver is the PF's too", v1alpha1.DeviceTypeAuxNet, v1alpha1.FunctionSelector{Drivers: []string{"mlx5_core"}}, sf},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			p := devicePool("fast", test.selector)
+			p.Spec.DeviceType = test.deviceType
+			pools := Assign(functions, []v1alpha1.DevicePool{p}, nil)
+			if len(pools) != 1 || pools[0].Err != nil {
+				t.Fatalf("Assign = %+v, want one pool", pools)
+			}
+			if got := names(pools[0].Functions); got != test.want {
+				t.Errorf("Functions are %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+// TestPriority: the highest has the Function, of equals the first by name.
+func TestPriority(t *testing.T) {
+	selector := v1alpha1.FunctionSelector{PFNames: []string{"ens3f0#0"}}
+	prio := func(name string, priority int32) v1alpha1.DevicePool {
+		p := devicePool(name, selector)
+		p.Spec.Priority = priority
+		return p
+	}
+	for _, test := range []struct {
+		pools []v1alpha1.DevicePool
+		want  string
+	}{
+		{[]v1alpha1.DevicePool{prio("a", 0), prio("b", 1), prio("c", -1)}, "b"},
+		{[]v1alpha1.DevicePool{prio("c", 7), prio("b", 7)}, "b"},
+		{[]v1alpha1.DevicePool{prio("b", -1), prio("c", 0)}, "c"},
+	} {
+		for _, p := range Assign(card(), test.pools, nil) {
+			if has := len(p.Functions) == 1; has != (p.Name == test.want) {
+				t.Errorf("%s has %q, want all in %s", p.Name, names(p.Functions), test.want)
+			}
+			if p.Name != test.want && (len(p.Overlaps) != 1 || p.Overlaps[0].Owner != test.want) {
+				t.Errorf("%s has overlaps %v, want one with %s", p.Name, p.Overlaps, test.want)
+			}
+		}
+	}
+}
+
+func TestBadSelectors(t *testing.T) {
+	good := v1alpha1.FunctionSelector{PFNames: []string{"ens3f0"}}
+	for _, test := range []struct {
+		selector v1alpha1.FunctionSelector
+		want     []string
+	}{
+		{v1alpha1.FunctionSelector{PFNames: []string{"ens3f0", "#1"}}, []string{"pfNames[1]", `"#1"`, "name"}},
+		{v1alpha1.FunctionSelector{PFNames: []string{"ens3f0#"}}, []string{"pfNames[0]", "0-3"}},
+		{v1alpha1.FunctionSelector{PFNames: []string{"ens3f0#3-1"}}, []string{"pfNames[0]", `"3-1"`, "0-3"}},
+		{v1alpha1.FunctionSelector{PFNames: []string{"ens3f0#-1"}}, []string{"pfNames[0]", `"-1"`, "0-3"}},
+		{v1alpha1.FunctionSelector{PFNames: []string{"ens3f0#1,,2"}}, []string{"pfNames[0]", `""`, "0-3"}},
+		{v1alpha1.FunctionSelector{PFNames: []string{"ens3f0#1-99999999999999999999"}}, []string{"pfNames[0]", "0-3"}},
+		{v1alpha1.FunctionSelector{RootDevices: []string{"ens3f0"}}, []string{"rootDevices[0]", "dddd:bb:dd.f"}},
+		{v1alpha1.FunctionSelector{RootDevices: []string{"0000:3b:00.0#x"}}, []string{"rootDevices[0]", `"x"`, "0-3"}},
+		{v1alpha1.FunctionSelector{PKeys: []string{"0x7fff", "7fff"}}, []string{"pKeys[1]", `"7fff"`, "0x7fff"}},
+		{v1alpha1.FunctionSelector{PKeys: []string{"0x17fff"}}, []string{"pKeys[0]", "16 bits"}},
+		{v1alpha1.FunctionSelector{AuxTypes: []string{"eth"}}, []string{"auxTypes[0]", `"eth"`, "sf"}},
+		{v1alpha1.FunctionSelector{VDPAType: "user"}, []string{"vdpaType", `"user"`, "virtio or vhost"}},
+		{v1alpha1.FunctionSelector{VDPAType: "vhost", IsRdma: true}, []string{"vdpaType", "isRdma"}},
+		{v1alpha1.FunctionSelector{PCIAddresses: []string{"3b:00.2"}}, []string{"pciAddresses[0]", "dddd:bb:dd.f"}},
+	} {
+		pools := Assign(card(), []v1alpha1.DevicePool{devicePool("bad", good, test.selector), devicePool("good", good)}, nil)
+		if len(pools) != 2 || pools[0].Err == nil || len(pools[0].Functions) != 0 {
+			t.Errorf("Assign with %+v = %+v, want an empty pool with an error", test.selector, pools)
+			continue
+		}
+		for _, text := range append(test.want, "DevicePool bad", "spec.selectors[1]") {
+			if !strings.Contains(pools[0].Err.Error(), text) {
+				t.Errorf("error %q: want %q in it", pools[0].Err, text)
+			}
+		}
+		if len(pools[1].Functions) != 9 {
+			t.Errorf("the pool without mistakes has %d Functions, want 9", len(pools[1].Functions))
+		}
+	}
+}
+
+func TestOverlap(t *testing.T) {
+	some := devicePool("b-some", v1alpha1.FunctionSelector{PFNames: []string{"ens3f0#0-2"}})
+	more := devicePool("c-more", v1alpha1.FunctionSelector{PFNames: []string{"ens3f0#2-4"}})
+	elsewhere := devicePool("a-elsewhere", v1alpha1.FunctionSelector{PFNames: []string{"ens3f0"}})
+	elsewhere.Spec.NodeSelector = map[string]string{"rack": "7"}
+
+	// The order in which they are listed does not matter.
+	for _, order := range [][]v1alpha1.DevicePool{{some, more, elsewhere}, {more, elsewhere, some}} {
+		pools := Assign(card(), order, map[string]string{"rack": "8"})
+		if len(pools) != 2 || pools[0].Name != "b-some" || pools[1].Name != "c-more" {
+			t.Fatalf("Assign = %+v, want b-some and c-more", pools)
+		}
+		if got := names(pools[0].Functions); got != "0 1 2" || len(pools[0].Overlaps) != 0 {
+			t.Errorf("b-some has %q and overlaps %v, want 0 1 2 and none", got, pools[0].Overlaps)
+		}
+		if got := names(pools[1].Functions); got != "3 4" {
+			t.Errorf("c-more has %q, want 3 4", got)
+		}
+		want := []Overlap{{Function: inventory.ID{Address: "0000:3b:00.4"}, Owner: "b-some"}}
+		if diff := cmp.Diff(want, pools[1].Overlaps); diff != "" {
+			t.Errorf("overlaps of c-more: -want +got\n%s", diff)
+		}
+	}
+	pools := Assign(card(), []v1alpha1.DevicePool{some, elsewhere}, map[string]string{"rack": "7", "zone": "a"})
+	if len(pools) != 2 || len(pools[0].Functions) != 9 || len(pools[1].Overlaps) != 3 {
+		t.Errorf("Assign on rack 7 = %+v, want all in a-elsewhere and three overlaps in b-some", pools)
+	}
+}
+
+// FuzzParseIndexed: what is accepted says which indexes it means, and means no negative ones.
+func FuzzParseIndexed(f *testing.F) {
+	for _, seed := range []string{"", "#", "ens3f0", "ens3f0#", "ens3f0#0-3,7", "ens3f0#3-0", "a#b#c", "0000:3b:00.0#0", "x#+1", "x#1--2", "x#99999999999999999999"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		parsed, err := parseIndexed(text)
+		if err != nil {
+			return
+		}
+		name, list, limited := strings.Cut(text, "#")
+		if parsed.name != name || name == "" || limited != (len(parsed.ranges) > 0) || limited && len(parsed.ranges) != strings.Count(list, ",")+1 {
+			t.Fatalf("parseIndexed(%q) = %+v", text, parsed)
+		}
+		for _, r := range parsed.ranges {
+			if r.first < 0 || r.last < r.first {
+				t.Errorf("parseIndexed(%q): range %+v", text, r)
+			}
+			if !parsed.matches(name, r.first) || !parsed.matches(name, r.last) {
+				t.Errorf("parseIndexed(%q) does not match the ends of its own range %+v", text, r)
+			}
+		}
+		if limited && parsed.matches(name, -1) {
+			t.Errorf("parseIndexed(%q) matches index -1, which is a PF's", text)
+		}
+	})
+}

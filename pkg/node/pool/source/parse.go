@@ -1,0 +1,106 @@
+package source
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/yaml"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool/sriovdp"
+)
+
+const kind = "DevicePool"
+
+// Parse reads declarations: a configuration of sriov-network-device-plugin, whose resources have this prefix where they
+// name none, or documents of kind DevicePool in YAML or JSON. Errors name the entry or document and the field; warnings
+// are about what is left out or changed.
+func Parse(content []byte, resourcePrefix string) (devicePools []v1alpha1.DevicePool, warnings []string, err error) {
+	if sriovdp.Is(content) {
+		conversion, err := sriovdp.Convert(content, resourcePrefix)
+		return conversion.DevicePools, conversion.Warnings, err
+	}
+	devicePools, err = parseDocuments(content)
+	return devicePools, nil, err
+}
+
+func parseDocuments(content []byte) ([]v1alpha1.DevicePool, error) {
+	reader := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(content)))
+	var out []v1alpha1.DevicePool
+	for n := 1; ; n++ {
+		document, err := reader.Read()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, fmt.Errorf("document %d: %w", n, err)
+		}
+		if empty(document) {
+			continue
+		}
+		devicePool, err := parseDocument(document)
+		if err != nil {
+			return nil, fmt.Errorf("document %d: %w", n, err)
+		}
+		if slices.ContainsFunc(out, func(other v1alpha1.DevicePool) bool { return other.Name == devicePool.Name }) {
+			return nil, fmt.Errorf("document %d: metadata.name: %s is that of an earlier document", n, devicePool.Name)
+		}
+		out = append(out, devicePool)
+	}
+	if len(out) == 0 {
+		return nil, errors.New("must have a resourceList of sriov-network-device-plugin, or a document of kind DevicePool")
+	}
+	return out, nil
+}
+
+// empty says whether a document has nothing but white space and comments.
+func empty(document []byte) bool {
+	var value any
+	return yaml.Unmarshal(document, &value) == nil && value == nil
+}
+
+func parseDocument(document []byte) (v1alpha1.DevicePool, error) {
+	var object struct {
+		APIVersion string `json:"apiVersion"`
+		Kind       string `json:"kind"`
+	}
+	if err := yaml.Unmarshal(document, &object); err != nil {
+		return v1alpha1.DevicePool{}, err
+	}
+	if want := v1alpha1.SchemeGroupVersion.String(); object.Kind != kind || object.APIVersion != want {
+		return v1alpha1.DevicePool{}, fmt.Errorf("apiVersion %q and kind %q: must be %s and %s",
+			object.APIVersion, object.Kind, want, kind)
+	}
+	var devicePool v1alpha1.DevicePool
+	if err := yaml.UnmarshalStrict(document, &devicePool); err != nil {
+		return v1alpha1.DevicePool{}, err
+	}
+	setDefaults(&devicePool.Spec)
+	return devicePool, pool.Check(devicePool)
+}
+
+// setDefaults fills in what the API server does by the CRD.
+func setDefaults(spec *v1alpha1.DevicePoolSpec) {
+	setDefault(&spec.Publish, v1alpha1.PublishDRA)
+	setDefault(&spec.Provision, v1alpha1.ProvisionOnPrepare)
+	if spec.SFs != nil {
+		spec.SFs.FirstNumber = cmp.Or(spec.SFs.FirstNumber, 1)
+	}
+	if spec.DevicePlugin != nil {
+		setDefault(&spec.DevicePlugin.ProvisionAt, v1alpha1.ProvisionAtAdd)
+		setDefault(&spec.DevicePlugin.PreferredAllocation, v1alpha1.PreferPack)
+	}
+}
+
+func setDefault[T ~string](field *T, value T) {
+	if *field == "" {
+		*field = value
+	}
+}

@@ -1,0 +1,222 @@
+// Package sriovdp reads configurations of sriov-network-device-plugin and says them in DevicePools, such that a node
+// gets the same resources with the same devices.
+package sriovdp
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
+)
+
+// DefaultPrefix of resources is that of sriov-network-device-plugin, its flag -resource-prefix.
+const DefaultPrefix = "intel.com"
+
+// Conversion is what a configuration means.
+type Conversion struct {
+	// DevicePools, in the order of the configuration, have publish: DevicePlugin.
+	DevicePools []v1alpha1.DevicePool
+	// Warnings are about what sriov-network-device-plugin accepts and leaves out, or takes otherwise than it looks.
+	// Each begins with the place: "resourceList[0].selectors[1].pfNames[0]: ..".
+	Warnings []string
+}
+
+var resourceName = regexp.MustCompile(`^[a-zA-Z0-9_-]+$`)
+
+// Is says whether this looks like a configuration of sriov-network-device-plugin: JSON that has a resourceList, even if
+// there is something wrong with it.
+func Is(config []byte) bool {
+	var object map[string]json.RawMessage
+	if json.Unmarshal(config, &object) != nil {
+		return bytes.HasPrefix(bytes.TrimSpace(config), []byte("{")) &&
+			bytes.Contains(bytes.ToLower(config), []byte(`"resourcelist"`))
+	}
+	for key := range object {
+		if strings.EqualFold(key, "resourceList") {
+			return true
+		}
+	}
+	return false
+}
+
+// Convert reads a configuration. prefix is that of resources that have none of their own. What makes
+// sriov-network-device-plugin end, or never begin to work, is an error that names the entry and the field; what it
+// only warns of is a warning here too.
+func Convert(config []byte, prefix string) (Conversion, error) {
+	entries, err := parseList(config)
+	if err != nil {
+		return Conversion{}, err
+	}
+	c := converter{prefix: prefix, resources: map[string]string{}, names: map[string]bool{}}
+	usable := 0
+	for i, raw := range entries {
+		used, err := c.convert(fmt.Sprintf("resourceList[%d]", i), raw, int32(len(entries)-i))
+		if err != nil {
+			return Conversion{}, err
+		}
+		if used {
+			usable++
+		}
+	}
+	if usable == 0 {
+		return Conversion{}, fmt.Errorf("no entry can be used: %s", strings.Join(c.warnings, "; "))
+	}
+	return Conversion{DevicePools: c.devicePools, Warnings: c.warnings}, nil
+}
+
+type converter struct {
+	prefix      string
+	resources   map[string]string // where each resource name was first
+	names       map[string]bool   // of DevicePools
+	devicePools []v1alpha1.DevicePool
+	warnings    []string
+}
+
+func (c *converter) warn(path, format string, args ...any) {
+	c.warnings = append(c.warnings, path+": "+fmt.Sprintf(format, args...))
+}
+
+// convert reads one entry. used is false where sriov-network-device-plugin would forget it before it checks anything.
+func (c *converter) convert(path string, raw json.RawMessage, priority int32) (used bool, err error) {
+	r, err := parseResource(path, raw)
+	if err != nil {
+		return false, err
+	}
+	c.warnAboutKeys(path, raw, resourceKeys)
+	deviceType := v1alpha1.DeviceType(r.DeviceType)
+	selectors, err := parseSelectors(path, r.Selectors, deviceType)
+	if err != nil {
+		c.warnings = append(c.warnings, err.Error()+"; the entry is left out")
+		return false, nil
+	}
+	name, err := c.claim(path, r)
+	if err != nil {
+		return false, err
+	}
+	spec := c.spec(r)
+	spec.Priority = priority
+	for _, s := range selectors {
+		if err := valid(s, deviceType); err != nil {
+			return false, err
+		}
+		c.warnAboutKeys(s.path, s.raw, selectorKeys[deviceType])
+		if kept, matches := c.clean(s.path, s.FunctionSelector); matches {
+			spec.Selectors = append(spec.Selectors, kept)
+		}
+	}
+	spec.DevicePlugin.NeedVhostNet = c.needVhostNet(path, name, selectors)
+	c.add(path, name, spec)
+	return true, nil
+}
+
+// spec is all but the selectors and what depends on them.
+func (c *converter) spec(r resource) v1alpha1.DevicePoolSpec {
+	return v1alpha1.DevicePoolSpec{
+		DeviceType: v1alpha1.DeviceType(r.DeviceType),
+		Publish:    v1alpha1.PublishDevicePlugin,
+		Provision:  v1alpha1.ProvisionOnPrepare,
+		DevicePlugin: &v1alpha1.DevicePluginSpec{
+			ResourcePrefix:      cmp.Or(r.ResourcePrefix, c.prefix),
+			ResourceName:        r.ResourceName,
+			ProvisionAt:         v1alpha1.ProvisionAtAdd,
+			PreferredAllocation: v1alpha1.PreferPack,
+			ExcludeTopology:     r.ExcludeTopology,
+			AdditionalInfo:      r.AdditionalInfo,
+		},
+	}
+}
+
+// needVhostNet says whether any selector asks for it: a DevicePool cannot ask for some of its Functions only.
+func (c *converter) needVhostNet(path, name string, selectors []located) bool {
+	with := 0
+	for _, s := range selectors {
+		if s.needVhostNet {
+			with++
+		}
+	}
+	if with > 0 && with < len(selectors) {
+		c.warn(path, "needVhostNet is for all of %s, not only for the devices of some selectors", name)
+	}
+	return with > 0
+}
+
+// claim takes the name of the resource.
+func (c *converter) claim(path string, r resource) (name string, err error) {
+	if !resourceName.MatchString(r.ResourceName) {
+		return "", fmt.Errorf("%s.resourceName: %q: must be of the characters a-z, A-Z, 0-9, _ and -", path, r.ResourceName)
+	}
+	name = cmp.Or(r.ResourcePrefix, c.prefix) + "/" + r.ResourceName
+	if first, taken := c.resources[name]; taken {
+		return "", fmt.Errorf("%s.resourceName: %s is that of %s already", path, name, first)
+	}
+	c.resources[name] = path
+	return name, nil
+}
+
+// valid says what makes sriov-network-device-plugin refuse the whole configuration.
+func valid(s located, deviceType v1alpha1.DeviceType) error {
+	if s.IsRdma && s.VDPAType != "" {
+		return fmt.Errorf("%s.vdpaType: cannot be together with isRdma", s.path)
+	}
+	if deviceType != v1alpha1.DeviceTypeAuxNet {
+		return nil
+	}
+	if len(s.AuxTypes) == 0 || slices.ContainsFunc(s.AuxTypes, func(t string) bool { return t != "sf" }) {
+		return fmt.Errorf("%s.auxTypes: %q: must be [\"sf\"]", s.path, s.AuxTypes)
+	}
+	return nil
+}
+
+func (c *converter) warnAboutKeys(path string, raw json.RawMessage, known []string) {
+	for _, key := range unknownKeys(raw, known) {
+		c.warn(path+"."+key, "is ignored: no such field here")
+	}
+}
+
+// add makes the DevicePool, unless it could never be of use.
+func (c *converter) add(path, resource string, spec v1alpha1.DevicePoolSpec) {
+	if err := pool.CheckResourceName(resource); err != nil {
+		c.warn(path, "left out: the kubelet refuses it: %v", err)
+		return
+	}
+	if len(spec.Selectors) == 0 {
+		c.warn(path, "left out: none of its selectors can match")
+		return
+	}
+	c.devicePools = append(c.devicePools, v1alpha1.DevicePool{
+		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "DevicePool"},
+		ObjectMeta: metav1.ObjectMeta{Name: c.poolName(spec.DevicePlugin)},
+		Spec:       spec,
+	})
+}
+
+// poolName makes a name from the resource's that is a DNS label and not taken: with the prefix if need be, because that
+// stays the same when entries are moved, and only then with a number.
+func (c *converter) poolName(plugin *v1alpha1.DevicePluginSpec) string {
+	name := label(plugin.ResourceName)
+	if c.names[name] {
+		name = label(plugin.ResourceName + "-" + plugin.ResourcePrefix)
+	}
+	unnumbered := name
+	for n := 2; c.names[name]; n++ {
+		number := fmt.Sprintf("-%d", n)
+		name = unnumbered[:min(len(unnumbered), validation.DNS1123LabelMaxLength-len(number))] + number
+	}
+	c.names[name] = true
+	return name
+}
+
+// label is a text as a DNS label. The text has a letter or digit within its first 63 characters.
+func label(text string) string {
+	text = strings.NewReplacer("_", "-", ".", "-").Replace(strings.ToLower(text))
+	return strings.Trim(text[:min(len(text), validation.DNS1123LabelMaxLength)], "-")
+}

@@ -1,0 +1,356 @@
+package provisioning
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/go-logr/logr"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+)
+
+// API is what [CRD] uses of the API server. What it reads comes from memory, if nothing else is said, and must not be
+// changed.
+type API interface {
+	// Synced waits until everything has been read once; false means that ctx ended before.
+	Synced(ctx context.Context) bool
+	// Subscribe returns a channel that receives a value after every change of what follows, until ctx ends.
+	Subscribe(ctx context.Context) <-chan struct{}
+	// XPUOf is the XPU that serves a PF of the node, nil if there is none.
+	XPUOf(ctx context.Context, pf pci.Address) (*v1alpha1.XPU, error)
+	// XPUAway says why the OPI agent of the Function's xPU cannot be asked.
+	XPUAway(f inventory.Function) string
+	// Ports are the Ports of the node.
+	Ports(ctx context.Context) ([]v1alpha1.XPUPort, error)
+	// PortsOf are the Ports of a Function, at most one in each namespace.
+	PortsOf(ctx context.Context, f inventory.ID) ([]v1alpha1.XPUPort, error)
+	// CreatePort creates a Port, and has it go when the node goes.
+	CreatePort(ctx context.Context, port *v1alpha1.XPUPort) error
+	// DeletePort asks for a Port to be taken away, only the one with the uid if that is not empty. An error that is
+	// NotFound says that there is none any more.
+	DeletePort(ctx context.Context, key types.NamespacedName, uid types.UID) error
+	// PortExists asks the API server itself.
+	PortExists(ctx context.Context, key types.NamespacedName) (bool, error)
+}
+
+// CRDOptions are what [CRD] depends on beside the API server and the journal.
+type CRDOptions struct {
+	// Node is the name of the node that has the Functions.
+	Node string
+	// Namespace is that of the XPUPorts, the agent's own.
+	Namespace string
+	// InUse says whether a pod may have a Function of which the journal has no record. It must not block.
+	InUse func(inventory.ID) bool
+	Log   logr.Logger
+}
+
+// CRD has Functions served by writing XPUPorts, which xpu-controller brings to the OPI agents. As with [Direct], its
+// truth is the journal: whoever calls writes the Port down before Provision, and that it is to go before Deprovision.
+// See [Provisioner].
+type CRD struct {
+	api       API
+	journal   Journal
+	options   CRDOptions
+	log       logr.Logger
+	functions locks[inventory.ID] // so that there is one at a time to write a Function's XPUPort
+}
+
+var _ Provisioner = (*CRD)(nil)
+
+// NewCRD makes a provisioner; [CRD.Run] has it keep up what it made.
+func NewCRD(api API, journal Journal, options CRDOptions) *CRD {
+	return &CRD{api: api, journal: journal, options: options, log: options.Log}
+}
+
+// Away is what xpu-controller says about the Function's xPU. See [Provisioner].
+func (c *CRD) Away(f inventory.Function) string { return c.api.XPUAway(f) }
+
+// Provision has an XPUPort that asks for exactly this, and waits until it is ready. See [Provisioner].
+func (c *CRD) Provision(ctx context.Context, r Request) (Port, error) {
+	p := provisioning{crd: c, request: r, key: c.key(r.Function.ID)}
+	if err := c.work(ctx, r.Function.ID, p.step); err != nil {
+		return Port{}, fmt.Errorf("the xPU does not serve Function %s in network %s: %w", r.Function.ID, r.Network, err)
+	}
+	return p.port, nil
+}
+
+// Deprovision deletes the XPUPort and waits until it is gone. See [Provisioner].
+func (c *CRD) Deprovision(ctx context.Context, f inventory.Function) error {
+	d := deprovisioning{crd: c, function: f.ID, key: c.key(f.ID)}
+	if err := c.work(ctx, f.ID, d.step); err != nil {
+		return fmt.Errorf("the xPU may still serve Function %s: %w", f.ID, err)
+	}
+	return nil
+}
+
+// work converges while nobody else works on the Function.
+func (c *CRD) work(ctx context.Context, f inventory.ID, step func(context.Context) progress) error {
+	unlock, err := c.functions.lock(ctx, f)
+	if err != nil {
+		return fmt.Errorf("other work on its XPUPort is not done yet: %w", err)
+	}
+	defer unlock()
+	return c.converge(ctx, step)
+}
+
+func (c *CRD) key(f inventory.ID) types.NamespacedName {
+	return types.NamespacedName{Namespace: c.options.Namespace, Name: claim.PortName(c.options.Node, f)}
+}
+
+// progress is what came of a step: the zero value says that all is done.
+type progress struct {
+	// missing is what has to happen, in the words of whoever knows best.
+	missing error
+	// refused says that the API server did not do what it was asked to. It is asked again after a pause, and not
+	// whenever something else changes.
+	refused bool
+	// undeclared says that an administrator has to declare something first, which may be on its way or not.
+	undeclared bool
+}
+
+func waiting(format string, args ...any) progress {
+	return progress{missing: fmt.Errorf(format, args...)}
+}
+
+func refused(err error) progress {
+	return progress{missing: fmt.Errorf("the API server does not do what is needed: %w", err), refused: true}
+}
+
+// undeclaredFor is for how long something that is not declared is waited for: it may come together with the pod. Who made
+// a mistake should hear of it soon.
+const undeclaredFor = 5 * time.Second
+
+// converge repeats the step until nothing is missing: after each change at the API server, and after pauses in case
+// that none comes. When ctx ends, or nobody declares what has to be, it returns what is missing.
+func (c *CRD) converge(ctx context.Context, step func(context.Context) progress) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	changes := c.api.Subscribe(ctx)
+	if !c.api.Synced(ctx) {
+		return errors.New("the API server has not been read yet; check that it can be reached from this node")
+	}
+	pauses := retries()
+	var missing error
+	var undeclared time.Time // since when
+	for {
+		now := step(ctx)
+		if now.missing == nil {
+			return nil
+		}
+		// An answer that was cut short says less than the one before.
+		if missing == nil || ctx.Err() == nil {
+			missing = now.missing
+		}
+		switch {
+		case !now.undeclared:
+			undeclared = time.Time{}
+		case undeclared.IsZero():
+			undeclared = time.Now()
+		case time.Since(undeclared) >= undeclaredFor:
+			return missing
+		}
+		relevant := changes
+		if now.refused {
+			relevant = nil
+		}
+		select {
+		case <-ctx.Done():
+			return missing
+		case <-relevant:
+		case <-time.After(pauses.Step()):
+		}
+	}
+}
+
+// provisioning is one call of Provision.
+type provisioning struct {
+	crd     *CRD
+	request Request
+	key     types.NamespacedName
+	made    time.Time // when the XPUPort was created
+	port    Port      // the result
+}
+
+// memoryLag is for how long a Port that was just created may be missing in memory.
+const memoryLag = time.Second
+
+func (p *provisioning) step(ctx context.Context) progress {
+	f := p.request.Function
+	xpu, err := p.crd.api.XPUOf(ctx, f.PF)
+	if err != nil {
+		return refused(err)
+	}
+	if xpu == nil {
+		return progress{missing: p.crd.noXPU(f.PF), undeclared: true}
+	}
+	own, other, err := p.crd.ports(ctx, f.ID)
+	if err != nil {
+		return refused(err)
+	}
+	want := p.crd.draft(p.request, xpu.Name)
+	switch {
+	case own != nil && !own.DeletionTimestamp.IsZero():
+		return waiting("the Function's last XPUPort %s is not gone yet%s", p.key, why(own))
+	case own != nil && !serves(&own.Spec, &want.Spec):
+		return p.replace(ctx, own)
+	case own != nil:
+		return p.judge(own)
+	case other != nil:
+		return waiting("the Function still has XPUPort %s/%s of another namespace, for ResourceClaim %q; it must be gone first",
+			other.Namespace, other.Name, other.Spec.Claim.Name)
+	case time.Since(p.made) < memoryLag:
+		return waiting("XPUPort %s is waiting for XPU %s", p.key, xpu.Name)
+	}
+	return p.create(ctx, want)
+}
+
+func (p *provisioning) create(ctx context.Context, port *v1alpha1.XPUPort) progress {
+	err := p.crd.api.CreatePort(ctx, port)
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return refused(fmt.Errorf("create XPUPort %s: %w", p.key, err))
+	}
+	p.made = time.Now()
+	p.crd.log.V(1).Info("Created XPUPort", "port", p.key, "xpu", port.Spec.XPU, "network", port.Spec.Network)
+	return waiting("XPUPort %s is waiting for XPU %s", p.key, port.Spec.XPU)
+}
+
+func (p *provisioning) replace(ctx context.Context, port *v1alpha1.XPUPort) progress {
+	err := p.crd.api.DeletePort(ctx, p.key, port.UID)
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return refused(fmt.Errorf("delete XPUPort %s: %w", p.key, err))
+	}
+	p.crd.log.Info("Replacing an XPUPort that is another one", "port", p.key, "has", port.Spec)
+	return waiting("the Function's last XPUPort %s, in network %s, is not gone yet", p.key, port.Spec.Network)
+}
+
+func (p *provisioning) judge(port *v1alpha1.XPUPort) progress {
+	if meta.IsStatusConditionTrue(port.Status.Conditions, v1alpha1.ConditionReady) {
+		p.port = Port{MTU: int(port.Status.MTU)}
+		return progress{}
+	}
+	now := waiting("XPUPort %s is waiting for XPU %s%s", p.key, port.Spec.XPU, why(port))
+	now.undeclared = undeclared(port)
+	return now
+}
+
+// undeclared says whether xpu-controller lacks the Port's network or XPU.
+func undeclared(port *v1alpha1.XPUPort) bool {
+	ready := meta.FindStatusCondition(port.Status.Conditions, v1alpha1.ConditionReady)
+	return ready != nil && (ready.Reason == v1alpha1.ReasonNetworkNotFound || ready.Reason == v1alpha1.ReasonNoXPU)
+}
+
+// deprovisioning is one call of Deprovision.
+type deprovisioning struct {
+	crd      *CRD
+	function inventory.ID
+	key      types.NamespacedName
+	asked    bool // the API server took the request
+}
+
+func (d *deprovisioning) step(ctx context.Context) progress {
+	if !d.asked {
+		err := d.crd.api.DeletePort(ctx, d.key, "")
+		if err != nil && !apierrors.IsNotFound(err) {
+			return refused(fmt.Errorf("delete XPUPort %s: %w", d.key, err))
+		}
+		d.asked = true
+	}
+	own, _, err := d.crd.ports(ctx, d.function)
+	if err != nil {
+		return refused(err)
+	}
+	if own != nil {
+		return waiting("xpu-controller has not taken XPUPort %s from XPU %s yet%s", d.key, own.Spec.XPU, why(own))
+	}
+	// One that was created a moment ago may not be in memory yet.
+	exists, err := d.crd.api.PortExists(ctx, d.key)
+	if err != nil {
+		return refused(fmt.Errorf("XPUPort %s: %w", d.key, err))
+	}
+	if exists {
+		return waiting("xpu-controller has not taken XPUPort %s from its xPU yet", d.key)
+	}
+	return progress{}
+}
+
+// ports are the Port of the Function in the agent's namespace and one in another, nil where there is none.
+func (c *CRD) ports(ctx context.Context, f inventory.ID) (own, other *v1alpha1.XPUPort, err error) {
+	all, err := c.api.PortsOf(ctx, f)
+	for i := range all {
+		if all[i].Namespace == c.options.Namespace {
+			own = &all[i]
+		} else {
+			other = &all[i]
+		}
+	}
+	return own, other, err
+}
+
+func (c *CRD) noXPU(pf pci.Address) error {
+	return fmt.Errorf("%s: no XPU has nodeName %s and PF %s; create one, or add the PF to its spec.pfs",
+		v1alpha1.ReasonNoXPU, c.options.Node, pf)
+}
+
+func (c *CRD) draft(r Request, xpu string) *v1alpha1.XPUPort {
+	key := c.key(r.Function.ID)
+	return &v1alpha1.XPUPort{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace:  key.Namespace,
+			Name:       key.Name,
+			Labels:     map[string]string{v1alpha1.LabelPool: r.DevicePool, v1alpha1.LabelNetwork: r.Network},
+			Finalizers: []string{v1alpha1.FinalizerPort},
+		},
+		Spec: v1alpha1.XPUPortSpec{
+			NodeName: c.options.Node,
+			Function: claim.FunctionRef(r.Function.ID),
+			XPU:      xpu,
+			Network:  r.Network,
+			MAC:      string(r.MAC),
+			Pod:      podRef(r.Pod),
+		},
+	}
+}
+
+func podRef(pod journal.Pod) *v1alpha1.PodRef {
+	if pod.Name == "" {
+		return nil
+	}
+	return &v1alpha1.PodRef{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
+}
+
+// serves says whether a Port is as good as the one that is wanted.
+func serves(have, want *v1alpha1.XPUPortSpec) bool {
+	return have.XPU == want.XPU && have.Network == want.Network && have.MAC == want.MAC && forPod(have.Pod, want.Pod)
+}
+
+// forPod says whether a Port that was made for one pod is for the other. One that was made by Allocate is for any.
+func forPod(have, want *v1alpha1.PodRef) bool {
+	switch {
+	case have == nil:
+		return true
+	case want == nil:
+		return false
+	case have.UID != "" && want.UID != "":
+		return have.UID == want.UID
+	}
+	return have.Namespace == want.Namespace && have.Name == want.Name
+}
+
+// why is what xpu-controller says about a Port, as the end of a sentence; "" if nothing.
+func why(port *v1alpha1.XPUPort) string {
+	ready := meta.FindStatusCondition(port.Status.Conditions, v1alpha1.ConditionReady)
+	if ready == nil || ready.Status == metav1.ConditionTrue {
+		return ""
+	}
+	return fmt.Sprintf(": %s: %s", ready.Reason, ready.Message)
+}

@@ -1,0 +1,344 @@
+package provisioning_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/testr"
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/config"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi/kubeapitest"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning/provisioningtest"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
+)
+
+const node = "node"
+
+// cluster is the one API server of the package's tests, which run one after the other; nil if there is none.
+var cluster *kubeapitest.Cluster
+
+func TestMain(m *testing.M) { os.Exit(runTests(m)) }
+
+func runTests(m *testing.M) int {
+	started, err := kubeapitest.Start(filepath.Join("..", "..", "..", "deploy"))
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	cluster = started
+	code := m.Run()
+	if err := cluster.Stop(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return code
+}
+
+func TestCRD(t *testing.T) {
+	cluster.Need(t)
+	provisioningtest.Suite(t, func(t *testing.T, agent *opitest.Agent, records *provisioningtest.Records) provisioning.Provisioner {
+		declare(t, agent)
+		startController(t)
+		crd := newCRD(t, startAPI(t), records)
+		inBackground(t, "upkeep", crd.Run)
+		return crd
+	})
+}
+
+// newCRD makes one that is sure that no pod has what the journal does not know.
+func newCRD(t *testing.T, api provisioning.API, records *provisioningtest.Records) *provisioning.CRD {
+	return provisioning.NewCRD(api, records, provisioning.CRDOptions{
+		Node: node, Namespace: kubeapitest.AgentNamespace, InUse: func(inventory.ID) bool { return false }, Log: testr.New(t),
+	})
+}
+
+func admin(t *testing.T) client.Client {
+	t.Helper()
+	c, err := kubeapitest.Client(cluster.Admin())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// declare creates the world of the suite, and removes it and the Ports when the test ends. What the test starts after
+// this has ended then.
+func declare(t *testing.T, agent *opitest.Agent) {
+	t.Helper()
+	c := admin(t)
+	t.Cleanup(func() { sweep(t, c) })
+	for _, o := range []client.Object{
+		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}},
+		&v1alpha1.XPU{
+			ObjectMeta: metav1.ObjectMeta{Name: provisioningtest.XPU},
+			Spec: v1alpha1.XPUSpec{
+				NodeName: node, PFs: []string{string(provisioningtest.PF)}, Endpoint: agent.Config().Endpoint, Insecure: true,
+			},
+		},
+		&v1alpha1.XPUNetwork{
+			ObjectMeta: metav1.ObjectMeta{Name: provisioningtest.Blue},
+			Spec:       v1alpha1.XPUNetworkSpec{VLAN: provisioningtest.BlueVLAN, MTU: new(int32(provisioningtest.BlueMTU))},
+		},
+		&v1alpha1.XPUNetwork{
+			ObjectMeta: metav1.ObjectMeta{Name: provisioningtest.Green}, Spec: v1alpha1.XPUNetworkSpec{VLAN: provisioningtest.GreenVLAN},
+		},
+	} {
+		if err := c.Create(t.Context(), o); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func sweep(t *testing.T, c client.Client) {
+	ctx := context.Background()
+	for _, all := range []client.ObjectList{&v1alpha1.XPUPortList{}, &v1alpha1.XPUNetworkList{}, &v1alpha1.XPUList{}, &corev1.NodeList{}} {
+		if err := c.List(ctx, all); err != nil {
+			t.Errorf("sweep: %v", err)
+		}
+		_ = meta.EachListItem(all, func(item runtime.Object) error {
+			o := item.(client.Object)
+			if err := c.Patch(ctx, o, client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`))); client.IgnoreNotFound(err) != nil {
+				t.Errorf("sweep: %v", err)
+			}
+			if err := c.Delete(ctx, o); client.IgnoreNotFound(err) != nil {
+				t.Errorf("sweep: %v", err)
+			}
+			return nil
+		})
+	}
+}
+
+// inBackground runs something until the test ends.
+func inBackground(t *testing.T, what string, run func(context.Context) error) {
+	t.Helper()
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Errorf("%s: %v, want nil when its context ends", what, err)
+		}
+	})
+}
+
+func startController(t *testing.T) {
+	t.Helper()
+	scheme, err := controller.Scheme()
+	if err != nil {
+		t.Fatal(err)
+	}
+	mgr, err := ctrl.NewManager(cluster.Admin(), ctrl.Options{
+		Scheme: scheme, Logger: logr.Discard(), Cache: controller.CacheOptions(kubeapitest.AgentNamespace),
+		Metrics:    metricsserver.Options{BindAddress: "0"},
+		Controller: config.Controller{SkipNameValidation: new(true)},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = controller.Setup(t.Context(), mgr, controller.Options{
+		Namespace: kubeapitest.AgentNamespace, Registerer: prometheus.NewRegistry(), Debounce: 50 * time.Millisecond, OrphanGrace: -1,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	inBackground(t, "controller", mgr.Start)
+}
+
+// startAPI has the rights of the node's agent and no others.
+func startAPI(t *testing.T) *kubeapi.API {
+	t.Helper()
+	api, err := kubeapi.New(cluster.Agent(node), node, kubeapi.Events{DeclarationsChanged: func() {}, PortsChanged: func() {}, XPUsChanged: func() {}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	inBackground(t, "API", api.Run)
+	return api
+}
+
+func vf(index int) inventory.Function {
+	return inventory.Function{
+		ID:   inventory.ID{Address: "0000:3b:02.0"},
+		Kind: inventory.VF, PF: provisioningtest.PF, Index: index, LinkUp: true,
+	}
+}
+
+func blue(f inventory.Function) provisioning.Request {
+	return provisioning.Request{Function: f, DevicePool: provisioningtest.Pool, Network: provisioningtest.Blue, MAC: provisioning.MAC(node, f.ID)}
+}
+
+func within(t *testing.T, limit time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// TestCRDPort: what others read of the Port, and that it goes when the node goes.
+func TestCRDPort(t *testing.T) {
+	cluster.Need(t)
+	declare(t, opitest.Start(t))
+	startController(t)
+	crd := newCRD(t, startAPI(t), &provisioningtest.Records{})
+	r := blue(vf(0))
+	r.Pod = journal.Pod{Namespace: "default", Name: "web", UID: "web-1"}
+	if _, err := crd.Provision(within(t, 20*time.Second), r); err != nil {
+		t.Fatal(err)
+	}
+	var port v1alpha1.XPUPort
+	var owner corev1.Node
+	c := admin(t)
+	if err := c.Get(t.Context(), client.ObjectKey{Namespace: kubeapitest.AgentNamespace, Name: "node-0000-3b-02-0"}, &port); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Get(t.Context(), client.ObjectKey{Name: node}, &owner); err != nil {
+		t.Fatal(err)
+	}
+	if len(port.OwnerReferences) != 1 || port.OwnerReferences[0].UID != owner.UID || port.OwnerReferences[0].Kind != "Node" {
+		t.Errorf("owners %+v, want the Node", port.OwnerReferences)
+	}
+	if port.Labels[v1alpha1.LabelPool] != provisioningtest.Pool || port.Labels[v1alpha1.LabelNetwork] != provisioningtest.Blue {
+		t.Errorf("labels %v", port.Labels)
+	}
+	if port.Spec.Pod == nil || *port.Spec.Pod != (v1alpha1.PodRef{Namespace: "default", Name: "web", UID: "web-1"}) || port.Spec.Claim.Name != "" {
+		t.Errorf("pod %+v, claim %+v", port.Spec.Pod, port.Spec.Claim)
+	}
+	if port.Spec.XPU != provisioningtest.XPU || port.Status.BridgePort != "vf-0000-3b-02-0" {
+		t.Errorf("XPU %s, bridge port %s", port.Spec.XPU, port.Status.BridgePort)
+	}
+	r.Pod.UID = "web-2"
+	if _, err := crd.Provision(within(t, 20*time.Second), r); err != nil {
+		t.Fatal(err)
+	}
+	before := port.UID
+	if err := c.Get(t.Context(), client.ObjectKeyFromObject(&port), &port); err != nil || port.UID == before || port.Spec.Pod.UID != "web-2" {
+		t.Errorf("for another pod it is %s for %+v, %v; want another Port than %s", port.UID, port.Spec.Pod, err, before)
+	}
+}
+
+// TestCRDWaitsForClaim: a Function that a claim still has is not touched.
+func TestCRDWaitsForClaim(t *testing.T) {
+	cluster.Need(t)
+	declare(t, opitest.Start(t))
+	startController(t)
+	crd := newCRD(t, startAPI(t), &provisioningtest.Records{})
+	f, c := vf(0), admin(t)
+	ofClaim := &v1alpha1.XPUPort{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: claim.PortName(node, f.ID)},
+		Spec: v1alpha1.XPUPortSpec{
+			NodeName: node, Function: claim.FunctionRef(f.ID), XPU: provisioningtest.XPU, Network: provisioningtest.Green, MAC: "02:00:00:00:00:01",
+			Claim: v1alpha1.ClaimRef{Name: "last", UID: "last-uid", Request: "nic"},
+		},
+	}
+	if err := c.Create(t.Context(), ofClaim); err != nil {
+		t.Fatal(err)
+	}
+	_, err := crd.Provision(within(t, time.Second), blue(f))
+	if err == nil || !strings.Contains(err.Error(), "XPUPort default/node-0000-3b-02-0") {
+		t.Fatalf("error %v, want one that names the claim's Port", err)
+	}
+	if err := c.Delete(t.Context(), ofClaim); client.IgnoreNotFound(err) != nil {
+		t.Fatal(err)
+	}
+	if _, err := crd.Provision(within(t, 20*time.Second), blue(f)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestCRDWithoutController: the error says who has to do something.
+func TestCRDWithoutController(t *testing.T) {
+	cluster.Need(t)
+	declare(t, opitest.Start(t))
+	crd := newCRD(t, startAPI(t), &provisioningtest.Records{})
+	_, err := crd.Provision(within(t, time.Second), blue(vf(0)))
+	if err == nil || !strings.Contains(err.Error(), "XPUPort xpu-system/node-0000-3b-02-0 is waiting for XPU card") {
+		t.Errorf("error %v, want one that says who is awaited", err)
+	}
+	err = crd.Deprovision(within(t, time.Second), vf(0))
+	if err == nil || !strings.Contains(err.Error(), "xpu-controller has not taken XPUPort xpu-system/node-0000-3b-02-0") {
+		t.Errorf("error %v, want one that says who is awaited", err)
+	}
+}
+
+// TestCRDWithoutAPIServer: nothing blocks for longer than it may, and nothing is taken for done.
+func TestCRDWithoutAPIServer(t *testing.T) {
+	cluster.Need(t)
+	away := cluster.Agent(node)
+	away.Host = "https://127.0.0.1:1"
+	api, err := kubeapi.New(away, node, kubeapi.Events{DeclarationsChanged: func() {}, PortsChanged: func() {}, XPUsChanged: func() {}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	inBackground(t, "API", api.Run)
+	crd := newCRD(t, api, &provisioningtest.Records{})
+	const want = "the API server has not been read yet"
+	if _, err := crd.Provision(within(t, 100*time.Millisecond), blue(vf(0))); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("Provision: error %v, want %q", err, want)
+	}
+	if err := crd.Deprovision(within(t, 100*time.Millisecond), vf(0)); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("Deprovision: error %v, want %q", err, want)
+	}
+	if message := crd.Away(vf(0)); message != "" {
+		t.Errorf("Away = %q while nothing is known", message)
+	}
+}
+
+// flaky is an API server that refuses the next calls that change something.
+type flaky struct {
+	provisioning.API
+	refusals int
+}
+
+func (f *flaky) refuse() error {
+	if f.refusals == 0 {
+		return nil
+	}
+	f.refusals--
+	return apierrors.NewServiceUnavailable("try later")
+}
+
+func (f *flaky) CreatePort(ctx context.Context, port *v1alpha1.XPUPort) error {
+	if err := f.refuse(); err != nil {
+		return err
+	}
+	return f.API.CreatePort(ctx, port)
+}
+
+// TestCRDRetries: an API server that does not do what it is asked is asked again.
+func TestCRDRetries(t *testing.T) {
+	cluster.Need(t)
+	declare(t, opitest.Start(t))
+	startController(t)
+	api := &flaky{API: startAPI(t), refusals: 2}
+	crd := newCRD(t, api, &provisioningtest.Records{})
+	if _, err := crd.Provision(within(t, 20*time.Second), blue(vf(0))); err != nil {
+		t.Fatal(err)
+	}
+	api.refusals = 1000
+	other := blue(inventory.Function{ID: inventory.ID{Address: "0000:3b:02.1"}, PF: provisioningtest.PF})
+	_, err := crd.Provision(within(t, time.Second), other)
+	if err == nil || !strings.Contains(err.Error(), "create XPUPort xpu-system/node-0000-3b-02-1: try later") {
+		t.Errorf("error %v, want what the API server said", err)
+	}
+}

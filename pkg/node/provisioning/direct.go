@@ -1,0 +1,176 @@
+package provisioning
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi"
+)
+
+// Journal says which Ports the xPUs are to serve. [journal.Journal] is one.
+type Journal interface {
+	Get(inventory.ID) (a journal.Attachment, ok bool)
+	All() []journal.Attachment
+}
+
+// DirectOptions are what [Direct] depends on beside its configuration and the journal.
+type DirectOptions struct {
+	// Changed is called when [Direct.Away] may say something else than before. It must not block.
+	Changed func()
+	// Debounce is for how long an OPI agent that cannot be reached is not away yet. Default 500 ms, so that
+	// the kubelet hears of it within a second.
+	Debounce time.Duration
+	Registry prometheus.Registerer
+	Log      logr.Logger
+}
+
+// Direct has Functions served by asking the OPI agents itself. Its truth is the journal: whoever calls writes the Port
+// down before Provision, and that it is to go before Deprovision. See [Provisioner].
+type Direct struct {
+	config    *Config
+	cards     []*card
+	functions locks[inventory.ID]
+	journal   Journal
+	options   DirectOptions
+	log       logr.Logger
+}
+
+var _ Provisioner = (*Direct)(nil)
+
+// NewDirect makes a provisioner; [Direct.Run] has it see to the connections.
+func NewDirect(config *Config, journal Journal, options DirectOptions) (*Direct, error) {
+	options.Debounce = cmp.Or(options.Debounce, 500*time.Millisecond)
+	d := &Direct{config: config, journal: journal, options: options, log: options.Log}
+	metrics := newMetrics(options.Registry)
+	for _, xpu := range config.XPUs {
+		c, err := newCard(xpu, d, metrics)
+		if err != nil {
+			return nil, err
+		}
+		metrics.report(xpu.Name, false)
+		d.cards = append(d.cards, c)
+	}
+	return d, nil
+}
+
+// Run keeps the connections to the OPI agents up until ctx ends. Each time one comes up, it has the agent serve all that
+// the journal says again, as an agent that was restarted may have forgotten it.
+func (d *Direct) Run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	for _, c := range d.cards {
+		group.Go(func() error { return c.run(ctx) })
+	}
+	group.Go(func() error { <-ctx.Done(); return ctx.Err() })
+	err := group.Wait()
+	if errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
+}
+
+// Network is that of a pool, "" if it has none.
+func (d *Direct) Network(pool string) string { return d.config.Pools[pool] }
+
+// Away says that the OPI agent of the Function's xPU has not been reached for a while, and why. See [Provisioner].
+func (d *Direct) Away(f inventory.Function) string {
+	c := d.card(f.PF)
+	if c == nil {
+		return ""
+	}
+	return c.away()
+}
+
+// Provision has the OPI agent serve the Port. See [Provisioner].
+func (d *Direct) Provision(ctx context.Context, r Request) (Port, error) {
+	network, err := d.provision(ctx, r)
+	if err != nil {
+		return Port{}, fmt.Errorf("the xPU does not serve Function %s in network %s: %w", r.Function.ID, r.Network, err)
+	}
+	return Port{MTU: int(network.MTU)}, nil
+}
+
+func (d *Direct) provision(ctx context.Context, r Request) (Network, error) {
+	c := d.card(r.Function.PF)
+	if c == nil {
+		return Network{}, fmt.Errorf("no xPU of the configuration has PF %s; add it to its pfs", r.Function.PF)
+	}
+	network, known := d.config.Networks[r.Network]
+	if !known {
+		return Network{}, errors.New("networks of the configuration has no such network; add it, or name another one")
+	}
+	port, err := opiPort(r.Function.ID, r.Network, r.MAC)
+	if err != nil {
+		return Network{}, err
+	}
+	unlock, err := d.functions.lock(ctx, r.Function.ID)
+	if err != nil {
+		return Network{}, fmt.Errorf("its Port is being verified: %w", err)
+	}
+	defer unlock()
+	return network, c.until(ctx, func(ctx context.Context) error { return c.ensure(ctx, port, network.opi(r.Network)) })
+}
+
+// Deprovision has the OPI agent delete the Port, and waits until it has none. See [Provisioner].
+func (d *Direct) Deprovision(ctx context.Context, f inventory.Function) error {
+	c := d.card(f.PF)
+	if c == nil {
+		d.log.Info("No xPU of the configuration has the PF: the Port is taken to be gone", "function", f.ID, "pf", f.PF)
+		return nil
+	}
+	if err := d.deprovision(ctx, c, f.ID); err != nil {
+		return fmt.Errorf("the xPU may still serve Function %s: %w", f.ID, err)
+	}
+	return nil
+}
+
+func (d *Direct) deprovision(ctx context.Context, c *card, f inventory.ID) error {
+	id, err := portID(f)
+	if err != nil {
+		return err
+	}
+	unlock, err := d.functions.lock(ctx, f)
+	if err != nil {
+		return fmt.Errorf("its Port is being verified: %w", err)
+	}
+	defer unlock()
+	return c.until(ctx, func(ctx context.Context) error { return c.remove(ctx, id) })
+}
+
+// card is the one that has the PF: one that names it before one that takes every PF; nil if there is none.
+func (d *Direct) card(pf pci.Address) *card {
+	var every *card
+	for _, c := range d.cards {
+		if slices.Contains(c.xpu.PFs, pf) {
+			return c
+		}
+		if len(c.xpu.PFs) == 0 {
+			every = c
+		}
+	}
+	return every
+}
+
+func portID(f inventory.ID) (string, error) {
+	var sfnum *int
+	if n, isSF := f.SFNum(); isSF {
+		sfnum = new(int(n))
+	}
+	return opi.PortID(string(f.Address), sfnum)
+}
+
+func opiPort(f inventory.ID, network string, mac netdev.MAC) (opi.Port, error) {
+	id, err := portID(f)
+	return opi.Port{ID: id, MAC: mac.HardwareAddr(), Networks: []string{opi.NetworkID(network)}}, err
+}

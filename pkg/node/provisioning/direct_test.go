@@ -1,0 +1,267 @@
+package provisioning_test
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr/testr"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning/provisioningtest"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
+)
+
+func TestDirect(t *testing.T) {
+	provisioningtest.Suite(t, func(t *testing.T, agent *opitest.Agent, records *provisioningtest.Records) provisioning.Provisioner {
+		return startDirect(t, directConfig(agent), records)
+	})
+}
+
+// directConfig is the world of the suite.
+func directConfig(agent *opitest.Agent) *provisioning.Config {
+	return &provisioning.Config{
+		XPUs: []provisioning.XPU{{
+			Name: provisioningtest.XPU, Endpoint: agent.Config().Endpoint, PFs: []pci.Address{provisioningtest.PF}, Insecure: true,
+		}},
+		Networks: map[string]provisioning.Network{
+			provisioningtest.Blue:  {VLAN: provisioningtest.BlueVLAN, MTU: provisioningtest.BlueMTU},
+			provisioningtest.Green: {VLAN: provisioningtest.GreenVLAN},
+		},
+		Pools: map[string]string{provisioningtest.Pool: provisioningtest.Blue},
+	}
+}
+
+func startDirect(t *testing.T, config *provisioning.Config, records *provisioningtest.Records) *provisioning.Direct {
+	t.Helper()
+	direct, err := provisioning.NewDirect(config, records, provisioning.DirectOptions{
+		Changed: func() {}, Debounce: 100 * time.Millisecond, Registry: prometheus.NewRegistry(), Log: testr.New(t),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	inBackground(t, "Direct", direct.Run)
+	return direct
+}
+
+func eventually(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	if err := wait.PollUntilContextTimeout(t.Context(), 5*time.Millisecond, 20*time.Second, true,
+		func(context.Context) (bool, error) { return condition(), nil }); err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+}
+
+// TestDirectWithoutXPUs: a node without xPUs has nothing to ask, and nothing to give back.
+func TestDirectWithoutXPUs(t *testing.T) {
+	direct := startDirect(t, &provisioning.Config{Pools: map[string]string{"fast": "blue"}}, &provisioningtest.Records{})
+	if message := direct.Away(vf(0)); message != "" {
+		t.Errorf("Away = %q", message)
+	}
+	if err := direct.Deprovision(t.Context(), vf(0)); err != nil {
+		t.Errorf("Deprovision: %v", err)
+	}
+	if _, err := direct.Provision(t.Context(), blue(vf(0))); err == nil || !strings.Contains(err.Error(), "no xPU of the configuration has PF 0000:3b:00.0") {
+		t.Errorf("Provision: error %v, want one that names the PF", err)
+	}
+	if got := direct.Network("fast") + direct.Network("other"); got != "blue" {
+		t.Errorf("networks of the pools: %q", got)
+	}
+}
+
+// TestDirectDebounce: an agent that is back at once is no news for pods; one that is not is told of without being asked.
+func TestDirectDebounce(t *testing.T) {
+	agent := opitest.Start(t)
+	var changes atomic.Int64
+	registry := prometheus.NewRegistry()
+	const debounce = 500 * time.Millisecond
+	direct, err := provisioning.NewDirect(directConfig(agent), &provisioningtest.Records{}, provisioning.DirectOptions{
+		Changed: func() { changes.Add(1) }, Debounce: debounce, Registry: registry, Log: testr.New(t),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	connected := func(want string) bool {
+		return testutil.GatherAndCompare(registry, strings.NewReader(`
+# HELP xpu_direct_connected 1 while there is a connection to the OPI agent of an xPU, else 0, by xPU.
+# TYPE xpu_direct_connected gauge
+xpu_direct_connected{xpu="card"} `+want+"\n"), "xpu_direct_connected") == nil
+	}
+	if !connected("0") {
+		t.Error("the metric of an xPU that was never reached is not 0")
+	}
+	inBackground(t, "Direct", direct.Run)
+	eventually(t, "connected", func() bool { return connected("1") && changes.Load() > 0 })
+	told := changes.Load()
+	before := time.Now()
+	agent.Stop()
+	eventually(t, "not connected", func() bool { return connected("0") })
+	if message := direct.Away(vf(0)); message != "" && time.Since(before) < debounce {
+		t.Errorf("Away = %q after %s already", message, time.Since(before))
+	}
+	// That the connection went, that the debounce is over, and the reason.
+	eventually(t, "it is told, with the reason", func() bool {
+		return changes.Load() >= told+3 && strings.Contains(direct.Away(vf(0)), "connection refused")
+	})
+	if after := time.Since(before); after < debounce {
+		t.Errorf("it was told after %s", after)
+	}
+}
+
+// TestDirectAfterRestart: what the journal says is served again when the agent of the node starts, except for what is on
+// its way out and what another xPU serves.
+func TestDirectAfterRestart(t *testing.T) {
+	agent := opitest.Start(t)
+	records := &provisioningtest.Records{}
+	record := func(address string, change func(*journal.Attachment)) {
+		a := journal.Attachment{
+			Function: inventory.ID{Address: pci.Address(address)}, PF: provisioningtest.PF, State: journal.Attached,
+			Port: &journal.Port{Network: provisioningtest.Blue, MAC: "02:00:00:00:00:01"},
+		}
+		change(&a)
+		records.Put(a)
+	}
+	record("0000:3b:02.0", func(*journal.Attachment) {})
+	record("0000:3b:02.1", func(a *journal.Attachment) { a.State = journal.Releasing })
+	record("0000:3b:02.2", func(a *journal.Attachment) { a.Port = nil })
+	record("0000:5e:02.0", func(a *journal.Attachment) { a.PF = "0000:5e:00.0" })
+	record("0000:3b:02.3", func(a *journal.Attachment) { a.Port = &journal.Port{Network: "removed", MAC: "02:00:00:00:00:02"} })
+	record("0000:3b:02.4", func(a *journal.Attachment) {
+		a.Port = &journal.Port{Network: provisioningtest.Green, MAC: "02:00:00:00:00:03"}
+	})
+	startDirect(t, directConfig(agent), records)
+	want := []string{"vf-0000-3b-02-0", "vf-0000-3b-02-4"}
+	eventually(t, "the Ports are back", func() bool { return slices.Equal(agent.Ports(), want) })
+	agent.Kill()
+	records.Delete(inventory.ID{Address: "0000:3b:02.0"})
+	if err := agent.Run(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the Port is back", func() bool { return slices.Equal(agent.Ports(), want[1:]) })
+}
+
+// TestDirectNetworkConflict: no Port joins a network that the agent has with another VLAN than the configuration.
+func TestDirectNetworkConflict(t *testing.T) {
+	agent := opitest.Start(t)
+	client := dial(t, agent)
+	if err := client.EnsureNetwork(t.Context(), opi.Network{ID: opi.NetworkID(provisioningtest.Blue), VLAN: 999}); err != nil {
+		t.Fatal(err)
+	}
+	direct := startDirect(t, directConfig(agent), &provisioningtest.Records{})
+	_, err := direct.Provision(within(t, time.Second), blue(vf(0)))
+	if err == nil || !strings.Contains(err.Error(), "the agent has it with VLAN 999, not 100") {
+		t.Errorf("error %v, want one with both VLANs", err)
+	}
+	if ports := agent.Ports(); len(ports) > 0 {
+		t.Errorf("the agent has %q, want none in the wrong segment", ports)
+	}
+}
+
+// TestDirectNetworkPending: a network that does not come up holds up nobody in another one.
+func TestDirectNetworkPending(t *testing.T) {
+	agent := opitest.Start(t)
+	client := dial(t, agent)
+	config := directConfig(agent)
+	agent.Set(func(b *opitest.Behaviour) { b.UpDelay = time.Hour })
+	for n := range 8 {
+		name := fmt.Sprintf("pending-%d", n)
+		config.Networks[name] = provisioning.Network{VLAN: int32(1000 + n)}
+		pending := opi.Network{ID: opi.NetworkID(name), VLAN: uint16(1000 + n)}
+		for !slices.Contains(agent.Networks(), pending.ID) {
+			if err := client.EnsureNetwork(within(t, 20*time.Millisecond), pending); err == nil {
+				t.Fatalf("network %s came up", name)
+			}
+		}
+	}
+	agent.Set(func(b *opitest.Behaviour) { b.UpDelay = 0 })
+	f := vf(0)
+	records := &provisioningtest.Records{}
+	records.Put(journal.Attachment{
+		Function: f.ID, PF: f.PF, State: journal.Attached, Port: &journal.Port{Network: provisioningtest.Blue, MAC: "02:00:00:00:00:01"},
+	})
+	startDirect(t, config, records)
+	eventually(t, "the Port is back", func() bool { return len(agent.Ports()) == 1 })
+}
+
+func dial(t *testing.T, agent *opitest.Agent) *opi.Client {
+	t.Helper()
+	client, err := opi.Dial(agent.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
+// TestDirectTLS: the files may come late and be renewed; as long as they are missing, that is said.
+func TestDirectTLS(t *testing.T) {
+	ca := opitest.NewAuthority(t)
+	agent := opitest.Start(t)
+	agent.Stop()
+	cert, key := ca.Issue(t, "127.0.0.1")
+	server, err := tls.X509KeyPair(cert, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var clients atomic.Value
+	required := &tls.Config{
+		Certificates: []tls.Certificate{server}, ClientCAs: ca.Pool(), ClientAuth: tls.RequireAndVerifyClientCert,
+		VerifyPeerCertificate: func(_ [][]byte, chains [][]*x509.Certificate) error {
+			clients.Store(chains[0][0].Subject.CommonName)
+			return nil
+		},
+	}
+	if err := agent.RunTLS(required); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	config := directConfig(agent)
+	config.XPUs[0].Insecure = false
+	config.XPUs[0].TLS = &provisioning.TLSFiles{
+		CertFile: filepath.Join(dir, "tls.crt"), KeyFile: filepath.Join(dir, "tls.key"), CAFile: filepath.Join(dir, "ca.crt"),
+	}
+	write := func(by *opitest.Authority, name string) {
+		cert, key := by.Issue(t, name)
+		for file, text := range map[string][]byte{"tls.crt": cert, "tls.key": key, "ca.crt": by.PEM()} {
+			if err := os.WriteFile(filepath.Join(dir, file), text, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	direct := startDirect(t, config, &provisioningtest.Records{})
+	eventually(t, "the missing files are named", func() bool {
+		return strings.Contains(direct.Away(vf(0)), config.XPUs[0].TLS.KeyFile+": no such file")
+	})
+	write(opitest.NewAuthority(t), "stranger")
+	eventually(t, "what is wrong now is said", func() bool {
+		return strings.Contains(direct.Away(vf(0)), "unknown authority")
+	})
+	write(ca, "first")
+	if _, err := direct.Provision(within(t, 20*time.Second), blue(vf(0))); err != nil {
+		t.Fatal(err)
+	}
+	if got := clients.Load(); got != "first" {
+		t.Errorf("the agent knows the client as %v", got)
+	}
+	agent.Stop()
+	write(ca, "second")
+	if err := agent.RunTLS(required); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the renewed certificate is used", func() bool { return clients.Load() == "second" })
+}

@@ -1,0 +1,442 @@
+package provisioningtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc/codes"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
+)
+
+// What a provisioner under test is to be told: one xPU that serves one PF, and two networks. It knows no other.
+const (
+	XPU     = "card"
+	PF      = pci.Address("0000:3b:00.0")
+	Pool    = "fast"
+	Blue    = "blue"
+	BlueMTU = 1450
+	Green   = "green"
+)
+
+// VLANs of the networks.
+const (
+	BlueVLAN  = 100
+	GreenVLAN = 200
+)
+
+const (
+	// patience bounds what the suite waits for.
+	patience = 30 * time.Second
+	// enough is how long the suite gives a provisioner to find out that something is not going to happen.
+	enough = 2 * time.Second
+)
+
+// Start makes a provisioner for the xPU with this OPI agent, for one case, and whatever it needs; the records are the
+// node's journal. It ends all of it with t.Cleanup. An xPU may be away for 100 ms at most before that is told.
+type Start func(t *testing.T, agent *opitest.Agent, records *Records) provisioning.Provisioner
+
+// Suite tests what the node's agent relies on, whichever way the xPU is reached.
+func Suite(t *testing.T, start Start) {
+	for _, test := range cases {
+		t.Run(test.name, func(t *testing.T) {
+			agent := opitest.Start(t)
+			client, err := opi.Dial(agent.Config())
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = client.Close() })
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			t.Cleanup(cancel)
+			records := &Records{}
+			test.run(&suite{T: t, ctx: ctx, agent: agent, client: client, records: records, tested: start(t, agent, records)})
+		})
+	}
+}
+
+type suite struct {
+	*testing.T
+	ctx     context.Context
+	agent   *opitest.Agent
+	client  *opi.Client
+	records *Records
+	tested  provisioning.Provisioner
+}
+
+var cases = []struct {
+	name string
+	run  func(*suite)
+}{
+	{"provision", (*suite).provisions},
+	{"provision again", (*suite).provisionsAgain},
+	{"a subfunction", (*suite).provisionsSubfunction},
+	{"another network", (*suite).changesNetwork},
+	{"another MAC", (*suite).changesMAC},
+	{"another pod", (*suite).changesPod},
+	{"a slow agent", (*suite).waits},
+	{"lost answers", (*suite).survivesLostAnswers},
+	{"a refusing agent", (*suite).isRefused},
+	{"a refusal that ends", (*suite).isTakenAfterAll},
+	{"no such network", (*suite).missesNetwork},
+	{"no xPU", (*suite).missesXPU},
+	{"the agent forgets", (*suite).remindsAgent},
+	{"the agent is away", (*suite).isAway},
+	{"provision while the agent is away", (*suite).waitsForAgent},
+	{"deprovision while the agent is away", (*suite).deprovisionsLater},
+	{"deprovision what never was", (*suite).deprovisionsNothing},
+	{"many at once", (*suite).manages},
+}
+
+// vf is the n-th VF of the PF.
+func vf(n int) inventory.Function {
+	return inventory.Function{
+		ID:   inventory.ID{Address: pci.Address(fmt.Sprintf("0000:3b:%02x.%d", 2+n/8, n%8))},
+		Kind: inventory.VF, PF: PF, Index: n, LinkUp: true,
+	}
+}
+
+func request(f inventory.Function, network string) provisioning.Request {
+	return provisioning.Request{Function: f, DevicePool: Pool, Network: network, MAC: provisioning.MAC("node", f.ID)}
+}
+
+// try writes the Port down and provisions it, as the node's agent does.
+func (s *suite) try(ctx context.Context, r provisioning.Request) (provisioning.Port, error) {
+	s.records.Put(journal.Attachment{
+		Function: r.Function.ID, PF: r.Function.PF, VFIndex: r.Function.Index, Resource: "xpu.opiproject.org/" + r.DevicePool,
+		Pod: r.Pod, Port: &journal.Port{DevicePool: r.DevicePool, Network: r.Network, MAC: r.MAC},
+		State: journal.Reserved, ReservedAt: time.Now(),
+	})
+	return s.tested.Provision(ctx, r)
+}
+
+func (s *suite) provision(r provisioning.Request) {
+	s.Helper()
+	if _, err := s.try(s.ctx, r); err != nil {
+		s.Fatal(err)
+	}
+	s.serves(r)
+}
+
+// tryRelease writes down that the Port is to go, and deprovisions it, as the node's agent does.
+func (s *suite) tryRelease(ctx context.Context, f inventory.Function) error {
+	if a, ok := s.records.Get(f.ID); ok {
+		a.State = journal.Releasing
+		s.records.Put(a)
+	}
+	if err := s.tested.Deprovision(ctx, f); err != nil {
+		return err
+	}
+	s.records.Delete(f.ID)
+	return nil
+}
+
+func (s *suite) deprovision(f inventory.Function) {
+	s.Helper()
+	if err := s.tryRelease(s.ctx, f); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// serves fails the test unless the OPI agent says that it serves exactly this.
+func (s *suite) serves(r provisioning.Request) {
+	s.Helper()
+	if difference := s.differs(r); difference != "" {
+		s.Errorf("Port of Function %s (-want +got):\n%s", r.Function.ID, difference)
+	}
+}
+
+func (s *suite) differs(r provisioning.Request) string {
+	s.Helper()
+	var sfnum *int
+	if n, isSF := r.Function.ID.SFNum(); isSF {
+		sfnum = new(int(n))
+	}
+	id, err := opi.PortID(string(r.Function.ID.Address), sfnum)
+	if err != nil {
+		s.Fatal(err)
+	}
+	got, err := s.client.GetPort(s.ctx, id)
+	if err != nil {
+		return err.Error()
+	}
+	want := opi.Port{ID: id, MAC: r.MAC.HardwareAddr(), Networks: []string{opi.NetworkID(r.Network)}}
+	return cmp.Diff(opi.PortStatus{Port: want, State: opi.StateUp}, got)
+}
+
+func (s *suite) empty() {
+	s.Helper()
+	if left := s.agent.Ports(); len(left) > 0 {
+		s.Errorf("the agent still has %q", left)
+	}
+}
+
+// refuses fails the test unless there is an error that has all these texts in it.
+func (s *suite) refuses(err error, texts ...string) {
+	s.Helper()
+	if err == nil {
+		s.Fatalf("no error, want one with %q", texts)
+	}
+	for _, text := range texts {
+		if !strings.Contains(err.Error(), text) {
+			s.Errorf("error %q, want %q in it", err, text)
+		}
+	}
+}
+
+func (s *suite) eventually(what string, condition func() bool) {
+	s.Helper()
+	err := wait.PollUntilContextCancel(s.ctx, 10*time.Millisecond, true, func(context.Context) (bool, error) { return condition(), nil })
+	if err != nil {
+		s.Fatalf("%s: %v", what, err)
+	}
+}
+
+func (s *suite) run() {
+	s.Helper()
+	if err := s.agent.Run(); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// soon is the context of a call that is not going to work.
+func (s *suite) soon() context.Context {
+	ctx, cancel := context.WithTimeout(s.ctx, enough)
+	s.Cleanup(cancel)
+	return ctx
+}
+
+func (s *suite) provisions() {
+	r := request(vf(0), Blue)
+	port, err := s.try(s.ctx, r)
+	if err != nil {
+		s.Fatal(err)
+	}
+	if want := (provisioning.Port{MTU: BlueMTU}); port != want {
+		s.Errorf("Provision = %+v, want %+v", port, want)
+	}
+	s.serves(r)
+	if port, err := s.try(s.ctx, request(vf(1), Green)); err != nil || port.MTU != 0 {
+		s.Errorf("Provision in a network without an MTU = %+v, %v", port, err)
+	}
+	if message := s.tested.Away(r.Function); message != "" {
+		s.Errorf("Away = %q of an xPU that serves", message)
+	}
+	s.deprovision(r.Function)
+	s.deprovision(vf(1))
+	s.empty()
+}
+
+func (s *suite) provisionsAgain() {
+	r := request(vf(0), Blue)
+	s.provision(r)
+	made := s.agent.Calls("CreateBridgePort")
+	s.provision(r)
+	if again := s.agent.Calls("CreateBridgePort"); again != made {
+		s.Errorf("a Port that is there was made again: %d calls, then %d", made, again)
+	}
+	s.deprovision(r.Function)
+	s.provision(r)
+	s.deprovision(r.Function)
+	s.empty()
+}
+
+func (s *suite) provisionsSubfunction() {
+	f := inventory.Function{ID: inventory.SubfunctionID(PF, 88), Kind: inventory.SF, PF: PF, Index: 88}
+	s.provision(request(f, Blue))
+	s.deprovision(f)
+	s.empty()
+}
+
+func (s *suite) changesNetwork() {
+	s.provision(request(vf(0), Blue))
+	s.provision(request(vf(0), Green))
+	s.deprovision(vf(0))
+	s.empty()
+}
+
+func (s *suite) changesMAC() {
+	r := request(vf(0), Blue)
+	s.provision(r)
+	r.MAC = netdev.MAC("02:00:00:00:00:01")
+	s.provision(r)
+	s.deprovision(vf(0))
+	s.empty()
+}
+
+func (s *suite) changesPod() {
+	r := request(vf(0), Blue)
+	s.provision(r) // by Allocate, which does not know the pod
+	r.Pod = journal.Pod{Namespace: "default", Name: "web", UID: "web-1"}
+	s.provision(r)
+	r.Pod.UID = "web-2"
+	s.provision(r)
+	s.deprovision(vf(0))
+	s.empty()
+}
+
+func (s *suite) waits() {
+	const delay = 300 * time.Millisecond
+	s.agent.Set(func(b *opitest.Behaviour) { b.UpDelay, b.DeleteTail = delay, delay })
+	begin := time.Now()
+	s.provision(request(vf(0), Blue))
+	if took := time.Since(begin); took < delay {
+		s.Errorf("Provision returned after %s, before the Port was up", took)
+	}
+	s.deprovision(vf(0))
+	s.empty()
+}
+
+func (s *suite) survivesLostAnswers() {
+	for _, rpc := range []string{"CreateLogicalBridge", "CreateBridgePort", "DeleteBridgePort"} {
+		s.agent.DropNext(rpc, 1)
+		s.agent.FailNext(rpc, 1, codes.Unavailable, "connection lost")
+	}
+	s.provision(request(vf(0), Blue))
+	s.deprovision(vf(0))
+	s.empty()
+}
+
+func (s *suite) isRefused() {
+	s.agent.Set(func(b *opitest.Behaviour) {
+		b.Realise = func(string) error { return errors.New("no such representor") }
+	})
+	_, err := s.try(s.soon(), request(vf(0), Blue))
+	s.refuses(err, vf(0).ID.String(), Blue, XPU, "no such representor")
+	s.deprovision(vf(0))
+	s.empty()
+}
+
+func (s *suite) isTakenAfterAll() {
+	s.agent.FailNext("CreateBridgePort", 3, codes.Internal, "not now")
+	s.provision(request(vf(0), Blue))
+}
+
+func (s *suite) missesNetwork() {
+	_, err := s.try(s.soon(), request(vf(0), "nowhere"))
+	s.refuses(err, vf(0).ID.String(), "nowhere", "name another one")
+	s.deprovision(vf(0))
+}
+
+func (s *suite) missesXPU() {
+	f := vf(0)
+	f.PF = "0000:5e:00.0"
+	_, err := s.try(s.soon(), request(f, Blue))
+	s.refuses(err, f.ID.String(), "PF 0000:5e:00.0", "add ")
+	if message := s.tested.Away(f); message != "" {
+		s.Errorf("Away = %q of a Function that has no xPU", message)
+	}
+	s.deprovision(f)
+}
+
+// remindsAgent: what the agent forgot it gets again, without anyone asking; what was given back it does not.
+func (s *suite) remindsAgent() {
+	kept, gone := request(vf(0), Blue), request(vf(1), Green)
+	s.provision(kept)
+	s.provision(gone)
+	s.deprovision(gone.Function)
+	for range 2 {
+		s.agent.Stop()
+		s.run()
+		s.eventually("the Port is back", func() bool { return s.differs(kept) == "" })
+	}
+	if ports := s.agent.Ports(); len(ports) != 1 {
+		s.Errorf("the agent has %q, want the one that was not given back", ports)
+	}
+}
+
+func (s *suite) isAway() {
+	s.provision(request(vf(0), Blue))
+	s.agent.Stop()
+	s.eventually("it is known that the xPU is away", func() bool {
+		message := s.tested.Away(vf(0))
+		return strings.Contains(message, XPU) && strings.Contains(message, s.client.Endpoint())
+	})
+	s.run()
+	s.eventually("it is known that the xPU is back", func() bool { return s.tested.Away(vf(0)) == "" })
+}
+
+func (s *suite) waitsForAgent() {
+	s.agent.Stop()
+	r := request(vf(0), Blue)
+	_, err := s.try(s.soon(), r)
+	s.refuses(err, vf(0).ID.String(), Blue, XPU)
+	done := make(chan error, 1)
+	go func() {
+		_, err := s.try(s.ctx, r)
+		done <- err
+	}()
+	s.run()
+	if err := <-done; err != nil {
+		s.Fatal(err)
+	}
+	s.serves(r)
+}
+
+func (s *suite) deprovisionsLater() {
+	s.agent.Set(func(b *opitest.Behaviour) { b.KeepOnStop = true })
+	s.provision(request(vf(0), Blue))
+	s.agent.Stop()
+	err := s.tryRelease(s.soon(), vf(0))
+	s.refuses(err, vf(0).ID.String(), XPU)
+	done := make(chan error, 1)
+	go func() { done <- s.tryRelease(s.ctx, vf(0)) }()
+	s.run()
+	if err := <-done; err != nil {
+		s.Fatal(err)
+	}
+	s.empty()
+}
+
+func (s *suite) deprovisionsNothing() {
+	s.deprovision(vf(0))
+	s.provision(request(vf(0), Blue))
+	s.deprovision(vf(0))
+	s.deprovision(vf(0))
+	s.empty()
+}
+
+func (s *suite) manages() {
+	const functions = 64
+	s.agent.Set(func(b *opitest.Behaviour) {
+		b.UpDelay, b.DeleteTail, b.Latency = 20*time.Millisecond, 20*time.Millisecond, time.Millisecond
+	})
+	networks := []string{Blue, Green}
+	var provisioning errgroup.Group
+	for n := range functions {
+		provisioning.Go(func() error {
+			_, err := s.try(s.ctx, request(vf(n), networks[n%2]))
+			return err
+		})
+	}
+	if err := provisioning.Wait(); err != nil {
+		s.Fatal(err)
+	}
+	for n := range functions {
+		s.serves(request(vf(n), networks[n%2]))
+	}
+	if made := s.agent.Networks(); !slices.Contains(made, opi.NetworkID(Blue)) || !slices.Contains(made, opi.NetworkID(Green)) {
+		s.Errorf("the agent has networks %q", made)
+	}
+	var releasing errgroup.Group
+	for n := range functions {
+		releasing.Go(func() error { return s.tryRelease(s.ctx, vf(n)) })
+	}
+	if err := releasing.Wait(); err != nil {
+		s.Fatal(err)
+	}
+	s.empty()
+}

@@ -1,0 +1,204 @@
+package provisioning
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+)
+
+// lookInterval is how often XPUPorts and journal are compared though no XPUPort changed. Both are in memory.
+const lookInterval = time.Minute
+
+// Run keeps the agent's XPUPorts true to the journal until ctx ends. One that somebody deleted, or that went with the
+// Node object, is made again as long as the journal has its Port. One that the journal knows nothing of is deleted: it
+// would keep its Function from everybody else. Start it when what the last run of the agent left is recovered.
+func (c *CRD) Run(ctx context.Context) error {
+	changes := c.api.Subscribe(ctx)
+	if !c.api.Synced(ctx) {
+		return nil
+	}
+	u := upkeep{crd: c}
+	for pauses := retries(); ; {
+		pause := lookInterval
+		if u.look(ctx) {
+			pauses = retries()
+		} else {
+			pause = pauses.Step()
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changes:
+		case <-time.After(pause):
+		}
+	}
+}
+
+// upkeep is one call of Run.
+type upkeep struct {
+	crd *CRD
+
+	mutex sync.Mutex
+	told  map[inventory.ID]string // what is wrong still, and in the log already
+}
+
+// look compares once; ok is false if something is wrong still.
+func (u *upkeep) look(ctx context.Context) (ok bool) {
+	differing, err := u.crd.differing(ctx)
+	if err != nil {
+		u.crd.log.Error(err, "XPUPorts are not compared with the journal; trying again")
+		return false
+	}
+	before := u.told
+	u.told = map[inventory.ID]string{}
+	var group errgroup.Group
+	group.SetLimit(verifyAtOnce)
+	for _, id := range differing {
+		group.Go(func() error {
+			if err := u.crd.amend(ctx, id); err != nil && ctx.Err() == nil {
+				u.tell(id, err, before[id])
+			}
+			return nil
+		})
+	}
+	_ = group.Wait() // the errors are in told
+	return len(u.told) == 0
+}
+
+func (u *upkeep) tell(id inventory.ID, err error, before string) {
+	u.mutex.Lock()
+	defer u.mutex.Unlock()
+	u.told[id] = err.Error()
+	if before != err.Error() {
+		u.crd.log.Error(err, "The XPUPort of a Function is not what the journal says; trying again", "function", id)
+	}
+}
+
+// differing are the Functions for which [CRD.amend] may find something to do.
+func (c *CRD) differing(ctx context.Context) ([]inventory.ID, error) {
+	ports, err := c.api.Ports(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var differing []inventory.ID
+	have := map[inventory.ID]bool{}
+	for i := range ports {
+		if ports[i].Namespace != c.options.Namespace {
+			continue
+		}
+		id := claim.FunctionOf(ports[i].Spec.Function)
+		have[id] = true
+		if c.isStray(&ports[i]) {
+			differing = append(differing, id)
+		}
+	}
+	for _, a := range c.journal.All() {
+		if wantsPort(a) && !have[a.Function] {
+			differing = append(differing, a.Function)
+		}
+	}
+	return differing, nil
+}
+
+// isStray says whether it is a Port of this agent that the journal knows nothing of. A pod that has the Function though
+// the journal does not know it, as that was lost, keeps its Port.
+func (c *CRD) isStray(port *v1alpha1.XPUPort) bool {
+	id := claim.FunctionOf(port.Spec.Function)
+	if port.Namespace != c.options.Namespace || port.Name != claim.PortName(c.options.Node, id) ||
+		port.Spec.Claim.UID != "" || !port.DeletionTimestamp.IsZero() {
+		return false
+	}
+	a, exists := c.journal.Get(id)
+	if exists {
+		return a.Port == nil
+	}
+	return !c.options.InUse(id)
+}
+
+// amend asks the journal under the Function's lock, which Provision and Deprovision take after the journal was written:
+// neither is a Port made again that is being deleted, nor one deleted that somebody is about to count on. Where one of
+// them has the lock, there is nothing to do: it sees to the Port itself.
+func (c *CRD) amend(ctx context.Context, id inventory.ID) error {
+	unlock, taken := c.functions.tryLock(id)
+	if !taken {
+		return nil
+	}
+	defer unlock()
+	ctx, cancel := context.WithTimeout(ctx, verifyTimeout)
+	defer cancel()
+	own, other, err := c.ports(ctx, id)
+	if err != nil {
+		return err
+	}
+	a, exists := c.journal.Get(id)
+	switch {
+	case own != nil && c.isStray(own):
+		return c.remove(ctx, own)
+	case own != nil || !exists || !wantsPort(a):
+		return nil
+	case other != nil:
+		return fmt.Errorf("XPUPort %s/%s, for ResourceClaim %q, is in the way; it must be gone first",
+			other.Namespace, other.Name, other.Spec.Claim.Name)
+	}
+	return c.remake(ctx, a)
+}
+
+// remake does not wait for the Port to be up: nobody waits for it, and what is wrong with it is in its status.
+func (c *CRD) remake(ctx context.Context, a journal.Attachment) error {
+	xpu, err := c.api.XPUOf(ctx, a.PF)
+	if err != nil {
+		return err
+	}
+	if xpu == nil {
+		return c.noXPU(a.PF)
+	}
+	port := c.draft(Request{
+		Function:   inventory.Function{ID: a.Function, PF: a.PF},
+		DevicePool: a.Port.DevicePool, Network: a.Port.Network, MAC: a.Port.MAC, Pod: a.Pod,
+	}, xpu.Name)
+	err = c.api.CreatePort(ctx, port)
+	if apierrors.IsAlreadyExists(err) {
+		return nil // and not in memory yet
+	}
+	if err != nil {
+		return fmt.Errorf("create XPUPort %s: %w", c.key(a.Function), err)
+	}
+	c.log.Info("Created XPUPort that the journal has and the API server had not", "port", c.key(a.Function),
+		"state", a.State, "pod", a.Pod.Namespace+"/"+a.Pod.Name)
+	return nil
+}
+
+// remove returns when memory has the Port no more as one that can be counted on. It does not wait for it to be gone.
+func (c *CRD) remove(ctx context.Context, port *v1alpha1.XPUPort) error {
+	id, uid := claim.FunctionOf(port.Spec.Function), port.UID
+	key := c.key(id)
+	c.log.Info("Deleting XPUPort that the journal knows nothing of", "port", key, "network", port.Spec.Network,
+		"created", port.CreationTimestamp.Time)
+	asked := false
+	return c.converge(ctx, func(ctx context.Context) progress {
+		if !asked {
+			err := c.api.DeletePort(ctx, key, uid)
+			if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+				return refused(fmt.Errorf("delete XPUPort %s: %w", key, err))
+			}
+			asked = true
+		}
+		own, _, err := c.ports(ctx, id)
+		switch {
+		case err != nil:
+			return refused(err)
+		case own != nil && own.UID == uid && own.DeletionTimestamp.IsZero():
+			return waiting("XPUPort %s is not known to be deleted yet", key)
+		}
+		return progress{}
+	})
+}

@@ -1,0 +1,471 @@
+package provisioning_test
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-logr/logr/funcr"
+	"github.com/go-logr/logr/testr"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi/kubeapitest"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning/provisioningtest"
+	"github.com/opiproject/xpu-device-plugin/pkg/notify"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
+)
+
+// web is a pod, and attached what the journal says once it has the Function.
+var web = journal.Pod{Namespace: "default", Name: "web", UID: "web-1"}
+
+func attached(f inventory.Function) journal.Attachment {
+	return journal.Attachment{
+		Function: f.ID, PF: f.PF, VFIndex: f.Index, State: journal.Attached, Pod: web, Resource: "xpu.opiproject.org/fast",
+		Port: &journal.Port{
+			DevicePool: provisioningtest.Pool, Network: provisioningtest.Blue, MAC: provisioning.MAC(node, f.ID),
+		},
+	}
+}
+
+// serve provisions for the pod, as the node's agent does.
+func serve(t *testing.T, crd *provisioning.CRD, records *provisioningtest.Records, f inventory.Function) {
+	t.Helper()
+	records.Put(attached(f))
+	r := blue(f)
+	r.Pod = web
+	if _, err := crd.Provision(within(t, 20*time.Second), r); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func portOf(t *testing.T, c client.Client, f inventory.Function) (port v1alpha1.XPUPort, exists bool) {
+	t.Helper()
+	key := client.ObjectKey{Namespace: kubeapitest.AgentNamespace, Name: claim.PortName(node, f.ID)}
+	err := c.Get(t.Context(), key, &port)
+	if client.IgnoreNotFound(err) != nil {
+		t.Fatal(err)
+	}
+	return port, err == nil
+}
+
+// TestCRDMakesPortsAgain: what somebody deleted, or what went with the Node object, is there again with the same spec,
+// belongs to the Node object that there is, and is served.
+func TestCRDMakesPortsAgain(t *testing.T) {
+	cluster.Need(t)
+	agent := opitest.Start(t)
+	declare(t, agent)
+	startController(t)
+	records, c, f := &provisioningtest.Records{}, admin(t), vf(0)
+	api := startAPI(t)
+	crd := newCRD(t, api, records)
+	inBackground(t, "upkeep", crd.Run)
+	serve(t, crd, records, f)
+	first, _ := portOf(t, c, f)
+	for _, test := range []struct {
+		name string
+		do   func()
+	}{
+		{"deleted", func() {}},
+		{"Node object made again", func() {
+			if err := c.Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}); err != nil {
+				t.Fatal(err)
+			}
+			second := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node, Labels: map[string]string{"made": "again"}}}
+			if err := c.Create(t.Context(), second); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "the agent knows the new Node object", func() bool {
+				labels, err := api.NodeLabels(t.Context())
+				return err == nil && labels["made"] == "again"
+			})
+		}},
+	} {
+		before, _ := portOf(t, c, f)
+		test.do()
+		if err := c.Delete(t.Context(), &before); err != nil { // as the garbage collector does
+			t.Fatal(err)
+		}
+		var port v1alpha1.XPUPort
+		eventually(t, test.name+": the Port is up again", func() bool {
+			var exists bool
+			port, exists = portOf(t, c, f)
+			return exists && port.UID != before.UID && len(port.Status.Conditions) > 0 &&
+				port.Status.Conditions[0].Status == metav1.ConditionTrue && len(agent.Ports()) == 1
+		})
+		if port.Spec.Pod == nil || *port.Spec.Pod != *first.Spec.Pod ||
+			port.Spec.MAC != first.Spec.MAC || port.Spec.Network != first.Spec.Network {
+			t.Errorf("%s: spec %+v, want %+v", test.name, port.Spec, first.Spec)
+		}
+		if !maps.Equal(port.Labels, first.Labels) {
+			t.Errorf("%s: labels %v, want %v", test.name, port.Labels, first.Labels)
+		}
+		var owner corev1.Node
+		if err := c.Get(t.Context(), client.ObjectKey{Name: node}, &owner); err != nil {
+			t.Fatal(err)
+		}
+		if port.OwnerReferences[0].UID != owner.UID {
+			t.Errorf("%s: owner %s, want the Node %s", test.name, port.OwnerReferences[0].UID, owner.UID)
+		}
+	}
+}
+
+// TestCRDDeletesStrays: an XPUPort of the agent's that the journal knows nothing of goes, and no other, with the rights
+// that an agent has.
+func TestCRDDeletesStrays(t *testing.T) {
+	cluster.Need(t)
+	declare(t, opitest.Start(t))
+	startController(t)
+	api, c := startAPI(t), admin(t)
+	records := &provisioningtest.Records{}
+	before := newCRD(t, api, records)
+	function := func(address string) inventory.Function {
+		return inventory.Function{ID: inventory.ID{Address: pci.Address(address)}, PF: provisioningtest.PF}
+	}
+	kept, stray := function("0000:3b:02.0"), function("0000:3b:02.1")
+	withoutPort, inUse := function("0000:3b:02.2"), function("0000:3b:02.3")
+	for _, f := range []inventory.Function{kept, stray, withoutPort, inUse} {
+		serve(t, before, records, f)
+	}
+	ofClaim := &v1alpha1.XPUPort{
+		ObjectMeta: metav1.ObjectMeta{Namespace: kubeapitest.AgentNamespace, Name: node + "-0000-3b-02-4"},
+		Spec: v1alpha1.XPUPortSpec{
+			NodeName: node, Function: v1alpha1.FunctionRef{PCIAddress: "0000:3b:02.4"}, XPU: provisioningtest.XPU,
+			Network: provisioningtest.Green, MAC: "02:00:00:00:00:01", Claim: v1alpha1.ClaimRef{Name: "c", UID: "c", Request: "nic"},
+		},
+	}
+	otherName := ofClaim.DeepCopy()
+	otherName.Name, otherName.Spec.Function.PCIAddress, otherName.Spec.Claim = "by-hand", "0000:3b:02.5", v1alpha1.ClaimRef{}
+	// The controller deletes Ports of claims that are not there.
+	ofClaim.Finalizers = []string{"example.com/test"}
+	for _, port := range []*v1alpha1.XPUPort{ofClaim, otherName} {
+		if err := c.Create(t.Context(), port); err != nil {
+			t.Fatal(err)
+		}
+	}
+	records.Delete(stray.ID)
+	records.Delete(inUse.ID)
+	without := attached(withoutPort)
+	without.Port = nil
+	records.Put(without)
+	inBackground(t, "upkeep", provisioning.NewCRD(api, records, provisioning.CRDOptions{
+		Node: node, Namespace: kubeapitest.AgentNamespace, Log: testr.New(t),
+		InUse: func(id inventory.ID) bool { return id == inUse.ID },
+	}).Run)
+	left := func() []string {
+		var list v1alpha1.XPUPortList
+		if err := c.List(t.Context(), &list, client.InNamespace(kubeapitest.AgentNamespace)); err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for _, port := range list.Items {
+			names = append(names, port.Name)
+		}
+		return names
+	}
+	want := []string{"by-hand", "node-0000-3b-02-0", "node-0000-3b-02-3", "node-0000-3b-02-4"}
+	eventually(t, "the strays are gone", func() bool { return slices.Equal(left(), want) })
+	// The next is told by its creation, as a Create is that comes late.
+	late := otherName.DeepCopy()
+	late.ResourceVersion, late.UID, late.Name = "", "", "node-0000-3b-02-1"
+	late.Spec.Function.PCIAddress = string(stray.ID.Address)
+	late.Finalizers = []string{v1alpha1.FinalizerPort}
+	if err := c.Create(t.Context(), late); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the one that came late is gone", func() bool { return slices.Equal(left(), want) })
+}
+
+// store is an API server with a memory that may lag behind, of one node with one XPU. There is no controller: a Port
+// that is deleted is gone at once.
+type store struct {
+	mutex   sync.Mutex
+	ports   map[types.NamespacedName]v1alpha1.XPUPort
+	memory  map[types.NamespacedName]v1alpha1.XPUPort
+	frozen  bool   // memory is not brought up to date
+	silent  bool   // changes are not told
+	err     error  // of every write
+	reason  string // why Ports are not ready; "" if they are
+	asked   int    // to create or delete, whatever came of it
+	created int
+	deleted int
+	changed notify.Signal
+}
+
+func (s *store) do(change func()) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	change()
+	if s.frozen || maps.EqualFunc(s.ports, s.memory, func(a, b v1alpha1.XPUPort) bool { return a.UID == b.UID }) {
+		return
+	}
+	s.memory = maps.Clone(s.ports)
+	if !s.silent {
+		s.changed.Notify()
+	}
+}
+
+func (s *store) get(n *int) int {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	return *n
+}
+
+func (s *store) Synced(context.Context) bool                                    { return true }
+func (s *store) Subscribe(ctx context.Context) <-chan struct{}                  { return s.changed.Subscribe(ctx) }
+func (s *store) XPUAway(inventory.Function) string                              { return "" }
+func (s *store) PortExists(context.Context, types.NamespacedName) (bool, error) { return false, nil }
+
+func (s *store) XPUOf(context.Context, pci.Address) (*v1alpha1.XPU, error) {
+	return &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: provisioningtest.XPU}}, nil
+}
+
+func (s *store) Ports(context.Context) ([]v1alpha1.XPUPort, error) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	return slices.Collect(maps.Values(s.memory)), nil
+}
+
+func (s *store) PortsOf(ctx context.Context, f inventory.ID) ([]v1alpha1.XPUPort, error) {
+	all, err := s.Ports(ctx)
+	return slices.DeleteFunc(all, func(p v1alpha1.XPUPort) bool { return claim.FunctionOf(p.Spec.Function) != f }), err
+}
+
+func (s *store) CreatePort(_ context.Context, port *v1alpha1.XPUPort) (err error) {
+	s.do(func() {
+		s.asked++
+		key := client.ObjectKeyFromObject(port)
+		if _, exists := s.ports[key]; s.err != nil || exists {
+			err = cmp.Or(s.err, error(apierrors.NewAlreadyExists(schema.GroupResource{}, port.Name)))
+			return
+		}
+		s.created++
+		port.UID = types.UID("port-" + time.Now().String())
+		port.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue}}
+		if s.reason != "" {
+			port.Status.Conditions[0] = metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: s.reason, Message: "why"}
+		}
+		if s.ports == nil {
+			s.ports = map[types.NamespacedName]v1alpha1.XPUPort{}
+		}
+		s.ports[key] = *port
+	})
+	return err
+}
+
+func (s *store) DeletePort(_ context.Context, key types.NamespacedName, uid types.UID) (err error) {
+	s.do(func() {
+		s.asked++
+		have, exists := s.ports[key]
+		switch {
+		case s.err != nil:
+			err = s.err
+		case !exists:
+			err = apierrors.NewNotFound(schema.GroupResource{}, key.Name)
+		case uid != "" && have.UID != uid:
+			err = apierrors.NewConflict(schema.GroupResource{}, key.Name, errors.New("another one"))
+		default:
+			s.deleted++
+			delete(s.ports, key)
+		}
+	})
+	return err
+}
+
+// upkeep runs a CRD with the store in a bubble of its own, where time passes as soon as nobody has anything to do.
+func upkeep(t *testing.T, test func(t *testing.T, crd *provisioning.CRD, s *store, records *provisioningtest.Records)) {
+	synctest.Test(t, func(t *testing.T) {
+		s, records := &store{}, &provisioningtest.Records{}
+		crd := newCRD(t, s, records)
+		inBackground(t, "upkeep", crd.Run)
+		synctest.Wait()
+		test(t, crd, s, records)
+	})
+}
+
+// TestUpkeepWithoutEvent: what no event told of is found within a minute.
+func TestUpkeepWithoutEvent(t *testing.T) {
+	upkeep(t, func(t *testing.T, crd *provisioning.CRD, s *store, records *provisioningtest.Records) {
+		serve(t, crd, records, vf(0))
+		s.do(func() { s.silent = true })
+		records.Delete(vf(0).ID)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if deleted := s.get(&s.deleted); deleted != 1 {
+			t.Errorf("%d Ports deleted that the journal knows nothing of, want 1", deleted)
+		}
+		records.Put(attached(vf(0)))
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if created := s.get(&s.created); created != 2 {
+			t.Errorf("%d Ports created, want the one of the pod a second time", created)
+		}
+		time.Sleep(time.Hour)
+		if created, deleted := s.get(&s.created), s.get(&s.deleted); created != 2 || deleted != 1 {
+			t.Errorf("%d created and %d deleted although nothing happened", created, deleted)
+		}
+	})
+}
+
+// TestUpkeepStates: only what is on its way out does not get its Port again.
+func TestUpkeepStates(t *testing.T) {
+	for state, want := range map[journal.State]int{
+		journal.Reserved: 1, journal.Attaching: 1, journal.Attached: 1, journal.Lost: 1, journal.Detaching: 1, journal.Releasing: 0,
+	} {
+		upkeep(t, func(t *testing.T, _ *provisioning.CRD, s *store, records *provisioningtest.Records) {
+			a := attached(vf(0))
+			a.State = state
+			records.Put(a)
+			s.changed.Notify()
+			synctest.Wait()
+			if created := s.get(&s.created); created != want {
+				t.Errorf("%s: %d Ports created, want %d", state, created, want)
+			}
+		})
+	}
+}
+
+// TestUpkeepLeavesProvisionAlone: who provisions or deprovisions a Function is the only one to write its Port.
+func TestUpkeepLeavesProvisionAlone(t *testing.T) {
+	refusal := errors.New("not now")
+	upkeep(t, func(t *testing.T, crd *provisioning.CRD, s *store, records *provisioningtest.Records) {
+		during := func(call func() error) {
+			t.Helper()
+			s.do(func() { s.err, s.asked = refusal, 0 })
+			done := make(chan error, 1)
+			go func() { done <- call() }()
+			for range 20 {
+				synctest.Wait()
+				s.changed.Notify()
+			}
+			synctest.Wait()
+			if asked := s.get(&s.asked); asked != 1 {
+				t.Errorf("the API server was asked %d times, want once", asked)
+			}
+			s.do(func() { s.err = nil })
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+			synctest.Wait()
+		}
+		a := attached(vf(0))
+		a.State = journal.Reserved
+		records.Put(a)
+		during(func() error {
+			_, err := crd.Provision(t.Context(), blue(vf(0)))
+			return err
+		})
+		a.State = journal.Releasing
+		records.Put(a)
+		during(func() error { return crd.Deprovision(t.Context(), vf(0)) })
+		time.Sleep(time.Hour)
+		if created, deleted := s.get(&s.created), s.get(&s.deleted); created != 1 || deleted != 1 {
+			t.Errorf("%d created and %d deleted, want one Port that came and went", created, deleted)
+		}
+	})
+}
+
+// TestUpkeepDeletesBeforeProvision: Provision does not take a Port for its own that is about to go, though memory does
+// not know that yet.
+func TestUpkeepDeletesBeforeProvision(t *testing.T) {
+	upkeep(t, func(t *testing.T, crd *provisioning.CRD, s *store, records *provisioningtest.Records) {
+		serve(t, crd, records, vf(0))
+		records.Delete(vf(0).ID)
+		s.changed.Notify()
+		s.do(func() { s.frozen = true })
+		synctest.Wait()
+		if deleted := s.get(&s.deleted); deleted != 1 {
+			t.Fatalf("%d deleted, want the Port that the journal knows nothing of", deleted)
+		}
+		records.Put(attached(vf(0)))
+		r := blue(vf(0))
+		r.Pod = web
+		done := make(chan error, 1)
+		go func() {
+			_, err := crd.Provision(t.Context(), r)
+			done <- err
+		}()
+		time.Sleep(time.Second)
+		select {
+		case err := <-done:
+			t.Fatalf("Provision returned %v for a Port that is deleted", err)
+		default:
+		}
+		s.do(func() { s.frozen = false })
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		if ports, _ := s.Ports(t.Context()); len(ports) != 1 || s.get(&s.created) != 2 {
+			t.Errorf("Ports %+v after %d were created, want the second", ports, s.get(&s.created))
+		}
+	})
+}
+
+// TestUpkeepTriesAgain: what the API server refuses is tried again, not too often, and told once.
+func TestUpkeepTriesAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var told []string
+		log := funcr.New(func(_, line string) { told = append(told, line) }, funcr.Options{})
+		s, records := &store{err: errors.New("not now")}, &provisioningtest.Records{}
+		records.Put(attached(vf(0)))
+		crd := provisioning.NewCRD(s, records, provisioning.CRDOptions{
+			Node: node, Namespace: kubeapitest.AgentNamespace, InUse: func(inventory.ID) bool { return false }, Log: log,
+		})
+		inBackground(t, "upkeep", crd.Run)
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		if asked := s.get(&s.asked); asked < 40 || asked > 80 {
+			t.Errorf("asked %d times in 10 min, want about every 10 s", asked)
+		}
+		if len(told) != 1 || !strings.Contains(told[0], "create XPUPort xpu-system/node-0000-3b-02-0: not now") {
+			t.Errorf("told %q, want once what is wrong", told)
+		}
+		s.do(func() { s.err = nil })
+		time.Sleep(15 * time.Second)
+		synctest.Wait()
+		if created := s.get(&s.created); created != 1 {
+			t.Errorf("%d created, want the Port", created)
+		}
+	})
+}
+
+// TestUndeclared: a pod hears soon of what nobody declared, and not before it may have come; what the xPU is at is waited
+// for as long as the caller can.
+func TestUndeclared(t *testing.T) {
+	for reason, want := range map[string]struct{ least, most time.Duration }{
+		v1alpha1.ReasonNetworkNotFound: {5 * time.Second, 15 * time.Second},
+		v1alpha1.ReasonNoXPU:           {5 * time.Second, 15 * time.Second},
+		v1alpha1.ReasonProvisioning:    {time.Minute, time.Minute},
+	} {
+		upkeep(t, func(t *testing.T, crd *provisioning.CRD, s *store, _ *provisioningtest.Records) {
+			s.reason = reason
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			begin := time.Now()
+			_, err := crd.Provision(ctx, blue(vf(0)))
+			if took := time.Since(begin); err == nil || took < want.least || took > want.most {
+				t.Errorf("%s: %v after %s, want an error after %s to %s", reason, err, took, want.least, want.most)
+			}
+			if err == nil || !strings.Contains(err.Error(), reason+": why") {
+				t.Errorf("%s: error %v, want the reason in it", reason, err)
+			}
+		})
+	}
+}

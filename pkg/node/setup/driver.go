@@ -1,0 +1,331 @@
+package setup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
+)
+
+// Functions knows the node's Functions, as the kernel shows them.
+type Functions interface {
+	Get(inventory.ID) (inventory.Function, bool)
+	lifecycle.NetdevFinder
+}
+
+// Engine knows what a netdev was, and makes one that again.
+type Engine interface {
+	Snapshot(ctx context.Context, device netdev.Device) (netdev.Snapshot, error)
+	Restore(ctx context.Context, device netdev.Device, before netdev.Snapshot, place netdev.Place) (netdev.Restored, error)
+}
+
+// PCIDrivers binds drivers by sysfs. Its methods may be called by several goroutines at once, for different Functions:
+// the caller makes sure that nobody else works on the same one.
+type PCIDrivers struct {
+	// SysRoot is where the host's sysfs is, "/sys". It must be writable.
+	SysRoot string
+	// DevRoot is where the host's device nodes can be looked for, "/dev".
+	DevRoot string
+	// ProcRoot is where the host's procfs is, "/proc". It is only for telling who still uses a Function.
+	ProcRoot string
+	// BootID is the boot's, from /proc/sys/kernel/random/boot_id.
+	BootID    string
+	Functions Functions
+	// Changes returns a channel that receives a value after every change of the Functions, until ctx ends.
+	Changes func(ctx context.Context) <-chan struct{}
+	Engine  Engine
+	// Trace, where set, is called before every change with what is about to be changed.
+	Trace func(step string)
+	Log   logr.Logger
+
+	writes writes
+}
+
+const (
+	// settleTime bounds how long a driver, its netdev and the inventory are waited for. It takes less than 1 s.
+	settleTime = 10 * time.Second
+	// endTime bounds how long a program that still uses a Function is waited for, which had its signal already.
+	endTime = 2 * time.Second
+)
+
+// Plan implements [Drivers].
+func (p *PCIDrivers) Plan(ctx context.Context, want journal.Attachment) (journal.Outfit, error) {
+	wish := *want.Outfit
+	f, known := p.Functions.Get(want.Function)
+	if !known {
+		return wish, errors.New("is gone from this node")
+	}
+	d := p.device(f.ID)
+	own, err := d.driver()
+	if err != nil {
+		return wish, err
+	}
+	wish.Own, wish.RDMA, wish.BootID = own, f.RDMA, p.BootID
+	if own == wish.Driver {
+		return wish, nil // whoever bound it, it stays
+	}
+	if err := p.usable(d, f, wish.Driver); err != nil {
+		return wish, fmt.Errorf("cannot be bound to %s: %w", wish.Driver, err)
+	}
+	wish.Netdev, err = p.snapshot(ctx, d, want)
+	if err != nil {
+		return wish, fmt.Errorf("cannot be bound to %s: %w", wish.Driver, err)
+	}
+	return wish, nil
+}
+
+// usable says why a driver cannot be bound, or must not be.
+func (p *PCIDrivers) usable(d device, f inventory.Function, driver string) error {
+	switch {
+	case f.NumVFs > 0:
+		return fmt.Errorf("it is a PF with %d VFs, which would be lost", f.NumVFs)
+	case f.DefaultRoute:
+		return errors.New("the node's default route goes over its netdev")
+	}
+	if err := d.hasDriver(driver); err != nil {
+		return err
+	}
+	override, err := d.override()
+	if err != nil {
+		return err
+	}
+	if override != "" && override != driver {
+		return fmt.Errorf("driver_override is %q, which somebody else set", override)
+	}
+	return p.isolated(d)
+}
+
+// isolated says why a program must not have the device, or cannot: there is no IOMMU that keeps it from the node's
+// memory and nobody allowed to do without, or the IOMMU cannot tell it from other devices that are in use.
+func (p *PCIDrivers) isolated(d device) error {
+	group, peers, err := d.group()
+	if err != nil {
+		return err
+	}
+	if group == "" && !p.worksWithoutIOMMU() {
+		return errors.New("it has no IOMMU group: turn the IOMMU on, in the firmware and by the kernel's command line " +
+			"(intel_iommu=on), or the no-IOMMU mode of vfio (enable_unsafe_noiommu_mode)")
+	}
+	if len(peers) > 0 {
+		return fmt.Errorf("its IOMMU group %s also has %s: a program gets all devices of a group or none",
+			group, strings.Join(peers, ", "))
+	}
+	return nil
+}
+
+func (p *PCIDrivers) worksWithoutIOMMU() bool {
+	text, err := os.ReadFile(filepath.Join(p.SysRoot, "module/vfio/parameters/enable_unsafe_noiommu_mode"))
+	return err == nil && strings.TrimSpace(string(text)) == "Y"
+}
+
+// snapshot is what the netdev is that ends with the driver, nil where there is none.
+func (p *PCIDrivers) snapshot(ctx context.Context, d device, want journal.Attachment) (*netdev.Snapshot, error) {
+	before, err := lifecycle.Device(p.Functions, want)
+	if errors.Is(err, netdev.ErrNoNetdev) {
+		if d.netdevAway() {
+			return nil, errors.New("its netdev is in another network namespace, where somebody may use it")
+		}
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if users := d.users(before.Name); len(users) > 0 {
+		return nil, fmt.Errorf("its netdev %s is in use on the host, by %s", before.Name, strings.Join(users, ", "))
+	}
+	snapshot, err := p.Engine.Snapshot(ctx, before)
+	return &snapshot, err
+}
+
+// Bind implements [Drivers]. What was done before, wholly or in part, is not done again.
+func (p *PCIDrivers) Bind(ctx context.Context, f inventory.ID, driver string) error {
+	if err := p.bind(ctx, p.device(f), driver); err != nil {
+		return fmt.Errorf("bind driver %s: %w", driver, err)
+	}
+	return p.await(ctx, f, "driver "+driver+" and an IOMMU group", func(got inventory.Function) bool {
+		return got.Driver == driver && got.IOMMUGroup != ""
+	})
+}
+
+func (p *PCIDrivers) bind(ctx context.Context, d device, driver string) error {
+	current, err := d.driver()
+	if err != nil || current == driver {
+		return err
+	}
+	if err := d.hasDriver(driver); err != nil {
+		return err // also where the node had it when the Function was reserved, before a reboot
+	}
+	// Until the override is gone, no other driver takes the device, whatever probes it meanwhile.
+	if err := p.setOverride(ctx, d, driver); err != nil {
+		return err
+	}
+	if current != "" {
+		if err := p.write(ctx, d, "unbind "+current, filepath.Join(d.driverDir(current), "unbind"), d.name); err != nil {
+			return err
+		}
+	}
+	return p.write(ctx, d, "bind "+driver, filepath.Join(d.driverDir(driver), "bind"), d.name)
+}
+
+// Restore implements [Drivers]. A Function that is gone needs none; one that somebody gave yet another driver keeps
+// that.
+func (p *PCIDrivers) Restore(ctx context.Context, a journal.Attachment) error {
+	d, o := p.device(a.Function), a.Outfit
+	if o.Own == o.Driver || !exists(d.dir) {
+		return nil
+	}
+	current, err := p.unbind(ctx, d, o.Driver)
+	if err == nil && current == "" && o.Own != "" {
+		err = p.bindOwn(ctx, d, o.Own)
+		current = o.Own
+	}
+	if err != nil {
+		return fmt.Errorf("bind driver %q again: %w", o.Own, err)
+	}
+	if current != o.Own {
+		p.Log.Info("The Function has another driver than before, which it keeps", "function", a.Function.String(),
+			"driver", current, "before", o.Own)
+		return nil
+	}
+	if err := p.await(ctx, a.Function, fmt.Sprintf("driver %q", o.Own), func(got inventory.Function) bool {
+		return got.Driver == o.Own
+	}); err != nil {
+		return err
+	}
+	return p.restoreNetdev(ctx, a)
+}
+
+// unbind takes the device from a driver, and returns the one that it has afterwards.
+func (p *PCIDrivers) unbind(ctx context.Context, d device, driver string) (current string, err error) {
+	override, err := d.override()
+	if err != nil {
+		return "", err
+	}
+	if override == driver {
+		if err := p.setOverride(ctx, d, ""); err != nil {
+			return "", err
+		}
+	}
+	current, err = d.driver()
+	if err != nil || current != driver {
+		return current, err
+	}
+	if err := p.awaitUnused(ctx, d); err != nil {
+		return "", err
+	}
+	return "", p.write(ctx, d, "unbind "+driver, filepath.Join(d.driverDir(driver), "unbind"), d.name)
+}
+
+// bindOwn binds the Function's own driver. One that somebody else had bind meanwhile is as good.
+func (p *PCIDrivers) bindOwn(ctx context.Context, d device, own string) error {
+	if !exists(d.driverDir(own)) {
+		return errors.New("the node does not have that driver any more: load its module again")
+	}
+	err := p.write(ctx, d, "bind "+own, filepath.Join(d.driverDir(own), "bind"), d.name)
+	if current, _ := d.driver(); current == own {
+		return nil
+	}
+	return err
+}
+
+// restoreNetdev waits for the netdev that the driver makes, and makes it what it was.
+func (p *PCIDrivers) restoreNetdev(ctx context.Context, a journal.Attachment) error {
+	before := a.Outfit.Netdev
+	if before == nil || a.Outfit.BootID != p.BootID {
+		return nil
+	}
+	if err := p.await(ctx, a.Function, "a netdev", func(inventory.Function) bool {
+		name, err := p.Functions.Netdev(a.Function)
+		return name != "" || errors.Is(err, fs.ErrNotExist)
+	}); err != nil {
+		return err
+	}
+	p.trace("restore netdev " + before.Name)
+	var restored netdev.Restored
+	var err error
+	// It is renamed meanwhile, by udev for one, so that it is not found at once.
+	waitErr := wait.ExponentialBackoffWithContext(ctx, lifecycle.Patience(), func(ctx context.Context) (bool, error) {
+		device, _ := lifecycle.Device(p.Functions, a)
+		restored, err = p.Engine.Restore(ctx, device, *before, netdev.Place{})
+		return err == nil, nil
+	})
+	if err == nil && restored.Name == "" {
+		err = waitErr // not tried even once
+	}
+	if err != nil {
+		return err
+	}
+	for _, note := range restored.Notes {
+		p.Log.Info("The netdev could not get all its names back", "function", a.Function.String(), "netdev", restored.Name,
+			"reason", note)
+	}
+	return nil
+}
+
+// await waits until the inventory knows of a state of the Function.
+func (p *PCIDrivers) await(
+	ctx context.Context, id inventory.ID, what string, is func(inventory.Function) bool,
+) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, settleTime, fmt.Errorf("is not there after %s", settleTime))
+	defer cancel()
+	changes := p.Changes(ctx)
+	for {
+		f, known := p.Functions.Get(id)
+		if known && is(f) {
+			return nil
+		}
+		select {
+		case <-changes:
+		case <-ctx.Done():
+			return fmt.Errorf("wait for %s: %w", what, context.Cause(ctx))
+		}
+	}
+}
+
+func (p *PCIDrivers) setOverride(ctx context.Context, d device, driver string) error {
+	value := driver
+	if value == "" {
+		value = "\n" // an empty write would not reach the kernel
+	}
+	return p.write(ctx, d, "driver_override "+driver, filepath.Join(d.dir, "driver_override"), value)
+}
+
+// write gives sysfs an order that is carried out when write returns, unless ctx ends before, or it takes too long: as
+// long as the unbinding of a device blocks, so does everything else that is done to its driver.
+func (p *PCIDrivers) write(ctx context.Context, d device, step, file, value string) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, settleTime, fmt.Errorf("is not done after %s", settleTime))
+	defer cancel()
+	p.trace(step)
+	err := p.writes.do(ctx, file, value)
+	if err != nil && ctx.Err() != nil {
+		return p.stillUsed(d, err)
+	}
+	return err
+}
+
+func (p *PCIDrivers) trace(step string) {
+	if p.Trace != nil {
+		p.Trace(step)
+	}
+}
+
+func (p *PCIDrivers) device(id inventory.ID) device {
+	return device{
+		root: p.SysRoot, name: string(id.Address), dir: filepath.Join(p.SysRoot, "bus/pci/devices", string(id.Address)),
+	}
+}

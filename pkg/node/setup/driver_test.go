@@ -1,0 +1,415 @@
+package setup
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-logr/logr/testr"
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+)
+
+const address = "0000:3b:00.2"
+
+var vf = inventory.ID{Address: address}
+
+// host is a sysfs with one VF, and the kernel that carries out what is written there.
+type host struct {
+	t     *testing.T
+	root  string
+	f     inventory.Function // but for the driver
+	steps []string
+	// restored is the netdev that was made what it was.
+	restored *netdev.Snapshot
+}
+
+func newHost(t *testing.T) *host {
+	t.Helper()
+	h := &host{t: t, root: t.TempDir(), f: inventory.Function{ID: vf, Kind: inventory.VF, PF: "0000:3b:00.0", IOMMUGroup: "42", RDMA: true}}
+	for _, driver := range []string{"vfio-pci", "mlx5_core", "other"} {
+		h.file("bus/pci/drivers/"+driver+"/bind", "")
+		h.file("bus/pci/drivers/"+driver+"/unbind", "")
+	}
+	h.file(h.device("driver_override"), "(null)\n")
+	h.file(h.device("net/eth5/address"), "")
+	h.link("kernel/iommu_groups/42", h.device("iommu_group"))
+	h.link("bus/pci/devices/"+address, "kernel/iommu_groups/42/devices/"+address)
+	h.bind("mlx5_core")
+	return h
+}
+
+func (h *host) path(name string) string { return filepath.Join(h.root, name) }
+
+func (h *host) device(name string) string { return "bus/pci/devices/" + address + "/" + name }
+
+func (h *host) file(name, content string) {
+	h.t.Helper()
+	must(h.t, os.MkdirAll(filepath.Dir(h.path(name)), 0o755))
+	must(h.t, os.WriteFile(h.path(name), []byte(content), 0o644))
+}
+
+func (h *host) link(target, name string) {
+	h.t.Helper()
+	must(h.t, os.MkdirAll(filepath.Dir(h.path(name)), 0o755))
+	must(h.t, os.MkdirAll(h.path(target), 0o755))
+	must(h.t, os.Symlink(h.path(target), h.path(name)))
+}
+
+func (h *host) bind(driver string) {
+	h.t.Helper()
+	_ = os.Remove(h.path(h.device("driver")))
+	if driver != "" {
+		h.link("bus/pci/drivers/"+driver, h.device("driver"))
+	}
+}
+
+// trace does what the kernel would, a moment before it is told to.
+func (h *host) trace(step string) {
+	h.steps = append(h.steps, step)
+	verb, driver, _ := strings.Cut(step, " ")
+	switch verb {
+	case "bind":
+		h.bind(driver)
+	case "unbind":
+		h.bind("")
+	case "driver_override":
+		must(h.t, os.Truncate(h.path(h.device("driver_override")), 0))
+	}
+}
+
+func (h *host) Get(id inventory.ID) (inventory.Function, bool) {
+	f := h.f
+	f.Driver, _ = device{root: h.root, dir: h.path("bus/pci/devices/" + address)}.driver()
+	return f, id == vf
+}
+
+func (h *host) Netdev(id inventory.ID) (string, error) {
+	for _, pattern := range []string{"net/*", "virtio*/net/*"} {
+		found, err := filepath.Glob(h.path(h.device(pattern)))
+		must(h.t, err)
+		if id == vf && len(found) > 0 {
+			return filepath.Base(found[0]), nil
+		}
+	}
+	return "", nil
+}
+
+func (h *host) Snapshot(_ context.Context, d netdev.Device) (netdev.Snapshot, error) {
+	return netdev.Snapshot{Name: d.Name}, nil
+}
+
+func (h *host) Restore(_ context.Context, d netdev.Device, before netdev.Snapshot, _ netdev.Place) (netdev.Restored, error) {
+	h.restored = &before
+	return netdev.Restored{Name: d.Name}, nil
+}
+
+func (h *host) drivers() *PCIDrivers {
+	return &PCIDrivers{
+		SysRoot: h.root, DevRoot: h.t.TempDir(), ProcRoot: h.path("proc"), BootID: "boot-1", Functions: h, Engine: h,
+		Changes: func(context.Context) <-chan struct{} { return nil }, Trace: h.trace, Log: testr.New(h.t),
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func reservation() journal.Attachment {
+	return journal.Attachment{
+		Function: vf, PF: "0000:3b:00.0", VFIndex: 0, State: journal.Reserved, Outfit: &journal.Outfit{Driver: "vfio-pci"},
+	}
+}
+
+func TestPlan(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		change func(*host)
+		want   journal.Outfit
+	}{
+		{"own driver", func(*host) {}, journal.Outfit{Own: "mlx5_core", Netdev: &netdev.Snapshot{Name: "eth5"}}},
+		{"no driver", func(h *host) { h.bind(""); must(t, os.RemoveAll(h.path(h.device("net")))) }, journal.Outfit{}},
+		{"the driver already", func(h *host) { h.bind("vfio-pci") }, journal.Outfit{Own: "vfio-pci"}},
+		{"no IOMMU, and nobody minds", func(h *host) {
+			must(t, os.Remove(h.path(h.device("iommu_group"))))
+			h.file("module/vfio/parameters/enable_unsafe_noiommu_mode", "Y\n")
+		}, journal.Outfit{Own: "mlx5_core", Netdev: &netdev.Snapshot{Name: "eth5"}}},
+		{"a bridge in the IOMMU group", func(h *host) {
+			h.link("bus/pci/drivers/pcieport", "kernel/iommu_groups/42/devices/0000:3a:00.0/driver")
+		}, journal.Outfit{Own: "mlx5_core", Netdev: &netdev.Snapshot{Name: "eth5"}}},
+		{"what was left by an agent that was killed", func(h *host) { h.file(h.device("driver_override"), "vfio-pci\n") },
+			journal.Outfit{Own: "mlx5_core", Netdev: &netdev.Snapshot{Name: "eth5"}}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			h := newHost(t)
+			test.change(h)
+			got, err := h.drivers().Plan(t.Context(), reservation())
+			must(t, err)
+			test.want.Driver, test.want.RDMA, test.want.BootID = "vfio-pci", true, "boot-1"
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("outfit (-want +got):\n%s", diff)
+			}
+			if len(h.steps) > 0 {
+				t.Errorf("it did %q", h.steps)
+			}
+		})
+	}
+}
+
+func TestPlanRefuses(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		change func(*host)
+		want   string
+	}{
+		{"no module", func(h *host) { must(t, os.RemoveAll(h.path("bus/pci/drivers/vfio-pci"))) }, "modprobe vfio-pci"},
+		{"no IOMMU", func(h *host) { must(t, os.Remove(h.path(h.device("iommu_group")))) }, "turn the IOMMU on"},
+		{"shared IOMMU group", func(h *host) {
+			h.link("bus/pci/drivers/other", "kernel/iommu_groups/42/devices/0000:3b:00.3/driver")
+		}, "its IOMMU group 42 also has 0000:3b:00.3 (driver other)"},
+		{"PF with VFs", func(h *host) { h.f.NumVFs = 4 }, "it is a PF with 4 VFs"},
+		{"default route", func(h *host) { h.f.DefaultRoute = true }, "the node's default route goes over its netdev"},
+		{"somebody's override", func(h *host) { h.file(h.device("driver_override"), "mlx5_core\n") }, `driver_override is "mlx5_core"`},
+		{"bond", func(h *host) { h.link("bond0", h.device("net/eth5/upper_bond0")) }, "netdev eth5 is in use on the host, by bond0"},
+		{"bridge over virtio", func(h *host) {
+			must(t, os.RemoveAll(h.path(h.device("net"))))
+			h.link("br0", h.device("virtio3/net/eth5/upper_br0"))
+		}, "netdev eth5 is in use on the host, by br0"},
+		{"netdev of virtio is away", func(h *host) {
+			must(t, os.RemoveAll(h.path(h.device("net"))))
+			must(t, os.MkdirAll(h.path(h.device("virtio3/net")), 0o755))
+		}, "in another network namespace"},
+		{"netdev is away", func(h *host) { must(t, os.RemoveAll(h.path(h.device("net/eth5")))) }, "in another network namespace"},
+		{"gone", func(h *host) { must(t, os.RemoveAll(h.path("bus/pci/devices/"+address))) }, "is gone from this node"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			h := newHost(t)
+			test.change(h)
+			if _, err := h.drivers().Plan(t.Context(), reservation()); err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("error %v, want one with %q", err, test.want)
+			}
+		})
+	}
+}
+
+// TestBind: from wherever an earlier Bind was interrupted.
+func TestBind(t *testing.T) {
+	override, unbind, bind := "driver_override vfio-pci", "unbind mlx5_core", "bind vfio-pci"
+	for _, test := range []struct {
+		name   string
+		change func(*host)
+		steps  []string
+	}{
+		{"own driver", func(*host) {}, []string{override, unbind, bind}},
+		{"no driver", func(h *host) { h.bind("") }, []string{override, bind}},
+		{"done", func(h *host) { h.bind("vfio-pci") }, nil},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			h := newHost(t)
+			test.change(h)
+			must(t, h.drivers().Bind(t.Context(), vf, "vfio-pci"))
+			if diff := cmp.Diff(test.steps, h.steps); diff != "" {
+				t.Errorf("steps (-want +got):\n%s", diff)
+			}
+			if got, _ := h.Get(vf); got.Driver != "vfio-pci" {
+				t.Errorf("driver %q", got.Driver)
+			}
+		})
+	}
+}
+
+// TestBindWithoutOverride: a device that any driver could take keeps the one that it has.
+func TestBindWithoutOverride(t *testing.T) {
+	h := newHost(t)
+	file := h.path(h.device("driver_override"))
+	must(t, os.Remove(file))
+	must(t, os.Symlink(h.path("nowhere/at/all"), file))
+	p := h.drivers()
+	p.Trace = func(step string) { h.steps = append(h.steps, step) }
+	if err := p.Bind(t.Context(), vf, "vfio-pci"); err == nil || !strings.Contains(err.Error(), "driver_override") {
+		t.Errorf("error %v, want one about the override", err)
+	}
+	if got, _ := h.Get(vf); got.Driver != "mlx5_core" || len(h.steps) != 1 {
+		t.Errorf("driver %q after %q", got.Driver, h.steps)
+	}
+}
+
+// TestBindWithoutTheModule: after a reboot nobody may have loaded it, while the pod is still there.
+func TestBindWithoutTheModule(t *testing.T) {
+	h := newHost(t)
+	must(t, os.RemoveAll(h.path("bus/pci/drivers/vfio-pci")))
+	if err := h.drivers().Bind(t.Context(), vf, "vfio-pci"); err == nil || !strings.Contains(err.Error(), "modprobe vfio-pci") {
+		t.Errorf("error %v", err)
+	}
+	if len(h.steps) > 0 {
+		t.Errorf("it did %q", h.steps)
+	}
+}
+
+// TestBindUnknownToTheInventory: a Function is not handed out before its IOMMU group is known.
+func TestBindUnknownToTheInventory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost(t)
+		h.f.IOMMUGroup = ""
+		err := h.drivers().Bind(t.Context(), vf, "vfio-pci")
+		if err == nil || !strings.Contains(err.Error(), "wait for driver vfio-pci and an IOMMU group: is not there after 10s") {
+			t.Errorf("error %v", err)
+		}
+	})
+}
+
+// TestRestore: from wherever Bind or an earlier Restore was interrupted.
+func TestRestore(t *testing.T) {
+	override, unbind, bind, back := "driver_override ", "unbind vfio-pci", "bind mlx5_core", "restore netdev eth5"
+	done := journal.Outfit{Driver: "vfio-pci", Own: "mlx5_core", Netdev: &netdev.Snapshot{Name: "eth5"}, BootID: "boot-1"}
+	of := func(change func(*journal.Outfit)) journal.Outfit { o := done; change(&o); return o }
+	for _, test := range []struct {
+		name             string
+		bound, overrides string
+		outfit           journal.Outfit
+		steps            []string
+		driver           string
+	}{
+		{"all", "vfio-pci", "vfio-pci\n", done, []string{override, unbind, bind, back}, "mlx5_core"},
+		{"no override any more", "vfio-pci", "(null)\n", done, []string{unbind, bind, back}, "mlx5_core"},
+		{"no driver, with override", "", "vfio-pci\n", done, []string{override, bind, back}, "mlx5_core"},
+		{"no driver", "", "(null)\n", done, []string{bind, back}, "mlx5_core"},
+		{"own driver, with override", "mlx5_core", "vfio-pci\n", done, []string{override, back}, "mlx5_core"},
+		{"own driver", "mlx5_core", "(null)\n", done, []string{back}, "mlx5_core"},
+		{"somebody's driver", "other", "(null)\n", done, nil, "other"},
+		{"nothing was done", "vfio-pci", "(null)\n", of(func(o *journal.Outfit) { o.Own, o.Netdev = "vfio-pci", nil }), nil, "vfio-pci"},
+		{"had no driver", "vfio-pci", "vfio-pci\n", of(func(o *journal.Outfit) { o.Own, o.Netdev = "", nil }), []string{override, unbind}, ""},
+		{"had no netdev", "vfio-pci", "vfio-pci\n", of(func(o *journal.Outfit) { o.Netdev = nil }), []string{override, unbind, bind}, "mlx5_core"},
+		{"after a boot", "mlx5_core", "(null)\n", of(func(o *journal.Outfit) { o.BootID = "boot-0" }), nil, "mlx5_core"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			h := newHost(t)
+			h.bind(test.bound)
+			h.file(h.device("driver_override"), test.overrides)
+			a := reservation()
+			a.Outfit = &test.outfit
+			must(t, h.drivers().Restore(t.Context(), a))
+			if diff := cmp.Diff(test.steps, h.steps); diff != "" {
+				t.Errorf("steps (-want +got):\n%s", diff)
+			}
+			if got, _ := h.Get(vf); got.Driver != test.driver {
+				t.Errorf("driver %q, want %q", got.Driver, test.driver)
+			}
+			if restored := slices.Contains(test.steps, back); restored != (h.restored != nil) {
+				t.Errorf("netdev restored: %+v", h.restored)
+			}
+		})
+	}
+}
+
+// TestRestoreWhileInUse: the kernel is not asked to unbind what a program has, because nothing could end that but the
+// program.
+func TestRestoreWhileInUse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost(t)
+		h.bind("vfio-pci")
+		h.file(h.device("enable"), "1\n")
+		a := reservation()
+		a.Outfit.Own = "mlx5_core"
+		p := h.drivers()
+		if err := p.Restore(t.Context(), a); err == nil || !strings.Contains(err.Error(), "IOMMU group 42: is still in use") {
+			t.Errorf("error %v", err)
+		}
+		if len(h.steps) > 0 {
+			t.Errorf("it did %q", h.steps)
+		}
+		time.AfterFunc(time.Second, func() { h.file(h.device("enable"), "0\n") })
+		must(t, p.Restore(t.Context(), a))
+	})
+}
+
+func TestRestoreOfWhatIsGone(t *testing.T) {
+	h := newHost(t)
+	must(t, os.RemoveAll(h.path("bus/pci/devices/"+address)))
+	a := reservation()
+	a.Outfit.Own = "mlx5_core"
+	must(t, h.drivers().Restore(t.Context(), a))
+}
+
+func TestRestoreWithoutTheModule(t *testing.T) {
+	h := newHost(t)
+	h.bind("vfio-pci")
+	must(t, os.RemoveAll(h.path("bus/pci/drivers/mlx5_core")))
+	a := reservation()
+	a.Outfit.Own = "mlx5_core"
+	if err := h.drivers().Restore(t.Context(), a); err == nil || !strings.Contains(err.Error(), "load its module again") {
+		t.Errorf("error %v", err)
+	}
+}
+
+// TestBlockedWrite: what the kernel carries out later is waited for, and given once. Here the kernel is a pipe that nobody
+// reads.
+func TestBlockedWrite(t *testing.T) {
+	h := newHost(t)
+	pipe := h.path(h.device("blocks"))
+	must(t, unix.Mkfifo(pipe, 0o600))
+	h.file("proc/4711/comm", "testpmd\n")
+	must(t, os.MkdirAll(h.path("proc/4711/fd"), 0o755))
+	must(t, os.Symlink("/host/dev/vfio/42", h.path("proc/4711/fd/7")))
+	p := h.drivers()
+	for range 2 {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		err := p.write(ctx, p.device(vf), "unbind vfio-pci", pipe, "once")
+		cancel()
+		if !errors.Is(err, context.DeadlineExceeded) ||
+			!strings.Contains(err.Error(), "IOMMU group 42 is open in process 4711 (testpmd), which must end first") {
+			t.Errorf("error %v", err)
+		}
+	}
+	given := p.writes.give(pipe, "once") // before it can be carried out, after which it would be given anew
+	content, err := os.ReadFile(pipe)
+	must(t, err)
+	if got := string(content); got != "once" {
+		t.Errorf("the kernel was told %q", got)
+	}
+	<-given.done
+	must(t, given.err)
+}
+
+func TestBare(t *testing.T) {
+	h := newHost(t)
+	h.bind("vfio-pci")
+	h.f.RDMA = false
+	a := reservation()
+	a.Outfit.Own, a.Outfit.RDMA = "mlx5_core", true
+	b := Bare{Functions: snapshots{h}, Journal: records{a}}
+	if got := b.Snapshot()[0]; got.Driver != "mlx5_core" || !got.RDMA {
+		t.Errorf("pools see driver %q, RDMA %v", got.Driver, got.RDMA)
+	}
+	if got, _ := b.Get(vf); got.Driver != "vfio-pci" {
+		t.Errorf("the Function itself has driver %q", got.Driver)
+	}
+	b.Journal = records{}
+	if got := b.Snapshot()[0]; got.Driver != "vfio-pci" {
+		t.Errorf("without an owner, pools see driver %q", got.Driver)
+	}
+}
+
+type snapshots struct{ *host }
+
+func (s snapshots) Snapshot() []inventory.Function {
+	f, _ := s.Get(vf)
+	return []inventory.Function{f}
+}
+
+type records []journal.Attachment
+
+func (r records) All() []journal.Attachment { return r }

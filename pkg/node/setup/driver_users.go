@@ -1,0 +1,93 @@
+package setup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/wait"
+)
+
+// awaitUnused waits a little until no program has the device's IOMMU group open. vfio-pci would not let the device go,
+// and a process that waits in the kernel for that cannot even be killed.
+func (p *PCIDrivers) awaitUnused(ctx context.Context, d device) error {
+	group, _, err := d.group()
+	if err != nil || group == "" {
+		return err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, endTime, errors.New("is still in use"))
+	defer cancel()
+	err = wait.PollUntilContextCancel(ctx, 20*time.Millisecond, true, func(context.Context) (bool, error) {
+		return !p.isOpen(d, group), nil
+	})
+	if err != nil {
+		return p.stillUsed(d, context.Cause(ctx))
+	}
+	return nil
+}
+
+// isOpen says whether a program has the group: the kernel lets one have it (vfio_group_fops_open). Where this process
+// may not open device nodes, as in a container without privileges, it says whether a program has enabled the device,
+// which vfio-pci does when it is opened and undoes when it is closed (vfio_pci_core_enable).
+func (p *PCIDrivers) isOpen(d device, group string) bool {
+	for _, node := range nodesOf(group) {
+		fd, err := unix.Open(filepath.Join(p.DevRoot, node), unix.O_RDWR|unix.O_CLOEXEC, 0)
+		if err == nil {
+			_ = unix.Close(fd)
+			return false
+		}
+		if errors.Is(err, unix.EBUSY) {
+			return true
+		}
+	}
+	return d.enabled()
+}
+
+// nodesOf are where a group's device node can be, below /dev. That of a group without an IOMMU has a prefix.
+func nodesOf(group string) []string { return []string{"vfio/" + group, "vfio/noiommu-" + group} }
+
+// stillUsed says, as far as that can be seen, who has a device.
+func (p *PCIDrivers) stillUsed(d device, err error) error {
+	group, _, groupErr := d.group()
+	if groupErr != nil || group == "" {
+		return err
+	}
+	holders := p.holders(group)
+	if len(holders) == 0 {
+		return fmt.Errorf("IOMMU group %s: %w", group, err)
+	}
+	return fmt.Errorf("IOMMU group %s is open in %s, which must end first: %w", group, strings.Join(holders, ", "), err)
+}
+
+// holders are the processes that have a group open: "process 4711 (dpdk-testpmd)".
+func (p *PCIDrivers) holders(group string) []string {
+	descriptors, _ := filepath.Glob(filepath.Join(p.ProcRoot, "[0-9]*/fd/*"))
+	var holders []string
+	seen := map[string]bool{}
+	for _, fd := range descriptors {
+		target, err := os.Readlink(fd)
+		process := filepath.Dir(filepath.Dir(fd))
+		if err != nil || seen[process] || !isNodeOf(target, group) {
+			continue
+		}
+		seen[process] = true
+		name, _ := os.ReadFile(filepath.Join(process, "comm"))
+		holders = append(holders, fmt.Sprintf("process %s (%s)", filepath.Base(process), strings.TrimSpace(string(name))))
+	}
+	return holders
+}
+
+// isNodeOf compares without the directory, which is that of the process's own root.
+func isNodeOf(path, group string) bool {
+	for _, node := range nodesOf(group) {
+		if strings.HasSuffix(path, "/"+node) {
+			return true
+		}
+	}
+	return false
+}

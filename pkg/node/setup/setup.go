@@ -1,0 +1,68 @@
+// Package setup makes reserved Functions usable for their owners, and undoes that when they are released: it has SFs
+// made that exist for their owner only, and binds the driver that the owner wants. What is done is in the journal
+// before it is done; every step may be repeated.
+package setup
+
+import (
+	"context"
+	"errors"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+)
+
+// SFs makes subfunctions.
+type SFs interface {
+	// Make returns once the SF exists, is active with this MAC, and is known to the inventory with its netdev.
+	Make(ctx context.Context, sf inventory.ID, mac netdev.MAC) error
+	// Delete returns once the SF exists no more.
+	Delete(ctx context.Context, sf inventory.ID) error
+}
+
+// Drivers binds kernel drivers to PCI Functions.
+type Drivers interface {
+	// Plan fills in what Bind will undo: the driver and the netdev that the Function has. It refuses what cannot work.
+	Plan(ctx context.Context, want journal.Attachment) (journal.Outfit, error)
+	// Bind returns once the driver is bound, and the inventory knows.
+	Bind(ctx context.Context, f inventory.ID, driver string) error
+	// Restore returns once the Function has its own driver again and its netdev is what it was.
+	Restore(ctx context.Context, a journal.Attachment) error
+}
+
+// Outfitter does what attachments say. It is what package lifecycle has Functions fitted out by.
+type Outfitter struct {
+	SFs     SFs
+	Drivers Drivers
+}
+
+// Plan refuses what cannot be done, and says what will be undone.
+func (o *Outfitter) Plan(ctx context.Context, want journal.Attachment) (*journal.Outfit, error) {
+	_, isSF := want.Function.SFNum()
+	switch {
+	case isSF && want.Outfit.Driver != "": // its address is that of its PF
+		return nil, errors.New("an SF is no PCI device: no other driver can be bound to it")
+	case want.Outfit.Driver != "":
+		planned, err := o.Drivers.Plan(ctx, want)
+		return &planned, err
+	case want.Outfit.SF:
+		return want.Outfit, nil
+	}
+	return nil, nil
+}
+
+// FitOut does what the attachment's Outfit says.
+func (o *Outfitter) FitOut(ctx context.Context, a journal.Attachment) error {
+	if a.Outfit.SF {
+		return o.SFs.Make(ctx, a.Function, a.Outfit.MAC)
+	}
+	return o.Drivers.Bind(ctx, a.Function, a.Outfit.Driver)
+}
+
+// Undo undoes it, as far as it was done.
+func (o *Outfitter) Undo(ctx context.Context, a journal.Attachment) error {
+	if a.Outfit.SF {
+		return o.SFs.Delete(ctx, a.Function)
+	}
+	return o.Drivers.Restore(ctx, a)
+}

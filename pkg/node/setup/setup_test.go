@@ -1,0 +1,90 @@
+package setup
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+)
+
+var sf = inventory.SubfunctionID("0000:3b:00.0", 88)
+
+// TestWish: what is done to a Function, by its pool and by what the pod asks for.
+func TestWish(t *testing.T) {
+	made := v1alpha1.DevicePoolSpec{SFs: &v1alpha1.SFSpec{Count: 9, FirstNumber: 80}}
+	for _, test := range []struct {
+		name   string
+		spec   v1alpha1.DevicePoolSpec
+		f      inventory.ID
+		driver v1alpha1.FunctionDriver
+		want   *journal.Outfit
+	}{
+		{"a VF as it is", made, vf, "", nil},
+		{"the last SF that is made", made, sf, "", &journal.Outfit{SF: true, MAC: "02:00:00:00:00:01"}},
+		{"an SF beyond", made, inventory.SubfunctionID(sf.Address, 89), "", nil},
+		{"an SF before", made, inventory.SubfunctionID(sf.Address, 79), "", nil},
+		{"an SF of a pool that makes none", v1alpha1.DevicePoolSpec{}, sf, "", nil},
+		{"the pool's driver", v1alpha1.DevicePoolSpec{Driver: "vfio-pci"}, vf, "", &journal.Outfit{Driver: "vfio-pci"}},
+		{"the pod's driver", v1alpha1.DevicePoolSpec{}, vf, "vfio-pci", &journal.Outfit{Driver: "vfio-pci"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if diff := cmp.Diff(test.want, Wish(test.spec, test.f, test.driver, "02:00:00:00:00:01")); diff != "" {
+				t.Errorf("wish (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// planned fails the test when a driver is planned.
+type planned struct {
+	Drivers
+	t *testing.T
+}
+
+func (p planned) Plan(_ context.Context, want journal.Attachment) (journal.Outfit, error) {
+	p.t.Errorf("driver %s is planned for %s", want.Outfit.Driver, want.Function)
+	return *want.Outfit, nil
+}
+
+// recorded plans whatever is asked for.
+type recorded struct{ Drivers }
+
+func (recorded) Plan(_ context.Context, want journal.Attachment) (journal.Outfit, error) {
+	return journal.Outfit{Driver: want.Outfit.Driver, Own: "mlx5_core"}, nil
+}
+
+// TestOutfitPlan: a VF gets its driver, an SF is made.
+func TestOutfitPlan(t *testing.T) {
+	outfitter := Outfitter{Drivers: recorded{}}
+	for _, test := range []struct {
+		id         inventory.ID
+		wish, want *journal.Outfit
+	}{
+		{vf, &journal.Outfit{Driver: "vfio-pci"}, &journal.Outfit{Driver: "vfio-pci", Own: "mlx5_core"}},
+		{sf, &journal.Outfit{SF: true}, &journal.Outfit{SF: true}},
+		{sf, &journal.Outfit{}, nil},
+	} {
+		got, err := outfitter.Plan(t.Context(), journal.Attachment{Function: test.id, Outfit: test.wish})
+		if diff := cmp.Diff(test.want, got); diff != "" || err != nil {
+			t.Errorf("%s: %v; outfit (-want +got):\n%s", test.id, err, diff)
+		}
+	}
+}
+
+// TestNoDriverForSFs: the address of an SF is that of its PF, which would lose its driver.
+func TestNoDriverForSFs(t *testing.T) {
+	for _, isMade := range []bool{false, true} {
+		outfitter := Outfitter{Drivers: planned{t: t}}
+		_, err := outfitter.Plan(t.Context(), journal.Attachment{
+			Function: sf, Outfit: &journal.Outfit{SF: isMade, Driver: "vfio-pci"},
+		})
+		if err == nil || !strings.Contains(err.Error(), "an SF is no PCI device") {
+			t.Errorf("SF that is made %v: error %v, want one that says what an SF is", isMade, err)
+		}
+	}
+}

@@ -1,0 +1,216 @@
+package sriov
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+)
+
+const (
+	// askTimeout is how long the kubelet may take to say what pods have.
+	askTimeout = 2 * time.Second
+	// lockTimeout is how long work on the PF or one of its VFs is waited for.
+	lockTimeout = 2 * time.Second
+	// showTimeout is how long sysfs may take to show what was written. The kernel shows it before the write returns; the
+	// sysfs of a simulated host is a moment late.
+	showTimeout = time.Second
+
+	// errNotSupported is the kernel's ENOTSUPP, which is not meant for programs (include/linux/errno.h), but some drivers
+	// return.
+	errNotSupported = unix.Errno(524)
+)
+
+// give gives a PF as many VFs as are wanted, where nobody uses it. making is called before the PF is touched. What is
+// returned says why it does not have them; nil that it does.
+func (v *VFs) give(ctx context.Context, pf pci.Address, want int, making func(have int)) *problem {
+	have, p := v.look(pf, want)
+	if p != nil || have == want {
+		return p
+	}
+	vfs, err := v.sysfs().vfs(pf)
+	if err != nil {
+		return v.failed(pf, err)
+	}
+	// Once before the locks are taken, so that those who have a Function are not disturbed.
+	if p := v.inUse(ctx, pf, vfs); p != nil {
+		return p
+	}
+	unlock, err := v.lock(ctx, pf, vfs)
+	if err != nil {
+		return problemf(v1alpha1.ReasonInUse, "is in use: %v", err)
+	}
+	defer unlock()
+	now, err := v.sysfs().vfs(pf)
+	if err != nil {
+		return v.failed(pf, err)
+	}
+	if !slices.Equal(vfs, now) {
+		return problemf(v1alpha1.ReasonBusy, "is being changed by somebody else")
+	}
+	if p := v.inUse(ctx, pf, vfs); p != nil {
+		return p
+	}
+	making(have)
+	start := time.Now()
+	p = v.change(ctx, pf, have, want)
+	v.Metrics.changed(time.Since(start), p)
+	if p == nil {
+		v.Log.Info("PF has the VFs that are wanted", "pf", pf, "from", have, "to", want, "took", time.Since(start).String())
+	}
+	return p
+}
+
+// look says how many VFs the PF has, and whether it can have as many as are wanted.
+func (v *VFs) look(pf pci.Address, want int) (have int, p *problem) {
+	have, err := v.sysfs().numVFs(pf)
+	if errors.Is(err, fs.ErrNotExist) {
+		if want == 0 {
+			return 0, nil
+		}
+		return 0, problemf(v1alpha1.ReasonNotSupported,
+			"cannot have VFs: the kernel shows no sriov_numvfs; is SR-IOV on in the card and in the machine's firmware?")
+	}
+	if err != nil {
+		return 0, v.failed(pf, err)
+	}
+	total, err := v.sysfs().totalVFs(pf)
+	if err != nil {
+		return 0, v.failed(pf, err)
+	}
+	if want > total {
+		return have, tooMany(want, total)
+	}
+	return have, nil
+}
+
+func tooMany(want, total int) *problem {
+	return problemf(v1alpha1.ReasonOutOfRange,
+		"can have %d VFs at most, not %d: lower numVFs, or raise the limit in the card", total, want)
+}
+
+// lock keeps the PF and its VFs from being reserved. All are locked in one order, as whoever else locks several must.
+func (v *VFs) lock(ctx context.Context, pf pci.Address, vfs []pci.Address) (unlock func(), err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, lockTimeout, fmt.Errorf("took more than %s", lockTimeout))
+	defer cancel()
+	var unlocks []func()
+	unlock = func() {
+		for _, one := range slices.Backward(unlocks) {
+			one()
+		}
+	}
+	for _, address := range slices.Sorted(slices.Values(append(slices.Clone(vfs), pf))) {
+		one, err := v.Journal.Lock(ctx, inventory.ID{Address: address})
+		if err != nil {
+			unlock()
+			return nil, err
+		}
+		unlocks = append(unlocks, one)
+	}
+	return unlock, nil
+}
+
+// change goes by way of 0, as the kernel makes VFs only where there are none. What it began it ends, whether ctx ends
+// or not: a process that is killed in between finds another number than the wanted one when it comes back, and goes on
+// from there.
+func (v *VFs) change(ctx context.Context, pf pci.Address, have, want int) *problem {
+	ctx = context.WithoutCancel(ctx)
+	if have > 0 {
+		if p := v.write(ctx, pf, 0); p != nil {
+			return p
+		}
+	}
+	if want == 0 {
+		return nil
+	}
+	p := v.write(ctx, pf, want)
+	if p == nil || have == 0 {
+		return p
+	}
+	if vfs, err := v.sysfs().vfs(pf); err != nil || len(vfs) > 0 {
+		return p // those that there are, are better than none
+	}
+	if back := v.write(ctx, pf, have); back != nil {
+		p.message += fmt.Sprintf("; the %d VFs that it had are gone, as it then %s", have, back.message)
+		return p
+	}
+	p.final = true
+	p.message += fmt.Sprintf("; it has its %d VFs again, and is left alone until numVFs or its driver changes", have)
+	return p
+}
+
+// write has the kernel make n VFs where there are none, or take all away, and looks whether it did.
+func (v *VFs) write(ctx context.Context, pf pci.Address, n int) *problem {
+	if v.Writing != nil {
+		v.Writing(pf, n)
+	}
+	if err := v.sysfs().setNumVFs(pf, n); err != nil {
+		return v.refused(pf, n, err)
+	}
+	var vfs []pci.Address
+	err := wait.PollUntilContextTimeout(ctx, 5*time.Millisecond, showTimeout, true, func(context.Context) (bool, error) {
+		var err error
+		vfs, err = v.sysfs().vfs(pf)
+		return len(vfs) == n, err
+	})
+	switch {
+	case wait.Interrupted(err):
+		p := problemf(v1alpha1.ReasonRefused, "has %d VFs after driver %s was told to make %d: see the kernel's log",
+			len(vfs), v.driver(pf), n)
+		if p.final = len(vfs) > 0; p.final {
+			p.message += "; it is left alone until numVFs or its driver changes"
+		}
+		return p
+	case err != nil:
+		return v.failed(pf, err)
+	}
+	return nil
+}
+
+// refused says what the kernel's answer means (sriov_numvfs_store in drivers/pci/iov.c, and the driver's
+// sriov_configure).
+func (v *VFs) refused(pf pci.Address, n int, err error) *problem {
+	driver := v.driver(pf)
+	switch {
+	case errors.Is(err, unix.EBUSY):
+		return problemf(v1alpha1.ReasonBusy,
+			"cannot be given %d VFs now: driver %s says %q; does somebody else change its VFs?", n, driver, unix.EBUSY.Error())
+	case errors.Is(err, unix.ERANGE):
+		total, _ := v.sysfs().totalVFs(pf)
+		return tooMany(n, total)
+	case errors.Is(err, unix.ENOENT) && driver == "":
+		return problemf(v1alpha1.ReasonNotSupported, "has no driver: bind one that makes VFs")
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, errNotSupported),
+		errors.Is(err, unix.ENOSYS):
+		return problemf(v1alpha1.ReasonNotSupported, "has driver %s, which makes no VFs: bind one that does", driver)
+	}
+	if errno := unix.Errno(0); errors.As(err, &errno) {
+		err = errno // without the file, which the message is about anyway
+	}
+	if errors.Is(err, unix.EROFS) || errors.Is(err, unix.EACCES) { // EPERM is some driver's
+		return problemf(v1alpha1.ReasonRefused, "cannot be given %d VFs: this agent may not write sriov_numvfs (%v): "+
+			"its sysfs must be mounted writable, as deploy/agent does", n, err)
+	}
+	return problemf(v1alpha1.ReasonRefused,
+		"cannot be given %d VFs: driver %s says %q; see the kernel's log", n, driver, err)
+}
+
+// driver is for messages.
+func (v *VFs) driver(pf pci.Address) string {
+	driver, _ := v.sysfs().driver(pf)
+	return driver
+}
+
+// failed is about sysfs, where it does not say what it should.
+func (v *VFs) failed(pf pci.Address, err error) *problem {
+	return problemf(v1alpha1.ReasonRefused, "has VFs that cannot be changed: %v", err)
+}

@@ -1,0 +1,315 @@
+package sriov
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/utils/ptr"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+)
+
+// sfTimeout is how long a card may take until an SF is there, or gone. ConnectX cards take some tenths of a second.
+const sfTimeout = 10 * time.Second
+
+// Devlink changes the ports of PFs. [devlink.Conn] does.
+type Devlink interface {
+	EswitchMode(devlink.Device) (devlink.EswitchMode, error)
+	// PortsOf lists the ports of a device; none if the device is not there.
+	PortsOf(devlink.Device) ([]devlink.Port, error)
+	// AddSF makes an SF, inactive.
+	AddSF(d devlink.Device, pf uint16, sfnum uint32) (devlink.Port, error)
+	SetFunction(d devlink.Device, index uint32, to devlink.FunctionChange) error
+	DeletePort(d devlink.Device, index uint32) error
+}
+
+// Functions knows the node's Functions.
+type Functions interface {
+	Get(inventory.ID) (inventory.Function, bool)
+}
+
+// SFMaker makes subfunctions and deletes them. It implements the part of package outfit that does. Its methods may be
+// called by several goroutines at once, for one SF by one at a time.
+type SFMaker struct {
+	Devlink   Devlink
+	Functions Functions
+	// Changes returns a channel that gets a value after every change of Functions, until ctx ends.
+	Changes func(ctx context.Context) <-chan struct{}
+	// Changed is called when what [SFMaker.NoSFs] says may have changed. It must not block.
+	Changed func()
+	Log     logr.Logger
+
+	mutex  sync.Mutex
+	unsure map[pci.Address]*lookAgain // PFs of which the kernel does not tell whether they can have SFs
+}
+
+// lookAgain is when a PF is asked about again.
+type lookAgain struct {
+	delays  wait.DelayFunc
+	pending bool
+}
+
+// NoSFs says what keeps a PF from having SFs made; nil if nothing does. It is cheap, but waits while the card changes
+// its eswitch. Where the kernel does not tell, it calls for another look, later each time.
+func (m *SFMaker) NoSFs(pf pci.Address) *v1alpha1.Shortage {
+	problem := m.noSFs(pf)
+	m.know(pf, problem == nil || problem.reason != v1alpha1.ReasonRefused)
+	if problem == nil {
+		return nil
+	}
+	return ptr.To(problem.shortage(pf))
+}
+
+// know calls for another look at a PF of which it is not known whether it can have SFs.
+func (m *SFMaker) know(pf pci.Address, known bool) {
+	m.mutex.Lock()
+	defer m.mutex.Unlock()
+	if known {
+		delete(m.unsure, pf)
+		return
+	}
+	if m.unsure == nil {
+		m.unsure = map[pci.Address]*lookAgain{}
+	}
+	look := m.unsure[pf]
+	if look == nil {
+		look = &lookAgain{delays: retries().DelayFunc()}
+		m.unsure[pf] = look
+	}
+	if look.pending {
+		return
+	}
+	look.pending = true
+	time.AfterFunc(look.delays(), func() {
+		m.mutex.Lock()
+		look.pending = false
+		m.mutex.Unlock()
+		m.Changed()
+	})
+}
+
+func (m *SFMaker) noSFs(pf pci.Address) *problem {
+	mode, err := m.Devlink.EswitchMode(devlink.OfPCI(pf))
+	switch {
+	case err == nil && mode == devlink.Switchdev:
+		return nil
+	case err == nil:
+		return problemf(v1alpha1.ReasonNotSupported, "has its eswitch in mode %s, and SFs need mode switchdev: "+
+			"drain the node and run devlink dev eswitch set pci/%s mode switchdev", mode, pf)
+	case errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENODEV):
+		return problemf(v1alpha1.ReasonNotSupported, "shows no eswitch to this host, which SFs need: %v", err)
+	}
+	return problemf(v1alpha1.ReasonRefused, "does not tell the mode of its eswitch: %v", err)
+}
+
+// Make has the SF exist, active with this MAC, and returns when the inventory knows it with its netdev. An empty MAC is
+// whatever the driver gives it. It goes on from whatever is there of the SF.
+func (m *SFMaker) Make(ctx context.Context, sf inventory.ID, mac netdev.MAC) error {
+	begin := time.Now()
+	ctx, cancel := context.WithTimeoutCause(ctx, sfTimeout, fmt.Errorf("waited %s", sfTimeout))
+	defer cancel()
+	changes := m.Changes(ctx)
+	port, others, err := m.port(sf)
+	if err != nil {
+		return err
+	}
+	made := port == nil
+	if made {
+		if problem := m.noSFs(sf.Address); problem != nil {
+			return m.notOurs(sf, problem)
+		}
+		if port, err = m.add(sf, others); err != nil {
+			return err
+		}
+	}
+	if err := m.activate(ctx, changes, sf, *port, mac); err != nil {
+		return fmt.Errorf("SF %s: %w", sf, err)
+	}
+	if err := m.await(ctx, changes, sf, func(f inventory.Function, exists bool) bool {
+		return exists && f.Netdev != ""
+	}); err != nil {
+		return fmt.Errorf("SF %s: has no netdev on the host although it is active: %s (%w)", sf, m.diagnose(sf), err)
+	}
+	if made {
+		m.Log.Info("SF made", "function", sf.String(), "mac", mac, "took", time.Since(begin))
+	}
+	return nil
+}
+
+// port is the SF's port at the eswitch of its own PF, nil if there is none; all are all ports there.
+func (m *SFMaker) port(sf inventory.ID) (port *devlink.Port, all []devlink.Port, err error) {
+	sfnum, isSF := sf.SFNum()
+	if !isSF {
+		return nil, nil, fmt.Errorf("Function %s: must be an SF, such as 0000:3b:00.0/sf88", sf)
+	}
+	all, err = m.Devlink.PortsOf(devlink.OfPCI(sf.Address))
+	if err != nil {
+		return nil, nil, fmt.Errorf("SF %s: ports of its PF: %w", sf, err)
+	}
+	for _, p := range all {
+		// External ones are another host's, which has numbers of its own.
+		if p.Flavour == devlink.PCISF && !p.External && p.SF == sfnum {
+			return &p, all, nil
+		}
+	}
+	return nil, all, nil
+}
+
+// notOurs is about an SF that cannot be made here. It may exist nevertheless: a DPU makes SFs for its host, and they
+// are taken as they are.
+func (m *SFMaker) notOurs(sf inventory.ID, problem *problem) error {
+	if _, exists := m.Functions.Get(sf); exists {
+		return nil
+	}
+	return fmt.Errorf("SF %s: cannot be made: PF %s %s", sf, sf.Address, problem.message)
+}
+
+// add makes the SF's port, beside the others of its PF.
+func (m *SFMaker) add(sf inventory.ID, others []devlink.Port) (*devlink.Port, error) {
+	sfnum, _ := sf.SFNum()
+	port, err := m.Devlink.AddSF(devlink.OfPCI(sf.Address), pfNumber(sf.Address, others), sfnum)
+	switch {
+	case errors.Is(err, unix.ENOSPC):
+		return nil, fmt.Errorf("SF %s: PF %s can have no more SFs; its pools' spec.sfs or spec.maxAllocated must be less: %w",
+			sf, sf.Address, err)
+	case err != nil:
+		return nil, fmt.Errorf("SF %s: %w", sf, err)
+	}
+	return &port, nil
+}
+
+// pfNumber is the number by which devlink knows a PF. Its other Functions tell; where it has none, drivers give its
+// physical port the same number (mlx5_get_dev_index in drivers/net/ethernet/mellanox/mlx5/core), and if it shows no
+// such port, that of its PCI function.
+func pfNumber(pf pci.Address, ports []devlink.Port) uint16 {
+	number := uint16(pf[len(pf)-1] - '0')
+	for _, p := range ports {
+		switch p.Flavour {
+		case devlink.PCIPF, devlink.PCIVF, devlink.PCISF:
+			if !p.External {
+				return p.PF
+			}
+		case devlink.Physical:
+			number = uint16(p.Number)
+		}
+	}
+	return number
+}
+
+// activate gives the SF its MAC and its device. Drivers take a MAC only before there is a device, which reads it when
+// it is made. One with another MAC gets a new device, and the old one is gone before.
+func (m *SFMaker) activate(
+	ctx context.Context, changes <-chan struct{}, sf inventory.ID, port devlink.Port, mac netdev.MAC,
+) error {
+	change := func(to devlink.FunctionChange) error {
+		return m.Devlink.SetFunction(port.Device, port.Index, to)
+	}
+	if mac != "" && port.Function.MAC != mac {
+		if port.Function.Active {
+			if err := change(devlink.FunctionChange{Active: ptr.To(false)}); err != nil {
+				return err
+			}
+			if err := m.await(ctx, changes, sf, gone); err != nil {
+				return fmt.Errorf("its device is still there although it is not active: %w", err)
+			}
+			port.Function.Active = false
+		}
+		if err := change(devlink.FunctionChange{MAC: mac}); err != nil {
+			return err
+		}
+	}
+	if port.Function.Active {
+		return nil
+	}
+	return change(devlink.FunctionChange{Active: ptr.To(true)})
+}
+
+func gone(_ inventory.Function, exists bool) bool { return !exists }
+
+// await waits until the inventory shows the SF as it is expected.
+func (m *SFMaker) await(
+	ctx context.Context, changes <-chan struct{}, sf inventory.ID, expected func(f inventory.Function, exists bool) bool,
+) error {
+	for !expected(m.Functions.Get(sf)) {
+		select {
+		case <-changes:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return nil
+}
+
+// diagnose says why an active SF may have no netdev.
+func (m *SFMaker) diagnose(sf inventory.ID) string {
+	port, _, err := m.port(sf)
+	f, exists := m.Functions.Get(sf)
+	switch {
+	case err == nil && port == nil:
+		return "somebody deleted it meanwhile"
+	case !exists && (err != nil || !port.Function.Attached):
+		return "no driver has its device, see the kernel's log"
+	case !exists:
+		return "there is no auxiliary device that has its sfnum"
+	case f.Driver == "":
+		return fmt.Sprintf("no driver is bound to its auxiliary device %s", f.AuxDevice)
+	}
+	return fmt.Sprintf("driver %s of its auxiliary device %s made none, or it is in another network namespace",
+		f.Driver, f.AuxDevice)
+}
+
+// Delete has the SF exist no more, and returns when the inventory knows that. One that is gone already is fine, and one
+// that cannot be made here stays, as Make did not make it.
+func (m *SFMaker) Delete(ctx context.Context, sf inventory.ID) error {
+	begin := time.Now()
+	ctx, cancel := context.WithTimeoutCause(ctx, sfTimeout, fmt.Errorf("waited %s", sfTimeout))
+	defer cancel()
+	changes := m.Changes(ctx)
+	port, _, err := m.port(sf)
+	if err != nil {
+		return err
+	}
+	if port == nil && m.noSFs(sf.Address) != nil {
+		return nil
+	}
+	if port != nil {
+		if err := m.remove(*port); err != nil {
+			return fmt.Errorf("SF %s: %w", sf, err)
+		}
+	}
+	if err := m.await(ctx, changes, sf, gone); err != nil {
+		return fmt.Errorf("SF %s: its device is still there although its port is deleted: %w", sf, err)
+	}
+	if port != nil {
+		m.Log.Info("SF deleted", "function", sf.String(), "took", time.Since(begin))
+	}
+	return nil
+}
+
+// remove deletes an SF's port, after its device: some drivers refuse to delete an active one.
+func (m *SFMaker) remove(port devlink.Port) error {
+	err := m.Devlink.SetFunction(port.Device, port.Index, devlink.FunctionChange{Active: ptr.To(false)})
+	if err == nil {
+		err = m.Devlink.DeletePort(port.Device, port.Index)
+	}
+	if errors.Is(err, unix.ENODEV) {
+		return nil
+	}
+	return err
+}
+
+// Watch listens, until ctx ends, for changes by which a PF may have become able to have SFs, or unable.
+func (m *SFMaker) Watch(ctx context.Context) error {
+	devlink.Follow(ctx, "", m.Changed, m.Log)
+	return nil
+}

@@ -1,0 +1,191 @@
+package sriov
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
+)
+
+// Assignments knows which Functions the kubelet gave to pods, by [inventory.ID.String].
+type Assignments interface {
+	Assigned(ctx context.Context) (map[string]podresources.Assignment, error)
+}
+
+// NetdevUse says what the host does with a netdev, "" for nothing: it is in a bridge or bond, has an address, or is up
+// with a carrier. The netdev is one of the process's network namespace. That it has an IPv6 link-local address says
+// nothing: the kernel gives one to every netdev that is set up.
+func NetdevUse(netdev string) (string, error) {
+	link, err := netlink.LinkByName(netdev)
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	if link.Attrs().MasterIndex != 0 {
+		return "is in a bridge or bond", nil
+	}
+	addresses, err := netlink.AddrList(link, netlink.FAMILY_ALL)
+	if err != nil {
+		return "", fmt.Errorf("addresses: %w", err)
+	}
+	for _, a := range addresses {
+		if a.IP.To4() != nil || !a.IP.IsLinkLocalUnicast() {
+			return "has address " + a.IPNet.String(), nil
+		}
+	}
+	if flags := link.Attrs().RawFlags; flags&unix.IFF_UP != 0 && flags&unix.IFF_LOWER_UP != 0 {
+		return "is up and has a carrier", nil
+	}
+	return "", nil
+}
+
+// shownUses is how many users a message names.
+const shownUses = 3
+
+// inUse says who has the PF or one of its VFs; nil if nobody has. Those are asked first who know without being asked.
+func (v *VFs) inUse(ctx context.Context, pf pci.Address, vfs []pci.Address) *problem {
+	concerns := func(id inventory.ID) bool { return concerns(id, pf, vfs) }
+	for _, look := range []func() ([]string, error){
+		func() ([]string, error) { return v.recorded(concerns), nil },
+		func() ([]string, error) { return v.usedByPF(pf) },
+		func() ([]string, error) { return v.usedOnHost(vfs) },
+		func() ([]string, error) { return v.assigned(ctx, concerns, len(vfs) > 0) },
+	} {
+		uses, err := look()
+		if err != nil {
+			return problemf(v1alpha1.ReasonInUse, "may be in use: %v", err)
+		}
+		if len(uses) > 0 {
+			return problemf(v1alpha1.ReasonInUse, "is in use: %s; its VFs are changed when that has ended", list(uses))
+		}
+	}
+	return nil
+}
+
+// list names the first few.
+func list(uses []string) string {
+	more := ""
+	if len(uses) > shownUses {
+		more = fmt.Sprintf(" and %d more", len(uses)-shownUses)
+	}
+	return strings.Join(uses[:min(len(uses), shownUses)], ", ") + more
+}
+
+// recorded are those whom the journal knows.
+func (v *VFs) recorded(concerns func(inventory.ID) bool) []string {
+	var uses []string
+	for _, a := range v.Journal.All() {
+		if concerns(a.Function) {
+			uses = append(uses, a.Function.String()+" belongs to "+owner(a))
+		}
+	}
+	return uses
+}
+
+// concerns says whether who has a Function would feel it if the PF got another number of VFs: it is the PF, one of
+// these VFs, which are all that it has, or one of its SFs. Other VFs are of before a reboot, and their pods wait for
+// them to be there again, maybe together with SFs, which exist again before. To make the first VFs is nothing to SFs
+// (mlx5_device_enable_sriov in drivers/net/ethernet/mellanox/mlx5/core).
+func concerns(id inventory.ID, pf pci.Address, vfs []pci.Address) bool {
+	if _, isSF := id.SFNum(); isSF && len(vfs) == 0 {
+		return false
+	}
+	return id.Address == pf || slices.Contains(vfs, id.Address)
+}
+
+// owner names whom the journal has for a Function.
+func owner(a journal.Attachment) string {
+	switch {
+	case a.Pod.Name != "":
+		return "pod " + a.Pod.Namespace + "/" + a.Pod.Name
+	case a.Claim.Name != "":
+		return "claim " + a.Claim.Namespace + "/" + a.Claim.Name
+	case a.Resource != "":
+		return "a pod by resource " + a.Resource
+	}
+	return "a pod"
+}
+
+// usedByPF is about the PF itself: its netdev is in another network namespace.
+func (v *VFs) usedByPF(pf pci.Address) ([]string, error) {
+	names, made, err := v.sysfs().netdevs(pf)
+	if err != nil || len(names) > 0 || !made {
+		return nil, err
+	}
+	return []string{"its netdev is in another network namespace"}, nil
+}
+
+// usedOnHost are VFs that the host or one of its programs has, or a container that nobody here knows.
+func (v *VFs) usedOnHost(vfs []pci.Address) ([]string, error) {
+	var uses []string
+	for _, vf := range vfs {
+		use, err := v.useOf(vf)
+		if err != nil {
+			return nil, fmt.Errorf("VF %s: %w", vf, err)
+		}
+		if use != "" {
+			uses = append(uses, fmt.Sprintf("VF %s %s", vf, use))
+		}
+	}
+	return uses, nil
+}
+
+// useOf says what is done with a VF, "" for nothing. One without a driver can do nothing; one whose driver makes no
+// netdev, such as vfio-pci, is there for a program, of which the kernel does not tell whether it runs.
+func (v *VFs) useOf(vf pci.Address) (string, error) {
+	driver, err := v.sysfs().driver(vf)
+	if err != nil || driver == "" {
+		return "", err
+	}
+	netdevs, made, err := v.sysfs().netdevs(vf)
+	switch {
+	case err != nil:
+		return "", err
+	case !made:
+		return fmt.Sprintf("has driver %s and no netdev, as a program may use it", driver), nil
+	case len(netdevs) == 0:
+		return "has its netdev in another network namespace", nil
+	}
+	for _, netdev := range netdevs {
+		use, err := v.NetdevUse(netdev)
+		if err != nil {
+			return "", fmt.Errorf("netdev %s: %w", netdev, err)
+		}
+		if use != "" {
+			return fmt.Sprintf("has netdev %s, which %s", netdev, use), nil
+		}
+	}
+	return "", nil
+}
+
+// assigned are pods that the kubelet knows, by whatever device plugin or DRA driver they have a Function. That the
+// kubelet does not answer matters only where there are VFs: the netdev of a PF that a pod has is not on the host.
+func (v *VFs) assigned(ctx context.Context, concerns func(inventory.ID) bool, haveVFs bool) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	assigned, err := v.Assignments.Assigned(ctx)
+	if err != nil && haveVFs {
+		return nil, fmt.Errorf("whether pods have its VFs is not known: %w", err)
+	}
+	var uses []string
+	for text, assignment := range assigned {
+		if id, err := inventory.ParseID(text); err == nil && concerns(id) {
+			uses = append(uses, fmt.Sprintf("%s belongs to %s", id, assignment))
+		}
+	}
+	slices.SortFunc(uses, cmp.Compare)
+	return uses, nil
+}

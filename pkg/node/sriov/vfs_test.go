@@ -1,0 +1,714 @@
+package sriov
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-logr/logr/testr"
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"golang.org/x/sys/unix"
+	"k8s.io/utils/ptr"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
+	"github.com/opiproject/xpu-device-plugin/pkg/notify"
+)
+
+const (
+	pf0 = pci.Address("0000:3b:00.0")
+	pf1 = pci.Address("0000:3b:00.1")
+)
+
+// host is a directory in place of sysfs, with PFs of 7 VFs each, and all else that the supply of VFs asks. What is
+// written to sriov_numvfs it makes, as the kernel does. A file cannot return the kernel's errors: what it refuses it
+// does not make.
+type host struct {
+	t    *testing.T
+	root string
+	vfs  *VFs
+
+	functions, poolChanges, records notify.Signal
+
+	mutex       sync.Mutex
+	pools       []pool.Pool
+	attachments []journal.Attachment
+	assigned    map[string]podresources.Assignment
+	away        error             // of the kubelet
+	asked       int               // the kubelet
+	uses        map[string]string // of netdevs by the host
+	refused     int               // a number of VFs that no PF takes, 0 for none
+	writes      []string
+	locks       []string     // taken and, with "not", given up
+	held        inventory.ID // somebody else has its lock
+	changed     int
+	looks       int // at the inventory
+}
+
+// newHost makes a host whose PFs have these numbers of VFs.
+func newHost(t *testing.T, numVFs ...int) *host {
+	t.Helper()
+	h := &host{t: t, root: t.TempDir(), uses: map[string]string{}}
+	for i, n := range numVFs {
+		pf := pci.Address(fmt.Sprintf("0000:3b:00.%d", i))
+		h.device(pf, "igb", fmt.Sprintf("ens%d", i))
+		h.write(pf, "sriov_totalvfs", "7")
+		h.write(pf, "sriov_numvfs", "0")
+		h.makeVFs(pf, n)
+		h.write(pf, "sriov_numvfs", strconv.Itoa(n))
+	}
+	h.vfs = &VFs{
+		SysRoot: h.root, Functions: h, Pools: h, Journal: h, Assignments: h,
+		NetdevUse: func(netdev string) (string, error) { return h.use(netdev), nil },
+		Changed:   func() { h.set(func() { h.changed++ }) },
+		Writing:   h.writing,
+		Metrics:   NewMetrics(prometheus.NewRegistry()), Log: testr.New(t),
+	}
+	return h
+}
+
+func (h *host) set(change func()) {
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	change()
+}
+
+func (h *host) must(err error) {
+	h.t.Helper()
+	if err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+func (h *host) dir(a pci.Address, elements ...string) string {
+	return filepath.Join(append([]string{h.root, "bus/pci/devices", string(a)}, elements...)...)
+}
+
+func (h *host) write(a pci.Address, name, value string) {
+	h.must(os.WriteFile(h.dir(a, name), []byte(value+"\n"), 0o644))
+}
+
+func (h *host) device(a pci.Address, driver, netdev string) {
+	h.must(os.MkdirAll(h.dir(a), 0o755))
+	h.bind(a, driver)
+	if netdev != "" {
+		h.must(os.MkdirAll(h.dir(a, "net", netdev), 0o755))
+	}
+}
+
+func (h *host) bind(a pci.Address, driver string) {
+	h.must(os.RemoveAll(h.dir(a, "driver")))
+	if driver != "" {
+		h.must(os.Symlink("../../../bus/pci/drivers/"+driver, h.dir(a, "driver")))
+	}
+}
+
+// vf is the address of a VF of a PF.
+func vf(pf pci.Address, index int) pci.Address {
+	return pci.Address(fmt.Sprintf("0000:3b:%02x.%d", 1+int(pf[len(pf)-1]-'0'), index))
+}
+
+func (h *host) makeVFs(pf pci.Address, n int) {
+	for i := range n {
+		a := vf(pf, i)
+		h.device(a, "igbvf", fmt.Sprintf("v%s-%d", pf[len(pf)-1:], i))
+		h.must(os.Symlink("../"+string(a), h.dir(pf, fmt.Sprintf("virtfn%d", i))))
+	}
+}
+
+func (h *host) numVFs(pf pci.Address) int {
+	n, err := sysfs{h.root}.numVFs(pf)
+	h.must(err)
+	return n
+}
+
+// writing makes or takes away VFs as is just about to be written to sriov_numvfs.
+func (h *host) writing(pf pci.Address, n int) {
+	h.set(func() { h.writes = append(h.writes, fmt.Sprintf("%s %d", pf, n)) })
+	links, err := filepath.Glob(h.dir(pf, "virtfn*"))
+	h.must(err)
+	if n > 0 && len(links) > 0 {
+		h.t.Errorf("%d VFs written while there are %d: the kernel says EBUSY", n, len(links))
+	}
+	for _, link := range links {
+		target, err := os.Readlink(link)
+		h.must(errors.Join(err, os.RemoveAll(h.dir(pci.Address(filepath.Base(target)))), os.Remove(link)))
+	}
+	if n > 0 && n == h.refused { // once it is written
+		time.AfterFunc(time.Millisecond, func() { h.write(pf, "sriov_numvfs", "0") })
+		return
+	}
+	h.makeVFs(pf, n)
+}
+
+func (h *host) taken() (writes []string) {
+	h.set(func() { writes, h.writes = h.writes, nil })
+	return writes
+}
+
+func (h *host) Snapshot() []inventory.Function {
+	var out []inventory.Function
+	for i := range 2 {
+		pf := pci.Address(fmt.Sprintf("0000:3b:00.%d", i))
+		if _, err := os.Stat(h.dir(pf)); err != nil {
+			continue
+		}
+		driver, err := sysfs{h.root}.driver(pf)
+		h.must(err)
+		vfs, err := sysfs{h.root}.vfs(pf)
+		h.must(err)
+		out = append(out, inventory.Function{
+			ID: inventory.ID{Address: pf}, Kind: inventory.PF, Class: inventory.Network, PF: pf, Index: -1, Vendor: "8086",
+			PFName: fmt.Sprintf("ens%d", i), Driver: driver, NumVFs: len(vfs),
+		})
+	}
+	h.set(func() { h.looks++ })
+	return out
+}
+
+func (h *host) Pools() ([]pool.Pool, bool) {
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	return h.pools, h.pools != nil
+}
+
+// declare replaces the pools.
+func (h *host) declare(pools ...pool.Pool) {
+	h.set(func() { h.pools = pools })
+	h.poolChanges.Notify()
+}
+
+func (h *host) All() []journal.Attachment {
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	return slices.Clone(h.attachments)
+}
+
+func (h *host) record(attachments ...journal.Attachment) {
+	h.set(func() { h.attachments = attachments })
+	h.records.Notify()
+}
+
+func (h *host) Subscribe(ctx context.Context) <-chan struct{} { return h.records.Subscribe(ctx) }
+
+func (h *host) Lock(ctx context.Context, id inventory.ID) (func(), error) {
+	h.set(func() { h.locks = append(h.locks, id.String()) })
+	if id == h.held {
+		<-ctx.Done()
+		return nil, context.Cause(ctx)
+	}
+	return func() { h.set(func() { h.locks = append(h.locks, "not "+id.String()) }) }, nil
+}
+
+func (h *host) Assigned(context.Context) (map[string]podresources.Assignment, error) {
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	h.asked++
+	return h.assigned, h.away
+}
+
+func (h *host) use(netdev string) string {
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	return h.uses[netdev]
+}
+
+// wants is a DevicePool that wants n VFs of a PF.
+func wants(name string, n int32, pfNames ...string) pool.Pool {
+	return pool.Pool{Name: name, Spec: v1alpha1.DevicePoolSpec{
+		NumVFs: ptr.To(n), Selectors: []v1alpha1.FunctionSelector{{PFNames: pfNames}},
+	}}
+}
+
+// run has the supply work in the background, until the test ends.
+func (h *host) run() {
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	functions, pools := h.functions.Subscribe(ctx), h.poolChanges.Subscribe(ctx)
+	go func() { ended <- h.vfs.Run(ctx, functions, pools) }()
+	h.t.Cleanup(func() {
+		cancel()
+		h.must(<-ended)
+	})
+}
+
+func (h *host) supply(devicePool string) pool.Supply {
+	h.t.Helper()
+	s, known := h.vfs.Supply(devicePool)
+	if !known {
+		h.t.Fatalf("what DevicePool %s has is not known", devicePool)
+	}
+	return s
+}
+
+// short checks the only Shortage of a DevicePool, "" for none.
+func (h *host) short(devicePool, reason, text string) {
+	h.t.Helper()
+	got := h.supply(devicePool).Shortages
+	switch {
+	case reason == "" && len(got) == 0:
+	case len(got) != 1 || got[0].Reason != reason || !strings.Contains(got[0].Message, text):
+		h.t.Errorf("DevicePool %s lacks %+v; want %q: ..%s..", devicePool, got, reason, text)
+	}
+}
+
+func (h *host) wrote(want ...string) {
+	h.t.Helper()
+	if diff := cmp.Diff(want, h.taken()); diff != "" {
+		h.t.Errorf("written to sriov_numvfs (-want +got):\n%s", diff)
+	}
+}
+
+func TestVFs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost(t, 0, 3)
+		h.run()
+		synctest.Wait()
+		if _, known := h.vfs.Supply("four"); known {
+			t.Error("what a DevicePool has is known before there are pools")
+		}
+
+		h.declare(wants("four", 4, "ens0#0-1"), wants("three", 3, "ens1"), pool.Pool{Name: "other"})
+		synctest.Wait()
+		h.wrote("0000:3b:00.0 4") // whatever indexes are named; and nothing where there are as many
+		h.short("four", "", "")
+		h.short("three", "", "")
+		if s := h.supply("four"); s.PFs != 1 {
+			t.Errorf("%d PFs are named, want 1", s.PFs)
+		}
+		if _, known := h.vfs.Supply("other"); known {
+			t.Error("a DevicePool without numVFs has something made")
+		}
+
+		h.declare(wants("four", 2, "ens0"), wants("three", 5, "ens1"))
+		synctest.Wait()
+		got := h.taken()
+		slices.Sort(got)
+		want := []string{"0000:3b:00.0 0", "0000:3b:00.0 2", "0000:3b:00.1 0", "0000:3b:00.1 5"}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("written by way of 0 (-want +got):\n%s", diff)
+		}
+
+		h.declare(wants("four", 0, "ens0"))
+		synctest.Wait()
+		h.wrote("0000:3b:00.0 0")
+
+		h.declare() // PFs keep what they have
+		time.Sleep(time.Hour)
+		h.wrote()
+		if n := h.numVFs(pf1); n != 5 {
+			t.Errorf("%d VFs after the DevicePool is gone, want 5", n)
+		}
+		if n := testutil.ToFloat64(h.vfs.Metrics.changes.WithLabelValues("done")); n != 4 {
+			t.Errorf("%v changes counted, want 4", n)
+		}
+	})
+}
+
+// TestVFsLocks: whoever reserves a Function while the VFs change has to wait.
+func TestVFsLocks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost(t, 2)
+		h.held = inventory.ID{Address: vf(pf0, 1)}
+		h.declare(wants("four", 4, "ens0"))
+		h.run()
+		time.Sleep(lockTimeout)
+		synctest.Wait()
+		h.short("four", v1alpha1.ReasonInUse, "took more than 2s")
+		h.wrote()
+		first, second := string(vf(pf0, 0)), string(vf(pf0, 1))
+		want := []string{string(pf0), first, second, "not " + first, "not " + string(pf0)}
+		if diff := cmp.Diff(want, h.locks); diff != "" {
+			t.Errorf("locked (-want +got):\n%s", diff)
+		}
+
+		h.set(func() { h.locks, h.held = nil, inventory.ID{} })
+		time.Sleep(2 * time.Second)
+		h.wrote("0000:3b:00.0 0", "0000:3b:00.0 4")
+		want = slices.Insert(want, 3, "not "+second)
+		if diff := cmp.Diff(want, h.locks); diff != "" {
+			t.Errorf("locked (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// TestVFsInUse: a PF that somebody uses is not changed until nobody does.
+func TestVFsInUse(t *testing.T) {
+	sf := inventory.SubfunctionID(pf0, 8)
+	for _, c := range []struct {
+		name       string
+		begin, end func(h *host)
+		message    string
+	}{
+		{
+			"VF in the journal",
+			func(h *host) {
+				h.record(journal.Attachment{
+					Function: inventory.ID{Address: vf(pf0, 1)}, PF: pf0, Pod: journal.Pod{Namespace: "default", Name: "web"},
+				})
+			},
+			func(h *host) { h.record() },
+			"PF 0000:3b:00.0 is in use: 0000:3b:01.1 belongs to pod default/web; its VFs are changed when that has ended",
+		},
+		{
+			"SF in the journal",
+			func(h *host) {
+				h.record(journal.Attachment{Function: sf, PF: pf0, Claim: journal.Claim{Namespace: "default", Name: "nic"}})
+			},
+			func(h *host) { h.record() },
+			"0000:3b:00.0/sf8 belongs to claim default/nic",
+		},
+		{
+			"VF that the kubelet gave away",
+			func(h *host) {
+				h.set(func() {
+					h.assigned = map[string]podresources.Assignment{
+						string(vf(pf0, 1)): {Resource: "intel.com/vf", Namespace: "default", Pod: "web", Container: "c"},
+						string(vf(pf1, 1)): {Resource: "intel.com/vf", Namespace: "default", Pod: "other", Container: "c"},
+					}
+				})
+			},
+			func(h *host) { h.set(func() { h.assigned = nil }) },
+			"0000:3b:01.1 belongs to pod default/web (container c)",
+		},
+		{
+			"kubelet away",
+			func(h *host) { h.set(func() { h.away = errors.New("kubelet at x: gone") }) },
+			func(h *host) { h.set(func() { h.away = nil }) },
+			"may be in use: whether pods have its VFs is not known: kubelet at x: gone",
+		},
+		{
+			"netdev of a VF away",
+			func(h *host) { h.must(os.Remove(h.dir(vf(pf0, 0), "net", "v0-0"))) },
+			func(h *host) { h.must(os.Mkdir(h.dir(vf(pf0, 0), "net", "v0-0"), 0o755)) },
+			"VF 0000:3b:01.0 has its netdev in another network namespace",
+		},
+		{
+			"netdev of the PF away",
+			func(h *host) { h.must(os.Remove(h.dir(pf0, "net", "ens0"))) },
+			func(h *host) { h.must(os.Mkdir(h.dir(pf0, "net", "ens0"), 0o755)) },
+			"is in use: its netdev is in another network namespace",
+		},
+		{
+			"VF with vfio-pci",
+			func(h *host) { h.bind(vf(pf0, 0), "vfio-pci"); h.must(os.RemoveAll(h.dir(vf(pf0, 0), "net"))) },
+			func(h *host) { h.bind(vf(pf0, 0), "") },
+			"VF 0000:3b:01.0 has driver vfio-pci and no netdev",
+		},
+		{
+			"VFs that the host uses",
+			func(h *host) {
+				h.set(func() {
+					for i := range 5 {
+						h.uses[fmt.Sprintf("v0-%d", i)] = "is in a bridge or bond"
+					}
+				})
+			},
+			func(h *host) { h.set(func() { clear(h.uses) }) },
+			"VF 0000:3b:01.2 has netdev v0-2, which is in a bridge or bond and 2 more; its",
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := newHost(t, 5, 5)
+				c.begin(h)
+				h.declare(wants("one", 1, "ens0"))
+				h.run()
+				synctest.Wait()
+				h.short("one", v1alpha1.ReasonInUse, c.message)
+				changed := h.changed
+				time.Sleep(10 * time.Minute)
+				h.wrote()
+				if h.changed != changed {
+					t.Errorf("told %d times of what did not change", h.changed-changed)
+				}
+				if h.asked > 20 {
+					t.Errorf("the kubelet was asked %d times in 10 minutes", h.asked)
+				}
+				c.end(h)
+				time.Sleep(2 * time.Minute) // nobody tells of all of that
+				h.wrote("0000:3b:00.0 0", "0000:3b:00.0 1")
+				h.short("one", "", "")
+			})
+		})
+	}
+}
+
+// TestVFsFollowReleases: the VFs of a PF change soon after the last of them is free, however long that took.
+func TestVFsFollowReleases(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost(t, 2)
+		h.record(journal.Attachment{Function: inventory.ID{Address: vf(pf0, 1)}, PF: pf0})
+		h.declare(wants("one", 1, "ens0"))
+		h.run()
+		time.Sleep(10 * time.Minute) // the retries are a minute apart by now
+		h.wrote()
+		asked := h.asked
+		h.set(func() {
+			h.assigned = map[string]podresources.Assignment{string(vf(pf0, 1)): {Namespace: "default", Pod: "web"}}
+		})
+		for range 100 { // so many pods come and go elsewhere
+			h.records.Notify()
+			time.Sleep(pause / 10)
+		}
+		h.wrote()
+		if h.asked > asked {
+			t.Errorf("the kubelet was asked %d times for what the journal knows", h.asked-asked)
+		}
+		h.record()
+		time.Sleep(pause)
+		synctest.Wait()
+		h.short("one", v1alpha1.ReasonInUse, "belongs to pod default/web (container")
+		h.set(func() { h.assigned = nil }) // of which the kubelet does not tell
+		time.Sleep(2 * time.Second)
+		h.wrote("0000:3b:00.0 0", "0000:3b:00.0 1")
+	})
+}
+
+// TestVFsAfterReboot: pods that had VFs and SFs before the machine was booted wait for them to be there again.
+func TestVFsAfterReboot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost(t, 0)
+		one, sf := inventory.ID{Address: vf(pf0, 1)}, inventory.SubfunctionID(pf0, 8)
+		h.record(journal.Attachment{Function: one, PF: pf0}, journal.Attachment{Function: sf, PF: pf0})
+		h.set(func() {
+			web := podresources.Assignment{Namespace: "default", Pod: "web"}
+			h.assigned = map[string]podresources.Assignment{one.String(): web, sf.String(): web}
+		})
+		h.declare(wants("two", 2, "ens0"))
+		h.run()
+		synctest.Wait()
+		h.wrote("0000:3b:00.0 2")
+		h.short("two", "", "")
+	})
+}
+
+// TestVFsKubeletAway: without VFs there is nothing that a pod could have.
+func TestVFsKubeletAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost(t, 0)
+		h.away = errors.New("gone")
+		h.declare(wants("one", 1, "ens0"))
+		h.run()
+		synctest.Wait()
+		h.wrote("0000:3b:00.0 1")
+	})
+}
+
+func TestVFsNotPossible(t *testing.T) {
+	for _, c := range []struct {
+		name            string
+		change          func(h *host)
+		reason, message string
+	}{
+		{"too many", nil, v1alpha1.ReasonOutOfRange, "PF 0000:3b:00.0 can have 7 VFs at most, not 9"},
+		{
+			"no SR-IOV", func(h *host) { h.must(os.Remove(h.dir(pf0, "sriov_numvfs"))) },
+			v1alpha1.ReasonNotSupported, "is SR-IOV on",
+		},
+		{"garbage", func(h *host) { h.write(pf0, "sriov_numvfs", "-1") }, v1alpha1.ReasonRefused, "must be a number"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := newHost(t, 2)
+				if c.change != nil {
+					c.change(h)
+				}
+				h.declare(wants("nine", 9, "ens0"))
+				h.run()
+				synctest.Wait()
+				h.short("nine", c.reason, c.message)
+				time.Sleep(time.Hour)
+				h.wrote()
+			})
+		})
+	}
+}
+
+// TestRefused: what the kernel answers to a write, which no file of a test can answer.
+func TestRefused(t *testing.T) {
+	h := newHost(t, 2)
+	for _, c := range []struct {
+		answer          error
+		driver          string
+		reason, message string
+	}{
+		{unix.EBUSY, "igb", v1alpha1.ReasonBusy, "does somebody else change its VFs?"},
+		{unix.ERANGE, "igb", v1alpha1.ReasonOutOfRange, "can have 7 VFs at most, not 3"},
+		{unix.ENOENT, "", v1alpha1.ReasonNotSupported, "has no driver"},
+		{unix.ENOENT, "vfio-pci", v1alpha1.ReasonNotSupported, "has driver vfio-pci, which makes no VFs"},
+		{errNotSupported, "igb", v1alpha1.ReasonNotSupported, "has driver igb, which makes no VFs"},
+		{unix.EROFS, "igb", v1alpha1.ReasonRefused, "this agent may not write sriov_numvfs (read-only file system)"},
+		{unix.EACCES, "igb", v1alpha1.ReasonRefused, "this agent may not write sriov_numvfs (permission denied)"},
+		{unix.EPERM, "ixgbe", v1alpha1.ReasonRefused, `driver ixgbe says "operation not permitted"`},
+		{unix.ENOMEM, "igb", v1alpha1.ReasonRefused, `cannot be given 3 VFs: driver igb says "cannot allocate memory"`},
+	} {
+		h.bind(pf0, c.driver)
+		p := h.vfs.refused(pf0, 3, &os.PathError{Op: "write", Path: "/sys/x", Err: c.answer})
+		if p.reason != c.reason || !strings.Contains(p.message, c.message) || strings.Contains(p.message, "/sys") {
+			t.Errorf("%v of driver %q is %s: %s; want %s: ..%s..", c.answer, c.driver, p.reason, p.message, c.reason, c.message)
+		}
+	}
+}
+
+// TestVFsRefused: a card that refuses to have more gets back what it had, and is not asked again for the same.
+func TestVFsRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost(t, 2)
+		h.refused = 5
+		h.declare(wants("five", 5, "ens0"))
+		h.run()
+		synctest.Wait()
+		h.short("five", v1alpha1.ReasonMaking, "is being changed from 2 to 5 VFs")
+		time.Sleep(showTimeout + pause)
+		h.short("five", v1alpha1.ReasonRefused,
+			"has 0 VFs after driver igb was told to make 5: see the kernel's log; it has its 2 VFs again")
+		h.wrote("0000:3b:00.0 0", "0000:3b:00.0 5", "0000:3b:00.0 2")
+		h.functions.Notify() // it is no news that there are 2 VFs again
+		time.Sleep(pause + time.Millisecond)
+		h.wrote()
+
+		time.Sleep(time.Hour) // it would cost the 2 VFs each time
+		h.wrote()
+		if n := testutil.ToFloat64(h.vfs.Metrics.changes.WithLabelValues("failed")); n != 1 {
+			t.Errorf("%v failures counted, want 1", n)
+		}
+		h.declare(wants("five", 4, "ens0"))
+		time.Sleep(time.Second)
+		h.wrote("0000:3b:00.0 0", "0000:3b:00.0 4")
+		h.short("five", "", "")
+		h.declare(wants("five", 5, "ens0"))
+		time.Sleep(2 * showTimeout)
+		h.wrote("0000:3b:00.0 0", "0000:3b:00.0 5", "0000:3b:00.0 4")
+		h.set(func() { h.refused = 0 })
+		h.bind(pf0, "other")
+		h.functions.Notify()
+		time.Sleep(time.Second)
+		h.wrote("0000:3b:00.0 0", "0000:3b:00.0 5")
+		h.short("five", "", "")
+	})
+}
+
+// TestVFsRetried: a card without VFs loses nothing when it is asked again, less and less often.
+func TestVFsRetried(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost(t, 0)
+		h.refused = 5
+		h.declare(wants("five", 5, "ens0"))
+		h.run()
+		time.Sleep(10 * time.Minute)
+		h.short("five", v1alpha1.ReasonRefused, "has 0 VFs after driver igb was told to make 5: see the kernel's log")
+		if n := len(h.taken()); n < 10 || n > 20 {
+			t.Errorf("tried %d times in 10 minutes, want about 15", n)
+		}
+	})
+}
+
+// TestVFsUnseen: of a PF whose VFs the inventory does not see all, as somebody removed one from the PCI bus, there is
+// nothing to be made, and nothing to be looked at each second for that.
+func TestVFsUnseen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost(t, 4)
+		h.must(os.Remove(h.dir(pf0, "virtfn3")))
+		h.declare(wants("four", 4, "ens0"))
+		h.run()
+		time.Sleep(10 * time.Minute)
+		h.wrote()
+		h.short("four", "", "")
+		if h.looks > 50 {
+			t.Errorf("looked %d times in 10 minutes", h.looks)
+		}
+	})
+}
+
+// TestVFsConflict: of two DevicePools that want different numbers, the one counts that Functions would belong to.
+func TestVFsConflict(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost(t, 0, 0)
+		first, second := wants("a", 3, "ens0", "ens1"), wants("z", 4, "ens0")
+		second.Spec.Priority = 1
+		h.declare(first, second, wants("same", 4, "ENS0"))
+		h.run()
+		synctest.Wait()
+		h.short("a", v1alpha1.ReasonConflict, "PF 0000:3b:00.0 is to have 4 VFs by DevicePool z")
+		h.short("same", "", "")
+		h.short("z", "", "")
+		if a, b := h.numVFs(pf0), h.numVFs(pf1); a != 4 || b != 3 {
+			t.Errorf("%d and %d VFs, want 4 and 3", a, b)
+		}
+	})
+}
+
+// TestVFsNoPF: a DevicePool is no business of a node that has none of its PFs.
+func TestVFsNoPF(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost(t, 0)
+		other := wants("other", 3, "ens0")
+		other.Spec.Selectors[0].Vendors = []string{"15b3"}
+		broken := wants("broken", 3, "ens0")
+		broken.Err = errors.New("it is wrong")
+		h.declare(wants("elsewhere", 3, "enp1s0"), other, broken)
+		h.run()
+		synctest.Wait()
+		h.wrote()
+		for _, name := range []string{"elsewhere", "other", "broken"} {
+			if s := h.supply(name); s.PFs != 0 || len(s.Shortages) != 0 {
+				t.Errorf("DevicePool %s: %+v", name, s)
+			}
+		}
+	})
+}
+
+// TestVFsOfAnOlderGeneration: what is said of a DevicePool is about its older spec until every PF has been looked at
+// for the new one.
+func TestVFsOfAnOlderGeneration(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost(t, 4)
+		asks := func(generation int64, n int32) pool.Pool {
+			p := wants("made", n, "ens0")
+			p.Generation = generation
+			return p
+		}
+		is := func(generation int64, reason string) {
+			t.Helper()
+			synctest.Wait()
+			if s := h.supply("made"); s.Generation != generation {
+				t.Errorf("what is said is about generation %d, want %d", s.Generation, generation)
+			}
+			h.short("made", reason, "")
+		}
+		h.run()
+		h.declare(asks(1, 4))
+		is(1, "")
+		h.declare(asks(2, 4)) // something else in the spec
+		is(2, "")
+
+		h.held = inventory.ID{Address: pf0}
+		h.declare(asks(3, 6))
+		is(2, "") // still waiting for the lock
+		h.declare(asks(4, 5))
+		time.Sleep(lockTimeout)
+		is(2, "") // the answer was about 6
+		time.Sleep(lockTimeout)
+		is(4, v1alpha1.ReasonInUse)
+		h.declare(asks(5, 5))
+		is(5, v1alpha1.ReasonInUse)
+		h.declare(asks(6, 4))
+		is(6, "")
+	})
+}
