@@ -6,7 +6,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
 // CDIKind is the vendor and class of CDI devices that stand for claims' Functions.
@@ -21,19 +21,19 @@ func CDIDeviceName(claim types.UID, device string) string { return string(claim)
 
 // ParseCDIDevice reads the qualified name of a CDI device, "xpu.opiproject.org/function=<UID>-<device>". ok is false
 // for one that is not of this project's claims.
-func ParseCDIDevice(qualified string) (claim types.UID, id inventory.ID, ok bool) {
+func ParseCDIDevice(qualified string) (claim types.UID, id function.ID, ok bool) {
 	kind, name, _ := strings.Cut(qualified, "=")
 	if kind != CDIKind {
-		return "", inventory.ID{}, false
+		return "", function.ID{}, false
 	}
 	return SplitCDIDeviceName(name)
 }
 
 // SplitCDIDeviceName reads the name of a CDI device: it is also what Multus, up to 4.3, gives for a claim's device.
-func SplitCDIDeviceName(name string) (claim types.UID, id inventory.ID, ok bool) {
+func SplitCDIDeviceName(name string) (claim types.UID, id function.ID, ok bool) {
 	if len(name) <= uidLength || name[uidLength] != '-' {
-		return "", inventory.ID{}, false
+		return "", function.ID{}, false
 	}
-	id, err := inventory.ParseDeviceName(name[uidLength+1:])
+	id, err := function.ParseDeviceName(name[uidLength+1:])
 	return types.UID(name[:uidLength]), id, err == nil
 }

@@ -6,12 +6,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
 func TestParseCDIDevice(t *testing.T) {
 	const uid = types.UID("0f0e0d0c-0b0a-0908-0706-050403020100")
-	vf := inventory.ID{Address: "0000:3b:02.1"}
+	vf := function.ID{Address: "0000:3b:02.1"}
 	got, id, ok := claim.ParseCDIDevice(claim.CDIKind + "=" + claim.CDIDeviceName(uid, vf.DeviceName()))
 	if !ok || got != uid || id != vf {
 		t.Errorf("ParseCDIDevice = %s, %s, %t", got, id, ok)

@@ -9,8 +9,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
 // Device is one Function that is allocated to a claim.
@@ -22,13 +21,13 @@ type Device struct {
 	// ID is what Pool says.
 	ID PoolID
 	// Function is what Name says.
-	Function inventory.ID
+	Function function.ID
 	// BeforeBind says that the pod is held until the xPU serves the Port.
 	BeforeBind bool
 	// Config is what the pod asks of the interface, merged from class and claim; meaningless if ConfigErr is set.
 	Config v1alpha1.InterfaceConfig
 	// Interface is what Config describes, before the Port's addresses and MAC are added; its Name may be empty.
-	Interface netdev.Interface
+	Interface function.Interface
 	// ConfigErr says what is wrong with the opaque parameters, naming the field.
 	ConfigErr error
 }
@@ -59,7 +58,7 @@ func newDevice(claim *resourceapi.ResourceClaim, result resourceapi.DeviceReques
 	if err != nil {
 		return Device{}, err
 	}
-	function, err := inventory.ParseDeviceName(result.Device)
+	function, err := function.ParseDeviceName(result.Device)
 	if err != nil {
 		return Device{}, err
 	}

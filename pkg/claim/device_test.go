@@ -13,8 +13,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim/claimtest"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
 const testPool = "node1/0000-3b-00-0/fast"
@@ -32,8 +31,8 @@ func TestDevices(t *testing.T) {
 	}
 	id := claim.PoolID{Node: "node1", PF: "0000:3b:00.0", DevicePool: "fast"}
 	want := []claim.Device{
-		{Request: "blue", Pool: testPool, Name: "0000-3b-00-2", ID: id, Function: inventory.ID{Address: "0000:3b:00.2"}},
-		{Request: "red", Pool: testPool, Name: "0000-3b-00-0-sf7", ID: id, Function: inventory.SubfunctionID("0000:3b:00.0", 7), BeforeBind: true},
+		{Request: "blue", Pool: testPool, Name: "0000-3b-00-2", ID: id, Function: function.ID{Address: "0000:3b:00.2"}},
+		{Request: "red", Pool: testPool, Name: "0000-3b-00-0-sf7", ID: id, Function: function.SubfunctionID("0000:3b:00.0", 7), BeforeBind: true},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("Devices: -want +got\n%s", diff)
@@ -163,15 +162,15 @@ func TestInterface(t *testing.T) {
 	if err != nil || devices[0].ConfigErr != nil {
 		t.Fatal(err, devices[0].ConfigErr)
 	}
-	want := netdev.Interface{
+	want := function.Interface{
 		Name: "fast0", MTU: 9000, MAC: "02:00:00:00:00:0a",
 		Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24"), netip.MustParsePrefix("fd00::5/64")},
-		Routes: []netdev.Route{
+		Routes: []function.Route{
 			{To: netip.MustParsePrefix("0.0.0.0/0"), Via: netip.MustParseAddr("10.1.0.1"), Metric: 50},
 			{To: netip.MustParsePrefix("fd01::/64")},
 		},
 		AllMulticast: true,
-		VF: &netdev.VFConfig{VLAN: ptr.To(5), QoS: ptr.To(3), Proto: "802.1ad", Trust: ptr.To(true), SpoofCheck: ptr.To(false),
+		VF: &function.VFConfig{VLAN: ptr.To(5), QoS: ptr.To(3), Proto: "802.1ad", Trust: ptr.To(true), SpoofCheck: ptr.To(false),
 			MinTxRate: ptr.To(100), MaxTxRate: ptr.To(1000), LinkState: "enable"},
 	}
 	comparers := cmp.Options{cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{})}
@@ -187,9 +186,9 @@ func TestUserspace(t *testing.T) {
 	if err != nil || devices[0].ConfigErr != nil {
 		t.Fatal(err, devices[0].ConfigErr)
 	}
-	want := netdev.Interface{
+	want := function.Interface{
 		MAC: "02:00:00:00:00:0a", Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24")},
-		VF: &netdev.VFConfig{VLAN: ptr.To(5)}, Userspace: true,
+		VF: &function.VFConfig{VLAN: ptr.To(5)}, Userspace: true,
 	}
 	if diff := cmp.Diff(want, devices[0].Interface, cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{})); diff != "" {
 		t.Errorf("Interface: -want +got\n%s", diff)

@@ -14,7 +14,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
 // strictDecoder knows the kinds of this API group and refuses unknown and duplicate fields.
@@ -89,9 +89,9 @@ const defaultName = "net1"
 // interfaceOf is the interface that a configuration describes, without what the Port adds. It reports every mistake
 // that can be known without the cluster, and is meant for the merged configuration, because fields that need each
 // other may come from different places.
-func interfaceOf(c *v1alpha1.InterfaceConfig) (netdev.Interface, error) {
+func interfaceOf(c *v1alpha1.InterfaceConfig) (function.Interface, error) {
 	var errs []error
-	i := netdev.Interface{
+	i := function.Interface{
 		Name: cmp.Or(c.InterfaceName, defaultName),
 		MTU:  int(ptr.Deref(c.MTU, 0)),
 		VF:   vfOf(c.VF),
@@ -101,7 +101,7 @@ func interfaceOf(c *v1alpha1.InterfaceConfig) (netdev.Interface, error) {
 	if i.Name == "lo" || i.Name == "eth0" {
 		errs = append(errs, fmt.Errorf("interfaceName %q: is taken in every pod; choose another name", i.Name))
 	}
-	if err := netdev.ValidateName(i.Name); err != nil {
+	if err := function.ValidateInterfaceName(i.Name); err != nil {
 		errs = append(errs, fmt.Errorf("interfaceName: %w", err))
 	}
 	if c.MTU != nil && (*c.MTU < minMTU || *c.MTU > maxMTU) {
@@ -109,7 +109,7 @@ func interfaceOf(c *v1alpha1.InterfaceConfig) (netdev.Interface, error) {
 	}
 	var err error
 	if c.MAC != "" {
-		if i.MAC, err = netdev.ParseMAC(c.MAC); err != nil {
+		if i.MAC, err = function.ParseMAC(c.MAC); err != nil {
 			errs = append(errs, fmt.Errorf("mac: %w", err))
 		}
 	}
@@ -145,7 +145,7 @@ func interfaceOf(c *v1alpha1.InterfaceConfig) (netdev.Interface, error) {
 
 // Userspace is the interface where no kernel driver serves it but a program of the pod. It refuses what is then nobody's
 // to configure.
-func Userspace(i netdev.Interface) (netdev.Interface, error) {
+func Userspace(i function.Interface) (function.Interface, error) {
 	var errs []error
 	if i.MTU != 0 {
 		errs = append(errs, fmt.Errorf("mtu %d: must be absent with a driver that hands the Function to a program", i.MTU))
@@ -160,25 +160,25 @@ func Userspace(i netdev.Interface) (netdev.Interface, error) {
 	return i, errors.Join(errs...)
 }
 
-func routeOf(r v1alpha1.Route) (netdev.Route, error) {
+func routeOf(r v1alpha1.Route) (function.Route, error) {
 	to, err := netip.ParsePrefix(r.To)
 	if err != nil {
-		return netdev.Route{}, fmt.Errorf("to %q: must be a prefix such as 10.2.0.0/16", r.To)
+		return function.Route{}, fmt.Errorf("to %q: must be a prefix such as 10.2.0.0/16", r.To)
 	}
-	route := netdev.Route{To: to, Metric: int(ptr.Deref(r.Metric, 0))}
+	route := function.Route{To: to, Metric: int(ptr.Deref(r.Metric, 0))}
 	if r.Via != "" {
 		if route.Via, err = netip.ParseAddr(r.Via); err != nil {
-			return netdev.Route{}, fmt.Errorf("via %q: must be an address such as 10.1.0.1", r.Via)
+			return function.Route{}, fmt.Errorf("via %q: must be an address such as 10.1.0.1", r.Via)
 		}
 	}
 	return route, nil
 }
 
-func vfOf(c *v1alpha1.VFConfig) *netdev.VFConfig {
+func vfOf(c *v1alpha1.VFConfig) *function.VFConfig {
 	if c == nil {
 		return nil
 	}
-	return &netdev.VFConfig{
+	return &function.VFConfig{
 		VLAN: intPtr(c.VLAN), QoS: intPtr(c.QoS), Proto: c.VLANProtocol,
 		Trust: c.Trust, SpoofCheck: c.SpoofCheck,
 		MinTxRate: intPtr(c.MinTxRate), MaxTxRate: intPtr(c.MaxTxRate),

@@ -10,9 +10,8 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 )
 
 // PoolID identifies a pool of ResourceSlices: the Functions of one PF that one DevicePool selects. One DRA pool
@@ -46,19 +45,19 @@ func ParsePoolID(name string) (PoolID, error) {
 
 // PortName is the name of the XPUPort of a Function, "node1-0000-3b-00-2": a pure function of what it names, so
 // that a Function cannot get two Ports in one namespace.
-func PortName(node string, f inventory.ID) string {
+func PortName(node string, f function.ID) string {
 	return node + "-" + f.DeviceName()
 }
 
 // DerivedMAC is a locally administered unicast address (IEEE 802 8.4.2) that is the same each time for the same Function
 // of a claim. The claim is empty where the device plugin handed the Function out.
-func DerivedMAC(claim types.UID, node string, f inventory.ID) netdev.MAC {
+func DerivedMAC(claim types.UID, node string, f function.ID) function.MAC {
 	sum := sha256.Sum256([]byte(string(claim) + "/" + node + "/" + f.String()))
-	return netdev.MAC(append(net.HardwareAddr{0x02}, sum[:5]...).String())
+	return function.MAC(append(net.HardwareAddr{0x02}, sum[:5]...).String())
 }
 
 // FunctionRef is how an XPUPort names a Function.
-func FunctionRef(f inventory.ID) v1alpha1.FunctionRef {
+func FunctionRef(f function.ID) v1alpha1.FunctionRef {
 	ref := v1alpha1.FunctionRef{PCIAddress: string(f.Address)}
 	if sfnum, isSF := f.SFNum(); isSF {
 		ref.Subfunction = ptr.To(int64(sfnum))
@@ -67,9 +66,9 @@ func FunctionRef(f inventory.ID) v1alpha1.FunctionRef {
 }
 
 // FunctionOf reverses [FunctionRef]. The API server has checked the fields.
-func FunctionOf(ref v1alpha1.FunctionRef) inventory.ID {
+func FunctionOf(ref v1alpha1.FunctionRef) function.ID {
 	if ref.Subfunction != nil {
-		return inventory.SubfunctionID(pci.Address(ref.PCIAddress), uint32(*ref.Subfunction))
+		return function.SubfunctionID(pci.Address(ref.PCIAddress), uint32(*ref.Subfunction))
 	}
-	return inventory.ID{Address: pci.Address(ref.PCIAddress)}
+	return function.ID{Address: pci.Address(ref.PCIAddress)}
 }

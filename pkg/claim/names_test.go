@@ -10,8 +10,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
 func TestPoolID(t *testing.T) {
@@ -40,14 +39,14 @@ func TestPoolID(t *testing.T) {
 
 func TestNamesOfAFunction(t *testing.T) {
 	for _, test := range []struct {
-		function inventory.ID
+		function function.ID
 		port     string
 		ref      v1alpha1.FunctionRef
 	}{
-		{inventory.ID{Address: "0000:3b:02.1"}, "node1-0000-3b-02-1", v1alpha1.FunctionRef{PCIAddress: "0000:3b:02.1"}},
-		{inventory.SubfunctionID("0000:3b:00.0", 88), "node1-0000-3b-00-0-sf88",
+		{function.ID{Address: "0000:3b:02.1"}, "node1-0000-3b-02-1", v1alpha1.FunctionRef{PCIAddress: "0000:3b:02.1"}},
+		{function.SubfunctionID("0000:3b:00.0", 88), "node1-0000-3b-00-0-sf88",
 			v1alpha1.FunctionRef{PCIAddress: "0000:3b:00.0", Subfunction: ptr.To[int64](88)}},
-		{inventory.SubfunctionID("0000:3b:00.0", 0), "node1-0000-3b-00-0-sf0",
+		{function.SubfunctionID("0000:3b:00.0", 0), "node1-0000-3b-00-0-sf0",
 			v1alpha1.FunctionRef{PCIAddress: "0000:3b:00.0", Subfunction: ptr.To[int64](0)}},
 	} {
 		name := PortName("node1", test.function)
@@ -67,7 +66,7 @@ func TestNamesOfAFunction(t *testing.T) {
 }
 
 func TestDerivedMAC(t *testing.T) {
-	vf, sf := inventory.ID{Address: "0000:3b:02.0"}, inventory.SubfunctionID("0000:3b:02.0", 1)
+	vf, sf := function.ID{Address: "0000:3b:02.0"}, function.SubfunctionID("0000:3b:02.0", 1)
 	mac := DerivedMAC("uid-1", "node", vf)
 	if again := DerivedMAC("uid-1", "node", vf); mac != again {
 		t.Errorf("%s, then %s", mac, again)
@@ -75,12 +74,12 @@ func TestDerivedMAC(t *testing.T) {
 	if bytes := mac.HardwareAddr(); len(bytes) != 6 || bytes[0] != 0x02 {
 		t.Errorf("%s is not a locally administered unicast address", mac)
 	}
-	others := []netdev.MAC{DerivedMAC("uid-2", "node", vf), DerivedMAC("", "node", vf), DerivedMAC("uid-1", "node2", vf), DerivedMAC("uid-1", "node", sf)}
+	others := []function.MAC{DerivedMAC("uid-2", "node", vf), DerivedMAC("", "node", vf), DerivedMAC("uid-1", "node2", vf), DerivedMAC("uid-1", "node", sf)}
 	if slices.Contains(others, mac) {
 		t.Errorf("%s is also that of another Function or claim: %s", mac, others)
 	}
 	// Ports that are there when a node is upgraded keep theirs.
-	if want := netdev.MAC("02:5b:ae:79:be:58"); mac != want {
+	if want := function.MAC("02:5b:ae:79:be:58"); mac != want {
 		t.Errorf("%s, want %s as in the releases before", mac, want)
 	}
 }

@@ -24,7 +24,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
 )
@@ -521,7 +521,7 @@ func deviceHas(o *resourceapi.ResourceClaim, conditionType string) bool {
 }
 
 // slice publishes Functions as the node's agent would.
-func (c *cluster) slice(pool string, functions ...inventory.ID) *resourceapi.ResourceSlice {
+func (c *cluster) slice(pool string, functions ...function.ID) *resourceapi.ResourceSlice {
 	c.Helper()
 	s := &resourceapi.ResourceSlice{
 		ObjectMeta: metav1.ObjectMeta{Name: c.node},
@@ -623,7 +623,7 @@ func TestSubfunction(t *testing.T) {
 	agent := c.agent()
 	c.xpu("card", agent)
 	c.network("blue", 100)
-	sf := inventory.SubfunctionID(testPF, 88)
+	sf := function.SubfunctionID(testPF, 88)
 	c.up(c.claim(want{name: "a", pool: "fast", function: sf, config: `{"network":"blue"}`}), sf)
 	c.has(agent, "sf-3b-00-0-88")
 }

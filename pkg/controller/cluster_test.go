@@ -37,8 +37,8 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
 )
 
@@ -399,8 +399,8 @@ func (c *cluster) pool(name, network string) *v1alpha1.DevicePool {
 const testPF = pci.Address("0000:3b:00.0")
 
 // vf is the n-th VF of the PF.
-func vf(n int) inventory.ID {
-	return inventory.ID{Address: pci.Address(fmt.Sprintf("0000:%02x:%02x.%d", 0x3b+n/240, 2+n%240/8, n%8))}
+func vf(n int) function.ID {
+	return function.ID{Address: pci.Address(fmt.Sprintf("0000:%02x:%02x.%d", 0x3b+n/240, 2+n%240/8, n%8))}
 }
 
 // want is what a claim asks for.
@@ -409,7 +409,7 @@ type want struct {
 	namespace  string // empty is the cluster's
 	node       string // empty is the cluster's
 	pool       string // DevicePool
-	function   inventory.ID
+	function   function.ID
 	config     string // JSON of the InterfaceConfig without its kind, empty for none
 	beforeBind bool
 	pod        string // empty for none
@@ -473,12 +473,12 @@ func (c *cluster) deallocate(o *resourceapi.ResourceClaim) {
 	})
 }
 
-func (c *cluster) port(o *resourceapi.ResourceClaim, f inventory.ID) *v1alpha1.XPUPort {
+func (c *cluster) port(o *resourceapi.ResourceClaim, f function.ID) *v1alpha1.XPUPort {
 	return &v1alpha1.XPUPort{ObjectMeta: metav1.ObjectMeta{Namespace: o.Namespace, Name: claim.PortName(c.node, f)}}
 }
 
 // up waits until the claim's Port is.
-func (c *cluster) up(o *resourceapi.ResourceClaim, f inventory.ID) *v1alpha1.XPUPort {
+func (c *cluster) up(o *resourceapi.ResourceClaim, f function.ID) *v1alpha1.XPUPort {
 	c.Helper()
 	port := c.port(o, f)
 	c.eventually("XPUPort "+port.Name+" is up for claim "+o.Name, func() error {

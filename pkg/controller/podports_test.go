@@ -13,12 +13,12 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
 )
 
 // podPort is a Port without a claim, as a node's agent makes it.
-func (c *cluster) podPort(f inventory.ID, network string) *v1alpha1.XPUPort {
+func (c *cluster) podPort(f function.ID, network string) *v1alpha1.XPUPort {
 	return &v1alpha1.XPUPort{
 		ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: claim.PortName(c.node, f), Finalizers: []string{v1alpha1.FinalizerPort}},
 		Spec: v1alpha1.XPUPortSpec{

@@ -29,7 +29,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
@@ -402,7 +402,7 @@ func opiPort(port *v1alpha1.XPUPort) (opi.Port, error) {
 	if err != nil {
 		return opi.Port{}, err
 	}
-	mac, err := netdev.ParseMAC(port.Spec.MAC)
+	mac, err := function.ParseMAC(port.Spec.MAC)
 	if err != nil {
 		return opi.Port{}, fmt.Errorf("spec.mac: %w", err)
 	}

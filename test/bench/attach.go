@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
@@ -33,7 +34,7 @@ func (j *timedJournal) Put(a journal.Attachment) error {
 	return j.Journal.Put(a)
 }
 
-func (j *timedJournal) Delete(id inventory.ID) error {
+func (j *timedJournal) Delete(id function.ID) error {
 	defer j.count(time.Now())
 	return j.Journal.Delete(id)
 }
@@ -167,13 +168,13 @@ func (a *attachment) round(ctx context.Context, number int) (t times, err error)
 	if t.moveBack, err = moveBare(a.vf.Netdev, a.pod.Handle(), a.node.Fd()); err != nil {
 		return t, err
 	}
-	id := inventory.ID{Address: a.vf.Address}
+	id := function.ID{Address: a.vf.Address}
 	claim := types.UID(fmt.Sprintf("claim-%d", number))
 	err = a.lifecycle.Reserve(ctx, journal.Attachment{
 		Function: id, PF: a.vf.PF, VFIndex: a.vf.Index,
 		Claim: journal.Claim{Namespace: "default", Name: "claim", UID: claim},
 		Pod:   journal.Pod{Namespace: "default", Name: "pod", UID: "pod"},
-		Interface: netdev.Interface{
+		Interface: function.Interface{
 			Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:01", Addresses: []netip.Prefix{netip.MustParsePrefix("10.10.0.1/24")},
 		},
 	})

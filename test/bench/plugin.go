@@ -14,8 +14,8 @@ import (
 	"google.golang.org/grpc"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceplugin/kubelettest"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/simulate"
 )
@@ -329,7 +329,7 @@ func (h *host) allocate(
 ) (took, bare []float64, err error) {
 	vfs := slices.DeleteFunc(slices.Clone(h.functions), func(f simulate.Function) bool { return f.Index < 0 })
 	for i := range calls {
-		id := inventory.ID{Address: vfs[i%len(vfs)].Address}.String()
+		id := function.ID{Address: vfs[i%len(vfs)].Address}.String()
 		one, err := timed(func() error {
 			response, err := client.Allocate(ctx, &pluginapi.AllocateRequest{
 				ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: []string{id}}},

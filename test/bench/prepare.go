@@ -21,7 +21,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/test/simulate"
 )
 
@@ -237,7 +237,7 @@ func (c *cluster) makeClaim(ctx context.Context, f simulate.Function, name strin
 			Results: []resourceapi.DeviceRequestAllocationResult{{
 				Request: request, Driver: v1alpha1.GroupName,
 				Pool:   claim.PoolID{Node: nodeName, PF: f.PF, DevicePool: poolName}.String(),
-				Device: inventory.ID{Address: f.Address}.DeviceName(),
+				Device: function.ID{Address: f.Address}.DeviceName(),
 			}},
 			Config: []resourceapi.DeviceAllocationConfiguration{{
 				Source: resourceapi.AllocationConfigSourceClaim,
@@ -254,7 +254,7 @@ func (c *cluster) makeClaim(ctx context.Context, f simulate.Function, name strin
 
 // makePort does what the controller and an OPI agent do.
 func (c *cluster) makePort(ctx context.Context, f simulate.Function, one *resourceapi.ResourceClaim, number int) error {
-	id := inventory.ID{Address: f.Address}
+	id := function.ID{Address: f.Address}
 	port := &v1alpha1.XPUPort{Spec: v1alpha1.XPUPortSpec{
 		NodeName: nodeName, Function: claim.FunctionRef(id), XPU: "xpu-1", Network: "blue",
 		MAC: fmt.Sprintf("02:00:00:00:01:%02x", number), MTU: 1400, Addresses: []string{fmt.Sprintf("10.10.0.%d/24", number+1)},

@@ -19,7 +19,7 @@ import (
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	api "github.com/opiproject/xpu-device-plugin/cni/wire"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/simulate"
@@ -101,7 +101,7 @@ func (p *pods) startAgent(start func() (*agent, error)) (*agent, error) {
 
 func podName(i int) string { return fmt.Sprintf("pod-%d", i) }
 
-func (p *pods) id(i int) string { return inventory.ID{Address: p.vfs[i].Address}.String() }
+func (p *pods) id(i int) string { return function.ID{Address: p.vfs[i].Address}.String() }
 
 func (p *pods) close() error {
 	var errs []error

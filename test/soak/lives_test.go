@@ -28,7 +28,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/cni"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
@@ -55,7 +55,7 @@ type life struct {
 	random   *rand.Rand
 	way      int
 	name     string
-	function inventory.ID
+	function function.ID
 	address  netip.Prefix
 	uid      string
 	made     int // sandboxes

@@ -39,9 +39,9 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceplugin/kubelettest"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi/kubeapitest"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
@@ -88,7 +88,7 @@ type node struct {
 	nriGate *gate
 
 	// vfs are the IDs by PF and index.
-	vfs   map[pci.Address][]inventory.ID
+	vfs   map[pci.Address][]function.ID
 	cards cards
 
 	mutex     sync.Mutex
@@ -112,10 +112,10 @@ func newNode(t *testing.T) *node {
 	})
 	must(t, err)
 	t.Cleanup(func() { must(t, n.host.Close()) })
-	n.vfs = map[pci.Address][]inventory.ID{}
+	n.vfs = map[pci.Address][]function.ID{}
 	for _, f := range n.host.Functions() {
 		if f.Index >= 0 {
-			n.vfs[f.PF] = append(n.vfs[f.PF], inventory.ID{Address: f.Address})
+			n.vfs[f.PF] = append(n.vfs[f.PF], function.ID{Address: f.Address})
 		}
 	}
 	ctrl.SetLogger(logr.Discard())

@@ -25,9 +25,9 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi/kubeapitest"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
@@ -94,7 +94,7 @@ func TestSoak(t *testing.T) {
 	cluster.Need(t)
 	n := newNode(t)
 	before := n.hostState()
-	s := &soak{node: n, random: rand.New(rand.NewPCG(*seed, 0)), count: map[string]int{}, taken: map[inventory.ID]bool{}}
+	s := &soak{node: n, random: rand.New(rand.NewPCG(*seed, 0)), count: map[string]int{}, taken: map[function.ID]bool{}}
 	n.startAgent()
 	t.Cleanup(func() { s.explain() })
 	must(t, n.ready(t.Context()))
@@ -124,7 +124,7 @@ type soak struct {
 
 	mutex  sync.Mutex
 	number int // of lives
-	taken  map[inventory.ID]bool
+	taken  map[function.ID]bool
 	count  map[string]int // of faults
 	starts []time.Duration
 	ends   []time.Duration

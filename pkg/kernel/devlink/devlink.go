@@ -7,8 +7,8 @@
 package devlink
 
 import (
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 )
 
 // Device is a devlink instance by its handle: "pci/0000:3b:00.0". It is comparable.
@@ -67,7 +67,7 @@ type Port struct {
 
 // Function is what devlink knows of the Function behind a port.
 type Function struct {
-	MAC netdev.MAC // hw_addr; "" where it has none yet
+	MAC function.MAC // hw_addr; "" where it has none yet
 	// Active says that a subfunction's device shall be there, and Attached that a driver has it.
 	Active, Attached bool
 }

@@ -16,9 +16,9 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 )
 
 var card = devlink.OfPCI(pci.Address("0000:3b:00.0"))
@@ -255,7 +255,7 @@ func TestBadInput(t *testing.T) {
 		want string
 	}{
 		{c.SetEswitchMode(card, "offloads"), `eswitch mode "offloads" of pci/0000:3b:00.0: must be legacy or switchdev`},
-		{c.SetFunction(card, 3, devlink.FunctionChange{MAC: netdev.MAC("zz")}),
+		{c.SetFunction(card, 3, devlink.FunctionChange{MAC: function.MAC("zz")}),
 			`MAC "zz" of port pci/0000:3b:00.0/3: must be an address such as 02:00:00:00:00:01`},
 		{c.SetRate(card, 3, devlink.Rate{Max: -1}),
 			"rate of port pci/0000:3b:00.0/3: share 0 and max -1 Mbit/s must not be negative"},

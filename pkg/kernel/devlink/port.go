@@ -11,7 +11,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
 // flavours are enum devlink_port_flavour, in the words of devlink(8).
@@ -98,8 +98,8 @@ func (c *Conn) DeletePort(d Device, index uint32) error {
 
 // FunctionChange is what is to be set of the Function behind a port.
 type FunctionChange struct {
-	MAC    netdev.MAC // "" leaves it
-	Active *bool      // nil leaves it; only of a subfunction
+	MAC    function.MAC // "" leaves it
+	Active *bool        // nil leaves it; only of a subfunction
 }
 
 // SetFunction changes the Function behind a port. The kernel sets the MAC first, so that an SF that is made active has
@@ -169,9 +169,9 @@ func decodePort(attrs attributes) (Port, error) {
 }
 
 // macOf is "" for an address of zeros only, which is how drivers tell that there is none.
-func macOf(address []byte) netdev.MAC {
+func macOf(address []byte) function.MAC {
 	if len(bytes.Trim(address, "\x00")) == 0 {
 		return ""
 	}
-	return netdev.MAC(net.HardwareAddr(address).String())
+	return function.MAC(net.HardwareAddr(address).String())
 }

@@ -11,6 +11,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"go4.org/netipx"
 	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
 // addAddress adds an address, and accepts that the netdev has it already.
@@ -35,10 +37,10 @@ func addAddress(pod *conn, l netlink.Link, address netip.Prefix) error {
 }
 
 // addRoute adds a route, and accepts that the very same is there already.
-func addRoute(pod *conn, l netlink.Link, route Route) error {
+func addRoute(pod *conn, l netlink.Link, route function.Route) error {
 	r := &netlink.Route{
 		LinkIndex: l.Attrs().Index, Dst: netipx.PrefixIPNet(route.To), Priority: route.Metric,
-		Table: route.table(), Protocol: unix.RTPROT_STATIC, Scope: netlink.SCOPE_LINK, MTU: route.MTU, AdvMSS: route.AdvMSS,
+		Table: tableOf(route), Protocol: unix.RTPROT_STATIC, Scope: netlink.SCOPE_LINK, MTU: route.MTU, AdvMSS: route.AdvMSS,
 	}
 	if route.Via.IsValid() {
 		r.Gw, r.Scope = route.Via.AsSlice(), netlink.SCOPE_UNIVERSE
@@ -71,8 +73,6 @@ func ignoring(err, harmless error) error {
 	return err
 }
 
-func (r Route) table() int { return cmp.Or(r.Table, unix.RT_TABLE_MAIN) }
-
 func gateway(ip net.IP) string {
 	if ip == nil {
 		return "none"
@@ -81,8 +81,8 @@ func gateway(ip net.IP) string {
 }
 
 // routeTo finds the route to the same destination with the same metric.
-func routeTo(pod *conn, route Route) (*netlink.Route, error) {
-	filter := &netlink.Route{Dst: netipx.PrefixIPNet(route.To), Table: route.table()}
+func routeTo(pod *conn, route function.Route) (*netlink.Route, error) {
+	filter := &netlink.Route{Dst: netipx.PrefixIPNet(route.To), Table: tableOf(route)}
 	routes, err := consistent(func() ([]netlink.Route, error) {
 		return pod.RouteListFiltered(family(route.To.Addr()), filter, netlink.RT_FILTER_DST|netlink.RT_FILTER_TABLE)
 	})
@@ -129,3 +129,5 @@ func globalAddresses(c *conn, l netlink.Link) ([]netip.Prefix, error) {
 	all, err := addresses(c, l)
 	return slices.DeleteFunc(all, func(p netip.Prefix) bool { return p.Addr().IsLinkLocalUnicast() && p.Addr().Is6() }), err
 }
+
+func tableOf(r function.Route) int { return cmp.Or(r.Table, unix.RT_TABLE_MAIN) }

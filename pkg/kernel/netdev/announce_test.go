@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
@@ -28,7 +29,7 @@ func TestAnnounce(t *testing.T) {
 			engine, err := netdev.New(netdev.Options{HostNetNS: host.Path()})
 			must(t, err)
 			defer engine.Close()
-			want := netdev.Interface{Name: "net1", MAC: "02:00:00:00:00:01", Addresses: []netip.Prefix{
+			want := function.Interface{Name: "net1", MAC: "02:00:00:00:00:01", Addresses: []netip.Prefix{
 				netip.MustParsePrefix("10.1.0.5/24"), netip.MustParsePrefix("fd00:1::5/64"),
 			}}
 			device := netdev.Device{Name: "vf0"}

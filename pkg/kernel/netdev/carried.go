@@ -9,6 +9,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
 // Carried is what the kernel carries along with a netdev from one network namespace to the next, beside what a
@@ -28,7 +30,7 @@ type Carried struct {
 	// LinkMode is 1 for a netdev that stays dormant when it has a carrier (IF_LINK_MODE_DORMANT), else 0.
 	LinkMode uint8 `json:"linkMode,omitempty"`
 	// Broadcast is the address that frames to all have.
-	Broadcast MAC `json:"broadcast,omitempty"`
+	Broadcast function.MAC `json:"broadcast,omitempty"`
 	// XDP says that a program looks at every frame before the stack does. It is never set in a snapshot of the host's: a
 	// netdev with one is not taken.
 	XDP *XDP `json:"xdp,omitempty"`
@@ -175,7 +177,7 @@ func (e *Engine) dropStacked(pod *conn, index int) error {
 // details are what the kernel tells of a netdev and the netlink library does not.
 type details struct {
 	linkMode  uint8
-	broadcast MAC
+	broadcast function.MAC
 	conf      Conf
 }
 

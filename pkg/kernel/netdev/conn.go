@@ -8,6 +8,8 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
 // conn speaks rtnetlink in one network namespace, whatever thread uses it. It may be used by several goroutines at
@@ -87,7 +89,7 @@ type change struct {
 	index  int // in netns, 0 for any
 	name   string
 	mtu    int
-	mac    MAC
+	mac    function.MAC
 	alias  *string
 	txQLen *int
 	flags  *uint32 // of settable

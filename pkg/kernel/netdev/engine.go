@@ -13,6 +13,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
 // Options of an [Engine]. The zero value is good for a process in the host's network namespace.
@@ -83,7 +85,7 @@ func (e *Engine) Close() error {
 
 // Plan looks at a netdev on the host and at the namespace it shall go to, and changes nothing. Its error says what
 // would keep [Engine.Attach] from succeeding, as far as that can be seen.
-func (e *Engine) Plan(ctx context.Context, device Device, netNS string, want Interface) (Snapshot, Place, error) {
+func (e *Engine) Plan(ctx context.Context, device Device, netNS string, want function.Interface) (Snapshot, Place, error) {
 	if err := want.Validate(); err != nil {
 		return Snapshot{}, Place{}, err
 	}
@@ -91,7 +93,7 @@ func (e *Engine) Plan(ctx context.Context, device Device, netNS string, want Int
 	if err != nil {
 		return Snapshot{}, Place{}, err
 	}
-	if err := want.VF.enforceable(device, before); err != nil {
+	if err := enforceable(want.VF, device, before); err != nil {
 		return Snapshot{}, Place{}, err
 	}
 	if want.Userspace && want.MAC != "" && before.VF == nil {
@@ -121,12 +123,12 @@ func (e *Engine) Plan(ctx context.Context, device Device, netNS string, want Int
 // Snapshot looks at a netdev on the host that is about to lose its driver, and changes nothing. [Engine.Restore] with
 // the snapshot and no place makes the netdev that the driver makes anew what this one was.
 func (e *Engine) Snapshot(ctx context.Context, device Device) (Snapshot, error) {
-	return e.snapshot(ctx, device, Interface{})
+	return e.snapshot(ctx, device, function.Interface{})
 }
 
 // snapshot takes a netdev on the host down in words, or the little that there is of a Function without one.
-func (e *Engine) snapshot(ctx context.Context, device Device, want Interface) (Snapshot, error) {
-	if !want.VF.rated() {
+func (e *Engine) snapshot(ctx context.Context, device Device, want function.Interface) (Snapshot, error) {
+	if !want.VF.Rated() {
 		device.Port = nil // asking an eswitch takes its time
 	}
 	if want.Userspace {
@@ -221,7 +223,7 @@ func freeIndex(pod *conn, preferred int) (int, error) {
 // Attach takes a netdev to its place in a pod and makes it what the pod wants. device, before and place are those of
 // the [Engine.Plan] just made. Where it fails it has undone what it did; where even that fails, or the process ends in
 // the middle, [Engine.Restore] continues.
-func (e *Engine) Attach(ctx context.Context, device Device, before Snapshot, place Place, want Interface) (Observed, error) {
+func (e *Engine) Attach(ctx context.Context, device Device, before Snapshot, place Place, want function.Interface) (Observed, error) {
 	observed, err := e.attach(ctx, device, before, place, want)
 	if err == nil {
 		return observed, nil
@@ -232,7 +234,7 @@ func (e *Engine) Attach(ctx context.Context, device Device, before Snapshot, pla
 	return Observed{}, err
 }
 
-func (e *Engine) attach(ctx context.Context, device Device, before Snapshot, place Place, want Interface) (Observed, error) {
+func (e *Engine) attach(ctx context.Context, device Device, before Snapshot, place Place, want function.Interface) (Observed, error) {
 	pod, err := e.dialPath(place.NetNS)
 	if err != nil {
 		return Observed{}, err
@@ -279,7 +281,7 @@ func (e *Engine) enforce(ctx context.Context, device Device, from, to Snapshot) 
 
 // moveToPod moves, renames and sets MTU and MAC in one message, so that the pod never sees the netdev half made and
 // the kernel waits only once for its readers.
-func (e *Engine) moveToPod(pod *conn, before Snapshot, place Place, want Interface) (netlink.Link, error) {
+func (e *Engine) moveToPod(pod *conn, before Snapshot, place Place, want function.Interface) (netlink.Link, error) {
 	if err := e.dropTakenAltNames(pod, before, want.Name); err != nil {
 		return nil, err
 	}
@@ -337,7 +339,7 @@ func (e *Engine) moveOn(pod *conn, before Snapshot, place Place, to change, refu
 // adoptMAC makes a netdev that is down take the MAC that its PF set for the VF. Some drivers (igbvf, for a VF that is
 // not trusted) refuse that as long as they do not know the PF's, which they read when they reset the VF: when they take
 // the netdev down.
-func (e *Engine) adoptMAC(c *conn, index int, mac MAC) error {
+func (e *Engine) adoptMAC(c *conn, index int, mac function.MAC) error {
 	for _, to := range []struct {
 		step  string
 		flags uint32
@@ -398,7 +400,7 @@ func reference(index int) netlink.Link {
 }
 
 // configure adds the addresses, then brings the netdev up, then adds the routes, which need both.
-func (e *Engine) configure(pod *conn, netNS string, l netlink.Link, want Interface) error {
+func (e *Engine) configure(pod *conn, netNS string, l netlink.Link, want function.Interface) error {
 	for _, address := range want.Addresses {
 		e.trace("address " + address.String())
 		if err := addAddress(pod, l, address); err != nil {

@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
@@ -78,12 +79,12 @@ func must(t testing.TB, err error) {
 func (w *world) snapshot(t testing.TB, name string) netdev.Snapshot {
 	t.Helper()
 	spare := netns.New(t)
-	s, _, err := w.engine.Plan(t.Context(), netdev.Device{Name: name}, spare.Path(), netdev.Interface{Name: "net1"})
+	s, _, err := w.engine.Plan(t.Context(), netdev.Device{Name: name}, spare.Path(), function.Interface{Name: "net1"})
 	must(t, err)
 	return s
 }
 
-func (w *world) attach(t testing.TB, want netdev.Interface) (netdev.Snapshot, netdev.Place, netdev.Observed) {
+func (w *world) attach(t testing.TB, want function.Interface) (netdev.Snapshot, netdev.Place, netdev.Observed) {
 	t.Helper()
 	before, place, err := w.engine.Plan(t.Context(), device(), w.pod.Path(), want)
 	must(t, err)
@@ -99,10 +100,10 @@ func (w *world) checkRestored(t testing.TB, before netdev.Snapshot) {
 	}
 }
 
-var fullInterface = netdev.Interface{
+var fullInterface = function.Interface{
 	Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:01", AllMulticast: true,
 	Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24"), netip.MustParsePrefix("fd00::5/64")},
-	Routes: []netdev.Route{
+	Routes: []function.Route{
 		{To: netip.MustParsePrefix("10.2.0.0/16"), Via: netip.MustParseAddr("10.1.0.1"), Metric: 7},
 		{To: netip.MustParsePrefix("10.3.0.0/16")},
 		{To: netip.MustParsePrefix("fd01::/64"), Via: netip.MustParseAddr("fd00::1")},
@@ -135,7 +136,7 @@ func TestRoundTrip(t *testing.T) {
 	must(t, pod.LinkSetDown(inPod))
 	must(t, pod.LinkSetName(inPod, "evil0"))
 	must(t, pod.LinkSetMTU(inPod, 1280))
-	must(t, pod.LinkSetHardwareAddr(inPod, netdev.MAC("02:00:00:00:00:99").HardwareAddr()))
+	must(t, pod.LinkSetHardwareAddr(inPod, function.MAC("02:00:00:00:00:99").HardwareAddr()))
 	must(t, pod.LinkSetAlias(inPod, "mine"))
 	must(t, pod.LinkSetTxQLen(inPod, 5))
 	must(t, pod.LinkAddAltName(inPod, "eth7"))
@@ -177,7 +178,7 @@ func TestRestoreWithTakenNames(t *testing.T) {
 	w := newWorld(t, nil)
 	other := func(name string) { netns.Connect(t, w.host, name, w.xpu, "rep-"+name) }
 	other("uplink")
-	before, place, _ := w.attach(t, netdev.Interface{Name: "net1"})
+	before, place, _ := w.attach(t, function.Interface{Name: "net1"})
 	other(hostName) // somebody takes the name while the netdev is away
 	must(t, w.pod.Handle().LinkAddAltName(get(t, w.pod, "net1"), "uplink"))
 
@@ -283,28 +284,28 @@ func TestPlanErrors(t *testing.T) {
 		name  string
 		given func(t *testing.T, w *world)
 		dev   netdev.Device
-		want  netdev.Interface
+		want  function.Interface
 		err   string
 	}{
-		{name: "no netdev", dev: netdev.Device{}, want: netdev.Interface{Name: "net1"}, err: "no netdev in the host's network namespace"},
-		{name: "unknown netdev", dev: netdev.Device{Name: "nope"}, want: netdev.Interface{Name: "net1"}, err: `"nope": no netdev in`},
-		{name: "name taken", dev: device(), want: netdev.Interface{Name: "lo"}, err: `interface name "lo": is taken in the pod`},
-		{name: "altname taken", dev: device(), want: netdev.Interface{Name: "net1"}, err: `is taken in the pod, as an altname of lo`,
+		{name: "no netdev", dev: netdev.Device{}, want: function.Interface{Name: "net1"}, err: "no netdev in the host's network namespace"},
+		{name: "unknown netdev", dev: netdev.Device{Name: "nope"}, want: function.Interface{Name: "net1"}, err: `"nope": no netdev in`},
+		{name: "name taken", dev: device(), want: function.Interface{Name: "lo"}, err: `interface name "lo": is taken in the pod`},
+		{name: "altname taken", dev: device(), want: function.Interface{Name: "net1"}, err: `is taken in the pod, as an altname of lo`,
 			given: func(t *testing.T, w *world) { must(t, w.pod.Handle().LinkAddAltName(get(t, w.pod, "lo"), "net1")) }},
-		{name: "bridge port", dev: device(), want: netdev.Interface{Name: "net1"}, err: "is in use on the host",
+		{name: "bridge port", dev: device(), want: function.Interface{Name: "net1"}, err: "is in use on the host",
 			given: func(t *testing.T, w *world) {
 				attrs := netlink.NewLinkAttrs()
 				attrs.Name = "br0"
 				must(t, w.host.Handle().LinkAdd(&netlink.Bridge{LinkAttrs: attrs}))
 				must(t, w.host.Handle().LinkSetMaster(get(t, w.host, hostName), get(t, w.host, "br0")))
 			}},
-		{name: "VF properties without PF", dev: device(), want: netdev.Interface{Name: "net1", VF: &netdev.VFConfig{VLAN: new(7)}},
+		{name: "VF properties without PF", dev: device(), want: function.Interface{Name: "net1", VF: &function.VFConfig{VLAN: new(7)}},
 			err: "has no PF that VF properties could be set with"},
 		{name: "VF of a netdev that is no PF", dev: netdev.Device{Name: hostName, PF: &netdev.PF{Name: "lo", VF: 1}},
-			want: netdev.Interface{Name: "net1", VF: &netdev.VFConfig{VLAN: new(7)}}, err: "has no PF that VF properties could be set with"},
+			want: function.Interface{Name: "net1", VF: &function.VFConfig{VLAN: new(7)}}, err: "has no PF that VF properties could be set with"},
 		{name: "unknown PF", dev: netdev.Device{Name: hostName, PF: &netdev.PF{Name: "nope", Address: "0000:3b:00.0", VF: 1}},
-			want: netdev.Interface{Name: "net1"}, err: "PF nope (0000:3b:00.0): "},
-		{name: "bad address", dev: device(), want: netdev.Interface{Name: "net1", Addresses: []netip.Prefix{prefix("0.0.0.0/0")}},
+			want: function.Interface{Name: "net1"}, err: "PF nope (0000:3b:00.0): "},
+		{name: "bad address", dev: device(), want: function.Interface{Name: "net1", Addresses: []netip.Prefix{prefix("0.0.0.0/0")}},
 			err: "addresses[0] 0.0.0.0/0: must be a unicast address"},
 	}
 	for _, test := range tests {
@@ -326,7 +327,7 @@ func TestPlanErrors(t *testing.T) {
 		for path, want := range map[string]string{
 			w.host.Path(): "is the host's own", t.TempDir() + "/none": "no such file", plain: "is a plain file",
 		} {
-			if _, _, err := w.engine.Plan(t.Context(), device(), path, netdev.Interface{Name: "net1"}); err == nil || !strings.Contains(err.Error(), want) {
+			if _, _, err := w.engine.Plan(t.Context(), device(), path, function.Interface{Name: "net1"}); err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("%s: error %v, want one with %q", path, err, want)
 			}
 		}
@@ -337,22 +338,22 @@ func TestPlanErrors(t *testing.T) {
 func TestAttachUndoes(t *testing.T) {
 	tests := map[string]struct {
 		given func(t *testing.T, w *world)
-		want  netdev.Interface
+		want  function.Interface
 		err   string
 	}{
-		"MTU": {want: netdev.Interface{Name: "net1", MTU: 1 << 20}, err: "as net1 with MTU 1048576"},
-		"gateway that is not on the link": {err: "route to 10.2.0.0/16: network is unreachable", want: netdev.Interface{
-			Name: "net1", Routes: []netdev.Route{{To: netip.MustParsePrefix("10.2.0.0/16"), Via: netip.MustParseAddr("10.9.9.9")}}}},
+		"MTU": {want: function.Interface{Name: "net1", MTU: 1 << 20}, err: "as net1 with MTU 1048576"},
+		"gateway that is not on the link": {err: "route to 10.2.0.0/16: network is unreachable", want: function.Interface{
+			Name: "net1", Routes: []function.Route{{To: netip.MustParsePrefix("10.2.0.0/16"), Via: netip.MustParseAddr("10.9.9.9")}}}},
 		"second default route": {
 			given: func(t *testing.T, w *world) {
 				must(t, w.pod.Handle().RouteAdd(&netlink.Route{LinkIndex: 1, Scope: netlink.SCOPE_LINK, Dst: &net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}}))
 			},
-			want: netdev.Interface{Name: "net1", Routes: []netdev.Route{{To: netip.MustParsePrefix("0.0.0.0/0")}}},
+			want: function.Interface{Name: "net1", Routes: []function.Route{{To: netip.MustParsePrefix("0.0.0.0/0")}}},
 			err:  "route to 0.0.0.0/0: the pod has one already, via interface index 1 gateway none: file exists",
 		},
 		"name taken since": {
 			given: func(t *testing.T, w *world) { netns.Connect(t, w.pod, "net1", w.xpu, "late") },
-			want:  netdev.Interface{Name: "net1"}, err: "file exists",
+			want:  function.Interface{Name: "net1"}, err: "file exists",
 		},
 	}
 	for name, test := range tests {
@@ -374,7 +375,7 @@ func TestAttachUndoes(t *testing.T) {
 
 func TestAttachTwiceSameAddress(t *testing.T) {
 	w := newWorld(t, nil)
-	want := netdev.Interface{Name: "net1", Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24")}}
+	want := function.Interface{Name: "net1", Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24")}}
 	_, place, _ := w.attach(t, want)
 	if place.Cookie == 0 {
 		t.Error("no cookie")
@@ -383,7 +384,7 @@ func TestAttachTwiceSameAddress(t *testing.T) {
 	if err := netdev.AddAddress(w.pod.Path(), place.Index, want.Addresses[0]); err != nil {
 		t.Errorf("same address again: %v", err)
 	}
-	connected := netdev.Route{To: netip.MustParsePrefix("10.1.0.0/24")}
+	connected := function.Route{To: netip.MustParsePrefix("10.1.0.0/24")}
 	if err := netdev.AddRoute(w.pod.Path(), place.Index, connected); err != nil {
 		t.Errorf("the route that the kernel made for the address: %v", err)
 	}
@@ -403,7 +404,7 @@ func TestIndexTaken(t *testing.T) {
 		}
 		netns.Connect(t, w.pod, fmt.Sprintf("eth%d", i), w.xpu, fmt.Sprintf("peer%d", i))
 	}
-	before, place, observed := w.attach(t, netdev.Interface{Name: "net1"})
+	before, place, observed := w.attach(t, function.Interface{Name: "net1"})
 	if place.Index == index || observed.Index != place.Index {
 		t.Errorf("index %d on the host, %d planned, %d got", index, place.Index, observed.Index)
 	}
@@ -416,8 +417,8 @@ func TestIndexTaken(t *testing.T) {
 func TestIndexTakenAndMACRefused(t *testing.T) {
 	var steps []string
 	w := newWorld(t, func(step string) { steps = append(steps, step) })
-	want := netdev.Interface{Name: "net1", MAC: "03:00:00:00:00:01"} // of a group: no driver takes it
-	before, place, err := w.engine.Plan(t.Context(), device(), w.pod.Path(), netdev.Interface{Name: "net1"})
+	want := function.Interface{Name: "net1", MAC: "03:00:00:00:00:01"} // of a group: no driver takes it
+	before, place, err := w.engine.Plan(t.Context(), device(), w.pod.Path(), function.Interface{Name: "net1"})
 	must(t, err)
 	before.VF = &netdev.VFState{MAC: want.MAC}
 	place.Index = get(t, w.pod, "lo").Attrs().Index
@@ -463,7 +464,7 @@ func TestNamespaceGone(t *testing.T) {
 
 func TestNetdevMovedOn(t *testing.T) {
 	w := newWorld(t, nil)
-	before, place, _ := w.attach(t, netdev.Interface{Name: "net1"})
+	before, place, _ := w.attach(t, function.Interface{Name: "net1"})
 	nested := netns.New(t)
 	must(t, w.pod.Handle().LinkSetNsFd(get(t, w.pod, "net1"), nested.Fd()))
 	if _, err := w.engine.Restore(t.Context(), netdev.Device{}, before, place); !errors.Is(err, netdev.ErrAway) {
@@ -474,7 +475,7 @@ func TestNetdevMovedOn(t *testing.T) {
 // A veth's end is destroyed with its namespace.
 func TestVethDestroyed(t *testing.T) {
 	w := newWorld(t, nil)
-	before, place, _ := w.attach(t, netdev.Interface{Name: "net1"})
+	before, place, _ := w.attach(t, function.Interface{Name: "net1"})
 	must(t, w.xpu.Handle().LinkDel(get(t, w.xpu, "pf0vf0")))
 	must(t, w.pod.Unmount())
 	if _, err := w.engine.Restore(t.Context(), netdev.Device{}, before, place); !errors.Is(err, netdev.ErrGone) {
@@ -485,7 +486,7 @@ func TestVethDestroyed(t *testing.T) {
 // Another namespace under the same path is not the pod's.
 func TestPathReused(t *testing.T) {
 	w := newWorld(t, nil)
-	before, place, _ := w.attach(t, netdev.Interface{Name: "net1"})
+	before, place, _ := w.attach(t, function.Interface{Name: "net1"})
 	place.NetNS = netns.New(t).Path()
 	if alive, err := w.engine.Alive(place); alive || err != nil {
 		t.Errorf("alive %v, %v", alive, err)
@@ -510,7 +511,7 @@ func BenchmarkBareMove(b *testing.B) {
 
 func BenchmarkRoundTrip(b *testing.B) {
 	w := newWorld(b, nil)
-	want := netdev.Interface{Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:01", Addresses: fullInterface.Addresses[:1]}
+	want := function.Interface{Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:01", Addresses: fullInterface.Addresses[:1]}
 	var attach, restore time.Duration
 	for b.Loop() {
 		start := time.Now()

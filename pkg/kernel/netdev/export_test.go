@@ -1,6 +1,10 @@
 package netdev
 
-import "net/netip"
+import (
+	"net/netip"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+)
 
 // AddAddress adds an address as Attach does.
 func AddAddress(netNS string, index int, address netip.Prefix) error {
@@ -13,7 +17,7 @@ func AddAddress(netNS string, index int, address netip.Prefix) error {
 }
 
 // AddRoute adds a route as Attach does.
-func AddRoute(netNS string, index int, route Route) error {
+func AddRoute(netNS string, index int, route function.Route) error {
 	pod, err := dialPath(netNS)
 	if err != nil {
 		return err

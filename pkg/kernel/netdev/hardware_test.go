@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
@@ -39,7 +40,7 @@ func netdevOf(device string) string {
 
 func hardwareSnapshot(t *testing.T, engine *netdev.Engine, device netdev.Device) netdev.Snapshot {
 	t.Helper()
-	s, _, err := engine.Plan(t.Context(), device, netns.New(t).Path(), netdev.Interface{Name: "any0"})
+	s, _, err := engine.Plan(t.Context(), device, netns.New(t).Path(), function.Interface{Name: "any0"})
 	must(t, err)
 	return s
 }
@@ -58,7 +59,7 @@ func TestHardwareVF(t *testing.T) {
 
 	t.Run("round trip", func(t *testing.T) {
 		pod := netns.New(t)
-		want := netdev.Interface{Name: "net1", MTU: 1400, VF: &netdev.VFConfig{
+		want := function.Interface{Name: "net1", MTU: 1400, VF: &function.VFConfig{
 			VLAN: new(100), QoS: new(3), Trust: new(true), SpoofCheck: new(false),
 		}, Addresses: fullInterface.Addresses}
 		snapshot, place, err := engine.Plan(t.Context(), device, pod.Path(), want)
@@ -84,7 +85,7 @@ func TestHardwareVF(t *testing.T) {
 
 	t.Run("MAC of a trusted VF", func(t *testing.T) {
 		pod := netns.New(t)
-		want := netdev.Interface{Name: "net1", MAC: "02:00:00:00:00:01", VF: &netdev.VFConfig{Trust: new(true)}}
+		want := function.Interface{Name: "net1", MAC: "02:00:00:00:00:01", VF: &function.VFConfig{Trust: new(true)}}
 		snapshot, place, err := engine.Plan(t.Context(), device, pod.Path(), want)
 		must(t, err)
 		observed, err := engine.Attach(t.Context(), device, snapshot, place, want)
@@ -102,7 +103,7 @@ func TestHardwareVF(t *testing.T) {
 	// Some drivers (igbvf) refuse a VF another address if it is not trusted, until they learnt it from the PF.
 	t.Run("MAC of an untrusted VF", func(t *testing.T) {
 		pod := netns.New(t)
-		want := netdev.Interface{Name: "net1", MAC: "02:00:00:00:00:01"}
+		want := function.Interface{Name: "net1", MAC: "02:00:00:00:00:01"}
 		snapshot, place, err := engine.Plan(t.Context(), device, pod.Path(), want)
 		must(t, err)
 		observed, err := engine.Attach(t.Context(), device, snapshot, place, want)
@@ -120,7 +121,7 @@ func TestHardwareVF(t *testing.T) {
 	t.Run("refused by the PF", func(t *testing.T) {
 		pod := netns.New(t)
 		// No driver takes more than its port's rate; 2000 Gbit/s is above every one.
-		want := netdev.Interface{Name: "net1", VF: &netdev.VFConfig{VLAN: new(200), MaxTxRate: new(2_000_000)}}
+		want := function.Interface{Name: "net1", VF: &function.VFConfig{VLAN: new(200), MaxTxRate: new(2_000_000)}}
 		snapshot, place, err := engine.Plan(t.Context(), device, pod.Path(), want)
 		must(t, err)
 		_, err = engine.Attach(t.Context(), device, snapshot, place, want)
@@ -136,7 +137,7 @@ func TestHardwareVF(t *testing.T) {
 	// As for a VF that a userspace driver has: the netdev, which this one has, is left alone.
 	t.Run("without a netdev", func(t *testing.T) {
 		pod := netns.New(t)
-		want := netdev.Interface{Name: "net1", MAC: "02:00:00:00:00:01", VF: &netdev.VFConfig{VLAN: new(100)}, Userspace: true}
+		want := function.Interface{Name: "net1", MAC: "02:00:00:00:00:01", VF: &function.VFConfig{VLAN: new(100)}, Userspace: true}
 		snapshot, place, err := engine.Plan(t.Context(), netdev.Device{PF: device.PF}, pod.Path(), want)
 		must(t, err)
 		observed, err := engine.Attach(t.Context(), netdev.Device{PF: device.PF}, snapshot, place, want)
@@ -159,7 +160,7 @@ func TestHardwareVF(t *testing.T) {
 	var place netdev.Place
 	t.Run("pod", func(t *testing.T) { // its end is the namespace's
 		pod := netns.New(t)
-		want := netdev.Interface{Name: "net1", MTU: 1400, VF: &netdev.VFConfig{VLAN: new(100)}}
+		want := function.Interface{Name: "net1", MTU: 1400, VF: &function.VFConfig{VLAN: new(100)}}
 		var err error
 		snapshot, place, err = engine.Plan(t.Context(), device, pod.Path(), want)
 		must(t, err)

@@ -9,13 +9,15 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
 // Attached is everything that is known about a netdev in a pod.
 type Attached struct {
 	Before   Snapshot
 	Place    Place
-	Want     Interface
+	Want     function.Interface
 	Observed Observed
 }
 
@@ -62,7 +64,7 @@ func (e *Engine) checkEnforced(ctx context.Context, d *differences, device Devic
 	if target.VF != nil && now.VF != nil {
 		target.VF.diff(d, *now.VF)
 	}
-	target.Rate.diff(d, now.Rate)
+	diffRates(d, target.Rate, now.Rate)
 	return nil
 }
 
@@ -80,7 +82,7 @@ func (e *Engine) locate(a Attached) (pod *conn, l netlink.Link, err error) {
 }
 
 // checkLayer3 looks for the addresses and routes that were asked for.
-func checkLayer3(d differences, pod *conn, l netlink.Link, want Interface) ([]string, error) {
+func checkLayer3(d differences, pod *conn, l netlink.Link, want function.Interface) ([]string, error) {
 	have, err := addresses(pod, l)
 	if err != nil {
 		return nil, fmt.Errorf("interface %s: addresses: %w", want.Name, err)
@@ -95,21 +97,15 @@ func checkLayer3(d differences, pod *conn, l netlink.Link, want Interface) ([]st
 		if err != nil {
 			return nil, fmt.Errorf("interface %s: route to %s: %w", want.Name, route.To, err)
 		}
-		if found == nil || !route.Yield && !route.leads(*found, l.Attrs().Index) {
+		if found == nil || !route.Yield && !leadsOut(route, *found, l.Attrs().Index) {
 			d = append(d, fmt.Sprintf("route to %s is missing", route.To))
 		}
 	}
 	return d, nil
 }
 
-// leads says whether a route of the kernel leads where r does: out through the interface with the index.
-func (r Route) leads(found netlink.Route, index int) bool {
-	via, _ := netip.AddrFromSlice(found.Gw)
-	return found.LinkIndex == index && via.Unmap() == r.Via.Unmap()
-}
-
 // Add gives a netdev that is in a pod more addresses and routes, and accepts those that it has already.
-func (e *Engine) Add(_ context.Context, a Attached, addresses []netip.Prefix, routes []Route) (Observed, error) {
+func (e *Engine) Add(_ context.Context, a Attached, addresses []netip.Prefix, routes []function.Route) (Observed, error) {
 	pod, l, err := e.locate(a)
 	if err != nil {
 		return Observed{}, err
@@ -121,7 +117,7 @@ func (e *Engine) Add(_ context.Context, a Attached, addresses []netip.Prefix, ro
 	if l == nil {
 		return Observed{}, fmt.Errorf("interface %s: %w", a.Want.Name, errNotInPod)
 	}
-	want := Interface{Name: l.Attrs().Name, Addresses: addresses, Routes: routes}
+	want := function.Interface{Name: l.Attrs().Name, Addresses: addresses, Routes: routes}
 	if err := e.configure(pod, a.Place.NetNS, l, want); err != nil {
 		return Observed{}, err
 	}
@@ -130,3 +126,9 @@ func (e *Engine) Add(_ context.Context, a Attached, addresses []netip.Prefix, ro
 
 // errNotInPod is returned for a netdev that is not where it was attached.
 var errNotInPod = errors.New("is not in the pod")
+
+// leadsOut says whether a route of the kernel leads where r does: out through the interface with the index.
+func leadsOut(r function.Route, found netlink.Route, index int) bool {
+	via, _ := netip.AddrFromSlice(found.Gw)
+	return found.LinkIndex == index && via.Unmap() == r.Via.Unmap()
+}

@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
@@ -37,7 +38,7 @@ func TestCheck(t *testing.T) {
 	must(t, h.LinkSetDown(l)) // takes the routes and the IPv6 address along
 	must(t, h.LinkSetName(l, "mine0"))
 	must(t, h.LinkSetMTU(l, 1300))
-	must(t, h.LinkSetHardwareAddr(l, netdev.MAC("02:00:00:00:00:66").HardwareAddr()))
+	must(t, h.LinkSetHardwareAddr(l, function.MAC("02:00:00:00:00:66").HardwareAddr()))
 	want := []string{
 		`name is "mine0", was "net1"`, "mac is 02:00:00:00:00:66, was 02:00:00:00:00:01", "mtu is 1300, was 1400", "up is false, was true",
 		"allmulticast is false, was true",
@@ -64,9 +65,9 @@ func TestRoutes(t *testing.T) {
 	lo := get(t, w.pod, "lo")
 	defaultRoute := netip.MustParsePrefix("0.0.0.0/0")
 	must(t, h.RouteAdd(&netlink.Route{LinkIndex: lo.Attrs().Index, Dst: netlinkDst(t, defaultRoute), Scope: netlink.SCOPE_LINK}))
-	want := netdev.Interface{
+	want := function.Interface{
 		Name: "net1", Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24")},
-		Routes: []netdev.Route{
+		Routes: []function.Route{
 			{To: defaultRoute, Via: netip.MustParseAddr("10.1.0.1"), Yield: true},
 			{To: netip.MustParsePrefix("10.2.0.0/16"), Via: netip.MustParseAddr("10.1.0.1"), Table: 100, MTU: 1300, AdvMSS: 1200},
 			{To: netip.MustParsePrefix("10.3.0.0/16"), Scope: new(int(netlink.SCOPE_LINK))},
@@ -82,7 +83,7 @@ func TestRoutes(t *testing.T) {
 	if len(routes) != 1 || routes[0].MTU != 1300 || routes[0].AdvMSS != 1200 {
 		t.Errorf("table 100: %v", routes)
 	}
-	stubborn := []netdev.Route{{To: defaultRoute, Via: netip.MustParseAddr("10.1.0.1")}}
+	stubborn := []function.Route{{To: defaultRoute, Via: netip.MustParseAddr("10.1.0.1")}}
 	if _, err := w.engine.Add(t.Context(), attached, nil, stubborn); err == nil || !strings.Contains(err.Error(), "the pod has one already") {
 		t.Errorf("error %v", err)
 	}
@@ -97,7 +98,7 @@ func netlinkDst(t *testing.T, p netip.Prefix) *net.IPNet {
 
 func TestAdd(t *testing.T) {
 	w := newWorld(t, nil)
-	want := netdev.Interface{Name: "net1"}
+	want := function.Interface{Name: "net1"}
 	before, place, observed := w.attach(t, want)
 	attached := netdev.Attached{Before: before, Place: place, Want: want, Observed: observed}
 	for range 2 { // what is there already is no error
@@ -122,7 +123,7 @@ func TestAdd(t *testing.T) {
 // enforces is tested with real VFs.
 func TestUserspace(t *testing.T) {
 	w := newWorld(t, func(step string) { t.Errorf("touched: %s", step) })
-	want := netdev.Interface{Name: "net1", Userspace: true}
+	want := function.Interface{Name: "net1", Userspace: true}
 	before, place, err := w.engine.Plan(t.Context(), netdev.Device{}, w.pod.Path(), want)
 	must(t, err)
 	observed, err := w.engine.Attach(t.Context(), netdev.Device{}, before, place, want)
@@ -138,8 +139,8 @@ func TestUserspace(t *testing.T) {
 	}
 	_, err = w.engine.Restore(t.Context(), netdev.Device{}, before, place)
 	must(t, err)
-	for name, refused := range map[string]netdev.Interface{
-		"VF properties could be set with": {Name: "net1", Userspace: true, VF: &netdev.VFConfig{VLAN: new(1)}},
+	for name, refused := range map[string]function.Interface{
+		"VF properties could be set with": {Name: "net1", Userspace: true, VF: &function.VFConfig{VLAN: new(1)}},
 		"the MAC could be set with":       {Name: "net1", Userspace: true, MAC: "02:00:00:00:00:01"},
 		"must be empty":                   {Name: "net1", Userspace: true, MTU: 1400},
 	} {

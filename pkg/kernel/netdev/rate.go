@@ -5,22 +5,15 @@ import (
 	"context"
 	"fmt"
 	"strings"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
-// Rate limits what a Function sends, in Mbit/s; 0 is no limit.
-type Rate struct {
-	Min int `json:"minTxRate,omitempty"` // guaranteed
-	Max int `json:"maxTxRate,omitempty"`
-}
-
-// String is for messages.
-func (r Rate) String() string { return fmt.Sprintf("rates of %d-%d Mbit/s", r.Min, r.Max) }
-
-// diff compares what both know.
-func (r *Rate) diff(d *differences, now *Rate) {
-	if r != nil && now != nil {
-		differs(d, "eswitch min_tx_rate", r.Min, now.Min)
-		differs(d, "eswitch max_tx_rate", r.Max, now.Max)
+// diffRates compares what both know.
+func diffRates(d *differences, before, now *function.Rate) {
+	if before != nil && now != nil {
+		differs(d, "eswitch min_tx_rate", before.Min, now.Min)
+		differs(d, "eswitch max_tx_rate", before.Max, now.Max)
 	}
 }
 
@@ -28,52 +21,12 @@ func (r *Rate) diff(d *differences, now *Rate) {
 // the PF by its VF properties.
 type Rates interface {
 	// Rate is the Function's limit; ok is false where there is no rate object for it.
-	Rate(ctx context.Context, function EswitchPort) (rate Rate, ok bool, err error)
+	Rate(ctx context.Context, function function.EswitchPort) (rate function.Rate, ok bool, err error)
 	// SetRate makes it another one.
-	SetRate(ctx context.Context, function EswitchPort, to Rate) error
+	SetRate(ctx context.Context, function function.EswitchPort, to function.Rate) error
 }
 
-// EswitchPort is the port of a Function at the eswitch of its PF.
-type EswitchPort struct {
-	// PF is the PCI address of the PF.
-	PF string
-	// SF says that it is a subfunction's, and not a VF's.
-	SF bool
-	// Number is the index of the VF, from 0, or the sfnum.
-	Number uint32
-}
-
-func (p EswitchPort) String() string {
-	kind := "VF"
-	if p.SF {
-		kind = "SF"
-	}
-	return fmt.Sprintf("%s %d of PF %s", kind, p.Number, p.PF)
-}
-
-// rated says whether a rate is wished.
-func (c *VFConfig) rated() bool { return c != nil && (c.MinTxRate != nil || c.MaxTxRate != nil) }
-
-// rate is what the pod's wishes make of a rate.
-func (c *VFConfig) rate(r Rate) Rate {
-	if c != nil {
-		set(&r.Min, c.MinTxRate)
-		set(&r.Max, c.MaxTxRate)
-	}
-	return r
-}
-
-// unrated is c without the rates.
-func (c *VFConfig) unrated() *VFConfig {
-	if c == nil {
-		return nil
-	}
-	rest := *c
-	rest.MinTxRate, rest.MaxTxRate = nil, nil
-	return &rest
-}
-
-// fields lists fields of an [Interface], as users write them.
+// fields lists fields of an [function.Interface], as users write them.
 type fields []string
 
 func (f *fields) add(field string, is bool) {
@@ -84,15 +37,15 @@ func (f *fields) add(field string, is bool) {
 
 func (f fields) String() string { return strings.Join(f, ", ") }
 
-func rateFields(from, to Rate) string {
+func rateFields(from, to function.Rate) string {
 	var d fields
 	d.add("vf.minTxRate", from.Min != to.Min)
 	d.add("vf.maxTxRate", from.Max != to.Max)
 	return d.String()
 }
 
-// ofPF are the fields that are wished and that only a PF can enforce.
-func (c *VFConfig) ofPF() string {
+// pfFields are the fields that are wanted and that only a PF can enforce.
+func pfFields(c *function.VFConfig) string {
 	var d fields
 	d.add("vf.vlan", c.VLAN != nil)
 	d.add("vf.qos", c.QoS != nil)
@@ -103,20 +56,20 @@ func (c *VFConfig) ofPF() string {
 	return d.String()
 }
 
-// rates are the fields that are wished and that a PF or an eswitch can enforce.
-func (c *VFConfig) rates() string {
+// wantedRates are the fields that are wanted and that a PF or an eswitch can enforce.
+func wantedRates(c *function.VFConfig) string {
 	var d fields
 	d.add("vf.minTxRate", c.MinTxRate != nil)
 	d.add("vf.maxTxRate", c.MaxTxRate != nil)
 	return d.String()
 }
 
-// enforceable says why nobody can enforce what is wished for a Function, of which before is known.
-func (c *VFConfig) enforceable(device Device, before Snapshot) error {
-	if c == nil || before.VF != nil || *c == (VFConfig{}) {
+// enforceable says why nobody can enforce what is wanted for a Function, of which before is known.
+func enforceable(c *function.VFConfig, device Device, before Snapshot) error {
+	if c == nil || before.VF != nil || *c == (function.VFConfig{}) {
 		return nil
 	}
-	properties, rates := c.ofPF(), c.rates()
+	properties, rates := pfFields(c), wantedRates(c)
 	switch sf := device.Port != nil && device.Port.SF; {
 	case properties != "" && sf:
 		return fmt.Errorf("%s: must be absent for %s: a PF enforces that for its VFs only", properties, device.Port)
@@ -129,7 +82,7 @@ func (c *VFConfig) enforceable(device Device, before Snapshot) error {
 }
 
 // changeRate tells the eswitch.
-func (e *Engine) changeRate(ctx context.Context, device Device, from, to *Rate) error {
+func (e *Engine) changeRate(ctx context.Context, device Device, from, to *function.Rate) error {
 	if device.Port == nil || from == nil || to == nil || *from == *to {
 		return nil
 	}
@@ -143,5 +96,7 @@ func (e *Engine) changeRate(ctx context.Context, device Device, from, to *Rate) 
 // noRates is for an Engine that was told of no rate objects.
 type noRates struct{}
 
-func (noRates) Rate(context.Context, EswitchPort) (Rate, bool, error) { return Rate{}, false, nil }
-func (noRates) SetRate(context.Context, EswitchPort, Rate) error      { return nil }
+func (noRates) Rate(context.Context, function.EswitchPort) (function.Rate, bool, error) {
+	return function.Rate{}, false, nil
+}
+func (noRates) SetRate(context.Context, function.EswitchPort, function.Rate) error { return nil }

@@ -8,25 +8,26 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
 // rates is an eswitch with one rate object.
 type rates struct {
-	of     netdev.EswitchPort
-	rate   netdev.Rate
+	of     function.EswitchPort
+	rate   function.Rate
 	none   bool // the Function has no rate object, or is gone
 	refuse error
 	asked  int
 }
 
-func (r *rates) Rate(_ context.Context, port netdev.EswitchPort) (netdev.Rate, bool, error) {
+func (r *rates) Rate(_ context.Context, port function.EswitchPort) (function.Rate, bool, error) {
 	r.asked++
 	return r.rate, port == r.of && !r.none, nil
 }
 
-func (r *rates) SetRate(_ context.Context, port netdev.EswitchPort, to netdev.Rate) error {
+func (r *rates) SetRate(_ context.Context, port function.EswitchPort, to function.Rate) error {
 	if r.refuse != nil || port != r.of {
 		return errors.Join(r.refuse, errors.New("cannot be set"))
 	}
@@ -35,10 +36,10 @@ func (r *rates) SetRate(_ context.Context, port netdev.EswitchPort, to netdev.Ra
 }
 
 func subfunction() netdev.Device {
-	return netdev.Device{Name: hostName, Port: &netdev.EswitchPort{PF: "0000:3b:00.0", SF: true, Number: 88}}
+	return netdev.Device{Name: hostName, Port: &function.EswitchPort{PF: "0000:3b:00.0", SF: true, Number: 88}}
 }
 
-func newRatedWorld(t *testing.T, before netdev.Rate) (*world, *rates) {
+func newRatedWorld(t *testing.T, before function.Rate) (*world, *rates) {
 	t.Helper()
 	w := newWorld(t, nil)
 	r := &rates{of: *subfunction().Port, rate: before}
@@ -53,9 +54,9 @@ func newRatedWorld(t *testing.T, before netdev.Rate) (*world, *rates) {
 func TestRate(t *testing.T) {
 	for name, userspace := range map[string]bool{"netdev": false, "without a netdev": true} {
 		t.Run(name, func(t *testing.T) {
-			before := netdev.Rate{Max: 500}
+			before := function.Rate{Max: 500}
 			w, r := newRatedWorld(t, before)
-			want := netdev.Interface{Name: "net1", VF: &netdev.VFConfig{MinTxRate: new(10)}, Userspace: userspace}
+			want := function.Interface{Name: "net1", VF: &function.VFConfig{MinTxRate: new(10)}, Userspace: userspace}
 			snapshot, place, err := w.engine.Plan(t.Context(), subfunction(), w.pod.Path(), want)
 			must(t, err)
 			if diff := cmp.Diff(&before, snapshot.Rate); diff != "" || r.rate != before {
@@ -63,7 +64,7 @@ func TestRate(t *testing.T) {
 			}
 			observed, err := w.engine.Attach(t.Context(), subfunction(), snapshot, place, want)
 			must(t, err)
-			if r.rate != (netdev.Rate{Min: 10, Max: 500}) {
+			if r.rate != (function.Rate{Min: 10, Max: 500}) {
 				t.Errorf("attached: %v", r.rate)
 			}
 			attached := netdev.Attached{Before: snapshot, Place: place, Want: want, Observed: observed}
@@ -86,8 +87,8 @@ func TestRate(t *testing.T) {
 
 // Without a wish the eswitch is not asked, neither before nor afterwards.
 func TestNoRate(t *testing.T) {
-	w, r := newRatedWorld(t, netdev.Rate{Max: 500})
-	want := netdev.Interface{Name: "net1", VF: &netdev.VFConfig{}}
+	w, r := newRatedWorld(t, function.Rate{Max: 500})
+	want := function.Interface{Name: "net1", VF: &function.VFConfig{}}
 	snapshot, place, err := w.engine.Plan(t.Context(), subfunction(), w.pod.Path(), want)
 	must(t, err)
 	_, err = w.engine.Attach(t.Context(), subfunction(), snapshot, place, want)
@@ -101,10 +102,10 @@ func TestNoRate(t *testing.T) {
 
 // What the eswitch refuses is told with the fields, and leaves nothing behind.
 func TestRateRefused(t *testing.T) {
-	w, r := newRatedWorld(t, netdev.Rate{})
+	w, r := newRatedWorld(t, function.Rate{})
 	r.refuse = errors.New("refused")
 	before := w.snapshot(t, hostName)
-	want := netdev.Interface{Name: "net1", VF: &netdev.VFConfig{MaxTxRate: new(100)}}
+	want := function.Interface{Name: "net1", VF: &function.VFConfig{MaxTxRate: new(100)}}
 	snapshot, place, err := w.engine.Plan(t.Context(), subfunction(), w.pod.Path(), want)
 	must(t, err)
 	_, err = w.engine.Attach(t.Context(), subfunction(), snapshot, place, want)
@@ -130,30 +131,30 @@ func TestRateRefused(t *testing.T) {
 
 // Nobody enforces for an SF what a PF enforces for VFs.
 func TestWishesOfSubfunction(t *testing.T) {
-	w, r := newRatedWorld(t, netdev.Rate{})
+	w, r := newRatedWorld(t, function.Rate{})
 	for name, test := range map[string]struct {
-		wish netdev.VFConfig
+		wish function.VFConfig
 		none bool
 		says string
 	}{
 		"nothing": {},
-		"rates":   {wish: netdev.VFConfig{MinTxRate: new(1), MaxTxRate: new(2)}},
+		"rates":   {wish: function.VFConfig{MinTxRate: new(1), MaxTxRate: new(2)}},
 		"VLAN": {
-			wish: netdev.VFConfig{VLAN: new(100), QoS: new(0), MaxTxRate: new(2)},
+			wish: function.VFConfig{VLAN: new(100), QoS: new(0), MaxTxRate: new(2)},
 			says: "vf.vlan, vf.qos: must be absent for SF 88 of PF 0000:3b:00.0: a PF enforces that for its VFs only",
 		},
 		"settings": {
-			wish: netdev.VFConfig{Trust: new(true), SpoofCheck: new(true), LinkState: "auto"},
+			wish: function.VFConfig{Trust: new(true), SpoofCheck: new(true), LinkState: "auto"},
 			says: "vf.trust, vf.spoofCheck, vf.linkState: must be absent",
 		},
 		"no rate object": {
-			wish: netdev.VFConfig{MaxTxRate: new(2)}, none: true,
+			wish: function.VFConfig{MaxTxRate: new(2)}, none: true,
 			says: "vf.maxTxRate: must be absent for SF 88 of PF 0000:3b:00.0: its eswitch has no rate object for it",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r.none = test.none
-			want := netdev.Interface{Name: "net1", VF: &test.wish}
+			want := function.Interface{Name: "net1", VF: &test.wish}
 			_, _, err := w.engine.Plan(t.Context(), subfunction(), netns.New(t).Path(), want)
 			if test.says == "" && err != nil || test.says != "" && (err == nil || !strings.Contains(err.Error(), test.says)) {
 				t.Errorf("error %v, want %q", err, test.says)

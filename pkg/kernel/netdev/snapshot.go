@@ -4,23 +4,26 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
 // Snapshot is what a netdev was on the host: every property that an attachment, or the pod itself, may change, and
 // what tells the netdev from every other one after a rename. It is comparable only by [Diff].
 type Snapshot struct {
 	// Name on the host; "" for a Function without a netdev, of which only VF is known.
-	Name     string   `json:"name"`
-	AltNames []string `json:"altNames,omitempty"` // sorted
-	Alias    string   `json:"alias,omitempty"`
-	MTU      int      `json:"mtu"`
-	MAC      MAC      `json:"mac,omitempty"`
-	TxQLen   int      `json:"txQLen,omitempty"` // packets
+	Name     string       `json:"name"`
+	AltNames []string     `json:"altNames,omitempty"` // sorted
+	Alias    string       `json:"alias,omitempty"`
+	MTU      int          `json:"mtu"`
+	MAC      function.MAC `json:"mac,omitempty"`
+	TxQLen   int          `json:"txQLen,omitempty"` // packets
 
 	// Flags that the administrator sets (IFF_* in linux/if.h).
 	Up           bool `json:"up,omitempty"`
@@ -32,7 +35,7 @@ type Snapshot struct {
 	VF *VFState `json:"vf,omitempty"`
 	// Rate is what the eswitch enforces; nil where it does not limit the Function, or was not asked. The rates in VF mean
 	// nothing where it does.
-	Rate *Rate `json:"rate,omitempty"`
+	Rate *function.Rate `json:"rate,omitempty"`
 
 	// Carried is what the kernel carries along with the netdev, and Conf what it forgets when it is moved. Both are nil in
 	// a snapshot of an older agent, and of a Function without a netdev.
@@ -54,7 +57,7 @@ type Identity struct {
 	// Bus is the bus that Parent is a name on, "pci" or "auxiliary".
 	Bus string `json:"bus,omitempty"`
 	// Permanent is the address that the hardware was made with, where it has one.
-	Permanent MAC `json:"permanent,omitempty"`
+	Permanent function.MAC `json:"permanent,omitempty"`
 	// Peer is the ifindex of a veth's other end, and PeerNS the id that the host's namespace has for the one that the
 	// other end is in, -1 for the host's own.
 	Peer   int `json:"peer,omitempty"`
@@ -89,10 +92,10 @@ func (i Identity) sameOnHost(other Identity) bool { return i.same(other) && i.Pe
 const settable = unix.IFF_UP | unix.IFF_NOARP | unix.IFF_PROMISC | unix.IFF_ALLMULTI
 
 // enforcing is s with what the PF and the eswitch shall enforce for the pod.
-func (s Snapshot) enforcing(want Interface) Snapshot {
+func (s Snapshot) enforcing(want function.Interface) Snapshot {
 	config := want.VF
 	if s.Rate != nil {
-		s.Rate, config = new(config.rate(*s.Rate)), config.unrated()
+		s.Rate, config = new(config.Rate(*s.Rate)), config.WithoutRates()
 	}
 	if s.VF != nil {
 		s.VF = new(s.VF.with(config, want.MAC))
@@ -114,7 +117,7 @@ func (s Snapshot) Renewed(now Snapshot) Snapshot {
 
 // VFChanges says in words what a PF enforces for a pod with these wishes that it did not before, in a stable order:
 // `vf trust is "on", was "off"`.
-func (s Snapshot) VFChanges(want Interface) []string {
+func (s Snapshot) VFChanges(want function.Interface) []string {
 	var d differences
 	if s.VF != nil {
 		s.VF.diff(&d, *s.enforcing(want).VF)
@@ -174,7 +177,7 @@ func Diff(before, now Snapshot) []string {
 	if before.VF != nil && now.VF != nil {
 		before.VF.diff(&d, *now.VF)
 	}
-	before.Rate.diff(&d, now.Rate)
+	diffRates(&d, before.Rate, now.Rate)
 	before.Carried.diff(&d, now.Carried)
 	before.Conf.diff(&d, now.Conf)
 	return d
@@ -198,7 +201,7 @@ func quoted[T any](v T) any {
 // Observed is what a netdev is in a pod.
 type Observed struct {
 	Name      string         `json:"name"`
-	MAC       MAC            `json:"mac,omitempty"`
+	MAC       function.MAC   `json:"mac,omitempty"`
 	MTU       int            `json:"mtu"`
 	Addresses []netip.Prefix `json:"addresses,omitempty"`
 	Index     int            `json:"index"`
@@ -223,7 +226,7 @@ type Device struct {
 	PF *PF
 	// Port is whose rate the eswitch limits, if it has a rate object for it; nil for a PF. It is asked only where the pod
 	// wishes a rate.
-	Port *EswitchPort
+	Port *function.EswitchPort
 }
 
 // as is the device with what is known of it from before only: nothing else was changed.
@@ -269,3 +272,7 @@ var (
 	// moved it on. It comes back when the namespace it is in ends.
 	ErrAway = errors.New("netdev is neither in the pod nor on the host")
 )
+
+// macOf is the canonical form of an address from the kernel. An address of zeros only is one: drivers report it as
+// the administrative MAC of a VF that has none.
+func macOf(address net.HardwareAddr) function.MAC { return function.MAC(address.String()) }

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
 // userspace says that the snapshot is one of a Function without a netdev.
@@ -19,7 +21,7 @@ func (s Snapshot) title() string {
 }
 
 // observeVF is what a Function without a netdev is for the pod.
-func (e *Engine) observeVF(ctx context.Context, device Device, want Interface) (Observed, error) {
+func (e *Engine) observeVF(ctx context.Context, device Device, want function.Interface) (Observed, error) {
 	observed := Observed{Name: want.Name, Addresses: want.Addresses}
 	now, err := e.complete(ctx, Snapshot{}, Device{PF: device.PF})
 	if err == nil && now.VF != nil {

@@ -15,6 +15,8 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
 // carrierPatience is how long a PF may take to have its carrier back. igb was seen to take 0.3-5 s.
@@ -23,32 +25,32 @@ const carrierPatience = 5 * time.Second
 // VFState is what a PF enforces for a VF (struct ifla_vf_* in linux/if_link.h).
 type VFState struct {
 	// MAC is the administrative address; most drivers tell zeros where none was set.
-	MAC   MAC    `json:"mac,omitempty"`
-	VLAN  int    `json:"vlan,omitempty"`  // 0 is none
-	QoS   int    `json:"qos,omitempty"`   // 802.1p, 0-7
-	Proto string `json:"proto,omitempty"` // as in [VFConfig]; means nothing without VLAN
+	MAC   function.MAC `json:"mac,omitempty"`
+	VLAN  int          `json:"vlan,omitempty"`  // 0 is none
+	QoS   int          `json:"qos,omitempty"`   // 802.1p, 0-7
+	Proto string       `json:"proto,omitempty"` // as in [function.VFConfig]; means nothing without VLAN
 	// Rates in Mbit/s, 0 is none.
 	MinTxRate int `json:"minTxRate,omitempty"`
 	MaxTxRate int `json:"maxTxRate,omitempty"`
 	// SpoofCheck and Trust are nil where the PF's driver does not have them.
 	SpoofCheck *bool  `json:"spoofCheck,omitempty"`
 	Trust      *bool  `json:"trust,omitempty"`
-	LinkState  string `json:"linkState,omitempty"` // as in [VFConfig]
+	LinkState  string `json:"linkState,omitempty"` // as in [function.VFConfig]
 }
 
 // vlanProtocols are the words for the ethertypes of linux/if_ether.h that a PF can tag with.
-var vlanProtocols = [...]string{"802.1q", "802.1ad"}
+var vlanProtocols = [...]string{function.VLAN8021Q, function.VLAN8021AD}
 
 // vlanEthertypes has the ethertype of each of vlanProtocols.
 var vlanEthertypes = [...]uint16{unix.ETH_P_8021Q, unix.ETH_P_8021AD}
 
 // linkStates are the words for IFLA_VF_LINK_STATE_*, by value.
 var linkStates = [...]string{
-	nl.IFLA_VF_LINK_STATE_AUTO: "auto", nl.IFLA_VF_LINK_STATE_ENABLE: "enable", nl.IFLA_VF_LINK_STATE_DISABLE: "disable",
+	nl.IFLA_VF_LINK_STATE_AUTO: function.LinkAuto, nl.IFLA_VF_LINK_STATE_ENABLE: function.LinkEnable, nl.IFLA_VF_LINK_STATE_DISABLE: function.LinkDisable,
 }
 
 // with is the state that the pod's wishes lead to.
-func (s VFState) with(c *VFConfig, mac MAC) VFState {
+func (s VFState) with(c *function.VFConfig, mac function.MAC) VFState {
 	if mac != "" {
 		s.MAC = mac
 	}
@@ -121,7 +123,7 @@ func onOff(b *bool) string {
 // vfChange is one message to the PF.
 type vfChange struct {
 	what string // for people: "VLAN 100"
-	// fields are those of an [Interface] that it is about, as users write them: "vf.vlan, vf.qos".
+	// fields are those of an [function.Interface] that it is about, as users write them: "vf.vlan, vf.qos".
 	fields string
 	// carrier says that some drivers refuse it while the PF has no carrier (igb_ndo_set_vf_bw in the kernel).
 	carrier bool
@@ -179,7 +181,7 @@ func tagFields(from, to VFState) string {
 	return d.String()
 }
 
-func (s VFState) rate() Rate { return Rate{Min: s.MinTxRate, Max: s.MaxTxRate} }
+func (s VFState) rate() function.Rate { return function.Rate{Min: s.MinTxRate, Max: s.MaxTxRate} }
 
 func (s VFState) sendMAC(h *netlink.Handle, pf netlink.Link, vf int) error {
 	return h.LinkSetVfHardwareAddr(pf, vf, s.MAC.HardwareAddr())

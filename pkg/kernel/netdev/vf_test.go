@@ -7,6 +7,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
 // pfMessage is the body of a PF's RTM_NEWLINK with some VFs.
@@ -85,20 +87,20 @@ func TestVFChanges(t *testing.T) {
 	plain := VFState{MAC: "00:00:00:00:00:00", Proto: "802.1q", SpoofCheck: new(true), Trust: new(false), LinkState: "auto"}
 	tests := map[string]struct {
 		from VFState
-		want VFConfig
-		mac  MAC
+		want function.VFConfig
+		mac  function.MAC
 		says []string
 	}{
 		"nothing":            {from: plain},
-		"as it is":           {from: plain, want: VFConfig{VLAN: new(0), SpoofCheck: new(true), Trust: new(false), LinkState: "auto", MaxTxRate: new(0)}},
+		"as it is":           {from: plain, want: function.VFConfig{VLAN: new(0), SpoofCheck: new(true), Trust: new(false), LinkState: "auto", MaxTxRate: new(0)}},
 		"MAC":                {from: plain, mac: "02:00:00:00:00:01", says: []string{"MAC 02:00:00:00:00:01"}},
-		"VLAN":               {from: plain, want: VFConfig{VLAN: new(100)}, says: []string{"VLAN 100 qos 0 proto 802.1q"}},
-		"QinQ":               {from: plain, want: VFConfig{VLAN: new(100), QoS: new(3), Proto: "802.1ad"}, says: []string{"VLAN 100 qos 3 proto 802.1ad"}},
-		"VLAN away":          {from: VFState{VLAN: 7, QoS: 2, Proto: "802.1ad"}, want: VFConfig{VLAN: new(0)}, says: []string{"VLAN none"}},
-		"one rate":           {from: VFState{MinTxRate: 5, MaxTxRate: 9}, want: VFConfig{MaxTxRate: new(100)}, says: []string{"rates of 5-100 Mbit/s"}},
-		"trust, spoof check": {from: plain, want: VFConfig{Trust: new(true), SpoofCheck: new(false)}, says: []string{"spoof check off", "trust on"}},
-		"unknown to the PF":  {from: VFState{}, want: VFConfig{Trust: new(true)}, says: []string{"trust on"}},
-		"link state":         {from: plain, want: VFConfig{LinkState: "enable"}, says: []string{"link state enable"}},
+		"VLAN":               {from: plain, want: function.VFConfig{VLAN: new(100)}, says: []string{"VLAN 100 qos 0 proto 802.1q"}},
+		"QinQ":               {from: plain, want: function.VFConfig{VLAN: new(100), QoS: new(3), Proto: "802.1ad"}, says: []string{"VLAN 100 qos 3 proto 802.1ad"}},
+		"VLAN away":          {from: VFState{VLAN: 7, QoS: 2, Proto: "802.1ad"}, want: function.VFConfig{VLAN: new(0)}, says: []string{"VLAN none"}},
+		"one rate":           {from: VFState{MinTxRate: 5, MaxTxRate: 9}, want: function.VFConfig{MaxTxRate: new(100)}, says: []string{"rates of 5-100 Mbit/s"}},
+		"trust, spoof check": {from: plain, want: function.VFConfig{Trust: new(true), SpoofCheck: new(false)}, says: []string{"spoof check off", "trust on"}},
+		"unknown to the PF":  {from: VFState{}, want: function.VFConfig{Trust: new(true)}, says: []string{"trust on"}},
+		"link state":         {from: plain, want: function.VFConfig{LinkState: "enable"}, says: []string{"link state enable"}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -35,9 +35,9 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceplugin"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi/kubeapitest"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/simulate"
@@ -304,13 +304,13 @@ func (w *world) register() drapb.DRAPluginClient {
 }
 
 // allocate plays the scheduler: a claim of the Function for pod1.
-func (w *world) allocate(name string, function inventory.ID) *resourceapi.ResourceClaim {
+func (w *world) allocate(name string, function function.ID) *resourceapi.ResourceClaim {
 	w.t.Helper()
 	return w.allocateFor("pod1", "fast", name, function)
 }
 
 // allocateFor plays the scheduler: a claim of a Function of the DevicePool for the pod.
-func (w *world) allocateFor(pod, devicePool, name string, function inventory.ID) *resourceapi.ResourceClaim {
+func (w *world) allocateFor(pod, devicePool, name string, function function.ID) *resourceapi.ResourceClaim {
 	w.t.Helper()
 	c := &resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
@@ -348,7 +348,7 @@ func (w *world) allocateFor(pod, devicePool, name string, function inventory.ID)
 }
 
 // provision plays the controller: the xPU serves the Function's Port.
-func (w *world) provision(c *resourceapi.ResourceClaim, function inventory.ID) {
+func (w *world) provision(c *resourceapi.ResourceClaim, function function.ID) {
 	w.t.Helper()
 	port := &v1alpha1.XPUPort{
 		ObjectMeta: metav1.ObjectMeta{Namespace: c.Namespace, Name: claim.PortName(nodeName, function)},
@@ -379,7 +379,7 @@ func (w *world) prepare(driver drapb.DRAPluginClient, c *resourceapi.ResourceCla
 
 // wantPrepared prepares the claim. A container may get the Function once that is in the pod.
 func (w *world) wantPrepared(
-	driver drapb.DRAPluginClient, c *resourceapi.ResourceClaim, function inventory.ID, attached bool,
+	driver drapb.DRAPluginClient, c *resourceapi.ResourceClaim, function function.ID, attached bool,
 ) {
 	w.t.Helper()
 	got := w.prepare(driver, c)
@@ -442,7 +442,7 @@ func TestAgent(t *testing.T) {
 	w.startRuntime()
 	w.eventually("it is ready", func() bool { code, _ := w.readyz(); return code == http.StatusOK })
 
-	vf := inventory.ID{Address: w.functions("0000:3b:00.0")[7]}
+	vf := function.ID{Address: w.functions("0000:3b:00.0")[7]}
 	driver := w.register()
 	c := w.allocate("net", vf)
 	if got := w.prepare(driver, c); !strings.Contains(got.GetError(), "xpu-controller has not made XPUPort default/"+claim.PortName(nodeName, vf)) {
@@ -510,7 +510,7 @@ func TestPod(t *testing.T) {
 	w.startRuntime(sandbox)
 	w.start()
 	driver := w.register()
-	vf := inventory.ID{Address: w.functions("0000:3b:00.0")[1]}
+	vf := function.ID{Address: w.functions("0000:3b:00.0")[1]}
 	c := w.allocate("pod-net", vf)
 	w.provision(c, vf)
 	w.eventually("the Port is known", func() bool { return w.prepare(driver, c).GetError() == "" })

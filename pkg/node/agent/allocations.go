@@ -7,9 +7,8 @@ import (
 
 	"github.com/go-logr/logr"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceplugin"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
@@ -33,17 +32,17 @@ type allocations struct {
 type allocator interface {
 	Settle(ctx context.Context, want journal.Attachment) (lifecycle.Settled, error)
 	Reserve(ctx context.Context, want journal.Attachment) error
-	GiveUp(ctx context.Context, id inventory.ID, resource string) error
+	GiveUp(ctx context.Context, id function.ID, resource string) error
 }
 
 // functions knows the node's Functions as they are at this moment: fitted out, where they are.
 type functions interface {
-	Get(inventory.ID) (inventory.Function, bool)
+	Get(function.ID) (function.Function, bool)
 }
 
 // Reserve records that the Function goes to the next pod that comes for it, and has it fitted out as its pool says. What
 // is left of its last pod is released first.
-func (a *allocations) Reserve(ctx context.Context, f inventory.Function, p pool.Pool) (inventory.Function, error) {
+func (a *allocations) Reserve(ctx context.Context, f function.Function, p pool.Pool) (function.Function, error) {
 	reservation := a.reservation(f, p)
 	if reservation.Outfit == nil && reservation.Port == nil { // nothing will have to be undone
 		_, err := a.lifecycle.Settle(ctx, reservation)
@@ -61,7 +60,7 @@ func (a *allocations) Reserve(ctx context.Context, f inventory.Function, p pool.
 
 // reservation is for whomever the kubelet allocates the Function to. What the interface is called, the CNI plugin says
 // when it comes.
-func (a *allocations) reservation(f inventory.Function, p pool.Pool) journal.Attachment {
+func (a *allocations) reservation(f function.Function, p pool.Pool) journal.Attachment {
 	mac := provisioning.MAC(a.node, f.ID)
 	reservation := journal.Attachment{
 		Function: f.ID, PF: f.PF, PFName: f.PFName, VFIndex: f.Index, Resource: p.ResourceName(),
@@ -69,13 +68,13 @@ func (a *allocations) reservation(f inventory.Function, p pool.Pool) journal.Att
 	}
 	if deviceplugin.ProvisionsAtAllocate(p) {
 		reservation.Port = &journal.Port{DevicePool: p.Name, Network: p.Spec.Network, MAC: mac}
-		reservation.Interface = netdev.Interface{MAC: mac}
+		reservation.Interface = function.Interface{MAC: mac}
 	}
 	return reservation
 }
 
 // Ready has the xPU serve the Function.
-func (a *allocations) Ready(ctx context.Context, f inventory.Function, p pool.Pool) error {
+func (a *allocations) Ready(ctx context.Context, f function.Function, p pool.Pool) error {
 	_, err := a.provisioner.Provision(ctx, provisioning.Request{
 		Function: f, DevicePool: p.Name, Network: p.Spec.Network, MAC: provisioning.MAC(a.node, f.ID),
 	})
@@ -84,7 +83,7 @@ func (a *allocations) Ready(ctx context.Context, f inventory.Function, p pool.Po
 
 // GiveUp has the Function free again, which no pod has. The kubelet waits: what cannot be released now, the sweep
 // releases.
-func (a *allocations) GiveUp(ctx context.Context, f inventory.Function, p pool.Pool) {
+func (a *allocations) GiveUp(ctx context.Context, f function.Function, p pool.Pool) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
 	if err := a.lifecycle.GiveUp(ctx, f.ID, p.ResourceName()); err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
@@ -21,7 +21,7 @@ import (
 
 // workshop fits out Functions, and is the inventory that then has them.
 type workshop struct {
-	makes map[inventory.ID]*journal.Outfit
+	makes map[function.ID]*journal.Outfit
 	err   error
 }
 
@@ -39,9 +39,9 @@ func (w *workshop) Undo(_ context.Context, a journal.Attachment) error {
 	return nil
 }
 
-func (w *workshop) Get(id inventory.ID) (inventory.Function, bool) {
+func (w *workshop) Get(id function.ID) (function.Function, bool) {
 	_, made := w.makes[id]
-	return inventory.Function{ID: id, Kind: inventory.SF, Netdev: "eth7"}, made || id.Subfunction == ""
+	return function.Function{ID: id, Kind: function.SF, Netdev: "eth7"}, made || id.Subfunction == ""
 }
 
 // newAllocations is about a pool that has SFs made.
@@ -52,13 +52,13 @@ func newAllocations(t *testing.T) (*allocations, *journal.Journal, *workshop, po
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { records.Close() })
-	w, log := &workshop{makes: map[inventory.ID]*journal.Outfit{}}, testr.New(t)
-	pf := inventory.Function{ID: inventory.ID{Address: "0000:3b:00.0"}, PFName: "ens3f0"}
+	w, log := &workshop{makes: map[function.ID]*journal.Outfit{}}, testr.New(t)
+	pf := function.Function{ID: function.ID{Address: "0000:3b:00.0"}, PFName: "ens3f0"}
 	return &allocations{
 			node: "node1", functions: w, log: log,
 			lifecycle: lifecycle.New(records, nil, nil, lifecycle.Options{Outfits: w}, log),
 		}, records, w, pool.Pool{
-			Name: "fast", Functions: []inventory.Function{inventory.PotentialSF(pf, 1)},
+			Name: "fast", Functions: []function.Function{function.PotentialSF(pf, 1)},
 			Spec: v1alpha1.DevicePoolSpec{
 				Publish: v1alpha1.PublishDevicePlugin, SFs: &v1alpha1.SFSpec{FirstNumber: 1, Count: 1},
 			},
@@ -107,7 +107,7 @@ func TestAllocateCannotMakeSF(t *testing.T) {
 // TestAllocateAfterThePoolChanged: what an earlier Allocate left, for a pod that never came, does not reach the next pod.
 func TestAllocateAfterThePoolChanged(t *testing.T) {
 	a, records, w, p := newAllocations(t)
-	f := inventory.Function{ID: inventory.ID{Address: "0000:3b:02.0"}, Netdev: "ens3f0v0"}
+	f := function.Function{ID: function.ID{Address: "0000:3b:02.0"}, Netdev: "ens3f0v0"}
 	p.Spec = v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDevicePlugin, Driver: v1alpha1.DriverVFIO}
 	if _, err := a.Reserve(t.Context(), f, p); err != nil {
 		t.Fatal(err)
@@ -130,7 +130,7 @@ func TestAllocateReleasesTheLastTenant(t *testing.T) {
 	a, records, _, p := newAllocations(t)
 	queue := &oneHook{journal: records}
 	a.lifecycle = lifecycle.New(records, nil, nil, lifecycle.Options{Hooks: queue}, testr.New(t))
-	f := inventory.Function{ID: inventory.ID{Address: "0000:3b:02.0"}, Netdev: "ens3f0v0"}
+	f := function.Function{ID: function.ID{Address: "0000:3b:02.0"}, Netdev: "ens3f0v0"}
 	p.Spec = v1alpha1.DevicePoolSpec{
 		Publish: v1alpha1.PublishDevicePlugin, Network: "blue",
 		DevicePlugin: &v1alpha1.DevicePluginSpec{ProvisionAt: v1alpha1.ProvisionAtAllocate},
@@ -157,7 +157,7 @@ type oneHook struct {
 
 func (q *oneHook) First(journal.Attachment) string { return "port" }
 
-func (q *oneHook) Add(id inventory.ID) {
+func (q *oneHook) Add(id function.ID) {
 	a, _ := q.journal.Get(id)
 	q.ran = append(q.ran, a.Port.Network)
 	_ = q.journal.Delete(id)

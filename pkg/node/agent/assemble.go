@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/cniserver"
@@ -59,7 +60,7 @@ func (a *agent) assemble(ctx context.Context, engine *netdev.Engine) (err error)
 		Socket: a.config.CNISocket, SpoolDir: a.config.SpoolDir,
 		Functions: a.tracker, Pools: a.tracker, Journal: a.journal, Lifecycle: a.lifecycle,
 		Provisioner: a.mode.provisioner(),
-		MAC:         func(id inventory.ID) netdev.MAC { return provisioning.MAC(a.config.NodeName, id) },
+		MAC:         func(id function.ID) function.MAC { return provisioning.MAC(a.config.NodeName, id) },
 		Ready:       func(context.Context) error { return errors.Join(a.poolsKnown(), a.journal.Writable()) },
 		Reporter:    a.mode.reporter(),
 		AllowKeys:   a.config.CNIAllowKeys,

@@ -13,8 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
 )
 
@@ -41,9 +40,9 @@ func has(device resourceapi.Device, taint string) bool {
 	return slices.ContainsFunc(device.Taints, func(t resourceapi.DeviceTaint) bool { return t.Key == taint })
 }
 
-func (s *site) awaitOffer(what string, free, inUse []inventory.ID) {
+func (s *site) awaitOffer(what string, free, inUse []function.ID) {
 	s.t.Helper()
-	names := func(ids []inventory.ID) []string {
+	names := func(ids []function.ID) []string {
 		var list []string
 		for _, id := range ids {
 			list = append(list, id.DeviceName())
@@ -114,7 +113,7 @@ func TestMoveToDRA(t *testing.T) {
 	s.mustAdd(p, vf)
 
 	s.declare(byDRA())
-	s.awaitOffer("the Function of the pod is tainted, the other is offered", []inventory.ID{other}, []inventory.ID{vf})
+	s.awaitOffer("the Function of the pod is tainted, the other is offered", []function.ID{other}, []function.ID{vf})
 	s.wantHealthy()
 	s.wantInPod(p, vf)
 	s.del(p, vf) // the pod's sandbox died, and it gets another
@@ -130,9 +129,9 @@ func TestMoveToDRA(t *testing.T) {
 	// Both must agree that it is gone: the runtime and the kubelet.
 	s.del(p, vf)
 	s.awaitHooks()
-	s.awaitOffer("the kubelet says that the pod has it still", []inventory.ID{other}, []inventory.ID{vf})
+	s.awaitOffer("the kubelet says that the pod has it still", []function.ID{other}, []function.ID{vf})
 	s.pods.Set()
-	s.awaitOffer("all are offered", []inventory.ID{vf, other}, nil)
+	s.awaitOffer("all are offered", []function.ID{vf, other}, nil)
 	s.prepareUntil(driver, c)
 	s.unprepare(driver, c)
 	s.delete(c)
@@ -148,7 +147,7 @@ func TestMoveToDevicePlugin(t *testing.T) {
 	s.declare(byDRA())
 	s.startRuntime()
 	s.start()
-	s.awaitOffer("both are offered", []inventory.ID{vf, other}, nil)
+	s.awaitOffer("both are offered", []function.ID{vf, other}, nil)
 	driver := s.register()
 	first, second := s.allocate("net", vf), s.allocateFor("pod4", "fast", "late", other)
 	s.prepareUntil(driver, first)
@@ -207,7 +206,7 @@ func TestBothOnOnePod(t *testing.T) {
 	s.startRuntime(p.nri())
 	s.start()
 	s.wantHealthy(vf)
-	s.awaitOffer("the other Function is offered by DRA", []inventory.ID{claimed}, nil)
+	s.awaitOffer("the other Function is offered by DRA", []function.ID{claimed}, nil)
 	s.awaitRuntime()
 
 	driver := s.register()
@@ -243,7 +242,7 @@ func TestBothOnOnePod(t *testing.T) {
 	s.delete(c)
 	s.pods.Set()
 	s.wantHealthy(vf)
-	s.awaitOffer("the other Function is offered by DRA", []inventory.ID{claimed}, nil)
+	s.awaitOffer("the other Function is offered by DRA", []function.ID{claimed}, nil)
 	s.eventually("the xPU serves nothing", func() bool { return len(s.opi.Ports()) == 0 })
 	s.endClean()
 }
@@ -256,7 +255,7 @@ func TestClaimByCNI(t *testing.T) {
 	s.declare(byDRA())
 	s.startRuntime(p.nri())
 	s.start()
-	s.awaitOffer("both are offered", []inventory.ID{vf, other}, nil)
+	s.awaitOffer("both are offered", []function.ID{vf, other}, nil)
 	s.awaitRuntime()
 	driver := s.register()
 	c := s.allocate("net", vf)
@@ -271,7 +270,7 @@ func TestClaimByCNI(t *testing.T) {
 	if _, err := s.add(p, vf); err != nil {
 		t.Fatal(err)
 	}
-	mac := netdev.MAC(s.portOf(c).Spec.MAC)
+	mac := function.MAC(s.portOf(c).Spec.MAC)
 	s.wantInterface(p, "net1", mac, podAddress)
 	s.wantPorts(vf)
 	s.runSandbox(p)

@@ -19,11 +19,11 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/cniserver"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/dra"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/hooks"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
@@ -65,7 +65,7 @@ func newClustered(a *agent) (*clustered, error) {
 		agent: a, api: api, clientset: clientset, metrics: metrics,
 		ports: provisioning.NewCRD(api, a.journal, provisioning.CRDOptions{
 			Node: a.config.NodeName, Namespace: a.config.Namespace,
-			InUse: func(id inventory.ID) bool { return a.uses.maybe(id) }, // uses is made later
+			InUse: func(id function.ID) bool { return a.uses.maybe(id) }, // uses is made later
 			Log:   a.log.WithName("provision"),
 		}),
 		status: dra.NewStatusReporter(clientset.ResourceV1(), a.journal, metrics, a.log.WithName("status")),

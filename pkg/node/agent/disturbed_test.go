@@ -11,7 +11,7 @@ import (
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
 )
@@ -90,7 +90,7 @@ func (d *disturbed) next() <-chan struct{} {
 }
 
 // set has the kubelet say that the pod has the Function, or that the pod is gone.
-func (d *disturbed) set(p pod, f inventory.ID, has bool) {
+func (d *disturbed) set(p pod, f function.ID, has bool) {
 	d.mutex.Lock()
 	defer d.mutex.Unlock()
 	delete(d.has, p.name)
@@ -105,7 +105,7 @@ func (d *disturbed) set(p pod, f inventory.ID, has bool) {
 }
 
 // live is the life of a pod.
-func (d *disturbed) live(p pod, f inventory.ID) error {
+func (d *disturbed) live(p pod, f function.ID) error {
 	d.set(p, f, true)
 	defer d.set(p, f, false)
 	err := d.untilDone(func(ctx context.Context) error {

@@ -8,8 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/client-go/tools/events"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
 )
@@ -27,14 +26,14 @@ func (a *asked) Provision(_ context.Context, r provisioning.Request) (provisioni
 }
 
 // known are Functions by ID.
-type known map[inventory.ID]inventory.Function
+type known map[function.ID]function.Function
 
-func (k known) Get(id inventory.ID) (inventory.Function, bool) { f, ok := k[id]; return f, ok }
+func (k known) Get(id function.ID) (function.Function, bool) { f, ok := k[id]; return f, ok }
 
 // TestServedAgain: a Function that came back is served as its journal's record says, be it by this agent or the controller.
 func TestServedAgain(t *testing.T) {
-	vf := inventory.Function{ID: inventory.ID{Address: "0000:3b:02.1"}, PF: "0000:3b:00.0", Index: 1}
-	sf := inventory.SubfunctionID("0000:3b:00.0", 88)
+	vf := function.Function{ID: function.ID{Address: "0000:3b:02.1"}, PF: "0000:3b:00.0", Index: 1}
+	sf := function.SubfunctionID("0000:3b:00.0", 88)
 	refusal, ofClaim := errors.New("the xPU is away"), errors.New("its claim's Port is not up")
 	own := &journal.Port{DevicePool: "fast", Network: "lab", MAC: "02:00:00:00:00:01"}
 	pod := journal.Pod{Namespace: "default", Name: "p", UID: "p-uid"}
@@ -51,7 +50,7 @@ func TestServedAgain(t *testing.T) {
 			{Function: vf, DevicePool: "fast", Network: "lab", MAC: "02:00:00:00:00:01", Pod: pod},
 		}},
 		{"of an SF that is gone, refused", journal.Attachment{Function: sf, PF: vf.PF, Port: own}, refusal, refusal, []provisioning.Request{
-			{Function: inventory.Function{ID: sf, PF: vf.PF}, DevicePool: "fast", Network: "lab", MAC: "02:00:00:00:00:01"},
+			{Function: function.Function{ID: sf, PF: vf.PF}, DevicePool: "fast", Network: "lab", MAC: "02:00:00:00:00:01"},
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -80,7 +79,7 @@ func TestUsers(t *testing.T) {
 	recorder, claims := events.NewFakeRecorder(10), &reports{}
 	u := &users{reporter: claims, recorder: recorder, node: "node1"}
 	a := journal.Attachment{
-		Function: inventory.ID{Address: "0000:3b:02.1"}, Interface: netdev.Interface{Name: "net1"},
+		Function: function.ID{Address: "0000:3b:02.1"}, Interface: function.Interface{Name: "net1"},
 		Pod: journal.Pod{Namespace: "default", Name: "p", UID: "p-uid"}, Claim: journal.Claim{Name: "c", UID: "c-uid"},
 	}
 	u.Lost(a)

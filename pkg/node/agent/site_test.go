@@ -35,9 +35,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/cni"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceplugin/kubelettest"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi/kubeapitest"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
@@ -63,7 +62,7 @@ type site struct {
 	opi     *opitest.Agent
 	kubelet *kubelettest.Kubelet
 	pods    *podresourcestest.Kubelet
-	vfs     []inventory.ID
+	vfs     []function.ID
 	dir     string
 	before  map[string]hostNetdev // the host's, before the agent
 	// declare makes this the DevicePool fast, or replaces it.
@@ -85,7 +84,7 @@ func newSite(t *testing.T) *site {
 	w.config.ProvisionTimeout = 30 * time.Second
 	s := &site{world: w, opi: opitest.Start(t), dir: filepath.Dir(w.config.KubeletDir), before: netdevs(t)}
 	for _, address := range w.functions("0000:3b:00.0") {
-		s.vfs = append(s.vfs, inventory.ID{Address: address})
+		s.vfs = append(s.vfs, function.ID{Address: address})
 	}
 	s.kubelet = kubelettest.New(w.config.KubeletDir, kubelettest.Options{})
 	if err := s.kubelet.Start(); err != nil {
@@ -238,7 +237,7 @@ func (s *site) script(name, commands string) {
 }
 
 // wantHealthy waits until these are the Functions that the kubelet may give to pods.
-func (s *site) wantHealthy(functions ...inventory.ID) {
+func (s *site) wantHealthy(functions ...function.ID) {
 	s.t.Helper()
 	var want []string
 	for _, f := range functions {
@@ -252,7 +251,7 @@ func (s *site) wantHealthy(functions ...inventory.ID) {
 }
 
 // give plays the kubelet that gives a Function to a pod, from now on the only one of the node.
-func (s *site) give(pod string, f inventory.ID) (map[string]string, error) {
+func (s *site) give(pod string, f function.ID) (map[string]string, error) {
 	s.t.Helper()
 	s.pods.Set(podresourcestest.Pod(pod, resource, f.String()))
 	response, err := s.kubelet.Allocate(s.t.Context(), resource, f.String())
@@ -272,7 +271,7 @@ func newPod(t *testing.T, name string) pod {
 
 // request is what the runtime executes the CNI plugin with for the pod's net1, by a network configuration with more
 // fields.
-func (s *site) request(p pod, f inventory.ID, more map[string]any) *skel.CmdArgs {
+func (s *site) request(p pod, f function.ID, more map[string]any) *skel.CmdArgs {
 	s.t.Helper()
 	config := map[string]any{
 		"cniVersion": "1.1.0", "name": "fast-net", "type": "xpu-cni", "deviceID": f.String(),
@@ -296,7 +295,7 @@ func (s *site) shim(out io.Writer) cni.Plugin {
 }
 
 // add is ADD, with the result as it was printed.
-func (s *site) add(p pod, f inventory.ID) (string, error) {
+func (s *site) add(p pod, f function.ID) (string, error) {
 	s.t.Helper()
 	var out bytes.Buffer
 	err := s.shim(&out).Add(s.request(p, f, nil))
@@ -304,7 +303,7 @@ func (s *site) add(p pod, f inventory.ID) (string, error) {
 }
 
 // mustAdd is ADD, after which the pod has the interface with the network's and the IPAM plugin's properties.
-func (s *site) mustAdd(p pod, f inventory.ID) string {
+func (s *site) mustAdd(p pod, f function.ID) string {
 	s.t.Helper()
 	out, err := s.add(p, f)
 	if err != nil {
@@ -314,7 +313,7 @@ func (s *site) mustAdd(p pod, f inventory.ID) string {
 	return out
 }
 
-func (s *site) del(p pod, f inventory.ID) {
+func (s *site) del(p pod, f function.ID) {
 	s.t.Helper()
 	if err := s.shim(io.Discard).Del(s.request(p, f, nil)); err != nil {
 		s.t.Fatalf("DEL: %v", err)
@@ -322,14 +321,14 @@ func (s *site) del(p pod, f inventory.ID) {
 }
 
 // wantInPod says that the pod has the Function as net1, and that the xPU serves it.
-func (s *site) wantInPod(p pod, f inventory.ID) {
+func (s *site) wantInPod(p pod, f function.ID) {
 	s.t.Helper()
 	s.wantInterface(p, "net1", provisioning.MAC(nodeName, f), podAddress)
 	s.wantPorts(f)
 }
 
 // wantInterface says that the pod has an interface, which is up and has the network's MTU.
-func (s *site) wantInterface(p pod, name string, mac netdev.MAC, address string) {
+func (s *site) wantInterface(p pod, name string, mac function.MAC, address string) {
 	s.t.Helper()
 	l, err := p.Handle().LinkByName(name)
 	if err != nil {
@@ -362,7 +361,7 @@ func (s *site) awaitOnHost() {
 }
 
 // wantPorts says which Functions the xPU serves.
-func (s *site) wantPorts(functions ...inventory.ID) {
+func (s *site) wantPorts(functions ...function.ID) {
 	s.t.Helper()
 	var want []string
 	for _, f := range functions {

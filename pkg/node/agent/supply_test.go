@@ -10,7 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
 // TestNumVFs: a pool has as many VFs made as it asks for, but not while a pod has one of them.
@@ -34,9 +34,9 @@ func TestNumVFs(t *testing.T) {
 		s.del(p, s.vfs[0])
 		s.pods.Set()
 		s.eventually("there are 3 VFs", func() bool { return len(s.host.Functions()) == 4 })
-		var vfs []inventory.ID
+		var vfs []function.ID
 		for _, address := range s.functions("0000:3b:00.0") {
-			vfs = append(vfs, inventory.ID{Address: address})
+			vfs = append(vfs, function.ID{Address: address})
 		}
 		s.wantHealthy(vfs...)
 		s.wantSupply(v1alpha1.ReasonAllMade, "every PF")

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
@@ -38,11 +38,11 @@ type uses struct {
 
 // inUse is the part of [lifecycle.Manager] that uses are about.
 type inUse interface {
-	Elsewhere(id inventory.ID, resource string) string
+	Elsewhere(id function.ID, resource string) string
 }
 
 // elsewhere is a [health.Source].
-func (u *uses) elsewhere(id inventory.ID) string {
+func (u *uses) elsewhere(id function.ID) string {
 	p, ok := u.tracker.PoolOf(id)
 	if !ok {
 		return ""
@@ -51,7 +51,7 @@ func (u *uses) elsewhere(id inventory.ID) string {
 }
 
 // taken tells of a Function that is reserved by another way than its pool offers it.
-func (u *uses) taken(id inventory.ID) {
+func (u *uses) taken(id function.ID) {
 	if u.elsewhere(id) != "" {
 		u.changed()
 	}
@@ -59,7 +59,7 @@ func (u *uses) taken(id inventory.ID) {
 
 // maybe says whether a pod may have the Function by an extended resource, whatever the journal says: the kubelet said so
 // last, or did not answer.
-func (u *uses) maybe(id inventory.ID) bool { return u.away.Load() || u.pods.InUse(id, "") != "" }
+func (u *uses) maybe(id function.ID) bool { return u.away.Load() || u.pods.InUse(id, "") != "" }
 
 // resourceOf is the extended resource by which a pool's Functions are handed out, "" for DRA.
 func resourceOf(p pool.Pool) string {

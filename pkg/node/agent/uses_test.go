@@ -14,8 +14,8 @@ import (
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
@@ -26,11 +26,11 @@ import (
 // declared is one DevicePool and the VF that it selects.
 type declared v1alpha1.PublishMode
 
-func (d declared) Snapshot() []inventory.Function {
-	return []inventory.Function{{ID: vf, Kind: inventory.VF, Class: inventory.Network, Vendor: "15b3"}}
+func (d declared) Snapshot() []function.Function {
+	return []function.Function{{ID: vf, Kind: function.VF, Class: function.Network, Vendor: "15b3"}}
 }
 
-func (d declared) Get(id inventory.ID) (inventory.Function, bool) {
+func (d declared) Get(id function.ID) (function.Function, bool) {
 	f := d.Snapshot()[0]
 	return f, f.ID == id
 }
@@ -134,7 +134,7 @@ func TestElsewhere(t *testing.T) {
 func TestPrepareAsksAgain(t *testing.T) {
 	u, manager, kubelet, _ := newUses(t, openJournal(t), v1alpha1.PublishDRA)
 	u.look(t.Context())
-	want := journal.Attachment{Function: vf, Claim: journal.Claim{UID: "c"}, Interface: netdev.Interface{Name: "net1"}}
+	want := journal.Attachment{Function: vf, Claim: journal.Claim{UID: "c"}, Interface: function.Interface{Name: "net1"}}
 	if err := manager.Reserve(t.Context(), want); err != nil {
 		t.Errorf("Reserve = %v", err)
 	}
@@ -180,7 +180,7 @@ func TestUsesOfAKubeletThatIsAway(t *testing.T) {
 	}
 	begin := time.Now()
 	for range 10 {
-		want := journal.Attachment{Function: vf, Claim: journal.Claim{UID: "c"}, Interface: netdev.Interface{Name: "net1"}}
+		want := journal.Attachment{Function: vf, Claim: journal.Claim{UID: "c"}, Interface: function.Interface{Name: "net1"}}
 		if err := manager.Reserve(t.Context(), want); err != nil {
 			t.Fatal(err)
 		}
@@ -226,4 +226,4 @@ func put(t *testing.T, j *journal.Journal, a journal.Attachment) {
 	}
 }
 
-var vf = inventory.ID{Address: "0000:3b:00.2"}
+var vf = function.ID{Address: "0000:3b:00.2"}

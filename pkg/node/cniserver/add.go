@@ -10,8 +10,7 @@ import (
 	"github.com/go-logr/logr"
 
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
@@ -22,7 +21,7 @@ type addition struct {
 	wish
 	request  wire.Request
 	ipam     addressing
-	function inventory.Function
+	function function.Function
 	// resource is the extended resource by which the kubelet gave the Function to the pod, "" where it does not say.
 	resource string
 }
@@ -70,14 +69,14 @@ func (s *Server) read(r wire.Request) (a addition, err error) {
 }
 
 // find returns the Function as it is now.
-func (s *Server) find(id inventory.ID) (inventory.Function, error) {
+func (s *Server) find(id function.ID) (function.Function, error) {
 	if f, known := s.Functions.Get(id); known {
 		return f, nil
 	}
 	if _, known := s.Pools.Pools(); !known { // it may be an SF that is to be made
-		return inventory.Function{}, fail(types.ErrTryAgainLater, "Function %s: pools have not been read yet", id)
+		return function.Function{}, fail(types.ErrTryAgainLater, "Function %s: pools have not been read yet", id)
 	}
-	return inventory.Function{}, fail(CodeNoFunction, "deviceID: Function %s is not on this node, or has gone", id)
+	return function.Function{}, fail(CodeNoFunction, "deviceID: Function %s is not on this node, or has gone", id)
 }
 
 // makeReady returns the record of the Function once it is this request's: Attached, where an ADD before got as far, or
@@ -160,16 +159,16 @@ func (s *Server) provision(ctx context.Context, a addition, want journal.Attachm
 
 // needsVF refuses what a PF enforces for VFs only. The rate of an SF can be limited by the eswitch.
 func (a addition) needsVF() error {
-	if a.vf == nil || a.function.Kind == inventory.VF {
+	if a.vf == nil || a.function.Kind == function.VF {
 		return nil
 	}
 	fields, rest := "vlan, vlanQoS, vlanProto, spoofchk, trust, link_state", *a.vf
-	if a.function.Kind == inventory.SF {
+	if a.function.Kind == function.SF {
 		rest.MinTxRate, rest.MaxTxRate = nil, nil
 	} else {
 		fields += ", min_tx_rate, max_tx_rate"
 	}
-	if rest == (netdev.VFConfig{}) {
+	if rest == (function.VFConfig{}) {
 		return nil
 	}
 	return fail(types.ErrInvalidNetworkConfig, "network configuration %s: %s: need a VF; Function %s is a %s",

@@ -7,7 +7,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
 // attachmentKey is what CNI knows an attachment by.
@@ -23,13 +23,13 @@ type add struct {
 // adding knows the ADDs that run. There is one at a time for a Function, so that nobody else has its xPU asked.
 type adding struct {
 	mutex      sync.Mutex
-	byFunction map[inventory.ID]*add
+	byFunction map[function.ID]*add
 }
 
 var errDeleted = errors.New("DEL came meanwhile")
 
 // enter begins an ADD, and leave ends it. ctx ends when a DEL for the same attachment comes.
-func (a *adding) enter(ctx context.Context, id inventory.ID, key attachmentKey) (
+func (a *adding) enter(ctx context.Context, id function.ID, key attachmentKey) (
 	_ context.Context, leave func(), err error,
 ) {
 	a.mutex.Lock()

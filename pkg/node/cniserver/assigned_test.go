@@ -7,7 +7,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
@@ -23,16 +23,16 @@ func (k kubelet) Assigned(context.Context) (map[string]podresources.Assignment, 
 }
 
 func (k kubelet) Refresh(context.Context) (bool, error) { return false, k.err }
-func (k kubelet) InUse(inventory.ID, string) string     { return "" }
-func (k kubelet) Has(id inventory.ID, resource string) bool {
+func (k kubelet) InUse(function.ID, string) string      { return "" }
+func (k kubelet) Has(id function.ID, resource string) bool {
 	return k.assigned[id.String()].Resource == resource
 }
 
 // nowhere is a node whose pools have no Function.
 type nowhere struct{}
 
-func (nowhere) Pools() ([]pool.Pool, bool)            { return nil, true }
-func (nowhere) PoolOf(inventory.ID) (pool.Pool, bool) { return pool.Pool{}, false }
+func (nowhere) Pools() ([]pool.Pool, bool)           { return nil, true }
+func (nowhere) PoolOf(function.ID) (pool.Pool, bool) { return pool.Pool{}, false }
 
 // unread is a node whose pools are not known yet.
 type unread struct{ nowhere }

@@ -16,8 +16,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/cni"
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
@@ -58,11 +57,11 @@ type runtimeConfig struct {
 type wish struct {
 	version string // of CNI, for the result
 	conf    string // the name of the network configuration
-	device  inventory.ID
+	device  function.ID
 	network string // of the xPU; "" is the pool's
 	mtu     int    // 0 is the network's or the netdev's
-	mac     netdev.MAC
-	vf      *netdev.VFConfig
+	mac     function.MAC
+	vf      *function.VFConfig
 	ips     []netip.Prefix
 	dns     types.DNS
 	prev    *types100.Result
@@ -184,33 +183,33 @@ type mistakes []error
 func (m *mistakes) add(format string, args ...any) { *m = append(*m, fmt.Errorf(format, args...)) }
 
 // device reads what the device plugin or the DRA driver calls the Function.
-func (m *mistakes) device(text string) inventory.ID {
+func (m *mistakes) device(text string) function.ID {
 	if text == "" {
 		m.add("deviceID: is missing; the NetworkAttachmentDefinition must name the pool's resource in its annotation " +
 			"k8s.v1.cni.cncf.io/resourceName, and the pod must ask for that resource")
-		return inventory.ID{}
+		return function.ID{}
 	}
-	id, err := inventory.ParseID(text)
+	id, err := function.ParseID(text)
 	if err == nil {
 		return id
 	}
-	if id, nameErr := inventory.ParseDeviceName(text); nameErr == nil {
+	if id, nameErr := function.ParseDeviceName(text); nameErr == nil {
 		return id
 	}
 	if _, id, ok := claim.SplitCDIDeviceName(text); ok {
 		return id
 	}
 	m.add("deviceID: %w", err)
-	return inventory.ID{}
+	return function.ID{}
 }
 
-func (m *mistakes) mac(field, text string) netdev.MAC {
+func (m *mistakes) mac(field, text string) function.MAC {
 	if text == "" {
 		return ""
 	}
-	mac, err := netdev.ParseMAC(text)
+	mac, err := function.ParseMAC(text)
 	if err == nil {
-		err = netdev.Interface{Name: "any", MAC: mac}.Validate()
+		err = function.Interface{Name: "any", MAC: mac}.Validate()
 	}
 	if err != nil {
 		m.add("%s %q: must be a unicast Ethernet address such as 02:00:00:00:00:01", field, text)
@@ -232,13 +231,13 @@ func (m *mistakes) ips(texts []string) []netip.Prefix {
 }
 
 // vf reads what the PF shall enforce, nil where nothing is asked for.
-func (m *mistakes) vf(n netConf) *netdev.VFConfig {
+func (m *mistakes) vf(n netConf) *function.VFConfig {
 	m.inRange("vlan", n.VLAN, 4094)
 	m.inRange("vlanQoS", n.VLANQoS, 7)
 	m.inRange("min_tx_rate", n.MinTxRate, math.MaxInt32)
 	m.inRange("max_tx_rate", n.MaxTxRate, math.MaxInt32)
 	proto := m.oneOf("vlanProto", n.VLANProto, "802.1q", "802.1ad")
-	c := &netdev.VFConfig{
+	c := &function.VFConfig{
 		VLAN: n.VLAN, MinTxRate: n.MinTxRate, MaxTxRate: n.MaxTxRate,
 		SpoofCheck: m.onOff("spoofchk", n.SpoofChk), Trust: m.onOff("trust", n.Trust),
 		LinkState: m.oneOf("link_state", n.LinkState, "auto", "enable", "disable"),
@@ -254,7 +253,7 @@ func (m *mistakes) vf(n netConf) *netdev.VFConfig {
 	if n.MinTxRate != nil && n.MaxTxRate != nil && *n.MaxTxRate > 0 && *n.MinTxRate > *n.MaxTxRate {
 		m.add("min_tx_rate %d: must be at most max_tx_rate %d", *n.MinTxRate, *n.MaxTxRate)
 	}
-	if *c == (netdev.VFConfig{}) {
+	if *c == (function.VFConfig{}) {
 		return nil
 	}
 	return c

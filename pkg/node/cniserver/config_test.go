@@ -12,8 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
@@ -23,7 +23,7 @@ var comparePrefixes = cmp.Options{
 }
 
 func TestParse(t *testing.T) {
-	vf := inventory.ID{Address: "0000:3b:02.1"}
+	vf := function.ID{Address: "0000:3b:02.1"}
 	minimal := wish{version: "0.1.0", device: vf}
 	tests := map[string]struct {
 		config, args string
@@ -33,11 +33,11 @@ func TestParse(t *testing.T) {
 		"upper case":          {`{"deviceID":"0000:3B:02.1"}`, "", func(*wish) {}},
 		"device name":         {`{"deviceID":"0000-3b-02-1"}`, "", func(*wish) {}},
 		"runtime's device":    {`{"runtimeConfig":{"deviceID":"0000:3b:02.1"}}`, "", func(*wish) {}},
-		"SF":                  {`{"deviceID":"0000:3b:00.0/sf88"}`, "", func(w *wish) { w.device = inventory.SubfunctionID("0000:3b:00.0", 88) }},
+		"SF":                  {`{"deviceID":"0000:3b:00.0/sf88"}`, "", func(w *wish) { w.device = function.SubfunctionID("0000:3b:00.0", 88) }},
 		"fields of others":    {`{"deviceID":"0000:3b:02.1","logLevel":"debug","ipam":{"type":"x"},"Master":"eth0"}`, "", func(*wish) {}},
 		"null":                {`{"deviceID":"0000:3b:02.1","vlan":null,"prevResult":null,"runtimeConfig":null}`, "", func(*wish) {}},
 		"vlanProto alone":     {`{"deviceID":"0000:3b:02.1","vlanProto":"802.1q","vlanQoS":0}`, "", func(*wish) {}},
-		"vlan 0":              {`{"deviceID":"0000:3b:02.1","vlan":0,"vlanProto":"802.1Q"}`, "", func(w *wish) { w.vf = &netdev.VFConfig{VLAN: new(0)} }},
+		"vlan 0":              {`{"deviceID":"0000:3b:02.1","vlan":0,"vlanProto":"802.1Q"}`, "", func(w *wish) { w.vf = &function.VFConfig{VLAN: new(0)} }},
 		"MAC of args":         {`{"deviceID":"0000:3b:02.1","mac":"02:00:00:00:00:01"}`, "IgnoreUnknown=1;MAC=02-00-00-00-00-0A", func(w *wish) { w.mac = "02:00:00:00:00:0a" }},
 		"MAC of runtime":      {`{"deviceID":"0000:3b:02.1","runtimeConfig":{"mac":"02:00:00:00:00:0B"}}`, "MAC=02:00:00:00:00:01", func(w *wish) { w.mac = "02:00:00:00:00:0b" }},
 		"pod":                 {`{"deviceID":"0000:3b:02.1"}`, ";K8S_POD_NAMESPACE=a;K8S_POD_NAME=b;K8S_POD_UID=c;X=y;", func(w *wish) { w.pod = journal.Pod{Namespace: "a", Name: "b", UID: "c"} }},
@@ -46,7 +46,7 @@ func TestParse(t *testing.T) {
 		"network, MTU, names": {`{"cniVersion":"1.0.0","name":"n","deviceID":"0000:3b:02.1","network":"blue","mtu":9000}`, "", func(w *wish) { w.version, w.conf, w.network, w.mtu = "1.0.0", "n", "blue", 9000 }},
 		"everything of sriov-cni": {`{"deviceID":"0000:3b:02.1","vlan":100,"vlanQoS":3,"vlanProto":"802.1ad","min_tx_rate":10,"max_tx_rate":100,
 			"spoofchk":"off","trust":"On","link_state":"enable"}`, "", func(w *wish) {
-			w.vf = &netdev.VFConfig{
+			w.vf = &function.VFConfig{
 				VLAN: new(100), QoS: new(3), Proto: "802.1ad", MinTxRate: new(10), MaxTxRate: new(100),
 				SpoofCheck: new(false), Trust: new(true), LinkState: "enable",
 			}
@@ -123,7 +123,7 @@ func TestParseIPAM(t *testing.T) {
 		"routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0"},{"dst":"10.2.7.0/16","gw":"10.1.0.9","mtu":1400,"advmss":1300,"priority":7,"table":100,"scope":0}]}`))
 	must(t, err)
 	addresses := []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24"), netip.MustParsePrefix("2001:db8::5/64"), netip.MustParsePrefix("10.3.0.5/24")}
-	routes := []netdev.Route{
+	routes := []function.Route{
 		{To: netip.MustParsePrefix("0.0.0.0/0"), Via: gateway4, Yield: true},
 		{To: netip.MustParsePrefix("::/0"), Via: gateway6, Yield: true},
 		{
@@ -172,11 +172,11 @@ func FuzzParse(f *testing.F) {
 			}
 			return
 		}
-		i := netdev.Interface{Name: "net1", MTU: w.mtu, MAC: w.mac, VF: w.vf}
+		i := function.Interface{Name: "net1", MTU: w.mtu, MAC: w.mac, VF: w.vf}
 		if err := i.Validate(); err != nil {
 			t.Errorf("%+v: %v", i, err)
 		}
-		if back, err := inventory.ParseID(w.device.String()); err != nil || back != w.device {
+		if back, err := function.ParseID(w.device.String()); err != nil || back != w.device {
 			t.Errorf("device %+v", w.device)
 		}
 		a := journal.Attachment{
@@ -199,7 +199,7 @@ func FuzzIPAM(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if err := (netdev.Interface{Name: "net1", Addresses: a.addresses, Routes: a.routes}).Validate(); err != nil {
+		if err := (function.Interface{Name: "net1", Addresses: a.addresses, Routes: a.routes}).Validate(); err != nil {
 			t.Error(err)
 		}
 		if a.result == nil {

@@ -16,8 +16,8 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
@@ -28,39 +28,39 @@ import (
 // journal are real.
 type card struct {
 	*journal.Journal
-	function   inventory.Function
+	function   function.Function
 	alive      bool
 	attachErr  error
 	restoreErr error
-	attached   netdev.Interface // what Attach was asked for
+	attached   function.Interface // what Attach was asked for
 	restored   int
 	options    lifecycle.Options
 	prepare    func() // called before Attach, where set
 }
 
-func (c *card) Get(id inventory.ID) (journal.Attachment, bool) { return c.Journal.Get(id) }
+func (c *card) Get(id function.ID) (journal.Attachment, bool) { return c.Journal.Get(id) }
 
 func (c *card) Pools() ([]pool.Pool, bool) {
-	return []pool.Pool{{Name: "fast", Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDevicePlugin}, Functions: []inventory.Function{c.function}}}, true
+	return []pool.Pool{{Name: "fast", Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDevicePlugin}, Functions: []function.Function{c.function}}}, true
 }
 
-func (c *card) PoolOf(id inventory.ID) (pool.Pool, bool) {
+func (c *card) PoolOf(id function.ID) (pool.Pool, bool) {
 	pools, _ := c.Pools()
 	return poolOf(pools, id)
 }
 
-func (c *card) Netdev(inventory.ID) (string, error) { return "eth1", nil }
+func (c *card) Netdev(function.ID) (string, error) { return "eth1", nil }
 
-func (c *card) Plan(_ context.Context, device netdev.Device, netNS string, _ netdev.Interface) (netdev.Snapshot, netdev.Place, error) {
+func (c *card) Plan(_ context.Context, device netdev.Device, netNS string, _ function.Interface) (netdev.Snapshot, netdev.Place, error) {
 	return netdev.Snapshot{Name: device.Name}, netdev.Place{NetNS: netNS, Cookie: 7, Index: 3}, nil
 }
 
-func (c *card) Attach(_ context.Context, _ netdev.Device, _ netdev.Snapshot, _ netdev.Place, want netdev.Interface) (netdev.Observed, error) {
+func (c *card) Attach(_ context.Context, _ netdev.Device, _ netdev.Snapshot, _ netdev.Place, want function.Interface) (netdev.Observed, error) {
 	c.attached = want
 	return netdev.Observed{Name: want.Name, MAC: want.MAC, MTU: want.MTU}, c.attachErr
 }
 
-func (c *card) Add(context.Context, netdev.Attached, []netip.Prefix, []netdev.Route) (netdev.Observed, error) {
+func (c *card) Add(context.Context, netdev.Attached, []netip.Prefix, []function.Route) (netdev.Observed, error) {
 	return netdev.Observed{}, errors.New("not here")
 }
 
@@ -83,7 +83,7 @@ type life struct {
 	card *card
 }
 
-func (l life) Attach(ctx context.Context, id inventory.ID, sandbox lifecycle.Sandbox) (netdev.Observed, error) {
+func (l life) Attach(ctx context.Context, id function.ID, sandbox lifecycle.Sandbox) (netdev.Observed, error) {
 	if l.card.prepare != nil {
 		l.card.prepare()
 	}
@@ -99,21 +99,21 @@ func (c *card) lifecycle() life {
 // inventoryOf makes the card the inventory, whose Get is another one.
 type inventoryOf struct{ *card }
 
-func (i inventoryOf) Get(id inventory.ID) (inventory.Function, bool) {
+func (i inventoryOf) Get(id function.ID) (function.Function, bool) {
 	return i.function, id == i.function.ID
 }
 
-var vf = inventory.ID{Address: "0000:3b:02.1"}
+var vf = function.ID{Address: "0000:3b:02.1"}
 
 func newCard(t *testing.T) (*card, *Server) {
 	t.Helper()
 	j, err := journal.Open(filepath.Join(t.TempDir(), "j"))
 	must(t, err)
 	t.Cleanup(func() { j.Close() })
-	c := &card{Journal: j, function: inventory.Function{ID: vf, Kind: inventory.VF, PF: "0000:3b:00.0", PFName: "ens1f0", Index: 1, Driver: "iavf"}}
+	c := &card{Journal: j, function: function.Function{ID: vf, Kind: function.VF, PF: "0000:3b:00.0", PFName: "ens1f0", Index: 1, Driver: "iavf"}}
 	return c, New(Options{
 		Functions: inventoryOf{c}, Pools: c, Journal: c, Lifecycle: c.lifecycle(),
-		Provisioner: &xpuAgent{ports: map[inventory.ID]provisioning.Request{}}, MAC: func(inventory.ID) netdev.MAC { return "02:00:00:00:00:aa" },
+		Provisioner: &xpuAgent{ports: map[function.ID]provisioning.Request{}}, MAC: func(function.ID) function.MAC { return "02:00:00:00:00:aa" },
 		Reporter: &reporter{}, Metrics: NewMetrics(prometheus.NewRegistry()), Log: logr.Discard(),
 	})
 }
@@ -141,7 +141,7 @@ func TestVF(t *testing.T) {
 	add := addVF("c1", map[string]any{"vlan": 100, "trust": "on", "runtimeConfig": map[string]any{"CNIDeviceInfoFile": "/x"}})
 	reply := s.answer(t.Context(), add)
 	checkCode(t, reply, 0)
-	want := netdev.Interface{Name: "net1", VF: &netdev.VFConfig{VLAN: new(100), Trust: new(true)}}
+	want := function.Interface{Name: "net1", VF: &function.VFConfig{VLAN: new(100), Trust: new(true)}}
 	if diff := cmp.Diff(want, c.attached); diff != "" {
 		t.Errorf("attached (-want +got):\n%s", diff)
 	}
@@ -171,7 +171,7 @@ func TestUserspace(t *testing.T) {
 	add.IPAM = []byte(ipamResult)
 	reply := s.answer(t.Context(), add)
 	checkCode(t, reply, 0)
-	want := netdev.Interface{Name: "net1", MAC: "02:00:00:00:00:aa", VF: &netdev.VFConfig{VLAN: new(100)}, Userspace: true}
+	want := function.Interface{Name: "net1", MAC: "02:00:00:00:00:aa", VF: &function.VFConfig{VLAN: new(100)}, Userspace: true}
 	if diff := cmp.Diff(want, c.attached); diff != "" {
 		t.Errorf("attached (-want +got):\n%s", diff)
 	}
@@ -211,7 +211,7 @@ func TestFailures(t *testing.T) {
 		"journal": {func(_ *testing.T, c *card) { c.Journal.Close() }, addVF("c1", nil), CodeJournal},
 		"claim is prepared again while it is attached": {func(t *testing.T, c *card) {
 			claimed := journal.Attachment{
-				Function: vf, State: journal.Reserved, Interface: netdev.Interface{Name: "claimed"},
+				Function: vf, State: journal.Reserved, Interface: function.Interface{Name: "claimed"},
 				Claim: journal.Claim{Name: "c", UID: "claim-1"}, Pod: journal.Pod{Namespace: "default", Name: "pod-c1", UID: "uid-c1"},
 			}
 			must(t, c.Put(claimed))
@@ -229,9 +229,9 @@ func TestFailures(t *testing.T) {
 }
 
 func TestOver(t *testing.T) {
-	base := &netdev.VFConfig{VLAN: new(1), QoS: new(2), Proto: "802.1ad", Trust: new(true), MaxTxRate: new(10)}
-	more := &netdev.VFConfig{VLAN: new(5), Trust: new(false), SpoofCheck: new(true), MinTxRate: new(3), LinkState: "auto"}
-	want := &netdev.VFConfig{VLAN: new(5), Trust: new(false), SpoofCheck: new(true), MinTxRate: new(3), MaxTxRate: new(10), LinkState: "auto"}
+	base := &function.VFConfig{VLAN: new(1), QoS: new(2), Proto: "802.1ad", Trust: new(true), MaxTxRate: new(10)}
+	more := &function.VFConfig{VLAN: new(5), Trust: new(false), SpoofCheck: new(true), MinTxRate: new(3), LinkState: "auto"}
+	want := &function.VFConfig{VLAN: new(5), Trust: new(false), SpoofCheck: new(true), MinTxRate: new(3), MaxTxRate: new(10), LinkState: "auto"}
 	if diff := cmp.Diff(want, over(base, more)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -245,20 +245,20 @@ func TestOver(t *testing.T) {
 
 // What nobody enforces for a Function of its kind is refused; an eswitch limits the rate of an SF.
 func TestNeedsVF(t *testing.T) {
-	rate, vlan := &netdev.VFConfig{MaxTxRate: new(100)}, &netdev.VFConfig{VLAN: new(100), MaxTxRate: new(100)}
+	rate, vlan := &function.VFConfig{MaxTxRate: new(100)}, &function.VFConfig{VLAN: new(100), MaxTxRate: new(100)}
 	for name, test := range map[string]struct {
-		kind inventory.Kind
-		vf   *netdev.VFConfig
+		kind function.Kind
+		vf   *function.VFConfig
 		says string
 	}{
-		"VF":             {kind: inventory.VF, vf: vlan},
-		"SF":             {kind: inventory.SF},
-		"SF with a rate": {kind: inventory.SF, vf: rate},
-		"SF with a VLAN": {kind: inventory.SF, vf: vlan, says: "spoofchk, trust, link_state: need a VF; Function 0000:3b:02.1 is a SF"},
-		"PF with a rate": {kind: inventory.PF, vf: rate, says: "max_tx_rate: need a VF; Function 0000:3b:02.1 is a PF"},
+		"VF":             {kind: function.VF, vf: vlan},
+		"SF":             {kind: function.SF},
+		"SF with a rate": {kind: function.SF, vf: rate},
+		"SF with a VLAN": {kind: function.SF, vf: vlan, says: "spoofchk, trust, link_state: need a VF; Function 0000:3b:02.1 is a SF"},
+		"PF with a rate": {kind: function.PF, vf: rate, says: "max_tx_rate: need a VF; Function 0000:3b:02.1 is a PF"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			a := addition{wish: wish{device: vf, vf: test.vf}, function: inventory.Function{ID: vf, Kind: test.kind}}
+			a := addition{wish: wish{device: vf, vf: test.vf}, function: function.Function{ID: vf, Kind: test.kind}}
 			err := a.needsVF()
 			if test.says == "" && err != nil || test.says != "" && (err == nil || !strings.Contains(err.Error(), test.says)) {
 				t.Errorf("error %v, want %q", err, test.says)

@@ -20,8 +20,8 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
@@ -35,9 +35,9 @@ type node struct {
 	t         testing.TB
 	host, xpu *netns.Namespace
 	dir       string
-	functions map[inventory.ID]inventory.Function
+	functions map[function.ID]function.Function
 	pools     []pool.Pool
-	peers     map[inventory.ID]int // ifindex of the other end
+	peers     map[function.ID]int // ifindex of the other end
 	xpuAgent  *xpuAgent
 	// event, where set, is called at every point where the agent could end.
 	event func(what string)
@@ -56,14 +56,14 @@ func newNode(t testing.TB, functions int) *node {
 	t.Helper()
 	n := &node{
 		t: t, host: netns.New(t), xpu: netns.New(t), dir: t.TempDir(),
-		functions: map[inventory.ID]inventory.Function{}, peers: map[inventory.ID]int{},
-		xpuAgent: &xpuAgent{ports: map[inventory.ID]provisioning.Request{}},
+		functions: map[function.ID]function.Function{}, peers: map[function.ID]int{},
+		xpuAgent: &xpuAgent{ports: map[function.ID]provisioning.Request{}},
 	}
 	fast := pool.Pool{Name: "fast", Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDevicePlugin}}
 	for i := range functions {
 		netns.Connect(t, n.host, hostName(i), n.xpu, fmt.Sprintf("pf0sf%d", i))
-		n.peers[function(i)] = mustLink(t, n.xpu, fmt.Sprintf("pf0sf%d", i)).Attrs().Index
-		f := inventory.Function{ID: function(i), Kind: inventory.SF, PF: "0000:3b:00.0", PFName: "ens1f0", Index: i, Driver: "mlx5_core.sf"}
+		n.peers[functionOf(i)] = mustLink(t, n.xpu, fmt.Sprintf("pf0sf%d", i)).Attrs().Index
+		f := function.Function{ID: functionOf(i), Kind: function.SF, PF: "0000:3b:00.0", PFName: "ens1f0", Index: i, Driver: "mlx5_core.sf"}
 		n.functions[f.ID] = f
 		fast.Functions = append(fast.Functions, f)
 	}
@@ -73,10 +73,10 @@ func newNode(t testing.TB, functions int) *node {
 
 func hostName(i int) string { return fmt.Sprintf("ens1f0s%d", i) }
 
-func function(i int) inventory.ID { return inventory.SubfunctionID("0000:3b:00.0", uint32(i)) }
+func functionOf(i int) function.ID { return function.SubfunctionID("0000:3b:00.0", uint32(i)) }
 
 // Get makes the node the inventory.
-func (n *node) Get(id inventory.ID) (inventory.Function, bool) {
+func (n *node) Get(id function.ID) (function.Function, bool) {
 	f, ok := n.functions[id]
 	return f, ok
 }
@@ -84,11 +84,11 @@ func (n *node) Get(id inventory.ID) (inventory.Function, bool) {
 // Pools makes it the tracker of pools.
 func (n *node) Pools() ([]pool.Pool, bool) { return n.pools, n.pools != nil }
 
-func (n *node) PoolOf(id inventory.ID) (pool.Pool, bool) { return poolOf(n.pools, id) }
+func (n *node) PoolOf(id function.ID) (pool.Pool, bool) { return poolOf(n.pools, id) }
 
-func poolOf(pools []pool.Pool, id inventory.ID) (pool.Pool, bool) {
+func poolOf(pools []pool.Pool, id function.ID) (pool.Pool, bool) {
 	for _, p := range pools {
-		if slices.ContainsFunc(p.Functions, func(f inventory.Function) bool { return f.ID == id }) {
+		if slices.ContainsFunc(p.Functions, func(f function.Function) bool { return f.ID == id }) {
 			return p, true
 		}
 	}
@@ -96,7 +96,7 @@ func poolOf(pools []pool.Pool, id inventory.ID) (pool.Pool, bool) {
 }
 
 // Netdev finds a veth by its other end, which stays the same.
-func (n *node) Netdev(id inventory.ID) (string, error) {
+func (n *node) Netdev(id function.ID) (string, error) {
 	peer, ok := n.peers[id]
 	if !ok {
 		return "", fmt.Errorf("no Function %s", id)
@@ -131,7 +131,7 @@ func (j eventJournal) Put(a journal.Attachment) error {
 	return j.Journal.Put(a)
 }
 
-func (j eventJournal) Delete(id inventory.ID) error {
+func (j eventJournal) Delete(id function.ID) error {
 	j.node.tell("before delete")
 	defer j.node.tell("after delete")
 	return j.Journal.Delete(id)
@@ -154,7 +154,7 @@ func (n *node) start() (r *running, stop func()) {
 	r.Server = New(Options{
 		Socket: filepath.Join(n.dir, "run", "cni.sock"), SpoolDir: filepath.Join(n.dir, "spool"),
 		Functions: n, Pools: n, Journal: j, Lifecycle: r.lifecycle,
-		Provisioner: n.xpuAgent, MAC: func(inventory.ID) netdev.MAC { return "02:00:00:00:00:aa" },
+		Provisioner: n.xpuAgent, MAC: func(function.ID) function.MAC { return "02:00:00:00:00:aa" },
 		Ready: func(context.Context) error { return nil }, Reporter: &reporter{},
 		Metrics: NewMetrics(prometheus.NewRegistry()), Log: logr.Discard(),
 	})
@@ -229,14 +229,14 @@ func (r *running) settled() {
 func (r *running) checkFree(i int, was netdev.Snapshot) {
 	r.node.t.Helper()
 	r.settled()
-	if a, ok := r.journal.Get(function(i)); ok {
-		r.node.t.Errorf("Function %s is not free: %+v", function(i), a)
+	if a, ok := r.journal.Get(functionOf(i)); ok {
+		r.node.t.Errorf("Function %s is not free: %+v", functionOf(i), a)
 	}
-	if port, ok := r.node.xpuAgent.port(function(i)); ok {
-		r.node.t.Errorf("Function %s still has a Port: %+v", function(i), port)
+	if port, ok := r.node.xpuAgent.port(functionOf(i)); ok {
+		r.node.t.Errorf("Function %s still has a Port: %+v", functionOf(i), port)
 	}
 	if left := netdev.Diff(was, r.node.snapshot(i)); len(left) > 0 {
-		r.node.t.Errorf("Function %s is not as it was: %q", function(i), left)
+		r.node.t.Errorf("Function %s is not as it was: %q", functionOf(i), left)
 	}
 }
 
@@ -246,12 +246,12 @@ func (n *node) snapshot(i int) netdev.Snapshot {
 	engine, err := netdev.New(netdev.Options{HostNetNS: n.host.Path()})
 	must(n.t, err)
 	defer engine.Close()
-	name, err := n.Netdev(function(i))
+	name, err := n.Netdev(functionOf(i))
 	must(n.t, err)
 	if name == "" {
-		n.t.Fatalf("Function %s has no netdev on the host", function(i))
+		n.t.Fatalf("Function %s has no netdev on the host", functionOf(i))
 	}
-	s, _, err := engine.Plan(n.t.Context(), netdev.Device{Name: name}, netns.New(n.t).Path(), netdev.Interface{Name: "any0"})
+	s, _, err := engine.Plan(n.t.Context(), netdev.Device{Name: name}, netns.New(n.t).Path(), function.Interface{Name: "any0"})
 	must(n.t, err)
 	return s
 }
@@ -265,7 +265,7 @@ func request(command wire.Command, i int, container string, ns *netns.Namespace,
 	if ns != nil {
 		r.NetNS = ns.Path()
 	}
-	all := map[string]any{"cniVersion": "1.1.0", "name": "sriov", "type": "xpu-cni", "deviceID": function(i).String()}
+	all := map[string]any{"cniVersion": "1.1.0", "name": "sriov", "type": "xpu-cni", "deviceID": functionOf(i).String()}
 	maps.Copy(all, config)
 	r.Config, _ = json.Marshal(all)
 	return r
@@ -282,7 +282,7 @@ const ipamResult = `{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.5/24","gatew
 // xpuAgent plays a provisioner.
 type xpuAgent struct {
 	mutex   sync.Mutex
-	ports   map[inventory.ID]provisioning.Request
+	ports   map[function.ID]provisioning.Request
 	mtu     int
 	err     error
 	entered chan struct{} // where set, Provision tells here that it came and then waits for the end of its context
@@ -302,16 +302,16 @@ func (x *xpuAgent) Provision(ctx context.Context, r provisioning.Request) (provi
 	return provisioning.Port{MTU: x.mtu}, x.err
 }
 
-func (x *xpuAgent) Deprovision(_ context.Context, f inventory.Function) error {
+func (x *xpuAgent) Deprovision(_ context.Context, f function.Function) error {
 	x.mutex.Lock()
 	defer x.mutex.Unlock()
 	delete(x.ports, f.ID)
 	return nil
 }
 
-func (x *xpuAgent) Away(inventory.Function) string { return "" }
+func (x *xpuAgent) Away(function.Function) string { return "" }
 
-func (x *xpuAgent) port(id inventory.ID) (provisioning.Request, bool) {
+func (x *xpuAgent) port(id function.ID) (provisioning.Request, bool) {
 	x.mutex.Lock()
 	defer x.mutex.Unlock()
 	r, ok := x.ports[id]
@@ -322,7 +322,7 @@ func (x *xpuAgent) port(id inventory.ID) (provisioning.Request, bool) {
 type hooks struct {
 	journal   eventJournal
 	xpu       *xpuAgent
-	functions map[inventory.ID]inventory.Function
+	functions map[function.ID]function.Function
 	wait      sync.WaitGroup
 	mutex     sync.Mutex
 }
@@ -334,7 +334,7 @@ func (h *hooks) First(a journal.Attachment) string {
 	return "port"
 }
 
-func (h *hooks) Add(id inventory.ID) {
+func (h *hooks) Add(id function.ID) {
 	h.wait.Go(func() {
 		h.mutex.Lock()
 		defer h.mutex.Unlock()

@@ -11,8 +11,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
@@ -25,15 +24,15 @@ type outfitting struct {
 
 func (o outfitting) Pools() ([]pool.Pool, bool) { return []pool.Pool{o.pool}, o.known }
 
-func (o outfitting) PoolOf(id inventory.ID) (pool.Pool, bool) {
+func (o outfitting) PoolOf(id function.ID) (pool.Pool, bool) {
 	return o.pool, id == o.pool.Functions[0].ID
 }
 
-func (o outfitting) Get(inventory.ID) (inventory.Function, bool) { return inventory.Function{}, false }
+func (o outfitting) Get(function.ID) (function.Function, bool) { return function.Function{}, false }
 
 // TestOutfit: the reservation that an ADD makes says what is to be done to the Function, as that of an Allocate does.
 func TestOutfit(t *testing.T) {
-	sf := inventory.PotentialSF(inventory.Function{ID: inventory.ID{Address: "0000:3b:00.0"}}, 5)
+	sf := function.PotentialSF(function.Function{ID: function.ID{Address: "0000:3b:00.0"}}, 5)
 	making := v1alpha1.DevicePoolSpec{
 		Publish: v1alpha1.PublishDevicePlugin, SFs: &v1alpha1.SFSpec{FirstNumber: 1, Count: 8},
 	}
@@ -42,8 +41,8 @@ func TestOutfit(t *testing.T) {
 	bound := &journal.Outfit{Driver: "vfio-pci", Own: "iavf"}
 	for name, test := range map[string]struct {
 		spec      v1alpha1.DevicePoolSpec
-		function  inventory.Function
-		mac       netdev.MAC // of the configuration
+		function  function.Function
+		mac       function.MAC // of the configuration
 		have      journal.Attachment
 		want      *journal.Outfit
 		userspace bool
@@ -56,18 +55,18 @@ func TestOutfit(t *testing.T) {
 		"SF of a claim": {spec: making, function: sf,
 			have: journal.Attachment{Claim: journal.Claim{UID: "u"}, Outfit: allocated}, want: allocated},
 		"VF for a program": {spec: binding,
-			function: inventory.Function{ID: vf, Kind: inventory.VF, Driver: "iavf", Netdev: "eth1"},
+			function: function.Function{ID: vf, Kind: function.VF, Driver: "iavf", Netdev: "eth1"},
 			want:     &journal.Outfit{Driver: "vfio-pci"}, userspace: true},
 		"VF for a program of a claim": {spec: v1alpha1.DevicePoolSpec{},
-			function: inventory.Function{ID: vf, Kind: inventory.VF, Driver: "vfio-pci"},
+			function: function.Function{ID: vf, Kind: function.VF, Driver: "vfio-pci"},
 			have:     journal.Attachment{Claim: journal.Claim{UID: "u"}, Outfit: bound}, want: bound, userspace: true},
 		"VF": {spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDevicePlugin},
-			function: inventory.Function{ID: vf, Kind: inventory.VF, Driver: "iavf", Netdev: "eth1"}},
+			function: function.Function{ID: vf, Kind: function.VF, Driver: "iavf", Netdev: "eth1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := New(Options{
-				Pools: outfitting{pool.Pool{Name: "fast", Spec: test.spec, Functions: []inventory.Function{test.function}}, true},
-				MAC:   func(inventory.ID) netdev.MAC { return "02:00:00:00:00:aa" },
+				Pools: outfitting{pool.Pool{Name: "fast", Spec: test.spec, Functions: []function.Function{test.function}}, true},
+				MAC:   func(function.ID) function.MAC { return "02:00:00:00:00:aa" },
 			})
 			a := addition{wish: wish{device: test.function.ID, mac: test.mac}, function: test.function}
 			a.request.ContainerID, a.request.IfName = "c1", "net1"
@@ -86,7 +85,7 @@ func TestOutfit(t *testing.T) {
 // TestAddBeforePoolsAreKnown: an SF may be one that is to be made, which only pools tell.
 func TestAddBeforePoolsAreKnown(t *testing.T) {
 	_, s := newCard(t)
-	none := outfitting{pool.Pool{Functions: []inventory.Function{{}}}, false}
+	none := outfitting{pool.Pool{Functions: []function.Function{{}}}, false}
 	s.Functions, s.Pools = none, none
 	checkCode(t, s.answer(t.Context(), addVF("c1", nil)), types.ErrTryAgainLater)
 	none.known = true
@@ -104,7 +103,7 @@ func TestDriverOfTheLastOwner(t *testing.T) {
 	c.options.Outfits = hostile{undo: func() { c.function.Driver, c.function.Netdev = "iavf", "eth1" }}
 	s.Lifecycle = c.lifecycle()
 	checkCode(t, s.answer(t.Context(), addVF("c1", map[string]any{"mtu": 1400})), 0)
-	if want := (netdev.Interface{Name: "net1", MTU: 1400}); !cmp.Equal(c.attached, want) {
+	if want := (function.Interface{Name: "net1", MTU: 1400}); !cmp.Equal(c.attached, want) {
 		t.Errorf("attached %+v, want %+v", c.attached, want)
 	}
 }
@@ -130,7 +129,7 @@ func TestFitOutFails(t *testing.T) {
 	c, s := newCard(t)
 	c.options.Outfits = hostile{}
 	s.Lifecycle = c.lifecycle()
-	s.Pools = outfitting{pool.Pool{Name: "fast", Functions: []inventory.Function{c.function}, Spec: v1alpha1.DevicePoolSpec{
+	s.Pools = outfitting{pool.Pool{Name: "fast", Functions: []function.Function{c.function}, Spec: v1alpha1.DevicePoolSpec{
 		Publish: v1alpha1.PublishDevicePlugin, Driver: v1alpha1.DriverVFIO,
 	}}, true}
 	reply := s.answer(t.Context(), addVF("c1", nil))

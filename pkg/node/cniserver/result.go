@@ -11,7 +11,7 @@ import (
 	"go4.org/netipx"
 
 	"github.com/opiproject/xpu-device-plugin/cni"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceinfo"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
@@ -19,7 +19,7 @@ import (
 // addressing is what an IPAM plugin says, for link and as it was.
 type addressing struct {
 	addresses []netip.Prefix
-	routes    []netdev.Route
+	routes    []function.Route
 	result    *types100.Result
 }
 
@@ -63,7 +63,7 @@ func (a *addressing) read() error {
 		}
 		a.routes = append(a.routes, route)
 	}
-	if err := (netdev.Interface{Name: "any", Addresses: a.addresses, Routes: a.routes}).Validate(); err != nil {
+	if err := (function.Interface{Name: "any", Addresses: a.addresses, Routes: a.routes}).Validate(); err != nil {
 		return err
 	}
 	return nil
@@ -83,15 +83,15 @@ func prefix(ip *types100.IPConfig) (netip.Prefix, bool) {
 
 // routeOf leads by the gateway of the addresses where the route names none, as CNI plugins do, and yields to a route
 // that the pod has already, as they do too.
-func routeOf(r *types.Route, gateways map[bool]netip.Addr) (netdev.Route, bool) {
+func routeOf(r *types.Route, gateways map[bool]netip.Addr) (function.Route, bool) {
 	if r == nil {
-		return netdev.Route{}, false
+		return function.Route{}, false
 	}
 	to, ok := netipx.FromStdIPNet(&net.IPNet{IP: r.Dst.IP.Mask(r.Dst.Mask), Mask: r.Dst.Mask})
 	if !ok {
-		return netdev.Route{}, false
+		return function.Route{}, false
 	}
-	route := netdev.Route{
+	route := function.Route{
 		To: to, Via: gateways[to.Addr().Is4()], Metric: r.Priority, Scope: r.Scope, MTU: r.MTU, AdvMSS: r.AdvMSS, Yield: true,
 	}
 	if r.Table != nil {
@@ -162,7 +162,7 @@ func ips(a journal.Attachment, ipam addressing, index int) []*types100.IPConfig 
 	return list
 }
 
-func routes(list []netdev.Route) []*types.Route {
+func routes(list []function.Route) []*types.Route {
 	var routes []*types.Route
 	for _, r := range list {
 		route := &types.Route{Dst: *netipx.PrefixIPNet(r.To), Priority: r.Metric}

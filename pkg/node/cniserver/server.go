@@ -11,8 +11,8 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
@@ -25,19 +25,19 @@ const shortTimeout = 25 * time.Second
 
 // Functions knows the node's Functions.
 type Functions interface {
-	Get(inventory.ID) (inventory.Function, bool)
+	Get(function.ID) (function.Function, bool)
 }
 
 // Pools knows the pools of the node.
 type Pools interface {
 	Pools() (pools []pool.Pool, known bool)
 	// PoolOf returns the pool that has the Function.
-	PoolOf(inventory.ID) (p pool.Pool, ok bool)
+	PoolOf(function.ID) (p pool.Pool, ok bool)
 }
 
 // Journal knows which Functions are not free.
 type Journal interface {
-	Get(inventory.ID) (journal.Attachment, bool)
+	Get(function.ID) (journal.Attachment, bool)
 	All() []journal.Attachment
 }
 
@@ -45,13 +45,13 @@ type Journal interface {
 type Lifecycle interface {
 	Settle(ctx context.Context, want journal.Attachment) (lifecycle.Settled, error)
 	Reserve(ctx context.Context, want journal.Attachment) error
-	Attach(ctx context.Context, id inventory.ID, sandbox lifecycle.Sandbox) (netdev.Observed, error)
+	Attach(ctx context.Context, id function.ID, sandbox lifecycle.Sandbox) (netdev.Observed, error)
 	Address(
-		ctx context.Context, id inventory.ID, belongs func(journal.Attachment) bool, add lifecycle.Addresses,
+		ctx context.Context, id function.ID, belongs func(journal.Attachment) bool, add lifecycle.Addresses,
 	) (netdev.Observed, error)
-	Check(ctx context.Context, id inventory.ID) (differences []string, err error)
+	Check(ctx context.Context, id function.ID) (differences []string, err error)
 	// Detach brings the Function back from a sandbox; it stays reserved.
-	Detach(ctx context.Context, id inventory.ID, sandbox string) error
+	Detach(ctx context.Context, id function.ID, sandbox string) error
 	// EndRequest ends what a request attached or wanted to attach, but what the function is true for.
 	EndRequest(ctx context.Context, containerID, ifName string, but func(journal.Attachment) bool) error
 }
@@ -76,7 +76,7 @@ type Options struct {
 	// Provisioner has the xPU serve Functions for which a network is named.
 	Provisioner provisioning.Provisioner
 	// MAC is the address of a Function on a network where nobody asks for one; the same every time.
-	MAC func(inventory.ID) netdev.MAC
+	MAC func(function.ID) function.MAC
 	// Ready says why an ADD could not succeed now, whichever Function it is about; nil if it could.
 	Ready func(context.Context) error
 	// Reporter is told about Functions of claims that are attached.
@@ -107,7 +107,7 @@ func New(options Options) *Server {
 	if options.StopTimeout == 0 {
 		options.StopTimeout = 10 * time.Second
 	}
-	return &Server{Options: options, adding: adding{byFunction: map[inventory.ID]*add{}}}
+	return &Server{Options: options, adding: adding{byFunction: map[function.ID]*add{}}}
 }
 
 // answer does what a request says that came over the socket.
@@ -197,7 +197,7 @@ func checkEnvironment(r wire.Request) error {
 	if r.NetNS == "" {
 		return missing("CNI_NETNS")
 	}
-	if err := netdev.ValidateName(r.IfName); err != nil {
+	if err := function.ValidateInterfaceName(r.IfName); err != nil {
 		return fail(types.ErrInvalidEnvironmentVariables, "CNI_IFNAME: %w", err)
 	}
 	return nil

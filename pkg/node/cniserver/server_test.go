@@ -23,8 +23,8 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
@@ -73,9 +73,9 @@ func TestAddAndDel(t *testing.T) {
 		if len(reply.DeviceInfo) > 0 { // the specification has no word for an SF, whose address is that of its PF
 			t.Errorf("device info %s, want none", reply.DeviceInfo)
 		}
-		port, _ := n.xpuAgent.port(function(0))
+		port, _ := n.xpuAgent.port(functionOf(0))
 		wantPort := provisioning.Request{
-			Function: n.functions[function(0)], DevicePool: "fast", Network: "blue", MAC: "02:00:00:00:00:aa",
+			Function: n.functions[functionOf(0)], DevicePool: "fast", Network: "blue", MAC: "02:00:00:00:00:aa",
 			Pod: journal.Pod{Namespace: "default", Name: "pod-c1", UID: "uid-c1"},
 		}
 		if diff := cmp.Diff(wantPort, port); diff != "" {
@@ -87,7 +87,7 @@ func TestAddAndDel(t *testing.T) {
 		if len(routes) != 3 { // the address's own, and two
 			t.Errorf("routes %v", routes)
 		}
-		record, _ := r.journal.Get(function(0))
+		record, _ := r.journal.Get(functionOf(0))
 		if record.Resource != "" || record.State != journal.Attached || record.Sandbox != "c1" {
 			t.Errorf("record %+v", record)
 		}
@@ -179,7 +179,7 @@ func TestAddWithoutIPAM(t *testing.T) {
 		if got.Interfaces[0].Mac != "02:00:00:00:00:03" || got.Interfaces[0].Mtu != was.MTU {
 			t.Errorf("interface %v, want the runtime's MAC and the MTU of before", got.Interfaces[0])
 		}
-		if _, ok := n.xpuAgent.port(function(0)); ok {
+		if _, ok := n.xpuAgent.port(functionOf(0)); ok {
 			t.Error("a Port without a network")
 		}
 		r.must(request(wire.Del, 0, "c1", nil, nil))
@@ -208,12 +208,12 @@ func TestAddAfterAllocate(t *testing.T) {
 			pod := netns.New(t)
 			n.run(func(r *running) {
 				must(t, r.lifecycle.Reserve(t.Context(), journal.Attachment{
-					Function: function(0), PF: "0000:3b:00.0", Resource: "example.com/vf",
+					Function: functionOf(0), PF: "0000:3b:00.0", Resource: "example.com/vf",
 					Port: &journal.Port{DevicePool: "was", Network: "blue", MAC: "02:00:00:00:00:0b"},
 				}))
 				n.pools = []pool.Pool{} // moved on since; the pod has its Function
 				r.must(request(wire.Add, 0, "c1", pod, test.config))
-				record, _ := r.journal.Get(function(0))
+				record, _ := r.journal.Get(functionOf(0))
 				if *record.Port != test.want || record.Resource != "example.com/vf" || record.Observed.MAC != test.want.MAC {
 					t.Errorf("Port %+v, resource %s, MAC %s", record.Port, record.Resource, record.Observed.MAC)
 				}
@@ -226,7 +226,7 @@ func TestAddAfterAllocate(t *testing.T) {
 
 func TestAddRefuses(t *testing.T) {
 	n := newNode(t, 3)
-	slow := pool.Pool{Name: "slow", Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDRA}, Functions: []inventory.Function{n.functions[function(1)]}}
+	slow := pool.Pool{Name: "slow", Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDRA}, Functions: []function.Function{n.functions[functionOf(1)]}}
 	n.pools[0].Functions = n.pools[0].Functions[:1]
 	n.pools = append(n.pools, slow)
 	pod, other := netns.New(t), netns.New(t)
@@ -255,7 +255,7 @@ func TestAddRefuses(t *testing.T) {
 		r.mustFail(add(0, nil), types.ErrTryAgainLater, "pools have not been read yet")
 		n.pools = pools
 		r.mustFail(with(add(0, nil), func(r *wire.Request) { r.NetNS += "-gone" }), CodeAttach, "no such file")
-		if a, _ := r.journal.Get(function(0)); a.State != journal.Reserved {
+		if a, _ := r.journal.Get(functionOf(0)); a.State != journal.Reserved {
 			t.Errorf("record %+v", a)
 		}
 		r.must(request(wire.Del, 0, "c2", nil, nil))
@@ -287,12 +287,12 @@ func TestTakesOver(t *testing.T) {
 					add.Args = request(wire.Add, 0, "c1", nil, nil).Args
 				}
 				r.must(add)
-				port, _ := n.xpuAgent.port(function(0))
-				if record, _ := r.journal.Get(function(0)); record.Sandbox != "c2" || port.Network != "red" {
+				port, _ := n.xpuAgent.port(functionOf(0))
+				if record, _ := r.journal.Get(functionOf(0)); record.Sandbox != "c2" || port.Network != "red" {
 					t.Errorf("record %+v, Port %+v", record, port)
 				}
 				r.must(request(wire.Del, 0, "c1", nil, nil)) // late
-				if record, _ := r.journal.Get(function(0)); record.State != journal.Attached {
+				if record, _ := r.journal.Get(functionOf(0)); record.State != journal.Attached {
 					t.Errorf("record %+v after a late DEL", record)
 				}
 				r.must(request(wire.Del, 0, "c2", nil, nil))
@@ -310,7 +310,7 @@ func TestProvisionFails(t *testing.T) {
 	add := request(wire.Add, 0, "c1", pod, map[string]any{"network": "blue"})
 	n.run(func(r *running) {
 		r.mustFail(add, CodeProvision, errRefused.Error())
-		if record, _ := r.journal.Get(function(0)); record.State != journal.Reserved || record.Port == nil {
+		if record, _ := r.journal.Get(functionOf(0)); record.State != journal.Reserved || record.Port == nil {
 			t.Errorf("record %+v", record)
 		}
 		n.xpuAgent.err = nil
@@ -498,7 +498,7 @@ func TestCheck(t *testing.T) {
 		}), ""},
 		"mtu": {set(func(t *testing.T, h *netlink.Handle, l netlink.Link) { must(t, h.LinkSetMTU(l, 1300)) }), "mtu is 1300, was 1400"},
 		"mac": {set(func(t *testing.T, h *netlink.Handle, l netlink.Link) {
-			must(t, h.LinkSetHardwareAddr(l, netdev.MAC("02:00:00:00:00:66").HardwareAddr()))
+			must(t, h.LinkSetHardwareAddr(l, function.MAC("02:00:00:00:00:66").HardwareAddr()))
 		}), `mac is 02:00:00:00:00:66, was 02:00:00:00:00:01`},
 		"name": {set(func(t *testing.T, h *netlink.Handle, l netlink.Link) {
 			must(t, h.LinkSetDown(l))
@@ -558,7 +558,7 @@ func TestCheckPrevious(t *testing.T) {
 			}
 			return request(wire.Check, 0, "c1", pod, map[string]any{"prevResult": json.RawMessage(changed)})
 		}
-		record, _ := r.journal.Get(function(0))
+		record, _ := r.journal.Get(functionOf(0))
 		r.must(check("", ""))
 		r.mustFail(check("10.1.0.5/24", "10.1.0.6/24"), CodeCheck, "prevResult has address 10.1.0.6/24")
 		r.mustFail(check(string(record.Observed.MAC), "02:00:00:00:00:66"), CodeCheck, "prevResult has mac")
@@ -587,7 +587,7 @@ func TestAddress(t *testing.T) {
 				t.Errorf("result %v", got)
 			}
 		}
-		record, _ := r.journal.Get(function(0))
+		record, _ := r.journal.Get(functionOf(0))
 		if want := []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24")}; !slices.Equal(record.Observed.Addresses, want) {
 			t.Errorf("observed %v", record.Observed.Addresses)
 		}
@@ -604,9 +604,9 @@ func TestClaim(t *testing.T) {
 	before := n.snapshot(0)
 	first, second := netns.New(t), netns.New(t)
 	claimed := journal.Attachment{
-		Function: function(0), PF: "0000:3b:00.0", Claim: journal.Claim{Namespace: "default", Name: "c", UID: "claim-1"},
+		Function: functionOf(0), PF: "0000:3b:00.0", Claim: journal.Claim{Namespace: "default", Name: "c", UID: "claim-1"},
 		Pod: journal.Pod{Namespace: "default", Name: "pod-c1", UID: "uid-c1"},
-		Interface: netdev.Interface{
+		Interface: function.Interface{
 			Name: "claimed", MAC: "02:00:00:00:00:0d", MTU: 1450, Addresses: []netip.Prefix{netip.MustParsePrefix("10.9.0.1/24")},
 		},
 	}
@@ -632,11 +632,11 @@ func TestClaim(t *testing.T) {
 			t.Errorf("result %v", got)
 		}
 		r.must(request(wire.Del, 0, "c1", nil, nil))
-		if record, _ := r.journal.Get(function(0)); record.State != journal.Attached {
+		if record, _ := r.journal.Get(functionOf(0)); record.State != journal.Attached {
 			t.Errorf("record %+v", record)
 		}
 		r.must(request(wire.Del, 0, "c2", nil, nil))
-		record, _ := r.journal.Get(function(0))
+		record, _ := r.journal.Get(functionOf(0))
 		if record.State != journal.Reserved || record.CNI != nil || record.Interface.Name != "claimed" || record.Claim.UID != "claim-1" ||
 			record.Interface.Addresses[0].String() != "10.9.0.1/24" {
 			t.Errorf("record %+v", record)

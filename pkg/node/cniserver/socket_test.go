@@ -147,7 +147,7 @@ func TestShimGone(t *testing.T) {
 		kill()
 		shim.Wait()
 		eventually(t, func() bool { return len(r.adding.of(attachmentKey{"c1", "net1"})) == 0 })
-		if a, _ := r.journal.Get(function(0)); a.State != journal.Reserved {
+		if a, _ := r.journal.Get(functionOf(0)); a.State != journal.Reserved {
 			t.Errorf("record %+v", a)
 		}
 		r.must(request(wire.Del, 0, "c1", nil, nil))

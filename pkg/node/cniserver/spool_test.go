@@ -64,7 +64,7 @@ func TestSpool(t *testing.T) {
 	n.spoolFile("unfinished", []byte(`{`))
 	n.serve(func(r *running) {
 		r.checkFree(0, before[0]) // done before the first connection was taken
-		if _, ok := r.journal.Get(function(1)); !ok {
+		if _, ok := r.journal.Get(functionOf(1)); !ok {
 			t.Error("a request of a later version was done")
 		}
 		if bad := testutil.ToFloat64(r.Metrics.badFile); bad != 5 {
@@ -99,7 +99,7 @@ func TestSpoolLate(t *testing.T) {
 	del.At = time.Now().Add(-time.Hour)
 	n.spool("late.json", del)
 	n.serve(func(r *running) {
-		if a, _ := r.journal.Get(function(0)); a.State != journal.Attached {
+		if a, _ := r.journal.Get(functionOf(0)); a.State != journal.Attached {
 			t.Errorf("record %+v", a)
 		}
 		if left := n.spooled(); len(left) > 0 {

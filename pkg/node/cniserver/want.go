@@ -8,7 +8,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/setup"
 )
@@ -64,7 +64,7 @@ func (s *Server) want(a addition, have journal.Attachment) (journal.Attachment, 
 	}
 	if a.function.Userspace() || want.Outfit != nil && want.Outfit.Driver != "" {
 		// Its program sets MTU and addresses; the result says which.
-		want.Interface = netdev.Interface{
+		want.Interface = function.Interface{
 			Name: want.Interface.Name, MAC: want.Interface.MAC, VF: want.Interface.VF, Userspace: true,
 		}
 	}
@@ -102,7 +102,7 @@ func (s *Server) wantOfResource(a addition, have journal.Attachment, want *journ
 		return fail(CodeNotOffered, "Function %s belongs to no DevicePool with publish: DevicePlugin; "+
 			"in one that is published by DRA, the pod must have a claim to it", a.device)
 	}
-	want.Interface = netdev.Interface{
+	want.Interface = function.Interface{
 		Name: a.request.IfName, MTU: a.mtu, MAC: a.mac, VF: a.vf, Addresses: a.addresses(), Routes: a.ipam.routes,
 	}
 	if network == "" {
@@ -172,7 +172,7 @@ func smaller(a, b int) int {
 }
 
 // over is base with what more asks for.
-func over(base, more *netdev.VFConfig) *netdev.VFConfig {
+func over(base, more *function.VFConfig) *function.VFConfig {
 	if base == nil || more == nil {
 		if more == nil {
 			return base

@@ -5,7 +5,7 @@ package deviceinfo
 import (
 	"strings"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
 // Version is that of the specification.
@@ -38,12 +38,12 @@ type VDPA struct {
 
 // Of is what there is to say of a Function; nil where the specification has no word for it, as for an SF without a vDPA
 // device: its address is that of its PF. asVDPA says whether the pod gets the Function's vDPA device.
-func Of(f inventory.Function, asVDPA bool) *Info {
+func Of(f function.Function, asVDPA bool) *Info {
 	address, pfAddress := string(f.ID.Address), ""
-	if f.Kind != inventory.PF {
+	if f.Kind != function.PF {
 		pfAddress = string(f.PF)
 	}
-	if f.Kind == inventory.SF {
+	if f.Kind == function.SF {
 		address = ""
 	}
 	if asVDPA && f.VDPA.Name != "" {

@@ -4,21 +4,21 @@ import (
 	"encoding/json"
 	"testing"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceinfo"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 )
 
 func TestOf(t *testing.T) {
-	pf := inventory.Function{ID: inventory.ID{Address: "0000:3b:00.0"}, Kind: inventory.PF, PF: "0000:3b:00.0"}
-	vf := inventory.Function{ID: inventory.ID{Address: "0000:3b:02.1"}, Kind: inventory.VF, PF: "0000:3b:00.0"}
-	sf := inventory.Function{ID: inventory.SubfunctionID("0000:3b:00.0", 88), Kind: inventory.SF, PF: "0000:3b:00.0"}
-	with := func(f inventory.Function, driver, device string) inventory.Function {
-		f.VDPA = inventory.VDPA{Name: "vdpa0", Driver: driver, CharDevice: device}
+	pf := function.Function{ID: function.ID{Address: "0000:3b:00.0"}, Kind: function.PF, PF: "0000:3b:00.0"}
+	vf := function.Function{ID: function.ID{Address: "0000:3b:02.1"}, Kind: function.VF, PF: "0000:3b:00.0"}
+	sf := function.Function{ID: function.SubfunctionID("0000:3b:00.0", 88), Kind: function.SF, PF: "0000:3b:00.0"}
+	with := func(f function.Function, driver, device string) function.Function {
+		f.VDPA = function.VDPA{Name: "vdpa0", Driver: driver, CharDevice: device}
 		return f
 	}
 	for _, test := range []struct {
 		name     string
-		function inventory.Function
+		function function.Function
 		asVDPA   bool
 		want     string
 	}{

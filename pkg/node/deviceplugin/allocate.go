@@ -12,7 +12,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
@@ -84,7 +84,7 @@ func ProvisionsAtAllocate(p pool.Pool) bool {
 
 // prepare has the Functions ready for a container, and returns what it gets.
 func (s *server) prepare(
-	ctx context.Context, functions []inventory.Function, p pool.Pool,
+	ctx context.Context, functions []function.Function, p pool.Pool,
 ) (*pluginapi.ContainerAllocateResponse, error) {
 	functions, err := s.reserve(ctx, functions, p)
 	if err != nil {
@@ -108,7 +108,7 @@ func (s *server) prepare(
 
 // awaitHealthy returns the Functions, and the pool, as they are when all may be handed out. It fails if one must not
 // be, and waits while it only has to come back from its last pod: the kubelet may have chosen it before it was told.
-func (s *server) awaitHealthy(ctx context.Context, ids []string) ([]inventory.Function, pool.Pool, error) {
+func (s *server) awaitHealthy(ctx context.Context, ids []string) ([]function.Function, pool.Pool, error) {
 	for {
 		o, renewed := s.current()
 		functions, err := o.find(s.resource, ids)
@@ -132,7 +132,7 @@ func (s *server) awaitHealthy(ctx context.Context, ids []string) ([]inventory.Fu
 
 // pending says what there is to wait for until the Functions may be handed out, "" if that is now. An error says why
 // one must not be.
-func (s *server) pending(functions []inventory.Function) (string, error) {
+func (s *server) pending(functions []function.Function) (string, error) {
 	pending := ""
 	for _, f := range functions {
 		for _, problem := range s.manager.Health.Problems(f) {
@@ -147,8 +147,8 @@ func (s *server) pending(functions []inventory.Function) (string, error) {
 }
 
 // provision has the xPU ready for all Functions, at once.
-func (s *server) provision(ctx context.Context, functions []inventory.Function, p pool.Pool) error {
-	return s.each(functions, func(_ int, f inventory.Function) error {
+func (s *server) provision(ctx context.Context, functions []function.Function, p pool.Pool) error {
+	return s.each(functions, func(_ int, f function.Function) error {
 		if err := s.manager.Provisioner.Ready(ctx, f, p); err != nil {
 			return fmt.Errorf("xPU not ready for it: %w", err)
 		}
@@ -158,10 +158,10 @@ func (s *server) provision(ctx context.Context, functions []inventory.Function, 
 
 // reserve has all Functions free of their last pods and fitted out, at once, and returns them as they are then.
 func (s *server) reserve(
-	ctx context.Context, functions []inventory.Function, p pool.Pool,
-) ([]inventory.Function, error) {
-	fitted := make([]inventory.Function, len(functions))
-	err := s.each(functions, func(i int, f inventory.Function) (err error) {
+	ctx context.Context, functions []function.Function, p pool.Pool,
+) ([]function.Function, error) {
+	fitted := make([]function.Function, len(functions))
+	err := s.each(functions, func(i int, f function.Function) (err error) {
 		fitted[i], err = s.manager.Provisioner.Reserve(ctx, f, p)
 		return err
 	})
@@ -169,15 +169,15 @@ func (s *server) reserve(
 }
 
 // giveUp undoes what was done for a container that cannot be.
-func (s *server) giveUp(ctx context.Context, functions []inventory.Function, p pool.Pool) {
-	_ = s.each(functions, func(_ int, f inventory.Function) error {
+func (s *server) giveUp(ctx context.Context, functions []function.Function, p pool.Pool) {
+	_ = s.each(functions, func(_ int, f function.Function) error {
 		s.manager.Provisioner.GiveUp(ctx, f, p)
 		return nil
 	})
 }
 
 // each does something for all Functions, at once. Errors are the kubelet's.
-func (s *server) each(functions []inventory.Function, do func(i int, f inventory.Function) error) error {
+func (s *server) each(functions []function.Function, do func(i int, f function.Function) error) error {
 	errs := make([]error, len(functions))
 	var group sync.WaitGroup
 	for i, f := range functions {
@@ -195,7 +195,7 @@ func (s *server) each(functions []inventory.Function, do func(i int, f inventory
 }
 
 // contents is what a container gets of each of these Functions of the pool.
-func (s *server) contents(functions []inventory.Function, p pool.Pool) ([]content, error) {
+func (s *server) contents(functions []function.Function, p pool.Pool) ([]content, error) {
 	contents := make([]content, 0, len(functions))
 	for _, f := range functions {
 		c, err := s.manager.Contents.of(f, p)

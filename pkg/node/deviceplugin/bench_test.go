@@ -10,20 +10,20 @@ import (
 
 	"github.com/go-logr/logr"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceplugin/kubelettest"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
 // bigPools are pools of so many VFs each, which differ, of four PFs each.
 func bigPools(vfs, pools int) (all []pool.Pool, resources []string) {
 	for p := range pools {
-		functions := make([]inventory.Function, 0, vfs)
+		functions := make([]function.Function, 0, vfs)
 		for i := range vfs {
-			functions = append(functions, inventory.Function{
-				ID:   inventory.ID{Address: pci.Address(fmt.Sprintf("%04x:%02x:%02x.%d", p, i/256, i/8%32, i%8))},
-				Kind: inventory.VF, PF: pci.Address(fmt.Sprintf("%04x:%02x:00.0", p, i*4/vfs)), Index: i, LinkUp: true,
+			functions = append(functions, function.Function{
+				ID:   function.ID{Address: pci.Address(fmt.Sprintf("%04x:%02x:%02x.%d", p, i/256, i/8%32, i%8))},
+				Kind: function.VF, PF: pci.Address(fmt.Sprintf("%04x:%02x:00.0", p, i*4/vfs)), Index: i, LinkUp: true,
 			})
 		}
 		all = append(all, poolOf(fmt.Sprint("pool", p), functions...))

@@ -15,8 +15,8 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 )
 
 // cdiClass is not that of claims, whose devices have other names and lives.
@@ -142,10 +142,10 @@ func cdiFile(resource string) string {
 
 // cdiDeviceName has the resource in it, so that a Function that moves to another pool while a pod still has it is never
 // two devices of the same name.
-func cdiDeviceName(resource string, id inventory.ID) string {
+func cdiDeviceName(resource string, id function.ID) string {
 	return strings.ReplaceAll(resource, "/", "_") + "_" + id.DeviceName()
 }
 
-func cdiDeviceID(resource string, id inventory.ID) string {
+func cdiDeviceID(resource string, id function.ID) string {
 	return parser.QualifiedName(v1alpha1.GroupName, cdiClass, cdiDeviceName(resource, id))
 }

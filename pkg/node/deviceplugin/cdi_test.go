@@ -15,9 +15,9 @@ import (
 
 	ocispec "github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceplugin/kubelettest"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 )
 
 // injected are the device nodes that a runtime gives a container for CDI devices.
@@ -39,8 +39,8 @@ func injected(t *testing.T, dir string, names ...string) []string {
 }
 
 // nullFunction is a VF whose UIO device is a node that every machine has: the runtime looks at it.
-func nullFunction(index int) inventory.Function {
-	return with(vf("3b", index), func(f *inventory.Function) { f.Driver = "uio" })
+func nullFunction(index int) function.Function {
+	return with(vf("3b", index), func(f *function.Function) { f.Driver = "uio" })
 }
 
 func TestAllocateByCDI(t *testing.T) {
@@ -121,7 +121,7 @@ func TestCDIFileNotWritten(t *testing.T) {
 func TestCDILeftovers(t *testing.T) {
 	m := newManager(t, shortDir(t), &node{}, testr.New(t))
 	dir := t.TempDir()
-	nodes := func(f inventory.Function) content {
+	nodes := func(f function.Function) content {
 		return content{function: f, nodes: []devnode.Node{{Host: "/dev/null", Container: "/dev/null", Permissions: "rw"}}}
 	}
 	restart := func() *fleet {

@@ -9,8 +9,8 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
@@ -22,14 +22,14 @@ type Contents struct {
 
 // content is what a container gets of one Function.
 type content struct {
-	function inventory.Function
+	function function.Function
 	// info is the Function's entry in PCIDEVICE_.._INFO: values by subject and name.
 	info  map[string]map[string]string
 	nodes []devnode.Node
 }
 
 // of looks up what a container gets of a Function of the pool. It fails where the container could not use it.
-func (c *Contents) of(f inventory.Function, p pool.Pool) (content, error) {
+func (c *Contents) of(f function.Function, p pool.Pool) (content, error) {
 	options := p.Options(f)
 	set, err := c.Nodes.Of(f, devnode.Wish{
 		Driver: string(p.Spec.Driver), RDMA: options.RDMA, VDPA: options.VDPA != "", VhostNet: devicePlugin(p).NeedVhostNet,

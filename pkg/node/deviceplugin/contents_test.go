@@ -11,8 +11,8 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
@@ -33,14 +33,14 @@ func tree(t *testing.T, paths ...string) string {
 }
 
 // poolOf is a pool for the device plugin that selects all of these Functions.
-func poolOf(name string, functions ...inventory.Function) pool.Pool {
+func poolOf(name string, functions ...function.Function) pool.Pool {
 	return pool.Pool{Name: name, Functions: functions, Spec: v1alpha1.DevicePoolSpec{
 		Publish: v1alpha1.PublishDevicePlugin, DevicePlugin: &v1alpha1.DevicePluginSpec{}, Selectors: []v1alpha1.FunctionSelector{{}},
 	}}
 }
 
 // with is a Function with something changed.
-func with(f inventory.Function, change func(*inventory.Function)) inventory.Function {
+func with(f function.Function, change func(*function.Function)) function.Function {
 	change(&f)
 	return f
 }
@@ -59,13 +59,13 @@ func TestContents(t *testing.T) {
 	spec := func(host, container, permissions string) *pluginapi.DeviceSpec {
 		return &pluginapi.DeviceSpec{HostPath: host, ContainerPath: container, Permissions: permissions}
 	}
-	sf := inventory.Function{
-		ID: inventory.SubfunctionID("0000:3b:00.0", 88), Kind: inventory.SF, PF: "0000:3b:00.0", Index: 88,
+	sf := function.Function{
+		ID: function.SubfunctionID("0000:3b:00.0", 88), Kind: function.SF, PF: "0000:3b:00.0", Index: 88,
 		AuxDevice: "mlx5_core.sf.7", RDMA: true, RDMADevices: []string{"mlx5_9"},
 	}
 	for _, test := range []struct {
 		name      string
-		functions []inventory.Function
+		functions []function.Function
 		pool      func(*v1alpha1.DevicePoolSpec)
 		info      string
 		devices   []*pluginapi.DeviceSpec
@@ -78,22 +78,22 @@ func TestContents(t *testing.T) {
 			`{"0000:3b:00.2":{"generic":{"deviceID":"0000:3b:00.2"}},"0000:5e:00.3":{"generic":{"deviceID":"0000:5e:00.3"}}}`, nil,
 			`{"type":"pci","version":"1.1.0","pci":{"pci-address":"0000:5e:00.3","pf-pci-address":"0000:5e:00.0"}}` +
 				`{"type":"pci","version":"1.1.0","pci":{"pci-address":"0000:3b:00.2","pf-pci-address":"0000:3b:00.0"}}`},
-		{"a NIC without VFs", []inventory.Function{{ID: inventory.ID{Address: "0000:01:00.0"}, Kind: inventory.PF, PF: "0000:01:00.0"}}, nil,
+		{"a NIC without VFs", []function.Function{{ID: function.ID{Address: "0000:01:00.0"}, Kind: function.PF, PF: "0000:01:00.0"}}, nil,
 			`{"0000:01:00.0":{"generic":{"deviceID":"0000:01:00.0"}}}`, nil,
 			`{"type":"pci","version":"1.1.0","pci":{"pci-address":"0000:01:00.0"}}`},
-		{"vfio", []inventory.Function{with(vf("3b", 0), func(f *inventory.Function) { f.Driver, f.IOMMUGroup = "vfio-pci", "169" })}, nil,
+		{"vfio", []function.Function{with(vf("3b", 0), func(f *function.Function) { f.Driver, f.IOMMUGroup = "vfio-pci", "169" })}, nil,
 			`{"0000:3b:00.2":{"generic":{"deviceID":"0000:3b:00.2"},"vfio":{"dev-mount":"/dev/vfio/169","mount":"/dev/vfio/vfio"}}}`,
 			[]*pluginapi.DeviceSpec{spec("/dev/vfio/vfio", "/dev/vfio/vfio", "rw"), spec("/dev/vfio/169", "/dev/vfio/169", "rw")},
 			`{"type":"pci","version":"1.1.0","pci":{"pci-address":"0000:3b:00.2","pf-pci-address":"0000:3b:00.0"}}`},
-		{"vfio without an IOMMU", []inventory.Function{with(vf("3b", 0), func(f *inventory.Function) { f.Driver, f.IOMMUGroup = "vfio-pci", "noiommu-2" })}, nil,
+		{"vfio without an IOMMU", []function.Function{with(vf("3b", 0), func(f *function.Function) { f.Driver, f.IOMMUGroup = "vfio-pci", "noiommu-2" })}, nil,
 			`{"0000:3b:00.2":{"generic":{"deviceID":"0000:3b:00.2"},"vfio":{"dev-mount":"/dev/vfio/2","mount":"/dev/vfio/vfio"}}}`,
 			[]*pluginapi.DeviceSpec{spec("/dev/vfio/vfio", "/dev/vfio/vfio", "rw"), spec("/dev/vfio/noiommu-2", "/dev/vfio/2", "rw")},
 			`{"type":"pci","version":"1.1.0","pci":{"pci-address":"0000:3b:00.2","pf-pci-address":"0000:3b:00.0"}}`},
-		{"uio", []inventory.Function{with(vf("3b", 2), func(f *inventory.Function) { f.Driver = "igb_uio" })}, nil,
+		{"uio", []function.Function{with(vf("3b", 2), func(f *function.Function) { f.Driver = "igb_uio" })}, nil,
 			`{"0000:3b:00.4":{"generic":{"deviceID":"0000:3b:00.4"},"uio":{"mount":"/dev/uio3"}}}`,
 			[]*pluginapi.DeviceSpec{spec("/dev/uio3", "/dev/uio3", "rwm")},
 			`{"type":"pci","version":"1.1.0","pci":{"pci-address":"0000:3b:00.4","pf-pci-address":"0000:3b:00.0"}}`},
-		{"RDMA", []inventory.Function{with(vf("3b", 1), func(f *inventory.Function) { f.RDMA, f.RDMADevices = true, []string{"mlx5_4"} })}, rdma,
+		{"RDMA", []function.Function{with(vf("3b", 1), func(f *function.Function) { f.RDMA, f.RDMADevices = true, []string{"mlx5_4"} })}, rdma,
 			`{"0000:3b:00.3":{"generic":{"deviceID":"0000:3b:00.3"},"rdma":{"issm":"/dev/infiniband/issm4","rdma_cm":"/dev/infiniband/rdma_cm",` +
 				`"rdma_dev":"mlx5_4","umad":"/dev/infiniband/umad4","uverbs":"/dev/infiniband/uverbs4"}}}`,
 			[]*pluginapi.DeviceSpec{
@@ -101,22 +101,22 @@ func TestContents(t *testing.T) {
 				spec("/dev/infiniband/umad4", "/dev/infiniband/umad4", "rw"), spec("/dev/infiniband/rdma_cm", "/dev/infiniband/rdma_cm", "rw"),
 			},
 			`{"type":"pci","version":"1.1.0","pci":{"pci-address":"0000:3b:00.3","rdma-device":"mlx5_4","pf-pci-address":"0000:3b:00.0"}}`},
-		{"RDMA that the pool does not ask for", []inventory.Function{with(vf("3b", 1), func(f *inventory.Function) { f.RDMA, f.RDMADevices = true, []string{"mlx5_4"} })}, nil,
+		{"RDMA that the pool does not ask for", []function.Function{with(vf("3b", 1), func(f *function.Function) { f.RDMA, f.RDMADevices = true, []string{"mlx5_4"} })}, nil,
 			`{"0000:3b:00.3":{"generic":{"deviceID":"0000:3b:00.3"}}}`, nil,
 			`{"type":"pci","version":"1.1.0","pci":{"pci-address":"0000:3b:00.3","pf-pci-address":"0000:3b:00.0"}}`},
-		{"SF", []inventory.Function{sf}, rdma,
+		{"SF", []function.Function{sf}, rdma,
 			`{"0000:3b:00.0/sf88":{"generic":{"deviceID":"0000:3b:00.0/sf88"},"rdma":{"rdma_cm":"/dev/infiniband/rdma_cm","rdma_dev":"mlx5_9","uverbs":"/dev/infiniband/uverbs9"}}}`,
 			[]*pluginapi.DeviceSpec{spec("/dev/infiniband/uverbs9", "/dev/infiniband/uverbs9", "rw"), spec("/dev/infiniband/rdma_cm", "/dev/infiniband/rdma_cm", "rw")},
 			""},
-		{"vDPA with vhost", []inventory.Function{with(vf("3b", 0), func(f *inventory.Function) {
-			f.VDPA = inventory.VDPA{Name: "vdpa2", Driver: "vhost_vdpa", CharDevice: "vhost-vdpa-1"}
+		{"vDPA with vhost", []function.Function{with(vf("3b", 0), func(f *function.Function) {
+			f.VDPA = function.VDPA{Name: "vdpa2", Driver: "vhost_vdpa", CharDevice: "vhost-vdpa-1"}
 		})}, vhostVDPA,
 			`{"0000:3b:00.2":{"generic":{"deviceID":"0000:3b:00.2"},"vdpa":{"mount":"/dev/vhost-vdpa-1"}}}`,
 			[]*pluginapi.DeviceSpec{spec("/dev/vhost-vdpa-1", "/dev/vhost-vdpa-1", "rwm")},
 			`{"type":"vdpa","version":"1.1.0","vdpa":{"parent-device":"vdpa2","driver":"vhost","path":"/dev/vhost-vdpa-1",` +
 				`"pci-address":"0000:3b:00.2","pf-pci-address":"0000:3b:00.0"}}`},
-		{"vDPA with virtio", []inventory.Function{with(vf("3b", 0), func(f *inventory.Function) {
-			f.VDPA = inventory.VDPA{Name: "vdpa2", Driver: "virtio_vdpa"}
+		{"vDPA with virtio", []function.Function{with(vf("3b", 0), func(f *function.Function) {
+			f.VDPA = function.VDPA{Name: "vdpa2", Driver: "virtio_vdpa"}
 		})}, func(s *v1alpha1.DevicePoolSpec) { s.Selectors[0].VDPAType = "virtio" },
 			`{"0000:3b:00.2":{"generic":{"deviceID":"0000:3b:00.2"},"vdpa":{}}}`, nil,
 			`{"type":"vdpa","version":"1.1.0","vdpa":{"parent-device":"vdpa2","driver":"virtio","pci-address":"0000:3b:00.2","pf-pci-address":"0000:3b:00.0"}}`},
@@ -188,7 +188,7 @@ func TestContentsThatContainersCouldNotUse(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			// RDMA is true, as for a Function whose RDMA device is in a pod.
-			f := with(vf("3b", 0), func(f *inventory.Function) { f.Driver, f.RDMA = test.driver, true })
+			f := with(vf("3b", 0), func(f *function.Function) { f.Driver, f.RDMA = test.driver, true })
 			p := poolOf("fast", f)
 			if test.pool != nil {
 				test.pool(&p.Spec)

@@ -12,9 +12,9 @@ import (
 	"time"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceinfo"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 )
 
@@ -79,7 +79,7 @@ func (d *DeviceInfo) write(resource string, c content) (err error) {
 const deviceInfoSuffix = "-device.json"
 
 // deviceInfoName is the name that readers look for.
-func deviceInfoName(resource string, id inventory.ID) string {
+func deviceInfoName(resource string, id function.ID) string {
 	return deviceInfoPrefix(resource) + strings.ReplaceAll(id.String(), "/", "-") + deviceInfoSuffix
 }
 
@@ -97,7 +97,7 @@ func (d *DeviceInfo) removeUnassigned(resources []string, assigned map[string]po
 	}
 	keep := map[string]bool{}
 	for text, a := range assigned {
-		if id, err := inventory.ParseID(text); err == nil {
+		if id, err := function.ParseID(text); err == nil {
 			keep[deviceInfoName(a.Resource, id)] = true
 		}
 	}

@@ -10,7 +10,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
 // endpoint is a socket of a server, and answers the kubelet there.
@@ -162,7 +162,7 @@ func (e *endpoint) GetPreferredAllocation(
 	return response, nil
 }
 
-func deviceIDs(functions []inventory.Function) []string {
+func deviceIDs(functions []function.Function) []string {
 	ids := make([]string, len(functions))
 	for i, f := range functions {
 		ids[i] = f.ID.String()

@@ -11,25 +11,25 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceplugin/kubelettest"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
 // madePool offers SFs with RDMA, which do not exist before they are allocated.
 func madePool() (p pool.Pool, ids []string) {
-	pf := inventory.Function{
-		ID: inventory.ID{Address: "0000:3b:00.0"}, Kind: inventory.PF, PF: "0000:3b:00.0", PFName: "ens3f0",
+	pf := function.Function{
+		ID: function.ID{Address: "0000:3b:00.0"}, Kind: function.PF, PF: "0000:3b:00.0", PFName: "ens3f0",
 		NUMANode: 1, LinkUp: true,
 	}
-	p = poolOf("fast", inventory.PotentialSF(pf, 1), inventory.PotentialSF(pf, 2))
+	p = poolOf("fast", function.PotentialSF(pf, 1), function.PotentialSF(pf, 2))
 	p.Spec.SFs = &v1alpha1.SFSpec{FirstNumber: 1, Count: 2}
 	p.Spec.Selectors = []v1alpha1.FunctionSelector{{PFNames: []string{"ens3f0"}, IsRdma: true}}
 	return p, []string{p.Functions[0].ID.String(), p.Functions[1].ID.String()}
 }
 
 // made is an SF as it is once it exists.
-func made(f inventory.Function) inventory.Function {
+func made(f function.Function) function.Function {
 	f.Potential, f.Netdev, f.AuxDevice, f.RDMADevices = false, "eth7", "mlx5_core.sf.4", []string{"mlx5_4"}
 	return f
 }
@@ -39,7 +39,7 @@ func made(f inventory.Function) inventory.Function {
 func TestAllocateFitsOut(t *testing.T) {
 	s := newScene(t, kubelettest.Options{})
 	p, ids := madePool()
-	s.reserve = func(f inventory.Function) (inventory.Function, error) { return made(f), nil }
+	s.reserve = func(f function.Function) (function.Function, error) { return made(f), nil }
 	s.set(p)
 	s.run()
 	s.awaitHealthy("registered", fast, ids...)
@@ -66,28 +66,28 @@ func TestAllocateFitsOut(t *testing.T) {
 func TestAllocateGivesUp(t *testing.T) {
 	for _, test := range []struct {
 		name    string
-		reserve func(inventory.Function) (inventory.Function, error)
+		reserve func(function.Function) (function.Function, error)
 		ready   error
 		code    codes.Code
 		want    string
 	}{
-		{"one cannot be made", func(f inventory.Function) (inventory.Function, error) {
+		{"one cannot be made", func(f function.Function) (function.Function, error) {
 			if f.Index == 2 {
 				return f, errors.New("the PF can have no more SFs")
 			}
 			return made(f), nil
 		}, nil, codes.Unavailable,
 			"Function 0000:3b:00.0/sf2 of resource xpu.opiproject.org/fast: the PF can have no more SFs"},
-		{"the container could not use it", func(f inventory.Function) (inventory.Function, error) { return f, nil },
+		{"the container could not use it", func(f function.Function) (function.Function, error) { return f, nil },
 			nil, codes.Internal, "RDMA"},
-		{"the xPU refuses", func(f inventory.Function) (inventory.Function, error) { return made(f), nil },
+		{"the xPU refuses", func(f function.Function) (function.Function, error) { return made(f), nil },
 			errors.New("no such network"), codes.Unavailable, "xPU not ready for it: no such network"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			s := newScene(t, kubelettest.Options{})
 			p, ids := madePool()
 			p.Spec.Network, p.Spec.DevicePlugin.ProvisionAt = "blue", v1alpha1.ProvisionAtAllocate
-			s.reserve, s.ready = test.reserve, func(context.Context, inventory.Function, pool.Pool) error { return test.ready }
+			s.reserve, s.ready = test.reserve, func(context.Context, function.Function, pool.Pool) error { return test.ready }
 			s.set(p)
 			s.run()
 			s.awaitHealthy("registered", fast, ids...)

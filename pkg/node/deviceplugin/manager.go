@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
@@ -41,7 +41,7 @@ type Pools interface {
 
 // Health says what is wrong with a Function; nothing means healthy. It does not block and is safe for concurrent use.
 type Health interface {
-	Problems(inventory.Function) []health.Problem
+	Problems(function.Function) []health.Problem
 }
 
 // Provisioner has Functions and the xPU ready for containers. Its methods may be called for several Functions at once,
@@ -49,16 +49,16 @@ type Health interface {
 type Provisioner interface {
 	// Reserve returns once nothing is left of the Function's last pod, and it is fitted out as its pool wants it, as it is
 	// then: an SF is made, a driver bound. It is called once for each allocation.
-	Reserve(ctx context.Context, f inventory.Function, p pool.Pool) (inventory.Function, error)
+	Reserve(ctx context.Context, f function.Function, p pool.Pool) (function.Function, error)
 	// Ready returns once the xPU serves a reserved Function of a pool with provisionAt: Allocate.
-	Ready(ctx context.Context, f inventory.Function, p pool.Pool) error
+	Ready(ctx context.Context, f function.Function, p pool.Pool) error
 	// GiveUp undoes both for a Function that no container gets after all. What cannot be undone now is undone later.
-	GiveUp(ctx context.Context, f inventory.Function, p pool.Pool)
+	GiveUp(ctx context.Context, f function.Function, p pool.Pool)
 }
 
 // Assignments knows which pods have which Functions.
 type Assignments interface {
-	// Assigned returns what pods have, by [inventory.ID.String].
+	// Assigned returns what pods have, by [function.ID.String].
 	Assigned(ctx context.Context) (map[string]podresources.Assignment, error)
 }
 

@@ -26,10 +26,10 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceplugin/kubelettest"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
@@ -44,8 +44,8 @@ type node struct {
 	pools    []pool.Pool
 	known    bool
 	problems map[string]health.Problem // by Function
-	ready    func(context.Context, inventory.Function, pool.Pool) error
-	reserve  func(inventory.Function) (inventory.Function, error)
+	ready    func(context.Context, function.Function, pool.Pool) error
+	reserve  func(function.Function) (function.Function, error)
 	givenUp  []string // Functions
 	changed  notify.Signal
 }
@@ -56,7 +56,7 @@ func (n *node) Pools() ([]pool.Pool, bool) {
 	return n.pools, n.known
 }
 
-func (n *node) Problems(f inventory.Function) []health.Problem {
+func (n *node) Problems(f function.Function) []health.Problem {
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
 	if problem, ok := n.problems[f.ID.String()]; ok {
@@ -65,7 +65,7 @@ func (n *node) Problems(f inventory.Function) []health.Problem {
 	return nil
 }
 
-func (n *node) Reserve(_ context.Context, f inventory.Function, _ pool.Pool) (inventory.Function, error) {
+func (n *node) Reserve(_ context.Context, f function.Function, _ pool.Pool) (function.Function, error) {
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
 	if n.reserve == nil {
@@ -74,14 +74,14 @@ func (n *node) Reserve(_ context.Context, f inventory.Function, _ pool.Pool) (in
 	return n.reserve(f)
 }
 
-func (n *node) GiveUp(_ context.Context, f inventory.Function, _ pool.Pool) {
+func (n *node) GiveUp(_ context.Context, f function.Function, _ pool.Pool) {
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
 	n.givenUp = append(n.givenUp, f.ID.String())
 	slices.Sort(n.givenUp)
 }
 
-func (n *node) Ready(ctx context.Context, f inventory.Function, p pool.Pool) error {
+func (n *node) Ready(ctx context.Context, f function.Function, p pool.Pool) error {
 	n.mutex.Lock()
 	ready := n.ready
 	n.mutex.Unlock()
@@ -570,7 +570,7 @@ func TestAllocateLooksFirst(t *testing.T) {
 	p := poolOf("fast", vfs("3b:0")...)
 	p.Spec.Network, p.Spec.DevicePlugin.ProvisionAt = "blue", v1alpha1.ProvisionAtAllocate
 	p.Spec.DevicePlugin.NeedVhostNet = true
-	s.ready = func(context.Context, inventory.Function, pool.Pool) error {
+	s.ready = func(context.Context, function.Function, pool.Pool) error {
 		t.Error("the xPU was asked")
 		return nil
 	}
@@ -591,7 +591,7 @@ func TestAllocateProvisions(t *testing.T) {
 	var mutex sync.Mutex
 	var asked []string
 	both := make(chan struct{})
-	s.ready = func(ctx context.Context, f inventory.Function, p pool.Pool) error {
+	s.ready = func(ctx context.Context, f function.Function, p pool.Pool) error {
 		mutex.Lock()
 		asked = append(asked, p.Spec.Network+" "+f.ID.String())
 		if len(asked) == 2 {

@@ -10,23 +10,23 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
 // offer is what a resource has. It is never changed once it is made.
 type offer struct {
 	pool      pool.Pool
-	functions map[string]inventory.Function // by the kubelet's device ID, which is [inventory.ID.String]
-	devices   []*pluginapi.Device           // in the order of the pool
-	problems  map[string]string             // what is wrong with the devices that are unhealthy
-	returning map[string]bool               // those of them that are only on their way back from a pod
+	functions map[string]function.Function // by the kubelet's device ID, which is [function.ID.String]
+	devices   []*pluginapi.Device          // in the order of the pool
+	problems  map[string]string            // what is wrong with the devices that are unhealthy
+	returning map[string]bool              // those of them that are only on their way back from a pod
 }
 
 func newOffer(p pool.Pool, health Health) *offer {
 	o := &offer{
 		pool:      p,
-		functions: make(map[string]inventory.Function, len(p.Functions)),
+		functions: make(map[string]function.Function, len(p.Functions)),
 		devices:   make([]*pluginapi.Device, 0, len(p.Functions)),
 		problems:  map[string]string{},
 		returning: map[string]bool{},
@@ -56,8 +56,8 @@ func newOffer(p pool.Pool, health Health) *offer {
 }
 
 // find returns the Functions with these device IDs, in this order.
-func (o *offer) find(resource string, ids []string) ([]inventory.Function, error) {
-	functions := make([]inventory.Function, 0, len(ids))
+func (o *offer) find(resource string, ids []string) ([]function.Function, error) {
+	functions := make([]function.Function, 0, len(ids))
 	seen := make(map[string]bool, len(ids))
 	for _, id := range ids {
 		f, ok := o.functions[id]
@@ -74,8 +74,8 @@ func (o *offer) find(resource string, ids []string) ([]inventory.Function, error
 }
 
 // some returns those Functions of these device IDs that there are.
-func (o *offer) some(ids []string) []inventory.Function {
-	functions := make([]inventory.Function, 0, len(ids))
+func (o *offer) some(ids []string) []function.Function {
+	functions := make([]function.Function, 0, len(ids))
 	for _, id := range ids {
 		if f, ok := o.functions[id]; ok {
 			functions = append(functions, f)

@@ -5,16 +5,16 @@ import (
 	"slices"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 )
 
 // prefer chooses size Functions: those that must be included, then the best of those that are available. Fewer are
 // chosen only where there are not enough. The result depends on nothing but the arguments, and not on the order of
 // available, which may or may not have those of must too.
-func prefer(policy v1alpha1.PreferredAllocation, available, must []inventory.Function, size int) []inventory.Function {
+func prefer(policy v1alpha1.PreferredAllocation, available, must []function.Function, size int) []function.Function {
 	c := &choice{taken: map[pci.Address]int{}, roots: map[string]bool{}, nodes: map[int]bool{}}
-	included := map[inventory.ID]bool{}
+	included := map[function.ID]bool{}
 	for _, f := range must {
 		if !included[f.ID] {
 			included[f.ID] = true
@@ -41,12 +41,12 @@ type group struct {
 	pf   pci.Address
 	root string
 	node int // NUMA node, -1 if unknown
-	free []inventory.Function
+	free []function.Function
 }
 
 // byPF groups what is available and not included yet, by the PF's address.
-func byPF(available []inventory.Function, included map[inventory.ID]bool) []group {
-	members := map[pci.Address][]inventory.Function{}
+func byPF(available []function.Function, included map[function.ID]bool) []group {
+	members := map[pci.Address][]function.Function{}
 	for _, f := range available {
 		if !included[f.ID] {
 			members[f.PF] = append(members[f.PF], f)
@@ -54,7 +54,7 @@ func byPF(available []inventory.Function, included map[inventory.ID]bool) []grou
 	}
 	groups := make([]group, 0, len(members))
 	for pf, free := range members {
-		slices.SortFunc(free, func(a, b inventory.Function) int {
+		slices.SortFunc(free, func(a, b function.Function) int {
 			return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.ID.String(), b.ID.String()))
 		})
 		groups = append(groups, group{pf: pf, root: free[0].PCIeRoot, node: free[0].NUMANode, free: free})
@@ -65,13 +65,13 @@ func byPF(available []inventory.Function, included map[inventory.ID]bool) []grou
 
 // choice is what was chosen so far and where it is.
 type choice struct {
-	chosen []inventory.Function
+	chosen []function.Function
 	taken  map[pci.Address]int // how many of each PF
 	roots  map[string]bool
 	nodes  map[int]bool
 }
 
-func (c *choice) take(f inventory.Function) {
+func (c *choice) take(f function.Function) {
 	c.chosen = append(c.chosen, f)
 	c.taken[f.PF]++
 	if f.PCIeRoot != "" {

@@ -7,16 +7,16 @@ import (
 	"testing"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 )
 
 // vf is VF index of the PF "0000:<bus>:00.0". PFs on the buses 3b and 3c share a PCIe root and NUMA node 0; 5e is of
 // NUMA node 0 too; af and b0 share a root and NUMA node 1.
-func vf(bus string, index int) inventory.Function {
-	f := inventory.Function{
-		ID:   inventory.ID{Address: pci.Address(fmt.Sprintf("0000:%s:%02x.%d", bus, (index+2)/8, (index+2)%8))},
-		Kind: inventory.VF, PF: pci.Address("0000:" + bus + ":00.0"), PFName: "pf" + bus, Index: index, LinkUp: true,
+func vf(bus string, index int) function.Function {
+	f := function.Function{
+		ID:   function.ID{Address: pci.Address(fmt.Sprintf("0000:%s:%02x.%d", bus, (index+2)/8, (index+2)%8))},
+		Kind: function.VF, PF: pci.Address("0000:" + bus + ":00.0"), PFName: "pf" + bus, Index: index, LinkUp: true,
 		PCIeRoot: "pci0000:3a",
 	}
 	switch bus {
@@ -29,8 +29,8 @@ func vf(bus string, index int) inventory.Function {
 }
 
 // vfs reads "3b:0-3 5e:0".
-func vfs(text string) []inventory.Function {
-	var functions []inventory.Function
+func vfs(text string) []function.Function {
+	var functions []function.Function
 	for _, field := range strings.Fields(text) {
 		bus, indexes, _ := strings.Cut(field, ":")
 		var low, high int
@@ -45,7 +45,7 @@ func vfs(text string) []inventory.Function {
 }
 
 // words is "3b:0 3b:1 5e:0".
-func words(functions []inventory.Function) string {
+func words(functions []function.Function) string {
 	var out []string
 	for _, f := range functions {
 		out = append(out, fmt.Sprintf("%s:%d", strings.Split(string(f.PF), ":")[1], f.Index))

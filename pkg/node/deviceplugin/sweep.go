@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 )
 
@@ -62,7 +62,7 @@ func (f *fleet) needed(assigned map[string]podresources.Assignment) map[string]b
 		}
 	}
 	for text, a := range assigned {
-		if id, err := inventory.ParseID(text); err == nil {
+		if id, err := function.ParseID(text); err == nil {
 			needed[cdiDeviceName(a.Resource, id)] = true
 		}
 	}

@@ -11,7 +11,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
 // Paths of device nodes, for the host and for containers.
@@ -62,15 +62,15 @@ var uioDrivers = []string{"igb_uio", "uio", "uio_pci_generic"}
 
 // Of looks up what a container gets of a Function. It fails where the container could not use it, with an error that
 // goes behind the Function's name.
-func (f *Finder) Of(function inventory.Function, wish Wish) (Set, error) {
+func (f *Finder) Of(of function.Function, wish Wish) (Set, error) {
 	if wish.Driver != "" {
-		function.Driver = wish.Driver
+		of.Driver = wish.Driver
 	}
 	set := Set{Info: map[string]map[string]string{}}
-	isVFIO, isUIO := function.Driver == "vfio-pci", slices.Contains(uioDrivers, function.Driver)
+	isVFIO, isUIO := of.Driver == "vfio-pci", slices.Contains(uioDrivers, of.Driver)
 	steps := []struct {
 		wanted bool
-		add    func(inventory.Function, *Set) error
+		add    func(function.Function, *Set) error
 	}{
 		{isVFIO, f.vfio},
 		{isUIO, f.uio},
@@ -82,15 +82,15 @@ func (f *Finder) Of(function inventory.Function, wish Wish) (Set, error) {
 		if !step.wanted {
 			continue
 		}
-		if err := step.add(function, &set); err != nil {
+		if err := step.add(of, &set); err != nil {
 			return Set{}, err
 		}
 	}
 	return set, nil
 }
 
-func (f *Finder) vfio(function inventory.Function, out *Set) error {
-	group := function.IOMMUGroup
+func (f *Finder) vfio(of function.Function, out *Set) error {
+	group := of.IOMMUGroup
 	if group == "" {
 		return errors.New("is bound to vfio-pci but has no IOMMU group: turn the IOMMU on, or the no-IOMMU mode of vfio")
 	}
@@ -101,13 +101,13 @@ func (f *Finder) vfio(function inventory.Function, out *Set) error {
 	return nil
 }
 
-func (f *Finder) uio(function inventory.Function, out *Set) error {
-	names, err := list(filepath.Join(f.device(function), "uio"))
+func (f *Finder) uio(of function.Function, out *Set) error {
+	names, err := list(filepath.Join(f.device(of), "uio"))
 	if err != nil {
 		return err
 	}
 	if len(names) == 0 {
-		return fmt.Errorf("is bound to %s but has no UIO device", function.Driver)
+		return fmt.Errorf("is bound to %s but has no UIO device", of.Driver)
 	}
 	path := "/dev/" + names[0]
 	out.Nodes = append(out.Nodes, Node{path, path, "rwm"})
@@ -115,8 +115,8 @@ func (f *Finder) uio(function inventory.Function, out *Set) error {
 	return nil
 }
 
-func (f *Finder) vdpa(function inventory.Function, out *Set) error {
-	device := function.VDPA
+func (f *Finder) vdpa(of function.Function, out *Set) error {
+	device := of.VDPA
 	if device.Name == "" {
 		return errors.New("has no vDPA device, which its pool asks for: make one with vdpa(8)")
 	}
@@ -129,15 +129,15 @@ func (f *Finder) vdpa(function inventory.Function, out *Set) error {
 	return nil
 }
 
-func (f *Finder) rdma(function inventory.Function, out *Set) error {
-	if len(function.RDMADevices) == 0 {
+func (f *Finder) rdma(of function.Function, out *Set) error {
+	if len(of.RDMADevices) == 0 {
 		return errors.New("has no RDMA device, which its pool asks for: load the RDMA driver of the NIC")
 	}
-	info := map[string]string{"rdma_dev": function.RDMADevices[0]}
+	info := map[string]string{"rdma_dev": of.RDMADevices[0]}
 	out.Info["rdma"] = info
 	// Each directory has an entry for every character device, which is below /dev/infiniband: uverbs0, umad0, issm0.
 	for _, class := range []string{"infiniband_verbs", "infiniband_mad"} {
-		names, err := list(filepath.Join(f.device(function), class))
+		names, err := list(filepath.Join(f.device(of), class))
 		if err != nil {
 			return err
 		}
@@ -154,7 +154,7 @@ func (f *Finder) rdma(function inventory.Function, out *Set) error {
 	return nil
 }
 
-func (f *Finder) vhost(_ inventory.Function, out *Set) error {
+func (f *Finder) vhost(_ function.Function, out *Set) error {
 	for _, path := range []string{vhostNet, tun} {
 		if !f.exists(path) {
 			return fmt.Errorf("its pool needs %s, which the node does not have: load the modules vhost_net and tun", path)
@@ -171,11 +171,11 @@ func (f *Finder) exists(devicePath string) bool {
 }
 
 // device is the directory of a Function in sysfs.
-func (f *Finder) device(function inventory.Function) string {
-	if function.Kind == inventory.SF {
-		return filepath.Join(f.SysRoot, "bus/auxiliary/devices", function.AuxDevice)
+func (f *Finder) device(of function.Function) string {
+	if of.Kind == function.SF {
+		return filepath.Join(f.SysRoot, "bus/auxiliary/devices", of.AuxDevice)
 	}
-	return filepath.Join(f.SysRoot, "bus/pci/devices", string(function.ID.Address))
+	return filepath.Join(f.SysRoot, "bus/pci/devices", string(of.ID.Address))
 }
 
 // list returns the names in a directory, sorted. A directory that is not there has none.

@@ -8,8 +8,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 )
 
 // tree makes directories below a new one.
@@ -24,10 +24,10 @@ func tree(t *testing.T, paths ...string) string {
 	return root
 }
 
-var vf = inventory.Function{ID: inventory.ID{Address: "0000:3b:00.2"}, Kind: inventory.VF, Driver: "mlx5_core", IOMMUGroup: "42"}
+var vf = function.Function{ID: function.ID{Address: "0000:3b:00.2"}, Kind: function.VF, Driver: "mlx5_core", IOMMUGroup: "42"}
 
 // with is the VF with something changed.
-func with(change func(*inventory.Function)) inventory.Function {
+func with(change func(*function.Function)) function.Function {
 	f := vf
 	change(&f)
 	return f
@@ -38,13 +38,13 @@ func TestOf(t *testing.T) {
 		SysRoot: tree(t, "bus/pci/devices/0000:3b:00.2/infiniband_verbs/uverbs2", "bus/auxiliary/devices/mlx5_core.sf.7/infiniband_mad/umad9"),
 		DevRoot: tree(t, "vhost-net", "net/tun"),
 	}
-	rdma := with(func(f *inventory.Function) { f.RDMADevices = []string{"mlx5_2"} })
-	sf := with(func(f *inventory.Function) {
-		f.Kind, f.AuxDevice, f.RDMADevices = inventory.SF, "mlx5_core.sf.7", []string{"mlx5_9"}
+	rdma := with(func(f *function.Function) { f.RDMADevices = []string{"mlx5_2"} })
+	sf := with(func(f *function.Function) {
+		f.Kind, f.AuxDevice, f.RDMADevices = function.SF, "mlx5_core.sf.7", []string{"mlx5_9"}
 	})
 	for _, test := range []struct {
 		name     string
-		function inventory.Function
+		function function.Function
 		wish     devnode.Wish
 		want     string // host paths
 		info     map[string]map[string]string
@@ -52,7 +52,7 @@ func TestOf(t *testing.T) {
 		{"a netdev is all", vf, devnode.Wish{}, "", map[string]map[string]string{}},
 		{"vfio-pci will be bound", vf, devnode.Wish{Driver: "vfio-pci"}, "/dev/vfio/vfio /dev/vfio/42",
 			map[string]map[string]string{"vfio": {"mount": "/dev/vfio/vfio", "dev-mount": "/dev/vfio/42"}}},
-		{"vfio-pci without an IOMMU", with(func(f *inventory.Function) { f.Driver, f.IOMMUGroup = "vfio-pci", "noiommu-3" }),
+		{"vfio-pci without an IOMMU", with(func(f *function.Function) { f.Driver, f.IOMMUGroup = "vfio-pci", "noiommu-3" }),
 			devnode.Wish{}, "/dev/vfio/vfio /dev/vfio/noiommu-3",
 			map[string]map[string]string{"vfio": {"mount": "/dev/vfio/vfio", "dev-mount": "/dev/vfio/3"}}},
 		{"RDMA of a VF", rdma, devnode.Wish{RDMA: true}, "/dev/infiniband/uverbs2",
@@ -87,15 +87,15 @@ func TestOf(t *testing.T) {
 
 func TestOfWhatAContainerCouldNotUse(t *testing.T) {
 	finder := devnode.Finder{SysRoot: t.TempDir(), DevRoot: t.TempDir()}
-	noGroup := with(func(f *inventory.Function) { f.IOMMUGroup = "" })
+	noGroup := with(func(f *function.Function) { f.IOMMUGroup = "" })
 	for _, test := range []struct {
 		name     string
-		function inventory.Function
+		function function.Function
 		wish     devnode.Wish
 		want     string
 	}{
 		{"vfio-pci", noGroup, devnode.Wish{Driver: "vfio-pci"}, "has no IOMMU group"},
-		{"uio", with(func(f *inventory.Function) { f.Driver = "uio_pci_generic" }), devnode.Wish{}, "has no UIO device"},
+		{"uio", with(func(f *function.Function) { f.Driver = "uio_pci_generic" }), devnode.Wish{}, "has no UIO device"},
 		{"RDMA", vf, devnode.Wish{RDMA: true}, "has no RDMA device"},
 		{"vDPA", vf, devnode.Wish{VDPA: true}, "has no vDPA device"},
 		{"vhost-net", vf, devnode.Wish{VhostNet: true}, "its pool needs /dev/vhost-net"},

@@ -16,12 +16,12 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
 // limited is a pool of VFs and of SFs that do not exist yet, of which some may be allocated at each PF.
-func limited(maxAllocated int32, functions ...inventory.Function) pool.Pool {
+func limited(maxAllocated int32, functions ...function.Function) pool.Pool {
 	p := draPool("fast", functions...)
 	p.Spec.MaxAllocated = ptr.To(maxAllocated)
 	return p
@@ -61,12 +61,12 @@ func TestSharedCounters(t *testing.T) {
 
 // TestAnSFIsPublishedTheSameWhetherItExists: what only its driver makes of it is not published.
 func TestAnSFIsPublishedTheSameWhetherItExists(t *testing.T) {
-	pf := inventory.Function{
-		ID: inventory.ID{Address: "0000:3b:00.0"}, Kind: inventory.PF, PF: "0000:3b:00.0", PFName: "ens59f0",
+	pf := function.Function{
+		ID: function.ID{Address: "0000:3b:00.0"}, Kind: function.PF, PF: "0000:3b:00.0", PFName: "ens59f0",
 		PFDriver: "mlx5_core", Driver: "mlx5_core", Index: -1, NumVFs: 4, Vendor: "15b3", Device: "a2dc",
 		PCIeRoot: "pci0000:3a", NUMANode: 1, LinkUp: true, LinkType: "ether", Netdev: "ens59f0", IOMMUGroup: "7",
 	}
-	potential := inventory.PotentialSF(pf, 88)
+	potential := function.PotentialSF(pf, 88)
 	existing := potential
 	existing.Potential, existing.Driver = false, "mlx5_core.sf"
 	existing.Netdev, existing.AuxDevice = "en3f0pf0sf88", "mlx5_core.sf.4"

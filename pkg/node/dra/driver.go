@@ -20,9 +20,8 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
@@ -33,7 +32,7 @@ import (
 type Ports interface {
 	// Wait returns the Port of a Function that is allocated to a claim, once the xPU serves it. It gives up when ctx
 	// ends and says what is missing.
-	Wait(ctx context.Context, c *resourceapi.ResourceClaim, f inventory.ID) (*v1alpha1.XPUPort, error)
+	Wait(ctx context.Context, c *resourceapi.ResourceClaim, f function.ID) (*v1alpha1.XPUPort, error)
 }
 
 // DevicePools knows what the administrator declared for this node.
@@ -43,7 +42,7 @@ type DevicePools interface {
 
 // Functions knows the node's Functions.
 type Functions interface {
-	Get(inventory.ID) (inventory.Function, bool)
+	Get(function.ID) (function.Function, bool)
 }
 
 // Lifecycle decides who has a Function.
@@ -86,7 +85,7 @@ const (
 
 // DeviceNodes looks up which device nodes a container needs for a Function.
 type DeviceNodes interface {
-	Of(inventory.Function, devnode.Wish) (devnode.Set, error)
+	Of(function.Function, devnode.Wish) (devnode.Set, error)
 }
 
 // Driver prepares claims. It implements [kubeletplugin.DRAPlugin].
@@ -300,7 +299,7 @@ func (d *Driver) reserve(ctx context.Context, c *resourceapi.ResourceClaim, pod 
 }
 
 // reservation is what the claim wants of a Function: all but the pod, and the interface's name.
-func (d *Driver) reservation(c *resourceapi.ResourceClaim, device claim.Device, function inventory.Function, port *v1alpha1.XPUPort) (journal.Attachment, error) {
+func (d *Driver) reservation(c *resourceapi.ResourceClaim, device claim.Device, function function.Function, port *v1alpha1.XPUPort) (journal.Attachment, error) {
 	spec, _ := d.DevicePools.DevicePool(device.ID.DevicePool)
 	driver, err := d.ownersDriver(c, device, function, spec)
 	if err != nil {
@@ -331,11 +330,11 @@ func (d *Driver) reservation(c *resourceapi.ResourceClaim, device claim.Device, 
 }
 
 // ownersDriver is the one that claim or pool asks for, "" for the Function's own.
-func (d *Driver) ownersDriver(c *resourceapi.ResourceClaim, device claim.Device, function inventory.Function, spec v1alpha1.DevicePoolSpec) (v1alpha1.FunctionDriver, error) {
-	if bound := d.bound(c.UID, function.ID); bound != "" {
+func (d *Driver) ownersDriver(c *resourceapi.ResourceClaim, device claim.Device, f function.Function, spec v1alpha1.DevicePoolSpec) (v1alpha1.FunctionDriver, error) {
+	if bound := d.bound(c.UID, f.ID); bound != "" {
 		return bound, nil
 	}
-	if device.Config.Driver != "" && spec.Driver == "" && function.Kind != inventory.SF && function.IOMMUGroup == "" {
+	if device.Config.Driver != "" && spec.Driver == "" && f.Kind != function.SF && f.IOMMUGroup == "" {
 		return "", fmt.Errorf("driver %s: there is no IOMMU, without which a program that has a Function can read and change "+
 			"all of the node's memory: only spec.driver of DevicePool %s may ask for it, which is the administrator's",
 			device.Config.Driver, device.ID.DevicePool)
@@ -345,7 +344,7 @@ func (d *Driver) ownersDriver(c *resourceapi.ResourceClaim, device claim.Device,
 
 // bound is the driver that was bound for the claim, "" if none was. It stays until the claim is unprepared, whatever the
 // pool says by now.
-func (d *Driver) bound(claim types.UID, function inventory.ID) v1alpha1.FunctionDriver {
+func (d *Driver) bound(claim types.UID, function function.ID) v1alpha1.FunctionDriver {
 	for _, a := range d.Journal.ByClaim(claim) {
 		if a.Function == function && a.Outfit != nil {
 			return v1alpha1.FunctionDriver(a.Outfit.Driver)
@@ -355,9 +354,9 @@ func (d *Driver) bound(claim types.UID, function inventory.ID) v1alpha1.Function
 }
 
 // known is the interface that an earlier Prepare of the claim reserved.
-func (d *Driver) known(claim types.UID, function inventory.ID) (known netdev.Interface, ok bool) {
+func (d *Driver) known(claim types.UID, f function.ID) (known function.Interface, ok bool) {
 	for _, a := range d.Journal.ByClaim(claim) {
-		if a.Function != function {
+		if a.Function != f {
 			continue
 		}
 		if a.CNI != nil && a.CNI.Claimed != nil {
@@ -365,7 +364,7 @@ func (d *Driver) known(claim types.UID, function inventory.ID) (known netdev.Int
 		}
 		return a.Interface, true
 	}
-	return netdev.Interface{}, false
+	return function.Interface{}, false
 }
 
 // port waits for the device's Port; it is nil if neither the claim nor the pool names a network.

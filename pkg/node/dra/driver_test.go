@@ -27,9 +27,9 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim/claimtest"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 )
@@ -37,13 +37,13 @@ import (
 // node is what a driver needs of a node and a cluster.
 type node struct {
 	t         *testing.T
-	functions map[inventory.ID]inventory.Function
+	functions map[function.ID]function.Function
 	specs     map[string]v1alpha1.DevicePoolSpec
 	journal   *journal.Journal
 	cdiDir    string
 
 	mutex   sync.Mutex
-	ports   map[inventory.ID]*v1alpha1.XPUPort
+	ports   map[function.ID]*v1alpha1.XPUPort
 	waits   int
 	release error
 	freed   func() // called when a Function is free, where set
@@ -58,9 +58,9 @@ func newNode(t *testing.T) *node {
 	t.Cleanup(func() { j.Close() })
 	n := &node{
 		t: t, journal: j, cdiDir: t.TempDir(),
-		functions: map[inventory.ID]inventory.Function{},
+		functions: map[function.ID]function.Function{},
 		specs:     map[string]v1alpha1.DevicePoolSpec{"fast": {Network: "lab"}, "plain": {}},
-		ports:     map[inventory.ID]*v1alpha1.XPUPort{},
+		ports:     map[function.ID]*v1alpha1.XPUPort{},
 	}
 	for _, f := range vfs(0x3b, 4) {
 		f.IOMMUGroup = "42"
@@ -72,7 +72,7 @@ func newNode(t *testing.T) *node {
 	return n
 }
 
-func (n *node) Get(id inventory.ID) (inventory.Function, bool) {
+func (n *node) Get(id function.ID) (function.Function, bool) {
 	f, ok := n.functions[id]
 	return f, ok
 }
@@ -82,7 +82,7 @@ func (n *node) DevicePool(name string) (v1alpha1.DevicePoolSpec, bool) {
 	return spec, ok
 }
 
-func (n *node) Wait(ctx context.Context, _ *resourceapi.ResourceClaim, id inventory.ID) (*v1alpha1.XPUPort, error) {
+func (n *node) Wait(ctx context.Context, _ *resourceapi.ResourceClaim, id function.ID) (*v1alpha1.XPUPort, error) {
 	n.mutex.Lock()
 	n.waits++
 	port := n.ports[id]
@@ -126,7 +126,7 @@ func (n *node) lifecycle(options lifecycle.Options) life {
 type hooks struct{}
 
 func (hooks) First(journal.Attachment) string { return "" }
-func (hooks) Add(inventory.ID)                {}
+func (hooks) Add(function.ID)                 {}
 
 func (n *node) driver() *Driver {
 	n.t.Helper()
@@ -252,14 +252,14 @@ func TestPrepare(t *testing.T) {
 	if diff := gocmp.Diff(want, got.Devices); diff != "" {
 		t.Errorf("devices: -want +got\n%s", diff)
 	}
-	record, _ := n.journal.Get(inventory.ID{Address: "0000:3b:00.2"})
+	record, _ := n.journal.Get(function.ID{Address: "0000:3b:00.2"})
 	wantRecord := journal.Attachment{
-		Function: inventory.ID{Address: "0000:3b:00.2"}, PF: "0000:3b:00.0", PFName: "ens59f0", VFIndex: 0,
+		Function: function.ID{Address: "0000:3b:00.2"}, PF: "0000:3b:00.0", PFName: "ens59f0", VFIndex: 0,
 		Claim: journal.Claim{Namespace: "default", Name: "net", UID: "net-uid", Request: "blue", Pool: fastPool, Device: "0000-3b-00-2"},
 		Pod:   journal.Pod{Namespace: "default", Name: "pod1", UID: "pod1-uid"},
-		Interface: netdev.Interface{
+		Interface: function.Interface{
 			Name: "net1", MTU: 1500, MAC: "02:00:00:00:00:02", Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.2/24")},
-			Routes: []netdev.Route{{To: netip.MustParsePrefix("10.9.0.0/16"), Via: netip.MustParseAddr("10.1.0.1")}},
+			Routes: []function.Route{{To: netip.MustParsePrefix("10.9.0.0/16"), Via: netip.MustParseAddr("10.1.0.1")}},
 		},
 		AnyName: true,
 		State:   journal.Reserved,
@@ -275,7 +275,7 @@ func TestNetwork(t *testing.T) {
 		name   string
 		claim  *resourceapi.ResourceClaim
 		waits  int
-		wanted netdev.MAC
+		wanted function.MAC
 	}{
 		{"of the pool", of("pod1", "net", claimtest.Result("blue", fastPool, "0000-3b-00-2")), 1, "02:00:00:00:00:02"},
 		{"of the claim", of("pod1", "net", claimtest.Result("blue", plainPool, "0000-3b-00-2"), claimtest.FromClaim(`"network": "lab"`)), 1, "02:00:00:00:00:02"},
@@ -365,7 +365,7 @@ func TestInterfaceNames(t *testing.T) {
 	n.wantInterfaces(names)
 
 	// The kubelet prepares again, after its restart or the agent's: nothing changes, not even with a name free.
-	if err := n.journal.Delete(inventory.ID{Address: "0000:3b:00.3"}); err != nil {
+	if err := n.journal.Delete(function.ID{Address: "0000:3b:00.3"}); err != nil {
 		t.Fatal(err)
 	}
 	n.wantPrepared(two)
@@ -402,7 +402,7 @@ func TestFunctionOfAnotherClaim(t *testing.T) {
 // TestLastUserIsAwaited: a Function whose last user's hooks are not done yet is waited for, as long as for the xPU.
 func TestLastUserIsAwaited(t *testing.T) {
 	last := journal.Attachment{
-		Function: inventory.ID{Address: "0000:3b:00.2"}, PF: "0000:3b:00.0", State: journal.Releasing, RestoredAt: time.Unix(1e9, 0),
+		Function: function.ID{Address: "0000:3b:00.2"}, PF: "0000:3b:00.0", State: journal.Releasing, RestoredAt: time.Unix(1e9, 0),
 		Resource: "xpu.opiproject.org/fast", Pod: journal.Pod{Namespace: "default", Name: "before"},
 		Hooks: &journal.Hooks{Next: "port", Error: "xPU xpu-1 is away"},
 	}
@@ -674,7 +674,7 @@ func TestVFIO(t *testing.T) {
 // TestDriverOfTheLastOwner: what was bound for the last owner is nothing to the next.
 func TestDriverOfTheLastOwner(t *testing.T) {
 	n := newNode(t)
-	id := inventory.ID{Address: "0000:3b:00.2"}
+	id := function.ID{Address: "0000:3b:00.2"}
 	own := n.functions[id]
 	bound := own
 	bound.Driver, bound.Netdev, bound.IOMMUGroup = "vfio-pci", "", "42"
@@ -695,7 +695,7 @@ func TestDriverOfThePoolBefore(t *testing.T) {
 	n.specs["plain"] = v1alpha1.DevicePoolSpec{Driver: v1alpha1.DriverVFIO}
 	d := n.fitting()
 	c := of("pod1", "net", claimtest.Result("blue", plainPool, "0000-3b-00-2"))
-	id := inventory.ID{Address: "0000:3b:00.2"}
+	id := function.ID{Address: "0000:3b:00.2"}
 	own := n.functions[id]
 	for range 2 {
 		if err := prepare(t, d, c)[c.UID].Err; err != nil {
@@ -718,7 +718,7 @@ func TestDriverOfThePoolBefore(t *testing.T) {
 // TestVFIOWithoutIOMMU: the node's memory is the administrator's to give away.
 func TestVFIOWithoutIOMMU(t *testing.T) {
 	n := newNode(t)
-	f := n.functions[inventory.ID{Address: "0000:3b:00.2"}]
+	f := n.functions[function.ID{Address: "0000:3b:00.2"}]
 	f.IOMMUGroup = ""
 	n.functions[f.ID] = f
 	c := of("pod1", "net", claimtest.Result("blue", plainPool, "0000-3b-00-2"), claimtest.FromClaim(`"driver": "vfio-pci"`))
@@ -739,10 +739,10 @@ func TestPoolOfVFIORefusesMTU(t *testing.T) {
 // TestRDMAAndVDPA: what the pool's selector asks for.
 func TestRDMAAndVDPA(t *testing.T) {
 	n := newNode(t)
-	id := inventory.ID{Address: "0000:3b:00.2"}
+	id := function.ID{Address: "0000:3b:00.2"}
 	f := n.functions[id]
 	f.RDMA, f.RDMADevices = true, []string{"mlx5_2"}
-	f.VDPA = inventory.VDPA{Name: "vdpa0", Driver: "vhost_vdpa", CharDevice: "vhost-vdpa-0"}
+	f.VDPA = function.VDPA{Name: "vdpa0", Driver: "vhost_vdpa", CharDevice: "vhost-vdpa-0"}
 	n.functions[id] = f
 	sys := t.TempDir()
 	if err := os.MkdirAll(filepath.Join(sys, "bus/pci/devices/0000:3b:00.2/infiniband_verbs/uverbs2"), 0o755); err != nil {

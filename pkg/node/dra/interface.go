@@ -11,26 +11,26 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
 // wantedInterface is what the pod asks for with what the Port says about MAC, MTU and addresses, which the xPU
 // already counts on. A program of the pod that has the Function has to be content with the MTU that it sets itself.
-func wantedInterface(device claim.Device, userspace bool, port *v1alpha1.XPUPort) (netdev.Interface, error) {
+func wantedInterface(device claim.Device, userspace bool, port *v1alpha1.XPUPort) (function.Interface, error) {
 	wanted := device.Interface
 	if userspace {
 		var err error
 		if wanted, err = claim.Userspace(wanted); err != nil {
-			return netdev.Interface{}, err
+			return function.Interface{}, err
 		}
 	}
 	if port == nil {
 		return wanted, nil
 	}
-	mac, err := netdev.ParseMAC(port.Spec.MAC)
+	mac, err := function.ParseMAC(port.Spec.MAC)
 	if err != nil {
-		return netdev.Interface{}, fmt.Errorf("XPUPort %s/%s: spec.mac: %w", port.Namespace, port.Name, err)
+		return function.Interface{}, fmt.Errorf("XPUPort %s/%s: spec.mac: %w", port.Namespace, port.Name, err)
 	}
 	wanted.MAC = mac
 	if !userspace {
@@ -40,7 +40,7 @@ func wantedInterface(device claim.Device, userspace bool, port *v1alpha1.XPUPort
 	for i, text := range port.Spec.Addresses {
 		address, err := netip.ParsePrefix(text)
 		if err != nil {
-			return netdev.Interface{}, fmt.Errorf("XPUPort %s/%s: spec.addresses[%d]: %w", port.Namespace, port.Name, i, err)
+			return function.Interface{}, fmt.Errorf("XPUPort %s/%s: spec.addresses[%d]: %w", port.Namespace, port.Name, i, err)
 		}
 		wanted.Addresses = append(wanted.Addresses, address)
 	}

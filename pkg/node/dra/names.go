@@ -7,14 +7,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
 // nameKey is one interface of a claim.
 type nameKey struct {
 	claim    types.UID
-	function inventory.ID
+	function function.ID
 }
 
 // names are the interface names of the claims that are prepared together.

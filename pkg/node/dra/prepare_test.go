@@ -15,7 +15,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim/claimtest"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
@@ -165,7 +165,7 @@ func TestPrepareWithoutRuntime(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "claim default/net: not connected to the container runtime") {
 			t.Errorf("error %v, want what is missing", err)
 		}
-		if _, exists := n.journal.Get(inventory.ID{Address: "0000:3b:00.2"}); exists {
+		if _, exists := n.journal.Get(function.ID{Address: "0000:3b:00.2"}); exists {
 			t.Error("the Function is reserved")
 		}
 	})

@@ -16,8 +16,8 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
@@ -61,7 +61,7 @@ func (w *writes) refuse(err error) {
 }
 
 func noProblems() *health.Checker {
-	none := func(inventory.ID) string { return "" }
+	none := func(function.ID) string { return "" }
 	return &health.Checker{ReleasePending: none, ProvisionFailed: none}
 }
 
@@ -159,7 +159,7 @@ func TestHealthReporter(t *testing.T) {
 		down.LinkUp = false
 		have.set(draPool("fast", vf(0x3b, 0), down))
 		checker := noProblems()
-		checker.ReleasePending = func(id inventory.ID) string {
+		checker.ReleasePending = func(id function.ID) string {
 			if id == down.ID {
 				return "not back yet"
 			}

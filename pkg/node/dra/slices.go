@@ -12,9 +12,9 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
@@ -48,7 +48,7 @@ const (
 // SFs, each in the slice that its index says. SFs that do not exist yet are devices like the others. The same input
 // gives the same output, and a Function that comes or goes changes one slice, unless it is the first or last of its
 // slice.
-func resources(node string, pools []pool.Pool, problems func(inventory.Function) []health.Problem) resourceslice.DriverResources {
+func resources(node string, pools []pool.Pool, problems func(function.Function) []health.Problem) resourceslice.DriverResources {
 	out := resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{}}
 	for _, p := range pools {
 		if p.Spec.Publish != v1alpha1.PublishDRA {
@@ -79,14 +79,14 @@ func functionCounter(n int64) map[string]resourceapi.Counter {
 
 // chunk is what decides about a Function's slice: nothing that other Functions have a part in.
 type chunk struct {
-	kind   inventory.Kind
+	kind   function.Kind
 	number int
 }
 
-func chunkOf(f inventory.Function) chunk { return chunk{f.Kind, f.Index / devicesPerSlice} }
+func chunkOf(f function.Function) chunk { return chunk{f.Kind, f.Index / devicesPerSlice} }
 
-func chunks(p pool.Pool, functions []inventory.Function, problems func(inventory.Function) []health.Problem) []resourceslice.Slice {
-	slices.SortFunc(functions, func(a, b inventory.Function) int {
+func chunks(p pool.Pool, functions []function.Function, problems func(function.Function) []health.Problem) []resourceslice.Slice {
+	slices.SortFunc(functions, func(a, b function.Function) int {
 		return cmp.Or(-cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Index, b.Index))
 	})
 	var out []resourceslice.Slice
@@ -100,7 +100,7 @@ func chunks(p pool.Pool, functions []inventory.Function, problems func(inventory
 	return out
 }
 
-func device(p pool.Pool, f inventory.Function, problems []health.Problem) resourceapi.Device {
+func device(p pool.Pool, f function.Function, problems []health.Problem) resourceapi.Device {
 	d := resourceapi.Device{
 		Name: f.ID.DeviceName(),
 		Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
@@ -141,8 +141,8 @@ func device(p pool.Pool, f inventory.Function, problems []health.Problem) resour
 	return d
 }
 
-func byPF(functions []inventory.Function) map[pci.Address][]inventory.Function {
-	out := map[pci.Address][]inventory.Function{}
+func byPF(functions []function.Function) map[pci.Address][]function.Function {
+	out := map[pci.Address][]function.Function{}
 	for _, f := range functions {
 		out[f.PF] = append(out[f.PF], f)
 	}

@@ -15,42 +15,42 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
 // vf is VF index of the PF on that bus.
-func vf(bus, index int) inventory.Function {
+func vf(bus, index int) function.Function {
 	routingID := index + 2
-	return inventory.Function{
-		ID:   inventory.ID{Address: pci.Address(fmt.Sprintf("0000:%02x:%02x.%d", bus+routingID/256, routingID/8%32, routingID%8))},
-		Kind: inventory.VF, PF: pci.Address(fmt.Sprintf("0000:%02x:00.0", bus)), PFName: fmt.Sprintf("ens%df0", bus),
+	return function.Function{
+		ID:   function.ID{Address: pci.Address(fmt.Sprintf("0000:%02x:%02x.%d", bus+routingID/256, routingID/8%32, routingID%8))},
+		Kind: function.VF, PF: pci.Address(fmt.Sprintf("0000:%02x:00.0", bus)), PFName: fmt.Sprintf("ens%df0", bus),
 		Index: index, Vendor: "15b3", Device: "101e", PCIeRoot: "pci0000:3a", NUMANode: 1, LinkUp: true,
 	}
 }
 
 // sf is an SF of the PF on that bus.
-func sf(bus, sfnum int) inventory.Function {
+func sf(bus, sfnum int) function.Function {
 	f := vf(bus, sfnum)
-	f.ID, f.Kind = inventory.SubfunctionID(f.PF, uint32(sfnum)), inventory.SF
+	f.ID, f.Kind = function.SubfunctionID(f.PF, uint32(sfnum)), function.SF
 	return f
 }
 
-func vfs(bus, count int) []inventory.Function {
-	var out []inventory.Function
+func vfs(bus, count int) []function.Function {
+	var out []function.Function
 	for index := range count {
 		out = append(out, vf(bus, index))
 	}
 	return out
 }
 
-func draPool(name string, functions ...inventory.Function) pool.Pool {
+func draPool(name string, functions ...function.Function) pool.Pool {
 	return pool.Pool{Name: name, Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDRA}, Functions: functions}
 }
 
-func healthy(inventory.Function) []health.Problem { return nil }
+func healthy(function.Function) []health.Problem { return nil }
 
 func published(pools ...pool.Pool) resourceslice.DriverResources {
 	return resources("node1", pools, healthy)
@@ -78,7 +78,7 @@ func differing(a, b resourceslice.DriverResources) int {
 }
 
 func Test1024VFsOn4PFs(t *testing.T) {
-	var all []inventory.Function
+	var all []function.Function
 	for bus := range 4 {
 		all = append(all, vfs(0x10+0x10*bus, 256)...)
 	}
@@ -112,14 +112,14 @@ func Test1024VFsOn4PFs(t *testing.T) {
 
 	// The order of the inventory does not matter.
 	shuffled := slices.Clone(all)
-	slices.SortFunc(shuffled, func(a, b inventory.Function) int { return -cmp.Compare(a.ID.String(), b.ID.String()) })
+	slices.SortFunc(shuffled, func(a, b function.Function) int { return -cmp.Compare(a.ID.String(), b.ID.String()) })
 	if n := differing(got, published(draPool("fast", shuffled...))); n > 0 {
 		t.Errorf("%d slices differ with the Functions in another order", n)
 	}
 }
 
 func TestAFunctionThatComesOrGoesChangesOneSlice(t *testing.T) {
-	var all []inventory.Function
+	var all []function.Function
 	for index := range 70 {
 		all = append(all, vf(0x10, index), sf(0x10, index), vf(0x20, index))
 	}
@@ -202,7 +202,7 @@ func TestNoAttributeChangesWhenAPodTakesTheNetdev(t *testing.T) {
 func TestBindingConditionsAndTaints(t *testing.T) {
 	p := draPool("fast", vf(0x3b, 0), vf(0x3b, 1))
 	p.Spec.Provision = v1alpha1.ProvisionBeforeBind
-	got := resources("node1", []pool.Pool{p}, func(f inventory.Function) []health.Problem {
+	got := resources("node1", []pool.Pool{p}, func(f function.Function) []health.Problem {
 		if f.Index == 0 {
 			return nil
 		}

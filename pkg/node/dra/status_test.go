@@ -24,8 +24,8 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim/claimtest"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
@@ -37,7 +37,7 @@ func attached(t *testing.T, claimName string, index int) journal.Attachment {
 		Function: f.ID, PF: f.PF, VFIndex: index,
 		Claim:     journal.Claim{Namespace: "default", Name: claimName, UID: claimtest.Allocated(claimName).UID, Request: "a", Pool: fastPool, Device: f.ID.DeviceName()},
 		Pod:       journal.Pod{Namespace: "default", Name: "pod1", UID: "pod1-uid"},
-		Interface: netdev.Interface{Name: "net1"},
+		Interface: function.Interface{Name: "net1"},
 		State:     journal.Attached, Before: &netdev.Snapshot{},
 		Observed: &netdev.Observed{Name: "net1", MAC: "02:00:00:00:00:01", MTU: 1500, Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.2/24")}},
 	}
@@ -194,7 +194,7 @@ func TestStatusNotWritten(t *testing.T) {
 
 func TestMetadataOfAnSF(t *testing.T) {
 	a := attached(t, "net", 0)
-	a.Function = inventory.SubfunctionID(a.PF, 88)
+	a.Function = function.SubfunctionID(a.PF, 88)
 	if got := *metadata(a).Attributes["resource.kubernetes.io/pciBusID"].StringValue; got != string(a.PF) {
 		t.Errorf("pciBusID is %q, want the PF's %s", got, a.PF)
 	}

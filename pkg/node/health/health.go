@@ -6,7 +6,7 @@ import (
 	"fmt"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
 // Problem is a reason not to hand out a Function.
@@ -19,16 +19,16 @@ type Problem struct {
 
 // Source knows one kind of problem: an empty message means that the Function is free of it. Implementations are safe
 // for concurrent use and do not block.
-type Source func(inventory.ID) (message string)
+type Source func(function.ID) (message string)
 
 // Checker puts the sources together. A kind of problem that cannot be, as a way of working that is not in use has none,
 // has a nil source.
 type Checker struct {
 	// XPUAway knows Functions whose xPU cannot be asked. It is given the whole Function, as the xPU is that of its PF. A
 	// Function whose PF has no xPU is free of it.
-	XPUAway func(inventory.Function) (message string)
+	XPUAway func(function.Function) (message string)
 	// Fault knows Functions of which their driver tells an error. It is given the whole Function, as it may be its PF's.
-	Fault func(inventory.Function) (message string)
+	Fault func(function.Function) (message string)
 	// ProvisionFailed knows Functions whose Port the xPU refused.
 	ProvisionFailed Source
 	// ReleasePending knows Functions whose last Attachment could not be taken back.
@@ -40,7 +40,7 @@ type Checker struct {
 }
 
 // Problems returns what is wrong with the Function, in a stable order; none means healthy.
-func (c *Checker) Problems(f inventory.Function) []Problem {
+func (c *Checker) Problems(f function.Function) []Problem {
 	var problems []Problem
 	note := func(taint, message string) {
 		if message != "" {
@@ -63,7 +63,7 @@ func (c *Checker) Problems(f inventory.Function) []Problem {
 	return problems
 }
 
-func (s Source) message(id inventory.ID) string {
+func (s Source) message(id function.ID) string {
 	if s == nil {
 		return ""
 	}

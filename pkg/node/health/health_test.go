@@ -5,13 +5,13 @@ import (
 	"testing"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
 func TestProblems(t *testing.T) {
-	sick := inventory.ID{Address: "0000:3b:00.2"}
+	sick := function.ID{Address: "0000:3b:00.2"}
 	only := func(message string) Source {
-		return func(id inventory.ID) string {
+		return func(id function.ID) string {
 			if id == sick {
 				return message
 			}
@@ -19,13 +19,13 @@ func TestProblems(t *testing.T) {
 		}
 	}
 	all := &Checker{
-		XPUAway: func(f inventory.Function) string {
+		XPUAway: func(f function.Function) string {
 			if f.PF == "0000:3b:00.0" && !f.LinkUp {
 				return "the xPU does not answer"
 			}
 			return ""
 		},
-		Fault: func(f inventory.Function) string {
+		Fault: func(f function.Function) string {
 			if f.PF == "0000:3b:00.0" {
 				return "the driver tells an error"
 			}
@@ -36,13 +36,13 @@ func TestProblems(t *testing.T) {
 	for _, test := range []struct {
 		name     string
 		checker  *Checker
-		function inventory.Function
+		function function.Function
 		want     []Problem
 	}{
-		{"healthy", all, inventory.Function{ID: inventory.ID{Address: "0000:3b:00.3"}, LinkUp: true}, nil},
-		{"no link", all, inventory.Function{ID: inventory.ID{Address: "0000:3b:00.3"}, PF: "0000:3b:00.1", PFName: "ens3f0"},
+		{"healthy", all, function.Function{ID: function.ID{Address: "0000:3b:00.3"}, LinkUp: true}, nil},
+		{"no link", all, function.Function{ID: function.ID{Address: "0000:3b:00.3"}, PF: "0000:3b:00.1", PFName: "ens3f0"},
 			[]Problem{{v1alpha1.TaintLinkDown, "PF ens3f0 (0000:3b:00.1)"}}},
-		{"everything", all, inventory.Function{ID: sick, PF: "0000:3b:00.0"}, []Problem{
+		{"everything", all, function.Function{ID: sick, PF: "0000:3b:00.0"}, []Problem{
 			{v1alpha1.TaintLinkDown, "0000:3b:00.0"},
 			{v1alpha1.TaintFault, "the driver tells an error"},
 			{v1alpha1.TaintXPUAway, "the xPU does not answer"},
@@ -51,7 +51,7 @@ func TestProblems(t *testing.T) {
 			{v1alpha1.TaintLost, "a pod lost it"},
 			{v1alpha1.TaintInUse, "a pod has it"},
 		}},
-		{"no sources", &Checker{}, inventory.Function{ID: sick, PF: "0000:3b:00.0", LinkUp: true}, nil},
+		{"no sources", &Checker{}, function.Function{ID: sick, PF: "0000:3b:00.0", LinkUp: true}, nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			got := test.checker.Problems(test.function)

@@ -15,9 +15,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promauto"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 )
 
 // pause is the shortest time between two looks at the reporters. devlink tells of all that happens to ports, too, and a
@@ -87,25 +87,25 @@ type scope struct {
 	// whole says that it is for the device as a whole. Of a PF all Functions depend on that.
 	whole bool
 	// kind and index are those of the VF or SF of the PF at address that it is for alone; "" and 0 otherwise.
-	kind  inventory.Kind
+	kind  function.Kind
 	index int
 	// auxDevice is that of the SF that it is for alone, whose own devlink instance it belongs to; "" otherwise.
 	auxDevice string
 }
 
-func (s scope) has(f inventory.Function) bool {
+func (s scope) has(f function.Function) bool {
 	switch {
 	case s.auxDevice != "":
 		return f.AuxDevice == s.auxDevice
 	case s.kind != "":
 		return f.PF == s.address && f.Kind == s.kind && f.Index == s.index
 	}
-	return f.ID == inventory.ID{Address: s.address} || s.whole && f.PF == s.address
+	return f.ID == function.ID{Address: s.address} || s.whole && f.PF == s.address
 }
 
 // Fault says what the reporters tell of the Function: of its PF, of its own device, and of its port in the eswitch. It
 // is "" if that is nothing. It does not block.
-func (r *Reporters) Fault(f inventory.Function) (message string) {
+func (r *Reporters) Fault(f function.Function) (message string) {
 	faults := r.faults.Load()
 	if faults == nil {
 		return ""
@@ -240,10 +240,10 @@ func (r *Reporters) scope(reporter devlink.Reporter, ports []devlink.Port) (scop
 	}
 	switch port := ports[i]; port.Flavour {
 	case devlink.PCIVF:
-		s.kind, s.index = inventory.VF, int(port.VF)
+		s.kind, s.index = function.VF, int(port.VF)
 		return s, !port.External
 	case devlink.PCISF:
-		s.kind, s.index = inventory.SF, int(port.SF)
+		s.kind, s.index = function.SF, int(port.SF)
 		return s, !port.External
 	case devlink.PCIPF:
 		return s, !port.External

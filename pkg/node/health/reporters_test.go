@@ -18,9 +18,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 )
 
 const (
@@ -78,22 +78,22 @@ func failed(d devlink.Device, port int, name string) devlink.Reporter {
 	return devlink.Reporter{Device: d, Port: port, Name: name, Failed: true, Errors: 1}
 }
 
-func functions() []inventory.Function {
-	vf := func(pf, address pci.Address, index int) inventory.Function {
-		return inventory.Function{ID: inventory.ID{Address: address}, Kind: inventory.VF, PF: pf, Index: index}
+func functions() []function.Function {
+	vf := func(pf, address pci.Address, index int) function.Function {
+		return function.Function{ID: function.ID{Address: address}, Kind: function.VF, PF: pf, Index: index}
 	}
-	sf := func(sfnum uint32, device string) inventory.Function {
-		return inventory.Function{
-			ID: inventory.SubfunctionID(card, sfnum), Kind: inventory.SF, PF: card, Index: int(sfnum), AuxDevice: device,
+	sf := func(sfnum uint32, device string) function.Function {
+		return function.Function{
+			ID: function.SubfunctionID(card, sfnum), Kind: function.SF, PF: card, Index: int(sfnum), AuxDevice: device,
 		}
 	}
 	potential := sf(90, "")
 	potential.Potential = true
-	return []inventory.Function{
-		{ID: inventory.ID{Address: card}, Kind: inventory.PF, PF: card, Index: -1},
+	return []function.Function{
+		{ID: function.ID{Address: card}, Kind: function.PF, PF: card, Index: -1},
 		vf(card, "0000:3b:00.2", 0), vf(card, "0000:3b:00.3", 1),
 		sf(0, "mlx5_core.sf.2"), sf(88, "mlx5_core.sf.4"), potential,
-		{ID: inventory.ID{Address: other}, Kind: inventory.PF, PF: other, Index: -1},
+		{ID: function.ID{Address: other}, Kind: function.PF, PF: other, Index: -1},
 		vf(other, "0000:3b:01.2", 0),
 	}
 }

@@ -7,8 +7,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
@@ -51,9 +51,9 @@ type Input struct {
 // InputFunction is the Function that was taken back.
 type InputFunction struct {
 	// ID is the PCI address, for an SF that of its PF and the sfnum: "0000:3b:00.0/sf88".
-	ID         string         `json:"id"`
-	Kind       inventory.Kind `json:"kind"` // PF, VF or SF
-	PCIAddress pci.Address    `json:"pciAddress"`
+	ID         string        `json:"id"`
+	Kind       function.Kind `json:"kind"` // PF, VF or SF
+	PCIAddress pci.Address   `json:"pciAddress"`
 	// PF is the PCI address of the PF, PFName its netdev when the Function was reserved.
 	PF     pci.Address `json:"pf"`
 	PFName string      `json:"pfName,omitempty"`

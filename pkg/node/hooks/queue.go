@@ -23,7 +23,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
@@ -41,23 +41,23 @@ const (
 
 // Journal is the durable record of attachments.
 type Journal interface {
-	Get(inventory.ID) (journal.Attachment, bool)
+	Get(function.ID) (journal.Attachment, bool)
 	Put(journal.Attachment) error
-	Delete(inventory.ID) error
+	Delete(function.ID) error
 	GiveUp(letter journal.DeadLetter, next journal.Attachment) error
 	All() []journal.Attachment
-	Lock(context.Context, inventory.ID) (unlock func(), err error)
+	Lock(context.Context, function.ID) (unlock func(), err error)
 }
 
 // Functions knows the node's Functions.
 type Functions interface {
-	Get(inventory.ID) (inventory.Function, bool)
+	Get(function.ID) (function.Function, bool)
 }
 
 // Ports deletes Ports.
 type Ports interface {
 	// Deprovision returns nil once the xPU serves no Port of the Function any more, also if it never did.
-	Deprovision(context.Context, inventory.Function) error
+	Deprovision(context.Context, function.Function) error
 }
 
 // Recorder writes events; it is client-go's EventRecorder of package events.
@@ -113,7 +113,7 @@ type Queue struct {
 	log         logr.Logger
 
 	// work only says which Functions to look at, each by one goroutine at a time; the journal has the rest.
-	work workqueue.TypedDelayingInterface[inventory.ID]
+	work workqueue.TypedDelayingInterface[function.ID]
 }
 
 // New makes a queue, whose Run must be called. It fails if the directory of executables is there and must not be used.
@@ -133,7 +133,7 @@ func newQueue(
 ) *Queue {
 	q := &Queue{
 		journal: j, functions: functions, ports: ports, executables: e, options: options, log: log,
-		work: workqueue.NewTypedDelayingQueue[inventory.ID](),
+		work: workqueue.NewTypedDelayingQueue[function.ID](),
 	}
 	q.metrics = newMetrics(registry, q.length)
 	return q
@@ -158,7 +158,7 @@ func (q *Queue) First(a journal.Attachment) string {
 }
 
 // Add has the hooks of a Function run. Those of a Function that is not [journal.Attachment.Restored] are not.
-func (q *Queue) Add(id inventory.ID) { q.work.Add(id) }
+func (q *Queue) Add(id function.ID) { q.work.Add(id) }
 
 // Run runs hooks until ctx ends, those that an earlier run of the agent left first.
 func (q *Queue) Run(ctx context.Context) error {
@@ -184,7 +184,7 @@ func (q *Queue) Run(ctx context.Context) error {
 }
 
 // process runs the Function's hooks, until all are done or one must wait before it is run again.
-func (q *Queue) process(ctx context.Context, id inventory.ID) {
+func (q *Queue) process(ctx context.Context, id function.ID) {
 	for ctx.Err() == nil {
 		a, exists := q.journal.Get(id)
 		if !exists || !a.Restored() {
@@ -248,19 +248,19 @@ func (q *Queue) deletePort(ctx context.Context, a journal.Attachment) error {
 	defer cancel()
 	f, exists := q.functions.Get(a.Function)
 	if !exists { // the xPU may serve it nevertheless
-		f = inventory.Function{ID: a.Function, Kind: kind(a), PF: a.PF, PFName: a.PFName, Index: a.VFIndex}
+		f = function.Function{ID: a.Function, Kind: kind(a), PF: a.PF, PFName: a.PFName, Index: a.VFIndex}
 	}
 	return q.ports.Deprovision(ctx, f)
 }
 
-func kind(a journal.Attachment) inventory.Kind {
+func kind(a journal.Attachment) function.Kind {
 	switch {
 	case a.Function.Subfunction != "":
-		return inventory.SF
+		return function.SF
 	case a.IsVF():
-		return inventory.VF
+		return function.VF
 	}
-	return inventory.PF
+	return function.PF
 }
 
 // untilRetry is how long a hook that failed must wait still. A pause that is longer than pauses are is none: the clock

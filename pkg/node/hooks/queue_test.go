@@ -18,7 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"k8s.io/client-go/tools/events"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
@@ -29,7 +29,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-func vf(i int) inventory.ID { return inventory.SubfunctionID("0000:3b:00.0", uint32(i)) }
+func vf(i int) function.ID { return function.SubfunctionID("0000:3b:00.0", uint32(i)) }
 
 // released is the record of a Function that is back and has a Port.
 func released(i int) journal.Attachment {
@@ -67,10 +67,10 @@ func newNode(t *testing.T, names ...string) *node {
 	return &node{t: t, journal: j, names: names, fails: map[string]func() error{}}
 }
 
-func (n *node) Get(inventory.ID) (inventory.Function, bool) { return inventory.Function{}, false }
+func (n *node) Get(function.ID) (function.Function, bool) { return function.Function{}, false }
 
-func (n *node) Deprovision(ctx context.Context, f inventory.Function) error {
-	if f.PF != "0000:3b:00.0" || f.PFName != "ens3f0" || f.Kind != inventory.SF || vf(f.Index) != f.ID {
+func (n *node) Deprovision(ctx context.Context, f function.Function) error {
+	if f.PF != "0000:3b:00.0" || f.PFName != "ens3f0" || f.Kind != function.SF || vf(f.Index) != f.ID {
 		n.t.Errorf("Function %+v, want what the journal knows", f)
 	}
 	return n.hook(ctx, f.ID, portHook)
@@ -86,7 +86,7 @@ func (n *node) run(ctx context.Context, name string, a journal.Attachment) error
 	return n.hook(ctx, a.Function, name)
 }
 
-func (n *node) hook(ctx context.Context, id inventory.ID, name string) error {
+func (n *node) hook(ctx context.Context, id function.ID, name string) error {
 	if n.happens("before " + name) {
 		return errDead
 	}
@@ -155,7 +155,7 @@ func (m mortal) Put(a journal.Attachment) error {
 	return m.around("put", func() error { return m.Journal.Put(a) })
 }
 
-func (m mortal) Delete(id inventory.ID) error {
+func (m mortal) Delete(id function.ID) error {
 	return m.around("delete", func() error { return m.Journal.Delete(id) })
 }
 

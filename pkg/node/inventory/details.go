@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
 // memory is what was seen of a Function: what still counts while a pod has its netdev and RDMA devices, and what need
@@ -32,11 +34,11 @@ func (m memory) of(now incarnation) memory {
 }
 
 // complete fills in what can change while the Function exists, and remembers it.
-func (s *scanner) complete(f Function, device string, m memory) Function {
+func (s *scanner) complete(f function.Function, device string, m memory) function.Function {
 	u := s.uplinks[f.PF]
 	f.PFName, f.PFDriver, f.LinkUp, f.DDPProfile = u.name, u.driver, u.up, u.ddp.name
 	f.VDPA = s.vdpas[filepath.Base(device)]
-	if f.Kind == PF {
+	if f.Kind == function.PF {
 		f.Driver, f.Netdev, f.LinkType, f.NumVFs = u.driver, u.netdev, u.linkType, u.numVFs
 	} else {
 		s.readDriver(&f, device)
@@ -48,21 +50,21 @@ func (s *scanner) complete(f Function, device string, m memory) Function {
 	}
 	f.DefaultRoute = f.Netdev != "" && (s.routed == nil || s.routed[f.Netdev])
 	s.readRDMA(&f, device, &m)
-	if f.Kind != SF {
+	if f.Kind != function.SF {
 		s.readIOMMUGroup(&f, device, &m)
 	}
 	s.memories[f.ID] = m
 	return f
 }
 
-func (s *scanner) readDriver(f *Function, device string) {
+func (s *scanner) readDriver(f *function.Function, device string) {
 	var err error
 	if f.Driver, err = target(device, "driver"); err != nil {
 		s.complain(s.entry(device), reasonDriver, err)
 	}
 }
 
-func (s *scanner) readNetdev(f *Function, device string, m *memory) {
+func (s *scanner) readNetdev(f *function.Function, device string, m *memory) {
 	var err error
 	if f.Netdev, _, err = s.sysfs.netdev(device); err != nil {
 		s.complain(s.entry(device), reasonNetdev, err)
@@ -89,7 +91,7 @@ func (s *scanner) linkType(device, netdev string) string {
 
 // readRDMA looks at the RDMA devices. The directory that the kernel keeps them in stays, and looks empty, while they
 // are in another network namespace.
-func (s *scanner) readRDMA(f *Function, device string, m *memory) {
+func (s *scanner) readRDMA(f *function.Function, device string, m *memory) {
 	found, exists, err := list(filepath.Join(device, "infiniband"))
 	if err != nil {
 		s.complain(s.entry(device), reasonRDMA, err)
@@ -118,7 +120,7 @@ func (s *scanner) readPKey(device, rdma string) string {
 
 // readIOMMUGroup reads the group once, as it is as old as the device. Only where there is no IOMMU does it come and go,
 // with vfio-pci, a little later than the driver's link.
-func (s *scanner) readIOMMUGroup(f *Function, device string, m *memory) {
+func (s *scanner) readIOMMUGroup(f *function.Function, device string, m *memory) {
 	coming := m.iommuGroup == "" && f.Driver == "vfio-pci"
 	if !m.iommuRead || m.driver != f.Driver || coming {
 		group, err := iommuGroup(device)
@@ -144,7 +146,7 @@ func iommuGroup(device string) (string, error) {
 
 // readVDPAs lists the vDPA devices of the node. Where a parent has several, the first by name counts.
 func (s *scanner) readVDPAs() {
-	s.vdpas = map[string]VDPA{}
+	s.vdpas = map[string]function.VDPA{}
 	entries, err := names(filepath.Join(s.sysfs.root, vdpaDevices))
 	if err != nil {
 		s.complain(vdpaDevices, reasonVDPA, err)
@@ -172,18 +174,18 @@ func (s *scanner) readVDPAs() {
 	}
 }
 
-func readVDPA(dir string) (VDPA, error) {
+func readVDPA(dir string) (function.VDPA, error) {
 	driver, err := target(dir, "driver")
 	if err != nil {
-		return VDPA{}, err
+		return function.VDPA{}, err
 	}
-	vdpa := VDPA{Name: filepath.Base(dir), Driver: driver}
+	vdpa := function.VDPA{Name: filepath.Base(dir), Driver: driver}
 	if driver != "vhost_vdpa" {
 		return vdpa, nil
 	}
 	children, err := names(dir)
 	if err != nil {
-		return VDPA{}, err
+		return function.VDPA{}, err
 	}
 	for _, child := range children {
 		if strings.HasPrefix(child, "vhost-vdpa-") {

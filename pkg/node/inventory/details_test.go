@@ -10,11 +10,12 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
 // one scans and returns one Function.
-func one(t *testing.T, s *scanner, id ID) Function {
+func one(t *testing.T, s *scanner, id function.ID) function.Function {
 	t.Helper()
 	functions, err := s.scan()
 	if err != nil {
@@ -23,7 +24,7 @@ func one(t *testing.T, s *scanner, id ID) Function {
 	for c, err := range s.complaints {
 		t.Errorf("%s: %s: %v", c.entry, c.why, err)
 	}
-	i := slices.IndexFunc(functions, func(f Function) bool { return f.ID == id })
+	i := slices.IndexFunc(functions, func(f function.Function) bool { return f.ID == id })
 	if i < 0 {
 		t.Fatalf("no Function %s in %+v", id, functions)
 	}
@@ -34,43 +35,43 @@ func one(t *testing.T, s *scanner, id ID) Function {
 func TestDetails(t *testing.T) {
 	vf := inTree + "0000:3b:01.0/"
 	for name, tt := range map[string]struct {
-		id     ID // VF 0 where it is empty
+		id     function.ID // VF 0 where it is empty
 		tree   sysfsTree
 		remove []string
-		want   func(*Function)
+		want   func(*function.Function)
 	}{
-		"firmware number": {tree: sysfsTree{vf + "acpi_index": "101"}, want: func(f *Function) { f.ACPIIndex = "101" }},
+		"firmware number": {tree: sysfsTree{vf + "acpi_index": "101"}, want: func(f *function.Function) { f.ACPIIndex = "101" }},
 		"IOMMU group": {
 			tree: sysfsTree{vf + "iommu_group": "-> ../../../../kernel/iommu_groups/42", "kernel/iommu_groups/42/type": "DMA-FQ"},
-			want: func(f *Function) { f.IOMMUGroup = "42" },
+			want: func(f *function.Function) { f.IOMMUGroup = "42" },
 		},
 		"vfio-pci without an IOMMU": {
 			tree: sysfsTree{
 				vf + "driver":      "-> ../../../../bus/pci/drivers/vfio-pci",
 				vf + "iommu_group": "-> ../../../../kernel/iommu_groups/3", "kernel/iommu_groups/3/name": "vfio-noiommu",
 			},
-			want: func(f *Function) { f.Driver, f.IOMMUGroup = "vfio-pci", "noiommu-3" },
+			want: func(f *function.Function) { f.Driver, f.IOMMUGroup = "vfio-pci", "noiommu-3" },
 		},
 		"RDMA": {
 			tree: sysfsTree{vf + "infiniband/mlx5_3/": "", vf + "infiniband/mlx5_2/": ""},
-			want: func(f *Function) { f.RDMA, f.RDMADevices = true, []string{"mlx5_2", "mlx5_3"} },
+			want: func(f *function.Function) { f.RDMA, f.RDMADevices = true, []string{"mlx5_2", "mlx5_3"} },
 		},
 		"RDMA device that was in a pod from the start": {
-			tree: sysfsTree{vf + "infiniband/": ""}, want: func(f *Function) { f.RDMA = true },
+			tree: sysfsTree{vf + "infiniband/": ""}, want: func(f *function.Function) { f.RDMA = true },
 		},
 		"InfiniBand": {
 			tree: sysfsTree{vf + "net/ens3f0v0/type": "32", vf + "infiniband/mlx5_2/ports/1/pkeys/0": "0x8050"},
-			want: func(f *Function) {
+			want: func(f *function.Function) {
 				f.LinkType, f.RDMA, f.RDMADevices, f.PKey = "infiniband", true, []string{"mlx5_2"}, "0x8050"
 			},
 		},
-		"other link type": {tree: sysfsTree{vf + "net/ens3f0v0/type": "772"}, want: func(f *Function) {}},
+		"other link type": {tree: sysfsTree{vf + "net/ens3f0v0/type": "772"}, want: func(f *function.Function) {}},
 		"vDPA through virtio": {
 			tree: sysfsTree{
 				"bus/vdpa/devices/vdpa0": "-> ../../../" + vf + "vdpa0", vf + "vdpa0/driver": "-> ../../../../../../bus/vdpa/drivers/virtio_vdpa",
 				vf + "vdpa0/virtio4/net/": "",
 			},
-			want: func(f *Function) { f.VDPA = VDPA{Name: "vdpa0", Driver: "virtio_vdpa"} },
+			want: func(f *function.Function) { f.VDPA = function.VDPA{Name: "vdpa0", Driver: "virtio_vdpa"} },
 		},
 		"vDPA through vhost, first of two": {
 			tree: sysfsTree{
@@ -78,16 +79,18 @@ func TestDetails(t *testing.T) {
 				vf + "blue/vhost-vdpa-7/": "",
 				"bus/vdpa/devices/red":    "-> ../../../" + vf + "red", vf + "red/": "",
 			},
-			want: func(f *Function) { f.VDPA = VDPA{Name: "blue", Driver: "vhost_vdpa", CharDevice: "vhost-vdpa-7"} },
+			want: func(f *function.Function) {
+				f.VDPA = function.VDPA{Name: "blue", Driver: "vhost_vdpa", CharDevice: "vhost-vdpa-7"}
+			},
 		},
 		"accelerator": {
-			id: ID{Address: "0000:3b:10.0"},
+			id: function.ID{Address: "0000:3b:10.0"},
 			tree: under("0000:3b:10.0", sysfsTree{
 				"class": "0x120000", "vendor": "0x8086", "device": "0x0d90", "numa_node": "1", "driver": "-> ../../../../bus/pci/drivers/vfio-pci",
 			}),
-			want: func(f *Function) {
-				*f = Function{
-					ID: ID{Address: "0000:3b:10.0"}, Kind: PF, Class: Accelerator, PF: "0000:3b:10.0", PFDriver: "vfio-pci", Index: -1,
+			want: func(f *function.Function) {
+				*f = function.Function{
+					ID: function.ID{Address: "0000:3b:10.0"}, Kind: function.PF, Class: function.Accelerator, PF: "0000:3b:10.0", PFDriver: "vfio-pci", Index: -1,
 					Vendor: "8086", Device: "0d90", Driver: "vfio-pci", NUMANode: 1, PCIeRoot: "pci0000:3a", LinkUp: true,
 				}
 			},
@@ -181,10 +184,10 @@ func TestSubfunctionRDMA(t *testing.T) {
 		inTree + "0000:3b:00.0/acpi_index":            "3",
 		inTree + "0000:3b:00.0/mlx5_core.eth.0/name/": "",
 	}).write(t, root)
-	got := one(t, testScanner(root), SubfunctionID("0000:3b:00.0", 88))
+	got := one(t, testScanner(root), function.SubfunctionID("0000:3b:00.0", 88))
 	want := wantPF()
-	want.ID, want.Kind, want.Index, want.NumVFs, want.Driver, want.Netdev = got.ID, SF, 88, 0, "", ""
-	want.AuxDevice, want.RDMA, want.RDMADevices, want.VDPA = "mlx5_core.sf.2", true, []string{"mlx5_5"}, VDPA{Name: "vdpa0"}
+	want.ID, want.Kind, want.Index, want.NumVFs, want.Driver, want.Netdev = got.ID, function.SF, 88, 0, "", ""
+	want.AuxDevice, want.RDMA, want.RDMADevices, want.VDPA = "mlx5_core.sf.2", true, []string{"mlx5_5"}, function.VDPA{Name: "vdpa0"}
 	if diff := gocmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
@@ -61,8 +62,8 @@ type Inventory struct {
 	synced  chan struct{}
 
 	mutex     sync.RWMutex
-	functions []Function // replaced, never changed
-	positions map[ID]int
+	functions []function.Function // replaced, never changed
+	positions map[function.ID]int
 }
 
 // New makes an inventory; [Inventory.Run] makes it work.
@@ -77,7 +78,7 @@ func New(options Options) *Inventory {
 
 // Read reads the Functions once. Of the options it needs no more than SysRoot, and what is wrong with single entries is
 // logged.
-func Read(options Options) ([]Function, error) {
+func Read(options Options) ([]function.Function, error) {
 	i := New(options)
 	if err := i.scan(); err != nil {
 		return nil, err
@@ -86,19 +87,19 @@ func Read(options Options) ([]Function, error) {
 }
 
 // Snapshot returns all Functions, sorted by address, SFs behind their PF by sfnum. The caller owns the result.
-func (i *Inventory) Snapshot() []Function {
+func (i *Inventory) Snapshot() []function.Function {
 	i.mutex.RLock()
 	defer i.mutex.RUnlock()
 	return slices.Clone(i.functions)
 }
 
 // Get returns one Function as the last scan saw it.
-func (i *Inventory) Get(id ID) (Function, bool) {
+func (i *Inventory) Get(id function.ID) (function.Function, bool) {
 	i.mutex.RLock()
 	defer i.mutex.RUnlock()
 	position, ok := i.positions[id]
 	if !ok {
-		return Function{}, false
+		return function.Function{}, false
 	}
 	return i.functions[position], true
 }
@@ -110,7 +111,7 @@ var ErrNoNetdev = errors.New("has no netdev in any network namespace")
 // Netdev looks into sysfs for the name that the Function's netdev has on the host at this moment. It is "" while the
 // netdev is in another namespace. The error is an [ErrNoNetdev] where there is none at all, and an [fs.ErrNotExist]
 // where the Function is gone.
-func (i *Inventory) Netdev(id ID) (string, error) {
+func (i *Inventory) Netdev(id function.ID) (string, error) {
 	sysfs := sysfs{i.options.SysRoot}
 	dir, err := sysfs.find(id)
 	if err != nil {
@@ -209,7 +210,7 @@ func (i *Inventory) scan() error {
 	if i.known() && reflect.DeepEqual(i.functions, functions) { // only this goroutine writes functions
 		return nil
 	}
-	positions := make(map[ID]int, len(functions))
+	positions := make(map[function.ID]int, len(functions))
 	for position, f := range functions {
 		positions[f.ID] = position
 	}
@@ -250,7 +251,7 @@ func (i *Inventory) report(before map[complaint]error) {
 }
 
 // find returns the directory of a Function's device.
-func (s sysfs) find(id ID) (string, error) {
+func (s sysfs) find(id function.ID) (string, error) {
 	if sfnum, isSF := id.SFNum(); isSF {
 		subfunctions, err := s.subfunctions(func(string, reason, error) {})
 		if err != nil {

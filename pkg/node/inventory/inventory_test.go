@@ -20,6 +20,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/vishvananda/netlink"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
@@ -107,7 +108,7 @@ func (w *world) until(t *testing.T, what string, holds func() bool) time.Duratio
 	return time.Since(begin)
 }
 
-func (w *world) count(kind inventory.Kind) int {
+func (w *world) count(kind function.Kind) int {
 	n := 0
 	for _, f := range w.Snapshot() {
 		if f.Kind == kind {
@@ -117,9 +118,9 @@ func (w *world) count(kind inventory.Kind) int {
 	return n
 }
 
-func (w *world) get(t *testing.T, a pci.Address) inventory.Function {
+func (w *world) get(t *testing.T, a pci.Address) function.Function {
 	t.Helper()
-	f, ok := w.Get(inventory.ID{Address: a})
+	f, ok := w.Get(function.ID{Address: a})
 	if !ok {
 		t.Fatalf("no Function %s", a)
 	}
@@ -128,25 +129,25 @@ func (w *world) get(t *testing.T, a pci.Address) inventory.Function {
 
 func TestKnowsTheCard(t *testing.T) {
 	w := newWorld(t, simulate.Card{PFs: 2, VFs: 2, NUMANode: 1})
-	common := inventory.Function{
-		Class: inventory.Network, Vendor: "15b3", Driver: "mlx5_core", PFDriver: "mlx5_core", NUMANode: 1, PCIeRoot: "pci0000:3a",
+	common := function.Function{
+		Class: function.Network, Vendor: "15b3", Driver: "mlx5_core", PFDriver: "mlx5_core", NUMANode: 1, PCIeRoot: "pci0000:3a",
 		LinkType: "ether", LinkUp: true,
 	}
-	var want []inventory.Function
-	add := func(address, pf pci.Address, kind inventory.Kind, index int, pfName, netdev, device string) {
+	var want []function.Function
+	add := func(address, pf pci.Address, kind function.Kind, index int, pfName, netdev, device string) {
 		f := common
 		f.ID.Address, f.PF, f.Kind, f.Index, f.PFName, f.Netdev, f.Device = address, pf, kind, index, pfName, netdev, device
-		if kind == inventory.PF {
+		if kind == function.PF {
 			f.NumVFs = 2
 		}
 		want = append(want, f)
 	}
-	add("0000:3b:00.0", "0000:3b:00.0", inventory.PF, -1, "enp59s0f0", "enp59s0f0", "a2dc")
-	add("0000:3b:00.1", "0000:3b:00.1", inventory.PF, -1, "enp59s0f1", "enp59s0f1", "a2dc")
-	add("0000:3b:01.0", "0000:3b:00.0", inventory.VF, 0, "enp59s0f0", "enp59s0f0v0", "101e")
-	add("0000:3b:01.1", "0000:3b:00.0", inventory.VF, 1, "enp59s0f0", "enp59s0f0v1", "101e")
-	add("0000:3b:02.0", "0000:3b:00.1", inventory.VF, 0, "enp59s0f1", "enp59s0f1v0", "101e")
-	add("0000:3b:02.1", "0000:3b:00.1", inventory.VF, 1, "enp59s0f1", "enp59s0f1v1", "101e")
+	add("0000:3b:00.0", "0000:3b:00.0", function.PF, -1, "enp59s0f0", "enp59s0f0", "a2dc")
+	add("0000:3b:00.1", "0000:3b:00.1", function.PF, -1, "enp59s0f1", "enp59s0f1", "a2dc")
+	add("0000:3b:01.0", "0000:3b:00.0", function.VF, 0, "enp59s0f0", "enp59s0f0v0", "101e")
+	add("0000:3b:01.1", "0000:3b:00.0", function.VF, 1, "enp59s0f0", "enp59s0f0v1", "101e")
+	add("0000:3b:02.0", "0000:3b:00.1", function.VF, 0, "enp59s0f1", "enp59s0f1v0", "101e")
+	add("0000:3b:02.1", "0000:3b:00.1", function.VF, 1, "enp59s0f1", "enp59s0f1v1", "101e")
 	if diff := gocmp.Diff(want, w.Snapshot()); diff != "" {
 		t.Errorf("Functions (-want +got):\n%s", diff)
 	}
@@ -154,7 +155,7 @@ func TestKnowsTheCard(t *testing.T) {
 	if diff := gocmp.Diff(want, w.Snapshot()); diff != "" {
 		t.Errorf("a snapshot is not the caller's own (-want +got):\n%s", diff)
 	}
-	if _, ok := w.Get(inventory.ID{Address: "0000:3b:03.0"}); ok {
+	if _, ok := w.Get(function.ID{Address: "0000:3b:03.0"}); ok {
 		t.Error("Get found a Function that is not there")
 	}
 	const metrics = `# HELP xpu_inventory_functions Network functions of this node, by kind.
@@ -170,7 +171,7 @@ xpu_inventory_functions{kind="VF"} 4
 
 func TestFollowsVFs(t *testing.T) {
 	w := newWorld(t, simulate.Card{PFs: 1, TotalVFs: 16})
-	if n := w.count(inventory.VF); n != 0 {
+	if n := w.count(function.VF); n != 0 {
 		t.Fatalf("%d VFs, want 0", n)
 	}
 	if err := w.simulated.AddVFs(firstPF, 8); err != nil {
@@ -179,7 +180,7 @@ func TestFollowsVFs(t *testing.T) {
 	took := w.until(t, "8 VFs with netdevs", func() bool {
 		n := 0
 		for _, f := range w.Snapshot() {
-			if f.Kind == inventory.VF && f.Netdev != "" {
+			if f.Kind == function.VF && f.Netdev != "" {
 				n++
 			}
 		}
@@ -189,7 +190,7 @@ func TestFollowsVFs(t *testing.T) {
 	if err := w.simulated.RemoveVFs(firstPF); err != nil {
 		t.Fatal(err)
 	}
-	took = w.until(t, "no VFs", func() bool { return w.count(inventory.VF) == 0 })
+	took = w.until(t, "no VFs", func() bool { return w.count(function.VF) == 0 })
 	t.Logf("VFs removed: seen after %v", took)
 }
 
@@ -341,7 +342,7 @@ func TestQuietWhenNothingChanges(t *testing.T) {
 
 func TestNetdevOfWhatIsNotThere(t *testing.T) {
 	i := inventory.New(inventory.Options{SysRoot: t.TempDir(), Log: logr.Discard()})
-	for _, id := range []inventory.ID{{Address: firstPF}, inventory.SubfunctionID(firstPF, 1)} {
+	for _, id := range []function.ID{{Address: firstPF}, function.SubfunctionID(firstPF, 1)} {
 		_, err := i.Netdev(id)
 		if !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), id.String()) {
 			t.Errorf("%s: %v, want an ErrNotExist that names it", id, err)
@@ -371,7 +372,7 @@ func TestNetdevOfNoDriver(t *testing.T) {
 			if err := os.Symlink("../../drivers/virtio-pci", filepath.Join(device, "driver")); err != nil {
 				t.Fatal(err)
 			}
-			id := inventory.ID{Address: firstVF}
+			id := function.ID{Address: firstVF}
 			netdev, err := inventory.New(inventory.Options{SysRoot: root, Log: logr.Discard()}).Netdev(id)
 			if netdev != "" || errors.Is(err, inventory.ErrNoNetdev) != test.none || err != nil && !test.none {
 				t.Errorf("Netdev = %q, %v", netdev, err)
@@ -412,7 +413,7 @@ func TestBusUnreadable(t *testing.T) {
 	}, funcr.Options{})
 	w.Inventory = inventory.New(inventory.Options{SysRoot: root, NetNS: host.Path(), Changed: w.changed, Registry: registry, Log: log})
 	run(t, w.Inventory)
-	w.until(t, "the NIC", func() bool { return w.count(inventory.PF) == 1 })
+	w.until(t, "the NIC", func() bool { return w.count(function.PF) == 1 })
 	if err := errors.Join(os.Rename(devices, devices+".away"), os.WriteFile(devices, nil, 0o644)); err != nil {
 		t.Fatal(err)
 	}
@@ -420,7 +421,7 @@ func TestBusUnreadable(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-failed
-	if n := w.count(inventory.PF); n != 1 {
+	if n := w.count(function.PF); n != 1 {
 		t.Errorf("%d PFs are known, want the one that was", n)
 	}
 }
@@ -473,7 +474,7 @@ func TestComplainsOnce(t *testing.T) {
 		if err := host.Handle().LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprintf("event%d", n)}}); err != nil {
 			t.Fatal(err)
 		}
-		w.until(t, "the other NIC", func() bool { return w.count(inventory.PF) == n+1 })
+		w.until(t, "the other NIC", func() bool { return w.count(function.PF) == n+1 })
 	}
 	mutex.Lock()
 	defer mutex.Unlock()

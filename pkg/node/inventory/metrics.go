@@ -5,6 +5,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
 type metrics struct {
@@ -38,10 +40,10 @@ func newMetrics(registry prometheus.Registerer) metrics {
 
 func (m metrics) scanned(took time.Duration) { m.duration.Observe(took.Seconds()) }
 
-func (m metrics) counted(functions []Function) {
-	count := map[Kind]int{PF: 0, VF: 0, SF: 0}
+func (m metrics) counted(functions []function.Function) {
+	count := map[function.Kind]int{function.PF: 0, function.VF: 0, function.SF: 0}
 	for _, f := range functions {
-		if f.Class == Network {
+		if f.Class == function.Network {
 			count[f.Kind]++
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"syscall"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
@@ -53,7 +54,7 @@ type complaint struct {
 // hardware is what does not change as long as a PCI device exists, so it is read once.
 type hardware struct {
 	incarnation
-	class          Class // "" where the device is none of ours
+	class          function.Class // "" where the device is none of ours
 	vendor, device string
 	acpiIndex      string
 	numaNode       int
@@ -93,9 +94,9 @@ type scanner struct {
 
 	known      map[pci.Address]hardware
 	uplinks    map[pci.Address]uplink
-	memories   map[ID]memory
-	vdpas      map[string]VDPA // by the name of the parent device
-	routed     map[string]bool // by the name of the netdev; nil as long as the routes could not be read
+	memories   map[function.ID]memory
+	vdpas      map[string]function.VDPA // by the name of the parent device
+	routed     map[string]bool          // by the name of the netdev; nil as long as the routes could not be read
 	complaints map[complaint]error
 }
 
@@ -112,7 +113,7 @@ func newScanner(options Options) *scanner {
 
 // scan returns all Functions, sorted. Afterwards complaints has what was wrong with single entries. An error means that
 // nothing could be read.
-func (s *scanner) scan() ([]Function, error) {
+func (s *scanner) scan() ([]function.Function, error) {
 	s.complaints = map[complaint]error{}
 	entries, err := names(filepath.Join(s.sysfs.root, pciDevices))
 	if err != nil {
@@ -124,13 +125,13 @@ func (s *scanner) scan() ([]Function, error) {
 	s.readVDPAs()
 	s.readRoutes()
 	before := s.memories
-	s.memories = make(map[ID]memory, len(before))
+	s.memories = make(map[function.ID]memory, len(before))
 	functions, err := s.addSubfunctions(s.pciFunctions(places.of, before), before)
 	if err != nil {
 		return nil, err
 	}
 	s.withdraw()
-	slices.SortFunc(functions, func(a, b Function) int {
+	slices.SortFunc(functions, func(a, b function.Function) int {
 		return cmp.Or(cmp.Compare(a.ID.Address, b.ID.Address), cmp.Compare(a.Index, b.Index))
 	})
 	return functions, nil
@@ -307,14 +308,14 @@ func (s *scanner) readUplinkNetdev(pf pci.Address, u uplink) uplink {
 }
 
 // pciFunctions puts PFs and VFs together.
-func (s *scanner) pciFunctions(places map[pci.Address]place, before map[ID]memory) []Function {
-	functions := make([]Function, 0, len(s.known))
+func (s *scanner) pciFunctions(places map[pci.Address]place, before map[function.ID]memory) []function.Function {
+	functions := make([]function.Function, 0, len(s.known))
 	for address, h := range s.known {
 		if h.class == "" {
 			continue
 		}
-		f := Function{
-			ID: ID{Address: address}, Kind: PF, Class: h.class, PF: address, Index: -1, Vendor: h.vendor, Device: h.device,
+		f := function.Function{
+			ID: function.ID{Address: address}, Kind: function.PF, Class: h.class, PF: address, Index: -1, Vendor: h.vendor, Device: h.device,
 			ACPIIndex: h.acpiIndex, NUMANode: h.numaNode, PCIeRoot: h.root,
 		}
 		at, isVF := places[address]
@@ -323,7 +324,7 @@ func (s *scanner) pciFunctions(places map[pci.Address]place, before map[ID]memor
 			continue
 		}
 		if isVF {
-			f.Kind, f.PF, f.Index = VF, at.pf, at.index
+			f.Kind, f.PF, f.Index = function.VF, at.pf, at.index
 		}
 		functions = append(functions, s.complete(f, s.sysfs.device(address), before[f.ID].of(h.incarnation)))
 	}
@@ -409,27 +410,27 @@ func (s *scanner) entry(device string) string {
 	return entry
 }
 
-func (s *scanner) addSubfunctions(functions []Function, before map[ID]memory) ([]Function, error) {
+func (s *scanner) addSubfunctions(functions []function.Function, before map[function.ID]memory) ([]function.Function, error) {
 	subfunctions, err := s.sysfs.subfunctions(s.complain)
 	if err != nil {
 		return nil, err
 	}
-	seen := map[ID]string{}
+	seen := map[function.ID]string{}
 	for _, sf := range subfunctions {
 		entry := s.entry(sf.dir)
 		parent, ok := s.known[sf.parent]
-		if !ok || parent.class != Network {
+		if !ok || parent.class != function.Network {
 			s.complain(entry, reasonParent, fmt.Errorf("PF %s is not there", sf.parent))
 			continue
 		}
-		id := SubfunctionID(sf.parent, sf.sfnum)
+		id := function.SubfunctionID(sf.parent, sf.sfnum)
 		if first, taken := seen[id]; taken {
 			s.complain(entry, reasonSFNum, fmt.Errorf("sfnum %d belongs to %s", sf.sfnum, first))
 			continue
 		}
 		seen[id] = entry
-		functions = append(functions, s.complete(Function{
-			ID: id, Kind: SF, Class: Network, PF: sf.parent, Index: int(sf.sfnum), Vendor: parent.vendor, Device: parent.device,
+		functions = append(functions, s.complete(function.Function{
+			ID: id, Kind: function.SF, Class: function.Network, PF: sf.parent, Index: int(sf.sfnum), Vendor: parent.vendor, Device: parent.device,
 			NUMANode: parent.numaNode, PCIeRoot: parent.root, AuxDevice: filepath.Base(sf.dir),
 		}, sf.dir, before[id].of(s.auxiliaryIncarnation(sf.dir))))
 	}

@@ -13,6 +13,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
@@ -95,22 +96,22 @@ func testScanner(root string) *scanner {
 	return newScanner(Options{SysRoot: root, DefaultNetdevs: func() ([]string, error) { return nil, nil }})
 }
 
-func wantPF() Function {
-	return Function{
-		ID: ID{Address: "0000:3b:00.0"}, Kind: PF, Class: Network, PF: "0000:3b:00.0", PFName: "ens3f0", PFDriver: "mlx5_core", Index: -1,
+func wantPF() function.Function {
+	return function.Function{
+		ID: function.ID{Address: "0000:3b:00.0"}, Kind: function.PF, Class: function.Network, PF: "0000:3b:00.0", PFName: "ens3f0", PFDriver: "mlx5_core", Index: -1,
 		NumVFs: 2, Vendor: "15b3", Device: "a2dc", Driver: "mlx5_core", NUMANode: 1, PCIeRoot: "pci0000:3a", Netdev: "ens3f0",
 		LinkType: "ether", LinkUp: true,
 	}
 }
 
-func wantVF(index int, netdev string) Function {
+func wantVF(index int, netdev string) function.Function {
 	f := wantPF()
 	f.ID.Address = pci.Address("0000:3b:01." + strconv.Itoa(index))
-	f.Kind, f.Index, f.NumVFs, f.Device, f.Netdev = VF, index, 0, "101e", netdev
+	f.Kind, f.Index, f.NumVFs, f.Device, f.Netdev = function.VF, index, 0, "101e", netdev
 	return f
 }
 
-func changed(f Function, change func(*Function)) Function {
+func changed(f function.Function, change func(*function.Function)) function.Function {
 	change(&f)
 	return f
 }
@@ -122,16 +123,16 @@ const (
 
 // TestScan changes something of a healthy host. What is wrong with one entry must not touch the others.
 func TestScan(t *testing.T) {
-	healthy := []Function{wantPF(), wantVF(0, "ens3f0v0"), wantVF(1, "")}
+	healthy := []function.Function{wantPF(), wantVF(0, "ens3f0v0"), wantVF(1, "")}
 	for name, tt := range map[string]struct {
 		change     sysfsTree
 		remove     []string
-		want       []Function
+		want       []function.Function
 		complaints []complaint
 	}{
 		"healthy": {want: healthy},
 		"no such class": {
-			change: sysfsTree{inTree + "0000:3b:01.0/class": "ethernet"}, want: []Function{healthy[0], healthy[2]},
+			change: sysfsTree{inTree + "0000:3b:01.0/class": "ethernet"}, want: []function.Function{healthy[0], healthy[2]},
 			complaints: []complaint{{onBus + "0000:3b:01.0", reasonClass}},
 		},
 		"class too long": {
@@ -156,32 +157,32 @@ func TestScan(t *testing.T) {
 		},
 		"unreadable numa_node": {
 			change:     sysfsTree{inTree + "0000:3b:01.0/numa_node": "north"},
-			want:       []Function{healthy[0], changed(healthy[1], func(f *Function) { f.NUMANode = -1 }), healthy[2]},
+			want:       []function.Function{healthy[0], changed(healthy[1], func(f *function.Function) { f.NUMANode = -1 }), healthy[2]},
 			complaints: []complaint{{onBus + "0000:3b:01.0", reasonNUMANode}},
 		},
 		"kernel without NUMA": {
 			remove: []string{inTree + "0000:3b:01.0/numa_node"},
-			want:   []Function{healthy[0], changed(healthy[1], func(f *Function) { f.NUMANode = -1 }), healthy[2]},
+			want:   []function.Function{healthy[0], changed(healthy[1], func(f *function.Function) { f.NUMANode = -1 }), healthy[2]},
 		},
 		"no NUMA affinity": {
 			change: sysfsTree{inTree + "0000:3b:01.0/numa_node": "-1"},
-			want:   []Function{healthy[0], changed(healthy[1], func(f *Function) { f.NUMANode = -1 }), healthy[2]},
+			want:   []function.Function{healthy[0], changed(healthy[1], func(f *function.Function) { f.NUMANode = -1 }), healthy[2]},
 		},
 		"physfn of a PF that is not there": {
-			change: sysfsTree{inTree + "0000:3b:01.0/physfn": "-> ../0000:3c:00.0"}, want: []Function{healthy[0], healthy[2]},
+			change: sysfsTree{inTree + "0000:3b:01.0/physfn": "-> ../0000:3c:00.0"}, want: []function.Function{healthy[0], healthy[2]},
 			complaints: []complaint{{onBus + "0000:3b:01.0", reasonPhysfn}},
 		},
 		"physfn to garbage": {
-			change: sysfsTree{inTree + "0000:3b:01.0/physfn": "-> ../\xff"}, want: []Function{healthy[0], healthy[2]},
+			change: sysfsTree{inTree + "0000:3b:01.0/physfn": "-> ../\xff"}, want: []function.Function{healthy[0], healthy[2]},
 			complaints: []complaint{{onBus + "0000:3b:01.0", reasonPhysfn}},
 		},
 		"physfn is a file": {
-			change: sysfsTree{inTree + "0000:3b:01.0/physfn": "0000:3b:00.0"}, want: []Function{healthy[0], healthy[2]},
+			change: sysfsTree{inTree + "0000:3b:01.0/physfn": "0000:3b:00.0"}, want: []function.Function{healthy[0], healthy[2]},
 			complaints: []complaint{{onBus + "0000:3b:01.0", reasonPhysfn}},
 		},
 		"the PF does not know the VF": {
 			remove:     []string{inTree + "0000:3b:00.0/virtfn0"},
-			want:       []Function{changed(healthy[0], func(f *Function) { f.NumVFs = 1 }), healthy[2]},
+			want:       []function.Function{changed(healthy[0], func(f *function.Function) { f.NumVFs = 1 }), healthy[2]},
 			complaints: []complaint{{onBus + "0000:3b:01.0", reasonVirtfn}},
 		},
 		"the VF does not know its PF yet": {remove: []string{inTree + "0000:3b:01.0/physfn"}, want: healthy},
@@ -211,22 +212,22 @@ func TestScan(t *testing.T) {
 		},
 		"PF without cable": {
 			change: sysfsTree{inTree + "0000:3b:00.0/net/ens3f0/carrier": "0"},
-			want:   each(healthy, func(f *Function) { f.LinkUp = false }),
+			want:   each(healthy, func(f *function.Function) { f.LinkUp = false }),
 		},
 		"PF down": {
 			change: sysfsTree{inTree + "0000:3b:00.0/net/ens3f0/operstate": "down"},
 			remove: []string{inTree + "0000:3b:00.0/net/ens3f0/carrier"},
-			want:   each(healthy, func(f *Function) { f.LinkUp = false }),
+			want:   each(healthy, func(f *function.Function) { f.LinkUp = false }),
 		},
 		"PF whose netdev is away": {
 			remove: []string{inTree + "0000:3b:00.0/net/ens3f0"},
-			want: append([]Function{changed(healthy[0], func(f *Function) { f.PFName, f.Netdev, f.LinkType = "", "", "" })},
-				changed(healthy[1], func(f *Function) { f.PFName = "" }),
-				changed(healthy[2], func(f *Function) { f.PFName, f.LinkType = "", "" })),
+			want: append([]function.Function{changed(healthy[0], func(f *function.Function) { f.PFName, f.Netdev, f.LinkType = "", "", "" })},
+				changed(healthy[1], func(f *function.Function) { f.PFName = "" }),
+				changed(healthy[2], func(f *function.Function) { f.PFName, f.LinkType = "", "" })),
 		},
 		"VF without driver": {
 			remove: []string{inTree + "0000:3b:01.1/driver"},
-			want:   []Function{healthy[0], healthy[1], changed(healthy[2], func(f *Function) { f.Driver = "" })},
+			want:   []function.Function{healthy[0], healthy[1], changed(healthy[2], func(f *function.Function) { f.Driver = "" })},
 		},
 		"PF in switchdev mode": {
 			change: sysfsTree{
@@ -250,7 +251,7 @@ func TestScan(t *testing.T) {
 				inTree + "0000:3b:01.1/virtio3/net/ens3f0v1/phys_port_name": "",
 			},
 			remove: []string{inTree + "0000:3b:01.1/net"},
-			want:   []Function{healthy[0], healthy[1], changed(wantVF(1, "ens3f0v1"), func(f *Function) { f.Driver = "virtio-pci" })},
+			want:   []function.Function{healthy[0], healthy[1], changed(wantVF(1, "ens3f0v1"), func(f *function.Function) { f.Driver = "virtio-pci" })},
 		},
 		"PF that is a virtio device": {
 			change: sysfsTree{
@@ -260,16 +261,16 @@ func TestScan(t *testing.T) {
 				"class/net/ens3f0":                                 "-> ../../" + inTree + "0000:3b:00.0/virtio2/net/ens3f0",
 			},
 			remove: []string{inTree + "0000:3b:00.0/net"},
-			want: each(healthy, func(f *Function) {
+			want: each(healthy, func(f *function.Function) {
 				f.LinkUp, f.PFDriver = false, "virtio-pci"
-				if f.Kind == PF {
+				if f.Kind == function.PF {
 					f.Driver = "virtio-pci"
 				}
 			}),
 		},
 		"NIC without SR-IOV": {
 			change: nic("0000:3b:1f.0", "1015", sysfsTree{"net/eth7/carrier": "1", "net/eth7/type": "1"}),
-			want: append(slices.Clone(healthy), changed(wantPF(), func(f *Function) {
+			want: append(slices.Clone(healthy), changed(wantPF(), func(f *function.Function) {
 				f.ID.Address, f.PF, f.Device, f.PFName, f.Netdev, f.NumVFs = "0000:3b:1f.0", "0000:3b:1f.0", "1015", "eth7", "eth7", 0
 			})),
 		},
@@ -281,8 +282,8 @@ func TestScan(t *testing.T) {
 				inTree + "0000:3b:00.0/mlx5_core.sf.2/net/ens3f0s88/type": "1",
 				"bus/auxiliary/devices/mlx5_core.eth.0":                   "-> ../../../" + inTree + "0000:3b:00.0/mlx5_core.eth.0",
 			},
-			want: []Function{healthy[0], changed(wantPF(), func(f *Function) {
-				f.ID, f.Kind, f.Index, f.NumVFs = SubfunctionID("0000:3b:00.0", 88), SF, 88, 0
+			want: []function.Function{healthy[0], changed(wantPF(), func(f *function.Function) {
+				f.ID, f.Kind, f.Index, f.NumVFs = function.SubfunctionID("0000:3b:00.0", 88), function.SF, 88, 0
 				f.Driver, f.Netdev, f.AuxDevice = "mlx5_core.sf", "ens3f0s88", "mlx5_core.sf.2"
 			}), healthy[1], healthy[2]},
 		},
@@ -328,7 +329,7 @@ func TestScan(t *testing.T) {
 	}
 }
 
-func each(functions []Function, change func(*Function)) []Function {
+func each(functions []function.Function, change func(*function.Function)) []function.Function {
 	functions = slices.Clone(functions)
 	for i := range functions {
 		change(&functions[i])
@@ -338,11 +339,11 @@ func each(functions []Function, change func(*Function)) []Function {
 
 // TestScanAgain covers what must and must not be remembered between scans.
 func TestScanAgain(t *testing.T) {
-	healthy := []Function{wantPF(), wantVF(0, "ens3f0v0"), wantVF(1, "")}
+	healthy := []function.Function{wantPF(), wantVF(0, "ens3f0v0"), wantVF(1, "")}
 	root := t.TempDir()
 	host().write(t, root)
 	s := testScanner(root)
-	scan := func(what string, want []Function) {
+	scan := func(what string, want []function.Function) {
 		t.Helper()
 		got, err := s.scan()
 		if err != nil {
@@ -361,23 +362,23 @@ func TestScanAgain(t *testing.T) {
 	scan("at first", healthy)
 
 	remove(inTree + "0000:3b:00.0/net/ens3f0")
-	scan("the PF's netdev is in a pod", append([]Function{changed(healthy[0], func(f *Function) { f.Netdev = "" })}, healthy[1:]...))
+	scan("the PF's netdev is in a pod", append([]function.Function{changed(healthy[0], func(f *function.Function) { f.Netdev = "" })}, healthy[1:]...))
 
 	sysfsTree{inTree + "0000:3b:00.0/net/uplink/carrier": "0", inTree + "0000:3b:00.0/net/uplink/type": "1"}.write(t, root)
 	scan("it is back under another name and without link", append(
-		[]Function{changed(healthy[0], func(f *Function) { f.Netdev, f.PFName, f.LinkUp = "uplink", "uplink", false })},
-		each(healthy[1:], func(f *Function) { f.PFName, f.LinkUp = "uplink", false })...))
+		[]function.Function{changed(healthy[0], func(f *function.Function) { f.Netdev, f.PFName, f.LinkUp = "uplink", "uplink", false })},
+		each(healthy[1:], func(f *function.Function) { f.PFName, f.LinkUp = "uplink", false })...))
 
 	remove(inTree + "0000:3b:00.0/net/uplink")
 	pf("0000:3b:00.0", "ens3f0", "0000:3b:01.0", "0000:3b:01.1").write(t, root)
 	remove(inTree + "0000:3b:01.0/net/ens3f0v0")
 	sysfsTree{inTree + "0000:3b:01.1/net/late/": ""}.write(t, root)
-	scan("netdevs of VFs move", []Function{healthy[0], wantVF(0, ""), wantVF(1, "late")})
+	scan("netdevs of VFs move", []function.Function{healthy[0], wantVF(0, ""), wantVF(1, "late")})
 
 	remove(onBus + "0000:3b:01.1")
 	remove(inTree + "0000:3b:01.1")
 	vf("0000:3b:01.1", "0000:3b:00.0", "").add(sysfsTree{inTree + "0000:3b:01.1/device": "0xa2dd"}).write(t, root)
-	scan("another VF at the address", []Function{healthy[0], wantVF(0, ""), changed(wantVF(1, ""), func(f *Function) { f.Device = "a2dd" })})
+	scan("another VF at the address", []function.Function{healthy[0], wantVF(0, ""), changed(wantVF(1, ""), func(f *function.Function) { f.Device = "a2dd" })})
 
 	for _, gone := range []string{"virtfn0", "virtfn1"} {
 		remove(inTree + "0000:3b:00.0/" + gone)
@@ -386,15 +387,15 @@ func TestScanAgain(t *testing.T) {
 		remove(onBus + gone)
 		remove(inTree + gone)
 	}
-	alone := changed(healthy[0], func(f *Function) { f.NumVFs = 0 })
-	scan("no VFs", []Function{alone})
+	alone := changed(healthy[0], func(f *function.Function) { f.NumVFs = 0 })
+	scan("no VFs", []function.Function{alone})
 
 	remove(onBus + "0000:3b:00.0")
 	remove(inTree + "0000:3b:00.0")
-	scan("no card", []Function{})
+	scan("no card", []function.Function{})
 
 	pf("0000:3b:00.0", "ens9f0").write(t, root)
-	scan("another card", []Function{changed(alone, func(f *Function) { f.PFName, f.Netdev = "ens9f0", "ens9f0" })})
+	scan("another card", []function.Function{changed(alone, func(f *function.Function) { f.PFName, f.Netdev = "ens9f0", "ens9f0" })})
 }
 
 func TestPCIeRootAsKubernetesSeesIt(t *testing.T) {
@@ -437,14 +438,14 @@ func FuzzScan(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		seen := map[ID]bool{}
+		seen := map[function.ID]bool{}
 		for _, f := range functions {
-			if seen[f.ID] || len(f.Vendor) != 4 || len(f.Device) != 4 || f.NUMANode < -1 || f.Kind == PF != (f.Index == -1) {
+			if seen[f.ID] || len(f.Vendor) != 4 || len(f.Device) != 4 || f.NUMANode < -1 || f.Kind == function.PF != (f.Index == -1) {
 				t.Errorf("impossible Function %+v", f)
 			}
 			seen[f.ID] = true
 		}
-		for _, id := range []ID{{Address: "0000:3b:00.0"}, {Address: "0000:3b:01.0"}, {Address: "0000:3b:01.1"}} {
+		for _, id := range []function.ID{{Address: "0000:3b:00.0"}, {Address: "0000:3b:01.0"}, {Address: "0000:3b:01.1"}} {
 			if !seen[id] {
 				t.Errorf("%s is missing", id)
 			}

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
@@ -113,7 +114,7 @@ func target(dir, name string) (string, error) {
 }
 
 // parseClass reads a class, "0x020000"; it is "" if it is none of ours.
-func parseClass(s string) (Class, error) {
+func parseClass(s string) (function.Class, error) {
 	digits, ok := strings.CutPrefix(s, "0x")
 	class, err := strconv.ParseUint(digits, 16, 24)
 	if !ok || err != nil {
@@ -121,9 +122,9 @@ func parseClass(s string) (Class, error) {
 	}
 	switch class >> 16 {
 	case classNetwork:
-		return Network, nil
+		return function.Network, nil
 	case classAccelerator:
-		return Accelerator, nil
+		return function.Accelerator, nil
 	}
 	return "", nil
 }

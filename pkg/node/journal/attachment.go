@@ -6,9 +6,9 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 )
 
 // State is how far an attachment is. The journal always says at least as much as was done to the Function.
@@ -36,12 +36,12 @@ const (
 // Attachment is what the node knows about a Function that is not free. It is a value: what its pointers and slices
 // point to is never changed once it is in a journal.
 type Attachment struct {
-	Function inventory.ID `json:"function"`
+	Function function.ID `json:"function"`
 	// PF is the address of the Function's PF, its own for a PF.
 	PF pci.Address `json:"pf"`
 	// PFName is the PF's netdev when the Function was reserved; it may be renamed since.
 	PFName string `json:"pfName,omitempty"`
-	// VFIndex is [inventory.Function.Index].
+	// VFIndex is [function.Function.Index].
 	VFIndex int   `json:"vfIndex"`
 	Claim   Claim `json:"claim"`
 	Pod     Pod   `json:"pod"`
@@ -59,7 +59,7 @@ type Attachment struct {
 	Outfit *Outfit `json:"outfit,omitempty"`
 
 	// Interface is what the pod wants.
-	Interface netdev.Interface `json:"interface"`
+	Interface function.Interface `json:"interface"`
 	// AnyName says that the agent chose the interface's name: it may be another one where the pod has an interface of
 	// that name already.
 	AnyName bool `json:"anyName,omitempty"`
@@ -113,8 +113,8 @@ type Ended struct {
 type Outfit struct {
 	// SF says that the Function is an SF that exists for its owner only: it is made for it and deleted afterwards. MAC is
 	// the one it is made with.
-	SF  bool       `json:"sf,omitempty"`
-	MAC netdev.MAC `json:"mac,omitempty"`
+	SF  bool         `json:"sf,omitempty"`
+	MAC function.MAC `json:"mac,omitempty"`
 	// Driver is what is bound for the owner, "" for the Function's own driver. The rest is then what it was before.
 	Driver string `json:"driver,omitempty"`
 	// Own is the driver that was bound, "" if none was.
@@ -162,7 +162,7 @@ type Port struct {
 	// Network is the name of the network that the Port joins.
 	Network string `json:"network"`
 	// MAC is that of the Function as the xPU knows it.
-	MAC netdev.MAC `json:"mac"`
+	MAC function.MAC `json:"mac"`
 }
 
 // CNI is what the container runtime asked for, by the CNI specification.
@@ -175,7 +175,7 @@ type CNI struct {
 	IPAM json.RawMessage `json:"ipam,omitempty"`
 	// Claimed is what the claim wants the interface to be, for a Function that belongs to one: the request is over once
 	// the netdev is back, the claim is not.
-	Claimed *netdev.Interface `json:"claimed,omitempty"`
+	Claimed *function.Interface `json:"claimed,omitempty"`
 }
 
 // Pod is the pod that uses a Function.

@@ -6,18 +6,18 @@ import (
 	"testing"
 	"time"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 )
 
 // What decode accepts can be written and read again as the same.
 func FuzzDecode(f *testing.F) {
-	vf := inventory.ID{Address: "0000:3b:02.1"}
+	vf := function.ID{Address: "0000:3b:02.1"}
 	for _, a := range []Attachment{
 		{Function: vf, State: Reserved},
 		{Function: vf, State: Attached, Before: &netdev.Snapshot{Name: "a", MAC: "02:00:00:00:00:01", VF: &netdev.VFState{Trust: new(true)}}, Observed: &netdev.Observed{}},
 		{Function: vf, State: Releasing, RestoredAt: time.Unix(1e9, 0).UTC(), Hooks: &Hooks{Done: []string{"port"}, Next: "a", Attempts: 2, Error: "e"}, Ended: &Ended{Sandbox: "s"}},
-		{Function: inventory.SubfunctionID("0000:3b:00.0", 1), State: Attaching, Before: &netdev.Snapshot{}},
+		{Function: function.SubfunctionID("0000:3b:00.0", 1), State: Attaching, Before: &netdev.Snapshot{}},
 	} {
 		value, err := json.Marshal(a)
 		if err != nil {

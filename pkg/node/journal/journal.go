@@ -23,7 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 )
 
@@ -55,12 +55,12 @@ type Journal struct {
 	writes sync.Mutex // for one writer at a time, until its change is in memory too
 
 	mutex       sync.RWMutex
-	attachments map[inventory.ID]Attachment
+	attachments map[function.ID]Attachment
 	letters     []DeadLetter
 	changes     notify.Signal
 
 	locksMutex sync.Mutex
-	locks      map[inventory.ID]*functionLock
+	locks      map[function.ID]*functionLock
 }
 
 // Open opens the file and makes it where it is missing, with its directory. See [ErrLocked] and [ErrCorrupt]. Close
@@ -69,7 +69,7 @@ func Open(path string) (*Journal, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("journal: %w", err)
 	}
-	j := &Journal{attachments: map[inventory.ID]Attachment{}, locks: map[inventory.ID]*functionLock{}}
+	j := &Journal{attachments: map[function.ID]Attachment{}, locks: map[function.ID]*functionLock{}}
 	if err := j.open(path); err != nil {
 		if j.db != nil {
 			j.db.Close()
@@ -231,7 +231,7 @@ func decode(key, value []byte) (Attachment, error) {
 }
 
 func (a Attachment) check() error {
-	if a.Function == (inventory.ID{}) {
+	if a.Function == (function.ID{}) {
 		return errors.New("function: is empty")
 	}
 	if a.State != Releasing && (!a.RestoredAt.IsZero() || a.Hooks != nil) {
@@ -270,7 +270,7 @@ func (j *Journal) Put(a Attachment) error {
 }
 
 // Delete makes a Function free. It is no error if it is.
-func (j *Journal) Delete(id inventory.ID) error {
+func (j *Journal) Delete(id function.ID) error {
 	if _, ok := j.Get(id); !ok {
 		return nil
 	}
@@ -279,7 +279,7 @@ func (j *Journal) Delete(id inventory.ID) error {
 }
 
 // write changes the disk and then memory. Nobody writes in between, so that both see the same order.
-func (j *Journal) write(id inventory.ID, toDisk func(tx *bolt.Tx, key []byte) error, toMemory func()) error {
+func (j *Journal) write(id function.ID, toDisk func(tx *bolt.Tx, key []byte) error, toMemory func()) error {
 	j.writes.Lock()
 	defer j.writes.Unlock()
 	err := j.db.Update(func(tx *bolt.Tx) error { return toDisk(tx, []byte(id.String())) })
@@ -298,7 +298,7 @@ func (j *Journal) write(id inventory.ID, toDisk func(tx *bolt.Tx, key []byte) er
 func (j *Journal) Subscribe(ctx context.Context) <-chan struct{} { return j.changes.Subscribe(ctx) }
 
 // Get is the attachment of a Function; ok is false for one that is free.
-func (j *Journal) Get(id inventory.ID) (a Attachment, ok bool) {
+func (j *Journal) Get(id function.ID) (a Attachment, ok bool) {
 	j.mutex.RLock()
 	defer j.mutex.RUnlock()
 	a, ok = j.attachments[id]
@@ -336,7 +336,7 @@ type functionLock struct {
 
 // Lock makes the caller the only one to work on a Function until it calls unlock, once. It waits until the one before
 // is done or ctx ends. It is not reentrant. Functions are independent of each other.
-func (j *Journal) Lock(ctx context.Context, id inventory.ID) (unlock func(), err error) {
+func (j *Journal) Lock(ctx context.Context, id function.ID) (unlock func(), err error) {
 	j.locksMutex.Lock()
 	l := j.locks[id]
 	if l == nil {

@@ -18,15 +18,15 @@ import (
 	"github.com/google/go-cmp/cmp"
 	bolt "go.etcd.io/bbolt"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
 var (
-	vf1 = inventory.ID{Address: "0000:3b:02.1"}
-	vf2 = inventory.ID{Address: "0000:3b:02.2"}
-	sf  = inventory.SubfunctionID("0000:3b:00.0", 88)
+	vf1 = function.ID{Address: "0000:3b:02.1"}
+	vf2 = function.ID{Address: "0000:3b:02.2"}
+	sf  = function.SubfunctionID("0000:3b:00.0", 88)
 )
 
 func open(t testing.TB, path string) *journal.Journal {
@@ -47,7 +47,7 @@ func must(t testing.TB, err error) {
 }
 
 // full is an attachment with every field in use.
-func full(id inventory.ID) journal.Attachment {
+func full(id function.ID) journal.Attachment {
 	return journal.Attachment{
 		Function: id, PF: "0000:3b:00.0", PFName: "ens3f0", VFIndex: 1,
 		Claim:    journal.Claim{Namespace: "default", Name: "c", UID: "claim-1", Request: "nic", Pool: "p", Device: "0000-3b-02-1"},
@@ -55,12 +55,12 @@ func full(id inventory.ID) journal.Attachment {
 		Resource: "xpu.opiproject.org/fast",
 		Port:     &journal.Port{DevicePool: "fast", Network: "blue", MAC: "02:00:00:00:00:01"},
 		CNI:      &journal.CNI{ContainerID: "sandbox-1", IfName: "net1", Network: "blue-net", IPAM: []byte(`{"ips":[]}`)},
-		Interface: netdev.Interface{
+		Interface: function.Interface{
 			Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:01",
 			Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24"), netip.MustParsePrefix("fd00::5/64")},
-			Routes: []netdev.Route{{To: netip.MustParsePrefix("10.2.0.0/16"), Via: netip.MustParseAddr("10.1.0.1"), Metric: 5},
+			Routes: []function.Route{{To: netip.MustParsePrefix("10.2.0.0/16"), Via: netip.MustParseAddr("10.1.0.1"), Metric: 5},
 				{To: netip.MustParsePrefix("10.3.0.0/16")}},
-			VF: &netdev.VFConfig{VLAN: new(100), QoS: new(3), Proto: "802.1ad", Trust: new(true), SpoofCheck: new(false),
+			VF: &function.VFConfig{VLAN: new(100), QoS: new(3), Proto: "802.1ad", Trust: new(true), SpoofCheck: new(false),
 				MinTxRate: new(1), MaxTxRate: new(100), LinkState: "auto"},
 		},
 		State: journal.Attached, ReservedAt: time.Unix(1e9, 0).UTC(), Sandbox: "sandbox-1", BootID: "boot-1",
@@ -78,7 +78,7 @@ func full(id inventory.ID) journal.Attachment {
 	}
 }
 
-func reserved(id inventory.ID) journal.Attachment { return full(id).Untouched() }
+func reserved(id function.ID) journal.Attachment { return full(id).Untouched() }
 
 var comparePrefixes = cmp.Options{
 	cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }), cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
@@ -128,7 +128,7 @@ func TestKeepsEverything(t *testing.T) {
 func TestPutRefuses(t *testing.T) {
 	j := open(t, filepath.Join(t.TempDir(), "j"))
 	broken := map[string]func(*journal.Attachment){
-		"function: is empty":                   func(a *journal.Attachment) { a.Function = inventory.ID{} },
+		"function: is empty":                   func(a *journal.Attachment) { a.Function = function.ID{} },
 		`state "": is unknown`:                 func(a *journal.Attachment) { a.State = "" },
 		"state Attached: before and observed":  func(a *journal.Attachment) { a.Observed = nil },
 		"state Lost: before and observed":      func(a *journal.Attachment) { a.State, a.Before = journal.Lost, nil },
@@ -175,7 +175,7 @@ func TestOpenDamaged(t *testing.T) {
 		path = filepath.Join(t.TempDir(), "j")
 		j := open(t, path)
 		for n := range uint32(64) { // several pages
-			must(t, j.Put(full(inventory.SubfunctionID("0000:3b:00.0", n))))
+			must(t, j.Put(full(function.SubfunctionID("0000:3b:00.0", n))))
 		}
 		must(t, j.Close())
 		content, err := os.ReadFile(path)
@@ -229,7 +229,7 @@ func TestOpenWithoutBucket(t *testing.T) {
 
 // TestIsVF: a PF enforces something for its VFs, and for nothing else.
 func TestIsVF(t *testing.T) {
-	vf := journal.Attachment{Function: inventory.ID{Address: "0000:3b:02.1"}, PF: "0000:3b:00.0", VFIndex: 1}
+	vf := journal.Attachment{Function: function.ID{Address: "0000:3b:02.1"}, PF: "0000:3b:00.0", VFIndex: 1}
 	for name, test := range map[string]struct {
 		change func(*journal.Attachment)
 		want   bool
@@ -401,7 +401,7 @@ func BenchmarkPut(b *testing.B) {
 	b.Cleanup(func() { os.RemoveAll(dir) })
 	j := open(b, filepath.Join(dir, "j"))
 	for n := range 256 {
-		must(b, j.Put(full(inventory.SubfunctionID("0000:3b:00.0", uint32(n)))))
+		must(b, j.Put(full(function.SubfunctionID("0000:3b:00.0", uint32(n)))))
 	}
 	a := full(vf1)
 	for b.Loop() {
@@ -429,7 +429,7 @@ func TestOpenRandomDamage(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "j")
 	j := open(t, path)
 	for n := range uint32(64) {
-		must(t, j.Put(full(inventory.SubfunctionID("0000:3b:00.0", n))))
+		must(t, j.Put(full(function.SubfunctionID("0000:3b:00.0", n))))
 	}
 	must(t, j.Close())
 	intact, err := os.ReadFile(path)

@@ -20,8 +20,8 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi"
 )
 
@@ -199,7 +199,7 @@ func TestWriteNodeStatus(t *testing.T) {
 
 // port is the XPUPort of VF index of a node, for a claim in namespace "default".
 func port(node string, index int, claimName string) *v1alpha1.XPUPort {
-	f := function(index)
+	f := functionOf(index)
 	return &v1alpha1.XPUPort{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: claim.PortName(node, f)},
 		Spec: v1alpha1.XPUPortSpec{
@@ -209,8 +209,8 @@ func port(node string, index int, claimName string) *v1alpha1.XPUPort {
 	}
 }
 
-func function(index int) inventory.ID {
-	return inventory.ID{Address: pci.Address(fmt.Sprintf("0000:3b:00.%d", index))}
+func functionOf(index int) function.ID {
+	return function.ID{Address: pci.Address(fmt.Sprintf("0000:3b:00.%d", index))}
 }
 
 func uidOf(claimName string) types.UID { return types.UID(claimName + "-uid") }
@@ -239,7 +239,7 @@ type result struct {
 	err  error
 }
 
-func waitInBackground(ctx context.Context, api *kubeapi.API, c *resourceapi.ResourceClaim, f inventory.ID) <-chan result {
+func waitInBackground(ctx context.Context, api *kubeapi.API, c *resourceapi.ResourceClaim, f function.ID) <-chan result {
 	done := make(chan result, 1)
 	go func() {
 		p, err := api.Wait(ctx, c, f)
@@ -252,7 +252,7 @@ func TestWaitUntilReady(t *testing.T) {
 	api, told := running(t, "wait")
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	done := waitInBackground(ctx, api, allocated("wait-claim"), function(2))
+	done := waitInBackground(ctx, api, allocated("wait-claim"), functionOf(2))
 
 	// In the order in which things may come: the Port of the Function's last claim, and then ours, not ready at first.
 	admin := newClient(t, cluster.Admin())
@@ -277,7 +277,7 @@ func TestWaitUntilReady(t *testing.T) {
 	if r.err != nil || r.port.UID != ours.UID {
 		t.Fatalf("Wait = %+v, %v; want the Port of the claim", r.port, r.err)
 	}
-	if again, err := api.Wait(ctx, allocated("wait-claim"), function(2)); err != nil || again.UID != ours.UID {
+	if again, err := api.Wait(ctx, allocated("wait-claim"), functionOf(2)); err != nil || again.UID != ours.UID {
 		t.Errorf("Wait again = %+v, %v; want the Port at once", again, err)
 	}
 }
@@ -290,23 +290,23 @@ func TestServes(t *testing.T) {
 	created(t, ours)
 	setReady(t, ours, metav1.ConditionFalse, v1alpha1.ReasonXPUUnavailable, "the card is away")
 	eventually(t, "the Port is known", func() bool { return told.ports.Load() >= 2 })
-	serves := func(c *resourceapi.ResourceClaim, f inventory.ID, within time.Duration) error {
+	serves := func(c *resourceapi.ResourceClaim, f function.ID, within time.Duration) error {
 		ctx, cancel := context.WithTimeout(t.Context(), within)
 		defer cancel()
 		return api.Serves(ctx, c.Namespace, c.UID, f)
 	}
 	c := allocated("serves-claim")
-	if err := serves(c, function(3), 20*time.Second); err != nil {
+	if err := serves(c, functionOf(3), 20*time.Second); err != nil {
 		t.Errorf("a Function without a Port: %v", err)
 	}
-	if err := serves(allocated("serves-other"), function(2), 20*time.Second); err != nil {
+	if err := serves(allocated("serves-other"), functionOf(2), 20*time.Second); err != nil {
 		t.Errorf("a claim without a Port: %v", err)
 	}
-	if err := serves(c, function(2), 10*time.Millisecond); err == nil || !strings.Contains(err.Error(), "XPUUnavailable: the card is away") {
+	if err := serves(c, functionOf(2), 10*time.Millisecond); err == nil || !strings.Contains(err.Error(), "XPUUnavailable: the card is away") {
 		t.Errorf("a Port that is not up: %v", err)
 	}
 	done := make(chan error, 1)
-	go func() { done <- serves(c, function(2), 20*time.Second) }()
+	go func() { done <- serves(c, functionOf(2), 20*time.Second) }()
 	setReady(t, ours, metav1.ConditionTrue, v1alpha1.ReasonUp, "")
 	if err := <-done; err != nil {
 		t.Errorf("a Port that came up: %v", err)
@@ -370,7 +370,7 @@ func TestWaitGivesUp(t *testing.T) {
 	} {
 		test.prepare(t, i)
 		ctx, cancel := context.WithCancel(t.Context())
-		done := waitInBackground(ctx, api, test.claim, function(i))
+		done := waitInBackground(ctx, api, test.claim, functionOf(i))
 		cancel()
 		r := <-done
 		if r.err == nil {
@@ -392,13 +392,13 @@ func TestProvisionFailed(t *testing.T) {
 	setReady(t, fine, metav1.ConditionFalse, v1alpha1.ReasonXPUUnavailable, "XPU card is not connected")
 	setReady(t, p, metav1.ConditionFalse, v1alpha1.ReasonFailed, "no such representor")
 	eventually(t, "the refusal is known", func() bool {
-		return strings.Contains(api.ProvisionFailed(function(2)), "Failed: no such representor")
+		return strings.Contains(api.ProvisionFailed(functionOf(2)), "Failed: no such representor")
 	})
-	if message := api.ProvisionFailed(function(3)); message != "" {
+	if message := api.ProvisionFailed(functionOf(3)); message != "" {
 		t.Errorf("ProvisionFailed of a Function whose xPU is away = %q, want nothing: it is not the Function's fault", message)
 	}
 	setReady(t, p, metav1.ConditionTrue, v1alpha1.ReasonUp, "")
-	eventually(t, "the xPU took it after all", func() bool { return api.ProvisionFailed(function(2)) == "" })
+	eventually(t, "the xPU took it after all", func() bool { return api.ProvisionFailed(functionOf(2)) == "" })
 }
 
 // TestSyncedEnds: an agent that is told to stop does not wait for an API server that is away.

@@ -12,7 +12,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
 // portsByFunction is the index of the Ports in memory by their Function.
@@ -35,7 +35,7 @@ func (a *API) Ports(ctx context.Context) ([]v1alpha1.XPUPort, error) {
 }
 
 // PortsOf are the Ports of a Function: there can be one in each namespace. The caller must not change them.
-func (a *API) PortsOf(ctx context.Context, f inventory.ID) ([]v1alpha1.XPUPort, error) {
+func (a *API) PortsOf(ctx context.Context, f function.ID) ([]v1alpha1.XPUPort, error) {
 	var list v1alpha1.XPUPortList
 	err := a.cache.List(ctx, &list, client.MatchingFields{portsByFunction: f.String()}, client.UnsafeDisableDeepCopy)
 	if err != nil {

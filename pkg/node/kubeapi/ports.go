@@ -12,12 +12,12 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
 // Wait returns the Port of a Function that is allocated to a claim, once the xPU serves it. When ctx ends before, the
 // error says what is missing, in the words of whoever knows best: the Port, or the claim.
-func (a *API) Wait(ctx context.Context, c *resourceapi.ResourceClaim, f inventory.ID) (*v1alpha1.XPUPort, error) {
+func (a *API) Wait(ctx context.Context, c *resourceapi.ResourceClaim, f function.ID) (*v1alpha1.XPUPort, error) {
 	var port *v1alpha1.XPUPort
 	err := a.await(ctx, func() (err error) {
 		port, err = a.port(ctx, c.Namespace, c.UID, f)
@@ -31,7 +31,7 @@ func (a *API) Wait(ctx context.Context, c *resourceapi.ResourceClaim, f inventor
 
 // Serves returns nil once the xPU serves the Port of a Function that a claim has, and at once where the claim has no Port.
 // When ctx ends before, the error says what is missing.
-func (a *API) Serves(ctx context.Context, namespace string, claim types.UID, f inventory.ID) error {
+func (a *API) Serves(ctx context.Context, namespace string, claim types.UID, f function.ID) error {
 	return a.await(ctx, func() error {
 		_, err := a.port(ctx, namespace, claim, f)
 		if _, none := errors.AsType[noPortError](err); none {
@@ -66,7 +66,7 @@ func (e noPortError) Error() string {
 	return fmt.Sprintf("the xPU is not provisioned: xpu-controller has not made XPUPort %s for this claim yet", e.port)
 }
 
-func (a *API) port(ctx context.Context, namespace string, uid types.UID, f inventory.ID) (*v1alpha1.XPUPort, error) {
+func (a *API) port(ctx context.Context, namespace string, uid types.UID, f function.ID) (*v1alpha1.XPUPort, error) {
 	name := types.NamespacedName{Namespace: namespace, Name: claim.PortName(a.node, f)}
 	var port v1alpha1.XPUPort
 	// The context of the caller may have ended; reads come from memory.

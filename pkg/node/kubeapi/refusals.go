@@ -12,7 +12,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
 // refusalTime is how long a Function stays tainted after the Port that its xPU refused is gone: long enough for the
@@ -22,7 +22,7 @@ const refusalTime = time.Minute
 // refusals remembers the Functions whose Port the xPU refused.
 type refusals struct {
 	mutex      sync.Mutex
-	byFunction map[inventory.ID]refusal
+	byFunction map[function.ID]refusal
 }
 
 // refusal is what the xPU said about one Port.
@@ -32,7 +32,7 @@ type refusal struct {
 }
 
 // ProvisionFailed says why the xPU refused the Function's last Port; "" if it did not.
-func (a *API) ProvisionFailed(f inventory.ID) string {
+func (a *API) ProvisionFailed(f function.ID) string {
 	a.refusals.mutex.Lock()
 	defer a.refusals.mutex.Unlock()
 	return a.refusals.byFunction[f].message
@@ -93,7 +93,7 @@ func (r *refusals) set(port *v1alpha1.XPUPort, message string) {
 		return
 	}
 	if r.byFunction == nil {
-		r.byFunction = map[inventory.ID]refusal{}
+		r.byFunction = map[function.ID]refusal{}
 	}
 	r.byFunction[claim.FunctionOf(port.Spec.Function)] = refusal{port: port.UID, message: message}
 }

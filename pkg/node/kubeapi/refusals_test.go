@@ -13,13 +13,13 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
 // TestRefusalIsHeld: the Function stays tainted while the scheduler looks for another one, although the Port that was
 // refused is deleted at once.
 func TestRefusalIsHeld(t *testing.T) {
-	vf := inventory.ID{Address: "0000:3b:00.2"}
+	vf := function.ID{Address: "0000:3b:00.2"}
 	port := func(uid types.UID, reason string) *v1alpha1.XPUPort {
 		status := metav1.ConditionFalse
 		if reason == v1alpha1.ReasonUp {

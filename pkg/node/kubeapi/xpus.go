@@ -11,8 +11,8 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 )
 
 // XPUOf is the XPU that serves a PF of the node, nil if there is none. The caller must not change it.
@@ -26,7 +26,7 @@ func (a *API) XPUOf(ctx context.Context, pf pci.Address) (*v1alpha1.XPU, error) 
 
 // XPUAway says why the OPI agent of the Function's xPU cannot be asked, as xpu-controller found. It is "" if it can, if
 // the Function has no xPU, and as long as nothing is known.
-func (a *API) XPUAway(f inventory.Function) string {
+func (a *API) XPUAway(f function.Function) string {
 	select {
 	case <-a.synced:
 	default:

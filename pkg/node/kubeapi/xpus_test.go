@@ -10,8 +10,8 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 )
 
 func xpu(name, node string, pfs ...string) *v1alpha1.XPU {
@@ -23,7 +23,7 @@ func xpu(name, node string, pfs ...string) *v1alpha1.XPU {
 
 func TestXPUAway(t *testing.T) {
 	api, told := running(t, "away")
-	f := inventory.Function{ID: function(2), PF: "0000:3b:00.0"}
+	f := function.Function{ID: functionOf(2), PF: "0000:3b:00.0"}
 	if message := api.XPUAway(f); message != "" {
 		t.Errorf("XPUAway = %q of a Function without xPU", message)
 	}

@@ -10,8 +10,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
@@ -27,7 +27,7 @@ type Sandbox struct {
 // Attach takes a reserved Function into a sandbox as the interface that was reserved. For the sandbox that has it
 // already it returns what it did the first time. From an older sandbox of the same pod, or one that is gone, the
 // Function is first brought back; that another pod still has it is an error.
-func (m *Manager) Attach(ctx context.Context, id inventory.ID, sandbox Sandbox) (netdev.Observed, error) {
+func (m *Manager) Attach(ctx context.Context, id function.ID, sandbox Sandbox) (netdev.Observed, error) {
 	observed, err := m.attach(ctx, id, sandbox)
 	if err != nil {
 		return netdev.Observed{}, fmt.Errorf("Function %s: %w", id, err)
@@ -35,7 +35,7 @@ func (m *Manager) Attach(ctx context.Context, id inventory.ID, sandbox Sandbox) 
 	return observed, nil
 }
 
-func (m *Manager) attach(ctx context.Context, id inventory.ID, sandbox Sandbox) (netdev.Observed, error) {
+func (m *Manager) attach(ctx context.Context, id function.ID, sandbox Sandbox) (netdev.Observed, error) {
 	if sandbox.ID == "" || sandbox.NetNS == "" {
 		return netdev.Observed{}, fmt.Errorf("sandbox %q with network namespace %q: both must be given", sandbox.ID, sandbox.NetNS)
 	}
@@ -59,7 +59,7 @@ func (m *Manager) attach(ctx context.Context, id inventory.ID, sandbox Sandbox) 
 }
 
 // settleFor makes way for a sandbox. A CNI request has settled that when it reserved the Function.
-func (m *Manager) settleFor(ctx context.Context, id inventory.ID, sandbox Sandbox) (Settled, error) {
+func (m *Manager) settleFor(ctx context.Context, id function.ID, sandbox Sandbox) (Settled, error) {
 	have, exists := m.journal.Get(id)
 	if !exists || have.CNI == nil {
 		p := party{event: SandboxStarts, pod: sandbox.Pod, sandbox: sandbox.ID, netNS: sandbox.NetNS}
@@ -118,7 +118,7 @@ func (m *Manager) move(ctx context.Context, record journal.Attachment, sandbox S
 // carry is the write-ahead order: write down, touch, write down. now is what the netdev is. Whatever ends it after the
 // first write leaves the record's state, Attaching or Reattaching, from which everything else goes on.
 func (m *Manager) carry(
-	ctx context.Context, record journal.Attachment, device netdev.Device, now netdev.Snapshot, want netdev.Interface,
+	ctx context.Context, record journal.Attachment, device netdev.Device, now netdev.Snapshot, want function.Interface,
 ) (attached journal.Attachment, touched bool, err error) {
 	start := time.Now()
 	if err := m.journal.Put(record); err != nil {
@@ -214,7 +214,7 @@ func (m *Manager) plan(ctx context.Context, record journal.Attachment, netNS str
 }
 
 // belongs refuses a netdev that took the name of the Function's between two looks.
-func belongs(s netdev.Snapshot, id inventory.ID) error {
+func belongs(s netdev.Snapshot, id function.ID) error {
 	if s.Identity.Bus == "pci" && id.Subfunction == "" && s.Identity.Parent != string(id.Address) {
 		return fmt.Errorf("netdev %s: belongs to Function %s by now: %w", s.Name, s.Identity.Parent, netdev.ErrNoNetdev)
 	}
@@ -227,7 +227,7 @@ func Device(netdevs NetdevFinder, record journal.Attachment) (netdev.Device, err
 	device := netdev.Device{Port: portOf(record)}
 	if record.IsVF() {
 		// Without the PF's netdev nothing can be asked or told about the VF. That matters only to who wants it.
-		if name, err := netdevs.Netdev(inventory.ID{Address: record.PF}); err == nil && name != "" {
+		if name, err := netdevs.Netdev(function.ID{Address: record.PF}); err == nil && name != "" {
 			device.PF = &netdev.PF{Name: name, Address: string(record.PF), VF: record.VFIndex}
 		}
 	}

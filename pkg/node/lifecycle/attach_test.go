@@ -15,29 +15,29 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
 // What Attach does with real namespaces is tested in life_test.go, together with the way back.
 
 var (
-	vf = inventory.ID{Address: "0000:3b:02.1"}
-	pf = inventory.ID{Address: "0000:3b:00.0"}
+	vf = function.ID{Address: "0000:3b:02.1"}
+	pf = function.ID{Address: "0000:3b:00.0"}
 )
 
 func claimedVF() journal.Attachment {
 	return journal.Attachment{
 		Function: vf, PF: pf.Address, PFName: "old", VFIndex: 1,
-		Claim: journal.Claim{Namespace: "default", Name: "c", UID: "claim-1"}, Interface: netdev.Interface{Name: "net1"},
+		Claim: journal.Claim{Namespace: "default", Name: "c", UID: "claim-1"}, Interface: function.Interface{Name: "net1"},
 	}
 }
 
 // netdevs are names by Function.
-type netdevs map[inventory.ID]string
+type netdevs map[function.ID]string
 
-func (n netdevs) Netdev(id inventory.ID) (string, error) {
+func (n netdevs) Netdev(id function.ID) (string, error) {
 	name, ok := n[id]
 	if !ok {
 		return "", fmt.Errorf("Function %s is gone", id)
@@ -60,7 +60,7 @@ type engine struct {
 	differences []string // that Check finds
 }
 
-func (e *engine) Plan(_ context.Context, device netdev.Device, netNS string, want netdev.Interface) (netdev.Snapshot, netdev.Place, error) {
+func (e *engine) Plan(_ context.Context, device netdev.Device, netNS string, want function.Interface) (netdev.Snapshot, netdev.Place, error) {
 	e.device = device
 	if slices.Contains(e.taken, want.Name) {
 		return netdev.Snapshot{}, netdev.Place{}, fmt.Errorf("interface name %q: %w", want.Name, netdev.ErrNameTaken)
@@ -68,12 +68,12 @@ func (e *engine) Plan(_ context.Context, device netdev.Device, netNS string, wan
 	return netdev.Snapshot{Name: device.Name, Identity: netdev.Identity{Parent: e.parent, Bus: "pci"}}, netdev.Place{NetNS: netNS, Cookie: 7, Index: 3}, nil
 }
 
-func (e *engine) Attach(_ context.Context, _ netdev.Device, _ netdev.Snapshot, _ netdev.Place, want netdev.Interface) (netdev.Observed, error) {
+func (e *engine) Attach(_ context.Context, _ netdev.Device, _ netdev.Snapshot, _ netdev.Place, want function.Interface) (netdev.Observed, error) {
 	e.calls = append(e.calls, "attach")
 	return netdev.Observed{Name: want.Name, Index: 5}, e.fail
 }
 
-func (e *engine) Add(_ context.Context, a netdev.Attached, addresses []netip.Prefix, _ []netdev.Route) (netdev.Observed, error) {
+func (e *engine) Add(_ context.Context, a netdev.Attached, addresses []netip.Prefix, _ []function.Route) (netdev.Observed, error) {
 	e.calls = append(e.calls, fmt.Sprintf("add %v", addresses))
 	observed := a.Observed
 	observed.Addresses = append(slices.Clone(observed.Addresses), addresses...)
@@ -179,7 +179,7 @@ func TestAttach(t *testing.T) {
 			}
 			wantDevice := netdev.Device{
 				Name: "ens3f0v1", PF: &netdev.PF{Name: "ens3f0", Address: "0000:3b:00.0", VF: 1},
-				Port: &netdev.EswitchPort{PF: "0000:3b:00.0", Number: 1},
+				Port: &function.EswitchPort{PF: "0000:3b:00.0", Number: 1},
 			}
 			if diff := cmp.Diff(wantDevice, test.engine.device); diff != "" {
 				t.Errorf("device (-want +got):\n%s", diff)
@@ -263,9 +263,9 @@ func TestReserveForTheNextPod(t *testing.T) {
 // An SF and a PF have no properties that a PF enforces, and a PF without netdev cannot be asked. VFs and SFs may have a
 // port at an eswitch.
 func TestDevice(t *testing.T) {
-	sf := inventory.SubfunctionID(pf.Address, 88)
+	sf := function.SubfunctionID(pf.Address, 88)
 	names := netdevs{vf: "v", pf: "p", sf: "s"}
-	vfPort := &netdev.EswitchPort{PF: "0000:3b:00.0", Number: 1}
+	vfPort := &function.EswitchPort{PF: "0000:3b:00.0", Number: 1}
 	for name, test := range map[string]struct {
 		record  journal.Attachment
 		netdevs netdevs
@@ -278,7 +278,7 @@ func TestDevice(t *testing.T) {
 		"PF": {journal.Attachment{Function: pf, PF: pf.Address, VFIndex: -1}, names, netdev.Device{Name: "p"}},
 		"SF": {
 			journal.Attachment{Function: sf, PF: pf.Address, VFIndex: 88}, names,
-			netdev.Device{Name: "s", Port: &netdev.EswitchPort{PF: "0000:3b:00.0", SF: true, Number: 88}},
+			netdev.Device{Name: "s", Port: &function.EswitchPort{PF: "0000:3b:00.0", SF: true, Number: 88}},
 		},
 		"VF of no name": {
 			journal.Attachment{Function: vf, PF: pf.Address, VFIndex: 1}, netdevs{vf: "v"}, netdev.Device{Name: "v", Port: vfPort},

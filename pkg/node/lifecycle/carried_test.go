@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
@@ -121,7 +122,7 @@ func TestPodLeavesNothing(t *testing.T) {
 			pod := netns.New(t)
 			n.run(func(a *agent) {
 				must(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
-				_, err := a.lifecycle.Attach(t.Context(), function(0), sandbox("s1", pod))
+				_, err := a.lifecycle.Attach(t.Context(), functionOf(0), sandbox("s1", pod))
 				must(t, err)
 				must(t, change(t, pod, mustLink(t, pod, "net0")))
 				must(t, a.lifecycle.Unprepare(t.Context(), "claim-1"))
@@ -164,7 +165,7 @@ func TestHostSysctlsReturn(t *testing.T) {
 	pod := netns.New(t)
 	n.run(func(a *agent) {
 		must(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
-		_, err := a.lifecycle.Attach(t.Context(), function(0), sandbox("s1", pod))
+		_, err := a.lifecycle.Attach(t.Context(), functionOf(0), sandbox("s1", pod))
 		must(t, err)
 		must(t, a.lifecycle.Unprepare(t.Context(), "claim-1"))
 	})
@@ -191,6 +192,6 @@ func TestXDPOnTheHost(t *testing.T) {
 	engine, err := netdev.New(netdev.Options{HostNetNS: n.host.Path()})
 	must(t, err)
 	defer engine.Close()
-	_, _, err = engine.Plan(t.Context(), netdev.Device{Name: hostName(0)}, netns.New(t).Path(), netdev.Interface{Name: "net1"})
+	_, _, err = engine.Plan(t.Context(), netdev.Device{Name: hostName(0)}, netns.New(t).Path(), function.Interface{Name: "net1"})
 	mustFail(t, err, "is in use on the host, by XDP program")
 }

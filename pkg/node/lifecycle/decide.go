@@ -9,7 +9,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 )
@@ -131,7 +131,7 @@ func (m *Manager) Settle(ctx context.Context, want journal.Attachment) (Settled,
 }
 
 // settle decides until there is nothing in the way.
-func (m *Manager) settle(ctx context.Context, p party, id inventory.ID) (Settled, error) {
+func (m *Manager) settle(ctx context.Context, p party, id function.ID) (Settled, error) {
 	for {
 		have, exists := m.journal.Get(id)
 		s := Settled{Record: have, Exists: exists}
@@ -155,7 +155,7 @@ func (m *Manager) settle(ctx context.Context, p party, id inventory.ID) (Settled
 }
 
 // decide looks the step up and gathers the evidence for it. refusal is the reason of a [Refuse].
-func (m *Manager) decide(ctx context.Context, p party, id inventory.ID, s *Settled) (step Step, refusal, err error) {
+func (m *Manager) decide(ctx context.Context, p party, id function.ID, s *Settled) (step Step, refusal, err error) {
 	rule := p.rule(s.Record, s.Exists)
 	refusal = takenBy(p, s.Record, s.Exists)
 	switch rule.If {
@@ -256,14 +256,14 @@ func (m *Manager) ifStill(ctx context.Context, have journal.Attachment, f func()
 
 // end does what an event means that takes Functions back and needs no evidence. Nothing happens to a Function that is not
 // the party's any more.
-func (m *Manager) end(ctx context.Context, p party, id inventory.ID) error {
+func (m *Manager) end(ctx context.Context, p party, id function.ID) error {
 	if err := m.endOne(ctx, p, id); err != nil {
 		return fmt.Errorf("Function %s: %w", id, err)
 	}
 	return nil
 }
 
-func (m *Manager) endOne(ctx context.Context, p party, id inventory.ID) error {
+func (m *Manager) endOne(ctx context.Context, p party, id function.ID) error {
 	err := m.with(ctx, id, func(a journal.Attachment) error {
 		step := p.rule(a, true).Step
 		if step == Ignore && !p.owns(a) {

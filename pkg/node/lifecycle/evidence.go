@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
@@ -19,7 +19,7 @@ const (
 
 // otherPod names a pod that the kubelet gave the Function to and that is not the party's, "" for none. A kubelet that
 // does not answer, as it is being started again, keeps no pod from starting.
-func (m *Manager) otherPod(ctx context.Context, p party, id inventory.ID, s *Settled) string {
+func (m *Manager) otherPod(ctx context.Context, p party, id function.ID, s *Settled) string {
 	if m.options.Kubelet == nil {
 		return ""
 	}

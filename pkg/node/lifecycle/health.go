@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
@@ -13,7 +13,7 @@ import (
 const releaseGrace = 10 * time.Second
 
 // tell says that a Function's health may have changed, and again when it took too long to come back.
-func (m *Manager) tell(id inventory.ID) {
+func (m *Manager) tell(id function.ID) {
 	m.options.Changed()
 	a, exists := m.journal.Get(id)
 	if exists && (a.State == journal.Releasing || a.State == journal.Detaching || a.State == journal.Lost) {
@@ -24,7 +24,7 @@ func (m *Manager) tell(id inventory.ID) {
 // Releasing knows Functions that are not free yet after their last pod, at once; "" for all others. It is for the device
 // plugin: the kubelet takes a Function for free as soon as the pod is gone, and hears of health by a stream that costs
 // nothing.
-func (m *Manager) Releasing(id inventory.ID) string {
+func (m *Manager) Releasing(id function.ID) string {
 	a, exists := m.journal.Get(id)
 	if !exists || a.State != journal.Releasing {
 		return m.Overdue(id)
@@ -34,7 +34,7 @@ func (m *Manager) Releasing(id inventory.ID) string {
 
 // Overdue knows Functions that should be back by now; "" for all others. It is for DRA, where telling is a write to the
 // API server, and Prepare waits for a Function that is on its way.
-func (m *Manager) Overdue(id inventory.ID) string {
+func (m *Manager) Overdue(id function.ID) string {
 	a, exists := m.journal.Get(id)
 	if !exists || a.State != journal.Releasing && a.State != journal.Detaching || time.Since(a.StoppedAt) < releaseGrace {
 		return ""
@@ -43,7 +43,7 @@ func (m *Manager) Overdue(id inventory.ID) string {
 }
 
 // Lost knows Functions that a pod has lost and does not get back, or not in time; "" for all others.
-func (m *Manager) Lost(id inventory.ID) string {
+func (m *Manager) Lost(id function.ID) string {
 	a, exists := m.journal.Get(id)
 	switch {
 	case !exists || a.State != journal.Lost && a.State != journal.Reattaching:
@@ -60,7 +60,7 @@ func (m *Manager) Lost(id inventory.ID) string {
 
 // Elsewhere says that somebody has the Function by another way than by this extended resource, which is "" for claims; ""
 // if nobody has. Until that is over the Function must not be offered. It does not block.
-func (m *Manager) Elsewhere(id inventory.ID, resource string) string {
+func (m *Manager) Elsewhere(id function.ID, resource string) string {
 	if a, exists := m.journal.Get(id); exists && a.State != journal.Releasing {
 		if message := m.conflict(a, resource); message != "" {
 			return message
@@ -92,6 +92,6 @@ func (m *Manager) conflict(a journal.Attachment, resource string) string {
 }
 
 // given says whether the kubelet gave the Function to a pod by this resource.
-func (m *Manager) given(id inventory.ID, resource string) bool {
+func (m *Manager) given(id function.ID, resource string) bool {
 	return m.options.Kubelet != nil && m.options.Kubelet.Has(id, resource)
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
@@ -50,12 +50,12 @@ type agent struct {
 type hooks struct {
 	name  string
 	mutex sync.Mutex
-	added []inventory.ID
+	added []function.ID
 }
 
 func (h *hooks) First(journal.Attachment) string { return h.name }
 
-func (h *hooks) Add(id inventory.ID) {
+func (h *hooks) Add(id function.ID) {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
 	h.added = append(h.added, id)
@@ -64,10 +64,10 @@ func (h *hooks) Add(id inventory.ID) {
 // sysfs finds netdevs by what stays the same about a veth: its other end.
 type sysfs struct {
 	host  *netns.Namespace
-	peers map[inventory.ID]int
+	peers map[function.ID]int
 }
 
-func (s sysfs) Netdev(id inventory.ID) (string, error) {
+func (s sysfs) Netdev(id function.ID) (string, error) {
 	peer, ok := s.peers[id]
 	if !ok {
 		return "", fmt.Errorf("no Function %s", id)
@@ -89,19 +89,19 @@ func newNode(t testing.TB, functions int) *node {
 	n := &node{
 		t: t, host: netns.New(t), xpu: netns.New(t), file: filepath.Join(t.TempDir(), "journal.db"), bootID: "boot-1",
 	}
-	n.sysfs = sysfs{host: n.host, peers: map[inventory.ID]int{}}
+	n.sysfs = sysfs{host: n.host, peers: map[function.ID]int{}}
 	for i := range functions {
 		netns.Connect(t, n.host, hostName(i), n.xpu, fmt.Sprintf("pf0vf%d", i))
 		rep, err := n.xpu.Handle().LinkByName(fmt.Sprintf("pf0vf%d", i))
 		must(t, err)
-		n.sysfs.peers[function(i)] = rep.Attrs().Index
+		n.sysfs.peers[functionOf(i)] = rep.Attrs().Index
 	}
 	return n
 }
 
 func hostName(i int) string { return fmt.Sprintf("ens1f0v%d", i) }
 
-func function(i int) inventory.ID { return inventory.SubfunctionID("0000:3b:00.0", uint32(i)) }
+func functionOf(i int) function.ID { return function.SubfunctionID("0000:3b:00.0", uint32(i)) }
 
 // journalWithEvents reports each write.
 type journalWithEvents struct {
@@ -115,7 +115,7 @@ func (j journalWithEvents) Put(a journal.Attachment) error {
 	return j.Journal.Put(a)
 }
 
-func (j journalWithEvents) Delete(id inventory.ID) error {
+func (j journalWithEvents) Delete(id function.ID) error {
 	j.event("before delete")
 	defer j.event("after delete")
 	return j.Journal.Delete(id)
@@ -160,12 +160,12 @@ func (n *node) snapshot(i int) netdev.Snapshot {
 	engine, err := netdev.New(netdev.Options{HostNetNS: n.host.Path()})
 	must(n.t, err)
 	defer engine.Close()
-	name, err := n.sysfs.Netdev(function(i))
+	name, err := n.sysfs.Netdev(functionOf(i))
 	must(n.t, err)
 	if name == "" {
-		n.t.Fatalf("Function %s has no netdev on the host", function(i))
+		n.t.Fatalf("Function %s has no netdev on the host", functionOf(i))
 	}
-	s, _, err := engine.Plan(n.t.Context(), netdev.Device{Name: name}, netns.New(n.t).Path(), netdev.Interface{Name: "any0"})
+	s, _, err := engine.Plan(n.t.Context(), netdev.Device{Name: name}, netns.New(n.t).Path(), function.Interface{Name: "any0"})
 	must(n.t, err)
 	return s
 }
@@ -173,7 +173,7 @@ func (n *node) snapshot(i int) netdev.Snapshot {
 func (n *node) checkRestored(before netdev.Snapshot, i int) {
 	n.t.Helper()
 	if left := netdev.Diff(before, n.snapshot(i)); len(left) > 0 {
-		n.t.Errorf("Function %s is not as it was: %q", function(i), left)
+		n.t.Errorf("Function %s is not as it was: %q", functionOf(i), left)
 	}
 }
 
@@ -193,13 +193,13 @@ func mustFail(t testing.TB, err error, want string) {
 
 func claimed(i int) journal.Attachment {
 	return journal.Attachment{
-		Function: function(i), PF: "0000:3b:00.0", VFIndex: i,
+		Function: functionOf(i), PF: "0000:3b:00.0", VFIndex: i,
 		Claim: journal.Claim{Namespace: "default", Name: "c", UID: "claim-1", Request: "nic"},
 		Pod:   pod1,
-		Interface: netdev.Interface{
+		Interface: function.Interface{
 			Name: fmt.Sprintf("net%d", i), MTU: 1400, MAC: "02:00:00:00:00:01",
 			Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24")},
-			Routes:    []netdev.Route{{To: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 2, byte(i), 0}), 24), Via: netip.MustParseAddr("10.1.0.1")}},
+			Routes:    []function.Route{{To: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 2, byte(i), 0}), 24), Via: netip.MustParseAddr("10.1.0.1")}},
 		},
 	}
 }
@@ -219,7 +219,7 @@ func useAsPodWould(t testing.TB, ns *netns.Namespace, name string) {
 	must(t, h.LinkSetDown(l))
 	must(t, h.LinkSetName(l, "mine0"))
 	must(t, h.LinkSetMTU(l, 1300))
-	must(t, h.LinkSetHardwareAddr(l, netdev.MAC("02:00:00:00:00:66").HardwareAddr()))
+	must(t, h.LinkSetHardwareAddr(l, function.MAC("02:00:00:00:00:66").HardwareAddr()))
 	must(t, h.LinkAddAltName(l, "lo0"))
 	must(t, h.LinkAddAltName(l, "a-rather-long-alternative-name"))
 	must(t, h.LinkSetAlias(l, "mine"))
@@ -233,7 +233,7 @@ func TestLife(t *testing.T) {
 	n := newNode(t, 1)
 	before := n.snapshot(0)
 	first, second := netns.New(t), netns.New(t)
-	id := function(0)
+	id := functionOf(0)
 	n.run(func(a *agent) {
 		ctx := t.Context()
 		must(t, a.lifecycle.Reserve(ctx, claimed(0)))
@@ -299,7 +299,7 @@ func TestLife(t *testing.T) {
 func TestAttachRefuses(t *testing.T) {
 	n := newNode(t, 2)
 	first, second := netns.New(t), netns.New(t)
-	id := function(0)
+	id := functionOf(0)
 	n.run(func(a *agent) {
 		ctx := t.Context()
 		bad := claimed(0)
@@ -344,7 +344,7 @@ func TestNetdevComesLate(t *testing.T) {
 		must(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
 		looked := make(chan struct{})
 		first := sync.OnceFunc(func() { close(looked) })
-		late := lifecycle.New(a.journal, a.engine, finderFunc(func(id inventory.ID) (string, error) {
+		late := lifecycle.New(a.journal, a.engine, finderFunc(func(id function.ID) (string, error) {
 			defer first()
 			return n.sysfs.Netdev(id)
 		}), lifecycle.Options{BootID: n.bootID}, logr.Discard())
@@ -355,15 +355,15 @@ func TestNetdevComesLate(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		_, err := late.Attach(t.Context(), function(0), sandbox("s1", pod))
+		_, err := late.Attach(t.Context(), functionOf(0), sandbox("s1", pod))
 		group.Wait()
 		must(t, err)
 	})
 }
 
-type finderFunc func(inventory.ID) (string, error)
+type finderFunc func(function.ID) (string, error)
 
-func (f finderFunc) Netdev(id inventory.ID) (string, error) { return f(id) }
+func (f finderFunc) Netdev(id function.ID) (string, error) { return f(id) }
 
 // crash is what ends an agent in the tests below.
 type crash struct{}
@@ -392,7 +392,7 @@ func (n *node) crashes(at int, do func(a *agent)) (crashed bool) {
 
 // TestCrash ends the agent at every point of every operation. The next agent makes it good.
 func TestCrash(t *testing.T) {
-	id := function(0)
+	id := functionOf(0)
 	attachIt := func(t *testing.T, a *agent, pod *netns.Namespace) {
 		t.Helper()
 		_, err := a.lifecycle.Attach(t.Context(), id, sandbox("s1", pod))
@@ -476,7 +476,7 @@ func TestRecoverLeavesAttached(t *testing.T) {
 	pod := netns.New(t)
 	n.run(func(a *agent) {
 		must(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
-		_, err := a.lifecycle.Attach(t.Context(), function(0), sandbox("s1", pod))
+		_, err := a.lifecycle.Attach(t.Context(), functionOf(0), sandbox("s1", pod))
 		must(t, err)
 	})
 	n.event = func(what string) { t.Errorf("touched: %s", what) }
@@ -491,7 +491,7 @@ func TestRecoverLeavesAttached(t *testing.T) {
 func TestNamespaceEndedNetdevReturned(t *testing.T) {
 	for name, heal := range map[string]func(a *agent) error{
 		"recover": func(a *agent) error { return a.lifecycle.Recover(t.Context()) },
-		"detach":  func(a *agent) error { return a.lifecycle.Detach(t.Context(), function(0), "s1") },
+		"detach":  func(a *agent) error { return a.lifecycle.Detach(t.Context(), functionOf(0), "s1") },
 		"release": func(a *agent) error { return a.lifecycle.Unprepare(t.Context(), "claim-1") },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -500,7 +500,7 @@ func TestNamespaceEndedNetdevReturned(t *testing.T) {
 			pod := netns.New(t)
 			n.run(func(a *agent) {
 				must(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
-				_, err := a.lifecycle.Attach(t.Context(), function(0), sandbox("s1", pod))
+				_, err := a.lifecycle.Attach(t.Context(), functionOf(0), sandbox("s1", pod))
 				must(t, err)
 			})
 			useAsPodWould(t, pod, "net0")
@@ -508,7 +508,7 @@ func TestNamespaceEndedNetdevReturned(t *testing.T) {
 			must(t, pod.Unmount())
 			n.run(func(a *agent) {
 				must(t, heal(a))
-				if record, ok := a.journal.Get(function(0)); ok && record.State != journal.Reserved {
+				if record, ok := a.journal.Get(functionOf(0)); ok && record.State != journal.Reserved {
 					t.Errorf("state %s", record.State)
 				}
 			})
@@ -525,15 +525,15 @@ func TestNamespaceEndedNetdevGone(t *testing.T) {
 	t.Run("pod", func(t *testing.T) { // its end is the namespace's
 		pod := netns.New(t)
 		must(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
-		_, err := a.lifecycle.Attach(t.Context(), function(0), sandbox("s1", pod))
+		_, err := a.lifecycle.Attach(t.Context(), functionOf(0), sandbox("s1", pod))
 		must(t, err)
 	})
 	must(t, a.lifecycle.Recover(t.Context()))
-	if record, ok := a.journal.Get(function(0)); !ok || record.State != journal.Reserved {
+	if record, ok := a.journal.Get(functionOf(0)); !ok || record.State != journal.Reserved {
 		t.Errorf("after recover: %v %v", record.State, ok)
 	}
 	must(t, a.lifecycle.Unprepare(t.Context(), "claim-1"))
-	if _, ok := a.journal.Get(function(0)); ok {
+	if _, ok := a.journal.Get(functionOf(0)); ok {
 		t.Error("not free after release")
 	}
 }
@@ -546,9 +546,9 @@ func TestBoot(t *testing.T) {
 			pod := netns.New(t)
 			n.run(func(a *agent) {
 				must(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
-				_, err := a.lifecycle.Attach(t.Context(), function(0), sandbox("s1", pod))
+				_, err := a.lifecycle.Attach(t.Context(), functionOf(0), sandbox("s1", pod))
 				must(t, err)
-				record, _ := a.journal.Get(function(0))
+				record, _ := a.journal.Get(functionOf(0))
 				record.State = state
 				must(t, a.journal.Put(record))
 			})
@@ -560,7 +560,7 @@ func TestBoot(t *testing.T) {
 			}
 			n.run(func(a *agent) {
 				must(t, a.lifecycle.Recover(t.Context()))
-				record, ok := a.journal.Get(function(0))
+				record, ok := a.journal.Get(functionOf(0))
 				if free := state == journal.Releasing; ok == free {
 					t.Errorf("there is a record: %v", ok)
 				}
@@ -579,14 +579,14 @@ func TestNetdevMovedOn(t *testing.T) {
 	pod, nested := netns.New(t), netns.New(t)
 	n.run(func(a *agent) {
 		must(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
-		_, err := a.lifecycle.Attach(t.Context(), function(0), sandbox("s1", pod))
+		_, err := a.lifecycle.Attach(t.Context(), functionOf(0), sandbox("s1", pod))
 		must(t, err)
 		l := mustLink(t, pod, "net0")
 		must(t, pod.Handle().LinkSetNsFd(l, nested.Fd()))
 		if err := a.lifecycle.Unprepare(t.Context(), "claim-1"); !errors.Is(err, netdev.ErrAway) {
 			t.Errorf("error %v, want %v", err, netdev.ErrAway)
 		}
-		if record, _ := a.journal.Get(function(0)); record.State != journal.Releasing {
+		if record, _ := a.journal.Get(functionOf(0)); record.State != journal.Releasing {
 			t.Errorf("state %s", record.State)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
@@ -594,7 +594,7 @@ func TestNetdevMovedOn(t *testing.T) {
 		mustFail(t, a.lifecycle.Reserve(ctx, claimed(0)), "is not back from pod default/pod")
 		must(t, nested.Handle().LinkSetNsFd(mustLink(t, nested, "net0"), pod.Fd()))
 		must(t, a.lifecycle.Recover(t.Context()))
-		if _, ok := a.journal.Get(function(0)); ok {
+		if _, ok := a.journal.Get(functionOf(0)); ok {
 			t.Error("not free after recover")
 		}
 	})
@@ -605,7 +605,7 @@ func TestNetdevMovedOn(t *testing.T) {
 func TestHandedOver(t *testing.T) {
 	n := newNode(t, 1)
 	before := n.snapshot(0)
-	id := function(0)
+	id := functionOf(0)
 	pod := netns.New(t)
 	again := map[string]func(a *agent) error{
 		"release":      func(a *agent) error { return a.lifecycle.Unprepare(t.Context(), "claim-1") },
@@ -627,7 +627,7 @@ func TestHandedOver(t *testing.T) {
 			defer func() { n.event = nil }()
 			n.run(func(a *agent) {
 				must(t, call(a))
-				if want := []inventory.ID{id}; name != "late release" && !slices.Equal(a.hooks.added, want) {
+				if want := []function.ID{id}; name != "late release" && !slices.Equal(a.hooks.added, want) {
 					t.Errorf("handed over %v, want %v", a.hooks.added, want)
 				}
 				record, _ := a.journal.Get(id)
@@ -648,7 +648,7 @@ func TestHandedOver(t *testing.T) {
 
 // TestCrashBeforeHooks ends the agent at every point of a release after which hooks run. The next agent hands over.
 func TestCrashBeforeHooks(t *testing.T) {
-	id := function(0)
+	id := functionOf(0)
 	for at := 1; ; at++ {
 		n := newNode(t, 1)
 		before := n.snapshot(0)
@@ -704,7 +704,7 @@ func TestParallel(t *testing.T) {
 					for range rounds {
 						errs := []error{a.lifecycle.Reserve(t.Context(), claimed(i))}
 						// Another worker may just have released it.
-						if _, err := a.lifecycle.Attach(t.Context(), function(i), sandbox("s1", pod)); err != nil && !strings.Contains(err.Error(), "is not reserved") {
+						if _, err := a.lifecycle.Attach(t.Context(), functionOf(i), sandbox("s1", pod)); err != nil && !strings.Contains(err.Error(), "is not reserved") {
 							errs = append(errs, err)
 						}
 						errs = append(errs, a.lifecycle.Unprepare(t.Context(), "claim-1"))
@@ -746,7 +746,7 @@ func BenchmarkLife(b *testing.B) {
 		for b.Loop() {
 			must(b, a.lifecycle.Reserve(b.Context(), claimed(0)))
 			start := time.Now()
-			_, err := a.lifecycle.Attach(b.Context(), function(0), sandbox("s1", pod))
+			_, err := a.lifecycle.Attach(b.Context(), functionOf(0), sandbox("s1", pod))
 			must(b, err)
 			attach += time.Since(start)
 			start = time.Now()

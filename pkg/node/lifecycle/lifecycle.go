@@ -18,29 +18,29 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 )
 
 // Journal is the durable record of attachments.
 type Journal interface {
-	Get(inventory.ID) (journal.Attachment, bool)
+	Get(function.ID) (journal.Attachment, bool)
 	All() []journal.Attachment
 	ByClaim(types.UID) []journal.Attachment
 	ByPod(types.UID) []journal.Attachment
 	Put(journal.Attachment) error
-	Delete(inventory.ID) error
-	Lock(context.Context, inventory.ID) (unlock func(), err error)
+	Delete(function.ID) error
+	Lock(context.Context, function.ID) (unlock func(), err error)
 	Subscribe(context.Context) <-chan struct{}
 }
 
 // Engine moves netdevs.
 type Engine interface {
-	Plan(ctx context.Context, device netdev.Device, netNS string, want netdev.Interface) (netdev.Snapshot, netdev.Place, error)
-	Attach(ctx context.Context, device netdev.Device, before netdev.Snapshot, place netdev.Place, want netdev.Interface) (netdev.Observed, error)
-	Add(ctx context.Context, a netdev.Attached, addresses []netip.Prefix, routes []netdev.Route) (netdev.Observed, error)
+	Plan(ctx context.Context, device netdev.Device, netNS string, want function.Interface) (netdev.Snapshot, netdev.Place, error)
+	Attach(ctx context.Context, device netdev.Device, before netdev.Snapshot, place netdev.Place, want function.Interface) (netdev.Observed, error)
+	Add(ctx context.Context, a netdev.Attached, addresses []netip.Prefix, routes []function.Route) (netdev.Observed, error)
 	Check(ctx context.Context, device netdev.Device, a netdev.Attached) (differences []string, err error)
 	Restore(ctx context.Context, device netdev.Device, before netdev.Snapshot, place netdev.Place) (netdev.Restored, error)
 	Alive(netdev.Place) (bool, error)
@@ -50,7 +50,7 @@ type Engine interface {
 // Functions knows the node's Functions.
 type Functions interface {
 	// Get is the Function as it was seen last; ok is false for one that there is not.
-	Get(inventory.ID) (f inventory.Function, ok bool)
+	Get(function.ID) (f function.Function, ok bool)
 }
 
 // NetdevFinder finds the netdevs of Functions.
@@ -58,7 +58,7 @@ type NetdevFinder interface {
 	// Netdev is the name that the Function's netdev has on the host at this moment: "" where the netdev is in another
 	// network namespace. The error is an [inventory.ErrNoNetdev] where there is none at all, and an [io/fs.ErrNotExist]
 	// where there is no such Function.
-	Netdev(inventory.ID) (string, error)
+	Netdev(function.ID) (string, error)
 }
 
 // Outfitter makes reserved Functions usable for their owners: it makes SFs and binds drivers.
@@ -79,19 +79,19 @@ type Queue interface {
 	First(journal.Attachment) string
 	// Add takes the Function over, whose attachment is [journal.Attachment.Restored]. The queue deletes the attachment
 	// when all hooks are done. Adding a Function again changes nothing. It does not block.
-	Add(inventory.ID)
+	Add(function.ID)
 }
 
 // Kubelet is what the kubelet says that pods have. It is asked anew by those methods that take a context.
 type Kubelet interface {
-	// Assigned returns what pods have, by [inventory.ID.String]. An answer that cannot be complete is an error.
+	// Assigned returns what pods have, by [function.ID.String]. An answer that cannot be complete is an error.
 	Assigned(context.Context) (map[string]podresources.Assignment, error)
 	// Refresh has InUse and Has know what the kubelet says now.
 	Refresh(context.Context) (changed bool, err error)
 	// InUse says that a pod has the Function by another resource than this, which is "" for claims; "" if none has.
-	InUse(id inventory.ID, resource string) string
+	InUse(id function.ID, resource string) string
 	// Has says that a pod has the Function by this resource, which is "" for claims.
-	Has(id inventory.ID, resource string) bool
+	Has(id function.ID, resource string) bool
 }
 
 // Claims is what the API server says about claims.
@@ -157,7 +157,7 @@ type Options struct {
 	// Changed, where set, is called when a Function may have become healthy or unhealthy. It must not block.
 	Changed func()
 	// Taken, where set, is called when a Function was reserved for somebody. It must not block.
-	Taken func(inventory.ID)
+	Taken func(function.ID)
 
 	// Patience is how often a netdev is looked for that is nowhere. The kernel brings the netdevs of a dead namespace
 	// back a moment after the namespace cannot be reached any more. The zero value is [Patience].
@@ -190,7 +190,7 @@ type Manager struct {
 
 	// abandoned are the Functions that nobody needed at the last look, with the time of their reservation. Only sweep,
 	// which runs once at a time, uses it.
-	abandoned map[inventory.ID]time.Time
+	abandoned map[function.ID]time.Time
 }
 
 // New makes a manager.
@@ -202,7 +202,7 @@ func New(j Journal, engine Engine, netdevs NetdevFinder, options Options, log lo
 		options.Changed = func() {}
 	}
 	if options.Taken == nil {
-		options.Taken = func(inventory.ID) {}
+		options.Taken = func(function.ID) {}
 	}
 	options.GoneAfter = cmp.Or(options.GoneAfter, time.Minute)
 	options.AbandonedAfter = cmp.Or(options.AbandonedAfter, 5*time.Minute)

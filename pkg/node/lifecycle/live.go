@@ -8,21 +8,21 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
 // Addresses are what an IPAM plugin gave an interface that is attached already.
 type Addresses struct {
 	Addresses []netip.Prefix
-	Routes    []netdev.Route
+	Routes    []function.Route
 	// Result is what the plugin printed.
 	Result json.RawMessage
 }
 
 // Check says in words how an attached Function differs from what was attached; nothing means that it does not.
-func (m *Manager) Check(ctx context.Context, id inventory.ID) ([]string, error) {
+func (m *Manager) Check(ctx context.Context, id function.ID) ([]string, error) {
 	unlock, err := m.journal.Lock(ctx, id)
 	if err != nil {
 		return nil, err
@@ -43,7 +43,7 @@ func (m *Manager) Check(ctx context.Context, id inventory.ID) ([]string, error) 
 // Address gives the interface that a CNI request has attached the addresses, and says what it is then. belongs says
 // whether the attachment is that of the request. What the interface has already is no error.
 func (m *Manager) Address(
-	ctx context.Context, id inventory.ID, belongs func(journal.Attachment) bool, add Addresses,
+	ctx context.Context, id function.ID, belongs func(journal.Attachment) bool, add Addresses,
 ) (netdev.Observed, error) {
 	unlock, err := m.journal.Lock(ctx, id)
 	if err != nil {
@@ -59,7 +59,7 @@ func (m *Manager) Address(
 
 // address writes down, touches, writes down.
 func (m *Manager) address(
-	ctx context.Context, id inventory.ID, belongs func(journal.Attachment) bool, add Addresses,
+	ctx context.Context, id function.ID, belongs func(journal.Attachment) bool, add Addresses,
 ) (netdev.Observed, error) {
 	record, ok := m.journal.Get(id)
 	if !ok || record.State != journal.Attached || record.CNI == nil || !belongs(record) {

@@ -10,6 +10,7 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
@@ -21,7 +22,7 @@ func requested(containerID string) journal.Attachment {
 		Pod:       journal.Pod{Namespace: "default", Name: "p", UID: "pod-1"},
 		Port:      &journal.Port{Network: "blue", MAC: "02:00:00:00:00:01"},
 		CNI:       &journal.CNI{ContainerID: containerID, IfName: "net1", Network: "sriov"},
-		Interface: netdev.Interface{Name: "net1"},
+		Interface: function.Interface{Name: "net1"},
 	}
 }
 
@@ -109,7 +110,7 @@ func TestAttachAllocated(t *testing.T) {
 	j := openJournal(t)
 	a := New(j, &engine{parent: string(vf.Address)}, netdevs{vf: "v", pf: "p"}, Options{BootID: "boot-1"}, logr.Discard())
 	allocated := requested("")
-	allocated.CNI, allocated.Interface = nil, netdev.Interface{}
+	allocated.CNI, allocated.Interface = nil, function.Interface{}
 	if err := a.Reserve(t.Context(), allocated); err != nil {
 		t.Fatal(err)
 	}
@@ -136,7 +137,7 @@ func TestAttachUserspace(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantDevice := netdev.Device{
-		PF: &netdev.PF{Name: "p", Address: "0000:3b:00.0", VF: 1}, Port: &netdev.EswitchPort{PF: "0000:3b:00.0", Number: 1},
+		PF: &netdev.PF{Name: "p", Address: "0000:3b:00.0", VF: 1}, Port: &function.EswitchPort{PF: "0000:3b:00.0", Number: 1},
 	}
 	if diff := cmp.Diff(wantDevice, engine.device); diff != "" {
 		t.Errorf("device (-want +got):\n%s", diff)
@@ -146,7 +147,7 @@ func TestAttachUserspace(t *testing.T) {
 func TestAddress(t *testing.T) {
 	add := Addresses{
 		Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24")},
-		Routes:    []netdev.Route{{To: netip.MustParsePrefix("10.2.0.0/16")}}, Result: json.RawMessage(`{"ips":[]}`),
+		Routes:    []function.Route{{To: netip.MustParsePrefix("10.2.0.0/16")}}, Result: json.RawMessage(`{"ips":[]}`),
 	}
 	mine, foreign := journal.ContainerIs("s1", "net1"), journal.ContainerIs("s2", "net1")
 	j := openJournal(t)

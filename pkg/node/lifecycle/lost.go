@@ -10,6 +10,7 @@ import (
 
 	"k8s.io/client-go/util/workqueue"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
@@ -25,11 +26,11 @@ const (
 
 // devices is the queue of Functions of which it is to be looked whether their device went or came back. Each is looked at
 // by one goroutine at a time.
-type devices = workqueue.TypedRateLimitingInterface[inventory.ID]
+type devices = workqueue.TypedRateLimitingInterface[function.ID]
 
 func newDevices() devices {
 	return workqueue.NewTypedRateLimitingQueue(
-		workqueue.NewTypedItemExponentialFailureRateLimiter[inventory.ID](firstRetry, slowestRetry))
+		workqueue.NewTypedItemExponentialFailureRateLimiter[function.ID](firstRetry, slowestRetry))
 }
 
 // lookAtDevices queues the Functions of pods that seem to have lost them, and all that are lost.
@@ -71,7 +72,7 @@ func (m *Manager) follow(ctx context.Context, queue devices) {
 }
 
 // deviceChanged looks what the Function's device is now to the pod that has it, until nothing follows from that.
-func (m *Manager) deviceChanged(ctx context.Context, id inventory.ID) error {
+func (m *Manager) deviceChanged(ctx context.Context, id function.ID) error {
 	for ctx.Err() == nil {
 		a, exists := m.journal.Get(id)
 		if !exists {
@@ -123,7 +124,7 @@ func (m *Manager) deviceBack(ctx context.Context, a journal.Attachment) (bool, e
 	}
 	id := a.Function
 	if ownSF(a) {
-		id = inventory.ID{Address: a.PF} // by which the SF is made again
+		id = function.ID{Address: a.PF} // by which the SF is made again
 	}
 	if name, err := m.netdevs.Netdev(id); name == "" || err != nil {
 		return false, nil
@@ -212,14 +213,14 @@ func (m *Manager) reattach(ctx context.Context, a journal.Attachment) error {
 }
 
 // loseAgain ends a reattachment that failed. The caller has the Function's lock.
-func (m *Manager) loseAgain(ctx context.Context, id inventory.ID) error {
+func (m *Manager) loseAgain(ctx context.Context, id function.ID) error {
 	a, _ := m.journal.Get(id)
 	a.State = journal.Reattaching // also where it failed after the netdev was attached
 	return m.lose(ctx, a)
 }
 
 // asObserved is what is wanted of an interface, with what it got where nothing was wanted.
-func asObserved(want netdev.Interface, observed netdev.Observed) netdev.Interface {
+func asObserved(want function.Interface, observed netdev.Observed) function.Interface {
 	want.Name = observed.Name
 	want.MTU = cmp.Or(want.MTU, observed.MTU)
 	want.MAC = cmp.Or(want.MAC, observed.MAC)

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
@@ -39,11 +40,11 @@ type slot struct {
 	told   []string
 }
 
-func (s *slot) Netdev(id inventory.ID) (string, error) {
+func (s *slot) Netdev(id function.ID) (string, error) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	s.looked++
-	if id != function(0) {
+	if id != functionOf(0) {
 		return "ens1f0", s.pf
 	}
 	if s.peer == 0 {
@@ -52,7 +53,7 @@ func (s *slot) Netdev(id inventory.ID) (string, error) {
 	if s.driver != nil {
 		return "", s.driver
 	}
-	return sysfs{host: s.node.host, peers: map[inventory.ID]int{function(0): s.peer}}.Netdev(function(0))
+	return sysfs{host: s.node.host, peers: map[function.ID]int{functionOf(0): s.peer}}.Netdev(functionOf(0))
 }
 
 func (s *slot) Serve(context.Context, journal.Attachment) error {
@@ -110,7 +111,7 @@ func (s *slot) eventually(j *journal.Journal, want journal.State) journal.Attach
 	s.t.Helper()
 	var a journal.Attachment
 	err := wait.PollUntilContextTimeout(s.t.Context(), time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
-		a, _ = j.Get(function(0))
+		a, _ = j.Get(functionOf(0))
 		return a.State == want, nil
 	})
 	if err != nil {
@@ -152,7 +153,7 @@ func runningWith(t *testing.T, more func(*slot, *lifecycle.Options)) (*slot, *ag
 func start(t *testing.T, manager *lifecycle.Manager, want journal.Attachment, pod *netns.Namespace) {
 	t.Helper()
 	must(t, manager.Reserve(t.Context(), want))
-	_, err := manager.Attach(t.Context(), function(0), sandbox("s1", pod))
+	_, err := manager.Attach(t.Context(), functionOf(0), sandbox("s1", pod))
 	must(t, err)
 }
 
@@ -201,7 +202,7 @@ func TestDeviceReturns(t *testing.T) {
 			for s.get(&s.served) == 0 {
 				time.Sleep(time.Millisecond)
 			}
-			if now, _ := a.journal.Get(function(0)); now.State != journal.Lost {
+			if now, _ := a.journal.Get(functionOf(0)); now.State != journal.Lost {
 				t.Errorf("state %s although the Port is not up", now.State)
 			}
 			s.set(func() { s.down = false })
@@ -230,7 +231,7 @@ func TestDeviceReturns(t *testing.T) {
 }
 
 func (s *slot) snapshot() netdev.Snapshot {
-	s.node.sysfs.peers[function(0)] = s.get(&s.peer)
+	s.node.sysfs.peers[functionOf(0)] = s.get(&s.peer)
 	return s.node.snapshot(0)
 }
 
@@ -238,7 +239,7 @@ func (s *slot) snapshot() netdev.Snapshot {
 // device is there or not.
 func TestLostEnds(t *testing.T) {
 	for name, end := range map[string]func(context.Context, *lifecycle.Manager) error{
-		"with its sandbox": func(ctx context.Context, m *lifecycle.Manager) error { return m.Detach(ctx, function(0), "s1") },
+		"with its sandbox": func(ctx context.Context, m *lifecycle.Manager) error { return m.Detach(ctx, functionOf(0), "s1") },
 		"with its claim":   func(ctx context.Context, m *lifecycle.Manager) error { return m.Unprepare(ctx, "claim-1") },
 	} {
 		for _, back := range []bool{false, true} {
@@ -257,10 +258,10 @@ func TestLostEnds(t *testing.T) {
 					must(t, pod.Unmount()) // a veth may be anywhere while the pod lives; see TestNowhere
 				}
 				must(t, end(t.Context(), manager))
-				if record, exists := a.journal.Get(function(0)); exists && record.State != journal.Reserved {
+				if record, exists := a.journal.Get(functionOf(0)); exists && record.State != journal.Reserved {
 					t.Errorf("state %s", record.State)
 				}
-				if message := manager.Lost(function(0)); message != "" {
+				if message := manager.Lost(functionOf(0)); message != "" {
 					t.Errorf("lost: %s", message)
 				}
 			})
@@ -279,7 +280,7 @@ func TestProgramLosesDevice(t *testing.T) {
 			s.set(func() { s.driver = inventory.ErrNoNetdev })
 			// The driver was bound when the Function was reserved.
 			record := claimed(0)
-			record.Interface = netdev.Interface{Name: "net0", Userspace: true}
+			record.Interface = function.Interface{Name: "net0", Userspace: true}
 			record.Outfit = &journal.Outfit{Driver: "vfio-pci"}
 			pod := netns.New(t)
 			_, place, err := a.engine.Plan(t.Context(), netdev.Device{}, pod.Path(), record.Interface)
@@ -293,11 +294,11 @@ func TestProgramLosesDevice(t *testing.T) {
 			s.set(func() { s.peer, s.driver = 7, inventory.ErrNoNetdev })
 			s.set(func() {}) // the value before is worked off once this one is taken
 			manager := lifecycle.New(a.journal, a.engine, s, lifecycle.Options{BootID: s.node.bootID}, testr.New(t))
-			if message := manager.Lost(function(0)); !strings.Contains(message, "pod default/pod lost the Function") ||
+			if message := manager.Lost(functionOf(0)); !strings.Contains(message, "pod default/pod lost the Function") ||
 				!strings.Contains(message, "delete the pod") {
 				t.Errorf("message %q", message)
 			}
-			if record, _ := a.journal.Get(function(0)); record.State != journal.Lost {
+			if record, _ := a.journal.Get(functionOf(0)); record.State != journal.Lost {
 				t.Errorf("state %s after the device is back", record.State)
 			}
 		})
@@ -320,7 +321,7 @@ func TestNothingLost(t *testing.T) {
 		for len(s.changes) > 0 {
 			time.Sleep(time.Millisecond)
 		}
-		if record, _ := a.journal.Get(function(0)); record.State != journal.Attached || len(s.told) > 0 {
+		if record, _ := a.journal.Get(functionOf(0)); record.State != journal.Attached || len(s.told) > 0 {
 			t.Errorf("%s: state %s, told %q", where, record.State, s.told)
 		}
 	}
@@ -440,7 +441,7 @@ func TestLostBeforeReboot(t *testing.T) {
 	pod := netns.New(t)
 	start(t, manager, claimed(0), pod)
 	for _, state := range []journal.State{journal.Attached, journal.Lost} {
-		record, _ := a.journal.Get(function(0))
+		record, _ := a.journal.Get(functionOf(0))
 		record.State, record.BootID = state, "boot-0"
 		must(t, a.journal.Put(record))
 		s.mutex.Lock()
@@ -452,7 +453,7 @@ func TestLostBeforeReboot(t *testing.T) {
 		for len(s.changes) > 0 {
 			time.Sleep(time.Millisecond)
 		}
-		if now, _ := a.journal.Get(function(0)); now.State != state {
+		if now, _ := a.journal.Get(functionOf(0)); now.State != state {
 			t.Errorf("state %s, was %s", now.State, state)
 		}
 	}
@@ -463,15 +464,15 @@ func TestLostBeforeReboot(t *testing.T) {
 
 // seen is what the inventory saw last.
 type seen struct {
-	inventory.Function
+	function.Function
 	known bool
 }
 
-func (s seen) Get(inventory.ID) (inventory.Function, bool) { return s.Function, s.known }
+func (s seen) Get(function.ID) (function.Function, bool) { return s.Function, s.known }
 
 // TestNothingToLookAt: where the inventory sees everything where it was, sysfs is not read; anything else is looked at.
 func TestNothingToLookAt(t *testing.T) {
-	bound := inventory.Function{Driver: "mlx5_core"}
+	bound := function.Function{Driver: "mlx5_core"}
 	onHost := bound
 	onHost.Netdev = "ens1f0v0"
 	for name, test := range map[string]struct {
@@ -479,9 +480,9 @@ func TestNothingToLookAt(t *testing.T) {
 		looked bool
 	}{
 		"in the pod":  {seen{bound, true}, false},
-		"gone":        {seen{inventory.Function{}, false}, true},
+		"gone":        {seen{function.Function{}, false}, true},
 		"on the host": {seen{onHost, true}, true},
-		"no driver":   {seen{inventory.Function{}, true}, true},
+		"no driver":   {seen{function.Function{}, true}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, _, manager := runningWith(t, func(_ *slot, o *lifecycle.Options) { o.Functions = test.seen })

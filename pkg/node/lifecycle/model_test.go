@@ -11,22 +11,22 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 )
 
 // report is what happens by an event, at the agent.
-func (p party) report(ctx context.Context, m *Manager, id inventory.ID) error {
+func (p party) report(ctx context.Context, m *Manager, id function.ID) error {
 	switch p.event {
 	case Prepare, Allocate, Add:
-		want := journal.Attachment{Function: id, Pod: p.pod, Interface: netdev.Interface{Name: "net1"}}
+		want := journal.Attachment{Function: id, Pod: p.pod, Interface: function.Interface{Name: "net1"}}
 		switch p.event {
 		case Prepare:
 			want.Claim = journal.Claim{Namespace: "default", Name: "c", UID: p.claim}
 		case Allocate:
-			want.Resource, want.Pod, want.Interface = p.resource, journal.Pod{}, netdev.Interface{}
+			want.Resource, want.Pod, want.Interface = p.resource, journal.Pod{}, function.Interface{}
 		case Add:
 			want.CNI = &journal.CNI{ContainerID: p.containerID, IfName: p.ifName}
 		}
@@ -146,7 +146,7 @@ func TestRandomLives(t *testing.T) {
 }
 
 func randomLife(t *testing.T, random *rand.Rand) {
-	functions := []inventory.ID{vf, {Address: "0000:3b:02.2"}, {Address: "0000:3b:02.3"}}
+	functions := []function.ID{vf, {Address: "0000:3b:02.2"}, {Address: "0000:3b:02.3"}}
 	w := newWorld(t, functions...)
 	var history []string
 	defer func() {

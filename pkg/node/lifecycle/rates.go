@@ -7,9 +7,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
@@ -28,17 +28,17 @@ type Rates struct {
 
 // Rate is what the eswitch limits the Function to. A VF has no rate object as long as the mode is legacy: its PF limits
 // it then.
-func (r Rates) Rate(_ context.Context, function netdev.EswitchPort) (rate netdev.Rate, ok bool, err error) {
-	port, ok, err := r.find(function)
+func (r Rates) Rate(_ context.Context, f function.EswitchPort) (rate function.Rate, ok bool, err error) {
+	port, ok, err := r.find(f)
 	if err != nil || !ok {
-		return netdev.Rate{}, false, err
+		return function.Rate{}, false, err
 	}
 	limit, exists, err := r.Eswitches.Rate(port.Device, port.Index)
-	return netdev.Rate{Min: limit.Share, Max: limit.Max}, exists, err
+	return function.Rate{Min: limit.Share, Max: limit.Max}, exists, err
 }
 
 // SetRate limits the Function to another one.
-func (r Rates) SetRate(_ context.Context, function netdev.EswitchPort, to netdev.Rate) error {
+func (r Rates) SetRate(_ context.Context, function function.EswitchPort, to function.Rate) error {
 	port, ok, err := r.find(function)
 	if err == nil && !ok {
 		err = fmt.Errorf("it has no port any more: %w", unix.ENODEV)
@@ -50,7 +50,7 @@ func (r Rates) SetRate(_ context.Context, function netdev.EswitchPort, to netdev
 }
 
 // find looks for the port of a Function of this host: the eswitch of a DPU has also those of other hosts.
-func (r Rates) find(function netdev.EswitchPort) (port devlink.Port, ok bool, err error) {
+func (r Rates) find(function function.EswitchPort) (port devlink.Port, ok bool, err error) {
 	device := devlink.OfPCI(pci.Address(function.PF))
 	if !function.SF {
 		mode, err := r.Eswitches.EswitchMode(device)
@@ -78,12 +78,12 @@ func (r Rates) find(function netdev.EswitchPort) (port devlink.Port, ok bool, er
 }
 
 // portOf is whose port a Function's is at the eswitch of its PF, nil for a PF.
-func portOf(record journal.Attachment) *netdev.EswitchPort {
+func portOf(record journal.Attachment) *function.EswitchPort {
 	if number, isSF := record.Function.SFNum(); isSF {
-		return &netdev.EswitchPort{PF: string(record.PF), SF: true, Number: number}
+		return &function.EswitchPort{PF: string(record.PF), SF: true, Number: number}
 	}
 	if record.IsVF() {
-		return &netdev.EswitchPort{PF: string(record.PF), Number: uint32(record.VFIndex)}
+		return &function.EswitchPort{PF: string(record.PF), Number: uint32(record.VFIndex)}
 	}
 	return nil
 }

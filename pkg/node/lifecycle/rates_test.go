@@ -6,8 +6,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 )
 
 // eswitches has one card, whose rate objects are by port index.
@@ -44,10 +44,10 @@ func (e *eswitches) SetRate(_ devlink.Device, port uint32, to devlink.Rate) erro
 
 // The rate object of a Function is that of its own port, and a VF has none in legacy mode.
 func TestRates(t *testing.T) {
-	vf1, sf1 := netdev.EswitchPort{PF: string(pf.Address), Number: 1}, netdev.EswitchPort{PF: string(pf.Address), SF: true, Number: 1}
+	vf1, sf1 := function.EswitchPort{PF: string(pf.Address), Number: 1}, function.EswitchPort{PF: string(pf.Address), SF: true, Number: 1}
 	refused := errors.New("refused")
 	for name, test := range map[string]struct {
-		function netdev.EswitchPort
+		function function.EswitchPort
 		mode     devlink.EswitchMode
 		failed   error
 		want     uint32 // index of the port, 0 for none
@@ -59,21 +59,21 @@ func TestRates(t *testing.T) {
 		"VF without devlink":       {function: vf1, failed: unix.ENODEV},
 		"VF of which none tells":   {function: vf1, failed: refused, err: refused},
 		"SF in any mode":           {function: sf1, failed: refused, want: 3},
-		"VF that has no port":      {function: netdev.EswitchPort{PF: string(pf.Address), Number: 5}, mode: devlink.Switchdev},
-		"VF of another PF":         {function: netdev.EswitchPort{PF: "0000:81:00.0", Number: 1}, mode: devlink.Switchdev},
-		"VF without a rate object": {function: netdev.EswitchPort{PF: string(pf.Address)}, mode: devlink.Switchdev},
+		"VF that has no port":      {function: function.EswitchPort{PF: string(pf.Address), Number: 5}, mode: devlink.Switchdev},
+		"VF of another PF":         {function: function.EswitchPort{PF: "0000:81:00.0", Number: 1}, mode: devlink.Switchdev},
+		"VF without a rate object": {function: function.EswitchPort{PF: string(pf.Address)}, mode: devlink.Switchdev},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := &eswitches{mode: test.mode, failed: test.failed, rates: map[uint32]devlink.Rate{2: {}, 3: {}, 7: {Max: 7}}}
 			r := Rates{Eswitches: e}
 			rate, ok, err := r.Rate(t.Context(), test.function)
-			if ok != (test.want != 0) || rate != (netdev.Rate{}) || !errors.Is(err, test.err) {
+			if ok != (test.want != 0) || rate != (function.Rate{}) || !errors.Is(err, test.err) {
 				t.Fatalf("rate %v, %v, error %v", rate, ok, err)
 			}
 			if test.want == 0 {
 				return
 			}
-			to := netdev.Rate{Min: 10, Max: 100}
+			to := function.Rate{Min: 10, Max: 100}
 			err = r.SetRate(t.Context(), test.function, to)
 			if err != nil || e.rates[test.want] != (devlink.Rate{Share: 10, Max: 100}) {
 				t.Errorf("error %v, rates %v", err, e.rates)
@@ -83,8 +83,8 @@ func TestRates(t *testing.T) {
 			}
 		})
 	}
-	gone := netdev.EswitchPort{PF: "0000:81:00.0", SF: true, Number: 1}
-	err := Rates{Eswitches: &eswitches{}}.SetRate(t.Context(), gone, netdev.Rate{Max: 1})
+	gone := function.EswitchPort{PF: "0000:81:00.0", SF: true, Number: 1}
+	err := Rates{Eswitches: &eswitches{}}.SetRate(t.Context(), gone, function.Rate{Max: 1})
 	if !errors.Is(err, unix.ENODEV) {
 		t.Errorf("rate of an SF that is gone: %v", err)
 	}

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
@@ -19,7 +20,7 @@ import (
 // Detach brings the Function back from a sandbox that stops. The reservation stays: the pod may get another sandbox.
 // That of a claim is then without the CNI request of the sandbox, also where that never had the Function attached.
 // Nothing happens to a Function that another sandbox has.
-func (m *Manager) Detach(ctx context.Context, id inventory.ID, sandbox string) error {
+func (m *Manager) Detach(ctx context.Context, id function.ID, sandbox string) error {
 	return m.end(ctx, party{event: SandboxStops, sandbox: sandbox}, id)
 }
 
@@ -34,7 +35,7 @@ func (m *Manager) Unprepare(ctx context.Context, claim types.UID) error {
 }
 
 // GiveUp makes a Function free that was allocated to a container by the resource, when that cannot be after all.
-func (m *Manager) GiveUp(ctx context.Context, id inventory.ID, resource string) error {
+func (m *Manager) GiveUp(ctx context.Context, id function.ID, resource string) error {
 	return m.end(ctx, party{event: GiveUp, resource: resource}, id)
 }
 
@@ -54,14 +55,14 @@ func (m *Manager) EndRequest(ctx context.Context, containerID, ifName string, bu
 
 // Free waits until the Function is not on its way to being free any more: it is free, or belongs to somebody. A way back
 // that was interrupted is continued. When ctx ends first, the error says what is still to be done.
-func (m *Manager) Free(ctx context.Context, id inventory.ID) error {
+func (m *Manager) Free(ctx context.Context, id function.ID) error {
 	if err := m.waitFree(ctx, id); err != nil {
 		return fmt.Errorf("Function %s: %w", id, err)
 	}
 	return nil
 }
 
-func (m *Manager) waitFree(ctx context.Context, id inventory.ID) error {
+func (m *Manager) waitFree(ctx context.Context, id function.ID) error {
 	if a, ok := m.journal.Get(id); !ok || a.State != journal.Releasing {
 		return nil
 	}
@@ -109,7 +110,7 @@ func Pending(a journal.Attachment) string {
 }
 
 // with calls f with the Function's attachment, if there is one, while nobody else works on the Function.
-func (m *Manager) with(ctx context.Context, id inventory.ID, f func(journal.Attachment) error) error {
+func (m *Manager) with(ctx context.Context, id function.ID, f func(journal.Attachment) error) error {
 	unlock, err := m.journal.Lock(ctx, id)
 	if err != nil {
 		return err
@@ -218,7 +219,7 @@ func (m *Manager) mayReturn(a journal.Attachment) bool {
 }
 
 // removed says whether the device of a Function exists no more.
-func (m *Manager) removed(id inventory.ID) bool {
+func (m *Manager) removed(id function.ID) bool {
 	_, err := m.netdevs.Netdev(id)
 	return errors.Is(err, fs.ErrNotExist)
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 )
@@ -51,7 +51,7 @@ type orderedHooks struct{ *order }
 
 func (o orderedHooks) First(journal.Attachment) string { return "hook" }
 
-func (o orderedHooks) Add(inventory.ID) { o.steps = append(o.steps, "hooks") }
+func (o orderedHooks) Add(function.ID) { o.steps = append(o.steps, "hooks") }
 
 // outfitted is a Function that is in a pod with the driver that this asked for.
 func outfitted(state journal.State) journal.Attachment {
@@ -81,7 +81,7 @@ func TestReleaseUndoesOutfit(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			j, o := openJournal(t), &order{}
 			must(t, j.Put(test.have))
-			netdevs := finderFunc(func(inventory.ID) (string, error) { return "ens3f0v1", nil })
+			netdevs := finderFunc(func(function.ID) (string, error) { return "ens3f0v1", nil })
 			r := lifecycle.New(j, o, netdevs, lifecycle.Options{BootID: test.bootID, Outfits: orderedOutfits{o}, Hooks: orderedHooks{o}}, logr.Discard())
 			must(t, r.Unprepare(t.Context(), "claim-1"))
 			if diff := cmp.Diff(test.want, o.steps); diff != "" {
@@ -96,7 +96,7 @@ func TestReleaseContinuesUndoing(t *testing.T) {
 	j, o := openJournal(t), &order{refuse: errors.New("busy")}
 	a := outfitted(journal.Attached)
 	must(t, j.Put(a))
-	netdevs := finderFunc(func(inventory.ID) (string, error) { return "ens3f0v1", nil })
+	netdevs := finderFunc(func(function.ID) (string, error) { return "ens3f0v1", nil })
 	r := lifecycle.New(j, o, netdevs, lifecycle.Options{BootID: "boot-1", Outfits: orderedOutfits{o}}, logr.Discard())
 	if err := r.Unprepare(t.Context(), "claim-1"); !errors.Is(err, o.refuse) {
 		t.Errorf("error %v, want %v", err, o.refuse)
@@ -116,7 +116,7 @@ func TestDetachKeepsOutfit(t *testing.T) {
 	j, o := openJournal(t), &order{}
 	a := outfitted(journal.Attached)
 	must(t, j.Put(a))
-	netdevs := finderFunc(func(inventory.ID) (string, error) { return "ens3f0v1", nil })
+	netdevs := finderFunc(func(function.ID) (string, error) { return "ens3f0v1", nil })
 	r := lifecycle.New(j, o, netdevs, lifecycle.Options{BootID: "boot-1", Outfits: orderedOutfits{o}}, logr.Discard())
 	must(t, r.Detach(t.Context(), a.Function, a.Sandbox))
 	record, _ := j.Get(a.Function)

@@ -20,6 +20,7 @@ import (
 	"github.com/go-logr/logr/funcr"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
@@ -32,15 +33,15 @@ type attachesNothing struct{}
 
 var errNoAttach = errors.New("a release attaches nothing")
 
-func (attachesNothing) Plan(context.Context, netdev.Device, string, netdev.Interface) (netdev.Snapshot, netdev.Place, error) {
+func (attachesNothing) Plan(context.Context, netdev.Device, string, function.Interface) (netdev.Snapshot, netdev.Place, error) {
 	return netdev.Snapshot{}, netdev.Place{}, errNoAttach
 }
 
-func (attachesNothing) Attach(context.Context, netdev.Device, netdev.Snapshot, netdev.Place, netdev.Interface) (netdev.Observed, error) {
+func (attachesNothing) Attach(context.Context, netdev.Device, netdev.Snapshot, netdev.Place, function.Interface) (netdev.Observed, error) {
 	return netdev.Observed{}, errNoAttach
 }
 
-func (attachesNothing) Add(context.Context, netdev.Attached, []netip.Prefix, []netdev.Route) (netdev.Observed, error) {
+func (attachesNothing) Add(context.Context, netdev.Attached, []netip.Prefix, []function.Route) (netdev.Observed, error) {
 	return netdev.Observed{}, errNoAttach
 }
 
@@ -79,11 +80,11 @@ func (r *returning) Holds(netdev.Place, netdev.Identity) (bool, error) { return 
 func TestNowhere(t *testing.T) {
 	const never = 1 << 30
 	hardware, virtual := netdev.Identity{Parent: "0000:3b:02.1", Bus: "pci"}, netdev.Identity{Kind: "veth", Peer: 3}
-	there := finderFunc(func(inventory.ID) (string, error) { return "", nil })
-	removed := finderFunc(func(inventory.ID) (string, error) { return "", fmt.Errorf("is gone: %w", fs.ErrNotExist) })
-	unknown := finderFunc(func(inventory.ID) (string, error) { return "", errors.New("is gone") })
-	driverless := finderFunc(func(inventory.ID) (string, error) { return "", inventory.ErrNoNetdev })
-	anew := finderFunc(func(inventory.ID) (string, error) { return "ens3f0v1", nil })
+	there := finderFunc(func(function.ID) (string, error) { return "", nil })
+	removed := finderFunc(func(function.ID) (string, error) { return "", fmt.Errorf("is gone: %w", fs.ErrNotExist) })
+	unknown := finderFunc(func(function.ID) (string, error) { return "", errors.New("is gone") })
+	driverless := finderFunc(func(function.ID) (string, error) { return "", inventory.ErrNoNetdev })
+	anew := finderFunc(func(function.ID) (string, error) { return "ens3f0v1", nil })
 	refusal := errors.New("refused")
 	tests := map[string]struct {
 		identity netdev.Identity
@@ -116,7 +117,7 @@ func TestNowhere(t *testing.T) {
 			must(t, err)
 			defer j.Close()
 			a := journal.Attachment{
-				Function: function(0), Claim: journal.Claim{UID: "claim-1"}, State: journal.Detaching, BootID: "boot-1", Sandbox: "s1",
+				Function: functionOf(0), Claim: journal.Claim{UID: "claim-1"}, State: journal.Detaching, BootID: "boot-1", Sandbox: "s1",
 				Before: &netdev.Snapshot{Name: "ens3f0v1", Identity: test.identity}, StoppedAt: time.Now().Add(-test.stopped),
 			}
 			must(t, j.Put(a))
@@ -141,20 +142,20 @@ func TestNowhere(t *testing.T) {
 // inVLAN is a VF of a PF, in a VLAN for its pod, and was in none.
 func inVLAN() journal.Attachment {
 	return journal.Attachment{
-		Function: inventory.ID{Address: "0000:3b:02.1"}, PF: "0000:3b:00.0", PFName: "ens3f0", VFIndex: 1,
+		Function: function.ID{Address: "0000:3b:02.1"}, PF: "0000:3b:00.0", PFName: "ens3f0", VFIndex: 1,
 		Claim: journal.Claim{UID: "claim-1"}, State: journal.Attaching, BootID: "boot-1", Sandbox: "s1", StoppedAt: time.Now(),
 		Before: &netdev.Snapshot{
-			Name: "ens3f0v1", VF: &netdev.VFState{Proto: "802.1q"}, Rate: &netdev.Rate{Max: 10},
+			Name: "ens3f0v1", VF: &netdev.VFState{Proto: "802.1q"}, Rate: &function.Rate{Max: 10},
 			Identity: netdev.Identity{Parent: "0000:3b:02.1", Bus: "pci"},
 		},
-		Interface: netdev.Interface{Name: "net1", VF: &netdev.VFConfig{VLAN: new(100)}},
+		Interface: function.Interface{Name: "net1", VF: &function.VFConfig{VLAN: new(100)}},
 	}
 }
 
 // netdevs are those of inVLAN: by the address of the Function, its name on the host or why there is none.
 type netdevs map[pci.Address]any
 
-func (n netdevs) Netdev(id inventory.ID) (string, error) {
+func (n netdevs) Netdev(id function.ID) (string, error) {
 	name, _ := n[id.Address].(string)
 	err, _ := n[id.Address].(error)
 	return name, err
@@ -263,15 +264,15 @@ func TestNowhereCancelled(t *testing.T) {
 	must(t, err)
 	defer j.Close()
 	must(t, j.Put(journal.Attachment{
-		Function: function(0), Claim: journal.Claim{UID: "claim-1"}, State: journal.Detaching, BootID: "boot-1", Before: &netdev.Snapshot{Name: "ens3f0v1", Identity: netdev.Identity{Kind: "veth"}},
+		Function: functionOf(0), Claim: journal.Claim{UID: "claim-1"}, State: journal.Detaching, BootID: "boot-1", Before: &netdev.Snapshot{Name: "ens3f0v1", Identity: netdev.Identity{Kind: "veth"}},
 	}))
 	ctx, cancel := context.WithCancel(t.Context())
-	netdevs := finderFunc(func(inventory.ID) (string, error) { cancel(); return "", nil })
+	netdevs := finderFunc(func(function.ID) (string, error) { cancel(); return "", nil })
 	r := lifecycle.New(j, &returning{gone: 1 << 30}, netdevs, lifecycle.Options{BootID: "boot-1"}, logr.Discard())
 	if err := r.Unprepare(ctx, "claim-1"); err == nil {
 		t.Error("released")
 	}
-	if record, ok := j.Get(function(0)); !ok || record.State != journal.Releasing {
+	if record, ok := j.Get(functionOf(0)); !ok || record.State != journal.Releasing {
 		t.Errorf("record %v, state %s", ok, record.State)
 	}
 }
@@ -294,11 +295,11 @@ func releasing(hooks *journal.Hooks) journal.Attachment {
 func TestFreeAtOnce(t *testing.T) {
 	j := openJournal(t)
 	r := lifecycle.New(j, nil, nil, lifecycle.Options{}, logr.Discard())
-	must(t, r.Free(t.Context(), function(0)))
+	must(t, r.Free(t.Context(), functionOf(0)))
 	reserved := claimed(0)
 	reserved.State = journal.Reserved
 	must(t, j.Put(reserved))
-	must(t, r.Free(t.Context(), function(0)))
+	must(t, r.Free(t.Context(), functionOf(0)))
 }
 
 func TestFreeWaits(t *testing.T) {
@@ -308,7 +309,7 @@ func TestFreeWaits(t *testing.T) {
 		r := lifecycle.New(j, nil, nil, lifecycle.Options{Hooks: queue}, logr.Discard())
 		must(t, j.Put(releasing(&journal.Hooks{Next: "port"})))
 		done := make(chan error, 1)
-		go func() { done <- r.Free(t.Context(), function(0)) }()
+		go func() { done <- r.Free(t.Context(), functionOf(0)) }()
 		synctest.Wait()
 		if len(queue.added) == 0 {
 			t.Error("who waits for hooks does not see to it that they run")
@@ -320,7 +321,7 @@ func TestFreeWaits(t *testing.T) {
 			t.Fatalf("Free = %v before the hooks are done", err)
 		default:
 		}
-		must(t, j.Delete(function(0)))
+		must(t, j.Delete(functionOf(0)))
 		must(t, <-done)
 	})
 }
@@ -334,7 +335,7 @@ func TestFreeGivesUp(t *testing.T) {
 		"a hook fails": {releasing(&journal.Hooks{Next: "port", Attempts: 3, Error: "xPU xpu-1 cannot be reached"}),
 			[]string{"pod default/pod", "hook port", "xPU xpu-1 cannot be reached"}},
 		"the netdev is not back": {journal.Attachment{
-			Function: function(0), State: journal.Releasing, BootID: "boot-1", StoppedAt: time.Now(),
+			Function: functionOf(0), State: journal.Releasing, BootID: "boot-1", StoppedAt: time.Now(),
 			Before: &netdev.Snapshot{Name: "ens3f0v1", Identity: netdev.Identity{Parent: "0000:3b:02.1", Bus: "pci"}},
 		}, []string{"is not back from its last pod", "refused"}},
 	}
@@ -343,18 +344,18 @@ func TestFreeGivesUp(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				j := openJournal(t)
 				must(t, j.Put(test.record))
-				netdevs := finderFunc(func(inventory.ID) (string, error) { return "", nil })
+				netdevs := finderFunc(func(function.ID) (string, error) { return "", nil })
 				r := lifecycle.New(j, &returning{fail: errors.New("refused")}, netdevs, lifecycle.Options{
 					BootID: "boot-1", Hooks: &hooks{}, Patience: wait.Backoff{Duration: time.Millisecond, Steps: 2},
 				}, logr.Discard())
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
 				begin := time.Now()
-				err := r.Free(ctx, function(0))
+				err := r.Free(ctx, functionOf(0))
 				if !errors.Is(err, context.DeadlineExceeded) || time.Since(begin) != time.Minute {
 					t.Errorf("error %v after %s, want the end of a minute", err, time.Since(begin))
 				}
-				for _, text := range append(test.want, "Function "+function(0).String()) {
+				for _, text := range append(test.want, "Function "+functionOf(0).String()) {
 					if !strings.Contains(err.Error(), text) {
 						t.Errorf("error %q, want %q in it", err, text)
 					}
@@ -368,12 +369,12 @@ func TestFreeGivesUp(t *testing.T) {
 func TestFreeContinues(t *testing.T) {
 	j := openJournal(t)
 	must(t, j.Put(journal.Attachment{
-		Function: function(0), State: journal.Releasing, BootID: "boot-1", StoppedAt: time.Now(), Before: &netdev.Snapshot{Name: "ens3f0v1"},
+		Function: functionOf(0), State: journal.Releasing, BootID: "boot-1", StoppedAt: time.Now(), Before: &netdev.Snapshot{Name: "ens3f0v1"},
 	}))
-	netdevs := finderFunc(func(inventory.ID) (string, error) { return "", nil })
+	netdevs := finderFunc(func(function.ID) (string, error) { return "", nil })
 	r := lifecycle.New(j, &returning{}, netdevs, lifecycle.Options{BootID: "boot-1"}, logr.Discard())
-	must(t, r.Free(t.Context(), function(0)))
-	if _, exists := j.Get(function(0)); exists {
+	must(t, r.Free(t.Context(), functionOf(0)))
+	if _, exists := j.Get(functionOf(0)); exists {
 		t.Error("not free")
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
@@ -18,7 +18,7 @@ type workshop struct {
 	journal *journal.Journal
 	own     string // the driver that is bound
 	refuse  error
-	bound   map[inventory.ID]string
+	bound   map[function.ID]string
 	undone  int
 }
 
@@ -46,7 +46,7 @@ func (w *workshop) Undo(_ context.Context, a journal.Attachment) error {
 
 func fitting(t *testing.T) (*Manager, *workshop) {
 	t.Helper()
-	w := &workshop{journal: openJournal(t), own: "iavf", bound: map[inventory.ID]string{}}
+	w := &workshop{journal: openJournal(t), own: "iavf", bound: map[function.ID]string{}}
 	return w.attacher(), w
 }
 
@@ -169,7 +169,7 @@ func TestRecoverFitsOut(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	w.own, w.bound = "iavf", map[inventory.ID]string{}
+	w.own, w.bound = "iavf", map[function.ID]string{}
 	if err := w.attacher().FitOut(t.Context()); err != nil {
 		t.Fatal(err)
 	}

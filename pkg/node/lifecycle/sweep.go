@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 )
@@ -92,7 +92,7 @@ func (m *Manager) Run(ctx context.Context, changes <-chan struct{}) error {
 // the kubelet is just starting is not taken for gone.
 func (m *Manager) sweep(ctx context.Context) {
 	before := m.abandoned
-	m.abandoned = map[inventory.ID]time.Time{}
+	m.abandoned = map[function.ID]time.Time{}
 	p := party{event: Sweep, assigned: m.askOnce()}
 	for _, a := range m.journal.All() {
 		if a.State != journal.Reserved || time.Since(a.ReservedAt) < m.options.AbandonedAfter {

@@ -12,8 +12,8 @@ import (
 	"github.com/go-logr/logr/testr"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 )
@@ -32,14 +32,14 @@ func (k *kubelet) Assigned(context.Context) (map[string]podresources.Assignment,
 
 func (k *kubelet) Refresh(context.Context) (bool, error) { return false, k.err }
 
-func (k *kubelet) InUse(id inventory.ID, resource string) string {
+func (k *kubelet) InUse(id function.ID, resource string) string {
 	if a, has := k.have[id.String()]; has && a.Resource != resource {
 		return a.String() + " still has it"
 	}
 	return ""
 }
 
-func (k *kubelet) Has(id inventory.ID, resource string) bool {
+func (k *kubelet) Has(id function.ID, resource string) bool {
 	a, has := k.have[id.String()]
 	return has && a.Resource == resource
 }
@@ -257,7 +257,7 @@ func TestFitsOutLate(t *testing.T) {
 		if err := w.attacher().Reserve(t.Context(), outfitted()); err != nil {
 			t.Fatal(err)
 		}
-		w.own, w.bound, w.refuse = "iavf", map[inventory.ID]string{}, errors.New("is gone from this node") // a boot
+		w.own, w.bound, w.refuse = "iavf", map[function.ID]string{}, errors.New("is gone from this node") // a boot
 		m := w.attacher()
 		if err := m.FitOut(t.Context()); !errors.Is(err, w.refuse) {
 			t.Fatalf("FitOut = %v, want %v", err, w.refuse)
@@ -320,7 +320,7 @@ func TestClaimOfTheNextPod(t *testing.T) {
 func TestSweepAsksOnce(t *testing.T) {
 	j, k := openJournal(t), &kubelet{}
 	m := New(j, &engine{}, netdevs{}, Options{Kubelet: k}, testr.New(t))
-	for _, id := range []inventory.ID{vf, {Address: "0000:3b:02.2"}, {Address: "0000:3b:02.3"}} {
+	for _, id := range []function.ID{vf, {Address: "0000:3b:02.2"}, {Address: "0000:3b:02.3"}} {
 		a := journal.Attachment{Function: id, Resource: "r", State: journal.Reserved, ReservedAt: time.Now().Add(-time.Hour)}
 		if err := j.Put(a); err != nil {
 			t.Fatal(err)

@@ -15,8 +15,8 @@ import (
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 )
@@ -26,12 +26,12 @@ import (
 type world struct {
 	t       *testing.T
 	records *journal.Journal
-	netdevs map[inventory.ID]*netdevice
+	netdevs map[function.ID]*netdevice
 	alive   map[string]bool // network namespaces, by path
 	// due are the Functions whose hooks have not run since their last release, by the hook that is waited for.
-	due map[inventory.ID]string
+	due map[function.ID]string
 	// last are the records at the last check.
-	last map[inventory.ID]journal.Attachment
+	last map[function.ID]journal.Attachment
 
 	kubelet kubelet
 	claims  claims
@@ -63,7 +63,7 @@ func (d *netdevice) identity(name string) netdev.Identity {
 
 var errDead = errors.New("the agent has ended")
 
-func newWorld(t *testing.T, functions ...inventory.ID) *world {
+func newWorld(t *testing.T, functions ...function.ID) *world {
 	t.Helper()
 	j, err := journal.Open(filepath.Join(t.TempDir(), "j"))
 	if err != nil {
@@ -71,8 +71,8 @@ func newWorld(t *testing.T, functions ...inventory.ID) *world {
 	}
 	t.Cleanup(func() { j.Close() })
 	w := &world{
-		t: t, records: j, netdevs: map[inventory.ID]*netdevice{}, alive: map[string]bool{}, due: map[inventory.ID]string{},
-		last:   map[inventory.ID]journal.Attachment{},
+		t: t, records: j, netdevs: map[function.ID]*netdevice{}, alive: map[string]bool{}, due: map[function.ID]string{},
+		last:   map[function.ID]journal.Attachment{},
 		claims: claims{consumers: map[types.UID][]types.UID{}}, kubelet: kubelet{have: map[string]podresources.Assignment{}},
 	}
 	for _, id := range functions {
@@ -120,7 +120,7 @@ func (j mortalJournal) Put(a journal.Attachment) error {
 	return j.write(func() error { return j.Journal.Put(a) })
 }
 
-func (j mortalJournal) Delete(id inventory.ID) error {
+func (j mortalJournal) Delete(id function.ID) error {
 	return j.write(func() error { return j.Journal.Delete(id) })
 }
 
@@ -130,7 +130,7 @@ type mortalEngine struct {
 	life *life
 }
 
-func (e mortalEngine) Plan(_ context.Context, device netdev.Device, netNS string, _ netdev.Interface) (netdev.Snapshot, netdev.Place, error) {
+func (e mortalEngine) Plan(_ context.Context, device netdev.Device, netNS string, _ function.Interface) (netdev.Snapshot, netdev.Place, error) {
 	if !e.alive[netNS] {
 		return netdev.Snapshot{}, netdev.Place{}, fmt.Errorf("network namespace %s: is gone", netNS)
 	}
@@ -145,7 +145,7 @@ func (e mortalEngine) Plan(_ context.Context, device netdev.Device, netNS string
 	return s, netdev.Place{NetNS: netNS}, nil
 }
 
-func (e mortalEngine) Attach(_ context.Context, _ netdev.Device, before netdev.Snapshot, place netdev.Place, want netdev.Interface) (netdev.Observed, error) {
+func (e mortalEngine) Attach(_ context.Context, _ netdev.Device, before netdev.Snapshot, place netdev.Place, want function.Interface) (netdev.Observed, error) {
 	e.world.mutex.Lock()
 	defer e.world.mutex.Unlock()
 	d := e.netdev(before)
@@ -194,7 +194,7 @@ func (e mortalEngine) Holds(place netdev.Place, who netdev.Identity) (bool, erro
 	return false, nil
 }
 
-func (e mortalEngine) Add(context.Context, netdev.Attached, []netip.Prefix, []netdev.Route) (netdev.Observed, error) {
+func (e mortalEngine) Add(context.Context, netdev.Attached, []netip.Prefix, []function.Route) (netdev.Observed, error) {
 	return netdev.Observed{}, errDead
 }
 
@@ -216,7 +216,7 @@ func (w *world) netdev(s netdev.Snapshot) *netdevice {
 }
 
 // Netdev is the name on the host: the Function's own, or that of the PF.
-func (w *world) Netdev(id inventory.ID) (string, error) {
+func (w *world) Netdev(id function.ID) (string, error) {
 	w.mutex.Lock()
 	defer w.mutex.Unlock()
 	d, ok := w.netdevs[id]
@@ -239,7 +239,7 @@ type mortalQueue struct {
 
 func (q mortalQueue) First(journal.Attachment) string { return "port" }
 
-func (q mortalQueue) Add(id inventory.ID) {
+func (q mortalQueue) Add(id function.ID) {
 	q.world.mutex.Lock()
 	defer q.world.mutex.Unlock()
 	if !q.life.dead() {
@@ -281,14 +281,14 @@ func (w *world) inSandbox(a journal.Attachment) {
 }
 
 // unplug takes a Function's device away, with its netdev wherever that is.
-func (w *world) unplug(id inventory.ID) {
+func (w *world) unplug(id function.ID) {
 	w.mutex.Lock()
 	defer w.mutex.Unlock()
 	*w.netdevs[id] = netdevice{gone: true, made: w.netdevs[id].made}
 }
 
 // plug makes a device that was unplugged anew.
-func (w *world) plug(id inventory.ID) {
+func (w *world) plug(id function.ID) {
 	w.mutex.Lock()
 	defer w.mutex.Unlock()
 	if d := w.netdevs[id]; d.gone {

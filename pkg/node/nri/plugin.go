@@ -21,8 +21,8 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
@@ -40,22 +40,22 @@ const stopTimeout = time.Minute
 
 // Journal knows which Functions are reserved for pods.
 type Journal interface {
-	Get(inventory.ID) (journal.Attachment, bool)
+	Get(function.ID) (journal.Attachment, bool)
 	All() []journal.Attachment
 	ByPod(uid types.UID) []journal.Attachment
 }
 
 // Lifecycle takes Functions into pods and back.
 type Lifecycle interface {
-	Attach(ctx context.Context, id inventory.ID, sandbox lifecycle.Sandbox) (netdev.Observed, error)
+	Attach(ctx context.Context, id function.ID, sandbox lifecycle.Sandbox) (netdev.Observed, error)
 	// Detach takes the Function back when its sandbox ends; the reservation stays.
-	Detach(ctx context.Context, id inventory.ID, sandbox string) error
+	Detach(ctx context.Context, id function.ID, sandbox string) error
 }
 
 // Kubelet knows which claims' Functions pods have.
 type Kubelet interface {
 	// Claimed are the Functions that a pod has by ResourceClaims of this project's driver, as the kubelet says.
-	Claimed(ctx context.Context, namespace, pod string) ([]inventory.ID, error)
+	Claimed(ctx context.Context, namespace, pod string) ([]function.ID, error)
 }
 
 // Reporter tells the user what was attached.

@@ -23,9 +23,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 )
@@ -54,11 +54,11 @@ func newNode(t *testing.T) *node {
 }
 
 // reserve reserves VF 0000:3b:00.<function> for a pod, by a claim that is named after the pod.
-func (n *node) reserve(t *testing.T, function, pod string) {
+func (n *node) reserve(t *testing.T, f, pod string) {
 	t.Helper()
 	if err := n.journal.Put(journal.Attachment{
-		Function: inventory.ID{Address: pci.Address("0000:3b:00." + function)}, State: journal.Reserved,
-		Claim: journal.Claim{Namespace: "default", Name: pod + "-claim", UID: types.UID(pod + "-claim-uid"), Request: function},
+		Function: function.ID{Address: pci.Address("0000:3b:00." + f)}, State: journal.Reserved,
+		Claim: journal.Claim{Namespace: "default", Name: pod + "-claim", UID: types.UID(pod + "-claim-uid"), Request: f},
 		Pod:   journal.Pod{Namespace: "default", Name: pod, UID: types.UID(pod + "-uid")},
 	}); err != nil {
 		t.Fatal(err)
@@ -81,7 +81,7 @@ func (n *node) record(ctx context.Context, call string) error {
 	return err
 }
 
-func (n *node) Attach(ctx context.Context, id inventory.ID, sandbox lifecycle.Sandbox) (netdev.Observed, error) {
+func (n *node) Attach(ctx context.Context, id function.ID, sandbox lifecycle.Sandbox) (netdev.Observed, error) {
 	call := "attach " + id.String()[len("0000:3b:00."):] + " " + sandbox.ID + " " + sandbox.NetNS + " " + sandbox.Pod.Name
 	if err := n.record(ctx, call); err != nil {
 		return netdev.Observed{}, err
@@ -91,7 +91,7 @@ func (n *node) Attach(ctx context.Context, id inventory.ID, sandbox lifecycle.Sa
 	return *a.Observed, n.journal.Put(a)
 }
 
-func (n *node) Detach(ctx context.Context, id inventory.ID, sandbox string) error {
+func (n *node) Detach(ctx context.Context, id function.ID, sandbox string) error {
 	if err := n.record(ctx, "detach "+id.String()[len("0000:3b:00."):]+" "+sandbox); err != nil {
 		return err
 	}
@@ -375,7 +375,7 @@ func TestSynchronize(t *testing.T) {
 	n.reserve(t, "3", "stays")
 	n.reserve(t, "4", "started")
 	n.reserve(t, "5", "waiting")
-	for pod, function := range map[string]inventory.ID{"ended": {Address: "0000:3b:00.2"}, "stays": {Address: "0000:3b:00.3"}} {
+	for pod, function := range map[string]function.ID{"ended": {Address: "0000:3b:00.2"}, "stays": {Address: "0000:3b:00.3"}} {
 		if _, err := n.Attach(t.Context(), function, lifecycle.Sandbox{ID: "s-" + pod}); err != nil {
 			t.Fatal(err)
 		}
@@ -445,7 +445,7 @@ func TestStopTakesTooLong(t *testing.T) {
 	}
 	close(n.slow["detach 2 s1"])
 	err := wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 10*time.Second, true, func(context.Context) (bool, error) {
-		a, _ := n.journal.Get(inventory.ID{Address: "0000:3b:00.2"})
+		a, _ := n.journal.Get(function.ID{Address: "0000:3b:00.2"})
 		return a.State == journal.Reserved, nil
 	})
 	if err != nil {
@@ -471,7 +471,7 @@ func TestCreateContainer(t *testing.T) {
 	n.start(t, socket)
 	r.waitForPlugin(t)
 	n.reserve(t, "2", "pod1")
-	a, _ := n.journal.Get(inventory.ID{Address: "0000:3b:00.2"})
+	a, _ := n.journal.Get(function.ID{Address: "0000:3b:00.2"})
 	a.Claim.UID = "0f0e0d0c-0b0a-0908-0706-050403020100"
 	if err := n.journal.Put(a); err != nil {
 		t.Fatal(err)
@@ -493,9 +493,9 @@ func TestCreateContainer(t *testing.T) {
 }
 
 // kubelet says which claims' Functions pods have.
-type kubelet map[string][]inventory.ID
+type kubelet map[string][]function.ID
 
-func (k kubelet) Claimed(_ context.Context, namespace, pod string) ([]inventory.ID, error) {
+func (k kubelet) Claimed(_ context.Context, namespace, pod string) ([]function.ID, error) {
 	return k[namespace+"/"+pod], nil
 }
 
@@ -504,7 +504,7 @@ func (k kubelet) Claimed(_ context.Context, namespace, pod string) ([]inventory.
 func TestSharedClaim(t *testing.T) {
 	n, socket := newNode(t), filepath.Join(shortDir(t), "nri.sock")
 	n.reserve(t, "2", "pod1")
-	vf := inventory.ID{Address: "0000:3b:00.2"}
+	vf := function.ID{Address: "0000:3b:00.2"}
 	r := startRuntime(t, socket)
 	n.kubelet = kubelet{"default/pod2": {vf}}
 	n.start(t, socket)
@@ -527,9 +527,9 @@ func TestSharedClaim(t *testing.T) {
 // asked counts how often the kubelet is asked, and says that every pod has VF 0000:3b:00.2 by a claim.
 type asked int
 
-func (k *asked) Claimed(context.Context, string, string) ([]inventory.ID, error) {
+func (k *asked) Claimed(context.Context, string, string) ([]function.ID, error) {
 	*k++
-	return []inventory.ID{{Address: "0000:3b:00.2"}}, nil
+	return []function.ID{{Address: "0000:3b:00.2"}}, nil
 }
 
 // TestSharedClaimIsLookedFor: only where there is a claim that another pod of the namespace has by NRI; the kubelet is not
@@ -550,7 +550,7 @@ func TestSharedClaimIsLookedFor(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
 			n.reserve(t, "2", "pod1")
-			a, _ := n.journal.Get(inventory.ID{Address: "0000:3b:00.2"})
+			a, _ := n.journal.Get(function.ID{Address: "0000:3b:00.2"})
 			test.change(&a)
 			if err := n.journal.Put(a); err != nil {
 				t.Fatal(err)
@@ -665,11 +665,11 @@ func TestRuntimeEndsBeforeConfigure(t *testing.T) {
 func TestLeavesCNIAlone(t *testing.T) {
 	n := newNode(t)
 	n.reserve(t, "1", "pod")
-	for function, claim := range map[string]journal.Claim{"2": {}, "3": {Name: "pod-claim", UID: "pod-claim-uid"}} {
+	for f, claim := range map[string]journal.Claim{"2": {}, "3": {Name: "pod-claim", UID: "pod-claim-uid"}} {
 		if err := n.journal.Put(journal.Attachment{
-			Function: inventory.ID{Address: pci.Address("0000:3b:00." + function)}, State: journal.Attached, Claim: claim,
+			Function: function.ID{Address: pci.Address("0000:3b:00." + f)}, State: journal.Attached, Claim: claim,
 			Pod: journal.Pod{Namespace: "default", Name: "pod", UID: "pod-uid"}, Sandbox: "s1",
-			CNI:    &journal.CNI{ContainerID: "s1", IfName: "net" + function, Claimed: &netdev.Interface{Name: "claimed"}},
+			CNI:    &journal.CNI{ContainerID: "s1", IfName: "net" + f, Claimed: &function.Interface{Name: "claimed"}},
 			Before: &netdev.Snapshot{}, Observed: &netdev.Observed{},
 		}); err != nil {
 			t.Fatal(err)

@@ -8,7 +8,7 @@ import (
 	"io/fs"
 	"os"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
 // checkpointFile is where the kubelet keeps which devices it allocated to which containers, below its directory
@@ -32,7 +32,7 @@ type checkpoint struct {
 
 // readCheckpoint returns what containers of pods have, init containers among them. A kubelet that never allocated a
 // device has no checkpoint.
-func readCheckpoint(path string) (map[inventory.ID]Assignment, error) {
+func readCheckpoint(path string) (map[function.ID]Assignment, error) {
 	file, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -48,7 +48,7 @@ func readCheckpoint(path string) (map[inventory.ID]Assignment, error) {
 	return parseCheckpoint(text)
 }
 
-func parseCheckpoint(text []byte) (map[inventory.ID]Assignment, error) {
+func parseCheckpoint(text []byte) (map[function.ID]Assignment, error) {
 	if len(text) > maxCheckpoint {
 		return nil, fmt.Errorf("has more than %d bytes", maxCheckpoint)
 	}
@@ -56,11 +56,11 @@ func parseCheckpoint(text []byte) (map[inventory.ID]Assignment, error) {
 	if err := json.Unmarshal(text, &c); err != nil {
 		return nil, err
 	}
-	kept := map[inventory.ID]Assignment{}
+	kept := map[function.ID]Assignment{}
 	for _, entry := range c.Data.PodDeviceEntries {
 		for _, ids := range entry.DeviceIDs {
 			for _, text := range ids {
-				if id, err := inventory.ParseID(text); err == nil {
+				if id, err := function.ParseID(text); err == nil {
 					kept[id] = Assignment{Resource: entry.ResourceName, Container: entry.ContainerName}
 				}
 			}

@@ -7,7 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
 )
 
@@ -15,10 +15,10 @@ import (
 const kept = `{"Data":{"PodDeviceEntries":[{"PodUID":"7e6a","ContainerName":"setup","ResourceName":"xpu.opiproject.org/fast",` +
 	`"DeviceIDs":{"0":["0000:3b:00.2"],"-1":["gpu-1"]},"AllocResp":"CkAK"}],"RegisteredDevices":{"xpu.opiproject.org/fast":["0000:3b:00.2"]}},"Checksum":1}`
 
-var checkpointVF = inventory.ID{Address: "0000:3b:00.2"}
+var checkpointVF = function.ID{Address: "0000:3b:00.2"}
 
 func TestParseCheckpoint(t *testing.T) {
-	want := map[inventory.ID]Assignment{checkpointVF: {Resource: "xpu.opiproject.org/fast", Container: "setup"}}
+	want := map[function.ID]Assignment{checkpointVF: {Resource: "xpu.opiproject.org/fast", Container: "setup"}}
 	got, err := parseCheckpoint([]byte(kept))
 	if diff := cmp.Diff(want, got); err != nil || diff != "" {
 		t.Errorf("error %v, -want +got\n%s", err, diff)

@@ -18,7 +18,7 @@ import (
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
 // maxMessage bounds the kubelet's answer, in bytes. A container takes some hundred, and a node has a few hundred pods.
@@ -73,7 +73,7 @@ func NewClient(kubeletDir string, self Self) (*Client, error) {
 // Close ends the client.
 func (c *Client) Close() error { return c.connection.Close() }
 
-// Assigned returns what pods have now, by [inventory.ID.String]: what the kubelet lists, and what its checkpoint has
+// Assigned returns what pods have now, by [function.ID.String]: what the kubelet lists, and what its checkpoint has
 // besides. The list never has init containers; the checkpoint may have a pod that is gone, until the kubelet writes it
 // again. So what is not there nobody has; what is there somebody may have. A Function that two resources were given for,
 // which is one too many, is there by the one that sorts first.
@@ -105,12 +105,12 @@ func (c *Client) Assigned(ctx context.Context) (map[string]Assignment, error) {
 }
 
 // Claimed are the Functions that a pod has by ResourceClaims of this project's driver.
-func (c *Client) Claimed(ctx context.Context, namespace, pod string) ([]inventory.ID, error) {
+func (c *Client) Claimed(ctx context.Context, namespace, pod string) ([]function.ID, error) {
 	listed, err := c.listed(ctx)
 	if err != nil {
 		return nil, err
 	}
-	var claimed []inventory.ID
+	var claimed []function.ID
 	for id, assignments := range listed {
 		if slices.ContainsFunc(assignments, func(a Assignment) bool {
 			return a.Resource == "" && a.Namespace == namespace && a.Pod == pod
@@ -122,7 +122,7 @@ func (c *Client) Claimed(ctx context.Context, namespace, pod string) ([]inventor
 }
 
 // listed returns what the kubelet lists, also where one Function is given several times.
-func (c *Client) listed(ctx context.Context) (map[inventory.ID][]Assignment, error) {
+func (c *Client) listed(ctx context.Context) (map[function.ID][]Assignment, error) {
 	response, err := c.lister.List(ctx, &podresourcesapi.ListPodResourcesRequest{})
 	if status.Code(err) == codes.Unavailable && c.listens(ctx) {
 		// It was started again since the connection was tried last.
@@ -159,15 +159,15 @@ func (c *Client) listens(ctx context.Context) bool {
 }
 
 // functions finds the Functions among the devices of pods. Devices whose IDs are no Function's are somebody else's.
-func functions(response *podresourcesapi.ListPodResourcesResponse) map[inventory.ID][]Assignment {
-	found := map[inventory.ID][]Assignment{}
+func functions(response *podresourcesapi.ListPodResourcesResponse) map[function.ID][]Assignment {
+	found := map[function.ID][]Assignment{}
 	for _, pod := range response.GetPodResources() {
 		for _, container := range pod.GetContainers() {
 			assignment := Assignment{Namespace: pod.GetNamespace(), Pod: pod.GetName(), Container: container.GetName()}
 			for _, devices := range container.GetDevices() {
 				assignment.Resource = devices.GetResourceName()
 				for _, text := range devices.GetDeviceIds() {
-					if id, err := inventory.ParseID(text); err == nil {
+					if id, err := function.ParseID(text); err == nil {
 						found[id] = add(found[id], assignment)
 					}
 				}
@@ -178,7 +178,7 @@ func functions(response *podresourcesapi.ListPodResourcesResponse) map[inventory
 					if assignment.Resource == v1alpha1.GroupName {
 						assignment.Resource = ""
 					}
-					if id, err := inventory.ParseDeviceName(device.GetDeviceName()); err == nil {
+					if id, err := function.ParseDeviceName(device.GetDeviceName()); err == nil {
 						found[id] = add(found[id], assignment)
 					}
 				}

@@ -18,7 +18,7 @@ import (
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
 )
@@ -115,7 +115,7 @@ func TestTracker(t *testing.T) {
 		defer mutex.Unlock()
 		logged = append(logged, args)
 	}, funcr.Options{}))
-	vfID, err := inventory.ParseID(vf)
+	vfID, err := function.ParseID(vf)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -248,7 +248,7 @@ func TestClaimed(t *testing.T) {
 	kubelet.Set(twice, claimed("other", "web", "0000-3b-00-3"), claimed("default", "db", "0000-3b-00-4"),
 		podresourcestest.Pod("web", "xpu.opiproject.org/fast", "0000:3b:00.5"))
 	got, err := client.Claimed(t.Context(), "default", "web")
-	if want := []inventory.ID{{Address: "0000:3b:00.2"}}; err != nil || !slices.Equal(got, want) {
+	if want := []function.ID{{Address: "0000:3b:00.2"}}; err != nil || !slices.Equal(got, want) {
 		t.Errorf("Claimed = %v, %v, want %v", got, err, want)
 	}
 	if assigned, err := client.Assigned(t.Context()); err != nil || len(assigned) != 4 {
@@ -265,7 +265,7 @@ func TestClaimed(t *testing.T) {
 		t.Errorf("changed %t, %v", changed, err)
 	}
 	for resource, want := range map[string]bool{"": true, "xpu.opiproject.org/fast": true, "xpu.opiproject.org/slow": false} {
-		if has := tracker.Has(inventory.ID{Address: "0000:3b:00.2"}, resource); has != want {
+		if has := tracker.Has(function.ID{Address: "0000:3b:00.2"}, resource); has != want {
 			t.Errorf("has it by %q: %t", resource, has)
 		}
 	}

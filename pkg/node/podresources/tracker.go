@@ -10,7 +10,7 @@ import (
 
 	"github.com/go-logr/logr"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
 // Tracker remembers what the kubelet said last, for those who cannot wait for it. Its methods may be called by several
@@ -22,7 +22,7 @@ type Tracker struct {
 	refreshing sync.Mutex // held while the kubelet is asked, so that a late answer never replaces a later one
 
 	mutex    sync.RWMutex
-	assigned map[inventory.ID][]Assignment
+	assigned map[function.ID][]Assignment
 	away     bool
 }
 
@@ -62,7 +62,7 @@ func (t *Tracker) Refresh(ctx context.Context) (changed bool, err error) {
 
 // InUse says that a pod has the Function by another resource than this, which is "" for ResourceClaims of this
 // project's driver; "" if none has, or the kubelet was never asked. It does not block.
-func (t *Tracker) InUse(id inventory.ID, resource string) string {
+func (t *Tracker) InUse(id function.ID, resource string) string {
 	t.mutex.RLock()
 	defer t.mutex.RUnlock()
 	for _, a := range t.assigned[id] {
@@ -79,7 +79,7 @@ func (t *Tracker) InUse(id inventory.ID, resource string) string {
 
 // Has says that a pod has the Function by this resource, "" for ResourceClaims of this project's driver. It is false if
 // the kubelet was never asked. It does not block.
-func (t *Tracker) Has(id inventory.ID, resource string) bool {
+func (t *Tracker) Has(id function.ID, resource string) bool {
 	t.mutex.RLock()
 	defer t.mutex.RUnlock()
 	return slices.ContainsFunc(t.assigned[id], func(a Assignment) bool { return a.Resource == resource })

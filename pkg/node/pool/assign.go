@@ -10,8 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 )
 
 // Pool is what one DevicePool has on this node.
@@ -21,8 +21,8 @@ type Pool struct {
 	Generation int64
 	Spec       v1alpha1.DevicePoolSpec
 	// Functions are those of the pool, in the order of the inventory. SFs of spec.sfs that do not exist are
-	// [inventory.Function.Potential].
-	Functions []inventory.Function
+	// [function.Function.Potential].
+	Functions []function.Function
 	// Overlaps are Functions that the pool selects but that belong to another one.
 	Overlaps []Overlap
 	// Shortages are PFs that cannot have the SFs that spec.sfs asks for.
@@ -34,7 +34,7 @@ type Pool struct {
 
 // Overlap is a Function that a pool selects but may not have.
 type Overlap struct {
-	Function inventory.ID
+	Function function.ID
 	// Owner is the name of the DevicePool that has it.
 	Owner string
 }
@@ -52,7 +52,7 @@ type Options struct {
 }
 
 // Options returns what goes with one of the pool's Functions: what the first selector that matches it asks for.
-func (p Pool) Options(f inventory.Function) Options {
+func (p Pool) Options(f function.Function) Options {
 	for _, s := range p.Spec.Selectors {
 		compiled, err := compile(s)
 		if err == nil && (compiled.matches(f, p.Spec.DeviceType) || p.Makes(f.ID) && compiled.isPF(f)) {
@@ -67,19 +67,19 @@ func (p Pool) Options(f inventory.Function) Options {
 // device type; see [v1alpha1.DeviceType]. SFs that a DevicePool has made (spec.sfs) are for those alone that have SFs
 // made. The result has an entry for every DevicePool that is meant for a node with these labels, sorted by name, and
 // depends on nothing but the arguments. Any PF with a driver counts as able to have SFs.
-func Assign(functions []inventory.Function, devicePools []v1alpha1.DevicePool, nodeLabels map[string]string) []Pool {
+func Assign(functions []function.Function, devicePools []v1alpha1.DevicePool, nodeLabels map[string]string) []Pool {
 	return assign(functions, devicePools, nodeLabels, func(pci.Address) *v1alpha1.Shortage { return nil })
 }
 
 // assign is [Assign] where unable says what keeps a PF from having SFs.
 func assign(
-	functions []inventory.Function, devicePools []v1alpha1.DevicePool, nodeLabels map[string]string,
+	functions []function.Function, devicePools []v1alpha1.DevicePool, nodeLabels map[string]string,
 	unable func(pf pci.Address) *v1alpha1.Shortage,
 ) []Pool {
 	sorted := slices.SortedFunc(slices.Values(devicePools), func(a, b v1alpha1.DevicePool) int {
 		return cmp.Or(-cmp.Compare(a.Spec.Priority, b.Spec.Priority), cmp.Compare(a.Name, b.Name))
 	})
-	owners := map[inventory.ID]string{}
+	owners := map[function.ID]string{}
 	resources := map[string]string{}
 	var pools []filling
 	for _, devicePool := range sorted {
@@ -132,7 +132,7 @@ func (p *Pool) claim(resources map[string]string) error {
 
 // fill gives the pool the Functions that it selects and that have no owner yet. What is made for a pool is nobody
 // else's, whatever selects it while it exists.
-func (p *filling) fill(functions []inventory.Function, owners, made map[inventory.ID]string) {
+func (p *filling) fill(functions []function.Function, owners, made map[function.ID]string) {
 	for _, f := range functions {
 		selects := func(s selector) bool { return s.matches(f, p.Spec.DeviceType) }
 		if _, isMade := made[f.ID]; isMade || !eligible(f, p.Spec.DeviceType) || !slices.ContainsFunc(p.selectors, selects) {
@@ -141,14 +141,14 @@ func (p *filling) fill(functions []inventory.Function, owners, made map[inventor
 		p.take(f, owners)
 	}
 	if p.Spec.SFs != nil { // the made ones came first
-		slices.SortFunc(p.Functions, func(a, b inventory.Function) int {
+		slices.SortFunc(p.Functions, func(a, b function.Function) int {
 			return cmp.Or(cmp.Compare(a.ID.Address, b.ID.Address), cmp.Compare(a.Index, b.Index))
 		})
 	}
 }
 
 // take gives the pool a Function, unless another one has it.
-func (p *filling) take(f inventory.Function, owners map[inventory.ID]string) {
+func (p *filling) take(f function.Function, owners map[function.ID]string) {
 	if owner, taken := owners[f.ID]; taken {
 		p.Overlaps = append(p.Overlaps, Overlap{Function: f.ID, Owner: owner})
 		return
@@ -180,20 +180,20 @@ func compileAll(spec v1alpha1.DevicePoolSpec) ([]selector, error) {
 // eligible says whether pools of a device type may have the Function. What the node needs itself is in no pool: the
 // netdev that its default route goes over, and PFs with VFs. Where a device type is named, a driver must be bound, as
 // sriov-network-device-plugin wants it; an SF's is its PF's.
-func eligible(f inventory.Function, deviceType v1alpha1.DeviceType) bool {
-	if f.DefaultRoute || f.Kind == inventory.PF && f.NumVFs > 0 {
+func eligible(f function.Function, deviceType v1alpha1.DeviceType) bool {
+	if f.DefaultRoute || f.Kind == function.PF && f.NumVFs > 0 {
 		return false
 	}
-	accelerator := f.Class == inventory.Accelerator
+	accelerator := f.Class == function.Accelerator
 	switch deviceType {
 	case "":
-		return f.Kind != inventory.PF && !accelerator
+		return f.Kind != function.PF && !accelerator
 	case v1alpha1.DeviceTypeNet:
-		return f.Kind != inventory.SF && !accelerator && f.Driver != ""
+		return f.Kind != function.SF && !accelerator && f.Driver != ""
 	case v1alpha1.DeviceTypeAccelerator:
 		return accelerator && f.Driver != ""
 	case v1alpha1.DeviceTypeAuxNet:
-		return f.Kind == inventory.SF && f.PFDriver != ""
+		return f.Kind == function.SF && f.PFDriver != ""
 	}
 	return false
 }

@@ -10,8 +10,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 )
 
 func devicePool(name string, selectors ...v1alpha1.FunctionSelector) v1alpha1.DevicePool {
@@ -19,27 +19,27 @@ func devicePool(name string, selectors ...v1alpha1.FunctionSelector) v1alpha1.De
 }
 
 // card is a PF, "0000:3b:00.0", with eight VFs, the addresses of which end in .2 to .7, 01.0 and 01.1, and one SF.
-func card() []inventory.Function {
+func card() []function.Function {
 	const pf = pci.Address("0000:3b:00.0")
-	functions := []inventory.Function{
-		{ID: inventory.ID{Address: pf}, Kind: inventory.PF, PF: pf, PFName: "ens3f0", Index: -1, Vendor: "15b3", Device: "a2dc", Driver: "mlx5_core"},
-		{ID: inventory.SubfunctionID(pf, 88), Kind: inventory.SF, PF: pf, PFName: "ens3f0", Index: 88, Vendor: "15b3", Device: "a2dc", Driver: "mlx5_core.sf"},
+	functions := []function.Function{
+		{ID: function.ID{Address: pf}, Kind: function.PF, PF: pf, PFName: "ens3f0", Index: -1, Vendor: "15b3", Device: "a2dc", Driver: "mlx5_core"},
+		{ID: function.SubfunctionID(pf, 88), Kind: function.SF, PF: pf, PFName: "ens3f0", Index: 88, Vendor: "15b3", Device: "a2dc", Driver: "mlx5_core.sf"},
 	}
 	for index := range 8 {
 		routingID := index + 2
-		functions = append(functions, inventory.Function{
-			ID:   inventory.ID{Address: pci.Address(fmt.Sprintf("0000:3b:%02x.%d", routingID/8, routingID%8))},
-			Kind: inventory.VF, PF: pf, PFName: "ens3f0", Index: index, Vendor: "15b3", Device: "101e", Driver: "mlx5_core",
+		functions = append(functions, function.Function{
+			ID:   function.ID{Address: pci.Address(fmt.Sprintf("0000:3b:%02x.%d", routingID/8, routingID%8))},
+			Kind: function.VF, PF: pf, PFName: "ens3f0", Index: index, Vendor: "15b3", Device: "101e", Driver: "mlx5_core",
 		})
 	}
 	return functions
 }
 
 // names are those of a pool's Functions: VFs by index, others by ID.
-func names(functions []inventory.Function) string {
+func names(functions []function.Function) string {
 	var out []string
 	for _, f := range functions {
-		if f.Kind == inventory.VF {
+		if f.Kind == function.VF {
 			out = append(out, fmt.Sprint(f.Index))
 		} else {
 			out = append(out, f.ID.String())
@@ -87,29 +87,29 @@ func TestSelectors(t *testing.T) {
 // TestAttributes has selectors that go by what only some Functions have, and device types.
 func TestAttributes(t *testing.T) {
 	functions := card()
-	change := func(id string, change func(*inventory.Function)) {
+	change := func(id string, change func(*function.Function)) {
 		t.Helper()
-		i := slices.IndexFunc(functions, func(f inventory.Function) bool { return f.ID.String() == id })
+		i := slices.IndexFunc(functions, func(f function.Function) bool { return f.ID.String() == id })
 		change(&functions[i])
 	}
 	for i := range functions {
-		functions[i].Class, functions[i].PFDriver, functions[i].LinkType = inventory.Network, "mlx5_core", "ether"
+		functions[i].Class, functions[i].PFDriver, functions[i].LinkType = function.Network, "mlx5_core", "ether"
 	}
-	change("0000:3b:00.0", func(f *inventory.Function) { f.NumVFs = 8 })
-	change("0000:3b:00.2", func(f *inventory.Function) { f.ACPIIndex, f.RDMA = "101", true })
-	change("0000:3b:00.3", func(f *inventory.Function) { f.LinkType, f.PKey = "infiniband", "0x8050" })
-	change("0000:3b:00.4", func(f *inventory.Function) { f.VDPA = inventory.VDPA{Name: "a", Driver: "vhost_vdpa"} })
-	change("0000:3b:00.5", func(f *inventory.Function) { f.VDPA = inventory.VDPA{Name: "b", Driver: "virtio_vdpa"} })
-	change("0000:3b:00.6", func(f *inventory.Function) { f.DDPProfile, f.VDPA.Name = "ICE COMMS Package", "c" })
-	change("0000:3b:00.7", func(f *inventory.Function) { f.Driver = "" })
-	change("0000:3b:01.1", func(f *inventory.Function) { f.DefaultRoute = true })
-	nic := inventory.Function{
-		ID: inventory.ID{Address: "0000:19:00.0"}, Kind: inventory.PF, Class: inventory.Network, PF: "0000:19:00.0", PFName: "eno1", Index: -1, Driver: "igb", PFDriver: "igb",
+	change("0000:3b:00.0", func(f *function.Function) { f.NumVFs = 8 })
+	change("0000:3b:00.2", func(f *function.Function) { f.ACPIIndex, f.RDMA = "101", true })
+	change("0000:3b:00.3", func(f *function.Function) { f.LinkType, f.PKey = "infiniband", "0x8050" })
+	change("0000:3b:00.4", func(f *function.Function) { f.VDPA = function.VDPA{Name: "a", Driver: "vhost_vdpa"} })
+	change("0000:3b:00.5", func(f *function.Function) { f.VDPA = function.VDPA{Name: "b", Driver: "virtio_vdpa"} })
+	change("0000:3b:00.6", func(f *function.Function) { f.DDPProfile, f.VDPA.Name = "ICE COMMS Package", "c" })
+	change("0000:3b:00.7", func(f *function.Function) { f.Driver = "" })
+	change("0000:3b:01.1", func(f *function.Function) { f.DefaultRoute = true })
+	nic := function.Function{
+		ID: function.ID{Address: "0000:19:00.0"}, Kind: function.PF, Class: function.Network, PF: "0000:19:00.0", PFName: "eno1", Index: -1, Driver: "igb", PFDriver: "igb",
 	}
 	uplink := nic
 	uplink.ID.Address, uplink.PF, uplink.DefaultRoute = "0000:19:00.1", "0000:19:00.1", true
-	fpga := inventory.Function{
-		ID: inventory.ID{Address: "0000:65:00.0"}, Kind: inventory.VF, Class: inventory.Accelerator, PF: "0000:65:00.1", Driver: "vfio-pci", Vendor: "8086",
+	fpga := function.Function{
+		ID: function.ID{Address: "0000:65:00.0"}, Kind: function.VF, Class: function.Accelerator, PF: "0000:65:00.1", Driver: "vfio-pci", Vendor: "8086",
 	}
 	functions = append(functions, nic, uplink, fpga)
 	const sf = "0000:3b:00.0/sf88"
@@ -237,7 +237,7 @@ func TestOverlap(t *testing.T) {
 		if got := names(pools[1].Functions); got != "3 4" {
 			t.Errorf("c-more has %q, want 3 4", got)
 		}
-		want := []Overlap{{Function: inventory.ID{Address: "0000:3b:00.4"}, Owner: "b-some"}}
+		want := []Overlap{{Function: function.ID{Address: "0000:3b:00.4"}, Owner: "b-some"}}
 		if diff := cmp.Diff(want, pools[1].Overlaps); diff != "" {
 			t.Errorf("overlaps of c-more: -want +got\n%s", diff)
 		}

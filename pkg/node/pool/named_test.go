@@ -6,14 +6,14 @@ import (
 	"testing"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
 func TestNamedPFs(t *testing.T) {
-	functions := []inventory.Function{
-		{ID: inventory.ID{Address: "0000:3b:00.0"}, Kind: inventory.PF, PF: "0000:3b:00.0", PFName: "ens3f0", Vendor: "15b3", Device: "a2dc"},
-		{ID: inventory.ID{Address: "0000:3b:00.1"}, Kind: inventory.PF, PF: "0000:3b:00.1", PFName: "ens3f1", Vendor: "15b3", Device: "a2dc"},
-		{ID: inventory.ID{Address: "0000:3b:00.2"}, Kind: inventory.VF, PF: "0000:3b:00.0", PFName: "ens3f0", Vendor: "15b3", Device: "101e"},
+	functions := []function.Function{
+		{ID: function.ID{Address: "0000:3b:00.0"}, Kind: function.PF, PF: "0000:3b:00.0", PFName: "ens3f0", Vendor: "15b3", Device: "a2dc"},
+		{ID: function.ID{Address: "0000:3b:00.1"}, Kind: function.PF, PF: "0000:3b:00.1", PFName: "ens3f1", Vendor: "15b3", Device: "a2dc"},
+		{ID: function.ID{Address: "0000:3b:00.2"}, Kind: function.VF, PF: "0000:3b:00.0", PFName: "ens3f0", Vendor: "15b3", Device: "101e"},
 	}
 	for name, c := range map[string]struct {
 		selectors []v1alpha1.FunctionSelector

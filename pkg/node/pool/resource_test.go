@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
 func plugin(name, prefix, resource string, priority int32) v1alpha1.DevicePool {
@@ -91,14 +91,14 @@ func TestOptions(t *testing.T) {
 		{PFNames: []string{"a"}, IsRdma: true}, {PFNames: []string{"a"}, VDPAType: "vhost"}, {PFNames: []string{"a"}}, {VDPAType: "virtio"},
 	}}}
 	for _, test := range []struct {
-		f    inventory.Function
+		f    function.Function
 		want Options
 	}{
-		{inventory.Function{Kind: inventory.VF, PFName: "a", RDMA: true, VDPA: inventory.VDPA{Driver: "vhost_vdpa"}}, Options{RDMA: true}},
-		{inventory.Function{Kind: inventory.VF, PFName: "a", VDPA: inventory.VDPA{Driver: "vhost_vdpa"}}, Options{VDPA: "vhost"}},
-		{inventory.Function{Kind: inventory.VF, PFName: "a", VDPA: inventory.VDPA{Driver: "virtio_vdpa"}}, Options{}},
-		{inventory.Function{Kind: inventory.VF, PFName: "b", VDPA: inventory.VDPA{Driver: "virtio_vdpa"}}, Options{VDPA: "virtio"}},
-		{inventory.Function{Kind: inventory.VF, PFName: "b"}, Options{}},
+		{function.Function{Kind: function.VF, PFName: "a", RDMA: true, VDPA: function.VDPA{Driver: "vhost_vdpa"}}, Options{RDMA: true}},
+		{function.Function{Kind: function.VF, PFName: "a", VDPA: function.VDPA{Driver: "vhost_vdpa"}}, Options{VDPA: "vhost"}},
+		{function.Function{Kind: function.VF, PFName: "a", VDPA: function.VDPA{Driver: "virtio_vdpa"}}, Options{}},
+		{function.Function{Kind: function.VF, PFName: "b", VDPA: function.VDPA{Driver: "virtio_vdpa"}}, Options{VDPA: "virtio"}},
+		{function.Function{Kind: function.VF, PFName: "b"}, Options{}},
 	} {
 		if got := p.Options(test.f); got != test.want {
 			t.Errorf("options of %+v are %+v, want %+v", test.f, got, test.want)

@@ -7,8 +7,8 @@ import (
 	"strings"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 )
 
 // Drivers of the vDPA bus, by what selectors call them.
@@ -155,30 +155,30 @@ func (x indexed) matches(name string, index int) bool {
 
 // matches says whether every field that is set matches. A PF is no child of itself: pfNames and rootDevices select VFs
 // and SFs only.
-func (s selector) matches(f inventory.Function, deviceType v1alpha1.DeviceType) bool {
+func (s selector) matches(f function.Function, deviceType v1alpha1.DeviceType) bool {
 	return anyOf(s.vendors, func(v string) bool { return v == f.Vendor }) &&
 		anyOf(s.devices, func(d string) bool { return d == f.Device }) &&
 		anyOf(s.drivers, func(d string) bool { return drives(d, f, deviceType) }) &&
 		anyOf(s.addresses, func(a pci.Address) bool { return a == f.ID.Address }) &&
-		anyOf(s.pfNames, func(p indexed) bool { return f.Kind != inventory.PF && p.matches(f.PFName, f.Index) }) &&
-		anyOf(s.rootDevices, func(p indexed) bool { return f.Kind != inventory.PF && p.matches(string(f.PF), f.Index) }) &&
+		anyOf(s.pfNames, func(p indexed) bool { return f.Kind != function.PF && p.matches(f.PFName, f.Index) }) &&
+		anyOf(s.rootDevices, func(p indexed) bool { return f.Kind != function.PF && p.matches(string(f.PF), f.Index) }) &&
 		anyOf(s.acpiIndexes, func(i string) bool { return i == f.ACPIIndex }) &&
 		anyOf(s.linkTypes, func(t string) bool { return t == f.LinkType }) &&
 		anyOf(s.ddpProfiles, func(p string) bool { return p == f.DDPProfile && p != "" }) &&
 		anyOf(s.pkeys, func(k uint16) bool { return hasPKey(f, k) }) &&
-		anyOf(s.auxTypes, func(string) bool { return f.Kind == inventory.SF }) &&
+		anyOf(s.auxTypes, func(string) bool { return f.Kind == function.SF }) &&
 		(!s.options.RDMA || f.RDMA) &&
 		(s.options.VDPA == "" || f.VDPA.Driver == vdpaDrivers[s.options.VDPA])
 }
 
 // drives says whether a driver is the Function's. In pools of auxNetDevices the PF's counts too: that is the one that
 // sriov-network-device-plugin knows of an auxiliary device.
-func drives(driver string, f inventory.Function, deviceType v1alpha1.DeviceType) bool {
-	auxiliary := f.Kind == inventory.SF && deviceType == v1alpha1.DeviceTypeAuxNet
+func drives(driver string, f function.Function, deviceType v1alpha1.DeviceType) bool {
+	auxiliary := f.Kind == function.SF && deviceType == v1alpha1.DeviceTypeAuxNet
 	return driver == f.Driver || auxiliary && driver == f.PFDriver
 }
 
-func hasPKey(f inventory.Function, key uint16) bool {
+func hasPKey(f function.Function, key uint16) bool {
 	has, err := parsePKey(f.PKey)
 	return err == nil && has == key
 }

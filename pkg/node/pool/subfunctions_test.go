@@ -10,8 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 )
 
 // makingPool is a DevicePool that has SFs made at PFs with these names.
@@ -22,10 +22,10 @@ func makingPool(name string, first, count int32, pfNames ...string) v1alpha1.Dev
 }
 
 // twoCards has [card], whose SF 88 exists, and a second PF without VFs and SFs.
-func twoCards() []inventory.Function {
+func twoCards() []function.Function {
 	const second = pci.Address("0000:5e:00.0")
-	return append(card(), inventory.Function{
-		ID: inventory.ID{Address: second}, Kind: inventory.PF, PF: second, PFName: "ens5f0", Index: -1, Vendor: "15b3",
+	return append(card(), function.Function{
+		ID: function.ID{Address: second}, Kind: function.PF, PF: second, PFName: "ens5f0", Index: -1, Vendor: "15b3",
 		Device: "a2dc", Driver: "mlx5_core", PFDriver: "mlx5_core", NUMANode: 1, LinkUp: true, LinkType: "ether",
 	})
 }
@@ -79,8 +79,8 @@ func TestMadeSFsOverlap(t *testing.T) {
 		makingPool("fast", 1, 3, "ens5f0"), makingPool("early", 2, 3, "ens5f0"),
 	}, nil)
 	want := []Overlap{
-		{Function: inventory.SubfunctionID("0000:5e:00.0", 2), Owner: "early"},
-		{Function: inventory.SubfunctionID("0000:5e:00.0", 3), Owner: "early"},
+		{Function: function.SubfunctionID("0000:5e:00.0", 2), Owner: "early"},
+		{Function: function.SubfunctionID("0000:5e:00.0", 3), Owner: "early"},
 	}
 	if diff := cmp.Diff(want, pools[1].Overlaps); diff != "" {
 		t.Errorf("overlaps of pool fast: -want +got\n%s", diff)
@@ -131,15 +131,15 @@ func TestTrackerKnowsSFsThatAreNotThere(t *testing.T) {
 		changes := make(chan struct{})
 		go tracker.Run(t.Context(), changes, func() {})
 		synctest.Wait()
-		id := inventory.SubfunctionID("0000:5e:00.0", 2)
-		look := func(what string, want inventory.Function) {
+		id := function.SubfunctionID("0000:5e:00.0", 2)
+		look := func(what string, want function.Function) {
 			t.Helper()
 			got, ok := tracker.Get(id)
 			if diff := cmp.Diff(want, got); !ok || diff != "" {
 				t.Errorf("%s: Get = %t, -want +got\n%s", what, ok, diff)
 			}
 		}
-		potential := inventory.PotentialSF(n.functions[len(n.functions)-1], 2)
+		potential := function.PotentialSF(n.functions[len(n.functions)-1], 2)
 		look("not there", potential)
 		made := potential
 		made.Potential, made.Driver, made.Netdev = false, "mlx5_core.sf", "eth7"
@@ -150,14 +150,14 @@ func TestTrackerKnowsSFsThatAreNotThere(t *testing.T) {
 		n.set(func() { n.functions = n.functions[:len(n.functions)-1] })
 		look("just deleted", potential)
 
-		for _, absent := range []inventory.ID{
-			inventory.SubfunctionID("0000:5e:00.0", 3), {Address: "0000:5e:00.1"}, inventory.SubfunctionID("0000:99:00.0", 1),
+		for _, absent := range []function.ID{
+			function.SubfunctionID("0000:5e:00.0", 3), {Address: "0000:5e:00.1"}, function.SubfunctionID("0000:99:00.0", 1),
 		} {
 			if f, ok := tracker.Get(absent); ok {
 				t.Errorf("Get(%s) = %+v, want none", absent, f)
 			}
 		}
-		if f, ok := tracker.Get(inventory.ID{Address: "0000:3b:00.2"}); !ok || f.Kind != inventory.VF {
+		if f, ok := tracker.Get(function.ID{Address: "0000:3b:00.2"}); !ok || f.Kind != function.VF {
 			t.Errorf("Get of a VF = %+v, %t", f, ok)
 		}
 	})

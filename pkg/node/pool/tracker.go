@@ -10,16 +10,16 @@ import (
 	"github.com/go-logr/logr"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 )
 
 // Functions knows the node's Functions.
 type Functions interface {
 	// Snapshot returns all Functions, sorted; the caller owns the result.
-	Snapshot() []inventory.Function
+	Snapshot() []function.Function
 	// Get returns one Function.
-	Get(inventory.ID) (inventory.Function, bool)
+	Get(function.ID) (function.Function, bool)
 }
 
 // PFs knows what PFs can do.
@@ -45,7 +45,7 @@ type Tracker struct {
 
 	mutex  sync.RWMutex
 	pools  []Pool
-	owners map[inventory.ID]int // index of the pool that has the Function
+	owners map[function.ID]int // index of the pool that has the Function
 	known  bool
 }
 
@@ -75,7 +75,7 @@ func (t *Tracker) DevicePool(name string) (v1alpha1.DevicePoolSpec, bool) {
 }
 
 // PoolOf returns the pool that has a Function; ok is false if none has. The caller must not change the result.
-func (t *Tracker) PoolOf(id inventory.ID) (p Pool, ok bool) {
+func (t *Tracker) PoolOf(id function.ID) (p Pool, ok bool) {
 	t.mutex.RLock()
 	defer t.mutex.RUnlock()
 	i, ok := t.owners[id]
@@ -87,19 +87,19 @@ func (t *Tracker) PoolOf(id inventory.ID) (p Pool, ok bool) {
 
 // Get returns a Function as it is now: one that exists, or an SF that is to be made for whoever its pool hands it out
 // to.
-func (t *Tracker) Get(id inventory.ID) (inventory.Function, bool) {
+func (t *Tracker) Get(id function.ID) (function.Function, bool) {
 	if f, exists := t.functions.Get(id); exists {
 		return f, true
 	}
 	if p, ok := t.PoolOf(id); !ok || !p.Makes(id) {
-		return inventory.Function{}, false
+		return function.Function{}, false
 	}
 	sfnum, _ := id.SFNum()
-	pf, exists := t.functions.Get(inventory.ID{Address: id.Address})
+	pf, exists := t.functions.Get(function.ID{Address: id.Address})
 	if !exists {
-		return inventory.Function{}, false
+		return function.Function{}, false
 	}
-	return inventory.PotentialSF(pf, sfnum), true
+	return function.PotentialSF(pf, sfnum), true
 }
 
 // Run reads the pools at once and again for every value from changes, until ctx ends. It calls changed after each
@@ -171,8 +171,8 @@ func (t *Tracker) assign(devicePools []v1alpha1.DevicePool, labels map[string]st
 }
 
 // owners says which pool has each Function.
-func owners(pools []Pool) map[inventory.ID]int {
-	owners := map[inventory.ID]int{}
+func owners(pools []Pool) map[function.ID]int {
+	owners := map[function.ID]int{}
 	for i, p := range pools {
 		for _, f := range p.Functions {
 			owners[f.ID] = i

@@ -16,13 +16,13 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
 // node is a node's Functions, and the cluster's declarations, which it also writes.
 type node struct {
 	mutex       sync.Mutex
-	functions   []inventory.Function
+	functions   []function.Function
 	devicePools []v1alpha1.DevicePool
 	labels      map[string]string
 	labelsErr   error
@@ -36,18 +36,18 @@ func (n *node) set(change func()) {
 	change()
 }
 
-func (n *node) Snapshot() []inventory.Function {
+func (n *node) Snapshot() []function.Function {
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
 	return slices.Clone(n.functions)
 }
 
-func (n *node) Get(id inventory.ID) (inventory.Function, bool) {
+func (n *node) Get(id function.ID) (function.Function, bool) {
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
-	i := slices.IndexFunc(n.functions, func(f inventory.Function) bool { return f.ID == id })
+	i := slices.IndexFunc(n.functions, func(f function.Function) bool { return f.ID == id })
 	if i < 0 {
-		return inventory.Function{}, false
+		return function.Function{}, false
 	}
 	return n.functions[i], true
 }
@@ -174,7 +174,7 @@ func TestTracker(t *testing.T) {
 
 		n.set(func() {
 			n.labelsErr = nil
-			n.functions = slices.DeleteFunc(n.functions, func(f inventory.Function) bool { return f.Index == 1 })
+			n.functions = slices.DeleteFunc(n.functions, func(f function.Function) bool { return f.Index == 1 })
 		})
 		changes <- struct{}{}
 		if pools := look("a Function went", 3); names(pools[0].Functions) != "0" {
@@ -283,7 +283,7 @@ func TestReporter(t *testing.T) {
 func TestReporterListsAFewOverlaps(t *testing.T) {
 	var overlaps []Overlap
 	for range maxListed + 5 {
-		overlaps = append(overlaps, Overlap{Function: inventory.ID{Address: "0000:3b:00.2"}, Owner: "fast"})
+		overlaps = append(overlaps, Overlap{Function: function.ID{Address: "0000:3b:00.2"}, Owner: "fast"})
 	}
 	entry := (&Reporter{Node: "node1"}).entry(Pool{Name: "wide", Overlaps: overlaps}, Supply{})
 	if entry == nil || entry.Functions != 0 || len(entry.Overlapping) != maxListed {
@@ -320,7 +320,7 @@ func TestPoolOf(t *testing.T) {
 		if len(pools) != 1 || len(pools[0].Functions) == 0 {
 			t.Fatalf("pools are %+v", pools)
 		}
-		in := map[inventory.ID]bool{}
+		in := map[function.ID]bool{}
 		for _, f := range pools[0].Functions {
 			in[f.ID] = true
 		}

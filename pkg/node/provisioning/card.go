@@ -11,7 +11,7 @@ import (
 	"github.com/go-logr/logr"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
@@ -177,8 +177,8 @@ func (c *card) verifyNetwork(ctx context.Context, name string, network Network) 
 }
 
 // wanted are the Functions whose Ports this xPU is to serve.
-func (c *card) wanted() []inventory.ID {
-	var ids []inventory.ID
+func (c *card) wanted() []function.ID {
+	var ids []function.ID
 	for _, a := range c.direct.journal.All() {
 		if wantsPort(a) && c.direct.card(a.PF) == c {
 			ids = append(ids, a.Function)
@@ -192,7 +192,7 @@ func (c *card) wanted() []inventory.ID {
 func wantsPort(a journal.Attachment) bool { return a.Port != nil && a.State != journal.Releasing }
 
 // verifyAll returns those that failed.
-func (c *card) verifyAll(ctx context.Context, ids []inventory.ID) (failed []inventory.ID) {
+func (c *card) verifyAll(ctx context.Context, ids []function.ID) (failed []function.ID) {
 	var mutex sync.Mutex
 	var group errgroup.Group
 	group.SetLimit(verifyAtOnce)
@@ -212,7 +212,7 @@ func (c *card) verifyAll(ctx context.Context, ids []inventory.ID) (failed []inve
 }
 
 // verifyOne asks the journal under the Function's lock, so that a Port is not made again that is being deleted.
-func (c *card) verifyOne(ctx context.Context, id inventory.ID) error {
+func (c *card) verifyOne(ctx context.Context, id function.ID) error {
 	unlock, err := c.direct.functions.lock(ctx, id)
 	if err != nil {
 		return err

@@ -14,8 +14,8 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
@@ -29,11 +29,11 @@ type API interface {
 	// XPUOf is the XPU that serves a PF of the node, nil if there is none.
 	XPUOf(ctx context.Context, pf pci.Address) (*v1alpha1.XPU, error)
 	// XPUAway says why the OPI agent of the Function's xPU cannot be asked.
-	XPUAway(f inventory.Function) string
+	XPUAway(f function.Function) string
 	// Ports are the Ports of the node.
 	Ports(ctx context.Context) ([]v1alpha1.XPUPort, error)
 	// PortsOf are the Ports of a Function, at most one in each namespace.
-	PortsOf(ctx context.Context, f inventory.ID) ([]v1alpha1.XPUPort, error)
+	PortsOf(ctx context.Context, f function.ID) ([]v1alpha1.XPUPort, error)
 	// CreatePort creates a Port, and has it go when the node goes.
 	CreatePort(ctx context.Context, port *v1alpha1.XPUPort) error
 	// DeletePort asks for a Port to be taken away, only the one with the uid if that is not empty. An error that is
@@ -50,7 +50,7 @@ type CRDOptions struct {
 	// Namespace is that of the XPUPorts, the agent's own.
 	Namespace string
 	// InUse says whether a pod may have a Function of which the journal has no record. It must not block.
-	InUse func(inventory.ID) bool
+	InUse func(function.ID) bool
 	Log   logr.Logger
 }
 
@@ -62,7 +62,7 @@ type CRD struct {
 	journal   Journal
 	options   CRDOptions
 	log       logr.Logger
-	functions locks[inventory.ID] // so that there is one at a time to write a Function's XPUPort
+	functions locks[function.ID] // so that there is one at a time to write a Function's XPUPort
 }
 
 var _ Provisioner = (*CRD)(nil)
@@ -73,7 +73,7 @@ func NewCRD(api API, journal Journal, options CRDOptions) *CRD {
 }
 
 // Away is what xpu-controller says about the Function's xPU. See [Provisioner].
-func (c *CRD) Away(f inventory.Function) string { return c.api.XPUAway(f) }
+func (c *CRD) Away(f function.Function) string { return c.api.XPUAway(f) }
 
 // Provision has an XPUPort that asks for exactly this, and waits until it is ready. See [Provisioner].
 func (c *CRD) Provision(ctx context.Context, r Request) (Port, error) {
@@ -85,7 +85,7 @@ func (c *CRD) Provision(ctx context.Context, r Request) (Port, error) {
 }
 
 // Deprovision deletes the XPUPort and waits until it is gone. See [Provisioner].
-func (c *CRD) Deprovision(ctx context.Context, f inventory.Function) error {
+func (c *CRD) Deprovision(ctx context.Context, f function.Function) error {
 	d := deprovisioning{crd: c, function: f.ID, key: c.key(f.ID)}
 	if err := c.work(ctx, f.ID, d.step); err != nil {
 		return fmt.Errorf("the xPU may still serve Function %s: %w", f.ID, err)
@@ -94,7 +94,7 @@ func (c *CRD) Deprovision(ctx context.Context, f inventory.Function) error {
 }
 
 // work converges while nobody else works on the Function.
-func (c *CRD) work(ctx context.Context, f inventory.ID, step func(context.Context) progress) error {
+func (c *CRD) work(ctx context.Context, f function.ID, step func(context.Context) progress) error {
 	unlock, err := c.functions.lock(ctx, f)
 	if err != nil {
 		return fmt.Errorf("other work on its XPUPort is not done yet: %w", err)
@@ -103,7 +103,7 @@ func (c *CRD) work(ctx context.Context, f inventory.ID, step func(context.Contex
 	return c.converge(ctx, step)
 }
 
-func (c *CRD) key(f inventory.ID) types.NamespacedName {
+func (c *CRD) key(f function.ID) types.NamespacedName {
 	return types.NamespacedName{Namespace: c.options.Namespace, Name: claim.PortName(c.options.Node, f)}
 }
 
@@ -252,7 +252,7 @@ func undeclared(port *v1alpha1.XPUPort) bool {
 // deprovisioning is one call of Deprovision.
 type deprovisioning struct {
 	crd      *CRD
-	function inventory.ID
+	function function.ID
 	key      types.NamespacedName
 	asked    bool // the API server took the request
 }
@@ -284,7 +284,7 @@ func (d *deprovisioning) step(ctx context.Context) progress {
 }
 
 // ports are the Port of the Function in the agent's namespace and one in another, nil where there is none.
-func (c *CRD) ports(ctx context.Context, f inventory.ID) (own, other *v1alpha1.XPUPort, err error) {
+func (c *CRD) ports(ctx context.Context, f function.ID) (own, other *v1alpha1.XPUPort, err error) {
 	all, err := c.api.PortsOf(ctx, f)
 	for i := range all {
 		if all[i].Namespace == c.options.Namespace {

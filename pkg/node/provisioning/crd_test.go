@@ -25,7 +25,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi/kubeapitest"
@@ -70,7 +70,7 @@ func TestCRD(t *testing.T) {
 // newCRD makes one that is sure that no pod has what the journal does not know.
 func newCRD(t *testing.T, api provisioning.API, records *provisioningtest.Records) *provisioning.CRD {
 	return provisioning.NewCRD(api, records, provisioning.CRDOptions{
-		Node: node, Namespace: kubeapitest.AgentNamespace, InUse: func(inventory.ID) bool { return false }, Log: testr.New(t),
+		Node: node, Namespace: kubeapitest.AgentNamespace, InUse: func(function.ID) bool { return false }, Log: testr.New(t),
 	})
 }
 
@@ -178,14 +178,14 @@ func startAPI(t *testing.T) *kubeapi.API {
 	return api
 }
 
-func vf(index int) inventory.Function {
-	return inventory.Function{
-		ID:   inventory.ID{Address: "0000:3b:02.0"},
-		Kind: inventory.VF, PF: provisioningtest.PF, Index: index, LinkUp: true,
+func vf(index int) function.Function {
+	return function.Function{
+		ID:   function.ID{Address: "0000:3b:02.0"},
+		Kind: function.VF, PF: provisioningtest.PF, Index: index, LinkUp: true,
 	}
 }
 
-func blue(f inventory.Function) provisioning.Request {
+func blue(f function.Function) provisioning.Request {
 	return provisioning.Request{Function: f, DevicePool: provisioningtest.Pool, Network: provisioningtest.Blue, MAC: provisioning.MAC(node, f.ID)}
 }
 
@@ -336,7 +336,7 @@ func TestCRDRetries(t *testing.T) {
 		t.Fatal(err)
 	}
 	api.refusals = 1000
-	other := blue(inventory.Function{ID: inventory.ID{Address: "0000:3b:02.1"}, PF: provisioningtest.PF})
+	other := blue(function.Function{ID: function.ID{Address: "0000:3b:02.1"}, PF: provisioningtest.PF})
 	_, err := crd.Provision(within(t, time.Second), other)
 	if err == nil || !strings.Contains(err.Error(), "create XPUPort xpu-system/node-0000-3b-02-1: try later") {
 		t.Errorf("error %v, want what the API server said", err)

@@ -12,16 +12,15 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
 // Journal says which Ports the xPUs are to serve. [journal.Journal] is one.
 type Journal interface {
-	Get(inventory.ID) (a journal.Attachment, ok bool)
+	Get(function.ID) (a journal.Attachment, ok bool)
 	All() []journal.Attachment
 }
 
@@ -41,7 +40,7 @@ type DirectOptions struct {
 type Direct struct {
 	config    *Config
 	cards     []*card
-	functions locks[inventory.ID]
+	functions locks[function.ID]
 	journal   Journal
 	options   DirectOptions
 	log       logr.Logger
@@ -84,7 +83,7 @@ func (d *Direct) Run(ctx context.Context) error {
 func (d *Direct) Network(pool string) string { return d.config.Pools[pool] }
 
 // Away says that the OPI agent of the Function's xPU has not been reached for a while, and why. See [Provisioner].
-func (d *Direct) Away(f inventory.Function) string {
+func (d *Direct) Away(f function.Function) string {
 	c := d.card(f.PF)
 	if c == nil {
 		return ""
@@ -123,7 +122,7 @@ func (d *Direct) provision(ctx context.Context, r Request) (Network, error) {
 }
 
 // Deprovision has the OPI agent delete the Port, and waits until it has none. See [Provisioner].
-func (d *Direct) Deprovision(ctx context.Context, f inventory.Function) error {
+func (d *Direct) Deprovision(ctx context.Context, f function.Function) error {
 	c := d.card(f.PF)
 	if c == nil {
 		d.log.Info("No xPU of the configuration has the PF: the Port is taken to be gone", "function", f.ID, "pf", f.PF)
@@ -135,7 +134,7 @@ func (d *Direct) Deprovision(ctx context.Context, f inventory.Function) error {
 	return nil
 }
 
-func (d *Direct) deprovision(ctx context.Context, c *card, f inventory.ID) error {
+func (d *Direct) deprovision(ctx context.Context, c *card, f function.ID) error {
 	id, err := portID(f)
 	if err != nil {
 		return err
@@ -162,7 +161,7 @@ func (d *Direct) card(pf pci.Address) *card {
 	return every
 }
 
-func portID(f inventory.ID) (string, error) {
+func portID(f function.ID) (string, error) {
 	var sfnum *int
 	if n, isSF := f.SFNum(); isSF {
 		sfnum = new(int(n))
@@ -170,7 +169,7 @@ func portID(f inventory.ID) (string, error) {
 	return opi.PortID(string(f.Address), sfnum)
 }
 
-func opiPort(f inventory.ID, network string, mac netdev.MAC) (opi.Port, error) {
+func opiPort(f function.ID, network string, mac function.MAC) (opi.Port, error) {
 	id, err := portID(f)
 	return opi.Port{ID: id, MAC: mac.HardwareAddr(), Networks: []string{opi.NetworkID(network)}}, err
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning/provisioningtest"
@@ -130,7 +130,7 @@ func TestDirectAfterRestart(t *testing.T) {
 	records := &provisioningtest.Records{}
 	record := func(address string, change func(*journal.Attachment)) {
 		a := journal.Attachment{
-			Function: inventory.ID{Address: pci.Address(address)}, PF: provisioningtest.PF, State: journal.Attached,
+			Function: function.ID{Address: pci.Address(address)}, PF: provisioningtest.PF, State: journal.Attached,
 			Port: &journal.Port{Network: provisioningtest.Blue, MAC: "02:00:00:00:00:01"},
 		}
 		change(&a)
@@ -148,7 +148,7 @@ func TestDirectAfterRestart(t *testing.T) {
 	want := []string{"vf-0000-3b-02-0", "vf-0000-3b-02-4"}
 	eventually(t, "the Ports are back", func() bool { return slices.Equal(agent.Ports(), want) })
 	agent.Kill()
-	records.Delete(inventory.ID{Address: "0000:3b:02.0"})
+	records.Delete(function.ID{Address: "0000:3b:02.0"})
 	if err := agent.Run(); err != nil {
 		t.Fatal(err)
 	}

@@ -5,20 +5,19 @@ package provisioning
 import (
 	"context"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
 // Request says what the xPU shall serve.
 type Request struct {
-	Function inventory.Function
+	Function function.Function
 	// DevicePool is the pool that the Function belongs to.
 	DevicePool string
 	// Network is the name of the network that the Port joins.
 	Network string
 	// MAC is that of the Function while it is attached; see [MAC].
-	MAC netdev.MAC
+	MAC function.MAC
 	// Pod is empty where it is not known yet.
 	Pod journal.Pod
 }
@@ -37,8 +36,8 @@ type Provisioner interface {
 	// what is missing, in the words of whoever knows best.
 	Provision(ctx context.Context, r Request) (Port, error)
 	// Deprovision returns nil once the xPU serves no Port of the Function any more, also if it never did.
-	Deprovision(ctx context.Context, f inventory.Function) error
+	Deprovision(ctx context.Context, f function.Function) error
 	// Away says why the xPU of the Function cannot be asked, in a sentence that says what to do; "" if it can, or if the
 	// Function has none. It does not block.
-	Away(f inventory.Function) string
+	Away(f function.Function) string
 }

@@ -11,7 +11,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
@@ -48,7 +48,7 @@ type upkeep struct {
 	crd *CRD
 
 	mutex sync.Mutex
-	told  map[inventory.ID]string // what is wrong still, and in the log already
+	told  map[function.ID]string // what is wrong still, and in the log already
 }
 
 // look compares once; ok is false if something is wrong still.
@@ -59,7 +59,7 @@ func (u *upkeep) look(ctx context.Context) (ok bool) {
 		return false
 	}
 	before := u.told
-	u.told = map[inventory.ID]string{}
+	u.told = map[function.ID]string{}
 	var group errgroup.Group
 	group.SetLimit(verifyAtOnce)
 	for _, id := range differing {
@@ -74,7 +74,7 @@ func (u *upkeep) look(ctx context.Context) (ok bool) {
 	return len(u.told) == 0
 }
 
-func (u *upkeep) tell(id inventory.ID, err error, before string) {
+func (u *upkeep) tell(id function.ID, err error, before string) {
 	u.mutex.Lock()
 	defer u.mutex.Unlock()
 	u.told[id] = err.Error()
@@ -84,13 +84,13 @@ func (u *upkeep) tell(id inventory.ID, err error, before string) {
 }
 
 // differing are the Functions for which [CRD.amend] may find something to do.
-func (c *CRD) differing(ctx context.Context) ([]inventory.ID, error) {
+func (c *CRD) differing(ctx context.Context) ([]function.ID, error) {
 	ports, err := c.api.Ports(ctx)
 	if err != nil {
 		return nil, err
 	}
-	var differing []inventory.ID
-	have := map[inventory.ID]bool{}
+	var differing []function.ID
+	have := map[function.ID]bool{}
 	for i := range ports {
 		if ports[i].Namespace != c.options.Namespace {
 			continue
@@ -127,7 +127,7 @@ func (c *CRD) isStray(port *v1alpha1.XPUPort) bool {
 // amend asks the journal under the Function's lock, which Provision and Deprovision take after the journal was written:
 // neither is a Port made again that is being deleted, nor one deleted that somebody is about to count on. Where one of
 // them has the lock, there is nothing to do: it sees to the Port itself.
-func (c *CRD) amend(ctx context.Context, id inventory.ID) error {
+func (c *CRD) amend(ctx context.Context, id function.ID) error {
 	unlock, taken := c.functions.tryLock(id)
 	if !taken {
 		return nil
@@ -162,7 +162,7 @@ func (c *CRD) remake(ctx context.Context, a journal.Attachment) error {
 		return c.noXPU(a.PF)
 	}
 	port := c.draft(Request{
-		Function:   inventory.Function{ID: a.Function, PF: a.PF},
+		Function:   function.Function{ID: a.Function, PF: a.PF},
 		DevicePool: a.Port.DevicePool, Network: a.Port.Network, MAC: a.Port.MAC, Pod: a.Pod,
 	}, xpu.Name)
 	err = c.api.CreatePort(ctx, port)

@@ -23,8 +23,8 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi/kubeapitest"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
@@ -36,7 +36,7 @@ import (
 // web is a pod, and attached what the journal says once it has the Function.
 var web = journal.Pod{Namespace: "default", Name: "web", UID: "web-1"}
 
-func attached(f inventory.Function) journal.Attachment {
+func attached(f function.Function) journal.Attachment {
 	return journal.Attachment{
 		Function: f.ID, PF: f.PF, VFIndex: f.Index, State: journal.Attached, Pod: web, Resource: "xpu.opiproject.org/fast",
 		Port: &journal.Port{
@@ -46,7 +46,7 @@ func attached(f inventory.Function) journal.Attachment {
 }
 
 // serve provisions for the pod, as the node's agent does.
-func serve(t *testing.T, crd *provisioning.CRD, records *provisioningtest.Records, f inventory.Function) {
+func serve(t *testing.T, crd *provisioning.CRD, records *provisioningtest.Records, f function.Function) {
 	t.Helper()
 	records.Put(attached(f))
 	r := blue(f)
@@ -56,7 +56,7 @@ func serve(t *testing.T, crd *provisioning.CRD, records *provisioningtest.Record
 	}
 }
 
-func portOf(t *testing.T, c client.Client, f inventory.Function) (port v1alpha1.XPUPort, exists bool) {
+func portOf(t *testing.T, c client.Client, f function.Function) (port v1alpha1.XPUPort, exists bool) {
 	t.Helper()
 	key := client.ObjectKey{Namespace: kubeapitest.AgentNamespace, Name: claim.PortName(node, f.ID)}
 	err := c.Get(t.Context(), key, &port)
@@ -136,12 +136,12 @@ func TestCRDDeletesStrays(t *testing.T) {
 	api, c := startAPI(t), admin(t)
 	records := &provisioningtest.Records{}
 	before := newCRD(t, api, records)
-	function := func(address string) inventory.Function {
-		return inventory.Function{ID: inventory.ID{Address: pci.Address(address)}, PF: provisioningtest.PF}
+	f := func(address string) function.Function {
+		return function.Function{ID: function.ID{Address: pci.Address(address)}, PF: provisioningtest.PF}
 	}
-	kept, stray := function("0000:3b:02.0"), function("0000:3b:02.1")
-	withoutPort, inUse := function("0000:3b:02.2"), function("0000:3b:02.3")
-	for _, f := range []inventory.Function{kept, stray, withoutPort, inUse} {
+	kept, stray := f("0000:3b:02.0"), f("0000:3b:02.1")
+	withoutPort, inUse := f("0000:3b:02.2"), f("0000:3b:02.3")
+	for _, f := range []function.Function{kept, stray, withoutPort, inUse} {
 		serve(t, before, records, f)
 	}
 	ofClaim := &v1alpha1.XPUPort{
@@ -167,7 +167,7 @@ func TestCRDDeletesStrays(t *testing.T) {
 	records.Put(without)
 	inBackground(t, "upkeep", provisioning.NewCRD(api, records, provisioning.CRDOptions{
 		Node: node, Namespace: kubeapitest.AgentNamespace, Log: testr.New(t),
-		InUse: func(id inventory.ID) bool { return id == inUse.ID },
+		InUse: func(id function.ID) bool { return id == inUse.ID },
 	}).Run)
 	left := func() []string {
 		var list v1alpha1.XPUPortList
@@ -230,7 +230,7 @@ func (s *store) get(n *int) int {
 
 func (s *store) Synced(context.Context) bool                                    { return true }
 func (s *store) Subscribe(ctx context.Context) <-chan struct{}                  { return s.changed.Subscribe(ctx) }
-func (s *store) XPUAway(inventory.Function) string                              { return "" }
+func (s *store) XPUAway(function.Function) string                               { return "" }
 func (s *store) PortExists(context.Context, types.NamespacedName) (bool, error) { return false, nil }
 
 func (s *store) XPUOf(context.Context, pci.Address) (*v1alpha1.XPU, error) {
@@ -243,7 +243,7 @@ func (s *store) Ports(context.Context) ([]v1alpha1.XPUPort, error) {
 	return slices.Collect(maps.Values(s.memory)), nil
 }
 
-func (s *store) PortsOf(ctx context.Context, f inventory.ID) ([]v1alpha1.XPUPort, error) {
+func (s *store) PortsOf(ctx context.Context, f function.ID) ([]v1alpha1.XPUPort, error) {
 	all, err := s.Ports(ctx)
 	return slices.DeleteFunc(all, func(p v1alpha1.XPUPort) bool { return claim.FunctionOf(p.Spec.Function) != f }), err
 }
@@ -426,7 +426,7 @@ func TestUpkeepTriesAgain(t *testing.T) {
 		s, records := &store{err: errors.New("not now")}, &provisioningtest.Records{}
 		records.Put(attached(vf(0)))
 		crd := provisioning.NewCRD(s, records, provisioning.CRDOptions{
-			Node: node, Namespace: kubeapitest.AgentNamespace, InUse: func(inventory.ID) bool { return false }, Log: log,
+			Node: node, Namespace: kubeapitest.AgentNamespace, InUse: func(function.ID) bool { return false }, Log: log,
 		})
 		inBackground(t, "upkeep", crd.Run)
 		time.Sleep(10 * time.Minute)

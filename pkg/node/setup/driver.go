@@ -13,15 +13,15 @@ import (
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 )
 
 // Functions knows the node's Functions, as the kernel shows them.
 type Functions interface {
-	Get(inventory.ID) (inventory.Function, bool)
+	Get(function.ID) (function.Function, bool)
 	lifecycle.NetdevFinder
 }
 
@@ -87,7 +87,7 @@ func (p *PCIDrivers) Plan(ctx context.Context, want journal.Attachment) (journal
 }
 
 // usable says why a driver cannot be bound, or must not be.
-func (p *PCIDrivers) usable(d device, f inventory.Function, driver string) error {
+func (p *PCIDrivers) usable(d device, f function.Function, driver string) error {
 	switch {
 	case f.NumVFs > 0:
 		return fmt.Errorf("it is a PF with %d VFs, which would be lost", f.NumVFs)
@@ -150,11 +150,11 @@ func (p *PCIDrivers) snapshot(ctx context.Context, d device, want journal.Attach
 }
 
 // Bind implements [Drivers]. What was done before, wholly or in part, is not done again.
-func (p *PCIDrivers) Bind(ctx context.Context, f inventory.ID, driver string) error {
+func (p *PCIDrivers) Bind(ctx context.Context, f function.ID, driver string) error {
 	if err := p.bind(ctx, p.device(f), driver); err != nil {
 		return fmt.Errorf("bind driver %s: %w", driver, err)
 	}
-	return p.await(ctx, f, "driver "+driver+" and an IOMMU group", func(got inventory.Function) bool {
+	return p.await(ctx, f, "driver "+driver+" and an IOMMU group", func(got function.Function) bool {
 		return got.Driver == driver && got.IOMMUGroup != ""
 	})
 }
@@ -199,7 +199,7 @@ func (p *PCIDrivers) Restore(ctx context.Context, a journal.Attachment) error {
 			"driver", current, "before", o.Own)
 		return nil
 	}
-	if err := p.await(ctx, a.Function, fmt.Sprintf("driver %q", o.Own), func(got inventory.Function) bool {
+	if err := p.await(ctx, a.Function, fmt.Sprintf("driver %q", o.Own), func(got function.Function) bool {
 		return got.Driver == o.Own
 	}); err != nil {
 		return err
@@ -246,7 +246,7 @@ func (p *PCIDrivers) restoreNetdev(ctx context.Context, a journal.Attachment) er
 	if before == nil || a.Outfit.BootID != p.BootID {
 		return nil
 	}
-	if err := p.await(ctx, a.Function, "a netdev", func(inventory.Function) bool {
+	if err := p.await(ctx, a.Function, "a netdev", func(function.Function) bool {
 		name, err := p.Functions.Netdev(a.Function)
 		return name != "" || errors.Is(err, fs.ErrNotExist)
 	}); err != nil {
@@ -276,7 +276,7 @@ func (p *PCIDrivers) restoreNetdev(ctx context.Context, a journal.Attachment) er
 
 // await waits until the inventory knows of a state of the Function.
 func (p *PCIDrivers) await(
-	ctx context.Context, id inventory.ID, what string, is func(inventory.Function) bool,
+	ctx context.Context, id function.ID, what string, is func(function.Function) bool,
 ) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, settleTime, fmt.Errorf("is not there after %s", settleTime))
 	defer cancel()
@@ -324,7 +324,7 @@ func (p *PCIDrivers) trace(step string) {
 	}
 }
 
-func (p *PCIDrivers) device(id inventory.ID) device {
+func (p *PCIDrivers) device(id function.ID) device {
 	return device{
 		root: p.SysRoot, name: string(id.Address), dir: filepath.Join(p.SysRoot, "bus/pci/devices", string(id.Address)),
 	}

@@ -15,20 +15,20 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
 const address = "0000:3b:00.2"
 
-var vf = inventory.ID{Address: address}
+var vf = function.ID{Address: address}
 
 // host is a sysfs with one VF, and the kernel that carries out what is written there.
 type host struct {
 	t     *testing.T
 	root  string
-	f     inventory.Function // but for the driver
+	f     function.Function // but for the driver
 	steps []string
 	// restored is the netdev that was made what it was.
 	restored *netdev.Snapshot
@@ -36,7 +36,7 @@ type host struct {
 
 func newHost(t *testing.T) *host {
 	t.Helper()
-	h := &host{t: t, root: t.TempDir(), f: inventory.Function{ID: vf, Kind: inventory.VF, PF: "0000:3b:00.0", IOMMUGroup: "42", RDMA: true}}
+	h := &host{t: t, root: t.TempDir(), f: function.Function{ID: vf, Kind: function.VF, PF: "0000:3b:00.0", IOMMUGroup: "42", RDMA: true}}
 	for _, driver := range []string{"vfio-pci", "mlx5_core", "other"} {
 		h.file("bus/pci/drivers/"+driver+"/bind", "")
 		h.file("bus/pci/drivers/"+driver+"/unbind", "")
@@ -88,13 +88,13 @@ func (h *host) trace(step string) {
 	}
 }
 
-func (h *host) Get(id inventory.ID) (inventory.Function, bool) {
+func (h *host) Get(id function.ID) (function.Function, bool) {
 	f := h.f
 	f.Driver, _ = device{root: h.root, dir: h.path("bus/pci/devices/" + address)}.driver()
 	return f, id == vf
 }
 
-func (h *host) Netdev(id inventory.ID) (string, error) {
+func (h *host) Netdev(id function.ID) (string, error) {
 	for _, pattern := range []string{"net/*", "virtio*/net/*"} {
 		found, err := filepath.Glob(h.path(h.device(pattern)))
 		must(h.t, err)
@@ -405,9 +405,9 @@ func TestBare(t *testing.T) {
 
 type snapshots struct{ *host }
 
-func (s snapshots) Snapshot() []inventory.Function {
+func (s snapshots) Snapshot() []function.Function {
 	f, _ := s.Get(vf)
-	return []inventory.Function{f}
+	return []function.Function{f}
 }
 
 type records []journal.Attachment

@@ -7,17 +7,16 @@ import (
 	"context"
 	"errors"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
 // SFs makes subfunctions.
 type SFs interface {
 	// Make returns once the SF exists, is active with this MAC, and is known to the inventory with its netdev.
-	Make(ctx context.Context, sf inventory.ID, mac netdev.MAC) error
+	Make(ctx context.Context, sf function.ID, mac function.MAC) error
 	// Delete returns once the SF exists no more.
-	Delete(ctx context.Context, sf inventory.ID) error
+	Delete(ctx context.Context, sf function.ID) error
 }
 
 // Drivers binds kernel drivers to PCI Functions.
@@ -25,7 +24,7 @@ type Drivers interface {
 	// Plan fills in what Bind will undo: the driver and the netdev that the Function has. It refuses what cannot work.
 	Plan(ctx context.Context, want journal.Attachment) (journal.Outfit, error)
 	// Bind returns once the driver is bound, and the inventory knows.
-	Bind(ctx context.Context, f inventory.ID, driver string) error
+	Bind(ctx context.Context, f function.ID, driver string) error
 	// Restore returns once the Function has its own driver again and its netdev is what it was.
 	Restore(ctx context.Context, a journal.Attachment) error
 }

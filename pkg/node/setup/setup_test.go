@@ -8,11 +8,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-var sf = inventory.SubfunctionID("0000:3b:00.0", 88)
+var sf = function.SubfunctionID("0000:3b:00.0", 88)
 
 // TestWish: what is done to a Function, by its pool and by what the pod asks for.
 func TestWish(t *testing.T) {
@@ -20,14 +20,14 @@ func TestWish(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		spec   v1alpha1.DevicePoolSpec
-		f      inventory.ID
+		f      function.ID
 		driver v1alpha1.FunctionDriver
 		want   *journal.Outfit
 	}{
 		{"a VF as it is", made, vf, "", nil},
 		{"the last SF that is made", made, sf, "", &journal.Outfit{SF: true, MAC: "02:00:00:00:00:01"}},
-		{"an SF beyond", made, inventory.SubfunctionID(sf.Address, 89), "", nil},
-		{"an SF before", made, inventory.SubfunctionID(sf.Address, 79), "", nil},
+		{"an SF beyond", made, function.SubfunctionID(sf.Address, 89), "", nil},
+		{"an SF before", made, function.SubfunctionID(sf.Address, 79), "", nil},
 		{"an SF of a pool that makes none", v1alpha1.DevicePoolSpec{}, sf, "", nil},
 		{"the pool's driver", v1alpha1.DevicePoolSpec{Driver: "vfio-pci"}, vf, "", &journal.Outfit{Driver: "vfio-pci"}},
 		{"the pod's driver", v1alpha1.DevicePoolSpec{}, vf, "vfio-pci", &journal.Outfit{Driver: "vfio-pci"}},
@@ -62,7 +62,7 @@ func (recorded) Plan(_ context.Context, want journal.Attachment) (journal.Outfit
 func TestOutfitPlan(t *testing.T) {
 	outfitter := Outfitter{Drivers: recorded{}}
 	for _, test := range []struct {
-		id         inventory.ID
+		id         function.ID
 		wish, want *journal.Outfit
 	}{
 		{vf, &journal.Outfit{Driver: "vfio-pci"}, &journal.Outfit{Driver: "vfio-pci", Own: "mlx5_core"}},

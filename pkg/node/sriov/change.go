@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 )
 
 const (
@@ -109,7 +109,7 @@ func (v *VFs) lock(ctx context.Context, pf pci.Address, vfs []pci.Address) (unlo
 		}
 	}
 	for _, address := range slices.Sorted(slices.Values(append(slices.Clone(vfs), pf))) {
-		one, err := v.Journal.Lock(ctx, inventory.ID{Address: address})
+		one, err := v.Journal.Lock(ctx, function.ID{Address: address})
 		if err != nil {
 			unlock()
 			return nil, err

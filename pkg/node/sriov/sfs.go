@@ -13,10 +13,9 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 )
 
 // sfTimeout is how long a card may take until an SF is there, or gone. ConnectX cards take some tenths of a second.
@@ -35,7 +34,7 @@ type Devlink interface {
 
 // Functions knows the node's Functions.
 type Functions interface {
-	Get(inventory.ID) (inventory.Function, bool)
+	Get(function.ID) (function.Function, bool)
 }
 
 // SFMaker makes subfunctions and deletes them. It implements the part of package outfit that does. Its methods may be
@@ -114,7 +113,7 @@ func (m *SFMaker) noSFs(pf pci.Address) *problem {
 
 // Make has the SF exist, active with this MAC, and returns when the inventory knows it with its netdev. An empty MAC is
 // whatever the driver gives it. It goes on from whatever is there of the SF.
-func (m *SFMaker) Make(ctx context.Context, sf inventory.ID, mac netdev.MAC) error {
+func (m *SFMaker) Make(ctx context.Context, sf function.ID, mac function.MAC) error {
 	begin := time.Now()
 	ctx, cancel := context.WithTimeoutCause(ctx, sfTimeout, fmt.Errorf("waited %s", sfTimeout))
 	defer cancel()
@@ -135,7 +134,7 @@ func (m *SFMaker) Make(ctx context.Context, sf inventory.ID, mac netdev.MAC) err
 	if err := m.activate(ctx, changes, sf, *port, mac); err != nil {
 		return fmt.Errorf("SF %s: %w", sf, err)
 	}
-	if err := m.await(ctx, changes, sf, func(f inventory.Function, exists bool) bool {
+	if err := m.await(ctx, changes, sf, func(f function.Function, exists bool) bool {
 		return exists && f.Netdev != ""
 	}); err != nil {
 		return fmt.Errorf("SF %s: has no netdev on the host although it is active: %s (%w)", sf, m.diagnose(sf), err)
@@ -147,7 +146,7 @@ func (m *SFMaker) Make(ctx context.Context, sf inventory.ID, mac netdev.MAC) err
 }
 
 // port is the SF's port at the eswitch of its own PF, nil if there is none; all are all ports there.
-func (m *SFMaker) port(sf inventory.ID) (port *devlink.Port, all []devlink.Port, err error) {
+func (m *SFMaker) port(sf function.ID) (port *devlink.Port, all []devlink.Port, err error) {
 	sfnum, isSF := sf.SFNum()
 	if !isSF {
 		return nil, nil, fmt.Errorf("Function %s: must be an SF, such as 0000:3b:00.0/sf88", sf)
@@ -167,7 +166,7 @@ func (m *SFMaker) port(sf inventory.ID) (port *devlink.Port, all []devlink.Port,
 
 // notOurs is about an SF that cannot be made here. It may exist nevertheless: a DPU makes SFs for its host, and they
 // are taken as they are.
-func (m *SFMaker) notOurs(sf inventory.ID, problem *problem) error {
+func (m *SFMaker) notOurs(sf function.ID, problem *problem) error {
 	if _, exists := m.Functions.Get(sf); exists {
 		return nil
 	}
@@ -175,7 +174,7 @@ func (m *SFMaker) notOurs(sf inventory.ID, problem *problem) error {
 }
 
 // add makes the SF's port, beside the others of its PF.
-func (m *SFMaker) add(sf inventory.ID, others []devlink.Port) (*devlink.Port, error) {
+func (m *SFMaker) add(sf function.ID, others []devlink.Port) (*devlink.Port, error) {
 	sfnum, _ := sf.SFNum()
 	port, err := m.Devlink.AddSF(devlink.OfPCI(sf.Address), pfNumber(sf.Address, others), sfnum)
 	switch {
@@ -209,7 +208,7 @@ func pfNumber(pf pci.Address, ports []devlink.Port) uint16 {
 // activate gives the SF its MAC and its device. Drivers take a MAC only before there is a device, which reads it when
 // it is made. One with another MAC gets a new device, and the old one is gone before.
 func (m *SFMaker) activate(
-	ctx context.Context, changes <-chan struct{}, sf inventory.ID, port devlink.Port, mac netdev.MAC,
+	ctx context.Context, changes <-chan struct{}, sf function.ID, port devlink.Port, mac function.MAC,
 ) error {
 	change := func(to devlink.FunctionChange) error {
 		return m.Devlink.SetFunction(port.Device, port.Index, to)
@@ -234,11 +233,11 @@ func (m *SFMaker) activate(
 	return change(devlink.FunctionChange{Active: ptr.To(true)})
 }
 
-func gone(_ inventory.Function, exists bool) bool { return !exists }
+func gone(_ function.Function, exists bool) bool { return !exists }
 
 // await waits until the inventory shows the SF as it is expected.
 func (m *SFMaker) await(
-	ctx context.Context, changes <-chan struct{}, sf inventory.ID, expected func(f inventory.Function, exists bool) bool,
+	ctx context.Context, changes <-chan struct{}, sf function.ID, expected func(f function.Function, exists bool) bool,
 ) error {
 	for !expected(m.Functions.Get(sf)) {
 		select {
@@ -251,7 +250,7 @@ func (m *SFMaker) await(
 }
 
 // diagnose says why an active SF may have no netdev.
-func (m *SFMaker) diagnose(sf inventory.ID) string {
+func (m *SFMaker) diagnose(sf function.ID) string {
 	port, _, err := m.port(sf)
 	f, exists := m.Functions.Get(sf)
 	switch {
@@ -270,7 +269,7 @@ func (m *SFMaker) diagnose(sf inventory.ID) string {
 
 // Delete has the SF exist no more, and returns when the inventory knows that. One that is gone already is fine, and one
 // that cannot be made here stays, as Make did not make it.
-func (m *SFMaker) Delete(ctx context.Context, sf inventory.ID) error {
+func (m *SFMaker) Delete(ctx context.Context, sf function.ID) error {
 	begin := time.Now()
 	ctx, cancel := context.WithTimeoutCause(ctx, sfTimeout, fmt.Errorf("waited %s", sfTimeout))
 	defer cancel()

@@ -16,21 +16,20 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 )
 
 const (
 	sfPF   = pci.Address("0000:3b:00.1")
-	sfMAC  = netdev.MAC("02:00:00:00:00:58")
+	sfMAC  = function.MAC("02:00:00:00:00:58")
 	pfNum3 = 3 // the PF's number, which is not its PCI function
 )
 
 var (
-	sf88     = inventory.SubfunctionID(sfPF, 88)
+	sf88     = function.SubfunctionID(sfPF, 88)
 	sfDevice = devlink.OfPCI(sfPF)
 )
 
@@ -48,7 +47,7 @@ type eswitch struct {
 
 	mutex    sync.Mutex
 	ports    []devlink.Port
-	seen     map[inventory.ID]inventory.Function
+	seen     map[function.ID]function.Function
 	changed  notify.Signal
 	commands []string
 }
@@ -56,7 +55,7 @@ type eswitch struct {
 var errDead = errors.New("the process is dead")
 
 func newEswitch(ports ...devlink.Port) *eswitch {
-	e := &eswitch{mode: devlink.Switchdev, dies: -1, devices: 3, ports: ports, seen: map[inventory.ID]inventory.Function{}}
+	e := &eswitch{mode: devlink.Switchdev, dies: -1, devices: 3, ports: ports, seen: map[function.ID]function.Function{}}
 	e.show()
 	return e
 }
@@ -73,12 +72,12 @@ func (e *eswitch) command(format string, arguments ...any) error {
 
 // show lets the inventory see the SFs.
 func (e *eswitch) show() {
-	e.seen = map[inventory.ID]inventory.Function{}
+	e.seen = map[function.ID]function.Function{}
 	for _, p := range e.ports {
 		if p.Flavour != devlink.PCISF || p.External || !p.Function.Active {
 			continue
 		}
-		f := inventory.Function{ID: inventory.SubfunctionID(sfPF, p.SF), Kind: inventory.SF, AuxDevice: e.auxDevice()}
+		f := function.Function{ID: function.SubfunctionID(sfPF, p.SF), Kind: function.SF, AuxDevice: e.auxDevice()}
 		if !e.driverless {
 			f.Driver, f.Netdev = "mlx5_core.sf", "eth7"
 		}
@@ -99,7 +98,7 @@ func (e *eswitch) later() {
 	})
 }
 
-func (e *eswitch) Get(id inventory.ID) (inventory.Function, bool) {
+func (e *eswitch) Get(id function.ID) (function.Function, bool) {
 	e.mutex.Lock()
 	defer e.mutex.Unlock()
 	f, exists := e.seen[id]
@@ -306,7 +305,7 @@ func TestNoSF(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		change func(*eswitch)
-		sf     inventory.ID
+		sf     function.ID
 		want   []string
 	}{
 		{"legacy", func(e *eswitch) { e.mode = devlink.Legacy }, sf88,
@@ -314,7 +313,7 @@ func TestNoSF(t *testing.T) {
 		{"no eswitch", func(e *eswitch) { e.modeErr = unix.EOPNOTSUPP }, sf88, []string{"shows no eswitch to this host"}},
 		{"no more", func(e *eswitch) { e.full = true }, sf88, []string{"can have no more SFs", "no space left"}},
 		{"no driver", func(e *eswitch) { e.driverless = true }, sf88, []string{"mlx5_core.sf.4", "waited 10s"}},
-		{"no SF", func(*eswitch) {}, inventory.ID{Address: sfPF}, []string{"must be an SF"}},
+		{"no SF", func(*eswitch) {}, function.ID{Address: sfPF}, []string{"must be an SF"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -336,7 +335,7 @@ func TestSFOfADPU(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEswitch()
 		e.modeErr = unix.EOPNOTSUPP
-		e.seen[sf88] = inventory.Function{ID: sf88, Netdev: "eth7"}
+		e.seen[sf88] = function.Function{ID: sf88, Netdev: "eth7"}
 		m := e.maker(t)
 		if err := errors.Join(m.Make(t.Context(), sf88, sfMAC), m.Delete(t.Context(), sf88)); err != nil {
 			t.Error(err)

@@ -12,13 +12,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 )
 
-// Assignments knows which Functions the kubelet gave to pods, by [inventory.ID.String].
+// Assignments knows which Functions the kubelet gave to pods, by [function.ID.String].
 type Assignments interface {
 	Assigned(ctx context.Context) (map[string]podresources.Assignment, error)
 }
@@ -57,7 +57,7 @@ const shownUses = 3
 
 // inUse says who has the PF or one of its VFs; nil if nobody has. Those are asked first who know without being asked.
 func (v *VFs) inUse(ctx context.Context, pf pci.Address, vfs []pci.Address) *problem {
-	concerns := func(id inventory.ID) bool { return concerns(id, pf, vfs) }
+	concerns := func(id function.ID) bool { return concerns(id, pf, vfs) }
 	for _, look := range []func() ([]string, error){
 		func() ([]string, error) { return v.recorded(concerns), nil },
 		func() ([]string, error) { return v.usedByPF(pf) },
@@ -85,7 +85,7 @@ func list(uses []string) string {
 }
 
 // recorded are those whom the journal knows.
-func (v *VFs) recorded(concerns func(inventory.ID) bool) []string {
+func (v *VFs) recorded(concerns func(function.ID) bool) []string {
 	var uses []string
 	for _, a := range v.Journal.All() {
 		if concerns(a.Function) {
@@ -99,7 +99,7 @@ func (v *VFs) recorded(concerns func(inventory.ID) bool) []string {
 // these VFs, which are all that it has, or one of its SFs. Other VFs are of before a reboot, and their pods wait for
 // them to be there again, maybe together with SFs, which exist again before. To make the first VFs is nothing to SFs
 // (mlx5_device_enable_sriov in drivers/net/ethernet/mellanox/mlx5/core).
-func concerns(id inventory.ID, pf pci.Address, vfs []pci.Address) bool {
+func concerns(id function.ID, pf pci.Address, vfs []pci.Address) bool {
 	if _, isSF := id.SFNum(); isSF && len(vfs) == 0 {
 		return false
 	}
@@ -173,7 +173,7 @@ func (v *VFs) useOf(vf pci.Address) (string, error) {
 
 // assigned are pods that the kubelet knows, by whatever device plugin or DRA driver they have a Function. That the
 // kubelet does not answer matters only where there are VFs: the netdev of a PF that a pod has is not on the host.
-func (v *VFs) assigned(ctx context.Context, concerns func(inventory.ID) bool, haveVFs bool) ([]string, error) {
+func (v *VFs) assigned(ctx context.Context, concerns func(function.ID) bool, haveVFs bool) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	assigned, err := v.Assignments.Assigned(ctx)
@@ -182,7 +182,7 @@ func (v *VFs) assigned(ctx context.Context, concerns func(inventory.ID) bool, ha
 	}
 	var uses []string
 	for text, assignment := range assigned {
-		if id, err := inventory.ParseID(text); err == nil && concerns(id) {
+		if id, err := function.ParseID(text); err == nil && concerns(id) {
 			uses = append(uses, fmt.Sprintf("%s belongs to %s", id, assignment))
 		}
 	}

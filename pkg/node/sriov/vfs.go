@@ -14,8 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
@@ -32,7 +32,7 @@ func retries() wait.Backoff {
 // Snapshots knows all of the node's Functions.
 type Snapshots interface {
 	// Snapshot returns all Functions, sorted.
-	Snapshot() []inventory.Function
+	Snapshot() []function.Function
 }
 
 // Pools knows the node's pools.
@@ -45,7 +45,7 @@ type Pools interface {
 type Journal interface {
 	All() []journal.Attachment
 	// Lock makes the caller the only one to work on a Function until it calls unlock.
-	Lock(ctx context.Context, id inventory.ID) (unlock func(), err error)
+	Lock(ctx context.Context, id function.ID) (unlock func(), err error)
 	// Subscribe returns a channel that receives a value after changes.
 	Subscribe(ctx context.Context) <-chan struct{}
 }
@@ -335,7 +335,7 @@ type demands struct {
 
 // demand is how many VFs are wanted of one PF.
 type demand struct {
-	pf   inventory.Function
+	pf   function.Function
 	want int
 	// pool is the DevicePool that decided, and losers are those that want another number.
 	pool   string
@@ -346,7 +346,7 @@ func (d demand) inConflict(devicePool string) bool { return slices.Contains(d.lo
 
 // demandsOf reads what pools ask for. Where two want different numbers for a PF, the one counts that a Function would
 // belong to which both select; see [pool.Assign].
-func demandsOf(pools []pool.Pool, functions []inventory.Function) demands {
+func demandsOf(pools []pool.Pool, functions []function.Function) demands {
 	d := demands{
 		pfs: map[pci.Address]demand{}, pools: map[string][]pci.Address{}, conflicts: map[string][]v1alpha1.Shortage{},
 		generations: map[string]int64{},
@@ -366,7 +366,7 @@ func demandsOf(pools []pool.Pool, functions []inventory.Function) demands {
 	return d
 }
 
-func (d *demands) ask(devicePool string, pf inventory.Function, want int) {
+func (d *demands) ask(devicePool string, pf function.Function, want int) {
 	first, asked := d.pfs[pf.PF]
 	switch {
 	case !asked:

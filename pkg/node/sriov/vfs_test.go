@@ -22,8 +22,8 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
@@ -54,8 +54,8 @@ type host struct {
 	uses        map[string]string // of netdevs by the host
 	refused     int               // a number of VFs that no PF takes, 0 for none
 	writes      []string
-	locks       []string     // taken and, with "not", given up
-	held        inventory.ID // somebody else has its lock
+	locks       []string    // taken and, with "not", given up
+	held        function.ID // somebody else has its lock
 	changed     int
 	looks       int // at the inventory
 }
@@ -161,8 +161,8 @@ func (h *host) taken() (writes []string) {
 	return writes
 }
 
-func (h *host) Snapshot() []inventory.Function {
-	var out []inventory.Function
+func (h *host) Snapshot() []function.Function {
+	var out []function.Function
 	for i := range 2 {
 		pf := pci.Address(fmt.Sprintf("0000:3b:00.%d", i))
 		if _, err := os.Stat(h.dir(pf)); err != nil {
@@ -172,8 +172,8 @@ func (h *host) Snapshot() []inventory.Function {
 		h.must(err)
 		vfs, err := sysfs{h.root}.vfs(pf)
 		h.must(err)
-		out = append(out, inventory.Function{
-			ID: inventory.ID{Address: pf}, Kind: inventory.PF, Class: inventory.Network, PF: pf, Index: -1, Vendor: "8086",
+		out = append(out, function.Function{
+			ID: function.ID{Address: pf}, Kind: function.PF, Class: function.Network, PF: pf, Index: -1, Vendor: "8086",
 			PFName: fmt.Sprintf("ens%d", i), Driver: driver, NumVFs: len(vfs),
 		})
 	}
@@ -206,7 +206,7 @@ func (h *host) record(attachments ...journal.Attachment) {
 
 func (h *host) Subscribe(ctx context.Context) <-chan struct{} { return h.records.Subscribe(ctx) }
 
-func (h *host) Lock(ctx context.Context, id inventory.ID) (func(), error) {
+func (h *host) Lock(ctx context.Context, id function.ID) (func(), error) {
 	h.set(func() { h.locks = append(h.locks, id.String()) })
 	if id == h.held {
 		<-ctx.Done()
@@ -324,7 +324,7 @@ func TestVFs(t *testing.T) {
 func TestVFsLocks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, 2)
-		h.held = inventory.ID{Address: vf(pf0, 1)}
+		h.held = function.ID{Address: vf(pf0, 1)}
 		h.declare(wants("four", 4, "ens0"))
 		h.run()
 		time.Sleep(lockTimeout)
@@ -337,7 +337,7 @@ func TestVFsLocks(t *testing.T) {
 			t.Errorf("locked (-want +got):\n%s", diff)
 		}
 
-		h.set(func() { h.locks, h.held = nil, inventory.ID{} })
+		h.set(func() { h.locks, h.held = nil, function.ID{} })
 		time.Sleep(2 * time.Second)
 		h.wrote("0000:3b:00.0 0", "0000:3b:00.0 4")
 		want = slices.Insert(want, 3, "not "+second)
@@ -349,7 +349,7 @@ func TestVFsLocks(t *testing.T) {
 
 // TestVFsInUse: a PF that somebody uses is not changed until nobody does.
 func TestVFsInUse(t *testing.T) {
-	sf := inventory.SubfunctionID(pf0, 8)
+	sf := function.SubfunctionID(pf0, 8)
 	for _, c := range []struct {
 		name       string
 		begin, end func(h *host)
@@ -359,7 +359,7 @@ func TestVFsInUse(t *testing.T) {
 			"VF in the journal",
 			func(h *host) {
 				h.record(journal.Attachment{
-					Function: inventory.ID{Address: vf(pf0, 1)}, PF: pf0, Pod: journal.Pod{Namespace: "default", Name: "web"},
+					Function: function.ID{Address: vf(pf0, 1)}, PF: pf0, Pod: journal.Pod{Namespace: "default", Name: "web"},
 				})
 			},
 			func(h *host) { h.record() },
@@ -453,7 +453,7 @@ func TestVFsInUse(t *testing.T) {
 func TestVFsFollowReleases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, 2)
-		h.record(journal.Attachment{Function: inventory.ID{Address: vf(pf0, 1)}, PF: pf0})
+		h.record(journal.Attachment{Function: function.ID{Address: vf(pf0, 1)}, PF: pf0})
 		h.declare(wants("one", 1, "ens0"))
 		h.run()
 		time.Sleep(10 * time.Minute) // the retries are a minute apart by now
@@ -484,7 +484,7 @@ func TestVFsFollowReleases(t *testing.T) {
 func TestVFsAfterReboot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, 0)
-		one, sf := inventory.ID{Address: vf(pf0, 1)}, inventory.SubfunctionID(pf0, 8)
+		one, sf := function.ID{Address: vf(pf0, 1)}, function.SubfunctionID(pf0, 8)
 		h.record(journal.Attachment{Function: one, PF: pf0}, journal.Attachment{Function: sf, PF: pf0})
 		h.set(func() {
 			web := podresources.Assignment{Namespace: "default", Pod: "web"}
@@ -698,7 +698,7 @@ func TestVFsOfAnOlderGeneration(t *testing.T) {
 		h.declare(asks(2, 4)) // something else in the spec
 		is(2, "")
 
-		h.held = inventory.ID{Address: pf0}
+		h.held = function.ID{Address: pf0}
 		h.declare(asks(3, 6))
 		is(2, "") // still waiting for the lock
 		h.declare(asks(4, 5))

@@ -20,8 +20,8 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 )
 
 func (w *World) resourceSteps() []Step {
@@ -321,7 +321,7 @@ func (w *World) portOf(ctx context.Context, p resourcePod, s status, d definitio
 	if w.direct {
 		return "", nil
 	}
-	function := inventory.ID{Address: pci.Address(s.DeviceInfo.PCI.Address)}
+	function := function.ID{Address: pci.Address(s.DeviceInfo.PCI.Address)}
 	var port v1alpha1.XPUPort
 	key := types.NamespacedName{Namespace: "xpu-system", Name: claim.PortName(p.node, function)}
 	if err := w.client.Get(ctx, key, &port); err != nil {

@@ -10,6 +10,7 @@ import (
 	"github.com/go-logr/logr/testr"
 	"github.com/vishvananda/netlink"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
@@ -53,7 +54,7 @@ func followFaults(t *testing.T, conn *devlink.Conn) faults {
 }
 
 // of are the Functions that have a fault.
-func (f faults) of(functions []inventory.Function) []string {
+func (f faults) of(functions []function.Function) []string {
 	var faulty []string
 	for _, function := range functions {
 		if f.Fault(function) != "" {
@@ -64,7 +65,7 @@ func (f faults) of(functions []inventory.Function) []string {
 }
 
 // await waits until these Functions have a fault, and wants that at once.
-func (f faults) await(t *testing.T, begin time.Time, functions []inventory.Function, want []string) {
+func (f faults) await(t *testing.T, begin time.Time, functions []function.Function, want []string) {
 	t.Helper()
 	late := time.NewTimer(patience)
 	defer late.Stop()
@@ -115,7 +116,7 @@ func TestHealthReporter(t *testing.T) {
 
 	t.Run("error of a PF is one of all its Functions until it recovers", func(t *testing.T) {
 		f.await(t, fail(t, pf, "1"), functions, ofPF)
-		function := functions[slices.IndexFunc(functions, func(f inventory.Function) bool { return f.PF == pf })]
+		function := functions[slices.IndexFunc(functions, func(f function.Function) bool { return f.PF == pf })]
 		if message := f.Fault(function); !strings.Contains(message, "devlink health show pci/"+string(pf)+" reporter fw") {
 			t.Errorf("message %q does not say where to look", message)
 		}
@@ -155,7 +156,7 @@ func TestHealthReporter(t *testing.T) {
 }
 
 // functionsOf are the PF and its VFs and SFs.
-func functionsOf(functions []inventory.Function, pf pci.Address) []string {
+func functionsOf(functions []function.Function, pf pci.Address) []string {
 	var its []string
 	for _, f := range functions {
 		if f.PF == pf {

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
@@ -24,12 +25,12 @@ import (
 const patience = 15 * time.Second
 
 // expected are the guest's Functions, by what QEMU was told and by other files of sysfs than the inventory reads.
-func expected(t *testing.T, pfDriver, vfDriver string) []inventory.Function {
+func expected(t *testing.T, pfDriver, vfDriver string) []function.Function {
 	t.Helper()
-	var all []inventory.Function
+	var all []function.Function
 	for _, pf := range card.PFs(t) {
-		f := inventory.Function{
-			ID: inventory.ID{Address: pf}, Kind: inventory.PF, Class: inventory.Network, PF: pf,
+		f := function.Function{
+			ID: function.ID{Address: pf}, Kind: function.PF, Class: function.Network, PF: pf,
 			PFName: card.Netdev(pf), PFDriver: pfDriver, Index: -1, NumVFs: card.Number(t, pf, "sriov_numvfs"),
 			Vendor: "8086", Device: "10c9", Driver: pfDriver, NUMANode: -1, PCIeRoot: "pci0000:00",
 			IOMMUGroup: card.Link(pf, "iommu_group"), Netdev: card.Netdev(pf), LinkType: "ether", LinkUp: true,
@@ -40,13 +41,13 @@ func expected(t *testing.T, pfDriver, vfDriver string) []inventory.Function {
 		all = append(all, f)
 		for i := range f.NumVFs {
 			vf := f
-			vf.ID.Address, vf.Kind, vf.Index, vf.NumVFs = card.VF(t, pf, i), inventory.VF, i, 0
+			vf.ID.Address, vf.Kind, vf.Index, vf.NumVFs = card.VF(t, pf, i), function.VF, i, 0
 			vf.Device, vf.Driver, vf.Netdev = "10ca", vfDriver, card.Netdev(vf.ID.Address)
 			vf.IOMMUGroup = card.Link(vf.ID.Address, "iommu_group")
 			all = append(all, vf)
 		}
 	}
-	slices.SortFunc(all, func(a, b inventory.Function) int { return strings.Compare(a.ID.String(), b.ID.String()) })
+	slices.SortFunc(all, func(a, b function.Function) int { return strings.Compare(a.ID.String(), b.ID.String()) })
 	return all
 }
 
@@ -63,7 +64,7 @@ func TestInventory(t *testing.T) {
 		if f.Netdev == "" || f.IOMMUGroup == "" {
 			t.Fatalf("%s has netdev %q and IOMMU group %q: the guest lacks what is tested", f.ID, f.Netdev, f.IOMMUGroup)
 		}
-		if other, taken := groups[f.IOMMUGroup]; taken && f.Kind == inventory.VF {
+		if other, taken := groups[f.IOMMUGroup]; taken && f.Kind == function.VF {
 			t.Errorf("%s shares its IOMMU group %s with %s", f.ID, f.IOMMUGroup, other)
 		}
 		groups[f.IOMMUGroup] = f.ID.Address
@@ -74,7 +75,7 @@ func TestInventory(t *testing.T) {
 		got, err := inventory.Read(inventory.Options{SysRoot: "/sys", Log: testr.New(t)})
 		done(t, err)
 		// Of a guest with a NIC to the host, that is not one of the cards.
-		got = slices.DeleteFunc(got, func(f inventory.Function) bool { return f.Netdev == plan.HostNetdev })
+		got = slices.DeleteFunc(got, func(f function.Function) bool { return f.Netdev == plan.HostNetdev })
 		if diff = cmp.Diff(want, got); diff == "" {
 			return
 		}
@@ -114,14 +115,14 @@ func follow(t *testing.T) *follower {
 }
 
 // until waits for a state of a PF or VF.
-func (f *follower) until(t *testing.T, begin time.Time, a pci.Address, what string, is func(inventory.Function) bool) {
+func (f *follower) until(t *testing.T, begin time.Time, a pci.Address, what string, is func(function.Function) bool) {
 	t.Helper()
-	f.await(t, begin, inventory.ID{Address: a}, what, is)
+	f.await(t, begin, function.ID{Address: a}, what, is)
 }
 
 // await waits for a state of a Function, and tells how long that took since begin, when the kernel had made a change.
 func (f *follower) await(
-	t *testing.T, begin time.Time, id inventory.ID, what string, is func(inventory.Function) bool,
+	t *testing.T, begin time.Time, id function.ID, what string, is func(function.Function) bool,
 ) {
 	t.Helper()
 	late := time.NewTimer(patience)
@@ -141,7 +142,7 @@ func (f *follower) await(
 }
 
 // gone waits until a Function is not known any more.
-func (f *follower) gone(t *testing.T, begin time.Time, id inventory.ID) {
+func (f *follower) gone(t *testing.T, begin time.Time, id function.ID) {
 	t.Helper()
 	late := time.NewTimer(patience)
 	defer late.Stop()
@@ -190,10 +191,10 @@ func TestInventoryFollows(t *testing.T) {
 	})
 
 	t.Run("VF without driver", func(t *testing.T) {
-		before, _ := f.Get(inventory.ID{Address: vf})
+		before, _ := f.Get(function.ID{Address: vf})
 		card.Set(t, "/sys/bus/pci/drivers/igbvf/unbind", string(vf))
 		begin := time.Now()
-		f.until(t, begin, vf, "no driver, no netdev", func(got inventory.Function) bool {
+		f.until(t, begin, vf, "no driver, no netdev", func(got function.Function) bool {
 			return got.Driver == "" && got.Netdev == "" && got.IOMMUGroup == before.IOMMUGroup
 		})
 	})
@@ -202,8 +203,8 @@ func TestInventoryFollows(t *testing.T) {
 		card.SetAttribute(t, vf, "driver_override", "vfio-pci")
 		card.Set(t, "/sys/bus/pci/drivers_probe", string(vf))
 		begin := time.Now()
-		f.until(t, begin, vf, "driver vfio-pci", func(got inventory.Function) bool { return got.Driver == "vfio-pci" })
-		got, _ := f.Get(inventory.ID{Address: vf})
+		f.until(t, begin, vf, "driver vfio-pci", func(got function.Function) bool { return got.Driver == "vfio-pci" })
+		got, _ := f.Get(function.ID{Address: vf})
 		if _, err := os.Stat("/dev/vfio/" + got.IOMMUGroup); err != nil || got.IOMMUGroup == "" {
 			t.Errorf("IOMMU group %q: %v", got.IOMMUGroup, err)
 		}
@@ -211,7 +212,7 @@ func TestInventoryFollows(t *testing.T) {
 		card.SetAttribute(t, vf, "driver_override", "\n")
 		card.Set(t, "/sys/bus/pci/drivers_probe", string(vf))
 		begin = time.Now()
-		f.until(t, begin, vf, "driver igbvf, a netdev", func(got inventory.Function) bool {
+		f.until(t, begin, vf, "driver igbvf, a netdev", func(got function.Function) bool {
 			return got.Driver == "igbvf" && got.Netdev != ""
 		})
 	})
@@ -224,18 +225,18 @@ func TestInventoryFollows(t *testing.T) {
 			done(t, netlink.LinkSetName(link, next))
 			begin := time.Now()
 			done(t, netlink.LinkSetUp(link))
-			f.until(t, begin, vf, "PF is "+next, func(got inventory.Function) bool { return got.PFName == next })
+			f.until(t, begin, vf, "PF is "+next, func(got function.Function) bool { return got.PFName == next })
 		}
 	})
 
 	t.Run("VF in a pod", func(t *testing.T) {
-		f.until(t, time.Now(), vf, "link up", func(got inventory.Function) bool { return got.LinkUp })
-		before, _ := f.Get(inventory.ID{Address: vf})
+		f.until(t, time.Now(), vf, "link up", func(got function.Function) bool { return got.LinkUp })
+		before, _ := f.Get(function.ID{Address: vf})
 		pod := netns.New(t)
 		done(t, netlink.LinkSetNsFd(linkOf(t, before.Netdev), pod.Fd()))
 		begin := time.Now()
-		f.until(t, begin, vf, "netdev away", func(got inventory.Function) bool { return got.Netdev == "" })
-		got, _ := f.Get(inventory.ID{Address: vf})
+		f.until(t, begin, vf, "netdev away", func(got function.Function) bool { return got.Netdev == "" })
+		got, _ := f.Get(function.ID{Address: vf})
 		want := before
 		want.Netdev = ""
 		if diff := cmp.Diff(want, got); diff != "" {
@@ -243,39 +244,39 @@ func TestInventoryFollows(t *testing.T) {
 		}
 		toHost(t, pod, before.Netdev)
 		begin = time.Now()
-		f.until(t, begin, vf, "netdev back", func(got inventory.Function) bool { return got.Netdev == before.Netdev })
+		f.until(t, begin, vf, "netdev back", func(got function.Function) bool { return got.Netdev == before.Netdev })
 	})
 
 	t.Run("link down and up", func(t *testing.T) {
 		link := linkOf(t, card.Netdev(pf))
 		done(t, netlink.LinkSetDown(link))
 		begin := time.Now()
-		f.until(t, begin, vf, "link down", func(got inventory.Function) bool { return !got.LinkUp })
+		f.until(t, begin, vf, "link down", func(got function.Function) bool { return !got.LinkUp })
 		done(t, netlink.LinkSetUp(link))
 		begin = time.Now() // the card needs some time itself
-		f.until(t, begin, vf, "link up", func(got inventory.Function) bool { return got.LinkUp })
+		f.until(t, begin, vf, "link up", func(got function.Function) bool { return got.LinkUp })
 	})
 
 	t.Run("VFs end and are made", func(t *testing.T) {
 		card.SetAttribute(t, pf, "sriov_numvfs", "0")
 		begin := time.Now()
-		f.gone(t, begin, inventory.ID{Address: vf})
+		f.gone(t, begin, function.ID{Address: vf})
 		card.SetAttribute(t, pf, "sriov_numvfs", strconv.Itoa(vfs))
 		begin = time.Now()
-		f.until(t, begin, card.VF(t, pf, vfs-1), "there, with netdev", func(got inventory.Function) bool {
+		f.until(t, begin, card.VF(t, pf, vfs-1), "there, with netdev", func(got function.Function) bool {
 			return got.Index == vfs-1 && got.Netdev != ""
 		})
-		f.until(t, begin, pf, "all VFs", func(got inventory.Function) bool { return got.NumVFs == vfs })
+		f.until(t, begin, pf, "all VFs", func(got function.Function) bool { return got.NumVFs == vfs })
 	})
 
 	t.Run("PF removed and found again", func(t *testing.T) {
 		card.SetAttribute(t, pf, "remove", "1")
 		begin := time.Now()
-		f.gone(t, begin, inventory.ID{Address: vf})
-		f.gone(t, begin, inventory.ID{Address: pf})
+		f.gone(t, begin, function.ID{Address: vf})
+		f.gone(t, begin, function.ID{Address: pf})
 		card.Set(t, "/sys/bus/pci/rescan", "1")
 		begin = time.Now()
-		f.until(t, begin, pf, "there, with netdev and without VFs", func(got inventory.Function) bool {
+		f.until(t, begin, pf, "there, with netdev and without VFs", func(got function.Function) bool {
 			return got.Netdev != "" && got.NumVFs == 0
 		})
 	})

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
@@ -81,17 +82,17 @@ func carrier(t *testing.T, pf pci.Address) {
 }
 
 // everything is every property that igb takes.
-func everything() netdev.Interface {
-	return netdev.Interface{
+func everything() function.Interface {
+	return function.Interface{
 		Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:11",
-		VF: &netdev.VFConfig{
+		VF: &function.VFConfig{
 			VLAN: new(100), QoS: new(3), Proto: "802.1q", SpoofCheck: new(false), Trust: new(true), MaxTxRate: new(100),
 		},
 	}
 }
 
 // untrusted is everything for a VF that is not trusted, which may not change its MAC.
-func untrusted() netdev.Interface {
+func untrusted() function.Interface {
 	want := everything()
 	want.VF.Trust = nil
 	return want
@@ -167,7 +168,7 @@ func areSet(t *testing.T, pf *netdev.PF, observed netdev.Observed) {
 
 // deleted has the namespace end under the pod's interface: the kernel brings it back to the host, down and under the
 // pod's name. Then it is released.
-func deleted(t *testing.T, engine *netdev.Engine, device netdev.Device, want netdev.Interface) {
+func deleted(t *testing.T, engine *netdev.Engine, device netdev.Device, want function.Interface) {
 	t.Helper()
 	var held taken
 	t.Run("pod", func(t *testing.T) { // its end is the namespace's
@@ -188,11 +189,11 @@ func deleted(t *testing.T, engine *netdev.Engine, device netdev.Device, want net
 // refused asks for what igb does not have, together with what it has. unchanged is called after each refusal.
 func refused(t *testing.T, engine *netdev.Engine, device netdev.Device, unchanged func()) {
 	t.Helper()
-	for field, ask := range map[string]func(*netdev.VFConfig){
-		"vf.minTxRate, vf.maxTxRate": func(c *netdev.VFConfig) { c.MinTxRate = new(10) },
-		"vf.vlanProtocol":            func(c *netdev.VFConfig) { c.Proto = "802.1ad" },
-		"vf.linkState":               func(c *netdev.VFConfig) { c.LinkState = "enable" },
-		"vf.maxTxRate":               func(c *netdev.VFConfig) { c.MaxTxRate = new(1001) }, // it has 1000 Mbit/s
+	for field, ask := range map[string]func(*function.VFConfig){
+		"vf.minTxRate, vf.maxTxRate": func(c *function.VFConfig) { c.MinTxRate = new(10) },
+		"vf.vlanProtocol":            func(c *function.VFConfig) { c.Proto = "802.1ad" },
+		"vf.linkState":               func(c *function.VFConfig) { c.LinkState = "enable" },
+		"vf.maxTxRate":               func(c *function.VFConfig) { c.MaxTxRate = new(1001) }, // it has 1000 Mbit/s
 	} {
 		want := everything()
 		ask(want.VF)
@@ -261,10 +262,10 @@ func ownMACs(t *testing.T, engine *netdev.Engine, pfs []pci.Address) {
 		functions = append(functions, deviceOf(t, f.pf, f.index))
 		before = append(before, read(t, card.VF(t, f.pf, f.index), functions[len(functions)-1].PF))
 	}
-	pods := func(t *testing.T, config *netdev.VFConfig, macs ...netdev.MAC) {
+	pods := func(t *testing.T, config *function.VFConfig, macs ...function.MAC) {
 		var pods []pod
 		for i, mac := range macs {
-			pods = append(pods, attachedAs(t, engine, functions[i], byte(i+1), netdev.Interface{MAC: mac, VF: config}))
+			pods = append(pods, attachedAs(t, engine, functions[i], byte(i+1), function.Interface{MAC: mac, VF: config}))
 			if mac != "" && pods[i].mac.String() != string(mac) {
 				t.Errorf("MAC %s, want %s", pods[i].mac, mac)
 			}
@@ -279,7 +280,7 @@ func ownMACs(t *testing.T, engine *netdev.Engine, pfs []pci.Address) {
 		pods(t, nil, "02:00:00:00:00:32", "02:00:00:00:00:33", "02:00:00:00:00:31")
 	})
 	t.Run("trusted", func(t *testing.T) {
-		pods(t, &netdev.VFConfig{Trust: new(true)}, "02:00:00:00:00:41", "02:00:00:00:00:42", "02:00:00:00:00:43")
+		pods(t, &function.VFConfig{Trust: new(true)}, "02:00:00:00:00:41", "02:00:00:00:00:42", "02:00:00:00:00:43")
 	})
 	t.Run("their own", func(t *testing.T) { pods(t, nil, "", "", "") })
 	for i, f := range functions {
@@ -292,7 +293,7 @@ func ownMACs(t *testing.T, engine *netdev.Engine, pfs []pci.Address) {
 func rateWaits(t *testing.T, engine *netdev.Engine, vf pci.Address, device netdev.Device) {
 	t.Helper()
 	before := read(t, vf, device.PF)
-	want := netdev.Interface{Name: "net1", VF: &netdev.VFConfig{MaxTxRate: new(100)}}
+	want := function.Interface{Name: "net1", VF: &function.VFConfig{MaxTxRate: new(100)}}
 	pf := linkOf(t, device.PF.Name)
 	done(t, netlink.LinkSetDown(pf))
 	begin := time.Now()
@@ -333,7 +334,7 @@ func wholeCard(t *testing.T, engine *netdev.Engine, pf pci.Address) {
 	t.Cleanup(func() { card.SetAttribute(t, pf, "sriov_numvfs", numVFs) })
 	before := read(t, pf, nil)
 	device := netdev.Device{Name: before.Name}
-	want := netdev.Interface{Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:51"}
+	want := function.Interface{Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:51"}
 	t.Run("network namespace deleted", func(t *testing.T) {
 		deleted(t, engine, device, want)
 		unchanged(t, pf, nil, before)

@@ -8,10 +8,10 @@ import (
 
 	"github.com/go-logr/logr/testr"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
@@ -47,16 +47,16 @@ func newLimited(t *testing.T, pf pci.Address) limited {
 }
 
 // attach reserves a Function and takes it to a pod. The limit is what the pod wishes.
-func (l limited) attach(t *testing.T, id inventory.ID, config *netdev.VFConfig) error {
+func (l limited) attach(t *testing.T, id function.ID, config *function.VFConfig) error {
 	t.Helper()
-	function, ok := l.Get(id)
+	f, ok := l.Get(id)
 	if !ok {
 		t.Fatalf("no Function %s", id)
 	}
 	err := l.lifecycle.Reserve(t.Context(), journal.Attachment{
-		Function: id, PF: function.PF, PFName: function.PFName, VFIndex: function.Index,
+		Function: id, PF: f.PF, PFName: f.PFName, VFIndex: f.Index,
 		Claim:     journal.Claim{Namespace: "default", Name: "limited", UID: "claim"},
-		Interface: netdev.Interface{Name: "net1", VF: config},
+		Interface: function.Interface{Name: "net1", VF: config},
 	})
 	done(t, err)
 	sandbox := lifecycle.Sandbox{
@@ -67,10 +67,10 @@ func (l limited) attach(t *testing.T, id inventory.ID, config *netdev.VFConfig) 
 }
 
 // release takes the Function back and waits until its netdev is known on the host.
-func (l limited) release(t *testing.T, id inventory.ID) {
+func (l limited) release(t *testing.T, id function.ID) {
 	t.Helper()
 	done(t, l.lifecycle.Unprepare(t.Context(), "claim"))
-	l.await(t, time.Now(), id, "back", func(f inventory.Function) bool { return f.Netdev != "" })
+	l.await(t, time.Now(), id, "back", func(f function.Function) bool { return f.Netdev != "" })
 }
 
 // rate is what the eswitch tells of a port.
@@ -109,8 +109,8 @@ func TestRate(t *testing.T) {
 	card.InGuest(t, "simnic")
 	pf := card.PFs(t)[0]
 	l := newLimited(t, pf)
-	vf, pfName := inventory.ID{Address: card.VF(t, pf, 1)}, card.Netdev(pf)
-	wish := &netdev.VFConfig{MinTxRate: new(100), MaxTxRate: new(2000)}
+	vf, pfName := function.ID{Address: card.VF(t, pf, 1)}, card.Netdev(pf)
+	wish := &function.VFConfig{MinTxRate: new(100), MaxTxRate: new(2000)}
 	limit := devlink.Rate{Share: 100, Max: 2000}
 
 	t.Run("VF in mode legacy, by its PF", func(t *testing.T) {
@@ -126,7 +126,7 @@ func TestRate(t *testing.T) {
 
 	done(t, l.eswitch.SetEswitchMode(devlink.OfPCI(pf), devlink.Switchdev))
 	defer func() { done(t, l.eswitch.SetEswitchMode(devlink.OfPCI(pf), devlink.Legacy)) }()
-	l.await(t, time.Now(), vf, "there", func(f inventory.Function) bool { return f.Netdev != "" })
+	l.await(t, time.Now(), vf, "there", func(f function.Function) bool { return f.Netdev != "" })
 
 	t.Run("VF in mode switchdev", func(t *testing.T) {
 		done(t, l.attach(t, vf, wish))
@@ -146,7 +146,7 @@ func TestRate(t *testing.T) {
 		port := portOf(t, l.eswitch, pf, devlink.PCIVF, 1)
 		own := devlink.Rate{Max: 500}
 		done(t, l.eswitch.SetRate(port.Device, port.Index, own))
-		done(t, l.attach(t, vf, &netdev.VFConfig{MaxTxRate: new(100)}))
+		done(t, l.attach(t, vf, &function.VFConfig{MaxTxRate: new(100)}))
 		if got := l.rate(t, devlink.PCIVF, 1); got != (devlink.Rate{Max: 100}) {
 			t.Errorf("attached: %+v", got)
 		}
@@ -160,7 +160,7 @@ func TestRate(t *testing.T) {
 	t.Run("SF", func(t *testing.T) { subfunctionRate(t, l, wish, limit) })
 }
 
-func subfunctionRate(t *testing.T, l limited, wish *netdev.VFConfig, limit devlink.Rate) {
+func subfunctionRate(t *testing.T, l limited, wish *function.VFConfig, limit devlink.Rate) {
 	t.Helper()
 	const sfnum = 77
 	port, err := l.eswitch.AddSF(devlink.OfPCI(l.pf), 0, sfnum)
@@ -168,8 +168,8 @@ func subfunctionRate(t *testing.T, l limited, wish *netdev.VFConfig, limit devli
 	defer func() { done(t, l.eswitch.DeletePort(port.Device, port.Index)) }()
 	change := devlink.FunctionChange{MAC: "02:00:00:00:00:77", Active: new(true)}
 	done(t, l.eswitch.SetFunction(port.Device, port.Index, change))
-	sf := inventory.SubfunctionID(l.pf, sfnum)
-	l.await(t, time.Now(), sf, "there, with netdev", func(f inventory.Function) bool { return f.Netdev != "" })
+	sf := function.SubfunctionID(l.pf, sfnum)
+	l.await(t, time.Now(), sf, "there, with netdev", func(f function.Function) bool { return f.Netdev != "" })
 
 	done(t, l.attach(t, sf, wish))
 	if got := l.rate(t, devlink.PCISF, sfnum); got != limit {
@@ -179,7 +179,7 @@ func subfunctionRate(t *testing.T, l limited, wish *netdev.VFConfig, limit devli
 	if got := l.rate(t, devlink.PCISF, sfnum); got != (devlink.Rate{}) {
 		t.Errorf("after release: %+v", got)
 	}
-	err = l.attach(t, sf, &netdev.VFConfig{VLAN: new(100), MaxTxRate: new(100)})
+	err = l.attach(t, sf, &function.VFConfig{VLAN: new(100), MaxTxRate: new(100)})
 	says := "vf.vlan: must be absent for SF 77 of PF " + string(l.pf)
 	if err == nil || !strings.Contains(err.Error(), says) {
 		t.Errorf("a VLAN for an SF: error %v, want one with %q", err, says)

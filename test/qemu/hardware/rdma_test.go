@@ -9,7 +9,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
@@ -41,7 +41,7 @@ func TestRDMASoft(t *testing.T) {
 		if _, err := os.Stat("/dev/infiniband/uverbs0"); err != nil {
 			t.Error(err)
 		}
-		if got, _ := f.Get(inventory.ID{Address: vf}); got.RDMA || len(got.RDMADevices) > 0 {
+		if got, _ := f.Get(function.ID{Address: vf}); got.RDMA || len(got.RDMADevices) > 0 {
 			t.Errorf("the VF has RDMA devices %q", got.RDMADevices)
 		}
 	})

@@ -20,6 +20,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
@@ -36,7 +37,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
 
-const demandMAC = netdev.MAC("02:00:00:00:00:05")
+const demandMAC = function.MAC("02:00:00:00:00:05")
 
 // demand is the parts of an agent that make SFs on demand, on the machine's own cards.
 type demand struct {
@@ -147,7 +148,7 @@ func (d *demand) until(t *testing.T, what string, is func() bool) {
 }
 
 // reserve does what a claim has done when it is prepared.
-func (d *demand) reserve(id inventory.ID) error {
+func (d *demand) reserve(id function.ID) error {
 	f, known := d.tracker.Get(id)
 	if !known {
 		return errors.New("is not known")
@@ -156,25 +157,25 @@ func (d *demand) reserve(id inventory.ID) error {
 		Function: id, PF: f.PF, PFName: f.PFName, VFIndex: f.Index,
 		Claim:  journal.Claim{Namespace: "default", Name: "c", UID: "claim-1"},
 		Outfit: setup.Wish(d.spec, id, "", demandMAC),
-		Interface: netdev.Interface{
+		Interface: function.Interface{
 			Name: "net1", MAC: demandMAC, Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.5/24")},
 		},
 	})
 }
 
-func (d *demand) take(id inventory.ID, namespace *netns.Namespace) error {
+func (d *demand) take(id function.ID, namespace *netns.Namespace) error {
 	_, err := d.lifecycle.Attach(context.Background(), id, lifecycle.Sandbox{
 		ID: "sandbox-1", NetNS: namespace.Path(), Pod: journal.Pod{Namespace: "default", Name: "p", UID: "pod-1"},
 	})
 	return err
 }
 
-func (d *demand) free(id inventory.ID) error {
+func (d *demand) free(id function.ID) error {
 	return d.lifecycle.Unprepare(context.Background(), "claim-1")
 }
 
 // wantPort says what is wrong with the SF at its eswitch.
-func (d *demand) wantPort(t *testing.T, id inventory.ID) {
+func (d *demand) wantPort(t *testing.T, id function.ID) {
 	t.Helper()
 	sfnum, _ := id.SFNum()
 	port := portOf(t, d.devlink, id.Address, devlink.PCISF, sfnum)
@@ -240,7 +241,7 @@ func (j tracedJournal) Put(a journal.Attachment) error {
 	return j.Journal.Put(a)
 }
 
-func (j tracedJournal) Delete(id inventory.ID) error {
+func (j tracedJournal) Delete(id function.ID) error {
 	j.trace("journal: delete")
 	return j.Journal.Delete(id)
 }
@@ -276,9 +277,9 @@ func TestSubfunctions(t *testing.T) {
 	pfs := card.PFs(t)
 	pf := pfs[len(pfs)-1] // whose number is not 0
 	d := newDemand(t, t.TempDir(), makingPool(pf), nothing)
-	sf := inventory.SubfunctionID(pf, 5)
-	vf := inventory.ID{Address: card.VF(t, pf, 0)}
-	all := []string{vf.DeviceName(), sf.DeviceName(), inventory.SubfunctionID(pf, 6).DeviceName()}
+	sf := function.SubfunctionID(pf, 5)
+	vf := function.ID{Address: card.VF(t, pf, 0)}
+	all := []string{vf.DeviceName(), sf.DeviceName(), function.SubfunctionID(pf, 6).DeviceName()}
 
 	t.Run("in eswitch mode legacy none are offered, and the pool says why", func(t *testing.T) {
 		d.until(t, "VF published", func() bool { names, _ := d.devices(); return cmp.Equal(names, all[:1]) })
@@ -379,7 +380,7 @@ func TestSubfunctionKilled(t *testing.T) {
 	card.InGuest(t, "simnic")
 	pf := card.PFs(t)[0]
 	switchdev(t, pf)
-	dir, spec, sf := t.TempDir(), makingPool(pf), inventory.SubfunctionID(pf, 6)
+	dir, spec, sf := t.TempDir(), makingPool(pf), function.SubfunctionID(pf, 6)
 	for n := 1; ; n++ {
 		died := dieAt(t, dir, spec, sf, n)
 		next := newDemand(t, dir, spec, nothing)
@@ -407,7 +408,7 @@ func TestSubfunctionKilled(t *testing.T) {
 }
 
 // dieAt takes an SF through its life and ends before step n, which it returns; "" if there are fewer.
-func dieAt(t *testing.T, dir string, spec v1alpha1.DevicePoolSpec, sf inventory.ID, n int) (died string) {
+func dieAt(t *testing.T, dir string, spec v1alpha1.DevicePoolSpec, sf function.ID, n int) (died string) {
 	t.Helper()
 	namespace := netns.New(t)
 	steps := 0

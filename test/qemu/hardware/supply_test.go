@@ -19,6 +19,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
@@ -196,7 +197,7 @@ func (s *supplier) made(t *testing.T, n int) {
 	t.Helper()
 	s.until(t, "the PF has its VFs", func() (bool, any) {
 		lacks, known := s.vfs.Supply(declared)
-		pf, _ := s.inventory.Get(inventory.ID{Address: s.pf})
+		pf, _ := s.inventory.Get(function.ID{Address: s.pf})
 		pools, _ := s.tracker.Pools()
 		return known && lacks.PFs == 1 && len(lacks.Shortages) == 0 && pf.NumVFs == n &&
 			len(pools[0].Functions) == min(n, 2), lacks
@@ -344,7 +345,7 @@ func dieBetween(t *testing.T, pf pci.Address) {
 // it is changed afterwards in one case only.
 func supplyInUse(t *testing.T, s *supplier) {
 	vf := card.VF(t, s.pf, 1)
-	id := inventory.ID{Address: vf}
+	id := function.ID{Address: vf}
 	var name string
 	var inside *netns.Namespace
 	leave := func(t *testing.T) {

@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
@@ -48,7 +49,7 @@ func TestSwitchdev(t *testing.T) {
 			representor(t, pf, fmt.Sprintf("pf0vf%d", i))
 		}
 		begin := time.Now()
-		f.until(t, begin, pf, "its netdev is the uplink", func(got inventory.Function) bool {
+		f.until(t, begin, pf, "its netdev is the uplink", func(got function.Function) bool {
 			return got.Netdev == uplink && got.PFName == uplink
 		})
 		got, err := inventory.Read(inventory.Options{SysRoot: "/sys", Log: testr.New(t)})
@@ -100,15 +101,15 @@ func subfunctionComesAndGoes(t *testing.T, f *follower, pf pci.Address) {
 		FnAttrs:     netlink.DevlinkPortFn{State: nl.DEVLINK_PORT_FN_STATE_ACTIVE, HwAddr: mac},
 		HwAddrValid: true, StateValid: true,
 	}))
-	id := inventory.SubfunctionID(pf, sfnum)
-	f.await(t, time.Now(), id, "there, with netdev", func(got inventory.Function) bool { return got.Netdev != "" })
+	id := function.SubfunctionID(pf, sfnum)
+	f.await(t, time.Now(), id, "there, with netdev", func(got function.Function) bool { return got.Netdev != "" })
 	got, _ := f.Get(id)
 	if link := linkOf(t, got.Netdev); link.Attrs().HardwareAddr.String() != mac.String() {
 		t.Errorf("netdev %s has MAC %s, want %s", got.Netdev, link.Attrs().HardwareAddr, mac)
 	}
-	parent, _ := f.Get(inventory.ID{Address: pf})
+	parent, _ := f.Get(function.ID{Address: pf})
 	want := parent
-	want.ID, want.Kind, want.Index, want.NumVFs = id, inventory.SF, sfnum, 0
+	want.ID, want.Kind, want.Index, want.NumVFs = id, function.SF, sfnum, 0
 	want.Netdev, want.Driver, want.AuxDevice, want.IOMMUGroup = got.Netdev, got.Driver, got.AuxDevice, ""
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("SF (-want +got):\n%s", diff)
@@ -361,9 +362,9 @@ func forwardsToSubfunction(t *testing.T, x *xpu, f *follower, pf pci.Address) {
 	done(t, err)
 	defer func() { done(t, conn.DeletePort(devlink.OfPCI(pf), port.Index)) }()
 	done(t, conn.SetFunction(devlink.OfPCI(pf), port.Index, devlink.FunctionChange{Active: new(true)}))
-	function := inventory.SubfunctionID(pf, sfnum)
-	f.await(t, time.Now(), function, "there, with netdev", func(got inventory.Function) bool { return got.Netdev != "" })
-	got, _ := f.Get(function)
+	fn := function.SubfunctionID(pf, sfnum)
+	f.await(t, time.Now(), fn, "there, with netdev", func(got function.Function) bool { return got.Netdev != "" })
+	got, _ := f.Get(fn)
 
 	sf := podOf(t, got.Netdev, 2)
 	x.port(t, opi.Port{ID: id, MAC: sf.mac, Networks: []string{"net-blue"}})

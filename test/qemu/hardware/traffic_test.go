@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
@@ -34,7 +35,7 @@ type taken struct {
 
 // take attaches a Function to a namespace, or says why that fails.
 func take(
-	t *testing.T, engine *netdev.Engine, device netdev.Device, netNS string, want netdev.Interface,
+	t *testing.T, engine *netdev.Engine, device netdev.Device, netNS string, want function.Interface,
 ) (_ taken, err error) {
 	t.Helper()
 	held := taken{engine: engine, device: device}
@@ -53,7 +54,7 @@ func (h taken) release() error {
 
 // attachedAs takes a Function to a pod of its own, as net1 with 192.0.2.<host>, until the test ends, when everything is
 // put back.
-func attachedAs(t *testing.T, engine *netdev.Engine, device netdev.Device, host byte, want netdev.Interface) pod {
+func attachedAs(t *testing.T, engine *netdev.Engine, device netdev.Device, host byte, want function.Interface) pod {
 	t.Helper()
 	address := netip.AddrFrom4([4]byte{192, 0, 2, host})
 	want.Name, want.Addresses = "net1", []netip.Prefix{netip.PrefixFrom(address, 24)}
@@ -70,9 +71,9 @@ func attachedAs(t *testing.T, engine *netdev.Engine, device netdev.Device, host 
 }
 
 // attached is attachedAs for a VF of which only what the PF enforces matters.
-func attached(t *testing.T, engine *netdev.Engine, pf pci.Address, index int, host byte, config *netdev.VFConfig) pod {
+func attached(t *testing.T, engine *netdev.Engine, pf pci.Address, index int, host byte, config *function.VFConfig) pod {
 	t.Helper()
-	return attachedAs(t, engine, deviceOf(t, pf, index), host, netdev.Interface{VF: config})
+	return attachedAs(t, engine, deviceOf(t, pf, index), host, function.Interface{VF: config})
 }
 
 // TestTrafficVLAN: the VLAN that a PF enforces for a VF keeps networks apart, on one card and across two on one wire.
@@ -85,7 +86,7 @@ func TestTrafficVLAN(t *testing.T) {
 	engine, err := netdev.New(netdev.Options{})
 	done(t, err)
 	defer engine.Close()
-	tag := func(vlan int) *netdev.VFConfig { return &netdev.VFConfig{VLAN: &vlan} }
+	tag := func(vlan int) *function.VFConfig { return &function.VFConfig{VLAN: &vlan} }
 	t.Run("same VLAN", func(t *testing.T) {
 		a, b := attached(t, engine, pfs[0], 0, 1, tag(100)), attached(t, engine, pfs[0], 1, 2, tag(100))
 		c := attached(t, engine, pfs[1], 0, 3, tag(100))
@@ -131,7 +132,7 @@ func TestTrafficSpoofCheck(t *testing.T) {
 		check bool
 	}{{"off", false}, {"on", true}} {
 		t.Run(test.name, func(t *testing.T) {
-			a := attached(t, engine, pf, 0, 1, &netdev.VFConfig{SpoofCheck: &test.check})
+			a := attached(t, engine, pf, 0, 1, &function.VFConfig{SpoofCheck: &test.check})
 			b := attached(t, engine, pf, 1, 2, nil)
 			reach(t, a, b) // the carrier is there
 			to, from := b.frames(t), a.frames(t)

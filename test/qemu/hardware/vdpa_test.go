@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
@@ -24,9 +24,9 @@ func TestVDPA(t *testing.T) {
 	f := follow(t)
 	done(t, netlink.VDPANewDev("vdpa0", "pci", string(vf), netlink.VDPANewDevParams{}))
 	begin := time.Now()
-	made := inventory.VDPA{Name: "vdpa0", Driver: "vhost_vdpa", CharDevice: "vhost-vdpa-0"}
-	has := func(want inventory.VDPA) func(inventory.Function) bool {
-		return func(got inventory.Function) bool { return got.VDPA == want }
+	made := function.VDPA{Name: "vdpa0", Driver: "vhost_vdpa", CharDevice: "vhost-vdpa-0"}
+	has := func(want function.VDPA) func(function.Function) bool {
+		return func(got function.Function) bool { return got.VDPA == want }
 	}
 
 	t.Run("discovered", func(t *testing.T) {
@@ -69,11 +69,11 @@ func TestVDPA(t *testing.T) {
 	t.Run("bound to virtio_vdpa", func(t *testing.T) {
 		card.Set(t, "/sys/bus/vdpa/drivers/vhost_vdpa/unbind", "vdpa0")
 		card.Set(t, "/sys/bus/vdpa/drivers/virtio_vdpa/bind", "vdpa0")
-		f.until(t, time.Now(), vf, "vDPA device with virtio_vdpa", has(inventory.VDPA{Name: "vdpa0", Driver: "virtio_vdpa"}))
+		f.until(t, time.Now(), vf, "vDPA device with virtio_vdpa", has(function.VDPA{Name: "vdpa0", Driver: "virtio_vdpa"}))
 	})
 
 	t.Run("deleted", func(t *testing.T) {
 		done(t, netlink.VDPADelDev("vdpa0"))
-		f.until(t, time.Now(), vf, "no vDPA device", has(inventory.VDPA{}))
+		f.until(t, time.Now(), vf, "no vDPA device", has(function.VDPA{}))
 	})
 }

@@ -24,6 +24,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim/claimtest"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
@@ -105,7 +106,7 @@ func newClaimsOf(
 func (c *claims) DevicePool(string) (v1alpha1.DevicePoolSpec, bool) { return c.spec, true }
 
 // Wait is about a Port that is served at once.
-func (c *claims) Wait(context.Context, *resourceapi.ResourceClaim, inventory.ID) (*v1alpha1.XPUPort, error) {
+func (c *claims) Wait(context.Context, *resourceapi.ResourceClaim, function.ID) (*v1alpha1.XPUPort, error) {
 	return &v1alpha1.XPUPort{Spec: v1alpha1.XPUPortSpec{
 		MAC: "02:00:00:00:00:88", MTU: 1500, Addresses: []string{"192.0.2.88/24"},
 	}}, nil
@@ -131,7 +132,7 @@ func (c *claims) unprepare(ctx context.Context, object *resourceapi.ResourceClai
 }
 
 func (c *claims) attach(object *resourceapi.ResourceClaim, vf pci.Address, pod *netns.Namespace) (netdev.Observed, error) {
-	return c.lifecycle.Attach(context.Background(), inventory.ID{Address: vf}, lifecycle.Sandbox{
+	return c.lifecycle.Attach(context.Background(), function.ID{Address: vf}, lifecycle.Sandbox{
 		ID: "sandbox1", NetNS: pod.Path(),
 		Pod: journal.Pod{Namespace: object.Namespace, Name: "pod1", UID: object.Status.ReservedFor[0].UID},
 	})
@@ -257,7 +258,7 @@ func TestVFIO(t *testing.T) {
 		if info.Vlan != 100 || info.Qos != 3 || info.Mac.String() != "02:00:00:00:00:88" {
 			t.Errorf("the PF has %+v", info)
 		}
-		if differences, err := c.lifecycle.Check(t.Context(), inventory.ID{Address: vf}); err != nil || len(differences) > 0 {
+		if differences, err := c.lifecycle.Check(t.Context(), function.ID{Address: vf}); err != nil || len(differences) > 0 {
 			t.Errorf("check: %q, %v", differences, err)
 		}
 	})
@@ -322,7 +323,7 @@ func TestVFIO(t *testing.T) {
 		}
 		bare := setup.Bare{Functions: c.inventory, Journal: c.journal}
 		for _, f := range bare.Snapshot() {
-			if f.Kind == inventory.VF && f.Driver != "igbvf" {
+			if f.Kind == function.VF && f.Driver != "igbvf" {
 				t.Errorf("pools see driver %q of %s", f.Driver, f.ID)
 			}
 		}
@@ -440,7 +441,7 @@ func TestVFIOKilled(t *testing.T) {
 		}
 		t.Run(fmt.Sprintf("%02d before %s", n, died), func(t *testing.T) {
 			done(t, next.lifecycle.Recover(t.Context()))
-			if a, ok := next.journal.Get(inventory.ID{Address: vf}); ok && a.State == journal.Reserved {
+			if a, ok := next.journal.Get(function.ID{Address: vf}); ok && a.State == journal.Reserved {
 				_, err := next.prepare(object)
 				done(t, err)
 				if got := card.Link(vf, "driver"); got != "vfio-pci" {

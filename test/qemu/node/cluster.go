@@ -28,8 +28,8 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi/kubeapitest"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
@@ -113,7 +113,7 @@ func (c *Cluster) Devices() map[string]resourceapi.Device {
 
 // Allocate plays the scheduler: a claim of a Function of the DevicePool for the pod, with the interface as config says.
 func (c *Cluster) Allocate(
-	pod *Pod, devicePool string, pf pci.Address, f inventory.ID, config v1alpha1.InterfaceConfig,
+	pod *Pod, devicePool string, pf pci.Address, f function.ID, config v1alpha1.InterfaceConfig,
 ) *resourceapi.ResourceClaim {
 	c.node.t.Helper()
 	config.TypeMeta = metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "InterfaceConfig"}

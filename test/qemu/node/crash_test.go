@@ -18,6 +18,7 @@ import (
 	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
@@ -51,7 +52,7 @@ func TestMain(m *testing.M) {
 // life is a VF's way into a pod and back, by what the agent is made of, in a process that kills itself on the way.
 type life struct {
 	PF      pci.Address
-	VF      inventory.ID
+	VF      function.ID
 	Index   int
 	Journal string // file
 	NetNS   string // the pod's, a path
@@ -98,7 +99,7 @@ func (j toldJournal) Put(a journal.Attachment) error {
 	return j.Journal.Put(a)
 }
 
-func (j toldJournal) Delete(id inventory.ID) error {
+func (j toldJournal) Delete(id function.ID) error {
 	j.event("before the record is deleted")
 	defer j.event("after the record is deleted")
 	return j.Journal.Delete(id)
@@ -120,10 +121,10 @@ func (l life) run() error {
 	ctx := context.Background()
 	err = a.lifecycle.Reserve(ctx, journal.Attachment{
 		Function: l.VF, PF: l.PF, VFIndex: l.Index, Claim: journal.Claim{Namespace: "default", Name: "c", UID: "claim"},
-		Interface: netdev.Interface{
+		Interface: function.Interface{
 			Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:01",
 			Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24")},
-			VF: &netdev.VFConfig{
+			VF: &function.VFConfig{
 				VLAN: new(100), QoS: new(3), SpoofCheck: new(false), Trust: new(true), MaxTxRate: new(100),
 			},
 		},

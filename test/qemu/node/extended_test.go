@@ -12,9 +12,9 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/cniserver"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/node"
 )
@@ -25,7 +25,7 @@ const resource = "xpu.opiproject.org/fast"
 type field struct {
 	*node.Node
 	pfs    []pci.Address
-	vfs    [][]inventory.ID // by PF
+	vfs    [][]function.ID // by PF
 	before node.State
 }
 
@@ -54,8 +54,8 @@ func newFieldWith(t *testing.T, options node.Options) *field {
 	return f
 }
 
-func (f *field) all() []inventory.ID {
-	var all []inventory.ID
+func (f *field) all() []function.ID {
+	var all []function.ID
 	for _, vfs := range f.vfs {
 		all = append(all, vfs...)
 	}
@@ -63,7 +63,7 @@ func (f *field) all() []inventory.ID {
 }
 
 // pod is one to which the kubelet gave the VF.
-func (f *field) pod(name string, host byte, vf inventory.ID) *node.Pod {
+func (f *field) pod(name string, host byte, vf function.ID) *node.Pod {
 	f.MustAllocate(resource, vf)
 	return f.NewPod(name, host)
 }
@@ -137,7 +137,7 @@ func (f *field) traffic(t *testing.T) {
 	blue, red := node.NetConf{"vlan": 100}, node.NetConf{"vlan": 200}
 	type member struct {
 		pod  *node.Pod
-		vf   inventory.ID
+		vf   function.ID
 		conf node.NetConf
 	}
 	var members []member

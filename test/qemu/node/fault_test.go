@@ -11,8 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/node"
 )
@@ -47,7 +47,7 @@ func TestFault(t *testing.T) {
 
 	// follow has the driver do something, and wants the kubelet to have these VFs of the PF as healthy, and its slices to
 	// have these devices.
-	follow := func(t *testing.T, how string, healthy []inventory.ID, device string) {
+	follow := func(t *testing.T, how string, healthy []function.ID, device string) {
 		t.Helper()
 		begin := time.Now()
 		if how != "" {

@@ -13,18 +13,18 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
 
 // VFs are the VFs of a PF by index.
-func VFs(t *testing.T, pf pci.Address) []inventory.ID {
+func VFs(t *testing.T, pf pci.Address) []function.ID {
 	t.Helper()
-	var vfs []inventory.ID
+	var vfs []function.ID
 	for i := range card.Number(t, pf, "sriov_numvfs") {
-		vfs = append(vfs, inventory.ID{Address: card.VF(t, pf, i)})
+		vfs = append(vfs, function.ID{Address: card.VF(t, pf, i)})
 	}
 	return vfs
 }

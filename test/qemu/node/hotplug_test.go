@@ -23,8 +23,8 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/host"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/node"
@@ -39,7 +39,7 @@ const follows = time.Second
 type hotplug struct {
 	*node.Node
 	pf     pci.Address
-	others []inventory.ID // VFs of the last card that the device plugin offers
+	others []function.ID // VFs of the last card that the device plugin offers
 	kernel *kernelEvents
 	slices *sliceWatch
 }
@@ -110,7 +110,7 @@ func TestHotplug(t *testing.T) {
 }
 
 // settled waits until all is as it is with a link: igb takes it away for some seconds a little after VFs were made.
-func (h *hotplug) settled(t *testing.T, vfs []inventory.ID) {
+func (h *hotplug) settled(t *testing.T, vfs []function.ID) {
 	t.Helper()
 	node.Carrier(t, h.pf)
 	h.WantHealthy(resource, append(slices.Clone(h.others), vfs[1:]...)...)
@@ -124,7 +124,7 @@ func (h *hotplug) settled(t *testing.T, vfs []inventory.ID) {
 // follow does something, and wants the kubelet to have the healthy VFs of the PF that are not for claims, and slices to
 // have these devices of it, soon after the kernel told of the event.
 func (h *hotplug) follow(
-	t *testing.T, about func(event string) bool, healthy []inventory.ID, devices []string, do func(context.Context),
+	t *testing.T, about func(event string) bool, healthy []function.ID, devices []string, do func(context.Context),
 ) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), node.Patience)
@@ -152,7 +152,7 @@ func (h *hotplug) follow(
 func since(then, begin time.Time) time.Duration { return then.Sub(begin).Round(time.Millisecond) }
 
 // listed waits until the kubelet has these VFs, and those of the other card, as healthy.
-func (h *hotplug) listed(ctx context.Context, healthy []inventory.ID) (time.Time, error) {
+func (h *hotplug) listed(ctx context.Context, healthy []function.ID) (time.Time, error) {
 	var want []string
 	for _, vf := range h.others {
 		want = append(want, vf.String())
@@ -222,7 +222,7 @@ func (h *hotplug) traffic(t *testing.T) (undisturbed func(*testing.T)) {
 }
 
 // tainted is how a device is written that has the taint for a PF without link.
-func tainted(vf inventory.ID) string { return vf.DeviceName() + " " + v1alpha1.TaintLinkDown }
+func tainted(vf function.ID) string { return vf.DeviceName() + " " + v1alpha1.TaintLinkDown }
 
 // sliceWatch has the node's ResourceSlices as a scheduler sees them.
 type sliceWatch struct {

@@ -15,7 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/host"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/node"
@@ -27,9 +27,9 @@ type cardLost struct {
 	*field
 	driver  *node.Driver
 	claimed map[*node.Pod]*resourceapi.ResourceClaim
-	plugged map[*node.Pod]inventory.ID
+	plugged map[*node.Pod]function.ID
 	other   *node.Pod
-	otherVF inventory.ID
+	otherVF function.ID
 	// had is what the pods had.
 	had map[*node.Pod]string
 }
@@ -100,7 +100,7 @@ func newCardLost(t *testing.T) *cardLost {
 	}})
 	c := &cardLost{
 		field:   newFieldWith(t, node.Options{Cluster: true, Pools: []v1alpha1.DevicePool{plugged}}),
-		claimed: map[*node.Pod]*resourceapi.ResourceClaim{}, plugged: map[*node.Pod]inventory.ID{}, had: map[*node.Pod]string{},
+		claimed: map[*node.Pod]*resourceapi.ResourceClaim{}, plugged: map[*node.Pod]function.ID{}, had: map[*node.Pod]string{},
 	}
 	c.otherVF = c.vfs[1][0]
 	c.Cluster.Create(&v1alpha1.DevicePool{

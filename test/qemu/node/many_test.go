@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/node"
 )
 
@@ -33,7 +33,7 @@ func TestMany(t *testing.T) {
 	conf := func(index int) node.NetConf { return node.NetConf{"vlan": 100 + index} }
 
 	t.Run("all are attached", func(t *testing.T) {
-		f.sideBySide(t, func(card, index int, vf inventory.ID) error {
+		f.sideBySide(t, func(card, index int, vf function.ID) error {
 			_, err := pods[card][index].Add(vf, conf(index))
 			return err
 		})
@@ -51,7 +51,7 @@ func TestMany(t *testing.T) {
 		}
 	})
 	t.Run("all are released", func(t *testing.T) {
-		f.sideBySide(t, func(card, index int, vf inventory.ID) error {
+		f.sideBySide(t, func(card, index int, vf function.ID) error {
 			return pods[card][index].Del(vf, conf(index))
 		})
 		node.WantState(t, f.before)
@@ -61,7 +61,7 @@ func TestMany(t *testing.T) {
 }
 
 // sideBySide does something with all VFs.
-func (f *field) sideBySide(t *testing.T, do func(card, index int, vf inventory.ID) error) {
+func (f *field) sideBySide(t *testing.T, do func(card, index int, vf function.ID) error) {
 	t.Helper()
 	begin := time.Now()
 	var working sync.WaitGroup

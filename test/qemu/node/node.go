@@ -24,13 +24,14 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/yaml"
 
+	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
+
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceplugin/kubelettest"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
-	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
 // Patience bounds what tests wait for; it is never waited for in full unless something is wrong. Emulated processors
@@ -74,8 +75,8 @@ type Node struct {
 
 	mutex sync.Mutex
 	// resources are those that Functions were allocated by, and given what pods have by them, as Pods says.
-	resources map[inventory.ID]string
-	given     map[inventory.ID]*podresourcesapi.PodResources
+	resources map[function.ID]string
+	given     map[function.ID]*podresourcesapi.PodResources
 }
 
 // New makes a node without an agent. All that it makes goes when the test ends.
@@ -86,7 +87,7 @@ func New(t *testing.T, options Options) *Node {
 	t.Cleanup(func() { Must(t, os.RemoveAll(dir)) })
 	n := &Node{
 		root: t, t: t, dir: dir, options: options,
-		resources: map[inventory.ID]string{}, given: map[inventory.ID]*podresourcesapi.PodResources{},
+		resources: map[function.ID]string{}, given: map[function.ID]*podresourcesapi.PodResources{},
 	}
 	n.Kubelet = kubelettest.New(n.path("kubelet"), kubelettest.Options{})
 	Must(t, n.Kubelet.Start())
@@ -219,7 +220,7 @@ func Eventually(t *testing.T, what string, condition func() bool) {
 }
 
 // WantHealthy waits until these are the Functions of the resource that the kubelet may give to pods.
-func (n *Node) WantHealthy(resource string, functions ...inventory.ID) {
+func (n *Node) WantHealthy(resource string, functions ...function.ID) {
 	n.t.Helper()
 	var want []string
 	for _, f := range functions {
@@ -235,7 +236,7 @@ func (n *Node) WantHealthy(resource string, functions ...inventory.ID) {
 }
 
 // Allocate plays the kubelet that gives a container of the pod a Function.
-func (n *Node) Allocate(resource string, f inventory.ID) (map[string]string, error) {
+func (n *Node) Allocate(resource string, f function.ID) (map[string]string, error) {
 	n.t.Helper()
 	ctx, cancel := context.WithTimeout(n.t.Context(), Patience)
 	defer cancel()
@@ -247,7 +248,7 @@ func (n *Node) Allocate(resource string, f inventory.ID) (map[string]string, err
 }
 
 // give has the kubelet say that the pod has the Function by the resource it was allocated by, or by that of the pool fast.
-func (n *Node) give(pod string, f inventory.ID) {
+func (n *Node) give(pod string, f function.ID) {
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
 	n.given[f] = podresourcestest.Pod(pod, cmp.Or(n.resources[f], Resource("fast")), f.String())
@@ -255,7 +256,7 @@ func (n *Node) give(pod string, f inventory.ID) {
 }
 
 // takeBack has the kubelet say that no pod has the Function, if it was this one.
-func (n *Node) takeBack(pod string, f inventory.ID) {
+func (n *Node) takeBack(pod string, f function.ID) {
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
 	if n.given[f].GetName() == pod {
@@ -265,7 +266,7 @@ func (n *Node) takeBack(pod string, f inventory.ID) {
 }
 
 // MustAllocate is Allocate, which gives the container the Function's address.
-func (n *Node) MustAllocate(resource string, f inventory.ID) {
+func (n *Node) MustAllocate(resource string, f function.ID) {
 	n.t.Helper()
 	env, err := n.Allocate(resource, f)
 	variable := "PCIDEVICE_" + strings.ToUpper(strings.NewReplacer(".", "_", "/", "_").Replace(resource))

@@ -19,7 +19,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
@@ -48,7 +48,7 @@ type NetConf map[string]any
 
 // execute runs xpu-cni for the pod's net1 as a runtime does, and returns what it printed. An error that it printed is a
 // [types.Error].
-func (p *Pod) execute(command string, f inventory.ID, conf NetConf) ([]byte, error) {
+func (p *Pod) execute(command string, f function.ID, conf NetConf) ([]byte, error) {
 	config := map[string]any{
 		"cniVersion": "1.1.0", "name": "fast-net", "type": "xpu-cni", "deviceID": f.String(),
 		"socket": p.node.path("cni.sock"), "spoolDir": p.node.path("spool"),
@@ -79,7 +79,7 @@ func (p *Pod) execute(command string, f inventory.ID, conf NetConf) ([]byte, err
 }
 
 // Add is ADD of xpu-cni for the Function as net1.
-func (p *Pod) Add(f inventory.ID, conf NetConf) (*types100.Result, error) {
+func (p *Pod) Add(f function.ID, conf NetConf) (*types100.Result, error) {
 	p.node.give(p.Name, f)
 	printed, err := p.execute("ADD", f, conf)
 	if err != nil {
@@ -97,7 +97,7 @@ func decode(printed []byte) (*types100.Result, error) {
 }
 
 // MustAdd is ADD, after which net1 is there and up.
-func (p *Pod) MustAdd(f inventory.ID, conf NetConf) {
+func (p *Pod) MustAdd(f function.ID, conf NetConf) {
 	p.node.t.Helper()
 	result, err := p.Add(f, conf)
 	if err != nil {
@@ -110,20 +110,20 @@ func (p *Pod) MustAdd(f inventory.ID, conf NetConf) {
 }
 
 // Check is CHECK of xpu-cni.
-func (p *Pod) Check(f inventory.ID, conf NetConf) error {
+func (p *Pod) Check(f function.ID, conf NetConf) error {
 	_, err := p.execute("CHECK", f, conf)
 	return err
 }
 
 // Del is DEL of xpu-cni.
-func (p *Pod) Del(f inventory.ID, conf NetConf) error {
+func (p *Pod) Del(f function.ID, conf NetConf) error {
 	_, err := p.execute("DEL", f, conf)
 	p.node.takeBack(p.Name, f) // the pod ends
 	return err
 }
 
 // MustDel is DEL, after which the pod has no net1.
-func (p *Pod) MustDel(f inventory.ID, conf NetConf) {
+func (p *Pod) MustDel(f function.ID, conf NetConf) {
 	p.node.t.Helper()
 	if err := p.Del(f, conf); err != nil {
 		p.node.t.Fatalf("DEL of %s for %s: %v", f, p.Name, err)

@@ -9,8 +9,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/node"
 )
@@ -20,7 +20,7 @@ import (
 func TestClaimedSubfunction(t *testing.T) {
 	card.InGuest(t, "simnic")
 	pf := card.PFs(t)[0]
-	vf, sf := node.VFs(t, pf)[0], inventory.SubfunctionID(pf, firstSF)
+	vf, sf := node.VFs(t, pf)[0], function.SubfunctionID(pf, firstSF)
 	n := node.New(t, node.Options{Cluster: true})
 	declared := &v1alpha1.DevicePool{
 		ObjectMeta: metav1.ObjectMeta{Name: "sfs"},

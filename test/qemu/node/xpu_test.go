@@ -12,9 +12,9 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/node"
 )
@@ -116,12 +116,12 @@ func (x *onXPU) wantAsBefore(t *testing.T) {
 // member is a pod with a Function in a network of the xPU.
 type member struct {
 	*node.Pod
-	function inventory.ID
+	function function.ID
 	conf     node.NetConf
 }
 
 // join takes a Function of a pool to a new pod.
-func (x *onXPU) join(pool, name string, host byte, f inventory.ID, network string) member {
+func (x *onXPU) join(pool, name string, host byte, f function.ID, network string) member {
 	x.MustAllocate(node.Resource(pool), f)
 	m := member{x.NewPod(name, host), f, node.NetConf{"network": network}}
 	m.MustAdd(f, m.conf)
@@ -132,7 +132,7 @@ func (x *onXPU) join(pool, name string, host byte, f inventory.ID, network strin
 func TestXPU(t *testing.T) {
 	x := newOnXPU(t)
 	vfs := node.VFs(t, x.pf)
-	sfs := []inventory.ID{inventory.SubfunctionID(x.pf, firstSF), inventory.SubfunctionID(x.pf, firstSF+1)}
+	sfs := []function.ID{function.SubfunctionID(x.pf, firstSF), function.SubfunctionID(x.pf, firstSF+1)}
 	x.WantHealthy(node.Resource("vfs"), vfs...)
 	x.WantHealthy(node.Resource("sfs"), sfs...)
 

@@ -8,12 +8,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
 // resources gives the node's Functions to the pools of a configuration, and returns them by resource.
-func resources(t *testing.T, all []inventory.Function, config string) map[string]string {
+func resources(t *testing.T, all []function.Function, config string) map[string]string {
 	t.Helper()
 	conversion, err := Convert([]byte(config), DefaultPrefix)
 	if err != nil {
@@ -202,7 +202,7 @@ func TestOptions(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("options (-want +got):\n%s", diff)
 	}
-	if !slices.IsSortedFunc(p.Functions, func(a, b inventory.Function) int { return strings.Compare(a.ID.String(), b.ID.String()) }) {
+	if !slices.IsSortedFunc(p.Functions, func(a, b function.Function) int { return strings.Compare(a.ID.String(), b.ID.String()) }) {
 		t.Error("Functions are not in the order of the inventory")
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 )
@@ -183,7 +184,7 @@ func (s sysfs) common(dir string, d device) {
 }
 
 // functions are those of the node, whose default route goes over eno1.
-func functions(t testing.TB) []inventory.Function {
+func functions(t testing.TB) []function.Function {
 	t.Helper()
 	s := sysfs{t, t.TempDir()}
 	for _, d := range node {

@@ -4,18 +4,18 @@ package provisioningtest
 import (
 	"sync"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
 // Records is a journal in memory. The zero value is empty. It may be used by several goroutines at once.
 type Records struct {
 	mutex sync.Mutex
-	all   map[inventory.ID]journal.Attachment
+	all   map[function.ID]journal.Attachment
 }
 
 // Get is the attachment of a Function.
-func (r *Records) Get(id inventory.ID) (a journal.Attachment, ok bool) {
+func (r *Records) Get(id function.ID) (a journal.Attachment, ok bool) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	a, ok = r.all[id]
@@ -38,13 +38,13 @@ func (r *Records) Put(a journal.Attachment) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	if r.all == nil {
-		r.all = map[inventory.ID]journal.Attachment{}
+		r.all = map[function.ID]journal.Attachment{}
 	}
 	r.all[a.Function] = a
 }
 
 // Delete has the Function free.
-func (r *Records) Delete(id inventory.ID) {
+func (r *Records) Delete(id function.ID) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	delete(r.all, id)

@@ -14,9 +14,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
@@ -102,14 +101,14 @@ var cases = []struct {
 }
 
 // vf is the n-th VF of the PF.
-func vf(n int) inventory.Function {
-	return inventory.Function{
-		ID:   inventory.ID{Address: pci.Address(fmt.Sprintf("0000:3b:%02x.%d", 2+n/8, n%8))},
-		Kind: inventory.VF, PF: PF, Index: n, LinkUp: true,
+func vf(n int) function.Function {
+	return function.Function{
+		ID:   function.ID{Address: pci.Address(fmt.Sprintf("0000:3b:%02x.%d", 2+n/8, n%8))},
+		Kind: function.VF, PF: PF, Index: n, LinkUp: true,
 	}
 }
 
-func request(f inventory.Function, network string) provisioning.Request {
+func request(f function.Function, network string) provisioning.Request {
 	return provisioning.Request{Function: f, DevicePool: Pool, Network: network, MAC: provisioning.MAC("node", f.ID)}
 }
 
@@ -132,7 +131,7 @@ func (s *suite) provision(r provisioning.Request) {
 }
 
 // tryRelease writes down that the Port is to go, and deprovisions it, as the node's agent does.
-func (s *suite) tryRelease(ctx context.Context, f inventory.Function) error {
+func (s *suite) tryRelease(ctx context.Context, f function.Function) error {
 	if a, ok := s.records.Get(f.ID); ok {
 		a.State = journal.Releasing
 		s.records.Put(a)
@@ -144,7 +143,7 @@ func (s *suite) tryRelease(ctx context.Context, f inventory.Function) error {
 	return nil
 }
 
-func (s *suite) deprovision(f inventory.Function) {
+func (s *suite) deprovision(f function.Function) {
 	s.Helper()
 	if err := s.tryRelease(s.ctx, f); err != nil {
 		s.Fatal(err)
@@ -255,7 +254,7 @@ func (s *suite) provisionsAgain() {
 }
 
 func (s *suite) provisionsSubfunction() {
-	f := inventory.Function{ID: inventory.SubfunctionID(PF, 88), Kind: inventory.SF, PF: PF, Index: 88}
+	f := function.Function{ID: function.SubfunctionID(PF, 88), Kind: function.SF, PF: PF, Index: 88}
 	s.provision(request(f, Blue))
 	s.deprovision(f)
 	s.empty()
@@ -271,7 +270,7 @@ func (s *suite) changesNetwork() {
 func (s *suite) changesMAC() {
 	r := request(vf(0), Blue)
 	s.provision(r)
-	r.MAC = netdev.MAC("02:00:00:00:00:01")
+	r.MAC = function.MAC("02:00:00:00:00:01")
 	s.provision(r)
 	s.deprovision(vf(0))
 	s.empty()

@@ -1,4 +1,4 @@
-package netdev
+package function
 
 import (
 	"errors"
@@ -17,10 +17,23 @@ const (
 	maxQoS  = 7    // IEEE 802.1p
 )
 
+// The protocols of a VLAN tag.
+const (
+	VLAN8021Q  = "802.1q"
+	VLAN8021AD = "802.1ad"
+)
+
+// The link states that a PF can give a VF.
+const (
+	LinkAuto    = "auto"
+	LinkEnable  = "enable"
+	LinkDisable = "disable"
+)
+
 // Interface is what a pod wants its netdev to be. The zero value of a field other than Name leaves the netdev's
 // property as it is on the host.
 type Interface struct {
-	// Name in the pod, 1-15 bytes. See [ValidateName].
+	// Name in the pod, 1-15 bytes. See [ValidateInterfaceName].
 	Name string `json:"name"`
 	// MTU in bytes, 68 or more; the driver has the last word.
 	MTU int `json:"mtu,omitempty"`
@@ -79,10 +92,10 @@ type VFConfig struct {
 	LinkState string `json:"linkState,omitempty"`
 }
 
-// Validate reports every field that no kernel would take. What only a certain driver or namespace refuses shows in
-// [Engine.Plan] and [Engine.Attach].
+// Validate reports every field that no kernel would take. What only a certain driver or namespace refuses shows
+// when it is attached.
 func (i Interface) Validate() error {
-	errs := []error{ValidateName(i.Name)}
+	errs := []error{ValidateInterfaceName(i.Name)}
 	if i.MTU != 0 && (i.MTU < minMTU || i.MTU > math.MaxInt32) {
 		errs = append(errs, fmt.Errorf("mtu %d: must be %d or more, or 0 to keep the netdev's", i.MTU, minMTU))
 	}
@@ -115,9 +128,9 @@ func (i Interface) Validate() error {
 	return errors.Join(errs...)
 }
 
-// ValidateName follows dev_valid_name in the kernel's net/core/dev.c, and refuses "%", which the kernel takes for a
+// ValidateInterfaceName follows dev_valid_name in the kernel's net/core/dev.c, and refuses "%", which the kernel takes for a
 // pattern to number names with.
-func ValidateName(name string) error {
+func ValidateInterfaceName(name string) error {
 	switch {
 	case name == "":
 		return errors.New("interface name: is empty, must be 1-15 bytes")
@@ -182,8 +195,8 @@ func (c *VFConfig) validate() error {
 	inRange("qos", c.QoS, maxQoS)
 	inRange("minTxRate", c.MinTxRate, math.MaxInt32)
 	inRange("maxTxRate", c.MaxTxRate, math.MaxInt32)
-	oneOf("vlanProtocol", c.Proto, vlanProtocols[:]...)
-	oneOf("linkState", c.LinkState, linkStates[:]...)
+	oneOf("vlanProtocol", c.Proto, VLAN8021Q, VLAN8021AD)
+	oneOf("linkState", c.LinkState, LinkAuto, LinkEnable, LinkDisable)
 	tagged := c.VLAN != nil && *c.VLAN > 0
 	if !tagged && (c.Proto != "" || c.QoS != nil && *c.QoS > 0) {
 		errs = append(errs, errors.New("vf.vlan: must be 1-4094 where qos or vlanProtocol is given"))

@@ -1,4 +1,4 @@
-package netdev
+package function
 
 import (
 	"fmt"
@@ -33,7 +33,3 @@ func (m *MAC) UnmarshalText(text []byte) (err error) {
 	*m, err = ParseMAC(string(text))
 	return err
 }
-
-// macOf is the canonical form of an address from the kernel. An address of zeros only is one: drivers report it as
-// the administrative MAC of a VF that has none.
-func macOf(address net.HardwareAddr) MAC { return MAC(address.String()) }

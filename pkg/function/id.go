@@ -1,0 +1,86 @@
+package function
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+)
+
+// ID names a Function of a node for ever, whatever its netdev is called and wherever it is. It is comparable.
+type ID struct {
+	// Address is the Function's PCI address; an SF has its PF's.
+	Address pci.Address
+	// Subfunction is "" for a PF or VF, and "sf" with the sfnum in decimal for an SF: "sf88".
+	Subfunction string
+}
+
+// SubfunctionID is the ID of the SF that the PF at this address has under the sfnum.
+func SubfunctionID(pf pci.Address, sfnum uint32) ID {
+	return ID{Address: pf, Subfunction: "sf" + strconv.FormatUint(uint64(sfnum), 10)}
+}
+
+// SFNum returns the sfnum of an SF; ok is false for a PF or VF.
+func (id ID) SFNum() (sfnum uint32, ok bool) {
+	digits, isSF := strings.CutPrefix(id.Subfunction, "sf")
+	if !isSF {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(digits, 10, 32)
+	return uint32(n), err == nil
+}
+
+// String is "0000:3b:02.1", or "0000:3b:00.0/sf88" for an SF.
+func (id ID) String() string {
+	if id.Subfunction == "" {
+		return string(id.Address)
+	}
+	return string(id.Address) + "/" + id.Subfunction
+}
+
+// DeviceName is the ID as a DNS label: "0000-3b-02-1", or "0000-3b-00-0-sf88" for an SF.
+func (id ID) DeviceName() string {
+	if id.Subfunction == "" {
+		return id.Address.DeviceName()
+	}
+	return id.Address.DeviceName() + "-" + id.Subfunction
+}
+
+// ParseID reverses [ID.String].
+func ParseID(s string) (ID, error) {
+	address, subfunction, isSF := strings.Cut(s, "/")
+	return newID(s, address, subfunction, isSF, pci.Parse)
+}
+
+// ParseDeviceName reverses [ID.DeviceName].
+func ParseDeviceName(s string) (ID, error) {
+	if i := strings.LastIndex(s, "-sf"); i >= 0 {
+		return newID(s, s[:i], s[i+1:], true, pci.ParseDeviceName)
+	}
+	return newID(s, s, "", false, pci.ParseDeviceName)
+}
+
+func newID(s, address, subfunction string, isSF bool, parse func(string) (pci.Address, error)) (ID, error) {
+	a, err := parse(address)
+	if err != nil {
+		return ID{}, err
+	}
+	id := ID{Address: a, Subfunction: subfunction}
+	if !isSF {
+		return id, nil
+	}
+	if n, ok := id.SFNum(); !ok || SubfunctionID(a, n) != id {
+		return ID{}, fmt.Errorf("Function %q: %q must be sf and a number, such as sf88", s, subfunction)
+	}
+	return id, nil
+}
+
+// MarshalText is [ID.String].
+func (id ID) MarshalText() ([]byte, error) { return []byte(id.String()), nil }
+
+// UnmarshalText is [ParseID].
+func (id *ID) UnmarshalText(text []byte) (err error) {
+	*id, err = ParseID(string(text))
+	return err
+}
