@@ -1,0 +1,134 @@
+// Package imports keeps the direction of the imports: what a program must not link, and which stage of a Function's life
+// knows which.
+package imports
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/opiproject/xpu-device-plugin/"
+
+// forbidden are what packages must not link, not even by way of others. A name that ends in "/..." is for all below it.
+var forbidden = []struct {
+	packages string
+	not      []string
+	why      string
+}{
+	{
+		"cmd/xpu-controller", []string{netlink, netns, module + "pkg/kernel/...", module + "pkg/node/..."},
+		"it runs without privileges, and has no machine to look at",
+	},
+	{"cmd/xpuctl", []string{netlink, netns, module + "pkg/kernel/..."}, "it runs on any person's machine"},
+	{
+		"cmd/xpu-cni", []string{netlink, "google.golang.org/grpc/...", "k8s.io/client-go/...", module + "pkg/node/...", module + "pkg/opi/..."},
+		"it is a shim: a runtime starts it for every pod",
+	},
+	{"pkg/function/...", []string{"k8s.io/...", netlink, netns, module + "api/..."}, "it is the leaf that all others stand on"},
+	{"pkg/kernel/...", []string{module + "api/...", module + "pkg/node/...", "k8s.io/client-go/..."}, "the kernel knows no cluster"},
+	{"pkg/kernel/devlink", []string{module + "pkg/kernel/netdev"}, "a card's ports are not a pod's netdev"},
+	{"pkg/opi/...", []string{module + "api/...", module + "pkg/node/...", module + "pkg/controller"}, "it speaks with OPI agents for whoever asks"},
+	{"pkg/bridge", []string{module + "api/...", module + "pkg/node/...", module + "pkg/controller"}, "it runs on the xPU"},
+	{"pkg/controller", []string{module + "pkg/bridge"}, "an OPI agent is reached by gRPC only"},
+}
+
+const (
+	netlink = "github.com/vishvananda/netlink/..."
+	netns   = "github.com/vishvananda/netns/..."
+)
+
+// stages are the packages of pkg/node in the order of a Function's life, and last the agent that puts them together. Each
+// may import those before it.
+var stages = []string{
+	"inventory", "podresources", // discover
+	"pool", "pool/sriovdp", "pool/source",
+	"journal",
+	"sriov", "health",
+	"lifecycle", "setup",
+	"devnode", "deviceinfo", "deviceplugin", "dra", // publish and allocate
+	"provisioning",
+	"nri", "cniserver", // attach
+	"hooks", // after release
+	"kubeapi",
+	"agent",
+}
+
+// pkg is a package as go list tells it.
+type pkg struct {
+	ImportPath    string
+	Imports, Deps []string
+}
+
+func list(t *testing.T) map[string]pkg {
+	t.Helper()
+	command := exec.CommandContext(t.Context(), "go", "list", "-json=ImportPath,Imports,Deps", module+"...")
+	var stderr bytes.Buffer
+	command.Stderr = &stderr
+	out, err := command.Output()
+	if err != nil {
+		t.Fatalf("go list: %v\n%s", err, &stderr)
+	}
+	found := map[string]pkg{}
+	for decoder := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p pkg
+		if err := decoder.Decode(&p); errors.Is(err, io.EOF) {
+			return found
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		found[p.ImportPath] = p
+	}
+}
+
+// matches says whether a pattern of go list means the package.
+func matches(pattern, path string) bool {
+	above, all := strings.CutSuffix(pattern, "/...")
+	return path == above || all && strings.HasPrefix(path, above+"/")
+}
+
+func TestForbidden(t *testing.T) {
+	all := list(t)
+	for _, rule := range forbidden {
+		none := true
+		for path, p := range all {
+			if !matches(module+rule.packages, path) {
+				continue
+			}
+			none = false
+			for _, dep := range p.Deps {
+				if slices.ContainsFunc(rule.not, func(not string) bool { return matches(not, dep) }) {
+					t.Errorf("%s links %s, and must not: %s", path, dep, rule.why)
+				}
+			}
+		}
+		if none {
+			t.Errorf("there is no package %s, of which the table says what it may not import", rule.packages)
+		}
+	}
+}
+
+func TestStages(t *testing.T) {
+	const node = module + "pkg/node/"
+	for path, p := range list(t) {
+		name, isStage := strings.CutPrefix(path, node)
+		if !isStage || strings.HasSuffix(name, "test") {
+			continue
+		}
+		place := slices.Index(stages, name)
+		if place < 0 {
+			t.Errorf("the table of stages lacks pkg/node/%s", name)
+		}
+		for _, imported := range p.Imports {
+			other, isStage := strings.CutPrefix(imported, node)
+			if isStage && slices.Index(stages, other) >= place {
+				t.Errorf("pkg/node/%s imports pkg/node/%s, a later stage", name, other)
+			}
+		}
+	}
+}
