@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 
 	"github.com/go-logr/logr"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
 // DataPlane is the way in which an Agent makes networks of bridges.
@@ -62,7 +64,7 @@ func openDataPlane(cfg Config, log logr.Logger) (dataplane, error) {
 	if err := checkHostPFs(cfg.HostPFs); err != nil {
 		return nil, err
 	}
-	d, err := openNetdevs(cfg.Uplink, places{sysRoot: filepath.Join("/", cfg.Root, "sys"), hostPFs: cfg.HostPFs})
+	d, err := openNetdevs(cfg.Uplink, places{sysRoot: sysfs.Root(filepath.Join("/", cfg.Root, "sys")), hostPFs: cfg.HostPFs})
 	if err != nil {
 		return nil, err
 	}

@@ -2,13 +2,17 @@ package bridge
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 
 	inventory "github.com/opiproject/opi-api/inventory/v1/gen/go"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
 // inventoryServer serves InventoryService from sysfs, all of it anew for each call. What the machine does not tell is
@@ -21,7 +25,7 @@ type inventoryServer struct {
 // GetInventory describes the xPU. The request's name is ignored: there is one inventory.
 func (s inventoryServer) GetInventory(context.Context, *inventory.GetInventoryRequest) (*inventory.Inventory, error) {
 	// Documentation/ABI/testing/sysfs-class-dmi of the kernel
-	dmi := func(name string) string { return s.text("sys/class/dmi/id", name) }
+	dmi := func(name string) string { return text(s.sysfs().Dir("class/dmi/id"), name) }
 	inv := &inventory.Inventory{
 		Bios: &inventory.BIOSInfo{Vendor: dmi("bios_vendor"), Version: dmi("bios_version"), Date: dmi("bios_date")},
 		System: &inventory.SystemInfo{
@@ -38,35 +42,37 @@ func (s inventoryServer) GetInventory(context.Context, *inventory.GetInventoryRe
 		Memory:    &inventory.MemoryInfo{TotalUsableBytes: s.memory()},
 		Pci:       s.pci(),
 	}
-	if inv.System.Name == "" {
-		inv.System.Name = s.text("sys/firmware/devicetree/base", "model")
-	}
-	if inv.System.SerialNumber == "" {
-		inv.System.SerialNumber = s.text("sys/firmware/devicetree/base", "serial-number")
-	}
+	deviceTree := s.sysfs().Dir("firmware/devicetree/base")
+	inv.System.Name = cmp.Or(inv.System.Name, text(deviceTree, "model"))
+	inv.System.SerialNumber = cmp.Or(inv.System.SerialNumber, text(deviceTree, "serial-number"))
 	return inv, nil
 }
 
-// text reads a small file of one value, empty if it cannot. Device tree strings end with a NUL.
-func (s inventoryServer) text(dir, name string) string {
-	data, err := os.ReadFile(filepath.Join("/", s.root, dir, name))
-	if err != nil {
-		return ""
-	}
-	return strings.ToValidUTF8(strings.Trim(string(data), " \t\r\n\x00"), "")
+// text reads an attribute, empty if it cannot.
+func text(dir sysfs.Dir, name string) string {
+	text, _ := dir.Attribute(name)
+	return text
 }
 
+func (s inventoryServer) sysfs() sysfs.Root { return sysfs.Root(filepath.Join("/", s.root, "sys")) }
+
+var cpuName = regexp.MustCompile(`^cpu[0-9]+$`) // beside cpufreq and cpuidle
+
 func (s inventoryServer) processor() *inventory.CPUInfo {
-	const dir = "sys/devices/system/cpu"
-	cores := map[[2]string]bool{}
-	cpus, _ := filepath.Glob(filepath.Join("/", s.root, dir, "cpu[0-9]*"))
-	for _, cpu := range cpus {
-		topology := filepath.Join(dir, filepath.Base(cpu), "topology")
-		if core := s.text(topology, "core_id"); core != "" {
-			cores[[2]string{s.text(topology, "physical_package_id"), core}] = true
+	cpus := s.sysfs().Dir("devices/system/cpu")
+	names, _ := cpus.Sorted()
+	cores, threads := map[[2]string]bool{}, int32(0)
+	for _, name := range names {
+		if !cpuName.MatchString(name) {
+			continue
+		}
+		threads++
+		topology := cpus.Dir(name, "topology")
+		if core := text(topology, "core_id"); core != "" {
+			cores[[2]string{text(topology, "physical_package_id"), core}] = true
 		}
 	}
-	return &inventory.CPUInfo{TotalCores: int32(len(cores)), TotalThreads: int32(len(cpus))}
+	return &inventory.CPUInfo{TotalCores: int32(len(cores)), TotalThreads: threads}
 }
 
 func (s inventoryServer) memory() int64 {
@@ -86,22 +92,20 @@ func (s inventoryServer) memory() int64 {
 
 // pci lists the devices by address. Ids are hexadecimal, as in sysfs: names would need a database.
 func (s inventoryServer) pci() []*inventory.PCIeDeviceInfo {
-	const dir = "sys/bus/pci/devices"
-	entries, _ := os.ReadDir(filepath.Join("/", s.root, dir))
+	bus := s.sysfs().Dir(sysfs.PCIDevices)
+	names, _ := bus.Sorted()
 	var devices []*inventory.PCIeDeviceInfo
-	for _, entry := range entries {
-		of := filepath.Join(dir, entry.Name())
+	for _, name := range names {
+		device := bus.Dir(name)
 		d := &inventory.PCIeDeviceInfo{
-			Address: entry.Name(), Vendor: s.text(of, "vendor"), Product: s.text(of, "device"), Revision: s.text(of, "revision"),
-			Subsystem: s.text(of, "subsystem_device"),
+			Address: name, Vendor: text(device, "vendor"), Product: text(device, "device"), Revision: text(device, "revision"),
+			Subsystem: text(device, "subsystem_device"),
 		}
 		// class is 0xCCSSPP: base class, subclass, programming interface
-		if class := s.text(of, "class"); len(class) == len("0xccsspp") {
+		if class := text(device, "class"); len(class) == len("0xccsspp") {
 			d.Class, d.Subclass = class[:4], "0x"+class[4:6]
 		}
-		if driver, err := os.Readlink(filepath.Join("/", s.root, of, "driver")); err == nil {
-			d.Driver = filepath.Base(driver)
-		}
+		d.Driver, _ = device.Link("driver")
 		devices = append(devices, d)
 	}
 	return devices

@@ -13,6 +13,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
 func TestPortName(t *testing.T) {
@@ -181,7 +182,7 @@ func TestDevlinkRecovers(t *testing.T) {
 		makePF(t, root, "0000:01:00.0", "8 16 1")
 		broken := errors.New("devlink is broken")
 		l := &locator{
-			places: places{sysRoot: root},
+			places: places{sysRoot: sysfs.Root(root)},
 			ports: func() ([]devlink.Port, error) {
 				return []devlink.Port{{Device: devlink.OfPCI("0000:01:00.0"), Flavour: devlink.PCIVF, VF: 4, NetdevIndex: 13}}, broken
 			},
@@ -207,7 +208,7 @@ func TestLookOnlyWhenNeeded(t *testing.T) {
 		looks := 0
 		netdevs := twoCards[:1]
 		l := &locator{
-			places:   places{sysRoot: root},
+			places:   places{sysRoot: sysfs.Root(root)},
 			ports:    func() ([]devlink.Port, error) { return nil, nil },
 			physical: func() ([]physical, error) { looks++; return netdevs, nil },
 			told:     map[int]bool{},

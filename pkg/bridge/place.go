@@ -3,14 +3,12 @@ package bridge
 import (
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
@@ -65,7 +63,7 @@ func (p place) String() string {
 
 // places knows where the Functions that ports are named after are.
 type places struct {
-	sysRoot string // where sysfs is
+	sysRoot sysfs.Root
 	// hostPFs, if any, are the PFs of the host. The addresses in ports' ids are the host's then and may be this machine's
 	// too, for other devices, so that its own sysfs is not asked.
 	hostPFs []HostPF
@@ -134,27 +132,23 @@ func (p places) here(address pci.Address, sfnum *uint32) (place, error) {
 	return place{eswitch: pf, seat: seat{flavour: devlink.PCIVF, number: uint32(index)}, anyPF: true}, nil
 }
 
-func (p places) device(a pci.Address, name string) string {
-	return filepath.Join(p.sysRoot, "bus/pci/devices", string(a), name)
-}
-
-func (p places) exists(a pci.Address) bool {
-	_, err := os.Stat(p.device(a, "vendor"))
-	return err == nil
-}
+func (p places) exists(a pci.Address) bool { return p.sysRoot.PCI(a).Has("vendor") }
 
 // virtual finds a VF's PF and its index there. A driver may make representors before the VFs' devices are there (mlx5),
 // so it also asks which PF would have it.
 func (p places) virtual(address pci.Address) (pf pci.Address, index int, ok bool) {
-	if link, err := os.Readlink(p.device(address, "physfn")); err == nil {
-		pf := pci.Address(filepath.Base(link))
+	if link, err := p.sysRoot.PCI(address).Link("physfn"); err == nil && link != "" {
+		pf := pci.Address(link)
 		if index, ok := p.virtfn(pf, address); ok {
 			return pf, index, true
 		}
 	}
-	pfs, _ := filepath.Glob(p.device("*", "sriov_totalvfs"))
-	for _, file := range pfs {
-		pf := pci.Address(filepath.Base(filepath.Dir(file)))
+	devices, _ := p.sysRoot.Dir(sysfs.PCIDevices).Sorted()
+	for _, name := range devices {
+		pf := pci.Address(name)
+		if !p.sysRoot.PCI(pf).Has("sriov_totalvfs") {
+			continue
+		}
 		capability := HostPF{Address: pf, Offset: p.number(pf, "sriov_offset"), Stride: p.number(pf, "sriov_stride")}
 		if index, _, ok := capability.vf(address); ok && index < p.number(pf, "sriov_totalvfs") {
 			return pf, index, true
@@ -165,23 +159,17 @@ func (p places) virtual(address pci.Address) (pf pci.Address, index int, ok bool
 
 // virtfn is the index by which a PF has a VF.
 func (p places) virtfn(pf, vf pci.Address) (index int, ok bool) {
-	links, _ := filepath.Glob(p.device(pf, "virtfn*"))
-	for _, link := range links {
-		if to, err := os.Readlink(link); err != nil || filepath.Base(to) != string(vf) {
-			continue
+	vfs, _ := p.sysRoot.PCI(pf).VFs()
+	for _, link := range vfs {
+		if link.Address == vf {
+			return link.Index, true
 		}
-		index, err := strconv.Atoi(strings.TrimPrefix(filepath.Base(link), "virtfn"))
-		return index, err == nil
 	}
 	return 0, false
 }
 
 // number reads an attribute of a PF, 0 if there is none.
 func (p places) number(pf pci.Address, name string) int {
-	text, err := os.ReadFile(p.device(pf, name))
-	if err != nil {
-		return 0
-	}
-	n, _ := strconv.Atoi(strings.TrimSpace(string(text)))
+	n, _ := p.sysRoot.PCI(pf).Number(name)
 	return n
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
 // makePF shows a PF in a directory that looks like sysfs, with VFs at these addresses.
@@ -51,8 +52,8 @@ func TestPlaces(t *testing.T) {
 	// The links count more than arithmetic: these two are the other way round.
 	makePF(t, root, "0000:01:00.0", "4 128 2", "0000:01:10.2", "0000:01:10.0")
 	makePF(t, root, "0000:02:00.0", "4 16 1")
-	here := places{sysRoot: root}
-	host := places{sysRoot: root, hostPFs: []HostPF{
+	here := places{sysRoot: sysfs.Root(root)}
+	host := places{sysRoot: sysfs.Root(root), hostPFs: []HostPF{
 		{Address: "0000:3b:00.0", External: true, Controller: 1, Offset: 2, Stride: 1, Eswitch: "0000:03:00.0"},
 		{Address: "0000:3b:00.1", External: true, Controller: 1, Number: 1, Offset: 17, Stride: 1},
 		{Address: "0000:5e:00.0", Number: 7},

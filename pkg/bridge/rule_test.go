@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
@@ -28,7 +29,7 @@ func newByRule(t *testing.T) *byRule {
 	makePF(t, root, "0000:01:00.0", "8 16 1")
 	r := &byRule{ns: netns.New(t)}
 	err := r.ns.Do(func() (err error) {
-		r.netdevs, err = openNetdevs("", places{sysRoot: root})
+		r.netdevs, err = openNetdevs("", places{sysRoot: sysfs.Root(root)})
 		return err
 	})
 	if err != nil {

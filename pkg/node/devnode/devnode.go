@@ -5,13 +5,13 @@ package devnode
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
 // Paths of device nodes, for the host and for containers.
@@ -102,7 +102,7 @@ func (f *Finder) vfio(of function.Function, out *Set) error {
 }
 
 func (f *Finder) uio(of function.Function, out *Set) error {
-	names, err := list(filepath.Join(f.device(of), "uio"))
+	names, err := f.device(of).Dir("uio").Sorted()
 	if err != nil {
 		return err
 	}
@@ -137,7 +137,7 @@ func (f *Finder) rdma(of function.Function, out *Set) error {
 	out.Info["rdma"] = info
 	// Each directory has an entry for every character device, which is below /dev/infiniband: uverbs0, umad0, issm0.
 	for _, class := range []string{"infiniband_verbs", "infiniband_mad"} {
-		names, err := list(filepath.Join(f.device(of), class))
+		names, err := f.device(of).Dir(class).Sorted()
 		if err != nil {
 			return err
 		}
@@ -171,24 +171,9 @@ func (f *Finder) exists(devicePath string) bool {
 }
 
 // device is the directory of a Function in sysfs.
-func (f *Finder) device(of function.Function) string {
+func (f *Finder) device(of function.Function) sysfs.Dir {
 	if of.Kind == function.SF {
-		return filepath.Join(f.SysRoot, "bus/auxiliary/devices", of.AuxDevice)
+		return sysfs.Root(f.SysRoot).Auxiliary(of.AuxDevice)
 	}
-	return filepath.Join(f.SysRoot, "bus/pci/devices", string(of.ID.Address))
-}
-
-// list returns the names in a directory, sorted. A directory that is not there has none.
-func list(dir string) ([]string, error) {
-	f, err := os.Open(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	names, err := f.Readdirnames(-1)
-	slices.Sort(names)
-	return names, err
+	return sysfs.Root(f.SysRoot).PCI(of.ID.Address)
 }

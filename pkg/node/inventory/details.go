@@ -4,12 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
 // memory is what was seen of a Function: what still counts while a pod has its netdev and RDMA devices, and what need
@@ -34,10 +34,10 @@ func (m memory) of(now incarnation) memory {
 }
 
 // complete fills in what can change while the Function exists, and remembers it.
-func (s *scanner) complete(f function.Function, device string, m memory) function.Function {
+func (s *scanner) complete(f function.Function, device sysfs.Dir, m memory) function.Function {
 	u := s.uplinks[f.PF]
 	f.PFName, f.PFDriver, f.LinkUp, f.DDPProfile = u.name, u.driver, u.up, u.ddp.name
-	f.VDPA = s.vdpas[filepath.Base(device)]
+	f.VDPA = s.vdpas[filepath.Base(string(device))]
 	if f.Kind == function.PF {
 		f.Driver, f.Netdev, f.LinkType, f.NumVFs = u.driver, u.netdev, u.linkType, u.numVFs
 	} else {
@@ -57,16 +57,16 @@ func (s *scanner) complete(f function.Function, device string, m memory) functio
 	return f
 }
 
-func (s *scanner) readDriver(f *function.Function, device string) {
+func (s *scanner) readDriver(f *function.Function, device sysfs.Dir) {
 	var err error
-	if f.Driver, err = target(device, "driver"); err != nil {
+	if f.Driver, err = device.Link("driver"); err != nil {
 		s.complain(s.entry(device), reasonDriver, err)
 	}
 }
 
-func (s *scanner) readNetdev(f *function.Function, device string, m *memory) {
+func (s *scanner) readNetdev(f *function.Function, device sysfs.Dir, m *memory) {
 	var err error
-	if f.Netdev, _, err = s.sysfs.netdev(device); err != nil {
+	if f.Netdev, _, err = netdev(device); err != nil {
 		s.complain(s.entry(device), reasonNetdev, err)
 	}
 	if f.Netdev != "" && (f.Netdev != m.netdev || m.linkType == "") {
@@ -75,8 +75,8 @@ func (s *scanner) readNetdev(f *function.Function, device string, m *memory) {
 }
 
 // linkType of a device's netdev is "" if it is neither of those known, or cannot be read.
-func (s *scanner) linkType(device, netdev string) string {
-	number, err := attribute(s.sysfs.netdevDir(device, netdev), "type")
+func (s *scanner) linkType(device sysfs.Dir, netdev string) string {
+	number, err := s.netdevDir(device, netdev).Attribute("type")
 	if err != nil && !errors.Is(err, fs.ErrNotExist) { // the netdev may just have gone
 		s.complain(s.entry(device), reasonLinkType, fmt.Errorf("netdev %s: %w", netdev, err))
 	}
@@ -91,8 +91,8 @@ func (s *scanner) linkType(device, netdev string) string {
 
 // readRDMA looks at the RDMA devices. The directory that the kernel keeps them in stays, and looks empty, while they
 // are in another network namespace.
-func (s *scanner) readRDMA(f *function.Function, device string, m *memory) {
-	found, exists, err := list(filepath.Join(device, "infiniband"))
+func (s *scanner) readRDMA(f *function.Function, device sysfs.Dir, m *memory) {
+	found, exists, err := device.Dir("infiniband").Names()
 	if err != nil {
 		s.complain(s.entry(device), reasonRDMA, err)
 	}
@@ -110,8 +110,8 @@ func (s *scanner) readRDMA(f *function.Function, device string, m *memory) {
 	f.RDMA, f.RDMADevices, f.PKey = true, m.rdma, m.pkey
 }
 
-func (s *scanner) readPKey(device, rdma string) string {
-	pkey, err := attribute(filepath.Join(device, "infiniband", rdma, "ports/1/pkeys"), "0")
+func (s *scanner) readPKey(device sysfs.Dir, rdma string) string {
+	pkey, err := device.Dir("infiniband", rdma, "ports/1/pkeys").Attribute("0")
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		s.complain(s.entry(device), reasonRDMA, err)
 	}
@@ -120,7 +120,7 @@ func (s *scanner) readPKey(device, rdma string) string {
 
 // readIOMMUGroup reads the group once, as it is as old as the device. Only where there is no IOMMU does it come and go,
 // with vfio-pci, a little later than the driver's link.
-func (s *scanner) readIOMMUGroup(f *function.Function, device string, m *memory) {
+func (s *scanner) readIOMMUGroup(f *function.Function, device sysfs.Dir, m *memory) {
 	coming := m.iommuGroup == "" && f.Driver == "vfio-pci"
 	if !m.iommuRead || m.driver != f.Driver || coming {
 		group, err := iommuGroup(device)
@@ -132,13 +132,13 @@ func (s *scanner) readIOMMUGroup(f *function.Function, device string, m *memory)
 	f.IOMMUGroup = m.iommuGroup
 }
 
-func iommuGroup(device string) (string, error) {
-	group, err := target(device, "iommu_group")
+func iommuGroup(device sysfs.Dir) (string, error) {
+	group, err := device.Link("iommu_group")
 	if err != nil || group == "" {
 		return "", err
 	}
 	// Real groups have no name; drivers/vfio/group.c gives this one to those that it makes up.
-	if name, err := attribute(filepath.Join(device, "iommu_group"), "name"); err == nil && name == "vfio-noiommu" {
+	if name, err := device.Dir("iommu_group").Attribute("name"); err == nil && name == "vfio-noiommu" {
 		return "noiommu-" + group, nil
 	}
 	return group, nil
@@ -147,16 +147,15 @@ func iommuGroup(device string) (string, error) {
 // readVDPAs lists the vDPA devices of the node. Where a parent has several, the first by name counts.
 func (s *scanner) readVDPAs() {
 	s.vdpas = map[string]function.VDPA{}
-	entries, err := names(filepath.Join(s.sysfs.root, vdpaDevices))
+	entries, err := s.sysfs.Dir(sysfs.VDPADevices).Sorted()
 	if err != nil {
-		s.complain(vdpaDevices, reasonVDPA, err)
+		s.complain(sysfs.VDPADevices, reasonVDPA, err)
 		return
 	}
-	slices.Sort(entries)
 	for _, name := range entries {
-		entry := filepath.Join(vdpaDevices, name)
-		dir := filepath.Join(s.sysfs.root, entry)
-		link, err := os.Readlink(dir)
+		entry := filepath.Join(sysfs.VDPADevices, name)
+		dir := s.sysfs.Dir(entry)
+		link, err := dir.Target()
 		if err != nil {
 			s.complain(entry, reasonVDPA, err)
 			continue
@@ -165,7 +164,7 @@ func (s *scanner) readVDPAs() {
 		if _, taken := s.vdpas[parent]; taken {
 			continue
 		}
-		vdpa, err := readVDPA(dir)
+		vdpa, err := readVDPA(name, dir)
 		if err != nil {
 			s.complain(entry, reasonVDPA, err)
 			continue
@@ -174,16 +173,16 @@ func (s *scanner) readVDPAs() {
 	}
 }
 
-func readVDPA(dir string) (function.VDPA, error) {
-	driver, err := target(dir, "driver")
+func readVDPA(name string, dir sysfs.Dir) (function.VDPA, error) {
+	driver, err := dir.Link("driver")
 	if err != nil {
 		return function.VDPA{}, err
 	}
-	vdpa := function.VDPA{Name: filepath.Base(dir), Driver: driver}
+	vdpa := function.VDPA{Name: name, Driver: driver}
 	if driver != "vhost_vdpa" {
 		return vdpa, nil
 	}
-	children, err := names(dir)
+	children, _, err := dir.Names()
 	if err != nil {
 		return function.VDPA{}, err
 	}

@@ -9,8 +9,6 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"os"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"sync"
@@ -21,6 +19,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
 // Times between an event and the scan that it causes.
@@ -112,19 +111,18 @@ var ErrNoNetdev = errors.New("has no netdev in any network namespace")
 // netdev is in another namespace. The error is an [ErrNoNetdev] where there is none at all, and an [fs.ErrNotExist]
 // where the Function is gone.
 func (i *Inventory) Netdev(id function.ID) (string, error) {
-	sysfs := sysfs{i.options.SysRoot}
-	dir, err := sysfs.find(id)
+	dir, err := find(sysfs.Root(i.options.SysRoot), id)
 	if err != nil {
 		return "", fmt.Errorf("Function %s: %w", id, err)
 	}
-	netdev, made, err := sysfs.netdev(dir)
+	name, made, err := netdev(dir)
 	if err != nil {
 		return "", fmt.Errorf("Function %s: netdev: %w", id, err)
 	}
 	if !made {
 		return "", fmt.Errorf("Function %s: %w", id, ErrNoNetdev)
 	}
-	return netdev, nil
+	return name, nil
 }
 
 // Synced waits until the Functions are known. It returns false if ctx ended before.
@@ -146,8 +144,8 @@ func (i *Inventory) Run(ctx context.Context) error {
 		default: // the next scan sees it too
 		}
 	}
-	if devices := filepath.Join(i.options.SysRoot, pciDevices); !exists(devices) {
-		i.options.Log.Info("This node has no PCI bus, hence no Functions", "path", devices)
+	if devices := i.pciDevices(); !devices.Exists() {
+		i.options.Log.Info("This node has no PCI bus, hence no Functions", "path", string(devices))
 	}
 	var listeners sync.WaitGroup
 	defer listeners.Wait()
@@ -175,9 +173,8 @@ func (i *Inventory) Run(ctx context.Context) error {
 	}
 }
 
-func exists(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
+func (i *Inventory) pciDevices() sysfs.Dir {
+	return sysfs.Root(i.options.SysRoot).Dir(sysfs.PCIDevices)
 }
 
 // settle returns when no event has come for a while, or when that takes too long.
@@ -205,7 +202,7 @@ func (i *Inventory) scan() error {
 	i.metrics.scanned(time.Since(begin))
 	i.report(before)
 	if err != nil {
-		return fmt.Errorf("%s: %w", filepath.Join(i.options.SysRoot, pciDevices), err)
+		return fmt.Errorf("%s: %w", i.pciDevices(), err)
 	}
 	if i.known() && reflect.DeepEqual(i.functions, functions) { // only this goroutine writes functions
 		return nil
@@ -251,9 +248,9 @@ func (i *Inventory) report(before map[complaint]error) {
 }
 
 // find returns the directory of a Function's device.
-func (s sysfs) find(id function.ID) (string, error) {
+func find(root sysfs.Root, id function.ID) (sysfs.Dir, error) {
 	if sfnum, isSF := id.SFNum(); isSF {
-		subfunctions, err := s.subfunctions(func(string, reason, error) {})
+		subfunctions, err := subfunctions(root, func(string, reason, error) {})
 		if err != nil {
 			return "", err
 		}
@@ -264,9 +261,9 @@ func (s sysfs) find(id function.ID) (string, error) {
 		}
 		return "", fs.ErrNotExist
 	}
-	dir := s.device(id.Address)
-	if _, err := os.Stat(dir); err != nil {
-		return "", err
+	dir := root.PCI(id.Address)
+	if !dir.Exists() {
+		return "", fs.ErrNotExist
 	}
 	return dir, nil
 }

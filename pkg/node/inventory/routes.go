@@ -4,11 +4,12 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
 // readRoutes finds the netdevs that the node reaches the rest of the world by: those of the default routes, IPv4 and IPv6, and
@@ -27,7 +28,7 @@ func (s *scanner) readRoutes() {
 			continue
 		}
 		s.routed[netdev] = true
-		found = append(found, s.sysfs.lower(netdev)...)
+		found = append(found, lower(s.sysfs, netdev)...)
 	}
 }
 
@@ -36,8 +37,8 @@ func (s *scanner) readRoutes() {
 func (s *scanner) routesFailed() bool { return s.complaints[complaint{"", reasonRoutes}] != nil }
 
 // lower lists the netdevs directly below another one.
-func (s sysfs) lower(netdev string) []string {
-	entries, err := names(filepath.Join(s.root, "class/net", netdev))
+func lower(root sysfs.Root, netdev string) []string {
+	entries, _, err := root.Dir("class/net", netdev).Names()
 	if err != nil {
 		return nil // it went meanwhile
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
 // reason is why an entry of sysfs was skipped, or one of its attributes left out.
@@ -86,7 +87,7 @@ type uplink struct {
 // scanner reads all Functions, again and again, and remembers what need not be read again. It must not be used by
 // several goroutines at once.
 type scanner struct {
-	sysfs sysfs
+	sysfs sysfs.Root
 	// defaultNetdevs returns the names of the netdevs that the node's default routes go over.
 	defaultNetdevs func() ([]string, error)
 	// ddpProfile returns the name of a PF's DDP package, "" if the driver tells none.
@@ -101,7 +102,7 @@ type scanner struct {
 }
 
 func newScanner(options Options) *scanner {
-	s := &scanner{sysfs: sysfs{options.SysRoot}, ddpProfile: options.DDPProfile, defaultNetdevs: options.DefaultNetdevs}
+	s := &scanner{sysfs: sysfs.Root(options.SysRoot), ddpProfile: options.DDPProfile, defaultNetdevs: options.DefaultNetdevs}
 	if s.ddpProfile == nil {
 		s.ddpProfile = func(pf pci.Address) (string, error) { return devlinkDDPProfile(options.NetNS, pf) }
 	}
@@ -115,7 +116,7 @@ func newScanner(options Options) *scanner {
 // nothing could be read.
 func (s *scanner) scan() ([]function.Function, error) {
 	s.complaints = map[complaint]error{}
-	entries, err := names(filepath.Join(s.sysfs.root, pciDevices))
+	entries, _, err := s.sysfs.Dir(sysfs.PCIDevices).Names()
 	if err != nil {
 		return nil, err
 	}
@@ -144,13 +145,12 @@ func (s *scanner) complain(entry string, why reason, err error) {
 // withdraw forgets complaints about what was only about to go away.
 func (s *scanner) withdraw() {
 	maps.DeleteFunc(s.complaints, func(c complaint, _ error) bool {
-		_, err := os.Lstat(filepath.Join(s.sysfs.root, c.entry))
-		return errors.Is(err, fs.ErrNotExist)
+		return !s.sysfs.Dir(c.entry).Exists()
 	})
 }
 
 func (s *scanner) complainAbout(a pci.Address, why reason, err error) {
-	s.complain(filepath.Join(pciDevices, string(a)), why, err)
+	s.complain(filepath.Join(sysfs.PCIDevices, string(a)), why, err)
 }
 
 // readHardware brings known up to date. It leaves out what cannot be read.
@@ -159,7 +159,7 @@ func (s *scanner) readHardware(entries []string) {
 	for _, name := range entries {
 		address, err := pci.Parse(name)
 		if err != nil || string(address) != name {
-			s.complain(filepath.Join(pciDevices, name), reasonAddress, errors.New("is not a PCI address"))
+			s.complain(filepath.Join(sysfs.PCIDevices, name), reasonAddress, errors.New("is not a PCI address"))
 			continue
 		}
 		now, err := s.incarnation(address)
@@ -180,18 +180,18 @@ func (s *scanner) readHardware(entries []string) {
 }
 
 func (s *scanner) incarnation(a pci.Address) (incarnation, error) {
-	return incarnationOf(s.sysfs.device(a))
+	return incarnationOf(s.sysfs.PCI(a))
 }
 
 // auxiliaryIncarnation is that of an SF's auxiliary device; the zero value, which is none's, if it just went.
-func (s *scanner) auxiliaryIncarnation(dir string) incarnation {
+func (s *scanner) auxiliaryIncarnation(dir sysfs.Dir) incarnation {
 	now, _ := incarnationOf(dir)
 	return now
 }
 
-func incarnationOf(path string) (incarnation, error) {
+func incarnationOf(path sysfs.Dir) (incarnation, error) {
 	var stat syscall.Stat_t
-	if err := syscall.Lstat(path, &stat); err != nil {
+	if err := syscall.Lstat(string(path), &stat); err != nil {
 		return incarnation{}, fmt.Errorf("stat: %w", err)
 	}
 	return incarnation{stat.Ino, stat.Ctim}, nil
@@ -199,8 +199,8 @@ func incarnationOf(path string) (incarnation, error) {
 
 // readDevice reads what need be known of a device; ok is false where it has to be skipped.
 func (s *scanner) readDevice(a pci.Address) (h hardware, ok bool) {
-	dir := s.sysfs.device(a)
-	class, err := attribute(dir, "class")
+	dir := s.sysfs.PCI(a)
+	class, err := dir.Attribute("class")
 	if err == nil {
 		h.class, err = parseClass(class)
 	}
@@ -213,7 +213,7 @@ func (s *scanner) readDevice(a pci.Address) (h hardware, ok bool) {
 		return h, true
 	}
 	for name, id := range map[string]*string{"vendor": &h.vendor, "device": &h.device} {
-		text, err := attribute(dir, name)
+		text, err := dir.Attribute(name)
 		if err == nil {
 			*id, err = parseID(text)
 		}
@@ -226,11 +226,11 @@ func (s *scanner) readDevice(a pci.Address) (h hardware, ok bool) {
 	if h.numaNode, numaErr = numaNode(dir); numaErr != nil {
 		s.complainAbout(a, reasonNUMANode, numaErr)
 	}
-	if link, err := os.Readlink(dir); err == nil {
+	if link, err := dir.Target(); err == nil {
 		h.root = parseRoot(link)
 	}
-	h.acpiIndex, _ = attribute(dir, "acpi_index") // few devices have one
-	pf, err := target(dir, "physfn")
+	h.acpiIndex, _ = dir.Attribute("acpi_index") // few devices have one
+	pf, err := dir.Link("physfn")
 	if err == nil && pf != "" {
 		h.physfn, err = pci.Parse(pf)
 	}
@@ -238,16 +238,15 @@ func (s *scanner) readDevice(a pci.Address) (h hardware, ok bool) {
 		s.complainAbout(a, reasonPhysfn, err)
 		return h, false
 	}
-	_, err = os.Lstat(filepath.Join(dir, "sriov_totalvfs"))
-	h.sriov = err == nil
+	h.sriov = dir.Has("sriov_totalvfs")
 	// The kernel shows a new VF before it makes the VF's physfn (pci_iov_add_virtfn in drivers/pci/iov.c).
 	h.lasting = numaErr == nil && (h.sriov || h.physfn != "")
 	return h, true
 }
 
 // numaNode is -1 with an error if it cannot be read, and without one where the kernel was built without NUMA.
-func numaNode(device string) (int, error) {
-	text, err := attribute(device, "numa_node")
+func numaNode(device sysfs.Dir) (int, error) {
+	text, err := device.Attribute("numa_node")
 	if errors.Is(err, fs.ErrNotExist) {
 		return -1, nil
 	}
@@ -277,12 +276,12 @@ func (s *scanner) readUplinks(places places) {
 }
 
 func (s *scanner) readUplink(pf pci.Address, now incarnation, u uplink) uplink {
-	device := s.sysfs.device(pf)
+	device := s.sysfs.PCI(pf)
 	var err error
-	if u.driver, err = target(device, "driver"); err != nil {
+	if u.driver, err = device.Link("driver"); err != nil {
 		s.complainAbout(pf, reasonDriver, err)
 	}
-	if u.netdev, _, err = s.sysfs.netdev(device); err != nil {
+	if u.netdev, _, err = netdev(device); err != nil {
 		s.complainAbout(pf, reasonNetdev, err)
 	}
 	if u.netdev != "" {
@@ -293,8 +292,8 @@ func (s *scanner) readUplink(pf pci.Address, now incarnation, u uplink) uplink {
 }
 
 func (s *scanner) readUplinkNetdev(pf pci.Address, u uplink) uplink {
-	device := s.sysfs.device(pf)
-	switch up, err := s.sysfs.carrier(device, u.netdev); {
+	device := s.sysfs.PCI(pf)
+	switch up, err := s.carrier(device, u.netdev); {
 	case err == nil:
 		u.up = up
 	case !errors.Is(err, fs.ErrNotExist):
@@ -326,7 +325,7 @@ func (s *scanner) pciFunctions(places map[pci.Address]place, before map[function
 		if isVF {
 			f.Kind, f.PF, f.Index = function.VF, at.pf, at.index
 		}
-		functions = append(functions, s.complete(f, s.sysfs.device(address), before[f.ID].of(h.incarnation)))
+		functions = append(functions, s.complete(f, s.sysfs.PCI(address), before[f.ID].of(h.incarnation)))
 	}
 	return functions
 }
@@ -358,20 +357,20 @@ func (s *scanner) places() places {
 		if h.class == "" || !h.sriov {
 			continue
 		}
-		dir := s.sysfs.device(pf)
-		entries, err := names(dir)
+		dir := s.sysfs.PCI(pf)
+		entries, _, err := dir.Names()
 		if err != nil {
 			s.complainAbout(pf, reasonDevice, err)
 			continue
 		}
 		for _, name := range entries {
-			index, ok := virtfn(name)
+			index, ok := sysfs.VFIndex(name)
 			if !ok {
 				continue
 			}
 			vf, err := s.virtfnTarget(dir, name)
 			if err != nil {
-				s.complain(filepath.Join(pciDevices, string(pf), name), reasonVirtfn, err)
+				s.complain(filepath.Join(sysfs.PCIDevices, string(pf), name), reasonVirtfn, err)
 				continue
 			}
 			found.count[pf]++
@@ -387,8 +386,8 @@ func (s *scanner) places() places {
 	return found
 }
 
-func (s *scanner) virtfnTarget(dir, name string) (pci.Address, error) {
-	text, err := target(dir, name)
+func (s *scanner) virtfnTarget(dir sysfs.Dir, name string) (pci.Address, error) {
+	text, err := dir.Link(name)
 	if err != nil {
 		return "", err
 	}
@@ -396,27 +395,27 @@ func (s *scanner) virtfnTarget(dir, name string) (pci.Address, error) {
 	if _, ok := s.known[vf]; ok {
 		return vf, nil
 	}
-	if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
+	if _, err := os.Stat(string(dir.Dir(name))); err != nil {
 		return "", err
 	}
 	return pci.Parse(text)
 }
 
-func (s *scanner) entry(device string) string {
-	entry, err := filepath.Rel(s.sysfs.root, device)
+func (s *scanner) entry(device sysfs.Dir) string {
+	entry, err := filepath.Rel(string(s.sysfs), string(device))
 	if err != nil {
-		return device
+		return string(device)
 	}
 	return entry
 }
 
 func (s *scanner) addSubfunctions(functions []function.Function, before map[function.ID]memory) ([]function.Function, error) {
-	subfunctions, err := s.sysfs.subfunctions(s.complain)
+	found, err := subfunctions(s.sysfs, s.complain)
 	if err != nil {
 		return nil, err
 	}
 	seen := map[function.ID]string{}
-	for _, sf := range subfunctions {
+	for _, sf := range found {
 		entry := s.entry(sf.dir)
 		parent, ok := s.known[sf.parent]
 		if !ok || parent.class != function.Network {
@@ -431,7 +430,7 @@ func (s *scanner) addSubfunctions(functions []function.Function, before map[func
 		seen[id] = entry
 		functions = append(functions, s.complete(function.Function{
 			ID: id, Kind: function.SF, Class: function.Network, PF: sf.parent, Index: int(sf.sfnum), Vendor: parent.vendor, Device: parent.device,
-			NUMANode: parent.numaNode, PCIeRoot: parent.root, AuxDevice: filepath.Base(sf.dir),
+			NUMANode: parent.numaNode, PCIeRoot: parent.root, AuxDevice: sf.name,
 		}, sf.dir, before[id].of(s.auxiliaryIncarnation(sf.dir))))
 	}
 	return functions, nil

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -15,6 +13,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 )
@@ -126,8 +125,8 @@ func (p *PCIDrivers) isolated(d device) error {
 }
 
 func (p *PCIDrivers) worksWithoutIOMMU() bool {
-	text, err := os.ReadFile(filepath.Join(p.SysRoot, "module/vfio/parameters/enable_unsafe_noiommu_mode"))
-	return err == nil && strings.TrimSpace(string(text)) == "Y"
+	mode, err := sysfs.Root(p.SysRoot).Dir("module/vfio/parameters").Attribute("enable_unsafe_noiommu_mode")
+	return err == nil && mode == "Y"
 }
 
 // snapshot is what the netdev is that ends with the driver, nil where there is none.
@@ -172,18 +171,18 @@ func (p *PCIDrivers) bind(ctx context.Context, d device, driver string) error {
 		return err
 	}
 	if current != "" {
-		if err := p.write(ctx, d, "unbind "+current, filepath.Join(d.driverDir(current), "unbind"), d.name); err != nil {
+		if err := p.write(ctx, d, "unbind "+current, target{d.root.PCIDriver(current), "unbind", d.name}); err != nil {
 			return err
 		}
 	}
-	return p.write(ctx, d, "bind "+driver, filepath.Join(d.driverDir(driver), "bind"), d.name)
+	return p.write(ctx, d, "bind "+driver, target{d.root.PCIDriver(driver), "bind", d.name})
 }
 
 // Restore implements [Drivers]. A Function that is gone needs none; one that somebody gave yet another driver keeps
 // that.
 func (p *PCIDrivers) Restore(ctx context.Context, a journal.Attachment) error {
 	d, o := p.device(a.Function), a.Outfit
-	if o.Own == o.Driver || !exists(d.dir) {
+	if o.Own == o.Driver || !d.Exists() {
 		return nil
 	}
 	current, err := p.unbind(ctx, d, o.Driver)
@@ -225,15 +224,15 @@ func (p *PCIDrivers) unbind(ctx context.Context, d device, driver string) (curre
 	if err := p.awaitUnused(ctx, d); err != nil {
 		return "", err
 	}
-	return "", p.write(ctx, d, "unbind "+driver, filepath.Join(d.driverDir(driver), "unbind"), d.name)
+	return "", p.write(ctx, d, "unbind "+driver, target{d.root.PCIDriver(driver), "unbind", d.name})
 }
 
 // bindOwn binds the Function's own driver. One that somebody else had bind meanwhile is as good.
 func (p *PCIDrivers) bindOwn(ctx context.Context, d device, own string) error {
-	if !exists(d.driverDir(own)) {
+	if !d.root.PCIDriver(own).Exists() {
 		return errors.New("the node does not have that driver any more: load its module again")
 	}
-	err := p.write(ctx, d, "bind "+own, filepath.Join(d.driverDir(own), "bind"), d.name)
+	err := p.write(ctx, d, "bind "+own, target{d.root.PCIDriver(own), "bind", d.name})
 	if current, _ := d.driver(); current == own {
 		return nil
 	}
@@ -299,19 +298,19 @@ func (p *PCIDrivers) setOverride(ctx context.Context, d device, driver string) e
 	if value == "" {
 		value = "\n" // an empty write would not reach the kernel
 	}
-	return p.write(ctx, d, "driver_override "+driver, filepath.Join(d.dir, "driver_override"), value)
+	return p.write(ctx, d, "driver_override "+driver, target{d.Dir, "driver_override", value})
 }
 
 // write gives sysfs an order that is carried out when write returns, unless ctx ends before, or it takes too long: as
 // long as the unbinding of a device blocks, so does everything else that is done to its driver.
-func (p *PCIDrivers) write(ctx context.Context, d device, step, file, value string) error {
+func (p *PCIDrivers) write(ctx context.Context, d device, step string, to target) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, settleTime, fmt.Errorf("is not done after %s", settleTime))
 	defer cancel()
 	p.trace(step)
-	err := p.writes.do(ctx, file, value)
+	err := p.writes.do(ctx, to)
 	if err != nil && ctx.Err() != nil {
 		return p.stillUsed(d, err)
 	}
@@ -325,7 +324,6 @@ func (p *PCIDrivers) trace(step string) {
 }
 
 func (p *PCIDrivers) device(id function.ID) device {
-	return device{
-		root: p.SysRoot, name: string(id.Address), dir: filepath.Join(p.SysRoot, "bus/pci/devices", string(id.Address)),
-	}
+	root := sysfs.Root(p.SysRoot)
+	return device{Dir: root.PCI(id.Address), root: root, name: string(id.Address)}
 }

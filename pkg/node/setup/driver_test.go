@@ -17,6 +17,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
@@ -90,7 +91,7 @@ func (h *host) trace(step string) {
 
 func (h *host) Get(id function.ID) (function.Function, bool) {
 	f := h.f
-	f.Driver, _ = device{root: h.root, dir: h.path("bus/pci/devices/" + address)}.driver()
+	f.Driver, _ = device{Dir: sysfs.Dir(h.path("bus/pci/devices/" + address))}.driver()
 	return f, id == vf
 }
 
@@ -186,10 +187,12 @@ func TestPlanRefuses(t *testing.T) {
 		{"bond", func(h *host) { h.link("bond0", h.device("net/eth5/upper_bond0")) }, "netdev eth5 is in use on the host, by bond0"},
 		{"bridge over virtio", func(h *host) {
 			must(t, os.RemoveAll(h.path(h.device("net"))))
+			h.bind("virtio-pci")
 			h.link("br0", h.device("virtio3/net/eth5/upper_br0"))
 		}, "netdev eth5 is in use on the host, by br0"},
 		{"netdev of virtio is away", func(h *host) {
 			must(t, os.RemoveAll(h.path(h.device("net"))))
+			h.bind("virtio-pci")
 			must(t, os.MkdirAll(h.path(h.device("virtio3/net")), 0o755))
 		}, "in another network namespace"},
 		{"netdev is away", func(h *host) { must(t, os.RemoveAll(h.path(h.device("net/eth5")))) }, "in another network namespace"},
@@ -365,16 +368,17 @@ func TestBlockedWrite(t *testing.T) {
 	must(t, os.MkdirAll(h.path("proc/4711/fd"), 0o755))
 	must(t, os.Symlink("/host/dev/vfio/42", h.path("proc/4711/fd/7")))
 	p := h.drivers()
+	order := target{sysfs.Dir(filepath.Dir(pipe)), "blocks", "once"}
 	for range 2 {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
-		err := p.write(ctx, p.device(vf), "unbind vfio-pci", pipe, "once")
+		err := p.write(ctx, p.device(vf), "unbind vfio-pci", order)
 		cancel()
 		if !errors.Is(err, context.DeadlineExceeded) ||
 			!strings.Contains(err.Error(), "IOMMU group 42 is open in process 4711 (testpmd), which must end first") {
 			t.Errorf("error %v", err)
 		}
 	}
-	given := p.writes.give(pipe, "once") // before it can be carried out, after which it would be given anew
+	given := p.writes.give(order) // before it can be carried out, after which it would be given anew
 	content, err := os.ReadFile(pipe)
 	must(t, err)
 	if got := string(content); got != "once" {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
+	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -17,6 +18,10 @@ import (
 )
 
 const (
+	// The files by which the kernel says how many VFs a PF has and can have, and is told how many to make. It refuses any
+	// number but 0 while there are VFs, and answers when they are made, which takes a driver seconds.
+	numVFs, totalVFs = "sriov_numvfs", "sriov_totalvfs"
+
 	// askTimeout is how long the kubelet may take to say what pods have.
 	askTimeout = 2 * time.Second
 	// lockTimeout is how long work on the PF or one of its VFs is waited for.
@@ -37,7 +42,7 @@ func (v *VFs) give(ctx context.Context, pf pci.Address, want int, making func(ha
 	if p != nil || have == want {
 		return p
 	}
-	vfs, err := v.sysfs().vfs(pf)
+	vfs, err := v.vfs(pf)
 	if err != nil {
 		return v.failed(pf, err)
 	}
@@ -50,7 +55,7 @@ func (v *VFs) give(ctx context.Context, pf pci.Address, want int, making func(ha
 		return problemf(v1alpha1.ReasonInUse, "is in use: %v", err)
 	}
 	defer unlock()
-	now, err := v.sysfs().vfs(pf)
+	now, err := v.vfs(pf)
 	if err != nil {
 		return v.failed(pf, err)
 	}
@@ -72,7 +77,7 @@ func (v *VFs) give(ctx context.Context, pf pci.Address, want int, making func(ha
 
 // look says how many VFs the PF has, and whether it can have as many as are wanted.
 func (v *VFs) look(pf pci.Address, want int) (have int, p *problem) {
-	have, err := v.sysfs().numVFs(pf)
+	have, err := v.device(pf).Number(numVFs)
 	if errors.Is(err, fs.ErrNotExist) {
 		if want == 0 {
 			return 0, nil
@@ -83,7 +88,7 @@ func (v *VFs) look(pf pci.Address, want int) (have int, p *problem) {
 	if err != nil {
 		return 0, v.failed(pf, err)
 	}
-	total, err := v.sysfs().totalVFs(pf)
+	total, err := v.device(pf).Number(totalVFs)
 	if err != nil {
 		return 0, v.failed(pf, err)
 	}
@@ -136,7 +141,7 @@ func (v *VFs) change(ctx context.Context, pf pci.Address, have, want int) *probl
 	if p == nil || have == 0 {
 		return p
 	}
-	if vfs, err := v.sysfs().vfs(pf); err != nil || len(vfs) > 0 {
+	if vfs, err := v.vfs(pf); err != nil || len(vfs) > 0 {
 		return p // those that there are, are better than none
 	}
 	if back := v.write(ctx, pf, have); back != nil {
@@ -153,13 +158,13 @@ func (v *VFs) write(ctx context.Context, pf pci.Address, n int) *problem {
 	if v.Writing != nil {
 		v.Writing(pf, n)
 	}
-	if err := v.sysfs().setNumVFs(pf, n); err != nil {
+	if err := v.device(pf).Write(numVFs, strconv.Itoa(n)); err != nil {
 		return v.refused(pf, n, err)
 	}
 	var vfs []pci.Address
 	err := wait.PollUntilContextTimeout(ctx, 5*time.Millisecond, showTimeout, true, func(context.Context) (bool, error) {
 		var err error
-		vfs, err = v.sysfs().vfs(pf)
+		vfs, err = v.vfs(pf)
 		return len(vfs) == n, err
 	})
 	switch {
@@ -185,7 +190,7 @@ func (v *VFs) refused(pf pci.Address, n int, err error) *problem {
 		return problemf(v1alpha1.ReasonBusy,
 			"cannot be given %d VFs now: driver %s says %q; does somebody else change its VFs?", n, driver, unix.EBUSY.Error())
 	case errors.Is(err, unix.ERANGE):
-		total, _ := v.sysfs().totalVFs(pf)
+		total, _ := v.device(pf).Number(totalVFs)
 		return tooMany(n, total)
 	case errors.Is(err, unix.ENOENT) && driver == "":
 		return problemf(v1alpha1.ReasonNotSupported, "has no driver: bind one that makes VFs")
@@ -206,7 +211,7 @@ func (v *VFs) refused(pf pci.Address, n int, err error) *problem {
 
 // driver is for messages.
 func (v *VFs) driver(pf pci.Address) string {
-	driver, _ := v.sysfs().driver(pf)
+	driver, _ := v.device(pf).Link("driver")
 	return driver
 }
 

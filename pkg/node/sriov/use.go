@@ -121,8 +121,8 @@ func owner(a journal.Attachment) string {
 
 // usedByPF is about the PF itself: its netdev is in another network namespace.
 func (v *VFs) usedByPF(pf pci.Address) ([]string, error) {
-	names, made, err := v.sysfs().netdevs(pf)
-	if err != nil || len(names) > 0 || !made {
+	dir, names, err := v.device(pf).Netdevs()
+	if err != nil || len(names) > 0 || dir == "" {
 		return nil, err
 	}
 	return []string{"its netdev is in another network namespace"}, nil
@@ -146,15 +146,15 @@ func (v *VFs) usedOnHost(vfs []pci.Address) ([]string, error) {
 // useOf says what is done with a VF, "" for nothing. One without a driver can do nothing; one whose driver makes no
 // netdev, such as vfio-pci, is there for a program, of which the kernel does not tell whether it runs.
 func (v *VFs) useOf(vf pci.Address) (string, error) {
-	driver, err := v.sysfs().driver(vf)
+	driver, err := v.device(vf).Link("driver")
 	if err != nil || driver == "" {
 		return "", err
 	}
-	netdevs, made, err := v.sysfs().netdevs(vf)
+	dir, netdevs, err := v.device(vf).Netdevs()
 	switch {
 	case err != nil:
 		return "", err
-	case !made:
+	case dir == "":
 		return fmt.Sprintf("has driver %s and no netdev, as a program may use it", driver), nil
 	case len(netdevs) == 0:
 		return "has its netdev in another network namespace", nil

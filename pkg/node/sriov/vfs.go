@@ -16,6 +16,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
@@ -100,7 +101,22 @@ func (v *VFs) Collect(metrics chan<- prometheus.Metric) {
 	}
 }
 
-func (v *VFs) sysfs() sysfs { return sysfs{v.SysRoot} }
+// device is what the kernel shows of a PCI device.
+func (v *VFs) device(a pci.Address) sysfs.Dir { return sysfs.Root(v.SysRoot).PCI(a) }
+
+// vfs are the VFs of a PF, sorted by address.
+func (v *VFs) vfs(pf pci.Address) ([]pci.Address, error) {
+	links, err := v.device(pf).VFs()
+	if err != nil {
+		return nil, err
+	}
+	vfs := make([]pci.Address, 0, len(links))
+	for _, link := range links {
+		vfs = append(vfs, link.Address)
+	}
+	slices.Sort(vfs)
+	return vfs, nil
+}
 
 // Run works until ctx ends. functions and pools have a value when Functions, or pools, may have changed. Each PF is
 // changed by itself: one card takes a second, another a minute. What is being changed then, Run waits for.

@@ -24,6 +24,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
@@ -132,7 +133,7 @@ func (h *host) makeVFs(pf pci.Address, n int) {
 }
 
 func (h *host) numVFs(pf pci.Address) int {
-	n, err := sysfs{h.root}.numVFs(pf)
+	n, err := sysfs.Root(h.root).PCI(pf).Number(numVFs)
 	h.must(err)
 	return n
 }
@@ -168,9 +169,9 @@ func (h *host) Snapshot() []function.Function {
 		if _, err := os.Stat(h.dir(pf)); err != nil {
 			continue
 		}
-		driver, err := sysfs{h.root}.driver(pf)
+		driver, err := sysfs.Root(h.root).PCI(pf).Link("driver")
 		h.must(err)
-		vfs, err := sysfs{h.root}.vfs(pf)
+		vfs, err := sysfs.Root(h.root).PCI(pf).VFs()
 		h.must(err)
 		out = append(out, function.Function{
 			ID: function.ID{Address: pf}, Kind: function.PF, Class: function.Network, PF: pf, Index: -1, Vendor: "8086",

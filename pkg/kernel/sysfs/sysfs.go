@@ -1,0 +1,233 @@
+// Package sysfs reads and writes what the kernel shows of devices (Documentation/ABI/testing/sysfs-bus-pci and
+// sysfs-class-net). Nothing is cached: each call looks again. All of it may be used by several goroutines at once.
+package sysfs
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+)
+
+// maxAttribute is how long an attribute may be, in bytes: a page (Documentation/filesystems/sysfs.rst).
+const maxAttribute = 4096
+
+// Where the kernel lists the devices of a bus.
+const (
+	PCIDevices       = "bus/pci/devices"
+	AuxiliaryDevices = "bus/auxiliary/devices"
+	VDPADevices      = "bus/vdpa/devices"
+)
+
+// Root is where sysfs is mounted: "/sys".
+type Root string
+
+// Dir is a directory below the root.
+func (r Root) Dir(elements ...string) Dir {
+	return Dir(filepath.Join(string(r), filepath.Join(elements...)))
+}
+
+// PCI is the directory of a PCI device.
+func (r Root) PCI(a pci.Address) Dir { return r.Dir(PCIDevices, string(a)) }
+
+// PCIDriver is the directory by which the kernel takes orders for a PCI driver.
+func (r Root) PCIDriver(name string) Dir { return r.Dir("bus/pci/drivers", name) }
+
+// Auxiliary is the directory of an auxiliary device, such as an SF's: "mlx5_core.sf.4".
+func (r Root) Auxiliary(name string) Dir { return r.Dir(AuxiliaryDevices, name) }
+
+// Dir is the path of a directory: that of a device, or of a part of it.
+type Dir string
+
+// Dir is a directory below this one.
+func (d Dir) Dir(elements ...string) Dir { return Dir(d.path(elements...)) }
+
+func (d Dir) path(elements ...string) string {
+	return filepath.Join(string(d), filepath.Join(elements...))
+}
+
+// Exists says whether the directory, or the link that stands for it, is there.
+func (d Dir) Exists() bool {
+	_, err := os.Lstat(string(d))
+	return err == nil
+}
+
+// Has says whether the directory has an entry.
+func (d Dir) Has(name string) bool { return d.Dir(name).Exists() }
+
+// Names lists the directory, unsorted. One that is not there has no names and exists is false.
+func (d Dir) Names() (names []string, exists bool, err error) {
+	// The inventory reads a directory for each VF. os.Open would look at each file's type and allocate a buffer for each.
+	fd, err := unix.Open(string(d), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, false, nil
+	}
+	if err != nil {
+		return nil, false, &fs.PathError{Op: "open", Path: string(d), Err: err}
+	}
+	defer unix.Close(fd)
+	var buf [4096]byte
+	for {
+		n, err := unix.Getdents(fd, buf[:])
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, false, nil // it was removed meanwhile
+		}
+		if err != nil {
+			return nil, true, &fs.PathError{Op: "getdents", Path: string(d), Err: err}
+		}
+		if n <= 0 {
+			return names, true, nil
+		}
+		_, _, names = unix.ParseDirent(buf[:n], -1, names)
+	}
+}
+
+// Sorted is [Dir.Names] in order, for those to whom a directory that is not there is an empty one.
+func (d Dir) Sorted() ([]string, error) {
+	names, _, err := d.Names()
+	slices.Sort(names)
+	return names, err
+}
+
+// Attribute is the text of a file, without white space around it or the zero byte that ends device-tree strings.
+func (d Dir) Attribute(name string) (string, error) {
+	f, err := os.Open(d.path(name))
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	var buf [maxAttribute + 1]byte
+	n, err := f.Read(buf[:])
+	if err != nil && !errors.Is(err, io.EOF) {
+		return "", err
+	}
+	if n > maxAttribute || !utf8.Valid(buf[:n]) {
+		return "", fmt.Errorf("%s: is not an attribute", name)
+	}
+	return strings.Trim(string(buf[:n]), " \t\r\n\x00"), nil
+}
+
+// Number reads a file with a decimal number that is not negative.
+func (d Dir) Number(name string) (int, error) {
+	text, err := d.Attribute(name)
+	if err != nil {
+		return 0, err
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 0 {
+		return 0, fmt.Errorf("%s: %q: must be a number", d.path(name), text)
+	}
+	return n, nil
+}
+
+// Link is the last element of what a symbolic link points to, "" if there is no such link: the name of the driver for
+// "driver", the address of the PF for "physfn".
+func (d Dir) Link(name string) (string, error) {
+	to, err := os.Readlink(d.path(name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	return filepath.Base(to), nil
+}
+
+// Target is what the link points to that stands for a device on its bus: the device below its parents,
+// "../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0".
+func (d Dir) Target() (string, error) { return os.Readlink(string(d)) }
+
+// Write gives the kernel an order by a file. It returns when the kernel has carried it out, which may take seconds.
+func (d Dir) Write(name, value string) error {
+	file, err := os.OpenFile(d.path(name), os.O_WRONLY|os.O_TRUNC, 0)
+	if err != nil {
+		return err
+	}
+	_, err = file.WriteString(value)
+	return errors.Join(err, file.Close())
+}
+
+// VF is a PF's link to one of its VFs.
+type VF struct {
+	Index   int
+	Address pci.Address
+}
+
+// VFs are those of a PF, by index. One that goes meanwhile is left out.
+func (d Dir) VFs() ([]VF, error) {
+	names, _, err := d.Names()
+	if err != nil {
+		return nil, err
+	}
+	var vfs []VF
+	for _, name := range names {
+		index, ok := VFIndex(name)
+		if !ok {
+			continue
+		}
+		target, err := d.Link(name)
+		if err != nil {
+			return nil, err
+		}
+		if target == "" {
+			continue
+		}
+		address, err := pci.Parse(target)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", d.path(name), err)
+		}
+		vfs = append(vfs, VF{index, address})
+	}
+	slices.SortFunc(vfs, func(a, b VF) int { return cmp.Compare(a.Index, b.Index) })
+	return vfs, nil
+}
+
+// VFIndex reads the name of a PF's link to a VF, "virtfn7".
+func VFIndex(name string) (index int, ok bool) {
+	digits, ok := strings.CutPrefix(name, "virtfn")
+	if !ok {
+		return 0, false
+	}
+	index, err := strconv.Atoi(digits)
+	return index, err == nil && strconv.Itoa(index) == digits && index >= 0
+}
+
+// Netdevs is the directory with the netdevs that a device has in the reader's network namespace, "" where it has none in
+// any. The kernel shows no others, but the directory is there as long as there is a netdev, wherever that is
+// (device_get_ns in drivers/base). With virtio it is that of the virtio device.
+func (d Dir) Netdevs() (dir Dir, names []string, err error) {
+	dir = d.Dir("net")
+	names, exists, err := dir.Names()
+	if err != nil || exists {
+		return dir, names, err
+	}
+	if driver, err := d.Link("driver"); driver != "virtio-pci" {
+		return "", nil, err
+	}
+	children, err := d.Sorted()
+	if err != nil {
+		return "", nil, err
+	}
+	for _, child := range children {
+		if !strings.HasPrefix(child, "virtio") {
+			continue
+		}
+		dir = d.Dir(child, "net")
+		names, exists, err := dir.Names()
+		if err != nil || exists {
+			return dir, names, err
+		}
+	}
+	return "", nil, nil
+}
