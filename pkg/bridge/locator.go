@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 )
 
@@ -301,30 +302,19 @@ func (d *netdevs) physical() ([]physical, error) {
 }
 
 func parsePhysical(message []byte) (physical, error) {
-	// The library takes it that attributes are padded, all of them.
-	if len(message) < unix.SizeofIfInfomsg || len(message)%unix.NLA_ALIGNTO != 0 {
-		return physical{}, fmt.Errorf("answer of %d bytes, want at least %d in words of %d",
-			len(message), unix.SizeofIfInfomsg, unix.NLA_ALIGNTO)
+	if len(message) < unix.SizeofIfInfomsg {
+		return physical{}, fmt.Errorf("answer of %d bytes, want at least %d", len(message), unix.SizeofIfInfomsg)
 	}
-	attrs, err := nl.ParseRouteAttr(message[unix.SizeofIfInfomsg:])
+	attrs, err := attribute.Parse(message[unix.SizeofIfInfomsg:])
 	if err != nil {
 		return physical{}, err
 	}
-	p := physical{index: int(nl.DeserializeIfInfomsg(message).Index)}
-	for _, a := range attrs {
-		text := strings.TrimRight(string(a.Value), "\x00")
-		switch a.Attr.Type {
-		case unix.IFLA_IFNAME:
-			p.name = text
-		case unix.IFLA_PHYS_PORT_NAME:
-			p.portName = text
-		case unix.IFLA_PHYS_SWITCH_ID:
-			p.switchID = string(a.Value)
-		case unix.IFLA_PARENT_DEV_NAME:
-			if address, err := pci.Parse(text); err == nil {
-				p.parent = address
-			}
-		}
+	p := physical{
+		index: int(nl.DeserializeIfInfomsg(message).Index), name: attrs.Text(unix.IFLA_IFNAME),
+		portName: attrs.Text(unix.IFLA_PHYS_PORT_NAME), switchID: string(attrs[unix.IFLA_PHYS_SWITCH_ID]),
+	}
+	if address, err := pci.Parse(attrs.Text(unix.IFLA_PARENT_DEV_NAME)); err == nil {
+		p.parent = address
 	}
 	return p, nil
 }

@@ -6,14 +6,15 @@ import (
 	"fmt"
 	"os"
 	"sync"
-	"time"
 
 	"github.com/go-logr/logr"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
-	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/listen"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
 )
 
 // ErrNoDevlink is what a kernel without devlink (CONFIG_NET_DEVLINK) answers. It is an EOPNOTSUPP.
@@ -32,7 +33,7 @@ type Conn struct {
 // Dial makes a connection in the network namespace at this path, "" for the process's own. A kernel without devlink is
 // not an error here: it has no ports and no reporters, and refuses the rest with [ErrNoDevlink].
 func Dial(netNS string) (*Conn, error) {
-	ns, err := openNamespace(netNS)
+	ns, err := namespace.Open(netNS)
 	if err != nil {
 		return nil, err
 	}
@@ -111,90 +112,30 @@ func (c *Conn) execute(command uint8, flags int, attrs []*nl.RtAttr) ([][]byte, 
 	return messages, nil
 }
 
-// Watch calls changed when it has begun to listen, then whenever devlink tells of something in the network namespace
+// Follow calls changed when it has begun to listen, then whenever devlink tells of something in the network namespace
 // at this path ("" for the process's own) that came, went or changed, and when such messages may have been lost. It
-// returns nil when ctx ends, and an error when it cannot listen (any more); [ErrNoDevlink] will not change until the
-// next boot. The call of changed must not take long.
-func Watch(ctx context.Context, netNS string, changed func()) error {
-	ns, err := openNamespace(netNS)
-	if err != nil {
-		return err
-	}
-	defer ns.Close()
-	group, err := findGroup(ns)
-	if err != nil {
-		return err
-	}
-	socket, err := openSocket(ns)
-	if err != nil {
-		return fmt.Errorf("devlink: %w", err)
-	}
-	defer socket.Close()
-	if err := unix.SetsockoptInt(socket.GetFd(), unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, int(group)); err != nil {
-		return fmt.Errorf("devlink: join multicast group %s: %w", groupName, err)
-	}
-	defer context.AfterFunc(ctx, func() { socket.Close() })()
-	for {
-		changed()
-		_, _, err := socket.Receive()
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case err != nil && !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, unix.EINTR): // ENOBUFS: messages were lost
-			return fmt.Errorf("devlink: receive: %w", err)
-		}
-	}
-}
-
-// listenAgain is when devlink is listened to again after that failed.
-var listenAgain = wait.Backoff{
-	Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 9, Cap: 30 * time.Second,
-}
-
-// Follow is [Watch] that listens again when it cannot listen any more, and then calls changed for what was missed. It
-// returns when ctx ends or the kernel turns out to have no devlink.
+// returns when ctx ends or the kernel turns out to have no devlink. The call of changed must not take long.
 func Follow(ctx context.Context, netNS string, changed func(), log logr.Logger) {
-	follow(ctx, func(ctx context.Context) error { return Watch(ctx, netNS, changed) }, log)
+	source.Follow(ctx, netNS, changed, log)
 }
 
-func follow(ctx context.Context, watch func(context.Context) error, log logr.Logger) {
-	delays := listenAgain.DelayFunc()
-	for ctx.Err() == nil {
-		begin := time.Now()
-		err := watch(ctx)
-		if ctx.Err() != nil {
-			return
-		}
-		if errors.Is(err, ErrNoDevlink) {
-			log.V(1).Info("The kernel has no devlink, so it tells nothing of eswitches, subfunctions and faults")
-			return
-		}
-		if time.Since(begin) > listenAgain.Cap {
-			delays = listenAgain.DelayFunc()
-		}
-		delay := delays()
-		log.Error(err, "Not told of changes by devlink for now", "retry", delay.String())
-		select {
-		case <-ctx.Done():
-		case <-time.After(delay):
-		}
-	}
-}
+// source tells of what changes in devlink.
+var source = listen.Source{Name: "devlink", Protocol: unix.NETLINK_GENERIC, Groups: findGroup}
 
 // groupName is that of devlink's only multicast group.
 const groupName = "config"
 
-func findGroup(ns netns.NsHandle) (uint32, error) {
+func findGroup(ns netns.NsHandle) ([]uint32, error) {
 	family, err := findFamily(ns)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	for _, g := range family.Groups {
 		if g.Name == groupName {
-			return g.ID, nil
+			return []uint32{g.ID}, nil
 		}
 	}
-	return 0, fmt.Errorf("devlink: the kernel has no multicast group %s", groupName)
+	return nil, fmt.Errorf("devlink: the kernel has no multicast group %s", groupName)
 }
 
 // findFamily asks for the numbers that the kernel gave devlink at boot. The family is there before any device is.
@@ -221,16 +162,4 @@ func openSocket(ns netns.NsHandle) (*nl.NetlinkSocket, error) {
 		return nil, fmt.Errorf("netlink socket: %w", err)
 	}
 	return socket, nil
-}
-
-// openNamespace returns no namespace for "".
-func openNamespace(path string) (netns.NsHandle, error) {
-	if path == "" {
-		return netns.None(), nil
-	}
-	ns, err := netns.GetFromPath(path)
-	if err != nil {
-		return ns, fmt.Errorf("network namespace %s: %w", path, err)
-	}
-	return ns, nil
 }

@@ -1,23 +1,20 @@
 package devlink_test
 
 import (
-	"context"
 	"errors"
 	"math"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"testing/synctest"
-	"time"
 
-	"github.com/go-logr/logr/funcr"
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 )
 
@@ -92,7 +89,7 @@ func TestDecodePort(t *testing.T) {
 			devlink.Port{Flavour: devlink.Physical}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			attrs, err := devlink.Parse(test.message)
+			attrs, err := attribute.Parse(test.message)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -108,7 +105,7 @@ func TestDecodePort(t *testing.T) {
 }
 
 func TestDecodeReporter(t *testing.T) {
-	attrs, err := devlink.Parse(portReporter())
+	attrs, err := attribute.Parse(portReporter())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,7 +131,7 @@ func TestDecodeRate(t *testing.T) {
 		bytes uint64
 		want  int
 	}{{0, 0}, {125_000, 1}, {1, 1}, {125_001, 2}, {125_000_000, 1000}, {math.MaxUint64, math.MaxUint64/125_000 + 1}} {
-		attrs, err := devlink.Parse(message(nl.NewRtAttr(unix.DEVLINK_ATTR_RATE_TX_MAX, nl.Uint64Attr(test.bytes))))
+		attrs, err := attribute.Parse(message(nl.NewRtAttr(unix.DEVLINK_ATTR_RATE_TX_MAX, nl.Uint64Attr(test.bytes))))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -154,7 +151,7 @@ func TestParseRefuses(t *testing.T) {
 		{"length of less than a header", []byte{3, 0, 1, 0}, "attribute of length 3"},
 		{"length beyond the end", []byte{9, 0, 1, 0, 'p', 'c', 'i', 0}, "attribute of length 9 in 8 bytes"},
 	} {
-		if _, err := devlink.Parse(test.message); err == nil || !strings.Contains(err.Error(), test.want) {
+		if _, err := attribute.Parse(test.message); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: error %v, want one with %q", test.name, err, test.want)
 		}
 	}
@@ -168,7 +165,7 @@ func FuzzMessage(f *testing.F) {
 	f.Add([]byte{3, 0, 1, 0})
 	f.Fuzz(func(t *testing.T, message []byte) {
 		message = append(make([]byte, 0, len(message)), message...) // so that reading beyond the end is seen
-		attrs, err := devlink.Parse(message)
+		attrs, err := attribute.Parse(message)
 		if err != nil {
 			return
 		}
@@ -203,6 +200,7 @@ func refusals(c *devlink.Conn) map[string]error {
 	function := func(to devlink.FunctionChange) error { return c.SetFunction(nowhere, 3, to) }
 	errs := map[string]error{}
 	errs["devlink dev eswitch show "+device] = mode
+	_, errs["devlink dev info "+device] = c.RunningVersions(nowhere)
 	errs["devlink dev eswitch set "+device+" mode switchdev"] = c.SetEswitchMode(nowhere, devlink.Switchdev)
 	errs["devlink port add "+device+" flavour pcisf pfnum 0 sfnum 88"] = add
 	errs["devlink port del "+port] = c.DeletePort(nowhere, 3)
@@ -219,7 +217,7 @@ func refusals(c *devlink.Conn) map[string]error {
 func TestNoSuchDevice(t *testing.T) {
 	c := dial(t, "")
 	want := error(unix.ENODEV)
-	if errors.Is(devlink.Watch(ended(), "", func() {}), devlink.ErrNoDevlink) {
+	if !devlink.HasDevlink() {
 		want = devlink.ErrNoDevlink
 	}
 	for command, err := range refusals(c) {
@@ -271,13 +269,10 @@ func TestNoSuchNamespace(t *testing.T) {
 	if _, err := devlink.Dial(path); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), path) {
 		t.Errorf("dial: error %v", err)
 	}
-	if err := devlink.Watch(t.Context(), path, func() {}); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("watch: error %v", err)
-	}
 }
 
 func TestClosed(t *testing.T) {
-	if errors.Is(devlink.Watch(ended(), "", func() {}), devlink.ErrNoDevlink) {
+	if !devlink.HasDevlink() {
 		t.Skip("the kernel has no devlink, which is said before anything else")
 	}
 	c := dial(t, "")
@@ -285,58 +280,6 @@ func TestClosed(t *testing.T) {
 	c.Close()
 	if _, err := c.Ports(); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("error %v, want %v", err, os.ErrClosed)
-	}
-}
-
-// watching is a kernel that does not always let itself be listened to.
-type watching struct {
-	fail  error // of the next watch; nil to listen
-	lasts time.Duration
-	times []time.Time
-}
-
-func (w *watching) watch(ctx context.Context) error {
-	w.times = append(w.times, time.Now())
-	select {
-	case <-ctx.Done():
-		return nil
-	case <-time.After(w.lasts):
-		return w.fail
-	}
-}
-
-func TestFollow(t *testing.T) {
-	for name, test := range map[string]struct {
-		watching
-		during   time.Duration
-		min, max int // watches
-		log      string
-	}{
-		"cannot listen":       {watching{fail: errors.New("no socket")}, time.Minute, 9, 12, "no socket"},
-		"is interrupted":      {watching{fail: unix.ENOMEM, lasts: time.Hour}, 10 * time.Hour, 10, 10, `"retry"="1`},
-		"there is no devlink": {watching{fail: devlink.ErrNoDevlink}, time.Hour, 1, 1, "no devlink"},
-		"listens":             {watching{lasts: 2 * time.Hour}, time.Hour, 1, 1, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				ctx, cancel := context.WithTimeout(t.Context(), test.during)
-				defer cancel()
-				var logged []string
-				log := funcr.New(func(_, args string) { logged = append(logged, args) }, funcr.Options{Verbosity: 1})
-				devlink.FollowWatch(ctx, test.watch, log)
-				if n := len(test.times); n < test.min || n > test.max {
-					t.Errorf("%d watches, want %d-%d", n, test.min, test.max)
-				}
-				for _, line := range logged {
-					if !strings.Contains(line, test.log) {
-						t.Errorf("logged %s, want %s", line, test.log)
-					}
-				}
-				if (len(logged) > 0) != (test.log != "") {
-					t.Errorf("logged %q", logged)
-				}
-			})
-		})
 	}
 }
 
@@ -348,10 +291,4 @@ func dial(t *testing.T, netNS string) *devlink.Conn {
 	}
 	t.Cleanup(c.Close)
 	return c
-}
-
-func ended() context.Context {
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	return ctx
 }

@@ -31,10 +31,10 @@ func (c *Conn) eswitchMode(d Device) (EswitchMode, error) {
 	if err != nil {
 		return "", err
 	}
-	if !attrs.has(unix.DEVLINK_ATTR_ESWITCH_MODE) {
+	if !attrs.Has(unix.DEVLINK_ATTR_ESWITCH_MODE) {
 		return "", fmt.Errorf("no mode: %w", unix.EOPNOTSUPP)
 	}
-	n := attrs.uint16(unix.DEVLINK_ATTR_ESWITCH_MODE)
+	n := attrs.Uint16(unix.DEVLINK_ATTR_ESWITCH_MODE)
 	if mode, known := eswitchModes[n]; known {
 		return mode, nil
 	}

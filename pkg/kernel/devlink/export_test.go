@@ -1,12 +1,20 @@
 package devlink
 
+import (
+	"errors"
+
+	"github.com/vishvananda/netns"
+)
+
 // What the tests decode.
 var (
-	Parse          = parse
 	DecodePort     = decodePort
 	DecodeReporter = decodeReporter
 	DecodeRate     = decodeRate
 )
 
-// FollowWatch is how a watch is begun again.
-var FollowWatch = follow
+// HasDevlink says whether the kernel has it at all.
+func HasDevlink() bool {
+	_, err := findFamily(netns.None())
+	return !errors.Is(err, ErrNoDevlink)
+}

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr/testr"
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
@@ -287,18 +288,18 @@ func watch(t *testing.T) watched {
 	t.Helper()
 	w := make(watched, 1)
 	ctx, cancel := context.WithCancel(t.Context())
-	result := make(chan error, 1)
-	go func() {
-		result <- devlink.Watch(ctx, "", func() {
+	var following sync.WaitGroup
+	following.Go(func() {
+		devlink.Follow(ctx, "", func() {
 			select {
 			case w <- struct{}{}:
 			default:
 			}
-		})
-	}()
+		}, testr.New(t))
+	})
 	t.Cleanup(func() {
 		cancel()
-		must(t, <-result)
+		following.Wait()
 	})
 	<-w // it listens
 	return w

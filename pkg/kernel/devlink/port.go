@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
 )
 
 // flavours are enum devlink_port_flavour, in the words of devlink(8).
@@ -138,32 +139,32 @@ const (
 	opstateAttached uint8 = 1
 )
 
-func decodePort(attrs attributes) (Port, error) {
-	function, err := attrs.nested(unix.DEVLINK_ATTR_PORT_FUNCTION)
+func decodePort(attrs attribute.Set) (Port, error) {
+	function, err := attrs.Nested(unix.DEVLINK_ATTR_PORT_FUNCTION)
 	if err != nil {
 		return Port{}, fmt.Errorf("port function: %w", err)
 	}
-	number := attrs.uint16(unix.DEVLINK_ATTR_PORT_FLAVOUR)
+	number := attrs.Uint16(unix.DEVLINK_ATTR_PORT_FLAVOUR)
 	flavour, known := flavours[number]
 	if !known {
 		flavour = Flavour(strconv.Itoa(int(number)))
 	}
 	return Port{
-		Device:      attrs.device(),
-		Index:       attrs.uint32(unix.DEVLINK_ATTR_PORT_INDEX),
+		Device:      deviceOf(attrs),
+		Index:       attrs.Uint32(unix.DEVLINK_ATTR_PORT_INDEX),
 		Flavour:     flavour,
-		Controller:  attrs.uint32(unix.DEVLINK_ATTR_PORT_CONTROLLER_NUMBER),
-		External:    attrs.uint8(unix.DEVLINK_ATTR_PORT_EXTERNAL) != 0,
-		Number:      attrs.uint32(unix.DEVLINK_ATTR_PORT_NUMBER),
-		PF:          attrs.uint16(unix.DEVLINK_ATTR_PORT_PCI_PF_NUMBER),
-		VF:          attrs.uint16(unix.DEVLINK_ATTR_PORT_PCI_VF_NUMBER),
-		SF:          attrs.uint32(unix.DEVLINK_ATTR_PORT_PCI_SF_NUMBER),
-		Netdev:      attrs.text(unix.DEVLINK_ATTR_PORT_NETDEV_NAME),
-		NetdevIndex: int(attrs.uint32(unix.DEVLINK_ATTR_PORT_NETDEV_IFINDEX)),
+		Controller:  attrs.Uint32(unix.DEVLINK_ATTR_PORT_CONTROLLER_NUMBER),
+		External:    attrs.Uint8(unix.DEVLINK_ATTR_PORT_EXTERNAL) != 0,
+		Number:      attrs.Uint32(unix.DEVLINK_ATTR_PORT_NUMBER),
+		PF:          attrs.Uint16(unix.DEVLINK_ATTR_PORT_PCI_PF_NUMBER),
+		VF:          attrs.Uint16(unix.DEVLINK_ATTR_PORT_PCI_VF_NUMBER),
+		SF:          attrs.Uint32(unix.DEVLINK_ATTR_PORT_PCI_SF_NUMBER),
+		Netdev:      attrs.Text(unix.DEVLINK_ATTR_PORT_NETDEV_NAME),
+		NetdevIndex: int(attrs.Uint32(unix.DEVLINK_ATTR_PORT_NETDEV_IFINDEX)),
 		Function: Function{
 			MAC:      macOf(function[unix.DEVLINK_PORT_FUNCTION_ATTR_HW_ADDR]),
-			Active:   function.uint8(unix.DEVLINK_PORT_FN_ATTR_STATE) == stateActive,
-			Attached: function.uint8(unix.DEVLINK_PORT_FN_ATTR_OPSTATE) == opstateAttached,
+			Active:   function.Uint8(unix.DEVLINK_PORT_FN_ATTR_STATE) == stateActive,
+			Attached: function.Uint8(unix.DEVLINK_PORT_FN_ATTR_OPSTATE) == opstateAttached,
 		},
 	}, nil
 }

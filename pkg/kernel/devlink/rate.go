@@ -6,6 +6,8 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
 )
 
 // bytesPerMbit is what devlink counts where Rate has 1.
@@ -24,7 +26,7 @@ func (c *Conn) Rate(d Device, index uint32) (rate Rate, exists bool, err error) 
 	return decodeRate(attrs), true, nil
 }
 
-func (c *Conn) rate(d Device, index uint32) (attributes, error) {
+func (c *Conn) rate(d Device, index uint32) (attribute.Set, error) {
 	messages, err := c.do(unix.DEVLINK_CMD_RATE_GET, d, portIndex(index))
 	if err != nil {
 		return nil, err
@@ -32,10 +34,10 @@ func (c *Conn) rate(d Device, index uint32) (attributes, error) {
 	return one(messages)
 }
 
-func decodeRate(attrs attributes) Rate {
+func decodeRate(attrs attribute.Set) Rate {
 	return Rate{
-		Share: mbits(attrs.uint64(unix.DEVLINK_ATTR_RATE_TX_SHARE)),
-		Max:   mbits(attrs.uint64(unix.DEVLINK_ATTR_RATE_TX_MAX)),
+		Share: mbits(attrs.Uint64(unix.DEVLINK_ATTR_RATE_TX_SHARE)),
+		Max:   mbits(attrs.Uint64(unix.DEVLINK_ATTR_RATE_TX_MAX)),
 	}
 }
 
@@ -72,7 +74,7 @@ func (c *Conn) setRate(d Device, index uint32, to Rate) error {
 	note := func(kind int, now, to int) {
 		if now != to {
 			changes = append(changes, nl.NewRtAttr(kind, nl.Uint64Attr(uint64(to)*bytesPerMbit)))
-			undo = append(undo, nl.NewRtAttr(kind, nl.Uint64Attr(before.uint64(uint16(kind)))))
+			undo = append(undo, nl.NewRtAttr(kind, nl.Uint64Attr(before.Uint64(uint16(kind)))))
 		}
 	}
 	note(unix.DEVLINK_ATTR_RATE_TX_SHARE, now.Share, to.Share)

@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
 )
 
 // Reporters lists the health reporters of all devices and ports in the Conn's namespace.
@@ -35,21 +37,21 @@ func (r Reporter) Handle() string {
 // stateHealthy is DEVLINK_HEALTH_REPORTER_STATE_HEALTHY; the kernel has one other, an error.
 const stateHealthy uint8 = 0
 
-func decodeReporter(attrs attributes) (Reporter, error) {
-	reporter, err := attrs.nested(unix.DEVLINK_ATTR_HEALTH_REPORTER)
+func decodeReporter(attrs attribute.Set) (Reporter, error) {
+	reporter, err := attrs.Nested(unix.DEVLINK_ATTR_HEALTH_REPORTER)
 	if err != nil {
 		return Reporter{}, fmt.Errorf("health reporter: %w", err)
 	}
 	port := -1
-	if attrs.has(unix.DEVLINK_ATTR_PORT_INDEX) {
-		port = int(attrs.uint32(unix.DEVLINK_ATTR_PORT_INDEX))
+	if attrs.Has(unix.DEVLINK_ATTR_PORT_INDEX) {
+		port = int(attrs.Uint32(unix.DEVLINK_ATTR_PORT_INDEX))
 	}
 	return Reporter{
-		Device:     attrs.device(),
+		Device:     deviceOf(attrs),
 		Port:       port,
-		Name:       reporter.text(unix.DEVLINK_ATTR_HEALTH_REPORTER_NAME),
-		Failed:     reporter.uint8(unix.DEVLINK_ATTR_HEALTH_REPORTER_STATE) != stateHealthy,
-		Errors:     reporter.uint64(unix.DEVLINK_ATTR_HEALTH_REPORTER_ERR_COUNT),
-		Recoveries: reporter.uint64(unix.DEVLINK_ATTR_HEALTH_REPORTER_RECOVER_COUNT),
+		Name:       reporter.Text(unix.DEVLINK_ATTR_HEALTH_REPORTER_NAME),
+		Failed:     reporter.Uint8(unix.DEVLINK_ATTR_HEALTH_REPORTER_STATE) != stateHealthy,
+		Errors:     reporter.Uint64(unix.DEVLINK_ATTR_HEALTH_REPORTER_ERR_COUNT),
+		Recoveries: reporter.Uint64(unix.DEVLINK_ATTR_HEALTH_REPORTER_RECOVER_COUNT),
 	}, nil
 }

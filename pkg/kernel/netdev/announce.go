@@ -12,6 +12,8 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
 )
 
 // arpNotify is IPV4_DEVCONF_ARP_NOTIFY of linux/ip.h.
@@ -32,13 +34,13 @@ func (e *Engine) announceItself(pod *conn, netNS string, index int, name string,
 	if !has[false] {
 		return
 	}
-	ns, err := netns.GetFromPath(e.visible(netNS))
+	ns, err := namespace.Open(e.visible(netNS))
 	if err != nil {
 		return
 	}
 	defer ns.Close()
 	e.trace("ndisc_notify")
-	_ = inNamespace(ns, func() error {
+	_ = namespace.Do(ns, func() error {
 		return os.WriteFile(filepath.Join(e.procRoot, "sys/net/ipv6/conf", name, "ndisc_notify"), []byte("1"), 0)
 	})
 }
@@ -54,9 +56,9 @@ func (e *Engine) Announce(ctx context.Context, place Place, observed Observed) e
 		return err
 	}
 	defer pod.close()
-	ns, err := netns.GetFromPath(e.visible(place.NetNS))
+	ns, err := namespace.Open(e.visible(place.NetNS))
 	if err != nil {
-		return fmt.Errorf("network namespace %s: %w", place.NetNS, err)
+		return err
 	}
 	defer ns.Close()
 	if err := awaitCarrier(ctx, pod, ns, observed.Index); err != nil {

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
 )
 
 // Carried is what the kernel carries along with a netdev from one network namespace to the next, beside what a
@@ -191,23 +192,16 @@ func (c *conn) details(index int) (d details, err error) {
 		if len(message) < unix.SizeofIfInfomsg {
 			return d, errors.New("link: the kernel's answer is too short")
 		}
-		attrs, err := nl.ParseRouteAttr(message[unix.SizeofIfInfomsg:])
+		attrs, err := attribute.Parse(message[unix.SizeofIfInfomsg:])
 		if err != nil {
 			return d, fmt.Errorf("link: %w", err)
 		}
-		for _, a := range attrs {
-			switch a.Attr.Type &^ unix.NLA_F_NESTED {
-			case unix.IFLA_LINKMODE:
-				if len(a.Value) > 0 {
-					d.linkMode = a.Value[0]
-				}
-			case unix.IFLA_BROADCAST:
-				d.broadcast = macOf(a.Value)
-			case unix.IFLA_AF_SPEC:
-				if d.conf, err = parseConf(a.Value); err != nil {
-					return d, err
-				}
-			}
+		d.linkMode = attrs.Uint8(unix.IFLA_LINKMODE)
+		if attrs.Has(unix.IFLA_BROADCAST) {
+			d.broadcast = macOf(attrs[unix.IFLA_BROADCAST])
+		}
+		if d.conf, err = parseConf(attrs[unix.IFLA_AF_SPEC]); err != nil {
+			return d, err
 		}
 	}
 	return d, nil

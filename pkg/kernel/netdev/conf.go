@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"runtime"
 	"strconv"
 
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
 )
 
 // Conf are the sysctls of a netdev, net.ipv4.conf.<netdev> and net.ipv6.conf.<netdev>. The kernel forgets them when the
@@ -42,28 +44,18 @@ const inet6AddrGenMode = 8
 
 // parseConf reads IFLA_AF_SPEC.
 func parseConf(data []byte) (c Conf, err error) {
-	families, err := nl.ParseRouteAttr(data)
+	families, err := attribute.Parse(data)
 	if err != nil {
 		return c, fmt.Errorf("sysctls: %w", err)
 	}
-	for _, family := range families {
-		kind := family.Attr.Type &^ unix.NLA_F_NESTED
-		if kind != unix.AF_INET && kind != unix.AF_INET6 {
-			continue
-		}
-		attrs, err := nl.ParseRouteAttr(family.Value)
-		if err != nil {
-			return c, fmt.Errorf("sysctls: %w", err)
-		}
-		byKind := map[uint16][]byte{}
-		for _, a := range attrs {
-			byKind[a.Attr.Type&^unix.NLA_F_NESTED] = a.Value
-		}
-		if kind == unix.AF_INET {
-			c.IPv4 = uint32s(byKind[unix.IFLA_INET_CONF])
-			continue
-		}
-		c.IPv6 = conf6Of(uint32s(byKind[unix.IFLA_INET6_CONF]), byKind[inet6AddrGenMode])
+	four, fourErr := families.Nested(unix.AF_INET)
+	six, sixErr := families.Nested(unix.AF_INET6)
+	if err := errors.Join(fourErr, sixErr); err != nil {
+		return c, fmt.Errorf("sysctls: %w", err)
+	}
+	c.IPv4 = uint32s(four[unix.IFLA_INET_CONF])
+	if families.Has(unix.AF_INET6) {
+		c.IPv6 = conf6Of(uint32s(six[unix.IFLA_INET6_CONF]), six[inet6AddrGenMode])
 	}
 	return c, nil
 }
@@ -160,7 +152,7 @@ func (e *Engine) writeConf6(netdev, name string, value int32) error {
 // that of the namespace, whatever thread uses it.
 func openConf6(ns netns.NsHandle, procRoot string) (fd int, err error) {
 	fd = -1
-	err = inNamespace(ns, func() error {
+	err = namespace.Do(ns, func() error {
 		fd, err = unix.Open(procRoot+"/sys/net/ipv6/conf", unix.O_DIRECTORY|unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil // no IPv6
@@ -175,28 +167,4 @@ func openConf6(ns netns.NsHandle, procRoot string) (fd int, err error) {
 		return -1, nil
 	}
 	return fd, nil
-}
-
-// inNamespace calls f on a thread of its own in the namespace. A thread that cannot go back is not used again.
-func inNamespace(ns netns.NsHandle, f func() error) error {
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		own, err := netns.Get()
-		if err == nil {
-			defer own.Close()
-			err = netns.Set(ns)
-		}
-		if err != nil {
-			runtime.UnlockOSThread()
-			done <- err
-			return
-		}
-		err = f()
-		if netns.Set(own) == nil {
-			runtime.UnlockOSThread() // else the thread ends with this goroutine
-		}
-		done <- err
-	}()
-	return <-done
 }

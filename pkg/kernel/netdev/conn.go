@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
 )
 
 // conn speaks rtnetlink in one network namespace, whatever thread uses it. It may be used by several goroutines at
@@ -44,9 +45,9 @@ func dial(ns netns.NsHandle) (_ *conn, err error) {
 
 // dialPath opens the namespace that a path names.
 func dialPath(path string) (*conn, error) {
-	ns, err := netns.GetFromPath(path)
+	ns, err := namespace.Open(path)
 	if err != nil {
-		return nil, fmt.Errorf("network namespace %s: %w", path, err)
+		return nil, err
 	}
 	defer ns.Close()
 	var fs unix.Statfs_t

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
 )
 
 // Options of an [Engine]. The zero value is good for a process in the host's network namespace.
@@ -47,9 +48,9 @@ type Engine struct {
 func New(options Options) (*Engine, error) {
 	// Not /proc/self: that is the main thread, which some other code of the process may have sent elsewhere.
 	path := cmp.Or(options.HostNetNS, "/proc/thread-self/ns/net")
-	ns, err := netns.GetFromPath(path)
+	ns, err := namespace.Open(path)
 	if err != nil {
-		return nil, fmt.Errorf("the host's network namespace %s: %w", path, err)
+		return nil, fmt.Errorf("the host's %w", err)
 	}
 	host, err := dial(ns)
 	if err != nil {
@@ -292,9 +293,9 @@ func (e *Engine) moveToPod(pod *conn, before Snapshot, place Place, want functio
 	if want.MAC != before.MAC {
 		to.mac = want.MAC
 	}
-	ns, err := netns.GetFromPath(e.visible(place.NetNS))
+	ns, err := namespace.Open(e.visible(place.NetNS))
 	if err != nil {
-		return nil, fmt.Errorf("network namespace %s: %w", place.NetNS, err)
+		return nil, err
 	}
 	defer ns.Close()
 	to.netns = int(ns)

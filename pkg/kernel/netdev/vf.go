@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"iter"
 	"net"
 	"slices"
 	"time"
@@ -17,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
 )
 
 // carrierPatience is how long a PF may take to have its carrier back. igb was seen to take 0.3-5 s.
@@ -286,29 +286,16 @@ func (c *conn) vf(pf *PF) (*VFState, error) {
 	return nil, fmt.Errorf("PF %s: VF %d: %w", pf, pf.VF, errNoVF)
 }
 
-// attributes walks over netlink attributes, and ends at one that is not well formed.
-func attributes(b []byte) iter.Seq2[int, []byte] {
-	return func(yield func(int, []byte) bool) {
-		for len(b) >= unix.NLA_HDRLEN {
-			length, kind := int(binary.NativeEndian.Uint16(b)), int(binary.NativeEndian.Uint16(b[2:]))
-			if length < unix.NLA_HDRLEN || length > len(b) || !yield(kind&^unix.NLA_F_NESTED, b[unix.NLA_HDRLEN:length]) {
-				return
-			}
-			b = b[min(len(b), (length+unix.NLA_ALIGNTO-1)&^(unix.NLA_ALIGNTO-1)):]
-		}
-	}
-}
-
 // parseVF finds a VF in the body of a PF's RTM_NEWLINK, nil where the PF tells nothing about it.
 func parseVF(message []byte, vf int) *VFState {
 	if len(message) < unix.SizeofIfInfomsg {
 		return nil
 	}
-	for kind, list := range attributes(message[unix.SizeofIfInfomsg:]) {
+	for kind, list := range attribute.All(message[unix.SizeofIfInfomsg:]) {
 		if kind != unix.IFLA_VFINFO_LIST {
 			continue
 		}
-		for _, info := range attributes(list) {
+		for _, info := range attribute.All(list) {
 			if index, state := parseVFInfo(info); index == vf {
 				return state
 			}
@@ -324,7 +311,7 @@ const unknown = 0xffffffff
 // here where none was told.
 func parseVFInfo(info []byte) (index int, state *VFState) {
 	index, state = -1, &VFState{Proto: vlanProtocols[0]}
-	for kind, value := range attributes(info) {
+	for kind, value := range attribute.All(info) {
 		if kind == nl.IFLA_VF_VLAN_LIST {
 			state.Proto = parseVLANProto(value)
 			continue
@@ -360,7 +347,7 @@ func setting(value uint32) *bool {
 
 // parseVLANProto reads the protocol of the first tag in an IFLA_VF_VLAN_LIST; the kernel has only one.
 func parseVLANProto(list []byte) string {
-	for _, info := range attributes(list) {
+	for _, info := range attribute.All(list) {
 		if len(info) < nl.SizeofVfVlan+2 {
 			continue
 		}

@@ -2,12 +2,11 @@ package inventory
 
 import (
 	"errors"
-	"fmt"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 )
 
 // ddpDriver is the only driver that tells the DDP package by devlink (Documentation/networking/devlink/ice.rst).
@@ -47,17 +46,15 @@ func (s *scanner) readDDPProfile(pf pci.Address, key ddpKey, known ddpProfile) d
 }
 
 // devlinkDDPProfile reads what "devlink dev info" shows as fw.app.name, "" where a driver has no such thing.
-func devlinkDDPProfile(netNS string, pf pci.Address) (name string, err error) {
-	err = inNamespace(netNS, func() error {
-		info, err := netlink.DevlinkGetDeviceInfoByNameAsMap("pci", string(pf))
-		if errors.Is(err, unix.EOPNOTSUPP) {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("devlink info: %w", err)
-		}
-		name = info["fw.app.name"]
-		return nil
-	})
-	return name, err
+func devlinkDDPProfile(netNS string, pf pci.Address) (string, error) {
+	conn, err := devlink.Dial(netNS)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	versions, err := conn.RunningVersions(devlink.OfPCI(pf))
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return "", nil
+	}
+	return versions["fw.app.name"], err
 }

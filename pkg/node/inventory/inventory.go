@@ -20,6 +20,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
 
 // Times between an event and the scan that it causes.
@@ -150,7 +151,7 @@ func (i *Inventory) Run(ctx context.Context) error {
 	var listeners sync.WaitGroup
 	defer listeners.Wait()
 	for _, source := range sources {
-		listeners.Go(func() { source.listen(ctx, i.options.NetNS, wake, i.options.Log) })
+		listeners.Go(func() { source.Follow(ctx, i.options.NetNS, wake, i.options.Log) })
 	}
 	var failure error
 	for {
@@ -168,31 +169,13 @@ func (i *Inventory) Run(ctx context.Context) error {
 			return nil
 		case <-again:
 		case <-events:
-			settle(ctx, events)
+			loop.Debounce(ctx, events, quiet, patience)
 		}
 	}
 }
 
 func (i *Inventory) pciDevices() sysfs.Dir {
 	return sysfs.Root(i.options.SysRoot).Dir(sysfs.PCIDevices)
-}
-
-// settle returns when no event has come for a while, or when that takes too long.
-func settle(ctx context.Context, events <-chan struct{}) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	timer := time.NewTimer(quiet)
-	defer timer.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-timer.C:
-			return
-		case <-events:
-			timer.Reset(quiet)
-		}
-	}
 }
 
 func (i *Inventory) scan() error {

@@ -9,6 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
@@ -52,30 +53,33 @@ func lower(root sysfs.Root, netdev string) []string {
 }
 
 // defaultNetdevs asks the kernel. A default route may have several next hops.
-func defaultNetdevs(netNS string) (found []string, err error) {
-	err = inNamespace(netNS, func() error {
-		handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+func defaultNetdevs(netNS string) ([]string, error) {
+	ns, err := namespace.Open(netNS)
+	if err != nil {
+		return nil, err
+	}
+	defer ns.Close()
+	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("socket: %w", err)
+	}
+	defer handle.Close()
+	indexes, err := defaultIndexes(handle)
+	if err != nil {
+		return nil, fmt.Errorf("list routes: %w", err)
+	}
+	var found []string
+	for _, index := range indexes {
+		link, err := handle.LinkByIndex(index)
+		if errors.As(err, &netlink.LinkNotFoundError{}) {
+			continue
+		}
 		if err != nil {
-			return fmt.Errorf("socket: %w", err)
+			return nil, fmt.Errorf("netdev %d: %w", index, err)
 		}
-		defer handle.Close()
-		indexes, err := defaultIndexes(handle)
-		if err != nil {
-			return fmt.Errorf("list routes: %w", err)
-		}
-		for _, index := range indexes {
-			link, err := handle.LinkByIndex(index)
-			if errors.As(err, &netlink.LinkNotFoundError{}) {
-				continue
-			}
-			if err != nil {
-				return fmt.Errorf("netdev %d: %w", index, err)
-			}
-			found = append(found, link.Attrs().Name)
-		}
-		return nil
-	})
-	return found, err
+		found = append(found, link.Attrs().Name)
+	}
+	return found, nil
 }
 
 // defaultIndexes are those of the netdevs that default routes go over. One destination of IPv6 may have several routes.

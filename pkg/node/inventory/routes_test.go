@@ -6,7 +6,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/go-logr/logr"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -57,7 +56,7 @@ func TestDefaultNetdevs(t *testing.T) {
 	add(netlink.Route{Dst: all, LinkIndex: c, Table: 100})
 	look("in another table")
 
-	woken := listen(t, sources[2], host.Path(), logr.Discard())
+	woken := follow(t, sources[2], host.Path())
 	receiveSoon(t, "subscription", woken)
 	add(netlink.Route{Dst: all, LinkIndex: a, Gw: net.IPv4(10, 1, 0, 9)})
 	receiveSoon(t, "message", woken)
@@ -85,7 +84,7 @@ func TestDefaultNetdevsIPv6(t *testing.T) {
 	address.Flags = unix.IFA_F_NODAD
 	must(host.Handle().AddrAdd(link, address))
 	must(host.Handle().LinkSetUp(link))
-	woken := listen(t, sources[2], host.Path(), logr.Discard())
+	woken := follow(t, sources[2], host.Path())
 	receiveSoon(t, "subscription", woken)
 	must(host.Handle().RouteAdd(&netlink.Route{
 		Dst: &net.IPNet{IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)}, LinkIndex: link.Attrs().Index, Gw: net.ParseIP("fd00:1::9"),

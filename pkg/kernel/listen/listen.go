@@ -1,0 +1,150 @@
+// Package listen hears by netlink that the kernel changed something. Only the fact is taken from a message, so that
+// losing messages costs nothing but a look. That is also why these are plain sockets: netlink libraries parse, and end
+// a subscription or poll where the kernel says that messages were lost.
+package listen
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
+)
+
+// Source is what to listen to.
+type Source struct {
+	Name     string // for logs: "rtnetlink"
+	Protocol int    // NETLINK_* of linux/netlink.h
+	// Groups returns the numbers of the multicast groups; those of generic netlink differ from boot to boot. An error that
+	// matches EOPNOTSUPP says that this kernel will never have them.
+	Groups func(ns netns.NsHandle) ([]uint32, error)
+	// Matters says whether a message, which begins with its header, is about something that the listener looks at; nil is
+	// all. It must not keep the message.
+	Matters func(message []byte) bool
+}
+
+// Groups are those with these fixed numbers.
+func Groups(numbers ...uint32) func(netns.NsHandle) ([]uint32, error) {
+	return func(netns.NsHandle) ([]uint32, error) { return numbers, nil }
+}
+
+const (
+	// receiveBuffer holds the messages that come while the listener looks, in bytes. More are only counted as lost.
+	receiveBuffer = 1 << 20
+	// firstRetry and slowestRetry are the pauses before a source is listened to again that failed.
+	firstRetry, slowestRetry = 100 * time.Millisecond, 30 * time.Second
+)
+
+// Follow listens in the network namespace at the path, "" for the process's own, until ctx ends, and begins again
+// whenever that fails. It calls changed when it has begun to listen, for every message that matters, and when messages
+// were lost. It returns early only where the kernel does not have the source. changed must not take long.
+func (s Source) Follow(ctx context.Context, netNS string, changed func(), log logr.Logger) {
+	log = log.WithValues("source", s.Name)
+	s.follow(ctx, func(ctx context.Context) error { return s.listen(ctx, netNS, changed, log) }, log)
+}
+
+func (s Source) follow(ctx context.Context, listen func(context.Context) error, log logr.Logger) {
+	loop.Retry(ctx, firstRetry, slowestRetry, func(ctx context.Context) error {
+		err := listen(ctx)
+		if errors.Is(err, unix.EOPNOTSUPP) {
+			log.V(1).Info("The kernel tells nothing of this", "reason", err.Error())
+			return nil
+		}
+		return err
+	}, func(err error, pause time.Duration) {
+		log.Error(err, "The kernel's messages are not heard for now", "retry", pause.String())
+	})
+}
+
+// listen works until ctx ends or the socket fails.
+func (s Source) listen(ctx context.Context, netNS string, changed func(), log logr.Logger) error {
+	socket, err := s.open(netNS)
+	if err != nil {
+		return err
+	}
+	defer socket.Close()
+	defer context.AfterFunc(ctx, func() { _ = socket.SetReadDeadline(time.Unix(1, 0)) })()
+	conn, err := socket.SyscallConn()
+	if err != nil {
+		return err
+	}
+	changed() // for what changed while nobody listened
+	buf := make([]byte, os.Getpagesize())
+	for {
+		message, err := receive(conn, buf)
+		switch {
+		case errors.Is(err, unix.ENOBUFS):
+			log.V(1).Info("Messages were lost, looking at everything again")
+			changed()
+		case err != nil:
+			return fmt.Errorf("receive: %w", err)
+		case s.Matters == nil || s.Matters(message):
+			changed()
+		}
+	}
+}
+
+// rawConn is [syscall.RawConn] as far as it is needed.
+type rawConn interface {
+	Read(func(fd uintptr) bool) error
+}
+
+// receive returns the start of the kernel's next message; those of other senders are passed over.
+func receive(conn rawConn, buf []byte) ([]byte, error) {
+	for {
+		var n int
+		var from unix.Sockaddr
+		var failure error
+		err := conn.Read(func(fd uintptr) bool {
+			n, from, failure = unix.Recvfrom(int(fd), buf, 0)
+			return !errors.Is(failure, unix.EAGAIN)
+		})
+		if err := errors.Join(err, failure); err != nil && !errors.Is(err, unix.EINTR) {
+			return nil, err
+		}
+		if kernel, ok := from.(*unix.SockaddrNetlink); ok && kernel.Pid == 0 {
+			return buf[:n], nil
+		}
+	}
+}
+
+func (s Source) open(netNS string) (*os.File, error) {
+	ns, err := namespace.Open(netNS)
+	if err != nil {
+		return nil, err
+	}
+	defer ns.Close()
+	groups, err := s.Groups(ns)
+	if err != nil {
+		return nil, err
+	}
+	var fd int
+	err = namespace.Do(ns, func() (err error) {
+		fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, s.Protocol)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("socket: %w", err)
+	}
+	socket := os.NewFile(uintptr(fd), s.Name)
+	// Without CAP_NET_ADMIN the buffer stays as it is.
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer)
+	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		socket.Close()
+		return nil, fmt.Errorf("bind: %w", err)
+	}
+	for _, group := range groups {
+		if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, int(group)); err != nil {
+			socket.Close()
+			return nil, fmt.Errorf("join multicast group %d: %w", group, err)
+		}
+	}
+	return socket, nil
+}

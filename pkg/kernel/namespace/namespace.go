@@ -1,0 +1,50 @@
+// Package namespace works in network namespaces that paths name.
+package namespace
+
+import (
+	"fmt"
+	"runtime"
+
+	"github.com/vishvananda/netns"
+)
+
+// Open opens the network namespace at a path, which the caller closes. For "" it returns [netns.None], which stands for
+// the process's own.
+func Open(path string) (netns.NsHandle, error) {
+	if path == "" {
+		return netns.None(), nil
+	}
+	ns, err := netns.GetFromPath(path)
+	if err != nil {
+		return netns.None(), fmt.Errorf("network namespace %s: %w", path, err)
+	}
+	return ns, nil
+}
+
+// Do calls f in the namespace, for what only the calling thread's namespace decides: which one a socket is opened in, or
+// whose sysctls /proc shows. It calls f on a thread of its own; one that cannot go back is not used again.
+func Do(ns netns.NsHandle, f func() error) error {
+	if !ns.IsOpen() {
+		return f()
+	}
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		own, err := netns.Get()
+		if err == nil {
+			defer own.Close()
+			err = netns.Set(ns)
+		}
+		if err != nil {
+			runtime.UnlockOSThread()
+			done <- fmt.Errorf("enter network namespace: %w", err)
+			return
+		}
+		err = f()
+		if netns.Set(own) == nil {
+			runtime.UnlockOSThread() // else the thread ends with this goroutine
+		}
+		done <- err
+	}()
+	return <-done
+}
