@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math"
 	"path"
 	"slices"
 	"sync"
@@ -16,6 +15,8 @@ import (
 	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
 	"google.golang.org/grpc"
 	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
 
 // Config is what an Agent needs to know.
@@ -178,7 +179,7 @@ func (a *Agent) Run(ctx context.Context) error {
 // but not all: the kernel tells nobody of a new alternative name of a netdev that is down (netdev_state_change).
 type retries struct {
 	timer  *time.Timer
-	pauses wait.Backoff
+	pauses *wait.Backoff
 	first  bool // the timer runs for the first pause
 }
 
@@ -194,7 +195,7 @@ func (r *retries) restart() {
 	if r.first {
 		return
 	}
-	r.pauses = wait.Backoff{Duration: time.Second, Factor: 2, Cap: 30 * time.Second, Steps: math.MaxInt32}
+	r.pauses = loop.Backoff(time.Second, 30*time.Second)
 	r.next()
 	r.first = true
 }

@@ -78,7 +78,7 @@ func TestRetrySoonAfterArrival(t *testing.T) {
 		e.changes <- change{arrival: true}
 		synctest.Wait()
 		e.fail(a, nil)
-		wantUp(t, a, time.Second)
+		wantUp(t, a, 1100*time.Millisecond)
 	})
 }
 
@@ -115,7 +115,7 @@ func TestRetrySoonAfterDelete(t *testing.T) {
 		if err := a.delete(t, other, false); err != nil {
 			t.Fatal(err)
 		}
-		wantUp(t, a, time.Second)
+		wantUp(t, a, 1100*time.Millisecond)
 	})
 }
 

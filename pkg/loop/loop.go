@@ -10,9 +10,12 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// Until returns nil once done says so. It asks at once and after every change. If ctx ends before, it returns
-// [context.Cause].
-func Until(ctx context.Context, changes <-chan struct{}, done func() bool) error {
+// Until returns nil once done says so. It asks at once and after every change, for which it subscribes as long as it
+// waits. If ctx ends before, it returns [context.Cause].
+func Until(ctx context.Context, subscribe func(context.Context) <-chan struct{}, done func() bool) error {
+	waiting, stop := context.WithCancel(ctx)
+	defer stop()
+	changes := subscribe(waiting)
 	for !done() {
 		select {
 		case <-changes:
@@ -21,6 +24,23 @@ func Until(ctx context.Context, changes <-chan struct{}, done func() bool) error
 		}
 	}
 	return nil
+}
+
+// Wait returns true after a change, or after the pause; one of 0 never ends. It returns false when ctx ends before.
+func Wait(ctx context.Context, changes <-chan struct{}, pause time.Duration) bool {
+	var elapsed <-chan time.Time
+	if pause > 0 {
+		timer := time.NewTimer(pause)
+		defer timer.Stop()
+		elapsed = timer.C
+	}
+	select {
+	case <-changes:
+	case <-elapsed:
+	case <-ctx.Done():
+		return false
+	}
+	return true
 }
 
 // Debounce returns when no change has come for as long as quiet says, but after most in any case, and when ctx ends.
@@ -46,10 +66,10 @@ func Sleep(ctx context.Context, pause time.Duration) bool {
 	timer := time.NewTimer(pause)
 	defer timer.Stop()
 	select {
-	case <-ctx.Done():
-		return false
 	case <-timer.C:
 		return true
+	case <-ctx.Done():
+		return false
 	}
 }
 

@@ -16,16 +16,21 @@ func TestUntil(t *testing.T) {
 		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, errors.New("too late"))
 		defer cancel()
 		changes := make(chan struct{}, 1)
-		if err := loop.Until(ctx, nil, func() bool { return true }); err != nil {
+		var waiting context.Context
+		subscribe := func(ctx context.Context) <-chan struct{} { waiting = ctx; return changes }
+		if err := loop.Until(ctx, subscribe, func() bool { return true }); err != nil {
 			t.Errorf("what is done already: %v", err)
 		}
 		asked := 0
 		time.AfterFunc(time.Second, func() { changes <- struct{}{} })
 		time.AfterFunc(2*time.Second, func() { changes <- struct{}{} })
-		if err := loop.Until(ctx, changes, func() bool { asked++; return asked == 3 }); err != nil {
+		if err := loop.Until(ctx, subscribe, func() bool { asked++; return asked == 3 }); err != nil {
 			t.Errorf("after two changes: %v", err)
 		}
-		if err := loop.Until(ctx, changes, func() bool { return false }); err == nil || err.Error() != "too late" {
+		if waiting.Err() == nil {
+			t.Error("it is still subscribed")
+		}
+		if err := loop.Until(ctx, subscribe, func() bool { return false }); err == nil || err.Error() != "too late" {
 			t.Errorf("error %v, want the cause", err)
 		}
 	})
@@ -56,6 +61,25 @@ func TestDebounce(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		changes := make(chan struct{}, 1)
+		begin := time.Now()
+		if !loop.Wait(ctx, changes, time.Second) || time.Since(begin) != time.Second {
+			t.Errorf("waited %s for a pause", time.Since(begin))
+		}
+		changes <- struct{}{}
+		if !loop.Wait(ctx, changes, 0) || time.Since(begin) != time.Second {
+			t.Errorf("waited %s for a change", time.Since(begin))
+		}
+		if loop.Wait(ctx, changes, 0) || time.Since(begin) != time.Hour {
+			t.Errorf("waited %s although ctx ended", time.Since(begin))
+		}
+	})
 }
 
 func TestSleep(t *testing.T) {

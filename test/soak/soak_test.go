@@ -363,7 +363,7 @@ func (n *node) noFiles() error {
 // hostState is every netdev of the host as the engine sees it, by name.
 func (n *node) hostState() map[string]netdev.Snapshot {
 	n.t.Helper()
-	links, err := netlink.LinkList()
+	links, err := netns.Listed(netlink.LinkList)
 	must(n.t, err)
 	engine, err := netdev.New(netdev.Options{})
 	must(n.t, err)

@@ -20,6 +20,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/cniserver"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/dra"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
@@ -189,15 +190,7 @@ func (c *clustered) serve(ctx context.Context) error {
 
 // knowsPools waits until the pools have been read; false means that ctx ended before.
 func (c *clustered) knowsPools(ctx context.Context) bool {
-	changes := c.outputs.Subscribe(ctx)
-	for c.poolsKnown() != nil {
-		select {
-		case <-ctx.Done():
-			return false
-		case <-changes:
-		}
-	}
-	return true
+	return loop.Until(ctx, c.outputs.Subscribe, func() bool { return c.poolsKnown() == nil }) == nil
 }
 
 // containerDevices are those of the driver, which is made later.

@@ -482,13 +482,13 @@ type hostNetdev struct {
 // netdevs are those of the host by name.
 func netdevs(t *testing.T) map[string]hostNetdev {
 	t.Helper()
-	links, err := netlink.LinkList()
+	links, err := netns.Listed(netlink.LinkList)
 	if err != nil {
 		t.Fatal(err)
 	}
 	out := map[string]hostNetdev{}
 	for _, l := range links {
-		addresses, err := netlink.AddrList(l, netlink.FAMILY_V4)
+		addresses, err := netns.Listed(func() ([]netlink.Addr, error) { return netlink.AddrList(l, netlink.FAMILY_V4) })
 		if err != nil {
 			t.Fatal(err)
 		}

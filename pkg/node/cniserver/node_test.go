@@ -101,7 +101,7 @@ func (n *node) Netdev(id function.ID) (string, error) {
 	if !ok {
 		return "", fmt.Errorf("no Function %s", id)
 	}
-	links, err := n.host.Handle().LinkList()
+	links, err := netns.Listed(n.host.Handle().LinkList)
 	if err != nil {
 		return "", err
 	}

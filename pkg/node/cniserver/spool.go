@@ -14,9 +14,9 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 	"golang.org/x/sync/errgroup"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
 
 const (
@@ -26,6 +26,8 @@ const (
 	spoolTimeout = 30 * time.Second
 	// firstTimeout is how long the start waits for what is in the spool. What is not done then goes on beside.
 	firstTimeout = 10 * time.Second
+	// firstRetry and slowestRetry are the pauses before what failed is tried again.
+	firstRetry, slowestRetry = time.Second, time.Minute
 	// badDir is where in the spool files go that are no request.
 	badDir = "bad"
 )
@@ -83,10 +85,7 @@ func (p *spool) first(ctx context.Context) {
 
 // run does what comes, and what failed again after a while, until ctx ends.
 func (p *spool) run(ctx context.Context) error {
-	newBackoff := func() wait.Backoff {
-		return wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.1, Steps: 7, Cap: time.Minute}
-	}
-	backoff := newBackoff()
+	backoff := loop.Backoff(firstRetry, slowestRetry)
 	timer := time.NewTimer(0) // a file may have come since the first look
 	defer timer.Stop()
 	for {
@@ -102,7 +101,7 @@ func (p *spool) run(ctx context.Context) error {
 		case <-timer.C:
 		}
 		if p.drain(ctx) {
-			backoff = newBackoff()
+			backoff = loop.Backoff(firstRetry, slowestRetry)
 			timer.Stop()
 			continue
 		}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
@@ -155,10 +156,8 @@ func (f *fleet) run(ctx context.Context, changes <-chan struct{}) error {
 			continue
 		case <-changes:
 		}
-		select {
-		case <-ctx.Done():
+		if !loop.Sleep(ctx, settle) {
 			return nil
-		case <-time.After(settle):
 		}
 	}
 }

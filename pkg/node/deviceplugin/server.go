@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
@@ -101,24 +102,24 @@ func (s *server) run(ctx context.Context) {
 	presence := &presence{server: s}
 	defer presence.end()
 	patience := cmp.Or(s.manager.lonely, lonely)
-	retry, alone := firstRetry, patience
+	pauses, alone := loop.Backoff(firstRetry, lastRetry), patience
 	var again, loneliness <-chan time.Time
 	for {
 		again = nil
 		if err := presence.ensure(ctx); err != nil && ctx.Err() == nil {
 			s.metrics.notRegistered.Inc()
-			s.log.Error(err, "Not registered with the kubelet", "retry", retry.String())
-			again = time.After(retry)
-			retry = min(2*retry, lastRetry)
+			pause := pauses.Step()
+			s.log.Error(err, "Not registered with the kubelet", "retry", pause.String())
+			again = time.After(pause)
 		} else {
-			retry = firstRetry
+			pauses = loop.Backoff(firstRetry, lastRetry)
 		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-again:
 		case <-changed:
-			retry = firstRetry
+			pauses = loop.Backoff(firstRetry, lastRetry)
 		case <-s.watching:
 			if loneliness = nil; s.watched() {
 				alone = patience

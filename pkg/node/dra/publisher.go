@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
@@ -45,34 +46,22 @@ func (p *Publisher) Run(ctx context.Context, changes <-chan struct{}) error {
 	var published *resourceslice.DriverResources
 	pauses := retryPauses()
 	for {
-		var retry <-chan time.Time
+		var pause time.Duration
 		next, err := p.publish(ctx, published)
 		if err != nil && ctx.Err() == nil {
-			pause := pauses.Step()
+			pause = pauses.Step()
 			p.Log.Error(err, "ResourceSlices are published later", "after", pause.String())
-			retry = time.After(pause)
 		} else {
 			published, pauses = next, retryPauses()
 		}
-		select {
-		case <-ctx.Done():
+		if !loop.Wait(ctx, changes, pause) || !loop.Sleep(ctx, settle) {
 			return nil
-		case <-retry:
-			continue
-		case <-changes:
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(settle):
 		}
 	}
 }
 
 // retryPauses are those between attempts to publish.
-func retryPauses() wait.Backoff {
-	return wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 7, Cap: 30 * time.Second}
-}
+func retryPauses() *wait.Backoff { return loop.Backoff(500*time.Millisecond, 30*time.Second) }
 
 // publish tells of the pools as they are now, where they differ from what was published, and returns what is published
 // then.

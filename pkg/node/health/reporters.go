@@ -18,6 +18,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
 
 // pause is the shortest time between two looks at the reporters. devlink tells of all that happens to ports, too, and a
@@ -147,7 +148,7 @@ func (r *Reporters) Run(ctx context.Context) error {
 	defer following.Wait()
 	following.Go(func() { r.options.Follow(ctx, wake) })
 	wake() // also if listening fails
-	retries := backoff.DelayFunc()
+	retries := backoff()
 	for first := true; ; first = false {
 		select {
 		case <-ctx.Done():
@@ -157,27 +158,20 @@ func (r *Reporters) Run(ctx context.Context) error {
 		delay := pause
 		if err := r.look(); err != nil {
 			wake()
-			delay = retries()
+			delay = retries.Step()
 			r.options.Log.Error(err, "Cannot read health reporters for now", "retry", delay.String())
 		} else {
-			retries = backoff.DelayFunc()
+			retries = backoff()
 		}
 		if first {
 			close(r.looked)
 		}
-		sleep(ctx, delay)
+		loop.Sleep(ctx, delay)
 	}
 }
 
 // backoff is for what the kernel should not refuse.
-var backoff = wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 9, Cap: 30 * time.Second}
-
-func sleep(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
-	}
-}
+func backoff() *wait.Backoff { return loop.Backoff(100*time.Millisecond, 30*time.Second) }
 
 // look reads the reporters. If it fails, what was known stays.
 func (r *Reporters) look() error {

@@ -155,22 +155,19 @@ func (i *Inventory) Run(ctx context.Context) error {
 	}
 	var failure error
 	for {
-		var again <-chan time.Time
+		var pause time.Duration
 		err := i.scan()
 		if err != nil || i.scanner.routesFailed() {
-			again = time.After(retry)
+			pause = retry
 		}
 		if err != nil && (failure == nil || failure.Error() != err.Error()) {
 			i.options.Log.Error(err, "Cannot read the Functions, keeping what is known", "retry", retry.String())
 		}
 		failure = err
-		select {
-		case <-ctx.Done():
+		if !loop.Wait(ctx, events, pause) {
 			return nil
-		case <-again:
-		case <-events:
-			loop.Debounce(ctx, events, quiet, patience)
 		}
+		loop.Debounce(ctx, events, quiet, patience)
 	}
 }
 

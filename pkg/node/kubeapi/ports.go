@@ -13,6 +13,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
 
 // Wait returns the Port of a Function that is allocated to a claim, once the xPU serves it. When ctx ends before, the
@@ -43,20 +44,9 @@ func (a *API) Serves(ctx context.Context, namespace string, claim types.UID, f f
 
 // await returns when nothing is wrong any more, or says what still is when ctx ends.
 func (a *API) await(ctx context.Context, problem func() error) error {
-	waiting, done := context.WithCancel(ctx)
-	defer done()
-	changes := a.changed.Subscribe(waiting)
-	for {
-		err := problem()
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return err
-		case <-changes:
-		}
-	}
+	var err error
+	_ = loop.Until(ctx, a.changed.Subscribe, func() bool { err = problem(); return err == nil })
+	return err
 }
 
 // noPortError says that the controller made no Port for a claim, or not yet.

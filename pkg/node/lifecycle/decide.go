@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 )
@@ -214,20 +215,15 @@ func (m *Manager) await(ctx context.Context, have journal.Attachment) error {
 	if have.State == journal.Releasing {
 		return m.waitFree(ctx, have.Function)
 	}
-	watch, stop := context.WithCancel(ctx)
-	defer stop()
-	changes := m.journal.Subscribe(watch)
-	for {
-		if now, exists := m.journal.Get(have.Function); !exists || !reflect.DeepEqual(have, now) {
-			return nil
-		}
-		select {
-		case <-changes:
-		case <-ctx.Done():
-			return fmt.Errorf("is %s in pod %s/%s, which is gone for the kubelet: its CNI DEL has not come: %w",
-				have.State, have.Pod.Namespace, have.Pod.Name, context.Cause(ctx))
-		}
+	err := loop.Until(ctx, m.journal.Subscribe, func() bool {
+		now, exists := m.journal.Get(have.Function)
+		return !exists || !reflect.DeepEqual(have, now)
+	})
+	if err != nil {
+		return fmt.Errorf("is %s in pod %s/%s, which is gone for the kubelet: its CNI DEL has not come: %w",
+			have.State, have.Pod.Namespace, have.Pod.Name, err)
 	}
+	return nil
 }
 
 // makeWay takes the Function from whoever has it, if that is still the one of the decision.

@@ -72,7 +72,7 @@ func (s sysfs) Netdev(id function.ID) (string, error) {
 	if !ok {
 		return "", fmt.Errorf("no Function %s", id)
 	}
-	links, err := s.host.Handle().LinkList()
+	links, err := netns.Listed(s.host.Handle().LinkList)
 	if err != nil {
 		return "", err
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
@@ -66,30 +67,26 @@ func (m *Manager) waitFree(ctx context.Context, id function.ID) error {
 	if a, ok := m.journal.Get(id); !ok || a.State != journal.Releasing {
 		return nil
 	}
-	watch, stop := context.WithCancel(ctx)
-	defer stop()
-	changes := m.journal.Subscribe(watch)
 	failed := m.with(ctx, id, func(a journal.Attachment) error {
 		if a.State != journal.Releasing {
 			return nil
 		}
 		return m.finish(ctx, a)
 	})
-	for {
-		a, ok := m.journal.Get(id)
-		if !ok || a.State != journal.Releasing {
-			return nil
-		}
-		select {
-		case <-changes:
-		case <-ctx.Done():
-			err := fmt.Errorf("%s: %w", Pending(a), context.Cause(ctx))
-			if !a.Restored() {
-				err = errors.Join(err, failed)
-			}
-			return err
-		}
+	var a journal.Attachment
+	err := loop.Until(ctx, m.journal.Subscribe, func() (free bool) {
+		var exists bool
+		a, exists = m.journal.Get(id)
+		return !exists || a.State != journal.Releasing
+	})
+	if err == nil {
+		return nil
 	}
+	err = fmt.Errorf("%s: %w", Pending(a), err)
+	if !a.Restored() {
+		err = errors.Join(err, failed)
+	}
+	return err
 }
 
 // Pending says what a Function that is not back yet waits for. It changes only when that does.

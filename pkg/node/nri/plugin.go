@@ -16,13 +16,12 @@ import (
 	"github.com/containerd/nri/pkg/stub"
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
@@ -91,16 +90,9 @@ func (p *Plugin) Connected() bool { return p.connected.Load() }
 
 // AwaitConnected returns nil once the runtime would call. The error says that it would not when ctx ended.
 func (p *Plugin) AwaitConnected(ctx context.Context) error {
-	watch, stop := context.WithCancel(ctx)
-	defer stop()
-	changes := p.changes.Subscribe(watch)
-	for !p.Connected() {
-		select {
-		case <-changes:
-		case <-ctx.Done():
-			return fmt.Errorf("not connected to the container runtime at %s: the pod would start without its interface; "+
-				"turn NRI on in the runtime", p.Socket)
-		}
+	if err := loop.Until(ctx, p.changes.Subscribe, p.Connected); err != nil {
+		return fmt.Errorf("not connected to the container runtime at %s: the pod would start without its interface; "+
+			"turn NRI on in the runtime", p.Socket)
 	}
 	return nil
 }
@@ -114,19 +106,15 @@ func (p *Plugin) setConnected(connected bool) {
 func (p *Plugin) Run(ctx context.Context) error {
 	defer p.background.Wait()
 	p.ctx = ctx
-	backoff := wait.Backoff{Duration: 50 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 7, Cap: 3 * time.Second}
-	err := backoff.DelayWithReset(clock.RealClock{}, 30*time.Second).Until(ctx, true, true, func(ctx context.Context) (bool, error) {
+	loop.Retry(ctx, 50*time.Millisecond, 3*time.Second, func(ctx context.Context) error {
 		err := p.connect(ctx)
 		p.setConnected(false)
-		if ctx.Err() == nil {
-			p.Log.Error(err, "No connection to the container runtime, pods with Functions cannot start; trying again", "socket", p.Socket)
-		}
-		return false, nil
+		return err
+	}, func(err error, pause time.Duration) {
+		p.Log.Error(err, "No connection to the container runtime, pods with Functions cannot start; trying again",
+			"socket", p.Socket, "retry", pause.String())
 	})
-	if ctx.Err() != nil {
-		return nil
-	}
-	return err
+	return nil
 }
 
 // connect serves the runtime until the connection ends.

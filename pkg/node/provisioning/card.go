@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
@@ -112,10 +113,8 @@ func (c *card) away() string {
 // diagnose finds out why there is no connection, if there still is none after the debounce, again and again until ctx
 // ends: who mends one thing should be told of the next.
 func (c *card) diagnose(ctx context.Context) {
-	select {
-	case <-ctx.Done():
+	if !loop.Sleep(ctx, c.direct.options.Debounce) {
 		return
-	case <-time.After(c.direct.options.Debounce):
 	}
 	c.direct.options.Changed()
 	for pauses := retries(); ; {
@@ -124,10 +123,8 @@ func (c *card) diagnose(ctx context.Context) {
 			return // another report comes, or came
 		}
 		c.explain(oneLine(err))
-		select {
-		case <-ctx.Done():
+		if !loop.Sleep(ctx, pauses.Step()) {
 			return
-		case <-time.After(pauses.Step()):
 		}
 	}
 }
@@ -159,10 +156,8 @@ func (c *card) verify(ctx context.Context) {
 		if len(pending) == 0 || ctx.Err() != nil {
 			return
 		}
-		select {
-		case <-ctx.Done():
+		if !loop.Sleep(ctx, pauses.Step()) {
 			return
-		case <-time.After(pauses.Step()):
 		}
 	}
 }
@@ -254,11 +249,8 @@ func (c *card) until(ctx context.Context, ask func(context.Context) error) error
 		if errors.Is(err, opi.ErrInvalid) || errors.Is(err, opi.ErrUnsupported) {
 			return why
 		}
-		select {
-		case <-ctx.Done():
+		if !loop.Wait(ctx, changes, pauses.Step()) {
 			return why
-		case <-changes:
-		case <-time.After(pauses.Step()):
 		}
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
@@ -163,11 +164,8 @@ func (c *CRD) converge(ctx context.Context, step func(context.Context) progress)
 		if now.refused {
 			relevant = nil
 		}
-		select {
-		case <-ctx.Done():
+		if !loop.Wait(ctx, relevant, pauses.Step()) {
 			return missing
-		case <-relevant:
-		case <-time.After(pauses.Step()):
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
@@ -34,11 +35,8 @@ func (c *CRD) Run(ctx context.Context) error {
 		} else {
 			pause = pauses.Step()
 		}
-		select {
-		case <-ctx.Done():
+		if !loop.Wait(ctx, changes, pause) {
 			return nil
-		case <-changes:
-		case <-time.After(pause):
 		}
 	}
 }

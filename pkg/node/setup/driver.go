@@ -14,6 +14,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 )
@@ -279,18 +280,14 @@ func (p *PCIDrivers) await(
 ) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, settleTime, fmt.Errorf("is not there after %s", settleTime))
 	defer cancel()
-	changes := p.Changes(ctx)
-	for {
+	err := loop.Until(ctx, p.Changes, func() bool {
 		f, known := p.Functions.Get(id)
-		if known && is(f) {
-			return nil
-		}
-		select {
-		case <-changes:
-		case <-ctx.Done():
-			return fmt.Errorf("wait for %s: %w", what, context.Cause(ctx))
-		}
+		return known && is(f)
+	})
+	if err != nil {
+		return fmt.Errorf("wait for %s: %w", what, err)
 	}
+	return nil
 }
 
 func (p *PCIDrivers) setOverride(ctx context.Context, d device, driver string) error {

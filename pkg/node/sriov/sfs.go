@@ -16,6 +16,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
 
 // sfTimeout is how long a card may take until an SF is there, or gone. ConnectX cards take some tenths of a second.
@@ -54,7 +55,7 @@ type SFMaker struct {
 
 // lookAgain is when a PF is asked about again.
 type lookAgain struct {
-	delays  wait.DelayFunc
+	pauses  *wait.Backoff
 	pending bool
 }
 
@@ -82,14 +83,14 @@ func (m *SFMaker) know(pf pci.Address, known bool) {
 	}
 	look := m.unsure[pf]
 	if look == nil {
-		look = &lookAgain{delays: retries().DelayFunc()}
+		look = &lookAgain{pauses: retries()}
 		m.unsure[pf] = look
 	}
 	if look.pending {
 		return
 	}
 	look.pending = true
-	time.AfterFunc(look.delays(), func() {
+	time.AfterFunc(look.pauses.Step(), func() {
 		m.mutex.Lock()
 		look.pending = false
 		m.mutex.Unlock()
@@ -117,7 +118,6 @@ func (m *SFMaker) Make(ctx context.Context, sf function.ID, mac function.MAC) er
 	begin := time.Now()
 	ctx, cancel := context.WithTimeoutCause(ctx, sfTimeout, fmt.Errorf("waited %s", sfTimeout))
 	defer cancel()
-	changes := m.Changes(ctx)
 	port, others, err := m.port(sf)
 	if err != nil {
 		return err
@@ -131,10 +131,10 @@ func (m *SFMaker) Make(ctx context.Context, sf function.ID, mac function.MAC) er
 			return err
 		}
 	}
-	if err := m.activate(ctx, changes, sf, *port, mac); err != nil {
+	if err := m.activate(ctx, sf, *port, mac); err != nil {
 		return fmt.Errorf("SF %s: %w", sf, err)
 	}
-	if err := m.await(ctx, changes, sf, func(f function.Function, exists bool) bool {
+	if err := m.await(ctx, sf, func(f function.Function, exists bool) bool {
 		return exists && f.Netdev != ""
 	}); err != nil {
 		return fmt.Errorf("SF %s: has no netdev on the host although it is active: %s (%w)", sf, m.diagnose(sf), err)
@@ -208,7 +208,7 @@ func pfNumber(pf pci.Address, ports []devlink.Port) uint16 {
 // activate gives the SF its MAC and its device. Drivers take a MAC only before there is a device, which reads it when
 // it is made. One with another MAC gets a new device, and the old one is gone before.
 func (m *SFMaker) activate(
-	ctx context.Context, changes <-chan struct{}, sf function.ID, port devlink.Port, mac function.MAC,
+	ctx context.Context, sf function.ID, port devlink.Port, mac function.MAC,
 ) error {
 	change := func(to devlink.FunctionChange) error {
 		return m.Devlink.SetFunction(port.Device, port.Index, to)
@@ -218,7 +218,7 @@ func (m *SFMaker) activate(
 			if err := change(devlink.FunctionChange{Active: ptr.To(false)}); err != nil {
 				return err
 			}
-			if err := m.await(ctx, changes, sf, gone); err != nil {
+			if err := m.await(ctx, sf, gone); err != nil {
 				return fmt.Errorf("its device is still there although it is not active: %w", err)
 			}
 			port.Function.Active = false
@@ -237,16 +237,9 @@ func gone(_ function.Function, exists bool) bool { return !exists }
 
 // await waits until the inventory shows the SF as it is expected.
 func (m *SFMaker) await(
-	ctx context.Context, changes <-chan struct{}, sf function.ID, expected func(f function.Function, exists bool) bool,
+	ctx context.Context, sf function.ID, expected func(f function.Function, exists bool) bool,
 ) error {
-	for !expected(m.Functions.Get(sf)) {
-		select {
-		case <-changes:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
-	return nil
+	return loop.Until(ctx, m.Changes, func() bool { return expected(m.Functions.Get(sf)) })
 }
 
 // diagnose says why an active SF may have no netdev.
@@ -273,7 +266,6 @@ func (m *SFMaker) Delete(ctx context.Context, sf function.ID) error {
 	begin := time.Now()
 	ctx, cancel := context.WithTimeoutCause(ctx, sfTimeout, fmt.Errorf("waited %s", sfTimeout))
 	defer cancel()
-	changes := m.Changes(ctx)
 	port, _, err := m.port(sf)
 	if err != nil {
 		return err
@@ -286,7 +278,7 @@ func (m *SFMaker) Delete(ctx context.Context, sf function.ID) error {
 			return fmt.Errorf("SF %s: %w", sf, err)
 		}
 	}
-	if err := m.await(ctx, changes, sf, gone); err != nil {
+	if err := m.await(ctx, sf, gone); err != nil {
 		return fmt.Errorf("SF %s: its device is still there although its port is deleted: %w", sf, err)
 	}
 	if port != nil {

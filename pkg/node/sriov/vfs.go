@@ -17,6 +17,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
@@ -26,9 +27,7 @@ const pause = 200 * time.Millisecond
 
 // retries is when a PF is looked at again that did not get its VFs, or whose VFs the inventory does not know yet. Not
 // everything that frees a PF tells of it.
-func retries() wait.Backoff {
-	return wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.1, Steps: 8, Cap: time.Minute}
-}
+func retries() *wait.Backoff { return loop.Backoff(time.Second, time.Minute) }
 
 // Snapshots knows all of the node's Functions.
 type Snapshots interface {
@@ -169,7 +168,7 @@ type pfWork struct {
 	// due is when it is looked at next, zero for not at all. As long as it is for the same problem, or for none, delays
 	// become longer; nil is for the shortest.
 	due     time.Time
-	delays  wait.DelayFunc
+	pauses  *wait.Backoff
 	delayed *problem
 }
 
@@ -213,12 +212,12 @@ func (p *pfWork) plan(d demand, now time.Time, news bool) {
 	}
 	if p.want != d.want || p.driver != d.pf.Driver {
 		p.want, p.driver = d.want, d.pf.Driver
-		p.due, p.delays, p.touched = now, nil, false
+		p.due, p.pauses, p.touched = now, nil, false
 	}
 	switch {
 	case p.running:
 	case d.pf.NumVFs == d.want:
-		p.answered, p.problem, p.due, p.delays = true, nil, time.Time{}, nil
+		p.answered, p.problem, p.due, p.pauses = true, nil, time.Time{}, nil
 	case p.problem == nil && p.due.IsZero():
 		p.due = now // somebody else changed it
 	case p.problem != nil && !p.touched && news:
@@ -280,10 +279,10 @@ func (w *work) note(r result) {
 	case r.problem != nil && r.problem.final:
 		pf.due = time.Time{}
 	default:
-		if pf.delays == nil || !reflect.DeepEqual(pf.delayed, r.problem) {
-			pf.delayed, pf.delays = r.problem, retries().DelayFunc()
+		if pf.pauses == nil || !reflect.DeepEqual(pf.delayed, r.problem) {
+			pf.delayed, pf.pauses = r.problem, retries()
 		}
-		pf.due = pf.ended.Add(pf.delays())
+		pf.due = pf.ended.Add(pf.pauses.Step())
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
 
 const (
@@ -82,19 +83,11 @@ func (f *File) NodeLabels(context.Context) (map[string]string, error) { return n
 // Run reads the file again whenever it changes, until ctx ends. It then returns nil. A file that has become wrong, or
 // went, leaves the declarations as they were.
 func (f *File) Run(ctx context.Context) error {
-	for {
-		err := f.watch(ctx)
-		if ctx.Err() != nil {
-			return nil
-		}
+	loop.Retry(ctx, retry, retry, f.watch, func(err error, pause time.Duration) {
 		f.options.Log.Error(err, "Not told of changes of the configuration for now",
-			"file", f.options.Path, "retry", retry.String())
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(retry):
-		}
-	}
+			"file", f.options.Path, "retry", pause.String())
+	})
+	return nil
 }
 
 // watch works until ctx ends or the directory cannot be watched any more.

@@ -1,0 +1,17 @@
+package netns
+
+import (
+	"errors"
+
+	"github.com/vishvananda/netlink"
+)
+
+// Listed calls what lists netdevs, addresses or routes until nothing changed while the kernel told them.
+func Listed[T any](list func() ([]T, error)) ([]T, error) {
+	for {
+		all, err := list()
+		if !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return all, err
+		}
+	}
+}
