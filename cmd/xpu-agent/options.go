@@ -14,7 +14,6 @@ import (
 
 	api "github.com/opiproject/xpu-device-plugin/cni/wire"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/agent"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceplugin"
 	"github.com/opiproject/xpu-device-plugin/pkg/version"
 )
 
@@ -24,11 +23,10 @@ const defaultConfigFile = "/etc/pcidp/config.json"
 // options are the flags.
 type options struct {
 	agent.Config
-	provisioner  string
-	registration string
-	kubeconfig   string
-	qps          float32
-	burst        int
+	provisioner string
+	kubeconfig  string
+	qps         float32
+	burst       int
 }
 
 func (o *options) addFlags(flags *pflag.FlagSet) {
@@ -72,8 +70,6 @@ func (o *options) addPodFlags(flags *pflag.FlagSet) {
 		"keys that network configurations may have although they mean nothing to xpu-cni; every other unknown key is an error")
 	flags.StringVar(&o.DeviceInfoDir, "devinfo-dir", "/var/run/k8s.cni.cncf.io/devinfo",
 		"directory in which Multus looks for device-info files")
-	flags.StringVar(&o.registration, "registration", string(deviceplugin.RegisterAuto),
-		"how the kubelet learns of device plugins: watcher, legacy, or auto: watcher where the kubelet has its directory")
 	flags.BoolVar(&o.UseCDI, "use-cdi", false, "give containers of extended resources their device nodes by CDI")
 	flags.StringVar(&o.HooksDir, "hooks-dir", "/etc/xpu-agent/hooks.d",
 		"directory of the administrator's post-delete hooks; need not exist")
@@ -121,9 +117,6 @@ func (o *options) complete(configFileGiven bool) (err error) {
 	}
 	if o.HookAttempts < 1 {
 		return fmt.Errorf("--hook-attempts: %d must be 1 or more", o.HookAttempts)
-	}
-	if o.Registration, err = deviceplugin.ParseRegistration(o.registration); err != nil {
-		return fmt.Errorf("--registration: %w", err)
 	}
 	if _, err := os.Stat(o.ConfigFile); errors.Is(err, fs.ErrNotExist) && !configFileGiven {
 		o.ConfigFile = ""

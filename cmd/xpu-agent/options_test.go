@@ -26,7 +26,6 @@ func TestCompleteRefuses(t *testing.T) {
 		{"--provision-timeout=0s", "--provision-timeout"},
 		{"--hook-timeout=-1s", "--hook-timeout"},
 		{"--hook-attempts=0", "--hook-attempts"},
-		{"--registration=both", "--registration"},
 		{"--provisioner=opi", "crd or direct"},
 		{"--provisioner=crd", "--node-name"},
 	} {

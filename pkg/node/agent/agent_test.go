@@ -37,7 +37,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceplugin"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi/kubeapitest"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/simulate"
@@ -100,8 +99,8 @@ func newNode(t *testing.T, functions simulate.Config) *world {
 	return &world{t: t, host: host, config: Config{
 		NodeName: nodeName, SysRoot: host.SysRoot(), ProcRoot: "/proc", DevRoot: "/dev", StateDir: filepath.Join(dir, "state"),
 		CNISocket: filepath.Join(dir, "run", "cni.sock"), SpoolDir: filepath.Join(dir, "state", "spool"),
-		DeviceInfoDir: filepath.Join(dir, "devinfo"), Registration: deviceplugin.RegisterAuto,
-		HooksDir: filepath.Join(dir, "hooks.d"), HookTimeout: time.Minute, HookAttempts: 3,
+		DeviceInfoDir: filepath.Join(dir, "devinfo"),
+		HooksDir:      filepath.Join(dir, "hooks.d"), HookTimeout: time.Minute, HookAttempts: 3,
 		KubeletDir: filepath.Join(dir, "kubelet"), CDIDir: filepath.Join(dir, "cdi"), NRISocket: filepath.Join(dir, "nri.sock"),
 		ListenAddress: "127.0.0.1:0", Provisioner: ProvisionerDirect, ProvisionTimeout: 200 * time.Millisecond,
 	}}

@@ -155,9 +155,9 @@ func (a *agent) assembleDevicePlugin() (err error) {
 		}
 	}
 	a.plugins = &deviceplugin.Manager{
-		KubeletDir: a.config.KubeletDir, Registration: a.config.Registration,
-		Pools:  a.tracker,
-		Health: a.health(a.lifecycle.Releasing),
+		KubeletDir: a.config.KubeletDir,
+		Pools:      a.tracker,
+		Health:     a.health(a.lifecycle.Releasing),
 		Provisioner: &allocations{
 			node: a.config.NodeName, functions: a.inventory, lifecycle: a.lifecycle,
 			provisioner: a.mode.provisioner(), log: a.log.WithName("deviceplugin"),

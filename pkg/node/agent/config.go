@@ -4,8 +4,6 @@ import (
 	"time"
 
 	"k8s.io/client-go/rest"
-
-	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceplugin"
 )
 
 // Provisioner says who has the xPU serve Functions.
@@ -47,8 +45,6 @@ type Config struct {
 	CNIAllowKeys []string
 	// DeviceInfoDir is where Multus looks for device-info files, "/var/run/k8s.cni.cncf.io/devinfo".
 	DeviceInfoDir string
-	// Registration says how the kubelet learns of device plugins.
-	Registration deviceplugin.Registration
 	// UseCDI gives containers of extended resources their device nodes by CDI.
 	UseCDI bool
 

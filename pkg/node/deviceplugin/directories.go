@@ -22,32 +22,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 )
 
-// Registration says how the kubelet learns of device plugins.
-type Registration string
-
 const (
-	// RegisterAuto is RegisterWatcher if the kubelet has the directory for it, which all have since Kubernetes 1.13.
-	RegisterAuto Registration = "auto"
-	// RegisterWatcher: the kubelet finds the plugins' sockets in <kubelet dir>/plugins_registry.
-	RegisterWatcher Registration = "watcher"
-	// RegisterLegacy: plugins call the kubelet at <kubelet dir>/device-plugins/kubelet.sock, and again whenever that
-	// socket is made anew.
-	RegisterLegacy Registration = "legacy"
-)
-
-// ParseRegistration reads one of the constants.
-func ParseRegistration(text string) (Registration, error) {
-	switch r := Registration(text); r {
-	case RegisterAuto, RegisterWatcher, RegisterLegacy:
-		return r, nil
-	}
-	return "", fmt.Errorf("registration %q: must be auto, watcher or legacy", text)
-}
-
-const (
-	watcherDirectory = "plugins_registry"
-	legacyDirectory  = "device-plugins"
-	kubeletSocket    = "kubelet.sock"
+	// pluginsRegistry is where the kubelet looks for plugins' sockets, below its directory.
+	pluginsRegistry = "plugins_registry"
 
 	// What sockets are called: "xpu-dp-fast-5a1c09e2.sock". Each is new. The kubelet knows endpoints by their path and
 	// refuses one that it has, which it forgets only some time after the socket is gone.
@@ -59,11 +36,8 @@ const (
 
 // directories is where servers have their sockets, and wakes servers when something happened there.
 type directories struct {
-	// sockets is the directory of the servers' sockets. kubelet is the kubelet's socket, "" where the kubelet watches the
-	// directory instead.
-	sockets, kubelet string
-	// others has sockets of servers of another mode.
-	others  string
+	// sockets is the directory of the servers' sockets.
+	sockets string
 	watcher *fsnotify.Watcher
 	changed notify.Signal
 	log     logr.Logger
@@ -74,17 +48,8 @@ type directories struct {
 }
 
 // openDirectories begins to watch.
-func openDirectories(kubeletDir string, registration Registration, log logr.Logger) (*directories, error) {
-	watched, legacy := filepath.Join(kubeletDir, watcherDirectory), filepath.Join(kubeletDir, legacyDirectory)
-	d := &directories{sockets: watched, others: legacy, log: log, served: map[string]bool{}}
-	if registration == RegisterAuto || registration == "" {
-		if _, err := os.Stat(watched); errors.Is(err, fs.ErrNotExist) {
-			registration = RegisterLegacy
-		}
-	}
-	if registration == RegisterLegacy {
-		d.sockets, d.others, d.kubelet = legacy, watched, filepath.Join(legacy, kubeletSocket)
-	}
+func openDirectories(kubeletDir string, log logr.Logger) (*directories, error) {
+	d := &directories{sockets: filepath.Join(kubeletDir, pluginsRegistry), log: log, served: map[string]bool{}}
 	var err error
 	if d.watcher, err = fsnotify.NewWatcher(); err != nil {
 		return nil, fmt.Errorf("watch %s (does sysctl fs.inotify.max_user_instances allow another?): %w", d.sockets, err)
@@ -112,7 +77,7 @@ func (d *directories) ensure() error {
 	return nil
 }
 
-// run wakes servers when the kubelet's socket came or one of theirs went, until ctx ends.
+// run wakes servers when one of their sockets went, until ctx ends.
 func (d *directories) run(ctx context.Context) error {
 	for {
 		select {
@@ -137,8 +102,6 @@ func (d *directories) matters(event fsnotify.Event) bool {
 	switch {
 	case event.Name == d.sockets:
 		return event.Has(fsnotify.Remove) || event.Has(fsnotify.Rename) || event.Has(fsnotify.Create)
-	case event.Name == d.kubelet:
-		return event.Has(fsnotify.Create)
 	case event.Has(fsnotify.Remove) || event.Has(fsnotify.Rename):
 		d.mutex.Lock()
 		defer d.mutex.Unlock()
@@ -187,40 +150,20 @@ func (d *directories) listen(resource string) (net.Listener, string, error) {
 // removeStale removes the sockets that a killed process left. A socket where somebody listens is another agent's, which
 // is about to end.
 func (d *directories) removeStale() {
-	for _, dir := range []string{d.sockets, d.others} {
-		paths, _ := filepath.Glob(filepath.Join(dir, socketPrefix+"*"+socketSuffix))
-		for _, path := range paths {
-			c, err := net.DialTimeout("unix", path, time.Second)
-			if err == nil {
-				c.Close()
-				continue
-			}
-			if !errors.Is(err, syscall.ECONNREFUSED) {
-				continue
-			}
-			if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				d.log.Error(err, "A socket that nobody serves remains", "path", path)
-			}
+	paths, _ := filepath.Glob(filepath.Join(d.sockets, socketPrefix+"*"+socketSuffix))
+	for _, path := range paths {
+		c, err := net.DialTimeout("unix", path, time.Second)
+		if err == nil {
+			c.Close()
+			continue
+		}
+		if !errors.Is(err, syscall.ECONNREFUSED) {
+			continue
+		}
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			d.log.Error(err, "A socket that nobody serves remains", "path", path)
 		}
 	}
-}
-
-// instance tells one socket of the kubelet from the next at the same path; the zero value is no socket.
-type instance struct {
-	inode   uint64
-	changed time.Time
-}
-
-func (d *directories) kubeletInstance() instance {
-	info, err := os.Stat(d.kubelet)
-	if err != nil {
-		return instance{}
-	}
-	i := instance{changed: info.ModTime()}
-	if stat, ok := info.Sys().(*syscall.Stat_t); ok {
-		i.inode = stat.Ino
-	}
-	return i
 }
 
 // exists says whether a socket is still there for others to find.

@@ -67,12 +67,10 @@ type Assignments interface {
 // needed, and CDI is nil where containers get device nodes from the kubelet.
 type Manager struct {
 	// KubeletDir is the kubelet's, "/var/lib/kubelet". It has the same path here as for the kubelet.
-	KubeletDir string
-	// Registration says how the kubelet learns of the servers.
-	Registration Registration
-	Pools        Pools
-	Health       Health
-	Provisioner  Provisioner
+	KubeletDir  string
+	Pools       Pools
+	Health      Health
+	Provisioner Provisioner
 	// Contents says what containers get.
 	Contents *Contents
 	// DeviceInfo keeps the device-info files.
@@ -96,7 +94,7 @@ type Manager struct {
 // Run serves the pools as they are at once and after every value from changes, which comes when pools or health may
 // have changed. It ends with ctx, and with an error only if it cannot work at all.
 func (m *Manager) Run(ctx context.Context, changes <-chan struct{}) error {
-	directories, err := openDirectories(m.KubeletDir, m.Registration, m.Log)
+	directories, err := openDirectories(m.KubeletDir, m.Log)
 	if err != nil {
 		return fmt.Errorf("device plugin: %w", err)
 	}

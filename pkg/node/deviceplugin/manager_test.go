@@ -134,7 +134,7 @@ func shortDir(t testing.TB) string {
 // newManager makes a manager that is complete but for what a test changes.
 func newManager(t testing.TB, dir string, n *node, log logr.Logger) *Manager {
 	return &Manager{
-		KubeletDir: dir, Registration: RegisterAuto, Pools: n, Health: n, Provisioner: n,
+		KubeletDir: dir, Pools: n, Health: n, Provisioner: n,
 		Contents: &Contents{Nodes: devnode.Finder{SysRoot: t.TempDir(), DevRoot: t.TempDir()}}, DeviceInfo: NewDeviceInfo(filepath.Join(dir, "devinfo")),
 		Metrics: NewMetrics(prometheus.NewRegistry()), Log: log,
 	}
@@ -192,74 +192,67 @@ const (
 	vf2  = "0000:3b:00.4"
 )
 
-// ways are the ways to register.
-var ways = map[string]kubelettest.Options{"watcher": {}, "legacy": {Legacy: true}}
-
 func TestManager(t *testing.T) {
-	for name, options := range ways {
-		t.Run(name, func(t *testing.T) {
-			s := newScene(t, options)
-			s.run()
-			s.set(poolOf("fast", vfs("3b:0-1")...), pool.Pool{Name: "dra", Functions: vfs("5e:0"), Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDRA}}, poolOf("none"))
-			s.awaitHealthy("registered", fast, vf0, vf1)
-			want := []*pluginapi.Device{
-				{ID: vf0, Health: "Healthy", Topology: &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: 0}}}},
-				{ID: vf1, Health: "Healthy", Topology: &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: 0}}}},
-			}
-			if diff := cmp.Diff(want, s.kubelet.Devices(fast), protocmp.Transform()); diff != "" {
-				t.Errorf("devices: -want +got\n%s", diff)
-			}
-			if info, err := os.Stat(s.kubelet.Endpoints(fast)[0]); err != nil || info.Mode().Perm() != 0o600 {
-				t.Errorf("socket: %v, %v, want mode 0600", info, err)
-			}
+	s := newScene(t, kubelettest.Options{})
+	s.run()
+	s.set(poolOf("fast", vfs("3b:0-1")...), pool.Pool{Name: "dra", Functions: vfs("5e:0"), Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDRA}}, poolOf("none"))
+	s.awaitHealthy("registered", fast, vf0, vf1)
+	want := []*pluginapi.Device{
+		{ID: vf0, Health: "Healthy", Topology: &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: 0}}}},
+		{ID: vf1, Health: "Healthy", Topology: &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: 0}}}},
+	}
+	if diff := cmp.Diff(want, s.kubelet.Devices(fast), protocmp.Transform()); diff != "" {
+		t.Errorf("devices: -want +got\n%s", diff)
+	}
+	if info, err := os.Stat(s.kubelet.Endpoints(fast)[0]); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("socket: %v, %v, want mode 0600", info, err)
+	}
 
-			s.hurt(v1alpha1.TaintLinkDown, "no link", vf0, vf1)
-			s.awaitHealthy("both unhealthy", fast)
-			s.hurt("", "", vf1)
-			s.awaitHealthy("one is healthy again", fast, vf1)
+	s.hurt(v1alpha1.TaintLinkDown, "no link", vf0, vf1)
+	s.awaitHealthy("both unhealthy", fast)
+	s.hurt("", "", vf1)
+	s.awaitHealthy("one is healthy again", fast, vf1)
 
-			lists := s.kubelet.Lists(fast)
-			s.hurt(v1alpha1.TaintXPUAway, "another reason", vf0)
-			excluded := poolOf("fast", vfs("3b:0-2")...)
-			excluded.Spec.DevicePlugin.ExcludeTopology = true
-			time.Sleep(2 * settle)
-			s.set(excluded)
-			s.awaitHealthy("a Function came", fast, vf1, vf2)
-			if got := s.kubelet.Lists(fast); got != lists+1 {
-				t.Errorf("%d lists were sent, want 1: another reason is no change for the kubelet", got-lists)
-			}
-			if topology := s.kubelet.Devices(fast)[0].Topology; topology != nil {
-				t.Errorf("topology is %v, want none", topology)
-			}
-			if got := s.kubelet.Registrations(fast); got != 1 {
-				t.Errorf("registered %d times, want once", got)
-			}
-			for health, want := range map[string]float64{"Healthy": 2, "Unhealthy": 1} {
-				if got := testutil.ToFloat64(s.manager.Metrics.devices.WithLabelValues(fast, health)); got != want {
-					t.Errorf("metric of devices that are %s = %v, want %v", health, got, want)
-				}
-			}
+	lists := s.kubelet.Lists(fast)
+	s.hurt(v1alpha1.TaintXPUAway, "another reason", vf0)
+	excluded := poolOf("fast", vfs("3b:0-2")...)
+	excluded.Spec.DevicePlugin.ExcludeTopology = true
+	time.Sleep(2 * settle)
+	s.set(excluded)
+	s.awaitHealthy("a Function came", fast, vf1, vf2)
+	if got := s.kubelet.Lists(fast); got != lists+1 {
+		t.Errorf("%d lists were sent, want 1: another reason is no change for the kubelet", got-lists)
+	}
+	if topology := s.kubelet.Devices(fast)[0].Topology; topology != nil {
+		t.Errorf("topology is %v, want none", topology)
+	}
+	if got := s.kubelet.Registrations(fast); got != 1 {
+		t.Errorf("registered %d times, want once", got)
+	}
+	for health, want := range map[string]float64{"Healthy": 2, "Unhealthy": 1} {
+		if got := testutil.ToFloat64(s.manager.Metrics.devices.WithLabelValues(fast, health)); got != want {
+			t.Errorf("metric of devices that are %s = %v, want %v", health, got, want)
+		}
+	}
 
-			s.set(poolOf("fast"))
-			s.await("all Functions went", func() bool { return len(s.kubelet.Devices(fast)) == 0 })
-			if len(s.kubelet.Endpoints(fast)) != 1 {
-				t.Error("the server of a pool that had Functions is gone, want it to say that there are none")
-			}
-			s.set(excluded, poolOf("slow", vfs("5e:0")...))
-			s.awaitHealthy("they are back", fast, vf1, vf2)
-			s.awaitHealthy("another pool", "xpu.opiproject.org/slow", "0000:5e:00.2")
+	s.set(poolOf("fast"))
+	s.await("all Functions went", func() bool { return len(s.kubelet.Devices(fast)) == 0 })
+	if len(s.kubelet.Endpoints(fast)) != 1 {
+		t.Error("the server of a pool that had Functions is gone, want it to say that there are none")
+	}
+	s.set(excluded, poolOf("slow", vfs("5e:0")...))
+	s.awaitHealthy("they are back", fast, vf1, vf2)
+	s.awaitHealthy("another pool", "xpu.opiproject.org/slow", "0000:5e:00.2")
 
-			s.set(poolOf("slow", vfs("5e:0")...))
-			s.await("the pool went", func() bool { return len(s.kubelet.Endpoints(fast)) == 0 })
-			if devices := s.kubelet.Devices(fast); len(devices) != 0 {
-				t.Errorf("the kubelet still has %v: its Node would show capacity for minutes", devices)
-			}
-			for _, other := range []string{"xpu.opiproject.org/none", "xpu.opiproject.org/dra"} {
-				if got := s.kubelet.Registrations(other); got != 0 {
-					t.Errorf("%s was registered", other)
-				}
-			}
-		})
+	s.set(poolOf("slow", vfs("5e:0")...))
+	s.await("the pool went", func() bool { return len(s.kubelet.Endpoints(fast)) == 0 })
+	if devices := s.kubelet.Devices(fast); len(devices) != 0 {
+		t.Errorf("the kubelet still has %v: its Node would show capacity for minutes", devices)
+	}
+	for _, other := range []string{"xpu.opiproject.org/none", "xpu.opiproject.org/dra"} {
+		if got := s.kubelet.Registrations(other); got != 0 {
+			t.Errorf("%s was registered", other)
+		}
 	}
 }
 
@@ -287,66 +280,59 @@ func TestManagerKeepsServers(t *testing.T) {
 }
 
 func TestKubeletRestarts(t *testing.T) {
-	for name, options := range ways {
-		t.Run(name, func(t *testing.T) {
-			s := newScene(t, options)
-			s.set(poolOf("fast", vfs("3b:0")...), poolOf("slow", vfs("5e:0")...))
-			s.run()
-			for i := range 10 {
-				s.awaitHealthy(fmt.Sprint("start ", i), fast, vf0)
-				s.awaitHealthy(fmt.Sprint("start ", i), "xpu.opiproject.org/slow", "0000:5e:00.2")
-				if err := s.kubelet.Restart(); err != nil {
-					t.Fatal(err)
-				}
-			}
-			s.awaitHealthy("the last start", fast, vf0)
-			if _, err := s.kubelet.Allocate(t.Context(), fast, vf0); err != nil {
-				t.Errorf("Allocate: %v", err)
-			}
-		})
+	s := newScene(t, kubelettest.Options{})
+	s.set(poolOf("fast", vfs("3b:0")...), poolOf("slow", vfs("5e:0")...))
+	s.run()
+	for i := range 10 {
+		s.awaitHealthy(fmt.Sprint("start ", i), fast, vf0)
+		s.awaitHealthy(fmt.Sprint("start ", i), "xpu.opiproject.org/slow", "0000:5e:00.2")
+		if err := s.kubelet.Restart(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.awaitHealthy("the last start", fast, vf0)
+	if _, err := s.kubelet.Allocate(t.Context(), fast, vf0); err != nil {
+		t.Errorf("Allocate: %v", err)
 	}
 }
 
 // TestSocketsRemoved: whether or not a kubelet had a stream, and again before the server could be found anew.
 func TestSocketsRemoved(t *testing.T) {
-	for name, options := range ways {
-		for _, blind := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s blind %t", name, blind), func(t *testing.T) {
-				options.Blind = blind
-				s := newScene(t, options)
-				s.set(poolOf("fast", vfs("3b:0")...))
-				s.run()
-				for i := range 10 {
-					s.await(fmt.Sprint("registration ", i), func() bool { return len(s.kubelet.Endpoints(fast)) == 1 })
+	for _, blind := range []bool{false, true} {
+		t.Run(fmt.Sprintf("blind %t", blind), func(t *testing.T) {
+			s := newScene(t, kubelettest.Options{Blind: blind})
+			s.set(poolOf("fast", vfs("3b:0")...))
+			s.run()
+			for i := range 10 {
+				s.await(fmt.Sprint("registration ", i), func() bool { return len(s.kubelet.Endpoints(fast)) == 1 })
+				if err := s.kubelet.RemoveSockets(); err != nil {
+					t.Fatal(err)
+				}
+				if i%2 == 1 {
 					if err := s.kubelet.RemoveSockets(); err != nil {
 						t.Fatal(err)
 					}
-					if i%2 == 1 {
-						if err := s.kubelet.RemoveSockets(); err != nil {
-							t.Fatal(err)
-						}
-					}
 				}
-				s.await("the last registration", func() bool { return len(s.kubelet.Endpoints(fast)) == 1 })
-				if blind {
-					return
-				}
-				s.awaitHealthy("after all", fast, vf0)
-			})
-		}
+			}
+			s.await("the last registration", func() bool { return len(s.kubelet.Endpoints(fast)) == 1 })
+			if blind {
+				return
+			}
+			s.awaitHealthy("after all", fast, vf0)
+		})
 	}
 }
 
 // TestDirectoryRemoved: the whole directory goes, as when somebody cleans up.
 func TestDirectoryRemoved(t *testing.T) {
-	s := newScene(t, kubelettest.Options{Legacy: true})
+	s := newScene(t, kubelettest.Options{})
 	s.set(poolOf("fast", vfs("3b:0")...))
 	s.run()
 	for range 3 {
 		s.awaitHealthy("registered", fast, vf0)
 		s.kubelet.Stop()
 		// The server may be putting a socket there.
-		for os.RemoveAll(filepath.Join(s.dir, "device-plugins")) != nil {
+		for os.RemoveAll(filepath.Join(s.dir, pluginsRegistry)) != nil {
 			time.Sleep(time.Millisecond)
 		}
 		if err := s.kubelet.Start(); err != nil {
@@ -358,131 +344,91 @@ func TestDirectoryRemoved(t *testing.T) {
 
 // TestStreamLost: a kubelet that only lost its stream does not come back by itself.
 func TestStreamLost(t *testing.T) {
-	for name, options := range ways {
-		t.Run(name, func(t *testing.T) {
-			s := newScene(t, options)
-			s.manager.lonely = 100 * time.Millisecond
-			s.set(poolOf("fast", vfs("3b:0")...))
-			s.run()
-			for range 3 {
-				s.awaitHealthy("registered", fast, vf0)
-				s.kubelet.EndStreams(fast)
-				s.await("the stream ended", func() bool { return len(s.kubelet.Healthy(fast)) == 0 })
-			}
-			s.awaitHealthy("found again", fast, vf0)
-		})
-	}
-}
-
-// TestKubeletKilled: a socket where nobody listens is tried less and less often.
-func TestKubeletKilled(t *testing.T) {
-	s := newScene(t, kubelettest.Options{Legacy: true})
-	s.manager.lonely = time.Millisecond
+	s := newScene(t, kubelettest.Options{})
+	s.manager.lonely = 100 * time.Millisecond
 	s.set(poolOf("fast", vfs("3b:0")...))
 	s.run()
-	s.awaitHealthy("registered", fast, vf0)
-	s.kubelet.Stop()
-	time.Sleep(time.Second)
-	// After 0, 0.1, 0.3 and 0.7 s; once more if this process was not let run in time.
-	if got := testutil.ToFloat64(s.manager.Metrics.registrations.WithLabelValues(fast, "error")); got < 1 || got > 5 {
-		t.Errorf("tried %v times in a second, want 4", got)
+	for range 3 {
+		s.awaitHealthy("registered", fast, vf0)
+		s.kubelet.EndStreams(fast)
+		s.await("the stream ended", func() bool { return len(s.kubelet.Healthy(fast)) == 0 })
 	}
-	if err := s.kubelet.Start(); err != nil {
-		t.Fatal(err)
-	}
-	s.awaitHealthy("registered again", fast, vf0)
+	s.awaitHealthy("found again", fast, vf0)
 }
 
 // TestKubeletIsLate: a server waits for the kubelet, and registers as soon as it is there.
 func TestKubeletIsLate(t *testing.T) {
-	for name, options := range ways {
-		t.Run(name, func(t *testing.T) {
-			s := newScene(t, options)
-			s.kubelet.Stop()
-			if err := os.Remove(filepath.Join(s.dir, "device-plugins/kubelet.sock")); err != nil {
-				t.Fatal(err)
-			}
-			s.set(poolOf("fast", vfs("3b:0")...))
-			s.run()
-			time.Sleep(2 * settle)
-			if err := s.kubelet.Start(); err != nil {
-				t.Fatal(err)
-			}
-			s.awaitHealthy("registered", fast, vf0)
-		})
+	s := newScene(t, kubelettest.Options{})
+	s.kubelet.Stop()
+	s.set(poolOf("fast", vfs("3b:0")...))
+	s.run()
+	time.Sleep(2 * settle)
+	if err := s.kubelet.Start(); err != nil {
+		t.Fatal(err)
 	}
+	s.awaitHealthy("registered", fast, vf0)
 }
 
 // TestRefused: a kubelet that refuses a resource is left to try again, and is heard when it succeeds.
 func TestRefused(t *testing.T) {
-	for name, options := range ways {
-		t.Run(name, func(t *testing.T) {
-			var mutex sync.Mutex
-			reason := "the name is not to my liking"
-			options.Refuse = func(string) string {
-				mutex.Lock()
-				defer mutex.Unlock()
-				return reason
-			}
-			s := newScene(t, options)
-			s.set(poolOf("fast", vfs("3b:0")...))
-			s.run()
-			refused := s.manager.Metrics.registrations.WithLabelValues(fast, "error")
-			for begin := time.Now(); testutil.ToFloat64(refused) < 2; time.Sleep(time.Millisecond) {
-				if time.Since(begin) > patience {
-					t.Fatal("the refusal was not noticed, or not tried again")
-				}
-			}
-			mutex.Lock()
-			reason = ""
-			mutex.Unlock()
-			s.awaitHealthy("registered", fast, vf0)
-		})
+	var options kubelettest.Options
+	var mutex sync.Mutex
+	reason := "the name is not to my liking"
+	options.Refuse = func(string) string {
+		mutex.Lock()
+		defer mutex.Unlock()
+		return reason
 	}
+	s := newScene(t, options)
+	s.set(poolOf("fast", vfs("3b:0")...))
+	s.run()
+	refused := s.manager.Metrics.registrations.WithLabelValues(fast, "error")
+	for begin := time.Now(); testutil.ToFloat64(refused) < 2; time.Sleep(time.Millisecond) {
+		if time.Since(begin) > patience {
+			t.Fatal("the refusal was not noticed, or not tried again")
+		}
+	}
+	mutex.Lock()
+	reason = ""
+	mutex.Unlock()
+	s.awaitHealthy("registered", fast, vf0)
 }
 
 // TestLeftovers: sockets of a killed agent go, those of one that lives stay.
 func TestLeftovers(t *testing.T) {
-	for name, options := range ways {
-		t.Run(name, func(t *testing.T) {
-			s := newScene(t, options)
-			dir := filepath.Join(s.dir, "plugins_registry")
-			if options.Legacy {
-				dir = filepath.Join(s.dir, "device-plugins")
-			}
-			listen := func(name string, alive bool) string {
-				path := filepath.Join(dir, name)
-				listener, err := net.Listen("unix", path)
-				if err != nil {
-					t.Fatal(err)
-				}
-				listener.(*net.UnixListener).SetUnlinkOnClose(false)
-				if alive {
-					t.Cleanup(func() { listener.Close() })
-				} else {
-					listener.Close()
-				}
-				return path
-			}
-			dead, alive, other := listen("xpu-dp-fast-00000001.sock", false), listen("xpu-dp-fast-00000002.sock", true), listen("other.sock", false)
-			s.set(poolOf("fast", vfs("3b:0")...))
-			stop := s.run()
-			s.awaitHealthy("registered", fast, vf0)
-			for path, want := range map[string]bool{dead: false, alive: true, other: true} {
-				if got := exists(path); got != want {
-					t.Errorf("%s is there: %t, want %t", path, got, want)
-				}
-			}
-			endpoint := s.kubelet.Endpoints(fast)[0]
-			stop()
-			if exists(endpoint) {
-				t.Errorf("%s is still there after the end", endpoint)
-			}
-			s.await("the end", func() bool { return len(s.kubelet.Endpoints(fast)) == 0 })
-			if devices := s.kubelet.Devices(fast); len(devices) != 1 {
-				t.Errorf("the kubelet has %v, want it to keep the Function: only the agent ended", devices)
-			}
-		})
+	s := newScene(t, kubelettest.Options{})
+	dir := filepath.Join(s.dir, pluginsRegistry)
+	listen := func(name string, alive bool) string {
+		path := filepath.Join(dir, name)
+		listener, err := net.Listen("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		listener.(*net.UnixListener).SetUnlinkOnClose(false)
+		if alive {
+			t.Cleanup(func() { listener.Close() })
+		} else {
+			listener.Close()
+		}
+		return path
+	}
+	dead, alive, other := listen("xpu-dp-fast-00000001.sock", false), listen("xpu-dp-fast-00000002.sock", true), listen("other.sock", false)
+	s.set(poolOf("fast", vfs("3b:0")...))
+	stop := s.run()
+	s.awaitHealthy("registered", fast, vf0)
+	for path, want := range map[string]bool{dead: false, alive: true, other: true} {
+		if got := exists(path); got != want {
+			t.Errorf("%s is there: %t, want %t", path, got, want)
+		}
+	}
+	endpoint := s.kubelet.Endpoints(fast)[0]
+	stop()
+	if exists(endpoint) {
+		t.Errorf("%s is still there after the end", endpoint)
+	}
+	s.await("the end", func() bool { return len(s.kubelet.Endpoints(fast)) == 0 })
+	if devices := s.kubelet.Devices(fast); len(devices) != 1 {
+		t.Errorf("the kubelet has %v, want it to keep the Function: only the agent ended", devices)
 	}
 }
 
@@ -749,16 +695,5 @@ func TestDeviceInfoRemoved(t *testing.T) {
 	sweepOnce(t, fleet)
 	if got, want := left(), "intel.com-dpdk-3 intel.com-dpdk-sf-mlx5_core.sf.2 other.com-nic-2 other.com-nic-3 xpu.opiproject.org-fast-2"; got != want {
 		t.Errorf("files are %q, want %q", got, want)
-	}
-}
-
-func TestParseRegistration(t *testing.T) {
-	for _, text := range []string{"auto", "watcher", "legacy"} {
-		if r, err := ParseRegistration(text); err != nil || string(r) != text {
-			t.Errorf("ParseRegistration(%s) = %q, %v", text, r, err)
-		}
-	}
-	if _, err := ParseRegistration("both"); err == nil || !strings.Contains(err.Error(), `"both"`) || !strings.Contains(err.Error(), "watcher") {
-		t.Errorf("ParseRegistration(both): %v, want an error that names it and what would be right", err)
 	}
 }

@@ -4,15 +4,11 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
-	"net"
 	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
@@ -20,8 +16,6 @@ import (
 
 // Times of a server's registration.
 const (
-	// registerTimeout is what a kubelet gets to answer a call. It calls back before it does, and gives that 10 s.
-	registerTimeout = 15 * time.Second
 	// firstRetry and lastRetry bound the times between attempts that failed.
 	firstRetry, lastRetry = 100 * time.Millisecond, 30 * time.Second
 	// lonely is how long a server goes without a kubelet that watches it before it registers anew. A kubelet that starts
@@ -106,7 +100,7 @@ func (s *server) run(ctx context.Context) {
 	var again, loneliness <-chan time.Time
 	for {
 		again = nil
-		if err := presence.ensure(ctx); err != nil && ctx.Err() == nil {
+		if err := presence.ensure(); err != nil && ctx.Err() == nil {
 			s.metrics.notRegistered.Inc()
 			pause := pauses.Step()
 			s.log.Error(err, "Not registered with the kubelet", "retry", pause.String())
@@ -154,46 +148,25 @@ func (s *server) lookAgain() {
 // presence is where the kubelet finds the server. It belongs to one goroutine.
 type presence struct {
 	*server
-	// with is the kubelet's socket that was called last.
-	with instance
 	// forgotten says that the kubelet has lost sight of the endpoint.
 	forgotten bool
 	ending    sync.WaitGroup
 }
 
-// ensure makes a new endpoint if the one that there is cannot be found by the kubelet, or by this kubelet.
-func (p *presence) ensure(ctx context.Context) error {
-	old, kubelet := p.endpoint, instance{}
-	needed := old == nil || p.forgotten || !exists(old.path)
-	if p.directories.kubelet != "" {
-		kubelet = p.directories.kubeletInstance()
-		if kubelet == (instance{}) {
-			return nil // it is away; its socket will be seen to come
-		}
-		needed = needed || kubelet != p.with
-	}
-	if !needed {
+// ensure makes a new endpoint if the kubelet cannot find the one that there is.
+func (p *presence) ensure() error {
+	old := p.endpoint
+	if old != nil && !p.forgotten && exists(old.path) {
 		return nil
 	}
 	next, err := p.open()
 	if err != nil {
 		return err
 	}
-	// The kubelet calls back before its answer, at once.
 	p.mutex.Lock()
 	p.endpoint, p.streams = next, 0
 	p.mutex.Unlock()
-	if err := p.register(ctx, next); err != nil {
-		p.mutex.Lock()
-		p.endpoint, p.streams = old, 0
-		if old != nil {
-			p.streams = old.streams
-		}
-		p.mutex.Unlock()
-		p.close(next, 0)
-		return err
-	}
-	p.with, p.forgotten = kubelet, false
+	p.forgotten = false
 	if old != nil {
 		// The kubelet leaves the old endpoint for the new one; what it asked the old one is still answered.
 		p.close(old, p.manager.allocateTimeout())
@@ -214,34 +187,6 @@ func (p *presence) open() (*endpoint, error) {
 		}
 	})
 	return e, nil
-}
-
-// register calls the kubelet, unless it looks for sockets itself.
-func (p *presence) register(ctx context.Context, e *endpoint) error {
-	if p.directories.kubelet == "" {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, registerTimeout)
-	defer cancel()
-	connection, err := grpc.NewClient("passthrough:///"+p.directories.kubelet,
-		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
-		grpc.WithContextDialer(func(ctx context.Context, path string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", path)
-		}))
-	if err != nil {
-		return fmt.Errorf("kubelet at %s: %w", p.directories.kubelet, err)
-	}
-	defer connection.Close()
-	_, err = pluginapi.NewRegistrationClient(connection).Register(ctx, &pluginapi.RegisterRequest{
-		Version: pluginapi.Version, Endpoint: e.name(), ResourceName: p.resource, Options: options(),
-	})
-	if err != nil {
-		return fmt.Errorf("kubelet at %s: %w", p.directories.kubelet, err)
-	}
-	p.metrics.registered.Inc()
-	p.log.Info("Registered with the kubelet", "endpoint", e.name())
-	p.lookAgain()
-	return nil
 }
 
 // close ends an endpoint in the background; calls that are under way get a while.

@@ -1,5 +1,4 @@
-// Package kubelettest has a kubelet's side of the device plugin API, over real sockets: it finds plugins or is called
-// by them, watches their Functions and allocates them. It does to plugins what a kubelet does, as far as plugins can
+// Package kubelettest has a kubelet's side of the device plugin API, over real sockets: it finds plugins, watches their Functions and allocates them. It does to plugins what a kubelet does, as far as plugins can
 // see it, but at once where a kubelet takes its time.
 package kubelettest
 
@@ -25,8 +24,6 @@ import (
 
 // Options of a [Kubelet].
 type Options struct {
-	// Legacy: plugins have to call, as there is no directory for their sockets.
-	Legacy bool
 	// Blind: plugins are registered, but their Functions are not watched.
 	Blind bool
 	// Refuse, where set, says why a resource cannot be registered; "" if it can.
@@ -70,21 +67,12 @@ func (k *Kubelet) forget() {
 	k.plugins, k.devices = map[string][]*plugin{}, map[string][]*pluginapi.Device{}
 }
 
-func (k *Kubelet) pluginsDir() string { return filepath.Join(k.dir, "device-plugins") }
 func (k *Kubelet) watchedDir() string { return filepath.Join(k.dir, "plugins_registry") }
 
-// Start begins as a kubelet does: it removes all sockets from the directory where plugins call it, then listens there,
-// and looks for plugins in the other directory.
+// Start begins to look for plugins.
 func (k *Kubelet) Start() error {
 	ctx, stop := context.WithCancel(context.Background())
 	k.stop = stop
-	if err := k.listen(ctx); err != nil {
-		stop()
-		return err
-	}
-	if k.options.Legacy {
-		return nil
-	}
 	if err := k.watch(ctx); err != nil {
 		stop()
 		return err
@@ -92,7 +80,7 @@ func (k *Kubelet) Start() error {
 	return nil
 }
 
-// Stop ends as a kubelet that is killed does: its socket stays behind.
+// Stop ends as a kubelet that is killed does.
 func (k *Kubelet) Stop() {
 	k.stop()
 	k.running.Wait()
@@ -108,77 +96,18 @@ func (k *Kubelet) Restart() error {
 	return k.Start()
 }
 
-func (k *Kubelet) listen(ctx context.Context) error {
-	if err := os.MkdirAll(k.pluginsDir(), 0o750); err != nil {
-		return err
-	}
-	entries, err := os.ReadDir(k.pluginsDir())
-	if err != nil {
-		return err
-	}
-	for _, entry := range entries {
-		if entry.Type()&fs.ModeSocket != 0 {
-			if err := os.Remove(filepath.Join(k.pluginsDir(), entry.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return err
-			}
-		}
-	}
-	return k.serve(ctx)
-}
-
-func (k *Kubelet) serve(ctx context.Context) error {
-	listener, err := net.Listen("unix", filepath.Join(k.pluginsDir(), "kubelet.sock"))
-	if err != nil {
-		return err
-	}
-	listener.(*net.UnixListener).SetUnlinkOnClose(false)
-	server := grpc.NewServer()
-	pluginapi.RegisterRegistrationServer(server, registration{kubelet: k, ctx: ctx})
-	k.running.Go(func() { _ = server.Serve(listener) })
-	k.running.Go(func() {
-		<-ctx.Done()
-		server.Stop()
-	})
-	return nil
-}
-
-// RemoveSockets removes all sockets from the directories, those of plugins and in the one where plugins call it the
-// kubelet's own, which then is there anew, as if the kubelet had been started again so fast that nobody saw it go.
+// RemoveSockets removes all sockets of plugins.
 func (k *Kubelet) RemoveSockets() error {
-	for _, dir := range []string{k.pluginsDir(), k.watchedDir()} {
-		paths, err := filepath.Glob(filepath.Join(dir, "*.sock"))
-		if err != nil {
+	paths, err := filepath.Glob(filepath.Join(k.watchedDir(), "*.sock"))
+	if err != nil {
+		return err
+	}
+	for _, path := range paths {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		for _, path := range paths {
-			if filepath.Base(path) == "kubelet.sock" && !k.options.Legacy {
-				continue
-			}
-			if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return err
-			}
-		}
 	}
-	if !k.options.Legacy {
-		return nil
-	}
-	return k.Restart()
-}
-
-// registration answers plugins that call.
-type registration struct {
-	pluginapi.UnimplementedRegistrationServer
-	kubelet *Kubelet
-	ctx     context.Context
-}
-
-// Register connects back before it answers, as the kubelet does.
-func (r registration) Register(_ context.Context, request *pluginapi.RegisterRequest) (*pluginapi.Empty, error) {
-	if err := r.kubelet.validate(request.ResourceName, request.Version); err != nil {
-		return nil, err
-	}
-	path := filepath.Join(r.kubelet.pluginsDir(), request.Endpoint)
-	return &pluginapi.Empty{}, r.kubelet.connect(r.ctx, request.ResourceName, path)
+	return nil
 }
 
 func (k *Kubelet) validate(resource string, versions ...string) error {
