@@ -24,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/keylock"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 )
 
@@ -59,8 +60,7 @@ type Journal struct {
 	letters     []DeadLetter
 	changes     notify.Signal
 
-	locksMutex sync.Mutex
-	locks      map[function.ID]*functionLock
+	locks keylock.Locks[function.ID]
 }
 
 // Open opens the file and makes it where it is missing, with its directory. See [ErrLocked] and [ErrCorrupt]. Close
@@ -69,7 +69,7 @@ func Open(path string) (*Journal, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("journal: %w", err)
 	}
-	j := &Journal{attachments: map[function.ID]Attachment{}, locks: map[function.ID]*functionLock{}}
+	j := &Journal{attachments: map[function.ID]Attachment{}}
 	if err := j.open(path); err != nil {
 		if j.db != nil {
 			j.db.Close()
@@ -328,41 +328,12 @@ func (j *Journal) which(match func(Attachment) bool) []Attachment {
 	return list
 }
 
-// functionLock is taken by putting a token in. It is dropped from the map when nobody wants it any more.
-type functionLock struct {
-	token chan struct{}
-	users int
-}
-
 // Lock makes the caller the only one to work on a Function until it calls unlock, once. It waits until the one before
 // is done or ctx ends. It is not reentrant. Functions are independent of each other.
 func (j *Journal) Lock(ctx context.Context, id function.ID) (unlock func(), err error) {
-	j.locksMutex.Lock()
-	l := j.locks[id]
-	if l == nil {
-		l = &functionLock{token: make(chan struct{}, 1)}
-		j.locks[id] = l
+	unlock, err = j.locks.Lock(ctx, id)
+	if err != nil {
+		return nil, fmt.Errorf("wait for other work on Function %s: %w", id, err)
 	}
-	l.users++
-	j.locksMutex.Unlock()
-
-	leave := func() {
-		j.locksMutex.Lock()
-		defer j.locksMutex.Unlock()
-		if l.users--; l.users == 0 {
-			delete(j.locks, id)
-		}
-	}
-	release := func() { <-l.token; leave() }
-	select {
-	case l.token <- struct{}{}:
-	case <-ctx.Done():
-		release = leave
-	}
-	// Select may take a free token although ctx has ended: whoever gave up must not be at work after it said so.
-	if ctx.Err() != nil {
-		release()
-		return nil, fmt.Errorf("wait for other work on Function %s: %w", id, context.Cause(ctx))
-	}
-	return release, nil
+	return unlock, nil
 }

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/keylock"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
@@ -31,8 +32,8 @@ type card struct {
 	client   *opi.Client
 	direct   *Direct
 	metrics  *metrics
-	networks locks[string] // by id: calls for the same network would undo each other's work
-	changed  notify.Signal // the connection came or went
+	networks keylock.Locks[string] // by id: calls for the same network would undo each other's work
+	changed  notify.Signal         // the connection came or went
 	log      logr.Logger
 
 	mutex     sync.Mutex
@@ -208,7 +209,7 @@ func (c *card) verifyAll(ctx context.Context, ids []function.ID) (failed []funct
 
 // verifyOne asks the journal under the Function's lock, so that a Port is not made again that is being deleted.
 func (c *card) verifyOne(ctx context.Context, id function.ID) error {
-	unlock, err := c.direct.functions.lock(ctx, id)
+	unlock, err := c.direct.functions.Lock(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -275,7 +276,7 @@ func (c *card) ensure(ctx context.Context, port opi.Port, network opi.Network) e
 
 // network has the agent serve the network, unless it was seen to.
 func (c *card) network(ctx context.Context, network opi.Network) error {
-	unlock, err := c.networks.lock(ctx, network.ID)
+	unlock, err := c.networks.Lock(ctx, network.ID)
 	if err != nil {
 		return fmt.Errorf("its network is not up yet: %w", err)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/keylock"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
@@ -63,7 +64,7 @@ type CRD struct {
 	journal   Journal
 	options   CRDOptions
 	log       logr.Logger
-	functions locks[function.ID] // so that there is one at a time to write a Function's XPUPort
+	functions keylock.Locks[function.ID] // so that there is one at a time to write a Function's XPUPort
 }
 
 var _ Provisioner = (*CRD)(nil)
@@ -96,7 +97,7 @@ func (c *CRD) Deprovision(ctx context.Context, f function.Function) error {
 
 // work converges while nobody else works on the Function.
 func (c *CRD) work(ctx context.Context, f function.ID, step func(context.Context) progress) error {
-	unlock, err := c.functions.lock(ctx, f)
+	unlock, err := c.functions.Lock(ctx, f)
 	if err != nil {
 		return fmt.Errorf("other work on its XPUPort is not done yet: %w", err)
 	}

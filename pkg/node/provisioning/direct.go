@@ -14,6 +14,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/keylock"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
@@ -40,7 +41,7 @@ type DirectOptions struct {
 type Direct struct {
 	config    *Config
 	cards     []*card
-	functions locks[function.ID]
+	functions keylock.Locks[function.ID]
 	journal   Journal
 	options   DirectOptions
 	log       logr.Logger
@@ -113,7 +114,7 @@ func (d *Direct) provision(ctx context.Context, r Request) (Network, error) {
 	if err != nil {
 		return Network{}, err
 	}
-	unlock, err := d.functions.lock(ctx, r.Function.ID)
+	unlock, err := d.functions.Lock(ctx, r.Function.ID)
 	if err != nil {
 		return Network{}, fmt.Errorf("its Port is being verified: %w", err)
 	}
@@ -139,7 +140,7 @@ func (d *Direct) deprovision(ctx context.Context, c *card, f function.ID) error 
 	if err != nil {
 		return err
 	}
-	unlock, err := d.functions.lock(ctx, f)
+	unlock, err := d.functions.Lock(ctx, f)
 	if err != nil {
 		return fmt.Errorf("its Port is being verified: %w", err)
 	}

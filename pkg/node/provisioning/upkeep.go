@@ -126,7 +126,7 @@ func (c *CRD) isStray(port *v1alpha1.XPUPort) bool {
 // neither is a Port made again that is being deleted, nor one deleted that somebody is about to count on. Where one of
 // them has the lock, there is nothing to do: it sees to the Port itself.
 func (c *CRD) amend(ctx context.Context, id function.ID) error {
-	unlock, taken := c.functions.tryLock(id)
+	unlock, taken := c.functions.TryLock(id)
 	if !taken {
 		return nil
 	}
