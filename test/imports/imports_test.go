@@ -51,7 +51,7 @@ var stages = []string{
 	"journal",
 	"sriov", "health",
 	"lifecycle", "setup",
-	"devnode", "deviceinfo", "deviceplugin", "dra", // publish and allocate
+	"devnode", "deviceinfo", "cdi", "deviceplugin", "dra", // publish and allocate
 	"provisioning",
 	"nri", "cniserver", // attach
 	"hooks", // after release

@@ -3,24 +3,24 @@ package deviceplugin
 import (
 	"cmp"
 	"errors"
-	"fmt"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
 	"sync"
 
-	"tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/pkg/parser"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/cdi"
 )
 
-// cdiClass is not that of claims, whose devices have other names and lives.
-const cdiClass = "deviceplugin"
+const (
+	// cdiClass is not that of claims, whose devices have other names and lives.
+	cdiClass = "deviceplugin"
+	cdiKind  = v1alpha1.GroupName + "/" + cdiClass
+)
 
 // CDI gives containers their device nodes by files that the runtime reads, one for each resource. A file lists every
 // Function of the resource that has nodes, not only those that are allocated: containers are made again after a reboot,
@@ -28,7 +28,7 @@ const cdiClass = "deviceplugin"
 // pod has the Function, whether this process runs or not. Its methods may be called by several goroutines at once;
 // those of a nil CDI do nothing.
 type CDI struct {
-	cache *cdi.Cache
+	dir *cdi.Dir
 
 	mutex sync.Mutex
 	// files are what the files list, sorted by name.
@@ -39,17 +39,11 @@ type CDI struct {
 
 // NewCDI keeps the files in dir, which the runtime reads: "/var/run/cdi".
 func NewCDI(dir string) (*CDI, error) {
-	cache, err := cdi.NewCache(cdi.WithSpecDirs(dir), cdi.WithAutoRefresh(false))
+	opened, err := cdi.Open(dir)
 	if err != nil {
-		return nil, fmt.Errorf("CDI directory %s: %w", dir, err)
+		return nil, err
 	}
-	c := &CDI{cache: cache, files: map[string][]specs.Device{}}
-	for _, spec := range cache.GetVendorSpecs(v1alpha1.GroupName) {
-		if spec.GetClass() == cdiClass {
-			c.files[filepath.Base(spec.GetPath())] = spec.Devices
-		}
-	}
-	return c, nil
+	return &CDI{dir: opened, files: opened.Files(cdiKind)}, nil
 }
 
 // include has the resource's file list these Functions as they are now, beside those that it lists already.
@@ -66,7 +60,7 @@ func (c *CDI) include(resource string, contents []content) error {
 	for _, one := range contents {
 		name := cdiDeviceName(resource, one.function.ID)
 		if delete(devices, name); len(one.nodes) > 0 {
-			devices[name] = cdiDevice(name, one.nodes)
+			devices[name] = specs.Device{Name: name, ContainerEdits: specs.ContainerEdits{DeviceNodes: cdi.Nodes(one.nodes)}}
 		}
 	}
 	list := make([]specs.Device, 0, len(devices))
@@ -103,35 +97,13 @@ func (c *CDI) replace(file string, devices []specs.Device) error {
 	if len(devices) == 0 && len(c.files[file]) == 0 || reflect.DeepEqual(devices, c.files[file]) {
 		return nil
 	}
-	if err := c.write(file, devices); err != nil {
-		return fmt.Errorf("CDI file %s: %w", file, err)
+	if err := c.dir.Write(file, cdiKind, devices); err != nil {
+		return err
 	}
 	if c.files[file] = devices; len(devices) == 0 {
 		delete(c.files, file)
 	}
 	return nil
-}
-
-func (c *CDI) write(file string, devices []specs.Device) error {
-	if len(devices) == 0 {
-		return c.cache.RemoveSpec(file)
-	}
-	spec := &specs.Spec{Version: specs.CurrentVersion, Kind: v1alpha1.GroupName + "/" + cdiClass, Devices: devices}
-	minimum, err := specs.MinimumRequiredVersion(spec)
-	if err != nil {
-		return err
-	}
-	spec.Version = minimum
-	return c.cache.WriteSpec(spec, file)
-}
-
-func cdiDevice(name string, nodes []devnode.Node) specs.Device {
-	device := specs.Device{Name: name}
-	for _, n := range nodes {
-		device.ContainerEdits.DeviceNodes = append(device.ContainerEdits.DeviceNodes,
-			&specs.DeviceNode{Path: n.Container, HostPath: n.Host, Permissions: n.Permissions})
-	}
-	return device
 }
 
 // cdiFile is the name of a resource's file: "xpu.opiproject.org-deviceplugin-intel.com_dpdk.json". It has its ending,

@@ -3,26 +3,23 @@ package dra
 import (
 	"cmp"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
-	"tags.cncf.io/container-device-interface/pkg/cdi"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/cdi"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
 // CDI writes the files by which the runtime learns what a container gets of a Function: environment and device nodes.
 type CDI struct {
-	dir   string
-	cache *cdi.Cache
+	dir   *cdi.Dir
 	mutex sync.Mutex // held while a file is made up and written
 }
 
@@ -36,31 +33,26 @@ type content struct {
 
 // NewCDI keeps the files in dir, which the runtime reads: /var/run/cdi.
 func NewCDI(dir string) (*CDI, error) {
-	cache, err := cdi.NewCache(cdi.WithSpecDirs(dir), cdi.WithAutoRefresh(false))
+	opened, err := cdi.Open(dir)
 	if err != nil {
-		return nil, fmt.Errorf("CDI directory %s: %w", dir, err)
+		return nil, err
 	}
-	return &CDI{dir: dir, cache: cache}, nil
+	return &CDI{dir: opened}, nil
 }
 
 // Write replaces the claim's file. A Function is a CDI device of its own.
 func (c *CDI) Write(uid types.UID, contents []content) error {
-	spec := &specs.Spec{Version: specs.CurrentVersion, Kind: claim.CDIKind}
+	var devices []specs.Device
 	for _, one := range contents {
-		spec.Devices = append(spec.Devices, specs.Device{
+		devices = append(devices, specs.Device{
 			Name: cdiDeviceName(one.attachment),
 			ContainerEdits: specs.ContainerEdits{
-				Env: environment(sameRequest(contents, one)), DeviceNodes: one.nodes(), Mounts: one.mounts(),
+				Env: environment(sameRequest(contents, one)), DeviceNodes: cdi.Nodes(one.Nodes), Mounts: one.mounts(),
 			},
 		})
 	}
-	minimum, err := specs.MinimumRequiredVersion(spec)
-	if err != nil {
-		return fmt.Errorf("CDI file of claim %s: %w", uid, err)
-	}
-	spec.Version = minimum
-	if err := c.cache.WriteSpec(spec, cdiFile(uid)); err != nil {
-		return fmt.Errorf("CDI file of claim %s: %w", uid, err)
+	if err := c.dir.Write(cdiFile(uid), claim.CDIKind, devices); err != nil {
+		return fmt.Errorf("claim %s: %w", uid, err)
 	}
 	return nil
 }
@@ -116,14 +108,6 @@ func sameRequest(contents []content, as content) []content {
 	})
 }
 
-func (c content) nodes() []*specs.DeviceNode {
-	var nodes []*specs.DeviceNode
-	for _, n := range c.Nodes {
-		nodes = append(nodes, &specs.DeviceNode{Path: n.Container, HostPath: n.Host, Permissions: n.Permissions})
-	}
-	return nodes
-}
-
 // namespaceDir is where a container has its network namespace as a file, by the name of the device.
 const namespaceDir = "/run/" + v1alpha1.GroupName + "/netns"
 
@@ -138,20 +122,16 @@ func (c content) mounts() []*specs.Mount {
 }
 
 // Has says whether the claim has a file.
-func (c *CDI) Has(uid types.UID) bool {
-	_, err := os.Stat(filepath.Join(c.dir, cdiFile(uid)))
-	return err == nil
-}
+func (c *CDI) Has(uid types.UID) bool { return c.dir.Has(cdiFile(uid)) }
 
 // Remove deletes the claim's file, if there is one.
 func (c *CDI) Remove(uid types.UID) error {
-	if err := c.cache.RemoveSpec(cdiFile(uid)); err != nil {
-		return fmt.Errorf("CDI file of claim %s: %w", uid, err)
+	if err := c.dir.Remove(cdiFile(uid)); err != nil {
+		return fmt.Errorf("claim %s: %w", uid, err)
 	}
 	return nil
 }
 
-// cdiFile has its ending, as the library would choose one.
 func cdiFile(uid types.UID) string { return v1alpha1.GroupName + "-" + string(uid) + ".yaml" }
 
 func cdiDeviceName(a journal.Attachment) string {

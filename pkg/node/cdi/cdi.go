@@ -1,0 +1,83 @@
+// Package cdi writes the files by which a container runtime learns what a container gets of a device, in the format of
+// the Container Device Interface.
+package cdi
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"tags.cncf.io/container-device-interface/pkg/cdi"
+	"tags.cncf.io/container-device-interface/pkg/parser"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
+)
+
+// Dir is a directory that the runtime reads: "/var/run/cdi". It does not lock: one goroutine at a time may write a file.
+type Dir struct {
+	path  string
+	cache *cdi.Cache
+}
+
+// Open opens the directory, which need not exist yet.
+func Open(path string) (*Dir, error) {
+	cache, err := cdi.NewCache(cdi.WithSpecDirs(path), cdi.WithAutoRefresh(false))
+	if err != nil {
+		return nil, fmt.Errorf("CDI directory %s: %w", path, err)
+	}
+	return &Dir{path: path, cache: cache}, nil
+}
+
+// Files are the devices of all files of a kind, "vendor/class", when the directory was opened.
+func (d *Dir) Files(kind string) map[string][]specs.Device {
+	vendor, class := parser.ParseQualifier(kind)
+	files := map[string][]specs.Device{}
+	for _, spec := range d.cache.GetVendorSpecs(vendor) {
+		if spec.GetClass() == class {
+			files[filepath.Base(spec.GetPath())] = spec.Devices
+		}
+	}
+	return files
+}
+
+// Has says whether there is a file of this name.
+func (d *Dir) Has(file string) bool {
+	_, err := os.Stat(filepath.Join(d.path, file))
+	return err == nil
+}
+
+// Write replaces a file by one with these devices; without any there is no file afterwards. The name has an ending, as
+// the library would take what is behind the last dot for one.
+func (d *Dir) Write(file, kind string, devices []specs.Device) error {
+	if len(devices) == 0 {
+		return d.Remove(file)
+	}
+	spec := &specs.Spec{Version: specs.CurrentVersion, Kind: kind, Devices: devices}
+	minimum, err := specs.MinimumRequiredVersion(spec)
+	if err != nil {
+		return fmt.Errorf("CDI file %s: %w", file, err)
+	}
+	spec.Version = minimum // as old as can be, for the sake of runtimes
+	if err := d.cache.WriteSpec(spec, file); err != nil {
+		return fmt.Errorf("CDI file %s: %w", file, err)
+	}
+	return nil
+}
+
+// Remove deletes a file, if there is one.
+func (d *Dir) Remove(file string) error {
+	if err := d.cache.RemoveSpec(file); err != nil {
+		return fmt.Errorf("CDI file %s: %w", file, err)
+	}
+	return nil
+}
+
+// Nodes are device nodes in the words of CDI.
+func Nodes(nodes []devnode.Node) []*specs.DeviceNode {
+	var out []*specs.DeviceNode
+	for _, n := range nodes {
+		out = append(out, &specs.DeviceNode{Path: n.Container, HostPath: n.Host, Permissions: n.Permissions})
+	}
+	return out
+}
