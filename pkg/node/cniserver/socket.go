@@ -14,12 +14,13 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
-	"github.com/fsnotify/fsnotify"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/watchdir"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
 
 // messageTimeout is how long a message may take on its way: both sides are on this machine.
@@ -43,11 +44,11 @@ func (s *Server) Run(ctx context.Context) error {
 
 // serve listens until ctx ends, and listens again when the socket or its directory was removed.
 func (s *Server) serve(ctx context.Context) error {
-	watcher, err := fsnotify.NewWatcher()
+	watch, err := watchdir.Open(filepath.Dir(s.Socket), nil)
 	if err != nil {
 		return fmt.Errorf("CNI socket: %w", err)
 	}
-	defer watcher.Close()
+	defer watch.Close()
 	// Requests that run outlive ctx for a while.
 	working, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
@@ -57,30 +58,33 @@ func (s *Server) serve(ctx context.Context) error {
 		defer late.Stop()
 		requests.Wait()
 	}()
-	l, err := s.listen(watcher)
+	l, err := s.listen(watch)
 	if err != nil {
 		return err
 	}
 	for {
 		var accepting sync.WaitGroup
 		accepting.Go(func() { s.accept(working, l, &requests) })
-		err = l.untilRemoved(ctx, watcher)
+		removed := loop.Until(ctx, func(context.Context) <-chan struct{} { return watch.Changes() }, func() bool { return !l.there() })
+		if removed != nil {
+			_ = os.Remove(l.path)
+		}
 		l.Close()
 		accepting.Wait()
-		if err != nil || ctx.Err() != nil {
-			return err
+		if removed != nil {
+			return nil
 		}
 		s.Log.Info("CNI socket was removed; it is made again", "socket", s.Socket)
-		if l = s.listenAgain(ctx, watcher); l == nil {
+		if l = s.listenAgain(ctx, watch); l == nil {
 			return nil
 		}
 	}
 }
 
 // listenAgain tries until it succeeds, as somebody may be removing still, or ctx ends; then it returns nil.
-func (s *Server) listenAgain(ctx context.Context, watcher *fsnotify.Watcher) (l *listener) {
+func (s *Server) listenAgain(ctx context.Context, watch *watchdir.Dir) (l *listener) {
 	_ = wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(context.Context) (done bool, err error) {
-		if l, err = s.listen(watcher); err != nil {
+		if l, err = s.listen(watch); err != nil {
 			s.Log.Error(err, "CNI socket cannot be made; trying again")
 		}
 		return err == nil, nil
@@ -96,17 +100,15 @@ type listener struct {
 }
 
 // listen makes the socket and watches it. An old one in its place is nobody's: the journal lets one agent run.
-func (s *Server) listen(watcher *fsnotify.Watcher) (*listener, error) {
+func (s *Server) listen(watch *watchdir.Dir) (*listener, error) {
 	dir := filepath.Dir(s.Socket)
 	ours := func(name string) bool { return name == filepath.Base(s.Socket) }
 	if err := makeOwnDir(dir, ours); err != nil {
 		return nil, fmt.Errorf("CNI socket: %w", err)
 	}
-	// The watch comes first, so that a removal is not missed. The parent tells when the directory goes.
-	for _, path := range []string{dir, filepath.Dir(dir)} {
-		if err := watcher.Add(path); err != nil {
-			return nil, fmt.Errorf("CNI socket: watch %s: %w", path, err)
-		}
+	// The watch comes first, so that a removal is not missed.
+	if err := watch.Watch(); err != nil {
+		return nil, fmt.Errorf("CNI socket: %w", err)
 	}
 	if err := os.Remove(s.Socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("CNI socket: %w", err)
@@ -158,26 +160,6 @@ func makeOwnDir(dir string, ours func(name string) bool) error {
 func (l *listener) there() bool {
 	now, err := os.Lstat(l.path)
 	return err == nil && os.SameFile(now, l.file)
-}
-
-// untilRemoved returns when the socket is no longer what its path leads to, or ctx ends; then it removes the socket.
-func (l *listener) untilRemoved(ctx context.Context, watcher *fsnotify.Watcher) error {
-	for l.there() {
-		select {
-		case <-ctx.Done():
-			_ = os.Remove(l.path)
-			return nil
-		case err, ok := <-watcher.Errors:
-			if !ok {
-				return errors.New("CNI socket: the watch ended")
-			}
-			if !errors.Is(err, fsnotify.ErrEventOverflow) {
-				return fmt.Errorf("CNI socket: watch: %w", err)
-			}
-		case <-watcher.Events:
-		}
-	}
-	return nil
 }
 
 // accept takes connections until the listener is closed.

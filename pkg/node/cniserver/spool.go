@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/watchdir"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
 
@@ -36,17 +37,16 @@ const (
 type spool struct {
 	server  *Server
 	dir     string
-	watcher *fsnotify.Watcher
-	watched bool // the directory is there, and what comes into it is heard of
+	changes *watchdir.Dir
 }
 
 // newSpool makes and watches the directory. Close it after use.
 func newSpool(s *Server) (*spool, error) {
-	watcher, err := fsnotify.NewWatcher()
-	if err != nil {
+	p := &spool{server: s, dir: filepath.Clean(s.SpoolDir)}
+	var err error
+	if p.changes, err = watchdir.Open(p.dir, concerns); err != nil {
 		return nil, fmt.Errorf("CNI spool: %w", err)
 	}
-	p := &spool{server: s, dir: filepath.Clean(s.SpoolDir), watcher: watcher}
 	if err := p.watch(); err != nil {
 		p.close()
 		return nil, err
@@ -56,9 +56,6 @@ func newSpool(s *Server) (*spool, error) {
 
 // watch makes the directory where it is missing, and watches it.
 func (p *spool) watch() error {
-	if p.watched {
-		return nil
-	}
 	ours := func(name string) bool {
 		return name == badDir || strings.HasSuffix(name, ".json") || strings.HasPrefix(name, ".")
 	}
@@ -67,14 +64,13 @@ func (p *spool) watch() error {
 			return fmt.Errorf("CNI spool: %w", err)
 		}
 	}
-	if err := p.watcher.Add(p.dir); err != nil {
-		return fmt.Errorf("CNI spool: watch %s: %w", p.dir, err)
+	if err := p.changes.Watch(); err != nil {
+		return fmt.Errorf("CNI spool: %w", err)
 	}
-	p.watched = true
 	return nil
 }
 
-func (p *spool) close() { p.watcher.Close() }
+func (p *spool) close() { p.changes.Close() }
 
 // first does what can be done at once.
 func (p *spool) first(ctx context.Context) {
@@ -85,36 +81,21 @@ func (p *spool) first(ctx context.Context) {
 
 // run does what comes, and what failed again after a while, until ctx ends.
 func (p *spool) run(ctx context.Context) error {
-	backoff := loop.Backoff(firstRetry, slowestRetry)
-	timer := time.NewTimer(0) // a file may have come since the first look
-	defer timer.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case event := <-p.watcher.Events:
-			if !p.concerns(event) {
-				continue
-			}
-		case err := <-p.watcher.Errors:
-			p.server.Log.Error(err, "CNI spool is looked through, as its watch may have missed something", "spool", p.dir)
-		case <-timer.C:
-		}
+	for backoff := loop.Backoff(firstRetry, slowestRetry); ; { // first for what came since the first look
+		var pause time.Duration
 		if p.drain(ctx) {
 			backoff = loop.Backoff(firstRetry, slowestRetry)
-			timer.Stop()
-			continue
+		} else {
+			pause = backoff.Step()
 		}
-		timer.Reset(backoff.Step())
+		if !loop.Wait(ctx, p.changes.Changes(), pause) {
+			return nil
+		}
 	}
 }
 
 // concerns says whether an event is a reason to look through the directory.
-func (p *spool) concerns(event fsnotify.Event) bool {
-	if event.Name == p.dir && event.Has(fsnotify.Remove|fsnotify.Rename) {
-		p.watched = false
-		return true
-	}
+func concerns(event fsnotify.Event) bool {
 	return event.Has(fsnotify.Create) && isRequest(filepath.Base(event.Name))
 }
 

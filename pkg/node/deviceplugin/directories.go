@@ -19,6 +19,8 @@ import (
 	"github.com/fsnotify/fsnotify"
 	"github.com/go-logr/logr"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/watchdir"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 )
 
@@ -38,7 +40,7 @@ const (
 type directories struct {
 	// sockets is the directory of the servers' sockets.
 	sockets string
-	watcher *fsnotify.Watcher
+	watch   *watchdir.Dir
 	changed notify.Signal
 	log     logr.Logger
 
@@ -51,8 +53,8 @@ type directories struct {
 func openDirectories(kubeletDir string, log logr.Logger) (*directories, error) {
 	d := &directories{sockets: filepath.Join(kubeletDir, pluginsRegistry), log: log, served: map[string]bool{}}
 	var err error
-	if d.watcher, err = fsnotify.NewWatcher(); err != nil {
-		return nil, fmt.Errorf("watch %s (does sysctl fs.inotify.max_user_instances allow another?): %w", d.sockets, err)
+	if d.watch, err = watchdir.Open(d.sockets, d.matters); err != nil {
+		return nil, err
 	}
 	if err := d.ensure(); err != nil {
 		d.close()
@@ -61,53 +63,34 @@ func openDirectories(kubeletDir string, log logr.Logger) (*directories, error) {
 	return d, nil
 }
 
-func (d *directories) close() { d.watcher.Close() }
+func (d *directories) close() { d.watch.Close() }
 
-// ensure has the directory of the sockets there and watched, also if somebody removed it. Its parent is watched too, as
-// that is where the removal is seen.
+// ensure has the directory of the sockets there and watched, also if somebody removed it.
 func (d *directories) ensure() error {
 	if err := os.MkdirAll(d.sockets, 0o750); err != nil {
 		return err
 	}
-	for _, dir := range []string{filepath.Dir(d.sockets), d.sockets} {
-		if err := d.watcher.Add(dir); err != nil {
-			return fmt.Errorf("watch %s: %w", dir, err)
-		}
-	}
-	return nil
+	return d.watch.Watch()
 }
 
 // run wakes servers when one of their sockets went, until ctx ends.
 func (d *directories) run(ctx context.Context) error {
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case event := <-d.watcher.Events:
-			if !d.matters(event) {
-				continue
-			}
-		case err := <-d.watcher.Errors:
-			// Events were lost, perhaps: servers look for themselves.
-			d.log.Error(err, "Changes in the kubelet's directory may have been missed, looking at it again", "path", d.sockets)
-		}
+	for loop.Wait(ctx, d.watch.Changes(), 0) {
 		if err := d.ensure(); err != nil {
 			d.log.Error(err, "The kubelet's directory cannot be watched")
 		}
 		d.changed.Notify()
 	}
+	return nil
 }
 
 func (d *directories) matters(event fsnotify.Event) bool {
-	switch {
-	case event.Name == d.sockets:
-		return event.Has(fsnotify.Remove) || event.Has(fsnotify.Rename) || event.Has(fsnotify.Create)
-	case event.Has(fsnotify.Remove) || event.Has(fsnotify.Rename):
-		d.mutex.Lock()
-		defer d.mutex.Unlock()
-		return d.served[event.Name]
+	if !event.Has(fsnotify.Remove) && !event.Has(fsnotify.Rename) {
+		return false
 	}
-	return false
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
+	return d.served[event.Name]
 }
 
 // forget is called before a server removes a socket itself. Its removal would have servers look for the kubelet at once

@@ -3,7 +3,6 @@ package source
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,11 +10,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/watchdir"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
 
@@ -83,57 +82,29 @@ func (f *File) NodeLabels(context.Context) (map[string]string, error) { return n
 // Run reads the file again whenever it changes, until ctx ends. It then returns nil. A file that has become wrong, or
 // went, leaves the declarations as they were.
 func (f *File) Run(ctx context.Context) error {
-	loop.Retry(ctx, retry, retry, f.watch, func(err error, pause time.Duration) {
+	loop.Retry(ctx, retry, retry, f.follow, func(err error, pause time.Duration) {
 		f.options.Log.Error(err, "Not told of changes of the configuration for now",
 			"file", f.options.Path, "retry", pause.String())
 	})
 	return nil
 }
 
-// watch works until ctx ends or the directory cannot be watched any more.
-func (f *File) watch(ctx context.Context) error {
-	watcher, err := fsnotify.NewWatcher()
+// follow works until ctx ends or the directory cannot be watched any more.
+func (f *File) follow(ctx context.Context) error {
+	watch, err := watchdir.Open(filepath.Dir(f.options.Path), nil)
 	if err != nil {
 		return err
 	}
-	defer watcher.Close()
-	dir := filepath.Dir(f.options.Path)
-	if err := watcher.Add(dir); err != nil {
-		return fmt.Errorf("watch %s: %w", dir, err)
-	}
-	timer := time.NewTimer(0) // for what changed while there was no watch
-	defer timer.Stop()
-	var waiting time.Time // since the first event that was not followed by a look; zero if there was none
-	look := func() {
-		if waiting.IsZero() {
-			waiting = time.Now()
-		}
-		if time.Since(waiting) < patience {
-			timer.Reset(quiet)
-		}
-	}
+	defer watch.Close()
 	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case event, ok := <-watcher.Events:
-			if !ok {
-				return errors.New("watch ended")
-			}
-			if event.Name == dir && event.Op.Has(fsnotify.Remove|fsnotify.Rename) {
-				return fmt.Errorf("watch %s: the directory is gone", dir)
-			}
-			look()
-		case err, ok := <-watcher.Errors:
-			if !ok {
-				return errors.New("watch ended")
-			}
-			f.options.Log.V(1).Info("Events may be lost, reading the configuration again", "error", err.Error())
-			look()
-		case <-timer.C:
-			waiting = time.Time{}
-			f.reload()
+		if err := watch.Watch(); err != nil {
+			return err
 		}
+		f.reload() // also what changed while there was no watch
+		if !loop.Wait(ctx, watch.Changes(), 0) {
+			return nil
+		}
+		loop.Debounce(ctx, watch.Changes(), quiet, patience)
 	}
 }
 
