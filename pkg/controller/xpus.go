@@ -22,6 +22,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi/dialects"
 )
 
 // xpus keeps a connection to the OPI agent of every XPU, and says in the XPU's status whether the agent answers.
@@ -79,7 +80,11 @@ func (r *xpus) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, er
 
 // connect has a client with the XPU's configuration.
 func (r *xpus) connect(ctx context.Context, xpu *v1alpha1.XPU) error {
-	config := opi.Config{Endpoint: xpu.Spec.Endpoint, Dialect: opi.Dialect(xpu.Spec.Dialect)}
+	dialect, err := dialects.Named(string(xpu.Spec.Dialect))
+	if err != nil {
+		return problemf(v1alpha1.ReasonInvalidConfig, "spec.dialect: %s", err)
+	}
+	config := opi.Config{Endpoint: xpu.Spec.Endpoint, Dialect: dialect}
 	var secret corev1.Secret
 	if xpu.Spec.TLS != nil {
 		key := client.ObjectKey{Namespace: r.namespace, Name: xpu.Spec.TLS.SecretName}

@@ -11,10 +11,8 @@ import (
 	"strconv"
 	"time"
 
-	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
@@ -22,26 +20,19 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// Dialect names what an OPI agent makes of the API.
-type Dialect string
-
-// DialectEVPNGW is opi-evpn-bridge, the agents derived from it, and opi-bridge.
-const DialectEVPNGW Dialect = "evpn-gw"
-
 const (
 	// maxInFlight bounds the RPCs that run on one agent at once. The reference agent has one task queue and answers a
 	// larger burst with "busy" and delays of seconds.
 	maxInFlight = 8
 	// rpcTimeout bounds one RPC; the methods of Client are bounded by their context. Agents answer within milliseconds.
 	rpcTimeout = 5 * time.Second
-	pageSize   = 250 // the most the reference agent gives in one page
 )
 
 // Config says how to reach an OPI agent.
 type Config struct {
 	Endpoint string      // host:port
 	TLS      *tls.Config // see [TLSConfig]; nil is plaintext
-	Dialect  Dialect     // empty is DialectEVPNGW
+	Dialect  Dialect
 
 	// ReloadTLS is asked for the configuration each time a connection is made, in place of TLS: certificates that are
 	// renewed are used from the next connection on. An error of it is one of the connection.
@@ -50,15 +41,20 @@ type Config struct {
 
 // Check says which field is wrong. It does not connect.
 func (c Config) Check() error {
-	if c.Dialect != "" && c.Dialect != DialectEVPNGW {
-		return fmt.Errorf("opi: unknown dialect %q, want %q", c.Dialect, DialectEVPNGW)
+	if c.Dialect == nil {
+		return errors.New("opi: no dialect is given")
 	}
-	host, port, err := net.SplitHostPort(c.Endpoint)
+	return CheckEndpoint(c.Endpoint)
+}
+
+// CheckEndpoint says what is wrong with an endpoint. It does not connect.
+func CheckEndpoint(endpoint string) error {
+	host, port, err := net.SplitHostPort(endpoint)
 	if err != nil || host == "" {
-		return fmt.Errorf("opi: endpoint %q is not host:port", c.Endpoint)
+		return fmt.Errorf("opi: endpoint %q is not host:port", endpoint)
 	}
 	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-		return fmt.Errorf("opi: endpoint %q: the port must be a number from 1 to 65535", c.Endpoint)
+		return fmt.Errorf("opi: endpoint %q: the port must be a number from 1 to 65535", endpoint)
 	}
 	return nil
 }
@@ -78,8 +74,7 @@ func (c Config) credentials() credentials.TransportCredentials {
 type Client struct {
 	endpoint string
 	conn     *grpc.ClientConn
-	networks evpn.LogicalBridgeServiceClient
-	ports    evpn.BridgePortServiceClient
+	agent    Agent
 }
 
 // Dial makes a Client. It does not connect: the first call or [Client.Watch] does.
@@ -105,8 +100,7 @@ func Dial(cfg Config) (*Client, error) {
 	return &Client{
 		endpoint: cfg.Endpoint,
 		conn:     conn,
-		networks: evpn.NewLogicalBridgeServiceClient(conn),
-		ports:    evpn.NewBridgePortServiceClient(conn),
+		agent:    cfg.Dialect.Agent(conn),
 	}, nil
 }
 
@@ -153,17 +147,12 @@ func bounded(inFlight int, timeout time.Duration) grpc.UnaryClientInterceptor {
 	}
 }
 
-// Check tells whether the agent is alive. It asks for a port that never exists: every agent answers that, while
-// grpc.health.v1 is not served by the reference agent, its List leaks memory and its inventory can end the process.
+// Check tells whether the agent is alive.
 func (c *Client) Check(ctx context.Context) error {
-	const never = "opi-liveness-check"
-	_, err := c.ports.GetBridgePort(ctx, &evpn.GetBridgePortRequest{Name: portPrefix + never})
-	switch status.Code(err) {
-	case codes.OK, codes.NotFound, codes.Unimplemented:
-		return nil
-	default:
-		return failure(ctx, "check agent", c.endpoint, err)
+	if err := c.agent.Alive(ctx); err != nil {
+		return c.failure(ctx, "check agent", c.endpoint, err)
 	}
+	return nil
 }
 
 // Connected tells whether the connection is up at this moment. A Client that was never used has none.

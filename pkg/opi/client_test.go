@@ -14,6 +14,8 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi/dialects"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi/evpngw"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
 )
 
@@ -24,7 +26,20 @@ var (
 	port2 = opi.Port{ID: "vf-0000-03-00-3", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 2}, Networks: []string{"net-blue"}}
 )
 
+// TestSuite runs for each dialect.
 func TestSuite(t *testing.T) {
+	fakes := map[string]func(testing.TB) *opitest.Agent{evpngw.Name: opitest.Start}
+	for _, name := range dialects.Names() {
+		start := fakes[name]
+		if start == nil {
+			t.Errorf("no fake agent speaks dialect %s", name)
+			continue
+		}
+		t.Run(name, func(t *testing.T) { runSuite(t, start) })
+	}
+}
+
+func runSuite(t *testing.T, start func(testing.TB) *opitest.Agent) {
 	tests := map[string]opitest.Behaviour{
 		"healthy": {},
 		"slow":    {UpDelay: 20 * time.Millisecond, DeleteTail: 30 * time.Millisecond, Latency: time.Millisecond},
@@ -32,7 +47,7 @@ func TestSuite(t *testing.T) {
 	for name, behaviour := range tests {
 		t.Run(name, func(t *testing.T) {
 			opitest.RunClientSuite(t, func(t *testing.T, _ []string) opi.Config {
-				a := opitest.Start(t)
+				a := start(t)
 				a.Set(func(b *opitest.Behaviour) { *b = behaviour })
 				return a.Config()
 			})
@@ -370,11 +385,11 @@ func TestWatch(t *testing.T) {
 
 func TestDialRejects(t *testing.T) {
 	tests := map[string]opi.Config{
-		"no port":         {Endpoint: "192.0.2.1"},
-		"no host":         {Endpoint: ":50151"},
-		"port 0":          {Endpoint: "192.0.2.1:0"},
-		"port name":       {Endpoint: "192.0.2.1:opi"},
-		"unknown dialect": {Endpoint: "192.0.2.1:50151", Dialect: "klingon"},
+		"no port":    {Endpoint: "192.0.2.1", Dialect: evpngw.Dialect{}},
+		"no host":    {Endpoint: ":50151", Dialect: evpngw.Dialect{}},
+		"port 0":     {Endpoint: "192.0.2.1:0", Dialect: evpngw.Dialect{}},
+		"port name":  {Endpoint: "192.0.2.1:opi", Dialect: evpngw.Dialect{}},
+		"no dialect": {Endpoint: "192.0.2.1:50151"},
 	}
 	for name, cfg := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -76,55 +76,30 @@ func invalid(op, id, field, detail string) error {
 	return &Error{Kind: ErrInvalid, Op: op, ID: id, Field: field, Detail: detail}
 }
 
-// hints are parts of the messages with which opi-evpn-bridge tells failures apart that all have the code Unknown.
-// They are consulted only after Get has shown that the call did not do its work.
-var hints = []struct {
-	text string
-	kind error
-}{
-	{"has not been found", ErrNetworkMissing},
-	{"unable to find key", ErrNetworkMissing},
-	{"key not found", ErrNetworkMissing}, // a TRUNK of all networks while the agent has none
-	{"already associated", ErrConflict},
-	{"already in use", ErrConflict}, // a VNI
-	{"is not empty", ErrInUse},
-	{"missing required field", ErrInvalid},
-	{"user-settable ID", ErrInvalid},
-}
-
-// failure turns the error of an RPC that ran under this context into an Error.
-func failure(ctx context.Context, op, id string, err error) error {
+// failure turns the error of a call that ran under this context into an Error.
+func (c *Client) failure(ctx context.Context, op, id string, err error) error {
 	s := status.Convert(err)
 	if ended(ctx) {
 		return timeout(ctx, op, id, s.Message())
 	}
-	e := &Error{Kind: ErrFailed, Op: op, ID: id, Detail: s.Message(), Err: err}
+	if e, ok := errors.AsType[*Error](err); ok { // the dialect knows better
+		named := *e
+		named.Op, named.ID = op, id
+		return &named
+	}
+	e := &Error{Kind: c.agent.Kind(err), Op: op, ID: id, Detail: s.Message(), Err: err}
 	switch s.Code() {
-	case codes.NotFound:
-		e.Kind = ErrNotFound
-	case codes.InvalidArgument, codes.OutOfRange:
-		e.Kind = ErrInvalid
-	case codes.AlreadyExists:
-		e.Kind = ErrConflict
-	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled:
-		e.Kind = ErrUnavailable
-	case codes.Unimplemented:
-		e.Kind = ErrUnsupported
 	case codes.Unauthenticated, codes.PermissionDenied:
 		e.Detail = "the agent refuses this client: " + s.Message()
-	case codes.Unknown, codes.FailedPrecondition:
-		for _, hint := range hints {
-			if strings.Contains(s.Message(), hint.text) {
-				e.Kind = hint.kind
-				break
-			}
-		}
 	}
 	return e
 }
 
 // outcomeUnknown tells whether the call may have been carried out although it failed.
 func outcomeUnknown(err error) bool {
+	if e, ok := errors.AsType[*Error](err); ok && e.Err == nil {
+		return false // it was never made
+	}
 	switch status.Code(err) {
 	case codes.NotFound, codes.InvalidArgument, codes.Unimplemented, codes.Unauthenticated, codes.PermissionDenied:
 		return false

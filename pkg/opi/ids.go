@@ -11,13 +11,6 @@ import (
 	"strings"
 )
 
-// The names under which opi-evpn-bridge and its kin keep their objects. The API's comments say "bridgePorts/{id}",
-// but no evpn-gw agent finds anything there.
-const (
-	portPrefix    = "//network.opiproject.org/ports/"
-	networkPrefix = "//network.opiproject.org/bridges/"
-)
-
 var (
 	pciAddress = regexp.MustCompile(`^([0-9a-f]{4,8}):([0-9a-f]{2}):([01][0-9a-f])\.([0-7])$`)
 	// https://google.aip.dev/122 as agents check it: 4-63 characters, a letter first, no hyphen last.
@@ -86,9 +79,4 @@ func checkID(op, id string) error {
 		return nil
 	}
 	return invalid(op, id, "ID", "must be 4-63 characters of a-z, 0-9 and '-', begin with a letter and not end with '-'")
-}
-
-// lastSegment is the id in a resource name. Agents differ in what stands before it.
-func lastSegment(name string) string {
-	return name[strings.LastIndexByte(name, '/')+1:]
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -15,6 +14,13 @@ type Network struct {
 	ID   string  // 4-63 characters of a-z, 0-9, '-'; see [NetworkID]
 	VLAN uint16  // 1-4094
 	VNI  *uint32 // VXLAN network identifier, 1-16777215; nil keeps the network on this xPU
+}
+
+// NetworkStatus is a network as the agent has it.
+type NetworkStatus struct {
+	Network
+	State  State
+	Detail string // what the agent says about failures; may be empty
 }
 
 func (n Network) check(op string) error {
@@ -32,19 +38,22 @@ func (n Network) check(op string) error {
 
 // differs says how the agent's network differs from the one wanted; empty if it does not. Only what we set is
 // compared: agents fill in the rest, such as a VTEP address.
-func (n Network) differs(spec *evpn.LogicalBridgeSpec) string {
-	if spec.GetVlanId() != uint32(n.VLAN) {
-		return fmt.Sprintf("the agent has it with VLAN %d, not %d", spec.GetVlanId(), n.VLAN)
+func (n Network) differs(got Network) string {
+	if got.VLAN != n.VLAN {
+		return fmt.Sprintf("the agent has it with VLAN %d, not %d", got.VLAN, n.VLAN)
 	}
-	// proto3 agents are seen to report an absent VNI as 0.
-	want := uint32(0)
-	if n.VNI != nil {
-		want = *n.VNI
-	}
-	if spec.GetVni() != want {
-		return fmt.Sprintf("the agent has it with VNI %d, not %d (0 is none)", spec.GetVni(), want)
+	if got.vni() != n.vni() {
+		return fmt.Sprintf("the agent has it with VNI %d, not %d (0 is none)", got.vni(), n.vni())
 	}
 	return ""
+}
+
+// vni is 0 where there is none.
+func (n Network) vni() uint32 {
+	if n.VNI == nil {
+		return 0
+	}
+	return *n.VNI
 }
 
 // EnsureNetwork returns nil once the agent says that the network is up with exactly this VLAN and VNI. A network of
@@ -64,18 +73,17 @@ func (c *Client) EnsureNetwork(ctx context.Context, n Network) error {
 		if err != nil {
 			return false, err
 		}
-		state, detail := networkState(got)
-		last = "the network is " + state.String() + ": " + detail
-		if state == StateDeleting {
+		last = "the network is " + got.State.String() + ": " + got.Detail
+		if got.State == StateDeleting {
 			return false, nil
 		}
-		if difference := n.differs(got.GetSpec()); difference != "" {
+		if difference := n.differs(got.Network); difference != "" {
 			return false, &Error{Kind: ErrConflict, Op: op, ID: n.ID, Detail: difference}
 		}
-		if state == StateFailed {
-			return false, &Error{Kind: ErrFailed, Op: op, ID: n.ID, Detail: detail}
+		if got.State == StateFailed {
+			return false, &Error{Kind: ErrFailed, Op: op, ID: n.ID, Detail: got.Detail}
 		}
-		return state == StateUp, nil
+		return got.State == StateUp, nil
 	})
 	if err == nil && !up {
 		return timeout(ctx, op, n.ID, last)
@@ -89,14 +97,10 @@ func (c *Client) DeleteNetwork(ctx context.Context, id string) error {
 	if err := checkID(op, id); err != nil {
 		return err
 	}
-	_, err := c.networks.DeleteLogicalBridge(ctx, &evpn.DeleteLogicalBridgeRequest{Name: networkPrefix + id, AllowMissing: true})
-	if status.Code(err) == codes.FailedPrecondition {
-		return &Error{Kind: ErrInUse, Op: op, ID: id, Detail: status.Convert(err).Message(), Err: err}
+	refused := c.agent.DeleteNetwork(ctx, id)
+	if errors.Is(refused, ErrInUse) || refused != nil && status.Code(refused) != codes.NotFound && !outcomeUnknown(refused) {
+		return c.failure(ctx, op, id, refused)
 	}
-	if err != nil && status.Code(err) != codes.NotFound && !outcomeUnknown(err) {
-		return failure(ctx, op, id, err)
-	}
-	refused := err
 	last := "the network is still there"
 	gone, err := poll(ctx, func(ctx context.Context) (bool, error) {
 		got, err := c.getNetwork(ctx, op, id)
@@ -106,10 +110,9 @@ func (c *Client) DeleteNetwork(ctx context.Context, id string) error {
 		if err != nil {
 			return false, err
 		}
-		state, detail := networkState(got)
-		last = "the network is " + state.String() + ": " + detail
-		if refused != nil && state != StateDeleting {
-			return false, failure(ctx, op, id, refused)
+		last = "the network is " + got.State.String() + ": " + got.Detail
+		if refused != nil && got.State != StateDeleting {
+			return false, c.failure(ctx, op, id, refused)
 		}
 		return false, nil
 	})
@@ -119,44 +122,24 @@ func (c *Client) DeleteNetwork(ctx context.Context, id string) error {
 	return err
 }
 
-func (c *Client) getNetwork(ctx context.Context, op, id string) (*evpn.LogicalBridge, error) {
-	got, err := c.networks.GetLogicalBridge(ctx, &evpn.GetLogicalBridgeRequest{Name: networkPrefix + id})
+func (c *Client) getNetwork(ctx context.Context, op, id string) (NetworkStatus, error) {
+	got, err := c.agent.Network(ctx, id)
 	if err != nil {
-		return nil, failure(ctx, op, id, err)
-	}
-	if got.GetSpec() == nil {
-		return nil, &Error{Kind: ErrUnsupported, Op: op, ID: id, Detail: "the agent's GetLogicalBridge answers without a spec, so nothing can be verified"}
+		return NetworkStatus{}, c.failure(ctx, op, id, err)
 	}
 	return got, nil
 }
 
 // createNetwork returns nil if the network may be there now; whether it is the right one is for the caller to see.
 func (c *Client) createNetwork(ctx context.Context, op string, n Network) error {
-	_, err := c.networks.CreateLogicalBridge(ctx, &evpn.CreateLogicalBridgeRequest{
-		LogicalBridgeId: n.ID,
-		LogicalBridge:   &evpn.LogicalBridge{Spec: &evpn.LogicalBridgeSpec{VlanId: uint32(n.VLAN), Vni: n.VNI}},
-	})
+	err := c.agent.CreateNetwork(ctx, n)
 	if err == nil {
 		return nil
 	}
 	if outcomeUnknown(err) {
-		if _, getErr := c.getNetwork(ctx, op, n.ID); getErr == nil {
+		if _, getErr := c.agent.Network(ctx, n.ID); getErr == nil {
 			return nil
 		}
 	}
-	return failure(ctx, op, n.ID, err)
-}
-
-func networkState(lb *evpn.LogicalBridge) (State, string) {
-	detail, failed := componentErrors(lb.GetStatus().GetComponents())
-	switch lb.GetStatus().GetOperStatus() {
-	case evpn.LBOperStatus_LB_OPER_STATUS_UP:
-		return StateUp, detail
-	case evpn.LBOperStatus_LB_OPER_STATUS_TO_BE_DELETED:
-		return StateDeleting, detail
-	}
-	if failed {
-		return StateFailed, detail
-	}
-	return StatePending, detail
+	return c.failure(ctx, op, n.ID, err)
 }

@@ -7,9 +7,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
-	"strings"
 
-	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -76,17 +74,6 @@ func (p Port) Equal(q Port) bool {
 		slices.Equal(slices.Sorted(slices.Values(p.Networks)), slices.Sorted(slices.Values(q.Networks)))
 }
 
-func (p Port) spec() *evpn.BridgePortSpec {
-	spec := &evpn.BridgePortSpec{MacAddress: p.MAC, Ptype: evpn.BridgePortType_BRIDGE_PORT_TYPE_ACCESS}
-	if p.Trunk {
-		spec.Ptype = evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK
-	}
-	for _, id := range p.Networks {
-		spec.LogicalBridges = append(spec.LogicalBridges, networkPrefix+id)
-	}
-	return spec
-}
-
 // maxRounds bounds how often EnsurePort makes a port that keeps coming back as another one.
 const maxRounds = 3
 
@@ -129,7 +116,7 @@ func (c *Client) EnsurePort(ctx context.Context, p Port) error {
 // that it was just made, so that a failure is a new one.
 func (c *Client) waitUp(ctx context.Context, op string, p Port, fresh bool) (bool, error) {
 	var got PortStatus
-	mayPoke := !fresh
+	mayRetry := !fresh
 	ours := true
 	done, err := poll(ctx, func(ctx context.Context) (bool, error) {
 		var err error
@@ -141,9 +128,12 @@ func (c *Client) waitUp(ctx context.Context, op string, p Port, fresh bool) (boo
 		if err != nil {
 			return false, err
 		}
-		if got.State == StateFailed && mayPoke {
-			mayPoke = false
-			return false, c.poke(ctx, op, p)
+		if got.State == StateFailed && mayRetry {
+			mayRetry = false
+			if err := c.agent.RetryPort(ctx, p); err != nil {
+				return false, c.failure(ctx, op, p.ID, err)
+			}
+			return false, nil
 		}
 		if got.State == StateFailed {
 			return false, &Error{Kind: ErrFailed, Op: op, ID: p.ID, Detail: got.Detail}
@@ -156,56 +146,18 @@ func (c *Client) waitUp(ctx context.Context, op string, p Port, fresh bool) (boo
 	return done && ours, err
 }
 
-// poke has the agent try again to realise a port. An Update that changes nothing is the one safe use of Update: an
-// agent that was restarted does not retry by itself. Agents without Update are left to themselves.
-func (c *Client) poke(ctx context.Context, op string, p Port) error {
-	_, err := c.ports.UpdateBridgePort(ctx, &evpn.UpdateBridgePortRequest{BridgePort: &evpn.BridgePort{Name: portPrefix + p.ID, Spec: p.spec()}})
-	switch status.Code(err) {
-	case codes.OK, codes.Unimplemented, codes.NotFound, codes.Unknown:
-		return nil // Get tells what came of it
-	default:
-		return failure(ctx, op, p.ID, err)
-	}
-}
-
 // createPort returns nil if the port may be there now; whether it is the right one is for the caller to see.
 func (c *Client) createPort(ctx context.Context, op string, p Port) error {
-	if p.Trunk {
-		// A trunk to a network that does not exist leaves references behind in the reference agent that make the
-		// other networks undeletable.
-		for _, id := range p.Networks {
-			if err := c.networkUp(ctx, op, p.ID, id); err != nil {
-				return err
-			}
-		}
-	}
-	_, err := c.ports.CreateBridgePort(ctx, &evpn.CreateBridgePortRequest{BridgePortId: p.ID, BridgePort: &evpn.BridgePort{Spec: p.spec()}})
+	err := c.agent.CreatePort(ctx, p)
 	if err == nil {
 		return nil
 	}
 	if outcomeUnknown(err) {
-		if _, getErr := c.getPort(ctx, op, p.ID); getErr == nil {
+		if _, getErr := c.agent.Port(ctx, p.ID); getErr == nil {
 			return nil
 		}
 	}
-	if status.Code(err) == codes.NotFound {
-		return &Error{Kind: ErrNetworkMissing, Op: op, ID: p.ID, Detail: status.Convert(err).Message(), Err: err}
-	}
-	return failure(ctx, op, p.ID, err)
-}
-
-func (c *Client) networkUp(ctx context.Context, op, port, network string) error {
-	got, err := c.getNetwork(ctx, op, network)
-	if errors.Is(err, ErrNotFound) {
-		return &Error{Kind: ErrNetworkMissing, Op: op, ID: port, Detail: network, Err: err}
-	}
-	if err != nil {
-		return err
-	}
-	if state, detail := networkState(got); state != StateUp {
-		return &Error{Kind: ErrNetworkMissing, Op: op, ID: port, Detail: fmt.Sprintf("%s is %s: %s", network, state, detail)}
-	}
-	return nil
+	return c.failure(ctx, op, p.ID, err)
 }
 
 // DeletePort returns nil once the agent says that there is no such port. Until then its Function must not be given to
@@ -219,13 +171,9 @@ func (c *Client) DeletePort(ctx context.Context, id string) error {
 }
 
 func (c *Client) deletePort(ctx context.Context, op, id string) error {
-	del := func(ctx context.Context) error {
-		_, err := c.ports.DeleteBridgePort(ctx, &evpn.DeleteBridgePortRequest{Name: portPrefix + id, AllowMissing: true})
-		return err
-	}
-	refused := del(ctx)
+	refused := c.agent.DeletePort(ctx, id)
 	if refused != nil && status.Code(refused) != codes.NotFound && !outcomeUnknown(refused) {
-		return failure(ctx, op, id, refused)
+		return c.failure(ctx, op, id, refused)
 	}
 	var got PortStatus
 	gone, err := poll(ctx, func(ctx context.Context) (bool, error) {
@@ -241,9 +189,9 @@ func (c *Client) deletePort(ctx context.Context, op, id string) error {
 			return false, nil
 		}
 		if refused != nil {
-			return false, failure(ctx, op, id, refused)
+			return false, c.failure(ctx, op, id, refused)
 		}
-		refused = del(ctx) // somebody made it again in between, or the agent lost the request
+		refused = c.agent.DeletePort(ctx, id) // somebody made it again in between, or the agent lost the request
 		return false, nil
 	})
 	if err == nil && !gone {
@@ -262,72 +210,19 @@ func (c *Client) GetPort(ctx context.Context, id string) (PortStatus, error) {
 }
 
 func (c *Client) getPort(ctx context.Context, op, id string) (PortStatus, error) {
-	got, err := c.ports.GetBridgePort(ctx, &evpn.GetBridgePortRequest{Name: portPrefix + id})
+	got, err := c.agent.Port(ctx, id)
 	if err != nil {
-		return PortStatus{}, failure(ctx, op, id, err)
+		return PortStatus{}, c.failure(ctx, op, id, err)
 	}
-	if got.GetSpec() == nil {
-		return PortStatus{}, &Error{Kind: ErrUnsupported, Op: op, ID: id, Detail: "the agent's GetBridgePort answers without a spec, so nothing can be verified"}
-	}
-	return portStatus(got), nil
+	return got, nil
 }
 
 // ListPorts gives all ports of the agent, also those of other clients, in the agent's order. The result is not a
 // snapshot: a port made or deleted meanwhile may be in it or not.
 func (c *Client) ListPorts(ctx context.Context) ([]PortStatus, error) {
-	const op = "list ports"
-	var all []PortStatus
-	token := ""
-	for {
-		page, err := c.ports.ListBridgePorts(ctx, &evpn.ListBridgePortsRequest{PageSize: pageSize, PageToken: token})
-		if status.Code(err) == codes.NotFound && token == "" {
-			return nil, nil // the reference agent, as long as no port was ever made
-		}
-		if status.Code(err) == codes.NotFound {
-			return nil, &Error{Kind: ErrUnavailable, Op: op, Detail: "the agent forgot the page token, it was probably restarted", Err: err}
-		}
-		if err != nil {
-			return nil, failure(ctx, op, "", err)
-		}
-		for _, bp := range page.GetBridgePorts() {
-			all = append(all, portStatus(bp))
-		}
-		if token = page.GetNextPageToken(); token == "" {
-			return all, nil
-		}
+	all, err := c.agent.Ports(ctx)
+	if err != nil {
+		return nil, c.failure(ctx, "list ports", "", err)
 	}
-}
-
-func portStatus(bp *evpn.BridgePort) PortStatus {
-	p := PortStatus{Port: Port{
-		ID:    lastSegment(bp.GetName()),
-		MAC:   bp.GetSpec().GetMacAddress(),
-		Trunk: bp.GetSpec().GetPtype() == evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK,
-	}}
-	for _, name := range bp.GetSpec().GetLogicalBridges() {
-		p.Networks = append(p.Networks, lastSegment(name))
-	}
-	detail, failed := componentErrors(bp.GetStatus().GetComponents())
-	p.Detail = detail
-	switch status := bp.GetStatus().GetOperStatus(); {
-	case status == evpn.BPOperStatus_BP_OPER_STATUS_UP:
-		p.State = StateUp
-	case status == evpn.BPOperStatus_BP_OPER_STATUS_TO_BE_DELETED:
-		p.State = StateDeleting
-	case failed:
-		p.State = StateFailed
-	}
-	return p
-}
-
-// componentErrors joins what the failed components say. Components that are still at work are not counted as failed.
-func componentErrors(components []*evpn.Component) (detail string, failed bool) {
-	var details []string
-	for _, comp := range components {
-		if comp.GetStatus() == evpn.CompStatus_COMP_STATUS_ERROR {
-			failed = true
-			details = append(details, comp.GetName()+": "+comp.GetDetails())
-		}
-	}
-	return strings.Join(details, "; "), failed
+	return all, nil
 }

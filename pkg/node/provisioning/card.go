@@ -17,6 +17,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi/dialects"
 )
 
 const (
@@ -44,7 +45,11 @@ type card struct {
 }
 
 func newCard(xpu XPU, d *Direct, m *metrics) (*card, error) {
-	config := opi.Config{Endpoint: xpu.Endpoint, Dialect: xpu.Dialect}
+	dialect, err := dialects.Named(xpu.Dialect)
+	if err != nil {
+		return nil, fmt.Errorf("xPU %s: %w", xpu.Name, err)
+	}
+	config := opi.Config{Endpoint: xpu.Endpoint, Dialect: dialect}
 	if xpu.TLS != nil {
 		config.ReloadTLS = xpu.TLS.load
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi/dialects"
 )
 
 // Config is what [Direct] knows of the world: what XPUs, XPUNetworks and DevicePools say where there is an API server.
@@ -35,7 +36,7 @@ type XPU struct {
 	// Endpoint is the OPI agent's address, "host:port".
 	Endpoint string `json:"endpoint"`
 	// Dialect is the OPI agent's, "evpn-gw" if empty.
-	Dialect opi.Dialect `json:"dialect,omitempty"`
+	Dialect string `json:"dialect,omitempty"`
 	// PFs are the PCI addresses of the card's PFs, "dddd:bb:dd.f". Empty means every PF that no other card names.
 	PFs []pci.Address `json:"pfs,omitempty"`
 	// TLS is how the OPI agent and this one know each other (mutual TLS).
@@ -132,11 +133,11 @@ func (x *XPU) check(at *field.Path) (wrong field.ErrorList) {
 	if x.Name == "" {
 		wrong = append(wrong, field.Required(at.Child("name"), "logs and messages call the xPU by it"))
 	}
-	if err := (opi.Config{Endpoint: x.Endpoint}).Check(); err != nil {
+	if err := opi.CheckEndpoint(x.Endpoint); err != nil {
 		wrong = append(wrong, field.Invalid(at.Child("endpoint"), x.Endpoint, "must be host:port, such as 10.1.0.1:50151"))
 	}
-	if x.Dialect != "" && x.Dialect != opi.DialectEVPNGW {
-		wrong = append(wrong, field.NotSupported(at.Child("dialect"), x.Dialect, []opi.Dialect{opi.DialectEVPNGW}))
+	if _, err := dialects.Named(x.Dialect); err != nil {
+		wrong = append(wrong, field.NotSupported(at.Child("dialect"), x.Dialect, dialects.Names()))
 	}
 	for j, text := range x.PFs {
 		pf, err := pci.Parse(string(text))

@@ -29,6 +29,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi/evpngw"
 )
 
 // Behaviour is what an [Agent] can be told. The zero value is a reference agent in good health that realises and
@@ -98,7 +99,9 @@ func New() (*Agent, error) {
 }
 
 // Config is the configuration of a client of the agent.
-func (a *Agent) Config() opi.Config { return opi.Config{Endpoint: a.address} }
+func (a *Agent) Config() opi.Config {
+	return opi.Config{Endpoint: a.address, Dialect: evpngw.Dialect{}}
+}
 
 // Set changes the behaviour, from the next call on.
 func (a *Agent) Set(change func(*Behaviour)) {
