@@ -36,6 +36,7 @@ import (
 // tears down everything at once.
 type Behaviour struct {
 	UpDelay    time.Duration // from Create to UP
+	Held       bool          // nothing comes UP until this is false again
 	DeleteTail time.Duration // from Delete to gone
 	Latency    time.Duration // of each RPC
 	// StuckDelete keeps what is deleted from now on as TO_BE_DELETED with an error, for ever: the reference agent with
@@ -296,7 +297,7 @@ func (a *Agent) settle(now time.Time) {
 			}
 			continue
 		}
-		if due(p.upAt) {
+		if !a.behaviour.Held && due(p.upAt) {
 			p.upAt = time.Time{}
 			p.up, p.failure = true, ""
 			if a.behaviour.Realise == nil {
@@ -311,7 +312,7 @@ func (a *Agent) settle(now time.Time) {
 		switch {
 		case n.dying && due(n.goneAt):
 			delete(a.networks, id)
-		case !n.dying && due(n.upAt):
+		case !n.dying && !a.behaviour.Held && due(n.upAt):
 			n.up, n.upAt = true, time.Time{}
 		}
 	}
