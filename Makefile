@@ -35,8 +35,9 @@ tools: ## Build what the tests and the demo need beside the product
 .PHONY: images
 images: build tools ## Make the container images, as archives in bin/images
 	@mkdir -p $(BIN)/images
-	@$(BIN)/devcluster image $(BIN)/images/xpu-agent.tar --name docker.io/library/xpu-agent:dev --entrypoint /xpu-agent $(BIN)/xpu-agent=/xpu-agent $(BIN)/xpu-cni=/xpu-cni
-	@$(BIN)/devcluster image $(BIN)/images/xpu-controller.tar --name docker.io/library/xpu-controller:dev --entrypoint /xpu-controller --user 65532 $(BIN)/xpu-controller=/xpu-controller
+	@for image in xpu-agent xpu-controller; do \
+		$(BIN)/devcluster image $(BIN)/images/$$image.tar --name docker.io/library/$$image:dev --file images/$$image/Containerfile $(BIN) || exit 1; \
+	done
 
 .PHONY: demo
 demo: preflight images ## Tell the story of a few pods on a real cluster (KEEP=1 leaves it up after the second act)

@@ -1,5 +1,5 @@
-// Package image packs static binaries into container images of one layer, without a registry, a daemon or a
-// build file.
+// Package image packs static binaries into container images of one layer, by Containerfiles, without a registry or a
+// daemon.
 package image
 
 import (
@@ -32,15 +32,6 @@ type Spec struct {
 	Entrypoint []string // at least the program
 	User       string   // UID, UID:GID or empty for root
 	Files      []File   // keep their permission bits, belong to root
-}
-
-// ParseFile reads the SOURCE=TARGET notation of a File.
-func ParseFile(arg string) (File, error) {
-	source, target, ok := strings.Cut(arg, "=")
-	if !ok || source == "" || !path.IsAbs(target) || target != path.Clean(target) || target == "/" {
-		return File{}, fmt.Errorf("file %q: want SOURCE=TARGET with TARGET an absolute path in the image, for example ./bin/app=/app", arg)
-	}
-	return File{Source: source, Target: target}, nil
 }
 
 // Write makes the image and writes it to file in the format of docker save, which ctr, docker and podman

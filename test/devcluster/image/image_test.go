@@ -14,28 +14,6 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-func TestParseFile(t *testing.T) {
-	for arg, want := range map[string]File{
-		"bin/app=/app":     {Source: "bin/app", Target: "/app"},
-		"/a=/usr/bin/a=b":  {Source: "/a", Target: "/usr/bin/a=b"},
-		"app":              {},
-		"=/app":            {},
-		"app=":             {},
-		"app=relative":     {},
-		"app=/":            {},
-		"app=/../etc/x":    {},
-		"app=/trailing/x/": {},
-	} {
-		got, err := ParseFile(arg)
-		if want == (File{}) != (err != nil) {
-			t.Errorf("%q: %v", arg, err)
-		}
-		if err == nil && got != want {
-			t.Errorf("%q: got %v, want %v", arg, got, want)
-		}
-	}
-}
-
 func TestWrite(t *testing.T) {
 	dir := t.TempDir()
 	source := filepath.Join(dir, "app")

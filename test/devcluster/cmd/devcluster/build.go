@@ -54,22 +54,26 @@ func build(ctx context.Context, o *options) (artifact.Set, error) {
 }
 
 func imageCommand() *cobra.Command {
-	var spec image.Spec
+	var ref, file string
 	cmd := &cobra.Command{
-		Use:   "image OUT.tar --name REGISTRY/NAME:TAG --entrypoint /PROGRAM SOURCE=TARGET...",
-		Short: "Pack static binaries into a container image",
-		Example: `  CGO_ENABLED=0 go build -o app ./cmd/app
-  devcluster image app.tar --name devcluster.local/app:1 --entrypoint /app app=/app
+		Use:   "image OUT.tar --name REGISTRY/NAME:TAG --file CONTAINERFILE [CONTEXT]",
+		Short: "Make a container image of static binaries",
+		Long: `Image does what a container engine does with a Containerfile of one stage "FROM scratch" with COPY, USER and ENTRYPOINT,
+and refuses one with anything else. Files are copied from the directory CONTEXT, which is "." if it is not given.`,
+		Example: `  CGO_ENABLED=0 go build -o bin/app ./cmd/app
+  devcluster image app.tar --name devcluster.local/app:1 --file images/app/Containerfile bin
   devcluster load app.tar`,
-		Args: cobra.MinimumNArgs(2),
+		Args: cobra.RangeArgs(1, 2),
 		RunE: func(_ *cobra.Command, args []string) error {
-			for _, arg := range args[1:] {
-				f, err := image.ParseFile(arg)
-				if err != nil {
-					return err
-				}
-				spec.Files = append(spec.Files, f)
+			context := "."
+			if len(args) > 1 {
+				context = args[1]
 			}
+			spec, err := image.ReadContainerfile(file, context)
+			if err != nil {
+				return err
+			}
+			spec.Name = ref
 			if err := image.Write(args[0], spec); err != nil {
 				return err
 			}
@@ -77,10 +81,9 @@ func imageCommand() *cobra.Command {
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&spec.Name, "name", "", "name of the image with registry and tag")
-	cmd.Flags().StringArrayVar(&spec.Entrypoint, "entrypoint", nil, "program in the image; again for each of its fixed arguments")
-	cmd.Flags().StringVar(&spec.User, "user", "", "UID or UID:GID (default root)")
-	for _, required := range []string{"name", "entrypoint"} {
+	cmd.Flags().StringVar(&ref, "name", "", "name of the image with registry and tag")
+	cmd.Flags().StringVar(&file, "file", "", "the Containerfile")
+	for _, required := range []string{"name", "file"} {
 		if err := cmd.MarkFlagRequired(required); err != nil {
 			panic(err) // the flag is defined above
 		}

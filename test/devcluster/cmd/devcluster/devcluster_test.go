@@ -296,9 +296,13 @@ func testExec(t *testing.T, b bench, name string) {
 }
 
 func testLoad(t *testing.T, b bench, name string) {
-	file := filepath.Join(t.TempDir(), "app.tar")
-	const ref = "devcluster.local/app:1"
-	b.run("image", file, "--name", ref, "--entrypoint", "/app", "--user", "65532", "/proc/self/exe=/app")
+	dir := t.TempDir()
+	file, containerfile := filepath.Join(dir, "app.tar"), filepath.Join(dir, "Containerfile")
+	const ref, text = "devcluster.local/app:1", "FROM scratch\nCOPY exe /app\nUSER 65532\nENTRYPOINT [\"/app\"]\n"
+	if err := os.WriteFile(containerfile, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	b.run("image", file, "--name", ref, "--file", containerfile, "/proc/self")
 	b.run("load", "--name", name, file)
 	for _, node := range []string{"node1", "node2"} {
 		if out := b.run("exec", "--name", name, node, "--", "ctr", "--namespace=k8s.io", "images", "list", "-q"); !strings.Contains(out, ref) {
