@@ -121,7 +121,7 @@ func (o *options) complete(configFileGiven bool) (err error) {
 	if _, err := os.Stat(o.ConfigFile); errors.Is(err, fs.ErrNotExist) && !configFileGiven {
 		o.ConfigFile = ""
 	}
-	o.Provisioner = agent.Provisioner(o.provisioner)
+	o.Provisioner = agent.ProvisionerKind(o.provisioner)
 	switch o.Provisioner {
 	case agent.ProvisionerCRD:
 		return o.completeCRD()

@@ -64,7 +64,7 @@ func openDataPlane(cfg Config, log logr.Logger) (dataplane, error) {
 	if err := checkHostPFs(cfg.HostPFs); err != nil {
 		return nil, err
 	}
-	d, err := openNetdevs(cfg.Uplink, places{sysRoot: sysfs.Root(filepath.Join("/", cfg.Root, "sys")), hostPFs: cfg.HostPFs})
+	d, err := openNetdevs(cfg.Uplink, portFinder{sysRoot: sysfs.Root(filepath.Join("/", cfg.Root, "sys")), hostPFs: cfg.HostPFs})
 	if err != nil {
 		return nil, err
 	}

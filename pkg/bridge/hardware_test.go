@@ -24,7 +24,7 @@ func TestHardwareRepresentors(t *testing.T) {
 	if len(pfs) < 2 {
 		t.Fatalf("the guest has %d cards, want 2", len(pfs))
 	}
-	here := places{sysRoot: "/sys"}
+	here := portFinder{sysRoot: "/sys"}
 	d, err := openNetdevs("", here)
 	if err != nil {
 		t.Fatal(err)
@@ -75,7 +75,7 @@ func TestHardwareRepresentors(t *testing.T) {
 
 // asHost calls PFs by other addresses, as a host does those that a DPU gives it.
 func asHost(t *testing.T, cards []card, byPort, byName view) {
-	var dpu places
+	var dpu portFinder
 	for i, c := range cards {
 		number := strings.TrimSuffix(c.names[0], "vf0")
 		pf, err := ParseHostPF(fmt.Sprintf("0000:%x0:00.0=%s,offset=8,stride=1", 0xa+i, number))
@@ -97,7 +97,7 @@ func asHost(t *testing.T, cards []card, byPort, byName view) {
 	}
 }
 
-// card is what sysfs shows of a PF in mode switchdev.
+// xpuConnection is what sysfs shows of a PF in mode switchdev.
 type card struct {
 	pf           pci.Address
 	vfs          []pci.Address

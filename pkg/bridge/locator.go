@@ -22,7 +22,7 @@ import (
 // locator finds representors of Functions by the PCI address that a port's id tells: the devlink port at the Function's
 // place, or else the netdev whose phys_port_name says that place. One call at a time, except for came and went.
 type locator struct {
-	places   places
+	places   portFinder
 	ports    func() ([]devlink.Port, error)
 	physical func() ([]physical, error)
 
@@ -141,7 +141,7 @@ func (l *locator) went(index int) {
 }
 
 // find gives the ifindex of the representor at a place: first by devlink, which knows ports by number, then by name.
-func (v view) find(at place) (int, error) {
+func (v view) find(at eswitchPort) (int, error) {
 	index, byPort := v.byPort(at)
 	if byPort == nil {
 		return index, nil
@@ -157,7 +157,7 @@ func (v view) find(at place) (int, error) {
 	return 0, errNowhere{err}
 }
 
-func (v view) byPort(at place) (int, error) {
+func (v view) byPort(at eswitchPort) (int, error) {
 	if v.noDevlink != nil {
 		return 0, v.noDevlink
 	}
@@ -181,7 +181,7 @@ func (v view) byPort(at place) (int, error) {
 	return index, nil
 }
 
-func (v view) byName(at place) (int, error) {
+func (v view) byName(at eswitchPort) (int, error) {
 	var found []string
 	var index int
 	for _, n := range v.netdevs {
@@ -215,7 +215,7 @@ func (v view) on(n physical, eswitch pci.Address) bool {
 }
 
 // choose says what would tell eswitches apart.
-func (p place) choose() string {
+func (p eswitchPort) choose() string {
 	if p.eswitch != "" {
 		return ""
 	}
@@ -223,7 +223,7 @@ func (p place) choose() string {
 }
 
 // others names a port with the same number that another controller or PF has: the one who wrote --host-pf may mean it.
-func (v view) others(at place) string {
+func (v view) others(at eswitchPort) string {
 	for _, port := range v.ports {
 		s := seatOf(port)
 		here := at.eswitch == "" || port.Device == devlink.OfPCI(at.eswitch)
@@ -234,8 +234,8 @@ func (v view) others(at place) string {
 	return ""
 }
 
-func seatOf(port devlink.Port) seat {
-	s := seat{external: port.External, pf: port.PF, flavour: port.Flavour}
+func seatOf(port devlink.Port) portNumber {
+	s := portNumber{external: port.External, pf: port.PF, flavour: port.Flavour}
 	if port.External {
 		s.controller = port.Controller
 	}
@@ -253,12 +253,12 @@ func seatOf(port devlink.Port) seat {
 var portNameForm = regexp.MustCompile(`^(?:c([0-9]{1,10}))?pf([0-9]{1,5})(?:(vf|sf)([0-9]{1,10}))?$`)
 
 // parsePortName reads a phys_port_name; ok is false for that of an uplink, and of anything else that is no Function's.
-func parsePortName(name string) (_ seat, ok bool) {
+func parsePortName(name string) (_ portNumber, ok bool) {
 	parts := portNameForm.FindStringSubmatch(name)
 	if parts == nil {
-		return seat{}, false
+		return portNumber{}, false
 	}
-	s := seat{external: parts[1] != "", flavour: devlink.PCIPF}
+	s := portNumber{external: parts[1] != "", flavour: devlink.PCIPF}
 	switch parts[3] {
 	case "vf":
 		s.flavour = devlink.PCIVF

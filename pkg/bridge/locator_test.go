@@ -90,12 +90,12 @@ func TestFind(t *testing.T) {
 		{Device: dpu1, Index: 5, Flavour: devlink.PCIPF, Controller: 1, External: true, NetdevIndex: 141},
 		{Device: dpu2, Index: 5, Flavour: devlink.PCIPF, Controller: 1, External: true, NetdevIndex: 151},
 	}
-	own := func(pf string, flavour devlink.Flavour, number uint32) place {
-		return place{eswitch: slot(pf), seat: seat{flavour: flavour, number: number}, anyPF: true}
+	own := func(pf string, flavour devlink.Flavour, number uint32) eswitchPort {
+		return eswitchPort{eswitch: slot(pf), portNumber: portNumber{flavour: flavour, number: number}, anyPF: true}
 	}
-	host := func(pf string, s seat) place {
+	host := func(pf string, s portNumber) eswitchPort {
 		s.external, s.controller = true, 1
-		return place{eswitch: slot(pf), seat: s}
+		return eswitchPort{eswitch: slot(pf), portNumber: s}
 	}
 	all := view{ports: ports, netdevs: twoCards}
 	names := view{netdevs: twoCards}
@@ -103,7 +103,7 @@ func TestFind(t *testing.T) {
 	tests := []struct {
 		name  string
 		view  view
-		at    place
+		at    eswitchPort
 		index int
 		says  string
 	}{
@@ -117,10 +117,10 @@ func TestFind(t *testing.T) {
 		{"SF by name and switch, its port telling no netdev", all, own("02", devlink.PCISF, 88), 23, ""},
 		{"SF at another switch", names, own("02", devlink.PCISF, 89), 0, "no netdev is sf89 of 0000:02:00.0"},
 		{"SF whose port has no netdev", all, own("02", devlink.PCISF, 90), 0, "devlink port pci/0000:02:00.0/4 has no netdev"},
-		{"host's VF by its port", all, host("", seat{flavour: devlink.PCIVF, number: 3}), 131, ""},
-		{"host's VF by name", names, host("03", seat{flavour: devlink.PCIVF, number: 3}), 31, ""},
+		{"host's VF by its port", all, host("", portNumber{flavour: devlink.PCIVF, number: 3}), 131, ""},
+		{"host's VF by name", names, host("03", portNumber{flavour: devlink.PCIVF, number: 3}), 31, ""},
 		{"host's VF is none of this machine's", all, own("03", devlink.PCIVF, 3), 0, "there is c1pf0vf3 of 0000:03:00.0"},
-		{"host's PF that could be two", all, host("", seat{flavour: devlink.PCIPF}), 0, "eswitch= tells which"},
+		{"host's PF that could be two", all, host("", portNumber{flavour: devlink.PCIPF}), 0, "eswitch= tells which"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -182,7 +182,7 @@ func TestDevlinkRecovers(t *testing.T) {
 		makePF(t, root, "0000:01:00.0", "8 16 1")
 		broken := errors.New("devlink is broken")
 		l := &locator{
-			places: places{sysRoot: sysfs.Root(root)},
+			places: portFinder{sysRoot: sysfs.Root(root)},
 			ports: func() ([]devlink.Port, error) {
 				return []devlink.Port{{Device: devlink.OfPCI("0000:01:00.0"), Flavour: devlink.PCIVF, VF: 4, NetdevIndex: 13}}, broken
 			},
@@ -208,7 +208,7 @@ func TestLookOnlyWhenNeeded(t *testing.T) {
 		looks := 0
 		netdevs := twoCards[:1]
 		l := &locator{
-			places:   places{sysRoot: sysfs.Root(root)},
+			places:   portFinder{sysRoot: sysfs.Root(root)},
 			ports:    func() ([]devlink.Port, error) { return nil, nil },
 			physical: func() ([]physical, error) { looks++; return netdevs, nil },
 			told:     map[int]bool{},

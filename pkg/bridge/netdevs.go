@@ -38,7 +38,7 @@ type netdevs struct {
 }
 
 // openNetdevs works in the network namespace of the calling thread, for ever.
-func openNetdevs(uplink string, where places) (_ *netdevs, err error) {
+func openNetdevs(uplink string, where portFinder) (_ *netdevs, err error) {
 	d := &netdevs{uplink: uplink, settled: map[int]bool{}, attached: map[int]string{}, tunnels: map[int]string{}}
 	defer func() {
 		if err != nil {
@@ -141,7 +141,7 @@ func (d *netdevs) add(link netlink.Link, id string) (netlink.Link, error) {
 // settle makes a bridge a plain one, once: no spanning tree and no multicast snooping, which need a peer to talk to
 // and a querier to work, and no address of its own. The settings cannot be read back with the netlink library, and
 // setting them is an event, so it is not done again.
-func (d *netdevs) settle(bridge netlink.Link) error {
+func (d *netdevs) configureOnce(bridge netlink.Link) error {
 	index := bridge.Attrs().Index
 	if d.settled[index] {
 		return nil

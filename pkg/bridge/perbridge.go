@@ -27,7 +27,7 @@ func (b perBridge) ensureNetwork(n segment) (made bool, err error) {
 			return made, err
 		}
 	}
-	if err := b.settle(bridge); err != nil {
+	if err := b.configureOnce(bridge); err != nil {
 		return made, err
 	}
 	if err := b.up(bridge); err != nil {

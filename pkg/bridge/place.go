@@ -13,16 +13,16 @@ import (
 )
 
 // place is where a Function is at an eswitch: what its representor is found by.
-type place struct {
+type eswitchPort struct {
 	// eswitch is the PF on this machine that has the eswitch, "" for any.
 	eswitch pci.Address
-	seat
+	portNumber
 	// anyPF says that the eswitch has the Functions of one PF, whatever number the driver gives that.
 	anyPF bool
 }
 
-// seat is how an eswitch numbers a Function.
-type seat struct {
+// portNumber is how an eswitch numbers a Function.
+type portNumber struct {
 	external   bool // of another machine, and controller is the number of that one's
 	controller uint32
 	pf         uint16
@@ -31,7 +31,7 @@ type seat struct {
 }
 
 // String is what the kernel calls its representor (phys_port_name, net/devlink/port.c).
-func (s seat) String() string {
+func (s portNumber) String() string {
 	name := HostPF{External: s.external, Controller: s.controller, Number: s.pf}.portName()
 	switch s.flavour {
 	case devlink.PCIVF:
@@ -42,16 +42,16 @@ func (s seat) String() string {
 	return name
 }
 
-// has says whether a seat is this place's.
-func (p place) has(s seat) bool {
+// has says whether a portNumber is this place's.
+func (p eswitchPort) has(s portNumber) bool {
 	if p.anyPF {
 		s.pf = p.pf
 	}
-	return s == p.seat
+	return s == p.portNumber
 }
 
-func (p place) String() string {
-	name := p.seat.String()
+func (p eswitchPort) String() string {
+	name := p.portNumber.String()
 	if p.anyPF {
 		name = strings.TrimPrefix(name, "pf0")
 	}
@@ -62,7 +62,7 @@ func (p place) String() string {
 }
 
 // places knows where the Functions that ports are named after are.
-type places struct {
+type portFinder struct {
 	sysRoot sysfs.Root
 	// hostPFs, if any, are the PFs of the host. The addresses in ports' ids are the host's then and may be this machine's
 	// too, for other devices, so that its own sysfs is not asked.
@@ -70,10 +70,10 @@ type places struct {
 }
 
 // of gives the place of the Function that a port's id is derived from.
-func (p places) of(port string) (place, error) {
+func (p portFinder) of(port string) (eswitchPort, error) {
 	text, sfnum, ok := opi.ParsePortID(port)
 	if !ok {
-		return place{}, errors.New("its id tells no PCI address (vf-dddd-bb-dd-f or sf-bb-dd-f-sfnum)")
+		return eswitchPort{}, errors.New("its id tells no PCI address (vf-dddd-bb-dd-f or sf-bb-dd-f-sfnum)")
 	}
 	address := pci.Address(text)
 	var sf *uint32
@@ -87,9 +87,9 @@ func (p places) of(port string) (place, error) {
 }
 
 // atHost is a place of a host's Function.
-func (p places) atHost(address pci.Address, sfnum *uint32) (place, error) {
-	at := func(pf HostPF, flavour devlink.Flavour, number uint32) (place, error) {
-		return place{eswitch: pf.Eswitch, seat: seat{pf.External, pf.Controller, pf.Number, flavour, number}}, nil
+func (p portFinder) atHost(address pci.Address, sfnum *uint32) (eswitchPort, error) {
+	at := func(pf HostPF, flavour devlink.Flavour, number uint32) (eswitchPort, error) {
+		return eswitchPort{eswitch: pf.Eswitch, portNumber: portNumber{pf.External, pf.Controller, pf.Number, flavour, number}}, nil
 	}
 	known := slices.IndexFunc(p.hostPFs, func(pf HostPF) bool { return pf.Address == address })
 	switch {
@@ -98,7 +98,7 @@ func (p places) atHost(address pci.Address, sfnum *uint32) (place, error) {
 	case known >= 0:
 		return at(p.hostPFs[known], devlink.PCIPF, 0)
 	case sfnum != nil:
-		return place{}, fmt.Errorf("PF %s, whose SF it is, is no --host-pf", address)
+		return eswitchPort{}, fmt.Errorf("PF %s, whose SF it is, is no --host-pf", address)
 	}
 	// The VFs of one PF lie between those of others or among them, by another remainder. So the one that begins next
 	// below has it, without being told how many VFs each has.
@@ -110,33 +110,33 @@ func (p places) atHost(address pci.Address, sfnum *uint32) (place, error) {
 		}
 	}
 	if found < 0 {
-		return place{}, fmt.Errorf("%s is no --host-pf and no VF of one by its offset and stride", address)
+		return eswitchPort{}, fmt.Errorf("%s is no --host-pf and no VF of one by its offset and stride", address)
 	}
 	return at(p.hostPFs[found], devlink.PCIVF, uint32(number))
 }
 
 // here is a place of a Function of this machine.
-func (p places) here(address pci.Address, sfnum *uint32) (place, error) {
+func (p portFinder) here(address pci.Address, sfnum *uint32) (eswitchPort, error) {
 	const hint = "; with addresses of another machine, give --host-pf"
 	if sfnum != nil {
 		if !p.exists(address) {
-			return place{}, fmt.Errorf("PF %s, whose SF it is, is not in sysfs%s", address, hint)
+			return eswitchPort{}, fmt.Errorf("PF %s, whose SF it is, is not in sysfs%s", address, hint)
 		}
-		return place{eswitch: address, seat: seat{flavour: devlink.PCISF, number: *sfnum}, anyPF: true}, nil
+		return eswitchPort{eswitch: address, portNumber: portNumber{flavour: devlink.PCISF, number: *sfnum}, anyPF: true}, nil
 	}
 	pf, index, ok := p.virtual(address)
 	if !ok {
-		return place{}, fmt.Errorf("no PF in sysfs has a VF %s, by virtfn links or by sriov_offset and sriov_stride%s",
+		return eswitchPort{}, fmt.Errorf("no PF in sysfs has a VF %s, by virtfn links or by sriov_offset and sriov_stride%s",
 			address, hint)
 	}
-	return place{eswitch: pf, seat: seat{flavour: devlink.PCIVF, number: uint32(index)}, anyPF: true}, nil
+	return eswitchPort{eswitch: pf, portNumber: portNumber{flavour: devlink.PCIVF, number: uint32(index)}, anyPF: true}, nil
 }
 
-func (p places) exists(a pci.Address) bool { return p.sysRoot.PCI(a).Has("vendor") }
+func (p portFinder) exists(a pci.Address) bool { return p.sysRoot.PCI(a).Has("vendor") }
 
 // virtual finds a VF's PF and its index there. A driver may make representors before the VFs' devices are there (mlx5),
 // so it also asks which PF would have it.
-func (p places) virtual(address pci.Address) (pf pci.Address, index int, ok bool) {
+func (p portFinder) virtual(address pci.Address) (pf pci.Address, index int, ok bool) {
 	if link, err := p.sysRoot.PCI(address).Link("physfn"); err == nil && link != "" {
 		pf := pci.Address(link)
 		if index, ok := p.virtfn(pf, address); ok {
@@ -158,7 +158,7 @@ func (p places) virtual(address pci.Address) (pf pci.Address, index int, ok bool
 }
 
 // virtfn is the index by which a PF has a VF.
-func (p places) virtfn(pf, vf pci.Address) (index int, ok bool) {
+func (p portFinder) virtfn(pf, vf pci.Address) (index int, ok bool) {
 	vfs, _ := p.sysRoot.PCI(pf).VFs()
 	for _, link := range vfs {
 		if link.Address == vf {
@@ -169,7 +169,7 @@ func (p places) virtfn(pf, vf pci.Address) (index int, ok bool) {
 }
 
 // number reads an attribute of a PF, 0 if there is none.
-func (p places) number(pf pci.Address, name string) int {
+func (p portFinder) number(pf pci.Address, name string) int {
 	n, _ := p.sysRoot.PCI(pf).Number(name)
 	return n
 }

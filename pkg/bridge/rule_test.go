@@ -29,7 +29,7 @@ func newByRule(t *testing.T) *byRule {
 	makePF(t, root, "0000:01:00.0", "8 16 1")
 	r := &byRule{ns: netns.New(t)}
 	err := r.ns.Do(func() (err error) {
-		r.netdevs, err = openNetdevs("", places{sysRoot: sysfs.Root(root)})
+		r.netdevs, err = openNetdevs("", portFinder{sysRoot: sysfs.Root(root)})
 		return err
 	})
 	if err != nil {

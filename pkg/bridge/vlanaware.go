@@ -61,7 +61,7 @@ func (v *vlanAware) bridge() (link netlink.Link, made bool, err error) {
 			return nil, made, err
 		}
 	}
-	if err := v.settle(link); err != nil {
+	if err := v.configureOnce(link); err != nil {
 		return nil, made, err
 	}
 	return link, made, v.up(link)

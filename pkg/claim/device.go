@@ -92,7 +92,7 @@ func config(all []resourceapi.DeviceAllocationConfiguration, result resourceapi.
 			}
 			one, err := DecodeInterfaceConfig(c.Opaque.Parameters.Raw)
 			if err != nil {
-				return v1alpha1.InterfaceConfig{}, fmt.Errorf("parameters in the %s: %w", place(source), err)
+				return v1alpha1.InterfaceConfig{}, fmt.Errorf("parameters in the %s: %w", configSource(source), err)
 			}
 			merged = merge(merged, *one)
 		}
@@ -100,7 +100,7 @@ func config(all []resourceapi.DeviceAllocationConfiguration, result resourceapi.
 	return merged, nil
 }
 
-func place(source resourceapi.AllocationConfigSource) string {
+func configSource(source resourceapi.AllocationConfigSource) string {
 	if source == resourceapi.AllocationConfigSourceClass {
 		return "DeviceClass"
 	}

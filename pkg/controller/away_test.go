@@ -25,7 +25,7 @@ func (away) List(context.Context, client.ObjectList, ...client.ListOption) error
 
 // TestAPIServerAway: what could not be read is tried again, and is not taken for something that does not exist.
 func TestAPIServerAway(t *testing.T) {
-	d := &drafter{reader: away{}, waiters: newWaiters[types.NamespacedName, topic]()}
+	d := &portBuilder{reader: away{}, dependents: newDependents[types.NamespacedName, topic]()}
 	device := &claim.Device{Request: "nic", ID: claim.PoolID{DevicePool: "fast"}}
 	for what, err := range map[string]error{
 		"network of a DevicePool": func() error { _, err := d.network(t.Context(), types.NamespacedName{}, device); return err }(),

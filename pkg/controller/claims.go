@@ -32,16 +32,16 @@ import (
 // claims makes an XPUPort for every Function that is allocated to a ResourceClaim, deletes those that are not
 // allocated any more, and tells the claim what the scheduler or its user must know.
 type claims struct {
-	client  client.Client
-	live    client.Reader // reads that must not come from the cache
-	drafter drafter
-	ledger  *ledger
-	waiters *waiters[types.NamespacedName, topic]
-	events  events.EventRecorder
+	client     client.Client
+	live       client.Reader // reads that must not come from the cache
+	builder    portBuilder
+	allocator  *allocator
+	dependents *dependents[types.NamespacedName, topic]
+	events     events.EventRecorder
 
-	gone    *stopwatches[types.UID]            // UIDs of claims that are gone but whose Ports are not deleted yet
-	busy    *stopwatches[types.NamespacedName] // claims that wait for a Function
-	tainted *stopwatches[types.UID]            // Ports that are refused, until the device is tainted
+	gone    *durations[types.UID]            // UIDs of claims that are gone but whose Ports are not deleted yet
+	busy    *durations[types.NamespacedName] // claims that wait for a Function
+	tainted *durations[types.UID]            // Ports that are refused, until the device is tainted
 
 	collectGrace, busyGrace, taintGrace time.Duration
 }
@@ -82,7 +82,7 @@ func (r *claims) onPort() handler.EventHandler {
 		if port.Spec.Claim.Name == "" {
 			return
 		}
-		r.ledger.seen(port)
+		r.allocator.seen(port)
 		q.Add(reconcile.Request{NamespacedName: types.NamespacedName{Namespace: port.Namespace, Name: port.Spec.Claim.Name}})
 	}
 	return handler.Funcs{
@@ -94,7 +94,7 @@ func (r *claims) onPort() handler.EventHandler {
 			r.gone.reset(port.UID)
 			r.tainted.reset(port.UID)
 			for _, t := range []topic{topicFunction(functionKey(port.Spec.NodeName, port.Spec.Function)), topicAddresses(port.Spec.Network)} {
-				for _, key := range r.waiters.woken(t) {
+				for _, key := range r.dependents.of(t) {
 					q.Add(reconcile.Request{NamespacedName: key})
 				}
 			}
@@ -115,7 +115,7 @@ func (r *claims) wake(topics func(client.Object) []topic) handler.EventHandler {
 	return handler.EnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []reconcile.Request {
 		var requests []reconcile.Request
 		for _, t := range topics(o) {
-			for _, key := range r.waiters.woken(t) {
+			for _, key := range r.dependents.of(t) {
 				requests = append(requests, reconcile.Request{NamespacedName: key})
 			}
 		}
@@ -123,8 +123,8 @@ func (r *claims) wake(topics func(client.Object) []topic) handler.EventHandler {
 	})
 }
 
-// verdict is what came of a device.
-type verdict struct {
+// result is what came of a device.
+type result struct {
 	problem *problem      // what stands in the way; nil if nothing does
 	ready   string        // reason why the pod may bind; empty as long as it may not
 	failed  bool          // the device is to be given back
@@ -152,11 +152,11 @@ func (r *claims) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, 
 	}
 	after, err := r.retire(ctx, log, &c, exists, devices, ports)
 	if err != nil || len(devices) == 0 {
-		r.waiters.forget(req.NamespacedName)
+		r.dependents.forget(req.NamespacedName)
 		r.busy.reset(req.NamespacedName)
 		return ctrl.Result{RequeueAfter: after}, err
 	}
-	verdicts := make([]verdict, len(devices))
+	verdicts := make([]result, len(devices))
 	settled := true
 	for i := range devices {
 		if verdicts[i], err = r.device(ctx, log, &c, &devices[i], ports); err != nil {
@@ -166,7 +166,7 @@ func (r *claims) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, 
 		settled = settled && !verdicts[i].waiting
 	}
 	if settled {
-		r.waiters.forget(req.NamespacedName)
+		r.dependents.forget(req.NamespacedName)
 	}
 	return ctrl.Result{RequeueAfter: after}, r.report(ctx, &c, devices, verdicts)
 }
@@ -217,10 +217,10 @@ func (r *claims) deletePort(ctx context.Context, log logr.Logger, port *v1alpha1
 }
 
 // device sees to the Port of one device. Errors are only those worth an immediate retry.
-func (r *claims) device(ctx context.Context, log logr.Logger, c *resourceapi.ResourceClaim, d *claim.Device, ports []v1alpha1.XPUPort) (verdict, error) {
+func (r *claims) device(ctx context.Context, log logr.Logger, c *resourceapi.ResourceClaim, d *claim.Device, ports []v1alpha1.XPUPort) (result, error) {
 	key := client.ObjectKeyFromObject(c)
 	name := claim.PortName(d.ID.Node, d.Function)
-	r.waiters.await(key, topicFunction(functionKey(d.ID.Node, claim.FunctionRef(d.Function))))
+	r.dependents.await(key, topicFunction(functionKey(d.ID.Node, claim.FunctionRef(d.Function))))
 	i := slices.IndexFunc(ports, func(p v1alpha1.XPUPort) bool { return p.Name == name && p.Spec.Claim.UID == c.UID })
 	if i >= 0 {
 		return r.existing(ctx, log, c, d, &ports[i])
@@ -245,25 +245,25 @@ func (r *claims) device(ctx context.Context, log logr.Logger, c *resourceapi.Res
 }
 
 // existing says what came of a Port that the claim has.
-func (r *claims) existing(ctx context.Context, log logr.Logger, c *resourceapi.ResourceClaim, d *claim.Device, port *v1alpha1.XPUPort) (verdict, error) {
+func (r *claims) existing(ctx context.Context, log logr.Logger, c *resourceapi.ResourceClaim, d *claim.Device, port *v1alpha1.XPUPort) (result, error) {
 	if !port.DeletionTimestamp.IsZero() {
-		return verdict{}, nil // made anew once it is gone
+		return result{}, nil // made anew once it is gone
 	}
 	if port.Annotations[annotationAllocation] != allocationStamp(c) {
-		return verdict{}, r.deletePort(ctx, log, port, "it is of an earlier allocation of the claim")
+		return result{}, r.deletePort(ctx, log, port, "it is of an earlier allocation of the claim")
 	}
 	r.busy.reset(client.ObjectKeyFromObject(c))
 	ready := meta.FindStatusCondition(port.Status.Conditions, v1alpha1.ConditionReady)
 	switch {
 	case ready == nil:
-		return verdict{}, nil
+		return result{}, nil
 	case ready.Status == metav1.ConditionTrue || port.Status.BridgePort != "":
 		// Once it was up, what happens to it is the Port's own story.
-		return verdict{ready: v1alpha1.ReasonUp}, nil
+		return result{ready: v1alpha1.ReasonUp}, nil
 	case ready.Reason == v1alpha1.ReasonProvisioning:
-		return verdict{}, nil
+		return result{}, nil
 	}
-	v := verdict{problem: &problem{reason: ready.Reason, message: ready.Message}}
+	v := result{problem: &problem{reason: ready.Reason, message: ready.Message}}
 	if !d.BeforeBind || !refused(ready.Reason) {
 		return v, nil
 	}
@@ -319,45 +319,45 @@ func (r *claims) isTainted(ctx context.Context, d *claim.Device) (bool, error) {
 }
 
 // create makes the Port of a device. A *problem says why it cannot be made now.
-func (r *claims) create(ctx context.Context, log logr.Logger, c *resourceapi.ResourceClaim, d *claim.Device) (verdict, error) {
+func (r *claims) create(ctx context.Context, log logr.Logger, c *resourceapi.ResourceClaim, d *claim.Device) (result, error) {
 	key := client.ObjectKeyFromObject(c)
-	name, err := r.drafter.network(ctx, key, d)
+	name, err := r.builder.network(ctx, key, d)
 	if err != nil {
-		return verdict{}, err
+		return result{}, err
 	}
 	if name == "" {
-		return verdict{ready: v1alpha1.ReasonNoPortNeeded}, nil
+		return result{ready: v1alpha1.ReasonNoPortNeeded}, nil
 	}
-	network, err := r.drafter.segment(ctx, key, d, name)
+	network, err := r.builder.segment(ctx, key, d, name)
 	if err != nil {
-		return verdict{}, err
+		return result{}, err
 	}
-	port, err := r.drafter.port(ctx, c, d, network)
+	port, err := r.builder.port(ctx, c, d, network)
 	if err != nil {
-		return verdict{}, err
+		return result{}, err
 	}
-	r.waiters.await(key, topicAddresses(name))
-	if err := r.ledger.assume(ctx, port, network, d.Interface.Addresses); err != nil {
-		return verdict{}, err
+	r.dependents.await(key, topicAddresses(name))
+	if err := r.allocator.assume(ctx, port, network, d.Interface.Addresses); err != nil {
+		return result{}, err
 	}
 	err = r.client.Create(ctx, port)
 	if err == nil {
 		log.Info("created XPUPort", "port", client.ObjectKeyFromObject(port), "device", d.Name, "network", name, "xpu", port.Spec.XPU, "addresses", port.Spec.Addresses)
-		return verdict{}, nil
+		return result{}, nil
 	}
 	if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
-		r.ledger.drop(port)
+		r.allocator.drop(port)
 	}
 	if apierrors.IsAlreadyExists(err) {
-		return verdict{}, nil // the cache is behind: its event is on the way
+		return result{}, nil // the cache is behind: its event is on the way
 	}
 	if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
-		return verdict{}, nil // the claim goes with its namespace
+		return result{}, nil // the claim goes with its namespace
 	}
 	if apierrors.IsInvalid(err) {
-		return verdict{}, problemf(v1alpha1.ReasonInvalidConfig, "request %s: %s", d.Request, oneLine(err))
+		return result{}, problemf(v1alpha1.ReasonInvalidConfig, "request %s: %s", d.Request, oneLine(err))
 	}
-	return verdict{}, fmt.Errorf("create XPUPort %s/%s: %w", port.Namespace, port.Name, err)
+	return result{}, fmt.Errorf("create XPUPort %s/%s: %w", port.Namespace, port.Name, err)
 }
 
 // sooner is the smaller of two durations of which 0 means never.

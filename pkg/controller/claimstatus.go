@@ -26,7 +26,7 @@ var claimConditions = [...]string{v1alpha1.ConditionProvisioned, v1alpha1.Condit
 // in its own order of keys, which the API server then refuses as a change of the allocation. What the node's agent
 // and other drivers wrote stays, because the resourceVersion must be the one that was read. For the same reason the
 // conditions cannot end up in a later allocation of the same device.
-func (r *claims) report(ctx context.Context, c *resourceapi.ResourceClaim, devices []claim.Device, verdicts []verdict) error {
+func (r *claims) report(ctx context.Context, c *resourceapi.ResourceClaim, devices []claim.Device, verdicts []result) error {
 	before := c.DeepCopy()
 	var news []*problem
 	for i := range devices {
@@ -47,7 +47,7 @@ func (r *claims) report(ctx context.Context, c *resourceapi.ResourceClaim, devic
 		return fmt.Errorf("status of ResourceClaim %s/%s: %w", c.Namespace, c.Name, err)
 	}
 	for _, p := range news {
-		r.tell(before, p)
+		r.record(before, p)
 	}
 	return nil
 }
@@ -58,7 +58,7 @@ func says(condition *metav1.Condition, p *problem) bool {
 }
 
 // tell sends an event to the claim and to each pod that waits for it.
-func (r *claims) tell(c *resourceapi.ResourceClaim, p *problem) {
+func (r *claims) record(c *resourceapi.ResourceClaim, p *problem) {
 	r.events.Eventf(c, nil, corev1.EventTypeWarning, p.reason, "Provision", "%s", p.message)
 	for _, consumer := range c.Status.ReservedFor {
 		if consumer.APIGroup != "" || consumer.Resource != "pods" {
@@ -112,7 +112,7 @@ func setConditions(c *resourceapi.ResourceClaim, d *claim.Device, wanted []metav
 }
 
 // wantedConditions are those of claimConditions that the device is to have.
-func wantedConditions(d *claim.Device, v verdict, generation int64) []metav1.Condition {
+func wantedConditions(d *claim.Device, v result, generation int64) []metav1.Condition {
 	condition := func(conditionType string, status metav1.ConditionStatus, reason, message string) metav1.Condition {
 		return metav1.Condition{Type: conditionType, Status: status, Reason: reason, Message: message, ObservedGeneration: generation}
 	}

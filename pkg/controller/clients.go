@@ -36,8 +36,8 @@ type Connection interface {
 // Dialer makes a Connection without waiting for it.
 type Dialer func(opi.Config) (Connection, error)
 
-// contact is what is known of an XPU's agent.
-type contact struct {
+// connection is what is known of an XPU's agent.
+type connection struct {
 	agent Agent // nil unless there is a Connection that has reported
 	state connectivity
 	since time.Time // of the state
@@ -62,7 +62,7 @@ type Clients struct {
 
 	mu        sync.Mutex
 	agents    map[string]*agent
-	refused   map[string]contact // XPUs whose configuration does not allow a Connection
+	refused   map[string]connection // XPUs whose configuration does not allow a Connection
 	listeners []func(xpu string, up bool)
 	watches   sync.WaitGroup
 	closed    bool
@@ -82,7 +82,7 @@ type agent struct {
 }
 
 func newClients(dial Dialer, m *metrics, log logr.Logger) *Clients {
-	return &Clients{dial: dial, metrics: m, log: log, agents: map[string]*agent{}, refused: map[string]contact{}}
+	return &Clients{dial: dial, metrics: m, log: log, agents: map[string]*agent{}, refused: map[string]connection{}}
 }
 
 // Start closes every connection once the context ends.
@@ -136,7 +136,7 @@ func (c *Clients) refuse(xpu, why string) {
 	c.mu.Lock()
 	known := c.refused[xpu].why == why
 	c.closeLocked(xpu)
-	c.refused[xpu] = contact{state: disconnected, since: time.Now(), why: why}
+	c.refused[xpu] = connection{state: disconnected, since: time.Now(), why: why}
 	c.mu.Unlock()
 	if !known {
 		c.tell(xpu, false)
@@ -192,11 +192,11 @@ func (c *Clients) tell(xpu string, up bool) {
 }
 
 // contact says how the XPU's agent can be reached.
-func (c *Clients) contact(xpu string) contact {
+func (c *Clients) contact(xpu string) connection {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if a := c.agents[xpu]; a != nil && a.state != unknown {
-		return contact{agent: a, state: a.state, since: a.since}
+		return connection{agent: a, state: a.state, since: a.since}
 	}
 	return c.refused[xpu]
 }

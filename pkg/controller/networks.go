@@ -129,7 +129,7 @@ func (r *networks) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result
 	}
 	if rival != nil {
 		network.Status.XPUs = nil
-		return ctrl.Result{}, r.settle(ctx, &network, before, rival.reason, rival.message)
+		return ctrl.Result{}, r.updateStatus(ctx, &network, before, rival.reason, rival.message)
 	}
 	return r.ensure(ctx, &network, before)
 }
@@ -150,7 +150,7 @@ func (r *networks) ensure(ctx context.Context, network, before *v1alpha1.XPUNetw
 	}
 	network.Status.XPUs = onXPUs(answers, before.Status.XPUs)
 	reason, message := summary(answers, network.Status.XPUs)
-	return result, r.settle(ctx, network, before, reason, message)
+	return result, r.updateStatus(ctx, network, before, reason, message)
 }
 
 // answer is what came of asking one XPU's agent.
@@ -240,7 +240,7 @@ func (r *networks) remove(ctx context.Context, network *v1alpha1.XPUNetwork) (ct
 		return ctrl.Result{}, err
 	}
 	if len(ports) > 0 {
-		return ctrl.Result{}, r.settle(ctx, network, before, v1alpha1.ReasonInUse,
+		return ctrl.Result{}, r.updateStatus(ctx, network, before, v1alpha1.ReasonInUse,
 			fmt.Sprintf("%d XPUPorts use it, such as %s/%s; it is deleted once they are gone", len(ports), ports[0].Namespace, ports[0].Name))
 	}
 	id := opi.NetworkID(network.Name)
@@ -260,7 +260,7 @@ func (r *networks) remove(ctx context.Context, network *v1alpha1.XPUNetwork) (ct
 				reason = v1alpha1.ReasonInUse
 			}
 			return ctrl.Result{RequeueAfter: r.retries.When(client.ObjectKeyFromObject(network))},
-				r.settle(ctx, network, before, reason, fmt.Sprintf("XPU %s still serves it: %s", a.xpu, oneLine(a.err)))
+				r.updateStatus(ctx, network, before, reason, fmt.Sprintf("XPU %s still serves it: %s", a.xpu, oneLine(a.err)))
 		case a.state == disconnected:
 			left = append(left, a.xpu)
 		}
@@ -274,7 +274,7 @@ func (r *networks) remove(ctx context.Context, network *v1alpha1.XPUNetwork) (ct
 }
 
 // settle writes the status if it differs from before, and tells of bad news.
-func (r *networks) settle(ctx context.Context, network, before *v1alpha1.XPUNetwork, reason, message string) error {
+func (r *networks) updateStatus(ctx context.Context, network, before *v1alpha1.XPUNetwork, reason, message string) error {
 	status := metav1.ConditionFalse
 	if reason == v1alpha1.ReasonUp {
 		status = metav1.ConditionTrue

@@ -27,7 +27,7 @@ type orphans struct {
 	clients *Clients
 	events  events.EventRecorder
 	retries workqueue.TypedRateLimiter[types.NamespacedName]
-	seen    *stopwatches[orphan]
+	seen    *durations[orphan]
 	grace   time.Duration // between the two looks after which a port is an orphan
 	timeout time.Duration // for what an agent is asked
 }

@@ -40,7 +40,7 @@ type ports struct {
 	events  events.EventRecorder
 	metrics *metrics
 	retries workqueue.TypedRateLimiter[types.NamespacedName]
-	turns   *turns
+	limiter *perXPULimiter
 
 	deadline time.Duration // from creation; a Port that never was up by then is refused
 	timeout  time.Duration // for what an agent is asked
@@ -61,7 +61,7 @@ func (r *ports) setup(mgr ctrl.Manager, concurrency int) error {
 		Watches(&v1alpha1.XPUNetwork{}, by(portsByNetwork), changed).
 		Watches(&v1alpha1.XPU{}, by(portsByXPU), changed).
 		WatchesRawSource(r.clients.source(r.onConnection)).
-		WatchesRawSource(r.turns.source()).
+		WatchesRawSource(r.limiter.source()).
 		WithOptions(controller.Options{MaxConcurrentReconciles: concurrency, RateLimiter: retryLimiter[reconcile.Request]()}).
 		Complete(withConflicts(r))
 }
@@ -129,13 +129,13 @@ func (r *ports) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 	var port v1alpha1.XPUPort
 	if err := r.client.Get(ctx, req.NamespacedName, &port); err != nil {
 		r.retries.Forget(req.NamespacedName)
-		r.turns.forfeit(req)
+		r.limiter.cancel(req)
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if !r.turns.take(port.Spec.XPU, req) {
+	if !r.limiter.take(port.Spec.XPU, req) {
 		return ctrl.Result{}, nil
 	}
-	defer r.turns.done(port.Spec.XPU)
+	defer r.limiter.done(port.Spec.XPU)
 	if !port.DeletionTimestamp.IsZero() {
 		return r.release(ctx, &port)
 	}
@@ -169,7 +169,7 @@ func (r *ports) provision(ctx context.Context, port *v1alpha1.XPUPort) (ctrl.Res
 	if o.reason == "" {
 		return result, nil
 	}
-	return result, r.settle(ctx, port, o)
+	return result, r.updateStatus(ctx, port, o)
 }
 
 // left is the time until a Port that never was up is refused; 0 or less if it is past, or if the Port was up.
@@ -273,7 +273,7 @@ func reasonOf(err error) (reason string, slow bool) {
 }
 
 // settle writes the status if it differs, and tells of bad news.
-func (r *ports) settle(ctx context.Context, port *v1alpha1.XPUPort, o outcome) error {
+func (r *ports) updateStatus(ctx context.Context, port *v1alpha1.XPUPort, o outcome) error {
 	before := port.DeepCopy()
 	status := metav1.ConditionFalse
 	if o.reason == v1alpha1.ReasonUp {
@@ -336,7 +336,7 @@ func (r *ports) release(ctx context.Context, port *v1alpha1.XPUPort) (ctrl.Resul
 	case unknown:
 		return ctrl.Result{}, nil
 	case disconnected:
-		return ctrl.Result{}, r.settle(ctx, port, outcome{reason: v1alpha1.ReasonReleasing, message: unreachable(port, way) + "; the Function is free again once it says that the Port is gone"})
+		return ctrl.Result{}, r.updateStatus(ctx, port, outcome{reason: v1alpha1.ReasonReleasing, message: unreachable(port, way) + "; the Function is free again once it says that the Port is gone"})
 	}
 	id, err := portID(port)
 	if err != nil {
@@ -346,7 +346,7 @@ func (r *ports) release(ctx context.Context, port *v1alpha1.XPUPort) (ctrl.Resul
 	defer cancel()
 	if err := way.agent.DeletePort(deleteCtx, id); err != nil && !errors.Is(err, opi.ErrNotFound) {
 		return ctrl.Result{RequeueAfter: r.retries.When(client.ObjectKeyFromObject(port))},
-			r.settle(ctx, port, outcome{reason: v1alpha1.ReasonReleasing, message: fmt.Sprintf("XPU %s still has the Port: %s", port.Spec.XPU, oneLine(err))})
+			r.updateStatus(ctx, port, outcome{reason: v1alpha1.ReasonReleasing, message: fmt.Sprintf("XPU %s still has the Port: %s", port.Spec.XPU, oneLine(err))})
 	}
 	return r.done(ctx, log, port)
 }
@@ -381,7 +381,7 @@ func foreign(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) bool {
 	return port.Spec.NodeName != xpu.Spec.NodeName
 }
 
-func unreachable(port *v1alpha1.XPUPort, way contact) string {
+func unreachable(port *v1alpha1.XPUPort, way connection) string {
 	if way.why != "" {
 		return fmt.Sprintf("the OPI agent of XPU %s cannot be reached: %s", port.Spec.XPU, way.why)
 	}

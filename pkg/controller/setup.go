@@ -125,22 +125,22 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) error {
 		return fmt.Errorf("connections to OPI agents: %w", err)
 	}
 	recorder := mgr.GetEventRecorder(controllerName)
-	waiting := newWaiters[types.NamespacedName, topic]()
+	waiting := newDependents[types.NamespacedName, topic]()
 	c := mgr.GetClient()
 
 	claims := &claims{
-		client: c, live: mgr.GetAPIReader(), events: recorder, waiters: waiting,
-		drafter:      drafter{reader: c, waiters: waiting},
-		ledger:       newLedger(c),
-		gone:         newStopwatches[types.UID](),
-		busy:         newStopwatches[types.NamespacedName](),
-		tainted:      newStopwatches[types.UID](),
+		client: c, live: mgr.GetAPIReader(), events: recorder, dependents: waiting,
+		builder:      portBuilder{reader: c, dependents: waiting},
+		allocator:    newAllocator(c),
+		gone:         newDurations[types.UID](),
+		busy:         newDurations[types.NamespacedName](),
+		tainted:      newDurations[types.UID](),
 		collectGrace: o.CollectGrace, busyGrace: o.BusyGrace, taintGrace: o.TaintGrace,
 	}
 	ports := &ports{
 		client: c, clients: clients, events: recorder, metrics: m,
 		retries:  retryLimiter[types.NamespacedName](),
-		turns:    newTurns(o.ConcurrencyPerXPU),
+		limiter:  newPerXPULimiter(o.ConcurrencyPerXPU),
 		deadline: o.ProvisionTimeout, timeout: o.AgentTimeout,
 	}
 	networks := &networks{client: c, clients: clients, events: recorder, retries: retryLimiter[types.NamespacedName](), timeout: o.AgentTimeout}
@@ -161,7 +161,7 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) error {
 		orphans := &orphans{
 			client: c, clients: clients, events: recorder,
 			retries: retryLimiter[types.NamespacedName](),
-			seen:    newStopwatches[orphan](),
+			seen:    newDurations[orphan](),
 			grace:   o.OrphanGrace, timeout: o.AgentTimeout,
 		}
 		setups = append(setups, func() error { return orphans.setup(mgr, o.Concurrency) })

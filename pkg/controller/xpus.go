@@ -73,7 +73,7 @@ func (r *xpus) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, er
 			return ctrl.Result{}, fmt.Errorf("XPU %s: %w", req.Name, err)
 		}
 		r.clients.refuse(req.Name, p.message)
-		return ctrl.Result{}, r.settle(ctx, &xpu, metav1.ConditionFalse, p.reason, p.message)
+		return ctrl.Result{}, r.updateStatus(ctx, &xpu, metav1.ConditionFalse, p.reason, p.message)
 	}
 	return r.check(ctx, &xpu)
 }
@@ -136,16 +136,16 @@ func (r *xpus) check(ctx context.Context, xpu *v1alpha1.XPU) (ctrl.Result, error
 	err := way.agent.Check(checkCtx)
 	if err == nil {
 		r.retries.Forget(key)
-		return ctrl.Result{}, r.settle(ctx, xpu, metav1.ConditionTrue, v1alpha1.ReasonConnected, "the OPI agent at "+xpu.Spec.Endpoint+" answers")
+		return ctrl.Result{}, r.updateStatus(ctx, xpu, metav1.ConditionTrue, v1alpha1.ReasonConnected, "the OPI agent at "+xpu.Spec.Endpoint+" answers")
 	}
 	result := ctrl.Result{}
 	if way.state == connected {
 		result.RequeueAfter = r.retries.When(key)
 	}
-	return result, r.settle(ctx, xpu, metav1.ConditionFalse, v1alpha1.ReasonXPUUnavailable, "the OPI agent at "+xpu.Spec.Endpoint+" does not answer: "+oneLine(err))
+	return result, r.updateStatus(ctx, xpu, metav1.ConditionFalse, v1alpha1.ReasonXPUUnavailable, "the OPI agent at "+xpu.Spec.Endpoint+" does not answer: "+oneLine(err))
 }
 
-func (r *xpus) settle(ctx context.Context, xpu *v1alpha1.XPU, status metav1.ConditionStatus, reason, message string) error {
+func (r *xpus) updateStatus(ctx context.Context, xpu *v1alpha1.XPU, status metav1.ConditionStatus, reason, message string) error {
 	before := xpu.DeepCopy()
 	if !setReady(&xpu.Status.Conditions, xpu.Generation, status, reason, message) {
 		return nil

@@ -90,7 +90,7 @@ func TestSubscribesAgain(t *testing.T) {
 	failed := make(chan struct{}, 64)
 	log := funcr.New(func(string, string) { failed <- struct{}{} }, funcr.Options{})
 	woken := listen(t, rtnetlink(nil), path, log)
-	receiveSoon(t, "complaint", failed)
+	receiveSoon(t, "problem", failed)
 	if err := os.Symlink(host.Path(), path); err != nil {
 		t.Fatal(err)
 	}

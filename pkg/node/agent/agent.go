@@ -45,11 +45,11 @@ type agent struct {
 	faults    *health.Reporters
 	sfs       *sriov.SFMaker
 	vfs       *sriov.VFs
-	outfits   *setup.Outfitter
+	setup     *setup.Runner
 	tracker   *pool.Tracker
 	lifecycle *lifecycle.Manager
 	hooks     *hooks.Queue
-	uses      *uses
+	uses      *conflicts
 	plugins   *deviceplugin.Manager
 	cni       *cniserver.Server
 	// file is nil without a configuration file.
@@ -218,10 +218,10 @@ func (a *agent) recover(ctx context.Context) {
 	a.log.Info("Recovered", "attachments", len(a.journal.All()), "took", time.Since(begin).String())
 }
 
-// fitOut has Functions fitted out again for owners that have them since before the start. A card that takes its time
+// setUp has Functions set up again for owners that have them since before the start. A card that takes its time
 // must not keep the others from work.
 func (a *agent) fitOut(ctx context.Context) error {
-	if err := a.lifecycle.FitOut(ctx); err != nil && ctx.Err() == nil {
+	if err := a.lifecycle.SetUp(ctx); err != nil && ctx.Err() == nil {
 		a.log.Error(err, "Some Functions are not what pods were promised: delete those pods that do not start")
 	}
 	return nil

@@ -84,7 +84,7 @@ func (a *agent) assembleOutfits(engine *netdev.Engine, bootID string) {
 		Devlink: a.devlink, Functions: a.inventory, Changes: a.inputs.Subscribe, Changed: a.inputs.Notify,
 		Log: a.log.WithName("sfs"),
 	}
-	a.outfits = &setup.Outfitter{SFs: a.sfs, Drivers: &setup.PCIDrivers{
+	a.setup = &setup.Runner{SFs: a.sfs, Drivers: &setup.PCIDrivers{
 		SysRoot: a.config.SysRoot, DevRoot: a.config.DevRoot, ProcRoot: a.config.ProcRoot, BootID: bootID,
 		Functions: a.inventory, Changes: a.inputs.Subscribe, Engine: engine, Log: a.log.WithName("drivers"),
 	}}
@@ -104,9 +104,9 @@ func (a *agent) assembleLifecycle(ctx context.Context, engine *netdev.Engine, bo
 		return err
 	}
 	pods := podresources.NewTracker(a.kubelet, a.log.WithName("kubelet"))
-	a.uses = &uses{tracker: a.tracker, pods: pods, changed: a.outputs.Notify, times: a.config.times}
+	a.uses = &conflicts{tracker: a.tracker, pods: pods, changed: a.outputs.Notify, times: a.config.times}
 	a.lifecycle = lifecycle.New(a.journal, engine, a.inventory, lifecycle.Options{
-		BootID: bootID, Outfits: a.outfits, Hooks: a.hooks, Kubelet: pods, Claims: a.mode.claims(), Devices: a.mode.devices(),
+		BootID: bootID, Setup: a.setup, Hooks: a.hooks, Kubelet: pods, Claims: a.mode.claims(), Devices: a.mode.devices(),
 		Announcer: engine, Functions: a.inventory,
 		Ports:   ports{functions: a.inventory, provisioner: a.mode.provisioner(), claims: a.mode.claimServed},
 		Users:   &users{reporter: a.mode.reporter(), recorder: recorder, node: a.config.NodeName},
@@ -131,7 +131,7 @@ func (a *agent) declare() (err error) {
 			return err
 		}
 	}
-	functions := setup.Bare{Functions: a.inventory, Journal: a.journal}
+	functions := setup.OwnDrivers{Functions: a.inventory, Journal: a.journal}
 	a.tracker = pool.NewTracker(functions, a.mode.declarations(a.file), a.sfs, a.log.WithName("pool"))
 	return nil
 }
@@ -158,7 +158,7 @@ func (a *agent) assembleDevicePlugin() (err error) {
 		KubeletDir: a.config.KubeletDir,
 		Pools:      a.tracker,
 		Health:     a.health(a.lifecycle.Releasing),
-		Provisioner: &allocations{
+		Allocator: &podAllocator{
 			node: a.config.NodeName, functions: a.inventory, lifecycle: a.lifecycle,
 			provisioner: a.mode.provisioner(), log: a.log.WithName("deviceplugin"),
 		},

@@ -66,7 +66,7 @@ func newClustered(a *agent) (*clustered, error) {
 		agent: a, api: api, clientset: clientset, metrics: metrics,
 		ports: provisioning.NewCRD(api, a.journal, provisioning.CRDOptions{
 			Node: a.config.NodeName, Namespace: a.config.Namespace,
-			InUse: func(id function.ID) bool { return a.uses.maybe(id) }, // uses is made later
+			InUse: func(id function.ID) bool { return a.uses.maybe(id) }, // conflicts is made later
 			Log:   a.log.WithName("provision"),
 		}),
 		status: dra.NewStatusReporter(clientset.ResourceV1(), a.journal, metrics, a.log.WithName("status")),

@@ -7,13 +7,13 @@ import (
 )
 
 // Provisioner says who has the xPU serve Functions.
-type Provisioner string
+type ProvisionerKind string
 
 const (
 	// ProvisionerCRD: xpu-controller, which is told by XPUPorts at the API server.
-	ProvisionerCRD Provisioner = "crd"
+	ProvisionerCRD ProvisionerKind = "crd"
 	// ProvisionerDirect: the agent itself. There is no API server, and so no DRA.
-	ProvisionerDirect Provisioner = "direct"
+	ProvisionerDirect ProvisionerKind = "direct"
 )
 
 // Config is what an agent must be told.
@@ -59,7 +59,7 @@ type Config struct {
 	ConfigFile, ResourcePrefix string
 
 	// Provisioner says who has the xPU serve Functions.
-	Provisioner Provisioner
+	Provisioner ProvisionerKind
 	// ProvisionTimeout is how long one Prepare waits for the xPU.
 	ProvisionTimeout time.Duration
 	// DirectConfig is the file that says which OPI agents there are, for ProvisionerDirect; "" for none.

@@ -16,9 +16,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
 )
 
-// addition is an ADD with all that is known about it.
-type addition struct {
-	wish
+// addRequest is an ADD with all that is known about it.
+type addRequest struct {
+	requested
 	request  wire.Request
 	ipam     addressing
 	function function.Function
@@ -54,9 +54,9 @@ func (s *Server) add(ctx context.Context, r wire.Request) (wire.Reply, error) {
 }
 
 // read reads the request and finds the Function.
-func (s *Server) read(r wire.Request) (a addition, err error) {
+func (s *Server) read(r wire.Request) (a addRequest, err error) {
 	a.request = r
-	if a.wish, err = parse(r, s.AllowKeys); err != nil {
+	if a.requested, err = parse(r, s.AllowKeys); err != nil {
 		return a, err
 	}
 	if a.ipam, err = parseIPAM(r.IPAM); err != nil {
@@ -81,7 +81,7 @@ func (s *Server) find(id function.ID) (function.Function, error) {
 
 // makeReady returns the record of the Function once it is this request's: Attached, where an ADD before got as far, or
 // Reserved and served by the xPU.
-func (s *Server) makeReady(ctx context.Context, a addition) (journal.Attachment, error) {
+func (s *Server) makeReady(ctx context.Context, a addRequest) (journal.Attachment, error) {
 	settled, err := s.settle(ctx, a)
 	if err != nil {
 		return journal.Attachment{}, err
@@ -109,7 +109,7 @@ func (s *Server) makeReady(ctx context.Context, a addition) (journal.Attachment,
 
 // settle makes way for the request: it waits until the Function is back from its last pod, and undoes what this request
 // or an older one of the pod left before.
-func (s *Server) settle(ctx context.Context, a addition) (lifecycle.Settled, error) {
+func (s *Server) settle(ctx context.Context, a addRequest) (lifecycle.Settled, error) {
 	settled, err := s.Lifecycle.Settle(ctx, journal.Attachment{
 		Function: a.device, Pod: a.pod, CNI: &journal.CNI{ContainerID: a.request.ContainerID, IfName: a.request.IfName},
 	})
@@ -122,7 +122,7 @@ func (s *Server) settle(ctx context.Context, a addition) (lifecycle.Settled, err
 	return settled, nil
 }
 
-// reserve writes the reservation down and has the Function fitted out. Where that is to be done, it is more likely to
+// reserve writes the reservation down and has the Function set up. Where that is to be done, it is more likely to
 // fail than the journal is.
 func (s *Server) reserve(ctx context.Context, want journal.Attachment) error {
 	err := s.Lifecycle.Reserve(ctx, want)
@@ -132,14 +132,14 @@ func (s *Server) reserve(ctx context.Context, want journal.Attachment) error {
 		return nil
 	case taken:
 		return fail(CodeTaken, "%w", err)
-	case want.Outfit != nil:
+	case want.Setup != nil:
 		return fail(CodeAttach, "%w", causeOf(ctx, err))
 	}
 	return fail(CodeJournal, "%w", err)
 }
 
 // provision has the xPU serve the Function, and takes the MTU of the network over.
-func (s *Server) provision(ctx context.Context, a addition, want journal.Attachment) (journal.Attachment, error) {
+func (s *Server) provision(ctx context.Context, a addRequest, want journal.Attachment) (journal.Attachment, error) {
 	port, err := s.Provisioner.Provision(ctx, provisioning.Request{
 		Function: a.function, DevicePool: want.Port.DevicePool, Network: want.Port.Network, MAC: want.Port.MAC, Pod: a.pod,
 	})
@@ -158,7 +158,7 @@ func (s *Server) provision(ctx context.Context, a addition, want journal.Attachm
 }
 
 // needsVF refuses what a PF enforces for VFs only. The rate of an SF can be limited by the eswitch.
-func (a addition) needsVF() error {
+func (a addRequest) needsVF() error {
 	if a.vf == nil || a.function.Kind == function.VF {
 		return nil
 	}
@@ -177,7 +177,7 @@ func (a addition) needsVF() error {
 
 // attach takes the Function into the container's network namespace. If that fails, it is on the host again, or DEL
 // brings it back.
-func (s *Server) attach(ctx context.Context, a addition, want journal.Attachment) error {
+func (s *Server) attach(ctx context.Context, a addRequest, want journal.Attachment) error {
 	sandbox := lifecycle.Sandbox{ID: a.request.ContainerID, NetNS: a.request.NetNS, Pod: want.Pod}
 	if _, err := s.Lifecycle.Attach(ctx, a.device, sandbox); err != nil {
 		return fail(CodeAttach, "%s", a.asWritten(causeOf(ctx, err)))
@@ -192,7 +192,7 @@ func (s *Server) attach(ctx context.Context, a addition, want journal.Attachment
 }
 
 // asWritten names fields as the network configuration does, where other packages name them as an InterfaceConfig does.
-func (a addition) asWritten(err error) string {
+func (a addRequest) asWritten(err error) string {
 	if a.vf == nil {
 		return err.Error()
 	}
@@ -205,7 +205,7 @@ func (a addition) asWritten(err error) string {
 var errReservedAgain = errors.New("its claim was prepared once more meanwhile")
 
 // added answers from the journal.
-func (s *Server) added(ctx context.Context, a addition) (reply wire.Reply, err error) {
+func (s *Server) added(ctx context.Context, a addRequest) (reply wire.Reply, err error) {
 	record, _ := s.Journal.Get(a.device)
 	if record.Observed == nil || record.CNI == nil {
 		return reply, fail(types.ErrTryAgainLater, "Function %s is %s by now", a.device, record.State)

@@ -53,8 +53,8 @@ type runtimeConfig struct {
 	DeviceInfoFile string   `json:"CNIDeviceInfoFile"`
 }
 
-// wish is what a request asks for, checked.
-type wish struct {
+// requested is what a request asks for, checked.
+type requested struct {
 	version string // of CNI, for the result
 	conf    string // the name of the network configuration
 	device  function.ID
@@ -131,20 +131,20 @@ func kind(name string) string {
 
 // parse reads what an ADD, CHECK or ADDRESS asks for. The error says everything that is wrong with the configuration.
 // allowed are keys of the configuration that mean nothing and may be there all the same.
-func parse(r wire.Request, allowed []string) (wish, error) {
+func parse(r wire.Request, allowed []string) (requested, error) {
 	n, err := decode(r.Config)
 	if err != nil {
-		return wish{}, err
+		return requested{}, err
 	}
 	args, err := parseArgs(r.Args)
 	if err != nil {
-		return wish{}, err
+		return requested{}, err
 	}
-	w := wish{
+	w := requested{
 		version: cmp.Or(n.CNIVersion, "0.1.0"), conf: n.Name, network: n.Network, mtu: n.MTU, dns: n.DNS,
 		pod: args.pod, wantsDeviceInfo: n.Runtime.DeviceInfoFile != "",
 	}
-	var errs mistakes
+	var errs fieldErrors
 	for _, key := range unknownKeys(r.Config, allowed) {
 		errs.add("%s: is unknown; known are %s (xpu-agent's --cni-allow-keys lets others stand there)", key, strings.Join(ownKeys, ", "))
 	}
@@ -163,7 +163,7 @@ func parse(r wire.Request, allowed []string) (wish, error) {
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
-		return wish{}, fail(types.ErrInvalidNetworkConfig, "network configuration %s: %w", n.Name, err)
+		return requested{}, fail(types.ErrInvalidNetworkConfig, "network configuration %s: %w", n.Name, err)
 	}
 	return w, nil
 }
@@ -177,13 +177,13 @@ func result(version string, raw json.RawMessage) (*types100.Result, error) {
 	return types100.GetResult(r)
 }
 
-// mistakes are errors that name the field.
-type mistakes []error
+// fieldErrors are errors that name the field.
+type fieldErrors []error
 
-func (m *mistakes) add(format string, args ...any) { *m = append(*m, fmt.Errorf(format, args...)) }
+func (m *fieldErrors) add(format string, args ...any) { *m = append(*m, fmt.Errorf(format, args...)) }
 
 // device reads what the device plugin or the DRA driver calls the Function.
-func (m *mistakes) device(text string) function.ID {
+func (m *fieldErrors) device(text string) function.ID {
 	if text == "" {
 		m.add("deviceID: is missing; the NetworkAttachmentDefinition must name the pool's resource in its annotation " +
 			"k8s.v1.cni.cncf.io/resourceName, and the pod must ask for that resource")
@@ -203,7 +203,7 @@ func (m *mistakes) device(text string) function.ID {
 	return function.ID{}
 }
 
-func (m *mistakes) mac(field, text string) function.MAC {
+func (m *fieldErrors) mac(field, text string) function.MAC {
 	if text == "" {
 		return ""
 	}
@@ -217,7 +217,7 @@ func (m *mistakes) mac(field, text string) function.MAC {
 	return mac
 }
 
-func (m *mistakes) ips(texts []string) []netip.Prefix {
+func (m *fieldErrors) ips(texts []string) []netip.Prefix {
 	var ips []netip.Prefix
 	for i, text := range texts {
 		ip, err := netip.ParsePrefix(text)
@@ -231,7 +231,7 @@ func (m *mistakes) ips(texts []string) []netip.Prefix {
 }
 
 // vf reads what the PF shall enforce, nil where nothing is asked for.
-func (m *mistakes) vf(n netConf) *function.VFConfig {
+func (m *fieldErrors) vf(n netConf) *function.VFConfig {
 	m.inRange("vlan", n.VLAN, 4094)
 	m.inRange("vlanQoS", n.VLANQoS, 7)
 	m.inRange("min_tx_rate", n.MinTxRate, math.MaxInt32)
@@ -259,14 +259,14 @@ func (m *mistakes) vf(n netConf) *function.VFConfig {
 	return c
 }
 
-func (m *mistakes) inRange(field string, value *int, most int) {
+func (m *fieldErrors) inRange(field string, value *int, most int) {
 	if value != nil && (*value < 0 || *value > most) {
 		m.add("%s %d: must be 0-%d", field, *value, most)
 	}
 }
 
 // oneOf is the word in lower case.
-func (m *mistakes) oneOf(field, word string, allowed ...string) string {
+func (m *fieldErrors) oneOf(field, word string, allowed ...string) string {
 	lower := strings.ToLower(word)
 	if word != "" && !slices.Contains(allowed, lower) {
 		m.add("%s %q: must be one of %s", field, word, strings.Join(allowed, ", "))
@@ -274,7 +274,7 @@ func (m *mistakes) oneOf(field, word string, allowed ...string) string {
 	return lower
 }
 
-func (m *mistakes) onOff(field, word string) *bool {
+func (m *fieldErrors) onOff(field, word string) *bool {
 	switch m.oneOf(field, word, "on", "off") {
 	case "":
 		return nil

@@ -105,7 +105,7 @@ func routeOf(r *types.Route, gateways map[bool]netip.Addr) (function.Route, bool
 
 // encode makes the CNI result of an attachment, after what the plugins before made, in the version of the
 // configuration. It depends on the journal and the configuration alone, so that a repeated ADD gets the same.
-func (w wish) encode(a journal.Attachment) (json.RawMessage, error) {
+func (w requested) encode(a journal.Attachment) (json.RawMessage, error) {
 	ipam, err := parseIPAM(a.CNI.IPAM)
 	if err != nil {
 		return nil, err
@@ -175,7 +175,7 @@ func routes(list []function.Route) []*types.Route {
 }
 
 // deviceInfo is what there is to say of the Function; nothing of an SF, for which the specification has no word.
-func (s *Server) deviceInfo(a addition) (json.RawMessage, error) {
+func (s *Server) deviceInfo(a addRequest) (json.RawMessage, error) {
 	asVDPA := false
 	if p, ok := s.Pools.PoolOf(a.device); ok {
 		asVDPA = p.Options(a.function).VDPA != ""

@@ -96,7 +96,7 @@ type Options struct {
 // Server serves the CNI plugin. Requests about different Functions run at the same time.
 type Server struct {
 	Options
-	adding adding
+	adding addsInProgress
 }
 
 // New makes a server; [Server.Run] makes it work.
@@ -107,7 +107,7 @@ func New(options Options) *Server {
 	if options.StopTimeout == 0 {
 		options.StopTimeout = 10 * time.Second
 	}
-	return &Server{Options: options, adding: adding{byFunction: map[function.ID]*add{}}}
+	return &Server{Options: options, adding: addsInProgress{byFunction: map[function.ID]*add{}}}
 }
 
 // answer does what a request says that came over the socket.

@@ -15,7 +15,7 @@ import (
 
 // sameAsBefore refuses a second ADD that wants something else than the first. What IPAM says does not count: it may
 // give other addresses each time it is asked.
-func (s *Server) sameAsBefore(a addition, have journal.Attachment) error {
+func (s *Server) sameAsBefore(a addRequest, have journal.Attachment) error {
 	want, err := s.want(a, have)
 	if err != nil {
 		return err
@@ -46,7 +46,7 @@ func samePort(a, b *journal.Port) bool {
 }
 
 // want is the record that the request leads to, from the one that there is.
-func (s *Server) want(a addition, have journal.Attachment) (journal.Attachment, error) {
+func (s *Server) want(a addRequest, have journal.Attachment) (journal.Attachment, error) {
 	want := journal.Attachment{
 		Function: a.function.ID, PF: a.function.PF, PFName: a.function.PFName, VFIndex: a.function.Index, Pod: a.pod,
 		CNI: &journal.CNI{
@@ -62,7 +62,7 @@ func (s *Server) want(a addition, have journal.Attachment) (journal.Attachment, 
 	if err != nil {
 		return journal.Attachment{}, err
 	}
-	if a.function.Userspace() || want.Outfit != nil && want.Outfit.Driver != "" {
+	if a.function.Userspace() || want.Setup != nil && want.Setup.Driver != "" {
 		// Its program sets MTU and addresses; the result says which.
 		want.Interface = function.Interface{
 			Name: want.Interface.Name, MAC: want.Interface.MAC, VF: want.Interface.VF, Userspace: true,
@@ -76,17 +76,17 @@ func (s *Server) want(a addition, have journal.Attachment) (journal.Attachment, 
 
 // wantOfResource is about a Function that the device plugin handed out. What Allocate had the xPU serve stays, unless
 // the configuration names another network.
-func (s *Server) wantOfResource(a addition, have journal.Attachment, want *journal.Attachment) error {
+func (s *Server) wantOfResource(a addRequest, have journal.Attachment, want *journal.Attachment) error {
 	network, devicePool, offered := a.network, "", false
 	want.Resource = cmp.Or(have.Resource, a.resource)
-	want.Outfit = have.Outfit
+	want.Setup = have.Setup
 	if have.Port != nil {
 		network, devicePool = cmp.Or(network, have.Port.Network), have.Port.DevicePool
 	}
 	if p, ok := s.Pools.PoolOf(a.device); ok {
 		devicePool = cmp.Or(devicePool, p.Name)
-		if want.Outfit == nil {
-			want.Outfit = setup.Wish(p.Spec, a.device, "", cmp.Or(a.mac, s.MAC(a.device)))
+		if want.Setup == nil {
+			want.Setup = setup.Wanted(p.Spec, a.device, "", cmp.Or(a.mac, s.MAC(a.device)))
 		}
 		offered = p.Spec.Publish == v1alpha1.PublishDevicePlugin
 		if network == "" { // also where the pool was moved to DRA since
@@ -119,7 +119,7 @@ func (s *Server) wantOfResource(a addition, have journal.Attachment, want *journ
 }
 
 // addresses are IPAM's, or else those that the runtime asks for.
-func (a addition) addresses() []netip.Prefix {
+func (a addRequest) addresses() []netip.Prefix {
 	if a.ipam.result != nil {
 		return a.ipam.addresses
 	}
@@ -128,7 +128,7 @@ func (a addition) addresses() []netip.Prefix {
 
 // wantOfClaim is about a Function that belongs to a claim of the pod. The claim decides about the xPU's side, network
 // and MAC; the configuration adds to what the claim says about the interface.
-func (s *Server) wantOfClaim(a addition, have journal.Attachment, want *journal.Attachment) error {
+func (s *Server) wantOfClaim(a addRequest, have journal.Attachment, want *journal.Attachment) error {
 	claimed := have.Interface
 	if have.CNI != nil && have.CNI.Claimed != nil {
 		claimed = *have.CNI.Claimed
@@ -145,7 +145,7 @@ func (s *Server) wantOfClaim(a addition, have journal.Attachment, want *journal.
 				"leave mac out",
 			a.conf, a.mac, a.device, have.Claim.Name, claimed.MAC)
 	}
-	want.Claim, want.Pod, want.Port, want.Outfit = have.Claim, have.Pod, have.Port, have.Outfit
+	want.Claim, want.Pod, want.Port, want.Setup = have.Claim, have.Pod, have.Port, have.Setup
 	want.CNI.Claimed = &claimed
 	want.Interface = claimed
 	want.Interface.Name = a.request.IfName

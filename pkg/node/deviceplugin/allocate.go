@@ -149,20 +149,20 @@ func (s *server) pending(functions []function.Function) (string, error) {
 // provision has the xPU ready for all Functions, at once.
 func (s *server) provision(ctx context.Context, functions []function.Function, p pool.Pool) error {
 	return s.each(functions, func(_ int, f function.Function) error {
-		if err := s.manager.Provisioner.Ready(ctx, f, p); err != nil {
+		if err := s.manager.Allocator.Ready(ctx, f, p); err != nil {
 			return fmt.Errorf("xPU not ready for it: %w", err)
 		}
 		return nil
 	})
 }
 
-// reserve has all Functions free of their last pods and fitted out, at once, and returns them as they are then.
+// reserve has all Functions free of their last pods and set up, at once, and returns them as they are then.
 func (s *server) reserve(
 	ctx context.Context, functions []function.Function, p pool.Pool,
 ) ([]function.Function, error) {
 	fitted := make([]function.Function, len(functions))
 	err := s.each(functions, func(i int, f function.Function) (err error) {
-		fitted[i], err = s.manager.Provisioner.Reserve(ctx, f, p)
+		fitted[i], err = s.manager.Allocator.Reserve(ctx, f, p)
 		return err
 	})
 	return fitted, err
@@ -171,7 +171,7 @@ func (s *server) reserve(
 // giveUp undoes what was done for a container that cannot be.
 func (s *server) giveUp(ctx context.Context, functions []function.Function, p pool.Pool) {
 	_ = s.each(functions, func(_ int, f function.Function) error {
-		s.manager.Provisioner.GiveUp(ctx, f, p)
+		s.manager.Allocator.GiveUp(ctx, f, p)
 		return nil
 	})
 }

@@ -124,13 +124,13 @@ func TestCDILeftovers(t *testing.T) {
 	nodes := func(f function.Function) content {
 		return content{function: f, nodes: []devnode.Node{{Host: "/dev/null", Container: "/dev/null", Permissions: "rw"}}}
 	}
-	restart := func() *fleet {
+	restart := func() *servers {
 		t.Helper()
 		var err error
 		if m.CDI, err = NewCDI(dir); err != nil {
 			t.Fatal(err)
 		}
-		return newFleet(m, nil)
+		return newServers(m, nil)
 	}
 	restart()
 	if err := m.CDI.include(fast, []content{nodes(vf("3b", 0)), nodes(vf("3b", 1)), nodes(vf("3b", 2))}); err != nil {

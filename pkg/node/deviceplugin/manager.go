@@ -47,8 +47,8 @@ type Health interface {
 
 // Provisioner has Functions and the xPU ready for containers. Its methods may be called for several Functions at once,
 // and again for one for which all is done. They give up when ctx ends, with an error that says what is missing.
-type Provisioner interface {
-	// Reserve returns once nothing is left of the Function's last pod, and it is fitted out as its pool wants it, as it is
+type Allocator interface {
+	// Reserve returns once nothing is left of the Function's last pod, and it is set up as its pool wants it, as it is
 	// then: an SF is made, a driver bound. It is called once for each allocation.
 	Reserve(ctx context.Context, f function.Function, p pool.Pool) (function.Function, error)
 	// Ready returns once the xPU serves a reserved Function of a pool with provisionAt: Allocate.
@@ -67,10 +67,10 @@ type Assignments interface {
 // needed, and CDI is nil where containers get device nodes from the kubelet.
 type Manager struct {
 	// KubeletDir is the kubelet's, "/var/lib/kubelet". It has the same path here as for the kubelet.
-	KubeletDir  string
-	Pools       Pools
-	Health      Health
-	Provisioner Provisioner
+	KubeletDir string
+	Pools      Pools
+	Health     Health
+	Allocator  Allocator
 	// Contents says what containers get.
 	Contents *Contents
 	// DeviceInfo keeps the device-info files.
@@ -88,7 +88,7 @@ type Manager struct {
 
 	budget allocateBudget
 
-	lonely time.Duration // see the constant, for which 0 stands
+	unwatchedFor time.Duration // see the constant, for which 0 stands
 }
 
 // Run serves the pools as they are at once and after every value from changes, which comes when pools or health may
@@ -104,27 +104,27 @@ func (m *Manager) Run(ctx context.Context, changes <-chan struct{}) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return directories.run(ctx) })
 	group.Go(func() error {
-		fleet := newFleet(m, directories)
+		fleet := newServers(m, directories)
 		defer fleet.stop()
 		return fleet.run(ctx, changes)
 	})
 	return group.Wait()
 }
 
-// fleet is the servers of a manager. It belongs to one goroutine.
-type fleet struct {
+// servers is the servers of a manager. It belongs to one goroutine.
+type servers struct {
 	manager     *Manager
 	directories *directories
 	servers     map[string]*running // by resource name
 	// retired are resources that had a server, and Functions that may still be in pods.
 	retired map[string]bool
-	// assigned gets what pods have, after [fleet.ask].
+	// assigned gets what pods have, after [servers.ask].
 	assigned chan map[string]podresources.Assignment
 	group    sync.WaitGroup
 }
 
-func newFleet(m *Manager, d *directories) *fleet {
-	return &fleet{
+func newServers(m *Manager, d *directories) *servers {
+	return &servers{
 		manager: m, directories: d, servers: map[string]*running{}, retired: map[string]bool{},
 		assigned: make(chan map[string]podresources.Assignment, 1),
 	}
@@ -136,7 +136,7 @@ type running struct {
 	stop context.CancelFunc
 }
 
-func (f *fleet) run(ctx context.Context, changes <-chan struct{}) error {
+func (f *servers) run(ctx context.Context, changes <-chan struct{}) error {
 	sweep := time.NewTicker(sweepEvery)
 	defer sweep.Stop()
 	for {
@@ -162,7 +162,7 @@ func (f *fleet) run(ctx context.Context, changes <-chan struct{}) error {
 
 // follow has a server for every pool that has Functions, or had some: a resource that disappears while pods have it
 // would keep its old capacity in the Node for minutes, one that is empty has none at once.
-func (f *fleet) follow(ctx context.Context, pools []pool.Pool) {
+func (f *servers) follow(ctx context.Context, pools []pool.Pool) {
 	offered := map[string]bool{}
 	offer := func(p pool.Pool) {
 		resource := p.ResourceName()
@@ -198,7 +198,7 @@ func (f *fleet) follow(ctx context.Context, pools []pool.Pool) {
 	}
 }
 
-func (f *fleet) start(ctx context.Context, resource string, p pool.Pool) {
+func (f *servers) start(ctx context.Context, resource string, p pool.Pool) {
 	ctx, stop := context.WithCancel(ctx)
 	s := newServer(f.manager, f.directories, resource, p)
 	f.servers[resource] = &running{server: s, stop: stop}
@@ -207,17 +207,17 @@ func (f *fleet) start(ctx context.Context, resource string, p pool.Pool) {
 }
 
 // retire ends a server whose pool is gone. Pods keep what they have.
-func (f *fleet) retire(resource string, r *running) {
+func (f *servers) retire(resource string, r *running) {
 	r.empty()
 	// The kubelet reads that before it loses the server.
-	time.AfterFunc(farewell, r.stop)
+	time.AfterFunc(stopTimeout, r.stop)
 	r.metrics.forget()
 	delete(f.servers, resource)
 	f.retired[resource] = true
 }
 
 // stop waits until all goroutines have ended. The context of their run has ended already.
-func (f *fleet) stop() {
+func (f *servers) stop() {
 	for _, r := range f.servers {
 		r.stop()
 	}

@@ -134,7 +134,7 @@ func shortDir(t testing.TB) string {
 // newManager makes a manager that is complete but for what a test changes.
 func newManager(t testing.TB, dir string, n *node, log logr.Logger) *Manager {
 	return &Manager{
-		KubeletDir: dir, Pools: n, Health: n, Provisioner: n,
+		KubeletDir: dir, Pools: n, Health: n, Allocator: n,
 		Contents: &Contents{Nodes: devnode.Finder{SysRoot: t.TempDir(), DevRoot: t.TempDir()}}, DeviceInfo: NewDeviceInfo(filepath.Join(dir, "devinfo")),
 		Metrics: NewMetrics(prometheus.NewRegistry()), Log: log,
 	}
@@ -345,7 +345,7 @@ func TestDirectoryRemoved(t *testing.T) {
 // TestStreamLost: a kubelet that only lost its stream does not come back by itself.
 func TestStreamLost(t *testing.T) {
 	s := newScene(t, kubelettest.Options{})
-	s.manager.lonely = 100 * time.Millisecond
+	s.manager.unwatchedFor = 100 * time.Millisecond
 	s.set(poolOf("fast", vfs("3b:0")...))
 	s.run()
 	for range 3 {
@@ -602,7 +602,7 @@ func TestSweepDoesNotHold(t *testing.T) {
 		var looked atomic.Int32
 		kubelet := &hanging{}
 		m := &Manager{Pools: pools(func() ([]pool.Pool, bool) { looked.Add(1); return nil, true }), Assignments: kubelet, Log: testr.New(t)}
-		fleet := newFleet(m, nil)
+		fleet := newServers(m, nil)
 		ctx, stop := context.WithCancel(t.Context())
 		defer stop()
 		changes := make(chan struct{}, 1)
@@ -631,8 +631,8 @@ type pools func() ([]pool.Pool, bool)
 
 func (p pools) Pools() ([]pool.Pool, bool) { return p() }
 
-// sweepOnce has the fleet ask the kubelet and remove what nobody needs.
-func sweepOnce(t *testing.T, f *fleet) {
+// sweepOnce has the servers ask the kubelet and remove what nobody needs.
+func sweepOnce(t *testing.T, f *servers) {
 	f.ask(t.Context())
 	f.group.Wait()
 	select {
@@ -673,7 +673,7 @@ func TestDeviceInfoRemoved(t *testing.T) {
 		}
 		return strings.Join(names, " ")
 	}
-	fleet := newFleet(m, nil)
+	fleet := newServers(m, nil)
 	fleet.retired["intel.com/dpdk"] = true
 	const all = "intel.com-dpdk-2 intel.com-dpdk-3 intel.com-dpdk-sf-mlx5_core.sf.2 other.com-nic-2 other.com-nic-3 xpu.opiproject.org-fast-2 xpu.opiproject.org-fast-3"
 	sweepOnce(t, fleet)

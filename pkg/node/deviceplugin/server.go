@@ -18,12 +18,12 @@ import (
 const (
 	// firstRetry and lastRetry bound the times between attempts that failed.
 	firstRetry, lastRetry = 100 * time.Millisecond, 30 * time.Second
-	// lonely is how long a server goes without a kubelet that watches it before it registers anew. A kubelet that starts
+	// unwatchedFor is how long a server goes without a kubelet that watches it before it registers anew. A kubelet that starts
 	// again comes by itself, but one that only lost its stream never does. Doubled each time that nobody came, up to
-	// veryLonely.
-	lonely, veryLonely = 10 * time.Second, 10 * time.Minute
-	// farewell is what the kubelet gets to hear the last of a server, and calls that are under way to end.
-	farewell = time.Second
+	// unwatchedAtMost.
+	unwatchedFor, unwatchedAtMost = 10 * time.Second, 10 * time.Minute
+	// stopTimeout is what the kubelet gets to hear the last of a server, and calls that are under way to end.
+	stopTimeout = time.Second
 )
 
 // server serves one resource, at one endpoint after another.
@@ -93,9 +93,9 @@ func (s *server) current() (*offer, <-chan struct{}) {
 // run keeps the server known to the kubelet until ctx ends, whatever happens to the kubelet and to sockets.
 func (s *server) run(ctx context.Context) {
 	changed := s.directories.changed.Subscribe(ctx)
-	presence := &presence{server: s}
+	presence := &registration{server: s}
 	defer presence.end()
-	patience := cmp.Or(s.manager.lonely, lonely)
+	patience := cmp.Or(s.manager.unwatchedFor, unwatchedFor)
 	pauses, alone := loop.Backoff(firstRetry, lastRetry), patience
 	var again, loneliness <-chan time.Time
 	for {
@@ -124,7 +124,7 @@ func (s *server) run(ctx context.Context) {
 			loneliness = nil
 			if !s.watched() {
 				presence.forgotten = true
-				alone = min(2*alone, veryLonely)
+				alone = min(2*alone, unwatchedAtMost)
 			}
 		}
 	}
@@ -145,8 +145,8 @@ func (s *server) lookAgain() {
 	}
 }
 
-// presence is where the kubelet finds the server. It belongs to one goroutine.
-type presence struct {
+// registration is where the kubelet finds the server. It belongs to one goroutine.
+type registration struct {
 	*server
 	// forgotten says that the kubelet has lost sight of the endpoint.
 	forgotten bool
@@ -154,7 +154,7 @@ type presence struct {
 }
 
 // ensure makes a new endpoint if the kubelet cannot find the one that there is.
-func (p *presence) ensure() error {
+func (p *registration) ensure() error {
 	old := p.endpoint
 	if old != nil && !p.forgotten && exists(old.path) {
 		return nil
@@ -175,7 +175,7 @@ func (p *presence) ensure() error {
 }
 
 // open serves at a new socket.
-func (p *presence) open() (*endpoint, error) {
+func (p *registration) open() (*endpoint, error) {
 	listener, path, err := p.directories.listen(p.resource)
 	if err != nil {
 		return nil, err
@@ -190,14 +190,14 @@ func (p *presence) open() (*endpoint, error) {
 }
 
 // close ends an endpoint in the background; calls that are under way get a while.
-func (p *presence) close(e *endpoint, patience time.Duration) {
+func (p *registration) close(e *endpoint, patience time.Duration) {
 	p.directories.forget(e.path)
 	p.ending.Go(func() { e.close(patience) })
 }
 
-func (p *presence) end() {
+func (p *registration) end() {
 	if p.endpoint != nil {
-		p.close(p.endpoint, farewell)
+		p.close(p.endpoint, stopTimeout)
 	}
 	p.ending.Wait()
 }

@@ -22,7 +22,7 @@ const (
 )
 
 // ask asks the kubelet what pods have. Servers do not wait for the answer, which goes to assigned.
-func (f *fleet) ask(ctx context.Context) {
+func (f *servers) ask(ctx context.Context) {
 	m := f.manager
 	if m.Assignments == nil {
 		return
@@ -41,7 +41,7 @@ func (f *fleet) ask(ctx context.Context) {
 }
 
 // sweep removes the files of Functions that no pod has any more.
-func (f *fleet) sweep(assigned map[string]podresources.Assignment) {
+func (f *servers) sweep(assigned map[string]podresources.Assignment) {
 	m := f.manager
 	resources := slices.AppendSeq(slices.Collect(maps.Keys(f.servers)), maps.Keys(f.retired))
 	if err := m.DeviceInfo.removeUnassigned(resources, assigned); err != nil {
@@ -53,7 +53,7 @@ func (f *fleet) sweep(assigned map[string]podresources.Assignment) {
 }
 
 // needed are the names of CDI devices of what is offered, and of what pods have.
-func (f *fleet) needed(assigned map[string]podresources.Assignment) map[string]bool {
+func (f *servers) needed(assigned map[string]podresources.Assignment) map[string]bool {
 	needed := map[string]bool{}
 	for resource, r := range f.servers {
 		o, _ := r.current()

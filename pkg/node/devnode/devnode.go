@@ -31,7 +31,7 @@ type Finder struct {
 	DevRoot string
 }
 
-// Wish is what a container is to get of a Function, beside what the driver makes of it.
+// Wanted is what a container is to get of a Function, beside what the driver makes of it.
 type Wish struct {
 	// Driver is the one that will be bound when the container starts; "" is the one that is bound now.
 	Driver string

@@ -114,7 +114,7 @@ type Driver struct {
 
 var _ kubeletplugin.DRAPlugin = (*Driver)(nil)
 
-// PrepareResourceClaims waits until the xPU serves each claim's Ports and reserves the Functions, which has them fitted out
+// PrepareResourceClaims waits until the xPU serves each claim's Ports and reserves the Functions, which has them set up
 // for the pod. Nothing else is touched yet: the interfaces are attached when the runtime makes the pod's network
 // namespace.
 func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
@@ -227,7 +227,7 @@ func causeOf(ctx context.Context, err error) error {
 	return err
 }
 
-// deviceNodes are what a container gets of a Function, which is fitted out for it by now.
+// deviceNodes are what a container gets of a Function, which is set up for it by now.
 func (d *Driver) deviceNodes(a journal.Attachment) (devnode.Set, error) {
 	function, known := d.Functions.Get(a.Function)
 	if !known {
@@ -324,7 +324,7 @@ func (d *Driver) reservation(c *resourceapi.ResourceClaim, device claim.Device, 
 			PodClaim: c.Annotations[resourceapi.PodResourceClaimAnnotation],
 		},
 		AnyName:   device.Interface.Name == "",
-		Outfit:    setup.Wish(spec, function.ID, driver, wanted.MAC),
+		Setup:     setup.Wanted(spec, function.ID, driver, wanted.MAC),
 		Interface: wanted,
 	}, nil
 }
@@ -346,8 +346,8 @@ func (d *Driver) ownersDriver(c *resourceapi.ResourceClaim, device claim.Device,
 // pool says by now.
 func (d *Driver) bound(claim types.UID, function function.ID) v1alpha1.FunctionDriver {
 	for _, a := range d.Journal.ByClaim(claim) {
-		if a.Function == function && a.Outfit != nil {
-			return v1alpha1.FunctionDriver(a.Outfit.Driver)
+		if a.Function == function && a.Setup != nil {
+			return v1alpha1.FunctionDriver(a.Setup.Driver)
 		}
 	}
 	return ""
@@ -461,7 +461,7 @@ func (d *Driver) writeCDI(uid types.UID) error {
 
 // attachedNodes are what a container gets of a Function that must have the driver that was bound for it.
 func (d *Driver) attachedNodes(a journal.Attachment) (devnode.Set, error) {
-	if o := a.Outfit; o != nil && o.Driver != "" {
+	if o := a.Setup; o != nil && o.Driver != "" {
 		if f, _ := d.Functions.Get(a.Function); f.Driver != o.Driver {
 			return devnode.Set{}, fmt.Errorf("has driver %s, not %s, which its claim wants", f.Driver, o.Driver)
 		}

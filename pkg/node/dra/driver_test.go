@@ -599,20 +599,20 @@ func TestAskedNameFirst(t *testing.T) {
 	n.wantInterfaces(map[string]string{"0000-3b-00-2": "net2", "0000-3b-00-3": "net1"})
 }
 
-// outfitter binds drivers in the node's Functions.
-type outfitter struct{ *node }
+// binder binds drivers in the node's Functions.
+type binder struct{ *node }
 
-func (o outfitter) Plan(_ context.Context, want journal.Attachment) (*journal.Outfit, error) {
-	planned := *want.Outfit
+func (o binder) Plan(_ context.Context, want journal.Attachment) (*journal.Setup, error) {
+	planned := *want.Setup
 	planned.Own = o.functions[want.Function].Driver
 	return &planned, nil
 }
 
-func (o outfitter) Undo(context.Context, journal.Attachment) error { return nil }
+func (o binder) TearDown(context.Context, journal.Attachment) error { return nil }
 
-func (o outfitter) FitOut(_ context.Context, a journal.Attachment) error {
+func (o binder) SetUp(_ context.Context, a journal.Attachment) error {
 	f := o.functions[a.Function]
-	f.Driver, f.IOMMUGroup, f.Netdev, f.RDMA = a.Outfit.Driver, "42", "", false
+	f.Driver, f.IOMMUGroup, f.Netdev, f.RDMA = a.Setup.Driver, "42", "", false
 	o.functions[a.Function] = f
 	return nil
 }
@@ -620,7 +620,7 @@ func (o outfitter) FitOut(_ context.Context, a journal.Attachment) error {
 // fitting is a driver whose Functions get what claims and pools ask for.
 func (n *node) fitting() *Driver {
 	d := n.driver()
-	d.Lifecycle = n.lifecycle(lifecycle.Options{Outfits: outfitter{n}})
+	d.Lifecycle = n.lifecycle(lifecycle.Options{Setup: binder{n}})
 	return d
 }
 
@@ -648,9 +648,9 @@ func TestVFIO(t *testing.T) {
 				}
 			}
 			record := n.journal.All()[0]
-			if o := record.Outfit; o == nil || o.Driver != "vfio-pci" || !record.Interface.Userspace || record.Interface.MTU != 0 ||
+			if o := record.Setup; o == nil || o.Driver != "vfio-pci" || !record.Interface.Userspace || record.Interface.MTU != 0 ||
 				len(record.Interface.Addresses) != 1 {
-				t.Errorf("record %+v with outfit %+v", record, o)
+				t.Errorf("record %+v with setup %+v", record, o)
 			}
 			n.attach(d)
 			n.wantNodes([]string{"/dev/vfio/vfio", "/dev/vfio/42"}, "XPU_VFIO_BLUE=/dev/vfio/42")
@@ -702,8 +702,8 @@ func TestDriverOfThePoolBefore(t *testing.T) {
 			t.Fatal(err)
 		}
 		a, _ := n.journal.Get(id)
-		if !a.Interface.Userspace || a.Outfit == nil || a.Outfit.Driver != "vfio-pci" {
-			t.Errorf("interface %+v with outfit %+v, want one for a program", a.Interface, a.Outfit)
+		if !a.Interface.Userspace || a.Setup == nil || a.Setup.Driver != "vfio-pci" {
+			t.Errorf("interface %+v with setup %+v, want one for a program", a.Interface, a.Setup)
 		}
 		n.attach(d)
 		n.wantNodes([]string{"/dev/vfio/vfio", "/dev/vfio/42"}, "XPU_VFIO_BLUE=/dev/vfio/42")

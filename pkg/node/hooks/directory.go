@@ -174,7 +174,7 @@ func (d *directory) run(ctx context.Context, name string, a journal.Attachment) 
 	output := &lines{log: d.log.WithValues("function", a.Function.String(), "hook", name)}
 	state, err := d.exec(ctx, filepath.Join(d.options.Dir, name), stdin, output)
 	output.end()
-	return verdict(state, err, output.last)
+	return resultOf(state, err, output.last)
 }
 
 // exec runs the executable in a process group of its own, all of which was sent SIGKILL when it returns. state is nil
@@ -222,8 +222,8 @@ func awaitExit(pid int) {
 	}
 }
 
-// verdict is what came of a run.
-func verdict(state *os.ProcessState, err error, lastLine string) error {
+// result is what came of a run.
+func resultOf(state *os.ProcessState, err error, lastLine string) error {
 	switch {
 	case err == nil && state.Success():
 		return nil

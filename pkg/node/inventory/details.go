@@ -12,29 +12,29 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
-// memory is what was seen of a Function: what still counts while a pod has its netdev and RDMA devices, and what need
+// lastSeen is what was seen of a Function: what still counts while a pod has its netdev and RDMA devices, and what need
 // not be read again.
-type memory struct {
-	incarnation incarnation
-	netdev      string // when it was last seen; linkType is its
-	linkType    string
-	rdma        []string
-	pkey        string
-	iommuRead   bool
-	iommuGroup  string
-	driver      string // when iommuGroup was read
+type lastSeen struct {
+	instance   instance
+	netdev     string // when it was last seen; linkType is its
+	linkType   string
+	rdma       []string
+	pkey       string
+	iommuRead  bool
+	iommuGroup string
+	driver     string // when iommuGroup was read
 }
 
 // of is the memory of this device, and none of an earlier one with the same ID.
-func (m memory) of(now incarnation) memory {
-	if m.incarnation != now {
-		return memory{incarnation: now}
+func (m lastSeen) of(now instance) lastSeen {
+	if m.instance != now {
+		return lastSeen{instance: now}
 	}
 	return m
 }
 
 // complete fills in what can change while the Function exists, and remembers it.
-func (s *scanner) complete(f function.Function, device sysfs.Dir, m memory) function.Function {
+func (s *scanner) complete(f function.Function, device sysfs.Dir, m lastSeen) function.Function {
 	u := s.uplinks[f.PF]
 	f.PFName, f.PFDriver, f.LinkUp, f.DDPProfile = u.name, u.driver, u.up, u.ddp.name
 	f.VDPA = s.vdpas[filepath.Base(string(device))]
@@ -53,21 +53,21 @@ func (s *scanner) complete(f function.Function, device sysfs.Dir, m memory) func
 	if f.Kind != function.SF {
 		s.readIOMMUGroup(&f, device, &m)
 	}
-	s.memories[f.ID] = m
+	s.lastSeen[f.ID] = m
 	return f
 }
 
 func (s *scanner) readDriver(f *function.Function, device sysfs.Dir) {
 	var err error
 	if f.Driver, err = device.Link("driver"); err != nil {
-		s.complain(s.entry(device), reasonDriver, err)
+		s.report(s.entry(device), reasonDriver, err)
 	}
 }
 
-func (s *scanner) readNetdev(f *function.Function, device sysfs.Dir, m *memory) {
+func (s *scanner) readNetdev(f *function.Function, device sysfs.Dir, m *lastSeen) {
 	var err error
 	if f.Netdev, _, err = netdev(device); err != nil {
-		s.complain(s.entry(device), reasonNetdev, err)
+		s.report(s.entry(device), reasonNetdev, err)
 	}
 	if f.Netdev != "" && (f.Netdev != m.netdev || m.linkType == "") {
 		m.netdev, m.linkType = f.Netdev, s.linkType(device, f.Netdev)
@@ -78,7 +78,7 @@ func (s *scanner) readNetdev(f *function.Function, device sysfs.Dir, m *memory) 
 func (s *scanner) linkType(device sysfs.Dir, netdev string) string {
 	number, err := s.netdevDir(device, netdev).Attribute("type")
 	if err != nil && !errors.Is(err, fs.ErrNotExist) { // the netdev may just have gone
-		s.complain(s.entry(device), reasonLinkType, fmt.Errorf("netdev %s: %w", netdev, err))
+		s.report(s.entry(device), reasonLinkType, fmt.Errorf("netdev %s: %w", netdev, err))
 	}
 	switch number { // include/uapi/linux/if_arp.h
 	case "1":
@@ -91,10 +91,10 @@ func (s *scanner) linkType(device sysfs.Dir, netdev string) string {
 
 // readRDMA looks at the RDMA devices. The directory that the kernel keeps them in stays, and looks empty, while they
 // are in another network namespace.
-func (s *scanner) readRDMA(f *function.Function, device sysfs.Dir, m *memory) {
+func (s *scanner) readRDMA(f *function.Function, device sysfs.Dir, m *lastSeen) {
 	found, exists, err := device.Dir("infiniband").Names()
 	if err != nil {
-		s.complain(s.entry(device), reasonRDMA, err)
+		s.report(s.entry(device), reasonRDMA, err)
 	}
 	if !exists {
 		m.rdma, m.pkey = nil, ""
@@ -113,19 +113,19 @@ func (s *scanner) readRDMA(f *function.Function, device sysfs.Dir, m *memory) {
 func (s *scanner) readPKey(device sysfs.Dir, rdma string) string {
 	pkey, err := device.Dir("infiniband", rdma, "ports/1/pkeys").Attribute("0")
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		s.complain(s.entry(device), reasonRDMA, err)
+		s.report(s.entry(device), reasonRDMA, err)
 	}
 	return pkey
 }
 
 // readIOMMUGroup reads the group once, as it is as old as the device. Only where there is no IOMMU does it come and go,
 // with vfio-pci, a little later than the driver's link.
-func (s *scanner) readIOMMUGroup(f *function.Function, device sysfs.Dir, m *memory) {
+func (s *scanner) readIOMMUGroup(f *function.Function, device sysfs.Dir, m *lastSeen) {
 	coming := m.iommuGroup == "" && f.Driver == "vfio-pci"
 	if !m.iommuRead || m.driver != f.Driver || coming {
 		group, err := iommuGroup(device)
 		if err != nil {
-			s.complain(s.entry(device), reasonIOMMU, err)
+			s.report(s.entry(device), reasonIOMMU, err)
 		}
 		m.driver, m.iommuGroup, m.iommuRead = f.Driver, group, err == nil
 	}
@@ -149,7 +149,7 @@ func (s *scanner) readVDPAs() {
 	s.vdpas = map[string]function.VDPA{}
 	entries, err := s.sysfs.Dir(sysfs.VDPADevices).Sorted()
 	if err != nil {
-		s.complain(sysfs.VDPADevices, reasonVDPA, err)
+		s.report(sysfs.VDPADevices, reasonVDPA, err)
 		return
 	}
 	for _, name := range entries {
@@ -157,7 +157,7 @@ func (s *scanner) readVDPAs() {
 		dir := s.sysfs.Dir(entry)
 		link, err := dir.Target()
 		if err != nil {
-			s.complain(entry, reasonVDPA, err)
+			s.report(entry, reasonVDPA, err)
 			continue
 		}
 		parent := filepath.Base(filepath.Dir(link))
@@ -166,7 +166,7 @@ func (s *scanner) readVDPAs() {
 		}
 		vdpa, err := readVDPA(name, dir)
 		if err != nil {
-			s.complain(entry, reasonVDPA, err)
+			s.report(entry, reasonVDPA, err)
 			continue
 		}
 		s.vdpas[parent] = vdpa

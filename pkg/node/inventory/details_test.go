@@ -21,7 +21,7 @@ func one(t *testing.T, s *scanner, id function.ID) function.Function {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for c, err := range s.complaints {
+	for c, err := range s.problems {
 		t.Errorf("%s: %s: %v", c.entry, c.why, err)
 	}
 	i := slices.IndexFunc(functions, func(f function.Function) bool { return f.ID == id })
@@ -214,8 +214,8 @@ func TestRDMAUnreadable(t *testing.T) {
 			if err != nil || len(functions) == 0 {
 				t.Errorf("%d Functions, %v", len(functions), err)
 			}
-			if _, complained := s.complaints[complaint{onBus + "0000:3b:01.0", reasonRDMA}]; !complained {
-				t.Errorf("no complaint in %v", s.complaints)
+			if _, reported := s.problems[problem{onBus + "0000:3b:01.0", reasonRDMA}]; !reported {
+				t.Errorf("no problem in %v", s.problems)
 			}
 		})
 	}
@@ -264,8 +264,8 @@ func TestDDPProfile(t *testing.T) {
 	sysfsTree{pf + "driver": ice}.write(t, root)
 	failure = errors.New("no buffer space available")
 	look("firmware busy", "", 2)
-	if _, complained := s.complaints[complaint{onBus + "0000:3b:00.0", reasonDDP}]; !complained {
-		t.Errorf("no complaint in %v", s.complaints)
+	if _, reported := s.problems[problem{onBus + "0000:3b:00.0", reasonDDP}]; !reported {
+		t.Errorf("no problem in %v", s.problems)
 	}
 	failure = nil
 	look("another package", "ICE COMMS Package", 3)

@@ -15,9 +15,9 @@ const ddpDriver = "ice"
 // ddpKey changes whenever a PF may run another package: ice loads it when it is bound or reloaded, and that makes the
 // netdev anew.
 type ddpKey struct {
-	incarnation incarnation
-	driver      string
-	netdev      string
+	instance instance
+	driver   string
+	netdev   string
 }
 
 // ddpProfile is a package that was read once.
@@ -39,7 +39,7 @@ func (s *scanner) readDDPProfile(pf pci.Address, key ddpKey, known ddpProfile) d
 	}
 	name, err := s.ddpProfile(pf)
 	if err != nil {
-		s.complainAbout(pf, reasonDDP, err)
+		s.reportDevice(pf, reasonDDP, err)
 		return ddpProfile{}
 	}
 	return ddpProfile{key, name}

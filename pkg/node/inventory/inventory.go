@@ -176,7 +176,7 @@ func (i *Inventory) pciDevices() sysfs.Dir {
 }
 
 func (i *Inventory) scan() error {
-	before := i.scanner.complaints
+	before := i.scanner.problems
 	begin := time.Now()
 	functions, err := i.scanner.scan()
 	i.metrics.scanned(time.Since(begin))
@@ -214,11 +214,11 @@ func (i *Inventory) known() bool {
 }
 
 // report tells of what was not wrong before.
-func (i *Inventory) report(before map[complaint]error) {
-	for _, c := range slices.SortedFunc(maps.Keys(i.scanner.complaints), func(a, b complaint) int {
+func (i *Inventory) report(before map[problem]error) {
+	for _, c := range slices.SortedFunc(maps.Keys(i.scanner.problems), func(a, b problem) int {
 		return cmp.Or(cmp.Compare(a.entry, b.entry), cmp.Compare(a.why, b.why))
 	}) {
-		err := i.scanner.complaints[c]
+		err := i.scanner.problems[c]
 		if old := before[c]; old != nil && old.Error() == err.Error() {
 			continue
 		}

@@ -18,7 +18,7 @@ import (
 func (s *scanner) readRoutes() {
 	found, err := s.defaultNetdevs()
 	if err != nil {
-		s.complain("", reasonRoutes, err)
+		s.report("", reasonRoutes, err)
 		return
 	}
 	s.routed = map[string]bool{}
@@ -35,7 +35,7 @@ func (s *scanner) readRoutes() {
 
 // routesFailed says whether the last scan could not read the routes. A list that changes while it is read counts as not
 // read, and no event says when it could be.
-func (s *scanner) routesFailed() bool { return s.complaints[complaint{"", reasonRoutes}] != nil }
+func (s *scanner) routesFailed() bool { return s.problems[problem{"", reasonRoutes}] != nil }
 
 // lower lists the netdevs directly below another one.
 func lower(root sysfs.Root, netdev string) []string {

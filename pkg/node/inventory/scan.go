@@ -46,15 +46,15 @@ var reasons = []reason{
 	reasonRoutes,
 }
 
-// complaint is about one entry of sysfs, named by its path below the root.
-type complaint struct {
+// problem is about one entry of sysfs, named by its path below the root.
+type problem struct {
 	entry string
 	why   reason
 }
 
 // hardware is what does not change as long as a PCI device exists, so it is read once.
 type hardware struct {
-	incarnation
+	instance
 	class          function.Class // "" where the device is none of ours
 	vendor, device string
 	acpiIndex      string
@@ -66,9 +66,9 @@ type hardware struct {
 	lasting bool
 }
 
-// incarnation tells a device from a later one at the same address. Inode numbers of sysfs are never used twice; other
+// instance tells a device from a later one at the same address. Inode numbers of sysfs are never used twice; other
 // file systems, in tests, need the time as well.
-type incarnation struct {
+type instance struct {
 	inode uint64
 	ctime syscall.Timespec
 }
@@ -93,12 +93,12 @@ type scanner struct {
 	// ddpProfile returns the name of a PF's DDP package, "" if the driver tells none.
 	ddpProfile func(pf pci.Address) (string, error)
 
-	known      map[pci.Address]hardware
-	uplinks    map[pci.Address]uplink
-	memories   map[function.ID]memory
-	vdpas      map[string]function.VDPA // by the name of the parent device
-	routed     map[string]bool          // by the name of the netdev; nil as long as the routes could not be read
-	complaints map[complaint]error
+	known    map[pci.Address]hardware
+	uplinks  map[pci.Address]uplink
+	lastSeen map[function.ID]lastSeen
+	vdpas    map[string]function.VDPA // by the name of the parent device
+	routed   map[string]bool          // by the name of the netdev; nil as long as the routes could not be read
+	problems map[problem]error
 }
 
 func newScanner(options Options) *scanner {
@@ -112,10 +112,10 @@ func newScanner(options Options) *scanner {
 	return s
 }
 
-// scan returns all Functions, sorted. Afterwards complaints has what was wrong with single entries. An error means that
+// scan returns all Functions, sorted. Afterwards problems has what was wrong with single entries. An error means that
 // nothing could be read.
 func (s *scanner) scan() ([]function.Function, error) {
-	s.complaints = map[complaint]error{}
+	s.problems = map[problem]error{}
 	entries, _, err := s.sysfs.Dir(sysfs.PCIDevices).Names()
 	if err != nil {
 		return nil, err
@@ -125,32 +125,32 @@ func (s *scanner) scan() ([]function.Function, error) {
 	s.readUplinks(places)
 	s.readVDPAs()
 	s.readRoutes()
-	before := s.memories
-	s.memories = make(map[function.ID]memory, len(before))
+	before := s.lastSeen
+	s.lastSeen = make(map[function.ID]lastSeen, len(before))
 	functions, err := s.addSubfunctions(s.pciFunctions(places.of, before), before)
 	if err != nil {
 		return nil, err
 	}
-	s.withdraw()
+	s.dropStale()
 	slices.SortFunc(functions, func(a, b function.Function) int {
 		return cmp.Or(cmp.Compare(a.ID.Address, b.ID.Address), cmp.Compare(a.Index, b.Index))
 	})
 	return functions, nil
 }
 
-func (s *scanner) complain(entry string, why reason, err error) {
-	s.complaints[complaint{entry, why}] = err
+func (s *scanner) report(entry string, why reason, err error) {
+	s.problems[problem{entry, why}] = err
 }
 
-// withdraw forgets complaints about what was only about to go away.
-func (s *scanner) withdraw() {
-	maps.DeleteFunc(s.complaints, func(c complaint, _ error) bool {
+// dropStale forgets problems about what was only about to go away.
+func (s *scanner) dropStale() {
+	maps.DeleteFunc(s.problems, func(c problem, _ error) bool {
 		return !s.sysfs.Dir(c.entry).Exists()
 	})
 }
 
-func (s *scanner) complainAbout(a pci.Address, why reason, err error) {
-	s.complain(filepath.Join(sysfs.PCIDevices, string(a)), why, err)
+func (s *scanner) reportDevice(a pci.Address, why reason, err error) {
+	s.report(filepath.Join(sysfs.PCIDevices, string(a)), why, err)
 }
 
 // readHardware brings known up to date. It leaves out what cannot be read.
@@ -159,42 +159,42 @@ func (s *scanner) readHardware(entries []string) {
 	for _, name := range entries {
 		address, err := pci.Parse(name)
 		if err != nil || string(address) != name {
-			s.complain(filepath.Join(sysfs.PCIDevices, name), reasonAddress, errors.New("is not a PCI address"))
+			s.report(filepath.Join(sysfs.PCIDevices, name), reasonAddress, errors.New("is not a PCI address"))
 			continue
 		}
-		now, err := s.incarnation(address)
+		now, err := s.instance(address)
 		if err != nil {
-			s.complainAbout(address, reasonDevice, err)
+			s.reportDevice(address, reasonDevice, err)
 			continue
 		}
 		h, ok := s.known[address]
-		if !ok || !h.lasting || h.incarnation != now {
+		if !ok || !h.lasting || h.instance != now {
 			if h, ok = s.readDevice(address); !ok {
 				continue
 			}
-			h.incarnation = now
+			h.instance = now
 		}
 		known[address] = h
 	}
 	s.known = known
 }
 
-func (s *scanner) incarnation(a pci.Address) (incarnation, error) {
-	return incarnationOf(s.sysfs.PCI(a))
+func (s *scanner) instance(a pci.Address) (instance, error) {
+	return instanceOf(s.sysfs.PCI(a))
 }
 
-// auxiliaryIncarnation is that of an SF's auxiliary device; the zero value, which is none's, if it just went.
-func (s *scanner) auxiliaryIncarnation(dir sysfs.Dir) incarnation {
-	now, _ := incarnationOf(dir)
+// auxiliaryInstance is that of an SF's auxiliary device; the zero value, which is none's, if it just went.
+func (s *scanner) auxiliaryInstance(dir sysfs.Dir) instance {
+	now, _ := instanceOf(dir)
 	return now
 }
 
-func incarnationOf(path sysfs.Dir) (incarnation, error) {
+func instanceOf(path sysfs.Dir) (instance, error) {
 	var stat syscall.Stat_t
 	if err := syscall.Lstat(string(path), &stat); err != nil {
-		return incarnation{}, fmt.Errorf("stat: %w", err)
+		return instance{}, fmt.Errorf("stat: %w", err)
 	}
-	return incarnation{stat.Ino, stat.Ctim}, nil
+	return instance{stat.Ino, stat.Ctim}, nil
 }
 
 // readDevice reads what need be known of a device; ok is false where it has to be skipped.
@@ -205,7 +205,7 @@ func (s *scanner) readDevice(a pci.Address) (h hardware, ok bool) {
 		h.class, err = parseClass(class)
 	}
 	if err != nil {
-		s.complainAbout(a, reasonClass, err)
+		s.reportDevice(a, reasonClass, err)
 		return h, false
 	}
 	if h.class == "" {
@@ -218,13 +218,13 @@ func (s *scanner) readDevice(a pci.Address) (h hardware, ok bool) {
 			*id, err = parseID(text)
 		}
 		if err != nil {
-			s.complainAbout(a, reasonID, fmt.Errorf("%s: %w", name, err))
+			s.reportDevice(a, reasonID, fmt.Errorf("%s: %w", name, err))
 			return h, false
 		}
 	}
 	var numaErr error
 	if h.numaNode, numaErr = numaNode(dir); numaErr != nil {
-		s.complainAbout(a, reasonNUMANode, numaErr)
+		s.reportDevice(a, reasonNUMANode, numaErr)
 	}
 	if link, err := dir.Target(); err == nil {
 		h.root = parseRoot(link)
@@ -235,7 +235,7 @@ func (s *scanner) readDevice(a pci.Address) (h hardware, ok bool) {
 		h.physfn, err = pci.Parse(pf)
 	}
 	if err != nil {
-		s.complainAbout(a, reasonPhysfn, err)
+		s.reportDevice(a, reasonPhysfn, err)
 		return h, false
 	}
 	h.sriov = dir.Has("sriov_totalvfs")
@@ -259,7 +259,7 @@ func numaNode(device sysfs.Dir) (int, error) {
 // readUplinks looks at PFs and their netdevs. While a netdev is away, in a pod for instance, what was seen last still
 // counts; a link that was never seen counts as up, because only a link that is known to be down is a reason not to use
 // a VF.
-func (s *scanner) readUplinks(places places) {
+func (s *scanner) readUplinks(places vfPlaces) {
 	uplinks := map[pci.Address]uplink{}
 	for address, h := range s.known {
 		if h.class == "" || h.physfn != "" {
@@ -270,19 +270,19 @@ func (s *scanner) readUplinks(places places) {
 			u.up = true
 		}
 		u.numVFs = places.count[address]
-		uplinks[address] = s.readUplink(address, h.incarnation, u)
+		uplinks[address] = s.readUplink(address, h.instance, u)
 	}
 	s.uplinks = uplinks
 }
 
-func (s *scanner) readUplink(pf pci.Address, now incarnation, u uplink) uplink {
+func (s *scanner) readUplink(pf pci.Address, now instance, u uplink) uplink {
 	device := s.sysfs.PCI(pf)
 	var err error
 	if u.driver, err = device.Link("driver"); err != nil {
-		s.complainAbout(pf, reasonDriver, err)
+		s.reportDevice(pf, reasonDriver, err)
 	}
 	if u.netdev, _, err = netdev(device); err != nil {
-		s.complainAbout(pf, reasonNetdev, err)
+		s.reportDevice(pf, reasonNetdev, err)
 	}
 	if u.netdev != "" {
 		u = s.readUplinkNetdev(pf, u)
@@ -297,7 +297,7 @@ func (s *scanner) readUplinkNetdev(pf pci.Address, u uplink) uplink {
 	case err == nil:
 		u.up = up
 	case !errors.Is(err, fs.ErrNotExist):
-		s.complainAbout(pf, reasonCarrier, err)
+		s.reportDevice(pf, reasonCarrier, err)
 	}
 	if u.linkType == "" || u.name != u.netdev {
 		u.linkType = s.linkType(device, u.netdev)
@@ -307,7 +307,7 @@ func (s *scanner) readUplinkNetdev(pf pci.Address, u uplink) uplink {
 }
 
 // pciFunctions puts PFs and VFs together.
-func (s *scanner) pciFunctions(places map[pci.Address]place, before map[function.ID]memory) []function.Function {
+func (s *scanner) pciFunctions(places map[pci.Address]vfPlace, before map[function.ID]lastSeen) []function.Function {
 	functions := make([]function.Function, 0, len(s.known))
 	for address, h := range s.known {
 		if h.class == "" {
@@ -325,34 +325,34 @@ func (s *scanner) pciFunctions(places map[pci.Address]place, before map[function
 		if isVF {
 			f.Kind, f.PF, f.Index = function.VF, at.pf, at.index
 		}
-		functions = append(functions, s.complete(f, s.sysfs.PCI(address), before[f.ID].of(h.incarnation)))
+		functions = append(functions, s.complete(f, s.sysfs.PCI(address), before[f.ID].of(h.instance)))
 	}
 	return functions
 }
 
 func (s *scanner) complainAboutVF(vf, pf pci.Address) {
 	if _, ok := s.known[pf]; !ok {
-		s.complainAbout(vf, reasonPhysfn, fmt.Errorf("PF %s is not there", pf))
+		s.reportDevice(vf, reasonPhysfn, fmt.Errorf("PF %s is not there", pf))
 		return
 	}
-	s.complainAbout(vf, reasonVirtfn, fmt.Errorf("PF %s has no virtfn link to it", pf))
+	s.reportDevice(vf, reasonVirtfn, fmt.Errorf("PF %s has no virtfn link to it", pf))
 }
 
 // place is where a VF belongs.
-type place struct {
+type vfPlace struct {
 	pf    pci.Address
 	index int
 }
 
 // places is where all VFs belong.
-type places struct {
-	of    map[pci.Address]place
+type vfPlaces struct {
+	of    map[pci.Address]vfPlace
 	count map[pci.Address]int // of VFs, by PF
 }
 
 // places finds the PF and the index of each VF, with one look into the directory of each PF.
-func (s *scanner) places() places {
-	found := places{make(map[pci.Address]place, len(s.known)), map[pci.Address]int{}}
+func (s *scanner) places() vfPlaces {
+	found := vfPlaces{make(map[pci.Address]vfPlace, len(s.known)), map[pci.Address]int{}}
 	for pf, h := range s.known {
 		if h.class == "" || !h.sriov {
 			continue
@@ -360,7 +360,7 @@ func (s *scanner) places() places {
 		dir := s.sysfs.PCI(pf)
 		entries, _, err := dir.Names()
 		if err != nil {
-			s.complainAbout(pf, reasonDevice, err)
+			s.reportDevice(pf, reasonDevice, err)
 			continue
 		}
 		for _, name := range entries {
@@ -370,7 +370,7 @@ func (s *scanner) places() places {
 			}
 			vf, err := s.virtfnTarget(dir, name)
 			if err != nil {
-				s.complain(filepath.Join(sysfs.PCIDevices, string(pf), name), reasonVirtfn, err)
+				s.report(filepath.Join(sysfs.PCIDevices, string(pf), name), reasonVirtfn, err)
 				continue
 			}
 			found.count[pf]++
@@ -379,7 +379,7 @@ func (s *scanner) places() places {
 				continue // what is wrong is wrong with the VF
 			}
 			if other, taken := found.of[vf]; !taken || index < other.index {
-				found.of[vf] = place{pf, index}
+				found.of[vf] = vfPlace{pf, index}
 			}
 		}
 	}
@@ -409,8 +409,8 @@ func (s *scanner) entry(device sysfs.Dir) string {
 	return entry
 }
 
-func (s *scanner) addSubfunctions(functions []function.Function, before map[function.ID]memory) ([]function.Function, error) {
-	found, err := subfunctions(s.sysfs, s.complain)
+func (s *scanner) addSubfunctions(functions []function.Function, before map[function.ID]lastSeen) ([]function.Function, error) {
+	found, err := subfunctions(s.sysfs, s.report)
 	if err != nil {
 		return nil, err
 	}
@@ -419,19 +419,19 @@ func (s *scanner) addSubfunctions(functions []function.Function, before map[func
 		entry := s.entry(sf.dir)
 		parent, ok := s.known[sf.parent]
 		if !ok || parent.class != function.Network {
-			s.complain(entry, reasonParent, fmt.Errorf("PF %s is not there", sf.parent))
+			s.report(entry, reasonParent, fmt.Errorf("PF %s is not there", sf.parent))
 			continue
 		}
 		id := function.SubfunctionID(sf.parent, sf.sfnum)
 		if first, taken := seen[id]; taken {
-			s.complain(entry, reasonSFNum, fmt.Errorf("sfnum %d belongs to %s", sf.sfnum, first))
+			s.report(entry, reasonSFNum, fmt.Errorf("sfnum %d belongs to %s", sf.sfnum, first))
 			continue
 		}
 		seen[id] = entry
 		functions = append(functions, s.complete(function.Function{
 			ID: id, Kind: function.SF, Class: function.Network, PF: sf.parent, Index: int(sf.sfnum), Vendor: parent.vendor, Device: parent.device,
 			NUMANode: parent.numaNode, PCIeRoot: parent.root, AuxDevice: sf.name,
-		}, sf.dir, before[id].of(s.auxiliaryIncarnation(sf.dir))))
+		}, sf.dir, before[id].of(s.auxiliaryInstance(sf.dir))))
 	}
 	return functions, nil
 }

@@ -125,40 +125,40 @@ const (
 func TestScan(t *testing.T) {
 	healthy := []function.Function{wantPF(), wantVF(0, "ens3f0v0"), wantVF(1, "")}
 	for name, tt := range map[string]struct {
-		change     sysfsTree
-		remove     []string
-		want       []function.Function
-		complaints []complaint
+		change   sysfsTree
+		remove   []string
+		want     []function.Function
+		problems []problem
 	}{
 		"healthy": {want: healthy},
 		"no such class": {
 			change: sysfsTree{inTree + "0000:3b:01.0/class": "ethernet"}, want: []function.Function{healthy[0], healthy[2]},
-			complaints: []complaint{{onBus + "0000:3b:01.0", reasonClass}},
+			problems: []problem{{onBus + "0000:3b:01.0", reasonClass}},
 		},
 		"class too long": {
 			change: sysfsTree{inTree + "0000:3a:1f.0/class": "0x02000000"}, want: healthy,
-			complaints: []complaint{{onBus + "0000:3a:1f.0", reasonClass}},
+			problems: []problem{{onBus + "0000:3a:1f.0", reasonClass}},
 		},
 		"garbage in class": {
 			change: sysfsTree{inTree + "0000:3a:1f.0/class": "\xff\xfe\x00"}, want: healthy,
-			complaints: []complaint{{onBus + "0000:3a:1f.0", reasonClass}},
+			problems: []problem{{onBus + "0000:3a:1f.0", reasonClass}},
 		},
 		"endless class": {
 			change: sysfsTree{inTree + "0000:3a:1f.0/class": "0x02" + strings.Repeat("0", 1<<20)}, want: healthy,
-			complaints: []complaint{{onBus + "0000:3a:1f.0", reasonClass}},
+			problems: []problem{{onBus + "0000:3a:1f.0", reasonClass}},
 		},
 		"class is a directory": {
 			change: sysfsTree{inTree + "0000:3a:1f.0/class/": ""}, remove: []string{inTree + "0000:3a:1f.0/class"}, want: healthy,
-			complaints: []complaint{{onBus + "0000:3a:1f.0", reasonClass}},
+			problems: []problem{{onBus + "0000:3a:1f.0", reasonClass}},
 		},
 		"no vendor": {
 			remove: []string{inTree + "0000:3b:01.1/vendor"}, want: healthy[:2],
-			complaints: []complaint{{onBus + "0000:3b:01.1", reasonID}},
+			problems: []problem{{onBus + "0000:3b:01.1", reasonID}},
 		},
 		"unreadable numa_node": {
-			change:     sysfsTree{inTree + "0000:3b:01.0/numa_node": "north"},
-			want:       []function.Function{healthy[0], changed(healthy[1], func(f *function.Function) { f.NUMANode = -1 }), healthy[2]},
-			complaints: []complaint{{onBus + "0000:3b:01.0", reasonNUMANode}},
+			change:   sysfsTree{inTree + "0000:3b:01.0/numa_node": "north"},
+			want:     []function.Function{healthy[0], changed(healthy[1], func(f *function.Function) { f.NUMANode = -1 }), healthy[2]},
+			problems: []problem{{onBus + "0000:3b:01.0", reasonNUMANode}},
 		},
 		"kernel without NUMA": {
 			remove: []string{inTree + "0000:3b:01.0/numa_node"},
@@ -170,29 +170,29 @@ func TestScan(t *testing.T) {
 		},
 		"physfn of a PF that is not there": {
 			change: sysfsTree{inTree + "0000:3b:01.0/physfn": "-> ../0000:3c:00.0"}, want: []function.Function{healthy[0], healthy[2]},
-			complaints: []complaint{{onBus + "0000:3b:01.0", reasonPhysfn}},
+			problems: []problem{{onBus + "0000:3b:01.0", reasonPhysfn}},
 		},
 		"physfn to garbage": {
 			change: sysfsTree{inTree + "0000:3b:01.0/physfn": "-> ../\xff"}, want: []function.Function{healthy[0], healthy[2]},
-			complaints: []complaint{{onBus + "0000:3b:01.0", reasonPhysfn}},
+			problems: []problem{{onBus + "0000:3b:01.0", reasonPhysfn}},
 		},
 		"physfn is a file": {
 			change: sysfsTree{inTree + "0000:3b:01.0/physfn": "0000:3b:00.0"}, want: []function.Function{healthy[0], healthy[2]},
-			complaints: []complaint{{onBus + "0000:3b:01.0", reasonPhysfn}},
+			problems: []problem{{onBus + "0000:3b:01.0", reasonPhysfn}},
 		},
 		"the PF does not know the VF": {
-			remove:     []string{inTree + "0000:3b:00.0/virtfn0"},
-			want:       []function.Function{changed(healthy[0], func(f *function.Function) { f.NumVFs = 1 }), healthy[2]},
-			complaints: []complaint{{onBus + "0000:3b:01.0", reasonVirtfn}},
+			remove:   []string{inTree + "0000:3b:00.0/virtfn0"},
+			want:     []function.Function{changed(healthy[0], func(f *function.Function) { f.NumVFs = 1 }), healthy[2]},
+			problems: []problem{{onBus + "0000:3b:01.0", reasonVirtfn}},
 		},
 		"the VF does not know its PF yet": {remove: []string{inTree + "0000:3b:01.0/physfn"}, want: healthy},
 		"virtfn to garbage": {
 			change: sysfsTree{inTree + "0000:3b:00.0/virtfn7": "-> ../nothing"}, want: healthy,
-			complaints: []complaint{{onBus + "0000:3b:00.0/virtfn7", reasonVirtfn}},
+			problems: []problem{{onBus + "0000:3b:00.0/virtfn7", reasonVirtfn}},
 		},
 		"virtfn is a file": {
 			change: sysfsTree{inTree + "0000:3b:00.0/virtfn7": "0000:3b:01.0"}, want: healthy,
-			complaints: []complaint{{onBus + "0000:3b:00.0/virtfn7", reasonVirtfn}},
+			problems: []problem{{onBus + "0000:3b:00.0/virtfn7", reasonVirtfn}},
 		},
 		"names that only look like virtfn": {
 			change: sysfsTree{
@@ -204,11 +204,11 @@ func TestScan(t *testing.T) {
 		},
 		"entry of the bus that is no address": {
 			change: sysfsTree{onBus + "3b:02.1": "-> nowhere"}, want: healthy,
-			complaints: []complaint{{onBus + "3b:02.1", reasonAddress}},
+			problems: []problem{{onBus + "3b:02.1", reasonAddress}},
 		},
 		"entry of the bus that leads nowhere": {
 			change: sysfsTree{onBus + "0000:3d:00.0": "-> nowhere"}, want: healthy,
-			complaints: []complaint{{onBus + "0000:3d:00.0", reasonClass}},
+			problems: []problem{{onBus + "0000:3d:00.0", reasonClass}},
 		},
 		"PF without cable": {
 			change: sysfsTree{inTree + "0000:3b:00.0/net/ens3f0/carrier": "0"},
@@ -298,7 +298,7 @@ func TestScan(t *testing.T) {
 				"bus/auxiliary/devices/mlx5_core.sf.6":                 "no link",
 			},
 			want: healthy,
-			complaints: []complaint{
+			problems: []problem{
 				{"bus/auxiliary/devices/mlx5_core.sf.3", reasonSFNum}, {"bus/auxiliary/devices/mlx5_core.sf.4", reasonParent},
 				{"bus/auxiliary/devices/mlx5_core.sf.5", reasonParent}, {"bus/auxiliary/devices/mlx5_core.sf.6", reasonParent},
 			},
@@ -320,9 +320,9 @@ func TestScan(t *testing.T) {
 				if diff := gocmp.Diff(tt.want, got); diff != "" {
 					t.Errorf("Functions (-want +got):\n%s", diff)
 				}
-				complaints := slices.SortedFunc(maps.Keys(s.complaints), func(a, b complaint) int { return cmp.Compare(a.entry, b.entry) })
-				if diff := gocmp.Diff(tt.complaints, complaints, gocmp.AllowUnexported(complaint{})); diff != "" {
-					t.Errorf("complaints (-want +got):\n%s\n%v", diff, s.complaints)
+				problems := slices.SortedFunc(maps.Keys(s.problems), func(a, b problem) int { return cmp.Compare(a.entry, b.entry) })
+				if diff := gocmp.Diff(tt.problems, problems, gocmp.AllowUnexported(problem{})); diff != "" {
+					t.Errorf("problems (-want +got):\n%s\n%v", diff, s.problems)
 				}
 			}
 		})

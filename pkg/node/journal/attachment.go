@@ -15,7 +15,7 @@ import (
 type State string
 
 const (
-	// Reserved: the Function belongs to its owner, and nothing is touched but what Outfit says.
+	// Reserved: the Function belongs to its owner, and nothing is touched but what Setup says.
 	Reserved State = "Reserved"
 	// Attaching: what the netdev was is written down, and any part of the way to the pod may be done.
 	Attaching State = "Attaching"
@@ -54,9 +54,9 @@ type Attachment struct {
 	// CNI is the request that wants, or has, the Function attached; nil where NRI does that.
 	CNI *CNI `json:"cni,omitempty"`
 
-	// Outfit is what is done to the Function itself so that its owner can use it, and undone when it is released; nil
+	// Setup is what is done to the Function itself so that its owner can use it, and undone when it is released; nil
 	// where nothing is. It is written down before anything is done.
-	Outfit *Outfit `json:"outfit,omitempty"`
+	Setup *Setup `json:"setup,omitempty"`
 
 	// Interface is what the pod wants.
 	Interface function.Interface `json:"interface"`
@@ -109,8 +109,8 @@ type Ended struct {
 	StoppedAt  time.Time `json:"stoppedAt"`
 }
 
-// Outfit is how a Function is made usable for its owner.
-type Outfit struct {
+// Setup is how a Function is made usable for its owner.
+type Setup struct {
 	// SF says that the Function is an SF that exists for its owner only: it is made for it and deleted afterwards. MAC is
 	// the one it is made with.
 	SF  bool         `json:"sf,omitempty"`
@@ -217,7 +217,7 @@ func (a Attachment) Untouched() Attachment {
 	}
 	return Attachment{
 		Function: a.Function, PF: a.PF, PFName: a.PFName, VFIndex: a.VFIndex,
-		Claim: a.Claim, Pod: a.Pod, Resource: a.Resource, Port: a.Port, CNI: a.CNI, Outfit: a.Outfit, Interface: a.Interface, AnyName: a.AnyName,
+		Claim: a.Claim, Pod: a.Pod, Resource: a.Resource, Port: a.Port, CNI: a.CNI, Setup: a.Setup, Interface: a.Interface, AnyName: a.AnyName,
 		State: Reserved, ReservedAt: a.ReservedAt, Ended: ended,
 	}
 }

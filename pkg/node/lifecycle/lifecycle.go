@@ -61,16 +61,16 @@ type NetdevFinder interface {
 	Netdev(function.ID) (string, error)
 }
 
-// Outfitter makes reserved Functions usable for their owners: it makes SFs and binds drivers.
-type Outfitter interface {
+// Setup makes reserved Functions usable for their owners: it makes SFs and binds drivers.
+type Setup interface {
 	// Plan says what is to be done for a reservation, nil for nothing, and what will undo it. It changes nothing. What
-	// the owner wishes is in want.Outfit: SF, MAC and Driver.
-	Plan(ctx context.Context, want journal.Attachment) (*journal.Outfit, error)
-	// FitOut does what the attachment's Outfit says. It may have been done already, wholly or in part.
-	FitOut(ctx context.Context, a journal.Attachment) error
-	// Undo undoes what the attachment's Outfit says, as far as it was done. The netdev, if there is one, is back on the
+	// the owner wishes is in want.Setup: SF, MAC and Driver.
+	Plan(ctx context.Context, want journal.Attachment) (*journal.Setup, error)
+	// SetUp does what the attachment's Setup says. It may have been done already, wholly or in part.
+	SetUp(ctx context.Context, a journal.Attachment) error
+	// TearDown undoes what the attachment's Setup says, as far as it was done. The netdev, if there is one, is back on the
 	// host. What exists no more needs no undoing.
-	Undo(ctx context.Context, a journal.Attachment) error
+	TearDown(ctx context.Context, a journal.Attachment) error
 }
 
 // Queue runs the post-delete hooks of Functions whose netdev is back.
@@ -135,8 +135,8 @@ type Announcer interface {
 type Options struct {
 	// BootID is the boot's, from /proc/sys/kernel/random/boot_id.
 	BootID string
-	// Outfits, where set, makes Functions usable for their owners; otherwise those are refused that want it.
-	Outfits Outfitter
+	// Setup, where set, makes Functions usable for their owners; otherwise those are refused that want it.
+	Setup Setup
 	// Hooks, where set, get every Function that was released, before it is free.
 	Hooks Queue
 	// Kubelet, where set, is asked which pods have which Functions. Without it no pod is known to have any.

@@ -101,7 +101,7 @@ func (m *Manager) netdevGone(a journal.Attachment) (bool, error) {
 	gone := errors.Is(err, fs.ErrNotExist)
 	if a.Interface.Userspace {
 		// A driver that makes netdevs is not the one that was bound for the pod.
-		gone = gone || err == nil && a.Outfit != nil && a.Outfit.Driver != ""
+		gone = gone || err == nil && a.Setup != nil && a.Setup.Driver != ""
 	} else {
 		gone = gone || name != "" || errors.Is(err, inventory.ErrNoNetdev)
 	}
@@ -185,7 +185,7 @@ func (m *Manager) lose(ctx context.Context, a journal.Attachment) error {
 // reattach makes the netdev in the sandbox what it was there before it was lost. What is given back one day is what the
 // netdev was before the pod, and not what the device is after its reset. The caller has the Function's lock.
 func (m *Manager) reattach(ctx context.Context, a journal.Attachment) error {
-	if err := m.fitOut(ctx, a); err != nil {
+	if err := m.setUp(ctx, a); err != nil {
 		return err
 	}
 	wanted := a
@@ -228,4 +228,4 @@ func asObserved(want function.Interface, observed netdev.Observed) function.Inte
 }
 
 // ownSF says whether the Function is an SF that exists for its owner only.
-func ownSF(a journal.Attachment) bool { return a.Outfit != nil && a.Outfit.SF }
+func ownSF(a journal.Attachment) bool { return a.Setup != nil && a.Setup.SF }

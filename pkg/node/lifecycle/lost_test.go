@@ -281,7 +281,7 @@ func TestProgramLosesDevice(t *testing.T) {
 			// The driver was bound when the Function was reserved.
 			record := claimed(0)
 			record.Interface = function.Interface{Name: "net0", Userspace: true}
-			record.Outfit = &journal.Outfit{Driver: "vfio-pci"}
+			record.Setup = &journal.Setup{Driver: "vfio-pci"}
 			pod := netns.New(t)
 			_, place, err := a.engine.Plan(t.Context(), netdev.Device{}, pod.Path(), record.Interface)
 			must(t, err)
@@ -340,11 +340,11 @@ type maker struct {
 	made int
 }
 
-func (m *maker) Plan(_ context.Context, want journal.Attachment) (*journal.Outfit, error) {
-	return want.Outfit, nil
+func (m *maker) Plan(_ context.Context, want journal.Attachment) (*journal.Setup, error) {
+	return want.Setup, nil
 }
 
-func (m *maker) FitOut(context.Context, journal.Attachment) error {
+func (m *maker) SetUp(context.Context, journal.Attachment) error {
 	m.mutex.Lock()
 	there := m.peer != 0
 	m.mutex.Unlock()
@@ -355,18 +355,18 @@ func (m *maker) FitOut(context.Context, journal.Attachment) error {
 	return nil
 }
 
-func (m *maker) Undo(context.Context, journal.Attachment) error { return nil }
+func (m *maker) TearDown(context.Context, journal.Attachment) error { return nil }
 
 // TestSFIsMadeAgain: an SF that was made for its owner is not there by itself when the card is back.
 func TestSFIsMadeAgain(t *testing.T) {
 	var sfs *maker
 	s, a, manager := runningWith(t, func(s *slot, o *lifecycle.Options) {
 		sfs = &maker{slot: s}
-		o.Outfits = sfs
+		o.Setup = sfs
 	})
 	pod := netns.New(t)
 	want := claimed(0)
-	want.Outfit = &journal.Outfit{SF: true}
+	want.Setup = &journal.Setup{SF: true}
 	start(t, manager, want, pod)
 	was := inPod(t, pod, "net0")
 	s.mutex.Lock()

@@ -156,8 +156,8 @@ func (m *Manager) finish(ctx context.Context, a journal.Attachment) error {
 		log.Info("Function detached", "sandbox", a.Sandbox)
 		return nil
 	}
-	if a.Outfit != nil {
-		if err := m.options.Outfits.Undo(ctx, a); err != nil {
+	if a.Setup != nil {
+		if err := m.options.Setup.TearDown(ctx, a); err != nil {
 			return err
 		}
 	}

@@ -240,13 +240,13 @@ func TestOwnSF(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			j, engine := openJournal(t), &returning{notes: []string{"name ens3f0s88 is taken by another netdev"}}
-			a := outfitted(journal.Attached)
-			a.Outfit = &journal.Outfit{SF: true}
+			a := withSetup(journal.Attached)
+			a.Setup = &journal.Setup{SF: true}
 			must(t, j.Put(a))
 			var logged []string
 			log := funcr.New(func(_, line string) { logged = append(logged, line) }, funcr.Options{Verbosity: 1})
 			r := lifecycle.New(j, engine, netdevs{a.Function.Address: test.netdev},
-				lifecycle.Options{BootID: "boot-1", Outfits: orderedOutfits{&order{}}}, log)
+				lifecycle.Options{BootID: "boot-1", Setup: orderedSetup{&order{}}}, log)
 			must(t, r.Unprepare(t.Context(), "claim-1"))
 			if _, exists := j.Get(a.Function); exists || engine.looks != test.looks {
 				t.Errorf("there is a record: %v; %d looks, want %d", exists, engine.looks, test.looks)

@@ -11,10 +11,10 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// Reserve records durably whom the Function belongs to and what its interface shall be, and then has it fitted out for
+// Reserve records durably whom the Function belongs to and what its interface shall be, and then has it set up for
 // its owner; nothing else is touched. What is in the way is settled first, see [Manager.Settle]. The state and what
 // belongs to it are set here. Reserving again for the same owner changes nothing once the Function is being attached;
-// before, what the interface shall be is replaced. A reservation whose fitting out failed stays, and is continued when it
+// before, what the interface shall be is replaced. A reservation whose setting up failed stays, and is continued when it
 // is made again.
 //
 // The owner is the CNI request, or else the claim, or else whomever the kubelet allocates the Function to: a reservation
@@ -44,7 +44,7 @@ func (m *Manager) reserve(ctx context.Context, want journal.Attachment) error {
 	}
 }
 
-// take writes the reservation down, if the record is still the one that was settled, and has the Function fitted out.
+// take writes the reservation down, if the record is still the one that was settled, and has the Function set up.
 func (m *Manager) take(ctx context.Context, settled Settled, want journal.Attachment) (done bool, err error) {
 	unlock, err := m.journal.Lock(ctx, want.Function)
 	if err != nil {
@@ -58,7 +58,7 @@ func (m *Manager) take(ctx context.Context, settled Settled, want journal.Attach
 	if want, err = m.record(ctx, have, exists, want); err != nil {
 		return false, err
 	}
-	return true, m.fitOut(ctx, want)
+	return true, m.setUp(ctx, want)
 }
 
 // record writes the reservation down, where the one there is does not say as much already, and returns it.
@@ -74,7 +74,7 @@ func (m *Manager) record(
 			want.Port = have.Port // the xPU may serve it already; only a release takes it away
 		}
 	}
-	if want.Outfit, err = m.outfit(ctx, have, want); err != nil {
+	if want.Setup, err = m.planSetup(ctx, have, want); err != nil {
 		return want, err
 	}
 	if reflect.DeepEqual(have, want) {
@@ -88,32 +88,32 @@ func (m *Manager) record(
 	return want, nil
 }
 
-// outfit is what is to be done for the owner. What was done already stays, as only a release undoes it.
-func (m *Manager) outfit(ctx context.Context, have, want journal.Attachment) (*journal.Outfit, error) {
+// planSetup is what is to be done for the owner. What was done already stays, as only a release undoes it.
+func (m *Manager) planSetup(ctx context.Context, have, want journal.Attachment) (*journal.Setup, error) {
 	switch {
-	case have.Outfit != nil:
-		return have.Outfit, nil
-	case want.Outfit == nil:
+	case have.Setup != nil:
+		return have.Setup, nil
+	case want.Setup == nil:
 		return nil, nil
-	case m.options.Outfits == nil:
-		return nil, errNoOutfits
+	case m.options.Setup == nil:
+		return nil, errNoSetup
 	}
-	return m.options.Outfits.Plan(ctx, want)
+	return m.options.Setup.Plan(ctx, want)
 }
 
-// fitOut does what the reservation's Outfit says, if it has one. The caller has the Function's lock.
-func (m *Manager) fitOut(ctx context.Context, reserved journal.Attachment) error {
-	if reserved.Outfit == nil {
+// setUp does what the reservation's Setup says, if it has one. The caller has the Function's lock.
+func (m *Manager) setUp(ctx context.Context, reserved journal.Attachment) error {
+	if reserved.Setup == nil {
 		return nil
 	}
-	if m.options.Outfits == nil {
-		return errNoOutfits
+	if m.options.Setup == nil {
+		return errNoSetup
 	}
-	return m.options.Outfits.FitOut(ctx, reserved)
+	return m.options.Setup.SetUp(ctx, reserved)
 }
 
-// errNoOutfits is returned for what only an [Outfitter] can do.
-var errNoOutfits = errors.New("cannot be fitted out: this agent makes no SFs and binds no drivers")
+// errNoSetup is returned for what only an [Setup] can do.
+var errNoSetup = errors.New("cannot be set up: this agent makes no SFs and binds no drivers")
 
 // validate checks the interface. The device plugin does not know its name.
 func validate(want journal.Attachment) error {

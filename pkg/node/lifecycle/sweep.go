@@ -13,16 +13,16 @@ import (
 )
 
 // Recover continues, at agent start and whenever it is called, what was interrupted or failed. What is attached to a
-// namespace that lives is left alone. Functions are not fitted out by it: see [Manager.FitOut].
+// namespace that lives is left alone. Functions are not set up by it: see [Manager.SetUp].
 func (m *Manager) Recover(ctx context.Context) error {
-	return m.resume(ctx, func(step Step) bool { return step != FitOut })
+	return m.resume(ctx, func(step Step) bool { return step != SetUp })
 }
 
-// FitOut has reserved Functions fitted out again: the agent may have ended in the middle, and a boot undoes SFs and
+// SetUp has reserved Functions set up again: the agent may have ended in the middle, and a boot undoes SFs and
 // drivers, while the kubelet, which remembers what it allocated, starts pods on them without asking again. One that fails
-// keeps no other from being fitted out. What is done already is not done again.
-func (m *Manager) FitOut(ctx context.Context) error {
-	return m.resume(ctx, func(step Step) bool { return step == FitOut })
+// keeps no other from being set up. What is done already is not done again.
+func (m *Manager) SetUp(ctx context.Context) error {
+	return m.resume(ctx, func(step Step) bool { return step == SetUp })
 }
 
 // resume takes the steps that are meant, for all Functions at once.
@@ -50,8 +50,8 @@ func (m *Manager) resumeOne(ctx context.Context, a journal.Attachment, means fun
 	switch {
 	case err != nil || !means(step):
 		return err
-	case step == FitOut:
-		return m.fitOut(ctx, a)
+	case step == SetUp:
+		return m.setUp(ctx, a)
 	}
 	return m.carryOut(ctx, a, step)
 }
@@ -78,7 +78,7 @@ func (m *Manager) Run(ctx context.Context, changes <-chan struct{}) error {
 			continue
 		case <-tick.C:
 		}
-		if err := errors.Join(m.Recover(ctx), m.FitOut(ctx)); err != nil && ctx.Err() == nil {
+		if err := errors.Join(m.Recover(ctx), m.SetUp(ctx)); err != nil && ctx.Err() == nil {
 			m.log.Error(err, "Functions are not what they should be yet; trying again", "after", m.options.SweepEvery.String())
 		}
 		m.sweep(ctx)

@@ -125,8 +125,8 @@ const (
 	Reattach Step = "reattach"
 	// Keep leaves everything as it is: it is what is asked for.
 	Keep Step = "keep"
-	// FitOut does again what the reservation says is done to the Function.
-	FitOut Step = "fit out"
+	// SetUp does again what the reservation says is done to the Function.
+	SetUp Step = "set up"
 	// BringBack takes the netdev back from its sandbox; the reservation stays.
 	BringBack Step = "bring back"
 	// EndRequest ends a CNI request: a claim's Function is brought back, every other is released.
@@ -261,7 +261,7 @@ var table = map[Event]map[Whose]row{
 	Resume: {
 		Nobodys: {Free: always(Ignore)},
 		Own: {
-			Reserved: always(FitOut), Attaching: always(BringBack), Detaching: always(BringBack),
+			Reserved: always(SetUp), Attaching: always(BringBack), Detaching: always(BringBack),
 			Attached: given(NamespaceGone, BringBack, Keep), Lost: given(NamespaceGone, BringBack, Keep),
 			Reattaching: always(Lose),
 			Releasing:   always(Release), Returned: always(Release),

@@ -18,7 +18,7 @@ func devicePool(name string, selectors ...v1alpha1.FunctionSelector) v1alpha1.De
 	return v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.DevicePoolSpec{Selectors: selectors}}
 }
 
-// card is a PF, "0000:3b:00.0", with eight VFs, the addresses of which end in .2 to .7, 01.0 and 01.1, and one SF.
+// xpuConnection is a PF, "0000:3b:00.0", with eight VFs, the addresses of which end in .2 to .7, 01.0 and 01.1, and one SF.
 func card() []function.Function {
 	const pf = pci.Address("0000:3b:00.0")
 	functions := []function.Function{

@@ -128,7 +128,7 @@ func FuzzParseConfig(f *testing.F) {
 			}
 		}
 		for _, xpu := range config.XPUs {
-			c, err := newCard(xpu, &Direct{config: config}, nil)
+			c, err := newXPUConnection(xpu, &Direct{config: config}, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -196,7 +196,7 @@ func (p *provisioning) step(ctx context.Context) progress {
 	if err != nil {
 		return refused(err)
 	}
-	want := p.crd.draft(p.request, xpu.Name)
+	want := p.crd.newPort(p.request, xpu.Name)
 	switch {
 	case own != nil && !own.DeletionTimestamp.IsZero():
 		return waiting("the Function's last XPUPort %s is not gone yet%s", p.key, why(own))
@@ -300,7 +300,7 @@ func (c *CRD) noXPU(pf pci.Address) error {
 		v1alpha1.ReasonNoXPU, c.options.Node, pf)
 }
 
-func (c *CRD) draft(r Request, xpu string) *v1alpha1.XPUPort {
+func (c *CRD) newPort(r Request, xpu string) *v1alpha1.XPUPort {
 	key := c.key(r.Function.ID)
 	return &v1alpha1.XPUPort{
 		ObjectMeta: metav1.ObjectMeta{

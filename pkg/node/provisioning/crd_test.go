@@ -62,7 +62,7 @@ func TestCRD(t *testing.T) {
 		declare(t, agent)
 		startController(t)
 		crd := newCRD(t, startAPI(t), records)
-		inBackground(t, "upkeep", crd.Run)
+		inBackground(t, "reconciler", crd.Run)
 		return crd
 	})
 }

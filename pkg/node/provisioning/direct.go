@@ -40,7 +40,7 @@ type DirectOptions struct {
 // down before Provision, and that it is to go before Deprovision. See [Provisioner].
 type Direct struct {
 	config    *Config
-	cards     []*card
+	cards     []*xpuConnection
 	functions keylock.Locks[function.ID]
 	journal   Journal
 	options   DirectOptions
@@ -55,7 +55,7 @@ func NewDirect(config *Config, journal Journal, options DirectOptions) (*Direct,
 	d := &Direct{config: config, journal: journal, options: options, log: options.Log}
 	metrics := newMetrics(options.Registry)
 	for _, xpu := range config.XPUs {
-		c, err := newCard(xpu, d, metrics)
+		c, err := newXPUConnection(xpu, d, metrics)
 		if err != nil {
 			return nil, err
 		}
@@ -135,7 +135,7 @@ func (d *Direct) Deprovision(ctx context.Context, f function.Function) error {
 	return nil
 }
 
-func (d *Direct) deprovision(ctx context.Context, c *card, f function.ID) error {
+func (d *Direct) deprovision(ctx context.Context, c *xpuConnection, f function.ID) error {
 	id, err := portID(f)
 	if err != nil {
 		return err
@@ -148,9 +148,9 @@ func (d *Direct) deprovision(ctx context.Context, c *card, f function.ID) error 
 	return c.until(ctx, func(ctx context.Context) error { return c.remove(ctx, id) })
 }
 
-// card is the one that has the PF: one that names it before one that takes every PF; nil if there is none.
-func (d *Direct) card(pf pci.Address) *card {
-	var every *card
+// xpuConnection is the one that has the PF: one that names it before one that takes every PF; nil if there is none.
+func (d *Direct) card(pf pci.Address) *xpuConnection {
+	var every *xpuConnection
 	for _, c := range d.cards {
 		if slices.Contains(c.xpu.PFs, pf) {
 			return c

@@ -61,8 +61,8 @@ const (
 )
 
 // Plan implements [Drivers].
-func (p *PCIDrivers) Plan(ctx context.Context, want journal.Attachment) (journal.Outfit, error) {
-	wish := *want.Outfit
+func (p *PCIDrivers) Plan(ctx context.Context, want journal.Attachment) (journal.Setup, error) {
+	wish := *want.Setup
 	f, known := p.Functions.Get(want.Function)
 	if !known {
 		return wish, errors.New("is gone from this node")
@@ -182,7 +182,7 @@ func (p *PCIDrivers) bind(ctx context.Context, d device, driver string) error {
 // Restore implements [Drivers]. A Function that is gone needs none; one that somebody gave yet another driver keeps
 // that.
 func (p *PCIDrivers) Restore(ctx context.Context, a journal.Attachment) error {
-	d, o := p.device(a.Function), a.Outfit
+	d, o := p.device(a.Function), a.Setup
 	if o.Own == o.Driver || !d.Exists() {
 		return nil
 	}
@@ -242,8 +242,8 @@ func (p *PCIDrivers) bindOwn(ctx context.Context, d device, own string) error {
 
 // restoreNetdev waits for the netdev that the driver makes, and makes it what it was.
 func (p *PCIDrivers) restoreNetdev(ctx context.Context, a journal.Attachment) error {
-	before := a.Outfit.Netdev
-	if before == nil || a.Outfit.BootID != p.BootID {
+	before := a.Setup.Netdev
+	if before == nil || a.Setup.BootID != p.BootID {
 		return nil
 	}
 	if err := p.await(ctx, a.Function, "a netdev", func(function.Function) bool {

@@ -131,7 +131,7 @@ func must(t *testing.T, err error) {
 
 func reservation() journal.Attachment {
 	return journal.Attachment{
-		Function: vf, PF: "0000:3b:00.0", VFIndex: 0, State: journal.Reserved, Outfit: &journal.Outfit{Driver: "vfio-pci"},
+		Function: vf, PF: "0000:3b:00.0", VFIndex: 0, State: journal.Reserved, Setup: &journal.Setup{Driver: "vfio-pci"},
 	}
 }
 
@@ -139,20 +139,20 @@ func TestPlan(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		change func(*host)
-		want   journal.Outfit
+		want   journal.Setup
 	}{
-		{"own driver", func(*host) {}, journal.Outfit{Own: "mlx5_core", Netdev: &netdev.Snapshot{Name: "eth5"}}},
-		{"no driver", func(h *host) { h.bind(""); must(t, os.RemoveAll(h.path(h.device("net")))) }, journal.Outfit{}},
-		{"the driver already", func(h *host) { h.bind("vfio-pci") }, journal.Outfit{Own: "vfio-pci"}},
+		{"own driver", func(*host) {}, journal.Setup{Own: "mlx5_core", Netdev: &netdev.Snapshot{Name: "eth5"}}},
+		{"no driver", func(h *host) { h.bind(""); must(t, os.RemoveAll(h.path(h.device("net")))) }, journal.Setup{}},
+		{"the driver already", func(h *host) { h.bind("vfio-pci") }, journal.Setup{Own: "vfio-pci"}},
 		{"no IOMMU, and nobody minds", func(h *host) {
 			must(t, os.Remove(h.path(h.device("iommu_group"))))
 			h.file("module/vfio/parameters/enable_unsafe_noiommu_mode", "Y\n")
-		}, journal.Outfit{Own: "mlx5_core", Netdev: &netdev.Snapshot{Name: "eth5"}}},
+		}, journal.Setup{Own: "mlx5_core", Netdev: &netdev.Snapshot{Name: "eth5"}}},
 		{"a bridge in the IOMMU group", func(h *host) {
 			h.link("bus/pci/drivers/pcieport", "kernel/iommu_groups/42/devices/0000:3a:00.0/driver")
-		}, journal.Outfit{Own: "mlx5_core", Netdev: &netdev.Snapshot{Name: "eth5"}}},
+		}, journal.Setup{Own: "mlx5_core", Netdev: &netdev.Snapshot{Name: "eth5"}}},
 		{"what was left by an agent that was killed", func(h *host) { h.file(h.device("driver_override"), "vfio-pci\n") },
-			journal.Outfit{Own: "mlx5_core", Netdev: &netdev.Snapshot{Name: "eth5"}}},
+			journal.Setup{Own: "mlx5_core", Netdev: &netdev.Snapshot{Name: "eth5"}}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			h := newHost(t)
@@ -161,7 +161,7 @@ func TestPlan(t *testing.T) {
 			must(t, err)
 			test.want.Driver, test.want.RDMA, test.want.BootID = "vfio-pci", true, "boot-1"
 			if diff := cmp.Diff(test.want, got); diff != "" {
-				t.Errorf("outfit (-want +got):\n%s", diff)
+				t.Errorf("setup (-want +got):\n%s", diff)
 			}
 			if len(h.steps) > 0 {
 				t.Errorf("it did %q", h.steps)
@@ -277,12 +277,12 @@ func TestBindUnknownToTheInventory(t *testing.T) {
 // TestRestore: from wherever Bind or an earlier Restore was interrupted.
 func TestRestore(t *testing.T) {
 	override, unbind, bind, back := "driver_override ", "unbind vfio-pci", "bind mlx5_core", "restore netdev eth5"
-	done := journal.Outfit{Driver: "vfio-pci", Own: "mlx5_core", Netdev: &netdev.Snapshot{Name: "eth5"}, BootID: "boot-1"}
-	of := func(change func(*journal.Outfit)) journal.Outfit { o := done; change(&o); return o }
+	done := journal.Setup{Driver: "vfio-pci", Own: "mlx5_core", Netdev: &netdev.Snapshot{Name: "eth5"}, BootID: "boot-1"}
+	of := func(change func(*journal.Setup)) journal.Setup { o := done; change(&o); return o }
 	for _, test := range []struct {
 		name             string
 		bound, overrides string
-		outfit           journal.Outfit
+		setup            journal.Setup
 		steps            []string
 		driver           string
 	}{
@@ -293,17 +293,17 @@ func TestRestore(t *testing.T) {
 		{"own driver, with override", "mlx5_core", "vfio-pci\n", done, []string{override, back}, "mlx5_core"},
 		{"own driver", "mlx5_core", "(null)\n", done, []string{back}, "mlx5_core"},
 		{"somebody's driver", "other", "(null)\n", done, nil, "other"},
-		{"nothing was done", "vfio-pci", "(null)\n", of(func(o *journal.Outfit) { o.Own, o.Netdev = "vfio-pci", nil }), nil, "vfio-pci"},
-		{"had no driver", "vfio-pci", "vfio-pci\n", of(func(o *journal.Outfit) { o.Own, o.Netdev = "", nil }), []string{override, unbind}, ""},
-		{"had no netdev", "vfio-pci", "vfio-pci\n", of(func(o *journal.Outfit) { o.Netdev = nil }), []string{override, unbind, bind}, "mlx5_core"},
-		{"after a boot", "mlx5_core", "(null)\n", of(func(o *journal.Outfit) { o.BootID = "boot-0" }), nil, "mlx5_core"},
+		{"nothing was done", "vfio-pci", "(null)\n", of(func(o *journal.Setup) { o.Own, o.Netdev = "vfio-pci", nil }), nil, "vfio-pci"},
+		{"had no driver", "vfio-pci", "vfio-pci\n", of(func(o *journal.Setup) { o.Own, o.Netdev = "", nil }), []string{override, unbind}, ""},
+		{"had no netdev", "vfio-pci", "vfio-pci\n", of(func(o *journal.Setup) { o.Netdev = nil }), []string{override, unbind, bind}, "mlx5_core"},
+		{"after a boot", "mlx5_core", "(null)\n", of(func(o *journal.Setup) { o.BootID = "boot-0" }), nil, "mlx5_core"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			h := newHost(t)
 			h.bind(test.bound)
 			h.file(h.device("driver_override"), test.overrides)
 			a := reservation()
-			a.Outfit = &test.outfit
+			a.Setup = &test.setup
 			must(t, h.drivers().Restore(t.Context(), a))
 			if diff := cmp.Diff(test.steps, h.steps); diff != "" {
 				t.Errorf("steps (-want +got):\n%s", diff)
@@ -326,7 +326,7 @@ func TestRestoreWhileInUse(t *testing.T) {
 		h.bind("vfio-pci")
 		h.file(h.device("enable"), "1\n")
 		a := reservation()
-		a.Outfit.Own = "mlx5_core"
+		a.Setup.Own = "mlx5_core"
 		p := h.drivers()
 		if err := p.Restore(t.Context(), a); err == nil || !strings.Contains(err.Error(), "IOMMU group 42: is still in use") {
 			t.Errorf("error %v", err)
@@ -343,7 +343,7 @@ func TestRestoreOfWhatIsGone(t *testing.T) {
 	h := newHost(t)
 	must(t, os.RemoveAll(h.path("bus/pci/devices/"+address)))
 	a := reservation()
-	a.Outfit.Own = "mlx5_core"
+	a.Setup.Own = "mlx5_core"
 	must(t, h.drivers().Restore(t.Context(), a))
 }
 
@@ -352,7 +352,7 @@ func TestRestoreWithoutTheModule(t *testing.T) {
 	h.bind("vfio-pci")
 	must(t, os.RemoveAll(h.path("bus/pci/drivers/mlx5_core")))
 	a := reservation()
-	a.Outfit.Own = "mlx5_core"
+	a.Setup.Own = "mlx5_core"
 	if err := h.drivers().Restore(t.Context(), a); err == nil || !strings.Contains(err.Error(), "load its module again") {
 		t.Errorf("error %v", err)
 	}
@@ -393,8 +393,8 @@ func TestBare(t *testing.T) {
 	h.bind("vfio-pci")
 	h.f.RDMA = false
 	a := reservation()
-	a.Outfit.Own, a.Outfit.RDMA = "mlx5_core", true
-	b := Bare{Functions: snapshots{h}, Journal: records{a}}
+	a.Setup.Own, a.Setup.RDMA = "mlx5_core", true
+	b := OwnDrivers{Functions: snapshots{h}, Journal: records{a}}
 	if got := b.Snapshot()[0]; got.Driver != "mlx5_core" || !got.RDMA {
 		t.Errorf("pools see driver %q, RDMA %v", got.Driver, got.RDMA)
 	}

@@ -22,45 +22,45 @@ type SFs interface {
 // Drivers binds kernel drivers to PCI Functions.
 type Drivers interface {
 	// Plan fills in what Bind will undo: the driver and the netdev that the Function has. It refuses what cannot work.
-	Plan(ctx context.Context, want journal.Attachment) (journal.Outfit, error)
+	Plan(ctx context.Context, want journal.Attachment) (journal.Setup, error)
 	// Bind returns once the driver is bound, and the inventory knows.
 	Bind(ctx context.Context, f function.ID, driver string) error
 	// Restore returns once the Function has its own driver again and its netdev is what it was.
 	Restore(ctx context.Context, a journal.Attachment) error
 }
 
-// Outfitter does what attachments say. It is what package lifecycle has Functions fitted out by.
-type Outfitter struct {
+// Setup does what attachments say. It is what package lifecycle has Functions set up by.
+type Runner struct {
 	SFs     SFs
 	Drivers Drivers
 }
 
 // Plan refuses what cannot be done, and says what will be undone.
-func (o *Outfitter) Plan(ctx context.Context, want journal.Attachment) (*journal.Outfit, error) {
+func (o *Runner) Plan(ctx context.Context, want journal.Attachment) (*journal.Setup, error) {
 	_, isSF := want.Function.SFNum()
 	switch {
-	case isSF && want.Outfit.Driver != "": // its address is that of its PF
+	case isSF && want.Setup.Driver != "": // its address is that of its PF
 		return nil, errors.New("an SF is no PCI device: no other driver can be bound to it")
-	case want.Outfit.Driver != "":
+	case want.Setup.Driver != "":
 		planned, err := o.Drivers.Plan(ctx, want)
 		return &planned, err
-	case want.Outfit.SF:
-		return want.Outfit, nil
+	case want.Setup.SF:
+		return want.Setup, nil
 	}
 	return nil, nil
 }
 
-// FitOut does what the attachment's Outfit says.
-func (o *Outfitter) FitOut(ctx context.Context, a journal.Attachment) error {
-	if a.Outfit.SF {
-		return o.SFs.Make(ctx, a.Function, a.Outfit.MAC)
+// SetUp does what the attachment's Setup says.
+func (o *Runner) SetUp(ctx context.Context, a journal.Attachment) error {
+	if a.Setup.SF {
+		return o.SFs.Make(ctx, a.Function, a.Setup.MAC)
 	}
-	return o.Drivers.Bind(ctx, a.Function, a.Outfit.Driver)
+	return o.Drivers.Bind(ctx, a.Function, a.Setup.Driver)
 }
 
-// Undo undoes it, as far as it was done.
-func (o *Outfitter) Undo(ctx context.Context, a journal.Attachment) error {
-	if a.Outfit.SF {
+// TearDown undoes it, as far as it was done.
+func (o *Runner) TearDown(ctx context.Context, a journal.Attachment) error {
+	if a.Setup.SF {
 		return o.SFs.Delete(ctx, a.Function)
 	}
 	return o.Drivers.Restore(ctx, a)

@@ -22,18 +22,18 @@ func TestWish(t *testing.T) {
 		spec   v1alpha1.DevicePoolSpec
 		f      function.ID
 		driver v1alpha1.FunctionDriver
-		want   *journal.Outfit
+		want   *journal.Setup
 	}{
 		{"a VF as it is", made, vf, "", nil},
-		{"the last SF that is made", made, sf, "", &journal.Outfit{SF: true, MAC: "02:00:00:00:00:01"}},
+		{"the last SF that is made", made, sf, "", &journal.Setup{SF: true, MAC: "02:00:00:00:00:01"}},
 		{"an SF beyond", made, function.SubfunctionID(sf.Address, 89), "", nil},
 		{"an SF before", made, function.SubfunctionID(sf.Address, 79), "", nil},
 		{"an SF of a pool that makes none", v1alpha1.DevicePoolSpec{}, sf, "", nil},
-		{"the pool's driver", v1alpha1.DevicePoolSpec{Driver: "vfio-pci"}, vf, "", &journal.Outfit{Driver: "vfio-pci"}},
-		{"the pod's driver", v1alpha1.DevicePoolSpec{}, vf, "vfio-pci", &journal.Outfit{Driver: "vfio-pci"}},
+		{"the pool's driver", v1alpha1.DevicePoolSpec{Driver: "vfio-pci"}, vf, "", &journal.Setup{Driver: "vfio-pci"}},
+		{"the pod's driver", v1alpha1.DevicePoolSpec{}, vf, "vfio-pci", &journal.Setup{Driver: "vfio-pci"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if diff := cmp.Diff(test.want, Wish(test.spec, test.f, test.driver, "02:00:00:00:00:01")); diff != "" {
+			if diff := cmp.Diff(test.want, Wanted(test.spec, test.f, test.driver, "02:00:00:00:00:01")); diff != "" {
 				t.Errorf("wish (-want +got):\n%s", diff)
 			}
 		})
@@ -46,32 +46,32 @@ type planned struct {
 	t *testing.T
 }
 
-func (p planned) Plan(_ context.Context, want journal.Attachment) (journal.Outfit, error) {
-	p.t.Errorf("driver %s is planned for %s", want.Outfit.Driver, want.Function)
-	return *want.Outfit, nil
+func (p planned) Plan(_ context.Context, want journal.Attachment) (journal.Setup, error) {
+	p.t.Errorf("driver %s is planned for %s", want.Setup.Driver, want.Function)
+	return *want.Setup, nil
 }
 
 // recorded plans whatever is asked for.
 type recorded struct{ Drivers }
 
-func (recorded) Plan(_ context.Context, want journal.Attachment) (journal.Outfit, error) {
-	return journal.Outfit{Driver: want.Outfit.Driver, Own: "mlx5_core"}, nil
+func (recorded) Plan(_ context.Context, want journal.Attachment) (journal.Setup, error) {
+	return journal.Setup{Driver: want.Setup.Driver, Own: "mlx5_core"}, nil
 }
 
 // TestOutfitPlan: a VF gets its driver, an SF is made.
 func TestOutfitPlan(t *testing.T) {
-	outfitter := Outfitter{Drivers: recorded{}}
+	runner := Runner{Drivers: recorded{}}
 	for _, test := range []struct {
 		id         function.ID
-		wish, want *journal.Outfit
+		wish, want *journal.Setup
 	}{
-		{vf, &journal.Outfit{Driver: "vfio-pci"}, &journal.Outfit{Driver: "vfio-pci", Own: "mlx5_core"}},
-		{sf, &journal.Outfit{SF: true}, &journal.Outfit{SF: true}},
-		{sf, &journal.Outfit{}, nil},
+		{vf, &journal.Setup{Driver: "vfio-pci"}, &journal.Setup{Driver: "vfio-pci", Own: "mlx5_core"}},
+		{sf, &journal.Setup{SF: true}, &journal.Setup{SF: true}},
+		{sf, &journal.Setup{}, nil},
 	} {
-		got, err := outfitter.Plan(t.Context(), journal.Attachment{Function: test.id, Outfit: test.wish})
+		got, err := runner.Plan(t.Context(), journal.Attachment{Function: test.id, Setup: test.wish})
 		if diff := cmp.Diff(test.want, got); diff != "" || err != nil {
-			t.Errorf("%s: %v; outfit (-want +got):\n%s", test.id, err, diff)
+			t.Errorf("%s: %v; setup (-want +got):\n%s", test.id, err, diff)
 		}
 	}
 }
@@ -79,9 +79,9 @@ func TestOutfitPlan(t *testing.T) {
 // TestNoDriverForSFs: the address of an SF is that of its PF, which would lose its driver.
 func TestNoDriverForSFs(t *testing.T) {
 	for _, isMade := range []bool{false, true} {
-		outfitter := Outfitter{Drivers: planned{t: t}}
-		_, err := outfitter.Plan(t.Context(), journal.Attachment{
-			Function: sf, Outfit: &journal.Outfit{SF: isMade, Driver: "vfio-pci"},
+		runner := Runner{Drivers: planned{t: t}}
+		_, err := runner.Plan(t.Context(), journal.Attachment{
+			Function: sf, Setup: &journal.Setup{SF: isMade, Driver: "vfio-pci"},
 		})
 		if err == nil || !strings.Contains(err.Error(), "an SF is no PCI device") {
 			t.Errorf("SF that is made %v: error %v, want one that says what an SF is", isMade, err)

@@ -75,9 +75,9 @@ func newDemand(t *testing.T, dir string, spec v1alpha1.DevicePoolSpec, trace fun
 		Log: log,
 	}
 	d.tracker = pool.NewTracker(d.inv, d, sfs, log)
-	outfits := &setup.Outfitter{SFs: sfs}
+	setups := &setup.Runner{SFs: sfs}
 	records := tracedJournal{d.journal, trace}
-	d.lifecycle = lifecycle.New(records, engine, d.inv, lifecycle.Options{BootID: "boot-1", Outfits: outfits}, log)
+	d.lifecycle = lifecycle.New(records, engine, d.inv, lifecycle.Options{BootID: "boot-1", Setup: setups}, log)
 	publisher := &dra.Publisher{
 		Node: "guest", Pools: d.tracker, Health: &health.Checker{}, Slices: d,
 		Metrics: dra.NewMetrics(prometheus.NewRegistry()), Log: log,
@@ -155,8 +155,8 @@ func (d *demand) reserve(id function.ID) error {
 	}
 	return d.lifecycle.Reserve(context.Background(), journal.Attachment{
 		Function: id, PF: f.PF, PFName: f.PFName, VFIndex: f.Index,
-		Claim:  journal.Claim{Namespace: "default", Name: "c", UID: "claim-1"},
-		Outfit: setup.Wish(d.spec, id, "", demandMAC),
+		Claim: journal.Claim{Namespace: "default", Name: "c", UID: "claim-1"},
+		Setup: setup.Wanted(d.spec, id, "", demandMAC),
 		Interface: function.Interface{
 			Name: "net1", MAC: demandMAC, Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.5/24")},
 		},

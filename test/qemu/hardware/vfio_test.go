@@ -90,8 +90,8 @@ func newClaimsOf(
 		SysRoot: "/sys", DevRoot: "/dev", ProcRoot: "/proc", BootID: bootID, Functions: c.inventory,
 		Changes: changed.Subscribe, Engine: c.engine, Trace: trace, Log: log,
 	}
-	outfits := &setup.Outfitter{Drivers: c.drivers}
-	c.lifecycle = lifecycle.New(c.journal, c.engine, c.inventory, lifecycle.Options{BootID: bootID, Outfits: outfits}, log)
+	setups := &setup.Runner{Drivers: c.drivers}
+	c.lifecycle = lifecycle.New(c.journal, c.engine, c.inventory, lifecycle.Options{BootID: bootID, Setup: setups}, log)
 	files, err := dra.NewCDI(filepath.Join(dir, "cdi"))
 	done(t, err)
 	c.driver = &dra.Driver{
@@ -321,7 +321,7 @@ func TestVFIO(t *testing.T) {
 		if paths := nodePaths(c.container(prepared.Devices[0].CDIDeviceIDs...)); len(paths) != 2 {
 			t.Errorf("device nodes %q", paths)
 		}
-		bare := setup.Bare{Functions: c.inventory, Journal: c.journal}
+		bare := setup.OwnDrivers{Functions: c.inventory, Journal: c.journal}
 		for _, f := range bare.Snapshot() {
 			if f.Kind == function.VF && f.Driver != "igbvf" {
 				t.Errorf("pools see driver %q of %s", f.Driver, f.ID)
@@ -476,7 +476,7 @@ func TestVFIOAfterBoot(t *testing.T) {
 
 	c := newClaimsOf(t, "boot-2", dir, v1alpha1.DevicePoolSpec{}, func(string) {})
 	done(t, c.lifecycle.Recover(t.Context()))
-	done(t, c.lifecycle.FitOut(t.Context()))
+	done(t, c.lifecycle.SetUp(t.Context()))
 	if got := card.Link(vf, "driver"); got != "vfio-pci" {
 		t.Errorf("for its owner the driver is %q", got)
 	}

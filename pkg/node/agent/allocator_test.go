@@ -19,22 +19,22 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
 )
 
-// workshop fits out Functions, and is the inventory that then has them.
+// workshop sets up Functions, and is the inventory that then has them.
 type workshop struct {
-	makes map[function.ID]*journal.Outfit
+	makes map[function.ID]*journal.Setup
 	err   error
 }
 
-func (w *workshop) Plan(_ context.Context, want journal.Attachment) (*journal.Outfit, error) {
-	return want.Outfit, nil
+func (w *workshop) Plan(_ context.Context, want journal.Attachment) (*journal.Setup, error) {
+	return want.Setup, nil
 }
 
-func (w *workshop) FitOut(_ context.Context, a journal.Attachment) error {
-	w.makes[a.Function] = a.Outfit
+func (w *workshop) SetUp(_ context.Context, a journal.Attachment) error {
+	w.makes[a.Function] = a.Setup
 	return w.err
 }
 
-func (w *workshop) Undo(_ context.Context, a journal.Attachment) error {
+func (w *workshop) TearDown(_ context.Context, a journal.Attachment) error {
 	delete(w.makes, a.Function)
 	return nil
 }
@@ -45,18 +45,18 @@ func (w *workshop) Get(id function.ID) (function.Function, bool) {
 }
 
 // newAllocations is about a pool that has SFs made.
-func newAllocations(t *testing.T) (*allocations, *journal.Journal, *workshop, pool.Pool) {
+func newAllocations(t *testing.T) (*podAllocator, *journal.Journal, *workshop, pool.Pool) {
 	t.Helper()
 	records, err := journal.Open(filepath.Join(t.TempDir(), "journal.db"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { records.Close() })
-	w, log := &workshop{makes: map[function.ID]*journal.Outfit{}}, testr.New(t)
+	w, log := &workshop{makes: map[function.ID]*journal.Setup{}}, testr.New(t)
 	pf := function.Function{ID: function.ID{Address: "0000:3b:00.0"}, PFName: "ens3f0"}
-	return &allocations{
+	return &podAllocator{
 			node: "node1", functions: w, log: log,
-			lifecycle: lifecycle.New(records, nil, nil, lifecycle.Options{Outfits: w}, log),
+			lifecycle: lifecycle.New(records, nil, nil, lifecycle.Options{Setup: w}, log),
 		}, records, w, pool.Pool{
 			Name: "fast", Functions: []function.Function{function.PotentialSF(pf, 1)},
 			Spec: v1alpha1.DevicePoolSpec{
@@ -74,7 +74,7 @@ func TestAllocateMakesSF(t *testing.T) {
 	if err != nil || got.Potential || got.Netdev != "eth7" {
 		t.Fatalf("Reserve = %+v, %v, want the SF as it is once it is made", got, err)
 	}
-	want := &journal.Outfit{SF: true, MAC: provisioning.MAC("node1", f.ID)}
+	want := &journal.Setup{SF: true, MAC: provisioning.MAC("node1", f.ID)}
 	if diff := cmp.Diff(want, w.makes[f.ID]); diff != "" {
 		t.Errorf("made: -want +got\n%s", diff)
 	}
@@ -113,14 +113,14 @@ func TestAllocateAfterThePoolChanged(t *testing.T) {
 		t.Fatal(err)
 	}
 	if w.makes[f.ID].Driver != "vfio-pci" {
-		t.Fatalf("fitted out with %+v, want vfio-pci", w.makes[f.ID])
+		t.Fatalf("set up with %+v, want vfio-pci", w.makes[f.ID])
 	}
 	p.Spec.Driver = ""
 	if _, err := a.Reserve(t.Context(), f, p); err != nil {
 		t.Fatal(err)
 	}
 	if w.makes[f.ID] != nil || len(records.All()) > 0 {
-		t.Errorf("fitted out with %+v, records %+v, want neither", w.makes[f.ID], records.All())
+		t.Errorf("set up with %+v, records %+v, want neither", w.makes[f.ID], records.All())
 	}
 }
 

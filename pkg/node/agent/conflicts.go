@@ -22,9 +22,9 @@ const (
 	lookTimeout = 2 * time.Second
 )
 
-// uses knows Functions that a pod has by another way of publishing than that of their pool: the pool was moved, or
+// conflicts knows Functions that a pod has by another way of publishing than that of their pool: the pool was moved, or
 // another device plugin gave them away. They are not offered until that pod is gone.
-type uses struct {
+type conflicts struct {
 	lifecycle inUse
 	tracker   *pool.Tracker
 	pods      *podresources.Tracker
@@ -42,7 +42,7 @@ type inUse interface {
 }
 
 // elsewhere is a [health.Source].
-func (u *uses) elsewhere(id function.ID) string {
+func (u *conflicts) elsewhere(id function.ID) string {
 	p, ok := u.tracker.PoolOf(id)
 	if !ok {
 		return ""
@@ -51,7 +51,7 @@ func (u *uses) elsewhere(id function.ID) string {
 }
 
 // taken tells of a Function that is reserved by another way than its pool offers it.
-func (u *uses) taken(id function.ID) {
+func (u *conflicts) taken(id function.ID) {
 	if u.elsewhere(id) != "" {
 		u.changed()
 	}
@@ -59,7 +59,7 @@ func (u *uses) taken(id function.ID) {
 
 // maybe says whether a pod may have the Function by an extended resource, whatever the journal says: the kubelet said so
 // last, or did not answer.
-func (u *uses) maybe(id function.ID) bool { return u.away.Load() || u.pods.InUse(id, "") != "" }
+func (u *conflicts) maybe(id function.ID) bool { return u.away.Load() || u.pods.InUse(id, "") != "" }
 
 // resourceOf is the extended resource by which a pool's Functions are handed out, "" for DRA.
 func resourceOf(p pool.Pool) string {
@@ -70,7 +70,7 @@ func resourceOf(p pool.Pool) string {
 }
 
 // look asks the kubelet, before what changed is published. One that is away says nothing new.
-func (u *uses) look(ctx context.Context) {
+func (u *conflicts) look(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
 	different, err := u.pods.Refresh(ctx)
@@ -82,7 +82,7 @@ func (u *uses) look(ctx context.Context) {
 
 // run asks the kubelet again and again until ctx ends. changes has a value when there may be a conflict that was not
 // there before: it is asked more often at once.
-func (u *uses) run(ctx context.Context, changes <-chan struct{}) error {
+func (u *conflicts) run(ctx context.Context, changes <-chan struct{}) error {
 	for asked := time.Now(); ; {
 		interval := usesInterval
 		if u.away.Load() || u.conflicts() {
@@ -101,7 +101,7 @@ func (u *uses) run(ctx context.Context, changes <-chan struct{}) error {
 }
 
 // conflicts says whether any Function is in use elsewhere.
-func (u *uses) conflicts() bool {
+func (u *conflicts) conflicts() bool {
 	pools, _ := u.tracker.Pools()
 	for _, p := range pools {
 		for _, f := range p.Functions {

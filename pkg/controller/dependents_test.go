@@ -11,13 +11,13 @@ import (
 )
 
 func TestWaiters(t *testing.T) {
-	w := newWaiters[string, string]()
+	w := newDependents[string, string]()
 	w.await("a", "x")
 	w.await("a", "y")
 	w.await("b", "x")
 	woken := func(topic string, want ...string) {
 		t.Helper()
-		if got := slices.Sorted(slices.Values(w.woken(topic))); !slices.Equal(got, want) {
+		if got := slices.Sorted(slices.Values(w.of(topic))); !slices.Equal(got, want) {
 			t.Errorf("%s wakes %q, want %q", topic, got, want)
 		}
 	}
@@ -36,7 +36,7 @@ func TestWaiters(t *testing.T) {
 func TestTurns(t *testing.T) {
 	queue := workqueue.NewTypedRateLimitingQueue(retryLimiter[reconcile.Request]())
 	defer queue.ShutDown()
-	turns := newTurns(2)
+	turns := newPerXPULimiter(2)
 	if err := turns.source().Start(t.Context(), queue); err != nil {
 		t.Fatal(err)
 	}
@@ -76,7 +76,7 @@ func TestTurns(t *testing.T) {
 	take("c", true)
 	turns.done("slow")
 	next("gone")
-	turns.forfeit(request("gone"))
+	turns.cancel(request("gone"))
 	next("d")
 	take("d", true)
 	turns.done("slow")
@@ -90,7 +90,7 @@ func TestTurns(t *testing.T) {
 }
 
 func TestStopwatches(t *testing.T) {
-	s := newStopwatches[string]()
+	s := newDurations[string]()
 	if got := s.elapsed("a"); got != 0 {
 		t.Errorf("%s at first", got)
 	}

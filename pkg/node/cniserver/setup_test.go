@@ -37,29 +37,29 @@ func TestOutfit(t *testing.T) {
 		Publish: v1alpha1.PublishDevicePlugin, SFs: &v1alpha1.SFSpec{FirstNumber: 1, Count: 8},
 	}
 	binding := v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDevicePlugin, Driver: v1alpha1.DriverVFIO}
-	allocated := &journal.Outfit{SF: true, MAC: "02:00:00:00:00:bb"}
-	bound := &journal.Outfit{Driver: "vfio-pci", Own: "iavf"}
+	allocated := &journal.Setup{SF: true, MAC: "02:00:00:00:00:bb"}
+	bound := &journal.Setup{Driver: "vfio-pci", Own: "iavf"}
 	for name, test := range map[string]struct {
 		spec      v1alpha1.DevicePoolSpec
 		function  function.Function
 		mac       function.MAC // of the configuration
 		have      journal.Attachment
-		want      *journal.Outfit
+		want      *journal.Setup
 		userspace bool
 	}{
-		"SF": {spec: making, function: sf, want: &journal.Outfit{SF: true, MAC: "02:00:00:00:00:aa"}},
+		"SF": {spec: making, function: sf, want: &journal.Setup{SF: true, MAC: "02:00:00:00:00:aa"}},
 		"SF whose MAC is asked for": {spec: making, function: sf, mac: "02:00:00:00:00:cc",
-			want: &journal.Outfit{SF: true, MAC: "02:00:00:00:00:cc"}},
+			want: &journal.Setup{SF: true, MAC: "02:00:00:00:00:cc"}},
 		"SF that was allocated": {spec: making, function: sf, mac: "02:00:00:00:00:cc",
-			have: journal.Attachment{Resource: "r", Outfit: allocated}, want: allocated},
+			have: journal.Attachment{Resource: "r", Setup: allocated}, want: allocated},
 		"SF of a claim": {spec: making, function: sf,
-			have: journal.Attachment{Claim: journal.Claim{UID: "u"}, Outfit: allocated}, want: allocated},
+			have: journal.Attachment{Claim: journal.Claim{UID: "u"}, Setup: allocated}, want: allocated},
 		"VF for a program": {spec: binding,
 			function: function.Function{ID: vf, Kind: function.VF, Driver: "iavf", Netdev: "eth1"},
-			want:     &journal.Outfit{Driver: "vfio-pci"}, userspace: true},
+			want:     &journal.Setup{Driver: "vfio-pci"}, userspace: true},
 		"VF for a program of a claim": {spec: v1alpha1.DevicePoolSpec{},
 			function: function.Function{ID: vf, Kind: function.VF, Driver: "vfio-pci"},
-			have:     journal.Attachment{Claim: journal.Claim{UID: "u"}, Outfit: bound}, want: bound, userspace: true},
+			have:     journal.Attachment{Claim: journal.Claim{UID: "u"}, Setup: bound}, want: bound, userspace: true},
 		"VF": {spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDevicePlugin},
 			function: function.Function{ID: vf, Kind: function.VF, Driver: "iavf", Netdev: "eth1"}},
 	} {
@@ -68,12 +68,12 @@ func TestOutfit(t *testing.T) {
 				Pools: outfitting{pool.Pool{Name: "fast", Spec: test.spec, Functions: []function.Function{test.function}}, true},
 				MAC:   func(function.ID) function.MAC { return "02:00:00:00:00:aa" },
 			})
-			a := addition{wish: wish{device: test.function.ID, mac: test.mac}, function: test.function}
+			a := addRequest{requested: requested{device: test.function.ID, mac: test.mac}, function: test.function}
 			a.request.ContainerID, a.request.IfName = "c1", "net1"
 			got, err := s.want(a, test.have)
 			must(t, err)
-			if diff := cmp.Diff(test.want, got.Outfit); diff != "" {
-				t.Errorf("outfit (-want +got):\n%s", diff)
+			if diff := cmp.Diff(test.want, got.Setup); diff != "" {
+				t.Errorf("setup (-want +got):\n%s", diff)
 			}
 			if got.Interface.Userspace != test.userspace {
 				t.Errorf("interface %+v, want userspace %t", got.Interface, test.userspace)
@@ -98,9 +98,9 @@ func TestDriverOfTheLastOwner(t *testing.T) {
 	c, s := newCard(t)
 	c.function.Driver = "vfio-pci"
 	must(t, c.Put(journal.Attachment{
-		Function: vf, State: journal.Releasing, Claim: journal.Claim{UID: "u"}, Outfit: &journal.Outfit{Driver: "vfio-pci", Own: "iavf"},
+		Function: vf, State: journal.Releasing, Claim: journal.Claim{UID: "u"}, Setup: &journal.Setup{Driver: "vfio-pci", Own: "iavf"},
 	}))
-	c.options.Outfits = hostile{undo: func() { c.function.Driver, c.function.Netdev = "iavf", "eth1" }}
+	c.options.Setup = hostile{undo: func() { c.function.Driver, c.function.Netdev = "iavf", "eth1" }}
 	s.Lifecycle = c.lifecycle()
 	checkCode(t, s.answer(t.Context(), addVF("c1", map[string]any{"mtu": 1400})), 0)
 	if want := (function.Interface{Name: "net1", MTU: 1400}); !cmp.Equal(c.attached, want) {
@@ -108,18 +108,18 @@ func TestDriverOfTheLastOwner(t *testing.T) {
 	}
 }
 
-// hostile is an outfitter whose driver cannot be bound.
+// hostile is a runner whose driver cannot be bound.
 type hostile struct{ undo func() }
 
-func (hostile) Plan(_ context.Context, want journal.Attachment) (*journal.Outfit, error) {
-	return want.Outfit, nil
+func (hostile) Plan(_ context.Context, want journal.Attachment) (*journal.Setup, error) {
+	return want.Setup, nil
 }
 
-func (hostile) FitOut(context.Context, journal.Attachment) error {
+func (hostile) SetUp(context.Context, journal.Attachment) error {
 	return errors.New("bind driver vfio-pci: no such device")
 }
 
-func (h hostile) Undo(context.Context, journal.Attachment) error {
+func (h hostile) TearDown(context.Context, journal.Attachment) error {
 	h.undo()
 	return nil
 }
@@ -127,7 +127,7 @@ func (h hostile) Undo(context.Context, journal.Attachment) error {
 // TestFitOutFails: that is not a matter of the journal.
 func TestFitOutFails(t *testing.T) {
 	c, s := newCard(t)
-	c.options.Outfits = hostile{}
+	c.options.Setup = hostile{}
 	s.Lifecycle = c.lifecycle()
 	s.Pools = outfitting{pool.Pool{Name: "fast", Functions: []function.Function{c.function}, Spec: v1alpha1.DevicePoolSpec{
 		Publish: v1alpha1.PublishDevicePlugin, Driver: v1alpha1.DriverVFIO,

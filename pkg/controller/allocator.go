@@ -21,9 +21,9 @@ import (
 // cache lags behind, and is for Ports that were gone before the cache saw them, or never made.
 const assumedFor = time.Minute
 
-// ledger decides which claim gets a Function and which addresses a Port gets. Its decisions count at once, before
+// allocator decides which claim gets a Function and which addresses a Port gets. Its decisions count at once, before
 // the cache knows of them, so two claims are never promised the same. Safe for concurrent use.
-type ledger struct {
+type allocator struct {
 	ports client.Reader
 
 	mu      sync.Mutex
@@ -35,14 +35,14 @@ type assumedPort struct {
 	since time.Time
 }
 
-func newLedger(ports client.Reader) *ledger {
-	return &ledger{ports: ports, assumed: map[types.NamespacedName]assumedPort{}}
+func newAllocator(ports client.Reader) *allocator {
+	return &allocator{ports: ports, assumed: map[types.NamespacedName]assumedPort{}}
 }
 
 // assume reserves the Function of a Port that is about to be created, gives the Port its addresses, and reserves
 // them: those wanted, or the lowest free one of each subnet. A problem says why it cannot be; then nothing is
 // reserved. The reservation ends by seen, by drop, or after assumedFor.
-func (l *ledger) assume(ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork, wanted []netip.Prefix) error {
+func (l *allocator) assume(ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork, wanted []netip.Prefix) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	maps.DeleteFunc(l.assumed, func(_ types.NamespacedName, a assumedPort) bool { return time.Since(a.since) > assumedFor })
@@ -80,14 +80,14 @@ func sameAllocation(a, b *v1alpha1.XPUPort) bool {
 }
 
 // drop ends the reservation of a Port that was certainly not created.
-func (l *ledger) drop(port *v1alpha1.XPUPort) {
+func (l *allocator) drop(port *v1alpha1.XPUPort) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.assumed, client.ObjectKeyFromObject(port))
 }
 
 // seen ends the reservation of a Port that the cache has, or had.
-func (l *ledger) seen(port *v1alpha1.XPUPort) {
+func (l *allocator) seen(port *v1alpha1.XPUPort) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	key := client.ObjectKeyFromObject(port)
@@ -97,7 +97,7 @@ func (l *ledger) seen(port *v1alpha1.XPUPort) {
 }
 
 // holder is the Port that has the Function, nil if none.
-func (l *ledger) holder(ctx context.Context, function string) (*v1alpha1.XPUPort, error) {
+func (l *allocator) holder(ctx context.Context, function string) (*v1alpha1.XPUPort, error) {
 	ports, err := listPorts(ctx, l.ports, client.MatchingFields{portsByFunction: function})
 	if err != nil {
 		return nil, err
@@ -115,7 +115,7 @@ func (l *ledger) holder(ctx context.Context, function string) (*v1alpha1.XPUPort
 
 // taken maps the addresses of the network that are in use to the Ports that have them. A Port keeps its addresses
 // until it is gone: as long as it is being deleted, the xPU may still serve them.
-func (l *ledger) taken(ctx context.Context, network string) (map[netip.Addr]types.NamespacedName, error) {
+func (l *allocator) taken(ctx context.Context, network string) (map[netip.Addr]types.NamespacedName, error) {
 	ports, err := listPorts(ctx, l.ports, client.MatchingFields{portsByNetwork: network})
 	if err != nil {
 		return nil, err

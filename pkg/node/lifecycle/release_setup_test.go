@@ -32,17 +32,17 @@ func (o *order) Alive(netdev.Place) (bool, error) { return false, nil }
 
 func (o *order) Holds(netdev.Place, netdev.Identity) (bool, error) { return false, nil }
 
-// orderedOutfits is the outfitter of an order.
-type orderedOutfits struct{ *order }
+// orderedSetup is the runner of an order.
+type orderedSetup struct{ *order }
 
-func (o orderedOutfits) Plan(context.Context, journal.Attachment) (*journal.Outfit, error) {
+func (o orderedSetup) Plan(context.Context, journal.Attachment) (*journal.Setup, error) {
 	return nil, nil
 }
 
-func (o orderedOutfits) FitOut(context.Context, journal.Attachment) error { return nil }
+func (o orderedSetup) SetUp(context.Context, journal.Attachment) error { return nil }
 
-func (o orderedOutfits) Undo(_ context.Context, a journal.Attachment) error {
-	o.steps = append(o.steps, "undo "+a.Outfit.Driver)
+func (o orderedSetup) TearDown(_ context.Context, a journal.Attachment) error {
+	o.steps = append(o.steps, "undo "+a.Setup.Driver)
 	return o.refuse
 }
 
@@ -53,10 +53,10 @@ func (o orderedHooks) First(journal.Attachment) string { return "hook" }
 
 func (o orderedHooks) Add(function.ID) { o.steps = append(o.steps, "hooks") }
 
-// outfitted is a Function that is in a pod with the driver that this asked for.
-func outfitted(state journal.State) journal.Attachment {
+// withSetup is a Function that is in a pod with the driver that this asked for.
+func withSetup(state journal.State) journal.Attachment {
 	a := claimed(0)
-	a.Outfit, a.State, a.ReservedAt = &journal.Outfit{Driver: "vfio-pci", Own: "iavf"}, state, time.Unix(1e9, 0).UTC()
+	a.Setup, a.State, a.ReservedAt = &journal.Setup{Driver: "vfio-pci", Own: "iavf"}, state, time.Unix(1e9, 0).UTC()
 	if state == journal.Attached {
 		a.Sandbox, a.BootID, a.AttachedAt = "s1", "boot-1", time.Unix(1e9, 0).UTC()
 		a.Before, a.Observed = &netdev.Snapshot{Name: "ens3f0v1"}, &netdev.Observed{Name: "net0"}
@@ -64,25 +64,25 @@ func outfitted(state journal.State) journal.Attachment {
 	return a
 }
 
-// What a Function was fitted out with is undone with its reservation: when the netdev is back, and before the hooks.
+// What a Function was set up with is undone with its reservation: when the netdev is back, and before the hooks.
 func TestReleaseUndoesOutfit(t *testing.T) {
-	bare := outfitted(journal.Reserved)
-	bare.Outfit = nil
+	bare := withSetup(journal.Reserved)
+	bare.Setup = nil
 	for name, test := range map[string]struct {
 		have   journal.Attachment
 		bootID string
 		want   []string
 	}{
-		"attached":            {outfitted(journal.Attached), "boot-1", []string{"restore", "undo vfio-pci", "hooks"}},
-		"never attached":      {outfitted(journal.Reserved), "boot-1", []string{"undo vfio-pci", "hooks"}},
-		"before another boot": {outfitted(journal.Attached), "boot-2", []string{"undo vfio-pci", "hooks"}},
-		"not fitted out":      {bare, "boot-1", []string{"hooks"}},
+		"attached":            {withSetup(journal.Attached), "boot-1", []string{"restore", "undo vfio-pci", "hooks"}},
+		"never attached":      {withSetup(journal.Reserved), "boot-1", []string{"undo vfio-pci", "hooks"}},
+		"before another boot": {withSetup(journal.Attached), "boot-2", []string{"undo vfio-pci", "hooks"}},
+		"not set up":          {bare, "boot-1", []string{"hooks"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			j, o := openJournal(t), &order{}
 			must(t, j.Put(test.have))
 			netdevs := finderFunc(func(function.ID) (string, error) { return "ens3f0v1", nil })
-			r := lifecycle.New(j, o, netdevs, lifecycle.Options{BootID: test.bootID, Outfits: orderedOutfits{o}, Hooks: orderedHooks{o}}, logr.Discard())
+			r := lifecycle.New(j, o, netdevs, lifecycle.Options{BootID: test.bootID, Setup: orderedSetup{o}, Hooks: orderedHooks{o}}, logr.Discard())
 			must(t, r.Unprepare(t.Context(), "claim-1"))
 			if diff := cmp.Diff(test.want, o.steps); diff != "" {
 				t.Errorf("steps (-want +got):\n%s", diff)
@@ -94,10 +94,10 @@ func TestReleaseUndoesOutfit(t *testing.T) {
 // What cannot be undone keeps the Function from being free, until it is.
 func TestReleaseContinuesUndoing(t *testing.T) {
 	j, o := openJournal(t), &order{refuse: errors.New("busy")}
-	a := outfitted(journal.Attached)
+	a := withSetup(journal.Attached)
 	must(t, j.Put(a))
 	netdevs := finderFunc(func(function.ID) (string, error) { return "ens3f0v1", nil })
-	r := lifecycle.New(j, o, netdevs, lifecycle.Options{BootID: "boot-1", Outfits: orderedOutfits{o}}, logr.Discard())
+	r := lifecycle.New(j, o, netdevs, lifecycle.Options{BootID: "boot-1", Setup: orderedSetup{o}}, logr.Discard())
 	if err := r.Unprepare(t.Context(), "claim-1"); !errors.Is(err, o.refuse) {
 		t.Errorf("error %v, want %v", err, o.refuse)
 	}
@@ -114,14 +114,14 @@ func TestReleaseContinuesUndoing(t *testing.T) {
 // A pod that gets another sandbox has the Function as it asked for it.
 func TestDetachKeepsOutfit(t *testing.T) {
 	j, o := openJournal(t), &order{}
-	a := outfitted(journal.Attached)
+	a := withSetup(journal.Attached)
 	must(t, j.Put(a))
 	netdevs := finderFunc(func(function.ID) (string, error) { return "ens3f0v1", nil })
-	r := lifecycle.New(j, o, netdevs, lifecycle.Options{BootID: "boot-1", Outfits: orderedOutfits{o}}, logr.Discard())
+	r := lifecycle.New(j, o, netdevs, lifecycle.Options{BootID: "boot-1", Setup: orderedSetup{o}}, logr.Discard())
 	must(t, r.Detach(t.Context(), a.Function, a.Sandbox))
 	record, _ := j.Get(a.Function)
-	if diff := cmp.Diff(a.Outfit, record.Outfit); diff != "" || record.State != journal.Reserved {
-		t.Errorf("state %s, outfit (-want +got):\n%s", record.State, diff)
+	if diff := cmp.Diff(a.Setup, record.Setup); diff != "" || record.State != journal.Reserved {
+		t.Errorf("state %s, setup (-want +got):\n%s", record.State, diff)
 	}
 	if !slices.Equal(o.steps, []string{"restore"}) {
 		t.Errorf("steps %q", o.steps)

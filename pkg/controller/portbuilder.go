@@ -32,14 +32,14 @@ func topicNode(name string) topic         { return topic{"node", name} }
 func topicPool(name string) topic         { return topic{"pool", name} }
 func topicAddresses(network string) topic { return topic{"addresses", network} }
 
-// drafter works out what Port an allocated device needs.
-type drafter struct {
-	reader  client.Reader
-	waiters *waiters[types.NamespacedName, topic]
+// portBuilder works out what Port an allocated device needs.
+type portBuilder struct {
+	reader     client.Reader
+	dependents *dependents[types.NamespacedName, topic]
 }
 
 // network is the name of the network that the device joins, empty if it joins none and needs no Port.
-func (d *drafter) network(ctx context.Context, key types.NamespacedName, device *claim.Device) (string, error) {
+func (d *portBuilder) network(ctx context.Context, key types.NamespacedName, device *claim.Device) (string, error) {
 	if device.ConfigErr != nil {
 		return "", problemf(v1alpha1.ReasonInvalidConfig, "request %s: %s", device.Request, oneLine(device.ConfigErr))
 	}
@@ -47,7 +47,7 @@ func (d *drafter) network(ctx context.Context, key types.NamespacedName, device 
 		return device.Config.Network, nil
 	}
 	var pool v1alpha1.DevicePool
-	d.waiters.await(key, topicPool(device.ID.DevicePool))
+	d.dependents.await(key, topicPool(device.ID.DevicePool))
 	err := d.reader.Get(ctx, client.ObjectKey{Name: device.ID.DevicePool}, &pool)
 	if apierrors.IsNotFound(err) {
 		return "", problemf(v1alpha1.ReasonNetworkNotFound, "request %s: DevicePool %s, which would name the network, does not exist; create it, or set network in the InterfaceConfig", device.Request, device.ID.DevicePool)
@@ -59,9 +59,9 @@ func (d *drafter) network(ctx context.Context, key types.NamespacedName, device 
 }
 
 // segment is the network by name, if the device may join it.
-func (d *drafter) segment(ctx context.Context, key types.NamespacedName, device *claim.Device, name string) (*v1alpha1.XPUNetwork, error) {
-	d.waiters.await(key, topicNetwork(name))
-	network, err := usableNetwork(ctx, d.reader, name, func(segment string) { d.waiters.await(key, topicSegment(segment)) })
+func (d *portBuilder) segment(ctx context.Context, key types.NamespacedName, device *claim.Device, name string) (*v1alpha1.XPUNetwork, error) {
+	d.dependents.await(key, topicNetwork(name))
+	network, err := usableNetwork(ctx, d.reader, name, func(segment string) { d.dependents.await(key, topicSegment(segment)) })
 	var p *problem
 	if errors.As(err, &p) {
 		return nil, problemf(p.reason, "request %s: %s", device.Request, p.message)
@@ -76,9 +76,9 @@ func (d *drafter) segment(ctx context.Context, key types.NamespacedName, device 
 }
 
 // xpu is the XPU that serves the PF of the device.
-func (d *drafter) xpu(ctx context.Context, key types.NamespacedName, device *claim.Device) (string, error) {
+func (d *portBuilder) xpu(ctx context.Context, key types.NamespacedName, device *claim.Device) (string, error) {
 	var xpus v1alpha1.XPUList
-	d.waiters.await(key, topicNode(device.ID.Node))
+	d.dependents.await(key, topicNode(device.ID.Node))
 	if err := d.reader.List(ctx, &xpus, client.MatchingFields{xpusByNode: device.ID.Node}); err != nil {
 		return "", fmt.Errorf("list XPUs of node %s: %w", device.ID.Node, err)
 	}
@@ -90,7 +90,7 @@ func (d *drafter) xpu(ctx context.Context, key types.NamespacedName, device *cla
 }
 
 // port is the Port that the device needs, without addresses.
-func (d *drafter) port(ctx context.Context, c *resourceapi.ResourceClaim, device *claim.Device, network *v1alpha1.XPUNetwork) (*v1alpha1.XPUPort, error) {
+func (d *portBuilder) port(ctx context.Context, c *resourceapi.ResourceClaim, device *claim.Device, network *v1alpha1.XPUNetwork) (*v1alpha1.XPUPort, error) {
 	xpu, err := d.xpu(ctx, client.ObjectKeyFromObject(c), device)
 	if err != nil {
 		return nil, err

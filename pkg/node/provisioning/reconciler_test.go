@@ -76,7 +76,7 @@ func TestCRDMakesPortsAgain(t *testing.T) {
 	records, c, f := &provisioningtest.Records{}, admin(t), vf(0)
 	api := startAPI(t)
 	crd := newCRD(t, api, records)
-	inBackground(t, "upkeep", crd.Run)
+	inBackground(t, "reconciler", crd.Run)
 	serve(t, crd, records, f)
 	first, _ := portOf(t, c, f)
 	for _, test := range []struct {
@@ -165,7 +165,7 @@ func TestCRDDeletesStrays(t *testing.T) {
 	without := attached(withoutPort)
 	without.Port = nil
 	records.Put(without)
-	inBackground(t, "upkeep", provisioning.NewCRD(api, records, provisioning.CRDOptions{
+	inBackground(t, "reconciler", provisioning.NewCRD(api, records, provisioning.CRDOptions{
 		Node: node, Namespace: kubeapitest.AgentNamespace, Log: testr.New(t),
 		InUse: func(id function.ID) bool { return id == inUse.ID },
 	}).Run)
@@ -199,7 +199,7 @@ type store struct {
 	mutex   sync.Mutex
 	ports   map[types.NamespacedName]v1alpha1.XPUPort
 	memory  map[types.NamespacedName]v1alpha1.XPUPort
-	frozen  bool   // memory is not brought up to date
+	frozen  bool   // lastSeen is not brought up to date
 	silent  bool   // changes are not told
 	err     error  // of every write
 	reason  string // why Ports are not ready; "" if they are
@@ -289,12 +289,12 @@ func (s *store) DeletePort(_ context.Context, key types.NamespacedName, uid type
 	return err
 }
 
-// upkeep runs a CRD with the store in a bubble of its own, where time passes as soon as nobody has anything to do.
-func upkeep(t *testing.T, test func(t *testing.T, crd *provisioning.CRD, s *store, records *provisioningtest.Records)) {
+// reconciler runs a CRD with the store in a bubble of its own, where time passes as soon as nobody has anything to do.
+func reconciler(t *testing.T, test func(t *testing.T, crd *provisioning.CRD, s *store, records *provisioningtest.Records)) {
 	synctest.Test(t, func(t *testing.T) {
 		s, records := &store{}, &provisioningtest.Records{}
 		crd := newCRD(t, s, records)
-		inBackground(t, "upkeep", crd.Run)
+		inBackground(t, "reconciler", crd.Run)
 		synctest.Wait()
 		test(t, crd, s, records)
 	})
@@ -302,7 +302,7 @@ func upkeep(t *testing.T, test func(t *testing.T, crd *provisioning.CRD, s *stor
 
 // TestUpkeepWithoutEvent: what no event told of is found within a minute.
 func TestUpkeepWithoutEvent(t *testing.T) {
-	upkeep(t, func(t *testing.T, crd *provisioning.CRD, s *store, records *provisioningtest.Records) {
+	reconciler(t, func(t *testing.T, crd *provisioning.CRD, s *store, records *provisioningtest.Records) {
 		serve(t, crd, records, vf(0))
 		s.do(func() { s.silent = true })
 		records.Delete(vf(0).ID)
@@ -329,7 +329,7 @@ func TestUpkeepStates(t *testing.T) {
 	for state, want := range map[journal.State]int{
 		journal.Reserved: 1, journal.Attaching: 1, journal.Attached: 1, journal.Lost: 1, journal.Detaching: 1, journal.Releasing: 0,
 	} {
-		upkeep(t, func(t *testing.T, _ *provisioning.CRD, s *store, records *provisioningtest.Records) {
+		reconciler(t, func(t *testing.T, _ *provisioning.CRD, s *store, records *provisioningtest.Records) {
 			a := attached(vf(0))
 			a.State = state
 			records.Put(a)
@@ -345,7 +345,7 @@ func TestUpkeepStates(t *testing.T) {
 // TestUpkeepLeavesProvisionAlone: who provisions or deprovisions a Function is the only one to write its Port.
 func TestUpkeepLeavesProvisionAlone(t *testing.T) {
 	refusal := errors.New("not now")
-	upkeep(t, func(t *testing.T, crd *provisioning.CRD, s *store, records *provisioningtest.Records) {
+	reconciler(t, func(t *testing.T, crd *provisioning.CRD, s *store, records *provisioningtest.Records) {
 		during := func(call func() error) {
 			t.Helper()
 			s.do(func() { s.err, s.asked = refusal, 0 })
@@ -385,7 +385,7 @@ func TestUpkeepLeavesProvisionAlone(t *testing.T) {
 // TestUpkeepDeletesBeforeProvision: Provision does not take a Port for its own that is about to go, though memory does
 // not know that yet.
 func TestUpkeepDeletesBeforeProvision(t *testing.T) {
-	upkeep(t, func(t *testing.T, crd *provisioning.CRD, s *store, records *provisioningtest.Records) {
+	reconciler(t, func(t *testing.T, crd *provisioning.CRD, s *store, records *provisioningtest.Records) {
 		serve(t, crd, records, vf(0))
 		records.Delete(vf(0).ID)
 		s.changed.Notify()
@@ -428,7 +428,7 @@ func TestUpkeepTriesAgain(t *testing.T) {
 		crd := provisioning.NewCRD(s, records, provisioning.CRDOptions{
 			Node: node, Namespace: kubeapitest.AgentNamespace, InUse: func(function.ID) bool { return false }, Log: log,
 		})
-		inBackground(t, "upkeep", crd.Run)
+		inBackground(t, "reconciler", crd.Run)
 		time.Sleep(10 * time.Minute)
 		synctest.Wait()
 		if asked := s.get(&s.asked); asked < 40 || asked > 80 {
@@ -454,7 +454,7 @@ func TestUndeclared(t *testing.T) {
 		v1alpha1.ReasonNoXPU:           {5 * time.Second, 15 * time.Second},
 		v1alpha1.ReasonProvisioning:    {time.Minute, time.Minute},
 	} {
-		upkeep(t, func(t *testing.T, crd *provisioning.CRD, s *store, _ *provisioningtest.Records) {
+		reconciler(t, func(t *testing.T, crd *provisioning.CRD, s *store, _ *provisioningtest.Records) {
 			s.reason = reason
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()

@@ -19,8 +19,8 @@ import (
 // undoTimeout is how long an Allocate that failed may take to give the Function up again, beyond its own time.
 const undoTimeout = time.Second
 
-// allocations has Functions ready for pods that the kubelet allocates them to. It is a [deviceplugin.Provisioner].
-type allocations struct {
+// podAllocator has Functions ready for pods that the kubelet allocates them to. It is a [deviceplugin.Allocator].
+type podAllocator struct {
 	node        string
 	functions   functions
 	lifecycle   allocator
@@ -28,23 +28,23 @@ type allocations struct {
 	log         logr.Logger
 }
 
-// allocator is the part of [lifecycle.Manager] that allocations are about.
+// allocator is the part of [lifecycle.Manager] that allocating is about.
 type allocator interface {
 	Settle(ctx context.Context, want journal.Attachment) (lifecycle.Settled, error)
 	Reserve(ctx context.Context, want journal.Attachment) error
 	GiveUp(ctx context.Context, id function.ID, resource string) error
 }
 
-// functions knows the node's Functions as they are at this moment: fitted out, where they are.
+// functions knows the node's Functions as they are at this moment: set up, where they are.
 type functions interface {
 	Get(function.ID) (function.Function, bool)
 }
 
-// Reserve records that the Function goes to the next pod that comes for it, and has it fitted out as its pool says. What
+// Reserve records that the Function goes to the next pod that comes for it, and has it set up as its pool says. What
 // is left of its last pod is released first.
-func (a *allocations) Reserve(ctx context.Context, f function.Function, p pool.Pool) (function.Function, error) {
+func (a *podAllocator) Reserve(ctx context.Context, f function.Function, p pool.Pool) (function.Function, error) {
 	reservation := a.reservation(f, p)
-	if reservation.Outfit == nil && reservation.Port == nil { // nothing will have to be undone
+	if reservation.Setup == nil && reservation.Port == nil { // nothing will have to be undone
 		_, err := a.lifecycle.Settle(ctx, reservation)
 		return f, err
 	}
@@ -60,11 +60,11 @@ func (a *allocations) Reserve(ctx context.Context, f function.Function, p pool.P
 
 // reservation is for whomever the kubelet allocates the Function to. What the interface is called, the CNI plugin says
 // when it comes.
-func (a *allocations) reservation(f function.Function, p pool.Pool) journal.Attachment {
+func (a *podAllocator) reservation(f function.Function, p pool.Pool) journal.Attachment {
 	mac := provisioning.MAC(a.node, f.ID)
 	reservation := journal.Attachment{
 		Function: f.ID, PF: f.PF, PFName: f.PFName, VFIndex: f.Index, Resource: p.ResourceName(),
-		Outfit: setup.Wish(p.Spec, f.ID, "", mac),
+		Setup: setup.Wanted(p.Spec, f.ID, "", mac),
 	}
 	if deviceplugin.ProvisionsAtAllocate(p) {
 		reservation.Port = &journal.Port{DevicePool: p.Name, Network: p.Spec.Network, MAC: mac}
@@ -74,7 +74,7 @@ func (a *allocations) reservation(f function.Function, p pool.Pool) journal.Atta
 }
 
 // Ready has the xPU serve the Function.
-func (a *allocations) Ready(ctx context.Context, f function.Function, p pool.Pool) error {
+func (a *podAllocator) Ready(ctx context.Context, f function.Function, p pool.Pool) error {
 	_, err := a.provisioner.Provision(ctx, provisioning.Request{
 		Function: f, DevicePool: p.Name, Network: p.Spec.Network, MAC: provisioning.MAC(a.node, f.ID),
 	})
@@ -83,7 +83,7 @@ func (a *allocations) Ready(ctx context.Context, f function.Function, p pool.Poo
 
 // GiveUp has the Function free again, which no pod has. The kubelet waits: what cannot be released now, the sweep
 // releases.
-func (a *allocations) GiveUp(ctx context.Context, f function.Function, p pool.Pool) {
+func (a *podAllocator) GiveUp(ctx context.Context, f function.Function, p pool.Pool) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
 	if err := a.lifecycle.GiveUp(ctx, f.ID, p.ResourceName()); err != nil {

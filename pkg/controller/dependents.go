@@ -8,20 +8,20 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 )
 
-// waiters knows which claims wait for which objects. A claim that is about to look at an object says so first, so a
+// dependents knows which claims wait for which objects. A claim that is about to look at an object says so first, so a
 // change between looking and waiting is not lost. Safe for concurrent use.
-type waiters[K, T comparable] struct {
+type dependents[K, T comparable] struct {
 	mu      sync.Mutex
 	byTopic map[T]sets.Set[K]
 	byKey   map[K]sets.Set[T]
 }
 
-func newWaiters[K, T comparable]() *waiters[K, T] {
-	return &waiters[K, T]{byTopic: map[T]sets.Set[K]{}, byKey: map[K]sets.Set[T]{}}
+func newDependents[K, T comparable]() *dependents[K, T] {
+	return &dependents[K, T]{byTopic: map[T]sets.Set[K]{}, byKey: map[K]sets.Set[T]{}}
 }
 
 // await has the key woken by the topic until it is forgotten.
-func (w *waiters[K, T]) await(key K, topic T) {
+func (w *dependents[K, T]) await(key K, topic T) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.byTopic[topic] == nil {
@@ -35,7 +35,7 @@ func (w *waiters[K, T]) await(key K, topic T) {
 }
 
 // forget has the key wait for nothing any more.
-func (w *waiters[K, T]) forget(key K) {
+func (w *dependents[K, T]) forget(key K) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for topic := range w.byKey[key] {
@@ -48,24 +48,24 @@ func (w *waiters[K, T]) forget(key K) {
 }
 
 // woken are the keys that wait for the topic, in no order.
-func (w *waiters[K, T]) woken(topic T) []K {
+func (w *dependents[K, T]) of(topic T) []K {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.byTopic[topic].UnsortedList()
 }
 
-// stopwatches measures for how long something has been the case. Safe for concurrent use.
-type stopwatches[K comparable] struct {
+// durations measures for how long something has been the case. Safe for concurrent use.
+type durations[K comparable] struct {
 	mu    sync.Mutex
 	since map[K]time.Time
 }
 
-func newStopwatches[K comparable]() *stopwatches[K] {
-	return &stopwatches[K]{since: map[K]time.Time{}}
+func newDurations[K comparable]() *durations[K] {
+	return &durations[K]{since: map[K]time.Time{}}
 }
 
 // elapsed is the time since the first call for the key.
-func (s *stopwatches[K]) elapsed(key K) time.Duration {
+func (s *durations[K]) elapsed(key K) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	since, ok := s.since[key]
@@ -77,14 +77,14 @@ func (s *stopwatches[K]) elapsed(key K) time.Duration {
 }
 
 // reset has the next call of elapsed start anew.
-func (s *stopwatches[K]) reset(key K) {
+func (s *durations[K]) reset(key K) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.since, key)
 }
 
 // retain resets all keys but these.
-func (s *stopwatches[K]) retain(keep func(K) bool) {
+func (s *durations[K]) retain(keep func(K) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	maps.DeleteFunc(s.since, func(key K, _ time.Time) bool { return !keep(key) })

@@ -47,7 +47,7 @@ func (d declared) NodeLabels(context.Context) (map[string]string, error) { retur
 // newUses makes uses of a node with a kubelet and one Function, in a pool that is published this way.
 func newUses(
 	t *testing.T, records *journal.Journal, publish v1alpha1.PublishMode,
-) (u *uses, manager *lifecycle.Manager, kubelet *podresourcestest.Kubelet, dir string) {
+) (u *conflicts, manager *lifecycle.Manager, kubelet *podresourcestest.Kubelet, dir string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "u") // t.TempDir is too long for a socket
 	if err != nil {
@@ -69,7 +69,7 @@ func newUses(
 		t.Fatal(err)
 	}
 	pods := podresources.NewTracker(client, logr.Discard())
-	u = &uses{tracker: tracker, pods: pods, changed: func() {}}
+	u = &conflicts{tracker: tracker, pods: pods, changed: func() {}}
 	manager = lifecycle.New(records, nil, nil, lifecycle.Options{Kubelet: pods, Taken: u.taken}, testr.New(t))
 	u.lifecycle = manager
 	return u, manager, kubelet, dir

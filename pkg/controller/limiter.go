@@ -9,10 +9,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 )
 
-// turns bounds how many requests are worked on at once for one XPU, so that an agent that answers slowly does not
+// perXPULimiter bounds how many requests are worked on at once for one XPU, so that an agent that answers slowly does not
 // take up all workers and holds up no other xPU. A request that finds no room is put back in the queue once there is
 // some. Safe for concurrent use.
-type turns struct {
+type perXPULimiter struct {
 	limit int
 
 	mu      sync.Mutex
@@ -22,12 +22,12 @@ type turns struct {
 	granted map[reconcile.Request]string   // the XPU at which the request has a turn when it comes again
 }
 
-func newTurns(limit int) *turns {
-	return &turns{limit: limit, taken: map[string]int{}, parked: map[string][]reconcile.Request{}, granted: map[reconcile.Request]string{}}
+func newPerXPULimiter(limit int) *perXPULimiter {
+	return &perXPULimiter{limit: limit, taken: map[string]int{}, parked: map[string][]reconcile.Request{}, granted: map[reconcile.Request]string{}}
 }
 
 // source is where requests come back from; the controller must have it.
-func (t *turns) source() source.Source {
+func (t *perXPULimiter) source() source.Source {
 	return source.Func(func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 		t.mu.Lock()
 		defer t.mu.Unlock()
@@ -37,7 +37,7 @@ func (t *turns) source() source.Source {
 }
 
 // take tells whether the request may go on; then done must follow. If not, it will come again.
-func (t *turns) take(xpu string, request reconcile.Request) bool {
+func (t *perXPULimiter) take(xpu string, request reconcile.Request) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.granted[request] == xpu {
@@ -53,23 +53,23 @@ func (t *turns) take(xpu string, request reconcile.Request) bool {
 }
 
 // done passes the turn on.
-func (t *turns) done(xpu string) {
+func (t *perXPULimiter) done(xpu string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.pass(xpu)
+	t.release(xpu)
 }
 
 // forfeit is for a request that needs no turn any more.
-func (t *turns) forfeit(request reconcile.Request) {
+func (t *perXPULimiter) cancel(request reconcile.Request) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if xpu, ok := t.granted[request]; ok {
 		delete(t.granted, request)
-		t.pass(xpu)
+		t.release(xpu)
 	}
 }
 
-func (t *turns) pass(xpu string) {
+func (t *perXPULimiter) release(xpu string) {
 	parked := t.parked[xpu]
 	if len(parked) == 0 {
 		delete(t.parked, xpu)
@@ -81,7 +81,7 @@ func (t *turns) pass(xpu string) {
 	next := parked[0]
 	t.parked[xpu] = parked[1:]
 	if _, has := t.granted[next]; has {
-		t.pass(xpu) // it was parked twice
+		t.release(xpu) // it was parked twice
 		return
 	}
 	t.granted[next] = xpu

@@ -27,7 +27,7 @@ func (c *CRD) Run(ctx context.Context) error {
 	if !c.api.Synced(ctx) {
 		return nil
 	}
-	u := upkeep{crd: c}
+	u := reconciler{crd: c}
 	for pauses := retries(); ; {
 		pause := lookInterval
 		if u.look(ctx) {
@@ -41,8 +41,8 @@ func (c *CRD) Run(ctx context.Context) error {
 	}
 }
 
-// upkeep is one call of Run.
-type upkeep struct {
+// reconciler is one call of Run.
+type reconciler struct {
 	crd *CRD
 
 	mutex sync.Mutex
@@ -50,7 +50,7 @@ type upkeep struct {
 }
 
 // look compares once; ok is false if something is wrong still.
-func (u *upkeep) look(ctx context.Context) (ok bool) {
+func (u *reconciler) look(ctx context.Context) (ok bool) {
 	differing, err := u.crd.differing(ctx)
 	if err != nil {
 		u.crd.log.Error(err, "XPUPorts are not compared with the journal; trying again")
@@ -72,7 +72,7 @@ func (u *upkeep) look(ctx context.Context) (ok bool) {
 	return len(u.told) == 0
 }
 
-func (u *upkeep) tell(id function.ID, err error, before string) {
+func (u *reconciler) tell(id function.ID, err error, before string) {
 	u.mutex.Lock()
 	defer u.mutex.Unlock()
 	u.told[id] = err.Error()
@@ -159,7 +159,7 @@ func (c *CRD) remake(ctx context.Context, a journal.Attachment) error {
 	if xpu == nil {
 		return c.noXPU(a.PF)
 	}
-	port := c.draft(Request{
+	port := c.newPort(Request{
 		Function:   function.Function{ID: a.Function, PF: a.PF},
 		DevicePool: a.Port.DevicePool, Network: a.Port.Network, MAC: a.Port.MAC, Pod: a.Pod,
 	}, xpu.Name)

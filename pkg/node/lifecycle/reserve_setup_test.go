@@ -22,25 +22,25 @@ type workshop struct {
 	undone  int
 }
 
-func (w *workshop) Plan(_ context.Context, want journal.Attachment) (*journal.Outfit, error) {
-	return &journal.Outfit{Driver: want.Outfit.Driver, Own: w.own}, w.refuse
+func (w *workshop) Plan(_ context.Context, want journal.Attachment) (*journal.Setup, error) {
+	return &journal.Setup{Driver: want.Setup.Driver, Own: w.own}, w.refuse
 }
 
-func (w *workshop) FitOut(_ context.Context, a journal.Attachment) error {
+func (w *workshop) SetUp(_ context.Context, a journal.Attachment) error {
 	if record, ok := w.journal.Get(a.Function); !ok || !cmp.Equal(record, a) {
 		return errors.New("the journal does not say so")
 	}
 	if w.refuse != nil {
 		return w.refuse
 	}
-	w.bound[a.Function], w.own = a.Outfit.Driver, a.Outfit.Driver
+	w.bound[a.Function], w.own = a.Setup.Driver, a.Setup.Driver
 	return nil
 }
 
-func (w *workshop) Undo(_ context.Context, a journal.Attachment) error {
+func (w *workshop) TearDown(_ context.Context, a journal.Attachment) error {
 	w.undone++
 	delete(w.bound, a.Function)
-	w.own = a.Outfit.Own
+	w.own = a.Setup.Own
 	return nil
 }
 
@@ -52,12 +52,12 @@ func fitting(t *testing.T) (*Manager, *workshop) {
 
 // attacher is that of a new run of the agent.
 func (w *workshop) attacher() *Manager {
-	return New(w.journal, &engine{}, netdevs{}, Options{Outfits: w}, logr.Discard())
+	return New(w.journal, &engine{}, netdevs{}, Options{Setup: w}, logr.Discard())
 }
 
-func outfitted() journal.Attachment {
+func withSetup() journal.Attachment {
 	want := claimedVF()
-	want.Outfit = &journal.Outfit{Driver: "vfio-pci"}
+	want.Setup = &journal.Setup{Driver: "vfio-pci"}
 	return want
 }
 
@@ -68,38 +68,38 @@ func (w *workshop) wantBound(t *testing.T, driver string) {
 		t.Errorf("bound %q, want %q", got, driver)
 	}
 	record, _ := w.journal.Get(vf)
-	if diff := cmp.Diff(&journal.Outfit{Driver: "vfio-pci", Own: "iavf"}, record.Outfit); diff != "" {
-		t.Errorf("outfit (-want +got):\n%s", diff)
+	if diff := cmp.Diff(&journal.Setup{Driver: "vfio-pci", Own: "iavf"}, record.Setup); diff != "" {
+		t.Errorf("setup (-want +got):\n%s", diff)
 	}
 }
 
-// A Function is fitted out after that is written down, and what it was before stays written down however often it is
+// A Function is set up after that is written down, and what it was before stays written down however often it is
 // reserved.
 func TestReserveFitsOut(t *testing.T) {
 	a, w := fitting(t)
 	for range 2 {
-		if err := a.Reserve(t.Context(), outfitted()); err != nil {
+		if err := a.Reserve(t.Context(), withSetup()); err != nil {
 			t.Fatal(err)
 		}
 		w.wantBound(t, "vfio-pci")
 	}
 }
 
-// Fitting out that failed is continued by the next reservation, which knows what the Function was.
+// Setup that failed is continued by the next reservation, which knows what the Function was.
 func TestReserveContinuesFittingOut(t *testing.T) {
 	a, w := fitting(t)
-	planned := outfitted()
-	planned.Outfit.Own, planned.State = "iavf", journal.Reserved
+	planned := withSetup()
+	planned.Setup.Own, planned.State = "iavf", journal.Reserved
 	if err := w.journal.Put(planned); err != nil {
 		t.Fatal(err)
 	}
 	w.own, w.refuse = "", errors.New("refused") // it is half done
-	if err := a.Reserve(t.Context(), outfitted()); !errors.Is(err, w.refuse) || !strings.Contains(err.Error(), vf.String()) {
+	if err := a.Reserve(t.Context(), withSetup()); !errors.Is(err, w.refuse) || !strings.Contains(err.Error(), vf.String()) {
 		t.Errorf("error %v, want one that names the Function: %v", err, w.refuse)
 	}
 	w.wantBound(t, "")
 	w.refuse = nil
-	if err := a.Reserve(t.Context(), outfitted()); err != nil {
+	if err := a.Reserve(t.Context(), withSetup()); err != nil {
 		t.Fatal(err)
 	}
 	w.wantBound(t, "vfio-pci")
@@ -109,13 +109,13 @@ func TestReserveContinuesFittingOut(t *testing.T) {
 func TestReserveRefusesOutfit(t *testing.T) {
 	a, w := fitting(t)
 	w.refuse = errors.New("refused")
-	if err := a.Reserve(t.Context(), outfitted()); !errors.Is(err, w.refuse) {
+	if err := a.Reserve(t.Context(), withSetup()); !errors.Is(err, w.refuse) {
 		t.Errorf("error %v, want %v", err, w.refuse)
 	}
 	none := New(w.journal, &engine{}, netdevs{}, Options{}, logr.Discard())
 	const says = "this agent makes no SFs and binds no drivers"
-	if err := none.Reserve(t.Context(), outfitted()); err == nil || !strings.Contains(err.Error(), says) {
-		t.Errorf("without an outfitter: error %v, want one with %q", err, says)
+	if err := none.Reserve(t.Context(), withSetup()); err == nil || !strings.Contains(err.Error(), says) {
+		t.Errorf("without a runner: error %v, want one with %q", err, says)
 	}
 	if all := w.journal.All(); len(all) > 0 {
 		t.Errorf("records %+v", all)
@@ -125,26 +125,26 @@ func TestReserveRefusesOutfit(t *testing.T) {
 // What an earlier Allocate had made of a Function, for a pod that never came for it by CNI, is undone before the next pod
 // gets it: the kubelet allocates only what no pod has. The pod that came has it as it was allocated.
 func TestReserveForTheNextPodReleasesFirst(t *testing.T) {
-	vfio, none := &journal.Outfit{Driver: "vfio-pci"}, (*journal.Outfit)(nil)
+	vfio, none := &journal.Setup{Driver: "vfio-pci"}, (*journal.Setup)(nil)
 	for name, test := range map[string]struct {
-		wish    *journal.Outfit
+		wish    *journal.Setup
 		request *journal.CNI
 		undone  int
 		bound   string
 	}{
 		"the same":            {vfio, nil, 1, "vfio-pci"},
 		"own driver":          {none, nil, 1, ""},
-		"another driver":      {&journal.Outfit{Driver: "uio"}, nil, 1, "uio"},
+		"another driver":      {&journal.Setup{Driver: "uio"}, nil, 1, "uio"},
 		"pod that has it now": {none, &journal.CNI{ContainerID: "s1", IfName: "net1"}, 0, "vfio-pci"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a, w := fitting(t)
-			want := outfitted()
-			want.Claim, want.Outfit = journal.Claim{}, vfio
+			want := withSetup()
+			want.Claim, want.Setup = journal.Claim{}, vfio
 			if err := a.Reserve(t.Context(), want); err != nil {
 				t.Fatal(err)
 			}
-			want.Outfit, want.CNI = test.wish, test.request
+			want.Setup, want.CNI = test.wish, test.request
 			if err := a.Reserve(t.Context(), want); err != nil {
 				t.Fatal(err)
 			}
@@ -155,13 +155,13 @@ func TestReserveForTheNextPodReleasesFirst(t *testing.T) {
 	}
 }
 
-// A boot undoes what Functions were fitted out with, and the kubelet starts pods again on what it allocated before.
+// A boot undoes what Functions were set up with, and the kubelet starts pods again on what it allocated before.
 func TestRecoverFitsOut(t *testing.T) {
 	a, w := fitting(t)
-	if err := a.Reserve(t.Context(), outfitted()); err != nil {
+	if err := a.Reserve(t.Context(), withSetup()); err != nil {
 		t.Fatal(err)
 	}
-	bare, releasing := claimedVF(), outfitted()
+	bare, releasing := claimedVF(), withSetup()
 	bare.Function.Address, releasing.Function.Address = "0000:3b:02.2", "0000:3b:02.3"
 	bare.State, releasing.State = journal.Reserved, journal.Releasing
 	for _, other := range []journal.Attachment{bare, releasing} {
@@ -170,7 +170,7 @@ func TestRecoverFitsOut(t *testing.T) {
 		}
 	}
 	w.own, w.bound = "iavf", map[function.ID]string{}
-	if err := w.attacher().FitOut(t.Context()); err != nil {
+	if err := w.attacher().SetUp(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	w.wantBound(t, "vfio-pci")
@@ -178,7 +178,7 @@ func TestRecoverFitsOut(t *testing.T) {
 		t.Errorf("bound %v", w.bound)
 	}
 	w.refuse = errors.New("refused")
-	if err := w.attacher().FitOut(t.Context()); !errors.Is(err, w.refuse) || !strings.Contains(err.Error(), vf.String()) {
+	if err := w.attacher().SetUp(t.Context()); !errors.Is(err, w.refuse) || !strings.Contains(err.Error(), vf.String()) {
 		t.Errorf("error %v, want one that names the Function: %v", err, w.refuse)
 	}
 }

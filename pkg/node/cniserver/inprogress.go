@@ -20,8 +20,8 @@ type add struct {
 	done   chan struct{}
 }
 
-// adding knows the ADDs that run. There is one at a time for a Function, so that nobody else has its xPU asked.
-type adding struct {
+// addsInProgress knows the ADDs that run. There is one at a time for a Function, so that nobody else has its xPU asked.
+type addsInProgress struct {
 	mutex      sync.Mutex
 	byFunction map[function.ID]*add
 }
@@ -29,7 +29,7 @@ type adding struct {
 var errDeleted = errors.New("DEL came meanwhile")
 
 // enter begins an ADD, and leave ends it. ctx ends when a DEL for the same attachment comes.
-func (a *adding) enter(ctx context.Context, id function.ID, key attachmentKey) (
+func (a *addsInProgress) enter(ctx context.Context, id function.ID, key attachmentKey) (
 	_ context.Context, leave func(), err error,
 ) {
 	a.mutex.Lock()
@@ -51,7 +51,7 @@ func (a *adding) enter(ctx context.Context, id function.ID, key attachmentKey) (
 }
 
 // end ends the ADDs of an attachment and waits until they left.
-func (a *adding) end(ctx context.Context, key attachmentKey) error {
+func (a *addsInProgress) end(ctx context.Context, key attachmentKey) error {
 	for _, running := range a.of(key) {
 		running.cancel(errDeleted)
 		select {
@@ -63,7 +63,7 @@ func (a *adding) end(ctx context.Context, key attachmentKey) error {
 	return nil
 }
 
-func (a *adding) of(key attachmentKey) []*add {
+func (a *addsInProgress) of(key attachmentKey) []*add {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	var list []*add

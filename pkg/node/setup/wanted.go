@@ -8,16 +8,16 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// Wish is what the owner of a Function wants done to it; nil for nothing. spec is that of the Function's DevicePool,
+// Wanted is what the owner of a Function wants done to it; nil for nothing. spec is that of the Function's DevicePool,
 // driver the one that the pod itself asks for, "" for the pool's, and mac the one that an SF is made with, "" for any.
-func Wish(
+func Wanted(
 	spec v1alpha1.DevicePoolSpec, f function.ID, driver v1alpha1.FunctionDriver, mac function.MAC,
-) *journal.Outfit {
-	wish := journal.Outfit{Driver: string(cmp.Or(driver, spec.Driver))}
+) *journal.Setup {
+	wish := journal.Setup{Driver: string(cmp.Or(driver, spec.Driver))}
 	if number, isSF := f.SFNum(); isSF && spec.SFs.Has(number) {
 		wish.SF, wish.MAC = true, mac
 	}
-	if wish == (journal.Outfit{}) {
+	if wish == (journal.Setup{}) {
 		return nil
 	}
 	return &wish

@@ -27,8 +27,8 @@ const (
 	verifyAtOnce = 8
 )
 
-// card is an XPU of the configuration and the connection to its OPI agent. Safe for concurrent use.
-type card struct {
+// xpuConnection is an XPU of the configuration and the connection to its OPI agent. Safe for concurrent use.
+type xpuConnection struct {
 	xpu      XPU
 	client   *opi.Client
 	direct   *Direct
@@ -44,7 +44,7 @@ type card struct {
 	served    map[string]bool // networks that the agent was seen to have since the connection came up, by id
 }
 
-func newCard(xpu XPU, d *Direct, m *metrics) (*card, error) {
+func newXPUConnection(xpu XPU, d *Direct, m *metrics) (*xpuConnection, error) {
 	dialect, err := dialects.Named(xpu.Dialect)
 	if err != nil {
 		return nil, fmt.Errorf("xPU %s: %w", xpu.Name, err)
@@ -58,14 +58,14 @@ func newCard(xpu XPU, d *Direct, m *metrics) (*card, error) {
 		return nil, fmt.Errorf("xPU %s: %w", xpu.Name, err)
 	}
 	log := d.log.WithValues("xpu", xpu.Name)
-	return &card{
+	return &xpuConnection{
 		xpu: xpu, client: client, direct: d, metrics: m, log: log, since: time.Now(), served: map[string]bool{},
 	}, nil
 }
 
 // run follows the connection until ctx ends. Between two reports of it there is one thing to do: verify what the agent
 // has, or find out why it is away.
-func (c *card) run(ctx context.Context) error {
+func (c *xpuConnection) run(ctx context.Context) error {
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
 	stop := func() {}
@@ -88,7 +88,7 @@ func (c *card) run(ctx context.Context) error {
 	return errors.Join(err, c.client.Close())
 }
 
-func (c *card) report(up bool) {
+func (c *xpuConnection) report(up bool) {
 	c.mutex.Lock()
 	if c.connected && !up {
 		c.since = time.Now()
@@ -102,7 +102,7 @@ func (c *card) report(up bool) {
 }
 
 // away is nothing new until the debounce is over.
-func (c *card) away() string {
+func (c *xpuConnection) away() string {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	if c.connected || time.Since(c.since) < c.direct.options.Debounce {
@@ -118,7 +118,7 @@ func (c *card) away() string {
 
 // diagnose finds out why there is no connection, if there still is none after the debounce, again and again until ctx
 // ends: who mends one thing should be told of the next.
-func (c *card) diagnose(ctx context.Context) {
+func (c *xpuConnection) diagnose(ctx context.Context) {
 	if !loop.Sleep(ctx, c.direct.options.Debounce) {
 		return
 	}
@@ -136,7 +136,7 @@ func (c *card) diagnose(ctx context.Context) {
 }
 
 // explain tells why there is no connection, if that is news.
-func (c *card) explain(why string) {
+func (c *xpuConnection) explain(why string) {
 	c.mutex.Lock()
 	known := c.why == why
 	c.why = why
@@ -150,7 +150,7 @@ func (c *card) explain(why string) {
 
 // verify has the agent serve the networks of the configuration, and what the journal says of this xPU. Ports that the
 // agent does not serve are tried again until it does, or until ctx ends.
-func (c *card) verify(ctx context.Context) {
+func (c *xpuConnection) verify(ctx context.Context) {
 	var networks sync.WaitGroup
 	defer networks.Wait()
 	for name, network := range c.direct.config.Networks {
@@ -169,7 +169,7 @@ func (c *card) verify(ctx context.Context) {
 }
 
 // verifyNetwork has what is wrong with a network in the log before a pod needs it.
-func (c *card) verifyNetwork(ctx context.Context, name string, network Network) {
+func (c *xpuConnection) verifyNetwork(ctx context.Context, name string, network Network) {
 	bounded, cancel := context.WithTimeout(ctx, verifyTimeout)
 	defer cancel()
 	if err := c.network(bounded, network.opi(name)); err != nil && ctx.Err() == nil {
@@ -178,7 +178,7 @@ func (c *card) verifyNetwork(ctx context.Context, name string, network Network) 
 }
 
 // wanted are the Functions whose Ports this xPU is to serve.
-func (c *card) wanted() []function.ID {
+func (c *xpuConnection) wanted() []function.ID {
 	var ids []function.ID
 	for _, a := range c.direct.journal.All() {
 		if wantsPort(a) && c.direct.card(a.PF) == c {
@@ -193,7 +193,7 @@ func (c *card) wanted() []function.ID {
 func wantsPort(a journal.Attachment) bool { return a.Port != nil && a.State != journal.Releasing }
 
 // verifyAll returns those that failed.
-func (c *card) verifyAll(ctx context.Context, ids []function.ID) (failed []function.ID) {
+func (c *xpuConnection) verifyAll(ctx context.Context, ids []function.ID) (failed []function.ID) {
 	var mutex sync.Mutex
 	var group errgroup.Group
 	group.SetLimit(verifyAtOnce)
@@ -213,7 +213,7 @@ func (c *card) verifyAll(ctx context.Context, ids []function.ID) (failed []funct
 }
 
 // verifyOne asks the journal under the Function's lock, so that a Port is not made again that is being deleted.
-func (c *card) verifyOne(ctx context.Context, id function.ID) error {
+func (c *xpuConnection) verifyOne(ctx context.Context, id function.ID) error {
 	unlock, err := c.direct.functions.Lock(ctx, id)
 	if err != nil {
 		return err
@@ -238,7 +238,7 @@ func (c *card) verifyOne(ctx context.Context, id function.ID) error {
 
 // until repeats what the agent is asked to do until it is done: after pauses, and when the connection changes. When ctx
 // ends, or if it can never be done, it returns why it is not.
-func (c *card) until(ctx context.Context, ask func(context.Context) error) error {
+func (c *xpuConnection) until(ctx context.Context, ask func(context.Context) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	changes := c.changed.Subscribe(ctx)
@@ -263,7 +263,7 @@ func (c *card) until(ctx context.Context, ask func(context.Context) error) error
 
 // ensure has the agent serve the Port, in the network as the configuration has it: the agent may have another one under
 // that id, of an earlier configuration.
-func (c *card) ensure(ctx context.Context, port opi.Port, network opi.Network) error {
+func (c *xpuConnection) ensure(ctx context.Context, port opi.Port, network opi.Network) error {
 	if err := c.network(ctx, network); err != nil {
 		return err
 	}
@@ -280,7 +280,7 @@ func (c *card) ensure(ctx context.Context, port opi.Port, network opi.Network) e
 }
 
 // network has the agent serve the network, unless it was seen to.
-func (c *card) network(ctx context.Context, network opi.Network) error {
+func (c *xpuConnection) network(ctx context.Context, network opi.Network) error {
 	unlock, err := c.networks.Lock(ctx, network.ID)
 	if err != nil {
 		return fmt.Errorf("its network is not up yet: %w", err)
@@ -296,19 +296,19 @@ func (c *card) network(ctx context.Context, network opi.Network) error {
 	return nil
 }
 
-func (c *card) isServed(network string) bool {
+func (c *xpuConnection) isServed(network string) bool {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	return c.served[network]
 }
 
-func (c *card) setServed(network string, served bool) {
+func (c *xpuConnection) setServed(network string, served bool) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	c.served[network] = served
 }
 
-func (c *card) remove(ctx context.Context, id string) error {
+func (c *xpuConnection) remove(ctx context.Context, id string) error {
 	err := c.counted("DeletePort", c.client.DeletePort(ctx, id))
 	if errors.Is(err, opi.ErrNotFound) {
 		return nil
@@ -316,7 +316,7 @@ func (c *card) remove(ctx context.Context, id string) error {
 	return err
 }
 
-func (c *card) counted(operation string, err error) error {
+func (c *xpuConnection) counted(operation string, err error) error {
 	if err != nil && !errors.Is(err, opi.ErrNetworkMissing) {
 		c.metrics.failed(c.xpu.Name, operation)
 	}
