@@ -33,11 +33,18 @@ type nowhere struct{}
 
 func (nowhere) Pools() ([]pool.Pool, bool)           { return nil, true }
 func (nowhere) PoolOf(function.ID) (pool.Pool, bool) { return pool.Pool{}, false }
+func (nowhere) Considered(function.ID) bool          { return true }
 
 // unread is a node whose pools are not known yet.
 type unread struct{ nowhere }
 
-func (unread) Pools() ([]pool.Pool, bool) { return nil, false }
+func (unread) Pools() ([]pool.Pool, bool)  { return nil, false }
+func (unread) Considered(function.ID) bool { return false }
+
+// before is a node whose pools were read before the Function came, as after each reset of a card.
+type before struct{ nowhere }
+
+func (before) Considered(function.ID) bool { return false }
 
 // TestAssigned: what the kubelet says decides who may have a Function, and by which resource.
 func TestAssigned(t *testing.T) {
@@ -58,6 +65,7 @@ func TestAssigned(t *testing.T) {
 		"its pool was moved":       {kubelet: kubelet{assigned: has("default", "pod-c1", "example.com/old")}, pools: nowhere{}, resource: "example.com/old"},
 		// Its pool may name a network, in which the xPU would not serve it.
 		"no pools are known yet":        {kubelet: kubelet{assigned: has("default", "pod-c1", "xpu.opiproject.org/fast")}, pools: unread{}, code: types.ErrTryAgainLater},
+		"the Function came since":       {kubelet: kubelet{assigned: has("default", "pod-c1", "xpu.opiproject.org/fast")}, pools: before{}, code: types.ErrTryAgainLater},
 		"in no pool, and no pod has it": {kubelet: kubelet{}, pools: nowhere{}, code: CodeNotOffered},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -44,6 +44,8 @@ func (c *card) Pools() ([]pool.Pool, bool) {
 	return []pool.Pool{{Name: "fast", Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDevicePlugin}, Functions: []function.Function{c.function}}}, true
 }
 
+func (c *card) Considered(function.ID) bool { _, known := c.Pools(); return known }
+
 func (c *card) PoolOf(id function.ID) (pool.Pool, bool) {
 	pools, _ := c.Pools()
 	return poolOf(pools, id)

@@ -86,6 +86,8 @@ func (n *node) Pools() ([]pool.Pool, bool) { return n.pools, n.pools != nil }
 
 func (n *node) PoolOf(id function.ID) (pool.Pool, bool) { return poolOf(n.pools, id) }
 
+func (n *node) Considered(function.ID) bool { _, known := n.Pools(); return known }
+
 func poolOf(pools []pool.Pool, id function.ID) (pool.Pool, bool) {
 	for _, p := range pools {
 		if slices.ContainsFunc(p.Functions, func(f function.Function) bool { return f.ID == id }) {

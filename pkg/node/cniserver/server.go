@@ -33,6 +33,8 @@ type Pools interface {
 	Pools() (pools []pool.Pool, known bool)
 	// PoolOf returns the pool that has the Function.
 	PoolOf(function.ID) (p pool.Pool, ok bool)
+	// Considered says whether the Function was there when the pools were read: else it may belong to one all the same.
+	Considered(function.ID) bool
 }
 
 // Journal knows which Functions are not free.

@@ -16,19 +16,21 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
-// outfitting is a node with one pool, of one Function.
-type outfitting struct {
+// withSetup is a node with one pool, of one Function.
+type withSetup struct {
 	pool  pool.Pool
 	known bool
 }
 
-func (o outfitting) Pools() ([]pool.Pool, bool) { return []pool.Pool{o.pool}, o.known }
+func (o withSetup) Pools() ([]pool.Pool, bool) { return []pool.Pool{o.pool}, o.known }
 
-func (o outfitting) PoolOf(id function.ID) (pool.Pool, bool) {
+func (o withSetup) Considered(function.ID) bool { return true }
+
+func (o withSetup) PoolOf(id function.ID) (pool.Pool, bool) {
 	return o.pool, id == o.pool.Functions[0].ID
 }
 
-func (o outfitting) Get(function.ID) (function.Function, bool) { return function.Function{}, false }
+func (o withSetup) Get(function.ID) (function.Function, bool) { return function.Function{}, false }
 
 // TestOutfit: the reservation that an ADD makes says what is to be done to the Function, as that of an Allocate does.
 func TestOutfit(t *testing.T) {
@@ -65,7 +67,7 @@ func TestOutfit(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := New(Options{
-				Pools: outfitting{pool.Pool{Name: "fast", Spec: test.spec, Functions: []function.Function{test.function}}, true},
+				Pools: withSetup{pool.Pool{Name: "fast", Spec: test.spec, Functions: []function.Function{test.function}}, true},
 				MAC:   func(function.ID) function.MAC { return "02:00:00:00:00:aa" },
 			})
 			a := addRequest{requested: requested{device: test.function.ID, mac: test.mac}, function: test.function}
@@ -85,7 +87,7 @@ func TestOutfit(t *testing.T) {
 // TestAddBeforePoolsAreKnown: an SF may be one that is to be made, which only pools tell.
 func TestAddBeforePoolsAreKnown(t *testing.T) {
 	_, s := newCard(t)
-	none := outfitting{pool.Pool{Functions: []function.Function{{}}}, false}
+	none := withSetup{pool.Pool{Functions: []function.Function{{}}}, false}
 	s.Functions, s.Pools = none, none
 	checkCode(t, s.answer(t.Context(), addVF("c1", nil)), types.ErrTryAgainLater)
 	none.known = true
@@ -129,7 +131,7 @@ func TestFitOutFails(t *testing.T) {
 	c, s := newCard(t)
 	c.options.Setup = hostile{}
 	s.Lifecycle = c.lifecycle()
-	s.Pools = outfitting{pool.Pool{Name: "fast", Functions: []function.Function{c.function}, Spec: v1alpha1.DevicePoolSpec{
+	s.Pools = withSetup{pool.Pool{Name: "fast", Functions: []function.Function{c.function}, Spec: v1alpha1.DevicePoolSpec{
 		Publish: v1alpha1.PublishDevicePlugin, Driver: v1alpha1.DriverVFIO,
 	}}, true}
 	reply := s.answer(t.Context(), addVF("c1", nil))

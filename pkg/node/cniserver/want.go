@@ -93,9 +93,10 @@ func (s *Server) wantOfResource(a addRequest, have journal.Attachment, want *jou
 			network = p.Spec.Network
 		}
 	}
-	// Without the pools a Function whose pool names the network would be taken for one without, and the xPU not be asked.
-	if _, known := s.Pools.Pools(); !known && (want.Resource == "" || network == "") {
-		return fail(types.ErrTryAgainLater, "Function %s: pools have not been read yet", a.device)
+	// A Function whose pool names the network would be taken for one without, and the xPU not be asked. That is so at the
+	// start, and for a moment after each time that a card came back.
+	if !s.Pools.Considered(a.device) && (want.Resource == "" || network == "") {
+		return fail(types.ErrTryAgainLater, "Function %s: pools have not been read yet since it came", a.device)
 	}
 	// The resource stays empty where the kubelet did not give the Function to anybody: health tells of that.
 	if want.Resource == "" && !offered {

@@ -46,6 +46,7 @@ type Tracker struct {
 	mutex  sync.RWMutex
 	pools  []Pool
 	owners map[function.ID]int // index of the pool that has the Function
+	seen   map[function.ID]bool
 	known  bool
 }
 
@@ -83,6 +84,15 @@ func (t *Tracker) PoolOf(id function.ID) (p Pool, ok bool) {
 		return Pool{}, false
 	}
 	return t.pools[i], true
+}
+
+// Considered says whether the Function was there when the pools were read last. One that came since is in no pool yet,
+// which says nothing about it.
+func (t *Tracker) Considered(id function.ID) bool {
+	t.mutex.RLock()
+	defer t.mutex.RUnlock()
+	_, inPool := t.owners[id] // an SF that is to be made is not there
+	return inPool || t.seen[id]
 }
 
 // Get returns a Function as it is now: one that exists, or an SF that is to be made for whoever its pool hands it out
@@ -131,10 +141,16 @@ func (t *Tracker) read(ctx context.Context) (different bool, err error) {
 	if err != nil {
 		return false, fmt.Errorf("read labels of the node: %w", err)
 	}
-	pools := t.assign(devicePools, labels)
+	functions := t.functions.Snapshot()
+	seen := make(map[function.ID]bool, len(functions))
+	for _, f := range functions {
+		seen[f.ID] = true
+	}
+	pools := t.assign(functions, devicePools, labels)
 
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
+	t.seen = seen
 	// Not by the equality of apimachinery, which panics at the unexported fields of errors.
 	if t.known && reflect.DeepEqual(t.pools, pools) {
 		return false, nil
@@ -163,11 +179,11 @@ func (t *Tracker) report(pools []Pool) {
 	}
 }
 
-func (t *Tracker) assign(devicePools []v1alpha1.DevicePool, labels map[string]string) []Pool {
+func (t *Tracker) assign(functions []function.Function, devicePools []v1alpha1.DevicePool, labels map[string]string) []Pool {
 	if t.pfs == nil {
-		return Assign(t.functions.Snapshot(), devicePools, labels)
+		return Assign(functions, devicePools, labels)
 	}
-	return assign(t.functions.Snapshot(), devicePools, labels, t.pfs.NoSFs)
+	return assign(functions, devicePools, labels, t.pfs.NoSFs)
 }
 
 // owners says which pool has each Function.

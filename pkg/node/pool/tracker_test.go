@@ -331,3 +331,36 @@ func TestPoolOf(t *testing.T) {
 		}
 	})
 }
+
+// TestConsidered: a Function that came after the pools were read was not looked at, whether it belongs to one or not.
+func TestConsidered(t *testing.T) {
+	all := card()
+	n := &node{functions: all[:len(all)-1], devicePools: []v1alpha1.DevicePool{
+		devicePool("fast", v1alpha1.FunctionSelector{Drivers: []string{"mlx5_core"}}),
+	}}
+	tracker := NewTracker(n, n, nil, testr.New(t))
+	late := all[len(all)-1].ID
+	if tracker.Considered(all[0].ID) {
+		t.Error("a Function was looked at before the pools were read")
+	}
+	read := func() {
+		t.Helper()
+		if _, err := tracker.read(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	read()
+	for _, f := range n.functions {
+		if !tracker.Considered(f.ID) {
+			t.Errorf("Function %s was not looked at", f.ID)
+		}
+	}
+	n.set(func() { n.functions = all })
+	if tracker.Considered(late) {
+		t.Errorf("Function %s was looked at before it came", late)
+	}
+	read()
+	if !tracker.Considered(late) {
+		t.Errorf("Function %s was not looked at", late)
+	}
+}
