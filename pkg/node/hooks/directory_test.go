@@ -147,6 +147,33 @@ func TestDirectoryRefused(t *testing.T) {
 	}
 }
 
+// TestRefusalIsTold: once for each reason.
+func TestRefusalIsTold(t *testing.T) {
+	dir := hooksDir(t)
+	file := filepath.Join(dir, "50-shared")
+	must(t, os.WriteFile(file, nil, 0o777))
+	must(t, os.Chmod(file, 0o777))
+	var told []string
+	log := funcr.New(func(_, args string) { told = append(told, args) }, funcr.Options{})
+	d := newDirectory(Options{Dir: dir}, log)
+	list := func() {
+		t.Helper()
+		if _, err := d.list(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	list()
+	list()
+	if len(told) != 1 || !strings.Contains(told[0], file) || !strings.Contains(told[0], "writable for root only") {
+		t.Errorf("told %q, want once that the file is refused, and why", told)
+	}
+	must(t, os.Chown(file, 12345, 0))
+	list()
+	if len(told) != 2 || !strings.Contains(told[1], "must belong to root") {
+		t.Errorf("told %q, want another reason", told)
+	}
+}
+
 // A volume of Kubernetes is writable for all and mounted read-only.
 func TestDirectoryReadOnly(t *testing.T) {
 	dir := hooksDir(t)

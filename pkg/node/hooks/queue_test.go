@@ -16,6 +16,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/events"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -349,11 +351,35 @@ func TestGivenUp(t *testing.T) {
 				if got := testutil.ToFloat64(a.metrics.deadLetters.WithLabelValues("10-a")); got != 1 {
 					t.Errorf("%v dead letters counted, want 1", got)
 				}
-				if got := testutil.ToFloat64(a.metrics.runs.WithLabelValues("10-a", "retry")); got != float64(test.attempts-1) {
-					t.Errorf("%v retries counted, want %d", got, test.attempts-1)
+				for result, want := range map[string]float64{"retry": float64(test.attempts - 1), "failed": 1, "done": 0} {
+					if got := testutil.ToFloat64(a.metrics.runs.WithLabelValues("10-a", result)); got != want {
+						t.Errorf("%v runs counted with result %s, want %v", got, result, want)
+					}
 				}
 			})
 		})
+	}
+}
+
+// regarded is a recorder that keeps what events are about.
+type regarded struct{ objects []string }
+
+func (r *regarded) Eventf(regarding, _ runtime.Object, _, _, _, _ string, _ ...any) {
+	o := regarding.(*corev1.ObjectReference)
+	r.objects = append(r.objects, strings.Join([]string{o.Kind, o.Namespace, o.Name, string(o.UID)}, " "))
+}
+
+// TestEventRegards: the event is at the pod, where people look; without one, at the node.
+func TestEventRegards(t *testing.T) {
+	var r regarded
+	q := &Queue{options: Options{Node: "node1", Recorder: &r}}
+	unknown := released(1)
+	unknown.Pod = journal.Pod{}
+	for _, a := range []journal.Attachment{released(0), unknown} {
+		q.event(journal.DeadLetter{Attachment: a, Hook: "10-a"})
+	}
+	if want := []string{"Pod default pod1 pod1-uid", "Node  node1 node1"}; !slices.Equal(r.objects, want) {
+		t.Errorf("events regard %q, want %q", r.objects, want)
 	}
 }
 
