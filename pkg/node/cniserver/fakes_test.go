@@ -114,7 +114,7 @@ func newCard(t *testing.T) (*card, *Server) {
 	t.Cleanup(func() { j.Close() })
 	c := &card{Journal: j, function: function.Function{ID: vf, Kind: function.VF, PF: "0000:3b:00.0", PFName: "ens1f0", Index: 1, Driver: "iavf"}}
 	return c, New(Options{
-		Functions: inventoryOf{c}, Pools: c, Journal: c, Lifecycle: c.lifecycle(),
+		Functions: inventoryOf{c}, Pools: c, Journal: j, Lifecycle: c.lifecycle(),
 		Provisioner: &xpuAgent{ports: map[function.ID]provisioning.Request{}}, MAC: func(function.ID) function.MAC { return "02:00:00:00:00:aa" },
 		Reporter: &reporter{}, Metrics: NewMetrics(prometheus.NewRegistry()), Log: logr.Discard(),
 	})

@@ -155,7 +155,7 @@ func (n *node) start() (r *running, stop func()) {
 	}, logr.Discard())
 	r.Server = New(Options{
 		Socket: filepath.Join(n.dir, "run", "cni.sock"), SpoolDir: filepath.Join(n.dir, "spool"),
-		Functions: n, Pools: n, Journal: j, Lifecycle: r.lifecycle,
+		Functions: n, Pools: n, Journal: r.journal, Lifecycle: r.lifecycle,
 		Provisioner: n.xpuAgent, MAC: func(function.ID) function.MAC { return "02:00:00:00:00:aa" },
 		Ready: func(context.Context) error { return nil }, Reporter: &reporter{},
 		Metrics: NewMetrics(prometheus.NewRegistry()), Log: logr.Discard(),

@@ -37,12 +37,6 @@ type Pools interface {
 	Considered(function.ID) bool
 }
 
-// Journal knows which Functions are not free.
-type Journal interface {
-	Get(function.ID) (journal.Attachment, bool)
-	All() []journal.Attachment
-}
-
 // Lifecycle decides who has a Function, and takes it there and back.
 type Lifecycle interface {
 	Settle(ctx context.Context, want journal.Attachment) (lifecycle.Settled, error)
@@ -73,7 +67,7 @@ type Options struct {
 
 	Functions Functions
 	Pools     Pools
-	Journal   Journal
+	Journal   *journal.Journal
 	Lifecycle Lifecycle
 	// Provisioner has the xPU serve Functions for which a network is named.
 	Provisioner provisioning.Provisioner

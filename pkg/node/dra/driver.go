@@ -56,12 +56,6 @@ type Lifecycle interface {
 	Unprepare(ctx context.Context, claim types.UID) error
 }
 
-// Journal knows which Functions belong to which claim and pod.
-type Journal interface {
-	ByClaim(uid types.UID) []journal.Attachment
-	ByPod(uid types.UID) []journal.Attachment
-}
-
 // Runtime tells of pods' sandboxes, in which Functions are attached.
 type Runtime interface {
 	// AwaitConnected returns nil once the runtime would tell of sandboxes. The error says what to do if it does not
@@ -93,7 +87,7 @@ type Driver struct {
 	Functions   Functions
 	DevicePools DevicePools
 	Ports       Ports
-	Journal     Journal
+	Journal     *journal.Journal
 	Lifecycle   Lifecycle
 	DeviceNodes DeviceNodes
 	// Runtime and Pods may be nil: nothing is asked of them then.

@@ -26,14 +26,14 @@ const fieldManager = "xpu-agent"
 // the journal and off the pod's way to running: what cannot be written now is written later.
 type StatusReporter struct {
 	claims  resourceclient.ResourceClaimsGetter
-	journal Journal
+	journal *journal.Journal
 	metrics *Metrics
 	log     logr.Logger
 	queue   workqueue.TypedRateLimitingInterface[journal.Claim]
 }
 
 // NewStatusReporter makes a reporter; [StatusReporter.Run] makes it work.
-func NewStatusReporter(claims resourceclient.ResourceClaimsGetter, j Journal, metrics *Metrics, log logr.Logger) *StatusReporter {
+func NewStatusReporter(claims resourceclient.ResourceClaimsGetter, j *journal.Journal, metrics *Metrics, log logr.Logger) *StatusReporter {
 	return &StatusReporter{
 		claims: claims, journal: j, metrics: metrics, log: log,
 		queue: workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[journal.Claim]()),

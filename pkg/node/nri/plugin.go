@@ -37,13 +37,6 @@ const (
 // not back by then, Unprepare or the next sweep takes back.
 const stopTimeout = time.Minute
 
-// Journal knows which Functions are reserved for pods.
-type Journal interface {
-	Get(function.ID) (journal.Attachment, bool)
-	All() []journal.Attachment
-	ByPod(uid types.UID) []journal.Attachment
-}
-
 // Lifecycle takes Functions into pods and back.
 type Lifecycle interface {
 	Attach(ctx context.Context, id function.ID, sandbox lifecycle.Sandbox) (netdev.Observed, error)
@@ -66,7 +59,7 @@ type Reporter interface {
 type Plugin struct {
 	// Socket is the runtime's, /var/run/nri/nri.sock.
 	Socket    string
-	Journal   Journal
+	Journal   *journal.Journal
 	Lifecycle Lifecycle
 	// Kubelet, where set, is asked about pods that no claim was prepared for: the kubelet prepares a claim that several
 	// pods share for the first of them only.
