@@ -8,9 +8,11 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi/kubeapitest"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool/source"
 )
 
 // TestValidation: the API server refuses what cannot be, and says what would be right.
@@ -103,6 +105,24 @@ func TestValidation(t *testing.T) {
 			{"pool with a bad resource", plugin(func(p *v1alpha1.DevicePool) { p.Spec.DevicePlugin.ResourceName = "fast_" }), "spec.devicePlugin.resourceName"},
 			{"pool with a bad prefix", plugin(func(p *v1alpha1.DevicePool) { p.Spec.DevicePlugin.ResourcePrefix = "Intel.com" }), "spec.devicePlugin.resourcePrefix"},
 			{"pool with a bad preference", plugin(func(p *v1alpha1.DevicePool) { p.Spec.DevicePlugin.PreferredAllocation = "Any" }), "spec.devicePlugin.preferredAllocation"},
+			{"pool with VFs", pool(func(p *v1alpha1.DevicePool) { p.Name, p.Spec.NumVFs = "vfs", ptr.To(int32(8)) }), ""},
+			{"pool with VFs of any PF", pool(func(p *v1alpha1.DevicePool) {
+				p.Spec.NumVFs, p.Spec.Selectors = ptr.To(int32(8)), []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}}
+			}), "numVFs and sfs need selectors that name the PFs, by pfNames or rootDevices"},
+			{"pool with fewer than no VFs", pool(func(p *v1alpha1.DevicePool) { p.Spec.NumVFs = ptr.To(int32(-1)) }), "spec.numVFs"},
+			{"pool with too many VFs", pool(func(p *v1alpha1.DevicePool) { p.Spec.NumVFs = ptr.To(int32(65536)) }), "spec.numVFs"},
+			{"pool with SFs", pool(func(p *v1alpha1.DevicePool) { p.Name, p.Spec.SFs = "sfs", &v1alpha1.SFSpec{Count: 4} }), ""},
+			{"pool with too many SFs", pool(func(p *v1alpha1.DevicePool) { p.Spec.SFs = &v1alpha1.SFSpec{Count: 1025} }), "spec.sfs.count"},
+			{"pool with SFs and without", pool(func(p *v1alpha1.DevicePool) {
+				p.Spec.SFs, p.Spec.DeviceType = &v1alpha1.SFSpec{Count: 4}, v1alpha1.DeviceTypeNet
+			}), "sfs needs a pool that may have SFs: leave deviceType out, or make it auxNetDevice"},
+			{"pool with SFs of another driver", pool(func(p *v1alpha1.DevicePool) {
+				p.Spec.SFs, p.Spec.Driver = &v1alpha1.SFSpec{Count: 4}, v1alpha1.DriverVFIO
+			}), "driver is not for pools with sfs"},
+			{"pool of an unknown driver", pool(func(p *v1alpha1.DevicePool) { p.Spec.Driver = "uio" }), "spec.driver"},
+			{"pool with few at once", pool(func(p *v1alpha1.DevicePool) { p.Name, p.Spec.MaxAllocated = "few", ptr.To(int32(2)) }), ""},
+			{"pool with none at once", pool(func(p *v1alpha1.DevicePool) { p.Spec.MaxAllocated = ptr.To(int32(0)) }), "spec.maxAllocated"},
+			{"pool with few at once of the kubelet's", plugin(func(p *v1alpha1.DevicePool) { p.Spec.MaxAllocated = ptr.To(int32(2)) }), "maxAllocated is only for pools with publish: DRA"},
 			{"xpu", xpu(func(*v1alpha1.XPUSpec) {}), ""},
 			{"xpu neither TLS nor insecure", xpu(func(s *v1alpha1.XPUSpec) { s.Insecure = false }), "set tls, or insecure: true"},
 			{"xpu both TLS and insecure", xpu(func(s *v1alpha1.XPUSpec) { s.TLS = &v1alpha1.XPUTLS{SecretName: "s"} }), "set tls, or insecure: true"},
@@ -121,6 +141,9 @@ func TestValidation(t *testing.T) {
 			{"port with a short address", port(func(s *v1alpha1.XPUPortSpec) { s.Function.PCIAddress = "3b:02.1" }), "spec.function.pciAddress"},
 		} {
 			wantAnswer(t, test.name, api.Create(t.Context(), test.object), test.want)
+			if devicePool, is := test.object.(*v1alpha1.DevicePool); is {
+				wantAnswer(t, test.name+", in a file", parseFile(t, devicePool), test.want)
+			}
 		}
 	})
 
@@ -160,6 +183,21 @@ func TestValidation(t *testing.T) {
 			t.Errorf("provisionAt %q, preferredAllocation %q", d.ProvisionAt, d.PreferredAllocation)
 		}
 	})
+}
+
+// parseFile is the answer of an agent whose pools come from a file. It knows the rules of the CRD too, without an API
+// server.
+func parseFile(t *testing.T, devicePool *v1alpha1.DevicePool) error {
+	t.Helper()
+	written := devicePool.DeepCopy()
+	written.TypeMeta = metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "DevicePool"}
+	written.ObjectMeta = metav1.ObjectMeta{Name: devicePool.Name}
+	text, err := yaml.Marshal(written)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _, err = source.Parse(text, "")
+	return err
 }
 
 func wantAnswer(t *testing.T, name string, err error, want string) {

@@ -1,8 +1,13 @@
 package pool
 
 import (
+	"os"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"sigs.k8s.io/yaml"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -115,14 +120,14 @@ func TestCheck(t *testing.T) {
 		{func(p *v1alpha1.DevicePool) { p.Spec.DevicePlugin = nil }, ""},
 		{func(p *v1alpha1.DevicePool) { p.Name = "" }, `metadata.name: ""`},
 		{func(p *v1alpha1.DevicePool) { p.Name = strings.Repeat("a", 64) }, "at most 63 characters"},
-		{func(p *v1alpha1.DevicePool) { p.Spec.Selectors = nil }, "spec.selectors: must have at least one"},
+		{func(p *v1alpha1.DevicePool) { p.Spec.Selectors = nil }, "spec.selectors: Required value: must have at least one"},
 		{func(p *v1alpha1.DevicePool) { p.Spec.Selectors[0].PFNames[0] = "#1" }, "spec.selectors[0].pfNames[0]"},
-		{func(p *v1alpha1.DevicePool) { p.Spec.DeviceType = "nic" }, `spec.deviceType: "nic": must be netDevice or accelerator or auxNetDevice`},
+		{func(p *v1alpha1.DevicePool) { p.Spec.DeviceType = "nic" }, `spec.deviceType: Unsupported value: "nic": supported values: "netDevice", "accelerator", "auxNetDevice"`},
 		{func(p *v1alpha1.DevicePool) { p.Spec.Provision = "Later" }, "spec.provision"},
-		{func(p *v1alpha1.DevicePool) { p.Spec.Publish = "" }, "spec.devicePlugin: is only for pools with publish: DevicePlugin"},
+		{func(p *v1alpha1.DevicePool) { p.Spec.Publish = "" }, "spec: Forbidden: devicePlugin is only for pools with publish: DevicePlugin"},
 		{func(p *v1alpha1.DevicePool) { p.Spec.DevicePlugin.ProvisionAt = "Later" }, "spec.devicePlugin.provisionAt"},
 		{func(p *v1alpha1.DevicePool) { p.Spec.DevicePlugin.PreferredAllocation = "Any" }, "spec.devicePlugin.preferredAllocation"},
-		{func(p *v1alpha1.DevicePool) { p.Spec.DevicePlugin.ProvisionAt = "Allocate" }, "Allocate needs spec.network"},
+		{func(p *v1alpha1.DevicePool) { p.Spec.DevicePlugin.ProvisionAt = "Allocate" }, "provisionAt: Allocate needs network"},
 		{func(p *v1alpha1.DevicePool) { p.Spec.DevicePlugin.ProvisionAt, p.Spec.Network = "Allocate", "blue" }, ""},
 		{func(p *v1alpha1.DevicePool) { p.Spec.DevicePlugin.ResourcePrefix = "kubernetes.io" }, `resource "kubernetes.io/x"`},
 	} {
@@ -135,5 +140,27 @@ func TestCheck(t *testing.T) {
 		case test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)):
 			t.Errorf("Check(%+v) = %v, want %q in it", p, err, test.want)
 		}
+	}
+}
+
+// TestRulesOfCRD: a file and the API server refuse the same, with the same words.
+func TestRulesOfCRD(t *testing.T) {
+	text, err := os.ReadFile("../../../deploy/crds/xpu.opiproject.org_devicepools.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var crd apiextensionsv1.CustomResourceDefinition
+	if err := yaml.Unmarshal(text, &crd); err != nil {
+		t.Fatal(err)
+	}
+	var want, got []string
+	for _, rule := range crd.Spec.Versions[0].Schema.OpenAPIV3Schema.Properties["spec"].XValidations {
+		want = append(want, rule.Message)
+	}
+	for _, rule := range rules {
+		got = append(got, rule.message)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("messages (-CRD +rules):\n%s", diff)
 	}
 }

@@ -54,6 +54,14 @@ func compile(s v1alpha1.FunctionSelector) (selector, error) {
 		auxTypes:    s.AuxTypes,
 		options:     Options{RDMA: s.IsRdma, VDPA: s.VDPAType},
 	}
+	for name, ids := range map[string][]string{"vendors": s.Vendors, "devices": s.Devices} {
+		if _, err := each(name, ids, parsePCIID); err != nil {
+			return selector{}, err
+		}
+	}
+	if _, err := each("acpiIndexes", s.ACPIIndexes, strconv.Atoi); err != nil {
+		return selector{}, err
+	}
 	var err error
 	if compiled.addresses, err = each("pciAddresses", s.PCIAddresses, pci.Parse); err != nil {
 		return selector{}, err
@@ -92,6 +100,15 @@ func lower(texts []string) []string {
 		out[i] = strings.ToLower(text)
 	}
 	return out
+}
+
+// parsePCIID parses a vendor or device in hex without prefix, "15b3".
+func parsePCIID(text string) (uint16, error) {
+	id, err := strconv.ParseUint(text, 16, 16)
+	if err != nil || len(text) != 4 {
+		return 0, fmt.Errorf("%q: must be four digits in hex, such as 15b3", text)
+	}
+	return uint16(id), nil
 }
 
 // parseIndexed parses "name", "name#2" and "name#0-3,7".

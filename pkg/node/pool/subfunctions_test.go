@@ -174,18 +174,18 @@ func TestCheckSupply(t *testing.T) {
 			s.Selectors[0] = v1alpha1.FunctionSelector{Vendors: []string{"15b3"}}
 		},
 			"need selectors that name the PFs"},
-		{"count", func(s *v1alpha1.DevicePoolSpec) { s.SFs.Count = 1025 }, "spec.sfs.count: must be 1 to 1024"},
+		{"count", func(s *v1alpha1.DevicePoolSpec) { s.SFs.Count = 1025 }, "spec.sfs.count: Invalid value: 1025: must be 1 to 1024"},
 		{"firstNumber", func(s *v1alpha1.DevicePoolSpec) { s.SFs.FirstNumber = -1 }, "spec.sfs.firstNumber"},
 		{"deviceType", func(s *v1alpha1.DevicePoolSpec) { s.DeviceType = v1alpha1.DeviceTypeNet }, "make it auxNetDevice"},
-		{"numVFs", func(s *v1alpha1.DevicePoolSpec) { s.NumVFs = new(int32(-1)) }, "spec.numVFs: must be 0 to 65535"},
+		{"numVFs", func(s *v1alpha1.DevicePoolSpec) { s.NumVFs = new(int32(-1)) }, "spec.numVFs: Invalid value: -1: must be 0 to 65535"},
 		{"maxAllocated", func(s *v1alpha1.DevicePoolSpec) { s.MaxAllocated = new(int32(0)) },
-			"spec.maxAllocated: must be at least 1"},
+			"spec.maxAllocated: Invalid value: 0: must be 1"},
 		{"maxAllocated without a scheduler that counts", func(s *v1alpha1.DevicePoolSpec) {
 			s.MaxAllocated, s.Publish = new(int32(1)), v1alpha1.PublishDevicePlugin
-		}, "spec.maxAllocated: is only for pools with publish: DRA"},
-		{"driver", func(s *v1alpha1.DevicePoolSpec) { s.Driver = "uio" }, `spec.driver: "uio": must be vfio-pci`},
+		}, "spec: Forbidden: maxAllocated is only for pools with publish: DRA"},
+		{"driver", func(s *v1alpha1.DevicePoolSpec) { s.Driver = "uio" }, `spec.driver: Unsupported value: "uio": supported values: "vfio-pci"`},
 		{"driver for SFs", func(s *v1alpha1.DevicePoolSpec) { s.Driver = v1alpha1.DriverVFIO },
-			"spec.driver: is not for pools with sfs"},
+			"driver is not for pools with sfs"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			p := makingPool("fast", 1, 2, "ens5f0")

@@ -82,8 +82,30 @@ func parseDocument(document []byte) (v1alpha1.DevicePool, error) {
 	if err := yaml.UnmarshalStrict(document, &devicePool); err != nil {
 		return v1alpha1.DevicePool{}, err
 	}
+	if err := checkEmptySelectors(document); err != nil {
+		return v1alpha1.DevicePool{}, fmt.Errorf("DevicePool %s: %w", devicePool.Name, err)
+	}
 	setDefaults(&devicePool.Spec)
 	return devicePool, pool.Check(devicePool)
+}
+
+// checkEmptySelectors refuses selectors without fields, which the types cannot tell from "isRdma: false": that selects
+// everything on purpose.
+func checkEmptySelectors(document []byte) error {
+	var written struct {
+		Spec struct {
+			Selectors []map[string]any `json:"selectors"`
+		} `json:"spec"`
+	}
+	if err := yaml.Unmarshal(document, &written); err != nil {
+		return err
+	}
+	for i, selector := range written.Spec.Selectors {
+		if len(selector) == 0 {
+			return fmt.Errorf("spec.selectors[%d]: must have at least one field; isRdma: false selects everything", i)
+		}
+	}
+	return nil
 }
 
 // setDefaults fills in what the API server does by the CRD.

@@ -77,9 +77,9 @@ func TestParseErrors(t *testing.T) {
 		{strings.Replace(fast, "selectors", "selector", 1), `document 1: `},
 		{strings.Replace(fast, "0-3", "3-0", 1), `DevicePool fast: spec.selectors[0].pfNames[0]: "ens3f0#3-0"`},
 		{strings.Replace(fast, "fast", "Fast", 1), `metadata.name: "Fast": must be a DNS name`},
-		{fast + "  publish: Both\n", `spec.publish: "Both": must be DRA or DevicePlugin`},
-		{fast + "  devicePlugin: {}\n", "spec.devicePlugin: is only for pools with publish: DevicePlugin"},
-		{fast + "  publish: DevicePlugin\n  devicePlugin: {provisionAt: Allocate}\n", "spec.devicePlugin.provisionAt: Allocate needs spec.network"},
+		{fast + "  publish: Both\n", `spec.publish: Unsupported value: "Both": supported values: "DRA", "DevicePlugin"`},
+		{fast + "  devicePlugin: {}\n", "devicePlugin is only for pools with publish: DevicePlugin"},
+		{fast + "  publish: DevicePlugin\n  devicePlugin: {provisionAt: Allocate}\n", "provisionAt: Allocate needs network"},
 		{fast + "  publish: DevicePlugin\n  devicePlugin: {resourceName: a/b}\n", `resource "xpu.opiproject.org/a/b"`},
 	} {
 		got, _, err := Parse([]byte(tt.content), "example.com")

@@ -1,0 +1,134 @@
+package pool
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"regexp"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+)
+
+// Check says what is wrong with a DevicePool by itself, for those that come from a file and not from the API server,
+// which knows these rules as part of the CRD. Errors name the field.
+func Check(devicePool v1alpha1.DevicePool) error {
+	const longest = validation.DNS1123LabelMaxLength
+	var errs []error
+	if name := devicePool.Name; len(name) > longest || len(validation.IsDNS1123Subdomain(name)) > 0 {
+		errs = append(errs, fmt.Errorf("metadata.name: %q: must be a DNS name of at most %d characters, such as fast",
+			name, longest))
+	}
+	if list := checkSpec(devicePool.Spec); len(list) > 0 {
+		errs = append(errs, list.ToAggregate())
+	}
+	_, err := compileAll(devicePool.Spec)
+	errs = append(errs, err)
+	if devicePool.Spec.Publish == v1alpha1.PublishDevicePlugin {
+		errs = append(errs, CheckResourceName(Pool{Name: devicePool.Name, Spec: devicePool.Spec}.ResourceName()))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("DevicePool %s: %w", devicePool.Name, err)
+	}
+	return nil
+}
+
+// rules are those of the CRD about several fields at once (the XValidation markers of [v1alpha1.DevicePoolSpec]), with its
+// messages.
+var rules = [...]struct {
+	broken  func(v1alpha1.DevicePoolSpec) bool
+	message string
+}{
+	{func(s v1alpha1.DevicePoolSpec) bool {
+		return (s.NumVFs != nil || s.SFs != nil) && slices.ContainsFunc(s.Selectors, func(s v1alpha1.FunctionSelector) bool {
+			return len(s.PFNames)+len(s.RootDevices) == 0
+		})
+	}, "numVFs and sfs need selectors that name the PFs, by pfNames or rootDevices"},
+	{func(s v1alpha1.DevicePoolSpec) bool {
+		return s.SFs != nil && s.DeviceType != "" && s.DeviceType != v1alpha1.DeviceTypeAuxNet
+	}, "sfs needs a pool that may have SFs: leave deviceType out, or make it auxNetDevice"},
+	{func(s v1alpha1.DevicePoolSpec) bool { return s.SFs != nil && s.Driver != "" },
+		"driver is not for pools with sfs: an SF is no PCI device that another driver could be bound to"},
+	{func(s v1alpha1.DevicePoolSpec) bool {
+		return s.MaxAllocated != nil && s.Publish == v1alpha1.PublishDevicePlugin
+	}, "maxAllocated is only for pools with publish: DRA, whose counters the scheduler keeps"},
+	{func(s v1alpha1.DevicePoolSpec) bool {
+		return s.DevicePlugin != nil && s.Publish != v1alpha1.PublishDevicePlugin
+	}, "devicePlugin is only for pools with publish: DevicePlugin"},
+	{func(s v1alpha1.DevicePoolSpec) bool {
+		return s.DevicePlugin != nil && s.DevicePlugin.ProvisionAt == v1alpha1.ProvisionAtAllocate && s.Network == ""
+	}, "provisionAt: Allocate needs network: the kubelet does not say which network a pod wants when it allocates"},
+}
+
+// maxSFs is how many SFs a pool may offer at each of its PFs, as the CRD has it.
+const maxSFs = 1024
+
+var (
+	// resourcePrefix and resourceName are the patterns of the CRD.
+	resourcePrefix = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)
+	resourceName   = regexp.MustCompile(`^[a-zA-Z0-9]([-a-zA-Z0-9_]*[a-zA-Z0-9])?$`)
+)
+
+func checkSpec(spec v1alpha1.DevicePoolSpec) field.ErrorList {
+	path := field.NewPath("spec")
+	errs := slices.Concat(
+		oneOf(path.Child("deviceType"), spec.DeviceType,
+			v1alpha1.DeviceTypeNet, v1alpha1.DeviceTypeAccelerator, v1alpha1.DeviceTypeAuxNet),
+		oneOf(path.Child("publish"), spec.Publish, v1alpha1.PublishDRA, v1alpha1.PublishDevicePlugin),
+		oneOf(path.Child("provision"), spec.Provision, v1alpha1.ProvisionOnPrepare, v1alpha1.ProvisionBeforeBind),
+		oneOf(path.Child("driver"), spec.Driver, v1alpha1.DriverVFIO),
+	)
+	if len(spec.Selectors) == 0 {
+		errs = append(errs, field.Required(path.Child("selectors"), "must have at least one"))
+	}
+	if spec.NumVFs != nil {
+		errs = append(errs, inRange(path.Child("numVFs"), *spec.NumVFs, 0, math.MaxUint16)...)
+	}
+	if spec.MaxAllocated != nil {
+		errs = append(errs, inRange(path.Child("maxAllocated"), *spec.MaxAllocated, 1, math.MaxInt32)...)
+	}
+	if spec.SFs != nil {
+		errs = append(errs, inRange(path.Child("sfs", "count"), spec.SFs.Count, 1, maxSFs)...)
+		errs = append(errs, inRange(path.Child("sfs", "firstNumber"), spec.SFs.FirstNumber, 1, math.MaxUint16)...)
+	}
+	for _, rule := range rules {
+		if rule.broken(spec) {
+			errs = append(errs, field.Forbidden(path, rule.message))
+		}
+	}
+	if spec.DevicePlugin != nil {
+		errs = append(errs, checkDevicePlugin(path.Child("devicePlugin"), *spec.DevicePlugin)...)
+	}
+	return errs
+}
+
+func checkDevicePlugin(path *field.Path, spec v1alpha1.DevicePluginSpec) field.ErrorList {
+	errs := append(
+		oneOf(path.Child("provisionAt"), spec.ProvisionAt, v1alpha1.ProvisionAtAllocate, v1alpha1.ProvisionAtAdd),
+		oneOf(path.Child("preferredAllocation"), spec.PreferredAllocation, v1alpha1.PreferPack, v1alpha1.PreferSpread)...)
+	if prefix := spec.ResourcePrefix; prefix != "" && !resourcePrefix.MatchString(prefix) {
+		errs = append(errs, field.Invalid(path.Child("resourcePrefix"), prefix, "must match "+resourcePrefix.String()))
+	}
+	if name := spec.ResourceName; name != "" && !resourceName.MatchString(name) {
+		errs = append(errs, field.Invalid(path.Child("resourceName"), name, "must match "+resourceName.String()))
+	}
+	return errs
+}
+
+// oneOf says what is wrong with the value of a field that may be empty.
+func oneOf[T ~string](path *field.Path, value T, allowed ...T) field.ErrorList {
+	if value == "" || slices.Contains(allowed, value) {
+		return nil
+	}
+	return field.ErrorList{field.NotSupported(path, value, allowed)}
+}
+
+func inRange(path *field.Path, value, least, most int32) field.ErrorList {
+	if value >= least && value <= most {
+		return nil
+	}
+	return field.ErrorList{field.Invalid(path, value, fmt.Sprintf("must be %d to %d", least, most))}
+}
