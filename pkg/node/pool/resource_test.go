@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -149,12 +148,24 @@ func TestRulesOfCRD(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var crd apiextensionsv1.CustomResourceDefinition
+	var crd struct {
+		Spec struct {
+			Versions []struct {
+				Schema struct {
+					OpenAPIV3Schema struct {
+						Properties map[string]struct {
+							Rules []struct{ Message string } `json:"x-kubernetes-validations"`
+						}
+					}
+				}
+			}
+		}
+	}
 	if err := yaml.Unmarshal(text, &crd); err != nil {
 		t.Fatal(err)
 	}
 	var want, got []string
-	for _, rule := range crd.Spec.Versions[0].Schema.OpenAPIV3Schema.Properties["spec"].XValidations {
+	for _, rule := range crd.Spec.Versions[0].Schema.OpenAPIV3Schema.Properties["spec"].Rules {
 		want = append(want, rule.Message)
 	}
 	for _, rule := range rules {
