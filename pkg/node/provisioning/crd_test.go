@@ -2,9 +2,7 @@ package provisioning_test
 
 import (
 	"context"
-	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -39,21 +37,8 @@ const node = "node"
 // cluster is the one API server of the package's tests, which run one after the other; nil if there is none.
 var cluster *kubeapitest.Cluster
 
-func TestMain(m *testing.M) { os.Exit(runTests(m)) }
-
-func runTests(m *testing.M) int {
-	started, err := kubeapitest.Start(filepath.Join("..", "..", "..", "deploy"))
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	cluster = started
-	code := m.Run()
-	if err := cluster.Stop(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	return code
+func TestMain(m *testing.M) {
+	os.Exit(kubeapitest.Main(m, func(c *kubeapitest.Cluster) { cluster = c }))
 }
 
 func TestCRD(t *testing.T) {

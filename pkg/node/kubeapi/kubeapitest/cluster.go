@@ -1,4 +1,4 @@
-// Package nodeapitest runs an API server for tests that is set up as deploy/ sets up a cluster: with the CRDs, and for
+// Package kubeapitest runs an API server for tests that is set up as deploy/ sets up a cluster: with the CRDs, and for
 // the agents with their role and the admission policies.
 package kubeapitest
 
@@ -54,6 +54,45 @@ func Start(deploy string) (*Cluster, error) {
 		return nil, errors.Join(fmt.Errorf("API server for tests: %w", err), c.Stop())
 	}
 	return c, nil
+}
+
+// Main runs the tests of a package with an API server, which use is told of before; nil if there is none. It is for
+// TestMain, and returns the code to exit with.
+func Main(m *testing.M, use func(*Cluster)) int {
+	code, err := runMain(m, use)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return code
+}
+
+func runMain(m *testing.M, use func(*Cluster)) (code int, err error) {
+	root, err := moduleRoot()
+	if err != nil {
+		return 0, err
+	}
+	c, err := Start(filepath.Join(root, "deploy"))
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, c.Stop()) }()
+	use(c)
+	return m.Run(), nil
+}
+
+// moduleRoot is the directory above the test's that has go.mod.
+func moduleRoot() (string, error) {
+	dir, err := os.Getwd()
+	for ; err == nil; dir = filepath.Dir(dir) {
+		if _, missing := os.Stat(filepath.Join(dir, "go.mod")); missing == nil {
+			return dir, nil
+		}
+		if dir == filepath.Dir(dir) {
+			err = errors.New("go.mod is in no directory above the test's")
+		}
+	}
+	return "", err
 }
 
 // Stop ends the API server. It is no error if there is none.
