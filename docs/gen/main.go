@@ -1,5 +1,5 @@
-// Command gen writes the parts of the documents that can be read from the programs and their source: flags.md and
-// metrics.md of docs/reference, and the table in docs/explanation/lifecycle.md. It tidies api.md. It runs at the root of the project; "make generate" calls it after crd-ref-docs.
+// Command gen writes the parts of the documents that can be read from the programs and their source: flags.md, metrics.md
+// and quirks.md of docs/reference, and the table in docs/explanation/lifecycle.md. It tidies api.md. It runs at the root of the project; "make generate" calls it after crd-ref-docs.
 package main
 
 import (
@@ -35,7 +35,7 @@ func run(dir string) error {
 	if err != nil {
 		return err
 	}
-	for name, page := range map[string][]byte{"flags.md": flags, "metrics.md": metrics} {
+	for name, page := range map[string][]byte{"flags.md": flags, "metrics.md": metrics, "quirks.md": quirksPage()} {
 		if err := os.WriteFile(filepath.Join(dir, name), page, 0o644); err != nil {
 			return err
 		}

@@ -337,9 +337,8 @@ func (e *Engine) moveOn(pod *conn, before Snapshot, place Place, to change, refu
 	return pod.change(index, change{name: to.name, mtu: to.mtu})
 }
 
-// adoptMAC makes a netdev that is down take the MAC that its PF set for the VF. Some drivers (igbvf, for a VF that is
-// not trusted) refuse that as long as they do not know the PF's, which they read when they reset the VF: when they take
-// the netdev down.
+// adoptMAC makes a netdev that is down take the MAC that its PF set for the VF, which igbvf refuses before: quirk "MAC
+// after a reset".
 func (e *Engine) adoptMAC(c *conn, index int, mac function.MAC) error {
 	for _, to := range []struct {
 		step  string

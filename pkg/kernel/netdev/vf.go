@@ -17,10 +17,8 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/quirk"
 )
-
-// carrierPatience is how long a PF may take to have its carrier back. igb was seen to take 0.3-5 s.
-const carrierPatience = 5 * time.Second
 
 // VFState is what a PF enforces for a VF (struct ifla_vf_* in linux/if_link.h).
 type VFState struct {
@@ -125,7 +123,7 @@ type vfChange struct {
 	what string // for people: "VLAN 100"
 	// fields are those of an [function.Interface] that it is about, as users write them: "vf.vlan, vf.qos".
 	fields string
-	// carrier says that some drivers refuse it while the PF has no carrier (igb_ndo_set_vf_bw in the kernel).
+	// carrier says that igb refuses it while the PF has no carrier: quirk "rates need a carrier".
 	carrier bool
 	send    func(h *netlink.Handle, pf netlink.Link, vf int) error
 }
@@ -247,7 +245,7 @@ func (e *Engine) changeVFPatiently(ctx context.Context, pf *PF, c vfChange) erro
 // an NRI plugin 2 s, and starts the pod without it if it takes longer).
 func (e *Engine) awaitCarrier(ctx context.Context, pf *PF) (has bool) {
 	const often = 20 * time.Millisecond
-	patience := carrierPatience
+	patience := quirk.CarrierPatience
 	if end, limited := ctx.Deadline(); limited {
 		patience = min(patience, time.Until(end)/2)
 	}

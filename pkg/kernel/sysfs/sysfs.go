@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/quirk"
 )
 
 // maxAttribute is how long an attribute may be, in bytes: a page (Documentation/filesystems/sysfs.rst).
@@ -212,7 +213,7 @@ func (d Dir) Netdevs() (dir Dir, names []string, err error) {
 	if err != nil || exists {
 		return dir, names, err
 	}
-	if driver, err := d.Link("driver"); driver != "virtio-pci" {
+	if driver, err := d.Link("driver"); driver != quirk.VirtioDriver {
 		return "", nil, err
 	}
 	children, err := d.Sorted()

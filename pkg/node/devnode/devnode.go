@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/quirk"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
@@ -95,7 +96,7 @@ func (f *Finder) vfio(of function.Function, out *Set) error {
 		return errors.New("is bound to vfio-pci but has no IOMMU group: turn the IOMMU on, or the no-IOMMU mode of vfio")
 	}
 	// Without an IOMMU the node on the host has a prefix, which programs do not know.
-	host, container := "/dev/vfio/"+group, "/dev/vfio/"+strings.TrimPrefix(group, "noiommu-")
+	host, container := "/dev/vfio/"+group, "/dev/vfio/"+strings.TrimPrefix(group, quirk.NoIOMMUPrefix)
 	out.Nodes = append(out.Nodes, Node{vfio, vfio, "rw"}, Node{host, container, "rw"})
 	out.Info["vfio"] = map[string]string{"mount": vfio, "dev-mount": container}
 	return nil

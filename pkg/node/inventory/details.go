@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/quirk"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
@@ -137,9 +138,9 @@ func iommuGroup(device sysfs.Dir) (string, error) {
 	if err != nil || group == "" {
 		return "", err
 	}
-	// Real groups have no name; drivers/vfio/group.c gives this one to those that it makes up.
-	if name, err := device.Dir("iommu_group").Attribute("name"); err == nil && name == "vfio-noiommu" {
-		return "noiommu-" + group, nil
+	// Real groups have no name.
+	if name, err := device.Dir("iommu_group").Attribute("name"); err == nil && name == quirk.NoIOMMUGroup {
+		return quirk.NoIOMMUPrefix + group, nil
 	}
 	return group, nil
 }

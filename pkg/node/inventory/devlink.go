@@ -7,10 +7,8 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/quirk"
 )
-
-// ddpDriver is the only driver that tells the DDP package by devlink (Documentation/networking/devlink/ice.rst).
-const ddpDriver = "ice"
 
 // ddpKey changes whenever a PF may run another package: ice loads it when it is bound or reloaded, and that makes the
 // netdev anew.
@@ -28,7 +26,7 @@ type ddpProfile struct {
 
 // readDDPProfile asks at most once as long as the answer cannot change: it takes the firmware a while.
 func (s *scanner) readDDPProfile(pf pci.Address, key ddpKey, known ddpProfile) ddpProfile {
-	if key.driver != ddpDriver {
+	if key.driver != quirk.DDPDriver {
 		return ddpProfile{}
 	}
 	if key.netdev == "" { // it is in a pod
@@ -56,5 +54,5 @@ func devlinkDDPProfile(netNS string, pf pci.Address) (string, error) {
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		return "", nil
 	}
-	return versions["fw.app.name"], err
+	return versions[quirk.DDPVersion], err
 }

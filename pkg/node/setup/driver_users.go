@@ -11,6 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/quirk"
 )
 
 // awaitUnused waits a little until no program has the device's IOMMU group open. vfio-pci would not let the device go,
@@ -49,7 +51,9 @@ func (p *PCIDrivers) isOpen(d device, group string) bool {
 }
 
 // nodesOf are where a group's device node can be, below /dev. That of a group without an IOMMU has a prefix.
-func nodesOf(group string) []string { return []string{"vfio/" + group, "vfio/noiommu-" + group} }
+func nodesOf(group string) []string {
+	return []string{"vfio/" + group, "vfio/" + quirk.NoIOMMUPrefix + group}
+}
 
 // stillUsed says, as far as that can be seen, who has a device.
 func (p *PCIDrivers) stillUsed(d device, err error) error {

@@ -15,6 +15,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/quirk"
 )
 
 const (
@@ -29,10 +30,6 @@ const (
 	// showTimeout is how long sysfs may take to show what was written. The kernel shows it before the write returns; the
 	// sysfs of a simulated host is a moment late.
 	showTimeout = time.Second
-
-	// errNotSupported is the kernel's ENOTSUPP, which is not meant for programs (include/linux/errno.h), but some drivers
-	// return.
-	errNotSupported = unix.Errno(524)
 )
 
 // give gives a PF as many VFs as are wanted, where nobody uses it. making is called before the PF is touched. What is
@@ -194,8 +191,7 @@ func (v *VFs) refused(pf pci.Address, n int, err error) *problem {
 		return tooMany(n, total)
 	case errors.Is(err, unix.ENOENT) && driver == "":
 		return problemf(v1alpha1.ReasonNotSupported, "has no driver: bind one that makes VFs")
-	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, errNotSupported),
-		errors.Is(err, unix.ENOSYS):
+	case errors.Is(err, unix.ENOENT), quirk.NotSupported(err), errors.Is(err, unix.ENOSYS):
 		return problemf(v1alpha1.ReasonNotSupported, "has driver %s, which makes no VFs: bind one that does", driver)
 	}
 	if errno := unix.Errno(0); errors.As(err, &errno) {

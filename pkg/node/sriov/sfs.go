@@ -188,8 +188,7 @@ func (m *SFMaker) add(sf function.ID, others []devlink.Port) (*devlink.Port, err
 }
 
 // pfNumber is the number by which devlink knows a PF. Its other Functions tell; where it has none, drivers give its
-// physical port the same number (mlx5_get_dev_index in drivers/net/ethernet/mellanox/mlx5/core), and if it shows no
-// such port, that of its PCI function.
+// physical port the same number, and if it shows no such port, that of its PCI function: quirk "number of a PF".
 func pfNumber(pf pci.Address, ports []devlink.Port) uint16 {
 	number := uint16(pf[len(pf)-1] - '0')
 	for _, p := range ports {

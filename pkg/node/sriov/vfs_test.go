@@ -553,7 +553,7 @@ func TestRefused(t *testing.T) {
 		{unix.ERANGE, "igb", v1alpha1.ReasonOutOfRange, "can have 7 VFs at most, not 3"},
 		{unix.ENOENT, "", v1alpha1.ReasonNotSupported, "has no driver"},
 		{unix.ENOENT, "vfio-pci", v1alpha1.ReasonNotSupported, "has driver vfio-pci, which makes no VFs"},
-		{errNotSupported, "igb", v1alpha1.ReasonNotSupported, "has driver igb, which makes no VFs"},
+		{unix.Errno(524), "igb", v1alpha1.ReasonNotSupported, "has driver igb, which makes no VFs"},
 		{unix.EROFS, "igb", v1alpha1.ReasonRefused, "this agent may not write sriov_numvfs (read-only file system)"},
 		{unix.EACCES, "igb", v1alpha1.ReasonRefused, "this agent may not write sriov_numvfs (permission denied)"},
 		{unix.EPERM, "ixgbe", v1alpha1.ReasonRefused, `driver ixgbe says "operation not permitted"`},

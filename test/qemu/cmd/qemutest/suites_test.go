@@ -19,7 +19,7 @@ func TestSelectGuests(t *testing.T) {
 		{"all that is short", options{}, "igb inventory simnic switchdev", "igb8"},
 		{"one guest", options{guest: "simnic"}, "simnic switchdev", "igb"},
 		{"one suite", options{only: "inventory"}, "igb inventory", "simnic"},
-		{"several suites", options{only: "link,inventory"}, "igb link inventory simnic link", "switchdev"},
+		{"several suites", options{only: "netdev,inventory"}, "igb netdev inventory simnic netdev", "switchdev"},
 		{"everything", options{full: true}, "igb inventory igb8 many", "none"},
 		{"a long guest by name", options{guest: "igb8"}, "igb8 many", "igb"},
 	} {

@@ -1,0 +1,25 @@
+// Package quirk names what single drivers do otherwise than the rest, and has what the code needs to know of it: one file
+// for each driver. The code does not ask which driver it meets where it can do without: what one driver needs is done for
+// all, if it harms none.
+package quirk
+
+import "slices"
+
+// Quirk is one thing that a driver does.
+type Quirk struct {
+	// Driver is the name of the kernel module.
+	Driver string
+	// Name is what the code's comments call it.
+	Name string
+	// Does is what the driver does, and Answer what this project does about it.
+	Does, Answer string
+	// Source is the place in the kernel that shows it.
+	Source string
+	// Row is the row of docs/reference/hardware.md that counts on the answer.
+	Row string
+}
+
+// All are the quirks of all drivers.
+func All() []Quirk {
+	return slices.Concat(ice(), igb(), igbvf(), mlx5(), several(), vfio(), virtio())
+}
