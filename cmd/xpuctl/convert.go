@@ -18,7 +18,7 @@ import (
 func convertCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "convert",
-		Short: "Say a configuration of another program in DevicePools",
+		Short: "Convert the configuration of another program to DevicePools",
 		Args:  cobra.NoArgs,
 		// Without it, a program that is not known would be no error.
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },

@@ -282,7 +282,7 @@ func (a *Agent) reconcileNetwork(id string) {
 	}
 }
 
-// reconcilePortsOf does the same for all ports of a network.
+// reconcilePortsOf makes all ports of a network what they should be.
 func (a *Agent) reconcilePortsOf(network string) {
 	for id, p := range a.ports {
 		if p.in(network) {
@@ -309,7 +309,7 @@ func (a *Agent) membership(p *port) membership {
 	return m
 }
 
-// reconcilePort does the same for one port. Other names are none of its business.
+// reconcilePort makes one port what it should be. It ignores the names of other netdevs.
 func (a *Agent) reconcilePort(id string) {
 	p := a.ports[id]
 	if p == nil {

@@ -194,7 +194,7 @@ func (m *Manager) handOver(a journal.Attachment) error {
 	return nil
 }
 
-// lost says whether a netdev that is not found is found never more.
+// lost says whether a netdev that was not found can never be found again.
 func (m *Manager) lost(a journal.Attachment, err error) bool {
 	switch {
 	case errors.Is(err, netdev.ErrGone):
