@@ -37,7 +37,7 @@ func convertSRIOVDPCommand() *cobra.Command {
 	var o convertOptions
 	c := &cobra.Command{
 		Use:   "sriovdp FILE",
-		Short: "Say a configuration of sriov-network-device-plugin in DevicePools",
+		Short: "Convert a configuration of sriov-network-device-plugin to DevicePools",
 		Long: `Reads a configuration of sriov-network-device-plugin, or a ConfigMap that has one, and prints DevicePools
 that give nodes the same resources with the same devices. What is different, and what the plugin never told that it
 leaves out, is on standard error. FILE may be - for standard input.
