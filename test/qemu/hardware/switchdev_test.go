@@ -16,6 +16,7 @@ import (
 
 	"github.com/go-logr/logr/testr"
 	"github.com/google/go-cmp/cmp"
+	"github.com/k8snetworkplumbingwg/sriovnet"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -58,6 +59,7 @@ func TestSwitchdev(t *testing.T) {
 		if diff := cmp.Diff(legacy, got); diff != "" {
 			t.Errorf("(-legacy +switchdev):\n%s", diff)
 		}
+		witnessedRepresentors(t, pf, uplink)
 	})
 
 	t.Run("subfunction comes and goes", func(t *testing.T) { subfunctionComesAndGoes(t, f, pf) })
@@ -96,7 +98,9 @@ func subfunctionComesAndGoes(t *testing.T, f *follower, pf pci.Address) {
 	port, err := netlink.DevLinkPortAdd("pci", string(pf), nl.DEVLINK_PORT_FLAVOUR_PCI_SF,
 		netlink.DevLinkPortAddAttrs{SfNumber: sfnum, SfNumberValid: true})
 	done(t, err)
-	representor(t, pf, "pf0sf88")
+	if got, err := sriovnet.GetSfRepresentor(card.Netdev(pf), sfnum); err != nil || got != representor(t, pf, "pf0sf88") {
+		t.Errorf("sriovnet says that the SF's representor is %s, %v", got, err)
+	}
 	mac := net.HardwareAddr{2, 0, 0, 0, 0, sfnum}
 	done(t, netlink.DevlinkPortFnSet("pci", string(pf), port.PortIndex, netlink.DevlinkPortFnSetAttrs{
 		FnAttrs:     netlink.DevlinkPortFn{State: nl.DEVLINK_PORT_FN_STATE_ACTIVE, HwAddr: mac},
