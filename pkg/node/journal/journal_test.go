@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -245,6 +246,31 @@ func TestIsVF(t *testing.T) {
 		test.change(&a)
 		if a.IsVF() != test.want {
 			t.Errorf("%s: %t", name, a.IsVF())
+		}
+	}
+}
+
+// TestUntouched: once the netdev is back, a Function of a claim is what the claim wants again, whatever a CNI request made
+// of it; one without a claim keeps what its request wants.
+func TestUntouched(t *testing.T) {
+	claims := function.Interface{Name: "net1", MTU: 9000}
+	requests := function.Interface{Name: "eth7", MTU: 1400}
+	for name, test := range map[string]struct {
+		cni  *journal.CNI
+		want function.Interface
+	}{
+		"a claim's, by a CNI request": {&journal.CNI{ContainerID: "c1", Claimed: &claims}, claims},
+		"a CNI request's":             {&journal.CNI{ContainerID: "c1"}, requests},
+		"neither":                     {nil, requests},
+	} {
+		a := full(vf1)
+		a.CNI, a.Interface = test.cni, requests
+		got := a.Untouched()
+		if diff := cmp.Diff(test.want, got.Interface, cmpopts.EquateComparable(netip.Prefix{})); diff != "" || got.State != journal.Reserved {
+			t.Errorf("%s: %s, interface (-want +got):\n%s", name, got.State, diff)
+		}
+		if claimed := test.cni != nil && test.cni.Claimed != nil; claimed == (got.CNI != nil) && test.cni != nil {
+			t.Errorf("%s: the request is %+v", name, got.CNI)
 		}
 	}
 }
