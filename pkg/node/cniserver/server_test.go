@@ -659,7 +659,7 @@ func TestStatus(t *testing.T) {
 }
 
 // BenchmarkAddAndDel is a Function's way into a pod and back through the socket, with the journal on a disk. Its measure
-// is BenchmarkBareMove of package link.
+// is BenchmarkBareMove of package netdev.
 func BenchmarkAddAndDel(b *testing.B) {
 	n := newNode(b, 1)
 	n.dir = "bench" // beside the test: a temporary directory may be on a file system without a disk

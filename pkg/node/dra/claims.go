@@ -12,7 +12,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// Claims asks the API server about claims. It is a [github.com/opiproject/xpu-device-plugin/pkg/lifecycle.Claims].
+// Claims asks the API server about claims. It is a [github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle.Claims].
 type Claims struct {
 	Client resourceclient.ResourceClaimsGetter
 }

@@ -735,7 +735,7 @@ func mustLink(t testing.TB, ns *netns.Namespace, name string) netlink.Link {
 }
 
 // BenchmarkLife is a Function's way into a pod and back to being free, with the journal on the disk. Its measure is
-// BenchmarkBareMove of package link.
+// BenchmarkBareMove of package netdev.
 func BenchmarkLife(b *testing.B) {
 	n := newNode(b, 1)
 	n.file = "bench-journal.db" // beside the test: a temporary directory may be on a file system without a disk

@@ -55,7 +55,7 @@ type returning struct {
 	gone  int // looks that do not find it
 	looks int
 	fail  error
-	where error // what those say; nil is link.ErrGone
+	where error // what those say; nil is netdev.ErrGone
 	notes []string
 	// enforced is what was restored without a netdev.
 	enforced []netdev.Snapshot

@@ -16,7 +16,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
 
-// deviceOf is a VF as package link wants it.
+// deviceOf is a VF as package netdev wants it.
 func deviceOf(t *testing.T, pf pci.Address, index int) netdev.Device {
 	t.Helper()
 	return netdev.Device{

@@ -1,4 +1,4 @@
-// Package provisionertest has what every [provisioning.Provisioner] must do, as one table of tests, and a journal for it.
+// Package provisioningtest has what every [provisioning.Provisioner] must do, as one table of tests, and a journal for it.
 package provisioningtest
 
 import (
