@@ -45,6 +45,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi/kubeapitest"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/simulate"
 )
@@ -103,15 +104,15 @@ type node struct {
 func newNode(t *testing.T) *node {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "soak") // sockets' paths may have 107 bytes only
-	must(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	n := &node{t: t, dir: dir, pods: map[string]*podresourcesapi.PodResources{}, sandboxes: map[string]*adaptation.PodSandbox{}}
 	n.host, err = simulate.New(t.Context(), simulate.Config{
 		Root: dir, HostNS: "/proc/thread-self/ns/net", XPUNS: netns.New(t).Path(), Log: logr.Discard(),
 		Cards: []simulate.Card{{PFs: 2, VFs: vfsOfPF, Bus: "3b"}},
 	})
-	must(t, err)
-	t.Cleanup(func() { must(t, n.host.Close()) })
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, n.host.Close()) })
 	n.vfs = map[pci.Address][]function.ID{}
 	for _, f := range n.host.Functions() {
 		if f.Index >= 0 {
@@ -119,10 +120,10 @@ func newNode(t *testing.T) *node {
 		}
 	}
 	ctrl.SetLogger(logr.Discard())
-	must(t, os.MkdirAll(n.path("state"), 0o700))
-	must(t, unix.Mount("tmpfs", n.path("state"), "tmpfs", 0, "size="+strconv.Itoa(stateSize)))
-	t.Cleanup(func() { must(t, unix.Unmount(n.path("state"), unix.MNT_DETACH)) })
-	must(t, os.MkdirAll(n.path("kubelet/plugins_registry"), 0o750))
+	must.Succeed(t, os.MkdirAll(n.path("state"), 0o700))
+	must.Succeed(t, unix.Mount("tmpfs", n.path("state"), "tmpfs", 0, "size="+strconv.Itoa(stateSize)))
+	t.Cleanup(func() { must.Succeed(t, unix.Unmount(n.path("state"), unix.MNT_DETACH)) })
+	must.Succeed(t, os.MkdirAll(n.path("kubelet/plugins_registry"), 0o750))
 	n.opi = opitest.Start(t)
 	n.declare()
 	n.startController()
@@ -140,7 +141,7 @@ func (n *node) path(name string) string { return filepath.Join(n.dir, name) }
 func (n *node) declare() {
 	n.t.Helper()
 	admin, err := kubeapitest.Client(cluster.Admin())
-	must(n.t, err)
+	must.Succeed(n.t, err)
 	n.admin = admin
 	pool := func(name string, pf pci.Address, publish v1alpha1.PublishMode) *v1alpha1.DevicePool {
 		return &v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.DevicePoolSpec{
@@ -157,7 +158,7 @@ func (n *node) declare() {
 		pool("claimed", claimPF, v1alpha1.PublishDRA),
 		pool("plugged", pluginPF, v1alpha1.PublishDevicePlugin),
 	} {
-		must(n.t, n.admin.Create(n.t.Context(), object))
+		must.Succeed(n.t, n.admin.Create(n.t.Context(), object))
 	}
 }
 
@@ -165,14 +166,14 @@ func (n *node) declare() {
 func (n *node) startController() {
 	n.t.Helper()
 	scheme, err := controller.Scheme()
-	must(n.t, err)
+	must.Succeed(n.t, err)
 	manager, err := ctrl.NewManager(cluster.Admin(), ctrl.Options{
 		Scheme: scheme, Logger: logr.Discard(), Cache: controller.CacheOptions(kubeapitest.AgentNamespace),
 		Metrics:    metricsserver.Options{BindAddress: "0"},
 		Controller: ctrlconfig.Controller{SkipNameValidation: new(true)},
 	})
-	must(n.t, err)
-	must(n.t, controller.Setup(n.t.Context(), manager, controller.Options{
+	must.Succeed(n.t, err)
+	must.Succeed(n.t, controller.Setup(n.t.Context(), manager, controller.Options{
 		Namespace: kubeapitest.AgentNamespace, Registerer: prometheus.NewRegistry(),
 	}))
 	ctx, stop := context.WithCancel(context.Background())
@@ -180,7 +181,7 @@ func (n *node) startController() {
 	go func() { done <- manager.Start(ctx) }()
 	n.t.Cleanup(func() {
 		stop()
-		must(n.t, <-done)
+		must.Succeed(n.t, <-done)
 	})
 }
 
@@ -189,9 +190,9 @@ func (n *node) writeKubeconfig() {
 	n.t.Helper()
 	config := cluster.Agent(nodeName)
 	server, err := url.Parse(config.Host)
-	must(n.t, err)
+	must.Succeed(n.t, err)
 	n.api, err = openGate("tcp", "127.0.0.1:0", server.Host)
-	must(n.t, err)
+	must.Succeed(n.t, err)
 	n.t.Cleanup(n.api.close)
 	file := clientcmdapi.NewConfig()
 	file.Clusters["api"] = &clientcmdapi.Cluster{Server: "https://" + n.api.address(), CertificateAuthorityData: config.CAData}
@@ -201,19 +202,19 @@ func (n *node) writeKubeconfig() {
 	}
 	file.Contexts["agent"] = &clientcmdapi.Context{Cluster: "api", AuthInfo: "agent"}
 	file.CurrentContext = "agent"
-	must(n.t, clientcmd.WriteToFile(*file, n.path("kubeconfig")))
+	must.Succeed(n.t, clientcmd.WriteToFile(*file, n.path("kubeconfig")))
 }
 
 // startKubelet also dials the driver, at the endpoint that a kubelet finds by the driver's registration.
 func (n *node) startKubelet() {
 	n.t.Helper()
 	n.plugins = kubelettest.New(n.path("kubelet"), kubelettest.Options{})
-	must(n.t, n.restartKubelet())
+	must.Succeed(n.t, n.restartKubelet())
 	connection, err := grpc.NewClient("unix://"+n.path("kubelet/plugins/"+v1alpha1.GroupName+"/dra.sock"),
 		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff: backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.5, MaxDelay: 500 * time.Millisecond},
 		}))
-	must(n.t, err)
+	must.Succeed(n.t, err)
 	n.t.Cleanup(func() { connection.Close() })
 	n.driver = drapb.NewDRAPluginClient(connection)
 }
@@ -257,12 +258,12 @@ func (n *node) listPods() {
 // startRuntime tells the plugin of the sandboxes that there are.
 func (n *node) startRuntime() {
 	n.t.Helper()
-	must(n.t, os.MkdirAll(n.path("nri"), 0o755))
+	must.Succeed(n.t, os.MkdirAll(n.path("nri"), 0o755))
 	var err error
 	n.nriGate, err = openGate("unix", n.path("nri.sock"), n.path("nri/runtime.sock"))
-	must(n.t, err)
+	must.Succeed(n.t, err)
 	n.t.Cleanup(n.nriGate.close)
-	must(n.t, n.restartRuntime())
+	must.Succeed(n.t, n.restartRuntime())
 }
 
 func (n *node) restartRuntime() (err error) {
@@ -300,7 +301,7 @@ func (n *node) startAgent() {
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
 	log, err := os.OpenFile(n.path("agent.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	must(n.t, err)
+	must.Succeed(n.t, err)
 	defer log.Close()
 	n.agent = exec.Command(agentProgram,
 		"--node-name="+nodeName, "--listen="+metricsAddress, "--kubeconfig="+n.path("kubeconfig"),
@@ -311,7 +312,7 @@ func (n *node) startAgent() {
 	)
 	n.agent.Stdout, n.agent.Stderr = log, log
 	n.agent.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	must(n.t, n.agent.Start())
+	must.Succeed(n.t, n.agent.Start())
 	n.starts++
 	exited := make(chan struct{})
 	n.exited = exited
@@ -381,13 +382,6 @@ func await(ctx context.Context, what string, check func() error) error {
 		return fmt.Errorf("%s: not within %s: %w", what, patience, last)
 	}
 	return nil
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // cards remember when a card was reset last.

@@ -30,6 +30,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi/kubeapitest"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
@@ -97,8 +98,8 @@ func TestSoak(t *testing.T) {
 	s := &soak{node: n, random: rand.New(rand.NewPCG(*seed, 0)), count: map[string]int{}, taken: map[function.ID]bool{}}
 	n.startAgent()
 	t.Cleanup(func() { s.explain() })
-	must(t, n.ready(t.Context()))
-	must(t, await(t.Context(), "all is offered", n.allOffered))
+	must.Succeed(t, n.ready(t.Context()))
+	must.Succeed(t, await(t.Context(), "all is offered", n.allOffered))
 
 	s.live(*lives*2/3, append(slices.Clone(faults), kill, kill))
 	s.live(*lives/30+2*atOnce, nil) // until everything that is kept is there
@@ -107,9 +108,9 @@ func TestSoak(t *testing.T) {
 	s.lastLap()
 	last := s.sample()
 
-	must(t, await(t.Context(), "all is offered again", n.allOffered))
-	must(t, await(t.Context(), "no claim has files", n.noFiles))
-	must(t, n.endAgent())
+	must.Succeed(t, await(t.Context(), "all is offered again", n.allOffered))
+	must.Succeed(t, await(t.Context(), "no claim has files", n.noFiles))
+	must.Succeed(t, n.endAgent())
 	if diff := cmp.Diff(before, n.hostState()); diff != "" {
 		t.Errorf("the host's netdevs (-before +now):\n%s", diff)
 	}
@@ -190,7 +191,7 @@ func (s *soak) lastLap() {
 			if pf == pluginPF {
 				live = l.plugIn
 			}
-			must(s.t, live(s.t.Context()))
+			must.Succeed(s.t, live(s.t.Context()))
 			if l.started == 0 {
 				s.t.Errorf("pod %s on %s did not run although nothing was wrong", l.name, l.function)
 			}
@@ -246,7 +247,7 @@ func (s *soak) done(l *life) {
 // sample is what the agent uses when no pod comes or goes.
 func (s *soak) sample() sample {
 	s.t.Helper()
-	must(s.t, await(s.t.Context(), "nothing waits for hooks", func() error {
+	must.Succeed(s.t, await(s.t.Context(), "nothing waits for hooks", func() error {
 		waiting, err := metric("xpu_hook_queue_length")
 		if err == nil && waiting > 0 {
 			err = fmt.Errorf("%v Functions do", waiting)
@@ -257,11 +258,11 @@ func (s *soak) sample() sample {
 	values := map[string]float64{}
 	for _, name := range []string{"go_goroutines", "process_open_fds", "process_resident_memory_bytes"} {
 		value, err := metric(name)
-		must(s.t, err)
+		must.Succeed(s.t, err)
 		values[name] = value
 	}
 	file, err := os.Stat(s.path("state/journal.db"))
-	must(s.t, err)
+	must.Succeed(s.t, err)
 	return sample{
 		int(values["go_goroutines"]), int(values["process_open_fds"]), int(values["process_resident_memory_bytes"]), int(file.Size()),
 	}
@@ -364,14 +365,14 @@ func (n *node) noFiles() error {
 func (n *node) hostState() map[string]netdev.Snapshot {
 	n.t.Helper()
 	links, err := netns.Listed(netlink.LinkList)
-	must(n.t, err)
+	must.Succeed(n.t, err)
 	engine, err := netdev.New(netdev.Options{})
-	must(n.t, err)
+	must.Succeed(n.t, err)
 	defer engine.Close()
 	state := map[string]netdev.Snapshot{}
 	for _, l := range links {
 		s, err := engine.Snapshot(n.t.Context(), netdev.Device{Name: l.Attrs().Name})
-		must(n.t, err)
+		must.Succeed(n.t, err)
 		// A veth that was made anew has other numbers.
 		s.Identity.Index, s.Identity.Peer, s.Identity.PeerNS = 0, 0, 0
 		state[s.Name] = s
@@ -383,14 +384,14 @@ func (n *node) hostState() map[string]netdev.Snapshot {
 func (n *node) wantNothingLeft() {
 	n.t.Helper()
 	j, err := journal.Open(n.path("state/journal.db"))
-	must(n.t, err)
+	must.Succeed(n.t, err)
 	defer j.Close()
 	for _, a := range j.All() {
 		n.t.Errorf("the journal still has %+v", a)
 	}
 	for _, pattern := range []string{"devinfo/cni/*", "spool/*.json", "cdi/*", "kubelet/plugins/*/dra-device-metadata/*", "ns-*"} {
 		files, err := filepath.Glob(n.path(pattern))
-		must(n.t, err)
+		must.Succeed(n.t, err)
 		for _, file := range files {
 			n.t.Errorf("%s is left behind", file)
 		}
@@ -400,7 +401,7 @@ func (n *node) wantNothingLeft() {
 		n.t.Errorf("device-info files %q, %v", files, err)
 	}
 	var ports v1alpha1.XPUPortList
-	must(n.t, n.admin.List(n.t.Context(), &ports))
+	must.Succeed(n.t, n.admin.List(n.t.Context(), &ports))
 	for _, p := range ports.Items {
 		n.t.Errorf("XPUPort %s/%s is left behind", p.Namespace, p.Name)
 	}

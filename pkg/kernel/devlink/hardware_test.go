@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
@@ -28,7 +29,7 @@ func realCard(t *testing.T, c *devlink.Conn) devlink.Port {
 		t.Skip("changes the eswitch of the machine's cards: make test-qemu runs it in guest simnic")
 	}
 	ports, err := c.Ports()
-	must(t, err)
+	must.Succeed(t, err)
 	i := slices.IndexFunc(ports, func(p devlink.Port) bool { return p.Flavour == devlink.Physical })
 	if i < 0 {
 		t.Fatalf("no physical port in %+v", ports)
@@ -51,9 +52,9 @@ func TestHardware(t *testing.T) {
 		}
 	})
 
-	woken.expect(t, "the eswitch's mode", func() { must(t, c.SetEswitchMode(d, devlink.Switchdev)) })
+	woken.expect(t, "the eswitch's mode", func() { must.Succeed(t, c.SetEswitchMode(d, devlink.Switchdev)) })
 	t.Cleanup(func() {
-		must(t, c.SetEswitchMode(d, devlink.Legacy))
+		must.Succeed(t, c.SetEswitchMode(d, devlink.Legacy))
 		mode(t, c, d, devlink.Legacy)
 	})
 	mode(t, c, d, devlink.Switchdev)
@@ -100,9 +101,9 @@ func TestHardware(t *testing.T) {
 
 func representors(t *testing.T, c *devlink.Conn, uplink devlink.Port) {
 	vfs, err := filepath.Glob(filepath.Join("/sys/bus/pci/devices", uplink.Device.Name, "virtfn*"))
-	must(t, err)
+	must.Succeed(t, err)
 	ports, err := c.PortsOf(uplink.Device)
-	must(t, err)
+	must.Succeed(t, err)
 	var indices []uint16
 	for _, p := range ports {
 		if p.Flavour != devlink.PCIVF {
@@ -110,7 +111,7 @@ func representors(t *testing.T, c *devlink.Conn, uplink devlink.Port) {
 		}
 		indices = append(indices, p.VF)
 		name, err := os.ReadFile(filepath.Join("/sys/class/net", p.Netdev, "phys_port_name"))
-		must(t, err)
+		must.Succeed(t, err)
 		if want := fmt.Sprintf("pf%dvf%d\n", p.PF, p.VF); string(name) != want {
 			t.Errorf("representor %s of %+v is %q, want %q", p.Netdev, p, name, want)
 		}
@@ -135,7 +136,7 @@ func subfunction(t *testing.T, c *devlink.Conn, uplink devlink.Port, woken watch
 	var err error
 	woken.expect(t, "a subfunction's port", func() {
 		port, err = c.AddSF(d, pf, sfnum)
-		must(t, err)
+		must.Succeed(t, err)
 	})
 	want := devlink.Port{
 		Device: d, Index: port.Index, Flavour: devlink.PCISF, PF: pf, SF: sfnum,
@@ -148,26 +149,26 @@ func subfunction(t *testing.T, c *devlink.Conn, uplink devlink.Port, woken watch
 		t.Errorf("once more: error %v, want EEXIST", err)
 	}
 	woken.expect(t, "a subfunction's state", func() {
-		must(t, c.SetFunction(d, port.Index, devlink.FunctionChange{MAC: "02:00:00:00:00:58", Active: new(true)}))
+		must.Succeed(t, c.SetFunction(d, port.Index, devlink.FunctionChange{MAC: "02:00:00:00:00:58", Active: new(true)}))
 	})
 	want.Function = devlink.Function{MAC: "02:00:00:00:00:58", Active: true, Attached: true}
 	if diff := cmp.Diff([]devlink.Port{want}, at(t, c, port)); diff != "" {
 		t.Errorf("active (-want +got):\n%s", diff)
 	}
 	devices, err := filepath.Glob(filepath.Join("/sys/bus/pci/devices", d.Name, "*.sf.*", "net", "*", "address"))
-	must(t, err)
+	must.Succeed(t, err)
 	if len(devices) != 1 {
 		t.Fatalf("MACs %q, want that of one SF's netdev", devices)
 	}
 	if mac, err := os.ReadFile(devices[0]); err != nil || string(mac) != "02:00:00:00:00:58\n" {
 		t.Errorf("MAC %q, %v", mac, err)
 	}
-	must(t, c.SetFunction(d, port.Index, devlink.FunctionChange{Active: new(false)}))
+	must.Succeed(t, c.SetFunction(d, port.Index, devlink.FunctionChange{Active: new(false)}))
 	want.Function.Active, want.Function.Attached = false, false
 	if diff := cmp.Diff([]devlink.Port{want}, at(t, c, port)); diff != "" {
 		t.Errorf("inactive (-want +got):\n%s", diff)
 	}
-	woken.expect(t, "a subfunction's end", func() { must(t, c.DeletePort(d, port.Index)) })
+	woken.expect(t, "a subfunction's end", func() { must.Succeed(t, c.DeletePort(d, port.Index)) })
 	if err := c.DeletePort(d, port.Index); !errors.Is(err, unix.ENODEV) {
 		t.Errorf("once more: error %v, want ENODEV", err)
 	}
@@ -179,14 +180,14 @@ func subfunction(t *testing.T, c *devlink.Conn, uplink devlink.Port, woken watch
 // hangs asks a card for what it takes long to tell, and meanwhile asks another card.
 func hangs(t *testing.T, c *devlink.Conn, d devlink.Device) {
 	ports, err := c.Ports()
-	must(t, err)
+	must.Succeed(t, err)
 	i := slices.IndexFunc(ports, func(p devlink.Port) bool { return p.Device.Bus == d.Bus && p.Device != d })
 	if i < 0 {
 		t.Fatalf("no other card in %+v", ports)
 	}
 	const slow = "/sys/module/simnic/parameters/slow"
-	must(t, os.WriteFile(slow, []byte("500"), 0))
-	defer func() { must(t, os.WriteFile(slow, []byte("0"), 0)) }()
+	must.Succeed(t, os.WriteFile(slow, []byte("500"), 0))
+	defer func() { must.Succeed(t, os.WriteFile(slow, []byte("0"), 0)) }()
 	asked, told := make(chan struct{}), make(chan error, 1)
 	go func() {
 		close(asked)
@@ -197,7 +198,7 @@ func hangs(t *testing.T, c *devlink.Conn, d devlink.Device) {
 	for n := 0; ; n++ {
 		select {
 		case err := <-told:
-			must(t, err)
+			must.Succeed(t, err)
 			t.Logf("the other card told its ports %d times meanwhile", n)
 			if n < 20 {
 				t.Error("the other card waited for the one that hangs")
@@ -206,7 +207,7 @@ func hangs(t *testing.T, c *devlink.Conn, d devlink.Device) {
 		default:
 		}
 		_, err := c.PortsOf(ports[i].Device)
-		must(t, err)
+		must.Succeed(t, err)
 	}
 }
 
@@ -214,7 +215,7 @@ func hangs(t *testing.T, c *devlink.Conn, d devlink.Device) {
 func at(t *testing.T, c *devlink.Conn, port devlink.Port) []devlink.Port {
 	t.Helper()
 	ports, err := c.PortsOf(port.Device)
-	must(t, err)
+	must.Succeed(t, err)
 	return slices.DeleteFunc(ports, func(p devlink.Port) bool { return p.Index != port.Index })
 }
 
@@ -227,29 +228,29 @@ func rate(t *testing.T, c *devlink.Conn, uplink devlink.Port) {
 		t.Errorf("rate of the uplink: error %v, want ENODEV", err)
 	}
 	ports, err := c.PortsOf(d)
-	must(t, err)
+	must.Succeed(t, err)
 	vf := ports[slices.IndexFunc(ports, func(p devlink.Port) bool { return p.Flavour == devlink.PCIVF })]
 	for _, want := range []devlink.Rate{{Share: 100, Max: 2500}, {Max: 2500}, {Max: 10}, {}} {
-		must(t, c.SetRate(d, vf.Index, want))
+		must.Succeed(t, c.SetRate(d, vf.Index, want))
 		got, exists, err := c.Rate(d, vf.Index)
 		if err != nil || !exists || got != want {
 			t.Errorf("rate %+v, %v, %v; want %+v", got, exists, err, want)
 		}
 	}
 	// The kernel sets the share and then the maximum, which the driver refuses: nothing is left half set.
-	must(t, c.SetRate(d, vf.Index, devlink.Rate{Share: 5, Max: 50}))
+	must.Succeed(t, c.SetRate(d, vf.Index, devlink.Rate{Share: 5, Max: 50}))
 	if err := c.SetRate(d, vf.Index, devlink.Rate{Share: 10, Max: 100_000}); !errors.Is(err, unix.EINVAL) {
 		t.Errorf("more than the card has: error %v, want EINVAL", err)
 	}
 	if got, _, err := c.Rate(d, vf.Index); err != nil || got != (devlink.Rate{Share: 5, Max: 50}) {
 		t.Errorf("rate %+v, %v after a refusal", got, err)
 	}
-	must(t, c.SetRate(d, vf.Index, devlink.Rate{}))
+	must.Succeed(t, c.SetRate(d, vf.Index, devlink.Rate{}))
 }
 
 func reporters(t *testing.T, c *devlink.Conn, d devlink.Device) {
 	all, err := c.Reporters()
-	must(t, err)
+	must.Succeed(t, err)
 	var names []string
 	for _, r := range all {
 		if r.Device == d {
@@ -262,7 +263,7 @@ func reporters(t *testing.T, c *devlink.Conn, d devlink.Device) {
 	slices.Sort(names)
 	want := []string{d.String() + " fw"}
 	ports, err := c.PortsOf(d)
-	must(t, err)
+	must.Succeed(t, err)
 	for _, p := range ports {
 		if p.Flavour == devlink.PCIVF {
 			want = append(want, fmt.Sprintf("%s/%d vnic", d, p.Index))
@@ -323,12 +324,5 @@ func (w watched) expect(t *testing.T, what string, f func()) {
 		t.Logf("told of %s %s after it was asked for", what, time.Since(begin).Round(10*time.Microsecond))
 	case <-time.After(10 * time.Second):
 		t.Errorf("not told of %s", what)
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
@@ -21,31 +22,31 @@ func TestAnnounce(t *testing.T) {
 			host, xpu, pod := netns.New(t), netns.New(t), netns.New(t)
 			netns.Connect(t, host, "vf0", xpu, "rep0")
 			rep, err := xpu.Handle().LinkByName("rep0")
-			must(t, err)
+			must.Succeed(t, err)
 			if late {
-				must(t, xpu.Handle().LinkSetDown(rep))
+				must.Succeed(t, xpu.Handle().LinkSetDown(rep))
 			}
 			heard := listen(t, xpu, rep.Attrs().Index)
 			engine, err := netdev.New(netdev.Options{HostNetNS: host.Path()})
-			must(t, err)
+			must.Succeed(t, err)
 			defer engine.Close()
 			want := function.Interface{Name: "net1", MAC: "02:00:00:00:00:01", Addresses: []netip.Prefix{
 				netip.MustParsePrefix("10.1.0.5/24"), netip.MustParsePrefix("fd00:1::5/64"),
 			}}
 			device := netdev.Device{Name: "vf0"}
 			before, place, err := engine.Plan(t.Context(), device, pod.Path(), want)
-			must(t, err)
+			must.Succeed(t, err)
 			observed, err := engine.Attach(t.Context(), device, before, place, want)
-			must(t, err)
+			must.Succeed(t, err)
 			place.Index = observed.Index
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 			defer cancel()
 			done := make(chan error, 1)
 			go func() { done <- engine.Announce(ctx, place, observed) }()
 			if late {
-				must(t, xpu.Handle().LinkSetUp(rep))
+				must.Succeed(t, xpu.Handle().LinkSetUp(rep))
 			}
-			must(t, <-done)
+			must.Succeed(t, <-done)
 			for _, what := range []string{"ARP of 10.1.0.5", "advertisement of fd00:1::5"} {
 				for got := ""; got != what; {
 					select {
@@ -63,7 +64,7 @@ func TestAnnounce(t *testing.T) {
 func listen(t *testing.T, n *netns.Namespace, index int) <-chan string {
 	t.Helper()
 	socket := -1
-	must(t, n.Do(func() (err error) {
+	must.Succeed(t, n.Do(func() (err error) {
 		all := uint16(unix.ETH_P_ALL)
 		socket, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(all>>8|all<<8))
 		if err != nil {
@@ -71,7 +72,7 @@ func listen(t *testing.T, n *netns.Namespace, index int) <-chan string {
 		}
 		return unix.Bind(socket, &unix.SockaddrLinklayer{Protocol: all>>8 | all<<8, Ifindex: index})
 	}))
-	must(t, unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 100_000}))
+	must.Succeed(t, unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 100_000}))
 	arp, na := make(chan string, 100), make(chan string, 100)
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {

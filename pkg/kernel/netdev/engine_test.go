@@ -19,6 +19,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
@@ -68,28 +69,21 @@ func names(t testing.TB, ns *netns.Namespace) []string {
 	return names
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // snapshot is the netdev as it is on the host now.
 func (w *world) snapshot(t testing.TB, name string) netdev.Snapshot {
 	t.Helper()
 	spare := netns.New(t)
 	s, _, err := w.engine.Plan(t.Context(), netdev.Device{Name: name}, spare.Path(), function.Interface{Name: "net1"})
-	must(t, err)
+	must.Succeed(t, err)
 	return s
 }
 
 func (w *world) attach(t testing.TB, want function.Interface) (netdev.Snapshot, netdev.Place, netdev.Observed) {
 	t.Helper()
 	before, place, err := w.engine.Plan(t.Context(), device(), w.pod.Path(), want)
-	must(t, err)
+	must.Succeed(t, err)
 	observed, err := w.engine.Attach(t.Context(), device(), before, place, want)
-	must(t, err)
+	must.Succeed(t, err)
 	return before, place, observed
 }
 
@@ -115,10 +109,10 @@ func TestRoundTrip(t *testing.T) {
 	w := newWorld(t, nil)
 	h := w.host.Handle()
 	l := get(t, w.host, hostName)
-	must(t, h.LinkAddAltName(l, "net1")) // the very name that the pod wants
-	must(t, h.LinkAddAltName(l, "enp59s0f0v0"))
-	must(t, h.LinkSetAlias(l, "rack 7"))
-	must(t, h.LinkSetTxQLen(l, 777))
+	must.Succeed(t, h.LinkAddAltName(l, "net1")) // the very name that the pod wants
+	must.Succeed(t, h.LinkAddAltName(l, "enp59s0f0v0"))
+	must.Succeed(t, h.LinkSetAlias(l, "rack 7"))
+	must.Succeed(t, h.LinkSetTxQLen(l, 777))
 
 	before, place, observed := w.attach(t, fullInterface)
 	if diff := cmp.Diff(netdev.Observed{
@@ -133,19 +127,19 @@ func TestRoundTrip(t *testing.T) {
 
 	pod := w.pod.Handle()
 	inPod := get(t, w.pod, "net1")
-	must(t, pod.LinkSetDown(inPod))
-	must(t, pod.LinkSetName(inPod, "evil0"))
-	must(t, pod.LinkSetMTU(inPod, 1280))
-	must(t, pod.LinkSetHardwareAddr(inPod, function.MAC("02:00:00:00:00:99").HardwareAddr()))
-	must(t, pod.LinkSetAlias(inPod, "mine"))
-	must(t, pod.LinkSetTxQLen(inPod, 5))
-	must(t, pod.LinkAddAltName(inPod, "eth7"))
-	must(t, pod.LinkDelAltName(inPod, "enp59s0f0v0"))
-	must(t, pod.SetPromiscOn(inPod))
-	must(t, pod.LinkSetARPOff(inPod))
+	must.Succeed(t, pod.LinkSetDown(inPod))
+	must.Succeed(t, pod.LinkSetName(inPod, "evil0"))
+	must.Succeed(t, pod.LinkSetMTU(inPod, 1280))
+	must.Succeed(t, pod.LinkSetHardwareAddr(inPod, function.MAC("02:00:00:00:00:99").HardwareAddr()))
+	must.Succeed(t, pod.LinkSetAlias(inPod, "mine"))
+	must.Succeed(t, pod.LinkSetTxQLen(inPod, 5))
+	must.Succeed(t, pod.LinkAddAltName(inPod, "eth7"))
+	must.Succeed(t, pod.LinkDelAltName(inPod, "enp59s0f0v0"))
+	must.Succeed(t, pod.SetPromiscOn(inPod))
+	must.Succeed(t, pod.LinkSetARPOff(inPod))
 
 	restored, err := w.engine.Restore(t.Context(), netdev.Device{}, before, place)
-	must(t, err)
+	must.Succeed(t, err)
 	if diff := cmp.Diff(netdev.Restored{Name: hostName}, restored); diff != "" {
 		t.Errorf("restored (-want +got):\n%s", diff)
 	}
@@ -158,7 +152,7 @@ func TestRoundTrip(t *testing.T) {
 func checkRoutes(t *testing.T, w *world) {
 	t.Helper()
 	routes, err := w.pod.Handle().RouteList(get(t, w.pod, "net1"), netlink.FAMILY_ALL)
-	must(t, err)
+	must.Succeed(t, err)
 	var got []string
 	for _, r := range routes {
 		got = append(got, fmt.Sprintf("%v via %v metric %d", r.Dst, r.Gw, r.Priority))
@@ -180,10 +174,10 @@ func TestRestoreWithTakenNames(t *testing.T) {
 	other("uplink")
 	before, place, _ := w.attach(t, function.Interface{Name: "net1"})
 	other(hostName) // somebody takes the name while the netdev is away
-	must(t, w.pod.Handle().LinkAddAltName(get(t, w.pod, "net1"), "uplink"))
+	must.Succeed(t, w.pod.Handle().LinkAddAltName(get(t, w.pod, "net1"), "uplink"))
 
 	restored, err := w.engine.Restore(t.Context(), netdev.Device{}, before, place)
-	must(t, err)
+	must.Succeed(t, err)
 	want := netdev.Restored{Name: "xpu0", Notes: []string{"name ens1f0v0 is taken by another netdev"}}
 	if diff := cmp.Diff(want, restored); diff != "" {
 		t.Errorf("restored (-want +got):\n%s", diff)
@@ -196,7 +190,7 @@ func TestRestoreWithTakenNames(t *testing.T) {
 		t.Errorf("diff %q", diff)
 	}
 
-	must(t, w.host.Handle().LinkDel(get(t, w.host, hostName)))
+	must.Succeed(t, w.host.Handle().LinkDel(get(t, w.host, hostName)))
 	if restored, err = w.engine.Restore(t.Context(), netdev.Device{Name: "xpu0"}, before, place); err != nil || restored.Name != hostName {
 		t.Errorf("restore after the name is free: %+v, %v", restored, err)
 	}
@@ -213,13 +207,13 @@ func TestRestoreAfterEveryStep(t *testing.T) {
 				panic(crash{step})
 			}
 		})
-		must(t, w.host.Handle().LinkAddAltName(get(t, w.host, hostName), "net1"))
+		must.Succeed(t, w.host.Handle().LinkAddAltName(get(t, w.host, hostName), "net1"))
 		before, place, err := w.engine.Plan(t.Context(), device(), w.pod.Path(), fullInterface)
-		must(t, err)
+		must.Succeed(t, err)
 		crashed := func() (crashed bool) {
 			defer func() {
 				if _, crashed = recover().(crash); !crashed {
-					must(t, err)
+					must.Succeed(t, err)
 				}
 			}()
 			_, err = w.engine.Attach(t.Context(), device(), before, place, fullInterface)
@@ -228,7 +222,7 @@ func TestRestoreAfterEveryStep(t *testing.T) {
 		armed = false
 		t.Run(fmt.Sprintf("step %d", step), func(t *testing.T) {
 			restored, err := w.engine.Restore(t.Context(), device(), before, place)
-			must(t, err)
+			must.Succeed(t, err)
 			if restored.Name != hostName {
 				t.Errorf("restored %+v", restored)
 			}
@@ -255,19 +249,19 @@ func TestRestoreAfterEveryStepOfRestore(t *testing.T) {
 				}
 			}
 		})
-		must(t, w.host.Handle().LinkAddAltName(get(t, w.host, hostName), "net1"))
+		must.Succeed(t, w.host.Handle().LinkAddAltName(get(t, w.host, hostName), "net1"))
 		before, place, _ := w.attach(t, fullInterface)
-		must(t, w.pod.Handle().LinkAddAltName(get(t, w.pod, "net1"), hostName))
+		must.Succeed(t, w.pod.Handle().LinkAddAltName(get(t, w.pod, "net1"), hostName))
 		armed = true
 		crashed := func() (crashed bool) {
 			defer func() { _, crashed = recover().(crash) }()
 			_, err := w.engine.Restore(t.Context(), device(), before, place)
-			must(t, err)
+			must.Succeed(t, err)
 			return
 		}()
 		armed = false
 		_, err := w.engine.Restore(t.Context(), device(), before, place)
-		must(t, err)
+		must.Succeed(t, err)
 		w.checkRestored(t, before)
 		if !crashed {
 			if step < 4 {
@@ -291,13 +285,15 @@ func TestPlanErrors(t *testing.T) {
 		{name: "unknown netdev", dev: netdev.Device{Name: "nope"}, want: function.Interface{Name: "net1"}, err: `"nope": no netdev in`},
 		{name: "name taken", dev: device(), want: function.Interface{Name: "lo"}, err: `interface name "lo": is taken in the pod`},
 		{name: "altname taken", dev: device(), want: function.Interface{Name: "net1"}, err: `is taken in the pod, as an altname of lo`,
-			given: func(t *testing.T, w *world) { must(t, w.pod.Handle().LinkAddAltName(get(t, w.pod, "lo"), "net1")) }},
+			given: func(t *testing.T, w *world) {
+				must.Succeed(t, w.pod.Handle().LinkAddAltName(get(t, w.pod, "lo"), "net1"))
+			}},
 		{name: "bridge port", dev: device(), want: function.Interface{Name: "net1"}, err: "is in use on the host",
 			given: func(t *testing.T, w *world) {
 				attrs := netlink.NewLinkAttrs()
 				attrs.Name = "br0"
-				must(t, w.host.Handle().LinkAdd(&netlink.Bridge{LinkAttrs: attrs}))
-				must(t, w.host.Handle().LinkSetMaster(get(t, w.host, hostName), get(t, w.host, "br0")))
+				must.Succeed(t, w.host.Handle().LinkAdd(&netlink.Bridge{LinkAttrs: attrs}))
+				must.Succeed(t, w.host.Handle().LinkSetMaster(get(t, w.host, hostName), get(t, w.host, "br0")))
 			}},
 		{name: "VF properties without PF", dev: device(), want: function.Interface{Name: "net1", VF: &function.VFConfig{VLAN: new(7)}},
 			err: "has no PF that VF properties could be set with"},
@@ -323,7 +319,7 @@ func TestPlanErrors(t *testing.T) {
 	t.Run("namespace", func(t *testing.T) {
 		w := newWorld(t, nil)
 		plain := filepath.Join(t.TempDir(), "plain")
-		must(t, os.WriteFile(plain, nil, 0o600))
+		must.Succeed(t, os.WriteFile(plain, nil, 0o600))
 		for path, want := range map[string]string{
 			w.host.Path(): "is the host's own", t.TempDir() + "/none": "no such file", plain: "is a plain file",
 		} {
@@ -346,7 +342,7 @@ func TestAttachUndoes(t *testing.T) {
 			Name: "net1", Routes: []function.Route{{To: netip.MustParsePrefix("10.2.0.0/16"), Via: netip.MustParseAddr("10.9.9.9")}}}},
 		"second default route": {
 			given: func(t *testing.T, w *world) {
-				must(t, w.pod.Handle().RouteAdd(&netlink.Route{LinkIndex: 1, Scope: netlink.SCOPE_LINK, Dst: &net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}}))
+				must.Succeed(t, w.pod.Handle().RouteAdd(&netlink.Route{LinkIndex: 1, Scope: netlink.SCOPE_LINK, Dst: &net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}}))
 			},
 			want: function.Interface{Name: "net1", Routes: []function.Route{{To: netip.MustParsePrefix("0.0.0.0/0")}}},
 			err:  "route to 0.0.0.0/0: the pod has one already, via interface index 1 gateway none: file exists",
@@ -360,7 +356,7 @@ func TestAttachUndoes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, nil)
 			before, place, err := w.engine.Plan(t.Context(), device(), w.pod.Path(), test.want)
-			must(t, err)
+			must.Succeed(t, err)
 			if test.given != nil {
 				test.given(t, w)
 			}
@@ -409,7 +405,7 @@ func TestIndexTaken(t *testing.T) {
 		t.Errorf("index %d on the host, %d planned, %d got", index, place.Index, observed.Index)
 	}
 	_, err := w.engine.Restore(t.Context(), netdev.Device{}, before, place)
-	must(t, err)
+	must.Succeed(t, err)
 	w.checkRestored(t, before)
 }
 
@@ -419,7 +415,7 @@ func TestIndexTakenAndMACRefused(t *testing.T) {
 	w := newWorld(t, func(step string) { steps = append(steps, step) })
 	want := function.Interface{Name: "net1", MAC: "03:00:00:00:00:01"} // of a group: no driver takes it
 	before, place, err := w.engine.Plan(t.Context(), device(), w.pod.Path(), function.Interface{Name: "net1"})
-	must(t, err)
+	must.Succeed(t, err)
 	before.VF = &netdev.VFState{MAC: want.MAC}
 	place.Index = get(t, w.pod, "lo").Attrs().Index
 	_, err = w.engine.Attach(t.Context(), device(), before, place, want)
@@ -437,15 +433,15 @@ func TestNamespaceGone(t *testing.T) {
 	before, place, _ := w.attach(t, fullInterface)
 
 	// The path goes while the namespace lives on: the netdev is in neither place that can be reached.
-	must(t, w.pod.Unmount())
+	must.Succeed(t, w.pod.Unmount())
 	if alive, err := w.engine.Alive(place); alive || err != nil {
 		t.Errorf("alive %v, %v", alive, err)
 	}
-	must(t, os.WriteFile(place.NetNS, nil, 0o600)) // a runtime may leave the mount point behind
+	must.Succeed(t, os.WriteFile(place.NetNS, nil, 0o600)) // a runtime may leave the mount point behind
 	if alive, err := w.engine.Alive(place); alive || err != nil {
 		t.Errorf("alive %v, %v, where only the mount point is left", alive, err)
 	}
-	must(t, os.Remove(place.NetNS))
+	must.Succeed(t, os.Remove(place.NetNS))
 	if _, err := w.engine.Restore(t.Context(), device(), before, place); !errors.Is(err, netdev.ErrGone) {
 		t.Errorf("error %v, want %v", err, netdev.ErrGone)
 	}
@@ -453,9 +449,9 @@ func TestNamespaceGone(t *testing.T) {
 	// The kernel brings hardware back when the namespace ends: under the pod's name, down. A veth's end it would
 	// destroy, so the test moves it.
 	l := get(t, w.pod, "net1")
-	must(t, w.pod.Handle().LinkSetNsFd(l, w.host.Fd()))
+	must.Succeed(t, w.pod.Handle().LinkSetNsFd(l, w.host.Fd()))
 	restored, err := w.engine.Restore(t.Context(), netdev.Device{Name: "net1"}, before, place)
-	must(t, err)
+	must.Succeed(t, err)
 	if restored.Name != hostName {
 		t.Errorf("restored %+v", restored)
 	}
@@ -466,7 +462,7 @@ func TestNetdevMovedOn(t *testing.T) {
 	w := newWorld(t, nil)
 	before, place, _ := w.attach(t, function.Interface{Name: "net1"})
 	nested := netns.New(t)
-	must(t, w.pod.Handle().LinkSetNsFd(get(t, w.pod, "net1"), nested.Fd()))
+	must.Succeed(t, w.pod.Handle().LinkSetNsFd(get(t, w.pod, "net1"), nested.Fd()))
 	if _, err := w.engine.Restore(t.Context(), netdev.Device{}, before, place); !errors.Is(err, netdev.ErrAway) {
 		t.Errorf("error %v, want %v", err, netdev.ErrAway)
 	}
@@ -476,8 +472,8 @@ func TestNetdevMovedOn(t *testing.T) {
 func TestVethDestroyed(t *testing.T) {
 	w := newWorld(t, nil)
 	before, place, _ := w.attach(t, function.Interface{Name: "net1"})
-	must(t, w.xpu.Handle().LinkDel(get(t, w.xpu, "pf0vf0")))
-	must(t, w.pod.Unmount())
+	must.Succeed(t, w.xpu.Handle().LinkDel(get(t, w.xpu, "pf0vf0")))
+	must.Succeed(t, w.pod.Unmount())
 	if _, err := w.engine.Restore(t.Context(), netdev.Device{}, before, place); !errors.Is(err, netdev.ErrGone) {
 		t.Errorf("error %v, want %v", err, netdev.ErrGone)
 	}
@@ -502,10 +498,10 @@ func BenchmarkBareMove(b *testing.B) {
 	host, pod := w.host.Handle(), w.pod.Handle()
 	l := get(b, w.host, hostName)
 	for b.Loop() {
-		must(b, host.LinkSetNsFd(l, w.pod.Fd()))
-		must(b, pod.LinkSetUp(l))
-		must(b, pod.LinkSetNsFd(l, w.host.Fd()))
-		must(b, host.LinkSetUp(l))
+		must.Succeed(b, host.LinkSetNsFd(l, w.pod.Fd()))
+		must.Succeed(b, pod.LinkSetUp(l))
+		must.Succeed(b, pod.LinkSetNsFd(l, w.host.Fd()))
+		must.Succeed(b, host.LinkSetUp(l))
 	}
 }
 
@@ -518,7 +514,7 @@ func BenchmarkRoundTrip(b *testing.B) {
 		before, place, _ := w.attach(b, want)
 		middle := time.Now()
 		_, err := w.engine.Restore(b.Context(), netdev.Device{}, before, place)
-		must(b, err)
+		must.Succeed(b, err)
 		attach, restore = attach+middle.Sub(start), restore+time.Since(middle)
 	}
 	b.ReportMetric(float64(attach.Microseconds())/float64(b.N), "attach-us")
@@ -531,21 +527,21 @@ func TestNamespaceOfProcess(t *testing.T) {
 	w := newWorld(t, nil)
 	pause := exec.Command("sleep", "600")
 	pause.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
-	must(t, pause.Start())
+	must.Succeed(t, pause.Start())
 	t.Cleanup(func() { _ = pause.Process.Kill(); _ = pause.Wait() })
 	proc := t.TempDir()
-	must(t, os.Symlink(fmt.Sprintf("/proc/%d", pause.Process.Pid), filepath.Join(proc, "4711")))
+	must.Succeed(t, os.Symlink(fmt.Sprintf("/proc/%d", pause.Process.Pid), filepath.Join(proc, "4711")))
 	engine, err := netdev.New(netdev.Options{HostNetNS: w.host.Path(), ProcRoot: proc})
-	must(t, err)
+	must.Succeed(t, err)
 	defer engine.Close()
 	const path = "/proc/4711/ns/net"
 	before, place, err := engine.Plan(t.Context(), device(), path, fullInterface)
-	must(t, err)
+	must.Succeed(t, err)
 	if place.NetNS != path {
 		t.Errorf("place %+v, want the host's path", place)
 	}
 	observed, err := engine.Attach(t.Context(), device(), before, place, fullInterface)
-	must(t, err)
+	must.Succeed(t, err)
 	attached := netdev.Attached{Before: before, Place: place, Want: fullInterface, Observed: observed}
 	if differences, err := engine.Check(t.Context(), device(), attached); err != nil || len(differences) > 0 {
 		t.Errorf("differences %q, %v", differences, err)
@@ -556,12 +552,12 @@ func TestNamespaceOfProcess(t *testing.T) {
 		t.Errorf("alive %t, %v; holds %t, %v", alive, err, holds, errHolds)
 	}
 	_, err = engine.Restore(t.Context(), device(), before, place)
-	must(t, err)
+	must.Succeed(t, err)
 	w.checkRestored(t, before)
 	if holds, err := engine.Holds(place, before.Identity); holds || err != nil {
 		t.Errorf("holds %t, %v after the netdev went", holds, err)
 	}
-	must(t, pause.Process.Kill())
+	must.Succeed(t, pause.Process.Kill())
 	_ = pause.Wait()
 	if alive, err := engine.Alive(place); alive || err != nil {
 		t.Errorf("alive %t, %v after the process ended", alive, err)

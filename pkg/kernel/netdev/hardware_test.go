@@ -12,6 +12,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
@@ -41,7 +42,7 @@ func netdevOf(device string) string {
 func hardwareSnapshot(t *testing.T, engine *netdev.Engine, device netdev.Device) netdev.Snapshot {
 	t.Helper()
 	s, _, err := engine.Plan(t.Context(), device, netns.New(t).Path(), function.Interface{Name: "any0"})
-	must(t, err)
+	must.Succeed(t, err)
 	return s
 }
 
@@ -49,7 +50,7 @@ func hardwareSnapshot(t *testing.T, engine *netdev.Engine, device netdev.Device)
 func TestHardwareVF(t *testing.T) {
 	device := realVF(t)
 	engine, err := netdev.New(netdev.Options{Trace: func(step string) { t.Log(step) }})
-	must(t, err)
+	must.Succeed(t, err)
 	defer engine.Close()
 	before := hardwareSnapshot(t, engine, device)
 	if before.VF == nil {
@@ -63,9 +64,9 @@ func TestHardwareVF(t *testing.T) {
 			VLAN: new(100), QoS: new(3), Trust: new(true), SpoofCheck: new(false),
 		}, Addresses: fullInterface.Addresses}
 		snapshot, place, err := engine.Plan(t.Context(), device, pod.Path(), want)
-		must(t, err)
+		must.Succeed(t, err)
 		observed, err := engine.Attach(t.Context(), device, snapshot, place, want)
-		must(t, err)
+		must.Succeed(t, err)
 		if observed.Name != "net1" || observed.MTU != 1400 {
 			t.Errorf("observed %+v", observed)
 		}
@@ -74,7 +75,7 @@ func TestHardwareVF(t *testing.T) {
 			t.Errorf("check: %q, %v", got, err)
 		}
 		restored, err := engine.Restore(t.Context(), netdev.Device{PF: device.PF}, snapshot, place)
-		must(t, err)
+		must.Succeed(t, err)
 		if diff := cmp.Diff(netdev.Restored{Name: device.Name}, restored); diff != "" {
 			t.Errorf("restored (-want +got):\n%s", diff)
 		}
@@ -87,14 +88,14 @@ func TestHardwareVF(t *testing.T) {
 		pod := netns.New(t)
 		want := function.Interface{Name: "net1", MAC: "02:00:00:00:00:01", VF: &function.VFConfig{Trust: new(true)}}
 		snapshot, place, err := engine.Plan(t.Context(), device, pod.Path(), want)
-		must(t, err)
+		must.Succeed(t, err)
 		observed, err := engine.Attach(t.Context(), device, snapshot, place, want)
-		must(t, err)
+		must.Succeed(t, err)
 		if observed.MAC != want.MAC {
 			t.Errorf("observed %+v", observed)
 		}
 		_, err = engine.Restore(t.Context(), netdev.Device{PF: device.PF}, snapshot, place)
-		must(t, err)
+		must.Succeed(t, err)
 		if left := netdev.Diff(before, hardwareSnapshot(t, engine, device)); len(left) > 0 {
 			t.Errorf("after restore: %q", left)
 		}
@@ -105,14 +106,14 @@ func TestHardwareVF(t *testing.T) {
 		pod := netns.New(t)
 		want := function.Interface{Name: "net1", MAC: "02:00:00:00:00:01"}
 		snapshot, place, err := engine.Plan(t.Context(), device, pod.Path(), want)
-		must(t, err)
+		must.Succeed(t, err)
 		observed, err := engine.Attach(t.Context(), device, snapshot, place, want)
-		must(t, err)
+		must.Succeed(t, err)
 		if observed.MAC != want.MAC || observed.Name != want.Name {
 			t.Errorf("observed %+v", observed)
 		}
 		_, err = engine.Restore(t.Context(), netdev.Device{PF: device.PF}, snapshot, place)
-		must(t, err)
+		must.Succeed(t, err)
 		if left := netdev.Diff(before, hardwareSnapshot(t, engine, device)); len(left) > 0 {
 			t.Errorf("after restore: %q", left)
 		}
@@ -123,7 +124,7 @@ func TestHardwareVF(t *testing.T) {
 		// No driver takes more than its port's rate; 2000 Gbit/s is above every one.
 		want := function.Interface{Name: "net1", VF: &function.VFConfig{VLAN: new(200), MaxTxRate: new(2_000_000)}}
 		snapshot, place, err := engine.Plan(t.Context(), device, pod.Path(), want)
-		must(t, err)
+		must.Succeed(t, err)
 		_, err = engine.Attach(t.Context(), device, snapshot, place, want)
 		if refuses := "PF " + device.PF.Name + " (" + device.PF.Address + ") refuses rates"; err == nil || !strings.Contains(err.Error(), refuses) {
 			t.Errorf("error %v, want one with %q", err, refuses)
@@ -139,9 +140,9 @@ func TestHardwareVF(t *testing.T) {
 		pod := netns.New(t)
 		want := function.Interface{Name: "net1", MAC: "02:00:00:00:00:01", VF: &function.VFConfig{VLAN: new(100)}, Userspace: true}
 		snapshot, place, err := engine.Plan(t.Context(), netdev.Device{PF: device.PF}, pod.Path(), want)
-		must(t, err)
+		must.Succeed(t, err)
 		observed, err := engine.Attach(t.Context(), netdev.Device{PF: device.PF}, snapshot, place, want)
-		must(t, err)
+		must.Succeed(t, err)
 		if diff := cmp.Diff(netdev.Observed{Name: "net1", MAC: want.MAC}, observed); diff != "" {
 			t.Errorf("observed (-want +got):\n%s", diff)
 		}
@@ -150,7 +151,7 @@ func TestHardwareVF(t *testing.T) {
 			t.Errorf("check: %q, %v", got, err)
 		}
 		_, err = engine.Restore(t.Context(), netdev.Device{PF: device.PF}, snapshot, place)
-		must(t, err)
+		must.Succeed(t, err)
 		if left := netdev.Diff(before, hardwareSnapshot(t, engine, device)); len(left) > 0 {
 			t.Errorf("after restore: %q", left)
 		}
@@ -163,9 +164,9 @@ func TestHardwareVF(t *testing.T) {
 		want := function.Interface{Name: "net1", MTU: 1400, VF: &function.VFConfig{VLAN: new(100)}}
 		var err error
 		snapshot, place, err = engine.Plan(t.Context(), device, pod.Path(), want)
-		must(t, err)
+		must.Succeed(t, err)
 		_, err = engine.Attach(t.Context(), device, snapshot, place, want)
-		must(t, err)
+		must.Succeed(t, err)
 	})
 	t.Run("namespace ended", func(t *testing.T) {
 		var err error
@@ -174,7 +175,7 @@ func TestHardwareVF(t *testing.T) {
 			_, err = engine.Restore(t.Context(), netdev.Device{PF: device.PF}, snapshot, place)
 			return err == nil, nil
 		})
-		must(t, err)
+		must.Succeed(t, err)
 		if left := netdev.Diff(before, hardwareSnapshot(t, engine, device)); len(left) > 0 {
 			t.Errorf("after restore: %q", left)
 		}

@@ -14,13 +14,14 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
 func (w *world) check(t *testing.T, a netdev.Attached) []string {
 	t.Helper()
 	differences, err := w.engine.Check(t.Context(), netdev.Device{}, a)
-	must(t, err)
+	must.Succeed(t, err)
 	return differences
 }
 
@@ -34,11 +35,11 @@ func TestCheck(t *testing.T) {
 	}
 	h := w.pod.Handle()
 	l := get(t, w.pod, "net1")
-	must(t, h.LinkSetAllmulticastOff(l))
-	must(t, h.LinkSetDown(l)) // takes the routes and the IPv6 address along
-	must(t, h.LinkSetName(l, "mine0"))
-	must(t, h.LinkSetMTU(l, 1300))
-	must(t, h.LinkSetHardwareAddr(l, function.MAC("02:00:00:00:00:66").HardwareAddr()))
+	must.Succeed(t, h.LinkSetAllmulticastOff(l))
+	must.Succeed(t, h.LinkSetDown(l)) // takes the routes and the IPv6 address along
+	must.Succeed(t, h.LinkSetName(l, "mine0"))
+	must.Succeed(t, h.LinkSetMTU(l, 1300))
+	must.Succeed(t, h.LinkSetHardwareAddr(l, function.MAC("02:00:00:00:00:66").HardwareAddr()))
 	want := []string{
 		`name is "mine0", was "net1"`, "mac is 02:00:00:00:00:66, was 02:00:00:00:00:01", "mtu is 1300, was 1400", "up is false, was true",
 		"allmulticast is false, was true",
@@ -48,11 +49,11 @@ func TestCheck(t *testing.T) {
 	if diff := cmp.Diff(want, w.check(t, attached)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	must(t, h.LinkSetNsFd(l, netns.New(t).Fd()))
+	must.Succeed(t, h.LinkSetNsFd(l, netns.New(t).Fd()))
 	if got := w.check(t, attached); !slices.Equal(got, []string{"interface net1 is not in the pod"}) {
 		t.Errorf("moved on: %q", got)
 	}
-	must(t, w.pod.Unmount())
+	must.Succeed(t, w.pod.Unmount())
 	if got := w.check(t, attached); len(got) != 1 || !strings.HasSuffix(got[0], "is gone") {
 		t.Errorf("without the namespace: %q", got)
 	}
@@ -64,7 +65,7 @@ func TestRoutes(t *testing.T) {
 	h := w.pod.Handle()
 	lo := get(t, w.pod, "lo")
 	defaultRoute := netip.MustParsePrefix("0.0.0.0/0")
-	must(t, h.RouteAdd(&netlink.Route{LinkIndex: lo.Attrs().Index, Dst: netlinkDst(t, defaultRoute), Scope: netlink.SCOPE_LINK}))
+	must.Succeed(t, h.RouteAdd(&netlink.Route{LinkIndex: lo.Attrs().Index, Dst: netlinkDst(t, defaultRoute), Scope: netlink.SCOPE_LINK}))
 	want := function.Interface{
 		Name: "net1", Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24")},
 		Routes: []function.Route{
@@ -79,7 +80,7 @@ func TestRoutes(t *testing.T) {
 		t.Errorf("just attached: %q", got)
 	}
 	routes, err := h.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: 100}, netlink.RT_FILTER_TABLE)
-	must(t, err)
+	must.Succeed(t, err)
 	if len(routes) != 1 || routes[0].MTU != 1300 || routes[0].AdvMSS != 1200 {
 		t.Errorf("table 100: %v", routes)
 	}
@@ -92,7 +93,7 @@ func TestRoutes(t *testing.T) {
 func netlinkDst(t *testing.T, p netip.Prefix) *net.IPNet {
 	t.Helper()
 	n, err := netlink.ParseIPNet(p.String())
-	must(t, err)
+	must.Succeed(t, err)
 	return n
 }
 
@@ -103,17 +104,17 @@ func TestAdd(t *testing.T) {
 	attached := netdev.Attached{Before: before, Place: place, Want: want, Observed: observed}
 	for range 2 { // what is there already is no error
 		observed, err := w.engine.Add(t.Context(), attached, fullInterface.Addresses, fullInterface.Routes)
-		must(t, err)
+		must.Succeed(t, err)
 		if len(observed.Addresses) != len(fullInterface.Addresses) {
 			t.Errorf("observed %+v", observed)
 		}
 	}
 	checkRoutes(t, w)
-	must(t, w.pod.Handle().LinkSetNsFd(get(t, w.pod, "net1"), netns.New(t).Fd()))
+	must.Succeed(t, w.pod.Handle().LinkSetNsFd(get(t, w.pod, "net1"), netns.New(t).Fd()))
 	if _, err := w.engine.Add(t.Context(), attached, fullInterface.Addresses, nil); err == nil || !strings.Contains(err.Error(), "is not in the pod") {
 		t.Errorf("error %v", err)
 	}
-	must(t, w.pod.Unmount())
+	must.Succeed(t, w.pod.Unmount())
 	if _, err := w.engine.Add(t.Context(), attached, fullInterface.Addresses, nil); !errors.Is(err, unix.ENOENT) {
 		t.Errorf("error %v, want %v", err, unix.ENOENT)
 	}
@@ -125,9 +126,9 @@ func TestUserspace(t *testing.T) {
 	w := newWorld(t, func(step string) { t.Errorf("touched: %s", step) })
 	want := function.Interface{Name: "net1", Userspace: true}
 	before, place, err := w.engine.Plan(t.Context(), netdev.Device{}, w.pod.Path(), want)
-	must(t, err)
+	must.Succeed(t, err)
 	observed, err := w.engine.Attach(t.Context(), netdev.Device{}, before, place, want)
-	must(t, err)
+	must.Succeed(t, err)
 	if diff := cmp.Diff(netdev.Observed{Name: "net1"}, observed); diff != "" {
 		t.Errorf("observed (-want +got):\n%s", diff)
 	}
@@ -138,7 +139,7 @@ func TestUserspace(t *testing.T) {
 		t.Errorf("check: %q", got)
 	}
 	_, err = w.engine.Restore(t.Context(), netdev.Device{}, before, place)
-	must(t, err)
+	must.Succeed(t, err)
 	for name, refused := range map[string]function.Interface{
 		"VF properties could be set with": {Name: "net1", Userspace: true, VF: &function.VFConfig{VLAN: new(1)}},
 		"the MAC could be set with":       {Name: "net1", Userspace: true, MAC: "02:00:00:00:00:01"},

@@ -10,6 +10,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
@@ -44,7 +45,7 @@ func newRatedWorld(t *testing.T, before function.Rate) (*world, *rates) {
 	w := newWorld(t, nil)
 	r := &rates{of: *subfunction().Port, rate: before}
 	engine, err := netdev.New(netdev.Options{HostNetNS: w.host.Path(), Rates: r})
-	must(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() { engine.Close() })
 	w.engine = engine
 	return w, r
@@ -58,12 +59,12 @@ func TestRate(t *testing.T) {
 			w, r := newRatedWorld(t, before)
 			want := function.Interface{Name: "net1", VF: &function.VFConfig{MinTxRate: new(10)}, Userspace: userspace}
 			snapshot, place, err := w.engine.Plan(t.Context(), subfunction(), w.pod.Path(), want)
-			must(t, err)
+			must.Succeed(t, err)
 			if diff := cmp.Diff(&before, snapshot.Rate); diff != "" || r.rate != before {
 				t.Errorf("planned: %v; snapshot (-want +got):\n%s", r.rate, diff)
 			}
 			observed, err := w.engine.Attach(t.Context(), subfunction(), snapshot, place, want)
-			must(t, err)
+			must.Succeed(t, err)
 			if r.rate != (function.Rate{Min: 10, Max: 500}) {
 				t.Errorf("attached: %v", r.rate)
 			}
@@ -77,7 +78,7 @@ func TestRate(t *testing.T) {
 				t.Errorf("check: %v; (-want +got):\n%s", err, diff)
 			}
 			_, err = w.engine.Restore(t.Context(), subfunction(), snapshot, place)
-			must(t, err)
+			must.Succeed(t, err)
 			if r.rate != before {
 				t.Errorf("restored: %v, want %v", r.rate, before)
 			}
@@ -90,11 +91,11 @@ func TestNoRate(t *testing.T) {
 	w, r := newRatedWorld(t, function.Rate{Max: 500})
 	want := function.Interface{Name: "net1", VF: &function.VFConfig{}}
 	snapshot, place, err := w.engine.Plan(t.Context(), subfunction(), w.pod.Path(), want)
-	must(t, err)
+	must.Succeed(t, err)
 	_, err = w.engine.Attach(t.Context(), subfunction(), snapshot, place, want)
-	must(t, err)
+	must.Succeed(t, err)
 	_, err = w.engine.Restore(t.Context(), subfunction(), snapshot, place)
-	must(t, err)
+	must.Succeed(t, err)
 	if r.asked > 0 {
 		t.Errorf("the eswitch was asked %d times", r.asked)
 	}
@@ -107,7 +108,7 @@ func TestRateRefused(t *testing.T) {
 	before := w.snapshot(t, hostName)
 	want := function.Interface{Name: "net1", VF: &function.VFConfig{MaxTxRate: new(100)}}
 	snapshot, place, err := w.engine.Plan(t.Context(), subfunction(), w.pod.Path(), want)
-	must(t, err)
+	must.Succeed(t, err)
 	_, err = w.engine.Attach(t.Context(), subfunction(), snapshot, place, want)
 	const says = "vf.maxTxRate: the eswitch refuses rates of 0-100 Mbit/s for SF 88 of PF 0000:3b:00.0: refused"
 	if !errors.Is(err, r.refuse) || !strings.Contains(err.Error(), says) {
@@ -117,7 +118,7 @@ func TestRateRefused(t *testing.T) {
 
 	r.refuse = nil
 	_, err = w.engine.Attach(t.Context(), subfunction(), snapshot, place, want)
-	must(t, err)
+	must.Succeed(t, err)
 	r.refuse = errors.New("refused")
 	const left = "eswitch max_tx_rate is 100, was 0"
 	_, err = w.engine.Restore(t.Context(), subfunction(), snapshot, place)
@@ -126,7 +127,7 @@ func TestRateRefused(t *testing.T) {
 	}
 	r.none = true // it is gone, and its rate with it
 	_, err = w.engine.Restore(t.Context(), subfunction(), snapshot, place)
-	must(t, err)
+	must.Succeed(t, err)
 }
 
 // Nobody enforces for an SF what a PF enforces for VFs.

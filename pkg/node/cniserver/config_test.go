@@ -15,6 +15,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 var comparePrefixes = cmp.Options{
@@ -56,7 +57,7 @@ func TestParse(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			got, err := parse(wire.Request{Config: json.RawMessage(test.config), Args: test.args}, nil)
-			must(t, err)
+			must.Succeed(t, err)
 			want := minimal
 			test.want(&want)
 			if diff := cmp.Diff(want, got, comparePrefixes); diff != "" {
@@ -121,7 +122,7 @@ func TestParseIPAM(t *testing.T) {
 	got, err := parseIPAM(json.RawMessage(`{"cniVersion":"1.1.0",
 		"ips":[{"address":"10.1.0.5/24","gateway":"10.1.0.1"},{"address":"2001:db8::5/64","gateway":"2001:db8::1"},{"address":"10.3.0.5/24","gateway":"10.3.0.1"}],
 		"routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0"},{"dst":"10.2.7.0/16","gw":"10.1.0.9","mtu":1400,"advmss":1300,"priority":7,"table":100,"scope":0}]}`))
-	must(t, err)
+	must.Succeed(t, err)
 	addresses := []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24"), netip.MustParsePrefix("2001:db8::5/64"), netip.MustParsePrefix("10.3.0.5/24")}
 	routes := []function.Route{
 		{To: netip.MustParsePrefix("0.0.0.0/0"), Via: gateway4, Yield: true},

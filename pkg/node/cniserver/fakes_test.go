@@ -22,6 +22,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // card plays what a machine without VFs cannot: the engine and the kernel of a node with one VF. The lifecycle and its
@@ -110,7 +111,7 @@ var vf = function.ID{Address: "0000:3b:02.1"}
 func newCard(t *testing.T) (*card, *Server) {
 	t.Helper()
 	j, err := journal.Open(filepath.Join(t.TempDir(), "j"))
-	must(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() { j.Close() })
 	c := &card{Journal: j, function: function.Function{ID: vf, Kind: function.VF, PF: "0000:3b:00.0", PFName: "ens1f0", Index: 1, Driver: "iavf"}}
 	return c, New(Options{
@@ -193,18 +194,18 @@ func TestFailures(t *testing.T) {
 	}{
 		"attach": {func(_ *testing.T, c *card) { c.attachErr = refused }, addVF("c1", nil), CodeAttach},
 		"release of the pod before": {func(t *testing.T, c *card) {
-			must(t, c.Put(journal.Attachment{Function: vf, State: journal.Releasing, BootID: "boot-1", Before: &netdev.Snapshot{}}))
+			must.Succeed(t, c.Put(journal.Attachment{Function: vf, State: journal.Releasing, BootID: "boot-1", Before: &netdev.Snapshot{}}))
 			c.restoreErr = refused
 		}, addVF("c1", nil), types.ErrTryAgainLater},
 		"release of the container before": {func(t *testing.T, c *card) {
-			must(t, c.Put(journal.Attachment{
+			must.Succeed(t, c.Put(journal.Attachment{
 				Function: vf, State: journal.Attaching, Resource: "r", BootID: "boot-1", Before: &netdev.Snapshot{},
 				CNI: &journal.CNI{ContainerID: "c0", IfName: "net1"},
 			}))
 			c.restoreErr = refused
 		}, addVF("c1", nil), types.ErrTryAgainLater},
 		"DEL": {func(t *testing.T, c *card) {
-			must(t, c.Put(journal.Attachment{
+			must.Succeed(t, c.Put(journal.Attachment{
 				Function: vf, State: journal.Attaching, Resource: "r", BootID: "boot-1", Before: &netdev.Snapshot{},
 				CNI: &journal.CNI{ContainerID: "c1", IfName: "net1"},
 			}))
@@ -216,8 +217,8 @@ func TestFailures(t *testing.T) {
 				Function: vf, State: journal.Reserved, Interface: function.Interface{Name: "claimed"},
 				Claim: journal.Claim{Name: "c", UID: "claim-1"}, Pod: journal.Pod{Namespace: "default", Name: "pod-c1", UID: "uid-c1"},
 			}
-			must(t, c.Put(claimed))
-			c.prepare = func() { must(t, c.lifecycle().Reserve(t.Context(), claimed)) }
+			must.Succeed(t, c.Put(claimed))
+			c.prepare = func() { must.Succeed(t, c.lifecycle().Reserve(t.Context(), claimed)) }
 		}, addVF("c1", nil), types.ErrTryAgainLater},
 	}
 	for name, test := range tests {

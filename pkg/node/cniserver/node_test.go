@@ -26,6 +26,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
@@ -145,9 +146,9 @@ func (n *node) start() (r *running, stop func()) {
 	r = &running{node: n}
 	var err error
 	r.journal, err = journal.Open(filepath.Join(n.dir, "journal.db"))
-	must(n.t, err)
+	must.Succeed(n.t, err)
 	r.engine, err = netdev.New(netdev.Options{HostNetNS: n.host.Path(), Trace: n.tell})
-	must(n.t, err)
+	must.Succeed(n.t, err)
 	j := eventJournal{r.journal, n}
 	queue := &hooks{journal: j, xpu: n.xpuAgent, functions: n.functions}
 	r.lifecycle = lifecycle.New(j, r.engine, n, lifecycle.Options{
@@ -201,7 +202,7 @@ func (r *running) call(request wire.Request) (wire.Reply, error) {
 	return wire.Call(r.node.t.Context(), r.Socket, request)
 }
 
-// do asks directly.
+// must asks directly, and ends the test if the answer is an error.
 func (r *running) must(request wire.Request) wire.Reply {
 	r.node.t.Helper()
 	reply := r.answer(r.node.t.Context(), request)
@@ -223,7 +224,7 @@ func (r *running) mustFail(request wire.Request, code uint, want string) {
 func (r *running) settled() {
 	r.node.t.Helper()
 	for _, a := range r.journal.All() {
-		must(r.node.t, r.lifecycle.Free(r.node.t.Context(), a.Function))
+		must.Succeed(r.node.t, r.lifecycle.Free(r.node.t.Context(), a.Function))
 	}
 }
 
@@ -246,15 +247,15 @@ func (r *running) checkFree(i int, was netdev.Snapshot) {
 func (n *node) snapshot(i int) netdev.Snapshot {
 	n.t.Helper()
 	engine, err := netdev.New(netdev.Options{HostNetNS: n.host.Path()})
-	must(n.t, err)
+	must.Succeed(n.t, err)
 	defer engine.Close()
 	name, err := n.Netdev(functionOf(i))
-	must(n.t, err)
+	must.Succeed(n.t, err)
 	if name == "" {
 		n.t.Fatalf("Function %s has no netdev on the host", functionOf(i))
 	}
 	s, _, err := engine.Plan(n.t.Context(), netdev.Device{Name: name}, netns.New(n.t).Path(), function.Interface{Name: "any0"})
-	must(n.t, err)
+	must.Succeed(n.t, err)
 	return s
 }
 
@@ -358,13 +359,6 @@ func (r *reporter) Report(c journal.Claim) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	r.told = append(r.told, c)
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 func mustLink(t testing.TB, ns *netns.Namespace, name string) netlink.Link {

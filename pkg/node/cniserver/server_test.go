@@ -28,15 +28,16 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
 func decodeResult(t *testing.T, raw json.RawMessage) *types100.Result {
 	t.Helper()
 	some, err := create.CreateFromBytes(raw)
-	must(t, err)
+	must.Succeed(t, err)
 	result, err := types100.GetResult(some)
-	must(t, err)
+	must.Succeed(t, err)
 	return result
 }
 
@@ -52,7 +53,7 @@ func TestAddAndDel(t *testing.T) {
 	add.IPAM = json.RawMessage(ipamResult)
 	n.serve(func(r *running) {
 		reply, err := r.call(add)
-		must(t, err)
+		must.Succeed(t, err)
 		if reply.Error != nil {
 			t.Fatal(reply.Error)
 		}
@@ -83,7 +84,7 @@ func TestAddAndDel(t *testing.T) {
 		}
 		l := mustLink(t, pod, "net1")
 		routes, err := pod.Handle().RouteList(l, netlink.FAMILY_V4)
-		must(t, err)
+		must.Succeed(t, err)
 		if len(routes) != 3 { // the address's own, and two
 			t.Errorf("routes %v", routes)
 		}
@@ -92,7 +93,7 @@ func TestAddAndDel(t *testing.T) {
 			t.Errorf("record %+v", record)
 		}
 		again, err := r.call(add)
-		must(t, err)
+		must.Succeed(t, err)
 		if !bytes.Equal(again.Result, reply.Result) || n.xpuAgent.calls != 1 {
 			t.Errorf("second ADD: %s %v, want %s", again.Result, again.Error, reply.Result)
 		}
@@ -108,7 +109,7 @@ func TestAddAndDel(t *testing.T) {
 
 		for range 2 {
 			reply, err = r.call(wire.Request{Command: wire.Del, ContainerID: "c1", IfName: "net1", At: time.Now()})
-			must(t, err)
+			must.Succeed(t, err)
 			if reply.Error != nil {
 				t.Fatal(reply.Error)
 			}
@@ -138,7 +139,7 @@ func TestResultVersions(t *testing.T) {
 				}
 				raw := r.must(add).Result
 				var head struct{ CNIVersion string }
-				must(t, json.Unmarshal(raw, &head))
+				must.Succeed(t, json.Unmarshal(raw, &head))
 				if head.CNIVersion != version {
 					t.Errorf("version %s", head.CNIVersion)
 				}
@@ -207,7 +208,7 @@ func TestAddAfterAllocate(t *testing.T) {
 			before := n.snapshot(0)
 			pod := netns.New(t)
 			n.run(func(r *running) {
-				must(t, r.lifecycle.Reserve(t.Context(), journal.Attachment{
+				must.Succeed(t, r.lifecycle.Reserve(t.Context(), journal.Attachment{
 					Function: functionOf(0), PF: "0000:3b:00.0", Resource: "example.com/vf",
 					Port: &journal.Port{DevicePool: "was", Network: "blue", MAC: "02:00:00:00:00:0b"},
 				}))
@@ -249,7 +250,7 @@ func TestAddRefuses(t *testing.T) {
 		r.mustFail(with(add(0, nil), func(r *wire.Request) { r.Args = "x" }), types.ErrInvalidEnvironmentVariables, "CNI_ARGS")
 		r.mustFail(with(add(0, nil), func(r *wire.Request) { r.Version = 2 }), CodeVersion, "not 2")
 		r.mustFail(with(add(0, nil), func(r *wire.Request) { r.Command = "MOVE" }), types.ErrInvalidEnvironmentVariables, `"MOVE"`)
-		must(t, r.lifecycle.EndRequest(t.Context(), "c1", "net1", nil))
+		must.Succeed(t, r.lifecycle.EndRequest(t.Context(), "c1", "net1", nil))
 		pools := n.pools
 		n.pools = nil
 		r.mustFail(add(0, nil), types.ErrTryAgainLater, "pools have not been read yet")
@@ -280,8 +281,8 @@ func TestTakesOver(t *testing.T) {
 				r.must(request(wire.Add, 0, "c1", first, map[string]any{"network": "blue"}))
 				add := request(wire.Add, 0, "c2", second, map[string]any{"network": "red"})
 				if test.gone { // a veth would end with its namespace, so here it goes back as that of a card does
-					must(t, first.Unmount())
-					must(t, first.Handle().LinkSetNsFd(mustLink(t, first, "net1"), n.host.Fd()))
+					must.Succeed(t, first.Unmount())
+					must.Succeed(t, first.Handle().LinkSetNsFd(mustLink(t, first, "net1"), n.host.Fd()))
 				}
 				if test.samePod {
 					add.Args = request(wire.Add, 0, "c1", nil, nil).Args
@@ -365,7 +366,7 @@ func TestCrash(t *testing.T) {
 			r.must(del)
 		},
 		"recovery, GC": func(t *testing.T, r *running, _ *netns.Namespace) {
-			must(t, r.lifecycle.Recover(t.Context()))
+			must.Succeed(t, r.lifecycle.Recover(t.Context()))
 			r.settled()
 			r.must(wire.Request{Version: wire.Version, Command: wire.GC, At: time.Now(),
 				Config: json.RawMessage(`{"name":"sriov","cni.dev/valid-attachments":[]}`)})
@@ -485,7 +486,7 @@ func TestCheck(t *testing.T) {
 	}
 	address := func(t *testing.T, text string) *netlink.Addr {
 		a, err := netlink.ParseAddr(text)
-		must(t, err)
+		must.Succeed(t, err)
 		return a
 	}
 	changes := map[string]struct {
@@ -494,31 +495,31 @@ func TestCheck(t *testing.T) {
 	}{
 		"nothing": {func(*testing.T, *netns.Namespace) {}, ""},
 		"an address more": {set(func(t *testing.T, h *netlink.Handle, l netlink.Link) {
-			must(t, h.AddrAdd(l, address(t, "192.0.2.1/24")))
+			must.Succeed(t, h.AddrAdd(l, address(t, "192.0.2.1/24")))
 		}), ""},
-		"mtu": {set(func(t *testing.T, h *netlink.Handle, l netlink.Link) { must(t, h.LinkSetMTU(l, 1300)) }), "mtu is 1300, was 1400"},
+		"mtu": {set(func(t *testing.T, h *netlink.Handle, l netlink.Link) { must.Succeed(t, h.LinkSetMTU(l, 1300)) }), "mtu is 1300, was 1400"},
 		"mac": {set(func(t *testing.T, h *netlink.Handle, l netlink.Link) {
-			must(t, h.LinkSetHardwareAddr(l, function.MAC("02:00:00:00:00:66").HardwareAddr()))
+			must.Succeed(t, h.LinkSetHardwareAddr(l, function.MAC("02:00:00:00:00:66").HardwareAddr()))
 		}), `mac is 02:00:00:00:00:66, was 02:00:00:00:00:01`},
 		"name": {set(func(t *testing.T, h *netlink.Handle, l netlink.Link) {
-			must(t, h.LinkSetDown(l))
-			must(t, h.LinkSetName(l, "mine0"))
+			must.Succeed(t, h.LinkSetDown(l))
+			must.Succeed(t, h.LinkSetName(l, "mine0"))
 		}), `name is "mine0", was "net1"`},
-		"down": {set(func(t *testing.T, h *netlink.Handle, l netlink.Link) { must(t, h.LinkSetDown(l)) }), "up is false, was true"},
+		"down": {set(func(t *testing.T, h *netlink.Handle, l netlink.Link) { must.Succeed(t, h.LinkSetDown(l)) }), "up is false, was true"},
 		"address": {set(func(t *testing.T, h *netlink.Handle, l netlink.Link) {
-			must(t, h.AddrDel(l, address(t, "10.1.0.5/24")))
+			must.Succeed(t, h.AddrDel(l, address(t, "10.1.0.5/24")))
 		}), "address 10.1.0.5/24 is missing"},
 		"route": {set(func(t *testing.T, h *netlink.Handle, l netlink.Link) {
 			routes, err := h.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{LinkIndex: l.Attrs().Index, Protocol: unix.RTPROT_STATIC}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_PROTOCOL)
-			must(t, err)
+			must.Succeed(t, err)
 			for _, route := range routes {
-				must(t, h.RouteDel(&route))
+				must.Succeed(t, h.RouteDel(&route))
 			}
 		}), "route to 10.2.0.0/16 is missing"},
 		"moved away": {func(t *testing.T, pod *netns.Namespace) {
-			must(t, pod.Handle().LinkSetNsFd(mustLink(t, pod, "net1"), netns.New(t).Fd()))
+			must.Succeed(t, pod.Handle().LinkSetNsFd(mustLink(t, pod, "net1"), netns.New(t).Fd()))
 		}, "interface net1 is not in the pod"},
-		"namespace gone": {func(t *testing.T, pod *netns.Namespace) { must(t, pod.Unmount()) }, "is gone"},
+		"namespace gone": {func(t *testing.T, pod *netns.Namespace) { must.Succeed(t, pod.Unmount()) }, "is gone"},
 	}
 	for name, test := range changes {
 		t.Run(name, func(t *testing.T) {
@@ -529,7 +530,7 @@ func TestCheck(t *testing.T) {
 				add := request(wire.Add, 0, "c1", pod, config)
 				add.IPAM = json.RawMessage(ipamResult)
 				var prev any
-				must(t, json.Unmarshal(r.must(add).Result, &prev))
+				must.Succeed(t, json.Unmarshal(r.must(add).Result, &prev))
 				test.change(t, pod)
 				config["prevResult"] = prev
 				check := request(wire.Check, 0, "c1", pod, config)
@@ -611,7 +612,7 @@ func TestClaim(t *testing.T) {
 		},
 	}
 	n.run(func(r *running) {
-		must(t, r.lifecycle.Reserve(t.Context(), claimed))
+		must.Succeed(t, r.lifecycle.Reserve(t.Context(), claimed))
 		r.mustFail(request(wire.Add, 0, "c2", second, nil), CodeTaken, "belongs to claim default/c (UID claim-1) and is for pod default/pod-c1")
 		r.mustFail(request(wire.Add, 0, "c1", first, map[string]any{"network": "red"}), types.ErrInvalidNetworkConfig, "leave network out")
 		r.mustFail(request(wire.Add, 0, "c1", first, map[string]any{"mac": "02:00:00:00:00:0e"}), types.ErrInvalidNetworkConfig, "leave mac out")
@@ -641,7 +642,7 @@ func TestClaim(t *testing.T) {
 			record.Interface.Addresses[0].String() != "10.9.0.1/24" {
 			t.Errorf("record %+v", record)
 		}
-		must(t, r.lifecycle.Unprepare(t.Context(), "claim-1"))
+		must.Succeed(t, r.lifecycle.Unprepare(t.Context(), "claim-1"))
 		r.checkFree(0, before)
 	})
 }
@@ -663,8 +664,8 @@ func TestStatus(t *testing.T) {
 func BenchmarkAddAndDel(b *testing.B) {
 	n := newNode(b, 1)
 	n.dir = "bench" // beside the test: a temporary directory may be on a file system without a disk
-	must(b, os.Mkdir(n.dir, 0o700))
-	b.Cleanup(func() { must(b, os.RemoveAll(n.dir)) })
+	must.Succeed(b, os.Mkdir(n.dir, 0o700))
+	b.Cleanup(func() { must.Succeed(b, os.RemoveAll(n.dir)) })
 	pod := netns.New(b)
 	n.serve(func(r *running) {
 		var add, del time.Duration

@@ -14,6 +14,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // withSetup is a node with one pool, of one Function.
@@ -73,7 +74,7 @@ func TestOutfit(t *testing.T) {
 			a := addRequest{requested: requested{device: test.function.ID, mac: test.mac}, function: test.function}
 			a.request.ContainerID, a.request.IfName = "c1", "net1"
 			got, err := s.want(a, test.have)
-			must(t, err)
+			must.Succeed(t, err)
 			if diff := cmp.Diff(test.want, got.Setup); diff != "" {
 				t.Errorf("setup (-want +got):\n%s", diff)
 			}
@@ -99,7 +100,7 @@ func TestAddBeforePoolsAreKnown(t *testing.T) {
 func TestDriverOfTheLastOwner(t *testing.T) {
 	c, s := newCard(t)
 	c.function.Driver = "vfio-pci"
-	must(t, c.Put(journal.Attachment{
+	must.Succeed(t, c.Put(journal.Attachment{
 		Function: vf, State: journal.Releasing, Claim: journal.Claim{UID: "u"}, Setup: &journal.Setup{Driver: "vfio-pci", Own: "iavf"},
 	}))
 	c.options.Setup = hostile{undo: func() { c.function.Driver, c.function.Netdev = "iavf", "eth1" }}

@@ -19,13 +19,14 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
 func mode(t *testing.T, path string) os.FileMode {
 	t.Helper()
 	info, err := os.Lstat(path)
-	must(t, err)
+	must.Succeed(t, err)
 	return info.Mode().Perm()
 }
 
@@ -33,11 +34,11 @@ func mode(t *testing.T, path string) os.FileMode {
 func TestSocket(t *testing.T) {
 	n := newNode(t, 0)
 	socket := filepath.Join(n.dir, "run", "cni.sock")
-	must(t, os.MkdirAll(filepath.Dir(socket), 0o755))
+	must.Succeed(t, os.MkdirAll(filepath.Dir(socket), 0o755))
 	stale, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
-	must(t, err)
+	must.Succeed(t, err)
 	stale.SetUnlinkOnClose(false)
-	must(t, stale.Close())
+	must.Succeed(t, stale.Close())
 	n.serve(func(r *running) {
 		if mode(t, socket) != 0o600 || mode(t, filepath.Dir(socket)) != 0o700 || mode(t, r.SpoolDir) != 0o700 {
 			t.Errorf("modes %s, %s, %s", mode(t, socket), mode(t, filepath.Dir(socket)), mode(t, r.SpoolDir))
@@ -62,9 +63,9 @@ func TestGarbage(t *testing.T) {
 			"nothing": "", "no JSON": "hello", "half": `{"version":1,`, "too long": strings.Repeat(" ", wire.MaxMessage+1),
 		} {
 			conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: r.Socket, Net: "unix"})
-			must(t, err)
+			must.Succeed(t, err)
 			_, _ = conn.Write([]byte(message)) // may be refused on the way
-			must(t, conn.CloseWrite())
+			must.Succeed(t, conn.CloseWrite())
 			var reply wire.Reply
 			if err := json.NewDecoder(conn).Decode(&reply); err != nil && name != "too long" {
 				t.Errorf("%s: %v", name, err)
@@ -122,7 +123,7 @@ func TestPeer(t *testing.T) {
 			t.Errorf("error %v, want %v", err, unix.EACCES)
 		}
 		for path := r.Socket; path != os.TempDir() && path != "/"; path = filepath.Dir(path) {
-			must(t, os.Chmod(path, 0o777))
+			must.Succeed(t, os.Chmod(path, 0o777))
 		}
 		if err := dialAs(r.Socket, nobody); !errors.Is(err, errClosed) && !errors.Is(err, unix.ECONNRESET) {
 			t.Errorf("error %v, want the connection closed", err)
@@ -165,7 +166,7 @@ func TestStop(t *testing.T) {
 				r.StopTimeout, r.AddTimeout = patience, 200*time.Millisecond
 				ctx, stop := context.WithCancel(t.Context())
 				var server, shim sync.WaitGroup
-				server.Go(func() { must(t, r.Run(ctx)) })
+				server.Go(func() { must.Succeed(t, r.Run(ctx)) })
 				eventually(t, func() bool { _, err := r.call(wire.Request{Command: wire.Status}); return err == nil })
 				shim.Go(func() {
 					reply, err := r.call(request(wire.Add, 0, "c1", pod, map[string]any{"network": "blue"}))
@@ -193,8 +194,8 @@ func TestDirectoriesOfOthers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t, 0)
 			dir := filepath.Join(t.TempDir(), "run")
-			must(t, os.Mkdir(dir, 0o755))
-			must(t, os.WriteFile(filepath.Join(dir, "other.pid"), nil, 0o644))
+			must.Succeed(t, os.Mkdir(dir, 0o755))
+			must.Succeed(t, os.WriteFile(filepath.Join(dir, "other.pid"), nil, 0o644))
 			n.run(func(r *running) {
 				choose(r.Server, dir)
 				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)

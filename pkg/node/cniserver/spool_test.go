@@ -14,6 +14,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
@@ -21,22 +22,22 @@ import (
 func (n *node) spoolFile(name string, content []byte) {
 	n.t.Helper()
 	dir := filepath.Join(n.dir, "spool")
-	must(n.t, os.MkdirAll(dir, 0o700))
+	must.Succeed(n.t, os.MkdirAll(dir, 0o700))
 	temporary := filepath.Join(dir, "."+name)
-	must(n.t, os.WriteFile(temporary, content, 0o600))
-	must(n.t, os.Rename(temporary, filepath.Join(dir, name)))
+	must.Succeed(n.t, os.WriteFile(temporary, content, 0o600))
+	must.Succeed(n.t, os.Rename(temporary, filepath.Join(dir, name)))
 }
 
 func (n *node) spool(name string, r wire.Request) {
 	n.t.Helper()
 	content, err := json.Marshal(r)
-	must(n.t, err)
+	must.Succeed(n.t, err)
 	n.spoolFile(name, content)
 }
 
 func (n *node) spooled() []string {
 	files, err := filepath.Glob(filepath.Join(n.dir, "spool", "*.json"))
-	must(n.t, err)
+	must.Succeed(n.t, err)
 	return files
 }
 
@@ -57,7 +58,7 @@ func TestSpool(t *testing.T) {
 	n.spoolFile("worse.json", []byte(`{`))
 	n.spoolFile("old.json", []byte(`{"version":0,"command":"DEL"}`))
 	n.spoolFile("undated.json", []byte(`{"version":1,"command":"DEL","containerID":"c1","ifName":"net1"}`))
-	must(t, os.Symlink("/etc/passwd", filepath.Join(n.dir, "spool", "link.json")))
+	must.Succeed(t, os.Symlink("/etc/passwd", filepath.Join(n.dir, "spool", "link.json")))
 	later := request(wire.Del, 1, "c1", nil, nil)
 	later.Version = wire.Version + 1
 	n.spool("later.json", later)
@@ -120,14 +121,14 @@ func TestSpoolRetries(t *testing.T) {
 		r.must(request(wire.Add, 0, "c0", pod, nil))
 		r.must(request(wire.Add, 1, "c1", netns.New(t), nil))
 	})
-	must(t, pod.Handle().LinkSetNsFd(mustLink(t, pod, "net1"), elsewhere.Fd())) // the pod moved it on
+	must.Succeed(t, pod.Handle().LinkSetNsFd(mustLink(t, pod, "net1"), elsewhere.Fd())) // the pod moved it on
 	n.spool("a.json", request(wire.Del, 0, "c0", nil, nil))
 	n.spool("b.json", request(wire.Del, 1, "c1", nil, nil))
 	n.serve(func(r *running) {
 		if left := n.spooled(); len(left) != 1 || filepath.Base(left[0]) != "a.json" {
 			t.Errorf("left: %q", left)
 		}
-		must(t, elsewhere.Handle().LinkSetNsFd(mustLink(t, elsewhere, "net1"), pod.Fd()))
+		must.Succeed(t, elsewhere.Handle().LinkSetNsFd(mustLink(t, elsewhere, "net1"), pod.Fd()))
 		eventually(t, func() bool { return len(n.spooled()) == 0 })
 		r.checkFree(0, before[0])
 		r.checkFree(1, before[1])
@@ -171,7 +172,7 @@ func TestSpoolRemoved(t *testing.T) {
 	n.serve(func(r *running) {
 		for range 2 {
 			r.must(request(wire.Add, 0, "c0", netns.New(t), nil))
-			must(t, os.RemoveAll(filepath.Join(n.dir, "spool")))
+			must.Succeed(t, os.RemoveAll(filepath.Join(n.dir, "spool")))
 			n.spool("a.json", request(wire.Del, 0, "c0", nil, nil))
 			eventually(t, func() bool { return len(n.spooled()) == 0 })
 			r.checkFree(0, before)

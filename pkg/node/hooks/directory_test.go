@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // logged keeps what is logged.
@@ -65,14 +66,14 @@ func (o *outputs) WithName(string) logr.LogSink { return o }
 func hooksDir(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "hooks.d")
-	must(t, os.Mkdir(dir, 0o755))
+	must.Succeed(t, os.Mkdir(dir, 0o755))
 	return dir
 }
 
 func write(t *testing.T, path, content string, mode fs.FileMode) {
 	t.Helper()
-	must(t, os.WriteFile(path, []byte(content), 0o600))
-	must(t, os.Chmod(path, mode))
+	must.Succeed(t, os.WriteFile(path, []byte(content), 0o600))
+	must.Succeed(t, os.Chmod(path, mode))
 }
 
 func TestList(t *testing.T) {
@@ -83,12 +84,12 @@ func TestList(t *testing.T) {
 	} {
 		write(t, filepath.Join(dir, name), "#!/bin/sh\n", mode)
 	}
-	must(t, os.Chown(filepath.Join(dir, "not-roots"), 12345, 0))
-	must(t, os.Mkdir(filepath.Join(dir, "directory"), 0o755))
-	must(t, os.Mkdir(filepath.Join(dir, "..data"), 0o755))
+	must.Succeed(t, os.Chown(filepath.Join(dir, "not-roots"), 12345, 0))
+	must.Succeed(t, os.Mkdir(filepath.Join(dir, "directory"), 0o755))
+	must.Succeed(t, os.Mkdir(filepath.Join(dir, "..data"), 0o755))
 	write(t, filepath.Join(dir, "..data", "x"), "#!/bin/sh\n", 0o755)
 	for name, target := range map[string]string{"linked": "..data/x", "outside": "/bin/sh", "dangling": "nothing", "out-relative": "../x"} {
-		must(t, os.Symlink(target, filepath.Join(dir, name)))
+		must.Succeed(t, os.Symlink(target, filepath.Join(dir, name)))
 	}
 	write(t, filepath.Join(filepath.Dir(dir), "x"), "#!/bin/sh\n", 0o755)
 
@@ -96,7 +97,7 @@ func TestList(t *testing.T) {
 	d := newDirectory(Options{Dir: dir}, log.logger())
 	for range 2 {
 		list, err := d.list()
-		must(t, err)
+		must.Succeed(t, err)
 		if diff := cmp.Diff([]string{"10-first", "20-second", "Z", "b.sh", "linked"}, list); diff != "" {
 			t.Errorf("list (-want +got):\n%s", diff)
 		}
@@ -109,9 +110,9 @@ func TestList(t *testing.T) {
 	if len(log.lines) != 8 {
 		t.Errorf("log:\n%s\nwant 8 lines", log.text())
 	}
-	must(t, os.Chmod(filepath.Join(dir, "group-writable"), 0o755))
+	must.Succeed(t, os.Chmod(filepath.Join(dir, "group-writable"), 0o755))
 	list, err := d.list()
-	must(t, err)
+	must.Succeed(t, err)
 	if len(list) != 6 || list[4] != "group-writable" {
 		t.Errorf("list %q after chmod", list)
 	}
@@ -138,7 +139,7 @@ func TestDirectoryRefused(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			dir := hooksDir(t)
-			must(t, test.change(dir))
+			must.Succeed(t, test.change(dir))
 			_, err := New(nil, nil, nil, Options{Dir: dir}, nil, logr.Discard())
 			if err == nil || !strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), dir) {
 				t.Errorf("error %v, want one with %q and the directory", err, test.want)
@@ -151,8 +152,8 @@ func TestDirectoryRefused(t *testing.T) {
 func TestRefusalIsTold(t *testing.T) {
 	dir := hooksDir(t)
 	file := filepath.Join(dir, "50-shared")
-	must(t, os.WriteFile(file, nil, 0o777))
-	must(t, os.Chmod(file, 0o777))
+	must.Succeed(t, os.WriteFile(file, nil, 0o777))
+	must.Succeed(t, os.Chmod(file, 0o777))
 	var told []string
 	log := funcr.New(func(_, args string) { told = append(told, args) }, funcr.Options{})
 	d := newDirectory(Options{Dir: dir}, log)
@@ -167,7 +168,7 @@ func TestRefusalIsTold(t *testing.T) {
 	if len(told) != 1 || !strings.Contains(told[0], file) || !strings.Contains(told[0], "writable for root only") {
 		t.Errorf("told %q, want once that the file is refused, and why", told)
 	}
-	must(t, os.Chown(file, 12345, 0))
+	must.Succeed(t, os.Chown(file, 12345, 0))
 	list()
 	if len(told) != 2 || !strings.Contains(told[1], "must belong to root") {
 		t.Errorf("told %q, want another reason", told)
@@ -178,12 +179,12 @@ func TestRefusalIsTold(t *testing.T) {
 func TestDirectoryReadOnly(t *testing.T) {
 	dir := hooksDir(t)
 	write(t, filepath.Join(dir, "10-a"), "#!/bin/sh\n", 0o755)
-	must(t, os.Chmod(dir, 0o777))
+	must.Succeed(t, os.Chmod(dir, 0o777))
 	if err := unix.Mount(dir, dir, "", unix.MS_BIND, ""); err != nil {
 		t.Fatalf("%v (these tests run as root)", err)
 	}
-	t.Cleanup(func() { must(t, unix.Unmount(dir, unix.MNT_DETACH)) })
-	must(t, unix.Mount("", dir, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	t.Cleanup(func() { must.Succeed(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+	must.Succeed(t, unix.Mount("", dir, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 	d := newDirectory(Options{Dir: dir}, logr.Discard())
 	if list, err := d.list(); err != nil || len(list) != 1 {
 		t.Errorf("list %q, %v; want the executable", list, err)
@@ -206,9 +207,9 @@ func TestRunGives(t *testing.T) {
 	a.Hooks = &journal.Hooks{Next: "10-a", Attempts: 2}
 	log, err := runScript(t, `cat > `+out+`.json; env > `+out+`.env; pwd; ps -o pgid= -p $$ > /dev/null 2>&1
 read -r _ _ _ _ group _ < /proc/$$/stat; echo "pid $$ group $group"; echo "to stderr" >&2; printf unterminated`, time.Minute, a)
-	must(t, err)
+	must.Succeed(t, err)
 	data, err := os.ReadFile(out + ".json")
-	must(t, err)
+	must.Succeed(t, err)
 	want := `{
 		"version": 1, "node": "node1",
 		"function": {"id": "0000:3b:00.0/sf88", "kind": "SF", "pciAddress": "0000:3b:00.0", "pf": "0000:3b:00.0", "pfName": "ens3f0", "index": 88},
@@ -223,7 +224,7 @@ read -r _ _ _ _ group _ < /proc/$$/stat; echo "pid $$ group $group"; echo "to st
 		t.Errorf("input (-want +got):\n%s", diff)
 	}
 	env, err := os.ReadFile(out + ".env")
-	must(t, err)
+	must.Succeed(t, err)
 	for line := range strings.Lines(string(env)) {
 		name, _, _ := strings.Cut(line, "=")
 		if name != "PATH" && name != "PWD" && name != "SHLVL" && name != "_" && name != "OLDPWD" { // what shells set
@@ -239,7 +240,7 @@ read -r _ _ _ _ group _ < /proc/$$/stat; echo "pid $$ group $group"; echo "to st
 	for _, line := range log.lines {
 		if _, after, ok := strings.Cut(line, `"output"="pid `); ok {
 			_, err := fmt.Sscanf(after, "%d group %d", &pid, &group)
-			must(t, err)
+			must.Succeed(t, err)
 		}
 	}
 	if pid == 0 || pid != group {
@@ -279,7 +280,7 @@ func TestInput(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := input("n", test.a, 1)
-			must(t, err)
+			must.Succeed(t, err)
 			if diff := cmp.Diff(object(t, []byte(test.want)), object(t, got)); diff != "" {
 				t.Errorf("input (-want +got):\n%s", diff)
 			}
@@ -344,9 +345,9 @@ func TestNothingIsLeft(t *testing.T) {
 				t.Errorf("took %s", took)
 			}
 			text, err := os.ReadFile(pidFile)
-			must(t, err)
+			must.Succeed(t, err)
 			pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
-			must(t, err)
+			must.Succeed(t, err)
 			// It was sent SIGKILL, which it gets when it is scheduled.
 			deadline := time.Now().Add(20 * time.Second)
 			for state := processState(pid); state != "" && state != "Z"; state = processState(pid) {
@@ -374,15 +375,15 @@ func TestRunawayHoldsOutput(t *testing.T) {
 	pidFile := filepath.Join(t.TempDir(), "pid")
 	t.Cleanup(func() {
 		text, err := os.ReadFile(pidFile)
-		must(t, err)
+		must.Succeed(t, err)
 		pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
-		must(t, err)
-		must(t, unix.Kill(pid, unix.SIGKILL))
+		must.Succeed(t, err)
+		must.Succeed(t, unix.Kill(pid, unix.SIGKILL))
 	})
 	begin := time.Now()
 	_, err := runScript(t, "setsid sh -c 'echo $$ > "+pidFile+"; exec sleep 600' &\nwhile [ ! -s "+pidFile+" ]; do sleep 0.01; done",
 		time.Minute, released(0))
-	must(t, err)
+	must.Succeed(t, err)
 	if took := time.Since(begin); took < drain || took > 20*time.Second {
 		t.Errorf("took %s, want little more than %s", took, drain)
 	}
@@ -392,14 +393,14 @@ func TestRunawayHoldsOutput(t *testing.T) {
 func TestRunCancelled(t *testing.T) {
 	dir := hooksDir(t)
 	started := filepath.Join(t.TempDir(), "started")
-	must(t, unix.Mkfifo(started, 0o600))
+	must.Succeed(t, unix.Mkfifo(started, 0o600))
 	write(t, filepath.Join(dir, "10-a"), "#!/bin/sh\necho > "+started+"\nsleep 600\n", 0o755)
 	d := newDirectory(Options{Dir: dir, Timeout: time.Hour, Parallel: 1}, logr.Discard())
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 2)
 	go func() { done <- d.run(ctx, "10-a", released(0)) }()
 	_, err := os.ReadFile(started) // until it has started
-	must(t, err)
+	must.Succeed(t, err)
 	go func() { done <- d.run(ctx, "10-a", released(1)) }() // waits for the only slot
 	cancel()
 	for range 2 {
@@ -411,7 +412,7 @@ func TestRunCancelled(t *testing.T) {
 
 func TestOutputFlood(t *testing.T) {
 	log, err := runScript(t, "yes 0123456789abcdef | head -c 20000000; echo; echo end", time.Minute, released(0))
-	must(t, err)
+	must.Succeed(t, err)
 	total := 0
 	for _, line := range log.lines {
 		total += len(line)

@@ -9,13 +9,15 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // TestWorkedExample runs the hook of docs/how-to/post-delete-hooks.md, with a shell and a directory of its own, and
 // compares the input that is shown there with the one that hooks get.
 func TestWorkedExample(t *testing.T) {
 	page, err := os.ReadFile("../../../docs/how-to/post-delete-hooks.md")
-	must(t, err)
+	must.Succeed(t, err)
 	block := func(language string) string {
 		_, rest, _ := strings.Cut(string(page), "\n```"+language+"\n")
 		text, _, found := strings.Cut(rest, "\n```\n")
@@ -35,13 +37,13 @@ func TestWorkedExample(t *testing.T) {
 	if err := d.run(t.Context(), "10-usage", released(0)); err == nil || !strings.Contains(err.Error(), "exit status 75") {
 		t.Errorf("error %v without a directory, want one that asks for another try", err)
 	}
-	must(t, os.Mkdir(state, 0o700))
+	must.Succeed(t, os.Mkdir(state, 0o700))
 	a := released(0)
-	must(t, d.run(t.Context(), "10-usage", a))
+	must.Succeed(t, d.run(t.Context(), "10-usage", a))
 	noted, err := os.ReadFile(filepath.Join(state, "usage.jsonl"))
-	must(t, err)
+	must.Succeed(t, err)
 	want, err := input("node1", a, 1)
-	must(t, err)
+	must.Succeed(t, err)
 	if string(noted) != string(want) {
 		t.Errorf("noted %s, want %s", noted, want)
 	}

@@ -22,14 +22,8 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
 
 func vf(i int) function.ID { return function.SubfunctionID("0000:3b:00.0", uint32(i)) }
 
@@ -64,7 +58,7 @@ type node struct {
 func newNode(t *testing.T, names ...string) *node {
 	t.Helper()
 	j, err := journal.Open(filepath.Join(t.TempDir(), "journal.db"))
-	must(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() { j.Close() })
 	return &node{t: t, journal: j, names: names, fails: map[string]func() error{}}
 }
@@ -232,7 +226,7 @@ func TestFirst(t *testing.T) {
 func TestRunsAllInOrder(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		n := newNode(t, "10-a", "20-b")
-		must(t, n.journal.Put(released(0))) // left by an earlier run of the agent
+		must.Succeed(t, n.journal.Put(released(0))) // left by an earlier run of the agent
 		a := n.start(10)
 		synctest.Wait()
 		n.wantRuns(0, "port", "10-a", "20-b")
@@ -240,7 +234,7 @@ func TestRunsAllInOrder(t *testing.T) {
 		if a.changed == 0 {
 			t.Error("nobody was told that the Function is free")
 		}
-		must(t, n.journal.Put(released(1)))
+		must.Succeed(t, n.journal.Put(released(1)))
 		if got := a.length(); got != 1 {
 			t.Errorf("queue length %v, want 1", got)
 		}
@@ -249,7 +243,7 @@ func TestRunsAllInOrder(t *testing.T) {
 		synctest.Wait()
 		n.wantRuns(1, "port", "10-a", "20-b")
 		n.wantFree(1, true)
-		must(t, testutil.GatherAndCompare(a.registry, strings.NewReader(`
+		must.Succeed(t, testutil.GatherAndCompare(a.registry, strings.NewReader(`
 # HELP xpu_hook_queue_length Functions that are back from their pods and not free yet: their post-delete hooks run or wait to be run again.
 # TYPE xpu_hook_queue_length gauge
 xpu_hook_queue_length 0
@@ -268,9 +262,9 @@ func TestNotRestored(t *testing.T) {
 		n := newNode(t, "10-a")
 		away := released(0)
 		away.RestoredAt, away.Hooks = time.Time{}, nil
-		must(t, n.journal.Put(away))
+		must.Succeed(t, n.journal.Put(away))
 		reserved := released(1).Untouched()
-		must(t, n.journal.Put(reserved))
+		must.Succeed(t, n.journal.Put(reserved))
 		a := n.start(10)
 		for i := range 3 {
 			a.Add(vf(i))
@@ -289,7 +283,7 @@ func TestPortIsNeverGivenUp(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		n := newNode(t, "10-a")
 		n.fails[portHook] = func() error { return errors.New("xPU xpu-1 is away") }
-		must(t, n.journal.Put(released(0)))
+		must.Succeed(t, n.journal.Put(released(0)))
 		a := n.start(3)
 		time.Sleep(24 * time.Hour)
 		synctest.Wait()
@@ -326,7 +320,7 @@ func TestGivenUp(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				n := newNode(t, "10-a", "20-b")
 				n.fails["10-a"] = func() error { return test.failure }
-				must(t, n.journal.Put(released(0)))
+				must.Succeed(t, n.journal.Put(released(0)))
 				a := n.start(4)
 				time.Sleep(time.Hour)
 				synctest.Wait()
@@ -388,7 +382,7 @@ func TestRestartDuringBackOff(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		n := newNode(t, "10-a")
 		n.fails["10-a"] = func() error { return errors.New("busy") }
-		must(t, n.journal.Put(released(0)))
+		must.Succeed(t, n.journal.Put(released(0)))
 		first := n.start(5)
 		time.Sleep(8 * time.Second) // attempts at about 0, 1.1, 3.3 and 7.7 s
 		synctest.Wait()
@@ -419,7 +413,7 @@ func TestClockSetBack(t *testing.T) {
 		n := newNode(t)
 		a := released(0)
 		a.Hooks = &journal.Hooks{Next: portHook, Attempts: 1, Error: "away", RetryAt: time.Now().AddDate(1, 0, 0)}
-		must(t, n.journal.Put(a))
+		must.Succeed(t, n.journal.Put(a))
 		n.start(5)
 		begin := time.Now()
 		for exists := true; exists && time.Since(begin) < 24*time.Hour; _, exists = n.journal.Get(vf(0)) {
@@ -441,7 +435,7 @@ func TestDirectoryChanges(t *testing.T) {
 			n.names = []string{"20-b", "30-c"}
 			return errors.New("busy")
 		}
-		must(t, n.journal.Put(released(0)))
+		must.Succeed(t, n.journal.Put(released(0)))
 		n.start(10)
 		synctest.Wait()
 		n.wantRuns(0, "port", "10-a", "20-b", "30-c")
@@ -461,7 +455,7 @@ func TestDirectoryCannotBeRead(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				n := newNode(t, "10-a")
 				n.listErr = errors.New("may be writable for root only")
-				must(t, n.journal.Put(released(0)))
+				must.Succeed(t, n.journal.Put(released(0)))
 				n.start(5)
 				time.Sleep(5 * time.Second)
 				synctest.Wait()
@@ -493,7 +487,7 @@ func TestParallel(t *testing.T) {
 		begin := time.Now()
 		a := n.start(10)
 		for i := range functions {
-			must(t, n.journal.Put(released(i)))
+			must.Succeed(t, n.journal.Put(released(i)))
 			a.Add(vf(i))
 		}
 		for len(n.journal.All()) > 0 && time.Since(begin) < time.Hour {
@@ -531,13 +525,13 @@ func TestNewGeneration(t *testing.T) {
 				n.fails["10-a"] = func() error {
 					if !changed {
 						changed = true
-						must(t, n.journal.Put(test.put))
+						must.Succeed(t, n.journal.Put(test.put))
 					}
 					return nil
 				}
 				first := released(0)
 				first.Hooks = &journal.Hooks{Done: []string{portHook}, Next: "10-a"}
-				must(t, n.journal.Put(first))
+				must.Succeed(t, n.journal.Put(first))
 				n.start(10)
 				synctest.Wait()
 				n.wantRuns(0, test.runs...)
@@ -553,7 +547,7 @@ func TestNewGeneration(t *testing.T) {
 func TestWriteFails(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		n := newNode(t, "10-a")
-		must(t, n.journal.Put(released(0)))
+		must.Succeed(t, n.journal.Put(released(0)))
 		full := true
 		n.event = func(what string) bool {
 			n.mutex.Lock()
@@ -611,7 +605,7 @@ func killAt(t *testing.T, at int, fails func(run int) error) (killed bool) {
 	n := newNode(t, "10-a", "20-b")
 	run := -1
 	n.fails["10-a"] = func() error { run++; return fails(run) }
-	must(t, n.journal.Put(released(0)))
+	must.Succeed(t, n.journal.Put(released(0)))
 	count := 0
 	var first *agent
 	ready := make(chan struct{})

@@ -12,6 +12,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // restored is a Function whose hooks run.
@@ -27,12 +28,12 @@ func restored() journal.Attachment {
 func TestDeadLettersAreKept(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "j")
 	j := open(t, path)
-	must(t, j.Put(restored()))
+	must.Succeed(t, j.Put(restored()))
 	next := restored()
 	next.Hooks = &journal.Hooks{Done: []string{"port", "10-a"}, Next: "20-b"}
 	const written, kept = 105, 100
 	for n := range written {
-		must(t, j.GiveUp(journal.DeadLetter{
+		must.Succeed(t, j.GiveUp(journal.DeadLetter{
 			Hook: fmt.Sprintf("%d", n), Attachment: restored(), Attempts: 10, Error: "exit status 75", At: time.Unix(1e9+5, 0).UTC(),
 		}, next))
 	}
@@ -55,7 +56,7 @@ func TestDeadLettersAreKept(t *testing.T) {
 		}
 	}
 	check(j)
-	must(t, j.Close())
+	must.Succeed(t, j.Close())
 	j = open(t, path)
 	check(j)
 
@@ -63,7 +64,7 @@ func TestDeadLettersAreKept(t *testing.T) {
 	if err := j.GiveUp(journal.DeadLetter{Attachment: restored()}, next); err == nil || !strings.Contains(err.Error(), "hooks must be empty") {
 		t.Errorf("error %v, want one about the state", err)
 	}
-	must(t, j.Close())
+	must.Succeed(t, j.Close())
 	next.State = journal.Releasing
 	if err := j.GiveUp(journal.DeadLetter{Attachment: restored()}, next); err == nil {
 		t.Error("written to a closed journal")
@@ -76,29 +77,29 @@ func TestDeadLettersAreKept(t *testing.T) {
 // A file of the first version has no dead letters, and records without what came later.
 func TestOpenFirstVersion(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "j")
-	must(t, open(t, path).Close())
+	must.Succeed(t, open(t, path).Close())
 	db, err := bolt.Open(path, 0o600, nil)
-	must(t, err)
-	must(t, db.Update(func(tx *bolt.Tx) error {
-		must(t, tx.Bucket([]byte("attachments")).Put([]byte("0000:3b:02.1"),
+	must.Succeed(t, err)
+	must.Succeed(t, db.Update(func(tx *bolt.Tx) error {
+		must.Succeed(t, tx.Bucket([]byte("attachments")).Put([]byte("0000:3b:02.1"),
 			[]byte(`{"function":"0000:3b:02.1","pf":"0000:3b:00.0","state":"Releasing","reservedAt":"2001-09-09T01:46:40Z"}`)))
 		return tx.DeleteBucket([]byte("deadLetters"))
 	}))
-	must(t, db.Close())
+	must.Succeed(t, db.Close())
 	for range 2 {
 		j := open(t, path)
 		a, exists := j.Get(vf1)
 		if !exists || a.Restored() || len(j.DeadLetters()) > 0 {
 			t.Errorf("attachment %+v, dead letters %v", a, j.DeadLetters())
 		}
-		must(t, j.GiveUp(journal.DeadLetter{Hook: "h", Attachment: restored()}, restored()))
-		must(t, j.Delete(vf1))
-		must(t, j.Put(a))
-		must(t, j.Close())
+		must.Succeed(t, j.GiveUp(journal.DeadLetter{Hook: "h", Attachment: restored()}, restored()))
+		must.Succeed(t, j.Delete(vf1))
+		must.Succeed(t, j.Put(a))
+		must.Succeed(t, j.Close())
 		db, err := bolt.Open(path, 0o600, nil)
-		must(t, err)
-		must(t, db.Update(func(tx *bolt.Tx) error { return tx.DeleteBucket([]byte("deadLetters")) }))
-		must(t, db.Close())
+		must.Succeed(t, err)
+		must.Succeed(t, db.Update(func(tx *bolt.Tx) error { return tx.DeleteBucket([]byte("deadLetters")) }))
+		must.Succeed(t, db.Close())
 	}
 }
 
@@ -113,17 +114,17 @@ func TestSubscribe(t *testing.T) {
 		"delete":  func() error { return j.Delete(vf1) },
 	} {
 		if name == "delete" {
-			must(t, j.Put(full(vf1)))
+			must.Succeed(t, j.Put(full(vf1)))
 			<-changes
 		}
-		must(t, write())
+		must.Succeed(t, write())
 		select {
 		case <-changes:
 		default:
 			t.Errorf("%s: nobody was woken", name)
 		}
 	}
-	must(t, j.Delete(vf2)) // free already
+	must.Succeed(t, j.Delete(vf2)) // free already
 	select {
 	case <-changes:
 		t.Error("woken by nothing")

@@ -22,6 +22,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 var (
@@ -38,13 +39,6 @@ func open(t testing.TB, path string) *journal.Journal {
 	}
 	t.Cleanup(func() { j.Close() })
 	return j
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // full is an attachment with every field in use.
@@ -91,7 +85,7 @@ func TestKeepsEverything(t *testing.T) {
 	want := []journal.Attachment{full(sf), restored(), reserved(vf2)}
 	want[2].Claim.UID, want[2].Pod.UID = "claim-2", "pod-2"
 	for _, a := range want {
-		must(t, j.Put(a))
+		must.Succeed(t, j.Put(a))
 	}
 	check := func(j *journal.Journal) {
 		t.Helper()
@@ -106,16 +100,16 @@ func TestKeepsEverything(t *testing.T) {
 		}
 	}
 	check(j)
-	must(t, j.Close())
+	must.Succeed(t, j.Close())
 	j = open(t, path)
 	check(j)
 
-	must(t, j.Delete(vf1))
-	must(t, j.Delete(vf1))
+	must.Succeed(t, j.Delete(vf1))
+	must.Succeed(t, j.Delete(vf1))
 	if _, ok := j.Get(vf1); ok {
 		t.Error("still there after delete")
 	}
-	must(t, j.Close())
+	must.Succeed(t, j.Close())
 	if _, ok := open(t, path).Get(vf1); ok {
 		t.Error("there again after delete and open")
 	}
@@ -153,8 +147,8 @@ func TestPutRefuses(t *testing.T) {
 // The write of a closed journal fails and must not show in reads.
 func TestFailedWriteIsNotKept(t *testing.T) {
 	j := open(t, filepath.Join(t.TempDir(), "j"))
-	must(t, j.Put(reserved(vf1)))
-	must(t, j.Close())
+	must.Succeed(t, j.Put(reserved(vf1)))
+	must.Succeed(t, j.Close())
 	if err := j.Put(full(vf1)); err == nil {
 		t.Error("put on a closed journal succeeded")
 	}
@@ -176,11 +170,11 @@ func TestOpenDamaged(t *testing.T) {
 		path = filepath.Join(t.TempDir(), "j")
 		j := open(t, path)
 		for n := range uint32(64) { // several pages
-			must(t, j.Put(full(function.SubfunctionID("0000:3b:00.0", n))))
+			must.Succeed(t, j.Put(full(function.SubfunctionID("0000:3b:00.0", n))))
 		}
-		must(t, j.Close())
+		must.Succeed(t, j.Close())
 		content, err := os.ReadFile(path)
-		must(t, err)
+		must.Succeed(t, err)
 		return path, content
 	}
 	damages := map[string]func([]byte) []byte{
@@ -199,7 +193,7 @@ func TestOpenDamaged(t *testing.T) {
 	for name, damage := range damages {
 		t.Run(name, func(t *testing.T) {
 			path, content := intact(t)
-			must(t, os.WriteFile(path, damage(content), 0o600))
+			must.Succeed(t, os.WriteFile(path, damage(content), 0o600))
 			j, err := journal.Open(path)
 			if err == nil {
 				t.Fatalf("opened, with %d attachments", len(j.All()))
@@ -207,8 +201,8 @@ func TestOpenDamaged(t *testing.T) {
 			if !errors.Is(err, journal.ErrCorrupt) || !strings.Contains(err.Error(), path) {
 				t.Errorf("error %v, want %v with the path", err, journal.ErrCorrupt)
 			}
-			must(t, os.Rename(path, path+".damaged"))
-			must(t, open(t, path).Put(full(vf1)))
+			must.Succeed(t, os.Rename(path, path+".damaged"))
+			must.Succeed(t, open(t, path).Put(full(vf1)))
 		})
 	}
 }
@@ -217,11 +211,11 @@ func TestOpenDamaged(t *testing.T) {
 func TestOpenWithoutBucket(t *testing.T) {
 	for _, bucket := range []string{"meta", "attachments"} {
 		path := filepath.Join(t.TempDir(), "j")
-		must(t, open(t, path).Close())
+		must.Succeed(t, open(t, path).Close())
 		db, err := bolt.Open(path, 0o600, nil)
-		must(t, err)
-		must(t, db.Update(func(tx *bolt.Tx) error { return tx.DeleteBucket([]byte(bucket)) }))
-		must(t, db.Close())
+		must.Succeed(t, err)
+		must.Succeed(t, db.Update(func(tx *bolt.Tx) error { return tx.DeleteBucket([]byte(bucket)) }))
+		must.Succeed(t, db.Close())
 		if _, err := journal.Open(path); !errors.Is(err, journal.ErrCorrupt) {
 			t.Errorf("without %s: error %v, want %v", bucket, err, journal.ErrCorrupt)
 		}
@@ -307,13 +301,13 @@ func TestOpenForeignContent(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "j")
-			must(t, open(t, path).Close())
+			must.Succeed(t, open(t, path).Close())
 			db, err := bolt.Open(path, 0o600, nil)
-			must(t, err)
-			must(t, db.Update(func(tx *bolt.Tx) error {
+			must.Succeed(t, err)
+			must.Succeed(t, db.Update(func(tx *bolt.Tx) error {
 				return tx.Bucket([]byte(test.bucket)).Put([]byte(test.key), []byte(test.value))
 			}))
-			must(t, db.Close())
+			must.Succeed(t, db.Close())
 			_, err = journal.Open(path)
 			if err == nil || !strings.Contains(err.Error(), test.err) || errors.Is(err, journal.ErrCorrupt) != test.corrupt {
 				t.Errorf("error %v, want one with %q, corrupt %v", err, test.err, test.corrupt)
@@ -331,7 +325,7 @@ func TestKilled(t *testing.T) {
 		for n := 1; ; n++ {
 			a := full(vf1)
 			a.VFIndex = n
-			must(t, j.Put(a))
+			must.Succeed(t, j.Put(a))
 			if _, err := os.Stdout.Write([]byte{'.'}); err != nil {
 				return
 			}
@@ -342,8 +336,8 @@ func TestKilled(t *testing.T) {
 		writer := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestKilled$")
 		writer.Env = append(os.Environ(), path+"="+file)
 		dots, err := writer.StdoutPipe()
-		must(t, err)
-		must(t, writer.Start())
+		must.Succeed(t, err)
+		must.Succeed(t, writer.Start())
 		acknowledged := 0
 		buffer := make([]byte, 64)
 		for acknowledged < 20+7*round {
@@ -353,13 +347,13 @@ func TestKilled(t *testing.T) {
 			}
 			acknowledged += n
 		}
-		must(t, writer.Process.Kill())
+		must.Succeed(t, writer.Process.Kill())
 		_ = writer.Wait() // "signal: killed"
 		j := open(t, file)
 		if a, ok := j.Get(vf1); !ok || a.VFIndex < acknowledged {
 			t.Errorf("round %d: write %d is the last one kept, want at least %d", round, a.VFIndex, acknowledged)
 		}
-		must(t, j.Close())
+		must.Succeed(t, j.Close())
 	}
 }
 
@@ -375,7 +369,7 @@ func TestLockTooLate(t *testing.T) {
 		}
 	}
 	unlock, err := j.Lock(t.Context(), vf1)
-	must(t, err)
+	must.Succeed(t, err)
 	unlock()
 }
 
@@ -405,9 +399,9 @@ func TestLock(t *testing.T) {
 	}
 
 	unlock, err := j.Lock(t.Context(), vf1)
-	must(t, err)
+	must.Succeed(t, err)
 	other, err := j.Lock(t.Context(), vf2) // another Function does not wait
-	must(t, err)
+	must.Succeed(t, err)
 	other()
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errors.New("the kubelet gave up"))
@@ -416,36 +410,36 @@ func TestLock(t *testing.T) {
 	}
 	unlock()
 	unlock, err = j.Lock(t.Context(), vf1)
-	must(t, err)
+	must.Succeed(t, err)
 	unlock()
 }
 
 func BenchmarkPut(b *testing.B) {
 	// Beside the working directory: a temporary directory may be on a file system without a disk.
 	dir, err := os.MkdirTemp(".", "bench")
-	must(b, err)
+	must.Succeed(b, err)
 	b.Cleanup(func() { os.RemoveAll(dir) })
 	j := open(b, filepath.Join(dir, "j"))
 	for n := range 256 {
-		must(b, j.Put(full(function.SubfunctionID("0000:3b:00.0", uint32(n)))))
+		must.Succeed(b, j.Put(full(function.SubfunctionID("0000:3b:00.0", uint32(n)))))
 	}
 	a := full(vf1)
 	for b.Loop() {
-		must(b, j.Put(a))
+		must.Succeed(b, j.Put(a))
 	}
 }
 
 // The measure for [BenchmarkPut]: two writes of a page with fdatasync, which a commit of bbolt cannot do without.
 func BenchmarkTwoSyncedPages(b *testing.B) {
 	f, err := os.CreateTemp(".", "bench")
-	must(b, err)
+	must.Succeed(b, err)
 	b.Cleanup(func() { f.Close(); os.Remove(f.Name()) })
 	page := make([]byte, 4096)
 	for b.Loop() {
 		for range 2 {
 			_, err := f.WriteAt(page, 0)
-			must(b, err)
-			must(b, f.Sync())
+			must.Succeed(b, err)
+			must.Succeed(b, f.Sync())
 		}
 	}
 }
@@ -455,11 +449,11 @@ func TestOpenRandomDamage(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "j")
 	j := open(t, path)
 	for n := range uint32(64) {
-		must(t, j.Put(full(function.SubfunctionID("0000:3b:00.0", n))))
+		must.Succeed(t, j.Put(full(function.SubfunctionID("0000:3b:00.0", n))))
 	}
-	must(t, j.Close())
+	must.Succeed(t, j.Close())
 	intact, err := os.ReadFile(path)
-	must(t, err)
+	must.Succeed(t, err)
 	random := rand.New(rand.NewPCG(1, 2))
 	refused := 0
 	for range 400 {
@@ -469,14 +463,14 @@ func TestOpenRandomDamage(t *testing.T) {
 			at := random.IntN(len(content)/4096)*4096 + random.IntN(64)
 			content[at] = byte(random.IntN(256))
 		}
-		must(t, os.WriteFile(path, content, 0o600))
+		must.Succeed(t, os.WriteFile(path, content, 0o600))
 		j, err := journal.Open(path)
 		if err != nil {
 			refused++
 			continue
 		}
 		j.All()
-		must(t, j.Close())
+		must.Succeed(t, j.Close())
 	}
 	if refused == 0 {
 		t.Error("no damage was found")

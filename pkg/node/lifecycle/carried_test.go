@@ -13,6 +13,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
@@ -121,11 +122,11 @@ func TestPodLeavesNothing(t *testing.T) {
 			before := n.snapshot(0)
 			pod := netns.New(t)
 			n.run(func(a *agent) {
-				must(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
+				must.Succeed(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
 				_, err := a.lifecycle.Attach(t.Context(), functionOf(0), sandbox("s1", pod))
-				must(t, err)
-				must(t, change(t, pod, mustLink(t, pod, "net0")))
-				must(t, a.lifecycle.Unprepare(t.Context(), "claim-1"))
+				must.Succeed(t, err)
+				must.Succeed(t, change(t, pod, mustLink(t, pod, "net0")))
+				must.Succeed(t, a.lifecycle.Unprepare(t.Context(), "claim-1"))
 			})
 			n.checkRestored(before, 0)
 			if links, err := pod.Handle().LinkList(); err != nil || len(links) != 1 {
@@ -145,7 +146,7 @@ func TestHostSysctlsReturn(t *testing.T) {
 	}
 	each := func(do func(path, value string) error) {
 		t.Helper()
-		must(t, n.host.Do(func() error {
+		must.Succeed(t, n.host.Do(func() error {
 			for path, value := range sysctls {
 				if err := do("/proc/sys/net/"+fmt.Sprintf(path, hostName(0)), value); err != nil {
 					return err
@@ -155,8 +156,8 @@ func TestHostSysctlsReturn(t *testing.T) {
 		}))
 	}
 	host, err := n.host.Handle().LinkByName(hostName(0))
-	must(t, err)
-	must(t, n.host.Handle().LinkSetUp(host))
+	must.Succeed(t, err)
+	must.Succeed(t, n.host.Handle().LinkSetUp(host))
 	each(func(path, value string) error { return os.WriteFile(path, []byte(value), 0) })
 	before := n.snapshot(0)
 	if before.Conf == nil || len(before.Conf.IPv6) == 0 || len(before.Conf.IPv4) == 0 {
@@ -164,10 +165,10 @@ func TestHostSysctlsReturn(t *testing.T) {
 	}
 	pod := netns.New(t)
 	n.run(func(a *agent) {
-		must(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
+		must.Succeed(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
 		_, err := a.lifecycle.Attach(t.Context(), functionOf(0), sandbox("s1", pod))
-		must(t, err)
-		must(t, a.lifecycle.Unprepare(t.Context(), "claim-1"))
+		must.Succeed(t, err)
+		must.Succeed(t, a.lifecycle.Unprepare(t.Context(), "claim-1"))
 	})
 	n.checkRestored(before, 0)
 	each(func(path, want string) error {
@@ -187,10 +188,10 @@ func TestHostSysctlsReturn(t *testing.T) {
 func TestXDPOnTheHost(t *testing.T) {
 	n := newNode(t, 1)
 	l, err := n.host.Handle().LinkByName(hostName(0))
-	must(t, err)
-	must(t, attachXDP(t, n.host, l, nl.XDP_FLAGS_SKB_MODE))
+	must.Succeed(t, err)
+	must.Succeed(t, attachXDP(t, n.host, l, nl.XDP_FLAGS_SKB_MODE))
 	engine, err := netdev.New(netdev.Options{HostNetNS: n.host.Path()})
-	must(t, err)
+	must.Succeed(t, err)
 	defer engine.Close()
 	_, _, err = engine.Plan(t.Context(), netdev.Device{Name: hostName(0)}, netns.New(t).Path(), function.Interface{Name: "net1"})
 	mustFail(t, err, "is in use on the host, by XDP program")

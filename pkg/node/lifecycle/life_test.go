@@ -22,6 +22,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
@@ -93,7 +94,7 @@ func newNode(t testing.TB, functions int) *node {
 	for i := range functions {
 		netns.Connect(t, n.host, hostName(i), n.xpu, fmt.Sprintf("pf0vf%d", i))
 		rep, err := n.xpu.Handle().LinkByName(fmt.Sprintf("pf0vf%d", i))
-		must(t, err)
+		must.Succeed(t, err)
 		n.sysfs.peers[functionOf(i)] = rep.Attrs().Index
 	}
 	return n
@@ -132,9 +133,9 @@ func (n *node) start() (a *agent, stop func()) {
 	a = &agent{}
 	var err error
 	a.journal, err = journal.Open(n.file)
-	must(n.t, err)
+	must.Succeed(n.t, err)
 	a.engine, err = netdev.New(netdev.Options{HostNetNS: n.host.Path(), Trace: event})
-	must(n.t, err)
+	must.Succeed(n.t, err)
 	j := journalWithEvents{a.journal, event}
 	a.hooks = &hooks{}
 	a.lifecycle = lifecycle.New(j, a.engine, n.sysfs, lifecycle.Options{
@@ -158,15 +159,15 @@ func (n *node) run(f func(a *agent)) {
 func (n *node) snapshot(i int) netdev.Snapshot {
 	n.t.Helper()
 	engine, err := netdev.New(netdev.Options{HostNetNS: n.host.Path()})
-	must(n.t, err)
+	must.Succeed(n.t, err)
 	defer engine.Close()
 	name, err := n.sysfs.Netdev(functionOf(i))
-	must(n.t, err)
+	must.Succeed(n.t, err)
 	if name == "" {
 		n.t.Fatalf("Function %s has no netdev on the host", functionOf(i))
 	}
 	s, _, err := engine.Plan(n.t.Context(), netdev.Device{Name: name}, netns.New(n.t).Path(), function.Interface{Name: "any0"})
-	must(n.t, err)
+	must.Succeed(n.t, err)
 	return s
 }
 
@@ -174,13 +175,6 @@ func (n *node) checkRestored(before netdev.Snapshot, i int) {
 	n.t.Helper()
 	if left := netdev.Diff(before, n.snapshot(i)); len(left) > 0 {
 		n.t.Errorf("Function %s is not as it was: %q", functionOf(i), left)
-	}
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }
 
@@ -215,18 +209,18 @@ func useAsPodWould(t testing.TB, ns *netns.Namespace, name string) {
 	t.Helper()
 	h := ns.Handle()
 	l, err := h.LinkByName(name)
-	must(t, err)
-	must(t, h.LinkSetDown(l))
-	must(t, h.LinkSetName(l, "mine0"))
-	must(t, h.LinkSetMTU(l, 1300))
-	must(t, h.LinkSetHardwareAddr(l, function.MAC("02:00:00:00:00:66").HardwareAddr()))
-	must(t, h.LinkAddAltName(l, "lo0"))
-	must(t, h.LinkAddAltName(l, "a-rather-long-alternative-name"))
-	must(t, h.LinkSetAlias(l, "mine"))
-	must(t, h.LinkSetUp(l))
+	must.Succeed(t, err)
+	must.Succeed(t, h.LinkSetDown(l))
+	must.Succeed(t, h.LinkSetName(l, "mine0"))
+	must.Succeed(t, h.LinkSetMTU(l, 1300))
+	must.Succeed(t, h.LinkSetHardwareAddr(l, function.MAC("02:00:00:00:00:66").HardwareAddr()))
+	must.Succeed(t, h.LinkAddAltName(l, "lo0"))
+	must.Succeed(t, h.LinkAddAltName(l, "a-rather-long-alternative-name"))
+	must.Succeed(t, h.LinkSetAlias(l, "mine"))
+	must.Succeed(t, h.LinkSetUp(l))
 	address, err := netlink.ParseAddr("192.0.2.1/24")
-	must(t, err)
-	must(t, h.AddrAdd(l, address))
+	must.Succeed(t, err)
+	must.Succeed(t, h.AddrAdd(l, address))
 }
 
 func TestLife(t *testing.T) {
@@ -236,40 +230,40 @@ func TestLife(t *testing.T) {
 	id := functionOf(0)
 	n.run(func(a *agent) {
 		ctx := t.Context()
-		must(t, a.lifecycle.Reserve(ctx, claimed(0)))
-		must(t, a.lifecycle.Reserve(ctx, claimed(0))) // the kubelet prepares again
+		must.Succeed(t, a.lifecycle.Reserve(ctx, claimed(0)))
+		must.Succeed(t, a.lifecycle.Reserve(ctx, claimed(0))) // the kubelet prepares again
 		other := claimed(0)
 		other.Claim.UID = "claim-2"
 		mustFail(t, a.lifecycle.Reserve(ctx, other), "Function "+id.String()+": belongs to claim default/c (UID claim-1)")
 
 		observed, err := a.lifecycle.Attach(ctx, id, sandbox("s1", first))
-		must(t, err)
+		must.Succeed(t, err)
 		if observed.Name != "net0" || observed.MTU != 1400 || observed.MAC != "02:00:00:00:00:01" || len(observed.Addresses) != 1 {
 			t.Errorf("observed %+v", observed)
 		}
 		again, err := a.lifecycle.Attach(ctx, id, sandbox("s1", first))
-		must(t, err)
+		must.Succeed(t, err)
 		if diff := cmp.Diff(observed, again, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
 			t.Errorf("attached again (-first +again):\n%s", diff)
 		}
-		must(t, a.lifecycle.Reserve(ctx, claimed(0)))
+		must.Succeed(t, a.lifecycle.Reserve(ctx, claimed(0)))
 		useAsPodWould(t, first, "net0")
 
-		must(t, a.lifecycle.Detach(ctx, id, "s0")) // a late stop
-		must(t, a.lifecycle.Unprepare(ctx, "claim-0"))
+		must.Succeed(t, a.lifecycle.Detach(ctx, id, "s0")) // a late stop
+		must.Succeed(t, a.lifecycle.Unprepare(ctx, "claim-0"))
 		if record, _ := a.journal.Get(id); record.State != journal.Attached {
 			t.Errorf("state %s after a late stop and a late release", record.State)
 		}
 		// The pod's sandbox died, and it gets another one before the stop of the first is told.
 		_, err = a.lifecycle.Attach(ctx, id, sandbox("s2", second))
-		must(t, err)
-		must(t, a.lifecycle.Detach(ctx, id, "s1"))
+		must.Succeed(t, err)
+		must.Succeed(t, a.lifecycle.Detach(ctx, id, "s1"))
 		if record, _ := a.journal.Get(id); record.State != journal.Attached || record.Sandbox != "s2" {
 			t.Errorf("state %s for sandbox %s after the late stop", record.State, record.Sandbox)
 		}
 		useAsPodWould(t, second, "net0")
-		must(t, a.lifecycle.Detach(ctx, id, "s2"))
-		must(t, a.lifecycle.Detach(ctx, id, "s2"))
+		must.Succeed(t, a.lifecycle.Detach(ctx, id, "s2"))
+		must.Succeed(t, a.lifecycle.Detach(ctx, id, "s2"))
 		want := claimed(0)
 		want.State = journal.Reserved
 		record, _ := a.journal.Get(id)
@@ -283,8 +277,8 @@ func TestLife(t *testing.T) {
 		}
 		n.checkRestored(before, 0)
 
-		must(t, a.lifecycle.Unprepare(ctx, "claim-1"))
-		must(t, a.lifecycle.Unprepare(ctx, "claim-1"))
+		must.Succeed(t, a.lifecycle.Unprepare(ctx, "claim-1"))
+		must.Succeed(t, a.lifecycle.Unprepare(ctx, "claim-1"))
 		if _, ok := a.journal.Get(id); ok {
 			t.Error("not free after release")
 		}
@@ -305,7 +299,7 @@ func TestAttachRefuses(t *testing.T) {
 		bad := claimed(0)
 		bad.Interface.Name = "a/b"
 		mustFail(t, a.lifecycle.Reserve(ctx, bad), `Function 0000:3b:00.0/sf0: interface name "a/b"`)
-		must(t, a.lifecycle.Reserve(ctx, claimed(0)))
+		must.Succeed(t, a.lifecycle.Reserve(ctx, claimed(0)))
 		otherPod := sandbox("s2", second)
 		otherPod.Pod = journal.Pod{Namespace: "default", Name: "other", UID: "pod-2"}
 		_, err := a.lifecycle.Attach(ctx, id, otherPod)
@@ -313,7 +307,7 @@ func TestAttachRefuses(t *testing.T) {
 		_, err = a.lifecycle.Attach(ctx, id, lifecycle.Sandbox{ID: "s1", Pod: pod1})
 		mustFail(t, err, "both must be given")
 		_, err = a.lifecycle.Attach(ctx, id, sandbox("s1", first))
-		must(t, err)
+		must.Succeed(t, err)
 		_, err = a.lifecycle.Attach(ctx, id, otherPod)
 		mustFail(t, err, "is Attached in pod default/pod (sandbox s1)")
 		late := sandbox("s0", second)
@@ -325,7 +319,7 @@ func TestAttachRefuses(t *testing.T) {
 		}
 
 		unknown := claimed(7)
-		must(t, a.lifecycle.Reserve(ctx, unknown))
+		must.Succeed(t, a.lifecycle.Reserve(ctx, unknown))
 		ctx, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
 		defer cancel()
 		_, err = a.lifecycle.Attach(ctx, unknown.Function, sandbox("s1", first))
@@ -338,10 +332,10 @@ func TestNetdevComesLate(t *testing.T) {
 	n := newNode(t, 1)
 	pod, elsewhere := netns.New(t), netns.New(t)
 	l, err := n.host.Handle().LinkByName(hostName(0))
-	must(t, err)
-	must(t, n.host.Handle().LinkSetNsFd(l, elsewhere.Fd()))
+	must.Succeed(t, err)
+	must.Succeed(t, n.host.Handle().LinkSetNsFd(l, elsewhere.Fd()))
 	n.run(func(a *agent) {
-		must(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
+		must.Succeed(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
 		looked := make(chan struct{})
 		first := sync.OnceFunc(func() { close(looked) })
 		late := lifecycle.New(a.journal, a.engine, finderFunc(func(id function.ID) (string, error) {
@@ -357,7 +351,7 @@ func TestNetdevComesLate(t *testing.T) {
 		})
 		_, err := late.Attach(t.Context(), functionOf(0), sandbox("s1", pod))
 		group.Wait()
-		must(t, err)
+		must.Succeed(t, err)
 	})
 }
 
@@ -396,7 +390,7 @@ func TestCrash(t *testing.T) {
 	attachIt := func(t *testing.T, a *agent, pod *netns.Namespace) {
 		t.Helper()
 		_, err := a.lifecycle.Attach(t.Context(), id, sandbox("s1", pod))
-		must(t, err)
+		must.Succeed(t, err)
 	}
 	operations := []struct {
 		name     string
@@ -405,19 +399,21 @@ func TestCrash(t *testing.T) {
 		atLeast  int // events
 	}{
 		{"attach", false, attachIt, 9},
-		{"detach", true, func(t *testing.T, a *agent, _ *netns.Namespace) { must(t, a.lifecycle.Detach(t.Context(), id, "s1")) }, 6},
+		{"detach", true, func(t *testing.T, a *agent, _ *netns.Namespace) {
+			must.Succeed(t, a.lifecycle.Detach(t.Context(), id, "s1"))
+		}, 6},
 		{"release", true, func(t *testing.T, a *agent, _ *netns.Namespace) {
-			must(t, a.lifecycle.Unprepare(t.Context(), "claim-1"))
+			must.Succeed(t, a.lifecycle.Unprepare(t.Context(), "claim-1"))
 		}, 6},
 	}
 	heals := map[string]func(t *testing.T, a *agent) (settled bool){
 		"recover": func(t *testing.T, a *agent) bool {
-			must(t, a.lifecycle.Recover(t.Context()))
+			must.Succeed(t, a.lifecycle.Recover(t.Context()))
 			record, ok := a.journal.Get(id)
 			return !ok || record.State == journal.Reserved
 		},
 		"stop": func(t *testing.T, a *agent) bool {
-			must(t, a.lifecycle.Detach(t.Context(), id, "s1"))
+			must.Succeed(t, a.lifecycle.Detach(t.Context(), id, "s1"))
 			record, ok := a.journal.Get(id)
 			return !ok || record.State == journal.Reserved
 		},
@@ -428,11 +424,11 @@ func TestCrash(t *testing.T) {
 			t.Run(operation.name+", then "+healName, func(t *testing.T) {
 				for at := 1; ; at++ {
 					n := newNode(t, 1)
-					must(t, n.host.Handle().LinkAddAltName(mustLink(t, n.host, hostName(0)), "net0"))
+					must.Succeed(t, n.host.Handle().LinkAddAltName(mustLink(t, n.host, hostName(0)), "net0"))
 					before := n.snapshot(0)
 					pod := netns.New(t)
 					n.run(func(a *agent) {
-						must(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
+						must.Succeed(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
 						if operation.attached {
 							attachIt(t, a, pod)
 							useAsPodWould(t, pod, "net0")
@@ -448,7 +444,7 @@ func TestCrash(t *testing.T) {
 								t.Errorf("event %d: state %s", at, record.State)
 							}
 						}
-						must(t, a.lifecycle.Unprepare(t.Context(), "claim-1"))
+						must.Succeed(t, a.lifecycle.Unprepare(t.Context(), "claim-1"))
 						if _, ok := a.journal.Get(id); ok {
 							t.Errorf("event %d: not free after release", at)
 						}
@@ -475,15 +471,15 @@ func TestRecoverLeavesAttached(t *testing.T) {
 	before := n.snapshot(0)
 	pod := netns.New(t)
 	n.run(func(a *agent) {
-		must(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
+		must.Succeed(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
 		_, err := a.lifecycle.Attach(t.Context(), functionOf(0), sandbox("s1", pod))
-		must(t, err)
+		must.Succeed(t, err)
 	})
 	n.event = func(what string) { t.Errorf("touched: %s", what) }
-	n.run(func(a *agent) { must(t, a.lifecycle.Recover(t.Context())) })
+	n.run(func(a *agent) { must.Succeed(t, a.lifecycle.Recover(t.Context())) })
 	n.event = nil
 	mustLink(t, pod, "net0")
-	n.run(func(a *agent) { must(t, a.lifecycle.Unprepare(t.Context(), "claim-1")) })
+	n.run(func(a *agent) { must.Succeed(t, a.lifecycle.Unprepare(t.Context(), "claim-1")) })
 	n.checkRestored(before, 0)
 }
 
@@ -499,15 +495,15 @@ func TestNamespaceEndedNetdevReturned(t *testing.T) {
 			before := n.snapshot(0)
 			pod := netns.New(t)
 			n.run(func(a *agent) {
-				must(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
+				must.Succeed(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
 				_, err := a.lifecycle.Attach(t.Context(), functionOf(0), sandbox("s1", pod))
-				must(t, err)
+				must.Succeed(t, err)
 			})
 			useAsPodWould(t, pod, "net0")
-			must(t, pod.Handle().LinkSetNsFd(mustLink(t, pod, "mine0"), n.host.Fd()))
-			must(t, pod.Unmount())
+			must.Succeed(t, pod.Handle().LinkSetNsFd(mustLink(t, pod, "mine0"), n.host.Fd()))
+			must.Succeed(t, pod.Unmount())
 			n.run(func(a *agent) {
-				must(t, heal(a))
+				must.Succeed(t, heal(a))
 				if record, ok := a.journal.Get(functionOf(0)); ok && record.State != journal.Reserved {
 					t.Errorf("state %s", record.State)
 				}
@@ -524,15 +520,15 @@ func TestNamespaceEndedNetdevGone(t *testing.T) {
 	defer stop()
 	t.Run("pod", func(t *testing.T) { // its end is the namespace's
 		pod := netns.New(t)
-		must(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
+		must.Succeed(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
 		_, err := a.lifecycle.Attach(t.Context(), functionOf(0), sandbox("s1", pod))
-		must(t, err)
+		must.Succeed(t, err)
 	})
-	must(t, a.lifecycle.Recover(t.Context()))
+	must.Succeed(t, a.lifecycle.Recover(t.Context()))
 	if record, ok := a.journal.Get(functionOf(0)); !ok || record.State != journal.Reserved {
 		t.Errorf("after recover: %v %v", record.State, ok)
 	}
-	must(t, a.lifecycle.Unprepare(t.Context(), "claim-1"))
+	must.Succeed(t, a.lifecycle.Unprepare(t.Context(), "claim-1"))
 	if _, ok := a.journal.Get(functionOf(0)); ok {
 		t.Error("not free after release")
 	}
@@ -545,12 +541,12 @@ func TestBoot(t *testing.T) {
 			n := newNode(t, 1)
 			pod := netns.New(t)
 			n.run(func(a *agent) {
-				must(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
+				must.Succeed(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
 				_, err := a.lifecycle.Attach(t.Context(), functionOf(0), sandbox("s1", pod))
-				must(t, err)
+				must.Succeed(t, err)
 				record, _ := a.journal.Get(functionOf(0))
 				record.State = state
-				must(t, a.journal.Put(record))
+				must.Succeed(t, a.journal.Put(record))
 			})
 			n.bootID = "boot-2"
 			n.event = func(what string) {
@@ -559,7 +555,7 @@ func TestBoot(t *testing.T) {
 				}
 			}
 			n.run(func(a *agent) {
-				must(t, a.lifecycle.Recover(t.Context()))
+				must.Succeed(t, a.lifecycle.Recover(t.Context()))
 				record, ok := a.journal.Get(functionOf(0))
 				if free := state == journal.Releasing; ok == free {
 					t.Errorf("there is a record: %v", ok)
@@ -578,11 +574,11 @@ func TestNetdevMovedOn(t *testing.T) {
 	before := n.snapshot(0)
 	pod, nested := netns.New(t), netns.New(t)
 	n.run(func(a *agent) {
-		must(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
+		must.Succeed(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
 		_, err := a.lifecycle.Attach(t.Context(), functionOf(0), sandbox("s1", pod))
-		must(t, err)
+		must.Succeed(t, err)
 		l := mustLink(t, pod, "net0")
-		must(t, pod.Handle().LinkSetNsFd(l, nested.Fd()))
+		must.Succeed(t, pod.Handle().LinkSetNsFd(l, nested.Fd()))
 		if err := a.lifecycle.Unprepare(t.Context(), "claim-1"); !errors.Is(err, netdev.ErrAway) {
 			t.Errorf("error %v, want %v", err, netdev.ErrAway)
 		}
@@ -592,8 +588,8 @@ func TestNetdevMovedOn(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 		defer cancel()
 		mustFail(t, a.lifecycle.Reserve(ctx, claimed(0)), "is not back from pod default/pod")
-		must(t, nested.Handle().LinkSetNsFd(mustLink(t, nested, "net0"), pod.Fd()))
-		must(t, a.lifecycle.Recover(t.Context()))
+		must.Succeed(t, nested.Handle().LinkSetNsFd(mustLink(t, nested, "net0"), pod.Fd()))
+		must.Succeed(t, a.lifecycle.Recover(t.Context()))
 		if _, ok := a.journal.Get(functionOf(0)); ok {
 			t.Error("not free after recover")
 		}
@@ -615,10 +611,10 @@ func TestHandedOver(t *testing.T) {
 	}
 	n.run(func(a *agent) {
 		a.hooks.name = "10-tell"
-		must(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
+		must.Succeed(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
 		_, err := a.lifecycle.Attach(t.Context(), id, sandbox("s1", pod))
-		must(t, err)
-		must(t, a.lifecycle.Unprepare(t.Context(), "claim-1"))
+		must.Succeed(t, err)
+		must.Succeed(t, a.lifecycle.Unprepare(t.Context(), "claim-1"))
 	})
 	n.checkRestored(before, 0)
 	for name, call := range again {
@@ -626,7 +622,7 @@ func TestHandedOver(t *testing.T) {
 			n.event = func(what string) { t.Errorf("touched: %s", what) }
 			defer func() { n.event = nil }()
 			n.run(func(a *agent) {
-				must(t, call(a))
+				must.Succeed(t, call(a))
 				if want := []function.ID{id}; name != "late release" && !slices.Equal(a.hooks.added, want) {
 					t.Errorf("handed over %v, want %v", a.hooks.added, want)
 				}
@@ -654,19 +650,19 @@ func TestCrashBeforeHooks(t *testing.T) {
 		before := n.snapshot(0)
 		pod := netns.New(t)
 		n.run(func(a *agent) {
-			must(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
+			must.Succeed(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
 			_, err := a.lifecycle.Attach(t.Context(), id, sandbox("s1", pod))
-			must(t, err)
+			must.Succeed(t, err)
 			useAsPodWould(t, pod, "net0")
 		})
 		crashed := n.crashes(at, func(a *agent) {
 			a.hooks.name = "10-tell"
-			must(t, a.lifecycle.Unprepare(t.Context(), "claim-1"))
+			must.Succeed(t, a.lifecycle.Unprepare(t.Context(), "claim-1"))
 		})
 		n.run(func(a *agent) {
 			a.hooks.name = "10-tell"
-			must(t, a.lifecycle.Recover(t.Context()))
-			must(t, a.lifecycle.Unprepare(t.Context(), "claim-1")) // its caller tries again
+			must.Succeed(t, a.lifecycle.Recover(t.Context()))
+			must.Succeed(t, a.lifecycle.Unprepare(t.Context(), "claim-1")) // its caller tries again
 			if !slices.Contains(a.hooks.added, id) {
 				t.Errorf("event %d: not handed over", at)
 			}
@@ -739,18 +735,18 @@ func mustLink(t testing.TB, ns *netns.Namespace, name string) netlink.Link {
 func BenchmarkLife(b *testing.B) {
 	n := newNode(b, 1)
 	n.file = "bench-journal.db" // beside the test: a temporary directory may be on a file system without a disk
-	b.Cleanup(func() { must(b, os.Remove(n.file)) })
+	b.Cleanup(func() { must.Succeed(b, os.Remove(n.file)) })
 	pod := netns.New(b)
 	n.run(func(a *agent) {
 		var attach, release time.Duration
 		for b.Loop() {
-			must(b, a.lifecycle.Reserve(b.Context(), claimed(0)))
+			must.Succeed(b, a.lifecycle.Reserve(b.Context(), claimed(0)))
 			start := time.Now()
 			_, err := a.lifecycle.Attach(b.Context(), functionOf(0), sandbox("s1", pod))
-			must(b, err)
+			must.Succeed(b, err)
 			attach += time.Since(start)
 			start = time.Now()
-			must(b, a.lifecycle.Unprepare(b.Context(), "claim-1"))
+			must.Succeed(b, a.lifecycle.Unprepare(b.Context(), "claim-1"))
 			release += time.Since(start)
 		}
 		b.ReportMetric(float64(attach.Microseconds())/float64(b.N), "attach-us")

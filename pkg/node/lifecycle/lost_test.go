@@ -20,6 +20,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
@@ -79,7 +80,7 @@ func (s *slot) plug() {
 	s.t.Helper()
 	netns.Connect(s.t, s.node.host, hostName(0), s.node.xpu, "pf0vf0")
 	representor, err := s.node.xpu.Handle().LinkByName("pf0vf0")
-	must(s.t, err)
+	must.Succeed(s.t, err)
 	s.set(func() { s.peer = representor.Attrs().Index })
 }
 
@@ -87,8 +88,8 @@ func (s *slot) unplug() {
 	s.t.Helper()
 	s.set(func() { s.peer = 0 })
 	representor, err := s.node.xpu.Handle().LinkByName("pf0vf0")
-	must(s.t, err)
-	must(s.t, s.node.xpu.Handle().LinkDel(representor))
+	must.Succeed(s.t, err)
+	must.Succeed(s.t, s.node.xpu.Handle().LinkDel(representor))
 	s.changes <- struct{}{}
 }
 
@@ -152,20 +153,20 @@ func runningWith(t *testing.T, more func(*slot, *lifecycle.Options)) (*slot, *ag
 // start reserves the Function and attaches it to the pod's sandbox.
 func start(t *testing.T, manager *lifecycle.Manager, want journal.Attachment, pod *netns.Namespace) {
 	t.Helper()
-	must(t, manager.Reserve(t.Context(), want))
+	must.Succeed(t, manager.Reserve(t.Context(), want))
 	_, err := manager.Attach(t.Context(), functionOf(0), sandbox("s1", pod))
-	must(t, err)
+	must.Succeed(t, err)
 }
 
 // inPod is what a pod sees of an interface: its link without what the kernel numbers, its addresses and its routes.
 func inPod(t *testing.T, pod *netns.Namespace, name string) string {
 	t.Helper()
 	l, err := pod.Handle().LinkByName(name)
-	must(t, err)
+	must.Succeed(t, err)
 	addresses, err := pod.Handle().AddrList(l, unix.AF_INET)
-	must(t, err)
+	must.Succeed(t, err)
 	routes, err := pod.Handle().RouteList(l, unix.AF_INET)
-	must(t, err)
+	must.Succeed(t, err)
 	text := fmt.Sprintf("%s mtu %d up %t\n", l.Attrs().Name, l.Attrs().MTU, l.Attrs().RawFlags&unix.IFF_UP != 0)
 	for _, address := range addresses {
 		text += address.IPNet.String() + "\n"
@@ -222,7 +223,7 @@ func TestDeviceReturns(t *testing.T) {
 			if is := inPod(t, pod, "net0"); err != nil || is != was {
 				t.Errorf("told %q, want %q; in the pod:\n%s", s.told, told, is)
 			}
-			must(t, manager.Unprepare(t.Context(), want.Claim.UID))
+			must.Succeed(t, manager.Unprepare(t.Context(), want.Claim.UID))
 			if left := netdev.Diff(before, s.snapshot()); len(left) > 0 {
 				t.Errorf("the netdev is not what it was before the pod: %q", left)
 			}
@@ -255,9 +256,9 @@ func TestLostEnds(t *testing.T) {
 					s.mutex.Unlock()
 					s.plug()
 				} else {
-					must(t, pod.Unmount()) // a veth may be anywhere while the pod lives; see TestNowhere
+					must.Succeed(t, pod.Unmount()) // a veth may be anywhere while the pod lives; see TestNowhere
 				}
-				must(t, end(t.Context(), manager))
+				must.Succeed(t, end(t.Context(), manager))
 				if record, exists := a.journal.Get(functionOf(0)); exists && record.State != journal.Reserved {
 					t.Errorf("state %s", record.State)
 				}
@@ -284,10 +285,10 @@ func TestProgramLosesDevice(t *testing.T) {
 			record.Setup = &journal.Setup{Driver: "vfio-pci"}
 			pod := netns.New(t)
 			_, place, err := a.engine.Plan(t.Context(), netdev.Device{}, pod.Path(), record.Interface)
-			must(t, err)
+			must.Succeed(t, err)
 			record.State, record.Sandbox, record.BootID, record.Place = journal.Attached, "s1", s.node.bootID, place
 			record.Before, record.Observed = &netdev.Snapshot{}, &netdev.Observed{Name: "net0"}
-			must(t, a.journal.Put(record))
+			must.Succeed(t, a.journal.Put(record))
 			s.changes <- struct{}{}
 			change(s)
 			s.eventually(a.journal, journal.Lost)
@@ -312,7 +313,7 @@ func TestNothingLost(t *testing.T) {
 	start(t, manager, claimed(0), pod)
 	useAsPodWould(t, pod, "net0")
 	moved, err := pod.Handle().LinkByName("mine0")
-	must(t, err)
+	must.Succeed(t, err)
 	check := func(where string) {
 		t.Helper()
 		for range 2 { // the second is taken when the first is worked off
@@ -326,12 +327,12 @@ func TestNothingLost(t *testing.T) {
 		}
 	}
 	check("renamed")
-	must(t, pod.Handle().LinkSetNsFd(moved, inner.Fd()))
+	must.Succeed(t, pod.Handle().LinkSetNsFd(moved, inner.Fd()))
 	check("moved on")
 	back, err := inner.Handle().LinkByName("mine0")
-	must(t, err)
-	must(t, inner.Handle().LinkSetNsFd(back, pod.Fd()))
-	must(t, manager.Unprepare(t.Context(), "claim-1"))
+	must.Succeed(t, err)
+	must.Succeed(t, inner.Handle().LinkSetNsFd(back, pod.Fd()))
+	must.Succeed(t, manager.Unprepare(t.Context(), "claim-1"))
 }
 
 // maker makes SFs: it plugs them in.
@@ -382,7 +383,7 @@ func TestSFIsMadeAgain(t *testing.T) {
 	if is := inPod(t, pod, "net0"); is != was || sfs.made != 1 {
 		t.Errorf("made %d times; in the pod:\n%s\nwas:\n%s", sfs.made, is, was)
 	}
-	must(t, manager.Unprepare(t.Context(), want.Claim.UID))
+	must.Succeed(t, manager.Unprepare(t.Context(), want.Claim.UID))
 }
 
 // containers get what is offered, and refuse the calls of these numbers.
@@ -432,7 +433,7 @@ func TestLostIsWithdrawn(t *testing.T) {
 		t.Errorf("the pod is told %q, want %q", s.told, told)
 	}
 	s.mutex.Unlock()
-	must(t, manager.Unprepare(t.Context(), "claim-1"))
+	must.Succeed(t, manager.Unprepare(t.Context(), "claim-1"))
 }
 
 // TestLostBeforeReboot: what was attached before the machine was booted is gone with its pod, and is not lost.
@@ -443,7 +444,7 @@ func TestLostBeforeReboot(t *testing.T) {
 	for _, state := range []journal.State{journal.Attached, journal.Lost} {
 		record, _ := a.journal.Get(functionOf(0))
 		record.State, record.BootID = state, "boot-0"
-		must(t, a.journal.Put(record))
+		must.Succeed(t, a.journal.Put(record))
 		s.mutex.Lock()
 		s.peer = 0
 		s.mutex.Unlock()
@@ -503,7 +504,7 @@ func TestNothingToLookAt(t *testing.T) {
 					t.Errorf("it was looked %d times", looked)
 				}
 			}
-			must(t, manager.Unprepare(t.Context(), "claim-1"))
+			must.Succeed(t, manager.Unprepare(t.Context(), "claim-1"))
 		})
 	}
 }

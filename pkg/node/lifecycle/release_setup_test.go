@@ -14,6 +14,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // order writes down in which order a release does things. It is a card whose netdev is on the host.
@@ -80,10 +81,10 @@ func TestReleaseUndoesOutfit(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			j, o := openJournal(t), &order{}
-			must(t, j.Put(test.have))
+			must.Succeed(t, j.Put(test.have))
 			netdevs := finderFunc(func(function.ID) (string, error) { return "ens3f0v1", nil })
 			r := lifecycle.New(j, o, netdevs, lifecycle.Options{BootID: test.bootID, Setup: orderedSetup{o}, Hooks: orderedHooks{o}}, logr.Discard())
-			must(t, r.Unprepare(t.Context(), "claim-1"))
+			must.Succeed(t, r.Unprepare(t.Context(), "claim-1"))
 			if diff := cmp.Diff(test.want, o.steps); diff != "" {
 				t.Errorf("steps (-want +got):\n%s", diff)
 			}
@@ -95,7 +96,7 @@ func TestReleaseUndoesOutfit(t *testing.T) {
 func TestReleaseContinuesUndoing(t *testing.T) {
 	j, o := openJournal(t), &order{refuse: errors.New("busy")}
 	a := withSetup(journal.Attached)
-	must(t, j.Put(a))
+	must.Succeed(t, j.Put(a))
 	netdevs := finderFunc(func(function.ID) (string, error) { return "ens3f0v1", nil })
 	r := lifecycle.New(j, o, netdevs, lifecycle.Options{BootID: "boot-1", Setup: orderedSetup{o}}, logr.Discard())
 	if err := r.Unprepare(t.Context(), "claim-1"); !errors.Is(err, o.refuse) {
@@ -105,7 +106,7 @@ func TestReleaseContinuesUndoing(t *testing.T) {
 		t.Errorf("record %v %+v", ok, record)
 	}
 	o.refuse = nil
-	must(t, r.Recover(t.Context()))
+	must.Succeed(t, r.Recover(t.Context()))
 	if record, ok := j.Get(a.Function); ok {
 		t.Errorf("not free: %+v", record)
 	}
@@ -115,10 +116,10 @@ func TestReleaseContinuesUndoing(t *testing.T) {
 func TestDetachKeepsOutfit(t *testing.T) {
 	j, o := openJournal(t), &order{}
 	a := withSetup(journal.Attached)
-	must(t, j.Put(a))
+	must.Succeed(t, j.Put(a))
 	netdevs := finderFunc(func(function.ID) (string, error) { return "ens3f0v1", nil })
 	r := lifecycle.New(j, o, netdevs, lifecycle.Options{BootID: "boot-1", Setup: orderedSetup{o}}, logr.Discard())
-	must(t, r.Detach(t.Context(), a.Function, a.Sandbox))
+	must.Succeed(t, r.Detach(t.Context(), a.Function, a.Sandbox))
 	record, _ := j.Get(a.Function)
 	if diff := cmp.Diff(a.Setup, record.Setup); diff != "" || record.State != journal.Reserved {
 		t.Errorf("state %s, setup (-want +got):\n%s", record.State, diff)

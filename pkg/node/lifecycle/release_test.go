@@ -26,6 +26,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // attachesNothing is the part of an engine that a release has no use for.
@@ -114,13 +115,13 @@ func TestNowhere(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			j, err := journal.Open(filepath.Join(t.TempDir(), "j"))
-			must(t, err)
+			must.Succeed(t, err)
 			defer j.Close()
 			a := journal.Attachment{
 				Function: functionOf(0), Claim: journal.Claim{UID: "claim-1"}, State: journal.Detaching, BootID: "boot-1", Sandbox: "s1",
 				Before: &netdev.Snapshot{Name: "ens3f0v1", Identity: test.identity}, StoppedAt: time.Now().Add(-test.stopped),
 			}
-			must(t, j.Put(a))
+			must.Succeed(t, j.Put(a))
 			engine := &returning{gone: test.gone, fail: test.fail, where: test.where}
 			r := lifecycle.New(j, engine, test.netdevs, lifecycle.Options{
 				BootID: "boot-1", Patience: wait.Backoff{Duration: time.Millisecond, Steps: 4},
@@ -167,10 +168,10 @@ func TestGoneLeavesPFAsItWas(t *testing.T) {
 	for name, where := range map[string]error{"with its namespace": netdev.ErrGone, "from its namespace": netdev.ErrAway} {
 		t.Run(name, func(t *testing.T) {
 			j, engine := openJournal(t), &returning{gone: 1 << 30, where: where}
-			must(t, j.Put(a))
+			must.Succeed(t, j.Put(a))
 			r := lifecycle.New(j, engine, netdevs{a.PF: "ens3f0", a.Function.Address: inventory.ErrNoNetdev},
 				lifecycle.Options{BootID: "boot-1", Patience: wait.Backoff{Steps: 1}}, logr.Discard())
-			must(t, r.Unprepare(t.Context(), "claim-1"))
+			must.Succeed(t, r.Unprepare(t.Context(), "claim-1"))
 			if want := []netdev.Snapshot{{VF: a.Before.VF, Rate: a.Before.Rate}}; !reflect.DeepEqual(engine.enforced, want) {
 				t.Errorf("restored %+v, want %+v", engine.enforced, want)
 			}
@@ -207,7 +208,7 @@ func TestPFAway(t *testing.T) {
 				if test.lost {
 					engine.gone = 1 << 30
 				}
-				must(t, j.Put(test.attachment))
+				must.Succeed(t, j.Put(test.attachment))
 				options := lifecycle.Options{BootID: "boot-1", Patience: wait.Backoff{Steps: 1}}
 				err := do(lifecycle.New(j, engine, netdevs, options, logr.Discard()))
 				record, exists := j.Get(inVLAN.Function)
@@ -215,13 +216,13 @@ func TestPFAway(t *testing.T) {
 					t.Errorf("there is a record %v: %+v", exists, record)
 				}
 				if !test.pending {
-					must(t, err)
+					must.Succeed(t, err)
 					return
 				}
 				mustFail(t, err, `its PF 0000:3b:00.0 (ens3f0) has no netdev on the host, so that what it enforces for the pod `+
 					`cannot be undone: vf vlan is "100 qos 0 proto 802.1q", was "none"; move the PF's netdev back`)
 				netdevs[pf] = "ens3f0"
-				must(t, do(lifecycle.New(j, engine, netdevs, options, logr.Discard())))
+				must.Succeed(t, do(lifecycle.New(j, engine, netdevs, options, logr.Discard())))
 			})
 		}
 	}
@@ -242,12 +243,12 @@ func TestOwnSF(t *testing.T) {
 			j, engine := openJournal(t), &returning{notes: []string{"name ens3f0s88 is taken by another netdev"}}
 			a := withSetup(journal.Attached)
 			a.Setup = &journal.Setup{SF: true}
-			must(t, j.Put(a))
+			must.Succeed(t, j.Put(a))
 			var logged []string
 			log := funcr.New(func(_, line string) { logged = append(logged, line) }, funcr.Options{Verbosity: 1})
 			r := lifecycle.New(j, engine, netdevs{a.Function.Address: test.netdev},
 				lifecycle.Options{BootID: "boot-1", Setup: orderedSetup{&order{}}}, log)
-			must(t, r.Unprepare(t.Context(), "claim-1"))
+			must.Succeed(t, r.Unprepare(t.Context(), "claim-1"))
 			if _, exists := j.Get(a.Function); exists || engine.looks != test.looks {
 				t.Errorf("there is a record: %v; %d looks, want %d", exists, engine.looks, test.looks)
 			}
@@ -261,9 +262,9 @@ func TestOwnSF(t *testing.T) {
 // A caller that gives up while a netdev is nowhere has not made it gone.
 func TestNowhereCancelled(t *testing.T) {
 	j, err := journal.Open(filepath.Join(t.TempDir(), "j"))
-	must(t, err)
+	must.Succeed(t, err)
 	defer j.Close()
-	must(t, j.Put(journal.Attachment{
+	must.Succeed(t, j.Put(journal.Attachment{
 		Function: functionOf(0), Claim: journal.Claim{UID: "claim-1"}, State: journal.Detaching, BootID: "boot-1", Before: &netdev.Snapshot{Name: "ens3f0v1", Identity: netdev.Identity{Kind: "veth"}},
 	}))
 	ctx, cancel := context.WithCancel(t.Context())
@@ -280,7 +281,7 @@ func TestNowhereCancelled(t *testing.T) {
 func openJournal(t *testing.T) *journal.Journal {
 	t.Helper()
 	j, err := journal.Open(filepath.Join(t.TempDir(), "j"))
-	must(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() { j.Close() })
 	return j
 }
@@ -295,11 +296,11 @@ func releasing(hooks *journal.Hooks) journal.Attachment {
 func TestFreeAtOnce(t *testing.T) {
 	j := openJournal(t)
 	r := lifecycle.New(j, nil, nil, lifecycle.Options{}, logr.Discard())
-	must(t, r.Free(t.Context(), functionOf(0)))
+	must.Succeed(t, r.Free(t.Context(), functionOf(0)))
 	reserved := claimed(0)
 	reserved.State = journal.Reserved
-	must(t, j.Put(reserved))
-	must(t, r.Free(t.Context(), functionOf(0)))
+	must.Succeed(t, j.Put(reserved))
+	must.Succeed(t, r.Free(t.Context(), functionOf(0)))
 }
 
 func TestFreeWaits(t *testing.T) {
@@ -307,22 +308,22 @@ func TestFreeWaits(t *testing.T) {
 		j := openJournal(t)
 		queue := &hooks{name: "port"}
 		r := lifecycle.New(j, nil, nil, lifecycle.Options{Hooks: queue}, logr.Discard())
-		must(t, j.Put(releasing(&journal.Hooks{Next: "port"})))
+		must.Succeed(t, j.Put(releasing(&journal.Hooks{Next: "port"})))
 		done := make(chan error, 1)
 		go func() { done <- r.Free(t.Context(), functionOf(0)) }()
 		synctest.Wait()
 		if len(queue.added) == 0 {
 			t.Error("who waits for hooks does not see to it that they run")
 		}
-		must(t, j.Put(releasing(&journal.Hooks{Next: "10-tell", Done: []string{"port"}})))
+		must.Succeed(t, j.Put(releasing(&journal.Hooks{Next: "10-tell", Done: []string{"port"}})))
 		synctest.Wait()
 		select {
 		case err := <-done:
 			t.Fatalf("Free = %v before the hooks are done", err)
 		default:
 		}
-		must(t, j.Delete(functionOf(0)))
-		must(t, <-done)
+		must.Succeed(t, j.Delete(functionOf(0)))
+		must.Succeed(t, <-done)
 	})
 }
 
@@ -343,7 +344,7 @@ func TestFreeGivesUp(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				j := openJournal(t)
-				must(t, j.Put(test.record))
+				must.Succeed(t, j.Put(test.record))
 				netdevs := finderFunc(func(function.ID) (string, error) { return "", nil })
 				r := lifecycle.New(j, &returning{fail: errors.New("refused")}, netdevs, lifecycle.Options{
 					BootID: "boot-1", Hooks: &hooks{}, Patience: wait.Backoff{Duration: time.Millisecond, Steps: 2},
@@ -368,12 +369,12 @@ func TestFreeGivesUp(t *testing.T) {
 // A way back that failed is continued for who waits.
 func TestFreeContinues(t *testing.T) {
 	j := openJournal(t)
-	must(t, j.Put(journal.Attachment{
+	must.Succeed(t, j.Put(journal.Attachment{
 		Function: functionOf(0), State: journal.Releasing, BootID: "boot-1", StoppedAt: time.Now(), Before: &netdev.Snapshot{Name: "ens3f0v1"},
 	}))
 	netdevs := finderFunc(func(function.ID) (string, error) { return "", nil })
 	r := lifecycle.New(j, &returning{}, netdevs, lifecycle.Options{BootID: "boot-1"}, logr.Discard())
-	must(t, r.Free(t.Context(), functionOf(0)))
+	must.Succeed(t, r.Free(t.Context(), functionOf(0)))
 	if _, exists := j.Get(functionOf(0)); exists {
 		t.Error("not free")
 	}
@@ -396,9 +397,9 @@ func TestDetachOfARequestThatFailed(t *testing.T) {
 			j := openJournal(t)
 			a := claimed
 			a.State, a.CNI, a.Interface.Name = journal.Reserved, test.request, "net1"
-			must(t, j.Put(a))
+			must.Succeed(t, j.Put(a))
 			r := lifecycle.New(j, &returning{}, nil, lifecycle.Options{BootID: "boot-1"}, logr.Discard())
-			must(t, r.Detach(t.Context(), a.Function, "s1"))
+			must.Succeed(t, r.Detach(t.Context(), a.Function, "s1"))
 			if got, _ := j.Get(a.Function); got.State != journal.Reserved || (got.CNI == nil) != test.over {
 				t.Errorf("record %+v", got)
 			}

@@ -19,6 +19,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 const address = "0000:3b:00.2"
@@ -56,15 +57,15 @@ func (h *host) device(name string) string { return "bus/pci/devices/" + address 
 
 func (h *host) file(name, content string) {
 	h.t.Helper()
-	must(h.t, os.MkdirAll(filepath.Dir(h.path(name)), 0o755))
-	must(h.t, os.WriteFile(h.path(name), []byte(content), 0o644))
+	must.Succeed(h.t, os.MkdirAll(filepath.Dir(h.path(name)), 0o755))
+	must.Succeed(h.t, os.WriteFile(h.path(name), []byte(content), 0o644))
 }
 
 func (h *host) link(target, name string) {
 	h.t.Helper()
-	must(h.t, os.MkdirAll(filepath.Dir(h.path(name)), 0o755))
-	must(h.t, os.MkdirAll(h.path(target), 0o755))
-	must(h.t, os.Symlink(h.path(target), h.path(name)))
+	must.Succeed(h.t, os.MkdirAll(filepath.Dir(h.path(name)), 0o755))
+	must.Succeed(h.t, os.MkdirAll(h.path(target), 0o755))
+	must.Succeed(h.t, os.Symlink(h.path(target), h.path(name)))
 }
 
 func (h *host) bind(driver string) {
@@ -85,7 +86,7 @@ func (h *host) trace(step string) {
 	case "unbind":
 		h.bind("")
 	case "driver_override":
-		must(h.t, os.Truncate(h.path(h.device("driver_override")), 0))
+		must.Succeed(h.t, os.Truncate(h.path(h.device("driver_override")), 0))
 	}
 }
 
@@ -98,7 +99,7 @@ func (h *host) Get(id function.ID) (function.Function, bool) {
 func (h *host) Netdev(id function.ID) (string, error) {
 	for _, pattern := range []string{"net/*", "virtio*/net/*"} {
 		found, err := filepath.Glob(h.path(h.device(pattern)))
-		must(h.t, err)
+		must.Succeed(h.t, err)
 		if id == vf && len(found) > 0 {
 			return filepath.Base(found[0]), nil
 		}
@@ -122,13 +123,6 @@ func (h *host) drivers() *PCIDrivers {
 	}
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 func reservation() journal.Attachment {
 	return journal.Attachment{
 		Function: vf, PF: "0000:3b:00.0", VFIndex: 0, State: journal.Reserved, Setup: &journal.Setup{Driver: "vfio-pci"},
@@ -142,10 +136,10 @@ func TestPlan(t *testing.T) {
 		want   journal.Setup
 	}{
 		{"own driver", func(*host) {}, journal.Setup{Own: "mlx5_core", Netdev: &netdev.Snapshot{Name: "eth5"}}},
-		{"no driver", func(h *host) { h.bind(""); must(t, os.RemoveAll(h.path(h.device("net")))) }, journal.Setup{}},
+		{"no driver", func(h *host) { h.bind(""); must.Succeed(t, os.RemoveAll(h.path(h.device("net")))) }, journal.Setup{}},
 		{"the driver already", func(h *host) { h.bind("vfio-pci") }, journal.Setup{Own: "vfio-pci"}},
 		{"no IOMMU, and nobody minds", func(h *host) {
-			must(t, os.Remove(h.path(h.device("iommu_group"))))
+			must.Succeed(t, os.Remove(h.path(h.device("iommu_group"))))
 			h.file("module/vfio/parameters/enable_unsafe_noiommu_mode", "Y\n")
 		}, journal.Setup{Own: "mlx5_core", Netdev: &netdev.Snapshot{Name: "eth5"}}},
 		{"a bridge in the IOMMU group", func(h *host) {
@@ -158,7 +152,7 @@ func TestPlan(t *testing.T) {
 			h := newHost(t)
 			test.change(h)
 			got, err := h.drivers().Plan(t.Context(), reservation())
-			must(t, err)
+			must.Succeed(t, err)
 			test.want.Driver, test.want.RDMA, test.want.BootID = "vfio-pci", true, "boot-1"
 			if diff := cmp.Diff(test.want, got); diff != "" {
 				t.Errorf("setup (-want +got):\n%s", diff)
@@ -176,8 +170,8 @@ func TestPlanRefuses(t *testing.T) {
 		change func(*host)
 		want   string
 	}{
-		{"no module", func(h *host) { must(t, os.RemoveAll(h.path("bus/pci/drivers/vfio-pci"))) }, "modprobe vfio-pci"},
-		{"no IOMMU", func(h *host) { must(t, os.Remove(h.path(h.device("iommu_group")))) }, "turn the IOMMU on"},
+		{"no module", func(h *host) { must.Succeed(t, os.RemoveAll(h.path("bus/pci/drivers/vfio-pci"))) }, "modprobe vfio-pci"},
+		{"no IOMMU", func(h *host) { must.Succeed(t, os.Remove(h.path(h.device("iommu_group")))) }, "turn the IOMMU on"},
 		{"shared IOMMU group", func(h *host) {
 			h.link("bus/pci/drivers/other", "kernel/iommu_groups/42/devices/0000:3b:00.3/driver")
 		}, "its IOMMU group 42 also has 0000:3b:00.3 (driver other)"},
@@ -186,17 +180,17 @@ func TestPlanRefuses(t *testing.T) {
 		{"somebody's override", func(h *host) { h.file(h.device("driver_override"), "mlx5_core\n") }, `driver_override is "mlx5_core"`},
 		{"bond", func(h *host) { h.link("bond0", h.device("net/eth5/upper_bond0")) }, "netdev eth5 is in use on the host, by bond0"},
 		{"bridge over virtio", func(h *host) {
-			must(t, os.RemoveAll(h.path(h.device("net"))))
+			must.Succeed(t, os.RemoveAll(h.path(h.device("net"))))
 			h.bind("virtio-pci")
 			h.link("br0", h.device("virtio3/net/eth5/upper_br0"))
 		}, "netdev eth5 is in use on the host, by br0"},
 		{"netdev of virtio is away", func(h *host) {
-			must(t, os.RemoveAll(h.path(h.device("net"))))
+			must.Succeed(t, os.RemoveAll(h.path(h.device("net"))))
 			h.bind("virtio-pci")
-			must(t, os.MkdirAll(h.path(h.device("virtio3/net")), 0o755))
+			must.Succeed(t, os.MkdirAll(h.path(h.device("virtio3/net")), 0o755))
 		}, "in another network namespace"},
-		{"netdev is away", func(h *host) { must(t, os.RemoveAll(h.path(h.device("net/eth5")))) }, "in another network namespace"},
-		{"gone", func(h *host) { must(t, os.RemoveAll(h.path("bus/pci/devices/"+address))) }, "is gone from this node"},
+		{"netdev is away", func(h *host) { must.Succeed(t, os.RemoveAll(h.path(h.device("net/eth5")))) }, "in another network namespace"},
+		{"gone", func(h *host) { must.Succeed(t, os.RemoveAll(h.path("bus/pci/devices/"+address))) }, "is gone from this node"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			h := newHost(t)
@@ -223,7 +217,7 @@ func TestBind(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			h := newHost(t)
 			test.change(h)
-			must(t, h.drivers().Bind(t.Context(), vf, "vfio-pci"))
+			must.Succeed(t, h.drivers().Bind(t.Context(), vf, "vfio-pci"))
 			if diff := cmp.Diff(test.steps, h.steps); diff != "" {
 				t.Errorf("steps (-want +got):\n%s", diff)
 			}
@@ -238,8 +232,8 @@ func TestBind(t *testing.T) {
 func TestBindWithoutOverride(t *testing.T) {
 	h := newHost(t)
 	file := h.path(h.device("driver_override"))
-	must(t, os.Remove(file))
-	must(t, os.Symlink(h.path("nowhere/at/all"), file))
+	must.Succeed(t, os.Remove(file))
+	must.Succeed(t, os.Symlink(h.path("nowhere/at/all"), file))
 	p := h.drivers()
 	p.Trace = func(step string) { h.steps = append(h.steps, step) }
 	if err := p.Bind(t.Context(), vf, "vfio-pci"); err == nil || !strings.Contains(err.Error(), "driver_override") {
@@ -253,7 +247,7 @@ func TestBindWithoutOverride(t *testing.T) {
 // TestBindWithoutTheModule: after a reboot nobody may have loaded it, while the pod is still there.
 func TestBindWithoutTheModule(t *testing.T) {
 	h := newHost(t)
-	must(t, os.RemoveAll(h.path("bus/pci/drivers/vfio-pci")))
+	must.Succeed(t, os.RemoveAll(h.path("bus/pci/drivers/vfio-pci")))
 	if err := h.drivers().Bind(t.Context(), vf, "vfio-pci"); err == nil || !strings.Contains(err.Error(), "modprobe vfio-pci") {
 		t.Errorf("error %v", err)
 	}
@@ -304,7 +298,7 @@ func TestRestore(t *testing.T) {
 			h.file(h.device("driver_override"), test.overrides)
 			a := reservation()
 			a.Setup = &test.setup
-			must(t, h.drivers().Restore(t.Context(), a))
+			must.Succeed(t, h.drivers().Restore(t.Context(), a))
 			if diff := cmp.Diff(test.steps, h.steps); diff != "" {
 				t.Errorf("steps (-want +got):\n%s", diff)
 			}
@@ -335,22 +329,22 @@ func TestRestoreWhileInUse(t *testing.T) {
 			t.Errorf("it did %q", h.steps)
 		}
 		time.AfterFunc(time.Second, func() { h.file(h.device("enable"), "0\n") })
-		must(t, p.Restore(t.Context(), a))
+		must.Succeed(t, p.Restore(t.Context(), a))
 	})
 }
 
 func TestRestoreOfWhatIsGone(t *testing.T) {
 	h := newHost(t)
-	must(t, os.RemoveAll(h.path("bus/pci/devices/"+address)))
+	must.Succeed(t, os.RemoveAll(h.path("bus/pci/devices/"+address)))
 	a := reservation()
 	a.Setup.Own = "mlx5_core"
-	must(t, h.drivers().Restore(t.Context(), a))
+	must.Succeed(t, h.drivers().Restore(t.Context(), a))
 }
 
 func TestRestoreWithoutTheModule(t *testing.T) {
 	h := newHost(t)
 	h.bind("vfio-pci")
-	must(t, os.RemoveAll(h.path("bus/pci/drivers/mlx5_core")))
+	must.Succeed(t, os.RemoveAll(h.path("bus/pci/drivers/mlx5_core")))
 	a := reservation()
 	a.Setup.Own = "mlx5_core"
 	if err := h.drivers().Restore(t.Context(), a); err == nil || !strings.Contains(err.Error(), "load its module again") {
@@ -363,10 +357,10 @@ func TestRestoreWithoutTheModule(t *testing.T) {
 func TestBlockedWrite(t *testing.T) {
 	h := newHost(t)
 	pipe := h.path(h.device("blocks"))
-	must(t, unix.Mkfifo(pipe, 0o600))
+	must.Succeed(t, unix.Mkfifo(pipe, 0o600))
 	h.file("proc/4711/comm", "testpmd\n")
-	must(t, os.MkdirAll(h.path("proc/4711/fd"), 0o755))
-	must(t, os.Symlink("/host/dev/vfio/42", h.path("proc/4711/fd/7")))
+	must.Succeed(t, os.MkdirAll(h.path("proc/4711/fd"), 0o755))
+	must.Succeed(t, os.Symlink("/host/dev/vfio/42", h.path("proc/4711/fd/7")))
 	p := h.drivers()
 	order := target{sysfs.Dir(filepath.Dir(pipe)), "blocks", "once"}
 	for range 2 {
@@ -380,12 +374,12 @@ func TestBlockedWrite(t *testing.T) {
 	}
 	given := p.writes.give(order) // before it can be carried out, after which it would be given anew
 	content, err := os.ReadFile(pipe)
-	must(t, err)
+	must.Succeed(t, err)
 	if got := string(content); got != "once" {
 		t.Errorf("the kernel was told %q", got)
 	}
 	<-given.done
-	must(t, given.err)
+	must.Succeed(t, given.err)
 }
 
 func TestBare(t *testing.T) {

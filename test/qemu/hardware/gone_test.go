@@ -8,6 +8,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
@@ -16,10 +17,10 @@ import (
 func vlanOf(t *testing.T, pf pci.Address, index int) int {
 	t.Helper()
 	routes, err := netlink.NewHandle(unix.NETLINK_ROUTE) // only one's own handle asks for VFs
-	done(t, err)
+	must.Succeed(t, err)
 	defer routes.Close()
 	l, err := routes.LinkByName(card.Netdev(pf))
-	done(t, err)
+	must.Succeed(t, err)
 	return l.Attrs().Vfs[index].Vlan
 }
 
@@ -29,15 +30,15 @@ func TestVFGone(t *testing.T) {
 	const index, outside, inside = 1, 7, 100
 	pf := card.PFs(t)[0]
 	vf := card.VF(t, pf, index)
-	done(t, netlink.LinkSetVfVlan(linkOf(t, card.Netdev(pf)), index, outside))
+	must.Succeed(t, netlink.LinkSetVfVlan(linkOf(t, card.Netdev(pf)), index, outside))
 	c := newClaims(t, t.TempDir(), v1alpha1.DevicePoolSpec{}, func(string) {})
 	object := claimOf(pf, vf, `"network": "lab", "vf": {"vlan": 100}`)
 	attach := func(t *testing.T) {
 		t.Helper()
 		_, err := c.prepare(object)
-		done(t, err)
+		must.Succeed(t, err)
 		_, err = c.attach(object, vf, netns.New(t))
-		done(t, err)
+		must.Succeed(t, err)
 		if vlan := vlanOf(t, pf, index); vlan != inside {
 			t.Fatalf("attached: VLAN %d, want %d", vlan, inside)
 		}
@@ -52,7 +53,7 @@ func TestVFGone(t *testing.T) {
 	t.Run("driver of the VF unbound while its pod lives", func(t *testing.T) {
 		attach(t)
 		card.Set(t, "/sys/bus/pci/drivers/igbvf/unbind", string(vf))
-		done(t, c.unprepare(t.Context(), object))
+		must.Succeed(t, c.unprepare(t.Context(), object))
 		wantFree(t)
 		card.Set(t, "/sys/bus/pci/drivers/igbvf/bind", string(vf))
 	})
@@ -60,20 +61,20 @@ func TestVFGone(t *testing.T) {
 	t.Run("PF in another network namespace", func(t *testing.T) {
 		attach(t)
 		own, err := unix.Open("/proc/1/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		done(t, err)
+		must.Succeed(t, err)
 		defer unix.Close(own)
 		name, elsewhere := card.Netdev(pf), netns.New(t)
-		done(t, netlink.LinkSetNsFd(linkOf(t, name), elsewhere.Fd()))
+		must.Succeed(t, netlink.LinkSetNsFd(linkOf(t, name), elsewhere.Fd()))
 		wantMessage(t, c.unprepare(t.Context(), object), "PF "+string(pf), "has no netdev on the host", "vf vlan")
 		if card.Netdev(vf) == "" {
 			t.Error("the netdev of the VF is not back")
 		}
 		l, err := elsewhere.Handle().LinkByName(name)
-		done(t, err)
-		done(t, elsewhere.Handle().LinkSetNsFd(l, own))
-		done(t, netlink.LinkSetUp(linkOf(t, name)))
-		done(t, c.unprepare(t.Context(), object))
+		must.Succeed(t, err)
+		must.Succeed(t, elsewhere.Handle().LinkSetNsFd(l, own))
+		must.Succeed(t, netlink.LinkSetUp(linkOf(t, name)))
+		must.Succeed(t, c.unprepare(t.Context(), object))
 		wantFree(t)
 	})
-	done(t, netlink.LinkSetVfVlan(linkOf(t, card.Netdev(pf)), index, 0))
+	must.Succeed(t, netlink.LinkSetVfVlan(linkOf(t, card.Netdev(pf)), index, 0))
 }

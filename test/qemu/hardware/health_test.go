@@ -15,6 +15,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
 
@@ -45,7 +46,7 @@ func followFaults(t *testing.T, conn *devlink.Conn) faults {
 	go func() { ended <- f.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
-		done(t, <-ended)
+		must.Succeed(t, <-ended)
 	})
 	if !f.Synced(ctx) {
 		t.Fatal("the reporters were not looked at")
@@ -104,10 +105,10 @@ func TestHealthReporter(t *testing.T) {
 	}
 	pf := pfs[0]
 	conn, err := devlink.Dial("")
-	done(t, err)
+	must.Succeed(t, err)
 	defer conn.Close()
 	functions, err := inventory.Read(inventory.Options{SysRoot: "/sys", Log: testr.New(t)})
-	done(t, err)
+	must.Succeed(t, err)
 	ofPF, ofOther := functionsOf(functions, pf), functionsOf(functions, pfs[1])
 	if len(ofPF) < 2 || len(ofOther) == 0 {
 		t.Fatalf("PF %s has the Functions %q, PF %s %q: the guest lacks what is tested", pf, ofPF, pfs[1], ofOther)
@@ -135,8 +136,8 @@ func TestHealthReporter(t *testing.T) {
 	})
 
 	t.Run("error of a VF's port is that VF's", func(t *testing.T) {
-		done(t, conn.SetEswitchMode(devlink.OfPCI(pf), devlink.Switchdev))
-		t.Cleanup(func() { done(t, conn.SetEswitchMode(devlink.OfPCI(pf), devlink.Legacy)) })
+		must.Succeed(t, conn.SetEswitchMode(devlink.OfPCI(pf), devlink.Switchdev))
+		t.Cleanup(func() { must.Succeed(t, conn.SetEswitchMode(devlink.OfPCI(pf), devlink.Legacy)) })
 		f.await(t, fail(t, pf, "1 2"), functions, []string{string(card.VF(t, pf, 2))})
 		f.await(t, fail(t, pf, "0 2"), functions, nil)
 	})
@@ -149,7 +150,7 @@ func TestHealthReporter(t *testing.T) {
 		t.Cleanup(func() {
 			card.Set(t, "/sys/bus/pci/drivers/simnic/bind", string(pf))
 			card.SetAttribute(t, pf, "sriov_numvfs", vfs)
-			done(t, netlink.LinkSetUp(linkOf(t, card.Netdev(pf))))
+			must.Succeed(t, netlink.LinkSetUp(linkOf(t, card.Netdev(pf))))
 		})
 		f.await(t, begin, functions, nil)
 	})
@@ -170,7 +171,7 @@ func functionsOf(functions []function.Function, pf pci.Address) []string {
 func count(t *testing.T, conn *devlink.Conn, pf pci.Address) uint64 {
 	t.Helper()
 	reporters, err := conn.Reporters()
-	done(t, err)
+	must.Succeed(t, err)
 	for _, r := range reporters {
 		if r.Device == devlink.OfPCI(pf) && r.Port < 0 {
 			return r.Errors

@@ -16,6 +16,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
@@ -73,7 +74,7 @@ func TestInventory(t *testing.T) {
 	diff := ""
 	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		got, err := inventory.Read(inventory.Options{SysRoot: "/sys", Log: testr.New(t)})
-		done(t, err)
+		must.Succeed(t, err)
 		// Of a guest with a NIC to the host, that is not one of the cards.
 		got = slices.DeleteFunc(got, func(f function.Function) bool { return f.Netdev == plan.HostNetdev })
 		if diff = cmp.Diff(want, got); diff == "" {
@@ -169,13 +170,6 @@ func linkOf(t *testing.T, name string) netlink.Link {
 	return link
 }
 
-func done(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // TestInventoryFollows: what happens to real devices is known soon afterwards, without being asked for.
 func TestInventoryFollows(t *testing.T) {
 	card.InGuest(t, "igb")
@@ -185,7 +179,7 @@ func TestInventoryFollows(t *testing.T) {
 	f := follow(t)
 	vfs := card.Number(t, pf, "sriov_numvfs")
 	t.Cleanup(func() {
-		done(t, netlink.LinkSetUp(linkOf(t, card.Netdev(pf))))
+		must.Succeed(t, netlink.LinkSetUp(linkOf(t, card.Netdev(pf))))
 		if card.Number(t, pf, "sriov_numvfs") == 0 {
 			card.SetAttribute(t, pf, "sriov_numvfs", strconv.Itoa(vfs))
 		}
@@ -222,10 +216,10 @@ func TestInventoryFollows(t *testing.T) {
 		name := card.Netdev(pf)
 		for _, next := range []string{"uplink0", name} {
 			link := linkOf(t, card.Netdev(pf))
-			done(t, netlink.LinkSetDown(link))
-			done(t, netlink.LinkSetName(link, next))
+			must.Succeed(t, netlink.LinkSetDown(link))
+			must.Succeed(t, netlink.LinkSetName(link, next))
 			begin := time.Now()
-			done(t, netlink.LinkSetUp(link))
+			must.Succeed(t, netlink.LinkSetUp(link))
 			f.until(t, begin, vf, "PF is "+next, func(got function.Function) bool { return got.PFName == next })
 		}
 	})
@@ -234,7 +228,7 @@ func TestInventoryFollows(t *testing.T) {
 		f.until(t, time.Now(), vf, "link up", func(got function.Function) bool { return got.LinkUp })
 		before, _ := f.Get(function.ID{Address: vf})
 		pod := netns.New(t)
-		done(t, netlink.LinkSetNsFd(linkOf(t, before.Netdev), pod.Fd()))
+		must.Succeed(t, netlink.LinkSetNsFd(linkOf(t, before.Netdev), pod.Fd()))
 		begin := time.Now()
 		f.until(t, begin, vf, "netdev away", func(got function.Function) bool { return got.Netdev == "" })
 		got, _ := f.Get(function.ID{Address: vf})
@@ -250,10 +244,10 @@ func TestInventoryFollows(t *testing.T) {
 
 	t.Run("link down and up", func(t *testing.T) {
 		link := linkOf(t, card.Netdev(pf))
-		done(t, netlink.LinkSetDown(link))
+		must.Succeed(t, netlink.LinkSetDown(link))
 		begin := time.Now()
 		f.until(t, begin, vf, "link down", func(got function.Function) bool { return !got.LinkUp })
-		done(t, netlink.LinkSetUp(link))
+		must.Succeed(t, netlink.LinkSetUp(link))
 		begin = time.Now() // the card needs some time itself
 		f.until(t, begin, vf, "link up", func(got function.Function) bool { return got.LinkUp })
 	})

@@ -13,6 +13,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
@@ -47,10 +48,10 @@ func read(t *testing.T, function pci.Address, pf *netdev.PF) properties {
 func enforced(t *testing.T, pf *netdev.PF) netlink.VfInfo {
 	t.Helper()
 	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-	done(t, err)
+	must.Succeed(t, err)
 	defer handle.Close()
 	l, err := handle.LinkByName(pf.Name)
-	done(t, err)
+	must.Succeed(t, err)
 	for _, vf := range l.Attrs().Vfs {
 		if vf.ID == pf.VF {
 			vf.RxPackets, vf.TxPackets, vf.RxBytes, vf.TxBytes = 0, 0, 0, 0
@@ -106,28 +107,28 @@ func TestProperties(t *testing.T) {
 	pf := pfs[0]
 	carrier(t, pf)
 	engine, err := netdev.New(netdev.Options{Trace: func(step string) { t.Log(step) }})
-	done(t, err)
+	must.Succeed(t, err)
 	defer engine.Close()
 	vf, device := card.VF(t, pf, 0), deviceOf(t, pf, 0)
-	done(t, netlink.LinkSetAlias(linkOf(t, device.Name), "the host's"))
-	done(t, netlink.LinkAddAltName(linkOf(t, device.Name), "host-vf0"))
+	must.Succeed(t, netlink.LinkSetAlias(linkOf(t, device.Name), "the host's"))
+	must.Succeed(t, netlink.LinkAddAltName(linkOf(t, device.Name), "host-vf0"))
 	t.Cleanup(func() {
-		done(t, netlink.LinkSetAlias(linkOf(t, card.Netdev(vf)), ""))
-		done(t, netlink.LinkDelAltName(linkOf(t, card.Netdev(vf)), "host-vf0"))
+		must.Succeed(t, netlink.LinkSetAlias(linkOf(t, card.Netdev(vf)), ""))
+		must.Succeed(t, netlink.LinkDelAltName(linkOf(t, card.Netdev(vf)), "host-vf0"))
 	})
 
 	for _, up := range []bool{false, true} {
 		name := "all properties of a VF that is down"
 		if up {
 			name = "all properties of a VF that is up"
-			done(t, netlink.LinkSetUp(linkOf(t, device.Name)))
+			must.Succeed(t, netlink.LinkSetUp(linkOf(t, device.Name)))
 		}
 		before := read(t, vf, device.PF)
 		t.Run(name+" are set and put back", func(t *testing.T) {
 			held, err := take(t, engine, device, netns.New(t).Path(), everything())
-			done(t, err)
+			must.Succeed(t, err)
 			areSet(t, device.PF, held.observed)
-			done(t, held.release())
+			must.Succeed(t, held.release())
 			unchanged(t, vf, device.PF, before)
 		})
 		t.Run(name+" are put back when its network namespace is deleted", func(t *testing.T) {
@@ -140,7 +141,7 @@ func TestProperties(t *testing.T) {
 			refused(t, engine, device, func() { unchanged(t, vf, device.PF, before) })
 		})
 	}
-	done(t, netlink.LinkSetDown(linkOf(t, device.Name)))
+	must.Succeed(t, netlink.LinkSetDown(linkOf(t, device.Name)))
 
 	t.Run("VF whose attachment ends at any step is put back", func(t *testing.T) { endsAnywhere(t, vf, device) })
 	t.Run("pods have traffic under the MACs they ask for", func(t *testing.T) { ownMACs(t, engine, pfs) })
@@ -174,7 +175,7 @@ func deleted(t *testing.T, engine *netdev.Engine, device netdev.Device, want fun
 	t.Run("pod", func(t *testing.T) { // its end is the namespace's
 		var err error
 		held, err = take(t, engine, device, netns.New(t).Path(), want)
-		done(t, err)
+		must.Succeed(t, err)
 	})
 	// The kernel ends namespaces in the background.
 	back := wait.Backoff{Duration: 10 * time.Millisecond, Factor: 1.5, Steps: 14}
@@ -183,7 +184,7 @@ func deleted(t *testing.T, engine *netdev.Engine, device netdev.Device, want fun
 		err = held.release()
 		return err == nil, nil
 	})
-	done(t, err)
+	must.Succeed(t, err)
 }
 
 // refused asks for what igb does not have, together with what it has. unchanged is called after each refusal.
@@ -222,23 +223,23 @@ func endsAnywhere(t *testing.T, vf pci.Address, device netdev.Device) {
 				panic(end{})
 			}
 		}})
-		done(t, err)
+		must.Succeed(t, err)
 		want := untrusted()
 		snapshot, place, err := engine.Plan(t.Context(), device, netns.New(t).Path(), want)
-		done(t, err)
+		must.Succeed(t, err)
 		ended = func() (ended bool) {
 			defer func() { _, ended = recover().(end) }()
 			_, err := engine.Attach(t.Context(), device, snapshot, place, want)
-			done(t, err)
+			must.Succeed(t, err)
 			return
 		}()
-		done(t, engine.Close())
+		must.Succeed(t, engine.Close())
 		next, err := netdev.New(netdev.Options{})
-		done(t, err)
+		must.Succeed(t, err)
 		if _, err := next.Restore(t.Context(), netdev.Device{PF: device.PF}, snapshot, place); err != nil {
 			t.Errorf("ended at step %d, %q: %v", step, last, err)
 		}
-		done(t, next.Close())
+		must.Succeed(t, next.Close())
 		unchanged(t, vf, device.PF, before)
 		if !ended && step < 7 {
 			t.Errorf("only %d steps were tried", step)
@@ -253,8 +254,8 @@ func ownMACs(t *testing.T, engine *netdev.Engine, pfs []pci.Address) {
 	var before []properties
 	// A netdev that is up learns the MAC when it leaves the host, which takes it down.
 	up := linkOf(t, deviceOf(t, pfs[0], 1).Name)
-	done(t, netlink.LinkSetUp(up))
-	defer func() { done(t, netlink.LinkSetDown(up)) }()
+	must.Succeed(t, netlink.LinkSetUp(up))
+	defer func() { must.Succeed(t, netlink.LinkSetDown(up)) }()
 	for _, f := range []struct {
 		pf    pci.Address
 		index int
@@ -295,7 +296,7 @@ func rateWaits(t *testing.T, engine *netdev.Engine, vf pci.Address, device netde
 	before := read(t, vf, device.PF)
 	want := function.Interface{Name: "net1", VF: &function.VFConfig{MaxTxRate: new(100)}}
 	pf := linkOf(t, device.PF.Name)
-	done(t, netlink.LinkSetDown(pf))
+	must.Succeed(t, netlink.LinkSetDown(pf))
 	begin := time.Now()
 	_, err := take(t, engine, device, netns.New(t).Path(), want)
 	for _, says := range []string{"vf.maxTxRate: PF " + device.PF.Name, "it has no carrier"} {
@@ -307,22 +308,22 @@ func rateWaits(t *testing.T, engine *netdev.Engine, vf pci.Address, device netde
 		t.Errorf("the PF is down, yet it was waited for %s", took)
 	}
 	unchanged(t, vf, device.PF, before)
-	done(t, netlink.LinkSetUp(pf))
+	must.Succeed(t, netlink.LinkSetUp(pf))
 	begin = time.Now()
 	held, err := take(t, engine, device, netns.New(t).Path(), want)
-	done(t, err)
+	must.Succeed(t, err)
 	t.Logf("the carrier came, and the VF was attached, after %s", time.Since(begin).Round(time.Millisecond))
 	if got := enforced(t, device.PF); got.MaxTxRate != 100 {
 		t.Errorf("enforced: %+v", got)
 	}
-	done(t, netlink.LinkSetDown(pf))
+	must.Succeed(t, netlink.LinkSetDown(pf))
 	err = held.release()
 	if says := "max_tx_rate is 100, was 0"; err == nil || !strings.Contains(err.Error(), says) {
 		t.Errorf("release while the PF is down: error %v, want one with %q", err, says)
 	}
-	done(t, netlink.LinkSetUp(pf))
+	must.Succeed(t, netlink.LinkSetUp(pf))
 	carrier(t, pci.Address(device.PF.Address))
-	done(t, held.release())
+	must.Succeed(t, held.release())
 	unchanged(t, vf, device.PF, before)
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
@@ -29,15 +30,15 @@ type limited struct {
 func newLimited(t *testing.T, pf pci.Address) limited {
 	t.Helper()
 	eswitch, err := devlink.Dial("")
-	done(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(eswitch.Close)
 	engine, err := netdev.New(netdev.Options{
 		Rates: lifecycle.Rates{Eswitches: eswitch}, Trace: func(step string) { t.Log(step) },
 	})
-	done(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() { engine.Close() })
 	records, err := journal.Open(filepath.Join(t.TempDir(), "journal.db"))
-	done(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() { records.Close() })
 	f, log := follow(t), testr.New(t)
 	manager := lifecycle.New(records, engine, f, lifecycle.Options{BootID: "this"}, log)
@@ -58,7 +59,7 @@ func (l limited) attach(t *testing.T, id function.ID, config *function.VFConfig)
 		Claim:     journal.Claim{Namespace: "default", Name: "limited", UID: "claim"},
 		Interface: function.Interface{Name: "net1", VF: config},
 	})
-	done(t, err)
+	must.Succeed(t, err)
 	sandbox := lifecycle.Sandbox{
 		ID: "sandbox", NetNS: netns.New(t).Path(), Pod: journal.Pod{Namespace: "default", Name: "limited", UID: "pod"},
 	}
@@ -69,7 +70,7 @@ func (l limited) attach(t *testing.T, id function.ID, config *function.VFConfig)
 // release takes the Function back and waits until its netdev is known on the host.
 func (l limited) release(t *testing.T, id function.ID) {
 	t.Helper()
-	done(t, l.lifecycle.Unprepare(t.Context(), "claim"))
+	must.Succeed(t, l.lifecycle.Unprepare(t.Context(), "claim"))
 	l.await(t, time.Now(), id, "back", func(f function.Function) bool { return f.Netdev != "" })
 }
 
@@ -78,7 +79,7 @@ func (l limited) rate(t *testing.T, flavour devlink.Flavour, number uint32) devl
 	t.Helper()
 	port := portOf(t, l.eswitch, l.pf, flavour, number)
 	rate, exists, err := l.eswitch.Rate(port.Device, port.Index)
-	done(t, err)
+	must.Succeed(t, err)
 	if !exists {
 		t.Fatalf("port %d has no rate object", port.Index)
 	}
@@ -89,7 +90,7 @@ func (l limited) rate(t *testing.T, flavour devlink.Flavour, number uint32) devl
 func portOf(t *testing.T, eswitch *devlink.Conn, pf pci.Address, flavour devlink.Flavour, number uint32) devlink.Port {
 	t.Helper()
 	ports, err := eswitch.PortsOf(devlink.OfPCI(pf))
-	done(t, err)
+	must.Succeed(t, err)
 	for _, p := range ports {
 		its := uint32(p.VF)
 		if flavour == devlink.PCISF {
@@ -114,7 +115,7 @@ func TestRate(t *testing.T) {
 	limit := devlink.Rate{Share: 100, Max: 2000}
 
 	t.Run("VF in mode legacy, by its PF", func(t *testing.T) {
-		done(t, l.attach(t, vf, wish))
+		must.Succeed(t, l.attach(t, vf, wish))
 		if got := enforced(t, &netdev.PF{Name: pfName, VF: 1}); got.MinTxRate != 100 || got.MaxTxRate != 2000 {
 			t.Errorf("enforced: %+v", got)
 		}
@@ -124,12 +125,12 @@ func TestRate(t *testing.T) {
 		}
 	})
 
-	done(t, l.eswitch.SetEswitchMode(devlink.OfPCI(pf), devlink.Switchdev))
-	defer func() { done(t, l.eswitch.SetEswitchMode(devlink.OfPCI(pf), devlink.Legacy)) }()
+	must.Succeed(t, l.eswitch.SetEswitchMode(devlink.OfPCI(pf), devlink.Switchdev))
+	defer func() { must.Succeed(t, l.eswitch.SetEswitchMode(devlink.OfPCI(pf), devlink.Legacy)) }()
 	l.await(t, time.Now(), vf, "there", func(f function.Function) bool { return f.Netdev != "" })
 
 	t.Run("VF in mode switchdev", func(t *testing.T) {
-		done(t, l.attach(t, vf, wish))
+		must.Succeed(t, l.attach(t, vf, wish))
 		if got := l.rate(t, devlink.PCIVF, 1); got != limit {
 			t.Errorf("attached: %+v", got)
 		}
@@ -145,8 +146,8 @@ func TestRate(t *testing.T) {
 	t.Run("VF that the administrator has limited gets that limit back", func(t *testing.T) {
 		port := portOf(t, l.eswitch, pf, devlink.PCIVF, 1)
 		own := devlink.Rate{Max: 500}
-		done(t, l.eswitch.SetRate(port.Device, port.Index, own))
-		done(t, l.attach(t, vf, &function.VFConfig{MaxTxRate: new(100)}))
+		must.Succeed(t, l.eswitch.SetRate(port.Device, port.Index, own))
+		must.Succeed(t, l.attach(t, vf, &function.VFConfig{MaxTxRate: new(100)}))
 		if got := l.rate(t, devlink.PCIVF, 1); got != (devlink.Rate{Max: 100}) {
 			t.Errorf("attached: %+v", got)
 		}
@@ -154,7 +155,7 @@ func TestRate(t *testing.T) {
 		if got := l.rate(t, devlink.PCIVF, 1); got != own {
 			t.Errorf("after release: %+v", got)
 		}
-		done(t, l.eswitch.SetRate(port.Device, port.Index, devlink.Rate{}))
+		must.Succeed(t, l.eswitch.SetRate(port.Device, port.Index, devlink.Rate{}))
 	})
 
 	t.Run("SF", func(t *testing.T) { subfunctionRate(t, l, wish, limit) })
@@ -164,14 +165,14 @@ func subfunctionRate(t *testing.T, l limited, wish *function.VFConfig, limit dev
 	t.Helper()
 	const sfnum = 77
 	port, err := l.eswitch.AddSF(devlink.OfPCI(l.pf), 0, sfnum)
-	done(t, err)
-	defer func() { done(t, l.eswitch.DeletePort(port.Device, port.Index)) }()
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, l.eswitch.DeletePort(port.Device, port.Index)) }()
 	change := devlink.FunctionChange{MAC: "02:00:00:00:00:77", Active: new(true)}
-	done(t, l.eswitch.SetFunction(port.Device, port.Index, change))
+	must.Succeed(t, l.eswitch.SetFunction(port.Device, port.Index, change))
 	sf := function.SubfunctionID(l.pf, sfnum)
 	l.await(t, time.Now(), sf, "there, with netdev", func(f function.Function) bool { return f.Netdev != "" })
 
-	done(t, l.attach(t, sf, wish))
+	must.Succeed(t, l.attach(t, sf, wish))
 	if got := l.rate(t, devlink.PCISF, sfnum); got != limit {
 		t.Errorf("attached: %+v", got)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
@@ -22,7 +23,7 @@ func TestRDMASoft(t *testing.T) {
 	vf := card.VF(t, card.PFs(t)[0], 1)
 	name := card.Netdev(vf)
 	f := follow(t)
-	done(t, netlink.RdmaLinkAdd("rxe0", "rxe", name))
+	must.Succeed(t, netlink.RdmaLinkAdd("rxe0", "rxe", name))
 
 	t.Run("kernel shows the netdev and not the Function", func(t *testing.T) {
 		parent, err := os.ReadFile(filepath.Join(rxe, "parent"))
@@ -48,7 +49,7 @@ func TestRDMASoft(t *testing.T) {
 
 	t.Run("it ends when a pod takes the netdev", func(t *testing.T) {
 		pod := netns.New(t)
-		done(t, netlink.LinkSetNsFd(linkOf(t, name), pod.Fd()))
+		must.Succeed(t, netlink.LinkSetNsFd(linkOf(t, name), pod.Fd()))
 		for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 			if _, err := os.Lstat(rxe); os.IsNotExist(err) {
 				break

@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 	"github.com/opiproject/xpu-device-plugin/test/simulate"
@@ -38,12 +39,12 @@ func TestSimulatedHost(t *testing.T) {
 			}
 			pod, name := netns.New(t), of.netdev(t, of.vf)
 			link, err := find(name)
-			done(t, err)
-			done(t, move(link, pod.Fd()))
+			must.Succeed(t, err)
+			must.Succeed(t, move(link, pod.Fd()))
 			of.awaitNet(t)
 			inside, err := pod.Handle().LinkByName(name)
-			done(t, err)
-			done(t, pod.Handle().LinkSetNsFd(inside, back))
+			must.Succeed(t, err)
+			must.Succeed(t, pod.Handle().LinkSetNsFd(inside, back))
 			of.awaitNet(t, name)
 		}
 	})
@@ -78,8 +79,8 @@ func simulatedTwin(t *testing.T, vfs, totalVFs int) twin {
 			PFs: 1, VFs: vfs, TotalVFs: totalVFs, Vendor: "8086", Device: "10c9", VFDevice: "10ca", NUMANode: -1,
 		}},
 	})
-	done(t, err)
-	t.Cleanup(func() { done(t, h.Close()) })
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, h.Close()) })
 	functions := h.Functions()
 	return twin{root: h.SysRoot(), host: host, pf: functions[0].Address, vf: functions[1].Address}
 }
@@ -102,7 +103,7 @@ func (w twin) awaitNet(t *testing.T, want ...string) {
 	t.Helper()
 	w.await(t, "the VF's netdevs are "+strings.Join(want, ", "), func() bool {
 		entries, err := os.ReadDir(w.device(w.vf, "net"))
-		done(t, err)
+		must.Succeed(t, err)
 		var names []string
 		for _, e := range entries {
 			names = append(names, e.Name())
@@ -175,7 +176,7 @@ func (w twin) shown(t *testing.T, kind string) map[string]string {
 		forms["net/*/"+entry] = form
 	}
 	link, err := os.Readlink(filepath.Join(w.root, "class/net", name))
-	done(t, err)
+	must.Succeed(t, err)
 	forms["class/net"] = w.form(link, name)
 	return forms
 }
@@ -183,14 +184,14 @@ func (w twin) shown(t *testing.T, kind string) map[string]string {
 func (w twin) forms(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
-	done(t, err)
+	must.Succeed(t, err)
 	forms := map[string]string{}
 	for _, e := range entries {
 		path := filepath.Join(dir, e.Name())
 		switch {
 		case e.Type()&os.ModeSymlink != 0:
 			to, err := os.Readlink(path)
-			done(t, err)
+			must.Succeed(t, err)
 			forms[e.Name()] = "-> " + w.form(to, "")
 		case e.IsDir():
 			forms[e.Name()] = "directory"
@@ -226,15 +227,15 @@ func (w twin) form(s, netdev string) string {
 func toHost(t *testing.T, pod *netns.Namespace, name string) {
 	t.Helper()
 	link, err := pod.Handle().LinkByName(name)
-	done(t, err)
-	done(t, pod.Handle().LinkSetNsFd(link, hostNamespace(t)))
+	must.Succeed(t, err)
+	must.Succeed(t, pod.Handle().LinkSetNsFd(link, hostNamespace(t)))
 }
 
 // hostNamespace is the network namespace that the machine's netdevs are in.
 func hostNamespace(t *testing.T) int {
 	t.Helper()
 	file, err := os.Open("/proc/1/ns/net")
-	done(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() { _ = file.Close() })
 	return int(file.Fd())
 }

@@ -33,6 +33,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/setup"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/sriov"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
@@ -64,11 +65,11 @@ func newDemand(t *testing.T, dir string, spec v1alpha1.DevicePoolSpec, trace fun
 	d := &demand{t: t, spec: spec}
 	var err error
 	d.journal, err = journal.Open(filepath.Join(dir, "journal.db"))
-	done(t, err)
+	must.Succeed(t, err)
 	engine, err := netdev.New(netdev.Options{Trace: trace})
-	done(t, err)
+	must.Succeed(t, err)
 	d.devlink, err = devlink.Dial("")
-	done(t, err)
+	must.Succeed(t, err)
 	d.inv = inventory.New(inventory.Options{SysRoot: "/sys", Changed: d.changed.Notify, Log: log})
 	sfs := &sriov.SFMaker{
 		Devlink: tracedDevlink{d.devlink, trace}, Functions: d.inv, Changes: d.changed.Subscribe, Changed: d.changed.Notify,
@@ -93,7 +94,7 @@ func newDemand(t *testing.T, dir string, spec v1alpha1.DevicePoolSpec, trace fun
 	go func() { ended <- sfs.Watch(ctx) }()
 	d.close = sync.OnceFunc(func() {
 		cancel()
-		done(t, errors.Join(<-ended, <-ended, <-ended, <-ended, engine.Close(), d.journal.Close()))
+		must.Succeed(t, errors.Join(<-ended, <-ended, <-ended, <-ended, engine.Close(), d.journal.Close()))
 		d.devlink.Close()
 	})
 	t.Cleanup(d.close)
@@ -195,7 +196,7 @@ func (d *demand) wantPort(t *testing.T, id function.ID) {
 func (d *demand) wantNothing(t *testing.T) {
 	t.Helper()
 	ports, err := d.devlink.Ports()
-	done(t, err)
+	must.Succeed(t, err)
 	for _, p := range ports {
 		if p.Flavour == devlink.PCISF {
 			t.Errorf("port %s/%d of SF %d is left", p.Device, p.Index, p.SF)
@@ -262,10 +263,10 @@ func makingPool(pfs ...pci.Address) v1alpha1.DevicePoolSpec {
 func switchdev(t *testing.T, pf pci.Address) {
 	t.Helper()
 	conn, err := devlink.Dial("")
-	done(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(conn.Close)
-	done(t, conn.SetEswitchMode(devlink.OfPCI(pf), devlink.Switchdev))
-	t.Cleanup(func() { done(t, conn.SetEswitchMode(devlink.OfPCI(pf), devlink.Legacy)) })
+	must.Succeed(t, conn.SetEswitchMode(devlink.OfPCI(pf), devlink.Switchdev))
+	t.Cleanup(func() { must.Succeed(t, conn.SetEswitchMode(devlink.OfPCI(pf), devlink.Legacy)) })
 }
 
 func nothing(string) {}
@@ -303,48 +304,48 @@ func TestSubfunctions(t *testing.T) {
 	})
 	t.Run("made with its MAC when it is reserved", func(t *testing.T) {
 		begin := time.Now()
-		done(t, d.reserve(sf))
+		must.Succeed(t, d.reserve(sf))
 		t.Logf("made in %s", time.Since(begin).Round(time.Millisecond))
 		d.wantPort(t, sf)
 		begin = time.Now()
-		done(t, d.reserve(sf))
+		must.Succeed(t, d.reserve(sf))
 		t.Logf("reserved again in %s", time.Since(begin).Round(time.Microsecond))
 	})
 	namespace := netns.New(t)
 	t.Run("attached, and reaches a VF over the representors", func(t *testing.T) {
-		done(t, d.take(sf, namespace))
+		must.Succeed(t, d.take(sf, namespace))
 		wantTraffic(t, pod{Namespace: namespace, ip: net.IPv4(192, 0, 2, 5).To4()}, pf, 0)
 	})
 	t.Run("deleted when it is released", func(t *testing.T) {
 		begin := time.Now()
-		done(t, d.free(sf))
+		must.Succeed(t, d.free(sf))
 		t.Logf("released in %s", time.Since(begin).Round(time.Millisecond))
 		d.wantNothing(t)
 	})
 	t.Run("the network namespace of its pod is gone", func(t *testing.T) {
 		short := netns.New(t)
-		done(t, d.reserve(sf))
-		done(t, d.take(sf, short))
-		done(t, short.Close())
-		done(t, d.free(sf))
+		must.Succeed(t, d.reserve(sf))
+		must.Succeed(t, d.take(sf, short))
+		must.Succeed(t, short.Close())
+		must.Succeed(t, d.free(sf))
 		d.wantNothing(t)
 	})
 	t.Run("deleted by somebody while a pod has it", func(t *testing.T) {
-		done(t, d.reserve(sf))
-		done(t, d.take(sf, netns.New(t)))
+		must.Succeed(t, d.reserve(sf))
+		must.Succeed(t, d.take(sf, netns.New(t)))
 		port := portOf(t, d.devlink, pf, devlink.PCISF, 5)
-		done(t, d.devlink.DeletePort(port.Device, port.Index))
-		done(t, d.free(sf))
+		must.Succeed(t, d.devlink.DeletePort(port.Device, port.Index))
+		must.Succeed(t, d.free(sf))
 		d.wantNothing(t)
 	})
 	t.Run("there already, active and with another MAC", func(t *testing.T) {
 		port, err := d.devlink.AddSF(devlink.OfPCI(pf), portOf(t, d.devlink, pf, devlink.PCIVF, 0).PF, 5)
-		done(t, err)
+		must.Succeed(t, err)
 		other := devlink.FunctionChange{MAC: "02:00:00:00:00:99", Active: new(true)}
-		done(t, d.devlink.SetFunction(port.Device, port.Index, other))
-		done(t, d.reserve(sf))
+		must.Succeed(t, d.devlink.SetFunction(port.Device, port.Index, other))
+		must.Succeed(t, d.reserve(sf))
 		d.wantPort(t, sf)
-		done(t, d.free(sf))
+		must.Succeed(t, d.free(sf))
 		d.wantNothing(t)
 	})
 	t.Run("nothing was published anew all the while", func(t *testing.T) {
@@ -358,18 +359,18 @@ func TestSubfunctions(t *testing.T) {
 func wantTraffic(t *testing.T, p pod, pf pci.Address, index int) {
 	t.Helper()
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "sfbridge"}}
-	done(t, netlink.LinkAdd(bridge))
-	defer func() { done(t, netlink.LinkDel(bridge)) }()
-	done(t, netlink.LinkSetUp(bridge))
+	must.Succeed(t, netlink.LinkAdd(bridge))
+	defer func() { must.Succeed(t, netlink.LinkDel(bridge)) }()
+	must.Succeed(t, netlink.LinkSetUp(bridge))
 	conn, err := devlink.Dial("")
-	done(t, err)
+	must.Succeed(t, err)
 	defer conn.Close()
 	for _, port := range []devlink.Port{
 		portOf(t, conn, pf, devlink.PCISF, 5), portOf(t, conn, pf, devlink.PCIVF, uint32(index)),
 	} {
 		representor := linkOf(t, port.Netdev)
-		done(t, netlink.LinkSetMaster(representor, bridge))
-		done(t, netlink.LinkSetUp(representor))
+		must.Succeed(t, netlink.LinkSetMaster(representor, bridge))
+		must.Succeed(t, netlink.LinkSetUp(representor))
 	}
 	reach(t, p, newPod(t, card.VF(t, pf, index), 6))
 }
@@ -393,14 +394,14 @@ func TestSubfunctionKilled(t *testing.T) {
 			return
 		}
 		t.Run(fmt.Sprintf("%02d before %s", n, strings.ReplaceAll(died, " ", "_")), func(t *testing.T) {
-			done(t, next.lifecycle.Recover(t.Context()))
+			must.Succeed(t, next.lifecycle.Recover(t.Context()))
 			known := func() bool { _, known := next.tracker.Pools(); return known }
 			next.until(t, "pools known", known)
 			if a, ok := next.journal.Get(sf); !ok || a.State == journal.Reserved {
-				done(t, next.reserve(sf))
+				must.Succeed(t, next.reserve(sf))
 				next.wantPort(t, sf)
 			}
-			done(t, next.free(sf))
+			must.Succeed(t, next.free(sf))
 			next.wantNothing(t)
 		})
 		next.close()

@@ -28,6 +28,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/sriov"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
@@ -61,16 +62,16 @@ func newSupplier(t *testing.T, pf pci.Address) *supplier {
 	t.Helper()
 	s := &supplier{pf: pf}
 	dir, err := os.MkdirTemp("", "s") // t.TempDir is too long for a socket
-	done(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	s.journal, err = journal.Open(filepath.Join(dir, "journal.db"))
-	done(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() { s.journal.Close() })
 	s.kubelet, err = podresourcestest.Start(dir)
-	done(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(s.kubelet.Stop)
 	s.pods, err = podresources.NewClient(dir, podresources.Self{})
-	done(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() { s.pods.Close() })
 	s.inventory = inventory.New(inventory.Options{SysRoot: "/sys", Log: testr.New(t), Changed: func() {
 		s.inputs.Notify()
@@ -225,7 +226,7 @@ func identities(t *testing.T, pf pci.Address) []uint64 {
 	var inodes []uint64
 	for i := range card.Number(t, pf, "sriov_numvfs") {
 		var stat unix.Stat_t
-		done(t, unix.Stat(filepath.Join(card.Devices, string(card.VF(t, pf, i))), &stat))
+		must.Succeed(t, unix.Stat(filepath.Join(card.Devices, string(card.VF(t, pf, i))), &stat))
 		inodes = append(inodes, stat.Ino)
 	}
 	return inodes
@@ -324,7 +325,7 @@ func TestSupply(t *testing.T) {
 		card.SetAttribute(t, pf, "driver_override", "\n")
 		card.Set(t, "/sys/bus/pci/drivers_probe", string(pf))
 		s.made(t, 1) // because the driver is another one: nobody has to ask
-		done(t, netlink.LinkSetUp(linkOf(t, card.Netdev(pf))))
+		must.Succeed(t, netlink.LinkSetUp(linkOf(t, card.Netdev(pf))))
 	})
 }
 
@@ -350,7 +351,7 @@ func supplyInUse(t *testing.T, s *supplier) {
 	var inside *netns.Namespace
 	leave := func(t *testing.T) {
 		name, inside = card.Netdev(vf), netns.New(t)
-		done(t, netlink.LinkSetNsFd(linkOf(t, name), inside.Fd()))
+		must.Succeed(t, netlink.LinkSetNsFd(linkOf(t, name), inside.Fd()))
 	}
 	comeBack := func(t *testing.T) { toHost(t, inside, name) }
 	for _, c := range []struct {
@@ -361,14 +362,14 @@ func supplyInUse(t *testing.T, s *supplier) {
 		{
 			"VF in a pod", string(vf) + " belongs to pod default/web",
 			func(t *testing.T) {
-				done(t, s.journal.Put(journal.Attachment{
+				must.Succeed(t, s.journal.Put(journal.Attachment{
 					Function: id, PF: s.pf, VFIndex: 1, State: journal.Reserved, Pod: journal.Pod{Namespace: "default", Name: "web"},
 				}))
 				leave(t)
 			},
 			func(t *testing.T) {
 				comeBack(t)
-				done(t, s.journal.Delete(id))
+				must.Succeed(t, s.journal.Delete(id))
 			},
 			true,
 		},
@@ -400,13 +401,13 @@ func supplyInUse(t *testing.T, s *supplier) {
 			"VF with an address of the host", "which has address 192.0.2.7/24",
 			func(t *testing.T) {
 				address, err := netlink.ParseAddr("192.0.2.7/24")
-				done(t, err)
-				done(t, netlink.AddrAdd(linkOf(t, card.Netdev(vf)), address))
+				must.Succeed(t, err)
+				must.Succeed(t, netlink.AddrAdd(linkOf(t, card.Netdev(vf)), address))
 			},
 			func(t *testing.T) {
 				address, err := netlink.ParseAddr("192.0.2.7/24")
-				done(t, err)
-				done(t, netlink.AddrDel(linkOf(t, card.Netdev(vf)), address))
+				must.Succeed(t, err)
+				must.Succeed(t, netlink.AddrDel(linkOf(t, card.Netdev(vf)), address))
 			},
 			false,
 		},

@@ -29,6 +29,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/evpngw"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
@@ -42,9 +43,9 @@ func TestSwitchdev(t *testing.T) {
 	legacy := f.Snapshot()
 	uplink := card.Netdev(pf)
 	eswitch, err := netlink.DevLinkGetDeviceByName("pci", string(pf))
-	done(t, err)
-	done(t, netlink.DevLinkSetEswitchMode(eswitch, "switchdev"))
-	t.Cleanup(func() { done(t, netlink.DevLinkSetEswitchMode(eswitch, "legacy")) })
+	must.Succeed(t, err)
+	must.Succeed(t, netlink.DevLinkSetEswitchMode(eswitch, "switchdev"))
+	t.Cleanup(func() { must.Succeed(t, netlink.DevLinkSetEswitchMode(eswitch, "legacy")) })
 
 	t.Run("Functions are the same in both eswitch modes", func(t *testing.T) {
 		for i := range card.Number(t, pf, "sriov_numvfs") {
@@ -55,7 +56,7 @@ func TestSwitchdev(t *testing.T) {
 			return got.Netdev == uplink && got.PFName == uplink
 		})
 		got, err := inventory.Read(inventory.Options{SysRoot: "/sys", Log: testr.New(t)})
-		done(t, err)
+		must.Succeed(t, err)
 		if diff := cmp.Diff(legacy, got); diff != "" {
 			t.Errorf("(-legacy +switchdev):\n%s", diff)
 		}
@@ -65,7 +66,7 @@ func TestSwitchdev(t *testing.T) {
 	t.Run("subfunction comes and goes", func(t *testing.T) { subfunctionComesAndGoes(t, f, pf) })
 
 	x := &xpu{t: t, state: filepath.Join(t.TempDir(), "state.db"), uplink: uplink}
-	t.Cleanup(func() { done(t, netlink.LinkDel(linkOf(t, "br-opi"))) }) // opi-bridge leaves it when it ends
+	t.Cleanup(func() { must.Succeed(t, netlink.LinkDel(linkOf(t, "br-opi"))) }) // opi-bridge leaves it when it ends
 	x.start()
 	x.network(t, "net-blue", 10)
 	x.network(t, "net-red", 20)
@@ -80,7 +81,7 @@ func TestSwitchdev(t *testing.T) {
 func representor(t *testing.T, pf pci.Address, portName string) string {
 	t.Helper()
 	found, err := filepath.Glob(filepath.Join(card.Devices, string(pf), "net/*"))
-	done(t, err)
+	must.Succeed(t, err)
 	var seen []string
 	for _, dir := range found {
 		content, _ := os.ReadFile(filepath.Join(dir, "phys_port_name")) // EOPNOTSUPP where there is none
@@ -97,12 +98,12 @@ func subfunctionComesAndGoes(t *testing.T, f *follower, pf pci.Address) {
 	const sfnum = 88
 	port, err := netlink.DevLinkPortAdd("pci", string(pf), nl.DEVLINK_PORT_FLAVOUR_PCI_SF,
 		netlink.DevLinkPortAddAttrs{SfNumber: sfnum, SfNumberValid: true})
-	done(t, err)
+	must.Succeed(t, err)
 	if got, err := sriovnet.GetSfRepresentor(card.Netdev(pf), sfnum); err != nil || got != representor(t, pf, "pf0sf88") {
 		t.Errorf("sriovnet says that the SF's representor is %s, %v", got, err)
 	}
 	mac := net.HardwareAddr{2, 0, 0, 0, 0, sfnum}
-	done(t, netlink.DevlinkPortFnSet("pci", string(pf), port.PortIndex, netlink.DevlinkPortFnSetAttrs{
+	must.Succeed(t, netlink.DevlinkPortFnSet("pci", string(pf), port.PortIndex, netlink.DevlinkPortFnSetAttrs{
 		FnAttrs:     netlink.DevlinkPortFn{State: nl.DEVLINK_PORT_FN_STATE_ACTIVE, HwAddr: mac},
 		HwAddrValid: true, StateValid: true,
 	}))
@@ -122,7 +123,7 @@ func subfunctionComesAndGoes(t *testing.T, f *follower, pf pci.Address) {
 	if !strings.HasPrefix(got.AuxDevice, "mlx5_core.sf.") || got.Driver == "" {
 		t.Errorf("auxiliary device %q with driver %q", got.AuxDevice, got.Driver)
 	}
-	done(t, netlink.DevLinkPortDel("pci", string(pf), port.PortIndex))
+	must.Succeed(t, netlink.DevLinkPortDel("pci", string(pf), port.PortIndex))
 	f.gone(t, time.Now(), id)
 }
 
@@ -148,10 +149,10 @@ func podOf(t *testing.T, netdev string, host byte) pod {
 	t.Helper()
 	link := linkOf(t, netdev)
 	p := pod{Namespace: netns.New(t), netdev: netdev, mac: link.Attrs().HardwareAddr}
-	done(t, netlink.LinkSetNsFd(link, p.Fd()))
+	must.Succeed(t, netlink.LinkSetNsFd(link, p.Fd()))
 	inside, err := p.Handle().LinkByName(netdev)
-	done(t, err)
-	done(t, p.Handle().LinkSetUp(inside))
+	must.Succeed(t, err)
+	must.Succeed(t, p.Handle().LinkSetUp(inside))
 	return p.at(t, netdev, fmt.Sprintf("192.0.2.%d", host))
 }
 
@@ -164,7 +165,7 @@ func (p pod) reaches(t *testing.T, other pod, within time.Duration) bool {
 		t.Fatalf("%v and %v: must be IPv4 addresses", p.ip, other.ip)
 	}
 	answered, err := p.Ping(from, to, within)
-	done(t, err)
+	must.Succeed(t, err)
 	return answered
 }
 
@@ -182,9 +183,9 @@ func (x *xpu) start() {
 	t.Helper()
 	log := testr.New(t)
 	agent, err := bridge.New(bridge.Config{State: x.state, DataPlane: bridge.DataPlaneVLANAware}, log)
-	done(t, err)
+	must.Succeed(t, err)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	done(t, err)
+	must.Succeed(t, err)
 	server := bridge.NewServer(bridge.NewMetrics(agent), log)
 	agent.Register(server)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -192,7 +193,7 @@ func (x *xpu) start() {
 	go func() { ended <- agent.Run(ctx) }()
 	go func() { ended <- server.Serve(listener) }()
 	x.client, err = opi.Dial(opi.Config{Endpoint: listener.Addr().String(), Dialect: evpngw.Dialect{}})
-	done(t, err)
+	must.Succeed(t, err)
 	client := x.client
 	x.stop = sync.OnceFunc(func() {
 		_ = client.Close()
@@ -214,21 +215,21 @@ func (x *xpu) network(t *testing.T, id string, vlan uint16) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	done(t, x.client.EnsureNetwork(ctx, opi.Network{ID: id, VLAN: vlan}))
+	must.Succeed(t, x.client.EnsureNetwork(ctx, opi.Network{ID: id, VLAN: vlan}))
 }
 
 func (x *xpu) port(t *testing.T, port opi.Port) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	done(t, x.client.EnsurePort(ctx, port))
+	must.Succeed(t, x.client.EnsurePort(ctx, port))
 }
 
 func (x *xpu) deletePort(t *testing.T, id string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	done(t, x.client.DeletePort(ctx, id))
+	must.Succeed(t, x.client.DeletePort(ctx, id))
 }
 
 // await waits until a port is in this state, and tells how long that took and what the agent says.
@@ -237,7 +238,7 @@ func (x *xpu) await(t *testing.T, id string, want opi.State) (time.Duration, str
 	begin := time.Now()
 	for {
 		got, err := x.client.GetPort(t.Context(), id)
-		done(t, err)
+		must.Succeed(t, err)
 		if got.State == want {
 			return time.Since(begin).Round(time.Millisecond), got.Detail
 		}
@@ -256,7 +257,7 @@ func master(t *testing.T, netdev string) string {
 		return ""
 	}
 	link, err := netlink.LinkByIndex(index)
-	done(t, err)
+	must.Succeed(t, err)
 	return link.Attrs().Name
 }
 
@@ -264,7 +265,7 @@ func master(t *testing.T, netdev string) string {
 func vfID(t *testing.T, pf pci.Address, index int) string {
 	t.Helper()
 	id, err := opi.PortID(string(card.VF(t, pf, index)), nil)
-	done(t, err)
+	must.Succeed(t, err)
 	return id
 }
 
@@ -294,10 +295,10 @@ func forwards(t *testing.T, x *xpu, pf pci.Address) {
 // opi-bridge by a name, as the administrator gives it.
 func trunk(t *testing.T, x *xpu, pf pci.Address) {
 	const uplinkID = "uplink-p0"
-	done(t, netlink.LinkAddAltName(linkOf(t, x.uplink), uplinkID))
+	must.Succeed(t, netlink.LinkAddAltName(linkOf(t, x.uplink), uplinkID))
 	t.Cleanup(func() {
-		done(t, netlink.LinkDelAltName(linkOf(t, x.uplink), uplinkID))
-		done(t, netlink.LinkSetUp(linkOf(t, x.uplink))) // opi-bridge takes it down with its Port
+		must.Succeed(t, netlink.LinkDelAltName(linkOf(t, x.uplink), uplinkID))
+		must.Succeed(t, netlink.LinkSetUp(linkOf(t, x.uplink))) // opi-bridge takes it down with its Port
 	})
 	both := []string{"net-blue", "net-red"}
 	untagged := newPod(t, card.VF(t, pf, 0), 1)
@@ -330,12 +331,12 @@ func trunk(t *testing.T, x *xpu, pf pci.Address) {
 func (p pod) inVLAN(t *testing.T, vlan int, ip string) pod {
 	t.Helper()
 	parent, err := p.Handle().LinkByName(p.netdev)
-	done(t, err)
+	must.Succeed(t, err)
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.ParentIndex = fmt.Sprintf("vlan%d", vlan), parent.Attrs().Index
 	link := &netlink.Vlan{LinkAttrs: attrs, VlanId: vlan}
-	done(t, p.Handle().LinkAdd(link))
-	done(t, p.Handle().LinkSetUp(link))
+	must.Succeed(t, p.Handle().LinkAdd(link))
+	must.Succeed(t, p.Handle().LinkSetUp(link))
 	return p.at(t, attrs.Name, ip)
 }
 
@@ -343,10 +344,10 @@ func (p pod) inVLAN(t *testing.T, vlan int, ip string) pod {
 func (p pod) at(t *testing.T, netdev, ip string) pod {
 	t.Helper()
 	link, err := p.Handle().LinkByName(netdev)
-	done(t, err)
+	must.Succeed(t, err)
 	address, err := netlink.ParseAddr(ip + "/24")
-	done(t, err)
-	done(t, p.Handle().AddrAdd(link, address))
+	must.Succeed(t, err)
+	must.Succeed(t, p.Handle().AddrAdd(link, address))
 	p.ip = address.IP.To4()
 	return p
 }
@@ -355,18 +356,18 @@ func (p pod) at(t *testing.T, netdev, ip string) pod {
 func forwardsToSubfunction(t *testing.T, x *xpu, f *follower, pf pci.Address) {
 	const sfnum = 7
 	id, err := opi.PortID(string(pf), new(sfnum))
-	done(t, err)
+	must.Succeed(t, err)
 	vf := newPod(t, card.VF(t, pf, 0), 1)
 	x.port(t, opi.Port{ID: vfID(t, pf, 0), MAC: vf.mac, Networks: []string{"net-blue"}})
 	t.Cleanup(func() { x.deletePort(t, vfID(t, pf, 0)) })
 
 	conn, err := devlink.Dial("")
-	done(t, err)
+	must.Succeed(t, err)
 	defer conn.Close()
 	port, err := conn.AddSF(devlink.OfPCI(pf), 0, sfnum)
-	done(t, err)
-	defer func() { done(t, conn.DeletePort(devlink.OfPCI(pf), port.Index)) }()
-	done(t, conn.SetFunction(devlink.OfPCI(pf), port.Index, devlink.FunctionChange{Active: new(true)}))
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, conn.DeletePort(devlink.OfPCI(pf), port.Index)) }()
+	must.Succeed(t, conn.SetFunction(devlink.OfPCI(pf), port.Index, devlink.FunctionChange{Active: new(true)}))
 	fn := function.SubfunctionID(pf, sfnum)
 	f.await(t, time.Now(), fn, "there, with netdev", func(got function.Function) bool { return got.Netdev != "" })
 	got, _ := f.Get(fn)
@@ -388,7 +389,7 @@ func startedAgain(t *testing.T, x *xpu, pf pci.Address) {
 	rep := linkOf(t, representor(t, pf, "pf0vf0")).Attrs().Index
 	updates, end := make(chan netlink.LinkUpdate, 100), make(chan struct{})
 	defer close(end)
-	done(t, netlink.LinkSubscribe(updates, end))
+	must.Succeed(t, netlink.LinkSubscribe(updates, end))
 	x.stop()
 	reach(t, a, b)
 	x.start()
@@ -455,9 +456,9 @@ func capture(t *testing.T, netdev string) *wire {
 	t.Helper()
 	const networkOrder = unix.ETH_P_ALL>>8 | unix.ETH_P_ALL&0xff<<8
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, networkOrder)
-	done(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() { _ = unix.Close(fd) })
-	done(t, unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: networkOrder, Ifindex: linkOf(t, netdev).Attrs().Index}))
+	must.Succeed(t, unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: networkOrder, Ifindex: linkOf(t, netdev).Attrs().Index}))
 	return &wire{fd: fd, seen: map[string]map[int]bool{}}
 }
 
@@ -470,7 +471,7 @@ func (w *wire) vlans(t *testing.T, mac string) map[int]bool {
 		if errors.Is(err, unix.EAGAIN) {
 			return w.seen[mac]
 		}
-		done(t, err)
+		must.Succeed(t, err)
 		if n < 18 {
 			continue
 		}

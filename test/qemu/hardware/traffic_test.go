@@ -12,6 +12,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
@@ -60,7 +61,7 @@ func attachedAs(t *testing.T, engine *netdev.Engine, device netdev.Device, host 
 	want.Name, want.Addresses = "net1", []netip.Prefix{netip.PrefixFrom(address, 24)}
 	p := pod{Namespace: netns.New(t), ip: address.AsSlice()}
 	held, err := take(t, engine, device, p.Path(), want)
-	done(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() {
 		if err := held.release(); err != nil {
 			t.Errorf("release of %s: %v", device.Name, err)
@@ -84,7 +85,7 @@ func TestTrafficVLAN(t *testing.T) {
 		t.Fatalf("the guest has %d cards, want 2", len(pfs))
 	}
 	engine, err := netdev.New(netdev.Options{})
-	done(t, err)
+	must.Succeed(t, err)
 	defer engine.Close()
 	tag := func(vlan int) *function.VFConfig { return &function.VFConfig{VLAN: &vlan} }
 	t.Run("same VLAN", func(t *testing.T) {
@@ -125,7 +126,7 @@ func TestTrafficSpoofCheck(t *testing.T) {
 	card.InGuest(t, "simnic")
 	pf := card.PFs(t)[0]
 	engine, err := netdev.New(netdev.Options{})
-	done(t, err)
+	must.Succeed(t, err)
 	defer engine.Close()
 	for _, test := range []struct {
 		name  string
@@ -159,17 +160,17 @@ const etherType = 0x88b5
 func (p pod) frames(t *testing.T) int {
 	t.Helper()
 	inside, err := p.Handle().LinkByName("net1")
-	done(t, err)
+	must.Succeed(t, err)
 	const networkOrder = etherType>>8 | etherType&0xff<<8
 	fd := -1
-	done(t, p.Do(func() (err error) {
+	must.Succeed(t, p.Do(func() (err error) {
 		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, networkOrder)
 		return err
 	}))
 	t.Cleanup(func() { _ = unix.Close(fd) })
-	done(t, unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: networkOrder, Ifindex: inside.Attrs().Index}))
+	must.Succeed(t, unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: networkOrder, Ifindex: inside.Attrs().Index}))
 	wait := unix.NsecToTimeval((100 * time.Millisecond).Nanoseconds())
-	done(t, unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait))
+	must.Succeed(t, unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait))
 	return fd
 }
 
@@ -189,7 +190,7 @@ func passes(t *testing.T, from, to int, target, source []byte, within time.Durat
 		if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
 			continue
 		}
-		done(t, err)
+		must.Succeed(t, err)
 		if n >= 12 && string(buffer[6:12]) == string(source) {
 			return true
 		}

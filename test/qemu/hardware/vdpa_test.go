@@ -13,6 +13,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
 
@@ -22,7 +23,7 @@ func TestVDPA(t *testing.T) {
 	pf := card.PFs(t)[0]
 	vf := card.VF(t, pf, 0)
 	f := follow(t)
-	done(t, netlink.VDPANewDev("vdpa0", "pci", string(vf), netlink.VDPANewDevParams{}))
+	must.Succeed(t, netlink.VDPANewDev("vdpa0", "pci", string(vf), netlink.VDPANewDevParams{}))
 	begin := time.Now()
 	made := function.VDPA{Name: "vdpa0", Driver: "vhost_vdpa", CharDevice: "vhost-vdpa-0"}
 	has := func(want function.VDPA) func(function.Function) bool {
@@ -47,7 +48,7 @@ func TestVDPA(t *testing.T) {
 		c := newClaims(t, t.TempDir(), spec, func(string) {})
 		object := claimOf(pf, vf, `"network": "lab"`)
 		prepared, err := c.prepare(object)
-		done(t, err)
+		must.Succeed(t, err)
 		container := c.container(prepared.Devices[0].CDIDeviceIDs...)
 		if diff := cmp.Diff([]string{"/dev/vhost-vdpa-0"}, nodePaths(container)); diff != "" {
 			t.Errorf("device nodes (-want +got):\n%s", diff)
@@ -57,13 +58,13 @@ func TestVDPA(t *testing.T) {
 			t.Errorf("environment (-want +got):\n%s", diff)
 		}
 		device, err := os.OpenFile("/dev/vhost-vdpa-0", os.O_RDWR, 0)
-		done(t, err)
+		must.Succeed(t, err)
 		defer device.Close()
 		const getDeviceID, network = 2<<30 | 4<<16 | 0xaf<<8 | 0x70, 1 // linux/vhost.h, linux/virtio_ids.h
 		if id, err := unix.IoctlGetUint32(int(device.Fd()), getDeviceID); err != nil || id != network {
 			t.Errorf("virtio device %d, %v; want %d", id, err, network)
 		}
-		done(t, c.unprepare(t.Context(), object))
+		must.Succeed(t, c.unprepare(t.Context(), object))
 	})
 
 	t.Run("bound to virtio_vdpa", func(t *testing.T) {
@@ -73,7 +74,7 @@ func TestVDPA(t *testing.T) {
 	})
 
 	t.Run("deleted", func(t *testing.T) {
-		done(t, netlink.VDPADelDev("vdpa0"))
+		must.Succeed(t, netlink.VDPADelDev("vdpa0"))
 		f.until(t, time.Now(), vf, "no vDPA device", has(function.VDPA{}))
 	})
 }

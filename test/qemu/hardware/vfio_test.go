@@ -34,6 +34,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/setup"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
@@ -68,9 +69,9 @@ func newClaimsOf(
 	c := &claims{t: t, dir: dir, spec: spec}
 	var err error
 	c.journal, err = journal.Open(filepath.Join(dir, "journal.db"))
-	done(t, err)
+	must.Succeed(t, err)
 	c.engine, err = netdev.New(netdev.Options{Trace: trace})
-	done(t, err)
+	must.Succeed(t, err)
 	var changed notify.Signal
 	c.inventory = inventory.New(inventory.Options{SysRoot: "/sys", Changed: changed.Notify, Log: log})
 	ctx, cancel := context.WithCancel(context.Background())
@@ -81,7 +82,7 @@ func newClaimsOf(
 		if open {
 			open = false
 			cancel()
-			done(t, errors.Join(<-ended, c.engine.Close(), c.journal.Close()))
+			must.Succeed(t, errors.Join(<-ended, c.engine.Close(), c.journal.Close()))
 		}
 	}
 	t.Cleanup(c.close)
@@ -93,7 +94,7 @@ func newClaimsOf(
 	setups := &setup.Runner{Drivers: c.drivers}
 	c.lifecycle = lifecycle.New(c.journal, c.engine, c.inventory, lifecycle.Options{BootID: bootID, Setup: setups}, log)
 	files, err := dra.NewCDI(filepath.Join(dir, "cdi"))
-	done(t, err)
+	must.Succeed(t, err)
 	c.driver = &dra.Driver{
 		Functions: c.inventory, DevicePools: c, Ports: c, Journal: c.journal, Lifecycle: c.lifecycle,
 		DeviceNodes: &devnode.Finder{SysRoot: "/sys", DevRoot: "/dev"}, CDI: files,
@@ -143,7 +144,7 @@ func (c *claims) container(devices ...string) ocispec.Spec {
 	c.t.Helper()
 	c.offer()
 	cache, err := cdi.NewCache(cdi.WithSpecDirs(filepath.Join(c.dir, "cdi")), cdi.WithAutoRefresh(false))
-	done(c.t, err)
+	must.Succeed(c.t, err)
 	var container ocispec.Spec
 	if unresolved, err := cache.InjectDevices(&container, devices...); err != nil {
 		c.t.Fatalf("unresolved %q: %v", unresolved, err)
@@ -161,9 +162,9 @@ func (c *claims) offer() {
 		attached := reserved
 		attached.State, attached.Before, attached.Observed = journal.Attached, &netdev.Snapshot{}, &netdev.Observed{}
 		attached.Place.NetNS = "/run/netns/pod" // where it would be
-		done(c.t, c.journal.Put(attached))
-		done(c.t, c.driver.Offer(attached))
-		done(c.t, c.journal.Put(reserved))
+		must.Succeed(c.t, c.journal.Put(attached))
+		must.Succeed(c.t, c.driver.Offer(attached))
+		must.Succeed(c.t, c.journal.Put(reserved))
 	}
 }
 
@@ -184,26 +185,26 @@ func worn(t *testing.T, c *claims, pf pci.Address, index int) (vf pci.Address, d
 	l, name := linkOf(t, card.Netdev(vf)), card.Netdev(vf)
 	t.Cleanup(func() {
 		l := linkOf(t, card.Netdev(vf))
-		done(t, errors.Join(
+		must.Succeed(t, errors.Join(
 			netlink.LinkSetVfVlan(linkOf(t, card.Netdev(pf)), index, 0), netlink.LinkSetDown(l), netlink.LinkSetName(l, name),
 			netlink.LinkSetMTU(l, 1500), netlink.LinkSetAlias(l, ""),
 		))
 	})
-	done(t, netlink.LinkSetVfVlan(linkOf(t, card.Netdev(pf)), index, 7))
-	done(t, netlink.LinkSetName(l, "worn0"))
-	done(t, netlink.LinkSetMTU(l, 1400))
-	done(t, netlink.LinkSetAlias(l, "the administrator's"))
-	done(t, netlink.LinkSetUp(l))
+	must.Succeed(t, netlink.LinkSetVfVlan(linkOf(t, card.Netdev(pf)), index, 7))
+	must.Succeed(t, netlink.LinkSetName(l, "worn0"))
+	must.Succeed(t, netlink.LinkSetMTU(l, 1400))
+	must.Succeed(t, netlink.LinkSetAlias(l, "the administrator's"))
+	must.Succeed(t, netlink.LinkSetUp(l))
 	device = netdev.Device{Name: "worn0", PF: &netdev.PF{Name: card.Netdev(pf), Address: string(pf), VF: index}}
 	before, err := c.engine.Snapshot(t.Context(), device)
-	done(t, err)
+	must.Succeed(t, err)
 	return vf, device, before
 }
 
 func wantRestored(t *testing.T, c *claims, device netdev.Device, before netdev.Snapshot) {
 	t.Helper()
 	now, err := c.engine.Snapshot(t.Context(), device)
-	done(t, err)
+	must.Succeed(t, err)
 	if left := netdev.Diff(before, now); len(left) > 0 {
 		t.Errorf("the VF is not what it was: %q", left)
 	}
@@ -225,7 +226,7 @@ func TestVFIO(t *testing.T) {
 
 	t.Run("claim gives the container the group", func(t *testing.T) {
 		prepared, err := c.prepare(object)
-		done(t, err)
+		must.Succeed(t, err)
 		if got := card.Link(vf, "driver"); got != "vfio-pci" {
 			t.Errorf("the driver is %q", got)
 		}
@@ -245,15 +246,15 @@ func TestVFIO(t *testing.T) {
 
 	t.Run("the PF enforces what the pod asked for", func(t *testing.T) {
 		observed, err := c.attach(object, vf, netns.New(t))
-		done(t, err)
+		must.Succeed(t, err)
 		if observed.MAC != "02:00:00:00:00:88" || len(observed.Addresses) != 1 || observed.Addresses[0].String() != "192.0.2.88/24" {
 			t.Errorf("observed %+v", observed)
 		}
 		routes, err := netlink.NewHandle(unix.NETLINK_ROUTE) // only one's own handle asks for VFs
-		done(t, err)
+		must.Succeed(t, err)
 		defer routes.Close()
 		l, err := routes.LinkByName(device.PF.Name)
-		done(t, err)
+		must.Succeed(t, err)
 		info := l.Attrs().Vfs[0]
 		if info.Vlan != 100 || info.Qos != 3 || info.Mac.String() != "02:00:00:00:00:88" {
 			t.Errorf("the PF has %+v", info)
@@ -282,7 +283,7 @@ func TestVFIO(t *testing.T) {
 
 	t.Run("release makes the VF what it was", func(t *testing.T) {
 		begin := time.Now()
-		done(t, c.unprepare(t.Context(), object))
+		must.Succeed(t, c.unprepare(t.Context(), object))
 		t.Logf("released after %s", time.Since(begin).Round(time.Millisecond))
 		wantRestored(t, c, device, before)
 		if got := card.Attribute(t, vf, "driver_override"); got != "(null)" {
@@ -295,7 +296,7 @@ func TestVFIO(t *testing.T) {
 
 	t.Run("unbinding that the kernel blocks is waited for in the background", func(t *testing.T) {
 		_, err := c.prepare(object)
-		done(t, err)
+		must.Succeed(t, err)
 		var program *vfioProgram
 		c.drivers.Trace = func(step string) {
 			if step == "unbind vfio-pci" && program == nil {
@@ -308,7 +309,7 @@ func TestVFIO(t *testing.T) {
 			cancel()
 		}
 		program.close()
-		done(t, c.unprepare(t.Context(), object))
+		must.Succeed(t, c.unprepare(t.Context(), object))
 		wantRestored(t, c, device, before)
 	})
 
@@ -317,7 +318,7 @@ func TestVFIO(t *testing.T) {
 		_, err := c.prepare(claimOf(pf, vf, `"network": "lab", "mtu": 1400`))
 		wantMessage(t, err, "mtu 1400: must be absent")
 		prepared, err := c.prepare(claimOf(pf, vf, `"network": "lab"`))
-		done(t, err)
+		must.Succeed(t, err)
 		if paths := nodePaths(c.container(prepared.Devices[0].CDIDeviceIDs...)); len(paths) != 2 {
 			t.Errorf("device nodes %q", paths)
 		}
@@ -327,7 +328,7 @@ func TestVFIO(t *testing.T) {
 				t.Errorf("pools see driver %q of %s", f.Driver, f.ID)
 			}
 		}
-		done(t, c.unprepare(t.Context(), object))
+		must.Succeed(t, c.unprepare(t.Context(), object))
 		c.spec.Driver = ""
 		wantRestored(t, c, device, before)
 	})
@@ -335,8 +336,8 @@ func TestVFIO(t *testing.T) {
 	t.Run("VF without a driver gets none back", func(t *testing.T) {
 		card.Set(t, "/sys/bus/pci/drivers/igbvf/unbind", string(vf))
 		_, err := c.prepare(object)
-		done(t, err)
-		done(t, c.unprepare(t.Context(), object))
+		must.Succeed(t, err)
+		must.Succeed(t, c.unprepare(t.Context(), object))
 		if got := card.Link(vf, "driver"); got != "" {
 			t.Errorf("the driver is %q", got)
 		}
@@ -361,20 +362,20 @@ func TestVFIORefused(t *testing.T) {
 	}
 	t.Run("netdev is a bridge's port", func(t *testing.T) {
 		bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br-vfio"}}
-		done(t, netlink.LinkAdd(bridge))
-		done(t, netlink.LinkSetMaster(linkOf(t, name), bridge))
+		must.Succeed(t, netlink.LinkAdd(bridge))
+		must.Succeed(t, netlink.LinkSetMaster(linkOf(t, name), bridge))
 		refused(t, name, "in use on the host, by br-vfio")
-		done(t, netlink.LinkDel(bridge))
+		must.Succeed(t, netlink.LinkDel(bridge))
 	})
 	t.Run("netdev has a VLAN", func(t *testing.T) {
 		vlan := &netlink.Vlan{LinkAttrs: netlink.LinkAttrs{Name: "vlan-vfio", ParentIndex: linkOf(t, name).Attrs().Index}, VlanId: 5}
-		done(t, netlink.LinkAdd(vlan))
+		must.Succeed(t, netlink.LinkAdd(vlan))
 		refused(t, "in use on the host, by vlan-vfio")
-		done(t, netlink.LinkDel(vlan))
+		must.Succeed(t, netlink.LinkDel(vlan))
 	})
 	t.Run("netdev is in another namespace", func(t *testing.T) {
 		pod := netns.New(t)
-		done(t, netlink.LinkSetNsFd(linkOf(t, name), pod.Fd()))
+		must.Succeed(t, netlink.LinkSetNsFd(linkOf(t, name), pod.Fd()))
 		refused(t, "its netdev is in another network namespace")
 		toHost(t, pod, name)
 	})
@@ -429,7 +430,7 @@ func TestVFIOKilled(t *testing.T) {
 		c.close()
 		next := newClaims(t, dir, v1alpha1.DevicePoolSpec{}, func(string) {})
 		if died == "" {
-			done(t, err)
+			must.Succeed(t, err)
 			wantRestored(t, next, device, before)
 			if n <= 12 {
 				t.Errorf("only %d steps", n-1)
@@ -440,15 +441,15 @@ func TestVFIOKilled(t *testing.T) {
 			died = what + " MAC" // which is another one each time
 		}
 		t.Run(fmt.Sprintf("%02d before %s", n, died), func(t *testing.T) {
-			done(t, next.lifecycle.Recover(t.Context()))
+			must.Succeed(t, next.lifecycle.Recover(t.Context()))
 			if a, ok := next.journal.Get(function.ID{Address: vf}); ok && a.State == journal.Reserved {
 				_, err := next.prepare(object)
-				done(t, err)
+				must.Succeed(t, err)
 				if got := card.Link(vf, "driver"); got != "vfio-pci" {
 					t.Errorf("prepared again: the driver is %q", got)
 				}
 			}
-			done(t, next.unprepare(t.Context(), object))
+			must.Succeed(t, next.unprepare(t.Context(), object))
 			wantRestored(t, next, device, before)
 		})
 		next.close()
@@ -465,7 +466,7 @@ func TestVFIOAfterBoot(t *testing.T) {
 	vf := card.VF(t, pf, 0)
 	object := claimOf(pf, vf, vfioParameters)
 	_, err := before.prepare(object)
-	done(t, err)
+	must.Succeed(t, err)
 	before.close()
 	card.SetAttribute(t, vf, "driver_override", "\n")
 	card.Set(t, "/sys/bus/pci/drivers/vfio-pci/unbind", string(vf))
@@ -475,14 +476,14 @@ func TestVFIOAfterBoot(t *testing.T) {
 	}
 
 	c := newClaimsOf(t, "boot-2", dir, v1alpha1.DevicePoolSpec{}, func(string) {})
-	done(t, c.lifecycle.Recover(t.Context()))
-	done(t, c.lifecycle.SetUp(t.Context()))
+	must.Succeed(t, c.lifecycle.Recover(t.Context()))
+	must.Succeed(t, c.lifecycle.SetUp(t.Context()))
 	if got := card.Link(vf, "driver"); got != "vfio-pci" {
 		t.Errorf("for its owner the driver is %q", got)
 	}
 	_, err = c.attach(object, vf, netns.New(t))
-	done(t, err)
-	done(t, c.unprepare(t.Context(), object))
+	must.Succeed(t, err)
+	must.Succeed(t, c.unprepare(t.Context(), object))
 	if got := card.Link(vf, "driver"); got != "igbvf" || card.Netdev(vf) == "" || len(c.journal.All()) > 0 {
 		t.Errorf("released: driver %q, netdev %q, journal %+v", got, card.Netdev(vf), c.journal.All())
 	}
@@ -513,15 +514,15 @@ func openVFIO(t *testing.T, group string, device pci.Address) *vfioProgram {
 	t.Cleanup(p.close)
 	open := func(file string) int {
 		fd, err := unix.Open(file, unix.O_RDWR|unix.O_CLOEXEC, 0)
-		done(t, err)
+		must.Succeed(t, err)
 		*p = append(*p, fd)
 		return fd
 	}
 	container, own := open("/dev/vfio/vfio"), open("/dev/vfio/"+group)
-	done(t, unix.IoctlSetPointerInt(own, setContainer, container))
-	done(t, unix.IoctlSetInt(container, setIOMMU, type1v2))
+	must.Succeed(t, unix.IoctlSetPointerInt(own, setContainer, container))
+	must.Succeed(t, unix.IoctlSetInt(container, setIOMMU, type1v2))
 	name, err := unix.BytePtrFromString(string(device))
-	done(t, err)
+	must.Succeed(t, err)
 	fd, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(own), getDevice, uintptr(unsafe.Pointer(name)))
 	if errno != 0 {
 		t.Fatalf("VFIO_GROUP_GET_DEVICE_FD: %v", errno)

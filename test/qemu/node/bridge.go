@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // BridgeAddress is where opi-bridge listens.
@@ -50,7 +52,7 @@ func (b *Bridge) Kill() { b.process.kill() }
 func (b *Bridge) Members(t *testing.T) []string {
 	t.Helper()
 	links, err := netlink.LinkList()
-	Must(t, err)
+	must.Succeed(t, err)
 	var members []string
 	for _, l := range links {
 		if l.Attrs().MasterIndex != 0 {
@@ -63,10 +65,10 @@ func (b *Bridge) Members(t *testing.T) []string {
 // removeBridges takes the data plane away, which opi-bridge leaves when it ends.
 func (b *Bridge) removeBridges() {
 	links, err := netlink.LinkList()
-	Must(b.t, err)
+	must.Succeed(b.t, err)
 	for _, l := range links {
 		if l.Type() == "bridge" {
-			Must(b.t, netlink.LinkDel(l))
+			must.Succeed(b.t, netlink.LinkDel(l))
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/node"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
@@ -131,8 +132,8 @@ func (f *field) startRenamed(t *testing.T) {
 	pf := f.pfs[1]
 	old := card.Netdev(pf)
 	uplink, err := netlink.LinkByName(old)
-	node.Must(t, err)
-	node.Must(t, netlink.LinkSetName(uplink, "uplink1"))
+	must.Succeed(t, err)
+	must.Succeed(t, netlink.LinkSetName(uplink, "uplink1"))
 	f.wantDevices(t, f.expected())
 	before := f.Cluster.Versions()
 	f.End()
@@ -140,7 +141,7 @@ func (f *field) startRenamed(t *testing.T) {
 	f.AwaitRuntime()
 	f.wantDevices(t, f.expected())
 	f.wantUntouched(t, before)
-	node.Must(t, netlink.LinkSetName(uplink, old))
+	must.Succeed(t, netlink.LinkSetName(uplink, old))
 	f.wantDevices(t, f.expected())
 }
 
@@ -205,7 +206,7 @@ func (c *claims) properties(t *testing.T) {
 		t.Errorf("net1 has MAC %s and MTU %d", got.HardwareAddr, got.MTU)
 	}
 	c.Eventually("the claim says so", func() bool {
-		node.Must(t, c.Cluster.Admin.Get(t.Context(), client.ObjectKeyFromObject(object), object))
+		must.Succeed(t, c.Cluster.Admin.Get(t.Context(), client.ObjectKeyFromObject(object), object))
 		return len(object.Status.Devices) == 1 && object.Status.Devices[0].NetworkData != nil
 	})
 	network := &resourceapi.NetworkDeviceData{
@@ -293,10 +294,10 @@ func (c *claims) namespaceDeleted(t *testing.T) {
 		MTU: new(int32(1400)), VF: &v1alpha1.VFConfig{VLAN: new(int32(100)), Trust: new(true), MaxTxRate: new(int32(100))},
 	})
 	pod.MustRun("net1")
-	node.Must(t, pod.Close())
+	must.Succeed(t, pod.Close())
 	vf := c.vfs[1][1]
 	c.Eventually("the VF is back", func() bool { return card.Netdev(vf.Address) != "" })
-	node.Must(t, pod.Stop())
+	must.Succeed(t, pod.Stop())
 	c.driver.MustUnprepare(object)
 	c.Cluster.Unallocate(object)
 	node.WantState(t, c.before)

@@ -31,6 +31,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi/kubeapitest"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
 
@@ -46,9 +47,9 @@ type Cluster struct {
 func connect(n *Node) *Cluster {
 	n.t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", plan.AdminKubeconfig)
-	Must(n.t, err)
+	must.Succeed(n.t, err)
 	admin, err := kubeapitest.Client(config)
-	Must(n.t, err)
+	must.Succeed(n.t, err)
 	c := &Cluster{Admin: admin, node: n}
 	c.Create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: plan.NodeName}})
 	n.t.Cleanup(func() {
@@ -62,7 +63,7 @@ func connect(n *Node) *Cluster {
 // Create creates an object that lives until the test ends.
 func (c *Cluster) Create(object client.Object) {
 	c.node.t.Helper()
-	Must(c.node.t, c.Admin.Create(c.node.t.Context(), object))
+	must.Succeed(c.node.t, c.Admin.Create(c.node.t.Context(), object))
 	c.node.t.Cleanup(func() { c.Delete(object) })
 }
 
@@ -70,16 +71,16 @@ func (c *Cluster) Create(object client.Object) {
 func (c *Cluster) Delete(object client.Object) {
 	c.node.t.Helper()
 	ctx := context.WithoutCancel(c.node.t.Context())
-	Must(c.node.t, client.IgnoreNotFound(c.Admin.Delete(ctx, object)))
+	must.Succeed(c.node.t, client.IgnoreNotFound(c.Admin.Delete(ctx, object)))
 	final := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))
-	Must(c.node.t, client.IgnoreNotFound(c.Admin.Patch(ctx, object, final)))
+	must.Succeed(c.node.t, client.IgnoreNotFound(c.Admin.Patch(ctx, object, final)))
 }
 
 // Slices are the node's ResourceSlices, by name.
 func (c *Cluster) Slices() map[string]resourceapi.ResourceSlice {
 	c.node.t.Helper()
 	var list resourceapi.ResourceSliceList
-	Must(c.node.t, c.Admin.List(context.WithoutCancel(c.node.t.Context()), &list))
+	must.Succeed(c.node.t, c.Admin.List(context.WithoutCancel(c.node.t.Context()), &list))
 	slices := map[string]resourceapi.ResourceSlice{}
 	for _, slice := range list.Items {
 		if slice.Spec.Driver == v1alpha1.GroupName {
@@ -118,7 +119,7 @@ func (c *Cluster) Allocate(
 	c.node.t.Helper()
 	config.TypeMeta = metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "InterfaceConfig"}
 	parameters, err := json.Marshal(config)
-	Must(c.node.t, err)
+	must.Succeed(c.node.t, err)
 	object := &resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: pod.Name},
 		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{
@@ -143,7 +144,7 @@ func (c *Cluster) Allocate(
 			{Resource: "pods", Name: pod.Name, UID: types.UID(pod.UID)},
 		},
 	}
-	Must(c.node.t, c.Admin.Status().Update(c.node.t.Context(), object))
+	must.Succeed(c.node.t, c.Admin.Status().Update(c.node.t.Context(), object))
 	return object
 }
 
@@ -181,12 +182,12 @@ func (n *Node) Register() *Driver {
 	ctx, cancel := context.WithTimeout(n.t.Context(), Patience)
 	defer cancel()
 	info, err := registration.GetInfo(ctx, &registerpb.InfoRequest{}, grpc.WaitForReady(true))
-	Must(n.t, err)
+	must.Succeed(n.t, err)
 	if !slices.Contains(info.SupportedVersions, drapb.DRAPluginService) {
 		n.t.Errorf("DRA driver %+v, want one with %s", info, drapb.DRAPluginService)
 	}
 	_, err = registration.NotifyRegistrationStatus(ctx, &registerpb.RegistrationStatus{PluginRegistered: true})
-	Must(n.t, err)
+	must.Succeed(n.t, err)
 	return &Driver{n, drapb.NewDRAPluginClient(n.dial(info.Endpoint))}
 }
 
@@ -194,7 +195,7 @@ func (n *Node) dial(socket string) *grpc.ClientConn {
 	n.t.Helper()
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: time.Second}))
-	Must(n.t, err)
+	must.Succeed(n.t, err)
 	n.root.Cleanup(func() { conn.Close() })
 	return conn
 }
@@ -230,7 +231,7 @@ func (d *Driver) MustPrepare(object *resourceapi.ResourceClaim) {
 		d.node.t.Fatalf("NodePrepareResources of claim %s: %q, %v; want CDI devices", object.Name, ids, err)
 	}
 	files, err := cdi.NewCache(cdi.WithSpecDirs(d.node.path("cdi")), cdi.WithAutoRefresh(false))
-	Must(d.node.t, err)
+	must.Succeed(d.node.t, err)
 	for _, id := range ids {
 		if files.GetDevice(id) == nil && !strings.HasPrefix(id, claim.CDIKind+"=") {
 			d.node.t.Errorf("no CDI file has device %s", id)
@@ -285,7 +286,7 @@ func (r *runtime) synchronize(ctx context.Context, plugin adaptation.SyncCB) err
 func (n *Node) StartRuntime() {
 	n.t.Helper()
 	directory := n.path("nri")
-	Must(n.t, os.MkdirAll(directory, 0o755))
+	must.Succeed(n.t, os.MkdirAll(directory, 0o755))
 	r := &runtime{}
 	update := func(context.Context, []*adaptation.ContainerUpdate) ([]*adaptation.ContainerUpdate, error) {
 		return nil, nil
@@ -294,8 +295,8 @@ func (n *Node) StartRuntime() {
 	r.Adaptation, err = adaptation.New("runtime", "v1", r.synchronize, update,
 		adaptation.WithSocketPath(n.path("nri.sock")), adaptation.WithPluginPath(directory),
 		adaptation.WithPluginConfigPath(filepath.Join(directory, "conf")))
-	Must(n.t, err)
-	Must(n.t, r.Adaptation.Start())
+	must.Succeed(n.t, err)
+	must.Succeed(n.t, r.Adaptation.Start())
 	n.root.Cleanup(r.Adaptation.Stop)
 	n.runtime = r
 }
@@ -322,7 +323,7 @@ func (p *Pod) Run() error {
 func (p *Pod) MustRun(name string) {
 	p.node.t.Helper()
 	p.node.Eventually(name+" is in "+p.Name, func() bool {
-		Must(p.node.t, p.Run())
+		must.Succeed(p.node.t, p.Run())
 		return p.Has(name)
 	})
 	p.Interface(name)
@@ -339,7 +340,7 @@ func (p *Pod) Stop() error {
 // MustStop is Stop, after which the pod has no net1.
 func (p *Pod) MustStop() {
 	p.node.t.Helper()
-	Must(p.node.t, p.Stop())
+	must.Succeed(p.node.t, p.Stop())
 	p.WantNo("net1")
 }
 

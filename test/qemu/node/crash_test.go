@@ -24,6 +24,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/node"
@@ -194,7 +195,7 @@ func TestCrashAtEachStep(t *testing.T) {
 func (l life) crash(t *testing.T) (last string, killed bool) {
 	t.Helper()
 	text, err := json.Marshal(l)
-	node.Must(t, err)
+	must.Succeed(t, err)
 	child := exec.Command("/proc/self/exe")
 	child.Env = append(os.Environ(), crashing+"="+string(text))
 	output, err := child.CombinedOutput()
@@ -214,8 +215,8 @@ func (l life) crash(t *testing.T) (last string, killed bool) {
 func (l life) heal(t *testing.T) {
 	t.Helper()
 	a, err := l.start(func(string) {})
-	node.Must(t, err)
-	defer func() { node.Must(t, a.close()) }()
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, a.close()) }()
 	if err := a.lifecycle.Recover(t.Context()); err != nil {
 		t.Errorf("recover: %v", err)
 	}

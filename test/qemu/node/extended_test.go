@@ -15,6 +15,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/cniserver"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/node"
 )
@@ -193,15 +194,15 @@ func (f *field) renamed(t *testing.T) {
 	pod.MustAdd(vf, conf)
 	old := card.Netdev(f.pfs[1])
 	uplink, err := netlink.LinkByName(old)
-	node.Must(t, err)
-	node.Must(t, netlink.LinkSetName(uplink, "uplink1"))
+	must.Succeed(t, err)
+	must.Succeed(t, netlink.LinkSetName(uplink, "uplink1"))
 	pod.MustDel(vf, conf)
 	want := f.before[string(f.pfs[1])]
 	want.Name = "uplink1"
 	if diff := cmp.Diff(want, node.HostState(t)[string(f.pfs[1])]); diff != "" {
 		t.Errorf("renamed PF (-before +now):\n%s", diff)
 	}
-	node.Must(t, netlink.LinkSetName(uplink, old))
+	must.Succeed(t, netlink.LinkSetName(uplink, old))
 	node.WantState(t, f.before)
 }
 
@@ -210,9 +211,9 @@ func (f *field) namespaceDeleted(t *testing.T) {
 	pod := f.pod("deleted", 1, vf)
 	conf := node.NetConf{"vlan": 100, "trust": "on", "max_tx_rate": 100, "mtu": 1400}
 	pod.MustAdd(vf, conf)
-	node.Must(t, pod.Close())
+	must.Succeed(t, pod.Close())
 	f.Eventually("the VF is back", func() bool { return card.Netdev(vf.Address) != "" })
-	node.Must(t, pod.Del(vf, conf))
+	must.Succeed(t, pod.Del(vf, conf))
 	node.WantState(t, f.before)
 	f.WantHealthy(resource, f.all()...)
 }
@@ -224,11 +225,11 @@ func (f *field) namespaceDeletedUnseen(t *testing.T) {
 	conf := node.NetConf{"vlan": 100, "trust": "on", "max_tx_rate": 100, "mtu": 1400, "mac": "02:00:00:00:00:01"}
 	pod.MustAdd(vf, conf)
 	f.Kill()
-	node.Must(t, pod.Close())
+	must.Succeed(t, pod.Close())
 	f.Start()
 	node.WantState(t, f.before)
 	f.WantHealthy(resource, f.all()...)
-	node.Must(t, pod.Del(vf, conf))
+	must.Succeed(t, pod.Del(vf, conf))
 	node.WantState(t, f.before)
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/node"
 )
@@ -62,7 +63,7 @@ func TestFault(t *testing.T) {
 		n.WantHealthy(resource, append(slices.Clone(others[1:]), healthy...)...)
 		listed := time.Now()
 		waiting.Wait()
-		node.Must(t, err)
+		must.Succeed(t, err)
 		t.Logf("slices had it after %s, and the kubelet after %s", since(slice, begin), since(listed, begin))
 		if how != "" && (slice.Sub(begin) > follows || listed.Sub(begin) > follows) {
 			t.Errorf("not within %s", follows)
@@ -86,10 +87,10 @@ func TestFault(t *testing.T) {
 	t.Run("recovery of a PF", func(t *testing.T) { follow(t, "0", vfs[1:], untainted) })
 	t.Run("error of the ports of VFs", func(t *testing.T) {
 		conn, err := devlink.Dial("")
-		node.Must(t, err)
+		must.Succeed(t, err)
 		defer conn.Close()
-		node.Must(t, conn.SetEswitchMode(devlink.OfPCI(pf), devlink.Switchdev))
-		defer func() { node.Must(t, conn.SetEswitchMode(devlink.OfPCI(pf), devlink.Legacy)) }()
+		must.Succeed(t, conn.SetEswitchMode(devlink.OfPCI(pf), devlink.Switchdev))
+		defer func() { must.Succeed(t, conn.SetEswitchMode(devlink.OfPCI(pf), devlink.Legacy)) }()
 		follow(t, "1 2", vfs[1:2], untainted)
 		follow(t, "1 0", vfs[1:2], faulty)
 		follow(t, "0 2", vfs[1:], faulty)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
@@ -57,10 +58,10 @@ func HostState(t *testing.T) State {
 	t.Helper()
 	// Only a handle of its own tells about VFs.
 	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-	Must(t, err)
+	must.Succeed(t, err)
 	defer handle.Close()
 	links, err := handle.LinkList()
-	Must(t, err)
+	must.Succeed(t, err)
 	state := State{}
 	for _, l := range links {
 		a := l.Attrs()

@@ -25,6 +25,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/host"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/node"
@@ -71,12 +72,12 @@ func TestHotplug(t *testing.T) {
 
 	t.Run("link down", func(t *testing.T) {
 		h.follow(t, carrier(card.Netdev(h.pf), false), nil, []string{tainted(vfs[0])}, func(ctx context.Context) {
-			node.Must(t, host.SetLink(ctx, 0, false))
+			must.Succeed(t, host.SetLink(ctx, 0, false))
 		})
 	})
 	t.Run("link up", func(t *testing.T) {
 		h.follow(t, carrier(card.Netdev(h.pf), true), vfs, []string{vfs[0].DeviceName()}, func(ctx context.Context) {
-			node.Must(t, host.SetLink(ctx, 0, true))
+			must.Succeed(t, host.SetLink(ctx, 0, true))
 		})
 	})
 	t.Run("VFs destroyed", func(t *testing.T) {
@@ -93,15 +94,15 @@ func TestHotplug(t *testing.T) {
 	t.Run("VFs created", makeVFs)
 	t.Run("PF unplugged", func(t *testing.T) {
 		h.follow(t, removed(vfs[len(vfs)-1].Address), nil, nil, func(ctx context.Context) {
-			node.Must(t, host.Unplug(ctx, 0))
+			must.Succeed(t, host.Unplug(ctx, 0))
 		})
 	})
 	t.Run("PF plugged", func(t *testing.T) {
-		node.Must(t, host.Plug(t.Context(), 0))
+		must.Succeed(t, host.Plug(t.Context(), 0))
 		node.Eventually(t, "netdev of "+string(h.pf), func() bool { return card.Netdev(h.pf) != "" })
 		link, err := netlink.LinkByName(card.Netdev(h.pf))
-		node.Must(t, err)
-		node.Must(t, netlink.LinkSetUp(link))
+		must.Succeed(t, err)
+		must.Succeed(t, netlink.LinkSetUp(link))
 		node.Carrier(t, h.pf)
 		makeVFs(t)
 	})
@@ -181,7 +182,7 @@ func (h *hotplug) traffic(t *testing.T) (undisturbed func(*testing.T)) {
 	var pods []*node.Pod
 	for i, vf := range h.others[:2] {
 		_, err := h.Allocate(resource, vf)
-		node.Must(t, err)
+		must.Succeed(t, err)
 		p := h.NewPod(fmt.Sprintf("undisturbed%d", i), byte(i+1))
 		p.MustAdd(vf, nil)
 		pods = append(pods, p)
@@ -235,11 +236,11 @@ type sliceWatch struct {
 func watchSlices(t *testing.T) *sliceWatch {
 	t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", plan.AdminKubeconfig)
-	node.Must(t, err)
+	must.Succeed(t, err)
 	api, err := client.NewWithWatch(config, client.Options{Scheme: clientgoscheme.Scheme})
-	node.Must(t, err)
+	must.Succeed(t, err)
 	stream, err := api.Watch(t.Context(), &resourceapi.ResourceSliceList{})
-	node.Must(t, err)
+	must.Succeed(t, err)
 	w := &sliceWatch{
 		slices: map[string]resourceapi.ResourceSlice{}, written: map[pci.Address]int{}, changed: make(chan struct{}),
 	}
@@ -358,11 +359,11 @@ func listen(t *testing.T) *kernelEvents {
 	k := &kernelEvents{}
 	const kind = unix.SOCK_RAW | unix.SOCK_CLOEXEC | unix.SOCK_NONBLOCK
 	fd, err := unix.Socket(unix.AF_NETLINK, kind, unix.NETLINK_KOBJECT_UEVENT)
-	node.Must(t, err)
-	node.Must(t, unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: 1}))
+	must.Succeed(t, err)
+	must.Succeed(t, unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: 1}))
 	uevents := os.NewFile(uintptr(fd), "uevents")
 	links, done := make(chan netlink.LinkUpdate), make(chan struct{})
-	node.Must(t, netlink.LinkSubscribe(links, done))
+	must.Succeed(t, netlink.LinkSubscribe(links, done))
 	var listening sync.WaitGroup
 	listening.Go(func() {
 		buffer := make([]byte, os.Getpagesize())

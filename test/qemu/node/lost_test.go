@@ -16,6 +16,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/host"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/node"
@@ -49,7 +50,7 @@ func TestCardLost(t *testing.T) {
 	c.wantTraffic(t)
 	enforced := node.HostState(t)[string(c.pfs[0])].VFs
 
-	node.Must(t, host.Unplug(t.Context(), 0))
+	must.Succeed(t, host.Unplug(t.Context(), 0))
 	c.Eventually("all that the card's pods had is lost", func() bool { return strings.Count(c.Log(), "has lost its Function") == 7 })
 	for pod := range c.had {
 		if pod != c.other {
@@ -62,11 +63,11 @@ func TestCardLost(t *testing.T) {
 	}
 
 	begin := time.Now()
-	node.Must(t, host.Plug(t.Context(), 0))
+	must.Succeed(t, host.Plug(t.Context(), 0))
 	c.Eventually("the PF is back", func() bool { return card.Netdev(c.pfs[0]) != "" })
 	pf, err := netlink.LinkByName(card.Netdev(c.pfs[0]))
-	node.Must(t, err)
-	node.Must(t, netlink.LinkSetUp(pf))
+	must.Succeed(t, err)
+	must.Succeed(t, netlink.LinkSetUp(pf))
 	for pod := range c.had {
 		c.Eventually(pod.Name+" has its interface again", pod.Ready)
 	}
@@ -151,9 +152,9 @@ func interfaceOf(t *testing.T, pod *node.Pod) string {
 	t.Helper()
 	a := pod.Interface("net1")
 	l, err := pod.Handle().LinkByName("net1")
-	node.Must(t, err)
+	must.Succeed(t, err)
 	addresses, err := pod.Handle().AddrList(l, netlink.FAMILY_V4)
-	node.Must(t, err)
+	must.Succeed(t, err)
 	return fmt.Sprintf("%s, MTU %d, %s", a.HardwareAddr, a.MTU, addresses)
 }
 
@@ -190,7 +191,7 @@ func (c *cardLost) wantReady(t *testing.T, status metav1.ConditionStatus, reason
 	t.Helper()
 	for pod, object := range c.claimed {
 		c.Eventually(fmt.Sprintf("claim of %s is Ready: %s", pod.Name, status), func() bool {
-			node.Must(t, c.Cluster.Admin.Get(t.Context(), client.ObjectKeyFromObject(object), object))
+			must.Succeed(t, c.Cluster.Admin.Get(t.Context(), client.ObjectKeyFromObject(object), object))
 			for _, d := range object.Status.Devices {
 				for _, condition := range d.Conditions {
 					if condition.Type == v1alpha1.ConditionReady && condition.Status == status && condition.Reason == reason {
@@ -208,7 +209,7 @@ func (c *cardLost) wantEvents(t *testing.T) {
 	t.Helper()
 	c.Eventually("events of the pods", func() bool {
 		var events corev1.EventList
-		node.Must(t, c.Cluster.Admin.List(t.Context(), &events, client.InNamespace("default")))
+		must.Succeed(t, c.Cluster.Admin.List(t.Context(), &events, client.InNamespace("default")))
 		told := map[string]bool{}
 		for _, e := range events.Items {
 			told[e.InvolvedObject.Name+" "+e.Reason] = true

@@ -31,6 +31,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceplugin/kubelettest"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
 
@@ -83,21 +84,21 @@ type Node struct {
 func New(t *testing.T, options Options) *Node {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "node") // a test's own directory has too long a name for sockets
-	Must(t, err)
-	t.Cleanup(func() { Must(t, os.RemoveAll(dir)) })
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, os.RemoveAll(dir)) })
 	n := &Node{
 		root: t, t: t, dir: dir, options: options,
 		resources: map[function.ID]string{}, given: map[function.ID]*podresourcesapi.PodResources{},
 	}
 	n.Kubelet = kubelettest.New(n.path("kubelet"), kubelettest.Options{})
-	Must(t, n.Kubelet.Start())
+	must.Succeed(t, n.Kubelet.Start())
 	t.Cleanup(n.Kubelet.Stop)
 	n.Pods, err = podresourcestest.Start(n.path("kubelet"))
-	Must(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(n.Pods.Stop)
 	n.Declare(options.Pools...)
 	if options.Direct != "" {
-		Must(t, os.WriteFile(n.path("direct.yaml"), []byte(options.Direct), 0o600))
+		must.Succeed(t, os.WriteFile(n.path("direct.yaml"), []byte(options.Direct), 0o600))
 	}
 	if options.Cluster {
 		n.Cluster = connect(n)
@@ -124,13 +125,13 @@ func (n *Node) Declare(pools ...v1alpha1.DevicePool) {
 	for _, p := range pools {
 		p.TypeMeta = metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "DevicePool"}
 		one, err := yaml.Marshal(p)
-		Must(n.t, err)
+		must.Succeed(n.t, err)
 		text.WriteString("---\n")
 		text.Write(one)
 	}
 	file := n.path("pools.yaml")
-	Must(n.t, os.WriteFile(file+".new", text.Bytes(), 0o600))
-	Must(n.t, os.Rename(file+".new", file))
+	must.Succeed(n.t, os.WriteFile(file+".new", text.Bytes(), 0o600))
+	must.Succeed(n.t, os.Rename(file+".new", file))
 }
 
 // flags of the agent.
@@ -200,7 +201,7 @@ func (n *Node) get(path string) (string, error) {
 func (n *Node) Log() string {
 	n.t.Helper()
 	text, err := os.ReadFile(n.path("agent.log"))
-	Must(n.t, err)
+	must.Succeed(n.t, err)
 	return string(text)
 }
 
@@ -279,7 +280,7 @@ func (n *Node) MustAllocate(resource string, f function.ID) {
 func (n *Node) Records() []journal.Attachment {
 	n.t.Helper()
 	j, err := journal.Open(n.path("state/journal.db"))
-	Must(n.t, err)
+	must.Succeed(n.t, err)
 	defer j.Close()
 	return j.All()
 }
@@ -292,14 +293,6 @@ func (n *Node) WantNothingLeft() {
 	}
 	if spooled, err := filepath.Glob(n.path("spool/*.json")); err != nil || len(spooled) > 0 {
 		n.t.Errorf("the spool has %q, %v; want nothing", spooled, err)
-	}
-}
-
-// Must ends the test at an error.
-func Must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
@@ -172,7 +173,7 @@ func (p *Pod) WantNo(name string) {
 func (p *Pod) Reaches(other *Pod, within time.Duration) bool {
 	p.node.t.Helper()
 	answered, err := p.Ping(p.IP, other.IP, within)
-	Must(p.node.t, err)
+	must.Succeed(p.node.t, err)
 	return answered
 }
 

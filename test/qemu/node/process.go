@@ -8,6 +8,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // process is a program that runs beside the test.
@@ -23,11 +25,11 @@ func launch(t *testing.T, log, program string, args ...string) *process {
 	t.Helper()
 	first := !exists(log)
 	output, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	Must(t, err)
+	must.Succeed(t, err)
 	defer output.Close()
 	p := &process{command: exec.Command(program, args...), done: make(chan struct{})}
 	p.command.Stdout, p.command.Stderr = output, output
-	Must(t, p.command.Start())
+	must.Succeed(t, p.command.Start())
 	go func() {
 		p.err = p.command.Wait()
 		close(p.done)

@@ -11,6 +11,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/node"
 )
@@ -43,7 +44,7 @@ func TestClaimedSubfunction(t *testing.T) {
 	n.Run("in eswitch mode legacy only the VF is offered, and the pool says why", func(t *testing.T) {
 		n.Eventually("the VF is offered", func() bool { vf, sf := devices(); return vf && !sf })
 		n.Eventually("the pool says why", func() bool {
-			node.Must(t, n.Cluster.Admin.Get(t.Context(), client.ObjectKeyFromObject(declared), declared))
+			must.Succeed(t, n.Cluster.Admin.Get(t.Context(), client.ObjectKeyFromObject(declared), declared))
 			nodes := declared.Status.Nodes
 			return len(nodes) == 1 && len(nodes[0].Shortages) == 1 && nodes[0].Shortages[0].PF == string(pf) &&
 				nodes[0].Shortages[0].Reason == v1alpha1.ReasonNotSupported &&
@@ -52,13 +53,13 @@ func TestClaimedSubfunction(t *testing.T) {
 	})
 
 	conn, err := devlink.Dial("")
-	node.Must(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(conn.Close)
-	node.Must(t, conn.SetEswitchMode(devlink.OfPCI(pf), devlink.Switchdev))
-	t.Cleanup(func() { node.Must(t, conn.SetEswitchMode(devlink.OfPCI(pf), devlink.Legacy)) })
+	must.Succeed(t, conn.SetEswitchMode(devlink.OfPCI(pf), devlink.Switchdev))
+	t.Cleanup(func() { must.Succeed(t, conn.SetEswitchMode(devlink.OfPCI(pf), devlink.Legacy)) })
 	n.Eventually("both are offered", func() bool { vf, sf := devices(); return vf && sf })
 	n.Eventually("the pool has what it asks for", func() bool {
-		node.Must(t, n.Cluster.Admin.Get(t.Context(), client.ObjectKeyFromObject(declared), declared))
+		must.Succeed(t, n.Cluster.Admin.Get(t.Context(), client.ObjectKeyFromObject(declared), declared))
 		return len(declared.Status.Nodes) == 1 && len(declared.Status.Nodes[0].Shortages) == 0
 	})
 	before := n.Cluster.Versions()

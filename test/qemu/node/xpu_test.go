@@ -15,6 +15,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/node"
 )
@@ -36,13 +37,13 @@ func newOnXPU(t *testing.T) *onXPU {
 	t.Helper()
 	card.InGuest(t, "simnic")
 	conn, err := devlink.Dial("")
-	node.Must(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() { conn.Close() })
 	x := &onXPU{devlink: conn, pf: card.PFs(t)[0]}
 	had, err := conn.EswitchMode(devlink.OfPCI(x.pf))
-	node.Must(t, err)
-	node.Must(t, conn.SetEswitchMode(devlink.OfPCI(x.pf), devlink.Switchdev))
-	t.Cleanup(func() { node.Must(t, conn.SetEswitchMode(devlink.OfPCI(x.pf), had)) })
+	must.Succeed(t, err)
+	must.Succeed(t, conn.SetEswitchMode(devlink.OfPCI(x.pf), devlink.Switchdev))
+	t.Cleanup(func() { must.Succeed(t, conn.SetEswitchMode(devlink.OfPCI(x.pf), had)) })
 	nameByPath(t, x.pf)
 	x.before, x.ports = node.HostState(t), x.functionPorts(t)
 
@@ -71,9 +72,9 @@ func nameByPath(t *testing.T, pf pci.Address) {
 	for i, vf := range node.VFs(t, pf) {
 		old := card.Netdev(vf.Address)
 		l, err := netlink.LinkByName(old)
-		node.Must(t, err)
-		node.Must(t, netlink.LinkSetName(l, fmt.Sprintf("enp1s0v%d", i)))
-		t.Cleanup(func() { node.Must(t, netlink.LinkSetName(l, old)) })
+		must.Succeed(t, err)
+		must.Succeed(t, netlink.LinkSetName(l, fmt.Sprintf("enp1s0v%d", i)))
+		t.Cleanup(func() { must.Succeed(t, netlink.LinkSetName(l, old)) })
 	}
 }
 
@@ -81,7 +82,7 @@ func nameByPath(t *testing.T, pf pci.Address) {
 func (x *onXPU) functionPorts(t *testing.T) []devlink.Port {
 	t.Helper()
 	ports, err := x.devlink.PortsOf(devlink.OfPCI(x.pf))
-	node.Must(t, err)
+	must.Succeed(t, err)
 	return ports
 }
 
@@ -90,10 +91,10 @@ func subfunctions(t *testing.T) []string {
 	t.Helper()
 	var numbers []string
 	found, err := filepath.Glob("/sys/bus/auxiliary/devices/*/sfnum")
-	node.Must(t, err)
+	must.Succeed(t, err)
 	for _, file := range found {
 		content, err := os.ReadFile(file)
-		node.Must(t, err)
+		must.Succeed(t, err)
 		numbers = append(numbers, strings.TrimSpace(string(content)))
 	}
 	slices.Sort(numbers)
@@ -181,7 +182,7 @@ func TestXPU(t *testing.T) {
 		if _, err := pod.Add(sfs[1], conf); err == nil || !strings.Contains(err.Error(), "green") {
 			t.Errorf("ADD: %v, want an error that names network green", err)
 		}
-		node.Must(t, pod.Del(sfs[1], conf)) // as runtimes do
+		must.Succeed(t, pod.Del(sfs[1], conf)) // as runtimes do
 		x.WantHealthy(node.Resource("sfs"), sfs...)
 		x.wantAsBefore(t)
 	})
