@@ -1,0 +1,138 @@
+package dra
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/test/must"
+)
+
+// TestConsumers: who a claim is for is what the API server says of this very claim and this device.
+func TestConsumers(t *testing.T) {
+	known := journal.Claim{Namespace: "default", Name: "c", UID: "c-uid", Request: "nic", Pool: "p", Device: "d"}
+	claim := func(uid types.UID, device string) *resourceapi.ResourceClaim {
+		c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "c", UID: uid}}
+		c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+			Results: []resourceapi.DeviceRequestAllocationResult{{Request: "nic", Driver: v1alpha1.GroupName, Pool: "p", Device: device}},
+		}}
+		c.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "pod", UID: "pod-uid"}}
+		return c
+	}
+	for name, test := range map[string]struct {
+		objects []runtime.Object
+		want    bool
+	}{
+		"the claim":                  {[]runtime.Object{claim("c-uid", "d")}, true},
+		"another claim of the name":  {[]runtime.Object{claim("other", "d")}, false},
+		"the claim, another device":  {[]runtime.Object{claim("c-uid", "e")}, false},
+		"another claim, the device?": {[]runtime.Object{claim("other", "e")}, false},
+		"no claim":                   {nil, false},
+	} {
+		pods, isAllocated, err := Claims{fake.NewClientset(test.objects...).ResourceV1()}.Consumers(t.Context(), known)
+		if err != nil || isAllocated != test.want || slices.Equal(pods, []types.UID{"pod-uid"}) != test.want {
+			t.Errorf("%s: pods %q, allocated %t, %v", name, pods, isAllocated, err)
+		}
+	}
+}
+
+// TestConsumer: an interface is for one pod, and for nothing else.
+func TestConsumer(t *testing.T) {
+	for _, test := range []struct {
+		consumers []resourceapi.ResourceClaimConsumerReference
+		want      string
+	}{
+		{[]resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "a"}}, ""},
+		{nil, "0 pods share it"},
+		{make([]resourceapi.ResourceClaimConsumerReference, 2), "2 pods share it"},
+		{[]resourceapi.ResourceClaimConsumerReference{{Resource: "jobs", Name: "a"}}, "reserved for jobs a, want a pod"},
+		{[]resourceapi.ResourceClaimConsumerReference{{APIGroup: "example.com", Resource: "pods", Name: "a"}}, "want a pod"},
+	} {
+		c := &resourceapi.ResourceClaim{Status: resourceapi.ResourceClaimStatus{ReservedFor: test.consumers}}
+		_, err := consumer(c)
+		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%+v: error %v, want %q", test.consumers, err, test.want)
+		}
+	}
+}
+
+// TestEarlierPrepare: what an earlier Prepare of the claim reserved is known for each of its Functions by itself.
+func TestEarlierPrepare(t *testing.T) {
+	j, err := journal.Open(filepath.Join(t.TempDir(), "journal.db"))
+	must.Succeed(t, err)
+	t.Cleanup(func() { j.Close() })
+	first, second := function.ID{Address: "0000:3b:00.2"}, function.ID{Address: "0000:3b:00.3"}
+	claimed := function.Interface{Name: "net1", MTU: 9000}
+	for _, a := range []journal.Attachment{
+		{
+			Function: first, PF: "0000:3b:00.0", State: journal.Reserved, Claim: journal.Claim{Namespace: "default", Name: "c", UID: "c-uid"},
+			Setup: &journal.Setup{Driver: "vfio-pci"}, Interface: function.Interface{Name: "net7"},
+			CNI: &journal.CNI{ContainerID: "x", IfName: "net7", Claimed: &claimed},
+		},
+		{
+			Function: second, PF: "0000:3b:00.0", State: journal.Reserved, Claim: journal.Claim{Namespace: "default", Name: "c", UID: "c-uid"},
+			Interface: function.Interface{Name: "net2"},
+		},
+	} {
+		must.Succeed(t, j.Put(a))
+	}
+	d := &Driver{Journal: j}
+	if got := d.bound("c-uid", first); got != v1alpha1.DriverVFIO {
+		t.Errorf("bound %q, want vfio-pci", got)
+	}
+	if got := d.bound("c-uid", second); got != "" {
+		t.Errorf("bound %q to the Function that keeps its own driver", got)
+	}
+	for id, want := range map[function.ID]string{first: "net1", second: "net2"} {
+		if got, ok := d.known("c-uid", id); !ok || got.Name != want {
+			t.Errorf("%s: known is %+v, %t, want %s", id, got, ok, want)
+		}
+	}
+	if got, ok := d.known("c-uid", function.ID{Address: "0000:3b:00.4"}); ok {
+		t.Errorf("known is %+v of a Function that the claim does not have", got)
+	}
+}
+
+// TestCreateFirst: the first slices are created only where it is known that there are none.
+func TestCreateFirst(t *testing.T) {
+	resources := resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{"p": {Slices: []resourceslice.Slice{{}}}}}
+	owner := resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: "node1", UID: "node1-uid"}
+	for name, test := range map[string]struct {
+		existing []resourceapi.ResourceSlice
+		err      error
+		creates  int
+	}{
+		"none":          {nil, nil, 1},
+		"some":          {make([]resourceapi.ResourceSlice, 1), nil, 0},
+		"not to be had": {nil, apierrors.NewInternalError(errors.New("not now")), 0},
+	} {
+		client := fake.NewClientset()
+		client.PrependReactor("list", "resourceslices", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return true, &resourceapi.ResourceSliceList{Items: test.existing}, test.err
+		})
+		creates := 0
+		client.PrependReactor("create", "resourceslices", func(clienttesting.Action) (bool, runtime.Object, error) {
+			creates++
+			return true, &resourceapi.ResourceSlice{}, nil
+		})
+		w := &SliceWriter{Client: client, Node: "node1"}
+		if err := w.createFirst(context.Background(), owner, resources); !errors.Is(err, test.err) || creates != test.creates {
+			t.Errorf("%s: %d created, %v, want %d, %v", name, creates, err, test.creates, test.err)
+		}
+	}
+}
