@@ -3,7 +3,10 @@
 package cdi
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -11,6 +14,7 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/parser"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
 )
 
@@ -20,13 +24,35 @@ type Dir struct {
 	cache *cdi.Cache
 }
 
-// Open opens the directory, which need not exist yet.
+// Open opens the directory, which need not exist yet. It removes what an agent was writing when it was killed.
 func Open(path string) (*Dir, error) {
+	if err := removeUnfinished(path); err != nil {
+		return nil, fmt.Errorf("CDI directory %s: %w", path, err)
+	}
 	cache, err := cdi.NewCache(cdi.WithSpecDirs(path), cdi.WithAutoRefresh(false))
 	if err != nil {
 		return nil, fmt.Errorf("CDI directory %s: %w", path, err)
 	}
 	return &Dir{path: path, cache: cache}, nil
+}
+
+// removeUnfinished removes the library's temporary files that have a kind of this project. Others use the same names in
+// the same directory.
+func removeUnfinished(path string) error {
+	files, err := filepath.Glob(filepath.Join(path, "spec.*.tmp"))
+	if err != nil {
+		return err
+	}
+	for _, file := range files {
+		content, err := os.ReadFile(file)
+		if err != nil || !bytes.Contains(content, []byte(v1alpha1.GroupName+"/")) {
+			continue
+		}
+		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
 }
 
 // Files are the devices of all files of a kind, "vendor/class", when the directory was opened.

@@ -28,6 +28,9 @@ type Leftovers struct {
 	Log    logr.Logger
 }
 
+// metadataPrefix is what the library's CDI files begin with; the UID of their claim follows.
+const metadataPrefix = v1alpha1.GroupName + "_metadata_"
+
 // metadataDir is the library's name for the directory in that of the driver.
 const metadataDir = "dra-device-metadata"
 
@@ -58,8 +61,11 @@ func (l *Leftovers) Run(ctx context.Context) error {
 // Remove removes what belongs to no claim that is prepared. It may be called at any time.
 func (l *Leftovers) Remove() error {
 	var errs []error
-	files, err := filepath.Glob(filepath.Join(l.CDIDir, v1alpha1.GroupName+"_metadata_*.json"))
+	files, err := filepath.Glob(filepath.Join(l.CDIDir, metadataPrefix+"*.json"))
 	errs = append(errs, err)
+	// What the library was writing when the agent was killed.
+	unfinished, err := filepath.Glob(filepath.Join(l.CDIDir, "."+metadataPrefix+"*.tmp"))
+	files, errs = append(files, unfinished...), append(errs, err)
 	directories, err := filepath.Glob(filepath.Join(l.MetadataDir, "*_*"))
 	errs = append(errs, err)
 	// After the files: what is written from here on is of a claim that is in the journal.
@@ -68,7 +74,7 @@ func (l *Leftovers) Remove() error {
 		uids[a.Claim.UID], names[a.Claim.Namespace+"_"+a.Claim.Name] = true, true
 	}
 	for _, file := range files {
-		uid, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(file), v1alpha1.GroupName+"_metadata_"), "_")
+		uid, _, _ := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(filepath.Base(file), "."), metadataPrefix), "_")
 		if !uids[types.UID(uid)] {
 			errs = append(errs, removed(os.Remove(file)))
 		}

@@ -28,10 +28,12 @@ func TestLeftovers(t *testing.T) {
 	stays := []string{
 		cdi + "xpu.opiproject.org_metadata_uid-1_nic.json", metadata + "default_net/nic/metadata.json",
 		cdi + "gpu.example.com_metadata_uid-2_gpu.json", cdi + "xpu.opiproject.org-uid-2.yaml", "driver/dra.sock",
-		metadata + "default_again/nic/metadata.json", // of a claim that follows one of its name
+		cdi + ".xpu.opiproject.org_metadata_uid-1_nic.json.4711.tmp", // is being written
+		metadata + "default_again/nic/metadata.json",                 // of a claim that follows one of its name
 	}
 	goes := []string{
 		cdi + "xpu.opiproject.org_metadata_uid-2_nic.json", cdi + "xpu.opiproject.org_metadata_uid-2_other.json",
+		cdi + ".xpu.opiproject.org_metadata_uid-3_nic.json.4711.tmp", // of an agent that was killed
 		cdi + "xpu.opiproject.org_metadata_uid-3_nic.json", metadata + "default_gone/nic/metadata.json",
 	}
 	write(stays...)

@@ -1,0 +1,81 @@
+package cdi_test
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/node/cdi"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
+	"github.com/opiproject/xpu-device-plugin/test/must"
+)
+
+const kind = "xpu.opiproject.org/function"
+
+func names(t *testing.T, dir string) []string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	must.Succeed(t, err)
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+func TestFiles(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "cdi")
+	d, err := cdi.Open(path)
+	must.Succeed(t, err)
+	devices := []specs.Device{{Name: "a", ContainerEdits: specs.ContainerEdits{
+		DeviceNodes: cdi.Nodes([]devnode.Node{{Host: "/dev/vfio/noiommu-1", Container: "/dev/vfio/1", Permissions: "rw"}}),
+	}}}
+	must.Succeed(t, d.Write("xpu.opiproject.org-1.yaml", kind, devices))
+	must.Succeed(t, d.Write("xpu.opiproject.org-2.yaml", "xpu.opiproject.org/other", devices))
+	if !d.Has("xpu.opiproject.org-1.yaml") || d.Has("xpu.opiproject.org-3.yaml") {
+		t.Errorf("the directory has %q", names(t, path))
+	}
+	again, err := cdi.Open(path)
+	must.Succeed(t, err)
+	files := again.Files(kind)
+	if got := files["xpu.opiproject.org-1.yaml"]; len(files) != 1 || len(got) != 1 || got[0].Name != "a" ||
+		*got[0].ContainerEdits.DeviceNodes[0] != *devices[0].ContainerEdits.DeviceNodes[0] {
+		t.Errorf("files of the kind are %+v", files)
+	}
+	must.Succeed(t, d.Write("xpu.opiproject.org-1.yaml", kind, nil)) // no devices, no file
+	must.Succeed(t, d.Remove("xpu.opiproject.org-2.yaml"))
+	must.Succeed(t, d.Remove("xpu.opiproject.org-2.yaml"))
+	if left := names(t, path); len(left) > 0 {
+		t.Errorf("left %q", left)
+	}
+}
+
+// TestUnfinished: what a killed agent was writing goes, and what others write stays.
+func TestUnfinished(t *testing.T) {
+	path := t.TempDir()
+	for name, text := range map[string]string{
+		"spec.1.tmp": "cdiVersion: 0.5.0\nkind: xpu.opiproject.org/function\n", "spec.2.tmp": "kind: gpu.example.com/gpu\n", "spec.3.tmp": "",
+		"gpu.yaml": "cdiVersion: 0.5.0\nkind: xpu.opiproject.org/function\n",
+	} {
+		must.Succeed(t, os.WriteFile(filepath.Join(path, name), []byte(text), 0o600))
+	}
+	_, err := cdi.Open(path)
+	must.Succeed(t, err)
+	if left := names(t, path); !slices.Equal(left, []string{"gpu.yaml", "spec.2.tmp", "spec.3.tmp"}) {
+		t.Errorf("left %q", left)
+	}
+}
+
+func TestNotWritten(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	must.Succeed(t, os.WriteFile(path, nil, 0o600))
+	d, err := cdi.Open(path)
+	must.Succeed(t, err)
+	if err := d.Write("a.yaml", kind, []specs.Device{{Name: "a"}}); err == nil || !strings.Contains(err.Error(), "CDI file a.yaml") {
+		t.Errorf("error %v, want one that names the file", err)
+	}
+}
