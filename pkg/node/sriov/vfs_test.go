@@ -476,7 +476,8 @@ func TestVFsFollowReleases(t *testing.T) {
 		synctest.Wait()
 		h.short("one", v1alpha1.ReasonInUse, "belongs to pod default/web (container")
 		h.set(func() { h.assigned = nil }) // of which the kubelet does not tell
-		time.Sleep(2 * time.Second)
+		// After 1 s, or after 2 s where one more look came from the last of the records that changed.
+		time.Sleep(3 * time.Second)
 		h.wrote("0000:3b:00.0 0", "0000:3b:00.0 1")
 	})
 }
