@@ -9,6 +9,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
@@ -146,7 +147,7 @@ func setMode(t *testing.T, conn *devlink.Conn, pf pci.Address) {
 
 func portID(t *testing.T, address pci.Address) string {
 	t.Helper()
-	id, err := opi.PortID(string(address), nil)
+	id, err := opi.PortID(function.ID{Address: address})
 	if err != nil {
 		t.Fatal(err)
 	}

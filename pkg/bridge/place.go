@@ -71,19 +71,18 @@ type portFinder struct {
 
 // of gives the place of the Function that a port's id is derived from.
 func (p portFinder) of(port string) (eswitchPort, error) {
-	text, sfnum, ok := opi.ParsePortID(port)
+	f, ok := opi.ParsePortID(port)
 	if !ok {
 		return eswitchPort{}, errors.New("its id tells no PCI address (vf-dddd-bb-dd-f or sf-bb-dd-f-sfnum)")
 	}
-	address := pci.Address(text)
 	var sf *uint32
-	if sfnum != nil {
-		sf = new(uint32(*sfnum))
+	if sfnum, isSF := f.SFNum(); isSF {
+		sf = &sfnum
 	}
 	if len(p.hostPFs) > 0 {
-		return p.atHost(address, sf)
+		return p.atHost(f.Address, sf)
 	}
-	return p.here(address, sf)
+	return p.here(f.Address, sf)
 }
 
 // atHost is a place of a host's Function.

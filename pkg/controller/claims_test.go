@@ -25,7 +25,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
-	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
 )
 
@@ -687,22 +686,5 @@ func TestChooseAddresses(t *testing.T) {
 				t.Errorf("%s, want %s", list(got), test.want)
 			}
 		})
-	}
-}
-
-func TestPortIDsAreOurs(t *testing.T) {
-	for _, f := range []v1alpha1.FunctionRef{
-		{PCIAddress: "0000:3b:02.1"}, {PCIAddress: "10000:01:1f.7"},
-		{PCIAddress: "0000:3b:00.0", Subfunction: ptr.To[int64](88)}, {PCIAddress: "10000:3b:00.0", Subfunction: ptr.To[int64](1)},
-	} {
-		id, err := portID(&v1alpha1.XPUPort{Spec: v1alpha1.XPUPortSpec{Function: f}})
-		if err != nil || !ourPorts.MatchString(id) {
-			t.Errorf("%+v has id %q (%v), which is not taken for ours", f, id, err)
-		}
-	}
-	for _, id := range []string{"vf-1", "my-port", opi.NetworkID("blue"), "vf-0000-3b-02-1-x"} {
-		if ourPorts.MatchString(id) {
-			t.Errorf("%q is taken for ours", id)
-		}
 	}
 }

@@ -49,9 +49,6 @@ func (m *metrics) provisioned(port *v1alpha1.XPUPort) {
 
 // failed notes that an operation on an agent failed.
 func (m *metrics) failed(xpu, operation string, err error) {
-	if err == nil {
-		return
-	}
 	code := "Failed"
 	var failure *opi.Error
 	if errors.As(err, &failure) && failure.Err != nil {

@@ -37,11 +37,11 @@ const agentsAtOnce = 32
 
 // networks has every XPU serve every XPUNetwork, before the first Port needs it.
 type networks struct {
-	client  client.Client
-	clients *Clients
-	events  events.EventRecorder
-	retries workqueue.TypedRateLimiter[types.NamespacedName]
-	timeout time.Duration // for what one agent is asked
+	client   client.Client
+	sessions *sessions
+	events   events.EventRecorder
+	retries  workqueue.TypedRateLimiter[types.NamespacedName]
+	timeout  time.Duration // for what one agent is asked
 }
 
 func (r *networks) setup(mgr ctrl.Manager, concurrency int) error {
@@ -59,7 +59,7 @@ func (r *networks) setup(mgr ctrl.Manager, concurrency int) error {
 		Watches(&v1alpha1.XPU{}, handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, _ client.Object) []reconcile.Request { return all(ctx) }),
 			builder.WithPredicates(onlyDelete)).
 		Watches(&v1alpha1.XPUPort{}, handler.EnqueueRequestsFromMapFunc(r.waitsFor), builder.WithPredicates(onlyDelete)).
-		WatchesRawSource(r.clients.source(func(ctx context.Context, _ string, _ bool) []reconcile.Request { return all(ctx) })).
+		WatchesRawSource(r.sessions.connections(func(ctx context.Context, _ string, _ bool) []reconcile.Request { return all(ctx) })).
 		WithOptions(controller.Options{MaxConcurrentReconciles: concurrency, RateLimiter: retryLimiter[reconcile.Request]()}).
 		Complete(withConflicts(r))
 }
@@ -137,7 +137,7 @@ func (r *networks) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result
 // ensure has every XPU that can be reached serve the network.
 func (r *networks) ensure(ctx context.Context, network, before *v1alpha1.XPUNetwork) (ctrl.Result, error) {
 	want := opiNetwork(network)
-	answers, err := r.askAll(ctx, func(ctx context.Context, agent Agent) error { return agent.EnsureNetwork(ctx, want) })
+	answers, err := r.askAll(ctx, func(ctx context.Context, agent *opi.Session) error { return agent.EnsureNetwork(ctx, want) })
 	if err != nil {
 		return ctrl.Result{}, err
 	}
@@ -162,7 +162,7 @@ type answer struct {
 
 // askAll asks the agents of all XPUs at the same time; those that cannot be reached are left out. The answers are
 // sorted by XPU.
-func (r *networks) askAll(ctx context.Context, ask func(context.Context, Agent) error) ([]answer, error) {
+func (r *networks) askAll(ctx context.Context, ask func(context.Context, *opi.Session) error) ([]answer, error) {
 	var all v1alpha1.XPUList
 	if err := r.client.List(ctx, &all); err != nil {
 		return nil, fmt.Errorf("list XPUs: %w", err)
@@ -171,7 +171,7 @@ func (r *networks) askAll(ctx context.Context, ask func(context.Context, Agent) 
 	var group errgroup.Group
 	group.SetLimit(agentsAtOnce)
 	for i, xpu := range all.Items {
-		way := r.clients.contact(xpu.Name)
+		way := r.sessions.connection(xpu.Name)
 		answers[i] = answer{xpu: xpu.Name, state: way.state}
 		if way.state != connected {
 			continue
@@ -244,7 +244,7 @@ func (r *networks) remove(ctx context.Context, network *v1alpha1.XPUNetwork) (ct
 			fmt.Sprintf("%d XPUPorts use it, such as %s/%s; it is deleted once they are gone", len(ports), ports[0].Namespace, ports[0].Name))
 	}
 	id := opi.NetworkID(network.Name)
-	answers, err := r.askAll(ctx, func(ctx context.Context, agent Agent) error { return agent.DeleteNetwork(ctx, id) })
+	answers, err := r.askAll(ctx, func(ctx context.Context, agent *opi.Session) error { return agent.DeleteNetwork(ctx, id) })
 	if err != nil {
 		return ctrl.Result{}, err
 	}
@@ -253,7 +253,6 @@ func (r *networks) remove(ctx context.Context, network *v1alpha1.XPUNetwork) (ct
 		switch {
 		case a.state == unknown:
 			return ctrl.Result{}, nil // it will report
-		case errors.Is(a.err, opi.ErrNotFound):
 		case a.err != nil:
 			reason := v1alpha1.ReasonReleasing
 			if errors.Is(a.err, opi.ErrInUse) {
@@ -273,7 +272,7 @@ func (r *networks) remove(ctx context.Context, network *v1alpha1.XPUNetwork) (ct
 	return ctrl.Result{}, patch(ctx, r.client, network, before)
 }
 
-// settle writes the status if it differs from before, and tells of bad news.
+// updateStatus writes the status if it differs from before, and tells of bad news.
 func (r *networks) updateStatus(ctx context.Context, network, before *v1alpha1.XPUNetwork, reason, message string) error {
 	status := metav1.ConditionFalse
 	if reason == v1alpha1.ReasonUp {

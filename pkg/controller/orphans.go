@@ -3,7 +3,6 @@ package controller
 import (
 	"context"
 	"fmt"
-	"regexp"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -17,30 +16,28 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
 // orphans deletes ports from agents that no XPUPort backs: what is left if an XPUPort was removed by force, or if a
 // cluster was restored from an older state. It looks each time the connection to an agent comes up. An agent whose
 // List shows nothing has none.
 type orphans struct {
-	client  client.Client
-	clients *Clients
-	events  events.EventRecorder
-	retries workqueue.TypedRateLimiter[types.NamespacedName]
-	seen    *durations[orphan]
-	grace   time.Duration // between the two looks after which a port is an orphan
-	timeout time.Duration // for what an agent is asked
+	client   client.Client
+	sessions *sessions
+	events   events.EventRecorder
+	retries  workqueue.TypedRateLimiter[types.NamespacedName]
+	seen     *durations[orphan]
+	grace    time.Duration // between the two looks after which a port is an orphan
+	timeout  time.Duration // for what an agent is asked
 }
 
 type orphan struct{ xpu, id string }
 
-// ourPorts are the ids that opi.PortID makes. There is no other mark of ownership in the API.
-var ourPorts = regexp.MustCompile(`^(vf-[0-9a-f]{4,8}-[0-9a-f]{2}-[0-9a-f]{2}-[0-7]|sf-([0-9a-f]{4,8}-)?[0-9a-f]{2}-[0-9a-f]{2}-[0-7]-[0-9]+)$`)
-
 func (r *orphans) setup(mgr ctrl.Manager, concurrency int) error {
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("orphan").
-		WatchesRawSource(r.clients.source(func(_ context.Context, xpu string, up bool) []reconcile.Request {
+		WatchesRawSource(r.sessions.connections(func(_ context.Context, xpu string, up bool) []reconcile.Request {
 			if !up {
 				return nil
 			}
@@ -55,7 +52,7 @@ func (r *orphans) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result,
 	if err := r.client.Get(ctx, req.NamespacedName, &xpu); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	way := r.clients.contact(req.Name)
+	way := r.sessions.connection(req.Name)
 	if way.state != connected {
 		return ctrl.Result{}, nil // there will be another look
 	}
@@ -75,7 +72,8 @@ func (r *orphans) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result,
 	}
 	suspects := sets.New[orphan]()
 	for _, port := range listed {
-		if ourPorts.MatchString(port.ID) && !backed.Has(port.ID) {
+		// The id of a Function is the only mark of ownership in the API.
+		if _, ours := opi.ParsePortID(port.ID); ours && !backed.Has(port.ID) {
 			suspects.Insert(orphan{xpu: xpu.Name, id: port.ID})
 		}
 	}
@@ -95,7 +93,7 @@ func (r *orphans) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result,
 		log.Info("deleted a port that no XPUPort backs", "bridgePort", key.id)
 		r.events.Eventf(&xpu, nil, corev1.EventTypeNormal, "OrphanDeleted", "Delete", "deleted port %s, which no XPUPort backed for %s", key.id, r.grace)
 		// Had an XPUPort come for it in this very moment, its port may be the one that was just deleted.
-		r.clients.tell(xpu.Name, true)
+		r.sessions.tell(xpu.Name, true)
 	}
 	return ctrl.Result{RequeueAfter: after}, nil
 }

@@ -29,18 +29,19 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
 // ports has the XPUs serve XPUPorts. An XPUPort keeps its finalizer until the agent says that the Port is gone.
 type ports struct {
-	client  client.Client
-	clients *Clients
-	events  events.EventRecorder
-	metrics *metrics
-	retries workqueue.TypedRateLimiter[types.NamespacedName]
-	limiter *perXPULimiter
+	client   client.Client
+	sessions *sessions
+	events   events.EventRecorder
+	metrics  *metrics
+	retries  workqueue.TypedRateLimiter[types.NamespacedName]
+	limiter  *perXPULimiter
 
 	deadline time.Duration // from creation; a Port that never was up by then is refused
 	timeout  time.Duration // for what an agent is asked
@@ -60,7 +61,7 @@ func (r *ports) setup(mgr ctrl.Manager, concurrency int) error {
 		Watches(&v1alpha1.XPUPort{}, handler.EnqueueRequestsFromMapFunc(r.rivals), builder.WithPredicates(comeOrGone)).
 		Watches(&v1alpha1.XPUNetwork{}, by(portsByNetwork), changed).
 		Watches(&v1alpha1.XPU{}, by(portsByXPU), changed).
-		WatchesRawSource(r.clients.source(r.onConnection)).
+		WatchesRawSource(r.sessions.connections(r.onConnection)).
 		WatchesRawSource(r.limiter.source()).
 		WithOptions(controller.Options{MaxConcurrentReconciles: concurrency, RateLimiter: retryLimiter[reconcile.Request]()}).
 		Complete(withConflicts(r))
@@ -212,7 +213,7 @@ func (r *ports) attempt(ctx context.Context, port *v1alpha1.XPUPort) (outcome, e
 			message: fmt.Sprintf("XPU %s is that of node %s, not of node %s", xpu.Name, xpu.Spec.NodeName, port.Spec.NodeName),
 		}, nil
 	}
-	way := r.clients.contact(port.Spec.XPU)
+	way := r.sessions.connection(port.Spec.XPU)
 	switch way.state {
 	case unknown:
 		return outcome{}, nil
@@ -227,7 +228,9 @@ func (r *ports) attempt(ctx context.Context, port *v1alpha1.XPUPort) (outcome, e
 	if left := r.left(port); left > 0 {
 		timeout = min(timeout, left)
 	}
-	err = r.ensure(ctx, timeout, way.agent, want, network)
+	bounded, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	err = way.agent.EnsurePort(bounded, want, opiNetwork(network))
 	if err == nil {
 		r.retries.Forget(key)
 		return outcome{reason: v1alpha1.ReasonUp, message: "the xPU serves the Port", mtu: ptr.Deref(network.Spec.MTU, 0)}, nil
@@ -239,20 +242,6 @@ func (r *ports) attempt(ctx context.Context, port *v1alpha1.XPUPort) (outcome, e
 		o.retry = lastRetry
 	}
 	return o, nil
-}
-
-func (r *ports) ensure(ctx context.Context, timeout time.Duration, agent Agent, want opi.Port, network *v1alpha1.XPUNetwork) error {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	err := agent.EnsurePort(ctx, want)
-	if !errors.Is(err, opi.ErrNetworkMissing) {
-		return err
-	}
-	// Usually it is there. An agent that was just restarted may not have it again yet.
-	if err := agent.EnsureNetwork(ctx, opiNetwork(network)); err != nil {
-		return err
-	}
-	return agent.EnsurePort(ctx, want)
 }
 
 // reasonOf is the reason for a failure, and whether trying again soon is of no use.
@@ -272,7 +261,7 @@ func reasonOf(err error) (reason string, slow bool) {
 	return v1alpha1.ReasonFailed, false
 }
 
-// settle writes the status if it differs, and tells of bad news.
+// updateStatus writes the status if it differs, and tells of bad news.
 func (r *ports) updateStatus(ctx context.Context, port *v1alpha1.XPUPort, o outcome) error {
 	before := port.DeepCopy()
 	status := metav1.ConditionFalse
@@ -331,7 +320,7 @@ func (r *ports) release(ctx context.Context, port *v1alpha1.XPUPort) (ctrl.Resul
 		r.events.Eventf(port, nil, corev1.EventTypeWarning, v1alpha1.ReasonNoXPU, "Release", "XPU %s was deleted, so the Port is taken to be gone with it", port.Spec.XPU)
 		return r.done(ctx, log, port)
 	}
-	way := r.clients.contact(port.Spec.XPU)
+	way := r.sessions.connection(port.Spec.XPU)
 	switch way.state {
 	case unknown:
 		return ctrl.Result{}, nil
@@ -344,7 +333,7 @@ func (r *ports) release(ctx context.Context, port *v1alpha1.XPUPort) (ctrl.Resul
 	}
 	deleteCtx, cancel := context.WithTimeout(ctx, r.timeout)
 	defer cancel()
-	if err := way.agent.DeletePort(deleteCtx, id); err != nil && !errors.Is(err, opi.ErrNotFound) {
+	if err := way.agent.DeletePort(deleteCtx, id); err != nil {
 		return ctrl.Result{RequeueAfter: r.retries.When(client.ObjectKeyFromObject(port))},
 			r.updateStatus(ctx, port, outcome{reason: v1alpha1.ReasonReleasing, message: fmt.Sprintf("XPU %s still has the Port: %s", port.Spec.XPU, oneLine(err))})
 	}
@@ -389,22 +378,13 @@ func unreachable(port *v1alpha1.XPUPort, way connection) string {
 }
 
 func portID(port *v1alpha1.XPUPort) (string, error) {
-	var sfnum *int
-	if port.Spec.Function.Subfunction != nil {
-		n := int(*port.Spec.Function.Subfunction)
-		sfnum = &n
-	}
-	return opi.PortID(port.Spec.Function.PCIAddress, sfnum)
+	return opi.PortID(claim.FunctionOf(port.Spec.Function))
 }
 
 func opiPort(port *v1alpha1.XPUPort) (opi.Port, error) {
-	id, err := portID(port)
-	if err != nil {
-		return opi.Port{}, err
-	}
 	mac, err := function.ParseMAC(port.Spec.MAC)
 	if err != nil {
 		return opi.Port{}, fmt.Errorf("spec.mac: %w", err)
 	}
-	return opi.Port{ID: id, MAC: mac.HardwareAddr(), Networks: []string{opi.NetworkID(port.Spec.Network)}}, nil
+	return opi.FunctionPort(claim.FunctionOf(port.Spec.Function), mac, port.Spec.Network)
 }

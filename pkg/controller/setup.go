@@ -17,7 +17,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
 // controllerName is how events name the controller.
@@ -29,8 +28,6 @@ type Options struct {
 	Namespace string
 	// Registerer takes the metrics.
 	Registerer prometheus.Registerer
-	// Dial connects to OPI agents; nil means [opi.Dial].
-	Dial Dialer
 
 	// ProvisionTimeout is how long after its creation an XPUPort that never was up is refused. Default 60 s.
 	ProvisionTimeout time.Duration
@@ -73,9 +70,6 @@ func (o *Options) setDefaults() {
 	}
 	o.Concurrency = cmp.Or(o.Concurrency, 256)
 	o.ConcurrencyPerXPU = cmp.Or(o.ConcurrencyPerXPU, 32)
-	if o.Dial == nil {
-		o.Dial = func(config opi.Config) (Connection, error) { return opi.Dial(config) }
-	}
 }
 
 // Scheme has every kind that the reconcilers work on.
@@ -120,9 +114,9 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) error {
 	if err != nil {
 		return err
 	}
-	clients := newClients(o.Dial, m, mgr.GetLogger().WithName("agents"))
-	if err := mgr.Add(clients); err != nil {
-		return fmt.Errorf("connections to OPI agents: %w", err)
+	sessions := newSessions(o.Debounce, o.AgentTimeout, m, mgr.GetLogger().WithName("agents"))
+	if err := mgr.Add(sessions); err != nil {
+		return fmt.Errorf("sessions with OPI agents: %w", err)
 	}
 	recorder := mgr.GetEventRecorder(controllerName)
 	waiting := newDependents[types.NamespacedName, topic]()
@@ -138,16 +132,14 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) error {
 		collectGrace: o.CollectGrace, busyGrace: o.BusyGrace, taintGrace: o.TaintGrace,
 	}
 	ports := &ports{
-		client: c, clients: clients, events: recorder, metrics: m,
+		client: c, sessions: sessions, events: recorder, metrics: m,
 		retries:  retryLimiter[types.NamespacedName](),
 		limiter:  newPerXPULimiter(o.ConcurrencyPerXPU),
 		deadline: o.ProvisionTimeout, timeout: o.AgentTimeout,
 	}
-	networks := &networks{client: c, clients: clients, events: recorder, retries: retryLimiter[types.NamespacedName](), timeout: o.AgentTimeout}
+	networks := &networks{client: c, sessions: sessions, events: recorder, retries: retryLimiter[types.NamespacedName](), timeout: o.AgentTimeout}
 	xpus := &xpus{
-		client: c, clients: clients, metrics: m,
-		retries:   retryLimiter[types.NamespacedName](),
-		namespace: o.Namespace, debounce: o.Debounce, timeout: o.AgentTimeout,
+		client: c, sessions: sessions, metrics: m, namespace: o.Namespace,
 	}
 	pools := &devicePools{client: c, live: mgr.GetAPIReader()}
 	setups := []func() error{
@@ -159,7 +151,7 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) error {
 	}
 	if o.OrphanGrace > 0 {
 		orphans := &orphans{
-			client: c, clients: clients, events: recorder,
+			client: c, sessions: sessions, events: recorder,
 			retries: retryLimiter[types.NamespacedName](),
 			seen:    newDurations[orphan](),
 			grace:   o.OrphanGrace, timeout: o.AgentTimeout,

@@ -4,14 +4,10 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -25,15 +21,12 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/dialects"
 )
 
-// xpus keeps a connection to the OPI agent of every XPU, and says in the XPU's status whether the agent answers.
+// xpus keeps a session with the OPI agent of every XPU, and says in the XPU's status whether the agent answers.
 type xpus struct {
 	client    client.Client
-	clients   *Clients
+	sessions  *sessions
 	metrics   *metrics
-	retries   workqueue.TypedRateLimiter[types.NamespacedName]
-	namespace string        // of the TLS Secrets
-	debounce  time.Duration // a connection that is down for less is no news
-	timeout   time.Duration // for one check
+	namespace string // of the TLS Secrets
 }
 
 func (r *xpus) setup(mgr ctrl.Manager, concurrency int) error {
@@ -41,9 +34,7 @@ func (r *xpus) setup(mgr ctrl.Manager, concurrency int) error {
 		Named("xpu").
 		For(&v1alpha1.XPU{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(r.withSecret)).
-		WatchesRawSource(r.clients.source(func(_ context.Context, xpu string, _ bool) []reconcile.Request {
-			return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: xpu}}}
-		})).
+		WatchesRawSource(r.sessions.healths()).
 		WithOptions(controller.Options{MaxConcurrentReconciles: concurrency, RateLimiter: retryLimiter[reconcile.Request]()}).
 		Complete(withConflicts(r))
 }
@@ -59,9 +50,8 @@ func (r *xpus) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, er
 	var xpu v1alpha1.XPU
 	err := r.client.Get(ctx, req.NamespacedName, &xpu)
 	if apierrors.IsNotFound(err) {
-		r.clients.disconnect(req.Name)
+		r.sessions.forget(req.Name)
 		r.metrics.forget(req.Name)
-		r.retries.Forget(req.NamespacedName)
 		return ctrl.Result{}, nil
 	}
 	if err != nil {
@@ -72,13 +62,13 @@ func (r *xpus) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, er
 		if !ok {
 			return ctrl.Result{}, fmt.Errorf("XPU %s: %w", req.Name, err)
 		}
-		r.clients.refuse(req.Name, p.message)
+		r.sessions.refuse(req.Name, p.message)
 		return ctrl.Result{}, r.updateStatus(ctx, &xpu, metav1.ConditionFalse, p.reason, p.message)
 	}
-	return r.check(ctx, &xpu)
+	return ctrl.Result{}, r.tell(ctx, &xpu)
 }
 
-// connect has a client with the XPU's configuration.
+// connect has a session with the XPU's configuration.
 func (r *xpus) connect(ctx context.Context, xpu *v1alpha1.XPU) error {
 	dialect, err := dialects.Named(string(xpu.Spec.Dialect))
 	if err != nil {
@@ -100,7 +90,7 @@ func (r *xpus) connect(ctx context.Context, xpu *v1alpha1.XPU) error {
 			return problemf(v1alpha1.ReasonInvalidTLSSecret, "Secret %s needs PEM in tls.crt, tls.key and ca.crt: %s", key, err)
 		}
 	}
-	if err := r.clients.connect(xpu.Name, fingerprint(&xpu.Spec, &secret), config); err != nil {
+	if err := r.sessions.open(xpu.Name, fingerprint(&xpu.Spec, &secret), config); err != nil {
 		return problemf(v1alpha1.ReasonInvalidConfig, "%s", err)
 	}
 	return nil
@@ -119,30 +109,16 @@ func fingerprint(spec *v1alpha1.XPUSpec, secret *corev1.Secret) string {
 	return string(hash.Sum(nil))
 }
 
-// check says in the status whether the agent answers.
-func (r *xpus) check(ctx context.Context, xpu *v1alpha1.XPU) (ctrl.Result, error) {
-	key := client.ObjectKeyFromObject(xpu)
-	way := r.clients.contact(xpu.Name)
-	if way.agent == nil {
-		return ctrl.Result{}, nil // it will report
+// tell says in the status whether the agent answers. Until that is known the status stays as it is: another event comes.
+func (r *xpus) tell(ctx context.Context, xpu *v1alpha1.XPU) error {
+	switch health := r.sessions.health(xpu.Name); {
+	case health.Answers:
+		return r.updateStatus(ctx, xpu, metav1.ConditionTrue, v1alpha1.ReasonConnected, "the OPI agent at "+xpu.Spec.Endpoint+" answers")
+	case health.Err != nil:
+		message := "the OPI agent at " + xpu.Spec.Endpoint + " does not answer: " + oneLine(health.Err)
+		return r.updateStatus(ctx, xpu, metav1.ConditionFalse, v1alpha1.ReasonXPUUnavailable, message)
 	}
-	wasReady := meta.IsStatusConditionTrue(xpu.Status.Conditions, v1alpha1.ConditionReady)
-	if down := time.Since(way.since); way.state == disconnected && wasReady && down < r.debounce {
-		return ctrl.Result{RequeueAfter: r.debounce - down}, nil
-	}
-	checkCtx, cancel := context.WithTimeout(ctx, r.timeout)
-	defer cancel()
-	// Also without a connection: the answer says what is wrong with it.
-	err := way.agent.Check(checkCtx)
-	if err == nil {
-		r.retries.Forget(key)
-		return ctrl.Result{}, r.updateStatus(ctx, xpu, metav1.ConditionTrue, v1alpha1.ReasonConnected, "the OPI agent at "+xpu.Spec.Endpoint+" answers")
-	}
-	result := ctrl.Result{}
-	if way.state == connected {
-		result.RequeueAfter = r.retries.When(key)
-	}
-	return result, r.updateStatus(ctx, xpu, metav1.ConditionFalse, v1alpha1.ReasonXPUUnavailable, "the OPI agent at "+xpu.Spec.Endpoint+" does not answer: "+oneLine(err))
+	return nil
 }
 
 func (r *xpus) updateStatus(ctx context.Context, xpu *v1alpha1.XPU, status metav1.ConditionStatus, reason, message string) error {

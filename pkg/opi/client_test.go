@@ -13,6 +13,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/dialects"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/evpngw"
@@ -225,12 +226,22 @@ func TestStuckDelete(t *testing.T) {
 	a, c := start(t)
 	ok(t, c.EnsurePort(t.Context(), port1))
 	a.Set(func(b *opitest.Behaviour) { b.StuckDelete = true })
-	err := c.DeletePort(within(t, 50*time.Millisecond), port1.ID)
+	err := answered(func() error { return c.DeletePort(within(t, 50*time.Millisecond), port1.ID) })
 	wantError(t, err, opi.ErrTimeout, port1.ID, "being deleted", "operation not supported")
 	wantError(t, err, context.DeadlineExceeded)
 
 	// A port on its way out is never taken for a port that is up, however equal it is.
-	wantError(t, c.EnsurePort(within(t, 50*time.Millisecond), port1), opi.ErrTimeout, "being deleted")
+	err = answered(func() error { return c.EnsurePort(within(t, 50*time.Millisecond), port1) })
+	wantError(t, err, opi.ErrTimeout, "being deleted")
+}
+
+// answered repeats a call that the context ended before the agent had said anything, as on a busy machine.
+func answered(call func() error) error {
+	for {
+		if err := call(); err == nil || !strings.Contains(err.Error(), "has not said anything") {
+			return err
+		}
+	}
 }
 
 func TestEnsureWaitsForADyingPort(t *testing.T) {
@@ -317,8 +328,7 @@ func TestListPages(t *testing.T) {
 	a, c := start(t)
 	var want []string
 	for i := range 520 {
-		sf := i
-		id, err := opi.PortID("0000:03:00.0", &sf)
+		id, err := opi.PortID(function.SubfunctionID("0000:03:00.0", uint32(i)))
 		ok(t, err)
 		ok(t, c.EnsurePort(t.Context(), opi.Port{ID: id, MAC: net.HardwareAddr{2, 0, 0, 0, byte(i >> 8), byte(i)}, Networks: port1.Networks}))
 		want = append(want, id)

@@ -6,44 +6,49 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
 func TestPortID(t *testing.T) {
-	sf := func(n int) *int { return &n }
+	vf := func(address string) function.ID { return function.ID{Address: pci.Address(address)} }
+	sf := func(address string, sfnum uint32) function.ID {
+		return function.SubfunctionID(pci.Address(address), sfnum)
+	}
 	tests := []struct {
-		pci  string
-		sf   *int
-		want string // empty: invalid
+		function function.ID
+		want     string // empty: invalid
 	}{
-		{"0000:03:00.2", nil, "vf-0000-03-00-2"},
-		{"0001:3b:1f.7", nil, "vf-0001-3b-1f-7"},
-		{"10000:01:00.0", nil, "vf-10000-01-00-0"},
-		{"0000:03:00.0", sf(88), "sf-03-00-0-88"},
-		{"0000:03:00.0", sf(9999), "sf-03-00-0-9999"},
-		{"0001:03:00.0", sf(0), "sf-0001-03-00-0-0"},
-		{"0000:03:00.0", sf(4294967295), "sf-03-00-0-4294967295"},
-		{"0000:03:00.0", sf(-1), ""},
-		{"0000:03:00.0", sf(4294967296 + 88), ""},
-		{"03:00.2", nil, ""},
-		{"0000:03:00.8", nil, ""},
-		{"0000:03:20.0", nil, ""},
-		{"0000:3B:00.0", nil, ""},
-		{"", nil, ""},
+		{vf("0000:03:00.2"), "vf-0000-03-00-2"},
+		{vf("0001:3b:1f.7"), "vf-0001-3b-1f-7"},
+		{vf("10000:01:00.0"), "vf-10000-01-00-0"},
+		{sf("0000:03:00.0", 88), "sf-03-00-0-88"},
+		{sf("0000:03:00.0", 9999), "sf-03-00-0-9999"},
+		{sf("0001:03:00.0", 0), "sf-0001-03-00-0-0"},
+		{sf("10000:03:00.0", 1), "sf-10000-03-00-0-1"},
+		{sf("0000:03:00.0", 4294967295), "sf-03-00-0-4294967295"},
+		{function.ID{Address: "0000:03:00.0", Subfunction: "sf-1"}, ""},
+		{function.ID{Address: "0000:03:00.0", Subfunction: "sf088"}, ""},
+		{function.ID{Address: "0000:03:00.0", Subfunction: "sf4294967384"}, ""},
+		{function.ID{Address: "0000:03:00.0", Subfunction: "88"}, ""},
+		{vf("03:00.2"), ""},
+		{vf("0000:03:00.8"), ""},
+		{vf("0000:03:20.0"), ""},
+		{vf("0000:3B:00.0"), ""},
+		{vf(""), ""},
 	}
 	for _, test := range tests {
-		got, err := opi.PortID(test.pci, test.sf)
+		got, err := opi.PortID(test.function)
 		if got != test.want || (err != nil) != (test.want == "") {
-			t.Errorf("PortID(%q): %q, %v, want %q", test.pci, got, err, test.want)
+			t.Errorf("PortID(%q): %q, %v, want %q", test.function, got, err, test.want)
 		}
 		if err != nil && !errors.Is(err, opi.ErrInvalid) {
-			t.Errorf("PortID(%q): %v is not ErrInvalid", test.pci, err)
+			t.Errorf("PortID(%q): %v is not ErrInvalid", test.function, err)
 		}
-		pci, sfnum, ok := opi.ParsePortID(got)
-		if ok != (err == nil) || ok && (pci != test.pci || cmp.Diff(test.sf, sfnum) != "") {
-			t.Errorf("ParsePortID(%q): %q, %v, %v, want %q, %v", got, pci, sfnum, ok, test.pci, test.sf)
+		parsed, ok := opi.ParsePortID(got)
+		if ok != (err == nil) || ok && parsed != test.function {
+			t.Errorf("ParsePortID(%q): %v, %v, want %v", got, parsed, ok, test.function)
 		}
 	}
 }
@@ -70,18 +75,15 @@ func TestNetworkID(t *testing.T) {
 }
 
 func FuzzPortID(f *testing.F) {
-	f.Add("0000:03:00.2", -1)
-	f.Add("0000:03:00.0", 88)
-	f.Add("10000:01:1f.7", 0)
-	f.Add("ffff:ff:1f.7\n", 1<<31)
+	f.Add("0000:03:00.2", "")
+	f.Add("0000:03:00.0", "sf88")
+	f.Add("10000:01:1f.7", "sf0")
+	f.Add("ffff:ff:1f.7\n", "sf-1")
 	valid := regexp.MustCompile(`^[a-z][a-z0-9-]{2,61}[a-z0-9]$`)
-	f.Fuzz(func(t *testing.T, pci string, sfnum int) {
-		var sf *int
-		if sfnum >= 0 {
-			sf = &sfnum
-		}
-		if id, err := opi.PortID(pci, sf); err == nil && !valid.MatchString(id) {
-			t.Errorf("PortID(%q, %d) = %q is not a valid id", pci, sfnum, id)
+	f.Fuzz(func(t *testing.T, address, subfunction string) {
+		of := function.ID{Address: pci.Address(address), Subfunction: subfunction}
+		if id, err := opi.PortID(of); err == nil && !valid.MatchString(id) {
+			t.Errorf("PortID(%q) = %q is not a valid id", of, id)
 		}
 	})
 }
@@ -90,10 +92,10 @@ func TestParsePortID(t *testing.T) {
 	for _, id := range []string{
 		"vf-03-00-2", "vf-0000-03-00-8", "vf-0000-3B-00-0", "vf-0000-03-00-2-1", "sf-03-00-0", "sf-03-00-0-088", "sf-03-00-0-x",
 		"sf-03-00-0-4294967384", // SF 88, if 32 bits are taken of it
-		"sf-0000-03-00-0-88", "pf-0000-03-00-0", "net-blue", "vf-0000:03:00.2", "",
+		"sf-0000-03-00-0-88", "pf-0000-03-00-0", "net-blue", "vf-1", "my-port", "vf-0000-3b-02-1-x", "vf-0000:03:00.2", "",
 	} {
-		if pci, sfnum, ok := opi.ParsePortID(id); ok {
-			t.Errorf("ParsePortID(%q): %q, %v, but it is no device's", id, pci, sfnum)
+		if f, ok := opi.ParsePortID(id); ok {
+			t.Errorf("ParsePortID(%q): %v, but it is no Function's", id, f)
 		}
 	}
 }
@@ -102,12 +104,12 @@ func FuzzParsePortID(f *testing.F) {
 	f.Add("vf-0000-03-00-2")
 	f.Add("sf-0001-03-00-0-88")
 	f.Fuzz(func(t *testing.T, id string) {
-		pci, sfnum, ok := opi.ParsePortID(id)
+		of, ok := opi.ParsePortID(id)
 		if !ok {
 			return
 		}
-		if again, err := opi.PortID(pci, sfnum); err != nil || again != id {
-			t.Errorf("%q is of %q, %v, whose id is %q, %v", id, pci, sfnum, again, err)
+		if again, err := opi.PortID(of); err != nil || again != id {
+			t.Errorf("%q is of %v, whose id is %q, %v", id, of, again, err)
 		}
 	})
 }

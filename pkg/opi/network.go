@@ -63,7 +63,7 @@ func (c *Client) EnsureNetwork(ctx context.Context, n Network) error {
 	if err := n.check(op); err != nil {
 		return err
 	}
-	last := "the agent has not said anything about it"
+	last := nothingHeard
 	up, err := poll(ctx, func(ctx context.Context) (bool, error) {
 		got, err := c.getNetwork(ctx, op, n.ID)
 		if errors.Is(err, ErrNotFound) {

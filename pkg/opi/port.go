@@ -10,6 +10,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
 // Port is what backs a Function on the xPU. In OPI it is a BridgePort.
@@ -18,6 +20,12 @@ type Port struct {
 	MAC      net.HardwareAddr // 6 bytes, unicast, not zero: the Function's own
 	Networks []string         // ids of the networks: exactly one unless Trunk; for a trunk none means all
 	Trunk    bool             // frames of the networks are told apart by their VLAN tags
+}
+
+// FunctionPort is the port of a Function in one network.
+func FunctionPort(f function.ID, mac function.MAC, network string) (Port, error) {
+	id, err := PortID(f)
+	return Port{ID: id, MAC: mac.HardwareAddr(), Networks: []string{NetworkID(network)}}, err
 }
 
 // State is what an agent says about a port or a network.
@@ -40,6 +48,11 @@ type PortStatus struct {
 	State  State
 	Detail string // what the agent says about failures; may be empty
 }
+
+// nothingHeard stands for the last answer of an agent that gave none.
+const nothingHeard = "the agent has not said anything about it"
+
+func (p PortStatus) said() string { return "the port is " + p.State.String() + ": " + p.Detail }
 
 func (p Port) check(op string) error {
 	if err := checkID(op, p.ID); err != nil {
@@ -115,12 +128,11 @@ func (c *Client) EnsurePort(ctx context.Context, p Port) error {
 // waitUp waits for the port to come up. It returns false, nil if the port is not the wanted one any more. fresh says
 // that it was just made, so that a failure is a new one.
 func (c *Client) waitUp(ctx context.Context, op string, p Port, fresh bool) (bool, error) {
-	var got PortStatus
+	last := nothingHeard
 	mayRetry := !fresh
 	ours := true
 	done, err := poll(ctx, func(ctx context.Context) (bool, error) {
-		var err error
-		got, err = c.getPort(ctx, op, p.ID)
+		got, err := c.getPort(ctx, op, p.ID)
 		if errors.Is(err, ErrNotFound) || err == nil && (got.State == StateDeleting || !got.Port.Equal(p)) {
 			ours = false
 			return true, nil
@@ -128,6 +140,7 @@ func (c *Client) waitUp(ctx context.Context, op string, p Port, fresh bool) (boo
 		if err != nil {
 			return false, err
 		}
+		last = got.said()
 		if got.State == StateFailed && mayRetry {
 			mayRetry = false
 			if err := c.agent.RetryPort(ctx, p); err != nil {
@@ -141,7 +154,7 @@ func (c *Client) waitUp(ctx context.Context, op string, p Port, fresh bool) (boo
 		return got.State == StateUp, nil
 	})
 	if err == nil && !done {
-		return false, timeout(ctx, op, p.ID, "the port is "+got.State.String()+": "+got.Detail)
+		return false, timeout(ctx, op, p.ID, last)
 	}
 	return done && ours, err
 }
@@ -175,16 +188,16 @@ func (c *Client) deletePort(ctx context.Context, op, id string) error {
 	if refused != nil && status.Code(refused) != codes.NotFound && !outcomeUnknown(refused) {
 		return c.failure(ctx, op, id, refused)
 	}
-	var got PortStatus
+	last := nothingHeard
 	gone, err := poll(ctx, func(ctx context.Context) (bool, error) {
-		var err error
-		got, err = c.getPort(ctx, op, id)
+		got, err := c.getPort(ctx, op, id)
 		if errors.Is(err, ErrNotFound) {
 			return true, nil
 		}
 		if err != nil {
 			return false, err
 		}
+		last = got.said()
 		if got.State == StateDeleting {
 			return false, nil
 		}
@@ -195,7 +208,7 @@ func (c *Client) deletePort(ctx context.Context, op, id string) error {
 		return false, nil
 	})
 	if err == nil && !gone {
-		return timeout(ctx, op, id, "the port is "+got.State.String()+": "+got.Detail)
+		return timeout(ctx, op, id, last)
 	}
 	return err
 }

@@ -1,12 +1,15 @@
 package provisioning
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/go-logr/logr"
 	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
@@ -127,14 +130,14 @@ func FuzzParseConfig(f *testing.F) {
 				t.Fatalf("pool %s has network %q, which is not there", pool, network)
 			}
 		}
-		for _, xpu := range config.XPUs {
-			c, err := newXPUConnection(xpu, &Direct{config: config}, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := c.client.Close(); err != nil {
-				t.Fatal(err)
-			}
+		direct, err := NewDirect(config, nil, DirectOptions{Registry: prometheus.NewRegistry(), Log: logr.Discard()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ended, end := context.WithCancel(t.Context())
+		end()
+		if err := direct.Run(ended); err != nil { // closes the connections
+			t.Fatal(err)
 		}
 	})
 }

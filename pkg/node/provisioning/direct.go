@@ -40,7 +40,7 @@ type DirectOptions struct {
 // down before Provision, and that it is to go before Deprovision. See [Provisioner].
 type Direct struct {
 	config    *Config
-	cards     []*xpuConnection
+	xpus      []*xpuSession
 	functions keylock.Locks[function.ID]
 	journal   Journal
 	options   DirectOptions
@@ -55,12 +55,11 @@ func NewDirect(config *Config, journal Journal, options DirectOptions) (*Direct,
 	d := &Direct{config: config, journal: journal, options: options, log: options.Log}
 	metrics := newMetrics(options.Registry)
 	for _, xpu := range config.XPUs {
-		c, err := newXPUConnection(xpu, d, metrics)
+		x, err := newXPUSession(xpu, d, metrics)
 		if err != nil {
 			return nil, err
 		}
-		metrics.report(xpu.Name, false)
-		d.cards = append(d.cards, c)
+		d.xpus = append(d.xpus, x)
 	}
 	return d, nil
 }
@@ -69,15 +68,11 @@ func NewDirect(config *Config, journal Journal, options DirectOptions) (*Direct,
 // the journal says again, as an agent that was restarted may have forgotten it.
 func (d *Direct) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
-	for _, c := range d.cards {
-		group.Go(func() error { return c.run(ctx) })
+	for _, x := range d.xpus {
+		group.Go(func() error { return x.Run(ctx) })
 	}
-	group.Go(func() error { <-ctx.Done(); return ctx.Err() })
-	err := group.Wait()
-	if errors.Is(err, context.Canceled) {
-		return nil
-	}
-	return err
+	group.Go(func() error { <-ctx.Done(); return nil })
+	return group.Wait()
 }
 
 // Network is that of a pool, "" if it has none.
@@ -85,11 +80,11 @@ func (d *Direct) Network(pool string) string { return d.config.Pools[pool] }
 
 // Away says that the OPI agent of the Function's xPU has not been reached for a while, and why. See [Provisioner].
 func (d *Direct) Away(f function.Function) string {
-	c := d.card(f.PF)
-	if c == nil {
+	x := d.xpuOf(f.PF)
+	if x == nil {
 		return ""
 	}
-	return c.away()
+	return x.away()
 }
 
 // Provision has the OPI agent serve the Port. See [Provisioner].
@@ -102,15 +97,15 @@ func (d *Direct) Provision(ctx context.Context, r Request) (Port, error) {
 }
 
 func (d *Direct) provision(ctx context.Context, r Request) (Network, error) {
-	c := d.card(r.Function.PF)
-	if c == nil {
+	x := d.xpuOf(r.Function.PF)
+	if x == nil {
 		return Network{}, fmt.Errorf("no xPU of the configuration has PF %s; add it to its pfs", r.Function.PF)
 	}
 	network, known := d.config.Networks[r.Network]
 	if !known {
 		return Network{}, errors.New("networks of the configuration has no such network; add it, or name another one")
 	}
-	port, err := opiPort(r.Function.ID, r.Network, r.MAC)
+	port, err := opi.FunctionPort(r.Function.ID, r.MAC, r.Network)
 	if err != nil {
 		return Network{}, err
 	}
@@ -119,24 +114,24 @@ func (d *Direct) provision(ctx context.Context, r Request) (Network, error) {
 		return Network{}, fmt.Errorf("its Port is being verified: %w", err)
 	}
 	defer unlock()
-	return network, c.until(ctx, func(ctx context.Context) error { return c.ensure(ctx, port, network.opi(r.Network)) })
+	return network, x.until(ctx, func(ctx context.Context) error { return x.EnsurePort(ctx, port, network.opi(r.Network)) })
 }
 
 // Deprovision has the OPI agent delete the Port, and waits until it has none. See [Provisioner].
 func (d *Direct) Deprovision(ctx context.Context, f function.Function) error {
-	c := d.card(f.PF)
-	if c == nil {
+	x := d.xpuOf(f.PF)
+	if x == nil {
 		d.log.Info("No xPU of the configuration has the PF: the Port is taken to be gone", "function", f.ID, "pf", f.PF)
 		return nil
 	}
-	if err := d.deprovision(ctx, c, f.ID); err != nil {
+	if err := d.deprovision(ctx, x, f.ID); err != nil {
 		return fmt.Errorf("the xPU may still serve Function %s: %w", f.ID, err)
 	}
 	return nil
 }
 
-func (d *Direct) deprovision(ctx context.Context, c *xpuConnection, f function.ID) error {
-	id, err := portID(f)
+func (d *Direct) deprovision(ctx context.Context, x *xpuSession, f function.ID) error {
+	id, err := opi.PortID(f)
 	if err != nil {
 		return err
 	}
@@ -145,32 +140,19 @@ func (d *Direct) deprovision(ctx context.Context, c *xpuConnection, f function.I
 		return fmt.Errorf("its Port is being verified: %w", err)
 	}
 	defer unlock()
-	return c.until(ctx, func(ctx context.Context) error { return c.remove(ctx, id) })
+	return x.until(ctx, func(ctx context.Context) error { return x.DeletePort(ctx, id) })
 }
 
-// xpuConnection is the one that has the PF: one that names it before one that takes every PF; nil if there is none.
-func (d *Direct) card(pf pci.Address) *xpuConnection {
-	var every *xpuConnection
-	for _, c := range d.cards {
-		if slices.Contains(c.xpu.PFs, pf) {
-			return c
+// xpuOf is the xPU that has the PF: one that names it before one that takes every PF; nil if there is none.
+func (d *Direct) xpuOf(pf pci.Address) *xpuSession {
+	var every *xpuSession
+	for _, x := range d.xpus {
+		if slices.Contains(x.xpu.PFs, pf) {
+			return x
 		}
-		if len(c.xpu.PFs) == 0 {
-			every = c
+		if len(x.xpu.PFs) == 0 {
+			every = x
 		}
 	}
 	return every
-}
-
-func portID(f function.ID) (string, error) {
-	var sfnum *int
-	if n, isSF := f.SFNum(); isSF {
-		sfnum = new(int(n))
-	}
-	return opi.PortID(string(f.Address), sfnum)
-}
-
-func opiPort(f function.ID, network string, mac function.MAC) (opi.Port, error) {
-	id, err := portID(f)
-	return opi.Port{ID: id, MAC: mac.HardwareAddr(), Networks: []string{opi.NetworkID(network)}}, err
 }

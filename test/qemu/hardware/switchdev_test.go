@@ -264,7 +264,7 @@ func master(t *testing.T, netdev string) string {
 // vfID is the id of a VF's Port. It is all that both sides know of each other: nobody has given a netdev a name.
 func vfID(t *testing.T, pf pci.Address, index int) string {
 	t.Helper()
-	id, err := opi.PortID(string(card.VF(t, pf, index)), nil)
+	id, err := opi.PortID(function.ID{Address: card.VF(t, pf, index)})
 	must.Succeed(t, err)
 	return id
 }
@@ -355,7 +355,7 @@ func (p pod) at(t *testing.T, netdev, ip string) pod {
 // forwardsToSubfunction does with an SF what is done with VFs.
 func forwardsToSubfunction(t *testing.T, x *xpu, f *follower, pf pci.Address) {
 	const sfnum = 7
-	id, err := opi.PortID(string(pf), new(sfnum))
+	id, err := opi.PortID(function.SubfunctionID(pf, sfnum))
 	must.Succeed(t, err)
 	vf := newPod(t, card.VF(t, pf, 0), 1)
 	x.port(t, opi.Port{ID: vfID(t, pf, 0), MAC: vf.mac, Networks: []string{"net-blue"}})

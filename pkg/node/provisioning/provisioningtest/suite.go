@@ -160,11 +160,7 @@ func (s *suite) serves(r provisioning.Request) {
 
 func (s *suite) differs(r provisioning.Request) string {
 	s.Helper()
-	var sfnum *int
-	if n, isSF := r.Function.ID.SFNum(); isSF {
-		sfnum = new(int(n))
-	}
-	id, err := opi.PortID(string(r.Function.ID.Address), sfnum)
+	id, err := opi.PortID(r.Function.ID)
 	if err != nil {
 		s.Fatal(err)
 	}

@@ -1,0 +1,257 @@
+package opi
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/keylock"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
+)
+
+// SessionOptions are what a [Session] depends on beside the agent's address. A function that is nil is not called; none
+// may block, except Up.
+type SessionOptions struct {
+	// Debounce is how long an agent may be away before [Health.Away] says so.
+	Debounce time.Duration
+	// CheckTimeout bounds one question whether the agent answers.
+	CheckTimeout time.Duration
+
+	// Connection is called each time the connection came up or went down, in order.
+	Connection func(up bool)
+	// Up is called, in a goroutine of its own, each time the connection came up. Its context ends when the connection
+	// goes. The agent may have been restarted: whatever it is to serve must be verified.
+	Up func(ctx context.Context)
+	// Changed is called when [Session.Health] may say something else than before.
+	Changed func()
+	// Failed is called with the error of each operation on the agent that failed, by the name of the Client's method.
+	Failed func(operation string, err error)
+	Log    logr.Logger
+}
+
+// Health is what a [Session] knows of its agent. Its zero value means that nothing is known yet.
+type Health struct {
+	// Known says that the connection came up once, or that an attempt to connect failed.
+	Known bool
+	// Connected says that there is a connection, so that it is worth asking the agent.
+	Connected bool
+	// Answers says that the agent has answered since the connection came up.
+	Answers bool
+	// Away says that there has been no connection for as long as the debounce says.
+	Away bool
+	// Err is why the agent does not answer; nil if it does, or if that is not known yet.
+	Err error
+}
+
+// Session keeps the connection to one OPI agent, finds out why the agent does not answer, and has networks served
+// before the ports that need them. Its methods may be called from several goroutines at once; calls for the same port
+// should not be.
+type Session struct {
+	client   *Client
+	options  SessionOptions
+	networks keylock.Locks[string] // by id: calls for the same network would undo each other's work
+
+	mu     sync.Mutex
+	health Health
+	served map[string]Network // by id: networks that the agent was seen to have since the connection came up
+}
+
+// NewSession makes a session. It does not connect: [Session.Run] does.
+func NewSession(config Config, options SessionOptions) (*Session, error) {
+	client, err := Dial(config)
+	if err != nil {
+		return nil, err
+	}
+	return &Session{client: client, options: options, served: map[string]Network{}}, nil
+}
+
+// Run keeps the connection up until ctx ends, and closes it then. It returns an error only if it ended before.
+func (s *Session) Run(ctx context.Context) error {
+	var tasks sync.WaitGroup
+	defer tasks.Wait()
+	stop := func() {}
+	defer func() { stop() }()
+	begin := func(up bool) {
+		stop()
+		var during context.Context
+		during, stop = context.WithCancel(ctx)
+		tasks.Go(func() { s.diagnose(during, up) })
+		if up && s.options.Up != nil {
+			tasks.Go(func() { s.options.Up(during) })
+		}
+	}
+	begin(false)
+	err := s.client.Watch(ctx, func(up bool) {
+		if s.report(up) {
+			begin(up)
+		}
+	})
+	if ctx.Err() != nil {
+		err = nil
+	}
+	return errors.Join(err, s.client.Close())
+}
+
+// report takes note of what is heard of the connection. It returns false for the news that there is none yet.
+func (s *Session) report(up bool) (cameOrWent bool) {
+	s.mu.Lock()
+	cameOrWent = up || s.health.Connected
+	if cameOrWent {
+		s.health = Health{Connected: up}
+		s.served = map[string]Network{}
+	}
+	s.health.Known = true
+	s.mu.Unlock()
+	s.options.Log.Info("Connection to OPI agent changed", "connected", up)
+	if s.options.Connection != nil {
+		s.options.Connection(up)
+	}
+	s.changed()
+	return cameOrWent
+}
+
+func (s *Session) changed() {
+	if s.options.Changed != nil {
+		s.options.Changed()
+	}
+}
+
+// diagnose asks the agent until it answers, or until ctx ends, and tells why it does not. It also asks without a
+// connection, once that was missing for the debounce: the error says what is wrong with it. It asks again and again, as
+// whoever mends one thing should be told of the next.
+func (s *Session) diagnose(ctx context.Context, connected bool) {
+	if !connected {
+		if !loop.Sleep(ctx, s.options.Debounce) {
+			return
+		}
+		s.update(ctx, func(h *Health) { h.Away = true })
+	}
+	for pauses := loop.Backoff(100*time.Millisecond, 10*time.Second); ; {
+		err := s.check(ctx)
+		s.update(ctx, func(h *Health) { h.Err, h.Answers = err, err == nil && connected })
+		if err == nil || !loop.Sleep(ctx, pauses.Step()) {
+			return
+		}
+	}
+}
+
+func (s *Session) check(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, s.options.CheckTimeout)
+	defer cancel()
+	return s.counted("Check", s.client.Check(ctx))
+}
+
+// update changes what is known of the agent unless ctx, that of the present connection, has ended.
+func (s *Session) update(ctx context.Context, change func(*Health)) {
+	s.mu.Lock()
+	if ctx.Err() != nil {
+		s.mu.Unlock()
+		return
+	}
+	before := s.health
+	change(&s.health)
+	after := s.health
+	s.mu.Unlock()
+	news := message(after.Err) != message(before.Err)
+	if news && after.Err != nil {
+		s.options.Log.Info("OPI agent does not answer", "error", message(after.Err))
+	}
+	if news || after.Away != before.Away || after.Answers != before.Answers {
+		s.changed()
+	}
+}
+
+func message(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// Health says what is known of the agent. It does not block.
+func (s *Session) Health() Health {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.health
+}
+
+// EnsurePort is [Client.EnsurePort] with the port's network, which the agent is asked for first unless it was seen to
+// have exactly this one since the connection came up.
+func (s *Session) EnsurePort(ctx context.Context, port Port, network Network) error {
+	if err := s.network(ctx, network, false); err != nil {
+		return err
+	}
+	err := s.client.EnsurePort(ctx, port)
+	if !errors.Is(err, ErrNetworkMissing) {
+		return s.counted("EnsurePort", err)
+	}
+	// The agent was restarted a moment ago, or somebody removed the network.
+	if err := s.network(ctx, network, true); err != nil {
+		return err
+	}
+	return s.counted("EnsurePort", s.client.EnsurePort(ctx, port))
+}
+
+// EnsureNetwork is [Client.EnsureNetwork]. It always asks the agent.
+func (s *Session) EnsureNetwork(ctx context.Context, network Network) error {
+	return s.network(ctx, network, true)
+}
+
+func (s *Session) network(ctx context.Context, network Network, ask bool) error {
+	unlock, err := s.networks.Lock(ctx, network.ID)
+	if err != nil {
+		return timeout(ctx, "ensure network", network.ID, "another call for it has not ended")
+	}
+	defer unlock()
+	if !ask && s.serves(network) {
+		return nil
+	}
+	if err := s.counted("EnsureNetwork", s.client.EnsureNetwork(ctx, network)); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.served[network.ID] = network
+	return nil
+}
+
+func (s *Session) serves(network Network) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	served, known := s.served[network.ID]
+	return known && network.differs(served) == ""
+}
+
+// DeleteNetwork is [Client.DeleteNetwork].
+func (s *Session) DeleteNetwork(ctx context.Context, id string) error {
+	unlock, err := s.networks.Lock(ctx, id)
+	if err != nil {
+		return timeout(ctx, "delete network", id, "another call for it has not ended")
+	}
+	defer unlock()
+	s.mu.Lock()
+	delete(s.served, id)
+	s.mu.Unlock()
+	return s.counted("DeleteNetwork", s.client.DeleteNetwork(ctx, id))
+}
+
+// DeletePort is [Client.DeletePort].
+func (s *Session) DeletePort(ctx context.Context, id string) error {
+	return s.counted("DeletePort", s.client.DeletePort(ctx, id))
+}
+
+// ListPorts is [Client.ListPorts].
+func (s *Session) ListPorts(ctx context.Context) ([]PortStatus, error) {
+	ports, err := s.client.ListPorts(ctx)
+	return ports, s.counted("ListPorts", err)
+}
+
+func (s *Session) counted(operation string, err error) error {
+	if err != nil && s.options.Failed != nil {
+		s.options.Failed(operation, err)
+	}
+	return err
+}
