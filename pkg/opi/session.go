@@ -130,18 +130,18 @@ func (s *Session) diagnose(ctx context.Context, connected bool) {
 		s.update(ctx, func(h *Health) { h.Away = true })
 	}
 	for pauses := loop.Backoff(100*time.Millisecond, 10*time.Second); ; {
-		err := s.check(ctx)
+		bounded, cancel := context.WithTimeout(ctx, s.options.CheckTimeout)
+		err := s.client.Check(bounded)
+		cancel()
+		if ctx.Err() != nil {
+			return // the connection came or went meanwhile
+		}
+		_ = s.counted("Check", err)
 		s.update(ctx, func(h *Health) { h.Err, h.Answers = err, err == nil && connected })
 		if err == nil || !loop.Sleep(ctx, pauses.Step()) {
 			return
 		}
 	}
-}
-
-func (s *Session) check(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, s.options.CheckTimeout)
-	defer cancel()
-	return s.counted("Check", s.client.Check(ctx))
 }
 
 // update changes what is known of the agent unless ctx, that of the present connection, has ended.

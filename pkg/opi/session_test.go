@@ -1,0 +1,197 @@
+package opi_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr/testr"
+	"google.golang.org/grpc/codes"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/opi"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
+)
+
+// recorder is what a session has told.
+type recorder struct {
+	mu      sync.Mutex
+	ups     []bool
+	failed  []string
+	changed chan struct{}
+	during  chan context.Context // of each call of Up
+}
+
+// open runs a session until the test ends.
+func open(t *testing.T, config opi.Config, debounce time.Duration) (*opi.Session, *recorder) {
+	t.Helper()
+	r := &recorder{changed: make(chan struct{}, 1000), during: make(chan context.Context, 1000)}
+	s, err := opi.NewSession(config, opi.SessionOptions{
+		Debounce: debounce, CheckTimeout: 5 * time.Second, Log: testr.New(t),
+		Connection: func(up bool) {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.ups = append(r.ups, up)
+		},
+		Up:      func(ctx context.Context) { r.during <- ctx },
+		Changed: func() { r.changed <- struct{}{} },
+		Failed: func(operation string, _ error) {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.failed = append(r.failed, operation)
+		},
+	})
+	ok(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	return s, r
+}
+
+// becomes waits for what the session knows, and looks only when it said that something changed.
+func (r *recorder) becomes(t *testing.T, s *opi.Session, what string, is func(opi.Health) bool) {
+	t.Helper()
+	for !is(s.Health()) {
+		select {
+		case <-r.changed:
+		case <-time.After(30 * time.Second):
+			t.Fatalf("not %s: %+v", what, s.Health())
+		}
+	}
+}
+
+func answers(h opi.Health) bool { return h == opi.Health{Known: true, Connected: true, Answers: true} }
+
+// TestSessionHealth: a connection that comes, fails to answer, goes, is away, and comes again.
+func TestSessionHealth(t *testing.T) {
+	a := opitest.Start(t)
+	const debounce = 300 * time.Millisecond
+	s, r := open(t, a.Config(), debounce)
+	r.becomes(t, s, "answering", answers)
+	first := <-r.during
+
+	before := time.Now()
+	a.Stop()
+	r.becomes(t, s, "down", func(h opi.Health) bool { return h.Known && !h.Connected })
+	if h := s.Health(); (h.Away || h.Err != nil) && time.Since(before) < debounce {
+		t.Errorf("%+v after %s already", h, time.Since(before))
+	}
+	<-first.Done()
+	r.becomes(t, s, "away, with the reason", func(h opi.Health) bool { return h.Away && errors.Is(h.Err, opi.ErrUnavailable) })
+	if after := time.Since(before); after < debounce {
+		t.Errorf("away after %s", after)
+	}
+	if h := s.Health(); h.Answers || h.Connected || !h.Known {
+		t.Errorf("away: %+v", h)
+	}
+
+	a.FailNext("GetBridgePort", 3, codes.Internal, "card on fire")
+	ok(t, a.Run())
+	r.becomes(t, s, "connected without an answer", func(h opi.Health) bool { return h.Connected && h.Err != nil && !h.Answers })
+	if h := s.Health(); h.Away {
+		t.Errorf("connected: %+v", h)
+	}
+	if second := <-r.during; second.Err() != nil {
+		t.Error("the context of Up ended with the connection up")
+	}
+	r.becomes(t, s, "answering again", answers)
+
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.ups) != 3 || !r.ups[0] || r.ups[1] || !r.ups[2] {
+		t.Errorf("connections %v, want up, down, up", r.ups)
+	}
+	if len(r.failed) == 0 || r.failed[0] != "Check" {
+		t.Errorf("failed operations %q, want Check", r.failed)
+	}
+}
+
+// TestSessionNeverConnected: an agent that was never there is away as well, and no port is made.
+func TestSessionNeverConnected(t *testing.T) {
+	a := opitest.Start(t)
+	a.Stop()
+	s, r := open(t, a.Config(), 50*time.Millisecond)
+	r.becomes(t, s, "away", func(h opi.Health) bool { return h.Known && h.Away && h.Err != nil })
+	wantError(t, s.EnsurePort(within(t, time.Second), port1, blue), opi.ErrUnavailable)
+	ok(t, a.Run())
+	r.becomes(t, s, "answering", answers)
+}
+
+// TestSessionNetworks: the agent is asked for a network once for all ports, and again when it may have another one or none.
+func TestSessionNetworks(t *testing.T) {
+	a := opitest.Start(t)
+	s, r := open(t, a.Config(), time.Millisecond)
+	r.becomes(t, s, "answering", answers)
+	made := func(want int) {
+		t.Helper()
+		if got := a.Calls("CreateLogicalBridge"); got != want {
+			t.Errorf("CreateLogicalBridge was called %d times, want %d", got, want)
+		}
+	}
+	asked := func() int { return a.Calls("GetLogicalBridge") }
+
+	var ports sync.WaitGroup
+	for _, port := range []opi.Port{port1, port2} {
+		ports.Go(func() { ok(t, s.EnsurePort(t.Context(), port, blue)) })
+	}
+	ports.Wait()
+	made(1)
+	before := asked()
+	ok(t, s.EnsurePort(t.Context(), port1, blue))
+	if asked() != before {
+		t.Error("the agent was asked for a network that it was seen to have")
+	}
+	ok(t, s.EnsureNetwork(t.Context(), blue))
+	if asked() == before {
+		t.Error("EnsureNetwork did not ask the agent")
+	}
+
+	other := blue
+	other.VLAN = 11
+	wantError(t, s.EnsurePort(t.Context(), port1, other), opi.ErrConflict, "VLAN 10, not 11")
+
+	// Somebody else removes the network behind the session's back.
+	c := dial(t, a.Config())
+	ok(t, errors.Join(c.DeletePort(t.Context(), port1.ID), c.DeletePort(t.Context(), port2.ID), c.DeleteNetwork(t.Context(), blue.ID)))
+	ok(t, s.EnsurePort(t.Context(), port1, blue))
+	made(2)
+
+	ok(t, errors.Join(s.DeletePort(t.Context(), port1.ID), s.DeleteNetwork(t.Context(), blue.ID)))
+	ok(t, s.EnsurePort(t.Context(), port2, blue))
+	made(3)
+	list, err := s.ListPorts(t.Context())
+	ok(t, err)
+	if len(list) != 1 || list[0].ID != port2.ID {
+		t.Errorf("ports %+v", list)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.failed) != 1 || r.failed[0] != "EnsureNetwork" {
+		t.Errorf("failed operations %q, want only that of the conflict", r.failed)
+	}
+}
+
+// TestSessionNetworkBusy: who waits for another call for the same network gives up with its context.
+func TestSessionNetworkBusy(t *testing.T) {
+	a := opitest.Start(t)
+	s, r := open(t, a.Config(), time.Millisecond)
+	r.becomes(t, s, "answering", answers)
+	a.Set(func(b *opitest.Behaviour) { b.UpDelay = time.Hour })
+	ctx, cancel := context.WithCancel(t.Context())
+	slow := make(chan error, 1)
+	go func() { slow <- s.EnsureNetwork(ctx, blue) }()
+	for a.Calls("CreateLogicalBridge") == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	wantError(t, s.EnsurePort(within(t, 20*time.Millisecond), port1, blue), opi.ErrTimeout, "another call for it has not ended")
+	wantError(t, s.DeleteNetwork(within(t, 20*time.Millisecond), blue.ID), opi.ErrTimeout, "another call for it has not ended")
+	cancel()
+	wantError(t, <-slow, opi.ErrTimeout)
+}
