@@ -5,7 +5,6 @@ import (
 	"errors"
 	"testing"
 
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -25,11 +24,11 @@ func (away) List(context.Context, client.ObjectList, ...client.ListOption) error
 
 // TestAPIServerAway: what could not be read is tried again, and is not taken for something that does not exist.
 func TestAPIServerAway(t *testing.T) {
-	d := &portBuilder{reader: away{}, dependents: newDependents[types.NamespacedName, topic]()}
+	b := portBuilder{reader: away{}}
 	device := &claim.Device{Request: "nic", ID: claim.PoolID{DevicePool: "fast"}}
 	for what, err := range map[string]error{
-		"network of a DevicePool": func() error { _, err := d.network(t.Context(), types.NamespacedName{}, device); return err }(),
-		"XPUNetwork":              func() error { _, err := d.segment(t.Context(), types.NamespacedName{}, device, "lab"); return err }(),
+		"network of a DevicePool": func() error { _, err := b.network(t.Context(), device); return err }(),
+		"XPUNetwork":              func() error { _, err := b.segment(t.Context(), device, "lab"); return err }(),
 		"Secret of an XPU": (&xpus{client: away{}}).connect(t.Context(), &v1alpha1.XPU{
 			Spec: v1alpha1.XPUSpec{TLS: &v1alpha1.XPUTLS{SecretName: "card"}},
 		}),

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -32,12 +33,11 @@ import (
 // claims makes an XPUPort for every Function that is allocated to a ResourceClaim, deletes those that are not
 // allocated any more, and tells the claim what the scheduler or its user must know.
 type claims struct {
-	client     client.Client
-	live       client.Reader // reads that must not come from the cache
-	builder    portBuilder
-	allocator  *allocator
-	dependents *dependents[types.NamespacedName, topic]
-	events     events.EventRecorder
+	client    client.Client
+	live      client.Reader // reads that must not come from the cache
+	builder   portBuilder
+	allocator *allocator
+	events    events.EventRecorder
 
 	gone    *durations[types.UID]            // UIDs of claims that are gone but whose Ports are not deleted yet
 	busy    *durations[types.NamespacedName] // claims that wait for a Function
@@ -47,13 +47,18 @@ type claims struct {
 }
 
 func (r *claims) setup(mgr ctrl.Manager, concurrency int) error {
+	changed := builder.WithPredicates(predicate.GenerationChangedPredicate{})
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("resourceclaim").
 		For(&resourceapi.ResourceClaim{}, builder.WithPredicates(ourClaims())).
 		Watches(&v1alpha1.XPUPort{}, r.onPort()).
-		Watches(&v1alpha1.XPUNetwork{}, r.wake(func(o client.Object) []topic { return r.networkTopics(o.(*v1alpha1.XPUNetwork)) })).
-		Watches(&v1alpha1.DevicePool{}, r.wake(func(o client.Object) []topic { return []topic{topicPool(o.GetName())} }), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
-		Watches(&v1alpha1.XPU{}, r.wake(func(o client.Object) []topic { return []topic{topicNode(o.(*v1alpha1.XPU).Spec.NodeName)} }), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		Watches(&v1alpha1.XPUNetwork{}, handler.EnqueueRequestsFromMapFunc(r.onNetwork), changed).
+		Watches(&v1alpha1.DevicePool{}, handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, o client.Object) []reconcile.Request {
+			return r.dependents(ctx, onPool(o.GetName()))
+		}), changed).
+		Watches(&v1alpha1.XPU{}, handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, o client.Object) []reconcile.Request {
+			return r.dependents(ctx, onNode(o.(*v1alpha1.XPU).Spec.NodeName))
+		}), changed).
 		WithOptions(controller.Options{MaxConcurrentReconciles: concurrency, RateLimiter: retryLimiter[reconcile.Request]()}).
 		Complete(withConflicts(r))
 }
@@ -88,39 +93,52 @@ func (r *claims) onPort() handler.EventHandler {
 	return handler.Funcs{
 		CreateFunc: func(_ context.Context, e event.CreateEvent, q queue) { owner(q, e.Object) },
 		UpdateFunc: func(_ context.Context, e event.UpdateEvent, q queue) { owner(q, e.ObjectNew) },
-		DeleteFunc: func(_ context.Context, e event.DeleteEvent, q queue) {
+		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q queue) {
 			owner(q, e.Object)
 			port := e.Object.(*v1alpha1.XPUPort)
 			r.gone.reset(port.UID)
 			r.tainted.reset(port.UID)
-			for _, t := range []topic{topicFunction(functionKey(port.Spec.NodeName, port.Spec.Function)), topicAddresses(port.Spec.Network)} {
-				for _, key := range r.dependents.of(t) {
-					q.Add(reconcile.Request{NamespacedName: key})
-				}
+			free := []string{onFunction(functionKey(port.Spec.NodeName, port.Spec.Function))}
+			for _, network := range r.namesOf(ctx, port.Spec.Network) {
+				free = append(free, onAddresses(network))
+			}
+			for _, request := range r.dependents(ctx, free...) {
+				q.Add(request)
 			}
 		},
 	}
 }
 
-// networkTopics are the network itself and, because a change may settle a conflict, those it is in conflict with.
-func (r *claims) networkTopics(n *v1alpha1.XPUNetwork) []topic {
-	topics := []topic{topicNetwork(n.Name)}
-	for _, segment := range segmentKeys(n) {
-		topics = append(topics, topicSegment(segment))
+// onNetwork are the claims that join the network, or one that is in conflict with it: the change may have ended that.
+func (r *claims) onNetwork(ctx context.Context, o client.Object) []reconcile.Request {
+	networks := sets.New(o.GetName())
+	for _, segment := range segmentKeys(o.(*v1alpha1.XPUNetwork)) {
+		for _, rival := range requestsFor(ctx, r.client, &v1alpha1.XPUNetworkList{}, client.MatchingFields{networksByID: segment}) {
+			networks.Insert(rival.Name)
+		}
 	}
-	return topics
+	return r.dependents(ctx, r.namesOf(ctx, networks.UnsortedList()...)...)
 }
 
-func (r *claims) wake(topics func(client.Object) []topic) handler.EventHandler {
-	return handler.EnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []reconcile.Request {
-		var requests []reconcile.Request
-		for _, t := range topics(o) {
-			for _, key := range r.dependents.of(t) {
-				requests = append(requests, reconcile.Request{NamespacedName: key})
-			}
+// namesOf are the keys of claimsByDependency by which claims name the networks: by themselves, or by a DevicePool.
+func (r *claims) namesOf(ctx context.Context, networks ...string) []string {
+	var keys []string
+	for _, network := range networks {
+		keys = append(keys, onNetwork(network))
+		for _, pool := range requestsFor(ctx, r.client, &v1alpha1.DevicePoolList{}, client.MatchingFields{poolsByNetwork: network}) {
+			keys = append(keys, onPool(pool.Name))
 		}
-		return requests
-	})
+	}
+	return keys
+}
+
+// dependents are the claims with any of these keys of claimsByDependency.
+func (r *claims) dependents(ctx context.Context, keys ...string) []reconcile.Request {
+	var requests []reconcile.Request
+	for _, key := range keys {
+		requests = append(requests, requestsFor(ctx, r.client, &resourceapi.ResourceClaimList{}, client.MatchingFields{claimsByDependency: key})...)
+	}
+	return requests
 }
 
 // result is what came of a device.
@@ -128,7 +146,6 @@ type result struct {
 	problem *problem      // what stands in the way; nil if nothing does
 	ready   string        // reason why the pod may bind; empty as long as it may not
 	failed  bool          // the device is to be given back
-	waiting bool          // there is no Port yet
 	after   time.Duration // look again by then; 0 means an event will come
 }
 
@@ -152,23 +169,17 @@ func (r *claims) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, 
 	}
 	after, err := r.retire(ctx, log, &c, exists, devices, ports)
 	if err != nil || len(devices) == 0 {
-		r.dependents.forget(req.NamespacedName)
 		r.busy.reset(req.NamespacedName)
 		return ctrl.Result{RequeueAfter: after}, err
 	}
-	verdicts := make([]result, len(devices))
-	settled := true
+	results := make([]result, len(devices))
 	for i := range devices {
-		if verdicts[i], err = r.device(ctx, log, &c, &devices[i], ports); err != nil {
+		if results[i], err = r.device(ctx, log, &c, &devices[i], ports); err != nil {
 			return ctrl.Result{}, err
 		}
-		after = sooner(after, verdicts[i].after)
-		settled = settled && !verdicts[i].waiting
+		after = sooner(after, results[i].after)
 	}
-	if settled {
-		r.dependents.forget(req.NamespacedName)
-	}
-	return ctrl.Result{RequeueAfter: after}, r.report(ctx, &c, devices, verdicts)
+	return ctrl.Result{RequeueAfter: after}, r.report(ctx, &c, devices, results)
 }
 
 // retire deletes the Ports that the claim no longer backs. If the claim itself is gone, or about to go, the garbage
@@ -218,15 +229,12 @@ func (r *claims) deletePort(ctx context.Context, log logr.Logger, port *v1alpha1
 
 // device sees to the Port of one device. Errors are only those worth an immediate retry.
 func (r *claims) device(ctx context.Context, log logr.Logger, c *resourceapi.ResourceClaim, d *claim.Device, ports []v1alpha1.XPUPort) (result, error) {
-	key := client.ObjectKeyFromObject(c)
 	name := claim.PortName(d.ID.Node, d.Function)
-	r.dependents.await(key, topicFunction(functionKey(d.ID.Node, claim.FunctionRef(d.Function))))
 	i := slices.IndexFunc(ports, func(p v1alpha1.XPUPort) bool { return p.Name == name && p.Spec.Claim.UID == c.UID })
 	if i >= 0 {
 		return r.existing(ctx, log, c, d, &ports[i])
 	}
 	v, err := r.create(ctx, log, c, d)
-	v.waiting = v.ready == ""
 	var p *problem
 	if !errors.As(err, &p) {
 		return v, err
@@ -235,7 +243,7 @@ func (r *claims) device(ctx context.Context, log logr.Logger, c *resourceapi.Res
 	v.after = assumedFor
 	// A Function that just changed hands is no news.
 	if p.reason == v1alpha1.ReasonFunctionBusy {
-		if waited := r.busy.elapsed(key); waited < r.busyGrace {
+		if waited := r.busy.elapsed(client.ObjectKeyFromObject(c)); waited < r.busyGrace {
 			v.after = r.busyGrace - waited
 			return v, nil
 		}
@@ -320,15 +328,14 @@ func (r *claims) isTainted(ctx context.Context, d *claim.Device) (bool, error) {
 
 // create makes the Port of a device. A *problem says why it cannot be made now.
 func (r *claims) create(ctx context.Context, log logr.Logger, c *resourceapi.ResourceClaim, d *claim.Device) (result, error) {
-	key := client.ObjectKeyFromObject(c)
-	name, err := r.builder.network(ctx, key, d)
+	name, err := r.builder.network(ctx, d)
 	if err != nil {
 		return result{}, err
 	}
 	if name == "" {
 		return result{ready: v1alpha1.ReasonNoPortNeeded}, nil
 	}
-	network, err := r.builder.segment(ctx, key, d, name)
+	network, err := r.builder.segment(ctx, d, name)
 	if err != nil {
 		return result{}, err
 	}
@@ -336,7 +343,6 @@ func (r *claims) create(ctx context.Context, log logr.Logger, c *resourceapi.Res
 	if err != nil {
 		return result{}, err
 	}
-	r.dependents.await(key, topicAddresses(name))
 	if err := r.allocator.assume(ctx, port, network, d.Interface.Addresses); err != nil {
 		return result{}, err
 	}

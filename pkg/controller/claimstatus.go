@@ -26,15 +26,15 @@ var claimConditions = [...]string{v1alpha1.ConditionProvisioned, v1alpha1.Condit
 // in its own order of keys, which the API server then refuses as a change of the allocation. What the node's agent
 // and other drivers wrote stays, because the resourceVersion must be the one that was read. For the same reason the
 // conditions cannot end up in a later allocation of the same device.
-func (r *claims) report(ctx context.Context, c *resourceapi.ResourceClaim, devices []claim.Device, verdicts []result) error {
+func (r *claims) report(ctx context.Context, c *resourceapi.ResourceClaim, devices []claim.Device, results []result) error {
 	before := c.DeepCopy()
 	var news []*problem
 	for i := range devices {
 		was := deviceCondition(c, &devices[i], v1alpha1.ConditionProvisioned)
-		if p := verdicts[i].problem; p != nil && !says(was, p) {
+		if p := results[i].problem; p != nil && !says(was, p) {
 			news = append(news, p)
 		}
-		setConditions(c, &devices[i], wantedConditions(&devices[i], verdicts[i], c.Generation))
+		setConditions(c, &devices[i], wantedConditions(&devices[i], results[i], c.Generation))
 	}
 	if equality.Semantic.DeepEqual(before.Status, c.Status) {
 		return nil

@@ -5,21 +5,26 @@ import (
 	"fmt"
 	"strconv"
 
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 )
 
 // Indexes of the cache.
 const (
-	portsByClaim    = "claim"    // name of the ResourceClaim, in the Port's namespace; none for Ports without one
-	portsByFunction = "function" // see functionKey
-	portsByNetwork  = "network"  // name of the XPUNetwork
-	portsByXPU      = "xpu"      // name of the XPU
-	xpusByNode      = "node"     // name of the node
-	xpusBySecret    = "secret"   // name of the TLS Secret
-	xpusByEndpoint  = "endpoint" // host:port
-	networksByID    = "id"       // see segmentKeys
+	claimsByDependency = "dependency" // see dependencies
+	portsByClaim       = "claim"      // name of the ResourceClaim, in the Port's namespace; none for Ports without one
+	portsByFunction    = "function"   // see functionKey
+	portsByNetwork     = "network"    // name of the XPUNetwork
+	portsByXPU         = "xpu"        // name of the XPU
+	poolsByNetwork     = "network"    // name of the XPUNetwork
+	xpusByNode         = "node"       // name of the node
+	xpusBySecret       = "secret"     // name of the TLS Secret
+	xpusByEndpoint     = "endpoint"   // host:port
+	networksByID       = "id"         // see segmentKeys
 )
 
 // functionKey identifies a Function in the cluster.
@@ -40,6 +45,38 @@ func segmentKeys(n *v1alpha1.XPUNetwork) []string {
 	return keys
 }
 
+// Keys of claimsByDependency, by the name of what a claim depends on.
+func onFunction(key string) string            { return "function " + key }
+func onNode(name string) string               { return "node " + name }
+func onPool(name string) string               { return "pool " + name }
+func onNetwork(name string) string            { return "network " + name }
+func onAddresses(networkOrPool string) string { return "addresses of " + networkOrPool }
+
+// dependencies are what may change what comes of a claim: the Functions that it was allocated with their nodes, and the
+// network that it names, or else the DevicePool that names one. A claim that could not get its addresses depends on
+// those of the network as well.
+func dependencies(c *resourceapi.ResourceClaim) []string {
+	devices, err := claim.Devices(c)
+	if err != nil {
+		return nil
+	}
+	keys := sets.New[string]()
+	for i := range devices {
+		d := &devices[i]
+		keys.Insert(onFunction(functionKey(d.ID.Node, claim.FunctionRef(d.Function))), onNode(d.ID.Node))
+		network := onPool(d.ID.DevicePool)
+		if d.Config.Network != "" {
+			network = onNetwork(d.Config.Network)
+		}
+		keys.Insert(network)
+		provisioned := deviceCondition(c, d, v1alpha1.ConditionProvisioned)
+		if provisioned != nil && (provisioned.Reason == v1alpha1.ReasonNoFreeAddress || provisioned.Reason == v1alpha1.ReasonConflict) {
+			keys.Insert(onAddresses(network))
+		}
+	}
+	return keys.UnsortedList()
+}
+
 // nonEmpty is what an object without the key is not found by.
 func nonEmpty(key string) []string {
 	if key == "" {
@@ -57,6 +94,8 @@ func addIndexes(ctx context.Context, indexer client.FieldIndexer) error {
 		name   string
 		keys   client.IndexerFunc
 	}{
+		{&resourceapi.ResourceClaim{}, claimsByDependency, func(o client.Object) []string { return dependencies(o.(*resourceapi.ResourceClaim)) }},
+		{&v1alpha1.DevicePool{}, poolsByNetwork, func(o client.Object) []string { return nonEmpty(o.(*v1alpha1.DevicePool).Spec.Network) }},
 		{&v1alpha1.XPUPort{}, portsByClaim, port(func(p *v1alpha1.XPUPort) string { return p.Spec.Claim.Name })},
 		{&v1alpha1.XPUPort{}, portsByFunction, port(func(p *v1alpha1.XPUPort) string { return functionKey(p.Spec.NodeName, p.Spec.Function) })},
 		{&v1alpha1.XPUPort{}, portsByNetwork, port(func(p *v1alpha1.XPUPort) string { return p.Spec.Network })},

@@ -300,9 +300,8 @@ func opiNetwork(n *v1alpha1.XPUNetwork) opi.Network {
 	return out
 }
 
-// usableNetwork is the network by name, or the problem why no Port can join it. It says which segments it is about to
-// compare with those of other networks.
-func usableNetwork(ctx context.Context, reader client.Reader, name string, comparing func(segment string)) (*v1alpha1.XPUNetwork, error) {
+// usableNetwork is the network by name, or the problem why no Port can join it.
+func usableNetwork(ctx context.Context, reader client.Reader, name string) (*v1alpha1.XPUNetwork, error) {
 	var network v1alpha1.XPUNetwork
 	err := reader.Get(ctx, client.ObjectKey{Name: name}, &network)
 	if apierrors.IsNotFound(err) {
@@ -310,9 +309,6 @@ func usableNetwork(ctx context.Context, reader client.Reader, name string, compa
 	}
 	if err != nil {
 		return nil, fmt.Errorf("XPUNetwork %s: %w", name, err)
-	}
-	for _, segment := range segmentKeys(&network) {
-		comparing(segment)
 	}
 	rival, err := seniorRival(ctx, reader, &network)
 	if err != nil {

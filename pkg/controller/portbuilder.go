@@ -10,7 +10,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -22,24 +21,11 @@ import (
 // has none.
 const annotationAllocation = v1alpha1.GroupName + "/allocation"
 
-// Topics that claims wait for.
-type topic struct{ kind, name string }
-
-func topicFunction(key string) topic      { return topic{"function", key} }
-func topicNetwork(name string) topic      { return topic{"network", name} }
-func topicSegment(key string) topic       { return topic{"segment", key} }
-func topicNode(name string) topic         { return topic{"node", name} }
-func topicPool(name string) topic         { return topic{"pool", name} }
-func topicAddresses(network string) topic { return topic{"addresses", network} }
-
 // portBuilder works out what Port an allocated device needs.
-type portBuilder struct {
-	reader     client.Reader
-	dependents *dependents[types.NamespacedName, topic]
-}
+type portBuilder struct{ reader client.Reader }
 
 // network is the name of the network that the device joins, empty if it joins none and needs no Port.
-func (d *portBuilder) network(ctx context.Context, key types.NamespacedName, device *claim.Device) (string, error) {
+func (b portBuilder) network(ctx context.Context, device *claim.Device) (string, error) {
 	if device.ConfigErr != nil {
 		return "", problemf(v1alpha1.ReasonInvalidConfig, "request %s: %s", device.Request, oneLine(device.ConfigErr))
 	}
@@ -47,8 +33,7 @@ func (d *portBuilder) network(ctx context.Context, key types.NamespacedName, dev
 		return device.Config.Network, nil
 	}
 	var pool v1alpha1.DevicePool
-	d.dependents.await(key, topicPool(device.ID.DevicePool))
-	err := d.reader.Get(ctx, client.ObjectKey{Name: device.ID.DevicePool}, &pool)
+	err := b.reader.Get(ctx, client.ObjectKey{Name: device.ID.DevicePool}, &pool)
 	if apierrors.IsNotFound(err) {
 		return "", problemf(v1alpha1.ReasonNetworkNotFound, "request %s: DevicePool %s, which would name the network, does not exist; create it, or set network in the InterfaceConfig", device.Request, device.ID.DevicePool)
 	}
@@ -59,9 +44,8 @@ func (d *portBuilder) network(ctx context.Context, key types.NamespacedName, dev
 }
 
 // segment is the network by name, if the device may join it.
-func (d *portBuilder) segment(ctx context.Context, key types.NamespacedName, device *claim.Device, name string) (*v1alpha1.XPUNetwork, error) {
-	d.dependents.await(key, topicNetwork(name))
-	network, err := usableNetwork(ctx, d.reader, name, func(segment string) { d.dependents.await(key, topicSegment(segment)) })
+func (b portBuilder) segment(ctx context.Context, device *claim.Device, name string) (*v1alpha1.XPUNetwork, error) {
+	network, err := usableNetwork(ctx, b.reader, name)
 	var p *problem
 	if errors.As(err, &p) {
 		return nil, problemf(p.reason, "request %s: %s", device.Request, p.message)
@@ -76,10 +60,9 @@ func (d *portBuilder) segment(ctx context.Context, key types.NamespacedName, dev
 }
 
 // xpu is the XPU that serves the PF of the device.
-func (d *portBuilder) xpu(ctx context.Context, key types.NamespacedName, device *claim.Device) (string, error) {
+func (b portBuilder) xpu(ctx context.Context, device *claim.Device) (string, error) {
 	var xpus v1alpha1.XPUList
-	d.dependents.await(key, topicNode(device.ID.Node))
-	if err := d.reader.List(ctx, &xpus, client.MatchingFields{xpusByNode: device.ID.Node}); err != nil {
+	if err := b.reader.List(ctx, &xpus, client.MatchingFields{xpusByNode: device.ID.Node}); err != nil {
 		return "", fmt.Errorf("list XPUs of node %s: %w", device.ID.Node, err)
 	}
 	chosen := claim.XPUOf(xpus.Items, device.ID.PF)
@@ -90,8 +73,8 @@ func (d *portBuilder) xpu(ctx context.Context, key types.NamespacedName, device 
 }
 
 // port is the Port that the device needs, without addresses.
-func (d *portBuilder) port(ctx context.Context, c *resourceapi.ResourceClaim, device *claim.Device, network *v1alpha1.XPUNetwork) (*v1alpha1.XPUPort, error) {
-	xpu, err := d.xpu(ctx, client.ObjectKeyFromObject(c), device)
+func (b portBuilder) port(ctx context.Context, c *resourceapi.ResourceClaim, device *claim.Device, network *v1alpha1.XPUNetwork) (*v1alpha1.XPUPort, error) {
+	xpu, err := b.xpu(ctx, device)
 	if err != nil {
 		return nil, err
 	}

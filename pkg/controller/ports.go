@@ -192,7 +192,7 @@ func (r *ports) attempt(ctx context.Context, port *v1alpha1.XPUPort) (outcome, e
 		p := busy(first)
 		return outcome{reason: p.reason, message: p.message}, nil
 	}
-	network, err := usableNetwork(ctx, r.client, port.Spec.Network, func(string) {})
+	network, err := usableNetwork(ctx, r.client, port.Spec.Network)
 	var p *problem
 	if errors.As(err, &p) {
 		return outcome{reason: p.reason, message: p.message, retry: lastRetry}, nil

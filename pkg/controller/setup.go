@@ -119,12 +119,11 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) error {
 		return fmt.Errorf("sessions with OPI agents: %w", err)
 	}
 	recorder := mgr.GetEventRecorder(controllerName)
-	waiting := newDependents[types.NamespacedName, topic]()
 	c := mgr.GetClient()
 
 	claims := &claims{
-		client: c, live: mgr.GetAPIReader(), events: recorder, dependents: waiting,
-		builder:      portBuilder{reader: c, dependents: waiting},
+		client: c, live: mgr.GetAPIReader(), events: recorder,
+		builder:      portBuilder{reader: c},
 		allocator:    newAllocator(c),
 		gone:         newDurations[types.UID](),
 		busy:         newDurations[types.NamespacedName](),
