@@ -352,6 +352,26 @@ func TestProblems(t *testing.T) {
 			cure: func(c *cluster) { c.delete(c.named("other")) },
 		},
 		{
+			name: "no free address in the network of the pool", pool: "fast",
+			before: func(c *cluster) {
+				c.network("blue", 100, "10.1.0.0/30")
+				c.pool("fast", "blue")
+				c.up(c.claim(want{name: "other", pool: "fast", function: vf(7), config: `{"network":"blue"}`}), vf(7))
+			},
+			reason: v1alpha1.ReasonNoFreeAddress, message: "10.1.0.0/30",
+			cure: func(c *cluster) { c.delete(c.named("other")) },
+		},
+		{
+			name: "the network of the pool in conflict", pool: "fast",
+			before: func(c *cluster) {
+				c.network("a-senior", 100)
+				c.network("junior", 100)
+				c.pool("fast", "junior")
+			},
+			reason: v1alpha1.ReasonNetworkNotReady, message: "VLAN 100 is that of XPUNetwork a-senior",
+			cure: func(c *cluster) { c.delete(&v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "a-senior"}}) },
+		},
+		{
 			name: "address taken", config: `{"network":"blue","addresses":["10.1.0.9/24"]}`,
 			before: func(c *cluster) {
 				c.network("blue", 100, "10.1.0.0/24")
