@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"path/filepath"
-	"runtime/debug"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -170,7 +169,7 @@ func (a *agent) run(ctx context.Context) error {
 		running.Go(func() error { return a.cni.Run(ctx) })
 		running.Go(func() error { return a.plugins.Run(ctx, forPlugins) })
 		running.Go(func() error { return a.mode.serve(ctx) })
-		running.Go(func() error { return trim(ctx) })
+		running.Go(func() error { return trim(ctx, a.log) })
 		return running.Wait()
 	})
 	err := group.Wait()
@@ -192,20 +191,6 @@ func (a *agent) track(ctx context.Context, changes <-chan struct{}) error {
 func (a *agent) poolsChanged(ctx context.Context) {
 	a.uses.look(ctx)
 	a.outputs.Notify()
-}
-
-// startTime is how long a start needs memory: until the slices of many Functions are read, made and compared.
-const startTime = 3 * time.Second
-
-// trim gives back, once, what only the start needed. It is as much again as the agent keeps, and the Go runtime would
-// hold on to it for minutes.
-func trim(ctx context.Context) error {
-	select {
-	case <-ctx.Done():
-	case <-time.After(startTime):
-		debug.FreeOSMemory()
-	}
-	return nil
 }
 
 // recover brings the journal and the world together before anybody asks for anything. What cannot be done now is tried
