@@ -3,7 +3,6 @@ package netdev
 import (
 	"cmp"
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"slices"
@@ -87,9 +86,16 @@ func (i Identity) same(other Identity) bool {
 // sameOnHost also compares what means something in the host's namespace only.
 func (i Identity) sameOnHost(other Identity) bool { return i.same(other) && i.PeerNS == other.PeerNS }
 
-// settable are the flags of a netdev that an administrator sets. IFF_PROMISC and IFF_ALLMULTI as rtnetlink tells them
-// are those set on request, not those that a bridge or a packet socket needs.
-const settable = unix.IFF_UP | unix.IFF_NOARP | unix.IFF_PROMISC | unix.IFF_ALLMULTI
+// userspace says that the snapshot is one of a Function without a netdev.
+func (s Snapshot) userspace() bool { return s.Name == "" }
+
+// title is for messages.
+func (s Snapshot) title() string {
+	if s.userspace() {
+		return "Function without a netdev"
+	}
+	return "netdev " + s.Name
+}
 
 // enforcing is s with what the PF and the eswitch shall enforce for the pod.
 func (s Snapshot) enforcing(want function.Interface) Snapshot {
@@ -106,96 +112,56 @@ func (s Snapshot) enforcing(want function.Interface) Snapshot {
 // Renewed is s of a netdev that its driver has made anew since, and that is now as the other snapshot says.
 func (s Snapshot) Renewed(now Snapshot) Snapshot {
 	s.Identity = now.Identity
-	if s.VF == nil {
-		s.VF = now.VF
-	}
-	if s.Rate == nil {
-		s.Rate = now.Rate
-	}
+	s.VF = cmp.Or(s.VF, now.VF)
+	s.Rate = cmp.Or(s.Rate, now.Rate)
 	return s
 }
 
 // VFChanges says in words what a PF enforces for a pod with these wishes that it did not before, in a stable order:
 // `vf trust is "on", was "off"`.
 func (s Snapshot) VFChanges(want function.Interface) []string {
-	var d differences
-	if s.VF != nil {
-		s.VF.diff(&d, *s.enforcing(want).VF)
-	}
-	return d
+	return Diff(Snapshot{VF: s.VF}, Snapshot{VF: s.enforcing(want).VF})
 }
 
 // WithoutNetdev is what there is to restore when the netdev is gone: what the PF and the eswitch enforced.
 func (s Snapshot) WithoutNetdev() Snapshot { return Snapshot{VF: s.VF, Rate: s.Rate} }
 
-func (s Snapshot) flags() uint32 {
-	var flags uint32
-	for flag, set := range map[uint32]bool{
-		unix.IFF_UP: s.Up, unix.IFF_NOARP: s.NoARP, unix.IFF_PROMISC: s.Promiscuous, unix.IFF_ALLMULTI: s.AllMulticast,
-	} {
+// flags are the IFF_* of linux/if.h that an administrator sets and that the snapshot knows. IFF_PROMISC and IFF_ALLMULTI
+// as rtnetlink tells them are those set on request, not those that a bridge or a packet socket needs.
+func (s Snapshot) flags() (flags, mask uint32) {
+	add := func(set bool, flag uint32) {
+		mask |= flag
 		if set {
 			flags |= flag
 		}
 	}
-	return flags
+	add(s.Up, unix.IFF_UP)
+	add(s.NoARP, unix.IFF_NOARP)
+	add(s.Promiscuous, unix.IFF_PROMISC)
+	add(s.AllMulticast, unix.IFF_ALLMULTI)
+	if s.Carried != nil {
+		add(s.Carried.Multicast, unix.IFF_MULTICAST)
+	}
+	return flags, mask
 }
 
-func snapshotOf(l netlink.Link) Snapshot {
+func snapshotOf(l *link) Snapshot {
 	a := l.Attrs()
-	alt := slices.Clone(a.AltNames)
-	slices.Sort(alt)
-	if len(alt) == 0 {
-		alt = nil
-	}
 	return Snapshot{
-		Name: a.Name, AltNames: alt, Alias: a.Alias, MTU: a.MTU, MAC: macOf(a.HardwareAddr), TxQLen: max(a.TxQLen, 0),
-		Up: a.RawFlags&unix.IFF_UP != 0, NoARP: a.RawFlags&unix.IFF_NOARP != 0,
+		Name: a.Name, AltNames: slices.Sorted(slices.Values(a.AltNames)), Alias: a.Alias, MTU: a.MTU, MAC: macOf(a.HardwareAddr),
+		TxQLen: max(a.TxQLen, 0),
+		Up:     a.RawFlags&unix.IFF_UP != 0, NoARP: a.RawFlags&unix.IFF_NOARP != 0,
 		Promiscuous: a.RawFlags&unix.IFF_PROMISC != 0, AllMulticast: a.RawFlags&unix.IFF_ALLMULTI != 0,
-		Identity: Identity{
-			Index: a.Index, Kind: l.Type(), Parent: a.ParentDev, Bus: a.ParentDevBus, Permanent: macOf(a.PermHWAddr),
-			Peer: a.ParentIndex, PeerNS: a.NetNsID,
-		},
+		Carried: carriedOf(l), Conf: &l.conf, Identity: identityOf(l),
 	}
 }
 
-// Diff lists the properties that now differ from before, in a stable order and in words: "mtu is 1400, was 1500". The
-// index is not compared, nor is what only one of the snapshots knows about the VF or its rate.
-func Diff(before, now Snapshot) []string {
-	var d differences
-	differs(&d, "name", before.Name, now.Name)
-	if !slices.Equal(before.AltNames, now.AltNames) {
-		d = append(d, fmt.Sprintf("altnames are %q, were %q", now.AltNames, before.AltNames))
+func identityOf(l netlink.Link) Identity {
+	a := l.Attrs()
+	return Identity{
+		Index: a.Index, Kind: l.Type(), Parent: a.ParentDev, Bus: a.ParentDevBus, Permanent: macOf(a.PermHWAddr),
+		Peer: a.ParentIndex, PeerNS: a.NetNsID,
 	}
-	differs(&d, "alias", before.Alias, now.Alias)
-	differs(&d, "mtu", before.MTU, now.MTU)
-	differs(&d, "mac", before.MAC, now.MAC)
-	differs(&d, "txqlen", before.TxQLen, now.TxQLen)
-	differs(&d, "up", before.Up, now.Up)
-	differs(&d, "noarp", before.NoARP, now.NoARP)
-	differs(&d, "promiscuous", before.Promiscuous, now.Promiscuous)
-	differs(&d, "allmulticast", before.AllMulticast, now.AllMulticast)
-	if before.VF != nil && now.VF != nil {
-		before.VF.diff(&d, *now.VF)
-	}
-	diffRates(&d, before.Rate, now.Rate)
-	before.Carried.diff(&d, now.Carried)
-	before.Conf.diff(&d, now.Conf)
-	return d
-}
-
-type differences []string
-
-func differs[T comparable](d *differences, property string, before, now T) {
-	if before != now {
-		*d = append(*d, fmt.Sprintf("%s is %v, was %v", property, quoted(now), quoted(before)))
-	}
-}
-
-func quoted[T any](v T) any {
-	if s, ok := any(v).(string); ok {
-		return fmt.Sprintf("%q", s)
-	}
-	return v
 }
 
 // Observed is what a netdev is in a pod.
