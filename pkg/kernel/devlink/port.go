@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"slices"
-	"strconv"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -16,73 +15,35 @@ import (
 )
 
 // flavours are enum devlink_port_flavour, in the words of devlink(8).
-var flavours = map[uint16]Flavour{
-	0: Physical,
-	1: "cpu",
-	2: "dsa",
-	3: PCIPF,
-	4: PCIVF,
-	5: "virtual",
-	6: "unused",
-	7: PCISF,
-}
-
-const flavourPCISF uint16 = 7
+var flavours = []Flavour{Physical, "cpu", "dsa", PCIPF, PCIVF, "virtual", "unused", PCISF}
 
 // Ports lists the ports of all devices in the Conn's namespace.
-func (c *Conn) Ports() ([]Port, error) {
-	ports, err := c.ports()
-	if err != nil {
-		return nil, fmt.Errorf("devlink port show: %w", err)
-	}
-	return ports, nil
+func (c *Conn) Ports() (ports []Port, err error) {
+	defer explain(&err, "port show")
+	return list(c, unix.DEVLINK_CMD_PORT_GET, decodePort)
 }
 
 // PortsOf lists the ports of a device; none if the device is not there.
-func (c *Conn) PortsOf(d Device) ([]Port, error) {
+func (c *Conn) PortsOf(d Device) (ports []Port, err error) {
+	defer explain(&err, "port show %s", d)
+	ports, err = list(c, unix.DEVLINK_CMD_PORT_GET, decodePort, d.attributes()...)
+	if errors.Is(err, unix.ENODEV) {
+		return nil, nil
+	}
 	// Kernels before 6.3 tell those of all devices.
-	ports, err := c.ports(d.attributes()...)
-	switch {
-	case errors.Is(err, unix.ENODEV):
-		return nil, nil
-	case err != nil:
-		return nil, fmt.Errorf("devlink port show %s: %w", d, err)
-	}
-	return slices.DeleteFunc(ports, func(p Port) bool { return p.Device != d }), nil
-}
-
-func (c *Conn) ports(of ...*nl.RtAttr) ([]Port, error) {
-	messages, err := c.dump(unix.DEVLINK_CMD_PORT_GET, of...)
-	if errors.Is(err, ErrNoDevlink) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	return list(messages, decodePort)
+	return slices.DeleteFunc(ports, func(p Port) bool { return p.Device != d }), err
 }
 
 // AddSF adds a subfunction with this sfnum to the PF that has the number pf at the device: a PF's [Port.PF], which is
 // not its PCI function. It is inactive, so that it has no device yet. The netdev in the answer is not renamed by udev
 // yet. EEXIST (mlx5 and others): the sfnum is taken. EOPNOTSUPP: the device has no subfunctions, or has them in eswitch
 // mode switchdev only, as the text says.
-func (c *Conn) AddSF(d Device, pf uint16, sfnum uint32) (Port, error) {
-	port, err := c.addSF(d, pf, sfnum)
-	if err != nil {
-		return Port{}, fmt.Errorf("devlink port add %s flavour pcisf pfnum %d sfnum %d: %w", d, pf, sfnum, err)
-	}
-	return port, nil
-}
-
-func (c *Conn) addSF(d Device, pf uint16, sfnum uint32) (Port, error) {
-	messages, err := c.do(unix.DEVLINK_CMD_PORT_NEW, d,
-		nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_FLAVOUR, nl.Uint16Attr(flavourPCISF)),
+func (c *Conn) AddSF(d Device, pf uint16, sfnum uint32) (port Port, err error) {
+	defer explain(&err, "port add %s flavour pcisf pfnum %d sfnum %d", d, pf, sfnum)
+	attrs, err := c.ask(unix.DEVLINK_CMD_PORT_NEW, d,
+		nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_FLAVOUR, nl.Uint16Attr(uint16(slices.Index(flavours, PCISF)))),
 		nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_PCI_PF_NUMBER, nl.Uint16Attr(pf)),
 		nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_PCI_SF_NUMBER, nl.Uint32Attr(sfnum)))
-	if err != nil {
-		return Port{}, err
-	}
-	attrs, err := one(messages)
 	if err != nil {
 		return Port{}, err
 	}
@@ -90,11 +51,10 @@ func (c *Conn) addSF(d Device, pf uint16, sfnum uint32) (Port, error) {
 }
 
 // DeletePort deletes a port that was added, and what is behind it. ENODEV: it is not there.
-func (c *Conn) DeletePort(d Device, index uint32) error {
-	if _, err := c.do(unix.DEVLINK_CMD_PORT_DEL, d, portIndex(index)); err != nil {
-		return fmt.Errorf("devlink port del %s/%d: %w", d, index, err)
-	}
-	return nil
+func (c *Conn) DeletePort(d Device, index uint32) (err error) {
+	defer explain(&err, "port del %s/%d", d, index)
+	_, err = c.do(unix.DEVLINK_CMD_PORT_DEL, d, portIndex(index))
+	return err
 }
 
 // FunctionChange is what is to be set of the Function behind a port.
@@ -144,15 +104,10 @@ func decodePort(attrs attribute.Set) (Port, error) {
 	if err != nil {
 		return Port{}, fmt.Errorf("port function: %w", err)
 	}
-	number := attrs.Uint16(unix.DEVLINK_ATTR_PORT_FLAVOUR)
-	flavour, known := flavours[number]
-	if !known {
-		flavour = Flavour(strconv.Itoa(int(number)))
-	}
 	return Port{
 		Device:      deviceOf(attrs),
 		Index:       attrs.Uint32(unix.DEVLINK_ATTR_PORT_INDEX),
-		Flavour:     flavour,
+		Flavour:     word(flavours, attrs.Uint16(unix.DEVLINK_ATTR_PORT_FLAVOUR)),
 		Controller:  attrs.Uint32(unix.DEVLINK_ATTR_PORT_CONTROLLER_NUMBER),
 		External:    attrs.Uint8(unix.DEVLINK_ATTR_PORT_EXTERNAL) != 0,
 		Number:      attrs.Uint32(unix.DEVLINK_ATTR_PORT_NUMBER),

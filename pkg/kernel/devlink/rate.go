@@ -16,22 +16,15 @@ const bytesPerMbit = 1_000_000 / 8
 // Rate asks for the limits of what the Function behind a port sends. exists is false where the port has no rate object,
 // or is not there itself.
 func (c *Conn) Rate(d Device, index uint32) (rate Rate, exists bool, err error) {
-	attrs, err := c.rate(d, index)
-	switch {
-	case errors.Is(err, unix.ENODEV), errors.Is(err, unix.EOPNOTSUPP): // EOPNOTSUPP: before Linux 5.14
+	defer explain(&err, "port function rate show %s/%d", d, index)
+	attrs, err := c.ask(unix.DEVLINK_CMD_RATE_GET, d, portIndex(index))
+	if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EOPNOTSUPP) { // EOPNOTSUPP: before Linux 5.14
 		return Rate{}, false, nil
-	case err != nil:
-		return Rate{}, false, fmt.Errorf("devlink port function rate show %s/%d: %w", d, index, err)
+	}
+	if err != nil {
+		return Rate{}, false, err
 	}
 	return decodeRate(attrs), true, nil
-}
-
-func (c *Conn) rate(d Device, index uint32) (attribute.Set, error) {
-	messages, err := c.do(unix.DEVLINK_CMD_RATE_GET, d, portIndex(index))
-	if err != nil {
-		return nil, err
-	}
-	return one(messages)
 }
 
 func decodeRate(attrs attribute.Set) Rate {
@@ -53,19 +46,13 @@ func mbits(bytesPerSecond uint64) int {
 // SetRate limits what the Function behind a port sends. Only what differs is set, as there are drivers that have one
 // of the limits only. If the kernel refuses one, both are what they were. EOPNOTSUPP: the driver has no such limit;
 // ENODEV: the port has no rate object.
-func (c *Conn) SetRate(d Device, index uint32, to Rate) error {
+func (c *Conn) SetRate(d Device, index uint32, to Rate) (err error) {
 	if to.Share < 0 || to.Max < 0 {
 		return fmt.Errorf("rate of port %s/%d: share %d and max %d Mbit/s must not be negative", d, index, to.Share, to.Max)
 	}
-	if err := c.setRate(d, index, to); err != nil {
-		return fmt.Errorf("devlink port function rate set %s/%d tx_share %dmbit tx_max %dmbit: %w",
-			d, index, to.Share, to.Max, err)
-	}
-	return nil
-}
-
-func (c *Conn) setRate(d Device, index uint32, to Rate) error {
-	before, err := c.rate(d, index)
+	defer explain(&err, "port function rate set %s/%d tx_share %dmbit tx_max %dmbit", d, index, to.Share, to.Max)
+	port := portIndex(index)
+	before, err := c.ask(unix.DEVLINK_CMD_RATE_GET, d, port)
 	if err != nil {
 		return err
 	}
@@ -82,7 +69,6 @@ func (c *Conn) setRate(d Device, index uint32, to Rate) error {
 	if len(changes) == 0 {
 		return nil
 	}
-	port := portIndex(index)
 	if _, err = c.do(unix.DEVLINK_CMD_RATE_SET, d, append(changes, port)...); err == nil {
 		return nil
 	}

@@ -1,7 +1,6 @@
 package devlink
 
 import (
-	"errors"
 	"fmt"
 
 	"golang.org/x/sys/unix"
@@ -10,19 +9,9 @@ import (
 )
 
 // Reporters lists the health reporters of all devices and ports in the Conn's namespace.
-func (c *Conn) Reporters() ([]Reporter, error) {
-	messages, err := c.dump(unix.DEVLINK_CMD_HEALTH_REPORTER_GET)
-	if errors.Is(err, ErrNoDevlink) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("devlink health show: %w", err)
-	}
-	reporters, err := list(messages, decodeReporter)
-	if err != nil {
-		return nil, fmt.Errorf("devlink health show: %w", err)
-	}
-	return reporters, nil
+func (c *Conn) Reporters() (reporters []Reporter, err error) {
+	defer explain(&err, "health show")
+	return list(c, unix.DEVLINK_CMD_HEALTH_REPORTER_GET, decodeReporter)
 }
 
 // Handle is what the reporter belongs to as devlink(8) writes it: "pci/0000:3b:00.0", with "/" and the port's index
