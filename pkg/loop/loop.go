@@ -63,14 +63,7 @@ func Debounce(ctx context.Context, changes <-chan struct{}, quiet, most time.Dur
 
 // Sleep pauses. It returns false, at once, when ctx ends before.
 func Sleep(ctx context.Context, pause time.Duration) bool {
-	timer := time.NewTimer(pause)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
+	return Wait(ctx, nil, max(pause, 1)) // one of 0 would never end
 }
 
 // Backoff gives pauses that begin with first and double until they are slowest, a tenth longer or less so that nodes do

@@ -52,11 +52,9 @@ func (r Root) Auxiliary(name string) Dir { return r.Dir(AuxiliaryDevices, name) 
 type Dir string
 
 // Dir is a directory below this one.
-func (d Dir) Dir(elements ...string) Dir { return Dir(d.path(elements...)) }
+func (d Dir) Dir(elements ...string) Dir { return Root(d).Dir(elements...) }
 
-func (d Dir) path(elements ...string) string {
-	return filepath.Join(string(d), filepath.Join(elements...))
-}
+func (d Dir) path(name string) string { return filepath.Join(string(d), name) }
 
 // Exists says whether the directory, or the link that stands for it, is there.
 func (d Dir) Exists() bool {
