@@ -5,16 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
-
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
 )
 
 // arpNotify is IPV4_DEVCONF_ARP_NOTIFY of linux/ip.h.
@@ -31,9 +27,7 @@ func (e *Engine) announceItself(pod *conn, index int, name string, addresses []n
 	}
 	if slices.ContainsFunc(addresses, func(p netip.Prefix) bool { return !is4(p) }) {
 		e.trace("ndisc_notify")
-		_ = namespace.Do(pod.ns, func() error {
-			return os.WriteFile(filepath.Join(e.procRoot, "sys/net/ipv6/conf", name, "ndisc_notify"), []byte("1"), 0)
-		})
+		_ = e.writeConf6(pod, name, "ndisc_notify", 1)
 	}
 }
 
@@ -75,10 +69,7 @@ func awaitCarrier(ctx context.Context, pod *conn, index int) error {
 		return fmt.Errorf("carrier: %w", err)
 	}
 	for {
-		l, err := pod.at(index)
-		if err == nil && l == nil {
-			err = errors.New("is not there any more")
-		}
+		l, err := pod.existing(index)
 		if err != nil || l.Attrs().RawFlags&unix.IFF_LOWER_UP != 0 {
 			return err
 		}

@@ -4,14 +4,13 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
 // Conf are the sysctls of a netdev, net.ipv4.conf.<netdev> and net.ipv6.conf.<netdev>. The kernel forgets them when the
@@ -111,37 +110,12 @@ func conf4(sysctl int, value uint32) *nl.RtAttr {
 	return spec
 }
 
-// writeConf6 writes one sysctl of IPv6, which rtnetlink does not take.
-func (c *conn) writeConf6(netdev, name string, value any) error {
-	path := netdev + "/" + name
-	fd, err := unix.Openat(c.conf6, path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	file := os.NewFile(uintptr(fd), path)
-	defer file.Close()
-	_, err = fmt.Fprint(file, value)
-	return err
+// conf6Dir is the directory of the IPv6 sysctls of a netdev, or of "default", in the namespace of the thread that looks.
+func (e *Engine) conf6Dir(netdev string) sysfs.Dir {
+	return sysfs.Root(e.procRoot).Dir("sys/net/ipv6/conf", netdev)
 }
 
-// openConf6 opens the directory of the namespace's IPv6 sysctls, unless there is none or it cannot be written. It stays
-// that of the namespace, whatever thread uses it.
-func (c *conn) openConf6(procRoot string) error {
-	fd := -1
-	err := namespace.Do(c.ns, func() (err error) {
-		fd, err = unix.Open(procRoot+"/sys/net/ipv6/conf", unix.O_DIRECTORY|unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		return err
-	})
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil // no IPv6
-	}
-	if err != nil {
-		return err
-	}
-	if unix.Faccessat(fd, "default/forwarding", unix.W_OK, 0) != nil {
-		unix.Close(fd)
-		return nil
-	}
-	c.conf6 = fd
-	return nil
+// writeConf6 writes one sysctl of IPv6, which rtnetlink does not take.
+func (e *Engine) writeConf6(c *conn, netdev, sysctl string, value any) error {
+	return namespace.Do(c.ns, func() error { return e.conf6Dir(netdev).Write(sysctl, fmt.Sprint(value)) })
 }

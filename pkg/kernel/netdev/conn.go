@@ -22,8 +22,8 @@ type conn struct {
 	cookie uint64
 	// socket is for the messages that Handle cannot send.
 	socket *nl.SocketHandle
-	// conf6 is the directory of the namespace's IPv6 sysctls; -1 where they are not restored.
-	conf6 int
+	// conf6 says that the namespace's IPv6 sysctls can be restored.
+	conf6 bool
 }
 
 // dial opens the network namespace at a path.
@@ -32,7 +32,7 @@ func dial(path string) (*conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &conn{ns: ns, conf6: -1}
+	c := &conn{ns: ns}
 	if err := c.connect(); err != nil {
 		_ = c.close()
 		return nil, fmt.Errorf("network namespace %s: %w", path, err)
@@ -74,9 +74,6 @@ func (c *conn) close() error {
 	}
 	if c.socket != nil {
 		c.socket.Close()
-	}
-	if c.conf6 >= 0 {
-		unix.Close(c.conf6)
 	}
 	return c.ns.Close()
 }
@@ -159,8 +156,8 @@ func (c *conn) get(index int, attributes ...*nl.RtAttr) (*link, error) {
 	if l.conf, err = parseConf(attrs[unix.IFLA_AF_SPEC]); err != nil {
 		return nil, err
 	}
-	if c.conf6 < 0 {
-		l.conf.IPv6 = nil // which could not be restored
+	if !c.conf6 {
+		l.conf.IPv6 = nil
 	}
 	return l, nil
 }
@@ -170,6 +167,15 @@ func (c *conn) at(index int) (*link, error) { return c.get(index) }
 
 // with finds a link that has the name, as its name or as one of its altnames; nil where there is none.
 func (c *conn) with(name string) (*link, error) { return c.get(0, text(unix.IFLA_ALT_IFNAME, name)) }
+
+// existing is at where there must be one.
+func (c *conn) existing(index int) (*link, error) {
+	l, err := c.at(index)
+	if err == nil && l == nil {
+		return nil, errors.New("is not there any more")
+	}
+	return l, err
+}
 
 // named is with where there must be one.
 func (c *conn) named(name string) (*link, error) {

@@ -1,3 +1,12 @@
+// Package netdev takes one netdev into a pod's network namespace and brings it back as it was.
+//
+// It is the netlink side of an Attachment and knows neither Kubernetes nor the journal. Its life is
+//
+//	Plan (look, touch nothing) -> Attach (move, configure) -> Restore (bring back, undo, verify)
+//
+// What Plan returns is all that Restore needs, so a caller that writes it down durably before it calls Attach can
+// undo an attachment that was interrupted anywhere. Restore is convergent: it may be called in any state and as often
+// as needed.
 package netdev
 
 import (
@@ -16,6 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
 )
 
 // Options of an [Engine]. The zero value is good for a process in the host's network namespace.
@@ -54,11 +64,24 @@ func New(options Options) (*Engine, error) {
 	if e.trace == nil {
 		e.trace = func(string) {}
 	}
-	if err := host.openConf6(e.procRoot); err != nil {
+	err = namespace.Do(host.ns, func() error {
+		host.conf6 = unix.Access(string(e.conf6Dir("default"))+"/forwarding", unix.W_OK) == nil
+		return nil
+	})
+	if err != nil {
 		_ = host.close()
-		return nil, fmt.Errorf("sysctls of the host's network namespace %s: %w", path, err)
+		return nil, fmt.Errorf("the host's network namespace %s: %w", path, err)
 	}
 	return e, nil
+}
+
+// step makes a change, tells of it before, and names it in the error.
+func (e *Engine) step(what string, change func() error) error {
+	e.trace(what)
+	if err := change(); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	return nil
 }
 
 // Close gives the host's namespace up.
@@ -302,13 +325,13 @@ func (e *Engine) moveOn(
 // adoptMAC makes a netdev that is down take the MAC that its PF set for the VF, which igbvf refuses before: quirk "MAC
 // after a reset".
 func (e *Engine) adoptMAC(c *conn, index int, mac function.MAC) error {
-	e.trace("up to reset the VF")
-	if err := c.set(index, unix.IFF_UP, unix.IFF_UP); err != nil {
-		return fmt.Errorf("up to reset the VF: %w", err)
+	up := func() error { return c.set(index, unix.IFF_UP, unix.IFF_UP) }
+	if err := e.step("up to reset the VF", up); err != nil {
+		return err
 	}
-	e.trace("down to reset the VF")
-	if err := c.set(index, 0, unix.IFF_UP); err != nil {
-		return fmt.Errorf("down to reset the VF: %w", err)
+	down := func() error { return c.set(index, 0, unix.IFF_UP) }
+	if err := e.step("down to reset the VF", down); err != nil {
+		return err
 	}
 	l, err := c.at(index)
 	if err != nil || l != nil && macOf(l.Attrs().HardwareAddr) == mac {
@@ -337,46 +360,40 @@ func (e *Engine) dropTakenAltNames(pod *conn, before Snapshot, name string) erro
 }
 
 func (e *Engine) dropAltName(c *conn, index int, name string) error {
-	e.trace("remove altname " + name)
-	if err := c.LinkDelAltName(reference(index), name); err != nil {
-		return fmt.Errorf("remove altname %s: %w", name, err)
-	}
-	return nil
+	return e.step("remove altname "+name, func() error { return c.LinkDelAltName(reference(index), name) })
 }
 
 // configure adds the addresses, then brings the netdev up, then adds the routes, which need both.
-func (e *Engine) configure(pod *conn, l *link, want function.Interface) error {
+func (e *Engine) configure(pod *conn, l *link, want function.Interface) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("interface %s: %w", want.Name, err)
+		}
+	}()
 	for _, address := range want.Addresses {
-		e.trace("address " + address.String())
-		if err := addAddress(pod, l, address); err != nil {
-			return fmt.Errorf("interface %s: address %s: %w", want.Name, address, err)
+		if err := e.step("address "+address.String(), func() error { return addAddress(pod, l, address) }); err != nil {
+			return err
 		}
 	}
 	if want.AllMulticast {
-		e.trace("allmulticast")
-		if err := pod.LinkSetAllmulticastOn(l); err != nil {
-			return fmt.Errorf("interface %s: allmulticast: %w", want.Name, err)
+		if err := e.step("allmulticast", func() error { return pod.LinkSetAllmulticastOn(l) }); err != nil {
+			return err
 		}
 	}
 	e.announceItself(pod, l.Attrs().Index, want.Name, want.Addresses)
-	e.trace("up")
-	if err := pod.LinkSetUp(l); err != nil {
-		return fmt.Errorf("interface %s: up: %w", want.Name, err)
+	if err := e.step("up", func() error { return pod.LinkSetUp(l) }); err != nil {
+		return err
 	}
 	for _, route := range want.Routes {
-		e.trace("route " + route.To.String())
-		if err := addRoute(pod, l, route); err != nil {
-			return fmt.Errorf("interface %s: route to %s: %w", want.Name, route.To, err)
+		if err := e.step("route to "+route.To.String(), func() error { return addRoute(pod, l, route) }); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
 func observe(pod *conn, index int) (Observed, error) {
-	l, err := pod.at(index)
-	if err == nil && l == nil {
-		err = errors.New("is not there any more")
-	}
+	l, err := pod.existing(index)
 	if err != nil {
 		return Observed{}, fmt.Errorf("netdev in the pod: %w", err)
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -14,6 +15,9 @@ import (
 
 // fallbackName makes the kernel find a free name: the host's own name for the netdev is taken.
 const fallbackName = "xpu%d"
+
+// fallback is a name that the kernel made of fallbackName.
+var fallback = regexp.MustCompile("^xpu[0-9]+$")
 
 // Restore brings a netdev back to the host as it was before, wherever it is and whatever state it is in, and reads
 // back that it is so. device.Name is where the caller last saw the netdev on the host, "" where it did not. A netdev
@@ -184,7 +188,7 @@ func (e *Engine) acceptTaken(before, now Snapshot) (accepted Snapshot, notes []s
 	if err != nil || !taken {
 		return accepted, notes, err
 	}
-	if accepted.Name = now.Name; !isFallback(now.Name) {
+	if accepted.Name = now.Name; !fallback.MatchString(now.Name) {
 		accepted.Name = fallbackName
 	}
 	return accepted, append(notes, fmt.Sprintf("name %s is taken by another netdev", before.Name)), nil
@@ -197,12 +201,6 @@ func (e *Engine) taken(name string, now Snapshot) (bool, error) {
 	}
 	other, err := e.host.with(name)
 	return other != nil, err
-}
-
-func isFallback(name string) bool {
-	prefix, _, _ := strings.Cut(fallbackName, "%")
-	number, ok := strings.CutPrefix(name, prefix)
-	return ok && number != "" && strings.Trim(number, "0123456789") == ""
 }
 
 // undo restores every property that differs, each with its own message, so that one that is refused does not keep the
@@ -218,29 +216,19 @@ func (e *Engine) undo(ctx context.Context, index int, device Device, before, now
 	left := compare(before, now)
 	// Many drivers want the netdev down for a new MAC, and its state follows the link mode when it comes up.
 	reset := slices.ContainsFunc(left, func(d difference) bool { return d.name == "mac" || d.name == "link mode" })
-	set := func(step string, flags, mask uint32) {
-		e.trace(step)
-		if err := e.host.set(index, flags, mask); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", step, err))
-		}
-	}
 	if reset && now.Up {
-		set("down", 0, unix.IFF_UP)
+		errs = append(errs, e.step("down", func() error { return e.host.set(index, 0, unix.IFF_UP) }))
 	}
 	for _, d := range left {
 		errs = append(errs, e.undoProperty(index, before, now, d))
 	}
 	flags, mask := before.flags()
 	if seen, _ := now.flags(); reset || seen&mask != flags {
-		set("flags", flags, mask)
+		errs = append(errs, e.step("flags", func() error { return e.host.set(index, flags, mask) }))
 	}
 	for _, alt := range before.AltNames {
-		if slices.Contains(now.AltNames, alt) {
-			continue
-		}
-		e.trace("altname " + alt)
-		if err := e.host.LinkAddAltName(reference(index), alt); err != nil {
-			errs = append(errs, fmt.Errorf("altname %s: %w", alt, err))
+		if !slices.Contains(now.AltNames, alt) {
+			errs = append(errs, e.step("altname "+alt, func() error { return e.host.LinkAddAltName(reference(index), alt) }))
 		}
 	}
 	if now.VF != nil && before.VF != nil {
@@ -250,7 +238,7 @@ func (e *Engine) undo(ctx context.Context, index int, device Device, before, now
 }
 
 // undoProperty restores a property that has a message, or a sysctl, of its own.
-func (e *Engine) undoProperty(index int, before, now Snapshot, d difference) (err error) {
+func (e *Engine) undoProperty(index int, before, now Snapshot, d difference) error {
 	what := fmt.Sprintf("%s %v", d.name, d.value)
 	switch {
 	case d.conf6 != "":
@@ -258,19 +246,18 @@ func (e *Engine) undoProperty(index int, before, now Snapshot, d difference) (er
 		if name == fallbackName {
 			name = now.Name
 		}
-		e.trace(what)
-		err = e.host.writeConf6(name, d.conf6, d.value)
+		return e.step(what, func() error { return e.writeConf6(e.host, name, d.conf6, d.value) })
 	case d.attribute != nil:
-		e.trace(what)
-		err = e.host.set(index, 0, 0, d.attribute)
-	case d.name == "XDP program":
-		return e.detachXDP(index, now.Carried.XDP)
-	}
-	if err != nil && d.name == "mac" && before.VF != nil {
-		err = e.adoptMAC(e.host, index, before.MAC)
-	}
-	if err != nil {
-		return fmt.Errorf("%s: %w", what, err)
+		return e.step(what, func() error {
+			err := e.host.set(index, 0, 0, d.attribute)
+			if err != nil && d.name == "mac" && before.VF != nil {
+				err = e.adoptMAC(e.host, index, before.MAC)
+			}
+			return err
+		})
+	case d.name == "XDP program" && now.Carried.XDP != nil:
+		detach := func() error { return e.detachXDP(index, now.Carried.XDP.Mode) }
+		return e.step(fmt.Sprintf("detach XDP program %d", now.Carried.XDP.Program), detach)
 	}
 	return nil
 }
@@ -282,4 +269,52 @@ func (e *Engine) undoVF(pf *PF, from, to VFState) error {
 		errs = append(errs, e.changeVF(pf, c))
 	}
 	return errors.Join(errs...)
+}
+
+// detachXDP takes a program away that the pod left. The kernel wants to be told the mode, and says nothing if there is no
+// program of that mode.
+func (e *Engine) detachXDP(index int, mode uint32) error {
+	detach := func(flags uint32) error {
+		noProgram := int32(-1)
+		attr := nl.NewRtAttr(unix.IFLA_XDP|unix.NLA_F_NESTED, nil)
+		attr.AddRtAttr(nl.IFLA_XDP_FD, nl.Uint32Attr(uint32(noProgram)))
+		attr.AddRtAttr(nl.IFLA_XDP_FLAGS, nl.Uint32Attr(flags))
+		err := e.host.set(index, 0, 0, attr)
+		if errors.Is(err, unix.EBUSY) {
+			err = fmt.Errorf("is held by a BPF link of the pod, which ends with the pod's program: %w", err)
+		}
+		return err
+	}
+	flags := map[uint32]uint32{
+		nl.XDP_ATTACHED_DRV: nl.XDP_FLAGS_DRV_MODE, nl.XDP_ATTACHED_SKB: nl.XDP_FLAGS_SKB_MODE,
+		nl.XDP_ATTACHED_HW: unix.XDP_FLAGS_HW_MODE,
+	}
+	if f, one := flags[mode]; one {
+		return detach(f)
+	}
+	for _, f := range flags { // several programs, or a mode of a newer kernel
+		_ = detach(f) // whether a program is left is seen afterwards
+	}
+	return nil
+}
+
+// stacked are kinds of virtual netdevs that stay on top of a netdev which leaves their namespace, and go on to use it.
+var stacked = []string{"vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec"}
+
+// dropStacked deletes what the pod made on top of the netdev, which would use it from the pod still.
+func (e *Engine) dropStacked(pod *conn, index int) error {
+	links, err := pod.all()
+	if err != nil {
+		return err
+	}
+	for _, l := range links {
+		if l.Attrs().ParentIndex != index || l.Attrs().NetNsID >= 0 || !slices.Contains(stacked, l.Type()) {
+			continue
+		}
+		e.trace("delete " + l.Attrs().Name + " on top of it")
+		if err := pod.LinkDel(l); err != nil && !errors.Is(err, unix.ENODEV) {
+			return fmt.Errorf("delete %s %s, which the pod made on top of it: %w", l.Type(), l.Attrs().Name, err)
+		}
+	}
+	return nil
 }
