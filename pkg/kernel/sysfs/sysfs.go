@@ -222,9 +222,7 @@ func (d Dir) Netdevs() (dir Dir, names []string, err error) {
 		if !strings.HasPrefix(child, "virtio") {
 			continue
 		}
-		dir = d.Dir(child, "net")
-		names, exists, err := dir.Names()
-		if err != nil || exists {
+		if dir, names, err := d.Dir(child).Netdevs(); err != nil || dir != "" {
 			return dir, names, err
 		}
 	}
