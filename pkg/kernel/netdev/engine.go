@@ -472,23 +472,33 @@ func (e *Engine) dialPlace(place Place) (*conn, error) {
 	return pod, nil
 }
 
+// locate opens the namespace of a place and finds a netdev in it. pod is nil where the namespace is gone, l where the
+// netdev is not in it. The caller closes pod.
+func (e *Engine) locate(place Place, who Identity, names ...string) (pod *conn, l *link, err error) {
+	if pod, err = e.dialPlace(place); pod == nil || err != nil {
+		return nil, nil, err
+	}
+	if l, err = find(pod, who, Identity.same, place.Index, names...); err != nil {
+		_ = pod.close()
+		return nil, nil, err
+	}
+	return pod, l, nil
+}
+
 // Holds says whether a netdev is in the place; it is not where the namespace is gone.
 func (e *Engine) Holds(place Place, who Identity) (bool, error) {
-	pod, err := e.dialPlace(place)
-	if pod == nil || err != nil {
-		return false, err
+	pod, l, err := e.locate(place, who)
+	if pod != nil {
+		_ = pod.close()
 	}
-	defer pod.close()
-	l, err := find(pod, who, Identity.same, place.Index)
 	return l != nil, err
 }
 
 // Alive says whether the namespace of a place still exists under its path.
 func (e *Engine) Alive(place Place) (bool, error) {
 	pod, err := e.dialPlace(place)
-	if pod == nil || err != nil {
-		return false, err
+	if pod != nil {
+		_ = pod.close()
 	}
-	pod.close()
-	return true, nil
+	return pod != nil, err
 }

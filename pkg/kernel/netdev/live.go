@@ -2,7 +2,6 @@ package netdev
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -34,7 +33,7 @@ func (e *Engine) Check(ctx context.Context, device Device, a Attached) ([]string
 	if a.Want.Userspace {
 		return d, nil
 	}
-	pod, l, err := e.locate(a)
+	pod, l, err := e.locate(a.Place, a.Before.Identity, a.Want.Name)
 	if err != nil {
 		return nil, err
 	}
@@ -58,19 +57,6 @@ func (e *Engine) Check(ctx context.Context, device Device, a Attached) ([]string
 		}
 	}
 	return checkLayer3(d, pod, l, a.Want)
-}
-
-// locate opens the pod's namespace and finds the netdev in it; pod is nil where the namespace is gone, l where the
-// netdev is not in it. The caller closes pod.
-func (e *Engine) locate(a Attached) (pod *conn, l *link, err error) {
-	if pod, err = e.dialPlace(a.Place); pod == nil || err != nil {
-		return nil, nil, err
-	}
-	if l, err = find(pod, a.Before.Identity, Identity.same, a.Place.Index, a.Want.Name); err != nil {
-		pod.close()
-		return nil, nil, err
-	}
-	return pod, l, nil
 }
 
 // checkLayer3 looks for the addresses and routes that were asked for.
@@ -98,7 +84,7 @@ func checkLayer3(d []string, pod *conn, l *link, want function.Interface) ([]str
 
 // Add gives a netdev that is in a pod more addresses and routes, and accepts those that it has already.
 func (e *Engine) Add(_ context.Context, a Attached, addresses []netip.Prefix, routes []function.Route) (Observed, error) {
-	pod, l, err := e.locate(a)
+	pod, l, err := e.locate(a.Place, a.Before.Identity, a.Want.Name)
 	if err != nil {
 		return Observed{}, err
 	}
@@ -107,7 +93,7 @@ func (e *Engine) Add(_ context.Context, a Attached, addresses []netip.Prefix, ro
 	}
 	defer pod.close()
 	if l == nil {
-		return Observed{}, fmt.Errorf("interface %s: %w", a.Want.Name, errNotInPod)
+		return Observed{}, fmt.Errorf("interface %s: is not in the pod", a.Want.Name)
 	}
 	want := function.Interface{Name: l.Attrs().Name, Addresses: addresses, Routes: routes}
 	if err := e.configure(pod, l, want); err != nil {
@@ -115,9 +101,6 @@ func (e *Engine) Add(_ context.Context, a Attached, addresses []netip.Prefix, ro
 	}
 	return observe(pod, l.Attrs().Index)
 }
-
-// errNotInPod is returned for a netdev that is not where it was attached.
-var errNotInPod = errors.New("is not in the pod")
 
 // leadsOut says whether a route of the kernel leads where r does: out through the interface with the index.
 func leadsOut(r function.Route, found netlink.Route, index int) bool {

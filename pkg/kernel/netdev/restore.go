@@ -1,7 +1,6 @@
 package netdev
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,20 +28,21 @@ func (e *Engine) Restore(ctx context.Context, device Device, before Snapshot, pl
 	if before.userspace() {
 		return e.reconcile(ctx, device, before, 0)
 	}
-	pod, err := e.dialPlace(place)
+	pod, l, err := e.locate(place, before.Identity)
 	if err != nil {
 		return Restored{}, err
 	}
-	index := before.Identity.Index
 	if pod != nil {
 		defer pod.close()
-		moved, err := e.moveToHost(pod, device, before, place)
-		if err != nil {
+	}
+	index := before.Identity.Index
+	if l != nil {
+		index = l.Attrs().Index
+		if err := e.moveToHost(pod, l, device, before); err != nil {
 			return Restored{}, err
 		}
-		index = cmp.Or(moved, index)
 	}
-	l, err := find(e.host, before.Identity, Identity.sameOnHost, index, device.Name, before.Name)
+	l, err = find(e.host, before.Identity, Identity.sameOnHost, index, device.Name, before.Name)
 	switch {
 	case err != nil:
 		return Restored{}, err
@@ -54,20 +54,16 @@ func (e *Engine) Restore(ctx context.Context, device Device, before Snapshot, pl
 	return e.reconcile(ctx, device, before, l.Attrs().Index)
 }
 
-// moveToHost moves a netdev back with all that one message can restore, and returns its index, 0 where it is not in
-// the pod. Only a netdev that then still is in the pod is an error: what else failed, reconcile does again.
-func (e *Engine) moveToHost(pod *conn, device Device, before Snapshot, place Place) (int, error) {
-	l, err := find(pod, before.Identity, Identity.same, place.Index)
-	if err != nil || l == nil {
-		return 0, err
-	}
+// moveToHost moves a netdev back with all that one message can restore. Only a netdev that then still is in the pod is an
+// error: what else failed, reconcile does again.
+func (e *Engine) moveToHost(pod *conn, l *link, device Device, before Snapshot) error {
 	index := l.Attrs().Index
 	now := snapshotOf(l)
 	if err := e.dropForeignAltNames(pod, index, now, before.AltNames); err != nil {
-		return 0, fmt.Errorf("netdev %s in the pod: %w", now.Name, err)
+		return fmt.Errorf("netdev %s in the pod: %w", now.Name, err)
 	}
 	if err := e.dropStacked(pod, index); err != nil {
-		return 0, fmt.Errorf("netdev %s in the pod: %w", now.Name, err)
+		return fmt.Errorf("netdev %s in the pod: %w", now.Name, err)
 	}
 	e.freeMAC(device.PF, before)
 	flags, mask := before.flags()
@@ -84,12 +80,12 @@ func (e *Engine) moveToHost(pod *conn, device Device, before Snapshot, place Pla
 	e.trace("move to host")
 	failed := pod.set(index, flags, mask, message...)
 	if failed == nil {
-		return index, nil
+		return nil
 	}
-	if l, err = pod.at(index); err != nil || l == nil {
-		return index, err
+	if l, err := pod.at(index); err != nil || l == nil {
+		return err
 	}
-	return index, e.moveBare(pod, index, now, failed)
+	return e.moveBare(pod, index, now, failed)
 }
 
 // moveBare moves a netdev of which some name is taken on the host: with no name but one that the kernel finds.

@@ -140,12 +140,15 @@ func (s Snapshot) title() string {
 
 // enforcing is s with what the PF and the eswitch shall enforce for the pod.
 func (s Snapshot) enforcing(want function.Interface) Snapshot {
-	config := want.VF
-	if s.Rate != nil {
-		s.Rate, config = new(config.Rate(*s.Rate)), config.WithoutRates()
-	}
 	if s.VF != nil {
-		s.VF = new(s.VF.with(config, want.MAC))
+		vf := s.VF.with(want.VF, want.MAC)
+		if s.Rate != nil { // the eswitch limits it instead
+			vf.MinTxRate, vf.MaxTxRate = s.VF.MinTxRate, s.VF.MaxTxRate
+		}
+		s.VF = &vf
+	}
+	if s.Rate != nil {
+		s.Rate = new(want.VF.Rate(*s.Rate))
 	}
 	return s
 }
