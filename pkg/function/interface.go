@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"slices"
 	"strings"
 	"unicode"
 )
@@ -102,17 +103,15 @@ func (i Interface) Validate() error {
 	if i.MAC != "" {
 		errs = append(errs, validateUnicast(i.MAC))
 	}
-	seen := make(map[netip.Prefix]bool, len(i.Addresses))
 	for n, address := range i.Addresses {
 		switch {
 		case !address.IsValid():
 			errs = append(errs, fmt.Errorf("addresses[%d]: must be an address with prefix length such as 10.1.0.5/24", n))
 		case address.Addr().IsMulticast() || address.Addr().IsUnspecified():
 			errs = append(errs, fmt.Errorf("addresses[%d] %s: must be a unicast address", n, address))
-		case seen[address]:
+		case slices.Contains(i.Addresses[:n], address):
 			errs = append(errs, fmt.Errorf("addresses[%d] %s: is given twice", n, address))
 		}
-		seen[address] = true
 	}
 	for n, route := range i.Routes {
 		if err := route.validate(); err != nil {
@@ -181,15 +180,9 @@ func (c *VFConfig) validate() error {
 		}
 	}
 	oneOf := func(field, value string, allowed ...string) {
-		if value == "" {
-			return
+		if value != "" && !slices.Contains(allowed, value) {
+			errs = append(errs, fmt.Errorf("vf.%s %q: must be one of %s", field, value, strings.Join(allowed, ", ")))
 		}
-		for _, a := range allowed {
-			if a == value {
-				return
-			}
-		}
-		errs = append(errs, fmt.Errorf("vf.%s %q: must be one of %s", field, value, strings.Join(allowed, ", ")))
 	}
 	inRange("vlan", c.VLAN, maxVLAN)
 	inRange("qos", c.QoS, maxQoS)

@@ -25,16 +25,6 @@ func (c *VFConfig) Rate(r Rate) Rate {
 	return r
 }
 
-// WithoutRates is a copy that leaves the rates alone.
-func (c *VFConfig) WithoutRates() *VFConfig {
-	if c == nil {
-		return nil
-	}
-	rest := *c
-	rest.MinTxRate, rest.MaxTxRate = nil, nil
-	return &rest
-}
-
 // EswitchPort is the port of a Function at the eswitch of its PF.
 type EswitchPort struct {
 	// PF is the PCI address of the PF.

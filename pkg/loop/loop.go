@@ -30,9 +30,7 @@ func Until(ctx context.Context, subscribe func(context.Context) <-chan struct{},
 func Wait(ctx context.Context, changes <-chan struct{}, pause time.Duration) bool {
 	var elapsed <-chan time.Time
 	if pause > 0 {
-		timer := time.NewTimer(pause)
-		defer timer.Stop()
-		elapsed = timer.C
+		elapsed = time.After(pause)
 	}
 	select {
 	case <-changes:
@@ -47,30 +45,20 @@ func Wait(ctx context.Context, changes <-chan struct{}, pause time.Duration) boo
 func Debounce(ctx context.Context, changes <-chan struct{}, quiet, most time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
-	timer := time.NewTimer(quiet)
-	defer timer.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-timer.C:
+		case <-time.After(quiet):
 			return
 		case <-changes:
-			timer.Reset(quiet)
 		}
 	}
 }
 
 // Sleep pauses. It returns false, at once, when ctx ends before.
 func Sleep(ctx context.Context, pause time.Duration) bool {
-	timer := time.NewTimer(pause)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
+	return Wait(ctx, nil, max(pause, 1)) // one of 0 would never end
 }
 
 // Backoff gives pauses that begin with first and double until they are slowest, a tenth longer or less so that nodes do

@@ -12,31 +12,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// next takes the first attribute off.
-func next(b []byte) (kind uint16, value, rest []byte, err error) {
-	if len(b) < unix.NLA_HDRLEN {
-		return 0, nil, nil, fmt.Errorf("attribute of %d bytes, want at least %d", len(b), unix.NLA_HDRLEN)
+// walk calls yield with each attribute until that returns false. The values are parts of b.
+func walk(b []byte, yield func(kind uint16, value []byte) bool) error {
+	for len(b) > 0 {
+		if len(b) < unix.NLA_HDRLEN {
+			return fmt.Errorf("attribute of %d bytes, want at least %d", len(b), unix.NLA_HDRLEN)
+		}
+		length := int(binary.NativeEndian.Uint16(b))
+		if length < unix.NLA_HDRLEN || length > len(b) {
+			return fmt.Errorf("attribute of length %d in %d bytes", length, len(b))
+		}
+		if !yield(binary.NativeEndian.Uint16(b[2:])&nl.NLA_TYPE_MASK, b[unix.NLA_HDRLEN:length]) {
+			return nil
+		}
+		padded := (length + unix.NLA_ALIGNTO - 1) &^ (unix.NLA_ALIGNTO - 1)
+		b = b[min(padded, len(b)):]
 	}
-	length := int(binary.NativeEndian.Uint16(b))
-	if length < unix.NLA_HDRLEN || length > len(b) {
-		return 0, nil, nil, fmt.Errorf("attribute of length %d in %d bytes", length, len(b))
-	}
-	padded := (length + unix.NLA_ALIGNTO - 1) &^ (unix.NLA_ALIGNTO - 1)
-	kind = binary.NativeEndian.Uint16(b[2:]) & nl.NLA_TYPE_MASK
-	return kind, b[unix.NLA_HDRLEN:length], b[min(padded, len(b)):], nil
+	return nil
 }
 
 // All walks over attributes by type, and ends at one that is not well formed. The values are parts of b.
 func All(b []byte) iter.Seq2[uint16, []byte] {
-	return func(yield func(uint16, []byte) bool) {
-		for len(b) > 0 {
-			kind, value, rest, err := next(b)
-			if err != nil || !yield(kind, value) {
-				return
-			}
-			b = rest
-		}
-	}
+	return func(yield func(uint16, []byte) bool) { _ = walk(b, yield) }
 }
 
 // Set are the attributes of a message, or of an attribute that has attributes in it, by type; of several with one type,
@@ -47,12 +44,12 @@ type Set map[uint16][]byte
 // Parse reads all attributes. The values are parts of b.
 func Parse(b []byte) (Set, error) {
 	s := Set{}
-	for len(b) > 0 {
-		kind, value, rest, err := next(b)
-		if err != nil {
-			return nil, err
-		}
-		s[kind], b = value, rest
+	err := walk(b, func(kind uint16, value []byte) bool {
+		s[kind] = value
+		return true
+	})
+	if err != nil {
+		return nil, err
 	}
 	return s, nil
 }
@@ -66,37 +63,25 @@ func (s Set) Has(kind uint16) bool {
 	return there
 }
 
-// Uint8 is the value of an attribute of 8 bits.
-func (s Set) Uint8(kind uint16) uint8 {
-	if v := s[kind]; len(v) == 1 {
-		return v[0]
+// number reads a value of exactly its own size.
+func number[T uint8 | uint16 | uint32 | uint64](value []byte) (n T) {
+	if size, err := binary.Decode(value, binary.NativeEndian, &n); err != nil || size != len(value) {
+		return 0
 	}
-	return 0
+	return n
 }
+
+// Uint8 is the value of an attribute of 8 bits.
+func (s Set) Uint8(kind uint16) uint8 { return number[uint8](s[kind]) }
 
 // Uint16 is the value of an attribute of 16 bits.
-func (s Set) Uint16(kind uint16) uint16 {
-	if v := s[kind]; len(v) == 2 {
-		return binary.NativeEndian.Uint16(v)
-	}
-	return 0
-}
+func (s Set) Uint16(kind uint16) uint16 { return number[uint16](s[kind]) }
 
 // Uint32 is the value of an attribute of 32 bits.
-func (s Set) Uint32(kind uint16) uint32 {
-	if v := s[kind]; len(v) == 4 {
-		return binary.NativeEndian.Uint32(v)
-	}
-	return 0
-}
+func (s Set) Uint32(kind uint16) uint32 { return number[uint32](s[kind]) }
 
 // Uint64 is the value of an attribute of 64 bits.
-func (s Set) Uint64(kind uint16) uint64 {
-	if v := s[kind]; len(v) == 8 {
-		return binary.NativeEndian.Uint64(v)
-	}
-	return 0
-}
+func (s Set) Uint64(kind uint16) uint64 { return number[uint64](s[kind]) }
 
 // Text is what comes before the terminating zero.
 func (s Set) Text(kind uint16) string {

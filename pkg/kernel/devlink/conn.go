@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"sync"
 
 	"github.com/go-logr/logr"
@@ -13,6 +14,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/listen"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
 )
@@ -55,27 +57,66 @@ func (c *Conn) Close() {
 	}
 }
 
-// socket is for one request.
-func (c *Conn) socket() (*nl.NetlinkSocket, error) {
+// open opens a socket for one request.
+func (c *Conn) open() (*nl.NetlinkSocket, error) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	if c.closed {
 		return nil, fmt.Errorf("the connection: %w", os.ErrClosed)
 	}
-	return openSocket(c.ns)
+	socket, err := nl.GetNetlinkSocketAt(c.ns, netns.None(), unix.NETLINK_GENERIC)
+	if err != nil {
+		return nil, fmt.Errorf("netlink socket: %w", err)
+	}
+	return socket, nil
 }
 
-// do sends a command about a device, and returns what is answered: a message for one that asks for something.
+// do sends a command about a device, and returns the messages of the answer.
 func (c *Conn) do(command uint8, d Device, attrs ...*nl.RtAttr) ([][]byte, error) {
 	return c.execute(command, unix.NLM_F_ACK, append(d.attributes(), attrs...))
 }
 
-// dump sends a command that is answered with a message for each object there is.
-func (c *Conn) dump(command uint8, attrs ...*nl.RtAttr) ([][]byte, error) {
+// ask sends a command about a device that is answered with one message.
+func (c *Conn) ask(command uint8, d Device, attrs ...*nl.RtAttr) (attribute.Set, error) {
+	messages, err := c.do(command, d, attrs...)
+	if err != nil {
+		return nil, err
+	}
+	if len(messages) != 1 {
+		return nil, fmt.Errorf("%d answers, want 1", len(messages))
+	}
+	return attribute.Parse(messages[0])
+}
+
+// list sends a command that is answered with a message for each object there is. A kernel without devlink has none.
+func list[T any](c *Conn, command uint8, decode func(attribute.Set) (T, error), attrs ...*nl.RtAttr) ([]T, error) {
+	messages, err := c.dump(command, attrs)
+	if errors.Is(err, ErrNoDevlink) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var all []T
+	for _, m := range messages {
+		attrs, err := attribute.Parse(m)
+		if err != nil {
+			return nil, err
+		}
+		object, err := decode(attrs)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, object)
+	}
+	return all, nil
+}
+
+// dump asks again where the kernel says that objects came or went while it told them.
+func (c *Conn) dump(command uint8, attrs []*nl.RtAttr) ([][]byte, error) {
 	const tries = 10
 	for try := 1; ; try++ {
 		messages, err := c.execute(command, unix.NLM_F_DUMP, attrs)
-		// The kernel says when objects came and went while it told them.
 		again := errors.Is(err, nl.ErrDumpInterrupted) || errors.Is(err, unix.EINTR)
 		if !again || try == tries {
 			return messages, err
@@ -87,7 +128,7 @@ func (c *Conn) execute(command uint8, flags int, attrs []*nl.RtAttr) ([][]byte, 
 	if c.family == 0 {
 		return nil, ErrNoDevlink
 	}
-	socket, err := c.socket()
+	socket, err := c.open()
 	if err != nil {
 		return nil, err
 	}
@@ -112,30 +153,32 @@ func (c *Conn) execute(command uint8, flags int, attrs []*nl.RtAttr) ([][]byte, 
 	return messages, nil
 }
 
+// explain has an error begin with the command of devlink(8) that would ask for the same.
+func explain(err *error, command string, args ...any) {
+	if *err != nil {
+		*err = fmt.Errorf("devlink %s: %w", fmt.Sprintf(command, args...), *err)
+	}
+}
+
 // Follow calls changed when it has begun to listen, then whenever devlink tells of something in the network namespace
 // at this path ("" for the process's own) that came, went or changed, and when such messages may have been lost. It
 // returns when ctx ends or the kernel turns out to have no devlink. The call of changed must not take long.
 func Follow(ctx context.Context, netNS string, changed func(), log logr.Logger) {
-	source.Follow(ctx, netNS, changed, log)
+	listen.Source{Name: "devlink", Protocol: unix.NETLINK_GENERIC, Groups: findGroup}.Follow(ctx, netNS, changed, log)
 }
 
-// source tells of what changes in devlink.
-var source = listen.Source{Name: "devlink", Protocol: unix.NETLINK_GENERIC, Groups: findGroup}
-
-// groupName is that of devlink's only multicast group.
-const groupName = "config"
-
+// findGroup finds devlink's only multicast group.
 func findGroup(ns netns.NsHandle) ([]uint32, error) {
 	family, err := findFamily(ns)
 	if err != nil {
 		return nil, err
 	}
 	for _, g := range family.Groups {
-		if g.Name == groupName {
+		if g.Name == "config" {
 			return []uint32{g.ID}, nil
 		}
 	}
-	return nil, fmt.Errorf("devlink: the kernel has no multicast group %s", groupName)
+	return nil, errors.New("devlink: the kernel has no multicast group config")
 }
 
 // findFamily asks for the numbers that the kernel gave devlink at boot. The family is there before any device is.
@@ -155,11 +198,26 @@ func findFamily(ns netns.NsHandle) (netlink.GenlFamily, error) {
 	return *family, nil
 }
 
-// openSocket opens one in a namespace, for none in the process's own.
-func openSocket(ns netns.NsHandle) (*nl.NetlinkSocket, error) {
-	socket, err := nl.GetNetlinkSocketAt(ns, netns.None(), unix.NETLINK_GENERIC)
-	if err != nil {
-		return nil, fmt.Errorf("netlink socket: %w", err)
+func deviceOf(a attribute.Set) Device {
+	return Device{Bus: a.Text(unix.DEVLINK_ATTR_BUS_NAME), Name: a.Text(unix.DEVLINK_ATTR_DEV_NAME)}
+}
+
+// attributes name the device in a request.
+func (d Device) attributes() []*nl.RtAttr {
+	return []*nl.RtAttr{
+		nl.NewRtAttr(unix.DEVLINK_ATTR_BUS_NAME, nl.ZeroTerminated(d.Bus)),
+		nl.NewRtAttr(unix.DEVLINK_ATTR_DEV_NAME, nl.ZeroTerminated(d.Name)),
 	}
-	return socket, nil
+}
+
+func portIndex(index uint32) *nl.RtAttr {
+	return nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_INDEX, nl.Uint32Attr(index))
+}
+
+// word is the word for a number of the kernel's, or the number itself where a later kernel has more of them.
+func word[T ~string](words []T, number uint16) T {
+	if int(number) < len(words) {
+		return words[number]
+	}
+	return T(strconv.Itoa(int(number)))
 }

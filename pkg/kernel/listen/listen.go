@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"syscall"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -91,13 +92,8 @@ func (s Source) listen(ctx context.Context, netNS string, changed func(), log lo
 	}
 }
 
-// rawConn is [syscall.RawConn] as far as it is needed.
-type rawConn interface {
-	Read(func(fd uintptr) bool) error
-}
-
 // receive returns the start of the kernel's next message; those of other senders are passed over.
-func receive(conn rawConn, buf []byte) ([]byte, error) {
+func receive(conn syscall.RawConn, buf []byte) ([]byte, error) {
 	for {
 		var n int
 		var from unix.Sockaddr

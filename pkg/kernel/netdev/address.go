@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 
@@ -49,8 +48,11 @@ func addRoute(pod *conn, l netlink.Link, route function.Route) error {
 		r.Scope = netlink.Scope(*route.Scope)
 	}
 	err := pod.RouteAdd(r)
-	if !errors.Is(err, unix.EEXIST) || route.Yield {
-		return ignoring(err, unix.EEXIST)
+	if !errors.Is(err, unix.EEXIST) {
+		return err
+	}
+	if route.Yield {
+		return nil
 	}
 	other, listErr := routeTo(pod, route)
 	if listErr != nil {
@@ -62,36 +64,25 @@ func addRoute(pod *conn, l netlink.Link, route function.Route) error {
 	if other.LinkIndex == r.LinkIndex && other.Gw.Equal(r.Gw) {
 		return nil
 	}
-	return fmt.Errorf("the pod has one already, via interface index %d gateway %s: %w", other.LinkIndex, gateway(other.Gw), err)
-}
-
-// ignoring is err, or nil where it is the one that does not matter.
-func ignoring(err, harmless error) error {
-	if errors.Is(err, harmless) {
-		return nil
+	gateway := "none"
+	if other.Gw != nil {
+		gateway = other.Gw.String()
 	}
-	return err
-}
-
-func gateway(ip net.IP) string {
-	if ip == nil {
-		return "none"
-	}
-	return ip.String()
+	return fmt.Errorf("the pod has one already, via interface index %d gateway %s: %w", other.LinkIndex, gateway, err)
 }
 
 // routeTo finds the route to the same destination with the same metric.
 func routeTo(pod *conn, route function.Route) (*netlink.Route, error) {
+	family, metric := netlink.FAMILY_V4, route.Metric
+	if route.To.Addr().Is6() {
+		family, metric = netlink.FAMILY_V6, cmp.Or(metric, 1024) // IP6_RT_PRIO_USER, net/ip6_route.h
+	}
 	filter := &netlink.Route{Dst: netipx.PrefixIPNet(route.To), Table: tableOf(route)}
 	routes, err := consistent(func() ([]netlink.Route, error) {
-		return pod.RouteListFiltered(family(route.To.Addr()), filter, netlink.RT_FILTER_DST|netlink.RT_FILTER_TABLE)
+		return pod.RouteListFiltered(family, filter, netlink.RT_FILTER_DST|netlink.RT_FILTER_TABLE)
 	})
 	if err != nil {
 		return nil, err
-	}
-	metric := route.Metric
-	if metric == 0 && route.To.Addr().Is6() {
-		metric = 1024 // IP6_RT_PRIO_USER, net/ip6_route.h
 	}
 	for _, r := range routes {
 		if r.Priority == metric {
@@ -101,13 +92,6 @@ func routeTo(pod *conn, route function.Route) (*netlink.Route, error) {
 	return nil, nil
 }
 
-func family(a netip.Addr) int {
-	if a.Is4() {
-		return netlink.FAMILY_V4
-	}
-	return netlink.FAMILY_V6
-}
-
 func addresses(c *conn, l netlink.Link) ([]netip.Prefix, error) {
 	list, err := consistent(func() ([]netlink.Addr, error) { return c.AddrList(l, netlink.FAMILY_ALL) })
 	if err != nil {
@@ -115,19 +99,11 @@ func addresses(c *conn, l netlink.Link) ([]netip.Prefix, error) {
 	}
 	var prefixes []netip.Prefix
 	for _, a := range list {
-		if p, ok := netipx.FromStdIPNet(&net.IPNet{IP: a.IP, Mask: a.Mask}); ok {
-			bits := p.Bits()
-			ip, _ := netipx.FromStdIP(a.IP)
-			prefixes = append(prefixes, netip.PrefixFrom(ip, bits))
+		if p, ok := netipx.FromStdIPNet(a.IPNet); ok {
+			prefixes = append(prefixes, p)
 		}
 	}
 	return prefixes, nil
-}
-
-// globalAddresses are those that are not link-local, in the kernel's order.
-func globalAddresses(c *conn, l netlink.Link) ([]netip.Prefix, error) {
-	all, err := addresses(c, l)
-	return slices.DeleteFunc(all, func(p netip.Prefix) bool { return p.Addr().IsLinkLocalUnicast() && p.Addr().Is6() }), err
 }
 
 func tableOf(r function.Route) int { return cmp.Or(r.Table, unix.RT_TABLE_MAIN) }

@@ -5,15 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
-	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
-
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
 )
 
 // arpNotify is IPV4_DEVCONF_ARP_NOTIFY of linux/ip.h.
@@ -22,27 +19,16 @@ const arpNotify = 22
 // announceItself has the kernel tell the neighbours of the interface's addresses whenever it comes up, or gets another
 // MAC: an address may have been another pod's a moment ago. That is arp_notify and ndisc_notify of the kernel's
 // ip-sysctl.rst. The addresses are there already. Where it cannot be set, neighbours learn by their own timeouts.
-func (e *Engine) announceItself(pod *conn, netNS string, index int, name string, addresses []netip.Prefix) {
-	has := map[bool]bool{} // by Is4
-	for _, address := range addresses {
-		has[address.Addr().Is4()] = true
-	}
-	if has[true] {
+func (e *Engine) announceItself(pod *conn, index int, name string, addresses []netip.Prefix) {
+	is4 := func(p netip.Prefix) bool { return p.Addr().Is4() }
+	if slices.ContainsFunc(addresses, is4) {
 		e.trace("arp_notify")
-		_ = pod.setConf4(index, arpNotify, 1)
+		_ = pod.set(index, 0, 0, conf4(arpNotify, 1))
 	}
-	if !has[false] {
-		return
+	if slices.ContainsFunc(addresses, func(p netip.Prefix) bool { return !is4(p) }) {
+		e.trace("ndisc_notify")
+		_ = e.writeConf6(pod, name, "ndisc_notify", 1)
 	}
-	ns, err := namespace.Open(e.visible(netNS))
-	if err != nil {
-		return
-	}
-	defer ns.Close()
-	e.trace("ndisc_notify")
-	_ = namespace.Do(ns, func() error {
-		return os.WriteFile(filepath.Join(e.procRoot, "sys/net/ipv6/conf", name, "ndisc_notify"), []byte("1"), 0)
-	})
 }
 
 // Announce has the kernel of an attached interface tell its neighbours once more, when it has a carrier: what it told when
@@ -56,16 +42,11 @@ func (e *Engine) Announce(ctx context.Context, place Place, observed Observed) e
 		return err
 	}
 	defer pod.close()
-	ns, err := namespace.Open(e.visible(place.NetNS))
-	if err != nil {
-		return err
-	}
-	defer ns.Close()
-	if err := awaitCarrier(ctx, pod, ns, observed.Index); err != nil {
+	if err := awaitCarrier(ctx, pod, observed.Index); err != nil {
 		return fmt.Errorf("interface %s: %w", observed.Name, err)
 	}
 	// The MAC that it has: the kernel notifies of it all the same (NETDEV_CHANGEADDR), and asks no driver.
-	if err := pod.change(observed.Index, change{mac: observed.MAC}); err != nil {
+	if err := pod.set(observed.Index, 0, 0, hardwareAddr(unix.IFLA_ADDRESS, observed.MAC)); err != nil {
 		return fmt.Errorf("interface %s: announce its addresses: %w", observed.Name, err)
 	}
 	return nil
@@ -76,9 +57,9 @@ func (e *Engine) Announce(ctx context.Context, place Place, observed Observed) e
 const carrierLook = 200 * time.Millisecond
 
 // awaitCarrier returns when the link has a carrier.
-func awaitCarrier(ctx context.Context, pod *conn, ns netns.NsHandle, index int) error {
+func awaitCarrier(ctx context.Context, pod *conn, index int) error {
 	// Before the first look, so that nothing is missed.
-	changes, err := nl.SubscribeAt(ns, netns.None(), unix.NETLINK_ROUTE, unix.RTNLGRP_LINK)
+	changes, err := nl.SubscribeAt(pod.ns, netns.None(), unix.NETLINK_ROUTE, unix.RTNLGRP_LINK)
 	if err != nil {
 		return fmt.Errorf("carrier: %w", err)
 	}
@@ -88,10 +69,7 @@ func awaitCarrier(ctx context.Context, pod *conn, ns netns.NsHandle, index int) 
 		return fmt.Errorf("carrier: %w", err)
 	}
 	for {
-		l, err := pod.at(index)
-		if err == nil && l == nil {
-			err = errors.New("is not there any more")
-		}
+		l, err := pod.existing(index)
 		if err != nil || l.Attrs().RawFlags&unix.IFF_LOWER_UP != 0 {
 			return err
 		}

@@ -1,18 +1,16 @@
 package netdev
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"strconv"
 
 	"github.com/vishvananda/netlink/nl"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
 // Conf are the sysctls of a netdev, net.ipv4.conf.<netdev> and net.ipv6.conf.<netdev>. The kernel forgets them when the
@@ -24,7 +22,7 @@ type Conf struct {
 	IPv6 []int32 `json:"ipv6,omitempty"`
 }
 
-// conf6 are the sysctls of IPv6 that are given back, in the order in which they are written: DEVCONF_* of linux/ipv6.h by
+// conf6 are the sysctls of IPv6 that are restored, in the order in which they are written: DEVCONF_* of linux/ipv6.h by
 // their names in procfs. IPv6 is turned on, where it is, when all else is as it was.
 var conf6 = []struct {
 	name  string
@@ -36,11 +34,31 @@ var conf6 = []struct {
 	{"accept_source_route", 24}, {"accept_dad", 27}, {"ndisc_notify", 29}, {"disable_ipv6", 26},
 }
 
-// multicastForwarding is the kernel's own of IPv4, IPV4_DEVCONF_MC_FORWARDING less one.
-const multicastForwarding = 1
+// multicastForwarding is a sysctl that only the kernel sets, IPV4_DEVCONF_MC_FORWARDING.
+const multicastForwarding = 2
 
 // inet6AddrGenMode is IFLA_INET6_ADDR_GEN_MODE of linux/if_link.h.
 const inet6AddrGenMode = 8
+
+// properties are the sysctls that can be restored. Those of IPv6 are left out where a snapshot of another version of the
+// agent has other ones.
+func (c Conf) properties() []property {
+	var list []property
+	for i, value := range c.IPv4 {
+		if sysctl := i + 1; sysctl != multicastForwarding {
+			list = append(list, property{
+				name: fmt.Sprintf("sysctl %d of net.ipv4.conf", sysctl), value: value, attribute: conf4(sysctl, value),
+			})
+		}
+	}
+	if len(c.IPv6) != len(conf6) {
+		return list
+	}
+	for i, s := range conf6 {
+		list = append(list, property{name: "net.ipv6.conf " + s.name, value: c.IPv6[i], conf6: s.name})
+	}
+	return list
+}
 
 // parseConf reads IFLA_AF_SPEC.
 func parseConf(data []byte) (c Conf, err error) {
@@ -76,95 +94,28 @@ func conf6Of(all []uint32, addrGenMode []byte) []int32 {
 	return list
 }
 
-// diff adds what now differs. A snapshot of an older agent, or of a netdev without IPv6, does not know.
-func (c *Conf) diff(d *differences, now *Conf) {
-	if c == nil || now == nil {
-		return
+func uint32s(data []byte) []uint32 {
+	list := make([]uint32, 0, len(data)/4)
+	for ; len(data) >= 4; data = data[4:] {
+		list = append(list, binary.NativeEndian.Uint32(data))
 	}
-	for i := range min(len(c.IPv4), len(now.IPv4)) {
-		if i != multicastForwarding {
-			differs(d, fmt.Sprintf("sysctl %d of net.ipv4.conf", i+1), c.IPv4[i], now.IPv4[i])
-		}
-	}
-	if len(c.IPv6) != len(now.IPv6) || len(c.IPv6) != len(conf6) {
-		return
-	}
-	for i, s := range conf6 {
-		differs(d, "net.ipv6.conf "+s.name, c.IPv6[i], now.IPv6[i])
-	}
+	return list
 }
 
-// undoConf gives the netdev on the host its sysctls back.
-func (e *Engine) undoConf(index int, name string, before, now *Conf) error {
-	if before == nil || now == nil {
-		return nil
-	}
-	var errs []error
-	for i := range min(len(before.IPv4), len(now.IPv4)) {
-		if i == multicastForwarding || before.IPv4[i] == now.IPv4[i] {
-			continue
-		}
-		e.trace(fmt.Sprintf("sysctl %d of net.ipv4.conf", i+1))
-		if err := e.host.setConf4(index, i+1, before.IPv4[i]); err != nil {
-			errs = append(errs, fmt.Errorf("sysctl %d of net.ipv4.conf: %w", i+1, err))
-		}
-	}
-	if len(before.IPv6) != len(now.IPv6) || len(before.IPv6) != len(conf6) {
-		return errors.Join(errs...)
-	}
-	for i, s := range conf6 {
-		if before.IPv6[i] == now.IPv6[i] {
-			continue
-		}
-		e.trace("net.ipv6.conf " + s.name)
-		if err := e.writeConf6(name, s.name, before.IPv6[i]); err != nil {
-			errs = append(errs, err)
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// setConf4 sets one sysctl of IPv4, IPV4_DEVCONF_*.
-func (c *conn) setConf4(index, number int, value uint32) error {
+// conf4 sets one sysctl of IPv4, IPV4_DEVCONF_*.
+func conf4(sysctl int, value uint32) *nl.RtAttr {
 	spec := nl.NewRtAttr(unix.IFLA_AF_SPEC|unix.NLA_F_NESTED, nil)
 	family := spec.AddRtAttr(unix.AF_INET|unix.NLA_F_NESTED, nil)
-	conf := family.AddRtAttr(unix.IFLA_INET_CONF|unix.NLA_F_NESTED, nil)
-	conf.AddRtAttr(number, nl.Uint32Attr(value))
-	return c.set(index, spec)
+	family.AddRtAttr(unix.IFLA_INET_CONF|unix.NLA_F_NESTED, nil).AddRtAttr(sysctl, nl.Uint32Attr(value))
+	return spec
+}
+
+// conf6Dir is the directory of the IPv6 sysctls of a netdev, or of "default", in the namespace of the thread that looks.
+func (e *Engine) conf6Dir(netdev string) sysfs.Dir {
+	return sysfs.Root(e.procRoot).Dir("sys/net/ipv6/conf", netdev)
 }
 
 // writeConf6 writes one sysctl of IPv6, which rtnetlink does not take.
-func (e *Engine) writeConf6(netdev, name string, value int32) error {
-	path := netdev + "/" + name
-	fd, err := unix.Openat(e.conf6, path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return fmt.Errorf("net.ipv6.conf %s: %w", name, err)
-	}
-	file := os.NewFile(uintptr(fd), path)
-	defer file.Close()
-	if _, err := file.WriteString(strconv.Itoa(int(value))); err != nil {
-		return fmt.Errorf("net.ipv6.conf %s: %w", name, err)
-	}
-	return nil
-}
-
-// openConf6 opens the directory of the namespace's IPv6 sysctls, -1 where there is none or it cannot be written. It stays
-// that of the namespace, whatever thread uses it.
-func openConf6(ns netns.NsHandle, procRoot string) (fd int, err error) {
-	fd = -1
-	err = namespace.Do(ns, func() error {
-		fd, err = unix.Open(procRoot+"/sys/net/ipv6/conf", unix.O_DIRECTORY|unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil // no IPv6
-		}
-		return err
-	})
-	if err != nil || fd < 0 {
-		return -1, err
-	}
-	if unix.Faccessat(fd, "default/forwarding", unix.W_OK, 0) != nil {
-		unix.Close(fd)
-		return -1, nil
-	}
-	return fd, nil
+func (e *Engine) writeConf6(c *conn, netdev, sysctl string, value any) error {
+	return namespace.Do(c.ns, func() error { return e.conf6Dir(netdev).Write(sysctl, fmt.Sprint(value)) })
 }

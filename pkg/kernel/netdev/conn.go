@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
 )
 
@@ -17,126 +18,167 @@ import (
 // once; their requests go one after the other, as they do in the kernel.
 type conn struct {
 	*netlink.Handle
+	ns     netns.NsHandle
+	cookie uint64
 	// socket is for the messages that Handle cannot send.
 	socket *nl.SocketHandle
-	cookie uint64
+	// conf6 says that the namespace's IPv6 sysctls can be restored.
+	conf6 bool
 }
 
-func dial(ns netns.NsHandle) (_ *conn, err error) {
-	// The family has to be named: without, the handle also wants XFRM, which not every kernel has loaded.
-	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
-	if err != nil {
-		return nil, fmt.Errorf("netlink: %w", err)
-	}
-	handle.DisableVFInfoCollection() // conn.vf asks, and only where it matters
-	socket, err := nl.GetNetlinkSocketAt(ns, netns.None(), unix.NETLINK_ROUTE)
-	if err != nil {
-		handle.Close()
-		return nil, fmt.Errorf("netlink: %w", err)
-	}
-	c := &conn{Handle: handle, socket: &nl.SocketHandle{Socket: socket}}
-	if c.cookie, err = unix.GetsockoptUint64(socket.GetFd(), unix.SOL_SOCKET, unix.SO_NETNS_COOKIE); err != nil {
-		c.close()
-		return nil, fmt.Errorf("cookie of the network namespace (needs Linux 5.14): %w", err)
-	}
-	_ = socket.SetExtAck(true) // the kernel's own words in errors, where it has some
-	return c, nil
-}
-
-// dialPath opens the namespace that a path names.
-func dialPath(path string) (*conn, error) {
+// dial opens the network namespace at a path.
+func dial(path string) (*conn, error) {
 	ns, err := namespace.Open(path)
 	if err != nil {
 		return nil, err
 	}
-	defer ns.Close()
-	var fs unix.Statfs_t
-	if err := unix.Fstatfs(int(ns), &fs); err != nil {
-		return nil, fmt.Errorf("network namespace %s: %w", path, err)
-	}
-	if fs.Type != unix.NSFS_MAGIC {
-		return nil, fmt.Errorf("network namespace %s: %w", path, errNotMounted)
-	}
-	c, err := dial(ns)
-	if err != nil {
+	c := &conn{ns: ns}
+	if err := c.connect(); err != nil {
+		_ = c.close()
 		return nil, fmt.Errorf("network namespace %s: %w", path, err)
 	}
 	return c, nil
 }
 
-// errNotMounted is returned for a file that a namespace was mounted on, or never.
+// errNotMounted is returned for a file that no namespace is mounted on, or not any more.
 var errNotMounted = errors.New("is a plain file, no namespace is mounted on it")
 
-func (c *conn) close() {
-	c.Handle.Close()
-	c.socket.Close()
+func (c *conn) connect() (err error) {
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(int(c.ns), &fs); err != nil {
+		return err
+	}
+	if fs.Type != unix.NSFS_MAGIC {
+		return errNotMounted
+	}
+	// The family has to be named: without, the handle also wants XFRM, which not every kernel has loaded.
+	if c.Handle, err = netlink.NewHandleAt(c.ns, unix.NETLINK_ROUTE); err != nil {
+		return fmt.Errorf("netlink: %w", err)
+	}
+	c.DisableVFInfoCollection() // conn.vf asks, and only where it matters
+	socket, err := nl.GetNetlinkSocketAt(c.ns, netns.None(), unix.NETLINK_ROUTE)
+	if err != nil {
+		return fmt.Errorf("netlink: %w", err)
+	}
+	c.socket = &nl.SocketHandle{Socket: socket}
+	if c.cookie, err = unix.GetsockoptUint64(socket.GetFd(), unix.SOL_SOCKET, unix.SO_NETNS_COOKIE); err != nil {
+		return fmt.Errorf("cookie of the network namespace (needs Linux 5.14): %w", err)
+	}
+	_ = socket.SetExtAck(true) // the kernel's own words in errors, where it has some
+	return nil
 }
 
-// request is a message about no link yet, or about the one with the index.
-func (c *conn) request(message, index int) *nl.NetlinkRequest {
-	req := nl.NewNetlinkRequest(message, unix.NLM_F_ACK)
+func (c *conn) close() error {
+	if c.Handle != nil {
+		c.Handle.Close()
+	}
+	if c.socket != nil {
+		c.socket.Close()
+	}
+	return c.ns.Close()
+}
+
+// execute sends a message about a link and returns the bodies of the answers.
+func (c *conn) execute(message, flags int, header *nl.IfInfomsg, attributes []*nl.RtAttr) ([][]byte, error) {
+	req := nl.NewNetlinkRequest(message, flags)
 	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: c.socket}
-	header := nl.NewIfInfomsg(unix.AF_UNSPEC)
-	header.Index = int32(index)
 	req.AddData(header)
-	return req
+	for _, a := range attributes {
+		req.AddData(a)
+	}
+	return req.Execute(unix.NETLINK_ROUTE, 0)
 }
 
-// change is one RTM_NEWLINK for an existing netdev. do_setlink in the kernel's net/core/rtnetlink.c takes it in this
-// order, whatever order it is written in: namespace, address, MTU, name, alias, flags, queue length. It stops at the
-// first that fails and leaves in effect what it did before.
-type change struct {
-	netns  int // file descriptor, 0 to stay
-	index  int // in netns, 0 for any
-	name   string
-	mtu    int
-	mac    function.MAC
-	alias  *string
-	txQLen *int
-	flags  *uint32 // of settable
-}
-
-func (c *conn) change(index int, to change) error {
-	req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK)
-	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: c.socket}
+// set changes an existing netdev by one RTM_NEWLINK: the flags of the mask, and the attributes. do_setlink in the
+// kernel's net/core/rtnetlink.c takes them in this order, whatever order they are written in: namespace, address, MTU,
+// name, alias, flags, queue length. It stops at the first that fails and leaves in effect what it did before.
+func (c *conn) set(index int, flags, mask uint32, attributes ...*nl.RtAttr) error {
 	header := nl.NewIfInfomsg(unix.AF_UNSPEC)
-	header.Index = int32(index)
-	if to.flags != nil {
-		header.Flags, header.Change = *to.flags, settable
-	}
-	req.AddData(header)
-	attr := func(set bool, kind int, data []byte) {
-		if set {
-			req.AddData(nl.NewRtAttr(kind, data))
-		}
-	}
-	attr(to.netns != 0, unix.IFLA_NET_NS_FD, nl.Uint32Attr(uint32(to.netns)))
-	attr(to.index != 0, unix.IFLA_NEW_IFINDEX, nl.Uint32Attr(uint32(to.index)))
-	attr(to.name != "", unix.IFLA_IFNAME, nl.ZeroTerminated(to.name))
-	attr(to.mtu != 0, unix.IFLA_MTU, nl.Uint32Attr(uint32(to.mtu)))
-	attr(to.mac != "", unix.IFLA_ADDRESS, to.mac.HardwareAddr())
-	if to.alias != nil {
-		attr(true, unix.IFLA_IFALIAS, nl.ZeroTerminated(*to.alias)) // a zero byte alone takes the alias away
-	}
-	if to.txQLen != nil {
-		attr(true, unix.IFLA_TXQLEN, nl.Uint32Attr(uint32(*to.txQLen)))
-	}
-	_, err := req.Execute(unix.NETLINK_ROUTE, 0)
+	header.Index, header.Flags, header.Change = int32(index), flags, mask
+	_, err := c.execute(unix.RTM_NEWLINK, unix.NLM_F_ACK, header, attributes)
 	return err
 }
 
-// at finds a link by its index, nil where there is none.
-func (c *conn) at(index int) (netlink.Link, error) {
-	return found(c.LinkByIndex(index))
+func text(kind int, value string) *nl.RtAttr { return nl.NewRtAttr(kind, nl.ZeroTerminated(value)) }
+
+func number[T int | uint32](kind int, value T) *nl.RtAttr {
+	return nl.NewRtAttr(kind, nl.Uint32Attr(uint32(value)))
 }
 
+// hardwareAddr is nil for no address.
+func hardwareAddr(kind int, mac function.MAC) *nl.RtAttr {
+	if mac == "" {
+		return nil
+	}
+	return nl.NewRtAttr(kind, mac.HardwareAddr())
+}
+
+// ask asks for the link with the index or, where that is 0, with the name in the attributes. It returns the body of the
+// kernel's RTM_NEWLINK.
+func (c *conn) ask(index int, attributes ...*nl.RtAttr) ([]byte, error) {
+	header := nl.NewIfInfomsg(unix.AF_UNSPEC)
+	header.Index = int32(index)
+	answers, err := c.execute(unix.RTM_GETLINK, 0, header, attributes)
+	if err != nil {
+		return nil, err
+	}
+	if len(answers) != 1 || len(answers[0]) < unix.SizeofIfInfomsg {
+		return nil, errors.New("link: the kernel's answer is too short")
+	}
+	return answers[0], nil
+}
+
+// link is a netdev as the kernel describes it, with what the netlink library does not read of the description.
+type link struct {
+	netlink.Link
+	linkMode  uint8
+	broadcast function.MAC
+	conf      Conf
+}
+
+// get returns the link that [conn.ask] asks for, nil where there is none.
+func (c *conn) get(index int, attributes ...*nl.RtAttr) (*link, error) {
+	message, err := c.ask(index, attributes...)
+	if errors.Is(err, unix.ENODEV) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	attrs, err := attribute.Parse(message[unix.SizeofIfInfomsg:])
+	if err != nil {
+		return nil, fmt.Errorf("link: %w", err)
+	}
+	l := &link{linkMode: attrs.Uint8(unix.IFLA_LINKMODE), broadcast: macOf(attrs[unix.IFLA_BROADCAST])}
+	if l.Link, err = netlink.LinkDeserialize(nil, message); err != nil {
+		return nil, fmt.Errorf("link: %w", err)
+	}
+	if l.conf, err = parseConf(attrs[unix.IFLA_AF_SPEC]); err != nil {
+		return nil, err
+	}
+	if !c.conf6 {
+		l.conf.IPv6 = nil
+	}
+	return l, nil
+}
+
+// at finds a link by its index, nil where there is none.
+func (c *conn) at(index int) (*link, error) { return c.get(index) }
+
 // with finds a link that has the name, as its name or as one of its altnames; nil where there is none.
-func (c *conn) with(name string) (netlink.Link, error) {
-	return found(c.LinkByName(name))
+func (c *conn) with(name string) (*link, error) { return c.get(0, text(unix.IFLA_ALT_IFNAME, name)) }
+
+// existing is at where there must be one.
+func (c *conn) existing(index int) (*link, error) {
+	l, err := c.at(index)
+	if err == nil && l == nil {
+		return nil, errors.New("is not there any more")
+	}
+	return l, err
 }
 
 // named is with where there must be one.
-func (c *conn) named(name string) (netlink.Link, error) {
+func (c *conn) named(name string) (*link, error) {
 	if name == "" {
 		return nil, ErrNoNetdev
 	}
@@ -147,11 +189,9 @@ func (c *conn) named(name string) (netlink.Link, error) {
 	return l, err
 }
 
-func found(l netlink.Link, err error) (netlink.Link, error) {
-	if _, none := errors.AsType[netlink.LinkNotFoundError](err); none {
-		return nil, nil
-	}
-	return l, err
+// reference is a link for the calls of netlink.Handle that need no more than its index.
+func reference(index int) netlink.Link {
+	return &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}}
 }
 
 // all lists the links. The kernel says when they changed while it told them; it is asked again then.

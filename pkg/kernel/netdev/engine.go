@@ -1,3 +1,12 @@
+// Package netdev takes one netdev into a pod's network namespace and brings it back as it was.
+//
+// It is the netlink side of an Attachment and knows neither Kubernetes nor the journal. Its life is
+//
+//	Plan (look, touch nothing) -> Attach (move, configure) -> Restore (bring back, undo, verify)
+//
+// What Plan returns is all that Restore needs, so a caller that writes it down durably before it calls Attach can
+// undo an attachment that was interrupted anywhere. Restore is convergent: it may be called in any state and as often
+// as needed.
 package netdev
 
 import (
@@ -6,12 +15,13 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -22,8 +32,9 @@ import (
 type Options struct {
 	// HostNetNS is the path of the host's network namespace; "" is that of the calling process.
 	HostNetNS string
-	// ProcRoot is where procfs is; "" is "/proc". Namespaces that runtimes name by a process are looked for there. Its sys/net is written where a netdev had other sysctls of IPv6 than the
-	// host's default ones. Where it cannot be written those are not given back.
+	// ProcRoot is where procfs is; "" is "/proc". Namespaces that runtimes name by a process are looked for there. Its
+	// sys/net is written where a netdev had other sysctls of IPv6 than the host's default ones; where it cannot be written
+	// those are not restored.
 	ProcRoot string
 	// Rates, where set, are the rate objects of Functions behind an eswitch.
 	Rates Rates
@@ -35,12 +46,9 @@ type Options struct {
 // Engine changes netdevs. It may be used by several goroutines at once, for different netdevs: the caller makes sure
 // that nobody else works on the same one.
 type Engine struct {
-	hostNS netns.NsHandle
-	host   *conn
-	conf6  int // directory of the host's IPv6 sysctls, -1 for none
-	// procRoot is where procfs is.
+	host     *conn
 	procRoot string
-	rates    Rates
+	rates    Rates // nil for none
 	trace    func(step string)
 }
 
@@ -48,41 +56,36 @@ type Engine struct {
 func New(options Options) (*Engine, error) {
 	// Not /proc/self: that is the main thread, which some other code of the process may have sent elsewhere.
 	path := cmp.Or(options.HostNetNS, "/proc/thread-self/ns/net")
-	ns, err := namespace.Open(path)
+	host, err := dial(path)
 	if err != nil {
 		return nil, fmt.Errorf("the host's %w", err)
 	}
-	host, err := dial(ns)
+	e := &Engine{host: host, procRoot: cmp.Or(options.ProcRoot, "/proc"), rates: options.Rates, trace: options.Trace}
+	if e.trace == nil {
+		e.trace = func(string) {}
+	}
+	err = namespace.Do(host.ns, func() error {
+		host.conf6 = unix.Access(string(e.conf6Dir("default"))+"/forwarding", unix.W_OK) == nil
+		return nil
+	})
 	if err != nil {
-		ns.Close()
+		_ = host.close()
 		return nil, fmt.Errorf("the host's network namespace %s: %w", path, err)
 	}
-	trace := options.Trace
-	if trace == nil {
-		trace = func(string) {}
+	return e, nil
+}
+
+// step makes a change, tells of it before, and names it in the error.
+func (e *Engine) step(what string, change func() error) error {
+	e.trace(what)
+	if err := change(); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
 	}
-	rates := options.Rates
-	if rates == nil {
-		rates = noRates{}
-	}
-	procRoot := cmp.Or(options.ProcRoot, "/proc")
-	conf6, err := openConf6(ns, procRoot)
-	if err != nil {
-		host.close()
-		ns.Close()
-		return nil, fmt.Errorf("sysctls of the host's network namespace %s: %w", path, err)
-	}
-	return &Engine{hostNS: ns, host: host, conf6: conf6, procRoot: procRoot, rates: rates, trace: trace}, nil
+	return nil
 }
 
 // Close gives the host's namespace up.
-func (e *Engine) Close() error {
-	e.host.close()
-	if e.conf6 >= 0 {
-		unix.Close(e.conf6)
-	}
-	return e.hostNS.Close()
-}
+func (e *Engine) Close() error { return e.host.close() }
 
 // Plan looks at a netdev on the host and at the namespace it shall go to, and changes nothing. Its error says what
 // would keep [Engine.Attach] from succeeding, as far as that can be seen.
@@ -100,7 +103,7 @@ func (e *Engine) Plan(ctx context.Context, device Device, netNS string, want fun
 	if want.Userspace && want.MAC != "" && before.VF == nil {
 		return Snapshot{}, Place{}, fmt.Errorf("%s: has no PF that the MAC could be set with", before.title())
 	}
-	pod, err := e.dialPath(netNS)
+	pod, err := e.dial(netNS)
 	if err != nil {
 		return Snapshot{}, Place{}, err
 	}
@@ -142,39 +145,21 @@ func (e *Engine) snapshot(ctx context.Context, device Device, want function.Inte
 	if master := l.Attrs().MasterIndex; master != 0 {
 		return Snapshot{}, fmt.Errorf("netdev %s: is in use on the host, as a port of the netdev with index %d", device.Name, master)
 	}
-	s, err := e.whole(l)
-	if err != nil {
-		return Snapshot{}, err
-	}
+	s := snapshotOf(l)
 	if s.Carried.XDP != nil {
 		return Snapshot{}, fmt.Errorf("netdev %s: is in use on the host, by XDP program %d", device.Name, s.Carried.XDP.Program)
 	}
 	return e.complete(ctx, s, device)
 }
 
-// whole is the snapshot of a netdev on the host with what takes another question.
-func (e *Engine) whole(l netlink.Link) (Snapshot, error) {
-	s := snapshotOf(l)
-	d, err := e.host.details(l.Attrs().Index)
-	if err != nil {
-		return Snapshot{}, fmt.Errorf("netdev %s: %w", l.Attrs().Name, err)
-	}
-	if e.conf6 < 0 {
-		d.conf.IPv6 = nil // which could not be given back
-	}
-	s.Carried, s.Conf = carriedOf(l.Attrs(), d), &d.conf
-	return s, nil
-}
-
-// complete adds what the PF and the eswitch tell, as far as the device names them. One that does not tell is none of an
-// error.
+// complete adds what the PF and the eswitch tell, as far as the device names them. It is no error if one does not tell.
 func (e *Engine) complete(ctx context.Context, s Snapshot, device Device) (_ Snapshot, err error) {
 	if device.PF != nil {
 		if s.VF, err = e.host.vf(device.PF); err != nil && !errors.Is(err, errNoVF) {
 			return Snapshot{}, err
 		}
 	}
-	if device.Port == nil {
+	if device.Port == nil || e.rates == nil {
 		return s, nil
 	}
 	rate, limits, err := e.rates.Rate(ctx, *device.Port)
@@ -236,7 +221,7 @@ func (e *Engine) Attach(ctx context.Context, device Device, before Snapshot, pla
 }
 
 func (e *Engine) attach(ctx context.Context, device Device, before Snapshot, place Place, want function.Interface) (Observed, error) {
-	pod, err := e.dialPath(place.NetNS)
+	pod, err := e.dial(place.NetNS)
 	if err != nil {
 		return Observed{}, err
 	}
@@ -258,7 +243,7 @@ func (e *Engine) attach(ctx context.Context, device Device, before Snapshot, pla
 	if err != nil {
 		return Observed{}, err
 	}
-	if err := e.configure(pod, place.NetNS, l, want); err != nil {
+	if err := e.configure(pod, l, want); err != nil {
 		return Observed{}, err
 	}
 	observed, err := observe(pod, l.Attrs().Index)
@@ -271,7 +256,7 @@ func (e *Engine) attach(ctx context.Context, device Device, before Snapshot, pla
 // enforce makes the PF and the eswitch enforce what to says, stopping at the first thing that one of them refuses.
 func (e *Engine) enforce(ctx context.Context, device Device, from, to Snapshot) error {
 	if from.VF != nil && to.VF != nil {
-		for _, c := range allChanges(*from.VF, *to.VF) {
+		for _, c := range vfChanges(*from.VF, *to.VF) {
 			if err := e.changeVFPatiently(ctx, device.PF, c); err != nil {
 				return err
 			}
@@ -282,34 +267,32 @@ func (e *Engine) enforce(ctx context.Context, device Device, from, to Snapshot) 
 
 // moveToPod moves, renames and sets MTU and MAC in one message, so that the pod never sees the netdev half made and
 // the kernel waits only once for its readers.
-func (e *Engine) moveToPod(pod *conn, before Snapshot, place Place, want function.Interface) (netlink.Link, error) {
+func (e *Engine) moveToPod(pod *conn, before Snapshot, place Place, want function.Interface) (*link, error) {
 	if err := e.dropTakenAltNames(pod, before, want.Name); err != nil {
 		return nil, err
 	}
-	to := change{index: place.Index, name: want.Name}
-	if want.MTU != before.MTU {
-		to.mtu = want.MTU
+	wishes := want.Name
+	properties := []*nl.RtAttr{text(unix.IFLA_IFNAME, want.Name)}
+	if want.MTU != 0 && want.MTU != before.MTU {
+		wishes += fmt.Sprintf(" with MTU %d", want.MTU)
+		properties = append(properties, number(unix.IFLA_MTU, want.MTU))
 	}
-	if want.MAC != before.MAC {
-		to.mac = want.MAC
+	message := slices.Concat(properties, []*nl.RtAttr{number(unix.IFLA_NET_NS_FD, int(pod.ns))})
+	newMAC := want.MAC != "" && want.MAC != before.MAC
+	if newMAC {
+		wishes += fmt.Sprintf(" with MAC %s", want.MAC)
+		message = append(message, hardwareAddr(unix.IFLA_ADDRESS, want.MAC))
 	}
-	ns, err := namespace.Open(e.visible(place.NetNS))
-	if err != nil {
-		return nil, err
-	}
-	defer ns.Close()
-	to.netns = int(ns)
 	e.trace("move to pod")
-	err = e.host.change(before.Identity.Index, to)
+	err := e.host.set(before.Identity.Index, 0, 0, append(message, number(unix.IFLA_NEW_IFINDEX, place.Index))...)
 	if errors.Is(err, unix.EBUSY) { // the index was given away since Plan
-		to.index = 0
-		err = e.host.change(before.Identity.Index, to)
+		err = e.host.set(before.Identity.Index, 0, 0, message...)
 	}
-	if err != nil && to.mac != "" && before.VF != nil {
-		err = e.moveOn(pod, before, place, to, err)
+	if err != nil && newMAC && before.VF != nil {
+		err = e.moveOn(pod, before, place, want.MAC, properties, err)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("netdev %s: move to the pod as %s%s: %w", before.Name, want.Name, to.wishes(), err)
+		return nil, fmt.Errorf("netdev %s: move to the pod as %s: %w", before.Name, wishes, err)
 	}
 	l, err := find(pod, before.Identity, Identity.same, place.Index, want.Name)
 	if err == nil && l == nil {
@@ -322,50 +305,40 @@ func (e *Engine) moveToPod(pod *conn, before Snapshot, place Place, want functio
 }
 
 // moveOn continues with a netdev that is in the pod by now and was refused its MAC, after which the kernel left the
-// rest of the message undone.
-func (e *Engine) moveOn(pod *conn, before Snapshot, place Place, to change, refused error) error {
+// other properties undone.
+func (e *Engine) moveOn(
+	pod *conn, before Snapshot, place Place, mac function.MAC, properties []*nl.RtAttr, refused error,
+) error {
 	l, err := find(pod, before.Identity, Identity.same, place.Index, before.Name)
 	if err != nil || l == nil {
 		return refused
 	}
 	index := l.Attrs().Index
-	if macOf(l.Attrs().HardwareAddr) != to.mac {
-		if err := e.adoptMAC(pod, index, to.mac); err != nil {
+	if macOf(l.Attrs().HardwareAddr) != mac {
+		if err := e.adoptMAC(pod, index, mac); err != nil {
 			return errors.Join(refused, err)
 		}
 	}
-	return pod.change(index, change{name: to.name, mtu: to.mtu})
+	return pod.set(index, 0, 0, properties...)
 }
 
 // adoptMAC makes a netdev that is down take the MAC that its PF set for the VF, which igbvf refuses before: quirk "MAC
 // after a reset".
 func (e *Engine) adoptMAC(c *conn, index int, mac function.MAC) error {
-	for _, to := range []struct {
-		step  string
-		flags uint32
-	}{{"up to reset the VF", unix.IFF_UP}, {"down to reset the VF", 0}} {
-		e.trace(to.step)
-		if err := c.change(index, change{flags: &to.flags}); err != nil {
-			return fmt.Errorf("%s: %w", to.step, err)
-		}
+	up := func() error { return c.set(index, unix.IFF_UP, unix.IFF_UP) }
+	if err := e.step("up to reset the VF", up); err != nil {
+		return err
+	}
+	down := func() error { return c.set(index, 0, unix.IFF_UP) }
+	if err := e.step("down to reset the VF", down); err != nil {
+		return err
 	}
 	l, err := c.at(index)
 	if err != nil || l != nil && macOf(l.Attrs().HardwareAddr) == mac {
 		return err
 	}
 	e.trace("MAC " + string(mac))
-	return c.change(index, change{mac: mac})
-}
-
-func (c change) wishes() string {
-	text := ""
-	if c.mtu != 0 {
-		text += fmt.Sprintf(" with MTU %d", c.mtu)
-	}
-	if c.mac != "" {
-		text += fmt.Sprintf(" with MAC %s", c.mac)
-	}
-	return text
+	return c.set(index, 0, 0, hardwareAddr(unix.IFLA_ADDRESS, mac))
 }
 
 // dropTakenAltNames removes the altnames that would keep the netdev from moving or from being renamed. Names and
@@ -387,74 +360,73 @@ func (e *Engine) dropTakenAltNames(pod *conn, before Snapshot, name string) erro
 }
 
 func (e *Engine) dropAltName(c *conn, index int, name string) error {
-	e.trace("remove altname " + name)
-	if err := c.LinkDelAltName(reference(index), name); err != nil {
-		return fmt.Errorf("remove altname %s: %w", name, err)
-	}
-	return nil
-}
-
-// reference is a link for the calls of netlink.Handle that need no more than its index.
-func reference(index int) netlink.Link {
-	return &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}}
+	return e.step("remove altname "+name, func() error { return c.LinkDelAltName(reference(index), name) })
 }
 
 // configure adds the addresses, then brings the netdev up, then adds the routes, which need both.
-func (e *Engine) configure(pod *conn, netNS string, l netlink.Link, want function.Interface) error {
+func (e *Engine) configure(pod *conn, l *link, want function.Interface) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("interface %s: %w", want.Name, err)
+		}
+	}()
 	for _, address := range want.Addresses {
-		e.trace("address " + address.String())
-		if err := addAddress(pod, l, address); err != nil {
-			return fmt.Errorf("interface %s: address %s: %w", want.Name, address, err)
+		if err := e.step("address "+address.String(), func() error { return addAddress(pod, l, address) }); err != nil {
+			return err
 		}
 	}
 	if want.AllMulticast {
-		e.trace("allmulticast")
-		if err := pod.LinkSetAllmulticastOn(l); err != nil {
-			return fmt.Errorf("interface %s: allmulticast: %w", want.Name, err)
+		if err := e.step("allmulticast", func() error { return pod.LinkSetAllmulticastOn(l) }); err != nil {
+			return err
 		}
 	}
-	e.announceItself(pod, netNS, l.Attrs().Index, want.Name, want.Addresses)
-	e.trace("up")
-	if err := pod.LinkSetUp(l); err != nil {
-		return fmt.Errorf("interface %s: up: %w", want.Name, err)
+	e.announceItself(pod, l.Attrs().Index, want.Name, want.Addresses)
+	if err := e.step("up", func() error { return pod.LinkSetUp(l) }); err != nil {
+		return err
 	}
 	for _, route := range want.Routes {
-		e.trace("route " + route.To.String())
-		if err := addRoute(pod, l, route); err != nil {
-			return fmt.Errorf("interface %s: route to %s: %w", want.Name, route.To, err)
+		if err := e.step("route to "+route.To.String(), func() error { return addRoute(pod, l, route) }); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
 func observe(pod *conn, index int) (Observed, error) {
-	l, err := pod.at(index)
-	if err == nil && l == nil {
-		err = errors.New("is not there any more")
-	}
+	l, err := pod.existing(index)
 	if err != nil {
 		return Observed{}, fmt.Errorf("netdev in the pod: %w", err)
 	}
 	a := l.Attrs()
-	addresses, err := globalAddresses(pod, l)
+	all, err := addresses(pod, l)
 	if err != nil {
 		return Observed{}, fmt.Errorf("interface %s: addresses: %w", a.Name, err)
 	}
-	return Observed{Name: a.Name, MAC: macOf(a.HardwareAddr), MTU: a.MTU, Addresses: addresses, Index: index}, nil
+	global := slices.DeleteFunc(all, func(p netip.Prefix) bool { return p.Addr().IsLinkLocalUnicast() && p.Addr().Is6() })
+	return Observed{Name: a.Name, MAC: macOf(a.HardwareAddr), MTU: a.MTU, Addresses: global, Index: index}, nil
+}
+
+// observeVF is what a Function without a netdev is for the pod.
+func (e *Engine) observeVF(ctx context.Context, device Device, want function.Interface) (Observed, error) {
+	observed := Observed{Name: want.Name, Addresses: want.Addresses}
+	now, err := e.complete(ctx, Snapshot{}, Device{PF: device.PF})
+	if err == nil && now.VF != nil {
+		observed.MAC = now.VF.MAC
+	}
+	return observed, err
 }
 
 // find looks for a netdev under an index and a name it may have, and, where its identity is certain, among all. It
 // returns nil where it is not in the namespace or cannot be told from another one.
-func find(c *conn, who Identity, same func(Identity, Identity) bool, index int, names ...string) (netlink.Link, error) {
-	match := func(l netlink.Link) bool { return l != nil && same(who, snapshotOf(l).Identity) }
-	if l, err := c.at(index); err != nil || match(l) {
+func find(c *conn, who Identity, same func(Identity, Identity) bool, index int, names ...string) (*link, error) {
+	if l, err := c.at(index); err != nil || l != nil && same(who, identityOf(l)) {
 		return l, err
 	}
 	for _, name := range names {
 		if name == "" {
 			continue
 		}
-		if l, err := c.with(name); err != nil || match(l) {
+		if l, err := c.with(name); err != nil || l != nil && same(who, identityOf(l)) {
 			return l, err
 		}
 	}
@@ -465,24 +437,21 @@ func find(c *conn, who Identity, same func(Identity, Identity) bool, index int, 
 	if err != nil {
 		return nil, err
 	}
-	matches := slices.DeleteFunc(links, func(l netlink.Link) bool { return !match(l) })
+	matches := slices.DeleteFunc(links, func(l netlink.Link) bool { return !same(who, identityOf(l)) })
 	if len(matches) != 1 {
 		return nil, nil
 	}
-	return matches[0], nil
+	return c.at(matches[0].Attrs().Index)
 }
 
-// visible is where this process finds a path of the host. Some runtimes, cri-dockerd for one, name a namespace by a process
-// that is in it, such as /proc/4711/ns/net; in a container that number is no process, or another one.
-func (e *Engine) visible(path string) string {
+// dial opens the namespace at a path of the host. Some runtimes, cri-dockerd for one, name a namespace by a process that is
+// in it, such as /proc/4711/ns/net; in a container that number is no process, or another one.
+func (e *Engine) dial(path string) (*conn, error) {
 	if process, ok := strings.CutPrefix(path, "/proc/"); ok {
-		return filepath.Join(e.procRoot, process)
+		path = filepath.Join(e.procRoot, process)
 	}
-	return path
+	return dial(path)
 }
-
-// dialPath opens the namespace that a path of the host names.
-func (e *Engine) dialPath(path string) (*conn, error) { return dialPath(e.visible(path)) }
 
 // dialPlace opens the namespace of a place, nil where it is gone: the path is no more, or means another namespace, or
 // is a mount point that has nothing mounted.
@@ -490,7 +459,7 @@ func (e *Engine) dialPlace(place Place) (*conn, error) {
 	if place.NetNS == "" {
 		return nil, nil
 	}
-	pod, err := e.dialPath(place.NetNS)
+	pod, err := e.dial(place.NetNS)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ESRCH), errors.Is(err, errNotMounted):
 		return nil, nil
@@ -503,23 +472,33 @@ func (e *Engine) dialPlace(place Place) (*conn, error) {
 	return pod, nil
 }
 
+// locate opens the namespace of a place and finds a netdev in it. pod is nil where the namespace is gone, l where the
+// netdev is not in it. The caller closes pod.
+func (e *Engine) locate(place Place, who Identity, names ...string) (pod *conn, l *link, err error) {
+	if pod, err = e.dialPlace(place); pod == nil || err != nil {
+		return nil, nil, err
+	}
+	if l, err = find(pod, who, Identity.same, place.Index, names...); err != nil {
+		_ = pod.close()
+		return nil, nil, err
+	}
+	return pod, l, nil
+}
+
 // Holds says whether a netdev is in the place; it is not where the namespace is gone.
 func (e *Engine) Holds(place Place, who Identity) (bool, error) {
-	pod, err := e.dialPlace(place)
-	if pod == nil || err != nil {
-		return false, err
+	pod, l, err := e.locate(place, who)
+	if pod != nil {
+		_ = pod.close()
 	}
-	defer pod.close()
-	l, err := find(pod, who, Identity.same, place.Index)
 	return l != nil, err
 }
 
 // Alive says whether the namespace of a place still exists under its path.
 func (e *Engine) Alive(place Place) (bool, error) {
 	pod, err := e.dialPlace(place)
-	if pod == nil || err != nil {
-		return false, err
+	if pod != nil {
+		_ = pod.close()
 	}
-	pod.close()
-	return true, nil
+	return pod != nil, err
 }

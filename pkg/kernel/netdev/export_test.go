@@ -8,7 +8,7 @@ import (
 
 // AddAddress adds an address as Attach does.
 func AddAddress(netNS string, index int, address netip.Prefix) error {
-	pod, err := dialPath(netNS)
+	pod, err := dial(netNS)
 	if err != nil {
 		return err
 	}
@@ -18,7 +18,7 @@ func AddAddress(netNS string, index int, address netip.Prefix) error {
 
 // AddRoute adds a route as Attach does.
 func AddRoute(netNS string, index int, route function.Route) error {
-	pod, err := dialPath(netNS)
+	pod, err := dial(netNS)
 	if err != nil {
 		return err
 	}

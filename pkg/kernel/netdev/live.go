@@ -2,7 +2,6 @@ package netdev
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -22,17 +21,19 @@ type Attached struct {
 }
 
 // Check says in words how what is in the pod, and what the PF enforces, differs from what [Engine.Attach] made of it;
-// nothing means that it does not. Addresses and routes that the pod added are no difference. An error says that it
-// could not be seen.
+// nothing means that it does not. Addresses and routes that the pod added are no difference, nor is what a PF or an
+// eswitch does not tell. An error says that it could not be seen.
 func (e *Engine) Check(ctx context.Context, device Device, a Attached) ([]string, error) {
-	var d differences
-	if err := e.checkEnforced(ctx, &d, device.as(a.Before), a); err != nil {
+	device = device.as(a.Before)
+	enforced, err := e.complete(ctx, Snapshot{}, device)
+	if err != nil {
 		return nil, err
 	}
+	d := Diff(a.Before.enforcing(a.Want).WithoutNetdev(), enforced)
 	if a.Want.Userspace {
 		return d, nil
 	}
-	pod, l, err := e.locate(a)
+	pod, l, err := e.locate(a.Place, a.Before.Identity, a.Want.Name)
 	if err != nil {
 		return nil, err
 	}
@@ -44,45 +45,22 @@ func (e *Engine) Check(ctx context.Context, device Device, a Attached) ([]string
 		return append(d, fmt.Sprintf("interface %s is not in the pod", a.Want.Name)), nil
 	}
 	now := snapshotOf(l)
-	differs(&d, "name", a.Want.Name, now.Name)
-	differs(&d, "mac", a.Observed.MAC, now.MAC)
-	differs(&d, "mtu", a.Observed.MTU, now.MTU)
-	differs(&d, "up", true, now.Up)
-	if a.Want.AllMulticast {
-		differs(&d, "allmulticast", true, now.AllMulticast)
+	for _, p := range []difference{
+		{property{name: "name", value: a.Want.Name}, now.Name},
+		{property{name: "mac", value: a.Observed.MAC}, now.MAC},
+		{property{name: "mtu", value: a.Observed.MTU}, now.MTU},
+		{property{name: "up", value: true}, now.Up},
+		{property{name: "allmulticast", value: a.Want.AllMulticast}, a.Want.AllMulticast && now.AllMulticast},
+	} {
+		if p.value != p.now {
+			d = append(d, p.String())
+		}
 	}
 	return checkLayer3(d, pod, l, a.Want)
 }
 
-// checkEnforced compares what the PF and the eswitch enforce. One that is away tells nothing.
-func (e *Engine) checkEnforced(ctx context.Context, d *differences, device Device, a Attached) error {
-	now, err := e.complete(ctx, Snapshot{}, device)
-	if err != nil {
-		return err
-	}
-	target := a.Before.enforcing(a.Want)
-	if target.VF != nil && now.VF != nil {
-		target.VF.diff(d, *now.VF)
-	}
-	diffRates(d, target.Rate, now.Rate)
-	return nil
-}
-
-// locate opens the pod's namespace and finds the netdev in it; pod is nil where the namespace is gone, l where the
-// netdev is not in it. The caller closes pod.
-func (e *Engine) locate(a Attached) (pod *conn, l netlink.Link, err error) {
-	if pod, err = e.dialPlace(a.Place); pod == nil || err != nil {
-		return nil, nil, err
-	}
-	if l, err = find(pod, a.Before.Identity, Identity.same, a.Place.Index, a.Want.Name); err != nil {
-		pod.close()
-		return nil, nil, err
-	}
-	return pod, l, nil
-}
-
 // checkLayer3 looks for the addresses and routes that were asked for.
-func checkLayer3(d differences, pod *conn, l netlink.Link, want function.Interface) ([]string, error) {
+func checkLayer3(d []string, pod *conn, l *link, want function.Interface) ([]string, error) {
 	have, err := addresses(pod, l)
 	if err != nil {
 		return nil, fmt.Errorf("interface %s: addresses: %w", want.Name, err)
@@ -106,7 +84,7 @@ func checkLayer3(d differences, pod *conn, l netlink.Link, want function.Interfa
 
 // Add gives a netdev that is in a pod more addresses and routes, and accepts those that it has already.
 func (e *Engine) Add(_ context.Context, a Attached, addresses []netip.Prefix, routes []function.Route) (Observed, error) {
-	pod, l, err := e.locate(a)
+	pod, l, err := e.locate(a.Place, a.Before.Identity, a.Want.Name)
 	if err != nil {
 		return Observed{}, err
 	}
@@ -115,17 +93,14 @@ func (e *Engine) Add(_ context.Context, a Attached, addresses []netip.Prefix, ro
 	}
 	defer pod.close()
 	if l == nil {
-		return Observed{}, fmt.Errorf("interface %s: %w", a.Want.Name, errNotInPod)
+		return Observed{}, fmt.Errorf("interface %s: is not in the pod", a.Want.Name)
 	}
 	want := function.Interface{Name: l.Attrs().Name, Addresses: addresses, Routes: routes}
-	if err := e.configure(pod, a.Place.NetNS, l, want); err != nil {
+	if err := e.configure(pod, l, want); err != nil {
 		return Observed{}, err
 	}
 	return observe(pod, l.Attrs().Index)
 }
-
-// errNotInPod is returned for a netdev that is not where it was attached.
-var errNotInPod = errors.New("is not in the pod")
 
 // leadsOut says whether a route of the kernel leads where r does: out through the interface with the index.
 func leadsOut(r function.Route, found netlink.Route, index int) bool {

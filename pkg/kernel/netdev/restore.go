@@ -4,41 +4,45 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
-	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
 // fallbackName makes the kernel find a free name: the host's own name for the netdev is taken.
 const fallbackName = "xpu%d"
 
+// fallback is a name that the kernel made of fallbackName.
+var fallback = regexp.MustCompile("^xpu[0-9]+$")
+
 // Restore brings a netdev back to the host as it was before, wherever it is and whatever state it is in, and reads
 // back that it is so. device.Name is where the caller last saw the netdev on the host, "" where it did not. A netdev
-// that is as it was is not touched. Of a Function without a netdev it restores what the PF enforces. An error says what
-// is left; the next call continues. See [ErrGone] and [ErrAway].
+// that is as it was is not touched. Of a Function without a netdev it restores what the PF and the eswitch enforce; where
+// they do not tell, the Function is gone, and what was enforced with it. An error says what is left; the next call
+// continues. See [ErrGone] and [ErrAway].
 func (e *Engine) Restore(ctx context.Context, device Device, before Snapshot, place Place) (Restored, error) {
 	device = device.as(before)
 	if before.userspace() {
-		return Restored{}, e.restoreUserspace(ctx, device, before)
+		return e.reconcile(ctx, device, before, 0)
 	}
-	pod, err := e.dialPlace(place)
+	pod, l, err := e.locate(place, before.Identity)
 	if err != nil {
 		return Restored{}, err
 	}
-	index := before.Identity.Index
 	if pod != nil {
 		defer pod.close()
-		moved, err := e.moveToHost(pod, device, before, place)
-		if err != nil {
+	}
+	index := before.Identity.Index
+	if l != nil {
+		index = l.Attrs().Index
+		if err := e.moveToHost(pod, l, device, before); err != nil {
 			return Restored{}, err
 		}
-		if moved != 0 {
-			index = moved
-		}
 	}
-	l, err := find(e.host, before.Identity, Identity.sameOnHost, index, device.Name, before.Name)
+	l, err = find(e.host, before.Identity, Identity.sameOnHost, index, device.Name, before.Name)
 	switch {
 	case err != nil:
 		return Restored{}, err
@@ -47,45 +51,41 @@ func (e *Engine) Restore(ctx context.Context, device Device, before Snapshot, pl
 	case l == nil:
 		return Restored{}, fmt.Errorf("%s: %w", before.Name, ErrGone)
 	}
-	return e.reconcile(ctx, device, before, l)
+	return e.reconcile(ctx, device, before, l.Attrs().Index)
 }
 
-// moveToHost moves a netdev back with all that one message can restore, and returns its index, 0 where it is not in
-// the pod. Only a netdev that then still is in the pod is an error: what else failed, reconcile does again.
-func (e *Engine) moveToHost(pod *conn, device Device, before Snapshot, place Place) (int, error) {
-	l, err := find(pod, before.Identity, Identity.same, place.Index)
-	if err != nil || l == nil {
-		return 0, err
-	}
+// moveToHost moves a netdev back with all that one message can restore. Only a netdev that then still is in the pod is an
+// error: what else failed, reconcile does again.
+func (e *Engine) moveToHost(pod *conn, l *link, device Device, before Snapshot) error {
 	index := l.Attrs().Index
 	now := snapshotOf(l)
 	if err := e.dropForeignAltNames(pod, index, now, before.AltNames); err != nil {
-		return 0, fmt.Errorf("netdev %s in the pod: %w", now.Name, err)
+		return fmt.Errorf("netdev %s in the pod: %w", now.Name, err)
 	}
 	if err := e.dropStacked(pod, index); err != nil {
-		return 0, fmt.Errorf("netdev %s in the pod: %w", now.Name, err)
+		return fmt.Errorf("netdev %s in the pod: %w", now.Name, err)
 	}
 	e.freeMAC(device.PF, before)
-	flags := before.flags()
+	flags, mask := before.flags()
 	if before.Conf != nil {
 		flags &^= unix.IFF_UP // until the host's sysctls are there again, by which IPv6 starts
 	}
-	to := change{netns: int(e.hostNS), name: before.Name, alias: &before.Alias, txQLen: &before.TxQLen, flags: &flags}
-	if now.MTU != before.MTU {
-		to.mtu = before.MTU
-	}
-	if now.MAC != before.MAC {
-		to.mac = before.MAC
+	now.Carried, now.Conf = nil, nil // which reconcile restores
+	message := []*nl.RtAttr{number(unix.IFLA_NET_NS_FD, int(e.host.ns))}
+	for _, d := range compare(before, now) {
+		if d.attribute != nil {
+			message = append(message, d.attribute)
+		}
 	}
 	e.trace("move to host")
-	failed := pod.change(index, to)
+	failed := pod.set(index, flags, mask, message...)
 	if failed == nil {
-		return index, nil
+		return nil
 	}
-	if l, err = pod.at(index); err != nil || l == nil {
-		return index, err
+	if l, err := pod.at(index); err != nil || l == nil {
+		return err
 	}
-	return index, e.moveBare(pod, index, now, failed)
+	return e.moveBare(pod, index, now, failed)
 }
 
 // moveBare moves a netdev of which some name is taken on the host: with no name but one that the kernel finds.
@@ -94,7 +94,8 @@ func (e *Engine) moveBare(pod *conn, index int, now Snapshot, failed error) erro
 		return errors.Join(failed, fmt.Errorf("netdev %s in the pod: %w", now.Name, err))
 	}
 	e.trace("move to host under another name")
-	if err := pod.change(index, change{netns: int(e.hostNS), name: fallbackName}); err != nil {
+	err := pod.set(index, 0, 0, number(unix.IFLA_NET_NS_FD, int(e.host.ns)), text(unix.IFLA_IFNAME, fallbackName))
+	if err != nil {
 		return fmt.Errorf("netdev %s: move to the host: %w", now.Name, errors.Join(failed, err))
 	}
 	return nil
@@ -120,29 +121,17 @@ func (e *Engine) freeMAC(pf *PF, before Snapshot) {
 		return
 	}
 	if now, err := e.host.vf(pf); err == nil {
-		_ = e.undoVF(pf, macChange(*now, *before.VF))
+		_ = e.undoVF(pf, *now, now.with(nil, before.VF.MAC))
 	}
 }
 
 // reconcile undoes on the host what differs. A second round catches what was in the way of something else in the
 // first, and what a driver only takes while the netdev is in another state.
-func (e *Engine) reconcile(ctx context.Context, device Device, before Snapshot, l netlink.Link) (Restored, error) {
+func (e *Engine) reconcile(ctx context.Context, device Device, before Snapshot, index int) (Restored, error) {
 	const rounds = 2
-	index := l.Attrs().Index
 	var failed error
 	for round := 0; ; round++ {
-		l, err := e.host.at(index)
-		if err == nil && l == nil {
-			err = fmt.Errorf("%s: %w", before.Name, ErrGone)
-		}
-		if err != nil {
-			return Restored{}, err
-		}
-		seen, err := e.whole(l)
-		if err != nil {
-			return Restored{}, err
-		}
-		now, err := e.complete(ctx, seen, device)
+		now, err := e.look(ctx, device, before, index)
 		if err != nil {
 			return Restored{}, err
 		}
@@ -155,128 +144,173 @@ func (e *Engine) reconcile(ctx context.Context, device Device, before Snapshot, 
 			return Restored{Name: now.Name, Notes: notes}, nil
 		}
 		if round == rounds {
-			return Restored{}, errors.Join(fmt.Errorf("netdev %s is not as it was: %s", now.Name, strings.Join(left, "; ")), failed)
+			return Restored{}, errors.Join(fmt.Errorf("%s is not as it was: %s", now.title(), strings.Join(left, "; ")), failed)
 		}
 		failed = e.undo(ctx, index, device, accepted, now)
 	}
 }
 
+// look takes a snapshot of what is restored: the netdev with the index, or a Function without a netdev.
+func (e *Engine) look(ctx context.Context, device Device, before Snapshot, index int) (Snapshot, error) {
+	if before.userspace() {
+		return e.complete(ctx, Snapshot{}, device)
+	}
+	l, err := e.host.at(index)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	if l == nil {
+		return Snapshot{}, fmt.Errorf("%s: %w", before.Name, ErrGone)
+	}
+	return e.complete(ctx, snapshotOf(l), device)
+}
+
 // acceptTaken is what the netdev can be at best: without the names that another netdev of the host has by now.
 func (e *Engine) acceptTaken(before, now Snapshot) (accepted Snapshot, notes []string, err error) {
-	taken := func(name string) (bool, error) {
-		other, err := e.host.with(name)
-		return other != nil && other.Attrs().Index != now.Identity.Index, err
-	}
 	accepted = before
 	accepted.AltNames = nil
 	for _, alt := range before.AltNames {
-		lost, err := taken(alt)
-		if err != nil {
+		taken, err := e.taken(alt, now)
+		switch {
+		case err != nil:
 			return Snapshot{}, nil, err
-		}
-		if lost {
+		case taken:
 			notes = append(notes, fmt.Sprintf("altname %s is taken by another netdev", alt))
-			continue
+		default:
+			accepted.AltNames = append(accepted.AltNames, alt)
 		}
-		accepted.AltNames = append(accepted.AltNames, alt)
 	}
-	lost, err := taken(before.Name)
-	if err != nil || !lost {
+	taken, err := e.taken(before.Name, now)
+	if err != nil || !taken {
 		return accepted, notes, err
 	}
-	if accepted.Name = now.Name; !isFallback(now.Name) {
+	if accepted.Name = now.Name; !fallback.MatchString(now.Name) {
 		accepted.Name = fallbackName
 	}
 	return accepted, append(notes, fmt.Sprintf("name %s is taken by another netdev", before.Name)), nil
 }
 
-func isFallback(name string) bool {
-	prefix, _, _ := strings.Cut(fallbackName, "%")
-	number, ok := strings.CutPrefix(name, prefix)
-	return ok && number != "" && strings.Trim(number, "0123456789") == ""
+// taken says whether another netdev of the host has a name that one had before.
+func (e *Engine) taken(name string, now Snapshot) (bool, error) {
+	if name == now.Name || slices.Contains(now.AltNames, name) {
+		return false, nil
+	}
+	other, err := e.host.with(name)
+	return other != nil, err
 }
 
-// undo sets every property that differs, each with its own message, so that one that is refused does not keep the
+// undo restores every property that differs, each with its own message, so that one that is refused does not keep the
 // others.
 func (e *Engine) undo(ctx context.Context, index int, device Device, before, now Snapshot) error {
 	var errs []error
 	if now.VF != nil && before.VF != nil { // some drivers refuse the netdev a MAC that is not the one the PF set
-		errs = append(errs, e.undoVF(device.PF, macChange(*now.VF, *before.VF)))
-		now.VF = new(now.VF.with(nil, before.VF.MAC))
+		withMAC := now.VF.with(nil, before.VF.MAC)
+		errs = append(errs, e.undoVF(device.PF, *now.VF, withMAC))
+		now.VF = &withMAC
 	}
 	errs = append(errs, e.dropForeignAltNames(e.host, index, now, before.AltNames))
-	apply := func(differs bool, what string, to change) {
-		if !differs {
-			return
-		}
-		e.trace(what)
-		if err := e.host.change(index, to); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", what, err))
-		}
+	left := compare(before, now)
+	// Many drivers want the netdev down for a new MAC, and its state follows the link mode when it comes up.
+	reset := slices.ContainsFunc(left, func(d difference) bool { return d.name == "mac" || d.name == "link mode" })
+	if reset && now.Up {
+		errs = append(errs, e.step("down", func() error { return e.host.set(index, 0, unix.IFF_UP) }))
 	}
-	apply(now.Name != before.Name, "rename to "+before.Name, change{name: before.Name})
-	if now.MAC != before.MAC {
-		errs = append(errs, e.undoMAC(index, before, now.Up))
+	for _, d := range left {
+		errs = append(errs, e.undoProperty(index, before, now, d))
 	}
-	apply(now.MTU != before.MTU, fmt.Sprintf("MTU %d", before.MTU), change{mtu: before.MTU})
-	apply(now.Alias != before.Alias, "alias", change{alias: &before.Alias})
-	apply(now.TxQLen != before.TxQLen, "txqlen", change{txQLen: &before.TxQLen})
-	errs = append(errs, e.undoCarried(index, before.Carried, now.Carried, now.Up))
-	// Not before the MTU: below 1280 bytes there is no IPv6.
-	name := before.Name
-	if name == fallbackName {
-		name = now.Name
+	flags, mask := before.flags()
+	if seen, _ := now.flags(); reset || seen&mask != flags {
+		errs = append(errs, e.step("flags", func() error { return e.host.set(index, flags, mask) }))
 	}
-	errs = append(errs, e.undoConf(index, name, before.Conf, now.Conf))
-	flags := before.flags()
-	modeChanged := before.Carried != nil && now.Carried != nil && before.Carried.LinkMode != now.Carried.LinkMode
-	apply(now.flags() != flags || now.MAC != before.MAC || modeChanged, "flags", change{flags: &flags})
 	for _, alt := range before.AltNames {
-		if slices.Contains(now.AltNames, alt) {
-			continue
-		}
-		e.trace("altname " + alt)
-		if err := e.host.LinkAddAltName(reference(index), alt); err != nil {
-			errs = append(errs, fmt.Errorf("altname %s: %w", alt, err))
+		if !slices.Contains(now.AltNames, alt) {
+			errs = append(errs, e.step("altname "+alt, func() error { return e.host.LinkAddAltName(reference(index), alt) }))
 		}
 	}
-	return errors.Join(append(errs, e.unenforce(ctx, device, now, before))...)
+	if now.VF != nil && before.VF != nil {
+		errs = append(errs, e.undoVF(device.PF, *now.VF, *before.VF))
+	}
+	return errors.Join(append(errs, e.changeRate(ctx, device, now.Rate, before.Rate))...)
 }
 
-// undoMAC gives the netdev its MAC back, and leaves it down: many drivers want it down for a new one.
-func (e *Engine) undoMAC(index int, before Snapshot, up bool) error {
-	if up {
-		e.trace("down")
-		down := uint32(0)
-		if err := e.host.change(index, change{flags: &down}); err != nil {
-			return fmt.Errorf("down: %w", err)
+// undoProperty restores a property that has a message, or a sysctl, of its own.
+func (e *Engine) undoProperty(index int, before, now Snapshot, d difference) error {
+	what := fmt.Sprintf("%s %v", d.name, d.value)
+	switch {
+	case d.conf6 != "":
+		name := before.Name
+		if name == fallbackName {
+			name = now.Name
 		}
-	}
-	e.trace("MAC " + string(before.MAC))
-	err := e.host.change(index, change{mac: before.MAC})
-	if err != nil && before.VF != nil {
-		err = e.adoptMAC(e.host, index, before.MAC)
-	}
-	if err != nil {
-		return fmt.Errorf("MAC %s: %w", before.MAC, err)
+		return e.step(what, func() error { return e.writeConf6(e.host, name, d.conf6, d.value) })
+	case d.attribute != nil:
+		return e.step(what, func() error {
+			err := e.host.set(index, 0, 0, d.attribute)
+			if err != nil && d.name == "mac" && before.VF != nil {
+				err = e.adoptMAC(e.host, index, before.MAC)
+			}
+			return err
+		})
+	case d.name == "XDP program" && now.Carried.XDP != nil:
+		detach := func() error { return e.detachXDP(index, now.Carried.XDP.Mode) }
+		return e.step(fmt.Sprintf("detach XDP program %d", now.Carried.XDP.Program), detach)
 	}
 	return nil
 }
 
-// unenforce makes the PF and the eswitch enforce what they did before.
-func (e *Engine) unenforce(ctx context.Context, device Device, now, before Snapshot) error {
-	var failed error
-	if now.VF != nil && before.VF != nil {
-		failed = e.undoVF(device.PF, allChanges(*now.VF, *before.VF))
-	}
-	return errors.Join(failed, e.changeRate(ctx, device, now.Rate, before.Rate))
-}
-
-// undoVF tells the PF each thing, so that one that is refused does not keep the others.
-func (e *Engine) undoVF(pf *PF, changes []vfChange) error {
+// undoVF tells the PF each change from one state to the other, so that one that is refused does not keep the others.
+func (e *Engine) undoVF(pf *PF, from, to VFState) error {
 	var errs []error
-	for _, c := range changes {
+	for _, c := range vfChanges(from, to) {
 		errs = append(errs, e.changeVF(pf, c))
 	}
 	return errors.Join(errs...)
+}
+
+// detachXDP takes a program away that the pod left. The kernel wants to be told the mode, and says nothing if there is no
+// program of that mode.
+func (e *Engine) detachXDP(index int, mode uint32) error {
+	detach := func(flags uint32) error {
+		noProgram := int32(-1)
+		attr := nl.NewRtAttr(unix.IFLA_XDP|unix.NLA_F_NESTED, nil)
+		attr.AddRtAttr(nl.IFLA_XDP_FD, nl.Uint32Attr(uint32(noProgram)))
+		attr.AddRtAttr(nl.IFLA_XDP_FLAGS, nl.Uint32Attr(flags))
+		err := e.host.set(index, 0, 0, attr)
+		if errors.Is(err, unix.EBUSY) {
+			err = fmt.Errorf("is held by a BPF link of the pod, which ends with the pod's program: %w", err)
+		}
+		return err
+	}
+	flags := map[uint32]uint32{
+		nl.XDP_ATTACHED_DRV: nl.XDP_FLAGS_DRV_MODE, nl.XDP_ATTACHED_SKB: nl.XDP_FLAGS_SKB_MODE,
+		nl.XDP_ATTACHED_HW: unix.XDP_FLAGS_HW_MODE,
+	}
+	if f, one := flags[mode]; one {
+		return detach(f)
+	}
+	for _, f := range flags { // several programs, or a mode of a newer kernel
+		_ = detach(f) // whether a program is left is seen afterwards
+	}
+	return nil
+}
+
+// stacked are kinds of virtual netdevs that stay on top of a netdev which leaves their namespace, and go on to use it.
+var stacked = []string{"vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec"}
+
+// dropStacked deletes what the pod made on top of the netdev, which would use it from the pod still.
+func (e *Engine) dropStacked(pod *conn, index int) error {
+	links, err := pod.all()
+	if err != nil {
+		return err
+	}
+	for _, l := range links {
+		if l.Attrs().ParentIndex != index || l.Attrs().NetNsID >= 0 || !slices.Contains(stacked, l.Type()) {
+			continue
+		}
+		e.trace("delete " + l.Attrs().Name + " on top of it")
+		if err := pod.LinkDel(l); err != nil && !errors.Is(err, unix.ENODEV) {
+			return fmt.Errorf("delete %s %s, which the pod made on top of it: %w", l.Type(), l.Attrs().Name, err)
+		}
+	}
+	return nil
 }

@@ -37,75 +37,65 @@ type VFState struct {
 }
 
 // vlanProtocols are the words for the ethertypes of linux/if_ether.h that a PF can tag with.
-var vlanProtocols = [...]string{function.VLAN8021Q, function.VLAN8021AD}
-
-// vlanEthertypes has the ethertype of each of vlanProtocols.
-var vlanEthertypes = [...]uint16{unix.ETH_P_8021Q, unix.ETH_P_8021AD}
+var vlanProtocols = map[uint16]string{unix.ETH_P_8021Q: function.VLAN8021Q, unix.ETH_P_8021AD: function.VLAN8021AD}
 
 // linkStates are the words for IFLA_VF_LINK_STATE_*, by value.
 var linkStates = [...]string{
-	nl.IFLA_VF_LINK_STATE_AUTO: function.LinkAuto, nl.IFLA_VF_LINK_STATE_ENABLE: function.LinkEnable, nl.IFLA_VF_LINK_STATE_DISABLE: function.LinkDisable,
+	nl.IFLA_VF_LINK_STATE_AUTO: function.LinkAuto, nl.IFLA_VF_LINK_STATE_ENABLE: function.LinkEnable,
+	nl.IFLA_VF_LINK_STATE_DISABLE: function.LinkDisable,
 }
 
 // with is the state that the pod's wishes lead to.
 func (s VFState) with(c *function.VFConfig, mac function.MAC) VFState {
-	if mac != "" {
-		s.MAC = mac
-	}
+	s.MAC = cmp.Or(mac, s.MAC)
 	if c == nil {
 		return s
 	}
 	if c.VLAN != nil {
-		s.VLAN, s.QoS, s.Proto = *c.VLAN, 0, vlanProtocols[0]
+		s.VLAN, s.QoS, s.Proto = *c.VLAN, 0, function.VLAN8021Q
 	}
-	set(&s.QoS, c.QoS)
-	if c.Proto != "" {
-		s.Proto = c.Proto
+	if c.QoS != nil {
+		s.QoS = *c.QoS
 	}
-	set(&s.MinTxRate, c.MinTxRate)
-	set(&s.MaxTxRate, c.MaxTxRate)
-	if c.SpoofCheck != nil {
-		s.SpoofCheck = c.SpoofCheck
-	}
-	if c.Trust != nil {
-		s.Trust = c.Trust
-	}
-	if c.LinkState != "" {
-		s.LinkState = c.LinkState
-	}
+	s.Proto = cmp.Or(c.Proto, s.Proto)
+	rate := c.Rate(s.rate())
+	s.MinTxRate, s.MaxTxRate = rate.Min, rate.Max
+	s.SpoofCheck = cmp.Or(c.SpoofCheck, s.SpoofCheck)
+	s.Trust = cmp.Or(c.Trust, s.Trust)
+	s.LinkState = cmp.Or(c.LinkState, s.LinkState)
 	return s
 }
 
-func set(field *int, value *int) {
-	if value != nil {
-		*field = *value
-	}
+func (s VFState) rate() function.Rate { return function.Rate{Min: s.MinTxRate, Max: s.MaxTxRate} }
+
+// tag is what the frames of a VF get.
+type tag struct {
+	vlan, qos int
+	proto     string
 }
 
-// tag is what the frames of the VF get: without VLAN and QoS the protocol means nothing, and drivers tell any.
-func (s VFState) tag() (vlan, qos int, proto string) {
+// tag leaves the protocol out where there is neither VLAN nor QoS: it means nothing then, and drivers tell any.
+func (s VFState) tag() tag {
 	if s.VLAN == 0 && s.QoS == 0 {
-		return 0, 0, ""
+		return tag{}
 	}
-	return s.VLAN, s.QoS, s.Proto
+	return tag{s.VLAN, s.QoS, s.Proto}
 }
 
-func (s VFState) diff(d *differences, now VFState) {
-	differs(d, "vf mac", s.MAC, now.MAC)
-	differs(d, "vf vlan", s.tagText(), now.tagText())
-	differs(d, "vf min_tx_rate", s.MinTxRate, now.MinTxRate)
-	differs(d, "vf max_tx_rate", s.MaxTxRate, now.MaxTxRate)
-	differs(d, "vf spoofchk", onOff(s.SpoofCheck), onOff(now.SpoofCheck))
-	differs(d, "vf trust", onOff(s.Trust), onOff(now.Trust))
-	differs(d, "vf link-state", s.LinkState, now.LinkState)
-}
-
-func (s VFState) tagText() string {
-	vlan, qos, proto := s.tag()
-	if proto == "" {
+func (t tag) String() string {
+	if t.proto == "" {
 		return "none"
 	}
-	return fmt.Sprintf("%d qos %d proto %s", vlan, qos, proto)
+	return fmt.Sprintf("%d qos %d proto %s", t.vlan, t.qos, t.proto)
+}
+
+// fieldsOtherThan are the fields of an [function.Interface] that make the tags differ.
+func (t tag) fieldsOtherThan(other tag) string {
+	var d fields
+	d.add("vf.vlan", t.vlan != other.vlan)
+	d.add("vf.qos", t.qos != other.qos)
+	d.add("vf.vlanProtocol", cmp.Or(t.proto, function.VLAN8021Q) != cmp.Or(other.proto, function.VLAN8021Q))
+	return d.String()
 }
 
 func onOff(b *bool) string {
@@ -120,7 +110,8 @@ func onOff(b *bool) string {
 
 // vfChange is one message to the PF.
 type vfChange struct {
-	what string // for people: "VLAN 100"
+	needed bool
+	what   string // for people: "VLAN 100"
 	// fields are those of an [function.Interface] that it is about, as users write them: "vf.vlan, vf.qos".
 	fields string
 	// carrier says that igb refuses it while the PF has no carrier: quirk "rates need a carrier".
@@ -128,86 +119,50 @@ type vfChange struct {
 	send    func(h *netlink.Handle, pf netlink.Link, vf int) error
 }
 
-// vfChanges lead from one state to another, the address apart, which [macChange] sets: it has to be set before the
-// netdev's own address and the rest only after the netdev left the pod.
+// vfChanges lead from one state to another, the MAC first: some drivers want it before the netdev's own.
 func vfChanges(from, to VFState) []vfChange {
-	var changes []vfChange
-	if from.tagText() != to.tagText() {
-		changes = append(changes, vfChange{what: "VLAN " + to.tagText(), fields: tagFields(from, to), send: to.sendVLAN})
+	changes := []vfChange{
+		{
+			needed: to.MAC != "" && from.MAC != to.MAC, what: "MAC " + string(to.MAC), fields: "mac",
+			send: func(h *netlink.Handle, pf netlink.Link, vf int) error {
+				return h.LinkSetVfHardwareAddr(pf, vf, to.MAC.HardwareAddr())
+			},
+		}, {
+			needed: from.tag().String() != to.tag().String(), what: "VLAN " + to.tag().String(),
+			fields: to.tag().fieldsOtherThan(from.tag()), send: to.tag().send,
+		}, {
+			needed: from.rate() != to.rate(), what: to.rate().String(), fields: rateFields(from.rate(), to.rate()), carrier: true,
+			send: func(h *netlink.Handle, pf netlink.Link, vf int) error {
+				return h.LinkSetVfRate(pf, vf, to.MinTxRate, to.MaxTxRate)
+			},
+		}, {
+			needed: to.SpoofCheck != nil && onOff(from.SpoofCheck) != onOff(to.SpoofCheck),
+			what:   "spoof check " + onOff(to.SpoofCheck), fields: "vf.spoofCheck",
+			send: func(h *netlink.Handle, pf netlink.Link, vf int) error {
+				return h.LinkSetVfSpoofchk(pf, vf, *to.SpoofCheck)
+			},
+		}, {
+			needed: to.Trust != nil && onOff(from.Trust) != onOff(to.Trust), what: "trust " + onOff(to.Trust), fields: "vf.trust",
+			send: func(h *netlink.Handle, pf netlink.Link, vf int) error {
+				return h.LinkSetVfTrust(pf, vf, *to.Trust)
+			},
+		}, {
+			needed: slices.Contains(linkStates[:], to.LinkState) && from.LinkState != to.LinkState,
+			what:   "link state " + to.LinkState, fields: "vf.linkState",
+			send: func(h *netlink.Handle, pf netlink.Link, vf int) error {
+				return h.LinkSetVfState(pf, vf, uint32(slices.Index(linkStates[:], to.LinkState)))
+			},
+		},
 	}
-	if from.rate() != to.rate() {
-		changes = append(changes, vfChange{
-			what: to.rate().String(), fields: rateFields(from.rate(), to.rate()), carrier: true, send: to.sendRate,
-		})
+	return slices.DeleteFunc(changes, func(c vfChange) bool { return !c.needed })
+}
+
+// send uses the older message where it says enough, because more drivers know it.
+func (t tag) send(h *netlink.Handle, pf netlink.Link, vf int) error {
+	if t.proto == function.VLAN8021AD {
+		return h.LinkSetVfVlanQosProto(pf, vf, t.vlan, t.qos, unix.ETH_P_8021AD)
 	}
-	if to.SpoofCheck != nil && onOff(from.SpoofCheck) != onOff(to.SpoofCheck) {
-		changes = append(changes, vfChange{
-			what: "spoof check " + onOff(to.SpoofCheck), fields: "vf.spoofCheck", send: to.sendSpoofCheck,
-		})
-	}
-	if to.Trust != nil && onOff(from.Trust) != onOff(to.Trust) {
-		changes = append(changes, vfChange{what: "trust " + onOff(to.Trust), fields: "vf.trust", send: to.sendTrust})
-	}
-	if slices.Contains(linkStates[:], to.LinkState) && from.LinkState != to.LinkState {
-		changes = append(changes, vfChange{
-			what: "link state " + to.LinkState, fields: "vf.linkState", send: to.sendLinkState,
-		})
-	}
-	return changes
-}
-
-// allChanges are those of the address and the rest.
-func allChanges(from, to VFState) []vfChange {
-	return append(macChange(from, to), vfChanges(from, to)...)
-}
-
-func macChange(from, to VFState) []vfChange {
-	if to.MAC == "" || from.MAC == to.MAC {
-		return nil
-	}
-	return []vfChange{{what: "MAC " + string(to.MAC), fields: "mac", send: to.sendMAC}}
-}
-
-// tagFields are the fields that make the tags differ.
-func tagFields(from, to VFState) string {
-	fromVLAN, fromQoS, fromProto := from.tag()
-	toVLAN, toQoS, toProto := to.tag()
-	var d fields
-	d.add("vf.vlan", fromVLAN != toVLAN)
-	d.add("vf.qos", fromQoS != toQoS)
-	d.add("vf.vlanProtocol", cmp.Or(fromProto, vlanProtocols[0]) != cmp.Or(toProto, vlanProtocols[0]))
-	return d.String()
-}
-
-func (s VFState) rate() function.Rate { return function.Rate{Min: s.MinTxRate, Max: s.MaxTxRate} }
-
-func (s VFState) sendMAC(h *netlink.Handle, pf netlink.Link, vf int) error {
-	return h.LinkSetVfHardwareAddr(pf, vf, s.MAC.HardwareAddr())
-}
-
-func (s VFState) sendRate(h *netlink.Handle, pf netlink.Link, vf int) error {
-	return h.LinkSetVfRate(pf, vf, s.MinTxRate, s.MaxTxRate)
-}
-
-func (s VFState) sendSpoofCheck(h *netlink.Handle, pf netlink.Link, vf int) error {
-	return h.LinkSetVfSpoofchk(pf, vf, *s.SpoofCheck)
-}
-
-func (s VFState) sendTrust(h *netlink.Handle, pf netlink.Link, vf int) error {
-	return h.LinkSetVfTrust(pf, vf, *s.Trust)
-}
-
-func (s VFState) sendLinkState(h *netlink.Handle, pf netlink.Link, vf int) error {
-	return h.LinkSetVfState(pf, vf, uint32(slices.Index(linkStates[:], s.LinkState)))
-}
-
-// sendVLAN uses the older message where it says enough, because more drivers know it.
-func (s VFState) sendVLAN(h *netlink.Handle, pf netlink.Link, vf int) error {
-	vlan, qos, proto := s.tag()
-	if i := slices.Index(vlanProtocols[:], proto); i > 0 {
-		return h.LinkSetVfVlanQosProto(pf, vf, vlan, qos, int(vlanEthertypes[i]))
-	}
-	return h.LinkSetVfVlanQos(pf, vf, vlan, qos)
+	return h.LinkSetVfVlanQos(pf, vf, t.vlan, t.qos)
 }
 
 // errNoCarrier is returned where a PF refuses what it may take when it has a carrier again.
@@ -269,17 +224,12 @@ const skipStatistics = 1 << 3
 // vf asks the PF for the VF's state, without statistics: with them the answer of a PF with some 200 VFs does not fit
 // in an attribute's 64 KiB.
 func (c *conn) vf(pf *PF) (*VFState, error) {
-	req := c.request(unix.RTM_GETLINK, 0)
-	req.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(pf.Name)))
-	req.AddData(nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(nl.RTEXT_FILTER_VF|skipStatistics)))
-	answers, err := req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
+	message, err := c.ask(0, text(unix.IFLA_IFNAME, pf.Name), number(unix.IFLA_EXT_MASK, nl.RTEXT_FILTER_VF|skipStatistics))
 	if err != nil {
 		return nil, fmt.Errorf("PF %s: %w", pf, err)
 	}
-	for _, answer := range answers {
-		if state := parseVF(answer, pf.VF); state != nil {
-			return state, nil
-		}
+	if state := parseVF(message, pf.VF); state != nil {
+		return state, nil
 	}
 	return nil, fmt.Errorf("PF %s: VF %d: %w", pf, pf.VF, errNoVF)
 }
@@ -308,17 +258,13 @@ const unknown = 0xffffffff
 // parseVFInfo reads one IFLA_VF_INFO. Each attribute in it is a struct that starts with the index of the VF, which is -1
 // here where none was told.
 func parseVFInfo(info []byte) (index int, state *VFState) {
-	index, state = -1, &VFState{Proto: vlanProtocols[0]}
+	index, state = -1, &VFState{Proto: function.VLAN8021Q}
 	for kind, value := range attribute.All(info) {
 		if kind == nl.IFLA_VF_VLAN_LIST {
 			state.Proto = parseVLANProto(value)
 			continue
 		}
-		words := make([]uint32, len(value)/4)
-		for i := range words {
-			words[i] = binary.NativeEndian.Uint32(value[4*i:])
-		}
-		switch {
+		switch words := uint32s(value); {
 		case kind == nl.IFLA_VF_MAC && len(words) >= 3:
 			index, state.MAC = int(words[0]), macOf(net.HardwareAddr(value[4:10]))
 		case kind == nl.IFLA_VF_VLAN && len(words) >= 3:
@@ -349,9 +295,9 @@ func parseVLANProto(list []byte) string {
 		if len(info) < nl.SizeofVfVlan+2 {
 			continue
 		}
-		if i := slices.Index(vlanEthertypes[:], binary.BigEndian.Uint16(info[nl.SizeofVfVlan:])); i >= 0 {
-			return vlanProtocols[i]
+		if proto, known := vlanProtocols[binary.BigEndian.Uint16(info[nl.SizeofVfVlan:])]; known {
+			return proto
 		}
 	}
-	return vlanProtocols[0]
+	return function.VLAN8021Q
 }

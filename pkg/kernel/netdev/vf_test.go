@@ -106,7 +106,7 @@ func TestVFChanges(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			to := test.from.with(&test.want, test.mac)
 			var says []string
-			for _, c := range append(macChange(test.from, to), vfChanges(test.from, to)...) {
+			for _, c := range vfChanges(test.from, to) {
 				says = append(says, c.what)
 			}
 			if diff := cmp.Diff(test.says, says); diff != "" {

@@ -52,11 +52,9 @@ func (r Root) Auxiliary(name string) Dir { return r.Dir(AuxiliaryDevices, name) 
 type Dir string
 
 // Dir is a directory below this one.
-func (d Dir) Dir(elements ...string) Dir { return Dir(d.path(elements...)) }
+func (d Dir) Dir(elements ...string) Dir { return Root(d).Dir(elements...) }
 
-func (d Dir) path(elements ...string) string {
-	return filepath.Join(string(d), filepath.Join(elements...))
-}
+func (d Dir) path(name string) string { return filepath.Join(string(d), name) }
 
 // Exists says whether the directory, or the link that stands for it, is there.
 func (d Dir) Exists() bool {
@@ -224,9 +222,7 @@ func (d Dir) Netdevs() (dir Dir, names []string, err error) {
 		if !strings.HasPrefix(child, "virtio") {
 			continue
 		}
-		dir = d.Dir(child, "net")
-		names, exists, err := dir.Names()
-		if err != nil || exists {
+		if dir, names, err := d.Dir(child).Netdevs(); err != nil || dir != "" {
 			return dir, names, err
 		}
 	}

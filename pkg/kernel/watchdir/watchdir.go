@@ -52,14 +52,17 @@ func (d *Dir) pump(matters func(fsnotify.Event) bool) {
 			if !ok {
 				return
 			}
-			if d.worthALook(event, matters) {
-				d.wake()
+			if !d.worthALook(event, matters) {
+				continue
 			}
-		case _, ok := <-d.watcher.Errors:
+		case _, ok := <-d.watcher.Errors: // events may have been lost
 			if !ok {
 				return
 			}
-			d.wake() // events may have been lost
+		}
+		select {
+		case d.changes <- struct{}{}:
+		default: // whoever it is for has not looked yet
 		}
 	}
 }
@@ -72,11 +75,4 @@ func (d *Dir) worthALook(event fsnotify.Event, matters func(fsnotify.Event) bool
 		return false
 	}
 	return matters == nil || matters(event)
-}
-
-func (d *Dir) wake() {
-	select {
-	case d.changes <- struct{}{}:
-	default: // whoever it is for has not looked yet
-	}
 }

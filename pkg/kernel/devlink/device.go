@@ -1,0 +1,142 @@
+// Package devlink is the part of the kernel's devlink that this project needs: the eswitch of a PF, the ports behind
+// its Functions, subfunctions, rate objects and health reporters (Documentation/networking/devlink in the kernel;
+// numbers of linux/devlink.h).
+//
+// Errors begin with the command of devlink(8) that would ask for the same, hold the kernel's own words where it has
+// some, and match its number by [errors.Is]: [golang.org/x/sys/unix.EOPNOTSUPP] and others.
+package devlink
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
+)
+
+// Device is a devlink instance by its handle: "pci/0000:3b:00.0". It is comparable.
+type Device struct {
+	Bus  string // "pci", "auxiliary"
+	Name string // on the bus: a PCI address, or "mlx5_core.sf.4"
+}
+
+// OfPCI is the instance of the PCI device at this address.
+func OfPCI(address pci.Address) Device { return Device{Bus: "pci", Name: string(address)} }
+
+// String is the handle as devlink(8) writes it.
+func (d Device) String() string { return d.Bus + "/" + d.Name }
+
+// EswitchMode is how a PF switches what its Functions send.
+type EswitchMode string
+
+// The modes of an eswitch.
+const (
+	Legacy    EswitchMode = "legacy"    // by MAC and VLAN, in the card
+	Switchdev EswitchMode = "switchdev" // as its representors say
+)
+
+var eswitchModes = []EswitchMode{
+	unix.DEVLINK_ESWITCH_MODE_LEGACY: Legacy, unix.DEVLINK_ESWITCH_MODE_SWITCHDEV: Switchdev,
+}
+
+// EswitchMode asks for the mode of a PF's eswitch. EOPNOTSUPP: the PF has none. A mode that is neither of those known
+// here is its number, such as "2".
+func (c *Conn) EswitchMode(d Device) (mode EswitchMode, err error) {
+	defer explain(&err, "dev eswitch show %s", d)
+	attrs, err := c.ask(unix.DEVLINK_CMD_ESWITCH_GET, d)
+	if err != nil {
+		return "", err
+	}
+	if !attrs.Has(unix.DEVLINK_ATTR_ESWITCH_MODE) {
+		return "", fmt.Errorf("no mode: %w", unix.EOPNOTSUPP)
+	}
+	return word(eswitchModes, attrs.Uint16(unix.DEVLINK_ATTR_ESWITCH_MODE)), nil
+}
+
+// SetEswitchMode changes the mode of a PF's eswitch. Drivers may make netdevs of the PF anew with it, and refuse it
+// while Functions are in use.
+func (c *Conn) SetEswitchMode(d Device, mode EswitchMode) (err error) {
+	number := slices.Index(eswitchModes, mode)
+	if number < 0 {
+		return fmt.Errorf("eswitch mode %q of %s: must be %s or %s", mode, d, Legacy, Switchdev)
+	}
+	defer explain(&err, "dev eswitch set %s mode %s", d, mode)
+	_, err = c.do(unix.DEVLINK_CMD_ESWITCH_SET, d, nl.NewRtAttr(unix.DEVLINK_ATTR_ESWITCH_MODE, nl.Uint16Attr(uint16(number))))
+	return err
+}
+
+// RunningVersions are what runs on a device, as "devlink dev info" shows it, by name: "fw.app.name". EOPNOTSUPP: its
+// driver tells none.
+func (c *Conn) RunningVersions(d Device) (versions map[string]string, err error) {
+	defer explain(&err, "dev info %s", d)
+	messages, err := c.do(unix.DEVLINK_CMD_INFO_GET, d)
+	if err != nil {
+		return nil, err
+	}
+	versions = map[string]string{}
+	for _, message := range messages {
+		for kind, value := range attribute.All(message) {
+			if kind != unix.DEVLINK_ATTR_INFO_VERSION_RUNNING {
+				continue
+			}
+			version, err := attribute.Parse(value)
+			if err != nil {
+				return nil, err
+			}
+			versions[version.Text(unix.DEVLINK_ATTR_INFO_VERSION_NAME)] = version.Text(unix.DEVLINK_ATTR_INFO_VERSION_VALUE)
+		}
+	}
+	return versions, nil
+}
+
+// Reporter is a health reporter of a device or of one of its ports.
+type Reporter struct {
+	Device Device
+	// Port is the index of the port that it belongs to, -1 for the device's own.
+	Port int
+	Name string // "fw_fatal", "tx"
+	// Failed says that there was an error that it did not recover from.
+	Failed bool
+	// Errors and Recoveries are how many there were.
+	Errors, Recoveries uint64
+}
+
+// Reporters lists the health reporters of all devices and ports in the Conn's namespace.
+func (c *Conn) Reporters() (reporters []Reporter, err error) {
+	defer explain(&err, "health show")
+	return list(c, unix.DEVLINK_CMD_HEALTH_REPORTER_GET, decodeReporter)
+}
+
+// Handle is what the reporter belongs to as devlink(8) writes it: "pci/0000:3b:00.0", with "/" and the port's index
+// for a port's.
+func (r Reporter) Handle() string {
+	if r.Port < 0 {
+		return r.Device.String()
+	}
+	return fmt.Sprintf("%s/%d", r.Device, r.Port)
+}
+
+// stateHealthy is DEVLINK_HEALTH_REPORTER_STATE_HEALTHY; the kernel has one other, an error.
+const stateHealthy uint8 = 0
+
+func decodeReporter(attrs attribute.Set) (Reporter, error) {
+	reporter, err := attrs.Nested(unix.DEVLINK_ATTR_HEALTH_REPORTER)
+	if err != nil {
+		return Reporter{}, fmt.Errorf("health reporter: %w", err)
+	}
+	port := -1
+	if attrs.Has(unix.DEVLINK_ATTR_PORT_INDEX) {
+		port = int(attrs.Uint32(unix.DEVLINK_ATTR_PORT_INDEX))
+	}
+	return Reporter{
+		Device:     deviceOf(attrs),
+		Port:       port,
+		Name:       reporter.Text(unix.DEVLINK_ATTR_HEALTH_REPORTER_NAME),
+		Failed:     reporter.Uint8(unix.DEVLINK_ATTR_HEALTH_REPORTER_STATE) != stateHealthy,
+		Errors:     reporter.Uint64(unix.DEVLINK_ATTR_HEALTH_REPORTER_ERR_COUNT),
+		Recoveries: reporter.Uint64(unix.DEVLINK_ATTR_HEALTH_REPORTER_RECOVER_COUNT),
+	}, nil
+}
