@@ -47,9 +47,9 @@ type Functions interface {
 
 // Lifecycle decides who has a Function.
 type Lifecycle interface {
-	// Settle makes way for the claim: it waits until the Function is back from its last owner. It fails if somebody else
+	// Admit makes way for the claim: it waits until the Function is back from its last owner. It fails if somebody else
 	// has the Function.
-	Settle(ctx context.Context, want journal.Attachment) (lifecycle.Settled, error)
+	Admit(ctx context.Context, want journal.Attachment) (lifecycle.Decision, error)
 	// Reserve records durably that the Function belongs to the claim. It fails if it belongs to another one.
 	Reserve(ctx context.Context, want journal.Attachment) error
 	// Unprepare takes the claim's Functions from it, wherever they are by now.
@@ -268,7 +268,7 @@ func (d *Driver) reserve(ctx context.Context, c *resourceapi.ResourceClaim, pod 
 	owner := journal.Attachment{
 		Function: device.Function, Pod: pod, Claim: journal.Claim{Namespace: c.Namespace, Name: c.Name, UID: c.UID},
 	}
-	if _, err := d.Lifecycle.Settle(waiting, owner); err != nil {
+	if _, err := d.Lifecycle.Admit(waiting, owner); err != nil {
 		return journal.Attachment{}, err
 	}
 	// Not before: until then it may have the driver of its last owner.

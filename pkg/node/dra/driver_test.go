@@ -108,12 +108,12 @@ func (l life) Unprepare(ctx context.Context, claim types.UID) error {
 	return l.Manager.Unprepare(ctx, claim)
 }
 
-func (l life) Settle(ctx context.Context, want journal.Attachment) (lifecycle.Settled, error) {
-	settled, err := l.Manager.Settle(ctx, want)
+func (l life) Admit(ctx context.Context, want journal.Attachment) (lifecycle.Decision, error) {
+	d, err := l.Manager.Admit(ctx, want)
 	if l.node.freed != nil {
 		l.node.freed()
 	}
-	return settled, err
+	return d, err
 }
 
 // lifecycle works on the journal only.

@@ -205,19 +205,33 @@ func (a Attachment) LastUse() (use Ended, ok bool) {
 	return Ended{}, false
 }
 
-// Untouched is the attachment as it is once the netdev is back: reserved and nothing more. A Function of a claim is then
-// what the claim wants again, whatever a CNI request made of it.
-func (a Attachment) Untouched() Attachment {
-	ended := a.Ended
-	if a.Sandbox != "" {
-		ended = &Ended{Sandbox: a.Sandbox, AttachedAt: a.AttachedAt, StoppedAt: a.StoppedAt}
+// BackToReserved is the attachment after its netdev is back: reserved and nothing more. The interface of a claim's Function
+// is what the claim wants again, without the CNI request.
+func (a Attachment) BackToReserved() Attachment {
+	reserved := Attachment{
+		Function: a.Function, PF: a.PF, PFName: a.PFName, VFIndex: a.VFIndex,
+		Claim: a.Claim, Pod: a.Pod, Resource: a.Resource, Port: a.Port, CNI: a.CNI, Setup: a.Setup,
+		Interface: a.Interface, AnyName: a.AnyName,
+		State: Reserved, ReservedAt: a.ReservedAt,
 	}
 	if a.CNI != nil && a.CNI.Claimed != nil {
-		a.Interface, a.CNI = *a.CNI.Claimed, nil
+		reserved.Interface, reserved.CNI = *a.CNI.Claimed, nil
 	}
-	return Attachment{
-		Function: a.Function, PF: a.PF, PFName: a.PFName, VFIndex: a.VFIndex,
-		Claim: a.Claim, Pod: a.Pod, Resource: a.Resource, Port: a.Port, CNI: a.CNI, Setup: a.Setup, Interface: a.Interface, AnyName: a.AnyName,
-		State: Reserved, ReservedAt: a.ReservedAt, Ended: ended,
+	if use, ok := a.LastUse(); ok {
+		reserved.Ended = &use
+	}
+	return reserved
+}
+
+// ClaimIs returns a function that is true for attachments of the claim.
+func ClaimIs(uid types.UID) func(Attachment) bool {
+	return func(a Attachment) bool { return uid != "" && a.Claim.UID == uid }
+}
+
+// ContainerIs returns a function that is true for attachments of the container's CNI request for the interface, attached
+// or not.
+func ContainerIs(containerID, ifName string) func(Attachment) bool {
+	return func(a Attachment) bool {
+		return a.CNI != nil && a.CNI.ContainerID == containerID && a.CNI.IfName == ifName
 	}
 }

@@ -34,25 +34,18 @@ func (j *Journal) DeadLetters() []DeadLetter {
 	return slices.Clone(j.letters)
 }
 
-// GiveUp writes a dead letter, and at once in place of the Function's attachment the one that follows from it.
+// GiveUp adds a dead letter, and in the same write replaces the Function's attachment by the one that follows from it.
 func (j *Journal) GiveUp(letter DeadLetter, next Attachment) error {
-	if err := next.check(); err != nil {
-		return fmt.Errorf("journal: Function %s: %w", next.Function, err)
-	}
 	letter.Attachment.Hooks = nil
-	record, err := json.Marshal(letter)
-	if err != nil {
-		return fmt.Errorf("journal: dead letter of Function %s: %w", next.Function, err)
-	}
-	value, err := json.Marshal(next)
-	if err != nil {
-		return fmt.Errorf("journal: Function %s: %w", next.Function, err)
-	}
-	return j.write(next.Function, func(tx *bolt.Tx, key []byte) error {
+	return j.write(next.Function, func(tx *bolt.Tx) error {
+		record, err := json.Marshal(letter)
+		if err != nil {
+			return err
+		}
 		if err := appendLetter(tx.Bucket(lettersBucket), record); err != nil {
 			return err
 		}
-		return tx.Bucket(attachmentsBucket).Put(key, value)
+		return putAttachment(tx, next)
 	}, func() {
 		j.attachments[next.Function] = next
 		j.letters = append(j.letters, letter)

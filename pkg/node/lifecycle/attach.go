@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"reflect"
 	"slices"
 	"time"
 
@@ -24,130 +23,113 @@ type Sandbox struct {
 	Pod   journal.Pod
 }
 
-// Attach takes a reserved Function into a sandbox as the interface that was reserved. For the sandbox that has it
-// already it returns what it did the first time. From an older sandbox of the same pod, or one that is gone, the
-// Function is first brought back; that another pod still has it is an error.
-func (m *Manager) Attach(ctx context.Context, id function.ID, sandbox Sandbox) (netdev.Observed, error) {
-	observed, err := m.attach(ctx, id, sandbox)
-	if err != nil {
-		return netdev.Observed{}, fmt.Errorf("Function %s: %w", id, err)
-	}
-	return observed, nil
-}
-
-func (m *Manager) attach(ctx context.Context, id function.ID, sandbox Sandbox) (netdev.Observed, error) {
+// Attach takes a reserved Function into a sandbox as the interface that was reserved. Called again for the same sandbox
+// it returns what it did the first time. A Function in an older sandbox of the same pod, or in one that is gone, is
+// brought back first; a Function in another pod is an error.
+func (m *Manager) Attach(ctx context.Context, id function.ID, sandbox Sandbox) (observed netdev.Observed, err error) {
+	defer wrap(&err, id)
 	if sandbox.ID == "" || sandbox.NetNS == "" {
-		return netdev.Observed{}, fmt.Errorf("sandbox %q with network namespace %q: both must be given", sandbox.ID, sandbox.NetNS)
+		return observed, fmt.Errorf("sandbox %q with network namespace %q: both must be given", sandbox.ID, sandbox.NetNS)
 	}
 	for {
-		settled, err := m.settleFor(ctx, id, sandbox)
+		d, err := m.admitSandbox(ctx, id, sandbox)
 		if err != nil {
-			return netdev.Observed{}, err
+			return observed, err
 		}
-		if settled.step == Keep {
-			return *settled.Record.Observed, nil
+		if d.step == Keep {
+			return *d.Record.Observed, nil
 		}
-		observed, touched, err := m.moveLocked(ctx, settled, sandbox)
-		if errors.Is(err, errChanged) {
-			continue
+		done, err := m.ifUnchanged(ctx, d, func() (err error) {
+			observed, err = m.move(ctx, d.Record, sandbox)
+			return err
+		})
+		if done || err != nil {
+			return observed, err
 		}
-		if err != nil && touched {
-			err = errors.Join(err, m.endOne(context.WithoutCancel(ctx), party{event: SandboxStops, sandbox: sandbox.ID}, id))
-		}
-		return observed, err
 	}
 }
 
-// settleFor makes way for a sandbox. A CNI request has settled that when it reserved the Function.
-func (m *Manager) settleFor(ctx context.Context, id function.ID, sandbox Sandbox) (Settled, error) {
+// admitSandbox decides between Attach and Keep. A CNI request was admitted when it reserved the Function.
+func (m *Manager) admitSandbox(ctx context.Context, id function.ID, sandbox Sandbox) (Decision, error) {
 	have, exists := m.journal.Get(id)
 	if !exists || have.CNI == nil {
-		p := party{event: SandboxStarts, pod: sandbox.Pod, sandbox: sandbox.ID, netNS: sandbox.NetNS}
-		return m.settle(ctx, p, id)
+		return m.admit(ctx, trigger{event: SandboxStarts, pod: sandbox.Pod, sandbox: sandbox.ID, netNS: sandbox.NetNS}, id)
 	}
-	if have.CNI.ContainerID != sandbox.ID {
-		return Settled{}, taken("is reserved for %s, not for sandbox %s", owner(have), sandbox.ID)
+	d := Decision{Record: have, Exists: true, id: id}
+	switch {
+	case have.CNI.ContainerID != sandbox.ID:
+		return d, taken("is reserved for %s, not for sandbox %s", owner(have), sandbox.ID)
+	case have.State == journal.Reserved:
+		d.step = Attach
+	case have.State == journal.Attached:
+		d.step = Keep
+	default:
+		return d, fmt.Errorf("is %s for sandbox %s; try again", have.State, have.Sandbox)
 	}
-	switch have.State {
-	case journal.Reserved:
-		return Settled{Record: have, Exists: true, step: Attach}, nil
-	case journal.Attached:
-		return Settled{Record: have, Exists: true, step: Keep}, nil
-	}
-	return Settled{}, fmt.Errorf("is %s for sandbox %s; try again", have.State, have.Sandbox)
+	return d, nil
 }
 
-// errChanged says that a record is not the one any more that was decided about.
-var errChanged = errors.New("has changed meanwhile; try again")
-
-// moveLocked also says whether a failure left more than a reservation behind.
-func (m *Manager) moveLocked(
-	ctx context.Context, settled Settled, sandbox Sandbox,
-) (observed netdev.Observed, touched bool, err error) {
-	unlock, err := m.journal.Lock(ctx, settled.Record.Function)
-	if err != nil {
-		return netdev.Observed{}, false, err
-	}
-	defer unlock()
-	record, _ := m.journal.Get(settled.Record.Function)
-	if !reflect.DeepEqual(record, settled.Record) {
-		return netdev.Observed{}, false, errChanged
-	}
-	return m.move(ctx, record, sandbox)
-}
-
-// move looks at the netdev, and takes it into the sandbox.
-func (m *Manager) move(ctx context.Context, record journal.Attachment, sandbox Sandbox) (observed netdev.Observed, touched bool, err error) {
+// move takes the netdev into the sandbox. The caller has the Function's lock.
+func (m *Manager) move(ctx context.Context, record journal.Attachment, sandbox Sandbox) (netdev.Observed, error) {
 	device, before, place, err := m.plan(ctx, record, sandbox.NetNS)
 	for tries := 0; record.AnyName && errors.Is(err, netdev.ErrNameTaken) && tries < maxNames; tries++ {
 		record.Interface.Name = m.otherName(record)
 		device, before, place, err = m.plan(ctx, record, sandbox.NetNS)
 	}
 	if err != nil {
-		return netdev.Observed{}, false, err
+		return netdev.Observed{}, err
 	}
 	record.State, record.Sandbox, record.Pod, record.BootID = journal.Attaching, sandbox.ID, sandbox.Pod, m.options.BootID
 	record.Before, record.Place = &before, place
-	record, touched, err = m.carry(ctx, record, device, before, record.Interface)
-	if err != nil {
-		return netdev.Observed{}, touched, err
+	if record, err = m.transfer(ctx, record, device, before, record.Interface); err != nil {
+		return netdev.Observed{}, err
 	}
-	return *record.Observed, true, nil
+	return *record.Observed, nil
 }
 
-// carry is the write-ahead order: write down, touch, write down. now is what the netdev is. Whatever ends it after the
-// first write leaves the record's state, Attaching or Reattaching, from which everything else goes on.
-func (m *Manager) carry(
+// transfer moves the netdev, which is now as the snapshot says, to the record's place. The record, whose state is
+// Attaching or Reattaching, is written first. A transfer that fails after that is undone; if the agent ends first,
+// [Manager.Recover] undoes it.
+func (m *Manager) transfer(
 	ctx context.Context, record journal.Attachment, device netdev.Device, now netdev.Snapshot, want function.Interface,
-) (attached journal.Attachment, touched bool, err error) {
-	start := time.Now()
+) (journal.Attachment, error) {
+	start, state := time.Now(), record.State
 	if err := m.journal.Put(record); err != nil {
-		return record, false, err
+		return record, err
 	}
 	observed, err := m.engine.Attach(ctx, device, now, record.Place, want)
+	if err == nil {
+		record.State, record.Observed, record.AttachedAt, record.LostAt = journal.Attached, &observed, time.Now().UTC(), time.Time{}
+		record.Place.Index = observed.Index
+		err = m.journal.Put(record)
+	}
+	if err == nil && m.options.Devices != nil {
+		err = m.options.Devices.Offer(record)
+	}
 	if err != nil {
-		return record, true, err
-	}
-	record.State, record.Observed, record.AttachedAt, record.LostAt = journal.Attached, new(observed), time.Now().UTC(), time.Time{}
-	record.Place.Index = observed.Index
-	if err := m.journal.Put(record); err != nil {
-		return record, true, err
-	}
-	if m.options.Devices != nil {
-		if err := m.options.Devices.Offer(record); err != nil {
-			return record, true, err
-		}
+		return record, errors.Join(err, m.undoTransfer(context.WithoutCancel(ctx), record.Function, state))
 	}
 	m.announce(record)
 	m.log.Info("Function attached", "function", record.Function.String(), "interface", observed.Name,
 		"pod", record.Pod.Namespace+"/"+record.Pod.Name, "sandbox", record.Sandbox, "took", time.Since(start))
-	return record, true, nil
+	return record, nil
+}
+
+// undoTransfer brings the netdev to the host again after a transfer that began in the state.
+func (m *Manager) undoTransfer(ctx context.Context, id function.ID, state journal.State) error {
+	a, _ := m.journal.Get(id)
+	if state == journal.Reattaching {
+		a.State = state // it is Attached by now if the transfer failed at its end
+		return m.lose(ctx, a)
+	}
+	defer m.healthChanged(id)
+	return m.bringBack(ctx, a, journal.Detaching)
 }
 
 // announceTimeout is how long an interface may take to get its carrier before its neighbours are left to find out.
 const announceTimeout = 5 * time.Second
 
-// announce has the neighbours told, while the pod goes on.
+// announce tells the neighbours of the interface's addresses in the background.
 func (m *Manager) announce(record journal.Attachment) {
 	if m.options.Announcer == nil || record.Interface.Userspace || len(record.Observed.Addresses) == 0 {
 		return

@@ -28,7 +28,6 @@ import (
 type Journal interface {
 	Get(function.ID) (journal.Attachment, bool)
 	All() []journal.Attachment
-	ByClaim(types.UID) []journal.Attachment
 	ByPod(types.UID) []journal.Attachment
 	Put(journal.Attachment) error
 	Delete(function.ID) error
@@ -172,7 +171,7 @@ type Options struct {
 	SweepEvery time.Duration
 }
 
-// Manager has the life of all Functions of the node. Its methods may be called by several goroutines at once.
+// Manager decides for all Functions of the node. Its methods may be called by several goroutines at once.
 type Manager struct {
 	journal Journal
 	engine  Engine
@@ -180,16 +179,14 @@ type Manager struct {
 	options Options
 	log     logr.Logger
 
-	// announcing are the announcements that go on as long as lasting; stop ends them, as they keep the pods' namespaces.
+	// announcing are the announcements under way. Their context is lasting, which stop ends with [Manager.Run]: they keep
+	// the pods' namespaces.
 	announcing sync.WaitGroup
 	lasting    context.Context
 	stop       context.CancelFunc
 
-	// following are those who look whether pods lost their Functions.
-	following sync.WaitGroup
-
-	// abandoned are the Functions that nobody needed at the last look, with the time of their reservation. Only sweep,
-	// which runs once at a time, uses it.
+	// abandoned are the Functions that nobody needed at the last sweep, with the time of their reservation. Only sweep
+	// uses it, which runs in one goroutine.
 	abandoned map[function.ID]time.Time
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net/netip"
 	"slices"
 
@@ -21,48 +20,35 @@ type Addresses struct {
 	Result json.RawMessage
 }
 
-// Check says in words how an attached Function differs from what was attached; nothing means that it does not.
-func (m *Manager) Check(ctx context.Context, id function.ID) ([]string, error) {
+// Check describes how an attached Function differs from what was attached; nothing means that it does not.
+func (m *Manager) Check(ctx context.Context, id function.ID) (differences []string, err error) {
 	unlock, err := m.journal.Lock(ctx, id)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	record, ok := m.journal.Get(id)
-	if !ok || record.State != journal.Attached {
+	defer wrap(&err, id)
+	record, _ := m.journal.Get(id)
+	if record.State != journal.Attached {
 		return []string{"is not attached"}, nil
 	}
 	device, _ := Device(m.netdevs, record) // the netdev is in the pod; the PF is what matters
-	differences, err := m.engine.Check(ctx, device, attached(record))
-	if err != nil {
-		return nil, fmt.Errorf("Function %s: %w", id, err)
-	}
-	return differences, nil
+	return m.engine.Check(ctx, device, attached(record))
 }
 
-// Address gives the interface that a CNI request has attached the addresses, and says what it is then. belongs says
-// whether the attachment is that of the request. What the interface has already is no error.
+// Address gives the addresses to the interface that a CNI request has attached, and returns what the interface is then.
+// belongs says whether the attachment is that of the request. Adding again what the interface has is no error.
 func (m *Manager) Address(
 	ctx context.Context, id function.ID, belongs func(journal.Attachment) bool, add Addresses,
-) (netdev.Observed, error) {
+) (_ netdev.Observed, err error) {
 	unlock, err := m.journal.Lock(ctx, id)
 	if err != nil {
 		return netdev.Observed{}, err
 	}
 	defer unlock()
-	observed, err := m.address(ctx, id, belongs, add)
-	if err != nil {
-		return netdev.Observed{}, fmt.Errorf("Function %s: %w", id, err)
-	}
-	return observed, nil
-}
-
-// address writes down, touches, writes down.
-func (m *Manager) address(
-	ctx context.Context, id function.ID, belongs func(journal.Attachment) bool, add Addresses,
-) (netdev.Observed, error) {
-	record, ok := m.journal.Get(id)
-	if !ok || record.State != journal.Attached || record.CNI == nil || !belongs(record) {
+	defer wrap(&err, id)
+	record, _ := m.journal.Get(id)
+	if record.State != journal.Attached || record.CNI == nil || !belongs(record) {
 		return netdev.Observed{}, errors.New("is not attached for this request")
 	}
 	request := *record.CNI
@@ -84,7 +70,7 @@ func (m *Manager) address(
 	return observed, m.journal.Put(record)
 }
 
-// union has what have lacks of more at its end. have is left as it is: it is in the journal.
+// union returns have with what it lacks of more at its end. have is not changed: it is in the journal.
 func union[T comparable](have, more []T) []T {
 	all := slices.Clone(have)
 	for _, m := range more {

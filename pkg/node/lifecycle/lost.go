@@ -3,62 +3,52 @@ package lifecycle
 import (
 	"cmp"
 	"context"
-	"errors"
-	"fmt"
-	"io/fs"
+	"sync"
 	"time"
 
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-const (
-	// serveTimeout is how long a netdev that is back waits at a time for its Port. Then the log says what is missing, and
-	// it is tried again.
-	serveTimeout = 30 * time.Second
-	// firstRetry and slowestRetry are the pauses before a netdev that could not go back to its pod is tried again.
-	firstRetry, slowestRetry = 500 * time.Millisecond, 30 * time.Second
-)
+// firstRetry and slowestRetry are the pauses before a netdev that could not go back to its pod is tried again.
+const firstRetry, slowestRetry = 500 * time.Millisecond, 30 * time.Second
 
-// devices is the queue of Functions of which it is to be looked whether their device went or came back. Each is looked at
-// by one goroutine at a time.
-type devices = workqueue.TypedRateLimitingInterface[function.ID]
+// deviceQueue has the Functions whose device may have gone or come back. One goroutine at a time works on a Function.
+type deviceQueue = workqueue.TypedRateLimitingInterface[function.ID]
 
-func newDevices() devices {
+func newDeviceQueue() deviceQueue {
 	return workqueue.NewTypedRateLimitingQueue(
 		workqueue.NewTypedItemExponentialFailureRateLimiter[function.ID](firstRetry, slowestRetry))
 }
 
-// lookAtDevices queues the Functions of pods that seem to have lost them, and all that are lost.
-func (m *Manager) lookAtDevices(queue devices) {
+// queueDevices queues the Functions that pods have lost, or may have lost by what the inventory saw last. The inventory
+// may be wrong about a netdev that was just moved.
+func (m *Manager) queueDevices(queue deviceQueue) {
 	for _, a := range m.journal.All() {
-		if a.State == journal.Lost || a.State == journal.Attached && m.seemsGone(a) {
+		suspect := a.State == journal.Lost || a.State == journal.Attached
+		if a.State == journal.Attached && m.options.Functions != nil {
+			f, known := m.options.Functions.Get(a.Function)
+			suspect = !known || f.Netdev != "" || f.Driver == ""
+		}
+		if suspect {
 			queue.Add(a.Function)
 		}
 	}
 }
 
-// seemsGone is the quick look, at what the inventory saw last. It may be wrong about a netdev that was just moved.
-func (m *Manager) seemsGone(a journal.Attachment) bool {
-	if m.options.Functions == nil {
-		return true
-	}
-	f, known := m.options.Functions.Get(a.Function)
-	return !known || f.Netdev != "" || f.Driver == ""
-}
-
-// follow looks at the Functions of the queue until it is shut down.
-func (m *Manager) follow(ctx context.Context, queue devices) {
+// checkDevices calls [Manager.deviceChanged] for the Functions of the queue, for all at once, until it is shut down.
+func (m *Manager) checkDevices(ctx context.Context, queue deviceQueue) {
+	var checks sync.WaitGroup
+	defer checks.Wait()
 	for {
-		id, ended := queue.Get()
-		if ended {
+		id, shutdown := queue.Get()
+		if shutdown {
 			return
 		}
-		m.following.Go(func() {
+		checks.Go(func() {
 			defer queue.Done(id)
 			switch err := m.deviceChanged(ctx, id); {
 			case err == nil:
@@ -71,85 +61,24 @@ func (m *Manager) follow(ctx context.Context, queue devices) {
 	}
 }
 
-// deviceChanged looks what the Function's device is now to the pod that has it, until nothing follows from that.
-func (m *Manager) deviceChanged(ctx context.Context, id function.ID) error {
+// deviceChanged carries out [DeviceChanges] for a Function until nothing follows from it.
+func (m *Manager) deviceChanged(ctx context.Context, id function.ID) (err error) {
+	defer wrap(&err, id)
 	for ctx.Err() == nil {
-		a, exists := m.journal.Get(id)
-		if !exists {
-			return nil
+		d, err := m.decide(ctx, trigger{event: DeviceChanges}, id)
+		if err != nil || d.step != Lose && d.step != Reattach {
+			return err
 		}
-		step, _, err := m.decide(ctx, party{event: DeviceChanges}, id, &Settled{Record: a, Exists: true})
-		switch {
-		case err != nil:
-		case step == Lose:
-			err = m.ifStill(ctx, a, func() error { return m.lose(ctx, a) })
-		case step == Reattach:
-			err = m.ifStill(ctx, a, func() error { return m.reattach(ctx, a) })
-		default:
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("Function %s: %w", id, err)
+		if _, err := m.ifUnchanged(ctx, d, func() error { return m.carryOut(ctx, d.Record, d.step) }); err != nil {
+			return err
 		}
 	}
 	return ctx.Err()
 }
 
-// netdevGone says whether a sandbox that lives has lost what was attached to it.
-func (m *Manager) netdevGone(a journal.Attachment) (bool, error) {
-	name, err := m.netdevs.Netdev(a.Function)
-	gone := errors.Is(err, fs.ErrNotExist)
-	if a.Interface.Userspace {
-		// A driver that makes netdevs is not the one that was bound for the pod.
-		gone = gone || err == nil && a.Setup != nil && a.Setup.Driver != ""
-	} else {
-		gone = gone || name != "" || errors.Is(err, inventory.ErrNoNetdev)
-	}
-	if !gone || a.BootID != m.options.BootID {
-		return false, nil
-	}
-	alive, err := m.engine.Alive(a.Place)
-	if !alive || err != nil || a.Interface.Userspace {
-		return alive, err
-	}
-	holds, err := m.engine.Holds(a.Place, a.Before.Identity)
-	return !holds, err
-}
-
-// deviceBack says whether the Function can go back to the sandbox that lost it, and waits for its Port. That the Port is
-// not there in time is an error.
-func (m *Manager) deviceBack(ctx context.Context, a journal.Attachment) (bool, error) {
-	if a.Interface.Userspace || a.BootID != m.options.BootID {
-		return false, nil
-	}
-	id := a.Function
-	if ownSF(a) {
-		id = function.ID{Address: a.PF} // by which the SF is made again
-	}
-	if name, err := m.netdevs.Netdev(id); name == "" || err != nil {
-		return false, nil
-	}
-	if m.options.Functions != nil {
-		// The kernel may be ahead of what is known of the Function, and what containers get of it is not known then.
-		if _, known := m.options.Functions.Get(id); !known {
-			return false, nil
-		}
-	}
-	if alive, err := m.engine.Alive(a.Place); !alive || err != nil {
-		return false, err
-	}
-	if m.options.Ports == nil {
-		return true, nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, serveTimeout)
-	defer cancel()
-	err := m.options.Ports.Serve(ctx, a)
-	return err == nil, err
-}
-
-// lose writes down that the sandbox lost the Function. Containers that start meanwhile do not get it. What the PF enforces
-// for the pod stays; the netdev of a reattachment that was interrupted goes to the host. The caller has the Function's
-// lock.
+// lose records that the sandbox lost the Function, and withdraws it from containers that start meanwhile. What the PF
+// enforces for the pod stays. After a reattachment that was interrupted, the netdev is first brought to the host. The
+// caller has the Function's lock.
 func (m *Manager) lose(ctx context.Context, a journal.Attachment) error {
 	again := a.State == journal.Reattaching
 	if again {
@@ -162,7 +91,7 @@ func (m *Manager) lose(ctx context.Context, a journal.Attachment) error {
 		a.LostAt = time.Now().UTC()
 	}
 	if m.options.Devices != nil {
-		// Before the journal says Lost: nothing would try it again after that.
+		// Before the journal says Lost, as nothing tries it again after that.
 		if err := m.options.Devices.Withdraw(a); err != nil {
 			return err
 		}
@@ -170,7 +99,7 @@ func (m *Manager) lose(ctx context.Context, a journal.Attachment) error {
 	if err := m.journal.Put(a); err != nil {
 		return err
 	}
-	m.tell(a.Function)
+	m.healthChanged(a.Function)
 	if again {
 		return nil
 	}
@@ -182,8 +111,9 @@ func (m *Manager) lose(ctx context.Context, a journal.Attachment) error {
 	return nil
 }
 
-// reattach makes the netdev in the sandbox what it was there before it was lost. What is given back one day is what the
-// netdev was before the pod, and not what the device is after its reset. The caller has the Function's lock.
+// reattach makes the netdev in the sandbox what it was there before it was lost. The record keeps what the netdev was
+// before the pod: that is restored in the end, and not what the device is after its reset. The caller has the Function's
+// lock.
 func (m *Manager) reattach(ctx context.Context, a journal.Attachment) error {
 	if err := m.setUp(ctx, a); err != nil {
 		return err
@@ -198,25 +128,14 @@ func (m *Manager) reattach(ctx context.Context, a journal.Attachment) error {
 		return nil // the sandbox is gone
 	}
 	a.State, a.Place, a.Before = journal.Reattaching, place, new(a.Before.Renewed(now))
-	a, touched, err := m.carry(ctx, a, device, now, wanted.Interface)
-	if err != nil && touched {
-		return errors.Join(err, m.loseAgain(context.WithoutCancel(ctx), a.Function))
-	}
-	if err != nil {
+	if a, err = m.transfer(ctx, a, device, now, wanted.Interface); err != nil {
 		return err
 	}
-	m.tell(a.Function)
+	m.healthChanged(a.Function)
 	if m.options.Users != nil {
 		m.options.Users.Back(a)
 	}
 	return nil
-}
-
-// loseAgain ends a reattachment that failed. The caller has the Function's lock.
-func (m *Manager) loseAgain(ctx context.Context, id function.ID) error {
-	a, _ := m.journal.Get(id)
-	a.State = journal.Reattaching // also where it failed after the netdev was attached
-	return m.lose(ctx, a)
 }
 
 // asObserved is what is wanted of an interface, with what it got where nothing was wanted.
@@ -226,6 +145,3 @@ func asObserved(want function.Interface, observed netdev.Observed) function.Inte
 	want.MAC = cmp.Or(want.MAC, observed.MAC)
 	return want
 }
-
-// ownSF says whether the Function is an SF that exists for its owner only.
-func ownSF(a journal.Attachment) bool { return a.Setup != nil && a.Setup.SF }

@@ -8,14 +8,14 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// parties are those who an event can be about, at a Function of any owner.
-func parties() []party {
+// triggers are what an event can be about, at a Function of any owner.
+func triggers() []trigger {
 	pod, other := journal.Pod{Namespace: "default", Name: "p", UID: "pod-1"}, journal.Pod{Namespace: "default", Name: "q", UID: "pod-2"}
-	var all []party
+	var all []trigger
 	for _, event := range events {
 		for _, pod := range []journal.Pod{pod, other} {
 			for _, id := range []string{"1", "2"} {
-				all = append(all, party{
+				all = append(all, trigger{
 					event: event, pod: pod, claim: claimedVF().Claim.UID, resource: "xpu.opiproject.org/fast",
 					containerID: "c" + id, ifName: "net1", sandbox: "c" + id,
 				})
@@ -54,7 +54,7 @@ func recordsOf(phase Phase) []journal.Attachment {
 // what cannot be.
 func TestTableIsWhole(t *testing.T) {
 	reached := map[string]bool{}
-	for _, p := range parties() {
+	for _, p := range triggers() {
 		if _, ok := table[p.event][Nobodys][Free]; !ok && p.event != Sweep {
 			t.Errorf("%s of a free Function: the table says nothing", p.event)
 		}
