@@ -87,7 +87,7 @@ func newClientset(config *rest.Config) (kubernetes.Interface, error) {
 }
 
 func (c *clustered) devices() lifecycle.Devices            { return containerDevices{c} }
-func (c *clustered) claims() lifecycle.Claims              { return dra.Claims{Client: c.clientset.ResourceV1()} }
+func (c *clustered) claims() lifecycle.Claims              { return dra.API{Client: c.clientset} }
 func (c *clustered) provisioner() provisioning.Provisioner { return c.ports }
 func (c *clustered) claimServed(ctx context.Context, a journal.Attachment) error {
 	return c.api.Serves(ctx, a.Claim.Namespace, a.Claim.UID, a.Function)
@@ -139,7 +139,7 @@ func (c *clustered) complete() error {
 		Lifecycle:   c.lifecycle,
 		DeviceNodes: new(c.deviceNodes()),
 		Runtime:     c.nri,
-		Pods:        dra.APIPods{Client: c.clientset.CoreV1()},
+		Pods:        dra.API{Client: c.clientset},
 		CDI:         cdi,
 		Health: &dra.HealthReporter{
 			Node: c.config.NodeName, Pools: c.tracker, Health: c.checker, Changes: c.outputs.Subscribe,

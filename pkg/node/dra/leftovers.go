@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
@@ -44,56 +46,44 @@ const leftoversEvery = time.Minute
 
 // Run removes files at once and every now and then until ctx ends.
 func (l *Leftovers) Run(ctx context.Context) error {
-	tick := time.NewTicker(leftoversEvery)
-	defer tick.Stop()
 	for {
 		if err := l.Remove(); err != nil {
 			l.Log.Error(err, "Files that nobody needs any more remain", "retry", leftoversEvery.String())
 		}
-		select {
-		case <-ctx.Done():
+		if !loop.Sleep(ctx, leftoversEvery) {
 			return nil
-		case <-tick.C:
 		}
 	}
 }
 
 // Remove removes what belongs to no claim that is prepared. It may be called at any time.
 func (l *Leftovers) Remove() error {
-	var errs []error
-	files, err := filepath.Glob(filepath.Join(l.CDIDir, metadataPrefix+"*.json"))
-	errs = append(errs, err)
+	files, err1 := filepath.Glob(filepath.Join(l.CDIDir, metadataPrefix+"*.json"))
 	// What the library was writing when the agent was killed.
-	unfinished, err := filepath.Glob(filepath.Join(l.CDIDir, "."+metadataPrefix+"*.tmp"))
-	files, errs = append(files, unfinished...), append(errs, err)
-	directories, err := filepath.Glob(filepath.Join(l.MetadataDir, "*_*"))
-	errs = append(errs, err)
+	unfinished, err2 := filepath.Glob(filepath.Join(l.CDIDir, "."+metadataPrefix+"*.tmp"))
+	directories, err3 := filepath.Glob(filepath.Join(l.MetadataDir, "*_*"))
+	errs := []error{err1, err2, err3}
 	// After the files: what is written from here on is of a claim that is in the journal.
 	uids, names := map[types.UID]bool{}, map[string]bool{}
 	for _, a := range l.Claims() {
 		uids[a.Claim.UID], names[a.Claim.Namespace+"_"+a.Claim.Name] = true, true
 	}
-	for _, file := range files {
+	for _, file := range slices.Concat(files, unfinished) {
 		uid, _, _ := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(filepath.Base(file), "."), metadataPrefix), "_")
-		if !uids[types.UID(uid)] {
-			errs = append(errs, removed(os.Remove(file)))
+		if uids[types.UID(uid)] {
+			continue
+		}
+		if err := os.Remove(file); !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, err)
 		}
 	}
 	for _, directory := range directories {
 		if !names[filepath.Base(directory)] {
-			errs = append(errs, removed(os.RemoveAll(directory)))
+			errs = append(errs, os.RemoveAll(directory))
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("metadata of claims that are gone: %w", err)
 	}
 	return nil
-}
-
-// removed is no error where there was nothing any more.
-func removed(err error) error {
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	return err
 }

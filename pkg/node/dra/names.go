@@ -20,7 +20,6 @@ type nameKey struct {
 // names are the interface names of the claims that are prepared together.
 type names struct {
 	chosen map[nameKey]string
-	taken  map[string]string // the claim that has a name
 	errs   map[nameKey]error
 }
 
@@ -28,43 +27,36 @@ type names struct {
 // those that are asked for; the others are "net1", "net2", ... in the order of the claims. A name that is asked for
 // twice is an error for the second.
 func chooseNames(claims []*resourceapi.ResourceClaim, ofPod []journal.Attachment) names {
-	n := names{chosen: map[nameKey]string{}, taken: map[string]string{}, errs: map[nameKey]error{}}
+	n := names{chosen: map[nameKey]string{}, errs: map[nameKey]error{}}
+	taken := map[string]string{} // the name of the claim that has an interface name
+	choose := func(key nameKey, claim, name string) { n.chosen[key], taken[name] = name, claim }
 	for _, a := range ofPod {
-		n.choose(nameKey{a.Claim.UID, a.Function}, a.Claim.Name, a.Interface.Name)
+		choose(nameKey{a.Claim.UID, a.Function}, a.Claim.Name, a.Interface.Name)
 	}
-	var unnamed []nameKey
-	owners := map[nameKey]string{}
+	var unnamed []func(free string)
 	for _, c := range claims {
 		devices, _ := claim.Devices(c) // an error is told where the claim is prepared
 		for _, device := range devices {
-			key := nameKey{c.UID, device.Function}
-			owners[key] = c.Name
-			asked := device.Interface.Name
+			key, asked := nameKey{c.UID, device.Function}, device.Interface.Name
 			switch _, kept := n.chosen[key]; {
 			case kept:
 			case asked == "":
-				unnamed = append(unnamed, key)
-			case n.taken[asked] != "":
-				n.errs[key] = fmt.Errorf("interfaceName %q: claim %s of the same pod has that name already; choose another", asked, n.taken[asked])
+				unnamed = append(unnamed, func(free string) { choose(key, c.Name, free) })
+			case taken[asked] != "":
+				n.errs[key] = fmt.Errorf("interfaceName %q: claim %s of the same pod has that name already; choose another", asked, taken[asked])
 			default:
-				n.choose(key, c.Name, asked)
+				choose(key, c.Name, asked)
 			}
 		}
 	}
-	for _, key := range unnamed {
-		n.choose(key, owners[key], n.free())
+	number := 0
+	for _, choose := range unnamed {
+		name := ""
+		for name == "" || taken[name] != "" {
+			number++
+			name = fmt.Sprintf("net%d", number)
+		}
+		choose(name)
 	}
 	return n
-}
-
-func (n names) choose(key nameKey, claim, name string) {
-	n.chosen[key], n.taken[name] = name, claim
-}
-
-func (n names) free() string {
-	for i := 1; ; i++ {
-		if name := fmt.Sprintf("net%d", i); n.taken[name] == "" {
-			return name
-		}
-	}
 }
