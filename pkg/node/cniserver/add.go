@@ -87,7 +87,7 @@ func (s *Server) makeReady(ctx context.Context, a addRequest) (journal.Attachmen
 		return journal.Attachment{}, err
 	}
 	have := settled.Record
-	if settled.Exists && have.State == journal.Attached {
+	if have.State == journal.Attached {
 		return have, s.sameAsBefore(a, have)
 	}
 	if a.function, err = s.find(a.device); err != nil { // it may have had the driver of its last owner until now

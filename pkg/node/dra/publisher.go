@@ -14,9 +14,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
-// settle is how long the publisher waits for more changes after the first: VFs appear one by one, and a link that
+// debounce is how long the publisher waits for more changes after the first: VFs appear one by one, and a link that
 // goes down takes its VFs along.
-const settle = 50 * time.Millisecond
+const debounce = 50 * time.Millisecond
 
 // Slices writes ResourceSlices. [kubeletplugin.Helper] does.
 type Slices interface {
@@ -44,6 +44,7 @@ type Publisher struct {
 // CNI and device plugin go on meanwhile.
 func (p *Publisher) Run(ctx context.Context, changes <-chan struct{}) error {
 	var published *resourceslice.DriverResources
+	retryPauses := func() *wait.Backoff { return loop.Backoff(500*time.Millisecond, 30*time.Second) }
 	pauses := retryPauses()
 	for {
 		var pause time.Duration
@@ -54,16 +55,13 @@ func (p *Publisher) Run(ctx context.Context, changes <-chan struct{}) error {
 		} else {
 			published, pauses = next, retryPauses()
 		}
-		if !loop.Wait(ctx, changes, pause) || !loop.Sleep(ctx, settle) {
+		if !loop.Wait(ctx, changes, pause) || !loop.Sleep(ctx, debounce) {
 			return nil
 		}
 	}
 }
 
-// retryPauses are those between attempts to publish.
-func retryPauses() *wait.Backoff { return loop.Backoff(500*time.Millisecond, 30*time.Second) }
-
-// publish tells of the pools as they are now, where they differ from what was published, and returns what is published
+// publish publishes the pools as they are now, if they differ from what was published, and returns what is published
 // then.
 func (p *Publisher) publish(
 	ctx context.Context, published *resourceslice.DriverResources,
@@ -79,13 +77,8 @@ func (p *Publisher) publish(
 	if err := p.Slices.PublishResources(ctx, next); err != nil {
 		return published, err
 	}
-	p.report(next)
-	return &next, nil
-}
-
-func (p *Publisher) report(published resourceslice.DriverResources) {
 	devices, slices, tainted := 0, 0, 0
-	for _, pool := range published.Pools {
+	for _, pool := range next.Pools {
 		slices += len(pool.Slices)
 		for _, slice := range pool.Slices {
 			devices += len(slice.Devices)
@@ -98,5 +91,6 @@ func (p *Publisher) report(published resourceslice.DriverResources) {
 	}
 	p.Metrics.devices.Set(float64(devices))
 	p.Metrics.tainted.Set(float64(tainted))
-	p.Log.Info("Publishing devices", "devices", devices, "tainted", tainted, "pools", len(published.Pools), "slices", slices)
+	p.Log.Info("Publishing devices", "devices", devices, "tainted", tainted, "pools", len(next.Pools), "slices", slices)
+	return &next, nil
 }

@@ -31,42 +31,15 @@ func (m *Manager) Attach(ctx context.Context, id function.ID, sandbox Sandbox) (
 	if sandbox.ID == "" || sandbox.NetNS == "" {
 		return observed, fmt.Errorf("sandbox %q with network namespace %q: both must be given", sandbox.ID, sandbox.NetNS)
 	}
-	for {
-		d, err := m.admitSandbox(ctx, id, sandbox)
-		if err != nil {
-			return observed, err
-		}
-		if d.step == Keep {
-			return *d.Record.Observed, nil
-		}
-		done, err := m.ifUnchanged(ctx, d, func() (err error) {
-			observed, err = m.move(ctx, d.Record, sandbox)
-			return err
-		})
-		if done || err != nil {
-			return observed, err
-		}
+	t := trigger{event: SandboxStarts, pod: sandbox.Pod, sandbox: sandbox.ID, netNS: sandbox.NetNS}
+	d, err := m.whenAdmitted(ctx, t, id, func(have journal.Attachment) (err error) {
+		observed, err = m.move(ctx, have, sandbox)
+		return err
+	})
+	if err == nil && d.step == Keep {
+		observed = *d.Record.Observed
 	}
-}
-
-// admitSandbox decides between Attach and Keep. A CNI request was admitted when it reserved the Function.
-func (m *Manager) admitSandbox(ctx context.Context, id function.ID, sandbox Sandbox) (Decision, error) {
-	have, exists := m.journal.Get(id)
-	if !exists || have.CNI == nil {
-		return m.admit(ctx, trigger{event: SandboxStarts, pod: sandbox.Pod, sandbox: sandbox.ID, netNS: sandbox.NetNS}, id)
-	}
-	d := Decision{Record: have, Exists: true, id: id}
-	switch {
-	case have.CNI.ContainerID != sandbox.ID:
-		return d, taken("is reserved for %s, not for sandbox %s", owner(have), sandbox.ID)
-	case have.State == journal.Reserved:
-		d.step = Attach
-	case have.State == journal.Attached:
-		d.step = Keep
-	default:
-		return d, fmt.Errorf("is %s for sandbox %s; try again", have.State, have.Sandbox)
-	}
-	return d, nil
+	return observed, err
 }
 
 // move takes the netdev into the sandbox. The caller has the Function's lock.
@@ -172,22 +145,17 @@ func (m *Manager) plan(ctx context.Context, record journal.Attachment, netNS str
 	device netdev.Device, before netdev.Snapshot, place netdev.Place, err error,
 ) {
 	waitErr := wait.ExponentialBackoffWithContext(ctx, Patience(), func(ctx context.Context) (bool, error) {
-		var found error
-		device, found = Device(m.netdevs, record)
+		device, err = Device(m.netdevs, record)
 		if record.Interface.Userspace {
-			device.Name, found = "", nil
+			device.Name, err = "", nil
 		}
-		if found == nil {
-			before, place, found = m.engine.Plan(ctx, device, netNS, record.Interface)
+		if err == nil {
+			before, place, err = m.engine.Plan(ctx, device, netNS, record.Interface)
 		}
-		if found == nil && !record.Interface.Userspace {
-			found = belongs(before, record.Function)
+		if err == nil && !record.Interface.Userspace {
+			err = belongs(before, record.Function)
 		}
-		err = found
-		if errors.Is(found, netdev.ErrNoNetdev) {
-			return false, nil
-		}
-		return true, found
+		return !errors.Is(err, netdev.ErrNoNetdev), nil
 	})
 	if err == nil {
 		err = waitErr

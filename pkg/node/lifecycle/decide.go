@@ -72,9 +72,9 @@ func (t trigger) isPod(a journal.Attachment) bool {
 }
 
 // whose classifies the owner of a Function as the event sees it.
-func (t trigger) whose(a journal.Attachment, exists bool) Whose {
+func (t trigger) whose(a journal.Attachment) Whose {
 	switch {
-	case !exists:
+	case a.State == "":
 		return Nobodys
 	case t.owns(a):
 		return Own
@@ -95,8 +95,8 @@ func (t trigger) whose(a journal.Attachment, exists bool) Whose {
 }
 
 // rule looks the event up in the table.
-func (t trigger) rule(a journal.Attachment, exists bool) Rule {
-	rule, ok := table[t.event][t.whose(a, exists)][phaseOf(a, exists)]
+func (t trigger) rule(a journal.Attachment) Rule {
+	rule, ok := table[t.event][t.whose(a)][phaseOf(a)]
 	if !ok {
 		return always(Refuse) // TestTableIsWhole shows that there is no such case
 	}
@@ -112,9 +112,8 @@ func taken(format string, args ...any) error { return TakenError{fmt.Sprintf(for
 
 // Decision is what follows from an event for a Function.
 type Decision struct {
-	// Record is the Function's record that the decision is about; the zero value if Exists is false.
+	// Record is the Function's record that the decision is about; the zero value for a Function that is free.
 	Record journal.Attachment
-	Exists bool
 	// Resource is the extended resource by which the kubelet gave the Function to the pod of a CNI request, "" if it did
 	// not, or was not asked.
 	Resource string
@@ -161,11 +160,30 @@ func (m *Manager) admit(ctx context.Context, t trigger, id function.ID) (Decisio
 	}
 }
 
+// whenAdmitted calls f with the Function's lock and record once the event is admitted. It does not call f if everything
+// is as the event wants it: the decision is then Keep.
+func (m *Manager) whenAdmitted(
+	ctx context.Context, t trigger, id function.ID, f func(have journal.Attachment) error,
+) (Decision, error) {
+	for {
+		d, err := m.admit(ctx, t, id)
+		if err != nil || d.step == Keep {
+			return d, err
+		}
+		if unchanged, err := m.ifUnchanged(ctx, d, f); unchanged || err != nil {
+			return d, err
+		}
+	}
+}
+
 // decide looks the step up in the table and gathers the evidence for it.
 func (m *Manager) decide(ctx context.Context, t trigger, id function.ID) (Decision, error) {
-	have, exists := m.journal.Get(id)
-	rule := t.rule(have, exists)
-	d := Decision{Record: have, Exists: exists, id: id, step: rule.Step, refusal: takenBy(t, have, exists)}
+	have, _ := m.journal.Get(id)
+	if t.event == SandboxStarts && have.CNI != nil {
+		return decideRequest(have, t.sandbox)
+	}
+	rule := t.rule(have)
+	d := Decision{Record: have, id: id, step: rule.Step, refusal: takenBy(t, have)}
 	if rule.If == "" {
 		return d, nil
 	}
@@ -176,10 +194,24 @@ func (m *Manager) decide(ctx context.Context, t trigger, id function.ID) (Decisi
 	return d, err
 }
 
-// takenBy says why the event cannot have the Function.
-func takenBy(t trigger, a journal.Attachment, exists bool) error {
+// decideRequest is for the sandbox of a CNI request, which was admitted when it reserved the Function.
+func decideRequest(have journal.Attachment, sandbox string) (Decision, error) {
+	d := Decision{Record: have, id: have.Function, step: Attach}
 	switch {
-	case !exists:
+	case have.CNI.ContainerID != sandbox:
+		return d, taken("is reserved for %s, not for sandbox %s", owner(have), sandbox)
+	case have.State == journal.Attached:
+		d.step = Keep
+	case have.State != journal.Reserved:
+		return d, fmt.Errorf("is %s for sandbox %s; try again", have.State, have.Sandbox)
+	}
+	return d, nil
+}
+
+// takenBy says why the event cannot have the Function.
+func takenBy(t trigger, a journal.Attachment) error {
+	switch {
+	case a.State == "":
 		return errors.New("is not reserved")
 	case t.event == SandboxStarts && a.Claim.UID == "" && a.CNI == nil:
 		return errors.New("is allocated, but nobody asked yet for an interface")
@@ -214,8 +246,8 @@ func (m *Manager) await(ctx context.Context, have journal.Attachment) error {
 		return m.waitFree(ctx, have.Function)
 	}
 	err := loop.Until(ctx, m.journal.Subscribe, func() bool {
-		now, exists := m.journal.Get(have.Function)
-		return !exists || !reflect.DeepEqual(have, now)
+		now, _ := m.journal.Get(have.Function)
+		return !reflect.DeepEqual(have, now)
 	})
 	if err != nil {
 		return fmt.Errorf("is %s in pod %s/%s, which is gone for the kubelet: its CNI DEL has not come: %w",
@@ -234,35 +266,30 @@ func (m *Manager) makeWay(ctx context.Context, t trigger, d Decision) error {
 	}
 	m.log.Info("Function is taken back from before", "function", d.id.String(), "for", string(t.event),
 		"from", owner(d.Record), "sandbox", d.Record.Sandbox, "state", d.Record.State, "step", string(d.step))
-	_, err := m.ifUnchanged(ctx, d, func() error { return m.carryOut(ctx, d.Record, d.step) })
+	_, err := m.ifUnchanged(ctx, d, func(have journal.Attachment) error { return m.carryOut(ctx, have, d.step) })
 	return err
 }
 
-// ifUnchanged calls f with the Function's lock, if the record is still that of the decision. Otherwise unchanged is false,
-// and the caller must decide again.
-func (m *Manager) ifUnchanged(ctx context.Context, d Decision, f func() error) (unchanged bool, err error) {
-	unlock, err := m.journal.Lock(ctx, d.id)
-	if err != nil {
-		return false, err
-	}
-	defer unlock()
-	if now, exists := m.journal.Get(d.id); exists != d.Exists || !reflect.DeepEqual(d.Record, now) {
-		return false, nil
-	}
-	return true, f()
+// ifUnchanged calls f with the Function's lock and record, if the record is still that of the decision. Otherwise
+// unchanged is false, and the caller must decide again.
+func (m *Manager) ifUnchanged(ctx context.Context, d Decision, f func(have journal.Attachment) error) (unchanged bool, err error) {
+	err = m.withLock(ctx, d.id, func(now journal.Attachment) error {
+		if unchanged = reflect.DeepEqual(d.Record, now); !unchanged {
+			return nil
+		}
+		return f(now)
+	})
+	return unchanged, err
 }
 
-// withLock calls f with the Function's lock and its record. It does nothing for a Function that is free.
+// withLock calls f with the Function's lock and record, the zero value for a Function that is free.
 func (m *Manager) withLock(ctx context.Context, id function.ID, f func(journal.Attachment) error) error {
 	unlock, err := m.journal.Lock(ctx, id)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	a, exists := m.journal.Get(id)
-	if !exists {
-		return nil
-	}
+	a, _ := m.journal.Get(id)
 	return f(a)
 }
 
@@ -271,7 +298,7 @@ func (m *Manager) end(ctx context.Context, t trigger, id function.ID) (err error
 	defer wrap(&err, id)
 	defer m.healthChanged(id)
 	return m.withLock(ctx, id, func(a journal.Attachment) error {
-		step := t.rule(a, true).Step
+		step := t.rule(a).Step
 		if step == Ignore && !t.owns(a) {
 			m.log.V(1).Info("Late event ignored", "function", id.String(), "event", string(t.event),
 				"claim", a.Claim.Name, "sandbox", a.Sandbox)

@@ -69,7 +69,8 @@ func (m *Manager) deviceChanged(ctx context.Context, id function.ID) (err error)
 		if err != nil || d.step != Lose && d.step != Reattach {
 			return err
 		}
-		if _, err := m.ifUnchanged(ctx, d, func() error { return m.carryOut(ctx, d.Record, d.step) }); err != nil {
+		_, err = m.ifUnchanged(ctx, d, func(have journal.Attachment) error { return m.carryOut(ctx, have, d.step) })
+		if err != nil {
 			return err
 		}
 	}

@@ -22,21 +22,16 @@ func (m *Manager) Reserve(ctx context.Context, want journal.Attachment) (err err
 	if err := validate(want); err != nil {
 		return err
 	}
-	for {
-		d, err := m.admit(ctx, triggerOf(want), want.Function)
-		if err != nil || d.step == Keep {
-			return err
-		}
-		done, err := m.ifUnchanged(ctx, d, func() error { return m.take(ctx, d.Record, d.Exists, want) })
-		if done || err != nil {
-			return err
-		}
-	}
+	_, err = m.whenAdmitted(ctx, triggerOf(want), want.Function, func(have journal.Attachment) error {
+		return m.take(ctx, have, want)
+	})
+	return err
 }
 
-// take records the reservation in place of the record that exists, if any, and sets the Function up. The caller has the
-// Function's lock.
-func (m *Manager) take(ctx context.Context, have journal.Attachment, exists bool, want journal.Attachment) (err error) {
+// take records the reservation in place of the record that the Function has, if any, and sets the Function up. The caller
+// has the Function's lock.
+func (m *Manager) take(ctx context.Context, have, want journal.Attachment) (err error) {
+	exists := have.State != ""
 	if exists && have.Claim.UID != want.Claim.UID {
 		return taken("belongs to %s", owner(have)) // since the request was made up
 	}

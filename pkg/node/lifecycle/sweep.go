@@ -31,7 +31,7 @@ func (m *Manager) resume(ctx context.Context, selected func(Step) bool) error {
 	var group sync.WaitGroup
 	t := trigger{event: Resume}
 	for i, a := range all {
-		if !selected(t.rule(a, true).Step) {
+		if !selected(t.rule(a).Step) {
 			continue
 		}
 		group.Go(func() {

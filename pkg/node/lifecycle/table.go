@@ -59,10 +59,10 @@ const (
 // phases are all phases, in the order of a Function's life.
 var phases = []Phase{Free, Reserved, Attaching, Attached, Lost, Reattaching, Detaching, Releasing, Returned}
 
-// phaseOf is how far a Function with this record is.
-func phaseOf(a journal.Attachment, exists bool) Phase {
+// phaseOf is how far a Function with this record is. A Function that is free has the zero value.
+func phaseOf(a journal.Attachment) Phase {
 	switch {
-	case !exists:
+	case a.State == "":
 		return Free
 	case a.Restored():
 		return Returned
@@ -193,6 +193,13 @@ var ignored = every(always(Ignore))
 // refused is the row of an event that cannot be for the owner.
 var refused = every(always(Refuse))
 
+// forOwner has the rules of an event that is ignored for every Function but the owner's.
+func forOwner(own row) map[Whose]row {
+	return map[Whose]row{
+		Nobodys: {Free: always(Ignore)}, Own: own, AnotherClaims: ignored, NextPods: ignored, AnotherRequests: ignored,
+	}
+}
+
 // table is the life of a Function.
 var table = map[Event]map[Whose]row{
 	Prepare: {
@@ -232,21 +239,9 @@ var table = map[Event]map[Whose]row{
 		NextPods:        refused,
 		AnotherRequests: refused,
 	},
-	SandboxStops: {
-		Nobodys:       {Free: always(Ignore)},
-		Own:           ends(BringBack),
-		AnotherClaims: ignored, NextPods: ignored, AnotherRequests: ignored,
-	},
-	Del: {
-		Nobodys:       {Free: always(Ignore)},
-		Own:           ends(EndRequest),
-		AnotherClaims: ignored, NextPods: ignored, AnotherRequests: ignored,
-	},
-	Unprepare: {
-		Nobodys:       {Free: always(Ignore)},
-		Own:           every(always(Release)),
-		AnotherClaims: ignored, NextPods: ignored, AnotherRequests: ignored,
-	},
+	SandboxStops: forOwner(ends(BringBack)),
+	Del:          forOwner(ends(EndRequest)),
+	Unprepare:    forOwner(every(always(Release))),
 	GiveUp: {
 		Nobodys:       {Free: always(Ignore)},
 		NextPods:      ignored.with(Reserved, always(Release)),

@@ -60,7 +60,7 @@ func TestTableIsWhole(t *testing.T) {
 		}
 		for _, phase := range phases[1:] {
 			for _, record := range recordsOf(phase) {
-				whose := p.whose(record, true)
+				whose := p.whose(record)
 				if _, ok := table[p.event][whose][phase]; !ok {
 					t.Errorf("%s while %s, %s: the table says nothing", p.event, phase, whose)
 				}
