@@ -133,7 +133,6 @@ func (c *clustered) complete() error {
 	}
 	c.driver = &dra.Driver{
 		Functions:   c.tracker,
-		DevicePools: c.tracker,
 		Ports:       c.api,
 		Journal:     c.journal,
 		Lifecycle:   c.lifecycle,
@@ -172,7 +171,9 @@ func (c *clustered) serve(ctx context.Context) error {
 		Node: c.config.NodeName, Pools: c.tracker, Health: c.checker, Slices: slices, Metrics: c.metrics,
 		Log: c.log.WithName("publish"),
 	}
-	leftovers := dra.NewLeftovers(c.driverDir(), c.config.CDIDir, c.journal.All, c.log.WithName("dra"))
+	leftovers := &dra.Leftovers{
+		DriverDir: c.driverDir(), CDIDir: c.config.CDIDir, Claims: c.journal.All, Log: c.log.WithName("dra"),
+	}
 	reporter := &pool.Reporter{
 		Node: c.config.NodeName, Tracker: c.tracker, Declarations: c.api, Writer: c.api, VFs: c.vfs,
 		Log: c.log.WithName("pool"),

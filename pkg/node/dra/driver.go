@@ -36,14 +36,10 @@ type Ports interface {
 	Wait(ctx context.Context, c *resourceapi.ResourceClaim, f function.ID) (*v1alpha1.XPUPort, error)
 }
 
-// DevicePools knows what the administrator declared for this node.
-type DevicePools interface {
-	DevicePool(name string) (v1alpha1.DevicePoolSpec, bool)
-}
-
-// Functions knows the node's Functions.
+// Functions knows the node's Functions, and the DevicePools that the administrator declared for them.
 type Functions interface {
 	Get(function.ID) (function.Function, bool)
+	DevicePool(name string) (v1alpha1.DevicePoolSpec, bool)
 }
 
 // Lifecycle decides who has a Function.
@@ -81,7 +77,6 @@ const (
 // Driver prepares claims. It implements [kubeletplugin.DRAPlugin].
 type Driver struct {
 	Functions   Functions
-	DevicePools DevicePools
 	Ports       Ports
 	Journal     *journal.Journal
 	Lifecycle   Lifecycle
@@ -218,7 +213,7 @@ func (d *Driver) deviceNodes(a journal.Attachment) (devnode.Set, error) {
 	}
 	var wish devnode.Wish
 	if id, err := claim.ParsePoolID(a.Claim.Pool); err == nil {
-		spec, _ := d.DevicePools.DevicePool(id.DevicePool)
+		spec, _ := d.Functions.DevicePool(id.DevicePool)
 		options := pool.Pool{Name: id.DevicePool, Spec: spec}.Options(function)
 		wish.RDMA, wish.VDPA = options.RDMA, options.VDPA != ""
 	}
@@ -236,8 +231,8 @@ func claimsOf(pod journal.Pod, claims []*resourceapi.ResourceClaim) []*resourcea
 // consumer is the one pod that the claim is for: an interface can be in one network namespace only.
 func consumer(c *resourceapi.ResourceClaim) (journal.Pod, error) {
 	if len(c.Status.ReservedFor) != 1 {
-		return journal.Pod{}, fmt.Errorf("claim %s/%s: %d pods share it, but an interface can be in one pod only; give each pod its own claim, by a ResourceClaimTemplate",
-			c.Namespace, c.Name, len(c.Status.ReservedFor))
+		return journal.Pod{}, fmt.Errorf("claim %s/%s: %d pods share it, but an interface can be in one pod only; give each pod its own claim, "+
+			"by a ResourceClaimTemplate", c.Namespace, c.Name, len(c.Status.ReservedFor))
 	}
 	pod := c.Status.ReservedFor[0]
 	if pod.APIGroup != "" || pod.Resource != "pods" {
@@ -277,7 +272,7 @@ func (d *Driver) reserve(ctx context.Context, c *resourceapi.ResourceClaim, pod 
 		return want, err
 	}
 	earlier, again := d.earlier(c.UID, device.Function)
-	spec, _ := d.DevicePools.DevicePool(device.ID.DevicePool)
+	spec, _ := d.Functions.DevicePool(device.ID.DevicePool)
 	driver, err := ownersDriver(earlier, device, function, spec)
 	if err != nil {
 		return want, err
@@ -326,7 +321,7 @@ func ownersDriver(earlier journal.Attachment, device claim.Device, f function.Fu
 
 // port waits for the device's Port; it is nil if neither the claim nor the pool names a network.
 func (d *Driver) port(ctx context.Context, c *resourceapi.ResourceClaim, device claim.Device) (*v1alpha1.XPUPort, error) {
-	spec, _ := d.DevicePools.DevicePool(device.ID.DevicePool)
+	spec, _ := d.Functions.DevicePool(device.ID.DevicePool)
 	if device.Config.Network == "" && spec.Network == "" {
 		return nil, nil
 	}

@@ -20,11 +20,11 @@ import (
 
 // Leftovers are the files that package kubeletplugin writes about the devices of a prepared claim (KEP-5304) and has not
 // taken away: it writes them at the end of a Prepare, also of one that the kubelet has given up and whose claim it has
-// unprepared by then.
+// unprepared by then. Their names are the library's (metadata.go of k8s.io/dynamic-resource-allocation/kubeletplugin).
 type Leftovers struct {
-	// MetadataDir has a directory for each claim, by namespace and name; CDIDir files by its UID. Both are the library's
-	// (metadata.go of k8s.io/dynamic-resource-allocation/kubeletplugin).
-	MetadataDir, CDIDir string
+	// DriverDir is the directory of the driver, with one for each claim by namespace and name in a directory of its own.
+	// CDIDir has files by the claim's UID.
+	DriverDir, CDIDir string
 	// Claims are what the journal knows. A claim that is being prepared is in it before anything is written.
 	Claims func() []journal.Attachment
 	Log    logr.Logger
@@ -32,14 +32,6 @@ type Leftovers struct {
 
 // metadataPrefix is what the library's CDI files begin with; the UID of their claim follows.
 const metadataPrefix = v1alpha1.GroupName + "_metadata_"
-
-// metadataDir is the library's name for the directory in that of the driver.
-const metadataDir = "dra-device-metadata"
-
-// NewLeftovers looks for the files of a driver with this directory.
-func NewLeftovers(driverDir, cdiDir string, claims func() []journal.Attachment, log logr.Logger) *Leftovers {
-	return &Leftovers{MetadataDir: filepath.Join(driverDir, metadataDir), CDIDir: cdiDir, Claims: claims, Log: log}
-}
 
 // leftoversEvery is how often files are looked for. They are small, and in nobody's way.
 const leftoversEvery = time.Minute
@@ -61,7 +53,7 @@ func (l *Leftovers) Remove() error {
 	files, err1 := filepath.Glob(filepath.Join(l.CDIDir, metadataPrefix+"*.json"))
 	// What the library was writing when the agent was killed.
 	unfinished, err2 := filepath.Glob(filepath.Join(l.CDIDir, "."+metadataPrefix+"*.tmp"))
-	directories, err3 := filepath.Glob(filepath.Join(l.MetadataDir, "*_*"))
+	directories, err3 := filepath.Glob(filepath.Join(l.DriverDir, "dra-device-metadata", "*_*"))
 	errs := []error{err1, err2, err3}
 	// After the files: what is written from here on is of a claim that is in the journal.
 	uids, names := map[types.UID]bool{}, map[string]bool{}
