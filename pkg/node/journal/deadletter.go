@@ -13,18 +13,14 @@ import (
 // maxLetters is how many dead letters are kept.
 const maxLetters = 100
 
-// DeadLetter is a post-delete hook that was given up.
+// DeadLetter is a post-delete hook that was given up: its name, what it should have been run for, how often it was run, why
+// it failed last, and when it was given up. The Attachment is without Hooks.
 type DeadLetter struct {
-	// Hook is its name.
-	Hook string `json:"hook"`
-	// Attachment is what the hook should have been run for; without Hooks.
+	Hook       string     `json:"hook"`
 	Attachment Attachment `json:"attachment"`
-	// Attempts is how often it was run.
-	Attempts int `json:"attempts"`
-	// Error is why it failed last.
-	Error string `json:"error"`
-	// At is when it was given up.
-	At time.Time `json:"at"`
+	Attempts   int        `json:"attempts"`
+	Error      string     `json:"error"`
+	At         time.Time  `json:"at"`
 }
 
 // DeadLetters are the hooks that were given up, the oldest first. The last 100 are kept.
@@ -53,7 +49,7 @@ func (j *Journal) GiveUp(letter DeadLetter, next Attachment) error {
 	})
 }
 
-// appendLetter keeps to the limit. The keys are numbers that grow.
+// appendLetter adds a dead letter, and deletes those beyond the limit. The keys are numbers that grow.
 func appendLetter(b *bolt.Bucket, record []byte) error {
 	number, err := b.NextSequence()
 	if err != nil {
@@ -62,13 +58,9 @@ func appendLetter(b *bolt.Bucket, record []byte) error {
 	if err := b.Put(binary.BigEndian.AppendUint64(nil, number), record); err != nil {
 		return err
 	}
-	var old [][]byte
 	cursor := b.Cursor()
-	for key, _ := cursor.First(); key != nil && binary.BigEndian.Uint64(key)+maxLetters <= number; key, _ = cursor.Next() {
-		old = append(old, key)
-	}
-	for _, key := range old {
-		if err := b.Delete(key); err != nil {
+	for key, _ := cursor.First(); key != nil && binary.BigEndian.Uint64(key)+maxLetters <= number; key, _ = cursor.First() {
+		if err := cursor.Delete(); err != nil {
 			return err
 		}
 	}

@@ -142,7 +142,15 @@ func (j *Journal) load() error {
 		if err := checkSchema(meta.Get(schemaKey)); err != nil {
 			return err
 		}
-		if err := attachments.ForEach(j.loadOne); err != nil {
+		err := attachments.ForEach(func(key, value []byte) error {
+			a, err := decode(key, value)
+			if err != nil {
+				return fmt.Errorf("%w (record %q: %w)", ErrCorrupt, key, err)
+			}
+			j.attachments[a.Function] = a
+			return nil
+		})
+		if err != nil {
 			return err
 		}
 		if letters != nil { // the first version of the agent had none
@@ -159,8 +167,8 @@ func (j *Journal) load() error {
 	return j.db.Update(initialize)
 }
 
-// check looks for damaged pages. It takes all that the library finds: a goroutine of the library would read on in a file
-// that is closed.
+// check looks for damaged pages. It takes all that the library finds, as a goroutine of the library would otherwise read on
+// in a file that is closed.
 func check(tx *bolt.Tx) error {
 	var damage error
 	for err := range tx.Check() {
@@ -191,15 +199,6 @@ func initialize(tx *bolt.Tx) error {
 		}
 	}
 	return tx.Bucket(metaBucket).Put(schemaKey, []byte(strconv.Itoa(schema)))
-}
-
-func (j *Journal) loadOne(key, value []byte) error {
-	a, err := decode(key, value)
-	if err != nil {
-		return fmt.Errorf("%w (record %q: %w)", ErrCorrupt, key, err)
-	}
-	j.attachments[a.Function] = a
-	return nil
 }
 
 // decode reads a record and refuses one that could not be acted on.

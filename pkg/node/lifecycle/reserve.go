@@ -19,7 +19,11 @@ import (
 // without a claim and a request is for the next pod that comes, and made again it is a new one, after a release.
 func (m *Manager) Reserve(ctx context.Context, want journal.Attachment) (err error) {
 	defer wrap(&err, want.Function)
-	if err := validate(want); err != nil {
+	checked := want.Interface
+	if want.Claim.UID == "" && want.CNI == nil {
+		checked.Name = cmp.Or(checked.Name, "later") // the device plugin does not know it yet
+	}
+	if err := checked.Validate(); err != nil {
 		return err
 	}
 	_, err = m.whenAdmitted(ctx, triggerOf(want), want.Function, func(have journal.Attachment) error {
@@ -77,11 +81,3 @@ func (m *Manager) setUp(ctx context.Context, a journal.Attachment) error {
 
 // errNoSetup is returned for what only a [Setup] can do.
 var errNoSetup = errors.New("cannot be set up: this agent makes no SFs and binds no drivers")
-
-// validate checks the interface. The device plugin does not know its name.
-func validate(want journal.Attachment) error {
-	if want.Claim.UID == "" && want.CNI == nil {
-		want.Interface.Name = cmp.Or(want.Interface.Name, "later")
-	}
-	return want.Interface.Validate()
-}
