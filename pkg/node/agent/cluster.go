@@ -21,6 +21,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/cdi"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/cniserver"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/dra"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
@@ -123,7 +124,7 @@ func (c *clustered) recorder(ctx context.Context) (hooks.Recorder, error) {
 // complete makes what prepares claims and attaches their Functions.
 func (c *clustered) complete() error {
 	c.checker = c.health(c.lifecycle.Overdue)
-	cdi, err := dra.NewCDI(c.config.CDIDir)
+	cdi, err := cdi.Open(c.config.CDIDir)
 	if err != nil {
 		return err
 	}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
@@ -18,30 +17,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// CDI has a file for each claim, by which the runtime learns what a container gets of its Functions: environment and
-// device nodes.
-type CDI struct {
-	dir   *cdi.Dir
-	mutex sync.Mutex // held while a file is made up and written
-}
-
-// NewCDI keeps the files in dir, which the runtime reads: /var/run/cdi.
-func NewCDI(dir string) (*CDI, error) {
-	opened, err := cdi.Open(dir)
-	if err != nil {
-		return nil, err
-	}
-	return &CDI{dir: opened}, nil
-}
-
-// Remove deletes the claim's file, if there is one.
-func (c *CDI) Remove(uid types.UID) error {
-	if err := c.dir.Remove(cdiFile(uid)); err != nil {
-		return fmt.Errorf("claim %s: %w", uid, err)
-	}
-	return nil
-}
-
+// cdiFile is the name of the claim's file.
 func cdiFile(uid types.UID) string { return v1alpha1.GroupName + "-" + string(uid) + ".yaml" }
 
 // Offer lets containers get a Function that is attached: it is in the claim's CDI file from then on. Without it the
@@ -54,7 +30,7 @@ func (d *Driver) Withdraw(a journal.Attachment) error {
 	err := d.writeCDI(a.Claim.UID)
 	if err != nil {
 		d.Log.Error(err, "Containers of the claim cannot start until it is attached again", "claim", klog.KRef(a.Claim.Namespace, a.Claim.Name))
-		err = d.CDI.Remove(a.Claim.UID)
+		err = d.CDI.Remove(cdiFile(a.Claim.UID))
 	}
 	return err
 }
@@ -63,7 +39,7 @@ func (d *Driver) Withdraw(a journal.Attachment) error {
 // one. A claim whose file cannot be written keeps no other claim from its file.
 func (d *Driver) Recover(all []journal.Attachment) {
 	for _, a := range all {
-		outdated := a.State == journal.Lost || a.State == journal.Attached && !d.CDI.dir.Has(cdiFile(a.Claim.UID))
+		outdated := a.State == journal.Lost || a.State == journal.Attached && !d.CDI.Has(cdiFile(a.Claim.UID))
 		if a.Claim.UID == "" || !outdated {
 			continue
 		}
@@ -85,8 +61,8 @@ func (d *Driver) writeCDI(uid types.UID) error {
 	if uid == "" {
 		return nil
 	}
-	d.CDI.mutex.Lock()
-	defer d.CDI.mutex.Unlock()
+	d.files.Lock()
+	defer d.files.Unlock()
 	var contents []content
 	for _, a := range d.Journal.ByClaim(uid) {
 		if a.State != journal.Attached {
@@ -110,7 +86,7 @@ func (d *Driver) writeCDI(uid types.UID) error {
 			},
 		})
 	}
-	if err := d.CDI.dir.Write(cdiFile(uid), claim.CDIKind, devices); err != nil {
+	if err := d.CDI.Write(cdiFile(uid), claim.CDIKind, devices); err != nil {
 		return fmt.Errorf("claim %s: %w", uid, err)
 	}
 	return nil

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -22,6 +21,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/cdi"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
@@ -42,14 +42,10 @@ type Functions interface {
 	DevicePool(name string) (v1alpha1.DevicePoolSpec, bool)
 }
 
-// Lifecycle decides who has a Function.
+// Lifecycle decides who has a Function; see [lifecycle.Manager].
 type Lifecycle interface {
-	// Admit makes way for the claim: it waits until the Function is back from its last owner. It fails if somebody else
-	// has the Function.
 	Admit(ctx context.Context, want journal.Attachment) (lifecycle.Decision, error)
-	// Reserve records durably that the Function belongs to the claim. It fails if it belongs to another one.
 	Reserve(ctx context.Context, want journal.Attachment) error
-	// Unprepare takes the claim's Functions from it, wherever they are by now.
 	Unprepare(ctx context.Context, claim types.UID) error
 }
 
@@ -84,7 +80,9 @@ type Driver struct {
 	// Runtime and Pods may be nil: nothing is asked of them then.
 	Runtime Runtime
 	Pods    Pods
-	CDI     *CDI
+	// CDI is the directory that the runtime reads: /var/run/cdi. It has a file for each claim, by which the runtime learns
+	// what a container gets of its Functions: environment and device nodes.
+	CDI     *cdi.Dir
 	Health  *HealthReporter
 	Metrics *Metrics
 	Log     logr.Logger
@@ -94,6 +92,7 @@ type Driver struct {
 	ProvisionTimeout time.Duration
 
 	calls calls
+	files sync.Mutex // held while a CDI file is made up and written
 }
 
 var _ kubeletplugin.DRAPlugin = (*Driver)(nil)
@@ -144,7 +143,7 @@ func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim, toge
 	if err := d.awaitRuntime(ctx); err != nil {
 		return nil, fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
 	}
-	names := chooseNames(claimsOf(pod, together), d.Journal.ByPod(pod.UID))
+	names := chooseNames(pod, together, d.Journal.ByPod(pod.UID))
 	deadline := time.Now().Add(d.ProvisionTimeout)
 	var prepared []kubeletplugin.Device
 	for _, device := range devices {
@@ -218,14 +217,6 @@ func (d *Driver) deviceNodes(a journal.Attachment) (devnode.Set, error) {
 		wish.RDMA, wish.VDPA = options.RDMA, options.VDPA != ""
 	}
 	return d.DeviceNodes.Of(function, wish)
-}
-
-// claimsOf leaves the claims of one pod.
-func claimsOf(pod journal.Pod, claims []*resourceapi.ResourceClaim) []*resourceapi.ResourceClaim {
-	return slices.DeleteFunc(slices.Clone(claims), func(c *resourceapi.ResourceClaim) bool {
-		consumer, err := consumer(c)
-		return err != nil || consumer.UID != pod.UID
-	})
 }
 
 // consumer is the one pod that the claim is for: an interface can be in one network namespace only.
@@ -351,10 +342,13 @@ func (d *Driver) unprepare(ctx context.Context, c kubeletplugin.NamespacedObject
 		return fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
 	}
 	defer end()
-	if err := d.Lifecycle.Unprepare(ctx, c.UID); err != nil {
+	if err = d.Lifecycle.Unprepare(ctx, c.UID); err == nil {
+		err = d.CDI.Remove(cdiFile(c.UID))
+	}
+	if err != nil {
 		return fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
 	}
-	return d.CDI.Remove(c.UID)
+	return nil
 }
 
 // HandleError logs what went wrong in the background. A slice that the API server refuses or cuts down is a mistake

@@ -29,6 +29,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/claim/claimtest"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	nodecdi "github.com/opiproject/xpu-device-plugin/pkg/node/cdi"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
@@ -130,7 +131,7 @@ func (hooks) Add(function.ID)                 {}
 
 func (n *node) driver() *Driver {
 	n.t.Helper()
-	files, err := NewCDI(n.cdiDir)
+	files, err := nodecdi.Open(n.cdiDir)
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -661,7 +662,7 @@ func TestVFIO(t *testing.T) {
 			}
 			d.Recover(n.journal.All())
 			n.wantNodes([]string{"/dev/vfio/vfio", "/dev/vfio/42"}, "XPU_VFIO_BLUE=/dev/vfio/42")
-			if err := n.driver().CDI.Remove(c.UID); err != nil {
+			if err := n.driver().CDI.Remove(cdiFile(c.UID)); err != nil {
 				t.Fatal(err)
 			}
 			n.functions[record.Function] = vfs(0x3b, 4)[0]

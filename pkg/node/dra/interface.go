@@ -85,10 +85,11 @@ type names struct {
 	errs   map[nameKey]error
 }
 
-// chooseNames gives every interface of a pod's claims its name. A name that an earlier Prepare chose stays; then come
+// chooseNames gives every interface of the pod's claims, which may come with those of others, its name. ofPod is what the
+// journal has of the pod. A name that an earlier Prepare chose stays; then come
 // those that are asked for; the others are "net1", "net2", ... in the order of the claims. A name that is asked for
 // twice is an error for the second.
-func chooseNames(claims []*resourceapi.ResourceClaim, ofPod []journal.Attachment) names {
+func chooseNames(pod journal.Pod, claims []*resourceapi.ResourceClaim, ofPod []journal.Attachment) names {
 	n := names{chosen: map[nameKey]string{}, errs: map[nameKey]error{}}
 	taken := map[string]string{} // the name of the claim that has an interface name
 	choose := func(key nameKey, claim, name string) { n.chosen[key], taken[name] = name, claim }
@@ -97,6 +98,9 @@ func chooseNames(claims []*resourceapi.ResourceClaim, ofPod []journal.Attachment
 	}
 	var unnamed []func(free string)
 	for _, c := range claims {
+		if consumer, err := consumer(c); err != nil || consumer.UID != pod.UID {
+			continue
+		}
 		devices, _ := claim.Devices(c) // an error is told where the claim is prepared
 		for _, device := range devices {
 			key, asked := nameKey{c.UID, device.Function}, device.Interface.Name
