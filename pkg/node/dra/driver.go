@@ -105,9 +105,9 @@ func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 	var group sync.WaitGroup
 	for _, c := range claims {
 		group.Go(func() {
-			stop := d.Metrics.prepare.start()
+			begin := time.Now()
 			devices, err := d.prepare(ctx, c, claims)
-			stop(err)
+			d.Metrics.prepare.observe(begin, err)
 			log := d.Log.WithValues("claim", klog.KRef(c.Namespace, c.Name))
 			if err != nil {
 				log.Error(err, "Claim cannot be prepared")
@@ -324,9 +324,9 @@ func (d *Driver) port(ctx context.Context, c *resourceapi.ResourceClaim, device 
 func (d *Driver) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
 	results := make(map[types.UID]error, len(claims))
 	for _, c := range claims {
-		stop := d.Metrics.unprepare.start()
+		begin := time.Now()
 		err := d.unprepare(ctx, c)
-		stop(err)
+		d.Metrics.unprepare.observe(begin, err)
 		if err != nil {
 			d.Log.Error(err, "Claim cannot be unprepared", "claim", klog.KRef(c.Namespace, c.Name))
 		}

@@ -85,10 +85,9 @@ type names struct {
 	errs   map[nameKey]error
 }
 
-// chooseNames gives every interface of the pod's claims, which may come with those of others, its name. ofPod is what the
-// journal has of the pod. A name that an earlier Prepare chose stays; then come
-// those that are asked for; the others are "net1", "net2", ... in the order of the claims. A name that is asked for
-// twice is an error for the second.
+// chooseNames gives every interface of those claims that are the pod's its name. ofPod is what the journal has of the pod. A
+// name that an earlier Prepare chose stays; then come those that are asked for; the others are "net1", "net2", ... in the
+// order of the claims. A name that is asked for twice is an error for the second.
 func chooseNames(pod journal.Pod, claims []*resourceapi.ResourceClaim, ofPod []journal.Attachment) names {
 	n := names{chosen: map[nameKey]string{}, errs: map[nameKey]error{}}
 	taken := map[string]string{} // the name of the claim that has an interface name

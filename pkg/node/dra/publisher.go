@@ -71,9 +71,7 @@ func (p *Publisher) Run(ctx context.Context, changes <-chan struct{}) error {
 
 // publish publishes the pools as they are now, if they differ from what was published, and returns what is published
 // then.
-func (p *Publisher) publish(
-	ctx context.Context, published *resourceslice.DriverResources,
-) (*resourceslice.DriverResources, error) {
+func (p *Publisher) publish(ctx context.Context, published *resourceslice.DriverResources) (*resourceslice.DriverResources, error) {
 	pools, known := p.Pools.Pools()
 	if !known {
 		return published, nil

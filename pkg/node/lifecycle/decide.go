@@ -187,7 +187,7 @@ func (m *Manager) decide(ctx context.Context, t trigger, id function.ID) (Decisi
 	if rule.If == "" {
 		return d, nil
 	}
-	shown, err := m.shown(ctx, rule.If, t, &d)
+	shown, err := gather[rule.If](m, ctx, t, &d)
 	if err == nil && !shown {
 		d.step = rule.Else
 	}

@@ -10,41 +10,33 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 )
 
 const (
-	// askTimeout is how long the kubelet may take to say what pods have, while a pod waits for that.
-	askTimeout = time.Second
-	// sweepTimeout is how long kubelet and API server may take while nobody waits.
-	sweepTimeout = 10 * time.Second
-	// serveTimeout is how long a netdev that is back waits at a time for its Port. Then the log says what is missing, and
-	// it is tried again.
+	// askTimeout is how long the kubelet may take to say what pods have while a pod waits, sweepTimeout how long kubelet and
+	// API server may take while nobody waits.
+	askTimeout, sweepTimeout = time.Second, 10 * time.Second
+	// serveTimeout is how long a netdev that is back waits for its Port before the log says what is missing.
 	serveTimeout = 30 * time.Second
 )
 
-// shown gathers evidence about the owner of the Function.
-func (m *Manager) shown(ctx context.Context, e Evidence, t trigger, d *Decision) (bool, error) {
-	switch e {
-	case NoOtherPod:
-		other := m.otherPod(ctx, t, d)
-		if other != "" {
-			d.refusal = TakenError{other}
-		}
-		return other == "", nil
-	case NamespaceGone:
-		return m.namespaceGone(d.Record)
-	case Unneeded:
-		return m.unneeded(ctx, t, d.Record), nil
-	case ReservedForPod:
-		return m.reservedForPod(ctx, d.Record, t.pod)
-	case NetdevGone:
-		return m.netdevGone(d.Record)
-	case DeviceBack:
-		return m.deviceBack(ctx, d.Record)
+// gather says for each kind of evidence whether it is there for the decision.
+var gather = map[Evidence]func(*Manager, context.Context, trigger, *Decision) (bool, error){
+	NoOtherPod:     (*Manager).noOtherPod,
+	Unneeded:       (*Manager).unneeded,
+	NamespaceGone:  (*Manager).namespaceGone,
+	ReservedForPod: (*Manager).reservedForPod,
+	NetdevGone:     (*Manager).netdevGone,
+	DeviceBack:     (*Manager).deviceBack,
+}
+
+func (m *Manager) noOtherPod(ctx context.Context, t trigger, d *Decision) (bool, error) {
+	other := m.otherPod(ctx, t, d)
+	if other != "" {
+		d.refusal = TakenError{other}
 	}
-	return false, fmt.Errorf("evidence %q: is unknown", e)
+	return other == "", nil
 }
 
 // otherPod names a pod that the kubelet gave the Function to and that is not the event's, "" for none, and fills in the
@@ -73,18 +65,19 @@ func (m *Manager) otherPod(ctx context.Context, t trigger, d *Decision) string {
 	return ""
 }
 
-func (m *Manager) namespaceGone(a journal.Attachment) (bool, error) {
-	if a.BootID != m.options.BootID {
+func (m *Manager) namespaceGone(_ context.Context, _ trigger, d *Decision) (bool, error) {
+	if d.Record.BootID != m.options.BootID {
 		return true, nil
 	}
-	alive, err := m.engine.Alive(a.Place)
+	alive, err := m.engine.Alive(d.Record.Place)
 	return err == nil && !alive, err
 }
 
 // unneeded is false if anything cannot be found out.
-func (m *Manager) unneeded(ctx context.Context, t trigger, a journal.Attachment) bool {
+func (m *Manager) unneeded(ctx context.Context, t trigger, d *Decision) (bool, error) {
+	a := d.Record
 	if m.options.Kubelet == nil || a.Claim.UID == "" && time.Since(a.ReservedAt) < m.options.AbandonedAfter {
-		return false
+		return false, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
@@ -93,33 +86,35 @@ func (m *Manager) unneeded(ctx context.Context, t trigger, a journal.Attachment)
 		ask = func() (map[string]podresources.Assignment, error) { return m.options.Kubelet.Assigned(ctx) }
 	}
 	assigned, err := ask()
-	if _, has := assigned[a.Function.String()]; has || err != nil {
-		return false
-	}
-	if a.Claim.UID == "" {
-		return true
-	}
-	if m.options.Claims == nil {
-		return false
-	}
-	pods, allocated, err := m.options.Claims.Consumers(ctx, a.Claim)
-	return err == nil && (!allocated || len(pods) == 0)
-}
-
-// reservedForPod says whether a claim that was prepared for another pod is reserved for this one too, or instead.
-func (m *Manager) reservedForPod(ctx context.Context, a journal.Attachment, pod journal.Pod) (bool, error) {
-	if m.options.Claims == nil {
+	_, has := assigned[a.Function.String()]
+	switch {
+	case has || err != nil:
+		return false, nil
+	case a.Claim.UID == "":
+		return true, nil
+	case m.options.Claims == nil:
 		return false, nil
 	}
 	pods, allocated, err := m.options.Claims.Consumers(ctx, a.Claim)
-	if err != nil {
-		return false, fmt.Errorf("claim %s/%s: %w", a.Claim.Namespace, a.Claim.Name, err)
+	return err == nil && (!allocated || len(pods) == 0), nil
+}
+
+// reservedForPod says whether a claim that was prepared for another pod is reserved for this one too, or instead.
+func (m *Manager) reservedForPod(ctx context.Context, t trigger, d *Decision) (bool, error) {
+	if m.options.Claims == nil {
+		return false, nil
 	}
-	return allocated && slices.Contains(pods, pod.UID), nil
+	c := d.Record.Claim
+	pods, allocated, err := m.options.Claims.Consumers(ctx, c)
+	if err != nil {
+		return false, fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
+	}
+	return allocated && slices.Contains(pods, t.pod.UID), nil
 }
 
 // netdevGone says whether a sandbox that lives has lost what was attached to it.
-func (m *Manager) netdevGone(a journal.Attachment) (bool, error) {
+func (m *Manager) netdevGone(_ context.Context, _ trigger, d *Decision) (bool, error) {
+	a := d.Record
 	name, err := m.netdevs.Netdev(a.Function)
 	gone := errors.Is(err, fs.ErrNotExist)
 	if a.Interface.Userspace {
@@ -141,7 +136,8 @@ func (m *Manager) netdevGone(a journal.Attachment) (bool, error) {
 
 // deviceBack says whether the Function can go back to the sandbox that lost it, and waits for its Port. It fails if the
 // Port is not there in time.
-func (m *Manager) deviceBack(ctx context.Context, a journal.Attachment) (bool, error) {
+func (m *Manager) deviceBack(ctx context.Context, _ trigger, d *Decision) (bool, error) {
+	a := d.Record
 	if a.Interface.Userspace || a.BootID != m.options.BootID {
 		return false, nil
 	}

@@ -74,7 +74,7 @@ func TestTableIsWhole(t *testing.T) {
 				t.Errorf("%s, %s: cannot be", event, whose)
 			}
 			for phase, rule := range row {
-				if (rule.If == "") != (rule.Else == "") || rule.Step == "" {
+				if (rule.If == "") != (rule.Else == "") || rule.Step == "" || rule.If != "" && gather[rule.If] == nil {
 					t.Errorf("%s, %s, %s: rule %+v", event, whose, phase, rule)
 				}
 			}
