@@ -30,7 +30,7 @@ type podAllocator struct {
 
 // allocator is the part of [lifecycle.Manager] that allocating is about.
 type allocator interface {
-	Settle(ctx context.Context, want journal.Attachment) (lifecycle.Settled, error)
+	Admit(ctx context.Context, want journal.Attachment) (lifecycle.Decision, error)
 	Reserve(ctx context.Context, want journal.Attachment) error
 	GiveUp(ctx context.Context, id function.ID, resource string) error
 }
@@ -45,7 +45,7 @@ type functions interface {
 func (a *podAllocator) Reserve(ctx context.Context, f function.Function, p pool.Pool) (function.Function, error) {
 	reservation := a.reservation(f, p)
 	if reservation.Setup == nil && reservation.Port == nil { // nothing will have to be undone
-		_, err := a.lifecycle.Settle(ctx, reservation)
+		_, err := a.lifecycle.Admit(ctx, reservation)
 		return f, err
 	}
 	if err := a.lifecycle.Reserve(ctx, reservation); err != nil {

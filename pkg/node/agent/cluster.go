@@ -21,6 +21,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/cdi"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/cniserver"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/dra"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
@@ -87,7 +88,7 @@ func newClientset(config *rest.Config) (kubernetes.Interface, error) {
 }
 
 func (c *clustered) devices() lifecycle.Devices            { return containerDevices{c} }
-func (c *clustered) claims() lifecycle.Claims              { return dra.Claims{Client: c.clientset.ResourceV1()} }
+func (c *clustered) claims() lifecycle.Claims              { return dra.API{Client: c.clientset} }
 func (c *clustered) provisioner() provisioning.Provisioner { return c.ports }
 func (c *clustered) claimServed(ctx context.Context, a journal.Attachment) error {
 	return c.api.Serves(ctx, a.Claim.Namespace, a.Claim.UID, a.Function)
@@ -123,7 +124,7 @@ func (c *clustered) recorder(ctx context.Context) (hooks.Recorder, error) {
 // complete makes what prepares claims and attaches their Functions.
 func (c *clustered) complete() error {
 	c.checker = c.health(c.lifecycle.Overdue)
-	cdi, err := dra.NewCDI(c.config.CDIDir)
+	cdi, err := cdi.Open(c.config.CDIDir)
 	if err != nil {
 		return err
 	}
@@ -133,13 +134,12 @@ func (c *clustered) complete() error {
 	}
 	c.driver = &dra.Driver{
 		Functions:   c.tracker,
-		DevicePools: c.tracker,
 		Ports:       c.api,
 		Journal:     c.journal,
 		Lifecycle:   c.lifecycle,
 		DeviceNodes: new(c.deviceNodes()),
 		Runtime:     c.nri,
-		Pods:        dra.APIPods{Client: c.clientset.CoreV1()},
+		Pods:        dra.API{Client: c.clientset},
 		CDI:         cdi,
 		Health: &dra.HealthReporter{
 			Node: c.config.NodeName, Pools: c.tracker, Health: c.checker, Changes: c.outputs.Subscribe,
@@ -172,7 +172,9 @@ func (c *clustered) serve(ctx context.Context) error {
 		Node: c.config.NodeName, Pools: c.tracker, Health: c.checker, Slices: slices, Metrics: c.metrics,
 		Log: c.log.WithName("publish"),
 	}
-	leftovers := dra.NewLeftovers(c.driverDir(), c.config.CDIDir, c.journal.All, c.log.WithName("dra"))
+	leftovers := &dra.Leftovers{
+		DriverDir: c.driverDir(), CDIDir: c.config.CDIDir, Claims: c.journal.All, Log: c.log.WithName("dra"),
+	}
 	reporter := &pool.Reporter{
 		Node: c.config.NodeName, Tracker: c.tracker, Declarations: c.api, Writer: c.api, VFs: c.vfs,
 		Log: c.log.WithName("pool"),

@@ -87,7 +87,7 @@ func (s *Server) makeReady(ctx context.Context, a addRequest) (journal.Attachmen
 		return journal.Attachment{}, err
 	}
 	have := settled.Record
-	if settled.Exists && have.State == journal.Attached {
+	if have.State == journal.Attached {
 		return have, s.sameAsBefore(a, have)
 	}
 	if a.function, err = s.find(a.device); err != nil { // it may have had the driver of its last owner until now
@@ -109,8 +109,8 @@ func (s *Server) makeReady(ctx context.Context, a addRequest) (journal.Attachmen
 
 // settle makes way for the request: it waits until the Function is back from its last pod, and undoes what this request
 // or an older one of the pod left before.
-func (s *Server) settle(ctx context.Context, a addRequest) (lifecycle.Settled, error) {
-	settled, err := s.Lifecycle.Settle(ctx, journal.Attachment{
+func (s *Server) settle(ctx context.Context, a addRequest) (lifecycle.Decision, error) {
+	settled, err := s.Lifecycle.Admit(ctx, journal.Attachment{
 		Function: a.device, Pod: a.pod, CNI: &journal.CNI{ContainerID: a.request.ContainerID, IfName: a.request.IfName},
 	})
 	if _, taken := errors.AsType[lifecycle.TakenError](err); taken {

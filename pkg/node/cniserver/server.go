@@ -39,7 +39,7 @@ type Pools interface {
 
 // Lifecycle decides who has a Function, and takes it there and back.
 type Lifecycle interface {
-	Settle(ctx context.Context, want journal.Attachment) (lifecycle.Settled, error)
+	Admit(ctx context.Context, want journal.Attachment) (lifecycle.Decision, error)
 	Reserve(ctx context.Context, want journal.Attachment) error
 	Attach(ctx context.Context, id function.ID, sandbox lifecycle.Sandbox) (netdev.Observed, error)
 	Address(

@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -17,51 +17,95 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// CDI writes the files by which the runtime learns what a container gets of a Function: environment and device nodes.
-type CDI struct {
-	dir   *cdi.Dir
-	mutex sync.Mutex // held while a file is made up and written
+// cdiFile is the name of the claim's file.
+func cdiFile(uid types.UID) string { return v1alpha1.GroupName + "-" + string(uid) + ".yaml" }
+
+// Offer lets containers get a Function that is attached: it is in the claim's CDI file from then on. Without it the
+// runtime refuses to make the container. It is called when the journal says so, and may be called again.
+func (d *Driver) Offer(a journal.Attachment) error { return d.writeCDI(a.Claim.UID) }
+
+// Withdraw takes that back. If the claim's file cannot be written, as another of its Functions is not what the claim wants
+// any more, the file is removed.
+func (d *Driver) Withdraw(a journal.Attachment) error {
+	err := d.writeCDI(a.Claim.UID)
+	if err != nil {
+		d.Log.Error(err, "Containers of the claim cannot start until it is attached again", "claim", klog.KRef(a.Claim.Namespace, a.Claim.Name))
+		err = d.CDI.Remove(cdiFile(a.Claim.UID))
+	}
+	return err
+}
+
+// Recover makes sure that attached claims have their CDI files, and no others, as the agent may have ended before it wrote
+// one. A claim whose file cannot be written keeps no other claim from its file.
+func (d *Driver) Recover(all []journal.Attachment) {
+	for _, a := range all {
+		outdated := a.State == journal.Lost || a.State == journal.Attached && !d.CDI.Has(cdiFile(a.Claim.UID))
+		if a.Claim.UID == "" || !outdated {
+			continue
+		}
+		if err := d.writeCDI(a.Claim.UID); err != nil {
+			d.Log.Error(err, "Containers of the claim cannot start", "claim", klog.KRef(a.Claim.Namespace, a.Claim.Name))
+		}
+	}
 }
 
 // content is what a container gets of a Function.
 type content struct {
 	attachment journal.Attachment
 	devnode.Set
-	// claims are the attachments of all claims of the pod, this one among them.
-	claims []journal.Attachment
 }
 
-// NewCDI keeps the files in dir, which the runtime reads: /var/run/cdi.
-func NewCDI(dir string) (*CDI, error) {
-	opened, err := cdi.Open(dir)
-	if err != nil {
-		return nil, err
+// writeCDI brings the claim's file up to date: it has a CDI device for each Function that is attached. Without any there
+// is no file.
+func (d *Driver) writeCDI(uid types.UID) error {
+	if uid == "" {
+		return nil
 	}
-	return &CDI{dir: opened}, nil
-}
-
-// Write replaces the claim's file. A Function is a CDI device of its own.
-func (c *CDI) Write(uid types.UID, contents []content) error {
+	d.files.Lock()
+	defer d.files.Unlock()
+	var contents []content
+	for _, a := range d.Journal.ByClaim(uid) {
+		if a.State != journal.Attached {
+			continue
+		}
+		set, err := d.attachedNodes(a)
+		if err != nil {
+			return fmt.Errorf("CDI file of claim %s/%s: Function %s: %w", a.Claim.Namespace, a.Claim.Name, a.Function, err)
+		}
+		contents = append(contents, content{a, set})
+	}
 	var devices []specs.Device
-	for _, one := range contents {
+	for _, c := range contents {
+		request := slices.DeleteFunc(slices.Clone(contents), func(other content) bool {
+			return other.attachment.Claim.Request != c.attachment.Claim.Request
+		})
 		devices = append(devices, specs.Device{
-			Name: cdiDeviceName(one.attachment),
+			Name: claim.CDIDeviceName(uid, c.attachment.Claim.Device),
 			ContainerEdits: specs.ContainerEdits{
-				Env: environment(sameRequest(contents, one)), DeviceNodes: cdi.Nodes(one.Nodes), Mounts: one.mounts(),
+				Env: environment(d.suffix(c.attachment), request), DeviceNodes: cdi.Nodes(c.Nodes), Mounts: mounts(c.attachment),
 			},
 		})
 	}
-	if err := c.dir.Write(cdiFile(uid), claim.CDIKind, devices); err != nil {
+	if err := d.CDI.Write(cdiFile(uid), claim.CDIKind, devices); err != nil {
 		return fmt.Errorf("claim %s: %w", uid, err)
 	}
 	return nil
 }
 
+// attachedNodes are what a container gets of a Function, which must have the driver that was bound for it.
+func (d *Driver) attachedNodes(a journal.Attachment) (devnode.Set, error) {
+	if a.Setup != nil && a.Setup.Driver != "" {
+		if f, _ := d.Functions.Get(a.Function); f.Driver != a.Setup.Driver {
+			return devnode.Set{}, fmt.Errorf("has driver %s, not %s, which its claim wants", f.Driver, a.Setup.Driver)
+		}
+	}
+	return d.deviceNodes(a)
+}
+
 // environment tells what the Functions of a request are, what their interfaces are called, and which of the device nodes
 // are their own. A container gets all of a request's Functions, so each variable has the values of all, in the order of
 // the Functions, with commas in between; each of the request's CDI devices sets the same.
-func environment(request []content) []string {
-	suffix := request[0].suffix()
+func environment(suffix string, request []content) []string {
 	variables := []struct {
 		name  string
 		value func(content) string
@@ -88,62 +132,33 @@ func environment(request []content) []string {
 	return out
 }
 
-// suffix is the request's name, with that of the claim in the pod before it where another claim of the pod has a request
-// of the same name.
-func (c content) suffix() string {
-	own := c.attachment.Claim
-	suffix := environmentName(own.Request)
-	if slices.ContainsFunc(c.claims, func(a journal.Attachment) bool {
-		return a.Claim.UID != "" && a.Claim.UID != own.UID && environmentName(a.Claim.Request) == suffix
+// suffix is the request's name, with that of the claim in the pod before it if another claim of the pod has a request of
+// the same name.
+func (d *Driver) suffix(a journal.Attachment) string {
+	suffix := environmentName(a.Claim.Request)
+	if a.Pod.UID != "" && slices.ContainsFunc(d.Journal.ByPod(a.Pod.UID), func(other journal.Attachment) bool {
+		return other.Claim.UID != "" && other.Claim.UID != a.Claim.UID && environmentName(other.Claim.Request) == suffix
 	}) {
-		return environmentName(cmp.Or(own.PodClaim, own.Name)) + "_" + suffix
+		return environmentName(cmp.Or(a.Claim.PodClaim, a.Claim.Name)) + "_" + suffix
 	}
 	return suffix
-}
-
-// sameRequest are the contents of the same request.
-func sameRequest(contents []content, as content) []content {
-	return slices.DeleteFunc(slices.Clone(contents), func(c content) bool {
-		return c.attachment.Claim.Request != as.attachment.Claim.Request
-	})
-}
-
-// namespaceDir is where a container has its network namespace as a file, by the name of the device.
-const namespaceDir = "/run/" + v1alpha1.GroupName + "/netns"
-
-// mounts has the runtime mount the network namespace that the Function is attached to. That is nothing that a container
-// needs: it keeps one of another sandbox from starting without the Function. A pod may get a new sandbox while the agent is
-// away, and the runtime then asks nobody; but the file of the old namespace is gone, and the mount fails.
-func (c content) mounts() []*specs.Mount {
-	return []*specs.Mount{{
-		HostPath: c.attachment.Place.NetNS, ContainerPath: namespaceDir + "/" + c.attachment.Claim.Device,
-		Options: []string{"bind", "ro", "nosuid", "nodev", "noexec"},
-	}}
-}
-
-// Has says whether the claim has a file.
-func (c *CDI) Has(uid types.UID) bool { return c.dir.Has(cdiFile(uid)) }
-
-// Remove deletes the claim's file, if there is one.
-func (c *CDI) Remove(uid types.UID) error {
-	if err := c.dir.Remove(cdiFile(uid)); err != nil {
-		return fmt.Errorf("claim %s: %w", uid, err)
-	}
-	return nil
-}
-
-func cdiFile(uid types.UID) string { return v1alpha1.GroupName + "-" + string(uid) + ".yaml" }
-
-func cdiDeviceName(a journal.Attachment) string {
-	return claim.CDIDeviceName(a.Claim.UID, a.Claim.Device)
-}
-
-func cdiDeviceID(a journal.Attachment) string {
-	return claim.CDIKind + "=" + cdiDeviceName(a)
 }
 
 // environmentName turns a request's name, a DNS label with perhaps a subrequest behind a slash, into part of the name
 // of an environment variable: "blue/vf" is "BLUE_VF".
 func environmentName(request string) string {
 	return strings.ToUpper(strings.NewReplacer("-", "_", "/", "_", ".", "_").Replace(request))
+}
+
+// namespaceDir is where a container has its network namespace as a file, by the name of the device.
+const namespaceDir = "/run/" + v1alpha1.GroupName + "/netns"
+
+// mounts has the runtime mount the network namespace that the Function is attached to. No container needs it: it keeps a
+// container of another sandbox from starting without the Function. A pod may get a new sandbox while the agent is away,
+// and the runtime then asks nobody; but the file of the old namespace is gone, and the mount fails.
+func mounts(a journal.Attachment) []*specs.Mount {
+	return []*specs.Mount{{
+		HostPath: a.Place.NetNS, ContainerPath: namespaceDir + "/" + a.Claim.Device,
+		Options: []string{"bind", "ro", "nosuid", "nodev", "noexec"},
+	}}
 }

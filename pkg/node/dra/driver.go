@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -21,6 +20,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/cdi"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
@@ -35,24 +36,16 @@ type Ports interface {
 	Wait(ctx context.Context, c *resourceapi.ResourceClaim, f function.ID) (*v1alpha1.XPUPort, error)
 }
 
-// DevicePools knows what the administrator declared for this node.
-type DevicePools interface {
+// Functions knows the node's Functions, and the DevicePools that the administrator declared for them.
+type Functions interface {
+	Get(function.ID) (function.Function, bool)
 	DevicePool(name string) (v1alpha1.DevicePoolSpec, bool)
 }
 
-// Functions knows the node's Functions.
-type Functions interface {
-	Get(function.ID) (function.Function, bool)
-}
-
-// Lifecycle decides who has a Function.
+// Lifecycle decides who has a Function; see [lifecycle.Manager].
 type Lifecycle interface {
-	// Settle makes way for the claim: it waits until the Function is back from its last owner. It fails if somebody else
-	// has the Function.
-	Settle(ctx context.Context, want journal.Attachment) (lifecycle.Settled, error)
-	// Reserve records durably that the Function belongs to the claim. It fails if it belongs to another one.
+	Admit(ctx context.Context, want journal.Attachment) (lifecycle.Decision, error)
 	Reserve(ctx context.Context, want journal.Attachment) error
-	// Unprepare takes the claim's Functions from it, wherever they are by now.
 	Unprepare(ctx context.Context, claim types.UID) error
 }
 
@@ -77,23 +70,19 @@ const (
 	podInterval = time.Second
 )
 
-// DeviceNodes looks up which device nodes a container needs for a Function.
-type DeviceNodes interface {
-	Of(function.Function, devnode.Wish) (devnode.Set, error)
-}
-
 // Driver prepares claims. It implements [kubeletplugin.DRAPlugin].
 type Driver struct {
 	Functions   Functions
-	DevicePools DevicePools
 	Ports       Ports
 	Journal     *journal.Journal
 	Lifecycle   Lifecycle
-	DeviceNodes DeviceNodes
+	DeviceNodes *devnode.Finder
 	// Runtime and Pods may be nil: nothing is asked of them then.
 	Runtime Runtime
 	Pods    Pods
-	CDI     *CDI
+	// CDI is the directory that the runtime reads: /var/run/cdi. It has a file for each claim, by which the runtime learns
+	// what a container gets of its Functions: environment and device nodes.
+	CDI     *cdi.Dir
 	Health  *HealthReporter
 	Metrics *Metrics
 	Log     logr.Logger
@@ -102,24 +91,23 @@ type Driver struct {
 	// kubelet gives a call 45 s (pkg/kubelet/cm/dra) and tries again.
 	ProvisionTimeout time.Duration
 
-	// preparing is what runs for claims.
-	preparing preparing
+	calls calls
+	files sync.Mutex // held while a CDI file is made up and written
 }
 
 var _ kubeletplugin.DRAPlugin = (*Driver)(nil)
 
-// PrepareResourceClaims waits until the xPU serves each claim's Ports and reserves the Functions, which has them set up
-// for the pod. Nothing else is touched yet: the interfaces are attached when the runtime makes the pod's network
-// namespace.
+// PrepareResourceClaims waits until the xPU serves each claim's Ports and reserves the Functions, which sets them up for
+// the pod. The interfaces are attached later, when the runtime makes the pod's network namespace.
 func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	results := make(map[types.UID]kubeletplugin.PrepareResult, len(claims))
 	var mutex sync.Mutex
 	var group sync.WaitGroup
 	for _, c := range claims {
 		group.Go(func() {
-			stop := d.Metrics.prepare.start()
+			begin := time.Now()
 			devices, err := d.prepare(ctx, c, claims)
-			stop(err)
+			d.Metrics.prepare.observe(begin, err)
 			log := d.Log.WithValues("claim", klog.KRef(c.Namespace, c.Name))
 			if err != nil {
 				log.Error(err, "Claim cannot be prepared")
@@ -145,20 +133,23 @@ func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim, toge
 	if err != nil {
 		return nil, err
 	}
-	ctx, leave := d.preparing.enter(ctx, c.UID)
-	defer leave()
+	ctx, end, err := d.calls.begin(ctx, c.UID, errPreparedAgain)
+	if err != nil {
+		return nil, fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
+	}
+	defer end()
 	ctx, stop := d.whilePodStays(ctx, pod)
 	defer stop()
 	if err := d.awaitRuntime(ctx); err != nil {
 		return nil, fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
 	}
-	names := chooseNames(claimsOf(pod, together), d.Journal.ByPod(pod.UID))
+	names := chooseNames(pod, together, d.Journal.ByPod(pod.UID))
 	deadline := time.Now().Add(d.ProvisionTimeout)
 	var prepared []kubeletplugin.Device
 	for _, device := range devices {
 		attachment, err := d.reserve(ctx, c, pod, device, names, deadline)
 		if err == nil {
-			_, err = d.deviceNodes(attachment) // a container that could not get them is told now
+			_, err = d.deviceNodes(attachment) // fails now if containers could not get them
 		}
 		if err != nil {
 			return nil, fmt.Errorf("claim %s/%s, request %s, Function %s: %w", c.Namespace, c.Name, device.Request, device.Function,
@@ -168,14 +159,14 @@ func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim, toge
 			Requests:     []string{device.Request},
 			PoolName:     device.Pool,
 			DeviceName:   device.Name,
-			CDIDeviceIDs: []string{cdiDeviceID(attachment)},
+			CDIDeviceIDs: []string{claim.CDIKind + "=" + claim.CDIDeviceName(c.UID, device.Name)},
 			Metadata:     metadata(attachment),
 		})
 	}
 	return prepared, nil
 }
 
-// awaitRuntime fails where the runtime would not tell of the pod's sandbox.
+// awaitRuntime fails if the runtime would not tell of the pod's sandbox.
 func (d *Driver) awaitRuntime(ctx context.Context) error {
 	if d.Runtime == nil {
 		return nil
@@ -185,35 +176,27 @@ func (d *Driver) awaitRuntime(ctx context.Context) error {
 	return d.Runtime.AwaitConnected(ctx)
 }
 
-// whilePodStays is ctx until the pod is being deleted. stop ends the watch.
+// whilePodStays returns a context that ends when the pod is being deleted. stop must be called.
 func (d *Driver) whilePodStays(ctx context.Context, pod journal.Pod) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	if d.Pods == nil {
-		return ctx, func() { cancel(nil) }
-	}
 	var watching sync.WaitGroup
-	watching.Go(func() {
-		tick := time.NewTicker(podInterval)
-		defer tick.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C:
+	if d.Pods != nil {
+		watching.Go(func() {
+			for loop.Sleep(ctx, podInterval) {
+				// An API server that does not answer says nothing about the pod.
+				if going, err := d.Pods.Going(ctx, pod); err == nil && going {
+					cancel(fmt.Errorf("pod %s/%s is being deleted", pod.Namespace, pod.Name))
+				}
 			}
-			// An API server that does not answer says nothing about the pod.
-			if going, err := d.Pods.Going(ctx, pod); err == nil && going {
-				cancel(fmt.Errorf("pod %s/%s is being deleted", pod.Namespace, pod.Name))
-			}
-		}
-	})
+		})
+	}
 	return ctx, func() {
 		cancel(nil)
 		watching.Wait()
 	}
 }
 
-// causeOf is an error with the reason that ctx ended for, where it did.
+// causeOf adds the reason for which ctx ended, if it did.
 func causeOf(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
 		return fmt.Errorf("%w (%w)", err, cause)
@@ -221,34 +204,26 @@ func causeOf(ctx context.Context, err error) error {
 	return err
 }
 
-// deviceNodes are what a container gets of a Function, which is set up for it by now.
+// deviceNodes are what a container gets of a Function that is set up for it.
 func (d *Driver) deviceNodes(a journal.Attachment) (devnode.Set, error) {
 	function, known := d.Functions.Get(a.Function)
 	if !known {
-		return devnode.Set{}, errors.New("is gone from this node")
+		return devnode.Set{}, errGone
 	}
 	var wish devnode.Wish
 	if id, err := claim.ParsePoolID(a.Claim.Pool); err == nil {
-		spec, _ := d.DevicePools.DevicePool(id.DevicePool)
+		spec, _ := d.Functions.DevicePool(id.DevicePool)
 		options := pool.Pool{Name: id.DevicePool, Spec: spec}.Options(function)
 		wish.RDMA, wish.VDPA = options.RDMA, options.VDPA != ""
 	}
 	return d.DeviceNodes.Of(function, wish)
 }
 
-// claimsOf leaves the claims of one pod.
-func claimsOf(pod journal.Pod, claims []*resourceapi.ResourceClaim) []*resourceapi.ResourceClaim {
-	return slices.DeleteFunc(slices.Clone(claims), func(c *resourceapi.ResourceClaim) bool {
-		consumer, err := consumer(c)
-		return err != nil || consumer.UID != pod.UID
-	})
-}
-
 // consumer is the one pod that the claim is for: an interface can be in one network namespace only.
 func consumer(c *resourceapi.ResourceClaim) (journal.Pod, error) {
 	if len(c.Status.ReservedFor) != 1 {
-		return journal.Pod{}, fmt.Errorf("claim %s/%s: %d pods share it, but an interface can be in one pod only; give each pod its own claim, by a ResourceClaimTemplate",
-			c.Namespace, c.Name, len(c.Status.ReservedFor))
+		return journal.Pod{}, fmt.Errorf("claim %s/%s: %d pods share it, but an interface can be in one pod only; give each pod its own claim, "+
+			"by a ResourceClaimTemplate", c.Namespace, c.Name, len(c.Status.ReservedFor))
 	}
 	pod := c.Status.ReservedFor[0]
 	if pod.APIGroup != "" || pod.Resource != "pods" {
@@ -257,76 +232,75 @@ func consumer(c *resourceapi.ResourceClaim) (journal.Pod, error) {
 	return journal.Pod{Namespace: c.Namespace, Name: pod.Name, UID: pod.UID}, nil
 }
 
-// reserve waits until the deadline for the device's last user to be gone and for its Port, and records what its
-// interface is to become.
+// reserve waits until the deadline for the release of the Function from its last owner and for its Port, and reserves it
+// as what its interface is to become.
 func (d *Driver) reserve(ctx context.Context, c *resourceapi.ResourceClaim, pod journal.Pod, device claim.Device, names names, deadline time.Time) (journal.Attachment, error) {
 	if device.ConfigErr != nil {
 		return journal.Attachment{}, device.ConfigErr
 	}
 	waiting, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
-	owner := journal.Attachment{
-		Function: device.Function, Pod: pod, Claim: journal.Claim{Namespace: c.Namespace, Name: c.Name, UID: c.UID},
-	}
-	if _, err := d.Lifecycle.Settle(waiting, owner); err != nil {
-		return journal.Attachment{}, err
-	}
-	// Not before: until then it may have the driver of its last owner.
-	function, known := d.Functions.Get(device.Function)
-	if !known {
-		return journal.Attachment{}, errors.New("is gone from this node")
-	}
-	port, err := d.port(waiting, c, device)
-	if err != nil {
-		return journal.Attachment{}, err
-	}
-	attachment, err := d.reservation(c, device, function, port)
-	if err != nil {
-		return journal.Attachment{}, err
-	}
-	key := nameKey{c.UID, function.ID}
-	if err := names.errs[key]; err != nil {
-		return journal.Attachment{}, err
-	}
-	attachment.Pod, attachment.Interface.Name = pod, names.chosen[key]
-	return attachment, d.Lifecycle.Reserve(ctx, attachment)
-}
-
-// reservation is what the claim wants of a Function: all but the pod, and the interface's name.
-func (d *Driver) reservation(c *resourceapi.ResourceClaim, device claim.Device, function function.Function, port *v1alpha1.XPUPort) (journal.Attachment, error) {
-	spec, _ := d.DevicePools.DevicePool(device.ID.DevicePool)
-	driver, err := d.ownersDriver(c, device, function, spec)
-	if err != nil {
-		return journal.Attachment{}, err
-	}
-	wanted, err := wantedInterface(device, driver != "" || function.Userspace(), port)
-	if err != nil {
-		return journal.Attachment{}, err
-	}
-	if known, ok := d.known(c.UID, function.ID); ok && port == nil {
-		// The claim cannot change. What a Port said of it before its DevicePool changed, or went, the xPU still counts on.
-		wanted = known
-	}
-	return journal.Attachment{
-		Function: function.ID,
-		PF:       function.PF,
-		PFName:   function.PFName,
-		VFIndex:  function.Index,
+	want := journal.Attachment{
+		Function: device.Function, Pod: pod,
 		Claim: journal.Claim{
 			Namespace: c.Namespace, Name: c.Name, UID: c.UID,
 			Request: device.Request, Pool: device.Pool, Device: device.Name,
 			PodClaim: c.Annotations[resourceapi.PodResourceClaimAnnotation],
 		},
-		AnyName:   device.Interface.Name == "",
-		Setup:     setup.Wanted(spec, function.ID, driver, wanted.MAC),
-		Interface: wanted,
-	}, nil
+		AnyName: device.Interface.Name == "",
+	}
+	if _, err := d.Lifecycle.Admit(waiting, want); err != nil {
+		return want, err
+	}
+	// Not before: until then it may have the driver of its last owner.
+	function, known := d.Functions.Get(device.Function)
+	if !known {
+		return want, errGone
+	}
+	want.PF, want.PFName, want.VFIndex = function.PF, function.PFName, function.Index
+	port, err := d.port(waiting, c, device)
+	if err != nil {
+		return want, err
+	}
+	earlier, again := d.earlier(c.UID, device.Function)
+	spec, _ := d.Functions.DevicePool(device.ID.DevicePool)
+	driver, err := ownersDriver(earlier, device, function, spec)
+	if err != nil {
+		return want, err
+	}
+	want.Interface, err = wantedInterface(device, driver != "" || function.Userspace(), port)
+	if err != nil {
+		return want, err
+	}
+	if again && port == nil {
+		// The claim cannot change. The xPU still counts on what a Port said before its DevicePool changed or went.
+		want.Interface = earlier.BackToReserved().Interface
+	}
+	want.Setup = setup.Wanted(spec, function.ID, driver, want.Interface.MAC)
+	key := nameKey{c.UID, function.ID}
+	if err := names.errs[key]; err != nil {
+		return want, err
+	}
+	want.Interface.Name = names.chosen[key]
+	return want, d.Lifecycle.Reserve(ctx, want)
 }
 
-// ownersDriver is the one that claim or pool asks for, "" for the Function's own.
-func (d *Driver) ownersDriver(c *resourceapi.ResourceClaim, device claim.Device, f function.Function, spec v1alpha1.DevicePoolSpec) (v1alpha1.FunctionDriver, error) {
-	if bound := d.bound(c.UID, f.ID); bound != "" {
-		return bound, nil
+// errGone is the error for a Function that the node does not have.
+var errGone = errors.New("is gone from this node")
+
+// earlier is what an earlier Prepare of the claim reserved.
+func (d *Driver) earlier(claim types.UID, id function.ID) (a journal.Attachment, ok bool) {
+	if a, ok = d.Journal.Get(id); !ok || a.Claim.UID != claim {
+		return journal.Attachment{}, false
+	}
+	return a, true
+}
+
+// ownersDriver is the driver that claim or pool asks for, "" for the Function's own. What an earlier Prepare of the claim
+// bound stays until the claim is unprepared, whatever the pool says by now.
+func ownersDriver(earlier journal.Attachment, device claim.Device, f function.Function, spec v1alpha1.DevicePoolSpec) (v1alpha1.FunctionDriver, error) {
+	if earlier.Setup != nil && earlier.Setup.Driver != "" {
+		return v1alpha1.FunctionDriver(earlier.Setup.Driver), nil
 	}
 	if device.Config.Driver != "" && spec.Driver == "" && f.Kind != function.SF && f.IOMMUGroup == "" {
 		return "", fmt.Errorf("driver %s: there is no IOMMU, without which a program that has a Function can read and change "+
@@ -336,37 +310,11 @@ func (d *Driver) ownersDriver(c *resourceapi.ResourceClaim, device claim.Device,
 	return cmp.Or(device.Config.Driver, spec.Driver), nil
 }
 
-// bound is the driver that was bound for the claim, "" if none was. It stays until the claim is unprepared, whatever the
-// pool says by now.
-func (d *Driver) bound(claim types.UID, function function.ID) v1alpha1.FunctionDriver {
-	for _, a := range d.Journal.ByClaim(claim) {
-		if a.Function == function && a.Setup != nil {
-			return v1alpha1.FunctionDriver(a.Setup.Driver)
-		}
-	}
-	return ""
-}
-
-// known is the interface that an earlier Prepare of the claim reserved.
-func (d *Driver) known(claim types.UID, f function.ID) (known function.Interface, ok bool) {
-	for _, a := range d.Journal.ByClaim(claim) {
-		if a.Function != f {
-			continue
-		}
-		if a.CNI != nil && a.CNI.Claimed != nil {
-			return *a.CNI.Claimed, true
-		}
-		return a.Interface, true
-	}
-	return function.Interface{}, false
-}
-
 // port waits for the device's Port; it is nil if neither the claim nor the pool names a network.
 func (d *Driver) port(ctx context.Context, c *resourceapi.ResourceClaim, device claim.Device) (*v1alpha1.XPUPort, error) {
-	if device.Config.Network == "" {
-		if spec, _ := d.DevicePools.DevicePool(device.ID.DevicePool); spec.Network == "" {
-			return nil, nil
-		}
+	spec, _ := d.Functions.DevicePool(device.ID.DevicePool)
+	if device.Config.Network == "" && spec.Network == "" {
+		return nil, nil
 	}
 	return d.Ports.Wait(ctx, c, device.Function)
 }
@@ -376,9 +324,9 @@ func (d *Driver) port(ctx context.Context, c *resourceapi.ResourceClaim, device 
 func (d *Driver) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
 	results := make(map[types.UID]error, len(claims))
 	for _, c := range claims {
-		stop := d.Metrics.unprepare.start()
+		begin := time.Now()
 		err := d.unprepare(ctx, c)
-		stop(err)
+		d.Metrics.unprepare.observe(begin, err)
 		if err != nil {
 			d.Log.Error(err, "Claim cannot be unprepared", "claim", klog.KRef(c.Namespace, c.Name))
 		}
@@ -388,15 +336,19 @@ func (d *Driver) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 }
 
 func (d *Driver) unprepare(ctx context.Context, c kubeletplugin.NamespacedObject) error {
-	leave, err := d.preparing.end(ctx, c.UID)
+	// Unprepare is not ended by a Prepare that follows, so it does not take the context of the call.
+	_, end, err := d.calls.begin(ctx, c.UID, errUnprepared)
 	if err != nil {
 		return fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
 	}
-	defer leave()
-	if err := d.Lifecycle.Unprepare(ctx, c.UID); err != nil {
+	defer end()
+	if err = d.Lifecycle.Unprepare(ctx, c.UID); err == nil {
+		err = d.CDI.Remove(cdiFile(c.UID))
+	}
+	if err != nil {
 		return fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
 	}
-	return d.CDI.Remove(c.UID)
+	return nil
 }
 
 // HandleError logs what went wrong in the background. A slice that the API server refuses or cuts down is a mistake
@@ -413,74 +365,4 @@ func (d *Driver) HandleError(_ context.Context, err error, msg string) {
 // WatchHealthStatus reports the health of all devices until ctx ends.
 func (d *Driver) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
 	return d.Health.Run(ctx, reports)
-}
-
-// Offer lets containers get a Function that is attached: it is in the claim's CDI file from then on. Without it the
-// runtime refuses to make the container. It is called when the journal says so, and may be called again.
-func (d *Driver) Offer(a journal.Attachment) error { return d.writeCDI(a.Claim.UID) }
-
-// Withdraw takes that back. What cannot be looked up anew of the claim's other Functions goes with it.
-func (d *Driver) Withdraw(a journal.Attachment) error {
-	err := d.writeCDI(a.Claim.UID)
-	if err != nil {
-		d.Log.Error(err, "Containers of the claim cannot start until it is attached again", "claim", klog.KRef(a.Claim.Namespace, a.Claim.Name))
-		err = d.CDI.Remove(a.Claim.UID)
-	}
-	return err
-}
-
-// writeCDI brings the claim's file up to date: it has the Functions that are attached.
-func (d *Driver) writeCDI(uid types.UID) error {
-	if uid == "" {
-		return nil
-	}
-	d.CDI.mutex.Lock()
-	defer d.CDI.mutex.Unlock()
-	var contents []content
-	for _, a := range d.Journal.ByClaim(uid) {
-		if a.State != journal.Attached {
-			continue
-		}
-		set, err := d.attachedNodes(a)
-		if err != nil {
-			return fmt.Errorf("CDI file of claim %s/%s: Function %s: %w", a.Claim.Namespace, a.Claim.Name, a.Function, err)
-		}
-		contents = append(contents, content{attachment: a, Set: set, claims: d.claimsOfPod(a)})
-	}
-	if len(contents) == 0 {
-		return d.CDI.Remove(uid)
-	}
-	return d.CDI.Write(uid, contents)
-}
-
-// attachedNodes are what a container gets of a Function that must have the driver that was bound for it.
-func (d *Driver) attachedNodes(a journal.Attachment) (devnode.Set, error) {
-	if o := a.Setup; o != nil && o.Driver != "" {
-		if f, _ := d.Functions.Get(a.Function); f.Driver != o.Driver {
-			return devnode.Set{}, fmt.Errorf("has driver %s, not %s, which its claim wants", f.Driver, o.Driver)
-		}
-	}
-	return d.deviceNodes(a)
-}
-
-// claimsOfPod are the attachments of all claims of the attachment's pod.
-func (d *Driver) claimsOfPod(a journal.Attachment) []journal.Attachment {
-	if a.Pod.UID == "" {
-		return []journal.Attachment{a}
-	}
-	return d.Journal.ByPod(a.Pod.UID)
-}
-
-// Recover makes sure that attached claims have their CDI files, and no others, as the agent may have ended before it wrote
-// one. What it cannot look up, as a Function is no more what its claim wants, keeps no other claim from its file.
-func (d *Driver) Recover(all []journal.Attachment) {
-	for _, a := range all {
-		outdated := a.State == journal.Lost || a.State == journal.Attached && !d.CDI.Has(a.Claim.UID)
-		if a.Claim.UID == "" || !outdated {
-			continue
-		}
-		if err := d.writeCDI(a.Claim.UID); err != nil {
-			d.Log.Error(err, "Containers of the claim cannot start", "claim", klog.KRef(a.Claim.Namespace, a.Claim.Name))
-		}
-	}
 }

@@ -29,6 +29,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/claim/claimtest"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	nodecdi "github.com/opiproject/xpu-device-plugin/pkg/node/cdi"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
@@ -108,12 +109,12 @@ func (l life) Unprepare(ctx context.Context, claim types.UID) error {
 	return l.Manager.Unprepare(ctx, claim)
 }
 
-func (l life) Settle(ctx context.Context, want journal.Attachment) (lifecycle.Settled, error) {
-	settled, err := l.Manager.Settle(ctx, want)
+func (l life) Admit(ctx context.Context, want journal.Attachment) (lifecycle.Decision, error) {
+	d, err := l.Manager.Admit(ctx, want)
 	if l.node.freed != nil {
 		l.node.freed()
 	}
-	return settled, err
+	return d, err
 }
 
 // lifecycle works on the journal only.
@@ -130,12 +131,12 @@ func (hooks) Add(function.ID)                 {}
 
 func (n *node) driver() *Driver {
 	n.t.Helper()
-	files, err := NewCDI(n.cdiDir)
+	files, err := nodecdi.Open(n.cdiDir)
 	if err != nil {
 		n.t.Fatal(err)
 	}
 	return &Driver{
-		Functions: n, DevicePools: n, Ports: n, Journal: n.journal, CDI: files,
+		Functions: n, Ports: n, Journal: n.journal, CDI: files,
 		DeviceNodes: &devnode.Finder{SysRoot: n.t.TempDir(), DevRoot: n.t.TempDir()},
 		Lifecycle:   n.lifecycle(lifecycle.Options{}),
 		Metrics:     NewMetrics(prometheus.NewRegistry()), Log: testr.New(n.t), ProvisionTimeout: time.Minute,
@@ -661,7 +662,7 @@ func TestVFIO(t *testing.T) {
 			}
 			d.Recover(n.journal.All())
 			n.wantNodes([]string{"/dev/vfio/vfio", "/dev/vfio/42"}, "XPU_VFIO_BLUE=/dev/vfio/42")
-			if err := n.driver().CDI.Remove(c.UID); err != nil {
+			if err := n.driver().CDI.Remove(cdiFile(c.UID)); err != nil {
 				t.Fatal(err)
 			}
 			n.functions[record.Function] = vfs(0x3b, 4)[0]

@@ -8,6 +8,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 )
 
@@ -30,19 +31,14 @@ type HealthReporter struct {
 // Run sends a full report at once, on every change, and often enough to stay known.
 func (r *HealthReporter) Run(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
 	changes := r.Changes(ctx)
-	refresh := time.NewTicker(healthRefresh)
-	defer refresh.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case reports <- r.report():
 		}
-		select {
-		case <-ctx.Done():
+		if !loop.Wait(ctx, changes, healthRefresh) {
 			return nil
-		case <-refresh.C:
-		case <-changes:
 		}
 	}
 }

@@ -45,7 +45,7 @@ func TestLeftovers(t *testing.T) {
 			{Resource: "xpu.opiproject.org/fast"},
 		}
 	}
-	l := NewLeftovers(filepath.Join(dir, "driver"), filepath.Join(dir, "cdi"), claims, logr.Discard())
+	l := &Leftovers{DriverDir: filepath.Join(dir, "driver"), CDIDir: filepath.Join(dir, "cdi"), Claims: claims, Log: logr.Discard()}
 	for range 2 { // the second time there is nothing left to do
 		if err := l.Remove(); err != nil {
 			t.Fatal(err)
@@ -66,7 +66,8 @@ func TestLeftovers(t *testing.T) {
 			t.Errorf("left %q, want %q", left, want)
 		}
 	}
-	if err := NewLeftovers(filepath.Join(dir, "nowhere"), filepath.Join(dir, "nowhere"), claims, logr.Discard()).Remove(); err != nil {
+	l.DriverDir, l.CDIDir = filepath.Join(dir, "nowhere"), filepath.Join(dir, "nowhere")
+	if err := l.Remove(); err != nil {
 		t.Errorf("without directories: %v", err)
 	}
 }

@@ -51,13 +51,10 @@ func NewMetrics(registry prometheus.Registerer) *Metrics {
 	return m
 }
 
-// start begins to measure one call; the function it returns ends it.
-func (o operation) start() func(error) {
-	begin := time.Now()
-	return func(err error) {
-		o.seconds.Observe(time.Since(begin).Seconds())
-		if err != nil {
-			o.errors.Inc()
-		}
+// observe measures one call that began at the time.
+func (o operation) observe(begin time.Time, err error) {
+	o.seconds.Observe(time.Since(begin).Seconds())
+	if err != nil {
+		o.errors.Inc()
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/test/must"
@@ -44,7 +45,7 @@ func TestConsumers(t *testing.T) {
 		"another claim, the device?": {[]runtime.Object{claim("other", "e")}, false},
 		"no claim":                   {nil, false},
 	} {
-		pods, isAllocated, err := Claims{fake.NewClientset(test.objects...).ResourceV1()}.Consumers(t.Context(), known)
+		pods, isAllocated, err := API{fake.NewClientset(test.objects...)}.Consumers(t.Context(), known)
 		if err != nil || isAllocated != test.want || slices.Equal(pods, []types.UID{"pod-uid"}) != test.want {
 			t.Errorf("%s: pods %q, allocated %t, %v", name, pods, isAllocated, err)
 		}
@@ -92,19 +93,24 @@ func TestEarlierPrepare(t *testing.T) {
 		must.Succeed(t, j.Put(a))
 	}
 	d := &Driver{Journal: j}
-	if got := d.bound("c-uid", first); got != v1alpha1.DriverVFIO {
-		t.Errorf("bound %q, want vfio-pci", got)
-	}
-	if got := d.bound("c-uid", second); got != "" {
-		t.Errorf("bound %q to the Function that keeps its own driver", got)
-	}
-	for id, want := range map[function.ID]string{first: "net1", second: "net2"} {
-		if got, ok := d.known("c-uid", id); !ok || got.Name != want {
-			t.Errorf("%s: known is %+v, %t, want %s", id, got, ok, want)
+	for id, want := range map[function.ID]struct {
+		driver v1alpha1.FunctionDriver
+		name   string
+	}{first: {v1alpha1.DriverVFIO, "net1"}, second: {"", "net2"}} {
+		earlier, ok := d.earlier("c-uid", id)
+		if got := earlier.BackToReserved().Interface; !ok || got.Name != want.name {
+			t.Errorf("%s: earlier is %+v, %t, want %s", id, got, ok, want.name)
+		}
+		driver, err := ownersDriver(earlier, claim.Device{}, function.Function{}, v1alpha1.DevicePoolSpec{})
+		if err != nil || driver != want.driver {
+			t.Errorf("%s: driver %q, %v, want %q", id, driver, err, want.driver)
 		}
 	}
-	if got, ok := d.known("c-uid", function.ID{Address: "0000:3b:00.4"}); ok {
-		t.Errorf("known is %+v of a Function that the claim does not have", got)
+	if got, ok := d.earlier("c-uid", function.ID{Address: "0000:3b:00.4"}); ok {
+		t.Errorf("earlier is %+v of a Function that the claim does not have", got)
+	}
+	if got, ok := d.earlier("another-uid", first); ok || got.Setup != nil {
+		t.Errorf("earlier is %+v of a Function that another claim has", got)
 	}
 }
 

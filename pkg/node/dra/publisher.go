@@ -2,21 +2,29 @@ package dra
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/go-logr/logr"
+	"golang.org/x/sync/errgroup"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/utils/ptr"
 
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
-// settle is how long the publisher waits for more changes after the first: VFs appear one by one, and a link that
+// debounce is how long the publisher waits for more changes after the first: VFs appear one by one, and a link that
 // goes down takes its VFs along.
-const settle = 50 * time.Millisecond
+const debounce = 50 * time.Millisecond
 
 // Slices writes ResourceSlices. [kubeletplugin.Helper] does.
 type Slices interface {
@@ -44,6 +52,7 @@ type Publisher struct {
 // CNI and device plugin go on meanwhile.
 func (p *Publisher) Run(ctx context.Context, changes <-chan struct{}) error {
 	var published *resourceslice.DriverResources
+	retryPauses := func() *wait.Backoff { return loop.Backoff(500*time.Millisecond, 30*time.Second) }
 	pauses := retryPauses()
 	for {
 		var pause time.Duration
@@ -54,20 +63,15 @@ func (p *Publisher) Run(ctx context.Context, changes <-chan struct{}) error {
 		} else {
 			published, pauses = next, retryPauses()
 		}
-		if !loop.Wait(ctx, changes, pause) || !loop.Sleep(ctx, settle) {
+		if !loop.Wait(ctx, changes, pause) || !loop.Sleep(ctx, debounce) {
 			return nil
 		}
 	}
 }
 
-// retryPauses are those between attempts to publish.
-func retryPauses() *wait.Backoff { return loop.Backoff(500*time.Millisecond, 30*time.Second) }
-
-// publish tells of the pools as they are now, where they differ from what was published, and returns what is published
+// publish publishes the pools as they are now, if they differ from what was published, and returns what is published
 // then.
-func (p *Publisher) publish(
-	ctx context.Context, published *resourceslice.DriverResources,
-) (*resourceslice.DriverResources, error) {
+func (p *Publisher) publish(ctx context.Context, published *resourceslice.DriverResources) (*resourceslice.DriverResources, error) {
 	pools, known := p.Pools.Pools()
 	if !known {
 		return published, nil
@@ -79,13 +83,8 @@ func (p *Publisher) publish(
 	if err := p.Slices.PublishResources(ctx, next); err != nil {
 		return published, err
 	}
-	p.report(next)
-	return &next, nil
-}
-
-func (p *Publisher) report(published resourceslice.DriverResources) {
 	devices, slices, tainted := 0, 0, 0
-	for _, pool := range published.Pools {
+	for _, pool := range next.Pools {
 		slices += len(pool.Slices)
 		for _, slice := range pool.Slices {
 			devices += len(slice.Devices)
@@ -98,5 +97,104 @@ func (p *Publisher) report(published resourceslice.DriverResources) {
 	}
 	p.Metrics.devices.Set(float64(devices))
 	p.Metrics.tainted.Set(float64(tainted))
-	p.Log.Info("Publishing devices", "devices", devices, "tainted", tainted, "pools", len(published.Pools), "slices", slices)
+	p.Log.Info("Publishing devices", "devices", devices, "tainted", tainted, "pools", len(next.Pools), "slices", slices)
+	return &next, nil
+}
+
+const (
+	// syncDelay is how long after a foreign change the slices are put right. The kubelet deletes all slices of its node
+	// when it starts; with the library's 30 s the node would have no devices for so long.
+	syncDelay = time.Second
+	// parallelCreates is how many slices of a node without any are created at once.
+	parallelCreates = 8
+)
+
+// SliceWriter keeps the node's ResourceSlices in the API server as it is told. It is the library's controller, which
+// [kubeletplugin.Helper] uses as well, with two differences: it mends what the kubelet deleted at once, and on a node
+// that has no slices yet it does not wait for the controller, whose start takes a second, to create the first ones.
+type SliceWriter struct {
+	Client kubernetes.Interface
+	Node   string
+	// HandleError hears what goes wrong in the background; see [Driver.HandleError].
+	HandleError func(ctx context.Context, err error, msg string)
+
+	controller *resourceslice.Controller
+}
+
+// PublishResources makes the slices as they should be, now or in the background. It must not be called by several
+// goroutines at once; the context of the first call is that of the background.
+func (w *SliceWriter) PublishResources(ctx context.Context, resources resourceslice.DriverResources) error {
+	if w.controller != nil {
+		w.controller.Update(&resources)
+		return nil
+	}
+	node, err := w.Client.CoreV1().Nodes().Get(ctx, w.Node, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("node %s: %w", w.Node, err)
+	}
+	owner := resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}
+	if err := w.createFirst(ctx, owner, resources); err != nil {
+		w.HandleError(ctx, err, "ResourceSlices are created later")
+	}
+	w.controller, err = resourceslice.StartController(ctx, resourceslice.Options{
+		DriverName:   v1alpha1.GroupName,
+		KubeClient:   w.Client,
+		Owner:        &owner,
+		Resources:    &resources,
+		SyncDelay:    ptr.To(syncDelay),
+		ErrorHandler: w.HandleError,
+	})
+	return err
+}
+
+// Stop ends the background; the slices stay.
+func (w *SliceWriter) Stop() {
+	if w.controller != nil {
+		w.controller.Stop()
+	}
+}
+
+// createFirst creates the slices of a node that has none of this driver's. The controller takes them for its own.
+func (w *SliceWriter) createFirst(ctx context.Context, owner resourceslice.Owner, resources resourceslice.DriverResources) error {
+	existing, err := w.Client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{
+		FieldSelector: fields.Set{
+			resourceapi.ResourceSliceSelectorDriver:   v1alpha1.GroupName,
+			resourceapi.ResourceSliceSelectorNodeName: w.Node,
+		}.String(),
+		Limit: 1,
+	})
+	if err != nil || len(existing.Items) > 0 {
+		return err
+	}
+	creates, ctx := errgroup.WithContext(ctx)
+	creates.SetLimit(parallelCreates)
+	for name, pool := range resources.Pools {
+		for index := range pool.Slices {
+			slice := firstSlice(owner, name, pool, index)
+			creates.Go(func() error {
+				_, err := w.Client.ResourceV1().ResourceSlices().Create(ctx, slice, metav1.CreateOptions{})
+				return err
+			})
+		}
+	}
+	return creates.Wait()
+}
+
+// firstSlice is what the library's controller would create, by name and content; any other it would replace.
+func firstSlice(owner resourceslice.Owner, poolName string, pool resourceslice.Pool, index int) *resourceapi.ResourceSlice {
+	return &resourceapi.ResourceSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			GenerateName: fmt.Sprintf("%05x-%s-%s-", index, v1alpha1.GroupName, owner.Name),
+			OwnerReferences: []metav1.OwnerReference{{
+				APIVersion: owner.APIVersion, Kind: owner.Kind, Name: owner.Name, UID: owner.UID, Controller: ptr.To(true),
+			}},
+		},
+		Spec: resourceapi.ResourceSliceSpec{
+			Driver:         v1alpha1.GroupName,
+			NodeName:       ptr.To(owner.Name),
+			Pool:           resourceapi.ResourcePool{Name: poolName, Generation: 1, ResourceSliceCount: int64(len(pool.Slices))},
+			Devices:        pool.Slices[index].Devices,
+			SharedCounters: pool.Slices[index].SharedCounters,
+		},
+	}
 }

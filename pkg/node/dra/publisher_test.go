@@ -81,7 +81,7 @@ func TestPublisher(t *testing.T) {
 		}
 		change := func() {
 			changes <- struct{}{}
-			time.Sleep(settle)
+			time.Sleep(debounce)
 		}
 
 		expect("before the pools are known", 0)
@@ -106,7 +106,7 @@ func TestPublisher(t *testing.T) {
 		synctest.Wait()
 		expect("a change may be followed by others", 2)
 		have.set(draPool("fast", vf(0x3b, 0)))
-		time.Sleep(settle)
+		time.Sleep(debounce)
 		expect("the link came back at once", 2)
 
 		have.set(draPool("fast", down, vf(0x3b, 1)))

@@ -8,7 +8,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
-	"k8s.io/utils/ptr"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
@@ -54,44 +53,35 @@ func resources(node string, pools []pool.Pool, problems func(function.Function) 
 		if p.Spec.Publish != v1alpha1.PublishDRA {
 			continue
 		}
-		for pf, functions := range byPF(p.Functions) {
+		byPF := map[pci.Address][]function.Function{}
+		for _, f := range p.Functions {
+			byPF[f.PF] = append(byPF[f.PF], f)
+		}
+		for pf, functions := range byPF {
 			id := claim.PoolID{Node: node, PF: pf, DevicePool: p.Name}
-			out.Pools[id.String()] = resourceslice.Pool{Slices: slices.Concat(counters(p), chunks(p, functions, problems))}
+			out.Pools[id.String()] = resourceslice.Pool{Slices: slicesOf(p, functions, problems)}
 		}
 	}
 	return out
 }
 
-// counters is the slice that says how much of the pool may be allocated at once, none where all may. A slice has devices
-// or counters. It comes first, as its index does not depend on how many devices there are.
-func counters(p pool.Pool) []resourceslice.Slice {
-	if p.Spec.MaxAllocated == nil {
-		return nil
+// slicesOf are the slices of the pool's Functions of one PF. A slice has devices or counters. That of the counters, which
+// say how many devices may be allocated at once, comes first, as its index does not depend on how many devices there are.
+func slicesOf(p pool.Pool, functions []function.Function, problems func(function.Function) []health.Problem) []resourceslice.Slice {
+	var out []resourceslice.Slice
+	if p.Spec.MaxAllocated != nil {
+		out = append(out, resourceslice.Slice{SharedCounters: []resourceapi.CounterSet{{
+			Name: counterSetPF, Counters: functionCounter(int64(*p.Spec.MaxAllocated)),
+		}}})
 	}
-	return []resourceslice.Slice{{SharedCounters: []resourceapi.CounterSet{{
-		Name: counterSetPF, Counters: functionCounter(int64(*p.Spec.MaxAllocated)),
-	}}}}
-}
-
-func functionCounter(n int64) map[string]resourceapi.Counter {
-	return map[string]resourceapi.Counter{counterFunctions: {Value: *resource.NewQuantity(n, resource.DecimalSI)}}
-}
-
-// chunk is what decides about a Function's slice: nothing that other Functions have a part in.
-type chunk struct {
-	kind   function.Kind
-	number int
-}
-
-func chunkOf(f function.Function) chunk { return chunk{f.Kind, f.Index / devicesPerSlice} }
-
-func chunks(p pool.Pool, functions []function.Function, problems func(function.Function) []health.Problem) []resourceslice.Slice {
 	slices.SortFunc(functions, func(a, b function.Function) int {
 		return cmp.Or(-cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Index, b.Index))
 	})
-	var out []resourceslice.Slice
+	sameSlice := func(a, b function.Function) bool {
+		return a.Kind == b.Kind && a.Index/devicesPerSlice == b.Index/devicesPerSlice
+	}
 	for i, f := range functions {
-		if i == 0 || chunkOf(f) != chunkOf(functions[i-1]) {
+		if i == 0 || !sameSlice(f, functions[i-1]) {
 			out = append(out, resourceslice.Slice{})
 		}
 		last := &out[len(out)-1]
@@ -100,33 +90,37 @@ func chunks(p pool.Pool, functions []function.Function, problems func(function.F
 	return out
 }
 
+func functionCounter(n int64) map[string]resourceapi.Counter {
+	return map[string]resourceapi.Counter{counterFunctions: {Value: *resource.NewQuantity(n, resource.DecimalSI)}}
+}
+
 func device(p pool.Pool, f function.Function, problems []health.Problem) resourceapi.Device {
 	d := resourceapi.Device{
 		Name: f.ID.DeviceName(),
 		Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
-			AttributeKind:     {StringValue: ptr.To(string(f.Kind))},
-			AttributePool:     {StringValue: ptr.To(p.Name)},
-			AttributePF:       {StringValue: ptr.To(string(f.PF))},
-			AttributeIndex:    {IntValue: ptr.To(int64(f.Index))},
-			AttributeVendor:   {StringValue: ptr.To(f.Vendor)},
-			AttributeDevice:   {StringValue: ptr.To(f.Device)},
-			AttributeMultusID: {StringValue: ptr.To(f.ID.String())},
-			deviceattribute.StandardDeviceAttributePCIBusID: {StringValue: ptr.To(string(f.ID.Address))},
+			AttributeKind:     {StringValue: new(string(f.Kind))},
+			AttributePool:     {StringValue: new(p.Name)},
+			AttributePF:       {StringValue: new(string(f.PF))},
+			AttributeIndex:    {IntValue: new(int64(f.Index))},
+			AttributeVendor:   {StringValue: new(f.Vendor)},
+			AttributeDevice:   {StringValue: new(f.Device)},
+			AttributeMultusID: {StringValue: new(f.ID.String())},
+			deviceattribute.StandardDeviceAttributePCIBusID: {StringValue: new(string(f.ID.Address))},
 		},
 	}
-	// The API refuses the whole slice for a longer value. Multus does not find the devices of such a DevicePool.
-	if name := v1alpha1.GroupName + "/" + p.Name; len(name) <= resourceapi.DeviceAttributeMaxValueLength {
-		d.Attributes[AttributeMultusName] = resourceapi.DeviceAttribute{StringValue: ptr.To(name)}
-	}
 	// Absent is not a value: devices without a PCIe root or NUMA node must not match each other by it.
-	if f.PFName != "" {
-		d.Attributes[AttributePFName] = resourceapi.DeviceAttribute{StringValue: ptr.To(f.PFName)}
-	}
-	if f.PCIeRoot != "" {
-		d.Attributes[deviceattribute.StandardDeviceAttributePCIeRoot] = resourceapi.DeviceAttribute{StringValue: ptr.To(f.PCIeRoot)}
+	for name, value := range map[resourceapi.QualifiedName]string{
+		AttributeMultusName: v1alpha1.GroupName + "/" + p.Name,
+		AttributePFName:     f.PFName,
+		deviceattribute.StandardDeviceAttributePCIeRoot: f.PCIeRoot,
+	} {
+		// The API refuses the whole slice for a longer value. Multus does not find the devices of such a DevicePool.
+		if value != "" && len(value) <= resourceapi.DeviceAttributeMaxValueLength {
+			d.Attributes[name] = resourceapi.DeviceAttribute{StringValue: new(value)}
+		}
 	}
 	if f.NUMANode >= 0 {
-		d.Attributes[deviceattribute.StandardDeviceAttributeNUMANode] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(f.NUMANode))}
+		d.Attributes[deviceattribute.StandardDeviceAttributeNUMANode] = resourceapi.DeviceAttribute{IntValue: new(int64(f.NUMANode))}
 	}
 	if p.Spec.Provision == v1alpha1.ProvisionBeforeBind {
 		d.BindingConditions = []string{v1alpha1.ConditionProvisioned}
@@ -139,12 +133,4 @@ func device(p pool.Pool, f function.Function, problems []health.Problem) resourc
 		d.Taints = append(d.Taints, resourceapi.DeviceTaint{Key: problem.Taint, Effect: resourceapi.DeviceTaintEffectNoSchedule})
 	}
 	return d
-}
-
-func byPF(functions []function.Function) map[pci.Address][]function.Function {
-	out := map[pci.Address][]function.Function{}
-	for _, f := range functions {
-		out[f.PF] = append(out[f.PF], f)
-	}
-	return out
 }

@@ -264,7 +264,7 @@ func TestInput(t *testing.T) {
 		Claim: journal.Claim{Namespace: "default", Name: "c", UID: "u", Request: "nic", Pool: "p", Device: "d"},
 		Pod:   journal.Pod{Namespace: "default", Name: "pod1", UID: "pod1-uid"}, Sandbox: "s1", AttachedAt: at, StoppedAt: at,
 	}
-	claim = claim.Untouched() // the sandbox stopped before the claim was released
+	claim = claim.BackToReserved() // the sandbox stopped before the claim was released
 	claim.State, claim.RestoredAt = journal.Releasing, at
 	bare := journal.Attachment{Function: vf(1), PF: "0000:3b:00.0", VFIndex: 1, State: journal.Releasing, Resource: "r", ReservedAt: at, RestoredAt: at}
 	common := `"version": 1, "node": "n", "attempt": 1, "reservedAt": "2001-09-09T01:46:40Z", "restoredAt": "2001-09-09T01:46:40Z",

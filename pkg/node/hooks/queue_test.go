@@ -263,7 +263,7 @@ func TestNotRestored(t *testing.T) {
 		away := released(0)
 		away.RestoredAt, away.Hooks = time.Time{}, nil
 		must.Succeed(t, n.journal.Put(away))
-		reserved := released(1).Untouched()
+		reserved := released(1).BackToReserved()
 		must.Succeed(t, n.journal.Put(reserved))
 		a := n.start(10)
 		for i := range 3 {
@@ -507,7 +507,7 @@ func TestParallel(t *testing.T) {
 
 // TestNewGeneration: should another hand have changed the record while a hook ran, the queue leaves it alone.
 func TestNewGeneration(t *testing.T) {
-	next := released(0).Untouched()
+	next := released(0).BackToReserved()
 	next.Pod.Name = "pod2"
 	later := released(0)
 	later.RestoredAt = later.RestoredAt.Add(time.Second)

@@ -11,22 +11,22 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 )
 
-// State is how far an attachment is. The journal always says at least as much as was done to the Function.
+// State is how far an attachment is. What was done to the Function is never more than the journal says.
 type State string
 
 const (
-	// Reserved: the Function belongs to its owner, and nothing is touched but what Setup says.
+	// Reserved: the Function has an owner, and nothing was done to it but what Setup says.
 	Reserved State = "Reserved"
-	// Attaching: what the netdev was is written down, and any part of the way to the pod may be done.
+	// Attaching: Before is recorded, and the netdev is anywhere on its way to the pod.
 	Attaching State = "Attaching"
 	// Attached: the netdev is in the pod.
 	Attached State = "Attached"
-	// Lost: the netdev went while the pod's sandbox lives, as its device was unplugged or reset, or lost its driver. What
-	// the attachment was is kept, until the sandbox ends or the netdev is back. Next is Reattaching, or Detaching.
+	// Lost: the netdev went while the pod's sandbox lives, as its device was unplugged or reset, or lost its driver. Next is
+	// Reattaching once the netdev is back, or Detaching when the sandbox ends.
 	Lost State = "Lost"
 	// Reattaching: as Attaching, for a sandbox that lost the netdev. Next is Attached, or Lost again.
 	Reattaching State = "Reattaching"
-	// Detaching: any part of the way back may be done. Next is Reserved.
+	// Detaching: the netdev is anywhere on its way back. Next is Reserved.
 	Detaching State = "Detaching"
 	// Releasing: as Detaching, but the reservation goes too. Once the netdev is back (RestoredAt) the post-delete hooks
 	// run. Next is no record.
@@ -48,83 +48,72 @@ type Attachment struct {
 	// Resource is the extended resource by which the Function was handed out, such as "xpu.opiproject.org/fast"; empty
 	// for a claim.
 	Resource string `json:"resource,omitempty"`
-	// Port is the Port that this agent had the xPU make; nil where there is none, or where the controller makes it. It is
-	// written down before the xPU is asked.
+	// Port is the Port that this agent had the xPU make; nil if there is none, or if the controller makes it. It is recorded
+	// before the xPU is asked.
 	Port *Port `json:"port,omitempty"`
-	// CNI is the request that wants, or has, the Function attached; nil where NRI does that.
+	// CNI is the request that wants, or has, the Function attached; nil for NRI.
 	CNI *CNI `json:"cni,omitempty"`
-
-	// Setup is what is done to the Function itself so that its owner can use it, and undone when it is released; nil
-	// where nothing is. It is written down before anything is done.
+	// Setup is what is done to the Function itself so that its owner can use it, and undone when it is released; nil for
+	// nothing. It is recorded before anything is done.
 	Setup *Setup `json:"setup,omitempty"`
-
-	// Interface is what the pod wants.
+	// Interface is what the pod wants. AnyName says that the agent chose its name, and may choose another if the pod has an
+	// interface of that name already.
 	Interface function.Interface `json:"interface"`
-	// AnyName says that the agent chose the interface's name: it may be another one where the pod has an interface of
-	// that name already.
-	AnyName bool `json:"anyName,omitempty"`
+	AnyName   bool               `json:"anyName,omitempty"`
 
 	State      State     `json:"state"`
 	ReservedAt time.Time `json:"reservedAt"`
 	// Ended is the last sandbox that had the Function and has it no more; nil if there was none.
 	Ended *Ended `json:"ended,omitempty"`
 
-	// What follows is empty while the state is Reserved.
-
-	// Sandbox is the ID of the pod's sandbox container: the generation of the attachment.
+	// The fields from here on are empty in state Reserved. Sandbox is the ID of the pod's sandbox container.
 	Sandbox string `json:"sandbox,omitempty"`
-	// BootID is that of the boot in which the Function was touched (/proc/sys/kernel/random/boot_id). After another
-	// boot there is nothing to undo.
+	// BootID is the boot in which the netdev was moved (/proc/sys/kernel/random/boot_id). After another boot there is
+	// nothing to undo.
 	BootID string `json:"bootID,omitempty"`
 	// Place is the pod's network namespace and where the netdev is in it.
 	Place netdev.Place `json:"place,omitzero"`
 	// Before is what the netdev was on the host.
 	Before *netdev.Snapshot `json:"before,omitempty"`
 
-	// What follows is there once the state is Attached.
-
-	// Observed is what the netdev became in the pod; of one that is Lost what it is to become again.
+	// Observed is what the netdev became in the pod, and in state Lost what it is to become again. It and AttachedAt are
+	// set once the state is Attached.
 	Observed   *netdev.Observed `json:"observed,omitempty"`
 	AttachedAt time.Time        `json:"attachedAt,omitzero"`
 	// LostAt is when it was seen that the netdev is lost; zero unless the state is Lost or Reattaching.
 	LostAt time.Time `json:"lostAt,omitzero"`
-
 	// StoppedAt is when the way back began.
 	StoppedAt time.Time `json:"stoppedAt,omitzero"`
 
-	// What follows is there only while the state is Releasing.
-
-	// RestoredAt is when the netdev was back, as was verified. What is left of the release are post-delete hooks; from
-	// here on only they change the record.
+	// RestoredAt is when the netdev was back, as was verified. It and Hooks are set only in state Releasing. From here on
+	// only post-delete hooks change the record.
 	RestoredAt time.Time `json:"restoredAt,omitzero"`
 	// Hooks is how far the post-delete hooks are; nil before RestoredAt.
 	Hooks *Hooks `json:"hooks,omitempty"`
 }
 
-// Ended is a sandbox's use of a Function that is over.
+// Ended is a sandbox's use of a Function that is over. AttachedAt is zero if the attachment was never complete.
 type Ended struct {
-	Sandbox string `json:"sandbox"`
-	// AttachedAt is zero where the Function was never whole in the sandbox.
+	Sandbox    string    `json:"sandbox"`
 	AttachedAt time.Time `json:"attachedAt,omitzero"`
 	StoppedAt  time.Time `json:"stoppedAt"`
 }
 
 // Setup is how a Function is made usable for its owner.
 type Setup struct {
-	// SF says that the Function is an SF that exists for its owner only: it is made for it and deleted afterwards. MAC is
-	// the one it is made with.
+	// SF says that the Function is an SF that exists for its owner only: it is made with the MAC, and deleted afterwards.
 	SF  bool         `json:"sf,omitempty"`
 	MAC function.MAC `json:"mac,omitempty"`
-	// Driver is what is bound for the owner, "" for the Function's own driver. The rest is then what it was before.
+	// Driver is what is bound for the owner, "" for the Function's own driver. The fields below are what was before: Own is
+	// the driver that was bound, "" if none was.
 	Driver string `json:"driver,omitempty"`
-	// Own is the driver that was bound, "" if none was.
-	Own string `json:"own,omitempty"`
-	// Netdev is what the netdev of the own driver was; nil where there was none. It is made anew when that driver is bound
+	Own    string `json:"own,omitempty"`
+	// Netdev is what the netdev of the own driver was; nil if there was none. It is made anew when that driver is bound
 	// again.
 	Netdev *netdev.Snapshot `json:"netdev,omitempty"`
 	// RDMA says that the own driver gave the Function an RDMA device.
 	RDMA bool `json:"rdma,omitempty"`
-	// BootID is that of the boot in which Netdev was seen. After another boot it is what that made of it.
+	// BootID is the boot in which Netdev was seen. Another boot may have made something else of it.
 	BootID string `json:"bootID,omitempty"`
 }
 
@@ -134,12 +123,10 @@ type Hooks struct {
 	Done []string `json:"done,omitempty"`
 	// Next is the name of the one that runs or waits to be run again.
 	Next string `json:"next"`
-	// Attempts is how often Next failed.
-	Attempts int `json:"attempts,omitempty"`
-	// Error is why Next failed last; "" if it did not.
-	Error string `json:"error,omitempty"`
-	// RetryAt is when Next runs again after it failed.
-	RetryAt time.Time `json:"retryAt,omitzero"`
+	// Attempts is how often Next failed, Error why it failed last, and RetryAt when it runs again.
+	Attempts int       `json:"attempts,omitempty"`
+	Error    string    `json:"error,omitempty"`
+	RetryAt  time.Time `json:"retryAt,omitzero"`
 }
 
 // Claim is the ResourceClaim that a Function is allocated to. All of it is empty for a Function that was allocated as
@@ -157,7 +144,7 @@ type Claim struct {
 
 // Port is what the xPU was asked to serve for a Function.
 type Port struct {
-	// DevicePool is the pool that the Function belonged to when it was handed out; empty where that is not known.
+	// DevicePool is the pool that the Function belonged to when it was handed out; empty if that is not known.
 	DevicePool string `json:"devicePool,omitempty"`
 	// Network is the name of the network that the Port joins.
 	Network string `json:"network"`
@@ -171,10 +158,10 @@ type CNI struct {
 	IfName      string `json:"ifName"`
 	// Network is the name of the network configuration.
 	Network string `json:"network"`
-	// IPAM is the result of the IPAM plugin, as it printed it; empty where there is none.
+	// IPAM is the result of the IPAM plugin, as it printed it; empty if there is none.
 	IPAM json.RawMessage `json:"ipam,omitempty"`
-	// Claimed is what the claim wants the interface to be, for a Function that belongs to one: the request is over once
-	// the netdev is back, the claim is not.
+	// Claimed is the interface that the claim wants, for a Function that belongs to one: it is wanted again when the request
+	// is over.
 	Claimed *function.Interface `json:"claimed,omitempty"`
 }
 
@@ -205,19 +192,33 @@ func (a Attachment) LastUse() (use Ended, ok bool) {
 	return Ended{}, false
 }
 
-// Untouched is the attachment as it is once the netdev is back: reserved and nothing more. A Function of a claim is then
-// what the claim wants again, whatever a CNI request made of it.
-func (a Attachment) Untouched() Attachment {
-	ended := a.Ended
-	if a.Sandbox != "" {
-		ended = &Ended{Sandbox: a.Sandbox, AttachedAt: a.AttachedAt, StoppedAt: a.StoppedAt}
+// BackToReserved is the attachment after its netdev is back: reserved and nothing more. The interface of a claim's Function
+// is what the claim wants again, without the CNI request.
+func (a Attachment) BackToReserved() Attachment {
+	reserved := Attachment{
+		Function: a.Function, PF: a.PF, PFName: a.PFName, VFIndex: a.VFIndex,
+		Claim: a.Claim, Pod: a.Pod, Resource: a.Resource, Port: a.Port, CNI: a.CNI, Setup: a.Setup,
+		Interface: a.Interface, AnyName: a.AnyName,
+		State: Reserved, ReservedAt: a.ReservedAt,
 	}
 	if a.CNI != nil && a.CNI.Claimed != nil {
-		a.Interface, a.CNI = *a.CNI.Claimed, nil
+		reserved.Interface, reserved.CNI = *a.CNI.Claimed, nil
 	}
-	return Attachment{
-		Function: a.Function, PF: a.PF, PFName: a.PFName, VFIndex: a.VFIndex,
-		Claim: a.Claim, Pod: a.Pod, Resource: a.Resource, Port: a.Port, CNI: a.CNI, Setup: a.Setup, Interface: a.Interface, AnyName: a.AnyName,
-		State: Reserved, ReservedAt: a.ReservedAt, Ended: ended,
+	if use, ok := a.LastUse(); ok {
+		reserved.Ended = &use
+	}
+	return reserved
+}
+
+// ClaimIs returns a function that is true for attachments of the claim.
+func ClaimIs(uid types.UID) func(Attachment) bool {
+	return func(a Attachment) bool { return uid != "" && a.Claim.UID == uid }
+}
+
+// ContainerIs returns a function that is true for attachments of the container's CNI request for the interface, attached
+// or not.
+func ContainerIs(containerID, ifName string) func(Attachment) bool {
+	return func(a Attachment) bool {
+		return a.CNI != nil && a.CNI.ContainerID == containerID && a.CNI.IfName == ifName
 	}
 }

@@ -13,18 +13,14 @@ import (
 // maxLetters is how many dead letters are kept.
 const maxLetters = 100
 
-// DeadLetter is a post-delete hook that was given up.
+// DeadLetter is a post-delete hook that was given up: its name, what it should have been run for, how often it was run, why
+// it failed last, and when it was given up. The Attachment is without Hooks.
 type DeadLetter struct {
-	// Hook is its name.
-	Hook string `json:"hook"`
-	// Attachment is what the hook should have been run for; without Hooks.
+	Hook       string     `json:"hook"`
 	Attachment Attachment `json:"attachment"`
-	// Attempts is how often it was run.
-	Attempts int `json:"attempts"`
-	// Error is why it failed last.
-	Error string `json:"error"`
-	// At is when it was given up.
-	At time.Time `json:"at"`
+	Attempts   int        `json:"attempts"`
+	Error      string     `json:"error"`
+	At         time.Time  `json:"at"`
 }
 
 // DeadLetters are the hooks that were given up, the oldest first. The last 100 are kept.
@@ -34,25 +30,18 @@ func (j *Journal) DeadLetters() []DeadLetter {
 	return slices.Clone(j.letters)
 }
 
-// GiveUp writes a dead letter, and at once in place of the Function's attachment the one that follows from it.
+// GiveUp adds a dead letter, and in the same write replaces the Function's attachment by the one that follows from it.
 func (j *Journal) GiveUp(letter DeadLetter, next Attachment) error {
-	if err := next.check(); err != nil {
-		return fmt.Errorf("journal: Function %s: %w", next.Function, err)
-	}
 	letter.Attachment.Hooks = nil
-	record, err := json.Marshal(letter)
-	if err != nil {
-		return fmt.Errorf("journal: dead letter of Function %s: %w", next.Function, err)
-	}
-	value, err := json.Marshal(next)
-	if err != nil {
-		return fmt.Errorf("journal: Function %s: %w", next.Function, err)
-	}
-	return j.write(next.Function, func(tx *bolt.Tx, key []byte) error {
+	return j.write(next.Function, func(tx *bolt.Tx) error {
+		record, err := json.Marshal(letter)
+		if err != nil {
+			return err
+		}
 		if err := appendLetter(tx.Bucket(lettersBucket), record); err != nil {
 			return err
 		}
-		return tx.Bucket(attachmentsBucket).Put(key, value)
+		return putAttachment(tx, next)
 	}, func() {
 		j.attachments[next.Function] = next
 		j.letters = append(j.letters, letter)
@@ -60,7 +49,7 @@ func (j *Journal) GiveUp(letter DeadLetter, next Attachment) error {
 	})
 }
 
-// appendLetter keeps to the limit. The keys are numbers that grow.
+// appendLetter adds a dead letter, and deletes those beyond the limit. The keys are numbers that grow.
 func appendLetter(b *bolt.Bucket, record []byte) error {
 	number, err := b.NextSequence()
 	if err != nil {
@@ -69,13 +58,9 @@ func appendLetter(b *bolt.Bucket, record []byte) error {
 	if err := b.Put(binary.BigEndian.AppendUint64(nil, number), record); err != nil {
 		return err
 	}
-	var old [][]byte
 	cursor := b.Cursor()
-	for key, _ := cursor.First(); key != nil && binary.BigEndian.Uint64(key)+maxLetters <= number; key, _ = cursor.Next() {
-		old = append(old, key)
-	}
-	for _, key := range old {
-		if err := b.Delete(key); err != nil {
+	for key, _ := cursor.First(); key != nil && binary.BigEndian.Uint64(key)+maxLetters <= number; key, _ = cursor.First() {
+		if err := cursor.Delete(); err != nil {
 			return err
 		}
 	}

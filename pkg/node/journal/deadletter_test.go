@@ -136,7 +136,7 @@ func TestLastUse(t *testing.T) {
 	if use, ok := reserved(vf1).LastUse(); !ok || use.Sandbox != "sandbox-1" || !use.AttachedAt.Equal(time.Unix(1e9+1, 0)) || !use.StoppedAt.Equal(time.Unix(1e9+2, 0)) {
 		t.Errorf("last use %+v, %t; want the one that ended", use, ok)
 	}
-	if use, ok := reserved(vf1).Untouched().LastUse(); !ok || use.Sandbox != "sandbox-1" {
+	if use, ok := reserved(vf1).BackToReserved().LastUse(); !ok || use.Sandbox != "sandbox-1" {
 		t.Errorf("last use %+v, %t; want the one that ended", use, ok)
 	}
 	again := reserved(vf1)

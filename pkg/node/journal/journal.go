@@ -9,7 +9,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
 	"runtime/debug"
@@ -79,7 +78,7 @@ func Open(path string) (*Journal, error) {
 	return j, nil
 }
 
-// open turns a panic into an error: bbolt trusts the pages of its file, and reads a truncated one beyond its end.
+// open turns a panic into an error, as bbolt trusts the pages of its file, and reads a truncated one beyond its end.
 func (j *Journal) open(path string) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	var file *os.File
@@ -131,12 +130,11 @@ func syncDirectory(path string) error {
 }
 
 func (j *Journal) load() error {
-	empty, older := false, false
+	complete := false
 	err := j.db.View(func(tx *bolt.Tx) error {
-		meta, attachments := tx.Bucket(metaBucket), tx.Bucket(attachmentsBucket)
+		meta, attachments, letters := tx.Bucket(metaBucket), tx.Bucket(attachmentsBucket), tx.Bucket(lettersBucket)
 		if meta == nil && attachments == nil {
-			empty = true
-			return nil
+			return nil // the file is new
 		}
 		if meta == nil || attachments == nil {
 			return fmt.Errorf("%w (a bucket is missing)", ErrCorrupt)
@@ -144,29 +142,33 @@ func (j *Journal) load() error {
 		if err := checkSchema(meta.Get(schemaKey)); err != nil {
 			return err
 		}
-		if err := attachments.ForEach(j.loadOne); err != nil {
+		err := attachments.ForEach(func(key, value []byte) error {
+			a, err := decode(key, value)
+			if err != nil {
+				return fmt.Errorf("%w (record %q: %w)", ErrCorrupt, key, err)
+			}
+			j.attachments[a.Function] = a
+			return nil
+		})
+		if err != nil {
 			return err
 		}
-		if letters := tx.Bucket(lettersBucket); letters == nil {
-			older = true
-		} else if err := letters.ForEach(j.loadLetter); err != nil {
-			return err
+		if letters != nil { // the first version of the agent had none
+			complete = true
+			if err := letters.ForEach(j.loadLetter); err != nil {
+				return err
+			}
 		}
 		return check(tx) // after all pages were seen here, for the same reason
 	})
-	switch {
-	case err != nil:
+	if err != nil || complete {
 		return err
-	case empty:
-		return j.db.Update(initialize)
-	case older:
-		return j.db.Update(addLetters)
 	}
-	return nil
+	return j.db.Update(initialize)
 }
 
-// check looks for damaged pages. It takes all that the library finds: a goroutine of the library would read on in a file
-// that is closed.
+// check looks for damaged pages. It takes all that the library finds, as a goroutine of the library would otherwise read on
+// in a file that is closed.
 func check(tx *bolt.Tx) error {
 	var damage error
 	for err := range tx.Check() {
@@ -189,33 +191,14 @@ func checkSchema(value []byte) error {
 	return nil
 }
 
+// initialize makes what the file lacks.
 func initialize(tx *bolt.Tx) error {
-	meta, err := tx.CreateBucket(metaBucket)
-	if err != nil {
-		return err
+	for _, bucket := range [][]byte{metaBucket, attachmentsBucket, lettersBucket} {
+		if _, err := tx.CreateBucketIfNotExists(bucket); err != nil {
+			return err
+		}
 	}
-	if _, err := tx.CreateBucket(attachmentsBucket); err != nil {
-		return err
-	}
-	if err := addLetters(tx); err != nil {
-		return err
-	}
-	return meta.Put(schemaKey, []byte(strconv.Itoa(schema)))
-}
-
-// addLetters makes the bucket that the first version of the agent had not.
-func addLetters(tx *bolt.Tx) error {
-	_, err := tx.CreateBucket(lettersBucket)
-	return err
-}
-
-func (j *Journal) loadOne(key, value []byte) error {
-	a, err := decode(key, value)
-	if err != nil {
-		return fmt.Errorf("%w (record %q: %w)", ErrCorrupt, key, err)
-	}
-	j.attachments[a.Function] = a
-	return nil
+	return tx.Bucket(metaBucket).Put(schemaKey, []byte(strconv.Itoa(schema)))
 }
 
 // decode reads a record and refuses one that could not be acted on.
@@ -256,17 +239,29 @@ func (a Attachment) check() error {
 // Close gives the file up.
 func (j *Journal) Close() error { return j.db.Close() }
 
+// Writable is an error if nothing could be written now: the disk is full or gone. It writes to find out.
+func (j *Journal) Writable() error {
+	if err := j.db.Update(func(*bolt.Tx) error { return nil }); err != nil {
+		return fmt.Errorf("journal: %w", err)
+	}
+	return nil
+}
+
 // Put writes an attachment in place of the one that the Function has, if any.
 func (j *Journal) Put(a Attachment) error {
+	return j.write(a.Function, func(tx *bolt.Tx) error { return putAttachment(tx, a) },
+		func() { j.attachments[a.Function] = a })
+}
+
+func putAttachment(tx *bolt.Tx, a Attachment) error {
 	if err := a.check(); err != nil {
-		return fmt.Errorf("journal: Function %s: %w", a.Function, err)
+		return err
 	}
 	value, err := json.Marshal(a)
 	if err != nil {
-		return fmt.Errorf("journal: Function %s: %w", a.Function, err)
+		return err
 	}
-	return j.write(a.Function, func(tx *bolt.Tx, key []byte) error { return tx.Bucket(attachmentsBucket).Put(key, value) },
-		func() { j.attachments[a.Function] = a })
+	return tx.Bucket(attachmentsBucket).Put([]byte(a.Function.String()), value)
 }
 
 // Delete makes a Function free. It is no error if it is.
@@ -274,16 +269,15 @@ func (j *Journal) Delete(id function.ID) error {
 	if _, ok := j.Get(id); !ok {
 		return nil
 	}
-	return j.write(id, func(tx *bolt.Tx, key []byte) error { return tx.Bucket(attachmentsBucket).Delete(key) },
+	return j.write(id, func(tx *bolt.Tx) error { return tx.Bucket(attachmentsBucket).Delete([]byte(id.String())) },
 		func() { delete(j.attachments, id) })
 }
 
-// write changes the disk and then memory. Nobody writes in between, so that both see the same order.
-func (j *Journal) write(id function.ID, toDisk func(tx *bolt.Tx, key []byte) error, toMemory func()) error {
+// write changes the disk and then memory. It has one writer at a time, so that both change in the same order.
+func (j *Journal) write(id function.ID, toDisk func(*bolt.Tx) error, toMemory func()) error {
 	j.writes.Lock()
 	defer j.writes.Unlock()
-	err := j.db.Update(func(tx *bolt.Tx) error { return toDisk(tx, []byte(id.String())) })
-	if err != nil {
+	if err := j.db.Update(toDisk); err != nil {
 		return fmt.Errorf("journal: Function %s: %w", id, err)
 	}
 	j.mutex.Lock()
@@ -323,13 +317,18 @@ func (j *Journal) ByPod(uid types.UID) []Attachment {
 func (j *Journal) which(match func(Attachment) bool) []Attachment {
 	j.mutex.RLock()
 	defer j.mutex.RUnlock()
-	list := slices.DeleteFunc(slices.Collect(maps.Values(j.attachments)), func(a Attachment) bool { return !match(a) })
+	var list []Attachment
+	for _, a := range j.attachments {
+		if match(a) {
+			list = append(list, a)
+		}
+	}
 	slices.SortFunc(list, func(a, b Attachment) int { return cmp.Compare(a.Function.String(), b.Function.String()) })
 	return list
 }
 
-// Lock makes the caller the only one to work on a Function until it calls unlock, once. It waits until the one before
-// is done or ctx ends. It is not reentrant. Functions are independent of each other.
+// Lock makes the caller the only one to change a Function until it calls unlock, once. It waits for the lock until ctx
+// ends. It is not reentrant. Functions are independent of each other.
 func (j *Journal) Lock(ctx context.Context, id function.ID) (unlock func(), err error) {
 	unlock, err = j.locks.Lock(ctx, id)
 	if err != nil {

@@ -73,7 +73,7 @@ func full(id function.ID) journal.Attachment {
 	}
 }
 
-func reserved(id function.ID) journal.Attachment { return full(id).Untouched() }
+func reserved(id function.ID) journal.Attachment { return full(id).BackToReserved() }
 
 var comparePrefixes = cmp.Options{
 	cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }), cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
@@ -244,9 +244,9 @@ func TestIsVF(t *testing.T) {
 	}
 }
 
-// TestUntouched: once the netdev is back, a Function of a claim is what the claim wants again, whatever a CNI request made
+// TestBackToReserved: once the netdev is back, a Function of a claim is what the claim wants again, whatever a CNI request made
 // of it; one without a claim keeps what its request wants.
-func TestUntouched(t *testing.T) {
+func TestBackToReserved(t *testing.T) {
 	claims := function.Interface{Name: "net1", MTU: 9000}
 	requests := function.Interface{Name: "eth7", MTU: 1400}
 	for name, test := range map[string]struct {
@@ -259,7 +259,7 @@ func TestUntouched(t *testing.T) {
 	} {
 		a := full(vf1)
 		a.CNI, a.Interface = test.cni, requests
-		got := a.Untouched()
+		got := a.BackToReserved()
 		if diff := cmp.Diff(test.want, got.Interface, cmpopts.EquateComparable(netip.Prefix{})); diff != "" || got.State != journal.Reserved {
 			t.Errorf("%s: %s, interface (-want +got):\n%s", name, got.State, diff)
 		}

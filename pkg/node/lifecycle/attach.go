@@ -2,9 +2,10 @@ package lifecycle
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
-	"reflect"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -24,130 +25,86 @@ type Sandbox struct {
 	Pod   journal.Pod
 }
 
-// Attach takes a reserved Function into a sandbox as the interface that was reserved. For the sandbox that has it
-// already it returns what it did the first time. From an older sandbox of the same pod, or one that is gone, the
-// Function is first brought back; that another pod still has it is an error.
-func (m *Manager) Attach(ctx context.Context, id function.ID, sandbox Sandbox) (netdev.Observed, error) {
-	observed, err := m.attach(ctx, id, sandbox)
-	if err != nil {
-		return netdev.Observed{}, fmt.Errorf("Function %s: %w", id, err)
-	}
-	return observed, nil
-}
-
-func (m *Manager) attach(ctx context.Context, id function.ID, sandbox Sandbox) (netdev.Observed, error) {
+// Attach takes a reserved Function into a sandbox as the interface that was reserved. Called again for the same sandbox
+// it returns what it did the first time. A Function in an older sandbox of the same pod, or in one that is gone, is
+// brought back first; a Function in another pod is an error.
+func (m *Manager) Attach(ctx context.Context, id function.ID, sandbox Sandbox) (observed netdev.Observed, err error) {
+	defer wrap(&err, id)
 	if sandbox.ID == "" || sandbox.NetNS == "" {
-		return netdev.Observed{}, fmt.Errorf("sandbox %q with network namespace %q: both must be given", sandbox.ID, sandbox.NetNS)
+		return observed, fmt.Errorf("sandbox %q with network namespace %q: both must be given", sandbox.ID, sandbox.NetNS)
 	}
-	for {
-		settled, err := m.settleFor(ctx, id, sandbox)
-		if err != nil {
-			return netdev.Observed{}, err
-		}
-		if settled.step == Keep {
-			return *settled.Record.Observed, nil
-		}
-		observed, touched, err := m.moveLocked(ctx, settled, sandbox)
-		if errors.Is(err, errChanged) {
-			continue
-		}
-		if err != nil && touched {
-			err = errors.Join(err, m.endOne(context.WithoutCancel(ctx), party{event: SandboxStops, sandbox: sandbox.ID}, id))
-		}
-		return observed, err
+	t := trigger{event: SandboxStarts, pod: sandbox.Pod, sandbox: sandbox.ID, netNS: sandbox.NetNS}
+	d, err := m.whenAdmitted(ctx, t, id, func(have journal.Attachment) (err error) {
+		observed, err = m.move(ctx, have, sandbox)
+		return err
+	})
+	if err == nil && d.step == Keep {
+		observed = *d.Record.Observed
 	}
+	return observed, err
 }
 
-// settleFor makes way for a sandbox. A CNI request has settled that when it reserved the Function.
-func (m *Manager) settleFor(ctx context.Context, id function.ID, sandbox Sandbox) (Settled, error) {
-	have, exists := m.journal.Get(id)
-	if !exists || have.CNI == nil {
-		p := party{event: SandboxStarts, pod: sandbox.Pod, sandbox: sandbox.ID, netNS: sandbox.NetNS}
-		return m.settle(ctx, p, id)
-	}
-	if have.CNI.ContainerID != sandbox.ID {
-		return Settled{}, taken("is reserved for %s, not for sandbox %s", owner(have), sandbox.ID)
-	}
-	switch have.State {
-	case journal.Reserved:
-		return Settled{Record: have, Exists: true, step: Attach}, nil
-	case journal.Attached:
-		return Settled{Record: have, Exists: true, step: Keep}, nil
-	}
-	return Settled{}, fmt.Errorf("is %s for sandbox %s; try again", have.State, have.Sandbox)
-}
-
-// errChanged says that a record is not the one any more that was decided about.
-var errChanged = errors.New("has changed meanwhile; try again")
-
-// moveLocked also says whether a failure left more than a reservation behind.
-func (m *Manager) moveLocked(
-	ctx context.Context, settled Settled, sandbox Sandbox,
-) (observed netdev.Observed, touched bool, err error) {
-	unlock, err := m.journal.Lock(ctx, settled.Record.Function)
-	if err != nil {
-		return netdev.Observed{}, false, err
-	}
-	defer unlock()
-	record, _ := m.journal.Get(settled.Record.Function)
-	if !reflect.DeepEqual(record, settled.Record) {
-		return netdev.Observed{}, false, errChanged
-	}
-	return m.move(ctx, record, sandbox)
-}
-
-// move looks at the netdev, and takes it into the sandbox.
-func (m *Manager) move(ctx context.Context, record journal.Attachment, sandbox Sandbox) (observed netdev.Observed, touched bool, err error) {
+// move takes the netdev into the sandbox. The caller has the Function's lock.
+func (m *Manager) move(ctx context.Context, record journal.Attachment, sandbox Sandbox) (netdev.Observed, error) {
 	device, before, place, err := m.plan(ctx, record, sandbox.NetNS)
 	for tries := 0; record.AnyName && errors.Is(err, netdev.ErrNameTaken) && tries < maxNames; tries++ {
 		record.Interface.Name = m.otherName(record)
 		device, before, place, err = m.plan(ctx, record, sandbox.NetNS)
 	}
 	if err != nil {
-		return netdev.Observed{}, false, err
+		return netdev.Observed{}, err
 	}
 	record.State, record.Sandbox, record.Pod, record.BootID = journal.Attaching, sandbox.ID, sandbox.Pod, m.options.BootID
 	record.Before, record.Place = &before, place
-	record, touched, err = m.carry(ctx, record, device, before, record.Interface)
-	if err != nil {
-		return netdev.Observed{}, touched, err
+	if record, err = m.transfer(ctx, record, device, before, record.Interface); err != nil {
+		return netdev.Observed{}, err
 	}
-	return *record.Observed, true, nil
+	return *record.Observed, nil
 }
 
-// carry is the write-ahead order: write down, touch, write down. now is what the netdev is. Whatever ends it after the
-// first write leaves the record's state, Attaching or Reattaching, from which everything else goes on.
-func (m *Manager) carry(
+// transfer moves the netdev, which is now as the snapshot says, to the record's place. The record, whose state is
+// Attaching or Reattaching, is written first. A transfer that fails after that is undone; if the agent ends first,
+// [Manager.Recover] undoes it.
+func (m *Manager) transfer(
 	ctx context.Context, record journal.Attachment, device netdev.Device, now netdev.Snapshot, want function.Interface,
-) (attached journal.Attachment, touched bool, err error) {
-	start := time.Now()
+) (journal.Attachment, error) {
+	start, state := time.Now(), record.State
 	if err := m.journal.Put(record); err != nil {
-		return record, false, err
+		return record, err
 	}
 	observed, err := m.engine.Attach(ctx, device, now, record.Place, want)
+	if err == nil {
+		record.State, record.Observed, record.AttachedAt, record.LostAt = journal.Attached, &observed, time.Now().UTC(), time.Time{}
+		record.Place.Index = observed.Index
+		err = m.journal.Put(record)
+	}
+	if err == nil && m.options.Devices != nil {
+		err = m.options.Devices.Offer(record)
+	}
 	if err != nil {
-		return record, true, err
-	}
-	record.State, record.Observed, record.AttachedAt, record.LostAt = journal.Attached, new(observed), time.Now().UTC(), time.Time{}
-	record.Place.Index = observed.Index
-	if err := m.journal.Put(record); err != nil {
-		return record, true, err
-	}
-	if m.options.Devices != nil {
-		if err := m.options.Devices.Offer(record); err != nil {
-			return record, true, err
-		}
+		return record, errors.Join(err, m.undoTransfer(context.WithoutCancel(ctx), record.Function, state))
 	}
 	m.announce(record)
 	m.log.Info("Function attached", "function", record.Function.String(), "interface", observed.Name,
 		"pod", record.Pod.Namespace+"/"+record.Pod.Name, "sandbox", record.Sandbox, "took", time.Since(start))
-	return record, true, nil
+	return record, nil
+}
+
+// undoTransfer brings the netdev to the host again after a transfer that began in the state.
+func (m *Manager) undoTransfer(ctx context.Context, id function.ID, state journal.State) error {
+	a, _ := m.journal.Get(id)
+	if state == journal.Reattaching {
+		a.State = state // it is Attached by now if the transfer failed at its end
+		return m.lose(ctx, a)
+	}
+	defer m.healthChanged(id)
+	return m.bringBack(ctx, a, journal.Detaching)
 }
 
 // announceTimeout is how long an interface may take to get its carrier before its neighbours are left to find out.
 const announceTimeout = 5 * time.Second
 
-// announce has the neighbours told, while the pod goes on.
+// announce tells the neighbours of the interface's addresses in the background.
 func (m *Manager) announce(record journal.Attachment) {
 	if m.options.Announcer == nil || record.Interface.Userspace || len(record.Observed.Addresses) == 0 {
 		return
@@ -190,22 +147,17 @@ func (m *Manager) plan(ctx context.Context, record journal.Attachment, netNS str
 	device netdev.Device, before netdev.Snapshot, place netdev.Place, err error,
 ) {
 	waitErr := wait.ExponentialBackoffWithContext(ctx, Patience(), func(ctx context.Context) (bool, error) {
-		var found error
-		device, found = Device(m.netdevs, record)
+		device, err = Device(m.netdevs, record)
 		if record.Interface.Userspace {
-			device.Name, found = "", nil
+			device.Name, err = "", nil
 		}
-		if found == nil {
-			before, place, found = m.engine.Plan(ctx, device, netNS, record.Interface)
+		if err == nil {
+			before, place, err = m.engine.Plan(ctx, device, netNS, record.Interface)
 		}
-		if found == nil && !record.Interface.Userspace {
-			found = belongs(before, record.Function)
+		if err == nil && !record.Interface.Userspace {
+			err = belongs(before, record.Function)
 		}
-		err = found
-		if errors.Is(found, netdev.ErrNoNetdev) {
-			return false, nil
-		}
-		return true, found
+		return !errors.Is(err, netdev.ErrNoNetdev), nil
 	})
 	if err == nil {
 		err = waitErr
@@ -240,4 +192,77 @@ func Device(netdevs NetdevFinder, record journal.Attachment) (netdev.Device, err
 	}
 	device.Name = name
 	return device, nil
+}
+
+// Addresses are what an IPAM plugin gave an interface that is attached already.
+type Addresses struct {
+	Addresses []netip.Prefix
+	Routes    []function.Route
+	// Result is what the plugin printed.
+	Result json.RawMessage
+}
+
+// Check describes how an attached Function differs from what was attached; nothing means that it does not.
+func (m *Manager) Check(ctx context.Context, id function.ID) (differences []string, err error) {
+	unlock, err := m.journal.Lock(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	defer wrap(&err, id)
+	record, _ := m.journal.Get(id)
+	if record.State != journal.Attached {
+		return []string{"is not attached"}, nil
+	}
+	device, _ := Device(m.netdevs, record) // the netdev is in the pod; the PF is what matters
+	return m.engine.Check(ctx, device, attached(record))
+}
+
+// Address gives the addresses to the interface that a CNI request has attached, and returns what the interface is then.
+// belongs says whether the attachment is that of the request. Adding again what the interface has is no error.
+func (m *Manager) Address(
+	ctx context.Context, id function.ID, belongs func(journal.Attachment) bool, add Addresses,
+) (_ netdev.Observed, err error) {
+	unlock, err := m.journal.Lock(ctx, id)
+	if err != nil {
+		return netdev.Observed{}, err
+	}
+	defer unlock()
+	defer wrap(&err, id)
+	record, _ := m.journal.Get(id)
+	if record.State != journal.Attached || record.CNI == nil || !belongs(record) {
+		return netdev.Observed{}, errors.New("is not attached for this request")
+	}
+	request := *record.CNI
+	request.IPAM = add.Result
+	record.CNI = &request
+	record.Interface.Addresses = union(record.Interface.Addresses, add.Addresses)
+	record.Interface.Routes = union(record.Interface.Routes, add.Routes)
+	if err := record.Interface.Validate(); err != nil {
+		return netdev.Observed{}, err
+	}
+	if err := m.journal.Put(record); err != nil {
+		return netdev.Observed{}, err
+	}
+	observed, err := m.engine.Add(ctx, attached(record), add.Addresses, add.Routes)
+	if err != nil {
+		return netdev.Observed{}, err
+	}
+	record.Observed = &observed
+	return observed, m.journal.Put(record)
+}
+
+// union returns have with what it lacks of more at its end. have is not changed: it is in the journal.
+func union[T comparable](have, more []T) []T {
+	all := slices.Clone(have)
+	for _, m := range more {
+		if !slices.Contains(all, m) {
+			all = append(all, m)
+		}
+	}
+	return all
+}
+
+func attached(record journal.Attachment) netdev.Attached {
+	return netdev.Attached{Before: *record.Before, Place: record.Place, Want: record.Interface, Observed: *record.Observed}
 }

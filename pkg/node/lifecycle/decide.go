@@ -15,8 +15,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 )
 
-// party is who an event is about. What does not belong to the event is empty.
-type party struct {
+// trigger is an event with what it is about. Fields that do not belong to the event are empty.
+type trigger struct {
 	event Event
 	pod   journal.Pod
 	// claim is that of Prepare and Unprepare, and of an Add for a claim's Function; resource that of Allocate and GiveUp.
@@ -24,166 +24,196 @@ type party struct {
 	resource string
 	// containerID and ifName are those of Add and Del.
 	containerID, ifName string
-	// sandbox is that of SandboxStarts and SandboxStops; netNS is where the former finds its network namespace.
+	// sandbox is that of SandboxStarts and SandboxStops; netNS is the path of the network namespace of a SandboxStarts.
 	sandbox, netNS string
-	// but, where set, keeps a Del from what came after it.
+	// but, where set, excludes attachments from a Del: those made after the request.
 	but func(journal.Attachment) bool
-	// assigned, where set, is the answer of a kubelet that was asked before: one for all reservations of a Sweep.
-	assigned func(context.Context) (map[string]podresources.Assignment, error)
+	// assigned, where set, is [Kubelet.Assigned] for all reservations of a Sweep: it asks the kubelet once.
+	assigned func() (map[string]podresources.Assignment, error)
 }
 
-// partyOf is who asks for a reservation: a claim, or else a CNI request, or else the kubelet for whichever pod.
-func partyOf(want journal.Attachment) party {
+// triggerOf is the event by which a reservation is asked for: by a CNI request, a claim, or else the kubelet's Allocate.
+func triggerOf(want journal.Attachment) trigger {
 	switch {
 	case want.CNI != nil:
-		return party{
+		return trigger{
 			event: Add, pod: want.Pod, claim: want.Claim.UID, containerID: want.CNI.ContainerID, ifName: want.CNI.IfName,
 		}
 	case want.Claim.UID != "":
-		return party{event: Prepare, pod: want.Pod, claim: want.Claim.UID}
+		return trigger{event: Prepare, pod: want.Pod, claim: want.Claim.UID}
 	}
-	return party{event: Allocate, resource: want.Resource}
+	return trigger{event: Allocate, resource: want.Resource}
 }
 
-// owns says whether the record is that of the party itself.
-func (p party) owns(a journal.Attachment) bool {
-	switch p.event {
+// owns says whether the record belongs to what the event is about.
+func (t trigger) owns(a journal.Attachment) bool {
+	switch t.event {
 	case Prepare, Unprepare:
-		return journal.ClaimIs(p.claim)(a)
+		return journal.ClaimIs(t.claim)(a)
 	case Add, Del:
-		return journal.ContainerIs(p.containerID, p.ifName)(a) && (p.but == nil || !p.but(a))
+		return journal.ContainerIs(t.containerID, t.ifName)(a) && (t.but == nil || !t.but(a))
 	case SandboxStarts:
-		return a.Sandbox == p.sandbox
+		return a.Sandbox == t.sandbox
 	case SandboxStops:
-		// A request for a claim's Function ends with its sandbox, also where it never got as far as that.
-		return a.Sandbox == p.sandbox || a.Sandbox == "" && a.CNI != nil && a.CNI.Claimed != nil && a.CNI.ContainerID == p.sandbox
+		// A request for a claim's Function ends with its sandbox, also if it was never attached.
+		return a.Sandbox == t.sandbox || a.Sandbox == "" && a.CNI != nil && a.CNI.Claimed != nil && a.CNI.ContainerID == t.sandbox
 	case Sweep, Resume, DeviceChanges:
 		return true
 	}
 	return false
 }
 
-// isPod says whether the record is for the party's pod. Old runtimes do not tell the UID.
-func (p party) isPod(a journal.Attachment) bool {
-	if p.pod.UID == "" {
-		return a.Pod.Namespace == p.pod.Namespace && a.Pod.Name == p.pod.Name && a.Pod.Name != ""
+// isPod says whether the record is for the event's pod. Old runtimes do not tell the UID.
+func (t trigger) isPod(a journal.Attachment) bool {
+	if t.pod.UID == "" {
+		return a.Pod.Namespace == t.pod.Namespace && a.Pod.Name == t.pod.Name && a.Pod.Name != ""
 	}
-	return a.Pod.UID == p.pod.UID
+	return a.Pod.UID == t.pod.UID
 }
 
-// whose says whose Function it is for the party.
-func (p party) whose(a journal.Attachment, exists bool) Whose {
+// whose classifies the owner of a Function as the event sees it.
+func (t trigger) whose(a journal.Attachment) Whose {
 	switch {
-	case !exists:
+	case a.State == "":
 		return Nobodys
-	case p.owns(a):
+	case t.owns(a):
 		return Own
 	case a.Claim.UID != "":
-		sameContainer := a.CNI != nil && a.Sandbox != "" && a.Sandbox == p.containerID
-		if p.event == Add && (p.isPod(a) || journal.ClaimIs(p.claim)(a)) && !sameContainer || p.event == SandboxStarts && (a.Pod.UID == "" || p.isPod(a)) {
+		sameContainer := a.CNI != nil && a.Sandbox != "" && a.Sandbox == t.containerID
+		switch {
+		case t.event == Add && (t.isPod(a) || journal.ClaimIs(t.claim)(a)) && !sameContainer,
+			t.event == SandboxStarts && (a.Pod.UID == "" || t.isPod(a)):
 			return PodsClaim
 		}
 		return AnotherClaims
-	case a.CNI == nil && (p.event != GiveUp || a.Resource == p.resource):
+	case a.CNI == nil && (t.event != GiveUp || a.Resource == t.resource):
 		return NextPods
-	case a.CNI != nil && p.event == Add && p.isPod(a) && a.CNI.ContainerID != p.containerID:
+	case a.CNI != nil && t.event == Add && t.isPod(a) && a.CNI.ContainerID != t.containerID:
 		return PodsRequest
 	}
 	return AnotherRequests
 }
 
-// rule is what the table says.
-func (p party) rule(a journal.Attachment, exists bool) Rule {
-	rule, ok := table[p.event][p.whose(a, exists)][phaseOf(a, exists)]
+// rule looks the event up in the table.
+func (t trigger) rule(a journal.Attachment) Rule {
+	rule, ok := table[t.event][t.whose(a)][phaseOf(a)]
 	if !ok {
-		return always(Refuse) // the table's test says that there is none
+		return always(Refuse) // TestTableIsWhole shows that there is no such case
 	}
 	return rule
 }
 
-// TakenError says who has a Function that somebody else asks for.
+// TakenError is the error for a Function that another owner has.
 type TakenError struct{ reason string }
 
 func (e TakenError) Error() string { return e.reason }
 
 func taken(format string, args ...any) error { return TakenError{fmt.Sprintf(format, args...)} }
 
-// Settled is a Function that whoever asks for it may have, or has.
-type Settled struct {
-	// Record is that of the Function; the zero value if Exists is false.
+// Decision is what follows from an event for a Function.
+type Decision struct {
+	// Record is the Function's record that the decision is about; the zero value for a Function that is free.
 	Record journal.Attachment
-	Exists bool
-	// Resource is the extended resource by which the kubelet gave the Function to the pod of a CNI request, "" where it
-	// did not, or was not asked.
+	// Resource is the extended resource by which the kubelet gave the Function to the pod of a CNI request, "" if it did
+	// not, or was not asked.
 	Resource string
 
-	step Step
+	id      function.ID
+	step    Step
+	refusal error // the reason of a Refuse
 }
 
-// Settle makes way for whoever asks for the Function: the claim, the CNI request, or else the kubelet, as want says it. It
-// waits until ctx ends for what is being released, and takes back what is left from before. A [TakenError] says that
-// somebody else has it. Nothing is reserved by this.
-func (m *Manager) Settle(ctx context.Context, want journal.Attachment) (Settled, error) {
-	s, err := m.settle(ctx, partyOf(want), want.Function)
-	if err != nil {
-		return s, fmt.Errorf("Function %s: %w", want.Function, err)
+// wrap adds the Function's identity to the error that a method returns, if any.
+func wrap(err *error, id function.ID) {
+	if *err != nil {
+		*err = fmt.Errorf("Function %s: %w", id, *err)
 	}
-	return s, nil
 }
 
-// settle decides until there is nothing in the way.
-func (m *Manager) settle(ctx context.Context, p party, id function.ID) (Settled, error) {
+// Admit returns when the owner that want names may have the Function: its claim, its CNI request, or else any pod that
+// the kubelet allocates the Function to. It waits until ctx ends for a release that is under way, and brings back what an
+// earlier owner left. A [TakenError] says that another owner has the Function. Nothing is reserved by this.
+func (m *Manager) Admit(ctx context.Context, want journal.Attachment) (d Decision, err error) {
+	defer wrap(&err, want.Function)
+	return m.admit(ctx, triggerOf(want), want.Function)
+}
+
+func (m *Manager) admit(ctx context.Context, t trigger, id function.ID) (Decision, error) {
 	for {
-		have, exists := m.journal.Get(id)
-		s := Settled{Record: have, Exists: exists}
-		step, refusal, err := m.decide(ctx, p, id, &s)
-		switch {
-		case err != nil:
-		case step == Refuse:
-			err = refusal
-		case step == Wait:
-			err = m.await(ctx, have)
-		case step == BringBack || step == EndRequest || step == Release:
-			err = m.makeWay(ctx, p, have, step)
+		d, err := m.decide(ctx, t, id)
+		if err != nil {
+			return d, err
+		}
+		switch d.step {
+		case Refuse:
+			err = d.refusal
+		case Wait:
+			err = m.await(ctx, d.Record)
+		case BringBack, EndRequest, Release:
+			err = m.makeWay(ctx, t, d)
 		default:
-			s.step = step
-			return s, nil
+			return d, nil
 		}
 		if err != nil {
-			return s, err
+			return d, err
 		}
 	}
 }
 
-// decide looks the step up and gathers the evidence for it. refusal is the reason of a [Refuse].
-func (m *Manager) decide(ctx context.Context, p party, id function.ID, s *Settled) (step Step, refusal, err error) {
-	rule := p.rule(s.Record, s.Exists)
-	refusal = takenBy(p, s.Record, s.Exists)
-	switch rule.If {
-	case "":
-		return rule.Step, refusal, nil
-	case NoOtherPod:
-		if other := m.otherPod(ctx, p, id, s); other != "" {
-			return rule.Else, TakenError{other}, nil
+// whenAdmitted calls f with the Function's lock and record once the event is admitted. It does not call f if everything
+// is as the event wants it: the decision is then Keep.
+func (m *Manager) whenAdmitted(
+	ctx context.Context, t trigger, id function.ID, f func(have journal.Attachment) error,
+) (Decision, error) {
+	for {
+		d, err := m.admit(ctx, t, id)
+		if err != nil || d.step == Keep {
+			return d, err
 		}
-		return rule.Step, refusal, nil
+		if unchanged, err := m.ifUnchanged(ctx, d, f); unchanged || err != nil {
+			return d, err
+		}
 	}
-	shown, err := m.shown(ctx, rule.If, p, s.Record)
-	switch {
-	case err != nil:
-		return "", nil, err
-	case shown:
-		return rule.Step, refusal, nil
-	}
-	return rule.Else, refusal, nil
 }
 
-// takenBy says why the party cannot have the Function.
-func takenBy(p party, a journal.Attachment, exists bool) error {
+// decide looks the step up in the table and gathers the evidence for it.
+func (m *Manager) decide(ctx context.Context, t trigger, id function.ID) (Decision, error) {
+	have, _ := m.journal.Get(id)
+	if t.event == SandboxStarts && have.CNI != nil {
+		return decideRequest(have, t.sandbox)
+	}
+	rule := t.rule(have)
+	d := Decision{Record: have, id: id, step: rule.Step, refusal: takenBy(t, have)}
+	if rule.If == "" {
+		return d, nil
+	}
+	shown, err := gather[rule.If](m, ctx, t, &d)
+	if err == nil && !shown {
+		d.step = rule.Else
+	}
+	return d, err
+}
+
+// decideRequest is for the sandbox of a CNI request, which was admitted when it reserved the Function.
+func decideRequest(have journal.Attachment, sandbox string) (Decision, error) {
+	d := Decision{Record: have, id: have.Function, step: Attach}
 	switch {
-	case !exists:
+	case have.CNI.ContainerID != sandbox:
+		return d, taken("is reserved for %s, not for sandbox %s", owner(have), sandbox)
+	case have.State == journal.Attached:
+		d.step = Keep
+	case have.State != journal.Reserved:
+		return d, fmt.Errorf("is %s for sandbox %s; try again", have.State, have.Sandbox)
+	}
+	return d, nil
+}
+
+// takenBy says why the event cannot have the Function.
+func takenBy(t trigger, a journal.Attachment) error {
+	switch {
+	case a.State == "":
 		return errors.New("is not reserved")
-	case p.event == SandboxStarts && a.Claim.UID == "" && a.CNI == nil:
+	case t.event == SandboxStarts && a.Claim.UID == "" && a.CNI == nil:
 		return errors.New("is allocated, but nobody asked yet for an interface")
 	case a.State == journal.Releasing:
 		return taken("is being released from %s", owner(a))
@@ -197,7 +227,7 @@ func takenBy(p party, a journal.Attachment, exists bool) error {
 	return taken("belongs to %s", owner(a))
 }
 
-// owner names the one that has a Function.
+// owner names the owner of a Function.
 func owner(a journal.Attachment) string {
 	switch {
 	case a.Claim.UID != "":
@@ -210,14 +240,14 @@ func owner(a journal.Attachment) string {
 	return "a pod by an extended resource"
 }
 
-// await returns when the record is another one. A release that was interrupted is continued.
+// await returns when the record has changed. A release that was interrupted is continued.
 func (m *Manager) await(ctx context.Context, have journal.Attachment) error {
 	if have.State == journal.Releasing {
 		return m.waitFree(ctx, have.Function)
 	}
 	err := loop.Until(ctx, m.journal.Subscribe, func() bool {
-		now, exists := m.journal.Get(have.Function)
-		return !exists || !reflect.DeepEqual(have, now)
+		now, _ := m.journal.Get(have.Function)
+		return !reflect.DeepEqual(have, now)
 	})
 	if err != nil {
 		return fmt.Errorf("is %s in pod %s/%s, which is gone for the kubelet: its CNI DEL has not come: %w",
@@ -226,53 +256,58 @@ func (m *Manager) await(ctx context.Context, have journal.Attachment) error {
 	return nil
 }
 
-// makeWay takes the Function from whoever has it, if that is still the one of the decision.
-func (m *Manager) makeWay(ctx context.Context, p party, have journal.Attachment, step Step) error {
-	if p.netNS != "" {
-		// A sandbox that is gone by now, and comes late, must not take the Function from the one that followed it.
-		if _, err := os.Stat(p.netNS); err != nil {
-			return fmt.Errorf("network namespace of sandbox %s: %w", p.sandbox, err)
+// makeWay takes the Function from its owner, if the record is still that of the decision.
+func (m *Manager) makeWay(ctx context.Context, t trigger, d Decision) error {
+	if t.netNS != "" {
+		// The start of a sandbox that is gone may come late. It must not take the Function from the sandbox after it.
+		if _, err := os.Stat(t.netNS); err != nil {
+			return fmt.Errorf("network namespace of sandbox %s: %w", t.sandbox, err)
 		}
 	}
-	m.log.Info("Function is taken back from before", "function", have.Function.String(), "for", string(p.event),
-		"from", owner(have), "sandbox", have.Sandbox, "state", have.State, "step", string(step))
-	return m.ifStill(ctx, have, func() error { return m.carryOut(ctx, have, step) })
+	m.log.Info("Function is taken back from before", "function", d.id.String(), "for", string(t.event),
+		"from", owner(d.Record), "sandbox", d.Record.Sandbox, "state", d.Record.State, "step", string(d.step))
+	_, err := m.ifUnchanged(ctx, d, func(have journal.Attachment) error { return m.carryOut(ctx, have, d.step) })
+	return err
 }
 
-// ifStill calls f with the Function's lock, if the record is still the one that was decided about. It must be decided
-// again otherwise.
-func (m *Manager) ifStill(ctx context.Context, have journal.Attachment, f func() error) error {
-	return m.with(ctx, have.Function, func(now journal.Attachment) error {
-		if !reflect.DeepEqual(have, now) {
+// ifUnchanged calls f with the Function's lock and record, if the record is still that of the decision. Otherwise
+// unchanged is false, and the caller must decide again.
+func (m *Manager) ifUnchanged(ctx context.Context, d Decision, f func(have journal.Attachment) error) (unchanged bool, err error) {
+	err = m.withLock(ctx, d.id, func(now journal.Attachment) error {
+		if unchanged = reflect.DeepEqual(d.Record, now); !unchanged {
 			return nil
 		}
-		return f()
+		return f(now)
 	})
+	return unchanged, err
 }
 
-// end does what an event means that takes Functions back and needs no evidence. Nothing happens to a Function that is not
-// the party's any more.
-func (m *Manager) end(ctx context.Context, p party, id function.ID) error {
-	if err := m.endOne(ctx, p, id); err != nil {
-		return fmt.Errorf("Function %s: %w", id, err)
+// withLock calls f with the Function's lock and record, the zero value for a Function that is free.
+func (m *Manager) withLock(ctx context.Context, id function.ID, f func(journal.Attachment) error) error {
+	unlock, err := m.journal.Lock(ctx, id)
+	if err != nil {
+		return err
 	}
-	return nil
+	defer unlock()
+	a, _ := m.journal.Get(id)
+	return f(a)
 }
 
-func (m *Manager) endOne(ctx context.Context, p party, id function.ID) error {
-	err := m.with(ctx, id, func(a journal.Attachment) error {
-		step := p.rule(a, true).Step
-		if step == Ignore && !p.owns(a) {
-			m.log.V(1).Info("Late event ignored", "function", id.String(), "event", string(p.event),
+// end carries out an event that takes a Function back and needs no evidence.
+func (m *Manager) end(ctx context.Context, t trigger, id function.ID) (err error) {
+	defer wrap(&err, id)
+	defer m.healthChanged(id)
+	return m.withLock(ctx, id, func(a journal.Attachment) error {
+		step := t.rule(a).Step
+		if step == Ignore && !t.owns(a) {
+			m.log.V(1).Info("Late event ignored", "function", id.String(), "event", string(t.event),
 				"claim", a.Claim.Name, "sandbox", a.Sandbox)
 		}
 		return m.carryOut(ctx, a, step)
 	})
-	m.tell(id)
-	return err
 }
 
-// carryOut takes a step that takes a Function back. The caller has the Function's lock.
+// carryOut takes a step that needs nothing but the record. The caller has the Function's lock.
 func (m *Manager) carryOut(ctx context.Context, a journal.Attachment, step Step) error {
 	if step == EndRequest {
 		step = Release
@@ -281,14 +316,18 @@ func (m *Manager) carryOut(ctx context.Context, a journal.Attachment, step Step)
 		}
 	}
 	switch {
+	case step == SetUp:
+		return m.setUp(ctx, a)
 	case step == Lose:
 		return m.lose(ctx, a)
+	case step == Reattach:
+		return m.reattach(ctx, a)
 	case step == Release:
 		return m.bringBack(ctx, a, journal.Releasing)
 	case step == BringBack && a.State != journal.Reserved:
 		return m.bringBack(ctx, a, journal.Detaching)
 	case step == BringBack && a.CNI != nil && a.CNI.Claimed != nil:
-		return m.journal.Put(a.Untouched())
+		return m.journal.Put(a.BackToReserved())
 	}
 	return nil
 }

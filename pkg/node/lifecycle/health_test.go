@@ -100,11 +100,11 @@ func TestOtherPod(t *testing.T) {
 	by := func(namespace, pod string) *kubelet {
 		return &kubelet{have: map[string]podresources.Assignment{vf.String(): {Namespace: namespace, Pod: pod, Resource: "r"}}}
 	}
-	asks := party{event: Add, pod: journal.Pod{Namespace: "default", Name: "p"}}
+	asks := trigger{event: Add, pod: journal.Pod{Namespace: "default", Name: "p"}}
 	for _, test := range []struct {
 		name     string
 		kubelet  *kubelet
-		party    party
+		trigger  trigger
 		want     string
 		resource string
 	}{
@@ -113,14 +113,14 @@ func TestOtherPod(t *testing.T) {
 		{"another", by("default", "q"), asks, "the kubelet gave it to pod default/q", ""},
 		{"of another namespace", by("other", "p"), asks, "the kubelet gave it to pod other/p", ""},
 		{"one that is not known", by("", ""), asks, "", "r"},
-		{"whoever asks is not known", by("default", "q"), party{event: Add}, "", "r"},
+		{"whoever asks is not known", by("default", "q"), trigger{event: Add}, "", "r"},
 		{"the kubelet is away", &kubelet{err: errDead}, asks, "", ""},
 	} {
 		m := New(openJournal(t), nil, nil, Options{Kubelet: test.kubelet}, logr.Discard())
-		var s Settled
-		got := m.otherPod(t.Context(), test.party, vf, &s)
-		if got == "" != (test.want == "") || !strings.Contains(got, test.want) || s.Resource != test.resource {
-			t.Errorf("%s: %q by %q, want %q by %q", test.name, got, s.Resource, test.want, test.resource)
+		d := Decision{id: vf}
+		got := m.otherPod(t.Context(), test.trigger, &d)
+		if got == "" != (test.want == "") || !strings.Contains(got, test.want) || d.Resource != test.resource {
+			t.Errorf("%s: %q by %q, want %q by %q", test.name, got, d.Resource, test.want, test.resource)
 		}
 	}
 }
@@ -141,7 +141,7 @@ func TestTableIsShown(t *testing.T) {
 		}
 		for i, rule := range entry.Rules {
 			if want := table[entry.Event][entry.Whose][phases[i]]; rule != want {
-				t.Errorf("%s, %s, %s: %s, want %s", entry.Event, entry.Whose, phases[i], rule, want)
+				t.Errorf("%s, %s, %s: %+v, want %+v", entry.Event, entry.Whose, phases[i], rule, want)
 			}
 		}
 	}

@@ -3,8 +3,8 @@
 // ([Whose]) and what must be shown first ([Evidence]). The DRA driver, the device plugin, the CNI server, the NRI plugin
 // and recovery report events and decide nothing themselves.
 //
-// Whatever is done is in the journal before it is done, so that an agent that ends anywhere continues where it was. Every
-// method may be called at any time and as often as needed; a call that failed or was interrupted is continued by the next.
+// Each step is in the journal before it is done, so that an agent that ends anywhere continues where it was. Every method
+// may be called at any time and as often as needed; a call that failed or was interrupted is continued by the next.
 package lifecycle
 
 import (
@@ -28,7 +28,6 @@ import (
 type Journal interface {
 	Get(function.ID) (journal.Attachment, bool)
 	All() []journal.Attachment
-	ByClaim(types.UID) []journal.Attachment
 	ByPod(types.UID) []journal.Attachment
 	Put(journal.Attachment) error
 	Delete(function.ID) error
@@ -47,17 +46,16 @@ type Engine interface {
 	Holds(netdev.Place, netdev.Identity) (bool, error)
 }
 
-// Functions knows the node's Functions.
+// Functions has the node's Functions as they were seen last.
 type Functions interface {
-	// Get is the Function as it was seen last; ok is false for one that there is not.
-	Get(function.ID) (f function.Function, ok bool)
+	Get(function.ID) (f function.Function, exists bool)
 }
 
 // NetdevFinder finds the netdevs of Functions.
 type NetdevFinder interface {
-	// Netdev is the name that the Function's netdev has on the host at this moment: "" where the netdev is in another
-	// network namespace. The error is an [inventory.ErrNoNetdev] where there is none at all, and an [io/fs.ErrNotExist]
-	// where there is no such Function.
+	// Netdev is the name that the Function's netdev has on the host at this moment: "" if the netdev is in another network
+	// namespace. The error is an [inventory.ErrNoNetdev] if there is no netdev at all, and an [io/fs.ErrNotExist] if there
+	// is no such Function.
 	Netdev(function.ID) (string, error)
 }
 
@@ -68,21 +66,20 @@ type Setup interface {
 	Plan(ctx context.Context, want journal.Attachment) (*journal.Setup, error)
 	// SetUp does what the attachment's Setup says. It may have been done already, wholly or in part.
 	SetUp(ctx context.Context, a journal.Attachment) error
-	// TearDown undoes what the attachment's Setup says, as far as it was done. The netdev, if there is one, is back on the
-	// host. What exists no more needs no undoing.
+	// TearDown undoes what the attachment's Setup says, as far as it was done, once the netdev, if any, is on the host.
 	TearDown(ctx context.Context, a journal.Attachment) error
 }
 
-// Queue runs the post-delete hooks of Functions whose netdev is back.
+// Queue runs the post-delete hooks of Functions whose netdev is back. Its methods do not block.
 type Queue interface {
 	// First is the name of the first hook that runs after the release of this attachment, "" if none does.
 	First(journal.Attachment) string
-	// Add takes the Function over, whose attachment is [journal.Attachment.Restored]. The queue deletes the attachment
-	// when all hooks are done. Adding a Function again changes nothing. It does not block.
+	// Add hands a Function over whose attachment is [journal.Attachment.Restored]; doing so again changes nothing. The
+	// queue deletes the attachment when all hooks are done.
 	Add(function.ID)
 }
 
-// Kubelet is what the kubelet says that pods have. It is asked anew by those methods that take a context.
+// Kubelet is what the kubelet says that pods have. Methods with a context ask it anew.
 type Kubelet interface {
 	// Assigned returns what pods have, by [function.ID.String]. An answer that cannot be complete is an error.
 	Assigned(context.Context) (map[string]podresources.Assignment, error)
@@ -90,7 +87,7 @@ type Kubelet interface {
 	Refresh(context.Context) (changed bool, err error)
 	// InUse says that a pod has the Function by another resource than this, which is "" for claims; "" if none has.
 	InUse(id function.ID, resource string) string
-	// Has says that a pod has the Function by this resource, which is "" for claims.
+	// Has says whether a pod has the Function by this resource, which is "" for claims.
 	Has(id function.ID, resource string) bool
 }
 
@@ -101,27 +98,24 @@ type Claims interface {
 	Consumers(ctx context.Context, c journal.Claim) (pods []types.UID, allocated bool, err error)
 }
 
-// Devices lets containers get Functions. What it is told is in the journal by then; it may be told again.
+// Devices lets containers get Functions. What it is told is in the journal by then, and may be told again.
 type Devices interface {
-	// Offer is called when a Function is attached, before any container is made.
+	// Offer is called when a Function is attached, before any container is made; Withdraw before it leaves its sandbox.
 	Offer(journal.Attachment) error
-	// Withdraw is called before a Function leaves its sandbox.
 	Withdraw(journal.Attachment) error
 }
 
 // Ports knows what the xPU serves.
 type Ports interface {
-	// Serve returns once the xPU serves the Function for whoever has it, and at once where no Port was asked for. It gives
-	// up when ctx ends, and says what is missing.
+	// Serve returns once the xPU serves the Function's Port, at once if it has none. The error says what is missing when
+	// ctx ends before.
 	Serve(ctx context.Context, a journal.Attachment) error
 }
 
-// Users tells those who have Functions what becomes of them. Its methods do not block.
+// Users tells the owners of Functions that pods have lost, or have again. Its methods do not block. A netdev comes back to
+// its pod with the device; a program that had the Function without a netdev must be started anew, with its pod.
 type Users interface {
-	// Lost is called when a pod has lost a Function that it keeps the right to: a netdev comes back to it with the device,
-	// a program that had the Function without a netdev must be started anew, with its pod.
 	Lost(journal.Attachment)
-	// Back is called when the pod has it again.
 	Back(journal.Attachment)
 }
 
@@ -131,48 +125,47 @@ type Announcer interface {
 	Announce(ctx context.Context, place netdev.Place, observed netdev.Observed) error
 }
 
-// Options of a [Manager].
+// Options of a [Manager]. Parts that are not set are done without.
 type Options struct {
 	// BootID is the boot's, from /proc/sys/kernel/random/boot_id.
 	BootID string
-	// Setup, where set, makes Functions usable for their owners; otherwise those are refused that want it.
+	// Setup makes Functions usable for their owners. Without it, reservations with a Setup are refused.
 	Setup Setup
-	// Hooks, where set, get every Function that was released, before it is free.
+	// Hooks gets every Function that was released, before it is free.
 	Hooks Queue
-	// Kubelet, where set, is asked which pods have which Functions. Without it no pod is known to have any.
+	// Kubelet says which pods have which Functions. Without it no pod is known to have any.
 	Kubelet Kubelet
-	// Claims, where set, is asked about claims. Without it a claim's Function is taken from it by Unprepare alone.
+	// Claims says who needs a claim. Without it only Unprepare takes a Function from its claim.
 	Claims Claims
-	// Devices, where set, lets containers get attached Functions.
+	// Devices lets containers get attached Functions.
 	Devices Devices
-	// Announcer, where set, tells the neighbours of attached interfaces. Nobody waits for it.
+	// Announcer runs in the background.
 	Announcer Announcer
-	// Functions, where set, says of which Functions it is not to be looked whether pods lost them, as everything is where
-	// it was. To look at every one whenever a device changes would take a node with hundreds of SFs a second.
+	// Functions spares a look at the kernel for Functions that are where they were, when a device changes. To look at all
+	// would take a node with hundreds of SFs a second.
 	Functions Functions
-	// Ports, where set, is waited for before a netdev goes back to the pod that lost it.
+	// Ports is waited for before a netdev goes back to the pod that lost it.
 	Ports Ports
-	// Users, where set, hear of Functions that pods lose and get back.
+	// Users hears of Functions that pods lose and get back.
 	Users Users
-	// Changed, where set, is called when a Function may have become healthy or unhealthy. It must not block.
+	// Changed is called when a Function may have become healthy or unhealthy, Taken when one was reserved. Neither must
+	// block.
 	Changed func()
-	// Taken, where set, is called when a Function was reserved for somebody. It must not block.
-	Taken func(function.ID)
+	Taken   func(function.ID)
 
 	// Patience is how often a netdev is looked for that is nowhere. The kernel brings the netdevs of a dead namespace
 	// back a moment after the namespace cannot be reached any more. The zero value is [Patience].
 	Patience wait.Backoff
-	// GoneAfter is how long after its sandbox stopped a netdev that exists and is nowhere counts as on its way back and
-	// not as gone. The kernel ends namespaces in the background, on a busy machine late. Until then the Function is not
-	// free and Detach and Release fail. 0 is a minute.
+	// GoneAfter is how long after the stop of its sandbox a hardware netdev that is nowhere is still expected back; 0 is a
+	// minute. The kernel ends namespaces in the background, on a busy machine late. Until then Detach and Release fail.
 	GoneAfter time.Duration
-	// AbandonedAfter is how old a reservation must be before it is asked whether anybody still needs it; 0 is 5 minutes.
+	// AbandonedAfter is how old a reservation must be for a sweep; 0 is 5 minutes.
 	AbandonedAfter time.Duration
-	// SweepEvery is how often [Manager.Run] continues what is half done though nobody asks; 0 is a minute.
+	// SweepEvery is the interval of [Resume] and [Sweep] in [Manager.Run]; 0 is a minute.
 	SweepEvery time.Duration
 }
 
-// Manager has the life of all Functions of the node. Its methods may be called by several goroutines at once.
+// Manager decides for all Functions of the node. Its methods may be called by several goroutines at once.
 type Manager struct {
 	journal Journal
 	engine  Engine
@@ -180,16 +173,14 @@ type Manager struct {
 	options Options
 	log     logr.Logger
 
-	// announcing are the announcements that go on as long as lasting; stop ends them, as they keep the pods' namespaces.
+	// announcing are the announcements under way. Their context is lasting, which stop ends with [Manager.Run]: they keep
+	// the pods' namespaces.
 	announcing sync.WaitGroup
 	lasting    context.Context
 	stop       context.CancelFunc
 
-	// following are those who look whether pods lost their Functions.
-	following sync.WaitGroup
-
-	// abandoned are the Functions that nobody needed at the last look, with the time of their reservation. Only sweep,
-	// which runs once at a time, uses it.
+	// abandoned are the Functions that nobody needed at the last sweep, with the time of their reservation. Only sweep
+	// uses it, which runs in one goroutine.
 	abandoned map[function.ID]time.Time
 }
 

@@ -18,7 +18,7 @@ import (
 )
 
 // report is what happens by an event, at the agent.
-func (p party) report(ctx context.Context, m *Manager, id function.ID) error {
+func (p trigger) report(ctx context.Context, m *Manager, id function.ID) error {
 	switch p.event {
 	case Prepare, Allocate, Add:
 		want := journal.Attachment{Function: id, Pod: p.pod, Interface: function.Interface{Name: "net1"}}
@@ -30,10 +30,10 @@ func (p party) report(ctx context.Context, m *Manager, id function.ID) error {
 		case Add:
 			want.CNI = &journal.CNI{ContainerID: p.containerID, IfName: p.ifName}
 		}
-		settled, err := m.Settle(ctx, want)
-		if err == nil && p.event == Add && settled.Record.Claim.UID != "" {
-			claimed := settled.Record.Interface
-			want.Claim, want.CNI.Claimed = settled.Record.Claim, &claimed
+		admitted, err := m.Admit(ctx, want)
+		if err == nil && p.event == Add && admitted.Record.Claim.UID != "" {
+			claimed := admitted.Record.Interface
+			want.Claim, want.CNI.Claimed = admitted.Record.Claim, &claimed
 		}
 		if err == nil {
 			err = m.Reserve(ctx, want)
@@ -74,7 +74,7 @@ func TestEveryEventInEveryPhase(t *testing.T) {
 		if phase != Free {
 			records = recordsOf(phase)
 		}
-		for _, p := range parties() {
+		for _, p := range triggers() {
 			for r, record := range records {
 				t.Run(fmt.Sprintf("%s_while_%s_%s_%d", p.event, phase, p.sandbox, r), func(t *testing.T) {
 					t.Parallel()
@@ -90,7 +90,7 @@ func TestEveryEventInEveryPhase(t *testing.T) {
 }
 
 // eventWithCrash says whether the agent ended before it was done.
-func eventWithCrash(t *testing.T, p party, record journal.Attachment, exists bool, writes int) (crashed bool) {
+func eventWithCrash(t *testing.T, p trigger, record journal.Attachment, exists bool, writes int) (crashed bool) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, vf)
 		p.netNS = t.TempDir() // what Attach looks for
@@ -160,7 +160,7 @@ func randomLife(t *testing.T, random *rand.Rand) {
 	for range 60 {
 		id, i := functions[random.IntN(len(functions))], random.IntN(3)
 		pod := journal.Pod{Namespace: "default", Name: fmt.Sprint("pod", i), UID: types.UID(fmt.Sprint("pod", i, "-", random.IntN(2)))}
-		p := party{
+		p := trigger{
 			event: events[random.IntN(len(events))], pod: pod, claim: types.UID(fmt.Sprint("claim", random.IntN(4))),
 			resource: "xpu.opiproject.org/fast", containerID: fmt.Sprint("s", i), ifName: "net1", sandbox: fmt.Sprint("s", i),
 			netNS: namespaces[i],

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -38,8 +39,8 @@ func (r Rates) Rate(_ context.Context, f function.EswitchPort) (rate function.Ra
 }
 
 // SetRate limits the Function to another one.
-func (r Rates) SetRate(_ context.Context, function function.EswitchPort, to function.Rate) error {
-	port, ok, err := r.find(function)
+func (r Rates) SetRate(_ context.Context, f function.EswitchPort, to function.Rate) error {
+	port, ok, err := r.find(f)
 	if err == nil && !ok {
 		err = fmt.Errorf("it has no port any more: %w", unix.ENODEV)
 	}
@@ -50,9 +51,10 @@ func (r Rates) SetRate(_ context.Context, function function.EswitchPort, to func
 }
 
 // find looks for the port of a Function of this host: the eswitch of a DPU has also those of other hosts.
-func (r Rates) find(function function.EswitchPort) (port devlink.Port, ok bool, err error) {
-	device := devlink.OfPCI(pci.Address(function.PF))
-	if !function.SF {
+func (r Rates) find(f function.EswitchPort) (port devlink.Port, ok bool, err error) {
+	device, flavour := devlink.OfPCI(pci.Address(f.PF)), devlink.PCISF
+	if !f.SF {
+		flavour = devlink.PCIVF
 		mode, err := r.Eswitches.EswitchMode(device)
 		if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENODEV) || err == nil && mode != devlink.Switchdev {
 			return devlink.Port{}, false, nil
@@ -62,19 +64,13 @@ func (r Rates) find(function function.EswitchPort) (port devlink.Port, ok bool, 
 		}
 	}
 	ports, err := r.Eswitches.PortsOf(device)
-	if err != nil {
+	i := slices.IndexFunc(ports, func(p devlink.Port) bool {
+		return !p.External && p.Flavour == flavour && (f.SF && p.SF == f.Number || !f.SF && uint32(p.VF) == f.Number)
+	})
+	if err != nil || i < 0 {
 		return devlink.Port{}, false, err
 	}
-	for _, p := range ports {
-		number, flavour := uint32(p.VF), devlink.PCIVF
-		if function.SF {
-			number, flavour = p.SF, devlink.PCISF
-		}
-		if !p.External && p.Flavour == flavour && number == function.Number {
-			return p, true, nil
-		}
-	}
-	return devlink.Port{}, false, nil
+	return ports[i], true, nil
 }
 
 // portOf is whose port a Function's is at the eswitch of its PF, nil for a PF.

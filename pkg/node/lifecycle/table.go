@@ -1,10 +1,13 @@
 package lifecycle
 
 import (
+	"maps"
+	"slices"
+
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// Event is something that happens to a Function, or that somebody asks for.
+// Event is something that happens to a Function, or that is requested for it.
 type Event string
 
 const (
@@ -12,8 +15,7 @@ const (
 	Prepare Event = "Prepare"
 	// Unprepare: the kubelet takes a claim's Functions back.
 	Unprepare Event = "Unprepare"
-	// Allocate: the kubelet gives the Function to a container as an extended resource. It does so only with what no pod
-	// has any more as far as the kubelet knows.
+	// Allocate: the kubelet gives the Function, which no pod has as far as it knows, to a container as an extended resource.
 	Allocate Event = "Allocate"
 	// GiveUp: an Allocate failed, and with it the pod.
 	GiveUp Event = "GiveUp"
@@ -25,15 +27,15 @@ const (
 	SandboxStarts Event = "sandbox starts"
 	// SandboxStops: the runtime ends a pod's sandbox.
 	SandboxStops Event = "sandbox stops"
-	// Sweep: it is looked whether anybody still needs a reservation.
+	// Sweep: the agent checks whether a reservation is still needed.
 	Sweep Event = "sweep"
-	// Resume: the agent starts, or a minute has passed: what is half done is continued.
+	// Resume: the agent starts, or a minute has passed. What is half done is continued.
 	Resume Event = "resume"
-	// DeviceChanges: a device, a netdev or a Port of the node came or went. It is looked what that means for every pod.
+	// DeviceChanges: a device, a netdev or a Port of the node came or went, and a pod may have lost its Function by it.
 	DeviceChanges Event = "device changes"
 )
 
-// events are all there are, in the order of a Function's life.
+// events are all events, in the order of a Function's life.
 var events = []Event{Prepare, Allocate, Add, SandboxStarts, SandboxStops, Del, DeviceChanges, Unprepare, GiveUp, Sweep, Resume}
 
 // Phase is how far a Function is. It follows from its record in the journal.
@@ -54,13 +56,13 @@ const (
 	Returned Phase = "Returned"
 )
 
-// phases are all there are, in the order of a Function's life.
+// phases are all phases, in the order of a Function's life.
 var phases = []Phase{Free, Reserved, Attaching, Attached, Lost, Reattaching, Detaching, Releasing, Returned}
 
-// phaseOf is how far a Function with this record is.
-func phaseOf(a journal.Attachment, exists bool) Phase {
+// phaseOf is how far a Function with this record is. A Function that is free has the zero value.
+func phaseOf(a journal.Attachment) Phase {
 	switch {
-	case !exists:
+	case a.State == "":
 		return Free
 	case a.Restored():
 		return Returned
@@ -68,7 +70,7 @@ func phaseOf(a journal.Attachment, exists bool) Phase {
 	return Phase(a.State)
 }
 
-// Whose says whose Function it is, as seen by whoever an event is about.
+// Whose says whose Function it is, as the event sees it.
 type Whose string
 
 const (
@@ -87,6 +89,9 @@ const (
 	// AnotherRequests: a CNI request's of another pod, or of another interface.
 	AnotherRequests Whose = "another request's"
 )
+
+// owners are all values of Whose, in the order of the documentation.
+var owners = []Whose{Nobodys, Own, PodsClaim, PodsRequest, NextPods, AnotherClaims, AnotherRequests}
 
 // Evidence is what must be shown before a step is taken. What cannot be found out is not shown.
 type Evidence string
@@ -114,11 +119,11 @@ const (
 type Step string
 
 const (
-	// Take writes the reservation down for whoever asks, and fits the Function out.
+	// Take records the reservation for the owner that asks, and sets the Function up.
 	Take Step = "take"
 	// Attach moves the netdev into the sandbox.
 	Attach Step = "attach"
-	// Lose writes down that the sandbox lost the netdev. One that is halfway back to the sandbox is brought to the host
+	// Lose records that the sandbox lost the netdev. One that is halfway back to the sandbox is brought to the host
 	// first.
 	Lose Step = "lose"
 	// Reattach moves the netdev into the sandbox that lost it, and makes it what it was there.
@@ -133,7 +138,7 @@ const (
 	EndRequest Step = "end request"
 	// Release brings the Function back, runs the hooks, and makes it free.
 	Release Step = "release"
-	// Wait waits until the record is another one, as long as whoever asks can.
+	// Wait waits until the record changes, as long as whoever asks can.
 	Wait Step = "wait"
 	// Refuse is an error that says who has the Function.
 	Refuse Step = "refuse"
@@ -141,8 +146,8 @@ const (
 	Ignore Step = "ignore"
 )
 
-// Rule is a step, and the evidence it needs. After a BringBack, EndRequest, Release or Wait that makes way for whoever
-// asks it is decided again.
+// Rule is a step, and the evidence it needs. After a BringBack, EndRequest, Release or Wait that makes way for an owner,
+// the next step is decided.
 type Rule struct {
 	Step Step
 	// If is what must be shown; "" for nothing. Otherwise Else is done.
@@ -154,45 +159,45 @@ func always(s Step) Rule { return Rule{Step: s} }
 
 func given(e Evidence, then, otherwise Step) Rule { return Rule{Step: then, If: e, Else: otherwise} }
 
-// row says what follows in every phase.
+// row is the rule of every phase.
 type row map[Phase]Rule
 
-// held is the row of a Function that is reserved, or anywhere on its way to a pod and back to the reservation. What is
-// being released is waited for.
-func held(reserved, inUse Rule) row {
-	return row{
-		Reserved: reserved, Attaching: inUse, Attached: inUse, Lost: inUse, Reattaching: inUse, Detaching: inUse,
-		Releasing: always(Wait), Returned: always(Wait),
-	}
+// with is the row with another rule for a phase.
+func (r row) with(p Phase, rule Rule) row {
+	out := maps.Clone(r)
+	out[p] = rule
+	return out
 }
 
-// every is the row of an event that means the same in every phase.
+// every is the row of an event that means the same in every phase but Free.
 func every(r Rule) row {
 	return row{
 		Reserved: r, Attaching: r, Attached: r, Lost: r, Reattaching: r, Detaching: r, Releasing: r, Returned: r,
 	}
 }
 
-// ends is the row of an event that takes the Function from whoever has it. A release goes on, whoever asks.
+// held is the row of an event that waits for a release, and that needs one rule for a reservation and one for a Function
+// in use.
+func held(reserved, inUse Rule) row {
+	return every(inUse).with(Reserved, reserved).with(Releasing, always(Wait)).with(Returned, always(Wait))
+}
+
+// ends is the row of an event that takes the Function from its owner. A release goes on.
 func ends(s Step) row {
 	return every(always(s)).with(Releasing, always(Release)).with(Returned, always(Release))
 }
 
-// ignored is the row of an event that is not about whoever has the Function.
+// ignored is the row of an event that is not about the owner.
 var ignored = every(always(Ignore))
 
-// refused is the row of an event that cannot be for whoever has the Function.
+// refused is the row of an event that cannot be for the owner.
 var refused = every(always(Refuse))
 
-// with is the row with another rule for a phase.
-func (r row) with(p Phase, rule Rule) row {
-	out := row{p: rule}
-	for phase, had := range r {
-		if phase != p {
-			out[phase] = had
-		}
+// forOwner has the rules of an event that is ignored for every Function but the owner's.
+func forOwner(own row) map[Whose]row {
+	return map[Whose]row{
+		Nobodys: {Free: always(Ignore)}, Own: own, AnotherClaims: ignored, NextPods: ignored, AnotherRequests: ignored,
 	}
-	return out
 }
 
 // table is the life of a Function.
@@ -234,21 +239,9 @@ var table = map[Event]map[Whose]row{
 		NextPods:        refused,
 		AnotherRequests: refused,
 	},
-	SandboxStops: {
-		Nobodys:       {Free: always(Ignore)},
-		Own:           ends(BringBack),
-		AnotherClaims: ignored, NextPods: ignored, AnotherRequests: ignored,
-	},
-	Del: {
-		Nobodys:       {Free: always(Ignore)},
-		Own:           ends(EndRequest),
-		AnotherClaims: ignored, NextPods: ignored, AnotherRequests: ignored,
-	},
-	Unprepare: {
-		Nobodys:       {Free: always(Ignore)},
-		Own:           every(always(Release)),
-		AnotherClaims: ignored, NextPods: ignored, AnotherRequests: ignored,
-	},
+	SandboxStops: forOwner(ends(BringBack)),
+	Del:          forOwner(ends(EndRequest)),
+	Unprepare:    forOwner(every(always(Release))),
 	GiveUp: {
 		Nobodys:       {Free: always(Ignore)},
 		NextPods:      ignored.with(Reserved, always(Release)),
@@ -271,4 +264,34 @@ var table = map[Event]map[Whose]row{
 		Nobodys: {Free: always(Ignore)},
 		Own:     ignored.with(Attached, given(NetdevGone, Lose, Keep)).with(Lost, given(DeviceBack, Reattach, Keep)),
 	},
+}
+
+// Entry is a row of the table for the documentation.
+type Entry struct {
+	Event Event
+	Whose Whose
+	// Rules has one for each of [Phases]; the zero value is for what cannot be.
+	Rules []Rule
+}
+
+// Phases are all phases, in the order of a Function's life.
+func Phases() []Phase { return slices.Clone(phases) }
+
+// Table is the whole table, in the order of a Function's life.
+func Table() []Entry {
+	var entries []Entry
+	for _, event := range events {
+		for _, whose := range owners {
+			row, ok := table[event][whose]
+			if !ok {
+				continue
+			}
+			entry := Entry{Event: event, Whose: whose}
+			for _, phase := range phases {
+				entry.Rules = append(entry.Rules, row[phase])
+			}
+			entries = append(entries, entry)
+		}
+	}
+	return entries
 }

@@ -8,14 +8,14 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// parties are those who an event can be about, at a Function of any owner.
-func parties() []party {
+// triggers are what an event can be about, at a Function of any owner.
+func triggers() []trigger {
 	pod, other := journal.Pod{Namespace: "default", Name: "p", UID: "pod-1"}, journal.Pod{Namespace: "default", Name: "q", UID: "pod-2"}
-	var all []party
+	var all []trigger
 	for _, event := range events {
 		for _, pod := range []journal.Pod{pod, other} {
 			for _, id := range []string{"1", "2"} {
-				all = append(all, party{
+				all = append(all, trigger{
 					event: event, pod: pod, claim: claimedVF().Claim.UID, resource: "xpu.opiproject.org/fast",
 					containerID: "c" + id, ifName: "net1", sandbox: "c" + id,
 				})
@@ -54,13 +54,13 @@ func recordsOf(phase Phase) []journal.Attachment {
 // what cannot be.
 func TestTableIsWhole(t *testing.T) {
 	reached := map[string]bool{}
-	for _, p := range parties() {
+	for _, p := range triggers() {
 		if _, ok := table[p.event][Nobodys][Free]; !ok && p.event != Sweep {
 			t.Errorf("%s of a free Function: the table says nothing", p.event)
 		}
 		for _, phase := range phases[1:] {
 			for _, record := range recordsOf(phase) {
-				whose := p.whose(record, true)
+				whose := p.whose(record)
 				if _, ok := table[p.event][whose][phase]; !ok {
 					t.Errorf("%s while %s, %s: the table says nothing", p.event, phase, whose)
 				}
@@ -74,7 +74,7 @@ func TestTableIsWhole(t *testing.T) {
 				t.Errorf("%s, %s: cannot be", event, whose)
 			}
 			for phase, rule := range row {
-				if (rule.If == "") != (rule.Else == "") || rule.Step == "" {
+				if (rule.If == "") != (rule.Else == "") || rule.Step == "" || rule.If != "" && gather[rule.If] == nil {
 					t.Errorf("%s, %s, %s: rule %+v", event, whose, phase, rule)
 				}
 			}

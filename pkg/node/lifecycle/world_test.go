@@ -301,7 +301,7 @@ func (w *world) check(when string) {
 	w.t.Helper()
 	for id, d := range w.netdevs {
 		a, exists := w.records.Get(id)
-		phase := phaseOf(a, exists)
+		phase := phaseOf(a)
 		if before, existed := w.last[id]; existed && exists && !a.ReservedAt.Equal(before.ReservedAt) {
 			w.t.Errorf("%s: Function %s went from %s to %s without a release", when, id, owner(before), owner(a))
 		}

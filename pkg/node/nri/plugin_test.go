@@ -99,7 +99,7 @@ func (n *node) Detach(ctx context.Context, id function.ID, sandbox string) error
 	if a.Sandbox != sandbox {
 		return nil
 	}
-	return n.journal.Put(a.Untouched())
+	return n.journal.Put(a.BackToReserved())
 }
 
 func (n *node) Report(c journal.Claim) { _ = n.record(context.Background(), "report "+c.Name) }

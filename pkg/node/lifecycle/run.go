@@ -1,0 +1,246 @@
+package lifecycle
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"k8s.io/client-go/util/workqueue"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
+)
+
+// Recover continues what was interrupted or failed, at agent start and whenever it is called. What is attached to a
+// namespace that lives is left alone. Functions are not set up by it: see [Manager.SetUp].
+func (m *Manager) Recover(ctx context.Context) error {
+	return m.resume(ctx, func(step Step) bool { return step != SetUp })
+}
+
+// SetUp sets reserved Functions up again: the agent may have ended in the middle, and a boot undoes SFs and drivers, while
+// the kubelet, which remembers what it allocated, starts pods on them without another Allocate. One that fails keeps no
+// other from being set up. What is done already is not done again.
+func (m *Manager) SetUp(ctx context.Context) error {
+	return m.resume(ctx, func(step Step) bool { return step == SetUp })
+}
+
+// resume carries out [Resume] for all Functions at once, where the step is one of those selected.
+func (m *Manager) resume(ctx context.Context, selected func(Step) bool) error {
+	all := m.journal.All()
+	errs := make([]error, len(all))
+	var group sync.WaitGroup
+	t := trigger{event: Resume}
+	for i, a := range all {
+		if !selected(t.rule(a).Step) {
+			continue
+		}
+		group.Go(func() {
+			defer wrap(&errs[i], a.Function)
+			errs[i] = m.withLock(ctx, a.Function, func(a journal.Attachment) error {
+				d, err := m.decide(ctx, t, a.Function)
+				if err != nil || !selected(d.step) {
+					return err
+				}
+				return m.carryOut(ctx, a, d.step)
+			})
+		})
+	}
+	group.Wait()
+	return errors.Join(errs...)
+}
+
+// Run continues what is half done until ctx ends, once in a while, though nobody asks: a release of an earlier run, or
+// one that the kubelet gave up. Values from changes are about devices and netdevs: for each, it is checked whether a pod
+// has lost a Function, or can have it again.
+func (m *Manager) Run(ctx context.Context, changes <-chan struct{}) error {
+	defer m.announcing.Wait()
+	defer m.stop()
+	queue := workqueue.NewTypedRateLimitingQueue(
+		workqueue.NewTypedItemExponentialFailureRateLimiter[function.ID](firstRetry, slowestRetry))
+	var checking sync.WaitGroup
+	defer checking.Wait()
+	defer queue.ShutDown()
+	checking.Go(func() { m.checkDevices(ctx, queue) })
+	tick := time.NewTicker(m.options.SweepEvery)
+	defer tick.Stop()
+	for {
+		m.queueDevices(queue)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changes:
+			continue
+		case <-tick.C:
+		}
+		if err := errors.Join(m.Recover(ctx), m.SetUp(ctx)); err != nil && ctx.Err() == nil {
+			m.log.Error(err, "Functions are not what they should be yet; trying again", "after", m.options.SweepEvery.String())
+		}
+		m.sweep(ctx)
+		m.options.Changed()
+	}
+}
+
+// sweep releases reservations that nobody needs any more. The kubelet says nothing when it takes an extended resource
+// back from a pod that never ran, and forgets the claims of its checkpoint with it. A reservation must be unneeded in two
+// sweeps in a row, so that a pod which the kubelet is just starting is not taken for gone.
+func (m *Manager) sweep(ctx context.Context) {
+	before := m.abandoned
+	m.abandoned = map[function.ID]time.Time{}
+	asking, cancel := context.WithTimeout(ctx, sweepTimeout)
+	defer cancel()
+	t := trigger{event: Sweep, assigned: sync.OnceValues(func() (map[string]podresources.Assignment, error) {
+		return m.options.Kubelet.Assigned(asking)
+	})}
+	for _, a := range m.journal.All() {
+		if a.State != journal.Reserved || time.Since(a.ReservedAt) < m.options.AbandonedAfter {
+			continue
+		}
+		d, err := m.decide(ctx, t, a.Function)
+		if err != nil || d.step != Release {
+			continue
+		}
+		reservedAt := d.Record.ReservedAt
+		m.abandoned[a.Function] = reservedAt
+		if seen, twice := before[a.Function]; !twice || !seen.Equal(reservedAt) {
+			continue
+		}
+		if err := m.makeWay(ctx, t, d); err != nil {
+			m.log.Error(err, "The Function is not back yet; trying again", "function", a.Function.String(),
+				"after", m.options.SweepEvery.String())
+		}
+		m.healthChanged(a.Function)
+	}
+}
+
+// firstRetry and slowestRetry are the pauses before a netdev that could not go back to its pod is tried again.
+const firstRetry, slowestRetry = 500 * time.Millisecond, 30 * time.Second
+
+// deviceQueue has the Functions whose device may have gone or come back. One goroutine at a time works on a Function.
+type deviceQueue = workqueue.TypedRateLimitingInterface[function.ID]
+
+// queueDevices queues the Functions that pods have lost, or may have lost by what the inventory saw last. The inventory
+// may be wrong about a netdev that was just moved.
+func (m *Manager) queueDevices(queue deviceQueue) {
+	for _, a := range m.journal.All() {
+		suspect := a.State == journal.Lost || a.State == journal.Attached
+		if a.State == journal.Attached && m.options.Functions != nil {
+			f, known := m.options.Functions.Get(a.Function)
+			suspect = !known || f.Netdev != "" || f.Driver == ""
+		}
+		if suspect {
+			queue.Add(a.Function)
+		}
+	}
+}
+
+// checkDevices calls [Manager.deviceChanged] for the Functions of the queue, for all at once, until it is shut down.
+func (m *Manager) checkDevices(ctx context.Context, queue deviceQueue) {
+	var checks sync.WaitGroup
+	defer checks.Wait()
+	for {
+		id, shutdown := queue.Get()
+		if shutdown {
+			return
+		}
+		checks.Go(func() {
+			defer queue.Done(id)
+			switch err := m.deviceChanged(ctx, id); {
+			case err == nil:
+				queue.Forget(id)
+			case ctx.Err() == nil:
+				m.log.Error(err, "A pod has not got back yet what it lost; trying again")
+				queue.AddRateLimited(id)
+			}
+		})
+	}
+}
+
+// deviceChanged carries out [DeviceChanges] for a Function until nothing follows from it.
+func (m *Manager) deviceChanged(ctx context.Context, id function.ID) (err error) {
+	defer wrap(&err, id)
+	for ctx.Err() == nil {
+		d, err := m.decide(ctx, trigger{event: DeviceChanges}, id)
+		if err != nil || d.step != Lose && d.step != Reattach {
+			return err
+		}
+		_, err = m.ifUnchanged(ctx, d, func(have journal.Attachment) error { return m.carryOut(ctx, have, d.step) })
+		if err != nil {
+			return err
+		}
+	}
+	return ctx.Err()
+}
+
+// lose records that the sandbox lost the Function, and withdraws it from containers that start meanwhile. What the PF
+// enforces for the pod stays. After a reattachment that was interrupted, the netdev is first brought to the host. The
+// caller has the Function's lock.
+func (m *Manager) lose(ctx context.Context, a journal.Attachment) error {
+	again := a.State == journal.Reattaching
+	if again {
+		if err := m.restore(ctx, a); err != nil {
+			return err
+		}
+	}
+	a.State = journal.Lost
+	if a.LostAt.IsZero() {
+		a.LostAt = time.Now().UTC()
+	}
+	if m.options.Devices != nil {
+		// Before the journal says Lost, as nothing tries it again after that.
+		if err := m.options.Devices.Withdraw(a); err != nil {
+			return err
+		}
+	}
+	if err := m.journal.Put(a); err != nil {
+		return err
+	}
+	m.healthChanged(a.Function)
+	if again {
+		return nil
+	}
+	m.log.Info("A pod has lost its Function: the device went, or another driver has it", "function", a.Function.String(),
+		"interface", a.Interface.Name, "pod", a.Pod.Namespace+"/"+a.Pod.Name, "sandbox", a.Sandbox)
+	if m.options.Users != nil {
+		m.options.Users.Lost(a)
+	}
+	return nil
+}
+
+// reattach makes the netdev in the sandbox what it was there before it was lost. The record keeps what the netdev was
+// before the pod: that is restored in the end, and not what the device is after its reset. The caller has the Function's
+// lock.
+func (m *Manager) reattach(ctx context.Context, a journal.Attachment) error {
+	if err := m.setUp(ctx, a); err != nil {
+		return err
+	}
+	wanted := a
+	wanted.Interface = asObserved(a.Interface, *a.Observed)
+	device, now, place, err := m.plan(ctx, wanted, a.Place.NetNS)
+	if err != nil {
+		return err
+	}
+	if place.Cookie != a.Place.Cookie {
+		return nil // the sandbox is gone
+	}
+	a.State, a.Place, a.Before = journal.Reattaching, place, new(a.Before.Renewed(now))
+	if a, err = m.transfer(ctx, a, device, now, wanted.Interface); err != nil {
+		return err
+	}
+	m.healthChanged(a.Function)
+	if m.options.Users != nil {
+		m.options.Users.Back(a)
+	}
+	return nil
+}
+
+// asObserved is what is wanted of an interface, with what it got where nothing was wanted.
+func asObserved(want function.Interface, observed netdev.Observed) function.Interface {
+	want.Name = observed.Name
+	want.MTU = cmp.Or(want.MTU, observed.MTU)
+	want.MAC = cmp.Or(want.MAC, observed.MAC)
+	return want
+}
