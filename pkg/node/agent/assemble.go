@@ -162,7 +162,7 @@ func (a *agent) assembleDevicePlugin() (err error) {
 			node: a.config.NodeName, functions: a.inventory, lifecycle: a.lifecycle,
 			provisioner: a.mode.provisioner(), log: a.log.WithName("deviceplugin"),
 		},
-		Contents:    &deviceplugin.Contents{Nodes: a.deviceNodes()},
+		Nodes:       a.deviceNodes(),
 		DeviceInfo:  deviceplugin.NewDeviceInfo(a.config.DeviceInfoDir),
 		CDI:         cdi,
 		Assignments: a.kubelet, AllocateTimeout: a.config.times.allocate,

@@ -34,13 +34,13 @@ func NewDeviceInfo(dir string) *DeviceInfo {
 
 // describe is what the file says of a Function; nil where the specification has no word for it.
 func describe(c content) *deviceinfo.Info {
-	_, asVDPA := c.info["vdpa"]
+	_, asVDPA := c.Info["vdpa"]
 	info := deviceinfo.Of(c.function, asVDPA)
 	if info == nil || info.PCI == nil {
 		return info
 	}
-	info.PCI.VhostNet = c.info["vhost"]["net-mount"]
-	if _, ok := c.info["rdma"]; ok {
+	info.PCI.VhostNet = c.Info["vhost"]["net-mount"]
+	if _, ok := c.Info["rdma"]; ok {
 		info.PCI.RDMA = strings.Join(c.function.RDMADevices, ",")
 	}
 	return info
@@ -53,7 +53,6 @@ func (d *DeviceInfo) write(resource string, c content) (err error) {
 	if info == nil {
 		return nil
 	}
-	path := filepath.Join(d.dir, deviceInfoName(resource, c.function.ID))
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("device-info file of Function %s: %w", c.function.ID, err)
@@ -63,17 +62,15 @@ func (d *DeviceInfo) write(resource string, c content) (err error) {
 	if err != nil {
 		return err
 	}
-	temporary := filepath.Join(d.dir, "."+filepath.Base(path))
-	err = os.WriteFile(temporary, text, 0o644)
-	if errors.Is(err, fs.ErrNotExist) {
-		if err = os.MkdirAll(d.dir, 0o755); err == nil {
-			err = os.WriteFile(temporary, text, 0o644)
-		}
-	}
-	if err != nil {
+	if err := os.MkdirAll(d.dir, 0o755); err != nil {
 		return err
 	}
-	return os.Rename(temporary, path)
+	name := deviceInfoName(resource, c.function.ID)
+	temporary := filepath.Join(d.dir, "."+name)
+	if err := os.WriteFile(temporary, text, 0o644); err != nil {
+		return err
+	}
+	return os.Rename(temporary, filepath.Join(d.dir, name))
 }
 
 const deviceInfoSuffix = "-device.json"

@@ -135,7 +135,7 @@ func shortDir(t testing.TB) string {
 func newManager(t testing.TB, dir string, n *node, log logr.Logger) *Manager {
 	return &Manager{
 		KubeletDir: dir, Pools: n, Health: n, Allocator: n,
-		Contents: &Contents{Nodes: devnode.Finder{SysRoot: t.TempDir(), DevRoot: t.TempDir()}}, DeviceInfo: NewDeviceInfo(filepath.Join(dir, "devinfo")),
+		Nodes: devnode.Finder{SysRoot: t.TempDir(), DevRoot: t.TempDir()}, DeviceInfo: NewDeviceInfo(filepath.Join(dir, "devinfo")),
 		Metrics: NewMetrics(prometheus.NewRegistry()), Log: log,
 	}
 }
@@ -602,11 +602,13 @@ func TestSweepDoesNotHold(t *testing.T) {
 		var looked atomic.Int32
 		kubelet := &hanging{}
 		m := &Manager{Pools: pools(func() ([]pool.Pool, bool) { looked.Add(1); return nil, true }), Assignments: kubelet, Log: testr.New(t)}
-		fleet := newServers(m, nil)
+		all := newServers(m)
 		ctx, stop := context.WithCancel(t.Context())
 		defer stop()
 		changes := make(chan struct{}, 1)
-		go fleet.run(ctx, changes)
+		var loops sync.WaitGroup
+		loops.Go(func() { all.followPools(ctx, changes) })
+		loops.Go(func() { all.sweepRegularly(ctx) })
 		for i := range 3 {
 			time.Sleep(sweepEvery)
 			synctest.Wait()
@@ -622,7 +624,8 @@ func TestSweepDoesNotHold(t *testing.T) {
 			}
 		}
 		stop()
-		fleet.stop()
+		loops.Wait()
+		all.queue.ShutDown()
 	})
 }
 
@@ -630,17 +633,6 @@ func TestSweepDoesNotHold(t *testing.T) {
 type pools func() ([]pool.Pool, bool)
 
 func (p pools) Pools() ([]pool.Pool, bool) { return p() }
-
-// sweepOnce has the servers ask the kubelet and remove what nobody needs.
-func sweepOnce(t *testing.T, f *servers) {
-	f.ask(t.Context())
-	f.group.Wait()
-	select {
-	case assigned := <-f.assigned:
-		f.sweep(assigned)
-	default: // the kubelet did not say
-	}
-}
 
 func TestDeviceInfoRemoved(t *testing.T) {
 	n := &node{}
@@ -673,26 +665,27 @@ func TestDeviceInfoRemoved(t *testing.T) {
 		}
 		return strings.Join(names, " ")
 	}
-	fleet := newServers(m, nil)
-	fleet.retired["intel.com/dpdk"] = true
-	const all = "intel.com-dpdk-2 intel.com-dpdk-3 intel.com-dpdk-sf-mlx5_core.sf.2 other.com-nic-2 other.com-nic-3 xpu.opiproject.org-fast-2 xpu.opiproject.org-fast-3"
-	sweepOnce(t, fleet)
-	if got := left(); got != all {
+	all := newServers(m)
+	defer all.queue.ShutDown()
+	all.resources.Insert("intel.com/dpdk")
+	const everything = "intel.com-dpdk-2 intel.com-dpdk-3 intel.com-dpdk-sf-mlx5_core.sf.2 other.com-nic-2 other.com-nic-3 xpu.opiproject.org-fast-2 xpu.opiproject.org-fast-3"
+	all.sweep(t.Context())
+	if got := left(); got != everything {
 		t.Errorf("without podresources, files are %q, want all", got)
 	}
 	m.Assignments = assigned(nil)
-	sweepOnce(t, fleet)
-	if got := left(); got != all {
+	all.sweep(t.Context())
+	if got := left(); got != everything {
 		t.Errorf("while the kubelet is away, files are %q, want all", got)
 	}
 	m.Assignments = assigned{vf0: {Resource: fast, Pod: "a"}, vf1: {Resource: "intel.com/dpdk", Pod: "b"}}
 	m.DeviceInfo.now = time.Now
-	sweepOnce(t, fleet)
-	if got := left(); got != all {
+	all.sweep(t.Context())
+	if got := left(); got != everything {
 		t.Errorf("when they are new, files are %q, want all: the kubelet may not have written down the pod yet", got)
 	}
 	m.DeviceInfo.now = func() time.Time { return later }
-	sweepOnce(t, fleet)
+	all.sweep(t.Context())
 	if got, want := left(), "intel.com-dpdk-3 intel.com-dpdk-sf-mlx5_core.sf.2 other.com-nic-2 other.com-nic-3 xpu.opiproject.org-fast-2"; got != want {
 		t.Errorf("files are %q, want %q", got, want)
 	}

@@ -39,8 +39,6 @@ func NewMetrics(registry prometheus.Registerer) *Metrics {
 
 // resourceMetrics are those of one resource.
 type resourceMetrics struct {
-	all                         *Metrics
-	resource                    string
 	allocateSeconds             prometheus.Observer
 	allocations, allocateErrors prometheus.Counter
 	healthy, unhealthy          prometheus.Gauge
@@ -49,7 +47,6 @@ type resourceMetrics struct {
 
 func (m *Metrics) of(resource string) resourceMetrics {
 	return resourceMetrics{
-		all: m, resource: resource,
 		allocateSeconds: m.allocateSeconds.WithLabelValues(resource),
 		allocations:     m.allocations.WithLabelValues(resource),
 		allocateErrors:  m.allocateErrors.WithLabelValues(resource),
@@ -58,9 +55,4 @@ func (m *Metrics) of(resource string) resourceMetrics {
 		registered:      m.registrations.WithLabelValues(resource, "ok"),
 		notRegistered:   m.registrations.WithLabelValues(resource, "error"),
 	}
-}
-
-// forget ends the series that say what is; those that count what was remain.
-func (m resourceMetrics) forget() {
-	m.all.devices.DeletePartialMatch(prometheus.Labels{"resource": m.resource})
 }

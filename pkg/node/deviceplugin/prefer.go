@@ -21,16 +21,17 @@ func prefer(policy v1alpha1.PreferredAllocation, available, must []function.Func
 			c.take(f)
 		}
 	}
-	next := c.pack
-	if policy == v1alpha1.PreferSpread {
-		next = c.spread
-	}
 	groups := byPF(available, included)
 	for len(c.chosen) < size && len(groups) > 0 {
-		i := next(groups, size-len(c.chosen))
-		c.take(groups[i].free[0])
-		if groups[i].free = groups[i].free[1:]; len(groups[i].free) == 0 {
-			groups = slices.Delete(groups, i, i+1)
+		best := slices.MinFunc(groups, func(a, b *group) int {
+			if policy == v1alpha1.PreferSpread {
+				return c.spread(a, b)
+			}
+			return c.pack(a, b, size-len(c.chosen))
+		})
+		c.take(best.free[0])
+		if best.free = best.free[1:]; len(best.free) == 0 {
+			groups = slices.DeleteFunc(groups, func(g *group) bool { return g == best })
 		}
 	}
 	return c.chosen
@@ -45,21 +46,20 @@ type group struct {
 }
 
 // byPF groups what is available and not included yet, by the PF's address.
-func byPF(available []function.Function, included map[function.ID]bool) []group {
-	members := map[pci.Address][]function.Function{}
-	for _, f := range available {
-		if !included[f.ID] {
-			members[f.PF] = append(members[f.PF], f)
+func byPF(available []function.Function, included map[function.ID]bool) []*group {
+	sorted := slices.SortedFunc(slices.Values(available), func(a, b function.Function) int {
+		return cmp.Or(cmp.Compare(a.PF, b.PF), cmp.Compare(a.Index, b.Index), cmp.Compare(a.ID.String(), b.ID.String()))
+	})
+	var groups []*group
+	for _, f := range sorted {
+		switch last := len(groups) - 1; {
+		case included[f.ID]:
+		case last >= 0 && groups[last].pf == f.PF:
+			groups[last].free = append(groups[last].free, f)
+		default:
+			groups = append(groups, &group{pf: f.PF, root: f.PCIeRoot, node: f.NUMANode, free: []function.Function{f}})
 		}
 	}
-	groups := make([]group, 0, len(members))
-	for pf, free := range members {
-		slices.SortFunc(free, func(a, b function.Function) int {
-			return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.ID.String(), b.ID.String()))
-		})
-		groups = append(groups, group{pf: pf, root: free[0].PCIeRoot, node: free[0].NUMANode, free: free})
-	}
-	slices.SortFunc(groups, func(a, b group) int { return cmp.Compare(a.pf, b.pf) })
 	return groups
 }
 
@@ -82,43 +82,28 @@ func (c *choice) take(f function.Function) {
 	}
 }
 
-// pack finds the group to take the next Function of, where so many are still wanted: a PF that is in use anyway, else
-// one that has enough, else the one that has most, so that there are as few PFs as can be. Among equals it is the one
-// nearest to what was chosen, then, so that large requests find room later, the one that has least to spare.
-func (c *choice) pack(groups []group, wanted int) int {
-	return best(groups, func(a, b group) int {
-		aFits, bFits := len(a.free) >= wanted, len(b.free) >= wanted
-		bySize := cmp.Compare(len(b.free), len(a.free))
-		if aFits && bFits {
-			bySize = 0
-		}
-		return cmp.Or(
-			first(c.taken[a.pf] > 0, c.taken[b.pf] > 0),
-			first(aFits, bFits),
-			bySize,
-			first(c.roots[a.root], c.roots[b.root]),
-			first(c.nodes[a.node], c.nodes[b.node]),
-			cmp.Compare(len(a.free), len(b.free)),
-		)
-	})
-}
-
-// spread finds the PF that has given least so far, and of several the one that has most to give.
-func (c *choice) spread(groups []group, _ int) int {
-	return best(groups, func(a, b group) int {
-		return cmp.Or(cmp.Compare(c.taken[a.pf], c.taken[b.pf]), cmp.Compare(len(b.free), len(a.free)))
-	})
-}
-
-// best returns the index of the group that compares least; of equals, the first.
-func best(groups []group, compare func(a, b group) int) int {
-	found := 0
-	for i := range groups {
-		if compare(groups[i], groups[found]) < 0 {
-			found = i
-		}
+// pack compares two PFs to take the next Function of, where so many are still wanted: a PF that is in use anyway comes
+// first, then one that has enough, then the one that has most, so that there are as few PFs as can be. Among equals it is
+// the one nearest to what was chosen, then, so that large requests find room later, the one that has least to spare.
+func (c *choice) pack(a, b *group, wanted int) int {
+	aFits, bFits := len(a.free) >= wanted, len(b.free) >= wanted
+	bySize := cmp.Compare(len(b.free), len(a.free))
+	if aFits && bFits {
+		bySize = 0
 	}
-	return found
+	return cmp.Or(
+		first(c.taken[a.pf] > 0, c.taken[b.pf] > 0),
+		first(aFits, bFits),
+		bySize,
+		first(c.roots[a.root], c.roots[b.root]),
+		first(c.nodes[a.node], c.nodes[b.node]),
+		cmp.Compare(len(a.free), len(b.free)),
+	)
+}
+
+// spread compares two PFs: the one that has given least so far comes first, and of several the one that has most to give.
+func (c *choice) spread(a, b *group) int {
+	return cmp.Or(cmp.Compare(c.taken[a.pf], c.taken[b.pf]), cmp.Compare(len(b.free), len(a.free)))
 }
 
 // first puts what is true before what is not.

@@ -2,12 +2,9 @@ package deviceplugin
 
 import (
 	"context"
-	"maps"
-	"slices"
 	"time"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 )
 
 const (
@@ -21,50 +18,50 @@ const (
 	young = 10 * time.Minute
 )
 
-// ask asks the kubelet what pods have. Servers do not wait for the answer, which goes to assigned.
-func (f *servers) ask(ctx context.Context) {
-	m := f.manager
-	if m.Assignments == nil {
+// sweepRegularly sweeps until ctx ends.
+func (all *servers) sweepRegularly(ctx context.Context) {
+	ticker := time.NewTicker(sweepEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+			all.sweep(ctx)
+		}
+	}
+}
+
+// sweep asks the kubelet what pods have, and removes the files of Functions that no pod has any more. Servers do not
+// wait for the kubelet's answer.
+func (all *servers) sweep(ctx context.Context) {
+	if all.Assignments == nil {
 		return
 	}
-	f.group.Go(func() {
-		ctx, cancel := context.WithTimeout(ctx, askTimeout)
-		defer cancel()
-		assigned, err := m.Assignments.Assigned(ctx)
-		if err != nil {
-			m.Log.Error(err, "Cannot tell which files nobody needs any more, keeping all",
-				"retry", sweepEvery.String())
-			return
-		}
-		f.assigned <- assigned
-	})
-}
-
-// sweep removes the files of Functions that no pod has any more.
-func (f *servers) sweep(assigned map[string]podresources.Assignment) {
-	m := f.manager
-	resources := slices.AppendSeq(slices.Collect(maps.Keys(f.servers)), maps.Keys(f.retired))
-	if err := m.DeviceInfo.removeUnassigned(resources, assigned); err != nil {
-		m.Log.Error(err, "Some device-info files that nobody needs any more remain")
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	assigned, err := all.Assignments.Assigned(ctx)
+	if err != nil {
+		all.Log.Error(err, "Cannot tell which files nobody needs any more, keeping all", "retry", sweepEvery.String())
+		return
 	}
-	if err := m.CDI.prune(f.needed(assigned)); err != nil {
-		m.Log.Error(err, "Some CDI devices that nobody needs any more remain")
+	all.mutex.Lock()
+	defer all.mutex.Unlock()
+	if err := all.DeviceInfo.removeUnassigned(all.resources.UnsortedList(), assigned); err != nil {
+		all.Log.Error(err, "Some device-info files that nobody needs any more remain")
 	}
-}
-
-// needed are the names of CDI devices of what is offered, and of what pods have.
-func (f *servers) needed(assigned map[string]podresources.Assignment) map[string]bool {
-	needed := map[string]bool{}
-	for resource, r := range f.servers {
-		o, _ := r.current()
-		for _, function := range o.functions {
-			needed[cdiDeviceName(resource, function.ID)] = true
+	neededByCDI := map[string]bool{}
+	for resource, s := range all.byName {
+		for _, f := range s.offer.Load().functions {
+			neededByCDI[cdiDeviceName(resource, f.ID)] = true
 		}
 	}
 	for text, a := range assigned {
 		if id, err := function.ParseID(text); err == nil {
-			needed[cdiDeviceName(a.Resource, id)] = true
+			neededByCDI[cdiDeviceName(a.Resource, id)] = true
 		}
 	}
-	return needed
+	if err := all.CDI.prune(neededByCDI); err != nil {
+		all.Log.Error(err, "Some CDI devices that nobody needs any more remain")
+	}
 }
