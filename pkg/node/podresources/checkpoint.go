@@ -30,12 +30,12 @@ type checkpoint struct {
 	}
 }
 
-// readCheckpoint returns what containers of pods have, init containers among them. A kubelet that never allocated a
-// device has no checkpoint.
-func readCheckpoint(path string) (map[function.ID]Assignment, error) {
+// readCheckpoint returns what containers of pods have, init containers among them, by [function.ID.String]. A kubelet
+// that never allocated a device has no checkpoint.
+func readCheckpoint(path string) (map[string]Assignment, error) {
 	file, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+		return map[string]Assignment{}, nil
 	}
 	if err != nil {
 		return nil, err
@@ -45,23 +45,23 @@ func readCheckpoint(path string) (map[function.ID]Assignment, error) {
 	if err != nil {
 		return nil, err
 	}
-	return parseCheckpoint(text)
-}
-
-func parseCheckpoint(text []byte) (map[function.ID]Assignment, error) {
 	if len(text) > maxCheckpoint {
 		return nil, fmt.Errorf("has more than %d bytes", maxCheckpoint)
 	}
+	return parseCheckpoint(text)
+}
+
+func parseCheckpoint(text []byte) (map[string]Assignment, error) {
 	var c checkpoint
 	if err := json.Unmarshal(text, &c); err != nil {
 		return nil, err
 	}
-	kept := map[function.ID]Assignment{}
+	kept := map[string]Assignment{}
 	for _, entry := range c.Data.PodDeviceEntries {
 		for _, ids := range entry.DeviceIDs {
 			for _, text := range ids {
 				if id, err := function.ParseID(text); err == nil {
-					kept[id] = Assignment{Resource: entry.ResourceName, Container: entry.ContainerName}
+					kept[id.String()] = Assignment{Resource: entry.ResourceName, Container: entry.ContainerName}
 				}
 			}
 		}

@@ -21,11 +21,12 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
-// maxMessage bounds the kubelet's answer, in bytes. A container takes some hundred, and a node has a few hundred pods.
-const maxMessage = 16 << 20
-
-// reconnect is how long a kubelet that does not answer is waited for.
-const reconnect = time.Second
+const (
+	// maxMessage bounds the kubelet's answer, in bytes. A container takes some hundred, and a node has a few hundred pods.
+	maxMessage = 16 << 20
+	// reconnect is how long a kubelet that does not answer is waited for.
+	reconnect = time.Second
+)
 
 // Assignment is a Function's place in a pod.
 type Assignment struct {
@@ -55,18 +56,14 @@ type Client struct {
 // lists static pods only, until it has heard of the API server.
 func NewClient(kubeletDir string, self Self) (*Client, error) {
 	socket := filepath.Join(kubeletDir, "pod-resources", "kubelet.sock")
-	connection, err := grpc.NewClient("passthrough:///"+socket,
-		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
-		grpc.WithContextDialer(func(ctx context.Context, path string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", path)
-		}))
+	connection, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)))
 	if err != nil {
 		return nil, fmt.Errorf("kubelet at %s: %w", socket, err)
 	}
-	lister := podresourcesapi.NewPodResourcesListerClient(connection)
 	return &Client{
-		self: self, socket: socket, checkpoint: filepath.Join(kubeletDir, checkpointFile), connection: connection, lister: lister,
+		self: self, socket: socket, checkpoint: filepath.Join(kubeletDir, checkpointFile), connection: connection,
+		lister: podresourcesapi.NewPodResourcesListerClient(connection),
 	}, nil
 }
 
@@ -82,24 +79,14 @@ func (c *Client) Assigned(ctx context.Context) (map[string]Assignment, error) {
 	if err != nil {
 		return nil, err
 	}
-	kept, err := readCheckpoint(c.checkpoint)
+	assigned, err := readCheckpoint(c.checkpoint)
 	if err != nil {
 		return nil, fmt.Errorf("kubelet's checkpoint %s: %w", c.checkpoint, err)
 	}
-	assigned := make(map[string]Assignment, len(listed))
 	for id, assignments := range listed {
-		first := assignments[0]
-		for _, other := range assignments[1:] {
-			if other.Resource < first.Resource {
-				first = other
-			}
-		}
-		assigned[id.String()] = first
-	}
-	for id, assignment := range kept {
-		if _, has := assigned[id.String()]; !has {
-			assigned[id.String()] = assignment
-		}
+		assigned[id.String()] = slices.MinFunc(assignments, func(a, b Assignment) int {
+			return cmp.Compare(a.Resource, b.Resource)
+		})
 	}
 	return assigned, nil
 }
@@ -134,18 +121,15 @@ func (c *Client) listed(ctx context.Context) (map[function.ID][]Assignment, erro
 	if err != nil {
 		return nil, fmt.Errorf("kubelet at %s: list of pods' devices: %w", c.socket, err)
 	}
-	if !c.complete(response) {
+	pods := response.GetPodResources()
+	isSelf := func(p *podresourcesapi.PodResources) bool {
+		return p.GetNamespace() == c.self.Namespace && p.GetName() == c.self.Name
+	}
+	if c.self.Name != "" && !slices.ContainsFunc(pods, isSelf) {
 		return nil, fmt.Errorf("kubelet at %s: list of pods' devices: lacks this agent's own pod %s/%s: "+
 			"the kubelet has not heard yet which pods there are", c.socket, c.self.Namespace, c.self.Name)
 	}
-	return functions(response), nil
-}
-
-// complete says whether the list has the agent's own pod, if it is in one.
-func (c *Client) complete(response *podresourcesapi.ListPodResourcesResponse) bool {
-	return c.self.Name == "" || slices.ContainsFunc(response.GetPodResources(), func(p *podresourcesapi.PodResources) bool {
-		return p.GetNamespace() == c.self.Namespace && p.GetName() == c.self.Name
-	})
+	return functions(pods), nil
 }
 
 // listens says whether the kubelet is there. One that is not must not hold up pods.
@@ -159,27 +143,32 @@ func (c *Client) listens(ctx context.Context) bool {
 }
 
 // functions finds the Functions among the devices of pods. Devices whose IDs are no Function's are somebody else's.
-func functions(response *podresourcesapi.ListPodResourcesResponse) map[function.ID][]Assignment {
+// Containers of a pod may share a Function: it is there once for each pod and resource.
+func functions(pods []*podresourcesapi.PodResources) map[function.ID][]Assignment {
 	found := map[function.ID][]Assignment{}
-	for _, pod := range response.GetPodResources() {
+	for _, pod := range pods {
 		for _, container := range pod.GetContainers() {
-			assignment := Assignment{Namespace: pod.GetNamespace(), Pod: pod.GetName(), Container: container.GetName()}
+			add := func(id function.ID, resource string) {
+				a := Assignment{resource, pod.GetNamespace(), pod.GetName(), container.GetName()}
+				if !slices.ContainsFunc(found[id], a.samePod) {
+					found[id] = append(found[id], a)
+				}
+			}
 			for _, devices := range container.GetDevices() {
-				assignment.Resource = devices.GetResourceName()
 				for _, text := range devices.GetDeviceIds() {
 					if id, err := function.ParseID(text); err == nil {
-						found[id] = add(found[id], assignment)
+						add(id, devices.GetResourceName())
 					}
 				}
 			}
 			for _, claim := range container.GetDynamicResources() {
 				for _, device := range claim.GetClaimResources() {
-					assignment.Resource = device.GetDriverName()
-					if assignment.Resource == v1alpha1.GroupName {
-						assignment.Resource = ""
-					}
 					if id, err := function.ParseDeviceName(device.GetDeviceName()); err == nil {
-						found[id] = add(found[id], assignment)
+						resource := device.GetDriverName()
+						if resource == v1alpha1.GroupName {
+							resource = ""
+						}
+						add(id, resource)
 					}
 				}
 			}
@@ -188,20 +177,16 @@ func functions(response *podresourcesapi.ListPodResourcesResponse) map[function.
 	return found
 }
 
-// add has an assignment once for each pod and resource: containers of a pod may share.
-func add(assignments []Assignment, a Assignment) []Assignment {
-	for _, other := range assignments {
-		if other.Resource == a.Resource && other.Namespace == a.Namespace && other.Pod == a.Pod {
-			return assignments
-		}
-	}
-	return append(assignments, a)
+// samePod says whether the same pod has the Function by the same resource.
+func (a Assignment) samePod(b Assignment) bool {
+	return a.Resource == b.Resource && a.Namespace == b.Namespace && a.Pod == b.Pod
 }
 
 // String is "pod default/web (container nginx)".
 func (a Assignment) String() string {
-	if a.Pod == "" {
-		return fmt.Sprintf("a pod (container %s)", cmp.Or(a.Container, "unknown"))
+	pod := "a pod"
+	if a.Pod != "" {
+		pod = "pod " + a.Namespace + "/" + a.Pod
 	}
-	return fmt.Sprintf("pod %s/%s (container %s)", a.Namespace, a.Pod, cmp.Or(a.Container, "unknown"))
+	return fmt.Sprintf("%s (container %s)", pod, cmp.Or(a.Container, "unknown"))
 }

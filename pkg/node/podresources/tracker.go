@@ -13,11 +13,11 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
-// Tracker remembers what the kubelet said last, for those who cannot wait for it. Its methods may be called by several
-// goroutines at once.
+// Tracker is a client that remembers what the kubelet said last, for those who cannot wait for it. Its methods may be
+// called by several goroutines at once.
 type Tracker struct {
-	client *Client
-	log    logr.Logger
+	*Client
+	log logr.Logger
 
 	refreshing sync.Mutex // held while the kubelet is asked, so that a late answer never replaces a later one
 
@@ -28,12 +28,7 @@ type Tracker struct {
 
 // NewTracker makes a tracker that knows nothing until [Tracker.Refresh].
 func NewTracker(client *Client, log logr.Logger) *Tracker {
-	return &Tracker{client: client, log: log}
-}
-
-// Assigned is that of the client: it asks the kubelet.
-func (t *Tracker) Assigned(ctx context.Context) (map[string]Assignment, error) {
-	return t.client.Assigned(ctx)
+	return &Tracker{Client: client, log: log}
 }
 
 // Refresh asks the kubelet. changed says whether its answer differs from the last one. If it cannot be asked, the
@@ -41,7 +36,7 @@ func (t *Tracker) Assigned(ctx context.Context) (map[string]Assignment, error) {
 func (t *Tracker) Refresh(ctx context.Context) (changed bool, err error) {
 	t.refreshing.Lock()
 	defer t.refreshing.Unlock()
-	assigned, err := t.client.listed(ctx)
+	assigned, err := t.listed(ctx)
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
 	if err != nil {
