@@ -196,7 +196,7 @@ func (s *server) each(functions []function.Function, do func(i int, f function.F
 // deliver writes what a container gets where the runtime and CNI plugins look for it, and returns the rest of it.
 func (s *server) deliver(contents []content) (*pluginapi.ContainerAllocateResponse, error) {
 	for _, c := range contents {
-		if err := s.servers.DeviceInfo.write(s.resource, c); err != nil {
+		if err := writeDeviceInfo(s.servers.DeviceInfoDir, s.resource, c); err != nil {
 			return nil, err
 		}
 	}

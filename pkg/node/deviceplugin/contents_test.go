@@ -138,7 +138,7 @@ func TestContents(t *testing.T) {
 				test.pool(&p.Spec)
 			}
 			var all []content
-			info := NewDeviceInfo(t.TempDir())
+			dir := t.TempDir()
 			var files strings.Builder
 			for _, f := range test.functions {
 				c, err := contentOf(&nodes, f, p)
@@ -146,10 +146,10 @@ func TestContents(t *testing.T) {
 					t.Fatal(err)
 				}
 				all = append(all, c)
-				if err := info.write("intel.com/fast", c); err != nil {
+				if err := writeDeviceInfo(dir, "intel.com/fast", c); err != nil {
 					t.Fatal(err)
 				}
-				text, err := os.ReadFile(filepath.Join(info.dir, "intel.com-fast-"+strings.ReplaceAll(f.ID.String(), "/", "-")+"-device.json"))
+				text, err := os.ReadFile(filepath.Join(dir, "intel.com-fast-"+strings.ReplaceAll(f.ID.String(), "/", "-")+"-device.json"))
 				if err != nil && test.files != "" {
 					t.Error(err)
 				}

@@ -63,8 +63,9 @@ type Manager struct {
 	Allocator  Allocator
 	// Nodes looks up the device nodes that containers get.
 	Nodes devnode.Finder
-	// DeviceInfo keeps the device-info files.
-	DeviceInfo *DeviceInfo
+	// DeviceInfoDir is where the device-info files of device plugins are, "/var/run/k8s.cni.cncf.io/devinfo/dp". It is made
+	// when it is needed.
+	DeviceInfoDir string
 	// CDI, where set, gives containers their device nodes; without, they get them from the kubelet.
 	CDI *CDI
 	// Assignments, where set, tells which files nobody needs any more; without, they stay until the node is rebooted.

@@ -135,7 +135,7 @@ func shortDir(t testing.TB) string {
 func newManager(t testing.TB, dir string, n *node, log logr.Logger) *Manager {
 	return &Manager{
 		KubeletDir: dir, Pools: n, Health: n, Allocator: n,
-		Nodes: devnode.Finder{SysRoot: t.TempDir(), DevRoot: t.TempDir()}, DeviceInfo: NewDeviceInfo(filepath.Join(dir, "devinfo")),
+		Nodes: devnode.Finder{SysRoot: t.TempDir(), DevRoot: t.TempDir()}, DeviceInfoDir: filepath.Join(dir, "devinfo/dp"),
 		Metrics: NewMetrics(prometheus.NewRegistry()), Log: log,
 	}
 }
@@ -637,25 +637,33 @@ func (p pools) Pools() ([]pool.Pool, bool) { return p() }
 func TestDeviceInfoRemoved(t *testing.T) {
 	n := &node{}
 	m := newManager(t, shortDir(t), n, testr.New(t))
-	later := time.Now().Add(2 * young)
-	m.DeviceInfo.now = func() time.Time { return later }
 	// Another device plugin's, of resource intel.com/dpdk-sf.
-	if err := os.MkdirAll(m.DeviceInfo.dir, 0o755); err != nil {
+	if err := os.MkdirAll(m.DeviceInfoDir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	foreign := filepath.Join(m.DeviceInfo.dir, "intel.com-dpdk-sf-mlx5_core.sf.2-device.json")
+	foreign := filepath.Join(m.DeviceInfoDir, "intel.com-dpdk-sf-mlx5_core.sf.2-device.json")
 	if err := os.WriteFile(foreign, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
 	for _, resource := range []string{fast, "intel.com/dpdk", "other.com/nic"} {
 		for _, f := range vfs("3b:0-1") {
-			if err := m.DeviceInfo.write(resource, content{function: f}); err != nil {
+			if err := writeDeviceInfo(m.DeviceInfoDir, resource, content{function: f}); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
+	changedAt := func(at time.Time) {
+		paths, err := filepath.Glob(filepath.Join(m.DeviceInfoDir, "*"))
+		for _, path := range paths {
+			err = errors.Join(err, os.Chtimes(path, at, at))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	changedAt(time.Now().Add(-2 * young))
 	left := func() string {
-		entries, err := os.ReadDir(m.DeviceInfo.dir)
+		entries, err := os.ReadDir(m.DeviceInfoDir)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -679,12 +687,12 @@ func TestDeviceInfoRemoved(t *testing.T) {
 		t.Errorf("while the kubelet is away, files are %q, want all", got)
 	}
 	m.Assignments = assigned{vf0: {Resource: fast, Pod: "a"}, vf1: {Resource: "intel.com/dpdk", Pod: "b"}}
-	m.DeviceInfo.now = time.Now
+	changedAt(time.Now())
 	all.sweep(t.Context())
 	if got := left(); got != everything {
 		t.Errorf("when they are new, files are %q, want all: the kubelet may not have written down the pod yet", got)
 	}
-	m.DeviceInfo.now = func() time.Time { return later }
+	changedAt(time.Now().Add(-2 * young))
 	all.sweep(t.Context())
 	if got, want := left(), "intel.com-dpdk-3 intel.com-dpdk-sf-mlx5_core.sf.2 other.com-nic-2 other.com-nic-3 xpu.opiproject.org-fast-2"; got != want {
 		t.Errorf("files are %q, want %q", got, want)

@@ -37,7 +37,6 @@ func newOffer(p pool.Pool, checker Health) *offer {
 		reasons:   map[string]string{},
 		replaced:  make(chan struct{}),
 	}
-	topology := map[int]*pluginapi.TopologyInfo{} // many devices share few
 	for _, f := range p.Functions {
 		id := f.ID.String()
 		o.functions[id] = f
@@ -50,10 +49,7 @@ func newOffer(p pool.Pool, checker Health) *offer {
 			}
 		}
 		if f.NUMANode >= 0 && !devicePlugin(p).ExcludeTopology {
-			if topology[f.NUMANode] == nil {
-				topology[f.NUMANode] = &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: int64(f.NUMANode)}}}
-			}
-			device.Topology = topology[f.NUMANode]
+			device.Topology = &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: int64(f.NUMANode)}}}
 		}
 		o.devices = append(o.devices, device)
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
+
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
@@ -20,16 +22,10 @@ const (
 
 // sweepRegularly sweeps until ctx ends.
 func (all *servers) sweepRegularly(ctx context.Context) {
-	ticker := time.NewTicker(sweepEvery)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-			all.sweep(ctx)
-		}
-	}
+	_ = wait.PollUntilContextCancel(ctx, sweepEvery, false, func(ctx context.Context) (done bool, err error) {
+		all.sweep(ctx)
+		return false, nil
+	})
 }
 
 // sweep asks the kubelet what pods have, and removes the files of Functions that no pod has any more. Servers do not
@@ -47,21 +43,22 @@ func (all *servers) sweep(ctx context.Context) {
 	}
 	all.mutex.Lock()
 	defer all.mutex.Unlock()
-	if err := all.DeviceInfo.removeUnassigned(all.resources.UnsortedList(), assigned); err != nil {
-		all.Log.Error(err, "Some device-info files that nobody needs any more remain")
-	}
-	neededByCDI := map[string]bool{}
-	for resource, s := range all.byName {
-		for _, f := range s.offer.Load().functions {
-			neededByCDI[cdiDeviceName(resource, f.ID)] = true
-		}
-	}
+	infoFiles, cdiDevices := map[string]bool{}, map[string]bool{} // those that are needed
 	for text, a := range assigned {
 		if id, err := function.ParseID(text); err == nil {
-			neededByCDI[cdiDeviceName(a.Resource, id)] = true
+			infoFiles[deviceInfoName(a.Resource, id)] = true
+			cdiDevices[cdiDeviceName(a.Resource, id)] = true
 		}
 	}
-	if err := all.CDI.prune(neededByCDI); err != nil {
+	for resource, s := range all.byName {
+		for _, f := range s.offer.Load().functions {
+			cdiDevices[cdiDeviceName(resource, f.ID)] = true
+		}
+	}
+	if err := removeDeviceInfo(all.DeviceInfoDir, all.resources.UnsortedList(), infoFiles); err != nil {
+		all.Log.Error(err, "Some device-info files that nobody needs any more remain")
+	}
+	if err := all.CDI.prune(cdiDevices); err != nil {
 		all.Log.Error(err, "Some CDI devices that nobody needs any more remain")
 	}
 }
