@@ -16,6 +16,15 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
+const (
+	// allocateTimeout is how long an Allocate waits for a Function where Manager.AllocateTimeout is 0. The kubelet admits
+	// pods, ends them and probes them in one loop, which stands still meanwhile.
+	allocateTimeout = 2500 * time.Millisecond
+	// impatience is how long, after an Allocate waited in vain, others wait only a fifth of that: an xPU that is away
+	// would otherwise stop the kubelet's loop for as many times as pods wait for it.
+	impatience = 10 * time.Second
+)
+
 // ProvisionsAtAllocate says whether the xPU is asked before a container starts.
 func ProvisionsAtAllocate(p pool.Pool) bool {
 	return devicePlugin(p).ProvisionAt == v1alpha1.ProvisionAtAllocate
@@ -46,20 +55,20 @@ func (s *server) GetPreferredAllocation(
 // There is no call that takes an Allocate back.
 func (s *server) Allocate(ctx context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
 	begin := time.Now()
-	budget := &s.servers.budget
-	ctx, cancel := context.WithTimeout(ctx, budget.timeout(s.servers.allocateTimeout()))
+	budget, metrics := &s.manager.budget, s.manager.Metrics
+	ctx, cancel := context.WithTimeout(ctx, budget.timeout(s.manager.allocateTimeout()))
 	defer cancel()
 	response, err := s.allocate(ctx, r)
 	budget.ended(ctx, err)
 	took := time.Since(begin)
-	s.metrics.allocateSeconds.Observe(took.Seconds())
+	metrics.allocateSeconds.WithLabelValues(s.resource).Observe(took.Seconds())
 	if err != nil {
-		s.metrics.allocateErrors.Inc()
+		metrics.allocateErrors.WithLabelValues(s.resource).Inc()
 		s.log.Error(err, "Allocate failed, and with it the pod", "took", took.String())
 		return nil, err
 	}
 	for _, c := range r.ContainerRequests {
-		s.metrics.allocations.Add(float64(len(c.DevicesIds)))
+		metrics.allocations.WithLabelValues(s.resource).Add(float64(len(c.DevicesIds)))
 	}
 	return response, nil
 }
@@ -93,7 +102,7 @@ func (s *server) allocateContainer(ctx context.Context, ids []string) (*pluginap
 		// Other pools have nothing done to their Functions before a container starts.
 		if p.Spec.SFs != nil || p.Spec.Driver != "" || ProvisionsAtAllocate(p) {
 			_ = s.each(functions, func(_ int, f function.Function) error {
-				s.servers.Allocator.GiveUp(ctx, f, p)
+				s.manager.Allocator.GiveUp(ctx, f, p)
 				return nil
 			})
 		}
@@ -129,7 +138,7 @@ func (s *server) awaitHealthy(ctx context.Context, ids []string) ([]function.Fun
 func (s *server) pending(functions []function.Function) (string, error) {
 	pending := ""
 	for _, f := range functions {
-		for _, problem := range s.servers.Health.Problems(f) {
+		for _, problem := range s.manager.Health.Problems(f) {
 			pending = fmt.Sprintf("Function %s of resource %s: %s", f.ID, s.resource, problem.Message)
 			if problem.Taint != v1alpha1.TaintReleasePending {
 				return "", status.Error(codes.FailedPrecondition, pending)
@@ -146,20 +155,20 @@ func (s *server) prepare(
 ) (*pluginapi.ContainerAllocateResponse, error) {
 	contents := make([]content, len(functions))
 	err := s.each(functions, func(i int, f function.Function) (err error) {
-		contents[i].function, err = s.servers.Allocator.Reserve(ctx, f, p)
+		contents[i].function, err = s.manager.Allocator.Reserve(ctx, f, p)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
 	for i, c := range contents { // before the xPU is asked in vain
-		if contents[i], err = contentOf(&s.servers.Nodes, c.function, p); err != nil {
+		if contents[i], err = contentOf(&s.manager.Nodes, c.function, p); err != nil {
 			return nil, status.Error(codes.Internal, err.Error())
 		}
 	}
 	if ProvisionsAtAllocate(p) {
 		err := s.each(functions, func(i int, _ function.Function) error {
-			if err := s.servers.Allocator.Ready(ctx, contents[i].function, p); err != nil {
+			if err := s.manager.Allocator.Ready(ctx, contents[i].function, p); err != nil {
 				return fmt.Errorf("xPU not ready for it: %w", err)
 			}
 			return nil
@@ -196,12 +205,40 @@ func (s *server) each(functions []function.Function, do func(i int, f function.F
 // deliver writes what a container gets where the runtime and CNI plugins look for it, and returns the rest of it.
 func (s *server) deliver(contents []content) (*pluginapi.ContainerAllocateResponse, error) {
 	for _, c := range contents {
-		if err := writeDeviceInfo(s.servers.DeviceInfoDir, s.resource, c); err != nil {
+		if err := writeDeviceInfo(s.manager.DeviceInfoDir, s.resource, c); err != nil {
 			return nil, err
 		}
 	}
-	if err := s.servers.CDI.include(s.resource, contents); err != nil {
+	if err := s.manager.CDI.include(s.resource, contents); err != nil {
 		return nil, err
 	}
-	return response(s.resource, contents, s.servers.CDI != nil)
+	return response(s.resource, contents, s.manager.CDI != nil)
+}
+
+// allocateBudget says how long an Allocate may wait. The zero value is ready for use.
+type allocateBudget struct {
+	mutex  sync.Mutex
+	vainly time.Time // when an Allocate last waited in vain
+}
+
+// timeout is the time for the next Allocate, of which usual is the longest.
+func (p *allocateBudget) timeout(usual time.Duration) time.Duration {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	if time.Since(p.vainly) < impatience {
+		return usual / 5
+	}
+	return usual
+}
+
+// ended says how an Allocate ended that had this context.
+func (p *allocateBudget) ended(ctx context.Context, err error) {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	switch {
+	case err == nil:
+		p.vainly = time.Time{}
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+		p.vainly = time.Now()
+	}
 }

@@ -129,15 +129,14 @@ func TestCDILeftovers(t *testing.T) {
 	nodes := func(f function.Function) content {
 		return content{function: f, Set: nullNodes()}
 	}
-	restart := func() *servers {
+	restart := func() {
 		t.Helper()
 		var err error
 		if m.CDI, err = NewCDI(dir); err != nil {
 			t.Fatal(err)
 		}
-		all := newServers(m)
-		t.Cleanup(all.queue.ShutDown)
-		return all
+		m.reset()
+		t.Cleanup(m.queue.ShutDown)
 	}
 	restart()
 	if err := m.CDI.include(fast, []content{nodes(vf("3b", 0)), nodes(vf("3b", 1)), nodes(vf("3b", 2))}); err != nil {
@@ -147,7 +146,7 @@ func TestCDILeftovers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	all := restart()
+	restart()
 	if err := m.CDI.include(fast, []content{nodes(vf("3b", 0))}); err != nil {
 		t.Fatal(err)
 	}
@@ -157,10 +156,10 @@ func TestCDILeftovers(t *testing.T) {
 
 	offering := &server{}
 	offering.offer.Store(newOffer(poolOf("fast", vf("3b", 0)), &node{}))
-	all.byName[fast] = offering
+	m.servers[fast] = offering
 	m.Assignments = assigned{vf1: {Resource: fast}, vf2: {Resource: "intel.com/other"}}
 	for i, want := range []string{vf0 + vf1 + vf2, vf0 + vf1, vf0 + vf1} {
-		all.sweep(t.Context())
+		m.sweep(t.Context())
 		listed := ""
 		for _, id := range []string{vf0, vf1, vf2} {
 			for _, d := range m.CDI.files[cdiFile(fast)] {
@@ -173,10 +172,10 @@ func TestCDILeftovers(t *testing.T) {
 			t.Errorf("after look %d: %s are listed, want %s", i, listed, want)
 		}
 	}
-	delete(all.byName, fast)
+	delete(m.servers, fast)
 	m.Assignments = assigned{}
-	all.sweep(t.Context())
-	all.sweep(t.Context())
+	m.sweep(t.Context())
+	m.sweep(t.Context())
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 0 {
 		t.Errorf("the pool and its pods are gone: %v, %v, want no file", entries, err)
 	}

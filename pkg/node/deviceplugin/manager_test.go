@@ -602,13 +602,13 @@ func TestSweepDoesNotHold(t *testing.T) {
 		var looked atomic.Int32
 		kubelet := &hanging{}
 		m := &Manager{Pools: pools(func() ([]pool.Pool, bool) { looked.Add(1); return nil, true }), Assignments: kubelet, Log: testr.New(t)}
-		all := newServers(m)
+		m.reset()
 		ctx, stop := context.WithCancel(t.Context())
 		defer stop()
 		changes := make(chan struct{}, 1)
 		var loops sync.WaitGroup
-		loops.Go(func() { all.followPools(ctx, changes) })
-		loops.Go(func() { all.sweepRegularly(ctx) })
+		loops.Go(func() { m.followPools(ctx, changes) })
+		loops.Go(func() { m.sweepRegularly(ctx) })
 		for i := range 3 {
 			time.Sleep(sweepEvery)
 			synctest.Wait()
@@ -625,7 +625,7 @@ func TestSweepDoesNotHold(t *testing.T) {
 		}
 		stop()
 		loops.Wait()
-		all.queue.ShutDown()
+		m.queue.ShutDown()
 	})
 }
 
@@ -673,27 +673,27 @@ func TestDeviceInfoRemoved(t *testing.T) {
 		}
 		return strings.Join(names, " ")
 	}
-	all := newServers(m)
-	defer all.queue.ShutDown()
-	all.resources.Insert("intel.com/dpdk")
-	const everything = "intel.com-dpdk-2 intel.com-dpdk-3 intel.com-dpdk-sf-mlx5_core.sf.2 other.com-nic-2 other.com-nic-3 xpu.opiproject.org-fast-2 xpu.opiproject.org-fast-3"
-	all.sweep(t.Context())
-	if got := left(); got != everything {
+	m.reset()
+	defer m.queue.ShutDown()
+	m.resources.Insert("intel.com/dpdk")
+	const all = "intel.com-dpdk-2 intel.com-dpdk-3 intel.com-dpdk-sf-mlx5_core.sf.2 other.com-nic-2 other.com-nic-3 xpu.opiproject.org-fast-2 xpu.opiproject.org-fast-3"
+	m.sweep(t.Context())
+	if got := left(); got != all {
 		t.Errorf("without podresources, files are %q, want all", got)
 	}
 	m.Assignments = assigned(nil)
-	all.sweep(t.Context())
-	if got := left(); got != everything {
+	m.sweep(t.Context())
+	if got := left(); got != all {
 		t.Errorf("while the kubelet is away, files are %q, want all", got)
 	}
 	m.Assignments = assigned{vf0: {Resource: fast, Pod: "a"}, vf1: {Resource: "intel.com/dpdk", Pod: "b"}}
 	changedAt(time.Now())
-	all.sweep(t.Context())
-	if got := left(); got != everything {
+	m.sweep(t.Context())
+	if got := left(); got != all {
 		t.Errorf("when they are new, files are %q, want all: the kubelet may not have written down the pod yet", got)
 	}
 	changedAt(time.Now().Add(-2 * young))
-	all.sweep(t.Context())
+	m.sweep(t.Context())
 	if got, want := left(), "intel.com-dpdk-3 intel.com-dpdk-sf-mlx5_core.sf.2 other.com-nic-2 other.com-nic-3 xpu.opiproject.org-fast-2"; got != want {
 		t.Errorf("files are %q, want %q", got, want)
 	}

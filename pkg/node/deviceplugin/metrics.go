@@ -1,9 +1,6 @@
 package deviceplugin
 
-import (
-	"github.com/prometheus/client_golang/prometheus"
-	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
-)
+import "github.com/prometheus/client_golang/prometheus"
 
 // Metrics are the device plugin's.
 type Metrics struct {
@@ -37,22 +34,11 @@ func NewMetrics(registry prometheus.Registerer) *Metrics {
 	return m
 }
 
-// resourceMetrics are those of one resource.
-type resourceMetrics struct {
-	allocateSeconds             prometheus.Observer
-	allocations, allocateErrors prometheus.Counter
-	healthy, unhealthy          prometheus.Gauge
-	registered, notRegistered   prometheus.Counter
-}
-
-func (m *Metrics) of(resource string) resourceMetrics {
-	return resourceMetrics{
-		allocateSeconds: m.allocateSeconds.WithLabelValues(resource),
-		allocations:     m.allocations.WithLabelValues(resource),
-		allocateErrors:  m.allocateErrors.WithLabelValues(resource),
-		healthy:         m.devices.WithLabelValues(resource, pluginapi.Healthy),
-		unhealthy:       m.devices.WithLabelValues(resource, pluginapi.Unhealthy),
-		registered:      m.registrations.WithLabelValues(resource, "ok"),
-		notRegistered:   m.registrations.WithLabelValues(resource, "error"),
-	}
+// begin makes the counters of a resource, so that they are there from the start and not from the first event on.
+func (m *Metrics) begin(resource string) {
+	m.allocateSeconds.WithLabelValues(resource)
+	m.allocations.WithLabelValues(resource)
+	m.allocateErrors.WithLabelValues(resource)
+	m.registrations.WithLabelValues(resource, "ok")
+	m.registrations.WithLabelValues(resource, "error")
 }

@@ -20,13 +20,12 @@ const unwatchedFor, unwatchedAtMost = 10 * time.Second, 10 * time.Minute
 type server struct {
 	pluginapi.UnimplementedDevicePluginServer
 
-	servers  *servers
+	manager  *Manager
 	resource string
-	metrics  resourceMetrics
 	log      logr.Logger
 	offer    atomic.Pointer[offer] // what the kubelet sees
 
-	// The mutex of all servers guards what follows.
+	// The manager's mutex guards what follows.
 
 	endpoint *endpoint // the one that the kubelet shall use; nil before the first
 	refusal  string    // why the kubelet refused the resource last, "" if it did not
@@ -36,11 +35,12 @@ type server struct {
 	patience time.Duration // how long the kubelet may have no stream
 }
 
-func newServer(all *servers, resource string, p pool.Pool) *server {
+func newServer(m *Manager, resource string, p pool.Pool) *server {
 	s := &server{
-		servers: all, resource: resource, metrics: all.Metrics.of(resource), log: all.Log.WithValues("resource", resource),
-		patience: all.firstPatience(),
+		manager: m, resource: resource, log: m.Log.WithValues("resource", resource),
+		patience: m.firstPatience(),
 	}
+	m.Metrics.begin(resource)
 	s.offer.Store(&offer{replaced: make(chan struct{})})
 	s.update(p)
 	return s
@@ -51,9 +51,10 @@ func (s *server) update(p pool.Pool) {
 	if err := s.writeCDI(p); err != nil {
 		s.log.Error(err, "Containers that are made again after a reboot may lack device nodes until this is repaired")
 	}
-	next := newOffer(p, s.servers.Health)
-	s.metrics.healthy.Set(float64(len(next.devices) - next.unhealthy))
-	s.metrics.unhealthy.Set(float64(next.unhealthy))
+	next := newOffer(p, s.manager.Health)
+	devices := s.manager.Metrics.devices
+	devices.WithLabelValues(s.resource, pluginapi.Healthy).Set(float64(len(next.devices) - next.unhealthy))
+	devices.WithLabelValues(s.resource, pluginapi.Unhealthy).Set(float64(next.unhealthy))
 	before := s.offer.Swap(next)
 	close(before.replaced)
 	next.report(before, s.log)
@@ -62,16 +63,16 @@ func (s *server) update(p pool.Pool) {
 // writeCDI has the runtime know all Functions of the pool. One of which a container could not get everything is left
 // out: its Allocate will say why.
 func (s *server) writeCDI(p pool.Pool) error {
-	if s.servers.CDI == nil {
+	if s.manager.CDI == nil {
 		return nil
 	}
 	contents := make([]content, 0, len(p.Functions))
 	for _, f := range p.Functions {
-		if c, err := contentOf(&s.servers.Nodes, f, p); err == nil {
+		if c, err := contentOf(&s.manager.Nodes, f, p); err == nil {
 			contents = append(contents, c)
 		}
 	}
-	return s.servers.CDI.include(s.resource, contents)
+	return s.manager.CDI.include(s.resource, contents)
 }
 
 // empty has the kubelet see that the resource has no Functions any more. Pods keep what they have, so the files for
@@ -79,7 +80,7 @@ func (s *server) writeCDI(p pool.Pool) error {
 func (s *server) empty() {
 	before := s.offer.Swap(&offer{pool: s.offer.Load().pool, replaced: make(chan struct{})})
 	close(before.replaced)
-	s.servers.Metrics.devices.DeletePartialMatch(prometheus.Labels{"resource": s.resource})
+	s.manager.Metrics.devices.DeletePartialMatch(prometheus.Labels{"resource": s.resource})
 }
 
 // ensureEndpoint opens a new endpoint if the kubelet cannot find the one that there is: its socket is gone, or the kubelet
@@ -100,7 +101,7 @@ func (s *server) ensureEndpoint() (again time.Duration, err error) {
 	}
 	if old != nil {
 		// The kubelet leaves the old endpoint for the new one; what it asked the old one is still answered.
-		s.servers.endpoints.Go(func() { old.close(s.servers.allocateTimeout()) })
+		s.manager.endpoints.Go(func() { old.close(s.manager.allocateTimeout()) })
 	}
 	return 0, nil
 }
@@ -109,9 +110,9 @@ func (s *server) ensureEndpoint() (again time.Duration, err error) {
 // kubelet registered the resource.
 func (s *server) streamsChanged() {
 	if s.endpoint.streams > 0 {
-		s.lostAt, s.patience = time.Time{}, s.servers.firstPatience()
+		s.lostAt, s.patience = time.Time{}, s.manager.firstPatience()
 		return
 	}
 	s.lostAt = time.Now().Add(s.patience)
-	s.servers.queue.Add(s.resource)
+	s.manager.queue.Add(s.resource)
 }

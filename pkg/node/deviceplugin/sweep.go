@@ -21,28 +21,28 @@ const (
 )
 
 // sweepRegularly sweeps until ctx ends.
-func (all *servers) sweepRegularly(ctx context.Context) {
+func (m *Manager) sweepRegularly(ctx context.Context) {
 	_ = wait.PollUntilContextCancel(ctx, sweepEvery, false, func(ctx context.Context) (done bool, err error) {
-		all.sweep(ctx)
+		m.sweep(ctx)
 		return false, nil
 	})
 }
 
 // sweep asks the kubelet what pods have, and removes the files of Functions that no pod has any more. Servers do not
 // wait for the kubelet's answer.
-func (all *servers) sweep(ctx context.Context) {
-	if all.Assignments == nil {
+func (m *Manager) sweep(ctx context.Context) {
+	if m.Assignments == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	assigned, err := all.Assignments.Assigned(ctx)
+	assigned, err := m.Assignments.Assigned(ctx)
 	if err != nil {
-		all.Log.Error(err, "Cannot tell which files nobody needs any more, keeping all", "retry", sweepEvery.String())
+		m.Log.Error(err, "Cannot tell which files nobody needs any more, keeping all", "retry", sweepEvery.String())
 		return
 	}
-	all.mutex.Lock()
-	defer all.mutex.Unlock()
+	m.mutex.Lock()
+	defer m.mutex.Unlock()
 	infoFiles, cdiDevices := map[string]bool{}, map[string]bool{} // those that are needed
 	for text, a := range assigned {
 		if id, err := function.ParseID(text); err == nil {
@@ -50,15 +50,15 @@ func (all *servers) sweep(ctx context.Context) {
 			cdiDevices[cdiDeviceName(a.Resource, id)] = true
 		}
 	}
-	for resource, s := range all.byName {
+	for resource, s := range m.servers {
 		for _, f := range s.offer.Load().functions {
 			cdiDevices[cdiDeviceName(resource, f.ID)] = true
 		}
 	}
-	if err := removeDeviceInfo(all.DeviceInfoDir, all.resources.UnsortedList(), infoFiles); err != nil {
-		all.Log.Error(err, "Some device-info files that nobody needs any more remain")
+	if err := removeDeviceInfo(m.DeviceInfoDir, m.resources.UnsortedList(), infoFiles); err != nil {
+		m.Log.Error(err, "Some device-info files that nobody needs any more remain")
 	}
-	if err := all.CDI.prune(cdiDevices); err != nil {
-		all.Log.Error(err, "Some CDI devices that nobody needs any more remain")
+	if err := m.CDI.prune(cdiDevices); err != nil {
+		m.Log.Error(err, "Some CDI devices that nobody needs any more remain")
 	}
 }
