@@ -45,11 +45,7 @@ func TestIncompleteAnswer(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(kubelet.Stop)
-	client, err := NewClient(dir, Self{Namespace: "default", Name: "xpu-agent"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { client.Close() })
+	client := NewClient(dir, Self{Namespace: "default", Name: "xpu-agent"})
 	kubelet.Set(podresourcestest.Pod("static", "x"))
 	if assigned, err := client.Assigned(t.Context()); err == nil {
 		t.Errorf("Assigned = %v, want an error: the agent's own pod is missing", assigned)

@@ -6,27 +6,19 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"net"
 	"path/filepath"
 	"slices"
-	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/status"
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
-const (
-	// maxMessage bounds the kubelet's answer, in bytes. A container takes some hundred, and a node has a few hundred pods.
-	maxMessage = 16 << 20
-	// reconnect is how long a kubelet that does not answer is waited for.
-	reconnect = time.Second
-)
+// maxMessage bounds the kubelet's answer, in bytes. A container takes some hundred, and a node has a few hundred pods.
+const maxMessage = 16 << 20
 
 // Assignment is a Function's place in a pod.
 type Assignment struct {
@@ -47,28 +39,17 @@ type Client struct {
 	self       Self
 	socket     string
 	checkpoint string
-	connection *grpc.ClientConn
-	lister     podresourcesapi.PodResourcesListerClient
 }
 
 // NewClient makes a client for the kubelet with this directory, "/var/lib/kubelet". The kubelet need not be there yet,
 // and may go and come. An answer without the pod that self names is not taken for one: a kubelet that was started again
 // lists static pods only, until it has heard of the API server.
-func NewClient(kubeletDir string, self Self) (*Client, error) {
-	socket := filepath.Join(kubeletDir, "pod-resources", "kubelet.sock")
-	connection, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)))
-	if err != nil {
-		return nil, fmt.Errorf("kubelet at %s: %w", socket, err)
-	}
+func NewClient(kubeletDir string, self Self) *Client {
 	return &Client{
-		self: self, socket: socket, checkpoint: filepath.Join(kubeletDir, checkpointFile), connection: connection,
-		lister: podresourcesapi.NewPodResourcesListerClient(connection),
-	}, nil
+		self: self, socket: filepath.Join(kubeletDir, "pod-resources", "kubelet.sock"),
+		checkpoint: filepath.Join(kubeletDir, checkpointFile),
+	}
 }
-
-// Close ends the client.
-func (c *Client) Close() error { return c.connection.Close() }
 
 // Assigned returns what pods have now, by [function.ID.String]: what the kubelet lists, and what its checkpoint has
 // besides. The list never has init containers; the checkpoint may have a pod that is gone, until the kubelet writes it
@@ -110,18 +91,10 @@ func (c *Client) Claimed(ctx context.Context, namespace, pod string) ([]function
 
 // listed returns what the kubelet lists, also where one Function is given several times.
 func (c *Client) listed(ctx context.Context) (map[function.ID][]Assignment, error) {
-	response, err := c.lister.List(ctx, &podresourcesapi.ListPodResourcesRequest{})
-	if status.Code(err) == codes.Unavailable && c.listens(ctx) {
-		// It was started again since the connection was tried last.
-		c.connection.ResetConnectBackoff()
-		ctx, cancel := context.WithTimeout(ctx, reconnect)
-		defer cancel()
-		response, err = c.lister.List(ctx, &podresourcesapi.ListPodResourcesRequest{}, grpc.WaitForReady(true))
-	}
+	pods, err := c.list(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("kubelet at %s: list of pods' devices: %w", c.socket, err)
 	}
-	pods := response.GetPodResources()
 	isSelf := func(p *podresourcesapi.PodResources) bool {
 		return p.GetNamespace() == c.self.Namespace && p.GetName() == c.self.Name
 	}
@@ -132,14 +105,17 @@ func (c *Client) listed(ctx context.Context) (map[function.ID][]Assignment, erro
 	return functions(pods), nil
 }
 
-// listens says whether the kubelet is there. One that is not must not hold up pods.
-func (c *Client) listens(ctx context.Context) bool {
-	connection, err := (&net.Dialer{}).DialContext(ctx, "unix", c.socket)
+// list asks over a connection of its own: one that is kept would not be tried again at once after the kubelet was started
+// again, and one to a kubelet that is away fails at once.
+func (c *Client) list(ctx context.Context) ([]*podresourcesapi.PodResources, error) {
+	connection, err := grpc.NewClient("unix:"+c.socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)))
 	if err != nil {
-		return false
+		return nil, err
 	}
-	connection.Close()
-	return true
+	defer connection.Close()
+	response, err := podresourcesapi.NewPodResourcesListerClient(connection).List(ctx, &podresourcesapi.ListPodResourcesRequest{})
+	return response.GetPodResources(), err
 }
 
 // functions finds the Functions among the devices of pods. Devices whose IDs are no Function's are somebody else's.
