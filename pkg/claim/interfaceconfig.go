@@ -77,14 +77,12 @@ func orList[T any](over, base []T) []T {
 	return base
 }
 
-// Limits of InterfaceConfig.mtu in bytes: RFC 791, and the largest that an XPUNetwork may have.
 const (
-	minMTU = 68
-	maxMTU = 9216
+	// minMTU and maxMTU bound InterfaceConfig.mtu, in bytes: RFC 791, and the largest that an XPUNetwork may have.
+	minMTU, maxMTU = 68, 9216
+	// defaultName stands in for the name that the node's agent gives an interface that asks for none.
+	defaultName = "net1"
 )
-
-// defaultName stands in for the name that the node's agent gives an interface that asks for none.
-const defaultName = "net1"
 
 // interfaceOf is the interface that a configuration describes, without what the Port adds. It reports every mistake
 // that can be known without the cluster, and is meant for the merged configuration, because fields that need each

@@ -156,8 +156,8 @@ func (a *agent) assembleDevicePlugin() (err error) {
 	}
 	a.plugins = &deviceplugin.Manager{
 		KubeletDir: a.config.KubeletDir,
-		Pools:      a.tracker,
-		Health:     a.health(a.lifecycle.Releasing),
+		Pools:      a.tracker.Pools,
+		Problems:   a.health(a.lifecycle.Releasing).Problems,
 		Allocator: &podAllocator{
 			node: a.config.NodeName, functions: a.inventory, lifecycle: a.lifecycle,
 			provisioner: a.mode.provisioner(), log: a.log.WithName("deviceplugin"),
@@ -165,7 +165,7 @@ func (a *agent) assembleDevicePlugin() (err error) {
 		Nodes:         a.deviceNodes(),
 		DeviceInfoDir: filepath.Join(a.config.DeviceInfoDir, "dp"),
 		CDI:           cdi,
-		Assignments:   a.kubelet, AllocateTimeout: a.config.times.allocate,
+		Assigned:      a.kubelet.Assigned, AllocateTimeout: a.config.times.allocate,
 		Metrics: deviceplugin.NewMetrics(a.registry),
 		Log:     a.log.WithName("deviceplugin"),
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -56,7 +57,7 @@ func (s *server) GetPreferredAllocation(
 func (s *server) Allocate(ctx context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
 	begin := time.Now()
 	budget, metrics := &s.manager.budget, s.manager.Metrics
-	ctx, cancel := context.WithTimeout(ctx, budget.timeout(s.manager.allocateTimeout()))
+	ctx, cancel := context.WithTimeout(ctx, budget.timeout(s.manager.AllocateTimeout))
 	defer cancel()
 	response, err := s.allocate(ctx, r)
 	budget.ended(ctx, err)
@@ -138,7 +139,7 @@ func (s *server) awaitHealthy(ctx context.Context, ids []string) ([]function.Fun
 func (s *server) pending(functions []function.Function) (string, error) {
 	pending := ""
 	for _, f := range functions {
-		for _, problem := range s.manager.Health.Problems(f) {
+		for _, problem := range s.manager.Problems(f) {
 			pending = fmt.Sprintf("Function %s of resource %s: %s", f.ID, s.resource, problem.Message)
 			if problem.Taint != v1alpha1.TaintReleasePending {
 				return "", status.Error(codes.FailedPrecondition, pending)
@@ -215,30 +216,25 @@ func (s *server) deliver(contents []content) (*pluginapi.ContainerAllocateRespon
 	return response(s.resource, contents, s.manager.CDI != nil)
 }
 
-// allocateBudget says how long an Allocate may wait. The zero value is ready for use.
+// allocateBudget says how long an Allocate may wait. The zero value is ready for use, by several goroutines at once.
 type allocateBudget struct {
-	mutex  sync.Mutex
-	vainly time.Time // when an Allocate last waited in vain
+	vainly atomic.Pointer[time.Time] // when an Allocate last waited in vain; nil after one that did not
 }
 
 // timeout is the time for the next Allocate, of which usual is the longest.
-func (p *allocateBudget) timeout(usual time.Duration) time.Duration {
-	p.mutex.Lock()
-	defer p.mutex.Unlock()
-	if time.Since(p.vainly) < impatience {
+func (b *allocateBudget) timeout(usual time.Duration) time.Duration {
+	if vainly := b.vainly.Load(); vainly != nil && time.Since(*vainly) < impatience {
 		return usual / 5
 	}
 	return usual
 }
 
 // ended says how an Allocate ended that had this context.
-func (p *allocateBudget) ended(ctx context.Context, err error) {
-	p.mutex.Lock()
-	defer p.mutex.Unlock()
+func (b *allocateBudget) ended(ctx context.Context, err error) {
 	switch {
 	case err == nil:
-		p.vainly = time.Time{}
+		b.vainly.Store(nil)
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
-		p.vainly = time.Now()
+		b.vainly.Store(new(time.Now()))
 	}
 }

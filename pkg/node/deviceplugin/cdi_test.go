@@ -155,9 +155,9 @@ func TestCDILeftovers(t *testing.T) {
 	}
 
 	offering := &server{}
-	offering.offer.Store(newOffer(poolOf("fast", vf("3b", 0)), &node{}))
+	offering.offer.Store(newOffer(poolOf("fast", vf("3b", 0)), (&node{}).Problems))
 	m.servers[fast] = offering
-	m.Assignments = assigned{vf1: {Resource: fast}, vf2: {Resource: "intel.com/other"}}
+	m.Assigned = assigned{vf1: {Resource: fast}, vf2: {Resource: "intel.com/other"}}.Assigned
 	for i, want := range []string{vf0 + vf1 + vf2, vf0 + vf1, vf0 + vf1} {
 		m.sweep(t.Context())
 		listed := ""
@@ -173,7 +173,7 @@ func TestCDILeftovers(t *testing.T) {
 		}
 	}
 	delete(m.servers, fast)
-	m.Assignments = assigned{}
+	m.Assigned = assigned{}.Assigned
 	m.sweep(t.Context())
 	m.sweep(t.Context())
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 0 {

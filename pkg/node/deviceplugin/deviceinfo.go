@@ -95,8 +95,8 @@ func removeDeviceInfo(dir string, resources []string, needed map[string]bool) er
 	return errors.Join(errs...)
 }
 
-// ours says whether a file is this plugin's, also one that was not finished. The name of another plugin's resource may begin with that of one of
-// ours, so what follows must be an address.
+// ours says whether a file is this plugin's, also one that was not finished. The name of another plugin's resource may
+// begin with that of one of ours, so what follows must be an address.
 func ours(name string, resources []string) bool {
 	name, isInfo := strings.CutSuffix(strings.TrimPrefix(name, "."), deviceInfoSuffix)
 	if !isInfo {

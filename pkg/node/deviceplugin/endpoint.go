@@ -168,10 +168,9 @@ func listen(dir, resource string) (net.Listener, string, error) {
 func removeStaleSockets(dir string, log logr.Logger) {
 	paths, _ := filepath.Glob(filepath.Join(dir, socketPrefix+"*"+socketSuffix))
 	for _, path := range paths {
-		c, err := net.DialTimeout("unix", path, time.Second)
+		connection, err := net.DialTimeout("unix", path, time.Second)
 		if err == nil {
-			c.Close()
-			continue
+			connection.Close()
 		}
 		if !errors.Is(err, syscall.ECONNREFUSED) {
 			continue

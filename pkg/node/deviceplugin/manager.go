@@ -42,18 +42,6 @@ const (
 	stopTimeout = time.Second
 )
 
-// Pools knows the node's pools.
-type Pools interface {
-	// Pools returns the pools as they are now; known is false as long as they have not been read once. The caller does
-	// not change the result.
-	Pools() (pools []pool.Pool, known bool)
-}
-
-// Health says what is wrong with a Function; nothing means healthy. It does not block and is safe for concurrent use.
-type Health interface {
-	Problems(function.Function) []health.Problem
-}
-
 // Allocator has Functions and the xPU ready for containers. Its methods may be called for several Functions at once,
 // and again for one for which all is done. They give up when ctx ends, with an error that says what is missing.
 type Allocator interface {
@@ -66,19 +54,16 @@ type Allocator interface {
 	GiveUp(ctx context.Context, f function.Function, p pool.Pool)
 }
 
-// Assignments knows which pods have which Functions.
-type Assignments interface {
-	// Assigned returns what pods have, by [function.ID.String].
-	Assigned(ctx context.Context) (map[string]podresources.Assignment, error)
-}
-
-// Manager runs a server for every resource of the node's pools. CDI, Assignments and AllocateTimeout may be left out.
+// Manager runs a server for every resource of the node's pools. CDI, Assigned and AllocateTimeout may be left out.
 type Manager struct {
 	// KubeletDir is the kubelet's, "/var/lib/kubelet". It has the same path here as for the kubelet.
 	KubeletDir string
-	Pools      Pools
-	Health     Health
-	Allocator  Allocator
+	// Pools returns the pools as they are now, which are not changed here; known is false as long as they have not been
+	// read once.
+	Pools func() (pools []pool.Pool, known bool)
+	// Problems returns what is wrong with a Function; nothing means healthy. It does not block and is safe for concurrent use.
+	Problems  func(function.Function) []health.Problem
+	Allocator Allocator
 	// Nodes looks up the device nodes that containers get.
 	Nodes devnode.Finder
 	// DeviceInfoDir is where the device-info files of device plugins are, "/var/run/k8s.cni.cncf.io/devinfo/dp". It is made
@@ -86,8 +71,9 @@ type Manager struct {
 	DeviceInfoDir string
 	// CDI, where set, gives containers their device nodes; without, they get them from the kubelet.
 	CDI *CDI
-	// Assignments, where set, tells which files nobody needs any more; without, they stay until the node is rebooted.
-	Assignments Assignments
+	// Assigned, where set, returns what pods have, by [function.ID.String]. It tells which files nobody needs any more;
+	// without, they stay until the node is rebooted.
+	Assigned func(ctx context.Context) (map[string]podresources.Assignment, error)
 	// AllocateTimeout bounds how long one Allocate waits for Functions that are being released or provisioned. The kubelet
 	// starts and ends no other pod meanwhile. 0 is 2.5 s. After one that waited in vain others have a fifth of it, for
 	// 10 s.
@@ -142,8 +128,9 @@ func (m *Manager) Run(ctx context.Context, changes <-chan struct{}) error {
 	return nil
 }
 
-// reset makes anew what the goroutines of a run share.
+// reset sets defaults, and makes anew what the goroutines of a run share.
 func (m *Manager) reset() {
+	m.AllocateTimeout, m.unwatchedFor = cmp.Or(m.AllocateTimeout, allocateTimeout), cmp.Or(m.unwatchedFor, unwatchedFor)
 	m.queue = workqueue.NewTypedDelayingQueue[string]()
 	m.retries = workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, lastRetry)
 	m.servers, m.resources = map[string]*server{}, sets.New[string]()
@@ -152,7 +139,7 @@ func (m *Manager) reset() {
 // followPools has servers for the pools as they are now, and after every change, until ctx ends.
 func (m *Manager) followPools(ctx context.Context, changes <-chan struct{}) {
 	for {
-		if pools, known := m.Pools.Pools(); known {
+		if pools, known := m.Pools(); known {
 			m.update(ctx, pools)
 		}
 		if !loop.Wait(ctx, changes, 0) || !loop.Sleep(ctx, settle) {
@@ -278,7 +265,3 @@ func (m *Manager) register(resource string) {
 
 // socketDir is where the kubelet looks for plugins' sockets.
 func (m *Manager) socketDir() string { return filepath.Join(m.KubeletDir, pluginsRegistry) }
-
-func (m *Manager) allocateTimeout() time.Duration { return cmp.Or(m.AllocateTimeout, allocateTimeout) }
-
-func (m *Manager) firstPatience() time.Duration { return cmp.Or(m.unwatchedFor, unwatchedFor) }

@@ -134,7 +134,7 @@ func shortDir(t testing.TB) string {
 // newManager makes a manager that is complete but for what a test changes.
 func newManager(t testing.TB, dir string, n *node, log logr.Logger) *Manager {
 	return &Manager{
-		KubeletDir: dir, Pools: n, Health: n, Allocator: n,
+		KubeletDir: dir, Pools: n.Pools, Problems: n.Problems, Allocator: n,
 		Nodes: devnode.Finder{SysRoot: t.TempDir(), DevRoot: t.TempDir()}, DeviceInfoDir: filepath.Join(dir, "devinfo/dp"),
 		Metrics: NewMetrics(prometheus.NewRegistry()), Log: log,
 	}
@@ -601,7 +601,7 @@ func TestSweepDoesNotHold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var looked atomic.Int32
 		kubelet := &hanging{}
-		m := &Manager{Pools: pools(func() ([]pool.Pool, bool) { looked.Add(1); return nil, true }), Assignments: kubelet, Log: testr.New(t)}
+		m := &Manager{Pools: func() ([]pool.Pool, bool) { looked.Add(1); return nil, true }, Assigned: kubelet.Assigned, Log: testr.New(t)}
 		m.reset()
 		ctx, stop := context.WithCancel(t.Context())
 		defer stop()
@@ -628,11 +628,6 @@ func TestSweepDoesNotHold(t *testing.T) {
 		m.queue.ShutDown()
 	})
 }
-
-// pools is what [Pools] returns.
-type pools func() ([]pool.Pool, bool)
-
-func (p pools) Pools() ([]pool.Pool, bool) { return p() }
 
 func TestDeviceInfoRemoved(t *testing.T) {
 	n := &node{}
@@ -681,12 +676,12 @@ func TestDeviceInfoRemoved(t *testing.T) {
 	if got := left(); got != all {
 		t.Errorf("without podresources, files are %q, want all", got)
 	}
-	m.Assignments = assigned(nil)
+	m.Assigned = assigned(nil).Assigned
 	m.sweep(t.Context())
 	if got := left(); got != all {
 		t.Errorf("while the kubelet is away, files are %q, want all", got)
 	}
-	m.Assignments = assigned{vf0: {Resource: fast, Pod: "a"}, vf1: {Resource: "intel.com/dpdk", Pod: "b"}}
+	m.Assigned = assigned{vf0: {Resource: fast, Pod: "a"}, vf1: {Resource: "intel.com/dpdk", Pod: "b"}}.Assigned
 	changedAt(time.Now())
 	m.sweep(t.Context())
 	if got := left(); got != all {

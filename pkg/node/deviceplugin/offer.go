@@ -29,7 +29,7 @@ type offer struct {
 	replaced chan struct{} // closed when the resource has another offer
 }
 
-func newOffer(p pool.Pool, checker Health) *offer {
+func newOffer(p pool.Pool, problemsOf func(function.Function) []health.Problem) *offer {
 	o := &offer{
 		pool:      p,
 		functions: make(map[string]function.Function, len(p.Functions)),
@@ -41,7 +41,7 @@ func newOffer(p pool.Pool, checker Health) *offer {
 		id := f.ID.String()
 		o.functions[id] = f
 		device := &pluginapi.Device{ID: id, Health: pluginapi.Healthy}
-		if problems := checker.Problems(f); len(problems) > 0 {
+		if problems := problemsOf(f); len(problems) > 0 {
 			device.Health = pluginapi.Unhealthy
 			o.unhealthy++
 			if len(problems) > 1 || problems[0].Taint != v1alpha1.TaintReleasePending {
@@ -67,16 +67,14 @@ func joinMessages(problems []health.Problem) string {
 // find returns the Functions with these device IDs, in this order. Errors are the kubelet's.
 func (o *offer) find(resource string, ids []string) ([]function.Function, error) {
 	functions := make([]function.Function, 0, len(ids))
-	seen := make(map[string]bool, len(ids))
-	for _, id := range ids {
+	for i, id := range ids {
 		f, ok := o.functions[id]
 		if !ok {
 			return nil, status.Errorf(codes.NotFound, "device %q: resource %s has no such Function on this node", id, resource)
 		}
-		if seen[id] {
+		if slices.Contains(ids[:i], id) {
 			return nil, status.Errorf(codes.NotFound, "device %q is asked for twice", id)
 		}
-		seen[id] = true
 		functions = append(functions, f)
 	}
 	return functions, nil

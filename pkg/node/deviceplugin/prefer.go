@@ -13,7 +13,7 @@ import (
 // chosen only where there are not enough. The result depends on nothing but the arguments, and not on the order of
 // available, which may or may not have those of must too.
 func prefer(policy v1alpha1.PreferredAllocation, available, must []function.Function, size int) []function.Function {
-	c := &choice{taken: map[pci.Address]int{}, roots: map[string]bool{}, nodes: map[int]bool{}}
+	c := &choice{taken: map[pci.Address]int{}, roots: map[string]int{}, nodes: map[int]int{}}
 	included := map[function.ID]bool{}
 	for _, f := range must {
 		if !included[f.ID] {
@@ -67,36 +67,30 @@ func byPF(available []function.Function, included map[function.ID]bool) []*group
 type choice struct {
 	chosen []function.Function
 	taken  map[pci.Address]int // how many of each PF
-	roots  map[string]bool
-	nodes  map[int]bool
+	roots  map[string]int      // 1 for each PCIe root that has one of them
+	nodes  map[int]int         // 1 for each NUMA node that has one of them
 }
 
 func (c *choice) take(f function.Function) {
 	c.chosen = append(c.chosen, f)
 	c.taken[f.PF]++
 	if f.PCIeRoot != "" {
-		c.roots[f.PCIeRoot] = true
+		c.roots[f.PCIeRoot] = 1
 	}
 	if f.NUMANode >= 0 {
-		c.nodes[f.NUMANode] = true
+		c.nodes[f.NUMANode] = 1
 	}
 }
 
 // pack compares two PFs to take the next Function of, where so many are still wanted: a PF that is in use anyway comes
-// first, then one that has enough, then the one that has most, so that there are as few PFs as can be. Among equals it is
-// the one nearest to what was chosen, then, so that large requests find room later, the one that has least to spare.
+// first, then the one that lacks least of what is wanted, so that there are as few PFs as can be. Among equals it is the
+// one nearest to what was chosen, then, so that large requests find room later, the one that has least to spare.
 func (c *choice) pack(a, b *group, wanted int) int {
-	aFits, bFits := len(a.free) >= wanted, len(b.free) >= wanted
-	bySize := cmp.Compare(len(b.free), len(a.free))
-	if aFits && bFits {
-		bySize = 0
-	}
 	return cmp.Or(
-		first(c.taken[a.pf] > 0, c.taken[b.pf] > 0),
-		first(aFits, bFits),
-		bySize,
-		first(c.roots[a.root], c.roots[b.root]),
-		first(c.nodes[a.node], c.nodes[b.node]),
+		cmp.Compare(min(c.taken[b.pf], 1), min(c.taken[a.pf], 1)),
+		cmp.Compare(max(wanted-len(a.free), 0), max(wanted-len(b.free), 0)),
+		cmp.Compare(c.roots[b.root], c.roots[a.root]),
+		cmp.Compare(c.nodes[b.node], c.nodes[a.node]),
 		cmp.Compare(len(a.free), len(b.free)),
 	)
 }
@@ -104,16 +98,4 @@ func (c *choice) pack(a, b *group, wanted int) int {
 // spread compares two PFs: the one that has given least so far comes first, and of several the one that has most to give.
 func (c *choice) spread(a, b *group) int {
 	return cmp.Or(cmp.Compare(c.taken[a.pf], c.taken[b.pf]), cmp.Compare(len(b.free), len(a.free)))
-}
-
-// first puts what is true before what is not.
-func first(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case a:
-		return -1
-	default:
-		return 1
-	}
 }

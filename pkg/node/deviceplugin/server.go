@@ -37,11 +37,10 @@ type server struct {
 
 func newServer(m *Manager, resource string, p pool.Pool) *server {
 	s := &server{
-		manager: m, resource: resource, log: m.Log.WithValues("resource", resource),
-		patience: m.firstPatience(),
+		manager: m, resource: resource, log: m.Log.WithValues("resource", resource), patience: m.unwatchedFor,
 	}
 	m.Metrics.begin(resource)
-	s.offer.Store(&offer{replaced: make(chan struct{})})
+	s.offer.Store(newOffer(pool.Pool{}, nil))
 	s.update(p)
 	return s
 }
@@ -51,7 +50,7 @@ func (s *server) update(p pool.Pool) {
 	if err := s.writeCDI(p); err != nil {
 		s.log.Error(err, "Containers that are made again after a reboot may lack device nodes until this is repaired")
 	}
-	next := newOffer(p, s.manager.Health)
+	next := newOffer(p, s.manager.Problems)
 	devices := s.manager.Metrics.devices
 	devices.WithLabelValues(s.resource, pluginapi.Healthy).Set(float64(len(next.devices) - next.unhealthy))
 	devices.WithLabelValues(s.resource, pluginapi.Unhealthy).Set(float64(next.unhealthy))
@@ -78,7 +77,7 @@ func (s *server) writeCDI(p pool.Pool) error {
 // empty has the kubelet see that the resource has no Functions any more. Pods keep what they have, so the files for
 // their containers stay. Of the metrics, those that say what is end; those that count what was remain.
 func (s *server) empty() {
-	before := s.offer.Swap(&offer{pool: s.offer.Load().pool, replaced: make(chan struct{})})
+	before := s.offer.Swap(newOffer(pool.Pool{}, nil))
 	close(before.replaced)
 	s.manager.Metrics.devices.DeletePartialMatch(prometheus.Labels{"resource": s.resource})
 }
@@ -101,7 +100,7 @@ func (s *server) ensureEndpoint() (again time.Duration, err error) {
 	}
 	if old != nil {
 		// The kubelet leaves the old endpoint for the new one; what it asked the old one is still answered.
-		s.manager.endpoints.Go(func() { old.close(s.manager.allocateTimeout()) })
+		s.manager.endpoints.Go(func() { old.close(s.manager.AllocateTimeout) })
 	}
 	return 0, nil
 }
@@ -110,7 +109,7 @@ func (s *server) ensureEndpoint() (again time.Duration, err error) {
 // kubelet registered the resource.
 func (s *server) streamsChanged() {
 	if s.endpoint.streams > 0 {
-		s.lostAt, s.patience = time.Time{}, s.manager.firstPatience()
+		s.lostAt, s.patience = time.Time{}, s.manager.unwatchedFor
 		return
 	}
 	s.lostAt = time.Now().Add(s.patience)

@@ -31,12 +31,12 @@ func (m *Manager) sweepRegularly(ctx context.Context) {
 // sweep asks the kubelet what pods have, and removes the files of Functions that no pod has any more. Servers do not
 // wait for the kubelet's answer.
 func (m *Manager) sweep(ctx context.Context) {
-	if m.Assignments == nil {
+	if m.Assigned == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	assigned, err := m.Assignments.Assigned(ctx)
+	assigned, err := m.Assigned(ctx)
 	if err != nil {
 		m.Log.Error(err, "Cannot tell which files nobody needs any more, keeping all", "retry", sweepEvery.String())
 		return

@@ -18,18 +18,6 @@ const checkpointFile = "device-plugins/kubelet_internal_checkpoint"
 // maxCheckpoint bounds the file, in bytes. An entry takes some hundred, and what the device plugin answered.
 const maxCheckpoint = 64 << 20
 
-// checkpoint is the part of the file that tells who has what (pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go).
-type checkpoint struct {
-	Data struct {
-		PodDeviceEntries []struct {
-			ContainerName string
-			ResourceName  string
-			// DeviceIDs are by NUMA node.
-			DeviceIDs map[string][]string
-		}
-	}
-}
-
 // readCheckpoint returns what containers of pods have, init containers among them, by [function.ID.String]. A kubelet
 // that never allocated a device has no checkpoint.
 func readCheckpoint(path string) (map[string]Assignment, error) {
@@ -52,12 +40,21 @@ func readCheckpoint(path string) (map[string]Assignment, error) {
 }
 
 func parseCheckpoint(text []byte) (map[string]Assignment, error) {
-	var c checkpoint
-	if err := json.Unmarshal(text, &c); err != nil {
+	// The part of the file that tells who has what (pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go).
+	var checkpoint struct {
+		Data struct {
+			PodDeviceEntries []struct {
+				ContainerName string
+				ResourceName  string
+				DeviceIDs     map[string][]string // by NUMA node
+			}
+		}
+	}
+	if err := json.Unmarshal(text, &checkpoint); err != nil {
 		return nil, err
 	}
 	kept := map[string]Assignment{}
-	for _, entry := range c.Data.PodDeviceEntries {
+	for _, entry := range checkpoint.Data.PodDeviceEntries {
 		for _, ids := range entry.DeviceIDs {
 			for _, text := range ids {
 				if id, err := function.ParseID(text); err == nil {
