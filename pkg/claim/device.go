@@ -7,6 +7,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	"k8s.io/utils/ptr"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -70,8 +71,9 @@ func newDevice(claim *resourceapi.ResourceClaim, result resourceapi.DeviceReques
 		Function:   function,
 		BeforeBind: slices.Contains(result.BindingConditions, v1alpha1.ConditionProvisioned),
 	}
-	if result.AdminAccess != nil && *result.AdminAccess {
-		device.ConfigErr = errors.New("adminAccess: Forbidden: a Function that is in use cannot be attached a second time; request it without adminAccess")
+	if ptr.Deref(result.AdminAccess, false) {
+		device.ConfigErr = errors.New("adminAccess: Forbidden: a Function that is in use cannot be attached a second time; " +
+			"request it without adminAccess")
 		return device, nil
 	}
 	device.Config, device.ConfigErr = config(claim.Status.Allocation.Devices.Config, result)
@@ -82,27 +84,25 @@ func newDevice(claim *resourceapi.ResourceClaim, result resourceapi.DeviceReques
 }
 
 // config merges the opaque parameters that apply to a result: those of the class first, then those of the claim.
-func config(all []resourceapi.DeviceAllocationConfiguration, result resourceapi.DeviceRequestAllocationResult) (v1alpha1.InterfaceConfig, error) {
+func config(
+	all []resourceapi.DeviceAllocationConfiguration, result resourceapi.DeviceRequestAllocationResult,
+) (v1alpha1.InterfaceConfig, error) {
 	var merged v1alpha1.InterfaceConfig
 	applicable := resourceclaim.ConfigForResult(all, result)
-	for _, source := range []resourceapi.AllocationConfigSource{resourceapi.AllocationConfigSourceClass, resourceapi.AllocationConfigSourceClaim} {
+	for _, source := range []struct {
+		kind resourceapi.AllocationConfigSource
+		name string
+	}{{resourceapi.AllocationConfigSourceClass, "DeviceClass"}, {resourceapi.AllocationConfigSourceClaim, "claim"}} {
 		for _, c := range applicable {
-			if c.Source != source || c.Opaque.Driver != v1alpha1.GroupName {
+			if c.Source != source.kind || c.Opaque.Driver != v1alpha1.GroupName {
 				continue
 			}
 			one, err := DecodeInterfaceConfig(c.Opaque.Parameters.Raw)
 			if err != nil {
-				return v1alpha1.InterfaceConfig{}, fmt.Errorf("parameters in the %s: %w", configSource(source), err)
+				return v1alpha1.InterfaceConfig{}, fmt.Errorf("parameters in the %s: %w", source.name, err)
 			}
 			merged = merge(merged, *one)
 		}
 	}
 	return merged, nil
-}
-
-func configSource(source resourceapi.AllocationConfigSource) string {
-	if source == resourceapi.AllocationConfigSourceClass {
-		return "DeviceClass"
-	}
-	return "claim"
 }

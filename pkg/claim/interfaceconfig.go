@@ -77,14 +77,12 @@ func orList[T any](over, base []T) []T {
 	return base
 }
 
-// Limits of InterfaceConfig.mtu in bytes: RFC 791, and the largest that an XPUNetwork may have.
 const (
-	minMTU = 68
-	maxMTU = 9216
+	// minMTU and maxMTU bound InterfaceConfig.mtu, in bytes: RFC 791, and the largest that an XPUNetwork may have.
+	minMTU, maxMTU = 68, 9216
+	// defaultName stands in for the name that the node's agent gives an interface that asks for none.
+	defaultName = "net1"
 )
-
-// defaultName stands in for the name that the node's agent gives an interface that asks for none.
-const defaultName = "net1"
 
 // interfaceOf is the interface that a configuration describes, without what the Port adds. It reports every mistake
 // that can be known without the cluster, and is meant for the merged configuration, because fields that need each
@@ -92,10 +90,9 @@ const defaultName = "net1"
 func interfaceOf(c *v1alpha1.InterfaceConfig) (function.Interface, error) {
 	var errs []error
 	i := function.Interface{
-		Name: cmp.Or(c.InterfaceName, defaultName),
-		MTU:  int(ptr.Deref(c.MTU, 0)),
-		VF:   vfOf(c.VF),
-
+		Name:         cmp.Or(c.InterfaceName, defaultName),
+		MTU:          int(ptr.Deref(c.MTU, 0)),
+		VF:           vfOf(c.VF),
 		AllMulticast: ptr.Deref(c.AllMulticast, false),
 	}
 	if i.Name == "lo" || i.Name == "eth0" {
@@ -147,14 +144,15 @@ func interfaceOf(c *v1alpha1.InterfaceConfig) (function.Interface, error) {
 // to configure.
 func Userspace(i function.Interface) (function.Interface, error) {
 	var errs []error
-	if i.MTU != 0 {
-		errs = append(errs, fmt.Errorf("mtu %d: must be absent with a driver that hands the Function to a program", i.MTU))
-	}
-	if len(i.Routes) > 0 {
-		errs = append(errs, errors.New("routes: must be absent with a driver that hands the Function to a program"))
-	}
-	if i.AllMulticast {
-		errs = append(errs, errors.New("allMulticast: must be absent with a driver that hands the Function to a program"))
+	for _, setting := range []struct {
+		name  string
+		isSet bool
+	}{
+		{fmt.Sprintf("mtu %d", i.MTU), i.MTU != 0}, {"routes", len(i.Routes) > 0}, {"allMulticast", i.AllMulticast},
+	} {
+		if setting.isSet {
+			errs = append(errs, fmt.Errorf("%s: must be absent with a driver that hands the Function to a program", setting.name))
+		}
 	}
 	i.Userspace = true
 	return i, errors.Join(errs...)

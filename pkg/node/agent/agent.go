@@ -107,11 +107,7 @@ func Run(ctx context.Context, config Config, registry *prometheus.Registry, log 
 		return err
 	}
 	defer engine.Close()
-	kubelet, err := podresources.NewClient(config.KubeletDir, podresources.Self{Namespace: config.Namespace, Name: config.PodName})
-	if err != nil {
-		return err
-	}
-	defer kubelet.Close()
+	kubelet := podresources.NewClient(config.KubeletDir, podresources.Self{Namespace: config.Namespace, Name: config.PodName})
 	a := &agent{config: config, log: log, registry: registry, journal: records, kubelet: kubelet, devlink: eswitches}
 	if err := a.assemble(ctx, engine); err != nil {
 		return err

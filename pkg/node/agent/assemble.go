@@ -156,16 +156,16 @@ func (a *agent) assembleDevicePlugin() (err error) {
 	}
 	a.plugins = &deviceplugin.Manager{
 		KubeletDir: a.config.KubeletDir,
-		Pools:      a.tracker,
-		Health:     a.health(a.lifecycle.Releasing),
+		Pools:      a.tracker.Pools,
+		Problems:   a.health(a.lifecycle.Releasing).Problems,
 		Allocator: &podAllocator{
 			node: a.config.NodeName, functions: a.inventory, lifecycle: a.lifecycle,
 			provisioner: a.mode.provisioner(), log: a.log.WithName("deviceplugin"),
 		},
-		Contents:    &deviceplugin.Contents{Nodes: a.deviceNodes()},
-		DeviceInfo:  deviceplugin.NewDeviceInfo(a.config.DeviceInfoDir),
-		CDI:         cdi,
-		Assignments: a.kubelet, AllocateTimeout: a.config.times.allocate,
+		Nodes:         a.deviceNodes(),
+		DeviceInfoDir: filepath.Join(a.config.DeviceInfoDir, "dp"),
+		CDI:           cdi,
+		Assigned:      a.kubelet.Assigned, AllocateTimeout: a.config.times.allocate,
 		Metrics: deviceplugin.NewMetrics(a.registry),
 		Log:     a.log.WithName("deviceplugin"),
 	}

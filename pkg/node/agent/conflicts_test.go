@@ -58,11 +58,7 @@ func newUses(
 		t.Fatal(err)
 	}
 	t.Cleanup(kubelet.Stop)
-	client, err := podresources.NewClient(dir, podresources.Self{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { client.Close() })
+	client := podresources.NewClient(dir, podresources.Self{})
 	tracker := pool.NewTracker(declared(publish), declared(publish), nil, testr.New(t))
 	ctx, stop := context.WithCancel(t.Context())
 	if err := tracker.Run(ctx, nil, stop); err != nil {

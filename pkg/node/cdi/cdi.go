@@ -79,12 +79,11 @@ func (d *Dir) Write(file, kind string, devices []specs.Device) error {
 	if len(devices) == 0 {
 		return d.Remove(file)
 	}
-	spec := &specs.Spec{Version: specs.CurrentVersion, Kind: kind, Devices: devices}
-	minimum, err := specs.MinimumRequiredVersion(spec)
-	if err != nil {
+	spec := &specs.Spec{Kind: kind, Devices: devices}
+	var err error
+	if spec.Version, err = specs.MinimumRequiredVersion(spec); err != nil { // the oldest, for the sake of runtimes
 		return fmt.Errorf("CDI file %s: %w", file, err)
 	}
-	spec.Version = minimum // as old as can be, for the sake of runtimes
 	if err := d.cache.WriteSpec(spec, file); err != nil {
 		return fmt.Errorf("CDI file %s: %w", file, err)
 	}

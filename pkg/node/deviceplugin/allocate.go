@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -16,46 +17,80 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
-// allocate answers the kubelet's Allocate. The kubelet fails the pod with the error's text. There is no call that takes
-// an Allocate back.
-func (s *server) allocate(ctx context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
-	begin := time.Now()
-	ctx, cancel := context.WithTimeout(ctx, s.manager.budget.timeout(s.manager.allocateTimeout()))
-	defer cancel()
-	response, count, err := s.allocateAll(ctx, r)
-	s.manager.budget.ended(ctx, err)
-	took := time.Since(begin)
-	s.metrics.allocateSeconds.Observe(took.Seconds())
-	if err != nil {
-		s.metrics.allocateErrors.Inc()
-		s.log.Error(err, "Allocate failed, and with it the pod", "took", took.String())
-		return nil, err
+const (
+	// allocateTimeout is how long an Allocate waits for a Function where Manager.AllocateTimeout is 0. The kubelet admits
+	// pods, ends them and probes them in one loop, which stands still meanwhile.
+	allocateTimeout = 2500 * time.Millisecond
+	// impatience is how long, after an Allocate waited in vain, others wait only a fifth of that: an xPU that is away
+	// would otherwise stop the kubelet's loop for as many times as pods wait for it.
+	impatience = 10 * time.Second
+)
+
+// ProvisionsAtAllocate says whether the xPU is asked before a container starts.
+func ProvisionsAtAllocate(p pool.Pool) bool {
+	return devicePlugin(p).ProvisionAt == v1alpha1.ProvisionAtAllocate
+}
+
+// GetDevicePluginOptions says that the kubelet may ask which Functions go well together.
+func (s *server) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
+	return &pluginapi.DevicePluginOptions{GetPreferredAllocationAvailable: true}, nil
+}
+
+// GetPreferredAllocation chooses among Functions by the pool's policy. It never fails: the kubelet would fail the pod,
+// where it can as well choose for itself.
+func (s *server) GetPreferredAllocation(
+	_ context.Context, r *pluginapi.PreferredAllocationRequest,
+) (*pluginapi.PreferredAllocationResponse, error) {
+	o := s.offer.Load()
+	response := &pluginapi.PreferredAllocationResponse{}
+	for _, c := range r.ContainerRequests {
+		chosen := prefer(devicePlugin(o.pool).PreferredAllocation,
+			o.some(c.AvailableDeviceIDs), o.some(c.MustIncludeDeviceIDs), int(c.AllocationSize))
+		response.ContainerResponses = append(response.ContainerResponses,
+			&pluginapi.ContainerPreferredAllocationResponse{DeviceIDs: deviceIDs(chosen)})
 	}
-	s.metrics.allocations.Add(float64(count))
 	return response, nil
 }
 
-// allocateAll also returns how many Functions were allocated.
-func (s *server) allocateAll(
-	ctx context.Context, r *pluginapi.AllocateRequest,
-) (_ *pluginapi.AllocateResponse, count int, _ error) {
-	o, _ := s.current()
+// Allocate has Functions ready for containers and says what these get. The kubelet fails the pod with the error's text.
+// There is no call that takes an Allocate back.
+func (s *server) Allocate(ctx context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
+	begin := time.Now()
+	budget, metrics := &s.manager.budget, s.manager.Metrics
+	ctx, cancel := context.WithTimeout(ctx, budget.timeout(s.manager.AllocateTimeout))
+	defer cancel()
+	response, err := s.allocate(ctx, r)
+	budget.ended(ctx, err)
+	took := time.Since(begin)
+	metrics.allocateSeconds.WithLabelValues(s.resource).Observe(took.Seconds())
+	if err != nil {
+		metrics.allocateErrors.WithLabelValues(s.resource).Inc()
+		s.log.Error(err, "Allocate failed, and with it the pod", "took", took.String())
+		return nil, err
+	}
+	for _, c := range r.ContainerRequests {
+		metrics.allocations.WithLabelValues(s.resource).Add(float64(len(c.DevicesIds)))
+	}
+	return response, nil
+}
+
+func (s *server) allocate(ctx context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
+	o := s.offer.Load()
 	// All requests are read before anything is done for one.
 	for _, c := range r.ContainerRequests {
 		if _, err := o.find(s.resource, c.DevicesIds); err != nil {
-			return nil, 0, status.Error(codes.NotFound, err.Error())
+			return nil, err
 		}
-		count += len(c.DevicesIds)
 	}
 	response := &pluginapi.AllocateResponse{}
 	for _, c := range r.ContainerRequests {
 		one, err := s.allocateContainer(ctx, c.DevicesIds)
 		if err != nil {
-			return nil, 0, err
+			return nil, err
 		}
 		response.ContainerResponses = append(response.ContainerResponses, one)
 	}
-	return response, count, nil
+	return response, nil
 }
 
 func (s *server) allocateContainer(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
@@ -65,8 +100,12 @@ func (s *server) allocateContainer(ctx context.Context, ids []string) (*pluginap
 	}
 	one, err := s.prepare(ctx, functions, p)
 	if err != nil {
-		if fitsOut(p) || ProvisionsAtAllocate(p) {
-			s.giveUp(ctx, functions, p)
+		// Other pools have nothing done to their Functions before a container starts.
+		if p.Spec.SFs != nil || p.Spec.Driver != "" || ProvisionsAtAllocate(p) {
+			_ = s.each(functions, func(_ int, f function.Function) error {
+				s.manager.Allocator.GiveUp(ctx, f, p)
+				return nil
+			})
 		}
 		return nil, err
 	}
@@ -74,58 +113,23 @@ func (s *server) allocateContainer(ctx context.Context, ids []string) (*pluginap
 	return one, nil
 }
 
-// fitsOut says whether the pool has anything done to its Functions before a container starts.
-func fitsOut(p pool.Pool) bool { return p.Spec.SFs != nil || p.Spec.Driver != "" }
-
-// ProvisionsAtAllocate says whether the xPU is asked before a container starts.
-func ProvisionsAtAllocate(p pool.Pool) bool {
-	return devicePlugin(p).ProvisionAt == v1alpha1.ProvisionAtAllocate
-}
-
-// prepare has the Functions ready for a container, and returns what it gets.
-func (s *server) prepare(
-	ctx context.Context, functions []function.Function, p pool.Pool,
-) (*pluginapi.ContainerAllocateResponse, error) {
-	functions, err := s.reserve(ctx, functions, p)
-	if err != nil {
-		return nil, err
-	}
-	contents, err := s.contents(functions, p) // before the xPU is asked in vain
-	if err != nil {
-		return nil, status.Error(codes.Internal, err.Error())
-	}
-	if ProvisionsAtAllocate(p) {
-		if err := s.provision(ctx, functions, p); err != nil {
-			return nil, err
-		}
-	}
-	one, err := s.deliver(contents)
-	if err != nil {
-		return nil, status.Error(codes.Internal, err.Error())
-	}
-	return one, nil
-}
-
 // awaitHealthy returns the Functions, and the pool, as they are when all may be handed out. It fails if one must not
 // be, and waits while it only has to come back from its last pod: the kubelet may have chosen it before it was told.
 func (s *server) awaitHealthy(ctx context.Context, ids []string) ([]function.Function, pool.Pool, error) {
 	for {
-		o, renewed := s.current()
+		o := s.offer.Load()
 		functions, err := o.find(s.resource, ids)
 		if err != nil {
-			return nil, pool.Pool{}, status.Error(codes.NotFound, err.Error())
+			return nil, pool.Pool{}, err
 		}
 		pending, err := s.pending(functions)
-		if err != nil {
-			return nil, pool.Pool{}, status.Error(codes.FailedPrecondition, err.Error())
-		}
-		if pending == "" {
-			return functions, o.pool, nil
+		if err != nil || pending == "" {
+			return functions, o.pool, err
 		}
 		select {
 		case <-ctx.Done():
 			return nil, pool.Pool{}, status.Errorf(codes.DeadlineExceeded, "%s (waited for it: %v)", pending, ctx.Err())
-		case <-renewed:
+		case <-o.replaced:
 		}
 	}
 }
@@ -135,45 +139,50 @@ func (s *server) awaitHealthy(ctx context.Context, ids []string) ([]function.Fun
 func (s *server) pending(functions []function.Function) (string, error) {
 	pending := ""
 	for _, f := range functions {
-		for _, problem := range s.manager.Health.Problems(f) {
-			message := fmt.Sprintf("Function %s of resource %s: %s", f.ID, s.resource, problem.Message)
+		for _, problem := range s.manager.Problems(f) {
+			pending = fmt.Sprintf("Function %s of resource %s: %s", f.ID, s.resource, problem.Message)
 			if problem.Taint != v1alpha1.TaintReleasePending {
-				return "", errors.New(message)
+				return "", status.Error(codes.FailedPrecondition, pending)
 			}
-			pending = message
 		}
 	}
 	return pending, nil
 }
 
-// provision has the xPU ready for all Functions, at once.
-func (s *server) provision(ctx context.Context, functions []function.Function, p pool.Pool) error {
-	return s.each(functions, func(_ int, f function.Function) error {
-		if err := s.manager.Allocator.Ready(ctx, f, p); err != nil {
-			return fmt.Errorf("xPU not ready for it: %w", err)
-		}
-		return nil
-	})
-}
-
-// reserve has all Functions free of their last pods and set up, at once, and returns them as they are then.
-func (s *server) reserve(
+// prepare has the Functions free of their last pods, set up, and, where the pool wants that, served by the xPU. It
+// returns what the container gets, and writes that where the runtime and CNI plugins look for it.
+func (s *server) prepare(
 	ctx context.Context, functions []function.Function, p pool.Pool,
-) ([]function.Function, error) {
-	fitted := make([]function.Function, len(functions))
+) (*pluginapi.ContainerAllocateResponse, error) {
+	contents := make([]content, len(functions))
 	err := s.each(functions, func(i int, f function.Function) (err error) {
-		fitted[i], err = s.manager.Allocator.Reserve(ctx, f, p)
+		contents[i].function, err = s.manager.Allocator.Reserve(ctx, f, p)
 		return err
 	})
-	return fitted, err
-}
-
-// giveUp undoes what was done for a container that cannot be.
-func (s *server) giveUp(ctx context.Context, functions []function.Function, p pool.Pool) {
-	_ = s.each(functions, func(_ int, f function.Function) error {
-		s.manager.Allocator.GiveUp(ctx, f, p)
-		return nil
-	})
+	if err != nil {
+		return nil, err
+	}
+	for i, c := range contents { // before the xPU is asked in vain
+		if contents[i], err = contentOf(&s.manager.Nodes, c.function, p); err != nil {
+			return nil, status.Error(codes.Internal, err.Error())
+		}
+	}
+	if ProvisionsAtAllocate(p) {
+		err := s.each(functions, func(i int, _ function.Function) error {
+			if err := s.manager.Allocator.Ready(ctx, contents[i].function, p); err != nil {
+				return fmt.Errorf("xPU not ready for it: %w", err)
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	one, err := s.deliver(contents)
+	if err != nil {
+		return nil, status.Error(codes.Internal, err.Error())
+	}
+	return one, nil
 }
 
 // each does something for all Functions, at once. Errors are the kubelet's.
@@ -194,48 +203,38 @@ func (s *server) each(functions []function.Function, do func(i int, f function.F
 	return nil
 }
 
-// contents is what a container gets of each of these Functions of the pool.
-func (s *server) contents(functions []function.Function, p pool.Pool) ([]content, error) {
-	contents := make([]content, 0, len(functions))
-	for _, f := range functions {
-		c, err := s.manager.Contents.of(f, p)
-		if err != nil {
+// deliver writes what a container gets where the runtime and CNI plugins look for it, and returns the rest of it.
+func (s *server) deliver(contents []content) (*pluginapi.ContainerAllocateResponse, error) {
+	for _, c := range contents {
+		if err := writeDeviceInfo(s.manager.DeviceInfoDir, s.resource, c); err != nil {
 			return nil, err
 		}
-		contents = append(contents, c)
 	}
-	return contents, nil
-}
-
-// deliver says what a container gets, and writes it where the runtime and CNI plugins look for it.
-func (s *server) deliver(contents []content) (*pluginapi.ContainerAllocateResponse, error) {
-	m := s.manager
-	one, err := response(s.resource, contents, m.CDI == nil)
-	if err != nil {
+	if err := s.manager.CDI.include(s.resource, contents); err != nil {
 		return nil, err
 	}
-	for _, c := range contents {
-		if err := m.DeviceInfo.write(s.resource, c); err != nil {
-			return nil, err
-		}
-		if m.CDI != nil && len(c.nodes) > 0 {
-			one.CdiDevices = append(one.CdiDevices, &pluginapi.CDIDevice{Name: cdiDeviceID(s.resource, c.function.ID)})
-		}
-	}
-	return one, m.CDI.include(s.resource, contents)
+	return response(s.resource, contents, s.manager.CDI != nil)
 }
 
-// writeCDI has the runtime know all Functions of an offer. One of which a container could not get everything is left
-// out: its Allocate will say why.
-func (s *server) writeCDI(o *offer) error {
-	if s.manager.CDI == nil {
-		return nil
+// allocateBudget says how long an Allocate may wait. The zero value is ready for use, by several goroutines at once.
+type allocateBudget struct {
+	vainly atomic.Pointer[time.Time] // when an Allocate last waited in vain; nil after one that did not
+}
+
+// timeout is the time for the next Allocate, of which usual is the longest.
+func (b *allocateBudget) timeout(usual time.Duration) time.Duration {
+	if vainly := b.vainly.Load(); vainly != nil && time.Since(*vainly) < impatience {
+		return usual / 5
 	}
-	contents := make([]content, 0, len(o.functions))
-	for _, f := range o.pool.Functions {
-		if c, err := s.manager.Contents.of(f, o.pool); err == nil {
-			contents = append(contents, c)
-		}
+	return usual
+}
+
+// ended says how an Allocate ended that had this context.
+func (b *allocateBudget) ended(ctx context.Context, err error) {
+	switch {
+	case err == nil:
+		b.vainly.Store(nil)
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+		b.vainly.Store(new(time.Now()))
 	}
-	return s.manager.CDI.include(s.resource, contents)
 }

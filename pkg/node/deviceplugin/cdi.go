@@ -3,6 +3,7 @@ package deviceplugin
 import (
 	"cmp"
 	"errors"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -59,16 +60,13 @@ func (c *CDI) include(resource string, contents []content) error {
 	}
 	for _, one := range contents {
 		name := cdiDeviceName(resource, one.function.ID)
-		if delete(devices, name); len(one.nodes) > 0 {
-			devices[name] = specs.Device{Name: name, ContainerEdits: specs.ContainerEdits{DeviceNodes: cdi.Nodes(one.nodes)}}
+		if delete(devices, name); len(one.Nodes) > 0 {
+			devices[name] = specs.Device{Name: name, ContainerEdits: specs.ContainerEdits{DeviceNodes: cdi.Nodes(one.Nodes)}}
 		}
 	}
-	list := make([]specs.Device, 0, len(devices))
-	for _, d := range devices {
-		list = append(list, d)
-	}
-	slices.SortFunc(list, func(a, b specs.Device) int { return cmp.Compare(a.Name, b.Name) })
-	return c.replace(cdiFile(resource), list)
+	return c.replace(cdiFile(resource), slices.SortedFunc(maps.Values(devices), func(a, b specs.Device) int {
+		return cmp.Compare(a.Name, b.Name)
+	}))
 }
 
 // prune has the files forget devices that are not needed now and were not at the last call. The kubelet says that a pod

@@ -43,6 +43,11 @@ func nullFunction(index int) function.Function {
 	return with(vf("3b", index), func(f *function.Function) { f.Driver = "uio" })
 }
 
+// nullNodes are the device nodes of a Function that has one, which every machine has.
+func nullNodes() devnode.Set {
+	return devnode.Set{Nodes: []devnode.Node{{Host: "/dev/null", Container: "/dev/null", Permissions: "rw"}}}
+}
+
 func TestAllocateByCDI(t *testing.T) {
 	s := newScene(t, kubelettest.Options{})
 	dir := filepath.Join(s.dir, "cdi")
@@ -50,7 +55,7 @@ func TestAllocateByCDI(t *testing.T) {
 	if s.manager.CDI, err = NewCDI(dir); err != nil {
 		t.Fatal(err)
 	}
-	s.manager.Contents.Nodes.SysRoot = tree(t,
+	s.manager.Nodes.SysRoot = tree(t,
 		"bus/pci/devices/0000:3b:00.2/uio/null/dev", "bus/pci/devices/0000:3b:00.3/uio/zero/dev")
 	s.set(poolOf("fast", nullFunction(0), nullFunction(1), vf("3b", 2)))
 	stop := s.run()
@@ -75,7 +80,7 @@ func TestAllocateByCDI(t *testing.T) {
 	}
 
 	// The driver made another device, and nobody told.
-	old := filepath.Join(s.manager.Contents.Nodes.SysRoot, "bus/pci/devices/0000:3b:00.2/uio/null")
+	old := filepath.Join(s.manager.Nodes.SysRoot, "bus/pci/devices/0000:3b:00.2/uio/null")
 	if err := os.Rename(old, filepath.Join(filepath.Dir(old), "full")); err != nil {
 		t.Fatal(err)
 	}
@@ -100,11 +105,11 @@ func TestCDIFileNotWritten(t *testing.T) {
 	if s.manager.CDI, err = NewCDI(dir); err != nil {
 		t.Fatal(err)
 	}
-	s.manager.Contents.Nodes.SysRoot = tree(t, "bus/pci/devices/0000:3b:00.2/uio/null/dev")
+	s.manager.Nodes.SysRoot = tree(t, "bus/pci/devices/0000:3b:00.2/uio/null/dev")
 	s.set(poolOf("fast", nullFunction(0)))
 	s.run()
 	s.awaitHealthy("registered", fast, vf0)
-	old := filepath.Join(s.manager.Contents.Nodes.SysRoot, "bus/pci/devices/0000:3b:00.2/uio/null")
+	old := filepath.Join(s.manager.Nodes.SysRoot, "bus/pci/devices/0000:3b:00.2/uio/null")
 	if err := os.Rename(old, filepath.Join(filepath.Dir(old), "full")); err != nil { // so that there is something to write
 		t.Fatal(err)
 	}
@@ -122,15 +127,16 @@ func TestCDILeftovers(t *testing.T) {
 	m := newManager(t, shortDir(t), &node{}, testr.New(t))
 	dir := t.TempDir()
 	nodes := func(f function.Function) content {
-		return content{function: f, nodes: []devnode.Node{{Host: "/dev/null", Container: "/dev/null", Permissions: "rw"}}}
+		return content{function: f, Set: nullNodes()}
 	}
-	restart := func() *servers {
+	restart := func() {
 		t.Helper()
 		var err error
 		if m.CDI, err = NewCDI(dir); err != nil {
 			t.Fatal(err)
 		}
-		return newServers(m, nil)
+		m.reset()
+		t.Cleanup(m.queue.ShutDown)
 	}
 	restart()
 	if err := m.CDI.include(fast, []content{nodes(vf("3b", 0)), nodes(vf("3b", 1)), nodes(vf("3b", 2))}); err != nil {
@@ -140,7 +146,7 @@ func TestCDILeftovers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := restart()
+	restart()
 	if err := m.CDI.include(fast, []content{nodes(vf("3b", 0))}); err != nil {
 		t.Fatal(err)
 	}
@@ -148,10 +154,12 @@ func TestCDILeftovers(t *testing.T) {
 		t.Errorf("file was written again by a process that has nothing to add, %v", err)
 	}
 
-	f.servers[fast] = &running{server: &server{offer: newOffer(poolOf("fast", vf("3b", 0)), &node{})}}
-	m.Assignments = assigned{vf1: {Resource: fast}, vf2: {Resource: "intel.com/other"}}
+	offering := &server{}
+	offering.offer.Store(newOffer(poolOf("fast", vf("3b", 0)), (&node{}).Problems))
+	m.servers[fast] = offering
+	m.Assigned = assigned{vf1: {Resource: fast}, vf2: {Resource: "intel.com/other"}}.Assigned
 	for i, want := range []string{vf0 + vf1 + vf2, vf0 + vf1, vf0 + vf1} {
-		sweepOnce(t, f)
+		m.sweep(t.Context())
 		listed := ""
 		for _, id := range []string{vf0, vf1, vf2} {
 			for _, d := range m.CDI.files[cdiFile(fast)] {
@@ -164,10 +172,10 @@ func TestCDILeftovers(t *testing.T) {
 			t.Errorf("after look %d: %s are listed, want %s", i, listed, want)
 		}
 	}
-	delete(f.servers, fast)
-	m.Assignments = assigned{}
-	sweepOnce(t, f)
-	sweepOnce(t, f)
+	delete(m.servers, fast)
+	m.Assigned = assigned{}.Assigned
+	m.sweep(t.Context())
+	m.sweep(t.Context())
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 0 {
 		t.Errorf("the pool and its pods are gone: %v, %v, want no file", entries, err)
 	}
@@ -181,7 +189,7 @@ func TestCDIWithoutNodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	netdev := content{function: vf("3b", 0)}
-	user := content{function: vf("3b", 0), nodes: []devnode.Node{{Host: "/dev/null", Container: "/dev/null", Permissions: "rw"}}}
+	user := content{function: vf("3b", 0), Set: nullNodes()}
 	for _, step := range []struct {
 		contents []content
 		want     int

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	"k8s.io/utils/ptr"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -14,50 +15,39 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
-// Contents looks up what a container gets of a Function: device nodes and environment. The environment is that of
-// sriov-network-device-plugin.
-type Contents struct {
-	Nodes devnode.Finder
-}
-
-// content is what a container gets of one Function.
+// content is what a container gets of one Function. Its Info is the Function's entry in PCIDEVICE_.._INFO.
 type content struct {
 	function function.Function
-	// info is the Function's entry in PCIDEVICE_.._INFO: values by subject and name.
-	info  map[string]map[string]string
-	nodes []devnode.Node
+	devnode.Set
 }
 
-// of looks up what a container gets of a Function of the pool. It fails where the container could not use it.
-func (c *Contents) of(f function.Function, p pool.Pool) (content, error) {
+// contentOf looks up what a container gets of a Function of the pool, as sriov-network-device-plugin would give it. It
+// fails where the container could not use it.
+func contentOf(nodes *devnode.Finder, f function.Function, p pool.Pool) (content, error) {
 	options := p.Options(f)
-	set, err := c.Nodes.Of(f, devnode.Wish{
+	set, err := nodes.Of(f, devnode.Wish{
 		Driver: string(p.Spec.Driver), RDMA: options.RDMA, VDPA: options.VDPA != "", VhostNet: devicePlugin(p).NeedVhostNet,
 	})
 	if err != nil {
 		return content{}, fmt.Errorf("Function %s: %w", f.ID, err)
 	}
-	out := content{function: f, info: set.Info, nodes: set.Nodes}
-	out.info["generic"] = map[string]string{"deviceID": f.ID.String()}
+	set.Info["generic"] = map[string]string{"deviceID": f.ID.String()}
 	if extra := devicePlugin(p).AdditionalInfo; extra != nil {
-		out.info["extra"] = map[string]string{}
+		set.Info["extra"] = map[string]string{}
 		for _, key := range []string{"*", string(f.ID.Address), f.ID.String()} {
-			maps.Copy(out.info["extra"], extra[key])
+			maps.Copy(set.Info["extra"], extra[key])
 		}
 	}
-	return out, nil
+	return content{function: f, Set: set}, nil
 }
 
 // devicePlugin is how the device plugin offers the pool.
 func devicePlugin(p pool.Pool) v1alpha1.DevicePluginSpec {
-	if p.Spec.DevicePlugin == nil {
-		return v1alpha1.DevicePluginSpec{}
-	}
-	return *p.Spec.DevicePlugin
+	return ptr.Deref(p.Spec.DevicePlugin, v1alpha1.DevicePluginSpec{})
 }
 
-// response is what the kubelet is told of one container. Nodes are left out where the container gets them by CDI.
-func response(resource string, contents []content, withNodes bool) (*pluginapi.ContainerAllocateResponse, error) {
+// response is what the kubelet is told of one container, which gets its device nodes from the kubelet or by CDI.
+func response(resource string, contents []content, byCDI bool) (*pluginapi.ContainerAllocateResponse, error) {
 	ids := make([]string, 0, len(contents))
 	info := map[string]map[string]map[string]string{}
 	out := &pluginapi.ContainerAllocateResponse{}
@@ -65,9 +55,12 @@ func response(resource string, contents []content, withNodes bool) (*pluginapi.C
 	for _, c := range contents {
 		id := c.function.ID.String()
 		ids = append(ids, id)
-		info[id] = c.info
-		for _, n := range c.nodes {
-			if withNodes && !seen[n.Host] {
+		info[id] = c.Info
+		if byCDI && len(c.Nodes) > 0 {
+			out.CdiDevices = append(out.CdiDevices, &pluginapi.CDIDevice{Name: cdiDeviceID(resource, c.function.ID)})
+		}
+		for _, n := range c.Nodes {
+			if !byCDI && !seen[n.Host] {
 				seen[n.Host] = true
 				out.Devices = append(out.Devices,
 					&pluginapi.DeviceSpec{HostPath: n.Host, ContainerPath: n.Container, Permissions: n.Permissions})

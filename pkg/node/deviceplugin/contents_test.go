@@ -53,7 +53,7 @@ func TestContents(t *testing.T) {
 		"bus/auxiliary/devices/mlx5_core.sf.7/infiniband_verbs/uverbs9/dev",
 		"bus/pci/devices/0000:3b:00.4/uio/uio3/dev",
 	)
-	contents := &Contents{Nodes: devnode.Finder{SysRoot: sys, DevRoot: tree(t, "vhost-net", "net/tun", "infiniband/rdma_cm")}}
+	nodes := devnode.Finder{SysRoot: sys, DevRoot: tree(t, "vhost-net", "net/tun", "infiniband/rdma_cm")}
 	rdma := func(s *v1alpha1.DevicePoolSpec) { s.Selectors[0].IsRdma = true }
 	vhostVDPA := func(s *v1alpha1.DevicePoolSpec) { s.Selectors[0].VDPAType = "vhost" }
 	spec := func(host, container, permissions string) *pluginapi.DeviceSpec {
@@ -138,24 +138,24 @@ func TestContents(t *testing.T) {
 				test.pool(&p.Spec)
 			}
 			var all []content
-			info := NewDeviceInfo(t.TempDir())
+			dir := t.TempDir()
 			var files strings.Builder
 			for _, f := range test.functions {
-				c, err := contents.of(f, p)
+				c, err := contentOf(&nodes, f, p)
 				if err != nil {
 					t.Fatal(err)
 				}
 				all = append(all, c)
-				if err := info.write("intel.com/fast", c); err != nil {
+				if err := writeDeviceInfo(dir, "intel.com/fast", c); err != nil {
 					t.Fatal(err)
 				}
-				text, err := os.ReadFile(filepath.Join(info.dir, "intel.com-fast-"+strings.ReplaceAll(f.ID.String(), "/", "-")+"-device.json"))
+				text, err := os.ReadFile(filepath.Join(dir, "intel.com-fast-"+strings.ReplaceAll(f.ID.String(), "/", "-")+"-device.json"))
 				if err != nil && test.files != "" {
 					t.Error(err)
 				}
 				files.Write(text)
 			}
-			got, err := response("intel.com/fast", all, true)
+			got, err := response("intel.com/fast", all, false)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -174,7 +174,7 @@ func TestContents(t *testing.T) {
 
 // TestContentsThatContainersCouldNotUse: an Allocate fails rather than give a container less than it needs.
 func TestContentsThatContainersCouldNotUse(t *testing.T) {
-	contents := &Contents{Nodes: devnode.Finder{SysRoot: t.TempDir(), DevRoot: tree(t, "vhost-net")}}
+	nodes := devnode.Finder{SysRoot: t.TempDir(), DevRoot: tree(t, "vhost-net")}
 	for _, test := range []struct {
 		name   string
 		driver string
@@ -193,7 +193,7 @@ func TestContentsThatContainersCouldNotUse(t *testing.T) {
 			if test.pool != nil {
 				test.pool(&p.Spec)
 			}
-			_, err := contents.of(f, p)
+			_, err := contentOf(&nodes, f, p)
 			if err == nil || !strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), "0000:3b:00.2") {
 				t.Errorf("error %v: want the Function and %q in it", err, test.want)
 			}

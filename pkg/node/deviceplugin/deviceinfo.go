@@ -15,45 +15,31 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceinfo"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 )
-
-// DeviceInfo keeps the device-info files, from which Multus learns what stands behind a device ID. A file is written
-// when its Function is allocated and stays as long as a pod has the Function, whether this process runs or not. Its
-// methods may be called by several goroutines at once, for one Function by one at a time.
-type DeviceInfo struct {
-	dir string
-	now func() time.Time
-}
-
-// NewDeviceInfo keeps the files in the directory dp below dir, which is "/var/run/k8s.cni.cncf.io/devinfo". It is made
-// when it is needed.
-func NewDeviceInfo(dir string) *DeviceInfo {
-	return &DeviceInfo{dir: filepath.Join(dir, "dp"), now: time.Now}
-}
 
 // describe is what the file says of a Function; nil where the specification has no word for it.
 func describe(c content) *deviceinfo.Info {
-	_, asVDPA := c.info["vdpa"]
+	_, asVDPA := c.Info["vdpa"]
 	info := deviceinfo.Of(c.function, asVDPA)
 	if info == nil || info.PCI == nil {
 		return info
 	}
-	info.PCI.VhostNet = c.info["vhost"]["net-mount"]
-	if _, ok := c.info["rdma"]; ok {
+	info.PCI.VhostNet = c.Info["vhost"]["net-mount"]
+	if _, ok := c.Info["rdma"]; ok {
 		info.PCI.RDMA = strings.Join(c.function.RDMADevices, ",")
 	}
 	return info
 }
 
-// write replaces the file of a Function. Who reads sees the old one or the new one, whole. The directory is in memory
-// and does not survive a crash of the node any more than the pods do, so nothing is synced.
-func (d *DeviceInfo) write(resource string, c content) (err error) {
+// writeDeviceInfo replaces the device-info file of a Function in dir, from which Multus learns what stands behind a device
+// ID. A reader sees the old file or the new one, whole. The file stays as long as a pod has the Function, whether this
+// process runs or not. The directory is in memory and does not survive a crash of the node any more than the pods do, so
+// nothing is synced.
+func writeDeviceInfo(dir, resource string, c content) (err error) {
 	info := describe(c)
 	if info == nil {
 		return nil
 	}
-	path := filepath.Join(d.dir, deviceInfoName(resource, c.function.ID))
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("device-info file of Function %s: %w", c.function.ID, err)
@@ -63,17 +49,15 @@ func (d *DeviceInfo) write(resource string, c content) (err error) {
 	if err != nil {
 		return err
 	}
-	temporary := filepath.Join(d.dir, "."+filepath.Base(path))
-	err = os.WriteFile(temporary, text, 0o644)
-	if errors.Is(err, fs.ErrNotExist) {
-		if err = os.MkdirAll(d.dir, 0o755); err == nil {
-			err = os.WriteFile(temporary, text, 0o644)
-		}
-	}
-	if err != nil {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	return os.Rename(temporary, path)
+	name := deviceInfoName(resource, c.function.ID)
+	temporary := filepath.Join(dir, "."+name)
+	if err := os.WriteFile(temporary, text, 0o644); err != nil {
+		return err
+	}
+	return os.Rename(temporary, filepath.Join(dir, name))
 }
 
 const deviceInfoSuffix = "-device.json"
@@ -85,40 +69,34 @@ func deviceInfoName(resource string, id function.ID) string {
 
 func deviceInfoPrefix(resource string) string { return strings.ReplaceAll(resource, "/", "-") + "-" }
 
-// removeUnassigned removes the files of Functions that no pod has. Files of other device plugins stay: ours are those
-// of the resources and all with the project's own prefix.
-func (d *DeviceInfo) removeUnassigned(resources []string, assigned map[string]podresources.Assignment) error {
-	entries, err := os.ReadDir(d.dir)
+// removeDeviceInfo removes device-info files of the resources, and all with the project's own prefix, except those that
+// are needed and those that are young. Files of other device plugins stay.
+func removeDeviceInfo(dir string, resources []string, needed map[string]bool) error {
+	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("device-info files: %w", err)
 	}
-	keep := map[string]bool{}
-	for text, a := range assigned {
-		if id, err := function.ParseID(text); err == nil {
-			keep[deviceInfoName(a.Resource, id)] = true
-		}
-	}
 	var errs []error
 	for _, entry := range entries {
-		if keep[entry.Name()] || !ours(entry.Name(), resources) {
+		if needed[entry.Name()] || !ours(entry.Name(), resources) {
 			continue
 		}
 		info, err := entry.Info()
-		if err != nil || d.now().Sub(info.ModTime()) < young {
+		if err != nil || time.Since(info.ModTime()) < young {
 			continue // it went, or has just come
 		}
-		if err := os.Remove(filepath.Join(d.dir, entry.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := os.Remove(filepath.Join(dir, entry.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// ours also knows files that were not finished. The name of another plugin's resource may begin with that of one of
-// ours, so what follows must be an address.
+// ours says whether a file is this plugin's, also one that was not finished. The name of another plugin's resource may
+// begin with that of one of ours, so what follows must be an address.
 func ours(name string, resources []string) bool {
 	name, isInfo := strings.CutSuffix(strings.TrimPrefix(name, "."), deviceInfoSuffix)
 	if !isInfo {

@@ -134,8 +134,8 @@ func shortDir(t testing.TB) string {
 // newManager makes a manager that is complete but for what a test changes.
 func newManager(t testing.TB, dir string, n *node, log logr.Logger) *Manager {
 	return &Manager{
-		KubeletDir: dir, Pools: n, Health: n, Allocator: n,
-		Contents: &Contents{Nodes: devnode.Finder{SysRoot: t.TempDir(), DevRoot: t.TempDir()}}, DeviceInfo: NewDeviceInfo(filepath.Join(dir, "devinfo")),
+		KubeletDir: dir, Pools: n.Pools, Problems: n.Problems, Allocator: n,
+		Nodes: devnode.Finder{SysRoot: t.TempDir(), DevRoot: t.TempDir()}, DeviceInfoDir: filepath.Join(dir, "devinfo/dp"),
 		Metrics: NewMetrics(prometheus.NewRegistry()), Log: log,
 	}
 }
@@ -601,12 +601,14 @@ func TestSweepDoesNotHold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var looked atomic.Int32
 		kubelet := &hanging{}
-		m := &Manager{Pools: pools(func() ([]pool.Pool, bool) { looked.Add(1); return nil, true }), Assignments: kubelet, Log: testr.New(t)}
-		fleet := newServers(m, nil)
+		m := &Manager{Pools: func() ([]pool.Pool, bool) { looked.Add(1); return nil, true }, Assigned: kubelet.Assigned, Log: testr.New(t)}
+		m.reset()
 		ctx, stop := context.WithCancel(t.Context())
 		defer stop()
 		changes := make(chan struct{}, 1)
-		go fleet.run(ctx, changes)
+		var loops sync.WaitGroup
+		loops.Go(func() { m.followPools(ctx, changes) })
+		loops.Go(func() { m.sweepRegularly(ctx) })
 		for i := range 3 {
 			time.Sleep(sweepEvery)
 			synctest.Wait()
@@ -622,48 +624,41 @@ func TestSweepDoesNotHold(t *testing.T) {
 			}
 		}
 		stop()
-		fleet.stop()
+		loops.Wait()
+		m.queue.ShutDown()
 	})
-}
-
-// pools is what [Pools] returns.
-type pools func() ([]pool.Pool, bool)
-
-func (p pools) Pools() ([]pool.Pool, bool) { return p() }
-
-// sweepOnce has the servers ask the kubelet and remove what nobody needs.
-func sweepOnce(t *testing.T, f *servers) {
-	f.ask(t.Context())
-	f.group.Wait()
-	select {
-	case assigned := <-f.assigned:
-		f.sweep(assigned)
-	default: // the kubelet did not say
-	}
 }
 
 func TestDeviceInfoRemoved(t *testing.T) {
 	n := &node{}
 	m := newManager(t, shortDir(t), n, testr.New(t))
-	later := time.Now().Add(2 * young)
-	m.DeviceInfo.now = func() time.Time { return later }
 	// Another device plugin's, of resource intel.com/dpdk-sf.
-	if err := os.MkdirAll(m.DeviceInfo.dir, 0o755); err != nil {
+	if err := os.MkdirAll(m.DeviceInfoDir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	foreign := filepath.Join(m.DeviceInfo.dir, "intel.com-dpdk-sf-mlx5_core.sf.2-device.json")
+	foreign := filepath.Join(m.DeviceInfoDir, "intel.com-dpdk-sf-mlx5_core.sf.2-device.json")
 	if err := os.WriteFile(foreign, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
 	for _, resource := range []string{fast, "intel.com/dpdk", "other.com/nic"} {
 		for _, f := range vfs("3b:0-1") {
-			if err := m.DeviceInfo.write(resource, content{function: f}); err != nil {
+			if err := writeDeviceInfo(m.DeviceInfoDir, resource, content{function: f}); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
+	changedAt := func(at time.Time) {
+		paths, err := filepath.Glob(filepath.Join(m.DeviceInfoDir, "*"))
+		for _, path := range paths {
+			err = errors.Join(err, os.Chtimes(path, at, at))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	changedAt(time.Now().Add(-2 * young))
 	left := func() string {
-		entries, err := os.ReadDir(m.DeviceInfo.dir)
+		entries, err := os.ReadDir(m.DeviceInfoDir)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -673,26 +668,27 @@ func TestDeviceInfoRemoved(t *testing.T) {
 		}
 		return strings.Join(names, " ")
 	}
-	fleet := newServers(m, nil)
-	fleet.retired["intel.com/dpdk"] = true
+	m.reset()
+	defer m.queue.ShutDown()
+	m.resources.Insert("intel.com/dpdk")
 	const all = "intel.com-dpdk-2 intel.com-dpdk-3 intel.com-dpdk-sf-mlx5_core.sf.2 other.com-nic-2 other.com-nic-3 xpu.opiproject.org-fast-2 xpu.opiproject.org-fast-3"
-	sweepOnce(t, fleet)
+	m.sweep(t.Context())
 	if got := left(); got != all {
 		t.Errorf("without podresources, files are %q, want all", got)
 	}
-	m.Assignments = assigned(nil)
-	sweepOnce(t, fleet)
+	m.Assigned = assigned(nil).Assigned
+	m.sweep(t.Context())
 	if got := left(); got != all {
 		t.Errorf("while the kubelet is away, files are %q, want all", got)
 	}
-	m.Assignments = assigned{vf0: {Resource: fast, Pod: "a"}, vf1: {Resource: "intel.com/dpdk", Pod: "b"}}
-	m.DeviceInfo.now = time.Now
-	sweepOnce(t, fleet)
+	m.Assigned = assigned{vf0: {Resource: fast, Pod: "a"}, vf1: {Resource: "intel.com/dpdk", Pod: "b"}}.Assigned
+	changedAt(time.Now())
+	m.sweep(t.Context())
 	if got := left(); got != all {
 		t.Errorf("when they are new, files are %q, want all: the kubelet may not have written down the pod yet", got)
 	}
-	m.DeviceInfo.now = func() time.Time { return later }
-	sweepOnce(t, fleet)
+	changedAt(time.Now().Add(-2 * young))
+	m.sweep(t.Context())
 	if got, want := left(), "intel.com-dpdk-3 intel.com-dpdk-sf-mlx5_core.sf.2 other.com-nic-2 other.com-nic-3 xpu.opiproject.org-fast-2"; got != want {
 		t.Errorf("files are %q, want %q", got, want)
 	}

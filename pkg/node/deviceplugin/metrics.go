@@ -2,7 +2,7 @@ package deviceplugin
 
 import (
 	"github.com/prometheus/client_golang/prometheus"
-	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
 // Metrics are the device plugin's.
@@ -14,53 +14,33 @@ type Metrics struct {
 
 // NewMetrics registers the device plugin's metrics.
 func NewMetrics(registry prometheus.Registerer) *Metrics {
-	m := &Metrics{
-		allocateSeconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+	factory := promauto.With(registry)
+	return &Metrics{
+		allocateSeconds: factory.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "xpu_deviceplugin_allocate_seconds",
 			Help:    "How long the kubelet waited for an Allocate, including the wait for the xPU with provisionAt: Allocate.",
 			Buckets: prometheus.ExponentialBuckets(0.00025, 2, 18),
 		}, []string{"resource"}),
-		allocations: prometheus.NewCounterVec(prometheus.CounterOpts{
+		allocations: factory.NewCounterVec(prometheus.CounterOpts{
 			Name: "xpu_deviceplugin_allocations_total", Help: "Functions that the kubelet was told how to give to containers.",
 		}, []string{"resource"}),
-		allocateErrors: prometheus.NewCounterVec(prometheus.CounterOpts{
+		allocateErrors: factory.NewCounterVec(prometheus.CounterOpts{
 			Name: "xpu_deviceplugin_allocate_errors_total", Help: "Allocates that failed, and with them their pods.",
 		}, []string{"resource"}),
-		devices: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		devices: factory.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "xpu_deviceplugin_devices", Help: "Functions that the kubelet is offered, by health: Healthy or Unhealthy.",
 		}, []string{"resource", "health"}),
-		registrations: prometheus.NewCounterVec(prometheus.CounterOpts{
+		registrations: factory.NewCounterVec(prometheus.CounterOpts{
 			Name: "xpu_deviceplugin_registrations_total", Help: "Registrations with the kubelet, by result: ok or error.",
 		}, []string{"resource", "result"}),
 	}
-	registry.MustRegister(m.allocateSeconds, m.allocations, m.allocateErrors, m.devices, m.registrations)
-	return m
 }
 
-// resourceMetrics are those of one resource.
-type resourceMetrics struct {
-	all                         *Metrics
-	resource                    string
-	allocateSeconds             prometheus.Observer
-	allocations, allocateErrors prometheus.Counter
-	healthy, unhealthy          prometheus.Gauge
-	registered, notRegistered   prometheus.Counter
-}
-
-func (m *Metrics) of(resource string) resourceMetrics {
-	return resourceMetrics{
-		all: m, resource: resource,
-		allocateSeconds: m.allocateSeconds.WithLabelValues(resource),
-		allocations:     m.allocations.WithLabelValues(resource),
-		allocateErrors:  m.allocateErrors.WithLabelValues(resource),
-		healthy:         m.devices.WithLabelValues(resource, pluginapi.Healthy),
-		unhealthy:       m.devices.WithLabelValues(resource, pluginapi.Unhealthy),
-		registered:      m.registrations.WithLabelValues(resource, "ok"),
-		notRegistered:   m.registrations.WithLabelValues(resource, "error"),
-	}
-}
-
-// forget ends the series that say what is; those that count what was remain.
-func (m resourceMetrics) forget() {
-	m.all.devices.DeletePartialMatch(prometheus.Labels{"resource": m.resource})
+// begin makes the counters of a resource, so that they are there from the start and not from the first event on.
+func (m *Metrics) begin(resource string) {
+	m.allocateSeconds.WithLabelValues(resource)
+	m.allocations.WithLabelValues(resource)
+	m.allocateErrors.WithLabelValues(resource)
+	m.registrations.WithLabelValues(resource, "ok")
+	m.registrations.WithLabelValues(resource, "error")
 }

@@ -1,16 +1,19 @@
 package deviceplugin
 
 import (
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
 	"github.com/go-logr/logr"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
@@ -19,55 +22,59 @@ type offer struct {
 	pool      pool.Pool
 	functions map[string]function.Function // by the kubelet's device ID, which is [function.ID.String]
 	devices   []*pluginapi.Device          // in the order of the pool
-	problems  map[string]string            // what is wrong with the devices that are unhealthy
-	returning map[string]bool              // those of them that are only on their way back from a pod
+	unhealthy int                          // how many of the devices are
+	// reasons say why devices are unhealthy, without those that are only on their way back from a pod. Every pod's Function
+	// is that for a moment, and whoever brings it back logs what goes wrong.
+	reasons  map[string]string
+	replaced chan struct{} // closed when the resource has another offer
 }
 
-func newOffer(p pool.Pool, health Health) *offer {
+func newOffer(p pool.Pool, problemsOf func(function.Function) []health.Problem) *offer {
 	o := &offer{
 		pool:      p,
 		functions: make(map[string]function.Function, len(p.Functions)),
 		devices:   make([]*pluginapi.Device, 0, len(p.Functions)),
-		problems:  map[string]string{},
-		returning: map[string]bool{},
+		reasons:   map[string]string{},
+		replaced:  make(chan struct{}),
 	}
-	topology := map[int]*pluginapi.TopologyInfo{} // many devices share few
 	for _, f := range p.Functions {
 		id := f.ID.String()
 		o.functions[id] = f
 		device := &pluginapi.Device{ID: id, Health: pluginapi.Healthy}
-		if problems := health.Problems(f); len(problems) > 0 {
-			messages := make([]string, 0, len(problems))
-			for _, problem := range problems {
-				messages = append(messages, problem.Message)
+		if problems := problemsOf(f); len(problems) > 0 {
+			device.Health = pluginapi.Unhealthy
+			o.unhealthy++
+			if len(problems) > 1 || problems[0].Taint != v1alpha1.TaintReleasePending {
+				o.reasons[id] = joinMessages(problems)
 			}
-			device.Health, o.problems[id] = pluginapi.Unhealthy, strings.Join(messages, "; ")
-			o.returning[id] = len(problems) == 1 && problems[0].Taint == v1alpha1.TaintReleasePending
 		}
 		if f.NUMANode >= 0 && !devicePlugin(p).ExcludeTopology {
-			if topology[f.NUMANode] == nil {
-				topology[f.NUMANode] = &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: int64(f.NUMANode)}}}
-			}
-			device.Topology = topology[f.NUMANode]
+			device.Topology = &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: int64(f.NUMANode)}}}
 		}
 		o.devices = append(o.devices, device)
 	}
 	return o
 }
 
-// find returns the Functions with these device IDs, in this order.
+func joinMessages(problems []health.Problem) string {
+	messages := make([]string, 0, len(problems))
+	for _, problem := range problems {
+		messages = append(messages, problem.Message)
+	}
+	return strings.Join(messages, "; ")
+}
+
+// find returns the Functions with these device IDs, in this order. Errors are the kubelet's.
 func (o *offer) find(resource string, ids []string) ([]function.Function, error) {
 	functions := make([]function.Function, 0, len(ids))
-	seen := make(map[string]bool, len(ids))
-	for _, id := range ids {
+	for i, id := range ids {
 		f, ok := o.functions[id]
 		if !ok {
-			return nil, fmt.Errorf("device %q: resource %s has no such Function on this node", id, resource)
+			return nil, status.Errorf(codes.NotFound, "device %q: resource %s has no such Function on this node", id, resource)
 		}
-		if seen[id] {
-			return nil, fmt.Errorf("device %q is asked for twice", id)
+		if slices.Contains(ids[:i], id) {
+			return nil, status.Errorf(codes.NotFound, "device %q is asked for twice", id)
 		}
-		seen[id] = true
 		functions = append(functions, f)
 	}
 	return functions, nil
@@ -84,19 +91,17 @@ func (o *offer) some(ids []string) []function.Function {
 	return functions
 }
 
-// sameDevices says whether the kubelet would see no difference.
-func sameDevices(a, b []*pluginapi.Device) bool {
-	return slices.EqualFunc(a, b, func(a, b *pluginapi.Device) bool {
-		return a.ID == b.ID && a.Health == b.Health && numaNode(a) == numaNode(b)
-	})
+func deviceIDs(functions []function.Function) []string {
+	ids := make([]string, len(functions))
+	for i, f := range functions {
+		ids[i] = f.ID.String()
+	}
+	return ids
 }
 
-// numaNode is the device's, -1 where the kubelet is not told.
-func numaNode(d *pluginapi.Device) int64 {
-	if d.Topology == nil {
-		return -1
-	}
-	return d.Topology.Nodes[0].ID
+// sameDevices says whether the kubelet would see no difference.
+func sameDevices(a, b []*pluginapi.Device) bool {
+	return slices.EqualFunc(a, b, func(a, b *pluginapi.Device) bool { return proto.Equal(a, b) })
 }
 
 // maxLogged is how many Functions a line of the log names.
@@ -108,7 +113,7 @@ func (o *offer) report(before *offer, log logr.Logger) {
 	byReason := map[string][]string{}
 	var healthy []string
 	for _, d := range o.devices {
-		reason, was := o.news(d.ID), before.news(d.ID)
+		reason, was := o.reasons[d.ID], before.reasons[d.ID]
 		switch {
 		case reason == was:
 		case reason == "":
@@ -127,15 +132,6 @@ func (o *offer) report(before *offer, log logr.Logger) {
 	if len(o.devices) != len(before.devices) {
 		log.Info("Functions came or went", "before", len(before.devices), "now", len(o.devices))
 	}
-}
-
-// news is why a device is unhealthy, "" where that is in the order of things: every pod's Function is on its way back
-// for a moment, and whoever brings it back logs what goes wrong.
-func (o *offer) news(id string) string {
-	if o.returning[id] {
-		return ""
-	}
-	return o.problems[id]
 }
 
 func firstOf(ids []string) string {

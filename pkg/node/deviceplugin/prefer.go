@@ -13,7 +13,7 @@ import (
 // chosen only where there are not enough. The result depends on nothing but the arguments, and not on the order of
 // available, which may or may not have those of must too.
 func prefer(policy v1alpha1.PreferredAllocation, available, must []function.Function, size int) []function.Function {
-	c := &choice{taken: map[pci.Address]int{}, roots: map[string]bool{}, nodes: map[int]bool{}}
+	c := &choice{taken: map[pci.Address]int{}, roots: map[string]int{}, nodes: map[int]int{}}
 	included := map[function.ID]bool{}
 	for _, f := range must {
 		if !included[f.ID] {
@@ -21,16 +21,17 @@ func prefer(policy v1alpha1.PreferredAllocation, available, must []function.Func
 			c.take(f)
 		}
 	}
-	next := c.pack
-	if policy == v1alpha1.PreferSpread {
-		next = c.spread
-	}
 	groups := byPF(available, included)
 	for len(c.chosen) < size && len(groups) > 0 {
-		i := next(groups, size-len(c.chosen))
-		c.take(groups[i].free[0])
-		if groups[i].free = groups[i].free[1:]; len(groups[i].free) == 0 {
-			groups = slices.Delete(groups, i, i+1)
+		best := slices.MinFunc(groups, func(a, b *group) int {
+			if policy == v1alpha1.PreferSpread {
+				return c.spread(a, b)
+			}
+			return c.pack(a, b, size-len(c.chosen))
+		})
+		c.take(best.free[0])
+		if best.free = best.free[1:]; len(best.free) == 0 {
+			groups = slices.DeleteFunc(groups, func(g *group) bool { return g == best })
 		}
 	}
 	return c.chosen
@@ -45,21 +46,20 @@ type group struct {
 }
 
 // byPF groups what is available and not included yet, by the PF's address.
-func byPF(available []function.Function, included map[function.ID]bool) []group {
-	members := map[pci.Address][]function.Function{}
-	for _, f := range available {
-		if !included[f.ID] {
-			members[f.PF] = append(members[f.PF], f)
+func byPF(available []function.Function, included map[function.ID]bool) []*group {
+	sorted := slices.SortedFunc(slices.Values(available), func(a, b function.Function) int {
+		return cmp.Or(cmp.Compare(a.PF, b.PF), cmp.Compare(a.Index, b.Index), cmp.Compare(a.ID.String(), b.ID.String()))
+	})
+	var groups []*group
+	for _, f := range sorted {
+		switch last := len(groups) - 1; {
+		case included[f.ID]:
+		case last >= 0 && groups[last].pf == f.PF:
+			groups[last].free = append(groups[last].free, f)
+		default:
+			groups = append(groups, &group{pf: f.PF, root: f.PCIeRoot, node: f.NUMANode, free: []function.Function{f}})
 		}
 	}
-	groups := make([]group, 0, len(members))
-	for pf, free := range members {
-		slices.SortFunc(free, func(a, b function.Function) int {
-			return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.ID.String(), b.ID.String()))
-		})
-		groups = append(groups, group{pf: pf, root: free[0].PCIeRoot, node: free[0].NUMANode, free: free})
-	}
-	slices.SortFunc(groups, func(a, b group) int { return cmp.Compare(a.pf, b.pf) })
 	return groups
 }
 
@@ -67,68 +67,35 @@ func byPF(available []function.Function, included map[function.ID]bool) []group 
 type choice struct {
 	chosen []function.Function
 	taken  map[pci.Address]int // how many of each PF
-	roots  map[string]bool
-	nodes  map[int]bool
+	roots  map[string]int      // 1 for each PCIe root that has one of them
+	nodes  map[int]int         // 1 for each NUMA node that has one of them
 }
 
 func (c *choice) take(f function.Function) {
 	c.chosen = append(c.chosen, f)
 	c.taken[f.PF]++
 	if f.PCIeRoot != "" {
-		c.roots[f.PCIeRoot] = true
+		c.roots[f.PCIeRoot] = 1
 	}
 	if f.NUMANode >= 0 {
-		c.nodes[f.NUMANode] = true
+		c.nodes[f.NUMANode] = 1
 	}
 }
 
-// pack finds the group to take the next Function of, where so many are still wanted: a PF that is in use anyway, else
-// one that has enough, else the one that has most, so that there are as few PFs as can be. Among equals it is the one
-// nearest to what was chosen, then, so that large requests find room later, the one that has least to spare.
-func (c *choice) pack(groups []group, wanted int) int {
-	return best(groups, func(a, b group) int {
-		aFits, bFits := len(a.free) >= wanted, len(b.free) >= wanted
-		bySize := cmp.Compare(len(b.free), len(a.free))
-		if aFits && bFits {
-			bySize = 0
-		}
-		return cmp.Or(
-			first(c.taken[a.pf] > 0, c.taken[b.pf] > 0),
-			first(aFits, bFits),
-			bySize,
-			first(c.roots[a.root], c.roots[b.root]),
-			first(c.nodes[a.node], c.nodes[b.node]),
-			cmp.Compare(len(a.free), len(b.free)),
-		)
-	})
+// pack compares two PFs to take the next Function of, where so many are still wanted: a PF that is in use anyway comes
+// first, then the one that lacks least of what is wanted, so that there are as few PFs as can be. Among equals it is the
+// one nearest to what was chosen, then, so that large requests find room later, the one that has least to spare.
+func (c *choice) pack(a, b *group, wanted int) int {
+	return cmp.Or(
+		cmp.Compare(min(c.taken[b.pf], 1), min(c.taken[a.pf], 1)),
+		cmp.Compare(max(wanted-len(a.free), 0), max(wanted-len(b.free), 0)),
+		cmp.Compare(c.roots[b.root], c.roots[a.root]),
+		cmp.Compare(c.nodes[b.node], c.nodes[a.node]),
+		cmp.Compare(len(a.free), len(b.free)),
+	)
 }
 
-// spread finds the PF that has given least so far, and of several the one that has most to give.
-func (c *choice) spread(groups []group, _ int) int {
-	return best(groups, func(a, b group) int {
-		return cmp.Or(cmp.Compare(c.taken[a.pf], c.taken[b.pf]), cmp.Compare(len(b.free), len(a.free)))
-	})
-}
-
-// best returns the index of the group that compares least; of equals, the first.
-func best(groups []group, compare func(a, b group) int) int {
-	found := 0
-	for i := range groups {
-		if compare(groups[i], groups[found]) < 0 {
-			found = i
-		}
-	}
-	return found
-}
-
-// first puts what is true before what is not.
-func first(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case a:
-		return -1
-	default:
-		return 1
-	}
+// spread compares two PFs: the one that has given least so far comes first, and of several the one that has most to give.
+func (c *choice) spread(a, b *group) int {
+	return cmp.Or(cmp.Compare(c.taken[a.pf], c.taken[b.pf]), cmp.Compare(len(b.free), len(a.free)))
 }

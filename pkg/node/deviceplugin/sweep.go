@@ -2,12 +2,11 @@ package deviceplugin
 
 import (
 	"context"
-	"maps"
-	"slices"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
+
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 )
 
 const (
@@ -21,50 +20,45 @@ const (
 	young = 10 * time.Minute
 )
 
-// ask asks the kubelet what pods have. Servers do not wait for the answer, which goes to assigned.
-func (f *servers) ask(ctx context.Context) {
-	m := f.manager
-	if m.Assignments == nil {
-		return
-	}
-	f.group.Go(func() {
-		ctx, cancel := context.WithTimeout(ctx, askTimeout)
-		defer cancel()
-		assigned, err := m.Assignments.Assigned(ctx)
-		if err != nil {
-			m.Log.Error(err, "Cannot tell which files nobody needs any more, keeping all",
-				"retry", sweepEvery.String())
-			return
-		}
-		f.assigned <- assigned
+// sweepRegularly sweeps until ctx ends.
+func (m *Manager) sweepRegularly(ctx context.Context) {
+	_ = wait.PollUntilContextCancel(ctx, sweepEvery, false, func(ctx context.Context) (done bool, err error) {
+		m.sweep(ctx)
+		return false, nil
 	})
 }
 
-// sweep removes the files of Functions that no pod has any more.
-func (f *servers) sweep(assigned map[string]podresources.Assignment) {
-	m := f.manager
-	resources := slices.AppendSeq(slices.Collect(maps.Keys(f.servers)), maps.Keys(f.retired))
-	if err := m.DeviceInfo.removeUnassigned(resources, assigned); err != nil {
-		m.Log.Error(err, "Some device-info files that nobody needs any more remain")
+// sweep asks the kubelet what pods have, and removes the files of Functions that no pod has any more. Servers do not
+// wait for the kubelet's answer.
+func (m *Manager) sweep(ctx context.Context) {
+	if m.Assigned == nil {
+		return
 	}
-	if err := m.CDI.prune(f.needed(assigned)); err != nil {
-		m.Log.Error(err, "Some CDI devices that nobody needs any more remain")
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	assigned, err := m.Assigned(ctx)
+	if err != nil {
+		m.Log.Error(err, "Cannot tell which files nobody needs any more, keeping all", "retry", sweepEvery.String())
+		return
 	}
-}
-
-// needed are the names of CDI devices of what is offered, and of what pods have.
-func (f *servers) needed(assigned map[string]podresources.Assignment) map[string]bool {
-	needed := map[string]bool{}
-	for resource, r := range f.servers {
-		o, _ := r.current()
-		for _, function := range o.functions {
-			needed[cdiDeviceName(resource, function.ID)] = true
-		}
-	}
+	m.mutex.Lock()
+	defer m.mutex.Unlock()
+	infoFiles, cdiDevices := map[string]bool{}, map[string]bool{} // those that are needed
 	for text, a := range assigned {
 		if id, err := function.ParseID(text); err == nil {
-			needed[cdiDeviceName(a.Resource, id)] = true
+			infoFiles[deviceInfoName(a.Resource, id)] = true
+			cdiDevices[cdiDeviceName(a.Resource, id)] = true
 		}
 	}
-	return needed
+	for resource, s := range m.servers {
+		for _, f := range s.offer.Load().functions {
+			cdiDevices[cdiDeviceName(resource, f.ID)] = true
+		}
+	}
+	if err := removeDeviceInfo(m.DeviceInfoDir, m.resources.UnsortedList(), infoFiles); err != nil {
+		m.Log.Error(err, "Some device-info files that nobody needs any more remain")
+	}
+	if err := m.CDI.prune(cdiDevices); err != nil {
+		m.Log.Error(err, "Some CDI devices that nobody needs any more remain")
+	}
 }

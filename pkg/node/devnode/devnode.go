@@ -3,6 +3,7 @@
 package devnode
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -32,7 +33,7 @@ type Finder struct {
 	DevRoot string
 }
 
-// Wanted is what a container is to get of a Function, beside what the driver makes of it.
+// Wish is what a container is to get of a Function, beside what the driver makes of it.
 type Wish struct {
 	// Driver is the one that will be bound when the container starts; "" is the one that is bound now.
 	Driver string
@@ -64,106 +65,104 @@ var uioDrivers = []string{"igb_uio", "uio", "uio_pci_generic"}
 // Of looks up what a container gets of a Function. It fails where the container could not use it, with an error that
 // goes behind the Function's name.
 func (f *Finder) Of(of function.Function, wish Wish) (Set, error) {
-	if wish.Driver != "" {
-		of.Driver = wish.Driver
-	}
-	set := Set{Info: map[string]map[string]string{}}
+	of.Driver = cmp.Or(wish.Driver, of.Driver)
 	isVFIO, isUIO := of.Driver == "vfio-pci", slices.Contains(uioDrivers, of.Driver)
-	steps := []struct {
-		wanted bool
-		add    func(function.Function, *Set) error
+	set := Set{Info: map[string]map[string]string{}}
+	for _, part := range []struct {
+		wanted  bool
+		subject string // in Info
+		find    func(function.Function) ([]Node, map[string]string, error)
 	}{
-		{isVFIO, f.vfio},
-		{isUIO, f.uio},
-		{wish.VDPA && !isVFIO && !isUIO, f.vdpa},
-		{wish.RDMA && !isVFIO && !isUIO, f.rdma},
-		{wish.VhostNet, f.vhost},
-	}
-	for _, step := range steps {
-		if !step.wanted {
+		{isVFIO, "vfio", f.vfio},
+		{isUIO, "uio", f.uio},
+		{wish.VDPA && !isVFIO && !isUIO, "vdpa", f.vdpa},
+		{wish.RDMA && !isVFIO && !isUIO, "rdma", f.rdma},
+		{wish.VhostNet, "vhost", f.vhost},
+	} {
+		if !part.wanted {
 			continue
 		}
-		if err := step.add(of, &set); err != nil {
+		nodes, info, err := part.find(of)
+		if err != nil {
 			return Set{}, err
 		}
+		set.Nodes, set.Info[part.subject] = append(set.Nodes, nodes...), info
 	}
 	return set, nil
 }
 
-func (f *Finder) vfio(of function.Function, out *Set) error {
+// node is a node that has the same path in the container.
+func node(path, permissions string) Node {
+	return Node{Host: path, Container: path, Permissions: permissions}
+}
+
+func (f *Finder) vfio(of function.Function) ([]Node, map[string]string, error) {
 	group := of.IOMMUGroup
 	if group == "" {
-		return errors.New("is bound to vfio-pci but has no IOMMU group: turn the IOMMU on, or the no-IOMMU mode of vfio")
+		return nil, nil,
+			errors.New("is bound to vfio-pci but has no IOMMU group: turn the IOMMU on, or the no-IOMMU mode of vfio")
 	}
 	// Without an IOMMU the node on the host has a prefix, which programs do not know.
 	host, container := "/dev/vfio/"+group, "/dev/vfio/"+strings.TrimPrefix(group, quirk.NoIOMMUPrefix)
-	out.Nodes = append(out.Nodes, Node{vfio, vfio, "rw"}, Node{host, container, "rw"})
-	out.Info["vfio"] = map[string]string{"mount": vfio, "dev-mount": container}
-	return nil
+	return []Node{node(vfio, "rw"), {host, container, "rw"}}, map[string]string{"mount": vfio, "dev-mount": container}, nil
 }
 
-func (f *Finder) uio(of function.Function, out *Set) error {
+func (f *Finder) uio(of function.Function) ([]Node, map[string]string, error) {
 	names, err := f.device(of).Dir("uio").Sorted()
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	if len(names) == 0 {
-		return fmt.Errorf("is bound to %s but has no UIO device", of.Driver)
+		return nil, nil, fmt.Errorf("is bound to %s but has no UIO device", of.Driver)
 	}
 	path := "/dev/" + names[0]
-	out.Nodes = append(out.Nodes, Node{path, path, "rwm"})
-	out.Info["uio"] = map[string]string{"mount": path}
-	return nil
+	return []Node{node(path, "rwm")}, map[string]string{"mount": path}, nil
 }
 
-func (f *Finder) vdpa(of function.Function, out *Set) error {
-	device := of.VDPA
-	if device.Name == "" {
-		return errors.New("has no vDPA device, which its pool asks for: make one with vdpa(8)")
+func (f *Finder) vdpa(of function.Function) ([]Node, map[string]string, error) {
+	if of.VDPA.Name == "" {
+		return nil, nil, errors.New("has no vDPA device, which its pool asks for: make one with vdpa(8)")
 	}
-	out.Info["vdpa"] = map[string]string{}
-	if device.CharDevice != "" {
-		path := "/dev/" + device.CharDevice
-		out.Nodes = append(out.Nodes, Node{path, path, "rwm"})
-		out.Info["vdpa"]["mount"] = path
+	if of.VDPA.CharDevice == "" {
+		return nil, map[string]string{}, nil
 	}
-	return nil
+	path := "/dev/" + of.VDPA.CharDevice
+	return []Node{node(path, "rwm")}, map[string]string{"mount": path}, nil
 }
 
-func (f *Finder) rdma(of function.Function, out *Set) error {
+func (f *Finder) rdma(of function.Function) ([]Node, map[string]string, error) {
 	if len(of.RDMADevices) == 0 {
-		return errors.New("has no RDMA device, which its pool asks for: load the RDMA driver of the NIC")
+		return nil, nil, errors.New("has no RDMA device, which its pool asks for: load the RDMA driver of the NIC")
 	}
+	var nodes []Node
 	info := map[string]string{"rdma_dev": of.RDMADevices[0]}
-	out.Info["rdma"] = info
 	// Each directory has an entry for every character device, which is below /dev/infiniband: uverbs0, umad0, issm0.
 	for _, class := range []string{"infiniband_verbs", "infiniband_mad"} {
 		names, err := f.device(of).Dir(class).Sorted()
 		if err != nil {
-			return err
+			return nil, nil, err
 		}
 		for _, name := range names {
 			path := "/dev/infiniband/" + name
-			out.Nodes = append(out.Nodes, Node{path, path, "rw"})
+			nodes = append(nodes, node(path, "rw"))
 			info[strings.TrimRight(name, "0123456789")] = path
 		}
 	}
 	if f.exists(rdmaCM) {
-		out.Nodes = append(out.Nodes, Node{rdmaCM, rdmaCM, "rw"})
+		nodes = append(nodes, node(rdmaCM, "rw"))
 		info["rdma_cm"] = rdmaCM
 	}
-	return nil
+	return nodes, info, nil
 }
 
-func (f *Finder) vhost(_ function.Function, out *Set) error {
+func (f *Finder) vhost(function.Function) ([]Node, map[string]string, error) {
 	for _, path := range []string{vhostNet, tun} {
 		if !f.exists(path) {
-			return fmt.Errorf("its pool needs %s, which the node does not have: load the modules vhost_net and tun", path)
+			return nil, nil,
+				fmt.Errorf("its pool needs %s, which the node does not have: load the modules vhost_net and tun", path)
 		}
-		out.Nodes = append(out.Nodes, Node{path, path, "rw"})
 	}
-	out.Info["vhost"] = map[string]string{"net-mount": vhostNet, "tun-mount": tun}
-	return nil
+	return []Node{node(vhostNet, "rw"), node(tun, "rw")}, map[string]string{"net-mount": vhostNet, "tun-mount": tun}, nil
 }
 
 func (f *Finder) exists(devicePath string) bool {

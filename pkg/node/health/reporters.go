@@ -19,14 +19,16 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
+	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 )
 
-// pause is the shortest time between two looks at the reporters. devlink tells of all that happens to ports, too, and a
-// driver with hundreds of VFs has thousands of reporters.
-const pause = 100 * time.Millisecond
-
-// lookTime is how long the first look is waited for.
-const lookTime = 5 * time.Second
+const (
+	// pause is the shortest time between two looks at the reporters. devlink tells of all that happens to ports, too, and a
+	// driver with hundreds of VFs has thousands of reporters.
+	pause = 100 * time.Millisecond
+	// lookTime is how long the first look is waited for.
+	lookTime = 5 * time.Second
+)
 
 // Devlink lists what devlink knows now. [devlink.Conn] does.
 type Devlink interface {
@@ -55,12 +57,12 @@ type Reporters struct {
 	options ReportersOptions
 	failed  prometheus.Gauge
 	looked  chan struct{}
-	faults  atomic.Pointer[[]fault] // nil before the first look
+	faults  atomic.Pointer[[]fault]
 }
 
 // NewReporters makes Reporters that know of no fault until [Reporters.Run] is called.
 func NewReporters(options ReportersOptions) *Reporters {
-	return &Reporters{
+	r := &Reporters{
 		options: options,
 		failed: promauto.With(options.Registry).NewGauge(prometheus.GaugeOpts{
 			Name: "xpu_health_failed_reporters",
@@ -68,17 +70,14 @@ func NewReporters(options ReportersOptions) *Reporters {
 		}),
 		looked: make(chan struct{}),
 	}
+	r.faults.Store(&[]fault{})
+	return r
 }
 
 // fault is what a failed reporter says.
 type fault struct {
 	reporter string // as devlink(8) takes it: "pci/0000:3b:00.0 reporter fw_fatal"
 	scope    scope
-}
-
-func (f fault) String() string {
-	return fmt.Sprintf(`its driver tells an error that it did not recover from: see "devlink health show %s", `+
-		`then try "devlink health recover %[1]s"`, f.reporter)
 }
 
 // scope is whom a reporter speaks for.
@@ -107,14 +106,11 @@ func (s scope) has(f function.Function) bool {
 // Fault says what the reporters tell of the Function: of its PF, of its own device, and of its port in the eswitch. It
 // is "" if that is nothing. It does not block.
 func (r *Reporters) Fault(f function.Function) (message string) {
-	faults := r.faults.Load()
-	if faults == nil {
-		return ""
-	}
 	var messages []string
-	for _, fault := range *faults {
+	for _, fault := range *r.faults.Load() {
 		if fault.scope.has(f) {
-			messages = append(messages, fault.String())
+			messages = append(messages, fmt.Sprintf(`its driver tells an error that it did not recover from: `+
+				`see "devlink health show %s", then try "devlink health recover %[1]s"`, fault.reporter))
 		}
 	}
 	return strings.Join(messages, "; ")
@@ -137,27 +133,17 @@ func (r *Reporters) Synced(ctx context.Context) bool {
 
 // Run follows the reporters until ctx ends. A kernel without devlink has none.
 func (r *Reporters) Run(ctx context.Context) error {
-	changes := make(chan struct{}, 1)
-	wake := func() {
-		select {
-		case changes <- struct{}{}:
-		default:
-		}
-	}
+	var changed notify.Signal
+	changes := changed.Subscribe(ctx)
 	var following sync.WaitGroup
 	defer following.Wait()
-	following.Go(func() { r.options.Follow(ctx, wake) })
-	wake() // also if listening fails
+	following.Go(func() { r.options.Follow(ctx, changed.Notify) })
+	changed.Notify() // also if listening fails
 	retries := backoff()
-	for first := true; ; first = false {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-changes:
-		}
+	for first := true; loop.Wait(ctx, changes, 0); first = false {
 		delay := pause
 		if err := r.look(); err != nil {
-			wake()
+			changed.Notify()
 			delay = retries.Step()
 			r.options.Log.Error(err, "Cannot read health reporters for now", "retry", delay.String())
 		} else {
@@ -168,6 +154,7 @@ func (r *Reporters) Run(ctx context.Context) error {
 		}
 		loop.Sleep(ctx, delay)
 	}
+	return nil
 }
 
 // backoff is for what the kernel should not refuse.
@@ -197,12 +184,9 @@ func (r *Reporters) look() error {
 	return nil
 }
 
-// keep tells of what is different.
+// keep replaces the faults that are known, and tells of what is different.
 func (r *Reporters) keep(faults []fault) {
-	var before []fault
-	if known := r.faults.Swap(&faults); known != nil {
-		before = *known
-	}
+	before := *r.faults.Swap(&faults)
 	if slices.Equal(before, faults) {
 		return
 	}
@@ -232,17 +216,17 @@ func (r *Reporters) scope(reporter devlink.Reporter, ports []devlink.Port) (scop
 	if i < 0 { // it has gone since, and the reporter with it
 		return scope{}, false
 	}
-	switch port := ports[i]; port.Flavour {
+	port := ports[i]
+	switch port.Flavour {
 	case devlink.PCIVF:
 		s.kind, s.index = function.VF, int(port.VF)
-		return s, !port.External
 	case devlink.PCISF:
 		s.kind, s.index = function.SF, int(port.SF)
-		return s, !port.External
 	case devlink.PCIPF:
-		return s, !port.External
+	default:
+		return s, true
 	}
-	return s, true
+	return s, !port.External
 }
 
 // owner is the Function that has the devlink instance. Drivers have some for auxiliary devices: mlx5 one for each SF,

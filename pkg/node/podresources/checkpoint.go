@@ -18,24 +18,12 @@ const checkpointFile = "device-plugins/kubelet_internal_checkpoint"
 // maxCheckpoint bounds the file, in bytes. An entry takes some hundred, and what the device plugin answered.
 const maxCheckpoint = 64 << 20
 
-// checkpoint is the part of the file that tells who has what (pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go).
-type checkpoint struct {
-	Data struct {
-		PodDeviceEntries []struct {
-			ContainerName string
-			ResourceName  string
-			// DeviceIDs are by NUMA node.
-			DeviceIDs map[string][]string
-		}
-	}
-}
-
-// readCheckpoint returns what containers of pods have, init containers among them. A kubelet that never allocated a
-// device has no checkpoint.
-func readCheckpoint(path string) (map[function.ID]Assignment, error) {
+// readCheckpoint returns what containers of pods have, init containers among them, by [function.ID.String]. A kubelet
+// that never allocated a device has no checkpoint.
+func readCheckpoint(path string) (map[string]Assignment, error) {
 	file, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+		return map[string]Assignment{}, nil
 	}
 	if err != nil {
 		return nil, err
@@ -45,23 +33,32 @@ func readCheckpoint(path string) (map[function.ID]Assignment, error) {
 	if err != nil {
 		return nil, err
 	}
-	return parseCheckpoint(text)
-}
-
-func parseCheckpoint(text []byte) (map[function.ID]Assignment, error) {
 	if len(text) > maxCheckpoint {
 		return nil, fmt.Errorf("has more than %d bytes", maxCheckpoint)
 	}
-	var c checkpoint
-	if err := json.Unmarshal(text, &c); err != nil {
+	return parseCheckpoint(text)
+}
+
+func parseCheckpoint(text []byte) (map[string]Assignment, error) {
+	// The part of the file that tells who has what (pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go).
+	var checkpoint struct {
+		Data struct {
+			PodDeviceEntries []struct {
+				ContainerName string
+				ResourceName  string
+				DeviceIDs     map[string][]string // by NUMA node
+			}
+		}
+	}
+	if err := json.Unmarshal(text, &checkpoint); err != nil {
 		return nil, err
 	}
-	kept := map[function.ID]Assignment{}
-	for _, entry := range c.Data.PodDeviceEntries {
+	kept := map[string]Assignment{}
+	for _, entry := range checkpoint.Data.PodDeviceEntries {
 		for _, ids := range entry.DeviceIDs {
 			for _, text := range ids {
 				if id, err := function.ParseID(text); err == nil {
-					kept[id] = Assignment{Resource: entry.ResourceName, Container: entry.ContainerName}
+					kept[id.String()] = Assignment{Resource: entry.ResourceName, Container: entry.ContainerName}
 				}
 			}
 		}

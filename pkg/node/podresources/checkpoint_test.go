@@ -7,7 +7,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
 )
 
@@ -15,10 +14,10 @@ import (
 const kept = `{"Data":{"PodDeviceEntries":[{"PodUID":"7e6a","ContainerName":"setup","ResourceName":"xpu.opiproject.org/fast",` +
 	`"DeviceIDs":{"0":["0000:3b:00.2"],"-1":["gpu-1"]},"AllocResp":"CkAK"}],"RegisteredDevices":{"xpu.opiproject.org/fast":["0000:3b:00.2"]}},"Checksum":1}`
 
-var checkpointVF = function.ID{Address: "0000:3b:00.2"}
+const checkpointVF = "0000:3b:00.2"
 
 func TestParseCheckpoint(t *testing.T) {
-	want := map[function.ID]Assignment{checkpointVF: {Resource: "xpu.opiproject.org/fast", Container: "setup"}}
+	want := map[string]Assignment{checkpointVF: {Resource: "xpu.opiproject.org/fast", Container: "setup"}}
 	got, err := parseCheckpoint([]byte(kept))
 	if diff := cmp.Diff(want, got); err != nil || diff != "" {
 		t.Errorf("error %v, -want +got\n%s", err, diff)
@@ -46,11 +45,7 @@ func TestIncompleteAnswer(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(kubelet.Stop)
-	client, err := NewClient(dir, Self{Namespace: "default", Name: "xpu-agent"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { client.Close() })
+	client := NewClient(dir, Self{Namespace: "default", Name: "xpu-agent"})
 	kubelet.Set(podresourcestest.Pod("static", "x"))
 	if assigned, err := client.Assigned(t.Context()); err == nil {
 		t.Errorf("Assigned = %v, want an error: the agent's own pod is missing", assigned)
@@ -66,7 +61,7 @@ func TestIncompleteAnswer(t *testing.T) {
 		t.Fatal(err)
 	}
 	assigned, err := client.Assigned(t.Context())
-	if err != nil || assigned[checkpointVF.String()].Container != "setup" {
+	if err != nil || assigned[checkpointVF].Container != "setup" {
 		t.Errorf("Assigned = %v, %v, want what the init container has", assigned, err)
 	}
 	if err := os.WriteFile(filepath.Join(dir, checkpointFile), []byte("{"), 0o600); err != nil {

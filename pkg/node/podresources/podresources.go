@@ -6,15 +6,11 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"net"
 	"path/filepath"
 	"slices"
-	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/status"
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -23,9 +19,6 @@ import (
 
 // maxMessage bounds the kubelet's answer, in bytes. A container takes some hundred, and a node has a few hundred pods.
 const maxMessage = 16 << 20
-
-// reconnect is how long a kubelet that does not answer is waited for.
-const reconnect = time.Second
 
 // Assignment is a Function's place in a pod.
 type Assignment struct {
@@ -46,32 +39,17 @@ type Client struct {
 	self       Self
 	socket     string
 	checkpoint string
-	connection *grpc.ClientConn
-	lister     podresourcesapi.PodResourcesListerClient
 }
 
 // NewClient makes a client for the kubelet with this directory, "/var/lib/kubelet". The kubelet need not be there yet,
 // and may go and come. An answer without the pod that self names is not taken for one: a kubelet that was started again
 // lists static pods only, until it has heard of the API server.
-func NewClient(kubeletDir string, self Self) (*Client, error) {
-	socket := filepath.Join(kubeletDir, "pod-resources", "kubelet.sock")
-	connection, err := grpc.NewClient("passthrough:///"+socket,
-		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
-		grpc.WithContextDialer(func(ctx context.Context, path string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", path)
-		}))
-	if err != nil {
-		return nil, fmt.Errorf("kubelet at %s: %w", socket, err)
-	}
-	lister := podresourcesapi.NewPodResourcesListerClient(connection)
+func NewClient(kubeletDir string, self Self) *Client {
 	return &Client{
-		self: self, socket: socket, checkpoint: filepath.Join(kubeletDir, checkpointFile), connection: connection, lister: lister,
-	}, nil
+		self: self, socket: filepath.Join(kubeletDir, "pod-resources", "kubelet.sock"),
+		checkpoint: filepath.Join(kubeletDir, checkpointFile),
+	}
 }
-
-// Close ends the client.
-func (c *Client) Close() error { return c.connection.Close() }
 
 // Assigned returns what pods have now, by [function.ID.String]: what the kubelet lists, and what its checkpoint has
 // besides. The list never has init containers; the checkpoint may have a pod that is gone, until the kubelet writes it
@@ -82,24 +60,14 @@ func (c *Client) Assigned(ctx context.Context) (map[string]Assignment, error) {
 	if err != nil {
 		return nil, err
 	}
-	kept, err := readCheckpoint(c.checkpoint)
+	assigned, err := readCheckpoint(c.checkpoint)
 	if err != nil {
 		return nil, fmt.Errorf("kubelet's checkpoint %s: %w", c.checkpoint, err)
 	}
-	assigned := make(map[string]Assignment, len(listed))
 	for id, assignments := range listed {
-		first := assignments[0]
-		for _, other := range assignments[1:] {
-			if other.Resource < first.Resource {
-				first = other
-			}
-		}
-		assigned[id.String()] = first
-	}
-	for id, assignment := range kept {
-		if _, has := assigned[id.String()]; !has {
-			assigned[id.String()] = assignment
-		}
+		assigned[id.String()] = slices.MinFunc(assignments, func(a, b Assignment) int {
+			return cmp.Compare(a.Resource, b.Resource)
+		})
 	}
 	return assigned, nil
 }
@@ -123,63 +91,60 @@ func (c *Client) Claimed(ctx context.Context, namespace, pod string) ([]function
 
 // listed returns what the kubelet lists, also where one Function is given several times.
 func (c *Client) listed(ctx context.Context) (map[function.ID][]Assignment, error) {
-	response, err := c.lister.List(ctx, &podresourcesapi.ListPodResourcesRequest{})
-	if status.Code(err) == codes.Unavailable && c.listens(ctx) {
-		// It was started again since the connection was tried last.
-		c.connection.ResetConnectBackoff()
-		ctx, cancel := context.WithTimeout(ctx, reconnect)
-		defer cancel()
-		response, err = c.lister.List(ctx, &podresourcesapi.ListPodResourcesRequest{}, grpc.WaitForReady(true))
-	}
+	pods, err := c.list(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("kubelet at %s: list of pods' devices: %w", c.socket, err)
 	}
-	if !c.complete(response) {
+	isSelf := func(p *podresourcesapi.PodResources) bool {
+		return p.GetNamespace() == c.self.Namespace && p.GetName() == c.self.Name
+	}
+	if c.self.Name != "" && !slices.ContainsFunc(pods, isSelf) {
 		return nil, fmt.Errorf("kubelet at %s: list of pods' devices: lacks this agent's own pod %s/%s: "+
 			"the kubelet has not heard yet which pods there are", c.socket, c.self.Namespace, c.self.Name)
 	}
-	return functions(response), nil
+	return functions(pods), nil
 }
 
-// complete says whether the list has the agent's own pod, if it is in one.
-func (c *Client) complete(response *podresourcesapi.ListPodResourcesResponse) bool {
-	return c.self.Name == "" || slices.ContainsFunc(response.GetPodResources(), func(p *podresourcesapi.PodResources) bool {
-		return p.GetNamespace() == c.self.Namespace && p.GetName() == c.self.Name
-	})
-}
-
-// listens says whether the kubelet is there. One that is not must not hold up pods.
-func (c *Client) listens(ctx context.Context) bool {
-	connection, err := (&net.Dialer{}).DialContext(ctx, "unix", c.socket)
+// list asks over a connection of its own: one that is kept would not be tried again at once after the kubelet was started
+// again, and one to a kubelet that is away fails at once.
+func (c *Client) list(ctx context.Context) ([]*podresourcesapi.PodResources, error) {
+	connection, err := grpc.NewClient("unix:"+c.socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)))
 	if err != nil {
-		return false
+		return nil, err
 	}
-	connection.Close()
-	return true
+	defer connection.Close()
+	response, err := podresourcesapi.NewPodResourcesListerClient(connection).List(ctx, &podresourcesapi.ListPodResourcesRequest{})
+	return response.GetPodResources(), err
 }
 
 // functions finds the Functions among the devices of pods. Devices whose IDs are no Function's are somebody else's.
-func functions(response *podresourcesapi.ListPodResourcesResponse) map[function.ID][]Assignment {
+// Containers of a pod may share a Function: it is there once for each pod and resource.
+func functions(pods []*podresourcesapi.PodResources) map[function.ID][]Assignment {
 	found := map[function.ID][]Assignment{}
-	for _, pod := range response.GetPodResources() {
+	for _, pod := range pods {
 		for _, container := range pod.GetContainers() {
-			assignment := Assignment{Namespace: pod.GetNamespace(), Pod: pod.GetName(), Container: container.GetName()}
+			add := func(id function.ID, resource string) {
+				a := Assignment{resource, pod.GetNamespace(), pod.GetName(), container.GetName()}
+				if !slices.ContainsFunc(found[id], a.samePod) {
+					found[id] = append(found[id], a)
+				}
+			}
 			for _, devices := range container.GetDevices() {
-				assignment.Resource = devices.GetResourceName()
 				for _, text := range devices.GetDeviceIds() {
 					if id, err := function.ParseID(text); err == nil {
-						found[id] = add(found[id], assignment)
+						add(id, devices.GetResourceName())
 					}
 				}
 			}
 			for _, claim := range container.GetDynamicResources() {
 				for _, device := range claim.GetClaimResources() {
-					assignment.Resource = device.GetDriverName()
-					if assignment.Resource == v1alpha1.GroupName {
-						assignment.Resource = ""
-					}
 					if id, err := function.ParseDeviceName(device.GetDeviceName()); err == nil {
-						found[id] = add(found[id], assignment)
+						resource := device.GetDriverName()
+						if resource == v1alpha1.GroupName {
+							resource = ""
+						}
+						add(id, resource)
 					}
 				}
 			}
@@ -188,20 +153,16 @@ func functions(response *podresourcesapi.ListPodResourcesResponse) map[function.
 	return found
 }
 
-// add has an assignment once for each pod and resource: containers of a pod may share.
-func add(assignments []Assignment, a Assignment) []Assignment {
-	for _, other := range assignments {
-		if other.Resource == a.Resource && other.Namespace == a.Namespace && other.Pod == a.Pod {
-			return assignments
-		}
-	}
-	return append(assignments, a)
+// samePod says whether the same pod has the Function by the same resource.
+func (a Assignment) samePod(b Assignment) bool {
+	return a.Resource == b.Resource && a.Namespace == b.Namespace && a.Pod == b.Pod
 }
 
 // String is "pod default/web (container nginx)".
 func (a Assignment) String() string {
-	if a.Pod == "" {
-		return fmt.Sprintf("a pod (container %s)", cmp.Or(a.Container, "unknown"))
+	pod := "a pod"
+	if a.Pod != "" {
+		pod = "pod " + a.Namespace + "/" + a.Pod
 	}
-	return fmt.Sprintf("pod %s/%s (container %s)", a.Namespace, a.Pod, cmp.Or(a.Container, "unknown"))
+	return fmt.Sprintf("%s (container %s)", pod, cmp.Or(a.Container, "unknown"))
 }

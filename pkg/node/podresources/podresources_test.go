@@ -41,11 +41,7 @@ func start(t *testing.T) (dir string, kubelet *podresourcestest.Kubelet, client 
 		t.Fatal(err)
 	}
 	t.Cleanup(kubelet.Stop)
-	if client, err = podresources.NewClient(dir, podresources.Self{}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { client.Close() })
-	return dir, kubelet, client
+	return dir, kubelet, podresources.NewClient(dir, podresources.Self{})
 }
 
 func TestAssigned(t *testing.T) {
@@ -196,11 +192,7 @@ func TestTrackerTimesOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { silent.Close() })
-	client, err := podresources.NewClient(dir, podresources.Self{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { client.Close() })
+	client := podresources.NewClient(dir, podresources.Self{})
 	logged := 0
 	tracker := podresources.NewTracker(client, funcr.New(func(string, string) { logged++ }, funcr.Options{}))
 	canceled, cancel := context.WithCancel(t.Context())
@@ -219,11 +211,7 @@ func TestTrackerTimesOut(t *testing.T) {
 
 // TestNoKubelet: where there is no kubelet, nobody waits for it.
 func TestNoKubelet(t *testing.T) {
-	client, err := podresources.NewClient(t.TempDir(), podresources.Self{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer client.Close()
+	client := podresources.NewClient(t.TempDir(), podresources.Self{})
 	for range 3 {
 		begin := time.Now()
 		if _, err := client.Assigned(t.Context()); err == nil {

@@ -7,33 +7,30 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/go-logr/logr"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
-// Tracker remembers what the kubelet said last, for those who cannot wait for it. Its methods may be called by several
-// goroutines at once.
+// Tracker is a client that remembers what the kubelet said last, for those who cannot wait for it. Its methods may be
+// called by several goroutines at once.
 type Tracker struct {
-	client *Client
-	log    logr.Logger
+	*Client
+	log logr.Logger
+
+	assigned atomic.Pointer[map[function.ID][]Assignment]
 
 	refreshing sync.Mutex // held while the kubelet is asked, so that a late answer never replaces a later one
-
-	mutex    sync.RWMutex
-	assigned map[function.ID][]Assignment
-	away     bool
+	away       bool       // the kubelet did not answer
 }
 
 // NewTracker makes a tracker that knows nothing until [Tracker.Refresh].
 func NewTracker(client *Client, log logr.Logger) *Tracker {
-	return &Tracker{client: client, log: log}
-}
-
-// Assigned is that of the client: it asks the kubelet.
-func (t *Tracker) Assigned(ctx context.Context) (map[string]Assignment, error) {
-	return t.client.Assigned(ctx)
+	t := &Tracker{Client: client, log: log}
+	t.assigned.Store(&map[function.ID][]Assignment{})
+	return t
 }
 
 // Refresh asks the kubelet. changed says whether its answer differs from the last one. If it cannot be asked, the
@@ -41,9 +38,7 @@ func (t *Tracker) Assigned(ctx context.Context) (map[string]Assignment, error) {
 func (t *Tracker) Refresh(ctx context.Context) (changed bool, err error) {
 	t.refreshing.Lock()
 	defer t.refreshing.Unlock()
-	assigned, err := t.client.listed(ctx)
-	t.mutex.Lock()
-	defer t.mutex.Unlock()
+	assigned, err := t.listed(ctx)
 	if err != nil {
 		if !t.away && !errors.Is(ctx.Err(), context.Canceled) {
 			t.log.Error(err, "Pods' devices are not known anew, keeping what is known")
@@ -55,17 +50,14 @@ func (t *Tracker) Refresh(ctx context.Context) (changed bool, err error) {
 		t.log.Info("Pods' devices are known again")
 	}
 	t.away = false
-	same := maps.EqualFunc(t.assigned, assigned, slices.Equal[[]Assignment])
-	t.assigned = assigned
-	return !same, nil
+	before := t.assigned.Swap(&assigned)
+	return !maps.EqualFunc(*before, assigned, slices.Equal[[]Assignment]), nil
 }
 
 // InUse says that a pod has the Function by another resource than this, which is "" for ResourceClaims of this
 // project's driver; "" if none has, or the kubelet was never asked. It does not block.
 func (t *Tracker) InUse(id function.ID, resource string) string {
-	t.mutex.RLock()
-	defer t.mutex.RUnlock()
-	for _, a := range t.assigned[id] {
+	for _, a := range (*t.assigned.Load())[id] {
 		if a.Resource != resource {
 			by := "resource " + a.Resource
 			if a.Resource == "" {
@@ -80,7 +72,5 @@ func (t *Tracker) InUse(id function.ID, resource string) string {
 // Has says that a pod has the Function by this resource, "" for ResourceClaims of this project's driver. It is false if
 // the kubelet was never asked. It does not block.
 func (t *Tracker) Has(id function.ID, resource string) bool {
-	t.mutex.RLock()
-	defer t.mutex.RUnlock()
-	return slices.ContainsFunc(t.assigned[id], func(a Assignment) bool { return a.Resource == resource })
+	return slices.ContainsFunc((*t.assigned.Load())[id], func(a Assignment) bool { return a.Resource == resource })
 }

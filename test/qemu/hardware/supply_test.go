@@ -70,9 +70,7 @@ func newSupplier(t *testing.T, pf pci.Address) *supplier {
 	s.kubelet, err = podresourcestest.Start(dir)
 	must.Succeed(t, err)
 	t.Cleanup(s.kubelet.Stop)
-	s.pods, err = podresources.NewClient(dir, podresources.Self{})
-	must.Succeed(t, err)
-	t.Cleanup(func() { s.pods.Close() })
+	s.pods = podresources.NewClient(dir, podresources.Self{})
 	s.inventory = inventory.New(inventory.Options{SysRoot: "/sys", Log: testr.New(t), Changed: func() {
 		s.inputs.Notify()
 		s.all.Notify()
