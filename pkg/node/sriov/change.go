@@ -41,7 +41,7 @@ func (v *VFs) give(ctx context.Context, pf pci.Address, want int, making func(ha
 	}
 	vfs, err := v.vfs(pf)
 	if err != nil {
-		return v.failed(pf, err)
+		return failed(err)
 	}
 	// Once before the locks are taken, so that those who have a Function are not disturbed.
 	if p := v.inUse(ctx, pf, vfs); p != nil {
@@ -54,7 +54,7 @@ func (v *VFs) give(ctx context.Context, pf pci.Address, want int, making func(ha
 	defer unlock()
 	now, err := v.vfs(pf)
 	if err != nil {
-		return v.failed(pf, err)
+		return failed(err)
 	}
 	if !slices.Equal(vfs, now) {
 		return problemf(v1alpha1.ReasonBusy, "is being changed by somebody else")
@@ -66,10 +66,12 @@ func (v *VFs) give(ctx context.Context, pf pci.Address, want int, making func(ha
 	start := time.Now()
 	p = v.change(ctx, pf, have, want)
 	v.Metrics.changed(time.Since(start), p)
-	if p == nil {
-		v.Log.Info("PF has the VFs that are wanted", "pf", pf, "from", have, "to", want, "took", time.Since(start).String())
+	if p != nil {
+		p.tried = true
+		return p
 	}
-	return p
+	v.Log.Info("PF has the VFs that are wanted", "pf", pf, "from", have, "to", want, "took", time.Since(start).String())
+	return nil
 }
 
 // look says how many VFs the PF has, and whether it can have as many as are wanted.
@@ -83,11 +85,11 @@ func (v *VFs) look(pf pci.Address, want int) (have int, p *problem) {
 			"cannot have VFs: the kernel shows no sriov_numvfs; is SR-IOV on in the card and in the machine's firmware?")
 	}
 	if err != nil {
-		return 0, v.failed(pf, err)
+		return 0, failed(err)
 	}
 	total, err := v.device(pf).Number(totalVFs)
 	if err != nil {
-		return 0, v.failed(pf, err)
+		return 0, failed(err)
 	}
 	if want > total {
 		return have, tooMany(want, total)
@@ -173,7 +175,7 @@ func (v *VFs) write(ctx context.Context, pf pci.Address, n int) *problem {
 		}
 		return p
 	case err != nil:
-		return v.failed(pf, err)
+		return failed(err)
 	}
 	return nil
 }
@@ -211,7 +213,7 @@ func (v *VFs) driver(pf pci.Address) string {
 	return driver
 }
 
-// failed is about sysfs, where it does not say what it should.
-func (v *VFs) failed(pf pci.Address, err error) *problem {
+// failed is about a sysfs that cannot be read, or says what it should not.
+func failed(err error) *problem {
 	return problemf(v1alpha1.ReasonRefused, "has VFs that cannot be changed: %v", err)
 }

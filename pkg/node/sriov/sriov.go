@@ -11,11 +11,11 @@ import (
 
 // problem is why a PF does not have what a DevicePool asks for. It becomes a [v1alpha1.Shortage].
 type problem struct {
-	// reason is one of those of the condition Supplied.
-	reason string
-	// message says what is missing and what to do, without the PF.
-	message string
-	// final says that to try again would cost the VFs that there are, for what was refused just now.
+	reason  string // one of those of the condition Supplied
+	message string // what is missing and what to do, without the PF
+	// tried says that the number of VFs was written, in vain. Only a later try may help, not a Function that is released.
+	tried bool
+	// final says that another try would cost the VFs that there are.
 	final bool
 }
 
