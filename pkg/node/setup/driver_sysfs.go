@@ -1,12 +1,10 @@
 package setup
 
 import (
-	"context"
 	"fmt"
 	"io/fs"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
@@ -69,19 +67,7 @@ func (d device) group() (name string, peers []string, err error) {
 	return name, peers, nil
 }
 
-// enabled says whether the device's driver has enabled it: the file counts how often.
-func (d device) enabled() bool {
-	n, err := d.Number("enable")
-	return err == nil && n != 0
-}
-
-// netdevAway says whether the device has a netdev, and none on the host.
-func (d device) netdevAway() bool {
-	dir, names, err := d.Netdevs()
-	return err == nil && dir != "" && len(names) == 0
-}
-
-// users are the netdevs on top of the device's, such as bonds, bridges and VLANs.
+// users lists the netdevs on top of the device's, such as bonds, bridges and VLANs.
 func (d device) users(netdev string) []string {
 	dir, _, _ := d.Netdevs()
 	links, _ := dir.Dir(netdev).Sorted()
@@ -92,55 +78,4 @@ func (d device) users(netdev string) []string {
 		}
 	}
 	return users
-}
-
-// writes are orders to sysfs. One may block in the kernel: the unbinding of vfio-pci does as long as a program has the
-// device open. It is then carried out whenever that ends, whether somebody waits for it or not, and must not be given a
-// second time.
-type writes struct {
-	mutex   sync.Mutex
-	running map[target]*order
-}
-
-// target is where an order goes, and what it is.
-type target struct {
-	dir         sysfs.Dir
-	file, value string
-}
-
-type order struct {
-	done chan struct{}
-	err  error // once done is closed
-}
-
-// do gives an order, or waits for the same one that was given before, until ctx ends.
-func (w *writes) do(ctx context.Context, to target) error {
-	o := w.give(to)
-	select {
-	case <-o.done:
-		return o.err
-	case <-ctx.Done():
-		return fmt.Errorf("write %q to %s: %w", strings.TrimSpace(to.value), to.dir.Dir(to.file), context.Cause(ctx))
-	}
-}
-
-func (w *writes) give(to target) *order {
-	w.mutex.Lock()
-	defer w.mutex.Unlock()
-	if o := w.running[to]; o != nil {
-		return o
-	}
-	o := &order{done: make(chan struct{})}
-	if w.running == nil {
-		w.running = map[target]*order{}
-	}
-	w.running[to] = o
-	go func() {
-		o.err = to.dir.Write(to.file, to.value)
-		w.mutex.Lock()
-		defer w.mutex.Unlock()
-		delete(w.running, to)
-		close(o.done)
-	}()
-	return o
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -47,10 +48,11 @@ func (p *PCIDrivers) isOpen(d device, group string) bool {
 			return true
 		}
 	}
-	return d.enabled()
+	enabled, err := d.Number("enable") // counts how often
+	return err == nil && enabled != 0
 }
 
-// nodesOf are where a group's device node can be, below /dev. That of a group without an IOMMU has a prefix.
+// nodesOf lists where a group's device node can be, below /dev. That of a group without an IOMMU has a prefix.
 func nodesOf(group string) []string {
 	return []string{"vfio/" + group, "vfio/" + quirk.NoIOMMUPrefix + group}
 }
@@ -61,37 +63,25 @@ func (p *PCIDrivers) stillUsed(d device, err error) error {
 	if groupErr != nil || group == "" {
 		return err
 	}
-	holders := p.holders(group)
-	if len(holders) == 0 {
-		return fmt.Errorf("IOMMU group %s: %w", group, err)
+	if holders := p.holders(group); len(holders) > 0 {
+		return fmt.Errorf("IOMMU group %s is open in %s, which must end first: %w", group, strings.Join(holders, ", "), err)
 	}
-	return fmt.Errorf("IOMMU group %s is open in %s, which must end first: %w", group, strings.Join(holders, ", "), err)
+	return fmt.Errorf("IOMMU group %s: %w", group, err)
 }
 
-// holders are the processes that have a group open: "process 4711 (dpdk-testpmd)".
+// holders lists the processes that have a group open: "process 4711 (dpdk-testpmd)". The directory of the node that a
+// process opened is not compared, as it is below that process's own root.
 func (p *PCIDrivers) holders(group string) []string {
 	descriptors, _ := filepath.Glob(filepath.Join(p.ProcRoot, "[0-9]*/fd/*"))
+	nodes := nodesOf(group)
 	var holders []string
-	seen := map[string]bool{}
 	for _, fd := range descriptors {
-		target, err := os.Readlink(fd)
-		process := filepath.Dir(filepath.Dir(fd))
-		if err != nil || seen[process] || !isNodeOf(target, group) {
-			continue
-		}
-		seen[process] = true
-		name, _ := os.ReadFile(filepath.Join(process, "comm"))
-		holders = append(holders, fmt.Sprintf("process %s (%s)", filepath.Base(process), strings.TrimSpace(string(name))))
-	}
-	return holders
-}
-
-// isNodeOf compares without the directory, which is that of the process's own root.
-func isNodeOf(path, group string) bool {
-	for _, node := range nodesOf(group) {
-		if strings.HasSuffix(path, "/"+node) {
-			return true
+		target, _ := os.Readlink(fd) // the process may have ended
+		if slices.ContainsFunc(nodes, func(node string) bool { return strings.HasSuffix(target, "/"+node) }) {
+			process := filepath.Dir(filepath.Dir(fd))
+			name, _ := os.ReadFile(filepath.Join(process, "comm"))
+			holders = append(holders, fmt.Sprintf("process %s (%s)", filepath.Base(process), strings.TrimSpace(string(name))))
 		}
 	}
-	return false
+	return slices.Compact(holders)
 }
