@@ -1,6 +1,7 @@
 package inventory
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -17,14 +18,16 @@ import (
 // not be read again.
 type lastSeen struct {
 	instance   instance
-	netdev     string // when it was last seen; linkType is its
-	linkType   string
+	netdev     seenNetdev
 	rdma       []string
 	pkey       string
 	iommuRead  bool
 	iommuGroup string
 	driver     string // when iommuGroup was read
 }
+
+// seenNetdev is a netdev as it was when it was last on the host.
+type seenNetdev struct{ name, linkType string }
 
 // of is the memory of this device, and none of an earlier one with the same ID.
 func (m lastSeen) of(now instance) lastSeen {
@@ -37,17 +40,13 @@ func (m lastSeen) of(now instance) lastSeen {
 // complete fills in what can change while the Function exists, and remembers it.
 func (s *scanner) complete(f function.Function, device sysfs.Dir, m lastSeen) function.Function {
 	u := s.uplinks[f.PF]
-	f.PFName, f.PFDriver, f.LinkUp, f.DDPProfile = u.name, u.driver, u.up, u.ddp.name
+	f.PFName, f.PFDriver, f.LinkUp, f.DDPProfile = u.seen.name, u.driver, u.up, u.ddp.name
 	f.VDPA = s.vdpas[filepath.Base(string(device))]
 	if f.Kind == function.PF {
-		f.Driver, f.Netdev, f.LinkType, f.NumVFs = u.driver, u.netdev, u.linkType, u.numVFs
+		f.Driver, f.Netdev, f.LinkType, f.NumVFs = u.driver, u.netdev, u.seen.linkType, u.numVFs
 	} else {
-		s.readDriver(&f, device)
-		s.readNetdev(&f, device, &m)
-		f.LinkType = m.linkType
-		if f.LinkType == "" {
-			f.LinkType = u.linkType
-		}
+		f.Driver, f.Netdev = s.readNetdev(device, &m.netdev)
+		f.LinkType = cmp.Or(m.netdev.linkType, u.seen.linkType)
 	}
 	f.DefaultRoute = f.Netdev != "" && (s.routed == nil || s.routed[f.Netdev])
 	s.readRDMA(&f, device, &m)
@@ -58,28 +57,27 @@ func (s *scanner) complete(f function.Function, device sysfs.Dir, m lastSeen) fu
 	return f
 }
 
-func (s *scanner) readDriver(f *function.Function, device sysfs.Dir) {
-	var err error
-	if f.Driver, err = device.Link("driver"); err != nil {
-		s.report(s.entry(device), reasonDriver, err)
+// readNetdev reads a device's driver and netdev, either "" if there is none on the host, and brings seen up to date.
+func (s *scanner) readNetdev(device sysfs.Dir, seen *seenNetdev) (driver, name string) {
+	driver, err := device.Link("driver")
+	if err != nil {
+		s.report(device, reasonDriver, err)
 	}
-}
-
-func (s *scanner) readNetdev(f *function.Function, device sysfs.Dir, m *lastSeen) {
-	var err error
-	if f.Netdev, _, err = netdev(device); err != nil {
-		s.report(s.entry(device), reasonNetdev, err)
+	name, _, err = netdev(device)
+	if err != nil {
+		s.report(device, reasonNetdev, err)
 	}
-	if f.Netdev != "" && (f.Netdev != m.netdev || m.linkType == "") {
-		m.netdev, m.linkType = f.Netdev, s.linkType(device, f.Netdev)
+	if name != "" && (name != seen.name || seen.linkType == "") {
+		*seen = seenNetdev{name, s.linkType(device, name)}
 	}
+	return driver, name
 }
 
 // linkType of a device's netdev is "" if it is neither of those known, or cannot be read.
 func (s *scanner) linkType(device sysfs.Dir, netdev string) string {
 	number, err := s.netdevDir(device, netdev).Attribute("type")
 	if err != nil && !errors.Is(err, fs.ErrNotExist) { // the netdev may just have gone
-		s.report(s.entry(device), reasonLinkType, fmt.Errorf("netdev %s: %w", netdev, err))
+		s.report(device, reasonLinkType, fmt.Errorf("netdev %s: %w", netdev, err))
 	}
 	switch number { // include/uapi/linux/if_arp.h
 	case "1":
@@ -95,7 +93,7 @@ func (s *scanner) linkType(device sysfs.Dir, netdev string) string {
 func (s *scanner) readRDMA(f *function.Function, device sysfs.Dir, m *lastSeen) {
 	found, exists, err := device.Dir("infiniband").Names()
 	if err != nil {
-		s.report(s.entry(device), reasonRDMA, err)
+		s.report(device, reasonRDMA, err)
 	}
 	if !exists {
 		m.rdma, m.pkey = nil, ""
@@ -106,17 +104,12 @@ func (s *scanner) readRDMA(f *function.Function, device sysfs.Dir, m *lastSeen) 
 		m.rdma, m.pkey = found, ""
 	}
 	if len(found) > 0 && f.LinkType == "infiniband" {
-		m.pkey = s.readPKey(device, found[0])
+		m.pkey, err = device.Dir("infiniband", found[0], "ports/1/pkeys").Attribute("0")
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			s.report(device, reasonRDMA, err)
+		}
 	}
 	f.RDMA, f.RDMADevices, f.PKey = true, m.rdma, m.pkey
-}
-
-func (s *scanner) readPKey(device sysfs.Dir, rdma string) string {
-	pkey, err := device.Dir("infiniband", rdma, "ports/1/pkeys").Attribute("0")
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		s.report(s.entry(device), reasonRDMA, err)
-	}
-	return pkey
 }
 
 // readIOMMUGroup reads the group once, as it is as old as the device. Only where there is no IOMMU does it come and go,
@@ -126,7 +119,7 @@ func (s *scanner) readIOMMUGroup(f *function.Function, device sysfs.Dir, m *last
 	if !m.iommuRead || m.driver != f.Driver || coming {
 		group, err := iommuGroup(device)
 		if err != nil {
-			s.report(s.entry(device), reasonIOMMU, err)
+			s.report(device, reasonIOMMU, err)
 		}
 		m.driver, m.iommuGroup, m.iommuRead = f.Driver, group, err == nil
 	}
@@ -148,49 +141,40 @@ func iommuGroup(device sysfs.Dir) (string, error) {
 // readVDPAs lists the vDPA devices of the node. Where a parent has several, the first by name counts.
 func (s *scanner) readVDPAs() {
 	s.vdpas = map[string]function.VDPA{}
-	entries, err := s.sysfs.Dir(sysfs.VDPADevices).Sorted()
+	bus := s.sysfs.Dir(sysfs.VDPADevices)
+	entries, err := bus.Sorted()
 	if err != nil {
-		s.report(sysfs.VDPADevices, reasonVDPA, err)
+		s.report(bus, reasonVDPA, err)
 		return
 	}
 	for _, name := range entries {
-		entry := filepath.Join(sysfs.VDPADevices, name)
-		dir := s.sysfs.Dir(entry)
-		link, err := dir.Target()
+		parent, vdpa, err := readVDPA(name, bus.Dir(name))
 		if err != nil {
-			s.report(entry, reasonVDPA, err)
+			s.report(bus.Dir(name), reasonVDPA, err)
 			continue
 		}
-		parent := filepath.Base(filepath.Dir(link))
-		if _, taken := s.vdpas[parent]; taken {
-			continue
+		if _, taken := s.vdpas[parent]; !taken {
+			s.vdpas[parent] = vdpa
 		}
-		vdpa, err := readVDPA(name, dir)
-		if err != nil {
-			s.report(entry, reasonVDPA, err)
-			continue
-		}
-		s.vdpas[parent] = vdpa
 	}
 }
 
-func readVDPA(name string, dir sysfs.Dir) (function.VDPA, error) {
-	driver, err := dir.Link("driver")
+// readVDPA reads a vDPA device, and the name of the device that it is made of.
+func readVDPA(name string, dir sysfs.Dir) (parent string, vdpa function.VDPA, err error) {
+	link, err := dir.Target()
 	if err != nil {
-		return function.VDPA{}, err
+		return "", vdpa, err
 	}
-	vdpa := function.VDPA{Name: name, Driver: driver}
-	if driver != "vhost_vdpa" {
-		return vdpa, nil
+	parent, vdpa.Name = filepath.Base(filepath.Dir(link)), name
+	vdpa.Driver, err = dir.Link("driver")
+	if err != nil || vdpa.Driver != "vhost_vdpa" {
+		return parent, vdpa, err
 	}
 	children, _, err := dir.Names()
-	if err != nil {
-		return function.VDPA{}, err
-	}
 	for _, child := range children {
 		if strings.HasPrefix(child, "vhost-vdpa-") {
 			vdpa.CharDevice = child
 		}
 	}
-	return vdpa, nil
+	return parent, vdpa, err
 }

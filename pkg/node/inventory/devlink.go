@@ -35,9 +35,9 @@ func (s *scanner) readDDPProfile(pf pci.Address, key ddpKey, known ddpProfile) d
 	if key == known.key {
 		return known
 	}
-	name, err := s.ddpProfile(pf)
+	name, err := s.options.DDPProfile(pf)
 	if err != nil {
-		s.reportDevice(pf, reasonDDP, err)
+		s.report(s.sysfs.PCI(pf), reasonDDP, err)
 		return ddpProfile{}
 	}
 	return ddpProfile{key, name}

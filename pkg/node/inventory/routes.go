@@ -10,13 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
 // readRoutes finds the netdevs that the node reaches the rest of the world by: those of the default routes, IPv4 and IPv6, and
 // what is below them where they are bonds, bridges or VLANs.
 func (s *scanner) readRoutes() {
-	found, err := s.defaultNetdevs()
+	found, err := s.options.DefaultNetdevs()
 	if err != nil {
 		s.report("", reasonRoutes, err)
 		return
@@ -29,28 +28,18 @@ func (s *scanner) readRoutes() {
 			continue
 		}
 		s.routed[netdev] = true
-		found = append(found, lower(s.sysfs, netdev)...)
+		entries, _, _ := s.sysfs.Dir("class/net", netdev).Names() // none if it went meanwhile
+		for _, name := range entries {
+			if lower, ok := strings.CutPrefix(name, "lower_"); ok {
+				found = append(found, lower)
+			}
+		}
 	}
 }
 
 // routesFailed says whether the last scan could not read the routes. A list that changes while it is read counts as not
 // read, and no event says when it could be.
 func (s *scanner) routesFailed() bool { return s.problems[problem{"", reasonRoutes}] != nil }
-
-// lower lists the netdevs directly below another one.
-func lower(root sysfs.Root, netdev string) []string {
-	entries, _, err := root.Dir("class/net", netdev).Names()
-	if err != nil {
-		return nil // it went meanwhile
-	}
-	var out []string
-	for _, name := range entries {
-		if lower, ok := strings.CutPrefix(name, "lower_"); ok {
-			out = append(out, lower)
-		}
-	}
-	return out
-}
 
 // defaultNetdevs asks the kernel. A default route may have several next hops.
 func defaultNetdevs(netNS string) ([]string, error) {

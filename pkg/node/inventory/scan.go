@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -73,25 +74,21 @@ type instance struct {
 	ctime syscall.Timespec
 }
 
-// uplink is a PF's netdev, and what its VFs and SFs take from the PF.
+// uplink is what a PF's VFs and SFs take from the PF.
 type uplink struct {
-	driver   string // the PF's
-	netdev   string // its name now, "" if it is not on the host
-	name     string // its name when it was last seen
-	up       bool   // its link when it was last seen
-	linkType string // when it was last seen
-	numVFs   int
-	ddp      ddpProfile
+	driver string
+	netdev string // on the host, or ""
+	seen   seenNetdev
+	up     bool // the link when the netdev was last seen
+	numVFs int
+	ddp    ddpProfile
 }
 
 // scanner reads all Functions, again and again, and remembers what need not be read again. It must not be used by
 // several goroutines at once.
 type scanner struct {
-	sysfs sysfs.Root
-	// defaultNetdevs returns the names of the netdevs that the node's default routes go over.
-	defaultNetdevs func() ([]string, error)
-	// ddpProfile returns the name of a PF's DDP package, "" if the driver tells none.
-	ddpProfile func(pf pci.Address) (string, error)
+	sysfs   sysfs.Root
+	options Options // with defaults
 
 	known    map[pci.Address]hardware
 	uplinks  map[pci.Address]uplink
@@ -102,14 +99,13 @@ type scanner struct {
 }
 
 func newScanner(options Options) *scanner {
-	s := &scanner{sysfs: sysfs.Root(options.SysRoot), ddpProfile: options.DDPProfile, defaultNetdevs: options.DefaultNetdevs}
-	if s.ddpProfile == nil {
-		s.ddpProfile = func(pf pci.Address) (string, error) { return devlinkDDPProfile(options.NetNS, pf) }
+	if options.DDPProfile == nil {
+		options.DDPProfile = func(pf pci.Address) (string, error) { return devlinkDDPProfile(options.NetNS, pf) }
 	}
-	if s.defaultNetdevs == nil {
-		s.defaultNetdevs = func() ([]string, error) { return defaultNetdevs(options.NetNS) }
+	if options.DefaultNetdevs == nil {
+		options.DefaultNetdevs = func() ([]string, error) { return defaultNetdevs(options.NetNS) }
 	}
-	return s
+	return &scanner{sysfs: sysfs.Root(options.SysRoot), options: options}
 }
 
 // scan returns all Functions, sorted. Afterwards problems has what was wrong with single entries. An error means that
@@ -121,36 +117,29 @@ func (s *scanner) scan() ([]function.Function, error) {
 		return nil, err
 	}
 	s.readHardware(entries)
-	places := s.places()
-	s.readUplinks(places)
+	places, numVFs := s.findVFs()
+	s.readUplinks(numVFs)
 	s.readVDPAs()
 	s.readRoutes()
 	before := s.lastSeen
 	s.lastSeen = make(map[function.ID]lastSeen, len(before))
-	functions, err := s.addSubfunctions(s.pciFunctions(places.of, before), before)
+	functions, err := s.addSubfunctions(s.pciFunctions(places, before), before)
 	if err != nil {
 		return nil, err
 	}
-	s.dropStale()
+	maps.DeleteFunc(s.problems, func(c problem, _ error) bool {
+		return !s.sysfs.Dir(c.entry).Exists() // it was only about to go away
+	})
 	slices.SortFunc(functions, func(a, b function.Function) int {
 		return cmp.Or(cmp.Compare(a.ID.Address, b.ID.Address), cmp.Compare(a.Index, b.Index))
 	})
 	return functions, nil
 }
 
-func (s *scanner) report(entry string, why reason, err error) {
-	s.problems[problem{entry, why}] = err
-}
-
-// dropStale forgets problems about what was only about to go away.
-func (s *scanner) dropStale() {
-	maps.DeleteFunc(s.problems, func(c problem, _ error) bool {
-		return !s.sysfs.Dir(c.entry).Exists()
-	})
-}
-
-func (s *scanner) reportDevice(a pci.Address, why reason, err error) {
-	s.report(filepath.Join(sysfs.PCIDevices, string(a)), why, err)
+// report notes a problem with an entry of sysfs.
+func (s *scanner) report(entry sysfs.Dir, why reason, err error) {
+	below := strings.TrimPrefix(string(entry), string(s.sysfs.Dir()))
+	s.problems[problem{strings.TrimPrefix(below, "/"), why}] = err
 }
 
 // readHardware brings known up to date. It leaves out what cannot be read.
@@ -159,17 +148,18 @@ func (s *scanner) readHardware(entries []string) {
 	for _, name := range entries {
 		address, err := pci.Parse(name)
 		if err != nil || string(address) != name {
-			s.report(filepath.Join(sysfs.PCIDevices, name), reasonAddress, errors.New("is not a PCI address"))
+			s.report(s.sysfs.Dir(sysfs.PCIDevices, name), reasonAddress, errors.New("is not a PCI address"))
 			continue
 		}
-		now, err := s.instance(address)
+		dir := s.sysfs.PCI(address)
+		now, err := instanceOf(dir)
 		if err != nil {
-			s.reportDevice(address, reasonDevice, err)
+			s.report(dir, reasonDevice, err)
 			continue
 		}
 		h, ok := s.known[address]
 		if !ok || !h.lasting || h.instance != now {
-			if h, ok = s.readDevice(address); !ok {
+			if h, ok = s.readDevice(dir); !ok {
 				continue
 			}
 			h.instance = now
@@ -177,16 +167,6 @@ func (s *scanner) readHardware(entries []string) {
 		known[address] = h
 	}
 	s.known = known
-}
-
-func (s *scanner) instance(a pci.Address) (instance, error) {
-	return instanceOf(s.sysfs.PCI(a))
-}
-
-// auxiliaryInstance is that of an SF's auxiliary device; the zero value, which is none's, if it just went.
-func (s *scanner) auxiliaryInstance(dir sysfs.Dir) instance {
-	now, _ := instanceOf(dir)
-	return now
 }
 
 func instanceOf(path sysfs.Dir) (instance, error) {
@@ -198,14 +178,13 @@ func instanceOf(path sysfs.Dir) (instance, error) {
 }
 
 // readDevice reads what need be known of a device; ok is false where it has to be skipped.
-func (s *scanner) readDevice(a pci.Address) (h hardware, ok bool) {
-	dir := s.sysfs.PCI(a)
+func (s *scanner) readDevice(dir sysfs.Dir) (h hardware, ok bool) {
 	class, err := dir.Attribute("class")
 	if err == nil {
 		h.class, err = parseClass(class)
 	}
 	if err != nil {
-		s.reportDevice(a, reasonClass, err)
+		s.report(dir, reasonClass, err)
 		return h, false
 	}
 	if h.class == "" {
@@ -218,13 +197,13 @@ func (s *scanner) readDevice(a pci.Address) (h hardware, ok bool) {
 			*id, err = parseID(text)
 		}
 		if err != nil {
-			s.reportDevice(a, reasonID, fmt.Errorf("%s: %w", name, err))
+			s.report(dir, reasonID, fmt.Errorf("%s: %w", name, err))
 			return h, false
 		}
 	}
 	var numaErr error
 	if h.numaNode, numaErr = numaNode(dir); numaErr != nil {
-		s.reportDevice(a, reasonNUMANode, numaErr)
+		s.report(dir, reasonNUMANode, numaErr)
 	}
 	if link, err := dir.Target(); err == nil {
 		h.root = parseRoot(link)
@@ -235,7 +214,7 @@ func (s *scanner) readDevice(a pci.Address) (h hardware, ok bool) {
 		h.physfn, err = pci.Parse(pf)
 	}
 	if err != nil {
-		s.reportDevice(a, reasonPhysfn, err)
+		s.report(dir, reasonPhysfn, err)
 		return h, false
 	}
 	h.sriov = dir.Has("sriov_totalvfs")
@@ -259,7 +238,7 @@ func numaNode(device sysfs.Dir) (int, error) {
 // readUplinks looks at PFs and their netdevs. While a netdev is away, in a pod for instance, what was seen last still
 // counts; a link that was never seen counts as up, because only a link that is known to be down is a reason not to use
 // a VF.
-func (s *scanner) readUplinks(places vfPlaces) {
+func (s *scanner) readUplinks(numVFs map[pci.Address]int) {
 	uplinks := map[pci.Address]uplink{}
 	for address, h := range s.known {
 		if h.class == "" || h.physfn != "" {
@@ -269,7 +248,7 @@ func (s *scanner) readUplinks(places vfPlaces) {
 		if !ok {
 			u.up = true
 		}
-		u.numVFs = places.count[address]
+		u.numVFs = numVFs[address]
 		uplinks[address] = s.readUplink(address, h.instance, u)
 	}
 	s.uplinks = uplinks
@@ -277,32 +256,16 @@ func (s *scanner) readUplinks(places vfPlaces) {
 
 func (s *scanner) readUplink(pf pci.Address, now instance, u uplink) uplink {
 	device := s.sysfs.PCI(pf)
-	var err error
-	if u.driver, err = device.Link("driver"); err != nil {
-		s.reportDevice(pf, reasonDriver, err)
-	}
-	if u.netdev, _, err = netdev(device); err != nil {
-		s.reportDevice(pf, reasonNetdev, err)
-	}
+	u.driver, u.netdev = s.readNetdev(device, &u.seen)
 	if u.netdev != "" {
-		u = s.readUplinkNetdev(pf, u)
+		switch up, err := s.carrier(device, u.netdev); {
+		case err == nil:
+			u.up = up
+		case !errors.Is(err, fs.ErrNotExist):
+			s.report(device, reasonCarrier, err)
+		}
 	}
 	u.ddp = s.readDDPProfile(pf, ddpKey{now, u.driver, u.netdev}, u.ddp)
-	return u
-}
-
-func (s *scanner) readUplinkNetdev(pf pci.Address, u uplink) uplink {
-	device := s.sysfs.PCI(pf)
-	switch up, err := s.carrier(device, u.netdev); {
-	case err == nil:
-		u.up = up
-	case !errors.Is(err, fs.ErrNotExist):
-		s.reportDevice(pf, reasonCarrier, err)
-	}
-	if u.linkType == "" || u.name != u.netdev {
-		u.linkType = s.linkType(device, u.netdev)
-	}
-	u.name = u.netdev
 	return u
 }
 
@@ -313,46 +276,37 @@ func (s *scanner) pciFunctions(places map[pci.Address]vfPlace, before map[functi
 		if h.class == "" {
 			continue
 		}
+		dir := s.sysfs.PCI(address)
 		f := function.Function{
 			ID: function.ID{Address: address}, Kind: function.PF, Class: h.class, PF: address, Index: -1, Vendor: h.vendor, Device: h.device,
 			ACPIIndex: h.acpiIndex, NUMANode: h.numaNode, PCIeRoot: h.root,
 		}
 		at, isVF := places[address]
-		if h.physfn != "" && h.physfn != at.pf {
-			s.complainAboutVF(address, h.physfn)
-			continue
-		}
 		if isVF {
 			f.Kind, f.PF, f.Index = function.VF, at.pf, at.index
 		}
-		functions = append(functions, s.complete(f, s.sysfs.PCI(address), before[f.ID].of(h.instance)))
+		_, pfExists := s.known[h.physfn]
+		switch {
+		case h.physfn == at.pf || h.physfn == "":
+			functions = append(functions, s.complete(f, dir, before[f.ID].of(h.instance)))
+		case pfExists:
+			s.report(dir, reasonVirtfn, fmt.Errorf("PF %s has no virtfn link to it", h.physfn))
+		default:
+			s.report(dir, reasonPhysfn, fmt.Errorf("PF %s is not there", h.physfn))
+		}
 	}
 	return functions
 }
 
-func (s *scanner) complainAboutVF(vf, pf pci.Address) {
-	if _, ok := s.known[pf]; !ok {
-		s.reportDevice(vf, reasonPhysfn, fmt.Errorf("PF %s is not there", pf))
-		return
-	}
-	s.reportDevice(vf, reasonVirtfn, fmt.Errorf("PF %s has no virtfn link to it", pf))
-}
-
-// place is where a VF belongs.
+// vfPlace is where a VF belongs.
 type vfPlace struct {
 	pf    pci.Address
 	index int
 }
 
-// places is where all VFs belong.
-type vfPlaces struct {
-	of    map[pci.Address]vfPlace
-	count map[pci.Address]int // of VFs, by PF
-}
-
-// places finds the PF and the index of each VF, with one look into the directory of each PF.
-func (s *scanner) places() vfPlaces {
-	found := vfPlaces{make(map[pci.Address]vfPlace, len(s.known)), map[pci.Address]int{}}
+// findVFs finds where each VF belongs, and how many VFs each PF has, by one look into the directory of each PF.
+func (s *scanner) findVFs() (places map[pci.Address]vfPlace, numVFs map[pci.Address]int) {
+	places, numVFs = make(map[pci.Address]vfPlace, len(s.known)), map[pci.Address]int{}
 	for pf, h := range s.known {
 		if h.class == "" || !h.sriov {
 			continue
@@ -360,7 +314,7 @@ func (s *scanner) places() vfPlaces {
 		dir := s.sysfs.PCI(pf)
 		entries, _, err := dir.Names()
 		if err != nil {
-			s.reportDevice(pf, reasonDevice, err)
+			s.report(dir, reasonDevice, err)
 			continue
 		}
 		for _, name := range entries {
@@ -370,20 +324,20 @@ func (s *scanner) places() vfPlaces {
 			}
 			vf, err := s.virtfnTarget(dir, name)
 			if err != nil {
-				s.report(filepath.Join(sysfs.PCIDevices, string(pf), name), reasonVirtfn, err)
+				s.report(dir.Dir(name), reasonVirtfn, err)
 				continue
 			}
-			found.count[pf]++
+			numVFs[pf]++
 			h, ok := s.known[vf]
 			if !ok || h.class == "" || h.physfn != pf && h.physfn != "" {
 				continue // what is wrong is wrong with the VF
 			}
-			if other, taken := found.of[vf]; !taken || index < other.index {
-				found.of[vf] = vfPlace{pf, index}
+			if other, taken := places[vf]; !taken || index < other.index {
+				places[vf] = vfPlace{pf, index}
 			}
 		}
 	}
-	return found
+	return places, numVFs
 }
 
 func (s *scanner) virtfnTarget(dir sysfs.Dir, name string) (pci.Address, error) {
@@ -401,14 +355,6 @@ func (s *scanner) virtfnTarget(dir sysfs.Dir, name string) (pci.Address, error) 
 	return pci.Parse(text)
 }
 
-func (s *scanner) entry(device sysfs.Dir) string {
-	entry, err := filepath.Rel(string(s.sysfs), string(device))
-	if err != nil {
-		return string(device)
-	}
-	return entry
-}
-
 func (s *scanner) addSubfunctions(functions []function.Function, before map[function.ID]lastSeen) ([]function.Function, error) {
 	found, err := subfunctions(s.sysfs, s.report)
 	if err != nil {
@@ -416,22 +362,23 @@ func (s *scanner) addSubfunctions(functions []function.Function, before map[func
 	}
 	seen := map[function.ID]string{}
 	for _, sf := range found {
-		entry := s.entry(sf.dir)
 		parent, ok := s.known[sf.parent]
 		if !ok || parent.class != function.Network {
-			s.report(entry, reasonParent, fmt.Errorf("PF %s is not there", sf.parent))
+			s.report(sf.dir, reasonParent, fmt.Errorf("PF %s is not there", sf.parent))
 			continue
 		}
 		id := function.SubfunctionID(sf.parent, sf.sfnum)
 		if first, taken := seen[id]; taken {
-			s.report(entry, reasonSFNum, fmt.Errorf("sfnum %d belongs to %s", sf.sfnum, first))
+			s.report(sf.dir, reasonSFNum, fmt.Errorf("sfnum %d belongs to %s", sf.sfnum, first))
 			continue
 		}
-		seen[id] = entry
+		name := filepath.Base(string(sf.dir))
+		seen[id] = filepath.Join(sysfs.AuxiliaryDevices, name)
+		now, _ := instanceOf(sf.dir) // the zero value, which is no other's, if it just went
 		functions = append(functions, s.complete(function.Function{
 			ID: id, Kind: function.SF, Class: function.Network, PF: sf.parent, Index: int(sf.sfnum), Vendor: parent.vendor, Device: parent.device,
-			NUMANode: parent.numaNode, PCIeRoot: parent.root, AuxDevice: sf.name,
-		}, sf.dir, before[id].of(s.auxiliaryInstance(sf.dir))))
+			NUMANode: parent.numaNode, PCIeRoot: parent.root, AuxDevice: name,
+		}, sf.dir, before[id].of(now)))
 	}
 	return functions, nil
 }

@@ -96,13 +96,13 @@ func netdev(device sysfs.Dir) (name string, made bool, err error) {
 	return own(dir, netdevs), dir != "", err
 }
 
-// own chooses among the netdevs of one device, which are in dir. A PF whose eswitch is in switchdev mode also has the representors; a
-// card with one function for two ports has a netdev for each, and the first port's counts.
+// own chooses among the netdevs of one device, which are in dir. A PF whose eswitch is in switchdev mode also has the
+// representors; a card with one function for two ports has a netdev for each, and the first port's counts.
 func own(dir sysfs.Dir, netdevs []string) string {
-	if len(netdevs) == 0 {
+	switch len(netdevs) {
+	case 0:
 		return ""
-	}
-	if len(netdevs) == 1 {
+	case 1:
 		return netdevs[0]
 	}
 	type candidate struct {
@@ -155,17 +155,15 @@ func (s *scanner) carrier(device sysfs.Dir, netdev string) (bool, error) {
 	return state == "up", nil
 }
 
-// subfunction is an SF's auxiliary device.
+// subfunction is an SF's auxiliary device, such as mlx5_core.sf.2.
 type subfunction struct {
-	name   string // of the device: "mlx5_core.sf.2"
 	dir    sysfs.Dir
-	parent pci.Address
+	parent pci.Address // the PF
 	sfnum  uint32
 }
 
-// subfunctions lists the SFs: auxiliary devices such as mlx5_core.sf.2, whose parent is the PF's PCI device. bad is
-// called for each that cannot be read.
-func subfunctions(root sysfs.Root, bad func(entry string, why reason, err error)) ([]subfunction, error) {
+// subfunctions lists the SFs. bad is called for each that cannot be read.
+func subfunctions(root sysfs.Root, bad func(entry sysfs.Dir, why reason, err error)) ([]subfunction, error) {
 	entries, err := root.Dir(sysfs.AuxiliaryDevices).Sorted()
 	if err != nil {
 		return nil, err
@@ -175,28 +173,29 @@ func subfunctions(root sysfs.Root, bad func(entry string, why reason, err error)
 		if !strings.Contains(name, ".sf.") {
 			continue
 		}
-		entry, dir := filepath.Join(sysfs.AuxiliaryDevices, name), root.Auxiliary(name)
-		link, err := dir.Target()
+		sf, why, err := readSubfunction(root.Auxiliary(name))
 		if err != nil {
-			bad(entry, reasonParent, err)
+			bad(sf.dir, why, err)
 			continue
 		}
-		parent, err := pci.Parse(filepath.Base(filepath.Dir(link)))
-		if err != nil {
-			bad(entry, reasonParent, fmt.Errorf("%s: is not below a PCI device", link))
-			continue
-		}
-		text, err := dir.Attribute("sfnum")
-		if err != nil {
-			bad(entry, reasonSFNum, err)
-			continue
-		}
-		sfnum, err := parseSFNum(text)
-		if err != nil {
-			bad(entry, reasonSFNum, err)
-			continue
-		}
-		out = append(out, subfunction{name, dir, parent, sfnum})
+		out = append(out, sf)
 	}
 	return out, nil
+}
+
+// readSubfunction reads the SF that has this auxiliary device. why is the reason of the error.
+func readSubfunction(dir sysfs.Dir) (sf subfunction, why reason, err error) {
+	sf.dir = dir
+	link, err := dir.Target()
+	if err != nil {
+		return sf, reasonParent, err
+	}
+	if sf.parent, err = pci.Parse(filepath.Base(filepath.Dir(link))); err != nil {
+		return sf, reasonParent, fmt.Errorf("%s: is not below a PCI device", link)
+	}
+	text, err := dir.Attribute("sfnum")
+	if err == nil {
+		sf.sfnum, err = parseSFNum(text)
+	}
+	return sf, reasonSFNum, err
 }
