@@ -151,18 +151,16 @@ func (s *scanner) readHardware(entries []string) {
 			s.report(s.sysfs.Dir(sysfs.PCIDevices, name), reasonAddress, errors.New("is not a PCI address"))
 			continue
 		}
-		dir := s.sysfs.PCI(address)
+		dir, why := s.sysfs.PCI(address), reasonDevice
 		now, err := instanceOf(dir)
-		if err != nil {
-			s.report(dir, reasonDevice, err)
-			continue
-		}
 		h, ok := s.known[address]
-		if !ok || !h.lasting || h.instance != now {
-			if h, ok = s.readDevice(dir); !ok {
-				continue
-			}
+		if err == nil && (!ok || !h.lasting || h.instance != now) {
+			h, why, err = s.readDevice(dir)
 			h.instance = now
+		}
+		if err != nil {
+			s.report(dir, why, err)
+			continue
 		}
 		known[address] = h
 	}
@@ -177,19 +175,16 @@ func instanceOf(path sysfs.Dir) (instance, error) {
 	return instance{stat.Ino, stat.Ctim}, nil
 }
 
-// readDevice reads what need be known of a device; ok is false where it has to be skipped.
-func (s *scanner) readDevice(dir sysfs.Dir) (h hardware, ok bool) {
+// readDevice reads what does not change of a device. why is the reason of an error, which means that the device has to be
+// skipped.
+func (s *scanner) readDevice(dir sysfs.Dir) (h hardware, why reason, err error) {
 	class, err := dir.Attribute("class")
 	if err == nil {
 		h.class, err = parseClass(class)
 	}
-	if err != nil {
-		s.report(dir, reasonClass, err)
-		return h, false
-	}
-	if h.class == "" {
+	if err != nil || h.class == "" {
 		h.lasting = true
-		return h, true
+		return h, reasonClass, err
 	}
 	for name, id := range map[string]*string{"vendor": &h.vendor, "device": &h.device} {
 		text, err := dir.Attribute(name)
@@ -197,8 +192,7 @@ func (s *scanner) readDevice(dir sysfs.Dir) (h hardware, ok bool) {
 			*id, err = parseID(text)
 		}
 		if err != nil {
-			s.report(dir, reasonID, fmt.Errorf("%s: %w", name, err))
-			return h, false
+			return h, reasonID, fmt.Errorf("%s: %w", name, err)
 		}
 	}
 	var numaErr error
@@ -213,14 +207,10 @@ func (s *scanner) readDevice(dir sysfs.Dir) (h hardware, ok bool) {
 	if err == nil && pf != "" {
 		h.physfn, err = pci.Parse(pf)
 	}
-	if err != nil {
-		s.report(dir, reasonPhysfn, err)
-		return h, false
-	}
 	h.sriov = dir.Has("sriov_totalvfs")
 	// The kernel shows a new VF before it makes the VF's physfn (pci_iov_add_virtfn in drivers/pci/iov.c).
 	h.lasting = numaErr == nil && (h.sriov || h.physfn != "")
-	return h, true
+	return h, reasonPhysfn, err
 }
 
 // numaNode is -1 with an error if it cannot be read, and without one where the kernel was built without NUMA.
