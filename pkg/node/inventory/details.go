@@ -19,6 +19,8 @@ import (
 type lastSeen struct {
 	instance   instance
 	netdev     seenNetdev
+	down       bool       // a PF's netdev had no link
+	ddp        ddpProfile // a PF's
 	rdma       []string
 	pkey       string
 	iommuRead  bool
@@ -37,18 +39,26 @@ func (m lastSeen) of(now instance) lastSeen {
 	return m
 }
 
-// complete fills in what can change while the Function exists, and remembers it.
-func (s *scanner) complete(f function.Function, device sysfs.Dir, m lastSeen) function.Function {
-	u := s.uplinks[f.PF]
-	f.PFName, f.PFDriver, f.LinkUp, f.DDPProfile = u.seen.name, u.driver, u.up, u.ddp.name
-	f.VDPA = s.vdpas[filepath.Base(string(device))]
+// complete fills in what can change while the Function exists, and remembers it. A PF must be completed before its VFs
+// and SFs.
+func (s *scanner) complete(f function.Function, device sysfs.Dir, now instance) function.Function {
+	before := s.before[f.ID]
+	m := before.of(now)
 	if f.Kind == function.PF {
-		f.Driver, f.Netdev, f.LinkType, f.NumVFs = u.driver, u.netdev, u.seen.linkType, u.numVFs
-	} else {
-		f.Driver, f.Netdev = s.readNetdev(device, &m.netdev)
-		f.LinkType = cmp.Or(m.netdev.linkType, u.seen.linkType)
+		m.netdev, m.down, m.ddp = before.netdev, before.down, before.ddp // until another netdev is seen
 	}
+	f.VDPA = s.vdpas[filepath.Base(string(device))]
+	f.Driver, f.Netdev = s.readNetdev(device, &m.netdev)
 	f.DefaultRoute = f.Netdev != "" && (s.routed == nil || s.routed[f.Netdev])
+	if f.Kind == function.PF {
+		s.readLink(&f, device, &m)
+		m.ddp = s.readDDPProfile(f.PF, ddpKey{now, f.Driver, f.Netdev}, m.ddp)
+		f.PFName, f.PFDriver, f.LinkType, f.DDPProfile = m.netdev.name, f.Driver, m.netdev.linkType, m.ddp.name
+	} else {
+		pf := s.pfs[f.PF]
+		f.PFName, f.PFDriver, f.LinkUp, f.DDPProfile = pf.PFName, pf.PFDriver, pf.LinkUp, pf.DDPProfile
+		f.LinkType = cmp.Or(m.netdev.linkType, pf.LinkType)
+	}
 	s.readRDMA(&f, device, &m)
 	if f.Kind != function.SF {
 		s.readIOMMUGroup(&f, device, &m)
@@ -71,6 +81,23 @@ func (s *scanner) readNetdev(device sysfs.Dir, seen *seenNetdev) (driver, name s
 		*seen = seenNetdev{name, s.linkType(device, name)}
 	}
 	return driver, name
+}
+
+// readLink looks whether a PF's netdev has a link. While the netdev is away, in a pod for instance, what was seen last
+// still counts. A link that was never seen counts as up, because only a link that is known to be down is a reason not to
+// use a VF. The kernel refuses to read carrier while the netdev is down.
+func (s *scanner) readLink(f *function.Function, device sysfs.Dir, m *lastSeen) {
+	if f.Netdev != "" {
+		dir := s.netdevDir(device, f.Netdev)
+		if carrier, err := dir.Attribute("carrier"); err == nil {
+			m.down = carrier != "1"
+		} else if state, err := dir.Attribute("operstate"); err == nil {
+			m.down = state != "up"
+		} else if !errors.Is(err, fs.ErrNotExist) {
+			s.report(device, reasonCarrier, fmt.Errorf("netdev %s: %w", f.Netdev, err))
+		}
+	}
+	f.LinkUp = !m.down
 }
 
 // linkType of a device's netdev is "" if it is neither of those known, or cannot be read.

@@ -3,12 +3,10 @@
 package inventory
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"reflect"
 	"slices"
 	"sync"
@@ -198,17 +196,14 @@ func (i *Inventory) scan() error {
 	return nil
 }
 
-// report tells of what was not wrong before.
+// report tells of problems that are not those of the scan before.
 func (i *Inventory) report(before map[problem]error) {
-	for _, c := range slices.SortedFunc(maps.Keys(i.scanner.problems), func(a, b problem) int {
-		return cmp.Or(cmp.Compare(a.entry, b.entry), cmp.Compare(a.why, b.why))
-	}) {
-		err := i.scanner.problems[c]
-		if old := before[c]; old != nil && old.Error() == err.Error() {
+	for p, err := range i.scanner.problems {
+		if old := before[p]; old != nil && old.Error() == err.Error() {
 			continue
 		}
-		i.metrics.skipped.WithLabelValues(string(c.why)).Inc()
-		i.options.Log.Info("Entry of sysfs skipped or incomplete", "entry", c.entry, "reason", c.why, "error", err.Error())
+		i.metrics.skipped.WithLabelValues(string(p.why)).Inc()
+		i.options.Log.Info("Entry of sysfs skipped or incomplete", "entry", p.entry, "reason", p.why, "error", err.Error())
 	}
 }
 

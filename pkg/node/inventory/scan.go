@@ -74,16 +74,6 @@ type instance struct {
 	ctime syscall.Timespec
 }
 
-// uplink is what a PF's VFs and SFs take from the PF.
-type uplink struct {
-	driver string
-	netdev string // on the host, or ""
-	seen   seenNetdev
-	up     bool // the link when the netdev was last seen
-	numVFs int
-	ddp    ddpProfile
-}
-
 // scanner reads all Functions, again and again, and remembers what need not be read again. It must not be used by
 // several goroutines at once.
 type scanner struct {
@@ -91,8 +81,9 @@ type scanner struct {
 	options Options // with defaults
 
 	known    map[pci.Address]hardware
-	uplinks  map[pci.Address]uplink
+	before   map[function.ID]lastSeen // by the scan before
 	lastSeen map[function.ID]lastSeen
+	pfs      map[pci.Address]function.Function
 	vdpas    map[string]function.VDPA // by the name of the parent device
 	routed   map[string]bool          // by the name of the netdev; nil as long as the routes could not be read
 	problems map[problem]error
@@ -118,12 +109,10 @@ func (s *scanner) scan() ([]function.Function, error) {
 	}
 	s.readHardware(entries)
 	places, numVFs := s.findVFs()
-	s.readUplinks(numVFs)
 	s.readVDPAs()
 	s.readRoutes()
-	before := s.lastSeen
-	s.lastSeen = make(map[function.ID]lastSeen, len(before))
-	functions, err := s.addSubfunctions(s.pciFunctions(places, before), before)
+	s.before, s.lastSeen = s.lastSeen, make(map[function.ID]lastSeen, len(s.lastSeen))
+	functions, err := s.addSubfunctions(s.pciFunctions(places, numVFs))
 	if err != nil {
 		return nil, err
 	}
@@ -225,43 +214,10 @@ func numaNode(device sysfs.Dir) (int, error) {
 	return parseNUMANode(text)
 }
 
-// readUplinks looks at PFs and their netdevs. While a netdev is away, in a pod for instance, what was seen last still
-// counts; a link that was never seen counts as up, because only a link that is known to be down is a reason not to use
-// a VF.
-func (s *scanner) readUplinks(numVFs map[pci.Address]int) {
-	uplinks := map[pci.Address]uplink{}
-	for address, h := range s.known {
-		if h.class == "" || h.physfn != "" {
-			continue
-		}
-		u, ok := s.uplinks[address]
-		if !ok {
-			u.up = true
-		}
-		u.numVFs = numVFs[address]
-		uplinks[address] = s.readUplink(address, h.instance, u)
-	}
-	s.uplinks = uplinks
-}
-
-func (s *scanner) readUplink(pf pci.Address, now instance, u uplink) uplink {
-	device := s.sysfs.PCI(pf)
-	u.driver, u.netdev = s.readNetdev(device, &u.seen)
-	if u.netdev != "" {
-		switch up, err := s.carrier(device, u.netdev); {
-		case err == nil:
-			u.up = up
-		case !errors.Is(err, fs.ErrNotExist):
-			s.report(device, reasonCarrier, err)
-		}
-	}
-	u.ddp = s.readDDPProfile(pf, ddpKey{now, u.driver, u.netdev}, u.ddp)
-	return u
-}
-
-// pciFunctions puts PFs and VFs together.
-func (s *scanner) pciFunctions(places map[pci.Address]vfPlace, before map[function.ID]lastSeen) []function.Function {
-	functions := make([]function.Function, 0, len(s.known))
+// pciFunctions puts PFs and VFs together: VFs last, as they take some of what their PF has.
+func (s *scanner) pciFunctions(places map[pci.Address]vfPlace, numVFs map[pci.Address]int) []function.Function {
+	functions, vfs := make([]function.Function, 0, len(s.known)), make([]function.Function, 0, len(places))
+	s.pfs = map[pci.Address]function.Function{}
 	for address, h := range s.known {
 		if h.class == "" {
 			continue
@@ -272,18 +228,23 @@ func (s *scanner) pciFunctions(places map[pci.Address]vfPlace, before map[functi
 			ACPIIndex: h.acpiIndex, NUMANode: h.numaNode, PCIeRoot: h.root,
 		}
 		at, isVF := places[address]
-		if isVF {
-			f.Kind, f.PF, f.Index = function.VF, at.pf, at.index
-		}
 		_, pfExists := s.known[h.physfn]
 		switch {
-		case h.physfn == at.pf || h.physfn == "":
-			functions = append(functions, s.complete(f, dir, before[f.ID].of(h.instance)))
+		case isVF:
+			f.Kind, f.PF, f.Index = function.VF, at.pf, at.index
+			vfs = append(vfs, f)
+		case h.physfn == "":
+			f.NumVFs = numVFs[address]
+			s.pfs[address] = s.complete(f, dir, h.instance)
+			functions = append(functions, s.pfs[address])
 		case pfExists:
 			s.report(dir, reasonVirtfn, fmt.Errorf("PF %s has no virtfn link to it", h.physfn))
 		default:
 			s.report(dir, reasonPhysfn, fmt.Errorf("PF %s is not there", h.physfn))
 		}
+	}
+	for _, vf := range vfs {
+		functions = append(functions, s.complete(vf, s.sysfs.PCI(vf.ID.Address), s.known[vf.ID.Address].instance))
 	}
 	return functions
 }
@@ -345,30 +306,28 @@ func (s *scanner) virtfnTarget(dir sysfs.Dir, name string) (pci.Address, error) 
 	return pci.Parse(text)
 }
 
-func (s *scanner) addSubfunctions(functions []function.Function, before map[function.ID]lastSeen) ([]function.Function, error) {
+// addSubfunctions adds the SFs of PFs.
+func (s *scanner) addSubfunctions(functions []function.Function) ([]function.Function, error) {
 	found, err := subfunctions(s.sysfs, s.report)
 	if err != nil {
 		return nil, err
 	}
 	seen := map[function.ID]string{}
 	for _, sf := range found {
-		parent, ok := s.known[sf.parent]
-		if !ok || parent.class != function.Network {
+		pf, ok := s.pfs[sf.parent]
+		if !ok || pf.Class != function.Network {
 			s.report(sf.dir, reasonParent, fmt.Errorf("PF %s is not there", sf.parent))
 			continue
 		}
-		id := function.SubfunctionID(sf.parent, sf.sfnum)
-		if first, taken := seen[id]; taken {
+		f := function.PotentialSF(pf, sf.sfnum)
+		f.Potential, f.AuxDevice = false, filepath.Base(string(sf.dir))
+		if first, taken := seen[f.ID]; taken {
 			s.report(sf.dir, reasonSFNum, fmt.Errorf("sfnum %d belongs to %s", sf.sfnum, first))
 			continue
 		}
-		name := filepath.Base(string(sf.dir))
-		seen[id] = filepath.Join(sysfs.AuxiliaryDevices, name)
+		seen[f.ID] = filepath.Join(sysfs.AuxiliaryDevices, f.AuxDevice)
 		now, _ := instanceOf(sf.dir) // the zero value, which is no other's, if it just went
-		functions = append(functions, s.complete(function.Function{
-			ID: id, Kind: function.SF, Class: function.Network, PF: sf.parent, Index: int(sf.sfnum), Vendor: parent.vendor, Device: parent.device,
-			NUMANode: parent.numaNode, PCIeRoot: parent.root, AuxDevice: name,
-		}, sf.dir, before[id].of(now)))
+		functions = append(functions, s.complete(f, sf.dir, now))
 	}
 	return functions, nil
 }

@@ -142,19 +142,6 @@ func (s *scanner) netdevDir(device sysfs.Dir, netdev string) sysfs.Dir {
 	return s.sysfs.Dir("class/net", netdev) // it is a virtio device's
 }
 
-// carrier says whether a device's netdev has a link. The kernel refuses to read carrier while the netdev is down.
-func (s *scanner) carrier(device sysfs.Dir, netdev string) (bool, error) {
-	dir := s.netdevDir(device, netdev)
-	if carrier, err := dir.Attribute("carrier"); err == nil {
-		return carrier == "1", nil
-	}
-	state, err := dir.Attribute("operstate")
-	if err != nil {
-		return false, fmt.Errorf("netdev %s: %w", netdev, err)
-	}
-	return state == "up", nil
-}
-
 // subfunction is an SF's auxiliary device, such as mlx5_core.sf.2.
 type subfunction struct {
 	dir    sysfs.Dir
