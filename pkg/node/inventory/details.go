@@ -3,7 +3,6 @@ package inventory
 import (
 	"cmp"
 	"errors"
-	"fmt"
 	"io/fs"
 	"path/filepath"
 	"slices"
@@ -18,7 +17,8 @@ import (
 // not be read again.
 type lastSeen struct {
 	instance   instance
-	netdev     seenNetdev
+	netdev     string
+	linkType   string     // of the netdev
 	down       bool       // a PF's netdev had no link
 	ddp        ddpProfile // a PF's
 	rdma       []string
@@ -27,9 +27,6 @@ type lastSeen struct {
 	iommuGroup string
 	driver     string // when iommuGroup was read
 }
-
-// seenNetdev is a netdev as it was when it was last on the host.
-type seenNetdev struct{ name, linkType string }
 
 // of is the memory of this device, and none of an earlier one with the same ID.
 func (m lastSeen) of(now instance) lastSeen {
@@ -45,19 +42,19 @@ func (s *scanner) complete(f function.Function, device sysfs.Dir, now instance) 
 	before := s.before[f.ID]
 	m := before.of(now)
 	if f.Kind == function.PF {
-		m.netdev, m.down, m.ddp = before.netdev, before.down, before.ddp // until another netdev is seen
+		// VFs and SFs keep what they have from their PF until something else is seen.
+		m.netdev, m.linkType, m.down, m.ddp = before.netdev, before.linkType, before.down, before.ddp
 	}
 	f.VDPA = s.vdpas[filepath.Base(string(device))]
-	f.Driver, f.Netdev = s.readNetdev(device, &m.netdev)
+	s.readNetdev(&f, device, &m)
 	f.DefaultRoute = f.Netdev != "" && (s.routed == nil || s.routed[f.Netdev])
 	if f.Kind == function.PF {
-		s.readLink(&f, device, &m)
 		m.ddp = s.readDDPProfile(f.PF, ddpKey{now, f.Driver, f.Netdev}, m.ddp)
-		f.PFName, f.PFDriver, f.LinkType, f.DDPProfile = m.netdev.name, f.Driver, m.netdev.linkType, m.ddp.name
+		f.PFName, f.PFDriver, f.LinkUp, f.LinkType, f.DDPProfile = m.netdev, f.Driver, !m.down, m.linkType, m.ddp.name
 	} else {
 		pf := s.pfs[f.PF]
 		f.PFName, f.PFDriver, f.LinkUp, f.DDPProfile = pf.PFName, pf.PFDriver, pf.LinkUp, pf.DDPProfile
-		f.LinkType = cmp.Or(m.netdev.linkType, pf.LinkType)
+		f.LinkType = cmp.Or(m.linkType, pf.LinkType)
 	}
 	s.readRDMA(&f, device, &m)
 	if f.Kind != function.SF {
@@ -67,44 +64,51 @@ func (s *scanner) complete(f function.Function, device sysfs.Dir, now instance) 
 	return f
 }
 
-// readNetdev reads a device's driver and netdev, either "" if there is none on the host, and brings seen up to date.
-func (s *scanner) readNetdev(device sysfs.Dir, seen *seenNetdev) (driver, name string) {
-	driver, err := device.Link("driver")
-	if err != nil {
+// readNetdev reads the driver and the netdev. While the netdev is away, in a pod for instance, what was seen last of it
+// still counts.
+func (s *scanner) readNetdev(f *function.Function, device sysfs.Dir, m *lastSeen) {
+	var err error
+	if f.Driver, err = device.Link("driver"); err != nil {
 		s.report(device, reasonDriver, err)
 	}
-	name, _, err = netdev(device)
+	dir, name, err := netdev(device)
 	if err != nil {
 		s.report(device, reasonNetdev, err)
 	}
-	if name != "" && (name != seen.name || seen.linkType == "") {
-		*seen = seenNetdev{name, s.linkType(device, name)}
+	if name == "" {
+		return
 	}
-	return driver, name
+	f.Netdev, dir = name, dir.Dir(name)
+	if name != m.netdev || m.linkType == "" {
+		m.netdev, m.linkType = name, s.linkType(device, dir)
+	}
+	if f.Kind == function.PF {
+		m.down = s.linkDown(device, dir, m.down)
+	}
 }
 
-// readLink looks whether a PF's netdev has a link. While the netdev is away, in a pod for instance, what was seen last
-// still counts. A link that was never seen counts as up, because only a link that is known to be down is a reason not to
-// use a VF. The kernel refuses to read carrier while the netdev is down.
-func (s *scanner) readLink(f *function.Function, device sysfs.Dir, m *lastSeen) {
-	if f.Netdev != "" {
-		dir := s.netdevDir(device, f.Netdev)
-		if carrier, err := dir.Attribute("carrier"); err == nil {
-			m.down = carrier != "1"
-		} else if state, err := dir.Attribute("operstate"); err == nil {
-			m.down = state != "up"
-		} else if !errors.Is(err, fs.ErrNotExist) {
-			s.report(device, reasonCarrier, fmt.Errorf("netdev %s: %w", f.Netdev, err))
-		}
+// linkDown says whether a netdev has no link, and was if that cannot be read. What was never read is not down, because
+// only a link that is known to be down is a reason not to use a VF. The kernel refuses to read carrier while the netdev is
+// down.
+func (s *scanner) linkDown(device, netdev sysfs.Dir, was bool) bool {
+	if carrier, err := netdev.Attribute("carrier"); err == nil {
+		return carrier != "1"
 	}
-	f.LinkUp = !m.down
+	state, err := netdev.Attribute("operstate")
+	if err == nil {
+		return state != "up"
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		s.report(device, reasonCarrier, err)
+	}
+	return was
 }
 
 // linkType of a device's netdev is "" if it is neither of those known, or cannot be read.
-func (s *scanner) linkType(device sysfs.Dir, netdev string) string {
-	number, err := s.netdevDir(device, netdev).Attribute("type")
+func (s *scanner) linkType(device, netdev sysfs.Dir) string {
+	number, err := netdev.Attribute("type")
 	if err != nil && !errors.Is(err, fs.ErrNotExist) { // the netdev may just have gone
-		s.report(device, reasonLinkType, fmt.Errorf("netdev %s: %w", netdev, err))
+		s.report(device, reasonLinkType, err)
 	}
 	switch number { // include/uapi/linux/if_arp.h
 	case "1":

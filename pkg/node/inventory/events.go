@@ -2,6 +2,7 @@ package inventory
 
 import (
 	"bytes"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -19,16 +20,15 @@ var sources = [...]listen.Source{
 	},
 }
 
+// subsystems are the kernel's subsystems that Functions are made of.
+var subsystems = []string{"pci", "net", "virtio", "auxiliary", "infiniband", "vdpa"}
+
 // ueventMatters says whether a uevent, "add@/devices/..\0ACTION=add\0..\0SUBSYSTEM=pci\0..", is about something that a
 // Function is made of.
 func ueventMatters(message []byte) bool {
 	for variable := range bytes.SplitSeq(message, []byte{0}) {
 		if subsystem, ok := bytes.CutPrefix(variable, []byte("SUBSYSTEM=")); ok {
-			switch string(subsystem) {
-			case "pci", "net", "virtio", "auxiliary", "infiniband", "vdpa":
-				return true
-			}
-			return false
+			return slices.Contains(subsystems, string(subsystem))
 		}
 	}
 	return false

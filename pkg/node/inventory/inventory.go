@@ -112,11 +112,11 @@ func (i *Inventory) Netdev(id function.ID) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("Function %s: %w", id, err)
 	}
-	name, made, err := netdev(dir)
+	netdevs, name, err := netdev(dir)
 	if err != nil {
 		return "", fmt.Errorf("Function %s: netdev: %w", id, err)
 	}
-	if !made {
+	if netdevs == "" {
 		return "", fmt.Errorf("Function %s: %w", id, ErrNoNetdev)
 	}
 	return name, nil

@@ -89,11 +89,11 @@ func parseRoot(link string) string {
 	return root
 }
 
-// netdev is the name that a device's netdev has on the host, "" if there is none there. made says that there is one at
-// all, in whatever network namespace.
-func netdev(device sysfs.Dir) (name string, made bool, err error) {
-	dir, netdevs, err := device.Netdevs()
-	return own(dir, netdevs), dir != "", err
+// netdev finds a device's netdev: the directory of all that it has, "" if there is none in whatever network namespace,
+// and its name, "" if it is not on the host.
+func netdev(device sysfs.Dir) (dir sysfs.Dir, name string, err error) {
+	dir, names, err := device.Netdevs()
+	return dir, own(dir, names), err
 }
 
 // own chooses among the netdevs of one device, which are in dir. A PF whose eswitch is in switchdev mode also has the
@@ -132,14 +132,6 @@ func rank(portName string) int {
 		return 2
 	}
 	return 1
-}
-
-// netdevDir is the directory of a device's netdev.
-func (s *scanner) netdevDir(device sysfs.Dir, netdev string) sysfs.Dir {
-	if dir := device.Dir("net", netdev); dir.Exists() {
-		return dir
-	}
-	return s.sysfs.Dir("class/net", netdev) // it is a virtio device's
 }
 
 // subfunction is an SF's auxiliary device, such as mlx5_core.sf.2.

@@ -258,10 +258,7 @@ func (p *PCIDrivers) restoreNetdev(ctx context.Context, a journal.Attachment) er
 		restored, err = p.Engine.Restore(ctx, device, *before, netdev.Place{})
 		return err == nil, nil
 	})
-	if err == nil && restored.Name == "" {
-		err = waitErr // not tried even once
-	}
-	if err != nil {
+	if err = cmp.Or(err, waitErr); err != nil {
 		return err
 	}
 	for _, note := range restored.Notes {
