@@ -8,7 +8,11 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/quirk"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
@@ -28,22 +32,16 @@ type lastSeen struct {
 	driver     string // when iommuGroup was read
 }
 
-// of is the memory of this device, and none of an earlier one with the same ID.
-func (m lastSeen) of(now instance) lastSeen {
-	if m.instance != now {
-		return lastSeen{instance: now}
-	}
-	return m
-}
-
 // complete fills in what can change while the Function exists, and remembers it. A PF must be completed before its VFs
 // and SFs.
 func (s *scanner) complete(f function.Function, device sysfs.Dir, now instance) function.Function {
-	before := s.before[f.ID]
-	m := before.of(now)
-	if f.Kind == function.PF {
-		// VFs and SFs keep what they have from their PF until something else is seen.
-		m.netdev, m.linkType, m.down, m.ddp = before.netdev, before.linkType, before.down, before.ddp
+	m := s.before[f.ID]
+	switch {
+	case m.instance == now:
+	case f.Kind == function.PF: // its VFs and SFs keep what they have of it until something else is seen
+		m = lastSeen{instance: now, netdev: m.netdev, linkType: m.linkType, down: m.down, ddp: m.ddp}
+	default:
+		m = lastSeen{instance: now} // it was another device with the same ID
 	}
 	f.VDPA = s.vdpas[filepath.Base(string(device))]
 	s.readNetdev(&f, device, &m)
@@ -208,4 +206,51 @@ func readVDPA(name string, dir sysfs.Dir) (parent string, vdpa function.VDPA, er
 		}
 	}
 	return parent, vdpa, err
+}
+
+// ddpKey changes whenever a PF may run another package: ice loads it when it is bound or reloaded, and that makes the
+// netdev anew.
+type ddpKey struct {
+	instance instance
+	driver   string
+	netdev   string
+}
+
+// ddpProfile is a package that was read once.
+type ddpProfile struct {
+	key  ddpKey
+	name string
+}
+
+// readDDPProfile asks at most once as long as the answer cannot change: it takes the firmware a while.
+func (s *scanner) readDDPProfile(pf pci.Address, key ddpKey, known ddpProfile) ddpProfile {
+	if key.driver != quirk.DDPDriver {
+		return ddpProfile{}
+	}
+	if key.netdev == "" { // it is in a pod
+		key.netdev = known.key.netdev
+	}
+	if key == known.key {
+		return known
+	}
+	name, err := s.options.DDPProfile(pf)
+	if err != nil {
+		s.report(s.sysfs.PCI(pf), reasonDDP, err)
+		return ddpProfile{}
+	}
+	return ddpProfile{key, name}
+}
+
+// devlinkDDPProfile reads what "devlink dev info" shows as fw.app.name, "" where a driver has no such thing.
+func devlinkDDPProfile(netNS string, pf pci.Address) (string, error) {
+	conn, err := devlink.Dial(netNS)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	versions, err := conn.RunningVersions(devlink.OfPCI(pf))
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return "", nil
+	}
+	return versions[quirk.DDPVersion], err
 }

@@ -2,6 +2,7 @@ package inventory
 
 import (
 	"bytes"
+	"encoding/binary"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -30,6 +31,19 @@ func ueventMatters(message []byte) bool {
 		if subsystem, ok := bytes.CutPrefix(variable, []byte("SUBSYSTEM=")); ok {
 			return slices.Contains(subsystems, string(subsystem))
 		}
+	}
+	return false
+}
+
+// routeMatters says whether a message of rtnetlink is about a default route: a struct nlmsghdr, then a struct
+// rtmsg that begins with the family and the length of the destination (include/uapi/linux/rtnetlink.h).
+func routeMatters(message []byte) bool {
+	if len(message) < unix.SizeofNlMsghdr+unix.SizeofRtMsg {
+		return false
+	}
+	switch binary.NativeEndian.Uint16(message[4:]) {
+	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
+		return message[unix.SizeofNlMsghdr+1] == 0
 	}
 	return false
 }

@@ -136,7 +136,7 @@ func (i *Inventory) Synced(ctx context.Context) bool {
 func (i *Inventory) Run(ctx context.Context) error {
 	var changes notify.Signal
 	events := changes.Subscribe(ctx)
-	if devices := i.pciDevices(); !devices.Exists() {
+	if devices := i.scanner.sysfs.Dir(sysfs.PCIDevices); !devices.Exists() {
 		i.options.Log.Info("This node has no PCI bus, hence no Functions", "path", string(devices))
 	}
 	var listeners sync.WaitGroup
@@ -148,8 +148,8 @@ func (i *Inventory) Run(ctx context.Context) error {
 	for {
 		var pause time.Duration
 		err := i.scan()
-		if err != nil || i.scanner.routesFailed() {
-			pause = retry
+		if routes := i.scanner.problems[problem{"", reasonRoutes}]; err != nil || routes != nil {
+			pause = retry // no event says when the routes, which change while they are read, could be read
 		}
 		if err != nil && (failure == nil || failure.Error() != err.Error()) {
 			i.options.Log.Error(err, "Cannot read the Functions, keeping what is known", "retry", retry.String())
@@ -162,10 +162,6 @@ func (i *Inventory) Run(ctx context.Context) error {
 	}
 }
 
-func (i *Inventory) pciDevices() sysfs.Dir {
-	return sysfs.Root(i.options.SysRoot).Dir(sysfs.PCIDevices)
-}
-
 func (i *Inventory) scan() error {
 	before := i.scanner.problems
 	begin := time.Now()
@@ -173,7 +169,7 @@ func (i *Inventory) scan() error {
 	i.metrics.duration.Observe(time.Since(begin).Seconds())
 	i.report(before)
 	if err != nil {
-		return fmt.Errorf("%s: %w", i.pciDevices(), err)
+		return err
 	}
 	first := i.byID == nil // only this goroutine writes functions
 	if !first && reflect.DeepEqual(i.functions, functions) {

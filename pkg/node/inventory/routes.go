@@ -1,7 +1,6 @@
 package inventory
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"strings"
@@ -36,10 +35,6 @@ func (s *scanner) readRoutes() {
 		}
 	}
 }
-
-// routesFailed says whether the last scan could not read the routes. A list that changes while it is read counts as not
-// read, and no event says when it could be.
-func (s *scanner) routesFailed() bool { return s.problems[problem{"", reasonRoutes}] != nil }
 
 // defaultNetdevs asks the kernel. A default route may have several next hops.
 func defaultNetdevs(netNS string) ([]string, error) {
@@ -95,17 +90,4 @@ func defaultIndexes(handle *netlink.Handle) ([]int, error) {
 		}
 	}
 	return indexes, nil
-}
-
-// routeMatters says whether a message of rtnetlink is about a default route: a struct nlmsghdr, then a struct
-// rtmsg that begins with the family and the length of the destination (include/uapi/linux/rtnetlink.h).
-func routeMatters(message []byte) bool {
-	if len(message) < unix.SizeofNlMsghdr+unix.SizeofRtMsg {
-		return false
-	}
-	switch binary.NativeEndian.Uint16(message[4:]) {
-	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
-		return message[unix.SizeofNlMsghdr+1] == 0
-	}
-	return false
 }

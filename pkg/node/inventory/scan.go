@@ -184,8 +184,14 @@ func (s *scanner) readDevice(dir sysfs.Dir) (h hardware, why reason, err error) 
 			return h, reasonID, fmt.Errorf("%s: %w", name, err)
 		}
 	}
-	var numaErr error
-	if h.numaNode, numaErr = numaNode(dir); numaErr != nil {
+	h.numaNode = -1
+	numaNode, numaErr := dir.Attribute("numa_node")
+	if numaErr == nil {
+		h.numaNode, numaErr = parseNUMANode(numaNode)
+	} else if errors.Is(numaErr, fs.ErrNotExist) {
+		numaErr = nil // the kernel was built without NUMA
+	}
+	if numaErr != nil {
 		s.report(dir, reasonNUMANode, numaErr)
 	}
 	if link, err := dir.Target(); err == nil {
@@ -200,18 +206,6 @@ func (s *scanner) readDevice(dir sysfs.Dir) (h hardware, why reason, err error) 
 	// The kernel shows a new VF before it makes the VF's physfn (pci_iov_add_virtfn in drivers/pci/iov.c).
 	h.lasting = numaErr == nil && (h.sriov || h.physfn != "")
 	return h, reasonPhysfn, err
-}
-
-// numaNode is -1 with an error if it cannot be read, and without one where the kernel was built without NUMA.
-func numaNode(device sysfs.Dir) (int, error) {
-	text, err := device.Attribute("numa_node")
-	if errors.Is(err, fs.ErrNotExist) {
-		return -1, nil
-	}
-	if err != nil {
-		return -1, err
-	}
-	return parseNUMANode(text)
 }
 
 // pciFunctions puts PFs and VFs together: VFs last, as they take some of what their PF has.

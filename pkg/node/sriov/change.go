@@ -32,6 +32,24 @@ const (
 	showTimeout = time.Second
 )
 
+// problem is why a PF does not have what a DevicePool asks for. It becomes a [v1alpha1.Shortage].
+type problem struct {
+	reason  string // one of those of the condition Supplied
+	message string // what is missing and what to do, without the PF
+	// tried says that the number of VFs was written, in vain. Only a later try may help, not a Function that is released.
+	tried bool
+	// final says that another try would cost the VFs that there are.
+	final bool
+}
+
+func problemf(reason, format string, arguments ...any) *problem {
+	return &problem{reason: reason, message: fmt.Sprintf(format, arguments...)}
+}
+
+func (p *problem) shortage(pf pci.Address) v1alpha1.Shortage {
+	return v1alpha1.Shortage{PF: string(pf), Reason: p.reason, Message: fmt.Sprintf("PF %s %s", pf, p.message)}
+}
+
 // give gives a PF as many VFs as are wanted, unless somebody uses it. making is called before the PF is touched. The
 // result says why the PF does not have them; nil if it has.
 func (v *VFs) give(ctx context.Context, pf pci.Address, want int, making func(have int)) *problem {
@@ -65,12 +83,15 @@ func (v *VFs) give(ctx context.Context, pf pci.Address, want int, making func(ha
 	making(have)
 	start := time.Now()
 	p = v.change(pf, have, want)
-	v.Metrics.changed(time.Since(start), p)
+	took := time.Since(start)
+	v.Metrics.seconds.Observe(took.Seconds())
 	if p != nil {
 		p.tried = true
+		v.Metrics.changes.WithLabelValues("failed").Inc()
 		return p
 	}
-	v.Log.Info("PF has the VFs that are wanted", "pf", pf, "from", have, "to", want, "took", time.Since(start).String())
+	v.Metrics.changes.WithLabelValues("done").Inc()
+	v.Log.Info("PF has the VFs that are wanted", "pf", pf, "from", have, "to", want, "took", took.String())
 	return nil
 }
 

@@ -9,7 +9,6 @@ import (
 
 	"github.com/go-logr/logr"
 	"golang.org/x/sys/unix"
-	"k8s.io/utils/ptr"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -66,7 +65,7 @@ func (m *SFMaker) NoSFs(pf pci.Address) *v1alpha1.Shortage {
 	if problem == nil {
 		return nil
 	}
-	return ptr.To(problem.shortage(pf))
+	return new(problem.shortage(pf))
 }
 
 // lookAgain calls for another look at a PF, unless one is called for, or the kernel tells whether the PF can have SFs.
@@ -196,7 +195,7 @@ func (m *SFMaker) activate(ctx context.Context, sf function.ID, port devlink.Por
 	change := func(to devlink.FunctionChange) error { return m.Devlink.SetFunction(port.Device, port.Index, to) }
 	if mac != "" && port.Function.MAC != mac {
 		if port.Function.Active {
-			if err := change(devlink.FunctionChange{Active: ptr.To(false)}); err != nil {
+			if err := change(devlink.FunctionChange{Active: new(false)}); err != nil {
 				return err
 			}
 			if err := m.awaitGone(ctx, sf); err != nil {
@@ -211,7 +210,7 @@ func (m *SFMaker) activate(ctx context.Context, sf function.ID, port devlink.Por
 	if port.Function.Active {
 		return nil
 	}
-	return change(devlink.FunctionChange{Active: ptr.To(true)})
+	return change(devlink.FunctionChange{Active: new(true)})
 }
 
 // awaitGone waits until the inventory has no such SF.
@@ -269,7 +268,7 @@ func (m *SFMaker) Delete(ctx context.Context, sf function.ID) error {
 
 // remove deletes an SF's port, after its device: some drivers refuse to delete an active one.
 func (m *SFMaker) remove(port devlink.Port) error {
-	err := m.Devlink.SetFunction(port.Device, port.Index, devlink.FunctionChange{Active: ptr.To(false)})
+	err := m.Devlink.SetFunction(port.Device, port.Index, devlink.FunctionChange{Active: new(false)})
 	if err == nil {
 		err = m.Devlink.DeletePort(port.Device, port.Index)
 	}

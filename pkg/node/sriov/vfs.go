@@ -1,3 +1,5 @@
+// Package sriov makes the Functions that DevicePools ask for. It works between the declaration of pools, which it
+// reads, and their publication, which waits for nothing: pools have the Functions that are there.
 package sriov
 
 import (
@@ -102,7 +104,7 @@ func (v *VFs) Collect(metrics chan<- prometheus.Metric) {
 // device is what the kernel shows of a PCI device.
 func (v *VFs) device(a pci.Address) sysfs.Dir { return sysfs.Root(v.SysRoot).PCI(a) }
 
-// vfs are the VFs of a PF, sorted by address.
+// vfs lists the VFs of a PF by index.
 func (v *VFs) vfs(pf pci.Address) ([]pci.Address, error) {
 	links, err := v.device(pf).VFs()
 	if err != nil {
@@ -112,7 +114,6 @@ func (v *VFs) vfs(pf pci.Address) ([]pci.Address, error) {
 	for _, link := range links {
 		vfs = append(vfs, link.Address)
 	}
-	slices.Sort(vfs)
 	return vfs, nil
 }
 
