@@ -36,7 +36,8 @@ func (s *scanner) readRoutes() {
 	}
 }
 
-// defaultNetdevs asks the kernel. A default route may have several next hops.
+// defaultNetdevs asks the kernel for the netdevs that default routes go over. A default route may have several next hops,
+// and in IPv6 one destination may have several routes.
 func defaultNetdevs(netNS string) ([]string, error) {
 	ns, err := namespace.Open(netNS)
 	if err != nil {
@@ -48,26 +49,6 @@ func defaultNetdevs(netNS string) ([]string, error) {
 		return nil, fmt.Errorf("socket: %w", err)
 	}
 	defer handle.Close()
-	indexes, err := defaultIndexes(handle)
-	if err != nil {
-		return nil, fmt.Errorf("list routes: %w", err)
-	}
-	var found []string
-	for _, index := range indexes {
-		link, err := handle.LinkByIndex(index)
-		if errors.As(err, &netlink.LinkNotFoundError{}) {
-			continue
-		}
-		if err != nil {
-			return nil, fmt.Errorf("netdev %d: %w", index, err)
-		}
-		found = append(found, link.Attrs().Name)
-	}
-	return found, nil
-}
-
-// defaultIndexes are those of the netdevs that default routes go over. One destination of IPv6 may have several routes.
-func defaultIndexes(handle *netlink.Handle) ([]int, error) {
 	var indexes []int
 	main := &netlink.Route{Table: unix.RT_TABLE_MAIN}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
@@ -86,8 +67,19 @@ func defaultIndexes(handle *netlink.Handle) ([]int, error) {
 			return true
 		})
 		if err != nil && !errors.Is(err, unix.EAFNOSUPPORT) && !errors.Is(err, unix.EOPNOTSUPP) { // a node without IPv6
-			return nil, err
+			return nil, fmt.Errorf("list routes: %w", err)
 		}
 	}
-	return indexes, nil
+	var found []string
+	for _, index := range indexes {
+		link, err := handle.LinkByIndex(index)
+		if errors.As(err, &netlink.LinkNotFoundError{}) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("netdev %d: %w", index, err)
+		}
+		found = append(found, link.Attrs().Name)
+	}
+	return found, nil
 }

@@ -113,9 +113,8 @@ func own(dir sysfs.Dir, netdevs []string) string {
 	candidates := make([]candidate, 0, len(netdevs))
 	for _, name := range netdevs {
 		portName, _ := dir.Dir(name).Attribute("phys_port_name") // EOPNOTSUPP is usual
-		port, _ := dir.Dir(name).Attribute("dev_port")
-		number, _ := strconv.Atoi(port)
-		candidates = append(candidates, candidate{name, rank(portName), number})
+		port, _ := dir.Dir(name).Number("dev_port")
+		candidates = append(candidates, candidate{name, rank(portName), port})
 	}
 	return slices.MinFunc(candidates, func(a, b candidate) int {
 		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.port, b.port), cmp.Compare(a.name, b.name))

@@ -108,25 +108,6 @@ func (p *PCIDrivers) usable(d device, f function.Function, driver string) error 
 	return d.isolated()
 }
 
-// isolated says why a program must not have the device, or cannot: there is no IOMMU that keeps it from the node's
-// memory and nobody allowed to do without, or the IOMMU cannot tell it from other devices that are in use.
-func (d device) isolated() error {
-	group, peers, err := d.group()
-	if err != nil {
-		return err
-	}
-	mode, _ := d.root.Dir("module/vfio/parameters").Attribute("enable_unsafe_noiommu_mode")
-	if group == "" && mode != "Y" {
-		return errors.New("it has no IOMMU group: turn the IOMMU on, in the firmware and by the kernel's command line " +
-			"(intel_iommu=on), or the no-IOMMU mode of vfio (enable_unsafe_noiommu_mode)")
-	}
-	if len(peers) > 0 {
-		return fmt.Errorf("its IOMMU group %s also has %s: a program gets all devices of a group or none",
-			group, strings.Join(peers, ", "))
-	}
-	return nil
-}
-
 // snapshot is what the netdev is that ends with the driver, nil where there is none.
 func (p *PCIDrivers) snapshot(ctx context.Context, d device, want journal.Attachment) (*netdev.Snapshot, error) {
 	before, err := lifecycle.Device(p.Functions, want)

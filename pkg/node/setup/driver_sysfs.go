@@ -1,6 +1,7 @@
 package setup
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"slices"
@@ -46,25 +47,35 @@ func (d device) override() (string, error) {
 // (driver_managed_dma in the kernel). Those of vfio do too, but are other programs' and there is one group for both.
 var harmless = []string{"", "pcieport", "pci-stub"}
 
-// group returns the name of the device's IOMMU group, "" where there is none, and the other devices in it that are in
-// use, for people.
-func (d device) group() (name string, peers []string, err error) {
-	name, err = d.Link("iommu_group")
-	if err != nil || name == "" {
-		return "", nil, err
+// isolated says why a program must not have the device, or cannot: there is no IOMMU that keeps it from the node's
+// memory and nobody allowed to do without, or the IOMMU cannot tell it from other devices that are in use.
+func (d device) isolated() error {
+	group, err := d.Link("iommu_group")
+	if err != nil {
+		return err
+	}
+	mode, _ := d.root.Dir("module/vfio/parameters").Attribute("enable_unsafe_noiommu_mode")
+	if group == "" && mode != "Y" {
+		return errors.New("it has no IOMMU group: turn the IOMMU on, in the firmware and by the kernel's command line " +
+			"(intel_iommu=on), or the no-IOMMU mode of vfio (enable_unsafe_noiommu_mode)")
 	}
 	members := d.Dir.Dir("iommu_group/devices")
 	names, err := members.Sorted()
 	if err != nil {
-		return "", nil, err
+		return err
 	}
+	var peers []string
 	for _, member := range names {
 		driver, err := members.Dir(member).Link("driver")
 		if err == nil && member != d.name && !slices.Contains(harmless, driver) {
 			peers = append(peers, fmt.Sprintf("%s (driver %s)", member, driver))
 		}
 	}
-	return name, peers, nil
+	if len(peers) > 0 {
+		return fmt.Errorf("its IOMMU group %s also has %s: a program gets all devices of a group or none",
+			group, strings.Join(peers, ", "))
+	}
+	return nil
 }
 
 // users lists the netdevs on top of the device's, such as bonds, bridges and VLANs.

@@ -19,7 +19,7 @@ import (
 // awaitUnused waits a little until no program has the device's IOMMU group open. vfio-pci would not let the device go,
 // and a process that waits in the kernel for that cannot even be killed.
 func (p *PCIDrivers) awaitUnused(ctx context.Context, d device) error {
-	group, _, err := d.group()
+	group, err := d.Link("iommu_group")
 	if err != nil || group == "" {
 		return err
 	}
@@ -57,23 +57,16 @@ func nodesOf(group string) []string {
 	return []string{"vfio/" + group, "vfio/" + quirk.NoIOMMUPrefix + group}
 }
 
-// stillUsed says, as far as that can be seen, who has a device.
+// stillUsed adds to an error, as far as that can be seen, which processes have the device's IOMMU group open: "process
+// 4711 (dpdk-testpmd)". The directory of the node that a process opened is not compared, as it is below that process's own
+// root.
 func (p *PCIDrivers) stillUsed(d device, err error) error {
-	group, _, groupErr := d.group()
+	group, groupErr := d.Link("iommu_group")
 	if groupErr != nil || group == "" {
 		return err
 	}
-	if holders := p.holders(group); len(holders) > 0 {
-		return fmt.Errorf("IOMMU group %s is open in %s, which must end first: %w", group, strings.Join(holders, ", "), err)
-	}
-	return fmt.Errorf("IOMMU group %s: %w", group, err)
-}
-
-// holders lists the processes that have a group open: "process 4711 (dpdk-testpmd)". The directory of the node that a
-// process opened is not compared, as it is below that process's own root.
-func (p *PCIDrivers) holders(group string) []string {
-	descriptors, _ := filepath.Glob(filepath.Join(p.ProcRoot, "[0-9]*/fd/*"))
 	nodes := nodesOf(group)
+	descriptors, _ := filepath.Glob(filepath.Join(p.ProcRoot, "[0-9]*/fd/*"))
 	var holders []string
 	for _, fd := range descriptors {
 		target, _ := os.Readlink(fd) // the process may have ended
@@ -83,5 +76,9 @@ func (p *PCIDrivers) holders(group string) []string {
 			holders = append(holders, fmt.Sprintf("process %s (%s)", filepath.Base(process), strings.TrimSpace(string(name))))
 		}
 	}
-	return slices.Compact(holders)
+	if len(holders) == 0 {
+		return fmt.Errorf("IOMMU group %s: %w", group, err)
+	}
+	return fmt.Errorf("IOMMU group %s is open in %s, which must end first: %w",
+		group, strings.Join(slices.Compact(holders), ", "), err)
 }

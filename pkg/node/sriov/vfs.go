@@ -4,8 +4,6 @@ package sriov
 
 import (
 	"context"
-	"maps"
-	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -14,7 +12,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/client-go/util/workqueue"
 
-	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
@@ -63,22 +60,26 @@ type VFs struct {
 	Assignments Assignments
 	// NetdevUse says what the host does with a netdev, "" for nothing.
 	NetdevUse func(netdev string) (string, error)
-	// Changed, where set, is called when what [VFs.Supply] says has changed. It must not block.
+	// Changed, where set, is called when what [VFs.Supply] says has changed. It must neither block nor call methods of VFs.
 	Changed func()
 	// Writing, where set, is called before a number of VFs is written to a PF's sriov_numvfs.
 	Writing func(pf pci.Address, n int)
 	Metrics *Metrics
 	Log     logr.Logger
 
-	mutex    sync.RWMutex
-	supplies map[string]pool.Supply // by DevicePool; replaced, never changed
+	queue   workqueue.TypedRateLimitingInterface[pci.Address] // of PFs
+	running sync.WaitGroup
+
+	mutex    sync.Mutex
+	pfs      map[pci.Address]*pfState // those that DevicePools with numVFs name
+	supplies map[string]pool.Supply   // by DevicePool
 }
 
 // Supply says what a DevicePool with numVFs lacks on this node; known is false until that has been looked at. It does
-// not block.
+// not wait for work on PFs.
 func (v *VFs) Supply(devicePool string) (s pool.Supply, known bool) {
-	v.mutex.RLock()
-	defer v.mutex.RUnlock()
+	v.mutex.Lock()
+	defer v.mutex.Unlock()
 	s, known = v.supplies[devicePool]
 	return s, known
 }
@@ -115,50 +116,4 @@ func (v *VFs) vfs(pf pci.Address) ([]pci.Address, error) {
 		vfs = append(vfs, link.Address)
 	}
 	return vfs, nil
-}
-
-// Run works until ctx ends. functions and pools have a value when Functions, or pools, may have changed. A change of a PF
-// that has begun is finished before Run returns.
-func (v *VFs) Run(ctx context.Context, functions, pools <-chan struct{}) error {
-	w := &worker{
-		vfs: v, pfs: map[pci.Address]*pfState{},
-		queue: workqueue.NewTypedRateLimitingQueue(
-			workqueue.NewTypedItemExponentialFailureRateLimiter[pci.Address](firstRetry, slowestRetry)),
-	}
-	defer w.running.Wait()
-	defer w.queue.ShutDown()
-	records := v.Journal.Subscribe(ctx)
-	w.running.Go(func() { w.follow(ctx) })
-	for {
-		w.update(true, func() {})
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-functions:
-		case <-pools:
-		case <-records:
-		}
-	}
-}
-
-// publish makes known what is new. It must not be called by several goroutines at once.
-func (v *VFs) publish(supplies map[string]pool.Supply) {
-	before := v.supplies // nobody else writes it
-	if before != nil && reflect.DeepEqual(before, supplies) {
-		return
-	}
-	v.mutex.Lock()
-	v.supplies = supplies
-	v.mutex.Unlock()
-	for _, name := range slices.Sorted(maps.Keys(supplies)) {
-		for _, s := range supplies[name].Shortages {
-			if !slices.Contains(before[name].Shortages, s) && s.Reason != v1alpha1.ReasonMaking {
-				v.Log.Info("PF does not have the VFs that the DevicePool asks for", "devicePool", name, "pf", s.PF,
-					"reason", s.Reason, "message", s.Message)
-			}
-		}
-	}
-	if v.Changed != nil {
-		v.Changed()
-	}
 }
