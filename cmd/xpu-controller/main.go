@@ -33,19 +33,15 @@ func main() {
 
 // options are the command line's.
 type options struct {
-	kubeconfig string
-	namespace  string
-
+	kubeconfig  string
 	leaderElect bool
 	metricsAddr string
 	probeAddr   string
 	apiQPS      float32
 	apiBurst    int
 	logs        logging.Options
-
-	provisionTimeout time.Duration
-	agentTimeout     time.Duration
-	keepOrphans      bool
+	controller  controller.Options
+	keepOrphans bool
 }
 
 func command() *cobra.Command {
@@ -72,23 +68,23 @@ It also has the xPUs serve every XPUNetwork, and is the only part of the system 
 
 func (o *options) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file; empty means the ServiceAccount of the pod")
-	f.StringVar(&o.namespace, "namespace", os.Getenv("POD_NAMESPACE"), "namespace of the TLS Secrets that XPUs name, and of the leader election's Lease; the default is $POD_NAMESPACE")
+	f.StringVar(&o.controller.Namespace, "namespace", os.Getenv("POD_NAMESPACE"), "namespace of the TLS Secrets that XPUs name, and of the leader election's Lease; the default is $POD_NAMESPACE")
 	f.BoolVar(&o.leaderElect, "leader-elect", false, "work only while holding the Lease xpu-controller; needed for more than one replica")
 	f.StringVar(&o.metricsAddr, "metrics-bind-address", ":8080", "host:port for Prometheus metrics at /metrics; 0 serves none")
 	f.StringVar(&o.probeAddr, "health-probe-bind-address", ":8081", "host:port for /healthz and /readyz; 0 serves none")
 	f.Float32Var(&o.apiQPS, "kube-api-qps", 200, "requests per second to the API server, over time")
 	f.IntVar(&o.apiBurst, "kube-api-burst", 400, "requests to the API server at once")
-	f.DurationVar(&o.provisionTimeout, "provision-timeout", 60*time.Second, "time from the creation of an XPUPort after which it is given up if its xPU never served it; pods of BeforeBind pools then get another device")
-	f.DurationVar(&o.agentTimeout, "agent-timeout", 15*time.Second, "time that an OPI agent has for one port or network before it is asked again")
+	f.DurationVar(&o.controller.ProvisionTimeout, "provision-timeout", 60*time.Second, "time from the creation of an XPUPort after which it is given up if its xPU never served it; pods of BeforeBind pools then get another device")
+	f.DurationVar(&o.controller.AgentTimeout, "agent-timeout", 15*time.Second, "time that an OPI agent has for one port or network before it is asked again")
 	f.BoolVar(&o.keepOrphans, "keep-orphans", false, "do not delete ports of OPI agents that look like ours but that no XPUPort backs; needed if an agent serves several clusters")
 	o.logs.AddFlags(f)
 }
 
 func (o *options) validate() error {
-	if o.namespace == "" {
+	if o.controller.Namespace == "" {
 		return errors.New("--namespace: set it, or $POD_NAMESPACE")
 	}
-	if o.provisionTimeout <= 0 || o.agentTimeout <= 0 {
+	if o.controller.ProvisionTimeout <= 0 || o.controller.AgentTimeout <= 0 {
 		return errors.New("--provision-timeout and --agent-timeout must be more than 0")
 	}
 	return nil
@@ -119,12 +115,12 @@ func run(ctx context.Context, o options) error {
 	mgr, err := ctrl.NewManager(config, ctrl.Options{
 		Scheme:                        scheme,
 		Logger:                        log,
-		Cache:                         controller.CacheOptions(o.namespace),
+		Cache:                         controller.CacheOptions(o.controller.Namespace),
 		Metrics:                       metricsserver.Options{BindAddress: o.metricsAddr},
 		HealthProbeBindAddress:        o.probeAddr,
 		LeaderElection:                o.leaderElect,
 		LeaderElectionID:              "xpu-controller",
-		LeaderElectionNamespace:       o.namespace,
+		LeaderElectionNamespace:       o.controller.Namespace,
 		LeaderElectionReleaseOnCancel: true, // the process ends right after
 	})
 	if err != nil {
@@ -133,22 +129,17 @@ func run(ctx context.Context, o options) error {
 	if err := addChecks(mgr); err != nil {
 		return err
 	}
-	settings := controller.Options{
-		Namespace:        o.namespace,
-		Registerer:       metrics.Registry,
-		ProvisionTimeout: o.provisionTimeout,
-		AgentTimeout:     o.agentTimeout,
-	}
+	o.controller.Registerer = metrics.Registry
 	if o.keepOrphans {
-		settings.OrphanGrace = -1
+		o.controller.OrphanGrace = -1
 	}
 	if err := metrics.Registry.Register(buildinfo.NewCollector("xpu-controller")); err != nil {
 		return fmt.Errorf("metrics: %w", err)
 	}
-	if err := controller.Setup(ctx, mgr, settings); err != nil {
+	if err := controller.Setup(ctx, mgr, o.controller); err != nil {
 		return err
 	}
-	log.Info("starting", "version", version.String(), "namespace", o.namespace)
+	log.Info("starting", "version", version.String(), "namespace", o.controller.Namespace)
 	return mgr.Start(ctx)
 }
 

@@ -16,6 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/controller"
 )
 
 // The command starts, is elected, is ready, serves its metrics, and ends when it is told to.
@@ -83,14 +85,14 @@ func TestRun(t *testing.T) {
 }
 
 func TestValidate(t *testing.T) {
-	good := options{namespace: "xpu-system", provisionTimeout: time.Minute, agentTimeout: time.Second}
+	good := options{controller: controller.Options{Namespace: "xpu-system", ProvisionTimeout: time.Minute, AgentTimeout: time.Second}}
 	if err := good.validate(); err != nil {
 		t.Error(err)
 	}
 	for flag, spoil := range map[string]func(*options){
-		"--namespace":         func(o *options) { o.namespace = "" },
-		"--provision-timeout": func(o *options) { o.provisionTimeout = 0 },
-		"--agent-timeout":     func(o *options) { o.agentTimeout = -1 },
+		"--namespace":         func(o *options) { o.controller.Namespace = "" },
+		"--provision-timeout": func(o *options) { o.controller.ProvisionTimeout = 0 },
+		"--agent-timeout":     func(o *options) { o.controller.AgentTimeout = -1 },
 	} {
 		o := good
 		spoil(&o)

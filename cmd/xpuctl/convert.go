@@ -1,10 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
@@ -20,21 +23,15 @@ func convertCommand() *cobra.Command {
 		Use:   "convert",
 		Short: "Convert the configuration of another program to DevicePools",
 		Args:  cobra.NoArgs,
-		// Without it, a program that is not known would be no error.
+		// Without RunE, a program that is not known would be no error.
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(convertSRIOVDPCommand())
 	return c
 }
 
-// convertOptions are those of xpuctl convert sriovdp.
-type convertOptions struct {
-	resourcePrefix string
-	key            string
-}
-
 func convertSRIOVDPCommand() *cobra.Command {
-	var o convertOptions
+	var prefix, key string
 	c := &cobra.Command{
 		Use:   "sriovdp FILE",
 		Short: "Convert a configuration of sriov-network-device-plugin to DevicePools",
@@ -57,12 +54,23 @@ Nothing needs to be converted to try it: xpu-agent takes the configuration as it
 			if err != nil {
 				return err
 			}
-			return o.convert(content, args[0], c.OutOrStdout(), c.ErrOrStderr())
+			var conversion sriovdp.Conversion
+			config, err := find(content, key)
+			if err == nil {
+				conversion, err = sriovdp.Convert(config, prefix)
+			}
+			if err != nil {
+				return fmt.Errorf("%s: %w", args[0], err)
+			}
+			for _, warning := range conversion.Warnings {
+				fmt.Fprintf(c.ErrOrStderr(), "note: %s\n", warning)
+			}
+			return write(c.OutOrStdout(), conversion.DevicePools)
 		},
 	}
-	c.Flags().StringVar(&o.resourcePrefix, "resource-prefix", sriovdp.DefaultPrefix,
+	c.Flags().StringVar(&prefix, "resource-prefix", sriovdp.DefaultPrefix,
 		"prefix of resources that have no resourcePrefix: what the plugin has as its flag -resource-prefix")
-	c.Flags().StringVar(&o.key, "key", "",
+	c.Flags().StringVar(&key, "key", "",
 		"key of the configuration in the ConfigMap; if empty, config.json or the only key")
 	return c
 }
@@ -74,19 +82,9 @@ func read(stdin io.Reader, name string) ([]byte, error) {
 	return os.ReadFile(name)
 }
 
-func (o convertOptions) convert(content []byte, name string, out, notes io.Writer) error {
-	config, err := o.find(content)
-	if err != nil {
-		return fmt.Errorf("%s: %w", name, err)
-	}
-	conversion, err := sriovdp.Convert(config, o.resourcePrefix)
-	if err != nil {
-		return fmt.Errorf("%s: %w", name, err)
-	}
-	for _, warning := range conversion.Warnings {
-		fmt.Fprintf(notes, "note: %s\n", warning)
-	}
-	for i, devicePool := range conversion.DevicePools {
+// write prints DevicePools as YAML documents.
+func write(out io.Writer, devicePools []v1alpha1.DevicePool) error {
+	for i, devicePool := range devicePools {
 		if i > 0 {
 			fmt.Fprintln(out, "---")
 		}
@@ -101,10 +99,11 @@ func (o convertOptions) convert(content []byte, name string, out, notes io.Write
 	return nil
 }
 
-// find returns the configuration: the content itself, or what a ConfigMap has.
-func (o convertOptions) find(content []byte) ([]byte, error) {
+// find returns the configuration: the content itself, or what a ConfigMap has by the key. The key may be "" where the
+// ConfigMap has only one, or config.json.
+func find(content []byte, key string) ([]byte, error) {
 	if sriovdp.Is(content) {
-		if o.key != "" {
+		if key != "" {
 			return nil, errors.New("--key is for ConfigMaps, and this is a configuration itself")
 		}
 		return content, nil
@@ -113,24 +112,15 @@ func (o convertOptions) find(content []byte) ([]byte, error) {
 	if err := yaml.Unmarshal(content, &object); err != nil || object.Kind != "ConfigMap" {
 		return nil, errors.New("must be JSON with a resourceList, or a ConfigMap that has it")
 	}
-	key := o.key
-	if key == "" {
-		key = defaultKey(object.Data)
+	if key == "" && len(object.Data) == 1 {
+		return []byte(slices.Collect(maps.Values(object.Data))[0]), nil
 	}
+	key = cmp.Or(key, "config.json")
 	config, ok := object.Data[key]
 	if !ok {
 		return nil, fmt.Errorf("ConfigMap %s: data has no key %q: name one with --key", object.Name, key)
 	}
 	return []byte(config), nil
-}
-
-func defaultKey(data map[string]string) string {
-	if len(data) == 1 {
-		for key := range data {
-			return key
-		}
-	}
-	return "config.json"
 }
 
 // marshal leaves out the status. A selector that selects everything gets a field that says nothing, because the API

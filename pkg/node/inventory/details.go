@@ -1,14 +1,18 @@
 package inventory
 
 import (
+	"cmp"
 	"errors"
-	"fmt"
 	"io/fs"
 	"path/filepath"
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/quirk"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
@@ -17,8 +21,10 @@ import (
 // not be read again.
 type lastSeen struct {
 	instance   instance
-	netdev     string // when it was last seen; linkType is its
-	linkType   string
+	netdev     string
+	linkType   string     // of the netdev
+	down       bool       // a PF's netdev had no link
+	ddp        ddpProfile // a PF's
 	rdma       []string
 	pkey       string
 	iommuRead  bool
@@ -26,30 +32,28 @@ type lastSeen struct {
 	driver     string // when iommuGroup was read
 }
 
-// of is the memory of this device, and none of an earlier one with the same ID.
-func (m lastSeen) of(now instance) lastSeen {
-	if m.instance != now {
-		return lastSeen{instance: now}
+// complete fills in what can change while the Function exists, and remembers it. A PF must be completed before its VFs
+// and SFs.
+func (s *scanner) complete(f function.Function, device sysfs.Dir, now instance) function.Function {
+	m := s.before[f.ID]
+	switch {
+	case m.instance == now:
+	case f.Kind == function.PF: // its VFs and SFs keep what they have of it until something else is seen
+		m = lastSeen{instance: now, netdev: m.netdev, linkType: m.linkType, down: m.down, ddp: m.ddp}
+	default:
+		m = lastSeen{instance: now} // it was another device with the same ID
 	}
-	return m
-}
-
-// complete fills in what can change while the Function exists, and remembers it.
-func (s *scanner) complete(f function.Function, device sysfs.Dir, m lastSeen) function.Function {
-	u := s.uplinks[f.PF]
-	f.PFName, f.PFDriver, f.LinkUp, f.DDPProfile = u.name, u.driver, u.up, u.ddp.name
 	f.VDPA = s.vdpas[filepath.Base(string(device))]
-	if f.Kind == function.PF {
-		f.Driver, f.Netdev, f.LinkType, f.NumVFs = u.driver, u.netdev, u.linkType, u.numVFs
-	} else {
-		s.readDriver(&f, device)
-		s.readNetdev(&f, device, &m)
-		f.LinkType = m.linkType
-		if f.LinkType == "" {
-			f.LinkType = u.linkType
-		}
-	}
+	s.readNetdev(&f, device, &m)
 	f.DefaultRoute = f.Netdev != "" && (s.routed == nil || s.routed[f.Netdev])
+	if f.Kind == function.PF {
+		m.ddp = s.readDDPProfile(f.PF, ddpKey{now, f.Driver, f.Netdev}, m.ddp)
+		f.PFName, f.PFDriver, f.LinkUp, f.LinkType, f.DDPProfile = m.netdev, f.Driver, !m.down, m.linkType, m.ddp.name
+	} else {
+		pf := s.pfs[f.PF]
+		f.PFName, f.PFDriver, f.LinkUp, f.DDPProfile = pf.PFName, pf.PFDriver, pf.LinkUp, pf.DDPProfile
+		f.LinkType = cmp.Or(m.linkType, pf.LinkType)
+	}
 	s.readRDMA(&f, device, &m)
 	if f.Kind != function.SF {
 		s.readIOMMUGroup(&f, device, &m)
@@ -58,28 +62,51 @@ func (s *scanner) complete(f function.Function, device sysfs.Dir, m lastSeen) fu
 	return f
 }
 
-func (s *scanner) readDriver(f *function.Function, device sysfs.Dir) {
+// readNetdev reads the driver and the netdev. While the netdev is away, in a pod for instance, what was seen last of it
+// still counts.
+func (s *scanner) readNetdev(f *function.Function, device sysfs.Dir, m *lastSeen) {
 	var err error
 	if f.Driver, err = device.Link("driver"); err != nil {
-		s.report(s.entry(device), reasonDriver, err)
+		s.report(device, reasonDriver, err)
+	}
+	dir, name, err := netdev(device)
+	if err != nil {
+		s.report(device, reasonNetdev, err)
+	}
+	if name == "" {
+		return
+	}
+	f.Netdev, dir = name, dir.Dir(name)
+	if name != m.netdev || m.linkType == "" {
+		m.netdev, m.linkType = name, s.linkType(device, dir)
+	}
+	if f.Kind == function.PF {
+		m.down = s.linkDown(device, dir, m.down)
 	}
 }
 
-func (s *scanner) readNetdev(f *function.Function, device sysfs.Dir, m *lastSeen) {
-	var err error
-	if f.Netdev, _, err = netdev(device); err != nil {
-		s.report(s.entry(device), reasonNetdev, err)
+// linkDown says whether a netdev has no link, and was if that cannot be read. What was never read is not down, because
+// only a link that is known to be down is a reason not to use a VF. The kernel refuses to read carrier while the netdev is
+// down.
+func (s *scanner) linkDown(device, netdev sysfs.Dir, was bool) bool {
+	if carrier, err := netdev.Attribute("carrier"); err == nil {
+		return carrier != "1"
 	}
-	if f.Netdev != "" && (f.Netdev != m.netdev || m.linkType == "") {
-		m.netdev, m.linkType = f.Netdev, s.linkType(device, f.Netdev)
+	state, err := netdev.Attribute("operstate")
+	if err == nil {
+		return state != "up"
 	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		s.report(device, reasonCarrier, err)
+	}
+	return was
 }
 
 // linkType of a device's netdev is "" if it is neither of those known, or cannot be read.
-func (s *scanner) linkType(device sysfs.Dir, netdev string) string {
-	number, err := s.netdevDir(device, netdev).Attribute("type")
+func (s *scanner) linkType(device, netdev sysfs.Dir) string {
+	number, err := netdev.Attribute("type")
 	if err != nil && !errors.Is(err, fs.ErrNotExist) { // the netdev may just have gone
-		s.report(s.entry(device), reasonLinkType, fmt.Errorf("netdev %s: %w", netdev, err))
+		s.report(device, reasonLinkType, err)
 	}
 	switch number { // include/uapi/linux/if_arp.h
 	case "1":
@@ -95,7 +122,7 @@ func (s *scanner) linkType(device sysfs.Dir, netdev string) string {
 func (s *scanner) readRDMA(f *function.Function, device sysfs.Dir, m *lastSeen) {
 	found, exists, err := device.Dir("infiniband").Names()
 	if err != nil {
-		s.report(s.entry(device), reasonRDMA, err)
+		s.report(device, reasonRDMA, err)
 	}
 	if !exists {
 		m.rdma, m.pkey = nil, ""
@@ -106,17 +133,12 @@ func (s *scanner) readRDMA(f *function.Function, device sysfs.Dir, m *lastSeen) 
 		m.rdma, m.pkey = found, ""
 	}
 	if len(found) > 0 && f.LinkType == "infiniband" {
-		m.pkey = s.readPKey(device, found[0])
+		m.pkey, err = device.Dir("infiniband", found[0], "ports/1/pkeys").Attribute("0")
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			s.report(device, reasonRDMA, err)
+		}
 	}
 	f.RDMA, f.RDMADevices, f.PKey = true, m.rdma, m.pkey
-}
-
-func (s *scanner) readPKey(device sysfs.Dir, rdma string) string {
-	pkey, err := device.Dir("infiniband", rdma, "ports/1/pkeys").Attribute("0")
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		s.report(s.entry(device), reasonRDMA, err)
-	}
-	return pkey
 }
 
 // readIOMMUGroup reads the group once, as it is as old as the device. Only where there is no IOMMU does it come and go,
@@ -126,7 +148,7 @@ func (s *scanner) readIOMMUGroup(f *function.Function, device sysfs.Dir, m *last
 	if !m.iommuRead || m.driver != f.Driver || coming {
 		group, err := iommuGroup(device)
 		if err != nil {
-			s.report(s.entry(device), reasonIOMMU, err)
+			s.report(device, reasonIOMMU, err)
 		}
 		m.driver, m.iommuGroup, m.iommuRead = f.Driver, group, err == nil
 	}
@@ -148,49 +170,87 @@ func iommuGroup(device sysfs.Dir) (string, error) {
 // readVDPAs lists the vDPA devices of the node. Where a parent has several, the first by name counts.
 func (s *scanner) readVDPAs() {
 	s.vdpas = map[string]function.VDPA{}
-	entries, err := s.sysfs.Dir(sysfs.VDPADevices).Sorted()
+	bus := s.sysfs.Dir(sysfs.VDPADevices)
+	entries, err := bus.Sorted()
 	if err != nil {
-		s.report(sysfs.VDPADevices, reasonVDPA, err)
+		s.report(bus, reasonVDPA, err)
 		return
 	}
 	for _, name := range entries {
-		entry := filepath.Join(sysfs.VDPADevices, name)
-		dir := s.sysfs.Dir(entry)
-		link, err := dir.Target()
+		parent, vdpa, err := readVDPA(name, bus.Dir(name))
 		if err != nil {
-			s.report(entry, reasonVDPA, err)
+			s.report(bus.Dir(name), reasonVDPA, err)
 			continue
 		}
-		parent := filepath.Base(filepath.Dir(link))
-		if _, taken := s.vdpas[parent]; taken {
-			continue
+		if _, taken := s.vdpas[parent]; !taken {
+			s.vdpas[parent] = vdpa
 		}
-		vdpa, err := readVDPA(name, dir)
-		if err != nil {
-			s.report(entry, reasonVDPA, err)
-			continue
-		}
-		s.vdpas[parent] = vdpa
 	}
 }
 
-func readVDPA(name string, dir sysfs.Dir) (function.VDPA, error) {
-	driver, err := dir.Link("driver")
+// readVDPA reads a vDPA device, and the name of the device that it is made of.
+func readVDPA(name string, dir sysfs.Dir) (parent string, vdpa function.VDPA, err error) {
+	link, err := dir.Target()
 	if err != nil {
-		return function.VDPA{}, err
+		return "", vdpa, err
 	}
-	vdpa := function.VDPA{Name: name, Driver: driver}
-	if driver != "vhost_vdpa" {
-		return vdpa, nil
+	parent, vdpa.Name = filepath.Base(filepath.Dir(link)), name
+	vdpa.Driver, err = dir.Link("driver")
+	if err != nil || vdpa.Driver != "vhost_vdpa" {
+		return parent, vdpa, err
 	}
 	children, _, err := dir.Names()
-	if err != nil {
-		return function.VDPA{}, err
-	}
 	for _, child := range children {
 		if strings.HasPrefix(child, "vhost-vdpa-") {
 			vdpa.CharDevice = child
 		}
 	}
-	return vdpa, nil
+	return parent, vdpa, err
+}
+
+// ddpKey changes whenever a PF may run another package: ice loads it when it is bound or reloaded, and that makes the
+// netdev anew.
+type ddpKey struct {
+	instance instance
+	driver   string
+	netdev   string
+}
+
+// ddpProfile is a package that was read once.
+type ddpProfile struct {
+	key  ddpKey
+	name string
+}
+
+// readDDPProfile asks at most once as long as the answer cannot change: it takes the firmware a while.
+func (s *scanner) readDDPProfile(pf pci.Address, key ddpKey, known ddpProfile) ddpProfile {
+	if key.driver != quirk.DDPDriver {
+		return ddpProfile{}
+	}
+	if key.netdev == "" { // it is in a pod
+		key.netdev = known.key.netdev
+	}
+	if key == known.key {
+		return known
+	}
+	name, err := s.options.DDPProfile(pf)
+	if err != nil {
+		s.report(s.sysfs.PCI(pf), reasonDDP, err)
+		return ddpProfile{}
+	}
+	return ddpProfile{key, name}
+}
+
+// devlinkDDPProfile reads what "devlink dev info" shows as fw.app.name, "" where a driver has no such thing.
+func devlinkDDPProfile(netNS string, pf pci.Address) (string, error) {
+	conn, err := devlink.Dial(netNS)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	versions, err := conn.RunningVersions(devlink.OfPCI(pf))
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return "", nil
+	}
+	return versions[quirk.DDPVersion], err
 }

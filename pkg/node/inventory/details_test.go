@@ -229,7 +229,7 @@ func TestDDPProfile(t *testing.T) {
 	host().add(sysfsTree{pf + "driver": ice}).write(t, root)
 	s := testScanner(root)
 	asked, answer, failure := 0, "ICE OS Default Package", error(nil)
-	s.ddpProfile = func(address pci.Address) (string, error) {
+	s.options.DDPProfile = func(address pci.Address) (string, error) {
 		asked++
 		if address != "0000:3b:00.0" {
 			t.Errorf("%s was asked", address)
@@ -284,7 +284,7 @@ func TestDefaultRoute(t *testing.T) {
 	s := testScanner(root)
 	var netdevs []string
 	failure := errors.New("no buffer space available")
-	s.defaultNetdevs = func() ([]string, error) { return netdevs, failure }
+	s.options.DefaultNetdevs = func() ([]string, error) { return netdevs, failure }
 	look := func(what string, want ...string) {
 		t.Helper()
 		functions, err := s.scan()

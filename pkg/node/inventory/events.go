@@ -2,6 +2,8 @@ package inventory
 
 import (
 	"bytes"
+	"encoding/binary"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -19,17 +21,29 @@ var sources = [...]listen.Source{
 	},
 }
 
+// subsystems are the kernel's subsystems that Functions are made of.
+var subsystems = []string{"pci", "net", "virtio", "auxiliary", "infiniband", "vdpa"}
+
 // ueventMatters says whether a uevent, "add@/devices/..\0ACTION=add\0..\0SUBSYSTEM=pci\0..", is about something that a
 // Function is made of.
 func ueventMatters(message []byte) bool {
 	for variable := range bytes.SplitSeq(message, []byte{0}) {
 		if subsystem, ok := bytes.CutPrefix(variable, []byte("SUBSYSTEM=")); ok {
-			switch string(subsystem) {
-			case "pci", "net", "virtio", "auxiliary", "infiniband", "vdpa":
-				return true
-			}
-			return false
+			return slices.Contains(subsystems, string(subsystem))
 		}
+	}
+	return false
+}
+
+// routeMatters says whether a message of rtnetlink is about a default route: a struct nlmsghdr, then a struct
+// rtmsg that begins with the family and the length of the destination (include/uapi/linux/rtnetlink.h).
+func routeMatters(message []byte) bool {
+	if len(message) < unix.SizeofNlMsghdr+unix.SizeofRtMsg {
+		return false
+	}
+	switch binary.NativeEndian.Uint16(message[4:]) {
+	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
+		return message[unix.SizeofNlMsghdr+1] == 0
 	}
 	return false
 }

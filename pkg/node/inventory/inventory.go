@@ -3,12 +3,10 @@
 package inventory
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"reflect"
 	"slices"
 	"sync"
@@ -21,6 +19,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
+	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 )
 
 // Times between an event and the scan that it causes.
@@ -63,7 +62,7 @@ type Inventory struct {
 
 	mutex     sync.RWMutex
 	functions []function.Function // replaced, never changed
-	positions map[function.ID]int
+	byID      map[function.ID]function.Function
 }
 
 // New makes an inventory; [Inventory.Run] makes it work.
@@ -97,11 +96,8 @@ func (i *Inventory) Snapshot() []function.Function {
 func (i *Inventory) Get(id function.ID) (function.Function, bool) {
 	i.mutex.RLock()
 	defer i.mutex.RUnlock()
-	position, ok := i.positions[id]
-	if !ok {
-		return function.Function{}, false
-	}
-	return i.functions[position], true
+	f, ok := i.byID[id]
+	return f, ok
 }
 
 // ErrNoNetdev is returned for a Function that has no netdev in any network namespace: it has no driver, or one that
@@ -116,11 +112,11 @@ func (i *Inventory) Netdev(id function.ID) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("Function %s: %w", id, err)
 	}
-	name, made, err := netdev(dir)
+	netdevs, name, err := netdev(dir)
 	if err != nil {
 		return "", fmt.Errorf("Function %s: netdev: %w", id, err)
 	}
-	if !made {
+	if netdevs == "" {
 		return "", fmt.Errorf("Function %s: %w", id, ErrNoNetdev)
 	}
 	return name, nil
@@ -138,27 +134,22 @@ func (i *Inventory) Synced(ctx context.Context) bool {
 
 // Run reads the Functions at once and again whenever the kernel tells of a change, until ctx ends. It then returns nil.
 func (i *Inventory) Run(ctx context.Context) error {
-	events := make(chan struct{}, 1)
-	wake := func() {
-		select {
-		case events <- struct{}{}:
-		default: // the next scan sees it too
-		}
-	}
-	if devices := i.pciDevices(); !devices.Exists() {
+	var changes notify.Signal
+	events := changes.Subscribe(ctx)
+	if devices := i.scanner.sysfs.Dir(sysfs.PCIDevices); !devices.Exists() {
 		i.options.Log.Info("This node has no PCI bus, hence no Functions", "path", string(devices))
 	}
 	var listeners sync.WaitGroup
 	defer listeners.Wait()
 	for _, source := range sources {
-		listeners.Go(func() { source.Follow(ctx, i.options.NetNS, wake, i.options.Log) })
+		listeners.Go(func() { source.Follow(ctx, i.options.NetNS, changes.Notify, i.options.Log) })
 	}
 	var failure error
 	for {
 		var pause time.Duration
 		err := i.scan()
-		if err != nil || i.scanner.routesFailed() {
-			pause = retry
+		if routes := i.scanner.problems[problem{"", reasonRoutes}]; err != nil || routes != nil {
+			pause = retry // no event says when the routes, which change while they are read, could be read
 		}
 		if err != nil && (failure == nil || failure.Error() != err.Error()) {
 			i.options.Log.Error(err, "Cannot read the Functions, keeping what is known", "retry", retry.String())
@@ -171,31 +162,28 @@ func (i *Inventory) Run(ctx context.Context) error {
 	}
 }
 
-func (i *Inventory) pciDevices() sysfs.Dir {
-	return sysfs.Root(i.options.SysRoot).Dir(sysfs.PCIDevices)
-}
-
 func (i *Inventory) scan() error {
 	before := i.scanner.problems
 	begin := time.Now()
 	functions, err := i.scanner.scan()
-	i.metrics.scanned(time.Since(begin))
+	i.metrics.duration.Observe(time.Since(begin).Seconds())
 	i.report(before)
 	if err != nil {
-		return fmt.Errorf("%s: %w", i.pciDevices(), err)
+		return err
 	}
-	if i.known() && reflect.DeepEqual(i.functions, functions) { // only this goroutine writes functions
+	first := i.byID == nil // only this goroutine writes functions
+	if !first && reflect.DeepEqual(i.functions, functions) {
 		return nil
 	}
-	positions := make(map[function.ID]int, len(functions))
-	for position, f := range functions {
-		positions[f.ID] = position
+	byID := make(map[function.ID]function.Function, len(functions))
+	for _, f := range functions {
+		byID[f.ID] = f
 	}
 	i.mutex.Lock()
-	i.functions, i.positions = functions, positions
+	i.functions, i.byID = functions, byID
 	i.mutex.Unlock()
 	i.metrics.counted(functions)
-	if !i.known() {
+	if first {
 		close(i.synced)
 	}
 	if i.options.Changed != nil {
@@ -204,46 +192,33 @@ func (i *Inventory) scan() error {
 	return nil
 }
 
-func (i *Inventory) known() bool {
-	select {
-	case <-i.synced:
-		return true
-	default:
-		return false
-	}
-}
-
-// report tells of what was not wrong before.
+// report tells of problems that are not those of the scan before.
 func (i *Inventory) report(before map[problem]error) {
-	for _, c := range slices.SortedFunc(maps.Keys(i.scanner.problems), func(a, b problem) int {
-		return cmp.Or(cmp.Compare(a.entry, b.entry), cmp.Compare(a.why, b.why))
-	}) {
-		err := i.scanner.problems[c]
-		if old := before[c]; old != nil && old.Error() == err.Error() {
+	for p, err := range i.scanner.problems {
+		if old := before[p]; old != nil && old.Error() == err.Error() {
 			continue
 		}
-		i.metrics.skipped.WithLabelValues(string(c.why)).Inc()
-		i.options.Log.Info("Entry of sysfs skipped or incomplete", "entry", c.entry, "reason", c.why, "error", err.Error())
+		i.metrics.skipped.WithLabelValues(string(p.why)).Inc()
+		i.options.Log.Info("Entry of sysfs skipped or incomplete", "entry", p.entry, "reason", p.why, "error", err.Error())
 	}
 }
 
 // find returns the directory of a Function's device.
 func find(root sysfs.Root, id function.ID) (sysfs.Dir, error) {
-	if sfnum, isSF := id.SFNum(); isSF {
-		subfunctions, err := subfunctions(root, func(string, reason, error) {})
-		if err != nil {
-			return "", err
-		}
-		for _, sf := range subfunctions {
-			if sf.parent == id.Address && sf.sfnum == sfnum {
-				return sf.dir, nil
-			}
+	if _, isSF := id.SFNum(); !isSF {
+		if dir := root.PCI(id.Address); dir.Exists() {
+			return dir, nil
 		}
 		return "", fs.ErrNotExist
 	}
-	dir := root.PCI(id.Address)
-	if !dir.Exists() {
-		return "", fs.ErrNotExist
+	sfs, err := subfunctions(root, func(sysfs.Dir, reason, error) {})
+	if err != nil {
+		return "", err
 	}
-	return dir, nil
+	for _, sf := range sfs {
+		if function.SubfunctionID(sf.parent, sf.sfnum) == id {
+			return sf.dir, nil
+		}
+	}
+	return "", fs.ErrNotExist
 }

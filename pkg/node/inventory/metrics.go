@@ -1,8 +1,6 @@
 package inventory
 
 import (
-	"time"
-
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
@@ -37,8 +35,6 @@ func newMetrics(registry prometheus.Registerer) metrics {
 	m.counted(nil)
 	return m
 }
-
-func (m metrics) scanned(took time.Duration) { m.duration.Observe(took.Seconds()) }
 
 func (m metrics) counted(functions []function.Function) {
 	count := map[function.Kind]int{function.PF: 0, function.VF: 0, function.SF: 0}

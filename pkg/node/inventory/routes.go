@@ -1,7 +1,6 @@
 package inventory
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"strings"
@@ -10,13 +9,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
 // readRoutes finds the netdevs that the node reaches the rest of the world by: those of the default routes, IPv4 and IPv6, and
 // what is below them where they are bonds, bridges or VLANs.
 func (s *scanner) readRoutes() {
-	found, err := s.defaultNetdevs()
+	found, err := s.options.DefaultNetdevs()
 	if err != nil {
 		s.report("", reasonRoutes, err)
 		return
@@ -29,30 +27,17 @@ func (s *scanner) readRoutes() {
 			continue
 		}
 		s.routed[netdev] = true
-		found = append(found, lower(s.sysfs, netdev)...)
-	}
-}
-
-// routesFailed says whether the last scan could not read the routes. A list that changes while it is read counts as not
-// read, and no event says when it could be.
-func (s *scanner) routesFailed() bool { return s.problems[problem{"", reasonRoutes}] != nil }
-
-// lower lists the netdevs directly below another one.
-func lower(root sysfs.Root, netdev string) []string {
-	entries, _, err := root.Dir("class/net", netdev).Names()
-	if err != nil {
-		return nil // it went meanwhile
-	}
-	var out []string
-	for _, name := range entries {
-		if lower, ok := strings.CutPrefix(name, "lower_"); ok {
-			out = append(out, lower)
+		entries, _, _ := s.sysfs.Dir("class/net", netdev).Names() // none if it went meanwhile
+		for _, name := range entries {
+			if lower, ok := strings.CutPrefix(name, "lower_"); ok {
+				found = append(found, lower)
+			}
 		}
 	}
-	return out
 }
 
-// defaultNetdevs asks the kernel. A default route may have several next hops.
+// defaultNetdevs asks the kernel for the netdevs that default routes go over. A default route may have several next hops,
+// and in IPv6 one destination may have several routes.
 func defaultNetdevs(netNS string) ([]string, error) {
 	ns, err := namespace.Open(netNS)
 	if err != nil {
@@ -64,26 +49,6 @@ func defaultNetdevs(netNS string) ([]string, error) {
 		return nil, fmt.Errorf("socket: %w", err)
 	}
 	defer handle.Close()
-	indexes, err := defaultIndexes(handle)
-	if err != nil {
-		return nil, fmt.Errorf("list routes: %w", err)
-	}
-	var found []string
-	for _, index := range indexes {
-		link, err := handle.LinkByIndex(index)
-		if errors.As(err, &netlink.LinkNotFoundError{}) {
-			continue
-		}
-		if err != nil {
-			return nil, fmt.Errorf("netdev %d: %w", index, err)
-		}
-		found = append(found, link.Attrs().Name)
-	}
-	return found, nil
-}
-
-// defaultIndexes are those of the netdevs that default routes go over. One destination of IPv6 may have several routes.
-func defaultIndexes(handle *netlink.Handle) ([]int, error) {
 	var indexes []int
 	main := &netlink.Route{Table: unix.RT_TABLE_MAIN}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
@@ -102,21 +67,19 @@ func defaultIndexes(handle *netlink.Handle) ([]int, error) {
 			return true
 		})
 		if err != nil && !errors.Is(err, unix.EAFNOSUPPORT) && !errors.Is(err, unix.EOPNOTSUPP) { // a node without IPv6
-			return nil, err
+			return nil, fmt.Errorf("list routes: %w", err)
 		}
 	}
-	return indexes, nil
-}
-
-// routeMatters says whether a message of rtnetlink is about a default route: a struct nlmsghdr, then a struct
-// rtmsg that begins with the family and the length of the destination (include/uapi/linux/rtnetlink.h).
-func routeMatters(message []byte) bool {
-	if len(message) < unix.SizeofNlMsghdr+unix.SizeofRtMsg {
-		return false
+	var found []string
+	for _, index := range indexes {
+		link, err := handle.LinkByIndex(index)
+		if errors.As(err, &netlink.LinkNotFoundError{}) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("netdev %d: %w", index, err)
+		}
+		found = append(found, link.Attrs().Name)
 	}
-	switch binary.NativeEndian.Uint16(message[4:]) {
-	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
-		return message[unix.SizeofNlMsghdr+1] == 0
-	}
-	return false
+	return found, nil
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -73,43 +74,29 @@ type instance struct {
 	ctime syscall.Timespec
 }
 
-// uplink is a PF's netdev, and what its VFs and SFs take from the PF.
-type uplink struct {
-	driver   string // the PF's
-	netdev   string // its name now, "" if it is not on the host
-	name     string // its name when it was last seen
-	up       bool   // its link when it was last seen
-	linkType string // when it was last seen
-	numVFs   int
-	ddp      ddpProfile
-}
-
 // scanner reads all Functions, again and again, and remembers what need not be read again. It must not be used by
 // several goroutines at once.
 type scanner struct {
-	sysfs sysfs.Root
-	// defaultNetdevs returns the names of the netdevs that the node's default routes go over.
-	defaultNetdevs func() ([]string, error)
-	// ddpProfile returns the name of a PF's DDP package, "" if the driver tells none.
-	ddpProfile func(pf pci.Address) (string, error)
+	sysfs   sysfs.Root
+	options Options // with defaults
 
 	known    map[pci.Address]hardware
-	uplinks  map[pci.Address]uplink
+	before   map[function.ID]lastSeen // by the scan before
 	lastSeen map[function.ID]lastSeen
+	pfs      map[pci.Address]function.Function
 	vdpas    map[string]function.VDPA // by the name of the parent device
 	routed   map[string]bool          // by the name of the netdev; nil as long as the routes could not be read
 	problems map[problem]error
 }
 
 func newScanner(options Options) *scanner {
-	s := &scanner{sysfs: sysfs.Root(options.SysRoot), ddpProfile: options.DDPProfile, defaultNetdevs: options.DefaultNetdevs}
-	if s.ddpProfile == nil {
-		s.ddpProfile = func(pf pci.Address) (string, error) { return devlinkDDPProfile(options.NetNS, pf) }
+	if options.DDPProfile == nil {
+		options.DDPProfile = func(pf pci.Address) (string, error) { return devlinkDDPProfile(options.NetNS, pf) }
 	}
-	if s.defaultNetdevs == nil {
-		s.defaultNetdevs = func() ([]string, error) { return defaultNetdevs(options.NetNS) }
+	if options.DefaultNetdevs == nil {
+		options.DefaultNetdevs = func() ([]string, error) { return defaultNetdevs(options.NetNS) }
 	}
-	return s
+	return &scanner{sysfs: sysfs.Root(options.SysRoot), options: options}
 }
 
 // scan returns all Functions, sorted. Afterwards problems has what was wrong with single entries. An error means that
@@ -121,36 +108,27 @@ func (s *scanner) scan() ([]function.Function, error) {
 		return nil, err
 	}
 	s.readHardware(entries)
-	places := s.places()
-	s.readUplinks(places)
+	places, numVFs := s.findVFs()
 	s.readVDPAs()
 	s.readRoutes()
-	before := s.lastSeen
-	s.lastSeen = make(map[function.ID]lastSeen, len(before))
-	functions, err := s.addSubfunctions(s.pciFunctions(places.of, before), before)
+	s.before, s.lastSeen = s.lastSeen, make(map[function.ID]lastSeen, len(s.lastSeen))
+	functions, err := s.addSubfunctions(s.pciFunctions(places, numVFs))
 	if err != nil {
 		return nil, err
 	}
-	s.dropStale()
+	maps.DeleteFunc(s.problems, func(c problem, _ error) bool {
+		return !s.sysfs.Dir(c.entry).Exists() // it was only about to go away
+	})
 	slices.SortFunc(functions, func(a, b function.Function) int {
 		return cmp.Or(cmp.Compare(a.ID.Address, b.ID.Address), cmp.Compare(a.Index, b.Index))
 	})
 	return functions, nil
 }
 
-func (s *scanner) report(entry string, why reason, err error) {
-	s.problems[problem{entry, why}] = err
-}
-
-// dropStale forgets problems about what was only about to go away.
-func (s *scanner) dropStale() {
-	maps.DeleteFunc(s.problems, func(c problem, _ error) bool {
-		return !s.sysfs.Dir(c.entry).Exists()
-	})
-}
-
-func (s *scanner) reportDevice(a pci.Address, why reason, err error) {
-	s.report(filepath.Join(sysfs.PCIDevices, string(a)), why, err)
+// report notes a problem with an entry of sysfs.
+func (s *scanner) report(entry sysfs.Dir, why reason, err error) {
+	below := strings.TrimPrefix(string(entry), string(s.sysfs.Dir()))
+	s.problems[problem{strings.TrimPrefix(below, "/"), why}] = err
 }
 
 // readHardware brings known up to date. It leaves out what cannot be read.
@@ -159,34 +137,23 @@ func (s *scanner) readHardware(entries []string) {
 	for _, name := range entries {
 		address, err := pci.Parse(name)
 		if err != nil || string(address) != name {
-			s.report(filepath.Join(sysfs.PCIDevices, name), reasonAddress, errors.New("is not a PCI address"))
+			s.report(s.sysfs.Dir(sysfs.PCIDevices, name), reasonAddress, errors.New("is not a PCI address"))
 			continue
 		}
-		now, err := s.instance(address)
-		if err != nil {
-			s.reportDevice(address, reasonDevice, err)
-			continue
-		}
+		dir, why := s.sysfs.PCI(address), reasonDevice
+		now, err := instanceOf(dir)
 		h, ok := s.known[address]
-		if !ok || !h.lasting || h.instance != now {
-			if h, ok = s.readDevice(address); !ok {
-				continue
-			}
+		if err == nil && (!ok || !h.lasting || h.instance != now) {
+			h, why, err = s.readDevice(dir)
 			h.instance = now
+		}
+		if err != nil {
+			s.report(dir, why, err)
+			continue
 		}
 		known[address] = h
 	}
 	s.known = known
-}
-
-func (s *scanner) instance(a pci.Address) (instance, error) {
-	return instanceOf(s.sysfs.PCI(a))
-}
-
-// auxiliaryInstance is that of an SF's auxiliary device; the zero value, which is none's, if it just went.
-func (s *scanner) auxiliaryInstance(dir sysfs.Dir) instance {
-	now, _ := instanceOf(dir)
-	return now
 }
 
 func instanceOf(path sysfs.Dir) (instance, error) {
@@ -197,20 +164,16 @@ func instanceOf(path sysfs.Dir) (instance, error) {
 	return instance{stat.Ino, stat.Ctim}, nil
 }
 
-// readDevice reads what need be known of a device; ok is false where it has to be skipped.
-func (s *scanner) readDevice(a pci.Address) (h hardware, ok bool) {
-	dir := s.sysfs.PCI(a)
+// readDevice reads what does not change of a device. why is the reason of an error, which means that the device has to be
+// skipped.
+func (s *scanner) readDevice(dir sysfs.Dir) (h hardware, why reason, err error) {
 	class, err := dir.Attribute("class")
 	if err == nil {
 		h.class, err = parseClass(class)
 	}
-	if err != nil {
-		s.reportDevice(a, reasonClass, err)
-		return h, false
-	}
-	if h.class == "" {
+	if err != nil || h.class == "" {
 		h.lasting = true
-		return h, true
+		return h, reasonClass, err
 	}
 	for name, id := range map[string]*string{"vendor": &h.vendor, "device": &h.device} {
 		text, err := dir.Attribute(name)
@@ -218,13 +181,18 @@ func (s *scanner) readDevice(a pci.Address) (h hardware, ok bool) {
 			*id, err = parseID(text)
 		}
 		if err != nil {
-			s.reportDevice(a, reasonID, fmt.Errorf("%s: %w", name, err))
-			return h, false
+			return h, reasonID, fmt.Errorf("%s: %w", name, err)
 		}
 	}
-	var numaErr error
-	if h.numaNode, numaErr = numaNode(dir); numaErr != nil {
-		s.reportDevice(a, reasonNUMANode, numaErr)
+	h.numaNode = -1
+	numaNode, numaErr := dir.Attribute("numa_node")
+	if numaErr == nil {
+		h.numaNode, numaErr = parseNUMANode(numaNode)
+	} else if errors.Is(numaErr, fs.ErrNotExist) {
+		numaErr = nil // the kernel was built without NUMA
+	}
+	if numaErr != nil {
+		s.report(dir, reasonNUMANode, numaErr)
 	}
 	if link, err := dir.Target(); err == nil {
 		h.root = parseRoot(link)
@@ -234,125 +202,56 @@ func (s *scanner) readDevice(a pci.Address) (h hardware, ok bool) {
 	if err == nil && pf != "" {
 		h.physfn, err = pci.Parse(pf)
 	}
-	if err != nil {
-		s.reportDevice(a, reasonPhysfn, err)
-		return h, false
-	}
 	h.sriov = dir.Has("sriov_totalvfs")
 	// The kernel shows a new VF before it makes the VF's physfn (pci_iov_add_virtfn in drivers/pci/iov.c).
 	h.lasting = numaErr == nil && (h.sriov || h.physfn != "")
-	return h, true
+	return h, reasonPhysfn, err
 }
 
-// numaNode is -1 with an error if it cannot be read, and without one where the kernel was built without NUMA.
-func numaNode(device sysfs.Dir) (int, error) {
-	text, err := device.Attribute("numa_node")
-	if errors.Is(err, fs.ErrNotExist) {
-		return -1, nil
-	}
-	if err != nil {
-		return -1, err
-	}
-	return parseNUMANode(text)
-}
-
-// readUplinks looks at PFs and their netdevs. While a netdev is away, in a pod for instance, what was seen last still
-// counts; a link that was never seen counts as up, because only a link that is known to be down is a reason not to use
-// a VF.
-func (s *scanner) readUplinks(places vfPlaces) {
-	uplinks := map[pci.Address]uplink{}
-	for address, h := range s.known {
-		if h.class == "" || h.physfn != "" {
-			continue
-		}
-		u, ok := s.uplinks[address]
-		if !ok {
-			u.up = true
-		}
-		u.numVFs = places.count[address]
-		uplinks[address] = s.readUplink(address, h.instance, u)
-	}
-	s.uplinks = uplinks
-}
-
-func (s *scanner) readUplink(pf pci.Address, now instance, u uplink) uplink {
-	device := s.sysfs.PCI(pf)
-	var err error
-	if u.driver, err = device.Link("driver"); err != nil {
-		s.reportDevice(pf, reasonDriver, err)
-	}
-	if u.netdev, _, err = netdev(device); err != nil {
-		s.reportDevice(pf, reasonNetdev, err)
-	}
-	if u.netdev != "" {
-		u = s.readUplinkNetdev(pf, u)
-	}
-	u.ddp = s.readDDPProfile(pf, ddpKey{now, u.driver, u.netdev}, u.ddp)
-	return u
-}
-
-func (s *scanner) readUplinkNetdev(pf pci.Address, u uplink) uplink {
-	device := s.sysfs.PCI(pf)
-	switch up, err := s.carrier(device, u.netdev); {
-	case err == nil:
-		u.up = up
-	case !errors.Is(err, fs.ErrNotExist):
-		s.reportDevice(pf, reasonCarrier, err)
-	}
-	if u.linkType == "" || u.name != u.netdev {
-		u.linkType = s.linkType(device, u.netdev)
-	}
-	u.name = u.netdev
-	return u
-}
-
-// pciFunctions puts PFs and VFs together.
-func (s *scanner) pciFunctions(places map[pci.Address]vfPlace, before map[function.ID]lastSeen) []function.Function {
-	functions := make([]function.Function, 0, len(s.known))
+// pciFunctions puts PFs and VFs together: VFs last, as they take some of what their PF has.
+func (s *scanner) pciFunctions(places map[pci.Address]vfPlace, numVFs map[pci.Address]int) []function.Function {
+	functions, vfs := make([]function.Function, 0, len(s.known)), make([]function.Function, 0, len(places))
+	s.pfs = map[pci.Address]function.Function{}
 	for address, h := range s.known {
 		if h.class == "" {
 			continue
 		}
+		dir := s.sysfs.PCI(address)
 		f := function.Function{
 			ID: function.ID{Address: address}, Kind: function.PF, Class: h.class, PF: address, Index: -1, Vendor: h.vendor, Device: h.device,
 			ACPIIndex: h.acpiIndex, NUMANode: h.numaNode, PCIeRoot: h.root,
 		}
 		at, isVF := places[address]
-		if h.physfn != "" && h.physfn != at.pf {
-			s.complainAboutVF(address, h.physfn)
-			continue
-		}
-		if isVF {
+		_, pfExists := s.known[h.physfn]
+		switch {
+		case isVF:
 			f.Kind, f.PF, f.Index = function.VF, at.pf, at.index
+			vfs = append(vfs, f)
+		case h.physfn == "":
+			f.NumVFs = numVFs[address]
+			s.pfs[address] = s.complete(f, dir, h.instance)
+			functions = append(functions, s.pfs[address])
+		case pfExists:
+			s.report(dir, reasonVirtfn, fmt.Errorf("PF %s has no virtfn link to it", h.physfn))
+		default:
+			s.report(dir, reasonPhysfn, fmt.Errorf("PF %s is not there", h.physfn))
 		}
-		functions = append(functions, s.complete(f, s.sysfs.PCI(address), before[f.ID].of(h.instance)))
+	}
+	for _, vf := range vfs {
+		functions = append(functions, s.complete(vf, s.sysfs.PCI(vf.ID.Address), s.known[vf.ID.Address].instance))
 	}
 	return functions
 }
 
-func (s *scanner) complainAboutVF(vf, pf pci.Address) {
-	if _, ok := s.known[pf]; !ok {
-		s.reportDevice(vf, reasonPhysfn, fmt.Errorf("PF %s is not there", pf))
-		return
-	}
-	s.reportDevice(vf, reasonVirtfn, fmt.Errorf("PF %s has no virtfn link to it", pf))
-}
-
-// place is where a VF belongs.
+// vfPlace is where a VF belongs.
 type vfPlace struct {
 	pf    pci.Address
 	index int
 }
 
-// places is where all VFs belong.
-type vfPlaces struct {
-	of    map[pci.Address]vfPlace
-	count map[pci.Address]int // of VFs, by PF
-}
-
-// places finds the PF and the index of each VF, with one look into the directory of each PF.
-func (s *scanner) places() vfPlaces {
-	found := vfPlaces{make(map[pci.Address]vfPlace, len(s.known)), map[pci.Address]int{}}
+// findVFs finds where each VF belongs, and how many VFs each PF has, by one look into the directory of each PF.
+func (s *scanner) findVFs() (places map[pci.Address]vfPlace, numVFs map[pci.Address]int) {
+	places, numVFs = make(map[pci.Address]vfPlace, len(s.known)), map[pci.Address]int{}
 	for pf, h := range s.known {
 		if h.class == "" || !h.sriov {
 			continue
@@ -360,7 +259,7 @@ func (s *scanner) places() vfPlaces {
 		dir := s.sysfs.PCI(pf)
 		entries, _, err := dir.Names()
 		if err != nil {
-			s.reportDevice(pf, reasonDevice, err)
+			s.report(dir, reasonDevice, err)
 			continue
 		}
 		for _, name := range entries {
@@ -370,20 +269,20 @@ func (s *scanner) places() vfPlaces {
 			}
 			vf, err := s.virtfnTarget(dir, name)
 			if err != nil {
-				s.report(filepath.Join(sysfs.PCIDevices, string(pf), name), reasonVirtfn, err)
+				s.report(dir.Dir(name), reasonVirtfn, err)
 				continue
 			}
-			found.count[pf]++
+			numVFs[pf]++
 			h, ok := s.known[vf]
 			if !ok || h.class == "" || h.physfn != pf && h.physfn != "" {
 				continue // what is wrong is wrong with the VF
 			}
-			if other, taken := found.of[vf]; !taken || index < other.index {
-				found.of[vf] = vfPlace{pf, index}
+			if other, taken := places[vf]; !taken || index < other.index {
+				places[vf] = vfPlace{pf, index}
 			}
 		}
 	}
-	return found
+	return places, numVFs
 }
 
 func (s *scanner) virtfnTarget(dir sysfs.Dir, name string) (pci.Address, error) {
@@ -401,37 +300,28 @@ func (s *scanner) virtfnTarget(dir sysfs.Dir, name string) (pci.Address, error) 
 	return pci.Parse(text)
 }
 
-func (s *scanner) entry(device sysfs.Dir) string {
-	entry, err := filepath.Rel(string(s.sysfs), string(device))
-	if err != nil {
-		return string(device)
-	}
-	return entry
-}
-
-func (s *scanner) addSubfunctions(functions []function.Function, before map[function.ID]lastSeen) ([]function.Function, error) {
+// addSubfunctions adds the SFs of PFs.
+func (s *scanner) addSubfunctions(functions []function.Function) ([]function.Function, error) {
 	found, err := subfunctions(s.sysfs, s.report)
 	if err != nil {
 		return nil, err
 	}
 	seen := map[function.ID]string{}
 	for _, sf := range found {
-		entry := s.entry(sf.dir)
-		parent, ok := s.known[sf.parent]
-		if !ok || parent.class != function.Network {
-			s.report(entry, reasonParent, fmt.Errorf("PF %s is not there", sf.parent))
+		pf, ok := s.pfs[sf.parent]
+		if !ok || pf.Class != function.Network {
+			s.report(sf.dir, reasonParent, fmt.Errorf("PF %s is not there", sf.parent))
 			continue
 		}
-		id := function.SubfunctionID(sf.parent, sf.sfnum)
-		if first, taken := seen[id]; taken {
-			s.report(entry, reasonSFNum, fmt.Errorf("sfnum %d belongs to %s", sf.sfnum, first))
+		f := function.PotentialSF(pf, sf.sfnum)
+		f.Potential, f.AuxDevice = false, filepath.Base(string(sf.dir))
+		if first, taken := seen[f.ID]; taken {
+			s.report(sf.dir, reasonSFNum, fmt.Errorf("sfnum %d belongs to %s", sf.sfnum, first))
 			continue
 		}
-		seen[id] = entry
-		functions = append(functions, s.complete(function.Function{
-			ID: id, Kind: function.SF, Class: function.Network, PF: sf.parent, Index: int(sf.sfnum), Vendor: parent.vendor, Device: parent.device,
-			NUMANode: parent.numaNode, PCIeRoot: parent.root, AuxDevice: sf.name,
-		}, sf.dir, before[id].of(s.auxiliaryInstance(sf.dir))))
+		seen[f.ID] = filepath.Join(sysfs.AuxiliaryDevices, f.AuxDevice)
+		now, _ := instanceOf(sf.dir) // the zero value, which is no other's, if it just went
+		functions = append(functions, s.complete(f, sf.dir, now))
 	}
 	return functions, nil
 }

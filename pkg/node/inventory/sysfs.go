@@ -89,20 +89,20 @@ func parseRoot(link string) string {
 	return root
 }
 
-// netdev is the name that a device's netdev has on the host, "" if there is none there. made says that there is one at
-// all, in whatever network namespace.
-func netdev(device sysfs.Dir) (name string, made bool, err error) {
-	dir, netdevs, err := device.Netdevs()
-	return own(dir, netdevs), dir != "", err
+// netdev finds a device's netdev: the directory of all that it has, "" if there is none in whatever network namespace,
+// and its name, "" if it is not on the host.
+func netdev(device sysfs.Dir) (dir sysfs.Dir, name string, err error) {
+	dir, names, err := device.Netdevs()
+	return dir, own(dir, names), err
 }
 
-// own chooses among the netdevs of one device, which are in dir. A PF whose eswitch is in switchdev mode also has the representors; a
-// card with one function for two ports has a netdev for each, and the first port's counts.
+// own chooses among the netdevs of one device, which are in dir. A PF whose eswitch is in switchdev mode also has the
+// representors; a card with one function for two ports has a netdev for each, and the first port's counts.
 func own(dir sysfs.Dir, netdevs []string) string {
-	if len(netdevs) == 0 {
+	switch len(netdevs) {
+	case 0:
 		return ""
-	}
-	if len(netdevs) == 1 {
+	case 1:
 		return netdevs[0]
 	}
 	type candidate struct {
@@ -113,9 +113,8 @@ func own(dir sysfs.Dir, netdevs []string) string {
 	candidates := make([]candidate, 0, len(netdevs))
 	for _, name := range netdevs {
 		portName, _ := dir.Dir(name).Attribute("phys_port_name") // EOPNOTSUPP is usual
-		port, _ := dir.Dir(name).Attribute("dev_port")
-		number, _ := strconv.Atoi(port)
-		candidates = append(candidates, candidate{name, rank(portName), number})
+		port, _ := dir.Dir(name).Number("dev_port")
+		candidates = append(candidates, candidate{name, rank(portName), port})
 	}
 	return slices.MinFunc(candidates, func(a, b candidate) int {
 		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.port, b.port), cmp.Compare(a.name, b.name))
@@ -134,38 +133,15 @@ func rank(portName string) int {
 	return 1
 }
 
-// netdevDir is the directory of a device's netdev.
-func (s *scanner) netdevDir(device sysfs.Dir, netdev string) sysfs.Dir {
-	if dir := device.Dir("net", netdev); dir.Exists() {
-		return dir
-	}
-	return s.sysfs.Dir("class/net", netdev) // it is a virtio device's
-}
-
-// carrier says whether a device's netdev has a link. The kernel refuses to read carrier while the netdev is down.
-func (s *scanner) carrier(device sysfs.Dir, netdev string) (bool, error) {
-	dir := s.netdevDir(device, netdev)
-	if carrier, err := dir.Attribute("carrier"); err == nil {
-		return carrier == "1", nil
-	}
-	state, err := dir.Attribute("operstate")
-	if err != nil {
-		return false, fmt.Errorf("netdev %s: %w", netdev, err)
-	}
-	return state == "up", nil
-}
-
-// subfunction is an SF's auxiliary device.
+// subfunction is an SF's auxiliary device, such as mlx5_core.sf.2.
 type subfunction struct {
-	name   string // of the device: "mlx5_core.sf.2"
 	dir    sysfs.Dir
-	parent pci.Address
+	parent pci.Address // the PF
 	sfnum  uint32
 }
 
-// subfunctions lists the SFs: auxiliary devices such as mlx5_core.sf.2, whose parent is the PF's PCI device. bad is
-// called for each that cannot be read.
-func subfunctions(root sysfs.Root, bad func(entry string, why reason, err error)) ([]subfunction, error) {
+// subfunctions lists the SFs. bad is called for each that cannot be read.
+func subfunctions(root sysfs.Root, bad func(entry sysfs.Dir, why reason, err error)) ([]subfunction, error) {
 	entries, err := root.Dir(sysfs.AuxiliaryDevices).Sorted()
 	if err != nil {
 		return nil, err
@@ -175,28 +151,29 @@ func subfunctions(root sysfs.Root, bad func(entry string, why reason, err error)
 		if !strings.Contains(name, ".sf.") {
 			continue
 		}
-		entry, dir := filepath.Join(sysfs.AuxiliaryDevices, name), root.Auxiliary(name)
-		link, err := dir.Target()
+		sf, why, err := readSubfunction(root.Auxiliary(name))
 		if err != nil {
-			bad(entry, reasonParent, err)
+			bad(sf.dir, why, err)
 			continue
 		}
-		parent, err := pci.Parse(filepath.Base(filepath.Dir(link)))
-		if err != nil {
-			bad(entry, reasonParent, fmt.Errorf("%s: is not below a PCI device", link))
-			continue
-		}
-		text, err := dir.Attribute("sfnum")
-		if err != nil {
-			bad(entry, reasonSFNum, err)
-			continue
-		}
-		sfnum, err := parseSFNum(text)
-		if err != nil {
-			bad(entry, reasonSFNum, err)
-			continue
-		}
-		out = append(out, subfunction{name, dir, parent, sfnum})
+		out = append(out, sf)
 	}
 	return out, nil
+}
+
+// readSubfunction reads the SF that has this auxiliary device. why is the reason of the error.
+func readSubfunction(dir sysfs.Dir) (sf subfunction, why reason, err error) {
+	sf.dir = dir
+	link, err := dir.Target()
+	if err != nil {
+		return sf, reasonParent, err
+	}
+	if sf.parent, err = pci.Parse(filepath.Base(filepath.Dir(link))); err != nil {
+		return sf, reasonParent, fmt.Errorf("%s: is not below a PCI device", link)
+	}
+	text, err := dir.Attribute("sfnum")
+	if err == nil {
+		sf.sfnum, err = parseSFNum(text)
+	}
+	return sf, reasonSFNum, err
 }

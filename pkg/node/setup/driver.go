@@ -1,6 +1,7 @@
 package setup
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"golang.org/x/sync/singleflight"
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -50,7 +52,7 @@ type PCIDrivers struct {
 	Trace func(step string)
 	Log   logr.Logger
 
-	writes writes
+	orders singleflight.Group // that the kernel is carrying out
 }
 
 const (
@@ -76,14 +78,13 @@ func (p *PCIDrivers) Plan(ctx context.Context, want journal.Attachment) (journal
 	if own == wish.Driver {
 		return wish, nil // whoever bound it, it stays
 	}
-	if err := p.usable(d, f, wish.Driver); err != nil {
-		return wish, fmt.Errorf("cannot be bound to %s: %w", wish.Driver, err)
+	if err = p.usable(d, f, wish.Driver); err == nil {
+		wish.Netdev, err = p.snapshot(ctx, d, want)
 	}
-	wish.Netdev, err = p.snapshot(ctx, d, want)
 	if err != nil {
-		return wish, fmt.Errorf("cannot be bound to %s: %w", wish.Driver, err)
+		err = fmt.Errorf("cannot be bound to %s: %w", wish.Driver, err)
 	}
-	return wish, nil
+	return wish, err
 }
 
 // usable says why a driver cannot be bound, or must not be.
@@ -104,37 +105,14 @@ func (p *PCIDrivers) usable(d device, f function.Function, driver string) error 
 	if override != "" && override != driver {
 		return fmt.Errorf("driver_override is %q, which somebody else set", override)
 	}
-	return p.isolated(d)
-}
-
-// isolated says why a program must not have the device, or cannot: there is no IOMMU that keeps it from the node's
-// memory and nobody allowed to do without, or the IOMMU cannot tell it from other devices that are in use.
-func (p *PCIDrivers) isolated(d device) error {
-	group, peers, err := d.group()
-	if err != nil {
-		return err
-	}
-	if group == "" && !p.worksWithoutIOMMU() {
-		return errors.New("it has no IOMMU group: turn the IOMMU on, in the firmware and by the kernel's command line " +
-			"(intel_iommu=on), or the no-IOMMU mode of vfio (enable_unsafe_noiommu_mode)")
-	}
-	if len(peers) > 0 {
-		return fmt.Errorf("its IOMMU group %s also has %s: a program gets all devices of a group or none",
-			group, strings.Join(peers, ", "))
-	}
-	return nil
-}
-
-func (p *PCIDrivers) worksWithoutIOMMU() bool {
-	mode, err := sysfs.Root(p.SysRoot).Dir("module/vfio/parameters").Attribute("enable_unsafe_noiommu_mode")
-	return err == nil && mode == "Y"
+	return d.isolated()
 }
 
 // snapshot is what the netdev is that ends with the driver, nil where there is none.
 func (p *PCIDrivers) snapshot(ctx context.Context, d device, want journal.Attachment) (*netdev.Snapshot, error) {
 	before, err := lifecycle.Device(p.Functions, want)
 	if errors.Is(err, netdev.ErrNoNetdev) {
-		if d.netdevAway() {
+		if dir, names, err := d.Netdevs(); err == nil && dir != "" && len(names) == 0 {
 			return nil, errors.New("its netdev is in another network namespace, where somebody may use it")
 		}
 		return nil, nil
@@ -172,11 +150,11 @@ func (p *PCIDrivers) bind(ctx context.Context, d device, driver string) error {
 		return err
 	}
 	if current != "" {
-		if err := p.write(ctx, d, "unbind "+current, target{d.root.PCIDriver(current), "unbind", d.name}); err != nil {
+		if err := p.tell(ctx, d, current, "unbind"); err != nil {
 			return err
 		}
 	}
-	return p.write(ctx, d, "bind "+driver, target{d.root.PCIDriver(driver), "bind", d.name})
+	return p.tell(ctx, d, driver, "bind")
 }
 
 // Restore implements [Drivers]. A Function that is gone needs none; one that somebody gave yet another driver keeps
@@ -225,7 +203,7 @@ func (p *PCIDrivers) unbind(ctx context.Context, d device, driver string) (curre
 	if err := p.awaitUnused(ctx, d); err != nil {
 		return "", err
 	}
-	return "", p.write(ctx, d, "unbind "+driver, target{d.root.PCIDriver(driver), "unbind", d.name})
+	return "", p.tell(ctx, d, driver, "unbind")
 }
 
 // bindOwn binds the Function's own driver. One that somebody else had bind meanwhile is as good.
@@ -233,7 +211,7 @@ func (p *PCIDrivers) bindOwn(ctx context.Context, d device, own string) error {
 	if !d.root.PCIDriver(own).Exists() {
 		return errors.New("the node does not have that driver any more: load its module again")
 	}
-	err := p.write(ctx, d, "bind "+own, target{d.root.PCIDriver(own), "bind", d.name})
+	err := p.tell(ctx, d, own, "bind")
 	if current, _ := d.driver(); current == own {
 		return nil
 	}
@@ -261,10 +239,7 @@ func (p *PCIDrivers) restoreNetdev(ctx context.Context, a journal.Attachment) er
 		restored, err = p.Engine.Restore(ctx, device, *before, netdev.Place{})
 		return err == nil, nil
 	})
-	if err == nil && restored.Name == "" {
-		err = waitErr // not tried even once
-	}
-	if err != nil {
+	if err = cmp.Or(err, waitErr); err != nil {
 		return err
 	}
 	for _, note := range restored.Notes {
@@ -275,9 +250,7 @@ func (p *PCIDrivers) restoreNetdev(ctx context.Context, a journal.Attachment) er
 }
 
 // await waits until the inventory knows of a state of the Function.
-func (p *PCIDrivers) await(
-	ctx context.Context, id function.ID, what string, is func(function.Function) bool,
-) error {
+func (p *PCIDrivers) await(ctx context.Context, id function.ID, what string, is func(function.Function) bool) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, settleTime, fmt.Errorf("is not there after %s", settleTime))
 	defer cancel()
 	err := loop.Until(ctx, p.Changes, func() bool {
@@ -290,28 +263,39 @@ func (p *PCIDrivers) await(
 	return nil
 }
 
-func (p *PCIDrivers) setOverride(ctx context.Context, d device, driver string) error {
-	value := driver
-	if value == "" {
-		value = "\n" // an empty write would not reach the kernel
-	}
-	return p.write(ctx, d, "driver_override "+driver, target{d.Dir, "driver_override", value})
+// tell has a driver bind or unbind the device, as order says.
+func (p *PCIDrivers) tell(ctx context.Context, d device, driver, order string) error {
+	return p.write(ctx, d, order+" "+driver, d.root.PCIDriver(driver), order, d.name)
 }
 
-// write gives sysfs an order that is carried out when write returns, unless ctx ends before, or it takes too long: as
-// long as the unbinding of a device blocks, so does everything else that is done to its driver.
-func (p *PCIDrivers) write(ctx context.Context, d device, step string, to target) error {
+// setOverride lets this driver alone be bound, or any where it is "".
+func (p *PCIDrivers) setOverride(ctx context.Context, d device, driver string) error {
+	value := cmp.Or(driver, "\n") // an empty write would not reach the kernel
+	return p.write(ctx, d, "driver_override "+driver, d.Dir, "driver_override", value)
+}
+
+// write gives the kernel an order about the device by a file of sysfs, and waits until it is carried out. That may block:
+// the unbinding of vfio-pci does as long as a program has the device open, and so does all else that is done to the
+// driver. write gives up after a while, or when ctx ends.
+func (p *PCIDrivers) write(ctx context.Context, d device, step string, dir sysfs.Dir, file, value string) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, settleTime, fmt.Errorf("is not done after %s", settleTime))
 	defer cancel()
 	p.trace(step)
-	err := p.writes.do(ctx, to)
-	if err != nil && ctx.Err() != nil {
-		return p.stillUsed(d, err)
+	select {
+	case done := <-p.give(dir, file, value):
+		return done.Err
+	case <-ctx.Done():
+		return p.stillUsed(d, fmt.Errorf("write %q to %s: %w", strings.TrimSpace(value), dir.Dir(file), context.Cause(ctx)))
 	}
-	return err
+}
+
+// give gives the kernel an order, which it carries out at some time even if nobody waits for that. The same order is not
+// given a second time meanwhile.
+func (p *PCIDrivers) give(dir sysfs.Dir, file, value string) <-chan singleflight.Result {
+	return p.orders.DoChan(string(dir.Dir(file))+" "+value, func() (any, error) { return nil, dir.Write(file, value) })
 }
 
 func (p *PCIDrivers) trace(step string) {

@@ -1,12 +1,11 @@
 package setup
 
 import (
-	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
@@ -48,40 +47,38 @@ func (d device) override() (string, error) {
 // (driver_managed_dma in the kernel). Those of vfio do too, but are other programs' and there is one group for both.
 var harmless = []string{"", "pcieport", "pci-stub"}
 
-// group returns the name of the device's IOMMU group, "" where there is none, and the other devices in it that are in
-// use, for people.
-func (d device) group() (name string, peers []string, err error) {
-	name, err = d.Link("iommu_group")
-	if err != nil || name == "" {
-		return "", nil, err
+// isolated says why a program must not have the device, or cannot: there is no IOMMU that keeps it from the node's
+// memory and nobody allowed to do without, or the IOMMU cannot tell it from other devices that are in use.
+func (d device) isolated() error {
+	group, err := d.Link("iommu_group")
+	if err != nil {
+		return err
+	}
+	mode, _ := d.root.Dir("module/vfio/parameters").Attribute("enable_unsafe_noiommu_mode")
+	if group == "" && mode != "Y" {
+		return errors.New("it has no IOMMU group: turn the IOMMU on, in the firmware and by the kernel's command line " +
+			"(intel_iommu=on), or the no-IOMMU mode of vfio (enable_unsafe_noiommu_mode)")
 	}
 	members := d.Dir.Dir("iommu_group/devices")
 	names, err := members.Sorted()
 	if err != nil {
-		return "", nil, err
+		return err
 	}
+	var peers []string
 	for _, member := range names {
 		driver, err := members.Dir(member).Link("driver")
 		if err == nil && member != d.name && !slices.Contains(harmless, driver) {
 			peers = append(peers, fmt.Sprintf("%s (driver %s)", member, driver))
 		}
 	}
-	return name, peers, nil
+	if len(peers) > 0 {
+		return fmt.Errorf("its IOMMU group %s also has %s: a program gets all devices of a group or none",
+			group, strings.Join(peers, ", "))
+	}
+	return nil
 }
 
-// enabled says whether the device's driver has enabled it: the file counts how often.
-func (d device) enabled() bool {
-	n, err := d.Number("enable")
-	return err == nil && n != 0
-}
-
-// netdevAway says whether the device has a netdev, and none on the host.
-func (d device) netdevAway() bool {
-	dir, names, err := d.Netdevs()
-	return err == nil && dir != "" && len(names) == 0
-}
-
-// users are the netdevs on top of the device's, such as bonds, bridges and VLANs.
+// users lists the netdevs on top of the device's, such as bonds, bridges and VLANs.
 func (d device) users(netdev string) []string {
 	dir, _, _ := d.Netdevs()
 	links, _ := dir.Dir(netdev).Sorted()
@@ -92,55 +89,4 @@ func (d device) users(netdev string) []string {
 		}
 	}
 	return users
-}
-
-// writes are orders to sysfs. One may block in the kernel: the unbinding of vfio-pci does as long as a program has the
-// device open. It is then carried out whenever that ends, whether somebody waits for it or not, and must not be given a
-// second time.
-type writes struct {
-	mutex   sync.Mutex
-	running map[target]*order
-}
-
-// target is where an order goes, and what it is.
-type target struct {
-	dir         sysfs.Dir
-	file, value string
-}
-
-type order struct {
-	done chan struct{}
-	err  error // once done is closed
-}
-
-// do gives an order, or waits for the same one that was given before, until ctx ends.
-func (w *writes) do(ctx context.Context, to target) error {
-	o := w.give(to)
-	select {
-	case <-o.done:
-		return o.err
-	case <-ctx.Done():
-		return fmt.Errorf("write %q to %s: %w", strings.TrimSpace(to.value), to.dir.Dir(to.file), context.Cause(ctx))
-	}
-}
-
-func (w *writes) give(to target) *order {
-	w.mutex.Lock()
-	defer w.mutex.Unlock()
-	if o := w.running[to]; o != nil {
-		return o
-	}
-	o := &order{done: make(chan struct{})}
-	if w.running == nil {
-		w.running = map[target]*order{}
-	}
-	w.running[to] = o
-	go func() {
-		o.err = to.dir.Write(to.file, to.value)
-		w.mutex.Lock()
-		defer w.mutex.Unlock()
-		delete(w.running, to)
-		close(o.done)
-	}()
-	return o
 }

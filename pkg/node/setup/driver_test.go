@@ -362,24 +362,23 @@ func TestBlockedWrite(t *testing.T) {
 	must.Succeed(t, os.MkdirAll(h.path("proc/4711/fd"), 0o755))
 	must.Succeed(t, os.Symlink("/host/dev/vfio/42", h.path("proc/4711/fd/7")))
 	p := h.drivers()
-	order := target{sysfs.Dir(filepath.Dir(pipe)), "blocks", "once"}
+	dir := sysfs.Dir(filepath.Dir(pipe))
 	for range 2 {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
-		err := p.write(ctx, p.device(vf), "unbind vfio-pci", order)
+		err := p.write(ctx, p.device(vf), "unbind vfio-pci", dir, "blocks", "once")
 		cancel()
 		if !errors.Is(err, context.DeadlineExceeded) ||
 			!strings.Contains(err.Error(), "IOMMU group 42 is open in process 4711 (testpmd), which must end first") {
 			t.Errorf("error %v", err)
 		}
 	}
-	given := p.writes.give(order) // before it can be carried out, after which it would be given anew
+	given := p.give(dir, "blocks", "once") // before it can be carried out, after which it would be given anew
 	content, err := os.ReadFile(pipe)
 	must.Succeed(t, err)
 	if got := string(content); got != "once" {
 		t.Errorf("the kernel was told %q", got)
 	}
-	<-given.done
-	must.Succeed(t, given.err)
+	must.Succeed(t, (<-given).Err)
 }
 
 func TestBare(t *testing.T) {

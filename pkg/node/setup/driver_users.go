@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -18,7 +19,7 @@ import (
 // awaitUnused waits a little until no program has the device's IOMMU group open. vfio-pci would not let the device go,
 // and a process that waits in the kernel for that cannot even be killed.
 func (p *PCIDrivers) awaitUnused(ctx context.Context, d device) error {
-	group, _, err := d.group()
+	group, err := d.Link("iommu_group")
 	if err != nil || group == "" {
 		return err
 	}
@@ -47,51 +48,37 @@ func (p *PCIDrivers) isOpen(d device, group string) bool {
 			return true
 		}
 	}
-	return d.enabled()
+	enabled, err := d.Number("enable") // counts how often
+	return err == nil && enabled != 0
 }
 
-// nodesOf are where a group's device node can be, below /dev. That of a group without an IOMMU has a prefix.
+// nodesOf lists where a group's device node can be, below /dev. That of a group without an IOMMU has a prefix.
 func nodesOf(group string) []string {
 	return []string{"vfio/" + group, "vfio/" + quirk.NoIOMMUPrefix + group}
 }
 
-// stillUsed says, as far as that can be seen, who has a device.
+// stillUsed adds to an error, as far as that can be seen, which processes have the device's IOMMU group open: "process
+// 4711 (dpdk-testpmd)". The directory of the node that a process opened is not compared, as it is below that process's own
+// root.
 func (p *PCIDrivers) stillUsed(d device, err error) error {
-	group, _, groupErr := d.group()
+	group, groupErr := d.Link("iommu_group")
 	if groupErr != nil || group == "" {
 		return err
 	}
-	holders := p.holders(group)
+	nodes := nodesOf(group)
+	descriptors, _ := filepath.Glob(filepath.Join(p.ProcRoot, "[0-9]*/fd/*"))
+	var holders []string
+	for _, fd := range descriptors {
+		target, _ := os.Readlink(fd) // the process may have ended
+		if slices.ContainsFunc(nodes, func(node string) bool { return strings.HasSuffix(target, "/"+node) }) {
+			process := filepath.Dir(filepath.Dir(fd))
+			name, _ := os.ReadFile(filepath.Join(process, "comm"))
+			holders = append(holders, fmt.Sprintf("process %s (%s)", filepath.Base(process), strings.TrimSpace(string(name))))
+		}
+	}
 	if len(holders) == 0 {
 		return fmt.Errorf("IOMMU group %s: %w", group, err)
 	}
-	return fmt.Errorf("IOMMU group %s is open in %s, which must end first: %w", group, strings.Join(holders, ", "), err)
-}
-
-// holders are the processes that have a group open: "process 4711 (dpdk-testpmd)".
-func (p *PCIDrivers) holders(group string) []string {
-	descriptors, _ := filepath.Glob(filepath.Join(p.ProcRoot, "[0-9]*/fd/*"))
-	var holders []string
-	seen := map[string]bool{}
-	for _, fd := range descriptors {
-		target, err := os.Readlink(fd)
-		process := filepath.Dir(filepath.Dir(fd))
-		if err != nil || seen[process] || !isNodeOf(target, group) {
-			continue
-		}
-		seen[process] = true
-		name, _ := os.ReadFile(filepath.Join(process, "comm"))
-		holders = append(holders, fmt.Sprintf("process %s (%s)", filepath.Base(process), strings.TrimSpace(string(name))))
-	}
-	return holders
-}
-
-// isNodeOf compares without the directory, which is that of the process's own root.
-func isNodeOf(path, group string) bool {
-	for _, node := range nodesOf(group) {
-		if strings.HasSuffix(path, "/"+node) {
-			return true
-		}
-	}
-	return false
+	return fmt.Errorf("IOMMU group %s is open in %s, which must end first: %w",
+		group, strings.Join(slices.Compact(holders), ", "), err)
 }

@@ -4,9 +4,11 @@
 package setup
 
 import (
+	"cmp"
 	"context"
 	"errors"
 
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
@@ -29,20 +31,35 @@ type Drivers interface {
 	Restore(ctx context.Context, a journal.Attachment) error
 }
 
-// Setup does what attachments say. It is what package lifecycle has Functions set up by.
+// Wanted is what the owner of a Function wants done to it; nil for nothing. spec is that of the Function's DevicePool,
+// driver the one that the pod itself asks for, "" for the pool's, and mac the one that an SF is made with, "" for any.
+func Wanted(
+	spec v1alpha1.DevicePoolSpec, f function.ID, driver v1alpha1.FunctionDriver, mac function.MAC,
+) *journal.Setup {
+	wish := journal.Setup{Driver: string(cmp.Or(driver, spec.Driver))}
+	if number, isSF := f.SFNum(); isSF && spec.SFs.Has(number) {
+		wish.SF, wish.MAC = true, mac
+	}
+	if wish == (journal.Setup{}) {
+		return nil
+	}
+	return &wish
+}
+
+// Runner does what attachments say about setup. Package lifecycle calls it.
 type Runner struct {
 	SFs     SFs
 	Drivers Drivers
 }
 
 // Plan refuses what cannot be done, and says what will be undone.
-func (o *Runner) Plan(ctx context.Context, want journal.Attachment) (*journal.Setup, error) {
+func (r *Runner) Plan(ctx context.Context, want journal.Attachment) (*journal.Setup, error) {
 	_, isSF := want.Function.SFNum()
 	switch {
 	case isSF && want.Setup.Driver != "": // its address is that of its PF
 		return nil, errors.New("an SF is no PCI device: no other driver can be bound to it")
 	case want.Setup.Driver != "":
-		planned, err := o.Drivers.Plan(ctx, want)
+		planned, err := r.Drivers.Plan(ctx, want)
 		return &planned, err
 	case want.Setup.SF:
 		return want.Setup, nil
@@ -51,17 +68,54 @@ func (o *Runner) Plan(ctx context.Context, want journal.Attachment) (*journal.Se
 }
 
 // SetUp does what the attachment's Setup says.
-func (o *Runner) SetUp(ctx context.Context, a journal.Attachment) error {
+func (r *Runner) SetUp(ctx context.Context, a journal.Attachment) error {
 	if a.Setup.SF {
-		return o.SFs.Make(ctx, a.Function, a.Setup.MAC)
+		return r.SFs.Make(ctx, a.Function, a.Setup.MAC)
 	}
-	return o.Drivers.Bind(ctx, a.Function, a.Setup.Driver)
+	return r.Drivers.Bind(ctx, a.Function, a.Setup.Driver)
 }
 
 // TearDown undoes it, as far as it was done.
-func (o *Runner) TearDown(ctx context.Context, a journal.Attachment) error {
+func (r *Runner) TearDown(ctx context.Context, a journal.Attachment) error {
 	if a.Setup.SF {
-		return o.SFs.Delete(ctx, a.Function)
+		return r.SFs.Delete(ctx, a.Function)
 	}
-	return o.Drivers.Restore(ctx, a)
+	return r.Drivers.Restore(ctx, a)
+}
+
+// OwnDrivers shows Functions as they are when nobody has them: with their own driver and what it makes of them, not with the
+// one that is bound for an owner. A pool that selects Functions by their driver keeps them so while they are allocated.
+type OwnDrivers struct {
+	Functions interface {
+		Snapshot() []function.Function
+		Get(function.ID) (function.Function, bool)
+	}
+	Journal interface{ All() []journal.Attachment }
+}
+
+// Get returns a Function as it is now, with whatever is bound.
+func (b OwnDrivers) Get(id function.ID) (function.Function, bool) { return b.Functions.Get(id) }
+
+// Snapshot returns all Functions, in the order of the inventory. The caller owns the result.
+func (b OwnDrivers) Snapshot() []function.Function {
+	// A record is there before the driver is changed, and until the inventory has seen that it was changed back: of two
+	// looks, one before and one after the Functions were seen, one has it.
+	setups := map[function.ID]*journal.Setup{}
+	b.add(setups)
+	functions := b.Functions.Snapshot()
+	b.add(setups)
+	for i := range functions {
+		if o := setups[functions[i].ID]; o != nil {
+			functions[i].Driver, functions[i].RDMA = o.Own, o.RDMA
+		}
+	}
+	return functions
+}
+
+func (b OwnDrivers) add(setups map[function.ID]*journal.Setup) {
+	for _, a := range b.Journal.All() {
+		if a.Setup != nil && a.Setup.Driver != "" {
+			setups[a.Function] = a.Setup
+		}
+	}
 }

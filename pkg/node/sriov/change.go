@@ -32,8 +32,26 @@ const (
 	showTimeout = time.Second
 )
 
-// give gives a PF as many VFs as are wanted, where nobody uses it. making is called before the PF is touched. What is
-// returned says why it does not have them; nil that it does.
+// problem is why a PF does not have what a DevicePool asks for. It becomes a [v1alpha1.Shortage].
+type problem struct {
+	reason  string // one of those of the condition Supplied
+	message string // what is missing and what to do, without the PF
+	// tried says that the number of VFs was written, in vain. Only a later try may help, not a Function that is released.
+	tried bool
+	// final says that another try would cost the VFs that there are.
+	final bool
+}
+
+func problemf(reason, format string, arguments ...any) *problem {
+	return &problem{reason: reason, message: fmt.Sprintf(format, arguments...)}
+}
+
+func (p *problem) shortage(pf pci.Address) v1alpha1.Shortage {
+	return v1alpha1.Shortage{PF: string(pf), Reason: p.reason, Message: fmt.Sprintf("PF %s %s", pf, p.message)}
+}
+
+// give gives a PF as many VFs as are wanted, unless somebody uses it. making is called before the PF is touched. The
+// result says why the PF does not have them; nil if it has.
 func (v *VFs) give(ctx context.Context, pf pci.Address, want int, making func(have int)) *problem {
 	have, p := v.look(pf, want)
 	if p != nil || have == want {
@@ -41,10 +59,10 @@ func (v *VFs) give(ctx context.Context, pf pci.Address, want int, making func(ha
 	}
 	vfs, err := v.vfs(pf)
 	if err != nil {
-		return v.failed(pf, err)
+		return failed(err)
 	}
 	// Once before the locks are taken, so that those who have a Function are not disturbed.
-	if p := v.inUse(ctx, pf, vfs); p != nil {
+	if p = v.inUse(ctx, pf, vfs); p != nil {
 		return p
 	}
 	unlock, err := v.lock(ctx, pf, vfs)
@@ -54,40 +72,45 @@ func (v *VFs) give(ctx context.Context, pf pci.Address, want int, making func(ha
 	defer unlock()
 	now, err := v.vfs(pf)
 	if err != nil {
-		return v.failed(pf, err)
+		return failed(err)
 	}
 	if !slices.Equal(vfs, now) {
 		return problemf(v1alpha1.ReasonBusy, "is being changed by somebody else")
 	}
-	if p := v.inUse(ctx, pf, vfs); p != nil {
+	if p = v.inUse(ctx, pf, vfs); p != nil {
 		return p
 	}
 	making(have)
 	start := time.Now()
-	p = v.change(ctx, pf, have, want)
-	v.Metrics.changed(time.Since(start), p)
-	if p == nil {
-		v.Log.Info("PF has the VFs that are wanted", "pf", pf, "from", have, "to", want, "took", time.Since(start).String())
+	p = v.change(pf, have, want)
+	took := time.Since(start)
+	v.Metrics.seconds.Observe(took.Seconds())
+	if p != nil {
+		p.tried = true
+		v.Metrics.changes.WithLabelValues("failed").Inc()
+		return p
 	}
-	return p
+	v.Metrics.changes.WithLabelValues("done").Inc()
+	v.Log.Info("PF has the VFs that are wanted", "pf", pf, "from", have, "to", want, "took", took.String())
+	return nil
 }
 
 // look says how many VFs the PF has, and whether it can have as many as are wanted.
 func (v *VFs) look(pf pci.Address, want int) (have int, p *problem) {
 	have, err := v.device(pf).Number(numVFs)
+	if errors.Is(err, fs.ErrNotExist) && want == 0 {
+		return 0, nil
+	}
 	if errors.Is(err, fs.ErrNotExist) {
-		if want == 0 {
-			return 0, nil
-		}
 		return 0, problemf(v1alpha1.ReasonNotSupported,
 			"cannot have VFs: the kernel shows no sriov_numvfs; is SR-IOV on in the card and in the machine's firmware?")
 	}
 	if err != nil {
-		return 0, v.failed(pf, err)
+		return 0, failed(err)
 	}
 	total, err := v.device(pf).Number(totalVFs)
 	if err != nil {
-		return 0, v.failed(pf, err)
+		return 0, failed(err)
 	}
 	if want > total {
 		return have, tooMany(want, total)
@@ -121,27 +144,25 @@ func (v *VFs) lock(ctx context.Context, pf pci.Address, vfs []pci.Address) (unlo
 	return unlock, nil
 }
 
-// change goes by way of 0, as the kernel makes VFs only where there are none. What it began it ends, whether ctx ends
-// or not: a process that is killed in between finds another number than the wanted one when it comes back, and goes on
-// from there.
-func (v *VFs) change(ctx context.Context, pf pci.Address, have, want int) *problem {
-	ctx = context.WithoutCancel(ctx)
+// change goes by way of 0, as the kernel makes VFs only where there are none. It cannot be interrupted: only a process
+// that is killed leaves another number than the wanted one, and goes on from there when it comes back.
+func (v *VFs) change(pf pci.Address, have, want int) *problem {
 	if have > 0 {
-		if p := v.write(ctx, pf, 0); p != nil {
+		if p := v.write(pf, 0); p != nil {
 			return p
 		}
 	}
 	if want == 0 {
 		return nil
 	}
-	p := v.write(ctx, pf, want)
+	p := v.write(pf, want)
 	if p == nil || have == 0 {
 		return p
 	}
 	if vfs, err := v.vfs(pf); err != nil || len(vfs) > 0 {
 		return p // those that there are, are better than none
 	}
-	if back := v.write(ctx, pf, have); back != nil {
+	if back := v.write(pf, have); back != nil {
 		p.message += fmt.Sprintf("; the %d VFs that it had are gone, as it then %s", have, back.message)
 		return p
 	}
@@ -151,31 +172,32 @@ func (v *VFs) change(ctx context.Context, pf pci.Address, have, want int) *probl
 }
 
 // write has the kernel make n VFs where there are none, or take all away, and looks whether it did.
-func (v *VFs) write(ctx context.Context, pf pci.Address, n int) *problem {
+func (v *VFs) write(pf pci.Address, n int) *problem {
 	if v.Writing != nil {
 		v.Writing(pf, n)
 	}
 	if err := v.device(pf).Write(numVFs, strconv.Itoa(n)); err != nil {
 		return v.refused(pf, n, err)
 	}
-	var vfs []pci.Address
-	err := wait.PollUntilContextTimeout(ctx, 5*time.Millisecond, showTimeout, true, func(context.Context) (bool, error) {
-		var err error
-		vfs, err = v.vfs(pf)
-		return len(vfs) == n, err
-	})
+	have := 0
+	err := wait.PollUntilContextTimeout(context.Background(), 5*time.Millisecond, showTimeout, true,
+		func(context.Context) (bool, error) {
+			vfs, err := v.vfs(pf)
+			have = len(vfs)
+			return have == n, err
+		})
 	switch {
-	case wait.Interrupted(err):
-		p := problemf(v1alpha1.ReasonRefused, "has %d VFs after driver %s was told to make %d: see the kernel's log",
-			len(vfs), v.driver(pf), n)
-		if p.final = len(vfs) > 0; p.final {
-			p.message += "; it is left alone until numVFs or its driver changes"
-		}
-		return p
-	case err != nil:
-		return v.failed(pf, err)
+	case err == nil:
+		return nil
+	case !wait.Interrupted(err):
+		return failed(err)
 	}
-	return nil
+	p := problemf(v1alpha1.ReasonRefused, "has %d VFs after driver %s was told to make %d: see the kernel's log", have, v.driver(pf), n)
+	if have > 0 {
+		p.final = true
+		p.message += "; it is left alone until numVFs or its driver changes"
+	}
+	return p
 }
 
 // refused says what the kernel's answer means (sriov_numvfs_store in drivers/pci/iov.c, and the driver's
@@ -211,7 +233,7 @@ func (v *VFs) driver(pf pci.Address) string {
 	return driver
 }
 
-// failed is about sysfs, where it does not say what it should.
-func (v *VFs) failed(pf pci.Address, err error) *problem {
+// failed is about a sysfs that cannot be read, or says what it should not.
+func failed(err error) *problem {
 	return problemf(v1alpha1.ReasonRefused, "has VFs that cannot be changed: %v", err)
 }

@@ -1,9 +1,8 @@
 package sriov
 
 import (
-	"time"
-
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
 // Metrics are those of [VFs].
@@ -14,13 +13,14 @@ type Metrics struct {
 
 // NewMetrics registers the metrics.
 func NewMetrics(registry prometheus.Registerer) *Metrics {
+	factory := promauto.With(registry)
 	m := &Metrics{
-		changes: prometheus.NewCounterVec(prometheus.CounterOpts{
+		changes: factory.NewCounterVec(prometheus.CounterOpts{
 			Name: "xpu_supply_vf_changes_total",
 			Help: "Changes of how many VFs a PF has (numVFs), by result: done or failed. " +
 				"What is refused before the PF is touched is not counted.",
 		}, []string{"result"}),
-		seconds: prometheus.NewHistogram(prometheus.HistogramOpts{
+		seconds: factory.NewHistogram(prometheus.HistogramOpts{
 			Name:    "xpu_supply_vf_change_seconds",
 			Help:    "How long the kernel took to change how many VFs a PF has.",
 			Buckets: prometheus.ExponentialBuckets(0.1, 2, 10),
@@ -29,18 +29,7 @@ func NewMetrics(registry prometheus.Registerer) *Metrics {
 	for _, result := range []string{"done", "failed"} {
 		m.changes.WithLabelValues(result)
 	}
-	registry.MustRegister(m.changes, m.seconds)
 	return m
-}
-
-// changed counts one change.
-func (m *Metrics) changed(took time.Duration, p *problem) {
-	result := "done"
-	if p != nil {
-		result = "failed"
-	}
-	m.changes.WithLabelValues(result).Inc()
-	m.seconds.Observe(took.Seconds())
 }
 
 // shortagesDesc is of what [VFs.Collect] counts whenever it is asked.

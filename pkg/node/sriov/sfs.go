@@ -9,8 +9,6 @@ import (
 
 	"github.com/go-logr/logr"
 	"golang.org/x/sys/unix"
-	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/utils/ptr"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -50,52 +48,45 @@ type SFMaker struct {
 	Log     logr.Logger
 
 	mutex  sync.Mutex
-	unsure map[pci.Address]*lookAgain // PFs of which the kernel does not tell whether they can have SFs
+	unsure map[pci.Address]nextLook // PFs of which the kernel does not tell whether they can have SFs
 }
 
-// lookAgain is when a PF is asked about again.
-type lookAgain struct {
-	pauses  *wait.Backoff
-	pending bool
+// nextLook is when a PF is asked about again, and how long after the look before.
+type nextLook struct {
+	at    time.Time
+	pause time.Duration
 }
 
 // NoSFs says what keeps a PF from having SFs made; nil if nothing does. It is cheap, but waits while the card changes
 // its eswitch. Where the kernel does not tell, it calls for another look, later each time.
 func (m *SFMaker) NoSFs(pf pci.Address) *v1alpha1.Shortage {
 	problem := m.noSFs(pf)
-	m.know(pf, problem == nil || problem.reason != v1alpha1.ReasonRefused)
+	m.lookAgain(pf, problem != nil && problem.reason == v1alpha1.ReasonRefused)
 	if problem == nil {
 		return nil
 	}
-	return ptr.To(problem.shortage(pf))
+	return new(problem.shortage(pf))
 }
 
-// know calls for another look at a PF of which it is not known whether it can have SFs.
-func (m *SFMaker) know(pf pci.Address, known bool) {
+// lookAgain calls for another look at a PF, unless one is called for, or the kernel tells whether the PF can have SFs.
+func (m *SFMaker) lookAgain(pf pci.Address, unsure bool) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
-	if known {
+	if !unsure {
 		delete(m.unsure, pf)
 		return
 	}
-	if m.unsure == nil {
-		m.unsure = map[pci.Address]*lookAgain{}
-	}
-	look := m.unsure[pf]
-	if look == nil {
-		look = &lookAgain{pauses: retries()}
-		m.unsure[pf] = look
-	}
-	if look.pending {
+	next := m.unsure[pf]
+	if time.Now().Before(next.at) {
 		return
 	}
-	look.pending = true
-	time.AfterFunc(look.pauses.Step(), func() {
-		m.mutex.Lock()
-		look.pending = false
-		m.mutex.Unlock()
-		m.Changed()
-	})
+	next.pause = min(max(2*next.pause, firstRetry), slowestRetry)
+	next.at = time.Now().Add(next.pause)
+	if m.unsure == nil {
+		m.unsure = map[pci.Address]nextLook{}
+	}
+	m.unsure[pf] = next
+	time.AfterFunc(next.pause, m.Changed)
 }
 
 func (m *SFMaker) noSFs(pf pci.Address) *problem {
@@ -125,7 +116,10 @@ func (m *SFMaker) Make(ctx context.Context, sf function.ID, mac function.MAC) er
 	made := port == nil
 	if made {
 		if problem := m.noSFs(sf.Address); problem != nil {
-			return m.notOurs(sf, problem)
+			if _, exists := m.Functions.Get(sf); exists {
+				return nil // a DPU makes SFs for its host, which are used as they are
+			}
+			return fmt.Errorf("SF %s: cannot be made: PF %s %s", sf, sf.Address, problem.message)
 		}
 		if port, err = m.add(sf, others); err != nil {
 			return err
@@ -134,8 +128,9 @@ func (m *SFMaker) Make(ctx context.Context, sf function.ID, mac function.MAC) er
 	if err := m.activate(ctx, sf, *port, mac); err != nil {
 		return fmt.Errorf("SF %s: %w", sf, err)
 	}
-	if err := m.await(ctx, sf, func(f function.Function, exists bool) bool {
-		return exists && f.Netdev != ""
+	if err := loop.Until(ctx, m.Changes, func() bool {
+		f, _ := m.Functions.Get(sf)
+		return f.Netdev != ""
 	}); err != nil {
 		return fmt.Errorf("SF %s: has no netdev on the host although it is active: %s (%w)", sf, m.diagnose(sf), err)
 	}
@@ -164,24 +159,14 @@ func (m *SFMaker) port(sf function.ID) (port *devlink.Port, all []devlink.Port, 
 	return nil, all, nil
 }
 
-// notOurs is about an SF that cannot be made here. It may exist nevertheless: a DPU makes SFs for its host, and they
-// are taken as they are.
-func (m *SFMaker) notOurs(sf function.ID, problem *problem) error {
-	if _, exists := m.Functions.Get(sf); exists {
-		return nil
-	}
-	return fmt.Errorf("SF %s: cannot be made: PF %s %s", sf, sf.Address, problem.message)
-}
-
 // add makes the SF's port, beside the others of its PF.
 func (m *SFMaker) add(sf function.ID, others []devlink.Port) (*devlink.Port, error) {
 	sfnum, _ := sf.SFNum()
 	port, err := m.Devlink.AddSF(devlink.OfPCI(sf.Address), pfNumber(sf.Address, others), sfnum)
-	switch {
-	case errors.Is(err, unix.ENOSPC):
-		return nil, fmt.Errorf("SF %s: PF %s can have no more SFs; its pools' spec.sfs or spec.maxAllocated must be less: %w",
-			sf, sf.Address, err)
-	case err != nil:
+	if errors.Is(err, unix.ENOSPC) {
+		err = fmt.Errorf("PF %s can have no more SFs; its pools' spec.sfs or spec.maxAllocated must be less: %w", sf.Address, err)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("SF %s: %w", sf, err)
 	}
 	return &port, nil
@@ -206,18 +191,14 @@ func pfNumber(pf pci.Address, ports []devlink.Port) uint16 {
 
 // activate gives the SF its MAC and its device. Drivers take a MAC only before there is a device, which reads it when
 // it is made. One with another MAC gets a new device, and the old one is gone before.
-func (m *SFMaker) activate(
-	ctx context.Context, sf function.ID, port devlink.Port, mac function.MAC,
-) error {
-	change := func(to devlink.FunctionChange) error {
-		return m.Devlink.SetFunction(port.Device, port.Index, to)
-	}
+func (m *SFMaker) activate(ctx context.Context, sf function.ID, port devlink.Port, mac function.MAC) error {
+	change := func(to devlink.FunctionChange) error { return m.Devlink.SetFunction(port.Device, port.Index, to) }
 	if mac != "" && port.Function.MAC != mac {
 		if port.Function.Active {
-			if err := change(devlink.FunctionChange{Active: ptr.To(false)}); err != nil {
+			if err := change(devlink.FunctionChange{Active: new(false)}); err != nil {
 				return err
 			}
-			if err := m.await(ctx, sf, gone); err != nil {
+			if err := m.awaitGone(ctx, sf); err != nil {
 				return fmt.Errorf("its device is still there although it is not active: %w", err)
 			}
 			port.Function.Active = false
@@ -229,16 +210,15 @@ func (m *SFMaker) activate(
 	if port.Function.Active {
 		return nil
 	}
-	return change(devlink.FunctionChange{Active: ptr.To(true)})
+	return change(devlink.FunctionChange{Active: new(true)})
 }
 
-func gone(_ function.Function, exists bool) bool { return !exists }
-
-// await waits until the inventory shows the SF as it is expected.
-func (m *SFMaker) await(
-	ctx context.Context, sf function.ID, expected func(f function.Function, exists bool) bool,
-) error {
-	return loop.Until(ctx, m.Changes, func() bool { return expected(m.Functions.Get(sf)) })
+// awaitGone waits until the inventory has no such SF.
+func (m *SFMaker) awaitGone(ctx context.Context, sf function.ID) error {
+	return loop.Until(ctx, m.Changes, func() bool {
+		_, exists := m.Functions.Get(sf)
+		return !exists
+	})
 }
 
 // diagnose says why an active SF may have no netdev.
@@ -277,7 +257,7 @@ func (m *SFMaker) Delete(ctx context.Context, sf function.ID) error {
 			return fmt.Errorf("SF %s: %w", sf, err)
 		}
 	}
-	if err := m.await(ctx, sf, gone); err != nil {
+	if err := m.awaitGone(ctx, sf); err != nil {
 		return fmt.Errorf("SF %s: its device is still there although its port is deleted: %w", sf, err)
 	}
 	if port != nil {
@@ -288,7 +268,7 @@ func (m *SFMaker) Delete(ctx context.Context, sf function.ID) error {
 
 // remove deletes an SF's port, after its device: some drivers refuse to delete an active one.
 func (m *SFMaker) remove(port devlink.Port) error {
-	err := m.Devlink.SetFunction(port.Device, port.Index, devlink.FunctionChange{Active: ptr.To(false)})
+	err := m.Devlink.SetFunction(port.Device, port.Index, devlink.FunctionChange{Active: new(false)})
 	if err == nil {
 		err = m.Devlink.DeletePort(port.Device, port.Index)
 	}

@@ -1,7 +1,6 @@
 package sriov
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -52,58 +51,49 @@ func NetdevUse(netdev string) (string, error) {
 	return "", nil
 }
 
-// shownUses is how many users a message names.
+// shownUses is how many uses a message names.
 const shownUses = 3
 
-// inUse says who has the PF or one of its VFs; nil if nobody has. Those are asked first who know without being asked.
+// inUse says who has the PF or one of its VFs; nil if nobody has.
 func (v *VFs) inUse(ctx context.Context, pf pci.Address, vfs []pci.Address) *problem {
-	concerns := func(id function.ID) bool { return concerns(id, pf, vfs) }
-	for _, look := range []func() ([]string, error){
-		func() ([]string, error) { return v.recorded(concerns), nil },
-		func() ([]string, error) { return v.usedByPF(pf) },
-		func() ([]string, error) { return v.usedOnHost(vfs) },
-		func() ([]string, error) { return v.assigned(ctx, concerns, len(vfs) > 0) },
-	} {
-		uses, err := look()
-		if err != nil {
-			return problemf(v1alpha1.ReasonInUse, "may be in use: %v", err)
-		}
-		if len(uses) > 0 {
-			return problemf(v1alpha1.ReasonInUse, "is in use: %s; its VFs are changed when that has ended", list(uses))
-		}
+	uses, err := v.uses(ctx, pf, vfs)
+	if err != nil {
+		return problemf(v1alpha1.ReasonInUse, "may be in use: %v", err)
 	}
-	return nil
-}
-
-// list names the first few.
-func list(uses []string) string {
+	if len(uses) == 0 {
+		return nil
+	}
 	more := ""
 	if len(uses) > shownUses {
 		more = fmt.Sprintf(" and %d more", len(uses)-shownUses)
 	}
-	return strings.Join(uses[:min(len(uses), shownUses)], ", ") + more
+	return problemf(v1alpha1.ReasonInUse, "is in use: %s%s; its VFs are changed when that has ended",
+		strings.Join(uses[:min(len(uses), shownUses)], ", "), more)
 }
 
-// recorded are those whom the journal knows.
-func (v *VFs) recorded(concerns func(function.ID) bool) []string {
-	var uses []string
+// uses asks the journal, the host and the kubelet in turn who has the PF or one of its VFs, until one of them knows.
+func (v *VFs) uses(ctx context.Context, pf pci.Address, vfs []pci.Address) (uses []string, err error) {
+	// A Function concerns the PF if it would feel another number of VFs. vfs are all VFs of the PF: the journal's other VFs
+	// are of before a reboot, and their pods wait for them to be made again. SFs do not feel the first VFs
+	// (mlx5_device_enable_sriov in drivers/net/ethernet/mellanox/mlx5/core).
+	concerned := func(id function.ID) bool {
+		if _, isSF := id.SFNum(); isSF && len(vfs) == 0 {
+			return false
+		}
+		return id.Address == pf || slices.Contains(vfs, id.Address)
+	}
 	for _, a := range v.Journal.All() {
-		if concerns(a.Function) {
+		if concerned(a.Function) {
 			uses = append(uses, a.Function.String()+" belongs to "+owner(a))
 		}
 	}
-	return uses
-}
-
-// concerns says whether who has a Function would feel it if the PF got another number of VFs: it is the PF, one of
-// these VFs, which are all that it has, or one of its SFs. Other VFs are of before a reboot, and their pods wait for
-// them to be there again, maybe together with SFs, which exist again before. To make the first VFs is nothing to SFs
-// (mlx5_device_enable_sriov in drivers/net/ethernet/mellanox/mlx5/core).
-func concerns(id function.ID, pf pci.Address, vfs []pci.Address) bool {
-	if _, isSF := id.SFNum(); isSF && len(vfs) == 0 {
-		return false
+	if len(uses) == 0 {
+		uses, err = v.usedOnHost(pf, vfs)
 	}
-	return id.Address == pf || slices.Contains(vfs, id.Address)
+	if len(uses) == 0 && err == nil {
+		uses, err = v.assigned(ctx, concerned, len(vfs) > 0)
+	}
+	return uses, err
 }
 
 // owner names whom the journal has for a Function.
@@ -119,17 +109,15 @@ func owner(a journal.Attachment) string {
 	return "a pod"
 }
 
-// usedByPF is about the PF itself: its netdev is in another network namespace.
-func (v *VFs) usedByPF(pf pci.Address) ([]string, error) {
+// usedOnHost lists what the host, one of its programs, or a container that nobody here knows has of the PF and its VFs.
+func (v *VFs) usedOnHost(pf pci.Address, vfs []pci.Address) ([]string, error) {
 	dir, names, err := v.device(pf).Netdevs()
-	if err != nil || len(names) > 0 || dir == "" {
+	if err != nil {
 		return nil, err
 	}
-	return []string{"its netdev is in another network namespace"}, nil
-}
-
-// usedOnHost are VFs that the host or one of its programs has, or a container that nobody here knows.
-func (v *VFs) usedOnHost(vfs []pci.Address) ([]string, error) {
+	if dir != "" && len(names) == 0 {
+		return []string{"its netdev is in another network namespace"}, nil
+	}
 	var uses []string
 	for _, vf := range vfs {
 		use, err := v.useOf(vf)
@@ -171,9 +159,9 @@ func (v *VFs) useOf(vf pci.Address) (string, error) {
 	return "", nil
 }
 
-// assigned are pods that the kubelet knows, by whatever device plugin or DRA driver they have a Function. That the
+// assigned lists the pods that the kubelet knows, by whatever device plugin or DRA driver they have a Function. That the
 // kubelet does not answer matters only where there are VFs: the netdev of a PF that a pod has is not on the host.
-func (v *VFs) assigned(ctx context.Context, concerns func(function.ID) bool, haveVFs bool) ([]string, error) {
+func (v *VFs) assigned(ctx context.Context, concerned func(function.ID) bool, haveVFs bool) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	assigned, err := v.Assignments.Assigned(ctx)
@@ -182,10 +170,10 @@ func (v *VFs) assigned(ctx context.Context, concerns func(function.ID) bool, hav
 	}
 	var uses []string
 	for text, assignment := range assigned {
-		if id, err := function.ParseID(text); err == nil && concerns(id) {
+		if id, err := function.ParseID(text); err == nil && concerned(id) {
 			uses = append(uses, fmt.Sprintf("%s belongs to %s", id, assignment))
 		}
 	}
-	slices.SortFunc(uses, cmp.Compare)
+	slices.Sort(uses)
 	return uses, nil
 }
