@@ -42,7 +42,7 @@ const (
 	// patience bounds what the suite waits for.
 	patience = 30 * time.Second
 	// enough is how long the suite gives a provisioner to find out that something is not going to happen.
-	enough = 2 * time.Second
+	enough = 300 * time.Millisecond
 )
 
 // Start makes a provisioner for the xPU with this OPI agent, for one case, and whatever it needs; the records are the
@@ -179,16 +179,32 @@ func (s *suite) empty() {
 	}
 }
 
-// refuses fails the test unless there is an error that has all these texts in it.
-func (s *suite) refuses(err error, texts ...string) {
+// refuses fails the test unless the call, which is not going to work, comes to say all these texts in its error. It is
+// repeated as long as it was too short for that.
+func (s *suite) refuses(call func(ctx context.Context) error, texts ...string) {
 	s.Helper()
-	if err == nil {
-		s.Fatalf("no error, want one with %q", texts)
-	}
-	for _, text := range texts {
-		if !strings.Contains(err.Error(), text) {
-			s.Errorf("error %q, want %q in it", err, text)
+	for {
+		ctx, cancel := context.WithTimeout(s.ctx, enough)
+		err := call(ctx)
+		cancel()
+		if err == nil {
+			s.Fatalf("no error, want one with %q", texts)
 		}
+		lacks := slices.DeleteFunc(slices.Clone(texts), func(text string) bool { return strings.Contains(err.Error(), text) })
+		if len(lacks) == 0 {
+			return
+		}
+		if s.ctx.Err() != nil {
+			s.Fatalf("error %q, want %q in it", err, lacks)
+		}
+	}
+}
+
+// tries is a call of Provision.
+func (s *suite) tries(r provisioning.Request) func(ctx context.Context) error {
+	return func(ctx context.Context) error {
+		_, err := s.try(ctx, r)
+		return err
 	}
 }
 
@@ -205,13 +221,6 @@ func (s *suite) run() {
 	if err := s.agent.Run(); err != nil {
 		s.Fatal(err)
 	}
-}
-
-// soon is the context of a call that is not going to work.
-func (s *suite) soon() context.Context {
-	ctx, cancel := context.WithTimeout(s.ctx, enough)
-	s.Cleanup(cancel)
-	return ctx
 }
 
 func (s *suite) provisions() {
@@ -309,8 +318,7 @@ func (s *suite) isRefused() {
 	s.agent.Set(func(b *opitest.Behaviour) {
 		b.Realise = func(string) error { return errors.New("no such representor") }
 	})
-	_, err := s.try(s.soon(), request(vf(0), Blue))
-	s.refuses(err, vf(0).ID.String(), Blue, XPU, "no such representor")
+	s.refuses(s.tries(request(vf(0), Blue)), vf(0).ID.String(), Blue, XPU, "no such representor")
 	s.deprovision(vf(0))
 	s.empty()
 }
@@ -321,16 +329,14 @@ func (s *suite) isTakenAfterAll() {
 }
 
 func (s *suite) missesNetwork() {
-	_, err := s.try(s.soon(), request(vf(0), "nowhere"))
-	s.refuses(err, vf(0).ID.String(), "nowhere", "name another one")
+	s.refuses(s.tries(request(vf(0), "nowhere")), vf(0).ID.String(), "nowhere", "name another one")
 	s.deprovision(vf(0))
 }
 
 func (s *suite) missesXPU() {
 	f := vf(0)
 	f.PF = "0000:5e:00.0"
-	_, err := s.try(s.soon(), request(f, Blue))
-	s.refuses(err, f.ID.String(), "PF 0000:5e:00.0", "add ")
+	s.refuses(s.tries(request(f, Blue)), f.ID.String(), "PF 0000:5e:00.0", "add ")
 	if message := s.tested.Away(f); message != "" {
 		s.Errorf("Away = %q of a Function that has no xPU", message)
 	}
@@ -367,8 +373,7 @@ func (s *suite) isAway() {
 func (s *suite) waitsForAgent() {
 	s.agent.Stop()
 	r := request(vf(0), Blue)
-	_, err := s.try(s.soon(), r)
-	s.refuses(err, vf(0).ID.String(), Blue, XPU)
+	s.refuses(s.tries(r), vf(0).ID.String(), Blue, XPU)
 	done := make(chan error, 1)
 	go func() {
 		_, err := s.try(s.ctx, r)
@@ -385,8 +390,7 @@ func (s *suite) deprovisionsLater() {
 	s.agent.Set(func(b *opitest.Behaviour) { b.KeepOnStop = true })
 	s.provision(request(vf(0), Blue))
 	s.agent.Stop()
-	err := s.tryRelease(s.soon(), vf(0))
-	s.refuses(err, vf(0).ID.String(), XPU)
+	s.refuses(func(ctx context.Context) error { return s.tryRelease(ctx, vf(0)) }, vf(0).ID.String(), XPU)
 	done := make(chan error, 1)
 	go func() { done <- s.tryRelease(s.ctx, vf(0)) }()
 	s.run()
