@@ -185,16 +185,6 @@ func (e *Engine) changeVF(pf *PF, c vfChange) error {
 	return nil
 }
 
-// changeVFPatiently also waits for a carrier that the PF lacks: a card that has just made VFs, or was just brought up,
-// is without for some seconds.
-func (e *Engine) changeVFPatiently(ctx context.Context, pf *PF, c vfChange) error {
-	err := e.changeVF(pf, c)
-	if errors.Is(err, errNoCarrier) && e.awaitCarrier(ctx, pf) {
-		return e.changeVF(pf, c)
-	}
-	return err
-}
-
 // awaitCarrier says whether the PF has a carrier in the end. It does not wait for one of a PF that is down, and for no
 // more than half of the time that the caller has: the rest is for undoing and for telling why (a container runtime gives
 // an NRI plugin 2 s, and starts the pod without it if it takes longer).
