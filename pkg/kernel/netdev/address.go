@@ -26,13 +26,10 @@ func addAddress(pod *conn, l netlink.Link, address netip.Prefix) error {
 		return err
 	}
 	have, listErr := addresses(pod, l)
-	if listErr != nil {
-		return errors.Join(err, listErr)
-	}
 	if slices.Contains(have, address) {
 		return nil
 	}
-	return err
+	return errors.Join(err, listErr)
 }
 
 // addRoute adds a route, and accepts that the very same is there already.
@@ -55,11 +52,8 @@ func addRoute(pod *conn, l netlink.Link, route function.Route) error {
 		return nil
 	}
 	other, listErr := routeTo(pod, route)
-	if listErr != nil {
-		return errors.Join(err, listErr)
-	}
 	if other == nil {
-		return err
+		return errors.Join(err, listErr)
 	}
 	if other.LinkIndex == r.LinkIndex && other.Gw.Equal(r.Gw) {
 		return nil

@@ -61,24 +61,19 @@ func (c Conf) properties() []property {
 }
 
 // parseConf reads IFLA_AF_SPEC.
-func parseConf(data []byte) (c Conf, err error) {
+func parseConf(data []byte) (Conf, error) {
 	families, err := attribute.Parse(data)
 	if err != nil {
-		return c, fmt.Errorf("sysctls: %w", err)
+		return Conf{}, err
 	}
 	four, fourErr := families.Nested(unix.AF_INET)
 	six, sixErr := families.Nested(unix.AF_INET6)
-	if err := errors.Join(fourErr, sixErr); err != nil {
-		return c, fmt.Errorf("sysctls: %w", err)
-	}
-	c.IPv4 = uint32s(four[unix.IFLA_INET_CONF])
-	if families.Has(unix.AF_INET6) {
-		c.IPv6 = conf6Of(uint32s(six[unix.IFLA_INET6_CONF]), six[inet6AddrGenMode])
-	}
-	return c, nil
+	return Conf{
+		IPv4: uint32s(four[unix.IFLA_INET_CONF]), IPv6: conf6Of(uint32s(six[unix.IFLA_INET6_CONF]), six[inet6AddrGenMode]),
+	}, errors.Join(fourErr, sixErr)
 }
 
-// conf6Of picks those of conf6; nil where the kernel does not tell all.
+// conf6Of picks those of conf6; nil where there is no IPv6, or the kernel does not tell all.
 func conf6Of(all []uint32, addrGenMode []byte) []int32 {
 	var list []int32
 	for _, s := range conf6 {

@@ -154,7 +154,7 @@ func (c *conn) get(index int, attributes ...*nl.RtAttr) (*link, error) {
 		return nil, fmt.Errorf("link: %w", err)
 	}
 	if l.conf, err = parseConf(attrs[unix.IFLA_AF_SPEC]); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("sysctls: %w", err)
 	}
 	if !c.conf6 {
 		l.conf.IPv6 = nil

@@ -166,12 +166,11 @@ func (e *Engine) complete(ctx context.Context, s Snapshot, device Device) (_ Sna
 	if err != nil {
 		return Snapshot{}, fmt.Errorf("rate of %s: %w", device.Port, err)
 	}
-	if !limits {
-		return s, nil
-	}
-	s.Rate = &rate
-	if s.VF != nil {
-		s.VF.MinTxRate, s.VF.MaxTxRate = 0, 0 // some PFs show the rate object's here too, and none can set it
+	if limits {
+		s.Rate = &rate
+		if s.VF != nil {
+			s.VF.MinTxRate, s.VF.MaxTxRate = 0, 0 // some PFs show the rate object's here too, and none can set it
+		}
 	}
 	return s, nil
 }
@@ -215,7 +214,7 @@ func (e *Engine) Attach(ctx context.Context, device Device, before Snapshot, pla
 		return observed, nil
 	}
 	if _, undo := e.Restore(context.WithoutCancel(ctx), device, before, place); undo != nil {
-		return Observed{}, errors.Join(err, fmt.Errorf("undo: %w", undo))
+		err = errors.Join(err, fmt.Errorf("undo: %w", undo))
 	}
 	return Observed{}, err
 }
@@ -253,11 +252,16 @@ func (e *Engine) attach(ctx context.Context, device Device, before Snapshot, pla
 	return observed, err
 }
 
-// enforce makes the PF and the eswitch enforce what to says, stopping at the first thing that one of them refuses.
+// enforce makes the PF and the eswitch enforce what to says, stopping at the first thing that one of them refuses. It waits
+// for a carrier that the PF lacks: a card that has just made VFs, or was just brought up, is without for some seconds.
 func (e *Engine) enforce(ctx context.Context, device Device, from, to Snapshot) error {
 	if from.VF != nil && to.VF != nil {
 		for _, c := range vfChanges(*from.VF, *to.VF) {
-			if err := e.changeVFPatiently(ctx, device.PF, c); err != nil {
+			err := e.changeVF(device.PF, c)
+			if errors.Is(err, errNoCarrier) && e.awaitCarrier(ctx, device.PF) {
+				err = e.changeVF(device.PF, c)
+			}
+			if err != nil {
 				return err
 			}
 		}

@@ -65,7 +65,11 @@ func (e *Engine) moveToHost(pod *conn, l *link, device Device, before Snapshot) 
 	if err := e.dropStacked(pod, index); err != nil {
 		return fmt.Errorf("netdev %s in the pod: %w", now.Name, err)
 	}
-	e.freeMAC(device.PF, before)
+	if device.PF != nil { // some drivers refuse the netdev its own MAC while the PF gives the VF the pod's
+		if vf, err := e.host.vf(device.PF); err == nil {
+			_ = e.undoVF(device.PF, *vf, vf.with(nil, before.VF.MAC)) // reconcile tells of what fails
+		}
+	}
 	flags, mask := before.flags()
 	if before.Conf != nil {
 		flags &^= unix.IFF_UP // until the host's sysctls are there again, by which IPv6 starts
@@ -112,17 +116,6 @@ func (e *Engine) dropForeignAltNames(c *conn, index int, now Snapshot, keep []st
 		}
 	}
 	return nil
-}
-
-// freeMAC takes the pod's administrative MAC from the VF, without which some drivers refuse the netdev its own one. A
-// failure shows again in reconcile.
-func (e *Engine) freeMAC(pf *PF, before Snapshot) {
-	if pf == nil {
-		return
-	}
-	if now, err := e.host.vf(pf); err == nil {
-		_ = e.undoVF(pf, *now, now.with(nil, before.VF.MAC))
-	}
 }
 
 // reconcile undoes on the host what differs. A second round catches what was in the way of something else in the
