@@ -36,10 +36,14 @@ type Ports interface {
 	Wait(ctx context.Context, c *resourceapi.ResourceClaim, f function.ID) (*v1alpha1.XPUPort, error)
 }
 
-// Functions knows the node's Functions, and the DevicePools that the administrator declared for them.
+// DevicePools knows what the administrator declared for this node.
+type DevicePools interface {
+	DevicePool(name string) (v1alpha1.DevicePoolSpec, bool)
+}
+
+// Functions knows the node's Functions.
 type Functions interface {
 	Get(function.ID) (function.Function, bool)
-	DevicePool(name string) (v1alpha1.DevicePoolSpec, bool)
 }
 
 // Lifecycle decides who has a Function; see [lifecycle.Manager].
@@ -47,19 +51,6 @@ type Lifecycle interface {
 	Admit(ctx context.Context, want journal.Attachment) (lifecycle.Decision, error)
 	Reserve(ctx context.Context, want journal.Attachment) error
 	Unprepare(ctx context.Context, claim types.UID) error
-}
-
-// Runtime tells of pods' sandboxes, in which Functions are attached.
-type Runtime interface {
-	// AwaitConnected returns nil once the runtime would tell of sandboxes. The error says what to do if it does not
-	// before ctx ends.
-	AwaitConnected(ctx context.Context) error
-}
-
-// Pods knows pods at the API server.
-type Pods interface {
-	// Going says whether a pod is being deleted, or gone.
-	Going(ctx context.Context, pod journal.Pod) (bool, error)
 }
 
 const (
@@ -73,17 +64,20 @@ const (
 // Driver prepares claims. It implements [kubeletplugin.DRAPlugin].
 type Driver struct {
 	Functions   Functions
+	DevicePools DevicePools
 	Ports       Ports
 	Journal     *journal.Journal
 	Lifecycle   Lifecycle
 	DeviceNodes *devnode.Finder
-	// Runtime and Pods may be nil: nothing is asked of them then.
-	Runtime Runtime
-	Pods    Pods
+	// RuntimeConnected, where set, returns nil once the container runtime would tell of pods' sandboxes, in which Functions
+	// are attached. The error says what to do if it does not before ctx ends.
+	RuntimeConnected func(ctx context.Context) error
+	// PodGoing, where set, says whether a pod is being deleted, or gone.
+	PodGoing func(ctx context.Context, pod journal.Pod) (bool, error)
 	// CDI is the directory that the runtime reads: /var/run/cdi. It has a file for each claim, by which the runtime learns
 	// what a container gets of its Functions: environment and device nodes.
-	CDI     *cdi.Dir
-	Health  *HealthReporter
+	CDI *cdi.Dir
+	*HealthReporter
 	Metrics *Metrics
 	Log     logr.Logger
 
@@ -168,23 +162,23 @@ func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim, toge
 
 // awaitRuntime fails if the runtime would not tell of the pod's sandbox.
 func (d *Driver) awaitRuntime(ctx context.Context) error {
-	if d.Runtime == nil {
+	if d.RuntimeConnected == nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, runtimeTimeout)
 	defer cancel()
-	return d.Runtime.AwaitConnected(ctx)
+	return d.RuntimeConnected(ctx)
 }
 
 // whilePodStays returns a context that ends when the pod is being deleted. stop must be called.
 func (d *Driver) whilePodStays(ctx context.Context, pod journal.Pod) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var watching sync.WaitGroup
-	if d.Pods != nil {
+	if d.PodGoing != nil {
 		watching.Go(func() {
 			for loop.Sleep(ctx, podInterval) {
 				// An API server that does not answer says nothing about the pod.
-				if going, err := d.Pods.Going(ctx, pod); err == nil && going {
+				if going, err := d.PodGoing(ctx, pod); err == nil && going {
 					cancel(fmt.Errorf("pod %s/%s is being deleted", pod.Namespace, pod.Name))
 				}
 			}
@@ -212,7 +206,7 @@ func (d *Driver) deviceNodes(a journal.Attachment) (devnode.Set, error) {
 	}
 	var wish devnode.Wish
 	if id, err := claim.ParsePoolID(a.Claim.Pool); err == nil {
-		spec, _ := d.Functions.DevicePool(id.DevicePool)
+		spec, _ := d.DevicePools.DevicePool(id.DevicePool)
 		options := pool.Pool{Name: id.DevicePool, Spec: spec}.Options(function)
 		wish.RDMA, wish.VDPA = options.RDMA, options.VDPA != ""
 	}
@@ -263,7 +257,7 @@ func (d *Driver) reserve(ctx context.Context, c *resourceapi.ResourceClaim, pod 
 		return want, err
 	}
 	earlier, again := d.earlier(c.UID, device.Function)
-	spec, _ := d.Functions.DevicePool(device.ID.DevicePool)
+	spec, _ := d.DevicePools.DevicePool(device.ID.DevicePool)
 	driver, err := ownersDriver(earlier, device, function, spec)
 	if err != nil {
 		return want, err
@@ -312,7 +306,7 @@ func ownersDriver(earlier journal.Attachment, device claim.Device, f function.Fu
 
 // port waits for the device's Port; it is nil if neither the claim nor the pool names a network.
 func (d *Driver) port(ctx context.Context, c *resourceapi.ResourceClaim, device claim.Device) (*v1alpha1.XPUPort, error) {
-	spec, _ := d.Functions.DevicePool(device.ID.DevicePool)
+	spec, _ := d.DevicePools.DevicePool(device.ID.DevicePool)
 	if device.Config.Network == "" && spec.Network == "" {
 		return nil, nil
 	}
@@ -360,9 +354,4 @@ func (d *Driver) HandleError(_ context.Context, err error, msg string) {
 	}
 	d.Metrics.backgroundErrors.Inc()
 	d.Log.Error(err, msg)
-}
-
-// WatchHealthStatus reports the health of all devices until ctx ends.
-func (d *Driver) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
-	return d.Health.Run(ctx, reports)
 }

@@ -28,8 +28,8 @@ type HealthReporter struct {
 	Changes func(ctx context.Context) <-chan struct{}
 }
 
-// Run sends a full report at once, on every change, and often enough to stay known.
-func (r *HealthReporter) Run(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
+// WatchHealthStatus sends a full report at once, on every change, and often enough to stay known, until ctx ends.
+func (r *HealthReporter) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
 	changes := r.Changes(ctx)
 	for {
 		select {

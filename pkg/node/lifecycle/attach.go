@@ -106,13 +106,13 @@ const announceTimeout = 5 * time.Second
 
 // announce tells the neighbours of the interface's addresses in the background.
 func (m *Manager) announce(record journal.Attachment) {
-	if m.options.Announcer == nil || record.Interface.Userspace || len(record.Observed.Addresses) == 0 {
+	if m.options.Announce == nil || record.Interface.Userspace || len(record.Observed.Addresses) == 0 {
 		return
 	}
 	m.announcing.Go(func() {
 		ctx, cancel := context.WithTimeout(m.lasting, announceTimeout)
 		defer cancel()
-		if err := m.options.Announcer.Announce(ctx, record.Place, *record.Observed); err != nil {
+		if err := m.options.Announce(ctx, record.Place, *record.Observed); err != nil {
 			m.log.V(1).Info("The interface's addresses are not announced", "function", record.Function.String(), "reason", err.Error())
 		}
 	})

@@ -148,20 +148,20 @@ func (m *Manager) deviceBack(ctx context.Context, _ trigger, d *Decision) (bool,
 	if name, err := m.netdevs.Netdev(id); name == "" || err != nil {
 		return false, nil
 	}
-	if m.options.Functions != nil {
+	if m.options.Seen != nil {
 		// The kernel may be ahead of the inventory, which must know the Function to say what containers get of it.
-		if _, known := m.options.Functions.Get(id); !known {
+		if _, known := m.options.Seen(id); !known {
 			return false, nil
 		}
 	}
 	if alive, err := m.engine.Alive(a.Place); !alive || err != nil {
 		return false, err
 	}
-	if m.options.Ports == nil {
+	if m.options.Serve == nil {
 		return true, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, serveTimeout)
 	defer cancel()
-	err := m.options.Ports.Serve(ctx, a)
+	err := m.options.Serve(ctx, a)
 	return err == nil, err
 }

@@ -127,8 +127,8 @@ type deviceQueue = workqueue.TypedRateLimitingInterface[function.ID]
 func (m *Manager) queueDevices(queue deviceQueue) {
 	for _, a := range m.journal.All() {
 		suspect := a.State == journal.Lost || a.State == journal.Attached
-		if a.State == journal.Attached && m.options.Functions != nil {
-			f, known := m.options.Functions.Get(a.Function)
+		if a.State == journal.Attached && m.options.Seen != nil {
+			f, known := m.options.Seen(a.Function)
 			suspect = !known || f.Netdev != "" || f.Driver == ""
 		}
 		if suspect {
@@ -204,9 +204,7 @@ func (m *Manager) lose(ctx context.Context, a journal.Attachment) error {
 	}
 	m.log.Info("A pod has lost its Function: the device went, or another driver has it", "function", a.Function.String(),
 		"interface", a.Interface.Name, "pod", a.Pod.Namespace+"/"+a.Pod.Name, "sandbox", a.Sandbox)
-	if m.options.Users != nil {
-		m.options.Users.Lost(a)
-	}
+	m.options.Lost(a)
 	return nil
 }
 
@@ -231,9 +229,7 @@ func (m *Manager) reattach(ctx context.Context, a journal.Attachment) error {
 		return err
 	}
 	m.healthChanged(a.Function)
-	if m.options.Users != nil {
-		m.options.Users.Back(a)
-	}
+	m.options.Back(a)
 	return nil
 }
 
