@@ -228,7 +228,7 @@ func consumer(c *resourceapi.ResourceClaim) (journal.Pod, error) {
 
 // reserve waits until the deadline for the release of the Function from its last owner and for its Port, and reserves it
 // as what its interface is to become.
-func (d *Driver) reserve(ctx context.Context, c *resourceapi.ResourceClaim, pod journal.Pod, device claim.Device, names names, deadline time.Time) (journal.Attachment, error) {
+func (d *Driver) reserve(ctx context.Context, c *resourceapi.ResourceClaim, pod journal.Pod, device claim.Device, names map[nameKey]chosenName, deadline time.Time) (journal.Attachment, error) {
 	if device.ConfigErr != nil {
 		return journal.Attachment{}, device.ConfigErr
 	}
@@ -271,11 +271,11 @@ func (d *Driver) reserve(ctx context.Context, c *resourceapi.ResourceClaim, pod 
 		want.Interface = earlier.BackToReserved().Interface
 	}
 	want.Setup = setup.Wanted(spec, function.ID, driver, want.Interface.MAC)
-	key := nameKey{c.UID, function.ID}
-	if err := names.errs[key]; err != nil {
-		return want, err
+	name := names[nameKey{c.UID, function.ID}]
+	if name.err != nil {
+		return want, name.err
 	}
-	want.Interface.Name = names.chosen[key]
+	want.Interface.Name = name.name
 	return want, d.Lifecycle.Reserve(ctx, want)
 }
 

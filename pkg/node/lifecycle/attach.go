@@ -62,9 +62,8 @@ func (m *Manager) move(ctx context.Context, record journal.Attachment, sandbox S
 	return *record.Observed, nil
 }
 
-// transfer moves the netdev, which is now as the snapshot says, to the record's place. The record, whose state is
-// Attaching or Reattaching, is written first. A transfer that fails after that is undone; if the agent ends first,
-// [Manager.Recover] undoes it.
+// transfer writes the record, whose state is Attaching or Reattaching, and moves the netdev, which is now as the snapshot
+// says, to the record's place. A transfer that fails is undone, by [Manager.Recover] if the agent ends.
 func (m *Manager) transfer(
 	ctx context.Context, record journal.Attachment, device netdev.Device, now netdev.Snapshot, want function.Interface,
 ) (journal.Attachment, error) {
@@ -173,8 +172,8 @@ func belongs(s netdev.Snapshot, id function.ID) error {
 	return nil
 }
 
-// Device is a fresh look at the host's side of a Function. The error is a [netdev.ErrNoNetdev] where the Function has no
-// netdev on the host; the PF is then there nevertheless, as far as it is known.
+// Device looks at the host's side of a Function. The error is a [netdev.ErrNoNetdev] if the Function has no netdev on the
+// host; the PF and the port are returned nevertheless, as far as they are known.
 func Device(netdevs NetdevFinder, record journal.Attachment) (netdev.Device, error) {
 	device := netdev.Device{Port: portOf(record)}
 	if record.IsVF() {

@@ -10,13 +10,11 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// Reserve records durably whom the Function belongs to and what its interface shall be, and then sets it up for its
-// owner. The owner must be admitted first, which Reserve waits for: see [Manager.Admit]. Reserve sets the state and the
-// fields that depend on it. Reserving again for the same owner replaces the interface, until the Function is being
-// attached; from then on it changes nothing. A reservation whose setup failed stays, and the next Reserve continues it.
-//
-// The owner is the CNI request, or else the claim, or else whomever the kubelet allocates the Function to: a reservation
-// without a claim and a request is for the next pod that comes, and made again it is a new one, after a release.
+// Reserve waits until the owner is admitted, see [Manager.Admit], records durably that the Function is the owner's and
+// what its interface shall be, and sets the Function up. It sets the state and the fields that depend on it. Reserving
+// again for the same owner replaces the interface until the Function is being attached, and changes nothing from then on.
+// Without a claim and a request the reservation is for the next pod that comes: made again it is a new one, after a
+// release. A reservation whose setup failed stays, and the next Reserve continues it.
 func (m *Manager) Reserve(ctx context.Context, want journal.Attachment) (err error) {
 	defer wrap(&err, want.Function)
 	checked := want.Interface
@@ -32,8 +30,7 @@ func (m *Manager) Reserve(ctx context.Context, want journal.Attachment) (err err
 	return err
 }
 
-// take records the reservation in place of the record that the Function has, if any, and sets the Function up. The caller
-// has the Function's lock.
+// take replaces the record that the Function has, if any, and sets the Function up. The caller has the Function's lock.
 func (m *Manager) take(ctx context.Context, have, want journal.Attachment) (err error) {
 	exists := have.State != ""
 	if exists && have.Claim.UID != want.Claim.UID {
