@@ -8,7 +8,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
-	"k8s.io/utils/ptr"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
@@ -66,8 +65,8 @@ func networkData(a journal.Attachment) *resourceapi.NetworkDeviceData {
 func metadata(a journal.Attachment) *kubeletplugin.DeviceMetadata {
 	return &kubeletplugin.DeviceMetadata{
 		Attributes: map[string]resourceapi.DeviceAttribute{
-			string(deviceattribute.StandardDeviceAttributePCIBusID): {StringValue: ptr.To(string(a.Function.Address))},
-			string(AttributePF): {StringValue: ptr.To(string(a.PF))},
+			string(deviceattribute.StandardDeviceAttributePCIBusID): {StringValue: new(string(a.Function.Address))},
+			string(AttributePF): {StringValue: new(string(a.PF))},
 		},
 		NetworkData: networkData(a),
 	}

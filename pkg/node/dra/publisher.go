@@ -16,7 +16,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
-	"k8s.io/utils/ptr"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
@@ -49,22 +48,24 @@ type Publisher struct {
 	Slices  Slices
 	Metrics *Metrics
 	Log     logr.Logger
+
+	published *resourceslice.DriverResources // nil at first
 }
 
 // Run publishes at once and after every change until ctx ends. What the API server does not take now is published later:
 // CNI and device plugin go on meanwhile.
 func (p *Publisher) Run(ctx context.Context, changes <-chan struct{}) error {
-	var published *resourceslice.DriverResources
-	retryPauses := func() *wait.Backoff { return loop.Backoff(500*time.Millisecond, 30*time.Second) }
-	pauses := retryPauses()
+	var failing *wait.Backoff
 	for {
 		var pause time.Duration
-		next, err := p.publish(ctx, published)
-		if err != nil && ctx.Err() == nil {
-			pause = pauses.Step()
+		if err := p.publish(ctx); err != nil && ctx.Err() == nil {
+			if failing == nil {
+				failing = loop.Backoff(500*time.Millisecond, 30*time.Second)
+			}
+			pause = failing.Step()
 			p.Log.Error(err, "ResourceSlices are published later", "after", pause.String())
 		} else {
-			published, pauses = next, retryPauses()
+			failing = nil
 		}
 		if !loop.Wait(ctx, changes, pause) || !loop.Sleep(ctx, debounce) {
 			return nil
@@ -72,20 +73,20 @@ func (p *Publisher) Run(ctx context.Context, changes <-chan struct{}) error {
 	}
 }
 
-// publish publishes the pools as they are now, if they differ from what was published, and returns what is published
-// then.
-func (p *Publisher) publish(ctx context.Context, published *resourceslice.DriverResources) (*resourceslice.DriverResources, error) {
+// publish publishes the pools as they are now, if they differ from what was published.
+func (p *Publisher) publish(ctx context.Context) error {
 	pools, known := p.Pools.Pools()
 	if !known {
-		return published, nil
+		return nil
 	}
 	next := resources(p.Node, pools, p.Health.Problems)
-	if published != nil && equality.Semantic.DeepEqual(*published, next) {
-		return published, nil
+	if p.published != nil && equality.Semantic.DeepEqual(*p.published, next) {
+		return nil
 	}
 	if err := p.Slices.PublishResources(ctx, next); err != nil {
-		return published, err
+		return err
 	}
+	p.published = &next
 	devices, slices, tainted := 0, 0, 0
 	for _, pool := range next.Pools {
 		slices += len(pool.Slices)
@@ -101,7 +102,7 @@ func (p *Publisher) publish(ctx context.Context, published *resourceslice.Driver
 	p.Metrics.devices.Set(float64(devices))
 	p.Metrics.tainted.Set(float64(tainted))
 	p.Log.Info("Publishing devices", "devices", devices, "tainted", tainted, "pools", len(next.Pools), "slices", slices)
-	return &next, nil
+	return nil
 }
 
 const (
@@ -144,7 +145,7 @@ func (w *SliceWriter) PublishResources(ctx context.Context, resources resourcesl
 		KubeClient:   w.Client,
 		Owner:        &owner,
 		Resources:    &resources,
-		SyncDelay:    ptr.To(syncDelay),
+		SyncDelay:    new(syncDelay),
 		ErrorHandler: w.HandleError,
 	})
 	return err
@@ -189,12 +190,12 @@ func firstSlice(owner resourceslice.Owner, poolName string, pool resourceslice.P
 		ObjectMeta: metav1.ObjectMeta{
 			GenerateName: fmt.Sprintf("%05x-%s-%s-", index, v1alpha1.GroupName, owner.Name),
 			OwnerReferences: []metav1.OwnerReference{{
-				APIVersion: owner.APIVersion, Kind: owner.Kind, Name: owner.Name, UID: owner.UID, Controller: ptr.To(true),
+				APIVersion: owner.APIVersion, Kind: owner.Kind, Name: owner.Name, UID: owner.UID, Controller: new(true),
 			}},
 		},
 		Spec: resourceapi.ResourceSliceSpec{
 			Driver:         v1alpha1.GroupName,
-			NodeName:       ptr.To(owner.Name),
+			NodeName:       new(owner.Name),
 			Pool:           resourceapi.ResourcePool{Name: poolName, Generation: 1, ResourceSliceCount: int64(len(pool.Slices))},
 			Devices:        pool.Slices[index].Devices,
 			SharedCounters: pool.Slices[index].SharedCounters,
