@@ -133,9 +133,9 @@ func (c *clustered) complete() error {
 		Log: c.log.WithName("nri"),
 	}
 	c.driver = &dra.Driver{
-		Functions:        c.tracker,
-		DevicePools:      c.tracker,
-		Ports:            c.api,
+		Function:         c.tracker.Get,
+		DevicePool:       c.tracker.DevicePool,
+		WaitForPort:      c.api.Wait,
 		Journal:          c.journal,
 		Lifecycle:        c.lifecycle,
 		DeviceNodes:      new(c.deviceNodes()),

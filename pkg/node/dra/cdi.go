@@ -94,7 +94,7 @@ func (d *Driver) writeCDI(uid types.UID) error {
 // attachedNodes are what a container gets of a Function, which must have the driver that was bound for it.
 func (d *Driver) attachedNodes(a journal.Attachment) (devnode.Set, error) {
 	if a.Setup != nil && a.Setup.Driver != "" {
-		if f, _ := d.Functions.Get(a.Function); f.Driver != a.Setup.Driver {
+		if f, _ := d.Function(a.Function); f.Driver != a.Setup.Driver {
 			return devnode.Set{}, fmt.Errorf("has driver %s, not %s, which its claim wants", f.Driver, a.Setup.Driver)
 		}
 	}

@@ -29,23 +29,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/setup"
 )
 
-// Ports knows the Ports of this node's Functions.
-type Ports interface {
-	// Wait returns the Port of a Function that is allocated to a claim, once the xPU serves it. It gives up when ctx
-	// ends and says what is missing.
-	Wait(ctx context.Context, c *resourceapi.ResourceClaim, f function.ID) (*v1alpha1.XPUPort, error)
-}
-
-// DevicePools knows what the administrator declared for this node.
-type DevicePools interface {
-	DevicePool(name string) (v1alpha1.DevicePoolSpec, bool)
-}
-
-// Functions knows the node's Functions.
-type Functions interface {
-	Get(function.ID) (function.Function, bool)
-}
-
 // Lifecycle decides who has a Function; see [lifecycle.Manager].
 type Lifecycle interface {
 	Admit(ctx context.Context, want journal.Attachment) (lifecycle.Decision, error)
@@ -63,12 +46,16 @@ const (
 
 // Driver prepares claims. It implements [kubeletplugin.DRAPlugin].
 type Driver struct {
-	Functions   Functions
-	DevicePools DevicePools
-	Ports       Ports
 	Journal     *journal.Journal
 	Lifecycle   Lifecycle
 	DeviceNodes *devnode.Finder
+	// Function is a Function of this node as it is now.
+	Function func(function.ID) (f function.Function, exists bool)
+	// DevicePool is what the administrator declared for this node.
+	DevicePool func(name string) (spec v1alpha1.DevicePoolSpec, exists bool)
+	// WaitForPort returns the Port of a Function that is allocated to a claim, once the xPU serves it. The error says what is
+	// missing when ctx ends before.
+	WaitForPort func(ctx context.Context, c *resourceapi.ResourceClaim, f function.ID) (*v1alpha1.XPUPort, error)
 	// RuntimeConnected, where set, returns nil once the container runtime would tell of pods' sandboxes, in which Functions
 	// are attached. The error says what to do if it does not before ctx ends.
 	RuntimeConnected func(ctx context.Context) error
@@ -200,13 +187,13 @@ func causeOf(ctx context.Context, err error) error {
 
 // deviceNodes are what a container gets of a Function that is set up for it.
 func (d *Driver) deviceNodes(a journal.Attachment) (devnode.Set, error) {
-	function, known := d.Functions.Get(a.Function)
+	function, known := d.Function(a.Function)
 	if !known {
 		return devnode.Set{}, errGone
 	}
 	var wish devnode.Wish
 	if id, err := claim.ParsePoolID(a.Claim.Pool); err == nil {
-		spec, _ := d.DevicePools.DevicePool(id.DevicePool)
+		spec, _ := d.DevicePool(id.DevicePool)
 		options := pool.Pool{Name: id.DevicePool, Spec: spec}.Options(function)
 		wish.RDMA, wish.VDPA = options.RDMA, options.VDPA != ""
 	}
@@ -247,7 +234,7 @@ func (d *Driver) reserve(ctx context.Context, c *resourceapi.ResourceClaim, pod 
 		return want, err
 	}
 	// Not before: until then it may have the driver of its last owner.
-	function, known := d.Functions.Get(device.Function)
+	function, known := d.Function(device.Function)
 	if !known {
 		return want, errGone
 	}
@@ -257,7 +244,7 @@ func (d *Driver) reserve(ctx context.Context, c *resourceapi.ResourceClaim, pod 
 		return want, err
 	}
 	earlier, again := d.earlier(c.UID, device.Function)
-	spec, _ := d.DevicePools.DevicePool(device.ID.DevicePool)
+	spec, _ := d.DevicePool(device.ID.DevicePool)
 	driver, err := ownersDriver(earlier, device, function, spec)
 	if err != nil {
 		return want, err
@@ -306,11 +293,11 @@ func ownersDriver(earlier journal.Attachment, device claim.Device, f function.Fu
 
 // port waits for the device's Port; it is nil if neither the claim nor the pool names a network.
 func (d *Driver) port(ctx context.Context, c *resourceapi.ResourceClaim, device claim.Device) (*v1alpha1.XPUPort, error) {
-	spec, _ := d.DevicePools.DevicePool(device.ID.DevicePool)
+	spec, _ := d.DevicePool(device.ID.DevicePool)
 	if device.Config.Network == "" && spec.Network == "" {
 		return nil, nil
 	}
-	return d.Ports.Wait(ctx, c, device.Function)
+	return d.WaitForPort(ctx, c, device.Function)
 }
 
 // UnprepareResourceClaims takes the claims' Functions back. The kubelet calls it after the pod's sandbox is stopped,

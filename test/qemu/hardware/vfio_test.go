@@ -97,7 +97,7 @@ func newClaimsOf(
 	files, err := nodecdi.Open(filepath.Join(dir, "cdi"))
 	must.Succeed(t, err)
 	c.driver = &dra.Driver{
-		Functions: c.inventory, DevicePools: c, Ports: c, Journal: c.journal, Lifecycle: c.lifecycle,
+		Function: c.inventory.Get, DevicePool: c.DevicePool, WaitForPort: c.Wait, Journal: c.journal, Lifecycle: c.lifecycle,
 		DeviceNodes: &devnode.Finder{SysRoot: "/sys", DevRoot: "/dev"}, CDI: files,
 		Metrics: dra.NewMetrics(prometheus.NewRegistry()), Log: log, ProvisionTimeout: patience,
 	}
