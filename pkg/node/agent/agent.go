@@ -72,7 +72,7 @@ type mode interface {
 	recorder(ctx context.Context) (hooks.Recorder, error)
 	// claims says what the API server knows of claims; nil without one.
 	claims() lifecycle.Claims
-	// claimServed returns once the xPU serves what a claim has, as [lifecycle.Ports] does.
+	// claimServed returns once the xPU serves what a claim has, as Serve of [lifecycle.Options] does.
 	claimServed(ctx context.Context, a journal.Attachment) error
 	// devices lets containers get what is attached; nil where the kubelet does that alone.
 	devices() lifecycle.Devices

@@ -105,11 +105,12 @@ func (a *agent) assembleLifecycle(ctx context.Context, engine *netdev.Engine, bo
 	}
 	pods := podresources.NewTracker(a.kubelet, a.log.WithName("kubelet"))
 	a.uses = &conflicts{tracker: a.tracker, pods: pods, changed: a.outputs.Notify, times: a.config.times}
+	users := &users{reporter: a.mode.reporter(), recorder: recorder, node: a.config.NodeName}
 	a.lifecycle = lifecycle.New(a.journal, engine, a.inventory, lifecycle.Options{
 		BootID: bootID, Setup: a.setup, Hooks: a.hooks, Kubelet: pods, Claims: a.mode.claims(), Devices: a.mode.devices(),
-		Announcer: engine, Functions: a.inventory,
-		Ports:   ports{functions: a.inventory, provisioner: a.mode.provisioner(), claims: a.mode.claimServed},
-		Users:   &users{reporter: a.mode.reporter(), recorder: recorder, node: a.config.NodeName},
+		Announce: engine.Announce, Seen: a.inventory.Get,
+		Serve: ports{functions: a.inventory, provisioner: a.mode.provisioner(), claims: a.mode.claimServed}.Serve,
+		Lost:  users.Lost, Back: users.Back,
 		Changed: a.outputs.Notify, Taken: a.uses.taken,
 		SweepEvery: a.config.times.sweep, AbandonedAfter: a.config.times.abandoned,
 	}, a.log.WithName("lifecycle"))

@@ -133,15 +133,16 @@ func (c *clustered) complete() error {
 		Log: c.log.WithName("nri"),
 	}
 	c.driver = &dra.Driver{
-		Functions:   c.tracker,
-		Ports:       c.api,
-		Journal:     c.journal,
-		Lifecycle:   c.lifecycle,
-		DeviceNodes: new(c.deviceNodes()),
-		Runtime:     c.nri,
-		Pods:        dra.API{Client: c.clientset},
-		CDI:         cdi,
-		Health: &dra.HealthReporter{
+		Function:         c.tracker.Get,
+		DevicePool:       c.tracker.DevicePool,
+		WaitForPort:      c.api.Wait,
+		Journal:          c.journal,
+		Lifecycle:        c.lifecycle,
+		DeviceNodes:      new(c.deviceNodes()),
+		RuntimeConnected: c.nri.AwaitConnected,
+		PodGoing:         dra.API{Client: c.clientset}.Going,
+		CDI:              cdi,
+		HealthReporter: &dra.HealthReporter{
 			Node: c.config.NodeName, Pools: c.tracker, Health: c.checker, Changes: c.outputs.Subscribe,
 		},
 		Metrics:          c.metrics,

@@ -12,7 +12,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
 )
 
-// ports knows what the xPU serves, whoever asked for it. It is a [lifecycle.Ports].
+// ports knows what the xPU serves, whoever asked for it. See [lifecycle.Options].
 type ports struct {
 	functions   functions
 	provisioner provisioning.Provisioner
@@ -37,7 +37,7 @@ func (p ports) Serve(ctx context.Context, a journal.Attachment) error {
 	return nil
 }
 
-// users tells pods and claims of Functions that they lose and get back. It is a [lifecycle.Users].
+// users tells pods and claims of Functions that they lose and get back. See [lifecycle.Options].
 type users struct {
 	reporter cniserver.Reporter
 	recorder hooks.Recorder // nil where there is nobody to tell

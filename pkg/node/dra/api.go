@@ -12,8 +12,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// API asks the API server about claims and pods. It implements [Pods] and
-// [github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle.Claims].
+// API asks the API server about claims and pods. It is a [lifecycle.Claims].
 type API struct {
 	Client kubernetes.Interface
 }

@@ -55,8 +55,7 @@ type content struct {
 	devnode.Set
 }
 
-// writeCDI brings the claim's file up to date: it has a CDI device for each Function that is attached. Without any there
-// is no file.
+// writeCDI writes the claim's file, with a CDI device for each Function that is attached. Without any there is no file.
 func (d *Driver) writeCDI(uid types.UID) error {
 	if uid == "" {
 		return nil
@@ -95,16 +94,15 @@ func (d *Driver) writeCDI(uid types.UID) error {
 // attachedNodes are what a container gets of a Function, which must have the driver that was bound for it.
 func (d *Driver) attachedNodes(a journal.Attachment) (devnode.Set, error) {
 	if a.Setup != nil && a.Setup.Driver != "" {
-		if f, _ := d.Functions.Get(a.Function); f.Driver != a.Setup.Driver {
+		if f, _ := d.Function(a.Function); f.Driver != a.Setup.Driver {
 			return devnode.Set{}, fmt.Errorf("has driver %s, not %s, which its claim wants", f.Driver, a.Setup.Driver)
 		}
 	}
 	return d.deviceNodes(a)
 }
 
-// environment tells what the Functions of a request are, what their interfaces are called, and which of the device nodes
-// are their own. A container gets all of a request's Functions, so each variable has the values of all, in the order of
-// the Functions, with commas in between; each of the request's CDI devices sets the same.
+// environment names the Functions of a request, their interfaces and their device nodes. A container gets all of a request's
+// Functions, so each of the request's CDI devices sets the same variables, with the values of all, separated by commas.
 func environment(suffix string, request []content) []string {
 	variables := []struct {
 		name  string

@@ -29,37 +29,11 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/setup"
 )
 
-// Ports knows the Ports of this node's Functions.
-type Ports interface {
-	// Wait returns the Port of a Function that is allocated to a claim, once the xPU serves it. It gives up when ctx
-	// ends and says what is missing.
-	Wait(ctx context.Context, c *resourceapi.ResourceClaim, f function.ID) (*v1alpha1.XPUPort, error)
-}
-
-// Functions knows the node's Functions, and the DevicePools that the administrator declared for them.
-type Functions interface {
-	Get(function.ID) (function.Function, bool)
-	DevicePool(name string) (v1alpha1.DevicePoolSpec, bool)
-}
-
 // Lifecycle decides who has a Function; see [lifecycle.Manager].
 type Lifecycle interface {
 	Admit(ctx context.Context, want journal.Attachment) (lifecycle.Decision, error)
 	Reserve(ctx context.Context, want journal.Attachment) error
 	Unprepare(ctx context.Context, claim types.UID) error
-}
-
-// Runtime tells of pods' sandboxes, in which Functions are attached.
-type Runtime interface {
-	// AwaitConnected returns nil once the runtime would tell of sandboxes. The error says what to do if it does not
-	// before ctx ends.
-	AwaitConnected(ctx context.Context) error
-}
-
-// Pods knows pods at the API server.
-type Pods interface {
-	// Going says whether a pod is being deleted, or gone.
-	Going(ctx context.Context, pod journal.Pod) (bool, error)
 }
 
 const (
@@ -72,18 +46,25 @@ const (
 
 // Driver prepares claims. It implements [kubeletplugin.DRAPlugin].
 type Driver struct {
-	Functions   Functions
-	Ports       Ports
 	Journal     *journal.Journal
 	Lifecycle   Lifecycle
 	DeviceNodes *devnode.Finder
-	// Runtime and Pods may be nil: nothing is asked of them then.
-	Runtime Runtime
-	Pods    Pods
+	// Function is a Function of this node as it is now.
+	Function func(function.ID) (f function.Function, exists bool)
+	// DevicePool is what the administrator declared for this node.
+	DevicePool func(name string) (spec v1alpha1.DevicePoolSpec, exists bool)
+	// WaitForPort returns the Port of a Function that is allocated to a claim, once the xPU serves it. The error says what is
+	// missing when ctx ends before.
+	WaitForPort func(ctx context.Context, c *resourceapi.ResourceClaim, f function.ID) (*v1alpha1.XPUPort, error)
+	// RuntimeConnected, where set, returns nil once the container runtime would tell of pods' sandboxes, in which Functions
+	// are attached. The error says what to do if it does not before ctx ends.
+	RuntimeConnected func(ctx context.Context) error
+	// PodGoing, where set, says whether a pod is being deleted, or gone.
+	PodGoing func(ctx context.Context, pod journal.Pod) (bool, error)
 	// CDI is the directory that the runtime reads: /var/run/cdi. It has a file for each claim, by which the runtime learns
 	// what a container gets of its Functions: environment and device nodes.
-	CDI     *cdi.Dir
-	Health  *HealthReporter
+	CDI *cdi.Dir
+	*HealthReporter
 	Metrics *Metrics
 	Log     logr.Logger
 
@@ -168,23 +149,23 @@ func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim, toge
 
 // awaitRuntime fails if the runtime would not tell of the pod's sandbox.
 func (d *Driver) awaitRuntime(ctx context.Context) error {
-	if d.Runtime == nil {
+	if d.RuntimeConnected == nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, runtimeTimeout)
 	defer cancel()
-	return d.Runtime.AwaitConnected(ctx)
+	return d.RuntimeConnected(ctx)
 }
 
 // whilePodStays returns a context that ends when the pod is being deleted. stop must be called.
 func (d *Driver) whilePodStays(ctx context.Context, pod journal.Pod) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var watching sync.WaitGroup
-	if d.Pods != nil {
+	if d.PodGoing != nil {
 		watching.Go(func() {
 			for loop.Sleep(ctx, podInterval) {
 				// An API server that does not answer says nothing about the pod.
-				if going, err := d.Pods.Going(ctx, pod); err == nil && going {
+				if going, err := d.PodGoing(ctx, pod); err == nil && going {
 					cancel(fmt.Errorf("pod %s/%s is being deleted", pod.Namespace, pod.Name))
 				}
 			}
@@ -206,13 +187,13 @@ func causeOf(ctx context.Context, err error) error {
 
 // deviceNodes are what a container gets of a Function that is set up for it.
 func (d *Driver) deviceNodes(a journal.Attachment) (devnode.Set, error) {
-	function, known := d.Functions.Get(a.Function)
+	function, known := d.Function(a.Function)
 	if !known {
 		return devnode.Set{}, errGone
 	}
 	var wish devnode.Wish
 	if id, err := claim.ParsePoolID(a.Claim.Pool); err == nil {
-		spec, _ := d.Functions.DevicePool(id.DevicePool)
+		spec, _ := d.DevicePool(id.DevicePool)
 		options := pool.Pool{Name: id.DevicePool, Spec: spec}.Options(function)
 		wish.RDMA, wish.VDPA = options.RDMA, options.VDPA != ""
 	}
@@ -234,7 +215,7 @@ func consumer(c *resourceapi.ResourceClaim) (journal.Pod, error) {
 
 // reserve waits until the deadline for the release of the Function from its last owner and for its Port, and reserves it
 // as what its interface is to become.
-func (d *Driver) reserve(ctx context.Context, c *resourceapi.ResourceClaim, pod journal.Pod, device claim.Device, names names, deadline time.Time) (journal.Attachment, error) {
+func (d *Driver) reserve(ctx context.Context, c *resourceapi.ResourceClaim, pod journal.Pod, device claim.Device, names map[nameKey]chosenName, deadline time.Time) (journal.Attachment, error) {
 	if device.ConfigErr != nil {
 		return journal.Attachment{}, device.ConfigErr
 	}
@@ -253,7 +234,7 @@ func (d *Driver) reserve(ctx context.Context, c *resourceapi.ResourceClaim, pod 
 		return want, err
 	}
 	// Not before: until then it may have the driver of its last owner.
-	function, known := d.Functions.Get(device.Function)
+	function, known := d.Function(device.Function)
 	if !known {
 		return want, errGone
 	}
@@ -263,7 +244,7 @@ func (d *Driver) reserve(ctx context.Context, c *resourceapi.ResourceClaim, pod 
 		return want, err
 	}
 	earlier, again := d.earlier(c.UID, device.Function)
-	spec, _ := d.Functions.DevicePool(device.ID.DevicePool)
+	spec, _ := d.DevicePool(device.ID.DevicePool)
 	driver, err := ownersDriver(earlier, device, function, spec)
 	if err != nil {
 		return want, err
@@ -277,11 +258,11 @@ func (d *Driver) reserve(ctx context.Context, c *resourceapi.ResourceClaim, pod 
 		want.Interface = earlier.BackToReserved().Interface
 	}
 	want.Setup = setup.Wanted(spec, function.ID, driver, want.Interface.MAC)
-	key := nameKey{c.UID, function.ID}
-	if err := names.errs[key]; err != nil {
-		return want, err
+	name := names[nameKey{c.UID, function.ID}]
+	if name.err != nil {
+		return want, name.err
 	}
-	want.Interface.Name = names.chosen[key]
+	want.Interface.Name = name.name
 	return want, d.Lifecycle.Reserve(ctx, want)
 }
 
@@ -312,11 +293,11 @@ func ownersDriver(earlier journal.Attachment, device claim.Device, f function.Fu
 
 // port waits for the device's Port; it is nil if neither the claim nor the pool names a network.
 func (d *Driver) port(ctx context.Context, c *resourceapi.ResourceClaim, device claim.Device) (*v1alpha1.XPUPort, error) {
-	spec, _ := d.Functions.DevicePool(device.ID.DevicePool)
+	spec, _ := d.DevicePool(device.ID.DevicePool)
 	if device.Config.Network == "" && spec.Network == "" {
 		return nil, nil
 	}
-	return d.Ports.Wait(ctx, c, device.Function)
+	return d.WaitForPort(ctx, c, device.Function)
 }
 
 // UnprepareResourceClaims takes the claims' Functions back. The kubelet calls it after the pod's sandbox is stopped,
@@ -360,9 +341,4 @@ func (d *Driver) HandleError(_ context.Context, err error, msg string) {
 	}
 	d.Metrics.backgroundErrors.Inc()
 	d.Log.Error(err, msg)
-}
-
-// WatchHealthStatus reports the health of all devices until ctx ends.
-func (d *Driver) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
-	return d.Health.Run(ctx, reports)
 }

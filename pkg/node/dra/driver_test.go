@@ -136,7 +136,7 @@ func (n *node) driver() *Driver {
 		n.t.Fatal(err)
 	}
 	return &Driver{
-		Functions: n, Ports: n, Journal: n.journal, CDI: files,
+		Function: n.Get, DevicePool: n.DevicePool, WaitForPort: n.Wait, Journal: n.journal, CDI: files,
 		DeviceNodes: &devnode.Finder{SysRoot: n.t.TempDir(), DevRoot: n.t.TempDir()},
 		Lifecycle:   n.lifecycle(lifecycle.Options{}),
 		Metrics:     NewMetrics(prometheus.NewRegistry()), Log: testr.New(n.t), ProvisionTimeout: time.Minute,

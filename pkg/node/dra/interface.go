@@ -8,7 +8,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
-	"k8s.io/utils/ptr"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
@@ -66,32 +65,32 @@ func networkData(a journal.Attachment) *resourceapi.NetworkDeviceData {
 func metadata(a journal.Attachment) *kubeletplugin.DeviceMetadata {
 	return &kubeletplugin.DeviceMetadata{
 		Attributes: map[string]resourceapi.DeviceAttribute{
-			string(deviceattribute.StandardDeviceAttributePCIBusID): {StringValue: ptr.To(string(a.Function.Address))},
-			string(AttributePF): {StringValue: ptr.To(string(a.PF))},
+			string(deviceattribute.StandardDeviceAttributePCIBusID): {StringValue: new(string(a.Function.Address))},
+			string(AttributePF): {StringValue: new(string(a.PF))},
 		},
 		NetworkData: networkData(a),
 	}
 }
 
-// nameKey is one interface of a claim.
-type nameKey struct {
-	claim    types.UID
-	function function.ID
-}
-
-// names are the interface names of the claims that are prepared together.
-type names struct {
-	chosen map[nameKey]string
-	errs   map[nameKey]error
-}
+// nameKey is one interface of a claim, chosenName its name, or why it can have none.
+type (
+	nameKey struct {
+		claim    types.UID
+		function function.ID
+	}
+	chosenName struct {
+		name string
+		err  error
+	}
+)
 
 // chooseNames gives every interface of those claims that are the pod's its name. ofPod is what the journal has of the pod. A
 // name that an earlier Prepare chose stays; then come those that are asked for; the others are "net1", "net2", ... in the
 // order of the claims. A name that is asked for twice is an error for the second.
-func chooseNames(pod journal.Pod, claims []*resourceapi.ResourceClaim, ofPod []journal.Attachment) names {
-	n := names{chosen: map[nameKey]string{}, errs: map[nameKey]error{}}
+func chooseNames(pod journal.Pod, claims []*resourceapi.ResourceClaim, ofPod []journal.Attachment) map[nameKey]chosenName {
+	chosen := map[nameKey]chosenName{}
 	taken := map[string]string{} // the name of the claim that has an interface name
-	choose := func(key nameKey, claim, name string) { n.chosen[key], taken[name] = name, claim }
+	choose := func(key nameKey, claim, name string) { chosen[key], taken[name] = chosenName{name: name}, claim }
 	for _, a := range ofPod {
 		choose(nameKey{a.Claim.UID, a.Function}, a.Claim.Name, a.Interface.Name)
 	}
@@ -103,12 +102,13 @@ func chooseNames(pod journal.Pod, claims []*resourceapi.ResourceClaim, ofPod []j
 		devices, _ := claim.Devices(c) // an error is told where the claim is prepared
 		for _, device := range devices {
 			key, asked := nameKey{c.UID, device.Function}, device.Interface.Name
-			switch _, kept := n.chosen[key]; {
+			switch _, kept := chosen[key]; {
 			case kept:
 			case asked == "":
 				unnamed = append(unnamed, func(free string) { choose(key, c.Name, free) })
 			case taken[asked] != "":
-				n.errs[key] = fmt.Errorf("interfaceName %q: claim %s of the same pod has that name already; choose another", asked, taken[asked])
+				chosen[key] = chosenName{err: fmt.Errorf("interfaceName %q: claim %s of the same pod has that name already; choose another",
+					asked, taken[asked])}
 			default:
 				choose(key, c.Name, asked)
 			}
@@ -123,5 +123,5 @@ func chooseNames(pod journal.Pod, claims []*resourceapi.ResourceClaim, ofPod []j
 		}
 		choose(name)
 	}
-	return n
+	return chosen
 }

@@ -134,7 +134,7 @@ func TestPodGoesWhilePreparing(t *testing.T) {
 		n.ports = nil
 		d := n.driver()
 		begin := time.Now()
-		d.Pods = goingPods{begin.Add(5 * time.Second)}
+		d.PodGoing = goingPods{begin.Add(5 * time.Second)}.Going
 		c := of("pod1", "net", claimtest.Result("vf", fastPool, "0000-3b-00-2"))
 		err := prepare(t, d, c)[c.UID].Err
 		if err == nil || !strings.Contains(err.Error(), "pod default/pod1 is being deleted") {
@@ -147,9 +147,7 @@ func TestPodGoesWhilePreparing(t *testing.T) {
 }
 
 // noRuntime is a runtime that does not call.
-type noRuntime struct{}
-
-func (noRuntime) AwaitConnected(ctx context.Context) error {
+func noRuntime(ctx context.Context) error {
 	<-ctx.Done()
 	return errors.New("not connected to the container runtime")
 }
@@ -159,7 +157,7 @@ func TestPrepareWithoutRuntime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		d := n.driver()
-		d.Runtime = noRuntime{}
+		d.RuntimeConnected = noRuntime
 		c := of("pod1", "net", claimtest.Result("vf", fastPool, "0000-3b-00-2"))
 		err := prepare(t, d, c)[c.UID].Err
 		if err == nil || !strings.Contains(err.Error(), "claim default/net: not connected to the container runtime") {

@@ -3,6 +3,7 @@ package dra
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -13,10 +14,11 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
-	"k8s.io/utils/ptr"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
@@ -46,22 +48,24 @@ type Publisher struct {
 	Slices  Slices
 	Metrics *Metrics
 	Log     logr.Logger
+
+	published *resourceslice.DriverResources // nil at first
 }
 
 // Run publishes at once and after every change until ctx ends. What the API server does not take now is published later:
 // CNI and device plugin go on meanwhile.
 func (p *Publisher) Run(ctx context.Context, changes <-chan struct{}) error {
-	var published *resourceslice.DriverResources
-	retryPauses := func() *wait.Backoff { return loop.Backoff(500*time.Millisecond, 30*time.Second) }
-	pauses := retryPauses()
+	var failing *wait.Backoff
 	for {
 		var pause time.Duration
-		next, err := p.publish(ctx, published)
-		if err != nil && ctx.Err() == nil {
-			pause = pauses.Step()
+		if err := p.publish(ctx); err != nil && ctx.Err() == nil {
+			if failing == nil {
+				failing = loop.Backoff(500*time.Millisecond, 30*time.Second)
+			}
+			pause = failing.Step()
 			p.Log.Error(err, "ResourceSlices are published later", "after", pause.String())
 		} else {
-			published, pauses = next, retryPauses()
+			failing = nil
 		}
 		if !loop.Wait(ctx, changes, pause) || !loop.Sleep(ctx, debounce) {
 			return nil
@@ -69,20 +73,20 @@ func (p *Publisher) Run(ctx context.Context, changes <-chan struct{}) error {
 	}
 }
 
-// publish publishes the pools as they are now, if they differ from what was published, and returns what is published
-// then.
-func (p *Publisher) publish(ctx context.Context, published *resourceslice.DriverResources) (*resourceslice.DriverResources, error) {
+// publish publishes the pools as they are now, if they differ from what was published.
+func (p *Publisher) publish(ctx context.Context) error {
 	pools, known := p.Pools.Pools()
 	if !known {
-		return published, nil
+		return nil
 	}
 	next := resources(p.Node, pools, p.Health.Problems)
-	if published != nil && equality.Semantic.DeepEqual(*published, next) {
-		return published, nil
+	if p.published != nil && equality.Semantic.DeepEqual(*p.published, next) {
+		return nil
 	}
 	if err := p.Slices.PublishResources(ctx, next); err != nil {
-		return published, err
+		return err
 	}
+	p.published = &next
 	devices, slices, tainted := 0, 0, 0
 	for _, pool := range next.Pools {
 		slices += len(pool.Slices)
@@ -98,7 +102,7 @@ func (p *Publisher) publish(ctx context.Context, published *resourceslice.Driver
 	p.Metrics.devices.Set(float64(devices))
 	p.Metrics.tainted.Set(float64(tainted))
 	p.Log.Info("Publishing devices", "devices", devices, "tainted", tainted, "pools", len(next.Pools), "slices", slices)
-	return &next, nil
+	return nil
 }
 
 const (
@@ -141,7 +145,7 @@ func (w *SliceWriter) PublishResources(ctx context.Context, resources resourcesl
 		KubeClient:   w.Client,
 		Owner:        &owner,
 		Resources:    &resources,
-		SyncDelay:    ptr.To(syncDelay),
+		SyncDelay:    new(syncDelay),
 		ErrorHandler: w.HandleError,
 	})
 	return err
@@ -186,15 +190,71 @@ func firstSlice(owner resourceslice.Owner, poolName string, pool resourceslice.P
 		ObjectMeta: metav1.ObjectMeta{
 			GenerateName: fmt.Sprintf("%05x-%s-%s-", index, v1alpha1.GroupName, owner.Name),
 			OwnerReferences: []metav1.OwnerReference{{
-				APIVersion: owner.APIVersion, Kind: owner.Kind, Name: owner.Name, UID: owner.UID, Controller: ptr.To(true),
+				APIVersion: owner.APIVersion, Kind: owner.Kind, Name: owner.Name, UID: owner.UID, Controller: new(true),
 			}},
 		},
 		Spec: resourceapi.ResourceSliceSpec{
 			Driver:         v1alpha1.GroupName,
-			NodeName:       ptr.To(owner.Name),
+			NodeName:       new(owner.Name),
 			Pool:           resourceapi.ResourcePool{Name: poolName, Generation: 1, ResourceSliceCount: int64(len(pool.Slices))},
 			Devices:        pool.Slices[index].Devices,
 			SharedCounters: pool.Slices[index].SharedCounters,
 		},
 	}
+}
+
+// The kubelet takes a device's health for unknown when it has not been told for the timeout.
+const (
+	healthTimeout = 30 * time.Second
+	healthRefresh = 10 * time.Second
+)
+
+// HealthReporter tells the kubelet about the health of devices (KEP-4680).
+type HealthReporter struct {
+	Node   string
+	Pools  Pools
+	Health *health.Checker
+	// Changes is called for every stream of reports; the channel it returns wakes that stream when health may have
+	// changed, until the context ends.
+	Changes func(ctx context.Context) <-chan struct{}
+}
+
+// WatchHealthStatus sends a full report at once, on every change, and often enough to stay known, until ctx ends.
+func (r *HealthReporter) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
+	changes := r.Changes(ctx)
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case reports <- r.report():
+		}
+		if !loop.Wait(ctx, changes, healthRefresh) {
+			return nil
+		}
+	}
+}
+
+func (r *HealthReporter) report() kubeletplugin.DeviceHealthReport {
+	now := time.Now()
+	var out kubeletplugin.DeviceHealthReport
+	pools, _ := r.Pools.Pools()
+	for _, p := range pools {
+		for _, f := range p.Functions {
+			device := kubeletplugin.DeviceHealth{
+				PoolName:           claim.PoolID{Node: r.Node, PF: f.PF, DevicePool: p.Name}.String(),
+				DeviceName:         f.ID.DeviceName(),
+				Health:             kubeletplugin.HealthStatusHealthy,
+				LastUpdated:        now,
+				HealthCheckTimeout: healthTimeout,
+			}
+			var messages []string
+			for _, problem := range r.Health.Problems(f) {
+				device.Health = kubeletplugin.HealthStatusUnhealthy
+				messages = append(messages, problem.Message)
+			}
+			device.Message = strings.Join(messages, "; ")
+			out.Devices = append(out.Devices, device)
+		}
+	}
+	return out
 }

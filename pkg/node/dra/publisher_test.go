@@ -168,7 +168,7 @@ func TestHealthReporter(t *testing.T) {
 		r := &HealthReporter{Node: "node1", Pools: have, Health: checker, Changes: func(context.Context) <-chan struct{} { return changes }}
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error)
-		go func() { done <- r.Run(ctx, reports) }()
+		go func() { done <- r.WatchHealthStatus(ctx, reports) }()
 
 		first := <-reports
 		want := []kubeletplugin.DeviceHealth{
@@ -204,7 +204,7 @@ func TestHealthReporterStops(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
 	r := &HealthReporter{Node: "node1", Pools: have, Health: noProblems(), Changes: func(context.Context) <-chan struct{} { return nil }}
-	if err := r.Run(ctx, make(chan kubeletplugin.DeviceHealthReport)); err != nil {
+	if err := r.WatchHealthStatus(ctx, make(chan kubeletplugin.DeviceHealthReport)); err != nil {
 		t.Errorf("Run = %v, want nil when its context ends", err)
 	}
 }

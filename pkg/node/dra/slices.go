@@ -31,10 +31,9 @@ const (
 	AttributeMultusName resourceapi.QualifiedName = "k8s.cni.cncf.io/resourceName"
 )
 
-// devicesPerSlice is the API's limit for slices whose devices have taints or consume counters
-// (ResourceSliceMaxDevicesWithAdvancedFeatures in k8s.io/api/resource/v1). It is used for every slice, so that the
-// first taint does not move devices to other slices.
-const devicesPerSlice = 64
+// devicesPerSlice is the API's limit for slices whose devices have taints or consume counters. It is used for every slice,
+// so that the first taint does not move devices to other slices.
+const devicesPerSlice = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
 
 // What the Functions of a PF share in pools with maxAllocated (KEP-4815): a set of counters for each DRA pool, from which
 // each device consumes one while it is allocated.
@@ -44,9 +43,8 @@ const (
 )
 
 // resources turns the node's pools into what the driver publishes: one DRA pool for each PF and DevicePool, VFs before
-// SFs, each in the slice that its index says. SFs that do not exist yet are devices like the others. The same input
-// gives the same output, and a Function that comes or goes changes one slice, unless it is the first or last of its
-// slice.
+// SFs, each in the slice that its index says, so that a Function that comes or goes changes one slice, unless it is the
+// only one of its slice. SFs that do not exist yet are devices like the others.
 func resources(node string, pools []pool.Pool, problems func(function.Function) []health.Problem) resourceslice.DriverResources {
 	out := resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{}}
 	for _, p := range pools {

@@ -67,15 +67,6 @@ func appendLetter(b *bolt.Bucket, record []byte) error {
 	return nil
 }
 
-func (j *Journal) loadLetter(key, value []byte) error {
-	letter, err := decodeLetter(key, value)
-	if err != nil {
-		return fmt.Errorf("%w (dead letter %x: %w)", ErrCorrupt, key, err)
-	}
-	j.letters = append(j.letters, letter)
-	return nil
-}
-
 func decodeLetter(key, value []byte) (DeadLetter, error) {
 	var letter DeadLetter
 	if len(key) != 8 {

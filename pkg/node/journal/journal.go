@@ -41,10 +41,9 @@ var (
 )
 
 var (
-	// ErrLocked is returned where another process has the file open.
+	// ErrLocked is returned if another process has the file open.
 	ErrLocked = errors.New("is in use by another process; is another agent running?")
-	// ErrCorrupt is returned where the file cannot be understood. Moved away, it is made anew; what it knew about
-	// Functions in pods is then lost.
+	// ErrCorrupt is returned for a file that cannot be understood. What it knew is lost when it is moved away.
 	ErrCorrupt = errors.New("is corrupt; move it away to start with an empty journal")
 )
 
@@ -62,8 +61,7 @@ type Journal struct {
 	locks keylock.Locks[function.ID]
 }
 
-// Open opens the file and makes it where it is missing, with its directory. See [ErrLocked] and [ErrCorrupt]. Close
-// the journal after use.
+// Open opens the file, and makes it with its directory if it is missing. The error may be [ErrLocked] or [ErrCorrupt].
 func Open(path string) (*Journal, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("journal: %w", err)
@@ -155,7 +153,15 @@ func (j *Journal) load() error {
 		}
 		if letters != nil { // the first version of the agent had none
 			complete = true
-			if err := letters.ForEach(j.loadLetter); err != nil {
+			err := letters.ForEach(func(key, value []byte) error {
+				letter, err := decodeLetter(key, value)
+				if err != nil {
+					return fmt.Errorf("%w (dead letter %x: %w)", ErrCorrupt, key, err)
+				}
+				j.letters = append(j.letters, letter)
+				return nil
+			})
+			if err != nil {
 				return err
 			}
 		}
@@ -287,8 +293,7 @@ func (j *Journal) write(id function.ID, toDisk func(*bolt.Tx) error, toMemory fu
 	return nil
 }
 
-// Subscribe returns a channel that receives a value after writes from now on, until ctx ends; several writes before the
-// subscriber looks are one.
+// Subscribe returns a channel that receives a value after writes, until ctx ends; see [notify.Signal.Subscribe].
 func (j *Journal) Subscribe(ctx context.Context) <-chan struct{} { return j.changes.Subscribe(ctx) }
 
 // Get is the attachment of a Function; ok is false for one that is free.

@@ -1,11 +1,13 @@
 package lifecycle
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
+	"reflect"
 	"slices"
 	"time"
 
@@ -15,6 +17,75 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
+
+// Reserve waits until the owner is admitted, see [Manager.Admit], records durably that the Function is the owner's and
+// what its interface shall be, and sets the Function up. It sets the state and the fields that depend on it. Reserving
+// again for the same owner replaces the interface until the Function is being attached, and changes nothing from then on.
+// Without a claim and a request the reservation is for the next pod that comes: made again it is a new one, after a
+// release. A reservation whose setup failed stays, and the next Reserve continues it.
+func (m *Manager) Reserve(ctx context.Context, want journal.Attachment) (err error) {
+	defer wrap(&err, want.Function)
+	checked := want.Interface
+	if want.Claim.UID == "" && want.CNI == nil {
+		checked.Name = cmp.Or(checked.Name, "later") // the device plugin does not know it yet
+	}
+	if err := checked.Validate(); err != nil {
+		return err
+	}
+	_, err = m.whenAdmitted(ctx, triggerOf(want), want.Function, func(have journal.Attachment) error {
+		return m.take(ctx, have, want)
+	})
+	return err
+}
+
+// take replaces the record that the Function has, if any, and sets the Function up. The caller has the Function's lock.
+func (m *Manager) take(ctx context.Context, have, want journal.Attachment) (err error) {
+	exists := have.State != ""
+	if exists && have.Claim.UID != want.Claim.UID {
+		return taken("belongs to %s", owner(have)) // since the request was made up
+	}
+	cni, wanted := want.CNI, want.Interface
+	want = want.BackToReserved()
+	want.CNI, want.Interface, want.Ended, want.ReservedAt = cni, wanted, nil, time.Now().UTC()
+	if exists {
+		want.Ended, want.ReservedAt = have.Ended, have.ReservedAt
+		if want.Port == nil {
+			want.Port = have.Port // the xPU may serve it already; only a release takes it away
+		}
+	}
+	if have.Setup != nil {
+		want.Setup = have.Setup // only a release undoes it
+	} else if want.Setup != nil {
+		if m.options.Setup == nil {
+			return errNoSetup
+		}
+		if want.Setup, err = m.options.Setup.Plan(ctx, want); err != nil {
+			return err
+		}
+	}
+	if !reflect.DeepEqual(have, want) {
+		if err := m.journal.Put(want); err != nil {
+			return err
+		}
+		m.log.V(1).Info("Function reserved", "function", want.Function.String(), "owner", owner(want))
+		m.options.Taken(want.Function)
+	}
+	return m.setUp(ctx, want)
+}
+
+// setUp does what the record's Setup says, if it has one. The caller has the Function's lock.
+func (m *Manager) setUp(ctx context.Context, a journal.Attachment) error {
+	if a.Setup == nil {
+		return nil
+	}
+	if m.options.Setup == nil {
+		return errNoSetup
+	}
+	return m.options.Setup.SetUp(ctx, a)
+}
+
+// errNoSetup is returned for what only a [Setup] can do.
+var errNoSetup = errors.New("cannot be set up: this agent makes no SFs and binds no drivers")
 
 // Sandbox is the pod sandbox that wants a Function.
 type Sandbox struct {
@@ -62,9 +133,8 @@ func (m *Manager) move(ctx context.Context, record journal.Attachment, sandbox S
 	return *record.Observed, nil
 }
 
-// transfer moves the netdev, which is now as the snapshot says, to the record's place. The record, whose state is
-// Attaching or Reattaching, is written first. A transfer that fails after that is undone; if the agent ends first,
-// [Manager.Recover] undoes it.
+// transfer writes the record, whose state is Attaching or Reattaching, and moves the netdev, which is now as the snapshot
+// says, to the record's place. A transfer that fails is undone, by [Manager.Recover] if the agent ends.
 func (m *Manager) transfer(
 	ctx context.Context, record journal.Attachment, device netdev.Device, now netdev.Snapshot, want function.Interface,
 ) (journal.Attachment, error) {
@@ -106,13 +176,13 @@ const announceTimeout = 5 * time.Second
 
 // announce tells the neighbours of the interface's addresses in the background.
 func (m *Manager) announce(record journal.Attachment) {
-	if m.options.Announcer == nil || record.Interface.Userspace || len(record.Observed.Addresses) == 0 {
+	if m.options.Announce == nil || record.Interface.Userspace || len(record.Observed.Addresses) == 0 {
 		return
 	}
 	m.announcing.Go(func() {
 		ctx, cancel := context.WithTimeout(m.lasting, announceTimeout)
 		defer cancel()
-		if err := m.options.Announcer.Announce(ctx, record.Place, *record.Observed); err != nil {
+		if err := m.options.Announce(ctx, record.Place, *record.Observed); err != nil {
 			m.log.V(1).Info("The interface's addresses are not announced", "function", record.Function.String(), "reason", err.Error())
 		}
 	})
@@ -173,8 +243,8 @@ func belongs(s netdev.Snapshot, id function.ID) error {
 	return nil
 }
 
-// Device is a fresh look at the host's side of a Function. The error is a [netdev.ErrNoNetdev] where the Function has no
-// netdev on the host; the PF is then there nevertheless, as far as it is known.
+// Device looks at the host's side of a Function. The error is a [netdev.ErrNoNetdev] if the Function has no netdev on the
+// host; the PF and the port are returned nevertheless, as far as they are known.
 func Device(netdevs NetdevFinder, record journal.Attachment) (netdev.Device, error) {
 	device := netdev.Device{Port: portOf(record)}
 	if record.IsVF() {

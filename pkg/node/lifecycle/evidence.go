@@ -31,38 +31,35 @@ var gather = map[Evidence]func(*Manager, context.Context, trigger, *Decision) (b
 	DeviceBack:     (*Manager).deviceBack,
 }
 
+// noOtherPod fills in the decision's Resource, or its refusal with the pod that the kubelet gave the Function to. A kubelet
+// that does not answer, as it is being restarted, keeps no pod from starting.
 func (m *Manager) noOtherPod(ctx context.Context, t trigger, d *Decision) (bool, error) {
-	other := m.otherPod(ctx, t, d)
-	if other != "" {
-		d.refusal = TakenError{other}
-	}
-	return other == "", nil
-}
-
-// otherPod names a pod that the kubelet gave the Function to and that is not the event's, "" for none, and fills in the
-// decision's Resource. A kubelet that does not answer, as it is being restarted, keeps no pod from starting.
-func (m *Manager) otherPod(ctx context.Context, t trigger, d *Decision) string {
 	if m.options.Kubelet == nil {
-		return ""
+		return true, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	if t.event == Prepare {
 		_, _ = m.options.Kubelet.Refresh(ctx) // it logs an error itself
-		return m.options.Kubelet.InUse(d.id, "")
+		other := m.options.Kubelet.InUse(d.id, "")
+		if other != "" {
+			d.refusal = TakenError{other}
+		}
+		return other == "", nil
 	}
 	assigned, err := m.options.Kubelet.Assigned(ctx)
 	if err != nil {
 		m.log.Info("The kubelet does not say which pods have which Functions; the request is trusted",
 			"function", d.id.String(), "pod", t.pod.Namespace+"/"+t.pod.Name, "error", err.Error())
-		return ""
+		return true, nil
 	}
 	by, ok := assigned[d.id.String()]
 	if ok && t.pod.Name != "" && by.Pod != "" && (by.Namespace != t.pod.Namespace || by.Pod != t.pod.Name) {
-		return fmt.Sprintf("the kubelet gave it to %s", by)
+		d.refusal = taken("the kubelet gave it to %s", by)
+		return false, nil
 	}
 	d.Resource = by.Resource
-	return ""
+	return true, nil
 }
 
 func (m *Manager) namespaceGone(_ context.Context, _ trigger, d *Decision) (bool, error) {
@@ -148,20 +145,20 @@ func (m *Manager) deviceBack(ctx context.Context, _ trigger, d *Decision) (bool,
 	if name, err := m.netdevs.Netdev(id); name == "" || err != nil {
 		return false, nil
 	}
-	if m.options.Functions != nil {
+	if m.options.Seen != nil {
 		// The kernel may be ahead of the inventory, which must know the Function to say what containers get of it.
-		if _, known := m.options.Functions.Get(id); !known {
+		if _, known := m.options.Seen(id); !known {
 			return false, nil
 		}
 	}
 	if alive, err := m.engine.Alive(a.Place); !alive || err != nil {
 		return false, err
 	}
-	if m.options.Ports == nil {
+	if m.options.Serve == nil {
 		return true, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, serveTimeout)
 	defer cancel()
-	err := m.options.Ports.Serve(ctx, a)
+	err := m.options.Serve(ctx, a)
 	return err == nil, err
 }

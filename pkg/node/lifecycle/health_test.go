@@ -118,7 +118,14 @@ func TestOtherPod(t *testing.T) {
 	} {
 		m := New(openJournal(t), nil, nil, Options{Kubelet: test.kubelet}, logr.Discard())
 		d := Decision{id: vf}
-		got := m.otherPod(t.Context(), test.trigger, &d)
+		none, err := m.noOtherPod(t.Context(), test.trigger, &d)
+		got := ""
+		if !none {
+			got = d.refusal.Error()
+		}
+		if err != nil {
+			t.Errorf("%s: %v", test.name, err)
+		}
 		if got == "" != (test.want == "") || !strings.Contains(got, test.want) || d.Resource != test.resource {
 			t.Errorf("%s: %q by %q, want %q by %q", test.name, got, d.Resource, test.want, test.resource)
 		}

@@ -46,11 +46,6 @@ type Engine interface {
 	Holds(netdev.Place, netdev.Identity) (bool, error)
 }
 
-// Functions has the node's Functions as they were seen last.
-type Functions interface {
-	Get(function.ID) (f function.Function, exists bool)
-}
-
 // NetdevFinder finds the netdevs of Functions.
 type NetdevFinder interface {
 	// Netdev is the name that the Function's netdev has on the host at this moment: "" if the netdev is in another network
@@ -105,26 +100,6 @@ type Devices interface {
 	Withdraw(journal.Attachment) error
 }
 
-// Ports knows what the xPU serves.
-type Ports interface {
-	// Serve returns once the xPU serves the Function's Port, at once if it has none. The error says what is missing when
-	// ctx ends before.
-	Serve(ctx context.Context, a journal.Attachment) error
-}
-
-// Users tells the owners of Functions that pods have lost, or have again. Its methods do not block. A netdev comes back to
-// its pod with the device; a program that had the Function without a netdev must be started anew, with its pod.
-type Users interface {
-	Lost(journal.Attachment)
-	Back(journal.Attachment)
-}
-
-// Announcer tells the neighbours of attached interfaces.
-type Announcer interface {
-	// Announce returns when that is done, or ctx ends: an interface may get its carrier late.
-	Announce(ctx context.Context, place netdev.Place, observed netdev.Observed) error
-}
-
 // Options of a [Manager]. Parts that are not set are done without.
 type Options struct {
 	// BootID is the boot's, from /proc/sys/kernel/random/boot_id.
@@ -139,15 +114,18 @@ type Options struct {
 	Claims Claims
 	// Devices lets containers get attached Functions.
 	Devices Devices
-	// Announcer runs in the background.
-	Announcer Announcer
-	// Functions spares a look at the kernel for Functions that are where they were, when a device changes. To look at all
-	// would take a node with hundreds of SFs a second.
-	Functions Functions
-	// Ports is waited for before a netdev goes back to the pod that lost it.
-	Ports Ports
-	// Users hears of Functions that pods lose and get back.
-	Users Users
+	// Announce tells the neighbours of an attached interface. It may take until ctx ends: an interface may get its carrier
+	// late.
+	Announce func(ctx context.Context, place netdev.Place, observed netdev.Observed) error
+	// Seen is the Function as the inventory saw it last. It spares a look at the kernel for Functions that are where they
+	// were, when a device changes: to look at all would take a node with hundreds of SFs a second.
+	Seen func(function.ID) (f function.Function, exists bool)
+	// Serve returns once the xPU serves the Function's Port, at once if it has none. The error says what is missing when
+	// ctx ends before. It is called before a netdev goes back to the pod that lost it.
+	Serve func(ctx context.Context, a journal.Attachment) error
+	// Lost is called when a pod has lost a Function, Back when it has it again. Neither must block. A program that had the
+	// Function without a netdev does not get it back: its pod must be started anew.
+	Lost, Back func(journal.Attachment)
 	// Changed is called when a Function may have become healthy or unhealthy, Taken when one was reserved. Neither must
 	// block.
 	Changed func()
@@ -194,6 +172,12 @@ func New(j Journal, engine Engine, netdevs NetdevFinder, options Options, log lo
 	}
 	if options.Taken == nil {
 		options.Taken = func(function.ID) {}
+	}
+	if options.Lost == nil {
+		options.Lost = func(journal.Attachment) {}
+	}
+	if options.Back == nil {
+		options.Back = func(journal.Attachment) {}
 	}
 	options.GoneAfter = cmp.Or(options.GoneAfter, time.Minute)
 	options.AbandonedAfter = cmp.Or(options.AbandonedAfter, 5*time.Minute)

@@ -135,7 +135,7 @@ func runningWith(t *testing.T, more func(*slot, *lifecycle.Options)) (*slot, *ag
 	a, stop := n.start()
 	t.Cleanup(stop)
 	options := lifecycle.Options{
-		BootID: n.bootID, Patience: wait.Backoff{Duration: time.Millisecond, Steps: 3}, Ports: s, Users: s,
+		BootID: n.bootID, Patience: wait.Backoff{Duration: time.Millisecond, Steps: 3}, Serve: s.Serve, Lost: s.Lost, Back: s.Back,
 	}
 	more(s, &options)
 	manager := lifecycle.New(a.journal, a.engine, s, options, testr.New(t))
@@ -486,7 +486,7 @@ func TestNothingToLookAt(t *testing.T) {
 		"no driver":   {seen{function.Function{}, true}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, _, manager := runningWith(t, func(_ *slot, o *lifecycle.Options) { o.Functions = test.seen })
+			s, _, manager := runningWith(t, func(_ *slot, o *lifecycle.Options) { o.Seen = test.seen.Get })
 			pod := netns.New(t)
 			start(t, manager, claimed(0), pod)
 			before := s.get(&s.looked)

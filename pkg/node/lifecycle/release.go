@@ -18,9 +18,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// Detach brings the Function back from a sandbox that stops. The reservation stays: the pod may get another sandbox. A
-// claim's reservation loses the CNI request of the sandbox, also if the request never attached the Function. Nothing
-// happens to a Function that another sandbox has.
+// Detach brings the Function back from a sandbox that stops. The reservation stays, as the pod may get another sandbox, but
+// that of a claim loses the sandbox's CNI request. Nothing happens to a Function that another sandbox has.
 func (m *Manager) Detach(ctx context.Context, id function.ID, sandbox string) error {
 	return m.end(ctx, trigger{event: SandboxStops, sandbox: sandbox}, id)
 }
@@ -86,7 +85,7 @@ func (m *Manager) waitFree(ctx context.Context, id function.ID) error {
 	return err
 }
 
-// bringBack records the state, Detaching or Releasing, and does what it stands for.
+// bringBack records the state, Detaching or Releasing, and goes on to the next.
 func (m *Manager) bringBack(ctx context.Context, a journal.Attachment, state journal.State) error {
 	if a.State != state {
 		a.State, a.LostAt = state, time.Time{}
@@ -105,7 +104,7 @@ func (m *Manager) bringBack(ctx context.Context, a journal.Attachment, state jou
 	return m.finish(ctx, a)
 }
 
-// finish does what the states Detaching and Releasing stand for.
+// finish goes from the state Detaching or Releasing to the next.
 func (m *Manager) finish(ctx context.Context, a journal.Attachment) error {
 	hooks := m.options.Hooks
 	switch {

@@ -21,9 +21,9 @@ func (m *Manager) Recover(ctx context.Context) error {
 	return m.resume(ctx, func(step Step) bool { return step != SetUp })
 }
 
-// SetUp sets reserved Functions up again: the agent may have ended in the middle, and a boot undoes SFs and drivers, while
-// the kubelet, which remembers what it allocated, starts pods on them without another Allocate. One that fails keeps no
-// other from being set up. What is done already is not done again.
+// SetUp sets reserved Functions up again, as far as they are not: the agent may have ended in the middle, and a boot undoes
+// SFs and drivers, while the kubelet starts pods on what it allocated before without another Allocate. One that fails keeps
+// no other from being set up.
 func (m *Manager) SetUp(ctx context.Context) error {
 	return m.resume(ctx, func(step Step) bool { return step == SetUp })
 }
@@ -53,9 +53,7 @@ func (m *Manager) resume(ctx context.Context, selected func(Step) bool) error {
 	return errors.Join(errs...)
 }
 
-// Run continues what is half done until ctx ends, once in a while, though nobody asks: a release of an earlier run, or
-// one that the kubelet gave up. Values from changes are about devices and netdevs: for each, it is checked whether a pod
-// has lost a Function, or can have it again.
+// Run carries out [Resume] and [Sweep] at intervals, and [DeviceChanges] after every value from changes, until ctx ends.
 func (m *Manager) Run(ctx context.Context, changes <-chan struct{}) error {
 	defer m.announcing.Wait()
 	defer m.stop()
@@ -127,8 +125,8 @@ type deviceQueue = workqueue.TypedRateLimitingInterface[function.ID]
 func (m *Manager) queueDevices(queue deviceQueue) {
 	for _, a := range m.journal.All() {
 		suspect := a.State == journal.Lost || a.State == journal.Attached
-		if a.State == journal.Attached && m.options.Functions != nil {
-			f, known := m.options.Functions.Get(a.Function)
+		if a.State == journal.Attached && m.options.Seen != nil {
+			f, known := m.options.Seen(a.Function)
 			suspect = !known || f.Netdev != "" || f.Driver == ""
 		}
 		if suspect {
@@ -176,11 +174,10 @@ func (m *Manager) deviceChanged(ctx context.Context, id function.ID) (err error)
 }
 
 // lose records that the sandbox lost the Function, and withdraws it from containers that start meanwhile. What the PF
-// enforces for the pod stays. After a reattachment that was interrupted, the netdev is first brought to the host. The
-// caller has the Function's lock.
+// enforces for the pod stays. The caller has the Function's lock.
 func (m *Manager) lose(ctx context.Context, a journal.Attachment) error {
 	again := a.State == journal.Reattaching
-	if again {
+	if again { // the netdev may be in the sandbox
 		if err := m.restore(ctx, a); err != nil {
 			return err
 		}
@@ -204,15 +201,12 @@ func (m *Manager) lose(ctx context.Context, a journal.Attachment) error {
 	}
 	m.log.Info("A pod has lost its Function: the device went, or another driver has it", "function", a.Function.String(),
 		"interface", a.Interface.Name, "pod", a.Pod.Namespace+"/"+a.Pod.Name, "sandbox", a.Sandbox)
-	if m.options.Users != nil {
-		m.options.Users.Lost(a)
-	}
+	m.options.Lost(a)
 	return nil
 }
 
-// reattach makes the netdev in the sandbox what it was there before it was lost. The record keeps what the netdev was
-// before the pod: that is restored in the end, and not what the device is after its reset. The caller has the Function's
-// lock.
+// reattach makes the netdev in the sandbox what it was there. What the netdev was before the pod stays in the record, to be
+// restored in the end, and not what the device is after its reset. The caller has the Function's lock.
 func (m *Manager) reattach(ctx context.Context, a journal.Attachment) error {
 	if err := m.setUp(ctx, a); err != nil {
 		return err
@@ -231,9 +225,7 @@ func (m *Manager) reattach(ctx context.Context, a journal.Attachment) error {
 		return err
 	}
 	m.healthChanged(a.Function)
-	if m.options.Users != nil {
-		m.options.Users.Back(a)
-	}
+	m.options.Back(a)
 	return nil
 }
 

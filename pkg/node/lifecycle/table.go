@@ -106,9 +106,8 @@ const (
 	NamespaceGone Evidence = "the sandbox's network namespace is gone"
 	// ReservedForPod: the API server says that the claim is reserved for the pod.
 	ReservedForPod Evidence = "the claim is reserved for the pod"
-	// NetdevGone: the sandbox's network namespace has the netdev no more, though it lives; and the device is gone, or has
-	// another netdev on the host. Of a Function without a netdev: its device is gone, or has lost the driver it had for the
-	// pod.
+	// NetdevGone: the sandbox's network namespace lives without the netdev, and the device is gone or has another netdev on
+	// the host. A Function without a netdev: its device is gone, or has lost the driver it had for the pod.
 	NetdevGone Evidence = "the netdev is gone from the sandbox, which lives"
 	// DeviceBack: the Function has a netdev on the host, the sandbox's network namespace lives, and the xPU serves the
 	// Function's Port, if it has one. A program that had the Function without a netdev cannot get it back.
@@ -123,8 +122,7 @@ const (
 	Take Step = "take"
 	// Attach moves the netdev into the sandbox.
 	Attach Step = "attach"
-	// Lose records that the sandbox lost the netdev. One that is halfway back to the sandbox is brought to the host
-	// first.
+	// Lose records that the sandbox lost the netdev. One that is halfway back to the sandbox is first brought to the host.
 	Lose Step = "lose"
 	// Reattach moves the netdev into the sandbox that lost it, and makes it what it was there.
 	Reattach Step = "reattach"

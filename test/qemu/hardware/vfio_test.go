@@ -27,6 +27,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	nodecdi "github.com/opiproject/xpu-device-plugin/pkg/node/cdi"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/dra"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
@@ -93,10 +94,10 @@ func newClaimsOf(
 	}
 	setups := &setup.Runner{Drivers: c.drivers}
 	c.lifecycle = lifecycle.New(c.journal, c.engine, c.inventory, lifecycle.Options{BootID: bootID, Setup: setups}, log)
-	files, err := dra.NewCDI(filepath.Join(dir, "cdi"))
+	files, err := nodecdi.Open(filepath.Join(dir, "cdi"))
 	must.Succeed(t, err)
 	c.driver = &dra.Driver{
-		Functions: c.inventory, DevicePools: c, Ports: c, Journal: c.journal, Lifecycle: c.lifecycle,
+		Function: c.inventory.Get, DevicePool: c.DevicePool, WaitForPort: c.Wait, Journal: c.journal, Lifecycle: c.lifecycle,
 		DeviceNodes: &devnode.Finder{SysRoot: "/sys", DevRoot: "/dev"}, CDI: files,
 		Metrics: dra.NewMetrics(prometheus.NewRegistry()), Log: log, ProvisionTimeout: patience,
 	}
