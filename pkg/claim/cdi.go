@@ -9,18 +9,18 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
-// CDIKind is the vendor and class of CDI devices that stand for claims' Functions.
+// CDIKind is the vendor and class of CDI devices for claims' Functions.
 const CDIKind = v1alpha1.GroupName + "/function"
 
-// uidLength is that of a claim's UID, RFC 9562.
+// uidLength is the length of a claim's UID, RFC 9562.
 const uidLength = 36
 
-// CDIDeviceName is the name of the CDI device that a container gets for a claim's device: "<UID>-<device>". A runtime
-// that caches never takes one claim's for another's.
+// CDIDeviceName is the name of the CDI device for a claim's device: "<UID>-<device>". The UID keeps a runtime from using a
+// cached device of another claim.
 func CDIDeviceName(claim types.UID, device string) string { return string(claim) + "-" + device }
 
-// ParseCDIDevice reads the qualified name of a CDI device, "xpu.opiproject.org/function=<UID>-<device>". ok is false
-// for one that is not of this project's claims.
+// ParseCDIDevice parses the qualified name of a CDI device, "xpu.opiproject.org/function=<UID>-<device>". ok is false for
+// other devices.
 func ParseCDIDevice(qualified string) (claim types.UID, id function.ID, ok bool) {
 	kind, name, _ := strings.Cut(qualified, "=")
 	if kind != CDIKind {
@@ -29,7 +29,7 @@ func ParseCDIDevice(qualified string) (claim types.UID, id function.ID, ok bool)
 	return SplitCDIDeviceName(name)
 }
 
-// SplitCDIDeviceName reads the name of a CDI device: it is also what Multus, up to 4.3, gives for a claim's device.
+// SplitCDIDeviceName reverses [CDIDeviceName]. Multus up to 4.3 passes this name for a claim's device.
 func SplitCDIDeviceName(name string) (claim types.UID, id function.ID, ok bool) {
 	if len(name) <= uidLength || name[uidLength] != '-' {
 		return "", function.ID{}, false

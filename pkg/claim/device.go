@@ -17,25 +17,23 @@ import (
 type Device struct {
 	// Request is the request that the Function serves, "request/subrequest" for a prioritized list.
 	Request string
-	// Pool and Name are the device's in its ResourceSlice.
+	// Pool and Name are those of the ResourceSlice. ID is Pool, parsed, and Function is Name, parsed.
 	Pool, Name string
-	// ID is what Pool says.
-	ID PoolID
-	// Function is what Name says.
-	Function function.ID
-	// BeforeBind says that the pod is held until the xPU serves the Port.
+	ID         PoolID
+	Function   function.ID
+	// BeforeBind says that the scheduler holds the pod until the xPU serves the Port.
 	BeforeBind bool
-	// Config is what the pod asks of the interface, merged from class and claim; meaningless if ConfigErr is set.
+	// Config is what the pod asks of the interface, merged from class and claim; invalid if ConfigErr is set.
 	Config v1alpha1.InterfaceConfig
-	// Interface is what Config describes, before the Port's addresses and MAC are added; its Name may be empty.
+	// Interface is made from Config, without the Port's addresses and MAC; its Name may be empty.
 	Interface function.Interface
 	// ConfigErr says what is wrong with the opaque parameters, naming the field.
 	ConfigErr error
 }
 
-// Devices returns every Function of this driver that is allocated to the claim, in the order of the allocation;
-// none if the claim is not allocated. An error means that the allocation itself cannot be understood; mistakes in
-// the opaque parameters are in each Device.ConfigErr, so that one bad request does not hide the others.
+// Devices returns the Functions of this driver that are allocated to the claim, in the order of the allocation. An error
+// means that the allocation itself is invalid. Mistakes in the opaque parameters are in Device.ConfigErr, so that one bad
+// request does not hide the others.
 func Devices(claim *resourceapi.ResourceClaim) ([]Device, error) {
 	if claim.Status.Allocation == nil {
 		return nil, nil

@@ -24,15 +24,16 @@ var strictDecoder = sync.OnceValue(func() runtime.Decoder {
 	return serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()
 })
 
-// DecodeInterfaceConfig decodes opaque parameters. Unknown fields, duplicate fields, wrong types and other kinds are
-// errors that name the field.
+// DecodeInterfaceConfig decodes opaque parameters. It refuses unknown fields, duplicate fields, wrong types and other kinds
+// with an error that names the field.
 func DecodeInterfaceConfig(raw []byte) (*v1alpha1.InterfaceConfig, error) {
 	object, kind, err := strictDecoder().Decode(raw, nil, nil)
 	config, ok := object.(*v1alpha1.InterfaceConfig)
 	switch {
 	case runtime.IsMissingKind(err), runtime.IsMissingVersion(err), runtime.IsNotRegisteredError(err), err == nil && !ok:
 		apiVersion, name := ptr.Deref(kind, schema.GroupVersionKind{}).ToAPIVersionAndKind()
-		return nil, fmt.Errorf("apiVersion %q and kind %q: must be %q and \"InterfaceConfig\"", apiVersion, name, v1alpha1.SchemeGroupVersion)
+		return nil, fmt.Errorf("apiVersion %q and kind %q: must be %q and \"InterfaceConfig\"",
+			apiVersion, name, v1alpha1.SchemeGroupVersion)
 	case err != nil:
 		return nil, err
 	}
@@ -80,13 +81,12 @@ func orList[T any](over, base []T) []T {
 const (
 	// minMTU and maxMTU bound InterfaceConfig.mtu, in bytes: RFC 791, and the largest that an XPUNetwork may have.
 	minMTU, maxMTU = 68, 9216
-	// defaultName stands in for the name that the node's agent gives an interface that asks for none.
+	// defaultName is validated in place of a name that the node's agent will choose.
 	defaultName = "net1"
 )
 
-// interfaceOf is the interface that a configuration describes, without what the Port adds. It reports every mistake
-// that can be known without the cluster, and is meant for the merged configuration, because fields that need each
-// other may come from different places.
+// interfaceOf converts a merged configuration. It reports all mistakes that can be found without the cluster. Parts of a
+// configuration cannot be checked alone: fields that need each other may come from class and claim.
 func interfaceOf(c *v1alpha1.InterfaceConfig) (function.Interface, error) {
 	var errs []error
 	i := function.Interface{
@@ -133,15 +133,15 @@ func interfaceOf(c *v1alpha1.InterfaceConfig) (function.Interface, error) {
 		errs = append(errs, i.Validate())
 	}
 	i.Name = c.InterfaceName
-	if c.Driver == "" {
-		return i, errors.Join(errs...)
+	if c.Driver != "" {
+		i, err = Userspace(i)
+		errs = append(errs, err)
 	}
-	i, err = Userspace(i)
-	return i, errors.Join(append(errs, err)...)
+	return i, errors.Join(errs...)
 }
 
-// Userspace is the interface where no kernel driver serves it but a program of the pod. It refuses what is then nobody's
-// to configure.
+// Userspace returns the interface as one that a program of the pod drives instead of the kernel. It refuses settings that
+// nobody would apply then.
 func Userspace(i function.Interface) (function.Interface, error) {
 	var errs []error
 	for _, setting := range []struct {

@@ -14,15 +14,12 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
-// PoolID identifies a pool of ResourceSlices: the Functions of one PF that one DevicePool selects. One DRA pool
-// for each keeps a change of one PF, or of one DevicePool, from touching the slices of the others.
+// PoolID identifies a pool of ResourceSlices: the Functions of one PF that one DevicePool selects. A change of one PF or one
+// DevicePool does not touch the slices of the others.
 type PoolID struct {
-	// Node is the node's name.
-	Node string
-	// PF is the PCI address of the PF.
-	PF pci.Address
-	// DevicePool is the name of the DevicePool.
-	DevicePool string
+	Node       string      // name
+	PF         pci.Address // of the PF
+	DevicePool string      // name
 }
 
 // String is the pool's name in ResourceSlices and allocation results, "node1/0000-3b-00-0/fast".
@@ -43,20 +40,20 @@ func ParsePoolID(name string) (PoolID, error) {
 	return PoolID{Node: parts[0], PF: pf, DevicePool: parts[2]}, nil
 }
 
-// PortName is the name of the XPUPort of a Function, "node1-0000-3b-00-2": a pure function of what it names, so
-// that a Function cannot get two Ports in one namespace.
+// PortName is the name of a Function's XPUPort, "node1-0000-3b-00-2". As it depends on the Function alone, a Function cannot
+// get two Ports in one namespace.
 func PortName(node string, f function.ID) string {
 	return node + "-" + f.DeviceName()
 }
 
-// DerivedMAC is a locally administered unicast address (IEEE 802 8.4.2) that is the same each time for the same Function
-// of a claim. The claim is empty where the device plugin handed the Function out.
+// DerivedMAC is a locally administered unicast address (IEEE 802 8.4.2) that depends on its arguments alone. The claim is
+// empty for a Function that the device plugin handed out.
 func DerivedMAC(claim types.UID, node string, f function.ID) function.MAC {
 	sum := sha256.Sum256([]byte(string(claim) + "/" + node + "/" + f.String()))
 	return function.MAC(append(net.HardwareAddr{0x02}, sum[:5]...).String())
 }
 
-// FunctionRef is how an XPUPort names a Function.
+// FunctionRef returns the reference to a Function in an XPUPort.
 func FunctionRef(f function.ID) v1alpha1.FunctionRef {
 	ref := v1alpha1.FunctionRef{PCIAddress: string(f.Address)}
 	if sfnum, isSF := f.SFNum(); isSF {
@@ -65,7 +62,7 @@ func FunctionRef(f function.ID) v1alpha1.FunctionRef {
 	return ref
 }
 
-// FunctionOf reverses [FunctionRef]. The API server has checked the fields.
+// FunctionOf reverses [FunctionRef]. The API server has validated the fields.
 func FunctionOf(ref v1alpha1.FunctionRef) function.ID {
 	if ref.Subfunction != nil {
 		return function.SubfunctionID(pci.Address(ref.PCIAddress), uint32(*ref.Subfunction))

@@ -8,9 +8,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
-// XPUOf chooses the XPU that serves a PF from those of the PF's node: one that names the PF before one that takes every
-// PF of the node, and of equals the one whose name sorts first. It is nil if there is none; else it points into the
-// slice, which is not changed.
+// XPUOf chooses the XPU that serves a PF from the XPUs of the PF's node: one that names the PF before one that serves all
+// PFs, then the one whose name sorts first. It returns a pointer into the slice, nil if there is none.
 func XPUOf(xpus []v1alpha1.XPU, pf pci.Address) *v1alpha1.XPU {
 	var chosen *v1alpha1.XPU
 	for i := range xpus {
@@ -23,7 +22,7 @@ func XPUOf(xpus []v1alpha1.XPU, pf pci.Address) *v1alpha1.XPU {
 	return chosen
 }
 
-// before compares two XPUs that serve the same PF.
+// before says whether XPUOf prefers a to b.
 func before(a, b *v1alpha1.XPU) bool {
 	if names := len(a.Spec.PFs) > 0; names != (len(b.Spec.PFs) > 0) {
 		return names

@@ -1,5 +1,4 @@
-// Package cdi writes the files by which a container runtime learns what a container gets of a device, in the format of
-// the Container Device Interface.
+// Package cdi writes files of the Container Device Interface, from which a runtime learns what a container gets of a device.
 package cdi
 
 import (
@@ -24,7 +23,7 @@ type Dir struct {
 	cache *cdi.Cache
 }
 
-// Open opens the directory, which need not exist yet. It removes what an agent was writing when it was killed.
+// Open opens the directory, which need not exist. It removes the unfinished files of an agent that was killed.
 func Open(path string) (*Dir, error) {
 	if err := removeUnfinished(path); err != nil {
 		return nil, fmt.Errorf("CDI directory %s: %w", path, err)
@@ -36,8 +35,8 @@ func Open(path string) (*Dir, error) {
 	return &Dir{path: path, cache: cache}, nil
 }
 
-// removeUnfinished removes the library's temporary files that have a kind of this project. Others use the same names in
-// the same directory.
+// removeUnfinished removes the library's temporary files that have a kind of this project. Other programs use the same
+// names in the same directory.
 func removeUnfinished(path string) error {
 	files, err := filepath.Glob(filepath.Join(path, "spec.*.tmp"))
 	if err != nil {
@@ -55,7 +54,7 @@ func removeUnfinished(path string) error {
 	return nil
 }
 
-// Files are the devices of all files of a kind, "vendor/class", when the directory was opened.
+// Files returns the devices of a kind, "vendor/class", by file name, as they were when the directory was opened.
 func (d *Dir) Files(kind string) map[string][]specs.Device {
 	vendor, class := parser.ParseQualifier(kind)
 	files := map[string][]specs.Device{}
@@ -73,15 +72,15 @@ func (d *Dir) Has(file string) bool {
 	return err == nil
 }
 
-// Write replaces a file by one with these devices; without any there is no file afterwards. The name has an ending, as
-// the library would take what is behind the last dot for one.
+// Write replaces a file by one with these devices. Without devices it removes the file. The name must have an ending such
+// as ".json": the library takes what follows the last dot for one.
 func (d *Dir) Write(file, kind string, devices []specs.Device) error {
 	if len(devices) == 0 {
 		return d.Remove(file)
 	}
 	spec := &specs.Spec{Kind: kind, Devices: devices}
 	var err error
-	if spec.Version, err = specs.MinimumRequiredVersion(spec); err != nil { // the oldest, for the sake of runtimes
+	if spec.Version, err = specs.MinimumRequiredVersion(spec); err != nil { // the oldest, for old runtimes
 		return fmt.Errorf("CDI file %s: %w", file, err)
 	}
 	if err := d.cache.WriteSpec(spec, file); err != nil {
@@ -98,7 +97,7 @@ func (d *Dir) Remove(file string) error {
 	return nil
 }
 
-// Nodes are device nodes in the words of CDI.
+// Nodes converts device nodes to CDI's type.
 func Nodes(nodes []devnode.Node) []*specs.DeviceNode {
 	var out []*specs.DeviceNode
 	for _, n := range nodes {

@@ -1,5 +1,5 @@
-// Package deviceinfo says what a Function is in the words of the device-info specification of the Network Plumbing
-// Working Group, by which Multus tells pods what stands behind an interface.
+// Package deviceinfo describes a Function in the format of the device-info specification of the Network Plumbing Working
+// Group, from which Multus tells pods what an interface is.
 package deviceinfo
 
 import (
@@ -8,10 +8,10 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
-// Version is that of the specification.
+// Version is the version of the specification.
 const Version = "1.1.0"
 
-// Info is the content of a device-info file, as far as Functions can fill it.
+// Info is the part of a device-info file that applies to Functions.
 type Info struct {
 	Type    string `json:"type"`
 	Version string `json:"version"`
@@ -36,8 +36,8 @@ type VDPA struct {
 	PFAddress string `json:"pf-pci-address,omitempty"`
 }
 
-// Of is what there is to say of a Function; nil where the specification has no word for it, as for an SF without a vDPA
-// device: its address is that of its PF. asVDPA says whether the pod gets the Function's vDPA device.
+// Of describes a Function. It is nil for an SF without a vDPA device, which the specification cannot describe: the SF has
+// the PCI address of its PF. asVDPA says whether the pod gets the Function's vDPA device.
 func Of(f function.Function, asVDPA bool) *Info {
 	address, pfAddress := string(f.ID.Address), ""
 	if f.Kind != function.PF {

@@ -18,11 +18,11 @@ import (
 )
 
 const (
-	// allocateTimeout is how long an Allocate waits for a Function where Manager.AllocateTimeout is 0. The kubelet admits
-	// pods, ends them and probes them in one loop, which stands still meanwhile.
+	// allocateTimeout is the default of Manager.AllocateTimeout. The kubelet's loop that admits, ends and probes pods stands
+	// still meanwhile.
 	allocateTimeout = 2500 * time.Millisecond
-	// impatience is how long, after an Allocate waited in vain, others wait only a fifth of that: an xPU that is away
-	// would otherwise stop the kubelet's loop for as many times as pods wait for it.
+	// impatience is how long the timeout is a fifth after an Allocate waited in vain: an xPU that is away would otherwise
+	// stop the kubelet's loop once for each pod that waits for it.
 	impatience = 10 * time.Second
 )
 
@@ -31,13 +31,12 @@ func ProvisionsAtAllocate(p pool.Pool) bool {
 	return devicePlugin(p).ProvisionAt == v1alpha1.ProvisionAtAllocate
 }
 
-// GetDevicePluginOptions says that the kubelet may ask which Functions go well together.
+// GetDevicePluginOptions tells the kubelet to call GetPreferredAllocation.
 func (s *server) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
 	return &pluginapi.DevicePluginOptions{GetPreferredAllocationAvailable: true}, nil
 }
 
-// GetPreferredAllocation chooses among Functions by the pool's policy. It never fails: the kubelet would fail the pod,
-// where it can as well choose for itself.
+// GetPreferredAllocation chooses Functions by the pool's policy. It never fails: the kubelet would fail the pod.
 func (s *server) GetPreferredAllocation(
 	_ context.Context, r *pluginapi.PreferredAllocationRequest,
 ) (*pluginapi.PreferredAllocationResponse, error) {
@@ -52,8 +51,8 @@ func (s *server) GetPreferredAllocation(
 	return response, nil
 }
 
-// Allocate has Functions ready for containers and says what these get. The kubelet fails the pod with the error's text.
-// There is no call that takes an Allocate back.
+// Allocate makes Functions ready for containers and returns what these get. The kubelet fails the pod with the error's
+// text. No call takes an Allocate back.
 func (s *server) Allocate(ctx context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
 	begin := time.Now()
 	budget, metrics := &s.manager.budget, s.manager.Metrics
@@ -76,7 +75,7 @@ func (s *server) Allocate(ctx context.Context, r *pluginapi.AllocateRequest) (*p
 
 func (s *server) allocate(ctx context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
 	o := s.offer.Load()
-	// All requests are read before anything is done for one.
+	// No Function is touched unless all requests are valid.
 	for _, c := range r.ContainerRequests {
 		if _, err := o.find(s.resource, c.DevicesIds); err != nil {
 			return nil, err
@@ -100,7 +99,7 @@ func (s *server) allocateContainer(ctx context.Context, ids []string) (*pluginap
 	}
 	one, err := s.prepare(ctx, functions, p)
 	if err != nil {
-		// Other pools have nothing done to their Functions before a container starts.
+		// Nothing is done to Functions of other pools before a container starts.
 		if p.Spec.SFs != nil || p.Spec.Driver != "" || ProvisionsAtAllocate(p) {
 			_ = s.each(functions, func(_ int, f function.Function) error {
 				s.manager.Allocator.GiveUp(ctx, f, p)
@@ -113,8 +112,8 @@ func (s *server) allocateContainer(ctx context.Context, ids []string) (*pluginap
 	return one, nil
 }
 
-// awaitHealthy returns the Functions, and the pool, as they are when all may be handed out. It fails if one must not
-// be, and waits while it only has to come back from its last pod: the kubelet may have chosen it before it was told.
+// awaitHealthy returns the Functions and the pool as they are when all are healthy. It waits for a Function whose release
+// is pending, which the kubelet may have chosen before it was told, and fails if one has another problem.
 func (s *server) awaitHealthy(ctx context.Context, ids []string) ([]function.Function, pool.Pool, error) {
 	for {
 		o := s.offer.Load()
@@ -134,8 +133,7 @@ func (s *server) awaitHealthy(ctx context.Context, ids []string) ([]function.Fun
 	}
 }
 
-// pending says what there is to wait for until the Functions may be handed out, "" if that is now. An error says why
-// one must not be.
+// pending says which release to wait for, "" if all Functions are healthy. An error says what else is wrong with one.
 func (s *server) pending(functions []function.Function) (string, error) {
 	pending := ""
 	for _, f := range functions {
@@ -149,8 +147,7 @@ func (s *server) pending(functions []function.Function) (string, error) {
 	return pending, nil
 }
 
-// prepare has the Functions free of their last pods, set up, and, where the pool wants that, served by the xPU. It
-// returns what the container gets, and writes that where the runtime and CNI plugins look for it.
+// prepare reserves the Functions, has the xPU serve them where the pool wants that, and delivers what the container gets.
 func (s *server) prepare(
 	ctx context.Context, functions []function.Function, p pool.Pool,
 ) (*pluginapi.ContainerAllocateResponse, error) {
@@ -162,7 +159,7 @@ func (s *server) prepare(
 	if err != nil {
 		return nil, err
 	}
-	for i, c := range contents { // before the xPU is asked in vain
+	for i, c := range contents { // if this fails, the xPU need not be asked
 		if contents[i], err = contentOf(&s.manager.Nodes, c.function, p); err != nil {
 			return nil, status.Error(codes.Internal, err.Error())
 		}
@@ -185,7 +182,7 @@ func (s *server) prepare(
 	return one, nil
 }
 
-// each does something for all Functions, at once. Errors are the kubelet's.
+// each calls do for all Functions at once. Its error is for the kubelet.
 func (s *server) each(functions []function.Function, do func(i int, f function.Function) error) error {
 	errs := make([]error, len(functions))
 	var group sync.WaitGroup
@@ -203,7 +200,7 @@ func (s *server) each(functions []function.Function, do func(i int, f function.F
 	return nil
 }
 
-// deliver writes what a container gets where the runtime and CNI plugins look for it, and returns the rest of it.
+// deliver writes the files from which the runtime and CNI plugins read what a container gets, and answers the kubelet.
 func (s *server) deliver(contents []content) (*pluginapi.ContainerAllocateResponse, error) {
 	for _, c := range contents {
 		if err := writeDeviceInfo(s.manager.DeviceInfoDir, s.resource, c); err != nil {
@@ -216,12 +213,12 @@ func (s *server) deliver(contents []content) (*pluginapi.ContainerAllocateRespon
 	return response(s.resource, contents, s.manager.CDI != nil)
 }
 
-// allocateBudget says how long an Allocate may wait. The zero value is ready for use, by several goroutines at once.
+// allocateBudget bounds how long an Allocate may wait. The zero value is ready for use, by several goroutines at once.
 type allocateBudget struct {
 	vainly atomic.Pointer[time.Time] // when an Allocate last waited in vain; nil after one that did not
 }
 
-// timeout is the time for the next Allocate, of which usual is the longest.
+// timeout returns how long the next Allocate may wait: usual, or a fifth of it.
 func (b *allocateBudget) timeout(usual time.Duration) time.Duration {
 	if vainly := b.vainly.Load(); vainly != nil && time.Since(*vainly) < impatience {
 		return usual / 5
@@ -229,7 +226,7 @@ func (b *allocateBudget) timeout(usual time.Duration) time.Duration {
 	return usual
 }
 
-// ended says how an Allocate ended that had this context.
+// ended notes how an Allocate with this context ended.
 func (b *allocateBudget) ended(ctx context.Context, err error) {
 	switch {
 	case err == nil:

@@ -18,27 +18,24 @@ import (
 )
 
 const (
-	// cdiClass is not that of claims, whose devices have other names and lives.
+	// cdiClass differs from the class of claims, whose devices have other names and lifetimes.
 	cdiClass = "deviceplugin"
 	cdiKind  = v1alpha1.GroupName + "/" + cdiClass
 )
 
-// CDI gives containers their device nodes by files that the runtime reads, one for each resource. A file lists every
-// Function of the resource that has nodes, not only those that are allocated: containers are made again after a reboot,
-// when the directory is empty and the kubelet does not ask again. What it lists stays until neither the resource nor a
-// pod has the Function, whether this process runs or not. Its methods may be called by several goroutines at once;
-// those of a nil CDI do nothing.
+// CDI writes the files from which the runtime learns containers' device nodes, one for each resource. A file lists all
+// Functions of the resource that have nodes, allocated or not: after a reboot the directory is empty, and containers are
+// made again without an Allocate. A Function stays listed until neither the resource nor a pod has it, whether this
+// process runs or not. The methods are safe for concurrent use; those of a nil CDI do nothing.
 type CDI struct {
 	dir *cdi.Dir
 
-	mutex sync.Mutex
-	// files are what the files list, sorted by name.
-	files map[string][]specs.Device
-	// unneeded are the names of devices that nobody needed at the last prune.
-	unneeded map[string]bool
+	mutex    sync.Mutex
+	files    map[string][]specs.Device // the content of files, by file name; devices are sorted by name
+	unneeded map[string]bool           // names of devices that nobody needed at the last prune
 }
 
-// NewCDI keeps the files in dir, which the runtime reads: "/var/run/cdi".
+// NewCDI reads and writes the files in dir, "/var/run/cdi".
 func NewCDI(dir string) (*CDI, error) {
 	opened, err := cdi.Open(dir)
 	if err != nil {
@@ -47,7 +44,7 @@ func NewCDI(dir string) (*CDI, error) {
 	return &CDI{dir: opened, files: opened.Files(cdiKind)}, nil
 }
 
-// include has the resource's file list these Functions as they are now, beside those that it lists already.
+// include adds Functions to the resource's file, or replaces them there.
 func (c *CDI) include(resource string, contents []content) error {
 	if c == nil {
 		return nil
@@ -69,8 +66,8 @@ func (c *CDI) include(resource string, contents []content) error {
 	}))
 }
 
-// prune has the files forget devices that are not needed now and were not at the last call. The kubelet says that a pod
-// has a Function only after the Allocate that listed it.
+// prune removes devices that are needed neither now nor at the last call. The kubelet assigns a Function to a pod only
+// after the Allocate that listed it.
 func (c *CDI) prune(needed map[string]bool) error {
 	if c == nil {
 		return nil
@@ -90,7 +87,7 @@ func (c *CDI) prune(needed map[string]bool) error {
 	return errors.Join(errs...)
 }
 
-// replace writes a file unless it lists the same already; without devices there is none.
+// replace writes a file unless it has these devices already. Without devices it removes the file.
 func (c *CDI) replace(file string, devices []specs.Device) error {
 	if len(devices) == 0 && len(c.files[file]) == 0 || reflect.DeepEqual(devices, c.files[file]) {
 		return nil
@@ -104,14 +101,12 @@ func (c *CDI) replace(file string, devices []specs.Device) error {
 	return nil
 }
 
-// cdiFile is the name of a resource's file: "xpu.opiproject.org-deviceplugin-intel.com_dpdk.json". It has its ending,
-// as the library would take what is behind the last dot for one.
+// cdiFile is the name of a resource's file: "xpu.opiproject.org-deviceplugin-intel.com_dpdk.json".
 func cdiFile(resource string) string {
 	return v1alpha1.GroupName + "-" + cdiClass + "-" + strings.ReplaceAll(resource, "/", "_") + ".json"
 }
 
-// cdiDeviceName has the resource in it, so that a Function that moves to another pool while a pod still has it is never
-// two devices of the same name.
+// cdiDeviceName contains the resource: a Function may move to another pool while a pod still has it, and be listed twice.
 func cdiDeviceName(resource string, id function.ID) string {
 	return strings.ReplaceAll(resource, "/", "_") + "_" + id.DeviceName()
 }

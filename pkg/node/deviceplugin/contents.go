@@ -21,8 +21,8 @@ type content struct {
 	devnode.Set
 }
 
-// contentOf looks up what a container gets of a Function of the pool, as sriov-network-device-plugin would give it. It
-// fails where the container could not use it.
+// contentOf looks up what a container gets of a Function of the pool, in the form of sriov-network-device-plugin. It fails
+// if the container could not use the Function.
 func contentOf(nodes *devnode.Finder, f function.Function, p pool.Pool) (content, error) {
 	options := p.Options(f)
 	set, err := nodes.Of(f, devnode.Wish{
@@ -41,12 +41,12 @@ func contentOf(nodes *devnode.Finder, f function.Function, p pool.Pool) (content
 	return content{function: f, Set: set}, nil
 }
 
-// devicePlugin is how the device plugin offers the pool.
+// devicePlugin returns spec.devicePlugin of the pool.
 func devicePlugin(p pool.Pool) v1alpha1.DevicePluginSpec {
 	return ptr.Deref(p.Spec.DevicePlugin, v1alpha1.DevicePluginSpec{})
 }
 
-// response is what the kubelet is told of one container, which gets its device nodes from the kubelet or by CDI.
+// response is the kubelet's answer for one container, which gets its device nodes from the kubelet or by CDI.
 func response(resource string, contents []content, byCDI bool) (*pluginapi.ContainerAllocateResponse, error) {
 	ids := make([]string, 0, len(contents))
 	info := map[string]map[string]map[string]string{}
@@ -76,8 +76,8 @@ func response(resource string, contents []content, byCDI bool) (*pluginapi.Conta
 	return out, nil
 }
 
-// environmentName is the name of the variable that has the Functions' IDs: "intel.com/dpdk-1" gives
-// "PCIDEVICE_INTEL_COM_DPDK-1". Programs look for this name, with the hyphen that no shell likes.
+// environmentName is the name of the variable with the Functions' IDs: "PCIDEVICE_INTEL_COM_DPDK-1" for "intel.com/dpdk-1".
+// Programs expect the hyphen, although no shell accepts it.
 func environmentName(resource string) string {
 	return "PCIDEVICE_" + strings.ToUpper(strings.NewReplacer("/", "_", ".", "_").Replace(resource))
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceinfo"
 )
 
-// describe is what the file says of a Function; nil where the specification has no word for it.
+// describe returns the content of a Function's file, nil for a Function that the specification cannot describe.
 func describe(c content) *deviceinfo.Info {
 	_, asVDPA := c.Info["vdpa"]
 	info := deviceinfo.Of(c.function, asVDPA)
@@ -31,10 +31,9 @@ func describe(c content) *deviceinfo.Info {
 	return info
 }
 
-// writeDeviceInfo replaces the device-info file of a Function in dir, from which Multus learns what stands behind a device
-// ID. A reader sees the old file or the new one, whole. The file stays as long as a pod has the Function, whether this
-// process runs or not. The directory is in memory and does not survive a crash of the node any more than the pods do, so
-// nothing is synced.
+// writeDeviceInfo atomically replaces a Function's device-info file in dir, from which Multus learns what a device ID
+// stands for. The file stays as long as a pod has the Function, whether this process runs or not. Nothing is synced: the
+// directory is in memory.
 func writeDeviceInfo(dir, resource string, c content) (err error) {
 	info := describe(c)
 	if info == nil {
@@ -62,15 +61,14 @@ func writeDeviceInfo(dir, resource string, c content) (err error) {
 
 const deviceInfoSuffix = "-device.json"
 
-// deviceInfoName is the name that readers look for.
+// deviceInfoName is the file name that readers expect.
 func deviceInfoName(resource string, id function.ID) string {
 	return deviceInfoPrefix(resource) + strings.ReplaceAll(id.String(), "/", "-") + deviceInfoSuffix
 }
 
 func deviceInfoPrefix(resource string) string { return strings.ReplaceAll(resource, "/", "-") + "-" }
 
-// removeDeviceInfo removes device-info files of the resources, and all with the project's own prefix, except those that
-// are needed and those that are young. Files of other device plugins stay.
+// removeDeviceInfo removes this plugin's device-info files, except those that are needed and those that are young.
 func removeDeviceInfo(dir string, resources []string, needed map[string]bool) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -86,7 +84,7 @@ func removeDeviceInfo(dir string, resources []string, needed map[string]bool) er
 		}
 		info, err := entry.Info()
 		if err != nil || time.Since(info.ModTime()) < young {
-			continue // it went, or has just come
+			continue // it is gone, or new
 		}
 		if err := os.Remove(filepath.Join(dir, entry.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, err)
@@ -95,8 +93,8 @@ func removeDeviceInfo(dir string, resources []string, needed map[string]bool) er
 	return errors.Join(errs...)
 }
 
-// ours says whether a file is this plugin's, also one that was not finished. The name of another plugin's resource may
-// begin with that of one of ours, so what follows must be an address.
+// ours says whether a file, finished or not, is of one of the resources or has the project's own prefix. Another plugin's
+// resource may have a name that begins with the name of one of ours, so an address must follow.
 func ours(name string, resources []string) bool {
 	name, isInfo := strings.CutSuffix(strings.TrimPrefix(name, "."), deviceInfoSuffix)
 	if !isInfo {

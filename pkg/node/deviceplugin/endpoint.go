@@ -24,18 +24,16 @@ const (
 	// pluginsRegistry is where the kubelet looks for plugins' sockets, below its directory.
 	pluginsRegistry = "plugins_registry"
 
-	// What sockets are called: "xpu-dp-fast-5a1c09e2.sock". Each is new. The kubelet knows endpoints by their path and
-	// refuses one that it has, which it forgets only some time after the socket is gone.
-	socketPrefix = "xpu-dp-"
-	socketSuffix = ".sock"
-	// maxLabel bounds the part of a socket's name that is for people. The kernel allows 107 bytes for all of the path.
-	maxLabel = 20
+	// socketName is the name of a socket: "xpu-dp-fast-5a1c09e2.sock", with at most 20 bytes of the resource, as the kernel
+	// allows 107 bytes for the whole path. Every socket has a new name: the kubelet refuses an endpoint at a path that it
+	// knows, and forgets a path only some time after the socket is gone. socketPattern matches all names.
+	socketName, socketPattern = "xpu-dp-%.20s-%x.sock", "xpu-dp-*.sock"
 )
 
-// unusual is what does not belong in the name of a socket.
+// unusual matches what does not belong in the name of a socket.
 var unusual = regexp.MustCompile(`[^a-zA-Z0-9_]+`)
 
-// endpoint is a socket of a server, and answers the kubelet there.
+// endpoint answers the kubelet at one socket.
 type endpoint struct {
 	*server
 	registerapi.UnimplementedRegistrationServer
@@ -63,8 +61,8 @@ func openEndpoint(s *server) (*endpoint, error) {
 	return e, nil
 }
 
-// close ends the endpoint and removes its socket. Streams end once they have said everything; other calls that are
-// under way get as long as patience. It is called once.
+// close ends the endpoint and removes its socket. Streams end after the last offer is sent; other calls in flight have
+// until patience is over. It is called once.
 func (e *endpoint) close(patience time.Duration) {
 	close(e.ending)
 	over := time.AfterFunc(patience, e.grpc.Stop)
@@ -72,15 +70,15 @@ func (e *endpoint) close(patience time.Duration) {
 	e.grpc.GracefulStop()
 }
 
-// GetInfo tells a kubelet that found the socket what it is.
+// GetInfo tells the kubelet, which found the socket, what it is.
 func (e *endpoint) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
 	return &registerapi.PluginInfo{
 		Type: registerapi.DevicePlugin, Name: e.resource, Endpoint: e.path, SupportedVersions: []string{pluginapi.Version},
 	}, nil
 }
 
-// NotifyRegistrationStatus is how a kubelet that found the socket says what it did. After a refusal the kubelet tries
-// again by itself, later and later, as long as the socket is there.
+// NotifyRegistrationStatus takes the kubelet's word on whether it registered the resource. After a refusal the kubelet
+// tries again by itself with growing pauses, as long as the socket is there.
 func (e *endpoint) NotifyRegistrationStatus(
 	_ context.Context, r *registerapi.RegistrationStatus,
 ) (*registerapi.RegistrationStatusResponse, error) {
@@ -104,7 +102,7 @@ func (e *endpoint) NotifyRegistrationStatus(
 	return &registerapi.RegistrationStatusResponse{}, nil
 }
 
-// ListAndWatch sends the list of Functions at once and whenever it becomes another one.
+// ListAndWatch sends the list of Functions at once and whenever it changes.
 func (e *endpoint) ListAndWatch(
 	_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse],
 ) error {
@@ -132,7 +130,7 @@ func (e *endpoint) ListAndWatch(
 	}
 }
 
-// countStream counts streams that began or ended.
+// countStream counts a stream that began or ended.
 func (e *endpoint) countStream(change int) {
 	e.manager.mutex.Lock()
 	defer e.manager.mutex.Unlock()
@@ -142,16 +140,15 @@ func (e *endpoint) countStream(change int) {
 	}
 }
 
-// listen makes a socket in the directory for a server of the resource, which only root may use.
+// listen makes a socket in the directory for a server of the resource. Only root may use it.
 func listen(dir, resource string) (net.Listener, string, error) {
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return nil, "", err
 	}
-	label := unusual.ReplaceAllString(filepath.Base(resource), "-")
-	label = label[:min(len(label), maxLabel)]
 	var number [4]byte
 	rand.Read(number[:])
-	path := filepath.Join(dir, fmt.Sprintf("%s%s-%x%s", socketPrefix, label, number, socketSuffix))
+	label := unusual.ReplaceAllString(filepath.Base(resource), "-")
+	path := filepath.Join(dir, fmt.Sprintf(socketName, label, number))
 	listener, err := net.Listen("unix", path)
 	if err != nil {
 		return nil, "", fmt.Errorf("socket %s: %w", path, err)
@@ -163,10 +160,9 @@ func listen(dir, resource string) (net.Listener, string, error) {
 	return listener, path, nil
 }
 
-// removeStaleSockets removes the sockets that a killed process left. A socket where somebody listens is another agent's,
-// which is about to end.
+// removeStaleSockets removes sockets of a killed process. Where somebody listens is another agent that is about to end.
 func removeStaleSockets(dir string, log logr.Logger) {
-	paths, _ := filepath.Glob(filepath.Join(dir, socketPrefix+"*"+socketSuffix))
+	paths, _ := filepath.Glob(filepath.Join(dir, socketPattern))
 	for _, path := range paths {
 		connection, err := net.DialTimeout("unix", path, time.Second)
 		if err == nil {
@@ -181,7 +177,7 @@ func removeStaleSockets(dir string, log logr.Logger) {
 	}
 }
 
-// exists says whether a socket is still there for others to find.
+// exists says whether there is a socket at the path.
 func exists(path string) bool {
 	info, err := os.Lstat(path)
 	return err == nil && info.Mode()&fs.ModeSocket != 0

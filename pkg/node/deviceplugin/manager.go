@@ -1,10 +1,9 @@
 // Package deviceplugin offers the Functions of pools with publish: DevicePlugin to the kubelet as extended resources,
-// through its device plugin API (v1beta1): one server per resource, which says what there is and what is wrong with
-// it, which Functions go well together, and what a container gets of those it was given.
+// through its device plugin API (v1beta1). Each resource has a server.
 //
-// Data flows in two directions only. When pools or health change, the [Manager] starts, updates and retires servers, and
-// each [server] publishes an [offer] that ListAndWatch sends to the kubelet. When the kubelet may not find a server any
-// more, the server's resource goes into a queue, and the server opens a new [endpoint].
+// Pools or health change: the [Manager] starts, updates and retires servers, and each [server] publishes an [offer] that
+// ListAndWatch sends to the kubelet. The kubelet may have lost a server: the resource goes into a queue, and the server
+// opens a new [endpoint], which the kubelet finds and registers.
 package deviceplugin
 
 import (
@@ -18,6 +17,7 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/util/workqueue"
 
@@ -32,72 +32,67 @@ import (
 )
 
 const (
-	// settle is how long the manager waits for more changes after the first: VFs appear one by one, and a link that
-	// goes down takes its VFs along.
+	// settle is how long the manager waits for more changes after the first: a PF's VFs change one after the other.
 	settle = 50 * time.Millisecond
 	// firstRetry and lastRetry bound the pauses between attempts to open a socket. Each pause is twice the last.
 	firstRetry, lastRetry = 100 * time.Millisecond, 30 * time.Second
-	// stopTimeout is how long the kubelet has to read the last list of a resource, and how long calls that are under way
-	// have to end.
+	// stopTimeout is how long the kubelet has to read a resource's last list, and how long calls in flight have to end.
 	stopTimeout = time.Second
 )
 
-// Allocator has Functions and the xPU ready for containers. Its methods may be called for several Functions at once,
-// and again for one for which all is done. They give up when ctx ends, with an error that says what is missing.
+// Allocator makes Functions and the xPU ready for containers. Its methods are idempotent and may be called for several
+// Functions at once. They give up when ctx ends, with an error that says what is missing.
 type Allocator interface {
-	// Reserve returns once nothing is left of the Function's last pod, and it is set up as its pool wants it, as it is
-	// then: an SF is made, a driver bound. It is called once for each allocation.
+	// Reserve returns the Function once its last pod has released it and it is set up as its pool wants it: the SF exists,
+	// the driver is bound. It is called once for each allocation.
 	Reserve(ctx context.Context, f function.Function, p pool.Pool) (function.Function, error)
 	// Ready returns once the xPU serves a reserved Function of a pool with provisionAt: Allocate.
 	Ready(ctx context.Context, f function.Function, p pool.Pool) error
-	// GiveUp undoes both for a Function that no container gets after all. What cannot be undone now is undone later.
+	// GiveUp undoes both for a Function that no container gets. What cannot be undone now is undone later.
 	GiveUp(ctx context.Context, f function.Function, p pool.Pool)
 }
 
 // Manager runs a server for every resource of the node's pools. CDI, Assigned and AllocateTimeout may be left out.
 type Manager struct {
-	// KubeletDir is the kubelet's, "/var/lib/kubelet". It has the same path here as for the kubelet.
+	// KubeletDir is the kubelet's directory, "/var/lib/kubelet". The kubelet must see it at the same path.
 	KubeletDir string
-	// Pools returns the pools as they are now, which are not changed here; known is false as long as they have not been
-	// read once.
+	// Pools returns the current pools, which the manager does not modify; known is false until they have been read once.
 	Pools func() (pools []pool.Pool, known bool)
-	// Problems returns what is wrong with a Function; nothing means healthy. It does not block and is safe for concurrent use.
+	// Problems returns what is wrong with a Function; none means healthy. It does not block and is safe for concurrent use.
 	Problems  func(function.Function) []health.Problem
 	Allocator Allocator
 	// Nodes looks up the device nodes that containers get.
 	Nodes devnode.Finder
-	// DeviceInfoDir is where the device-info files of device plugins are, "/var/run/k8s.cni.cncf.io/devinfo/dp". It is made
-	// when it is needed.
+	// DeviceInfoDir is the directory of device plugins' device-info files, "/var/run/k8s.cni.cncf.io/devinfo/dp". It need
+	// not exist.
 	DeviceInfoDir string
-	// CDI, where set, gives containers their device nodes; without, they get them from the kubelet.
+	// CDI gives containers their device nodes. Without it they get them from the kubelet.
 	CDI *CDI
-	// Assigned, where set, returns what pods have, by [function.ID.String]. It tells which files nobody needs any more;
-	// without, they stay until the node is rebooted.
+	// Assigned returns what pods have, by [function.ID.String]. Files of Functions that nobody has are removed. Without it
+	// they stay until the node is rebooted.
 	Assigned func(ctx context.Context) (map[string]podresources.Assignment, error)
-	// AllocateTimeout bounds how long one Allocate waits for Functions that are being released or provisioned. The kubelet
-	// starts and ends no other pod meanwhile. 0 is 2.5 s. After one that waited in vain others have a fifth of it, for
-	// 10 s.
+	// AllocateTimeout bounds how long one Allocate waits for Functions that are being released or provisioned, 0 for 2.5 s.
+	// The kubelet starts and ends no other pod meanwhile. For 10 s after a wait in vain it is a fifth.
 	AllocateTimeout time.Duration
 	Metrics         *Metrics
 	Log             logr.Logger
 
-	unwatchedFor time.Duration // replaces the constant of this name where it is set
+	unwatchedFor time.Duration // 0 for the constant of this name
 
 	budget allocateBudget
-	// queue has the resources whose server the kubelet may not find, and retries their pauses after errors.
-	queue   workqueue.TypedDelayingInterface[string]
-	retries workqueue.TypedRateLimiter[string]
-	// endpoints are the goroutines that serve and close endpoints.
-	endpoints sync.WaitGroup
+	// queue has the resources whose server the kubelet may have lost, and retries their pauses after errors.
+	queue     workqueue.TypedDelayingInterface[string]
+	retries   workqueue.TypedRateLimiter[string]
+	endpoints sync.WaitGroup // the goroutines that serve and close endpoints
 
 	mutex   sync.Mutex
 	servers map[string]*server // by resource
-	// resources are all that have, or had, a server: Functions of a resource that is gone may still be in pods.
+	// resources are all that have or had a server: pods may still have Functions of a resource that is gone.
 	resources sets.Set[string]
 }
 
-// Run serves the pools as they are at once and after every value from changes, which comes when pools or health may
-// have changed. It ends with ctx, and with an error only if it cannot work at all.
+// Run serves the pools, and looks at them again after every value from changes, which says that pools or health may have
+// changed. It ends with ctx. An error means that it could not begin.
 func (m *Manager) Run(ctx context.Context, changes <-chan struct{}) error {
 	m.reset()
 	defer m.queue.ShutDown()
@@ -128,7 +123,7 @@ func (m *Manager) Run(ctx context.Context, changes <-chan struct{}) error {
 	return nil
 }
 
-// reset sets defaults, and makes anew what the goroutines of a run share.
+// reset sets defaults and the state of a new run.
 func (m *Manager) reset() {
 	m.AllocateTimeout, m.unwatchedFor = cmp.Or(m.AllocateTimeout, allocateTimeout), cmp.Or(m.unwatchedFor, unwatchedFor)
 	m.queue = workqueue.NewTypedDelayingQueue[string]()
@@ -136,7 +131,7 @@ func (m *Manager) reset() {
 	m.servers, m.resources = map[string]*server{}, sets.New[string]()
 }
 
-// followPools has servers for the pools as they are now, and after every change, until ctx ends.
+// followPools updates the servers now and after every change, until ctx ends.
 func (m *Manager) followPools(ctx context.Context, changes <-chan struct{}) {
 	for {
 		if pools, known := m.Pools(); known {
@@ -148,12 +143,12 @@ func (m *Manager) followPools(ctx context.Context, changes <-chan struct{}) {
 	}
 }
 
-// update has a server for every pool that has Functions, or had some: a resource that disappears while pods have it
-// would keep its old capacity in the Node for minutes, one that is empty has none at once.
+// update starts, updates and retires servers so that every pool that has Functions, or had some, has one. A server stays
+// when its pool becomes empty: the kubelet would show the capacity of a resource without a server for minutes.
 func (m *Manager) update(ctx context.Context, pools []pool.Pool) {
 	wanted := map[string]pool.Pool{}
 	for _, p := range pools {
-		// A pool that cannot be used is empty. It may claim the resource of one that can.
+		// A pool with an error is empty, and may claim the resource of a pool without.
 		other, claimed := wanted[p.ResourceName()]
 		if p.Spec.Publish == v1alpha1.PublishDevicePlugin && (!claimed || other.Err != nil) {
 			wanted[p.ResourceName()] = p
@@ -177,11 +172,13 @@ func (m *Manager) update(ctx context.Context, pools []pool.Pool) {
 	}
 }
 
-// retire ends a server whose pool is gone. Pods keep what they have. The mutex is held.
+// retire ends a server whose pool is gone. Pods keep what they have, so the files for their containers stay. Of the
+// metrics, only the counters remain. The caller holds the mutex.
 func (m *Manager) retire(ctx context.Context, s *server) {
 	delete(m.servers, s.resource)
 	m.retries.Forget(s.resource)
-	s.empty()
+	s.publish(newOffer(pool.Pool{}, nil))
+	m.Metrics.devices.DeletePartialMatch(prometheus.Labels{"resource": s.resource})
 	if s.endpoint == nil {
 		return
 	}
@@ -191,7 +188,7 @@ func (m *Manager) retire(ctx context.Context, s *server) {
 	})
 }
 
-// followSockets has servers look at once whether their sockets are there when one was removed, until ctx ends.
+// followSockets queues all resources when a socket or the directory of the sockets was removed, until ctx ends.
 func (m *Manager) followSockets(ctx context.Context, sockets *watchdir.Dir) {
 	for loop.Wait(ctx, sockets.Changes(), 0) {
 		if err := m.watchSockets(sockets); err != nil {
@@ -206,7 +203,7 @@ func (m *Manager) followSockets(ctx context.Context, sockets *watchdir.Dir) {
 	}
 }
 
-// watchSockets makes the directory of the sockets and watches it, also where somebody removed it.
+// watchSockets makes and watches the directory of the sockets, which somebody may have removed.
 func (m *Manager) watchSockets(sockets *watchdir.Dir) error {
 	if err := os.MkdirAll(m.socketDir(), 0o750); err != nil {
 		return err
@@ -214,8 +211,8 @@ func (m *Manager) watchSockets(sockets *watchdir.Dir) error {
 	return sockets.Watch()
 }
 
-// socketRemoved says whether an event is the removal of a socket that the kubelet shall use. A socket that a server
-// closes itself is none any more: its removal must not end the pauses of servers that failed to open another.
+// socketRemoved says whether an event is the removal of a server's current socket. A server that closes its old socket
+// must not end the pauses of servers that failed to open one.
 func (m *Manager) socketRemoved(event fsnotify.Event) bool {
 	if !event.Has(fsnotify.Remove) && !event.Has(fsnotify.Rename) {
 		return false
@@ -230,7 +227,7 @@ func (m *Manager) socketRemoved(event fsnotify.Event) bool {
 	return false
 }
 
-// keepRegistered works through the queue until ctx ends and the queue is shut down.
+// keepRegistered handles the queue until ctx ends and the queue is shut down.
 func (m *Manager) keepRegistered(ctx context.Context) {
 	for {
 		resource, ended := m.queue.Get()
@@ -242,7 +239,7 @@ func (m *Manager) keepRegistered(ctx context.Context) {
 	}
 }
 
-// register has the resource's server be where the kubelet can find it. The kubelet then registers it by itself.
+// register makes sure that the kubelet can find the resource's server. The kubelet then registers it by itself.
 func (m *Manager) register(resource string) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()

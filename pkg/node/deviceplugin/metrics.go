@@ -36,7 +36,7 @@ func NewMetrics(registry prometheus.Registerer) *Metrics {
 	}
 }
 
-// begin makes the counters of a resource, so that they are there from the start and not from the first event on.
+// begin makes the counters of a resource, which else would not exist before the first event.
 func (m *Metrics) begin(resource string) {
 	m.allocateSeconds.WithLabelValues(resource)
 	m.allocations.WithLabelValues(resource)

@@ -17,14 +17,14 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
-// offer is what a resource has. It is never changed once it is made.
+// offer is what a resource has. It is immutable.
 type offer struct {
 	pool      pool.Pool
 	functions map[string]function.Function // by the kubelet's device ID, which is [function.ID.String]
 	devices   []*pluginapi.Device          // in the order of the pool
-	unhealthy int                          // how many of the devices are
-	// reasons say why devices are unhealthy, without those that are only on their way back from a pod. Every pod's Function
-	// is that for a moment, and whoever brings it back logs what goes wrong.
+	unhealthy int                          // how many of the devices
+	// reasons say why devices are unhealthy, by ID. Devices that only await their release have none: that is usual, and
+	// whoever releases them logs what goes wrong.
 	reasons  map[string]string
 	replaced chan struct{} // closed when the resource has another offer
 }
@@ -64,7 +64,7 @@ func joinMessages(problems []health.Problem) string {
 	return strings.Join(messages, "; ")
 }
 
-// find returns the Functions with these device IDs, in this order. Errors are the kubelet's.
+// find returns the Functions with these device IDs, in this order. Its error is for the kubelet.
 func (o *offer) find(resource string, ids []string) ([]function.Function, error) {
 	functions := make([]function.Function, 0, len(ids))
 	for i, id := range ids {
@@ -80,7 +80,7 @@ func (o *offer) find(resource string, ids []string) ([]function.Function, error)
 	return functions, nil
 }
 
-// some returns those Functions of these device IDs that there are.
+// some returns the Functions with these device IDs, without those that it does not have.
 func (o *offer) some(ids []string) []function.Function {
 	functions := make([]function.Function, 0, len(ids))
 	for _, id := range ids {
@@ -107,8 +107,7 @@ func sameDevices(a, b []*pluginapi.Device) bool {
 // maxLogged is how many Functions a line of the log names.
 const maxLogged = 8
 
-// report logs what became healthy or unhealthy, or came or went, since another offer of the resource: a line for each
-// reason, as a PF takes all its VFs along.
+// report logs what became healthy or unhealthy, or came or went, since the offer before: one line for each reason.
 func (o *offer) report(before *offer, log logr.Logger) {
 	byReason := map[string][]string{}
 	var healthy []string

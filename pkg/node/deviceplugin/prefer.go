@@ -9,9 +9,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
-// prefer chooses size Functions: those that must be included, then the best of those that are available. Fewer are
-// chosen only where there are not enough. The result depends on nothing but the arguments, and not on the order of
-// available, which may or may not have those of must too.
+// prefer chooses size Functions: all of must, then the best of available, which may have those of must too. It chooses
+// fewer only if there are not enough. The result does not depend on the order of available.
 func prefer(policy v1alpha1.PreferredAllocation, available, must []function.Function, size int) []function.Function {
 	c := &choice{taken: map[pci.Address]int{}, roots: map[string]int{}, nodes: map[int]int{}}
 	included := map[function.ID]bool{}
@@ -37,7 +36,7 @@ func prefer(policy v1alpha1.PreferredAllocation, available, must []function.Func
 	return c.chosen
 }
 
-// group is the Functions of one PF that are free, by their index at the PF.
+// group has the free Functions of one PF, sorted by their index.
 type group struct {
 	pf   pci.Address
 	root string
@@ -45,7 +44,7 @@ type group struct {
 	free []function.Function
 }
 
-// byPF groups what is available and not included yet, by the PF's address.
+// byPF groups the available Functions that are not included yet, sorted by the PF's address.
 func byPF(available []function.Function, included map[function.ID]bool) []*group {
 	sorted := slices.SortedFunc(slices.Values(available), func(a, b function.Function) int {
 		return cmp.Or(cmp.Compare(a.PF, b.PF), cmp.Compare(a.Index, b.Index), cmp.Compare(a.ID.String(), b.ID.String()))
@@ -63,7 +62,7 @@ func byPF(available []function.Function, included map[function.ID]bool) []*group
 	return groups
 }
 
-// choice is what was chosen so far and where it is.
+// choice is what was chosen so far, and where that is.
 type choice struct {
 	chosen []function.Function
 	taken  map[pci.Address]int // how many of each PF
@@ -82,9 +81,9 @@ func (c *choice) take(f function.Function) {
 	}
 }
 
-// pack compares two PFs to take the next Function of, where so many are still wanted: a PF that is in use anyway comes
-// first, then the one that lacks least of what is wanted, so that there are as few PFs as can be. Among equals it is the
-// one nearest to what was chosen, then, so that large requests find room later, the one that has least to spare.
+// pack compares two PFs for the next Function; wanted is how many are still to be chosen. To use few PFs, a PF that is in
+// use comes first, then the one that lacks least of wanted, then the one nearest to what was chosen. To leave room for
+// large requests, the one with the fewest free Functions is next.
 func (c *choice) pack(a, b *group, wanted int) int {
 	return cmp.Or(
 		cmp.Compare(min(c.taken[b.pf], 1), min(c.taken[a.pf], 1)),
@@ -95,7 +94,7 @@ func (c *choice) pack(a, b *group, wanted int) int {
 	)
 }
 
-// spread compares two PFs: the one that has given least so far comes first, and of several the one that has most to give.
+// spread compares two PFs: the one with the fewest chosen Functions comes first, then the one with the most free ones.
 func (c *choice) spread(a, b *group) int {
 	return cmp.Or(cmp.Compare(c.taken[a.pf], c.taken[b.pf]), cmp.Compare(len(b.free), len(a.free)))
 }

@@ -10,13 +10,12 @@ import (
 )
 
 const (
-	// sweepEvery is how often the manager looks for files of Functions that no pod has any more. The kubelet does not
-	// say when a pod is gone.
+	// sweepEvery is the period of sweeps. The kubelet does not tell when a pod is gone.
 	sweepEvery = 5 * time.Minute
-	// askTimeout is how long the kubelet may take to say what pods have.
+	// askTimeout bounds how long the kubelet may take to say what pods have.
 	askTimeout = 10 * time.Second
-	// young is how old a device-info file must be before it can count as left over: the kubelet says that a pod has a
-	// Function only after the Allocate that wrote the file.
+	// young is the age up to which a device-info file is not removed: the kubelet assigns a Function to a pod only after the
+	// Allocate that wrote the file.
 	young = 10 * time.Minute
 )
 
@@ -28,8 +27,7 @@ func (m *Manager) sweepRegularly(ctx context.Context) {
 	})
 }
 
-// sweep asks the kubelet what pods have, and removes the files of Functions that no pod has any more. Servers do not
-// wait for the kubelet's answer.
+// sweep asks the kubelet what pods have, and removes the files of Functions that no pod has.
 func (m *Manager) sweep(ctx context.Context) {
 	if m.Assigned == nil {
 		return

@@ -1,5 +1,5 @@
-// Package devnode knows which files below /dev a program needs to use a Function: those of its IOMMU group, its UIO, RDMA
-// and vDPA devices.
+// Package devnode finds the files below /dev that a program needs to use a Function: those of its IOMMU group, its UIO,
+// RDMA and vDPA devices.
 package devnode
 
 import (
@@ -24,46 +24,45 @@ const (
 	rdmaCM   = "/dev/infiniband/rdma_cm"
 )
 
-// Finder looks device nodes up. It has no state: its methods may be called by several goroutines at once.
+// Finder looks device nodes up. Its methods may be called by several goroutines at once.
 type Finder struct {
 	// SysRoot is where the host's sysfs is, "/sys".
 	SysRoot string
-	// DevRoot is where the host's device nodes can be looked for, "/dev". What containers are given is below /dev in any
-	// case.
+	// DevRoot is where the host's device nodes are seen, "/dev". Containers get paths below /dev in any case.
 	DevRoot string
 }
 
-// Wish is what a container is to get of a Function, beside what the driver makes of it.
+// Wish is what a container is to get of a Function, beside the device nodes of its driver.
 type Wish struct {
 	// Driver is the one that will be bound when the container starts; "" is the one that is bound now.
 	Driver string
-	// RDMA asks for the character devices of the RDMA devices, VDPA for that of the vDPA device. Neither is there with a
-	// driver that hands the Function to a program, and neither is looked for then.
+	// RDMA asks for the character devices of the RDMA devices, VDPA for that of the vDPA device. Both are ignored with a
+	// driver that hands the Function to a program: these devices do not exist then.
 	RDMA, VDPA bool
-	// VhostNet asks for what a virtual machine monitor needs for a software NIC.
+	// VhostNet asks for the nodes that a virtual machine monitor needs for a software NIC.
 	VhostNet bool
 }
 
 // Set is what a container gets of one Function.
 type Set struct {
 	Nodes []Node
-	// Info says what the nodes are, by subject and name, in the words of sriov-network-device-plugin: "vfio" has "mount" and
+	// Info says what the nodes are, by subject and name, as sriov-network-device-plugin does: "vfio" has "mount" and
 	// "dev-mount", "rdma" has "rdma_dev", "uverbs", "umad", "issm" and "rdma_cm", "vdpa" and "uio" have "mount", "vhost" has
-	// "net-mount" and "tun-mount". Values are paths in the container, but for the name rdma_dev.
+	// "net-mount" and "tun-mount". Values are paths in the container, except that rdma_dev is a device name.
 	Info map[string]map[string]string
 }
 
 // Node is a file below /dev.
 type Node struct {
 	Host, Container string
-	Permissions     string // some of "rwm", as cgroups have it
+	Permissions     string // some of "rwm", as in cgroups
 }
 
-// uioDrivers hand a device to a program, without an IOMMU in between.
+// uioDrivers hand a device to a program without the protection of an IOMMU.
 var uioDrivers = []string{"igb_uio", "uio", "uio_pci_generic"}
 
-// Of looks up what a container gets of a Function. It fails where the container could not use it, with an error that
-// goes behind the Function's name.
+// Of looks up what a container gets of a Function. It fails if the container could not use the Function. The error's text
+// follows the Function's name in a sentence.
 func (f *Finder) Of(of function.Function, wish Wish) (Set, error) {
 	of.Driver = cmp.Or(wish.Driver, of.Driver)
 	isVFIO, isUIO := of.Driver == "vfio-pci", slices.Contains(uioDrivers, of.Driver)
@@ -91,7 +90,7 @@ func (f *Finder) Of(of function.Function, wish Wish) (Set, error) {
 	return set, nil
 }
 
-// node is a node that has the same path in the container.
+// node is a node with the same path in the container.
 func node(path, permissions string) Node {
 	return Node{Host: path, Container: path, Permissions: permissions}
 }

@@ -1,5 +1,5 @@
-// Package health says what is wrong with a Function, in one place for every way of publishing it: taints in
-// ResourceSlices, the kubelet's health stream, and the device plugin.
+// Package health says what is wrong with a Function, for all ways of publishing it: taints in ResourceSlices, the kubelet's
+// health stream, and the device plugin.
 package health
 
 import (
@@ -13,27 +13,25 @@ import (
 type Problem struct {
 	// Taint is the key of the device taint.
 	Taint string
-	// Message says what happened and what to do, in a sentence.
+	// Message says in a sentence what happened and what to do.
 	Message string
 }
 
-// Source knows one kind of problem: an empty message means that the Function is free of it. Implementations are safe
-// for concurrent use and do not block.
+// Source knows one kind of problem. It returns an empty message for a Function that does not have it. Implementations are
+// safe for concurrent use and do not block.
 type Source func(function.ID) (message string)
 
-// Checker puts the sources together. A kind of problem that cannot be, as a way of working that is not in use has none,
-// has a nil source.
+// Checker combines the sources. The source of a problem that cannot occur may be nil.
 type Checker struct {
-	// XPUAway knows Functions whose xPU cannot be asked. It is given the whole Function, as the xPU is that of its PF. A
-	// Function whose PF has no xPU is free of it.
+	// XPUAway knows Functions whose PF has an xPU that does not answer.
 	XPUAway func(function.Function) (message string)
-	// Fault knows Functions of which their driver tells an error. It is given the whole Function, as it may be its PF's.
+	// Fault knows Functions for which the driver of the Function or of its PF reports an error.
 	Fault func(function.Function) (message string)
 	// ProvisionFailed knows Functions whose Port the xPU refused.
 	ProvisionFailed Source
-	// ReleasePending knows Functions whose last Attachment could not be taken back.
+	// ReleasePending knows Functions whose last Attachment is not released yet.
 	ReleasePending Source
-	// Lost knows Functions that a pod has lost, as their device went and came back, and has not got back.
+	// Lost knows Functions that a pod has lost because their device went, and that are not back in the pod.
 	Lost Source
 	// InUse knows Functions that a pod has by another way of publishing than the one that asks.
 	InUse Source

@@ -13,7 +13,6 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
@@ -23,10 +22,12 @@ import (
 )
 
 const (
-	// pause is the shortest time between two looks at the reporters. devlink tells of all that happens to ports, too, and a
+	// pause is the shortest time between two looks at the reporters: devlink also notifies of every change of a port, and a
 	// driver with hundreds of VFs has thousands of reporters.
 	pause = 100 * time.Millisecond
-	// lookTime is how long the first look is waited for.
+	// firstRetry and slowestRetry bound the pauses after a look that failed.
+	firstRetry, slowestRetry = 100 * time.Millisecond, 30 * time.Second
+	// lookTime is how long Synced waits for the first look.
 	lookTime = 5 * time.Second
 )
 
@@ -50,9 +51,9 @@ type ReportersOptions struct {
 	Log      logr.Logger
 }
 
-// Reporters know the health reporters of devlink (Documentation/networking/devlink/devlink-health.rst in the kernel) by
-// which drivers tell of errors: one that was not recovered from is a fault of its Functions until it is. Methods may be
-// called by several goroutines at once, but Run only once.
+// Reporters watch the health reporters of devlink (Documentation/networking/devlink/devlink-health.rst in the kernel), by
+// which drivers report errors. A Function has a fault until its driver has recovered from the error. Methods may be called
+// by several goroutines at once, but Run only once.
 type Reporters struct {
 	options ReportersOptions
 	failed  prometheus.Gauge
@@ -74,22 +75,22 @@ func NewReporters(options ReportersOptions) *Reporters {
 	return r
 }
 
-// fault is what a failed reporter says.
+// fault is an error that a reporter reports.
 type fault struct {
 	reporter string // as devlink(8) takes it: "pci/0000:3b:00.0 reporter fw_fatal"
 	scope    scope
 }
 
-// scope is whom a reporter speaks for.
+// scope says which Functions a reporter is about.
 type scope struct {
 	// address is the PCI device of its devlink instance.
 	address pci.Address
-	// whole says that it is for the device as a whole. Of a PF all Functions depend on that.
+	// whole says that it is about the device as a whole: if that is a PF, about all Functions of the PF.
 	whole bool
-	// kind and index are those of the VF or SF of the PF at address that it is for alone; "" and 0 otherwise.
+	// kind and index name the only VF or SF, of the PF at address, that it is about; "" and 0 otherwise.
 	kind  function.Kind
 	index int
-	// auxDevice is that of the SF that it is for alone, whose own devlink instance it belongs to; "" otherwise.
+	// auxDevice names the only SF that it is about, which has the devlink instance; "" otherwise.
 	auxDevice string
 }
 
@@ -103,8 +104,8 @@ func (s scope) has(f function.Function) bool {
 	return f.ID == function.ID{Address: s.address} || s.whole && f.PF == s.address
 }
 
-// Fault says what the reporters tell of the Function: of its PF, of its own device, and of its port in the eswitch. It
-// is "" if that is nothing. It does not block.
+// Fault returns a message if a reporter of the Function's PF, of its own device, or of its port in the eswitch reports an
+// error, "" otherwise. It does not block.
 func (r *Reporters) Fault(f function.Function) (message string) {
 	var messages []string
 	for _, fault := range *r.faults.Load() {
@@ -116,8 +117,8 @@ func (r *Reporters) Fault(f function.Function) (message string) {
 	return strings.Join(messages, "; ")
 }
 
-// Synced waits until the reporters were looked at once, but no longer than 5 s: a card that hangs must not keep those
-// waiting who have others to care for. No Function has a fault until it answers. false means that ctx ended before.
+// Synced waits until the reporters were looked at once, but at most 5 s: a card that hangs must not stop the agent from
+// serving others. Functions have no fault until then. It returns false if ctx ended before.
 func (r *Reporters) Synced(ctx context.Context) bool {
 	select {
 	case <-r.looked:
@@ -138,8 +139,8 @@ func (r *Reporters) Run(ctx context.Context) error {
 	var following sync.WaitGroup
 	defer following.Wait()
 	following.Go(func() { r.options.Follow(ctx, changed.Notify) })
-	changed.Notify() // also if listening fails
-	retries := backoff()
+	changed.Notify() // even if Follow cannot listen
+	retries := loop.Backoff(firstRetry, slowestRetry)
 	for first := true; loop.Wait(ctx, changes, 0); first = false {
 		delay := pause
 		if err := r.look(); err != nil {
@@ -147,7 +148,7 @@ func (r *Reporters) Run(ctx context.Context) error {
 			delay = retries.Step()
 			r.options.Log.Error(err, "Cannot read health reporters for now", "retry", delay.String())
 		} else {
-			retries = backoff()
+			retries = loop.Backoff(firstRetry, slowestRetry)
 		}
 		if first {
 			close(r.looked)
@@ -157,10 +158,7 @@ func (r *Reporters) Run(ctx context.Context) error {
 	return nil
 }
 
-// backoff is for what the kernel should not refuse.
-func backoff() *wait.Backoff { return loop.Backoff(100*time.Millisecond, 30*time.Second) }
-
-// look reads the reporters. If it fails, what was known stays.
+// look reads the reporters. If that fails, the known faults stay.
 func (r *Reporters) look() error {
 	reporters, err := r.options.Devlink.Reporters()
 	if err != nil {
@@ -184,7 +182,7 @@ func (r *Reporters) look() error {
 	return nil
 }
 
-// keep replaces the faults that are known, and tells of what is different.
+// keep replaces the known faults, and logs and notifies of the difference.
 func (r *Reporters) keep(faults []fault) {
 	before := *r.faults.Swap(&faults)
 	if slices.Equal(before, faults) {
@@ -203,17 +201,17 @@ func (r *Reporters) keep(faults []fault) {
 	r.options.Changed()
 }
 
-// scope finds out whom a reporter speaks for; false if that is no Function of this node.
+// scope finds out which Functions a reporter is about; false if those are not on this node.
 func (r *Reporters) scope(reporter devlink.Reporter, ports []devlink.Port) (scope, bool) {
 	s, ok := r.owner(reporter.Device)
 	if !ok || reporter.Port < 0 {
 		return s, ok
 	}
-	s.whole = false // a port's reporter tells of its netdev
+	s.whole = false // a port's reporter is about the port's netdev
 	i := slices.IndexFunc(ports, func(p devlink.Port) bool {
 		return p.Device == reporter.Device && int64(p.Index) == int64(reporter.Port)
 	})
-	if i < 0 { // it has gone since, and the reporter with it
+	if i < 0 { // the port is gone, and the reporter with it
 		return scope{}, false
 	}
 	port := ports[i]
@@ -229,8 +227,8 @@ func (r *Reporters) scope(reporter devlink.Reporter, ports []devlink.Port) (scop
 	return s, !port.External
 }
 
-// owner is the Function that has the devlink instance. Drivers have some for auxiliary devices: mlx5 one for each SF,
-// and one for the netdev of each PF, VF and SF, "auxiliary/mlx5_core.eth.2", whose device is below theirs.
+// owner finds the Function that has the devlink instance. mlx5 has instances also for auxiliary devices: for each SF, and
+// for the netdev of each PF, VF and SF, "auxiliary/mlx5_core.eth.2", which is below the Function's device.
 func (r *Reporters) owner(d devlink.Device) (scope, bool) {
 	if d.Bus == "pci" {
 		return scope{address: pci.Address(d.Name), whole: true}, true

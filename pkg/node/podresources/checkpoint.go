@@ -11,15 +11,15 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
-// checkpointFile is where the kubelet keeps which devices it allocated to which containers, below its directory
-// (kubeletDeviceManagerCheckpoint in pkg/kubelet/cm/devicemanager/manager.go). It is replaced whole.
+// checkpointFile is the kubelet's record of devices that it allocated to containers, below its directory
+// (kubeletDeviceManagerCheckpoint in pkg/kubelet/cm/devicemanager/manager.go). The kubelet replaces it atomically.
 const checkpointFile = "device-plugins/kubelet_internal_checkpoint"
 
-// maxCheckpoint bounds the file, in bytes. An entry takes some hundred, and what the device plugin answered.
+// maxCheckpoint bounds the file, in bytes. An entry takes some hundred, plus the device plugin's answer.
 const maxCheckpoint = 64 << 20
 
-// readCheckpoint returns what containers of pods have, init containers among them, by [function.ID.String]. A kubelet
-// that never allocated a device has no checkpoint.
+// readCheckpoint returns what containers have, including init containers, by [function.ID.String]. A kubelet that never
+// allocated a device has no checkpoint.
 func readCheckpoint(path string) (map[string]Assignment, error) {
 	file, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -40,7 +40,7 @@ func readCheckpoint(path string) (map[string]Assignment, error) {
 }
 
 func parseCheckpoint(text []byte) (map[string]Assignment, error) {
-	// The part of the file that tells who has what (pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go).
+	// The rest of the file is not needed; see pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go.
 	var checkpoint struct {
 		Data struct {
 			PodDeviceEntries []struct {

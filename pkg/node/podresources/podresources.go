@@ -1,5 +1,5 @@
-// Package podresources asks the kubelet which pods have which Functions. The kubelet is the only one who knows: it
-// gives extended resources to containers by itself, and takes them back without a word.
+// Package podresources asks the kubelet which pods have which Functions. Only the kubelet knows: it gives extended
+// resources to containers by itself, and does not tell when it takes them back.
 package podresources
 
 import (
@@ -22,12 +22,11 @@ const maxMessage = 16 << 20
 
 // Assignment is a Function's place in a pod.
 type Assignment struct {
-	// Resource is the extended resource by which the pod has the Function, ours or that of another device plugin which
-	// names devices by PCI address. It is "" for a ResourceClaim of this project's driver, and the driver's name for one
-	// of another driver.
+	// Resource is the extended resource by which the pod has the Function, of this device plugin or another one that names
+	// devices by PCI address. For a ResourceClaim it is the DRA driver's name, but "" for this project's driver.
 	Resource string
-	// Namespace and Pod name the pod, and Container the first of its containers that has the Function. Of what only the
-	// kubelet's checkpoint has, Namespace and Pod are empty.
+	// Namespace and Pod name the pod, and Container the first of its containers that has the Function. Namespace and Pod
+	// are empty for what only the kubelet's checkpoint has.
 	Namespace, Pod, Container string
 }
 
@@ -36,14 +35,13 @@ type Self struct{ Namespace, Name string }
 
 // Client asks the kubelet. Its methods may be called by several goroutines at once.
 type Client struct {
-	self       Self
-	socket     string
-	checkpoint string
+	self               Self
+	socket, checkpoint string // paths
 }
 
-// NewClient makes a client for the kubelet with this directory, "/var/lib/kubelet". The kubelet need not be there yet,
-// and may go and come. An answer without the pod that self names is not taken for one: a kubelet that was started again
-// lists static pods only, until it has heard of the API server.
+// NewClient makes a client for the kubelet with this directory, "/var/lib/kubelet". The kubelet may start and stop at any
+// time. A list without the pod that self names is an error: a kubelet that was restarted lists only static pods until it
+// has heard from the API server.
 func NewClient(kubeletDir string, self Self) *Client {
 	return &Client{
 		self: self, socket: filepath.Join(kubeletDir, "pod-resources", "kubelet.sock"),
@@ -51,10 +49,9 @@ func NewClient(kubeletDir string, self Self) *Client {
 	}
 }
 
-// Assigned returns what pods have now, by [function.ID.String]: what the kubelet lists, and what its checkpoint has
-// besides. The list never has init containers; the checkpoint may have a pod that is gone, until the kubelet writes it
-// again. So what is not there nobody has; what is there somebody may have. A Function that two resources were given for,
-// which is one too many, is there by the one that sorts first.
+// Assigned returns what pods may have now, by [function.ID.String]: what the kubelet lists, and what only its checkpoint
+// has. The list never has init containers; the checkpoint may still have a pod that is gone. No pod has a Function that
+// is missing. Of several resources that gave away the same Function, the result has the one that sorts first.
 func (c *Client) Assigned(ctx context.Context) (map[string]Assignment, error) {
 	listed, err := c.listed(ctx)
 	if err != nil {
@@ -72,7 +69,7 @@ func (c *Client) Assigned(ctx context.Context) (map[string]Assignment, error) {
 	return assigned, nil
 }
 
-// Claimed are the Functions that a pod has by ResourceClaims of this project's driver.
+// Claimed returns the Functions that a pod has by ResourceClaims of this project's driver.
 func (c *Client) Claimed(ctx context.Context, namespace, pod string) ([]function.ID, error) {
 	listed, err := c.listed(ctx)
 	if err != nil {
@@ -89,7 +86,7 @@ func (c *Client) Claimed(ctx context.Context, namespace, pod string) ([]function
 	return claimed, nil
 }
 
-// listed returns what the kubelet lists, also where one Function is given several times.
+// listed returns what the kubelet lists. A Function may have been given away several times.
 func (c *Client) listed(ctx context.Context) (map[function.ID][]Assignment, error) {
 	pods, err := c.list(ctx)
 	if err != nil {
@@ -105,8 +102,7 @@ func (c *Client) listed(ctx context.Context) (map[function.ID][]Assignment, erro
 	return functions(pods), nil
 }
 
-// list asks over a connection of its own: one that is kept would not be tried again at once after the kubelet was started
-// again, and one to a kubelet that is away fails at once.
+// list uses a new connection for each call, which fails at once if the kubelet is away and has no backoff after a restart.
 func (c *Client) list(ctx context.Context) ([]*podresourcesapi.PodResources, error) {
 	connection, err := grpc.NewClient("unix:"+c.socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)))
@@ -118,15 +114,18 @@ func (c *Client) list(ctx context.Context) ([]*podresourcesapi.PodResources, err
 	return response.GetPodResources(), err
 }
 
-// functions finds the Functions among the devices of pods. Devices whose IDs are no Function's are somebody else's.
-// Containers of a pod may share a Function: it is there once for each pod and resource.
+// functions finds the Functions among the devices of pods, with one assignment for each pod and resource: containers of a
+// pod may share a Function.
 func functions(pods []*podresourcesapi.PodResources) map[function.ID][]Assignment {
 	found := map[function.ID][]Assignment{}
 	for _, pod := range pods {
 		for _, container := range pod.GetContainers() {
 			add := func(id function.ID, resource string) {
 				a := Assignment{resource, pod.GetNamespace(), pod.GetName(), container.GetName()}
-				if !slices.ContainsFunc(found[id], a.samePod) {
+				if !slices.ContainsFunc(found[id], func(other Assignment) bool {
+					other.Container = a.Container
+					return other == a
+				}) {
 					found[id] = append(found[id], a)
 				}
 			}
@@ -151,11 +150,6 @@ func functions(pods []*podresourcesapi.PodResources) map[function.ID][]Assignmen
 		}
 	}
 	return found
-}
-
-// samePod says whether the same pod has the Function by the same resource.
-func (a Assignment) samePod(b Assignment) bool {
-	return a.Resource == b.Resource && a.Namespace == b.Namespace && a.Pod == b.Pod
 }
 
 // String is "pod default/web (container nginx)".

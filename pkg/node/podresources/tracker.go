@@ -14,16 +14,16 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
-// Tracker is a client that remembers what the kubelet said last, for those who cannot wait for it. Its methods may be
-// called by several goroutines at once.
+// Tracker is a client that keeps the kubelet's last list for callers that cannot wait. Its methods may be called by several
+// goroutines at once.
 type Tracker struct {
 	*Client
 	log logr.Logger
 
 	assigned atomic.Pointer[map[function.ID][]Assignment]
 
-	refreshing sync.Mutex // held while the kubelet is asked, so that a late answer never replaces a later one
-	away       bool       // the kubelet did not answer
+	refreshing sync.Mutex // held while the kubelet is asked, so that an older answer never replaces a newer one
+	away       bool       // the kubelet did not answer; guarded by refreshing
 }
 
 // NewTracker makes a tracker that knows nothing until [Tracker.Refresh].
@@ -33,8 +33,8 @@ func NewTracker(client *Client, log logr.Logger) *Tracker {
 	return t
 }
 
-// Refresh asks the kubelet. changed says whether its answer differs from the last one. If it cannot be asked, the
-// tracker keeps what it knows, and logs that once.
+// Refresh asks the kubelet. changed says whether its answer differs from the last one. Without an answer the tracker keeps
+// what it knows, and logs that once.
 func (t *Tracker) Refresh(ctx context.Context) (changed bool, err error) {
 	t.refreshing.Lock()
 	defer t.refreshing.Unlock()
@@ -54,8 +54,8 @@ func (t *Tracker) Refresh(ctx context.Context) (changed bool, err error) {
 	return !maps.EqualFunc(*before, assigned, slices.Equal[[]Assignment]), nil
 }
 
-// InUse says that a pod has the Function by another resource than this, which is "" for ResourceClaims of this
-// project's driver; "" if none has, or the kubelet was never asked. It does not block.
+// InUse returns a message if a pod has the Function by another resource than this, "" if none has or the kubelet was never
+// asked. The resource "" stands for ResourceClaims of this project's driver. It does not block.
 func (t *Tracker) InUse(id function.ID, resource string) string {
 	for _, a := range (*t.assigned.Load())[id] {
 		if a.Resource != resource {
@@ -69,7 +69,7 @@ func (t *Tracker) InUse(id function.ID, resource string) string {
 	return ""
 }
 
-// Has says that a pod has the Function by this resource, "" for ResourceClaims of this project's driver. It is false if
+// Has says whether a pod has the Function by this resource, "" for ResourceClaims of this project's driver. It is false if
 // the kubelet was never asked. It does not block.
 func (t *Tracker) Has(id function.ID, resource string) bool {
 	return slices.ContainsFunc((*t.assigned.Load())[id], func(a Assignment) bool { return a.Resource == resource })
