@@ -108,16 +108,17 @@ var ErrNoNetdev = errors.New("has no netdev in any network namespace")
 // netdev is in another namespace. The error is an [ErrNoNetdev] where there is none at all, and an [fs.ErrNotExist]
 // where the Function is gone.
 func (i *Inventory) Netdev(id function.ID) (string, error) {
+	var netdevs sysfs.Dir
+	var name string
 	dir, err := find(sysfs.Root(i.options.SysRoot), id)
+	if err == nil {
+		netdevs, name, err = netdev(dir)
+	}
+	if err == nil && netdevs == "" {
+		err = ErrNoNetdev
+	}
 	if err != nil {
 		return "", fmt.Errorf("Function %s: %w", id, err)
-	}
-	netdevs, name, err := netdev(dir)
-	if err != nil {
-		return "", fmt.Errorf("Function %s: netdev: %w", id, err)
-	}
-	if netdevs == "" {
-		return "", fmt.Errorf("Function %s: %w", id, ErrNoNetdev)
 	}
 	return name, nil
 }

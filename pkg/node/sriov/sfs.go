@@ -36,7 +36,7 @@ type Functions interface {
 	Get(function.ID) (function.Function, bool)
 }
 
-// SFMaker makes subfunctions and deletes them. It implements the part of package setup that does. Its methods may be
+// SFMaker makes subfunctions and deletes them. Its methods may be
 // called by several goroutines at once, for one SF by one at a time.
 type SFMaker struct {
 	Devlink   Devlink
