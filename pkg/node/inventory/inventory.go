@@ -163,12 +163,18 @@ func (i *Inventory) Run(ctx context.Context) error {
 	}
 }
 
+// scan reads all Functions, and tells of what changed and of problems that are not those of the scan before.
 func (i *Inventory) scan() error {
 	before := i.scanner.problems
 	begin := time.Now()
 	functions, err := i.scanner.scan()
 	i.metrics.duration.Observe(time.Since(begin).Seconds())
-	i.report(before)
+	for p, err := range i.scanner.problems {
+		if old := before[p]; old == nil || old.Error() != err.Error() {
+			i.metrics.skipped.WithLabelValues(string(p.why)).Inc()
+			i.options.Log.Info("Entry of sysfs skipped or incomplete", "entry", p.entry, "reason", p.why, "error", err.Error())
+		}
+	}
 	if err != nil {
 		return err
 	}
@@ -191,17 +197,6 @@ func (i *Inventory) scan() error {
 		i.options.Changed()
 	}
 	return nil
-}
-
-// report tells of problems that are not those of the scan before.
-func (i *Inventory) report(before map[problem]error) {
-	for p, err := range i.scanner.problems {
-		if old := before[p]; old != nil && old.Error() == err.Error() {
-			continue
-		}
-		i.metrics.skipped.WithLabelValues(string(p.why)).Inc()
-		i.options.Log.Info("Entry of sysfs skipped or incomplete", "entry", p.entry, "reason", p.why, "error", err.Error())
-	}
 }
 
 // find returns the directory of a Function's device.

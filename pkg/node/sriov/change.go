@@ -105,10 +105,10 @@ func (v *VFs) look(pf pci.Address, want int) (have int, p *problem) {
 		return 0, problemf(v1alpha1.ReasonNotSupported,
 			"cannot have VFs: the kernel shows no sriov_numvfs; is SR-IOV on in the card and in the machine's firmware?")
 	}
-	if err != nil {
-		return 0, failed(err)
+	total := 0
+	if err == nil {
+		total, err = v.device(pf).Number(totalVFs)
 	}
-	total, err := v.device(pf).Number(totalVFs)
 	if err != nil {
 		return 0, failed(err)
 	}
