@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
@@ -62,11 +61,7 @@ It also has the xPUs serve every XPUNetwork, and is the only part of the system 
 		SilenceUsage: true,
 		RunE:         func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), o) },
 	}
-	o.addFlags(c.Flags())
-	return c
-}
-
-func (o *options) addFlags(f *pflag.FlagSet) {
+	f := c.Flags()
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file; empty means the ServiceAccount of the pod")
 	f.StringVar(&o.controller.Namespace, "namespace", os.Getenv("POD_NAMESPACE"), "namespace of the TLS Secrets that XPUs name, and of the leader election's Lease; the default is $POD_NAMESPACE")
 	f.BoolVar(&o.leaderElect, "leader-elect", false, "work only while holding the Lease xpu-controller; needed for more than one replica")
@@ -78,6 +73,7 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	f.DurationVar(&o.controller.AgentTimeout, "agent-timeout", 15*time.Second, "time that an OPI agent has for one port or network before it is asked again")
 	f.BoolVar(&o.keepOrphans, "keep-orphans", false, "do not delete ports of OPI agents that look like ours but that no XPUPort backs; needed if an agent serves several clusters")
 	o.logs.AddFlags(f)
+	return c
 }
 
 func (o *options) validate() error {

@@ -89,11 +89,11 @@ func write(out io.Writer, devicePools []v1alpha1.DevicePool) error {
 			fmt.Fprintln(out, "---")
 		}
 		document, err := marshal(devicePool)
+		if err == nil {
+			_, err = out.Write(document)
+		}
 		if err != nil {
 			return fmt.Errorf("DevicePool %s: %w", devicePool.Name, err)
-		}
-		if _, err := out.Write(document); err != nil {
-			return err
 		}
 	}
 	return nil

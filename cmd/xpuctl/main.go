@@ -23,15 +23,11 @@ func command() *cobra.Command {
 		Version:      version.String(),
 		SilenceUsage: true,
 	}
-	c.AddCommand(convertCommand(), versionCommand())
-	return c
-}
-
-func versionCommand() *cobra.Command {
-	return &cobra.Command{
+	c.AddCommand(convertCommand(), &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
 		Args:  cobra.NoArgs,
 		Run:   func(c *cobra.Command, _ []string) { fmt.Fprintln(c.OutOrStdout(), version.String()) },
-	}
+	})
+	return c
 }

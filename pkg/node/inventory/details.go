@@ -146,25 +146,17 @@ func (s *scanner) readRDMA(f *function.Function, device sysfs.Dir, m *lastSeen) 
 func (s *scanner) readIOMMUGroup(f *function.Function, device sysfs.Dir, m *lastSeen) {
 	coming := m.iommuGroup == "" && f.Driver == "vfio-pci"
 	if !m.iommuRead || m.driver != f.Driver || coming {
-		group, err := iommuGroup(device)
+		group, err := device.Link("iommu_group")
 		if err != nil {
 			s.report(device, reasonIOMMU, err)
+		}
+		// Real groups have no name.
+		if name, _ := device.Dir("iommu_group").Attribute("name"); name == quirk.NoIOMMUGroup {
+			group = quirk.NoIOMMUPrefix + group
 		}
 		m.driver, m.iommuGroup, m.iommuRead = f.Driver, group, err == nil
 	}
 	f.IOMMUGroup = m.iommuGroup
-}
-
-func iommuGroup(device sysfs.Dir) (string, error) {
-	group, err := device.Link("iommu_group")
-	if err != nil || group == "" {
-		return "", err
-	}
-	// Real groups have no name.
-	if name, err := device.Dir("iommu_group").Attribute("name"); err == nil && name == quirk.NoIOMMUGroup {
-		return quirk.NoIOMMUPrefix + group, nil
-	}
-	return group, nil
 }
 
 // readVDPAs lists the vDPA devices of the node. Where a parent has several, the first by name counts.

@@ -108,16 +108,17 @@ var ErrNoNetdev = errors.New("has no netdev in any network namespace")
 // netdev is in another namespace. The error is an [ErrNoNetdev] where there is none at all, and an [fs.ErrNotExist]
 // where the Function is gone.
 func (i *Inventory) Netdev(id function.ID) (string, error) {
+	var netdevs sysfs.Dir
+	var name string
 	dir, err := find(sysfs.Root(i.options.SysRoot), id)
+	if err == nil {
+		netdevs, name, err = netdev(dir)
+	}
+	if err == nil && netdevs == "" {
+		err = ErrNoNetdev
+	}
 	if err != nil {
 		return "", fmt.Errorf("Function %s: %w", id, err)
-	}
-	netdevs, name, err := netdev(dir)
-	if err != nil {
-		return "", fmt.Errorf("Function %s: netdev: %w", id, err)
-	}
-	if netdevs == "" {
-		return "", fmt.Errorf("Function %s: %w", id, ErrNoNetdev)
 	}
 	return name, nil
 }
@@ -162,12 +163,18 @@ func (i *Inventory) Run(ctx context.Context) error {
 	}
 }
 
+// scan reads all Functions, and tells of what changed and of problems that are not those of the scan before.
 func (i *Inventory) scan() error {
 	before := i.scanner.problems
 	begin := time.Now()
 	functions, err := i.scanner.scan()
 	i.metrics.duration.Observe(time.Since(begin).Seconds())
-	i.report(before)
+	for p, err := range i.scanner.problems {
+		if old := before[p]; old == nil || old.Error() != err.Error() {
+			i.metrics.skipped.WithLabelValues(string(p.why)).Inc()
+			i.options.Log.Info("Entry of sysfs skipped or incomplete", "entry", p.entry, "reason", p.why, "error", err.Error())
+		}
+	}
 	if err != nil {
 		return err
 	}
@@ -190,17 +197,6 @@ func (i *Inventory) scan() error {
 		i.options.Changed()
 	}
 	return nil
-}
-
-// report tells of problems that are not those of the scan before.
-func (i *Inventory) report(before map[problem]error) {
-	for p, err := range i.scanner.problems {
-		if old := before[p]; old != nil && old.Error() == err.Error() {
-			continue
-		}
-		i.metrics.skipped.WithLabelValues(string(p.why)).Inc()
-		i.options.Log.Info("Entry of sysfs skipped or incomplete", "entry", p.entry, "reason", p.why, "error", err.Error())
-	}
 }
 
 // find returns the directory of a Function's device.

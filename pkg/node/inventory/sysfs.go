@@ -78,10 +78,7 @@ func parseSFNum(s string) (uint32, error) {
 // k8s.io/dynamic-resource-allocation/deviceattribute does. It returns "" where the device is under none: a device below
 // a bridge that has a domain of its own, such as VMD's, is still under the bridge's root.
 func parseRoot(link string) string {
-	_, path, ok := strings.Cut(link, "devices/")
-	if !ok {
-		return ""
-	}
+	_, path, _ := strings.Cut(link, "devices/")
 	root, _, _ := strings.Cut(path, "/")
 	if !pcieRoot.MatchString(root) {
 		return ""

@@ -21,12 +21,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 )
 
-// Functions knows the node's Functions, as the kernel shows them.
-type Functions interface {
-	Get(function.ID) (function.Function, bool)
-	lifecycle.NetdevFinder
-}
-
 // Engine knows what a netdev was, and makes one that again.
 type Engine interface {
 	Snapshot(ctx context.Context, device netdev.Device) (netdev.Snapshot, error)
@@ -43,8 +37,12 @@ type PCIDrivers struct {
 	// ProcRoot is where the host's procfs is, "/proc". It is only for telling who still uses a Function.
 	ProcRoot string
 	// BootID is the boot's, from /proc/sys/kernel/random/boot_id.
-	BootID    string
-	Functions Functions
+	BootID string
+	// Functions are the node's, as the kernel shows them.
+	Functions interface {
+		Get(function.ID) (function.Function, bool)
+		lifecycle.NetdevFinder
+	}
 	// Changes returns a channel that receives a value after every change of the Functions, until ctx ends.
 	Changes func(ctx context.Context) <-chan struct{}
 	Engine  Engine

@@ -11,15 +11,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/sriov"
 )
-
-// SFs makes subfunctions.
-type SFs interface {
-	// Make returns once the SF exists, is active with this MAC, and is known to the inventory with its netdev.
-	Make(ctx context.Context, sf function.ID, mac function.MAC) error
-	// Delete returns once the SF exists no more.
-	Delete(ctx context.Context, sf function.ID) error
-}
 
 // Drivers binds kernel drivers to PCI Functions.
 type Drivers interface {
@@ -48,7 +41,7 @@ func Wanted(
 
 // Runner does what attachments say about setup. Package lifecycle calls it.
 type Runner struct {
-	SFs     SFs
+	SFs     *sriov.SFMaker
 	Drivers Drivers
 }
 

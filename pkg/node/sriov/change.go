@@ -105,10 +105,10 @@ func (v *VFs) look(pf pci.Address, want int) (have int, p *problem) {
 		return 0, problemf(v1alpha1.ReasonNotSupported,
 			"cannot have VFs: the kernel shows no sriov_numvfs; is SR-IOV on in the card and in the machine's firmware?")
 	}
-	if err != nil {
-		return 0, failed(err)
+	total := 0
+	if err == nil {
+		total, err = v.device(pf).Number(totalVFs)
 	}
-	total, err := v.device(pf).Number(totalVFs)
 	if err != nil {
 		return 0, failed(err)
 	}
@@ -192,7 +192,8 @@ func (v *VFs) write(pf pci.Address, n int) *problem {
 	case !wait.Interrupted(err):
 		return failed(err)
 	}
-	p := problemf(v1alpha1.ReasonRefused, "has %d VFs after driver %s was told to make %d: see the kernel's log", have, v.driver(pf), n)
+	driver, _ := v.device(pf).Link("driver")
+	p := problemf(v1alpha1.ReasonRefused, "has %d VFs after driver %s was told to make %d: see the kernel's log", have, driver, n)
 	if have > 0 {
 		p.final = true
 		p.message += "; it is left alone until numVFs or its driver changes"
@@ -203,7 +204,7 @@ func (v *VFs) write(pf pci.Address, n int) *problem {
 // refused says what the kernel's answer means (sriov_numvfs_store in drivers/pci/iov.c, and the driver's
 // sriov_configure).
 func (v *VFs) refused(pf pci.Address, n int, err error) *problem {
-	driver := v.driver(pf)
+	driver, _ := v.device(pf).Link("driver")
 	switch {
 	case errors.Is(err, unix.EBUSY):
 		return problemf(v1alpha1.ReasonBusy,
@@ -225,12 +226,6 @@ func (v *VFs) refused(pf pci.Address, n int, err error) *problem {
 	}
 	return problemf(v1alpha1.ReasonRefused,
 		"cannot be given %d VFs: driver %s says %q; see the kernel's log", n, driver, err)
-}
-
-// driver is for messages.
-func (v *VFs) driver(pf pci.Address) string {
-	driver, _ := v.device(pf).Link("driver")
-	return driver
 }
 
 // failed is about a sysfs that cannot be read, or says what it should not.

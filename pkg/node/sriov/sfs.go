@@ -31,16 +31,14 @@ type Devlink interface {
 	DeletePort(d devlink.Device, index uint32) error
 }
 
-// Functions knows the node's Functions.
-type Functions interface {
-	Get(function.ID) (function.Function, bool)
-}
-
-// SFMaker makes subfunctions and deletes them. It implements the part of package setup that does. Its methods may be
+// SFMaker makes subfunctions and deletes them. Its methods may be
 // called by several goroutines at once, for one SF by one at a time.
 type SFMaker struct {
-	Devlink   Devlink
-	Functions Functions
+	Devlink Devlink
+	// Functions are the node's.
+	Functions interface {
+		Get(function.ID) (function.Function, bool)
+	}
 	// Changes returns a channel that gets a value after every change of Functions, until ctx ends.
 	Changes func(ctx context.Context) <-chan struct{}
 	// Changed is called when what [SFMaker.NoSFs] says may have changed. It must not block.
@@ -253,7 +251,12 @@ func (m *SFMaker) Delete(ctx context.Context, sf function.ID) error {
 		return nil
 	}
 	if port != nil {
-		if err := m.remove(*port); err != nil {
+		// Its device goes first, as some drivers refuse to delete the port of an active SF.
+		err := m.Devlink.SetFunction(port.Device, port.Index, devlink.FunctionChange{Active: new(false)})
+		if err == nil {
+			err = m.Devlink.DeletePort(port.Device, port.Index)
+		}
+		if err != nil && !errors.Is(err, unix.ENODEV) {
 			return fmt.Errorf("SF %s: %w", sf, err)
 		}
 	}
@@ -264,18 +267,6 @@ func (m *SFMaker) Delete(ctx context.Context, sf function.ID) error {
 		m.Log.Info("SF deleted", "function", sf.String(), "took", time.Since(begin))
 	}
 	return nil
-}
-
-// remove deletes an SF's port, after its device: some drivers refuse to delete an active one.
-func (m *SFMaker) remove(port devlink.Port) error {
-	err := m.Devlink.SetFunction(port.Device, port.Index, devlink.FunctionChange{Active: new(false)})
-	if err == nil {
-		err = m.Devlink.DeletePort(port.Device, port.Index)
-	}
-	if errors.Is(err, unix.ENODEV) {
-		return nil
-	}
-	return err
 }
 
 // Watch listens, until ctx ends, for changes by which a PF may have become able to have SFs, or unable.

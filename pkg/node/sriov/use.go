@@ -14,13 +14,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 )
-
-// Assignments knows which Functions the kubelet gave to pods, by [function.ID.String].
-type Assignments interface {
-	Assigned(ctx context.Context) (map[string]podresources.Assignment, error)
-}
 
 // NetdevUse says what the host does with a netdev, "" for nothing: it is in a bridge or bond, has an address, or is up
 // with a carrier. The netdev is one of the process's network namespace. That it has an IPv6 link-local address says
