@@ -6,7 +6,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"math"
 	"net"
 	"strconv"
 	"time"
@@ -17,7 +16,6 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
-	"k8s.io/apimachinery/pkg/util/wait"
 )
 
 const (
@@ -37,14 +35,6 @@ type Config struct {
 	// ReloadTLS is asked for the configuration each time a connection is made, in place of TLS: certificates that are
 	// renewed are used from the next connection on. An error of it is one of the connection.
 	ReloadTLS func() (*tls.Config, error)
-}
-
-// Check says which field is wrong. It does not connect.
-func (c Config) Check() error {
-	if c.Dialect == nil {
-		return errors.New("opi: no dialect is given")
-	}
-	return CheckEndpoint(c.Endpoint)
 }
 
 // CheckEndpoint says what is wrong with an endpoint. It does not connect.
@@ -75,11 +65,16 @@ type Client struct {
 	endpoint string
 	conn     *grpc.ClientConn
 	agent    Agent
+
+	ports, networks kind
 }
 
 // Dial makes a Client. It does not connect: the first call or [Client.Watch] does.
 func Dial(cfg Config) (*Client, error) {
-	if err := cfg.Check(); err != nil {
+	if cfg.Dialect == nil {
+		return nil, errors.New("opi: no dialect is given")
+	}
+	if err := CheckEndpoint(cfg.Endpoint); err != nil {
 		return nil, err
 	}
 	dialer := newDialer()
@@ -97,11 +92,16 @@ func Dial(cfg Config) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opi: endpoint %q: %w", cfg.Endpoint, err)
 	}
-	return &Client{
-		endpoint: cfg.Endpoint,
-		conn:     conn,
-		agent:    cfg.Dialect.Agent(conn),
-	}, nil
+	c := &Client{endpoint: cfg.Endpoint, conn: conn, agent: cfg.Dialect.Agent(conn)}
+	c.ports = kind{noun: "port", delete: c.agent.DeletePort, again: true, status: func(ctx context.Context, id string) (Status, error) {
+		got, err := c.agent.Port(ctx, id)
+		return got.Status, err
+	}}
+	c.networks = kind{noun: "network", delete: c.agent.DeleteNetwork, status: func(ctx context.Context, id string) (Status, error) {
+		got, err := c.agent.Network(ctx, id)
+		return got.Status, err
+	}}
+	return c, nil
 }
 
 // Close ends the connection. Calls in flight fail with ErrUnavailable.
@@ -149,10 +149,7 @@ func bounded(inFlight int, timeout time.Duration) grpc.UnaryClientInterceptor {
 
 // Check tells whether the agent is alive.
 func (c *Client) Check(ctx context.Context) error {
-	if err := c.agent.Alive(ctx); err != nil {
-		return c.failure(ctx, "check agent", c.endpoint, err)
-	}
-	return nil
+	return c.failure(ctx, "check agent", c.endpoint, c.agent.Alive(ctx))
 }
 
 // Connected tells whether the connection is up at this moment. A Client that was never used has none.
@@ -191,16 +188,4 @@ func (c *Client) Watch(ctx context.Context, changed func(connected bool)) error 
 			report(connectivity.TransientFailure)
 		}
 	}
-}
-
-// poll calls done at once and then with growing pauses until it says true, fails, or the context ends (false, nil).
-// There is nothing to watch in the API. The pauses grow by half, so that waiting takes at most half longer than the
-// agent itself.
-func poll(ctx context.Context, done func(context.Context) (bool, error)) (bool, error) {
-	pauses := wait.Backoff{Duration: time.Millisecond, Factor: 1.5, Cap: 100 * time.Millisecond, Steps: math.MaxInt32}
-	err := pauses.DelayFunc().Until(ctx, true, true, done)
-	if ended(ctx) && (wait.Interrupted(err) || errors.Is(err, ErrTimeout)) {
-		return false, nil
-	}
-	return err == nil, err
 }

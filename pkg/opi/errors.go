@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"time"
 
@@ -72,12 +73,15 @@ func (e *Error) Unwrap() []error {
 	return []error{e.Kind, e.Err}
 }
 
-func invalid(op, id, field, detail string) error {
-	return &Error{Kind: ErrInvalid, Op: op, ID: id, Field: field, Detail: detail}
+func invalid(op, id, field, format string, args ...any) error {
+	return &Error{Kind: ErrInvalid, Op: op, ID: id, Field: field, Detail: fmt.Sprintf(format, args...)}
 }
 
-// failure turns the error of a call that ran under this context into an Error.
+// failure turns the error of a call that ran under this context into an Error. nil stays nil.
 func (c *Client) failure(ctx context.Context, op, id string, err error) error {
+	if err == nil {
+		return nil
+	}
 	s := status.Convert(err)
 	if ended(ctx) {
 		return timeout(ctx, op, id, s.Message())
@@ -88,8 +92,7 @@ func (c *Client) failure(ctx context.Context, op, id string, err error) error {
 		return &named
 	}
 	e := &Error{Kind: c.agent.Kind(err), Op: op, ID: id, Detail: s.Message(), Err: err}
-	switch s.Code() {
-	case codes.Unauthenticated, codes.PermissionDenied:
+	if s.Code() == codes.Unauthenticated || s.Code() == codes.PermissionDenied {
 		e.Detail = "the agent refuses this client: " + s.Message()
 	}
 	return e

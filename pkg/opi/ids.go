@@ -22,7 +22,7 @@ var objectID = regexp.MustCompile(`^[a-z][a-z0-9-]{2,61}[a-z0-9]$`)
 func PortID(f function.ID) (string, error) {
 	if canonical, err := function.ParseID(f.String()); err != nil || canonical != f {
 		const form = "%q is not of the form dddd:bb:dd.f, such as 0000:3b:02.1, or for an SF 0000:3b:00.0/sf88"
-		return "", invalid("port id", "", "Function", fmt.Sprintf(form, f))
+		return "", invalid("port id", "", "Function", form, f)
 	}
 	sfnum, isSF := f.SFNum()
 	if !isSF {

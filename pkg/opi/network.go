@@ -5,8 +5,7 @@ import (
 	"errors"
 	"fmt"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
+	"k8s.io/utils/ptr"
 )
 
 // Network is an L2 segment on the xPU. In OPI it is a LogicalBridge.
@@ -19,8 +18,7 @@ type Network struct {
 // NetworkStatus is a network as the agent has it.
 type NetworkStatus struct {
 	Network
-	State  State
-	Detail string // what the agent says about failures; may be empty
+	Status
 }
 
 func (n Network) check(op string) error {
@@ -28,10 +26,10 @@ func (n Network) check(op string) error {
 		return err
 	}
 	if n.VLAN < 1 || n.VLAN > 4094 {
-		return invalid(op, n.ID, "VLAN", fmt.Sprintf("%d is not in 1-4094", n.VLAN))
+		return invalid(op, n.ID, "VLAN", "%d is not in 1-4094", n.VLAN)
 	}
 	if n.VNI != nil && (*n.VNI < 1 || *n.VNI > 1<<24-1) {
-		return invalid(op, n.ID, "VNI", fmt.Sprintf("%d is not in 1-16777215", *n.VNI))
+		return invalid(op, n.ID, "VNI", "%d is not in 1-16777215", *n.VNI)
 	}
 	return nil
 }
@@ -42,18 +40,10 @@ func (n Network) differs(got Network) string {
 	if got.VLAN != n.VLAN {
 		return fmt.Sprintf("the agent has it with VLAN %d, not %d", got.VLAN, n.VLAN)
 	}
-	if got.vni() != n.vni() {
-		return fmt.Sprintf("the agent has it with VNI %d, not %d (0 is none)", got.vni(), n.vni())
+	if has, wants := ptr.Deref(got.VNI, 0), ptr.Deref(n.VNI, 0); has != wants {
+		return fmt.Sprintf("the agent has it with VNI %d, not %d (0 is none)", has, wants)
 	}
 	return ""
-}
-
-// vni is 0 where there is none.
-func (n Network) vni() uint32 {
-	if n.VNI == nil {
-		return 0
-	}
-	return *n.VNI
 }
 
 // EnsureNetwork returns nil once the agent says that the network is up with exactly this VLAN and VNI. A network of
@@ -63,32 +53,27 @@ func (c *Client) EnsureNetwork(ctx context.Context, n Network) error {
 	if err := n.check(op); err != nil {
 		return err
 	}
-	last := nothingHeard
-	up, err := poll(ctx, func(ctx context.Context) (bool, error) {
-		got, err := c.getNetwork(ctx, op, n.ID)
+	return c.await(ctx, op, n.ID, func(ctx context.Context) (done bool, said string, err error) {
+		got, err := c.agent.Network(ctx, n.ID)
+		err = c.failure(ctx, op, n.ID, err)
 		if errors.Is(err, ErrNotFound) {
-			last = "created, not up yet"
-			return false, c.createNetwork(ctx, op, n)
+			return false, "created, not up yet", c.created(ctx, c.networks, op, n.ID, c.agent.CreateNetwork(ctx, n))
 		}
 		if err != nil {
-			return false, err
+			return false, "", err
 		}
-		last = "the network is " + got.State.String() + ": " + got.Detail
+		said = got.of("network")
 		if got.State == StateDeleting {
-			return false, nil
+			return false, said, nil
 		}
 		if difference := n.differs(got.Network); difference != "" {
-			return false, &Error{Kind: ErrConflict, Op: op, ID: n.ID, Detail: difference}
+			return false, said, &Error{Kind: ErrConflict, Op: op, ID: n.ID, Detail: difference}
 		}
 		if got.State == StateFailed {
-			return false, &Error{Kind: ErrFailed, Op: op, ID: n.ID, Detail: got.Detail}
+			return false, said, &Error{Kind: ErrFailed, Op: op, ID: n.ID, Detail: got.Detail}
 		}
-		return got.State == StateUp, nil
+		return got.State == StateUp, said, nil
 	})
-	if err == nil && !up {
-		return timeout(ctx, op, n.ID, last)
-	}
-	return err
 }
 
 // DeleteNetwork returns nil once the agent says that there is no such network. It is ErrInUse while ports use it.
@@ -97,49 +82,5 @@ func (c *Client) DeleteNetwork(ctx context.Context, id string) error {
 	if err := checkID(op, id); err != nil {
 		return err
 	}
-	refused := c.agent.DeleteNetwork(ctx, id)
-	if errors.Is(refused, ErrInUse) || refused != nil && status.Code(refused) != codes.NotFound && !outcomeUnknown(refused) {
-		return c.failure(ctx, op, id, refused)
-	}
-	last := "the network is still there"
-	gone, err := poll(ctx, func(ctx context.Context) (bool, error) {
-		got, err := c.getNetwork(ctx, op, id)
-		if errors.Is(err, ErrNotFound) {
-			return true, nil
-		}
-		if err != nil {
-			return false, err
-		}
-		last = "the network is " + got.State.String() + ": " + got.Detail
-		if refused != nil && got.State != StateDeleting {
-			return false, c.failure(ctx, op, id, refused)
-		}
-		return false, nil
-	})
-	if err == nil && !gone {
-		return timeout(ctx, op, id, last)
-	}
-	return err
-}
-
-func (c *Client) getNetwork(ctx context.Context, op, id string) (NetworkStatus, error) {
-	got, err := c.agent.Network(ctx, id)
-	if err != nil {
-		return NetworkStatus{}, c.failure(ctx, op, id, err)
-	}
-	return got, nil
-}
-
-// createNetwork returns nil if the network may be there now; whether it is the right one is for the caller to see.
-func (c *Client) createNetwork(ctx context.Context, op string, n Network) error {
-	err := c.agent.CreateNetwork(ctx, n)
-	if err == nil {
-		return nil
-	}
-	if outcomeUnknown(err) {
-		if _, getErr := c.agent.Network(ctx, n.ID); getErr == nil {
-			return nil
-		}
-	}
-	return c.failure(ctx, op, n.ID, err)
+	return c.delete(ctx, c.networks, op, id)
 }

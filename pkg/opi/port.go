@@ -8,9 +8,6 @@ import (
 	"net"
 	"slices"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
@@ -28,7 +25,18 @@ func FunctionPort(f function.ID, mac function.MAC, network string) (Port, error)
 	return Port{ID: id, MAC: mac.HardwareAddr(), Networks: []string{NetworkID(network)}}, err
 }
 
-// State is what an agent says about a port or a network.
+// Status is what an agent says about a port or a network.
+type Status struct {
+	State  State
+	Detail string // about failures; may be empty
+}
+
+// of is a sentence for people. noun is "port" or "network".
+func (s Status) of(noun string) string {
+	return "the " + noun + " is " + s.State.String() + ": " + s.Detail
+}
+
+// State is what a [Status] comes down to.
 type State int
 
 const (
@@ -45,14 +53,11 @@ func (s State) String() string {
 // PortStatus is a port as the agent has it.
 type PortStatus struct {
 	Port
-	State  State
-	Detail string // what the agent says about failures; may be empty
+	Status
 }
 
-// nothingHeard stands for the last answer of an agent that gave none.
-const nothingHeard = "the agent has not said anything about it"
-
-func (p PortStatus) said() string { return "the port is " + p.State.String() + ": " + p.Detail }
+// is says whether the agent has this very port, to stay.
+func (s PortStatus) is(p Port) bool { return s.State != StateDeleting && s.Port.Equal(p) }
 
 func (p Port) check(op string) error {
 	if err := checkID(op, p.ID); err != nil {
@@ -61,21 +66,21 @@ func (p Port) check(op string) error {
 	// Checked here because the reference agent takes any number of bytes.
 	switch {
 	case len(p.MAC) != 6:
-		return invalid(op, p.ID, "MAC", fmt.Sprintf("%q has %d bytes, want 6", p.MAC, len(p.MAC)))
+		return invalid(op, p.ID, "MAC", "%q has %d bytes, want 6", p.MAC, len(p.MAC))
 	case p.MAC[0]&1 != 0:
-		return invalid(op, p.ID, "MAC", fmt.Sprintf("%s is a group address, want a unicast one", p.MAC))
+		return invalid(op, p.ID, "MAC", "%s is a group address, want a unicast one", p.MAC)
 	case bytes.Equal(p.MAC, make([]byte, 6)):
 		return invalid(op, p.ID, "MAC", "is all zero")
 	}
 	if !p.Trunk && len(p.Networks) != 1 {
-		return invalid(op, p.ID, "Networks", fmt.Sprintf("has %d networks, want exactly one for a port that is no trunk", len(p.Networks)))
+		return invalid(op, p.ID, "Networks", "has %d networks, want exactly one for a port that is no trunk", len(p.Networks))
 	}
 	for i, id := range p.Networks {
 		if !objectID.MatchString(id) {
-			return invalid(op, p.ID, "Networks", fmt.Sprintf("%q is not a network id", id))
+			return invalid(op, p.ID, "Networks", "%q is not a network id", id)
 		}
 		if slices.Contains(p.Networks[:i], id) {
-			return invalid(op, p.ID, "Networks", fmt.Sprintf("%s is in it twice", id))
+			return invalid(op, p.ID, "Networks", "%s is in it twice", id)
 		}
 	}
 	return nil
@@ -104,15 +109,15 @@ func (c *Client) EnsurePort(ctx context.Context, p Port) error {
 	for range maxRounds {
 		var err error
 		got, err = c.getPort(ctx, op, p.ID)
-		if err == nil && (got.State == StateDeleting || !got.Port.Equal(p)) {
-			if err := c.deletePort(ctx, op, p.ID); err != nil {
+		if err == nil && !got.is(p) {
+			if err := c.delete(ctx, c.ports, op, p.ID); err != nil {
 				return err
 			}
-			err = &Error{Kind: ErrNotFound}
+			err = ErrNotFound
 		}
 		fresh := errors.Is(err, ErrNotFound)
 		if fresh {
-			err = c.createPort(ctx, op, p)
+			err = c.created(ctx, c.ports, op, p.ID, c.agent.CreatePort(ctx, p))
 		}
 		if err != nil {
 			return err
@@ -121,56 +126,34 @@ func (c *Client) EnsurePort(ctx context.Context, p Port) error {
 			return err
 		}
 	}
-	return &Error{Kind: ErrConflict, Op: op, ID: p.ID, Detail: fmt.Sprintf("somebody else changes it: it was made %d times and is again MAC %s, networks %s, %s",
-		maxRounds, got.MAC, got.Networks, got.State)}
+	const detail = "somebody else changes it: it was made %d times and is again MAC %s, networks %s, %s"
+	return &Error{Kind: ErrConflict, Op: op, ID: p.ID, Detail: fmt.Sprintf(detail, maxRounds, got.MAC, got.Networks, got.State)}
 }
 
 // waitUp waits for the port to come up. It returns false, nil if the port is not the wanted one any more. fresh says
 // that it was just made, so that a failure is a new one.
-func (c *Client) waitUp(ctx context.Context, op string, p Port, fresh bool) (bool, error) {
-	last := nothingHeard
-	mayRetry := !fresh
-	ours := true
-	done, err := poll(ctx, func(ctx context.Context) (bool, error) {
+func (c *Client) waitUp(ctx context.Context, op string, p Port, fresh bool) (up bool, err error) {
+	mayRetry, wanted := !fresh, true
+	err = c.await(ctx, op, p.ID, func(ctx context.Context) (done bool, said string, err error) {
 		got, err := c.getPort(ctx, op, p.ID)
-		if errors.Is(err, ErrNotFound) || err == nil && (got.State == StateDeleting || !got.Port.Equal(p)) {
-			ours = false
-			return true, nil
+		if errors.Is(err, ErrNotFound) || err == nil && !got.is(p) {
+			wanted = false
+			return true, "", nil
 		}
 		if err != nil {
-			return false, err
+			return false, "", err
 		}
-		last = got.said()
-		if got.State == StateFailed && mayRetry {
-			mayRetry = false
-			if err := c.agent.RetryPort(ctx, p); err != nil {
-				return false, c.failure(ctx, op, p.ID, err)
-			}
-			return false, nil
+		said = got.of("port")
+		switch {
+		case got.State != StateFailed:
+			return got.State == StateUp, said, nil
+		case !mayRetry:
+			return false, said, &Error{Kind: ErrFailed, Op: op, ID: p.ID, Detail: got.Detail}
 		}
-		if got.State == StateFailed {
-			return false, &Error{Kind: ErrFailed, Op: op, ID: p.ID, Detail: got.Detail}
-		}
-		return got.State == StateUp, nil
+		mayRetry = false
+		return false, said, c.failure(ctx, op, p.ID, c.agent.RetryPort(ctx, p))
 	})
-	if err == nil && !done {
-		return false, timeout(ctx, op, p.ID, last)
-	}
-	return done && ours, err
-}
-
-// createPort returns nil if the port may be there now; whether it is the right one is for the caller to see.
-func (c *Client) createPort(ctx context.Context, op string, p Port) error {
-	err := c.agent.CreatePort(ctx, p)
-	if err == nil {
-		return nil
-	}
-	if outcomeUnknown(err) {
-		if _, getErr := c.agent.Port(ctx, p.ID); getErr == nil {
-			return nil
-		}
-	}
-	return c.failure(ctx, op, p.ID, err)
+	return err == nil && wanted, err
 }
 
 // DeletePort returns nil once the agent says that there is no such port. Until then its Function must not be given to
@@ -180,37 +163,7 @@ func (c *Client) DeletePort(ctx context.Context, id string) error {
 	if err := checkID(op, id); err != nil {
 		return err
 	}
-	return c.deletePort(ctx, op, id)
-}
-
-func (c *Client) deletePort(ctx context.Context, op, id string) error {
-	refused := c.agent.DeletePort(ctx, id)
-	if refused != nil && status.Code(refused) != codes.NotFound && !outcomeUnknown(refused) {
-		return c.failure(ctx, op, id, refused)
-	}
-	last := nothingHeard
-	gone, err := poll(ctx, func(ctx context.Context) (bool, error) {
-		got, err := c.getPort(ctx, op, id)
-		if errors.Is(err, ErrNotFound) {
-			return true, nil
-		}
-		if err != nil {
-			return false, err
-		}
-		last = got.said()
-		if got.State == StateDeleting {
-			return false, nil
-		}
-		if refused != nil {
-			return false, c.failure(ctx, op, id, refused)
-		}
-		refused = c.agent.DeletePort(ctx, id) // somebody made it again in between, or the agent lost the request
-		return false, nil
-	})
-	if err == nil && !gone {
-		return timeout(ctx, op, id, last)
-	}
-	return err
+	return c.delete(ctx, c.ports, op, id)
 }
 
 // GetPort tells what the agent has under this id, ErrNotFound if nothing.
@@ -224,18 +177,12 @@ func (c *Client) GetPort(ctx context.Context, id string) (PortStatus, error) {
 
 func (c *Client) getPort(ctx context.Context, op, id string) (PortStatus, error) {
 	got, err := c.agent.Port(ctx, id)
-	if err != nil {
-		return PortStatus{}, c.failure(ctx, op, id, err)
-	}
-	return got, nil
+	return got, c.failure(ctx, op, id, err)
 }
 
 // ListPorts gives all ports of the agent, also those of other clients, in the agent's order. The result is not a
 // snapshot: a port made or deleted meanwhile may be in it or not.
 func (c *Client) ListPorts(ctx context.Context) ([]PortStatus, error) {
 	all, err := c.agent.Ports(ctx)
-	if err != nil {
-		return nil, c.failure(ctx, "list ports", "", err)
-	}
-	return all, nil
+	return all, c.failure(ctx, "list ports", "", err)
 }

@@ -3,6 +3,7 @@ package opi
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -155,20 +156,13 @@ func (s *Session) update(ctx context.Context, change func(*Health)) {
 	change(&s.health)
 	after := s.health
 	s.mu.Unlock()
-	news := message(after.Err) != message(before.Err)
+	news := fmt.Sprint(after.Err) != fmt.Sprint(before.Err)
 	if news && after.Err != nil {
-		s.options.Log.Info("OPI agent does not answer", "error", message(after.Err))
+		s.options.Log.Info("OPI agent does not answer", "error", after.Err.Error())
 	}
 	if news || after.Away != before.Away || after.Answers != before.Answers {
 		s.changed()
 	}
-}
-
-func message(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
 }
 
 // Health says what is known of the agent. It does not block.

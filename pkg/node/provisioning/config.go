@@ -10,7 +10,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 
@@ -96,76 +95,92 @@ func ParseConfig(text []byte) (*Config, error) {
 	return config, nil
 }
 
-// check says all that is wrong, and brings PCI addresses in their canonical form.
+// check returns all that is wrong, and brings PCI addresses in their canonical form.
 func (c *Config) check() field.ErrorList {
-	return slices.Concat(
-		c.checkXPUs(field.NewPath("xpus")), c.checkNetworks(field.NewPath("networks")), c.checkPools(field.NewPath("pools")),
-	)
+	var wrong findings
+	wrong.inXPUs(c.XPUs, field.NewPath("xpus"))
+	wrong.inNetworks(c.Networks, field.NewPath("networks"))
+	for _, pool := range slices.Sorted(maps.Keys(c.Pools)) {
+		_, known := c.Networks[c.Pools[pool]]
+		wrong.require(known, field.NotFound(field.NewPath("pools").Key(pool), c.Pools[pool]))
+	}
+	return field.ErrorList(wrong)
 }
 
-func (c *Config) checkXPUs(path *field.Path) (wrong field.ErrorList) {
+// findings are what is wrong with a [Config].
+type findings field.ErrorList
+
+// require adds the error unless ok.
+func (w *findings) require(ok bool, otherwise *field.Error) {
+	if !ok {
+		*w = append(*w, otherwise)
+	}
+}
+
+func (w *findings) inXPUs(xpus []XPU, path *field.Path) {
 	names, pfs := map[string]bool{}, map[pci.Address]bool{}
 	everyPF := false
-	for i := range c.XPUs {
-		xpu, at := &c.XPUs[i], path.Index(i)
-		wrong = append(wrong, xpu.check(at)...)
-		if names[xpu.Name] {
-			wrong = append(wrong, field.Duplicate(at.Child("name"), xpu.Name))
-		}
+	for i := range xpus {
+		xpu, at := &xpus[i], path.Index(i)
+		w.inXPU(xpu, at)
+		w.require(!names[xpu.Name], field.Duplicate(at.Child("name"), xpu.Name))
 		names[xpu.Name] = true
-		if len(xpu.PFs) == 0 {
-			if everyPF {
-				wrong = append(wrong, field.Required(at.Child("pfs"), "only one xPU may leave its PFs away"))
-			}
-			everyPF = true
-		}
+		w.require(len(xpu.PFs) > 0 || !everyPF, field.Required(at.Child("pfs"), "only one xPU may leave its PFs away"))
+		everyPF = everyPF || len(xpu.PFs) == 0
 		for j, pf := range xpu.PFs {
-			if pfs[pf] {
-				wrong = append(wrong, field.Duplicate(at.Child("pfs").Index(j), pf))
-			}
+			w.require(!pfs[pf], field.Duplicate(at.Child("pfs").Index(j), pf))
 			pfs[pf] = true
 		}
 	}
-	return wrong
 }
 
-func (x *XPU) check(at *field.Path) (wrong field.ErrorList) {
-	if x.Name == "" {
-		wrong = append(wrong, field.Required(at.Child("name"), "logs and messages call the xPU by it"))
-	}
-	if err := opi.CheckEndpoint(x.Endpoint); err != nil {
-		wrong = append(wrong, field.Invalid(at.Child("endpoint"), x.Endpoint, "must be host:port, such as 10.1.0.1:50151"))
-	}
-	if _, err := dialects.Named(x.Dialect); err != nil {
-		wrong = append(wrong, field.NotSupported(at.Child("dialect"), x.Dialect, dialects.Names()))
-	}
+func (w *findings) inXPU(x *XPU, at *field.Path) {
+	w.require(x.Name != "", field.Required(at.Child("name"), "logs and messages call the xPU by it"))
+	err := opi.CheckEndpoint(x.Endpoint)
+	w.require(err == nil, field.Invalid(at.Child("endpoint"), x.Endpoint, "must be host:port, such as 10.1.0.1:50151"))
+	_, err = dialects.Named(x.Dialect)
+	w.require(err == nil, field.NotSupported(at.Child("dialect"), x.Dialect, dialects.Names()))
 	for j, text := range x.PFs {
 		pf, err := pci.Parse(string(text))
 		if err != nil {
-			wrong = append(wrong, field.Invalid(at.Child("pfs").Index(j), text, "must be an address such as 0000:3b:00.0"))
+			w.require(false, field.Invalid(at.Child("pfs").Index(j), text, "must be an address such as 0000:3b:00.0"))
 			continue
 		}
 		x.PFs[j] = pf
 	}
-	if (x.TLS != nil) == x.Insecure {
-		const choice = "set tls, or insecure: true if the way to the OPI agent is protected otherwise"
-		wrong = append(wrong, field.Invalid(at.Child("tls"), x.TLS != nil, choice))
-	}
+	const choice = "set tls, or insecure: true if the way to the OPI agent is protected otherwise"
+	w.require((x.TLS == nil) == x.Insecure, field.Invalid(at.Child("tls"), x.TLS != nil, choice))
 	if x.TLS != nil {
-		wrong = append(wrong, x.TLS.check(at.Child("tls"))...)
+		const want = "must be the path of a PEM file"
+		w.require(x.TLS.CertFile != "", field.Required(at.Child("tls", "certFile"), want))
+		w.require(x.TLS.KeyFile != "", field.Required(at.Child("tls", "keyFile"), want))
+		w.require(x.TLS.CAFile != "", field.Required(at.Child("tls", "caFile"), want))
 	}
-	return wrong
 }
 
-func (t *TLSFiles) check(at *field.Path) (wrong field.ErrorList) {
-	for _, file := range []struct{ name, path string }{
-		{"certFile", t.CertFile}, {"keyFile", t.KeyFile}, {"caFile", t.CAFile},
-	} {
-		if file.path == "" {
-			wrong = append(wrong, field.Required(at.Child(file.name), "must be the path of a PEM file"))
+func (w *findings) inNetworks(networks map[string]Network, path *field.Path) {
+	vlans, vnis := map[int32]string{}, map[int32]string{}
+	for _, name := range slices.Sorted(maps.Keys(networks)) {
+		n, at := networks[name], path.Key(name)
+		for _, problem := range validation.IsDNS1123Subdomain(name) {
+			w.require(false, field.Invalid(at, name, problem))
+		}
+		w.require(n.VLAN >= 1 && n.VLAN <= 4094, field.Invalid(at.Child("vlan"), n.VLAN, "must be 1-4094"))
+		w.require(n.MTU == 0 || n.MTU >= 1280 && n.MTU <= 9216, field.Invalid(at.Child("mtu"), n.MTU, "must be 1280-9216"))
+		w.unique(vlans, n.VLAN, name, at.Child("vlan"))
+		if n.VNI != nil {
+			const choice = "must be 1-16777215; without it the segment ends at the xPU"
+			w.require(*n.VNI >= 1 && *n.VNI <= 1<<24-1, field.Invalid(at.Child("vni"), *n.VNI, choice))
+			w.unique(vnis, *n.VNI, name, at.Child("vni"))
 		}
 	}
-	return wrong
+}
+
+// unique notes that the network has the VLAN or VNI, which no other one may have.
+func (w *findings) unique(taken map[int32]string, id int32, network string, at *field.Path) {
+	other, exists := taken[id]
+	w.require(!exists, field.Invalid(at, id, "is that of network "+other))
+	taken[id] = network
 }
 
 // load reads the files.
@@ -179,56 +194,10 @@ func (t *TLSFiles) load() (*tls.Config, error) {
 	return opi.TLSConfig(cert, key, ca, t.ServerName)
 }
 
-func (c *Config) checkNetworks(path *field.Path) (wrong field.ErrorList) {
-	vlans, vnis := map[int32]string{}, map[int32]string{}
-	for _, name := range slices.Sorted(maps.Keys(c.Networks)) {
-		network, at := c.Networks[name], path.Key(name)
-		for _, problem := range validation.IsDNS1123Subdomain(name) {
-			wrong = append(wrong, field.Invalid(at, name, problem))
-		}
-		wrong = append(wrong, network.check(at)...)
-		if other, taken := vlans[network.VLAN]; taken {
-			wrong = append(wrong, field.Invalid(at.Child("vlan"), network.VLAN, "is that of network "+other))
-		}
-		vlans[network.VLAN] = name
-		if network.VNI == nil {
-			continue
-		}
-		if other, taken := vnis[*network.VNI]; taken {
-			wrong = append(wrong, field.Invalid(at.Child("vni"), *network.VNI, "is that of network "+other))
-		}
-		vnis[*network.VNI] = name
-	}
-	return wrong
-}
-
-func (n Network) check(at *field.Path) (wrong field.ErrorList) {
-	if n.VLAN < 1 || n.VLAN > 4094 {
-		wrong = append(wrong, field.Invalid(at.Child("vlan"), n.VLAN, "must be 1-4094"))
-	}
-	if n.VNI != nil && (*n.VNI < 1 || *n.VNI > 1<<24-1) {
-		const choice = "must be 1-16777215; without it the segment ends at the xPU"
-		wrong = append(wrong, field.Invalid(at.Child("vni"), *n.VNI, choice))
-	}
-	if n.MTU != 0 && (n.MTU < 1280 || n.MTU > 9216) {
-		wrong = append(wrong, field.Invalid(at.Child("mtu"), n.MTU, "must be 1280-9216"))
-	}
-	return wrong
-}
-
 func (n Network) opi(name string) opi.Network {
 	out := opi.Network{ID: opi.NetworkID(name), VLAN: uint16(n.VLAN)}
 	if n.VNI != nil {
-		out.VNI = ptr.To(uint32(*n.VNI))
+		out.VNI = new(uint32(*n.VNI))
 	}
 	return out
-}
-
-func (c *Config) checkPools(path *field.Path) (wrong field.ErrorList) {
-	for _, pool := range slices.Sorted(maps.Keys(c.Pools)) {
-		if _, known := c.Networks[c.Pools[pool]]; !known {
-			wrong = append(wrong, field.NotFound(path.Key(pool), c.Pools[pool]))
-		}
-	}
-	return wrong
 }

@@ -18,7 +18,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/keylock"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
 // API is what [CRD] uses of the API server. What it reads comes from memory, if nothing else is said, and must not be
@@ -56,46 +55,147 @@ type CRDOptions struct {
 	Log   logr.Logger
 }
 
-// CRD has Functions served by writing XPUPorts, which xpu-controller brings to the OPI agents. As with [Direct], its
-// truth is the journal: whoever calls writes the Port down before Provision, and that it is to go before Deprovision.
-// See [Provisioner].
+// CRD has Functions served by writing XPUPorts, which xpu-controller brings to the OPI agents. Like [Direct], it trusts
+// the journal. See [Provisioner].
 type CRD struct {
 	api       API
 	journal   Journal
 	options   CRDOptions
-	log       logr.Logger
-	functions keylock.Locks[function.ID] // so that there is one at a time to write a Function's XPUPort
+	functions keylock.Locks[function.ID] // held by whoever writes the Function's XPUPort
 }
 
 var _ Provisioner = (*CRD)(nil)
 
 // NewCRD makes a provisioner; [CRD.Run] has it keep up what it made.
 func NewCRD(api API, journal Journal, options CRDOptions) *CRD {
-	return &CRD{api: api, journal: journal, options: options, log: options.Log}
+	return &CRD{api: api, journal: journal, options: options}
 }
 
 // Away is what xpu-controller says about the Function's xPU. See [Provisioner].
 func (c *CRD) Away(f function.Function) string { return c.api.XPUAway(f) }
 
+// memoryLag is for how long a Port that was just created may be missing in memory.
+const memoryLag = time.Second
+
 // Provision has an XPUPort that asks for exactly this, and waits until it is ready. See [Provisioner].
 func (c *CRD) Provision(ctx context.Context, r Request) (Port, error) {
-	p := provisioning{crd: c, request: r, key: c.key(r.Function.ID)}
-	if err := c.work(ctx, r.Function.ID, p.step); err != nil {
-		return Port{}, fmt.Errorf("the xPU does not serve Function %s in network %s: %w", r.Function.ID, r.Network, err)
+	f, key := r.Function, c.key(r.Function.ID)
+	var created time.Time // the XPUPort, by this call
+	var port Port
+	err := c.work(ctx, f.ID, func(ctx context.Context) progress {
+		xpu, err := c.api.XPUOf(ctx, f.PF)
+		if err != nil {
+			return refused(err)
+		}
+		if xpu == nil {
+			return progress{missing: c.noXPU(f.PF), undeclared: true}
+		}
+		own, other, err := c.ports(ctx, f.ID)
+		if err != nil {
+			return refused(err)
+		}
+		want := c.newPort(r, xpu.Name)
+		switch {
+		case own != nil && !own.DeletionTimestamp.IsZero():
+			return waiting("the Function's last XPUPort %s is not gone yet%s", key, why(own))
+		case own != nil && !serves(&own.Spec, &want.Spec):
+			return c.replace(ctx, key, own)
+		case own != nil:
+			port.MTU = int(own.Status.MTU)
+			return readiness(key, own)
+		case other != nil:
+			return waiting("the Function still has XPUPort %s/%s of another namespace, for ResourceClaim %q; it must be gone first",
+				other.Namespace, other.Name, other.Spec.Claim.Name)
+		case time.Since(created) >= memoryLag:
+			if err := c.api.CreatePort(ctx, want); err != nil && !apierrors.IsAlreadyExists(err) {
+				return refused(fmt.Errorf("create XPUPort %s: %w", key, err))
+			}
+			created = time.Now()
+			c.options.Log.V(1).Info("Created XPUPort", "port", key, "xpu", xpu.Name, "network", r.Network)
+		}
+		return waiting("XPUPort %s is waiting for XPU %s", key, xpu.Name)
+	})
+	if err != nil {
+		return Port{}, fmt.Errorf("the xPU does not serve Function %s in network %s: %w", f.ID, r.Network, err)
 	}
-	return p.port, nil
+	return port, nil
+}
+
+// replace deletes a Port of the Function that asks for something else.
+func (c *CRD) replace(ctx context.Context, key types.NamespacedName, port *v1alpha1.XPUPort) progress {
+	if err := c.deletePort(ctx, key, port.UID); err != nil {
+		return refused(err)
+	}
+	c.options.Log.Info("Replacing an XPUPort that is another one", "port", key, "has", port.Spec)
+	return waiting("the Function's last XPUPort %s, in network %s, is not gone yet", key, port.Spec.Network)
+}
+
+// readiness is whether xpu-controller says that the Port is served.
+func readiness(key types.NamespacedName, port *v1alpha1.XPUPort) progress {
+	ready := meta.FindStatusCondition(port.Status.Conditions, v1alpha1.ConditionReady)
+	if ready != nil && ready.Status == metav1.ConditionTrue {
+		return progress{}
+	}
+	now := waiting("XPUPort %s is waiting for XPU %s%s", key, port.Spec.XPU, why(port))
+	now.undeclared = ready != nil && (ready.Reason == v1alpha1.ReasonNetworkNotFound || ready.Reason == v1alpha1.ReasonNoXPU)
+	return now
 }
 
 // Deprovision deletes the XPUPort and waits until it is gone. See [Provisioner].
 func (c *CRD) Deprovision(ctx context.Context, f function.Function) error {
-	d := deprovisioning{crd: c, function: f.ID, key: c.key(f.ID)}
-	if err := c.work(ctx, f.ID, d.step); err != nil {
+	key := c.key(f.ID)
+	err := c.work(ctx, f.ID, c.deletion(f.ID, "", func(ctx context.Context, own *v1alpha1.XPUPort) progress {
+		if own != nil {
+			return waiting("xpu-controller has not taken XPUPort %s from XPU %s yet%s", key, own.Spec.XPU, why(own))
+		}
+		// One that was created a moment ago may not be in memory yet.
+		exists, err := c.api.PortExists(ctx, key)
+		if err != nil {
+			return refused(fmt.Errorf("XPUPort %s: %w", key, err))
+		}
+		if exists {
+			return waiting("xpu-controller has not taken XPUPort %s from its xPU yet", key)
+		}
+		return progress{}
+	}))
+	if err != nil {
 		return fmt.Errorf("the xPU may still serve Function %s: %w", f.ID, err)
 	}
 	return nil
 }
 
-// work converges while nobody else works on the Function.
+// deletion is a step for [CRD.converge]. It asks the API server to delete the Function's XPUPort, only the one with the
+// uid if that is not empty. Once the API server has taken the request, the step returns what left says of the XPUPort
+// that memory has, which is nil if there is none.
+func (c *CRD) deletion(
+	f function.ID, uid types.UID, left func(ctx context.Context, own *v1alpha1.XPUPort) progress,
+) func(context.Context) progress {
+	asked := false
+	return func(ctx context.Context) progress {
+		if !asked {
+			if err := c.deletePort(ctx, c.key(f), uid); err != nil {
+				return refused(err)
+			}
+			asked = true
+		}
+		own, _, err := c.ports(ctx, f)
+		if err != nil {
+			return refused(err)
+		}
+		return left(ctx, own)
+	}
+}
+
+// deletePort returns nil if the XPUPort is on its way out or gone, or if one with another uid has taken its place.
+func (c *CRD) deletePort(ctx context.Context, key types.NamespacedName, uid types.UID) error {
+	err := c.api.DeletePort(ctx, key, uid)
+	if err == nil || apierrors.IsNotFound(err) || uid != "" && apierrors.IsConflict(err) {
+		return nil
+	}
+	return fmt.Errorf("delete XPUPort %s: %w", key, err)
+}
+
+// work repeats the step as [CRD.converge] does while nobody else works on the Function.
 func (c *CRD) work(ctx context.Context, f function.ID, step func(context.Context) progress) error {
 	unlock, err := c.functions.Lock(ctx, f)
 	if err != nil {
@@ -109,9 +209,9 @@ func (c *CRD) key(f function.ID) types.NamespacedName {
 	return types.NamespacedName{Namespace: c.options.Namespace, Name: claim.PortName(c.options.Node, f)}
 }
 
-// progress is what came of a step: the zero value says that all is done.
+// progress is what came of a step. The zero value says that all is done.
 type progress struct {
-	// missing is what has to happen, in the words of whoever knows best.
+	// missing is what has to happen.
 	missing error
 	// refused says that the API server did not do what it was asked to. It is asked again after a pause, and not
 	// whenever something else changes.
@@ -128,8 +228,8 @@ func refused(err error) progress {
 	return progress{missing: fmt.Errorf("the API server does not do what is needed: %w", err), refused: true}
 }
 
-// undeclaredFor is for how long something that is not declared is waited for: it may come together with the pod. Who made
-// a mistake should hear of it soon.
+// undeclaredFor is for how long a network or an XPU that is not declared is waited for. It may come together with the
+// pod; if it is a mistake, the user should hear of it soon.
 const undeclaredFor = 5 * time.Second
 
 // converge repeats the step until nothing is missing: after each change at the API server, and after pauses in case
@@ -171,117 +271,6 @@ func (c *CRD) converge(ctx context.Context, step func(context.Context) progress)
 	}
 }
 
-// provisioning is one call of Provision.
-type provisioning struct {
-	crd     *CRD
-	request Request
-	key     types.NamespacedName
-	made    time.Time // when the XPUPort was created
-	port    Port      // the result
-}
-
-// memoryLag is for how long a Port that was just created may be missing in memory.
-const memoryLag = time.Second
-
-func (p *provisioning) step(ctx context.Context) progress {
-	f := p.request.Function
-	xpu, err := p.crd.api.XPUOf(ctx, f.PF)
-	if err != nil {
-		return refused(err)
-	}
-	if xpu == nil {
-		return progress{missing: p.crd.noXPU(f.PF), undeclared: true}
-	}
-	own, other, err := p.crd.ports(ctx, f.ID)
-	if err != nil {
-		return refused(err)
-	}
-	want := p.crd.newPort(p.request, xpu.Name)
-	switch {
-	case own != nil && !own.DeletionTimestamp.IsZero():
-		return waiting("the Function's last XPUPort %s is not gone yet%s", p.key, why(own))
-	case own != nil && !serves(&own.Spec, &want.Spec):
-		return p.replace(ctx, own)
-	case own != nil:
-		return p.judge(own)
-	case other != nil:
-		return waiting("the Function still has XPUPort %s/%s of another namespace, for ResourceClaim %q; it must be gone first",
-			other.Namespace, other.Name, other.Spec.Claim.Name)
-	case time.Since(p.made) < memoryLag:
-		return waiting("XPUPort %s is waiting for XPU %s", p.key, xpu.Name)
-	}
-	return p.create(ctx, want)
-}
-
-func (p *provisioning) create(ctx context.Context, port *v1alpha1.XPUPort) progress {
-	err := p.crd.api.CreatePort(ctx, port)
-	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return refused(fmt.Errorf("create XPUPort %s: %w", p.key, err))
-	}
-	p.made = time.Now()
-	p.crd.log.V(1).Info("Created XPUPort", "port", p.key, "xpu", port.Spec.XPU, "network", port.Spec.Network)
-	return waiting("XPUPort %s is waiting for XPU %s", p.key, port.Spec.XPU)
-}
-
-func (p *provisioning) replace(ctx context.Context, port *v1alpha1.XPUPort) progress {
-	err := p.crd.api.DeletePort(ctx, p.key, port.UID)
-	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-		return refused(fmt.Errorf("delete XPUPort %s: %w", p.key, err))
-	}
-	p.crd.log.Info("Replacing an XPUPort that is another one", "port", p.key, "has", port.Spec)
-	return waiting("the Function's last XPUPort %s, in network %s, is not gone yet", p.key, port.Spec.Network)
-}
-
-func (p *provisioning) judge(port *v1alpha1.XPUPort) progress {
-	if meta.IsStatusConditionTrue(port.Status.Conditions, v1alpha1.ConditionReady) {
-		p.port = Port{MTU: int(port.Status.MTU)}
-		return progress{}
-	}
-	now := waiting("XPUPort %s is waiting for XPU %s%s", p.key, port.Spec.XPU, why(port))
-	now.undeclared = undeclared(port)
-	return now
-}
-
-// undeclared says whether xpu-controller lacks the Port's network or XPU.
-func undeclared(port *v1alpha1.XPUPort) bool {
-	ready := meta.FindStatusCondition(port.Status.Conditions, v1alpha1.ConditionReady)
-	return ready != nil && (ready.Reason == v1alpha1.ReasonNetworkNotFound || ready.Reason == v1alpha1.ReasonNoXPU)
-}
-
-// deprovisioning is one call of Deprovision.
-type deprovisioning struct {
-	crd      *CRD
-	function function.ID
-	key      types.NamespacedName
-	asked    bool // the API server took the request
-}
-
-func (d *deprovisioning) step(ctx context.Context) progress {
-	if !d.asked {
-		err := d.crd.api.DeletePort(ctx, d.key, "")
-		if err != nil && !apierrors.IsNotFound(err) {
-			return refused(fmt.Errorf("delete XPUPort %s: %w", d.key, err))
-		}
-		d.asked = true
-	}
-	own, _, err := d.crd.ports(ctx, d.function)
-	if err != nil {
-		return refused(err)
-	}
-	if own != nil {
-		return waiting("xpu-controller has not taken XPUPort %s from XPU %s yet%s", d.key, own.Spec.XPU, why(own))
-	}
-	// One that was created a moment ago may not be in memory yet.
-	exists, err := d.crd.api.PortExists(ctx, d.key)
-	if err != nil {
-		return refused(fmt.Errorf("XPUPort %s: %w", d.key, err))
-	}
-	if exists {
-		return waiting("xpu-controller has not taken XPUPort %s from its xPU yet", d.key)
-	}
-	return progress{}
-}
-
 // ports are the Port of the Function in the agent's namespace and one in another, nil where there is none.
 func (c *CRD) ports(ctx context.Context, f function.ID) (own, other *v1alpha1.XPUPort, err error) {
 	all, err := c.api.PortsOf(ctx, f)
@@ -302,7 +291,7 @@ func (c *CRD) noXPU(pf pci.Address) error {
 
 func (c *CRD) newPort(r Request, xpu string) *v1alpha1.XPUPort {
 	key := c.key(r.Function.ID)
-	return &v1alpha1.XPUPort{
+	port := &v1alpha1.XPUPort{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:  key.Namespace,
 			Name:       key.Name,
@@ -315,16 +304,12 @@ func (c *CRD) newPort(r Request, xpu string) *v1alpha1.XPUPort {
 			XPU:      xpu,
 			Network:  r.Network,
 			MAC:      string(r.MAC),
-			Pod:      podRef(r.Pod),
 		},
 	}
-}
-
-func podRef(pod journal.Pod) *v1alpha1.PodRef {
-	if pod.Name == "" {
-		return nil
+	if r.Pod.Name != "" {
+		port.Spec.Pod = &v1alpha1.PodRef{Namespace: r.Pod.Namespace, Name: r.Pod.Name, UID: r.Pod.UID}
 	}
-	return &v1alpha1.PodRef{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
+	return port
 }
 
 // serves says whether a Port is as good as the one that is wanted.

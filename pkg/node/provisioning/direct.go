@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -29,22 +30,21 @@ type Journal interface {
 type DirectOptions struct {
 	// Changed is called when [Direct.Away] may say something else than before. It must not block.
 	Changed func()
-	// Debounce is for how long an OPI agent that cannot be reached is not away yet. Default 500 ms, so that
-	// the kubelet hears of it within a second.
+	// Debounce is how long an OPI agent may be out of reach before it counts as away. Default 500 ms, so that the kubelet
+	// hears of it within a second.
 	Debounce time.Duration
 	Registry prometheus.Registerer
 	Log      logr.Logger
 }
 
-// Direct has Functions served by asking the OPI agents itself. Its truth is the journal: whoever calls writes the Port
-// down before Provision, and that it is to go before Deprovision. See [Provisioner].
+// Direct has Functions served by asking the OPI agents itself. It trusts the journal: the caller writes the Port down
+// before Provision, and that the Port is to go before Deprovision. See [Provisioner].
 type Direct struct {
 	config    *Config
 	xpus      []*xpuSession
 	functions keylock.Locks[function.ID]
 	journal   Journal
 	options   DirectOptions
-	log       logr.Logger
 }
 
 var _ Provisioner = (*Direct)(nil)
@@ -52,7 +52,7 @@ var _ Provisioner = (*Direct)(nil)
 // NewDirect makes a provisioner; [Direct.Run] has it see to the connections.
 func NewDirect(config *Config, journal Journal, options DirectOptions) (*Direct, error) {
 	options.Debounce = cmp.Or(options.Debounce, 500*time.Millisecond)
-	d := &Direct{config: config, journal: journal, options: options, log: options.Log}
+	d := &Direct{config: config, journal: journal, options: options}
 	metrics := newMetrics(options.Registry)
 	for _, xpu := range config.XPUs {
 		x, err := newXPUSession(xpu, d, metrics)
@@ -84,7 +84,16 @@ func (d *Direct) Away(f function.Function) string {
 	if x == nil {
 		return ""
 	}
-	return x.away()
+	health := x.Health()
+	if !health.Away {
+		return ""
+	}
+	const advice = "cannot be reached; check that it runs, and the certificates of both sides"
+	message := fmt.Sprintf("the OPI agent of xPU %s at %s %s", x.xpu.Name, x.xpu.Endpoint, advice)
+	if health.Err != nil {
+		message += ": " + strings.ReplaceAll(health.Err.Error(), "\n", "; ")
+	}
+	return message
 }
 
 // Provision has the OPI agent serve the Port. See [Provisioner].
@@ -121,7 +130,7 @@ func (d *Direct) provision(ctx context.Context, r Request) (Network, error) {
 func (d *Direct) Deprovision(ctx context.Context, f function.Function) error {
 	x := d.xpuOf(f.PF)
 	if x == nil {
-		d.log.Info("No xPU of the configuration has the PF: the Port is taken to be gone", "function", f.ID, "pf", f.PF)
+		d.options.Log.Info("No xPU of the configuration has the PF: the Port is taken to be gone", "function", f.ID, "pf", f.PF)
 		return nil
 	}
 	if err := d.deprovision(ctx, x, f.ID); err != nil {

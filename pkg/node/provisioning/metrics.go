@@ -1,8 +1,6 @@
 package provisioning
 
-import (
-	"github.com/prometheus/client_golang/prometheus"
-)
+import "github.com/prometheus/client_golang/prometheus"
 
 // metrics are those of direct mode.
 type metrics struct {
@@ -29,8 +27,4 @@ func (m *metrics) report(xpu string, connected bool) {
 		value = 1
 	}
 	m.connected.WithLabelValues(xpu).Set(value)
-}
-
-func (m *metrics) failed(xpu, operation string) {
-	m.errors.WithLabelValues(xpu, operation).Inc()
 }

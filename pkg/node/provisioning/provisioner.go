@@ -1,11 +1,16 @@
-// Package provisioning has the xPU serve Functions that the device plugin handed out. There are two ways, which do the
-// same: [CRD] writes XPUPorts that the controller brings to the OPI agent, [Direct] calls the OPI agent itself.
+// Package provisioning has the xPU serve Functions that the device plugin handed out. There are two ways: [CRD] writes
+// XPUPorts, which xpu-controller brings to the OPI agent, and [Direct] calls the OPI agent itself.
 package provisioning
 
 import (
 	"context"
+	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
@@ -41,3 +46,10 @@ type Provisioner interface {
 	// Function has none. It does not block.
 	Away(f function.Function) string
 }
+
+// MAC is the address of a Function for which nobody asked for another one: locally administered, unicast, and always the
+// same for the same Function of a node.
+func MAC(node string, f function.ID) function.MAC { return claim.DerivedMAC("", node, f) }
+
+// retries are the pauses between attempts for one Function: 100 ms, then longer and longer up to 10 s.
+func retries() *wait.Backoff { return loop.Backoff(100*time.Millisecond, 10*time.Second) }

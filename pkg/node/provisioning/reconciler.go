@@ -27,10 +27,15 @@ func (c *CRD) Run(ctx context.Context) error {
 	if !c.api.Synced(ctx) {
 		return nil
 	}
-	u := reconciler{crd: c}
+	var wrong map[function.ID]string
 	for pauses := retries(); ; {
+		var err error
+		wrong, err = c.look(ctx, wrong)
+		if err != nil {
+			c.options.Log.Error(err, "XPUPorts are not compared with the journal; trying again")
+		}
 		pause := lookInterval
-		if u.look(ctx) {
+		if err == nil && len(wrong) == 0 {
 			pauses = retries()
 		} else {
 			pause = pauses.Step()
@@ -41,44 +46,34 @@ func (c *CRD) Run(ctx context.Context) error {
 	}
 }
 
-// reconciler is one call of Run.
-type reconciler struct {
-	crd *CRD
-
-	mutex sync.Mutex
-	told  map[function.ID]string // what is wrong still, and in the log already
-}
-
-// look compares once; ok is false if something is wrong still.
-func (u *reconciler) look(ctx context.Context) (ok bool) {
-	differing, err := u.crd.differing(ctx)
+// look compares once, and returns the errors of the Functions whose XPUPort is not what it should be. Those that are in
+// logged are in the log already.
+func (c *CRD) look(ctx context.Context, logged map[function.ID]string) (wrong map[function.ID]string, err error) {
+	differing, err := c.differing(ctx)
 	if err != nil {
-		u.crd.log.Error(err, "XPUPorts are not compared with the journal; trying again")
-		return false
+		return logged, err
 	}
-	before := u.told
-	u.told = map[function.ID]string{}
+	wrong = map[function.ID]string{}
+	var mutex sync.Mutex // for wrong
 	var group errgroup.Group
 	group.SetLimit(verifyAtOnce)
 	for _, id := range differing {
 		group.Go(func() error {
-			if err := u.crd.amend(ctx, id); err != nil && ctx.Err() == nil {
-				u.tell(id, err, before[id])
+			err := c.amend(ctx, id)
+			if err == nil || ctx.Err() != nil {
+				return nil
 			}
+			if logged[id] != err.Error() {
+				c.options.Log.Error(err, "The XPUPort of a Function is not what the journal says; trying again", "function", id)
+			}
+			mutex.Lock()
+			defer mutex.Unlock()
+			wrong[id] = err.Error()
 			return nil
 		})
 	}
-	_ = group.Wait() // the errors are in told
-	return len(u.told) == 0
-}
-
-func (u *reconciler) tell(id function.ID, err error, before string) {
-	u.mutex.Lock()
-	defer u.mutex.Unlock()
-	u.told[id] = err.Error()
-	if before != err.Error() {
-		u.crd.log.Error(err, "The XPUPort of a Function is not what the journal says; trying again", "function", id)
-	}
+	_ = group.Wait() // the errors are in wrong
+	return wrong, nil
 }
 
 // differing are the Functions for which [CRD.amend] may find something to do.
@@ -107,24 +102,23 @@ func (c *CRD) differing(ctx context.Context) ([]function.ID, error) {
 	return differing, nil
 }
 
-// isStray says whether it is a Port of this agent that the journal knows nothing of. A pod that has the Function though
-// the journal does not know it, as that was lost, keeps its Port.
+// isStray says whether a Port in the agent's namespace is one that this agent made and that the journal knows nothing of.
+// If a journal was lost, a pod that has the Function keeps its Port.
 func (c *CRD) isStray(port *v1alpha1.XPUPort) bool {
 	id := claim.FunctionOf(port.Spec.Function)
-	if port.Namespace != c.options.Namespace || port.Name != claim.PortName(c.options.Node, id) ||
-		port.Spec.Claim.UID != "" || !port.DeletionTimestamp.IsZero() {
+	if port.Name != c.key(id).Name || port.Spec.Claim.UID != "" || !port.DeletionTimestamp.IsZero() {
 		return false
 	}
-	a, exists := c.journal.Get(id)
-	if exists {
+	if a, exists := c.journal.Get(id); exists {
 		return a.Port == nil
 	}
 	return !c.options.InUse(id)
 }
 
-// amend asks the journal under the Function's lock, which Provision and Deprovision take after the journal was written:
-// neither is a Port made again that is being deleted, nor one deleted that somebody is about to count on. Where one of
-// them has the lock, there is nothing to do: it sees to the Port itself.
+// amend deletes the Function's XPUPort, or makes it again, if the journal says so. It asks the journal under the
+// Function's lock, which Provision and Deprovision take after they wrote the journal. So it never makes a Port again that
+// is being deleted, nor deletes one that somebody is about to count on. While one of them has the lock, there is nothing
+// to do: it sees to the Port itself.
 func (c *CRD) amend(ctx context.Context, id function.ID) error {
 	unlock, taken := c.functions.TryLock(id)
 	if !taken {
@@ -159,7 +153,7 @@ func (c *CRD) remake(ctx context.Context, a journal.Attachment) error {
 	if xpu == nil {
 		return c.noXPU(a.PF)
 	}
-	port := c.newPort(Request{
+	key, port := c.key(a.Function), c.newPort(Request{
 		Function:   function.Function{ID: a.Function, PF: a.PF},
 		DevicePool: a.Port.DevicePool, Network: a.Port.Network, MAC: a.Port.MAC, Pod: a.Pod,
 	}, xpu.Name)
@@ -168,9 +162,9 @@ func (c *CRD) remake(ctx context.Context, a journal.Attachment) error {
 		return nil // and not in memory yet
 	}
 	if err != nil {
-		return fmt.Errorf("create XPUPort %s: %w", c.key(a.Function), err)
+		return fmt.Errorf("create XPUPort %s: %w", key, err)
 	}
-	c.log.Info("Created XPUPort that the journal has and the API server had not", "port", c.key(a.Function),
+	c.options.Log.Info("Created XPUPort that the journal has and the API server had not", "port", key,
 		"state", a.State, "pod", a.Pod.Namespace+"/"+a.Pod.Name)
 	return nil
 }
@@ -179,24 +173,12 @@ func (c *CRD) remake(ctx context.Context, a journal.Attachment) error {
 func (c *CRD) remove(ctx context.Context, port *v1alpha1.XPUPort) error {
 	id, uid := claim.FunctionOf(port.Spec.Function), port.UID
 	key := c.key(id)
-	c.log.Info("Deleting XPUPort that the journal knows nothing of", "port", key, "network", port.Spec.Network,
+	c.options.Log.Info("Deleting XPUPort that the journal knows nothing of", "port", key, "network", port.Spec.Network,
 		"created", port.CreationTimestamp.Time)
-	asked := false
-	return c.converge(ctx, func(ctx context.Context) progress {
-		if !asked {
-			err := c.api.DeletePort(ctx, key, uid)
-			if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-				return refused(fmt.Errorf("delete XPUPort %s: %w", key, err))
-			}
-			asked = true
-		}
-		own, _, err := c.ports(ctx, id)
-		switch {
-		case err != nil:
-			return refused(err)
-		case own != nil && own.UID == uid && own.DeletionTimestamp.IsZero():
+	return c.converge(ctx, c.deletion(id, uid, func(_ context.Context, own *v1alpha1.XPUPort) progress {
+		if own != nil && own.UID == uid && own.DeletionTimestamp.IsZero() {
 			return waiting("XPUPort %s is not known to be deleted yet", key)
 		}
 		return progress{}
-	})
+	}))
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"time"
 
@@ -44,7 +43,7 @@ func newXPUSession(xpu XPU, d *Direct, m *metrics) (*xpuSession, error) {
 	if xpu.TLS != nil {
 		config.ReloadTLS = xpu.TLS.load
 	}
-	x := &xpuSession{xpu: xpu, direct: d, log: d.log.WithValues("xpu", xpu.Name)}
+	x := &xpuSession{xpu: xpu, direct: d, log: d.options.Log.WithValues("xpu", xpu.Name)}
 	x.Session, err = opi.NewSession(config, opi.SessionOptions{
 		Debounce: d.options.Debounce, CheckTimeout: verifyTimeout, Log: x.log,
 		Connection: func(up bool) {
@@ -53,27 +52,13 @@ func newXPUSession(xpu XPU, d *Direct, m *metrics) (*xpuSession, error) {
 		},
 		Up:      x.verify,
 		Changed: d.options.Changed,
-		Failed:  func(operation string, _ error) { m.failed(xpu.Name, operation) },
+		Failed:  func(operation string, _ error) { m.errors.WithLabelValues(xpu.Name, operation).Inc() },
 	})
 	if err != nil {
 		return nil, fmt.Errorf("xPU %s: %w", xpu.Name, err)
 	}
 	m.report(xpu.Name, false)
 	return x, nil
-}
-
-// away is the message of [Provisioner.Away].
-func (x *xpuSession) away() string {
-	health := x.Health()
-	if !health.Away {
-		return ""
-	}
-	const advice = "cannot be reached; check that it runs, and the certificates of both sides"
-	message := fmt.Sprintf("the OPI agent of xPU %s at %s %s", x.xpu.Name, x.xpu.Endpoint, advice)
-	if health.Err != nil {
-		message += ": " + oneLine(health.Err)
-	}
-	return message
 }
 
 // verify has the agent serve the networks of the configuration, and what the journal says of this xPU. Ports that the
@@ -84,13 +69,15 @@ func (x *xpuSession) verify(ctx context.Context) {
 	for name, network := range x.direct.config.Networks {
 		networks.Go(func() { x.verifyNetwork(ctx, name, network) })
 	}
-	pending := x.wanted()
+	var pending []function.ID
+	for _, a := range x.direct.journal.All() {
+		if wantsPort(a) && x.direct.xpuOf(a.PF) == x {
+			pending = append(pending, a.Function)
+		}
+	}
 	for pauses := retries(); ; {
 		pending = x.verifyAll(ctx, pending)
-		if len(pending) == 0 || ctx.Err() != nil {
-			return
-		}
-		if !loop.Sleep(ctx, pauses.Step()) {
+		if len(pending) == 0 || !loop.Sleep(ctx, pauses.Step()) {
 			return
 		}
 	}
@@ -105,22 +92,11 @@ func (x *xpuSession) verifyNetwork(ctx context.Context, name string, network Net
 	}
 }
 
-// wanted are the Functions whose Ports this xPU is to serve.
-func (x *xpuSession) wanted() []function.ID {
-	var ids []function.ID
-	for _, a := range x.direct.journal.All() {
-		if wantsPort(a) && x.direct.xpuOf(a.PF) == x {
-			ids = append(ids, a.Function)
-		}
-	}
-	return ids
-}
-
-// wantsPort says whether the xPU is to serve a Port for the attachment: one that is on its way out keeps what it has
-// until it is deprovisioned, but does not get it again.
+// wantsPort says whether the xPU is to serve a Port for the attachment. An attachment that is on its way out keeps its
+// Port until it is deprovisioned, but a Port that is missing is not made again for it.
 func wantsPort(a journal.Attachment) bool { return a.Port != nil && a.State != journal.Releasing }
 
-// verifyAll returns those that failed.
+// verifyAll verifies the Ports of these Functions, and returns the Functions for which that failed.
 func (x *xpuSession) verifyAll(ctx context.Context, ids []function.ID) (failed []function.ID) {
 	var mutex sync.Mutex
 	var group errgroup.Group
@@ -140,7 +116,8 @@ func (x *xpuSession) verifyAll(ctx context.Context, ids []function.ID) (failed [
 	return failed
 }
 
-// verifyOne asks the journal under the Function's lock, so that a Port is not made again that is being deleted.
+// verifyOne has the agent serve the Function's Port if the journal has one. It asks the journal under the Function's lock,
+// so that it does not make a Port again that is being deleted.
 func (x *xpuSession) verifyOne(ctx context.Context, id function.ID) error {
 	unlock, err := x.direct.functions.Lock(ctx, id)
 	if err != nil {
@@ -164,8 +141,8 @@ func (x *xpuSession) verifyOne(ctx context.Context, id function.ID) error {
 	return x.EnsurePort(ctx, port, network.opi(a.Port.Network))
 }
 
-// until repeats what the agent is asked to do until it is done: after pauses, and when the connection changes. When ctx
-// ends, or if it can never be done, it returns why it is not.
+// until asks the agent again and again, after pauses and whenever the connection changes, until ask returns nil. When ctx
+// ends, or if the agent can never do it, it returns why it was not done.
 func (x *xpuSession) until(ctx context.Context, ask func(context.Context) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -188,5 +165,3 @@ func (x *xpuSession) until(ctx context.Context, ask func(context.Context) error)
 		}
 	}
 }
-
-func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }

@@ -4,6 +4,7 @@ package dialects
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
@@ -13,29 +14,18 @@ import (
 // Default is that of an agent of which nothing else is said.
 const Default = evpngw.Name
 
-var all = [...]struct {
-	name    string
-	dialect opi.Dialect
-}{
-	{evpngw.Name, evpngw.Dialect{}},
+var all = map[string]opi.Dialect{
+	evpngw.Name: evpngw.Dialect{},
 }
 
-// Names are those of all dialects.
-func Names() []string {
-	names := make([]string, 0, len(all))
-	for _, d := range all {
-		names = append(names, d.name)
-	}
-	return names
-}
+// Names are those of all dialects, sorted.
+func Names() []string { return slices.Sorted(maps.Keys(all)) }
 
 // Named returns the dialect of this name; "" is [Default].
 func Named(name string) (opi.Dialect, error) {
 	name = cmp.Or(name, Default)
-	for _, d := range all {
-		if d.name == name {
-			return d.dialect, nil
-		}
+	if dialect, known := all[name]; known {
+		return dialect, nil
 	}
-	return nil, fmt.Errorf("dialect %q: must be one of %q", name, slices.Sorted(slices.Values(Names())))
+	return nil, fmt.Errorf("dialect %q: must be one of %q", name, Names())
 }

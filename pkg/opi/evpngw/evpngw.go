@@ -80,16 +80,25 @@ func (agent) Kind(err error) error {
 	return opi.KindOf(err)
 }
 
-// componentErrors joins what the failed components say. Components that are still at work are not counted as failed.
-func componentErrors(components []*evpn.Component) (detail string, failed bool) {
+// statusOf is what an object's operational status and its components say. Only a component in state ERROR counts as
+// failed: others may still be at work.
+func statusOf(up, deleting bool, components []*evpn.Component) opi.Status {
 	var details []string
 	for _, comp := range components {
 		if comp.GetStatus() == evpn.CompStatus_COMP_STATUS_ERROR {
-			failed = true
 			details = append(details, comp.GetName()+": "+comp.GetDetails())
 		}
 	}
-	return strings.Join(details, "; "), failed
+	status := opi.Status{Detail: strings.Join(details, "; ")}
+	switch {
+	case up:
+		status.State = opi.StateUp
+	case deleting:
+		status.State = opi.StateDeleting
+	case len(details) > 0:
+		status.State = opi.StateFailed
+	}
+	return status
 }
 
 // lastSegment is the id in a resource name. Agents differ in what stands before it.

@@ -25,16 +25,9 @@ func (a agent) Network(ctx context.Context, id string) (opi.NetworkStatus, error
 	if vni := got.GetSpec().GetVni(); vni != 0 {
 		n.VNI = &vni
 	}
-	detail, failed := componentErrors(got.GetStatus().GetComponents())
-	n.Detail = detail
-	switch status := got.GetStatus().GetOperStatus(); {
-	case status == evpn.LBOperStatus_LB_OPER_STATUS_UP:
-		n.State = opi.StateUp
-	case status == evpn.LBOperStatus_LB_OPER_STATUS_TO_BE_DELETED:
-		n.State = opi.StateDeleting
-	case failed:
-		n.State = opi.StateFailed
-	}
+	state := got.GetStatus().GetOperStatus()
+	n.Status = statusOf(state == evpn.LBOperStatus_LB_OPER_STATUS_UP, state == evpn.LBOperStatus_LB_OPER_STATUS_TO_BE_DELETED,
+		got.GetStatus().GetComponents())
 	return n, nil
 }
 

@@ -116,15 +116,8 @@ func portStatus(bp *evpn.BridgePort) opi.PortStatus {
 	for _, name := range bp.GetSpec().GetLogicalBridges() {
 		p.Networks = append(p.Networks, lastSegment(name))
 	}
-	detail, failed := componentErrors(bp.GetStatus().GetComponents())
-	p.Detail = detail
-	switch status := bp.GetStatus().GetOperStatus(); {
-	case status == evpn.BPOperStatus_BP_OPER_STATUS_UP:
-		p.State = opi.StateUp
-	case status == evpn.BPOperStatus_BP_OPER_STATUS_TO_BE_DELETED:
-		p.State = opi.StateDeleting
-	case failed:
-		p.State = opi.StateFailed
-	}
+	state := bp.GetStatus().GetOperStatus()
+	p.Status = statusOf(state == evpn.BPOperStatus_BP_OPER_STATUS_UP, state == evpn.BPOperStatus_BP_OPER_STATUS_TO_BE_DELETED,
+		bp.GetStatus().GetComponents())
 	return p
 }

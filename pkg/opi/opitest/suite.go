@@ -69,7 +69,7 @@ func (s suite) hasPort(want opi.Port) {
 	s.Helper()
 	got, err := s.client.GetPort(s.ctx, want.ID)
 	s.ok(err)
-	if diff := cmp.Diff(opi.PortStatus{Port: want, State: opi.StateUp}, got); diff != "" {
+	if diff := cmp.Diff(opi.PortStatus{Port: want, Status: opi.Status{State: opi.StateUp}}, got); diff != "" {
 		s.Errorf("port %s (-want +got):\n%s", want.ID, diff)
 	}
 }
@@ -174,7 +174,7 @@ var clientCases = []struct {
 			p := opi.Port{ID: id, MAC: hw(i), Networks: []string{"net-blue"}}
 			p.MAC[5]++
 			s.ok(s.client.EnsurePort(s.ctx, p))
-			want = append(want, opi.PortStatus{Port: p, State: opi.StateUp})
+			want = append(want, opi.PortStatus{Port: p, Status: opi.Status{State: opi.StateUp}})
 		}
 		got, err = s.client.ListPorts(s.ctx)
 		s.ok(err)

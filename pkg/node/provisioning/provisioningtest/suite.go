@@ -169,7 +169,7 @@ func (s *suite) differs(r provisioning.Request) string {
 		return err.Error()
 	}
 	want := opi.Port{ID: id, MAC: r.MAC.HardwareAddr(), Networks: []string{opi.NetworkID(r.Network)}}
-	return cmp.Diff(opi.PortStatus{Port: want, State: opi.StateUp}, got)
+	return cmp.Diff(opi.PortStatus{Port: want, Status: opi.Status{State: opi.StateUp}}, got)
 }
 
 func (s *suite) empty() {

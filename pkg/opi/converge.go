@@ -1,0 +1,88 @@
+package opi
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"math"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"k8s.io/apimachinery/pkg/util/wait"
+)
+
+// kind is what a [Client] does with ports and networks alike, in single calls of the agent.
+type kind struct {
+	noun   string
+	status func(ctx context.Context, id string) (Status, error)
+	delete func(ctx context.Context, id string) error
+	// again says that an object which is still in service after it was deleted is deleted once more.
+	again bool
+}
+
+// created returns nil if the call that was to create the object, and ended with this error, may have done so. Whether the
+// object is the right one is for the caller to see.
+func (c *Client) created(ctx context.Context, k kind, op, id string, err error) error {
+	if err != nil && outcomeUnknown(err) {
+		if _, getErr := k.status(ctx, id); getErr == nil {
+			return nil
+		}
+	}
+	return c.failure(ctx, op, id, err)
+}
+
+// delete returns nil once the agent says that there is no such object.
+func (c *Client) delete(ctx context.Context, k kind, op, id string) error {
+	refused := k.delete(ctx, id)
+	if errors.Is(refused, ErrInUse) || refused != nil && status.Code(refused) != codes.NotFound && !outcomeUnknown(refused) {
+		return c.failure(ctx, op, id, refused)
+	}
+	return c.await(ctx, op, id, func(ctx context.Context) (done bool, said string, err error) {
+		got, err := k.status(ctx, id)
+		err = c.failure(ctx, op, id, err)
+		if errors.Is(err, ErrNotFound) {
+			return true, "", nil
+		}
+		if err != nil {
+			return false, "", err
+		}
+		switch said = got.of(k.noun); {
+		case got.State == StateDeleting:
+		case refused != nil:
+			return false, said, c.failure(ctx, op, id, refused)
+		case k.again:
+			refused = k.delete(ctx, id) // somebody made it again in between, or the agent lost the request
+		}
+		return false, said, nil
+	})
+}
+
+// await calls look as [poll] does, until it says that it is done or returns an error. If the context ends first, the
+// error says what the agent said last, as look returned it; "" says nothing new.
+func (c *Client) await(
+	ctx context.Context, op, id string, look func(context.Context) (done bool, said string, err error),
+) error {
+	last := "the agent has not said anything about it"
+	done, err := poll(ctx, func(ctx context.Context) (bool, error) {
+		done, said, err := look(ctx)
+		last = cmp.Or(said, last)
+		return done, err
+	})
+	if err == nil && !done {
+		return timeout(ctx, op, id, last)
+	}
+	return err
+}
+
+// poll calls done at once and then with growing pauses until it says true, fails, or the context ends (false, nil).
+// There is nothing to watch in the API. The pauses grow by half, so that waiting takes at most half longer than the
+// agent itself.
+func poll(ctx context.Context, done func(context.Context) (bool, error)) (bool, error) {
+	pauses := wait.Backoff{Duration: time.Millisecond, Factor: 1.5, Cap: 100 * time.Millisecond, Steps: math.MaxInt32}
+	err := pauses.DelayFunc().Until(ctx, true, true, done)
+	if ended(ctx) && (wait.Interrupted(err) || errors.Is(err, ErrTimeout)) {
+		return false, nil
+	}
+	return err == nil, err
+}
