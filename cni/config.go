@@ -27,7 +27,8 @@ type config struct {
 	CNIVersion string `json:"cniVersion"`
 	Name       string `json:"name"`
 
-	IPAM ipam `json:"ipam"`
+	// IPAM names the IPAM plugin. It is empty for an interface without addresses.
+	IPAM types.IPAM `json:"ipam"`
 
 	// Socket is where the agent listens.
 	Socket string `json:"socket"`
@@ -42,18 +43,9 @@ type config struct {
 	} `json:"runtimeConfig"`
 }
 
-// ipam is the part of the configuration that says who gives addresses.
-type ipam struct {
-	// Type is the name of the IPAM plugin; empty for no addresses.
-	Type string `json:"type"`
-}
-
-// none says that the interface gets no addresses.
-func (i ipam) none() bool { return i.Type == "" }
-
-// needsInterface says that the plugin works on the interface in the pod, which then has to be there before it runs:
-// DHCP asks over it.
-func (i ipam) needsInterface() bool { return i.Type == "dhcp" }
+// interfaceFirst says that the IPAM plugin works on the interface in the pod, which has to be there before the plugin
+// runs: DHCP asks over it.
+func (c config) interfaceFirst() bool { return c.IPAM.Type == "dhcp" }
 
 // duration is a [time.Duration] that is written as "90s".
 type duration time.Duration
@@ -75,8 +67,9 @@ func (d *duration) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// parseConfig reads a network configuration. The error is a [types.Error].
-func parseConfig(data []byte) (config, error) {
+// parseConfig reads a network configuration, whose file for the device's description must be in deviceInfoDir. The error
+// is a [types.Error].
+func parseConfig(data []byte, deviceInfoDir string) (config, error) {
 	var c config
 	if err := json.Unmarshal(data, &c); err != nil {
 		return config{}, types.NewError(types.ErrInvalidNetworkConfig, "network configuration", err.Error())
@@ -85,64 +78,47 @@ func parseConfig(data []byte) (config, error) {
 	c.Socket = cmp.Or(c.Socket, wire.DefaultSocket)
 	c.SpoolDir = cmp.Or(c.SpoolDir, wire.DefaultSpoolDir)
 	c.Timeout = cmp.Or(c.Timeout, duration(addTimeout))
-	if err := c.validate(); err != nil {
+	if err := c.validate(deviceInfoDir); err != nil {
 		return config{}, types.NewError(types.ErrInvalidNetworkConfig, "network configuration "+c.Name, err.Error())
 	}
 	return c, nil
 }
 
-// salvageConfig reads what can be read of a network configuration, and says what cannot. DEL needs no more: with the
-// configuration that it refused, ADD has failed, and the runtime would repeat for ever a DEL that refuses it too.
-func salvageConfig(data []byte) (config, error) {
-	c, wrong := parseConfig(data)
+// salvageConfig reads the valid fields of a network configuration. The error says what is wrong with the others. DEL needs
+// no more: ADD has failed with the same configuration, and the runtime would repeat for ever a DEL that refuses it too.
+func salvageConfig(data []byte, deviceInfoDir string) (config, error) {
+	c, wrong := parseConfig(data, deviceInfoDir)
 	if wrong == nil {
 		return c, nil
 	}
 	var fields map[string]json.RawMessage
-	if err := json.Unmarshal(data, &fields); err != nil {
-		fields = nil
-	}
+	_ = json.Unmarshal(data, &fields) // what is no JSON object has no fields
 	for field, value := range fields {
-		alone, err := json.Marshal(map[string]json.RawMessage{field: value})
-		if err == nil {
-			_, err = parseConfig(alone)
-		}
-		if err != nil {
+		alone, _ := json.Marshal(map[string]json.RawMessage{field: value})
+		if _, err := parseConfig(alone, deviceInfoDir); err != nil {
 			delete(fields, field)
 		}
 	}
-	good, err := json.Marshal(fields)
-	if err == nil {
-		c, err = parseConfig(good)
-	}
-	if err != nil { // not as far as is known: each field is good by itself
-		c, _ = parseConfig([]byte("{}"))
+	valid, _ := json.Marshal(fields)
+	c, err := parseConfig(valid, deviceInfoDir)
+	if err != nil { // no two fields depend on each other today
+		c, _ = parseConfig([]byte("{}"), deviceInfoDir)
 	}
 	return c, wrong
 }
 
-func (c config) validate() error {
-	paths := []struct{ field, value string }{
-		{"socket", c.Socket},
-		{"spoolDir", c.SpoolDir},
+func (c config) validate(deviceInfoDir string) error {
+	if !filepath.IsAbs(c.Socket) {
+		return fmt.Errorf("socket: %q must be an absolute path", c.Socket)
 	}
-	for _, path := range paths {
-		if !filepath.IsAbs(path.value) {
-			return fmt.Errorf("%s: %q must be an absolute path", path.field, path.value)
-		}
+	if !filepath.IsAbs(c.SpoolDir) {
+		return fmt.Errorf("spoolDir: %q must be an absolute path", c.SpoolDir)
 	}
 	if strings.ContainsRune(c.IPAM.Type, filepath.Separator) {
 		return fmt.Errorf("ipam.type: %q must be the name of a plugin, not a path", c.IPAM.Type)
 	}
-	return nil
-}
-
-// checkDeviceInfoFile refuses a file that is not directly in a directory. The error is a [types.Error].
-func (c config) checkDeviceInfoFile(dir string) error {
-	file := c.RuntimeConfig.DeviceInfoFile
-	if file == "" || file == filepath.Join(dir, filepath.Base(file)) {
-		return nil
+	if file := c.RuntimeConfig.DeviceInfoFile; file != "" && file != filepath.Join(deviceInfoDir, filepath.Base(file)) {
+		return fmt.Errorf("runtimeConfig.CNIDeviceInfoFile: %q must be a file in %s", file, deviceInfoDir)
 	}
-	return types.NewError(types.ErrInvalidNetworkConfig, "network configuration "+c.Name,
-		fmt.Sprintf("runtimeConfig.CNIDeviceInfoFile: %q must be a file in %s", file, dir))
+	return nil
 }

@@ -75,13 +75,13 @@ func DecodeReply(data []byte) (Reply, error) {
 	var version struct {
 		Version *int `json:"version"`
 	}
-	if err := json.Unmarshal(data, &version); err != nil {
+	err := json.Unmarshal(data, &version)
+	switch {
+	case err != nil:
 		return Reply{}, fmt.Errorf("%w: %w", ErrNoReply, err)
-	}
-	if version.Version == nil {
+	case version.Version == nil:
 		return Reply{}, fmt.Errorf("%w: it has no version", ErrNoReply)
-	}
-	if *version.Version != Version {
+	case *version.Version != Version:
 		return Reply{}, fmt.Errorf("%w: this side speaks %d, xpu-agent %d; install both from one release",
 			ErrVersion, Version, *version.Version)
 	}

@@ -6,6 +6,8 @@ package wire
 import (
 	"encoding/json"
 	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
 )
 
 const (
@@ -78,22 +80,7 @@ type Reply struct {
 	// DeviceInfo is for the file that runtimeConfig.CNIDeviceInfoFile names (k8snetworkplumbingwg device-info-spec
 	// 1.1.0); absent where the configuration names none.
 	DeviceInfo json.RawMessage `json:"deviceInfo,omitempty"`
-	// Error is absent where the request was done.
-	Error *Error `json:"error,omitempty"`
-}
-
-// Error is a CNI error: codes below 100 are those of the specification, the others are in the reference of xpu-cni.
-// The code is never 0.
-type Error struct {
-	Code    uint   `json:"code"`
-	Msg     string `json:"msg"`
-	Details string `json:"details,omitempty"`
-}
-
-// Error makes it an error.
-func (e *Error) Error() string {
-	if e.Details == "" {
-		return e.Msg
-	}
-	return e.Msg + "; " + e.Details
+	// Error is absent where the request was done. Codes below 100 are those of the CNI specification, the others are in
+	// the reference of xpu-cni. The code is never 0.
+	Error *types.Error `json:"error,omitempty"`
 }

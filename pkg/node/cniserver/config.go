@@ -158,7 +158,7 @@ func parse(r wire.Request, allowed []string) (requested, error) {
 		errs.add("mtu %d: must be 68 or more, or 0 for that of the network", n.MTU)
 	}
 	if len(n.PrevResult) > 0 && string(n.PrevResult) != "null" {
-		if w.prev, err = result(w.version, n.PrevResult); err != nil {
+		if w.prev, err = cni.DecodeResult(n.PrevResult, w.version); err != nil {
 			errs.add("prevResult: %w", err)
 		}
 	}
@@ -166,15 +166,6 @@ func parse(r wire.Request, allowed []string) (requested, error) {
 		return requested{}, fail(types.ErrInvalidNetworkConfig, "network configuration %s: %w", n.Name, err)
 	}
 	return w, nil
-}
-
-// result reads a CNI result of any version.
-func result(version string, raw json.RawMessage) (*types100.Result, error) {
-	r, err := cni.DecodeResult(raw, version)
-	if err != nil {
-		return nil, err
-	}
-	return types100.GetResult(r)
 }
 
 // fieldErrors are errors that name the field.

@@ -103,7 +103,7 @@ func TestParseRefuses(t *testing.T) {
 				device = ""
 			}
 			_, err := parse(wire.Request{Config: json.RawMessage("{" + device + test.config + "}")}, nil)
-			coded, ok := errors.AsType[*wire.Error](err)
+			coded, ok := errors.AsType[*types.Error](err)
 			if !ok || coded.Code != types.ErrInvalidNetworkConfig || !strings.Contains(coded.Msg, test.want) {
 				t.Errorf("error %v, want code %d and %q", err, types.ErrInvalidNetworkConfig, test.want)
 			}
@@ -153,7 +153,7 @@ func TestParseIPAM(t *testing.T) {
 		`[]`:                                                              "result of the IPAM plugin",
 	} {
 		_, err := parseIPAM(json.RawMessage(text))
-		coded, ok := errors.AsType[*wire.Error](err)
+		coded, ok := errors.AsType[*types.Error](err)
 		if !ok || coded.Code != types.ErrDecodingFailure || !strings.Contains(coded.Msg, want) {
 			t.Errorf("%s: error %v, want %q", text, err, want)
 		}
@@ -168,7 +168,7 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, config []byte, args string) {
 		w, err := parse(wire.Request{Config: config, Args: args}, nil)
 		if err != nil {
-			if _, ok := errors.AsType[*wire.Error](err); !ok {
+			if _, ok := errors.AsType[*types.Error](err); !ok {
 				t.Errorf("error without a code: %v", err)
 			}
 			return

@@ -4,6 +4,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/containernetworking/cni/pkg/types"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
@@ -52,7 +53,7 @@ func NewMetrics(registry prometheus.Registerer) *Metrics {
 }
 
 // request measures one request.
-func (m *Metrics) request(command wire.Command, begin time.Time, err *wire.Error) {
+func (m *Metrics) request(command wire.Command, begin time.Time, err *types.Error) {
 	code := uint(0)
 	if err != nil {
 		code = err.Code

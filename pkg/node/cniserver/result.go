@@ -28,11 +28,7 @@ func parseIPAM(raw json.RawMessage) (addressing, error) {
 	if len(raw) == 0 || string(raw) == "null" {
 		return addressing{}, nil
 	}
-	some, err := cni.DecodeResult(raw, "0.1.0")
-	if err != nil {
-		return addressing{}, fail(types.ErrDecodingFailure, "result of the IPAM plugin: %w", err)
-	}
-	r, err := types100.GetResult(some)
+	r, err := cni.DecodeResult(raw, "0.1.0")
 	if err != nil {
 		return addressing{}, fail(types.ErrDecodingFailure, "result of the IPAM plugin: %w", err)
 	}

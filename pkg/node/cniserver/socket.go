@@ -193,7 +193,7 @@ func (s *Server) talk(ctx context.Context, conn *net.UnixConn) {
 		reply = s.answer(ctx, request)
 		stop()
 	} else {
-		reply.Error = &wire.Error{Code: types.ErrDecodingFailure, Msg: err.Error()}
+		reply.Error = &types.Error{Code: types.ErrDecodingFailure, Msg: err.Error()}
 		s.Log.Error(err, "Request of the CNI plugin cannot be read")
 	}
 	if err := send(conn, reply); err != nil {
@@ -285,7 +285,7 @@ func send(conn *net.UnixConn, reply wire.Reply) error {
 		err = fmt.Errorf("answer: is longer than %d bytes", wire.MaxMessage)
 	}
 	if err != nil {
-		reply = wire.Reply{Version: wire.Version, Error: &wire.Error{Code: types.ErrInternal, Msg: err.Error()}}
+		reply = wire.Reply{Version: wire.Version, Error: &types.Error{Code: types.ErrInternal, Msg: err.Error()}}
 		if data, err = json.Marshal(reply); err != nil {
 			return err
 		}
