@@ -1,10 +1,8 @@
-// Package hooks runs what is to be done after a Function was taken back from a pod and before another pod may have it:
-// its Port is deleted at the xPU, and then the administrator's executables are run. What is to be done, and how far it
-// is, is in the journal: every hook runs at least once, whatever ends the agent.
+// Package hooks runs post-delete hooks: what is to be done after a Function was taken back from a pod and before another
+// pod may have it. The Port is deleted at the xPU, and then the administrator's executables are run. The journal says
+// which hooks are done, so that every hook runs at least once, whatever ends the agent.
 //
-// There is no hook that resets the Function. Package lifecycle did that and verified it before it hands a Function over,
-// from what was written down before anything was touched; a Function that was reserved and never attached was not
-// touched at all.
+// There is no hook that resets the Function: package lifecycle resets and verifies it before it hands the Function over.
 package hooks
 
 import (
@@ -65,8 +63,12 @@ type Recorder interface {
 	Eventf(regarding, related runtime.Object, eventtype, reason, action, note string, args ...any)
 }
 
-// Options of a [Queue].
+// Options of a [Queue]. All but Parallel and Recorder must be set.
 type Options struct {
+	Journal   Journal
+	Functions Functions
+	Ports     Ports
+	Log       logr.Logger
 	// Node is the name of the node's Node object.
 	Node string
 	// Dir has the administrator's executables; it need not exist.
@@ -104,37 +106,24 @@ type executables interface {
 
 // Queue runs hooks: those of one Function one after the other, those of different Functions at the same time.
 type Queue struct {
-	journal     Journal
-	functions   Functions
-	ports       Ports
+	Options
 	executables executables
-	options     Options
 	metrics     *metrics
-	log         logr.Logger
-
 	// work only says which Functions to look at, each by one goroutine at a time; the journal has the rest.
 	work workqueue.TypedDelayingInterface[function.ID]
 }
 
 // New makes a queue, whose Run must be called. It fails if the directory of executables is there and must not be used.
-func New(
-	j Journal, functions Functions, ports Ports, options Options, registry prometheus.Registerer, log logr.Logger,
-) (*Queue, error) {
-	d := newDirectory(options, log)
+func New(options Options, registry prometheus.Registerer) (*Queue, error) {
+	d := newDirectory(options)
 	if _, err := d.list(); err != nil {
 		return nil, err
 	}
-	return newQueue(j, functions, ports, d, options, registry, log), nil
+	return newQueue(options, d, registry), nil
 }
 
-func newQueue(
-	j Journal, functions Functions, ports Ports, e executables, options Options, registry prometheus.Registerer,
-	log logr.Logger,
-) *Queue {
-	q := &Queue{
-		journal: j, functions: functions, ports: ports, executables: e, options: options, log: log,
-		work: workqueue.NewTypedDelayingQueue[function.ID](),
-	}
+func newQueue(options Options, e executables, registry prometheus.Registerer) *Queue {
+	q := &Queue{Options: options, executables: e, work: workqueue.NewTypedDelayingQueue[function.ID]()}
 	q.metrics = newMetrics(registry, q.length)
 	return q
 }
@@ -142,7 +131,7 @@ func newQueue(
 // length is how many Functions wait for hooks.
 func (q *Queue) length() float64 {
 	count := 0
-	for _, a := range q.journal.All() {
+	for _, a := range q.Journal.All() {
 		if a.Restored() {
 			count++
 		}
@@ -164,7 +153,7 @@ func (q *Queue) Add(id function.ID) { q.work.Add(id) }
 func (q *Queue) Run(ctx context.Context) error {
 	defer q.work.ShutDown()
 	defer context.AfterFunc(ctx, q.work.ShutDown)()
-	for _, a := range q.journal.All() {
+	for _, a := range q.Journal.All() {
 		if a.Restored() {
 			q.Add(a.Function)
 		}
@@ -186,7 +175,7 @@ func (q *Queue) Run(ctx context.Context) error {
 // process runs the Function's hooks, until all are done or one must wait before it is run again.
 func (q *Queue) process(ctx context.Context, id function.ID) {
 	for ctx.Err() == nil {
-		a, exists := q.journal.Get(id)
+		a, exists := q.Journal.Get(id)
 		if !exists || !a.Restored() {
 			return
 		}
@@ -202,55 +191,57 @@ func (q *Queue) process(ctx context.Context, id function.ID) {
 			err = q.free(ctx, a)
 		}
 		if err != nil && ctx.Err() == nil {
-			q.log.Error(err, "What a post-delete hook did cannot be written down; it will be run again", "function", id.String())
+			q.Log.Error(err, "What a post-delete hook did cannot be written down; it will be run again", "function", id.String())
 			q.work.AddAfter(id, writeRetry)
 			return
 		}
-		q.options.Changed()
+		q.Changed()
 	}
 }
 
-// next is the first hook that is not done; more is false if all are.
+// progress is how far the hooks of an attachment are.
+func progress(a journal.Attachment) journal.Hooks {
+	if a.Hooks == nil {
+		return journal.Hooks{}
+	}
+	return *a.Hooks
+}
+
+// next is the first hook of a released attachment that is not done; more is false if all are. The Port is deleted first,
+// then the executables run in the order of the directory.
 func (q *Queue) next(a journal.Attachment) (h hook, more bool) {
-	for h := range q.hooks(a) {
-		if a.Hooks == nil || !slices.Contains(a.Hooks.Done, h.name) {
-			return h, true
+	done := progress(a).Done
+	if a.Port != nil && !slices.Contains(done, portHook) {
+		return hook{name: portHook, run: q.deletePort, slowest: 30 * time.Second}, true
+	}
+	names, err := q.executables.list()
+	if err != nil {
+		names = []string{directoryHook}
+	}
+	for _, name := range names {
+		if slices.Contains(done, name) {
+			continue
 		}
+		run := func(ctx context.Context, a journal.Attachment) error {
+			if err != nil {
+				return err
+			}
+			return q.executables.run(ctx, name, a)
+		}
+		return hook{name: name, run: run, attempts: q.Attempts, slowest: 5 * time.Minute}, true
 	}
 	return hook{}, false
-}
-
-// hooks are all those that an attachment has after its release, in their order.
-func (q *Queue) hooks(a journal.Attachment) func(yield func(hook) bool) {
-	return func(yield func(hook) bool) {
-		if a.Port != nil && !yield(hook{name: portHook, run: q.deletePort, slowest: 30 * time.Second}) {
-			return
-		}
-		slowest := 5 * time.Minute
-		names, err := q.executables.list()
-		if err != nil {
-			failed := func(context.Context, journal.Attachment) error { return err }
-			yield(hook{name: directoryHook, run: failed, attempts: q.options.Attempts, slowest: slowest})
-			return
-		}
-		for _, name := range names {
-			run := func(ctx context.Context, a journal.Attachment) error { return q.executables.run(ctx, name, a) }
-			if !yield(hook{name: name, run: run, attempts: q.options.Attempts, slowest: slowest}) {
-				return
-			}
-		}
-	}
 }
 
 // deletePort returns nil once the xPU serves no Port of the Function any more.
 func (q *Queue) deletePort(ctx context.Context, a journal.Attachment) error {
 	ctx, cancel := context.WithTimeout(ctx, portTimeout)
 	defer cancel()
-	f, exists := q.functions.Get(a.Function)
+	f, exists := q.Functions.Get(a.Function)
 	if !exists { // the xPU may serve it nevertheless
 		f = function.Function{ID: a.Function, Kind: kind(a), PF: a.PF, PFName: a.PFName, Index: a.VFIndex}
 	}
-	return q.ports.Deprovision(ctx, f)
+	return q.Ports.Deprovision(ctx, f)
 }
 
 func kind(a journal.Attachment) function.Kind {
@@ -263,23 +254,22 @@ func kind(a journal.Attachment) function.Kind {
 	return function.PF
 }
 
-// untilRetry is how long a hook that failed must wait still. A pause that is longer than pauses are is none: the clock
-// was set meanwhile.
+// untilRetry is how long a hook that failed must wait still. A time that is further away than any pause lasts is ignored:
+// the clock was set meanwhile.
 func untilRetry(a journal.Attachment, h hook) time.Duration {
-	if a.Hooks == nil || a.Hooks.Next != h.name || a.Hooks.RetryAt.IsZero() {
+	p := progress(a)
+	pause := time.Until(p.RetryAt)
+	if p.Next != h.name || p.RetryAt.IsZero() || pause > 2*h.slowest {
 		return 0
 	}
-	if pause := time.Until(a.Hooks.RetryAt); pause <= 2*h.slowest {
-		return pause
-	}
-	return 0
+	return pause
 }
 
 // free ends a release.
 func (q *Queue) free(ctx context.Context, a journal.Attachment) error {
-	err := q.write(ctx, a, func() error { return q.journal.Delete(a.Function) })
+	err := q.write(ctx, a, func() error { return q.Journal.Delete(a.Function) })
 	if err == nil {
-		q.log.Info("Function released", "function", a.Function.String(), "claim", a.Claim.Name,
+		q.Log.Info("Function released", "function", a.Function.String(), "claim", a.Claim.Name,
 			"hooksTook", time.Since(a.RestoredAt))
 	}
 	return err
@@ -293,59 +283,51 @@ func (q *Queue) run(ctx context.Context, a journal.Attachment, h hook) error {
 		return nil // the agent ends; the next one runs it again
 	}
 	took := time.Since(begin)
-	log := q.log.WithValues("function", a.Function.String(), "hook", h.name)
+	log := q.Log.WithValues("function", a.Function.String(), "hook", h.name)
 	if failure == nil {
 		log.Info("Post-delete hook done", "took", took)
 		q.metrics.ran(h.name, "done", took)
-		return q.write(ctx, a, func() error { return q.journal.Put(q.after(a, h)) })
+		return q.write(ctx, a, func() error { return q.Journal.Put(q.after(a, h)) })
 	}
-	progress := failed(a, h, failure)
-	if isFinal := errors.As(failure, new(final)); isFinal || h.attempts > 0 && progress.Attempts >= h.attempts {
-		log.Error(failure, "Post-delete hook given up", "attempts", progress.Attempts,
+	next := failed(a, h, failure)
+	if isFinal := errors.As(failure, new(final)); isFinal || h.attempts > 0 && next.Attempts >= h.attempts {
+		log.Error(failure, "Post-delete hook given up", "attempts", next.Attempts,
 			"pod", klog.KRef(a.Pod.Namespace, a.Pod.Name))
 		q.metrics.ran(h.name, "failed", took)
-		return q.giveUp(ctx, a, h, progress)
+		return q.giveUp(ctx, a, h, next)
 	}
-	log.Error(failure, "Post-delete hook failed and will be run again",
-		"attempt", progress.Attempts, "at", progress.RetryAt)
+	log.Error(failure, "Post-delete hook failed and will be run again", "attempt", next.Attempts, "at", next.RetryAt)
 	q.metrics.ran(h.name, "retry", took)
-	a.Hooks = &progress
-	return q.write(ctx, a, func() error { return q.journal.Put(a) })
+	a.Hooks = &next
+	return q.write(ctx, a, func() error { return q.Journal.Put(a) })
 }
 
 // failed is how far the hooks are once this one failed again.
 func failed(a journal.Attachment, h hook, failure error) journal.Hooks {
-	progress := journal.Hooks{Next: h.name}
-	if a.Hooks != nil {
-		progress.Done = a.Hooks.Done
-		if a.Hooks.Next == h.name {
-			progress.Attempts = a.Hooks.Attempts
-		}
+	p := progress(a)
+	if p.Next != h.name {
+		p.Next, p.Attempts = h.name, 0
 	}
-	progress.Attempts++
-	progress.Error = failure.Error()
-	progress.RetryAt = time.Now().Add(delay(progress.Attempts, h.slowest)).UTC()
-	return progress
+	p.Attempts++
+	p.Error = failure.Error()
+	p.RetryAt = time.Now().Add(delay(p.Attempts, h.slowest)).UTC()
+	return p
 }
 
-// after is the attachment once the hook is done with.
+// after is the attachment once the hook is done or given up.
 func (q *Queue) after(a journal.Attachment, h hook) journal.Attachment {
-	done := &journal.Hooks{Done: []string{h.name}}
-	if a.Hooks != nil {
-		done.Done = append(slices.Clone(a.Hooks.Done), h.name)
-	}
-	a.Hooks = done
+	a.Hooks = &journal.Hooks{Done: append(slices.Clone(progress(a).Done), h.name)}
 	next, _ := q.next(a)
-	done.Next = next.name
+	a.Hooks.Next = next.name
 	return a
 }
 
-// giveUp goes on without the hook.
-func (q *Queue) giveUp(ctx context.Context, a journal.Attachment, h hook, progress journal.Hooks) error {
+// giveUp writes a dead letter for the hook and goes on without it.
+func (q *Queue) giveUp(ctx context.Context, a journal.Attachment, h hook, last journal.Hooks) error {
 	letter := journal.DeadLetter{
-		Hook: h.name, Attachment: a, Attempts: progress.Attempts, Error: progress.Error, At: time.Now().UTC(),
+		Hook: h.name, Attachment: a, Attempts: last.Attempts, Error: last.Error, At: time.Now().UTC(),
 	}
-	if err := q.write(ctx, a, func() error { return q.journal.GiveUp(letter, q.after(a, h)) }); err != nil {
+	if err := q.write(ctx, a, func() error { return q.Journal.GiveUp(letter, q.after(a, h)) }); err != nil {
 		return err
 	}
 	q.metrics.deadLetters.WithLabelValues(h.name).Inc()
@@ -355,30 +337,30 @@ func (q *Queue) giveUp(ctx context.Context, a journal.Attachment, h hook, progre
 
 // event tells of the dead letter at the pod, or at the node where the pod is not known.
 func (q *Queue) event(letter journal.DeadLetter) {
-	if q.options.Recorder == nil {
+	if q.Recorder == nil {
 		return
 	}
-	node := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: q.options.Node, UID: types.UID(q.options.Node)}
+	node := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: q.Node, UID: types.UID(q.Node)}
 	regarding := node
 	if pod := letter.Attachment.Pod; pod.Name != "" {
 		regarding = &corev1.ObjectReference{
 			APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID,
 		}
 	}
-	q.options.Recorder.Eventf(regarding, node, corev1.EventTypeWarning, "PostDeleteHookFailed", "RunHook",
+	q.Recorder.Eventf(regarding, node, corev1.EventTypeWarning, "PostDeleteHookFailed", "RunHook",
 		"post-delete hook %s of Function %s on node %s was given up after %d attempts: %s",
-		letter.Hook, letter.Attachment.Function, q.options.Node, letter.Attempts, letter.Error)
+		letter.Hook, letter.Attachment.Function, q.Node, letter.Attempts, letter.Error)
 }
 
 // write changes the journal while nobody else works on the Function. The record is the queue's own from RestoredAt on;
 // should another hand have changed it, nothing is written.
 func (q *Queue) write(ctx context.Context, a journal.Attachment, change func() error) error {
-	unlock, err := q.journal.Lock(ctx, a.Function)
+	unlock, err := q.Journal.Lock(ctx, a.Function)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if now, exists := q.journal.Get(a.Function); !exists || !now.Restored() || !now.RestoredAt.Equal(a.RestoredAt) {
+	if now, exists := q.Journal.Get(a.Function); !exists || !now.Restored() || !now.RestoredAt.Equal(a.RestoredAt) {
 		return nil
 	}
 	return change()
