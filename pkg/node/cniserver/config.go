@@ -39,10 +39,10 @@ type netConf struct {
 	LinkState  string        `json:"link_state"`
 	Runtime    runtimeConfig `json:"runtimeConfig"`
 
-	DNS        types.DNS       `json:"dns"`
-	PrevResult json.RawMessage `json:"prevResult"`
-	// ValidAttachments is absent where the runtime says nothing, which is not the same as that nothing is valid.
-	ValidAttachments *[]types.GCAttachment `json:"cni.dev/valid-attachments"`
+	DNS        types.DNS        `json:"dns"`
+	PrevResult *json.RawMessage `json:"prevResult"`
+	// ValidAttachments is nil where the runtime says nothing, and empty where no attachment is valid.
+	ValidAttachments []types.GCAttachment `json:"cni.dev/valid-attachments"`
 }
 
 // runtimeConfig is what the runtime adds for the plugin's capabilities.
@@ -136,13 +136,13 @@ func parse(r wire.Request, allowed []string) (requested, error) {
 	if err != nil {
 		return requested{}, err
 	}
-	args, err := parseArgs(r.Args)
+	pod, argsMAC, err := parseArgs(r.Args)
 	if err != nil {
 		return requested{}, err
 	}
 	w := requested{
 		version: cmp.Or(n.CNIVersion, "0.1.0"), conf: n.Name, network: n.Network, mtu: n.MTU, dns: n.DNS,
-		pod: args.pod, wantsDeviceInfo: n.Runtime.DeviceInfoFile != "",
+		pod: pod, wantsDeviceInfo: n.Runtime.DeviceInfoFile != "",
 	}
 	var errs fieldErrors
 	for _, key := range unknownKeys(r.Config, allowed) {
@@ -150,15 +150,15 @@ func parse(r wire.Request, allowed []string) (requested, error) {
 	}
 	w.device = errs.device(cmp.Or(n.DeviceID, n.Runtime.DeviceID))
 	w.mac = cmp.Or( // all are looked at
-		errs.mac("runtimeConfig.mac", n.Runtime.MAC), errs.mac("CNI_ARGS: MAC", args.mac), errs.mac("mac", n.MAC),
+		errs.mac("runtimeConfig.mac", n.Runtime.MAC), errs.mac("CNI_ARGS: MAC", argsMAC), errs.mac("mac", n.MAC),
 	)
 	w.vf = errs.vf(n)
 	w.ips = errs.ips(n.Runtime.IPs)
 	if n.MTU != 0 && (n.MTU < 68 || n.MTU > math.MaxInt32) {
 		errs.add("mtu %d: must be 68 or more, or 0 for that of the network", n.MTU)
 	}
-	if len(n.PrevResult) > 0 && string(n.PrevResult) != "null" {
-		if w.prev, err = cni.DecodeResult(n.PrevResult, w.version); err != nil {
+	if n.PrevResult != nil {
+		if w.prev, err = cni.DecodeResult(*n.PrevResult, w.version); err != nil {
 			errs.add("prevResult: %w", err)
 		}
 	}
@@ -221,28 +221,24 @@ func (m *fieldErrors) ips(texts []string) []netip.Prefix {
 	return ips
 }
 
-// vf reads what the PF shall enforce, nil where nothing is asked for.
+// vf reads what the PF shall enforce, nil where nothing is asked for. A VLAN protocol and priority without a VLAN mean
+// nothing, and are refused unless they are the defaults.
 func (m *fieldErrors) vf(n netConf) *function.VFConfig {
-	m.inRange("vlan", n.VLAN, 4094)
-	m.inRange("vlanQoS", n.VLANQoS, 7)
-	m.inRange("min_tx_rate", n.MinTxRate, math.MaxInt32)
-	m.inRange("max_tx_rate", n.MaxTxRate, math.MaxInt32)
-	proto := m.oneOf("vlanProto", n.VLANProto, "802.1q", "802.1ad")
+	proto := strings.ToLower(n.VLANProto)
 	c := &function.VFConfig{
-		VLAN: n.VLAN, MinTxRate: n.MinTxRate, MaxTxRate: n.MaxTxRate,
+		VLAN: n.VLAN, MinTxRate: n.MinTxRate, MaxTxRate: n.MaxTxRate, LinkState: strings.ToLower(n.LinkState),
 		SpoofCheck: m.onOff("spoofchk", n.SpoofChk), Trust: m.onOff("trust", n.Trust),
-		LinkState: m.oneOf("link_state", n.LinkState, "auto", "enable", "disable"),
 	}
 	switch tagged := n.VLAN != nil && *n.VLAN > 0; {
 	case tagged:
 		c.QoS, c.Proto = n.VLANQoS, proto
-	case n.VLANQoS != nil && *n.VLANQoS > 0:
+	case n.VLANQoS != nil && *n.VLANQoS != 0:
 		m.add("vlanQoS %d: needs a vlan of 1-4094", *n.VLANQoS)
-	case proto == "802.1ad":
+	case proto != "" && proto != function.VLAN8021Q:
 		m.add("vlanProto %q: needs a vlan of 1-4094", proto)
 	}
-	if n.MinTxRate != nil && n.MaxTxRate != nil && *n.MaxTxRate > 0 && *n.MinTxRate > *n.MaxTxRate {
-		m.add("min_tx_rate %d: must be at most max_tx_rate %d", *n.MinTxRate, *n.MaxTxRate)
+	if err := (function.Interface{Name: "any", VF: c}).Validate(); err != nil {
+		m.add("%s", asWritten.Replace(err.Error()))
 	}
 	if *c == (function.VFConfig{}) {
 		return nil
@@ -250,55 +246,41 @@ func (m *fieldErrors) vf(n netConf) *function.VFConfig {
 	return c
 }
 
-func (m *fieldErrors) inRange(field string, value *int, most int) {
-	if value != nil && (*value < 0 || *value > most) {
-		m.add("%s %d: must be 0-%d", field, *value, most)
-	}
-}
-
-// oneOf is the word in lower case.
-func (m *fieldErrors) oneOf(field, word string, allowed ...string) string {
-	lower := strings.ToLower(word)
-	if word != "" && !slices.Contains(allowed, lower) {
-		m.add("%s %q: must be one of %s", field, word, strings.Join(allowed, ", "))
-	}
-	return lower
-}
+// asWritten names fields as the network configuration does, where other packages name them as an InterfaceConfig does.
+var asWritten = strings.NewReplacer(
+	"vf.vlanProtocol", "vlanProto", "vf.vlan", "vlan", "vf.qos", "vlanQoS", "vf.trust", "trust", "vf.spoofCheck", "spoofchk",
+	"vf.minTxRate", "min_tx_rate", "vf.maxTxRate", "max_tx_rate", "vf.linkState", "link_state",
+)
 
 func (m *fieldErrors) onOff(field, word string) *bool {
-	switch m.oneOf(field, word, "on", "off") {
+	switch strings.ToLower(word) {
 	case "":
-		return nil
 	case "on":
 		return new(true)
+	case "off":
+		return new(false)
+	default:
+		m.add("%s %q: must be one of on, off", field, word)
 	}
-	return new(false)
+	return nil
 }
 
-// args are what CNI_ARGS says.
-type args struct {
-	pod journal.Pod
-	mac string
-}
-
-// parseArgs reads "KEY=value;KEY=value". Keys of others are left to them.
-func parseArgs(text string) (args, error) {
-	var a args
+// parseArgs reads CNI_ARGS: "KEY=value;KEY=value". Keys of others are left to them.
+func parseArgs(text string) (pod journal.Pod, mac string, err error) {
 	fields := map[string]*string{
-		"K8S_POD_NAMESPACE": &a.pod.Namespace, "K8S_POD_NAME": &a.pod.Name, "K8S_POD_UID": (*string)(&a.pod.UID),
-		"MAC": &a.mac,
+		"K8S_POD_NAMESPACE": &pod.Namespace, "K8S_POD_NAME": &pod.Name, "K8S_POD_UID": (*string)(&pod.UID), "MAC": &mac,
 	}
-	for _, pair := range strings.Split(text, ";") {
+	for pair := range strings.SplitSeq(text, ";") {
 		if pair == "" {
 			continue
 		}
 		key, value, ok := strings.Cut(pair, "=")
 		if !ok {
-			return args{}, fail(types.ErrInvalidEnvironmentVariables, "CNI_ARGS: %q: must be KEY=value", pair)
+			return pod, mac, fail(types.ErrInvalidEnvironmentVariables, "CNI_ARGS: %q: must be KEY=value", pair)
 		}
 		if field := fields[key]; field != nil {
 			*field = value
 		}
 	}
-	return a, nil
+	return pod, mac, nil
 }

@@ -1,6 +1,7 @@
 package cniserver
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -40,4 +41,12 @@ func coded(err error) *types.Error {
 		return e
 	}
 	return &types.Error{Code: types.ErrInternal, Msg: err.Error()}
+}
+
+// causeOf adds to an error why ctx ended, where it did.
+func causeOf(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+		return fmt.Errorf("%w (%w)", err, cause)
+	}
+	return err
 }

@@ -235,10 +235,10 @@ func TestOver(t *testing.T) {
 	base := &function.VFConfig{VLAN: new(1), QoS: new(2), Proto: "802.1ad", Trust: new(true), MaxTxRate: new(10)}
 	more := &function.VFConfig{VLAN: new(5), Trust: new(false), SpoofCheck: new(true), MinTxRate: new(3), LinkState: "auto"}
 	want := &function.VFConfig{VLAN: new(5), Trust: new(false), SpoofCheck: new(true), MinTxRate: new(3), MaxTxRate: new(10), LinkState: "auto"}
-	if diff := cmp.Diff(want, over(base, more)); diff != "" {
+	if diff := cmp.Diff(want, mergeVF(base, more)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if over(base, nil) != base || over(nil, more) != more || over(nil, nil) != nil {
+	if mergeVF(base, nil) != base || mergeVF(nil, more) != more || mergeVF(nil, nil) != nil {
 		t.Error("one of them alone")
 	}
 	if smaller(0, 5) != 5 || smaller(5, 0) != 5 || smaller(4, 5) != 4 || smaller(0, 0) != 0 {

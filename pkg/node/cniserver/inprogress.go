@@ -29,9 +29,9 @@ type addsInProgress struct {
 var errDeleted = errors.New("DEL came meanwhile")
 
 // enter begins an ADD, and leave ends it. ctx ends when a DEL for the same attachment comes.
-func (a *addsInProgress) enter(ctx context.Context, id function.ID, key attachmentKey) (
-	_ context.Context, leave func(), err error,
-) {
+func (a *addsInProgress) enter(
+	ctx context.Context, id function.ID, key attachmentKey,
+) (_ context.Context, leave func(), err error) {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	if other := a.byFunction[id]; other != nil {
@@ -40,6 +40,9 @@ func (a *addsInProgress) enter(ctx context.Context, id function.ID, key attachme
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	running := &add{key: key, cancel: cancel, done: make(chan struct{})}
+	if a.byFunction == nil {
+		a.byFunction = map[function.ID]*add{}
+	}
 	a.byFunction[id] = running
 	return ctx, func() {
 		cancel(nil)
@@ -63,6 +66,7 @@ func (a *addsInProgress) end(ctx context.Context, key attachmentKey) error {
 	return nil
 }
 
+// of are the ADDs of an attachment that run.
 func (a *addsInProgress) of(key attachmentKey) []*add {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()

@@ -17,19 +17,19 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 )
 
-// del ends what the container has as the interface, but what came after the request. Nothing to end is success: the
+// del ends what the container has as the interface, except what the function is true for. Nothing to end is success: the
 // configuration is not even looked at, because it may have gone with the namespace.
-func (s *Server) del(ctx context.Context, r wire.Request, but func(journal.Attachment) bool) error {
+func (s *Server) del(ctx context.Context, r wire.Request, except func(journal.Attachment) bool) error {
 	if err := s.adding.end(ctx, attachmentKey{r.ContainerID, r.IfName}); err != nil {
 		return err
 	}
-	if err := s.Lifecycle.EndRequest(ctx, r.ContainerID, r.IfName, but); err != nil {
+	if err := s.Lifecycle.EndRequest(ctx, r.ContainerID, r.IfName, except); err != nil {
 		return fail(CodeRelease, "%w", err)
 	}
 	return nil
 }
 
-// since is true for what was asked for after a time: what a request of that time cannot mean.
+// since is true for an attachment that was asked for after a time: a request of that time cannot mean it.
 func since(at time.Time) func(journal.Attachment) bool {
 	return func(a journal.Attachment) bool {
 		asked := a.AttachedAt
@@ -55,7 +55,7 @@ func (s *Server) gc(ctx context.Context, r wire.Request) error {
 	}
 	valid := func(a journal.Attachment) bool {
 		return a.CNI.Network != n.Name || since(r.At)(a) ||
-			slices.Contains(*n.ValidAttachments, types.GCAttachment{ContainerID: a.CNI.ContainerID, IfName: a.CNI.IfName}) ||
+			slices.Contains(n.ValidAttachments, types.GCAttachment{ContainerID: a.CNI.ContainerID, IfName: a.CNI.IfName}) ||
 			len(s.adding.of(attachmentKey{a.CNI.ContainerID, a.CNI.IfName})) > 0 // the list may be older than that
 	}
 	var errs []error
@@ -76,10 +76,9 @@ func (s *Server) check(ctx context.Context, r wire.Request) error {
 	if err != nil {
 		return err
 	}
-	have, ok := s.Journal.Get(w.device)
-	if !ok || !journal.ContainerIs(r.ContainerID, r.IfName)(have) || have.State != journal.Attached {
-		return fail(types.ErrUnknownContainer, "Function %s is not attached as %s of container %s",
-			w.device, r.IfName, r.ContainerID)
+	have, err := s.attachedFor(w.device, r)
+	if err != nil {
+		return err
 	}
 	differences, err := s.Lifecycle.Check(ctx, w.device)
 	if err != nil {
@@ -146,10 +145,9 @@ func (s *Server) again(ctx context.Context, r wire.Request) (wire.Reply, error) 
 	if err != nil {
 		return wire.Reply{}, err
 	}
-	have, ok := s.Journal.Get(a.device)
-	if !ok || have.State != journal.Attached || !journal.ContainerIs(r.ContainerID, r.IfName)(have) {
-		return wire.Reply{}, fail(types.ErrUnknownContainer, "Function %s is not attached as %s of container %s",
-			a.device, r.IfName, r.ContainerID)
+	have, err := s.attachedFor(a.device, r)
+	if err != nil {
+		return wire.Reply{}, err
 	}
 	if err := s.sameAsBefore(a, have); err != nil {
 		return wire.Reply{}, err

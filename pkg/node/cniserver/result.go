@@ -23,28 +23,27 @@ type addressing struct {
 	result    *types100.Result
 }
 
-// parseIPAM reads the result of an IPAM plugin, of any version; nothing is nothing.
+// parseIPAM reads the result of an IPAM plugin, of any version. Without a result everything is empty.
 func parseIPAM(raw json.RawMessage) (addressing, error) {
 	if len(raw) == 0 || string(raw) == "null" {
 		return addressing{}, nil
 	}
-	r, err := cni.DecodeResult(raw, "0.1.0")
+	a, err := decodeIPAM(raw)
 	if err != nil {
-		return addressing{}, fail(types.ErrDecodingFailure, "result of the IPAM plugin: %w", err)
-	}
-	a := addressing{result: r}
-	if err := a.read(); err != nil {
 		return addressing{}, fail(types.ErrDecodingFailure, "result of the IPAM plugin: %w", err)
 	}
 	return a, nil
 }
 
-func (a *addressing) read() error {
+func decodeIPAM(raw json.RawMessage) (a addressing, err error) {
+	if a.result, err = cni.DecodeResult(raw, "0.1.0"); err != nil {
+		return a, err
+	}
 	gateways := map[bool]netip.Addr{} // the first of each family, by whether that is IPv4
 	for i, ip := range a.result.IPs {
 		address, ok := prefix(ip)
 		if !ok {
-			return fmt.Errorf("ips[%d]: must have an address with prefix length", i)
+			return a, fmt.Errorf("ips[%d]: must have an address with prefix length", i)
 		}
 		a.addresses = append(a.addresses, address)
 		gateway, ok := netipx.FromStdIP(ip.Gateway)
@@ -55,14 +54,11 @@ func (a *addressing) read() error {
 	for i, r := range a.result.Routes {
 		route, ok := routeOf(r, gateways)
 		if !ok {
-			return fmt.Errorf("routes[%d]: must have a dst, and a gw that is an address where there is one", i)
+			return a, fmt.Errorf("routes[%d]: must have a dst, and a gw that is an address where there is one", i)
 		}
 		a.routes = append(a.routes, route)
 	}
-	if err := (function.Interface{Name: "any", Addresses: a.addresses, Routes: a.routes}).Validate(); err != nil {
-		return err
-	}
-	return nil
+	return a, function.Interface{Name: "any", Addresses: a.addresses, Routes: a.routes}.Validate()
 }
 
 func prefix(ip *types100.IPConfig) (netip.Prefix, bool) {
@@ -106,22 +102,29 @@ func (w requested) encode(a journal.Attachment) (json.RawMessage, error) {
 	if err != nil {
 		return nil, err
 	}
+	given := ipam.result
+	if given == nil {
+		given = withoutIPAM(a.Interface)
+	}
 	r := &types100.Result{CNIVersion: types100.ImplementedSpecVersion}
 	if w.prev != nil {
-		*r = *w.prev
-		r.CNIVersion = types100.ImplementedSpecVersion
+		r = w.prev
 	}
 	index := len(r.Interfaces)
-	r.Interfaces = append(r.Interfaces[:index:index], interfaceOf(a))
-	r.IPs = append(r.IPs[:len(r.IPs):len(r.IPs)], ips(a, ipam, index)...)
-	if ipam.result != nil {
-		r.Routes = append(r.Routes[:len(r.Routes):len(r.Routes)], ipam.result.Routes...)
-	} else {
-		r.Routes = append(r.Routes[:len(r.Routes):len(r.Routes)], routes(a.Interface.Routes)...)
+	attached := &types100.Interface{
+		Name: a.Observed.Name, Mac: string(a.Observed.MAC), Mtu: a.Observed.MTU, Sandbox: a.Place.NetNS,
 	}
+	if a.Function.Subfunction == "" {
+		attached.PciID = string(a.Function.Address)
+	}
+	r.Interfaces = append(r.Interfaces, attached)
+	for _, ip := range given.IPs {
+		r.IPs = append(r.IPs, &types100.IPConfig{Interface: &index, Address: ip.Address, Gateway: ip.Gateway})
+	}
+	r.Routes = append(r.Routes, given.Routes...)
 	switch {
-	case ipam.result != nil && !ipam.result.DNS.IsEmpty():
-		r.DNS = ipam.result.DNS
+	case !given.DNS.IsEmpty():
+		r.DNS = given.DNS
 	case r.DNS.IsEmpty():
 		r.DNS = w.dns
 	}
@@ -132,42 +135,21 @@ func (w requested) encode(a journal.Attachment) (json.RawMessage, error) {
 	return json.Marshal(versioned)
 }
 
-func interfaceOf(a journal.Attachment) *types100.Interface {
-	i := &types100.Interface{
-		Name: a.Observed.Name, Mac: string(a.Observed.MAC), Mtu: a.Observed.MTU, Sandbox: a.Place.NetNS,
-	}
-	if a.Function.Subfunction == "" {
-		i.PciID = string(a.Function.Address)
-	}
-	return i
-}
-
-// ips are those of the IPAM plugin, with their gateways, and else those that were asked for otherwise.
-func ips(a journal.Attachment, ipam addressing, index int) []*types100.IPConfig {
-	var list []*types100.IPConfig
-	if ipam.result != nil {
-		for _, ip := range ipam.result.IPs {
-			list = append(list, &types100.IPConfig{Interface: &index, Address: ip.Address, Gateway: ip.Gateway})
-		}
-		return list
-	}
-	for _, address := range a.Interface.Addresses {
+// withoutIPAM are the addresses and routes of an interface for which no IPAM plugin was asked.
+func withoutIPAM(i function.Interface) *types100.Result {
+	r := &types100.Result{}
+	for _, address := range i.Addresses {
 		ip := net.IPNet{IP: address.Addr().AsSlice(), Mask: net.CIDRMask(address.Bits(), address.Addr().BitLen())}
-		list = append(list, &types100.IPConfig{Interface: &index, Address: ip})
+		r.IPs = append(r.IPs, &types100.IPConfig{Address: ip})
 	}
-	return list
-}
-
-func routes(list []function.Route) []*types.Route {
-	var routes []*types.Route
-	for _, r := range list {
-		route := &types.Route{Dst: *netipx.PrefixIPNet(r.To), Priority: r.Metric}
-		if r.Via.IsValid() {
-			route.GW = r.Via.AsSlice()
+	for _, to := range i.Routes {
+		route := &types.Route{Dst: *netipx.PrefixIPNet(to.To), Priority: to.Metric}
+		if to.Via.IsValid() {
+			route.GW = to.Via.AsSlice()
 		}
-		routes = append(routes, route)
+		r.Routes = append(r.Routes, route)
 	}
-	return routes
+	return r
 }
 
 // deviceInfo is what there is to say of the Function; nothing of an SF, for which the specification has no word.

@@ -73,7 +73,7 @@ func TestOutfit(t *testing.T) {
 			})
 			a := addRequest{requested: requested{device: test.function.ID, mac: test.mac}, function: test.function}
 			a.request.ContainerID, a.request.IfName = "c1", "net1"
-			got, err := s.want(a, test.have)
+			got, err := s.reservation(a, test.have)
 			must.Succeed(t, err)
 			if diff := cmp.Diff(test.want, got.Setup); diff != "" {
 				t.Errorf("setup (-want +got):\n%s", diff)

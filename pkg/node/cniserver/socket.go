@@ -30,12 +30,18 @@ const messageTimeout = 10 * time.Second
 // in the spool at the start is tried once before the first connection is taken, so that a DEL of the past cannot come
 // after an ADD of the present. It returns an error only where it cannot serve at all.
 func (s *Server) Run(ctx context.Context) error {
-	spool, err := newSpool(s)
+	changes, err := watchdir.Open(s.SpoolDir, isNewRequest)
 	if err != nil {
-		return err
+		return fmt.Errorf("CNI spool: %w", err)
 	}
-	defer spool.close()
-	spool.first(ctx)
+	defer changes.Close()
+	spool := &spool{Server: s, changes: changes}
+	if err := spool.watch(); err != nil {
+		return fmt.Errorf("CNI spool: %w", err)
+	}
+	first, cancel := context.WithTimeout(ctx, firstTimeout)
+	spool.drain(first)
+	cancel()
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return spool.run(ctx) })
 	group.Go(func() error { return s.serve(ctx) })
@@ -58,20 +64,21 @@ func (s *Server) serve(ctx context.Context) error {
 		defer late.Stop()
 		requests.Wait()
 	}()
+	changes := func(context.Context) <-chan struct{} { return watch.Changes() }
 	l, err := s.listen(watch)
 	if err != nil {
-		return err
+		return fmt.Errorf("CNI socket: %w", err)
 	}
 	for {
 		var accepting sync.WaitGroup
 		accepting.Go(func() { s.accept(working, l, &requests) })
-		removed := loop.Until(ctx, func(context.Context) <-chan struct{} { return watch.Changes() }, func() bool { return !l.there() })
-		if removed != nil {
-			_ = os.Remove(l.path)
+		ended := loop.Until(ctx, changes, l.removed)
+		if ended != nil {
+			_ = os.Remove(s.Socket)
 		}
 		l.Close()
 		accepting.Wait()
-		if removed != nil {
+		if ended != nil {
 			return nil
 		}
 		s.Log.Info("CNI socket was removed; it is made again", "socket", s.Socket)
@@ -95,39 +102,39 @@ func (s *Server) listenAgain(ctx context.Context, watch *watchdir.Dir) (l *liste
 // listener is a listening socket and the file that it is.
 type listener struct {
 	*net.UnixListener
-	path string
 	file fs.FileInfo
 }
 
 // listen makes the socket and watches it. An old one in its place is nobody's: the journal lets one agent run.
 func (s *Server) listen(watch *watchdir.Dir) (*listener, error) {
-	dir := filepath.Dir(s.Socket)
 	ours := func(name string) bool { return name == filepath.Base(s.Socket) }
-	if err := makeOwnDir(dir, ours); err != nil {
-		return nil, fmt.Errorf("CNI socket: %w", err)
+	if err := makeOwnDir(filepath.Dir(s.Socket), ours); err != nil {
+		return nil, err
 	}
 	// The watch comes first, so that a removal is not missed.
 	if err := watch.Watch(); err != nil {
-		return nil, fmt.Errorf("CNI socket: %w", err)
+		return nil, err
 	}
 	if err := os.Remove(s.Socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("CNI socket: %w", err)
+		return nil, err
 	}
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: s.Socket, Net: "unix"})
 	if err != nil {
-		return nil, fmt.Errorf("CNI socket: %w", err)
+		return nil, err
 	}
 	l.SetUnlinkOnClose(false) // by then the path may be another socket
-	if err := os.Chmod(s.Socket, 0o600); err != nil {
-		l.Close()
-		return nil, fmt.Errorf("CNI socket: %w", err)
-	}
 	file, err := os.Lstat(s.Socket)
-	if err != nil {
+	if err := errors.Join(err, os.Chmod(s.Socket, 0o600)); err != nil {
 		l.Close()
-		return nil, fmt.Errorf("CNI socket: %w", err)
+		return nil, err
 	}
-	return &listener{UnixListener: l, path: s.Socket, file: file}, nil
+	return &listener{UnixListener: l, file: file}, nil
+}
+
+// removed says whether the path is not the socket any more.
+func (l *listener) removed() bool {
+	now, err := os.Lstat(l.Addr().String())
+	return err != nil || !os.SameFile(now, l.file)
 }
 
 // ownMode is that of directories that are the server's alone.
@@ -154,12 +161,6 @@ func makeOwnDir(dir string, ours func(name string) bool) error {
 		}
 	}
 	return os.Chmod(dir, ownMode)
-}
-
-// there says whether the path still is the socket.
-func (l *listener) there() bool {
-	now, err := os.Lstat(l.path)
-	return err == nil && os.SameFile(now, l.file)
 }
 
 // accept takes connections until the listener is closed.
@@ -202,8 +203,6 @@ func (s *Server) talk(ctx context.Context, conn *net.UnixConn) {
 	}
 }
 
-var errGone = errors.New("the CNI plugin did not wait any longer")
-
 // whileConnected ends the context of an ADD when the shim is gone: nobody would know of the interface then. A DEL goes
 // on, as it is wanted all the same. stop must be called when the request is done.
 func whileConnected(ctx context.Context, conn *net.UnixConn, command wire.Command) (_ context.Context, stop func()) {
@@ -217,13 +216,13 @@ func whileConnected(ctx context.Context, conn *net.UnixConn, command wire.Comman
 	watching.Go(func() {
 		// The runtime's poller wakes this for every change of the socket, and for the deadline.
 		if raw.Read(hungUp) == nil {
-			cancel(errGone)
+			cancel(errors.New("the CNI plugin did not wait any longer"))
 		}
 	})
 	return ctx, func() {
 		_ = conn.SetReadDeadline(time.Unix(1, 0))
 		watching.Wait()
-		cancel(nil)
+		stop()
 	}
 }
 
@@ -242,13 +241,11 @@ func checkPeer(conn *net.UnixConn) error {
 	}
 	var peer *unix.Ucred
 	var peerErr error
-	if err := raw.Control(func(fd uintptr) {
+	err = raw.Control(func(fd uintptr) {
 		peer, peerErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); err != nil {
-		return err
-	}
-	if peerErr != nil {
-		return fmt.Errorf("peer credentials: %w", peerErr)
+	})
+	if err := errors.Join(err, peerErr); err != nil {
+		return fmt.Errorf("peer credentials: %w", err)
 	}
 	if peer.Uid != 0 && int(peer.Uid) != os.Geteuid() {
 		return fmt.Errorf("user %d (process %d): only root and user %d may use this socket", peer.Uid, peer.Pid, os.Geteuid())

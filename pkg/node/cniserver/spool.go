@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -35,23 +34,8 @@ const (
 
 // spool is the directory of requests that the agent was not there to take.
 type spool struct {
-	server  *Server
-	dir     string
+	*Server
 	changes *watchdir.Dir
-}
-
-// newSpool makes and watches the directory. Close it after use.
-func newSpool(s *Server) (*spool, error) {
-	p := &spool{server: s, dir: filepath.Clean(s.SpoolDir)}
-	var err error
-	if p.changes, err = watchdir.Open(p.dir, concerns); err != nil {
-		return nil, fmt.Errorf("CNI spool: %w", err)
-	}
-	if err := p.watch(); err != nil {
-		p.close()
-		return nil, err
-	}
-	return p, nil
 }
 
 // watch makes the directory where it is missing, and watches it.
@@ -59,24 +43,12 @@ func (p *spool) watch() error {
 	ours := func(name string) bool {
 		return name == badDir || strings.HasSuffix(name, ".json") || strings.HasPrefix(name, ".")
 	}
-	for _, dir := range []string{p.dir, filepath.Join(p.dir, badDir)} {
+	for _, dir := range []string{p.SpoolDir, filepath.Join(p.SpoolDir, badDir)} {
 		if err := makeOwnDir(dir, ours); err != nil {
-			return fmt.Errorf("CNI spool: %w", err)
+			return err
 		}
 	}
-	if err := p.changes.Watch(); err != nil {
-		return fmt.Errorf("CNI spool: %w", err)
-	}
-	return nil
-}
-
-func (p *spool) close() { p.changes.Close() }
-
-// first does what can be done at once.
-func (p *spool) first(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, firstTimeout)
-	defer cancel()
-	p.drain(ctx)
+	return p.changes.Watch()
 }
 
 // run does what comes, and what failed again after a while, until ctx ends.
@@ -94,8 +66,8 @@ func (p *spool) run(ctx context.Context) error {
 	}
 }
 
-// concerns says whether an event is a reason to look through the directory.
-func concerns(event fsnotify.Event) bool {
+// isNewRequest says whether an event is a reason to look through the directory.
+func isNewRequest(event fsnotify.Event) bool {
 	return event.Has(fsnotify.Create) && isRequest(filepath.Base(event.Name))
 }
 
@@ -104,46 +76,38 @@ func isRequest(name string) bool {
 	return strings.HasSuffix(name, ".json") && !strings.HasPrefix(name, ".")
 }
 
-// spooled is a file of the spool.
+// spooled is a file of the spool, as it was when it was read.
 type spooled struct {
 	path    string
-	file    fs.FileInfo
+	info    fs.FileInfo
 	request wire.Request
 }
 
 // drain does what is in the spool, in the order in which it was asked for, as far as it can be done now. It says
-// whether nothing is left.
+// whether nothing is left. Each error is logged, and the file of the request stays.
 func (p *spool) drain(ctx context.Context) (empty bool) {
 	if err := p.watch(); err != nil {
-		p.server.Log.Error(err, "CNI spool cannot be made; trying again")
+		p.Log.Error(err, "CNI spool cannot be made; trying again")
 		return false
 	}
 	files, err := p.read()
 	if err != nil {
-		p.server.Log.Error(err, "CNI spool cannot be read", "spool", p.dir)
+		p.Log.Error(err, "CNI spool cannot be read", "spool", p.SpoolDir)
 		return false
 	}
 	slices.SortStableFunc(files, func(a, b spooled) int { return a.request.At.Compare(b.request.At) })
-	p.server.Metrics.spool.Set(float64(len(files)))
-	var left atomic.Int64
+	p.Metrics.spool.Set(float64(len(files)))
 	var group errgroup.Group
 	group.SetLimit(spoolParallel)
 	for _, file := range files {
-		group.Go(func() error {
-			if err := p.do(ctx, file); err != nil {
-				left.Add(1)
-			}
-			return nil
-		})
+		group.Go(func() error { return p.do(ctx, file) })
 	}
-	_ = group.Wait() // each error is logged, and the file stays
-	p.server.Metrics.spool.Set(float64(left.Load()))
-	return left.Load() == 0
+	return group.Wait() == nil
 }
 
 // read finds the requests in the spool. What is none is put aside.
 func (p *spool) read() ([]spooled, error) {
-	entries, err := os.ReadDir(p.dir)
+	entries, err := os.ReadDir(p.SpoolDir)
 	if err != nil {
 		return nil, err
 	}
@@ -152,7 +116,7 @@ func (p *spool) read() ([]spooled, error) {
 		if !isRequest(entry.Name()) {
 			continue
 		}
-		path := filepath.Join(p.dir, entry.Name())
+		path := filepath.Join(p.SpoolDir, entry.Name())
 		file, err := readSpooled(path)
 		switch {
 		case errors.Is(err, fs.ErrNotExist): // somebody removed it
@@ -204,9 +168,9 @@ func checkSpooled(r wire.Request) error {
 
 // putAside keeps a file that is no request for people to look at.
 func (p *spool) putAside(path string, reason error) {
-	to := filepath.Join(p.dir, badDir, filepath.Base(path))
-	log := p.server.Log.WithValues("file", path, "movedTo", to)
-	p.server.Metrics.badFile.Inc()
+	to := filepath.Join(p.SpoolDir, badDir, filepath.Base(path))
+	log := p.Log.WithValues("file", path, "movedTo", to)
+	p.Metrics.badFile.Inc()
 	if err := os.Rename(path, to); err != nil {
 		log.Error(errors.Join(reason, err), "File in the CNI spool is no request, and cannot be moved away")
 		return
@@ -214,31 +178,23 @@ func (p *spool) putAside(path string, reason error) {
 	log.Error(reason, "File in the CNI spool is no request; a pod's interface may not be released until the next GC")
 }
 
-// errReplaced is returned for a file whose request is done, and that is another one since.
-var errReplaced = errors.New("was replaced by a later request")
-
-// do does one request, and removes its file once it is done. A later request that took its place is left for the next
-// time.
+// do does one request, and removes its file once it is done. A later request that took its place meanwhile is left for
+// the next time.
 func (p *spool) do(ctx context.Context, file spooled) error {
 	ctx, cancel := context.WithTimeout(ctx, spoolTimeout)
 	defer cancel()
-	reply := p.server.answerSpooled(ctx, file.request)
-	if reply.Error != nil {
+	if reply := p.answerExcept(ctx, file.request, since(file.request.At)); reply.Error != nil {
 		return reply.Error
 	}
-	if !file.unchanged() {
-		return errReplaced
+	now, err := os.Lstat(file.path)
+	if err == nil && !(os.SameFile(now, file.info) && now.ModTime().Equal(file.info.ModTime())) {
+		return errors.New("was replaced by a later request")
 	}
 	if err := os.Remove(file.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		p.server.Log.Error(err, "Request in the CNI spool is done, but its file cannot be removed", "file", file.path)
+		p.Log.Error(err, "Request in the CNI spool is done, but its file cannot be removed", "file", file.path)
 		return err
 	}
-	p.server.Metrics.spooled.Inc()
+	p.Metrics.spooled.Inc()
+	p.Metrics.spool.Dec()
 	return nil
-}
-
-// unchanged says whether the file is still the one that was read, or none.
-func (s spooled) unchanged() bool {
-	now, err := os.Lstat(s.path)
-	return err != nil || os.SameFile(now, s.file) && now.ModTime().Equal(s.file.ModTime())
 }
