@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"net/netip"
 	"slices"
@@ -87,19 +88,12 @@ var otherKeys = []string{
 // allowed are those of the site. Keys are compared as they are decoded, in whatever case.
 func unknownKeys(config json.RawMessage, allowed []string) []string {
 	var all map[string]json.RawMessage
-	if json.Unmarshal(config, &all) != nil {
-		return nil // which decode tells
-	}
+	_ = json.Unmarshal(config, &all) // decode tells of an error
 	known := slices.Concat(ownKeys, otherKeys, allowed)
-	var unknown []string
-	for key := range all {
-		if !strings.HasPrefix(key, "cni.dev/") &&
-			!slices.ContainsFunc(known, func(k string) bool { return strings.EqualFold(k, key) }) {
-			unknown = append(unknown, key)
-		}
-	}
-	slices.Sort(unknown)
-	return unknown
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(all)), func(key string) bool {
+		return strings.HasPrefix(key, "cni.dev/") ||
+			slices.ContainsFunc(known, func(k string) bool { return strings.EqualFold(k, key) })
+	})
 }
 
 // decode reads a configuration. Unknown fields are looked for elsewhere.
@@ -107,8 +101,9 @@ func decode(config json.RawMessage) (netConf, error) {
 	var n netConf
 	err := json.Unmarshal(config, &n)
 	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		kind := wrong.Type.Kind().String()
 		return n, fail(types.ErrInvalidNetworkConfig, "network configuration: %s: is a %s, must be %s",
-			cmp.Or(wrong.Field, "it"), wrong.Value, kind(wrong.Type.Kind().String()))
+			cmp.Or(wrong.Field, "it"), wrong.Value, cmp.Or(jsonKinds[kind], "a "+kind))
 	}
 	if err != nil {
 		return n, fail(types.ErrDecodingFailure, "network configuration: %w", err)
@@ -116,18 +111,8 @@ func decode(config json.RawMessage) (netConf, error) {
 	return n, nil
 }
 
-// kind names what JSON has for a kind of Go.
-func kind(name string) string {
-	switch name {
-	case "int":
-		return "a whole number"
-	case "struct", "map":
-		return "an object"
-	case "slice":
-		return "a list"
-	}
-	return "a " + name
-}
+// jsonKinds are the names that JSON has for kinds of Go, where it has others.
+var jsonKinds = map[string]string{"int": "a whole number", "struct": "an object", "map": "an object", "slice": "a list"}
 
 // parse reads what an ADD, CHECK or ADDRESS asks for. The error says everything that is wrong with the configuration.
 // allowed are keys of the configuration that mean nothing and may be there all the same.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"go4.org/netipx"
 
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
@@ -97,7 +98,7 @@ func (s *Server) check(ctx context.Context, r wire.Request) error {
 // comparePrevious says how the result that the runtime kept differs from the journal.
 func comparePrevious(prev *types100.Result, have journal.Attachment) []string {
 	index := slices.IndexFunc(prev.Interfaces, func(i *types100.Interface) bool {
-		return i != nil && i.Name == have.CNI.IfName && i.Sandbox == have.Place.NetNS
+		return i.Name == have.CNI.IfName && i.Sandbox == have.Place.NetNS
 	})
 	if index < 0 {
 		return []string{fmt.Sprintf("prevResult has no interface %s in %s", have.CNI.IfName, have.Place.NetNS)}
@@ -110,7 +111,7 @@ func comparePrevious(prev *types100.Result, have journal.Attachment) []string {
 		if ip.Interface == nil || *ip.Interface != index || have.Interface.Userspace {
 			continue
 		}
-		if address, ok := prefix(ip); !ok || !slices.Contains(have.Interface.Addresses, address) {
+		if address, ok := netipx.FromStdIPNet(&ip.Address); !ok || !slices.Contains(have.Interface.Addresses, address) {
 			differences = append(differences,
 				fmt.Sprintf("prevResult has address %s, was not attached with it", ip.Address.String()))
 		}

@@ -41,7 +41,7 @@ func decodeIPAM(raw json.RawMessage) (a addressing, err error) {
 	}
 	gateways := map[bool]netip.Addr{} // the first of each family, by whether that is IPv4
 	for i, ip := range a.result.IPs {
-		address, ok := prefix(ip)
+		address, ok := netipx.FromStdIPNet(&ip.Address)
 		if !ok {
 			return a, fmt.Errorf("ips[%d]: must have an address with prefix length", i)
 		}
@@ -61,30 +61,16 @@ func decodeIPAM(raw json.RawMessage) (a addressing, err error) {
 	return a, function.Interface{Name: "any", Addresses: a.addresses, Routes: a.routes}.Validate()
 }
 
-func prefix(ip *types100.IPConfig) (netip.Prefix, bool) {
-	if ip == nil {
-		return netip.Prefix{}, false
-	}
-	address, ok := netipx.FromStdIP(ip.Address.IP)
-	network, masked := netipx.FromStdIPNet(&ip.Address)
-	if !ok || !masked || address.BitLen() != network.Addr().BitLen() {
-		return netip.Prefix{}, false
-	}
-	return netip.PrefixFrom(address, network.Bits()), true
-}
-
 // routeOf leads by the gateway of the addresses where the route names none, as CNI plugins do, and yields to a route
 // that the pod has already, as they do too.
 func routeOf(r *types.Route, gateways map[bool]netip.Addr) (function.Route, bool) {
-	if r == nil {
-		return function.Route{}, false
-	}
-	to, ok := netipx.FromStdIPNet(&net.IPNet{IP: r.Dst.IP.Mask(r.Dst.Mask), Mask: r.Dst.Mask})
+	to, ok := netipx.FromStdIPNet(&r.Dst)
 	if !ok {
 		return function.Route{}, false
 	}
 	route := function.Route{
-		To: to, Via: gateways[to.Addr().Is4()], Metric: r.Priority, Scope: r.Scope, MTU: r.MTU, AdvMSS: r.AdvMSS, Yield: true,
+		To: to.Masked(), Via: gateways[to.Addr().Is4()], Metric: r.Priority, Scope: r.Scope, MTU: r.MTU, AdvMSS: r.AdvMSS,
+		Yield: true,
 	}
 	if r.Table != nil {
 		route.Table = *r.Table

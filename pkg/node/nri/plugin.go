@@ -112,13 +112,13 @@ func (p *Plugin) Run(ctx context.Context) error {
 
 // connect serves the runtime until the connection ends.
 func (p *Plugin) connect(ctx context.Context) error {
-	ended := make(chan struct{})
-	dial := func(socket string) (net.Conn, error) {
-		conn, err := net.Dial("unix", socket)
-		return endingConn{conn, sync.OnceFunc(func() { close(ended) })}, err
-	}
+	ended, end := context.WithCancel(context.Background())
+	defer end()
 	s, err := stub.New(p,
-		stub.WithDialer(dial),
+		stub.WithDialer(func(socket string) (net.Conn, error) {
+			conn, err := net.Dial("unix", socket)
+			return endingConn{conn, end}, err
+		}),
 		stub.WithPluginName(pluginName),
 		stub.WithPluginIdx(pluginIndex),
 		stub.WithSocketPath(p.Socket),
@@ -129,23 +129,17 @@ func (p *Plugin) connect(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("NRI plugin: %w", err)
 	}
-	returned := make(chan struct{})
-	defer close(returned)
-	go func() {
-		select {
-		case <-returned:
-		case <-ended:
-			// The stub waits for ever to be configured by a runtime that ends after it registered the plugin, and with it
-			// what closes the stub then.
-			if service, ok := s.(api.PluginService); ok {
-				_, _ = service.Configure(ctx, &api.ConfigureRequest{})
-			}
+	// The stub waits for ever to be configured by a runtime that ends after it registered the plugin, and with it what
+	// closes the stub then.
+	defer context.AfterFunc(ended, func() {
+		if service, ok := s.(api.PluginService); ok {
+			_, _ = service.Configure(ctx, &api.ConfigureRequest{})
 		}
-	}()
+	})()
 	return s.Run(ctx)
 }
 
-// endingConn tells when nothing can be read from a connection any more.
+// endingConn calls a function when nothing can be read from the connection any more.
 type endingConn struct {
 	net.Conn
 	ended func()
@@ -376,15 +370,11 @@ func networkNamespace(pod *api.PodSandbox) string {
 // logger lets the NRI library log through ours, as details.
 type logger struct{ log logr.Logger }
 
-func (l logger) Debugf(_ context.Context, format string, args ...any) {
-	l.log.V(1).Info(fmt.Sprintf(format, args...))
-}
-func (l logger) Infof(_ context.Context, format string, args ...any) {
-	l.log.Info(fmt.Sprintf(format, args...))
-}
-func (l logger) Warnf(_ context.Context, format string, args ...any) {
-	l.log.Info(fmt.Sprintf(format, args...))
-}
-func (l logger) Errorf(_ context.Context, format string, args ...any) {
-	l.log.Info(fmt.Sprintf(format, args...))
+func (l logger) Debugf(_ context.Context, format string, args ...any) { l.info(1, format, args) }
+func (l logger) Infof(_ context.Context, format string, args ...any)  { l.info(0, format, args) }
+func (l logger) Warnf(_ context.Context, format string, args ...any)  { l.info(0, format, args) }
+func (l logger) Errorf(_ context.Context, format string, args ...any) { l.info(0, format, args) }
+
+func (l logger) info(level int, format string, args []any) {
+	l.log.V(level).Info(fmt.Sprintf(format, args...))
 }
