@@ -57,11 +57,12 @@ func (p Plugin) strict(command func(call) error) func(*skel.CmdArgs) error {
 }
 
 // del is DEL: it gives an interface and its addresses back. It may be repeated, it does not need the agent to be there,
-// and it makes do with what it understands of the configuration.
+// and it makes do with what it understands of the configuration: ADD has failed with the same configuration, and the
+// runtime would repeat for ever a DEL that refuses it too.
 func (p Plugin) del(args *skel.CmdArgs) error {
-	config, wrong := salvageConfig(args.StdinData, p.DeviceInfoDir)
-	if wrong != nil {
-		_, _ = fmt.Fprintf(p.Stderr, "xpu-cni: DEL goes on without what is wrong: %v\n", wrong)
+	config, err := parseConfig(args.StdinData, p.DeviceInfoDir)
+	if err != nil {
+		_, _ = fmt.Fprintf(p.Stderr, "xpu-cni: DEL goes on without what is wrong: %v\n", err)
 	}
 	c := call{Plugin: p, config: config, args: args}
 	if config.interfaceFirst() {
@@ -98,7 +99,7 @@ func (c call) status() error {
 // add is ADD: it attaches an interface and prints the result. On an error nothing is left behind: neither addresses nor
 // what the agent did.
 func (c call) add() error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(c.config.Timeout))
+	ctx, cancel := context.WithTimeout(context.Background(), c.config.Timeout)
 	defer cancel()
 	attach := c.addressAndAttach
 	if c.config.interfaceFirst() {
