@@ -1,6 +1,7 @@
 package cniserver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,13 +33,7 @@ func (s *Server) del(ctx context.Context, r wire.Request, except func(journal.At
 
 // since is true for an attachment that was asked for after a time: a request of that time cannot mean it.
 func since(at time.Time) func(journal.Attachment) bool {
-	return func(a journal.Attachment) bool {
-		asked := a.AttachedAt
-		if asked.IsZero() {
-			asked = a.ReservedAt
-		}
-		return asked.After(at)
-	}
+	return func(a journal.Attachment) bool { return cmp.Or(a.AttachedAt, a.ReservedAt).After(at) }
 }
 
 // gc releases what was attached by the network configuration before the runtime asked, and is not in its list.

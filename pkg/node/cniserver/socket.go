@@ -16,7 +16,6 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/watchdir"
@@ -35,15 +34,14 @@ func (s *Server) Run(ctx context.Context) error {
 		return fmt.Errorf("CNI spool: %w", err)
 	}
 	defer changes.Close()
-	spool := &spool{Server: s, changes: changes}
-	if err := spool.watch(); err != nil {
+	if err := s.watchSpool(changes); err != nil {
 		return fmt.Errorf("CNI spool: %w", err)
 	}
 	first, cancel := context.WithTimeout(ctx, firstTimeout)
-	spool.drain(first)
+	s.drainSpool(first, changes)
 	cancel()
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return spool.run(ctx) })
+	group.Go(func() error { return s.followSpool(ctx, changes) })
 	group.Go(func() error { return s.serve(ctx) })
 	return group.Wait()
 }
@@ -64,49 +62,46 @@ func (s *Server) serve(ctx context.Context) error {
 		defer late.Stop()
 		requests.Wait()
 	}()
-	changes := func(context.Context) <-chan struct{} { return watch.Changes() }
-	l, err := s.listen(watch)
-	if err != nil {
-		return fmt.Errorf("CNI socket: %w", err)
-	}
-	for {
+	for again := false; ; again = true {
+		l, err := s.listen(watch)
+		if err != nil && !again {
+			return fmt.Errorf("CNI socket: %w", err)
+		}
+		if err != nil { // somebody may be removing still
+			s.Log.Error(err, "CNI socket cannot be made; trying again")
+			if !loop.Sleep(ctx, 100*time.Millisecond) {
+				return nil
+			}
+			continue
+		}
 		var accepting sync.WaitGroup
 		accepting.Go(func() { s.accept(working, l, &requests) })
-		ended := loop.Until(ctx, changes, l.removed)
-		if ended != nil {
-			_ = os.Remove(s.Socket)
-		}
+		stopped := s.awaitRemoval(ctx, watch)
 		l.Close()
 		accepting.Wait()
-		if ended != nil {
+		if stopped != nil {
 			return nil
 		}
 		s.Log.Info("CNI socket was removed; it is made again", "socket", s.Socket)
-		if l = s.listenAgain(ctx, watch); l == nil {
-			return nil
-		}
 	}
 }
 
-// listenAgain tries until it succeeds, as somebody may be removing still, or ctx ends; then it returns nil.
-func (s *Server) listenAgain(ctx context.Context, watch *watchdir.Dir) (l *listener) {
-	_ = wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(context.Context) (done bool, err error) {
-		if l, err = s.listen(watch); err != nil {
-			s.Log.Error(err, "CNI socket cannot be made; trying again")
-		}
-		return err == nil, nil
+// awaitRemoval returns nil when the path is not the socket any more that it is now. When ctx ends before, it removes the
+// socket and returns why ctx ended.
+func (s *Server) awaitRemoval(ctx context.Context, watch *watchdir.Dir) error {
+	socket, _ := os.Lstat(s.Socket) // nil, and so not the same, if it was removed already
+	err := loop.Until(ctx, func(context.Context) <-chan struct{} { return watch.Changes() }, func() bool {
+		now, err := os.Lstat(s.Socket)
+		return err != nil || !os.SameFile(now, socket)
 	})
-	return l
-}
-
-// listener is a listening socket and the file that it is.
-type listener struct {
-	*net.UnixListener
-	file fs.FileInfo
+	if err != nil {
+		_ = os.Remove(s.Socket)
+	}
+	return err
 }
 
 // listen makes the socket and watches it. An old one in its place is nobody's: the journal lets one agent run.
-func (s *Server) listen(watch *watchdir.Dir) (*listener, error) {
+func (s *Server) listen(watch *watchdir.Dir) (*net.UnixListener, error) {
 	ours := func(name string) bool { return name == filepath.Base(s.Socket) }
 	if err := makeOwnDir(filepath.Dir(s.Socket), ours); err != nil {
 		return nil, err
@@ -123,18 +118,11 @@ func (s *Server) listen(watch *watchdir.Dir) (*listener, error) {
 		return nil, err
 	}
 	l.SetUnlinkOnClose(false) // by then the path may be another socket
-	file, err := os.Lstat(s.Socket)
-	if err := errors.Join(err, os.Chmod(s.Socket, 0o600)); err != nil {
+	if err := os.Chmod(s.Socket, 0o600); err != nil {
 		l.Close()
 		return nil, err
 	}
-	return &listener{UnixListener: l, file: file}, nil
-}
-
-// removed says whether the path is not the socket any more.
-func (l *listener) removed() bool {
-	now, err := os.Lstat(l.Addr().String())
-	return err != nil || !os.SameFile(now, l.file)
+	return l, nil
 }
 
 // ownMode is that of directories that are the server's alone.
@@ -164,7 +152,7 @@ func makeOwnDir(dir string, ours func(name string) bool) error {
 }
 
 // accept takes connections until the listener is closed.
-func (s *Server) accept(ctx context.Context, l *listener, requests *sync.WaitGroup) {
+func (s *Server) accept(ctx context.Context, l *net.UnixListener, requests *sync.WaitGroup) {
 	for {
 		conn, err := l.AcceptUnix()
 		if errors.Is(err, net.ErrClosed) {

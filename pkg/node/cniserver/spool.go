@@ -32,35 +32,29 @@ const (
 	badDir = "bad"
 )
 
-// spool is the directory of requests that the agent was not there to take.
-type spool struct {
-	*Server
-	changes *watchdir.Dir
-}
-
-// watch makes the directory where it is missing, and watches it.
-func (p *spool) watch() error {
+// watchSpool makes the directory where it is missing, and watches it.
+func (s *Server) watchSpool(changes *watchdir.Dir) error {
 	ours := func(name string) bool {
 		return name == badDir || strings.HasSuffix(name, ".json") || strings.HasPrefix(name, ".")
 	}
-	for _, dir := range []string{p.SpoolDir, filepath.Join(p.SpoolDir, badDir)} {
+	for _, dir := range []string{s.SpoolDir, filepath.Join(s.SpoolDir, badDir)} {
 		if err := makeOwnDir(dir, ours); err != nil {
 			return err
 		}
 	}
-	return p.changes.Watch()
+	return changes.Watch()
 }
 
-// run does what comes, and what failed again after a while, until ctx ends.
-func (p *spool) run(ctx context.Context) error {
+// followSpool does what comes, and what failed again after a while, until ctx ends.
+func (s *Server) followSpool(ctx context.Context, changes *watchdir.Dir) error {
 	for backoff := loop.Backoff(firstRetry, slowestRetry); ; { // first for what came since the first look
 		var pause time.Duration
-		if p.drain(ctx) {
+		if s.drainSpool(ctx, changes) {
 			backoff = loop.Backoff(firstRetry, slowestRetry)
 		} else {
 			pause = backoff.Step()
 		}
-		if !loop.Wait(ctx, p.changes.Changes(), pause) {
+		if !loop.Wait(ctx, changes.Changes(), pause) {
 			return nil
 		}
 	}
@@ -83,31 +77,31 @@ type spooled struct {
 	request wire.Request
 }
 
-// drain does what is in the spool, in the order in which it was asked for, as far as it can be done now. It says
+// drainSpool does what is in the spool, in the order in which it was asked for, as far as it can be done now. It says
 // whether nothing is left. Each error is logged, and the file of the request stays.
-func (p *spool) drain(ctx context.Context) (empty bool) {
-	if err := p.watch(); err != nil {
-		p.Log.Error(err, "CNI spool cannot be made; trying again")
+func (s *Server) drainSpool(ctx context.Context, changes *watchdir.Dir) (empty bool) {
+	if err := s.watchSpool(changes); err != nil {
+		s.Log.Error(err, "CNI spool cannot be made; trying again")
 		return false
 	}
-	files, err := p.read()
+	files, err := s.readSpool()
 	if err != nil {
-		p.Log.Error(err, "CNI spool cannot be read", "spool", p.SpoolDir)
+		s.Log.Error(err, "CNI spool cannot be read", "spool", s.SpoolDir)
 		return false
 	}
 	slices.SortStableFunc(files, func(a, b spooled) int { return a.request.At.Compare(b.request.At) })
-	p.Metrics.spool.Set(float64(len(files)))
+	s.Metrics.spool.Set(float64(len(files)))
 	var group errgroup.Group
 	group.SetLimit(spoolParallel)
 	for _, file := range files {
-		group.Go(func() error { return p.do(ctx, file) })
+		group.Go(func() error { return s.doSpooled(ctx, file) })
 	}
 	return group.Wait() == nil
 }
 
-// read finds the requests in the spool. What is none is put aside.
-func (p *spool) read() ([]spooled, error) {
-	entries, err := os.ReadDir(p.SpoolDir)
+// readSpool finds the requests in the spool. What is none is put aside.
+func (s *Server) readSpool() ([]spooled, error) {
+	entries, err := os.ReadDir(s.SpoolDir)
 	if err != nil {
 		return nil, err
 	}
@@ -116,12 +110,12 @@ func (p *spool) read() ([]spooled, error) {
 		if !isRequest(entry.Name()) {
 			continue
 		}
-		path := filepath.Join(p.SpoolDir, entry.Name())
+		path := filepath.Join(s.SpoolDir, entry.Name())
 		file, err := readSpooled(path)
 		switch {
 		case errors.Is(err, fs.ErrNotExist): // somebody removed it
 		case err != nil:
-			p.putAside(path, err)
+			s.putAside(path, err)
 		default:
 			files = append(files, file)
 		}
@@ -129,48 +123,45 @@ func (p *spool) read() ([]spooled, error) {
 	return files, nil
 }
 
-// readSpooled reads one file, and refuses what is no request that could ever be done.
-func readSpooled(path string) (spooled, error) {
-	info, err := os.Lstat(path)
-	switch {
-	case err != nil:
-		return spooled{}, err
-	case !info.Mode().IsRegular():
-		return spooled{}, errors.New("is no regular file")
-	case info.Size() > wire.MaxMessage:
-		return spooled{}, fmt.Errorf("is longer than %d bytes", wire.MaxMessage)
+// readSpooled reads one file, and refuses what is no request that could ever be done. One of a later version waits for an
+// agent that knows it.
+func readSpooled(path string) (file spooled, err error) {
+	file.path = path
+	if file.info, err = os.Lstat(path); err != nil {
+		return file, err
+	}
+	if !file.info.Mode().IsRegular() {
+		return file, errors.New("is no regular file")
+	}
+	if file.info.Size() > wire.MaxMessage {
+		return file, fmt.Errorf("is longer than %d bytes", wire.MaxMessage)
 	}
 	data, err := os.ReadFile(path)
 	if err != nil {
-		return spooled{}, err
+		return file, err
 	}
-	r, err := decodeRequest(data)
-	if err != nil {
-		return spooled{}, err
+	if file.request, err = decodeRequest(data); err != nil {
+		return file, err
 	}
-	return spooled{path, info, r}, checkSpooled(r)
-}
-
-// checkSpooled refuses a request that could never be done. One of a later version waits for an agent that knows it.
-func checkSpooled(r wire.Request) error {
-	switch {
+	switch r := file.request; {
 	case r.Version > wire.Version:
-		return nil
+		return file, nil
 	case r.Version < wire.Version:
-		return fmt.Errorf("version %d: is not known any more", r.Version)
+		return file, fmt.Errorf("version %d: is not known any more", r.Version)
 	case r.Command != wire.Del && r.Command != wire.GC:
-		return fmt.Errorf("command %q: must be DEL or GC", r.Command)
+		return file, fmt.Errorf("command %q: must be DEL or GC", r.Command)
 	case r.At.IsZero():
-		return errors.New("at: is missing")
+		return file, errors.New("at: is missing")
+	default:
+		return file, checkEnvironment(r)
 	}
-	return checkEnvironment(r)
 }
 
 // putAside keeps a file that is no request for people to look at.
-func (p *spool) putAside(path string, reason error) {
-	to := filepath.Join(p.SpoolDir, badDir, filepath.Base(path))
-	log := p.Log.WithValues("file", path, "movedTo", to)
-	p.Metrics.badFile.Inc()
+func (s *Server) putAside(path string, reason error) {
+	to := filepath.Join(s.SpoolDir, badDir, filepath.Base(path))
+	log := s.Log.WithValues("file", path, "movedTo", to)
+	s.Metrics.badFile.Inc()
 	if err := os.Rename(path, to); err != nil {
 		log.Error(errors.Join(reason, err), "File in the CNI spool is no request, and cannot be moved away")
 		return
@@ -178,12 +169,12 @@ func (p *spool) putAside(path string, reason error) {
 	log.Error(reason, "File in the CNI spool is no request; a pod's interface may not be released until the next GC")
 }
 
-// do does one request, and removes its file once it is done. A later request that took its place meanwhile is left for
+// doSpooled does one request, and removes its file once it is done. A later request that took its place meanwhile is left for
 // the next time.
-func (p *spool) do(ctx context.Context, file spooled) error {
+func (s *Server) doSpooled(ctx context.Context, file spooled) error {
 	ctx, cancel := context.WithTimeout(ctx, spoolTimeout)
 	defer cancel()
-	if reply := p.answerExcept(ctx, file.request, since(file.request.At)); reply.Error != nil {
+	if reply := s.answerExcept(ctx, file.request, since(file.request.At)); reply.Error != nil {
 		return reply.Error
 	}
 	now, err := os.Lstat(file.path)
@@ -191,10 +182,10 @@ func (p *spool) do(ctx context.Context, file spooled) error {
 		return errors.New("was replaced by a later request")
 	}
 	if err := os.Remove(file.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		p.Log.Error(err, "Request in the CNI spool is done, but its file cannot be removed", "file", file.path)
+		s.Log.Error(err, "Request in the CNI spool is done, but its file cannot be removed", "file", file.path)
 		return err
 	}
-	p.Metrics.spooled.Inc()
-	p.Metrics.spool.Dec()
+	s.Metrics.spooled.Inc()
+	s.Metrics.spool.Dec()
 	return nil
 }

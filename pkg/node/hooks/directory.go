@@ -41,7 +41,7 @@ type directory struct {
 	slots chan struct{} // has a token for each executable that runs
 
 	mutex   sync.Mutex
-	refused map[string]string // what was logged, by name
+	refused map[string]error // what was logged, by name
 }
 
 func newDirectory(options Options) *directory {
@@ -68,15 +68,15 @@ func (d *directory) list() ([]string, error) {
 		return nil, fmt.Errorf("directory of post-delete hooks %s: %w", d.Dir, err)
 	}
 	var list []string
-	refused := map[string]string{}
+	refused := map[string]error{}
 	for _, entry := range entries {
 		name := entry.Name()
 		if strings.HasPrefix(name, ".") {
 			continue
 		}
-		usable, reason := usable(root, name)
-		if reason != "" {
-			refused[name] = reason
+		usable, err := usable(root, name)
+		if err != nil {
+			refused[name] = err
 		} else if usable {
 			list = append(list, name)
 		}
@@ -95,55 +95,49 @@ func (d *directory) check(root *os.Root) error {
 	if err := unix.Statfs(d.Dir, &fileSystem); err != nil {
 		return err
 	}
-	reason := changeable(info)
 	if fileSystem.Flags&unix.ST_RDONLY != 0 && info.Mode().Perm()&0o022 != 0 {
-		reason = "" // Kubernetes makes the directories of its volumes writable, and mounts them read-only
+		return nil // Kubernetes makes the directories of its volumes writable, and mounts them read-only
 	}
-	if reason != "" {
-		return errors.New(reason)
+	return changeable(info)
+}
+
+// usable says whether a file is to be run. The error is why one is not that should be.
+func usable(root *os.Root, name string) (bool, error) {
+	info, err := root.Stat(name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return false, nil
+	case err != nil:
+		return false, err
+	case !info.Mode().IsRegular() || info.Mode().Perm()&0o111 == 0:
+		return false, nil
+	case !names.MatchString(name):
+		return false, errors.New("the name may have letters, digits, _, - and . only")
+	case name == portHook:
+		return false, errors.New("the name is that of the built-in hook; choose another")
+	}
+	return true, changeable(info)
+}
+
+// changeable says why somebody other than root could change a file or directory, nil if nobody can.
+func changeable(info fs.FileInfo) error {
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	switch {
+	case !ok || stat.Uid != 0:
+		return errors.New("must belong to root; use chown root")
+	case info.Mode().Perm()&0o022 != 0:
+		return errors.New("may be writable for root only; use chmod go-w")
 	}
 	return nil
 }
 
-// usable says whether a file is to be run, and why one is not that should be.
-func usable(root *os.Root, name string) (ok bool, refused string) {
-	info, err := root.Stat(name)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return false, ""
-	case err != nil:
-		return false, err.Error()
-	case !info.Mode().IsRegular() || info.Mode().Perm()&0o111 == 0:
-		return false, ""
-	case !names.MatchString(name):
-		return false, "the name may have letters, digits, _, - and . only"
-	case name == portHook:
-		return false, "the name is that of the built-in hook; choose another"
-	}
-	refused = changeable(info)
-	return refused == "", refused
-}
-
-// changeable says why somebody other than root could change a file or directory, "" if nobody can.
-func changeable(info fs.FileInfo) string {
-	stat, ok := info.Sys().(*syscall.Stat_t)
-	switch {
-	case !ok || stat.Uid != 0:
-		return "must belong to root; use chown root"
-	case info.Mode().Perm()&0o022 != 0:
-		return "may be writable for root only; use chmod go-w"
-	}
-	return ""
-}
-
 // report logs what is refused, once for each reason.
-func (d *directory) report(refused map[string]string) {
+func (d *directory) report(refused map[string]error) {
 	d.mutex.Lock()
 	defer d.mutex.Unlock()
 	for name, reason := range refused {
-		if d.refused[name] != reason {
-			d.Log.Error(errors.New(reason), "Post-delete hook is refused and will not be run",
-				"file", filepath.Join(d.Dir, name))
+		if before := d.refused[name]; before == nil || before.Error() != reason.Error() {
+			d.Log.Error(reason, "Post-delete hook is refused and will not be run", "file", filepath.Join(d.Dir, name))
 		}
 	}
 	d.refused = refused

@@ -75,7 +75,8 @@ type Options struct {
 	Dir string
 	// Timeout is how long one run of an executable may take.
 	Timeout time.Duration
-	// Attempts is how often an executable is run that does not succeed, at most.
+	// Attempts is how often an executable is run that does not succeed, at most; 0 is without a limit. The deletion of a
+	// Port is never given up.
 	Attempts int
 	// Parallel is how many executables run at once, at most; 0 is 8.
 	Parallel int
@@ -83,16 +84,6 @@ type Options struct {
 	Recorder Recorder
 	// Changed is called when a Function became free, or what it waits for changed. It must not block.
 	Changed func()
-}
-
-// hook is one thing to be done after a release.
-type hook struct {
-	name string
-	run  func(context.Context, journal.Attachment) error
-	// attempts is how often it is run at most, 0 for ever.
-	attempts int
-	// slowest is the longest pause before it is run again.
-	slowest time.Duration
 }
 
 // final is an error of a hook that need not be run again.
@@ -142,8 +133,7 @@ func (q *Queue) length() float64 {
 // First is the name of the first hook that runs after the release of this attachment, "" if none does.
 func (q *Queue) First(a journal.Attachment) string {
 	a.Hooks = nil
-	h, _ := q.next(a)
-	return h.name
+	return q.next(a)
 }
 
 // Add has the hooks of a Function run. Those of a Function that is not [journal.Attachment.Restored] are not.
@@ -179,16 +169,16 @@ func (q *Queue) process(ctx context.Context, id function.ID) {
 		if !exists || !a.Restored() {
 			return
 		}
-		h, more := q.next(a)
 		var err error
-		if more {
-			if pause := untilRetry(a, h); pause > 0 {
-				q.work.AddAfter(id, pause)
-				return
-			}
-			err = q.run(ctx, a, h)
-		} else {
+		hook := q.next(a)
+		switch pause := untilRetry(a, hook); {
+		case hook == "":
 			err = q.free(ctx, a)
+		case pause > 0:
+			q.work.AddAfter(id, pause)
+			return
+		default:
+			err = q.run(ctx, a, hook)
 		}
 		if err != nil && ctx.Err() == nil {
 			q.Log.Error(err, "What a post-delete hook did cannot be written down; it will be run again", "function", id.String())
@@ -207,30 +197,35 @@ func progress(a journal.Attachment) journal.Hooks {
 	return *a.Hooks
 }
 
-// next is the first hook of a released attachment that is not done; more is false if all are. The Port is deleted first,
-// then the executables run in the order of the directory.
-func (q *Queue) next(a journal.Attachment) (h hook, more bool) {
+// next is the first hook of a released attachment that is not done, "" if all are. The Port is deleted first, then the
+// executables run in the order of the directory.
+func (q *Queue) next(a journal.Attachment) (hook string) {
 	done := progress(a).Done
 	if a.Port != nil && !slices.Contains(done, portHook) {
-		return hook{name: portHook, run: q.deletePort, slowest: 30 * time.Second}, true
+		return portHook
 	}
 	names, err := q.executables.list()
 	if err != nil {
 		names = []string{directoryHook}
 	}
 	for _, name := range names {
-		if slices.Contains(done, name) {
-			continue
+		if !slices.Contains(done, name) {
+			return name
 		}
-		run := func(ctx context.Context, a journal.Attachment) error {
-			if err != nil {
-				return err
-			}
-			return q.executables.run(ctx, name, a)
-		}
-		return hook{name: name, run: run, attempts: q.Attempts, slowest: 5 * time.Minute}, true
 	}
-	return hook{}, false
+	return ""
+}
+
+// do runs a hook once.
+func (q *Queue) do(ctx context.Context, a journal.Attachment, hook string) error {
+	switch hook {
+	case portHook:
+		return q.deletePort(ctx, a)
+	case directoryHook:
+		_, err := q.executables.list()
+		return err
+	}
+	return q.executables.run(ctx, hook, a)
 }
 
 // deletePort returns nil once the xPU serves no Port of the Function any more.
@@ -256,10 +251,10 @@ func kind(a journal.Attachment) function.Kind {
 
 // untilRetry is how long a hook that failed must wait still. A time that is further away than any pause lasts is ignored:
 // the clock was set meanwhile.
-func untilRetry(a journal.Attachment, h hook) time.Duration {
+func untilRetry(a journal.Attachment, hook string) time.Duration {
 	p := progress(a)
 	pause := time.Until(p.RetryAt)
-	if p.Next != h.name || p.RetryAt.IsZero() || pause > 2*h.slowest {
+	if p.Next != hook || p.RetryAt.IsZero() || pause > 2*slowest(hook) {
 		return 0
 	}
 	return pause
@@ -276,61 +271,61 @@ func (q *Queue) free(ctx context.Context, a journal.Attachment) error {
 }
 
 // run runs a hook and writes down what came of it. An error means that it was not written.
-func (q *Queue) run(ctx context.Context, a journal.Attachment, h hook) error {
+func (q *Queue) run(ctx context.Context, a journal.Attachment, hook string) error {
 	begin := time.Now()
-	failure := h.run(ctx, a)
+	failure := q.do(ctx, a, hook)
 	if ctx.Err() != nil {
 		return nil // the agent ends; the next one runs it again
 	}
 	took := time.Since(begin)
-	log := q.Log.WithValues("function", a.Function.String(), "hook", h.name)
+	log := q.Log.WithValues("function", a.Function.String(), "hook", hook)
 	if failure == nil {
 		log.Info("Post-delete hook done", "took", took)
-		q.metrics.ran(h.name, "done", took)
-		return q.write(ctx, a, func() error { return q.Journal.Put(q.after(a, h)) })
+		q.metrics.ran(hook, "done", took)
+		return q.write(ctx, a, func() error { return q.Journal.Put(q.after(a, hook)) })
 	}
-	next := failed(a, h, failure)
-	if isFinal := errors.As(failure, new(final)); isFinal || h.attempts > 0 && next.Attempts >= h.attempts {
+	next := failed(a, hook, failure)
+	limited := hook != portHook && q.Attempts > 0
+	if errors.As(failure, new(final)) || limited && next.Attempts >= q.Attempts {
 		log.Error(failure, "Post-delete hook given up", "attempts", next.Attempts,
 			"pod", klog.KRef(a.Pod.Namespace, a.Pod.Name))
-		q.metrics.ran(h.name, "failed", took)
-		return q.giveUp(ctx, a, h, next)
+		q.metrics.ran(hook, "failed", took)
+		return q.giveUp(ctx, a, next)
 	}
 	log.Error(failure, "Post-delete hook failed and will be run again", "attempt", next.Attempts, "at", next.RetryAt)
-	q.metrics.ran(h.name, "retry", took)
+	q.metrics.ran(hook, "retry", took)
 	a.Hooks = &next
 	return q.write(ctx, a, func() error { return q.Journal.Put(a) })
 }
 
 // failed is how far the hooks are once this one failed again.
-func failed(a journal.Attachment, h hook, failure error) journal.Hooks {
+func failed(a journal.Attachment, hook string, failure error) journal.Hooks {
 	p := progress(a)
-	if p.Next != h.name {
-		p.Next, p.Attempts = h.name, 0
+	if p.Next != hook {
+		p.Next, p.Attempts = hook, 0
 	}
 	p.Attempts++
 	p.Error = failure.Error()
-	p.RetryAt = time.Now().Add(delay(p.Attempts, h.slowest)).UTC()
+	p.RetryAt = time.Now().Add(delay(p.Attempts, slowest(hook))).UTC()
 	return p
 }
 
 // after is the attachment once the hook is done or given up.
-func (q *Queue) after(a journal.Attachment, h hook) journal.Attachment {
-	a.Hooks = &journal.Hooks{Done: append(slices.Clone(progress(a).Done), h.name)}
-	next, _ := q.next(a)
-	a.Hooks.Next = next.name
+func (q *Queue) after(a journal.Attachment, hook string) journal.Attachment {
+	a.Hooks = &journal.Hooks{Done: append(slices.Clone(progress(a).Done), hook)}
+	a.Hooks.Next = q.next(a)
 	return a
 }
 
-// giveUp writes a dead letter for the hook and goes on without it.
-func (q *Queue) giveUp(ctx context.Context, a journal.Attachment, h hook, last journal.Hooks) error {
+// giveUp writes a dead letter for the hook that failed and goes on without it.
+func (q *Queue) giveUp(ctx context.Context, a journal.Attachment, failed journal.Hooks) error {
 	letter := journal.DeadLetter{
-		Hook: h.name, Attachment: a, Attempts: last.Attempts, Error: last.Error, At: time.Now().UTC(),
+		Hook: failed.Next, Attachment: a, Attempts: failed.Attempts, Error: failed.Error, At: time.Now().UTC(),
 	}
-	if err := q.write(ctx, a, func() error { return q.Journal.GiveUp(letter, q.after(a, h)) }); err != nil {
+	if err := q.write(ctx, a, func() error { return q.Journal.GiveUp(letter, q.after(a, failed.Next)) }); err != nil {
 		return err
 	}
-	q.metrics.deadLetters.WithLabelValues(h.name).Inc()
+	q.metrics.deadLetters.WithLabelValues(failed.Next).Inc()
 	q.event(letter)
 	return nil
 }
@@ -364,6 +359,14 @@ func (q *Queue) write(ctx context.Context, a journal.Attachment, change func() e
 		return nil
 	}
 	return change()
+}
+
+// slowest is the longest pause before a hook is run again.
+func slowest(hook string) time.Duration {
+	if hook == portHook {
+		return 30 * time.Second
+	}
+	return 5 * time.Minute
 }
 
 // delay is the pause after so many failed attempts: 1 s, 2 s, 4 s and so on up to slowest, each with up to a fifth
