@@ -15,23 +15,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
 )
 
-// addRequest is an ADD, ADDRESS or RESULT with all that is known about it.
-type addRequest struct {
-	requested
-	request  wire.Request
-	ipam     addressing
-	function function.Function
-	// resource is the extended resource by which the kubelet gave the Function to the pod, "" where it does not say.
-	resource string
-}
-
-// read reads the request and finds the Function.
-func (s *Server) read(r wire.Request) (a addRequest, err error) {
-	a.request = r
-	if a.requested, err = parse(r, s.AllowKeys); err != nil {
-		return a, err
-	}
-	if a.ipam, err = parseIPAM(r.IPAM); err != nil {
+// read reads an ADD, ADDRESS or RESULT and finds the Function.
+func (s *Server) read(r wire.Request) (a cniRequest, err error) {
+	if a, err = parse(r, s.AllowKeys); err != nil {
 		return a, err
 	}
 	if a.function, err = s.find(a.device); err != nil {
@@ -52,7 +38,7 @@ func (s *Server) find(id function.ID) (function.Function, error) {
 }
 
 // needsVF refuses what a PF enforces for VFs only. The rate of an SF can be limited by the eswitch.
-func (a addRequest) needsVF() error {
+func (a cniRequest) needsVF() error {
 	if a.vf == nil || a.function.Kind == function.VF {
 		return nil
 	}
@@ -66,7 +52,7 @@ func (a addRequest) needsVF() error {
 		return nil
 	}
 	return fail(types.ErrInvalidNetworkConfig, "network configuration %s: %s: need a VF; Function %s is a %s",
-		a.conf, fields, a.device, a.function.Kind)
+		a.conf.Name, fields, a.device, a.function.Kind)
 }
 
 // add attaches a Function: reserve, provision, attach. Each step is in the journal before it is done, so that a DEL
@@ -99,9 +85,9 @@ func (s *Server) add(ctx context.Context, r wire.Request) (wire.Reply, error) {
 // makeReady waits until the Function is back from its last pod, and undoes what this request or an older one of the pod
 // left before. It returns the record of the Function once it is this request's: Attached, where an ADD before got as
 // far, or Reserved and served by the xPU.
-func (s *Server) makeReady(ctx context.Context, a addRequest) (journal.Attachment, error) {
+func (s *Server) makeReady(ctx context.Context, a cniRequest) (journal.Attachment, error) {
 	settled, err := s.Lifecycle.Settle(ctx, journal.Attachment{
-		Function: a.device, Pod: a.pod, CNI: &journal.CNI{ContainerID: a.request.ContainerID, IfName: a.request.IfName},
+		Function: a.device, Pod: a.pod, CNI: &journal.CNI{ContainerID: a.ContainerID, IfName: a.IfName},
 	})
 	switch {
 	case isTaken(err):
@@ -150,7 +136,7 @@ func (s *Server) reserve(ctx context.Context, reservation journal.Attachment) er
 
 // provision has the xPU serve the Function, and reserves it with the MTU of the network where that is smaller.
 func (s *Server) provision(
-	ctx context.Context, a addRequest, reservation journal.Attachment,
+	ctx context.Context, a cniRequest, reservation journal.Attachment,
 ) (journal.Attachment, error) {
 	port, err := s.Provisioner.Provision(ctx, provisioning.Request{
 		Function: a.function, DevicePool: reservation.Port.DevicePool, Network: reservation.Port.Network,
@@ -169,8 +155,8 @@ func (s *Server) provision(
 
 // attach takes the Function into the container's network namespace. If that fails, it is on the host again, or DEL
 // brings it back.
-func (s *Server) attach(ctx context.Context, a addRequest, reservation journal.Attachment) error {
-	sandbox := lifecycle.Sandbox{ID: a.request.ContainerID, NetNS: a.request.NetNS, Pod: reservation.Pod}
+func (s *Server) attach(ctx context.Context, a cniRequest, reservation journal.Attachment) error {
+	sandbox := lifecycle.Sandbox{ID: a.ContainerID, NetNS: a.NetNS, Pod: reservation.Pod}
 	if _, err := s.Lifecycle.Attach(ctx, a.device, sandbox); err != nil {
 		message := causeOf(ctx, err).Error()
 		if a.vf != nil {
@@ -178,27 +164,27 @@ func (s *Server) attach(ctx context.Context, a addRequest, reservation journal.A
 		}
 		return fail(CodeAttach, "%s", message)
 	}
-	if _, err := s.attachedFor(a.device, a.request); err == nil {
+	if _, err := s.attachedFor(a); err == nil {
 		return nil
 	}
 	// The claim was prepared again in between, and its interface took the place of the request's.
-	err := s.Lifecycle.Detach(context.WithoutCancel(ctx), a.device, a.request.ContainerID)
+	err := s.Lifecycle.Detach(context.WithoutCancel(ctx), a.device, a.ContainerID)
 	err = errors.Join(errors.New("its claim was prepared once more meanwhile"), err)
 	return fail(types.ErrTryAgainLater, "Function %s: %w", a.device, err)
 }
 
 // attachedFor returns the record of a Function that is attached as the interface that a request is about.
-func (s *Server) attachedFor(id function.ID, r wire.Request) (journal.Attachment, error) {
-	record, ok := s.Journal.Get(id)
-	if !ok || record.State != journal.Attached || !journal.ContainerIs(r.ContainerID, r.IfName)(record) {
+func (s *Server) attachedFor(a cniRequest) (journal.Attachment, error) {
+	record, ok := s.Journal.Get(a.device)
+	if !ok || record.State != journal.Attached || !journal.ContainerIs(a.ContainerID, a.IfName)(record) {
 		return record, fail(types.ErrUnknownContainer, "Function %s is not attached as %s of container %s",
-			id, r.IfName, r.ContainerID)
+			a.device, a.IfName, a.ContainerID)
 	}
 	return record, nil
 }
 
 // added answers from the journal.
-func (s *Server) added(ctx context.Context, a addRequest) (reply wire.Reply, err error) {
+func (s *Server) added(ctx context.Context, a cniRequest) (reply wire.Reply, err error) {
 	record, _ := s.Journal.Get(a.device)
 	if record.Observed == nil || record.CNI == nil {
 		return reply, fail(types.ErrTryAgainLater, "Function %s is %s by now", a.device, record.State)
@@ -206,7 +192,7 @@ func (s *Server) added(ctx context.Context, a addRequest) (reply wire.Reply, err
 	if reply.Result, err = a.encode(record); err != nil {
 		return reply, err
 	}
-	if a.wantsDeviceInfo {
+	if a.conf.Runtime.DeviceInfoFile != "" {
 		if reply.DeviceInfo, err = s.deviceInfo(a); err != nil {
 			return reply, err
 		}

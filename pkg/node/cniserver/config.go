@@ -27,8 +27,8 @@ type netConf struct {
 	CNIVersion string        `json:"cniVersion"`
 	Name       string        `json:"name"`
 	DeviceID   string        `json:"deviceID"`
-	Network    string        `json:"network"`
-	MTU        int           `json:"mtu"`
+	Network    string        `json:"network"` // of the xPU; "" is the pool's
+	MTU        int           `json:"mtu"`     // 0 is the network's or the netdev's
 	MAC        string        `json:"mac"`
 	VLAN       *int          `json:"vlan"`
 	VLANQoS    *int          `json:"vlanQoS"`
@@ -54,21 +54,22 @@ type runtimeConfig struct {
 	DeviceInfoFile string   `json:"CNIDeviceInfoFile"`
 }
 
-// requested is what a request asks for, checked.
-type requested struct {
-	version string // of CNI, for the result
-	conf    string // the name of the network configuration
-	device  function.ID
-	network string // of the xPU; "" is the pool's
-	mtu     int    // 0 is the network's or the netdev's
-	mac     function.MAC
-	vf      *function.VFConfig
-	ips     []netip.Prefix
-	dns     types.DNS
-	prev    *types100.Result
-	pod     journal.Pod
-	// wantsDeviceInfo says that the shim has a file for it.
-	wantsDeviceInfo bool
+// cniRequest is a request about an interface, read and checked.
+type cniRequest struct {
+	wire.Request
+	conf   netConf
+	pod    journal.Pod
+	device function.ID
+	mac    function.MAC
+	vf     *function.VFConfig
+	ips    []netip.Prefix
+	prev   *types100.Result
+	ipam   addressing
+
+	// function is what the inventory has of the device; not for CHECK.
+	function function.Function
+	// resource is the extended resource by which the kubelet gave the Function to the pod, "" where it does not say.
+	resource string
 }
 
 // ownKeys are those of a network configuration that this project gives a meaning, the plugin's own among them.
@@ -108,6 +109,7 @@ func decode(config json.RawMessage) (netConf, error) {
 	if err != nil {
 		return n, fail(types.ErrDecodingFailure, "network configuration: %w", err)
 	}
+	n.CNIVersion = cmp.Or(n.CNIVersion, "0.1.0") // what no version means in the specification
 	return n, nil
 }
 
@@ -116,19 +118,16 @@ var jsonKinds = map[string]string{"int": "a whole number", "struct": "an object"
 
 // parse reads what an ADD, CHECK or ADDRESS asks for. The error says everything that is wrong with the configuration.
 // allowed are keys of the configuration that mean nothing and may be there all the same.
-func parse(r wire.Request, allowed []string) (requested, error) {
+func parse(r wire.Request, allowed []string) (cniRequest, error) {
 	n, err := decode(r.Config)
 	if err != nil {
-		return requested{}, err
+		return cniRequest{}, err
 	}
 	pod, argsMAC, err := parseArgs(r.Args)
 	if err != nil {
-		return requested{}, err
+		return cniRequest{}, err
 	}
-	w := requested{
-		version: cmp.Or(n.CNIVersion, "0.1.0"), conf: n.Name, network: n.Network, mtu: n.MTU, dns: n.DNS,
-		pod: pod, wantsDeviceInfo: n.Runtime.DeviceInfoFile != "",
-	}
+	w := cniRequest{Request: r, conf: n, pod: pod}
 	var errs fieldErrors
 	for _, key := range unknownKeys(r.Config, allowed) {
 		errs.add("%s: is unknown; known are %s (xpu-agent's --cni-allow-keys lets others stand there)", key, strings.Join(ownKeys, ", "))
@@ -143,14 +142,15 @@ func parse(r wire.Request, allowed []string) (requested, error) {
 		errs.add("mtu %d: must be 68 or more, or 0 for that of the network", n.MTU)
 	}
 	if n.PrevResult != nil {
-		if w.prev, err = cni.DecodeResult(*n.PrevResult, w.version); err != nil {
+		if w.prev, err = cni.DecodeResult(*n.PrevResult, n.CNIVersion); err != nil {
 			errs.add("prevResult: %w", err)
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
-		return requested{}, fail(types.ErrInvalidNetworkConfig, "network configuration %s: %w", n.Name, err)
+		return cniRequest{}, fail(types.ErrInvalidNetworkConfig, "network configuration %s: %w", n.Name, err)
 	}
-	return w, nil
+	w.ipam, err = parseIPAM(r.IPAM)
+	return w, err
 }
 
 // fieldErrors are errors that name the field.

@@ -261,7 +261,7 @@ func TestNeedsVF(t *testing.T) {
 		"PF with a rate": {kind: function.PF, vf: rate, says: "max_tx_rate: need a VF; Function 0000:3b:02.1 is a PF"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			a := addRequest{requested: requested{device: vf, vf: test.vf}, function: function.Function{ID: vf, Kind: test.kind}}
+			a := cniRequest{device: vf, vf: test.vf, function: function.Function{ID: vf, Kind: test.kind}}
 			err := a.needsVF()
 			if test.says == "" && err != nil || test.says != "" && (err == nil || !strings.Contains(err.Error(), test.says)) {
 				t.Errorf("error %v, want %q", err, test.says)

@@ -72,7 +72,7 @@ func (s *Server) check(ctx context.Context, r wire.Request) error {
 	if err != nil {
 		return err
 	}
-	have, err := s.attachedFor(w.device, r)
+	have, err := s.attachedFor(w)
 	if err != nil {
 		return err
 	}
@@ -122,7 +122,7 @@ func (s *Server) address(ctx context.Context, r wire.Request) (wire.Reply, error
 	}
 	if a.ipam.result == nil {
 		return wire.Reply{}, fail(types.ErrInvalidNetworkConfig,
-			"network configuration %s: no result of an IPAM plugin", a.conf)
+			"network configuration %s: no result of an IPAM plugin", a.conf.Name)
 	}
 	add := lifecycle.Addresses{Addresses: a.ipam.addresses, Routes: a.ipam.routes, Result: r.IPAM}
 	if have, _ := s.Journal.Get(a.device); have.Interface.Userspace {
@@ -141,7 +141,7 @@ func (s *Server) again(ctx context.Context, r wire.Request) (wire.Reply, error) 
 	if err != nil {
 		return wire.Reply{}, err
 	}
-	have, err := s.attachedFor(a.device, r)
+	have, err := s.attachedFor(a)
 	if err != nil {
 		return wire.Reply{}, err
 	}

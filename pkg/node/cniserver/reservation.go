@@ -15,20 +15,20 @@ import (
 
 // sameAsBefore refuses a second ADD that asks for something else than the first. The addresses of IPAM do not count: the
 // plugin may give others each time it is asked.
-func (s *Server) sameAsBefore(a addRequest, have journal.Attachment) error {
+func (s *Server) sameAsBefore(a cniRequest, have journal.Attachment) error {
 	reservation, err := s.reservation(a, have)
 	if err != nil {
 		return err
 	}
 	port, i := reservation.Port, reservation.Interface
 	i.Addresses, i.Routes = have.Interface.Addresses, have.Interface.Routes
-	if a.network == "" { // the pool may have got another one since
+	if a.conf.Network == "" { // the pool may have got another one since
 		port = have.Port
 	}
 	if a.mac == "" {
 		i.MAC = have.Interface.MAC
 	}
-	if a.mtu == 0 || have.Interface.MTU != 0 && have.Interface.MTU < a.mtu { // it is the network's
+	if a.conf.MTU == 0 || have.Interface.MTU != 0 && have.Interface.MTU < a.conf.MTU { // it is the network's
 		i.MTU = have.Interface.MTU
 	}
 	// The Function may belong to another pool by now.
@@ -38,15 +38,15 @@ func (s *Server) sameAsBefore(a addRequest, have journal.Attachment) error {
 		return nil
 	}
 	return fail(CodeTaken, "Function %s is attached as %s of this container with another configuration; "+
-		"DEL must come before an ADD that changes it", a.device, a.request.IfName)
+		"DEL must come before an ADD that changes it", a.device, a.IfName)
 }
 
 // reservation is the record that the request asks for, given the one that there is.
-func (s *Server) reservation(a addRequest, have journal.Attachment) (journal.Attachment, error) {
+func (s *Server) reservation(a cniRequest, have journal.Attachment) (journal.Attachment, error) {
 	r := journal.Attachment{
 		Function: a.function.ID, PF: a.function.PF, PFName: a.function.PFName, VFIndex: a.function.Index, Pod: a.pod,
 		CNI: &journal.CNI{
-			ContainerID: a.request.ContainerID, IfName: a.request.IfName, Network: a.conf, IPAM: a.request.IPAM,
+			ContainerID: a.ContainerID, IfName: a.IfName, Network: a.conf.Name, IPAM: a.IPAM,
 		},
 	}
 	complete := s.ofResource
@@ -63,16 +63,16 @@ func (s *Server) reservation(a addRequest, have journal.Attachment) (journal.Att
 		}
 	}
 	if err := r.Interface.Validate(); err != nil {
-		return journal.Attachment{}, fail(types.ErrInvalidNetworkConfig, "network configuration %s: %w", a.conf, err)
+		return journal.Attachment{}, fail(types.ErrInvalidNetworkConfig, "network configuration %s: %w", a.conf.Name, err)
 	}
 	return r, nil
 }
 
 // ofResource completes the reservation of a Function that the device plugin handed out. What Allocate had the xPU serve
 // stays, unless the configuration names another network.
-func (s *Server) ofResource(r *journal.Attachment, a addRequest, have journal.Attachment) error {
+func (s *Server) ofResource(r *journal.Attachment, a cniRequest, have journal.Attachment) error {
 	r.Resource, r.Setup = cmp.Or(have.Resource, a.resource), have.Setup
-	port := journal.Port{Network: a.network, MAC: a.mac}
+	port := journal.Port{Network: a.conf.Network, MAC: a.mac}
 	if have.Port != nil {
 		port.DevicePool = have.Port.DevicePool
 		port.Network, port.MAC = cmp.Or(port.Network, have.Port.Network), cmp.Or(port.MAC, have.Port.MAC)
@@ -97,7 +97,7 @@ func (s *Server) ofResource(r *journal.Attachment, a addRequest, have journal.At
 			"in one that is published by DRA, the pod must have a claim to it", a.device)
 	}
 	r.Interface = function.Interface{
-		Name: a.request.IfName, MTU: a.mtu, MAC: a.mac, VF: a.vf, Addresses: a.addresses(), Routes: a.ipam.routes,
+		Name: a.IfName, MTU: a.conf.MTU, MAC: a.mac, VF: a.vf, Addresses: a.addresses(), Routes: a.ipam.routes,
 	}
 	if port.Network != "" {
 		r.Port, r.Interface.MAC = &port, port.MAC
@@ -106,7 +106,7 @@ func (s *Server) ofResource(r *journal.Attachment, a addRequest, have journal.At
 }
 
 // addresses are IPAM's, or else those that the runtime asks for.
-func (a addRequest) addresses() []netip.Prefix {
+func (a cniRequest) addresses() []netip.Prefix {
 	if a.ipam.result != nil {
 		return a.ipam.addresses
 	}
@@ -115,28 +115,28 @@ func (a addRequest) addresses() []netip.Prefix {
 
 // ofClaim completes the reservation of a Function that belongs to a claim of the pod. The claim decides about the xPU's
 // side, network and MAC; the configuration adds to what the claim says about the interface.
-func ofClaim(r *journal.Attachment, a addRequest, have journal.Attachment) error {
+func ofClaim(r *journal.Attachment, a cniRequest, have journal.Attachment) error {
 	claimed := have.Interface
 	if have.CNI != nil && have.CNI.Claimed != nil {
 		claimed = *have.CNI.Claimed
 	}
-	if a.network != "" {
+	if a.conf.Network != "" {
 		return fail(types.ErrInvalidNetworkConfig,
 			"network configuration %s: network %q: Function %s belongs to claim %s, which decides about the network; "+
 				"leave network out",
-			a.conf, a.network, a.device, have.Claim.Name)
+			a.conf.Name, a.conf.Network, a.device, have.Claim.Name)
 	}
 	if a.mac != "" && claimed.MAC != "" && a.mac != claimed.MAC {
 		return fail(types.ErrInvalidNetworkConfig,
 			"network configuration %s: mac %s: Function %s belongs to claim %s, which has %s, and the xPU may count on it; "+
 				"leave mac out",
-			a.conf, a.mac, a.device, have.Claim.Name, claimed.MAC)
+			a.conf.Name, a.mac, a.device, have.Claim.Name, claimed.MAC)
 	}
 	r.Claim, r.Pod, r.Port, r.Setup = have.Claim, have.Pod, have.Port, have.Setup
 	r.CNI.Claimed = &claimed
 	r.Interface = claimed
-	r.Interface.Name = a.request.IfName
-	r.Interface.MTU = smaller(claimed.MTU, a.mtu)
+	r.Interface.Name = a.IfName
+	r.Interface.MTU = smaller(claimed.MTU, a.conf.MTU)
 	r.Interface.VF = mergeVF(claimed.VF, a.vf)
 	r.Interface.MAC = cmp.Or(a.mac, claimed.MAC)
 	if addresses := a.addresses(); len(addresses) > 0 {

@@ -83,7 +83,7 @@ func routeOf(r *types.Route, gateways map[bool]netip.Addr) (function.Route, bool
 
 // encode makes the CNI result of an attachment, after what the plugins before made, in the version of the
 // configuration. It depends on the journal and the configuration alone, so that a repeated ADD gets the same.
-func (w requested) encode(a journal.Attachment) (json.RawMessage, error) {
+func (r cniRequest) encode(a journal.Attachment) (json.RawMessage, error) {
 	ipam, err := parseIPAM(a.CNI.IPAM)
 	if err != nil {
 		return nil, err
@@ -92,31 +92,31 @@ func (w requested) encode(a journal.Attachment) (json.RawMessage, error) {
 	if given == nil {
 		given = withoutIPAM(a.Interface)
 	}
-	r := &types100.Result{CNIVersion: types100.ImplementedSpecVersion}
-	if w.prev != nil {
-		r = w.prev
+	result := &types100.Result{CNIVersion: types100.ImplementedSpecVersion}
+	if r.prev != nil {
+		result = r.prev
 	}
-	index := len(r.Interfaces)
+	index := len(result.Interfaces)
 	attached := &types100.Interface{
 		Name: a.Observed.Name, Mac: string(a.Observed.MAC), Mtu: a.Observed.MTU, Sandbox: a.Place.NetNS,
 	}
 	if a.Function.Subfunction == "" {
 		attached.PciID = string(a.Function.Address)
 	}
-	r.Interfaces = append(r.Interfaces, attached)
+	result.Interfaces = append(result.Interfaces, attached)
 	for _, ip := range given.IPs {
-		r.IPs = append(r.IPs, &types100.IPConfig{Interface: &index, Address: ip.Address, Gateway: ip.Gateway})
+		result.IPs = append(result.IPs, &types100.IPConfig{Interface: &index, Address: ip.Address, Gateway: ip.Gateway})
 	}
-	r.Routes = append(r.Routes, given.Routes...)
+	result.Routes = append(result.Routes, given.Routes...)
 	switch {
 	case !given.DNS.IsEmpty():
-		r.DNS = given.DNS
-	case r.DNS.IsEmpty():
-		r.DNS = w.dns
+		result.DNS = given.DNS
+	case result.DNS.IsEmpty():
+		result.DNS = r.conf.DNS
 	}
-	versioned, err := r.GetAsVersion(w.version)
+	versioned, err := result.GetAsVersion(r.conf.CNIVersion)
 	if err != nil {
-		return nil, fail(types.ErrIncompatibleCNIVersion, "result in CNI version %s: %w", w.version, err)
+		return nil, fail(types.ErrIncompatibleCNIVersion, "result in CNI version %s: %w", r.conf.CNIVersion, err)
 	}
 	return json.Marshal(versioned)
 }
@@ -139,7 +139,7 @@ func withoutIPAM(i function.Interface) *types100.Result {
 }
 
 // deviceInfo is what there is to say of the Function; nothing of an SF, for which the specification has no word.
-func (s *Server) deviceInfo(a addRequest) (json.RawMessage, error) {
+func (s *Server) deviceInfo(a cniRequest) (json.RawMessage, error) {
 	asVDPA := false
 	if p, ok := s.Pools.PoolOf(a.device); ok {
 		asVDPA = p.Options(a.function).VDPA != ""
