@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -30,25 +29,17 @@ func (c call) requestAddresses(ctx context.Context) (json.RawMessage, error) {
 	if err != nil {
 		return nil, err
 	}
-	addresses, err := addressesOf(output, c.config.CNIVersion)
+	result, err := DecodeResult(output, c.config.CNIVersion)
 	if err != nil {
-		return nil, c.ipamError(types.ErrInvalidNetworkConfig, err.Error())
-	}
-	return addresses, nil
-}
-
-// addressesOf converts what an IPAM plugin printed to a version of the specification.
-func addressesOf(output []byte, version string) (json.RawMessage, error) {
-	result, err := DecodeResult(output, version)
-	if err != nil {
-		return nil, fmt.Errorf("its result: %w", err)
+		return nil, c.ipamError(types.ErrInvalidNetworkConfig, "its result: "+err.Error())
 	}
 	if len(result.IPs) == 0 {
-		return nil, errors.New("it gave no address; without a need for addresses, leave ipam out")
+		return nil, c.ipamError(types.ErrInvalidNetworkConfig,
+			"it gave no address; without a need for addresses, leave ipam out")
 	}
-	converted, err := result.GetAsVersion(version)
+	converted, err := result.GetAsVersion(c.config.CNIVersion)
 	if err != nil {
-		return nil, fmt.Errorf("its result: %w", err)
+		return nil, c.ipamError(types.ErrInvalidNetworkConfig, "its result: "+err.Error())
 	}
 	return json.Marshal(converted)
 }

@@ -18,6 +18,7 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
@@ -38,14 +39,14 @@ var names = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]*$`)
 // directory is where the administrator's executables are. Its methods may be called by several goroutines at once.
 type directory struct {
 	Options
-	slots chan struct{} // has a token for each executable that runs
+	running *semaphore.Weighted // limits how many executables run at once
 
 	mutex   sync.Mutex
 	refused map[string]error // what was logged, by name
 }
 
 func newDirectory(options Options) *directory {
-	return &directory{Options: options, slots: make(chan struct{}, cmp.Or(options.Parallel, 8))}
+	return &directory{Options: options, running: semaphore.NewWeighted(int64(cmp.Or(options.Parallel, 8)))}
 }
 
 // list are the names of the executables, sorted. A directory that is missing has none. One that somebody other
@@ -60,11 +61,8 @@ func (d *directory) list() ([]string, error) {
 		return nil, fmt.Errorf("directory of post-delete hooks: %w", err)
 	}
 	defer root.Close()
-	if err := d.check(root); err != nil {
-		return nil, fmt.Errorf("directory of post-delete hooks %s: %w", d.Dir, err)
-	}
 	entries, err := fs.ReadDir(root.FS(), ".")
-	if err != nil {
+	if err := errors.Join(d.check(root), err); err != nil {
 		return nil, fmt.Errorf("directory of post-delete hooks %s: %w", d.Dir, err)
 	}
 	var list []string
@@ -153,12 +151,10 @@ func (d *directory) run(ctx context.Context, name string, a journal.Attachment) 
 	if err != nil {
 		return final{err}
 	}
-	select {
-	case d.slots <- struct{}{}:
-		defer func() { <-d.slots }()
-	case <-ctx.Done():
-		return context.Cause(ctx)
+	if err := d.running.Acquire(ctx, 1); err != nil {
+		return err
 	}
+	defer d.running.Release(1)
 	output := &lines{log: d.Log.WithValues("function", a.Function.String(), "hook", name)}
 	err = d.exec(ctx, filepath.Join(d.Dir, name), stdin, output)
 	output.end()
