@@ -3,12 +3,12 @@ package cniserver
 import (
 	"encoding/json"
 	"fmt"
-	"net"
 	"net/netip"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"go4.org/netipx"
+	"k8s.io/utils/ptr"
 
 	"github.com/opiproject/xpu-device-plugin/cni"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -35,6 +35,7 @@ func parseIPAM(raw json.RawMessage) (addressing, error) {
 	return a, nil
 }
 
+// decodeIPAM reads a result. A route without a gateway has that of the addresses, as with CNI plugins.
 func decodeIPAM(raw json.RawMessage) (a addressing, err error) {
 	if a.result, err = cni.DecodeResult(raw, "0.1.0"); err != nil {
 		return a, err
@@ -52,33 +53,21 @@ func decodeIPAM(raw json.RawMessage) (a addressing, err error) {
 		}
 	}
 	for i, r := range a.result.Routes {
-		route, ok := routeOf(r, gateways)
-		if !ok {
+		to, ok := netipx.FromStdIPNet(&r.Dst)
+		via, isAddress := gateways[to.Addr().Is4()], true
+		if r.GW != nil {
+			via, isAddress = netipx.FromStdIP(r.GW)
+		}
+		if !ok || !isAddress {
 			return a, fmt.Errorf("routes[%d]: must have a dst, and a gw that is an address where there is one", i)
 		}
-		a.routes = append(a.routes, route)
+		// As with CNI plugins, it yields to a route that the pod has already.
+		a.routes = append(a.routes, function.Route{
+			To: to.Masked(), Via: via, Metric: r.Priority, Table: ptr.Deref(r.Table, 0), Scope: r.Scope,
+			MTU: r.MTU, AdvMSS: r.AdvMSS, Yield: true,
+		})
 	}
 	return a, function.Interface{Name: "any", Addresses: a.addresses, Routes: a.routes}.Validate()
-}
-
-// routeOf leads by the gateway of the addresses where the route names none, as CNI plugins do, and yields to a route
-// that the pod has already, as they do too.
-func routeOf(r *types.Route, gateways map[bool]netip.Addr) (function.Route, bool) {
-	to, ok := netipx.FromStdIPNet(&r.Dst)
-	if !ok {
-		return function.Route{}, false
-	}
-	route := function.Route{
-		To: to.Masked(), Via: gateways[to.Addr().Is4()], Metric: r.Priority, Scope: r.Scope, MTU: r.MTU, AdvMSS: r.AdvMSS,
-		Yield: true,
-	}
-	if r.Table != nil {
-		route.Table = *r.Table
-	}
-	if r.GW != nil {
-		route.Via, ok = netipx.FromStdIP(r.GW)
-	}
-	return route, ok
 }
 
 // encode makes the CNI result of an attachment, after what the plugins before made, in the version of the
@@ -125,15 +114,10 @@ func (r cniRequest) encode(a journal.Attachment) (json.RawMessage, error) {
 func withoutIPAM(i function.Interface) *types100.Result {
 	r := &types100.Result{}
 	for _, address := range i.Addresses {
-		ip := net.IPNet{IP: address.Addr().AsSlice(), Mask: net.CIDRMask(address.Bits(), address.Addr().BitLen())}
-		r.IPs = append(r.IPs, &types100.IPConfig{Address: ip})
+		r.IPs = append(r.IPs, &types100.IPConfig{Address: *netipx.PrefixIPNet(address)})
 	}
 	for _, to := range i.Routes {
-		route := &types.Route{Dst: *netipx.PrefixIPNet(to.To), Priority: to.Metric}
-		if to.Via.IsValid() {
-			route.GW = to.Via.AsSlice()
-		}
-		r.Routes = append(r.Routes, route)
+		r.Routes = append(r.Routes, &types.Route{Dst: *netipx.PrefixIPNet(to.To), GW: to.Via.AsSlice(), Priority: to.Metric})
 	}
 	return r
 }

@@ -115,19 +115,13 @@ func New(options Options, registry prometheus.Registerer) (*Queue, error) {
 
 func newQueue(options Options, e executables, registry prometheus.Registerer) *Queue {
 	q := &Queue{Options: options, executables: e, work: workqueue.NewTypedDelayingQueue[function.ID]()}
-	q.metrics = newMetrics(registry, q.length)
+	q.metrics = newMetrics(registry, func() float64 { return float64(len(q.waiting())) })
 	return q
 }
 
-// length is how many Functions wait for hooks.
-func (q *Queue) length() float64 {
-	count := 0
-	for _, a := range q.Journal.All() {
-		if a.Restored() {
-			count++
-		}
-	}
-	return float64(count)
+// waiting are the attachments whose hooks run or wait to be run again.
+func (q *Queue) waiting() []journal.Attachment {
+	return slices.DeleteFunc(q.Journal.All(), func(a journal.Attachment) bool { return !a.Restored() })
 }
 
 // First is the name of the first hook that runs after the release of this attachment, "" if none does.
@@ -143,10 +137,8 @@ func (q *Queue) Add(id function.ID) { q.work.Add(id) }
 func (q *Queue) Run(ctx context.Context) error {
 	defer q.work.ShutDown()
 	defer context.AfterFunc(ctx, q.work.ShutDown)()
-	for _, a := range q.Journal.All() {
-		if a.Restored() {
-			q.Add(a.Function)
-		}
+	for _, a := range q.waiting() {
+		q.Add(a.Function)
 	}
 	var running sync.WaitGroup
 	defer running.Wait()
