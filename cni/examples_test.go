@@ -110,7 +110,7 @@ func TestExamples(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := parseConfig(config); err != nil {
+			if _, err := parseConfig(config, DefaultDeviceInfoDir); err != nil {
 				t.Error(err)
 			}
 		})

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
 )
@@ -166,7 +167,7 @@ func attached(request wire.Request) *wire.Reply {
 }
 
 func fails(code uint, msg string) *wire.Reply {
-	return &wire.Reply{Error: &wire.Error{Code: code, Msg: msg}}
+	return &wire.Reply{Error: &types.Error{Code: code, Msg: msg}}
 }
 
 // except is [attached] but for one command.

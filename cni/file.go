@@ -1,6 +1,7 @@
 package cni
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -8,26 +9,34 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/containernetworking/cni/pkg/types"
+
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
 )
 
-// maxNetwork is how much of a network's name is in that of a file, which may have 255 bytes. Networks whose names begin
-// alike replace each other's GC, which the runtime repeats.
-const maxNetwork = 200
+const (
+	// maxNetwork is how many bytes of a network's name are in that of a file, which may have 255 bytes. Networks whose
+	// names begin alike replace each other's GC, which the runtime repeats.
+	maxNetwork = 200
+	// spoolMode is that of the spool directory.
+	spoolMode fs.FileMode = 0o700
+)
 
 // spool leaves a request for an agent that is away. The name of the file says what the request is about, so that a
 // request that is repeated replaces the one before. Neither a container ID nor the name of an interface or of a network
 // may have a colon.
-func spool(dir string, request wire.Request, network string) (path string, err error) {
-	name := string(request.Command) + ":" + request.ContainerID + ":" + request.IfName
-	if request.Command == wire.GC {
-		name = string(request.Command) + ":" + network[:min(len(network), maxNetwork)]
+func (c call) spool(command wire.Command) (path string, err error) {
+	name := string(command) + ":" + c.args.ContainerID + ":" + c.args.IfName
+	if command == wire.GC {
+		name = string(command) + ":" + c.config.Name[:min(len(c.config.Name), maxNetwork)]
 	}
+	request := c.request(command, nil)
 	request.Version = wire.Version
 	data, err := json.Marshal(request)
 	if err != nil {
-		return "", fmt.Errorf("request %s: %w", request.Command, err)
+		return "", fmt.Errorf("request %s: %w", command, err)
 	}
+	dir := c.config.SpoolDir
 	if err := errors.Join(makeDir(dir, spoolMode), checkSpool(dir)); err != nil {
 		return "", fmt.Errorf("spool directory: %w", err)
 	}
@@ -37,9 +46,6 @@ func spool(dir string, request wire.Request, network string) (path string, err e
 	}
 	return path, nil
 }
-
-// spoolMode is that of the spool directory.
-const spoolMode fs.FileMode = 0o700
 
 // checkSpool refuses a directory that is not private, as that of the agent is: spoolDir is what somebody wrote into a
 // network configuration, and the shim may write everywhere.
@@ -56,24 +62,30 @@ func checkSpool(dir string) error {
 	return nil
 }
 
-// writeDeviceInfo describes the device to the runtime, which reads the file after ADD.
-func writeDeviceInfo(path string, info json.RawMessage) error {
-	if err := makeDir(filepath.Dir(path), 0o755); err != nil {
-		return fmt.Errorf("device information: %w", err)
+// writeDeviceInfo writes the description of the device, if there is one, to the file that the runtime reads after ADD.
+func (c call) writeDeviceInfo(info json.RawMessage) error {
+	file := c.config.RuntimeConfig.DeviceInfoFile
+	if file == "" || info == nil {
+		return nil
 	}
-	if err := replace(path, info, 0o444); err != nil {
-		return fmt.Errorf("device information: %w", err)
+	err := makeDir(filepath.Dir(file), 0o755)
+	if err == nil {
+		err = replace(file, info, 0o444)
+	}
+	if err != nil {
+		return c.networkError(types.ErrIOFailure, "device information: "+err.Error())
 	}
 	return nil
 }
 
-// removeDeviceInfo undoes [writeDeviceInfo]. An empty path is that of a runtime that wants no file.
-func removeDeviceInfo(path string) error {
-	if path == "" {
+// removeDeviceInfo undoes [call.writeDeviceInfo].
+func (c call) removeDeviceInfo(context.Context) error {
+	file := c.config.RuntimeConfig.DeviceInfoFile
+	if file == "" {
 		return nil
 	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("device information: %w", err)
+	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return c.networkError(types.ErrIOFailure, "device information: "+err.Error())
 	}
 	return nil
 }
@@ -96,7 +108,7 @@ func replace(path string, data []byte, mode fs.FileMode) error {
 	return syncDir(filepath.Dir(path))
 }
 
-// makeDir makes a directory and its parents, all of which last.
+// makeDir makes a directory and its missing parents, so that they are there after a loss of power.
 func makeDir(dir string, mode fs.FileMode) error {
 	err := os.Mkdir(dir, mode)
 	if errors.Is(err, fs.ErrNotExist) {

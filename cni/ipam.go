@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -13,73 +12,56 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// killAfter is how long an IPAM plugin that was told to end has before it is killed. Told first, because one that is
-// killed while it writes its files may leave an address that belongs to nobody.
+// killAfter is how long an IPAM plugin has from SIGTERM to SIGKILL. A plugin that is killed while it writes its files may
+// leave an address that belongs to nobody.
 const killAfter = 5 * time.Second
 
-// delegate runs the IPAM plugin of a configuration by section 4 of the CNI specification. Without one it does nothing.
-//
-// It is not package invoke of containernetworking/cni because that brings OpenTelemetry and net/http with it, a third
-// of the shim's size, and because it waits without limit for a plugin whose children hold its output open.
-type delegate struct {
-	config config
-	args   *skel.CmdArgs
-	stderr io.Writer
-}
-
-// add has the IPAM plugin give addresses: its result in the version of the configuration, nil without a plugin. On an
-// error the plugin may have reserved something.
-func (d delegate) add(ctx context.Context) (json.RawMessage, error) {
-	if d.config.IPAM.none() {
+// requestAddresses has the IPAM plugin give addresses: its result in the version of the configuration, nil without a
+// plugin. On an error the plugin may have reserved something.
+func (c call) requestAddresses(ctx context.Context) (json.RawMessage, error) {
+	if c.config.IPAM.IsEmpty() {
 		return nil, nil
 	}
-	output, err := d.run(ctx, "ADD")
+	output, err := c.runIPAM(ctx, "ADD")
 	if err != nil {
 		return nil, err
 	}
-	given, err := addressesOf(output, d.config.CNIVersion)
+	result, err := DecodeResult(output, c.config.CNIVersion)
 	if err != nil {
-		return nil, types.NewError(types.ErrInvalidNetworkConfig, d.name(), err.Error())
+		return nil, c.ipamError(types.ErrInvalidNetworkConfig, "its result: "+err.Error())
 	}
-	return given, nil
+	if len(result.IPs) == 0 {
+		return nil, c.ipamError(types.ErrInvalidNetworkConfig,
+			"it gave no address; without a need for addresses, leave ipam out")
+	}
+	converted, err := result.GetAsVersion(c.config.CNIVersion)
+	if err != nil {
+		return nil, c.ipamError(types.ErrInvalidNetworkConfig, "its result: "+err.Error())
+	}
+	return json.Marshal(converted)
 }
 
-// addressesOf is what an IPAM plugin printed, in a version of the specification.
-func addressesOf(output []byte, version string) (json.RawMessage, error) {
-	result, err := DecodeResult(output, version)
-	if err != nil {
-		return nil, fmt.Errorf("its result: %w", err)
+// tellIPAM is a command of the IPAM plugin that has no result. Without a plugin it does nothing.
+func (c call) tellIPAM(command string) step {
+	return func(ctx context.Context) error {
+		if c.config.IPAM.IsEmpty() {
+			return nil
+		}
+		_, err := c.runIPAM(ctx, command)
+		return err
 	}
-	n, err := addresses(result)
-	if err != nil {
-		return nil, fmt.Errorf("its result: %w", err)
-	}
-	if n == 0 {
-		return nil, errors.New("it gave no address; without a need for addresses, leave ipam out")
-	}
-	if result, err = result.GetAsVersion(version); err != nil {
-		return nil, fmt.Errorf("its result: %w", err)
-	}
-	return json.Marshal(result)
 }
 
-// tell has the IPAM plugin do a command that has no result.
-func (d delegate) tell(ctx context.Context, command string) error {
-	if d.config.IPAM.none() {
-		return nil
-	}
-	_, err := d.run(ctx, command)
-	return err
-}
-
-// run executes the IPAM plugin and returns what it printed. The error is a [types.Error], with the plugin's code where
-// it gave one.
-func (d delegate) run(ctx context.Context, command string) ([]byte, error) {
-	path, err := d.find()
+// runIPAM executes the IPAM plugin by section 4 of the CNI specification and returns what it printed. The error is a
+// [types.Error], with the plugin's code where it gave one.
+//
+// It is not package invoke of containernetworking/cni because that brings OpenTelemetry and net/http with it, a third
+// of the shim's size, and because it waits without limit for a plugin whose children hold its output open.
+func (c call) runIPAM(ctx context.Context, command string) ([]byte, error) {
+	path, err := c.findIPAM()
 	if err != nil {
 		return nil, err
 	}
@@ -87,14 +69,14 @@ func (d delegate) run(ctx context.Context, command string) ([]byte, error) {
 	plugin := exec.CommandContext(ctx, path)
 	plugin.Env = append(os.Environ(),
 		"CNI_COMMAND="+command,
-		"CNI_CONTAINERID="+d.args.ContainerID,
-		"CNI_NETNS="+d.args.Netns,
-		"CNI_IFNAME="+d.args.IfName,
-		"CNI_ARGS="+d.args.Args,
-		"CNI_PATH="+d.args.Path,
+		"CNI_CONTAINERID="+c.args.ContainerID,
+		"CNI_NETNS="+c.args.Netns,
+		"CNI_IFNAME="+c.args.IfName,
+		"CNI_ARGS="+c.args.Args,
+		"CNI_PATH="+c.args.Path,
 	)
-	plugin.Stdin = bytes.NewReader(d.args.StdinData)
-	plugin.Stdout, plugin.Stderr = &stdout, io.MultiWriter(&stderr, d.stderr)
+	plugin.Stdin = bytes.NewReader(c.args.StdinData)
+	plugin.Stdout, plugin.Stderr = &stdout, io.MultiWriter(&stderr, c.Stderr)
 	plugin.Cancel = func() error { return plugin.Process.Signal(syscall.SIGTERM) }
 	plugin.WaitDelay = killAfter
 	err = plugin.Run()
@@ -102,33 +84,27 @@ func (d delegate) run(ctx context.Context, command string) ([]byte, error) {
 		return stdout.Bytes(), nil
 	}
 	if ctx.Err() != nil {
-		return nil, types.NewError(types.ErrTryAgainLater, d.name(), command+" took too long")
+		return nil, c.ipamError(types.ErrTryAgainLater, command+" took too long")
 	}
-	return nil, d.failure(err, stdout.Bytes(), stderr.Bytes())
+	var printed types.Error
+	if json.Unmarshal(stdout.Bytes(), &printed) == nil && printed.Msg != "" {
+		return nil, c.ipamError(printed.Code, printed.Error())
+	}
+	return nil, c.ipamError(types.ErrInternal, fmt.Sprintf("%v: %s", err, bytes.TrimSpace(stderr.Bytes())))
 }
 
-// find looks for the plugin in the directories of CNI_PATH.
-func (d delegate) find() (string, error) {
-	for _, dir := range filepath.SplitList(d.args.Path) {
-		path := filepath.Join(dir, d.config.IPAM.Type)
+// findIPAM looks for the plugin in the directories of CNI_PATH.
+func (c call) findIPAM() (string, error) {
+	for _, dir := range filepath.SplitList(c.args.Path) {
+		path := filepath.Join(dir, c.config.IPAM.Type)
 		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
 			return path, nil
 		}
 	}
-	return "", types.NewError(types.ErrInvalidNetworkConfig, d.name(),
-		fmt.Sprintf("ipam.type: there is no such file in CNI_PATH (%s)", d.args.Path))
+	return "", c.ipamError(types.ErrInvalidNetworkConfig,
+		fmt.Sprintf("ipam.type: there is no such file in CNI_PATH (%s)", c.args.Path))
 }
 
-// failure is the error that a plugin printed, or what is known without that.
-func (d delegate) failure(err error, stdout, stderr []byte) error {
-	var said types.Error
-	if json.Unmarshal(stdout, &said) == nil && said.Msg != "" {
-		if said.Code == types.ErrUnknown {
-			said.Code = types.ErrInternal
-		}
-		return types.NewError(said.Code, d.name(), said.Error())
-	}
-	return types.NewError(types.ErrInternal, d.name(), fmt.Sprintf("%v: %s", err, bytes.TrimSpace(stderr)))
+func (c call) ipamError(code uint, details string) error {
+	return newError(code, "IPAM plugin "+c.config.IPAM.Type, details)
 }
-
-func (d delegate) name() string { return "IPAM plugin " + d.config.IPAM.Type }

@@ -6,15 +6,14 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/types/create"
 )
 
-// DecodeResult reads the result of a plugin. One that names no version of the specification is in the version given. A
-// result that it takes can be converted to any version without a panic, which is not so for what create.Create of
+// DecodeResult reads the result of a plugin. A result that names no version of the specification is in the version given.
+// The result can be converted to any version without a panic, which is not so for what create.Create of
 // containernetworking/cni takes: that lets null through in lists.
-func DecodeResult(data []byte, version string) (types.Result, error) {
+func DecodeResult(data []byte, version string) (*types100.Result, error) {
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(data, &fields); err != nil {
 		return nil, err
@@ -36,29 +35,23 @@ func DecodeResult(data []byte, version string) (types.Result, error) {
 			}
 		}
 	}
-	own := version
+	var own string
 	if raw, ok := fields["cniVersion"]; ok {
-		var named string
-		if err := json.Unmarshal(raw, &named); err != nil {
+		if err := json.Unmarshal(raw, &own); err != nil {
 			return nil, fmt.Errorf("cniVersion: %w", err)
 		}
-		if named != "" {
-			own = named
-		}
 	}
-	fields["cniVersion"], _ = json.Marshal(own)
+	if own != "" {
+		version = own
+	}
+	fields["cniVersion"], _ = json.Marshal(version)
 	data, err := json.Marshal(fields)
 	if err != nil {
 		return nil, err
 	}
-	return create.Create(own, data)
-}
-
-// addresses is how many addresses a result has.
-func addresses(result types.Result) (int, error) {
-	current, err := types100.GetResult(result)
+	result, err := create.Create(version, data)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	return len(current.IPs), nil
+	return types100.GetResult(result)
 }

@@ -196,7 +196,7 @@ func (n *node) serve(request wire.Request) wire.Reply {
 		return wire.Reply{Result: before}
 	case wire.Result:
 		if !known {
-			return wire.Reply{Error: &wire.Error{Code: types.ErrUnknownContainer, Msg: "nothing is attached"}}
+			return wire.Reply{Error: &types.Error{Code: types.ErrUnknownContainer, Msg: "nothing is attached"}}
 		}
 		return wire.Reply{Result: before}
 	case wire.Del:
@@ -391,7 +391,7 @@ func TestSecondAddHasTheFirstResult(t *testing.T) {
 func TestAddressesOfAFailedAddAreFree(t *testing.T) {
 	n := hostLocal(t)
 	n.on(func(request wire.Request) *wire.Reply {
-		return &wire.Reply{Error: &wire.Error{Code: 104, Msg: "no such Function", Details: "0000:3b:02.1"}}
+		return &wire.Reply{Error: &types.Error{Code: 104, Msg: "no such Function", Details: "0000:3b:02.1"}}
 	})
 	_, err := n.run("ADD", "c1")
 	var said *types.Error

@@ -10,8 +10,7 @@ import (
 	"net"
 )
 
-// What [Call] fails with, beside a request that is larger than [MaxMessage]. What the agent itself says is wrong is in
-// [Reply.Error].
+// Errors of [Call], beside a request that is larger than [MaxMessage]. What the agent itself refuses is in [Reply.Error].
 var (
 	// ErrAway: there is nobody at the socket. The request was not sent.
 	ErrAway = errors.New("xpu-agent is away")
@@ -42,17 +41,17 @@ func Call(ctx context.Context, socket string, request Request) (Reply, error) {
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
 
-	answer, err := exchange(conn.(*net.UnixConn), message)
+	reply, err := exchange(conn.(*net.UnixConn), message)
 	if ctx.Err() != nil {
 		err = ctx.Err() // not that the connection was closed because of it
 	}
 	if err != nil {
 		return Reply{}, fmt.Errorf("%w: %w", ErrNoReply, err)
 	}
-	return DecodeReply(answer)
+	return DecodeReply(reply)
 }
 
-// exchange sends a message and reads the answer, up to one byte more than is allowed.
+// exchange sends a message and reads the reply, up to one byte more than is allowed.
 func exchange(conn *net.UnixConn, message []byte) ([]byte, error) {
 	if _, err := conn.Write(message); err != nil {
 		return nil, err
@@ -63,40 +62,34 @@ func exchange(conn *net.UnixConn, message []byte) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(conn, MaxMessage+1))
 }
 
-// DecodeReply understands what the agent sent. The error is [ErrVersion] or [ErrNoReply].
+// DecodeReply decodes what the agent sent. The error is [ErrVersion] or [ErrNoReply].
 func DecodeReply(data []byte) (Reply, error) {
-	if len(data) > MaxMessage {
-		return Reply{}, fmt.Errorf("%w: it has more than %d bytes", ErrNoReply, MaxMessage)
-	}
-	if len(data) == 0 {
-		return Reply{}, fmt.Errorf("%w: the connection was closed", ErrNoReply)
-	}
 	// The version comes first: with another one, the rest may have another form.
-	var version struct {
+	var head struct {
 		Version *int `json:"version"`
 	}
-	if err := json.Unmarshal(data, &version); err != nil {
+	err := json.Unmarshal(data, &head)
+	switch {
+	case len(data) > MaxMessage:
+		return Reply{}, fmt.Errorf("%w: it has more than %d bytes", ErrNoReply, MaxMessage)
+	case len(data) == 0:
+		return Reply{}, fmt.Errorf("%w: the connection was closed", ErrNoReply)
+	case err != nil:
 		return Reply{}, fmt.Errorf("%w: %w", ErrNoReply, err)
-	}
-	if version.Version == nil {
+	case head.Version == nil:
 		return Reply{}, fmt.Errorf("%w: it has no version", ErrNoReply)
-	}
-	if *version.Version != Version {
+	case *head.Version != Version:
 		return Reply{}, fmt.Errorf("%w: this side speaks %d, xpu-agent %d; install both from one release",
-			ErrVersion, Version, *version.Version)
+			ErrVersion, Version, *head.Version)
 	}
 	var reply Reply
 	if err := json.Unmarshal(data, &reply); err != nil {
 		return Reply{}, fmt.Errorf("%w: %w", ErrNoReply, err)
 	}
-	reply.Result, reply.DeviceInfo = present(reply.Result), present(reply.DeviceInfo)
-	return reply, nil
-}
-
-// present is nil for a JSON null, which means the same as absence.
-func present(raw json.RawMessage) json.RawMessage {
-	if bytes.Equal(raw, []byte("null")) {
-		return nil
+	for _, raw := range []*json.RawMessage{&reply.Result, &reply.DeviceInfo} {
+		if bytes.Equal(*raw, []byte("null")) { // which means the same as absence
+			*raw = nil
+		}
 	}
-	return raw
+	return reply, nil
 }

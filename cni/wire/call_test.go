@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containernetworking/cni/pkg/types"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -87,7 +88,7 @@ func TestCallTellsTheAgentsError(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := (&Error{Code: 11, Msg: "busy", Details: "0000:3b:02.1"}); !cmp.Equal(want, reply.Error) {
+	if want := (&types.Error{Code: 11, Msg: "busy", Details: "0000:3b:02.1"}); !cmp.Equal(want, reply.Error) {
 		t.Errorf("error is %v, want %v", reply.Error, want)
 	}
 	if got := reply.Error.Error(); got != "busy; 0000:3b:02.1" {

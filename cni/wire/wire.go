@@ -1,25 +1,26 @@
-// Package wire is what the CNI shim and the node's agent say to each other: one [Request] and one [Reply], each a JSON
+// Package wire is the protocol between the CNI shim and the node's agent: one [Request] and one [Reply], each a JSON
 // object, over a connection to the agent's unix socket. The shim closes its direction after the request, the agent
-// closes the connection after the reply. It imports nothing that a small program should not have.
+// closes the connection after the reply. The package imports nothing that a small program should not have.
 package wire
 
 import (
 	"encoding/json"
 	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
 )
 
 const (
-	// Version of this contract. A side that is told another one says so and does nothing.
+	// Version of this protocol. A side that is told another one says so and does nothing.
 	Version = 1
 
 	// DefaultSocket is where the agent listens, mode 0600.
 	DefaultSocket = "/run/xpu-agent/cni.sock"
 
-	// DefaultSpoolDir is where the shim leaves requests that the agent was not there to take: DEL and GC, one file each,
-	// "<name>.json" with a [Request], mode 0600 in a directory of mode 0700. The file appears whole, by a rename, and may
-	// be replaced by a later request for the same thing. The agent removes it once it has done what it says. A file whose
-	// name begins with a dot is being written; one that is older than an hour was left by a shim that died, and may be
-	// removed.
+	// DefaultSpoolDir, mode 0700, is where the shim leaves a DEL or GC that the agent was not there to take, as a file
+	// "<name>.json" with a [Request], mode 0600. A file appears whole, by a rename, and may be replaced by a later request
+	// for the same thing. The agent removes it once the request is done. A file whose name begins with a dot is being
+	// written; one that is older than an hour was left by a shim that died, and may be removed.
 	DefaultSpoolDir = "/var/lib/xpu-agent/spool"
 
 	// MaxMessage is the most bytes that a request or a reply may have.
@@ -37,13 +38,13 @@ const (
 	GC     Command = "GC"
 	Status Command = "STATUS"
 
-	// Address gives an interface that ADD attached the addresses of IPAM plugins that need the interface first, as dhcp
-	// does. It is no command of CNI.
+	// Address is no command of CNI. It gives an interface that ADD attached the addresses of an IPAM plugin that needs the
+	// interface first, as dhcp does.
 	Address Command = "ADDRESS"
 
-	// Result asks for the result that ADD of this container and interface had, and changes nothing; an error with code 3
-	// of the specification where nothing is attached. The shim asks when an IPAM plugin refuses to give addresses, as
-	// host-local does for a second ADD. It is no command of CNI.
+	// Result is no command of CNI. It asks for the result that ADD of this container and interface had, and changes
+	// nothing; where nothing is attached, the error has code 3 of the specification. The shim asks when an IPAM plugin
+	// refuses to give addresses, as host-local does for a second ADD.
 	Result Command = "RESULT"
 )
 
@@ -61,39 +62,21 @@ type Request struct {
 
 	// Config is the network configuration, as it came on standard input.
 	Config json.RawMessage `json:"config"`
-
 	// IPAM is the result of the IPAM plugin, in the version of the configuration; absent where there is none.
 	IPAM json.RawMessage `json:"ipam,omitempty"`
-
-	// At is when the runtime asked. What was attached later is not touched by a request that was spooled.
+	// At is when the runtime asked. A request that was spooled does not touch what was attached later.
 	At time.Time `json:"at"`
 }
 
-// Reply is what came of a [Request].
+// Reply is the answer to a [Request].
 type Reply struct {
 	Version int `json:"version"`
-	// Result is the CNI result of ADD, ADDRESS and RESULT, in the version of the configuration; a prevResult is part of
-	// it.
+	// Result is the CNI result of ADD, ADDRESS and RESULT, in the version of the configuration. It includes prevResult.
 	Result json.RawMessage `json:"result,omitempty"`
 	// DeviceInfo is for the file that runtimeConfig.CNIDeviceInfoFile names (k8snetworkplumbingwg device-info-spec
 	// 1.1.0); absent where the configuration names none.
 	DeviceInfo json.RawMessage `json:"deviceInfo,omitempty"`
-	// Error is absent where the request was done.
-	Error *Error `json:"error,omitempty"`
-}
-
-// Error is a CNI error: codes below 100 are those of the specification, the others are in the reference of xpu-cni.
-// The code is never 0.
-type Error struct {
-	Code    uint   `json:"code"`
-	Msg     string `json:"msg"`
-	Details string `json:"details,omitempty"`
-}
-
-// Error makes it an error.
-func (e *Error) Error() string {
-	if e.Details == "" {
-		return e.Msg
-	}
-	return e.Msg + "; " + e.Details
+	// Error is absent where the request was done. Codes below 100 are those of the CNI specification, the others are in
+	// the reference of xpu-cni. The code is never 0.
+	Error *types.Error `json:"error,omitempty"`
 }

@@ -456,8 +456,8 @@ func (l *life) del(ctx context.Context, s sandbox) error {
 	return s.Close()
 }
 
-func (l *life) shim() cni.Plugin {
-	return cni.Plugin{DeviceInfoDir: l.path("devinfo/cni"), Stdout: io.Discard, Stderr: io.Discard, Now: time.Now}
+func (l *life) shim() skel.CNIFuncs {
+	return cni.Plugin{DeviceInfoDir: l.path("devinfo/cni"), Stdout: io.Discard, Stderr: io.Discard, Now: time.Now}.Funcs()
 }
 
 func (l *life) arguments(s sandbox) *skel.CmdArgs {

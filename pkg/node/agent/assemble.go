@@ -96,10 +96,11 @@ func (a *agent) assembleLifecycle(ctx context.Context, engine *netdev.Engine, bo
 	if err != nil {
 		return err
 	}
-	a.hooks, err = hooks.New(a.journal, a.inventory, a.mode.provisioner(), hooks.Options{
+	a.hooks, err = hooks.New(hooks.Options{
+		Journal: a.journal, Functions: a.inventory, Ports: a.mode.provisioner(), Log: a.log.WithName("hooks"),
 		Node: a.config.NodeName, Dir: a.config.HooksDir, Timeout: a.config.HookTimeout, Attempts: a.config.HookAttempts,
 		Recorder: recorder, Changed: a.outputs.Notify,
-	}, a.registry, a.log.WithName("hooks"))
+	}, a.registry)
 	if err != nil {
 		return err
 	}

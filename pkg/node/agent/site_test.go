@@ -290,8 +290,8 @@ func (s *site) request(p pod, f function.ID, more map[string]any) *skel.CmdArgs 
 	}
 }
 
-func (s *site) shim(out io.Writer) cni.Plugin {
-	return cni.Plugin{DeviceInfoDir: s.path("devinfo/cni"), Stdout: out, Stderr: io.Discard, Now: time.Now}
+func (s *site) shim(out io.Writer) skel.CNIFuncs {
+	return cni.Plugin{DeviceInfoDir: s.path("devinfo/cni"), Stdout: out, Stderr: io.Discard, Now: time.Now}.Funcs()
 }
 
 // add is ADD, with the result as it was printed.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"net/netip"
 	"slices"
@@ -26,8 +27,8 @@ type netConf struct {
 	CNIVersion string        `json:"cniVersion"`
 	Name       string        `json:"name"`
 	DeviceID   string        `json:"deviceID"`
-	Network    string        `json:"network"`
-	MTU        int           `json:"mtu"`
+	Network    string        `json:"network"` // of the xPU; "" is the pool's
+	MTU        int           `json:"mtu"`     // 0 is the network's or the netdev's
 	MAC        string        `json:"mac"`
 	VLAN       *int          `json:"vlan"`
 	VLANQoS    *int          `json:"vlanQoS"`
@@ -39,10 +40,10 @@ type netConf struct {
 	LinkState  string        `json:"link_state"`
 	Runtime    runtimeConfig `json:"runtimeConfig"`
 
-	DNS        types.DNS       `json:"dns"`
-	PrevResult json.RawMessage `json:"prevResult"`
-	// ValidAttachments is absent where the runtime says nothing, which is not the same as that nothing is valid.
-	ValidAttachments *[]types.GCAttachment `json:"cni.dev/valid-attachments"`
+	DNS        types.DNS        `json:"dns"`
+	PrevResult *json.RawMessage `json:"prevResult"`
+	// ValidAttachments is nil where the runtime says nothing, and empty where no attachment is valid.
+	ValidAttachments []types.GCAttachment `json:"cni.dev/valid-attachments"`
 }
 
 // runtimeConfig is what the runtime adds for the plugin's capabilities.
@@ -53,21 +54,22 @@ type runtimeConfig struct {
 	DeviceInfoFile string   `json:"CNIDeviceInfoFile"`
 }
 
-// requested is what a request asks for, checked.
-type requested struct {
-	version string // of CNI, for the result
-	conf    string // the name of the network configuration
-	device  function.ID
-	network string // of the xPU; "" is the pool's
-	mtu     int    // 0 is the network's or the netdev's
-	mac     function.MAC
-	vf      *function.VFConfig
-	ips     []netip.Prefix
-	dns     types.DNS
-	prev    *types100.Result
-	pod     journal.Pod
-	// wantsDeviceInfo says that the shim has a file for it.
-	wantsDeviceInfo bool
+// cniRequest is a request about an interface, read and checked.
+type cniRequest struct {
+	wire.Request
+	conf   netConf
+	pod    journal.Pod
+	device function.ID
+	mac    function.MAC
+	vf     *function.VFConfig
+	ips    []netip.Prefix
+	prev   *types100.Result
+	ipam   addressing
+
+	// function is what the inventory has of the device; not for CHECK.
+	function function.Function
+	// resource is the extended resource by which the kubelet gave the Function to the pod, "" where it does not say.
+	resource string
 }
 
 // ownKeys are those of a network configuration that this project gives a meaning, the plugin's own among them.
@@ -87,19 +89,12 @@ var otherKeys = []string{
 // allowed are those of the site. Keys are compared as they are decoded, in whatever case.
 func unknownKeys(config json.RawMessage, allowed []string) []string {
 	var all map[string]json.RawMessage
-	if json.Unmarshal(config, &all) != nil {
-		return nil // which decode tells
-	}
+	_ = json.Unmarshal(config, &all) // decode tells of an error
 	known := slices.Concat(ownKeys, otherKeys, allowed)
-	var unknown []string
-	for key := range all {
-		if !strings.HasPrefix(key, "cni.dev/") &&
-			!slices.ContainsFunc(known, func(k string) bool { return strings.EqualFold(k, key) }) {
-			unknown = append(unknown, key)
-		}
-	}
-	slices.Sort(unknown)
-	return unknown
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(all)), func(key string) bool {
+		return strings.HasPrefix(key, "cni.dev/") ||
+			slices.ContainsFunc(known, func(k string) bool { return strings.EqualFold(k, key) })
+	})
 }
 
 // decode reads a configuration. Unknown fields are looked for elsewhere.
@@ -107,74 +102,55 @@ func decode(config json.RawMessage) (netConf, error) {
 	var n netConf
 	err := json.Unmarshal(config, &n)
 	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		kind := wrong.Type.Kind().String()
 		return n, fail(types.ErrInvalidNetworkConfig, "network configuration: %s: is a %s, must be %s",
-			cmp.Or(wrong.Field, "it"), wrong.Value, kind(wrong.Type.Kind().String()))
+			cmp.Or(wrong.Field, "it"), wrong.Value, cmp.Or(jsonKinds[kind], "a "+kind))
 	}
 	if err != nil {
 		return n, fail(types.ErrDecodingFailure, "network configuration: %w", err)
 	}
+	n.CNIVersion = cmp.Or(n.CNIVersion, "0.1.0") // what no version means in the specification
 	return n, nil
 }
 
-// kind names what JSON has for a kind of Go.
-func kind(name string) string {
-	switch name {
-	case "int":
-		return "a whole number"
-	case "struct", "map":
-		return "an object"
-	case "slice":
-		return "a list"
-	}
-	return "a " + name
-}
+// jsonKinds are the names that JSON has for kinds of Go, where it has others.
+var jsonKinds = map[string]string{"int": "a whole number", "struct": "an object", "map": "an object", "slice": "a list"}
 
 // parse reads what an ADD, CHECK or ADDRESS asks for. The error says everything that is wrong with the configuration.
 // allowed are keys of the configuration that mean nothing and may be there all the same.
-func parse(r wire.Request, allowed []string) (requested, error) {
+func parse(r wire.Request, allowed []string) (cniRequest, error) {
 	n, err := decode(r.Config)
 	if err != nil {
-		return requested{}, err
+		return cniRequest{}, err
 	}
-	args, err := parseArgs(r.Args)
+	pod, argsMAC, err := parseArgs(r.Args)
 	if err != nil {
-		return requested{}, err
+		return cniRequest{}, err
 	}
-	w := requested{
-		version: cmp.Or(n.CNIVersion, "0.1.0"), conf: n.Name, network: n.Network, mtu: n.MTU, dns: n.DNS,
-		pod: args.pod, wantsDeviceInfo: n.Runtime.DeviceInfoFile != "",
-	}
+	w := cniRequest{Request: r, conf: n, pod: pod}
 	var errs fieldErrors
 	for _, key := range unknownKeys(r.Config, allowed) {
 		errs.add("%s: is unknown; known are %s (xpu-agent's --cni-allow-keys lets others stand there)", key, strings.Join(ownKeys, ", "))
 	}
 	w.device = errs.device(cmp.Or(n.DeviceID, n.Runtime.DeviceID))
 	w.mac = cmp.Or( // all are looked at
-		errs.mac("runtimeConfig.mac", n.Runtime.MAC), errs.mac("CNI_ARGS: MAC", args.mac), errs.mac("mac", n.MAC),
+		errs.mac("runtimeConfig.mac", n.Runtime.MAC), errs.mac("CNI_ARGS: MAC", argsMAC), errs.mac("mac", n.MAC),
 	)
 	w.vf = errs.vf(n)
 	w.ips = errs.ips(n.Runtime.IPs)
 	if n.MTU != 0 && (n.MTU < 68 || n.MTU > math.MaxInt32) {
 		errs.add("mtu %d: must be 68 or more, or 0 for that of the network", n.MTU)
 	}
-	if len(n.PrevResult) > 0 && string(n.PrevResult) != "null" {
-		if w.prev, err = result(w.version, n.PrevResult); err != nil {
+	if n.PrevResult != nil {
+		if w.prev, err = cni.DecodeResult(*n.PrevResult, n.CNIVersion); err != nil {
 			errs.add("prevResult: %w", err)
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
-		return requested{}, fail(types.ErrInvalidNetworkConfig, "network configuration %s: %w", n.Name, err)
+		return cniRequest{}, fail(types.ErrInvalidNetworkConfig, "network configuration %s: %w", n.Name, err)
 	}
-	return w, nil
-}
-
-// result reads a CNI result of any version.
-func result(version string, raw json.RawMessage) (*types100.Result, error) {
-	r, err := cni.DecodeResult(raw, version)
-	if err != nil {
-		return nil, err
-	}
-	return types100.GetResult(r)
+	w.ipam, err = parseIPAM(r.IPAM)
+	return w, err
 }
 
 // fieldErrors are errors that name the field.
@@ -230,28 +206,24 @@ func (m *fieldErrors) ips(texts []string) []netip.Prefix {
 	return ips
 }
 
-// vf reads what the PF shall enforce, nil where nothing is asked for.
+// vf reads what the PF shall enforce, nil where nothing is asked for. A VLAN protocol and priority without a VLAN mean
+// nothing, and are refused unless they are the defaults.
 func (m *fieldErrors) vf(n netConf) *function.VFConfig {
-	m.inRange("vlan", n.VLAN, 4094)
-	m.inRange("vlanQoS", n.VLANQoS, 7)
-	m.inRange("min_tx_rate", n.MinTxRate, math.MaxInt32)
-	m.inRange("max_tx_rate", n.MaxTxRate, math.MaxInt32)
-	proto := m.oneOf("vlanProto", n.VLANProto, "802.1q", "802.1ad")
+	proto := strings.ToLower(n.VLANProto)
 	c := &function.VFConfig{
-		VLAN: n.VLAN, MinTxRate: n.MinTxRate, MaxTxRate: n.MaxTxRate,
+		VLAN: n.VLAN, MinTxRate: n.MinTxRate, MaxTxRate: n.MaxTxRate, LinkState: strings.ToLower(n.LinkState),
 		SpoofCheck: m.onOff("spoofchk", n.SpoofChk), Trust: m.onOff("trust", n.Trust),
-		LinkState: m.oneOf("link_state", n.LinkState, "auto", "enable", "disable"),
 	}
 	switch tagged := n.VLAN != nil && *n.VLAN > 0; {
 	case tagged:
 		c.QoS, c.Proto = n.VLANQoS, proto
-	case n.VLANQoS != nil && *n.VLANQoS > 0:
+	case n.VLANQoS != nil && *n.VLANQoS != 0:
 		m.add("vlanQoS %d: needs a vlan of 1-4094", *n.VLANQoS)
-	case proto == "802.1ad":
+	case proto != "" && proto != function.VLAN8021Q:
 		m.add("vlanProto %q: needs a vlan of 1-4094", proto)
 	}
-	if n.MinTxRate != nil && n.MaxTxRate != nil && *n.MaxTxRate > 0 && *n.MinTxRate > *n.MaxTxRate {
-		m.add("min_tx_rate %d: must be at most max_tx_rate %d", *n.MinTxRate, *n.MaxTxRate)
+	if err := (function.Interface{Name: "any", VF: c}).Validate(); err != nil {
+		m.add("%s", asWritten.Replace(err.Error()))
 	}
 	if *c == (function.VFConfig{}) {
 		return nil
@@ -259,55 +231,41 @@ func (m *fieldErrors) vf(n netConf) *function.VFConfig {
 	return c
 }
 
-func (m *fieldErrors) inRange(field string, value *int, most int) {
-	if value != nil && (*value < 0 || *value > most) {
-		m.add("%s %d: must be 0-%d", field, *value, most)
-	}
-}
-
-// oneOf is the word in lower case.
-func (m *fieldErrors) oneOf(field, word string, allowed ...string) string {
-	lower := strings.ToLower(word)
-	if word != "" && !slices.Contains(allowed, lower) {
-		m.add("%s %q: must be one of %s", field, word, strings.Join(allowed, ", "))
-	}
-	return lower
-}
+// asWritten names fields as the network configuration does, where other packages name them as an InterfaceConfig does.
+var asWritten = strings.NewReplacer(
+	"vf.vlanProtocol", "vlanProto", "vf.vlan", "vlan", "vf.qos", "vlanQoS", "vf.trust", "trust", "vf.spoofCheck", "spoofchk",
+	"vf.minTxRate", "min_tx_rate", "vf.maxTxRate", "max_tx_rate", "vf.linkState", "link_state",
+)
 
 func (m *fieldErrors) onOff(field, word string) *bool {
-	switch m.oneOf(field, word, "on", "off") {
+	switch strings.ToLower(word) {
 	case "":
-		return nil
 	case "on":
 		return new(true)
+	case "off":
+		return new(false)
+	default:
+		m.add("%s %q: must be one of on, off", field, word)
 	}
-	return new(false)
+	return nil
 }
 
-// args are what CNI_ARGS says.
-type args struct {
-	pod journal.Pod
-	mac string
-}
-
-// parseArgs reads "KEY=value;KEY=value". Keys of others are left to them.
-func parseArgs(text string) (args, error) {
-	var a args
+// parseArgs reads CNI_ARGS: "KEY=value;KEY=value". Keys of others are left to them.
+func parseArgs(text string) (pod journal.Pod, mac string, err error) {
 	fields := map[string]*string{
-		"K8S_POD_NAMESPACE": &a.pod.Namespace, "K8S_POD_NAME": &a.pod.Name, "K8S_POD_UID": (*string)(&a.pod.UID),
-		"MAC": &a.mac,
+		"K8S_POD_NAMESPACE": &pod.Namespace, "K8S_POD_NAME": &pod.Name, "K8S_POD_UID": (*string)(&pod.UID), "MAC": &mac,
 	}
-	for _, pair := range strings.Split(text, ";") {
+	for pair := range strings.SplitSeq(text, ";") {
 		if pair == "" {
 			continue
 		}
 		key, value, ok := strings.Cut(pair, "=")
 		if !ok {
-			return args{}, fail(types.ErrInvalidEnvironmentVariables, "CNI_ARGS: %q: must be KEY=value", pair)
+			return pod, mac, fail(types.ErrInvalidEnvironmentVariables, "CNI_ARGS: %q: must be KEY=value", pair)
 		}
 		if field := fields[key]; field != nil {
 			*field = value
 		}
 	}
-	return a, nil
+	return pod, mac, nil
 }

@@ -20,33 +20,33 @@ import (
 
 var comparePrefixes = cmp.Options{
 	cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }), cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
-	cmp.AllowUnexported(requested{}),
+	cmp.AllowUnexported(cniRequest{}, addressing{}),
 }
 
 func TestParse(t *testing.T) {
 	vf := function.ID{Address: "0000:3b:02.1"}
-	minimal := requested{version: "0.1.0", device: vf}
+	minimal := cniRequest{conf: netConf{CNIVersion: "0.1.0"}, device: vf}
 	tests := map[string]struct {
 		config, args string
-		want         func(*requested)
+		want         func(*cniRequest)
 	}{
-		"minimal":             {`{"deviceID":"0000:3b:02.1"}`, "", func(*requested) {}},
-		"upper case":          {`{"deviceID":"0000:3B:02.1"}`, "", func(*requested) {}},
-		"device name":         {`{"deviceID":"0000-3b-02-1"}`, "", func(*requested) {}},
-		"runtime's device":    {`{"runtimeConfig":{"deviceID":"0000:3b:02.1"}}`, "", func(*requested) {}},
-		"SF":                  {`{"deviceID":"0000:3b:00.0/sf88"}`, "", func(w *requested) { w.device = function.SubfunctionID("0000:3b:00.0", 88) }},
-		"fields of others":    {`{"deviceID":"0000:3b:02.1","logLevel":"debug","ipam":{"type":"x"},"Master":"eth0"}`, "", func(*requested) {}},
-		"null":                {`{"deviceID":"0000:3b:02.1","vlan":null,"prevResult":null,"runtimeConfig":null}`, "", func(*requested) {}},
-		"vlanProto alone":     {`{"deviceID":"0000:3b:02.1","vlanProto":"802.1q","vlanQoS":0}`, "", func(*requested) {}},
-		"vlan 0":              {`{"deviceID":"0000:3b:02.1","vlan":0,"vlanProto":"802.1Q"}`, "", func(w *requested) { w.vf = &function.VFConfig{VLAN: new(0)} }},
-		"MAC of args":         {`{"deviceID":"0000:3b:02.1","mac":"02:00:00:00:00:01"}`, "IgnoreUnknown=1;MAC=02-00-00-00-00-0A", func(w *requested) { w.mac = "02:00:00:00:00:0a" }},
-		"MAC of runtime":      {`{"deviceID":"0000:3b:02.1","runtimeConfig":{"mac":"02:00:00:00:00:0B"}}`, "MAC=02:00:00:00:00:01", func(w *requested) { w.mac = "02:00:00:00:00:0b" }},
-		"pod":                 {`{"deviceID":"0000:3b:02.1"}`, ";K8S_POD_NAMESPACE=a;K8S_POD_NAME=b;K8S_POD_UID=c;X=y;", func(w *requested) { w.pod = journal.Pod{Namespace: "a", Name: "b", UID: "c"} }},
-		"addresses":           {`{"deviceID":"0000:3b:02.1","runtimeConfig":{"ips":["10.1.0.5/24"]}}`, "", func(w *requested) { w.ips = []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24")} }},
-		"device info":         {`{"deviceID":"0000:3b:02.1","runtimeConfig":{"CNIDeviceInfoFile":"/x"}}`, "", func(w *requested) { w.wantsDeviceInfo = true }},
-		"network, MTU, names": {`{"cniVersion":"1.0.0","name":"n","deviceID":"0000:3b:02.1","network":"blue","mtu":9000}`, "", func(w *requested) { w.version, w.conf, w.network, w.mtu = "1.0.0", "n", "blue", 9000 }},
+		"minimal":             {`{"deviceID":"0000:3b:02.1"}`, "", func(*cniRequest) {}},
+		"upper case":          {`{"deviceID":"0000:3B:02.1"}`, "", func(*cniRequest) {}},
+		"device name":         {`{"deviceID":"0000-3b-02-1"}`, "", func(*cniRequest) {}},
+		"runtime's device":    {`{"runtimeConfig":{"deviceID":"0000:3b:02.1"}}`, "", func(*cniRequest) {}},
+		"SF":                  {`{"deviceID":"0000:3b:00.0/sf88"}`, "", func(w *cniRequest) { w.device = function.SubfunctionID("0000:3b:00.0", 88) }},
+		"fields of others":    {`{"deviceID":"0000:3b:02.1","logLevel":"debug","ipam":{"type":"x"},"Master":"eth0"}`, "", func(*cniRequest) {}},
+		"null":                {`{"deviceID":"0000:3b:02.1","vlan":null,"prevResult":null,"runtimeConfig":null}`, "", func(*cniRequest) {}},
+		"vlanProto alone":     {`{"deviceID":"0000:3b:02.1","vlanProto":"802.1q","vlanQoS":0}`, "", func(*cniRequest) {}},
+		"vlan 0":              {`{"deviceID":"0000:3b:02.1","vlan":0,"vlanProto":"802.1Q"}`, "", func(w *cniRequest) { w.vf = &function.VFConfig{VLAN: new(0)} }},
+		"MAC of args":         {`{"deviceID":"0000:3b:02.1","mac":"02:00:00:00:00:01"}`, "IgnoreUnknown=1;MAC=02-00-00-00-00-0A", func(w *cniRequest) { w.mac = "02:00:00:00:00:0a" }},
+		"MAC of runtime":      {`{"deviceID":"0000:3b:02.1","runtimeConfig":{"mac":"02:00:00:00:00:0B"}}`, "MAC=02:00:00:00:00:01", func(w *cniRequest) { w.mac = "02:00:00:00:00:0b" }},
+		"pod":                 {`{"deviceID":"0000:3b:02.1"}`, ";K8S_POD_NAMESPACE=a;K8S_POD_NAME=b;K8S_POD_UID=c;X=y;", func(w *cniRequest) { w.pod = journal.Pod{Namespace: "a", Name: "b", UID: "c"} }},
+		"addresses":           {`{"deviceID":"0000:3b:02.1","runtimeConfig":{"ips":["10.1.0.5/24"]}}`, "", func(w *cniRequest) { w.ips = []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24")} }},
+		"device info":         {`{"deviceID":"0000:3b:02.1","runtimeConfig":{"CNIDeviceInfoFile":"/x"}}`, "", func(w *cniRequest) { w.conf.Runtime.DeviceInfoFile = "/x" }},
+		"network, MTU, names": {`{"cniVersion":"1.0.0","name":"n","deviceID":"0000:3b:02.1","network":"blue","mtu":9000}`, "", func(w *cniRequest) { w.conf = netConf{CNIVersion: "1.0.0", Name: "n", Network: "blue", MTU: 9000} }},
 		"everything of sriov-cni": {`{"deviceID":"0000:3b:02.1","vlan":100,"vlanQoS":3,"vlanProto":"802.1ad","min_tx_rate":10,"max_tx_rate":100,
-			"spoofchk":"off","trust":"On","link_state":"enable"}`, "", func(w *requested) {
+			"spoofchk":"off","trust":"On","link_state":"enable"}`, "", func(w *cniRequest) {
 			w.vf = &function.VFConfig{
 				VLAN: new(100), QoS: new(3), Proto: "802.1ad", MinTxRate: new(10), MaxTxRate: new(100),
 				SpoofCheck: new(false), Trust: new(true), LinkState: "enable",
@@ -60,6 +60,10 @@ func TestParse(t *testing.T) {
 			must.Succeed(t, err)
 			want := minimal
 			test.want(&want)
+			// The rest of the configuration is in other fields, checked.
+			c := got.conf
+			got.Request, got.conf = wire.Request{}, netConf{CNIVersion: c.CNIVersion, Name: c.Name, Network: c.Network, MTU: c.MTU, DNS: c.DNS}
+			got.conf.Runtime.DeviceInfoFile = c.Runtime.DeviceInfoFile
 			if diff := cmp.Diff(want, got, comparePrefixes); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
@@ -103,7 +107,7 @@ func TestParseRefuses(t *testing.T) {
 				device = ""
 			}
 			_, err := parse(wire.Request{Config: json.RawMessage("{" + device + test.config + "}")}, nil)
-			coded, ok := errors.AsType[*wire.Error](err)
+			coded, ok := errors.AsType[*types.Error](err)
 			if !ok || coded.Code != types.ErrInvalidNetworkConfig || !strings.Contains(coded.Msg, test.want) {
 				t.Errorf("error %v, want code %d and %q", err, types.ErrInvalidNetworkConfig, test.want)
 			}
@@ -153,7 +157,7 @@ func TestParseIPAM(t *testing.T) {
 		`[]`:                                                              "result of the IPAM plugin",
 	} {
 		_, err := parseIPAM(json.RawMessage(text))
-		coded, ok := errors.AsType[*wire.Error](err)
+		coded, ok := errors.AsType[*types.Error](err)
 		if !ok || coded.Code != types.ErrDecodingFailure || !strings.Contains(coded.Msg, want) {
 			t.Errorf("%s: error %v, want %q", text, err, want)
 		}
@@ -168,12 +172,12 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, config []byte, args string) {
 		w, err := parse(wire.Request{Config: config, Args: args}, nil)
 		if err != nil {
-			if _, ok := errors.AsType[*wire.Error](err); !ok {
+			if _, ok := errors.AsType[*types.Error](err); !ok {
 				t.Errorf("error without a code: %v", err)
 			}
 			return
 		}
-		i := function.Interface{Name: "net1", MTU: w.mtu, MAC: w.mac, VF: w.vf}
+		i := function.Interface{Name: "net1", MTU: w.conf.MTU, MAC: w.mac, VF: w.vf}
 		if err := i.Validate(); err != nil {
 			t.Errorf("%+v: %v", i, err)
 		}
@@ -207,7 +211,7 @@ func FuzzIPAM(f *testing.F) {
 			return
 		}
 		record := journal.Attachment{CNI: &journal.CNI{IPAM: raw}, Observed: &netdev.Observed{}}
-		if _, err := (requested{version: "1.1.0"}).encode(record); err != nil {
+		if _, err := (cniRequest{conf: netConf{CNIVersion: "1.1.0"}}).encode(record); err != nil {
 			t.Errorf("%s: %v", raw, err)
 		}
 	})

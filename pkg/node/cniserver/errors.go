@@ -1,12 +1,11 @@
 package cniserver
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
 	"github.com/containernetworking/cni/pkg/types"
-
-	"github.com/opiproject/xpu-device-plugin/cni/wire"
 )
 
 // Codes of errors that the CNI specification has no code for.
@@ -33,13 +32,21 @@ const (
 
 // fail makes an error with a code. What of args is an error is named by the message, as with [fmt.Errorf].
 func fail(code uint, format string, args ...any) error {
-	return &wire.Error{Code: code, Msg: fmt.Errorf(format, args...).Error()}
+	return &types.Error{Code: code, Msg: fmt.Errorf(format, args...).Error()}
 }
 
 // coded is what the shim is told about an error. One without a code is a mistake of the agent.
-func coded(err error) *wire.Error {
-	if e, ok := errors.AsType[*wire.Error](err); ok {
+func coded(err error) *types.Error {
+	if e, ok := errors.AsType[*types.Error](err); ok {
 		return e
 	}
-	return &wire.Error{Code: types.ErrInternal, Msg: err.Error()}
+	return &types.Error{Code: types.ErrInternal, Msg: err.Error()}
+}
+
+// causeOf adds to an error why ctx ended, where it did.
+func causeOf(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+		return fmt.Errorf("%w (%w)", err, cause)
+	}
+	return err
 }

@@ -235,10 +235,10 @@ func TestOver(t *testing.T) {
 	base := &function.VFConfig{VLAN: new(1), QoS: new(2), Proto: "802.1ad", Trust: new(true), MaxTxRate: new(10)}
 	more := &function.VFConfig{VLAN: new(5), Trust: new(false), SpoofCheck: new(true), MinTxRate: new(3), LinkState: "auto"}
 	want := &function.VFConfig{VLAN: new(5), Trust: new(false), SpoofCheck: new(true), MinTxRate: new(3), MaxTxRate: new(10), LinkState: "auto"}
-	if diff := cmp.Diff(want, over(base, more)); diff != "" {
+	if diff := cmp.Diff(want, mergeVF(base, more)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if over(base, nil) != base || over(nil, more) != more || over(nil, nil) != nil {
+	if mergeVF(base, nil) != base || mergeVF(nil, more) != more || mergeVF(nil, nil) != nil {
 		t.Error("one of them alone")
 	}
 	if smaller(0, 5) != 5 || smaller(5, 0) != 5 || smaller(4, 5) != 4 || smaller(0, 0) != 0 {
@@ -261,7 +261,7 @@ func TestNeedsVF(t *testing.T) {
 		"PF with a rate": {kind: function.PF, vf: rate, says: "max_tx_rate: need a VF; Function 0000:3b:02.1 is a PF"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			a := addRequest{requested: requested{device: vf, vf: test.vf}, function: function.Function{ID: vf, Kind: test.kind}}
+			a := cniRequest{device: vf, vf: test.vf, function: function.Function{ID: vf, Kind: test.kind}}
 			err := a.needsVF()
 			if test.says == "" && err != nil || test.says != "" && (err == nil || !strings.Contains(err.Error(), test.says)) {
 				t.Errorf("error %v, want %q", err, test.says)

@@ -22,30 +22,25 @@ type add struct {
 
 // addsInProgress knows the ADDs that run. There is one at a time for a Function, so that nobody else has its xPU asked.
 type addsInProgress struct {
-	mutex      sync.Mutex
-	byFunction map[function.ID]*add
+	byFunction sync.Map // *add by function.ID
 }
 
 var errDeleted = errors.New("DEL came meanwhile")
 
 // enter begins an ADD, and leave ends it. ctx ends when a DEL for the same attachment comes.
-func (a *addsInProgress) enter(ctx context.Context, id function.ID, key attachmentKey) (
-	_ context.Context, leave func(), err error,
-) {
-	a.mutex.Lock()
-	defer a.mutex.Unlock()
-	if other := a.byFunction[id]; other != nil {
-		return ctx, nil, fail(types.ErrTryAgainLater, "Function %s: an ADD for container %s runs already",
-			id, other.key.containerID)
-	}
+func (a *addsInProgress) enter(
+	ctx context.Context, id function.ID, key attachmentKey,
+) (_ context.Context, leave func(), err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	running := &add{key: key, cancel: cancel, done: make(chan struct{})}
-	a.byFunction[id] = running
+	if other, taken := a.byFunction.LoadOrStore(id, running); taken {
+		cancel(nil)
+		return ctx, nil, fail(types.ErrTryAgainLater, "Function %s: an ADD for container %s runs already",
+			id, other.(*add).key.containerID)
+	}
 	return ctx, func() {
 		cancel(nil)
-		a.mutex.Lock()
-		defer a.mutex.Unlock()
-		delete(a.byFunction, id)
+		a.byFunction.Delete(id)
 		close(running.done)
 	}, nil
 }
@@ -63,12 +58,10 @@ func (a *addsInProgress) end(ctx context.Context, key attachmentKey) error {
 	return nil
 }
 
-func (a *addsInProgress) of(key attachmentKey) []*add {
-	a.mutex.Lock()
-	defer a.mutex.Unlock()
-	var list []*add
-	for _, running := range a.byFunction {
-		if running.key == key {
+// of are the ADDs of an attachment that run.
+func (a *addsInProgress) of(key attachmentKey) (list []*add) {
+	for _, running := range a.byFunction.Range {
+		if running := running.(*add); running.key == key {
 			list = append(list, running)
 		}
 	}

@@ -1,9 +1,11 @@
 package cniserver
 
 import (
+	"slices"
 	"strconv"
 	"time"
 
+	"github.com/containernetworking/cni/pkg/types"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
@@ -51,8 +53,14 @@ func NewMetrics(registry prometheus.Registerer) *Metrics {
 	return m
 }
 
-// request measures one request.
-func (m *Metrics) request(command wire.Command, begin time.Time, err *wire.Error) {
+// commands are those that requests may have.
+var commands = []wire.Command{wire.Add, wire.Del, wire.Check, wire.GC, wire.Status, wire.Address, wire.Result}
+
+// request measures one request. A command that is none is counted as "unknown".
+func (m *Metrics) request(command wire.Command, begin time.Time, err *types.Error) {
+	if !slices.Contains(commands, command) {
+		command = "unknown"
+	}
 	code := uint(0)
 	if err != nil {
 		code = err.Code

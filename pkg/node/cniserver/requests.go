@@ -1,6 +1,7 @@
 package cniserver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,33 +12,28 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"go4.org/netipx"
 
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 )
 
-// del ends what the container has as the interface, but what came after the request. Nothing to end is success: the
+// del ends what the container has as the interface, except what the function is true for. Nothing to end is success: the
 // configuration is not even looked at, because it may have gone with the namespace.
-func (s *Server) del(ctx context.Context, r wire.Request, but func(journal.Attachment) bool) error {
+func (s *Server) del(ctx context.Context, r wire.Request, except func(journal.Attachment) bool) error {
 	if err := s.adding.end(ctx, attachmentKey{r.ContainerID, r.IfName}); err != nil {
 		return err
 	}
-	if err := s.Lifecycle.EndRequest(ctx, r.ContainerID, r.IfName, but); err != nil {
+	if err := s.Lifecycle.EndRequest(ctx, r.ContainerID, r.IfName, except); err != nil {
 		return fail(CodeRelease, "%w", err)
 	}
 	return nil
 }
 
-// since is true for what was asked for after a time: what a request of that time cannot mean.
+// since is true for an attachment that was asked for after a time: a request of that time cannot mean it.
 func since(at time.Time) func(journal.Attachment) bool {
-	return func(a journal.Attachment) bool {
-		asked := a.AttachedAt
-		if asked.IsZero() {
-			asked = a.ReservedAt
-		}
-		return asked.After(at)
-	}
+	return func(a journal.Attachment) bool { return cmp.Or(a.AttachedAt, a.ReservedAt).After(at) }
 }
 
 // gc releases what was attached by the network configuration before the runtime asked, and is not in its list.
@@ -55,7 +51,7 @@ func (s *Server) gc(ctx context.Context, r wire.Request) error {
 	}
 	valid := func(a journal.Attachment) bool {
 		return a.CNI.Network != n.Name || since(r.At)(a) ||
-			slices.Contains(*n.ValidAttachments, types.GCAttachment{ContainerID: a.CNI.ContainerID, IfName: a.CNI.IfName}) ||
+			slices.Contains(n.ValidAttachments, types.GCAttachment{ContainerID: a.CNI.ContainerID, IfName: a.CNI.IfName}) ||
 			len(s.adding.of(attachmentKey{a.CNI.ContainerID, a.CNI.IfName})) > 0 // the list may be older than that
 	}
 	var errs []error
@@ -76,10 +72,9 @@ func (s *Server) check(ctx context.Context, r wire.Request) error {
 	if err != nil {
 		return err
 	}
-	have, ok := s.Journal.Get(w.device)
-	if !ok || !journal.ContainerIs(r.ContainerID, r.IfName)(have) || have.State != journal.Attached {
-		return fail(types.ErrUnknownContainer, "Function %s is not attached as %s of container %s",
-			w.device, r.IfName, r.ContainerID)
+	have, err := s.attachedFor(w)
+	if err != nil {
+		return err
 	}
 	differences, err := s.Lifecycle.Check(ctx, w.device)
 	if err != nil {
@@ -98,7 +93,7 @@ func (s *Server) check(ctx context.Context, r wire.Request) error {
 // comparePrevious says how the result that the runtime kept differs from the journal.
 func comparePrevious(prev *types100.Result, have journal.Attachment) []string {
 	index := slices.IndexFunc(prev.Interfaces, func(i *types100.Interface) bool {
-		return i != nil && i.Name == have.CNI.IfName && i.Sandbox == have.Place.NetNS
+		return i.Name == have.CNI.IfName && i.Sandbox == have.Place.NetNS
 	})
 	if index < 0 {
 		return []string{fmt.Sprintf("prevResult has no interface %s in %s", have.CNI.IfName, have.Place.NetNS)}
@@ -111,7 +106,7 @@ func comparePrevious(prev *types100.Result, have journal.Attachment) []string {
 		if ip.Interface == nil || *ip.Interface != index || have.Interface.Userspace {
 			continue
 		}
-		if address, ok := prefix(ip); !ok || !slices.Contains(have.Interface.Addresses, address) {
+		if address, ok := netipx.FromStdIPNet(&ip.Address); !ok || !slices.Contains(have.Interface.Addresses, address) {
 			differences = append(differences,
 				fmt.Sprintf("prevResult has address %s, was not attached with it", ip.Address.String()))
 		}
@@ -127,7 +122,7 @@ func (s *Server) address(ctx context.Context, r wire.Request) (wire.Reply, error
 	}
 	if a.ipam.result == nil {
 		return wire.Reply{}, fail(types.ErrInvalidNetworkConfig,
-			"network configuration %s: no result of an IPAM plugin", a.conf)
+			"network configuration %s: no result of an IPAM plugin", a.conf.Name)
 	}
 	add := lifecycle.Addresses{Addresses: a.ipam.addresses, Routes: a.ipam.routes, Result: r.IPAM}
 	if have, _ := s.Journal.Get(a.device); have.Interface.Userspace {
@@ -146,10 +141,9 @@ func (s *Server) again(ctx context.Context, r wire.Request) (wire.Reply, error) 
 	if err != nil {
 		return wire.Reply{}, err
 	}
-	have, ok := s.Journal.Get(a.device)
-	if !ok || have.State != journal.Attached || !journal.ContainerIs(r.ContainerID, r.IfName)(have) {
-		return wire.Reply{}, fail(types.ErrUnknownContainer, "Function %s is not attached as %s of container %s",
-			a.device, r.IfName, r.ContainerID)
+	have, err := s.attachedFor(a)
+	if err != nil {
+		return wire.Reply{}, err
 	}
 	if err := s.sameAsBefore(a, have); err != nil {
 		return wire.Reply{}, err

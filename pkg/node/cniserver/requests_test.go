@@ -6,6 +6,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/opiproject/xpu-device-plugin/cni"
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
@@ -34,7 +35,7 @@ func TestResultsWithNull(t *testing.T) {
 	for _, version := range []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
 		for _, list := range []string{"ips", "interfaces", "routes"} {
 			raw := json.RawMessage(`{"cniVersion":"` + version + `","` + list + `":[null]}`)
-			if _, err := result(version, raw); err == nil {
+			if _, err := cni.DecodeResult(raw, version); err == nil {
 				t.Errorf("version %s: %s with null is taken", version, list)
 			}
 			if _, err := parseIPAM(raw); err == nil {

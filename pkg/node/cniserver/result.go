@@ -3,12 +3,12 @@ package cniserver
 import (
 	"encoding/json"
 	"fmt"
-	"net"
 	"net/netip"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"go4.org/netipx"
+	"k8s.io/utils/ptr"
 
 	"github.com/opiproject/xpu-device-plugin/cni"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -23,32 +23,28 @@ type addressing struct {
 	result    *types100.Result
 }
 
-// parseIPAM reads the result of an IPAM plugin, of any version; nothing is nothing.
+// parseIPAM reads the result of an IPAM plugin, of any version. Without a result everything is empty.
 func parseIPAM(raw json.RawMessage) (addressing, error) {
 	if len(raw) == 0 || string(raw) == "null" {
 		return addressing{}, nil
 	}
-	some, err := cni.DecodeResult(raw, "0.1.0")
+	a, err := decodeIPAM(raw)
 	if err != nil {
-		return addressing{}, fail(types.ErrDecodingFailure, "result of the IPAM plugin: %w", err)
-	}
-	r, err := types100.GetResult(some)
-	if err != nil {
-		return addressing{}, fail(types.ErrDecodingFailure, "result of the IPAM plugin: %w", err)
-	}
-	a := addressing{result: r}
-	if err := a.read(); err != nil {
 		return addressing{}, fail(types.ErrDecodingFailure, "result of the IPAM plugin: %w", err)
 	}
 	return a, nil
 }
 
-func (a *addressing) read() error {
+// decodeIPAM reads a result. A route without a gateway has that of the addresses, as with CNI plugins.
+func decodeIPAM(raw json.RawMessage) (a addressing, err error) {
+	if a.result, err = cni.DecodeResult(raw, "0.1.0"); err != nil {
+		return a, err
+	}
 	gateways := map[bool]netip.Addr{} // the first of each family, by whether that is IPv4
 	for i, ip := range a.result.IPs {
-		address, ok := prefix(ip)
+		address, ok := netipx.FromStdIPNet(&ip.Address)
 		if !ok {
-			return fmt.Errorf("ips[%d]: must have an address with prefix length", i)
+			return a, fmt.Errorf("ips[%d]: must have an address with prefix length", i)
 		}
 		a.addresses = append(a.addresses, address)
 		gateway, ok := netipx.FromStdIP(ip.Gateway)
@@ -57,125 +53,77 @@ func (a *addressing) read() error {
 		}
 	}
 	for i, r := range a.result.Routes {
-		route, ok := routeOf(r, gateways)
-		if !ok {
-			return fmt.Errorf("routes[%d]: must have a dst, and a gw that is an address where there is one", i)
+		to, ok := netipx.FromStdIPNet(&r.Dst)
+		via, isAddress := gateways[to.Addr().Is4()], true
+		if r.GW != nil {
+			via, isAddress = netipx.FromStdIP(r.GW)
 		}
-		a.routes = append(a.routes, route)
+		if !ok || !isAddress {
+			return a, fmt.Errorf("routes[%d]: must have a dst, and a gw that is an address where there is one", i)
+		}
+		// As with CNI plugins, it yields to a route that the pod has already.
+		a.routes = append(a.routes, function.Route{
+			To: to.Masked(), Via: via, Metric: r.Priority, Table: ptr.Deref(r.Table, 0), Scope: r.Scope,
+			MTU: r.MTU, AdvMSS: r.AdvMSS, Yield: true,
+		})
 	}
-	if err := (function.Interface{Name: "any", Addresses: a.addresses, Routes: a.routes}).Validate(); err != nil {
-		return err
-	}
-	return nil
-}
-
-func prefix(ip *types100.IPConfig) (netip.Prefix, bool) {
-	if ip == nil {
-		return netip.Prefix{}, false
-	}
-	address, ok := netipx.FromStdIP(ip.Address.IP)
-	network, masked := netipx.FromStdIPNet(&ip.Address)
-	if !ok || !masked || address.BitLen() != network.Addr().BitLen() {
-		return netip.Prefix{}, false
-	}
-	return netip.PrefixFrom(address, network.Bits()), true
-}
-
-// routeOf leads by the gateway of the addresses where the route names none, as CNI plugins do, and yields to a route
-// that the pod has already, as they do too.
-func routeOf(r *types.Route, gateways map[bool]netip.Addr) (function.Route, bool) {
-	if r == nil {
-		return function.Route{}, false
-	}
-	to, ok := netipx.FromStdIPNet(&net.IPNet{IP: r.Dst.IP.Mask(r.Dst.Mask), Mask: r.Dst.Mask})
-	if !ok {
-		return function.Route{}, false
-	}
-	route := function.Route{
-		To: to, Via: gateways[to.Addr().Is4()], Metric: r.Priority, Scope: r.Scope, MTU: r.MTU, AdvMSS: r.AdvMSS, Yield: true,
-	}
-	if r.Table != nil {
-		route.Table = *r.Table
-	}
-	if r.GW != nil {
-		route.Via, ok = netipx.FromStdIP(r.GW)
-	}
-	return route, ok
+	return a, function.Interface{Name: "any", Addresses: a.addresses, Routes: a.routes}.Validate()
 }
 
 // encode makes the CNI result of an attachment, after what the plugins before made, in the version of the
 // configuration. It depends on the journal and the configuration alone, so that a repeated ADD gets the same.
-func (w requested) encode(a journal.Attachment) (json.RawMessage, error) {
+func (r cniRequest) encode(a journal.Attachment) (json.RawMessage, error) {
 	ipam, err := parseIPAM(a.CNI.IPAM)
 	if err != nil {
 		return nil, err
 	}
-	r := &types100.Result{CNIVersion: types100.ImplementedSpecVersion}
-	if w.prev != nil {
-		*r = *w.prev
-		r.CNIVersion = types100.ImplementedSpecVersion
+	given := ipam.result
+	if given == nil {
+		given = withoutIPAM(a.Interface)
 	}
-	index := len(r.Interfaces)
-	r.Interfaces = append(r.Interfaces[:index:index], interfaceOf(a))
-	r.IPs = append(r.IPs[:len(r.IPs):len(r.IPs)], ips(a, ipam, index)...)
-	if ipam.result != nil {
-		r.Routes = append(r.Routes[:len(r.Routes):len(r.Routes)], ipam.result.Routes...)
-	} else {
-		r.Routes = append(r.Routes[:len(r.Routes):len(r.Routes)], routes(a.Interface.Routes)...)
+	result := &types100.Result{CNIVersion: types100.ImplementedSpecVersion}
+	if r.prev != nil {
+		result = r.prev
 	}
+	index := len(result.Interfaces)
+	attached := &types100.Interface{
+		Name: a.Observed.Name, Mac: string(a.Observed.MAC), Mtu: a.Observed.MTU, Sandbox: a.Place.NetNS,
+	}
+	if a.Function.Subfunction == "" {
+		attached.PciID = string(a.Function.Address)
+	}
+	result.Interfaces = append(result.Interfaces, attached)
+	for _, ip := range given.IPs {
+		result.IPs = append(result.IPs, &types100.IPConfig{Interface: &index, Address: ip.Address, Gateway: ip.Gateway})
+	}
+	result.Routes = append(result.Routes, given.Routes...)
 	switch {
-	case ipam.result != nil && !ipam.result.DNS.IsEmpty():
-		r.DNS = ipam.result.DNS
-	case r.DNS.IsEmpty():
-		r.DNS = w.dns
+	case !given.DNS.IsEmpty():
+		result.DNS = given.DNS
+	case result.DNS.IsEmpty():
+		result.DNS = r.conf.DNS
 	}
-	versioned, err := r.GetAsVersion(w.version)
+	versioned, err := result.GetAsVersion(r.conf.CNIVersion)
 	if err != nil {
-		return nil, fail(types.ErrIncompatibleCNIVersion, "result in CNI version %s: %w", w.version, err)
+		return nil, fail(types.ErrIncompatibleCNIVersion, "result in CNI version %s: %w", r.conf.CNIVersion, err)
 	}
 	return json.Marshal(versioned)
 }
 
-func interfaceOf(a journal.Attachment) *types100.Interface {
-	i := &types100.Interface{
-		Name: a.Observed.Name, Mac: string(a.Observed.MAC), Mtu: a.Observed.MTU, Sandbox: a.Place.NetNS,
+// withoutIPAM are the addresses and routes of an interface for which no IPAM plugin was asked.
+func withoutIPAM(i function.Interface) *types100.Result {
+	r := &types100.Result{}
+	for _, address := range i.Addresses {
+		r.IPs = append(r.IPs, &types100.IPConfig{Address: *netipx.PrefixIPNet(address)})
 	}
-	if a.Function.Subfunction == "" {
-		i.PciID = string(a.Function.Address)
+	for _, to := range i.Routes {
+		r.Routes = append(r.Routes, &types.Route{Dst: *netipx.PrefixIPNet(to.To), GW: to.Via.AsSlice(), Priority: to.Metric})
 	}
-	return i
-}
-
-// ips are those of the IPAM plugin, with their gateways, and else those that were asked for otherwise.
-func ips(a journal.Attachment, ipam addressing, index int) []*types100.IPConfig {
-	var list []*types100.IPConfig
-	if ipam.result != nil {
-		for _, ip := range ipam.result.IPs {
-			list = append(list, &types100.IPConfig{Interface: &index, Address: ip.Address, Gateway: ip.Gateway})
-		}
-		return list
-	}
-	for _, address := range a.Interface.Addresses {
-		ip := net.IPNet{IP: address.Addr().AsSlice(), Mask: net.CIDRMask(address.Bits(), address.Addr().BitLen())}
-		list = append(list, &types100.IPConfig{Interface: &index, Address: ip})
-	}
-	return list
-}
-
-func routes(list []function.Route) []*types.Route {
-	var routes []*types.Route
-	for _, r := range list {
-		route := &types.Route{Dst: *netipx.PrefixIPNet(r.To), Priority: r.Metric}
-		if r.Via.IsValid() {
-			route.GW = r.Via.AsSlice()
-		}
-		routes = append(routes, route)
-	}
-	return routes
+	return r
 }
 
 // deviceInfo is what there is to say of the Function; nothing of an SF, for which the specification has no word.
-func (s *Server) deviceInfo(a addRequest) (json.RawMessage, error) {
+func (s *Server) deviceInfo(a cniRequest) (json.RawMessage, error) {
 	asVDPA := false
 	if p, ok := s.Pools.PoolOf(a.device); ok {
 		asVDPA = p.Options(a.function).VDPA != ""

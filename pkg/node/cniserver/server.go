@@ -1,8 +1,14 @@
+// Package cniserver is the agent's side of the CNI plugin: it takes the requests that the shim passes on over a unix
+// socket, or left in the spool while the agent was away, and has Functions provisioned, attached, checked and released
+// as they ask.
+//
+// The journal is the only memory. A request that was interrupted anywhere is made good by the next: a second ADD of the
+// same container and interface goes on or returns the first result, a DEL cleans whatever there is.
 package cniserver
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -97,54 +103,36 @@ type Server struct {
 
 // New makes a server; [Server.Run] makes it work.
 func New(options Options) *Server {
-	if options.AddTimeout == 0 {
-		options.AddTimeout = 90 * time.Second
-	}
-	if options.StopTimeout == 0 {
-		options.StopTimeout = 10 * time.Second
-	}
-	return &Server{Options: options, adding: addsInProgress{byFunction: map[function.ID]*add{}}}
+	options.AddTimeout = cmp.Or(options.AddTimeout, 90*time.Second)
+	options.StopTimeout = cmp.Or(options.StopTimeout, 10*time.Second)
+	return &Server{Options: options}
 }
 
-// answer does what a request says that came over the socket.
+// answer does a request that came over the socket.
 func (s *Server) answer(ctx context.Context, r wire.Request) wire.Reply {
-	return s.answerAbout(ctx, r, nil)
+	return s.answerExcept(ctx, r, nil)
 }
 
-// answerSpooled does what a request says that came some time ago: what was attached since is not meant.
-func (s *Server) answerSpooled(ctx context.Context, r wire.Request) wire.Reply {
-	return s.answerAbout(ctx, r, since(r.At))
-}
-
-func (s *Server) answerAbout(ctx context.Context, r wire.Request, but func(journal.Attachment) bool) wire.Reply {
+// answerExcept does a request. A DEL leaves the attachments alone that the function, where it is set, is true for.
+func (s *Server) answerExcept(ctx context.Context, r wire.Request, except func(journal.Attachment) bool) wire.Reply {
 	begin := time.Now()
 	log := s.Log.WithValues("command", r.Command, "container", r.ContainerID, "interface", r.IfName)
-	if args, err := parseArgs(r.Args); err == nil && args.pod.Name != "" {
-		log = log.WithValues("pod", klog.KRef(args.pod.Namespace, args.pod.Name))
+	if pod, _, err := parseArgs(r.Args); err == nil && pod.Name != "" {
+		log = log.WithValues("pod", klog.KRef(pod.Namespace, pod.Name))
 	}
-	reply, err := s.do(logr.NewContext(ctx, log), r, but)
-	reply.Version = wire.Version
+	reply, err := s.do(logr.NewContext(ctx, log), r, except)
 	if err != nil {
-		reply = wire.Reply{Version: wire.Version, Error: coded(err)}
+		reply = wire.Reply{Error: coded(err)}
 		log.Error(err, "CNI request failed", "code", reply.Error.Code, "took", time.Since(begin).String())
 	} else {
 		log.V(1).Info("CNI request done", "took", time.Since(begin).String())
 	}
-	s.Metrics.request(known(r.Command), begin, reply.Error)
+	reply.Version = wire.Version
+	s.Metrics.request(r.Command, begin, reply.Error)
 	return reply
 }
 
-// known keeps what anybody writes into a request out of the metrics.
-func known(c wire.Command) wire.Command {
-	switch c {
-	case wire.Add, wire.Del, wire.Check, wire.GC, wire.Status, wire.Address, wire.Result:
-		return c
-	}
-	return "unknown"
-}
-
-// do does what a request says. A DEL is not about the attachments that but is true for.
-func (s *Server) do(ctx context.Context, r wire.Request, but func(journal.Attachment) bool) (wire.Reply, error) {
+func (s *Server) do(ctx context.Context, r wire.Request, except func(journal.Attachment) bool) (wire.Reply, error) {
 	if r.Version != wire.Version {
 		return wire.Reply{}, fail(CodeVersion,
 			"this agent speaks version %d of the contract, not %d: the CNI plugin is of another release",
@@ -164,7 +152,7 @@ func (s *Server) do(ctx context.Context, r wire.Request, but func(journal.Attach
 	case wire.Result:
 		return s.again(ctx, r)
 	case wire.Del:
-		return wire.Reply{}, s.del(ctx, r, but)
+		return wire.Reply{}, s.del(ctx, r, except)
 	case wire.Check:
 		return wire.Reply{}, s.check(ctx, r)
 	case wire.GC:
@@ -177,21 +165,17 @@ func (s *Server) do(ctx context.Context, r wire.Request, but func(journal.Attach
 
 // checkEnvironment refuses a request in which something is missing that its command needs.
 func checkEnvironment(r wire.Request) error {
-	missing := func(name string) error { return fail(types.ErrInvalidEnvironmentVariables, "%s: is missing", name) }
-	if r.Command == wire.GC || r.Command == wire.Status {
+	switch {
+	case r.Command == wire.GC || r.Command == wire.Status:
 		return nil
-	}
-	if r.ContainerID == "" {
-		return missing("CNI_CONTAINERID")
-	}
-	if r.IfName == "" {
-		return missing("CNI_IFNAME")
-	}
-	if r.Command == wire.Del {
+	case r.ContainerID == "":
+		return fail(types.ErrInvalidEnvironmentVariables, "CNI_CONTAINERID: is missing")
+	case r.IfName == "":
+		return fail(types.ErrInvalidEnvironmentVariables, "CNI_IFNAME: is missing")
+	case r.Command == wire.Del:
 		return nil
-	}
-	if r.NetNS == "" {
-		return missing("CNI_NETNS")
+	case r.NetNS == "":
+		return fail(types.ErrInvalidEnvironmentVariables, "CNI_NETNS: is missing")
 	}
 	if err := function.ValidateInterfaceName(r.IfName); err != nil {
 		return fail(types.ErrInvalidEnvironmentVariables, "CNI_IFNAME: %w", err)
@@ -208,12 +192,4 @@ func (s *Server) status(ctx context.Context) error {
 		return fail(types.ErrPluginNotAvailable, "xpu-agent: %w", err)
 	}
 	return nil
-}
-
-// causeOf is the reason that ctx ended for, where it did.
-func causeOf(ctx context.Context, err error) error {
-	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
-		return fmt.Errorf("%w (%w)", err, cause)
-	}
-	return err
 }

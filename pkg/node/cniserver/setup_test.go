@@ -71,9 +71,9 @@ func TestOutfit(t *testing.T) {
 				Pools: withSetup{pool.Pool{Name: "fast", Spec: test.spec, Functions: []function.Function{test.function}}, true},
 				MAC:   func(function.ID) function.MAC { return "02:00:00:00:00:aa" },
 			})
-			a := addRequest{requested: requested{device: test.function.ID, mac: test.mac}, function: test.function}
-			a.request.ContainerID, a.request.IfName = "c1", "net1"
-			got, err := s.want(a, test.have)
+			a := cniRequest{device: test.function.ID, mac: test.mac, function: test.function}
+			a.ContainerID, a.IfName = "c1", "net1"
+			got, err := s.reservation(a, test.have)
 			must.Succeed(t, err)
 			if diff := cmp.Diff(test.want, got.Setup); diff != "" {
 				t.Errorf("setup (-want +got):\n%s", diff)

@@ -16,7 +16,6 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/watchdir"
@@ -30,14 +29,19 @@ const messageTimeout = 10 * time.Second
 // in the spool at the start is tried once before the first connection is taken, so that a DEL of the past cannot come
 // after an ADD of the present. It returns an error only where it cannot serve at all.
 func (s *Server) Run(ctx context.Context) error {
-	spool, err := newSpool(s)
+	changes, err := watchdir.Open(s.SpoolDir, isNewRequest)
 	if err != nil {
-		return err
+		return fmt.Errorf("CNI spool: %w", err)
 	}
-	defer spool.close()
-	spool.first(ctx)
+	defer changes.Close()
+	if err := s.watchSpool(changes); err != nil {
+		return fmt.Errorf("CNI spool: %w", err)
+	}
+	first, cancel := context.WithTimeout(ctx, firstTimeout)
+	s.drainSpool(first, changes)
+	cancel()
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return spool.run(ctx) })
+	group.Go(func() error { return s.followSpool(ctx, changes) })
 	group.Go(func() error { return s.serve(ctx) })
 	return group.Wait()
 }
@@ -58,76 +62,67 @@ func (s *Server) serve(ctx context.Context) error {
 		defer late.Stop()
 		requests.Wait()
 	}()
-	l, err := s.listen(watch)
-	if err != nil {
-		return err
-	}
-	for {
+	for again := false; ; again = true {
+		l, err := s.listen(watch)
+		if err != nil && !again {
+			return fmt.Errorf("CNI socket: %w", err)
+		}
+		if err != nil { // somebody may be removing still
+			s.Log.Error(err, "CNI socket cannot be made; trying again")
+			if !loop.Sleep(ctx, 100*time.Millisecond) {
+				return nil
+			}
+			continue
+		}
 		var accepting sync.WaitGroup
 		accepting.Go(func() { s.accept(working, l, &requests) })
-		removed := loop.Until(ctx, func(context.Context) <-chan struct{} { return watch.Changes() }, func() bool { return !l.there() })
-		if removed != nil {
-			_ = os.Remove(l.path)
-		}
+		stopped := s.awaitRemoval(ctx, watch)
 		l.Close()
 		accepting.Wait()
-		if removed != nil {
+		if stopped != nil {
 			return nil
 		}
 		s.Log.Info("CNI socket was removed; it is made again", "socket", s.Socket)
-		if l = s.listenAgain(ctx, watch); l == nil {
-			return nil
-		}
 	}
 }
 
-// listenAgain tries until it succeeds, as somebody may be removing still, or ctx ends; then it returns nil.
-func (s *Server) listenAgain(ctx context.Context, watch *watchdir.Dir) (l *listener) {
-	_ = wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(context.Context) (done bool, err error) {
-		if l, err = s.listen(watch); err != nil {
-			s.Log.Error(err, "CNI socket cannot be made; trying again")
-		}
-		return err == nil, nil
+// awaitRemoval returns nil when the path is not the socket any more that it is now. When ctx ends before, it removes the
+// socket and returns why ctx ended.
+func (s *Server) awaitRemoval(ctx context.Context, watch *watchdir.Dir) error {
+	socket, _ := os.Lstat(s.Socket) // nil, and so not the same, if it was removed already
+	err := loop.Until(ctx, func(context.Context) <-chan struct{} { return watch.Changes() }, func() bool {
+		now, err := os.Lstat(s.Socket)
+		return err != nil || !os.SameFile(now, socket)
 	})
-	return l
-}
-
-// listener is a listening socket and the file that it is.
-type listener struct {
-	*net.UnixListener
-	path string
-	file fs.FileInfo
+	if err != nil {
+		_ = os.Remove(s.Socket)
+	}
+	return err
 }
 
 // listen makes the socket and watches it. An old one in its place is nobody's: the journal lets one agent run.
-func (s *Server) listen(watch *watchdir.Dir) (*listener, error) {
-	dir := filepath.Dir(s.Socket)
+func (s *Server) listen(watch *watchdir.Dir) (*net.UnixListener, error) {
 	ours := func(name string) bool { return name == filepath.Base(s.Socket) }
-	if err := makeOwnDir(dir, ours); err != nil {
-		return nil, fmt.Errorf("CNI socket: %w", err)
+	if err := makeOwnDir(filepath.Dir(s.Socket), ours); err != nil {
+		return nil, err
 	}
 	// The watch comes first, so that a removal is not missed.
 	if err := watch.Watch(); err != nil {
-		return nil, fmt.Errorf("CNI socket: %w", err)
+		return nil, err
 	}
 	if err := os.Remove(s.Socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("CNI socket: %w", err)
+		return nil, err
 	}
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: s.Socket, Net: "unix"})
 	if err != nil {
-		return nil, fmt.Errorf("CNI socket: %w", err)
+		return nil, err
 	}
 	l.SetUnlinkOnClose(false) // by then the path may be another socket
 	if err := os.Chmod(s.Socket, 0o600); err != nil {
 		l.Close()
-		return nil, fmt.Errorf("CNI socket: %w", err)
+		return nil, err
 	}
-	file, err := os.Lstat(s.Socket)
-	if err != nil {
-		l.Close()
-		return nil, fmt.Errorf("CNI socket: %w", err)
-	}
-	return &listener{UnixListener: l, path: s.Socket, file: file}, nil
+	return l, nil
 }
 
 // ownMode is that of directories that are the server's alone.
@@ -156,14 +151,8 @@ func makeOwnDir(dir string, ours func(name string) bool) error {
 	return os.Chmod(dir, ownMode)
 }
 
-// there says whether the path still is the socket.
-func (l *listener) there() bool {
-	now, err := os.Lstat(l.path)
-	return err == nil && os.SameFile(now, l.file)
-}
-
 // accept takes connections until the listener is closed.
-func (s *Server) accept(ctx context.Context, l *listener, requests *sync.WaitGroup) {
+func (s *Server) accept(ctx context.Context, l *net.UnixListener, requests *sync.WaitGroup) {
 	for {
 		conn, err := l.AcceptUnix()
 		if errors.Is(err, net.ErrClosed) {
@@ -193,7 +182,7 @@ func (s *Server) talk(ctx context.Context, conn *net.UnixConn) {
 		reply = s.answer(ctx, request)
 		stop()
 	} else {
-		reply.Error = &wire.Error{Code: types.ErrDecodingFailure, Msg: err.Error()}
+		reply.Error = &types.Error{Code: types.ErrDecodingFailure, Msg: err.Error()}
 		s.Log.Error(err, "Request of the CNI plugin cannot be read")
 	}
 	if err := send(conn, reply); err != nil {
@@ -201,8 +190,6 @@ func (s *Server) talk(ctx context.Context, conn *net.UnixConn) {
 			"command", request.Command, "container", request.ContainerID)
 	}
 }
-
-var errGone = errors.New("the CNI plugin did not wait any longer")
 
 // whileConnected ends the context of an ADD when the shim is gone: nobody would know of the interface then. A DEL goes
 // on, as it is wanted all the same. stop must be called when the request is done.
@@ -217,13 +204,13 @@ func whileConnected(ctx context.Context, conn *net.UnixConn, command wire.Comman
 	watching.Go(func() {
 		// The runtime's poller wakes this for every change of the socket, and for the deadline.
 		if raw.Read(hungUp) == nil {
-			cancel(errGone)
+			cancel(errors.New("the CNI plugin did not wait any longer"))
 		}
 	})
 	return ctx, func() {
 		_ = conn.SetReadDeadline(time.Unix(1, 0))
 		watching.Wait()
-		cancel(nil)
+		stop()
 	}
 }
 
@@ -242,13 +229,11 @@ func checkPeer(conn *net.UnixConn) error {
 	}
 	var peer *unix.Ucred
 	var peerErr error
-	if err := raw.Control(func(fd uintptr) {
+	err = raw.Control(func(fd uintptr) {
 		peer, peerErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); err != nil {
-		return err
-	}
-	if peerErr != nil {
-		return fmt.Errorf("peer credentials: %w", peerErr)
+	})
+	if err := errors.Join(err, peerErr); err != nil {
+		return fmt.Errorf("peer credentials: %w", err)
 	}
 	if peer.Uid != 0 && int(peer.Uid) != os.Geteuid() {
 		return fmt.Errorf("user %d (process %d): only root and user %d may use this socket", peer.Uid, peer.Pid, os.Geteuid())
@@ -285,7 +270,7 @@ func send(conn *net.UnixConn, reply wire.Reply) error {
 		err = fmt.Errorf("answer: is longer than %d bytes", wire.MaxMessage)
 	}
 	if err != nil {
-		reply = wire.Reply{Version: wire.Version, Error: &wire.Error{Code: types.ErrInternal, Msg: err.Error()}}
+		reply = wire.Reply{Version: wire.Version, Error: &types.Error{Code: types.ErrInternal, Msg: err.Error()}}
 		if data, err = json.Marshal(reply); err != nil {
 			return err
 		}

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -33,69 +32,36 @@ const (
 	badDir = "bad"
 )
 
-// spool is the directory of requests that the agent was not there to take.
-type spool struct {
-	server  *Server
-	dir     string
-	changes *watchdir.Dir
-}
-
-// newSpool makes and watches the directory. Close it after use.
-func newSpool(s *Server) (*spool, error) {
-	p := &spool{server: s, dir: filepath.Clean(s.SpoolDir)}
-	var err error
-	if p.changes, err = watchdir.Open(p.dir, concerns); err != nil {
-		return nil, fmt.Errorf("CNI spool: %w", err)
-	}
-	if err := p.watch(); err != nil {
-		p.close()
-		return nil, err
-	}
-	return p, nil
-}
-
-// watch makes the directory where it is missing, and watches it.
-func (p *spool) watch() error {
+// watchSpool makes the directory where it is missing, and watches it.
+func (s *Server) watchSpool(changes *watchdir.Dir) error {
 	ours := func(name string) bool {
 		return name == badDir || strings.HasSuffix(name, ".json") || strings.HasPrefix(name, ".")
 	}
-	for _, dir := range []string{p.dir, filepath.Join(p.dir, badDir)} {
+	for _, dir := range []string{s.SpoolDir, filepath.Join(s.SpoolDir, badDir)} {
 		if err := makeOwnDir(dir, ours); err != nil {
-			return fmt.Errorf("CNI spool: %w", err)
+			return err
 		}
 	}
-	if err := p.changes.Watch(); err != nil {
-		return fmt.Errorf("CNI spool: %w", err)
-	}
-	return nil
+	return changes.Watch()
 }
 
-func (p *spool) close() { p.changes.Close() }
-
-// first does what can be done at once.
-func (p *spool) first(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, firstTimeout)
-	defer cancel()
-	p.drain(ctx)
-}
-
-// run does what comes, and what failed again after a while, until ctx ends.
-func (p *spool) run(ctx context.Context) error {
+// followSpool does what comes, and what failed again after a while, until ctx ends.
+func (s *Server) followSpool(ctx context.Context, changes *watchdir.Dir) error {
 	for backoff := loop.Backoff(firstRetry, slowestRetry); ; { // first for what came since the first look
 		var pause time.Duration
-		if p.drain(ctx) {
+		if s.drainSpool(ctx, changes) {
 			backoff = loop.Backoff(firstRetry, slowestRetry)
 		} else {
 			pause = backoff.Step()
 		}
-		if !loop.Wait(ctx, p.changes.Changes(), pause) {
+		if !loop.Wait(ctx, changes.Changes(), pause) {
 			return nil
 		}
 	}
 }
 
-// concerns says whether an event is a reason to look through the directory.
-func concerns(event fsnotify.Event) bool {
+// isNewRequest says whether an event is a reason to look through the directory.
+func isNewRequest(event fsnotify.Event) bool {
 	return event.Has(fsnotify.Create) && isRequest(filepath.Base(event.Name))
 }
 
@@ -104,46 +70,38 @@ func isRequest(name string) bool {
 	return strings.HasSuffix(name, ".json") && !strings.HasPrefix(name, ".")
 }
 
-// spooled is a file of the spool.
+// spooled is a file of the spool, as it was when it was read.
 type spooled struct {
 	path    string
-	file    fs.FileInfo
+	info    fs.FileInfo
 	request wire.Request
 }
 
-// drain does what is in the spool, in the order in which it was asked for, as far as it can be done now. It says
-// whether nothing is left.
-func (p *spool) drain(ctx context.Context) (empty bool) {
-	if err := p.watch(); err != nil {
-		p.server.Log.Error(err, "CNI spool cannot be made; trying again")
+// drainSpool does what is in the spool, in the order in which it was asked for, as far as it can be done now. It says
+// whether nothing is left. Each error is logged, and the file of the request stays.
+func (s *Server) drainSpool(ctx context.Context, changes *watchdir.Dir) (empty bool) {
+	if err := s.watchSpool(changes); err != nil {
+		s.Log.Error(err, "CNI spool cannot be made; trying again")
 		return false
 	}
-	files, err := p.read()
+	files, err := s.readSpool()
 	if err != nil {
-		p.server.Log.Error(err, "CNI spool cannot be read", "spool", p.dir)
+		s.Log.Error(err, "CNI spool cannot be read", "spool", s.SpoolDir)
 		return false
 	}
 	slices.SortStableFunc(files, func(a, b spooled) int { return a.request.At.Compare(b.request.At) })
-	p.server.Metrics.spool.Set(float64(len(files)))
-	var left atomic.Int64
+	s.Metrics.spool.Set(float64(len(files)))
 	var group errgroup.Group
 	group.SetLimit(spoolParallel)
 	for _, file := range files {
-		group.Go(func() error {
-			if err := p.do(ctx, file); err != nil {
-				left.Add(1)
-			}
-			return nil
-		})
+		group.Go(func() error { return s.doSpooled(ctx, file) })
 	}
-	_ = group.Wait() // each error is logged, and the file stays
-	p.server.Metrics.spool.Set(float64(left.Load()))
-	return left.Load() == 0
+	return group.Wait() == nil
 }
 
-// read finds the requests in the spool. What is none is put aside.
-func (p *spool) read() ([]spooled, error) {
-	entries, err := os.ReadDir(p.dir)
+// readSpool finds the requests in the spool. What is none is put aside.
+func (s *Server) readSpool() ([]spooled, error) {
+	entries, err := os.ReadDir(s.SpoolDir)
 	if err != nil {
 		return nil, err
 	}
@@ -152,12 +110,12 @@ func (p *spool) read() ([]spooled, error) {
 		if !isRequest(entry.Name()) {
 			continue
 		}
-		path := filepath.Join(p.dir, entry.Name())
+		path := filepath.Join(s.SpoolDir, entry.Name())
 		file, err := readSpooled(path)
 		switch {
 		case errors.Is(err, fs.ErrNotExist): // somebody removed it
 		case err != nil:
-			p.putAside(path, err)
+			s.putAside(path, err)
 		default:
 			files = append(files, file)
 		}
@@ -165,48 +123,45 @@ func (p *spool) read() ([]spooled, error) {
 	return files, nil
 }
 
-// readSpooled reads one file, and refuses what is no request that could ever be done.
-func readSpooled(path string) (spooled, error) {
-	info, err := os.Lstat(path)
-	switch {
-	case err != nil:
-		return spooled{}, err
-	case !info.Mode().IsRegular():
-		return spooled{}, errors.New("is no regular file")
-	case info.Size() > wire.MaxMessage:
-		return spooled{}, fmt.Errorf("is longer than %d bytes", wire.MaxMessage)
+// readSpooled reads one file, and refuses what is no request that could ever be done. One of a later version waits for an
+// agent that knows it.
+func readSpooled(path string) (file spooled, err error) {
+	file.path = path
+	if file.info, err = os.Lstat(path); err != nil {
+		return file, err
+	}
+	if !file.info.Mode().IsRegular() {
+		return file, errors.New("is no regular file")
+	}
+	if file.info.Size() > wire.MaxMessage {
+		return file, fmt.Errorf("is longer than %d bytes", wire.MaxMessage)
 	}
 	data, err := os.ReadFile(path)
 	if err != nil {
-		return spooled{}, err
+		return file, err
 	}
-	r, err := decodeRequest(data)
-	if err != nil {
-		return spooled{}, err
+	if file.request, err = decodeRequest(data); err != nil {
+		return file, err
 	}
-	return spooled{path, info, r}, checkSpooled(r)
-}
-
-// checkSpooled refuses a request that could never be done. One of a later version waits for an agent that knows it.
-func checkSpooled(r wire.Request) error {
-	switch {
+	switch r := file.request; {
 	case r.Version > wire.Version:
-		return nil
+		return file, nil
 	case r.Version < wire.Version:
-		return fmt.Errorf("version %d: is not known any more", r.Version)
+		return file, fmt.Errorf("version %d: is not known any more", r.Version)
 	case r.Command != wire.Del && r.Command != wire.GC:
-		return fmt.Errorf("command %q: must be DEL or GC", r.Command)
+		return file, fmt.Errorf("command %q: must be DEL or GC", r.Command)
 	case r.At.IsZero():
-		return errors.New("at: is missing")
+		return file, errors.New("at: is missing")
+	default:
+		return file, checkEnvironment(r)
 	}
-	return checkEnvironment(r)
 }
 
 // putAside keeps a file that is no request for people to look at.
-func (p *spool) putAside(path string, reason error) {
-	to := filepath.Join(p.dir, badDir, filepath.Base(path))
-	log := p.server.Log.WithValues("file", path, "movedTo", to)
-	p.server.Metrics.badFile.Inc()
+func (s *Server) putAside(path string, reason error) {
+	to := filepath.Join(s.SpoolDir, badDir, filepath.Base(path))
+	log := s.Log.WithValues("file", path, "movedTo", to)
+	s.Metrics.badFile.Inc()
 	if err := os.Rename(path, to); err != nil {
 		log.Error(errors.Join(reason, err), "File in the CNI spool is no request, and cannot be moved away")
 		return
@@ -214,31 +169,23 @@ func (p *spool) putAside(path string, reason error) {
 	log.Error(reason, "File in the CNI spool is no request; a pod's interface may not be released until the next GC")
 }
 
-// errReplaced is returned for a file whose request is done, and that is another one since.
-var errReplaced = errors.New("was replaced by a later request")
-
-// do does one request, and removes its file once it is done. A later request that took its place is left for the next
-// time.
-func (p *spool) do(ctx context.Context, file spooled) error {
+// doSpooled does one request, and removes its file once it is done. A later request that took its place meanwhile is left for
+// the next time.
+func (s *Server) doSpooled(ctx context.Context, file spooled) error {
 	ctx, cancel := context.WithTimeout(ctx, spoolTimeout)
 	defer cancel()
-	reply := p.server.answerSpooled(ctx, file.request)
-	if reply.Error != nil {
+	if reply := s.answerExcept(ctx, file.request, since(file.request.At)); reply.Error != nil {
 		return reply.Error
 	}
-	if !file.unchanged() {
-		return errReplaced
+	now, err := os.Lstat(file.path)
+	if err == nil && !(os.SameFile(now, file.info) && now.ModTime().Equal(file.info.ModTime())) {
+		return errors.New("was replaced by a later request")
 	}
 	if err := os.Remove(file.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		p.server.Log.Error(err, "Request in the CNI spool is done, but its file cannot be removed", "file", file.path)
+		s.Log.Error(err, "Request in the CNI spool is done, but its file cannot be removed", "file", file.path)
 		return err
 	}
-	p.server.Metrics.spooled.Inc()
+	s.Metrics.spooled.Inc()
+	s.Metrics.spool.Dec()
 	return nil
-}
-
-// unchanged says whether the file is still the one that was read, or none.
-func (s spooled) unchanged() bool {
-	now, err := os.Lstat(s.path)
-	return err != nil || os.SameFile(now, s.file) && now.ModTime().Equal(s.file.ModTime())
 }

@@ -94,7 +94,7 @@ func TestList(t *testing.T) {
 	write(t, filepath.Join(filepath.Dir(dir), "x"), "#!/bin/sh\n", 0o755)
 
 	var log logged
-	d := newDirectory(Options{Dir: dir}, log.logger())
+	d := newDirectory(Options{Dir: dir, Log: log.logger()})
 	for range 2 {
 		list, err := d.list()
 		must.Succeed(t, err)
@@ -120,7 +120,7 @@ func TestList(t *testing.T) {
 
 func TestDirectoryMissing(t *testing.T) {
 	for _, dir := range []string{"", filepath.Join(t.TempDir(), "missing")} {
-		if list, err := newDirectory(Options{Dir: dir}, logr.Discard()).list(); err != nil || len(list) != 0 {
+		if list, err := newDirectory(Options{Dir: dir, Log: logr.Discard()}).list(); err != nil || len(list) != 0 {
 			t.Errorf("directory %q: list %q, %v", dir, list, err)
 		}
 	}
@@ -140,7 +140,7 @@ func TestDirectoryRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := hooksDir(t)
 			must.Succeed(t, test.change(dir))
-			_, err := New(nil, nil, nil, Options{Dir: dir}, nil, logr.Discard())
+			_, err := New(Options{Dir: dir, Log: logr.Discard()}, nil)
 			if err == nil || !strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), dir) {
 				t.Errorf("error %v, want one with %q and the directory", err, test.want)
 			}
@@ -156,7 +156,7 @@ func TestRefusalIsTold(t *testing.T) {
 	must.Succeed(t, os.Chmod(file, 0o777))
 	var told []string
 	log := funcr.New(func(_, args string) { told = append(told, args) }, funcr.Options{})
-	d := newDirectory(Options{Dir: dir}, log)
+	d := newDirectory(Options{Dir: dir, Log: log})
 	list := func() {
 		t.Helper()
 		if _, err := d.list(); err != nil {
@@ -185,7 +185,7 @@ func TestDirectoryReadOnly(t *testing.T) {
 	}
 	t.Cleanup(func() { must.Succeed(t, unix.Unmount(dir, unix.MNT_DETACH)) })
 	must.Succeed(t, unix.Mount("", dir, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
-	d := newDirectory(Options{Dir: dir}, logr.Discard())
+	d := newDirectory(Options{Dir: dir, Log: logr.Discard()})
 	if list, err := d.list(); err != nil || len(list) != 1 {
 		t.Errorf("list %q, %v; want the executable", list, err)
 	}
@@ -197,7 +197,7 @@ func runScript(t *testing.T, script string, timeout time.Duration, a journal.Att
 	dir := hooksDir(t)
 	write(t, filepath.Join(dir, "10-a"), "#!/bin/sh\n"+script, 0o755)
 	log := &logged{}
-	d := newDirectory(Options{Node: "node1", Dir: dir, Timeout: timeout}, log.logger())
+	d := newDirectory(Options{Node: "node1", Dir: dir, Timeout: timeout, Log: log.logger()})
 	return log, d.run(t.Context(), "10-a", a)
 }
 
@@ -324,7 +324,7 @@ func TestRunEnds(t *testing.T) {
 func TestRunCannotStart(t *testing.T) {
 	dir := hooksDir(t)
 	write(t, filepath.Join(dir, "10-a"), "#!/no/such/interpreter\n", 0o755)
-	d := newDirectory(Options{Dir: dir, Timeout: time.Minute}, logr.Discard())
+	d := newDirectory(Options{Dir: dir, Timeout: time.Minute, Log: logr.Discard()})
 	for _, name := range []string{"10-a", "20-gone"} {
 		err := d.run(t.Context(), name, released(0))
 		if err == nil || !strings.Contains(err.Error(), name) || errors.As(err, new(final)) {
@@ -395,7 +395,7 @@ func TestRunCancelled(t *testing.T) {
 	started := filepath.Join(t.TempDir(), "started")
 	must.Succeed(t, unix.Mkfifo(started, 0o600))
 	write(t, filepath.Join(dir, "10-a"), "#!/bin/sh\necho > "+started+"\nsleep 600\n", 0o755)
-	d := newDirectory(Options{Dir: dir, Timeout: time.Hour, Parallel: 1}, logr.Discard())
+	d := newDirectory(Options{Dir: dir, Timeout: time.Hour, Parallel: 1, Log: logr.Discard()})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 2)
 	go func() { done <- d.run(ctx, "10-a", released(0)) }()

@@ -33,7 +33,7 @@ func TestWorkedExample(t *testing.T) {
 		"/etc/xpu-agent/hooks.d/.bin/busybox", busybox, "/var/lib/xpu-agent", state,
 	).Replace(block("sh")), 0o755)
 
-	d := newDirectory(Options{Node: "node1", Dir: dir, Timeout: time.Minute}, logr.Discard())
+	d := newDirectory(Options{Node: "node1", Dir: dir, Timeout: time.Minute, Log: logr.Discard()})
 	if err := d.run(t.Context(), "10-usage", released(0)); err == nil || !strings.Contains(err.Error(), "exit status 75") {
 		t.Errorf("error %v without a directory, want one that asks for another try", err)
 	}

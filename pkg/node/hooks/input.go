@@ -104,8 +104,7 @@ func input(node string, a journal.Attachment, attempt int) ([]byte, error) {
 		}
 	}
 	if a.Pod.Name != "" {
-		pod := InputPod(a.Pod)
-		in.Pod = &pod
+		in.Pod = new(InputPod(a.Pod))
 	}
 	if a.Port != nil {
 		in.Port = &InputPort{Network: a.Port.Network, MAC: string(a.Port.MAC)}

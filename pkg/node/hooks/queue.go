@@ -1,10 +1,8 @@
-// Package hooks runs what is to be done after a Function was taken back from a pod and before another pod may have it:
-// its Port is deleted at the xPU, and then the administrator's executables are run. What is to be done, and how far it
-// is, is in the journal: every hook runs at least once, whatever ends the agent.
+// Package hooks runs post-delete hooks: what is to be done after a Function was taken back from a pod and before another
+// pod may have it. The Port is deleted at the xPU, and then the administrator's executables are run. The journal says
+// which hooks are done, so that every hook runs at least once, whatever ends the agent.
 //
-// There is no hook that resets the Function. Package lifecycle did that and verified it before it hands a Function over,
-// from what was written down before anything was touched; a Function that was reserved and never attached was not
-// touched at all.
+// There is no hook that resets the Function: package lifecycle resets and verifies it before it hands the Function over.
 package hooks
 
 import (
@@ -65,15 +63,20 @@ type Recorder interface {
 	Eventf(regarding, related runtime.Object, eventtype, reason, action, note string, args ...any)
 }
 
-// Options of a [Queue].
+// Options of a [Queue]. All but Parallel and Recorder must be set.
 type Options struct {
+	Journal   Journal
+	Functions Functions
+	Ports     Ports
+	Log       logr.Logger
 	// Node is the name of the node's Node object.
 	Node string
 	// Dir has the administrator's executables; it need not exist.
 	Dir string
 	// Timeout is how long one run of an executable may take.
 	Timeout time.Duration
-	// Attempts is how often an executable is run that does not succeed, at most.
+	// Attempts is how often an executable is run that does not succeed, at most; 0 is without a limit. The deletion of a
+	// Port is never given up.
 	Attempts int
 	// Parallel is how many executables run at once, at most; 0 is 8.
 	Parallel int
@@ -81,16 +84,6 @@ type Options struct {
 	Recorder Recorder
 	// Changed is called when a Function became free, or what it waits for changed. It must not block.
 	Changed func()
-}
-
-// hook is one thing to be done after a release.
-type hook struct {
-	name string
-	run  func(context.Context, journal.Attachment) error
-	// attempts is how often it is run at most, 0 for ever.
-	attempts int
-	// slowest is the longest pause before it is run again.
-	slowest time.Duration
 }
 
 // final is an error of a hook that need not be run again.
@@ -104,57 +97,37 @@ type executables interface {
 
 // Queue runs hooks: those of one Function one after the other, those of different Functions at the same time.
 type Queue struct {
-	journal     Journal
-	functions   Functions
-	ports       Ports
+	Options
 	executables executables
-	options     Options
 	metrics     *metrics
-	log         logr.Logger
-
 	// work only says which Functions to look at, each by one goroutine at a time; the journal has the rest.
 	work workqueue.TypedDelayingInterface[function.ID]
 }
 
 // New makes a queue, whose Run must be called. It fails if the directory of executables is there and must not be used.
-func New(
-	j Journal, functions Functions, ports Ports, options Options, registry prometheus.Registerer, log logr.Logger,
-) (*Queue, error) {
-	d := newDirectory(options, log)
+func New(options Options, registry prometheus.Registerer) (*Queue, error) {
+	d := newDirectory(options)
 	if _, err := d.list(); err != nil {
 		return nil, err
 	}
-	return newQueue(j, functions, ports, d, options, registry, log), nil
+	return newQueue(options, d, registry), nil
 }
 
-func newQueue(
-	j Journal, functions Functions, ports Ports, e executables, options Options, registry prometheus.Registerer,
-	log logr.Logger,
-) *Queue {
-	q := &Queue{
-		journal: j, functions: functions, ports: ports, executables: e, options: options, log: log,
-		work: workqueue.NewTypedDelayingQueue[function.ID](),
-	}
-	q.metrics = newMetrics(registry, q.length)
+func newQueue(options Options, e executables, registry prometheus.Registerer) *Queue {
+	q := &Queue{Options: options, executables: e, work: workqueue.NewTypedDelayingQueue[function.ID]()}
+	q.metrics = newMetrics(registry, func() float64 { return float64(len(q.waiting())) })
 	return q
 }
 
-// length is how many Functions wait for hooks.
-func (q *Queue) length() float64 {
-	count := 0
-	for _, a := range q.journal.All() {
-		if a.Restored() {
-			count++
-		}
-	}
-	return float64(count)
+// waiting are the attachments whose hooks run or wait to be run again.
+func (q *Queue) waiting() []journal.Attachment {
+	return slices.DeleteFunc(q.Journal.All(), func(a journal.Attachment) bool { return !a.Restored() })
 }
 
 // First is the name of the first hook that runs after the release of this attachment, "" if none does.
 func (q *Queue) First(a journal.Attachment) string {
 	a.Hooks = nil
-	h, _ := q.next(a)
-	return h.name
+	return q.next(a)
 }
 
 // Add has the hooks of a Function run. Those of a Function that is not [journal.Attachment.Restored] are not.
@@ -164,10 +137,8 @@ func (q *Queue) Add(id function.ID) { q.work.Add(id) }
 func (q *Queue) Run(ctx context.Context) error {
 	defer q.work.ShutDown()
 	defer context.AfterFunc(ctx, q.work.ShutDown)()
-	for _, a := range q.journal.All() {
-		if a.Restored() {
-			q.Add(a.Function)
-		}
+	for _, a := range q.waiting() {
+		q.Add(a.Function)
 	}
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -186,71 +157,78 @@ func (q *Queue) Run(ctx context.Context) error {
 // process runs the Function's hooks, until all are done or one must wait before it is run again.
 func (q *Queue) process(ctx context.Context, id function.ID) {
 	for ctx.Err() == nil {
-		a, exists := q.journal.Get(id)
+		a, exists := q.Journal.Get(id)
 		if !exists || !a.Restored() {
 			return
 		}
-		h, more := q.next(a)
 		var err error
-		if more {
-			if pause := untilRetry(a, h); pause > 0 {
-				q.work.AddAfter(id, pause)
-				return
-			}
-			err = q.run(ctx, a, h)
-		} else {
+		hook := q.next(a)
+		switch pause := untilRetry(a, hook); {
+		case hook == "":
 			err = q.free(ctx, a)
+		case pause > 0:
+			q.work.AddAfter(id, pause)
+			return
+		default:
+			err = q.run(ctx, a, hook)
 		}
 		if err != nil && ctx.Err() == nil {
-			q.log.Error(err, "What a post-delete hook did cannot be written down; it will be run again", "function", id.String())
+			q.Log.Error(err, "What a post-delete hook did cannot be written down; it will be run again", "function", id.String())
 			q.work.AddAfter(id, writeRetry)
 			return
 		}
-		q.options.Changed()
+		q.Changed()
 	}
 }
 
-// next is the first hook that is not done; more is false if all are.
-func (q *Queue) next(a journal.Attachment) (h hook, more bool) {
-	for h := range q.hooks(a) {
-		if a.Hooks == nil || !slices.Contains(a.Hooks.Done, h.name) {
-			return h, true
-		}
+// progress is how far the hooks of an attachment are.
+func progress(a journal.Attachment) journal.Hooks {
+	if a.Hooks == nil {
+		return journal.Hooks{}
 	}
-	return hook{}, false
+	return *a.Hooks
 }
 
-// hooks are all those that an attachment has after its release, in their order.
-func (q *Queue) hooks(a journal.Attachment) func(yield func(hook) bool) {
-	return func(yield func(hook) bool) {
-		if a.Port != nil && !yield(hook{name: portHook, run: q.deletePort, slowest: 30 * time.Second}) {
-			return
-		}
-		slowest := 5 * time.Minute
-		names, err := q.executables.list()
-		if err != nil {
-			failed := func(context.Context, journal.Attachment) error { return err }
-			yield(hook{name: directoryHook, run: failed, attempts: q.options.Attempts, slowest: slowest})
-			return
-		}
-		for _, name := range names {
-			run := func(ctx context.Context, a journal.Attachment) error { return q.executables.run(ctx, name, a) }
-			if !yield(hook{name: name, run: run, attempts: q.options.Attempts, slowest: slowest}) {
-				return
-			}
+// next is the first hook of a released attachment that is not done, "" if all are. The Port is deleted first, then the
+// executables run in the order of the directory.
+func (q *Queue) next(a journal.Attachment) (hook string) {
+	done := progress(a).Done
+	if a.Port != nil && !slices.Contains(done, portHook) {
+		return portHook
+	}
+	names, err := q.executables.list()
+	if err != nil {
+		names = []string{directoryHook}
+	}
+	for _, name := range names {
+		if !slices.Contains(done, name) {
+			return name
 		}
 	}
+	return ""
+}
+
+// do runs a hook once.
+func (q *Queue) do(ctx context.Context, a journal.Attachment, hook string) error {
+	switch hook {
+	case portHook:
+		return q.deletePort(ctx, a)
+	case directoryHook:
+		_, err := q.executables.list()
+		return err
+	}
+	return q.executables.run(ctx, hook, a)
 }
 
 // deletePort returns nil once the xPU serves no Port of the Function any more.
 func (q *Queue) deletePort(ctx context.Context, a journal.Attachment) error {
 	ctx, cancel := context.WithTimeout(ctx, portTimeout)
 	defer cancel()
-	f, exists := q.functions.Get(a.Function)
+	f, exists := q.Functions.Get(a.Function)
 	if !exists { // the xPU may serve it nevertheless
 		f = function.Function{ID: a.Function, Kind: kind(a), PF: a.PF, PFName: a.PFName, Index: a.VFIndex}
 	}
-	return q.ports.Deprovision(ctx, f)
+	return q.Ports.Deprovision(ctx, f)
 }
 
 func kind(a journal.Attachment) function.Kind {
@@ -263,125 +241,124 @@ func kind(a journal.Attachment) function.Kind {
 	return function.PF
 }
 
-// untilRetry is how long a hook that failed must wait still. A pause that is longer than pauses are is none: the clock
-// was set meanwhile.
-func untilRetry(a journal.Attachment, h hook) time.Duration {
-	if a.Hooks == nil || a.Hooks.Next != h.name || a.Hooks.RetryAt.IsZero() {
+// untilRetry is how long a hook that failed must wait still. A time that is further away than any pause lasts is ignored:
+// the clock was set meanwhile.
+func untilRetry(a journal.Attachment, hook string) time.Duration {
+	p := progress(a)
+	pause := time.Until(p.RetryAt)
+	if p.Next != hook || p.RetryAt.IsZero() || pause > 2*slowest(hook) {
 		return 0
 	}
-	if pause := time.Until(a.Hooks.RetryAt); pause <= 2*h.slowest {
-		return pause
-	}
-	return 0
+	return pause
 }
 
 // free ends a release.
 func (q *Queue) free(ctx context.Context, a journal.Attachment) error {
-	err := q.write(ctx, a, func() error { return q.journal.Delete(a.Function) })
+	err := q.write(ctx, a, func() error { return q.Journal.Delete(a.Function) })
 	if err == nil {
-		q.log.Info("Function released", "function", a.Function.String(), "claim", a.Claim.Name,
+		q.Log.Info("Function released", "function", a.Function.String(), "claim", a.Claim.Name,
 			"hooksTook", time.Since(a.RestoredAt))
 	}
 	return err
 }
 
 // run runs a hook and writes down what came of it. An error means that it was not written.
-func (q *Queue) run(ctx context.Context, a journal.Attachment, h hook) error {
+func (q *Queue) run(ctx context.Context, a journal.Attachment, hook string) error {
 	begin := time.Now()
-	failure := h.run(ctx, a)
+	failure := q.do(ctx, a, hook)
 	if ctx.Err() != nil {
 		return nil // the agent ends; the next one runs it again
 	}
 	took := time.Since(begin)
-	log := q.log.WithValues("function", a.Function.String(), "hook", h.name)
+	log := q.Log.WithValues("function", a.Function.String(), "hook", hook)
 	if failure == nil {
 		log.Info("Post-delete hook done", "took", took)
-		q.metrics.ran(h.name, "done", took)
-		return q.write(ctx, a, func() error { return q.journal.Put(q.after(a, h)) })
+		q.metrics.ran(hook, "done", took)
+		return q.write(ctx, a, func() error { return q.Journal.Put(q.after(a, hook)) })
 	}
-	progress := failed(a, h, failure)
-	if isFinal := errors.As(failure, new(final)); isFinal || h.attempts > 0 && progress.Attempts >= h.attempts {
-		log.Error(failure, "Post-delete hook given up", "attempts", progress.Attempts,
+	next := failed(a, hook, failure)
+	limited := hook != portHook && q.Attempts > 0
+	if errors.As(failure, new(final)) || limited && next.Attempts >= q.Attempts {
+		log.Error(failure, "Post-delete hook given up", "attempts", next.Attempts,
 			"pod", klog.KRef(a.Pod.Namespace, a.Pod.Name))
-		q.metrics.ran(h.name, "failed", took)
-		return q.giveUp(ctx, a, h, progress)
+		q.metrics.ran(hook, "failed", took)
+		return q.giveUp(ctx, a, next)
 	}
-	log.Error(failure, "Post-delete hook failed and will be run again",
-		"attempt", progress.Attempts, "at", progress.RetryAt)
-	q.metrics.ran(h.name, "retry", took)
-	a.Hooks = &progress
-	return q.write(ctx, a, func() error { return q.journal.Put(a) })
+	log.Error(failure, "Post-delete hook failed and will be run again", "attempt", next.Attempts, "at", next.RetryAt)
+	q.metrics.ran(hook, "retry", took)
+	a.Hooks = &next
+	return q.write(ctx, a, func() error { return q.Journal.Put(a) })
 }
 
 // failed is how far the hooks are once this one failed again.
-func failed(a journal.Attachment, h hook, failure error) journal.Hooks {
-	progress := journal.Hooks{Next: h.name}
-	if a.Hooks != nil {
-		progress.Done = a.Hooks.Done
-		if a.Hooks.Next == h.name {
-			progress.Attempts = a.Hooks.Attempts
-		}
+func failed(a journal.Attachment, hook string, failure error) journal.Hooks {
+	p := progress(a)
+	if p.Next != hook {
+		p.Next, p.Attempts = hook, 0
 	}
-	progress.Attempts++
-	progress.Error = failure.Error()
-	progress.RetryAt = time.Now().Add(delay(progress.Attempts, h.slowest)).UTC()
-	return progress
+	p.Attempts++
+	p.Error = failure.Error()
+	p.RetryAt = time.Now().Add(delay(p.Attempts, slowest(hook))).UTC()
+	return p
 }
 
-// after is the attachment once the hook is done with.
-func (q *Queue) after(a journal.Attachment, h hook) journal.Attachment {
-	done := &journal.Hooks{Done: []string{h.name}}
-	if a.Hooks != nil {
-		done.Done = append(slices.Clone(a.Hooks.Done), h.name)
-	}
-	a.Hooks = done
-	next, _ := q.next(a)
-	done.Next = next.name
+// after is the attachment once the hook is done or given up.
+func (q *Queue) after(a journal.Attachment, hook string) journal.Attachment {
+	a.Hooks = &journal.Hooks{Done: append(slices.Clone(progress(a).Done), hook)}
+	a.Hooks.Next = q.next(a)
 	return a
 }
 
-// giveUp goes on without the hook.
-func (q *Queue) giveUp(ctx context.Context, a journal.Attachment, h hook, progress journal.Hooks) error {
+// giveUp writes a dead letter for the hook that failed and goes on without it.
+func (q *Queue) giveUp(ctx context.Context, a journal.Attachment, failed journal.Hooks) error {
 	letter := journal.DeadLetter{
-		Hook: h.name, Attachment: a, Attempts: progress.Attempts, Error: progress.Error, At: time.Now().UTC(),
+		Hook: failed.Next, Attachment: a, Attempts: failed.Attempts, Error: failed.Error, At: time.Now().UTC(),
 	}
-	if err := q.write(ctx, a, func() error { return q.journal.GiveUp(letter, q.after(a, h)) }); err != nil {
+	if err := q.write(ctx, a, func() error { return q.Journal.GiveUp(letter, q.after(a, failed.Next)) }); err != nil {
 		return err
 	}
-	q.metrics.deadLetters.WithLabelValues(h.name).Inc()
+	q.metrics.deadLetters.WithLabelValues(failed.Next).Inc()
 	q.event(letter)
 	return nil
 }
 
 // event tells of the dead letter at the pod, or at the node where the pod is not known.
 func (q *Queue) event(letter journal.DeadLetter) {
-	if q.options.Recorder == nil {
+	if q.Recorder == nil {
 		return
 	}
-	node := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: q.options.Node, UID: types.UID(q.options.Node)}
+	node := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: q.Node, UID: types.UID(q.Node)}
 	regarding := node
 	if pod := letter.Attachment.Pod; pod.Name != "" {
 		regarding = &corev1.ObjectReference{
 			APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID,
 		}
 	}
-	q.options.Recorder.Eventf(regarding, node, corev1.EventTypeWarning, "PostDeleteHookFailed", "RunHook",
+	q.Recorder.Eventf(regarding, node, corev1.EventTypeWarning, "PostDeleteHookFailed", "RunHook",
 		"post-delete hook %s of Function %s on node %s was given up after %d attempts: %s",
-		letter.Hook, letter.Attachment.Function, q.options.Node, letter.Attempts, letter.Error)
+		letter.Hook, letter.Attachment.Function, q.Node, letter.Attempts, letter.Error)
 }
 
 // write changes the journal while nobody else works on the Function. The record is the queue's own from RestoredAt on;
 // should another hand have changed it, nothing is written.
 func (q *Queue) write(ctx context.Context, a journal.Attachment, change func() error) error {
-	unlock, err := q.journal.Lock(ctx, a.Function)
+	unlock, err := q.Journal.Lock(ctx, a.Function)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if now, exists := q.journal.Get(a.Function); !exists || !now.Restored() || !now.RestoredAt.Equal(a.RestoredAt) {
+	if now, exists := q.Journal.Get(a.Function); !exists || !now.Restored() || !now.RestoredAt.Equal(a.RestoredAt) {
 		return nil
 	}
 	return change()
+}
+
+// slowest is the longest pause before a hook is run again.
+func slowest(hook string) time.Duration {
+	if hook == portHook {
+		return 30 * time.Second
+	}
+	return 5 * time.Minute
 }
 
 // delay is the pause after so many failed attempts: 1 s, 2 s, 4 s and so on up to slowest, each with up to a fifth

@@ -173,10 +173,11 @@ func (n *node) start(attempts int) *agent {
 	n.t.Helper()
 	a := &agent{recorder: events.NewFakeRecorder(100), registry: prometheus.NewRegistry()}
 	options := Options{
+		Journal: mortal{n.journal, n}, Functions: n, Ports: n, Log: logr.Discard(),
 		Node: "node1", Attempts: attempts, Timeout: 30 * time.Second, Recorder: a.recorder,
 		Changed: func() { n.mutex.Lock(); defer n.mutex.Unlock(); a.changed++ },
 	}
-	a.Queue = newQueue(mortal{n.journal, n}, n, n, n, options, a.registry, logr.Discard())
+	a.Queue = newQueue(options, n, a.registry)
 	ctx, cancel := context.WithCancel(n.t.Context())
 	done := make(chan error, 1)
 	go func() { done <- a.Run(ctx) }()
@@ -235,7 +236,7 @@ func TestRunsAllInOrder(t *testing.T) {
 			t.Error("nobody was told that the Function is free")
 		}
 		must.Succeed(t, n.journal.Put(released(1)))
-		if got := a.length(); got != 1 {
+		if got := len(a.waiting()); got != 1 {
 			t.Errorf("queue length %v, want 1", got)
 		}
 		a.Add(vf(1))
@@ -366,7 +367,7 @@ func (r *regarded) Eventf(regarding, _ runtime.Object, _, _, _, _ string, _ ...a
 // TestEventRegards: the event is at the pod, where people look; without one, at the node.
 func TestEventRegards(t *testing.T) {
 	var r regarded
-	q := &Queue{options: Options{Node: "node1", Recorder: &r}}
+	q := &Queue{Options: Options{Node: "node1", Recorder: &r}}
 	unknown := released(1)
 	unknown.Pod = journal.Pod{}
 	for _, a := range []journal.Attachment{released(0), unknown} {

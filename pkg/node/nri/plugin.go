@@ -16,6 +16,7 @@ import (
 	"github.com/containerd/nri/pkg/stub"
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
@@ -29,13 +30,14 @@ import (
 
 const (
 	pluginName = "xpu-agent"
-	// pluginIndex is the plugin's place among others: after those that set up the pod's own network.
+	// pluginIndex orders the plugin after those that set up the pod's own network.
 	pluginIndex = "50"
+	// stopTimeout bounds how long Functions of a sandbox that ends are taken back, after the runtime has its answer. What
+	// is not back by then, Unprepare or the next sweep takes back.
+	stopTimeout = time.Minute
+	// ownClaim says what to do about a claim that several pods share.
+	ownClaim = "an interface can be in one pod only: give each pod its own claim, by a ResourceClaimTemplate"
 )
-
-// stopTimeout bounds how long Functions of a sandbox that ends are taken back, after the runtime has its answer. What is
-// not back by then, Unprepare or the next sweep takes back.
-const stopTimeout = time.Minute
 
 // Lifecycle takes Functions into pods and back.
 type Lifecycle interface {
@@ -81,7 +83,7 @@ type Plugin struct {
 // Connected says whether the runtime would call now.
 func (p *Plugin) Connected() bool { return p.connected.Load() }
 
-// AwaitConnected returns nil once the runtime would call. The error says that it would not when ctx ended.
+// AwaitConnected returns nil once the runtime would call, and an error when ctx ends before.
 func (p *Plugin) AwaitConnected(ctx context.Context) error {
 	if err := loop.Until(ctx, p.changes.Subscribe, p.Connected); err != nil {
 		return fmt.Errorf("not connected to the container runtime at %s: the pod would start without its interface; "+
@@ -112,13 +114,13 @@ func (p *Plugin) Run(ctx context.Context) error {
 
 // connect serves the runtime until the connection ends.
 func (p *Plugin) connect(ctx context.Context) error {
-	ended := make(chan struct{})
-	dial := func(socket string) (net.Conn, error) {
-		conn, err := net.Dial("unix", socket)
-		return endingConn{conn, sync.OnceFunc(func() { close(ended) })}, err
-	}
+	ended, end := context.WithCancel(context.Background())
+	defer end()
 	s, err := stub.New(p,
-		stub.WithDialer(dial),
+		stub.WithDialer(func(socket string) (net.Conn, error) {
+			conn, err := net.Dial("unix", socket)
+			return endingConn{conn, end}, err
+		}),
 		stub.WithPluginName(pluginName),
 		stub.WithPluginIdx(pluginIndex),
 		stub.WithSocketPath(p.Socket),
@@ -129,23 +131,17 @@ func (p *Plugin) connect(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("NRI plugin: %w", err)
 	}
-	returned := make(chan struct{})
-	defer close(returned)
-	go func() {
-		select {
-		case <-returned:
-		case <-ended:
-			// The stub waits for ever to be configured by a runtime that ends after it registered the plugin, and with it
-			// what closes the stub then.
-			if service, ok := s.(api.PluginService); ok {
-				_, _ = service.Configure(ctx, &api.ConfigureRequest{})
-			}
+	// The stub waits for ever to be configured by a runtime that ends after it registered the plugin, and with it what
+	// closes the stub then.
+	defer context.AfterFunc(ended, func() {
+		if service, ok := s.(api.PluginService); ok {
+			_, _ = service.Configure(ctx, &api.ConfigureRequest{})
 		}
-	}()
+	})()
 	return s.Run(ctx)
 }
 
-// endingConn tells when nothing can be read from a connection any more.
+// endingConn calls a function when nothing can be read from the connection any more.
 type endingConn struct {
 	net.Conn
 	ended func()
@@ -173,22 +169,23 @@ func (p *Plugin) Synchronize(_ context.Context, pods []*api.PodSandbox, _ []*api
 	return nil, nil
 }
 
-// catchUp makes good what happened while the agent or the runtime was away: Functions of sandboxes that ended meanwhile
-// are taken back, and those of sandboxes that started meanwhile are attached, late. No pod waits for another one.
+// catchUp makes up for what happened while the agent or the runtime was away. It takes the Functions of sandboxes that
+// ended meanwhile back, and then attaches those of sandboxes that started meanwhile. No pod waits for another one.
 func (p *Plugin) catchUp(ctx context.Context, pods []*api.PodSandbox) {
-	running := map[string]bool{}
+	running := sets.New[string]()
 	for _, pod := range pods {
-		running[pod.GetId()] = true
+		running.Insert(pod.GetId())
 	}
 	var group sync.WaitGroup
 	for _, a := range p.Journal.All() {
 		// What a CNI request attached may be in a sandbox that the runtime does not tell NRI of; its DEL comes, or did.
-		if a.Sandbox == "" || running[a.Sandbox] || a.CNI != nil {
+		if a.Sandbox == "" || running.Has(a.Sandbox) || a.CNI != nil {
 			continue
 		}
 		group.Go(func() {
 			if err := p.Lifecycle.Detach(ctx, a.Function, a.Sandbox); err != nil {
-				p.Log.Error(err, "Function of an ended sandbox is not back yet", "function", a.Function.String(), "pod", klog.KRef(a.Pod.Namespace, a.Pod.Name))
+				p.Log.Error(err, "Function of an ended sandbox is not back yet",
+					"function", a.Function.String(), "pod", klog.KRef(a.Pod.Namespace, a.Pod.Name))
 			}
 		})
 	}
@@ -199,11 +196,16 @@ func (p *Plugin) catchUp(ctx context.Context, pods []*api.PodSandbox) {
 		}
 		group.Go(func() {
 			if err := p.attach(ctx, pod); err != nil && ctx.Err() == nil {
-				p.Log.Error(err, "Pod has not an interface that it claimed; its containers cannot start", "pod", klog.KRef(pod.GetNamespace(), pod.GetName()))
+				p.log(pod).Error(err, "Pod has not an interface that it claimed; its containers cannot start")
 			}
 		})
 	}
 	group.Wait()
+}
+
+// log is the logger for messages about a pod.
+func (p *Plugin) log(pod *api.PodSandbox) logr.Logger {
+	return p.Log.WithValues("pod", klog.KRef(pod.GetNamespace(), pod.GetName()))
 }
 
 // RunPodSandbox attaches the pod's Functions. An error keeps the pod from starting; the kubelet shows it in the pod's
@@ -215,13 +217,12 @@ func (p *Plugin) RunPodSandbox(ctx context.Context, pod *api.PodSandbox) error {
 	if err == nil {
 		return nil
 	}
-	p.Log.Error(err, "Functions cannot be attached", "pod", klog.KRef(pod.GetNamespace(), pod.GetName()))
+	p.log(pod).Error(err, "Functions cannot be attached")
 	return errors.Join(err, p.detach(ctx, pod))
 }
 
-// leaveTimeToAnswer ends a quarter of the time early that the runtime gives for a call (2 s by default). A runtime that
-// has no answer in time takes the plugin for broken, not the pod: it closes the connection and starts the pod without
-// its interfaces.
+// leaveTimeToAnswer ends when three quarters of the time have passed that the runtime gives for a call (2 s by default). A
+// runtime that has no answer in time closes the connection to the plugin and starts the pod without its interfaces.
 func leaveTimeToAnswer(ctx context.Context) (context.Context, context.CancelFunc) {
 	deadline, limited := ctx.Deadline()
 	if !limited {
@@ -232,7 +233,9 @@ func leaveTimeToAnswer(ctx context.Context) (context.Context, context.CancelFunc
 
 // CreateContainer refuses a container of a pod that has not all that it claimed. The container would not get its device
 // either, as the runtime finds no CDI file of it; this says why.
-func (p *Plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, container *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
+func (p *Plugin) CreateContainer(
+	_ context.Context, pod *api.PodSandbox, container *api.Container,
+) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
 	for _, a := range p.Journal.ByPod(types.UID(pod.GetUid())) {
 		if a.Claim.UID != "" && !isAttached(a, pod) {
 			return nil, nil, p.refuse(pod, container, a)
@@ -240,10 +243,7 @@ func (p *Plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, contain
 	}
 	for _, device := range container.GetCDIDevices() {
 		uid, id, ours := claim.ParseCDIDevice(device.GetName())
-		if !ours {
-			continue
-		}
-		if a, _ := p.Journal.Get(id); a.Claim.UID != uid || !isAttached(a, pod) {
+		if a, _ := p.Journal.Get(id); ours && (a.Claim.UID != uid || !isAttached(a, pod)) {
 			return nil, nil, p.refuse(pod, container, a)
 		}
 	}
@@ -264,12 +264,8 @@ func (p *Plugin) refuse(pod *api.PodSandbox, container *api.Container, a journal
 	return err
 }
 
-// ownClaim says what to do about a claim that several pods share.
-const ownClaim = "an interface can be in one pod only: give each pod its own claim, by a ResourceClaimTemplate"
-
-// StopPodSandbox takes the pod's Functions back. The runtime has its answer in time also if that takes longer: it would
-// take the plugin for broken otherwise, and start other pods without their interfaces. It does not retry: what fails here
-// is done by Unprepare, which the kubelet does retry.
+// StopPodSandbox takes the pod's Functions back. The runtime has its answer in time also if that takes longer. It does
+// not call again: what fails here is done by Unprepare, which the kubelet does retry.
 func (p *Plugin) StopPodSandbox(ctx context.Context, pod *api.PodSandbox) error {
 	answering, cancel := leaveTimeToAnswer(ctx)
 	defer cancel()
@@ -279,7 +275,7 @@ func (p *Plugin) StopPodSandbox(ctx context.Context, pod *api.PodSandbox) error 
 		ctx, cancel := context.WithTimeout(p.ctx, stopTimeout)
 		defer cancel()
 		if err := p.detach(ctx, pod); err != nil {
-			p.Log.Error(err, "Functions are not back yet", "pod", klog.KRef(pod.GetNamespace(), pod.GetName()))
+			p.log(pod).Error(err, "Functions are not back yet")
 		}
 	})
 	select {
@@ -304,12 +300,13 @@ func (p *Plugin) attach(ctx context.Context, pod *api.PodSandbox) error {
 	}
 	netns := networkNamespace(pod)
 	if netns == "" {
-		return fmt.Errorf("pod %s/%s has a claim to a Function but uses the node's network: take hostNetwork away", pod.GetNamespace(), pod.GetName())
+		return fmt.Errorf("pod %s/%s has a claim to a Function but uses the node's network: take hostNetwork away",
+			pod.GetNamespace(), pod.GetName())
 	}
 	sandbox := lifecycle.Sandbox{ID: pod.GetId(), NetNS: netns, Pod: journal.Pod{
 		Namespace: pod.GetNamespace(), Name: pod.GetName(), UID: types.UID(pod.GetUid()),
 	}}
-	claims := map[journal.Claim]bool{}
+	claims := sets.New[journal.Claim]()
 	for _, a := range attachments {
 		if _, err := p.Lifecycle.Attach(ctx, a.Function, sandbox); err != nil {
 			if a.Pod.UID != sandbox.Pod.UID {
@@ -317,7 +314,7 @@ func (p *Plugin) attach(ctx context.Context, pod *api.PodSandbox) error {
 			}
 			return fmt.Errorf("pod %s/%s, claim %s: %w", pod.GetNamespace(), pod.GetName(), a.Claim.Name, err)
 		}
-		claims[journal.Claim{Namespace: a.Claim.Namespace, Name: a.Claim.Name, UID: a.Claim.UID}] = true
+		claims.Insert(journal.Claim{Namespace: a.Claim.Namespace, Name: a.Claim.Name, UID: a.Claim.UID})
 	}
 	for c := range claims {
 		p.Reporter.Report(c)
@@ -337,8 +334,7 @@ func (p *Plugin) shared(ctx context.Context, pod *api.PodSandbox) []journal.Atta
 	}
 	claimed, err := p.Kubelet.Claimed(ctx, pod.GetNamespace(), pod.GetName())
 	if err != nil {
-		p.Log.Error(err, "Cannot tell whether the pod shares a claim; if it does, its containers cannot start",
-			"pod", klog.KRef(pod.GetNamespace(), pod.GetName()))
+		p.log(pod).Error(err, "Cannot tell whether the pod shares a claim; if it does, its containers cannot start")
 		return nil
 	}
 	var list []journal.Attachment
@@ -376,15 +372,11 @@ func networkNamespace(pod *api.PodSandbox) string {
 // logger lets the NRI library log through ours, as details.
 type logger struct{ log logr.Logger }
 
-func (l logger) Debugf(_ context.Context, format string, args ...any) {
-	l.log.V(1).Info(fmt.Sprintf(format, args...))
-}
-func (l logger) Infof(_ context.Context, format string, args ...any) {
-	l.log.Info(fmt.Sprintf(format, args...))
-}
-func (l logger) Warnf(_ context.Context, format string, args ...any) {
-	l.log.Info(fmt.Sprintf(format, args...))
-}
-func (l logger) Errorf(_ context.Context, format string, args ...any) {
-	l.log.Info(fmt.Sprintf(format, args...))
+func (l logger) Debugf(_ context.Context, format string, args ...any) { l.info(1, format, args) }
+func (l logger) Infof(_ context.Context, format string, args ...any)  { l.info(0, format, args) }
+func (l logger) Warnf(_ context.Context, format string, args ...any)  { l.info(0, format, args) }
+func (l logger) Errorf(_ context.Context, format string, args ...any) { l.info(0, format, args) }
+
+func (l logger) info(level int, format string, args []any) {
+	l.log.V(level).Info(fmt.Sprintf(format, args...))
 }

@@ -1,0 +1,176 @@
+package cniserver
+
+import (
+	"cmp"
+	"net/netip"
+	"reflect"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/setup"
+)
+
+// sameAsBefore refuses a second ADD that asks for something else than the first. The addresses of IPAM do not count: the
+// plugin may give others each time it is asked.
+func (s *Server) sameAsBefore(a cniRequest, have journal.Attachment) error {
+	reservation, err := s.reservation(a, have)
+	if err != nil {
+		return err
+	}
+	port, i := reservation.Port, reservation.Interface
+	i.Addresses, i.Routes = have.Interface.Addresses, have.Interface.Routes
+	if a.conf.Network == "" { // the pool may have got another one since
+		port = have.Port
+	}
+	if a.mac == "" {
+		i.MAC = have.Interface.MAC
+	}
+	if a.conf.MTU == 0 || have.Interface.MTU != 0 && have.Interface.MTU < a.conf.MTU { // it is the network's
+		i.MTU = have.Interface.MTU
+	}
+	// The Function may belong to another pool by now.
+	samePort := port == have.Port ||
+		port != nil && have.Port != nil && port.Network == have.Port.Network && port.MAC == have.Port.MAC
+	if samePort && reflect.DeepEqual(i, have.Interface) {
+		return nil
+	}
+	return fail(CodeTaken, "Function %s is attached as %s of this container with another configuration; "+
+		"DEL must come before an ADD that changes it", a.device, a.IfName)
+}
+
+// reservation is the record that the request asks for, given the one that there is.
+func (s *Server) reservation(a cniRequest, have journal.Attachment) (journal.Attachment, error) {
+	r := journal.Attachment{
+		Function: a.function.ID, PF: a.function.PF, PFName: a.function.PFName, VFIndex: a.function.Index, Pod: a.pod,
+		CNI: &journal.CNI{
+			ContainerID: a.ContainerID, IfName: a.IfName, Network: a.conf.Name, IPAM: a.IPAM,
+		},
+	}
+	complete := s.ofResource
+	if have.Claim.UID != "" {
+		complete = ofClaim
+	}
+	if err := complete(&r, a, have); err != nil {
+		return journal.Attachment{}, err
+	}
+	if a.function.Userspace() || r.Setup != nil && r.Setup.Driver != "" {
+		// Its program sets MTU and addresses; the result says which.
+		r.Interface = function.Interface{
+			Name: r.Interface.Name, MAC: r.Interface.MAC, VF: r.Interface.VF, Userspace: true,
+		}
+	}
+	if err := r.Interface.Validate(); err != nil {
+		return journal.Attachment{}, fail(types.ErrInvalidNetworkConfig, "network configuration %s: %w", a.conf.Name, err)
+	}
+	return r, nil
+}
+
+// ofResource completes the reservation of a Function that the device plugin handed out. What Allocate had the xPU serve
+// stays, unless the configuration names another network.
+func (s *Server) ofResource(r *journal.Attachment, a cniRequest, have journal.Attachment) error {
+	r.Resource, r.Setup = cmp.Or(have.Resource, a.resource), have.Setup
+	port := journal.Port{Network: a.conf.Network, MAC: a.mac}
+	if have.Port != nil {
+		port.DevicePool = have.Port.DevicePool
+		port.Network, port.MAC = cmp.Or(port.Network, have.Port.Network), cmp.Or(port.MAC, have.Port.MAC)
+	}
+	port.MAC = cmp.Or(port.MAC, s.MAC(a.device))
+	p, inPool := s.Pools.PoolOf(a.device)
+	if inPool {
+		port.DevicePool = cmp.Or(port.DevicePool, p.Name)
+		port.Network = cmp.Or(port.Network, p.Spec.Network) // also where the pool was moved to DRA since
+		if r.Setup == nil {
+			r.Setup = setup.Wanted(p.Spec, a.device, "", cmp.Or(a.mac, s.MAC(a.device)))
+		}
+	}
+	// A Function whose pool names the network would be taken for one without, and the xPU not be asked. That is so at the
+	// start, and for a moment after each time that a card came back.
+	if !s.Pools.Considered(a.device) && (r.Resource == "" || port.Network == "") {
+		return fail(types.ErrTryAgainLater, "Function %s: pools have not been read yet since it came", a.device)
+	}
+	// The resource stays empty where the kubelet did not give the Function to anybody: health tells of that.
+	if r.Resource == "" && !(inPool && p.Spec.Publish == v1alpha1.PublishDevicePlugin) {
+		return fail(CodeNotOffered, "Function %s belongs to no DevicePool with publish: DevicePlugin; "+
+			"in one that is published by DRA, the pod must have a claim to it", a.device)
+	}
+	r.Interface = function.Interface{
+		Name: a.IfName, MTU: a.conf.MTU, MAC: a.mac, VF: a.vf, Addresses: a.addresses(), Routes: a.ipam.routes,
+	}
+	if port.Network != "" {
+		r.Port, r.Interface.MAC = &port, port.MAC
+	}
+	return nil
+}
+
+// addresses are IPAM's, or else those that the runtime asks for.
+func (a cniRequest) addresses() []netip.Prefix {
+	if a.ipam.result != nil {
+		return a.ipam.addresses
+	}
+	return a.ips
+}
+
+// ofClaim completes the reservation of a Function that belongs to a claim of the pod. The claim decides about the xPU's
+// side, network and MAC; the configuration adds to what the claim says about the interface.
+func ofClaim(r *journal.Attachment, a cniRequest, have journal.Attachment) error {
+	claimed := have.Interface
+	if have.CNI != nil && have.CNI.Claimed != nil {
+		claimed = *have.CNI.Claimed
+	}
+	if a.conf.Network != "" {
+		return fail(types.ErrInvalidNetworkConfig,
+			"network configuration %s: network %q: Function %s belongs to claim %s, which decides about the network; "+
+				"leave network out",
+			a.conf.Name, a.conf.Network, a.device, have.Claim.Name)
+	}
+	if a.mac != "" && claimed.MAC != "" && a.mac != claimed.MAC {
+		return fail(types.ErrInvalidNetworkConfig,
+			"network configuration %s: mac %s: Function %s belongs to claim %s, which has %s, and the xPU may count on it; "+
+				"leave mac out",
+			a.conf.Name, a.mac, a.device, have.Claim.Name, claimed.MAC)
+	}
+	r.Claim, r.Pod, r.Port, r.Setup = have.Claim, have.Pod, have.Port, have.Setup
+	r.CNI.Claimed = &claimed
+	r.Interface = claimed
+	r.Interface.Name = a.IfName
+	r.Interface.MTU = smaller(claimed.MTU, a.conf.MTU)
+	r.Interface.VF = mergeVF(claimed.VF, a.vf)
+	r.Interface.MAC = cmp.Or(a.mac, claimed.MAC)
+	if addresses := a.addresses(); len(addresses) > 0 {
+		r.Interface.Addresses = addresses
+	}
+	if a.ipam.result != nil {
+		r.Interface.Routes = a.ipam.routes
+	}
+	return nil
+}
+
+// smaller is the smaller MTU of those that are given.
+func smaller(a, b int) int {
+	if a == 0 || b == 0 {
+		return max(a, b)
+	}
+	return min(a, b)
+}
+
+// mergeVF returns base with every field that over sets replaced. A VLAN's QoS and protocol belong to the VLAN.
+func mergeVF(base, over *function.VFConfig) *function.VFConfig {
+	if base == nil || over == nil {
+		return cmp.Or(over, base)
+	}
+	vlan := base
+	if over.VLAN != nil {
+		vlan = over
+	}
+	return &function.VFConfig{
+		VLAN: vlan.VLAN, QoS: vlan.QoS, Proto: vlan.Proto,
+		Trust:      cmp.Or(over.Trust, base.Trust),
+		SpoofCheck: cmp.Or(over.SpoofCheck, base.SpoofCheck),
+		MinTxRate:  cmp.Or(over.MinTxRate, base.MinTxRate),
+		MaxTxRate:  cmp.Or(over.MaxTxRate, base.MaxTxRate),
+		LinkState:  cmp.Or(over.LinkState, base.LinkState),
+	}
+}
