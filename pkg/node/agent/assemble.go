@@ -132,7 +132,7 @@ func (a *agent) declare() (err error) {
 		}
 	}
 	functions := setup.OwnDrivers{Functions: a.inventory, Journal: a.journal}
-	a.tracker = pool.NewTracker(functions, a.mode.declarations(a.file), a.sfs, a.log.WithName("pool"))
+	a.tracker = pool.NewTracker(functions, a.mode.declarations(a.file), a.sfs.NoSFs, a.log.WithName("pool"))
 	return nil
 }
 

@@ -11,7 +11,6 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
-	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
 // Pool is what one DevicePool has on this node.
@@ -42,6 +41,16 @@ type Overlap struct {
 // String is "0000:3b:00.2 in fast".
 func (o Overlap) String() string { return o.Function.String() + " in " + o.Owner }
 
+// ResourceName is the name of the extended resource as which the device plugin offers the pool: "<prefix>/<name>". The
+// prefix defaults to xpu.opiproject.org, and the name to that of the DevicePool.
+func (p Pool) ResourceName() string {
+	var spec v1alpha1.DevicePluginSpec
+	if p.Spec.DevicePlugin != nil {
+		spec = *p.Spec.DevicePlugin
+	}
+	return cmp.Or(spec.ResourcePrefix, v1alpha1.GroupName) + "/" + cmp.Or(spec.ResourceName, p.Name)
+}
+
 // Options are what the container gets beside the Function, because the selector that gave the pool the Function asks
 // for it.
 type Options struct {
@@ -62,40 +71,55 @@ func (p Pool) Options(f function.Function) Options {
 	return Options{}
 }
 
-// Assign gives every Function to the DevicePool that selects it: where several do, to the one with the highest
-// priority, of equals to the one whose name sorts first. Which Functions a DevicePool may select at all depends on its
-// device type; see [v1alpha1.DeviceType]. SFs that a DevicePool has made (spec.sfs) are for those alone that have SFs
-// made. The result has an entry for every DevicePool that is meant for a node with these labels, sorted by name, and
-// depends on nothing but the arguments. Any PF with a driver counts as able to have SFs.
-func Assign(functions []function.Function, devicePools []v1alpha1.DevicePool, nodeLabels map[string]string) []Pool {
-	return assign(functions, devicePools, nodeLabels, func(pci.Address) *v1alpha1.Shortage { return nil })
+// NamedPFs are the PFs of the node that the selectors name by pfNames or rootDevices, whatever indexes they name. Of the
+// other fields only vendors counts, as VFs have the vendor of their PF; the rest is about the VFs.
+func (p Pool) NamedPFs(functions []function.Function) []function.Function {
+	selectors, err := compileAll(p.Spec)
+	if p.Err != nil || err != nil {
+		return nil
+	}
+	var named []function.Function
+	for _, f := range functions {
+		if f.Kind == function.PF && slices.ContainsFunc(selectors, func(s selector) bool { return s.isPF(f) }) {
+			named = append(named, f)
+		}
+	}
+	return named
 }
 
-// assign is [Assign] where unable says what keeps a PF from having SFs.
+// Assign gives every Function to the DevicePool that selects it. Where several do, the one with the highest priority has
+// it, and of equals the one whose name sorts first. Which Functions a DevicePool may select at all depends on its device
+// type; see [v1alpha1.DeviceType]. SFs that are made for a DevicePool (spec.sfs) are in no DevicePool without spec.sfs.
+// The result has an entry for every DevicePool that is meant for a node with these labels, sorted by name, and depends on
+// nothing but the arguments. Any PF with a driver counts as able to have SFs.
+func Assign(functions []function.Function, devicePools []v1alpha1.DevicePool, nodeLabels map[string]string) []Pool {
+	return assign(functions, devicePools, nodeLabels, nil)
+}
+
+// assign is [Assign] with the PFs that noSFs finds unable to have SFs; a nil noSFs finds none.
 func assign(
-	functions []function.Function, devicePools []v1alpha1.DevicePool, nodeLabels map[string]string,
-	unable func(pf pci.Address) *v1alpha1.Shortage,
+	functions []function.Function, devicePools []v1alpha1.DevicePool, nodeLabels map[string]string, noSFs NoSFs,
 ) []Pool {
 	sorted := slices.SortedFunc(slices.Values(devicePools), func(a, b v1alpha1.DevicePool) int {
-		return cmp.Or(-cmp.Compare(a.Spec.Priority, b.Spec.Priority), cmp.Compare(a.Name, b.Name))
+		return cmp.Or(cmp.Compare(b.Spec.Priority, a.Spec.Priority), cmp.Compare(a.Name, b.Name))
 	})
-	owners := map[function.ID]string{}
 	resources := map[string]string{}
 	var pools []filling
 	for _, devicePool := range sorted {
 		if !labels.SelectorFromSet(devicePool.Spec.NodeSelector).Matches(labels.Set(nodeLabels)) {
 			continue
 		}
-		pool := filling{Pool: Pool{Name: devicePool.Name, Generation: devicePool.Generation, Spec: devicePool.Spec}}
-		if pool.Err = pool.claim(resources); pool.Err == nil {
-			pool.selectors, pool.Err = pool.compile()
+		p := filling{Pool: Pool{Name: devicePool.Name, Generation: devicePool.Generation, Spec: devicePool.Spec}}
+		if err := p.prepare(resources); err != nil {
+			p.Err = fmt.Errorf("DevicePool %s: %w", p.Name, err)
 		}
-		pools = append(pools, pool)
+		pools = append(pools, p)
 	}
-	// First the SFs that are made: they come and go, and must not change hands when they do.
-	pfs := newPFs(functions, unable)
+	// SFs that are made come first: they come and go, and must not change hands when they do.
+	owners := map[function.ID]string{}
+	hosts, existing := sfHosts(functions, noSFs)
 	for i := range pools {
-		pools[i].fillMade(pfs, owners)
+		pools[i].fillMade(hosts, existing, owners)
 	}
 	made := maps.Clone(owners)
 	out := make([]Pool, 0, len(pools))
@@ -107,31 +131,31 @@ func assign(
 	return out
 }
 
-// filling is a pool that is being filled. Without selectors, it cannot be used and stays empty.
+// filling is a pool that is being filled. A pool that cannot be used has no selectors, and so stays empty.
 type filling struct {
 	Pool
 	selectors []selector
 }
 
-// claim takes the name of the pool's extended resource, where it has one, unless an earlier pool has it.
-func (p *Pool) claim(resources map[string]string) error {
-	if p.Spec.Publish != v1alpha1.PublishDevicePlugin {
-		return nil
+// prepare takes the name of the pool's extended resource, where it has one, and compiles the selectors. resources are the
+// names that earlier pools took, with the names of these pools.
+func (p *filling) prepare(resources map[string]string) (err error) {
+	if p.Spec.Publish == v1alpha1.PublishDevicePlugin {
+		name := p.ResourceName()
+		if err := CheckResourceName(name); err != nil {
+			return err
+		}
+		if owner, taken := resources[name]; taken {
+			return fmt.Errorf("spec.devicePlugin.resourceName: resource %s is that of DevicePool %s: must be another", name, owner)
+		}
+		resources[name] = p.Name
 	}
-	name := p.ResourceName()
-	if err := CheckResourceName(name); err != nil {
-		return fmt.Errorf("DevicePool %s: %w", p.Name, err)
-	}
-	if owner, taken := resources[name]; taken {
-		return fmt.Errorf("DevicePool %s: spec.devicePlugin.resourceName: resource %s is that of DevicePool %s: must be another",
-			p.Name, name, owner)
-	}
-	resources[name] = p.Name
-	return nil
+	p.selectors, err = compileAll(p.Spec)
+	return err
 }
 
-// fill gives the pool the Functions that it selects and that have no owner yet. What is made for a pool is nobody
-// else's, whatever selects it while it exists.
+// fill gives the pool the Functions that it selects and that have no owner yet, but none of those that are made for a
+// pool.
 func (p *filling) fill(functions []function.Function, owners, made map[function.ID]string) {
 	for _, f := range functions {
 		selects := func(s selector) bool { return s.matches(f, p.Spec.DeviceType) }
@@ -157,29 +181,9 @@ func (p *filling) take(f function.Function, owners map[function.ID]string) {
 	p.Functions = append(p.Functions, f)
 }
 
-func (p Pool) compile() ([]selector, error) {
-	selectors, err := compileAll(p.Spec)
-	if err != nil {
-		return nil, fmt.Errorf("DevicePool %s: %w", p.Name, err)
-	}
-	return selectors, nil
-}
-
-func compileAll(spec v1alpha1.DevicePoolSpec) ([]selector, error) {
-	var selectors []selector
-	for i, s := range spec.Selectors {
-		compiled, err := compile(s)
-		if err != nil {
-			return nil, fmt.Errorf("spec.selectors[%d].%w", i, err)
-		}
-		selectors = append(selectors, compiled)
-	}
-	return selectors, nil
-}
-
 // eligible says whether pools of a device type may have the Function. What the node needs itself is in no pool: the
-// netdev that its default route goes over, and PFs with VFs. Where a device type is named, a driver must be bound, as
-// sriov-network-device-plugin wants it; an SF's is its PF's.
+// netdev of its default route, and PFs with VFs. Where a device type is named, a driver must be bound, as
+// sriov-network-device-plugin wants it; for an SF the driver of its PF counts.
 func eligible(f function.Function, deviceType v1alpha1.DeviceType) bool {
 	if f.DefaultRoute || f.Kind == function.PF && f.NumVFs > 0 {
 		return false

@@ -6,6 +6,7 @@ import (
 	"math"
 	"regexp"
 	"slices"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -22,11 +23,8 @@ func Check(devicePool v1alpha1.DevicePool) error {
 		errs = append(errs, fmt.Errorf("metadata.name: %q: must be a DNS name of at most %d characters, such as fast",
 			name, longest))
 	}
-	if list := checkSpec(devicePool.Spec); len(list) > 0 {
-		errs = append(errs, list.ToAggregate())
-	}
 	_, err := compileAll(devicePool.Spec)
-	errs = append(errs, err)
+	errs = append(errs, checkSpec(devicePool.Spec).ToAggregate(), err)
 	if devicePool.Spec.Publish == v1alpha1.PublishDevicePlugin {
 		errs = append(errs, CheckResourceName(Pool{Name: devicePool.Name, Spec: devicePool.Spec}.ResourceName()))
 	}
@@ -36,8 +34,20 @@ func Check(devicePool v1alpha1.DevicePool) error {
 	return nil
 }
 
-// rules are those of the CRD about several fields at once (the XValidation markers of [v1alpha1.DevicePoolSpec]), with its
-// messages.
+// CheckResourceName says why the kubelet would refuse an extended resource of this name.
+func CheckResourceName(name string) error {
+	if !strings.Contains(name, "/") || strings.Contains(name, "kubernetes.io/") || strings.HasPrefix(name, "requests.") {
+		return fmt.Errorf("resource %q: must be <prefix>/<name>, with a prefix other than kubernetes.io and requests.*", name)
+	}
+	// A quota calls the resource "requests.<prefix>/<name>", which must be a qualified name too.
+	if problems := validation.IsQualifiedName("requests." + name); len(problems) > 0 {
+		return fmt.Errorf("resource %q: %s", name, strings.Join(problems, "; "))
+	}
+	return nil
+}
+
+// rules are the rules of the CRD about several fields at once (the XValidation markers of [v1alpha1.DevicePoolSpec]), with
+// the same messages in the same order.
 var rules = [...]struct {
 	broken  func(v1alpha1.DevicePoolSpec) bool
 	message string

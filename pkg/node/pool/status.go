@@ -87,17 +87,15 @@ func (r *Reporter) write(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("list DevicePools: %w", err)
 	}
-	wanted := map[string]*v1alpha1.DevicePoolNodeStatus{}
-	unknown := map[string]bool{}
-	for _, p := range pools {
-		supply, known := r.supply(p)
-		wanted[p.Name], unknown[p.Name] = r.entry(p, supply), !known
-	}
 	var errs []error
 	for _, devicePool := range devicePools {
-		entry := wanted[devicePool.Name]
-		if unknown[devicePool.Name] {
-			continue // what is there is of the last run, and may well still be so
+		var entry *v1alpha1.DevicePoolNodeStatus
+		if i := slices.IndexFunc(pools, func(p Pool) bool { return p.Name == devicePool.Name }); i >= 0 {
+			supply, known := r.supply(pools[i])
+			if !known {
+				continue // the entry is of the last run, and may well still be true
+			}
+			entry = r.entry(pools[i], supply)
 		}
 		if equality.Semantic.DeepEqual(entry, r.current(devicePool)) {
 			continue
@@ -109,8 +107,8 @@ func (r *Reporter) write(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// supply is known, and empty, for pools that want no VFs made. What is about a newer generation than the pool's does not
-// count: the DevicePool is just being read again, or was deleted and made anew.
+// supply is known, and empty, for pools that want no VFs made. A Supply of a newer generation than the pool's does not
+// count: the DevicePool is about to be read again, or was deleted and made anew.
 func (r *Reporter) supply(p Pool) (s Supply, known bool) {
 	if r.VFs == nil || p.Spec.NumVFs == nil {
 		return Supply{Generation: p.Generation}, true
@@ -138,7 +136,7 @@ func (r *Reporter) entry(p Pool, supply Supply) *v1alpha1.DevicePoolNodeStatus {
 	return entry
 }
 
-// merge has one entry for each PF, with what is wrong with its VFs first.
+// merge puts the Shortages of VFs and of SFs together: one for each PF, sorted by PF, with the message about VFs first.
 func merge(vfs, sfs []v1alpha1.Shortage) []v1alpha1.Shortage {
 	merged := slices.Clone(vfs)
 	for _, s := range sfs {

@@ -3,80 +3,79 @@ package pool
 import (
 	"fmt"
 	"slices"
+	"sync"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
-// Makes says whether the Function is one of those SFs that are made for whoever the pool hands them out to (spec.sfs),
-// where the pool has it.
+// NoSFs says what keeps a PF that has a driver from having SFs; nil if nothing does.
+type NoSFs func(pf pci.Address) *v1alpha1.Shortage
+
+// Makes says whether the Function is one of the SFs that are made when the pool hands them out (spec.sfs), provided that
+// the pool has it.
 func (p Pool) Makes(id function.ID) bool {
 	sfnum, isSF := id.SFNum()
 	return isSF && p.Spec.SFs.Has(sfnum)
 }
 
-// pfs are the PFs of a node that may have SFs, and the SFs that they have.
-type pfs struct {
-	list     []function.Function
-	existing map[function.ID]function.Function
-	// unable says what keeps a PF that has a driver from having SFs; nil if nothing does. It is asked once for each.
-	unable func(pf pci.Address) *v1alpha1.Shortage
-	asked  map[pci.Address]*v1alpha1.Shortage
+// sfHost is a PF at which SFs may be made.
+type sfHost struct {
+	function.Function
+	// shortage says why no SFs can be made; nil if they can. It is worked out once.
+	shortage func() *v1alpha1.Shortage
 }
 
-func newPFs(functions []function.Function, unable func(pf pci.Address) *v1alpha1.Shortage) *pfs {
-	found := &pfs{
-		existing: map[function.ID]function.Function{}, unable: unable, asked: map[pci.Address]*v1alpha1.Shortage{},
-	}
+// sfHosts are the network PFs of a node, and the SFs that exist.
+func sfHosts(functions []function.Function, noSFs NoSFs) (hosts []sfHost, existing map[function.ID]function.Function) {
+	existing = map[function.ID]function.Function{}
 	for _, f := range functions {
 		switch {
 		case f.Kind == function.SF:
-			found.existing[f.ID] = f
+			existing[f.ID] = f
 		case f.Kind == function.PF && f.Class != function.Accelerator:
-			found.list = append(found.list, f)
+			hosts = append(hosts, sfHost{f, sync.OnceValue(func() *v1alpha1.Shortage { return shortage(f, noSFs) })})
 		}
 	}
-	return found
+	return hosts, existing
 }
 
-// shortage says why no SFs can be made at the PF.
-func (p *pfs) shortage(pf function.Function) *v1alpha1.Shortage {
-	if pf.Driver == "" {
+// shortage says why no SFs can be made at the PF; nil if they can.
+func shortage(pf function.Function, noSFs NoSFs) *v1alpha1.Shortage {
+	switch {
+	case pf.Driver == "":
 		return &v1alpha1.Shortage{
 			PF: string(pf.PF), Reason: v1alpha1.ReasonNotSupported,
 			Message: fmt.Sprintf("PF %s has no driver that could make SFs: bind it to the kernel's", pf.PF),
 		}
+	case noSFs == nil:
+		return nil
 	}
-	answer, known := p.asked[pf.PF]
-	if !known {
-		answer = p.unable(pf.PF)
-		p.asked[pf.PF] = answer
-	}
-	return answer
+	return noSFs(pf.PF)
 }
 
-// fillMade gives the pool the SFs of spec.sfs, whether they exist or not: at each PF that a selector names, and that
-// can have SFs. Of one that cannot it has those that are there nevertheless, as a pod may have them. What selectors
-// say of an SF itself does not count, as nobody knows what a driver makes of one that is not there.
-func (p *filling) fillMade(pfs *pfs, owners map[function.ID]string) {
+// fillMade gives the pool the SFs of spec.sfs, whether they exist or not, at each PF that a selector names. At a PF that
+// cannot have SFs it gives only those that exist nevertheless, as a pod may have them. The fields of selectors that
+// describe the SF itself do not count, as nobody knows what a driver makes of one that does not exist.
+func (p *filling) fillMade(hosts []sfHost, existing map[function.ID]function.Function, owners map[function.ID]string) {
 	if p.Spec.SFs == nil {
 		return
 	}
-	for _, pf := range pfs.list {
-		if !slices.ContainsFunc(p.selectors, func(s selector) bool { return s.isPF(pf) }) {
+	for _, pf := range hosts {
+		if !slices.ContainsFunc(p.selectors, func(s selector) bool { return s.isPF(pf.Function) }) {
 			continue
 		}
-		shortage := pfs.shortage(pf)
+		shortage := pf.shortage()
 		if shortage != nil {
 			p.Shortages = append(p.Shortages, *shortage)
 		}
 		first := uint32(p.Spec.SFs.FirstNumber)
 		for sfnum := first; sfnum < first+uint32(p.Spec.SFs.Count); sfnum++ {
-			f, exists := pfs.existing[function.SubfunctionID(pf.PF, sfnum)]
+			f, exists := existing[function.SubfunctionID(pf.PF, sfnum)]
 			switch {
 			case !exists && shortage == nil:
-				p.take(function.PotentialSF(pf, sfnum), owners)
+				p.take(function.PotentialSF(pf.Function, sfnum), owners)
 			case exists && !f.DefaultRoute: // which the node needs itself
 				p.take(f, owners)
 			}
