@@ -1,4 +1,4 @@
-// Package kubeapi is what an agent reads and writes at the API server: objects that declare something for its node, and
+// Package kubeapi reads and writes what an agent needs at the API server: objects that declare something for its node, and
 // no others.
 package kubeapi
 
@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -33,7 +34,7 @@ type API struct {
 	synced chan struct{} // closed when everything has been read once
 
 	changed  notify.Signal // a Port or an XPU
-	refusals refusals
+	refusals sync.Map      // the [refusal] of the last Port, by [function.ID]; none if it was not refused
 }
 
 // Events are called when something changed. They must not block.
@@ -95,12 +96,7 @@ func (a *API) Run(ctx context.Context) error {
 	if err := a.cache.IndexField(ctx, &v1alpha1.XPUPort{}, portsByFunction, functionOf); err != nil {
 		return fmt.Errorf("watch XPUPorts: %w", err)
 	}
-	declared := toolscache.ResourceEventHandlerFuncs{
-		AddFunc:    func(any) { a.events.DeclarationsChanged() },
-		UpdateFunc: func(any, any) { a.events.DeclarationsChanged() },
-		DeleteFunc: func(any) { a.events.DeclarationsChanged() },
-	}
-	labelled := declared
+	labelled := onChange(a.events.DeclarationsChanged)
 	labelled.UpdateFunc = func(before, after any) {
 		if !maps.Equal(before.(*metav1.PartialObjectMetadata).Labels, after.(*metav1.PartialObjectMetadata).Labels) {
 			a.events.DeclarationsChanged()
@@ -108,9 +104,9 @@ func (a *API) Run(ctx context.Context) error {
 	}
 	var read []toolscache.DoneChecker
 	for object, handler := range map[client.Object]toolscache.ResourceEventHandler{
-		&v1alpha1.DevicePool{}: declared,
+		&v1alpha1.DevicePool{}: onChange(a.events.DeclarationsChanged),
 		nodeMetadata():         labelled,
-		&v1alpha1.XPU{}:        a.xpuHandler(),
+		&v1alpha1.XPU{}:        onChange(func() { a.changed.Notify(); a.events.XPUsChanged() }),
 		&v1alpha1.XPUPort{}:    a.portHandler(),
 	} {
 		informer, err := a.cache.GetInformer(ctx, object, cache.BlockUntilSynced(false))
@@ -130,6 +126,15 @@ func (a *API) Run(ctx context.Context) error {
 		}
 	}()
 	return a.cache.Start(ctx)
+}
+
+// onChange calls changed for every event of an object.
+func onChange(changed func()) toolscache.ResourceEventHandlerFuncs {
+	return toolscache.ResourceEventHandlerFuncs{
+		AddFunc:    func(any) { changed() },
+		UpdateFunc: func(any, any) { changed() },
+		DeleteFunc: func(any) { changed() },
+	}
 }
 
 // Synced waits until everything has been read once; false means that ctx ended before.

@@ -9,9 +9,6 @@ import (
 	"k8s.io/client-go/tools/events"
 )
 
-// agentName is how events name the agent.
-const agentName = "xpu-agent"
-
 // NewRecorder makes a recorder of events about Kubernetes' own kinds, such as pods and nodes. It sends them in the
 // background until ctx ends, never blocks, and drops what the API server does not take.
 func NewRecorder(ctx context.Context, clientset kubernetes.Interface) (events.EventRecorder, error) {
@@ -20,5 +17,5 @@ func NewRecorder(ctx context.Context, clientset kubernetes.Interface) (events.Ev
 		return nil, fmt.Errorf("events: %w", err)
 	}
 	context.AfterFunc(ctx, broadcaster.Shutdown)
-	return broadcaster.NewRecorder(clientgoscheme.Scheme, agentName), nil
+	return broadcaster.NewRecorder(clientgoscheme.Scheme, "xpu-agent"), nil
 }

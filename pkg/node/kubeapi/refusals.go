@@ -2,7 +2,6 @@ package kubeapi
 
 import (
 	"fmt"
-	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -19,12 +18,6 @@ import (
 // scheduler to try the others first.
 const refusalTime = time.Minute
 
-// refusals remembers the Functions whose Port the xPU refused.
-type refusals struct {
-	mutex      sync.Mutex
-	byFunction map[function.ID]refusal
-}
-
 // refusal is what the xPU said about one Port.
 type refusal struct {
 	port    types.UID
@@ -33,9 +26,11 @@ type refusal struct {
 
 // ProvisionFailed says why the xPU refused the Function's last Port; "" if it did not.
 func (a *API) ProvisionFailed(f function.ID) string {
-	a.refusals.mutex.Lock()
-	defer a.refusals.mutex.Unlock()
-	return a.refusals.byFunction[f].message
+	last, refused := a.refusals.Load(f)
+	if !refused {
+		return ""
+	}
+	return last.(refusal).message
 }
 
 func (a *API) portHandler() toolscache.ResourceEventHandler {
@@ -52,58 +47,35 @@ func (a *API) portHandler() toolscache.ResourceEventHandler {
 }
 
 func (a *API) portChanged(port *v1alpha1.XPUPort) {
+	defer a.notifyPorts()
 	ready := meta.FindStatusCondition(port.Status.Conditions, v1alpha1.ConditionReady)
-	// What a Port says on its way out is not about its Function.
-	if ready != nil && port.DeletionTimestamp.IsZero() {
-		a.refusals.set(port, refusalMessage(ready))
+	// What a Port says while it is being deleted is not about its Function.
+	if ready == nil || !port.DeletionTimestamp.IsZero() {
+		return
 	}
-	a.notifyPorts()
+	f := claim.FunctionOf(port.Spec.Function)
+	// The other reasons are about what the xPU cannot do for any Function just now.
+	if ready.Status != metav1.ConditionTrue &&
+		(ready.Reason == v1alpha1.ReasonFailed || ready.Reason == v1alpha1.ReasonConflict) {
+		message := fmt.Sprintf("the xPU refused the Function's last Port: %s: %s", ready.Reason, ready.Message)
+		a.refusals.Store(f, refusal{port: port.UID, message: message})
+	} else {
+		a.refusals.Delete(f)
+	}
 }
 
 func (a *API) portDeleted(port *v1alpha1.XPUPort) {
-	if a.refusals.isOf(port) {
-		time.AfterFunc(refusalTime, func() {
-			if a.refusals.isOf(port) { // and not of the next Port
-				a.refusals.set(port, "")
-				a.notifyPorts()
-			}
-		})
-	}
-	a.notifyPorts()
-}
-
-// refusalMessage tells what the xPU will not do for this Function from what it cannot do for any just now.
-func refusalMessage(ready *metav1.Condition) string {
-	if ready.Status == metav1.ConditionTrue {
-		return ""
-	}
-	switch ready.Reason {
-	case v1alpha1.ReasonFailed, v1alpha1.ReasonConflict:
-		return fmt.Sprintf("the xPU refused the Function's last Port: %s: %s", ready.Reason, ready.Message)
-	}
-	return ""
-}
-
-// set replaces what is known about the Port's Function; "" is no refusal.
-func (r *refusals) set(port *v1alpha1.XPUPort, message string) {
-	r.mutex.Lock()
-	defer r.mutex.Unlock()
-	if message == "" {
-		delete(r.byFunction, claim.FunctionOf(port.Spec.Function))
+	defer a.notifyPorts()
+	f := claim.FunctionOf(port.Spec.Function)
+	last, refused := a.refusals.Load(f)
+	if !refused || last.(refusal).port != port.UID {
 		return
 	}
-	if r.byFunction == nil {
-		r.byFunction = map[function.ID]refusal{}
-	}
-	r.byFunction[claim.FunctionOf(port.Spec.Function)] = refusal{port: port.UID, message: message}
-}
-
-// isOf says whether it is this very Port that was refused last.
-func (r *refusals) isOf(port *v1alpha1.XPUPort) bool {
-	r.mutex.Lock()
-	defer r.mutex.Unlock()
-	last, refused := r.byFunction[claim.FunctionOf(port.Spec.Function)]
-	return refused && last.port == port.UID
+	time.AfterFunc(refusalTime, func() {
+		if a.refusals.CompareAndDelete(f, last) { // not if it is about the next Port by now
+			a.notifyPorts()
+		}
+	})
 }
 
 func (a *API) notifyPorts() {

@@ -6,7 +6,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -41,17 +40,4 @@ func (a *API) XPUAway(f function.Function) string {
 		return ""
 	}
 	return fmt.Sprintf("XPU %s: %s: %s", xpu.Name, ready.Reason, ready.Message)
-}
-
-func (a *API) xpuHandler() toolscache.ResourceEventHandler {
-	return toolscache.ResourceEventHandlerFuncs{
-		AddFunc:    func(any) { a.notifyXPUs() },
-		UpdateFunc: func(any, any) { a.notifyXPUs() },
-		DeleteFunc: func(any) { a.notifyXPUs() },
-	}
-}
-
-func (a *API) notifyXPUs() {
-	a.changed.Notify()
-	a.events.XPUsChanged()
 }
