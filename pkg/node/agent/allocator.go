@@ -23,16 +23,9 @@ const undoTimeout = time.Second
 type podAllocator struct {
 	node        string
 	functions   functions
-	lifecycle   allocator
+	lifecycle   *lifecycle.Manager
 	provisioner provisioning.Provisioner
 	log         logr.Logger
-}
-
-// allocator is the part of [lifecycle.Manager] that allocating is about.
-type allocator interface {
-	Settle(ctx context.Context, want journal.Attachment) (lifecycle.Settled, error)
-	Reserve(ctx context.Context, want journal.Attachment) error
-	GiveUp(ctx context.Context, id function.ID, resource string) error
 }
 
 // functions knows the node's Functions as they are at this moment: set up, where they are.
@@ -41,9 +34,17 @@ type functions interface {
 }
 
 // Reserve records that the Function goes to the next pod that comes for it, and has it set up as its pool says. What
-// is left of its last pod is released first.
+// is left of its last pod is released first. The CNI plugin says what the interface is called when it comes.
 func (a *podAllocator) Reserve(ctx context.Context, f function.Function, p pool.Pool) (function.Function, error) {
-	reservation := a.reservation(f, p)
+	mac := provisioning.MAC(a.node, f.ID)
+	reservation := journal.Attachment{
+		Function: f.ID, PF: f.PF, PFName: f.PFName, VFIndex: f.Index, Resource: p.ResourceName(),
+		Setup: setup.Wanted(p.Spec, f.ID, "", mac),
+	}
+	if deviceplugin.ProvisionsAtAllocate(p) {
+		reservation.Port = &journal.Port{DevicePool: p.Name, Network: p.Spec.Network, MAC: mac}
+		reservation.Interface = function.Interface{MAC: mac}
+	}
 	if reservation.Setup == nil && reservation.Port == nil { // nothing will have to be undone
 		_, err := a.lifecycle.Settle(ctx, reservation)
 		return f, err
@@ -56,21 +57,6 @@ func (a *podAllocator) Reserve(ctx context.Context, f function.Function, p pool.
 		return f, errors.New("is gone from this node")
 	}
 	return now, nil
-}
-
-// reservation is for whomever the kubelet allocates the Function to. What the interface is called, the CNI plugin says
-// when it comes.
-func (a *podAllocator) reservation(f function.Function, p pool.Pool) journal.Attachment {
-	mac := provisioning.MAC(a.node, f.ID)
-	reservation := journal.Attachment{
-		Function: f.ID, PF: f.PF, PFName: f.PFName, VFIndex: f.Index, Resource: p.ResourceName(),
-		Setup: setup.Wanted(p.Spec, f.ID, "", mac),
-	}
-	if deviceplugin.ProvisionsAtAllocate(p) {
-		reservation.Port = &journal.Port{DevicePool: p.Name, Network: p.Spec.Network, MAC: mac}
-		reservation.Interface = function.Interface{MAC: mac}
-	}
-	return reservation
 }
 
 // Ready has the xPU serve the Function.

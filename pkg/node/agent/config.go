@@ -6,7 +6,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Provisioner says who has the xPU serve Functions.
+// ProvisionerKind says who has the xPU serve Functions.
 type ProvisionerKind string
 
 const (
@@ -70,4 +70,10 @@ type Config struct {
 	Kubernetes *rest.Config
 
 	times times
+}
+
+// times shortens what tests would wait for. Zero stands for what is otherwise: a constant of this package or of the
+// package that is told.
+type times struct {
+	sweep, abandoned, conflict, allocate, add time.Duration
 }

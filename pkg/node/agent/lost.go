@@ -16,7 +16,8 @@ import (
 type ports struct {
 	functions   functions
 	provisioner provisioning.Provisioner
-	claims      func(context.Context, journal.Attachment) error
+	// claims is for Ports that were not made by the provisioner but for a claim. It is nil where there are no claims.
+	claims func(context.Context, journal.Attachment) error
 }
 
 // Serve returns once the xPU serves the Function for whoever has it, and at once where no Port was asked for.
@@ -31,7 +32,7 @@ func (p ports) Serve(ctx context.Context, a journal.Attachment) error {
 			Function: function, DevicePool: a.Port.DevicePool, Network: a.Port.Network, MAC: a.Port.MAC, Pod: a.Pod,
 		})
 		return err
-	case a.Claim.UID != "":
+	case a.Claim.UID != "" && p.claims != nil:
 		return p.claims(ctx, a)
 	}
 	return nil

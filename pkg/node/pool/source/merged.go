@@ -8,33 +8,29 @@ import (
 	"github.com/go-logr/logr"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
-// Declarations knows DevicePools and the labels of this node.
-type Declarations interface {
-	DevicePools(ctx context.Context) ([]v1alpha1.DevicePool, error)
-	NodeLabels(ctx context.Context) (map[string]string, error)
-}
-
-// Merged declares what a file and the API server declare together. Where both have a DevicePool of one name, the
-// file's counts: it is nearer to the node. Its methods may be called by several goroutines at once.
+// Merged declares what a file and the API server declare together. Where both have a DevicePool of one name, the one of
+// the file counts: it is nearer to the node. Node labels are those of the API server. Its methods may be called by several
+// goroutines at once.
 type Merged struct {
-	file *File
-	api  Declarations
-	log  logr.Logger
+	pool.Declarations // the API server's
+	file              *File
+	log               logr.Logger
 
 	mutex  sync.Mutex
 	hidden []string // names that were told of
 }
 
-// Merge puts both together. NodeLabels are the API server's.
-func Merge(file *File, api Declarations, log logr.Logger) *Merged {
-	return &Merged{file: file, api: api, log: log}
+// Merge puts both together. file may be nil.
+func Merge(file *File, api pool.Declarations, log logr.Logger) *Merged {
+	return &Merged{Declarations: api, file: file, log: log}
 }
 
 // DevicePools returns those of the file, and those of the API server with other names.
 func (m *Merged) DevicePools(ctx context.Context) ([]v1alpha1.DevicePool, error) {
-	devicePools, err := m.api.DevicePools(ctx)
+	devicePools, err := m.Declarations.DevicePools(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -69,9 +65,4 @@ func (m *Merged) tell(hidden []string) {
 		}
 	}
 	m.hidden = hidden
-}
-
-// NodeLabels returns the labels of this node.
-func (m *Merged) NodeLabels(ctx context.Context) (map[string]string, error) {
-	return m.api.NodeLabels(ctx)
 }

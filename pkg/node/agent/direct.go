@@ -1,0 +1,48 @@
+package agent
+
+import (
+	"cmp"
+	"fmt"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
+)
+
+// provisionDirect has the agent work in direct mode: DevicePools come from a file, and it asks the OPI agents itself.
+func (a *agent) provisionDirect() error {
+	config := &provisioning.Config{}
+	if a.config.DirectConfig != "" {
+		var err error
+		if config, err = provisioning.LoadConfig(a.config.DirectConfig); err != nil {
+			return err
+		}
+	}
+	direct, err := provisioning.NewDirect(config, a.journal, provisioning.DirectOptions{
+		Changed: a.outputs.Notify, Registry: a.registry, Log: a.log.WithName("provision"),
+	})
+	if err != nil {
+		return err
+	}
+	a.provisioner, a.connect, a.reporter = direct, direct.Run, noClaims{}
+	err = a.openFile(func(p *v1alpha1.DevicePool) error {
+		p.Spec.Network = cmp.Or(direct.Network(p.Name), p.Spec.Network)
+		return checkDirect(p.Spec)
+	})
+	a.declarations = a.file
+	return err
+}
+
+// checkDirect refuses a DevicePool that would not be offered at all.
+func checkDirect(spec v1alpha1.DevicePoolSpec) error {
+	if spec.Publish != v1alpha1.PublishDevicePlugin {
+		return fmt.Errorf("spec.publish: is %s, which needs an API server; with --provisioner=direct it must be %s",
+			spec.Publish, v1alpha1.PublishDevicePlugin)
+	}
+	return nil
+}
+
+// noClaims is a [cniserver.Reporter] where there is no API server, and so nobody who could be told of claims.
+type noClaims struct{}
+
+func (noClaims) Report(journal.Claim) {}
