@@ -22,15 +22,10 @@ const undoTimeout = time.Second
 // podAllocator has Functions ready for pods that the kubelet allocates them to. It is a [deviceplugin.Allocator].
 type podAllocator struct {
 	node        string
-	functions   functions
+	functions   lifecycle.Functions
 	lifecycle   *lifecycle.Manager
 	provisioner provisioning.Provisioner
 	log         logr.Logger
-}
-
-// functions knows the node's Functions as they are at this moment: set up, where they are.
-type functions interface {
-	Get(function.ID) (function.Function, bool)
 }
 
 // Reserve records that the Function goes to the next pod that comes for it, and has it set up as its pool says. What

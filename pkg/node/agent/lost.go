@@ -9,12 +9,13 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/cniserver"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/hooks"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
 )
 
 // ports knows what the xPU serves, whoever asked for it. It is a [lifecycle.Ports].
 type ports struct {
-	functions   functions
+	functions   lifecycle.Functions
 	provisioner provisioning.Provisioner
 	// claims is for Ports that were not made by the provisioner but for a claim. It is nil where there are no claims.
 	claims func(context.Context, journal.Attachment) error

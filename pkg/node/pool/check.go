@@ -14,8 +14,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// Check says what is wrong with a DevicePool by itself, for those that come from a file and not from the API server,
-// which knows these rules as part of the CRD. Errors name the field.
+// Check says what is wrong with a DevicePool by itself. It is for DevicePools from a file: the API server knows these rules
+// as part of the CRD. Errors name the field.
 func Check(devicePool v1alpha1.DevicePool) error {
 	const longest = validation.DNS1123LabelMaxLength
 	var errs []error
@@ -90,19 +90,15 @@ func checkSpec(spec v1alpha1.DevicePoolSpec) field.ErrorList {
 		oneOf(path.Child("publish"), spec.Publish, v1alpha1.PublishDRA, v1alpha1.PublishDevicePlugin),
 		oneOf(path.Child("provision"), spec.Provision, v1alpha1.ProvisionOnPrepare, v1alpha1.ProvisionBeforeBind),
 		oneOf(path.Child("driver"), spec.Driver, v1alpha1.DriverVFIO),
+		inRange(path.Child("numVFs"), spec.NumVFs, 0, math.MaxUint16),
+		inRange(path.Child("maxAllocated"), spec.MaxAllocated, 1, math.MaxInt32),
 	)
 	if len(spec.Selectors) == 0 {
 		errs = append(errs, field.Required(path.Child("selectors"), "must have at least one"))
 	}
-	if spec.NumVFs != nil {
-		errs = append(errs, inRange(path.Child("numVFs"), *spec.NumVFs, 0, math.MaxUint16)...)
-	}
-	if spec.MaxAllocated != nil {
-		errs = append(errs, inRange(path.Child("maxAllocated"), *spec.MaxAllocated, 1, math.MaxInt32)...)
-	}
 	if spec.SFs != nil {
-		errs = append(errs, inRange(path.Child("sfs", "count"), spec.SFs.Count, 1, maxSFs)...)
-		errs = append(errs, inRange(path.Child("sfs", "firstNumber"), spec.SFs.FirstNumber, 1, math.MaxUint16)...)
+		errs = append(errs, inRange(path.Child("sfs", "count"), &spec.SFs.Count, 1, maxSFs)...)
+		errs = append(errs, inRange(path.Child("sfs", "firstNumber"), &spec.SFs.FirstNumber, 1, math.MaxUint16)...)
 	}
 	for _, rule := range rules {
 		if rule.broken(spec) {
@@ -136,9 +132,10 @@ func oneOf[T ~string](path *field.Path, value T, allowed ...T) field.ErrorList {
 	return field.ErrorList{field.NotSupported(path, value, allowed)}
 }
 
-func inRange(path *field.Path, value, least, most int32) field.ErrorList {
-	if value >= least && value <= most {
+// inRange says what is wrong with the value of a field that may be nil.
+func inRange(path *field.Path, value *int32, least, most int32) field.ErrorList {
+	if value == nil || *value >= least && *value <= most {
 		return nil
 	}
-	return field.ErrorList{field.Invalid(path, value, fmt.Sprintf("must be %d to %d", least, most))}
+	return field.ErrorList{field.Invalid(path, *value, fmt.Sprintf("must be %d to %d", least, most))}
 }

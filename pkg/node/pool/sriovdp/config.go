@@ -93,6 +93,9 @@ func parseResource(path string, raw json.RawMessage) (resource, error) {
 	return r, nil
 }
 
+// jsonWords are what values of these kinds are called in JSON. Values of other kinds are objects.
+var jsonWords = map[reflect.Kind]string{reflect.Bool: "true or false", reflect.String: "a string", reflect.Slice: "a list"}
+
 // decode is json.Unmarshal with errors that name the place and the field. path is "" for the whole configuration.
 func decode(path string, raw json.RawMessage, out any) error {
 	if string(raw) == "null" {
@@ -104,25 +107,12 @@ func decode(path string, raw json.RawMessage, out any) error {
 		// The names before the last dot are those of embedded structs, which mean nothing to the reader.
 		field := mismatch.Field[strings.LastIndex(mismatch.Field, ".")+1:]
 		place := cmp.Or(strings.Trim(path+"."+field, "."), "configuration")
-		return fmt.Errorf("%s: must be %s, not %s", place, jsonWord(mismatch.Type.Kind()), mismatch.Value)
+		return fmt.Errorf("%s: must be %s, not %s", place, cmp.Or(jsonWords[mismatch.Type.Kind()], "an object"), mismatch.Value)
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", cmp.Or(path, "configuration"), err)
 	}
 	return nil
-}
-
-// jsonWord is what a value of a kind is called in JSON.
-func jsonWord(kind reflect.Kind) string {
-	switch kind {
-	case reflect.Bool:
-		return "true or false"
-	case reflect.String:
-		return "a string"
-	case reflect.Slice:
-		return "a list"
-	}
-	return "an object"
 }
 
 // parseSelectors reads the selectors of the resource at path: one object, or a list of them.

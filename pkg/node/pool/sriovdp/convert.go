@@ -57,32 +57,30 @@ func Convert(config []byte, prefix string) (Conversion, error) {
 		return Conversion{}, err
 	}
 	c := converter{prefix: prefix, resources: map[string]string{}, names: map[string]bool{}}
-	usable := 0
+	usable := false
 	for i, raw := range entries {
 		used, err := c.convert(fmt.Sprintf("resourceList[%d]", i), raw, int32(len(entries)-i))
 		if err != nil {
 			return Conversion{}, err
 		}
-		if used {
-			usable++
-		}
+		usable = usable || used
 	}
-	if usable == 0 {
-		return Conversion{}, fmt.Errorf("no entry can be used: %s", strings.Join(c.warnings, "; "))
+	if !usable {
+		return Conversion{}, fmt.Errorf("no entry can be used: %s", strings.Join(c.Warnings, "; "))
 	}
-	return Conversion{DevicePools: c.devicePools, Warnings: c.warnings}, nil
+	return c.Conversion, nil
 }
 
+// converter has what came of the entries so far.
 type converter struct {
-	prefix      string
-	resources   map[string]string // where each resource name was first
-	names       map[string]bool   // of DevicePools
-	devicePools []v1alpha1.DevicePool
-	warnings    []string
+	Conversion
+	prefix    string
+	resources map[string]string // where each resource name was first
+	names     map[string]bool   // of DevicePools
 }
 
 func (c *converter) warn(path, format string, args ...any) {
-	c.warnings = append(c.warnings, path+": "+fmt.Sprintf(format, args...))
+	c.Warnings = append(c.Warnings, path+": "+fmt.Sprintf(format, args...))
 }
 
 // convert reads one entry. used is false where sriov-network-device-plugin would forget it before it checks anything.
@@ -95,7 +93,7 @@ func (c *converter) convert(path string, raw json.RawMessage, priority int32) (u
 	c.warnAboutKeys(path, unknown)
 	selectors, err := parseSelectors(path, r)
 	if err != nil {
-		c.warnings = append(c.warnings, err.Error()+"; the entry is left out")
+		c.Warnings = append(c.Warnings, err.Error()+"; the entry is left out")
 		return false, nil
 	}
 	r.ResourcePrefix = cmp.Or(r.ResourcePrefix, c.prefix)
@@ -104,6 +102,7 @@ func (c *converter) convert(path string, raw json.RawMessage, priority int32) (u
 		return false, err
 	}
 	var usable []v1alpha1.FunctionSelector
+	needVhostNet := 0
 	for _, s := range selectors {
 		if err := valid(s, r.DeviceType); err != nil {
 			return false, err
@@ -112,6 +111,12 @@ func (c *converter) convert(path string, raw json.RawMessage, priority int32) (u
 		if kept, matches := c.clean(s.path, s.FunctionSelector); matches {
 			usable = append(usable, kept)
 		}
+		if s.NeedVhostNet {
+			needVhostNet++
+		}
+	}
+	if needVhostNet > 0 && needVhostNet < len(selectors) { // a DevicePool cannot ask for some of its Functions only
+		c.warn(path, "needVhostNet is for all of %s, not only for the devices of some selectors", name)
 	}
 	c.add(path, name, v1alpha1.DevicePoolSpec{
 		DeviceType: r.DeviceType,
@@ -126,24 +131,10 @@ func (c *converter) convert(path string, raw json.RawMessage, priority int32) (u
 			PreferredAllocation: v1alpha1.PreferPack,
 			ExcludeTopology:     r.ExcludeTopology,
 			AdditionalInfo:      r.AdditionalInfo,
-			NeedVhostNet:        c.needVhostNet(path, name, selectors),
+			NeedVhostNet:        needVhostNet > 0,
 		},
 	})
 	return true, nil
-}
-
-// needVhostNet says whether any selector asks for it: a DevicePool cannot ask for some of its Functions only.
-func (c *converter) needVhostNet(path, name string, selectors []selector) bool {
-	with := 0
-	for _, s := range selectors {
-		if s.NeedVhostNet {
-			with++
-		}
-	}
-	if with > 0 && with < len(selectors) {
-		c.warn(path, "needVhostNet is for all of %s, not only for the devices of some selectors", name)
-	}
-	return with > 0
 }
 
 // claim takes the name of the resource, which no other entry may have.
@@ -189,7 +180,7 @@ func (c *converter) add(path, resource string, spec v1alpha1.DevicePoolSpec) {
 		c.warn(path, "left out: none of its selectors can match")
 		return
 	}
-	c.devicePools = append(c.devicePools, v1alpha1.DevicePool{
+	c.DevicePools = append(c.DevicePools, v1alpha1.DevicePool{
 		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "DevicePool"},
 		ObjectMeta: metav1.ObjectMeta{Name: c.poolName(spec.DevicePlugin)},
 		Spec:       spec,
