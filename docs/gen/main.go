@@ -1,5 +1,6 @@
 // Command gen writes the parts of the documents that can be read from the programs and their source: flags.md, metrics.md
-// and quirks.md of docs/reference, and the table in docs/explanation/lifecycle.md. It tidies api.md. It runs at the root of the project; "make generate" calls it after crd-ref-docs.
+// and quirks.md of docs/reference, and the table in docs/explanation/lifecycle.md. It tidies api.md. It runs at the root of
+// the project; "make generate" calls it after crd-ref-docs.
 package main
 
 import (
@@ -20,14 +21,16 @@ func main() {
 }
 
 func run(dir string) error {
-	flags, err := flagsPage([]string{"xpu-agent", "xpu-agent install-cni", "xpu-controller", "opi-bridge", "xpuctl", "xpuctl convert sriovdp"})
+	flags, err := flagsPage([]string{
+		"xpu-agent", "xpu-agent install-cni", "xpu-controller", "opi-bridge", "xpuctl", "xpuctl convert sriovdp",
+	})
 	if err != nil {
 		return err
 	}
 	metrics, err := metricsPage([]program{
 		{"xpu-agent", []string{
-			"pkg/node/inventory", "pkg/node/health", "pkg/node/pool/source", "pkg/node/deviceplugin", "pkg/node/dra", "pkg/node/provisioning", "pkg/node/cniserver", "pkg/node/hooks",
-			"pkg/node/sriov", "pkg/version/buildinfo",
+			"pkg/node/inventory", "pkg/node/health", "pkg/node/pool/source", "pkg/node/deviceplugin", "pkg/node/dra",
+			"pkg/node/provisioning", "pkg/node/cniserver", "pkg/node/hooks", "pkg/node/sriov", "pkg/version/buildinfo",
 		}},
 		{"xpu-controller", []string{"pkg/controller", "pkg/version/buildinfo"}},
 		{"opi-bridge", []string{"pkg/bridge", "pkg/version/buildinfo"}},
