@@ -54,7 +54,7 @@ func (a *agent) provisionByCluster(ctx context.Context) error {
 		return err
 	}
 	api, err := kubeapi.New(a.config.Kubernetes, a.config.NodeName, kubeapi.Events{
-		DeclarationsChanged: a.inputs.Notify, PortsChanged: a.outputs.Notify, XPUsChanged: a.outputs.Notify,
+		DeclarationsChanged: a.inputs.Notify, PortsChanged: a.outputs.Notify,
 	})
 	if err != nil {
 		return err

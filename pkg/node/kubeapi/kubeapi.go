@@ -41,10 +41,8 @@ type API struct {
 type Events struct {
 	// DeclarationsChanged: a DevicePool or the node's labels.
 	DeclarationsChanged func()
-	// PortsChanged: a Port of this node.
+	// PortsChanged: a Port or an XPU of this node, or whether an XPU's OPI agent answers.
 	PortsChanged func()
-	// XPUsChanged: an XPU of this node, or whether its OPI agent answers.
-	XPUsChanged func()
 }
 
 // New prepares the watches; [API.Run] starts them.
@@ -106,7 +104,7 @@ func (a *API) Run(ctx context.Context) error {
 	for object, handler := range map[client.Object]toolscache.ResourceEventHandler{
 		&v1alpha1.DevicePool{}: onChange(a.events.DeclarationsChanged),
 		nodeMetadata():         labelled,
-		&v1alpha1.XPU{}:        onChange(func() { a.changed.Notify(); a.events.XPUsChanged() }),
+		&v1alpha1.XPU{}:        onChange(a.portsChanged),
 		&v1alpha1.XPUPort{}:    a.portHandler(),
 	} {
 		informer, err := a.cache.GetInformer(ctx, object, cache.BlockUntilSynced(false))

@@ -47,7 +47,7 @@ func (a *API) portHandler() toolscache.ResourceEventHandler {
 }
 
 func (a *API) portChanged(port *v1alpha1.XPUPort) {
-	defer a.notifyPorts()
+	defer a.portsChanged()
 	ready := meta.FindStatusCondition(port.Status.Conditions, v1alpha1.ConditionReady)
 	// What a Port says while it is being deleted is not about its Function.
 	if ready == nil || !port.DeletionTimestamp.IsZero() {
@@ -65,7 +65,7 @@ func (a *API) portChanged(port *v1alpha1.XPUPort) {
 }
 
 func (a *API) portDeleted(port *v1alpha1.XPUPort) {
-	defer a.notifyPorts()
+	defer a.portsChanged()
 	f := claim.FunctionOf(port.Spec.Function)
 	last, refused := a.refusals.Load(f)
 	if !refused || last.(refusal).port != port.UID {
@@ -73,12 +73,13 @@ func (a *API) portDeleted(port *v1alpha1.XPUPort) {
 	}
 	time.AfterFunc(refusalTime, func() {
 		if a.refusals.CompareAndDelete(f, last) { // not if it is about the next Port by now
-			a.notifyPorts()
+			a.portsChanged()
 		}
 	})
 }
 
-func (a *API) notifyPorts() {
+// portsChanged tells of a change of a Port or an XPU.
+func (a *API) portsChanged() {
 	a.changed.Notify()
 	a.events.PortsChanged()
 }

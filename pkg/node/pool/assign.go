@@ -117,9 +117,8 @@ func assign(
 	}
 	// SFs that are made come first: they come and go, and must not change hands when they do.
 	owners := map[function.ID]string{}
-	hosts, existing := sfHosts(functions, noSFs)
 	for i := range pools {
-		pools[i].fillMade(hosts, existing, owners)
+		pools[i].fillMade(functions, noSFs, owners)
 	}
 	made := maps.Clone(owners)
 	out := make([]Pool, 0, len(pools))

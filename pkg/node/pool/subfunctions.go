@@ -2,8 +2,6 @@ package pool
 
 import (
 	"fmt"
-	"slices"
-	"sync"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -20,29 +18,8 @@ func (p Pool) Makes(id function.ID) bool {
 	return isSF && p.Spec.SFs.Has(sfnum)
 }
 
-// sfHost is a PF at which SFs may be made.
-type sfHost struct {
-	function.Function
-	// shortage says why no SFs can be made; nil if they can. It is worked out once.
-	shortage func() *v1alpha1.Shortage
-}
-
-// sfHosts are the network PFs of a node, and the SFs that exist.
-func sfHosts(functions []function.Function, noSFs NoSFs) (hosts []sfHost, existing map[function.ID]function.Function) {
-	existing = map[function.ID]function.Function{}
-	for _, f := range functions {
-		switch {
-		case f.Kind == function.SF:
-			existing[f.ID] = f
-		case f.Kind == function.PF && f.Class != function.Accelerator:
-			hosts = append(hosts, sfHost{f, sync.OnceValue(func() *v1alpha1.Shortage { return shortage(f, noSFs) })})
-		}
-	}
-	return hosts, existing
-}
-
-// shortage says why no SFs can be made at the PF; nil if they can.
-func shortage(pf function.Function, noSFs NoSFs) *v1alpha1.Shortage {
+// shortageOf says why no SFs can be made at the PF; nil if they can.
+func shortageOf(pf function.Function, noSFs NoSFs) *v1alpha1.Shortage {
 	switch {
 	case pf.Driver == "":
 		return &v1alpha1.Shortage{
@@ -58,15 +35,19 @@ func shortage(pf function.Function, noSFs NoSFs) *v1alpha1.Shortage {
 // fillMade gives the pool the SFs of spec.sfs, whether they exist or not, at each PF that a selector names. At a PF that
 // cannot have SFs it gives only those that exist nevertheless, as a pod may have them. The fields of selectors that
 // describe the SF itself do not count, as nobody knows what a driver makes of one that does not exist.
-func (p *filling) fillMade(hosts []sfHost, existing map[function.ID]function.Function, owners map[function.ID]string) {
+func (p *filling) fillMade(functions []function.Function, noSFs NoSFs, owners map[function.ID]string) {
 	if p.Spec.SFs == nil {
 		return
 	}
-	for _, pf := range hosts {
-		if !slices.ContainsFunc(p.selectors, func(s selector) bool { return s.isPF(pf.Function) }) {
+	existing := map[function.ID]function.Function{}
+	for _, f := range functions {
+		existing[f.ID] = f
+	}
+	for _, pf := range p.NamedPFs(functions) {
+		if pf.Class == function.Accelerator {
 			continue
 		}
-		shortage := pf.shortage()
+		shortage := shortageOf(pf, noSFs)
 		if shortage != nil {
 			p.Shortages = append(p.Shortages, *shortage)
 		}
@@ -75,7 +56,7 @@ func (p *filling) fillMade(hosts []sfHost, existing map[function.ID]function.Fun
 			f, exists := existing[function.SubfunctionID(pf.PF, sfnum)]
 			switch {
 			case !exists && shortage == nil:
-				p.take(function.PotentialSF(pf.Function, sfnum), owners)
+				p.take(function.PotentialSF(pf, sfnum), owners)
 			case exists && !f.DefaultRoute: // which the node needs itself
 				p.take(f, owners)
 			}

@@ -125,13 +125,24 @@ func (f *File) follow(ctx context.Context) error {
 	}
 }
 
-// reload looks at the file again. An error is told once, not at every look.
+// reload looks at the file again. If something is wrong with it, reload keeps what was declared, and tells of the error
+// once, not at every look.
 func (f *File) reload() {
 	changed, err := f.load()
-	if err != nil {
-		f.refuse(err)
-	} else if changed && f.options.Changed != nil {
+	if changed && f.options.Changed != nil {
 		f.options.Changed()
+	}
+	if err == nil {
+		return
+	}
+	f.mutex.Lock()
+	known := f.problem != nil && f.problem.Error() == err.Error()
+	f.problem = err
+	f.mutex.Unlock()
+	if !known {
+		f.good.Set(0)
+		f.errors.Inc()
+		f.options.Log.Error(err, "Configuration cannot be used, keeping what it was")
 	}
 }
 
@@ -179,18 +190,4 @@ func (f *File) adapt(devicePools []v1alpha1.DevicePool) error {
 		}
 	}
 	return nil
-}
-
-// refuse keeps what was good and remembers what is wrong.
-func (f *File) refuse(err error) {
-	f.mutex.Lock()
-	known := f.problem != nil && f.problem.Error() == err.Error()
-	f.problem = err
-	f.mutex.Unlock()
-	if known {
-		return
-	}
-	f.good.Set(0)
-	f.errors.Inc()
-	f.options.Log.Error(err, "Configuration cannot be used, keeping what it was")
 }

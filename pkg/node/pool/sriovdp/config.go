@@ -50,29 +50,24 @@ var (
 	}
 )
 
-// parseList splits the configuration into the entries of resourceList.
+// parseList splits the configuration into the entries of resourceList. A syntax error comes with its line and column.
 func parseList(config []byte) ([]json.RawMessage, error) {
 	var file struct {
 		ResourceList []json.RawMessage `json:"resourceList"`
 	}
-	if err := decode("", config, &file); err != nil {
-		return nil, placed(config, err)
+	err := decode("", config, &file)
+	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
+		before := config[:min(max(int(syntax.Offset)-1, 0), len(config))]
+		line, column := bytes.Count(before, []byte("\n"))+1, len(before)-bytes.LastIndexByte(before, '\n')
+		return nil, fmt.Errorf("line %d, column %d: is not JSON: %w", line, column, syntax)
+	}
+	if err != nil {
+		return nil, err
 	}
 	if len(file.ResourceList) == 0 {
 		return nil, errors.New("resourceList: must have at least one entry")
 	}
 	return file.ResourceList, nil
-}
-
-// placed adds the line and column to a syntax error.
-func placed(config []byte, err error) error {
-	var syntax *json.SyntaxError
-	if !errors.As(err, &syntax) {
-		return err
-	}
-	before := config[:min(max(int(syntax.Offset)-1, 0), len(config))]
-	line, column := bytes.Count(before, []byte("\n"))+1, len(before)-bytes.LastIndexByte(before, '\n')
-	return fmt.Errorf("line %d, column %d: is not JSON: %w", line, column, syntax)
 }
 
 // parseResource reads an entry of resourceList, at path. The device type is filled in.
@@ -102,8 +97,7 @@ func decode(path string, raw json.RawMessage, out any) error {
 		return fmt.Errorf("%s: must be an object", cmp.Or(path, "configuration"))
 	}
 	err := json.Unmarshal(raw, out)
-	var mismatch *json.UnmarshalTypeError
-	if errors.As(err, &mismatch) {
+	if mismatch, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 		// The names before the last dot are those of embedded structs, which mean nothing to the reader.
 		field := mismatch.Field[strings.LastIndex(mismatch.Field, ".")+1:]
 		place := cmp.Or(strings.Trim(path+"."+field, "."), "configuration")
