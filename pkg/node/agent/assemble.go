@@ -90,8 +90,12 @@ type agent struct {
 // assemble makes the parts, each after those that it works with: publishing, allocating and attaching work with the
 // provisioner and with the lifecycle, which releases Functions.
 func (a *agent) assemble(ctx context.Context) error {
+	provision := a.provisionByCluster
+	if a.config.Provisioner == ProvisionerDirect {
+		provision = a.provisionDirect
+	}
 	for _, stage := range []func(context.Context) error{
-		a.discover, a.provision, a.selectPools, a.release, a.allocate, a.attach,
+		a.discover, provision, a.selectPools, a.release, a.allocate, a.attach,
 	} {
 		if err := stage(ctx); err != nil {
 			return err
@@ -125,14 +129,6 @@ func (a *agent) discover(context.Context) error {
 	}}
 	a.nodes = &devnode.Finder{SysRoot: a.config.SysRoot, DevRoot: a.config.DevRoot}
 	return nil
-}
-
-// provision makes what has the xPU serve Functions, and what knows the DevicePools.
-func (a *agent) provision(ctx context.Context) error {
-	if a.config.Provisioner == ProvisionerDirect {
-		return a.provisionDirect()
-	}
-	return a.provisionByCluster(ctx)
 }
 
 // openFile reads the configuration file, where there is one. adapt may be nil; see [source.FileOptions].

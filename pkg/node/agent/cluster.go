@@ -47,11 +47,16 @@ type clustered struct {
 	nri     *nri.Plugin
 }
 
-// provisionByCluster has the agent work with an API server.
+// provisionByCluster has the agent work with an API server: XPUPorts and DevicePools are there.
 func (a *agent) provisionByCluster(ctx context.Context) error {
-	clientset, err := newClientset(a.config.Kubernetes)
+	// Protobuf leaves the opaque parameters in a claim's allocation as they are, to the byte. The API server refuses a
+	// status in which they differ, and JSON drops white space.
+	verbatim := rest.CopyConfig(a.config.Kubernetes)
+	verbatim.ContentType = runtime.ContentTypeProtobuf
+	verbatim.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	clientset, err := kubernetes.NewForConfig(verbatim)
 	if err != nil {
-		return err
+		return fmt.Errorf("client for the API server: %w", err)
 	}
 	api, err := kubeapi.New(a.config.Kubernetes, a.config.NodeName, kubeapi.Events{
 		DeclarationsChanged: a.inputs.Notify, PortsChanged: a.outputs.Notify,
@@ -83,19 +88,6 @@ func (a *agent) provisionByCluster(ctx context.Context) error {
 		return api.Serves(ctx, attachment.Claim.Namespace, attachment.Claim.UID, attachment.Function)
 	}
 	return nil
-}
-
-// newClientset speaks protobuf, which leaves the opaque parameters in a claim's allocation as they are, to the byte. The
-// API server refuses a status in which they differ, and JSON drops white space.
-func newClientset(config *rest.Config) (kubernetes.Interface, error) {
-	verbatim := rest.CopyConfig(config)
-	verbatim.ContentType = runtime.ContentTypeProtobuf
-	verbatim.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
-	clientset, err := kubernetes.NewForConfig(verbatim)
-	if err != nil {
-		return nil, fmt.Errorf("client for the API server: %w", err)
-	}
-	return clientset, nil
 }
 
 // apiPatience is how long the API server may take to answer before the log says what is waited for. The client library

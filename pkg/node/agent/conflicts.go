@@ -43,10 +43,13 @@ type conflicts struct {
 // elsewhere is a [health.Source].
 func (c *conflicts) elsewhere(id function.ID) string {
 	p, ok := c.tracker.PoolOf(id)
-	if !ok {
+	switch {
+	case !ok:
 		return ""
+	case p.Spec.Publish == v1alpha1.PublishDevicePlugin:
+		return c.lifecycle.Elsewhere(id, p.ResourceName())
 	}
-	return c.lifecycle.Elsewhere(id, resourceOf(p))
+	return c.lifecycle.Elsewhere(id, "") // claims have no resource
 }
 
 // taken tells of a Function that is reserved by another way than its pool offers it.
@@ -59,14 +62,6 @@ func (c *conflicts) taken(id function.ID) {
 // maybe says whether a pod may have the Function by an extended resource, whatever the journal says: the kubelet said so
 // last, or did not answer.
 func (c *conflicts) maybe(id function.ID) bool { return c.away.Load() || c.pods.InUse(id, "") != "" }
-
-// resourceOf is the extended resource by which a pool's Functions are handed out, "" for DRA.
-func resourceOf(p pool.Pool) string {
-	if p.Spec.Publish != v1alpha1.PublishDevicePlugin {
-		return ""
-	}
-	return p.ResourceName()
-}
 
 // look asks the kubelet, before what changed is published. One that is away says nothing new.
 func (c *conflicts) look(ctx context.Context) {

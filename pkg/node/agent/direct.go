@@ -2,6 +2,7 @@ package agent
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -9,8 +10,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
 )
 
-// provisionDirect has the agent work in direct mode: DevicePools come from a file, and it asks the OPI agents itself.
-func (a *agent) provisionDirect() error {
+// provisionDirect has the agent work in direct mode: it asks the OPI agents itself to serve Functions, and DevicePools come
+// from a file.
+func (a *agent) provisionDirect(context.Context) error {
 	config := &provisioning.Config{}
 	if a.config.DirectConfig != "" {
 		var err error

@@ -14,8 +14,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -143,4 +146,15 @@ func (a *API) Synced(ctx context.Context) bool {
 	case <-ctx.Done():
 		return false
 	}
+}
+
+// NewRecorder makes a recorder of events about Kubernetes' own kinds, such as pods and nodes. It sends them in the
+// background until ctx ends, never blocks, and drops what the API server does not take.
+func NewRecorder(ctx context.Context, clientset kubernetes.Interface) (events.EventRecorder, error) {
+	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: clientset.EventsV1()})
+	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
+		return nil, fmt.Errorf("events: %w", err)
+	}
+	context.AfterFunc(ctx, broadcaster.Shutdown)
+	return broadcaster.NewRecorder(clientgoscheme.Scheme, "xpu-agent"), nil
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
 // Pool is what one DevicePool has on this node.
@@ -71,13 +72,17 @@ func (p Pool) Options(f function.Function) Options {
 	return Options{}
 }
 
+// Makes says whether the Function is one of the SFs that are made when the pool hands them out (spec.sfs), provided that
+// the pool has it.
+func (p Pool) Makes(id function.ID) bool {
+	sfnum, isSF := id.SFNum()
+	return isSF && p.Spec.SFs.Has(sfnum)
+}
+
 // NamedPFs are the PFs of the node that the selectors name by pfNames or rootDevices, whatever indexes they name. Of the
 // other fields only vendors counts, as VFs have the vendor of their PF; the rest is about the VFs.
 func (p Pool) NamedPFs(functions []function.Function) []function.Function {
-	selectors, err := compileAll(p.Spec)
-	if p.Err != nil || err != nil {
-		return nil
-	}
+	selectors := p.selectors()
 	var named []function.Function
 	for _, f := range functions {
 		if f.Kind == function.PF && slices.ContainsFunc(selectors, func(s selector) bool { return s.isPF(f) }) {
@@ -86,6 +91,9 @@ func (p Pool) NamedPFs(functions []function.Function) []function.Function {
 	}
 	return named
 }
+
+// NoSFs says what keeps a PF that has a driver from having SFs; nil if nothing does.
+type NoSFs func(pf pci.Address) *v1alpha1.Shortage
 
 // Assign gives every Function to the DevicePool that selects it. Where several do, the one with the highest priority has
 // it, and of equals the one whose name sorts first. Which Functions a DevicePool may select at all depends on its device
@@ -104,12 +112,12 @@ func assign(
 		return cmp.Or(cmp.Compare(b.Spec.Priority, a.Spec.Priority), cmp.Compare(a.Name, b.Name))
 	})
 	resources := map[string]string{}
-	var pools []filling
+	var pools []Pool
 	for _, devicePool := range sorted {
 		if !labels.SelectorFromSet(devicePool.Spec.NodeSelector).Matches(labels.Set(nodeLabels)) {
 			continue
 		}
-		p := filling{Pool: Pool{Name: devicePool.Name, Generation: devicePool.Generation, Spec: devicePool.Spec}}
+		p := Pool{Name: devicePool.Name, Generation: devicePool.Generation, Spec: devicePool.Spec}
 		if err := p.prepare(resources); err != nil {
 			p.Err = fmt.Errorf("DevicePool %s: %w", p.Name, err)
 		}
@@ -121,24 +129,16 @@ func assign(
 		pools[i].fillMade(functions, noSFs, owners)
 	}
 	made := maps.Clone(owners)
-	out := make([]Pool, 0, len(pools))
 	for i := range pools {
 		pools[i].fill(functions, owners, made)
-		out = append(out, pools[i].Pool)
 	}
-	slices.SortFunc(out, func(a, b Pool) int { return cmp.Compare(a.Name, b.Name) })
-	return out
+	slices.SortFunc(pools, func(a, b Pool) int { return cmp.Compare(a.Name, b.Name) })
+	return pools
 }
 
-// filling is a pool that is being filled. A pool that cannot be used has no selectors, and so stays empty.
-type filling struct {
-	Pool
-	selectors []selector
-}
-
-// prepare takes the name of the pool's extended resource, where it has one, and compiles the selectors. resources are the
+// prepare checks the selectors, and takes the name of the pool's extended resource, where it has one. resources are the
 // names that earlier pools took, with the names of these pools.
-func (p *filling) prepare(resources map[string]string) (err error) {
+func (p *Pool) prepare(resources map[string]string) error {
 	if p.Spec.Publish == v1alpha1.PublishDevicePlugin {
 		name := p.ResourceName()
 		if err := CheckResourceName(name); err != nil {
@@ -149,16 +149,72 @@ func (p *filling) prepare(resources map[string]string) (err error) {
 		}
 		resources[name] = p.Name
 	}
-	p.selectors, err = compileAll(p.Spec)
+	_, err := compileAll(p.Spec)
 	return err
+}
+
+// selectors are those of the pool. A pool that cannot be used has none, and so stays empty.
+func (p Pool) selectors() []selector {
+	if p.Err != nil {
+		return nil
+	}
+	compiled, _ := compileAll(p.Spec) // prepare has checked them
+	return compiled
+}
+
+// fillMade gives the pool the SFs of spec.sfs, whether they exist or not, at each PF that a selector names. At a PF that
+// cannot have SFs it gives only those that exist nevertheless, as a pod may have them. The fields of selectors that
+// describe the SF itself do not count, as nobody knows what a driver makes of one that does not exist.
+func (p *Pool) fillMade(functions []function.Function, noSFs NoSFs, owners map[function.ID]string) {
+	if p.Spec.SFs == nil {
+		return
+	}
+	existing := map[function.ID]function.Function{}
+	for _, f := range functions {
+		existing[f.ID] = f
+	}
+	for _, pf := range p.NamedPFs(functions) {
+		if pf.Class == function.Accelerator {
+			continue
+		}
+		shortage := shortageOf(pf, noSFs)
+		if shortage != nil {
+			p.Shortages = append(p.Shortages, *shortage)
+		}
+		first := uint32(p.Spec.SFs.FirstNumber)
+		for sfnum := first; sfnum < first+uint32(p.Spec.SFs.Count); sfnum++ {
+			f, exists := existing[function.SubfunctionID(pf.PF, sfnum)]
+			switch {
+			case !exists && shortage == nil:
+				p.take(function.PotentialSF(pf, sfnum), owners)
+			case exists && !f.DefaultRoute: // which the node needs itself
+				p.take(f, owners)
+			}
+		}
+	}
+}
+
+// shortageOf says why no SFs can be made at the PF; nil if they can.
+func shortageOf(pf function.Function, noSFs NoSFs) *v1alpha1.Shortage {
+	switch {
+	case pf.Driver == "":
+		return &v1alpha1.Shortage{
+			PF: string(pf.PF), Reason: v1alpha1.ReasonNotSupported,
+			Message: fmt.Sprintf("PF %s has no driver that could make SFs: bind it to the kernel's", pf.PF),
+		}
+	case noSFs == nil:
+		return nil
+	}
+	return noSFs(pf.PF)
 }
 
 // fill gives the pool the Functions that it selects and that have no owner yet, but none of those that are made for a
 // pool.
-func (p *filling) fill(functions []function.Function, owners, made map[function.ID]string) {
+func (p *Pool) fill(functions []function.Function, owners, made map[function.ID]string) {
+	selectors := p.selectors()
 	for _, f := range functions {
 		selects := func(s selector) bool { return s.matches(f, p.Spec.DeviceType) }
-		if _, isMade := made[f.ID]; isMade || !eligible(f, p.Spec.DeviceType) || !slices.ContainsFunc(p.selectors, selects) {
+		if _, isMade := made[f.ID]; isMade || !eligible(f, p.Spec.DeviceType) || !slices.ContainsFunc(selectors, selects) {
 			continue
 		}
 		p.take(f, owners)
@@ -171,7 +227,7 @@ func (p *filling) fill(functions []function.Function, owners, made map[function.
 }
 
 // take gives the pool a Function, unless another one has it.
-func (p *filling) take(f function.Function, owners map[function.ID]string) {
+func (p *Pool) take(f function.Function, owners map[function.ID]string) {
 	if owner, taken := owners[f.ID]; taken {
 		p.Overlaps = append(p.Overlaps, Overlap{Function: f.ID, Owner: owner})
 		return
