@@ -165,8 +165,7 @@ func (c *clustered) serve(ctx context.Context) error {
 	}
 	leftovers := dra.NewLeftovers(data, c.config.CDIDir, c.journal.All, c.log.WithName("dra"))
 	reporter := &pool.Reporter{
-		Node: c.config.NodeName, Tracker: c.tracker, Declarations: c.api, Writer: c.api, VFs: c.vfs,
-		Log: c.log.WithName("pool"),
+		Node: c.config.NodeName, Tracker: c.tracker, API: c.api, VFs: c.vfs, Log: c.log.WithName("pool"),
 	}
 
 	group, ctx := errgroup.WithContext(ctx)

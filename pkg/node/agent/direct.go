@@ -28,20 +28,15 @@ func (a *agent) provisionDirect(context.Context) error {
 	}
 	a.provisioner, a.connect, a.reporter = direct, direct.Run, noClaims{}
 	err = a.openFile(func(p *v1alpha1.DevicePool) error {
+		if p.Spec.Publish != v1alpha1.PublishDevicePlugin { // it would not be offered at all
+			return fmt.Errorf("spec.publish: is %s, which needs an API server; with --provisioner=direct it must be %s",
+				p.Spec.Publish, v1alpha1.PublishDevicePlugin)
+		}
 		p.Spec.Network = cmp.Or(direct.Network(p.Name), p.Spec.Network)
-		return checkDirect(p.Spec)
+		return nil
 	})
 	a.declarations = a.file
 	return err
-}
-
-// checkDirect refuses a DevicePool that would not be offered at all.
-func checkDirect(spec v1alpha1.DevicePoolSpec) error {
-	if spec.Publish != v1alpha1.PublishDevicePlugin {
-		return fmt.Errorf("spec.publish: is %s, which needs an API server; with --provisioner=direct it must be %s",
-			spec.Publish, v1alpha1.PublishDevicePlugin)
-	}
-	return nil
 }
 
 // noClaims is a [cniserver.Reporter] where there is no API server, and so nobody who could be told of claims.

@@ -61,7 +61,8 @@ type Options struct {
 	VDPA string
 }
 
-// Options returns what goes with one of the pool's Functions: what the first selector that matches it asks for.
+// Options returns what goes with one of the pool's Functions: what the first selector that matches it asks for. Selectors
+// that are wrong are left out: a pod may have the Function since before they were.
 func (p Pool) Options(f function.Function) Options {
 	for _, s := range p.Spec.Selectors {
 		compiled, err := compile(s)

@@ -73,15 +73,13 @@ var rules = [...]struct {
 	}, "provisionAt: Allocate needs network: the kubelet does not say which network a pod wants when it allocates"},
 }
 
-// maxSFs is how many SFs a pool may offer at each of its PFs, as the CRD has it.
-const maxSFs = 1024
-
 var (
 	// resourcePrefix and resourceName are the patterns of the CRD.
 	resourcePrefix = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)
 	resourceName   = regexp.MustCompile(`^[a-zA-Z0-9]([-a-zA-Z0-9_]*[a-zA-Z0-9])?$`)
 )
 
+// checkSpec applies the rules of the CRD, with its enumerations, ranges and patterns.
 func checkSpec(spec v1alpha1.DevicePoolSpec) field.ErrorList {
 	path := field.NewPath("spec")
 	errs := slices.Concat(
@@ -97,7 +95,7 @@ func checkSpec(spec v1alpha1.DevicePoolSpec) field.ErrorList {
 		errs = append(errs, field.Required(path.Child("selectors"), "must have at least one"))
 	}
 	if spec.SFs != nil {
-		errs = append(errs, inRange(path.Child("sfs", "count"), &spec.SFs.Count, 1, maxSFs)...)
+		errs = append(errs, inRange(path.Child("sfs", "count"), &spec.SFs.Count, 1, 1024)...)
 		errs = append(errs, inRange(path.Child("sfs", "firstNumber"), &spec.SFs.FirstNumber, 1, math.MaxUint16)...)
 	}
 	for _, rule := range rules {

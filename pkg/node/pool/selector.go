@@ -11,7 +11,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
-// Drivers of the vDPA bus, by what selectors call them.
+// vdpaDrivers are the drivers of the vDPA bus, by their names in selectors.
 var vdpaDrivers = map[string]string{"virtio": "virtio_vdpa", "vhost": "vhost_vdpa"}
 
 // selector is a compiled [v1alpha1.FunctionSelector].
@@ -168,8 +168,8 @@ func (x indexed) matches(name string, index int) bool {
 	return x.names(name) && anyOf(x.ranges, func(r indexRange) bool { return r.first <= index && index <= r.last })
 }
 
-// matches says whether every field that is set matches. A PF is no child of itself: pfNames and rootDevices select VFs
-// and SFs only.
+// matches says whether every field that is set matches. A PF is not its own child: pfNames and rootDevices match VFs and
+// SFs only.
 func (s selector) matches(f function.Function, deviceType v1alpha1.DeviceType) bool {
 	return anyOf(s.vendors, func(v string) bool { return v == f.Vendor }) &&
 		anyOf(s.devices, func(d string) bool { return d == f.Device }) &&

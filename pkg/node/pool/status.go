@@ -21,9 +21,10 @@ const maxListed = 16
 // retry is when a status is written again that the API server did not take.
 const retry = 5 * time.Second
 
-// StatusWriter writes this node's entry of a DevicePool's status.
-type StatusWriter interface {
-	// WriteNodeStatus replaces the node's entry in DevicePool.status.nodes; nil takes it away.
+// API is what a [Reporter] uses of the API server.
+type API interface {
+	Declarations
+	// WriteNodeStatus replaces this node's entry in DevicePool.status.nodes; nil takes it away.
 	WriteNodeStatus(ctx context.Context, devicePool string, entry *v1alpha1.DevicePoolNodeStatus) error
 }
 
@@ -45,10 +46,9 @@ type Supplier interface {
 
 // Reporter tells the administrator, in each DevicePool's status, what the pool has on this node.
 type Reporter struct {
-	Node         string
-	Tracker      *Tracker
-	Declarations Declarations
-	Writer       StatusWriter
+	Node    string
+	Tracker *Tracker
+	API     API
 	// VFs may be nil where numVFs has no effect.
 	VFs Supplier
 	Log logr.Logger
@@ -80,10 +80,10 @@ func (r *Reporter) write(ctx context.Context) error {
 		return nil
 	}
 	// While there is no Node, the controller takes its entries away.
-	if _, err := r.Declarations.NodeLabels(ctx); apierrors.IsNotFound(err) {
+	if _, err := r.API.NodeLabels(ctx); apierrors.IsNotFound(err) {
 		return nil
 	}
-	devicePools, err := r.Declarations.DevicePools(ctx)
+	devicePools, err := r.API.DevicePools(ctx)
 	if err != nil {
 		return fmt.Errorf("list DevicePools: %w", err)
 	}
@@ -100,7 +100,7 @@ func (r *Reporter) write(ctx context.Context) error {
 		if equality.Semantic.DeepEqual(entry, r.current(devicePool)) {
 			continue
 		}
-		if err := r.Writer.WriteNodeStatus(ctx, devicePool.Name, entry); err != nil && !apierrors.IsNotFound(err) {
+		if err := r.API.WriteNodeStatus(ctx, devicePool.Name, entry); err != nil && !apierrors.IsNotFound(err) {
 			errs = append(errs, fmt.Errorf("write status of DevicePool %s: %w", devicePool.Name, err))
 		}
 	}

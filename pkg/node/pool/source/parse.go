@@ -38,10 +38,10 @@ func parseDocuments(content []byte) ([]v1alpha1.DevicePool, error) {
 		if errors.Is(err, io.EOF) {
 			break
 		}
-		if err != nil {
-			return nil, fmt.Errorf("document %d: %w", n, err)
+		var devicePool *v1alpha1.DevicePool
+		if err == nil {
+			devicePool, err = parseDocument(document)
 		}
-		devicePool, err := parseDocument(document)
 		if err != nil {
 			return nil, fmt.Errorf("document %d: %w", n, err)
 		}
