@@ -138,8 +138,7 @@ func (o *options) completeCRD() error {
 		return errors.New("--node-name: must be the name of this node's Node object (or set NODE_NAME)")
 	}
 	if o.DirectConfig != "" {
-		return errors.New("--direct-config: is only for --provisioner=direct; " +
-			"XPUs and XPUNetworks say the same at the API server")
+		return errors.New("--direct-config: is only for --provisioner=direct; XPUs and XPUNetworks say the same at the API server")
 	}
 	config, err := clientcmd.BuildConfigFromFlags("", o.kubeconfig)
 	if err != nil {

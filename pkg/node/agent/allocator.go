@@ -68,7 +68,6 @@ func (a *podAllocator) GiveUp(ctx context.Context, f function.Function, p pool.P
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
 	if err := a.lifecycle.GiveUp(ctx, f.ID, p.ResourceName()); err != nil {
-		a.log.Error(err, "A Function that was allocated in vain is not free yet; trying again later",
-			"resource", p.ResourceName())
+		a.log.Error(err, "A Function that was allocated in vain is not free yet; trying again later", "resource", p.ResourceName())
 	}
 }

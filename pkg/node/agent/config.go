@@ -72,8 +72,8 @@ type Config struct {
 	times times
 }
 
-// times shortens what tests would wait for. Zero stands for what is otherwise: a constant of this package or of the
-// package that is told.
+// times shortens what tests would wait for. Zero is the usual time: a constant of this package or of the package that is
+// told.
 type times struct {
 	sweep, abandoned, conflict, allocate, add time.Duration
 }

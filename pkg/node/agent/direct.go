@@ -12,10 +12,9 @@ import (
 
 // provisionDirect has the agent work in direct mode: it asks the OPI agents itself to serve Functions, and DevicePools come
 // from a file.
-func (a *agent) provisionDirect(context.Context) error {
+func (a *agent) provisionDirect(context.Context) (err error) {
 	config := &provisioning.Config{}
 	if a.config.DirectConfig != "" {
-		var err error
 		if config, err = provisioning.LoadConfig(a.config.DirectConfig); err != nil {
 			return err
 		}

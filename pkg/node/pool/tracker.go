@@ -11,6 +11,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
 
 // Functions knows the node's Functions.
@@ -90,8 +91,7 @@ func (t *Tracker) Considered(id function.ID) (considered bool) {
 	return considered
 }
 
-// Get returns a Function as it is now: one that exists, or an SF that is to be made for whoever its pool hands it out
-// to.
+// Get returns a Function as it is now: one that exists, or an SF that will be made when its pool hands it out.
 func (t *Tracker) Get(id function.ID) (function.Function, bool) {
 	if f, exists := t.functions.Get(id); exists {
 		return f, true
@@ -119,10 +119,8 @@ func (t *Tracker) Run(ctx context.Context, changes <-chan struct{}, changed func
 		if different {
 			changed()
 		}
-		select {
-		case <-ctx.Done():
+		if !loop.Wait(ctx, changes, 0) {
 			return nil
-		case <-changes:
 		}
 	}
 }
