@@ -67,6 +67,7 @@ func takeJournal(ctx context.Context, path string, log logr.Logger) (*journal.Jo
 	}
 }
 
+// run works until ctx ends, or until a part cannot work at all.
 func (a *agent) run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	// Subscriptions come before what they listen to is started, so that nothing is missed.
@@ -94,15 +95,15 @@ func (a *agent) run(ctx context.Context) error {
 		running, ctx := errgroup.WithContext(ctx)
 		running.Go(func() error { return a.track(ctx, forTracker) })
 		running.Go(func() error { return a.vfs.Run(ctx, functionsForVFs, poolsForVFs) })
-		running.Go(func() error { return a.hooks.Run(ctx) })
-		running.Go(func() error { return a.lifecycle.Run(ctx, forLifecycle) })
-		running.Go(func() error { return a.setUpAgain(ctx) })
 		running.Go(func() error { return a.conflicts.run(ctx, forConflicts) })
-		running.Go(func() error { return a.cni.Run(ctx) })
 		running.Go(func() error { return a.plugins.Run(ctx, forPlugins) })
 		if a.clustered != nil {
 			running.Go(func() error { return a.clustered.serve(ctx) })
 		}
+		running.Go(func() error { return a.cni.Run(ctx) })
+		running.Go(func() error { return a.lifecycle.Run(ctx, forLifecycle) })
+		running.Go(func() error { return a.setUpAgain(ctx) })
+		running.Go(func() error { return a.hooks.Run(ctx) })
 		running.Go(func() error { return trim(ctx) })
 		return running.Wait()
 	})

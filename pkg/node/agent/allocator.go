@@ -62,8 +62,8 @@ func (a *podAllocator) Ready(ctx context.Context, f function.Function, p pool.Po
 	return err
 }
 
-// GiveUp has the Function free again, which no pod has. The kubelet waits: what cannot be released now, the sweep
-// releases.
+// GiveUp releases a Function that no pod got. The kubelet waits meanwhile: what cannot be released within undoTimeout is
+// released by a sweep.
 func (a *podAllocator) GiveUp(ctx context.Context, f function.Function, p pool.Pool) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()

@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	// usesInterval is how often the kubelet is asked what pods have, though no pool changed: another device plugin may
-	// have given a Function of ours away.
+	// usesInterval is how often the kubelet is asked what pods have although no pool changed: another device plugin may
+	// have allocated a Function of ours.
 	usesInterval = time.Minute
 	// conflictInterval is how often it is asked while it does not answer, or a pod has a Function by another way of
 	// publishing than its pool's: the kubelet does not tell when such a pod is gone.
@@ -27,7 +27,7 @@ const (
 )
 
 // conflicts knows Functions that a pod has by another way of publishing than that of their pool: the pool was moved, or
-// another device plugin gave them away. They are not offered until that pod is gone.
+// another device plugin allocated them. They are not offered until that pod is gone.
 type conflicts struct {
 	lifecycle *lifecycle.Manager
 	tracker   *pool.Tracker
@@ -63,7 +63,7 @@ func (c *conflicts) taken(id function.ID) {
 // last, or did not answer.
 func (c *conflicts) maybe(id function.ID) bool { return c.away.Load() || c.pods.InUse(id, "") != "" }
 
-// look asks the kubelet, before what changed is published. One that is away says nothing new.
+// look asks the kubelet which Functions pods have. While the kubelet is away, its last answer counts.
 func (c *conflicts) look(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
@@ -79,7 +79,7 @@ func (c *conflicts) look(ctx context.Context) {
 func (c *conflicts) run(ctx context.Context, changes <-chan struct{}) error {
 	for asked := time.Now(); ctx.Err() == nil; {
 		interval := usesInterval
-		if c.away.Load() || c.any() {
+		if c.away.Load() || c.exist() {
 			interval = cmp.Or(c.times.conflict, conflictInterval)
 		}
 		if pause := time.Until(asked.Add(interval)); pause > 0 {
@@ -92,8 +92,8 @@ func (c *conflicts) run(ctx context.Context, changes <-chan struct{}) error {
 	return nil
 }
 
-// any says whether there is a conflict about any Function.
-func (c *conflicts) any() bool {
+// exist says whether there is a conflict about any Function.
+func (c *conflicts) exist() bool {
 	pools, _ := c.tracker.Pools()
 	for _, p := range pools {
 		if slices.ContainsFunc(p.Functions, func(f function.Function) bool { return c.elsewhere(f.ID) != "" }) {
