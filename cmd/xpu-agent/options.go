@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
 	api "github.com/opiproject/xpu-device-plugin/cni/wire"
@@ -23,10 +22,9 @@ const defaultConfigFile = "/etc/pcidp/config.json"
 // options are the flags.
 type options struct {
 	agent.Config
-	provisioner string
-	kubeconfig  string
-	qps         float32
-	burst       int
+	kubeconfig string
+	qps        float32
+	burst      int
 }
 
 func (o *options) addFlags(flags *pflag.FlagSet) {
@@ -85,7 +83,7 @@ func (o *options) addPoolFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.ResourcePrefix, "resource-prefix", "intel.com",
 		"prefix of resources in a configuration of sriov-network-device-plugin that name none")
 
-	flags.StringVar(&o.provisioner, "provisioner", string(agent.ProvisionerCRD),
+	flags.StringVar((*string)(&o.Provisioner), "provisioner", string(agent.ProvisionerCRD),
 		"who has the xPU serve Functions: crd (xpu-controller, by XPUPorts) or direct (the agent itself; no API server, "+
 			"no DRA)")
 	flags.DurationVar(&o.ProvisionTimeout, "provision-timeout", 40*time.Second,
@@ -95,7 +93,7 @@ func (o *options) addPoolFlags(flags *pflag.FlagSet) {
 		"file with the OPI agents, networks and pools of --provisioner=direct; without, no network can be named")
 }
 
-// ignoreFlags takes flags that DaemonSets of sriov-network-device-plugin have, and that say nothing to this program.
+// ignoreFlags adds flags that DaemonSets of sriov-network-device-plugin have, and that this program ignores.
 func ignoreFlags(flags *pflag.FlagSet) {
 	for _, name := range []string{"log-dir", "log-level", "stderrthreshold", "vmodule"} {
 		flags.String(name, "", "")
@@ -121,43 +119,33 @@ func (o *options) complete(configFileGiven bool) (err error) {
 	if _, err := os.Stat(o.ConfigFile); errors.Is(err, fs.ErrNotExist) && !configFileGiven {
 		o.ConfigFile = ""
 	}
-	o.Provisioner = agent.ProvisionerKind(o.provisioner)
 	switch o.Provisioner {
 	case agent.ProvisionerCRD:
 		return o.completeCRD()
 	case agent.ProvisionerDirect:
-		return o.completeDirect()
+		if o.NodeName == "" {
+			if o.NodeName, err = os.Hostname(); err != nil {
+				return fmt.Errorf("--node-name: %w", err)
+			}
+		}
+		return nil
 	}
-	return fmt.Errorf("--provisioner: %q must be %s or %s", o.provisioner, agent.ProvisionerCRD, agent.ProvisionerDirect)
+	return fmt.Errorf("--provisioner: %q must be %s or %s", o.Provisioner, agent.ProvisionerCRD, agent.ProvisionerDirect)
 }
 
-func (o *options) completeCRD() (err error) {
+func (o *options) completeCRD() error {
 	if o.NodeName == "" {
 		return errors.New("--node-name: must be the name of this node's Node object (or set NODE_NAME)")
 	}
 	if o.DirectConfig != "" {
-		return errors.New("--direct-config: is only for --provisioner=direct; " +
-			"XPUs and XPUNetworks say the same at the API server")
+		return errors.New("--direct-config: is only for --provisioner=direct; XPUs and XPUNetworks say the same at the API server")
 	}
-	o.Kubernetes, err = kubernetesConfig(o.kubeconfig, o.qps, o.burst)
-	return err
-}
-
-func (o *options) completeDirect() (err error) {
-	if o.NodeName == "" {
-		if o.NodeName, err = os.Hostname(); err != nil {
-			return fmt.Errorf("--node-name: %w", err)
-		}
-	}
-	return nil
-}
-
-func kubernetesConfig(kubeconfig string, qps float32, burst int) (*rest.Config, error) {
-	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	config, err := clientcmd.BuildConfigFromFlags("", o.kubeconfig)
 	if err != nil {
-		return nil, fmt.Errorf("--kubeconfig: %w", err)
+		return fmt.Errorf("--kubeconfig: %w", err)
 	}
-	config.QPS, config.Burst = qps, burst
+	config.QPS, config.Burst = o.qps, o.burst
 	config.UserAgent = "xpu-agent/" + version.String()
-	return config, nil
+	o.Kubernetes = config
+	return nil
 }

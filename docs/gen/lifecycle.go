@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
@@ -28,7 +29,7 @@ func lifecycleTable(path string) error {
 	return os.WriteFile(path, []byte(before+tableBegin+stateTable()+tableEnd+after), 0o644)
 }
 
-// stateTable has a row for each event and whoever has the Function. Evidence is numbered, and explained below.
+// stateTable has a row for each event and whoever has the Function. It refers to evidence by number, and lists it below.
 func stateTable() string {
 	var out bytes.Buffer
 	out.WriteString("\n| event | whose |")
@@ -38,18 +39,15 @@ func stateTable() string {
 	out.WriteString("\n| --- | --- |" + strings.Repeat(" --- |", len(lifecycle.Phases())) + "\n")
 	var evidence []lifecycle.Evidence
 	number := func(e lifecycle.Evidence) int {
-		for i, known := range evidence {
-			if known == e {
-				return i + 1
-			}
+		if !slices.Contains(evidence, e) {
+			evidence = append(evidence, e)
 		}
-		evidence = append(evidence, e)
-		return len(evidence)
+		return slices.Index(evidence, e) + 1
 	}
-	last := lifecycle.Event("")
+	var last lifecycle.Event
 	for _, entry := range lifecycle.Table() {
-		event := string(entry.Event)
-		if entry.Event == last {
+		event := entry.Event
+		if event == last {
 			event = ""
 		}
 		last = entry.Event

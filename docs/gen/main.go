@@ -1,5 +1,6 @@
 // Command gen writes the parts of the documents that can be read from the programs and their source: flags.md, metrics.md
-// and quirks.md of docs/reference, and the table in docs/explanation/lifecycle.md. It tidies api.md. It runs at the root of the project; "make generate" calls it after crd-ref-docs.
+// and quirks.md of docs/reference, and the table in docs/explanation/lifecycle.md. It tidies api.md. It runs at the root of
+// the project; "make generate" calls it after crd-ref-docs.
 package main
 
 import (
@@ -10,6 +11,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/quirk"
 )
 
 func main() {
@@ -20,14 +23,16 @@ func main() {
 }
 
 func run(dir string) error {
-	flags, err := flagsPage([]string{"xpu-agent", "xpu-agent install-cni", "xpu-controller", "opi-bridge", "xpuctl", "xpuctl convert sriovdp"})
+	flags, err := flagsPage([]string{
+		"xpu-agent", "xpu-agent install-cni", "xpu-controller", "opi-bridge", "xpuctl", "xpuctl convert sriovdp",
+	})
 	if err != nil {
 		return err
 	}
 	metrics, err := metricsPage([]program{
 		{"xpu-agent", []string{
-			"pkg/node/inventory", "pkg/node/health", "pkg/node/pool/source", "pkg/node/deviceplugin", "pkg/node/dra", "pkg/node/provisioning", "pkg/node/cniserver", "pkg/node/hooks",
-			"pkg/node/sriov", "pkg/version/buildinfo",
+			"pkg/node/inventory", "pkg/node/health", "pkg/node/pool/source", "pkg/node/deviceplugin", "pkg/node/dra",
+			"pkg/node/provisioning", "pkg/node/cniserver", "pkg/node/hooks", "pkg/node/sriov", "pkg/version/buildinfo",
 		}},
 		{"xpu-controller", []string{"pkg/controller", "pkg/version/buildinfo"}},
 		{"opi-bridge", []string{"pkg/bridge", "pkg/version/buildinfo"}},
@@ -73,4 +78,23 @@ func flagsPage(programs []string) ([]byte, error) {
 		fmt.Fprintf(&page, "\n## %s\n\n```text\n%s\n```\n", name, bytes.TrimSpace(help))
 	}
 	return page.Bytes(), nil
+}
+
+// quirksPage lists what single drivers do.
+func quirksPage() []byte {
+	var page bytes.Buffer
+	page.WriteString(`# Quirks of drivers
+
+<!-- Made by docs/gen from pkg/kernel/quirk. Do not edit. -->
+
+What single drivers do otherwise than the rest, and what this project does about it. Which card shows it is in
+[hardware.md](hardware.md), in the row that is named.
+
+| driver | quirk | what it does | what is done about it | source in the kernel | row |
+| --- | --- | --- | --- | --- | --- |
+`)
+	for _, q := range quirk.All() {
+		fmt.Fprintf(&page, "| %s | %s | %s | %s | %s | %s |\n", q.Driver, q.Name, q.Does, q.Answer, q.Source, q.Row)
+	}
+	return page.Bytes()
 }

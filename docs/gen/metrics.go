@@ -7,7 +7,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"io/fs"
+	"go/types"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -43,9 +43,6 @@ All programs serve Prometheus metrics at ` + "`/metrics`" + `: xpu-agent on port
 			if err != nil {
 				return nil, err
 			}
-			if len(metrics) == 0 {
-				return nil, fmt.Errorf("%s: defines no metrics", dir)
-			}
 			found = append(found, metrics...)
 		}
 		slices.SortFunc(found, func(a, b metric) int { return cmp.Compare(a.name, b.name) })
@@ -65,14 +62,11 @@ controller-runtime (` + "`controller_runtime_*`, `workqueue_*`, `rest_client_*`,
 	return page.Bytes(), nil
 }
 
-// metricsOf finds what the package passes to constructors of the Prometheus client library.
+// metricsOf finds the metrics for which the package calls constructors of the Prometheus client library.
 func metricsOf(dir string) ([]metric, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
 	if err != nil {
 		return nil, err
-	}
-	if len(files) == 0 {
-		return nil, fmt.Errorf("%s: %w", dir, fs.ErrNotExist)
 	}
 	var found []metric
 	for _, path := range files {
@@ -83,66 +77,58 @@ func metricsOf(dir string) ([]metric, error) {
 		if err != nil {
 			return nil, err
 		}
-		ast.Inspect(file, func(n ast.Node) bool {
-			if call, ok := n.(*ast.CallExpr); ok {
-				if m, ok := constructed(call); ok {
+		for node := range ast.Preorder(file) {
+			if call, ok := node.(*ast.CallExpr); ok {
+				if m := constructed(call); m.name != "" {
 					found = append(found, m)
 				}
 			}
-			return true
-		})
+		}
+	}
+	if len(found) == 0 {
+		return nil, fmt.Errorf("%s: defines no metrics", dir)
 	}
 	return found, nil
 }
 
 // constructed is the metric of a call such as NewCounterVec(CounterOpts{...}, labels) or NewDesc(name, help, labels,
-// nil). Those by NewDesc are gauges in this project.
-func constructed(call *ast.CallExpr) (metric, bool) {
+// nil). Its name is empty for any other call. Metrics by NewDesc are gauges in this project.
+func constructed(call *ast.CallExpr) (m metric) {
 	selector, ok := call.Fun.(*ast.SelectorExpr)
 	if !ok || len(call.Args) == 0 {
-		return metric{}, false
+		return metric{}
 	}
 	kind, ok := strings.CutPrefix(selector.Sel.Name, "New")
 	if !ok {
-		return metric{}, false
+		return metric{}
 	}
-	m := metric{kind: strings.ToLower(strings.TrimSuffix(strings.TrimSuffix(kind, "Vec"), "Func"))}
 	if kind == "Desc" && len(call.Args) == 4 {
-		m.name, m.kind, m.help, m.labels = text(call.Args[0]), "gauge", text(call.Args[1]), texts(call.Args[2])
-		return m, m.name != ""
+		return metric{name: text(call.Args[0]), kind: "gauge", help: text(call.Args[1]), labels: texts(call.Args[2])}
 	}
 	options, ok := call.Args[0].(*ast.CompositeLit)
-	if !ok || !strings.HasSuffix(typeName(options), "Opts") {
-		return metric{}, false
+	if !ok || !strings.HasSuffix(types.ExprString(options.Type), "Opts") {
+		return metric{}
 	}
+	kind, hasLabels := strings.CutSuffix(kind, "Vec")
+	m.kind = strings.ToLower(strings.TrimSuffix(kind, "Func"))
 	for _, element := range options.Elts {
 		field, ok := element.(*ast.KeyValueExpr)
 		if !ok {
 			continue
 		}
-		switch key := field.Key.(*ast.Ident); key.Name {
+		switch types.ExprString(field.Key) {
 		case "Name":
 			m.name = text(field.Value)
 		case "Help":
 			m.help = text(field.Value)
 		case "ConstLabels":
-			m.labels = append(m.labels, texts(field.Value)...)
+			m.labels = texts(field.Value)
 		}
 	}
-	if strings.HasSuffix(kind, "Vec") && len(call.Args) > 1 {
+	if hasLabels && len(call.Args) > 1 {
 		m.labels = append(m.labels, texts(call.Args[1])...)
 	}
-	return m, m.name != ""
-}
-
-func typeName(literal *ast.CompositeLit) string {
-	switch t := literal.Type.(type) {
-	case *ast.SelectorExpr:
-		return t.Sel.Name
-	case *ast.Ident:
-		return t.Name
-	}
-	return ""
+	return m
 }
 
 // text is a string constant, also one in several parts.

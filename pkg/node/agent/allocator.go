@@ -21,46 +21,17 @@ const undoTimeout = time.Second
 
 // podAllocator has Functions ready for pods that the kubelet allocates them to. It is a [deviceplugin.Allocator].
 type podAllocator struct {
-	node        string
-	functions   functions
-	lifecycle   allocator
+	node string
+	// find returns a Function of this node as it is now.
+	find        func(function.ID) (f function.Function, exists bool)
+	lifecycle   *lifecycle.Manager
 	provisioner provisioning.Provisioner
 	log         logr.Logger
 }
 
-// allocator is the part of [lifecycle.Manager] that allocating is about.
-type allocator interface {
-	Admit(ctx context.Context, want journal.Attachment) (lifecycle.Decision, error)
-	Reserve(ctx context.Context, want journal.Attachment) error
-	GiveUp(ctx context.Context, id function.ID, resource string) error
-}
-
-// functions knows the node's Functions as they are at this moment: set up, where they are.
-type functions interface {
-	Get(function.ID) (function.Function, bool)
-}
-
 // Reserve records that the Function goes to the next pod that comes for it, and has it set up as its pool says. What
-// is left of its last pod is released first.
+// is left of its last pod is released first. The CNI plugin says what the interface is called when it comes.
 func (a *podAllocator) Reserve(ctx context.Context, f function.Function, p pool.Pool) (function.Function, error) {
-	reservation := a.reservation(f, p)
-	if reservation.Setup == nil && reservation.Port == nil { // nothing will have to be undone
-		_, err := a.lifecycle.Admit(ctx, reservation)
-		return f, err
-	}
-	if err := a.lifecycle.Reserve(ctx, reservation); err != nil {
-		return f, err
-	}
-	now, exists := a.functions.Get(f.ID)
-	if !exists {
-		return f, errors.New("is gone from this node")
-	}
-	return now, nil
-}
-
-// reservation is for whomever the kubelet allocates the Function to. What the interface is called, the CNI plugin says
-// when it comes.
-func (a *podAllocator) reservation(f function.Function, p pool.Pool) journal.Attachment {
 	mac := provisioning.MAC(a.node, f.ID)
 	reservation := journal.Attachment{
 		Function: f.ID, PF: f.PF, PFName: f.PFName, VFIndex: f.Index, Resource: p.ResourceName(),
@@ -70,7 +41,18 @@ func (a *podAllocator) reservation(f function.Function, p pool.Pool) journal.Att
 		reservation.Port = &journal.Port{DevicePool: p.Name, Network: p.Spec.Network, MAC: mac}
 		reservation.Interface = function.Interface{MAC: mac}
 	}
-	return reservation
+	if reservation.Setup == nil && reservation.Port == nil { // nothing will have to be undone
+		_, err := a.lifecycle.Admit(ctx, reservation)
+		return f, err
+	}
+	if err := a.lifecycle.Reserve(ctx, reservation); err != nil {
+		return f, err
+	}
+	now, exists := a.find(f.ID)
+	if !exists {
+		return f, errors.New("is gone from this node")
+	}
+	return now, nil
 }
 
 // Ready has the xPU serve the Function.
@@ -81,13 +63,12 @@ func (a *podAllocator) Ready(ctx context.Context, f function.Function, p pool.Po
 	return err
 }
 
-// GiveUp has the Function free again, which no pod has. The kubelet waits: what cannot be released now, the sweep
-// releases.
+// GiveUp releases a Function that no pod got. The kubelet waits meanwhile: what cannot be released within undoTimeout is
+// released by a sweep.
 func (a *podAllocator) GiveUp(ctx context.Context, f function.Function, p pool.Pool) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
 	if err := a.lifecycle.GiveUp(ctx, f.ID, p.ResourceName()); err != nil {
-		a.log.Error(err, "A Function that was allocated in vain is not free yet; trying again later",
-			"resource", p.ResourceName())
+		a.log.Error(err, "A Function that was allocated in vain is not free yet; trying again later", "resource", p.ResourceName())
 	}
 }

@@ -8,6 +8,10 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
@@ -17,6 +21,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/hooks"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
@@ -24,14 +29,88 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/setup"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/sriov"
+	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 )
 
-// assemble makes the parts and tells them of each other, in the order in which data flows.
-func (a *agent) assemble(ctx context.Context, engine *netdev.Engine) (err error) {
-	bootID, err := readBootID(a.config.ProcRoot)
-	if err != nil {
-		return err
+// agent has the parts, in the order in which they are made.
+type agent struct {
+	config   Config
+	log      logr.Logger
+	registry *prometheus.Registry
+
+	// inputs wakes who decides which Function is in which pool; outputs wakes who tells the world about pools and
+	// health.
+	inputs, outputs notify.Signal
+
+	journal *journal.Journal
+	kubelet *podresources.Client
+	devlink *devlink.Conn
+	engine  *netdev.Engine
+
+	bootID    string
+	inventory *inventory.Inventory
+	faults    *health.Reporters
+	sfs       *sriov.SFMaker
+	setup     *setup.Runner
+	nodes     *devnode.Finder
+
+	// These differ between an agent with an API server and one in direct mode.
+
+	provisioner  provisioning.Provisioner
+	file         *source.File // nil without a configuration file
+	declarations pool.Declarations
+	// connect works until ctx ends, from the start, so that provisioner and declarations can be used.
+	connect func(context.Context) error
+	// reporter tells the users of claims what became of them.
+	reporter cniserver.Reporter
+
+	// These are nil in direct mode.
+
+	clustered *clustered
+	// provisionFailed knows Functions whose Port the xPU refused. In direct mode a refusal is told to the pod that asked
+	// for the Port, and nobody chooses Functions by it.
+	provisionFailed health.Source
+	// recorder tells pods of Functions, and of post-delete hooks that are given up.
+	recorder hooks.Recorder
+	claims   lifecycle.Claims
+	// claimServed returns once the xPU serves what a claim has, as Serve of [lifecycle.Options] does.
+	claimServed func(context.Context, journal.Attachment) error
+	// devices lets the containers of claims get what is attached. For other containers the kubelet does that.
+	devices lifecycle.Devices
+
+	tracker   *pool.Tracker
+	vfs       *sriov.VFs
+	hooks     *hooks.Queue
+	conflicts *conflicts
+	lifecycle *lifecycle.Manager
+	plugins   *deviceplugin.Manager
+	cni       *cniserver.Server
+}
+
+// assemble makes the parts, each after those that it works with: publishing, allocating and attaching work with the
+// provisioner and with the lifecycle, which releases Functions.
+func (a *agent) assemble(ctx context.Context) error {
+	provision := a.provisionByCluster
+	if a.config.Provisioner == ProvisionerDirect {
+		provision = a.provisionDirect
 	}
+	for _, stage := range []func(context.Context) error{
+		a.discover, provision, a.selectPools, a.release, a.allocate, a.attach,
+	} {
+		if err := stage(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// discover makes what knows the node's Functions, and what sets them up.
+func (a *agent) discover(context.Context) error {
+	bootID, err := os.ReadFile(filepath.Join(a.config.ProcRoot, "sys/kernel/random/boot_id"))
+	if err != nil {
+		return fmt.Errorf("boot id: %w", err)
+	}
+	a.bootID = strings.TrimSpace(string(bootID))
 	a.inventory = inventory.New(inventory.Options{
 		SysRoot: a.config.SysRoot, Changed: a.inputs.Notify, Registry: a.registry, Log: a.log.WithName("inventory"),
 	})
@@ -40,106 +119,34 @@ func (a *agent) assemble(ctx context.Context, engine *netdev.Engine) (err error)
 		Follow:  func(ctx context.Context, changed func()) { devlink.Follow(ctx, "", changed, a.log.WithName("health")) },
 		Changed: a.outputs.Notify, Registry: a.registry, Log: a.log.WithName("health"),
 	})
-	a.assembleOutfits(engine, bootID)
-	if a.mode, err = a.newMode(); err != nil {
-		return err
-	}
-	if err := a.declare(); err != nil {
-		return err
-	}
-	if err := a.assembleLifecycle(ctx, engine, bootID); err != nil {
-		return err
-	}
-	if err := a.assembleSupply(); err != nil {
-		return err
-	}
-	if err := a.assembleDevicePlugin(); err != nil {
-		return err
-	}
-	a.cni = cniserver.New(cniserver.Options{
-		Socket: a.config.CNISocket, SpoolDir: a.config.SpoolDir,
-		Functions: a.tracker, Pools: a.tracker, Journal: a.journal, Lifecycle: a.lifecycle,
-		Provisioner: a.mode.provisioner(),
-		MAC:         func(id function.ID) function.MAC { return provisioning.MAC(a.config.NodeName, id) },
-		Ready:       func(context.Context) error { return errors.Join(a.poolsKnown(), a.journal.Writable()) },
-		Reporter:    a.mode.reporter(),
-		AllowKeys:   a.config.CNIAllowKeys,
-		AddTimeout:  a.config.times.add,
-		Metrics:     cniserver.NewMetrics(a.registry),
-		Log:         a.log.WithName("cni"),
-	})
-	return a.mode.complete()
-}
-
-func (a *agent) newMode() (mode, error) {
-	if a.config.Provisioner == ProvisionerDirect {
-		return newStandalone(a)
-	}
-	return newClustered(a)
-}
-
-// assembleOutfits makes what has Functions fit for whom they are handed out to.
-func (a *agent) assembleOutfits(engine *netdev.Engine, bootID string) {
 	a.sfs = &sriov.SFMaker{
 		Devlink: a.devlink, Functions: a.inventory, Changes: a.inputs.Subscribe, Changed: a.inputs.Notify,
 		Log: a.log.WithName("sfs"),
 	}
 	a.setup = &setup.Runner{SFs: a.sfs, Drivers: &setup.PCIDrivers{
-		SysRoot: a.config.SysRoot, DevRoot: a.config.DevRoot, ProcRoot: a.config.ProcRoot, BootID: bootID,
-		Functions: a.inventory, Changes: a.inputs.Subscribe, Engine: engine, Log: a.log.WithName("drivers"),
+		SysRoot: a.config.SysRoot, DevRoot: a.config.DevRoot, ProcRoot: a.config.ProcRoot, BootID: a.bootID,
+		Functions: a.inventory, Changes: a.inputs.Subscribe, Engine: a.engine, Log: a.log.WithName("drivers"),
 	}}
-}
-
-// assembleLifecycle makes what decides who has a Function, and what follows a release.
-func (a *agent) assembleLifecycle(ctx context.Context, engine *netdev.Engine, bootID string) error {
-	recorder, err := a.mode.recorder(ctx)
-	if err != nil {
-		return err
-	}
-	a.hooks, err = hooks.New(hooks.Options{
-		Journal: a.journal, Functions: a.inventory, Ports: a.mode.provisioner(), Log: a.log.WithName("hooks"),
-		Node: a.config.NodeName, Dir: a.config.HooksDir, Timeout: a.config.HookTimeout, Attempts: a.config.HookAttempts,
-		Recorder: recorder, Changed: a.outputs.Notify,
-	}, a.registry)
-	if err != nil {
-		return err
-	}
-	pods := podresources.NewTracker(a.kubelet, a.log.WithName("kubelet"))
-	a.uses = &conflicts{tracker: a.tracker, pods: pods, changed: a.outputs.Notify, times: a.config.times}
-	users := &users{reporter: a.mode.reporter(), recorder: recorder, node: a.config.NodeName}
-	a.lifecycle = lifecycle.New(a.journal, engine, a.inventory, lifecycle.Options{
-		BootID: bootID, Setup: a.setup, Hooks: a.hooks, Kubelet: pods, Claims: a.mode.claims(), Devices: a.mode.devices(),
-		Announce: engine.Announce, Seen: a.inventory.Get,
-		Serve: ports{functions: a.inventory, provisioner: a.mode.provisioner(), claims: a.mode.claimServed}.Serve,
-		Lost:  users.Lost, Back: users.Back,
-		Changed: a.outputs.Notify, Taken: a.uses.taken,
-		SweepEvery: a.config.times.sweep, AbandonedAfter: a.config.times.abandoned,
-	}, a.log.WithName("lifecycle"))
-	a.uses.lifecycle = a.lifecycle
+	a.nodes = &devnode.Finder{SysRoot: a.config.SysRoot, DevRoot: a.config.DevRoot}
 	return nil
 }
 
-// declare makes what knows the pools.
-func (a *agent) declare() (err error) {
-	if a.config.ConfigFile != "" {
-		options := source.FileOptions{
-			Path: a.config.ConfigFile, ResourcePrefix: a.config.ResourcePrefix, Changed: a.inputs.Notify,
-			Registry: a.registry, Log: a.log.WithName("declare"),
-		}
-		if a.config.Provisioner == ProvisionerDirect {
-			options.Check = checkStandalone
-		}
-		if a.file, err = source.OpenFile(options); err != nil {
-			return err
-		}
+// openFile reads the configuration file, where there is one. adapt may be nil; see [source.FileOptions].
+func (a *agent) openFile(adapt func(*v1alpha1.DevicePool) error) (err error) {
+	if a.config.ConfigFile == "" {
+		return nil
 	}
+	a.file, err = source.OpenFile(source.FileOptions{
+		Path: a.config.ConfigFile, ResourcePrefix: a.config.ResourcePrefix, Adapt: adapt, Changed: a.inputs.Notify,
+		Registry: a.registry, Log: a.log.WithName("declare"),
+	})
+	return err
+}
+
+// selectPools makes what knows which Functions are in which pool, and what makes the VFs that pools ask for.
+func (a *agent) selectPools(context.Context) error {
 	functions := setup.OwnDrivers{Functions: a.inventory, Journal: a.journal}
-	a.tracker = pool.NewTracker(functions, a.mode.declarations(a.file), a.sfs, a.log.WithName("pool"))
-	return nil
-}
-
-// assembleSupply makes what gives PFs the VFs that pools ask for.
-func (a *agent) assembleSupply() error {
+	a.tracker = pool.NewTracker(functions, a.declarations, a.sfs.NoSFs, a.log.WithName("pool"))
 	a.vfs = &sriov.VFs{
 		SysRoot: a.config.SysRoot, Functions: a.inventory, Pools: a.tracker, Journal: a.journal, Assignments: a.kubelet,
 		NetdevUse: sriov.NetdevUse, Changed: a.outputs.Notify, Metrics: sriov.NewMetrics(a.registry),
@@ -148,8 +155,33 @@ func (a *agent) assembleSupply() error {
 	return a.registry.Register(a.vfs)
 }
 
-// assembleDevicePlugin makes what speaks to the kubelet about extended resources.
-func (a *agent) assembleDevicePlugin() (err error) {
+// release makes what decides who has a Function and releases it, and what runs the hooks after that.
+func (a *agent) release(context.Context) (err error) {
+	a.hooks, err = hooks.New(hooks.Options{
+		Journal: a.journal, Functions: a.inventory, Ports: a.provisioner, Log: a.log.WithName("hooks"),
+		Node: a.config.NodeName, Dir: a.config.HooksDir, Timeout: a.config.HookTimeout, Attempts: a.config.HookAttempts,
+		Recorder: a.recorder, Changed: a.outputs.Notify,
+	}, a.registry)
+	if err != nil {
+		return err
+	}
+	pods := podresources.NewTracker(a.kubelet, a.log.WithName("kubelet"))
+	a.conflicts = &conflicts{tracker: a.tracker, pods: pods, changed: a.outputs.Notify, times: a.config.times}
+	users := &users{reporter: a.reporter, recorder: a.recorder, node: a.config.NodeName}
+	a.lifecycle = lifecycle.New(a.journal, a.engine, a.inventory, lifecycle.Options{
+		BootID: a.bootID, Setup: a.setup, Hooks: a.hooks, Kubelet: pods, Claims: a.claims, Devices: a.devices,
+		Announce: a.engine.Announce, Seen: a.inventory.Get,
+		Serve: ports{find: a.inventory.Get, provisioner: a.provisioner, claims: a.claimServed}.Serve,
+		Lost:  users.Lost, Back: users.Back,
+		Changed: a.outputs.Notify, Taken: a.conflicts.taken,
+		SweepEvery: a.config.times.sweep, AbandonedAfter: a.config.times.abandoned,
+	}, a.log.WithName("lifecycle"))
+	a.conflicts.lifecycle = a.lifecycle
+	return nil
+}
+
+// allocate makes what publishes extended resources and allocates their Functions to the kubelet's pods.
+func (a *agent) allocate(context.Context) (err error) {
 	var cdi *deviceplugin.CDI
 	if a.config.UseCDI {
 		if cdi, err = deviceplugin.NewCDI(a.config.CDIDir); err != nil {
@@ -161,10 +193,10 @@ func (a *agent) assembleDevicePlugin() (err error) {
 		Pools:      a.tracker.Pools,
 		Problems:   a.health(a.lifecycle.Releasing).Problems,
 		Allocator: &podAllocator{
-			node: a.config.NodeName, functions: a.inventory, lifecycle: a.lifecycle,
-			provisioner: a.mode.provisioner(), log: a.log.WithName("deviceplugin"),
+			node: a.config.NodeName, find: a.inventory.Get, lifecycle: a.lifecycle, provisioner: a.provisioner,
+			log: a.log.WithName("deviceplugin"),
 		},
-		Nodes:         a.deviceNodes(),
+		Nodes:         *a.nodes,
 		DeviceInfoDir: filepath.Join(a.config.DeviceInfoDir, "dp"),
 		CDI:           cdi,
 		Assigned:      a.kubelet.Assigned, AllocateTimeout: a.config.times.allocate,
@@ -174,27 +206,35 @@ func (a *agent) assembleDevicePlugin() (err error) {
 	return nil
 }
 
-// deviceNodes looks up the device nodes of Functions.
-func (a *agent) deviceNodes() devnode.Finder {
-	return devnode.Finder{SysRoot: a.config.SysRoot, DevRoot: a.config.DevRoot}
+// attach makes what attaches Functions to pods: for CNI, and for claims what prepares them too.
+func (a *agent) attach(context.Context) error {
+	a.cni = cniserver.New(cniserver.Options{
+		Socket: a.config.CNISocket, SpoolDir: a.config.SpoolDir,
+		Functions: a.tracker, Pools: a.tracker, Journal: a.journal, Lifecycle: a.lifecycle,
+		Provisioner: a.provisioner,
+		MAC:         func(id function.ID) function.MAC { return provisioning.MAC(a.config.NodeName, id) },
+		Ready:       func(context.Context) error { return errors.Join(a.poolsKnown(), a.journal.Writable()) },
+		Reporter:    a.reporter,
+		AllowKeys:   a.config.CNIAllowKeys,
+		AddTimeout:  a.config.times.add,
+		Metrics:     cniserver.NewMetrics(a.registry),
+		Log:         a.log.WithName("cni"),
+	})
+	if a.clustered == nil {
+		return nil
+	}
+	return a.clustered.attach()
 }
 
-// health says what is wrong with Functions. Ways of publishing differ in when they want to hear of a release.
+// health says what is wrong with Functions. releasePending knows the Functions of which a release is not done; each way
+// of publishing wants to hear of that at another time.
 func (a *agent) health(releasePending health.Source) *health.Checker {
 	return &health.Checker{
 		Fault:           a.faults.Fault,
-		XPUAway:         a.mode.provisioner().Away,
-		ProvisionFailed: a.mode.provisionFailed(),
+		XPUAway:         a.provisioner.Away,
+		ProvisionFailed: a.provisionFailed,
 		ReleasePending:  releasePending,
 		Lost:            a.lifecycle.Lost,
-		InUse:           a.uses.elsewhere,
+		InUse:           a.conflicts.elsewhere,
 	}
-}
-
-func readBootID(procRoot string) (string, error) {
-	id, err := os.ReadFile(filepath.Join(procRoot, "sys/kernel/random/boot_id"))
-	if err != nil {
-		return "", fmt.Errorf("boot id: %w", err)
-	}
-	return strings.TrimSpace(string(id)), nil
 }

@@ -6,7 +6,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Provisioner says who has the xPU serve Functions.
+// ProvisionerKind says who has the xPU serve Functions.
 type ProvisionerKind string
 
 const (
@@ -30,13 +30,13 @@ type Config struct {
 	DevRoot string
 	// StateDir keeps the journal; it must survive the agent.
 	StateDir string
-	// KubeletDir is the kubelet's, "/var/lib/kubelet". It must have the same path as on the host.
+	// KubeletDir is the directory of the kubelet, "/var/lib/kubelet". It must have the same path as on the host.
 	KubeletDir string
-	// CDIDir is where the runtime reads CDI files.
+	// CDIDir is where the container runtime reads CDI files, "/var/run/cdi".
 	CDIDir string
-	// NRISocket is the runtime's.
+	// NRISocket is the socket on which the container runtime serves NRI.
 	NRISocket string
-	// ListenAddress serves health and metrics, "host:port".
+	// ListenAddress is where health and metrics are served, "host:port".
 	ListenAddress string
 
 	// CNISocket is where the CNI plugin finds the agent, and SpoolDir where it leaves what the agent was not there for.
@@ -70,4 +70,10 @@ type Config struct {
 	Kubernetes *rest.Config
 
 	times times
+}
+
+// times shortens what tests would wait for. Zero is the usual time: a constant of this package or of the package that is
+// told.
+type times struct {
+	sweep, abandoned, conflict, allocate, add time.Duration
 }

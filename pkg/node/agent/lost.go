@@ -6,6 +6,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/cniserver"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/hooks"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
@@ -14,24 +15,26 @@ import (
 
 // ports knows what the xPU serves, whoever asked for it. See [lifecycle.Options].
 type ports struct {
-	functions   functions
+	// find returns a Function of this node as it is now.
+	find        func(function.ID) (f function.Function, exists bool)
 	provisioner provisioning.Provisioner
-	claims      func(context.Context, journal.Attachment) error
+	// claims is for Ports that were not made by the provisioner but for a claim. It is nil where there are no claims.
+	claims func(context.Context, journal.Attachment) error
 }
 
 // Serve returns once the xPU serves the Function for whoever has it, and at once where no Port was asked for.
 func (p ports) Serve(ctx context.Context, a journal.Attachment) error {
 	switch {
 	case a.Port != nil:
-		function, known := p.functions.Get(a.Function)
+		f, known := p.find(a.Function)
 		if !known { // an SF that is to be made again
-			function.ID, function.PF = a.Function, a.PF
+			f.ID, f.PF = a.Function, a.PF
 		}
 		_, err := p.provisioner.Provision(ctx, provisioning.Request{
-			Function: function, DevicePool: a.Port.DevicePool, Network: a.Port.Network, MAC: a.Port.MAC, Pod: a.Pod,
+			Function: f, DevicePool: a.Port.DevicePool, Network: a.Port.Network, MAC: a.Port.MAC, Pod: a.Pod,
 		})
 		return err
-	case a.Claim.UID != "":
+	case a.Claim.UID != "" && p.claims != nil:
 		return p.claims(ctx, a)
 	}
 	return nil

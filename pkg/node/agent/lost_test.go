@@ -56,7 +56,7 @@ func TestServedAgain(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			xpu := &asked{err: test.err}
 			p := ports{
-				functions: known{vf.ID: vf}, provisioner: xpu,
+				find: known{vf.ID: vf}.Get, provisioner: xpu,
 				claims: func(context.Context, journal.Attachment) error { return ofClaim },
 			}
 			if err := p.Serve(t.Context(), test.record); !errors.Is(err, test.want) {

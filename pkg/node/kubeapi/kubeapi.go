@@ -1,4 +1,4 @@
-// Package kubeapi is what an agent reads and writes at the API server: objects that declare something for its node, and
+// Package kubeapi reads and writes what an agent needs at the API server: objects that declare something for its node, and
 // no others.
 package kubeapi
 
@@ -7,14 +7,20 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -33,17 +39,15 @@ type API struct {
 	synced chan struct{} // closed when everything has been read once
 
 	changed  notify.Signal // a Port or an XPU
-	refusals refusals
+	refusals sync.Map      // the [refusal] of the last Port, by [function.ID]; none if it was not refused
 }
 
 // Events are called when something changed. They must not block.
 type Events struct {
 	// DeclarationsChanged: a DevicePool or the node's labels.
 	DeclarationsChanged func()
-	// PortsChanged: a Port of this node.
+	// PortsChanged: a Port or an XPU of this node, or whether an XPU's OPI agent answers.
 	PortsChanged func()
-	// XPUsChanged: an XPU of this node, or whether its OPI agent answers.
-	XPUsChanged func()
 }
 
 // New prepares the watches; [API.Run] starts them.
@@ -95,12 +99,7 @@ func (a *API) Run(ctx context.Context) error {
 	if err := a.cache.IndexField(ctx, &v1alpha1.XPUPort{}, portsByFunction, functionOf); err != nil {
 		return fmt.Errorf("watch XPUPorts: %w", err)
 	}
-	declared := toolscache.ResourceEventHandlerFuncs{
-		AddFunc:    func(any) { a.events.DeclarationsChanged() },
-		UpdateFunc: func(any, any) { a.events.DeclarationsChanged() },
-		DeleteFunc: func(any) { a.events.DeclarationsChanged() },
-	}
-	labelled := declared
+	labelled := onChange(a.events.DeclarationsChanged)
 	labelled.UpdateFunc = func(before, after any) {
 		if !maps.Equal(before.(*metav1.PartialObjectMetadata).Labels, after.(*metav1.PartialObjectMetadata).Labels) {
 			a.events.DeclarationsChanged()
@@ -108,9 +107,9 @@ func (a *API) Run(ctx context.Context) error {
 	}
 	var read []toolscache.DoneChecker
 	for object, handler := range map[client.Object]toolscache.ResourceEventHandler{
-		&v1alpha1.DevicePool{}: declared,
+		&v1alpha1.DevicePool{}: onChange(a.events.DeclarationsChanged),
 		nodeMetadata():         labelled,
-		&v1alpha1.XPU{}:        a.xpuHandler(),
+		&v1alpha1.XPU{}:        onChange(a.portsChanged),
 		&v1alpha1.XPUPort{}:    a.portHandler(),
 	} {
 		informer, err := a.cache.GetInformer(ctx, object, cache.BlockUntilSynced(false))
@@ -132,6 +131,15 @@ func (a *API) Run(ctx context.Context) error {
 	return a.cache.Start(ctx)
 }
 
+// onChange calls changed for every event of an object.
+func onChange(changed func()) toolscache.ResourceEventHandlerFuncs {
+	return toolscache.ResourceEventHandlerFuncs{
+		AddFunc:    func(any) { changed() },
+		UpdateFunc: func(any, any) { changed() },
+		DeleteFunc: func(any) { changed() },
+	}
+}
+
 // Synced waits until everything has been read once; false means that ctx ended before.
 func (a *API) Synced(ctx context.Context) bool {
 	select {
@@ -140,4 +148,54 @@ func (a *API) Synced(ctx context.Context) bool {
 	case <-ctx.Done():
 		return false
 	}
+}
+
+// DevicePools returns all DevicePools.
+func (a *API) DevicePools(ctx context.Context) ([]v1alpha1.DevicePool, error) {
+	var list v1alpha1.DevicePoolList
+	if err := a.cache.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, err
+	}
+	return list.Items, nil
+}
+
+// NodeLabels returns the labels of the agent's node.
+func (a *API) NodeLabels(ctx context.Context) (map[string]string, error) {
+	node := nodeMetadata()
+	if err := a.cache.Get(ctx, types.NamespacedName{Name: a.node}, node); err != nil {
+		return nil, fmt.Errorf("node %s: %w", a.node, err)
+	}
+	return node.Labels, nil
+}
+
+// WriteNodeStatus replaces this node's entry in DevicePool.status.nodes; nil takes it away. Every node's agent has a
+// field manager of its own, so that it owns its entry and no other.
+func (a *API) WriteNodeStatus(ctx context.Context, devicePool string, entry *v1alpha1.DevicePoolNodeStatus) error {
+	nodes := []any{} // not nil: the API server would make the status null when this was all of it, and refuse that
+	if entry != nil {
+		fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(entry)
+		if err != nil {
+			return err
+		}
+		nodes = append(nodes, fields)
+	}
+	object := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": v1alpha1.SchemeGroupVersion.String(),
+		"kind":       "DevicePool",
+		"metadata":   map[string]any{"name": devicePool},
+		"status":     map[string]any{"nodes": nodes},
+	}}
+	return a.writer.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(object),
+		client.FieldOwner("xpu-agent/"+a.node), client.ForceOwnership)
+}
+
+// NewRecorder makes a recorder of events about Kubernetes' own kinds, such as pods and nodes. It sends them in the
+// background until ctx ends, never blocks, and drops what the API server does not take.
+func NewRecorder(ctx context.Context, clientset kubernetes.Interface) (events.EventRecorder, error) {
+	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: clientset.EventsV1()})
+	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
+		return nil, fmt.Errorf("events: %w", err)
+	}
+	context.AfterFunc(ctx, broadcaster.Shutdown)
+	return broadcaster.NewRecorder(clientgoscheme.Scheme, "xpu-agent"), nil
 }

@@ -42,7 +42,7 @@ func resourceClaim(name string) *resourceapi.ResourceClaim {
 }
 
 // events counts what an API told of.
-type events struct{ declarations, ports, xpus atomic.Int64 }
+type events struct{ declarations, ports atomic.Int64 }
 
 // running is an API as the node's agent has it, with the rights of an agent and no others.
 func running(t *testing.T, node string) (*kubeapi.API, *events) {
@@ -51,7 +51,6 @@ func running(t *testing.T, node string) (*kubeapi.API, *events) {
 	e := &events{}
 	api, err := kubeapi.New(cluster.Agent(node), node, kubeapi.Events{
 		DeclarationsChanged: func() { e.declarations.Add(1) }, PortsChanged: func() { e.ports.Add(1) },
-		XPUsChanged: func() { e.xpus.Add(1) },
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -406,7 +405,7 @@ func TestSyncedEnds(t *testing.T) {
 	cluster.Need(t)
 	config := cluster.Agent("unsynced")
 	config.Host = "https://127.0.0.1:1"
-	api, err := kubeapi.New(config, "unsynced", kubeapi.Events{DeclarationsChanged: func() {}, PortsChanged: func() {}, XPUsChanged: func() {}})
+	api, err := kubeapi.New(config, "unsynced", kubeapi.Events{DeclarationsChanged: func() {}, PortsChanged: func() {}})
 	if err != nil {
 		t.Fatal(err)
 	}

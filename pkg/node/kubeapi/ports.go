@@ -4,17 +4,81 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
+
+// portsByFunction is the index of the Ports in memory by their Function.
+const portsByFunction = "function"
+
+func functionOf(port client.Object) []string {
+	return []string{claim.FunctionOf(port.(*v1alpha1.XPUPort).Spec.Function).String()}
+}
+
+// Subscribe returns a channel that receives a value after every change of a Port or an XPU of the node, until ctx ends.
+func (a *API) Subscribe(ctx context.Context) <-chan struct{} { return a.changed.Subscribe(ctx) }
+
+// Ports are the Ports of the node, in all namespaces. The caller must not change them.
+func (a *API) Ports(ctx context.Context) ([]v1alpha1.XPUPort, error) {
+	var list v1alpha1.XPUPortList
+	if err := a.cache.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, fmt.Errorf("list XPUPorts of node %s: %w", a.node, err)
+	}
+	return list.Items, nil
+}
+
+// PortsOf are the Ports of a Function: there can be one in each namespace. The caller must not change them.
+func (a *API) PortsOf(ctx context.Context, f function.ID) ([]v1alpha1.XPUPort, error) {
+	var list v1alpha1.XPUPortList
+	err := a.cache.List(ctx, &list, client.MatchingFields{portsByFunction: f.String()}, client.UnsafeDisableDeepCopy)
+	if err != nil {
+		return nil, fmt.Errorf("list XPUPorts of Function %s: %w", f, err)
+	}
+	return list.Items, nil
+}
+
+// CreatePort creates a Port that goes when the node goes.
+func (a *API) CreatePort(ctx context.Context, port *v1alpha1.XPUPort) error {
+	node := nodeMetadata()
+	if err := a.cache.Get(ctx, types.NamespacedName{Name: a.node}, node); err != nil {
+		return fmt.Errorf("node %s: %w", a.node, err)
+	}
+	port.OwnerReferences = []metav1.OwnerReference{
+		{APIVersion: corev1.SchemeGroupVersion.String(), Kind: "Node", Name: node.Name, UID: node.UID},
+	}
+	return a.writer.Create(ctx, port)
+}
+
+// DeletePort asks for a Port to be taken away, whichever has the name, or only the one with the uid. An error that is
+// NotFound says that there is none any more; after nil there is, until the xPU says that it does not serve it.
+func (a *API) DeletePort(ctx context.Context, key types.NamespacedName, uid types.UID) error {
+	port := &v1alpha1.XPUPort{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}}
+	var options []client.DeleteOption
+	if uid != "" {
+		options = append(options, client.Preconditions{UID: &uid})
+	}
+	return a.writer.Delete(ctx, port, options...)
+}
+
+// PortExists asks the API server itself, as what is in memory can be late.
+func (a *API) PortExists(ctx context.Context, key types.NamespacedName) (bool, error) {
+	err := a.writer.Get(ctx, key, &v1alpha1.XPUPort{})
+	return err == nil, client.IgnoreNotFound(err)
+}
 
 // Wait returns the Port of a Function that is allocated to a claim, once the xPU serves it. When ctx ends before, the
 // error says what is missing, in the words of whoever knows best: the Port, or the claim.
@@ -93,4 +157,102 @@ func (a *API) claimProblem(c *resourceapi.ResourceClaim) error {
 		}
 	}
 	return nil
+}
+
+// XPUOf is the XPU that serves a PF of the node, nil if there is none. The caller must not change it.
+func (a *API) XPUOf(ctx context.Context, pf pci.Address) (*v1alpha1.XPU, error) {
+	var list v1alpha1.XPUList
+	if err := a.cache.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, fmt.Errorf("list XPUs of node %s: %w", a.node, err)
+	}
+	return claim.XPUOf(list.Items, pf), nil
+}
+
+// XPUAway says why the OPI agent of the Function's xPU cannot be asked, as xpu-controller found. It is "" if it can, if
+// the Function has no xPU, and as long as nothing is known.
+func (a *API) XPUAway(f function.Function) string {
+	select {
+	case <-a.synced:
+	default:
+		return "" // a read would wait
+	}
+	xpu, err := a.XPUOf(context.Background(), f.PF)
+	if err != nil || xpu == nil {
+		return ""
+	}
+	ready := meta.FindStatusCondition(xpu.Status.Conditions, v1alpha1.ConditionReady)
+	if ready == nil || ready.Status != metav1.ConditionFalse {
+		return ""
+	}
+	return fmt.Sprintf("XPU %s: %s: %s", xpu.Name, ready.Reason, ready.Message)
+}
+
+// refusalTime is how long a Function stays tainted after the Port that its xPU refused is gone: long enough for the
+// scheduler to try the others first.
+const refusalTime = time.Minute
+
+// refusal is what the xPU said about one Port.
+type refusal struct {
+	port    types.UID
+	message string
+}
+
+// ProvisionFailed says why the xPU refused the Function's last Port; "" if it did not.
+func (a *API) ProvisionFailed(f function.ID) string {
+	last, refused := a.refusals.Load(f)
+	if !refused {
+		return ""
+	}
+	return last.(refusal).message
+}
+
+func (a *API) portHandler() toolscache.ResourceEventHandler {
+	return toolscache.ResourceEventHandlerFuncs{
+		AddFunc:    func(port any) { a.portChanged(port.(*v1alpha1.XPUPort)) },
+		UpdateFunc: func(_, port any) { a.portChanged(port.(*v1alpha1.XPUPort)) },
+		DeleteFunc: func(port any) {
+			if unknown, missed := port.(toolscache.DeletedFinalStateUnknown); missed {
+				port = unknown.Obj
+			}
+			a.portDeleted(port.(*v1alpha1.XPUPort))
+		},
+	}
+}
+
+func (a *API) portChanged(port *v1alpha1.XPUPort) {
+	defer a.portsChanged()
+	ready := meta.FindStatusCondition(port.Status.Conditions, v1alpha1.ConditionReady)
+	// What a Port says while it is being deleted is not about its Function.
+	if ready == nil || !port.DeletionTimestamp.IsZero() {
+		return
+	}
+	f := claim.FunctionOf(port.Spec.Function)
+	// The other reasons are about what the xPU cannot do for any Function just now.
+	if ready.Status != metav1.ConditionTrue &&
+		(ready.Reason == v1alpha1.ReasonFailed || ready.Reason == v1alpha1.ReasonConflict) {
+		message := fmt.Sprintf("the xPU refused the Function's last Port: %s: %s", ready.Reason, ready.Message)
+		a.refusals.Store(f, refusal{port: port.UID, message: message})
+	} else {
+		a.refusals.Delete(f)
+	}
+}
+
+func (a *API) portDeleted(port *v1alpha1.XPUPort) {
+	defer a.portsChanged()
+	f := claim.FunctionOf(port.Spec.Function)
+	last, refused := a.refusals.Load(f)
+	if !refused || last.(refusal).port != port.UID {
+		return
+	}
+	time.AfterFunc(refusalTime, func() {
+		if a.refusals.CompareAndDelete(f, last) { // not if it is about the next Port by now
+			a.portsChanged()
+		}
+	})
+}
+
+// portsChanged tells of a change of a Port or an XPU.
+func (a *API) portsChanged() {
+	a.changed.Notify()
+	a.events.PortsChanged()
 }

@@ -45,14 +45,14 @@ func TestXPUAway(t *testing.T) {
 		{metav1.ConditionFalse, v1alpha1.ReasonXPUUnavailable, "it does not answer", "XPU away-card: XPUUnavailable: it does not answer"},
 		{metav1.ConditionTrue, v1alpha1.ReasonConnected, "it answers", ""},
 	} {
-		before := told.xpus.Load()
+		before := told.ports.Load()
 		card.Status.Conditions = []metav1.Condition{{
 			Type: v1alpha1.ConditionReady, Status: step.status, Reason: step.reason, Message: step.message, LastTransitionTime: metav1.Now(),
 		}}
 		if err := newClient(t, cluster.Admin()).Status().Update(t.Context(), card); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, step.reason+" is known and told", func() bool { return api.XPUAway(f) == step.want && told.xpus.Load() > before })
+		eventually(t, step.reason+" is known and told", func() bool { return api.XPUAway(f) == step.want && told.ports.Load() > before })
 	}
 	if chosen, err := api.XPUOf(t.Context(), pci.Address("0000:5e:00.0")); err != nil || chosen != nil {
 		t.Errorf("XPUOf a PF without one = %+v, %v", chosen, err)

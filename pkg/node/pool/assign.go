@@ -42,6 +42,16 @@ type Overlap struct {
 // String is "0000:3b:00.2 in fast".
 func (o Overlap) String() string { return o.Function.String() + " in " + o.Owner }
 
+// ResourceName is the name of the extended resource as which the device plugin offers the pool: "<prefix>/<name>". The
+// prefix defaults to xpu.opiproject.org, and the name to that of the DevicePool.
+func (p Pool) ResourceName() string {
+	var spec v1alpha1.DevicePluginSpec
+	if p.Spec.DevicePlugin != nil {
+		spec = *p.Spec.DevicePlugin
+	}
+	return cmp.Or(spec.ResourcePrefix, v1alpha1.GroupName) + "/" + cmp.Or(spec.ResourceName, p.Name)
+}
+
 // Options are what the container gets beside the Function, because the selector that gave the pool the Function asks
 // for it.
 type Options struct {
@@ -51,7 +61,8 @@ type Options struct {
 	VDPA string
 }
 
-// Options returns what goes with one of the pool's Functions: what the first selector that matches it asks for.
+// Options returns what goes with one of the pool's Functions: what the first selector that matches it asks for. Selectors
+// that are wrong are left out: a pod may have the Function since before they were.
 func (p Pool) Options(f function.Function) Options {
 	for _, s := range p.Spec.Selectors {
 		compiled, err := compile(s)
@@ -62,80 +73,149 @@ func (p Pool) Options(f function.Function) Options {
 	return Options{}
 }
 
-// Assign gives every Function to the DevicePool that selects it: where several do, to the one with the highest
-// priority, of equals to the one whose name sorts first. Which Functions a DevicePool may select at all depends on its
-// device type; see [v1alpha1.DeviceType]. SFs that a DevicePool has made (spec.sfs) are for those alone that have SFs
-// made. The result has an entry for every DevicePool that is meant for a node with these labels, sorted by name, and
-// depends on nothing but the arguments. Any PF with a driver counts as able to have SFs.
-func Assign(functions []function.Function, devicePools []v1alpha1.DevicePool, nodeLabels map[string]string) []Pool {
-	return assign(functions, devicePools, nodeLabels, func(pci.Address) *v1alpha1.Shortage { return nil })
+// Makes says whether the Function is one of the SFs that are made when the pool hands them out (spec.sfs), provided that
+// the pool has it.
+func (p Pool) Makes(id function.ID) bool {
+	sfnum, isSF := id.SFNum()
+	return isSF && p.Spec.SFs.Has(sfnum)
 }
 
-// assign is [Assign] where unable says what keeps a PF from having SFs.
+// NamedPFs are the PFs of the node that the selectors name by pfNames or rootDevices, whatever indexes they name. Of the
+// other fields only vendors counts, as VFs have the vendor of their PF; the rest is about the VFs.
+func (p Pool) NamedPFs(functions []function.Function) []function.Function {
+	selectors := p.selectors()
+	var named []function.Function
+	for _, f := range functions {
+		if f.Kind == function.PF && slices.ContainsFunc(selectors, func(s selector) bool { return s.isPF(f) }) {
+			named = append(named, f)
+		}
+	}
+	return named
+}
+
+// NoSFs says what keeps a PF that has a driver from having SFs; nil if nothing does.
+type NoSFs func(pf pci.Address) *v1alpha1.Shortage
+
+// Assign gives every Function to the DevicePool that selects it. Where several do, the one with the highest priority has
+// it, and of equals the one whose name sorts first. Which Functions a DevicePool may select at all depends on its device
+// type; see [v1alpha1.DeviceType]. SFs that are made for a DevicePool (spec.sfs) are in no DevicePool without spec.sfs.
+// The result has an entry for every DevicePool that is meant for a node with these labels, sorted by name, and depends on
+// nothing but the arguments. Any PF with a driver counts as able to have SFs.
+func Assign(functions []function.Function, devicePools []v1alpha1.DevicePool, nodeLabels map[string]string) []Pool {
+	return assign(functions, devicePools, nodeLabels, nil)
+}
+
+// assign is [Assign] with the PFs that noSFs finds unable to have SFs; a nil noSFs finds none.
 func assign(
-	functions []function.Function, devicePools []v1alpha1.DevicePool, nodeLabels map[string]string,
-	unable func(pf pci.Address) *v1alpha1.Shortage,
+	functions []function.Function, devicePools []v1alpha1.DevicePool, nodeLabels map[string]string, noSFs NoSFs,
 ) []Pool {
 	sorted := slices.SortedFunc(slices.Values(devicePools), func(a, b v1alpha1.DevicePool) int {
-		return cmp.Or(-cmp.Compare(a.Spec.Priority, b.Spec.Priority), cmp.Compare(a.Name, b.Name))
+		return cmp.Or(cmp.Compare(b.Spec.Priority, a.Spec.Priority), cmp.Compare(a.Name, b.Name))
 	})
-	owners := map[function.ID]string{}
 	resources := map[string]string{}
-	var pools []filling
+	var pools []Pool
 	for _, devicePool := range sorted {
 		if !labels.SelectorFromSet(devicePool.Spec.NodeSelector).Matches(labels.Set(nodeLabels)) {
 			continue
 		}
-		pool := filling{Pool: Pool{Name: devicePool.Name, Generation: devicePool.Generation, Spec: devicePool.Spec}}
-		if pool.Err = pool.claim(resources); pool.Err == nil {
-			pool.selectors, pool.Err = pool.compile()
+		p := Pool{Name: devicePool.Name, Generation: devicePool.Generation, Spec: devicePool.Spec}
+		if err := p.prepare(resources); err != nil {
+			p.Err = fmt.Errorf("DevicePool %s: %w", p.Name, err)
 		}
-		pools = append(pools, pool)
+		pools = append(pools, p)
 	}
-	// First the SFs that are made: they come and go, and must not change hands when they do.
-	pfs := newPFs(functions, unable)
+	// SFs that are made come first: they come and go, and must not change hands when they do.
+	owners := map[function.ID]string{}
 	for i := range pools {
-		pools[i].fillMade(pfs, owners)
+		pools[i].fillMade(functions, noSFs, owners)
 	}
 	made := maps.Clone(owners)
-	out := make([]Pool, 0, len(pools))
 	for i := range pools {
 		pools[i].fill(functions, owners, made)
-		out = append(out, pools[i].Pool)
 	}
-	slices.SortFunc(out, func(a, b Pool) int { return cmp.Compare(a.Name, b.Name) })
-	return out
+	slices.SortFunc(pools, func(a, b Pool) int { return cmp.Compare(a.Name, b.Name) })
+	return pools
 }
 
-// filling is a pool that is being filled. Without selectors, it cannot be used and stays empty.
-type filling struct {
-	Pool
-	selectors []selector
+// prepare checks the selectors, and takes the name of the pool's extended resource, where it has one. resources are the
+// names that earlier pools took, with the names of these pools.
+func (p *Pool) prepare(resources map[string]string) error {
+	if p.Spec.Publish == v1alpha1.PublishDevicePlugin {
+		name := p.ResourceName()
+		if err := CheckResourceName(name); err != nil {
+			return err
+		}
+		if owner, taken := resources[name]; taken {
+			return fmt.Errorf("spec.devicePlugin.resourceName: resource %s is that of DevicePool %s: must be another", name, owner)
+		}
+		resources[name] = p.Name
+	}
+	_, err := compileAll(p.Spec)
+	return err
 }
 
-// claim takes the name of the pool's extended resource, where it has one, unless an earlier pool has it.
-func (p *Pool) claim(resources map[string]string) error {
-	if p.Spec.Publish != v1alpha1.PublishDevicePlugin {
+// selectors are those of the pool. A pool that cannot be used has none, and so stays empty.
+func (p Pool) selectors() []selector {
+	if p.Err != nil {
 		return nil
 	}
-	name := p.ResourceName()
-	if err := CheckResourceName(name); err != nil {
-		return fmt.Errorf("DevicePool %s: %w", p.Name, err)
-	}
-	if owner, taken := resources[name]; taken {
-		return fmt.Errorf("DevicePool %s: spec.devicePlugin.resourceName: resource %s is that of DevicePool %s: must be another",
-			p.Name, name, owner)
-	}
-	resources[name] = p.Name
-	return nil
+	compiled, _ := compileAll(p.Spec) // prepare has checked them
+	return compiled
 }
 
-// fill gives the pool the Functions that it selects and that have no owner yet. What is made for a pool is nobody
-// else's, whatever selects it while it exists.
-func (p *filling) fill(functions []function.Function, owners, made map[function.ID]string) {
+// fillMade gives the pool the SFs of spec.sfs, whether they exist or not, at each PF that a selector names. At a PF that
+// cannot have SFs it gives only those that exist nevertheless, as a pod may have them. The fields of selectors that
+// describe the SF itself do not count, as nobody knows what a driver makes of one that does not exist.
+func (p *Pool) fillMade(functions []function.Function, noSFs NoSFs, owners map[function.ID]string) {
+	if p.Spec.SFs == nil {
+		return
+	}
+	existing := map[function.ID]function.Function{}
+	for _, f := range functions {
+		existing[f.ID] = f
+	}
+	for _, pf := range p.NamedPFs(functions) {
+		if pf.Class == function.Accelerator {
+			continue
+		}
+		shortage := shortageOf(pf, noSFs)
+		if shortage != nil {
+			p.Shortages = append(p.Shortages, *shortage)
+		}
+		first := uint32(p.Spec.SFs.FirstNumber)
+		for sfnum := first; sfnum < first+uint32(p.Spec.SFs.Count); sfnum++ {
+			f, exists := existing[function.SubfunctionID(pf.PF, sfnum)]
+			switch {
+			case !exists && shortage == nil:
+				p.take(function.PotentialSF(pf, sfnum), owners)
+			case exists && !f.DefaultRoute: // which the node needs itself
+				p.take(f, owners)
+			}
+		}
+	}
+}
+
+// shortageOf says why no SFs can be made at the PF; nil if they can.
+func shortageOf(pf function.Function, noSFs NoSFs) *v1alpha1.Shortage {
+	switch {
+	case pf.Driver == "":
+		return &v1alpha1.Shortage{
+			PF: string(pf.PF), Reason: v1alpha1.ReasonNotSupported,
+			Message: fmt.Sprintf("PF %s has no driver that could make SFs: bind it to the kernel's", pf.PF),
+		}
+	case noSFs == nil:
+		return nil
+	}
+	return noSFs(pf.PF)
+}
+
+// fill gives the pool the Functions that it selects and that have no owner yet, but none of those that are made for a
+// pool.
+func (p *Pool) fill(functions []function.Function, owners, made map[function.ID]string) {
+	selectors := p.selectors()
 	for _, f := range functions {
 		selects := func(s selector) bool { return s.matches(f, p.Spec.DeviceType) }
-		if _, isMade := made[f.ID]; isMade || !eligible(f, p.Spec.DeviceType) || !slices.ContainsFunc(p.selectors, selects) {
+		if _, isMade := made[f.ID]; isMade || !eligible(f, p.Spec.DeviceType) || !slices.ContainsFunc(selectors, selects) {
 			continue
 		}
 		p.take(f, owners)
@@ -148,7 +228,7 @@ func (p *filling) fill(functions []function.Function, owners, made map[function.
 }
 
 // take gives the pool a Function, unless another one has it.
-func (p *filling) take(f function.Function, owners map[function.ID]string) {
+func (p *Pool) take(f function.Function, owners map[function.ID]string) {
 	if owner, taken := owners[f.ID]; taken {
 		p.Overlaps = append(p.Overlaps, Overlap{Function: f.ID, Owner: owner})
 		return
@@ -157,29 +237,9 @@ func (p *filling) take(f function.Function, owners map[function.ID]string) {
 	p.Functions = append(p.Functions, f)
 }
 
-func (p Pool) compile() ([]selector, error) {
-	selectors, err := compileAll(p.Spec)
-	if err != nil {
-		return nil, fmt.Errorf("DevicePool %s: %w", p.Name, err)
-	}
-	return selectors, nil
-}
-
-func compileAll(spec v1alpha1.DevicePoolSpec) ([]selector, error) {
-	var selectors []selector
-	for i, s := range spec.Selectors {
-		compiled, err := compile(s)
-		if err != nil {
-			return nil, fmt.Errorf("spec.selectors[%d].%w", i, err)
-		}
-		selectors = append(selectors, compiled)
-	}
-	return selectors, nil
-}
-
 // eligible says whether pools of a device type may have the Function. What the node needs itself is in no pool: the
-// netdev that its default route goes over, and PFs with VFs. Where a device type is named, a driver must be bound, as
-// sriov-network-device-plugin wants it; an SF's is its PF's.
+// netdev of its default route, and PFs with VFs. Where a device type is named, a driver must be bound, as
+// sriov-network-device-plugin wants it; for an SF the driver of its PF counts.
 func eligible(f function.Function, deviceType v1alpha1.DeviceType) bool {
 	if f.DefaultRoute || f.Kind == function.PF && f.NumVFs > 0 {
 		return false

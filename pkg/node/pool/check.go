@@ -6,6 +6,7 @@ import (
 	"math"
 	"regexp"
 	"slices"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -13,8 +14,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// Check says what is wrong with a DevicePool by itself, for those that come from a file and not from the API server,
-// which knows these rules as part of the CRD. Errors name the field.
+// Check says what is wrong with a DevicePool by itself. It is for DevicePools from a file: the API server knows these rules
+// as part of the CRD. Errors name the field.
 func Check(devicePool v1alpha1.DevicePool) error {
 	const longest = validation.DNS1123LabelMaxLength
 	var errs []error
@@ -22,11 +23,8 @@ func Check(devicePool v1alpha1.DevicePool) error {
 		errs = append(errs, fmt.Errorf("metadata.name: %q: must be a DNS name of at most %d characters, such as fast",
 			name, longest))
 	}
-	if list := checkSpec(devicePool.Spec); len(list) > 0 {
-		errs = append(errs, list.ToAggregate())
-	}
 	_, err := compileAll(devicePool.Spec)
-	errs = append(errs, err)
+	errs = append(errs, checkSpec(devicePool.Spec).ToAggregate(), err)
 	if devicePool.Spec.Publish == v1alpha1.PublishDevicePlugin {
 		errs = append(errs, CheckResourceName(Pool{Name: devicePool.Name, Spec: devicePool.Spec}.ResourceName()))
 	}
@@ -36,8 +34,20 @@ func Check(devicePool v1alpha1.DevicePool) error {
 	return nil
 }
 
-// rules are those of the CRD about several fields at once (the XValidation markers of [v1alpha1.DevicePoolSpec]), with its
-// messages.
+// CheckResourceName says why the kubelet would refuse an extended resource of this name.
+func CheckResourceName(name string) error {
+	if !strings.Contains(name, "/") || strings.Contains(name, "kubernetes.io/") || strings.HasPrefix(name, "requests.") {
+		return fmt.Errorf("resource %q: must be <prefix>/<name>, with a prefix other than kubernetes.io and requests.*", name)
+	}
+	// A quota calls the resource "requests.<prefix>/<name>", which must be a qualified name too.
+	if problems := validation.IsQualifiedName("requests." + name); len(problems) > 0 {
+		return fmt.Errorf("resource %q: %s", name, strings.Join(problems, "; "))
+	}
+	return nil
+}
+
+// rules are the rules of the CRD about several fields at once (the XValidation markers of [v1alpha1.DevicePoolSpec]), with
+// the same messages in the same order.
 var rules = [...]struct {
 	broken  func(v1alpha1.DevicePoolSpec) bool
 	message string
@@ -63,15 +73,13 @@ var rules = [...]struct {
 	}, "provisionAt: Allocate needs network: the kubelet does not say which network a pod wants when it allocates"},
 }
 
-// maxSFs is how many SFs a pool may offer at each of its PFs, as the CRD has it.
-const maxSFs = 1024
-
 var (
 	// resourcePrefix and resourceName are the patterns of the CRD.
 	resourcePrefix = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)
 	resourceName   = regexp.MustCompile(`^[a-zA-Z0-9]([-a-zA-Z0-9_]*[a-zA-Z0-9])?$`)
 )
 
+// checkSpec applies the rules of the CRD, with its enumerations, ranges and patterns.
 func checkSpec(spec v1alpha1.DevicePoolSpec) field.ErrorList {
 	path := field.NewPath("spec")
 	errs := slices.Concat(
@@ -80,19 +88,15 @@ func checkSpec(spec v1alpha1.DevicePoolSpec) field.ErrorList {
 		oneOf(path.Child("publish"), spec.Publish, v1alpha1.PublishDRA, v1alpha1.PublishDevicePlugin),
 		oneOf(path.Child("provision"), spec.Provision, v1alpha1.ProvisionOnPrepare, v1alpha1.ProvisionBeforeBind),
 		oneOf(path.Child("driver"), spec.Driver, v1alpha1.DriverVFIO),
+		inRange(path.Child("numVFs"), spec.NumVFs, 0, math.MaxUint16),
+		inRange(path.Child("maxAllocated"), spec.MaxAllocated, 1, math.MaxInt32),
 	)
 	if len(spec.Selectors) == 0 {
 		errs = append(errs, field.Required(path.Child("selectors"), "must have at least one"))
 	}
-	if spec.NumVFs != nil {
-		errs = append(errs, inRange(path.Child("numVFs"), *spec.NumVFs, 0, math.MaxUint16)...)
-	}
-	if spec.MaxAllocated != nil {
-		errs = append(errs, inRange(path.Child("maxAllocated"), *spec.MaxAllocated, 1, math.MaxInt32)...)
-	}
 	if spec.SFs != nil {
-		errs = append(errs, inRange(path.Child("sfs", "count"), spec.SFs.Count, 1, maxSFs)...)
-		errs = append(errs, inRange(path.Child("sfs", "firstNumber"), spec.SFs.FirstNumber, 1, math.MaxUint16)...)
+		errs = append(errs, inRange(path.Child("sfs", "count"), &spec.SFs.Count, 1, 1024)...)
+		errs = append(errs, inRange(path.Child("sfs", "firstNumber"), &spec.SFs.FirstNumber, 1, math.MaxUint16)...)
 	}
 	for _, rule := range rules {
 		if rule.broken(spec) {
@@ -126,9 +130,10 @@ func oneOf[T ~string](path *field.Path, value T, allowed ...T) field.ErrorList {
 	return field.ErrorList{field.NotSupported(path, value, allowed)}
 }
 
-func inRange(path *field.Path, value, least, most int32) field.ErrorList {
-	if value >= least && value <= most {
+// inRange says what is wrong with the value of a field that may be nil.
+func inRange(path *field.Path, value *int32, least, most int32) field.ErrorList {
+	if value == nil || *value >= least && *value <= most {
 		return nil
 	}
-	return field.ErrorList{field.Invalid(path, value, fmt.Sprintf("must be %d to %d", least, most))}
+	return field.ErrorList{field.Invalid(path, *value, fmt.Sprintf("must be %d to %d", least, most))}
 }

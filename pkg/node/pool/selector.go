@@ -11,7 +11,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
-// Drivers of the vDPA bus, by what selectors call them.
+// vdpaDrivers are the drivers of the vDPA bus, by their names in selectors.
 var vdpaDrivers = map[string]string{"virtio": "virtio_vdpa", "vhost": "vhost_vdpa"}
 
 // selector is a compiled [v1alpha1.FunctionSelector].
@@ -44,71 +44,69 @@ func compile(s v1alpha1.FunctionSelector) (selector, error) {
 	if _, ok := vdpaDrivers[s.VDPAType]; !ok && s.VDPAType != "" {
 		return selector{}, fmt.Errorf("vdpaType: %q: must be virtio or vhost", s.VDPAType)
 	}
+	var err error
 	compiled := selector{
-		vendors:     lower(s.Vendors),
-		devices:     lower(s.Devices),
+		vendors:     each(&err, "vendors", s.Vendors, parsePCIID),
+		devices:     each(&err, "devices", s.Devices, parsePCIID),
 		drivers:     s.Drivers,
-		acpiIndexes: s.ACPIIndexes,
+		addresses:   each(&err, "pciAddresses", s.PCIAddresses, pci.Parse),
+		pfNames:     each(&err, "pfNames", s.PFNames, parseIndexed),
+		rootDevices: each(&err, "rootDevices", s.RootDevices, parseIndexedAddress),
+		acpiIndexes: each(&err, "acpiIndexes", s.ACPIIndexes, parseNumber),
 		linkTypes:   s.LinkTypes,
 		ddpProfiles: s.DDPProfiles,
-		auxTypes:    s.AuxTypes,
+		pkeys:       each(&err, "pKeys", s.PKeys, parsePKey),
+		auxTypes:    each(&err, "auxTypes", s.AuxTypes, parseAuxType),
 		options:     Options{RDMA: s.IsRdma, VDPA: s.VDPAType},
 	}
-	for name, ids := range map[string][]string{"vendors": s.Vendors, "devices": s.Devices} {
-		if _, err := each(name, ids, parsePCIID); err != nil {
-			return selector{}, err
-		}
-	}
-	if _, err := each("acpiIndexes", s.ACPIIndexes, strconv.Atoi); err != nil {
-		return selector{}, err
-	}
-	var err error
-	if compiled.addresses, err = each("pciAddresses", s.PCIAddresses, pci.Parse); err != nil {
-		return selector{}, err
-	}
-	if compiled.pfNames, err = each("pfNames", s.PFNames, parseIndexed); err != nil {
-		return selector{}, err
-	}
-	if compiled.rootDevices, err = each("rootDevices", s.RootDevices, parseIndexedAddress); err != nil {
-		return selector{}, err
-	}
-	if compiled.pkeys, err = each("pKeys", s.PKeys, parsePKey); err != nil {
-		return selector{}, err
-	}
-	if i := slices.IndexFunc(s.AuxTypes, func(auxType string) bool { return auxType != "sf" }); i >= 0 {
-		return selector{}, fmt.Errorf("auxTypes[%d]: %q: must be sf", i, s.AuxTypes[i])
-	}
-	return compiled, nil
+	return compiled, err
 }
 
-// each parses the entries of a field; errors name the first that is wrong.
-func each[T any](field string, texts []string, parse func(string) (T, error)) ([]T, error) {
+// compileAll compiles the selectors of a DevicePool; errors name the field.
+func compileAll(spec v1alpha1.DevicePoolSpec) ([]selector, error) {
+	var selectors []selector
+	for i, s := range spec.Selectors {
+		compiled, err := compile(s)
+		if err != nil {
+			return nil, fmt.Errorf("spec.selectors[%d].%w", i, err)
+		}
+		selectors = append(selectors, compiled)
+	}
+	return selectors, nil
+}
+
+// each parses the entries of a field. It sets err, unless that is set, to what is wrong with the first bad entry.
+func each[T any](err *error, field string, texts []string, parse func(string) (T, error)) []T {
 	var out []T
 	for i, text := range texts {
-		parsed, err := parse(text)
-		if err != nil {
-			return nil, fmt.Errorf("%s[%d]: %w", field, i, err)
+		parsed, problem := parse(text)
+		if problem != nil && *err == nil {
+			*err = fmt.Errorf("%s[%d]: %w", field, i, problem)
 		}
 		out = append(out, parsed)
-	}
-	return out, nil
-}
-
-func lower(texts []string) []string {
-	out := make([]string, len(texts))
-	for i, text := range texts {
-		out[i] = strings.ToLower(text)
 	}
 	return out
 }
 
-// parsePCIID parses a vendor or device in hex without prefix, "15b3".
-func parsePCIID(text string) (uint16, error) {
-	id, err := strconv.ParseUint(text, 16, 16)
-	if err != nil || len(text) != 4 {
-		return 0, fmt.Errorf("%q: must be four digits in hex, such as 15b3", text)
+// parsePCIID returns a vendor or device in four hex digits, "15B3", in lower case.
+func parsePCIID(text string) (string, error) {
+	if _, err := strconv.ParseUint(text, 16, 16); err != nil || len(text) != 4 {
+		return "", fmt.Errorf("%q: must be four digits in hex, such as 15b3", text)
 	}
-	return uint16(id), nil
+	return strings.ToLower(text), nil
+}
+
+// parseNumber returns the text of a decimal number as it is.
+func parseNumber(text string) (string, error) {
+	_, err := strconv.Atoi(text)
+	return text, err
+}
+
+func parseAuxType(text string) (string, error) {
+	if text != "sf" {
+		return "", fmt.Errorf("%q: must be sf", text)
+	}
+	return text, nil
 }
 
 // parseIndexed parses "name", "name#2" and "name#0-3,7".
@@ -162,16 +160,16 @@ func parsePKey(text string) (uint16, error) {
 	return uint16(key), nil
 }
 
-// names compares names as sriov-network-device-plugin does, regardless of case. The kernel tells "eth0" from "ETH0",
-// but nobody has both.
+// names compares names as sriov-network-device-plugin does, regardless of case. The kernel distinguishes "eth0" and
+// "ETH0", but nobody has both.
 func (x indexed) names(name string) bool { return strings.EqualFold(x.name, name) }
 
 func (x indexed) matches(name string, index int) bool {
 	return x.names(name) && anyOf(x.ranges, func(r indexRange) bool { return r.first <= index && index <= r.last })
 }
 
-// matches says whether every field that is set matches. A PF is no child of itself: pfNames and rootDevices select VFs
-// and SFs only.
+// matches says whether every field that is set matches. A PF is not its own child: pfNames and rootDevices match VFs and
+// SFs only.
 func (s selector) matches(f function.Function, deviceType v1alpha1.DeviceType) bool {
 	return anyOf(s.vendors, func(v string) bool { return v == f.Vendor }) &&
 		anyOf(s.devices, func(d string) bool { return d == f.Device }) &&
@@ -188,8 +186,16 @@ func (s selector) matches(f function.Function, deviceType v1alpha1.DeviceType) b
 		(s.options.VDPA == "" || f.VDPA.Driver == vdpaDrivers[s.options.VDPA])
 }
 
-// drives says whether a driver is the Function's. In pools of auxNetDevices the PF's counts too: that is the one that
-// sriov-network-device-plugin knows of an auxiliary device.
+// isPF says whether the selector names the PF, or for an SF the PF of the SF.
+func (s selector) isPF(pf function.Function) bool {
+	return len(s.pfNames)+len(s.rootDevices) > 0 &&
+		anyOf(s.vendors, func(v string) bool { return v == pf.Vendor }) &&
+		anyOf(s.pfNames, func(p indexed) bool { return p.names(pf.PFName) }) &&
+		anyOf(s.rootDevices, func(p indexed) bool { return pci.Address(p.name) == pf.PF })
+}
+
+// drives says whether the Function has the driver. In pools of auxNetDevices the driver of the PF counts too: it is the
+// one that sriov-network-device-plugin knows of an auxiliary device.
 func drives(driver string, f function.Function, deviceType v1alpha1.DeviceType) bool {
 	auxiliary := f.Kind == function.SF && deviceType == v1alpha1.DeviceTypeAuxNet
 	return driver == f.Driver || auxiliary && driver == f.PFDriver
@@ -200,7 +206,7 @@ func hasPKey(f function.Function, key uint16) bool {
 	return err == nil && has == key
 }
 
-// anyOf is true for an empty list: what is not set does not limit.
+// anyOf says whether one entry of the list matches. An empty list matches: a field that is not set does not limit.
 func anyOf[T any](list []T, matches func(T) bool) bool {
 	return len(list) == 0 || slices.ContainsFunc(list, matches)
 }

@@ -21,9 +21,10 @@ const maxListed = 16
 // retry is when a status is written again that the API server did not take.
 const retry = 5 * time.Second
 
-// StatusWriter writes this node's entry of a DevicePool's status.
-type StatusWriter interface {
-	// WriteNodeStatus replaces the node's entry in DevicePool.status.nodes; nil takes it away.
+// API is what a [Reporter] uses of the API server.
+type API interface {
+	Declarations
+	// WriteNodeStatus replaces this node's entry in DevicePool.status.nodes; nil takes it away.
 	WriteNodeStatus(ctx context.Context, devicePool string, entry *v1alpha1.DevicePoolNodeStatus) error
 }
 
@@ -45,10 +46,9 @@ type Supplier interface {
 
 // Reporter tells the administrator, in each DevicePool's status, what the pool has on this node.
 type Reporter struct {
-	Node         string
-	Tracker      *Tracker
-	Declarations Declarations
-	Writer       StatusWriter
+	Node    string
+	Tracker *Tracker
+	API     API
 	// VFs may be nil where numVFs has no effect.
 	VFs Supplier
 	Log logr.Logger
@@ -80,37 +80,35 @@ func (r *Reporter) write(ctx context.Context) error {
 		return nil
 	}
 	// While there is no Node, the controller takes its entries away.
-	if _, err := r.Declarations.NodeLabels(ctx); apierrors.IsNotFound(err) {
+	if _, err := r.API.NodeLabels(ctx); apierrors.IsNotFound(err) {
 		return nil
 	}
-	devicePools, err := r.Declarations.DevicePools(ctx)
+	devicePools, err := r.API.DevicePools(ctx)
 	if err != nil {
 		return fmt.Errorf("list DevicePools: %w", err)
 	}
-	wanted := map[string]*v1alpha1.DevicePoolNodeStatus{}
-	unknown := map[string]bool{}
-	for _, p := range pools {
-		supply, known := r.supply(p)
-		wanted[p.Name], unknown[p.Name] = r.entry(p, supply), !known
-	}
 	var errs []error
 	for _, devicePool := range devicePools {
-		entry := wanted[devicePool.Name]
-		if unknown[devicePool.Name] {
-			continue // what is there is of the last run, and may well still be so
+		var entry *v1alpha1.DevicePoolNodeStatus
+		if i := slices.IndexFunc(pools, func(p Pool) bool { return p.Name == devicePool.Name }); i >= 0 {
+			supply, known := r.supply(pools[i])
+			if !known {
+				continue // the entry is of the last run, and may well still be true
+			}
+			entry = r.entry(pools[i], supply)
 		}
 		if equality.Semantic.DeepEqual(entry, r.current(devicePool)) {
 			continue
 		}
-		if err := r.Writer.WriteNodeStatus(ctx, devicePool.Name, entry); err != nil && !apierrors.IsNotFound(err) {
+		if err := r.API.WriteNodeStatus(ctx, devicePool.Name, entry); err != nil && !apierrors.IsNotFound(err) {
 			errs = append(errs, fmt.Errorf("write status of DevicePool %s: %w", devicePool.Name, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// supply is known, and empty, for pools that want no VFs made. What is about a newer generation than the pool's does not
-// count: the DevicePool is just being read again, or was deleted and made anew.
+// supply is known, and empty, for pools that want no VFs made. A Supply of a newer generation than the pool's does not
+// count: the DevicePool is about to be read again, or was deleted and made anew.
 func (r *Reporter) supply(p Pool) (s Supply, known bool) {
 	if r.VFs == nil || p.Spec.NumVFs == nil {
 		return Supply{Generation: p.Generation}, true
@@ -138,7 +136,7 @@ func (r *Reporter) entry(p Pool, supply Supply) *v1alpha1.DevicePoolNodeStatus {
 	return entry
 }
 
-// merge has one entry for each PF, with what is wrong with its VFs first.
+// merge puts the Shortages of VFs and of SFs together: one for each PF, sorted by PF, with the message about VFs first.
 func merge(vfs, sfs []v1alpha1.Shortage) []v1alpha1.Shortage {
 	merged := slices.Clone(vfs)
 	for _, s := range sfs {

@@ -47,7 +47,7 @@ func TestReporterErrors(t *testing.T) {
 		"the Node is gone":  {away, apierrors.NewNotFound(schema.GroupResource{}, "node1"), nil},
 		"the Node, for now": {away, errors.New("not known yet"), away},
 	} {
-		reporter := &Reporter{Node: "node1", Tracker: tracker, Declarations: undeclared{n, test.err, test.nodeErr}, Writer: n, Log: testr.New(t)}
+		reporter := &Reporter{Node: "node1", Tracker: tracker, API: undeclared{n, test.err, test.nodeErr}, Log: testr.New(t)}
 		if err := reporter.write(t.Context()); !errors.Is(err, test.want) || (test.want == nil) != (err == nil) {
 			t.Errorf("%s: error %v, want %v", name, err, test.want)
 		}
@@ -69,7 +69,7 @@ func TestReporterSupply(t *testing.T) {
 		t.Fatal(err)
 	}
 	vfs := supplies{}
-	reporter := &Reporter{Node: "node1", Tracker: tracker, Declarations: n, Writer: n, VFs: vfs, Log: testr.New(t)}
+	reporter := &Reporter{Node: "node1", Tracker: tracker, API: n, VFs: vfs, Log: testr.New(t)}
 	write := func(writes int, want []v1alpha1.DevicePoolNodeStatus) {
 		t.Helper()
 		if err := reporter.write(t.Context()); err != nil {

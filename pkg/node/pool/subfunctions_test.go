@@ -89,13 +89,13 @@ func TestMadeSFsOverlap(t *testing.T) {
 
 // TestPFWithoutSFs: a PF that cannot have SFs offers none that is not there, and the pool says why.
 func TestPFWithoutSFs(t *testing.T) {
-	unable := func(pf pci.Address) *v1alpha1.Shortage {
+	noSFs := func(pf pci.Address) *v1alpha1.Shortage {
 		if pf == "0000:5e:00.0" {
 			return nil
 		}
 		return &v1alpha1.Shortage{PF: string(pf), Reason: v1alpha1.ReasonNotSupported, Message: "legacy"}
 	}
-	pools := assign(twoCards(), []v1alpha1.DevicePool{makingPool("fast", 88, 2, "ens3f0#7", "ens5f0")}, nil, unable)
+	pools := assign(twoCards(), []v1alpha1.DevicePool{makingPool("fast", 88, 2, "ens3f0#7", "ens5f0")}, nil, noSFs)
 	if got := names(pools[0].Functions); got != "0000:3b:00.0/sf88 7 0000:5e:00.0/sf88 0000:5e:00.0/sf89" {
 		t.Errorf("Functions are %q", got)
 	}

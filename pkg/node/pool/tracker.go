@@ -5,13 +5,13 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
-	"sync"
+	"sync/atomic"
 
 	"github.com/go-logr/logr"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
-	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
 
 // Functions knows the node's Functions.
@@ -22,12 +22,6 @@ type Functions interface {
 	Get(function.ID) (function.Function, bool)
 }
 
-// PFs knows what PFs can do.
-type PFs interface {
-	// NoSFs says what keeps a PF from having SFs; nil if nothing does.
-	NoSFs(pf pci.Address) *v1alpha1.Shortage
-}
-
 // Declarations knows what the administrator declared.
 type Declarations interface {
 	// DevicePools returns all DevicePools.
@@ -36,32 +30,37 @@ type Declarations interface {
 	NodeLabels(ctx context.Context) (map[string]string, error)
 }
 
-// Tracker keeps the pools of this node current.
+// Tracker keeps the pools of this node current. Its methods may be called by several goroutines at once, but Run only
+// once.
 type Tracker struct {
 	functions    Functions
 	declarations Declarations
-	pfs          PFs
+	noSFs        NoSFs
 	log          logr.Logger
 
-	mutex  sync.RWMutex
-	pools  []Pool
-	owners map[function.ID]int // index of the pool that has the Function
-	seen   map[function.ID]bool
-	known  bool
+	last atomic.Pointer[reading] // nil until the pools have been read once
 }
 
-// NewTracker makes a tracker; [Tracker.Run] makes it work. Where pfs is nil, every PF with a driver counts as able to
+// reading is what came out when the pools were read. It does not change.
+type reading struct {
+	pools []Pool
+	// byFunction has every Function that exists or that a pool has, with its pool; nil if it has none.
+	byFunction map[function.ID]*Pool
+}
+
+// NewTracker makes a tracker; [Tracker.Run] makes it work. Where noSFs is nil, every PF with a driver counts as able to
 // have SFs.
-func NewTracker(functions Functions, declarations Declarations, pfs PFs, log logr.Logger) *Tracker {
-	return &Tracker{functions: functions, declarations: declarations, pfs: pfs, log: log}
+func NewTracker(functions Functions, declarations Declarations, noSFs NoSFs, log logr.Logger) *Tracker {
+	return &Tracker{functions: functions, declarations: declarations, noSFs: noSFs, log: log}
 }
 
 // Pools returns the pools as they are now; known is false until they have been read once. The caller must not change
 // the result.
 func (t *Tracker) Pools() (pools []Pool, known bool) {
-	t.mutex.RLock()
-	defer t.mutex.RUnlock()
-	return t.pools, t.known
+	if last := t.last.Load(); last != nil {
+		return last.pools, true
+	}
+	return nil, false
 }
 
 // DevicePool returns the spec of one DevicePool that is meant for this node.
@@ -77,26 +76,22 @@ func (t *Tracker) DevicePool(name string) (v1alpha1.DevicePoolSpec, bool) {
 
 // PoolOf returns the pool that has a Function; ok is false if none has. The caller must not change the result.
 func (t *Tracker) PoolOf(id function.ID) (p Pool, ok bool) {
-	t.mutex.RLock()
-	defer t.mutex.RUnlock()
-	i, ok := t.owners[id]
-	if !ok {
-		return Pool{}, false
+	if last := t.last.Load(); last != nil && last.byFunction[id] != nil {
+		return *last.byFunction[id], true
 	}
-	return t.pools[i], true
+	return Pool{}, false
 }
 
 // Considered says whether the Function was there when the pools were read last. One that came since is in no pool yet,
 // which says nothing about it.
-func (t *Tracker) Considered(id function.ID) bool {
-	t.mutex.RLock()
-	defer t.mutex.RUnlock()
-	_, inPool := t.owners[id] // an SF that is to be made is not there
-	return inPool || t.seen[id]
+func (t *Tracker) Considered(id function.ID) (considered bool) {
+	if last := t.last.Load(); last != nil {
+		_, considered = last.byFunction[id]
+	}
+	return considered
 }
 
-// Get returns a Function as it is now: one that exists, or an SF that is to be made for whoever its pool hands it out
-// to.
+// Get returns a Function as it is now: one that exists, or an SF that will be made when its pool hands it out.
 func (t *Tracker) Get(id function.ID) (function.Function, bool) {
 	if f, exists := t.functions.Get(id); exists {
 		return f, true
@@ -124,10 +119,8 @@ func (t *Tracker) Run(ctx context.Context, changes <-chan struct{}, changed func
 		if different {
 			changed()
 		}
-		select {
-		case <-ctx.Done():
+		if !loop.Wait(ctx, changes, 0) {
 			return nil
-		case <-changes:
 		}
 	}
 }
@@ -142,33 +135,35 @@ func (t *Tracker) read(ctx context.Context) (different bool, err error) {
 		return false, fmt.Errorf("read labels of the node: %w", err)
 	}
 	functions := t.functions.Snapshot()
-	seen := make(map[function.ID]bool, len(functions))
+	pools := assign(functions, devicePools, labels, t.noSFs)
+	byFunction := make(map[function.ID]*Pool, len(functions))
 	for _, f := range functions {
-		seen[f.ID] = true
+		byFunction[f.ID] = nil
 	}
-	pools := t.assign(functions, devicePools, labels)
-
-	t.mutex.Lock()
-	defer t.mutex.Unlock()
-	t.seen = seen
+	for i := range pools {
+		for _, f := range pools[i].Functions {
+			byFunction[f.ID] = &pools[i]
+		}
+	}
+	before, known := t.Pools()
+	t.last.Store(&reading{pools, byFunction})
 	// Not by the equality of apimachinery, which panics at the unexported fields of errors.
-	if t.known && reflect.DeepEqual(t.pools, pools) {
+	if known && reflect.DeepEqual(before, pools) {
 		return false, nil
 	}
-	t.report(pools)
-	t.pools, t.owners, t.known = pools, owners(pools), true
+	t.report(before, pools)
 	return true, nil
 }
 
-// report logs what is wrong with pools that came out different, and of PFs without SFs those that are new.
-func (t *Tracker) report(pools []Pool) {
-	before := map[string][]v1alpha1.Shortage{}
-	for _, p := range t.pools {
-		before[p.Name] = p.Shortages
+// report logs what is wrong with pools that came out different: errors, and those Shortages that are new.
+func (t *Tracker) report(before, pools []Pool) {
+	told := map[string][]v1alpha1.Shortage{}
+	for _, p := range before {
+		told[p.Name] = p.Shortages
 	}
 	for _, p := range pools {
 		for _, shortage := range p.Shortages {
-			if !slices.Contains(before[p.Name], shortage) {
+			if !slices.Contains(told[p.Name], shortage) {
 				t.log.Info("PF cannot have the SFs that the DevicePool asks for", "devicePool", p.Name, "pf", shortage.PF,
 					"reason", shortage.Reason, "message", shortage.Message)
 			}
@@ -177,22 +172,4 @@ func (t *Tracker) report(pools []Pool) {
 			t.log.Error(p.Err, "DevicePool is empty on this node", "devicePool", p.Name)
 		}
 	}
-}
-
-func (t *Tracker) assign(functions []function.Function, devicePools []v1alpha1.DevicePool, labels map[string]string) []Pool {
-	if t.pfs == nil {
-		return Assign(functions, devicePools, labels)
-	}
-	return assign(functions, devicePools, labels, t.pfs.NoSFs)
-}
-
-// owners says which pool has each Function.
-func owners(pools []Pool) map[function.ID]int {
-	owners := map[function.ID]int{}
-	for i, p := range pools {
-		for _, f := range p.Functions {
-			owners[f.ID] = i
-		}
-	}
-	return owners
 }

@@ -193,7 +193,7 @@ func TestReporter(t *testing.T) {
 		tracker := NewTracker(n, n, nil, logr.Discard())
 		trackerChanges, reporterChanges := make(chan struct{}, 1), make(chan struct{}, 1)
 		declared := make(chan struct{}, 1)
-		reporter := &Reporter{Node: "node1", Tracker: tracker, Declarations: n, Writer: n, Log: testr.New(t)}
+		reporter := &Reporter{Node: "node1", Tracker: tracker, API: n, Log: testr.New(t)}
 		go reporter.Run(t.Context(), reporterChanges, declared)
 		synctest.Wait()
 		if writes := n.takeWrites(); writes != nil {

@@ -155,7 +155,7 @@ func startController(t *testing.T) {
 // startAPI has the rights of the node's agent and no others.
 func startAPI(t *testing.T) *kubeapi.API {
 	t.Helper()
-	api, err := kubeapi.New(cluster.Agent(node), node, kubeapi.Events{DeclarationsChanged: func() {}, PortsChanged: func() {}, XPUsChanged: func() {}})
+	api, err := kubeapi.New(cluster.Agent(node), node, kubeapi.Events{DeclarationsChanged: func() {}, PortsChanged: func() {}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -271,7 +271,7 @@ func TestCRDWithoutAPIServer(t *testing.T) {
 	cluster.Need(t)
 	away := cluster.Agent(node)
 	away.Host = "https://127.0.0.1:1"
-	api, err := kubeapi.New(away, node, kubeapi.Events{DeclarationsChanged: func() {}, PortsChanged: func() {}, XPUsChanged: func() {}})
+	api, err := kubeapi.New(away, node, kubeapi.Events{DeclarationsChanged: func() {}, PortsChanged: func() {}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -75,7 +75,7 @@ func newDemand(t *testing.T, dir string, spec v1alpha1.DevicePoolSpec, trace fun
 		Devlink: tracedDevlink{d.devlink, trace}, Functions: d.inv, Changes: d.changed.Subscribe, Changed: d.changed.Notify,
 		Log: log,
 	}
-	d.tracker = pool.NewTracker(d.inv, d, sfs, log)
+	d.tracker = pool.NewTracker(d.inv, d, sfs.NoSFs, log)
 	setups := &setup.Runner{SFs: sfs}
 	records := tracedJournal{d.journal, trace}
 	d.lifecycle = lifecycle.New(records, engine, d.inv, lifecycle.Options{BootID: "boot-1", Setup: setups}, log)

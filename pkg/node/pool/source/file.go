@@ -1,3 +1,4 @@
+// Package source reads what the administrator declared: DevicePools from a file, from the API server, or from both.
 package source
 
 import (
@@ -12,6 +13,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/watchdir"
@@ -24,7 +26,7 @@ const (
 	quiet = 100 * time.Millisecond
 	// patience is how long a directory that is never silent may put that off.
 	patience = time.Second
-	// retry is when it is tried again to watch a directory that cannot be watched.
+	// retry is the pause before another attempt to watch a directory that cannot be watched.
 	retry = 5 * time.Second
 )
 
@@ -35,8 +37,8 @@ type FileOptions struct {
 	Path string
 	// ResourcePrefix is that of resources of a configuration of sriov-network-device-plugin that name none.
 	ResourcePrefix string
-	// Check, where set, says why a DevicePool that is right by itself cannot be used here.
-	Check func(v1alpha1.DevicePool) error
+	// Adapt, where set, completes a DevicePool that is right by itself, or says why it cannot be used here.
+	Adapt func(*v1alpha1.DevicePool) error
 	// Changed, where set, is called by [File.Run] after the declarations changed. It must not block.
 	Changed func()
 	// Registry, where set, gets the metrics.
@@ -44,26 +46,35 @@ type FileOptions struct {
 	Log      logr.Logger
 }
 
-// File declares what a file says, and what it last said before somebody broke it. Its methods may be called by several
-// goroutines at once, but Run only once.
+// File declares the DevicePools of a file. While something is wrong with the file, it declares those of before. Its
+// methods may be called by several goroutines at once, but Run only once. A nil File declares nothing.
 type File struct {
 	options FileOptions
-	metrics metrics
+	good    prometheus.Gauge
+	errors  prometheus.Counter
+
+	content []byte // that devicePools are from; only load uses it
 
 	mutex       sync.RWMutex
-	content     []byte // that was looked at last, good or bad
 	devicePools []v1alpha1.DevicePool
-	problem     error // why content does not count; nil if it does
+	problem     error // why the file does not count as it is now; nil if it does
 }
 
 // OpenFile reads the file. An error says what is wrong in it and where. [File.Run] follows it from there.
 func OpenFile(options FileOptions) (*File, error) {
-	f := &File{options: options, metrics: newMetrics(options.Registry)}
-	content, err := os.ReadFile(options.Path)
-	if err != nil {
-		return nil, fmt.Errorf("read configuration: %w", err)
+	factory := promauto.With(options.Registry)
+	f := &File{
+		options: options,
+		good: factory.NewGauge(prometheus.GaugeOpts{
+			Name: "xpu_config_last_load_successful",
+			Help: "Whether the file of --config-file counts as it is now (1), or only as it was before (0).",
+		}),
+		errors: factory.NewCounter(prometheus.CounterOpts{
+			Name: "xpu_config_errors_total",
+			Help: "Changes of the file of --config-file that were not taken over because something was wrong with them.",
+		}),
 	}
-	if _, err := f.load(content); err != nil {
+	if _, err := f.load(); err != nil {
 		return nil, err
 	}
 	return f, nil
@@ -71,6 +82,9 @@ func OpenFile(options FileOptions) (*File, error) {
 
 // DevicePools returns all DevicePools of the file.
 func (f *File) DevicePools(context.Context) ([]v1alpha1.DevicePool, error) {
+	if f == nil {
+		return nil, nil
+	}
 	f.mutex.RLock()
 	defer f.mutex.RUnlock()
 	return slices.Clone(f.devicePools), nil
@@ -82,6 +96,9 @@ func (f *File) NodeLabels(context.Context) (map[string]string, error) { return n
 // Run reads the file again whenever it changes, until ctx ends. It then returns nil. A file that has become wrong, or
 // went, leaves the declarations as they were.
 func (f *File) Run(ctx context.Context) error {
+	if f == nil {
+		return nil
+	}
 	loop.Retry(ctx, retry, retry, f.follow, func(err error, pause time.Duration) {
 		f.options.Log.Error(err, "Not told of changes of the configuration for now",
 			"file", f.options.Path, "retry", pause.String())
@@ -108,35 +125,39 @@ func (f *File) follow(ctx context.Context) error {
 	}
 }
 
-// reload looks at the file again. An error is told once for each content.
+// reload looks at the file again. If something is wrong with it, reload keeps what was declared, and tells of the error
+// once, not at every look.
 func (f *File) reload() {
-	content, err := os.ReadFile(f.options.Path)
-	if err != nil {
-		f.refuse(nil, fmt.Errorf("read configuration: %w", err))
-		return
-	}
-	changed, err := f.load(content)
-	if err != nil {
-		f.refuse(content, err)
-		return
-	}
+	changed, err := f.load()
 	if changed && f.options.Changed != nil {
 		f.options.Changed()
 	}
+	if err == nil {
+		return
+	}
+	f.mutex.Lock()
+	known := f.problem != nil && f.problem.Error() == err.Error()
+	f.problem = err
+	f.mutex.Unlock()
+	if !known {
+		f.good.Set(0)
+		f.errors.Inc()
+		f.options.Log.Error(err, "Configuration cannot be used, keeping what it was")
+	}
 }
 
-// load takes over a content, if it is another one than the last and nothing is wrong with it.
-func (f *File) load(content []byte) (changed bool, err error) {
-	f.mutex.RLock()
-	same := f.content != nil && bytes.Equal(f.content, content)
-	problem := f.problem
-	f.mutex.RUnlock()
-	if same {
-		return false, problem
+// load reads the file, and takes it over if it changed and nothing is wrong with it.
+func (f *File) load() (changed bool, err error) {
+	content, err := os.ReadFile(f.options.Path)
+	if err != nil {
+		return false, fmt.Errorf("read configuration: %w", err)
+	}
+	if f.problem == nil && f.content != nil && bytes.Equal(f.content, content) {
+		return false, nil
 	}
 	devicePools, warnings, err := Parse(content, f.options.ResourcePrefix)
 	if err == nil {
-		err = f.check(devicePools)
+		err = f.adapt(devicePools)
 	}
 	if err != nil {
 		return false, fmt.Errorf("configuration %s: %w", f.options.Path, err)
@@ -144,47 +165,29 @@ func (f *File) load(content []byte) (changed bool, err error) {
 	for _, warning := range warnings {
 		f.options.Log.Info("Configuration is not what it may seem", "file", f.options.Path, "warning", warning)
 	}
-	f.dropNodeSelectors(devicePools)
+	for i, p := range devicePools {
+		if len(p.Spec.NodeSelector) > 0 {
+			f.options.Log.Info("nodeSelector is not applied: the configuration file is this node's own", "devicePool", p.Name)
+			devicePools[i].Spec.NodeSelector = nil
+		}
+	}
+	f.content = content
 	f.mutex.Lock()
-	f.content, f.devicePools, f.problem = bytes.Clone(content), devicePools, nil
+	f.devicePools, f.problem = devicePools, nil
 	f.mutex.Unlock()
-	f.metrics.loaded()
+	f.good.Set(1)
 	f.options.Log.Info("Configuration read", "file", f.options.Path, "devicePools", len(devicePools))
 	return true, nil
 }
 
-func (f *File) check(devicePools []v1alpha1.DevicePool) error {
-	if f.options.Check == nil {
+func (f *File) adapt(devicePools []v1alpha1.DevicePool) error {
+	if f.options.Adapt == nil {
 		return nil
 	}
-	for _, p := range devicePools {
-		if err := f.options.Check(p); err != nil {
-			return fmt.Errorf("DevicePool %s: %w", p.Name, err)
+	for i := range devicePools {
+		if err := f.options.Adapt(&devicePools[i]); err != nil {
+			return fmt.Errorf("DevicePool %s: %w", devicePools[i].Name, err)
 		}
 	}
 	return nil
-}
-
-func (f *File) dropNodeSelectors(devicePools []v1alpha1.DevicePool) {
-	for i := range devicePools {
-		if len(devicePools[i].Spec.NodeSelector) == 0 {
-			continue
-		}
-		f.options.Log.Info("nodeSelector is not applied: the configuration file is this node's own",
-			"devicePool", devicePools[i].Name)
-		devicePools[i].Spec.NodeSelector = nil
-	}
-}
-
-// refuse keeps what was good and remembers what is wrong; content is nil where there is none.
-func (f *File) refuse(content []byte, err error) {
-	f.mutex.Lock()
-	known := f.problem != nil && f.problem.Error() == err.Error()
-	f.content, f.problem = bytes.Clone(content), err
-	f.mutex.Unlock()
-	if known {
-		return
-	}
-	f.metrics.refused()
-	f.options.Log.Error(err, "Configuration cannot be used, keeping what it was")
 }

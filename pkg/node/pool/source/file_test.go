@@ -227,6 +227,42 @@ func TestNodeSelector(t *testing.T) {
 	}
 }
 
+// TestAdapt: whoever opens the file completes its DevicePools, or refuses them.
+func TestAdapt(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "pools")
+	write(t, path, fast)
+	open := func(adapt func(*v1alpha1.DevicePool) error) (*File, error) {
+		return OpenFile(FileOptions{Path: path, Adapt: adapt, Log: logr.Discard()})
+	}
+	f, err := open(func(p *v1alpha1.DevicePool) error { p.Spec.Network = "lab"; return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if devicePools, err := f.DevicePools(t.Context()); err != nil || devicePools[0].Spec.Network != "lab" {
+		t.Errorf("DevicePools %+v, %v, want one with network lab", devicePools, err)
+	}
+	_, err = open(func(*v1alpha1.DevicePool) error { return errors.New("spec.publish: is DRA") })
+	if want := "configuration " + path + ": DevicePool fast: spec.publish: is DRA"; err == nil || err.Error() != want {
+		t.Errorf("error %v, want %s", err, want)
+	}
+}
+
+// TestNoFile: without a file, only the API server declares something.
+func TestNoFile(t *testing.T) {
+	var none *File
+	if err := none.Run(t.Context()); err != nil {
+		t.Errorf("Run = %v", err)
+	}
+	if got := names(t, none); got != "" {
+		t.Errorf("DevicePools are %q, want none", got)
+	}
+	a := &api{devicePools: []v1alpha1.DevicePool{{}}}
+	a.devicePools[0].Name = "wide"
+	if got := names(t, Merge(none, a, logr.Discard())); got != "wide" {
+		t.Errorf("DevicePools are %q, want wide", got)
+	}
+}
+
 // TestBusyDirectory: a change is seen although something else in the directory changes all the time.
 func TestBusyDirectory(t *testing.T) {
 	dir := t.TempDir()

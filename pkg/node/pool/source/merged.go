@@ -3,38 +3,33 @@ package source
 import (
 	"context"
 	"slices"
-	"sync"
 
 	"github.com/go-logr/logr"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
-// Declarations knows DevicePools and the labels of this node.
-type Declarations interface {
-	DevicePools(ctx context.Context) ([]v1alpha1.DevicePool, error)
-	NodeLabels(ctx context.Context) (map[string]string, error)
-}
-
-// Merged declares what a file and the API server declare together. Where both have a DevicePool of one name, the
-// file's counts: it is nearer to the node. Its methods may be called by several goroutines at once.
+// Merged declares what a file and the API server declare together. Where both have a DevicePool of one name, the one of
+// the file counts: it is nearer to the node. Node labels are those of the API server. DevicePools may be called by one
+// goroutine at a time.
 type Merged struct {
-	file *File
-	api  Declarations
-	log  logr.Logger
+	pool.Declarations // the API server's
+	file              *File
+	log               logr.Logger
 
-	mutex  sync.Mutex
-	hidden []string // names that were told of
+	hidden []string // names of the API server's DevicePools that did not count at the last call
 }
 
-// Merge puts both together. NodeLabels are the API server's.
-func Merge(file *File, api Declarations, log logr.Logger) *Merged {
-	return &Merged{file: file, api: api, log: log}
+// Merge puts both together. file may be nil.
+func Merge(file *File, api pool.Declarations, log logr.Logger) *Merged {
+	return &Merged{Declarations: api, file: file, log: log}
 }
 
-// DevicePools returns those of the file, and those of the API server with other names.
+// DevicePools returns those of the file, and those of the API server with other names. It logs each DevicePool that does
+// not count once.
 func (m *Merged) DevicePools(ctx context.Context) ([]v1alpha1.DevicePool, error) {
-	devicePools, err := m.api.DevicePools(ctx)
+	declared, err := m.Declarations.DevicePools(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -42,36 +37,20 @@ func (m *Merged) DevicePools(ctx context.Context) ([]v1alpha1.DevicePool, error)
 	if err != nil {
 		return nil, err
 	}
-	names := map[string]bool{}
-	for _, devicePool := range out {
-		names[devicePool.Name] = true
-	}
+	ofFile := out
 	var hidden []string
-	for _, devicePool := range devicePools {
-		if names[devicePool.Name] {
-			hidden = append(hidden, devicePool.Name)
+	for _, devicePool := range declared {
+		name := devicePool.Name
+		if !slices.ContainsFunc(ofFile, func(p v1alpha1.DevicePool) bool { return p.Name == name }) {
+			out = append(out, devicePool)
 			continue
 		}
-		out = append(out, devicePool)
-	}
-	m.tell(hidden)
-	return out, nil
-}
-
-// tell logs each DevicePool once as long as it is hidden.
-func (m *Merged) tell(hidden []string) {
-	m.mutex.Lock()
-	defer m.mutex.Unlock()
-	for _, name := range hidden {
+		hidden = append(hidden, name)
 		if !slices.Contains(m.hidden, name) {
 			m.log.Info("The configuration file has a DevicePool of this name, which counts instead of the API server's",
 				"devicePool", name)
 		}
 	}
 	m.hidden = hidden
-}
-
-// NodeLabels returns the labels of this node.
-func (m *Merged) NodeLabels(ctx context.Context) (map[string]string, error) {
-	return m.api.NodeLabels(ctx)
+	return out, nil
 }

@@ -9,6 +9,7 @@ import (
 	"io"
 	"slices"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/yaml"
 
@@ -16,8 +17,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool/sriovdp"
 )
-
-const kind = "DevicePool"
 
 // Parse reads declarations: a configuration of sriov-network-device-plugin, whose resources have this prefix where they
 // name none, or documents of kind DevicePool in YAML or JSON. Errors name the entry or document and the field; warnings
@@ -39,20 +38,20 @@ func parseDocuments(content []byte) ([]v1alpha1.DevicePool, error) {
 		if errors.Is(err, io.EOF) {
 			break
 		}
+		var devicePool *v1alpha1.DevicePool
+		if err == nil {
+			devicePool, err = parseDocument(document)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("document %d: %w", n, err)
 		}
-		if empty(document) {
+		if devicePool == nil {
 			continue
-		}
-		devicePool, err := parseDocument(document)
-		if err != nil {
-			return nil, fmt.Errorf("document %d: %w", n, err)
 		}
 		if slices.ContainsFunc(out, func(other v1alpha1.DevicePool) bool { return other.Name == devicePool.Name }) {
 			return nil, fmt.Errorf("document %d: metadata.name: %s is that of an earlier document", n, devicePool.Name)
 		}
-		out = append(out, devicePool)
+		out = append(out, *devicePool)
 	}
 	if len(out) == 0 {
 		return nil, errors.New("must have a resourceList of sriov-network-device-plugin, or a document of kind DevicePool")
@@ -60,37 +59,29 @@ func parseDocuments(content []byte) ([]v1alpha1.DevicePool, error) {
 	return out, nil
 }
 
-// empty says whether a document has nothing but white space and comments.
-func empty(document []byte) bool {
-	var value any
-	return yaml.Unmarshal(document, &value) == nil && value == nil
-}
-
-func parseDocument(document []byte) (v1alpha1.DevicePool, error) {
-	var object struct {
-		APIVersion string `json:"apiVersion"`
-		Kind       string `json:"kind"`
+// parseDocument returns nil for a document that has nothing but white space and comments.
+func parseDocument(document []byte) (*v1alpha1.DevicePool, error) {
+	var object *metav1.TypeMeta
+	if err := yaml.Unmarshal(document, &object); err != nil || object == nil {
+		return nil, err
 	}
-	if err := yaml.Unmarshal(document, &object); err != nil {
-		return v1alpha1.DevicePool{}, err
-	}
+	const kind = "DevicePool"
 	if want := v1alpha1.SchemeGroupVersion.String(); object.Kind != kind || object.APIVersion != want {
-		return v1alpha1.DevicePool{}, fmt.Errorf("apiVersion %q and kind %q: must be %s and %s",
-			object.APIVersion, object.Kind, want, kind)
+		return nil, fmt.Errorf("apiVersion %q and kind %q: must be %s and %s", object.APIVersion, object.Kind, want, kind)
 	}
 	var devicePool v1alpha1.DevicePool
 	if err := yaml.UnmarshalStrict(document, &devicePool); err != nil {
-		return v1alpha1.DevicePool{}, err
+		return nil, err
 	}
 	if err := checkEmptySelectors(document); err != nil {
-		return v1alpha1.DevicePool{}, fmt.Errorf("DevicePool %s: %w", devicePool.Name, err)
+		return nil, fmt.Errorf("DevicePool %s: %w", devicePool.Name, err)
 	}
 	setDefaults(&devicePool.Spec)
-	return devicePool, pool.Check(devicePool)
+	return &devicePool, pool.Check(devicePool)
 }
 
-// checkEmptySelectors refuses selectors without fields, which the types cannot tell from "isRdma: false": that selects
-// everything on purpose.
+// checkEmptySelectors refuses selectors without fields. The types cannot distinguish them from "isRdma: false", which
+// selects everything on purpose.
 func checkEmptySelectors(document []byte) error {
 	var written struct {
 		Spec struct {
@@ -108,21 +99,15 @@ func checkEmptySelectors(document []byte) error {
 	return nil
 }
 
-// setDefaults fills in what the API server does by the CRD.
+// setDefaults sets the fields to which the API server gives a default by the CRD.
 func setDefaults(spec *v1alpha1.DevicePoolSpec) {
-	setDefault(&spec.Publish, v1alpha1.PublishDRA)
-	setDefault(&spec.Provision, v1alpha1.ProvisionOnPrepare)
+	spec.Publish = cmp.Or(spec.Publish, v1alpha1.PublishDRA)
+	spec.Provision = cmp.Or(spec.Provision, v1alpha1.ProvisionOnPrepare)
 	if spec.SFs != nil {
 		spec.SFs.FirstNumber = cmp.Or(spec.SFs.FirstNumber, 1)
 	}
-	if spec.DevicePlugin != nil {
-		setDefault(&spec.DevicePlugin.ProvisionAt, v1alpha1.ProvisionAtAdd)
-		setDefault(&spec.DevicePlugin.PreferredAllocation, v1alpha1.PreferPack)
-	}
-}
-
-func setDefault[T ~string](field *T, value T) {
-	if *field == "" {
-		*field = value
+	if plugin := spec.DevicePlugin; plugin != nil {
+		plugin.ProvisionAt = cmp.Or(plugin.ProvisionAt, v1alpha1.ProvisionAtAdd)
+		plugin.PreferredAllocation = cmp.Or(plugin.PreferredAllocation, v1alpha1.PreferPack)
 	}
 }

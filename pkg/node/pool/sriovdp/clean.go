@@ -13,17 +13,17 @@ import (
 )
 
 var (
-	hexID     = regexp.MustCompile(`^[0-9a-f]{4}$`)
-	number    = regexp.MustCompile(`^[0-9]+$`)
-	pkey      = regexp.MustCompile(`^0x[0-9a-f]{4}$`)
-	netdev    = regexp.MustCompile(`^[^#\s/]{1,15}$`)
-	linkTypes = []string{"ether", "infiniband"}
-	vdpaTypes = []string{"virtio", "vhost"}
+	anything = regexp.MustCompile(`.`).MatchString
+	hexID    = regexp.MustCompile(`^[0-9a-f]{4}$`).MatchString
+	number   = regexp.MustCompile(`^[0-9]+$`).MatchString
+	pkey     = regexp.MustCompile(`^0x[0-9a-f]{4}$`).MatchString
+	netdev   = regexp.MustCompile(`^[^#\s/]{1,15}$`).MatchString
+	linkType = regexp.MustCompile(`^(ether|infiniband)$`).MatchString
 )
 
-// clean takes out of a selector what can match no device in sriov-network-device-plugin, which compares texts and never
-// complains: DevicePools may not have it, or would understand it. matches is false where nothing is left that the
-// whole selector could match.
+// clean takes out of a selector the entries that can match no device in sriov-network-device-plugin, which compares texts
+// and never complains. DevicePools refuse some of these entries, and match devices by others. matches is false where the
+// whole selector can match nothing.
 func (c *converter) clean(path string, s v1alpha1.FunctionSelector) (kept v1alpha1.FunctionSelector, matches bool) {
 	matches = true
 	keep := func(field string, list *[]string, check func(string) (string, error)) {
@@ -44,22 +44,21 @@ func (c *converter) clean(path string, s v1alpha1.FunctionSelector) (kept v1alph
 	}
 	keep("vendors", &s.Vendors, like(hexID, "four hex digits in lower case, such as 15b3"))
 	keep("devices", &s.Devices, like(hexID, "four hex digits in lower case, such as 101e"))
-	keep("drivers", &s.Drivers, like(regexp.MustCompile(`.`), "the name of a driver"))
-	keep("pciAddresses", &s.PCIAddresses, canonicalAddress)
+	keep("drivers", &s.Drivers, like(anything, "the name of a driver"))
+	keep("pciAddresses", &s.PCIAddresses, like(isCanonicalAddress, "dddd:bb:dd.f in lower-case hex, such as 0000:3b:02.1"))
 	keep("acpiIndexes", &s.ACPIIndexes, like(number, "a number such as 101"))
-	keep("pfNames", &s.PFNames, indexed(map[string]bool{}, func(name string) bool { return netdev.MatchString(name) }))
-	keep("rootDevices", &s.RootDevices, indexed(map[string]bool{}, func(name string) bool {
-		_, err := pci.Parse(name)
-		return err == nil
-	}))
-	keep("linkTypes", &s.LinkTypes, among(linkTypes))
-	keep("ddpProfiles", &s.DDPProfiles, like(regexp.MustCompile(`.`), "the name of a package"))
+	keep("pfNames", &s.PFNames, indexed(netdev))
+	keep("rootDevices", &s.RootDevices, indexed(isAddress))
+	keep("linkTypes", &s.LinkTypes, like(linkType, "ether or infiniband"))
+	keep("ddpProfiles", &s.DDPProfiles, like(anything, "the name of a package"))
 	keep("pKeys", &s.PKeys, like(pkey, "as the kernel writes it, such as 0x7fff"))
 	if len(s.DDPProfiles) > 0 {
 		c.warn(path+".ddpProfiles",
 			"is compared with what devlink tells (driver ice); ddptool is not used, so profiles of X700 cards match nothing")
 	}
-	if s.VDPAType != "" && !slices.Contains(vdpaTypes, s.VDPAType) {
+	switch s.VDPAType {
+	case "", "virtio", "vhost":
+	default:
 		c.warn(path+".vdpaType", "%q matches nothing: must be virtio or vhost", s.VDPAType)
 		matches = false
 	}
@@ -67,34 +66,30 @@ func (c *converter) clean(path string, s v1alpha1.FunctionSelector) (kept v1alph
 	return s, matches
 }
 
-func like(pattern *regexp.Regexp, right string) func(string) (string, error) {
+// like checks entries that must be right as they are.
+func like(right func(string) bool, description string) func(string) (string, error) {
 	return func(text string) (string, error) {
-		if !pattern.MatchString(text) {
-			return "", fmt.Errorf("%q matches nothing: must be %s", text, right)
+		if !right(text) {
+			return "", fmt.Errorf("%q matches nothing: must be %s", text, description)
 		}
 		return text, nil
 	}
 }
 
-func among(words []string) func(string) (string, error) {
-	return func(text string) (string, error) {
-		if !slices.Contains(words, text) {
-			return "", fmt.Errorf("%q matches nothing: must be %s", text, strings.Join(words, " or "))
-		}
-		return text, nil
-	}
+func isAddress(text string) bool {
+	_, err := pci.Parse(text)
+	return err == nil
 }
 
-func canonicalAddress(text string) (string, error) {
-	if address, err := pci.Parse(text); err != nil || string(address) != text {
-		return "", fmt.Errorf("%q matches nothing: must be dddd:bb:dd.f in lower-case hex, such as 0000:3b:02.1", text)
-	}
-	return text, nil
+func isCanonicalAddress(text string) bool {
+	address, err := pci.Parse(text)
+	return err == nil && string(address) == text
 }
 
-// indexed checks "name", "name#2" and "name#0-3,7". Of entries with the same name, only the first is looked at, and of
+// indexed checks entries "name", "name#2" and "name#0-3,7". Of entries with the same name, only the first counts, and of
 // its indexes only those before the first that is wrong.
-func indexed(seen map[string]bool, isName func(string) bool) func(string) (string, error) {
+func indexed(isName func(string) bool) func(string) (string, error) {
+	seen := map[string]bool{}
 	return func(text string) (string, error) {
 		name, list, limited := strings.Cut(text, "#")
 		if !isName(name) {
@@ -122,8 +117,13 @@ func indexed(seen map[string]bool, isName func(string) bool) func(string) (strin
 func indexRanges(list string) (ranges []string, err error) {
 	var errs []error
 	for _, item := range strings.Split(list, ",") {
-		first, last, ok := indexRange(item)
-		if !ok {
+		low, high, isRange := strings.Cut(item, "-")
+		if !isRange {
+			high = low
+		}
+		first, lowErr := strconv.Atoi(low)
+		last, highErr := strconv.Atoi(high)
+		if lowErr != nil || highErr != nil || last < 0 {
 			errs = append(errs, fmt.Errorf("%q is no index or range such as 0-3, and what follows it is not looked at", item))
 			break
 		}
@@ -137,17 +137,4 @@ func indexRanges(list string) (ranges []string, err error) {
 		}
 	}
 	return ranges, errors.Join(errs...)
-}
-
-func indexRange(item string) (first, last int, ok bool) {
-	low, high, isRange := strings.Cut(item, "-")
-	if !isRange {
-		high = low
-	}
-	first, err := strconv.Atoi(low)
-	if err != nil {
-		return 0, 0, false
-	}
-	last, err = strconv.Atoi(high)
-	return first, last, err == nil && last >= 0
 }

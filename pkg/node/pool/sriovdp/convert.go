@@ -1,5 +1,5 @@
-// Package sriovdp reads configurations of sriov-network-device-plugin and says them in DevicePools, such that a node
-// gets the same resources with the same devices.
+// Package sriovdp converts configurations of sriov-network-device-plugin to DevicePools, such that a node gets the same
+// resources with the same devices.
 package sriovdp
 
 import (
@@ -57,32 +57,30 @@ func Convert(config []byte, prefix string) (Conversion, error) {
 		return Conversion{}, err
 	}
 	c := converter{prefix: prefix, resources: map[string]string{}, names: map[string]bool{}}
-	usable := 0
+	usable := false
 	for i, raw := range entries {
 		used, err := c.convert(fmt.Sprintf("resourceList[%d]", i), raw, int32(len(entries)-i))
 		if err != nil {
 			return Conversion{}, err
 		}
-		if used {
-			usable++
-		}
+		usable = usable || used
 	}
-	if usable == 0 {
-		return Conversion{}, fmt.Errorf("no entry can be used: %s", strings.Join(c.warnings, "; "))
+	if !usable {
+		return Conversion{}, fmt.Errorf("no entry can be used: %s", strings.Join(c.Warnings, "; "))
 	}
-	return Conversion{DevicePools: c.devicePools, Warnings: c.warnings}, nil
+	return c.Conversion, nil
 }
 
+// converter has what came of the entries so far.
 type converter struct {
-	prefix      string
-	resources   map[string]string // where each resource name was first
-	names       map[string]bool   // of DevicePools
-	devicePools []v1alpha1.DevicePool
-	warnings    []string
+	Conversion
+	prefix    string
+	resources map[string]string // where each resource name was first
+	names     map[string]bool   // of DevicePools
 }
 
 func (c *converter) warn(path, format string, args ...any) {
-	c.warnings = append(c.warnings, path+": "+fmt.Sprintf(format, args...))
+	c.Warnings = append(c.Warnings, path+": "+fmt.Sprintf(format, args...))
 }
 
 // convert reads one entry. used is false where sriov-network-device-plugin would forget it before it checks anything.
@@ -91,70 +89,60 @@ func (c *converter) convert(path string, raw json.RawMessage, priority int32) (u
 	if err != nil {
 		return false, err
 	}
-	c.warnAboutKeys(path, raw, resourceKeys)
-	deviceType := v1alpha1.DeviceType(r.DeviceType)
-	selectors, err := parseSelectors(path, r.Selectors, deviceType)
+	_, unknown := splitKeys(raw, resourceKeys)
+	c.warnAboutKeys(path, unknown)
+	selectors, err := parseSelectors(path, r)
 	if err != nil {
-		c.warnings = append(c.warnings, err.Error()+"; the entry is left out")
+		c.Warnings = append(c.Warnings, err.Error()+"; the entry is left out")
 		return false, nil
 	}
+	r.ResourcePrefix = cmp.Or(r.ResourcePrefix, c.prefix)
 	name, err := c.claim(path, r)
 	if err != nil {
 		return false, err
 	}
-	spec := c.spec(r)
-	spec.Priority = priority
+	var usable []v1alpha1.FunctionSelector
+	needVhostNet := 0
 	for _, s := range selectors {
-		if err := valid(s, deviceType); err != nil {
+		if err := valid(s, r.DeviceType); err != nil {
 			return false, err
 		}
-		c.warnAboutKeys(s.path, s.raw, selectorKeys[deviceType])
+		c.warnAboutKeys(s.path, s.unknown)
 		if kept, matches := c.clean(s.path, s.FunctionSelector); matches {
-			spec.Selectors = append(spec.Selectors, kept)
+			usable = append(usable, kept)
+		}
+		if s.NeedVhostNet {
+			needVhostNet++
 		}
 	}
-	spec.DevicePlugin.NeedVhostNet = c.needVhostNet(path, name, selectors)
-	c.add(path, name, spec)
-	return true, nil
-}
-
-// spec is all but the selectors and what depends on them.
-func (c *converter) spec(r resource) v1alpha1.DevicePoolSpec {
-	return v1alpha1.DevicePoolSpec{
-		DeviceType: v1alpha1.DeviceType(r.DeviceType),
+	if needVhostNet > 0 && needVhostNet < len(selectors) { // a DevicePool cannot ask for some of its Functions only
+		c.warn(path, "needVhostNet is for all of %s, not only for the devices of some selectors", name)
+	}
+	c.add(path, name, v1alpha1.DevicePoolSpec{
+		DeviceType: r.DeviceType,
+		Selectors:  usable,
+		Priority:   priority,
 		Publish:    v1alpha1.PublishDevicePlugin,
 		Provision:  v1alpha1.ProvisionOnPrepare,
 		DevicePlugin: &v1alpha1.DevicePluginSpec{
-			ResourcePrefix:      cmp.Or(r.ResourcePrefix, c.prefix),
+			ResourcePrefix:      r.ResourcePrefix,
 			ResourceName:        r.ResourceName,
 			ProvisionAt:         v1alpha1.ProvisionAtAdd,
 			PreferredAllocation: v1alpha1.PreferPack,
 			ExcludeTopology:     r.ExcludeTopology,
 			AdditionalInfo:      r.AdditionalInfo,
+			NeedVhostNet:        needVhostNet > 0,
 		},
-	}
+	})
+	return true, nil
 }
 
-// needVhostNet says whether any selector asks for it: a DevicePool cannot ask for some of its Functions only.
-func (c *converter) needVhostNet(path, name string, selectors []located) bool {
-	with := 0
-	for _, s := range selectors {
-		if s.needVhostNet {
-			with++
-		}
-	}
-	if with > 0 && with < len(selectors) {
-		c.warn(path, "needVhostNet is for all of %s, not only for the devices of some selectors", name)
-	}
-	return with > 0
-}
-
-// claim takes the name of the resource.
+// claim takes the name of the resource, which no other entry may have.
 func (c *converter) claim(path string, r resource) (name string, err error) {
 	if !resourceName.MatchString(r.ResourceName) {
 		return "", fmt.Errorf("%s.resourceName: %q: must be of the characters a-z, A-Z, 0-9, _ and -", path, r.ResourceName)
 	}
-	name = cmp.Or(r.ResourcePrefix, c.prefix) + "/" + r.ResourceName
+	name = r.ResourcePrefix + "/" + r.ResourceName
 	if first, taken := c.resources[name]; taken {
 		return "", fmt.Errorf("%s.resourceName: %s is that of %s already", path, name, first)
 	}
@@ -163,7 +151,7 @@ func (c *converter) claim(path string, r resource) (name string, err error) {
 }
 
 // valid says what makes sriov-network-device-plugin refuse the whole configuration.
-func valid(s located, deviceType v1alpha1.DeviceType) error {
+func valid(s selector, deviceType v1alpha1.DeviceType) error {
 	if s.IsRdma && s.VDPAType != "" {
 		return fmt.Errorf("%s.vdpaType: cannot be together with isRdma", s.path)
 	}
@@ -176,8 +164,8 @@ func valid(s located, deviceType v1alpha1.DeviceType) error {
 	return nil
 }
 
-func (c *converter) warnAboutKeys(path string, raw json.RawMessage, known []string) {
-	for _, key := range unknownKeys(raw, known) {
+func (c *converter) warnAboutKeys(path string, unknown []string) {
+	for _, key := range unknown {
 		c.warn(path+"."+key, "is ignored: no such field here")
 	}
 }
@@ -192,7 +180,7 @@ func (c *converter) add(path, resource string, spec v1alpha1.DevicePoolSpec) {
 		c.warn(path, "left out: none of its selectors can match")
 		return
 	}
-	c.devicePools = append(c.devicePools, v1alpha1.DevicePool{
+	c.DevicePools = append(c.DevicePools, v1alpha1.DevicePool{
 		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "DevicePool"},
 		ObjectMeta: metav1.ObjectMeta{Name: c.poolName(spec.DevicePlugin)},
 		Spec:       spec,

@@ -43,6 +43,25 @@ func TestConvert(t *testing.T) {
 	}
 }
 
+// TestSplitKeys: of keys that differ in the case of letters the last counts, as for encoding/json.
+func TestSplitKeys(t *testing.T) {
+	known, unknown := splitKeys([]byte(`{"B": [1, {}], "z": 1, "a": "x", "b": null, "A" : 2, "y": 1, "z": 2}`), []string{"a", "b"})
+	if want := `{"b":[1, {}],"a":"x","b":null,"a":2}`; string(known) != want {
+		t.Errorf("known: %s, want %s", known, want)
+	}
+	if diff := cmp.Diff([]string{"y", "z"}, unknown); diff != "" {
+		t.Errorf("unknown: -want +got\n%s", diff)
+	}
+	for _, text := range []string{`null`, `"a"`, `[{"z": 1}]`, `1`} {
+		if known, unknown := splitKeys([]byte(text), nil); string(known) != text || unknown != nil {
+			t.Errorf("of %s: known %s, unknown %q, want it unchanged", text, known, unknown)
+		}
+	}
+	if known, unknown := splitKeys([]byte(`{}`), nil); string(known) != `{}` || unknown != nil {
+		t.Errorf("of {}: known %s, unknown %q", known, unknown)
+	}
+}
+
 // TestErrors: what makes sriov-network-device-plugin end names the entry, the field and what would be right.
 func TestErrors(t *testing.T) {
 	for _, tt := range []struct{ config, want string }{
