@@ -1,7 +1,6 @@
 package bridge
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -14,9 +13,7 @@ import (
 	inventory "github.com/opiproject/opi-api/inventory/v1/gen/go"
 	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
 	"google.golang.org/grpc"
-	"k8s.io/apimachinery/pkg/util/wait"
-
-	"github.com/opiproject/xpu-device-plugin/pkg/loop"
+	"k8s.io/client-go/util/workqueue"
 )
 
 // Config is what an Agent needs to know.
@@ -24,7 +21,6 @@ type Config struct {
 	State     string    // the file that holds what clients asked for; made if missing
 	Uplink    string    // name of the netdev that VXLAN is sent from; empty: networks with a VNI are refused
 	DataPlane DataPlane // empty is DataPlaneAuto
-	Root      string    // where the machine's /sys and /proc are; empty is "/"
 	// HostPFs are the PFs of the host that the xPU serves. Without any, PCI addresses are this machine's own.
 	HostPFs []HostPF
 }
@@ -35,26 +31,33 @@ type Agent struct {
 	log   logr.Logger
 	plane dataplane
 	store *store
-	// again has Run soon try again what failed: it failed anew, or what was in its way may be gone.
-	again chan struct{}
+	tasks workqueue.TypedRateLimitingInterface[task] // for Run
 
 	mu       sync.RWMutex // also serialises all work on the data plane
 	networks map[string]*network
 	ports    map[string]*port
 }
 
-// network is a LogicalBridge.
-type network struct {
-	spec     *evpn.LogicalBridgeSpec
+// object is what a LogicalBridge and a BridgePort have in common.
+type object struct {
 	deleting bool
 	failure  error // why it is not realised, or not removed; nil if it is
 }
 
+func (o *object) failed() bool { return o.failure != nil }
+
+// network is a LogicalBridge.
+type network struct {
+	object
+	spec *evpn.LogicalBridgeSpec
+}
+
+func (n *network) hasVNI() bool { return n.spec.Vni != nil }
+
 // port is a BridgePort.
 type port struct {
-	spec     *evpn.BridgePortSpec
-	deleting bool
-	failure  error
+	object
+	spec *evpn.BridgePortSpec
 }
 
 // networks are the ids of the port's networks, sorted: one unless it is a trunk.
@@ -82,9 +85,9 @@ func New(cfg Config, log logr.Logger) (*Agent, error) {
 	if err != nil {
 		return nil, errors.Join(err, st.close())
 	}
-	a := &Agent{cfg: cfg, log: log, plane: plane, store: st, again: make(chan struct{}, 1)}
-	if a.networks, a.ports, err = st.load(); err != nil {
-		return nil, errors.Join(err, a.Close())
+	a, err := newAgent(cfg, log, plane, st)
+	if err != nil {
+		return nil, err
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -94,17 +97,29 @@ func New(cfg Config, log logr.Logger) (*Agent, error) {
 	return a, nil
 }
 
+// newAgent loads the state and leaves the data plane as it is. It closes plane and st if it fails.
+func newAgent(cfg Config, log logr.Logger, plane dataplane, st *store) (*Agent, error) {
+	backoff := workqueue.NewTypedItemExponentialFailureRateLimiter[task](time.Second, 30*time.Second)
+	a := &Agent{cfg: cfg, log: log, plane: plane, store: st, tasks: workqueue.NewTypedRateLimitingQueue(backoff)}
+	var err error
+	if a.networks, a.ports, err = st.load(); err != nil {
+		return nil, errors.Join(err, a.Close())
+	}
+	return a, nil
+}
+
 // Close ends Run and lets go of the state file. The data plane stays as it is.
 func (a *Agent) Close() error {
+	a.tasks.ShutDown()
 	a.plane.close()
 	return a.store.close()
 }
 
 // Register adds the agent's services to a gRPC server: LogicalBridgeService, BridgePortService, InventoryService.
 func (a *Agent) Register(s grpc.ServiceRegistrar) {
-	evpn.RegisterLogicalBridgeServiceServer(s, networkServer{agent: a})
-	evpn.RegisterBridgePortServiceServer(s, portServer{agent: a})
-	inventory.RegisterInventoryServiceServer(s, inventoryServer{root: a.cfg.Root})
+	evpn.RegisterLogicalBridgeServiceServer(s, networkServer{Agent: a})
+	evpn.RegisterBridgePortServiceServer(s, portServer{Agent: a})
+	inventory.RegisterInventoryServiceServer(s, inventoryServer{root: "/"})
 }
 
 // sweep removes what is ours and not in the state. What cannot be removed is left for the next start: it must not keep
@@ -124,136 +139,16 @@ func (a *Agent) sweep() {
 	}
 }
 
-// Run follows what happens to netdevs and keeps the data plane as it has to be, until the context ends (nil) or the
-// events do (an error).
-func (a *Agent) Run(ctx context.Context) error {
-	var mu sync.Mutex
-	todo := newPending()
-	wake := make(chan struct{}, 1)
-	ended := make(chan error, 1)
-	go func() {
-		ended <- a.plane.watch(func(c change) {
-			mu.Lock()
-			todo.add(c)
-			mu.Unlock()
-			select {
-			case wake <- struct{}{}:
-			default: // it is awake already
-			}
-		})
-	}()
-
-	retries := newRetries() // New may have left failures
-	defer retries.timer.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case err := <-ended:
-			if ctx.Err() != nil {
-				return nil
-			}
-			return errors.Join(errors.New("opi-bridge: no more netdev events"), err)
-		case <-wake:
-			mu.Lock()
-			now := todo
-			todo = newPending()
-			mu.Unlock()
-			a.apply(now)
-			if now.arrival { // a driver may tell later whose representor it is, without an event
-				retries.restart()
-			}
-		case <-a.again:
-			retries.restart()
-		case <-retries.timer.C:
-			if a.retry() {
-				retries.next()
-			} else {
-				retries.end()
-			}
+// idsWhere returns the ids, sorted, of the objects that have a property.
+func idsWhere[O any](objects map[string]O, property func(O) bool) []string {
+	var ids []string
+	for id, o := range objects {
+		if property(o) {
+			ids = append(ids, id)
 		}
 	}
-}
-
-// retries time attempts at what failed: after 1, 2, 4 ... 30 s. Most failures end with an event and are not waited for,
-// but not all: the kernel tells nobody of a new alternative name of a netdev that is down (netdev_state_change).
-type retries struct {
-	timer  *time.Timer
-	pauses *wait.Backoff
-	first  bool // the timer runs for the first pause
-}
-
-func newRetries() *retries {
-	r := &retries{timer: time.NewTimer(0)}
-	r.restart()
-	return r
-}
-
-// restart begins with the first pause. One that has begun goes on, or a reason that comes again and again would put
-// the attempt off for ever.
-func (r *retries) restart() {
-	if r.first {
-		return
-	}
-	r.pauses = loop.Backoff(time.Second, 30*time.Second)
-	r.next()
-	r.first = true
-}
-
-// next begins the next pause.
-func (r *retries) next() {
-	r.first = false
-	r.timer.Reset(r.pauses.Step())
-}
-
-// end says that nothing is left to be tried.
-func (r *retries) end() { r.first = false }
-
-// retry looks again at everything that failed, and tells whether there still is something.
-func (a *Agent) retry() bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, id := range slices.Sorted(maps.Keys(a.networks)) {
-		if a.networks[id].failure != nil {
-			a.reconcileNetwork(id)
-		}
-	}
-	for _, id := range slices.Sorted(maps.Keys(a.ports)) {
-		if a.ports[id].failure != nil {
-			a.reconcilePort(id)
-		}
-	}
-	for _, n := range a.networks {
-		if n.failure != nil {
-			return true
-		}
-	}
-	for _, p := range a.ports {
-		if p.failure != nil {
-			return true
-		}
-	}
-	return false
-}
-
-// apply looks again at everything a change names.
-func (a *Agent) apply(c *pending) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if c.all {
-		a.reconcileAll()
-		return
-	}
-	for id, n := range a.networks {
-		if c.networks[id] || c.uplink && n.spec.Vni != nil {
-			a.reconcileNetwork(id)
-		}
-	}
-	for id, p := range a.ports {
-		if c.ports[id] || c.arrival && p.failure != nil {
-			a.reconcilePort(id)
-		}
-	}
+	slices.Sort(ids)
+	return ids
 }
 
 func (a *Agent) reconcileAll() {
@@ -265,33 +160,31 @@ func (a *Agent) reconcileAll() {
 	}
 }
 
-// reconcileNetwork brings one network to what it has to be, and notes why if it cannot.
+// reconcileNetwork brings one network, if it exists, to what it has to be, and keeps the reason if it cannot.
 func (a *Agent) reconcileNetwork(id string) {
 	n := a.networks[id]
 	if n == nil {
 		return
 	}
 	if n.deleting {
-		a.note("network", id, &n.failure, a.finishNetwork(id))
+		a.keepOutcome("network", id, &n.object, a.finishNetwork(id))
 		return
 	}
 	made, err := a.plane.ensureNetwork(a.segment(id))
-	a.note("network", id, &n.failure, err)
+	a.keepOutcome("network", id, &n.object, err)
 	if made {
 		a.reconcilePortsOf(id)
 	}
 }
 
-// reconcilePortsOf makes all ports of a network what they should be.
+// reconcilePortsOf reconciles all ports of a network.
 func (a *Agent) reconcilePortsOf(network string) {
-	for id, p := range a.ports {
-		if p.in(network) {
-			a.reconcilePort(id)
-		}
+	for _, id := range idsWhere(a.ports, func(p *port) bool { return p.in(network) }) {
+		a.reconcilePort(id)
 	}
 }
 
-// segment of a network that is missing from the state is one that no data plane has.
+// segment describes a network to the data plane. One that is missing from the state has VLAN id 0, which no network has.
 func (a *Agent) segment(id string) segment {
 	s := segment{id: id}
 	if n := a.networks[id]; n != nil {
@@ -309,17 +202,17 @@ func (a *Agent) membership(p *port) membership {
 	return m
 }
 
-// reconcilePort makes one port what it should be. It ignores the names of other netdevs.
+// reconcilePort brings one port, if it exists, to what it has to be, and keeps the reason if it cannot.
 func (a *Agent) reconcilePort(id string) {
 	p := a.ports[id]
 	if p == nil {
 		return
 	}
 	if p.deleting {
-		a.note("port", id, &p.failure, a.finishPort(id))
+		a.keepOutcome("port", id, &p.object, a.finishPort(id))
 		return
 	}
-	a.note("port", id, &p.failure, a.plane.attach(id, a.membership(p)))
+	a.keepOutcome("port", id, &p.object, a.plane.attach(id, a.membership(p)))
 }
 
 // finishNetwork removes a network that is to be deleted.
@@ -348,24 +241,17 @@ func (a *Agent) finishPort(id string) error {
 	return nil
 }
 
-// note keeps the outcome of an attempt. One that is another than before is logged, and has Run try again if it is a
-// failure.
-func (a *Agent) note(what, id string, failure *error, now error) {
-	before := *failure
-	*failure = now
+// keepOutcome keeps the outcome of an attempt. One that is another than before is logged, and has Run try again if it is
+// a failure.
+func (a *Agent) keepOutcome(what, id string, o *object, failure error) {
+	before := o.failure
+	o.failure = failure
 	switch {
-	case now != nil && (before == nil || before.Error() != now.Error()):
-		a.log.Info(what+" is down", "id", id, "reason", now.Error())
+	case failure != nil && (before == nil || before.Error() != failure.Error()):
+		a.log.Info(what+" is down", "id", id, "reason", failure.Error())
 		a.retrySoon()
-	case now == nil && before != nil:
+	case failure == nil && before != nil:
 		a.log.Info(what+" is as wanted again", "id", id)
-	}
-}
-
-func (a *Agent) retrySoon() {
-	select {
-	case a.again <- struct{}{}:
-	default: // Run has not seen the one before yet
 	}
 }
 

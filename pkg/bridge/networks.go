@@ -17,7 +17,7 @@ import (
 // networkServer serves LogicalBridgeService.
 type networkServer struct {
 	evpn.UnimplementedLogicalBridgeServiceServer
-	agent *Agent
+	*Agent
 }
 
 func (s networkServer) CreateLogicalBridge(_ context.Context, req *evpn.CreateLogicalBridgeRequest) (*evpn.LogicalBridge, error) {
@@ -28,109 +28,91 @@ func (s networkServer) CreateLogicalBridge(_ context.Context, req *evpn.CreateLo
 	if err := networkKind.parseID(id); err != nil {
 		return nil, err
 	}
-	a := s.agent
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.createNetwork(id, req.GetLogicalBridge().GetSpec())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.createNetwork(id, req.GetLogicalBridge().GetSpec())
 }
 
 func (s networkServer) GetLogicalBridge(_ context.Context, req *evpn.GetLogicalBridgeRequest) (*evpn.LogicalBridge, error) {
-	id, err := networkKind.parseName(req.GetName())
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	id, n, err := lookup(networkKind, s.networks, req.GetName())
 	if err != nil {
 		return nil, err
-	}
-	a := s.agent
-	a.mu.RLock()
-	defer a.mu.RUnlock()
-	n := a.networks[id]
-	if n == nil {
-		return nil, notFound(networkKind, id)
 	}
 	return networkMessage(id, n), nil
 }
 
 func (s networkServer) ListLogicalBridges(_ context.Context, req *evpn.ListLogicalBridgesRequest) (*evpn.ListLogicalBridgesResponse, error) {
-	a := s.agent
-	a.mu.RLock()
-	defer a.mu.RUnlock()
-	ids, next, err := page(slices.Sorted(maps.Keys(a.networks)), req.GetPageSize(), req.GetPageToken())
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	ids, next, err := page(slices.Sorted(maps.Keys(s.networks)), req.GetPageSize(), req.GetPageToken())
 	if err != nil {
 		return nil, err
 	}
 	reply := &evpn.ListLogicalBridgesResponse{NextPageToken: next}
 	for _, id := range ids {
-		reply.LogicalBridges = append(reply.LogicalBridges, networkMessage(id, a.networks[id]))
+		reply.LogicalBridges = append(reply.LogicalBridges, networkMessage(id, s.networks[id]))
 	}
 	return reply, nil
 }
 
 func (s networkServer) UpdateLogicalBridge(_ context.Context, req *evpn.UpdateLogicalBridgeRequest) (*evpn.LogicalBridge, error) {
-	id, err := networkKind.parseName(req.GetLogicalBridge().GetName())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	id, n, err := lookup(networkKind, s.networks, req.GetLogicalBridge().GetName())
+	if status.Code(err) == codes.NotFound && req.GetAllowMissing() {
+		return s.createNetwork(id, req.GetLogicalBridge().GetSpec())
+	}
 	if err != nil {
 		return nil, err
 	}
-	a := s.agent
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	n := a.networks[id]
-	if n == nil && req.GetAllowMissing() {
-		return a.createNetwork(id, req.GetLogicalBridge().GetSpec())
-	}
-	if n == nil {
-		return nil, notFound(networkKind, id)
-	}
 	if n.deleting {
-		return nil, beingDeleted(networkKind, id)
+		return nil, networkKind.beingDeleted(id)
 	}
 	want := &evpn.LogicalBridge{Spec: proto.CloneOf(n.spec)}
 	if err := applyMask(want, req.GetLogicalBridge(), req.GetUpdateMask()); err != nil {
 		return nil, err
 	}
 	if proto.Equal(want.GetSpec(), n.spec) {
-		a.reconcileNetwork(id)
+		s.reconcileNetwork(id)
 		return networkMessage(id, n), nil
 	}
-	if err := a.checkNetwork(id, want.GetSpec()); err != nil {
+	if err := s.checkNetwork(id, want.GetSpec()); err != nil {
 		return nil, err
 	}
-	if err := a.store.put(networksBucket, id, want); err != nil {
-		return nil, internal(err)
+	if err := s.store.put(networksBucket, id, want); err != nil {
+		return nil, err
 	}
 	n.spec = want.GetSpec()
-	a.reconcileNetwork(id)
-	a.reconcilePortsOf(id) // its VLAN id may be another
+	s.reconcileNetwork(id)
+	s.reconcilePortsOf(id) // its VLAN id may be another
 	return networkMessage(id, n), nil
 }
 
 func (s networkServer) DeleteLogicalBridge(_ context.Context, req *evpn.DeleteLogicalBridgeRequest) (*emptypb.Empty, error) {
-	id, err := networkKind.parseName(req.GetName())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	id, n, err := lookup(networkKind, s.networks, req.GetName())
+	if status.Code(err) == codes.NotFound && req.GetAllowMissing() {
+		return &emptypb.Empty{}, nil
+	}
 	if err != nil {
 		return nil, err
 	}
-	a := s.agent
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	n := a.networks[id]
-	if n == nil && req.GetAllowMissing() {
-		return &emptypb.Empty{}, nil
-	}
-	if n == nil {
-		return nil, notFound(networkKind, id)
-	}
-	for port, p := range a.ports {
+	for port, p := range s.ports {
 		if p.in(id) {
 			return nil, status.Errorf(codes.FailedPrecondition, "logical bridge %s is in use by bridge port %s", id, port)
 		}
 	}
 	if !n.deleting {
-		dying := networkMessage(id, n)
-		dying.Status = &evpn.LogicalBridgeStatus{OperStatus: evpn.LBOperStatus_LB_OPER_STATUS_TO_BE_DELETED}
-		if err := a.store.put(networksBucket, id, dying); err != nil {
-			return nil, internal(err)
+		dying := &evpn.LogicalBridge{Spec: n.spec, Status: &evpn.LogicalBridgeStatus{OperStatus: stateDeleting.network}}
+		if err := s.store.put(networksBucket, id, dying); err != nil {
+			return nil, err
 		}
 		n.deleting = true
 	}
-	a.reconcileNetwork(id)
+	s.reconcileNetwork(id)
 	if n.failure != nil {
 		return nil, status.Errorf(codes.Internal, "logical bridge %s is not deleted yet, the agent keeps trying: %v", id, n.failure)
 	}
@@ -149,13 +131,13 @@ func (a *Agent) createNetwork(id string, spec *evpn.LogicalBridgeSpec) (*evpn.Lo
 	}
 	if have != nil {
 		if have.deleting {
-			return nil, beingDeleted(networkKind, id)
+			return nil, networkKind.beingDeleted(id)
 		}
 		return nil, status.Errorf(codes.AlreadyExists, "logical bridge %s exists with VLAN %d and VNI %d", id, have.spec.GetVlanId(), have.spec.GetVni())
 	}
 	n := &network{spec: proto.CloneOf(spec)}
 	if err := a.store.put(networksBucket, id, &evpn.LogicalBridge{Spec: n.spec}); err != nil {
-		return nil, internal(err)
+		return nil, err
 	}
 	a.networks[id] = n
 	a.reconcileNetwork(id)
@@ -204,16 +186,12 @@ func (a *Agent) networkWith(id string, property func(*network) bool) string {
 }
 
 func networkMessage(id string, n *network) *evpn.LogicalBridge {
-	state := evpn.LBOperStatus_LB_OPER_STATUS_UP
-	switch {
-	case n.deleting:
-		state = evpn.LBOperStatus_LB_OPER_STATUS_TO_BE_DELETED
-	case n.failure != nil:
-		state = evpn.LBOperStatus_LB_OPER_STATUS_DOWN
-	}
 	return &evpn.LogicalBridge{
-		Name:   networkKind.prefix + id,
-		Spec:   proto.CloneOf(n.spec),
-		Status: &evpn.LogicalBridgeStatus{OperStatus: state, Components: []*evpn.Component{component("bridge", n.failure)}},
+		Name: networkKind.prefix + id,
+		Spec: proto.CloneOf(n.spec),
+		Status: &evpn.LogicalBridgeStatus{
+			OperStatus: stateOf(n.deleting, n.failure).network,
+			Components: []*evpn.Component{component("bridge", n.failure)},
+		},
 	}
 }

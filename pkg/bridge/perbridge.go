@@ -3,40 +3,23 @@ package bridge
 import (
 	"errors"
 	"fmt"
-
-	"github.com/vishvananda/netlink"
 )
 
 // perBridge is the data plane of any Linux: one bridge for each network.
-type perBridge struct{ *netdevs }
+type perBridge struct{ *rtnetlink }
 
 func (perBridge) filtersVLANs() bool { return false }
 
 // ensureNetwork brings up the network's bridge, and the VXLAN port if it has a VNI.
 func (b perBridge) ensureNetwork(n segment) (made bool, err error) {
-	name := bridgeName(n.id)
-	bridge, err := b.own(name, "bridge", n.id)
+	bridge, made, err := b.ensureBridge(bridgeName(n.id), n.id)
 	if err != nil {
-		return false, err
-	}
-	if bridge == nil {
-		made = true
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name = name
-		if bridge, err = b.add(&netlink.Bridge{LinkAttrs: attrs}, n.id); err != nil {
-			return made, err
-		}
-	}
-	if err := b.configureOnce(bridge); err != nil {
 		return made, err
 	}
-	if err := b.up(bridge); err != nil {
+	if err := b.settle(bridge); err != nil {
 		return made, err
 	}
-	if n.vni == 0 {
-		return made, b.removeOwn(vxlanName(n.id), "vxlan", n.id)
-	}
-	_, err = b.ensureVXLAN(n.id, n.vni, bridge)
+	_, err = b.ensureVXLAN(n, bridge)
 	return made, err
 }
 
@@ -78,9 +61,11 @@ func (b perBridge) attach(port string, to membership) error {
 const noTrunks = "ptype TRUNK: needs the data plane " + string(DataPlaneVLANAware) + ", this agent's has a bridge for each network and serves ACCESS ports"
 
 func (b perBridge) sweep(networks map[string]bool, ports map[string]membership) error {
-	keep := func(bridge string) bool { return networks[bridge] }
-	return b.netdevs.sweep(networks, keep, ports, func(port, bridge string) bool {
-		to := ports[port]
-		return !to.trunk && to.networks[0].id == bridge
-	})
+	bridgeOf := map[string]string{}
+	for port, to := range ports {
+		if !to.trunk {
+			bridgeOf[port] = to.networks[0].id
+		}
+	}
+	return b.rtnetlink.sweep(networks, networks, bridgeOf)
 }

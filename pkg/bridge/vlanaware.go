@@ -24,13 +24,13 @@ var errNoVLANFiltering = errors.New("the kernel's bridges cannot filter VLANs (C
 // it untagged, a TRUNK port has those of its networks tagged. The bridge has no default VLAN and is itself in none, so
 // that a netdev that was just added is in no network, and the machine neither.
 type vlanAware struct {
-	*netdevs
+	*rtnetlink
 	holders map[uint16]string // networks by VLAN id; of two that want one, it is the first's
 }
 
 // openVLANAware makes the bridge: only by trying can one know whether the kernel is able to.
-func openVLANAware(d *netdevs) (*vlanAware, error) {
-	v := &vlanAware{netdevs: d, holders: map[uint16]string{}}
+func openVLANAware(r *rtnetlink) (*vlanAware, error) {
+	v := &vlanAware{rtnetlink: r, holders: map[uint16]string{}}
 	_, _, err := v.bridge()
 	if errors.Is(err, errNoVLANFiltering) {
 		err = errors.Join(err, v.removeOwn(sharedBridge, "bridge", sharedID))
@@ -45,26 +45,15 @@ func (*vlanAware) filtersVLANs() bool { return true }
 
 // bridge gives the bridge as it has to be, and tells whether it had to be made.
 func (v *vlanAware) bridge() (link netlink.Link, made bool, err error) {
-	if link, err = v.own(sharedBridge, "bridge", sharedID); err != nil {
-		return nil, false, err
+	if link, made, err = v.ensureBridge(sharedBridge, sharedID); err != nil {
+		return nil, made, unsupported(err)
 	}
-	if link == nil {
-		made = true
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name = sharedBridge
-		if link, err = v.add(&netlink.Bridge{LinkAttrs: attrs}, sharedID); err != nil {
-			return nil, made, unsupported(err)
-		}
-	}
-	if !filtersVLANs(link) {
+	if !isVLANFiltering(link) {
 		if link, err = v.filterVLANs(link); err != nil {
 			return nil, made, err
 		}
 	}
-	if err := v.configureOnce(link); err != nil {
-		return nil, made, err
-	}
-	return link, made, v.up(link)
+	return link, made, v.settle(link)
 }
 
 // filterVLANs turns VLAN filtering on. A kernel that has none may say so, or ignore what it does not know.
@@ -78,7 +67,7 @@ func (v *vlanAware) filterVLANs(bridge netlink.Link) (netlink.Link, error) {
 	if bridge, err = v.find(sharedBridge); err != nil {
 		return nil, err
 	}
-	if bridge == nil || !filtersVLANs(bridge) {
+	if bridge == nil || !isVLANFiltering(bridge) {
 		return nil, fmt.Errorf("netdev %s: filter VLANs: has no effect: %w", sharedBridge, errNoVLANFiltering)
 	}
 	return bridge, nil
@@ -91,8 +80,8 @@ func unsupported(err error) error {
 	return err
 }
 
-// filtersVLANs tells whether a netdev is a bridge that filters VLANs and has no default one.
-func filtersVLANs(link netlink.Link) bool {
+// isVLANFiltering tells whether a netdev is a bridge that filters VLANs and has no default one.
+func isVLANFiltering(link netlink.Link) bool {
 	bridge, ok := link.(*netlink.Bridge)
 	return ok && bridge.VlanFiltering != nil && *bridge.VlanFiltering && bridge.VlanDefaultPVID != nil && *bridge.VlanDefaultPVID == 0
 }
@@ -108,11 +97,8 @@ func (v *vlanAware) ensureNetwork(n segment) (made bool, err error) {
 	if err != nil {
 		return made, err
 	}
-	if n.vni == 0 {
-		return made, v.removeOwn(vxlanName(n.id), "vxlan", n.id)
-	}
-	vxlan, err := v.ensureVXLAN(n.id, n.vni, bridge)
-	if err != nil {
+	vxlan, err := v.ensureVXLAN(n, bridge)
+	if err != nil || vxlan == nil {
 		return made, err
 	}
 	return made, v.setVLANs(vxlan, map[uint16]uint16{n.vlan: untagged}, nil)
@@ -217,7 +203,7 @@ func (v *vlanAware) setVLANs(link netlink.Link, want map[uint16]uint16, mac net.
 // any more once the port is out of it (br_fdb_delete).
 func (v *vlanAware) leaveVLAN(link netlink.Link, vlan uint16, mac net.HardwareAddr) error {
 	if mac != nil {
-		if err := v.handle.NeighDel(forwarding(link, mac, vlan)); err != nil && !errors.Is(err, unix.ENOENT) {
+		if err := v.handle.NeighDel(staticEntry(link, mac, vlan)); err != nil && !errors.Is(err, unix.ENOENT) {
 			return fmt.Errorf("netdev %s: no longer forward %s in VLAN %d to it: %w", link.Attrs().Name, mac, vlan, err)
 		}
 	}
@@ -228,6 +214,9 @@ func (v *vlanAware) leaveVLAN(link netlink.Link, vlan uint16, mac net.HardwareAd
 }
 
 func (v *vlanAware) sweep(networks map[string]bool, ports map[string]membership) error {
-	keep := func(bridge string) bool { return bridge == sharedID }
-	return v.netdevs.sweep(networks, keep, ports, func(_, bridge string) bool { return bridge == sharedID })
+	bridgeOf := map[string]string{}
+	for port := range ports {
+		bridgeOf[port] = sharedID
+	}
+	return v.rtnetlink.sweep(networks, map[string]bool{sharedID: true}, bridgeOf)
 }

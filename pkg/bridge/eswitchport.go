@@ -1,0 +1,130 @@
+package bridge
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi"
+)
+
+// eswitchPort is the port of an eswitch that a Function is connected to. Its netdev is the Function's representor.
+type eswitchPort struct {
+	// eswitch is the PF on this machine that has the eswitch, "" for any.
+	eswitch pci.Address
+	portAttrs
+	// anyPF says that the eswitch has the Functions of one PF, whatever number the driver gives that.
+	anyPF bool
+}
+
+// has says whether the attributes are this port's.
+func (p eswitchPort) has(attrs portAttrs) bool {
+	if p.anyPF {
+		attrs.pf = p.pf
+	}
+	return attrs == p.portAttrs
+}
+
+func (p eswitchPort) String() string {
+	name := p.portAttrs.String()
+	if p.anyPF {
+		name = strings.TrimPrefix(name, "pf0")
+	}
+	if p.eswitch == "" {
+		return name
+	}
+	return name + " of " + string(p.eswitch)
+}
+
+// portResolver tells which eswitch port the Function has that a port's id is derived from.
+type portResolver struct {
+	sysfs sysfs.Root
+	// hostPFs, if any, are the PFs of the host. The addresses in ports' ids are the host's then and may be this machine's
+	// too, for other devices, so that its own sysfs is not asked.
+	hostPFs []HostPF
+}
+
+func (r portResolver) resolve(port string) (eswitchPort, error) {
+	address, sfnum, ok := opi.ParsePortID(port)
+	if !ok {
+		return eswitchPort{}, errors.New("its id tells no PCI address (vf-dddd-bb-dd-f or sf-bb-dd-f-sfnum)")
+	}
+	if len(r.hostPFs) > 0 {
+		return r.ofHost(pci.Address(address), sfnum)
+	}
+	return r.ofThisMachine(pci.Address(address), sfnum)
+}
+
+// ofHost resolves a PF or VF of the host by its address, or an SF by its PF's address and its sfnum.
+func (r portResolver) ofHost(address pci.Address, sfnum *int) (eswitchPort, error) {
+	known := slices.IndexFunc(r.hostPFs, func(pf HostPF) bool { return pf.Address == address })
+	switch {
+	case known >= 0 && sfnum != nil:
+		return r.hostPFs[known].eswitchPort(devlink.PCISF, *sfnum), nil
+	case known >= 0:
+		return r.hostPFs[known].eswitchPort(devlink.PCIPF, 0), nil
+	case sfnum != nil:
+		return eswitchPort{}, fmt.Errorf("PF %s, whose SF it is, is no --host-pf", address)
+	}
+	// The VFs of one PF lie between those of others or among them, by another remainder. So the one that begins next
+	// below has it, without being told how many VFs each has.
+	found, nearest := eswitchPort{}, -1
+	for _, pf := range r.hostPFs {
+		if index, distance, ok := pf.vf(address); ok && (nearest < 0 || distance < nearest) {
+			found, nearest = pf.eswitchPort(devlink.PCIVF, index), distance
+		}
+	}
+	if nearest < 0 {
+		return eswitchPort{}, fmt.Errorf("%s is no --host-pf and no VF of one by its offset and stride", address)
+	}
+	return found, nil
+}
+
+// ofThisMachine resolves a VF by its address, or an SF by its PF's address and its sfnum.
+func (r portResolver) ofThisMachine(address pci.Address, sfnum *int) (eswitchPort, error) {
+	const hint = "; with addresses of another machine, give --host-pf"
+	if sfnum != nil {
+		if !r.sysfs.PCI(address).Has("vendor") {
+			return eswitchPort{}, fmt.Errorf("PF %s, whose SF it is, is not in sysfs%s", address, hint)
+		}
+		return eswitchPort{eswitch: address, portAttrs: portAttrs{flavour: devlink.PCISF, number: uint32(*sfnum)}, anyPF: true}, nil
+	}
+	pf, index, ok := r.findVF(address)
+	if !ok {
+		return eswitchPort{}, fmt.Errorf("no PF in sysfs has a VF %s, by virtfn links or by sriov_offset and sriov_stride%s",
+			address, hint)
+	}
+	return eswitchPort{eswitch: pf, portAttrs: portAttrs{flavour: devlink.PCIVF, number: uint32(index)}, anyPF: true}, nil
+}
+
+// findVF finds a VF's PF and its index there. A driver may make representors before the VFs' devices are there (mlx5),
+// so it also asks which PF would have it.
+func (r portResolver) findVF(address pci.Address) (pf pci.Address, index int, ok bool) {
+	if physfn, err := r.sysfs.PCI(address).Link("physfn"); err == nil && physfn != "" {
+		vfs, _ := r.sysfs.PCI(pci.Address(physfn)).VFs()
+		for _, vf := range vfs {
+			if vf.Address == address {
+				return pci.Address(physfn), vf.Index, true
+			}
+		}
+	}
+	devices, _ := r.sysfs.Dir(sysfs.PCIDevices).Sorted()
+	for _, name := range devices {
+		device := r.sysfs.PCI(pci.Address(name))
+		total, err := device.Number("sriov_totalvfs")
+		if err != nil {
+			continue
+		}
+		offset, _ := device.Number("sriov_offset")
+		stride, _ := device.Number("sriov_stride") // 0 if it cannot be read: the PF then has no VF
+		capability := HostPF{Address: pci.Address(name), Offset: offset, Stride: stride}
+		if index, _, ok := capability.vf(address); ok && index < total {
+			return capability.Address, index, true
+		}
+	}
+	return "", 0, false
+}
