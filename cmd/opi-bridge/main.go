@@ -136,7 +136,10 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 	all.Go(func() error {
 		<-ctx.Done()
 		alive.Shutdown()
-		stopServer(server)
+		// Calls under way take milliseconds; a peer that does not read its answer must not hold up the end.
+		force := time.AfterFunc(5*time.Second, server.Stop)
+		defer force.Stop()
+		server.GracefulStop()
 		return nil
 	})
 	log.Info("serving", "address", lis.Addr().String(), "mtls", o.tls.Cert != "", "uplink", o.agent.Uplink, "version", version.String())
@@ -157,14 +160,6 @@ func (o options) credentials() ([]grpc.ServerOption, error) {
 		return nil, fmt.Errorf("--listen: %w; give --tls-cert, --tls-key and --tls-client-ca, or --insecure", err)
 	}
 	return nil, nil
-}
-
-// stopServer lets calls finish that are under way. They take milliseconds; a peer that does not read its answer must
-// not hold up the end.
-func stopServer(server *grpc.Server) {
-	force := time.AfterFunc(5*time.Second, server.Stop)
-	defer force.Stop()
-	server.GracefulStop()
 }
 
 func serveMetrics(ctx context.Context, lis net.Listener, metrics prometheus.Collector) error {

@@ -167,7 +167,7 @@ func (a *Agent) reconcileNetwork(id string) {
 		return
 	}
 	if n.deleting {
-		a.keepOutcome("network", id, &n.object, a.finishNetwork(id))
+		a.keepOutcome("network", id, &n.object, finish(a, a.networks, networksBucket, id, a.plane.removeNetwork))
 		return
 	}
 	made, err := a.plane.ensureNetwork(a.segment(id))
@@ -209,35 +209,22 @@ func (a *Agent) reconcilePort(id string) {
 		return
 	}
 	if p.deleting {
-		a.keepOutcome("port", id, &p.object, a.finishPort(id))
+		a.keepOutcome("port", id, &p.object, finish(a, a.ports, portsBucket, id, a.plane.detach))
 		return
 	}
 	a.keepOutcome("port", id, &p.object, a.plane.attach(id, a.membership(p)))
 }
 
-// finishNetwork removes a network that is to be deleted.
-func (a *Agent) finishNetwork(id string) error {
-	if err := a.plane.removeNetwork(id); err != nil {
+// finish removes an object that is to be deleted from the data plane, and then from the state.
+func finish[O any](a *Agent, objects map[string]O, bucket []byte, id string, remove func(id string) error) error {
+	if err := remove(id); err != nil {
 		return err
 	}
-	if err := a.store.remove(networksBucket, id); err != nil {
+	if err := a.store.remove(bucket, id); err != nil {
 		return err
 	}
-	delete(a.networks, id)
-	a.retrySoon() // another network may want its VLAN
-	return nil
-}
-
-// finishPort removes a port that is to be deleted.
-func (a *Agent) finishPort(id string) error {
-	if err := a.plane.detach(id); err != nil {
-		return err
-	}
-	if err := a.store.remove(portsBucket, id); err != nil {
-		return err
-	}
-	delete(a.ports, id)
-	a.retrySoon() // another port may want its representor
+	delete(objects, id)
+	a.retrySoon() // another network may want its VLAN, another port its representor
 	return nil
 }
 

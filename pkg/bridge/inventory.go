@@ -6,7 +6,6 @@ import (
 	"context"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strconv"
 	"strings"
 
@@ -56,23 +55,16 @@ func text(dir sysfs.Dir, name string) string {
 
 func (s inventoryServer) sysfs() sysfs.Root { return sysfs.Root(filepath.Join("/", s.root, "sys")) }
 
-var cpuName = regexp.MustCompile(`^cpu[0-9]+$`) // beside cpufreq and cpuidle
-
 func (s inventoryServer) processor() *inventory.CPUInfo {
-	cpus := s.sysfs().Dir("devices/system/cpu")
-	names, _ := cpus.Sorted()
-	cores, threads := map[[2]string]bool{}, int32(0)
-	for _, name := range names {
-		if !cpuName.MatchString(name) {
-			continue
-		}
-		threads++
-		topology := cpus.Dir(name, "topology")
+	cpus, _ := filepath.Glob(filepath.Join("/", s.root, "sys/devices/system/cpu/cpu[0-9]*")) // beside cpufreq and cpuidle
+	cores := map[[2]string]bool{}
+	for _, cpu := range cpus {
+		topology := sysfs.Dir(cpu).Dir("topology")
 		if core := text(topology, "core_id"); core != "" {
 			cores[[2]string{text(topology, "physical_package_id"), core}] = true
 		}
 	}
-	return &inventory.CPUInfo{TotalCores: int32(len(cores)), TotalThreads: threads}
+	return &inventory.CPUInfo{TotalCores: int32(len(cores)), TotalThreads: int32(len(cpus))}
 }
 
 func (s inventoryServer) memory() int64 {

@@ -51,9 +51,6 @@ func (b perBridge) attach(port string, to membership) error {
 	if err := b.join(rep, bridge, port); err != nil {
 		return err
 	}
-	if err := b.up(rep); err != nil {
-		return err
-	}
 	return b.forward(rep, to.mac, 0)
 }
 

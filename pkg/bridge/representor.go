@@ -35,7 +35,7 @@ func (r *rtnetlink) representor(port string) (netlink.Link, error) {
 	}
 	addrs, err := r.handle.AddrList(link, netlink.FAMILY_ALL)
 	if err != nil {
-		return nil, fmt.Errorf("netdev %s: addresses: %w", attrs.Name, err)
+		return nil, linkError(err, link, "addresses")
 	}
 	for _, addr := range addrs {
 		if !addr.IP.IsLinkLocalUnicast() {
@@ -83,7 +83,7 @@ func (r *rtnetlink) holder(link netlink.Link, port string) (string, error) {
 	case isNoRepresentor(err):
 		return "", nil
 	case err != nil:
-		return "", fmt.Errorf("netdev %s: whether it is the representor of port %s: %w", link.Attrs().Name, other, err)
+		return "", linkError(err, link, "whether it is the representor of port %s", other)
 	case its.Attrs().Index != index:
 		return "", nil
 	}
@@ -111,11 +111,16 @@ func (r *rtnetlink) join(rep, bridge netlink.Link, port string) error {
 	return nil
 }
 
-// forward sends frames for an address to a representor. The address is known by this, so it is neither learned nor
-// flooded, and no other port can take it over. vlan is 0 in a bridge that does not filter VLANs.
-func (r *rtnetlink) forward(rep netlink.Link, mac net.HardwareAddr, vlan uint16) error {
-	if err := r.handle.NeighSet(staticEntry(rep, mac, vlan)); err != nil {
-		return fmt.Errorf("netdev %s: forward %s to it: %w", rep.Attrs().Name, mac, err)
+// forward brings a representor up and sends frames for an address to it. The address is known by this, so it is neither
+// learned nor flooded, and no other port can take it over. In a bridge that does not filter VLANs the VLAN is 0.
+func (r *rtnetlink) forward(rep netlink.Link, mac net.HardwareAddr, vlans ...uint16) error {
+	if err := r.up(rep); err != nil {
+		return err
+	}
+	for _, vlan := range vlans {
+		if err := r.handle.NeighSet(staticEntry(rep, mac, vlan)); err != nil {
+			return linkError(err, rep, "forward %s to it", mac)
+		}
 	}
 	return nil
 }
@@ -157,12 +162,9 @@ func (r *rtnetlink) release(link netlink.Link) error {
 	}
 	// Down first: between the two it must not carry frames as a netdev of its own.
 	if err := r.handle.LinkSetDown(link); err != nil {
-		return fmt.Errorf("netdev %s: set down: %w", link.Attrs().Name, err)
+		return linkError(err, link, "set down")
 	}
-	if err := r.handle.LinkSetNoMaster(link); err != nil {
-		return fmt.Errorf("netdev %s: take out of bridge %s: %w", link.Attrs().Name, master.Attrs().Name, err)
-	}
-	return nil
+	return linkError(r.handle.LinkSetNoMaster(link), link, "take out of bridge %s", master.Attrs().Name)
 }
 
 // master is the bridge, or other netdev, that a netdev is a port of, nil if none.
@@ -171,10 +173,7 @@ func (r *rtnetlink) master(link netlink.Link) (netlink.Link, error) {
 		return nil, nil
 	}
 	master, err := r.handle.LinkByIndex(link.Attrs().MasterIndex)
-	if err != nil {
-		return nil, fmt.Errorf("netdev %s: its master: %w", link.Attrs().Name, err)
-	}
-	return master, nil
+	return master, linkError(err, link, "its master")
 }
 
 // forget drops what is remembered of the port's earlier representors, all but now, and releases those that are still

@@ -221,9 +221,7 @@ const skipStats = 1 << 3
 // physPorts lists all netdevs. The netlink library reads no phys_port_name, and of a phys_switch_id the first 4 bytes. If
 // netdevs come or go meanwhile the error may be nl.ErrDumpInterrupted.
 func (r *rtnetlink) physPorts() ([]physPort, error) {
-	req := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
-	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: r.raw}
-	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+	req := r.linkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP, 0)
 	req.AddData(nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(skipStats)))
 	messages, err := req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
 	if err != nil {

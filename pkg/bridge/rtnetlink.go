@@ -130,26 +130,23 @@ func (r *rtnetlink) own(name, typ, id string) (netlink.Link, error) {
 }
 
 func (r *rtnetlink) mark(link netlink.Link, id string) error {
-	if err := r.handle.LinkSetAlias(link, aliasPrefix+id); err != nil {
-		return fmt.Errorf("netdev %s: set alias: %w", link.Attrs().Name, err)
-	}
-	return nil
+	return linkError(r.handle.LinkSetAlias(link, aliasPrefix+id), link, "set alias")
 }
 
 // add makes a netdev and marks it as ours.
-func (r *rtnetlink) add(link netlink.Link, id string) (netlink.Link, error) {
-	name := link.Attrs().Name
+func (r *rtnetlink) add(link netlink.Link, id string) error {
 	if err := r.handle.LinkAdd(link); err != nil {
-		return nil, fmt.Errorf("netdev %s: add %s: %w", name, link.Type(), err)
+		return linkError(err, link, "add %s", link.Type())
 	}
-	made, err := r.find(name)
-	if err != nil {
-		return nil, err
+	return r.mark(link, id)
+}
+
+// linkError adds to an error which netdev it is about and what was tried. Without an error it is nil.
+func linkError(err error, link netlink.Link, tried string, args ...any) error {
+	if err == nil {
+		return nil
 	}
-	if made == nil {
-		return nil, fmt.Errorf("netdev %s vanished right after it was made", name)
-	}
-	return made, r.mark(made, id)
+	return fmt.Errorf("netdev %s: %s: %w", link.Attrs().Name, fmt.Sprintf(tried, args...), err)
 }
 
 // ensureBridge gives our bridge of this name, and tells whether it had to be made.
@@ -160,8 +157,8 @@ func (r *rtnetlink) ensureBridge(name, id string) (bridge netlink.Link, made boo
 	}
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = name
-	bridge, err = r.add(&netlink.Bridge{LinkAttrs: attrs}, id)
-	return bridge, true, err
+	bridge = &netlink.Bridge{LinkAttrs: attrs}
+	return bridge, true, r.add(bridge, id)
 }
 
 // settle brings a bridge up as a plain one: no spanning tree and no multicast snooping, which need a peer to talk to and a
@@ -177,7 +174,7 @@ func (r *rtnetlink) settle(bridge netlink.Link) error {
 		nl.NewRtAttr(nl.IFLA_BR_FORWARD_DELAY, nl.Uint32Attr(0)),
 		nl.NewRtAttr(nl.IFLA_BR_MCAST_SNOOPING, nl.Uint8Attr(0)))
 	if err != nil {
-		return fmt.Errorf("netdev %s: turn off STP and multicast snooping: %w", bridge.Attrs().Name, err)
+		return linkError(err, bridge, "turn off STP and multicast snooping")
 	}
 	if err := r.disableIPv6(bridge); err != nil {
 		return err
@@ -188,11 +185,7 @@ func (r *rtnetlink) settle(bridge netlink.Link) error {
 
 // configure sets attributes of a bridge, and no others. The netlink library would write back all that it has read.
 func (r *rtnetlink) configure(bridge netlink.Link, attrs ...*nl.RtAttr) error {
-	req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK)
-	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: r.raw}
-	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
-	msg.Index = int32(bridge.Attrs().Index)
-	req.AddData(msg)
+	req := r.linkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK, bridge.Attrs().Index)
 	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
 	info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("bridge"))
 	data := info.AddRtAttr(nl.IFLA_INFO_DATA, nil)
@@ -204,6 +197,16 @@ func (r *rtnetlink) configure(bridge netlink.Link, attrs ...*nl.RtAttr) error {
 	return err
 }
 
+// linkRequest is a request that the netlink library has no call for.
+func (r *rtnetlink) linkRequest(typ, flags, index int) *nl.NetlinkRequest {
+	req := nl.NewNetlinkRequest(typ, flags)
+	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: r.raw}
+	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
+	msg.Index = int32(index)
+	req.AddData(msg)
+	return req
+}
+
 // disableIPv6 keeps the kernel from giving the netdev an IPv6 link-local address, and takes the one it has. A kernel
 // without IPv6 has nothing to be kept from.
 func (r *rtnetlink) disableIPv6(link netlink.Link) error {
@@ -212,18 +215,18 @@ func (r *rtnetlink) disableIPv6(link netlink.Link) error {
 		return nil // EINVAL: IPv6 is off for this netdev
 	}
 	if err != nil {
-		return fmt.Errorf("netdev %s: IPv6 address generation off: %w", link.Attrs().Name, err)
+		return linkError(err, link, "IPv6 address generation off")
 	}
 	addrs, err := r.handle.AddrList(link, netlink.FAMILY_V6)
 	if err != nil {
-		return fmt.Errorf("netdev %s: addresses: %w", link.Attrs().Name, err)
+		return linkError(err, link, "addresses")
 	}
 	for _, addr := range addrs {
 		if !addr.IP.IsLinkLocalUnicast() {
 			continue
 		}
 		if err := r.handle.AddrDel(link, &addr); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
-			return fmt.Errorf("netdev %s: remove %s: %w", link.Attrs().Name, addr.IP, err)
+			return linkError(err, link, "remove %s", addr.IP)
 		}
 	}
 	return nil
@@ -233,10 +236,7 @@ func (r *rtnetlink) up(link netlink.Link) error {
 	if link.Attrs().Flags&net.FlagUp != 0 {
 		return nil
 	}
-	if err := r.handle.LinkSetUp(link); err != nil {
-		return fmt.Errorf("netdev %s: set up: %w", link.Attrs().Name, err)
-	}
-	return nil
+	return linkError(r.handle.LinkSetUp(link), link, "set up")
 }
 
 // enslave puts a netdev into a bridge, out of another one in one step if it is in one.
@@ -244,10 +244,7 @@ func (r *rtnetlink) enslave(link, bridge netlink.Link) error {
 	if link.Attrs().MasterIndex == bridge.Attrs().Index {
 		return nil
 	}
-	if err := r.handle.LinkSetMaster(link, bridge); err != nil {
-		return fmt.Errorf("netdev %s: add to bridge %s: %w", link.Attrs().Name, bridge.Attrs().Name, err)
-	}
-	return nil
+	return linkError(r.handle.LinkSetMaster(link, bridge), link, "add to bridge %s", bridge.Attrs().Name)
 }
 
 // removeOwn removes our netdev of this name, type and id. What is not ours stays.
@@ -262,8 +259,8 @@ func (r *rtnetlink) removeOwn(name, typ, id string) error {
 func (r *rtnetlink) remove(link netlink.Link) error {
 	delete(r.settled, link.Attrs().Index)
 	r.users.Delete(link.Attrs().Index)
-	if err := r.handle.LinkDel(link); err != nil && !errors.Is(err, unix.ENODEV) {
-		return fmt.Errorf("netdev %s: remove: %w", link.Attrs().Name, err)
+	if err := r.handle.LinkDel(link); !errors.Is(err, unix.ENODEV) {
+		return linkError(err, link, "remove")
 	}
 	return nil
 }

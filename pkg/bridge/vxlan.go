@@ -33,7 +33,8 @@ func (r *rtnetlink) ensureVXLAN(n segment, bridge netlink.Link) (netlink.Link, e
 	attrs.Name = vxlanName(n.id)
 	attrs.MTU = uplink.Attrs().MTU - vxlanOverhead
 	want := &netlink.Vxlan{
-		LinkAttrs: attrs, VxlanId: int(n.vni), VtepDevIndex: uplink.Attrs().Index, Group: multicastGroup(n.vni), Port: vxlanPort, Learning: true,
+		LinkAttrs: attrs, VxlanId: int(n.vni), VtepDevIndex: uplink.Attrs().Index,
+		Group: multicastGroup(n.vni), Port: vxlanPort, Learning: true,
 	}
 	link, err := r.own(want.Name, "vxlan", n.id)
 	if err != nil {
@@ -47,7 +48,8 @@ func (r *rtnetlink) ensureVXLAN(n segment, bridge netlink.Link) (netlink.Link, e
 		link = nil
 	}
 	if link == nil {
-		if link, err = r.add(want, n.id); err != nil {
+		link = want
+		if err := r.add(link, n.id); err != nil {
 			return nil, err
 		}
 		if err := r.disableIPv6(link); err != nil {
@@ -56,7 +58,7 @@ func (r *rtnetlink) ensureVXLAN(n segment, bridge netlink.Link) (netlink.Link, e
 	}
 	if link.Attrs().MTU != want.MTU {
 		if err := r.handle.LinkSetMTU(link, want.MTU); err != nil {
-			return nil, fmt.Errorf("netdev %s: set MTU %d: %w", want.Name, want.MTU, err)
+			return nil, linkError(err, link, "set MTU %d", want.MTU)
 		}
 	}
 	if err := r.enslave(link, bridge); err != nil {
