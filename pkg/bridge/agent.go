@@ -13,6 +13,10 @@ import (
 	inventory "github.com/opiproject/opi-api/inventory/v1/gen/go"
 	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/emptypb"
 	"k8s.io/client-go/util/workqueue"
 )
 
@@ -167,7 +171,7 @@ func (a *Agent) reconcileNetwork(id string) {
 		return
 	}
 	if n.deleting {
-		a.keepOutcome("network", id, &n.object, finish(a, a.networks, networksBucket, id, a.plane.removeNetwork))
+		a.keepOutcome("network", id, &n.object, finish(a, a.networks, networkKind, id, a.plane.removeNetwork))
 		return
 	}
 	made, err := a.plane.ensureNetwork(a.segment(id))
@@ -209,18 +213,34 @@ func (a *Agent) reconcilePort(id string) {
 		return
 	}
 	if p.deleting {
-		a.keepOutcome("port", id, &p.object, finish(a, a.ports, portsBucket, id, a.plane.detach))
+		a.keepOutcome("port", id, &p.object, finish(a, a.ports, portKind, id, a.plane.detach))
 		return
 	}
 	a.keepOutcome("port", id, &p.object, a.plane.attach(id, a.membership(p)))
 }
 
+// deleteObject begins to delete an object: dying, which says that it is being deleted, is in the state before the data plane is
+// touched.
+func (a *Agent) deleteObject(k kind, id string, o *object, dying proto.Message, reconcile func(id string)) (*emptypb.Empty, error) {
+	if !o.deleting {
+		if err := a.store.put(k, id, dying); err != nil {
+			return nil, err
+		}
+		o.deleting = true
+	}
+	reconcile(id)
+	if o.failure != nil {
+		return nil, status.Errorf(codes.Internal, "%s %s is not deleted yet, the agent keeps trying: %v", k.word, id, o.failure)
+	}
+	return &emptypb.Empty{}, nil
+}
+
 // finish removes an object that is to be deleted from the data plane, and then from the state.
-func finish[O any](a *Agent, objects map[string]O, bucket []byte, id string, remove func(id string) error) error {
+func finish[O any](a *Agent, objects map[string]O, k kind, id string, remove func(id string) error) error {
 	if err := remove(id); err != nil {
 		return err
 	}
-	if err := a.store.remove(bucket, id); err != nil {
+	if err := a.store.remove(k, id); err != nil {
 		return err
 	}
 	delete(objects, id)

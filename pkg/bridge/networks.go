@@ -81,7 +81,7 @@ func (s networkServer) UpdateLogicalBridge(_ context.Context, req *evpn.UpdateLo
 	if err := s.checkNetwork(id, want.GetSpec()); err != nil {
 		return nil, err
 	}
-	if err := s.store.put(networksBucket, id, want); err != nil {
+	if err := s.store.put(networkKind, id, want); err != nil {
 		return nil, err
 	}
 	n.spec = want.GetSpec()
@@ -105,18 +105,8 @@ func (s networkServer) DeleteLogicalBridge(_ context.Context, req *evpn.DeleteLo
 			return nil, status.Errorf(codes.FailedPrecondition, "logical bridge %s is in use by bridge port %s", id, port)
 		}
 	}
-	if !n.deleting {
-		dying := &evpn.LogicalBridge{Spec: n.spec, Status: &evpn.LogicalBridgeStatus{OperStatus: stateDeleting.network}}
-		if err := s.store.put(networksBucket, id, dying); err != nil {
-			return nil, err
-		}
-		n.deleting = true
-	}
-	s.reconcileNetwork(id)
-	if n.failure != nil {
-		return nil, status.Errorf(codes.Internal, "logical bridge %s is not deleted yet, the agent keeps trying: %v", id, n.failure)
-	}
-	return &emptypb.Empty{}, nil
+	dying := &evpn.LogicalBridge{Spec: n.spec, Status: &evpn.LogicalBridgeStatus{OperStatus: stateDeleting.network}}
+	return s.deleteObject(networkKind, id, &n.object, dying, s.reconcileNetwork)
 }
 
 // createNetwork makes a network, or gives the one that is there already if it is the same.
@@ -136,7 +126,7 @@ func (a *Agent) createNetwork(id string, spec *evpn.LogicalBridgeSpec) (*evpn.Lo
 		return nil, status.Errorf(codes.AlreadyExists, "logical bridge %s exists with VLAN %d and VNI %d", id, have.spec.GetVlanId(), have.spec.GetVni())
 	}
 	n := &network{spec: proto.CloneOf(spec)}
-	if err := a.store.put(networksBucket, id, &evpn.LogicalBridge{Spec: n.spec}); err != nil {
+	if err := a.store.put(networkKind, id, &evpn.LogicalBridge{Spec: n.spec}); err != nil {
 		return nil, err
 	}
 	a.networks[id] = n
@@ -145,32 +135,29 @@ func (a *Agent) createNetwork(id string, spec *evpn.LogicalBridgeSpec) (*evpn.Lo
 }
 
 func (a *Agent) checkNetwork(id string, spec *evpn.LogicalBridgeSpec) error {
-	if spec == nil {
+	vlan, vni := spec.GetVlanId(), spec.GetVni()
+	sameVLAN := a.networkWith(id, func(n *network) bool { return n.spec.GetVlanId() == vlan })
+	sameVNI := a.networkWith(id, func(n *network) bool { return n.hasVNI() && n.spec.GetVni() == vni })
+	switch {
+	case spec == nil:
 		return status.Errorf(codes.InvalidArgument, "logical bridge %s: spec is required", id)
-	}
-	if vlan := spec.GetVlanId(); vlan < 1 || vlan > 4094 {
+	case vlan < 1 || vlan > 4094:
 		return status.Errorf(codes.InvalidArgument, "logical bridge %s: vlan_id %d: must be 1-4094", id, vlan)
-	}
-	sameVLAN := func(n *network) bool { return n.spec.GetVlanId() == spec.GetVlanId() }
-	if other := a.networkWith(id, sameVLAN); other != "" && a.plane.filtersVLANs() {
-		return status.Errorf(codes.AlreadyExists, "logical bridge %s: vlan_id %d is already in use by logical bridge %s, and the data plane %s has one network for each VLAN id", id, spec.GetVlanId(), other, DataPlaneVLANAware)
-	}
-	if spec.GetVtepIpPrefix() != nil {
-		return status.Errorf(codes.InvalidArgument, "logical bridge %s: vtep_ip_prefix: must not be set, it is the address of the agent's uplink", id)
-	}
-	if spec.Vni == nil {
+	case sameVLAN != "" && a.plane.filtersVLANs():
+		return status.Errorf(codes.AlreadyExists, "logical bridge %s: vlan_id %d is already in use by logical bridge %s, "+
+			"and the data plane %s has one network for each VLAN id", id, vlan, sameVLAN, DataPlaneVLANAware)
+	case spec.GetVtepIpPrefix() != nil:
+		return status.Errorf(codes.InvalidArgument,
+			"logical bridge %s: vtep_ip_prefix: must not be set, it is the address of the agent's uplink", id)
+	case spec.Vni == nil:
 		return nil
-	}
-	vni := spec.GetVni()
-	if vni < 1 || vni > 1<<24-1 {
+	case vni < 1 || vni > 1<<24-1:
 		return status.Errorf(codes.InvalidArgument, "logical bridge %s: vni %d: must be 1-16777215, or absent", id, vni)
-	}
-	if a.cfg.Uplink == "" {
-		return status.Errorf(codes.FailedPrecondition, "logical bridge %s: vni %d: the agent has no uplink to send VXLAN from (--uplink)", id, vni)
-	}
-	sameVNI := func(n *network) bool { return n.spec.Vni != nil && n.spec.GetVni() == vni }
-	if other := a.networkWith(id, sameVNI); other != "" {
-		return status.Errorf(codes.AlreadyExists, "logical bridge %s: vni %d is already in use by logical bridge %s", id, vni, other)
+	case a.cfg.Uplink == "":
+		return status.Errorf(codes.FailedPrecondition,
+			"logical bridge %s: vni %d: the agent has no uplink to send VXLAN from (--uplink)", id, vni)
+	case sameVNI != "":
+		return status.Errorf(codes.AlreadyExists, "logical bridge %s: vni %d is already in use by logical bridge %s", id, vni, sameVNI)
 	}
 	return nil
 }

@@ -82,7 +82,7 @@ func (s portServer) UpdateBridgePort(_ context.Context, req *evpn.UpdateBridgePo
 		return nil, err
 	}
 	if !proto.Equal(spec, p.spec) {
-		if err := s.store.put(portsBucket, id, &evpn.BridgePort{Spec: spec}); err != nil {
+		if err := s.store.put(portKind, id, &evpn.BridgePort{Spec: spec}); err != nil {
 			return nil, err
 		}
 		p.spec = spec
@@ -105,18 +105,8 @@ func (s portServer) DeleteBridgePort(_ context.Context, req *evpn.DeleteBridgePo
 	if err != nil {
 		return nil, err
 	}
-	if !p.deleting {
-		dying := &evpn.BridgePort{Spec: p.spec, Status: &evpn.BridgePortStatus{OperStatus: stateDeleting.port}}
-		if err := s.store.put(portsBucket, id, dying); err != nil {
-			return nil, err
-		}
-		p.deleting = true
-	}
-	s.reconcilePort(id)
-	if p.failure != nil {
-		return nil, status.Errorf(codes.Internal, "bridge port %s is not deleted yet, the agent keeps trying: %v", id, p.failure)
-	}
-	return &emptypb.Empty{}, nil
+	dying := &evpn.BridgePort{Spec: p.spec, Status: &evpn.BridgePortStatus{OperStatus: stateDeleting.port}}
+	return s.deleteObject(portKind, id, &p.object, dying, s.reconcilePort)
 }
 
 // createPort makes a port, or gives the one that is there already if it is the same.
@@ -136,7 +126,7 @@ func (a *Agent) createPort(id string, spec *evpn.BridgePortSpec) (*evpn.BridgePo
 		return a.portMessage(id, have), nil
 	}
 	p := &port{spec: spec}
-	if err := a.store.put(portsBucket, id, &evpn.BridgePort{Spec: spec}); err != nil {
+	if err := a.store.put(portKind, id, &evpn.BridgePort{Spec: spec}); err != nil {
 		return nil, err
 	}
 	a.ports[id] = p
@@ -146,28 +136,25 @@ func (a *Agent) createPort(id string, spec *evpn.BridgePortSpec) (*evpn.BridgePo
 
 // checkPort gives the spec in the form in which it is kept: with the names of its networks as we give them, sorted.
 func (a *Agent) checkPort(id string, spec *evpn.BridgePortSpec) (*evpn.BridgePortSpec, error) {
-	if spec == nil {
+	mac, n := net.HardwareAddr(spec.GetMacAddress()), len(spec.GetLogicalBridges())
+	access := spec.GetPtype() == evpn.BridgePortType_BRIDGE_PORT_TYPE_ACCESS
+	trunk := spec.GetPtype() == evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK
+	switch {
+	case spec == nil:
 		return nil, status.Errorf(codes.InvalidArgument, "bridge port %s: spec is required", id)
-	}
-	mac := net.HardwareAddr(spec.GetMacAddress())
-	if len(mac) != 6 || mac[0]&1 != 0 || bytes.Equal(mac, make([]byte, 6)) {
-		return nil, status.Errorf(codes.InvalidArgument, "bridge port %s: mac_address %s (%d bytes): must be the 6 bytes of a unicast address that is not zero", id, mac, len(mac))
-	}
-	n := len(spec.GetLogicalBridges())
-	switch spec.GetPtype() {
-	case evpn.BridgePortType_BRIDGE_PORT_TYPE_ACCESS:
-		if n != 1 {
-			return nil, status.Errorf(codes.InvalidArgument, "bridge port %s: logical_bridges: has %d, an ACCESS port has exactly one", id, n)
-		}
-	case evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK:
-		if !a.plane.filtersVLANs() {
-			return nil, status.Errorf(codes.Unimplemented, "bridge port %s: %s", id, noTrunks)
-		}
-		if n == 0 {
-			return nil, status.Errorf(codes.InvalidArgument, "bridge port %s: logical_bridges: has none, a TRUNK port names each that it carries", id)
-		}
-	default:
+	case len(mac) != 6 || mac[0]&1 != 0 || bytes.Equal(mac, make([]byte, 6)):
+		return nil, status.Errorf(codes.InvalidArgument,
+			"bridge port %s: mac_address %s (%d bytes): must be the 6 bytes of a unicast address that is not zero", id, mac, len(mac))
+	case !access && !trunk:
 		return nil, status.Errorf(codes.InvalidArgument, "bridge port %s: ptype: must be ACCESS or TRUNK", id)
+	case access && n != 1:
+		return nil, status.Errorf(codes.InvalidArgument,
+			"bridge port %s: logical_bridges: has %d, an ACCESS port has exactly one", id, n)
+	case trunk && !a.plane.filtersVLANs():
+		return nil, status.Errorf(codes.Unimplemented, "bridge port %s: %s", id, noTrunks)
+	case trunk && n == 0:
+		return nil, status.Errorf(codes.InvalidArgument,
+			"bridge port %s: logical_bridges: has none, a TRUNK port names each that it carries", id)
 	}
 	var networks []string
 	for _, name := range spec.GetLogicalBridges() {
@@ -190,16 +177,16 @@ func (a *Agent) checkMember(id, name string, mac net.HardwareAddr) (string, erro
 	if err != nil {
 		return "", status.Errorf(codes.InvalidArgument, "bridge port %s: logical_bridges: %s", id, status.Convert(err).Message())
 	}
-	n := a.networks[network]
-	if n == nil {
+	switch n := a.networks[network]; {
+	case n == nil:
 		return "", status.Errorf(codes.NotFound, "bridge port %s: logical_bridges: logical bridge %s does not exist", id, network)
-	}
-	if n.deleting {
+	case n.deleting:
 		return "", networkKind.beingDeleted(network)
 	}
 	for other, p := range a.ports {
 		if other != id && p.in(network) && bytes.Equal(p.spec.GetMacAddress(), mac) {
-			return "", status.Errorf(codes.AlreadyExists, "bridge port %s: mac_address %s is already in use on logical bridge %s by bridge port %s", id, mac, network, other)
+			return "", status.Errorf(codes.AlreadyExists,
+				"bridge port %s: mac_address %s is already in use on logical bridge %s by bridge port %s", id, mac, network, other)
 		}
 	}
 	return network, nil

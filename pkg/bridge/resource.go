@@ -14,16 +14,17 @@ import (
 	"google.golang.org/protobuf/types/known/fieldmaskpb"
 )
 
-// kind is a collection of OPI objects: how they are named.
+// kind is a collection of OPI objects: how they are named, and where they are kept.
 type kind struct {
 	word   string // for people
 	prefix string // of the names we give, the ones opi-evpn-bridge gives
 	proto  string // of the names the API's documentation gives; taken too
+	bucket string // of the state
 }
 
 var (
-	networkKind = kind{word: "logical bridge", prefix: "//network.opiproject.org/bridges/", proto: "logicalBridges/"}
-	portKind    = kind{word: "bridge port", prefix: "//network.opiproject.org/ports/", proto: "bridgePorts/"}
+	networkKind = kind{"logical bridge", "//network.opiproject.org/bridges/", "logicalBridges/", "logical-bridges"}
+	portKind    = kind{"bridge port", "//network.opiproject.org/ports/", "bridgePorts/", "bridge-ports"}
 )
 
 // idForm is https://google.aip.dev/122 as opi-evpn-bridge checks it.

@@ -19,11 +19,6 @@ import (
 // API's own messages; of their status only TO_BE_DELETED counts.
 type store struct{ db *bbolt.DB }
 
-var (
-	networksBucket = []byte("logical-bridges")
-	portsBucket    = []byte("bridge-ports")
-)
-
 func openStore(path string) (*store, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("state: %w", err)
@@ -36,12 +31,9 @@ func openStore(path string) (*store, error) {
 		return nil, fmt.Errorf("state %s: %w", path, err)
 	}
 	err = db.Update(func(tx *bbolt.Tx) error {
-		_, err := tx.CreateBucketIfNotExists(networksBucket)
-		if err != nil {
-			return err
-		}
-		_, err = tx.CreateBucketIfNotExists(portsBucket)
-		return err
+		_, noNetworks := tx.CreateBucketIfNotExists([]byte(networkKind.bucket))
+		_, noPorts := tx.CreateBucketIfNotExists([]byte(portKind.bucket))
+		return errors.Join(noNetworks, noPorts)
 	})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("state %s: %w", path, err), db.Close())
@@ -52,21 +44,21 @@ func openStore(path string) (*store, error) {
 func (s *store) close() error { return s.db.Close() }
 
 // put keeps an object. The error is a gRPC status.
-func (s *store) put(bucket []byte, id string, value proto.Message) error {
+func (s *store) put(k kind, id string, value proto.Message) error {
 	data, err := proto.Marshal(value)
 	if err == nil {
-		err = s.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucket).Put([]byte(id), data) })
+		err = s.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket([]byte(k.bucket)).Put([]byte(id), data) })
 	}
 	if err != nil {
-		return status.Errorf(codes.Internal, "state: %s %s: %v", bucket, id, err)
+		return status.Errorf(codes.Internal, "state: %s %s: %v", k.bucket, id, err)
 	}
 	return nil
 }
 
-func (s *store) remove(bucket []byte, id string) error {
-	err := s.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucket).Delete([]byte(id)) })
+func (s *store) remove(k kind, id string) error {
+	err := s.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket([]byte(k.bucket)).Delete([]byte(id)) })
 	if err != nil {
-		return fmt.Errorf("state: %s %s: %w", bucket, id, err)
+		return fmt.Errorf("state: %s %s: %w", k.bucket, id, err)
 	}
 	return nil
 }
@@ -76,11 +68,11 @@ func (s *store) load() (map[string]*network, map[string]*port, error) {
 	err := s.db.View(func(tx *bbolt.Tx) error {
 		lb, bp := &evpn.LogicalBridge{}, &evpn.BridgePort{}
 		return errors.Join(
-			forEach(tx, networksBucket, lb, func(id string) {
+			forEach(tx, networkKind, lb, func(id string) {
 				deleting := lb.GetStatus().GetOperStatus() == stateDeleting.network
 				networks[id] = &network{object: object{deleting: deleting}, spec: lb.GetSpec()}
 			}),
-			forEach(tx, portsBucket, bp, func(id string) {
+			forEach(tx, portKind, bp, func(id string) {
 				deleting := bp.GetStatus().GetOperStatus() == stateDeleting.port
 				ports[id] = &port{object: object{deleting: deleting}, spec: bp.GetSpec()}
 			}))
@@ -92,10 +84,10 @@ func (s *store) load() (map[string]*network, map[string]*port, error) {
 }
 
 // forEach reads each value of a bucket into the message, whose fields are made anew, and calls found.
-func forEach(tx *bbolt.Tx, bucket []byte, message proto.Message, found func(id string)) error {
-	return tx.Bucket(bucket).ForEach(func(id, data []byte) error {
+func forEach(tx *bbolt.Tx, k kind, message proto.Message, found func(id string)) error {
+	return tx.Bucket([]byte(k.bucket)).ForEach(func(id, data []byte) error {
 		if err := proto.Unmarshal(data, message); err != nil {
-			return fmt.Errorf("%s %s: %w", bucket, id, err)
+			return fmt.Errorf("%s %s: %w", k.bucket, id, err)
 		}
 		found(string(id))
 		return nil
