@@ -168,8 +168,7 @@ func serveMetrics(ctx context.Context, lis net.Listener, metrics prometheus.Coll
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
-	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
-	defer stop()
+	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
 	if err := server.Serve(lis); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("metrics: %w", err)
 	}

@@ -1,13 +1,11 @@
 package bridge
 
 import (
-	"bufio"
 	"cmp"
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 
 	inventory "github.com/opiproject/opi-api/inventory/v1/gen/go"
 
@@ -68,18 +66,10 @@ func (s inventoryServer) processor() *inventory.CPUInfo {
 }
 
 func (s inventoryServer) memory() int64 {
-	f, err := os.Open(filepath.Join("/", s.root, "proc/meminfo"))
-	if err != nil {
-		return 0
-	}
-	defer f.Close()
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		if fields := strings.Fields(lines.Text()); len(fields) > 1 && fields[0] == "MemTotal:" {
-			kib, _ := strconv.ParseInt(fields[1], 10, 64)
-			return kib << 10
-		}
-	}
-	return 0
+	meminfo, _ := os.ReadFile(filepath.Join("/", s.root, "proc/meminfo"))
+	var kib int64
+	_, _ = fmt.Sscanf(string(meminfo), "MemTotal: %d kB", &kib) // the first line
+	return kib << 10
 }
 
 // pci lists the devices by address. Ids are hexadecimal, as in sysfs: names would need a database.

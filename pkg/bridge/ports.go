@@ -121,7 +121,7 @@ func (a *Agent) createPort(id string, spec *evpn.BridgePortSpec) (*evpn.BridgePo
 			return nil, portKind.beingDeleted(id)
 		case !proto.Equal(have.spec, spec):
 			return nil, status.Errorf(codes.AlreadyExists, "bridge port %s exists as %s port with MAC %s on logical bridge %s",
-				id, typeWord(have), net.HardwareAddr(have.spec.GetMacAddress()), strings.Join(have.networks(), ", "))
+				id, strings.TrimPrefix(have.spec.GetPtype().String(), "BRIDGE_PORT_TYPE_"), net.HardwareAddr(have.spec.GetMacAddress()), strings.Join(have.networks(), ", "))
 		}
 		return a.portMessage(id, have), nil
 	}
@@ -190,13 +190,6 @@ func (a *Agent) checkMember(id, name string, mac net.HardwareAddr) (string, erro
 		}
 	}
 	return network, nil
-}
-
-func typeWord(p *port) string {
-	if p.trunk() {
-		return "TRUNK"
-	}
-	return "ACCESS"
 }
 
 func (a *Agent) portMessage(id string, p *port) *evpn.BridgePort {

@@ -50,13 +50,11 @@ type TLSFiles struct{ Cert, Key, ClientCA string }
 // ServerOptions reads the files now, so that what is wrong with them is known at once, and again for each connection,
 // so that renewed certificates are used without a restart. No error carries any part of the key.
 func (f TLSFiles) ServerOptions() ([]grpc.ServerOption, error) {
-	if _, err := f.load(); err != nil {
+	cfg, err := f.load()
+	if err != nil {
 		return nil, err
 	}
-	cfg := &tls.Config{
-		MinVersion:         tls.VersionTLS12,
-		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return f.load() },
-	}
+	cfg.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) { return f.load() }
 	return []grpc.ServerOption{grpc.Creds(credentials.NewTLS(cfg))}, nil
 }
 
