@@ -97,7 +97,7 @@ func New(cfg Config, log logr.Logger) (*Agent, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.sweep()
-	a.reconcileAll()
+	a.reconcile(always, always)
 	log.Info("state restored", "networks", len(a.networks), "ports", len(a.ports))
 	return a, nil
 }
@@ -130,25 +130,22 @@ func (a *Agent) Register(s grpc.ServiceRegistrar) {
 // sweep removes what is ours and not in the state. What cannot be removed is left for the next start: it must not keep
 // the rest from being served.
 func (a *Agent) sweep() {
-	networks, ports := map[string]bool{}, map[string]membership{}
-	for id := range a.networks {
-		networks[id] = true
-	}
+	ports := map[string]membership{}
 	for id, p := range a.ports {
 		if !p.deleting {
 			ports[id] = a.membership(p)
 		}
 	}
-	if err := a.plane.sweep(networks, ports); err != nil {
+	if err := a.plane.sweep(slices.Collect(maps.Keys(a.networks)), ports); err != nil {
 		a.log.Error(err, "remove what is not in the state")
 	}
 }
 
 // idsWhere returns the ids, sorted, of the objects that have a property.
-func idsWhere[O any](objects map[string]O, property func(O) bool) []string {
+func idsWhere[O any](objects map[string]*O, property func(*O) bool) []string {
 	var ids []string
 	for id, o := range objects {
-		if property(o) {
+		if property != nil && property(o) {
 			ids = append(ids, id)
 		}
 	}
@@ -200,19 +197,15 @@ func (a *Agent) perform(t task) {
 	defer a.mu.Unlock()
 	switch t.kind {
 	case taskAll:
-		a.reconcileAll()
+		a.reconcile(always, always)
 	case taskUplink:
-		for _, id := range idsWhere(a.networks, (*network).hasVNI) {
-			a.reconcileNetwork(id)
-		}
+		a.reconcile((*network).hasVNI, nil)
 	case taskNetwork:
 		a.reconcileNetwork(t.id)
 	case taskPort:
 		a.reconcilePort(t.id)
 	case taskArrival:
-		for _, id := range idsWhere(a.ports, (*port).failed) {
-			a.reconcilePort(id)
-		}
+		a.reconcile(nil, (*port).failed)
 		a.retrySoon() // a driver may tell later whose representor it is, without an event
 	case taskRetry:
 		if a.retry() {
@@ -223,12 +216,7 @@ func (a *Agent) perform(t task) {
 
 // retry looks again at everything that failed, and tells whether there still is something.
 func (a *Agent) retry() bool {
-	for _, id := range idsWhere(a.networks, (*network).failed) {
-		a.reconcileNetwork(id)
-	}
-	for _, id := range idsWhere(a.ports, (*port).failed) {
-		a.reconcilePort(id)
-	}
+	a.reconcile((*network).failed, (*port).failed)
 	return len(idsWhere(a.networks, (*network).failed))+len(idsWhere(a.ports, (*port).failed)) > 0
 }
 
@@ -240,14 +228,19 @@ func (a *Agent) retrySoon() {
 	a.tasks.AddRateLimited(task{kind: taskRetry})
 }
 
-func (a *Agent) reconcileAll() {
-	for _, id := range slices.Sorted(maps.Keys(a.networks)) {
+// reconcile brings the networks and then the ports that have a property to what they have to be, in the order of their
+// ids. No object has the property nil.
+func (a *Agent) reconcile(networks func(*network) bool, ports func(*port) bool) {
+	for _, id := range idsWhere(a.networks, networks) {
 		a.reconcileNetwork(id)
 	}
-	for _, id := range slices.Sorted(maps.Keys(a.ports)) {
+	for _, id := range idsWhere(a.ports, ports) {
 		a.reconcilePort(id)
 	}
 }
+
+// always is the property of all objects.
+func always[O any](*O) bool { return true }
 
 // reconcileNetwork brings one network, if it exists, to what it has to be, and keeps the reason if it cannot.
 func (a *Agent) reconcileNetwork(id string) {
@@ -266,11 +259,8 @@ func (a *Agent) reconcileNetwork(id string) {
 	}
 }
 
-// reconcilePortsOf reconciles all ports of a network.
 func (a *Agent) reconcilePortsOf(network string) {
-	for _, id := range idsWhere(a.ports, func(p *port) bool { return p.in(network) }) {
-		a.reconcilePort(id)
-	}
+	a.reconcile(nil, func(p *port) bool { return p.in(network) })
 }
 
 // segment describes a network to the data plane. One that is missing from the state has VLAN id 0, which no network has.

@@ -69,9 +69,9 @@ func (p *paper) detach(port string) error {
 	return p.failure
 }
 
-func (p *paper) sweep(map[string]bool, map[string]membership) error { return nil }
-func (p *paper) watch(func(task)) error                             { return nil }
-func (p *paper) close()                                             {}
+func (p *paper) sweep([]string, map[string]membership) error { return nil }
+func (p *paper) watch(func(task)) error                      { return nil }
+func (p *paper) close()                                      {}
 
 // onPaper gives an agent on paper with the networks net-blue (VLAN 10) and net-red (VLAN 20, VNI 200).
 func onPaper(t *testing.T) (*Agent, *paper) {
@@ -99,7 +99,7 @@ func open(t *testing.T, path string, plane dataplane) *Agent {
 		t.Fatal(err)
 	}
 	t.Cleanup(a.tasks.ShutDown)
-	a.reconcileAll()
+	a.reconcile(always, always)
 	return a
 }
 

@@ -45,7 +45,7 @@ type dataplane interface {
 	attach(port string, to membership) error
 	detach(port string) error
 	// sweep removes what is ours, by whatever data plane, and none of these networks or ports.
-	sweep(networks map[string]bool, ports map[string]membership) error
+	sweep(networks []string, ports map[string]membership) error
 	// watch calls emit for each thing that an event may have changed, until close.
 	watch(emit func(task)) error
 	close()

@@ -57,7 +57,7 @@ func (b perBridge) attach(port string, to membership) error {
 // noTrunks is what is said about TRUNK ports.
 const noTrunks = "ptype TRUNK: needs the data plane " + string(DataPlaneVLANAware) + ", this agent's has a bridge for each network and serves ACCESS ports"
 
-func (b perBridge) sweep(networks map[string]bool, ports map[string]membership) error {
+func (b perBridge) sweep(networks []string, ports map[string]membership) error {
 	bridgeOf := map[string]string{}
 	for port, to := range ports {
 		if !to.trunk {

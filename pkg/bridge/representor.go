@@ -22,15 +22,14 @@ func (r *rtnetlink) representor(port string) (netlink.Link, error) {
 			port, err)
 	}
 	attrs := link.Attrs()
-	other, err := r.holder(link, port)
-	if err != nil {
-		return nil, err
-	}
-	if other != "" {
-		return nil, fmt.Errorf("netdev %s: is already the representor of port %s", attrs.Name, other)
-	}
 	uplink := attrs.Name == r.uplink || slices.Contains(attrs.AltNames, r.uplink)
-	if uplink || attrs.Flags&net.FlagLoopback != 0 || isOurs(link) {
+	other, err := r.holder(link, port)
+	switch {
+	case err != nil:
+		return nil, err
+	case other != "":
+		return nil, fmt.Errorf("netdev %s: is already the representor of port %s", attrs.Name, other)
+	case uplink || attrs.Flags&net.FlagLoopback != 0 || isOurs(link):
 		return nil, fmt.Errorf("netdev %s: is no representor but the uplink, a loopback or one of the agent's own", attrs.Name)
 	}
 	addrs, err := r.handle.AddrList(link, netlink.FAMILY_ALL)

@@ -96,7 +96,7 @@ func (r *byAddress) wantMaster(t *testing.T, want string) {
 func TestSweepKnowsRules(t *testing.T) {
 	r := newByAddress(t)
 	r.attach(t)
-	plane, networks := perBridge{r.rtnetlink}, map[string]bool{"net-blue": true}
+	plane, networks := perBridge{r.rtnetlink}, []string{"net-blue"}
 	if err := plane.sweep(networks, map[string]membership{vfPort: blueMember}); err != nil {
 		t.Error(err)
 	}

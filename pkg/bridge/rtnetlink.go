@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 
@@ -268,7 +269,7 @@ func (r *rtnetlink) remove(link netlink.Link) error {
 // sweep removes what is ours and not to be kept: VXLAN ports of other networks, and other bridges, by the id in their mark.
 // It takes netdevs out of our bridges that are not the representor of a port that belongs there. bridgeOf are the ids of
 // bridges by port.
-func (r *rtnetlink) sweep(networks, bridges map[string]bool, bridgeOf map[string]string) error {
+func (r *rtnetlink) sweep(networks, bridges []string, bridgeOf map[string]string) error {
 	belongs := map[int]string{} // ids of bridges by the ifindex of a representor
 	for port, bridge := range bridgeOf {
 		link, err := r.locate(port)
@@ -300,7 +301,7 @@ func (r *rtnetlink) sweep(networks, bridges map[string]bool, bridgeOf map[string
 	}
 	for _, link := range links {
 		id, marked := strings.CutPrefix(link.Attrs().Alias, aliasPrefix)
-		if marked && (link.Type() == "bridge" && !bridges[id] || link.Type() == "vxlan" && !networks[id]) {
+		if marked && (link.Type() == "bridge" && !slices.Contains(bridges, id) || link.Type() == "vxlan" && !slices.Contains(networks, id)) {
 			failed = append(failed, r.remove(link))
 		}
 	}

@@ -197,10 +197,10 @@ func (v *vlanAware) leaveVLAN(link netlink.Link, vlan uint16, mac net.HardwareAd
 	return nil
 }
 
-func (v *vlanAware) sweep(networks map[string]bool, ports map[string]membership) error {
+func (v *vlanAware) sweep(networks []string, ports map[string]membership) error {
 	bridgeOf := map[string]string{}
 	for port := range ports {
 		bridgeOf[port] = sharedID
 	}
-	return v.rtnetlink.sweep(networks, map[string]bool{sharedID: true}, bridgeOf)
+	return v.rtnetlink.sweep(networks, []string{sharedID}, bridgeOf)
 }
