@@ -136,7 +136,10 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 	all.Go(func() error {
 		<-ctx.Done()
 		alive.Shutdown()
-		stopServer(server)
+		// Calls under way take milliseconds; a peer that does not read its answer must not hold up the end.
+		force := time.AfterFunc(5*time.Second, server.Stop)
+		defer force.Stop()
+		server.GracefulStop()
 		return nil
 	})
 	log.Info("serving", "address", lis.Addr().String(), "mtls", o.tls.Cert != "", "uplink", o.agent.Uplink, "version", version.String())
@@ -159,22 +162,13 @@ func (o options) credentials() ([]grpc.ServerOption, error) {
 	return nil, nil
 }
 
-// stopServer lets calls finish that are under way. They take milliseconds; a peer that does not read its answer must
-// not hold up the end.
-func stopServer(server *grpc.Server) {
-	force := time.AfterFunc(5*time.Second, server.Stop)
-	defer force.Stop()
-	server.GracefulStop()
-}
-
 func serveMetrics(ctx context.Context, lis net.Listener, metrics prometheus.Collector) error {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(metrics, buildinfo.NewCollector("opi-bridge"), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
-	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
-	defer stop()
+	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
 	if err := server.Serve(lis); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("metrics: %w", err)
 	}

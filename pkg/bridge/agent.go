@@ -14,9 +14,11 @@ import (
 	inventory "github.com/opiproject/opi-api/inventory/v1/gen/go"
 	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
 	"google.golang.org/grpc"
-	"k8s.io/apimachinery/pkg/util/wait"
-
-	"github.com/opiproject/xpu-device-plugin/pkg/loop"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/emptypb"
+	"k8s.io/client-go/util/workqueue"
 )
 
 // Config is what an Agent needs to know.
@@ -24,7 +26,6 @@ type Config struct {
 	State     string    // the file that holds what clients asked for; made if missing
 	Uplink    string    // name of the netdev that VXLAN is sent from; empty: networks with a VNI are refused
 	DataPlane DataPlane // empty is DataPlaneAuto
-	Root      string    // where the machine's /sys and /proc are; empty is "/"
 	// HostPFs are the PFs of the host that the xPU serves. Without any, PCI addresses are this machine's own.
 	HostPFs []HostPF
 }
@@ -35,26 +36,33 @@ type Agent struct {
 	log   logr.Logger
 	plane dataplane
 	store *store
-	// again has Run soon try again what failed: it failed anew, or what was in its way may be gone.
-	again chan struct{}
+	tasks workqueue.TypedRateLimitingInterface[task] // for Run
 
 	mu       sync.RWMutex // also serialises all work on the data plane
 	networks map[string]*network
 	ports    map[string]*port
 }
 
-// network is a LogicalBridge.
-type network struct {
-	spec     *evpn.LogicalBridgeSpec
+// object is what a LogicalBridge and a BridgePort have in common.
+type object struct {
 	deleting bool
 	failure  error // why it is not realised, or not removed; nil if it is
 }
 
+func (o *object) failed() bool { return o.failure != nil }
+
+// network is a LogicalBridge.
+type network struct {
+	object
+	spec *evpn.LogicalBridgeSpec
+}
+
+func (n *network) hasVNI() bool { return n.spec.Vni != nil }
+
 // port is a BridgePort.
 type port struct {
-	spec     *evpn.BridgePortSpec
-	deleting bool
-	failure  error
+	object
+	spec *evpn.BridgePortSpec
 }
 
 // networks are the ids of the port's networks, sorted: one unless it is a trunk.
@@ -82,216 +90,180 @@ func New(cfg Config, log logr.Logger) (*Agent, error) {
 	if err != nil {
 		return nil, errors.Join(err, st.close())
 	}
-	a := &Agent{cfg: cfg, log: log, plane: plane, store: st, again: make(chan struct{}, 1)}
-	if a.networks, a.ports, err = st.load(); err != nil {
-		return nil, errors.Join(err, a.Close())
+	a, err := newAgent(cfg, log, plane, st)
+	if err != nil {
+		return nil, err
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.sweep()
-	a.reconcileAll()
+	a.reconcile(always, always)
 	log.Info("state restored", "networks", len(a.networks), "ports", len(a.ports))
+	return a, nil
+}
+
+// newAgent loads the state and leaves the data plane as it is. It closes plane and st if it fails.
+func newAgent(cfg Config, log logr.Logger, plane dataplane, st *store) (*Agent, error) {
+	backoff := workqueue.NewTypedItemExponentialFailureRateLimiter[task](time.Second, 30*time.Second)
+	a := &Agent{cfg: cfg, log: log, plane: plane, store: st, tasks: workqueue.NewTypedRateLimitingQueue(backoff)}
+	var err error
+	if a.networks, a.ports, err = st.load(); err != nil {
+		return nil, errors.Join(err, a.Close())
+	}
 	return a, nil
 }
 
 // Close ends Run and lets go of the state file. The data plane stays as it is.
 func (a *Agent) Close() error {
+	a.tasks.ShutDown()
 	a.plane.close()
 	return a.store.close()
 }
 
 // Register adds the agent's services to a gRPC server: LogicalBridgeService, BridgePortService, InventoryService.
 func (a *Agent) Register(s grpc.ServiceRegistrar) {
-	evpn.RegisterLogicalBridgeServiceServer(s, networkServer{agent: a})
-	evpn.RegisterBridgePortServiceServer(s, portServer{agent: a})
-	inventory.RegisterInventoryServiceServer(s, inventoryServer{root: a.cfg.Root})
+	evpn.RegisterLogicalBridgeServiceServer(s, networkServer{Agent: a})
+	evpn.RegisterBridgePortServiceServer(s, portServer{Agent: a})
+	inventory.RegisterInventoryServiceServer(s, inventoryServer{root: "/"})
 }
 
 // sweep removes what is ours and not in the state. What cannot be removed is left for the next start: it must not keep
 // the rest from being served.
 func (a *Agent) sweep() {
-	networks, ports := map[string]bool{}, map[string]membership{}
-	for id := range a.networks {
-		networks[id] = true
-	}
+	ports := map[string]membership{}
 	for id, p := range a.ports {
 		if !p.deleting {
 			ports[id] = a.membership(p)
 		}
 	}
-	if err := a.plane.sweep(networks, ports); err != nil {
+	if err := a.plane.sweep(slices.Collect(maps.Keys(a.networks)), ports); err != nil {
 		a.log.Error(err, "remove what is not in the state")
 	}
 }
 
+// idsWhere returns the ids, sorted, of the objects that have a property.
+func idsWhere[O any](objects map[string]*O, property func(*O) bool) []string {
+	var ids []string
+	for id, o := range objects {
+		if property != nil && property(o) {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// task is something that Run looks at again. Looking more often than needed does no harm.
+type task struct {
+	kind taskKind
+	id   string // of taskNetwork and taskPort; for a port it may be the name of a netdev that is no port's
+}
+
+type taskKind int
+
+const (
+	taskAll     taskKind = iota // events were lost, or the bridge of all networks changed
+	taskUplink                  // the uplink or an address changed: networks with a VNI
+	taskNetwork                 // one network
+	taskPort                    // one port
+	taskArrival                 // a new netdev may be the representor of a port that failed
+	taskRetry                   // everything that failed
+)
+
 // Run follows what happens to netdevs and keeps the data plane as it has to be, until the context ends (nil) or the
-// events do (an error).
+// events do (an error). It may be called once.
 func (a *Agent) Run(ctx context.Context) error {
-	var mu sync.Mutex
-	todo := newPending()
-	wake := make(chan struct{}, 1)
+	defer context.AfterFunc(ctx, a.tasks.ShutDown)()
 	ended := make(chan error, 1)
 	go func() {
-		ended <- a.plane.watch(func(c change) {
-			mu.Lock()
-			todo.add(c)
-			mu.Unlock()
-			select {
-			case wake <- struct{}{}:
-			default: // it is awake already
-			}
-		})
+		ended <- a.plane.watch(a.tasks.Add)
+		a.tasks.ShutDown()
 	}()
-
-	retries := newRetries() // New may have left failures
-	defer retries.timer.Stop()
 	for {
-		select {
-		case <-ctx.Done():
+		t, shutdown := a.tasks.Get()
+		if ctx.Err() != nil {
 			return nil
-		case err := <-ended:
-			if ctx.Err() != nil {
-				return nil
-			}
-			return errors.Join(errors.New("opi-bridge: no more netdev events"), err)
-		case <-wake:
-			mu.Lock()
-			now := todo
-			todo = newPending()
-			mu.Unlock()
-			a.apply(now)
-			if now.arrival { // a driver may tell later whose representor it is, without an event
-				retries.restart()
-			}
-		case <-a.again:
-			retries.restart()
-		case <-retries.timer.C:
-			if a.retry() {
-				retries.next()
-			} else {
-				retries.end()
-			}
+		}
+		if shutdown {
+			return errors.Join(errors.New("opi-bridge: no more netdev events"), <-ended)
+		}
+		a.perform(t)
+		a.tasks.Done(t)
+	}
+}
+
+func (a *Agent) perform(t task) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch t.kind {
+	case taskAll:
+		a.reconcile(always, always)
+	case taskUplink:
+		a.reconcile((*network).hasVNI, nil)
+	case taskNetwork:
+		a.reconcileNetwork(t.id)
+	case taskPort:
+		a.reconcilePort(t.id)
+	case taskArrival:
+		a.reconcile(nil, (*port).failed)
+		a.retrySoon() // a driver may tell later whose representor it is, without an event
+	case taskRetry:
+		if a.retry() {
+			a.tasks.AddRateLimited(t)
 		}
 	}
 }
-
-// retries time attempts at what failed: after 1, 2, 4 ... 30 s. Most failures end with an event and are not waited for,
-// but not all: the kernel tells nobody of a new alternative name of a netdev that is down (netdev_state_change).
-type retries struct {
-	timer  *time.Timer
-	pauses *wait.Backoff
-	first  bool // the timer runs for the first pause
-}
-
-func newRetries() *retries {
-	r := &retries{timer: time.NewTimer(0)}
-	r.restart()
-	return r
-}
-
-// restart begins with the first pause. One that has begun goes on, or a reason that comes again and again would put
-// the attempt off for ever.
-func (r *retries) restart() {
-	if r.first {
-		return
-	}
-	r.pauses = loop.Backoff(time.Second, 30*time.Second)
-	r.next()
-	r.first = true
-}
-
-// next begins the next pause.
-func (r *retries) next() {
-	r.first = false
-	r.timer.Reset(r.pauses.Step())
-}
-
-// end says that nothing is left to be tried.
-func (r *retries) end() { r.first = false }
 
 // retry looks again at everything that failed, and tells whether there still is something.
 func (a *Agent) retry() bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, id := range slices.Sorted(maps.Keys(a.networks)) {
-		if a.networks[id].failure != nil {
-			a.reconcileNetwork(id)
-		}
-	}
-	for _, id := range slices.Sorted(maps.Keys(a.ports)) {
-		if a.ports[id].failure != nil {
-			a.reconcilePort(id)
-		}
-	}
-	for _, n := range a.networks {
-		if n.failure != nil {
-			return true
-		}
-	}
-	for _, p := range a.ports {
-		if p.failure != nil {
-			return true
-		}
-	}
-	return false
+	a.reconcile((*network).failed, (*port).failed)
+	return len(idsWhere(a.networks, (*network).failed))+len(idsWhere(a.ports, (*port).failed)) > 0
 }
 
-// apply looks again at everything a change names.
-func (a *Agent) apply(c *pending) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if c.all {
-		a.reconcileAll()
-		return
-	}
-	for id, n := range a.networks {
-		if c.networks[id] || c.uplink && n.spec.Vni != nil {
-			a.reconcileNetwork(id)
-		}
-	}
-	for id, p := range a.ports {
-		if c.ports[id] || c.arrival && p.failure != nil {
-			a.reconcilePort(id)
-		}
-	}
+// retrySoon has Run retry in a second, and from then on after 2, 4 ... 30 s: something failed anew, or what was in its way
+// may be gone. A retry that is due sooner is not put off. Most failures end with an event, but not all: the kernel tells
+// nobody of a new alternative name of a netdev that is down (netdev_state_change).
+func (a *Agent) retrySoon() {
+	a.tasks.Forget(task{kind: taskRetry})
+	a.tasks.AddRateLimited(task{kind: taskRetry})
 }
 
-func (a *Agent) reconcileAll() {
-	for _, id := range slices.Sorted(maps.Keys(a.networks)) {
+// reconcile brings the networks and then the ports that have a property to what they have to be, in the order of their
+// ids. No object has the property nil.
+func (a *Agent) reconcile(networks func(*network) bool, ports func(*port) bool) {
+	for _, id := range idsWhere(a.networks, networks) {
 		a.reconcileNetwork(id)
 	}
-	for _, id := range slices.Sorted(maps.Keys(a.ports)) {
+	for _, id := range idsWhere(a.ports, ports) {
 		a.reconcilePort(id)
 	}
 }
 
-// reconcileNetwork brings one network to what it has to be, and notes why if it cannot.
+// always is the property of all objects.
+func always[O any](*O) bool { return true }
+
+// reconcileNetwork brings one network, if it exists, to what it has to be, and keeps the reason if it cannot.
 func (a *Agent) reconcileNetwork(id string) {
 	n := a.networks[id]
 	if n == nil {
 		return
 	}
 	if n.deleting {
-		a.note("network", id, &n.failure, a.finishNetwork(id))
+		a.keepOutcome("network", id, &n.object, finish(a, a.networks, networkKind, id, a.plane.removeNetwork))
 		return
 	}
 	made, err := a.plane.ensureNetwork(a.segment(id))
-	a.note("network", id, &n.failure, err)
+	a.keepOutcome("network", id, &n.object, err)
 	if made {
 		a.reconcilePortsOf(id)
 	}
 }
 
-// reconcilePortsOf makes all ports of a network what they should be.
 func (a *Agent) reconcilePortsOf(network string) {
-	for id, p := range a.ports {
-		if p.in(network) {
-			a.reconcilePort(id)
-		}
-	}
+	a.reconcile(nil, func(p *port) bool { return p.in(network) })
 }
 
-// segment of a network that is missing from the state is one that no data plane has.
+// segment describes a network to the data plane. One that is missing from the state has VLAN id 0, which no network has.
 func (a *Agent) segment(id string) segment {
 	s := segment{id: id}
 	if n := a.networks[id]; n != nil {
@@ -309,63 +281,59 @@ func (a *Agent) membership(p *port) membership {
 	return m
 }
 
-// reconcilePort makes one port what it should be. It ignores the names of other netdevs.
+// reconcilePort brings one port, if it exists, to what it has to be, and keeps the reason if it cannot.
 func (a *Agent) reconcilePort(id string) {
 	p := a.ports[id]
 	if p == nil {
 		return
 	}
 	if p.deleting {
-		a.note("port", id, &p.failure, a.finishPort(id))
+		a.keepOutcome("port", id, &p.object, finish(a, a.ports, portKind, id, a.plane.detach))
 		return
 	}
-	a.note("port", id, &p.failure, a.plane.attach(id, a.membership(p)))
+	a.keepOutcome("port", id, &p.object, a.plane.attach(id, a.membership(p)))
 }
 
-// finishNetwork removes a network that is to be deleted.
-func (a *Agent) finishNetwork(id string) error {
-	if err := a.plane.removeNetwork(id); err != nil {
+// deleteObject begins to delete an object: dying, which says that it is being deleted, is in the state before the data plane is
+// touched.
+func (a *Agent) deleteObject(k kind, id string, o *object, dying proto.Message, reconcile func(id string)) (*emptypb.Empty, error) {
+	if !o.deleting {
+		if err := a.store.put(k, id, dying); err != nil {
+			return nil, err
+		}
+		o.deleting = true
+	}
+	reconcile(id)
+	if o.failure != nil {
+		return nil, status.Errorf(codes.Internal, "%s %s is not deleted yet, the agent keeps trying: %v", k.word, id, o.failure)
+	}
+	return &emptypb.Empty{}, nil
+}
+
+// finish removes an object that is to be deleted from the data plane, and then from the state.
+func finish[O any](a *Agent, objects map[string]O, k kind, id string, remove func(id string) error) error {
+	if err := remove(id); err != nil {
 		return err
 	}
-	if err := a.store.remove(networksBucket, id); err != nil {
+	if err := a.store.remove(k, id); err != nil {
 		return err
 	}
-	delete(a.networks, id)
-	a.retrySoon() // another network may want its VLAN
+	delete(objects, id)
+	a.retrySoon() // another network may want its VLAN, another port its representor
 	return nil
 }
 
-// finishPort removes a port that is to be deleted.
-func (a *Agent) finishPort(id string) error {
-	if err := a.plane.detach(id); err != nil {
-		return err
-	}
-	if err := a.store.remove(portsBucket, id); err != nil {
-		return err
-	}
-	delete(a.ports, id)
-	a.retrySoon() // another port may want its representor
-	return nil
-}
-
-// note keeps the outcome of an attempt. One that is another than before is logged, and has Run try again if it is a
-// failure.
-func (a *Agent) note(what, id string, failure *error, now error) {
-	before := *failure
-	*failure = now
+// keepOutcome keeps the outcome of an attempt. One that is another than before is logged, and has Run try again if it is
+// a failure.
+func (a *Agent) keepOutcome(what, id string, o *object, failure error) {
+	before := o.failure
+	o.failure = failure
 	switch {
-	case now != nil && (before == nil || before.Error() != now.Error()):
-		a.log.Info(what+" is down", "id", id, "reason", now.Error())
+	case failure != nil && (before == nil || before.Error() != failure.Error()):
+		a.log.Info(what+" is down", "id", id, "reason", failure.Error())
 		a.retrySoon()
-	case now == nil && before != nil:
+	case failure == nil && before != nil:
 		a.log.Info(what+" is as wanted again", "id", id)
-	}
-}
-
-func (a *Agent) retrySoon() {
-	select {
-	case a.again <- struct{}{}:
-	default: // Run has not seen the one before yet
 	}
 }
 

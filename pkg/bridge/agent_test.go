@@ -69,16 +69,16 @@ func (p *paper) detach(port string) error {
 	return p.failure
 }
 
-func (p *paper) sweep(map[string]bool, map[string]membership) error { return nil }
-func (p *paper) watch(func(change)) error                           { return nil }
-func (p *paper) close()                                             {}
+func (p *paper) sweep([]string, map[string]membership) error { return nil }
+func (p *paper) watch(func(task)) error                      { return nil }
+func (p *paper) close()                                      {}
 
 // onPaper gives an agent on paper with the networks net-blue (VLAN 10) and net-red (VLAN 20, VNI 200).
 func onPaper(t *testing.T) (*Agent, *paper) {
 	t.Helper()
 	plane := &paper{networks: map[string]uint32{}, ports: map[string]string{}}
 	a := open(t, filepath.Join(t.TempDir(), "state.db"), plane)
-	s := networkServer{agent: a}
+	s := networkServer{Agent: a}
 	for id, spec := range map[string]*evpn.LogicalBridgeSpec{"net-blue": {VlanId: 10}, "net-red": {VlanId: 20, Vni: proto.Uint32(200)}} {
 		if _, err := s.CreateLogicalBridge(t.Context(), &evpn.CreateLogicalBridgeRequest{LogicalBridgeId: id, LogicalBridge: &evpn.LogicalBridge{Spec: spec}}); err != nil {
 			t.Fatal(err)
@@ -94,11 +94,12 @@ func open(t *testing.T, path string, plane dataplane) *Agent {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = st.close() })
-	a := &Agent{cfg: Config{Uplink: "p0", State: path}, log: testr.New(t), plane: plane, store: st, again: make(chan struct{}, 1)}
-	if a.networks, a.ports, err = st.load(); err != nil {
+	a, err := newAgent(Config{Uplink: "p0", State: path}, testr.New(t), plane, st)
+	if err != nil {
 		t.Fatal(err)
 	}
-	a.reconcileAll()
+	t.Cleanup(a.tasks.ShutDown)
+	a.reconcile(always, always)
 	return a
 }
 
@@ -116,11 +117,11 @@ const (
 )
 
 func (a *Agent) create(t *testing.T, id string, spec *evpn.BridgePortSpec) (*evpn.BridgePort, error) {
-	return portServer{agent: a}.CreateBridgePort(t.Context(), &evpn.CreateBridgePortRequest{BridgePortId: id, BridgePort: &evpn.BridgePort{Spec: spec}})
+	return portServer{Agent: a}.CreateBridgePort(t.Context(), &evpn.CreateBridgePortRequest{BridgePortId: id, BridgePort: &evpn.BridgePort{Spec: spec}})
 }
 
 func (a *Agent) delete(t *testing.T, id string, allowMissing bool) error {
-	_, err := portServer{agent: a}.DeleteBridgePort(t.Context(), &evpn.DeleteBridgePortRequest{Name: portKind.prefix + id, AllowMissing: allowMissing})
+	_, err := portServer{Agent: a}.DeleteBridgePort(t.Context(), &evpn.DeleteBridgePortRequest{Name: portKind.prefix + id, AllowMissing: allowMissing})
 	return err
 }
 
@@ -129,7 +130,7 @@ func (a *Agent) update(t *testing.T, id string, spec *evpn.BridgePortSpec, allow
 	if mask != nil {
 		req.UpdateMask = &fieldmaskpb.FieldMask{Paths: mask}
 	}
-	return portServer{agent: a}.UpdateBridgePort(t.Context(), req)
+	return portServer{Agent: a}.UpdateBridgePort(t.Context(), req)
 }
 
 func wantCode(t *testing.T, err error, code codes.Code, text string) {
@@ -219,7 +220,7 @@ func TestOneVLANSpace(t *testing.T) {
 		})
 	}
 
-	s := networkServer{agent: a}
+	s := networkServer{Agent: a}
 	_, err := s.CreateLogicalBridge(t.Context(), &evpn.CreateLogicalBridgeRequest{LogicalBridgeId: "net-green", LogicalBridge: &evpn.LogicalBridge{Spec: &evpn.LogicalBridgeSpec{VlanId: 20}}})
 	wantCode(t, err, codes.AlreadyExists, "net-red")
 	_, err = s.DeleteLogicalBridge(t.Context(), &evpn.DeleteLogicalBridgeRequest{Name: red})
@@ -267,7 +268,7 @@ func TestNetworkStatusCodes(t *testing.T) {
 		{"VNI in use", "net-green", &evpn.LogicalBridgeSpec{VlanId: 1, Vni: proto.Uint32(200)}, codes.AlreadyExists, "net-red"},
 		{"VTEP", "net-green", &evpn.LogicalBridgeSpec{VlanId: 1, VtepIpPrefix: vtep}, codes.InvalidArgument, "vtep_ip_prefix"},
 	}
-	s := networkServer{agent: a}
+	s := networkServer{Agent: a}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			_, err := s.CreateLogicalBridge(t.Context(), &evpn.CreateLogicalBridgeRequest{LogicalBridgeId: test.id, LogicalBridge: &evpn.LogicalBridge{Spec: test.spec}})
@@ -364,7 +365,7 @@ func TestDeleteThatFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	a = open(t, a.cfg.State, plane)
-	got, err := portServer{agent: a}.GetBridgePort(t.Context(), &evpn.GetBridgePortRequest{Name: "bridgePorts/" + p1})
+	got, err := portServer{Agent: a}.GetBridgePort(t.Context(), &evpn.GetBridgePortRequest{Name: "bridgePorts/" + p1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -457,7 +458,7 @@ func TestMetrics(t *testing.T) {
 	m := NewMetrics(a)
 	info := &grpc.UnaryServerInfo{FullMethod: evpn.BridgePortService_GetBridgePort_FullMethodName}
 	fail := func(context.Context, any) (any, error) { return nil, status.Error(codes.NotFound, "") }
-	_, _ = m.intercept(t.Context(), nil, info, fail)
+	_, _ = m.observe(testr.New(t))(t.Context(), nil, info, fail)
 	const want = `
 # HELP opi_bridge_networks Logical bridges, by state.
 # TYPE opi_bridge_networks gauge

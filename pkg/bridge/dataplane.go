@@ -4,11 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"path/filepath"
 
 	"github.com/go-logr/logr"
-
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
 // DataPlane is the way in which an Agent makes networks of bridges.
@@ -48,8 +45,9 @@ type dataplane interface {
 	attach(port string, to membership) error
 	detach(port string) error
 	// sweep removes what is ours, by whatever data plane, and none of these networks or ports.
-	sweep(networks map[string]bool, ports map[string]membership) error
-	watch(emit func(change)) error
+	sweep(networks []string, ports map[string]membership) error
+	// watch calls emit for each thing that an event may have changed, until close.
+	watch(emit func(task)) error
 	close()
 }
 
@@ -64,22 +62,22 @@ func openDataPlane(cfg Config, log logr.Logger) (dataplane, error) {
 	if err := checkHostPFs(cfg.HostPFs); err != nil {
 		return nil, err
 	}
-	d, err := openNetdevs(cfg.Uplink, portFinder{sysRoot: sysfs.Root(filepath.Join("/", cfg.Root, "sys")), hostPFs: cfg.HostPFs})
+	r, err := openRtnetlink(cfg.Uplink, portResolver{sysfs: "/sys", hostPFs: cfg.HostPFs})
 	if err != nil {
 		return nil, err
 	}
 	if which != DataPlaneBridgePerNetwork {
-		plane, err := openVLANAware(d)
+		plane, err := openVLANAware(r)
 		if err == nil {
 			log.Info("data plane", "is", DataPlaneVLANAware)
 			return plane, nil
 		}
 		if which == DataPlaneVLANAware || !errors.Is(err, errNoVLANFiltering) {
-			d.close()
+			r.close()
 			return nil, fmt.Errorf("data plane %s: %w", DataPlaneVLANAware, err)
 		}
 		log.Info("no "+string(DataPlaneVLANAware)+" data plane", "reason", err.Error())
 	}
 	log.Info("data plane", "is", DataPlaneBridgePerNetwork)
-	return perBridge{d}, nil
+	return perBridge{r}, nil
 }

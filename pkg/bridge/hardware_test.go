@@ -25,8 +25,8 @@ func TestHardwareRepresentors(t *testing.T) {
 	if len(pfs) < 2 {
 		t.Fatalf("the guest has %d cards, want 2", len(pfs))
 	}
-	here := portFinder{sysRoot: "/sys"}
-	d, err := openNetdevs("", here)
+	here := portResolver{sysfs: "/sys"}
+	d, err := openRtnetlink("", here)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,17 +39,17 @@ func TestHardwareRepresentors(t *testing.T) {
 	var cards []card
 	for _, file := range pfs {
 		c := card{pf: pci.Address(filepath.Base(filepath.Dir(file)))}
-		setMode(t, d.eswitches, c.pf)
+		setMode(t, d.devlink, c.pf)
 		c.readVFs(t)
 		cards = append(cards, c)
 	}
-	d.locator.expire() // nobody watches events here
+	d.representors.stale.Store(true) // nobody watches events here
 	byName := view{noDevlink: fmt.Errorf("not asked")}
-	if byName.netdevs, err = d.physical(); err != nil {
+	if byName.netdevs, err = d.physPorts(); err != nil {
 		t.Fatal(err)
 	}
 	byPort := view{}
-	if byPort.ports, err = d.eswitches.Ports(); err != nil {
+	if byPort.ports, err = d.devlink.Ports(); err != nil {
 		t.Fatal(err)
 	}
 
@@ -57,7 +57,7 @@ func TestHardwareRepresentors(t *testing.T) {
 		for i, vf := range c.vfs {
 			want := c.representors[i]
 			id := portID(t, vf)
-			at, err := here.of(id)
+			at, err := here.resolve(id)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -76,7 +76,7 @@ func TestHardwareRepresentors(t *testing.T) {
 
 // asHost calls PFs by other addresses, as a host does those that a DPU gives it.
 func asHost(t *testing.T, cards []card, byPort, byName view) {
-	var dpu portFinder
+	var dpu portResolver
 	for i, c := range cards {
 		number := strings.TrimSuffix(c.names[0], "vf0")
 		pf, err := ParseHostPF(fmt.Sprintf("0000:%x0:00.0=%s,offset=8,stride=1", 0xa+i, number))
@@ -88,7 +88,7 @@ func asHost(t *testing.T, cards []card, byPort, byName view) {
 	for i, c := range cards {
 		for j, want := range c.representors {
 			id := fmt.Sprintf("vf-0000-%x0-01-%d", 0xa+i, j)
-			at, err := dpu.of(id)
+			at, err := dpu.resolve(id)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -98,7 +98,7 @@ func asHost(t *testing.T, cards []card, byPort, byName view) {
 	}
 }
 
-// xpuConnection is what sysfs shows of a PF in mode switchdev.
+// card is what sysfs shows of a PF in mode switchdev.
 type card struct {
 	pf           pci.Address
 	vfs          []pci.Address

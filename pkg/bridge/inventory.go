@@ -1,14 +1,11 @@
 package bridge
 
 import (
-	"bufio"
 	"cmp"
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
-	"strconv"
-	"strings"
 
 	inventory "github.com/opiproject/opi-api/inventory/v1/gen/go"
 
@@ -56,38 +53,23 @@ func text(dir sysfs.Dir, name string) string {
 
 func (s inventoryServer) sysfs() sysfs.Root { return sysfs.Root(filepath.Join("/", s.root, "sys")) }
 
-var cpuName = regexp.MustCompile(`^cpu[0-9]+$`) // beside cpufreq and cpuidle
-
 func (s inventoryServer) processor() *inventory.CPUInfo {
-	cpus := s.sysfs().Dir("devices/system/cpu")
-	names, _ := cpus.Sorted()
-	cores, threads := map[[2]string]bool{}, int32(0)
-	for _, name := range names {
-		if !cpuName.MatchString(name) {
-			continue
-		}
-		threads++
-		topology := cpus.Dir(name, "topology")
+	cpus, _ := filepath.Glob(filepath.Join("/", s.root, "sys/devices/system/cpu/cpu[0-9]*")) // beside cpufreq and cpuidle
+	cores := map[[2]string]bool{}
+	for _, cpu := range cpus {
+		topology := sysfs.Dir(cpu).Dir("topology")
 		if core := text(topology, "core_id"); core != "" {
 			cores[[2]string{text(topology, "physical_package_id"), core}] = true
 		}
 	}
-	return &inventory.CPUInfo{TotalCores: int32(len(cores)), TotalThreads: threads}
+	return &inventory.CPUInfo{TotalCores: int32(len(cores)), TotalThreads: int32(len(cpus))}
 }
 
 func (s inventoryServer) memory() int64 {
-	f, err := os.Open(filepath.Join("/", s.root, "proc/meminfo"))
-	if err != nil {
-		return 0
-	}
-	defer f.Close()
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		if fields := strings.Fields(lines.Text()); len(fields) > 1 && fields[0] == "MemTotal:" {
-			kib, _ := strconv.ParseInt(fields[1], 10, 64)
-			return kib << 10
-		}
-	}
-	return 0
+	meminfo, _ := os.ReadFile(filepath.Join("/", s.root, "proc/meminfo"))
+	var kib int64
+	_, _ = fmt.Sscanf(string(meminfo), "MemTotal: %d kB", &kib) // the first line
+	return kib << 10
 }
 
 // pci lists the devices by address. Ids are hexadecimal, as in sysfs: names would need a database.

@@ -5,8 +5,10 @@ import (
 	"path"
 	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
 
@@ -43,39 +45,39 @@ func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	m.calls.Collect(ch)
 	networks, ports := m.agent.count()
-	for _, state := range []string{"up", "down", "deleting"} {
-		ch <- prometheus.MustNewConstMetric(m.ports, prometheus.GaugeValue, float64(ports[state]), state)
-		ch <- prometheus.MustNewConstMetric(m.nets, prometheus.GaugeValue, float64(networks[state]), state)
+	for _, s := range []state{stateUp, stateDown, stateDeleting} {
+		ch <- prometheus.MustNewConstMetric(m.ports, prometheus.GaugeValue, float64(ports[s]), s.word)
+		ch <- prometheus.MustNewConstMetric(m.nets, prometheus.GaugeValue, float64(networks[s]), s.word)
 	}
 }
 
 // count is how many networks and ports are in each state.
-func (a *Agent) count() (networks, ports map[string]int) {
+func (a *Agent) count() (networks, ports map[state]int) {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
-	networks, ports = map[string]int{}, map[string]int{}
+	networks, ports = map[state]int{}, map[state]int{}
 	for _, n := range a.networks {
-		networks[stateWord(n.deleting, n.failure)]++
+		networks[stateOf(n.deleting, n.failure)]++
 	}
 	for _, p := range a.ports {
-		ports[stateWord(p.deleting, a.failureOf(p))]++
+		ports[stateOf(p.deleting, a.failureOf(p))]++
 	}
 	return networks, ports
 }
 
-func stateWord(deleting bool, failure error) string {
-	switch {
-	case deleting:
-		return "deleting"
-	case failure != nil:
-		return "down"
+// observe measures and logs calls.
+func (m *Metrics) observe(log logr.Logger) grpc.UnaryServerInterceptor {
+	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+		begin := time.Now()
+		reply, err := handle(ctx, req)
+		took, rpc, code := time.Since(begin), path.Base(info.FullMethod), status.Code(err)
+		m.calls.WithLabelValues(rpc, code.String()).Observe(took.Seconds())
+		call := log.WithValues("rpc", rpc, "code", code.String(), "took", took.Round(time.Microsecond).String())
+		if err != nil && code != codes.NotFound {
+			call.Info("call refused", "reason", status.Convert(err).Message())
+		} else {
+			call.V(1).Info("call")
+		}
+		return reply, err
 	}
-	return "up"
-}
-
-func (m *Metrics) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
-	begin := time.Now()
-	reply, err := handle(ctx, req)
-	m.calls.WithLabelValues(path.Base(info.FullMethod), status.Code(err).String()).Observe(time.Since(begin).Seconds())
-	return reply, err
 }

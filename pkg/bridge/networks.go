@@ -17,7 +17,7 @@ import (
 // networkServer serves LogicalBridgeService.
 type networkServer struct {
 	evpn.UnimplementedLogicalBridgeServiceServer
-	agent *Agent
+	*Agent
 }
 
 func (s networkServer) CreateLogicalBridge(_ context.Context, req *evpn.CreateLogicalBridgeRequest) (*evpn.LogicalBridge, error) {
@@ -28,113 +28,85 @@ func (s networkServer) CreateLogicalBridge(_ context.Context, req *evpn.CreateLo
 	if err := networkKind.parseID(id); err != nil {
 		return nil, err
 	}
-	a := s.agent
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.createNetwork(id, req.GetLogicalBridge().GetSpec())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.createNetwork(id, req.GetLogicalBridge().GetSpec())
 }
 
 func (s networkServer) GetLogicalBridge(_ context.Context, req *evpn.GetLogicalBridgeRequest) (*evpn.LogicalBridge, error) {
-	id, err := networkKind.parseName(req.GetName())
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	id, n, err := lookup(networkKind, s.networks, req.GetName())
 	if err != nil {
 		return nil, err
-	}
-	a := s.agent
-	a.mu.RLock()
-	defer a.mu.RUnlock()
-	n := a.networks[id]
-	if n == nil {
-		return nil, notFound(networkKind, id)
 	}
 	return networkMessage(id, n), nil
 }
 
 func (s networkServer) ListLogicalBridges(_ context.Context, req *evpn.ListLogicalBridgesRequest) (*evpn.ListLogicalBridgesResponse, error) {
-	a := s.agent
-	a.mu.RLock()
-	defer a.mu.RUnlock()
-	ids, next, err := page(slices.Sorted(maps.Keys(a.networks)), req.GetPageSize(), req.GetPageToken())
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	ids, next, err := page(slices.Sorted(maps.Keys(s.networks)), req.GetPageSize(), req.GetPageToken())
 	if err != nil {
 		return nil, err
 	}
 	reply := &evpn.ListLogicalBridgesResponse{NextPageToken: next}
 	for _, id := range ids {
-		reply.LogicalBridges = append(reply.LogicalBridges, networkMessage(id, a.networks[id]))
+		reply.LogicalBridges = append(reply.LogicalBridges, networkMessage(id, s.networks[id]))
 	}
 	return reply, nil
 }
 
 func (s networkServer) UpdateLogicalBridge(_ context.Context, req *evpn.UpdateLogicalBridgeRequest) (*evpn.LogicalBridge, error) {
-	id, err := networkKind.parseName(req.GetLogicalBridge().GetName())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	id, n, err := lookup(networkKind, s.networks, req.GetLogicalBridge().GetName())
+	if status.Code(err) == codes.NotFound && req.GetAllowMissing() {
+		return s.createNetwork(id, req.GetLogicalBridge().GetSpec())
+	}
 	if err != nil {
 		return nil, err
 	}
-	a := s.agent
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	n := a.networks[id]
-	if n == nil && req.GetAllowMissing() {
-		return a.createNetwork(id, req.GetLogicalBridge().GetSpec())
-	}
-	if n == nil {
-		return nil, notFound(networkKind, id)
-	}
 	if n.deleting {
-		return nil, beingDeleted(networkKind, id)
+		return nil, networkKind.beingDeleted(id)
 	}
 	want := &evpn.LogicalBridge{Spec: proto.CloneOf(n.spec)}
 	if err := applyMask(want, req.GetLogicalBridge(), req.GetUpdateMask()); err != nil {
 		return nil, err
 	}
 	if proto.Equal(want.GetSpec(), n.spec) {
-		a.reconcileNetwork(id)
+		s.reconcileNetwork(id)
 		return networkMessage(id, n), nil
 	}
-	if err := a.checkNetwork(id, want.GetSpec()); err != nil {
+	if err := s.checkNetwork(id, want.GetSpec()); err != nil {
 		return nil, err
 	}
-	if err := a.store.put(networksBucket, id, want); err != nil {
-		return nil, internal(err)
+	if err := s.store.put(networkKind, id, want); err != nil {
+		return nil, err
 	}
 	n.spec = want.GetSpec()
-	a.reconcileNetwork(id)
-	a.reconcilePortsOf(id) // its VLAN id may be another
+	s.reconcileNetwork(id)
+	s.reconcilePortsOf(id) // its VLAN id may be another
 	return networkMessage(id, n), nil
 }
 
 func (s networkServer) DeleteLogicalBridge(_ context.Context, req *evpn.DeleteLogicalBridgeRequest) (*emptypb.Empty, error) {
-	id, err := networkKind.parseName(req.GetName())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	id, n, err := lookup(networkKind, s.networks, req.GetName())
+	if status.Code(err) == codes.NotFound && req.GetAllowMissing() {
+		return &emptypb.Empty{}, nil
+	}
 	if err != nil {
 		return nil, err
 	}
-	a := s.agent
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	n := a.networks[id]
-	if n == nil && req.GetAllowMissing() {
-		return &emptypb.Empty{}, nil
-	}
-	if n == nil {
-		return nil, notFound(networkKind, id)
-	}
-	for port, p := range a.ports {
+	for port, p := range s.ports {
 		if p.in(id) {
 			return nil, status.Errorf(codes.FailedPrecondition, "logical bridge %s is in use by bridge port %s", id, port)
 		}
 	}
-	if !n.deleting {
-		dying := networkMessage(id, n)
-		dying.Status = &evpn.LogicalBridgeStatus{OperStatus: evpn.LBOperStatus_LB_OPER_STATUS_TO_BE_DELETED}
-		if err := a.store.put(networksBucket, id, dying); err != nil {
-			return nil, internal(err)
-		}
-		n.deleting = true
-	}
-	a.reconcileNetwork(id)
-	if n.failure != nil {
-		return nil, status.Errorf(codes.Internal, "logical bridge %s is not deleted yet, the agent keeps trying: %v", id, n.failure)
-	}
-	return &emptypb.Empty{}, nil
+	dying := &evpn.LogicalBridge{Spec: n.spec, Status: &evpn.LogicalBridgeStatus{OperStatus: stateDeleting.network}}
+	return s.deleteObject(networkKind, id, &n.object, dying, s.reconcileNetwork)
 }
 
 // createNetwork makes a network, or gives the one that is there already if it is the same.
@@ -149,13 +121,13 @@ func (a *Agent) createNetwork(id string, spec *evpn.LogicalBridgeSpec) (*evpn.Lo
 	}
 	if have != nil {
 		if have.deleting {
-			return nil, beingDeleted(networkKind, id)
+			return nil, networkKind.beingDeleted(id)
 		}
 		return nil, status.Errorf(codes.AlreadyExists, "logical bridge %s exists with VLAN %d and VNI %d", id, have.spec.GetVlanId(), have.spec.GetVni())
 	}
 	n := &network{spec: proto.CloneOf(spec)}
-	if err := a.store.put(networksBucket, id, &evpn.LogicalBridge{Spec: n.spec}); err != nil {
-		return nil, internal(err)
+	if err := a.store.put(networkKind, id, &evpn.LogicalBridge{Spec: n.spec}); err != nil {
+		return nil, err
 	}
 	a.networks[id] = n
 	a.reconcileNetwork(id)
@@ -163,32 +135,29 @@ func (a *Agent) createNetwork(id string, spec *evpn.LogicalBridgeSpec) (*evpn.Lo
 }
 
 func (a *Agent) checkNetwork(id string, spec *evpn.LogicalBridgeSpec) error {
-	if spec == nil {
+	vlan, vni := spec.GetVlanId(), spec.GetVni()
+	sameVLAN := a.networkWith(id, func(n *network) bool { return n.spec.GetVlanId() == vlan })
+	sameVNI := a.networkWith(id, func(n *network) bool { return n.hasVNI() && n.spec.GetVni() == vni })
+	switch {
+	case spec == nil:
 		return status.Errorf(codes.InvalidArgument, "logical bridge %s: spec is required", id)
-	}
-	if vlan := spec.GetVlanId(); vlan < 1 || vlan > 4094 {
+	case vlan < 1 || vlan > 4094:
 		return status.Errorf(codes.InvalidArgument, "logical bridge %s: vlan_id %d: must be 1-4094", id, vlan)
-	}
-	sameVLAN := func(n *network) bool { return n.spec.GetVlanId() == spec.GetVlanId() }
-	if other := a.networkWith(id, sameVLAN); other != "" && a.plane.filtersVLANs() {
-		return status.Errorf(codes.AlreadyExists, "logical bridge %s: vlan_id %d is already in use by logical bridge %s, and the data plane %s has one network for each VLAN id", id, spec.GetVlanId(), other, DataPlaneVLANAware)
-	}
-	if spec.GetVtepIpPrefix() != nil {
-		return status.Errorf(codes.InvalidArgument, "logical bridge %s: vtep_ip_prefix: must not be set, it is the address of the agent's uplink", id)
-	}
-	if spec.Vni == nil {
+	case sameVLAN != "" && a.plane.filtersVLANs():
+		return status.Errorf(codes.AlreadyExists, "logical bridge %s: vlan_id %d is already in use by logical bridge %s, "+
+			"and the data plane %s has one network for each VLAN id", id, vlan, sameVLAN, DataPlaneVLANAware)
+	case spec.GetVtepIpPrefix() != nil:
+		return status.Errorf(codes.InvalidArgument,
+			"logical bridge %s: vtep_ip_prefix: must not be set, it is the address of the agent's uplink", id)
+	case spec.Vni == nil:
 		return nil
-	}
-	vni := spec.GetVni()
-	if vni < 1 || vni > 1<<24-1 {
+	case vni < 1 || vni > 1<<24-1:
 		return status.Errorf(codes.InvalidArgument, "logical bridge %s: vni %d: must be 1-16777215, or absent", id, vni)
-	}
-	if a.cfg.Uplink == "" {
-		return status.Errorf(codes.FailedPrecondition, "logical bridge %s: vni %d: the agent has no uplink to send VXLAN from (--uplink)", id, vni)
-	}
-	sameVNI := func(n *network) bool { return n.spec.Vni != nil && n.spec.GetVni() == vni }
-	if other := a.networkWith(id, sameVNI); other != "" {
-		return status.Errorf(codes.AlreadyExists, "logical bridge %s: vni %d is already in use by logical bridge %s", id, vni, other)
+	case a.cfg.Uplink == "":
+		return status.Errorf(codes.FailedPrecondition,
+			"logical bridge %s: vni %d: the agent has no uplink to send VXLAN from (--uplink)", id, vni)
+	case sameVNI != "":
+		return status.Errorf(codes.AlreadyExists, "logical bridge %s: vni %d is already in use by logical bridge %s", id, vni, sameVNI)
 	}
 	return nil
 }
@@ -204,16 +173,12 @@ func (a *Agent) networkWith(id string, property func(*network) bool) string {
 }
 
 func networkMessage(id string, n *network) *evpn.LogicalBridge {
-	state := evpn.LBOperStatus_LB_OPER_STATUS_UP
-	switch {
-	case n.deleting:
-		state = evpn.LBOperStatus_LB_OPER_STATUS_TO_BE_DELETED
-	case n.failure != nil:
-		state = evpn.LBOperStatus_LB_OPER_STATUS_DOWN
-	}
 	return &evpn.LogicalBridge{
-		Name:   networkKind.prefix + id,
-		Spec:   proto.CloneOf(n.spec),
-		Status: &evpn.LogicalBridgeStatus{OperStatus: state, Components: []*evpn.Component{component("bridge", n.failure)}},
+		Name: networkKind.prefix + id,
+		Spec: proto.CloneOf(n.spec),
+		Status: &evpn.LogicalBridgeStatus{
+			OperStatus: stateOf(n.deleting, n.failure).network,
+			Components: []*evpn.Component{component("bridge", n.failure)},
+		},
 	}
 }

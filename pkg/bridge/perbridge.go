@@ -3,40 +3,23 @@ package bridge
 import (
 	"errors"
 	"fmt"
-
-	"github.com/vishvananda/netlink"
 )
 
 // perBridge is the data plane of any Linux: one bridge for each network.
-type perBridge struct{ *netdevs }
+type perBridge struct{ *rtnetlink }
 
 func (perBridge) filtersVLANs() bool { return false }
 
 // ensureNetwork brings up the network's bridge, and the VXLAN port if it has a VNI.
 func (b perBridge) ensureNetwork(n segment) (made bool, err error) {
-	name := bridgeName(n.id)
-	bridge, err := b.own(name, "bridge", n.id)
+	bridge, made, err := b.ensureBridge(bridgeName(n.id), n.id)
 	if err != nil {
-		return false, err
-	}
-	if bridge == nil {
-		made = true
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name = name
-		if bridge, err = b.add(&netlink.Bridge{LinkAttrs: attrs}, n.id); err != nil {
-			return made, err
-		}
-	}
-	if err := b.configureOnce(bridge); err != nil {
 		return made, err
 	}
-	if err := b.up(bridge); err != nil {
+	if err := b.settle(bridge); err != nil {
 		return made, err
 	}
-	if n.vni == 0 {
-		return made, b.removeOwn(vxlanName(n.id), "vxlan", n.id)
-	}
-	_, err = b.ensureVXLAN(n.id, n.vni, bridge)
+	_, err = b.ensureVXLAN(n, bridge)
 	return made, err
 }
 
@@ -68,19 +51,18 @@ func (b perBridge) attach(port string, to membership) error {
 	if err := b.join(rep, bridge, port); err != nil {
 		return err
 	}
-	if err := b.up(rep); err != nil {
-		return err
-	}
 	return b.forward(rep, to.mac, 0)
 }
 
 // noTrunks is what is said about TRUNK ports.
 const noTrunks = "ptype TRUNK: needs the data plane " + string(DataPlaneVLANAware) + ", this agent's has a bridge for each network and serves ACCESS ports"
 
-func (b perBridge) sweep(networks map[string]bool, ports map[string]membership) error {
-	keep := func(bridge string) bool { return networks[bridge] }
-	return b.netdevs.sweep(networks, keep, ports, func(port, bridge string) bool {
-		to := ports[port]
-		return !to.trunk && to.networks[0].id == bridge
-	})
+func (b perBridge) sweep(networks []string, ports map[string]membership) error {
+	bridgeOf := map[string]string{}
+	for port, to := range ports {
+		if !to.trunk {
+			bridgeOf[port] = to.networks[0].id
+		}
+	}
+	return b.rtnetlink.sweep(networks, networks, bridgeOf)
 }

@@ -18,7 +18,7 @@ import (
 // portServer serves BridgePortService.
 type portServer struct {
 	evpn.UnimplementedBridgePortServiceServer
-	agent *Agent
+	*Agent
 }
 
 func (s portServer) CreateBridgePort(_ context.Context, req *evpn.CreateBridgePortRequest) (*evpn.BridgePort, error) {
@@ -29,38 +29,31 @@ func (s portServer) CreateBridgePort(_ context.Context, req *evpn.CreateBridgePo
 	if err := portKind.parseID(id); err != nil {
 		return nil, err
 	}
-	a := s.agent
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.createPort(id, req.GetBridgePort().GetSpec())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.createPort(id, req.GetBridgePort().GetSpec())
 }
 
 func (s portServer) GetBridgePort(_ context.Context, req *evpn.GetBridgePortRequest) (*evpn.BridgePort, error) {
-	id, err := portKind.parseName(req.GetName())
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	id, p, err := lookup(portKind, s.ports, req.GetName())
 	if err != nil {
 		return nil, err
 	}
-	a := s.agent
-	a.mu.RLock()
-	defer a.mu.RUnlock()
-	p := a.ports[id]
-	if p == nil {
-		return nil, notFound(portKind, id)
-	}
-	return a.portMessage(id, p), nil
+	return s.portMessage(id, p), nil
 }
 
 func (s portServer) ListBridgePorts(_ context.Context, req *evpn.ListBridgePortsRequest) (*evpn.ListBridgePortsResponse, error) {
-	a := s.agent
-	a.mu.RLock()
-	defer a.mu.RUnlock()
-	ids, next, err := page(slices.Sorted(maps.Keys(a.ports)), req.GetPageSize(), req.GetPageToken())
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	ids, next, err := page(slices.Sorted(maps.Keys(s.ports)), req.GetPageSize(), req.GetPageToken())
 	if err != nil {
 		return nil, err
 	}
 	reply := &evpn.ListBridgePortsResponse{NextPageToken: next}
 	for _, id := range ids {
-		reply.BridgePorts = append(reply.BridgePorts, a.portMessage(id, a.ports[id]))
+		reply.BridgePorts = append(reply.BridgePorts, s.portMessage(id, s.ports[id]))
 	}
 	return reply, nil
 }
@@ -68,72 +61,52 @@ func (s portServer) ListBridgePorts(_ context.Context, req *evpn.ListBridgePorts
 // UpdateBridgePort takes the representor out before it puts it back in another way. An update that changes nothing
 // tries again to realise the port.
 func (s portServer) UpdateBridgePort(_ context.Context, req *evpn.UpdateBridgePortRequest) (*evpn.BridgePort, error) {
-	id, err := portKind.parseName(req.GetBridgePort().GetName())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	id, p, err := lookup(portKind, s.ports, req.GetBridgePort().GetName())
+	if status.Code(err) == codes.NotFound && req.GetAllowMissing() {
+		return s.createPort(id, req.GetBridgePort().GetSpec())
+	}
 	if err != nil {
 		return nil, err
 	}
-	a := s.agent
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	p := a.ports[id]
-	if p == nil && req.GetAllowMissing() {
-		return a.createPort(id, req.GetBridgePort().GetSpec())
-	}
-	if p == nil {
-		return nil, notFound(portKind, id)
-	}
 	if p.deleting {
-		return nil, beingDeleted(portKind, id)
+		return nil, portKind.beingDeleted(id)
 	}
 	want := &evpn.BridgePort{Spec: proto.CloneOf(p.spec)}
 	if err := applyMask(want, req.GetBridgePort(), req.GetUpdateMask()); err != nil {
 		return nil, err
 	}
-	spec, err := a.checkPort(id, want.GetSpec())
+	spec, err := s.checkPort(id, want.GetSpec())
 	if err != nil {
 		return nil, err
 	}
 	if !proto.Equal(spec, p.spec) {
-		if err := a.store.put(portsBucket, id, &evpn.BridgePort{Spec: spec}); err != nil {
-			return nil, internal(err)
+		if err := s.store.put(portKind, id, &evpn.BridgePort{Spec: spec}); err != nil {
+			return nil, err
 		}
 		p.spec = spec
-		if err := a.plane.detach(id); err != nil {
-			a.note("port", id, &p.failure, err)
-			return a.portMessage(id, p), nil
+		if err := s.plane.detach(id); err != nil {
+			s.keepOutcome("port", id, &p.object, err)
+			return s.portMessage(id, p), nil
 		}
 	}
-	a.reconcilePort(id)
-	return a.portMessage(id, p), nil
+	s.reconcilePort(id)
+	return s.portMessage(id, p), nil
 }
 
 func (s portServer) DeleteBridgePort(_ context.Context, req *evpn.DeleteBridgePortRequest) (*emptypb.Empty, error) {
-	id, err := portKind.parseName(req.GetName())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	id, p, err := lookup(portKind, s.ports, req.GetName())
+	if status.Code(err) == codes.NotFound && req.GetAllowMissing() {
+		return &emptypb.Empty{}, nil
+	}
 	if err != nil {
 		return nil, err
 	}
-	a := s.agent
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	p := a.ports[id]
-	if p == nil && req.GetAllowMissing() {
-		return &emptypb.Empty{}, nil
-	}
-	if p == nil {
-		return nil, notFound(portKind, id)
-	}
-	if !p.deleting {
-		dying := &evpn.BridgePort{Spec: p.spec, Status: &evpn.BridgePortStatus{OperStatus: evpn.BPOperStatus_BP_OPER_STATUS_TO_BE_DELETED}}
-		if err := a.store.put(portsBucket, id, dying); err != nil {
-			return nil, internal(err)
-		}
-		p.deleting = true
-	}
-	a.reconcilePort(id)
-	if p.failure != nil {
-		return nil, status.Errorf(codes.Internal, "bridge port %s is not deleted yet, the agent keeps trying: %v", id, p.failure)
-	}
-	return &emptypb.Empty{}, nil
+	dying := &evpn.BridgePort{Spec: p.spec, Status: &evpn.BridgePortStatus{OperStatus: stateDeleting.port}}
+	return s.deleteObject(portKind, id, &p.object, dying, s.reconcilePort)
 }
 
 // createPort makes a port, or gives the one that is there already if it is the same.
@@ -145,16 +118,16 @@ func (a *Agent) createPort(id string, spec *evpn.BridgePortSpec) (*evpn.BridgePo
 	if have := a.ports[id]; have != nil {
 		switch {
 		case have.deleting:
-			return nil, beingDeleted(portKind, id)
+			return nil, portKind.beingDeleted(id)
 		case !proto.Equal(have.spec, spec):
 			return nil, status.Errorf(codes.AlreadyExists, "bridge port %s exists as %s port with MAC %s on logical bridge %s",
-				id, typeWord(have), net.HardwareAddr(have.spec.GetMacAddress()), strings.Join(have.networks(), ", "))
+				id, strings.TrimPrefix(have.spec.GetPtype().String(), "BRIDGE_PORT_TYPE_"), net.HardwareAddr(have.spec.GetMacAddress()), strings.Join(have.networks(), ", "))
 		}
 		return a.portMessage(id, have), nil
 	}
 	p := &port{spec: spec}
-	if err := a.store.put(portsBucket, id, &evpn.BridgePort{Spec: spec}); err != nil {
-		return nil, internal(err)
+	if err := a.store.put(portKind, id, &evpn.BridgePort{Spec: spec}); err != nil {
+		return nil, err
 	}
 	a.ports[id] = p
 	a.reconcilePort(id)
@@ -163,28 +136,25 @@ func (a *Agent) createPort(id string, spec *evpn.BridgePortSpec) (*evpn.BridgePo
 
 // checkPort gives the spec in the form in which it is kept: with the names of its networks as we give them, sorted.
 func (a *Agent) checkPort(id string, spec *evpn.BridgePortSpec) (*evpn.BridgePortSpec, error) {
-	if spec == nil {
+	mac, n := net.HardwareAddr(spec.GetMacAddress()), len(spec.GetLogicalBridges())
+	access := spec.GetPtype() == evpn.BridgePortType_BRIDGE_PORT_TYPE_ACCESS
+	trunk := spec.GetPtype() == evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK
+	switch {
+	case spec == nil:
 		return nil, status.Errorf(codes.InvalidArgument, "bridge port %s: spec is required", id)
-	}
-	mac := net.HardwareAddr(spec.GetMacAddress())
-	if len(mac) != 6 || mac[0]&1 != 0 || bytes.Equal(mac, make([]byte, 6)) {
-		return nil, status.Errorf(codes.InvalidArgument, "bridge port %s: mac_address %s (%d bytes): must be the 6 bytes of a unicast address that is not zero", id, mac, len(mac))
-	}
-	n := len(spec.GetLogicalBridges())
-	switch spec.GetPtype() {
-	case evpn.BridgePortType_BRIDGE_PORT_TYPE_ACCESS:
-		if n != 1 {
-			return nil, status.Errorf(codes.InvalidArgument, "bridge port %s: logical_bridges: has %d, an ACCESS port has exactly one", id, n)
-		}
-	case evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK:
-		if !a.plane.filtersVLANs() {
-			return nil, status.Errorf(codes.Unimplemented, "bridge port %s: %s", id, noTrunks)
-		}
-		if n == 0 {
-			return nil, status.Errorf(codes.InvalidArgument, "bridge port %s: logical_bridges: has none, a TRUNK port names each that it carries", id)
-		}
-	default:
+	case len(mac) != 6 || mac[0]&1 != 0 || bytes.Equal(mac, make([]byte, 6)):
+		return nil, status.Errorf(codes.InvalidArgument,
+			"bridge port %s: mac_address %s (%d bytes): must be the 6 bytes of a unicast address that is not zero", id, mac, len(mac))
+	case !access && !trunk:
 		return nil, status.Errorf(codes.InvalidArgument, "bridge port %s: ptype: must be ACCESS or TRUNK", id)
+	case access && n != 1:
+		return nil, status.Errorf(codes.InvalidArgument,
+			"bridge port %s: logical_bridges: has %d, an ACCESS port has exactly one", id, n)
+	case trunk && !a.plane.filtersVLANs():
+		return nil, status.Errorf(codes.Unimplemented, "bridge port %s: %s", id, noTrunks)
+	case trunk && n == 0:
+		return nil, status.Errorf(codes.InvalidArgument,
+			"bridge port %s: logical_bridges: has none, a TRUNK port names each that it carries", id)
 	}
 	var networks []string
 	for _, name := range spec.GetLogicalBridges() {
@@ -207,40 +177,29 @@ func (a *Agent) checkMember(id, name string, mac net.HardwareAddr) (string, erro
 	if err != nil {
 		return "", status.Errorf(codes.InvalidArgument, "bridge port %s: logical_bridges: %s", id, status.Convert(err).Message())
 	}
-	n := a.networks[network]
-	if n == nil {
+	switch n := a.networks[network]; {
+	case n == nil:
 		return "", status.Errorf(codes.NotFound, "bridge port %s: logical_bridges: logical bridge %s does not exist", id, network)
-	}
-	if n.deleting {
-		return "", beingDeleted(networkKind, network)
+	case n.deleting:
+		return "", networkKind.beingDeleted(network)
 	}
 	for other, p := range a.ports {
 		if other != id && p.in(network) && bytes.Equal(p.spec.GetMacAddress(), mac) {
-			return "", status.Errorf(codes.AlreadyExists, "bridge port %s: mac_address %s is already in use on logical bridge %s by bridge port %s", id, mac, network, other)
+			return "", status.Errorf(codes.AlreadyExists,
+				"bridge port %s: mac_address %s is already in use on logical bridge %s by bridge port %s", id, mac, network, other)
 		}
 	}
 	return network, nil
 }
 
-func typeWord(p *port) string {
-	if p.trunk() {
-		return "TRUNK"
-	}
-	return "ACCESS"
-}
-
 func (a *Agent) portMessage(id string, p *port) *evpn.BridgePort {
 	failure := a.failureOf(p)
-	state := evpn.BPOperStatus_BP_OPER_STATUS_UP
-	switch {
-	case p.deleting:
-		state = evpn.BPOperStatus_BP_OPER_STATUS_TO_BE_DELETED
-	case failure != nil:
-		state = evpn.BPOperStatus_BP_OPER_STATUS_DOWN
-	}
 	return &evpn.BridgePort{
-		Name:   portKind.prefix + id,
-		Spec:   proto.CloneOf(p.spec),
-		Status: &evpn.BridgePortStatus{OperStatus: state, Components: []*evpn.Component{component("representor", failure)}},
+		Name: portKind.prefix + id,
+		Spec: proto.CloneOf(p.spec),
+		Status: &evpn.BridgePortStatus{
+			OperStatus: stateOf(p.deleting, failure).port,
+			Components: []*evpn.Component{component("representor", failure)},
+		},
 	}
 }

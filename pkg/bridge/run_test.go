@@ -14,15 +14,15 @@ import (
 // longPause is after attempts at what failed, 25 s before the next (31 s + 20 * 30 s).
 const longPause = 606 * time.Second
 
-// eventful is a data plane on paper that tells of changes.
+// eventful is a data plane on paper that tells what its events may have changed.
 type eventful struct {
 	*paper
-	changes chan change // until it is closed
+	tasks chan task // until it is closed
 }
 
-func (e eventful) watch(emit func(change)) error {
-	for c := range e.changes {
-		emit(c)
+func (e eventful) watch(emit func(task)) error {
+	for t := range e.tasks {
+		emit(t)
 	}
 	return nil
 }
@@ -30,7 +30,7 @@ func (e eventful) watch(emit func(change)) error {
 // running runs an agent on paper, in a bubble, with the port p1 in net-blue: down, and not tried again for long.
 func running(t *testing.T) (*Agent, eventful) {
 	t.Helper()
-	e := eventful{&paper{networks: map[string]uint32{}, ports: map[string]string{}}, make(chan change)}
+	e := eventful{&paper{networks: map[string]uint32{}, ports: map[string]string{}}, make(chan task)}
 	a := open(t, filepath.Join(t.TempDir(), "state.db"), e)
 	createNetwork(t, a, "net-blue", 10)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -41,7 +41,7 @@ func running(t *testing.T) (*Agent, eventful) {
 		if err := <-ended; err != nil {
 			t.Error(err)
 		}
-		close(e.changes)
+		close(e.tasks)
 	})
 	e.fail(a, errors.New("no representor"))
 	if _, err := a.create(t, p1, access(mac1, blue)); err != nil {
@@ -75,7 +75,7 @@ func wantUp(t *testing.T, a *Agent, in time.Duration) {
 func TestRetrySoonAfterArrival(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, e := running(t)
-		e.changes <- change{arrival: true}
+		e.tasks <- task{kind: taskArrival}
 		synctest.Wait()
 		e.fail(a, nil)
 		wantUp(t, a, 1100*time.Millisecond)
@@ -89,7 +89,7 @@ func TestRetryInSpiteOfArrivals(t *testing.T) {
 		createNetwork(t, a, "net-red", 20)
 		e.fail(a, nil)
 		for range 20 {
-			e.changes <- change{arrival: true}
+			e.tasks <- task{kind: taskArrival}
 			time.Sleep(100 * time.Millisecond)
 		}
 		synctest.Wait()
@@ -121,7 +121,7 @@ func TestRetrySoonAfterDelete(t *testing.T) {
 
 func createNetwork(t *testing.T, a *Agent, id string, vlan uint32) {
 	t.Helper()
-	_, err := networkServer{agent: a}.CreateLogicalBridge(t.Context(), &evpn.CreateLogicalBridgeRequest{
+	_, err := networkServer{Agent: a}.CreateLogicalBridge(t.Context(), &evpn.CreateLogicalBridgeRequest{
 		LogicalBridgeId: id, LogicalBridge: &evpn.LogicalBridge{Spec: &evpn.LogicalBridgeSpec{VlanId: vlan}},
 	})
 	if err != nil {

@@ -19,10 +19,10 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// NewServer makes a gRPC server that records its calls in m. See [TLSFiles.ServerOptions] for opts.
+// NewServer makes a gRPC server that records its calls in m and logs them. See [TLSFiles.ServerOptions] for opts.
 func NewServer(m *Metrics, log logr.Logger, opts ...grpc.ServerOption) *grpc.Server {
 	return grpc.NewServer(append(opts,
-		grpc.ChainUnaryInterceptor(m.intercept, logged(log), recovered(log)),
+		grpc.ChainUnaryInterceptor(m.observe(log), recovered(log)),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Minute, Timeout: 20 * time.Second}),
 		grpc.MaxConcurrentStreams(64), // of one client; work on the data plane is serial
@@ -43,20 +43,6 @@ func recovered(log logr.Logger) grpc.UnaryServerInterceptor {
 	}
 }
 
-func logged(log logr.Logger) grpc.UnaryServerInterceptor {
-	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
-		begin := time.Now()
-		reply, err := handle(ctx, req)
-		rpc, took := path.Base(info.FullMethod), time.Since(begin).Round(time.Microsecond).String()
-		if code := status.Code(err); err != nil && code != codes.NotFound {
-			log.Info("call refused", "rpc", rpc, "code", code.String(), "took", took, "reason", status.Convert(err).Message())
-		} else {
-			log.V(1).Info("call", "rpc", rpc, "code", code.String(), "took", took)
-		}
-		return reply, err
-	}
-}
-
 // TLSFiles are the PEM files of a server that authenticates its clients (mTLS): the server's certificate chain, its
 // key, and the authorities that sign clients' certificates.
 type TLSFiles struct{ Cert, Key, ClientCA string }
@@ -64,13 +50,11 @@ type TLSFiles struct{ Cert, Key, ClientCA string }
 // ServerOptions reads the files now, so that what is wrong with them is known at once, and again for each connection,
 // so that renewed certificates are used without a restart. No error carries any part of the key.
 func (f TLSFiles) ServerOptions() ([]grpc.ServerOption, error) {
-	if _, err := f.load(); err != nil {
+	cfg, err := f.load()
+	if err != nil {
 		return nil, err
 	}
-	cfg := &tls.Config{
-		MinVersion:         tls.VersionTLS12,
-		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return f.load() },
-	}
+	cfg.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) { return f.load() }
 	return []grpc.ServerOption{grpc.Creds(credentials.NewTLS(cfg))}, nil
 }
 

@@ -10,17 +10,14 @@ import (
 	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
 	"go.etcd.io/bbolt"
 	bolterrors "go.etcd.io/bbolt/errors"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 )
 
 // store keeps what clients asked for across restarts, each write on the disk before it returns. The values are the
 // API's own messages; of their status only TO_BE_DELETED counts.
 type store struct{ db *bbolt.DB }
-
-var (
-	networksBucket = []byte("logical-bridges")
-	portsBucket    = []byte("bridge-ports")
-)
 
 func openStore(path string) (*store, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
@@ -34,12 +31,9 @@ func openStore(path string) (*store, error) {
 		return nil, fmt.Errorf("state %s: %w", path, err)
 	}
 	err = db.Update(func(tx *bbolt.Tx) error {
-		_, err := tx.CreateBucketIfNotExists(networksBucket)
-		if err != nil {
-			return err
-		}
-		_, err = tx.CreateBucketIfNotExists(portsBucket)
-		return err
+		_, noNetworks := tx.CreateBucketIfNotExists([]byte(networkKind.bucket))
+		_, noPorts := tx.CreateBucketIfNotExists([]byte(portKind.bucket))
+		return errors.Join(noNetworks, noPorts)
 	})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("state %s: %w", path, err), db.Close())
@@ -49,22 +43,22 @@ func openStore(path string) (*store, error) {
 
 func (s *store) close() error { return s.db.Close() }
 
-func (s *store) put(bucket []byte, id string, value proto.Message) error {
+// put keeps an object. The error is a gRPC status.
+func (s *store) put(k kind, id string, value proto.Message) error {
 	data, err := proto.Marshal(value)
-	if err != nil {
-		return fmt.Errorf("state: %s %s: %w", bucket, id, err)
+	if err == nil {
+		err = s.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket([]byte(k.bucket)).Put([]byte(id), data) })
 	}
-	err = s.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucket).Put([]byte(id), data) })
 	if err != nil {
-		return fmt.Errorf("state: %s %s: %w", bucket, id, err)
+		return status.Errorf(codes.Internal, "state: %s %s: %v", k.bucket, id, err)
 	}
 	return nil
 }
 
-func (s *store) remove(bucket []byte, id string) error {
-	err := s.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucket).Delete([]byte(id)) })
+func (s *store) remove(k kind, id string) error {
+	err := s.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket([]byte(k.bucket)).Delete([]byte(id)) })
 	if err != nil {
-		return fmt.Errorf("state: %s %s: %w", bucket, id, err)
+		return fmt.Errorf("state: %s %s: %w", k.bucket, id, err)
 	}
 	return nil
 }
@@ -72,30 +66,30 @@ func (s *store) remove(bucket []byte, id string) error {
 func (s *store) load() (map[string]*network, map[string]*port, error) {
 	networks, ports := map[string]*network{}, map[string]*port{}
 	err := s.db.View(func(tx *bbolt.Tx) error {
-		err := tx.Bucket(networksBucket).ForEach(func(id, data []byte) error {
-			lb := &evpn.LogicalBridge{}
-			if err := proto.Unmarshal(data, lb); err != nil {
-				return fmt.Errorf("%s %s: %w", networksBucket, id, err)
-			}
-			deleting := lb.GetStatus().GetOperStatus() == evpn.LBOperStatus_LB_OPER_STATUS_TO_BE_DELETED
-			networks[string(id)] = &network{spec: lb.GetSpec(), deleting: deleting}
-			return nil
-		})
-		if err != nil {
-			return err
-		}
-		return tx.Bucket(portsBucket).ForEach(func(id, data []byte) error {
-			bp := &evpn.BridgePort{}
-			if err := proto.Unmarshal(data, bp); err != nil {
-				return fmt.Errorf("%s %s: %w", portsBucket, id, err)
-			}
-			deleting := bp.GetStatus().GetOperStatus() == evpn.BPOperStatus_BP_OPER_STATUS_TO_BE_DELETED
-			ports[string(id)] = &port{spec: bp.GetSpec(), deleting: deleting}
-			return nil
-		})
+		lb, bp := &evpn.LogicalBridge{}, &evpn.BridgePort{}
+		return errors.Join(
+			forEach(tx, networkKind, lb, func(id string) {
+				deleting := lb.GetStatus().GetOperStatus() == stateDeleting.network
+				networks[id] = &network{object: object{deleting: deleting}, spec: lb.GetSpec()}
+			}),
+			forEach(tx, portKind, bp, func(id string) {
+				deleting := bp.GetStatus().GetOperStatus() == stateDeleting.port
+				ports[id] = &port{object: object{deleting: deleting}, spec: bp.GetSpec()}
+			}))
 	})
 	if err != nil {
 		return nil, nil, fmt.Errorf("state: %w", err)
 	}
 	return networks, ports, nil
+}
+
+// forEach reads each value of a bucket into the message, whose fields are made anew, and calls found.
+func forEach(tx *bbolt.Tx, k kind, message proto.Message, found func(id string)) error {
+	return tx.Bucket([]byte(k.bucket)).ForEach(func(id, data []byte) error {
+		if err := proto.Unmarshal(data, message); err != nil {
+			return fmt.Errorf("%s %s: %w", k.bucket, id, err)
+		}
+		found(string(id))
+		return nil
+	})
 }

@@ -3,7 +3,6 @@ package bridge
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"slices"
 
@@ -24,13 +23,13 @@ var errNoVLANFiltering = errors.New("the kernel's bridges cannot filter VLANs (C
 // it untagged, a TRUNK port has those of its networks tagged. The bridge has no default VLAN and is itself in none, so
 // that a netdev that was just added is in no network, and the machine neither.
 type vlanAware struct {
-	*netdevs
-	holders map[uint16]string // networks by VLAN id; of two that want one, it is the first's
+	*rtnetlink
+	vlans map[string]uint16 // VLAN ids by network; of two networks that want one, the first has it
 }
 
 // openVLANAware makes the bridge: only by trying can one know whether the kernel is able to.
-func openVLANAware(d *netdevs) (*vlanAware, error) {
-	v := &vlanAware{netdevs: d, holders: map[uint16]string{}}
+func openVLANAware(r *rtnetlink) (*vlanAware, error) {
+	v := &vlanAware{rtnetlink: r, vlans: map[string]uint16{}}
 	_, _, err := v.bridge()
 	if errors.Is(err, errNoVLANFiltering) {
 		err = errors.Join(err, v.removeOwn(sharedBridge, "bridge", sharedID))
@@ -45,26 +44,15 @@ func (*vlanAware) filtersVLANs() bool { return true }
 
 // bridge gives the bridge as it has to be, and tells whether it had to be made.
 func (v *vlanAware) bridge() (link netlink.Link, made bool, err error) {
-	if link, err = v.own(sharedBridge, "bridge", sharedID); err != nil {
-		return nil, false, err
+	if link, made, err = v.ensureBridge(sharedBridge, sharedID); err != nil {
+		return nil, made, unsupported(err)
 	}
-	if link == nil {
-		made = true
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name = sharedBridge
-		if link, err = v.add(&netlink.Bridge{LinkAttrs: attrs}, sharedID); err != nil {
-			return nil, made, unsupported(err)
-		}
-	}
-	if !filtersVLANs(link) {
+	if !isVLANFiltering(link) {
 		if link, err = v.filterVLANs(link); err != nil {
 			return nil, made, err
 		}
 	}
-	if err := v.configureOnce(link); err != nil {
-		return nil, made, err
-	}
-	return link, made, v.up(link)
+	return link, made, v.settle(link)
 }
 
 // filterVLANs turns VLAN filtering on. A kernel that has none may say so, or ignore what it does not know.
@@ -78,7 +66,7 @@ func (v *vlanAware) filterVLANs(bridge netlink.Link) (netlink.Link, error) {
 	if bridge, err = v.find(sharedBridge); err != nil {
 		return nil, err
 	}
-	if bridge == nil || !filtersVLANs(bridge) {
+	if bridge == nil || !isVLANFiltering(bridge) {
 		return nil, fmt.Errorf("netdev %s: filter VLANs: has no effect: %w", sharedBridge, errNoVLANFiltering)
 	}
 	return bridge, nil
@@ -91,8 +79,8 @@ func unsupported(err error) error {
 	return err
 }
 
-// filtersVLANs tells whether a netdev is a bridge that filters VLANs and has no default one.
-func filtersVLANs(link netlink.Link) bool {
+// isVLANFiltering tells whether a netdev is a bridge that filters VLANs and has no default one.
+func isVLANFiltering(link netlink.Link) bool {
 	bridge, ok := link.(*netlink.Bridge)
 	return ok && bridge.VlanFiltering != nil && *bridge.VlanFiltering && bridge.VlanDefaultPVID != nil && *bridge.VlanDefaultPVID == 0
 }
@@ -102,33 +90,26 @@ func (v *vlanAware) ensureNetwork(n segment) (made bool, err error) {
 	if err := v.available(n); err != nil {
 		return false, err
 	}
-	v.giveBack(n.id)
-	v.holders[n.vlan] = n.id
+	v.vlans[n.id] = n.vlan
 	bridge, made, err := v.bridge()
 	if err != nil {
 		return made, err
 	}
-	if n.vni == 0 {
-		return made, v.removeOwn(vxlanName(n.id), "vxlan", n.id)
-	}
-	vxlan, err := v.ensureVXLAN(n.id, n.vni, bridge)
-	if err != nil {
+	vxlan, err := v.ensureVXLAN(n, bridge)
+	if err != nil || vxlan == nil {
 		return made, err
 	}
-	return made, v.setVLANs(vxlan, map[uint16]uint16{n.vlan: untagged}, nil)
+	return made, v.setVLANs(vxlan, []uint16{n.vlan}, false, nil)
 }
 
 // available tells whether the network's VLAN id is no other network's.
 func (v *vlanAware) available(n segment) error {
-	if holder, taken := v.holders[n.vlan]; taken && holder != n.id {
-		return fmt.Errorf("VLAN %d is already in use by logical bridge %s", n.vlan, holder)
+	for holder, vlan := range v.vlans {
+		if vlan == n.vlan && holder != n.id {
+			return fmt.Errorf("VLAN %d is already in use by logical bridge %s", n.vlan, holder)
+		}
 	}
 	return nil
-}
-
-// giveBack makes the network's VLAN id anybody's.
-func (v *vlanAware) giveBack(network string) {
-	maps.DeleteFunc(v.holders, func(_ uint16, holder string) bool { return holder == network })
 }
 
 // removeNetwork removes the VXLAN port, if any. Ports of the network must have been detached.
@@ -136,7 +117,7 @@ func (v *vlanAware) removeNetwork(id string) error {
 	if err := v.removeOwn(vxlanName(id), "vxlan", id); err != nil {
 		return err
 	}
-	v.giveBack(id)
+	delete(v.vlans, id)
 	return nil
 }
 
@@ -146,16 +127,12 @@ func (v *vlanAware) attach(port string, to membership) error {
 	if err != nil {
 		return err
 	}
-	flags := uint16(untagged)
-	if to.trunk {
-		flags = 0
-	}
-	vlans := map[uint16]uint16{}
+	var vlans []uint16
 	for _, n := range to.networks {
 		if err := v.available(n); err != nil {
 			return fmt.Errorf("logical bridge %s is down: %w", n.id, err)
 		}
-		vlans[n.vlan] = flags
+		vlans = append(vlans, n.vlan)
 	}
 	bridge, _, err := v.bridge()
 	if err != nil {
@@ -164,15 +141,40 @@ func (v *vlanAware) attach(port string, to membership) error {
 	if err := v.join(rep, bridge, port); err != nil {
 		return err
 	}
-	if err := v.setVLANs(rep, vlans, to.mac); err != nil {
+	if err := v.setVLANs(rep, vlans, to.trunk, to.mac); err != nil {
 		return err
 	}
-	if err := v.up(rep); err != nil {
-		return err
+	return v.forward(rep, to.mac, vlans...)
+}
+
+// setVLANs brings the VLANs of a port of the bridge to what is wanted: with tags on the wire, or without in either
+// direction. What is so already is not set again, since that would be an event. mac, if any, is what frames are forwarded
+// to the port for.
+func (v *vlanAware) setVLANs(link netlink.Link, want []uint16, tagged bool, mac net.HardwareAddr) error {
+	all, err := v.handle.BridgeVlanList()
+	if err != nil {
+		return linkError(err, link, "VLANs")
 	}
-	for _, n := range to.networks {
-		if err := v.forward(rep, to.mac, n.vlan); err != nil {
+	have := map[uint16]uint16{} // flags by VLAN id
+	for _, vlan := range all[int32(link.Attrs().Index)] {
+		have[vlan.Vid] = vlan.Flags & untagged
+		if slices.Contains(want, vlan.Vid) {
+			continue
+		}
+		if err := v.leaveVLAN(link, vlan.Vid, mac); err != nil {
 			return err
+		}
+	}
+	flags := uint16(untagged)
+	if tagged {
+		flags = 0
+	}
+	for _, vlan := range want {
+		if had, ok := have[vlan]; ok && had == flags {
+			continue
+		}
+		if err := v.handle.BridgeVlanAdd(link, vlan, !tagged, !tagged, false, true); err != nil {
+			return linkError(err, link, "add to VLAN %d", vlan)
 		}
 	}
 	return nil
@@ -181,53 +183,24 @@ func (v *vlanAware) attach(port string, to membership) error {
 // untagged are the flags of a VLAN whose frames have no tag on the wire, in either direction.
 const untagged = nl.BRIDGE_VLAN_INFO_PVID | nl.BRIDGE_VLAN_INFO_UNTAGGED
 
-// setVLANs brings the VLANs of a port of the bridge, and their flags, to what is wanted. What is so already is not set
-// again, since that would be an event. mac, if any, is what frames are forwarded to the port for.
-func (v *vlanAware) setVLANs(link netlink.Link, want map[uint16]uint16, mac net.HardwareAddr) error {
-	name := link.Attrs().Name
-	all, err := v.handle.BridgeVlanList()
-	if err != nil {
-		return fmt.Errorf("netdev %s: VLANs: %w", name, err)
-	}
-	have := map[uint16]uint16{}
-	for _, vlan := range all[int32(link.Attrs().Index)] {
-		have[vlan.Vid] = vlan.Flags & untagged
-	}
-	for _, vlan := range slices.Sorted(maps.Keys(have)) {
-		if _, keep := want[vlan]; keep {
-			continue
-		}
-		if err := v.leaveVLAN(link, vlan, mac); err != nil {
-			return err
-		}
-	}
-	for _, vlan := range slices.Sorted(maps.Keys(want)) {
-		flags := want[vlan]
-		if had, ok := have[vlan]; ok && had == flags {
-			continue
-		}
-		if err := v.handle.BridgeVlanAdd(link, vlan, flags != 0, flags != 0, false, true); err != nil {
-			return fmt.Errorf("netdev %s: add to VLAN %d: %w", name, vlan, err)
-		}
-	}
-	return nil
-}
-
 // leaveVLAN takes a port out of a VLAN. The kernel leaves static entries of the VLAN behind, and does not remove them
 // any more once the port is out of it (br_fdb_delete).
 func (v *vlanAware) leaveVLAN(link netlink.Link, vlan uint16, mac net.HardwareAddr) error {
 	if mac != nil {
-		if err := v.handle.NeighDel(forwarding(link, mac, vlan)); err != nil && !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("netdev %s: no longer forward %s in VLAN %d to it: %w", link.Attrs().Name, mac, vlan, err)
+		if err := v.handle.NeighDel(staticEntry(link, mac, vlan)); err != nil && !errors.Is(err, unix.ENOENT) {
+			return linkError(err, link, "no longer forward %s in VLAN %d to it", mac, vlan)
 		}
 	}
-	if err := v.handle.BridgeVlanDel(link, vlan, false, false, false, true); err != nil && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("netdev %s: remove from VLAN %d: %w", link.Attrs().Name, vlan, err)
+	if err := v.handle.BridgeVlanDel(link, vlan, false, false, false, true); !errors.Is(err, unix.ENOENT) {
+		return linkError(err, link, "remove from VLAN %d", vlan)
 	}
 	return nil
 }
 
-func (v *vlanAware) sweep(networks map[string]bool, ports map[string]membership) error {
-	keep := func(bridge string) bool { return bridge == sharedID }
-	return v.netdevs.sweep(networks, keep, ports, func(_, bridge string) bool { return bridge == sharedID })
+func (v *vlanAware) sweep(networks []string, ports map[string]membership) error {
+	bridgeOf := map[string]string{}
+	for port := range ports {
+		bridgeOf[port] = sharedID
+	}
+	return v.rtnetlink.sweep(networks, []string{sharedID}, bridgeOf)
 }

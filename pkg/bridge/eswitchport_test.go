@@ -47,30 +47,30 @@ func symlink(t *testing.T, to, path string) {
 	}
 }
 
-func TestPlaces(t *testing.T) {
+func TestResolve(t *testing.T) {
 	root := t.TempDir()
 	// The links count more than arithmetic: these two are the other way round.
 	makePF(t, root, "0000:01:00.0", "4 128 2", "0000:01:10.2", "0000:01:10.0")
 	makePF(t, root, "0000:02:00.0", "4 16 1")
-	here := portFinder{sysRoot: sysfs.Root(root)}
-	host := portFinder{sysRoot: sysfs.Root(root), hostPFs: []HostPF{
-		{Address: "0000:3b:00.0", External: true, Controller: 1, Offset: 2, Stride: 1, Eswitch: "0000:03:00.0"},
-		{Address: "0000:3b:00.1", External: true, Controller: 1, Number: 1, Offset: 17, Stride: 1},
-		{Address: "0000:5e:00.0", Number: 7},
+	here := portResolver{sysfs: sysfs.Root(root)}
+	host := portResolver{sysfs: sysfs.Root(root), hostPFs: []HostPF{
+		{Address: "0000:3b:00.0", attrs: pfAttrs("c1pf0"), Offset: 2, Stride: 1, Eswitch: "0000:03:00.0"},
+		{Address: "0000:3b:00.1", attrs: pfAttrs("c1pf1"), Offset: 17, Stride: 1},
+		{Address: "0000:5e:00.0", attrs: pfAttrs("pf7")},
 	}}
 	own := func(pf pci.Address, flavour devlink.Flavour, number uint32) eswitchPort {
-		return eswitchPort{eswitch: pf, portNumber: portNumber{flavour: flavour, number: number}, anyPF: true}
+		return eswitchPort{eswitch: pf, portAttrs: portAttrs{flavour: flavour, number: number}, anyPF: true}
 	}
 	atHost := func(pf uint16, flavour devlink.Flavour, number uint32) eswitchPort {
-		return eswitchPort{portNumber: portNumber{external: true, controller: 1, pf: pf, flavour: flavour, number: number}}
+		return eswitchPort{portAttrs: portAttrs{external: true, controller: 1, pf: pf, flavour: flavour, number: number}}
 	}
 	onOne := func(p eswitchPort) eswitchPort { p.eswitch = "0000:03:00.0"; return p }
 	tests := []struct {
-		name   string
-		places portFinder
-		port   string
-		want   eswitchPort
-		says   string
+		name     string
+		resolver portResolver
+		port     string
+		want     eswitchPort
+		says     string
 	}{
 		{"VF by its links", here, "vf-0000-01-10-0", own("0000:01:00.0", devlink.PCIVF, 1), ""},
 		{"VF that is not there yet", here, "vf-0000-01-10-4", own("0000:01:00.0", devlink.PCIVF, 2), ""},
@@ -87,15 +87,15 @@ func TestPlaces(t *testing.T) {
 		{"host's VF of the next PF", host, "vf-0000-3b-02-3", atHost(1, devlink.PCIVF, 1), ""},
 		{"host's SF", host, "sf-3b-00-1-4", atHost(1, devlink.PCISF, 4), ""},
 		{"host's PF", host, "vf-0000-3b-00-1", atHost(1, devlink.PCIPF, 0), ""},
-		{"host's PF without controller", host, "vf-0000-5e-00-0", eswitchPort{portNumber: portNumber{pf: 7, flavour: devlink.PCIPF}}, ""},
+		{"host's PF without controller", host, "vf-0000-5e-00-0", eswitchPort{portAttrs: portAttrs{pf: 7, flavour: devlink.PCIPF}}, ""},
 		{"host's VF of none", host, "vf-0001-5e-00-2", eswitchPort{}, "0001:5e:00.2 is no --host-pf and no VF of one"},
 		{"own VF, but addresses are the host's", host, "vf-0000-01-10-0", eswitchPort{}, "0000:01:10.0 is no --host-pf"},
 		{"own SF, but addresses are the host's", host, "sf-01-00-0-88", eswitchPort{}, "whose SF it is, is no --host-pf"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			got, err := test.places.of(test.port)
-			if diff := cmp.Diff(test.want, got, cmp.AllowUnexported(eswitchPort{}, portNumber{})); diff != "" {
+			got, err := test.resolver.resolve(test.port)
+			if diff := cmp.Diff(test.want, got, cmp.AllowUnexported(eswitchPort{}, portAttrs{})); diff != "" {
 				t.Errorf("%v (-want +got):\n%s", err, diff)
 			}
 			if (err != nil) != (test.says != "") || err != nil && !strings.Contains(err.Error(), test.says) {

@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -13,9 +14,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// byRule are netdevs in a namespace of their own, among them a representor that only its devlink port tells.
-type byRule struct {
-	*netdevs
+// byAddress are netdevs in a namespace of their own, among them a representor that only its devlink port tells.
+type byAddress struct {
+	*rtnetlink
 	ns          *netns.Namespace
 	representor netlink.Link
 	broken      error // what devlink says
@@ -23,13 +24,13 @@ type byRule struct {
 
 const vfPort = "vf-0000-01-02-3" // VF 3 of PF 0000:01:00.0
 
-func newByRule(t *testing.T) *byRule {
+func newByAddress(t *testing.T) *byAddress {
 	t.Helper()
 	root := t.TempDir()
 	makePF(t, root, "0000:01:00.0", "8 16 1")
-	r := &byRule{ns: netns.New(t)}
+	r := &byAddress{ns: netns.New(t)}
 	err := r.ns.Do(func() (err error) {
-		r.netdevs, err = openNetdevs("", portFinder{sysRoot: sysfs.Root(root)})
+		r.rtnetlink, err = openRtnetlink("", portResolver{sysfs: sysfs.Root(root)})
 		return err
 	})
 	if err != nil {
@@ -37,7 +38,7 @@ func newByRule(t *testing.T) *byRule {
 	}
 	t.Cleanup(r.close)
 	r.representor = r.netdev(t, "eth7")
-	r.locator.ports = func() ([]devlink.Port, error) {
+	r.representors.ports = func() ([]devlink.Port, error) {
 		port := devlink.Port{Device: devlink.OfPCI("0000:01:00.0"), Flavour: devlink.PCIVF, VF: 3}
 		port.NetdevIndex = r.representor.Attrs().Index
 		return []devlink.Port{port}, r.broken
@@ -46,13 +47,13 @@ func newByRule(t *testing.T) *byRule {
 }
 
 // netdev makes one end of a wire whose other end is of no interest.
-func (r *byRule) netdev(t *testing.T, name string) netlink.Link {
+func (r *byAddress) netdev(t *testing.T, name string) netlink.Link {
 	t.Helper()
 	netns.Connect(t, r.ns, name, r.ns, "far-"+name[len(name)-4:])
 	return r.link(t, name)
 }
 
-func (r *byRule) link(t *testing.T, name string) netlink.Link {
+func (r *byAddress) link(t *testing.T, name string) netlink.Link {
 	t.Helper()
 	link, err := r.handle.LinkByName(name)
 	if err != nil {
@@ -62,9 +63,9 @@ func (r *byRule) link(t *testing.T, name string) netlink.Link {
 }
 
 // attach has the port in a bridge of its network.
-func (r *byRule) attach(t *testing.T) {
+func (r *byAddress) attach(t *testing.T) {
 	t.Helper()
-	plane := perBridge{r.netdevs}
+	plane := perBridge{r.rtnetlink}
 	if _, err := plane.ensureNetwork(segment{id: "net-blue"}); err != nil {
 		t.Fatal(err)
 	}
@@ -76,7 +77,7 @@ func (r *byRule) attach(t *testing.T) {
 
 var blueMember = membership{mac: []byte{2, 0, 0, 0, 0, 1}, networks: []segment{{id: "net-blue", vlan: 10}}}
 
-func (r *byRule) wantMaster(t *testing.T, want string) {
+func (r *byAddress) wantMaster(t *testing.T, want string) {
 	t.Helper()
 	got := ""
 	if index := r.link(t, r.representor.Attrs().Name).Attrs().MasterIndex; index != 0 {
@@ -93,16 +94,16 @@ func (r *byRule) wantMaster(t *testing.T, want string) {
 
 // TestSweepKnowsRules: at the start, what was found by PCI address is kept, and what cannot be known is left alone.
 func TestSweepKnowsRules(t *testing.T) {
-	r := newByRule(t)
+	r := newByAddress(t)
 	r.attach(t)
-	plane, networks := perBridge{r.netdevs}, map[string]bool{"net-blue": true}
+	plane, networks := perBridge{r.rtnetlink}, []string{"net-blue"}
 	if err := plane.sweep(networks, map[string]membership{vfPort: blueMember}); err != nil {
 		t.Error(err)
 	}
 	r.wantMaster(t, "br-net-blue")
 
 	r.broken = errors.New("devlink is broken")
-	r.locator.expire()
+	r.representors.stale.Store(true)
 	err := plane.sweep(networks, map[string]membership{vfPort: blueMember})
 	if err == nil || !strings.Contains(err.Error(), "representor of port "+vfPort) {
 		t.Errorf("devlink is broken: %v", err)
@@ -118,10 +119,10 @@ func TestSweepKnowsRules(t *testing.T) {
 
 // TestNamesComeFirst: a netdev with the port's name takes the place of the one that the rule finds.
 func TestNamesComeFirst(t *testing.T) {
-	r := newByRule(t)
+	r := newByAddress(t)
 	r.attach(t)
 	named := r.netdev(t, vfPort)
-	if err := (perBridge{r.netdevs}).attach(vfPort, blueMember); err != nil {
+	if err := (perBridge{r.rtnetlink}).attach(vfPort, blueMember); err != nil {
 		t.Fatal(err)
 	}
 	r.wantMaster(t, "")
@@ -132,13 +133,13 @@ func TestNamesComeFirst(t *testing.T) {
 
 // TestOneNetdevForOnePort: two ports that find one netdev do not take it from each other.
 func TestOneNetdevForOnePort(t *testing.T) {
-	r := newByRule(t)
+	r := newByAddress(t)
 	r.attach(t)
 	const other = "vf-0000-01-02-4"
 	if err := r.handle.LinkAddAltName(r.representor, other); err != nil {
 		t.Fatal(err)
 	}
-	plane := perBridge{r.netdevs}
+	plane := perBridge{r.rtnetlink}
 	err := plane.attach(other, blueMember)
 	if err == nil || !strings.Contains(err.Error(), "is already the representor of port "+vfPort) {
 		t.Errorf("%v, want it to name the port that has it", err)
@@ -149,7 +150,7 @@ func TestOneNetdevForOnePort(t *testing.T) {
 	r.wantMaster(t, "br-net-blue")
 
 	r.broken = errors.New("devlink is broken")
-	r.locator.expire()
+	r.representors.stale.Store(true)
 	for what, err := range map[string]error{"attach": plane.attach(other, blueMember), "detach": plane.detach(other)} {
 		if err == nil || !strings.Contains(err.Error(), "whether it is the representor of port "+vfPort) {
 			t.Errorf("%s while devlink is broken: %v, want it to say what is not known", what, err)
@@ -157,7 +158,7 @@ func TestOneNetdevForOnePort(t *testing.T) {
 	}
 	r.wantMaster(t, "br-net-blue")
 	r.broken = nil
-	r.locator.expire()
+	r.representors.stale.Store(true)
 
 	if err := plane.detach(vfPort); err != nil {
 		t.Error(err)
@@ -171,27 +172,30 @@ func TestOneNetdevForOnePort(t *testing.T) {
 
 // TestArrivals: a netdev is told of as new once, until it goes; that it leaves a bridge is no end of it.
 func TestArrivals(t *testing.T) {
-	r := newByRule(t)
+	r := newByAddress(t)
 	if _, err := r.locate(vfPort); err != nil {
 		t.Fatal(err)
 	}
-	r.changeOf(r.representor, false, false)
-	if r.changeOf(r.representor, true, true); r.changeOf(r.representor, false, false).arrival {
+	arrival := func(link netlink.Link, removed, bridging bool) bool {
+		return slices.Contains(r.tasksOf(link, removed, bridging), task{kind: taskArrival})
+	}
+	arrival(r.representor, false, false)
+	if arrival(r.representor, true, true); arrival(r.representor, false, false) {
 		t.Error("what left a bridge is new")
 	}
 	later := r.netdev(t, "eth8")
-	if !r.changeOf(later, false, false).arrival || r.changeOf(later, false, false).arrival {
+	if !arrival(later, false, false) || arrival(later, false, false) {
 		t.Error("a netdev that came is new once")
 	}
-	r.changeOf(later, true, false)
-	if !r.changeOf(later, false, false).arrival {
+	arrival(later, true, false)
+	if !arrival(later, false, false) {
 		t.Error("a netdev that went and came is not new")
 	}
 }
 
 // TestRepresentorVanishesUnseen: the event that it is gone may be on its way.
 func TestRepresentorVanishesUnseen(t *testing.T) {
-	r := newByRule(t)
+	r := newByAddress(t)
 	if _, err := r.locate(vfPort); err != nil {
 		t.Fatal(err)
 	}

@@ -44,13 +44,13 @@ func FuzzParsePortName(f *testing.F) {
 	})
 }
 
-func FuzzParsePhysical(f *testing.F) {
+func FuzzParsePhysPort(f *testing.F) {
 	header := make([]byte, unix.SizeofIfInfomsg)
 	f.Add(header)
 	f.Add(append(header, 10, 0, unix.IFLA_PHYS_PORT_NAME, 0, 'p', 'f', '0', 'v', 'f', 0, 0, 0))
 	f.Add(append(header, 6, 0, unix.IFLA_PHYS_SWITCH_ID, 0, 1, 2, 0, 0))
 	f.Fuzz(func(t *testing.T, message []byte) {
-		p, err := parsePhysical(message)
+		p, err := parsePhysPort(message)
 		if err == nil && p.index != int(int32(binary.NativeEndian.Uint32(message[4:]))) {
 			t.Errorf("netdev %d of %x", p.index, message)
 		}
@@ -58,7 +58,7 @@ func FuzzParsePhysical(f *testing.F) {
 }
 
 // twoCards have a VF 3 each, and an uplink.
-var twoCards = []physical{
+var twoCards = []physPort{
 	{index: 11, name: "eth0", parent: "0000:01:00.0", switchID: "A", portName: "p0"},
 	{index: 12, name: "eth1", parent: "0000:01:00.0", switchID: "A", portName: "pf0vf3"},
 	{index: 21, name: "eth2", parent: "0000:02:00.0", switchID: "B", portName: "p0"},
@@ -91,11 +91,11 @@ func TestFind(t *testing.T) {
 		{Device: dpu2, Index: 5, Flavour: devlink.PCIPF, Controller: 1, External: true, NetdevIndex: 151},
 	}
 	own := func(pf string, flavour devlink.Flavour, number uint32) eswitchPort {
-		return eswitchPort{eswitch: slot(pf), portNumber: portNumber{flavour: flavour, number: number}, anyPF: true}
+		return eswitchPort{eswitch: slot(pf), portAttrs: portAttrs{flavour: flavour, number: number}, anyPF: true}
 	}
-	host := func(pf string, s portNumber) eswitchPort {
+	host := func(pf string, s portAttrs) eswitchPort {
 		s.external, s.controller = true, 1
-		return eswitchPort{eswitch: slot(pf), portNumber: s}
+		return eswitchPort{eswitch: slot(pf), portAttrs: s}
 	}
 	all := view{ports: ports, netdevs: twoCards}
 	names := view{netdevs: twoCards}
@@ -117,10 +117,10 @@ func TestFind(t *testing.T) {
 		{"SF by name and switch, its port telling no netdev", all, own("02", devlink.PCISF, 88), 23, ""},
 		{"SF at another switch", names, own("02", devlink.PCISF, 89), 0, "no netdev is sf89 of 0000:02:00.0"},
 		{"SF whose port has no netdev", all, own("02", devlink.PCISF, 90), 0, "devlink port pci/0000:02:00.0/4 has no netdev"},
-		{"host's VF by its port", all, host("", portNumber{flavour: devlink.PCIVF, number: 3}), 131, ""},
-		{"host's VF by name", names, host("03", portNumber{flavour: devlink.PCIVF, number: 3}), 31, ""},
+		{"host's VF by its port", all, host("", portAttrs{flavour: devlink.PCIVF, number: 3}), 131, ""},
+		{"host's VF by name", names, host("03", portAttrs{flavour: devlink.PCIVF, number: 3}), 31, ""},
 		{"host's VF is none of this machine's", all, own("03", devlink.PCIVF, 3), 0, "there is c1pf0vf3 of 0000:03:00.0"},
-		{"host's PF that could be two", all, host("", portNumber{flavour: devlink.PCIPF}), 0, "eswitch= tells which"},
+		{"host's PF that could be two", all, host("", portAttrs{flavour: devlink.PCIPF}), 0, "eswitch= tells which"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -131,47 +131,42 @@ func TestFind(t *testing.T) {
 			}
 		})
 	}
-	if _, err := broken.find(own("02", devlink.PCIVF, 4)); err == nil || errors.As(err, new(errNowhere)) {
+	if _, err := broken.find(own("02", devlink.PCIVF, 4)); err == nil || isNoRepresentor(err) {
 		t.Errorf("%v: is taken for certain while devlink is broken", err)
 	}
 }
 
-// TestLookTakesNoArrival: a look may see a netdev before the event that it came. The event must count all the same: the
-// look was for another port.
-func TestLookTakesNoArrival(t *testing.T) {
-	l := &locator{
-		ports:    func() ([]devlink.Port, error) { return nil, nil },
-		physical: func() ([]physical, error) { return twoCards, nil },
-		told:     map[int]bool{},
-	}
-	if err := l.look(); err != nil {
+// noPorts is a devlink without ports.
+func noPorts() ([]devlink.Port, error) { return nil, nil }
+
+// TestRefreshTakesNoArrival: a view may have a netdev before the event that it came. The event must count all the same:
+// the view was taken for another port.
+func TestRefreshTakesNoArrival(t *testing.T) {
+	c := newRepresentorCache(portResolver{}, noPorts, func() ([]physPort, error) { return twoCards, nil })
+	if err := c.refresh(); err != nil {
 		t.Fatal(err)
 	}
-	if !l.came(12) {
+	if !c.arrived(12) {
 		t.Error("a netdev of which no event told yet is not new")
 	}
 }
 
-// TestLookAgainIfInterrupted: what is missing from a dump that was interrupted may be there.
-func TestLookAgainIfInterrupted(t *testing.T) {
-	looks, interrupted := 0, 2
-	l := &locator{
-		ports: func() ([]devlink.Port, error) { return nil, nil },
-		physical: func() ([]physical, error) {
-			looks++
-			if looks <= interrupted {
-				return nil, nl.ErrDumpInterrupted
-			}
-			return twoCards, nil
-		},
-		told: map[int]bool{},
+// TestDumpAgainIfInterrupted: what is missing from a dump that was interrupted may be there.
+func TestDumpAgainIfInterrupted(t *testing.T) {
+	dumps, interrupted := 0, 2
+	c := newRepresentorCache(portResolver{}, noPorts, func() ([]physPort, error) {
+		dumps++
+		if dumps <= interrupted {
+			return nil, nl.ErrDumpInterrupted
+		}
+		return twoCards, nil
+	})
+	if err := c.refresh(); err != nil || len(c.view.netdevs) != len(twoCards) {
+		t.Errorf("%v, netdevs %+v, want all", err, c.view.netdevs)
 	}
-	if err := l.look(); err != nil || len(l.view.netdevs) != len(twoCards) {
-		t.Errorf("%v, netdevs %+v, want all", err, l.view.netdevs)
-	}
-	looks, interrupted = 0, 1000
-	if err := l.look(); err == nil || !l.changed() {
-		t.Errorf("%v, want an error, and another look next time", err)
+	dumps, interrupted = 0, 1000
+	if err := c.refresh(); err == nil || !c.stale.Load() {
+		t.Errorf("%v, want an error, and another view next time", err)
 	}
 }
 
@@ -181,61 +176,56 @@ func TestDevlinkRecovers(t *testing.T) {
 		root := t.TempDir()
 		makePF(t, root, "0000:01:00.0", "8 16 1")
 		broken := errors.New("devlink is broken")
-		l := &locator{
-			places: portFinder{sysRoot: sysfs.Root(root)},
-			ports: func() ([]devlink.Port, error) {
-				return []devlink.Port{{Device: devlink.OfPCI("0000:01:00.0"), Flavour: devlink.PCIVF, VF: 4, NetdevIndex: 13}}, broken
-			},
-			physical: func() ([]physical, error) { return nil, nil },
-			told:     map[int]bool{},
+		ports := func() ([]devlink.Port, error) {
+			return []devlink.Port{{Device: devlink.OfPCI("0000:01:00.0"), Flavour: devlink.PCIVF, VF: 4, NetdevIndex: 13}}, broken
 		}
-		if _, err := l.index("vf-0000-01-02-4"); !errors.Is(err, broken) {
+		noNetdevs := func() ([]physPort, error) { return nil, nil }
+		c := newRepresentorCache(portResolver{sysfs: sysfs.Root(root)}, ports, noNetdevs)
+		if _, err := c.ifindex("vf-0000-01-02-4"); !errors.Is(err, broken) {
 			t.Errorf("%v, want what devlink says", err)
 		}
 		broken = nil
 		time.Sleep(time.Second)
-		if index, err := l.index("vf-0000-01-02-4"); index != 13 {
+		if index, err := c.ifindex("vf-0000-01-02-4"); index != 13 {
 			t.Errorf("when devlink works again: %d, %v, want 13", index, err)
 		}
 	})
 }
 
-// TestLookOnlyWhenNeeded: listing ports can be slow, for each port's function is asked of the card's firmware.
-func TestLookOnlyWhenNeeded(t *testing.T) {
+// TestRefreshOnlyWhenNeeded: listing ports can be slow, for each port's function is asked of the card's firmware.
+func TestRefreshOnlyWhenNeeded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		root := t.TempDir()
 		makePF(t, root, "0000:01:00.0", "8 16 1")
-		looks := 0
+		dumps := 0
 		netdevs := twoCards[:1]
-		l := &locator{
-			places:   portFinder{sysRoot: sysfs.Root(root)},
-			ports:    func() ([]devlink.Port, error) { return nil, nil },
-			physical: func() ([]physical, error) { looks++; return netdevs, nil },
-			told:     map[int]bool{},
-		}
+		c := newRepresentorCache(portResolver{sysfs: sysfs.Root(root)}, noPorts, func() ([]physPort, error) {
+			dumps++
+			return netdevs, nil
+		})
 		const vf3, vf4 = "vf-0000-01-02-3", "vf-0000-01-02-4"
 		want := func(when, port string, index, times int) {
 			t.Helper()
-			got, err := l.index(port)
-			if _, nowhere := errors.AsType[errNowhere](err); got != index || nowhere != (index == 0) || looks != times {
-				t.Errorf("%s: %d, %v after %d looks, want %d after %d", when, got, err, looks, index, times)
+			got, err := c.ifindex(port)
+			if got != index || isNoRepresentor(err) != (index == 0) || dumps != times {
+				t.Errorf("%s: %d, %v after %d dumps, want %d after %d", when, got, err, dumps, index, times)
 			}
 		}
 		want("at first", vf3, 0, 1)
 		want("another that is missing", vf4, 0, 1)
 		netdevs = twoCards[:2]
-		if !l.came(12) || l.came(12) {
+		if !c.arrived(12) || c.arrived(12) {
 			t.Error("a netdev is new once")
 		}
 		want("after an event", vf3, 12, 2)
-		if l.came(12) {
+		if c.arrived(12) {
 			t.Error("what was told is new")
 		}
 		time.Sleep(time.Hour)
 		want("what was found, later", vf3, 12, 2)
 		want("what was not found, later", vf4, 0, 3)
 		netdevs = twoCards[:1]
-		l.went(12)
+		c.departed(12)
 		want("after it went", vf3, 0, 4)
 	})
 }

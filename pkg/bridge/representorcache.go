@@ -1,0 +1,252 @@
+package bridge
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
+)
+
+// representorCache finds representors of Functions by the PCI address that a port's id tells, without asking the kernel
+// anew for each: in a view that is taken again when a netdev came or went. One call at a time; those of arrived, departed
+// and reset, by one goroutine, may come at the same time as others.
+type representorCache struct {
+	resolver  portResolver
+	ports     func() ([]devlink.Port, error)
+	physPorts func() ([]physPort, error)
+
+	view  view
+	taken time.Time    // when view was; zero if never
+	stale atomic.Bool  // a netdev came or went since the view
+	known map[int]bool // netdevs by ifindex that events told of as being there
+}
+
+func newRepresentorCache(
+	resolver portResolver, ports func() ([]devlink.Port, error), physPorts func() ([]physPort, error),
+) *representorCache {
+	return &representorCache{resolver: resolver, ports: ports, physPorts: physPorts, known: map[int]bool{}}
+}
+
+// view is what the kernel says of representors. A netdev is of one eswitch port as long as it lives, so what is found in a
+// view is true until that netdev goes.
+type view struct {
+	ports     []devlink.Port
+	noDevlink error // why there are no ports
+	netdevs   []physPort
+}
+
+// physPort is what rtnetlink tells of the port of a card that a netdev is for.
+type physPort struct {
+	index    int
+	name     string
+	parent   pci.Address // the device that it belongs to, "" if the driver does not tell or it is on another bus
+	switchID string      // phys_switch_id, "" for what is at no eswitch
+	portName string      // phys_port_name
+}
+
+// maxAge is how old a view may be in which something is looked for and not found: most of what changes is told by an
+// event, but not all, and of many ports that miss their representors each looks for its own.
+const maxAge = 500 * time.Millisecond
+
+// errNoRepresentor is that a port has no representor by its PCI address. It says why.
+type errNoRepresentor struct{ error }
+
+func isNoRepresentor(err error) bool { return errors.As(err, new(errNoRepresentor)) }
+
+// ifindex is that of the port's representor. The error is an errNoRepresentor if there is none.
+func (c *representorCache) ifindex(port string) (int, error) {
+	at, err := c.resolver.resolve(port)
+	if err != nil {
+		return 0, errNoRepresentor{err}
+	}
+	if !c.stale.Load() {
+		index, err := c.view.find(at)
+		if err == nil || time.Since(c.taken) <= maxAge {
+			return index, err
+		}
+	}
+	if err := c.refresh(); err != nil {
+		return 0, err
+	}
+	return c.view.find(at)
+}
+
+// refresh takes a new view.
+func (c *representorCache) refresh() error {
+	c.stale.Store(false) // what comes from now on may not be seen
+	netdevs, err := c.physPorts()
+	// A netdev that neither came nor went may be missing then, and its port would be taken out of service.
+	for try := 1; errors.Is(err, nl.ErrDumpInterrupted) && try < 10; try++ {
+		netdevs, err = c.physPorts()
+	}
+	if err != nil {
+		c.stale.Store(true)
+		return fmt.Errorf("list netdevs: %w", err)
+	}
+	// After the netdevs: the port of a netdev in the view is then there too.
+	ports, noDevlink := c.ports()
+	c.view, c.taken = view{ports, noDevlink, netdevs}, time.Now()
+	return nil
+}
+
+// reset notes that events were lost, of netdevs that came or went.
+func (c *representorCache) reset() {
+	clear(c.known)
+	c.stale.Store(true)
+}
+
+// arrived notes that an event told of a netdev, and says whether it is the first to do so. That a view has the netdev
+// does not count: the ports that miss it are looked at for the event.
+func (c *representorCache) arrived(index int) bool {
+	if c.known[index] {
+		return false
+	}
+	c.known[index] = true
+	c.stale.Store(true)
+	return true
+}
+
+// departed notes that a netdev is gone.
+func (c *representorCache) departed(index int) {
+	delete(c.known, index)
+	c.stale.Store(true)
+}
+
+// find gives the ifindex of the representor of an eswitch port: first by devlink, which knows ports by number, then by name.
+func (v view) find(at eswitchPort) (int, error) {
+	index, byPort := v.byPort(at)
+	if byPort == nil {
+		return index, nil
+	}
+	index, byName := v.byName(at)
+	if byName == nil {
+		return index, nil
+	}
+	err := fmt.Errorf("%s has no representor (it has one in eswitch mode switchdev only): %w; %w", at, byPort, byName)
+	if v.noDevlink != nil {
+		return 0, err // it may have one all the same
+	}
+	return 0, errNoRepresentor{err}
+}
+
+func (v view) byPort(at eswitchPort) (int, error) {
+	if v.noDevlink != nil {
+		return 0, v.noDevlink
+	}
+	var found []string
+	var index int
+	for _, port := range v.ports {
+		if at.eswitch != "" && port.Device != devlink.OfPCI(at.eswitch) || !at.has(attrsOf(port)) {
+			continue
+		}
+		found = append(found, fmt.Sprintf("%s/%d", port.Device, port.Index))
+		index = port.NetdevIndex
+	}
+	switch {
+	case len(found) > 1:
+		return 0, fmt.Errorf("devlink ports %s are all %s%s", strings.Join(found, ", "), at, at.choose())
+	case len(found) == 0:
+		return 0, fmt.Errorf("no devlink port is %s%s", at, v.others(at))
+	case index == 0:
+		return 0, fmt.Errorf("devlink port %s has no netdev in this network namespace", found[0])
+	}
+	return index, nil
+}
+
+func (v view) byName(at eswitchPort) (int, error) {
+	var found []string
+	var index int
+	for _, n := range v.netdevs {
+		attrs, ok := parsePortName(n.portName)
+		if !ok || n.switchID == "" || !at.has(attrs) || !v.on(n, at.eswitch) {
+			continue
+		}
+		found = append(found, n.name)
+		index = n.index
+	}
+	switch {
+	case len(found) > 1:
+		return 0, fmt.Errorf("netdevs %s are all %s by phys_port_name%s", strings.Join(found, ", "), at, at.choose())
+	case len(found) == 0:
+		return 0, fmt.Errorf("no netdev is %s by phys_port_name and phys_switch_id", at)
+	}
+	return index, nil
+}
+
+// on says whether a netdev is at the eswitch of this PF: it belongs to the PF's device, or, where the driver does not
+// tell, it has the phys_switch_id of the PF's own netdev. PFs that are bonded have one phys_switch_id, so that the
+// device is the better sign.
+func (v view) on(n physPort, eswitch pci.Address) bool {
+	if eswitch == "" || n.parent == eswitch {
+		return true
+	}
+	return n.parent == "" && slices.ContainsFunc(v.netdevs, func(uplink physPort) bool {
+		_, represents := parsePortName(uplink.portName)
+		return uplink.parent == eswitch && !represents && uplink.switchID == n.switchID
+	})
+}
+
+// choose says what would tell eswitches apart.
+func (p eswitchPort) choose() string {
+	if p.eswitch != "" {
+		return ""
+	}
+	return "; --host-pf with eswitch= tells which"
+}
+
+// others names a port with the same number that another controller or PF has: the one who wrote --host-pf may mean it.
+func (v view) others(at eswitchPort) string {
+	for _, port := range v.ports {
+		attrs := attrsOf(port)
+		here := at.eswitch == "" || port.Device == devlink.OfPCI(at.eswitch)
+		if here && at.flavour == attrs.flavour && at.number == attrs.number {
+			return fmt.Sprintf(" (there is %s of %s)", attrs, port.Device.Name)
+		}
+	}
+	return ""
+}
+
+// skipStats is RTEXT_FILTER_SKIP_STATS of linux/rtnetlink.h: counters cost most of a dump.
+const skipStats = 1 << 3
+
+// physPorts lists all netdevs. The netlink library reads no phys_port_name, and of a phys_switch_id the first 4 bytes. If
+// netdevs come or go meanwhile the error may be nl.ErrDumpInterrupted.
+func (r *rtnetlink) physPorts() ([]physPort, error) {
+	req := r.linkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP, 0)
+	req.AddData(nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(skipStats)))
+	messages, err := req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]physPort, len(messages))
+	for i, message := range messages {
+		if all[i], err = parsePhysPort(message); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+func parsePhysPort(message []byte) (physPort, error) {
+	if len(message) < unix.SizeofIfInfomsg {
+		return physPort{}, fmt.Errorf("answer of %d bytes, want at least %d", len(message), unix.SizeofIfInfomsg)
+	}
+	attrs, err := attribute.Parse(message[unix.SizeofIfInfomsg:])
+	if err != nil {
+		return physPort{}, err
+	}
+	parent, _ := pci.Parse(attrs.Text(unix.IFLA_PARENT_DEV_NAME))
+	return physPort{
+		index: int(nl.DeserializeIfInfomsg(message).Index), name: attrs.Text(unix.IFLA_IFNAME), parent: parent,
+		portName: attrs.Text(unix.IFLA_PHYS_PORT_NAME), switchID: string(attrs[unix.IFLA_PHYS_SWITCH_ID]),
+	}, nil
+}
