@@ -195,10 +195,9 @@ func (s *Server) talk(ctx context.Context, conn *net.UnixConn) {
 // on, as it is wanted all the same. stop must be called when the request is done.
 func whileConnected(ctx context.Context, conn *net.UnixConn, command wire.Command) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	stop = func() { cancel(nil) }
 	raw, err := conn.SyscallConn()
 	if err != nil || command != wire.Add || conn.SetReadDeadline(time.Time{}) != nil {
-		return ctx, stop
+		return ctx, func() { cancel(nil) }
 	}
 	var watching sync.WaitGroup
 	watching.Go(func() {
@@ -210,7 +209,7 @@ func whileConnected(ctx context.Context, conn *net.UnixConn, command wire.Comman
 	return ctx, func() {
 		_ = conn.SetReadDeadline(time.Unix(1, 0))
 		watching.Wait()
-		stop()
+		cancel(nil)
 	}
 }
 
