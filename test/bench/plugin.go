@@ -294,7 +294,7 @@ func (b *bench) allocateMany(ctx context.Context, h *host, calls int) (out []Mea
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, p.close()) }()
-	conn, err := dialSocket(p.Endpoints(p.resources[0])[0])
+	conn, err := kubelettest.Dial(p.Endpoints(p.resources[0])[0])
 	if err != nil {
 		return nil, err
 	}

@@ -4,88 +4,36 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"sync"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
-	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceplugin/kubelettest"
 	"github.com/opiproject/xpu-device-plugin/test/simulate"
 )
 
-// kubelet is the kubelet's side of the sockets of a DRA driver.
-type kubelet struct {
-	conn   *grpc.ClientConn
-	driver drav1.DRAPluginClient
-}
-
 // register does what the kubelet does with a driver's registration socket, and connects to the driver.
-func (h *host) register(ctx context.Context) (*kubelet, error) {
-	socket := filepath.Join(h.path("kubelet"), "plugins_registry", v1alpha1.GroupName+"-reg.sock")
-	conn, err := dialSocket(socket)
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	registration := registerapi.NewRegistrationClient(conn)
-	info, err := registration.GetInfo(ctx, &registerapi.InfoRequest{}, grpc.WaitForReady(true))
-	if err != nil {
-		return nil, fmt.Errorf("registration socket %s: %w", socket, err)
-	}
-	if _, err := registration.NotifyRegistrationStatus(ctx, &registerapi.RegistrationStatus{PluginRegistered: true}); err != nil {
-		return nil, err
-	}
-	k := &kubelet{}
-	if k.conn, err = dialSocket(info.Endpoint); err != nil {
-		return nil, err
-	}
-	k.driver = drav1.NewDRAPluginClient(k.conn)
-	return k, nil
-}
-
-func dialSocket(path string) (*grpc.ClientConn, error) {
-	return grpc.NewClient("passthrough:///"+path, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, path string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", path)
-		}))
+func (h *host) register(ctx context.Context) (*kubelettest.DRADriver, error) {
+	return kubelettest.RegisterDRADriver(ctx, h.path("kubelet"), v1alpha1.GroupName)
 }
 
 // prepare prepares one claim, as the kubelet does for a pod with one.
-func (k *kubelet) prepare(ctx context.Context, c *resourceapi.ResourceClaim) error {
-	reply, err := k.driver.NodePrepareResources(ctx, &drav1.NodePrepareResourcesRequest{
-		Claims: []*drav1.Claim{{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}},
-	})
+func prepare(ctx context.Context, driver *kubelettest.DRADriver, c *resourceapi.ResourceClaim) error {
+	devices, err := driver.Prepare(ctx, c)
+	if err == nil && len(devices) != 1 {
+		err = fmt.Errorf("%d devices", len(devices))
+	}
 	if err != nil {
-		return err
-	}
-	answer := reply.Claims[string(c.UID)]
-	if answer.GetError() != "" || len(answer.GetDevices()) != 1 {
-		return fmt.Errorf("prepare claim %s: %d devices, error %q", c.Name, len(answer.GetDevices()), answer.GetError())
-	}
-	return nil
-}
-
-func (k *kubelet) unprepare(ctx context.Context, c *resourceapi.ResourceClaim) error {
-	reply, err := k.driver.NodeUnprepareResources(ctx, &drav1.NodeUnprepareResourcesRequest{
-		Claims: []*drav1.Claim{{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}},
-	})
-	if err != nil {
-		return err
-	}
-	if problem := reply.Claims[string(c.UID)].GetError(); problem != "" {
-		return fmt.Errorf("unprepare claim %s: %s", c.Name, problem)
+		return fmt.Errorf("prepare claim %s: %w", c.Name, err)
 	}
 	return nil
 }
@@ -121,30 +69,30 @@ func measurePrepare(ctx context.Context, b *bench) (out []Measurement, err error
 	if err := a.await(ctx, "publishes", a.published(h.vfs)); err != nil {
 		return nil, err
 	}
-	k, err := h.register(ctx)
+	driver, err := h.register(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer k.conn.Close()
+	defer driver.Close()
 	claims, err := c.makeClaims(ctx, h, max(one, many)+1)
 	if err != nil {
 		return nil, err
 	}
 	// When the agent has seen the Port that was made last it has seen them all.
 	last := claims[len(claims)-1]
-	if err := errors.Join(k.prepare(ctx, last), k.unprepare(ctx, last)); err != nil {
+	if err := errors.Join(prepare(ctx, driver, last), driver.Unprepare(ctx, last)); err != nil {
 		return nil, err
 	}
-	alone, err := b.prepareAlone(ctx, c, h, k, claims[:one])
+	alone, err := b.prepareAlone(ctx, c, h, driver, claims[:one])
 	if err != nil {
 		return nil, err
 	}
-	together, err := b.prepareTogether(ctx, k, claims[:many])
+	together, err := b.prepareTogether(ctx, driver, claims[:many])
 	return []Measurement{alone, together}, err
 }
 
 // prepareAlone prepares one claim after the other.
-func (b *bench) prepareAlone(ctx context.Context, c *cluster, h *host, k *kubelet, claims []*resourceapi.ResourceClaim) (m Measurement, err error) {
+func (b *bench) prepareAlone(ctx context.Context, c *cluster, h *host, driver *kubelettest.DRADriver, claims []*resourceapi.ResourceClaim) (m Measurement, err error) {
 	m = Measurement{What: "Prepare a claim", Unit: Seconds, Reference: "GET the claim, sync 4 kB", Goal: lessThan(0.010)}
 	file, err := os.Create(filepath.Join(h.path("state"), "reference"))
 	if err != nil {
@@ -152,7 +100,7 @@ func (b *bench) prepareAlone(ctx context.Context, c *cluster, h *host, k *kubele
 	}
 	defer file.Close()
 	for _, one := range claims {
-		took, err := timed(func() error { return k.prepare(ctx, one) })
+		took, err := timed(func() error { return prepare(ctx, driver, one) })
 		if err != nil {
 			return m, err
 		}
@@ -168,7 +116,7 @@ func (b *bench) prepareAlone(ctx context.Context, c *cluster, h *host, k *kubele
 			return m, err
 		}
 		m.ReferenceSamples = append(m.ReferenceSamples, reference.Seconds())
-		if err := k.unprepare(ctx, one); err != nil {
+		if err := driver.Unprepare(ctx, one); err != nil {
 			return m, err
 		}
 	}
@@ -177,19 +125,19 @@ func (b *bench) prepareAlone(ctx context.Context, c *cluster, h *host, k *kubele
 
 // prepareTogether prepares all claims at once, each in a call of its own, as for as many pods. Its number is the time
 // from the first call to the last answer, for each claim.
-func (b *bench) prepareTogether(ctx context.Context, k *kubelet, claims []*resourceapi.ResourceClaim) (m Measurement, err error) {
+func (b *bench) prepareTogether(ctx context.Context, driver *kubelettest.DRADriver, claims []*resourceapi.ResourceClaim) (m Measurement, err error) {
 	m = Measurement{What: fmt.Sprintf("Prepare %d claims at once, each", len(claims)), Unit: Seconds, Goal: lessThan(0.010)}
 	for range b.runs(5) {
 		errs := make([]error, len(claims))
 		var group sync.WaitGroup
 		begin := time.Now()
 		for i, one := range claims {
-			group.Go(func() { errs[i] = k.prepare(ctx, one) })
+			group.Go(func() { errs[i] = prepare(ctx, driver, one) })
 		}
 		group.Wait()
 		m.Samples = append(m.Samples, time.Since(begin).Seconds()/float64(len(claims)))
 		for _, one := range claims {
-			errs = append(errs, k.unprepare(ctx, one))
+			errs = append(errs, driver.Unprepare(ctx, one))
 		}
 		if err := errors.Join(errs...); err != nil {
 			return m, err

@@ -16,12 +16,10 @@ import (
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 
@@ -29,6 +27,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/cni"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/nri/nritest"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
@@ -155,12 +154,7 @@ func (l *life) prepare(ctx context.Context, c *resourceapi.ResourceClaim) error 
 			ctx, cancel = context.WithTimeout(ctx, time.Duration(l.random.IntN(100))*time.Millisecond)
 			defer cancel()
 		}
-		response, err := l.driver.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{
-			Claims: []*drapb.Claim{{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}},
-		}, grpc.WaitForReady(true))
-		if err == nil && response.Claims[string(c.UID)].GetError() != "" {
-			err = errors.New(response.Claims[string(c.UID)].GetError())
-		}
+		_, err := l.driver.Prepare(ctx, c)
 		if err != nil && l.way == neverRuns {
 			return nil // it is deleted before the kubelet tries again
 		}
@@ -173,13 +167,7 @@ func (l *life) unprepare(ctx context.Context, c *resourceapi.ResourceClaim) erro
 	defer l.kubelet.RUnlock()
 	ctx, cancel := context.WithTimeout(ctx, 45*time.Second)
 	defer cancel()
-	response, err := l.driver.NodeUnprepareResources(ctx, &drapb.NodeUnprepareResourcesRequest{
-		Claims: []*drapb.Claim{{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}},
-	}, grpc.WaitForReady(true))
-	if err == nil && response.Claims[string(c.UID)].GetError() != "" {
-		err = errors.New(response.Claims[string(c.UID)].GetError())
-	}
-	return err
+	return l.driver.Unprepare(ctx, c)
 }
 
 // forget plays the control plane when the pod is gone, and waits until the claim is.
@@ -271,11 +259,7 @@ func (l *life) runPodSandbox(ctx context.Context, s sandbox) error {
 }
 
 func (l *life) sandboxOf(s sandbox) *adaptation.PodSandbox {
-	return &adaptation.PodSandbox{
-		Id: s.id, Namespace: "default", Name: l.name, Uid: l.uid, Linux: &adaptation.LinuxPodSandbox{
-			Namespaces: []*adaptation.LinuxNamespace{{Type: "network", Path: s.Path()}},
-		},
-	}
+	return nritest.Sandbox(s.id, l.name, l.uid, s.Path())
 }
 
 // createContainer plays the runtime that injects CDI devices and asks its plugins. A container that starts must have the

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -22,15 +23,11 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
-	"google.golang.org/grpc/credentials/insecure"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
-	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -43,6 +40,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceplugin/kubelettest"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi/kubeapitest"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/nri/nritest"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
 	"github.com/opiproject/xpu-device-plugin/test/must"
@@ -79,7 +77,7 @@ type node struct {
 	// kubelet is held for reading by who plays it, and for writing by who takes it away.
 	kubelet sync.RWMutex
 	plugins *kubelettest.Kubelet
-	driver  drapb.DRAPluginClient
+	driver  *kubelettest.DRADriver
 	lister  *podresourcestest.Kubelet
 
 	// runtime is held in the same way.
@@ -210,13 +208,10 @@ func (n *node) startKubelet() {
 	n.t.Helper()
 	n.plugins = kubelettest.New(n.path("kubelet"), kubelettest.Options{})
 	must.Succeed(n.t, n.restartKubelet())
-	connection, err := grpc.NewClient("unix://"+n.path("kubelet/plugins/"+v1alpha1.GroupName+"/dra.sock"),
-		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff: backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.5, MaxDelay: 500 * time.Millisecond},
-		}))
+	driver, err := kubelettest.ConnectDRADriver(n.path("kubelet/plugins/" + v1alpha1.GroupName + "/dra.sock"))
 	must.Succeed(n.t, err)
-	n.t.Cleanup(func() { connection.Close() })
-	n.driver = drapb.NewDRAPluginClient(connection)
+	n.t.Cleanup(func() { driver.Close() })
+	n.driver = driver
 }
 
 func (n *node) restartKubelet() (err error) {
@@ -267,27 +262,17 @@ func (n *node) startRuntime() {
 }
 
 func (n *node) restartRuntime() (err error) {
-	n.nri, err = adaptation.New("runtime", "v1",
-		func(ctx context.Context, plugin adaptation.SyncCB) error {
-			n.mutex.Lock()
-			var all []*adaptation.PodSandbox
-			for _, s := range n.sandboxes {
-				all = append(all, s)
-			}
-			n.mutex.Unlock()
-			_, err := plugin(ctx, all, nil)
-			return err
-		},
-		func(context.Context, []*adaptation.ContainerUpdate) ([]*adaptation.ContainerUpdate, error) {
-			return nil, nil
-		},
-		adaptation.WithSocketPath(n.path("nri/runtime.sock")), adaptation.WithPluginPath(n.path("nri")),
-		adaptation.WithPluginConfigPath(n.path("nri/conf")))
-	if err != nil {
-		return err
+	n.nri, err = nritest.Start(n.path("nri/runtime.sock"), n.allSandboxes)
+	if err == nil {
+		n.nriGate.set(false)
 	}
-	n.nriGate.set(false)
-	return n.nri.Start()
+	return err
+}
+
+func (n *node) allSandboxes() []*adaptation.PodSandbox {
+	n.mutex.Lock()
+	defer n.mutex.Unlock()
+	return slices.Collect(maps.Values(n.sandboxes))
 }
 
 func (n *node) stopRuntime() {

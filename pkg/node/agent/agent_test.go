@@ -19,8 +19,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/vishvananda/netlink"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -28,8 +26,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
-	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
-	registerpb "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 
@@ -37,7 +33,10 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceplugin/kubelettest"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi/kubeapitest"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/nri/nritest"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/simulate"
 )
@@ -251,55 +250,19 @@ func (w *world) readyz() (int, string) {
 // startRuntime plays a container runtime that has sandboxes.
 func (w *world) startRuntime(sandboxes ...*adaptation.PodSandbox) {
 	w.t.Helper()
-	runtime, err := adaptation.New("runtime", "v1",
-		func(ctx context.Context, plugin adaptation.SyncCB) error {
-			_, err := plugin(ctx, sandboxes, nil)
-			return err
-		},
-		func(context.Context, []*adaptation.ContainerUpdate) ([]*adaptation.ContainerUpdate, error) {
-			return nil, nil
-		},
-		adaptation.WithSocketPath(w.config.NRISocket), adaptation.WithPluginPath(w.t.TempDir()), adaptation.WithPluginConfigPath(w.t.TempDir()))
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	if err := runtime.Start(); err != nil {
-		w.t.Fatal(err)
-	}
+	runtime, err := nritest.Start(w.config.NRISocket, func() []*adaptation.PodSandbox { return sandboxes })
+	must.Succeed(w.t, err)
 	w.t.Cleanup(runtime.Stop)
 	w.runtime = runtime
 }
 
-func (w *world) dial(socket string) *grpc.ClientConn {
-	w.t.Helper()
-	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	w.t.Cleanup(func() { conn.Close() })
-	return conn
-}
-
 // register plays the kubelet that finds the driver's socket, and returns the driver.
-func (w *world) register() drapb.DRAPluginClient {
+func (w *world) register() *kubelettest.DRADriver {
 	w.t.Helper()
-	registrar := filepath.Join(w.config.KubeletDir, "plugins_registry", v1alpha1.GroupName+"-reg.sock")
-	w.eventually("the driver has a socket for registration", func() bool {
-		_, err := os.Stat(registrar)
-		return err == nil
-	})
-	registration := registerpb.NewRegistrationClient(w.dial(registrar))
-	info, err := registration.GetInfo(w.t.Context(), &registerpb.InfoRequest{}, grpc.WaitForReady(true))
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	if info.Type != registerpb.DRAPlugin || info.Name != v1alpha1.GroupName || !slices.Contains(info.SupportedVersions, drapb.DRAPluginService) {
-		w.t.Errorf("GetInfo = %+v, want DRA driver %s with %s", info, v1alpha1.GroupName, drapb.DRAPluginService)
-	}
-	if _, err := registration.NotifyRegistrationStatus(w.t.Context(), &registerpb.RegistrationStatus{PluginRegistered: true}); err != nil {
-		w.t.Fatal(err)
-	}
-	return drapb.NewDRAPluginClient(w.dial(info.Endpoint))
+	driver, err := kubelettest.RegisterDRADriver(w.t.Context(), w.config.KubeletDir, v1alpha1.GroupName)
+	must.Succeed(w.t, err)
+	w.t.Cleanup(func() { driver.Close() })
+	return driver
 }
 
 // allocate plays the scheduler: a claim of the Function for pod1.
@@ -365,32 +328,21 @@ func (w *world) provision(c *resourceapi.ResourceClaim, function function.ID) {
 	}
 }
 
-func (w *world) prepare(driver drapb.DRAPluginClient, c *resourceapi.ResourceClaim) *drapb.NodePrepareResourceResponse {
-	w.t.Helper()
-	response, err := driver.NodePrepareResources(w.t.Context(), &drapb.NodePrepareResourcesRequest{
-		Claims: []*drapb.Claim{{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}},
-	}, grpc.WaitForReady(true))
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	return response.Claims[string(c.UID)]
-}
-
 // wantPrepared prepares the claim. A container may get the Function once that is in the pod.
 func (w *world) wantPrepared(
-	driver drapb.DRAPluginClient, c *resourceapi.ResourceClaim, function function.ID, attached bool,
+	driver *kubelettest.DRADriver, c *resourceapi.ResourceClaim, function function.ID, attached bool,
 ) {
 	w.t.Helper()
-	got := w.prepare(driver, c)
+	got, err := driver.Prepare(w.t.Context(), c)
 	device := v1alpha1.GroupName + "/function=" + string(c.UID) + "-" + function.DeviceName()
-	if got.GetError() != "" || len(got.GetDevices()) != 1 || !slices.Contains(got.Devices[0].CdiDeviceIds, device) {
-		w.t.Fatalf("NodePrepareResources = %v, want CDI device %s", got, device)
+	if err != nil || len(got) != 1 || !slices.Contains(got[0].CdiDeviceIds, device) {
+		w.t.Fatalf("NodePrepareResources = %v, %v, want CDI device %s", got, err, device)
 	}
 	files, err := cdi.NewCache(cdi.WithSpecDirs(w.config.CDIDir), cdi.WithAutoRefresh(false))
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	for _, id := range got.Devices[0].CdiDeviceIds {
+	for _, id := range got[0].CdiDeviceIds {
 		if has := files.GetDevice(id) != nil; has != (attached || id != device) {
 			w.t.Errorf("a CDI file has device %s: %t, attached: %t", id, has, attached)
 		}
@@ -400,14 +352,9 @@ func (w *world) wantPrepared(
 	}
 }
 
-func (w *world) unprepare(driver drapb.DRAPluginClient, c *resourceapi.ResourceClaim) {
+func (w *world) unprepare(driver *kubelettest.DRADriver, c *resourceapi.ResourceClaim) {
 	w.t.Helper()
-	response, err := driver.NodeUnprepareResources(w.t.Context(), &drapb.NodeUnprepareResourcesRequest{
-		Claims: []*drapb.Claim{{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}},
-	})
-	if err != nil || response.Claims[string(c.UID)].GetError() != "" {
-		w.t.Fatalf("NodeUnprepareResources = %v, %v", response, err)
-	}
+	must.Succeed(w.t, driver.Unprepare(w.t.Context(), c))
 }
 
 // TestAgent is an agent's life on a node with many Functions, from its first start on.
@@ -444,8 +391,8 @@ func TestAgent(t *testing.T) {
 	vf := function.ID{Address: w.functions("0000:3b:00.0")[7]}
 	driver := w.register()
 	c := w.allocate("net", vf)
-	if got := w.prepare(driver, c); !strings.Contains(got.GetError(), "xpu-controller has not made XPUPort default/"+claim.PortName(nodeName, vf)) {
-		t.Errorf("NodePrepareResources = %v, want an error that says what is missing", got)
+	if got, err := driver.Prepare(t.Context(), c); err == nil || !strings.Contains(err.Error(), "xpu-controller has not made XPUPort default/"+claim.PortName(nodeName, vf)) {
+		t.Errorf("NodePrepareResources = %v, %v, want an error that says what is missing", got, err)
 	}
 	w.provision(c, vf)
 	w.wantPrepared(driver, c, vf, false)
@@ -503,16 +450,14 @@ func TestPod(t *testing.T) {
 	w := newWorld(t, simulate.Config{
 		Cards: []simulate.Card{{PFs: 1, VFs: 2, Bus: "3b"}}, HostNS: "/proc/thread-self/ns/net", XPUNS: xpu.Path(),
 	})
-	sandbox := &adaptation.PodSandbox{Id: "sandbox1", Namespace: "default", Name: "pod1", Uid: "pod1-uid", Linux: &adaptation.LinuxPodSandbox{
-		Namespaces: []*adaptation.LinuxNamespace{{Type: "network", Path: pod.Path()}},
-	}}
+	sandbox := nritest.Sandbox("sandbox1", "pod1", "pod1-uid", pod.Path())
 	w.startRuntime(sandbox)
 	w.start()
 	driver := w.register()
 	vf := function.ID{Address: w.functions("0000:3b:00.0")[1]}
 	c := w.allocate("pod-net", vf)
 	w.provision(c, vf)
-	w.eventually("the Port is known", func() bool { return w.prepare(driver, c).GetError() == "" })
+	w.eventually("the Port is known", func() bool { _, err := driver.Prepare(t.Context(), c); return err == nil })
 	w.wantPrepared(driver, c, vf, false)
 	w.eventually("the runtime is connected", func() bool { code, _ := w.readyz(); return code == http.StatusOK })
 

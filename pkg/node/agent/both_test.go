@@ -9,11 +9,12 @@ import (
 	"github.com/containerd/nri/pkg/adaptation"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceplugin/kubelettest"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/nri/nritest"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
 )
 
@@ -56,17 +57,14 @@ func (s *site) awaitOffer(what string, free, inUse []function.ID) {
 }
 
 // prepareUntil plays the kubelet, which tries again until a claim is prepared.
-func (s *site) prepareUntil(driver drapb.DRAPluginClient, c *resourceapi.ResourceClaim) {
+func (s *site) prepareUntil(driver *kubelettest.DRADriver, c *resourceapi.ResourceClaim) {
 	s.t.Helper()
-	s.eventually("the claim is prepared", func() bool { return s.prepare(driver, c).GetError() == "" })
+	s.eventually("the claim is prepared", func() bool { _, err := driver.Prepare(s.t.Context(), c); return err == nil })
 }
 
 // nri is a pod as the runtime tells it to NRI plugins.
 func (p pod) nri() *adaptation.PodSandbox {
-	return &adaptation.PodSandbox{
-		Id: p.sandbox, Namespace: "default", Name: p.name, Uid: p.name + "-uid",
-		Linux: &adaptation.LinuxPodSandbox{Namespaces: []*adaptation.LinuxNamespace{{Type: "network", Path: p.Path()}}},
-	}
+	return nritest.Sandbox(p.sandbox, p.name, p.name+"-uid", p.Path())
 }
 
 func (s *site) awaitRuntime() {
@@ -121,8 +119,8 @@ func TestMoveToDRA(t *testing.T) {
 	s.mustAdd(p, vf)
 	driver := s.register()
 	c := s.allocate("net", vf)
-	if got := s.prepare(driver, c); !strings.Contains(got.GetError(), "pod default/pod0") {
-		t.Errorf("NodePrepareResources = %v, want an error that names the pod that has the Function", got)
+	if got, err := driver.Prepare(t.Context(), c); err == nil || !strings.Contains(err.Error(), "pod default/pod0") {
+		t.Errorf("NodePrepareResources = %v, %v, want an error that names the pod that has the Function", got, err)
 	}
 	s.wantInPod(p, vf)
 
@@ -167,8 +165,8 @@ func TestMoveToDevicePlugin(t *testing.T) {
 	if _, err := s.give("pod2", other); err != nil {
 		t.Fatal(err)
 	}
-	if got := s.prepare(driver, second); !strings.Contains(got.GetError(), "pod default/pod2") {
-		t.Errorf("NodePrepareResources = %v, want an error that names the pod that has the Function", got)
+	if got, err := driver.Prepare(t.Context(), second); err == nil || !strings.Contains(err.Error(), "pod default/pod2") {
+		t.Errorf("NodePrepareResources = %v, %v, want an error that names the pod that has the Function", got, err)
 	}
 	s.pods.Set()
 

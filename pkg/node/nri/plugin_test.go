@@ -28,6 +28,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/nri/nritest"
 )
 
 // node has Functions that are reserved for pods, moves them, and keeps what it was asked to do.
@@ -157,20 +158,9 @@ func startRuntime(t *testing.T, socket string, sandboxes ...*api.PodSandbox) *ru
 	t.Helper()
 	r := &runtime{plugins: make(chan int, 100)}
 	own := filepath.Join(shortDir(t), "nri.sock")
-	sync := func(ctx context.Context, plugin adaptation.SyncCB) error {
-		_, err := plugin(ctx, sandboxes, nil)
-		return err
-	}
-	update := func(context.Context, []*adaptation.ContainerUpdate) ([]*adaptation.ContainerUpdate, error) {
-		return nil, nil
-	}
 	var err error
-	r.Adaptation, err = adaptation.New("runtime", "v1", sync, update, adaptation.WithSocketPath(own),
-		adaptation.WithPluginPath(t.TempDir()), adaptation.WithPluginConfigPath(t.TempDir()), adaptation.WithMetrics(r))
+	r.Adaptation, err = nritest.Start(own, func() []*adaptation.PodSandbox { return sandboxes }, adaptation.WithMetrics(r))
 	if err != nil {
-		t.Fatal(err)
-	}
-	if err := r.Start(); err != nil {
 		t.Fatal(err)
 	}
 	r.wire = newWire(t, socket, own)

@@ -3,17 +3,11 @@ package node
 import (
 	"context"
 	"encoding/json"
-	"errors"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/containerd/nri/pkg/adaptation"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -21,8 +15,6 @@ import (
 	kruntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/clientcmd"
-	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
-	registerpb "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 
@@ -30,7 +22,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceplugin/kubelettest"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi/kubeapitest"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/nri/nritest"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
@@ -170,34 +164,18 @@ func (c *Cluster) Unallocate(object *resourceapi.ResourceClaim) {
 // Driver is the agent's DRA driver as the kubelet calls it.
 type Driver struct {
 	node   *Node
-	client drapb.DRAPluginClient
+	driver *kubelettest.DRADriver
 }
 
-// Register plays the kubelet that finds the driver's socket, and returns the driver. The sockets of an agent that was
-// killed are there until the next one is: what is not answered is tried again.
+// Register plays the kubelet that finds the driver's socket, and returns the driver.
 func (n *Node) Register() *Driver {
 	n.t.Helper()
-	registrar := n.path("kubelet/plugins_registry/" + v1alpha1.GroupName + "-reg.sock")
-	registration := registerpb.NewRegistrationClient(n.dial(registrar))
 	ctx, cancel := context.WithTimeout(n.t.Context(), Patience)
 	defer cancel()
-	info, err := registration.GetInfo(ctx, &registerpb.InfoRequest{}, grpc.WaitForReady(true))
+	driver, err := kubelettest.RegisterDRADriver(ctx, n.path("kubelet"), v1alpha1.GroupName)
 	must.Succeed(n.t, err)
-	if !slices.Contains(info.SupportedVersions, drapb.DRAPluginService) {
-		n.t.Errorf("DRA driver %+v, want one with %s", info, drapb.DRAPluginService)
-	}
-	_, err = registration.NotifyRegistrationStatus(ctx, &registerpb.RegistrationStatus{PluginRegistered: true})
-	must.Succeed(n.t, err)
-	return &Driver{n, drapb.NewDRAPluginClient(n.dial(info.Endpoint))}
-}
-
-func (n *Node) dial(socket string) *grpc.ClientConn {
-	n.t.Helper()
-	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: time.Second}))
-	must.Succeed(n.t, err)
-	n.root.Cleanup(func() { conn.Close() })
-	return conn
+	n.root.Cleanup(func() { driver.Close() })
+	return &Driver{n, driver}
 }
 
 // Prepare is the kubelet's NodePrepareResources for one claim. It returns the CDI devices.
@@ -205,21 +183,12 @@ func (d *Driver) Prepare(object *resourceapi.ResourceClaim) ([]string, error) {
 	d.node.t.Helper()
 	ctx, cancel := context.WithTimeout(d.node.t.Context(), Patience)
 	defer cancel()
-	response, err := d.client.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{
-		Claims: []*drapb.Claim{{Namespace: object.Namespace, Name: object.Name, Uid: string(object.UID)}},
-	}, grpc.WaitForReady(true))
-	if err != nil {
-		return nil, err
-	}
-	prepared := response.Claims[string(object.UID)]
-	if prepared.GetError() != "" {
-		return nil, errors.New(prepared.GetError())
-	}
+	devices, err := d.driver.Prepare(ctx, object)
 	var ids []string
-	for _, device := range prepared.GetDevices() {
+	for _, device := range devices {
 		ids = append(ids, device.CdiDeviceIds...)
 	}
-	return ids, nil
+	return ids, err
 }
 
 // MustPrepare is Prepare, after which CDI files have all devices but those of Functions, which come when those are
@@ -244,11 +213,8 @@ func (d *Driver) MustUnprepare(object *resourceapi.ResourceClaim) {
 	d.node.t.Helper()
 	ctx, cancel := context.WithTimeout(d.node.t.Context(), Patience)
 	defer cancel()
-	response, err := d.client.NodeUnprepareResources(ctx, &drapb.NodeUnprepareResourcesRequest{
-		Claims: []*drapb.Claim{{Namespace: object.Namespace, Name: object.Name, Uid: string(object.UID)}},
-	}, grpc.WaitForReady(true))
-	if err != nil || response.Claims[string(object.UID)].GetError() != "" {
-		d.node.t.Fatalf("NodeUnprepareResources of claim %s: %v, %v", object.Name, response, err)
+	if err := d.driver.Unprepare(ctx, object); err != nil {
+		d.node.t.Fatalf("NodeUnprepareResources of claim %s: %v", object.Name, err)
 	}
 }
 
@@ -270,35 +236,25 @@ func (r *runtime) set(p *Pod, running bool) {
 	}
 }
 
-// synchronize tells a plugin that has just connected what runs.
-func (r *runtime) synchronize(ctx context.Context, plugin adaptation.SyncCB) error {
+// sandboxes are those of the pods that run.
+func (r *runtime) sandboxes() []*adaptation.PodSandbox {
 	r.mutex.Lock()
-	var sandboxes []*adaptation.PodSandbox
+	defer r.mutex.Unlock()
+	var all []*adaptation.PodSandbox
 	for _, p := range r.running {
-		sandboxes = append(sandboxes, p.sandbox())
+		all = append(all, p.sandbox())
 	}
-	r.mutex.Unlock()
-	_, err := plugin(ctx, sandboxes, nil)
-	return err
+	return all
 }
 
 // StartRuntime plays the container runtime, which has no pods yet.
 func (n *Node) StartRuntime() {
 	n.t.Helper()
-	directory := n.path("nri")
-	must.Succeed(n.t, os.MkdirAll(directory, 0o755))
-	r := &runtime{}
-	update := func(context.Context, []*adaptation.ContainerUpdate) ([]*adaptation.ContainerUpdate, error) {
-		return nil, nil
-	}
+	n.runtime = &runtime{}
 	var err error
-	r.Adaptation, err = adaptation.New("runtime", "v1", r.synchronize, update,
-		adaptation.WithSocketPath(n.path("nri.sock")), adaptation.WithPluginPath(directory),
-		adaptation.WithPluginConfigPath(filepath.Join(directory, "conf")))
+	n.runtime.Adaptation, err = nritest.Start(n.path("nri.sock"), n.runtime.sandboxes)
 	must.Succeed(n.t, err)
-	must.Succeed(n.t, r.Adaptation.Start())
-	n.root.Cleanup(r.Adaptation.Stop)
-	n.runtime = r
+	n.root.Cleanup(n.runtime.Stop)
 }
 
 // AwaitRuntime waits until the agent is connected to the runtime.
@@ -345,9 +301,5 @@ func (p *Pod) MustStop() {
 }
 
 func (p *Pod) sandbox() *adaptation.PodSandbox {
-	return &adaptation.PodSandbox{
-		Id: p.Sandbox, Namespace: "default", Name: p.Name, Uid: p.UID, Linux: &adaptation.LinuxPodSandbox{
-			Namespaces: []*adaptation.LinuxNamespace{{Type: "network", Path: p.Path()}},
-		},
-	}
+	return nritest.Sandbox(p.Sandbox, p.Name, p.UID, p.Path())
 }

@@ -1,5 +1,6 @@
-// Package kubelettest has a kubelet's side of the device plugin API, over real sockets: it finds plugins, watches their Functions and allocates them. It does to plugins what a kubelet does, as far as plugins can
-// see it, but at once where a kubelet takes its time.
+// Package kubelettest has a kubelet's side of the device plugin API and of DRA, over real sockets: it finds plugins,
+// watches their Functions and allocates them, and has drivers prepare claims. It does to plugins what a kubelet does, as
+// far as plugins can see it, but at once where a kubelet takes its time.
 package kubelettest
 
 import (
@@ -17,6 +18,7 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
@@ -178,7 +180,7 @@ func (k *Kubelet) found(ctx context.Context, path string) {
 }
 
 func (k *Kubelet) register(running context.Context, path string) error {
-	connection, err := dial(path)
+	connection, err := Dial(path)
 	if err != nil {
 		return err
 	}
@@ -209,9 +211,14 @@ func (k *Kubelet) register(running context.Context, path string) error {
 	return errors.Join(err, notifyErr)
 }
 
-func dial(path string) (*grpc.ClientConn, error) {
+// Dial connects to a plugin's socket. One that does not answer is asked again soon: an agent that was killed leaves its
+// sockets until the next one starts.
+func Dial(path string) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///"+path, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithAuthority("localhost"),
+		grpc.WithAuthority("localhost"), grpc.WithConnectParams(grpc.ConnectParams{
+			MinConnectTimeout: time.Second,
+			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.5, MaxDelay: 500 * time.Millisecond},
+		}),
 		grpc.WithContextDialer(func(ctx context.Context, path string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", path)
 		}))
@@ -225,7 +232,7 @@ func (k *Kubelet) connect(ctx context.Context, resource, path string) error {
 	if known {
 		return fmt.Errorf("device plugin already connected: %s", path)
 	}
-	connection, err := dial(path)
+	connection, err := Dial(path)
 	if err != nil {
 		return err
 	}
