@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/simulate"
 )
@@ -512,7 +513,7 @@ func TestKilledBefore(t *testing.T) {
 }
 
 func TestTreeAlone(t *testing.T) {
-	root := inMemory(t)
+	root := must.MemoryDir(t)
 	begin := time.Now()
 	h := start(t, simulate.Config{Root: root, Cards: []simulate.Card{{PFs: 4, VFs: 256}}})
 	t.Logf("1024 VFs took %v", time.Since(begin))
@@ -522,21 +523,6 @@ func TestTreeAlone(t *testing.T) {
 	if err := h.SetLink(pf0, false); err == nil {
 		t.Error("SetLink without netdevs: no error")
 	}
-}
-
-// inMemory is a directory on a file system in memory, as sysfs is; on disk where /dev/shm is none.
-func inMemory(t testing.TB) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("/dev/shm", "simulate")
-	if err != nil {
-		return t.TempDir()
-	}
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
-	return dir
 }
 
 // TestUplink sends something from one xPU to another.

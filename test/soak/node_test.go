@@ -174,13 +174,7 @@ func (n *node) startController() {
 	must.Succeed(n.t, controller.Setup(n.t.Context(), manager, controller.Options{
 		Namespace: kubeapitest.AgentNamespace, Registerer: prometheus.NewRegistry(),
 	}))
-	ctx, stop := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- manager.Start(ctx) }()
-	n.t.Cleanup(func() {
-		stop()
-		must.Succeed(n.t, <-done)
-	})
+	must.Run(n.t, manager.Start)
 }
 
 // writeKubeconfig gives the agent its own rights, by way of the gate.

@@ -41,14 +41,8 @@ func followFaults(t *testing.T, conn *devlink.Conn) faults {
 			}
 		},
 	})
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- f.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		must.Succeed(t, <-ended)
-	})
-	if !f.Synced(ctx) {
+	must.Run(t, f.Run)
+	if !f.Synced(t.Context()) {
 		t.Fatal("the reporters were not looked at")
 	}
 	return f

@@ -1,7 +1,6 @@
 package hardware
 
 import (
-	"context"
 	"os"
 	"slices"
 	"strconv"
@@ -101,16 +100,8 @@ func follow(t *testing.T) *follower {
 		default:
 		}
 	}})
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- f.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Errorf("inventory: %v", err)
-		}
-	})
-	if !f.Synced(ctx) {
+	must.Run(t, f.Run)
+	if !f.Synced(t.Context()) {
 		t.Fatal("the inventory is not there")
 	}
 	return f

@@ -61,9 +61,8 @@ type supplier struct {
 func newSupplier(t *testing.T, pf pci.Address) *supplier {
 	t.Helper()
 	s := &supplier{pf: pf}
-	dir, err := os.MkdirTemp("", "s") // t.TempDir is too long for a socket
-	must.Succeed(t, err)
-	t.Cleanup(func() { os.RemoveAll(dir) })
+	dir := must.SocketDir(t)
+	var err error
 	s.journal, err = journal.Open(filepath.Join(dir, "journal.db"))
 	must.Succeed(t, err)
 	t.Cleanup(func() { s.journal.Close() })
@@ -75,27 +74,11 @@ func newSupplier(t *testing.T, pf pci.Address) *supplier {
 		s.inputs.Notify()
 		s.all.Notify()
 	}})
-	background(t, s.inventory.Run)
+	must.Run(t, s.inventory.Run)
 	if !s.inventory.Synced(t.Context()) {
 		t.Fatal("the inventory is not there")
 	}
 	return s
-}
-
-// background runs something until the test ends or end is called.
-func background(t *testing.T, run func(context.Context) error) (end func()) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- run(ctx) }()
-	end = sync.OnceFunc(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	})
-	t.Cleanup(end)
-	return end
 }
 
 // run starts what makes VFs, as an agent's start does; end ends it.
@@ -112,13 +95,13 @@ func (s *supplier) run(t *testing.T) (end func()) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	forTracker, functions, pools := s.inputs.Subscribe(ctx), s.inputs.Subscribe(ctx), s.outputs.Subscribe(ctx)
-	track := background(t, func(ctx context.Context) error {
+	track := must.Run(t, func(ctx context.Context) error {
 		return s.tracker.Run(ctx, forTracker, func() {
 			s.outputs.Notify()
 			s.all.Notify()
 		})
 	})
-	work := background(t, func(ctx context.Context) error { return s.vfs.Run(ctx, functions, pools) })
+	work := must.Run(t, func(ctx context.Context) error { return s.vfs.Run(ctx, functions, pools) })
 	return func() { track(); work(); cancel() }
 }
 

@@ -36,7 +36,7 @@ func StartBridge(t *testing.T) *Bridge {
 func (b *Bridge) Start() {
 	b.t.Helper()
 	b.process = launch(b.t, b.log, bridgeProgram, "--listen="+BridgeAddress, "--state="+b.state, "--data-plane=vlan-aware")
-	Eventually(b.t, "opi-bridge listens", func() bool {
+	must.Eventually(b.t, "opi-bridge listens", func() bool {
 		conn, err := net.DialTimeout("tcp", BridgeAddress, time.Second)
 		if err == nil {
 			_ = conn.Close()

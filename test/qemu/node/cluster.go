@@ -155,7 +155,7 @@ func thisNode() *corev1.NodeSelector {
 func (c *Cluster) Unallocate(object *resourceapi.ResourceClaim) {
 	c.node.t.Helper()
 	c.Delete(object)
-	Eventually(c.node.t, "claim "+object.Name+" is gone", func() bool {
+	must.Eventually(c.node.t, "claim "+object.Name+" is gone", func() bool {
 		err := c.Admin.Get(c.node.t.Context(), client.ObjectKeyFromObject(object), &resourceapi.ResourceClaim{})
 		return apierrors.IsNotFound(err)
 	})

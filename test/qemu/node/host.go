@@ -122,7 +122,7 @@ func (s State) VF(t *testing.T, pf pci.Address, index int) VFState {
 func Carrier(t *testing.T, pfs ...pci.Address) {
 	t.Helper()
 	for _, pf := range pfs {
-		Eventually(t, "carrier of "+string(pf), func() bool {
+		must.Eventually(t, "carrier of "+string(pf), func() bool {
 			content, err := os.ReadFile(filepath.Join(card.Devices, string(pf), "net", card.Netdev(pf), "carrier"))
 			return err == nil && strings.TrimSpace(string(content)) == "1"
 		})

@@ -99,7 +99,7 @@ func TestHotplug(t *testing.T) {
 	})
 	t.Run("PF plugged", func(t *testing.T) {
 		must.Succeed(t, host.Plug(t.Context(), 0))
-		node.Eventually(t, "netdev of "+string(h.pf), func() bool { return card.Netdev(h.pf) != "" })
+		must.Eventually(t, "netdev of "+string(h.pf), func() bool { return card.Netdev(h.pf) != "" })
 		link, err := netlink.LinkByName(card.Netdev(h.pf))
 		must.Succeed(t, err)
 		must.Succeed(t, netlink.LinkSetUp(link))
@@ -401,7 +401,7 @@ func (k *kernelEvents) add(about string) {
 // first is when an event that is wanted was received first since begin. It may be received only now.
 func (k *kernelEvents) first(t *testing.T, begin time.Time, wanted func(about string) bool) (at time.Time) {
 	t.Helper()
-	node.Eventually(t, "the kernel tells of it", func() bool {
+	must.Eventually(t, "the kernel tells of it", func() bool {
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		for _, e := range k.all {

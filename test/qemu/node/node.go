@@ -21,7 +21,6 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/yaml"
 
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
@@ -83,9 +82,7 @@ type Node struct {
 // New makes a node without an agent. All that it makes goes when the test ends.
 func New(t *testing.T, options Options) *Node {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "node") // a test's own directory has too long a name for sockets
-	must.Succeed(t, err)
-	t.Cleanup(func() { must.Succeed(t, os.RemoveAll(dir)) })
+	dir := must.SocketDir(t)
 	n := &Node{
 		root: t, t: t, dir: dir, options: options,
 		resources: map[function.ID]string{}, given: map[function.ID]*podresourcesapi.PodResources{},
@@ -93,6 +90,7 @@ func New(t *testing.T, options Options) *Node {
 	n.Kubelet = kubelettest.New(n.path("kubelet"), kubelettest.Options{})
 	must.Succeed(t, n.Kubelet.Start())
 	t.Cleanup(n.Kubelet.Stop)
+	var err error
 	n.Pods, err = podresourcestest.Start(n.path("kubelet"))
 	must.Succeed(t, err)
 	t.Cleanup(n.Pods.Stop)
@@ -208,16 +206,7 @@ func (n *Node) Log() string {
 // Eventually waits until the condition holds.
 func (n *Node) Eventually(what string, condition func() bool) {
 	n.t.Helper()
-	Eventually(n.t, what, condition)
-}
-
-// Eventually waits until the condition holds.
-func Eventually(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	if err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, Patience, true,
-		func(context.Context) (bool, error) { return condition(), nil }); err != nil {
-		t.Fatalf("%s: not within %s", what, Patience)
-	}
+	must.Eventually(n.t, what, condition)
 }
 
 // WantHealthy waits until these are the Functions of the resource that the kubelet may give to pods.

@@ -1,0 +1,188 @@
+// Package lifecycletest is a node for tests of what owns Functions. Its Functions are SFs whose netdevs are veth ends in
+// a network namespace that is the host's, with the other ends in the xPU's. The real engine moves them, a real journal
+// remembers them, and an agent can be ended at every point and started again.
+package lifecycletest
+
+import (
+	"fmt"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
+	"github.com/opiproject/xpu-device-plugin/test/must"
+	"github.com/opiproject/xpu-device-plugin/test/netns"
+)
+
+// Node is a host with Functions and its xPU.
+type Node struct {
+	Host, XPU *netns.Namespace
+	// JournalPath is the file of the journal.
+	JournalPath string
+	// BootID is that of the host's boot.
+	BootID string
+	// Event, where set, is called at every point where the agent could end: before each change to a netdev, before and
+	// after each write to the journal.
+	Event func(what string)
+
+	t     testing.TB
+	peers map[function.ID]int
+}
+
+// New makes a node with so many Functions.
+func New(t testing.TB, functions int) *Node {
+	t.Helper()
+	n := &Node{
+		Host: netns.New(t), XPU: netns.New(t), JournalPath: filepath.Join(t.TempDir(), "journal.db"), BootID: "boot-1",
+		t: t, peers: map[function.ID]int{},
+	}
+	for i := range functions {
+		n.Plug(i)
+	}
+	return n
+}
+
+// ID is the i-th Function, from 0.
+func ID(i int) function.ID { return function.SubfunctionID("0000:3b:00.0", uint32(i)) }
+
+// Netdev is the name of the i-th Function's netdev on the host.
+func Netdev(i int) string { return fmt.Sprintf("ens1f0s%d", i) }
+
+// Representor is the name of the i-th Function's representor on the xPU.
+func Representor(i int) string { return fmt.Sprintf("pf0sf%d", i) }
+
+// Plug makes the i-th Function's device.
+func (n *Node) Plug(i int) {
+	n.t.Helper()
+	netns.Connect(n.t, n.Host, Netdev(i), n.XPU, Representor(i))
+	representor, err := n.XPU.Handle().LinkByName(Representor(i))
+	must.Succeed(n.t, err)
+	n.peers[ID(i)] = representor.Attrs().Index
+}
+
+// Unplug takes the i-th Function's device away, wherever its netdev is.
+func (n *Node) Unplug(i int) {
+	n.t.Helper()
+	representor, err := n.XPU.Handle().LinkByName(Representor(i))
+	must.Succeed(n.t, err)
+	must.Succeed(n.t, n.XPU.Handle().LinkDel(representor))
+}
+
+// Netdev makes the node a [lifecycle.NetdevFinder]. It finds a veth by what stays the same about it: its other end.
+func (n *Node) Netdev(id function.ID) (string, error) {
+	peer, ok := n.peers[id]
+	if !ok {
+		return "", fmt.Errorf("no Function %s", id)
+	}
+	links, err := netns.Listed(n.Host.Handle().LinkList)
+	if err != nil {
+		return "", err
+	}
+	for _, l := range links {
+		if l.Type() == "veth" && l.Attrs().ParentIndex == peer {
+			return l.Attrs().Name, nil
+		}
+	}
+	return "", nil
+}
+
+// Snapshot is the i-th Function's netdev as it is on the host.
+func (n *Node) Snapshot(i int) netdev.Snapshot {
+	n.t.Helper()
+	engine, err := netdev.New(netdev.Options{HostNetNS: n.Host.Path()})
+	must.Succeed(n.t, err)
+	defer engine.Close()
+	name, err := n.Netdev(ID(i))
+	must.Succeed(n.t, err)
+	if name == "" {
+		n.t.Fatalf("Function %s has no netdev on the host", ID(i))
+	}
+	s, _, err := engine.Plan(n.t.Context(), netdev.Device{Name: name}, netns.New(n.t).Path(), function.Interface{Name: "any0"})
+	must.Succeed(n.t, err)
+	return s
+}
+
+// WantAsBefore is that the i-th Function's netdev is on the host, as it was then.
+func (n *Node) WantAsBefore(i int, before netdev.Snapshot) {
+	n.t.Helper()
+	if left := netdev.Diff(before, n.Snapshot(i)); len(left) > 0 {
+		n.t.Errorf("Function %s is not as it was: %q", ID(i), left)
+	}
+}
+
+// Agent is one run of the agent.
+type Agent struct {
+	Journal   *journal.Journal
+	Engine    *netdev.Engine
+	Lifecycle *lifecycle.Manager
+}
+
+// Start runs an agent until stop is called, with these hooks.
+func (n *Node) Start(hooks func(*Agent) lifecycle.Queue) (a *Agent, stop func()) {
+	n.t.Helper()
+	a = &Agent{}
+	var err error
+	a.Journal, err = journal.Open(n.JournalPath)
+	must.Succeed(n.t, err)
+	a.Engine, err = netdev.New(netdev.Options{HostNetNS: n.Host.Path(), Trace: n.tell})
+	must.Succeed(n.t, err)
+	a.Lifecycle = lifecycle.New(eventJournal{a.Journal, n.tell}, a.Engine, n, lifecycle.Options{
+		BootID: n.BootID, Patience: wait.Backoff{Duration: time.Millisecond, Steps: 3}, Hooks: hooks(a),
+	}, logr.Discard())
+	return a, sync.OnceFunc(func() {
+		a.Engine.Close()
+		a.Journal.Close()
+	})
+}
+
+func (n *Node) tell(event string) {
+	if n.Event != nil {
+		n.Event(event)
+	}
+}
+
+// eventJournal tells of each write.
+type eventJournal struct {
+	*journal.Journal
+	tell func(event string)
+}
+
+func (j eventJournal) Put(a journal.Attachment) error {
+	j.tell("before " + string(a.State))
+	defer j.tell("after " + string(a.State))
+	return j.Journal.Put(a)
+}
+
+func (j eventJournal) Delete(id function.ID) error {
+	j.tell("before delete")
+	defer j.tell("after delete")
+	return j.Journal.Delete(id)
+}
+
+// Crashes runs what an agent does and ends it at the given event, from 1. It says whether there were so many.
+func (n *Node) Crashes(at int, do func()) (crashed bool) {
+	type crash struct{}
+	defer func() {
+		n.Event = nil
+		if p := recover(); p != nil {
+			if _, crashed = p.(crash); !crashed {
+				panic(p)
+			}
+		}
+	}()
+	count := 0
+	n.Event = func(string) {
+		if count++; count == at {
+			panic(crash{})
+		}
+	}
+	do()
+	return false
+}
