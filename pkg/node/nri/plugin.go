@@ -119,7 +119,7 @@ func (p *Plugin) connect(ctx context.Context) error {
 	s, err := stub.New(p,
 		stub.WithDialer(func(socket string) (net.Conn, error) {
 			conn, err := net.Dial("unix", socket)
-			return endingConn{conn, end}, err
+			return &endingConn{Conn: conn, ended: end}, err
 		}),
 		stub.WithPluginName(pluginName),
 		stub.WithPluginIdx(pluginIndex),
@@ -141,15 +141,18 @@ func (p *Plugin) connect(ctx context.Context) error {
 	return s.Run(ctx)
 }
 
-// endingConn calls a function when nothing can be read from the connection any more.
+// endingConn calls a function when nothing more can be read from a connection that the runtime has used. A runtime uses
+// it only after the plugin asked to be registered; before that the stub is not ready to be configured.
 type endingConn struct {
 	net.Conn
+	used  bool // Read is called by one goroutine
 	ended func()
 }
 
-func (c endingConn) Read(b []byte) (int, error) {
+func (c *endingConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
-	if err != nil {
+	c.used = c.used || n > 0
+	if err != nil && c.used {
 		c.ended()
 	}
 	return n, err
