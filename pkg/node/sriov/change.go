@@ -36,7 +36,7 @@ const (
 type problem struct {
 	reason  string // one of those of the condition Supplied
 	message string // what is missing and what to do, without the PF
-	// tried says that the number of VFs was written, in vain. Only a later try may help, not a Function that is released.
+	// tried says that writing the number of VFs failed. A later try may help, but not the release of a Function.
 	tried bool
 	// final says that another try would cost the VFs that there are.
 	final bool
@@ -50,8 +50,8 @@ func (p *problem) shortage(pf pci.Address) v1alpha1.Shortage {
 	return v1alpha1.Shortage{PF: string(pf), Reason: p.reason, Message: fmt.Sprintf("PF %s %s", pf, p.message)}
 }
 
-// give gives a PF as many VFs as are wanted, unless somebody uses it. making is called before the PF is touched. The
-// result says why the PF does not have them; nil if it has.
+// give gives a PF as many VFs as are wanted, unless somebody uses it. It calls making before it touches the PF. It returns
+// why the PF does not have the VFs, or nil if it has them.
 func (v *VFs) give(ctx context.Context, pf pci.Address, want int, making func(have int)) *problem {
 	have, p := v.look(pf, want)
 	if p != nil || have == want {
@@ -70,11 +70,10 @@ func (v *VFs) give(ctx context.Context, pf pci.Address, want int, making func(ha
 		return problemf(v1alpha1.ReasonInUse, "is in use: %v", err)
 	}
 	defer unlock()
-	now, err := v.vfs(pf)
-	if err != nil {
+	switch now, err := v.vfs(pf); {
+	case err != nil:
 		return failed(err)
-	}
-	if !slices.Equal(vfs, now) {
+	case !slices.Equal(vfs, now):
 		return problemf(v1alpha1.ReasonBusy, "is being changed by somebody else")
 	}
 	if p = v.inUse(ctx, pf, vfs); p != nil {
@@ -98,10 +97,10 @@ func (v *VFs) give(ctx context.Context, pf pci.Address, want int, making func(ha
 // look says how many VFs the PF has, and whether it can have as many as are wanted.
 func (v *VFs) look(pf pci.Address, want int) (have int, p *problem) {
 	have, err := v.device(pf).Number(numVFs)
-	if errors.Is(err, fs.ErrNotExist) && want == 0 {
-		return 0, nil
-	}
 	if errors.Is(err, fs.ErrNotExist) {
+		if want == 0 {
+			return 0, nil
+		}
 		return 0, problemf(v1alpha1.ReasonNotSupported,
 			"cannot have VFs: the kernel shows no sriov_numvfs; is SR-IOV on in the card and in the machine's firmware?")
 	}
@@ -121,6 +120,16 @@ func (v *VFs) look(pf pci.Address, want int) (have int, p *problem) {
 func tooMany(want, total int) *problem {
 	return problemf(v1alpha1.ReasonOutOfRange,
 		"can have %d VFs at most, not %d: lower numVFs, or raise the limit in the card", total, want)
+}
+
+// vfs lists the VFs of a PF by index.
+func (v *VFs) vfs(pf pci.Address) ([]pci.Address, error) {
+	links, err := v.device(pf).VFs()
+	vfs := make([]pci.Address, 0, len(links))
+	for _, link := range links {
+		vfs = append(vfs, link.Address)
+	}
+	return vfs, err
 }
 
 // lock keeps the PF and its VFs from being reserved. All are locked in one order, as whoever else locks several must.
