@@ -47,7 +47,7 @@ func (s *scanner) complete(f function.Function, device sysfs.Dir, now instance) 
 	s.readNetdev(&f, device, &m)
 	f.DefaultRoute = f.Netdev != "" && (s.routed == nil || s.routed[f.Netdev])
 	if f.Kind == function.PF {
-		m.ddp = s.readDDPProfile(f.PF, ddpKey{now, f.Driver, f.Netdev}, m.ddp)
+		m.ddp = s.readDDPProfile(f, now, m.ddp)
 		f.PFName, f.PFDriver, f.LinkUp, f.LinkType, f.DDPProfile = m.netdev, f.Driver, !m.down, m.linkType, m.ddp.name
 	} else {
 		pf := s.pfs[f.PF]
@@ -65,14 +65,11 @@ func (s *scanner) complete(f function.Function, device sysfs.Dir, now instance) 
 // readNetdev reads the driver and the netdev. While the netdev is away, in a pod for instance, what was seen last of it
 // still counts.
 func (s *scanner) readNetdev(f *function.Function, device sysfs.Dir, m *lastSeen) {
-	var err error
-	if f.Driver, err = device.Link("driver"); err != nil {
-		s.report(device, reasonDriver, err)
-	}
+	driver, err := device.Link("driver")
+	s.report(device, reasonDriver, err)
+	f.Driver = driver
 	dir, name, err := netdev(device)
-	if err != nil {
-		s.report(device, reasonNetdev, err)
-	}
+	s.report(device, reasonNetdev, err)
 	if name == "" {
 		return
 	}
@@ -121,9 +118,7 @@ func (s *scanner) linkType(device, netdev sysfs.Dir) string {
 // are in another network namespace.
 func (s *scanner) readRDMA(f *function.Function, device sysfs.Dir, m *lastSeen) {
 	found, exists, err := device.Dir("infiniband").Names()
-	if err != nil {
-		s.report(device, reasonRDMA, err)
-	}
+	s.report(device, reasonRDMA, err)
 	if !exists {
 		m.rdma, m.pkey = nil, ""
 		return
@@ -147,9 +142,7 @@ func (s *scanner) readIOMMUGroup(f *function.Function, device sysfs.Dir, m *last
 	coming := m.iommuGroup == "" && f.Driver == "vfio-pci"
 	if !m.iommuRead || m.driver != f.Driver || coming {
 		group, err := device.Link("iommu_group")
-		if err != nil {
-			s.report(device, reasonIOMMU, err)
-		}
+		s.report(device, reasonIOMMU, err)
 		// Real groups have no name.
 		if name, _ := device.Dir("iommu_group").Attribute("name"); name == quirk.NoIOMMUGroup {
 			group = quirk.NoIOMMUPrefix + group
@@ -164,17 +157,11 @@ func (s *scanner) readVDPAs() {
 	s.vdpas = map[string]function.VDPA{}
 	bus := s.sysfs.Dir(sysfs.VDPADevices)
 	entries, err := bus.Sorted()
-	if err != nil {
-		s.report(bus, reasonVDPA, err)
-		return
-	}
+	s.report(bus, reasonVDPA, err)
 	for _, name := range entries {
 		parent, vdpa, err := readVDPA(name, bus.Dir(name))
-		if err != nil {
-			s.report(bus.Dir(name), reasonVDPA, err)
-			continue
-		}
-		if _, taken := s.vdpas[parent]; !taken {
+		s.report(bus.Dir(name), reasonVDPA, err)
+		if _, taken := s.vdpas[parent]; !taken && err == nil {
 			s.vdpas[parent] = vdpa
 		}
 	}
@@ -200,37 +187,29 @@ func readVDPA(name string, dir sysfs.Dir) (parent string, vdpa function.VDPA, er
 	return parent, vdpa, err
 }
 
-// ddpKey changes whenever a PF may run another package: ice loads it when it is bound or reloaded, and that makes the
-// netdev anew.
-type ddpKey struct {
-	instance instance
-	driver   string
-	netdev   string
-}
-
-// ddpProfile is a package that was read once.
+// ddpProfile is the package of a PF, read once. The PF may run another one when its driver was bound or reloaded since,
+// which made the netdev anew.
 type ddpProfile struct {
-	key  ddpKey
-	name string
+	instance instance
+	netdev   string
+	name     string
 }
 
-// readDDPProfile asks at most once as long as the answer cannot change: it takes the firmware a while.
-func (s *scanner) readDDPProfile(pf pci.Address, key ddpKey, known ddpProfile) ddpProfile {
-	if key.driver != quirk.DDPDriver {
+// readDDPProfile asks at most once as long as the answer cannot change, because it takes the firmware a while.
+func (s *scanner) readDDPProfile(f function.Function, now instance, known ddpProfile) ddpProfile {
+	if f.Driver != quirk.DDPDriver {
 		return ddpProfile{}
 	}
-	if key.netdev == "" { // it is in a pod
-		key.netdev = known.key.netdev
-	}
-	if key == known.key {
+	netdev := cmp.Or(f.Netdev, known.netdev) // "" while it is in a pod
+	if known.instance == now && known.netdev == netdev {
 		return known
 	}
-	name, err := s.options.DDPProfile(pf)
+	name, err := s.options.DDPProfile(f.PF)
 	if err != nil {
-		s.report(s.sysfs.PCI(pf), reasonDDP, err)
+		s.report(s.sysfs.PCI(f.PF), reasonDDP, err)
 		return ddpProfile{}
 	}
-	return ddpProfile{key, name}
+	return ddpProfile{now, netdev, name}
 }
 
 // devlinkDDPProfile reads what "devlink dev info" shows as fw.app.name, "" where a driver has no such thing.

@@ -108,11 +108,11 @@ var ErrNoNetdev = errors.New("has no netdev in any network namespace")
 // netdev is in another namespace. The error is an [ErrNoNetdev] where there is none at all, and an [fs.ErrNotExist]
 // where the Function is gone.
 func (i *Inventory) Netdev(id function.ID) (string, error) {
+	device, err := find(sysfs.Root(i.options.SysRoot), id)
 	var netdevs sysfs.Dir
 	var name string
-	dir, err := find(sysfs.Root(i.options.SysRoot), id)
 	if err == nil {
-		netdevs, name, err = netdev(dir)
+		netdevs, name, err = netdev(device)
 	}
 	if err == nil && netdevs == "" {
 		err = ErrNoNetdev
@@ -125,12 +125,7 @@ func (i *Inventory) Netdev(id function.ID) (string, error) {
 
 // Synced waits until the Functions are known. It returns false if ctx ended before.
 func (i *Inventory) Synced(ctx context.Context) bool {
-	select {
-	case <-i.synced:
-		return true
-	case <-ctx.Done():
-		return false
-	}
+	return loop.Wait(ctx, i.synced, 0)
 }
 
 // Run reads the Functions at once and again whenever the kernel tells of a change, until ctx ends. It then returns nil.
@@ -207,12 +202,12 @@ func find(root sysfs.Root, id function.ID) (sysfs.Dir, error) {
 		}
 		return "", fs.ErrNotExist
 	}
-	sfs, err := subfunctions(root, func(sysfs.Dir, reason, error) {})
+	sfs, err := subfunctions(root)
 	if err != nil {
 		return "", err
 	}
 	for _, sf := range sfs {
-		if function.SubfunctionID(sf.parent, sf.sfnum) == id {
+		if sf.err == nil && function.SubfunctionID(sf.parent, sf.sfnum) == id {
 			return sf.dir, nil
 		}
 	}
