@@ -77,16 +77,3 @@ func (d device) isolated() error {
 	}
 	return nil
 }
-
-// users lists the netdevs on top of the device's, such as bonds, bridges and VLANs.
-func (d device) users(netdev string) []string {
-	dir, _, _ := d.Netdevs()
-	links, _ := dir.Dir(netdev).Sorted()
-	var users []string
-	for _, name := range links {
-		if upper, is := strings.CutPrefix(name, "upper_"); is {
-			users = append(users, upper)
-		}
-	}
-	return users
-}
