@@ -211,8 +211,8 @@ func (v *VFs) planPF(f function.Function, pf *pfState, p pool.Pool) *pfState {
 	return pf
 }
 
-// work gives a PF the VFs that are wanted now. After ctx has ended the result is dropped, as it may be about the end of
-// ctx. The result for a target that is not wanted any more goes to a pfState that is not in use any more.
+// work gives a PF the VFs that are wanted now. The result is dropped if the PF has a new target meanwhile, and after ctx
+// has ended, as it may be about the end of ctx.
 func (v *VFs) work(ctx context.Context, address pci.Address) {
 	v.mutex.Lock()
 	pf := v.pfs[address]
@@ -232,6 +232,9 @@ func (v *VFs) work(ctx context.Context, address pci.Address) {
 		return
 	}
 	v.note(func() {
+		if v.pfs[address] != pf {
+			return
+		}
 		if !reflect.DeepEqual(pf.problem, p) {
 			v.queue.Forget(address) // pauses become longer while the problem stays the same
 		}
