@@ -20,13 +20,14 @@ import (
 // lastSeen is what was seen of a Function: what still counts while a pod has its netdev and RDMA devices, and what need
 // not be read again.
 type lastSeen struct {
-	instance   instance
-	netdev     string
-	linkType   string     // of the netdev
-	down       bool       // a PF's netdev had no link
-	ddp        ddpProfile // a PF's
-	rdma       []string
-	pkey       string
+	instance instance
+	netdev   string
+	linkType string     // of the netdev
+	down     bool       // a PF's netdev had no link
+	ddp      ddpProfile // a PF's
+	rdma     []string
+	pkey     string
+
 	iommuRead  bool
 	iommuGroup string
 	driver     string // when iommuGroup was read
@@ -65,9 +66,9 @@ func (s *scanner) complete(f function.Function, device sysfs.Dir, now instance) 
 // readNetdev reads the driver and the netdev. While the netdev is away, in a pod for instance, what was seen last of it
 // still counts.
 func (s *scanner) readNetdev(f *function.Function, device sysfs.Dir, m *lastSeen) {
-	driver, err := device.Link("driver")
+	var err error
+	f.Driver, err = device.Link("driver")
 	s.report(device, reasonDriver, err)
-	f.Driver = driver
 	dir, name, err := netdev(device)
 	s.report(device, reasonNetdev, err)
 	if name == "" {
@@ -83,35 +84,36 @@ func (s *scanner) readNetdev(f *function.Function, device sysfs.Dir, m *lastSeen
 }
 
 // linkDown says whether a netdev has no link, and was if that cannot be read. What was never read is not down, because
-// only a link that is known to be down is a reason not to use a VF. The kernel refuses to read carrier while the netdev is
-// down.
+// only a link that is known to be down is a reason not to use a VF.
 func (s *scanner) linkDown(device, netdev sysfs.Dir, was bool) bool {
-	if carrier, err := netdev.Attribute("carrier"); err == nil {
+	if carrier, err := netdev.Attribute("carrier"); err == nil { // the kernel refuses while the netdev is down
 		return carrier != "1"
 	}
-	state, err := netdev.Attribute("operstate")
-	if err == nil {
+	if state := s.attribute(device, netdev, "operstate", reasonCarrier); state != "" {
 		return state != "up"
-	}
-	if !errors.Is(err, fs.ErrNotExist) {
-		s.report(device, reasonCarrier, err)
 	}
 	return was
 }
 
 // linkType of a device's netdev is "" if it is neither of those known, or cannot be read.
 func (s *scanner) linkType(device, netdev sysfs.Dir) string {
-	number, err := netdev.Attribute("type")
-	if err != nil && !errors.Is(err, fs.ErrNotExist) { // the netdev may just have gone
-		s.report(device, reasonLinkType, err)
-	}
-	switch number { // include/uapi/linux/if_arp.h
+	switch s.attribute(device, netdev, "type", reasonLinkType) { // include/uapi/linux/if_arp.h
 	case "1":
 		return "ether"
 	case "32":
 		return "infiniband"
 	}
 	return ""
+}
+
+// attribute reads a file of something that a device has. It is "" if the file cannot be read, which is a problem of the
+// device unless the thing just went.
+func (s *scanner) attribute(device, of sysfs.Dir, name string, why reason) string {
+	text, err := of.Attribute(name)
+	if !errors.Is(err, fs.ErrNotExist) {
+		s.report(device, why, err)
+	}
+	return text
 }
 
 // readRDMA looks at the RDMA devices. The directory that the kernel keeps them in stays, and looks empty, while they
@@ -128,23 +130,19 @@ func (s *scanner) readRDMA(f *function.Function, device sysfs.Dir, m *lastSeen) 
 		m.rdma, m.pkey = found, ""
 	}
 	if len(found) > 0 && f.LinkType == "infiniband" {
-		m.pkey, err = device.Dir("infiniband", found[0], "ports/1/pkeys").Attribute("0")
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			s.report(device, reasonRDMA, err)
-		}
+		m.pkey = s.attribute(device, device.Dir("infiniband", found[0], "ports/1/pkeys"), "0", reasonRDMA)
 	}
 	f.RDMA, f.RDMADevices, f.PKey = true, m.rdma, m.pkey
 }
 
-// readIOMMUGroup reads the group once, as it is as old as the device. Only where there is no IOMMU does it come and go,
-// with vfio-pci, a little later than the driver's link.
+// readIOMMUGroup reads the group once for each driver. Without an IOMMU, vfio makes up a group a little after the link to
+// vfio-pci appears, and takes it away with the driver.
 func (s *scanner) readIOMMUGroup(f *function.Function, device sysfs.Dir, m *lastSeen) {
 	coming := m.iommuGroup == "" && f.Driver == "vfio-pci"
 	if !m.iommuRead || m.driver != f.Driver || coming {
 		group, err := device.Link("iommu_group")
 		s.report(device, reasonIOMMU, err)
-		// Real groups have no name.
-		if name, _ := device.Dir("iommu_group").Attribute("name"); name == quirk.NoIOMMUGroup {
+		if name, _ := device.Dir("iommu_group").Attribute("name"); name == quirk.NoIOMMUGroup { // real groups have no name
 			group = quirk.NoIOMMUPrefix + group
 		}
 		m.driver, m.iommuGroup, m.iommuRead = f.Driver, group, err == nil
