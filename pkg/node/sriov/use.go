@@ -82,13 +82,23 @@ func (v *VFs) uses(ctx context.Context, pf pci.Address, vfs []pci.Address) (uses
 	if len(uses) == 0 {
 		uses, err = v.usedOnHost(pf, vfs)
 	}
-	if len(uses) == 0 && err == nil {
-		uses, err = v.assigned(ctx, affected)
-		if len(vfs) == 0 {
-			err = nil // of a PF without VFs, a pod can have only the PF itself, whose netdev is not on the host then
+	if len(uses) > 0 || err != nil {
+		return uses, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	assigned, err := v.Assignments.Assigned(ctx) // by whatever device plugin or DRA driver
+	for text, assignment := range assigned {
+		if id, err := function.ParseID(text); err == nil && affected(id) {
+			uses = append(uses, fmt.Sprintf("%s belongs to %s", id, assignment))
 		}
 	}
-	return uses, err
+	slices.Sort(uses)
+	// Of a PF without VFs, a pod can have only the PF itself, whose netdev is not on the host then.
+	if err != nil && len(vfs) > 0 {
+		return nil, fmt.Errorf("whether pods have its VFs is not known: %w", err)
+	}
+	return uses, nil
 }
 
 // owner names whom the journal has for a Function.
@@ -153,21 +163,4 @@ func (v *VFs) useOf(vf pci.Address) (string, error) {
 		}
 	}
 	return "", nil
-}
-
-// assigned lists the pods that have a Function by what the kubelet says, from whatever device plugin or DRA driver.
-func (v *VFs) assigned(ctx context.Context, affected func(function.ID) bool) (uses []string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	assigned, err := v.Assignments.Assigned(ctx)
-	if err != nil {
-		err = fmt.Errorf("whether pods have its VFs is not known: %w", err)
-	}
-	for text, assignment := range assigned {
-		if id, err := function.ParseID(text); err == nil && affected(id) {
-			uses = append(uses, fmt.Sprintf("%s belongs to %s", id, assignment))
-		}
-	}
-	slices.Sort(uses)
-	return uses, err
 }

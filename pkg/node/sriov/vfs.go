@@ -32,15 +32,6 @@ const (
 	firstRetry, slowestRetry = time.Second, time.Minute
 )
 
-// Journal knows who has which Function.
-type Journal interface {
-	All() []journal.Attachment
-	// Lock makes the caller the only one to work on a Function until it calls unlock.
-	Lock(ctx context.Context, id function.ID) (unlock func(), err error)
-	// Subscribe returns a channel that receives a value after changes.
-	Subscribe(ctx context.Context) <-chan struct{}
-}
-
 // VFs gives the PFs of the node as many VFs as DevicePools ask for by spec.numVFs, and tells of PFs that it cannot give
 // them. A PF that somebody uses, or one of whose VFs somebody uses, is never changed; one that has as many already is
 // not touched. It keeps no state on disk: what is wanted is in the DevicePools, what there is the kernel knows.
@@ -53,14 +44,21 @@ type VFs struct {
 	Pools interface {
 		Pools() (pools []pool.Pool, known bool)
 	}
-	Journal Journal
+	// Journal knows who has which Function.
+	Journal interface {
+		All() []journal.Attachment
+		// Lock makes the caller the only one to work on a Function until it calls unlock.
+		Lock(ctx context.Context, id function.ID) (unlock func(), err error)
+		// Subscribe returns a channel that receives a value after changes.
+		Subscribe(ctx context.Context) <-chan struct{}
+	}
 	// Assignments are the Functions that the kubelet gave to pods, by [function.ID.String].
 	Assignments interface {
 		Assigned(ctx context.Context) (map[string]podresources.Assignment, error)
 	}
 	// NetdevUse says what the host does with a netdev, "" for nothing.
 	NetdevUse func(netdev string) (string, error)
-	// Changed, where set, is called when what [VFs.Supply] says has changed. It must neither block nor call methods of VFs.
+	// Changed is called when what [VFs.Supply] says has changed. It must neither block nor call methods of VFs.
 	Changed func()
 	// Writing, where set, is called before a number of VFs is written to a PF's sriov_numvfs.
 	Writing func(pf pci.Address, n int)
@@ -81,16 +79,12 @@ type demand struct {
 	pfs  []function.Function
 }
 
-// target is what a PF is to have. Another driver may accept a number that one refused.
-type target struct {
+// pfState is what is known of a PF with one driver that is to have one number of VFs. When either changes the PF gets a
+// new pfState, as another driver may accept a number that one refused.
+type pfState struct {
 	numVFs int
 	driver string
-}
-
-// pfState is what is known of one PF with one target. A new target has a new pfState.
-type pfState struct {
-	target target
-	pool   string // the DevicePool that decided the target
+	pool   string // the DevicePool that decides numVFs
 	// making is set while the number of VFs changes.
 	making *problem
 	// answered says that the PF was looked at, and problem what came of that: nil if the PF has its VFs.
@@ -189,19 +183,19 @@ func (v *VFs) plan() {
 	v.publish()
 }
 
-// planPF returns what is known of a PF for the target that a DevicePool decides, and queues the PF if it may need work.
-// pf is what was known before, nil for nothing. The caller has the mutex.
+// planPF returns what is known of a PF of which a DevicePool decides the number of VFs, and queues the PF if it may need
+// work. pf is what was known before, nil for nothing. The caller has the mutex.
 func (v *VFs) planPF(f function.Function, pf *pfState, p pool.Pool) *pfState {
-	wanted := target{int(*p.Spec.NumVFs), f.Driver}
-	if pf == nil || pf.target != wanted {
+	want := int(*p.Spec.NumVFs)
+	if pf == nil || pf.numVFs != want || pf.driver != f.Driver {
 		v.queue.Forget(f.PF)
 		v.queue.Add(f.PF)
-		return &pfState{target: wanted, pool: p.Name}
+		return &pfState{numVFs: want, driver: f.Driver, pool: p.Name}
 	}
 	pf.pool = p.Name
 	switch {
 	case pf.making != nil:
-	case f.NumVFs == wanted.numVFs:
+	case f.NumVFs == want:
 		pf.answered, pf.problem = true, nil
 	case pf.problem == nil || !pf.problem.tried:
 		// Somebody else changed the PF, or who used it may use it no more. What the card refused, it refuses until something
@@ -211,7 +205,7 @@ func (v *VFs) planPF(f function.Function, pf *pfState, p pool.Pool) *pfState {
 	return pf
 }
 
-// work gives a PF the VFs that are wanted now. The result is dropped if the PF has a new target meanwhile, and after ctx
+// work gives a PF the VFs that are wanted now. The result is dropped if the PF has a new pfState meanwhile, and after ctx
 // has ended, as it may be about the end of ctx.
 func (v *VFs) work(ctx context.Context, address pci.Address) {
 	v.mutex.Lock()
@@ -221,11 +215,10 @@ func (v *VFs) work(ctx context.Context, address pci.Address) {
 	if needless || ctx.Err() != nil {
 		return
 	}
-	want := pf.target.numVFs
-	p := v.give(ctx, address, want, func(have int) {
+	p := v.give(ctx, address, pf.numVFs, func(have int) {
 		v.note(func() {
 			pf.answered = true
-			pf.making = problemf(v1alpha1.ReasonMaking, "is being changed from %d to %d VFs", have, want)
+			pf.making = problemf(v1alpha1.ReasonMaking, "is being changed from %d to %d VFs", have, pf.numVFs)
 		})
 	})
 	if ctx.Err() != nil {
@@ -278,9 +271,7 @@ func (v *VFs) publish() {
 		return
 	}
 	v.supplies = supplies
-	if v.Changed != nil {
-		v.Changed()
-	}
+	v.Changed()
 }
 
 // supply says what a DevicePool lacks. known is false until each of its PFs has been looked at for the number that the
@@ -291,9 +282,9 @@ func (v *VFs) supply(d demand) (s pool.Supply, known bool) {
 	for _, f := range d.pfs {
 		pf := v.pfs[f.PF]
 		shortage := cmp.Or(pf.making, pf.problem)
-		if want != pf.target.numVFs {
+		if want != pf.numVFs {
 			shortage = problemf(v1alpha1.ReasonConflict, "is to have %d VFs by DevicePool %s, which comes first, and %d by this one: "+
-				"make numVFs the same, or name the PF in one of them only", pf.target.numVFs, pf.pool, want)
+				"make numVFs the same, or name the PF in one of them only", pf.numVFs, pf.pool, want)
 		} else {
 			known = known && pf.answered
 		}
