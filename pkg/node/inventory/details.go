@@ -17,8 +17,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
-// lastSeen is what was seen of a Function: what still counts while a pod has its netdev and RDMA devices, and what need
-// not be read again.
+// lastSeen is what was seen of a Function. It replaces what cannot be read while a pod has the netdev and RDMA devices,
+// and what need not be read again.
 type lastSeen struct {
 	instance instance
 	netdev   string
@@ -63,8 +63,7 @@ func (s *scanner) complete(f function.Function, device sysfs.Dir, now instance) 
 	return f
 }
 
-// readNetdev reads the driver and the netdev. While the netdev is away, in a pod for instance, what was seen last of it
-// still counts.
+// readNetdev reads the driver and the netdev. What was seen last of the netdev counts while it is away, as in a pod.
 func (s *scanner) readNetdev(f *function.Function, device sysfs.Dir, m *lastSeen) {
 	var err error
 	f.Driver, err = device.Link("driver")
@@ -83,8 +82,8 @@ func (s *scanner) readNetdev(f *function.Function, device sysfs.Dir, m *lastSeen
 	}
 }
 
-// linkDown says whether a netdev has no link, and was if that cannot be read. What was never read is not down, because
-// only a link that is known to be down is a reason not to use a VF.
+// linkDown says whether a netdev has no link. If that cannot be read it returns was, which is false at first: only a link
+// that is known to be down is a reason not to use a VF.
 func (s *scanner) linkDown(device, netdev sysfs.Dir, was bool) bool {
 	if carrier, err := netdev.Attribute("carrier"); err == nil { // the kernel refuses while the netdev is down
 		return carrier != "1"
@@ -95,7 +94,7 @@ func (s *scanner) linkDown(device, netdev sysfs.Dir, was bool) bool {
 	return was
 }
 
-// linkType of a device's netdev is "" if it is neither of those known, or cannot be read.
+// linkType is "ether", "infiniband", or "" for any other type and for one that cannot be read.
 func (s *scanner) linkType(device, netdev sysfs.Dir) string {
 	switch s.attribute(device, netdev, "type", reasonLinkType) { // include/uapi/linux/if_arp.h
 	case "1":
@@ -106,8 +105,8 @@ func (s *scanner) linkType(device, netdev sysfs.Dir) string {
 	return ""
 }
 
-// attribute reads a file of something that a device has. It is "" if the file cannot be read, which is a problem of the
-// device unless the thing just went.
+// attribute reads a file below a directory that belongs to a device. It returns "" if the file cannot be read, and reports
+// that unless the file does not exist, as after the removal of a netdev.
 func (s *scanner) attribute(device, of sysfs.Dir, name string, why reason) string {
 	text, err := of.Attribute(name)
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -116,8 +115,7 @@ func (s *scanner) attribute(device, of sysfs.Dir, name string, why reason) strin
 	return text
 }
 
-// readRDMA looks at the RDMA devices. The directory that the kernel keeps them in stays, and looks empty, while they
-// are in another network namespace.
+// readRDMA reads the RDMA devices. Their directory exists, but is empty, while they are in another network namespace.
 func (s *scanner) readRDMA(f *function.Function, device sysfs.Dir, m *lastSeen) {
 	found, exists, err := device.Dir("infiniband").Names()
 	s.report(device, reasonRDMA, err)
@@ -150,7 +148,7 @@ func (s *scanner) readIOMMUGroup(f *function.Function, device sysfs.Dir, m *last
 	f.IOMMUGroup = m.iommuGroup
 }
 
-// readVDPAs lists the vDPA devices of the node. Where a parent has several, the first by name counts.
+// readVDPAs lists the vDPA devices of the node. Of several with one parent it takes the first by name.
 func (s *scanner) readVDPAs() {
 	s.vdpas = map[string]function.VDPA{}
 	bus := s.sysfs.Dir(sysfs.VDPADevices)
@@ -165,7 +163,7 @@ func (s *scanner) readVDPAs() {
 	}
 }
 
-// readVDPA reads a vDPA device, and the name of the device that it is made of.
+// readVDPA reads a vDPA device, and the name of its parent device.
 func readVDPA(name string, dir sysfs.Dir) (parent string, vdpa function.VDPA, err error) {
 	link, err := dir.Target()
 	if err != nil {
@@ -185,15 +183,15 @@ func readVDPA(name string, dir sysfs.Dir) (parent string, vdpa function.VDPA, er
 	return parent, vdpa, err
 }
 
-// ddpProfile is the package of a PF, read once. The PF may run another one when its driver was bound or reloaded since,
-// which made the netdev anew.
+// ddpProfile is the DDP package of a PF that had this netdev. Another package can be loaded only when the driver is bound
+// or reloaded, which makes a new netdev.
 type ddpProfile struct {
 	instance instance
 	netdev   string
 	name     string
 }
 
-// readDDPProfile asks at most once as long as the answer cannot change, because it takes the firmware a while.
+// readDDPProfile asks devlink only when the answer may have changed, because the firmware takes a while.
 func (s *scanner) readDDPProfile(f function.Function, now instance, known ddpProfile) ddpProfile {
 	if f.Driver != quirk.DDPDriver {
 		return ddpProfile{}

@@ -24,12 +24,12 @@ import (
 
 // Times between an event and the scan that it causes.
 const (
-	// quiet is how long the kernel must have been silent. It is also what the kernel has to finish a change that it
-	// has told of: RTM_DELLINK, for one, comes before sysfs loses the netdev.
+	// quiet is how long the kernel must have sent no event. This also lets the kernel finish the change: RTM_DELLINK, for
+	// example, comes before sysfs loses the netdev.
 	quiet = 50 * time.Millisecond
-	// patience is the longest time from an event to the scan, however many others follow.
+	// patience is the longest time from an event to the scan, however many events follow.
 	patience = 500 * time.Millisecond
-	// retry is when a scan is tried again that could not read anything, or not the routes.
+	// retry is the time until the next scan after one that could not read the PCI bus or the routes.
 	retry = time.Second
 )
 
@@ -145,7 +145,7 @@ func (i *Inventory) Run(ctx context.Context) error {
 		var pause time.Duration
 		err := i.scan()
 		if routes := i.scanner.problems[problem{"", reasonRoutes}]; err != nil || routes != nil {
-			pause = retry // no event says when the routes, which change while they are read, could be read
+			pause = retry // reading the routes fails if they change meanwhile, and no event may follow
 		}
 		if err != nil && (failure == nil || failure.Error() != err.Error()) {
 			i.options.Log.Error(err, "Cannot read the Functions, keeping what is known", "retry", retry.String())
@@ -158,7 +158,7 @@ func (i *Inventory) Run(ctx context.Context) error {
 	}
 }
 
-// scan reads all Functions, and tells of what changed and of problems that are not those of the scan before.
+// scan reads all Functions, tells of a change, and logs problems that the scan before did not have.
 func (i *Inventory) scan() error {
 	before := i.scanner.problems
 	begin := time.Now()

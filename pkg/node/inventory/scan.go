@@ -53,22 +53,15 @@ type problem struct {
 	why   reason
 }
 
-// hardware is a PCI device. All but the last fields do not change as long as the device exists, so they are read once.
+// hardware is a PCI device. Most of it does not change as long as the device exists, so it is read once. Kind, PF, Index
+// and NumVFs of its Function are read at every scan. What else changes is in a copy of the Function.
 type hardware struct {
 	instance
-	class          function.Class // "" where the device is none of ours
-	vendor, device string
-	acpiIndex      string
-	numaNode       int
-	root           string
-	physfn         pci.Address // "" where the device is no VF
-	sriov          bool        // the device can have VFs
-	// lasting is false where a part is missing that may come.
+	function.Function             // Class is "" for a device that is neither a network function nor an accelerator
+	physfn            pci.Address // "" where the device is no VF
+	sriov             bool        // the device can have VFs
+	// lasting is false if an attribute that was missing may appear, so that the device must be read again.
 	lasting bool
-
-	numVFs int
-	pf     pci.Address // the PF with a link to this VF, "" where there is none
-	index  int         // of this VF
 }
 
 // instance tells a device from a later one at the same address. Inode numbers of sysfs are never used twice; other
@@ -78,8 +71,7 @@ type instance struct {
 	ctime syscall.Timespec
 }
 
-// scanner reads all Functions, again and again, and remembers what need not be read again. It must not be used by
-// several goroutines at once.
+// scanner reads all Functions at each scan, and remembers what need not be read again. It is for one goroutine at a time.
 type scanner struct {
 	sysfs   sysfs.Root
 	options Options // with defaults
@@ -138,7 +130,7 @@ func (s *scanner) report(entry sysfs.Dir, why reason, err error) {
 	s.problems[problem{strings.TrimPrefix(below, "/"), why}] = err
 }
 
-// readHardware brings known up to date. It leaves out what cannot be read.
+// readHardware updates the known PCI devices. It leaves out those that cannot be read.
 func (s *scanner) readHardware(entries []string) {
 	known := make(map[pci.Address]*hardware, len(entries))
 	for _, name := range entries {
@@ -155,7 +147,7 @@ func (s *scanner) readHardware(entries []string) {
 		}
 		h := s.known[address]
 		if h == nil || !h.lasting || h.instance != now {
-			h = s.readDevice(dir, now)
+			h = s.readDevice(address, now)
 		}
 		if h != nil {
 			known[address] = h
@@ -172,22 +164,23 @@ func instanceOf(path sysfs.Dir) (instance, error) {
 	return instance{stat.Ino, stat.Ctim}, nil
 }
 
-// readDevice reads what does not change of a device. It returns nil if the device has to be skipped.
-func (s *scanner) readDevice(dir sysfs.Dir, now instance) *hardware {
-	h := &hardware{instance: now, numaNode: -1}
+// readDevice reads the attributes of a device that do not change. It returns nil if the device has to be skipped.
+func (s *scanner) readDevice(address pci.Address, now instance) *hardware {
+	dir := s.sysfs.PCI(address)
+	h := &hardware{instance: now, Function: function.Function{ID: function.ID{Address: address}, NUMANode: -1}}
 	class, err := dir.Attribute("class")
 	if err == nil {
-		h.class, err = parseClass(class)
+		h.Class, err = parseClass(class)
 	}
 	if err != nil {
 		s.report(dir, reasonClass, err)
 		return nil
 	}
-	if h.class == "" {
+	if h.Class == "" {
 		h.lasting = true
 		return h
 	}
-	for name, id := range map[string]*string{"vendor": &h.vendor, "device": &h.device} {
+	for name, id := range map[string]*string{"vendor": &h.Vendor, "device": &h.Device} {
 		text, err := dir.Attribute(name)
 		if err == nil {
 			*id, err = parseID(text)
@@ -199,15 +192,15 @@ func (s *scanner) readDevice(dir sysfs.Dir, now instance) *hardware {
 	}
 	numaNode, numaErr := dir.Attribute("numa_node")
 	if numaErr == nil {
-		h.numaNode, numaErr = parseNUMANode(numaNode)
+		h.NUMANode, numaErr = parseNUMANode(numaNode)
 	} else if errors.Is(numaErr, fs.ErrNotExist) {
 		numaErr = nil // the kernel was built without NUMA
 	}
 	s.report(dir, reasonNUMANode, numaErr)
 	if link, err := dir.Target(); err == nil {
-		h.root = parseRoot(link)
+		h.PCIeRoot = parseRoot(link)
 	}
-	h.acpiIndex, _ = dir.Attribute("acpi_index") // few devices have one
+	h.ACPIIndex, _ = dir.Attribute("acpi_index") // few devices have one
 	pf, err := dir.Link("physfn")
 	if err == nil && pf != "" {
 		h.physfn, err = pci.Parse(pf)
@@ -222,13 +215,13 @@ func (s *scanner) readDevice(dir sysfs.Dir, now instance) *hardware {
 	return h
 }
 
-// findVFs finds where each VF belongs, and how many VFs each PF has, by one look into the directory of each PF.
+// findVFs finds the PF and the index of each VF, and the number of VFs of each PF, by reading each PF's directory once.
 func (s *scanner) findVFs() {
-	for _, h := range s.known {
-		h.numVFs, h.pf, h.index = 0, "", 0
+	for address, h := range s.known {
+		h.Kind, h.PF, h.Index, h.NumVFs = function.PF, address, -1, 0
 	}
 	for address, pf := range s.known {
-		if pf.class == "" || !pf.sriov {
+		if pf.Class == "" || !pf.sriov {
 			continue
 		}
 		dir := s.sysfs.PCI(address)
@@ -244,19 +237,19 @@ func (s *scanner) findVFs() {
 				s.report(dir.Dir(name), reasonVirtfn, err)
 				continue
 			}
-			pf.numVFs++
+			pf.NumVFs++
 			vf := s.known[target]
-			if vf == nil || vf.class == "" || vf.physfn != address && vf.physfn != "" {
+			if vf == nil || vf.Class == "" || vf.physfn != address && vf.physfn != "" {
 				continue // what is wrong is wrong with the VF
 			}
-			if vf.pf == "" || index < vf.index {
-				vf.pf, vf.index = address, index
+			if vf.Kind == function.PF || index < vf.Index {
+				vf.Kind, vf.PF, vf.Index = function.VF, address, index
 			}
 		}
 	}
 }
 
-// virtfnTarget returns the VF that a PF's link leads to. The VF exists, but may be one that is skipped.
+// virtfnTarget returns the VF that a PF's link leads to. It exists, but need not be known.
 func (s *scanner) virtfnTarget(dir sysfs.Dir, name string) (pci.Address, error) {
 	text, err := dir.Link(name)
 	if _, known := s.known[pci.Address(text)]; known || err != nil {
@@ -273,36 +266,25 @@ func (s *scanner) pciFunctions() []function.Function {
 	functions := make([]function.Function, 0, len(s.known))
 	s.pfs = map[pci.Address]function.Function{}
 	for address, h := range s.known {
+		dir := s.sysfs.PCI(address)
 		_, pfExists := s.known[h.physfn]
 		switch {
-		case h.class == "" || h.pf != "":
+		case h.Class == "" || h.Kind == function.VF:
 		case h.physfn == "":
-			f := s.pciFunction(address, h)
-			s.pfs[address] = f
-			functions = append(functions, f)
+			s.pfs[address] = s.complete(h.Function, dir, h.instance)
+			functions = append(functions, s.pfs[address])
 		case pfExists:
-			s.report(s.sysfs.PCI(address), reasonVirtfn, fmt.Errorf("PF %s has no virtfn link to it", h.physfn))
+			s.report(dir, reasonVirtfn, fmt.Errorf("PF %s has no virtfn link to it", h.physfn))
 		default:
-			s.report(s.sysfs.PCI(address), reasonPhysfn, fmt.Errorf("PF %s is not there", h.physfn))
+			s.report(dir, reasonPhysfn, fmt.Errorf("PF %s is not there", h.physfn))
 		}
 	}
 	for address, h := range s.known {
-		if h.pf != "" { // VFs take some of what their PF has
-			functions = append(functions, s.pciFunction(address, h))
+		if h.Kind == function.VF { // VFs take some of what their PF has
+			functions = append(functions, s.complete(h.Function, s.sysfs.PCI(address), h.instance))
 		}
 	}
 	return functions
-}
-
-func (s *scanner) pciFunction(address pci.Address, h *hardware) function.Function {
-	f := function.Function{
-		ID: function.ID{Address: address}, Kind: function.PF, Class: h.class, PF: address, Index: -1, NumVFs: h.numVFs,
-		Vendor: h.vendor, Device: h.device, ACPIIndex: h.acpiIndex, NUMANode: h.numaNode, PCIeRoot: h.root,
-	}
-	if h.pf != "" {
-		f.Kind, f.PF, f.Index, f.NumVFs = function.VF, h.pf, h.index, 0
-	}
-	return s.complete(f, s.sysfs.PCI(address), h.instance)
 }
 
 // addSubfunctions adds the SFs of PFs.

@@ -54,9 +54,9 @@ type PCIDrivers struct {
 }
 
 const (
-	// settleTime bounds how long a driver, its netdev and the inventory are waited for. It takes less than 1 s.
+	// settleTime bounds the wait for a driver, its netdev and the inventory, which usually take less than 1 s.
 	settleTime = 10 * time.Second
-	// endTime bounds how long a program that still uses a Function is waited for, which had its signal already.
+	// endTime bounds the wait for the end of a program that still uses a Function and was told to end.
 	endTime = 2 * time.Second
 )
 
@@ -106,7 +106,7 @@ func (p *PCIDrivers) usable(d device, f function.Function, driver string) error 
 	return d.isolated()
 }
 
-// snapshot is what the netdev is that ends with the driver, nil where there is none.
+// snapshot describes the netdev that the kernel removes with the driver; nil if there is none.
 func (p *PCIDrivers) snapshot(ctx context.Context, d device, want journal.Attachment) (*netdev.Snapshot, error) {
 	before, err := lifecycle.Device(p.Functions, want)
 	dir, names, dirErr := d.Netdevs()
@@ -224,7 +224,7 @@ func (p *PCIDrivers) bindOwn(ctx context.Context, d device, own string) error {
 	return err
 }
 
-// restoreNetdev waits for the netdev that the driver makes, and makes it what it was.
+// restoreNetdev waits for the netdev that the driver makes, and restores the properties in the snapshot.
 func (p *PCIDrivers) restoreNetdev(ctx context.Context, a journal.Attachment) error {
 	before := a.Setup.Netdev
 	if before == nil || a.Setup.BootID != p.BootID {
@@ -239,7 +239,7 @@ func (p *PCIDrivers) restoreNetdev(ctx context.Context, a journal.Attachment) er
 	p.trace("restore netdev " + before.Name)
 	var restored netdev.Restored
 	var err error
-	// It is renamed meanwhile, by udev for one, so that it is not found at once.
+	// The netdev may not be found at once, because udev and others rename it.
 	waitErr := wait.ExponentialBackoffWithContext(ctx, lifecycle.Patience(), func(ctx context.Context) (bool, error) {
 		device, _ := lifecycle.Device(p.Functions, a)
 		restored, err = p.Engine.Restore(ctx, device, *before, netdev.Place{})
@@ -255,7 +255,7 @@ func (p *PCIDrivers) restoreNetdev(ctx context.Context, a journal.Attachment) er
 	return nil
 }
 
-// await waits until the inventory knows of a state of the Function.
+// await waits until the inventory has the Function in a state, which what describes.
 func (p *PCIDrivers) await(ctx context.Context, id function.ID, what string, is func(function.Function) bool) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, settleTime, fmt.Errorf("is not there after %s", settleTime))
 	defer cancel()
