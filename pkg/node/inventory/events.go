@@ -21,15 +21,12 @@ var sources = [...]listen.Source{
 	},
 }
 
-// subsystems are the kernel's subsystems whose devices are read for Functions.
-var subsystems = []string{"pci", "net", "virtio", "auxiliary", "infiniband", "vdpa"}
-
-// ueventMatters says whether a uevent, "add@/devices/..\0ACTION=add\0..\0SUBSYSTEM=pci\0..", is about one of the
-// subsystems.
+// ueventMatters says whether a uevent, "add@/devices/..\0ACTION=add\0..\0SUBSYSTEM=pci\0..", is about a device
+// that is read for Functions.
 func ueventMatters(message []byte) bool {
 	for variable := range bytes.SplitSeq(message, []byte{0}) {
 		if subsystem, ok := bytes.CutPrefix(variable, []byte("SUBSYSTEM=")); ok {
-			return slices.Contains(subsystems, string(subsystem))
+			return slices.Contains([]string{"pci", "net", "virtio", "auxiliary", "infiniband", "vdpa"}, string(subsystem))
 		}
 	}
 	return false

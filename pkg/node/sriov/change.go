@@ -65,11 +65,16 @@ func (v *VFs) give(ctx context.Context, pf pci.Address, want int, making func(ha
 	if p = v.inUse(ctx, pf, vfs); p != nil {
 		return p
 	}
-	unlock, err := v.lock(ctx, pf, vfs)
-	if err != nil {
-		return problemf(v1alpha1.ReasonInUse, "is in use: %v", err)
+	locking, cancel := context.WithTimeoutCause(ctx, lockTimeout, fmt.Errorf("took more than %s", lockTimeout))
+	defer cancel()
+	// The locks keep the PF and its VFs from being reserved. Whoever else locks several must take them in the same order.
+	for _, address := range slices.Sorted(slices.Values(append(slices.Clone(vfs), pf))) {
+		unlock, err := v.Journal.Lock(locking, function.ID{Address: address})
+		if err != nil {
+			return problemf(v1alpha1.ReasonInUse, "is in use: %v", err)
+		}
+		defer unlock()
 	}
-	defer unlock()
 	switch now, err := v.vfs(pf); {
 	case err != nil:
 		return failed(err)
@@ -130,27 +135,6 @@ func (v *VFs) vfs(pf pci.Address) ([]pci.Address, error) {
 		vfs = append(vfs, link.Address)
 	}
 	return vfs, err
-}
-
-// lock keeps the PF and its VFs from being reserved. All are locked in one order, as whoever else locks several must.
-func (v *VFs) lock(ctx context.Context, pf pci.Address, vfs []pci.Address) (unlock func(), err error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, lockTimeout, fmt.Errorf("took more than %s", lockTimeout))
-	defer cancel()
-	var unlocks []func()
-	unlock = func() {
-		for _, one := range slices.Backward(unlocks) {
-			one()
-		}
-	}
-	for _, address := range slices.Sorted(slices.Values(append(slices.Clone(vfs), pf))) {
-		one, err := v.Journal.Lock(ctx, function.ID{Address: address})
-		if err != nil {
-			unlock()
-			return nil, err
-		}
-		unlocks = append(unlocks, one)
-	}
-	return unlock, nil
 }
 
 // change goes by way of 0, as the kernel makes VFs only where there are none. It cannot be interrupted: only a process
@@ -214,24 +198,24 @@ func (v *VFs) write(pf pci.Address, n int) *problem {
 // sriov_configure).
 func (v *VFs) refused(pf pci.Address, n int, err error) *problem {
 	driver, _ := v.device(pf).Link("driver")
+	var errno unix.Errno
+	errors.As(err, &errno)
 	switch {
-	case errors.Is(err, unix.EBUSY):
+	case errno == unix.EBUSY:
 		return problemf(v1alpha1.ReasonBusy,
-			"cannot be given %d VFs now: driver %s says %q; does somebody else change its VFs?", n, driver, unix.EBUSY.Error())
-	case errors.Is(err, unix.ERANGE):
+			"cannot be given %d VFs now: driver %s says %q; does somebody else change its VFs?", n, driver, errno.Error())
+	case errno == unix.ERANGE:
 		total, _ := v.device(pf).Number(totalVFs)
 		return tooMany(n, total)
-	case errors.Is(err, unix.ENOENT) && driver == "":
+	case errno == unix.ENOENT && driver == "":
 		return problemf(v1alpha1.ReasonNotSupported, "has no driver: bind one that makes VFs")
-	case errors.Is(err, unix.ENOENT), quirk.NotSupported(err), errors.Is(err, unix.ENOSYS):
+	case errno == unix.ENOENT || errno == unix.ENOSYS || quirk.NotSupported(errno):
 		return problemf(v1alpha1.ReasonNotSupported, "has driver %s, which makes no VFs: bind one that does", driver)
-	}
-	if errno := unix.Errno(0); errors.As(err, &errno) {
-		err = errno // without the file, which the message is about anyway
-	}
-	if errors.Is(err, unix.EROFS) || errors.Is(err, unix.EACCES) { // EPERM is some driver's
+	case errno == unix.EROFS || errno == unix.EACCES: // EPERM is some driver's
 		return problemf(v1alpha1.ReasonRefused, "cannot be given %d VFs: this agent may not write sriov_numvfs (%v): "+
-			"its sysfs must be mounted writable, as deploy/agent does", n, err)
+			"its sysfs must be mounted writable, as deploy/agent does", n, errno)
+	case errno != 0:
+		err = errno // without the file, which the message is about anyway
 	}
 	return problemf(v1alpha1.ReasonRefused,
 		"cannot be given %d VFs: driver %s says %q; see the kernel's log", n, driver, err)
