@@ -19,15 +19,15 @@ import (
 )
 
 const (
-	// The files by which the kernel says how many VFs a PF has and can have, and is told how many to make. It refuses any
-	// number but 0 while there are VFs, and answers when they are made, which takes a driver seconds.
+	// These files of a PF have the number of VFs that there are and that there can be. A write to the first makes VFs, which
+	// takes a driver seconds, and returns when they are made. The kernel refuses any number but 0 while there are VFs.
 	numVFs, totalVFs = "sriov_numvfs", "sriov_totalvfs"
 
-	// askTimeout is how long the kubelet may take to say what pods have.
+	// askTimeout bounds the kubelet's answer about what pods have.
 	askTimeout = 2 * time.Second
-	// lockTimeout is how long work on the PF or one of its VFs is waited for.
+	// lockTimeout bounds the wait for other work on the PF or one of its VFs.
 	lockTimeout = 2 * time.Second
-	// showTimeout is how long sysfs may take to show what was written. The kernel shows it before the write returns; the
+	// showTimeout bounds the wait until sysfs shows what was written. The kernel shows it before the write returns, but the
 	// sysfs of a simulated host is a moment late.
 	showTimeout = time.Second
 )
@@ -137,8 +137,8 @@ func (v *VFs) vfs(pf pci.Address) ([]pci.Address, error) {
 	return vfs, err
 }
 
-// change goes by way of 0, as the kernel makes VFs only where there are none. It cannot be interrupted: only a process
-// that is killed leaves another number than the wanted one, and goes on from there when it comes back.
+// change changes the number of VFs by way of 0, as the kernel makes VFs only where there are none. It does not end with a
+// context. After a process that was killed meanwhile, the next one changes the number that it finds.
 func (v *VFs) change(pf pci.Address, have, want int) *problem {
 	if have > 0 {
 		if p := v.write(pf, 0); p != nil {
@@ -153,7 +153,7 @@ func (v *VFs) change(pf pci.Address, have, want int) *problem {
 		return p
 	}
 	if vfs, err := v.vfs(pf); err != nil || len(vfs) > 0 {
-		return p // those that there are, are better than none
+		return p // some VFs are better than none
 	}
 	if back := v.write(pf, have); back != nil {
 		p.message += fmt.Sprintf("; the %d VFs that it had are gone, as it then %s", have, back.message)
@@ -221,7 +221,7 @@ func (v *VFs) refused(pf pci.Address, n int, err error) *problem {
 		"cannot be given %d VFs: driver %s says %q; see the kernel's log", n, driver, err)
 }
 
-// failed is about a sysfs that cannot be read, or says what it should not.
+// failed is about an attribute in sysfs that cannot be read or parsed.
 func failed(err error) *problem {
 	return problemf(v1alpha1.ReasonRefused, "has VFs that cannot be changed: %v", err)
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
 
-// sfTimeout is how long a card may take until an SF is there, or gone. ConnectX cards take some tenths of a second.
+// sfTimeout bounds the time in which a card makes or deletes an SF. ConnectX cards take some tenths of a second.
 const sfTimeout = 10 * time.Second
 
 // Devlink changes the ports of PFs. [devlink.Conn] does.
@@ -31,8 +31,8 @@ type Devlink interface {
 	DeletePort(d devlink.Device, index uint32) error
 }
 
-// SFMaker makes subfunctions and deletes them. Its methods may be
-// called by several goroutines at once, for one SF by one at a time.
+// SFMaker makes subfunctions and deletes them. Its methods may be called by several goroutines at once, for one SF by one
+// at a time.
 type SFMaker struct {
 	Devlink Devlink
 	// Functions are the node's.
@@ -174,8 +174,8 @@ func (m *SFMaker) add(sf function.ID, others []devlink.Port) (*devlink.Port, err
 	return &port, err
 }
 
-// pfNumber is the number by which devlink knows a PF. Its other Functions tell; where it has none, drivers give its
-// physical port the same number, and if it shows no such port, that of its PCI function: quirk "number of a PF".
+// pfNumber is the number by which devlink knows a PF: that of the ports of its Functions. Without such a port it is the
+// number of its physical port, and without a physical port that of its PCI function. See quirk "number of a PF".
 func pfNumber(pf pci.Address, ports []devlink.Port) uint16 {
 	number := uint16(pf[len(pf)-1] - '0')
 	for _, p := range ports {
@@ -191,8 +191,8 @@ func pfNumber(pf pci.Address, ports []devlink.Port) uint16 {
 	return number
 }
 
-// activate gives the SF its MAC and its device. Drivers take a MAC only before there is a device, which reads it when
-// it is made. One with another MAC gets a new device, and the old one is gone before.
+// activate gives the SF its MAC and its device. Drivers take a MAC only while there is no device, so the device of an SF
+// with another MAC is removed and made anew.
 func (m *SFMaker) activate(ctx context.Context, sf function.ID, port devlink.Port, mac function.MAC) error {
 	change := func(to devlink.FunctionChange) error { return m.Devlink.SetFunction(port.Device, port.Index, to) }
 	if mac != "" && port.Function.MAC != mac {

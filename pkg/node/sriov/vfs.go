@@ -1,5 +1,5 @@
-// Package sriov makes the Functions that DevicePools ask for. It works between the declaration of pools, which it
-// reads, and their publication, which waits for nothing: pools have the Functions that are there.
+// Package sriov makes the VFs and SFs that DevicePools ask for. Pools are published without waiting for it, with the
+// Functions that there are.
 package sriov
 
 import (
@@ -32,9 +32,9 @@ const (
 	firstRetry, slowestRetry = time.Second, time.Minute
 )
 
-// VFs gives the PFs of the node as many VFs as DevicePools ask for by spec.numVFs, and tells of PFs that it cannot give
-// them. A PF that somebody uses, or one of whose VFs somebody uses, is never changed; one that has as many already is
-// not touched. It keeps no state on disk: what is wanted is in the DevicePools, what there is the kernel knows.
+// VFs gives the PFs of the node as many VFs as DevicePools ask for by spec.numVFs, and reports the PFs that cannot have
+// them. A PF is never changed while somebody uses it or one of its VFs, and is not touched if it has the number already.
+// VFs keeps no state on disk: DevicePools say what is wanted, and the kernel what there is.
 type VFs struct {
 	// SysRoot is where the host's sysfs is, writable.
 	SysRoot string
@@ -68,7 +68,7 @@ type VFs struct {
 	queue workqueue.TypedRateLimitingInterface[pci.Address] // of PFs
 
 	mutex    sync.Mutex
-	demands  []demand // those that decide come first
+	demands  []demand // by priority; the first that names a PF decides
 	pfs      map[pci.Address]*pfState
 	supplies map[string]pool.Supply // by DevicePool
 }
@@ -198,8 +198,7 @@ func (v *VFs) planPF(f function.Function, pf *pfState, p pool.Pool) *pfState {
 	case f.NumVFs == want:
 		pf.answered, pf.problem = true, nil
 	case pf.problem == nil || !pf.problem.tried:
-		// Somebody else changed the PF, or who used it may use it no more. What the card refused, it refuses until something
-		// else passes: time.
+		// Somebody else changed the PF, or its users may be gone. A card that refused is asked again only by the rate limiter.
 		v.queue.AddAfter(f.PF, pause)
 	}
 	return pf
