@@ -16,7 +16,6 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
-	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/controller"
 	"github.com/opiproject/xpu-device-plugin/pkg/logging"
@@ -30,15 +29,13 @@ func main() {
 	}
 }
 
-// options are the command line's.
+// options are the command line's. Those of the manager are bound to flags as far as they can be chosen.
 type options struct {
 	kubeconfig  string
-	leaderElect bool
-	metricsAddr string
-	probeAddr   string
 	apiQPS      float32
 	apiBurst    int
 	logs        logging.Options
+	manager     ctrl.Options
 	controller  controller.Options
 	keepOrphans bool
 }
@@ -63,15 +60,23 @@ It also has the xPUs serve every XPUNetwork, and is the only part of the system 
 	}
 	f := c.Flags()
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file; empty means the ServiceAccount of the pod")
-	f.StringVar(&o.controller.Namespace, "namespace", os.Getenv("POD_NAMESPACE"), "namespace of the TLS Secrets that XPUs name, and of the leader election's Lease; the default is $POD_NAMESPACE")
-	f.BoolVar(&o.leaderElect, "leader-elect", false, "work only while holding the Lease xpu-controller; needed for more than one replica")
-	f.StringVar(&o.metricsAddr, "metrics-bind-address", ":8080", "host:port for Prometheus metrics at /metrics; 0 serves none")
-	f.StringVar(&o.probeAddr, "health-probe-bind-address", ":8081", "host:port for /healthz and /readyz; 0 serves none")
+	f.StringVar(&o.controller.Namespace, "namespace", os.Getenv("POD_NAMESPACE"),
+		"namespace of the TLS Secrets that XPUs name, and of the leader election's Lease; the default is $POD_NAMESPACE")
+	f.BoolVar(&o.manager.LeaderElection, "leader-elect", false,
+		"work only while holding the Lease xpu-controller; needed for more than one replica")
+	f.StringVar(&o.manager.Metrics.BindAddress, "metrics-bind-address", ":8080",
+		"host:port for Prometheus metrics at /metrics; 0 serves none")
+	f.StringVar(&o.manager.HealthProbeBindAddress, "health-probe-bind-address", ":8081",
+		"host:port for /healthz and /readyz; 0 serves none")
 	f.Float32Var(&o.apiQPS, "kube-api-qps", 200, "requests per second to the API server, over time")
 	f.IntVar(&o.apiBurst, "kube-api-burst", 400, "requests to the API server at once")
-	f.DurationVar(&o.controller.ProvisionTimeout, "provision-timeout", 60*time.Second, "time from the creation of an XPUPort after which it is given up if its xPU never served it; pods of BeforeBind pools then get another device")
-	f.DurationVar(&o.controller.AgentTimeout, "agent-timeout", 15*time.Second, "time that an OPI agent has for one port or network before it is asked again")
-	f.BoolVar(&o.keepOrphans, "keep-orphans", false, "do not delete ports of OPI agents that look like ours but that no XPUPort backs; needed if an agent serves several clusters")
+	f.DurationVar(&o.controller.ProvisionTimeout, "provision-timeout", 60*time.Second,
+		"time from the creation of an XPUPort after which it is given up if its xPU never served it; "+
+			"pods of BeforeBind pools then get another device")
+	f.DurationVar(&o.controller.AgentTimeout, "agent-timeout", 15*time.Second,
+		"time that an OPI agent has for one port or network before it is asked again")
+	f.BoolVar(&o.keepOrphans, "keep-orphans", false, "do not delete ports of OPI agents that look like ours but that "+
+		"no XPUPort backs; needed if an agent serves several clusters")
 	o.logs.AddFlags(f)
 	return c
 }
@@ -104,21 +109,16 @@ func run(ctx context.Context, o options) error {
 	config = rest.AddUserAgent(config, "xpu-controller")
 	config.QPS, config.Burst = o.apiQPS, o.apiBurst
 
-	scheme, err := controller.Scheme()
+	o.manager.Scheme, err = controller.Scheme()
 	if err != nil {
 		return err
 	}
-	mgr, err := ctrl.NewManager(config, ctrl.Options{
-		Scheme:                        scheme,
-		Logger:                        log,
-		Cache:                         controller.CacheOptions(o.controller.Namespace),
-		Metrics:                       metricsserver.Options{BindAddress: o.metricsAddr},
-		HealthProbeBindAddress:        o.probeAddr,
-		LeaderElection:                o.leaderElect,
-		LeaderElectionID:              "xpu-controller",
-		LeaderElectionNamespace:       o.controller.Namespace,
-		LeaderElectionReleaseOnCancel: true, // the process ends right after
-	})
+	o.manager.Logger = log
+	o.manager.Cache = controller.CacheOptions(o.controller.Namespace)
+	o.manager.LeaderElectionID = "xpu-controller"
+	o.manager.LeaderElectionNamespace = o.controller.Namespace
+	o.manager.LeaderElectionReleaseOnCancel = true // the process ends right after
+	mgr, err := ctrl.NewManager(config, o.manager)
 	if err != nil {
 		return fmt.Errorf("manager: %w", err)
 	}

@@ -54,16 +54,14 @@ func (c *Checker) Problems(f function.Function) []Problem {
 	if c.XPUAway != nil {
 		note(v1alpha1.TaintXPUAway, c.XPUAway(f))
 	}
-	note(v1alpha1.TaintProvisionFailed, c.ProvisionFailed.message(f.ID))
-	note(v1alpha1.TaintReleasePending, c.ReleasePending.message(f.ID))
-	note(v1alpha1.TaintLost, c.Lost.message(f.ID))
-	note(v1alpha1.TaintInUse, c.InUse.message(f.ID))
-	return problems
-}
-
-func (s Source) message(id function.ID) string {
-	if s == nil {
-		return ""
+	noteFrom := func(taint string, source Source) {
+		if source != nil {
+			note(taint, source(f.ID))
+		}
 	}
-	return s(id)
+	noteFrom(v1alpha1.TaintProvisionFailed, c.ProvisionFailed)
+	noteFrom(v1alpha1.TaintReleasePending, c.ReleasePending)
+	noteFrom(v1alpha1.TaintLost, c.Lost)
+	noteFrom(v1alpha1.TaintInUse, c.InUse)
+	return problems
 }

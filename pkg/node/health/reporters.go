@@ -75,14 +75,9 @@ func NewReporters(options ReportersOptions) *Reporters {
 	return r
 }
 
-// fault is an error that a reporter reports.
+// fault is an error that a reporter reports, with what tells the Functions that it is about.
 type fault struct {
 	reporter string // as devlink(8) takes it: "pci/0000:3b:00.0 reporter fw_fatal"
-	scope    scope
-}
-
-// scope says which Functions a reporter is about.
-type scope struct {
 	// address is the PCI device of its devlink instance.
 	address pci.Address
 	// whole says that it is about the device as a whole: if that is a PF, about all Functions of the PF.
@@ -94,14 +89,14 @@ type scope struct {
 	auxDevice string
 }
 
-func (s scope) has(f function.Function) bool {
+func (e fault) isAbout(f function.Function) bool {
 	switch {
-	case s.auxDevice != "":
-		return f.AuxDevice == s.auxDevice
-	case s.kind != "":
-		return f.PF == s.address && f.Kind == s.kind && f.Index == s.index
+	case e.auxDevice != "":
+		return f.AuxDevice == e.auxDevice
+	case e.kind != "":
+		return f.PF == e.address && f.Kind == e.kind && f.Index == e.index
 	}
-	return f.ID == function.ID{Address: s.address} || s.whole && f.PF == s.address
+	return f.ID == function.ID{Address: e.address} || e.whole && f.PF == e.address
 }
 
 // Fault returns a message if a reporter of the Function's PF, of its own device, or of its port in the eswitch reports an
@@ -109,7 +104,7 @@ func (s scope) has(f function.Function) bool {
 func (r *Reporters) Fault(f function.Function) (message string) {
 	var messages []string
 	for _, fault := range *r.faults.Load() {
-		if fault.scope.has(f) {
+		if fault.isAbout(f) {
 			messages = append(messages, fmt.Sprintf(`its driver tells an error that it did not recover from: `+
 				`see "devlink health show %s", then try "devlink health recover %[1]s"`, fault.reporter))
 		}
@@ -140,25 +135,20 @@ func (r *Reporters) Run(ctx context.Context) error {
 	defer following.Wait()
 	following.Go(func() { r.options.Follow(ctx, changed.Notify) })
 	changed.Notify() // even if Follow cannot listen
-	retries := loop.Backoff(firstRetry, slowestRetry)
-	for first := true; loop.Wait(ctx, changes, 0); first = false {
-		delay := pause
-		if err := r.look(); err != nil {
-			changed.Notify()
-			delay = retries.Step()
-			r.options.Log.Error(err, "Cannot read health reporters for now", "retry", delay.String())
-		} else {
-			retries = loop.Backoff(firstRetry, slowestRetry)
-		}
-		if first {
-			close(r.looked)
-		}
-		loop.Sleep(ctx, delay)
+	looked := sync.OnceFunc(func() { close(r.looked) })
+	for loop.Wait(ctx, changes, 0) {
+		loop.Retry(ctx, firstRetry, slowestRetry, func(context.Context) error {
+			defer looked()
+			return r.look()
+		}, func(err error, retry time.Duration) {
+			r.options.Log.Error(err, "Cannot read health reporters for now", "retry", retry.String())
+		})
+		loop.Sleep(ctx, pause)
 	}
 	return nil
 }
 
-// look reads the reporters. If that fails, the known faults stay.
+// look reads the reporters, and logs and notifies of what is different. If reading fails, the known faults stay.
 func (r *Reporters) look() error {
 	reporters, err := r.options.Devlink.Reporters()
 	if err != nil {
@@ -173,20 +163,14 @@ func (r *Reporters) look() error {
 	}
 	var faults []fault
 	for _, reporter := range failed {
-		if scope, here := r.scope(reporter, ports); here {
-			faults = append(faults, fault{reporter.Handle() + " reporter " + reporter.Name, scope})
+		if fault, here := r.fault(reporter, ports); here {
+			faults = append(faults, fault)
 		}
 	}
 	r.failed.Set(float64(len(failed)))
-	r.keep(faults)
-	return nil
-}
-
-// keep replaces the known faults, and logs and notifies of the difference.
-func (r *Reporters) keep(faults []fault) {
 	before := *r.faults.Swap(&faults)
 	if slices.Equal(before, faults) {
-		return
+		return nil
 	}
 	for _, f := range faults {
 		if !slices.Contains(before, f) {
@@ -199,52 +183,53 @@ func (r *Reporters) keep(faults []fault) {
 		}
 	}
 	r.options.Changed()
+	return nil
 }
 
-// scope finds out which Functions a reporter is about; false if those are not on this node.
-func (r *Reporters) scope(reporter devlink.Reporter, ports []devlink.Port) (scope, bool) {
-	s, ok := r.owner(reporter.Device)
-	if !ok || reporter.Port < 0 {
-		return s, ok
+// fault finds out which Functions a reporter is about; here is false if those are not on this node.
+func (r *Reporters) fault(reporter devlink.Reporter, ports []devlink.Port) (f fault, here bool) {
+	f, here = r.instance(reporter.Device)
+	f.reporter = reporter.Handle() + " reporter " + reporter.Name
+	if !here || reporter.Port < 0 {
+		return f, here
 	}
-	s.whole = false // a port's reporter is about the port's netdev
-	i := slices.IndexFunc(ports, func(p devlink.Port) bool {
-		return p.Device == reporter.Device && int64(p.Index) == int64(reporter.Port)
-	})
-	if i < 0 { // the port is gone, and the reporter with it
-		return scope{}, false
+	f.whole = false // a port's reporter is about the port's netdev
+	for _, port := range ports {
+		if port.Device != reporter.Device || int64(port.Index) != int64(reporter.Port) {
+			continue
+		}
+		switch port.Flavour {
+		case devlink.PCIVF:
+			f.kind, f.index = function.VF, int(port.VF)
+		case devlink.PCISF:
+			f.kind, f.index = function.SF, int(port.SF)
+		case devlink.PCIPF:
+		default:
+			return f, true
+		}
+		return f, !port.External
 	}
-	port := ports[i]
-	switch port.Flavour {
-	case devlink.PCIVF:
-		s.kind, s.index = function.VF, int(port.VF)
-	case devlink.PCISF:
-		s.kind, s.index = function.SF, int(port.SF)
-	case devlink.PCIPF:
-	default:
-		return s, true
-	}
-	return s, !port.External
+	return f, false // the port is gone, and the reporter with it
 }
 
-// owner finds the Function that has the devlink instance. mlx5 has instances also for auxiliary devices: for each SF, and
+// instance finds the device that has a devlink instance. mlx5 has instances also for auxiliary devices: for each SF, and
 // for the netdev of each PF, VF and SF, "auxiliary/mlx5_core.eth.2", which is below the Function's device.
-func (r *Reporters) owner(d devlink.Device) (scope, bool) {
+func (r *Reporters) instance(d devlink.Device) (f fault, here bool) {
 	if d.Bus == "pci" {
-		return scope{address: pci.Address(d.Name), whole: true}, true
+		return fault{address: pci.Address(d.Name), whole: true}, true
 	}
 	dir, err := filepath.EvalSymlinks(filepath.Join(r.options.SysRoot, "bus", d.Bus, "devices", d.Name))
 	if err != nil {
-		return scope{}, false
+		return fault{}, false
 	}
 	for ; dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
 		name := filepath.Base(dir)
 		if d.Bus == "auxiliary" && strings.Contains(name, ".sf.") {
-			return scope{auxDevice: name}, true
+			return fault{auxDevice: name}, true
 		}
 		if address, err := pci.Parse(name); err == nil {
-			return scope{address: address}, true
+			return fault{address: address}, true
 		}
 	}
-	return scope{}, false
+	return fault{}, false
 }

@@ -17,16 +17,17 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
-// lastSeen is what was seen of a Function: what still counts while a pod has its netdev and RDMA devices, and what need
-// not be read again.
+// lastSeen is what was seen of a Function. It replaces what cannot be read while a pod has the netdev and RDMA devices,
+// and what need not be read again.
 type lastSeen struct {
-	instance   instance
-	netdev     string
-	linkType   string     // of the netdev
-	down       bool       // a PF's netdev had no link
-	ddp        ddpProfile // a PF's
-	rdma       []string
-	pkey       string
+	instance instance
+	netdev   string
+	linkType string     // of the netdev
+	down     bool       // a PF's netdev had no link
+	ddp      ddpProfile // a PF's
+	rdma     []string
+	pkey     string
+
 	iommuRead  bool
 	iommuGroup string
 	driver     string // when iommuGroup was read
@@ -47,7 +48,7 @@ func (s *scanner) complete(f function.Function, device sysfs.Dir, now instance) 
 	s.readNetdev(&f, device, &m)
 	f.DefaultRoute = f.Netdev != "" && (s.routed == nil || s.routed[f.Netdev])
 	if f.Kind == function.PF {
-		m.ddp = s.readDDPProfile(f.PF, ddpKey{now, f.Driver, f.Netdev}, m.ddp)
+		m.ddp = s.readDDPProfile(f, now, m.ddp)
 		f.PFName, f.PFDriver, f.LinkUp, f.LinkType, f.DDPProfile = m.netdev, f.Driver, !m.down, m.linkType, m.ddp.name
 	} else {
 		pf := s.pfs[f.PF]
@@ -62,17 +63,13 @@ func (s *scanner) complete(f function.Function, device sysfs.Dir, now instance) 
 	return f
 }
 
-// readNetdev reads the driver and the netdev. While the netdev is away, in a pod for instance, what was seen last of it
-// still counts.
+// readNetdev reads the driver and the netdev. What was seen last of the netdev counts while it is away, as in a pod.
 func (s *scanner) readNetdev(f *function.Function, device sysfs.Dir, m *lastSeen) {
 	var err error
-	if f.Driver, err = device.Link("driver"); err != nil {
-		s.report(device, reasonDriver, err)
-	}
+	f.Driver, err = device.Link("driver")
+	s.report(device, reasonDriver, err)
 	dir, name, err := netdev(device)
-	if err != nil {
-		s.report(device, reasonNetdev, err)
-	}
+	s.report(device, reasonNetdev, err)
 	if name == "" {
 		return
 	}
@@ -85,30 +82,21 @@ func (s *scanner) readNetdev(f *function.Function, device sysfs.Dir, m *lastSeen
 	}
 }
 
-// linkDown says whether a netdev has no link, and was if that cannot be read. What was never read is not down, because
-// only a link that is known to be down is a reason not to use a VF. The kernel refuses to read carrier while the netdev is
-// down.
+// linkDown says whether a netdev has no link. If that cannot be read it returns was, which is false at first: only a link
+// that is known to be down is a reason not to use a VF.
 func (s *scanner) linkDown(device, netdev sysfs.Dir, was bool) bool {
-	if carrier, err := netdev.Attribute("carrier"); err == nil {
+	if carrier, err := netdev.Attribute("carrier"); err == nil { // the kernel refuses while the netdev is down
 		return carrier != "1"
 	}
-	state, err := netdev.Attribute("operstate")
-	if err == nil {
+	if state := s.attribute(device, netdev, "operstate", reasonCarrier); state != "" {
 		return state != "up"
-	}
-	if !errors.Is(err, fs.ErrNotExist) {
-		s.report(device, reasonCarrier, err)
 	}
 	return was
 }
 
-// linkType of a device's netdev is "" if it is neither of those known, or cannot be read.
+// linkType is "ether", "infiniband", or "" for any other type and for one that cannot be read.
 func (s *scanner) linkType(device, netdev sysfs.Dir) string {
-	number, err := netdev.Attribute("type")
-	if err != nil && !errors.Is(err, fs.ErrNotExist) { // the netdev may just have gone
-		s.report(device, reasonLinkType, err)
-	}
-	switch number { // include/uapi/linux/if_arp.h
+	switch s.attribute(device, netdev, "type", reasonLinkType) { // include/uapi/linux/if_arp.h
 	case "1":
 		return "ether"
 	case "32":
@@ -117,13 +105,20 @@ func (s *scanner) linkType(device, netdev sysfs.Dir) string {
 	return ""
 }
 
-// readRDMA looks at the RDMA devices. The directory that the kernel keeps them in stays, and looks empty, while they
-// are in another network namespace.
+// attribute reads a file below a directory that belongs to a device. It returns "" if the file cannot be read, and reports
+// that unless the file does not exist, as after the removal of a netdev.
+func (s *scanner) attribute(device, of sysfs.Dir, name string, why reason) string {
+	text, err := of.Attribute(name)
+	if !errors.Is(err, fs.ErrNotExist) {
+		s.report(device, why, err)
+	}
+	return text
+}
+
+// readRDMA reads the RDMA devices. Their directory exists, but is empty, while they are in another network namespace.
 func (s *scanner) readRDMA(f *function.Function, device sysfs.Dir, m *lastSeen) {
 	found, exists, err := device.Dir("infiniband").Names()
-	if err != nil {
-		s.report(device, reasonRDMA, err)
-	}
+	s.report(device, reasonRDMA, err)
 	if !exists {
 		m.rdma, m.pkey = nil, ""
 		return
@@ -133,25 +128,19 @@ func (s *scanner) readRDMA(f *function.Function, device sysfs.Dir, m *lastSeen) 
 		m.rdma, m.pkey = found, ""
 	}
 	if len(found) > 0 && f.LinkType == "infiniband" {
-		m.pkey, err = device.Dir("infiniband", found[0], "ports/1/pkeys").Attribute("0")
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			s.report(device, reasonRDMA, err)
-		}
+		m.pkey = s.attribute(device, device.Dir("infiniband", found[0], "ports/1/pkeys"), "0", reasonRDMA)
 	}
 	f.RDMA, f.RDMADevices, f.PKey = true, m.rdma, m.pkey
 }
 
-// readIOMMUGroup reads the group once, as it is as old as the device. Only where there is no IOMMU does it come and go,
-// with vfio-pci, a little later than the driver's link.
+// readIOMMUGroup reads the group once for each driver. Without an IOMMU, vfio makes up a group a little after the link to
+// vfio-pci appears, and takes it away with the driver.
 func (s *scanner) readIOMMUGroup(f *function.Function, device sysfs.Dir, m *lastSeen) {
 	coming := m.iommuGroup == "" && f.Driver == "vfio-pci"
 	if !m.iommuRead || m.driver != f.Driver || coming {
 		group, err := device.Link("iommu_group")
-		if err != nil {
-			s.report(device, reasonIOMMU, err)
-		}
-		// Real groups have no name.
-		if name, _ := device.Dir("iommu_group").Attribute("name"); name == quirk.NoIOMMUGroup {
+		s.report(device, reasonIOMMU, err)
+		if name, _ := device.Dir("iommu_group").Attribute("name"); name == quirk.NoIOMMUGroup { // real groups have no name
 			group = quirk.NoIOMMUPrefix + group
 		}
 		m.driver, m.iommuGroup, m.iommuRead = f.Driver, group, err == nil
@@ -159,28 +148,22 @@ func (s *scanner) readIOMMUGroup(f *function.Function, device sysfs.Dir, m *last
 	f.IOMMUGroup = m.iommuGroup
 }
 
-// readVDPAs lists the vDPA devices of the node. Where a parent has several, the first by name counts.
+// readVDPAs lists the vDPA devices of the node. Of several with one parent it takes the first by name.
 func (s *scanner) readVDPAs() {
 	s.vdpas = map[string]function.VDPA{}
 	bus := s.sysfs.Dir(sysfs.VDPADevices)
 	entries, err := bus.Sorted()
-	if err != nil {
-		s.report(bus, reasonVDPA, err)
-		return
-	}
+	s.report(bus, reasonVDPA, err)
 	for _, name := range entries {
 		parent, vdpa, err := readVDPA(name, bus.Dir(name))
-		if err != nil {
-			s.report(bus.Dir(name), reasonVDPA, err)
-			continue
-		}
-		if _, taken := s.vdpas[parent]; !taken {
+		s.report(bus.Dir(name), reasonVDPA, err)
+		if _, taken := s.vdpas[parent]; !taken && err == nil {
 			s.vdpas[parent] = vdpa
 		}
 	}
 }
 
-// readVDPA reads a vDPA device, and the name of the device that it is made of.
+// readVDPA reads a vDPA device, and the name of its parent device.
 func readVDPA(name string, dir sysfs.Dir) (parent string, vdpa function.VDPA, err error) {
 	link, err := dir.Target()
 	if err != nil {
@@ -200,37 +183,29 @@ func readVDPA(name string, dir sysfs.Dir) (parent string, vdpa function.VDPA, er
 	return parent, vdpa, err
 }
 
-// ddpKey changes whenever a PF may run another package: ice loads it when it is bound or reloaded, and that makes the
-// netdev anew.
-type ddpKey struct {
-	instance instance
-	driver   string
-	netdev   string
-}
-
-// ddpProfile is a package that was read once.
+// ddpProfile is the DDP package of a PF that had this netdev. Another package can be loaded only when the driver is bound
+// or reloaded, which makes a new netdev.
 type ddpProfile struct {
-	key  ddpKey
-	name string
+	instance instance
+	netdev   string
+	name     string
 }
 
-// readDDPProfile asks at most once as long as the answer cannot change: it takes the firmware a while.
-func (s *scanner) readDDPProfile(pf pci.Address, key ddpKey, known ddpProfile) ddpProfile {
-	if key.driver != quirk.DDPDriver {
+// readDDPProfile asks devlink only when the answer may have changed, because the firmware takes a while.
+func (s *scanner) readDDPProfile(f function.Function, now instance, known ddpProfile) ddpProfile {
+	if f.Driver != quirk.DDPDriver {
 		return ddpProfile{}
 	}
-	if key.netdev == "" { // it is in a pod
-		key.netdev = known.key.netdev
-	}
-	if key == known.key {
+	netdev := cmp.Or(f.Netdev, known.netdev) // "" while it is in a pod
+	if known.instance == now && known.netdev == netdev {
 		return known
 	}
-	name, err := s.options.DDPProfile(pf)
+	name, err := s.options.DDPProfile(f.PF)
 	if err != nil {
-		s.report(s.sysfs.PCI(pf), reasonDDP, err)
+		s.report(s.sysfs.PCI(f.PF), reasonDDP, err)
 		return ddpProfile{}
 	}
-	return ddpProfile{key, name}
+	return ddpProfile{now, netdev, name}
 }
 
 // devlinkDDPProfile reads what "devlink dev info" shows as fw.app.name, "" where a driver has no such thing.

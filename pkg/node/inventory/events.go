@@ -10,7 +10,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/listen"
 )
 
-// sources tell of all that Functions are made of.
+// sources are the kernel's events that a change of Functions causes.
 var sources = [...]listen.Source{
 	{Name: "rtnetlink", Protocol: unix.NETLINK_ROUTE, Groups: listen.Groups(unix.RTNLGRP_LINK)},
 	// Group 1 has the kernel's own uevents, group 2 what udev makes of them (lib/kobject_uevent.c).
@@ -21,15 +21,12 @@ var sources = [...]listen.Source{
 	},
 }
 
-// subsystems are the kernel's subsystems that Functions are made of.
-var subsystems = []string{"pci", "net", "virtio", "auxiliary", "infiniband", "vdpa"}
-
-// ueventMatters says whether a uevent, "add@/devices/..\0ACTION=add\0..\0SUBSYSTEM=pci\0..", is about something that a
-// Function is made of.
+// ueventMatters says whether a uevent, "add@/devices/..\0ACTION=add\0..\0SUBSYSTEM=pci\0..", is about a device
+// that is read for Functions.
 func ueventMatters(message []byte) bool {
 	for variable := range bytes.SplitSeq(message, []byte{0}) {
 		if subsystem, ok := bytes.CutPrefix(variable, []byte("SUBSYSTEM=")); ok {
-			return slices.Contains(subsystems, string(subsystem))
+			return slices.Contains([]string{"pci", "net", "virtio", "auxiliary", "infiniband", "vdpa"}, string(subsystem))
 		}
 	}
 	return false

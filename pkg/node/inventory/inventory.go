@@ -24,12 +24,12 @@ import (
 
 // Times between an event and the scan that it causes.
 const (
-	// quiet is how long the kernel must have been silent. It is also what the kernel has to finish a change that it
-	// has told of: RTM_DELLINK, for one, comes before sysfs loses the netdev.
+	// quiet is how long the kernel must have sent no event. This also lets the kernel finish the change: RTM_DELLINK, for
+	// example, comes before sysfs loses the netdev.
 	quiet = 50 * time.Millisecond
-	// patience is the longest time from an event to the scan, however many others follow.
+	// patience is the longest time from an event to the scan, however many events follow.
 	patience = 500 * time.Millisecond
-	// retry is when a scan is tried again that could not read anything, or not the routes.
+	// retry is the time until the next scan after one that could not read the PCI bus or the routes.
 	retry = time.Second
 )
 
@@ -108,11 +108,11 @@ var ErrNoNetdev = errors.New("has no netdev in any network namespace")
 // netdev is in another namespace. The error is an [ErrNoNetdev] where there is none at all, and an [fs.ErrNotExist]
 // where the Function is gone.
 func (i *Inventory) Netdev(id function.ID) (string, error) {
+	device, err := find(sysfs.Root(i.options.SysRoot), id)
 	var netdevs sysfs.Dir
 	var name string
-	dir, err := find(sysfs.Root(i.options.SysRoot), id)
 	if err == nil {
-		netdevs, name, err = netdev(dir)
+		netdevs, name, err = netdev(device)
 	}
 	if err == nil && netdevs == "" {
 		err = ErrNoNetdev
@@ -125,12 +125,7 @@ func (i *Inventory) Netdev(id function.ID) (string, error) {
 
 // Synced waits until the Functions are known. It returns false if ctx ended before.
 func (i *Inventory) Synced(ctx context.Context) bool {
-	select {
-	case <-i.synced:
-		return true
-	case <-ctx.Done():
-		return false
-	}
+	return loop.Wait(ctx, i.synced, 0)
 }
 
 // Run reads the Functions at once and again whenever the kernel tells of a change, until ctx ends. It then returns nil.
@@ -150,7 +145,7 @@ func (i *Inventory) Run(ctx context.Context) error {
 		var pause time.Duration
 		err := i.scan()
 		if routes := i.scanner.problems[problem{"", reasonRoutes}]; err != nil || routes != nil {
-			pause = retry // no event says when the routes, which change while they are read, could be read
+			pause = retry // reading the routes fails if they change meanwhile, and no event may follow
 		}
 		if err != nil && (failure == nil || failure.Error() != err.Error()) {
 			i.options.Log.Error(err, "Cannot read the Functions, keeping what is known", "retry", retry.String())
@@ -163,7 +158,7 @@ func (i *Inventory) Run(ctx context.Context) error {
 	}
 }
 
-// scan reads all Functions, and tells of what changed and of problems that are not those of the scan before.
+// scan reads all Functions, tells of a change, and logs problems that the scan before did not have.
 func (i *Inventory) scan() error {
 	before := i.scanner.problems
 	begin := time.Now()
@@ -207,12 +202,12 @@ func find(root sysfs.Root, id function.ID) (sysfs.Dir, error) {
 		}
 		return "", fs.ErrNotExist
 	}
-	sfs, err := subfunctions(root, func(sysfs.Dir, reason, error) {})
+	sfs, err := subfunctions(root)
 	if err != nil {
 		return "", err
 	}
 	for _, sf := range sfs {
-		if function.SubfunctionID(sf.parent, sf.sfnum) == id {
+		if sf.err == nil && function.SubfunctionID(sf.parent, sf.sfnum) == id {
 			return sf.dir, nil
 		}
 	}

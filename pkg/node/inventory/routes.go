@@ -11,8 +11,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
 )
 
-// readRoutes finds the netdevs that the node reaches the rest of the world by: those of the default routes, IPv4 and IPv6, and
-// what is below them where they are bonds, bridges or VLANs.
+// readRoutes finds the netdevs of the IPv4 and IPv6 default routes, and the netdevs below those that are bonds, bridges or
+// VLANs.
 func (s *scanner) readRoutes() {
 	found, err := s.options.DefaultNetdevs()
 	if err != nil {

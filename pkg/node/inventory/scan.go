@@ -53,17 +53,14 @@ type problem struct {
 	why   reason
 }
 
-// hardware is what does not change as long as a PCI device exists, so it is read once.
+// hardware is a PCI device. Most of it does not change as long as the device exists, so it is read once. Kind, PF, Index
+// and NumVFs of its Function are read at every scan. What else changes is in a copy of the Function.
 type hardware struct {
 	instance
-	class          function.Class // "" where the device is none of ours
-	vendor, device string
-	acpiIndex      string
-	numaNode       int
-	root           string
-	physfn         pci.Address // "" where the device is no VF
-	sriov          bool        // the device can have VFs
-	// lasting is false where a part is missing that may come.
+	function.Function             // Class is "" for a device that is neither a network function nor an accelerator
+	physfn            pci.Address // "" where the device is no VF
+	sriov             bool        // the device can have VFs
+	// lasting is false if an attribute that was missing may appear, so that the device must be read again.
 	lasting bool
 }
 
@@ -74,13 +71,12 @@ type instance struct {
 	ctime syscall.Timespec
 }
 
-// scanner reads all Functions, again and again, and remembers what need not be read again. It must not be used by
-// several goroutines at once.
+// scanner reads all Functions at each scan, and remembers what need not be read again. It is for one goroutine at a time.
 type scanner struct {
 	sysfs   sysfs.Root
 	options Options // with defaults
 
-	known    map[pci.Address]hardware
+	known    map[pci.Address]*hardware
 	before   map[function.ID]lastSeen // by the scan before
 	lastSeen map[function.ID]lastSeen
 	pfs      map[pci.Address]function.Function
@@ -108,11 +104,11 @@ func (s *scanner) scan() ([]function.Function, error) {
 		return nil, err
 	}
 	s.readHardware(entries)
-	places, numVFs := s.findVFs()
+	s.findVFs()
 	s.readVDPAs()
 	s.readRoutes()
 	s.before, s.lastSeen = s.lastSeen, make(map[function.ID]lastSeen, len(s.lastSeen))
-	functions, err := s.addSubfunctions(s.pciFunctions(places, numVFs))
+	functions, err := s.addSubfunctions(s.pciFunctions())
 	if err != nil {
 		return nil, err
 	}
@@ -125,33 +121,37 @@ func (s *scanner) scan() ([]function.Function, error) {
 	return functions, nil
 }
 
-// report notes a problem with an entry of sysfs.
+// report notes why an entry of sysfs is skipped or incomplete. A nil error is no problem.
 func (s *scanner) report(entry sysfs.Dir, why reason, err error) {
+	if err == nil {
+		return
+	}
 	below := strings.TrimPrefix(string(entry), string(s.sysfs.Dir()))
 	s.problems[problem{strings.TrimPrefix(below, "/"), why}] = err
 }
 
-// readHardware brings known up to date. It leaves out what cannot be read.
+// readHardware updates the known PCI devices. It leaves out those that cannot be read.
 func (s *scanner) readHardware(entries []string) {
-	known := make(map[pci.Address]hardware, len(entries))
+	known := make(map[pci.Address]*hardware, len(entries))
 	for _, name := range entries {
 		address, err := pci.Parse(name)
 		if err != nil || string(address) != name {
 			s.report(s.sysfs.Dir(sysfs.PCIDevices, name), reasonAddress, errors.New("is not a PCI address"))
 			continue
 		}
-		dir, why := s.sysfs.PCI(address), reasonDevice
+		dir := s.sysfs.PCI(address)
 		now, err := instanceOf(dir)
-		h, ok := s.known[address]
-		if err == nil && (!ok || !h.lasting || h.instance != now) {
-			h, why, err = s.readDevice(dir)
-			h.instance = now
-		}
 		if err != nil {
-			s.report(dir, why, err)
+			s.report(dir, reasonDevice, err)
 			continue
 		}
-		known[address] = h
+		h := s.known[address]
+		if h == nil || !h.lasting || h.instance != now {
+			h = s.readDevice(address, now)
+		}
+		if h != nil {
+			known[address] = h
+		}
 	}
 	s.known = known
 }
@@ -164,135 +164,96 @@ func instanceOf(path sysfs.Dir) (instance, error) {
 	return instance{stat.Ino, stat.Ctim}, nil
 }
 
-// readDevice reads what does not change of a device. why is the reason of an error, which means that the device has to be
-// skipped.
-func (s *scanner) readDevice(dir sysfs.Dir) (h hardware, why reason, err error) {
+// readDevice reads the attributes of a device that do not change. It returns nil if the device has to be skipped.
+func (s *scanner) readDevice(address pci.Address, now instance) *hardware {
+	dir := s.sysfs.PCI(address)
+	h := &hardware{instance: now, Function: function.Function{ID: function.ID{Address: address}, NUMANode: -1}}
 	class, err := dir.Attribute("class")
 	if err == nil {
-		h.class, err = parseClass(class)
+		h.Class, err = parseClass(class)
 	}
-	if err != nil || h.class == "" {
+	if err != nil {
+		s.report(dir, reasonClass, err)
+		return nil
+	}
+	if h.Class == "" {
 		h.lasting = true
-		return h, reasonClass, err
+		return h
 	}
-	for name, id := range map[string]*string{"vendor": &h.vendor, "device": &h.device} {
+	for name, id := range map[string]*string{"vendor": &h.Vendor, "device": &h.Device} {
 		text, err := dir.Attribute(name)
 		if err == nil {
 			*id, err = parseID(text)
 		}
 		if err != nil {
-			return h, reasonID, fmt.Errorf("%s: %w", name, err)
+			s.report(dir, reasonID, fmt.Errorf("%s: %w", name, err))
+			return nil
 		}
 	}
-	h.numaNode = -1
 	numaNode, numaErr := dir.Attribute("numa_node")
 	if numaErr == nil {
-		h.numaNode, numaErr = parseNUMANode(numaNode)
+		h.NUMANode, numaErr = parseNUMANode(numaNode)
 	} else if errors.Is(numaErr, fs.ErrNotExist) {
 		numaErr = nil // the kernel was built without NUMA
 	}
-	if numaErr != nil {
-		s.report(dir, reasonNUMANode, numaErr)
-	}
+	s.report(dir, reasonNUMANode, numaErr)
 	if link, err := dir.Target(); err == nil {
-		h.root = parseRoot(link)
+		h.PCIeRoot = parseRoot(link)
 	}
-	h.acpiIndex, _ = dir.Attribute("acpi_index") // few devices have one
+	h.ACPIIndex, _ = dir.Attribute("acpi_index") // few devices have one
 	pf, err := dir.Link("physfn")
 	if err == nil && pf != "" {
 		h.physfn, err = pci.Parse(pf)
 	}
+	if err != nil {
+		s.report(dir, reasonPhysfn, err)
+		return nil
+	}
 	h.sriov = dir.Has("sriov_totalvfs")
 	// The kernel shows a new VF before it makes the VF's physfn (pci_iov_add_virtfn in drivers/pci/iov.c).
 	h.lasting = numaErr == nil && (h.sriov || h.physfn != "")
-	return h, reasonPhysfn, err
+	return h
 }
 
-// pciFunctions puts PFs and VFs together: VFs last, as they take some of what their PF has.
-func (s *scanner) pciFunctions(places map[pci.Address]vfPlace, numVFs map[pci.Address]int) []function.Function {
-	functions, vfs := make([]function.Function, 0, len(s.known)), make([]function.Function, 0, len(places))
-	s.pfs = map[pci.Address]function.Function{}
+// findVFs finds the PF and the index of each VF, and the number of VFs of each PF, by reading each PF's directory once.
+func (s *scanner) findVFs() {
 	for address, h := range s.known {
-		if h.class == "" {
+		h.Kind, h.PF, h.Index, h.NumVFs = function.PF, address, -1, 0
+	}
+	for address, pf := range s.known {
+		if pf.Class == "" || !pf.sriov {
 			continue
 		}
 		dir := s.sysfs.PCI(address)
-		f := function.Function{
-			ID: function.ID{Address: address}, Kind: function.PF, Class: h.class, PF: address, Index: -1, Vendor: h.vendor, Device: h.device,
-			ACPIIndex: h.acpiIndex, NUMANode: h.numaNode, PCIeRoot: h.root,
-		}
-		at, isVF := places[address]
-		_, pfExists := s.known[h.physfn]
-		switch {
-		case isVF:
-			f.Kind, f.PF, f.Index = function.VF, at.pf, at.index
-			vfs = append(vfs, f)
-		case h.physfn == "":
-			f.NumVFs = numVFs[address]
-			s.pfs[address] = s.complete(f, dir, h.instance)
-			functions = append(functions, s.pfs[address])
-		case pfExists:
-			s.report(dir, reasonVirtfn, fmt.Errorf("PF %s has no virtfn link to it", h.physfn))
-		default:
-			s.report(dir, reasonPhysfn, fmt.Errorf("PF %s is not there", h.physfn))
-		}
-	}
-	for _, vf := range vfs {
-		functions = append(functions, s.complete(vf, s.sysfs.PCI(vf.ID.Address), s.known[vf.ID.Address].instance))
-	}
-	return functions
-}
-
-// vfPlace is where a VF belongs.
-type vfPlace struct {
-	pf    pci.Address
-	index int
-}
-
-// findVFs finds where each VF belongs, and how many VFs each PF has, by one look into the directory of each PF.
-func (s *scanner) findVFs() (places map[pci.Address]vfPlace, numVFs map[pci.Address]int) {
-	places, numVFs = make(map[pci.Address]vfPlace, len(s.known)), map[pci.Address]int{}
-	for pf, h := range s.known {
-		if h.class == "" || !h.sriov {
-			continue
-		}
-		dir := s.sysfs.PCI(pf)
 		entries, _, err := dir.Names()
-		if err != nil {
-			s.report(dir, reasonDevice, err)
-			continue
-		}
+		s.report(dir, reasonDevice, err)
 		for _, name := range entries {
 			index, ok := sysfs.VFIndex(name)
 			if !ok {
 				continue
 			}
-			vf, err := s.virtfnTarget(dir, name)
+			target, err := s.virtfnTarget(dir, name)
 			if err != nil {
 				s.report(dir.Dir(name), reasonVirtfn, err)
 				continue
 			}
-			numVFs[pf]++
-			h, ok := s.known[vf]
-			if !ok || h.class == "" || h.physfn != pf && h.physfn != "" {
+			pf.NumVFs++
+			vf := s.known[target]
+			if vf == nil || vf.Class == "" || vf.physfn != address && vf.physfn != "" {
 				continue // what is wrong is wrong with the VF
 			}
-			if other, taken := places[vf]; !taken || index < other.index {
-				places[vf] = vfPlace{pf, index}
+			if vf.Kind == function.PF || index < vf.Index {
+				vf.Kind, vf.PF, vf.Index = function.VF, address, index
 			}
 		}
 	}
-	return places, numVFs
 }
 
+// virtfnTarget returns the VF that a PF's link leads to. It exists, but need not be known.
 func (s *scanner) virtfnTarget(dir sysfs.Dir, name string) (pci.Address, error) {
 	text, err := dir.Link(name)
-	if err != nil {
-		return "", err
-	}
-	vf := pci.Address(text)
-	if _, ok := s.known[vf]; ok {
-		return vf, nil
+	if _, known := s.known[pci.Address(text)]; known || err != nil {
+		return pci.Address(text), err
 	}
 	if _, err := os.Stat(string(dir.Dir(name))); err != nil {
 		return "", err
@@ -300,23 +261,53 @@ func (s *scanner) virtfnTarget(dir sysfs.Dir, name string) (pci.Address, error) 
 	return pci.Parse(text)
 }
 
+// pciFunctions returns the PFs and VFs.
+func (s *scanner) pciFunctions() []function.Function {
+	functions := make([]function.Function, 0, len(s.known))
+	s.pfs = map[pci.Address]function.Function{}
+	for address, h := range s.known {
+		dir := s.sysfs.PCI(address)
+		_, pfExists := s.known[h.physfn]
+		switch {
+		case h.Class == "" || h.Kind == function.VF:
+		case h.physfn == "":
+			s.pfs[address] = s.complete(h.Function, dir, h.instance)
+			functions = append(functions, s.pfs[address])
+		case pfExists:
+			s.report(dir, reasonVirtfn, fmt.Errorf("PF %s has no virtfn link to it", h.physfn))
+		default:
+			s.report(dir, reasonPhysfn, fmt.Errorf("PF %s is not there", h.physfn))
+		}
+	}
+	for address, h := range s.known {
+		if h.Kind == function.VF { // VFs take some of what their PF has
+			functions = append(functions, s.complete(h.Function, s.sysfs.PCI(address), h.instance))
+		}
+	}
+	return functions
+}
+
 // addSubfunctions adds the SFs of PFs.
 func (s *scanner) addSubfunctions(functions []function.Function) ([]function.Function, error) {
-	found, err := subfunctions(s.sysfs, s.report)
+	found, err := subfunctions(s.sysfs)
 	if err != nil {
 		return nil, err
 	}
 	seen := map[function.ID]string{}
 	for _, sf := range found {
-		pf, ok := s.pfs[sf.parent]
-		if !ok || pf.Class != function.Network {
-			s.report(sf.dir, reasonParent, fmt.Errorf("PF %s is not there", sf.parent))
-			continue
-		}
+		pf, exists := s.pfs[sf.parent]
 		f := function.PotentialSF(pf, sf.sfnum)
 		f.Potential, f.AuxDevice = false, filepath.Base(string(sf.dir))
-		if first, taken := seen[f.ID]; taken {
-			s.report(sf.dir, reasonSFNum, fmt.Errorf("sfnum %d belongs to %s", sf.sfnum, first))
+		first, taken := seen[f.ID]
+		switch {
+		case sf.err != nil:
+		case !exists || pf.Class != function.Network:
+			sf.why, sf.err = reasonParent, fmt.Errorf("PF %s is not there", sf.parent)
+		case taken:
+			sf.why, sf.err = reasonSFNum, fmt.Errorf("sfnum %d belongs to %s", sf.sfnum, first)
+		}
+		if sf.err != nil {
+			s.report(sf.dir, sf.why, sf.err)
 			continue
 		}
 		seen[f.ID] = filepath.Join(sysfs.AuxiliaryDevices, f.AuxDevice)

@@ -103,24 +103,23 @@ func own(dir sysfs.Dir, netdevs []string) string {
 		return netdevs[0]
 	}
 	type candidate struct {
-		name string
-		rank int // see rank
-		port int
+		rank, port int
+		name       string
 	}
 	candidates := make([]candidate, 0, len(netdevs))
 	for _, name := range netdevs {
-		portName, _ := dir.Dir(name).Attribute("phys_port_name") // EOPNOTSUPP is usual
 		port, _ := dir.Dir(name).Number("dev_port")
-		candidates = append(candidates, candidate{name, rank(portName), port})
+		candidates = append(candidates, candidate{rank(dir.Dir(name)), port, name})
 	}
 	return slices.MinFunc(candidates, func(a, b candidate) int {
 		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.port, b.port), cmp.Compare(a.name, b.name))
 	}).name
 }
 
-// rank puts what says that it is an uplink before what says nothing, as a representor does that is being made, and that
-// before what says that it is a representor.
-func rank(portName string) int {
+// rank is lower the likelier the netdev is the uplink: 0 if it says that it is, 2 if it says that it is a representor, and
+// 1 if it says nothing. A representor that is being made says nothing.
+func rank(netdev sysfs.Dir) int {
+	portName, _ := netdev.Attribute("phys_port_name") // EOPNOTSUPP is usual
 	switch {
 	case uplinkPort.MatchString(portName):
 		return 0
@@ -130,47 +129,41 @@ func rank(portName string) int {
 	return 1
 }
 
-// subfunction is an SF's auxiliary device, such as mlx5_core.sf.2.
+// subfunction is an SF's auxiliary device, such as mlx5_core.sf.2. If it cannot be read, err and why say so.
 type subfunction struct {
 	dir    sysfs.Dir
 	parent pci.Address // the PF
 	sfnum  uint32
+	err    error
+	why    reason
 }
 
-// subfunctions lists the SFs. bad is called for each that cannot be read.
-func subfunctions(root sysfs.Root, bad func(entry sysfs.Dir, why reason, err error)) ([]subfunction, error) {
+// subfunctions lists the SFs, sorted by the name of their auxiliary device.
+func subfunctions(root sysfs.Root) ([]subfunction, error) {
 	entries, err := root.Dir(sysfs.AuxiliaryDevices).Sorted()
-	if err != nil {
-		return nil, err
-	}
 	var out []subfunction
 	for _, name := range entries {
-		if !strings.Contains(name, ".sf.") {
-			continue
+		if strings.Contains(name, ".sf.") {
+			out = append(out, readSubfunction(root.Auxiliary(name)))
 		}
-		sf, why, err := readSubfunction(root.Auxiliary(name))
-		if err != nil {
-			bad(sf.dir, why, err)
-			continue
-		}
-		out = append(out, sf)
 	}
-	return out, nil
+	return out, err
 }
 
-// readSubfunction reads the SF that has this auxiliary device. why is the reason of the error.
-func readSubfunction(dir sysfs.Dir) (sf subfunction, why reason, err error) {
-	sf.dir = dir
-	link, err := dir.Target()
-	if err != nil {
-		return sf, reasonParent, err
+// readSubfunction reads the SF that has this auxiliary device.
+func readSubfunction(dir sysfs.Dir) subfunction {
+	sf := subfunction{dir: dir, why: reasonParent}
+	var link, sfnum string
+	if link, sf.err = dir.Target(); sf.err != nil {
+		return sf
 	}
-	if sf.parent, err = pci.Parse(filepath.Base(filepath.Dir(link))); err != nil {
-		return sf, reasonParent, fmt.Errorf("%s: is not below a PCI device", link)
+	if sf.parent, sf.err = pci.Parse(filepath.Base(filepath.Dir(link))); sf.err != nil {
+		sf.err = fmt.Errorf("%s: is not below a PCI device", link)
+		return sf
 	}
-	text, err := dir.Attribute("sfnum")
-	if err == nil {
-		sf.sfnum, err = parseSFNum(text)
+	sf.why = reasonSFNum
+	if sfnum, sf.err = dir.Attribute("sfnum"); sf.err == nil {
+		sf.sfnum, sf.err = parseSFNum(sfnum)
 	}
-	return sf, reasonSFNum, err
+	return sf
 }

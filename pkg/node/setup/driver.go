@@ -27,8 +27,8 @@ type Engine interface {
 	Restore(ctx context.Context, device netdev.Device, before netdev.Snapshot, place netdev.Place) (netdev.Restored, error)
 }
 
-// PCIDrivers binds drivers by sysfs. Its methods may be called by several goroutines at once, for different Functions:
-// the caller makes sure that nobody else works on the same one.
+// PCIDrivers binds kernel drivers to PCI Functions by sysfs. Its methods may be called by several goroutines at once, for
+// different Functions: the caller makes sure that nobody else works on the same one.
 type PCIDrivers struct {
 	// SysRoot is where the host's sysfs is, "/sys". It must be writable.
 	SysRoot string
@@ -54,35 +54,35 @@ type PCIDrivers struct {
 }
 
 const (
-	// settleTime bounds how long a driver, its netdev and the inventory are waited for. It takes less than 1 s.
+	// settleTime bounds the wait for a driver, its netdev and the inventory, which usually take less than 1 s.
 	settleTime = 10 * time.Second
-	// endTime bounds how long a program that still uses a Function is waited for, which had its signal already.
+	// endTime bounds the wait for the end of a program that still uses a Function and was told to end.
 	endTime = 2 * time.Second
 )
 
-// Plan implements [Drivers].
-func (p *PCIDrivers) Plan(ctx context.Context, want journal.Attachment) (journal.Setup, error) {
-	wish := *want.Setup
+// Plan fills in what Bind will undo: the driver and the netdev that the Function has. It refuses what cannot work.
+func (p *PCIDrivers) Plan(ctx context.Context, want journal.Attachment) (*journal.Setup, error) {
 	f, known := p.Functions.Get(want.Function)
 	if !known {
-		return wish, errors.New("is gone from this node")
+		return nil, errors.New("is gone from this node")
 	}
 	d := p.device(f.ID)
 	own, err := d.driver()
 	if err != nil {
-		return wish, err
+		return nil, err
 	}
-	wish.Own, wish.RDMA, wish.BootID = own, f.RDMA, p.BootID
-	if own == wish.Driver {
-		return wish, nil // whoever bound it, it stays
+	planned := *want.Setup
+	planned.Own, planned.RDMA, planned.BootID = own, f.RDMA, p.BootID
+	if own == planned.Driver {
+		return &planned, nil // whoever bound it, it stays
 	}
-	if err = p.usable(d, f, wish.Driver); err == nil {
-		wish.Netdev, err = p.snapshot(ctx, d, want)
+	if err = p.usable(d, f, planned.Driver); err == nil {
+		planned.Netdev, err = p.snapshot(ctx, d, want)
 	}
 	if err != nil {
-		err = fmt.Errorf("cannot be bound to %s: %w", wish.Driver, err)
+		return nil, fmt.Errorf("cannot be bound to %s: %w", planned.Driver, err)
 	}
-	return wish, err
+	return &planned, nil
 }
 
 // usable says why a driver cannot be bound, or must not be.
@@ -106,11 +106,12 @@ func (p *PCIDrivers) usable(d device, f function.Function, driver string) error 
 	return d.isolated()
 }
 
-// snapshot is what the netdev is that ends with the driver, nil where there is none.
+// snapshot describes the netdev that the kernel removes with the driver; nil if there is none.
 func (p *PCIDrivers) snapshot(ctx context.Context, d device, want journal.Attachment) (*netdev.Snapshot, error) {
 	before, err := lifecycle.Device(p.Functions, want)
+	dir, names, dirErr := d.Netdevs()
 	if errors.Is(err, netdev.ErrNoNetdev) {
-		if dir, names, err := d.Netdevs(); err == nil && dir != "" && len(names) == 0 {
+		if dirErr == nil && dir != "" && len(names) == 0 {
 			return nil, errors.New("its netdev is in another network namespace, where somebody may use it")
 		}
 		return nil, nil
@@ -118,14 +119,21 @@ func (p *PCIDrivers) snapshot(ctx context.Context, d device, want journal.Attach
 	if err != nil {
 		return nil, err
 	}
-	if users := d.users(before.Name); len(users) > 0 {
+	var users []string // such as bonds, bridges and VLANs on top of the netdev
+	links, _ := dir.Dir(before.Name).Sorted()
+	for _, name := range links {
+		if upper, is := strings.CutPrefix(name, "upper_"); is {
+			users = append(users, upper)
+		}
+	}
+	if len(users) > 0 {
 		return nil, fmt.Errorf("its netdev %s is in use on the host, by %s", before.Name, strings.Join(users, ", "))
 	}
 	snapshot, err := p.Engine.Snapshot(ctx, before)
 	return &snapshot, err
 }
 
-// Bind implements [Drivers]. What was done before, wholly or in part, is not done again.
+// Bind returns once the driver is bound, and the inventory knows. What an earlier Bind did is not done again.
 func (p *PCIDrivers) Bind(ctx context.Context, f function.ID, driver string) error {
 	if err := p.bind(ctx, p.device(f), driver); err != nil {
 		return fmt.Errorf("bind driver %s: %w", driver, err)
@@ -155,8 +163,8 @@ func (p *PCIDrivers) bind(ctx context.Context, d device, driver string) error {
 	return p.tell(ctx, d, driver, "bind")
 }
 
-// Restore implements [Drivers]. A Function that is gone needs none; one that somebody gave yet another driver keeps
-// that.
+// Restore returns once the Function has its own driver again and its netdev is what it was. It does nothing for a Function
+// that is gone, and a Function that somebody bound to a third driver keeps that one.
 func (p *PCIDrivers) Restore(ctx context.Context, a journal.Attachment) error {
 	d, o := p.device(a.Function), a.Setup
 	if o.Own == o.Driver || !d.Exists() {
@@ -204,7 +212,7 @@ func (p *PCIDrivers) unbind(ctx context.Context, d device, driver string) (curre
 	return "", p.tell(ctx, d, driver, "unbind")
 }
 
-// bindOwn binds the Function's own driver. One that somebody else had bind meanwhile is as good.
+// bindOwn binds the Function's own driver, unless somebody else does so meanwhile.
 func (p *PCIDrivers) bindOwn(ctx context.Context, d device, own string) error {
 	if !d.root.PCIDriver(own).Exists() {
 		return errors.New("the node does not have that driver any more: load its module again")
@@ -216,7 +224,7 @@ func (p *PCIDrivers) bindOwn(ctx context.Context, d device, own string) error {
 	return err
 }
 
-// restoreNetdev waits for the netdev that the driver makes, and makes it what it was.
+// restoreNetdev waits for the netdev that the driver makes, and restores the properties in the snapshot.
 func (p *PCIDrivers) restoreNetdev(ctx context.Context, a journal.Attachment) error {
 	before := a.Setup.Netdev
 	if before == nil || a.Setup.BootID != p.BootID {
@@ -231,7 +239,7 @@ func (p *PCIDrivers) restoreNetdev(ctx context.Context, a journal.Attachment) er
 	p.trace("restore netdev " + before.Name)
 	var restored netdev.Restored
 	var err error
-	// It is renamed meanwhile, by udev for one, so that it is not found at once.
+	// The netdev may not be found at once, because udev and others rename it.
 	waitErr := wait.ExponentialBackoffWithContext(ctx, lifecycle.Patience(), func(ctx context.Context) (bool, error) {
 		device, _ := lifecycle.Device(p.Functions, a)
 		restored, err = p.Engine.Restore(ctx, device, *before, netdev.Place{})
@@ -247,7 +255,7 @@ func (p *PCIDrivers) restoreNetdev(ctx context.Context, a journal.Attachment) er
 	return nil
 }
 
-// await waits until the inventory knows of a state of the Function.
+// await waits until the inventory has the Function in a state, which what describes.
 func (p *PCIDrivers) await(ctx context.Context, id function.ID, what string, is func(function.Function) bool) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, settleTime, fmt.Errorf("is not there after %s", settleTime))
 	defer cancel()
@@ -274,7 +282,8 @@ func (p *PCIDrivers) setOverride(ctx context.Context, d device, driver string) e
 
 // write gives the kernel an order about the device by a file of sysfs, and waits until it is carried out. That may block:
 // the unbinding of vfio-pci does as long as a program has the device open, and so does all else that is done to the
-// driver. write gives up after a while, or when ctx ends.
+// driver. write gives up after a while, or when ctx ends. The kernel then still carries the order out at some time, and
+// until then the same order is not given again.
 func (p *PCIDrivers) write(ctx context.Context, d device, step string, dir sysfs.Dir, file, value string) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -282,18 +291,13 @@ func (p *PCIDrivers) write(ctx context.Context, d device, step string, dir sysfs
 	ctx, cancel := context.WithTimeoutCause(ctx, settleTime, fmt.Errorf("is not done after %s", settleTime))
 	defer cancel()
 	p.trace(step)
+	path := string(dir.Dir(file))
 	select {
-	case done := <-p.give(dir, file, value):
+	case done := <-p.orders.DoChan(path+" "+value, func() (any, error) { return nil, dir.Write(file, value) }):
 		return done.Err
 	case <-ctx.Done():
-		return p.stillUsed(d, fmt.Errorf("write %q to %s: %w", strings.TrimSpace(value), dir.Dir(file), context.Cause(ctx)))
+		return p.stillUsed(d, fmt.Errorf("write %q to %s: %w", strings.TrimSpace(value), path, context.Cause(ctx)))
 	}
-}
-
-// give gives the kernel an order, which it carries out at some time even if nobody waits for that. The same order is not
-// given a second time meanwhile.
-func (p *PCIDrivers) give(dir sysfs.Dir, file, value string) <-chan singleflight.Result {
-	return p.orders.DoChan(string(dir.Dir(file))+" "+value, func() (any, error) { return nil, dir.Write(file, value) })
 }
 
 func (p *PCIDrivers) trace(step string) {

@@ -43,12 +43,12 @@ func (d device) override() (string, error) {
 	return name, err
 }
 
-// harmless are the drivers of other devices in an IOMMU group that let a program have its device: they do no DMA
-// (driver_managed_dma in the kernel). Those of vfio do too, but are other programs' and there is one group for both.
+// harmless are the drivers that other devices in an IOMMU group may have while a program has the group: they do no DMA
+// (driver_managed_dma in the kernel). The kernel also allows vfio drivers, but another program may have their devices.
 var harmless = []string{"", "pcieport", "pci-stub"}
 
-// isolated says why a program must not have the device, or cannot: there is no IOMMU that keeps it from the node's
-// memory and nobody allowed to do without, or the IOMMU cannot tell it from other devices that are in use.
+// isolated returns an error if a program must not have the device. That is so without an IOMMU, which keeps the device
+// from the node's memory, unless the administrator allows that, and if other devices in its IOMMU group are in use.
 func (d device) isolated() error {
 	group, err := d.Link("iommu_group")
 	if err != nil {
@@ -76,17 +76,4 @@ func (d device) isolated() error {
 			group, strings.Join(peers, ", "))
 	}
 	return nil
-}
-
-// users lists the netdevs on top of the device's, such as bonds, bridges and VLANs.
-func (d device) users(netdev string) []string {
-	dir, _, _ := d.Netdevs()
-	links, _ := dir.Dir(netdev).Sorted()
-	var users []string
-	for _, name := range links {
-		if upper, is := strings.CutPrefix(name, "upper_"); is {
-			users = append(users, upper)
-		}
-	}
-	return users
 }

@@ -154,7 +154,7 @@ func TestPlan(t *testing.T) {
 			got, err := h.drivers().Plan(t.Context(), reservation())
 			must.Succeed(t, err)
 			test.want.Driver, test.want.RDMA, test.want.BootID = "vfio-pci", true, "boot-1"
-			if diff := cmp.Diff(test.want, got); diff != "" {
+			if diff := cmp.Diff(&test.want, got); diff != "" {
 				t.Errorf("setup (-want +got):\n%s", diff)
 			}
 			if len(h.steps) > 0 {
@@ -372,7 +372,7 @@ func TestBlockedWrite(t *testing.T) {
 			t.Errorf("error %v", err)
 		}
 	}
-	given := p.give(dir, "blocks", "once") // before it can be carried out, after which it would be given anew
+	given := p.orders.DoChan(pipe+" once", nil) // before it is carried out, so that nothing is given anew
 	content, err := os.ReadFile(pipe)
 	must.Succeed(t, err)
 	if got := string(content); got != "once" {

@@ -7,22 +7,14 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/sriov"
 )
-
-// Drivers binds kernel drivers to PCI Functions.
-type Drivers interface {
-	// Plan fills in what Bind will undo: the driver and the netdev that the Function has. It refuses what cannot work.
-	Plan(ctx context.Context, want journal.Attachment) (journal.Setup, error)
-	// Bind returns once the driver is bound, and the inventory knows.
-	Bind(ctx context.Context, f function.ID, driver string) error
-	// Restore returns once the Function has its own driver again and its netdev is what it was.
-	Restore(ctx context.Context, a journal.Attachment) error
-}
 
 // Wanted is what the owner of a Function wants done to it; nil for nothing. spec is that of the Function's DevicePool,
 // driver the one that the pod itself asks for, "" for the pool's, and mac the one that an SF is made with, "" for any.
@@ -39,10 +31,10 @@ func Wanted(
 	return &wish
 }
 
-// Runner does what attachments say about setup. Package lifecycle calls it.
+// Runner does what attachments say about setup. It implements [lifecycle.Setup].
 type Runner struct {
 	SFs     *sriov.SFMaker
-	Drivers Drivers
+	Drivers *PCIDrivers
 }
 
 // Plan refuses what cannot be done, and says what will be undone.
@@ -52,8 +44,7 @@ func (r *Runner) Plan(ctx context.Context, want journal.Attachment) (*journal.Se
 	case isSF && want.Setup.Driver != "": // its address is that of its PF
 		return nil, errors.New("an SF is no PCI device: no other driver can be bound to it")
 	case want.Setup.Driver != "":
-		planned, err := r.Drivers.Plan(ctx, want)
-		return &planned, err
+		return r.Drivers.Plan(ctx, want)
 	case want.Setup.SF:
 		return want.Setup, nil
 	}
@@ -76,39 +67,30 @@ func (r *Runner) TearDown(ctx context.Context, a journal.Attachment) error {
 	return r.Drivers.Restore(ctx, a)
 }
 
-// OwnDrivers shows Functions as they are when nobody has them: with their own driver and what it makes of them, not with the
-// one that is bound for an owner. A pool that selects Functions by their driver keeps them so while they are allocated.
+// OwnDrivers shows Functions as they are when nobody has them: with their own driver and what it makes of them, not with
+// the one that is bound for an owner. A pool that selects Functions by their driver keeps them so while they are
+// allocated. Get returns a Function as it is now, with whatever is bound.
 type OwnDrivers struct {
-	Functions interface {
-		Snapshot() []function.Function
-		Get(function.ID) (function.Function, bool)
-	}
+	pool.Functions
 	Journal interface{ All() []journal.Attachment }
 }
 
-// Get returns a Function as it is now, with whatever is bound.
-func (b OwnDrivers) Get(id function.ID) (function.Function, bool) { return b.Functions.Get(id) }
-
 // Snapshot returns all Functions, in the order of the inventory. The caller owns the result.
 func (b OwnDrivers) Snapshot() []function.Function {
-	// A record is there before the driver is changed, and until the inventory has seen that it was changed back: of two
-	// looks, one before and one after the Functions were seen, one has it.
-	setups := map[function.ID]*journal.Setup{}
-	b.add(setups)
+	// A record is there before the driver is changed, and until the inventory has seen that it was changed back. So either
+	// the records from before the Functions are seen have it, or those from after.
+	before := b.Journal.All()
 	functions := b.Functions.Snapshot()
-	b.add(setups)
+	setups := map[function.ID]*journal.Setup{}
+	for _, a := range slices.Concat(before, b.Journal.All()) {
+		if a.Setup != nil && a.Setup.Driver != "" {
+			setups[a.Function] = a.Setup
+		}
+	}
 	for i := range functions {
 		if o := setups[functions[i].ID]; o != nil {
 			functions[i].Driver, functions[i].RDMA = o.Own, o.RDMA
 		}
 	}
 	return functions
-}
-
-func (b OwnDrivers) add(setups map[function.ID]*journal.Setup) {
-	for _, a := range b.Journal.All() {
-		if a.Setup != nil && a.Setup.Driver != "" {
-			setups[a.Function] = a.Setup
-		}
-	}
 }

@@ -1,7 +1,6 @@
 package setup
 
 import (
-	"context"
 	"strings"
 	"testing"
 
@@ -9,6 +8,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
@@ -40,32 +40,16 @@ func TestWish(t *testing.T) {
 	}
 }
 
-// planned fails the test when a driver is planned.
-type planned struct {
-	Drivers
-	t *testing.T
-}
-
-func (p planned) Plan(_ context.Context, want journal.Attachment) (journal.Setup, error) {
-	p.t.Errorf("driver %s is planned for %s", want.Setup.Driver, want.Function)
-	return *want.Setup, nil
-}
-
-// recorded plans whatever is asked for.
-type recorded struct{ Drivers }
-
-func (recorded) Plan(_ context.Context, want journal.Attachment) (journal.Setup, error) {
-	return journal.Setup{Driver: want.Setup.Driver, Own: "mlx5_core"}, nil
-}
-
 // TestOutfitPlan: a VF gets its driver, an SF is made.
 func TestOutfitPlan(t *testing.T) {
-	runner := Runner{Drivers: recorded{}}
+	runner := Runner{Drivers: newHost(t).drivers()}
 	for _, test := range []struct {
 		id         function.ID
 		wish, want *journal.Setup
 	}{
-		{vf, &journal.Setup{Driver: "vfio-pci"}, &journal.Setup{Driver: "vfio-pci", Own: "mlx5_core"}},
+		{vf, &journal.Setup{Driver: "vfio-pci"}, &journal.Setup{
+			Driver: "vfio-pci", Own: "mlx5_core", RDMA: true, Netdev: &netdev.Snapshot{Name: "eth5"}, BootID: "boot-1",
+		}},
 		{sf, &journal.Setup{SF: true}, &journal.Setup{SF: true}},
 		{sf, &journal.Setup{}, nil},
 	} {
@@ -79,7 +63,7 @@ func TestOutfitPlan(t *testing.T) {
 // TestNoDriverForSFs: the address of an SF is that of its PF, which would lose its driver.
 func TestNoDriverForSFs(t *testing.T) {
 	for _, isMade := range []bool{false, true} {
-		runner := Runner{Drivers: planned{t: t}}
+		runner := Runner{Drivers: newHost(t).drivers()}
 		_, err := runner.Plan(t.Context(), journal.Attachment{
 			Function: sf, Setup: &journal.Setup{SF: isMade, Driver: "vfio-pci"},
 		})

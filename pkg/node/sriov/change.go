@@ -19,15 +19,15 @@ import (
 )
 
 const (
-	// The files by which the kernel says how many VFs a PF has and can have, and is told how many to make. It refuses any
-	// number but 0 while there are VFs, and answers when they are made, which takes a driver seconds.
+	// These files of a PF have the number of VFs that there are and that there can be. A write to the first makes VFs, which
+	// takes a driver seconds, and returns when they are made. The kernel refuses any number but 0 while there are VFs.
 	numVFs, totalVFs = "sriov_numvfs", "sriov_totalvfs"
 
-	// askTimeout is how long the kubelet may take to say what pods have.
+	// askTimeout bounds the kubelet's answer about what pods have.
 	askTimeout = 2 * time.Second
-	// lockTimeout is how long work on the PF or one of its VFs is waited for.
+	// lockTimeout bounds the wait for other work on the PF or one of its VFs.
 	lockTimeout = 2 * time.Second
-	// showTimeout is how long sysfs may take to show what was written. The kernel shows it before the write returns; the
+	// showTimeout bounds the wait until sysfs shows what was written. The kernel shows it before the write returns, but the
 	// sysfs of a simulated host is a moment late.
 	showTimeout = time.Second
 )
@@ -36,7 +36,7 @@ const (
 type problem struct {
 	reason  string // one of those of the condition Supplied
 	message string // what is missing and what to do, without the PF
-	// tried says that the number of VFs was written, in vain. Only a later try may help, not a Function that is released.
+	// tried says that writing the number of VFs failed. A later try may help, but not the release of a Function.
 	tried bool
 	// final says that another try would cost the VFs that there are.
 	final bool
@@ -50,8 +50,8 @@ func (p *problem) shortage(pf pci.Address) v1alpha1.Shortage {
 	return v1alpha1.Shortage{PF: string(pf), Reason: p.reason, Message: fmt.Sprintf("PF %s %s", pf, p.message)}
 }
 
-// give gives a PF as many VFs as are wanted, unless somebody uses it. making is called before the PF is touched. The
-// result says why the PF does not have them; nil if it has.
+// give gives a PF as many VFs as are wanted, unless somebody uses it. It calls making before it touches the PF. It returns
+// why the PF does not have the VFs, or nil if it has them.
 func (v *VFs) give(ctx context.Context, pf pci.Address, want int, making func(have int)) *problem {
 	have, p := v.look(pf, want)
 	if p != nil || have == want {
@@ -65,16 +65,20 @@ func (v *VFs) give(ctx context.Context, pf pci.Address, want int, making func(ha
 	if p = v.inUse(ctx, pf, vfs); p != nil {
 		return p
 	}
-	unlock, err := v.lock(ctx, pf, vfs)
-	if err != nil {
-		return problemf(v1alpha1.ReasonInUse, "is in use: %v", err)
+	locking, cancel := context.WithTimeoutCause(ctx, lockTimeout, fmt.Errorf("took more than %s", lockTimeout))
+	defer cancel()
+	// The locks keep the PF and its VFs from being reserved. Whoever else locks several must take them in the same order.
+	for _, address := range slices.Sorted(slices.Values(append(slices.Clone(vfs), pf))) {
+		unlock, err := v.Journal.Lock(locking, function.ID{Address: address})
+		if err != nil {
+			return problemf(v1alpha1.ReasonInUse, "is in use: %v", err)
+		}
+		defer unlock()
 	}
-	defer unlock()
-	now, err := v.vfs(pf)
-	if err != nil {
+	switch now, err := v.vfs(pf); {
+	case err != nil:
 		return failed(err)
-	}
-	if !slices.Equal(vfs, now) {
+	case !slices.Equal(vfs, now):
 		return problemf(v1alpha1.ReasonBusy, "is being changed by somebody else")
 	}
 	if p = v.inUse(ctx, pf, vfs); p != nil {
@@ -98,10 +102,10 @@ func (v *VFs) give(ctx context.Context, pf pci.Address, want int, making func(ha
 // look says how many VFs the PF has, and whether it can have as many as are wanted.
 func (v *VFs) look(pf pci.Address, want int) (have int, p *problem) {
 	have, err := v.device(pf).Number(numVFs)
-	if errors.Is(err, fs.ErrNotExist) && want == 0 {
-		return 0, nil
-	}
 	if errors.Is(err, fs.ErrNotExist) {
+		if want == 0 {
+			return 0, nil
+		}
 		return 0, problemf(v1alpha1.ReasonNotSupported,
 			"cannot have VFs: the kernel shows no sriov_numvfs; is SR-IOV on in the card and in the machine's firmware?")
 	}
@@ -123,29 +127,18 @@ func tooMany(want, total int) *problem {
 		"can have %d VFs at most, not %d: lower numVFs, or raise the limit in the card", total, want)
 }
 
-// lock keeps the PF and its VFs from being reserved. All are locked in one order, as whoever else locks several must.
-func (v *VFs) lock(ctx context.Context, pf pci.Address, vfs []pci.Address) (unlock func(), err error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, lockTimeout, fmt.Errorf("took more than %s", lockTimeout))
-	defer cancel()
-	var unlocks []func()
-	unlock = func() {
-		for _, one := range slices.Backward(unlocks) {
-			one()
-		}
+// vfs lists the VFs of a PF by index.
+func (v *VFs) vfs(pf pci.Address) ([]pci.Address, error) {
+	links, err := v.device(pf).VFs()
+	vfs := make([]pci.Address, 0, len(links))
+	for _, link := range links {
+		vfs = append(vfs, link.Address)
 	}
-	for _, address := range slices.Sorted(slices.Values(append(slices.Clone(vfs), pf))) {
-		one, err := v.Journal.Lock(ctx, function.ID{Address: address})
-		if err != nil {
-			unlock()
-			return nil, err
-		}
-		unlocks = append(unlocks, one)
-	}
-	return unlock, nil
+	return vfs, err
 }
 
-// change goes by way of 0, as the kernel makes VFs only where there are none. It cannot be interrupted: only a process
-// that is killed leaves another number than the wanted one, and goes on from there when it comes back.
+// change changes the number of VFs by way of 0, as the kernel makes VFs only where there are none. It does not end with a
+// context. After a process that was killed meanwhile, the next one changes the number that it finds.
 func (v *VFs) change(pf pci.Address, have, want int) *problem {
 	if have > 0 {
 		if p := v.write(pf, 0); p != nil {
@@ -160,7 +153,7 @@ func (v *VFs) change(pf pci.Address, have, want int) *problem {
 		return p
 	}
 	if vfs, err := v.vfs(pf); err != nil || len(vfs) > 0 {
-		return p // those that there are, are better than none
+		return p // some VFs are better than none
 	}
 	if back := v.write(pf, have); back != nil {
 		p.message += fmt.Sprintf("; the %d VFs that it had are gone, as it then %s", have, back.message)
@@ -205,30 +198,30 @@ func (v *VFs) write(pf pci.Address, n int) *problem {
 // sriov_configure).
 func (v *VFs) refused(pf pci.Address, n int, err error) *problem {
 	driver, _ := v.device(pf).Link("driver")
+	var errno unix.Errno
+	errors.As(err, &errno)
 	switch {
-	case errors.Is(err, unix.EBUSY):
+	case errno == unix.EBUSY:
 		return problemf(v1alpha1.ReasonBusy,
-			"cannot be given %d VFs now: driver %s says %q; does somebody else change its VFs?", n, driver, unix.EBUSY.Error())
-	case errors.Is(err, unix.ERANGE):
+			"cannot be given %d VFs now: driver %s says %q; does somebody else change its VFs?", n, driver, errno.Error())
+	case errno == unix.ERANGE:
 		total, _ := v.device(pf).Number(totalVFs)
 		return tooMany(n, total)
-	case errors.Is(err, unix.ENOENT) && driver == "":
+	case errno == unix.ENOENT && driver == "":
 		return problemf(v1alpha1.ReasonNotSupported, "has no driver: bind one that makes VFs")
-	case errors.Is(err, unix.ENOENT), quirk.NotSupported(err), errors.Is(err, unix.ENOSYS):
+	case errno == unix.ENOENT || errno == unix.ENOSYS || quirk.NotSupported(errno):
 		return problemf(v1alpha1.ReasonNotSupported, "has driver %s, which makes no VFs: bind one that does", driver)
-	}
-	if errno := unix.Errno(0); errors.As(err, &errno) {
-		err = errno // without the file, which the message is about anyway
-	}
-	if errors.Is(err, unix.EROFS) || errors.Is(err, unix.EACCES) { // EPERM is some driver's
+	case errno == unix.EROFS || errno == unix.EACCES: // EPERM is some driver's
 		return problemf(v1alpha1.ReasonRefused, "cannot be given %d VFs: this agent may not write sriov_numvfs (%v): "+
-			"its sysfs must be mounted writable, as deploy/agent does", n, err)
+			"its sysfs must be mounted writable, as deploy/agent does", n, errno)
+	case errno != 0:
+		err = errno // without the file, which the message is about anyway
 	}
 	return problemf(v1alpha1.ReasonRefused,
 		"cannot be given %d VFs: driver %s says %q; see the kernel's log", n, driver, err)
 }
 
-// failed is about a sysfs that cannot be read, or says what it should not.
+// failed is about an attribute in sysfs that cannot be read or parsed.
 func failed(err error) *problem {
 	return problemf(v1alpha1.ReasonRefused, "has VFs that cannot be changed: %v", err)
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
 
-// sfTimeout is how long a card may take until an SF is there, or gone. ConnectX cards take some tenths of a second.
+// sfTimeout bounds the time in which a card makes or deletes an SF. ConnectX cards take some tenths of a second.
 const sfTimeout = 10 * time.Second
 
 // Devlink changes the ports of PFs. [devlink.Conn] does.
@@ -31,8 +31,8 @@ type Devlink interface {
 	DeletePort(d devlink.Device, index uint32) error
 }
 
-// SFMaker makes subfunctions and deletes them. Its methods may be
-// called by several goroutines at once, for one SF by one at a time.
+// SFMaker makes subfunctions and deletes them. Its methods may be called by several goroutines at once, for one SF by one
+// at a time.
 type SFMaker struct {
 	Devlink Devlink
 	// Functions are the node's.
@@ -66,23 +66,22 @@ func (m *SFMaker) NoSFs(pf pci.Address) *v1alpha1.Shortage {
 	return new(problem.shortage(pf))
 }
 
-// lookAgain calls for another look at a PF, unless one is called for, or the kernel tells whether the PF can have SFs.
+// lookAgain has [SFMaker.Changed] called after a pause if it is unsure whether a PF can have SFs, unless that is pending.
 func (m *SFMaker) lookAgain(pf pci.Address, unsure bool) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
-	if !unsure {
+	next := m.unsure[pf]
+	switch {
+	case !unsure:
 		delete(m.unsure, pf)
 		return
-	}
-	next := m.unsure[pf]
-	if time.Now().Before(next.at) {
+	case time.Now().Before(next.at):
 		return
+	case m.unsure == nil:
+		m.unsure = map[pci.Address]nextLook{}
 	}
 	next.pause = min(max(2*next.pause, firstRetry), slowestRetry)
 	next.at = time.Now().Add(next.pause)
-	if m.unsure == nil {
-		m.unsure = map[pci.Address]nextLook{}
-	}
 	m.unsure[pf] = next
 	time.AfterFunc(next.pause, m.Changed)
 }
@@ -102,8 +101,9 @@ func (m *SFMaker) noSFs(pf pci.Address) *problem {
 }
 
 // Make has the SF exist, active with this MAC, and returns when the inventory knows it with its netdev. An empty MAC is
-// whatever the driver gives it. It goes on from whatever is there of the SF.
-func (m *SFMaker) Make(ctx context.Context, sf function.ID, mac function.MAC) error {
+// whatever the driver gives it. Make continues whatever an earlier Make left undone.
+func (m *SFMaker) Make(ctx context.Context, sf function.ID, mac function.MAC) (err error) {
+	defer wrap(&err, sf)
 	begin := time.Now()
 	ctx, cancel := context.WithTimeoutCause(ctx, sfTimeout, fmt.Errorf("waited %s", sfTimeout))
 	defer cancel()
@@ -117,20 +117,20 @@ func (m *SFMaker) Make(ctx context.Context, sf function.ID, mac function.MAC) er
 			if _, exists := m.Functions.Get(sf); exists {
 				return nil // a DPU makes SFs for its host, which are used as they are
 			}
-			return fmt.Errorf("SF %s: cannot be made: PF %s %s", sf, sf.Address, problem.message)
+			return fmt.Errorf("cannot be made: PF %s %s", sf.Address, problem.message)
 		}
 		if port, err = m.add(sf, others); err != nil {
 			return err
 		}
 	}
 	if err := m.activate(ctx, sf, *port, mac); err != nil {
-		return fmt.Errorf("SF %s: %w", sf, err)
+		return err
 	}
 	if err := loop.Until(ctx, m.Changes, func() bool {
 		f, _ := m.Functions.Get(sf)
 		return f.Netdev != ""
 	}); err != nil {
-		return fmt.Errorf("SF %s: has no netdev on the host although it is active: %s (%w)", sf, m.diagnose(sf), err)
+		return fmt.Errorf("has no netdev on the host although it is active: %s (%w)", m.diagnose(sf), err)
 	}
 	if made {
 		m.Log.Info("SF made", "function", sf.String(), "mac", mac, "took", time.Since(begin))
@@ -138,18 +138,25 @@ func (m *SFMaker) Make(ctx context.Context, sf function.ID, mac function.MAC) er
 	return nil
 }
 
+// wrap adds which SF an error is about.
+func wrap(err *error, sf function.ID) {
+	if *err != nil {
+		*err = fmt.Errorf("SF %s: %w", sf, *err)
+	}
+}
+
 // port is the SF's port at the eswitch of its own PF, nil if there is none; all are all ports there.
 func (m *SFMaker) port(sf function.ID) (port *devlink.Port, all []devlink.Port, err error) {
 	sfnum, isSF := sf.SFNum()
 	if !isSF {
-		return nil, nil, fmt.Errorf("Function %s: must be an SF, such as 0000:3b:00.0/sf88", sf)
+		return nil, nil, errors.New("must be an SF, such as 0000:3b:00.0/sf88")
 	}
 	all, err = m.Devlink.PortsOf(devlink.OfPCI(sf.Address))
 	if err != nil {
-		return nil, nil, fmt.Errorf("SF %s: ports of its PF: %w", sf, err)
+		return nil, nil, fmt.Errorf("ports of its PF: %w", err)
 	}
 	for _, p := range all {
-		// External ones are another host's, which has numbers of its own.
+		// External ports belong to another host, whose SFs have numbers of their own.
 		if p.Flavour == devlink.PCISF && !p.External && p.SF == sfnum {
 			return &p, all, nil
 		}
@@ -164,14 +171,11 @@ func (m *SFMaker) add(sf function.ID, others []devlink.Port) (*devlink.Port, err
 	if errors.Is(err, unix.ENOSPC) {
 		err = fmt.Errorf("PF %s can have no more SFs; its pools' spec.sfs or spec.maxAllocated must be less: %w", sf.Address, err)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("SF %s: %w", sf, err)
-	}
-	return &port, nil
+	return &port, err
 }
 
-// pfNumber is the number by which devlink knows a PF. Its other Functions tell; where it has none, drivers give its
-// physical port the same number, and if it shows no such port, that of its PCI function: quirk "number of a PF".
+// pfNumber is the number by which devlink knows a PF: that of the ports of its Functions. Without such a port it is the
+// number of its physical port, and without a physical port that of its PCI function. See quirk "number of a PF".
 func pfNumber(pf pci.Address, ports []devlink.Port) uint16 {
 	number := uint16(pf[len(pf)-1] - '0')
 	for _, p := range ports {
@@ -187,8 +191,8 @@ func pfNumber(pf pci.Address, ports []devlink.Port) uint16 {
 	return number
 }
 
-// activate gives the SF its MAC and its device. Drivers take a MAC only before there is a device, which reads it when
-// it is made. One with another MAC gets a new device, and the old one is gone before.
+// activate gives the SF its MAC and its device. Drivers take a MAC only while there is no device, so the device of an SF
+// with another MAC is removed and made anew.
 func (m *SFMaker) activate(ctx context.Context, sf function.ID, port devlink.Port, mac function.MAC) error {
 	change := func(to devlink.FunctionChange) error { return m.Devlink.SetFunction(port.Device, port.Index, to) }
 	if mac != "" && port.Function.MAC != mac {
@@ -237,9 +241,10 @@ func (m *SFMaker) diagnose(sf function.ID) string {
 		f.Driver, f.AuxDevice)
 }
 
-// Delete has the SF exist no more, and returns when the inventory knows that. One that is gone already is fine, and one
-// that cannot be made here stays, as Make did not make it.
-func (m *SFMaker) Delete(ctx context.Context, sf function.ID) error {
+// Delete deletes the SF, and returns when the inventory knows that. A missing SF is no error. An SF that cannot be made
+// here stays, because Make did not make it.
+func (m *SFMaker) Delete(ctx context.Context, sf function.ID) (err error) {
+	defer wrap(&err, sf)
 	begin := time.Now()
 	ctx, cancel := context.WithTimeoutCause(ctx, sfTimeout, fmt.Errorf("waited %s", sfTimeout))
 	defer cancel()
@@ -257,11 +262,11 @@ func (m *SFMaker) Delete(ctx context.Context, sf function.ID) error {
 			err = m.Devlink.DeletePort(port.Device, port.Index)
 		}
 		if err != nil && !errors.Is(err, unix.ENODEV) {
-			return fmt.Errorf("SF %s: %w", sf, err)
+			return err
 		}
 	}
 	if err := m.awaitGone(ctx, sf); err != nil {
-		return fmt.Errorf("SF %s: its device is still there although its port is deleted: %w", sf, err)
+		return fmt.Errorf("its device is still there although its port is deleted: %w", err)
 	}
 	if port != nil {
 		m.Log.Info("SF deleted", "function", sf.String(), "took", time.Since(begin))

@@ -16,9 +16,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// NetdevUse says what the host does with a netdev, "" for nothing: it is in a bridge or bond, has an address, or is up
-// with a carrier. The netdev is one of the process's network namespace. That it has an IPv6 link-local address says
-// nothing: the kernel gives one to every netdev that is set up.
+// NetdevUse says what the host does with a netdev of the process's network namespace, "" for nothing. A netdev is in use
+// if it is in a bridge or bond, has an address, or is up with a carrier. IPv6 link-local addresses do not count, because
+// the kernel gives one to every netdev that is set up.
 func NetdevUse(netdev string) (string, error) {
 	link, err := netlink.LinkByName(netdev)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
@@ -48,7 +48,7 @@ func NetdevUse(netdev string) (string, error) {
 // shownUses is how many uses a message names.
 const shownUses = 3
 
-// inUse says who has the PF or one of its VFs; nil if nobody has.
+// inUse says who has the PF or one of its VFs; nil if nobody has. vfs are all VFs of the PF.
 func (v *VFs) inUse(ctx context.Context, pf pci.Address, vfs []pci.Address) *problem {
 	uses, err := v.uses(ctx, pf, vfs)
 	if err != nil {
@@ -67,27 +67,38 @@ func (v *VFs) inUse(ctx context.Context, pf pci.Address, vfs []pci.Address) *pro
 
 // uses asks the journal, the host and the kubelet in turn who has the PF or one of its VFs, until one of them knows.
 func (v *VFs) uses(ctx context.Context, pf pci.Address, vfs []pci.Address) (uses []string, err error) {
-	// A Function concerns the PF if it would feel another number of VFs. vfs are all VFs of the PF: the journal's other VFs
-	// are of before a reboot, and their pods wait for them to be made again. SFs do not feel the first VFs
-	// (mlx5_device_enable_sriov in drivers/net/ethernet/mellanox/mlx5/core).
-	concerned := func(id function.ID) bool {
-		if _, isSF := id.SFNum(); isSF && len(vfs) == 0 {
-			return false
-		}
-		return id.Address == pf || slices.Contains(vfs, id.Address)
+	// A change of the number of VFs affects the PF, its VFs and, if it has VFs, its SFs: mlx5_device_enable_sriov in
+	// drivers/net/ethernet/mellanox/mlx5/core makes the first VFs without touching SFs. Other VFs in the journal existed
+	// before a reboot, and their pods wait for them to be made again.
+	affected := func(id function.ID) bool {
+		_, isSF := id.SFNum()
+		return id.Address == pf && (!isSF || len(vfs) > 0) || slices.Contains(vfs, id.Address)
 	}
 	for _, a := range v.Journal.All() {
-		if concerned(a.Function) {
+		if affected(a.Function) {
 			uses = append(uses, a.Function.String()+" belongs to "+owner(a))
 		}
 	}
 	if len(uses) == 0 {
 		uses, err = v.usedOnHost(pf, vfs)
 	}
-	if len(uses) == 0 && err == nil {
-		uses, err = v.assigned(ctx, concerned, len(vfs) > 0)
+	if len(uses) > 0 || err != nil {
+		return uses, err
 	}
-	return uses, err
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	assigned, err := v.Assignments.Assigned(ctx) // by whatever device plugin or DRA driver
+	for text, assignment := range assigned {
+		if id, err := function.ParseID(text); err == nil && affected(id) {
+			uses = append(uses, fmt.Sprintf("%s belongs to %s", id, assignment))
+		}
+	}
+	slices.Sort(uses)
+	// Of a PF without VFs, a pod can have only the PF itself, whose netdev is not on the host then.
+	if err != nil && len(vfs) > 0 {
+		return nil, fmt.Errorf("whether pods have its VFs is not known: %w", err)
+	}
+	return uses, nil
 }
 
 // owner names whom the journal has for a Function.
@@ -103,7 +114,8 @@ func owner(a journal.Attachment) string {
 	return "a pod"
 }
 
-// usedOnHost lists what the host, one of its programs, or a container that nobody here knows has of the PF and its VFs.
+// usedOnHost lists uses of the PF and its VFs that sysfs and netlink show: by the host, by a program, or by a container
+// that is in another network namespace.
 func (v *VFs) usedOnHost(pf pci.Address, vfs []pci.Address) ([]string, error) {
 	dir, names, err := v.device(pf).Netdevs()
 	if err != nil {
@@ -125,8 +137,8 @@ func (v *VFs) usedOnHost(pf pci.Address, vfs []pci.Address) ([]string, error) {
 	return uses, nil
 }
 
-// useOf says what is done with a VF, "" for nothing. One without a driver can do nothing; one whose driver makes no
-// netdev, such as vfio-pci, is there for a program, of which the kernel does not tell whether it runs.
+// useOf says how a VF is used, "" for not at all. A VF without a driver is not used. A VF whose driver makes no netdev,
+// such as vfio-pci, counts as used, because the kernel does not tell whether a program has it open.
 func (v *VFs) useOf(vf pci.Address) (string, error) {
 	driver, err := v.device(vf).Link("driver")
 	if err != nil || driver == "" {
@@ -151,23 +163,4 @@ func (v *VFs) useOf(vf pci.Address) (string, error) {
 		}
 	}
 	return "", nil
-}
-
-// assigned lists the pods that the kubelet knows, by whatever device plugin or DRA driver they have a Function. That the
-// kubelet does not answer matters only where there are VFs: the netdev of a PF that a pod has is not on the host.
-func (v *VFs) assigned(ctx context.Context, concerned func(function.ID) bool, haveVFs bool) ([]string, error) {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	assigned, err := v.Assignments.Assigned(ctx)
-	if err != nil && haveVFs {
-		return nil, fmt.Errorf("whether pods have its VFs is not known: %w", err)
-	}
-	var uses []string
-	for text, assignment := range assigned {
-		if id, err := function.ParseID(text); err == nil && concerned(id) {
-			uses = append(uses, fmt.Sprintf("%s belongs to %s", id, assignment))
-		}
-	}
-	slices.Sort(uses)
-	return uses, nil
 }
