@@ -92,24 +92,25 @@ func (s *server) allocate(ctx context.Context, r *pluginapi.AllocateRequest) (*p
 	return response, nil
 }
 
+// allocateContainer makes Functions ready for one container. Those of a container that gets none are given up.
 func (s *server) allocateContainer(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
 	functions, p, err := s.awaitHealthy(ctx, ids)
 	if err != nil {
 		return nil, err
 	}
 	one, err := s.prepare(ctx, functions, p)
-	if err != nil {
-		// Nothing is done to Functions of other pools before a container starts.
-		if p.Spec.SFs != nil || p.Spec.Driver != "" || ProvisionsAtAllocate(p) {
-			_ = s.each(functions, func(_ int, f function.Function) error {
-				s.manager.Allocator.GiveUp(ctx, f, p)
-				return nil
-			})
-		}
-		return nil, err
+	if err == nil {
+		s.log.Info("Functions allocated", "functions", firstOf(ids), "count", len(ids))
+		return one, nil
 	}
-	s.log.Info("Functions allocated", "functions", firstOf(ids), "count", len(ids))
-	return one, nil
+	// Nothing is done to Functions of other pools before a container starts.
+	if p.Spec.SFs != nil || p.Spec.Driver != "" || ProvisionsAtAllocate(p) {
+		_ = s.each(functions, func(_ int, f function.Function) error {
+			s.manager.Allocator.GiveUp(ctx, f, p)
+			return nil
+		})
+	}
+	return nil, err
 }
 
 // awaitHealthy returns the Functions and the pool as they are when all are healthy. It waits for a Function whose release
@@ -121,9 +122,17 @@ func (s *server) awaitHealthy(ctx context.Context, ids []string) ([]function.Fun
 		if err != nil {
 			return nil, pool.Pool{}, err
 		}
-		pending, err := s.pending(functions)
-		if err != nil || pending == "" {
-			return functions, o.pool, err
+		pending := "" // a release to wait for
+		for _, f := range functions {
+			for _, problem := range s.manager.Problems(f) {
+				pending = fmt.Sprintf("Function %s of resource %s: %s", f.ID, s.resource, problem.Message)
+				if problem.Taint != v1alpha1.TaintReleasePending {
+					return nil, pool.Pool{}, status.Error(codes.FailedPrecondition, pending)
+				}
+			}
+		}
+		if pending == "" {
+			return functions, o.pool, nil
 		}
 		select {
 		case <-ctx.Done():
@@ -131,20 +140,6 @@ func (s *server) awaitHealthy(ctx context.Context, ids []string) ([]function.Fun
 		case <-o.replaced:
 		}
 	}
-}
-
-// pending says which release to wait for, "" if all Functions are healthy. An error says what else is wrong with one.
-func (s *server) pending(functions []function.Function) (string, error) {
-	pending := ""
-	for _, f := range functions {
-		for _, problem := range s.manager.Problems(f) {
-			pending = fmt.Sprintf("Function %s of resource %s: %s", f.ID, s.resource, problem.Message)
-			if problem.Taint != v1alpha1.TaintReleasePending {
-				return "", status.Error(codes.FailedPrecondition, pending)
-			}
-		}
-	}
-	return pending, nil
 }
 
 // prepare reserves the Functions, has the xPU serve them where the pool wants that, and delivers what the container gets.
@@ -204,7 +199,7 @@ func (s *server) each(functions []function.Function, do func(i int, f function.F
 func (s *server) deliver(contents []content) (*pluginapi.ContainerAllocateResponse, error) {
 	for _, c := range contents {
 		if err := writeDeviceInfo(s.manager.DeviceInfoDir, s.resource, c); err != nil {
-			return nil, err
+			return nil, fmt.Errorf("device-info file of Function %s: %w", c.function.ID, err)
 		}
 	}
 	if err := s.manager.CDI.include(s.resource, contents); err != nil {

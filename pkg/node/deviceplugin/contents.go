@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
 	"strings"
 
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -11,6 +13,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceinfo"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
@@ -40,6 +43,45 @@ func contentOf(nodes *devnode.Finder, f function.Function, p pool.Pool) (content
 	}
 	return content{function: f, Set: set}, nil
 }
+
+// writeDeviceInfo atomically replaces a Function's device-info file in dir, from which Multus learns what a device ID
+// stands for; a Function that the specification cannot describe has none. The file stays as long as a pod has the Function,
+// whether this process runs or not. Nothing is synced: the directory is in memory.
+func writeDeviceInfo(dir, resource string, c content) error {
+	_, asVDPA := c.Info["vdpa"]
+	info := deviceinfo.Of(c.function, asVDPA)
+	if info == nil {
+		return nil
+	}
+	if info.PCI != nil {
+		info.PCI.VhostNet = c.Info["vhost"]["net-mount"]
+		if _, ok := c.Info["rdma"]; ok {
+			info.PCI.RDMA = strings.Join(c.function.RDMADevices, ",")
+		}
+	}
+	text, err := json.Marshal(info)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	name := deviceInfoName(resource, c.function.ID)
+	temporary := filepath.Join(dir, "."+name)
+	if err := os.WriteFile(temporary, text, 0o644); err != nil {
+		return err
+	}
+	return os.Rename(temporary, filepath.Join(dir, name))
+}
+
+const deviceInfoSuffix = "-device.json"
+
+// deviceInfoName is the file name that readers expect.
+func deviceInfoName(resource string, id function.ID) string {
+	return deviceInfoPrefix(resource) + strings.ReplaceAll(id.String(), "/", "-") + deviceInfoSuffix
+}
+
+func deviceInfoPrefix(resource string) string { return strings.ReplaceAll(resource, "/", "-") + "-" }
 
 // devicePlugin returns spec.devicePlugin of the pool.
 func devicePlugin(p pool.Pool) v1alpha1.DevicePluginSpec {

@@ -239,7 +239,8 @@ func (m *Manager) keepRegistered(ctx context.Context) {
 	}
 }
 
-// register makes sure that the kubelet can find the resource's server. The kubelet then registers it by itself.
+// register makes sure that the kubelet can find the resource's server, which it then registers by itself: it opens a new
+// endpoint if there is none, its socket is gone, or the kubelet lost it.
 func (m *Manager) register(resource string) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
@@ -247,16 +248,31 @@ func (m *Manager) register(resource string) {
 	if !runs {
 		return
 	}
-	again, err := s.ensureEndpoint()
-	if err != nil {
-		again = m.retries.When(resource)
-		m.Metrics.registrations.WithLabelValues(resource, "error").Inc()
-		s.log.Error(err, "Not registered with the kubelet", "retry", again.String())
-	} else {
+	old, left := s.endpoint, time.Until(s.lostAt)
+	lost := !s.lostAt.IsZero() && left <= 0
+	if old != nil && exists(old.path) && !lost {
 		m.retries.Forget(resource)
+		if left > 0 {
+			m.queue.AddAfter(resource, left)
+		}
+		return
 	}
-	if again > 0 {
-		m.queue.AddAfter(resource, again)
+	next, err := openEndpoint(s)
+	if err != nil {
+		pause := m.retries.When(resource)
+		m.Metrics.registrations.WithLabelValues(resource, "error").Inc()
+		s.log.Error(err, "Not registered with the kubelet", "retry", pause.String())
+		m.queue.AddAfter(resource, pause)
+		return
+	}
+	m.retries.Forget(resource)
+	s.endpoint, s.lostAt = next, time.Time{}
+	if lost {
+		s.patience = min(2*s.patience, unwatchedAtMost)
+	}
+	if old != nil {
+		// The kubelet moves to the new endpoint. Calls in flight at the old one are still answered.
+		m.endpoints.Go(func() { old.close(m.AllocateTimeout) })
 	}
 }
 

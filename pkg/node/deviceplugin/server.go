@@ -1,12 +1,21 @@
 package deviceplugin
 
 import (
+	"maps"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
@@ -78,29 +87,6 @@ func (s *server) writeCDI(p pool.Pool) error {
 	return s.manager.CDI.include(s.resource, contents)
 }
 
-// ensureEndpoint opens a new endpoint if there is none, its socket is gone, or the kubelet lost it. The caller calls it
-// again after the time that it returns, unless that is 0.
-func (s *server) ensureEndpoint() (again time.Duration, err error) {
-	old, left := s.endpoint, time.Until(s.lostAt)
-	lost := !s.lostAt.IsZero() && left <= 0
-	if old != nil && exists(old.path) && !lost {
-		return max(left, 0), nil
-	}
-	next, err := openEndpoint(s)
-	if err != nil {
-		return 0, err
-	}
-	s.endpoint, s.lostAt = next, time.Time{}
-	if lost {
-		s.patience = min(2*s.patience, unwatchedAtMost)
-	}
-	if old != nil {
-		// The kubelet moves to the new endpoint. Calls in flight at the old one are still answered.
-		s.manager.endpoints.Go(func() { old.close(s.manager.AllocateTimeout) })
-	}
-	return 0, nil
-}
-
 // streamsChanged notes whether the kubelet watches the server, after a stream began or ended and after a registration.
 func (s *server) streamsChanged() {
 	if s.endpoint.streams > 0 {
@@ -109,4 +95,127 @@ func (s *server) streamsChanged() {
 	}
 	s.lostAt = time.Now().Add(s.patience)
 	s.manager.queue.Add(s.resource)
+}
+
+// offer is what a resource has. It is immutable.
+type offer struct {
+	pool      pool.Pool
+	functions map[string]function.Function // by the kubelet's device ID, which is [function.ID.String]
+	devices   []*pluginapi.Device          // in the order of the pool
+	unhealthy int                          // how many of the devices
+	// reasons say why devices are unhealthy, by ID. Devices that only await their release have none: that is usual, and
+	// whoever releases them logs what goes wrong.
+	reasons  map[string]string
+	replaced chan struct{} // closed when the resource has another offer
+}
+
+func newOffer(p pool.Pool, problemsOf func(function.Function) []health.Problem) *offer {
+	o := &offer{
+		pool:      p,
+		functions: make(map[string]function.Function, len(p.Functions)),
+		devices:   make([]*pluginapi.Device, 0, len(p.Functions)),
+		reasons:   map[string]string{},
+		replaced:  make(chan struct{}),
+	}
+	for _, f := range p.Functions {
+		id := f.ID.String()
+		o.functions[id] = f
+		device := &pluginapi.Device{ID: id, Health: pluginapi.Healthy}
+		if problems := problemsOf(f); len(problems) > 0 {
+			device.Health = pluginapi.Unhealthy
+			o.unhealthy++
+			if len(problems) > 1 || problems[0].Taint != v1alpha1.TaintReleasePending {
+				o.reasons[id] = joinMessages(problems)
+			}
+		}
+		if f.NUMANode >= 0 && !devicePlugin(p).ExcludeTopology {
+			device.Topology = &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: int64(f.NUMANode)}}}
+		}
+		o.devices = append(o.devices, device)
+	}
+	return o
+}
+
+func joinMessages(problems []health.Problem) string {
+	messages := make([]string, 0, len(problems))
+	for _, problem := range problems {
+		messages = append(messages, problem.Message)
+	}
+	return strings.Join(messages, "; ")
+}
+
+// find returns the Functions with these device IDs, in this order. Its error is for the kubelet.
+func (o *offer) find(resource string, ids []string) ([]function.Function, error) {
+	functions := make([]function.Function, 0, len(ids))
+	for i, id := range ids {
+		f, ok := o.functions[id]
+		if !ok {
+			return nil, status.Errorf(codes.NotFound, "device %q: resource %s has no such Function on this node", id, resource)
+		}
+		if slices.Contains(ids[:i], id) {
+			return nil, status.Errorf(codes.NotFound, "device %q is asked for twice", id)
+		}
+		functions = append(functions, f)
+	}
+	return functions, nil
+}
+
+// some returns the Functions with these device IDs, without those that it does not have.
+func (o *offer) some(ids []string) []function.Function {
+	functions := make([]function.Function, 0, len(ids))
+	for _, id := range ids {
+		if f, ok := o.functions[id]; ok {
+			functions = append(functions, f)
+		}
+	}
+	return functions
+}
+
+func deviceIDs(functions []function.Function) []string {
+	ids := make([]string, len(functions))
+	for i, f := range functions {
+		ids[i] = f.ID.String()
+	}
+	return ids
+}
+
+// sameDevices says whether the kubelet would see no difference.
+func sameDevices(a, b []*pluginapi.Device) bool {
+	return slices.EqualFunc(a, b, func(a, b *pluginapi.Device) bool { return proto.Equal(a, b) })
+}
+
+// maxLogged is how many Functions a line of the log names.
+const maxLogged = 8
+
+// report logs what became healthy or unhealthy, or came or went, since the offer before: one line for each reason.
+func (o *offer) report(before *offer, log logr.Logger) {
+	byReason := map[string][]string{}
+	var healthy []string
+	for _, d := range o.devices {
+		reason, was := o.reasons[d.ID], before.reasons[d.ID]
+		switch {
+		case reason == was:
+		case reason == "":
+			healthy = append(healthy, d.ID)
+		default:
+			byReason[reason] = append(byReason[reason], d.ID)
+		}
+	}
+	for _, reason := range slices.Sorted(maps.Keys(byReason)) {
+		ids := byReason[reason]
+		log.Info("Functions are unhealthy", "count", len(ids), "functions", firstOf(ids), "reason", reason)
+	}
+	if len(healthy) > 0 {
+		log.Info("Functions are healthy again", "count", len(healthy), "functions", firstOf(healthy))
+	}
+	if len(o.devices) != len(before.devices) {
+		log.Info("Functions came or went", "before", len(before.devices), "now", len(o.devices))
+	}
+}
+
+func firstOf(ids []string) string {
+	if len(ids) <= maxLogged {
+		return strings.Join(ids, " ")
+	}
+	return strings.Join(ids[:maxLogged], " ") + " .."
 }

@@ -2,11 +2,20 @@ package deviceplugin
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
 const (
@@ -59,4 +68,46 @@ func (m *Manager) sweep(ctx context.Context) {
 	if err := m.CDI.prune(cdiDevices); err != nil {
 		m.Log.Error(err, "Some CDI devices that nobody needs any more remain")
 	}
+}
+
+// removeDeviceInfo removes this plugin's device-info files, except those that are needed and those that are young.
+func removeDeviceInfo(dir string, resources []string, needed map[string]bool) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("device-info files: %w", err)
+	}
+	var errs []error
+	for _, entry := range entries {
+		if needed[entry.Name()] || !ours(entry.Name(), resources) {
+			continue
+		}
+		info, err := entry.Info()
+		if err != nil || time.Since(info.ModTime()) < young {
+			continue // it is gone, or new
+		}
+		if err := os.Remove(filepath.Join(dir, entry.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// ours says whether a file, finished or not, is of one of the resources or has the project's own prefix. Another plugin's
+// resource may have a name that begins with the name of one of ours, so an address must follow.
+func ours(name string, resources []string) bool {
+	name, isInfo := strings.CutSuffix(strings.TrimPrefix(name, "."), deviceInfoSuffix)
+	if !isInfo {
+		return false
+	}
+	if strings.HasPrefix(name, v1alpha1.GroupName+"-") {
+		return true
+	}
+	return slices.ContainsFunc(resources, func(resource string) bool {
+		id, ok := strings.CutPrefix(name, deviceInfoPrefix(resource))
+		_, err := pci.Parse(id)
+		return ok && err == nil
+	})
 }
