@@ -80,7 +80,9 @@ var _ kubeletplugin.DRAPlugin = (*Driver)(nil)
 
 // PrepareResourceClaims waits until the xPU serves each claim's Ports and reserves the Functions, which sets them up for
 // the pod. The interfaces are attached later, when the runtime makes the pod's network namespace.
-func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+func (d *Driver) PrepareResourceClaims(
+	ctx context.Context, claims []*resourceapi.ResourceClaim,
+) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	results := make(map[types.UID]kubeletplugin.PrepareResult, len(claims))
 	var mutex sync.Mutex
 	var group sync.WaitGroup
@@ -105,7 +107,9 @@ func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 }
 
 // prepare prepares one of the claims that the kubelet wants prepared together: those of one pod.
-func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim, together []*resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
+func (d *Driver) prepare(
+	ctx context.Context, c *resourceapi.ResourceClaim, together []*resourceapi.ResourceClaim,
+) ([]kubeletplugin.Device, error) {
 	pod, err := consumer(c)
 	if err != nil {
 		return nil, err
@@ -125,16 +129,20 @@ func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim, toge
 		return nil, fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
 	}
 	names := chooseNames(pod, together, d.Journal.ByPod(pod.UID))
-	deadline := time.Now().Add(d.ProvisionTimeout)
+	waiting, cancel := context.WithTimeout(ctx, d.ProvisionTimeout)
+	defer cancel()
 	var prepared []kubeletplugin.Device
 	for _, device := range devices {
-		attachment, err := d.reserve(ctx, c, pod, device, names, deadline)
+		attachment, err := d.wanted(waiting, c, pod, device, names[nameKey{c.UID, device.Function}])
+		if err == nil {
+			err = d.Lifecycle.Reserve(ctx, attachment)
+		}
 		if err == nil {
 			_, err = d.deviceNodes(attachment) // fails now if containers could not get them
 		}
 		if err != nil {
-			return nil, fmt.Errorf("claim %s/%s, request %s, Function %s: %w", c.Namespace, c.Name, device.Request, device.Function,
-				causeOf(ctx, err))
+			return nil, fmt.Errorf("claim %s/%s, request %s, Function %s: %w",
+				c.Namespace, c.Name, device.Request, device.Function, causeOf(ctx, err))
 		}
 		prepared = append(prepared, kubeletplugin.Device{
 			Requests:     []string{device.Request},
@@ -203,8 +211,8 @@ func (d *Driver) deviceNodes(a journal.Attachment) (devnode.Set, error) {
 // consumer is the one pod that the claim is for: an interface can be in one network namespace only.
 func consumer(c *resourceapi.ResourceClaim) (journal.Pod, error) {
 	if len(c.Status.ReservedFor) != 1 {
-		return journal.Pod{}, fmt.Errorf("claim %s/%s: %d pods share it, but an interface can be in one pod only; give each pod its own claim, "+
-			"by a ResourceClaimTemplate", c.Namespace, c.Name, len(c.Status.ReservedFor))
+		return journal.Pod{}, fmt.Errorf("claim %s/%s: %d pods share it, but an interface can be in one pod only; "+
+			"give each pod its own claim, by a ResourceClaimTemplate", c.Namespace, c.Name, len(c.Status.ReservedFor))
 	}
 	pod := c.Status.ReservedFor[0]
 	if pod.APIGroup != "" || pod.Resource != "pods" {
@@ -213,14 +221,14 @@ func consumer(c *resourceapi.ResourceClaim) (journal.Pod, error) {
 	return journal.Pod{Namespace: c.Namespace, Name: pod.Name, UID: pod.UID}, nil
 }
 
-// reserve waits until the deadline for the release of the Function from its last owner and for its Port, and reserves it
-// as what its interface is to become.
-func (d *Driver) reserve(ctx context.Context, c *resourceapi.ResourceClaim, pod journal.Pod, device claim.Device, names map[nameKey]chosenName, deadline time.Time) (journal.Attachment, error) {
+// wanted is the attachment to reserve for a device of the claim. It waits until ctx ends for the release of the Function
+// from its last owner, and for its Port.
+func (d *Driver) wanted(
+	ctx context.Context, c *resourceapi.ResourceClaim, pod journal.Pod, device claim.Device, name chosenName,
+) (journal.Attachment, error) {
 	if device.ConfigErr != nil {
 		return journal.Attachment{}, device.ConfigErr
 	}
-	waiting, cancel := context.WithDeadline(ctx, deadline)
-	defer cancel()
 	want := journal.Attachment{
 		Function: device.Function, Pod: pod,
 		Claim: journal.Claim{
@@ -230,21 +238,24 @@ func (d *Driver) reserve(ctx context.Context, c *resourceapi.ResourceClaim, pod 
 		},
 		AnyName: device.Interface.Name == "",
 	}
-	if _, err := d.Lifecycle.Admit(waiting, want); err != nil {
+	if _, err := d.Lifecycle.Admit(ctx, want); err != nil {
 		return want, err
 	}
-	// Not before: until then it may have the driver of its last owner.
+	// The Function is looked up only now: before, it may have had the driver of its last owner.
 	function, known := d.Function(device.Function)
 	if !known {
 		return want, errGone
 	}
 	want.PF, want.PFName, want.VFIndex = function.PF, function.PFName, function.Index
-	port, err := d.port(waiting, c, device)
-	if err != nil {
-		return want, err
+	spec, _ := d.DevicePool(device.ID.DevicePool)
+	var port *v1alpha1.XPUPort
+	var err error
+	if device.Config.Network != "" || spec.Network != "" {
+		if port, err = d.WaitForPort(ctx, c, device.Function); err != nil {
+			return want, err
+		}
 	}
 	earlier, again := d.earlier(c.UID, device.Function)
-	spec, _ := d.DevicePool(device.ID.DevicePool)
 	driver, err := ownersDriver(earlier, device, function, spec)
 	if err != nil {
 		return want, err
@@ -258,12 +269,8 @@ func (d *Driver) reserve(ctx context.Context, c *resourceapi.ResourceClaim, pod 
 		want.Interface = earlier.BackToReserved().Interface
 	}
 	want.Setup = setup.Wanted(spec, function.ID, driver, want.Interface.MAC)
-	name := names[nameKey{c.UID, function.ID}]
-	if name.err != nil {
-		return want, name.err
-	}
 	want.Interface.Name = name.name
-	return want, d.Lifecycle.Reserve(ctx, want)
+	return want, name.err
 }
 
 // errGone is the error for a Function that the node does not have.
@@ -279,7 +286,9 @@ func (d *Driver) earlier(claim types.UID, id function.ID) (a journal.Attachment,
 
 // ownersDriver is the driver that claim or pool asks for, "" for the Function's own. What an earlier Prepare of the claim
 // bound stays until the claim is unprepared, whatever the pool says by now.
-func ownersDriver(earlier journal.Attachment, device claim.Device, f function.Function, spec v1alpha1.DevicePoolSpec) (v1alpha1.FunctionDriver, error) {
+func ownersDriver(
+	earlier journal.Attachment, device claim.Device, f function.Function, spec v1alpha1.DevicePoolSpec,
+) (v1alpha1.FunctionDriver, error) {
 	if earlier.Setup != nil && earlier.Setup.Driver != "" {
 		return v1alpha1.FunctionDriver(earlier.Setup.Driver), nil
 	}
@@ -291,18 +300,11 @@ func ownersDriver(earlier journal.Attachment, device claim.Device, f function.Fu
 	return cmp.Or(device.Config.Driver, spec.Driver), nil
 }
 
-// port waits for the device's Port; it is nil if neither the claim nor the pool names a network.
-func (d *Driver) port(ctx context.Context, c *resourceapi.ResourceClaim, device claim.Device) (*v1alpha1.XPUPort, error) {
-	spec, _ := d.DevicePool(device.ID.DevicePool)
-	if device.Config.Network == "" && spec.Network == "" {
-		return nil, nil
-	}
-	return d.WaitForPort(ctx, c, device.Function)
-}
-
 // UnprepareResourceClaims takes the claims' Functions back. The kubelet calls it after the pod's sandbox is stopped,
 // and again until it succeeds.
-func (d *Driver) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
+func (d *Driver) UnprepareResourceClaims(
+	ctx context.Context, claims []kubeletplugin.NamespacedObject,
+) (map[types.UID]error, error) {
 	results := make(map[types.UID]error, len(claims))
 	for _, c := range claims {
 		begin := time.Now()
