@@ -14,7 +14,6 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
 )
 
 // Dir is a directory that the runtime reads: "/var/run/cdi". It does not lock: one goroutine at a time may write a file.
@@ -80,10 +79,10 @@ func (d *Dir) Write(file, kind string, devices []specs.Device) error {
 	}
 	spec := &specs.Spec{Kind: kind, Devices: devices}
 	var err error
-	if spec.Version, err = specs.MinimumRequiredVersion(spec); err != nil { // the oldest, for old runtimes
-		return fmt.Errorf("CDI file %s: %w", file, err)
+	if spec.Version, err = specs.MinimumRequiredVersion(spec); err == nil { // the oldest, for old runtimes
+		err = d.cache.WriteSpec(spec, file)
 	}
-	if err := d.cache.WriteSpec(spec, file); err != nil {
+	if err != nil {
 		return fmt.Errorf("CDI file %s: %w", file, err)
 	}
 	return nil
@@ -95,13 +94,4 @@ func (d *Dir) Remove(file string) error {
 		return fmt.Errorf("CDI file %s: %w", file, err)
 	}
 	return nil
-}
-
-// Nodes converts device nodes to CDI's type.
-func Nodes(nodes []devnode.Node) []*specs.DeviceNode {
-	var out []*specs.DeviceNode
-	for _, n := range nodes {
-		out = append(out, &specs.DeviceNode{Path: n.Container, HostPath: n.Host, Permissions: n.Permissions})
-	}
-	return out
 }

@@ -58,7 +58,7 @@ func (c *CDI) include(resource string, contents []content) error {
 	for _, one := range contents {
 		name := cdiDeviceName(resource, one.function.ID)
 		if delete(devices, name); len(one.Nodes) > 0 {
-			devices[name] = specs.Device{Name: name, ContainerEdits: specs.ContainerEdits{DeviceNodes: cdi.Nodes(one.Nodes)}}
+			devices[name] = specs.Device{Name: name, ContainerEdits: specs.ContainerEdits{DeviceNodes: one.Nodes}}
 		}
 	}
 	return c.replace(cdiFile(resource), slices.SortedFunc(maps.Values(devices), func(a, b specs.Device) int {

@@ -102,10 +102,10 @@ func response(resource string, contents []content, byCDI bool) (*pluginapi.Conta
 			out.CdiDevices = append(out.CdiDevices, &pluginapi.CDIDevice{Name: cdiDeviceID(resource, c.function.ID)})
 		}
 		for _, n := range c.Nodes {
-			if !byCDI && !seen[n.Host] {
-				seen[n.Host] = true
+			if !byCDI && !seen[n.HostPath] {
+				seen[n.HostPath] = true
 				out.Devices = append(out.Devices,
-					&pluginapi.DeviceSpec{HostPath: n.Host, ContainerPath: n.Container, Permissions: n.Permissions})
+					&pluginapi.DeviceSpec{HostPath: n.HostPath, ContainerPath: n.Path, Permissions: n.Permissions})
 			}
 		}
 	}

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/quirk"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
@@ -45,17 +47,11 @@ type Wish struct {
 
 // Set is what a container gets of one Function.
 type Set struct {
-	Nodes []Node
+	Nodes []*specs.DeviceNode
 	// Info says what the nodes are, by subject and name, as sriov-network-device-plugin does: "vfio" has "mount" and
 	// "dev-mount", "rdma" has "rdma_dev", "uverbs", "umad", "issm" and "rdma_cm", "vdpa" and "uio" have "mount", "vhost" has
 	// "net-mount" and "tun-mount". Values are paths in the container, except that rdma_dev is a device name.
 	Info map[string]map[string]string
-}
-
-// Node is a file below /dev.
-type Node struct {
-	Host, Container string
-	Permissions     string // some of "rwm", as in cgroups
 }
 
 // uioDrivers hand a device to a program without the protection of an IOMMU.
@@ -70,7 +66,7 @@ func (f *Finder) Of(of function.Function, wish Wish) (Set, error) {
 	for _, part := range []struct {
 		wanted  bool
 		subject string // in Info
-		find    func(function.Function) ([]Node, map[string]string, error)
+		find    func(function.Function) ([]*specs.DeviceNode, map[string]string, error)
 	}{
 		{isVFIO, "vfio", f.vfio},
 		{isUIO, "uio", f.uio},
@@ -91,11 +87,11 @@ func (f *Finder) Of(of function.Function, wish Wish) (Set, error) {
 }
 
 // node is a node with the same path in the container.
-func node(path, permissions string) Node {
-	return Node{Host: path, Container: path, Permissions: permissions}
+func node(path, permissions string) *specs.DeviceNode {
+	return &specs.DeviceNode{Path: path, HostPath: path, Permissions: permissions}
 }
 
-func (f *Finder) vfio(of function.Function) ([]Node, map[string]string, error) {
+func (f *Finder) vfio(of function.Function) ([]*specs.DeviceNode, map[string]string, error) {
 	group := of.IOMMUGroup
 	if group == "" {
 		return nil, nil,
@@ -103,10 +99,11 @@ func (f *Finder) vfio(of function.Function) ([]Node, map[string]string, error) {
 	}
 	// Without an IOMMU the node on the host has a prefix, which programs do not know.
 	host, container := "/dev/vfio/"+group, "/dev/vfio/"+strings.TrimPrefix(group, quirk.NoIOMMUPrefix)
-	return []Node{node(vfio, "rw"), {host, container, "rw"}}, map[string]string{"mount": vfio, "dev-mount": container}, nil
+	nodes := []*specs.DeviceNode{node(vfio, "rw"), {Path: container, HostPath: host, Permissions: "rw"}}
+	return nodes, map[string]string{"mount": vfio, "dev-mount": container}, nil
 }
 
-func (f *Finder) uio(of function.Function) ([]Node, map[string]string, error) {
+func (f *Finder) uio(of function.Function) ([]*specs.DeviceNode, map[string]string, error) {
 	names, err := f.device(of).Dir("uio").Sorted()
 	if err != nil {
 		return nil, nil, err
@@ -115,10 +112,10 @@ func (f *Finder) uio(of function.Function) ([]Node, map[string]string, error) {
 		return nil, nil, fmt.Errorf("is bound to %s but has no UIO device", of.Driver)
 	}
 	path := "/dev/" + names[0]
-	return []Node{node(path, "rwm")}, map[string]string{"mount": path}, nil
+	return []*specs.DeviceNode{node(path, "rwm")}, map[string]string{"mount": path}, nil
 }
 
-func (f *Finder) vdpa(of function.Function) ([]Node, map[string]string, error) {
+func (f *Finder) vdpa(of function.Function) ([]*specs.DeviceNode, map[string]string, error) {
 	if of.VDPA.Name == "" {
 		return nil, nil, errors.New("has no vDPA device, which its pool asks for: make one with vdpa(8)")
 	}
@@ -126,14 +123,14 @@ func (f *Finder) vdpa(of function.Function) ([]Node, map[string]string, error) {
 		return nil, map[string]string{}, nil
 	}
 	path := "/dev/" + of.VDPA.CharDevice
-	return []Node{node(path, "rwm")}, map[string]string{"mount": path}, nil
+	return []*specs.DeviceNode{node(path, "rwm")}, map[string]string{"mount": path}, nil
 }
 
-func (f *Finder) rdma(of function.Function) ([]Node, map[string]string, error) {
+func (f *Finder) rdma(of function.Function) ([]*specs.DeviceNode, map[string]string, error) {
 	if len(of.RDMADevices) == 0 {
 		return nil, nil, errors.New("has no RDMA device, which its pool asks for: load the RDMA driver of the NIC")
 	}
-	var nodes []Node
+	var nodes []*specs.DeviceNode
 	info := map[string]string{"rdma_dev": of.RDMADevices[0]}
 	// Each directory has an entry for every character device, which is below /dev/infiniband: uverbs0, umad0, issm0.
 	for _, class := range []string{"infiniband_verbs", "infiniband_mad"} {
@@ -154,14 +151,15 @@ func (f *Finder) rdma(of function.Function) ([]Node, map[string]string, error) {
 	return nodes, info, nil
 }
 
-func (f *Finder) vhost(function.Function) ([]Node, map[string]string, error) {
+func (f *Finder) vhost(function.Function) ([]*specs.DeviceNode, map[string]string, error) {
 	for _, path := range []string{vhostNet, tun} {
 		if !f.exists(path) {
 			return nil, nil,
 				fmt.Errorf("its pool needs %s, which the node does not have: load the modules vhost_net and tun", path)
 		}
 	}
-	return []Node{node(vhostNet, "rw"), node(tun, "rw")}, map[string]string{"net-mount": vhostNet, "tun-mount": tun}, nil
+	info := map[string]string{"net-mount": vhostNet, "tun-mount": tun}
+	return []*specs.DeviceNode{node(vhostNet, "rw"), node(tun, "rw")}, info, nil
 }
 
 func (f *Finder) exists(devicePath string) bool {

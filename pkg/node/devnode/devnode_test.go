@@ -73,7 +73,7 @@ func TestOf(t *testing.T) {
 			}
 			var paths []string
 			for _, n := range got.Nodes {
-				paths = append(paths, n.Host)
+				paths = append(paths, n.HostPath)
 			}
 			if text := strings.Join(paths, " "); text != test.want {
 				t.Errorf("nodes %q, want %q", text, test.want)

@@ -12,7 +12,6 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/cdi"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
@@ -29,7 +28,8 @@ func (d *Driver) Offer(a journal.Attachment) error { return d.writeCDI(a.Claim.U
 func (d *Driver) Withdraw(a journal.Attachment) error {
 	err := d.writeCDI(a.Claim.UID)
 	if err != nil {
-		d.Log.Error(err, "Containers of the claim cannot start until it is attached again", "claim", klog.KRef(a.Claim.Namespace, a.Claim.Name))
+		d.Log.Error(err, "Containers of the claim cannot start until it is attached again",
+			"claim", klog.KRef(a.Claim.Namespace, a.Claim.Name))
 		err = d.CDI.Remove(cdiFile(a.Claim.UID))
 	}
 	return err
@@ -63,6 +63,7 @@ func (d *Driver) writeCDI(uid types.UID) error {
 	d.files.Lock()
 	defer d.files.Unlock()
 	var contents []content
+	byRequest := map[string][]content{}
 	for _, a := range d.Journal.ByClaim(uid) {
 		if a.State != journal.Attached {
 			continue
@@ -72,16 +73,15 @@ func (d *Driver) writeCDI(uid types.UID) error {
 			return fmt.Errorf("CDI file of claim %s/%s: Function %s: %w", a.Claim.Namespace, a.Claim.Name, a.Function, err)
 		}
 		contents = append(contents, content{a, set})
+		byRequest[a.Claim.Request] = append(byRequest[a.Claim.Request], content{a, set})
 	}
 	var devices []specs.Device
 	for _, c := range contents {
-		request := slices.DeleteFunc(slices.Clone(contents), func(other content) bool {
-			return other.attachment.Claim.Request != c.attachment.Claim.Request
-		})
 		devices = append(devices, specs.Device{
 			Name: claim.CDIDeviceName(uid, c.attachment.Claim.Device),
 			ContainerEdits: specs.ContainerEdits{
-				Env: environment(d.suffix(c.attachment), request), DeviceNodes: cdi.Nodes(c.Nodes), Mounts: mounts(c.attachment),
+				Env:         environment(d.suffix(c.attachment), byRequest[c.attachment.Claim.Request]),
+				DeviceNodes: c.Nodes, Mounts: mounts(c.attachment),
 			},
 		})
 	}

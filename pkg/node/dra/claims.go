@@ -70,7 +70,9 @@ type StatusReporter struct {
 }
 
 // NewStatusReporter makes a reporter; [StatusReporter.Run] makes it work.
-func NewStatusReporter(claims resourceclient.ResourceClaimsGetter, j *journal.Journal, metrics *Metrics, log logr.Logger) *StatusReporter {
+func NewStatusReporter(
+	claims resourceclient.ResourceClaimsGetter, j *journal.Journal, metrics *Metrics, log logr.Logger,
+) *StatusReporter {
 	return &StatusReporter{
 		claims: claims, journal: j, metrics: metrics, log: log,
 		queue: workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[journal.Claim]()),
@@ -171,7 +173,10 @@ func ready(a journal.Attachment) metav1.Condition {
 }
 
 func allocated(status *resourceapi.ResourceClaimStatus, c journal.Claim) bool {
-	return status.Allocation != nil && slices.ContainsFunc(status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
+	if status.Allocation == nil {
+		return false
+	}
+	return slices.ContainsFunc(status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
 		return r.Driver == v1alpha1.GroupName && r.Pool == c.Pool && r.Device == c.Device
 	})
 }

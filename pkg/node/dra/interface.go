@@ -107,8 +107,8 @@ func chooseNames(pod journal.Pod, claims []*resourceapi.ResourceClaim, ofPod []j
 			case asked == "":
 				unnamed = append(unnamed, func(free string) { choose(key, c.Name, free) })
 			case taken[asked] != "":
-				chosen[key] = chosenName{err: fmt.Errorf("interfaceName %q: claim %s of the same pod has that name already; choose another",
-					asked, taken[asked])}
+				chosen[key] = chosenName{err: fmt.Errorf(
+					"interfaceName %q: claim %s of the same pod has that name already; choose another", asked, taken[asked])}
 			default:
 				choose(key, c.Name, asked)
 			}

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
@@ -55,23 +54,18 @@ func (l *Leftovers) Remove() error {
 	unfinished, err2 := filepath.Glob(filepath.Join(l.CDIDir, "."+metadataPrefix+"*.tmp"))
 	directories, err3 := filepath.Glob(filepath.Join(l.DriverDir, "dra-device-metadata", "*_*"))
 	errs := []error{err1, err2, err3}
-	// After the files: what is written from here on is of a claim that is in the journal.
-	uids, names := map[types.UID]bool{}, map[string]bool{}
+	// The journal is read after the files: what is written from here on is of a claim that is in it.
+	prepared := map[string]bool{} // UIDs, and names as the directories have them
 	for _, a := range l.Claims() {
-		uids[a.Claim.UID], names[a.Claim.Namespace+"_"+a.Claim.Name] = true, true
+		prepared[string(a.Claim.UID)], prepared[a.Claim.Namespace+"_"+a.Claim.Name] = true, true
 	}
-	for _, file := range slices.Concat(files, unfinished) {
-		uid, _, _ := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(filepath.Base(file), "."), metadataPrefix), "_")
-		if uids[types.UID(uid)] {
-			continue
+	for _, path := range slices.Concat(files, unfinished, directories) {
+		claim := filepath.Base(path)
+		if ofFile, isFile := strings.CutPrefix(strings.TrimPrefix(claim, "."), metadataPrefix); isFile {
+			claim, _, _ = strings.Cut(ofFile, "_")
 		}
-		if err := os.Remove(file); !errors.Is(err, os.ErrNotExist) {
-			errs = append(errs, err)
-		}
-	}
-	for _, directory := range directories {
-		if !names[filepath.Base(directory)] {
-			errs = append(errs, os.RemoveAll(directory))
+		if !prepared[claim] {
+			errs = append(errs, os.RemoveAll(path)) // no error if it is gone already
 		}
 	}
 	if err := errors.Join(errs...); err != nil {

@@ -12,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
@@ -24,28 +23,23 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
-// debounce is how long the publisher waits for more changes after the first: VFs appear one by one, and a link that
-// goes down takes its VFs along.
-const debounce = 50 * time.Millisecond
-
-// Slices writes ResourceSlices. [kubeletplugin.Helper] does.
-type Slices interface {
-	PublishResources(ctx context.Context, resources resourceslice.DriverResources) error
-}
-
-// Pools knows the node's pools.
-type Pools interface {
-	// Pools returns the pools as they are now; known is false as long as they have not been read once.
-	Pools() (pools []pool.Pool, known bool)
-}
+const (
+	// debounce is how long the publisher waits for more changes after the first: VFs appear one by one, and a link that
+	// goes down takes its VFs along.
+	debounce = 50 * time.Millisecond
+	// firstRetry and slowestRetry bound the pauses between attempts to publish. Each pause is twice the last.
+	firstRetry, slowestRetry = 500 * time.Millisecond, 30 * time.Second
+)
 
 // Publisher keeps the node's ResourceSlices equal to its pools. Nothing is written unless something changed, so a
 // restart of the agent writes nothing.
 type Publisher struct {
-	Node    string
-	Pools   Pools
-	Health  *health.Checker
-	Slices  Slices
+	Node string
+	// Pools returns the node's pools as they are now; known is false until they have been read once.
+	Pools  func() (pools []pool.Pool, known bool)
+	Health *health.Checker
+	// Publish makes the ResourceSlices as they should be; see [SliceWriter.PublishResources].
+	Publish func(ctx context.Context, resources resourceslice.DriverResources) error
 	Metrics *Metrics
 	Log     logr.Logger
 
@@ -55,17 +49,14 @@ type Publisher struct {
 // Run publishes at once and after every change until ctx ends. What the API server does not take now is published later:
 // CNI and device plugin go on meanwhile.
 func (p *Publisher) Run(ctx context.Context, changes <-chan struct{}) error {
-	var failing *wait.Backoff
+	pauses := loop.Backoff(firstRetry, slowestRetry)
 	for {
-		var pause time.Duration
+		var pause time.Duration // 0 is until the next change
 		if err := p.publish(ctx); err != nil && ctx.Err() == nil {
-			if failing == nil {
-				failing = loop.Backoff(500*time.Millisecond, 30*time.Second)
-			}
-			pause = failing.Step()
+			pause = pauses.Step()
 			p.Log.Error(err, "ResourceSlices are published later", "after", pause.String())
 		} else {
-			failing = nil
+			pauses = loop.Backoff(firstRetry, slowestRetry)
 		}
 		if !loop.Wait(ctx, changes, pause) || !loop.Sleep(ctx, debounce) {
 			return nil
@@ -75,7 +66,7 @@ func (p *Publisher) Run(ctx context.Context, changes <-chan struct{}) error {
 
 // publish publishes the pools as they are now, if they differ from what was published.
 func (p *Publisher) publish(ctx context.Context) error {
-	pools, known := p.Pools.Pools()
+	pools, known := p.Pools()
 	if !known {
 		return nil
 	}
@@ -83,7 +74,7 @@ func (p *Publisher) publish(ctx context.Context) error {
 	if p.published != nil && equality.Semantic.DeepEqual(*p.published, next) {
 		return nil
 	}
-	if err := p.Slices.PublishResources(ctx, next); err != nil {
+	if err := p.Publish(ctx, next); err != nil {
 		return err
 	}
 	p.published = &next
@@ -152,11 +143,7 @@ func (w *SliceWriter) PublishResources(ctx context.Context, resources resourcesl
 }
 
 // Stop ends the background; the slices stay.
-func (w *SliceWriter) Stop() {
-	if w.controller != nil {
-		w.controller.Stop()
-	}
-}
+func (w *SliceWriter) Stop() { w.controller.Stop() }
 
 // createFirst creates the slices of a node that has none of this driver's. The controller takes them for its own.
 func (w *SliceWriter) createFirst(ctx context.Context, owner resourceslice.Owner, resources resourceslice.DriverResources) error {
@@ -212,7 +199,7 @@ const (
 // HealthReporter tells the kubelet about the health of devices (KEP-4680).
 type HealthReporter struct {
 	Node   string
-	Pools  Pools
+	Pools  func() (pools []pool.Pool, known bool)
 	Health *health.Checker
 	// Changes is called for every stream of reports; the channel it returns wakes that stream when health may have
 	// changed, until the context ends.
@@ -237,7 +224,7 @@ func (r *HealthReporter) WatchHealthStatus(ctx context.Context, reports chan<- k
 func (r *HealthReporter) report() kubeletplugin.DeviceHealthReport {
 	now := time.Now()
 	var out kubeletplugin.DeviceHealthReport
-	pools, _ := r.Pools.Pools()
+	pools, _ := r.Pools()
 	for _, p := range pools {
 		for _, f := range p.Functions {
 			device := kubeletplugin.DeviceHealth{

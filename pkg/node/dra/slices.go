@@ -118,7 +118,8 @@ func device(p pool.Pool, f function.Function, problems []health.Problem) resourc
 		}
 	}
 	if f.NUMANode >= 0 {
-		d.Attributes[deviceattribute.StandardDeviceAttributeNUMANode] = resourceapi.DeviceAttribute{IntValue: new(int64(f.NUMANode))}
+		numa := resourceapi.DeviceAttribute{IntValue: new(int64(f.NUMANode))}
+		d.Attributes[deviceattribute.StandardDeviceAttributeNUMANode] = numa
 	}
 	if p.Spec.Provision == v1alpha1.ProvisionBeforeBind {
 		d.BindingConditions = []string{v1alpha1.ConditionProvisioned}
