@@ -125,9 +125,10 @@ func (c *clustered) attach() error {
 		RuntimeConnected: c.nri.AwaitConnected,
 		PodGoing:         dra.API{Client: c.clientset}.Going,
 		CDI:              cdi,
-		HealthReporter: &dra.HealthReporter{
-			Node: c.config.NodeName, Pools: c.tracker.Pools, Health: c.checker, Changes: c.outputs.Subscribe,
-		},
+		Node:             c.config.NodeName,
+		Pools:            c.tracker.Pools,
+		Health:           c.checker,
+		Changes:          c.outputs.Subscribe,
 		Metrics:          c.metrics,
 		Log:              c.log.WithName("dra"),
 		ProvisionTimeout: c.config.ProvisionTimeout,

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync"
 
-	"tags.cncf.io/container-device-interface/pkg/parser"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -109,8 +108,4 @@ func cdiFile(resource string) string {
 // cdiDeviceName contains the resource: a Function may move to another pool while a pod still has it, and be listed twice.
 func cdiDeviceName(resource string, id function.ID) string {
 	return strings.ReplaceAll(resource, "/", "_") + "_" + id.DeviceName()
-}
-
-func cdiDeviceID(resource string, id function.ID) string {
-	return parser.QualifiedName(v1alpha1.GroupName, cdiClass, cdiDeviceName(resource, id))
 }

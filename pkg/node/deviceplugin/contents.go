@@ -99,7 +99,8 @@ func response(resource string, contents []content, byCDI bool) (*pluginapi.Conta
 		ids = append(ids, id)
 		info[id] = c.Info
 		if byCDI && len(c.Nodes) > 0 {
-			out.CdiDevices = append(out.CdiDevices, &pluginapi.CDIDevice{Name: cdiDeviceID(resource, c.function.ID)})
+			name := cdiKind + "=" + cdiDeviceName(resource, c.function.ID)
+			out.CdiDevices = append(out.CdiDevices, &pluginapi.CDIDevice{Name: name})
 		}
 		for _, n := range c.Nodes {
 			if !byCDI && !seen[n.HostPath] {

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -23,6 +24,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/cdi"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
@@ -42,6 +44,10 @@ const (
 	// podInterval is how often it is asked whether a pod is going for which a Prepare waits. The kubelet does not tell:
 	// it calls Unprepare after Prepare has returned, and nothing else of the pod goes on meanwhile.
 	podInterval = time.Second
+	// healthTimeout is the time after which the kubelet takes a device's health for unknown if it has heard nothing.
+	healthTimeout = 30 * time.Second
+	// healthRefresh is the most that passes between two reports of health.
+	healthRefresh = 10 * time.Second
 )
 
 // Driver prepares claims. It implements [kubeletplugin.DRAPlugin].
@@ -56,15 +62,21 @@ type Driver struct {
 	// WaitForPort returns the Port of a Function that is allocated to a claim, once the xPU serves it. The error says what is
 	// missing when ctx ends before.
 	WaitForPort func(ctx context.Context, c *resourceapi.ResourceClaim, f function.ID) (*v1alpha1.XPUPort, error)
-	// RuntimeConnected, where set, returns nil once the container runtime would tell of pods' sandboxes, in which Functions
-	// are attached. The error says what to do if it does not before ctx ends.
+	// RuntimeConnected returns nil once the container runtime would tell of pods' sandboxes, in which Functions are
+	// attached. The error says what to do if it does not before ctx ends.
 	RuntimeConnected func(ctx context.Context) error
-	// PodGoing, where set, says whether a pod is being deleted, or gone.
+	// PodGoing says whether a pod is being deleted, or gone; see [API.Going].
 	PodGoing func(ctx context.Context, pod journal.Pod) (bool, error)
 	// CDI is the directory that the runtime reads: /var/run/cdi. It has a file for each claim, by which the runtime learns
 	// what a container gets of its Functions: environment and device nodes.
 	CDI *cdi.Dir
-	*HealthReporter
+	// Node, Pools and Health are what reports of health are made from; Pools are all of the node's.
+	Node   string
+	Pools  func() (pools []pool.Pool, known bool)
+	Health *health.Checker
+	// Changes is called for every stream of such reports; the channel it returns wakes that stream when health may have
+	// changed, until the context ends.
+	Changes func(ctx context.Context) <-chan struct{}
 	Metrics *Metrics
 	Log     logr.Logger
 
@@ -125,7 +137,9 @@ func (d *Driver) prepare(
 	defer end()
 	ctx, stop := d.whilePodStays(ctx, pod)
 	defer stop()
-	if err := d.awaitRuntime(ctx); err != nil {
+	forRuntime, cancel := context.WithTimeout(ctx, runtimeTimeout)
+	defer cancel()
+	if err := d.RuntimeConnected(forRuntime); err != nil {
 		return nil, fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
 	}
 	names := chooseNames(pod, together, d.Journal.ByPod(pod.UID))
@@ -155,30 +169,18 @@ func (d *Driver) prepare(
 	return prepared, nil
 }
 
-// awaitRuntime fails if the runtime would not tell of the pod's sandbox.
-func (d *Driver) awaitRuntime(ctx context.Context) error {
-	if d.RuntimeConnected == nil {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, runtimeTimeout)
-	defer cancel()
-	return d.RuntimeConnected(ctx)
-}
-
 // whilePodStays returns a context that ends when the pod is being deleted. stop must be called.
 func (d *Driver) whilePodStays(ctx context.Context, pod journal.Pod) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var watching sync.WaitGroup
-	if d.PodGoing != nil {
-		watching.Go(func() {
-			for loop.Sleep(ctx, podInterval) {
-				// An API server that does not answer says nothing about the pod.
-				if going, err := d.PodGoing(ctx, pod); err == nil && going {
-					cancel(fmt.Errorf("pod %s/%s is being deleted", pod.Namespace, pod.Name))
-				}
+	watching.Go(func() {
+		for loop.Sleep(ctx, podInterval) {
+			// An API server that does not answer says nothing about the pod.
+			if going, err := d.PodGoing(ctx, pod); err == nil && going {
+				cancel(fmt.Errorf("pod %s/%s is being deleted", pod.Namespace, pod.Name))
 			}
-		})
-	}
+		}
+	})
 	return ctx, func() {
 		cancel(nil)
 		watching.Wait()
@@ -332,6 +334,47 @@ func (d *Driver) unprepare(ctx context.Context, c kubeletplugin.NamespacedObject
 		return fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
 	}
 	return nil
+}
+
+// WatchHealthStatus tells the kubelet about the health of devices (KEP-4680). It sends a full report at once, on every
+// change, and often enough that the kubelet never takes a device's health for unknown, until ctx ends.
+func (d *Driver) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
+	changes := d.Changes(ctx)
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case reports <- d.healthReport():
+		}
+		if !loop.Wait(ctx, changes, healthRefresh) {
+			return nil
+		}
+	}
+}
+
+func (d *Driver) healthReport() kubeletplugin.DeviceHealthReport {
+	now := time.Now()
+	var out kubeletplugin.DeviceHealthReport
+	pools, _ := d.Pools()
+	for _, p := range pools {
+		for _, f := range p.Functions {
+			device := kubeletplugin.DeviceHealth{
+				PoolName:           claim.PoolID{Node: d.Node, PF: f.PF, DevicePool: p.Name}.String(),
+				DeviceName:         f.ID.DeviceName(),
+				Health:             kubeletplugin.HealthStatusHealthy,
+				LastUpdated:        now,
+				HealthCheckTimeout: healthTimeout,
+			}
+			var messages []string
+			for _, problem := range d.Health.Problems(f) {
+				device.Health = kubeletplugin.HealthStatusUnhealthy
+				messages = append(messages, problem.Message)
+			}
+			device.Message = strings.Join(messages, "; ")
+			out.Devices = append(out.Devices, device)
+		}
+	}
+	return out
 }
 
 // HandleError logs what went wrong in the background. A slice that the API server refuses or cuts down is a mistake

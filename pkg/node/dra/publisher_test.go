@@ -165,7 +165,7 @@ func TestHealthReporter(t *testing.T) {
 			}
 			return ""
 		}
-		r := &HealthReporter{Node: "node1", Pools: have.Pools, Health: checker, Changes: func(context.Context) <-chan struct{} { return changes }}
+		r := &Driver{Node: "node1", Pools: have.Pools, Health: checker, Changes: func(context.Context) <-chan struct{} { return changes }}
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- r.WatchHealthStatus(ctx, reports) }()
@@ -203,7 +203,7 @@ func TestHealthReporterStops(t *testing.T) {
 	have.set()
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
-	r := &HealthReporter{Node: "node1", Pools: have.Pools, Health: noProblems(), Changes: func(context.Context) <-chan struct{} { return nil }}
+	r := &Driver{Node: "node1", Pools: have.Pools, Health: noProblems(), Changes: func(context.Context) <-chan struct{} { return nil }}
 	if err := r.WatchHealthStatus(ctx, make(chan kubeletplugin.DeviceHealthReport)); err != nil {
 		t.Errorf("Run = %v, want nil when its context ends", err)
 	}
