@@ -3,10 +3,10 @@ package deviceplugin
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
@@ -27,7 +27,7 @@ const (
 	// socketName is the name of a socket: "xpu-dp-fast-5a1c09e2.sock", with at most 20 bytes of the resource, as the kernel
 	// allows 107 bytes for the whole path. Every socket has a new name: the kubelet refuses an endpoint at a path that it
 	// knows, and forgets a path only some time after the socket is gone. socketPattern matches all names.
-	socketName, socketPattern = "xpu-dp-%.20s-%x.sock", "xpu-dp-*.sock"
+	socketName, socketPattern = "xpu-dp-%.20s-%08x.sock", "xpu-dp-*.sock"
 )
 
 // unusual matches what does not belong in the name of a socket.
@@ -44,11 +44,21 @@ type endpoint struct {
 	ending  chan struct{} // closed when streams shall end
 }
 
-// openEndpoint serves at a new socket.
+// openEndpoint serves at a new socket, which only root may use.
 func openEndpoint(s *server) (*endpoint, error) {
-	listener, path, err := listen(s.manager.socketDir(), s.resource)
-	if err != nil {
+	dir := s.manager.socketDir()
+	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return nil, err
+	}
+	label := unusual.ReplaceAllString(filepath.Base(s.resource), "-")
+	path := filepath.Join(dir, fmt.Sprintf(socketName, label, rand.Uint32()))
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("socket %s: %w", path, err)
+	}
+	if err := os.Chmod(path, 0o600); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		listener.Close()
+		return nil, fmt.Errorf("socket %s: %w", path, err)
 	}
 	e := &endpoint{server: s, path: path, grpc: grpc.NewServer(), ending: make(chan struct{})}
 	pluginapi.RegisterDevicePluginServer(e.grpc, e)
@@ -138,26 +148,6 @@ func (e *endpoint) countStream(change int) {
 	if e.server.endpoint == e {
 		e.streamsChanged()
 	}
-}
-
-// listen makes a socket in the directory for a server of the resource. Only root may use it.
-func listen(dir, resource string) (net.Listener, string, error) {
-	if err := os.MkdirAll(dir, 0o750); err != nil {
-		return nil, "", err
-	}
-	var number [4]byte
-	rand.Read(number[:])
-	label := unusual.ReplaceAllString(filepath.Base(resource), "-")
-	path := filepath.Join(dir, fmt.Sprintf(socketName, label, number))
-	listener, err := net.Listen("unix", path)
-	if err != nil {
-		return nil, "", fmt.Errorf("socket %s: %w", path, err)
-	}
-	if err := os.Chmod(path, 0o600); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		listener.Close()
-		return nil, "", fmt.Errorf("socket %s: %w", path, err)
-	}
-	return listener, path, nil
 }
 
 // removeStaleSockets removes sockets of a killed process. Where somebody listens is another agent that is about to end.

@@ -90,38 +90,33 @@ type (
 func chooseNames(pod journal.Pod, claims []*resourceapi.ResourceClaim, ofPod []journal.Attachment) map[nameKey]chosenName {
 	chosen := map[nameKey]chosenName{}
 	taken := map[string]string{} // the name of the claim that has an interface name
-	choose := func(key nameKey, claim, name string) { chosen[key], taken[name] = chosenName{name: name}, claim }
 	for _, a := range ofPod {
-		choose(nameKey{a.Claim.UID, a.Function}, a.Claim.Name, a.Interface.Name)
-	}
-	var unnamed []func(free string)
-	for _, c := range claims {
-		if consumer, err := consumer(c); err != nil || consumer.UID != pod.UID {
-			continue
-		}
-		devices, _ := claim.Devices(c) // an error is told where the claim is prepared
-		for _, device := range devices {
-			key, asked := nameKey{c.UID, device.Function}, device.Interface.Name
-			switch _, kept := chosen[key]; {
-			case kept:
-			case asked == "":
-				unnamed = append(unnamed, func(free string) { choose(key, c.Name, free) })
-			case taken[asked] != "":
-				chosen[key] = chosenName{err: fmt.Errorf(
-					"interfaceName %q: claim %s of the same pod has that name already; choose another", asked, taken[asked])}
-			default:
-				choose(key, c.Name, asked)
-			}
-		}
+		chosen[nameKey{a.Claim.UID, a.Function}], taken[a.Interface.Name] = chosenName{name: a.Interface.Name}, a.Claim.Name
 	}
 	number := 0
-	for _, choose := range unnamed {
-		name := ""
-		for name == "" || taken[name] != "" {
-			number++
-			name = fmt.Sprintf("net%d", number)
+	for _, asked := range []bool{true, false} {
+		for _, c := range claims {
+			if consumer, err := consumer(c); err != nil || consumer.UID != pod.UID {
+				continue
+			}
+			devices, _ := claim.Devices(c) // an error is told where the claim is prepared
+			for _, device := range devices {
+				key, name := nameKey{c.UID, device.Function}, device.Interface.Name
+				if _, done := chosen[key]; done || asked != (name != "") {
+					continue
+				}
+				if asked && taken[name] != "" {
+					chosen[key] = chosenName{err: fmt.Errorf(
+						"interfaceName %q: claim %s of the same pod has that name already; choose another", name, taken[name])}
+					continue
+				}
+				for name == "" || taken[name] != "" {
+					number++
+					name = fmt.Sprintf("net%d", number)
+				}
+				chosen[key], taken[name] = chosenName{name: name}, c.Name
+			}
 		}
-		choose(name)
 	}
 	return chosen
 }
