@@ -27,9 +27,8 @@ type content struct {
 // contentOf looks up what a container gets of a Function of the pool, in the form of sriov-network-device-plugin. It fails
 // if the container could not use the Function.
 func contentOf(nodes *devnode.Finder, f function.Function, p pool.Pool) (content, error) {
-	options := p.Options(f)
 	set, err := nodes.Of(f, devnode.Wish{
-		Driver: string(p.Spec.Driver), RDMA: options.RDMA, VDPA: options.VDPA != "", VhostNet: devicePlugin(p).NeedVhostNet,
+		Driver: string(p.Spec.Driver), Options: p.Options(f), VhostNet: devicePlugin(p).NeedVhostNet,
 	})
 	if err != nil {
 		return content{}, fmt.Errorf("Function %s: %w", f.ID, err)

@@ -16,6 +16,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/quirk"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
 // Paths of device nodes, for the host and for containers.
@@ -38,9 +39,8 @@ type Finder struct {
 type Wish struct {
 	// Driver is the one that will be bound when the container starts; "" is the one that is bound now.
 	Driver string
-	// RDMA asks for the character devices of the RDMA devices, VDPA for that of the vDPA device. Both are ignored with a
-	// driver that hands the Function to a program: these devices do not exist then.
-	RDMA, VDPA bool
+	// Options are ignored with a driver that hands the Function to a program: it has no RDMA and vDPA devices then.
+	pool.Options
 	// VhostNet asks for the nodes that a virtual machine monitor needs for a software NIC.
 	VhostNet bool
 }
@@ -70,7 +70,7 @@ func (f *Finder) Of(of function.Function, wish Wish) (Set, error) {
 	}{
 		{isVFIO, "vfio", f.vfio},
 		{isUIO, "uio", f.uio},
-		{wish.VDPA && !isVFIO && !isUIO, "vdpa", f.vdpa},
+		{wish.VDPA != "" && !isVFIO && !isUIO, "vdpa", f.vdpa},
 		{wish.RDMA && !isVFIO && !isUIO, "rdma", f.rdma},
 		{wish.VhostNet, "vhost", f.vhost},
 	} {

@@ -41,13 +41,12 @@ type Lifecycle interface {
 const (
 	// runtimeTimeout is how long one Prepare waits for a runtime that is being started again.
 	runtimeTimeout = 5 * time.Second
-	// podInterval is how often it is asked whether a pod is going for which a Prepare waits. The kubelet does not tell:
-	// it calls Unprepare after Prepare has returned, and nothing else of the pod goes on meanwhile.
+	// podInterval is how often a Prepare that waits asks whether its pod is being deleted. The kubelet calls Unprepare for
+	// such a pod only after Prepare has returned.
 	podInterval = time.Second
-	// healthTimeout is the time after which the kubelet takes a device's health for unknown if it has heard nothing.
-	healthTimeout = 30 * time.Second
-	// healthRefresh is the most that passes between two reports of health.
-	healthRefresh = 10 * time.Second
+	// healthRefresh is the longest pause between two health reports. The kubelet takes a device's health for unknown
+	// healthTimeout after the last one.
+	healthRefresh, healthTimeout = 10 * time.Second, 30 * time.Second
 )
 
 // Driver prepares claims. It implements [kubeletplugin.DRAPlugin].
@@ -55,37 +54,34 @@ type Driver struct {
 	Journal     *journal.Journal
 	Lifecycle   Lifecycle
 	DeviceNodes *devnode.Finder
-	// Function is a Function of this node as it is now.
+	// Function returns a Function of this node as it is now.
 	Function func(function.ID) (f function.Function, exists bool)
-	// DevicePool is what the administrator declared for this node.
+	// DevicePool returns the spec of a DevicePool that is meant for this node.
 	DevicePool func(name string) (spec v1alpha1.DevicePoolSpec, exists bool)
-	// WaitForPort returns the Port of a Function that is allocated to a claim, once the xPU serves it. The error says what is
-	// missing when ctx ends before.
+	// WaitForPort returns the Port of a Function that is allocated to a claim, once the xPU serves it. If ctx ends before,
+	// the error says what is missing.
 	WaitForPort func(ctx context.Context, c *resourceapi.ResourceClaim, f function.ID) (*v1alpha1.XPUPort, error)
-	// RuntimeConnected returns nil once the container runtime would tell of pods' sandboxes, in which Functions are
-	// attached. The error says what to do if it does not before ctx ends.
+	// RuntimeConnected returns nil once the container runtime is connected and reports sandboxes, in which Functions are
+	// attached. If ctx ends before, the error says what to do.
 	RuntimeConnected func(ctx context.Context) error
 	// PodGoing says whether a pod is being deleted, or gone; see [API.Going].
 	PodGoing func(ctx context.Context, pod journal.Pod) (bool, error)
-	// CDI is the directory that the runtime reads: /var/run/cdi. It has a file for each claim, by which the runtime learns
-	// what a container gets of its Functions: environment and device nodes.
+	// CDI has a file for each claim, from which the runtime learns the environment and device nodes that containers get.
 	CDI *cdi.Dir
-	// Node, Pools and Health are what reports of health are made from; Pools are all of the node's.
+	// Node is the node's name. Pools returns all of its pools, and Health what is wrong with their Functions.
 	Node   string
 	Pools  func() (pools []pool.Pool, known bool)
 	Health *health.Checker
-	// Changes is called for every stream of such reports; the channel it returns wakes that stream when health may have
-	// changed, until the context ends.
+	// Changes returns a channel that receives a value when the health of a Function may have changed, until ctx ends.
 	Changes func(ctx context.Context) <-chan struct{}
-	Metrics *Metrics
-	Log     logr.Logger
-
-	// ProvisionTimeout is how long one Prepare waits for the xPU and for the hooks of the Functions' last users. The
-	// kubelet gives a call 45 s (pkg/kubelet/cm/dra) and tries again.
+	// ProvisionTimeout is how long one Prepare waits for the xPU and for the hooks of the Functions' last owners. The
+	// kubelet ends a call after 45 s (pkg/kubelet/cm/dra) and tries again.
 	ProvisionTimeout time.Duration
+	Metrics          *Metrics
+	Log              logr.Logger
 
 	calls calls
-	files sync.Mutex // held while a CDI file is made up and written
+	files sync.Mutex // held while the content of a CDI file is determined and written
 }
 
 var _ kubeletplugin.DRAPlugin = (*Driver)(nil)
@@ -118,7 +114,7 @@ func (d *Driver) PrepareResourceClaims(
 	return results, nil
 }
 
-// prepare prepares one of the claims that the kubelet wants prepared together: those of one pod.
+// prepare prepares one of the claims of a pod. together are all claims that the kubelet passed in the same call.
 func (d *Driver) prepare(
 	ctx context.Context, c *resourceapi.ResourceClaim, together []*resourceapi.ResourceClaim,
 ) ([]kubeletplugin.Device, error) {
@@ -152,7 +148,7 @@ func (d *Driver) prepare(
 			err = d.Lifecycle.Reserve(ctx, attachment)
 		}
 		if err == nil {
-			_, err = d.deviceNodes(attachment) // fails now if containers could not get them
+			_, err = d.deviceNodes(attachment) // Prepare fails if containers could not get their device nodes
 		}
 		if err != nil {
 			return nil, fmt.Errorf("claim %s/%s, request %s, Function %s: %w",
@@ -187,7 +183,7 @@ func (d *Driver) whilePodStays(ctx context.Context, pod journal.Pod) (_ context.
 	}
 }
 
-// causeOf adds the reason for which ctx ended, if it did.
+// causeOf adds to an error the cause for which ctx ended, if it did.
 func causeOf(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
 		return fmt.Errorf("%w (%w)", err, cause)
@@ -195,7 +191,7 @@ func causeOf(ctx context.Context, err error) error {
 	return err
 }
 
-// deviceNodes are what a container gets of a Function that is set up for it.
+// deviceNodes returns what a container gets of a Function that is set up for it.
 func (d *Driver) deviceNodes(a journal.Attachment) (devnode.Set, error) {
 	function, known := d.Function(a.Function)
 	if !known {
@@ -204,13 +200,12 @@ func (d *Driver) deviceNodes(a journal.Attachment) (devnode.Set, error) {
 	var wish devnode.Wish
 	if id, err := claim.ParsePoolID(a.Claim.Pool); err == nil {
 		spec, _ := d.DevicePool(id.DevicePool)
-		options := pool.Pool{Name: id.DevicePool, Spec: spec}.Options(function)
-		wish.RDMA, wish.VDPA = options.RDMA, options.VDPA != ""
+		wish.Options = pool.Pool{Name: id.DevicePool, Spec: spec}.Options(function)
 	}
 	return d.DeviceNodes.Of(function, wish)
 }
 
-// consumer is the one pod that the claim is for: an interface can be in one network namespace only.
+// consumer returns the one pod that the claim is reserved for: an interface can be in one network namespace only.
 func consumer(c *resourceapi.ResourceClaim) (journal.Pod, error) {
 	if len(c.Status.ReservedFor) != 1 {
 		return journal.Pod{}, fmt.Errorf("claim %s/%s: %d pods share it, but an interface can be in one pod only; "+
@@ -223,8 +218,8 @@ func consumer(c *resourceapi.ResourceClaim) (journal.Pod, error) {
 	return journal.Pod{Namespace: c.Namespace, Name: pod.Name, UID: pod.UID}, nil
 }
 
-// wanted is the attachment to reserve for a device of the claim. It waits until ctx ends for the release of the Function
-// from its last owner, and for its Port.
+// wanted returns the attachment to reserve for a device of the claim. It waits for the release of the Function from its last
+// owner, and for its Port, until ctx ends.
 func (d *Driver) wanted(
 	ctx context.Context, c *resourceapi.ResourceClaim, pod journal.Pod, device claim.Device, name chosenName,
 ) (journal.Attachment, error) {
@@ -243,7 +238,7 @@ func (d *Driver) wanted(
 	if _, err := d.Lifecycle.Admit(ctx, want); err != nil {
 		return want, err
 	}
-	// The Function is looked up only now: before, it may have had the driver of its last owner.
+	// Before Admit returned, the Function may have had the driver of its last owner.
 	function, known := d.Function(device.Function)
 	if !known {
 		return want, errGone
@@ -267,7 +262,7 @@ func (d *Driver) wanted(
 		return want, err
 	}
 	if again && port == nil {
-		// The claim cannot change. The xPU still counts on what a Port said before its DevicePool changed or went.
+		// The DevicePool changed or was deleted since. The xPU still relies on what the Port said then.
 		want.Interface = earlier.BackToReserved().Interface
 	}
 	want.Setup = setup.Wanted(spec, function.ID, driver, want.Interface.MAC)
@@ -278,7 +273,7 @@ func (d *Driver) wanted(
 // errGone is the error for a Function that the node does not have.
 var errGone = errors.New("is gone from this node")
 
-// earlier is what an earlier Prepare of the claim reserved.
+// earlier returns what an earlier Prepare of the claim reserved.
 func (d *Driver) earlier(claim types.UID, id function.ID) (a journal.Attachment, ok bool) {
 	if a, ok = d.Journal.Get(id); !ok || a.Claim.UID != claim {
 		return journal.Attachment{}, false
@@ -286,8 +281,8 @@ func (d *Driver) earlier(claim types.UID, id function.ID) (a journal.Attachment,
 	return a, true
 }
 
-// ownersDriver is the driver that claim or pool asks for, "" for the Function's own. What an earlier Prepare of the claim
-// bound stays until the claim is unprepared, whatever the pool says by now.
+// ownersDriver returns the driver that the claim or its pool asks for, "" for the Function's own. A driver that an earlier
+// Prepare of the claim bound stays until the claim is unprepared, even if the pool has changed.
 func ownersDriver(
 	earlier journal.Attachment, device claim.Device, f function.Function, spec v1alpha1.DevicePoolSpec,
 ) (v1alpha1.FunctionDriver, error) {
@@ -310,9 +305,10 @@ func (d *Driver) UnprepareResourceClaims(
 	results := make(map[types.UID]error, len(claims))
 	for _, c := range claims {
 		begin := time.Now()
-		err := d.unprepare(ctx, c)
+		err := d.unprepare(ctx, c.UID)
 		d.Metrics.unprepare.observe(begin, err)
 		if err != nil {
+			err = fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
 			d.Log.Error(err, "Claim cannot be unprepared", "claim", klog.KRef(c.Namespace, c.Name))
 		}
 		results[c.UID] = err
@@ -320,20 +316,17 @@ func (d *Driver) UnprepareResourceClaims(
 	return results, nil
 }
 
-func (d *Driver) unprepare(ctx context.Context, c kubeletplugin.NamespacedObject) error {
-	// Unprepare is not ended by a Prepare that follows, so it does not take the context of the call.
-	_, end, err := d.calls.begin(ctx, c.UID, errUnprepared)
+func (d *Driver) unprepare(ctx context.Context, claim types.UID) error {
+	// The context that begin returns is not used: a Prepare that follows must not end an Unprepare.
+	_, end, err := d.calls.begin(ctx, claim, errUnprepared)
 	if err != nil {
-		return fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
+		return err
 	}
 	defer end()
-	if err = d.Lifecycle.Unprepare(ctx, c.UID); err == nil {
-		err = d.CDI.Remove(cdiFile(c.UID))
+	if err := d.Lifecycle.Unprepare(ctx, claim); err != nil {
+		return err
 	}
-	if err != nil {
-		return fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
-	}
-	return nil
+	return d.CDI.Remove(cdiFile(claim))
 }
 
 // WatchHealthStatus tells the kubelet about the health of devices (KEP-4680). It sends a full report at once, on every
@@ -377,11 +370,12 @@ func (d *Driver) healthReport() kubeletplugin.DeviceHealthReport {
 	return out
 }
 
-// HandleError logs what went wrong in the background. A slice that the API server refuses or cuts down is a mistake
-// of this driver or a cluster too old for it; both are said, and the rest of the node goes on.
+// HandleError logs an error of the background. The agent goes on: a slice that the API server refuses is a mistake of this
+// driver, and fields that it drops belong to features that the cluster lacks.
 func (d *Driver) HandleError(_ context.Context, err error, msg string) {
 	if dropped := (*resourceslice.DroppedFieldsError)(nil); errors.As(err, &dropped) {
-		d.Log.Error(err, "This cluster ignores parts of the ResourceSlices: it lacks features", "features", dropped.DisabledFeatures())
+		d.Log.Error(err, "This cluster ignores parts of the ResourceSlices: it lacks features",
+			"features", dropped.DisabledFeatures())
 		return
 	}
 	d.Metrics.backgroundErrors.Inc()
