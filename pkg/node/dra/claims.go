@@ -21,13 +21,13 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// API asks the API server about claims and pods. It is a [lifecycle.Claims].
+// API looks up claims and pods at the API server. It implements [lifecycle.Claims].
 type API struct {
 	Client kubernetes.Interface
 }
 
-// Consumers are the pods that the claim is reserved for. isAllocated is false for a claim that is gone, or has another one
-// of its name in its place, or has not the device any more.
+// Consumers returns the pods that the claim is reserved for. isAllocated is false if the claim was deleted, perhaps with
+// another one of its name created since, or is allocated the device no longer.
 func (a API) Consumers(ctx context.Context, known journal.Claim) (pods []types.UID, isAllocated bool, err error) {
 	object, err := a.Client.ResourceV1().ResourceClaims(known.Namespace).Get(ctx, known.Name, metav1.GetOptions{})
 	switch {
@@ -44,7 +44,7 @@ func (a API) Consumers(ctx context.Context, known journal.Claim) (pods []types.U
 	return pods, true, nil
 }
 
-// Going says whether the pod is being deleted, or gone, perhaps with another one of its name in its place.
+// Going says whether the pod is being deleted or was deleted, perhaps with another one of its name created since.
 func (a API) Going(ctx context.Context, pod journal.Pod) (bool, error) {
 	object, err := a.Client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 	switch {
@@ -56,11 +56,11 @@ func (a API) Going(ctx context.Context, pod journal.Pod) (bool, error) {
 	return object.UID != pod.UID || object.DeletionTimestamp != nil, nil
 }
 
-// fieldManager is who managedFields say wrote the agent's part of ResourceClaim.status.devices.
+// fieldManager is the agent's name in the managedFields of ResourceClaim.status.devices.
 const fieldManager = "xpu-agent"
 
-// StatusReporter writes what became of claims' devices into ResourceClaim.status.devices (KEP-4817). It works from
-// the journal and off the pod's way to running: what cannot be written now is written later.
+// StatusReporter writes the state of claims' devices into ResourceClaim.status.devices (KEP-4817). It reads the journal, and
+// no pod waits for it: a status that cannot be written is written later.
 type StatusReporter struct {
 	claims  resourceclient.ResourceClaimsGetter
 	journal *journal.Journal
@@ -69,7 +69,7 @@ type StatusReporter struct {
 	queue   workqueue.TypedRateLimitingInterface[journal.Claim]
 }
 
-// NewStatusReporter makes a reporter; [StatusReporter.Run] makes it work.
+// NewStatusReporter makes a reporter that writes nothing before [StatusReporter.Run].
 func NewStatusReporter(
 	claims resourceclient.ResourceClaimsGetter, j *journal.Journal, metrics *Metrics, log logr.Logger,
 ) *StatusReporter {
@@ -104,14 +104,14 @@ func (r *StatusReporter) Run(ctx context.Context) error {
 	}
 }
 
-// write brings the claim's status up to date. It is an Update of what was read, and not a server-side apply: that
-// rewrites the opaque parameters in the allocation in its own order of keys, which the API server then refuses as a
-// change of the allocation. What others wrote stays, because the resource version must be the one that was read.
+// write brings the claim's status up to date. It uses Update: a server-side apply changes the order of keys in the opaque
+// parameters of the allocation, which the API server refuses as a change of the allocation. The resource version of the
+// update keeps what others wrote.
 func (r *StatusReporter) write(ctx context.Context, c journal.Claim) error {
 	claims := r.claims.ResourceClaims(c.Namespace)
 	object, err := claims.Get(ctx, c.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) || err == nil && object.UID != c.UID {
-		return nil // it is gone, perhaps with another in its place
+		return nil // the claim was deleted, perhaps with another one created in its place
 	}
 	if err != nil {
 		return fmt.Errorf("read claim %s/%s: %w", c.Namespace, c.Name, err)
@@ -133,8 +133,8 @@ func (r *StatusReporter) write(ctx context.Context, c journal.Claim) error {
 	return nil
 }
 
-// setDeviceStatus sets the agent's part of the claim's entry for a device: the Ready condition and the network data.
-// A device that the claim no longer has gets none.
+// setDeviceStatus sets the Ready condition and the network data of a device. A device that is not allocated to the claim any
+// more gets no entry.
 func setDeviceStatus(status *resourceapi.ResourceClaimStatus, a journal.Attachment) {
 	if !allocated(status, a.Claim) {
 		return
@@ -153,7 +153,7 @@ func setDeviceStatus(status *resourceapi.ResourceClaimStatus, a journal.Attachme
 	meta.SetStatusCondition(&entry.Conditions, ready(a))
 }
 
-// ready is the condition of a device that is attached, or that the pod lost.
+// ready returns the Ready condition of a device that is attached, or that the pod lost.
 func ready(a journal.Attachment) metav1.Condition {
 	if a.State == journal.Attached {
 		return metav1.Condition{

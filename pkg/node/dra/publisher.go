@@ -28,8 +28,7 @@ const (
 	firstRetry, slowestRetry = 500 * time.Millisecond, 30 * time.Second
 )
 
-// Publisher keeps the node's ResourceSlices equal to its pools. Nothing is written unless something changed, so a
-// restart of the agent writes nothing.
+// Publisher keeps the node's ResourceSlices equal to its pools. It writes nothing unless something changed.
 type Publisher struct {
 	Node string
 	// Pools returns the node's pools as they are now; known is false until they have been read once.
@@ -43,12 +42,11 @@ type Publisher struct {
 	published *resourceslice.DriverResources // nil at first
 }
 
-// Run publishes at once and after every change until ctx ends. What the API server does not take now is published later:
-// CNI and device plugin go on meanwhile.
+// Run publishes at once and after every change until ctx ends. It tries again while the API server refuses.
 func (p *Publisher) Run(ctx context.Context, changes <-chan struct{}) error {
 	pauses := loop.Backoff(firstRetry, slowestRetry)
 	for {
-		var pause time.Duration // 0 is until the next change
+		var pause time.Duration // 0 waits for the next change
 		if err := p.publish(ctx); err != nil && ctx.Err() == nil {
 			pause = pauses.Step()
 			p.Log.Error(err, "ResourceSlices are published later", "after", pause.String())
@@ -94,27 +92,27 @@ func (p *Publisher) publish(ctx context.Context) error {
 }
 
 const (
-	// syncDelay is how long after a foreign change the slices are put right. The kubelet deletes all slices of its node
-	// when it starts; with the library's 30 s the node would have no devices for so long.
+	// syncDelay is the time from a change by others to the repair of the slices. The library's default is 30 s, for which a
+	// node would have no devices after the start of its kubelet, which deletes all slices of the node.
 	syncDelay = time.Second
-	// parallelCreates is how many slices of a node without any are created at once.
+	// parallelCreates bounds how many slices are created at once on a node without slices.
 	parallelCreates = 8
 )
 
-// SliceWriter keeps the node's ResourceSlices in the API server as it is told. It is the library's controller, which
-// [kubeletplugin.Helper] uses as well, with two differences: it mends what the kubelet deleted at once, and on a node
-// that has no slices yet it does not wait for the controller, whose start takes a second, to create the first ones.
+// SliceWriter keeps the node's ResourceSlices in the API server by the library's controller, as [kubeletplugin.Helper] does,
+// with two differences: it repairs the slices after syncDelay, and it creates the first slices of a node without waiting for
+// the controller, whose start takes a second.
 type SliceWriter struct {
 	Client kubernetes.Interface
 	Node   string
-	// HandleError hears what goes wrong in the background; see [Driver.HandleError].
+	// HandleError is called for errors in the background; see [Driver.HandleError].
 	HandleError func(ctx context.Context, err error, msg string)
 
 	controller *resourceslice.Controller
 }
 
-// PublishResources makes the slices as they should be, now or in the background. It must not be called by several
-// goroutines at once; the context of the first call is that of the background.
+// PublishResources writes the slices, now or in the background, which ends with the context of the first call. It must not
+// be called by several goroutines at once.
 func (w *SliceWriter) PublishResources(ctx context.Context, resources resourceslice.DriverResources) error {
 	if w.controller != nil {
 		w.controller.Update(&resources)
@@ -139,10 +137,10 @@ func (w *SliceWriter) PublishResources(ctx context.Context, resources resourcesl
 	return err
 }
 
-// Stop ends the background; the slices stay.
+// Stop ends the background. The slices stay.
 func (w *SliceWriter) Stop() { w.controller.Stop() }
 
-// createFirst creates the slices of a node that has none of this driver's. The controller takes them for its own.
+// createFirst creates the slices of a node that has none of this driver. The controller adopts them.
 func (w *SliceWriter) createFirst(ctx context.Context, owner resourceslice.Owner, resources resourceslice.DriverResources) error {
 	existing, err := w.Client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{
 		FieldSelector: fields.Set{
@@ -168,7 +166,8 @@ func (w *SliceWriter) createFirst(ctx context.Context, owner resourceslice.Owner
 	return creates.Wait()
 }
 
-// firstSlice is what the library's controller would create, by name and content; any other it would replace.
+// firstSlice returns the slice that the library's controller would create; the controller replaces any that differs in name or
+// content.
 func firstSlice(owner resourceslice.Owner, poolName string, pool resourceslice.Pool, index int) *resourceapi.ResourceSlice {
 	return &resourceapi.ResourceSlice{
 		ObjectMeta: metav1.ObjectMeta{
