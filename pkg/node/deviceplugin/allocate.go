@@ -18,15 +18,15 @@ import (
 )
 
 const (
-	// allocateTimeout is the default of Manager.AllocateTimeout. The kubelet's loop that admits, ends and probes pods stands
-	// still meanwhile.
+	// allocateTimeout is the default of Manager.AllocateTimeout. An Allocate blocks the kubelet's loop that admits, ends and
+	// probes pods.
 	allocateTimeout = 2500 * time.Millisecond
-	// impatience is how long the timeout is a fifth after an Allocate waited in vain: an xPU that is away would otherwise
-	// stop the kubelet's loop once for each pod that waits for it.
+	// impatience is how long the timeout is a fifth after an Allocate timed out. Otherwise an xPU that does not answer would
+	// block the kubelet's loop for the whole timeout once for each pod that needs the xPU.
 	impatience = 10 * time.Second
 )
 
-// ProvisionsAtAllocate says whether the xPU is asked before a container starts.
+// ProvisionsAtAllocate says whether the xPU serves the pool's Functions before a container starts.
 func ProvisionsAtAllocate(p pool.Pool) bool {
 	return devicePlugin(p).ProvisionAt == v1alpha1.ProvisionAtAllocate
 }
@@ -36,7 +36,7 @@ func (s *server) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*plu
 	return &pluginapi.DevicePluginOptions{GetPreferredAllocationAvailable: true}, nil
 }
 
-// GetPreferredAllocation chooses Functions by the pool's policy. It never fails: the kubelet would fail the pod.
+// GetPreferredAllocation chooses Functions by the pool's policy. It never fails, as the kubelet would fail the pod.
 func (s *server) GetPreferredAllocation(
 	_ context.Context, r *pluginapi.PreferredAllocationRequest,
 ) (*pluginapi.PreferredAllocationResponse, error) {
@@ -51,8 +51,8 @@ func (s *server) GetPreferredAllocation(
 	return response, nil
 }
 
-// Allocate makes Functions ready for containers and returns what these get. The kubelet fails the pod with the error's
-// text. No call takes an Allocate back.
+// Allocate makes Functions ready for containers and returns what the containers get. The kubelet fails the pod with the text
+// of an error. The API has no call that undoes an Allocate.
 func (s *server) Allocate(ctx context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
 	begin := time.Now()
 	budget, metrics := &s.manager.budget, s.manager.Metrics
@@ -92,7 +92,7 @@ func (s *server) allocate(ctx context.Context, r *pluginapi.AllocateRequest) (*p
 	return response, nil
 }
 
-// allocateContainer makes Functions ready for one container. Those of a container that gets none are given up.
+// allocateContainer makes Functions ready for one container. If that fails, it gives up those that it reserved.
 func (s *server) allocateContainer(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
 	functions, p, err := s.awaitHealthy(ctx, ids)
 	if err != nil {
@@ -103,7 +103,7 @@ func (s *server) allocateContainer(ctx context.Context, ids []string) (*pluginap
 		s.log.Info("Functions allocated", "functions", firstOf(ids), "count", len(ids))
 		return one, nil
 	}
-	// Nothing is done to Functions of other pools before a container starts.
+	// For other pools, Reserve and Ready change nothing.
 	if p.Spec.SFs != nil || p.Spec.Driver != "" || ProvisionsAtAllocate(p) {
 		_ = s.each(functions, func(_ int, f function.Function) error {
 			s.manager.Allocator.GiveUp(ctx, f, p)
@@ -113,8 +113,8 @@ func (s *server) allocateContainer(ctx context.Context, ids []string) (*pluginap
 	return nil, err
 }
 
-// awaitHealthy returns the Functions and the pool as they are when all are healthy. It waits for a Function whose release
-// is pending, which the kubelet may have chosen before it was told, and fails if one has another problem.
+// awaitHealthy returns the Functions and their pool once all are healthy. It waits for pending releases, as the kubelet may
+// have chosen a Function before it knew of the release, and fails if a Function has another problem.
 func (s *server) awaitHealthy(ctx context.Context, ids []string) ([]function.Function, pool.Pool, error) {
 	for {
 		o := s.offer.Load()
@@ -122,7 +122,7 @@ func (s *server) awaitHealthy(ctx context.Context, ids []string) ([]function.Fun
 		if err != nil {
 			return nil, pool.Pool{}, err
 		}
-		pending := "" // a release to wait for
+		pending := "" // says which release to wait for
 		for _, f := range functions {
 			for _, problem := range s.manager.Problems(f) {
 				pending = fmt.Sprintf("Function %s of resource %s: %s", f.ID, s.resource, problem.Message)
@@ -154,7 +154,7 @@ func (s *server) prepare(
 	if err != nil {
 		return nil, err
 	}
-	for i, c := range contents { // if this fails, the xPU need not be asked
+	for i, c := range contents { // before the xPU is asked, as this may fail
 		if contents[i], err = contentOf(&s.manager.Nodes, c.function, p); err != nil {
 			return nil, status.Error(codes.Internal, err.Error())
 		}
@@ -177,7 +177,7 @@ func (s *server) prepare(
 	return one, nil
 }
 
-// each calls do for all Functions at once. Its error is for the kubelet.
+// each calls do for all Functions at once and returns the errors in the form that the kubelet expects.
 func (s *server) each(functions []function.Function, do func(i int, f function.Function) error) error {
 	errs := make([]error, len(functions))
 	var group sync.WaitGroup
@@ -210,23 +210,23 @@ func (s *server) deliver(contents []content) (*pluginapi.ContainerAllocateRespon
 
 // allocateBudget bounds how long an Allocate may wait. The zero value is ready for use, by several goroutines at once.
 type allocateBudget struct {
-	vainly atomic.Pointer[time.Time] // when an Allocate last waited in vain; nil after one that did not
+	timedOut atomic.Pointer[time.Time] // when an Allocate last timed out; nil after one that succeeded
 }
 
 // timeout returns how long the next Allocate may wait: usual, or a fifth of it.
 func (b *allocateBudget) timeout(usual time.Duration) time.Duration {
-	if vainly := b.vainly.Load(); vainly != nil && time.Since(*vainly) < impatience {
+	if last := b.timedOut.Load(); last != nil && time.Since(*last) < impatience {
 		return usual / 5
 	}
 	return usual
 }
 
-// ended notes how an Allocate with this context ended.
+// ended records how an Allocate with this context ended.
 func (b *allocateBudget) ended(ctx context.Context, err error) {
 	switch {
 	case err == nil:
-		b.vainly.Store(nil)
+		b.timedOut.Store(nil)
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
-		b.vainly.Store(new(time.Now()))
+		b.timedOut.Store(new(time.Now()))
 	}
 }

@@ -19,9 +19,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
-// unwatchedFor is how long a server waits for the kubelet's ListAndWatch before it opens a new endpoint. A kubelet that
-// restarts comes back by itself, but one that only lost its stream does not. The time doubles up to unwatchedAtMost while
-// the kubelet stays away.
+// unwatchedFor is how long a server waits for the kubelet's ListAndWatch before it opens a new endpoint. A kubelet that lost
+// only its stream does not begin another by itself. The time doubles up to unwatchedAtMost while the kubelet stays away.
 const unwatchedFor, unwatchedAtMost = 10 * time.Second, 10 * time.Minute
 
 // server offers one resource to the kubelet, at one endpoint at a time.
@@ -37,10 +36,10 @@ type server struct {
 
 	endpoint *endpoint // the current one; nil before the first
 	refusal  string    // why the kubelet refused the resource last, "" if it did not
-	// lostAt is when the kubelet, which has registered the endpoint but has no stream, counts as having lost it; zero while
-	// it has a stream or has not registered the endpoint.
+	// lostAt is the time from which a kubelet that has registered the endpoint but has no stream is taken to have lost the
+	// endpoint. It is zero while the kubelet has a stream or has not registered the endpoint.
 	lostAt   time.Time
-	patience time.Duration // from the loss of the stream to lostAt
+	patience time.Duration // from the end of the last stream to lostAt
 }
 
 func newServer(m *Manager, resource string, p pool.Pool) *server {
@@ -72,8 +71,8 @@ func (s *server) publish(next *offer) (before *offer) {
 	return before
 }
 
-// writeCDI lists the pool's Functions in the resource's CDI file. It leaves out a Function that a container could not
-// use: Allocate says why.
+// writeCDI lists the pool's Functions in the resource's CDI file. It leaves out Functions that a container could not use,
+// for which Allocate returns the error.
 func (s *server) writeCDI(p pool.Pool) error {
 	if s.manager.CDI == nil {
 		return nil
@@ -87,7 +86,7 @@ func (s *server) writeCDI(p pool.Pool) error {
 	return s.manager.CDI.include(s.resource, contents)
 }
 
-// streamsChanged notes whether the kubelet watches the server, after a stream began or ended and after a registration.
+// streamsChanged updates lostAt after a stream began or ended and after a registration.
 func (s *server) streamsChanged() {
 	if s.endpoint.streams > 0 {
 		s.lostAt, s.patience = time.Time{}, s.manager.unwatchedFor
@@ -97,16 +96,16 @@ func (s *server) streamsChanged() {
 	s.manager.queue.Add(s.resource)
 }
 
-// offer is what a resource has. It is immutable.
+// offer is a list of Functions for the kubelet. It is immutable.
 type offer struct {
 	pool      pool.Pool
 	functions map[string]function.Function // by the kubelet's device ID, which is [function.ID.String]
 	devices   []*pluginapi.Device          // in the order of the pool
 	unhealthy int                          // how many of the devices
-	// reasons say why devices are unhealthy, by ID. Devices that only await their release have none: that is usual, and
-	// whoever releases them logs what goes wrong.
+	// reasons say why devices are unhealthy, by ID. A device whose only problem is a pending release has none: releases are
+	// usual, and package lifecycle logs their errors.
 	reasons  map[string]string
-	replaced chan struct{} // closed when the resource has another offer
+	replaced chan struct{} // closed when the resource has a new offer
 }
 
 func newOffer(p pool.Pool, problemsOf func(function.Function) []health.Problem) *offer {
@@ -160,7 +159,7 @@ func (o *offer) find(resource string, ids []string) ([]function.Function, error)
 	return functions, nil
 }
 
-// some returns the Functions with these device IDs, without those that it does not have.
+// some returns the Functions with these device IDs, and skips unknown IDs.
 func (o *offer) some(ids []string) []function.Function {
 	functions := make([]function.Function, 0, len(ids))
 	for _, id := range ids {
@@ -179,34 +178,30 @@ func deviceIDs(functions []function.Function) []string {
 	return ids
 }
 
-// sameDevices says whether the kubelet would see no difference.
+// sameDevices says whether two lists are equal for the kubelet.
 func sameDevices(a, b []*pluginapi.Device) bool {
 	return slices.EqualFunc(a, b, func(a, b *pluginapi.Device) bool { return proto.Equal(a, b) })
 }
 
-// maxLogged is how many Functions a line of the log names.
+// maxLogged is how many Functions a log message names at most.
 const maxLogged = 8
 
-// report logs what became healthy or unhealthy, or came or went, since the offer before: one line for each reason.
+// report logs which devices have another health since the offer before, with one line for each reason, and whether devices
+// came or went.
 func (o *offer) report(before *offer, log logr.Logger) {
-	byReason := map[string][]string{}
-	var healthy []string
+	changed := map[string][]string{} // IDs by reason, which is "" for a device that is healthy again
 	for _, d := range o.devices {
-		reason, was := o.reasons[d.ID], before.reasons[d.ID]
-		switch {
-		case reason == was:
-		case reason == "":
-			healthy = append(healthy, d.ID)
-		default:
-			byReason[reason] = append(byReason[reason], d.ID)
+		if reason := o.reasons[d.ID]; reason != before.reasons[d.ID] {
+			changed[reason] = append(changed[reason], d.ID)
 		}
 	}
-	for _, reason := range slices.Sorted(maps.Keys(byReason)) {
-		ids := byReason[reason]
-		log.Info("Functions are unhealthy", "count", len(ids), "functions", firstOf(ids), "reason", reason)
-	}
-	if len(healthy) > 0 {
-		log.Info("Functions are healthy again", "count", len(healthy), "functions", firstOf(healthy))
+	for _, reason := range slices.Sorted(maps.Keys(changed)) {
+		ids := changed[reason]
+		if reason == "" {
+			log.Info("Functions are healthy again", "count", len(ids), "functions", firstOf(ids))
+		} else {
+			log.Info("Functions are unhealthy", "count", len(ids), "functions", firstOf(ids), "reason", reason)
+		}
 	}
 	if len(o.devices) != len(before.devices) {
 		log.Info("Functions came or went", "before", len(before.devices), "now", len(o.devices))

@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	// sweepEvery is the period of sweeps. The kubelet does not tell when a pod is gone.
+	// sweepEvery is the period of sweeps. The kubelet does not report the end of pods.
 	sweepEvery = 5 * time.Minute
 	// askTimeout bounds how long the kubelet may take to say what pods have.
 	askTimeout = 10 * time.Second
@@ -50,7 +50,7 @@ func (m *Manager) sweep(ctx context.Context) {
 	}
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
-	infoFiles, cdiDevices := map[string]bool{}, map[string]bool{} // those that are needed
+	infoFiles, cdiDevices := map[string]bool{}, map[string]bool{} // the names that are needed
 	for text, a := range assigned {
 		if id, err := function.ParseID(text); err == nil {
 			infoFiles[deviceInfoName(a.Resource, id)] = true
@@ -95,8 +95,8 @@ func removeDeviceInfo(dir string, resources []string, needed map[string]bool) er
 	return errors.Join(errs...)
 }
 
-// ours says whether a file, finished or not, is of one of the resources or has the project's own prefix. Another plugin's
-// resource may have a name that begins with the name of one of ours, so an address must follow.
+// ours says whether a file, finished or not, has the project's own prefix or belongs to one of the resources. The name of a
+// resource must be followed by an address: the resource of another plugin may have a longer name that begins with it.
 func ours(name string, resources []string) bool {
 	name, isInfo := strings.CutSuffix(strings.TrimPrefix(name, "."), deviceInfoSuffix)
 	if !isInfo {

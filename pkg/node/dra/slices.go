@@ -96,30 +96,30 @@ func device(p pool.Pool, f function.Function, problems []health.Problem) resourc
 	d := resourceapi.Device{
 		Name: f.ID.DeviceName(),
 		Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
-			AttributeKind:     {StringValue: new(string(f.Kind))},
-			AttributePool:     {StringValue: new(p.Name)},
-			AttributePF:       {StringValue: new(string(f.PF))},
-			AttributeIndex:    {IntValue: new(int64(f.Index))},
-			AttributeVendor:   {StringValue: new(f.Vendor)},
-			AttributeDevice:   {StringValue: new(f.Device)},
-			AttributeMultusID: {StringValue: new(f.ID.String())},
-			deviceattribute.StandardDeviceAttributePCIBusID: {StringValue: new(string(f.ID.Address))},
+			AttributeIndex: {IntValue: new(int64(f.Index))},
 		},
-	}
-	// Unknown values are left out: devices without a PCIe root or NUMA node must not match each other by it.
-	for name, value := range map[resourceapi.QualifiedName]string{
-		AttributeMultusName: v1alpha1.GroupName + "/" + p.Name,
-		AttributePFName:     f.PFName,
-		deviceattribute.StandardDeviceAttributePCIeRoot: f.PCIeRoot,
-	} {
-		// The API refuses a slice with a longer value. Multus does not find the devices of a DevicePool with such a name.
-		if value != "" && len(value) <= resourceapi.DeviceAttributeMaxValueLength {
-			d.Attributes[name] = resourceapi.DeviceAttribute{StringValue: new(value)}
-		}
 	}
 	if f.NUMANode >= 0 {
 		numa := resourceapi.DeviceAttribute{IntValue: new(int64(f.NUMANode))}
 		d.Attributes[deviceattribute.StandardDeviceAttributeNUMANode] = numa
+	}
+	for name, value := range map[resourceapi.QualifiedName]string{
+		AttributeKind:       string(f.Kind),
+		AttributePool:       p.Name,
+		AttributePF:         string(f.PF),
+		AttributePFName:     f.PFName,
+		AttributeVendor:     f.Vendor,
+		AttributeDevice:     f.Device,
+		AttributeMultusID:   f.ID.String(),
+		AttributeMultusName: v1alpha1.GroupName + "/" + p.Name,
+		deviceattribute.StandardDeviceAttributePCIBusID: string(f.ID.Address),
+		deviceattribute.StandardDeviceAttributePCIeRoot: f.PCIeRoot,
+	} {
+		// Unknown values are left out: devices without a PCIe root or PF name must not match each other by it. The API refuses
+		// a slice with a longer value; Multus does not find the devices of a DevicePool with such a name.
+		if value != "" && len(value) <= resourceapi.DeviceAttributeMaxValueLength {
+			d.Attributes[name] = resourceapi.DeviceAttribute{StringValue: new(value)}
+		}
 	}
 	if p.Spec.Provision == v1alpha1.ProvisionBeforeBind {
 		d.BindingConditions = []string{v1alpha1.ConditionProvisioned}
