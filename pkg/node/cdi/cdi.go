@@ -1,4 +1,4 @@
-// Package cdi writes files of the Container Device Interface, from which a runtime learns what a container gets of a device.
+// Package cdi writes files of the Container Device Interface, which tell a runtime what a container gets of a device.
 package cdi
 
 import (
@@ -16,7 +16,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// Dir is a directory that the runtime reads: "/var/run/cdi". It does not lock: one goroutine at a time may write a file.
+// Dir is a directory that the runtime reads, "/var/run/cdi". Only one goroutine at a time may write a file.
 type Dir struct {
 	path  string
 	cache *cdi.Cache
@@ -53,7 +53,7 @@ func removeUnfinished(path string) error {
 	return nil
 }
 
-// Files returns the devices of a kind, "vendor/class", by file name, as they were when the directory was opened.
+// Files returns the devices of a kind, "vendor/class", by file name, as of the opening of the directory.
 func (d *Dir) Files(kind string) map[string][]specs.Device {
 	vendor, class := parser.ParseQualifier(kind)
 	files := map[string][]specs.Device{}

@@ -24,8 +24,8 @@ type content struct {
 	devnode.Set
 }
 
-// contentOf looks up what a container gets of a Function of the pool, in the form of sriov-network-device-plugin. It fails
-// if the container could not use the Function.
+// contentOf returns what a container gets of a Function of the pool, in the format of sriov-network-device-plugin. It fails if
+// the container could not use the Function.
 func contentOf(nodes *devnode.Finder, f function.Function, p pool.Pool) (content, error) {
 	set, err := nodes.Of(f, devnode.Wish{
 		Driver: string(p.Spec.Driver), Options: p.Options(f), VhostNet: devicePlugin(p).NeedVhostNet,
@@ -43,9 +43,9 @@ func contentOf(nodes *devnode.Finder, f function.Function, p pool.Pool) (content
 	return content{function: f, Set: set}, nil
 }
 
-// writeDeviceInfo atomically replaces a Function's device-info file in dir, from which Multus learns what a device ID
-// stands for; a Function that the specification cannot describe has none. The file stays as long as a pod has the Function,
-// whether this process runs or not. Nothing is synced: the directory is in memory.
+// writeDeviceInfo atomically replaces a Function's device-info file in dir, in which Multus looks up a device ID. It writes
+// none for a Function that the specification cannot describe. The file stays as long as a pod has the Function, whether this
+// process runs or not. Nothing is synced, as the directory is in memory.
 func writeDeviceInfo(dir, resource string, c content) error {
 	_, asVDPA := c.Info["vdpa"]
 	info := deviceinfo.Of(c.function, asVDPA)
@@ -119,7 +119,7 @@ func response(resource string, contents []content, byCDI bool) (*pluginapi.Conta
 }
 
 // environmentName is the name of the variable with the Functions' IDs: "PCIDEVICE_INTEL_COM_DPDK-1" for "intel.com/dpdk-1".
-// Programs expect the hyphen, although no shell accepts it.
+// Programs expect the hyphen, although shells do not accept it.
 func environmentName(resource string) string {
 	return "PCIDEVICE_" + strings.ToUpper(strings.NewReplacer("/", "_", ".", "_").Replace(resource))
 }

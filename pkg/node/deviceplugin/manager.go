@@ -147,7 +147,7 @@ func (m *Manager) followPools(ctx context.Context, changes <-chan struct{}) {
 func (m *Manager) update(ctx context.Context, pools []pool.Pool) {
 	wanted := map[string]pool.Pool{}
 	for _, p := range pools {
-		// A pool with an error is empty, and may claim the resource of a pool without.
+		// A pool with an error is empty. It may name the resource of a pool without an error, which has priority.
 		other, claimed := wanted[p.ResourceName()]
 		if p.Spec.Publish == v1alpha1.PublishDevicePlugin && (!claimed || other.Err != nil) {
 			wanted[p.ResourceName()] = p
@@ -165,7 +165,7 @@ func (m *Manager) update(ctx context.Context, pools []pool.Pool) {
 		}
 	}
 	for resource, s := range m.servers {
-		if _, offered := wanted[resource]; !offered {
+		if _, stays := wanted[resource]; !stays {
 			m.retire(ctx, s)
 		}
 	}
@@ -202,7 +202,7 @@ func (m *Manager) followSockets(ctx context.Context, sockets *watchdir.Dir) {
 	}
 }
 
-// watchSockets makes and watches the directory of the sockets, which somebody may have removed.
+// watchSockets creates the directory of the sockets, if it was removed, and watches it.
 func (m *Manager) watchSockets(sockets *watchdir.Dir) error {
 	if err := os.MkdirAll(m.socketDir(), 0o750); err != nil {
 		return err

@@ -37,7 +37,7 @@ func prefer(policy v1alpha1.PreferredAllocation, available, must []function.Func
 		byAddress := slices.Sorted(maps.Keys(c.free)) // of PFs that are equally good, the first is chosen
 		pf := slices.MinFunc(byAddress, func(a, b pci.Address) int {
 			if policy == v1alpha1.PreferSpread {
-				return c.spread(a, b)
+				return cmp.Or(cmp.Compare(c.taken[a], c.taken[b]), cmp.Compare(len(c.free[b]), len(c.free[a])))
 			}
 			return c.pack(a, b, size-len(c.chosen))
 		})
@@ -49,7 +49,7 @@ func prefer(policy v1alpha1.PreferredAllocation, available, must []function.Func
 	return c.chosen
 }
 
-// choice is what was chosen so far, where that is, and what is left to choose from.
+// choice has the Functions that are chosen so far, their places, and the Functions that are left.
 type choice struct {
 	chosen []function.Function
 	free   map[pci.Address][]function.Function // by PF, sorted by index; a PF without free Functions is absent
@@ -81,9 +81,4 @@ func (c *choice) pack(a, b pci.Address, wanted int) int {
 		cmp.Compare(c.nodes[ofB[0].NUMANode], c.nodes[ofA[0].NUMANode]),
 		cmp.Compare(len(ofA), len(ofB)),
 	)
-}
-
-// spread compares two PFs: the one with the fewest chosen Functions comes first, then the one with the most free ones.
-func (c *choice) spread(a, b pci.Address) int {
-	return cmp.Or(cmp.Compare(c.taken[a], c.taken[b]), cmp.Compare(len(c.free[b]), len(c.free[a])))
 }

@@ -110,11 +110,7 @@ type offer struct {
 
 func newOffer(p pool.Pool, problemsOf func(function.Function) []health.Problem) *offer {
 	o := &offer{
-		pool:      p,
-		functions: make(map[string]function.Function, len(p.Functions)),
-		devices:   make([]*pluginapi.Device, 0, len(p.Functions)),
-		reasons:   map[string]string{},
-		replaced:  make(chan struct{}),
+		pool: p, functions: map[string]function.Function{}, reasons: map[string]string{}, replaced: make(chan struct{}),
 	}
 	for _, f := range p.Functions {
 		id := f.ID.String()
@@ -124,7 +120,11 @@ func newOffer(p pool.Pool, problemsOf func(function.Function) []health.Problem) 
 			device.Health = pluginapi.Unhealthy
 			o.unhealthy++
 			if len(problems) > 1 || problems[0].Taint != v1alpha1.TaintReleasePending {
-				o.reasons[id] = joinMessages(problems)
+				var messages []string
+				for _, problem := range problems {
+					messages = append(messages, problem.Message)
+				}
+				o.reasons[id] = strings.Join(messages, "; ")
 			}
 		}
 		if f.NUMANode >= 0 && !devicePlugin(p).ExcludeTopology {
@@ -133,14 +133,6 @@ func newOffer(p pool.Pool, problemsOf func(function.Function) []health.Problem) 
 		o.devices = append(o.devices, device)
 	}
 	return o
-}
-
-func joinMessages(problems []health.Problem) string {
-	messages := make([]string, 0, len(problems))
-	for _, problem := range problems {
-		messages = append(messages, problem.Message)
-	}
-	return strings.Join(messages, "; ")
 }
 
 // find returns the Functions with these device IDs, in this order. Its error is for the kubelet.

@@ -16,6 +16,11 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
+// namespaceDir is the directory in a container at which the runtime mounts the network namespace that a Function is attached
+// to, by the name of the device. No container uses the mount: it keeps containers of a later sandbox from starting without the
+// Function. If the pod gets a new sandbox while the agent is away, the file of the old namespace is gone and the mount fails.
+const namespaceDir = "/run/" + v1alpha1.GroupName + "/netns"
+
 // cdiFile returns the name of the claim's file.
 func cdiFile(uid types.UID) string { return v1alpha1.GroupName + "-" + string(uid) + ".yaml" }
 
@@ -81,7 +86,11 @@ func (d *Driver) writeCDI(uid types.UID) error {
 			Name: claim.CDIDeviceName(uid, c.attachment.Claim.Device),
 			ContainerEdits: specs.ContainerEdits{
 				Env:         environment(d.suffix(c.attachment), byRequest[c.attachment.Claim.Request]),
-				DeviceNodes: c.Nodes, Mounts: mounts(c.attachment),
+				DeviceNodes: c.Nodes,
+				Mounts: []*specs.Mount{{
+					HostPath: c.attachment.Place.NetNS, ContainerPath: namespaceDir + "/" + c.attachment.Claim.Device,
+					Options: []string{"bind", "ro", "nosuid", "nodev", "noexec"},
+				}},
 			},
 		})
 	}
@@ -146,17 +155,4 @@ func (d *Driver) suffix(a journal.Attachment) string {
 // of an environment variable: "blue/vf" is "BLUE_VF".
 func environmentName(request string) string {
 	return strings.ToUpper(strings.NewReplacer("-", "_", "/", "_", ".", "_").Replace(request))
-}
-
-// namespaceDir has the network namespace of a container as a file, by the name of the device.
-const namespaceDir = "/run/" + v1alpha1.GroupName + "/netns"
-
-// mounts has the runtime mount the network namespace that the Function is attached to. No container uses the mount: it keeps
-// containers of a later sandbox from starting without the Function. If the pod gets a new sandbox while the agent is away,
-// the file of the old namespace is gone and the mount fails.
-func mounts(a journal.Attachment) []*specs.Mount {
-	return []*specs.Mount{{
-		HostPath: a.Place.NetNS, ContainerPath: namespaceDir + "/" + a.Claim.Device,
-		Options: []string{"bind", "ro", "nosuid", "nodev", "noexec"},
-	}}
 }

@@ -1,5 +1,5 @@
-// Package podresources asks the kubelet which pods have which Functions. Only the kubelet knows: it gives extended
-// resources to containers by itself, and does not tell when it takes them back.
+// Package podresources asks the kubelet which pods have which Functions. Only the kubelet knows: it allocates extended
+// resources to containers by itself, and does not report when it takes them back.
 package podresources
 
 import (
@@ -44,7 +44,7 @@ func (a Assignment) String() string {
 	return fmt.Sprintf("%s (container %s)", pod, cmp.Or(a.Container, "unknown"))
 }
 
-// Self names the agent's own pod; it is empty where the agent does not run in one.
+// Self names the agent's own pod. It is empty if the agent does not run in a pod.
 type Self struct{ Namespace, Name string }
 
 // Client asks the kubelet, and keeps its last list for callers that cannot wait. Its methods may be called by several
@@ -72,8 +72,8 @@ func NewClient(kubeletDir string, self Self, log logr.Logger) *Client {
 }
 
 // Assigned returns what pods may have now, by [function.ID.String]: what the kubelet lists, and what only its checkpoint
-// has. The list never has init containers; the checkpoint may still have a pod that is gone. No pod has a Function that
-// is missing. Of several resources that gave away the same Function, the result has the one that sorts first.
+// has. The list never has init containers, and the checkpoint may still have a pod that is gone. No pod has a Function that
+// is not in the result. If several resources gave away a Function, the result has the resource that sorts first.
 func (c *Client) Assigned(ctx context.Context) (map[string]Assignment, error) {
 	listed, err := c.list(ctx)
 	if err != nil {
@@ -150,7 +150,7 @@ func (c *Client) Has(id function.ID, resource string) bool {
 	return slices.ContainsFunc((*c.last.Load())[id], func(a Assignment) bool { return a.Resource == resource })
 }
 
-// list returns what the kubelet lists. A Function may have been given away several times.
+// list returns the Functions that the kubelet lists. A Function may have been given away several times.
 func (c *Client) list(ctx context.Context) (map[function.ID][]Assignment, error) {
 	pods, err := c.ask(ctx)
 	if err != nil {
@@ -166,7 +166,8 @@ func (c *Client) list(ctx context.Context) (map[function.ID][]Assignment, error)
 	return functions(pods), nil
 }
 
-// ask uses a new connection for each call, which fails at once if the kubelet is away and has no backoff after a restart.
+// ask lists the pods' devices. It uses a new connection for each call, which fails at once if the kubelet does not run, and
+// has no backoff after a restart of the kubelet.
 func (c *Client) ask(ctx context.Context) ([]*podresourcesapi.PodResources, error) {
 	connection, err := grpc.NewClient("unix:"+c.socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)))
@@ -184,7 +185,7 @@ func functions(pods []*podresourcesapi.PodResources) map[function.ID][]Assignmen
 	found := map[function.ID][]Assignment{}
 	for _, pod := range pods {
 		for _, container := range pod.GetContainers() {
-			// Devices that are no Functions have IDs and names that cannot be parsed.
+			// The IDs and names of devices that are not Functions cannot be parsed.
 			add := func(id function.ID, parseErr error, resource string) {
 				isSame := func(a Assignment) bool {
 					return a.Resource == resource && a.Namespace == pod.GetNamespace() && a.Pod == pod.GetName()
