@@ -43,10 +43,9 @@ func (s *server) GetPreferredAllocation(
 	o := s.offer.Load()
 	response := &pluginapi.PreferredAllocationResponse{}
 	for _, c := range r.ContainerRequests {
-		chosen := prefer(devicePlugin(o.pool).PreferredAllocation,
-			o.some(c.AvailableDeviceIDs), o.some(c.MustIncludeDeviceIDs), int(c.AllocationSize))
-		response.ContainerResponses = append(response.ContainerResponses,
-			&pluginapi.ContainerPreferredAllocationResponse{DeviceIDs: deviceIDs(chosen)})
+		response.ContainerResponses = append(response.ContainerResponses, &pluginapi.ContainerPreferredAllocationResponse{
+			DeviceIDs: o.prefer(c.AvailableDeviceIDs, c.MustIncludeDeviceIDs, int(c.AllocationSize)),
+		})
 	}
 	return response, nil
 }

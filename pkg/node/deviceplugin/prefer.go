@@ -10,21 +10,20 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
-// prefer chooses size Functions: all of must, then the best of available, which may have those of must too. It chooses
-// fewer only if there are not enough. The result does not depend on the order of available.
-func prefer(policy v1alpha1.PreferredAllocation, available, must []function.Function, size int) []function.Function {
+// prefer chooses size Functions by the pool's policy: all of must, then the best of available, which may include those of must.
+// It chooses fewer only if there are not enough. Functions are device IDs; unknown ones are skipped. The result does not
+// depend on the order of available.
+func (o *offer) prefer(available, must []string, size int) []string {
 	c := &choice{
 		free: map[pci.Address][]function.Function{}, taken: map[pci.Address]int{}, roots: map[string]int{}, nodes: map[int]int{},
 	}
-	included := map[function.ID]bool{}
-	for _, f := range must {
-		if !included[f.ID] {
-			included[f.ID] = true
+	for _, id := range must {
+		if f, known := o.functions[id]; known && !slices.Contains(c.chosen, id) {
 			c.take(f)
 		}
 	}
-	for _, f := range available {
-		if !included[f.ID] {
+	for _, id := range available {
+		if f, known := o.functions[id]; known && !slices.Contains(must, id) {
 			c.free[f.PF] = append(c.free[f.PF], f)
 		}
 	}
@@ -36,7 +35,7 @@ func prefer(policy v1alpha1.PreferredAllocation, available, must []function.Func
 	for len(c.chosen) < size && len(c.free) > 0 {
 		byAddress := slices.Sorted(maps.Keys(c.free)) // of PFs that are equally good, the first is chosen
 		pf := slices.MinFunc(byAddress, func(a, b pci.Address) int {
-			if policy == v1alpha1.PreferSpread {
+			if devicePlugin(o.pool).PreferredAllocation == v1alpha1.PreferSpread {
 				return cmp.Or(cmp.Compare(c.taken[a], c.taken[b]), cmp.Compare(len(c.free[b]), len(c.free[a])))
 			}
 			return c.pack(a, b, size-len(c.chosen))
@@ -51,7 +50,7 @@ func prefer(policy v1alpha1.PreferredAllocation, available, must []function.Func
 
 // choice has the Functions that are chosen so far, their places, and the Functions that are left.
 type choice struct {
-	chosen []function.Function
+	chosen []string                            // device IDs
 	free   map[pci.Address][]function.Function // by PF, sorted by index; a PF without free Functions is absent
 	taken  map[pci.Address]int                 // how many of each PF are chosen
 	roots  map[string]int                      // 1 for each PCIe root that has one of the chosen
@@ -59,7 +58,7 @@ type choice struct {
 }
 
 func (c *choice) take(f function.Function) {
-	c.chosen = append(c.chosen, f)
+	c.chosen = append(c.chosen, f.ID.String())
 	c.taken[f.PF]++
 	if f.PCIeRoot != "" {
 		c.roots[f.PCIeRoot] = 1

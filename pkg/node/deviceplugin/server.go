@@ -151,25 +151,6 @@ func (o *offer) find(resource string, ids []string) ([]function.Function, error)
 	return functions, nil
 }
 
-// some returns the Functions with these device IDs, and skips unknown IDs.
-func (o *offer) some(ids []string) []function.Function {
-	functions := make([]function.Function, 0, len(ids))
-	for _, id := range ids {
-		if f, ok := o.functions[id]; ok {
-			functions = append(functions, f)
-		}
-	}
-	return functions
-}
-
-func deviceIDs(functions []function.Function) []string {
-	ids := make([]string, len(functions))
-	for i, f := range functions {
-		ids[i] = f.ID.String()
-	}
-	return ids
-}
-
 // sameDevices says whether two lists are equal for the kubelet.
 func sameDevices(a, b []*pluginapi.Device) bool {
 	return slices.EqualFunc(a, b, func(a, b *pluginapi.Device) bool { return proto.Equal(a, b) })
