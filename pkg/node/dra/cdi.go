@@ -44,12 +44,10 @@ func (d *Driver) Withdraw(a journal.Attachment) error {
 // cannot be written does not stop it.
 func (d *Driver) Recover(all []journal.Attachment) {
 	for _, a := range all {
-		outdated := a.State == journal.Lost || a.State == journal.Attached && !d.CDI.Has(cdiFile(a.Claim.UID))
-		if a.Claim.UID == "" || !outdated {
-			continue
-		}
-		if err := d.writeCDI(a.Claim.UID); err != nil {
-			d.Log.Error(err, "Containers of the claim cannot start", "claim", klog.KRef(a.Claim.Namespace, a.Claim.Name))
+		if a.State == journal.Lost || a.State == journal.Attached && !d.CDI.Has(cdiFile(a.Claim.UID)) {
+			if err := d.writeCDI(a.Claim.UID); err != nil {
+				d.Log.Error(err, "Containers of the claim cannot start", "claim", klog.KRef(a.Claim.Namespace, a.Claim.Name))
+			}
 		}
 	}
 }
@@ -60,7 +58,8 @@ type content struct {
 	devnode.Set
 }
 
-// writeCDI writes the claim's file, with a CDI device for each Function that is attached. It removes a file without devices.
+// writeCDI writes the claim's file, with a CDI device for each Function that is attached. It removes a file without devices,
+// and does nothing for a Function without a claim.
 func (d *Driver) writeCDI(uid types.UID) error {
 	if uid == "" {
 		return nil
