@@ -150,33 +150,27 @@ func (c *Client) Has(id function.ID, resource string) bool {
 	return slices.ContainsFunc((*c.last.Load())[id], func(a Assignment) bool { return a.Resource == resource })
 }
 
-// list returns the Functions that the kubelet lists. A Function may have been given away several times.
+// list returns the Functions that the kubelet lists. A Function may have been given away several times. Each call uses a new
+// connection, which fails at once if the kubelet does not run, and has no backoff after a restart of the kubelet.
 func (c *Client) list(ctx context.Context) (map[function.ID][]Assignment, error) {
-	pods, err := c.ask(ctx)
+	connection, err := grpc.NewClient("unix:"+c.socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)))
+	if err != nil {
+		return nil, fmt.Errorf("kubelet at %s: list of pods' devices: %w", c.socket, err)
+	}
+	defer connection.Close()
+	response, err := podresourcesapi.NewPodResourcesListerClient(connection).List(ctx, &podresourcesapi.ListPodResourcesRequest{})
 	if err != nil {
 		return nil, fmt.Errorf("kubelet at %s: list of pods' devices: %w", c.socket, err)
 	}
 	isSelf := func(p *podresourcesapi.PodResources) bool {
 		return p.GetNamespace() == c.self.Namespace && p.GetName() == c.self.Name
 	}
-	if c.self.Name != "" && !slices.ContainsFunc(pods, isSelf) {
+	if c.self.Name != "" && !slices.ContainsFunc(response.GetPodResources(), isSelf) {
 		return nil, fmt.Errorf("kubelet at %s: list of pods' devices: lacks this agent's own pod %s/%s: "+
 			"the kubelet has not heard yet which pods there are", c.socket, c.self.Namespace, c.self.Name)
 	}
-	return functions(pods), nil
-}
-
-// ask lists the pods' devices. It uses a new connection for each call, which fails at once if the kubelet does not run, and
-// has no backoff after a restart of the kubelet.
-func (c *Client) ask(ctx context.Context) ([]*podresourcesapi.PodResources, error) {
-	connection, err := grpc.NewClient("unix:"+c.socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)))
-	if err != nil {
-		return nil, err
-	}
-	defer connection.Close()
-	response, err := podresourcesapi.NewPodResourcesListerClient(connection).List(ctx, &podresourcesapi.ListPodResourcesRequest{})
-	return response.GetPodResources(), err
+	return functions(response.GetPodResources()), nil
 }
 
 // functions finds the Functions among the devices of pods, with one assignment for each pod and resource: containers of a
