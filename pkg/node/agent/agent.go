@@ -40,7 +40,8 @@ func Run(ctx context.Context, config Config, registry *prometheus.Registry, log 
 		return err
 	}
 	defer a.engine.Close()
-	a.kubelet = podresources.NewClient(config.KubeletDir, podresources.Self{Namespace: config.Namespace, Name: config.PodName})
+	self := podresources.Self{Namespace: config.Namespace, Name: config.PodName}
+	a.kubelet = podresources.NewClient(config.KubeletDir, self, log.WithName("kubelet"))
 	if err := a.assemble(ctx); err != nil {
 		return err
 	}

@@ -165,11 +165,10 @@ func (a *agent) release(context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	pods := podresources.NewTracker(a.kubelet, a.log.WithName("kubelet"))
-	a.conflicts = &conflicts{tracker: a.tracker, pods: pods, changed: a.outputs.Notify, times: a.config.times}
+	a.conflicts = &conflicts{tracker: a.tracker, pods: a.kubelet, changed: a.outputs.Notify, times: a.config.times}
 	users := &users{reporter: a.reporter, recorder: a.recorder, node: a.config.NodeName}
 	a.lifecycle = lifecycle.New(a.journal, a.engine, a.inventory, lifecycle.Options{
-		BootID: a.bootID, Setup: a.setup, Hooks: a.hooks, Kubelet: pods, Claims: a.claims, Devices: a.devices,
+		BootID: a.bootID, Setup: a.setup, Hooks: a.hooks, Kubelet: a.kubelet, Claims: a.claims, Devices: a.devices,
 		Announce: a.engine.Announce, Seen: a.inventory.Get,
 		Serve: ports{find: a.inventory.Get, provisioner: a.provisioner, claims: a.claimServed}.Serve,
 		Lost:  users.Lost, Back: users.Back,

@@ -125,9 +125,10 @@ func (c *clustered) attach() error {
 		RuntimeConnected: c.nri.AwaitConnected,
 		PodGoing:         dra.API{Client: c.clientset}.Going,
 		CDI:              cdi,
-		HealthReporter: &dra.HealthReporter{
-			Node: c.config.NodeName, Pools: c.tracker, Health: c.checker, Changes: c.outputs.Subscribe,
-		},
+		Node:             c.config.NodeName,
+		Pools:            c.tracker.Pools,
+		Health:           c.checker,
+		Changes:          c.outputs.Subscribe,
 		Metrics:          c.metrics,
 		Log:              c.log.WithName("dra"),
 		ProvisionTimeout: c.config.ProvisionTimeout,
@@ -161,8 +162,8 @@ func (c *clustered) serve(ctx context.Context) error {
 	slices := &dra.SliceWriter{Client: c.clientset, Node: c.config.NodeName, HandleError: c.driver.HandleError}
 	defer slices.Stop()
 	publisher := &dra.Publisher{
-		Node: c.config.NodeName, Pools: c.tracker, Health: c.checker, Slices: slices, Metrics: c.metrics,
-		Log: c.log.WithName("publish"),
+		Node: c.config.NodeName, Pools: c.tracker.Pools, Health: c.checker, Publish: slices.PublishResources,
+		Metrics: c.metrics, Log: c.log.WithName("publish"),
 	}
 	leftovers := &dra.Leftovers{
 		DriverDir: data, CDIDir: c.config.CDIDir, Claims: c.journal.All, Log: c.log.WithName("dra"),

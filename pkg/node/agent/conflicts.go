@@ -31,7 +31,7 @@ const (
 type conflicts struct {
 	lifecycle *lifecycle.Manager
 	tracker   *pool.Tracker
-	pods      *podresources.Tracker
+	pods      *podresources.Client
 	// changed is called when a Function may have become free for its pool, or not.
 	changed func()
 	times   times

@@ -58,13 +58,12 @@ func newUses(
 		t.Fatal(err)
 	}
 	t.Cleanup(kubelet.Stop)
-	client := podresources.NewClient(dir, podresources.Self{})
 	tracker := pool.NewTracker(declared(publish), declared(publish), nil, testr.New(t))
 	ctx, stop := context.WithCancel(t.Context())
 	if err := tracker.Run(ctx, nil, stop); err != nil {
 		t.Fatal(err)
 	}
-	pods := podresources.NewTracker(client, logr.Discard())
+	pods := podresources.NewClient(dir, podresources.Self{}, logr.Discard())
 	u = &conflicts{tracker: tracker, pods: pods, changed: func() {}}
 	manager = lifecycle.New(records, nil, nil, lifecycle.Options{Kubelet: pods, Taken: u.taken}, testr.New(t))
 	u.lifecycle = manager

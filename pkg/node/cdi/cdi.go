@@ -1,4 +1,4 @@
-// Package cdi writes files of the Container Device Interface, from which a runtime learns what a container gets of a device.
+// Package cdi writes files of the Container Device Interface, which tell a runtime what a container gets of a device.
 package cdi
 
 import (
@@ -14,10 +14,9 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
 )
 
-// Dir is a directory that the runtime reads: "/var/run/cdi". It does not lock: one goroutine at a time may write a file.
+// Dir is a directory that the runtime reads, "/var/run/cdi". Only one goroutine at a time may write a file.
 type Dir struct {
 	path  string
 	cache *cdi.Cache
@@ -54,7 +53,7 @@ func removeUnfinished(path string) error {
 	return nil
 }
 
-// Files returns the devices of a kind, "vendor/class", by file name, as they were when the directory was opened.
+// Files returns the devices of a kind, "vendor/class", by file name, as of the opening of the directory.
 func (d *Dir) Files(kind string) map[string][]specs.Device {
 	vendor, class := parser.ParseQualifier(kind)
 	files := map[string][]specs.Device{}
@@ -80,10 +79,10 @@ func (d *Dir) Write(file, kind string, devices []specs.Device) error {
 	}
 	spec := &specs.Spec{Kind: kind, Devices: devices}
 	var err error
-	if spec.Version, err = specs.MinimumRequiredVersion(spec); err != nil { // the oldest, for old runtimes
-		return fmt.Errorf("CDI file %s: %w", file, err)
+	if spec.Version, err = specs.MinimumRequiredVersion(spec); err == nil { // the oldest, for old runtimes
+		err = d.cache.WriteSpec(spec, file)
 	}
-	if err := d.cache.WriteSpec(spec, file); err != nil {
+	if err != nil {
 		return fmt.Errorf("CDI file %s: %w", file, err)
 	}
 	return nil
@@ -95,13 +94,4 @@ func (d *Dir) Remove(file string) error {
 		return fmt.Errorf("CDI file %s: %w", file, err)
 	}
 	return nil
-}
-
-// Nodes converts device nodes to CDI's type.
-func Nodes(nodes []devnode.Node) []*specs.DeviceNode {
-	var out []*specs.DeviceNode
-	for _, n := range nodes {
-		out = append(out, &specs.DeviceNode{Path: n.Container, HostPath: n.Host, Permissions: n.Permissions})
-	}
-	return out
 }

@@ -10,7 +10,6 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/node/cdi"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
@@ -32,7 +31,7 @@ func TestFiles(t *testing.T) {
 	d, err := cdi.Open(path)
 	must.Succeed(t, err)
 	devices := []specs.Device{{Name: "a", ContainerEdits: specs.ContainerEdits{
-		DeviceNodes: cdi.Nodes([]devnode.Node{{Host: "/dev/vfio/noiommu-1", Container: "/dev/vfio/1", Permissions: "rw"}}),
+		DeviceNodes: []*specs.DeviceNode{{HostPath: "/dev/vfio/noiommu-1", Path: "/dev/vfio/1", Permissions: "rw"}},
 	}}}
 	must.Succeed(t, d.Write("xpu.opiproject.org-1.yaml", kind, devices))
 	must.Succeed(t, d.Write("xpu.opiproject.org-2.yaml", "xpu.opiproject.org/other", devices))

@@ -36,7 +36,7 @@ type VDPA struct {
 	PFAddress string `json:"pf-pci-address,omitempty"`
 }
 
-// Of describes a Function. It is nil for an SF without a vDPA device, which the specification cannot describe: the SF has
+// Of describes a Function. It returns nil for an SF without a vDPA device: the specification has no form for an SF, which has
 // the PCI address of its PF. asVDPA says whether the pod gets the Function's vDPA device.
 func Of(f function.Function, asVDPA bool) *Info {
 	address, pfAddress := string(f.ID.Address), ""

@@ -18,15 +18,15 @@ import (
 )
 
 const (
-	// allocateTimeout is the default of Manager.AllocateTimeout. The kubelet's loop that admits, ends and probes pods stands
-	// still meanwhile.
+	// allocateTimeout is the default of Manager.AllocateTimeout. An Allocate blocks the kubelet's loop that admits, ends and
+	// probes pods.
 	allocateTimeout = 2500 * time.Millisecond
-	// impatience is how long the timeout is a fifth after an Allocate waited in vain: an xPU that is away would otherwise
-	// stop the kubelet's loop once for each pod that waits for it.
+	// impatience is how long the timeout is a fifth after an Allocate timed out. Otherwise an xPU that does not answer would
+	// block the kubelet's loop for the whole timeout once for each pod that needs the xPU.
 	impatience = 10 * time.Second
 )
 
-// ProvisionsAtAllocate says whether the xPU is asked before a container starts.
+// ProvisionsAtAllocate says whether the xPU serves the pool's Functions before a container starts.
 func ProvisionsAtAllocate(p pool.Pool) bool {
 	return devicePlugin(p).ProvisionAt == v1alpha1.ProvisionAtAllocate
 }
@@ -36,23 +36,22 @@ func (s *server) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*plu
 	return &pluginapi.DevicePluginOptions{GetPreferredAllocationAvailable: true}, nil
 }
 
-// GetPreferredAllocation chooses Functions by the pool's policy. It never fails: the kubelet would fail the pod.
+// GetPreferredAllocation chooses Functions by the pool's policy. It never fails, as the kubelet would fail the pod.
 func (s *server) GetPreferredAllocation(
 	_ context.Context, r *pluginapi.PreferredAllocationRequest,
 ) (*pluginapi.PreferredAllocationResponse, error) {
 	o := s.offer.Load()
 	response := &pluginapi.PreferredAllocationResponse{}
 	for _, c := range r.ContainerRequests {
-		chosen := prefer(devicePlugin(o.pool).PreferredAllocation,
-			o.some(c.AvailableDeviceIDs), o.some(c.MustIncludeDeviceIDs), int(c.AllocationSize))
-		response.ContainerResponses = append(response.ContainerResponses,
-			&pluginapi.ContainerPreferredAllocationResponse{DeviceIDs: deviceIDs(chosen)})
+		response.ContainerResponses = append(response.ContainerResponses, &pluginapi.ContainerPreferredAllocationResponse{
+			DeviceIDs: o.prefer(c.AvailableDeviceIDs, c.MustIncludeDeviceIDs, int(c.AllocationSize)),
+		})
 	}
 	return response, nil
 }
 
-// Allocate makes Functions ready for containers and returns what these get. The kubelet fails the pod with the error's
-// text. No call takes an Allocate back.
+// Allocate makes Functions ready for containers and returns what the containers get. The kubelet fails the pod with the text
+// of an error. The API has no call that undoes an Allocate.
 func (s *server) Allocate(ctx context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
 	begin := time.Now()
 	budget, metrics := &s.manager.budget, s.manager.Metrics
@@ -92,28 +91,29 @@ func (s *server) allocate(ctx context.Context, r *pluginapi.AllocateRequest) (*p
 	return response, nil
 }
 
+// allocateContainer makes Functions ready for one container. If that fails, it gives up those that it reserved.
 func (s *server) allocateContainer(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
 	functions, p, err := s.awaitHealthy(ctx, ids)
 	if err != nil {
 		return nil, err
 	}
 	one, err := s.prepare(ctx, functions, p)
-	if err != nil {
-		// Nothing is done to Functions of other pools before a container starts.
-		if p.Spec.SFs != nil || p.Spec.Driver != "" || ProvisionsAtAllocate(p) {
-			_ = s.each(functions, func(_ int, f function.Function) error {
-				s.manager.Allocator.GiveUp(ctx, f, p)
-				return nil
-			})
-		}
-		return nil, err
+	if err == nil {
+		s.log.Info("Functions allocated", "functions", firstOf(ids), "count", len(ids))
+		return one, nil
 	}
-	s.log.Info("Functions allocated", "functions", firstOf(ids), "count", len(ids))
-	return one, nil
+	// For other pools, Reserve and Ready change nothing.
+	if p.Spec.SFs != nil || p.Spec.Driver != "" || ProvisionsAtAllocate(p) {
+		_ = s.each(functions, func(_ int, f function.Function) error {
+			s.manager.Allocator.GiveUp(ctx, f, p)
+			return nil
+		})
+	}
+	return nil, err
 }
 
-// awaitHealthy returns the Functions and the pool as they are when all are healthy. It waits for a Function whose release
-// is pending, which the kubelet may have chosen before it was told, and fails if one has another problem.
+// awaitHealthy returns the Functions and their pool once all are healthy. It waits for pending releases, as the kubelet may
+// have chosen a Function before it knew of the release, and fails if a Function has another problem.
 func (s *server) awaitHealthy(ctx context.Context, ids []string) ([]function.Function, pool.Pool, error) {
 	for {
 		o := s.offer.Load()
@@ -121,9 +121,17 @@ func (s *server) awaitHealthy(ctx context.Context, ids []string) ([]function.Fun
 		if err != nil {
 			return nil, pool.Pool{}, err
 		}
-		pending, err := s.pending(functions)
-		if err != nil || pending == "" {
-			return functions, o.pool, err
+		pending := "" // says which release to wait for
+		for _, f := range functions {
+			for _, problem := range s.manager.Problems(f) {
+				pending = fmt.Sprintf("Function %s of resource %s: %s", f.ID, s.resource, problem.Message)
+				if problem.Taint != v1alpha1.TaintReleasePending {
+					return nil, pool.Pool{}, status.Error(codes.FailedPrecondition, pending)
+				}
+			}
+		}
+		if pending == "" {
+			return functions, o.pool, nil
 		}
 		select {
 		case <-ctx.Done():
@@ -131,20 +139,6 @@ func (s *server) awaitHealthy(ctx context.Context, ids []string) ([]function.Fun
 		case <-o.replaced:
 		}
 	}
-}
-
-// pending says which release to wait for, "" if all Functions are healthy. An error says what else is wrong with one.
-func (s *server) pending(functions []function.Function) (string, error) {
-	pending := ""
-	for _, f := range functions {
-		for _, problem := range s.manager.Problems(f) {
-			pending = fmt.Sprintf("Function %s of resource %s: %s", f.ID, s.resource, problem.Message)
-			if problem.Taint != v1alpha1.TaintReleasePending {
-				return "", status.Error(codes.FailedPrecondition, pending)
-			}
-		}
-	}
-	return pending, nil
 }
 
 // prepare reserves the Functions, has the xPU serve them where the pool wants that, and delivers what the container gets.
@@ -159,7 +153,7 @@ func (s *server) prepare(
 	if err != nil {
 		return nil, err
 	}
-	for i, c := range contents { // if this fails, the xPU need not be asked
+	for i, c := range contents { // before the xPU is asked, as this may fail
 		if contents[i], err = contentOf(&s.manager.Nodes, c.function, p); err != nil {
 			return nil, status.Error(codes.Internal, err.Error())
 		}
@@ -182,7 +176,7 @@ func (s *server) prepare(
 	return one, nil
 }
 
-// each calls do for all Functions at once. Its error is for the kubelet.
+// each calls do for all Functions at once and returns the errors in the form that the kubelet expects.
 func (s *server) each(functions []function.Function, do func(i int, f function.Function) error) error {
 	errs := make([]error, len(functions))
 	var group sync.WaitGroup
@@ -204,7 +198,7 @@ func (s *server) each(functions []function.Function, do func(i int, f function.F
 func (s *server) deliver(contents []content) (*pluginapi.ContainerAllocateResponse, error) {
 	for _, c := range contents {
 		if err := writeDeviceInfo(s.manager.DeviceInfoDir, s.resource, c); err != nil {
-			return nil, err
+			return nil, fmt.Errorf("device-info file of Function %s: %w", c.function.ID, err)
 		}
 	}
 	if err := s.manager.CDI.include(s.resource, contents); err != nil {
@@ -215,23 +209,23 @@ func (s *server) deliver(contents []content) (*pluginapi.ContainerAllocateRespon
 
 // allocateBudget bounds how long an Allocate may wait. The zero value is ready for use, by several goroutines at once.
 type allocateBudget struct {
-	vainly atomic.Pointer[time.Time] // when an Allocate last waited in vain; nil after one that did not
+	timedOut atomic.Pointer[time.Time] // when an Allocate last timed out; nil after one that succeeded
 }
 
 // timeout returns how long the next Allocate may wait: usual, or a fifth of it.
 func (b *allocateBudget) timeout(usual time.Duration) time.Duration {
-	if vainly := b.vainly.Load(); vainly != nil && time.Since(*vainly) < impatience {
+	if last := b.timedOut.Load(); last != nil && time.Since(*last) < impatience {
 		return usual / 5
 	}
 	return usual
 }
 
-// ended notes how an Allocate with this context ended.
+// ended records how an Allocate with this context ended.
 func (b *allocateBudget) ended(ctx context.Context, err error) {
 	switch {
 	case err == nil:
-		b.vainly.Store(nil)
+		b.timedOut.Store(nil)
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
-		b.vainly.Store(new(time.Now()))
+		b.timedOut.Store(new(time.Now()))
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync"
 
-	"tags.cncf.io/container-device-interface/pkg/parser"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -23,16 +22,16 @@ const (
 	cdiKind  = v1alpha1.GroupName + "/" + cdiClass
 )
 
-// CDI writes the files from which the runtime learns containers' device nodes, one for each resource. A file lists all
-// Functions of the resource that have nodes, allocated or not: after a reboot the directory is empty, and containers are
-// made again without an Allocate. A Function stays listed until neither the resource nor a pod has it, whether this
-// process runs or not. The methods are safe for concurrent use; those of a nil CDI do nothing.
+// CDI writes one file for each resource, from which the runtime learns containers' device nodes. A file lists all Functions of
+// the resource that have nodes, allocated or not: after a reboot the directory is empty, and the kubelet creates containers
+// again without an Allocate. A Function stays listed until neither the resource nor a pod has it, whether this process runs
+// or not. The methods are safe for concurrent use; those of a nil CDI do nothing.
 type CDI struct {
 	dir *cdi.Dir
 
 	mutex    sync.Mutex
 	files    map[string][]specs.Device // the content of files, by file name; devices are sorted by name
-	unneeded map[string]bool           // names of devices that nobody needed at the last prune
+	unneeded map[string]bool           // names of devices that were not needed at the last prune
 }
 
 // NewCDI reads and writes the files in dir, "/var/run/cdi".
@@ -58,7 +57,7 @@ func (c *CDI) include(resource string, contents []content) error {
 	for _, one := range contents {
 		name := cdiDeviceName(resource, one.function.ID)
 		if delete(devices, name); len(one.Nodes) > 0 {
-			devices[name] = specs.Device{Name: name, ContainerEdits: specs.ContainerEdits{DeviceNodes: cdi.Nodes(one.Nodes)}}
+			devices[name] = specs.Device{Name: name, ContainerEdits: specs.ContainerEdits{DeviceNodes: one.Nodes}}
 		}
 	}
 	return c.replace(cdiFile(resource), slices.SortedFunc(maps.Values(devices), func(a, b specs.Device) int {
@@ -66,7 +65,7 @@ func (c *CDI) include(resource string, contents []content) error {
 	}))
 }
 
-// prune removes devices that are needed neither now nor at the last call. The kubelet assigns a Function to a pod only
+// prune removes devices that are needed neither now nor were at the last call: the kubelet assigns a Function to a pod only
 // after the Allocate that listed it.
 func (c *CDI) prune(needed map[string]bool) error {
 	if c == nil {
@@ -109,8 +108,4 @@ func cdiFile(resource string) string {
 // cdiDeviceName contains the resource: a Function may move to another pool while a pod still has it, and be listed twice.
 func cdiDeviceName(resource string, id function.ID) string {
 	return strings.ReplaceAll(resource, "/", "_") + "_" + id.DeviceName()
-}
-
-func cdiDeviceID(resource string, id function.ID) string {
-	return parser.QualifiedName(v1alpha1.GroupName, cdiClass, cdiDeviceName(resource, id))
 }

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
+	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	ocispec "github.com/opencontainers/runtime-spec/specs-go"
 
@@ -45,7 +46,7 @@ func nullFunction(index int) function.Function {
 
 // nullNodes are the device nodes of a Function that has one, which every machine has.
 func nullNodes() devnode.Set {
-	return devnode.Set{Nodes: []devnode.Node{{Host: "/dev/null", Container: "/dev/null", Permissions: "rw"}}}
+	return devnode.Set{Nodes: []*specs.DeviceNode{{HostPath: "/dev/null", Path: "/dev/null", Permissions: "rw"}}}
 }
 
 func TestAllocateByCDI(t *testing.T) {

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
 	"strings"
 
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -11,6 +13,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceinfo"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
@@ -21,12 +24,11 @@ type content struct {
 	devnode.Set
 }
 
-// contentOf looks up what a container gets of a Function of the pool, in the form of sriov-network-device-plugin. It fails
-// if the container could not use the Function.
+// contentOf returns what a container gets of a Function of the pool, in the format of sriov-network-device-plugin. It fails if
+// the container could not use the Function.
 func contentOf(nodes *devnode.Finder, f function.Function, p pool.Pool) (content, error) {
-	options := p.Options(f)
 	set, err := nodes.Of(f, devnode.Wish{
-		Driver: string(p.Spec.Driver), RDMA: options.RDMA, VDPA: options.VDPA != "", VhostNet: devicePlugin(p).NeedVhostNet,
+		Driver: string(p.Spec.Driver), Options: p.Options(f), VhostNet: devicePlugin(p).NeedVhostNet,
 	})
 	if err != nil {
 		return content{}, fmt.Errorf("Function %s: %w", f.ID, err)
@@ -40,6 +42,45 @@ func contentOf(nodes *devnode.Finder, f function.Function, p pool.Pool) (content
 	}
 	return content{function: f, Set: set}, nil
 }
+
+// writeDeviceInfo atomically replaces a Function's device-info file in dir, in which Multus looks up a device ID. It writes
+// none for a Function that the specification cannot describe. The file stays as long as a pod has the Function, whether this
+// process runs or not. Nothing is synced, as the directory is in memory.
+func writeDeviceInfo(dir, resource string, c content) error {
+	_, asVDPA := c.Info["vdpa"]
+	info := deviceinfo.Of(c.function, asVDPA)
+	if info == nil {
+		return nil
+	}
+	if info.PCI != nil {
+		info.PCI.VhostNet = c.Info["vhost"]["net-mount"]
+		if _, ok := c.Info["rdma"]; ok {
+			info.PCI.RDMA = strings.Join(c.function.RDMADevices, ",")
+		}
+	}
+	text, err := json.Marshal(info)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	name := deviceInfoName(resource, c.function.ID)
+	temporary := filepath.Join(dir, "."+name)
+	if err := os.WriteFile(temporary, text, 0o644); err != nil {
+		return err
+	}
+	return os.Rename(temporary, filepath.Join(dir, name))
+}
+
+const deviceInfoSuffix = "-device.json"
+
+// deviceInfoName is the file name that readers expect.
+func deviceInfoName(resource string, id function.ID) string {
+	return deviceInfoPrefix(resource) + strings.ReplaceAll(id.String(), "/", "-") + deviceInfoSuffix
+}
+
+func deviceInfoPrefix(resource string) string { return strings.ReplaceAll(resource, "/", "-") + "-" }
 
 // devicePlugin returns spec.devicePlugin of the pool.
 func devicePlugin(p pool.Pool) v1alpha1.DevicePluginSpec {
@@ -57,13 +98,14 @@ func response(resource string, contents []content, byCDI bool) (*pluginapi.Conta
 		ids = append(ids, id)
 		info[id] = c.Info
 		if byCDI && len(c.Nodes) > 0 {
-			out.CdiDevices = append(out.CdiDevices, &pluginapi.CDIDevice{Name: cdiDeviceID(resource, c.function.ID)})
+			name := cdiKind + "=" + cdiDeviceName(resource, c.function.ID)
+			out.CdiDevices = append(out.CdiDevices, &pluginapi.CDIDevice{Name: name})
 		}
 		for _, n := range c.Nodes {
-			if !byCDI && !seen[n.Host] {
-				seen[n.Host] = true
+			if !byCDI && !seen[n.HostPath] {
+				seen[n.HostPath] = true
 				out.Devices = append(out.Devices,
-					&pluginapi.DeviceSpec{HostPath: n.Host, ContainerPath: n.Container, Permissions: n.Permissions})
+					&pluginapi.DeviceSpec{HostPath: n.HostPath, ContainerPath: n.Path, Permissions: n.Permissions})
 			}
 		}
 	}
@@ -77,7 +119,7 @@ func response(resource string, contents []content, byCDI bool) (*pluginapi.Conta
 }
 
 // environmentName is the name of the variable with the Functions' IDs: "PCIDEVICE_INTEL_COM_DPDK-1" for "intel.com/dpdk-1".
-// Programs expect the hyphen, although no shell accepts it.
+// Programs expect the hyphen, although shells do not accept it.
 func environmentName(resource string) string {
 	return "PCIDEVICE_" + strings.ToUpper(strings.NewReplacer("/", "_", ".", "_").Replace(resource))
 }

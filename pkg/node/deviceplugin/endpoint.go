@@ -3,10 +3,10 @@ package deviceplugin
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
@@ -27,10 +27,10 @@ const (
 	// socketName is the name of a socket: "xpu-dp-fast-5a1c09e2.sock", with at most 20 bytes of the resource, as the kernel
 	// allows 107 bytes for the whole path. Every socket has a new name: the kubelet refuses an endpoint at a path that it
 	// knows, and forgets a path only some time after the socket is gone. socketPattern matches all names.
-	socketName, socketPattern = "xpu-dp-%.20s-%x.sock", "xpu-dp-*.sock"
+	socketName, socketPattern = "xpu-dp-%.20s-%08x.sock", "xpu-dp-*.sock"
 )
 
-// unusual matches what does not belong in the name of a socket.
+// unusual matches characters that are replaced in the name of a socket.
 var unusual = regexp.MustCompile(`[^a-zA-Z0-9_]+`)
 
 // endpoint answers the kubelet at one socket.
@@ -41,14 +41,24 @@ type endpoint struct {
 	path    string
 	grpc    *grpc.Server
 	streams int           // of ListAndWatch; guarded by the manager's mutex
-	ending  chan struct{} // closed when streams shall end
+	ending  chan struct{} // closed when streams must end
 }
 
-// openEndpoint serves at a new socket.
+// openEndpoint serves at a new socket, which only root may use.
 func openEndpoint(s *server) (*endpoint, error) {
-	listener, path, err := listen(s.manager.socketDir(), s.resource)
-	if err != nil {
+	dir := s.manager.socketDir()
+	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return nil, err
+	}
+	label := unusual.ReplaceAllString(filepath.Base(s.resource), "-")
+	path := filepath.Join(dir, fmt.Sprintf(socketName, label, rand.Uint32()))
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("socket %s: %w", path, err)
+	}
+	if err := os.Chmod(path, 0o600); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		listener.Close()
+		return nil, fmt.Errorf("socket %s: %w", path, err)
 	}
 	e := &endpoint{server: s, path: path, grpc: grpc.NewServer(), ending: make(chan struct{})}
 	pluginapi.RegisterDevicePluginServer(e.grpc, e)
@@ -61,8 +71,8 @@ func openEndpoint(s *server) (*endpoint, error) {
 	return e, nil
 }
 
-// close ends the endpoint and removes its socket. Streams end after the last offer is sent; other calls in flight have
-// until patience is over. It is called once.
+// close ends the endpoint and removes its socket. Streams end after the last offer is sent. Other calls in flight are ended
+// after patience. It must be called once.
 func (e *endpoint) close(patience time.Duration) {
 	close(e.ending)
 	over := time.AfterFunc(patience, e.grpc.Stop)
@@ -70,15 +80,15 @@ func (e *endpoint) close(patience time.Duration) {
 	e.grpc.GracefulStop()
 }
 
-// GetInfo tells the kubelet, which found the socket, what it is.
+// GetInfo tells the kubelet, which found the socket, the resource and the version of the API.
 func (e *endpoint) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
 	return &registerapi.PluginInfo{
 		Type: registerapi.DevicePlugin, Name: e.resource, Endpoint: e.path, SupportedVersions: []string{pluginapi.Version},
 	}, nil
 }
 
-// NotifyRegistrationStatus takes the kubelet's word on whether it registered the resource. After a refusal the kubelet
-// tries again by itself with growing pauses, as long as the socket is there.
+// NotifyRegistrationStatus is called by the kubelet when it registered the resource or refused to. After a refusal the
+// kubelet tries again by itself with growing pauses, as long as the socket exists.
 func (e *endpoint) NotifyRegistrationStatus(
 	_ context.Context, r *registerapi.RegistrationStatus,
 ) (*registerapi.RegistrationStatusResponse, error) {
@@ -124,7 +134,7 @@ func (e *endpoint) ListAndWatch(
 		case <-stream.Context().Done():
 			return stream.Context().Err()
 		case <-e.ending:
-			ending = true // but the last offer may not be sent yet
+			ending = true // after the last offer, which may not be sent yet
 		case <-next.replaced:
 		}
 	}
@@ -140,27 +150,8 @@ func (e *endpoint) countStream(change int) {
 	}
 }
 
-// listen makes a socket in the directory for a server of the resource. Only root may use it.
-func listen(dir, resource string) (net.Listener, string, error) {
-	if err := os.MkdirAll(dir, 0o750); err != nil {
-		return nil, "", err
-	}
-	var number [4]byte
-	rand.Read(number[:])
-	label := unusual.ReplaceAllString(filepath.Base(resource), "-")
-	path := filepath.Join(dir, fmt.Sprintf(socketName, label, number))
-	listener, err := net.Listen("unix", path)
-	if err != nil {
-		return nil, "", fmt.Errorf("socket %s: %w", path, err)
-	}
-	if err := os.Chmod(path, 0o600); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		listener.Close()
-		return nil, "", fmt.Errorf("socket %s: %w", path, err)
-	}
-	return listener, path, nil
-}
-
-// removeStaleSockets removes sockets of a killed process. Where somebody listens is another agent that is about to end.
+// removeStaleSockets removes the sockets of a killed process. A socket that is served belongs to another agent that is about
+// to end.
 func removeStaleSockets(dir string, log logr.Logger) {
 	paths, _ := filepath.Glob(filepath.Join(dir, socketPattern))
 	for _, path := range paths {

@@ -1,8 +1,8 @@
 // Package deviceplugin offers the Functions of pools with publish: DevicePlugin to the kubelet as extended resources,
 // through its device plugin API (v1beta1). Each resource has a server.
 //
-// Pools or health change: the [Manager] starts, updates and retires servers, and each [server] publishes an [offer] that
-// ListAndWatch sends to the kubelet. The kubelet may have lost a server: the resource goes into a queue, and the server
+// When pools or health change, the [Manager] starts, updates and retires servers, and each [server] publishes an [offer],
+// which ListAndWatch sends to the kubelet. When the kubelet may have lost a server, the resource is queued, and the server
 // opens a new [endpoint], which the kubelet finds and registers.
 package deviceplugin
 
@@ -36,7 +36,7 @@ const (
 	settle = 50 * time.Millisecond
 	// firstRetry and lastRetry bound the pauses between attempts to open a socket. Each pause is twice the last.
 	firstRetry, lastRetry = 100 * time.Millisecond, 30 * time.Second
-	// stopTimeout is how long the kubelet has to read a resource's last list, and how long calls in flight have to end.
+	// stopTimeout is the time for the kubelet to read the last list of a resource, and for calls in flight to end.
 	stopTimeout = time.Second
 )
 
@@ -48,7 +48,7 @@ type Allocator interface {
 	Reserve(ctx context.Context, f function.Function, p pool.Pool) (function.Function, error)
 	// Ready returns once the xPU serves a reserved Function of a pool with provisionAt: Allocate.
 	Ready(ctx context.Context, f function.Function, p pool.Pool) error
-	// GiveUp undoes both for a Function that no container gets. What cannot be undone now is undone later.
+	// GiveUp undoes Reserve and Ready for a Function that no container gets. What cannot be undone now is undone later.
 	GiveUp(ctx context.Context, f function.Function, p pool.Pool)
 }
 
@@ -63,36 +63,35 @@ type Manager struct {
 	Allocator Allocator
 	// Nodes looks up the device nodes that containers get.
 	Nodes devnode.Finder
-	// DeviceInfoDir is the directory of device plugins' device-info files, "/var/run/k8s.cni.cncf.io/devinfo/dp". It need
-	// not exist.
+	// DeviceInfoDir is the directory of device-info files, "/var/run/k8s.cni.cncf.io/devinfo/dp". It need not exist.
 	DeviceInfoDir string
-	// CDI gives containers their device nodes. Without it they get them from the kubelet.
+	// CDI gives containers their device nodes. Without it containers get them from the kubelet.
 	CDI *CDI
-	// Assigned returns what pods have, by [function.ID.String]. Files of Functions that nobody has are removed. Without it
-	// they stay until the node is rebooted.
+	// Assigned returns what pods have, by [function.ID.String]. The files of Functions that no pod has are removed. Without
+	// Assigned they stay until the node is rebooted.
 	Assigned func(ctx context.Context) (map[string]podresources.Assignment, error)
 	// AllocateTimeout bounds how long one Allocate waits for Functions that are being released or provisioned, 0 for 2.5 s.
-	// The kubelet starts and ends no other pod meanwhile. For 10 s after a wait in vain it is a fifth.
+	// The kubelet starts and ends no other pod meanwhile. The time is a fifth for 10 s after an Allocate that timed out.
 	AllocateTimeout time.Duration
 	Metrics         *Metrics
 	Log             logr.Logger
 
-	unwatchedFor time.Duration // 0 for the constant of this name
+	unwatchedFor time.Duration // 0 for the constant unwatchedFor
 
 	budget allocateBudget
-	// queue has the resources whose server the kubelet may have lost, and retries their pauses after errors.
+	// queue has the resources whose server the kubelet may have lost. retries has the pauses after errors.
 	queue     workqueue.TypedDelayingInterface[string]
 	retries   workqueue.TypedRateLimiter[string]
 	endpoints sync.WaitGroup // the goroutines that serve and close endpoints
 
 	mutex   sync.Mutex
 	servers map[string]*server // by resource
-	// resources are all that have or had a server: pods may still have Functions of a resource that is gone.
+	// resources are all resources that have or had a server. Pods may still have Functions of a resource without one.
 	resources sets.Set[string]
 }
 
-// Run serves the pools, and looks at them again after every value from changes, which says that pools or health may have
-// changed. It ends with ctx. An error means that it could not begin.
+// Run serves the pools until ctx ends. It reads them again after every value from changes, which says that pools or health
+// may have changed. An error means that it could not begin.
 func (m *Manager) Run(ctx context.Context, changes <-chan struct{}) error {
 	m.reset()
 	defer m.queue.ShutDown()
@@ -148,7 +147,7 @@ func (m *Manager) followPools(ctx context.Context, changes <-chan struct{}) {
 func (m *Manager) update(ctx context.Context, pools []pool.Pool) {
 	wanted := map[string]pool.Pool{}
 	for _, p := range pools {
-		// A pool with an error is empty, and may claim the resource of a pool without.
+		// A pool with an error is empty. It may name the resource of a pool without an error, which has priority.
 		other, claimed := wanted[p.ResourceName()]
 		if p.Spec.Publish == v1alpha1.PublishDevicePlugin && (!claimed || other.Err != nil) {
 			wanted[p.ResourceName()] = p
@@ -166,7 +165,7 @@ func (m *Manager) update(ctx context.Context, pools []pool.Pool) {
 		}
 	}
 	for resource, s := range m.servers {
-		if _, offered := wanted[resource]; !offered {
+		if _, stays := wanted[resource]; !stays {
 			m.retire(ctx, s)
 		}
 	}
@@ -203,7 +202,7 @@ func (m *Manager) followSockets(ctx context.Context, sockets *watchdir.Dir) {
 	}
 }
 
-// watchSockets makes and watches the directory of the sockets, which somebody may have removed.
+// watchSockets creates the directory of the sockets, if it was removed, and watches it.
 func (m *Manager) watchSockets(sockets *watchdir.Dir) error {
 	if err := os.MkdirAll(m.socketDir(), 0o750); err != nil {
 		return err
@@ -239,7 +238,8 @@ func (m *Manager) keepRegistered(ctx context.Context) {
 	}
 }
 
-// register makes sure that the kubelet can find the resource's server. The kubelet then registers it by itself.
+// register makes sure that the kubelet can find the resource's server, which it then registers by itself: it opens a new
+// endpoint if there is none, its socket is gone, or the kubelet lost it.
 func (m *Manager) register(resource string) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
@@ -247,16 +247,31 @@ func (m *Manager) register(resource string) {
 	if !runs {
 		return
 	}
-	again, err := s.ensureEndpoint()
-	if err != nil {
-		again = m.retries.When(resource)
-		m.Metrics.registrations.WithLabelValues(resource, "error").Inc()
-		s.log.Error(err, "Not registered with the kubelet", "retry", again.String())
-	} else {
+	old, left := s.endpoint, time.Until(s.lostAt)
+	lost := !s.lostAt.IsZero() && left <= 0
+	if old != nil && exists(old.path) && !lost {
 		m.retries.Forget(resource)
+		if left > 0 {
+			m.queue.AddAfter(resource, left)
+		}
+		return
 	}
-	if again > 0 {
-		m.queue.AddAfter(resource, again)
+	next, err := openEndpoint(s)
+	if err != nil {
+		pause := m.retries.When(resource)
+		m.Metrics.registrations.WithLabelValues(resource, "error").Inc()
+		s.log.Error(err, "Not registered with the kubelet", "retry", pause.String())
+		m.queue.AddAfter(resource, pause)
+		return
+	}
+	m.retries.Forget(resource)
+	s.endpoint, s.lostAt = next, time.Time{}
+	if lost {
+		s.patience = min(2*s.patience, unwatchedAtMost)
+	}
+	if old != nil {
+		// The kubelet moves to the new endpoint. Calls in flight at the old one are still answered.
+		m.endpoints.Go(func() { old.close(m.AllocateTimeout) })
 	}
 }
 

@@ -2,6 +2,7 @@ package deviceplugin
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -9,69 +10,55 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
-// prefer chooses size Functions: all of must, then the best of available, which may have those of must too. It chooses
-// fewer only if there are not enough. The result does not depend on the order of available.
-func prefer(policy v1alpha1.PreferredAllocation, available, must []function.Function, size int) []function.Function {
-	c := &choice{taken: map[pci.Address]int{}, roots: map[string]int{}, nodes: map[int]int{}}
-	included := map[function.ID]bool{}
-	for _, f := range must {
-		if !included[f.ID] {
-			included[f.ID] = true
+// prefer chooses size Functions by the pool's policy: all of must, then the best of available, which may include those of must.
+// It chooses fewer only if there are not enough. Functions are device IDs; unknown ones are skipped. The result does not
+// depend on the order of available.
+func (o *offer) prefer(available, must []string, size int) []string {
+	c := &choice{
+		free: map[pci.Address][]function.Function{}, taken: map[pci.Address]int{}, roots: map[string]int{}, nodes: map[int]int{},
+	}
+	for _, id := range must {
+		if f, known := o.functions[id]; known && !slices.Contains(c.chosen, id) {
 			c.take(f)
 		}
 	}
-	groups := byPF(available, included)
-	for len(c.chosen) < size && len(groups) > 0 {
-		best := slices.MinFunc(groups, func(a, b *group) int {
-			if policy == v1alpha1.PreferSpread {
-				return c.spread(a, b)
+	for _, id := range available {
+		if f, known := o.functions[id]; known && !slices.Contains(must, id) {
+			c.free[f.PF] = append(c.free[f.PF], f)
+		}
+	}
+	for _, functions := range c.free {
+		slices.SortFunc(functions, func(a, b function.Function) int {
+			return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.ID.String(), b.ID.String()))
+		})
+	}
+	for len(c.chosen) < size && len(c.free) > 0 {
+		byAddress := slices.Sorted(maps.Keys(c.free)) // of PFs that are equally good, the first is chosen
+		pf := slices.MinFunc(byAddress, func(a, b pci.Address) int {
+			if devicePlugin(o.pool).PreferredAllocation == v1alpha1.PreferSpread {
+				return cmp.Or(cmp.Compare(c.taken[a], c.taken[b]), cmp.Compare(len(c.free[b]), len(c.free[a])))
 			}
 			return c.pack(a, b, size-len(c.chosen))
 		})
-		c.take(best.free[0])
-		if best.free = best.free[1:]; len(best.free) == 0 {
-			groups = slices.DeleteFunc(groups, func(g *group) bool { return g == best })
+		c.take(c.free[pf][0])
+		if c.free[pf] = c.free[pf][1:]; len(c.free[pf]) == 0 {
+			delete(c.free, pf)
 		}
 	}
 	return c.chosen
 }
 
-// group has the free Functions of one PF, sorted by their index.
-type group struct {
-	pf   pci.Address
-	root string
-	node int // NUMA node, -1 if unknown
-	free []function.Function
-}
-
-// byPF groups the available Functions that are not included yet, sorted by the PF's address.
-func byPF(available []function.Function, included map[function.ID]bool) []*group {
-	sorted := slices.SortedFunc(slices.Values(available), func(a, b function.Function) int {
-		return cmp.Or(cmp.Compare(a.PF, b.PF), cmp.Compare(a.Index, b.Index), cmp.Compare(a.ID.String(), b.ID.String()))
-	})
-	var groups []*group
-	for _, f := range sorted {
-		switch last := len(groups) - 1; {
-		case included[f.ID]:
-		case last >= 0 && groups[last].pf == f.PF:
-			groups[last].free = append(groups[last].free, f)
-		default:
-			groups = append(groups, &group{pf: f.PF, root: f.PCIeRoot, node: f.NUMANode, free: []function.Function{f}})
-		}
-	}
-	return groups
-}
-
-// choice is what was chosen so far, and where that is.
+// choice has the Functions that are chosen so far, their places, and the Functions that are left.
 type choice struct {
-	chosen []function.Function
-	taken  map[pci.Address]int // how many of each PF
-	roots  map[string]int      // 1 for each PCIe root that has one of them
-	nodes  map[int]int         // 1 for each NUMA node that has one of them
+	chosen []string                            // device IDs
+	free   map[pci.Address][]function.Function // by PF, sorted by index; a PF without free Functions is absent
+	taken  map[pci.Address]int                 // how many of each PF are chosen
+	roots  map[string]int                      // 1 for each PCIe root that has one of the chosen
+	nodes  map[int]int                         // 1 for each NUMA node that has one of the chosen
 }
 
 func (c *choice) take(f function.Function) {
-	c.chosen = append(c.chosen, f)
+	c.chosen = append(c.chosen, f.ID.String())
 	c.taken[f.PF]++
 	if f.PCIeRoot != "" {
 		c.roots[f.PCIeRoot] = 1
@@ -84,17 +71,13 @@ func (c *choice) take(f function.Function) {
 // pack compares two PFs for the next Function; wanted is how many are still to be chosen. To use few PFs, a PF that is in
 // use comes first, then the one that lacks least of wanted, then the one nearest to what was chosen. To leave room for
 // large requests, the one with the fewest free Functions is next.
-func (c *choice) pack(a, b *group, wanted int) int {
+func (c *choice) pack(a, b pci.Address, wanted int) int {
+	ofA, ofB := c.free[a], c.free[b]
 	return cmp.Or(
-		cmp.Compare(min(c.taken[b.pf], 1), min(c.taken[a.pf], 1)),
-		cmp.Compare(max(wanted-len(a.free), 0), max(wanted-len(b.free), 0)),
-		cmp.Compare(c.roots[b.root], c.roots[a.root]),
-		cmp.Compare(c.nodes[b.node], c.nodes[a.node]),
-		cmp.Compare(len(a.free), len(b.free)),
+		cmp.Compare(min(c.taken[b], 1), min(c.taken[a], 1)),
+		cmp.Compare(max(wanted-len(ofA), 0), max(wanted-len(ofB), 0)),
+		cmp.Compare(c.roots[ofB[0].PCIeRoot], c.roots[ofA[0].PCIeRoot]),
+		cmp.Compare(c.nodes[ofB[0].NUMANode], c.nodes[ofA[0].NUMANode]),
+		cmp.Compare(len(ofA), len(ofB)),
 	)
-}
-
-// spread compares two PFs: the one with the fewest chosen Functions comes first, then the one with the most free ones.
-func (c *choice) spread(a, b *group) int {
-	return cmp.Or(cmp.Compare(c.taken[a.pf], c.taken[b.pf]), cmp.Compare(len(b.free), len(a.free)))
 }

@@ -44,10 +44,20 @@ func vfs(text string) []function.Function {
 	return functions
 }
 
-// words is "3b:0 3b:1 5e:0".
-func words(functions []function.Function) string {
-	var out []string
+// deviceIDs are the Functions' IDs for the kubelet.
+func deviceIDs(functions []function.Function) []string {
+	var ids []string
 	for _, f := range functions {
+		ids = append(ids, f.ID.String())
+	}
+	return ids
+}
+
+// words is "3b:0 3b:1 5e:0".
+func (o *offer) words(ids []string) string {
+	var out []string
+	for _, id := range ids {
+		f := o.functions[id]
 		out = append(out, fmt.Sprintf("%s:%d", strings.Split(string(f.PF), ":")[1], f.Index))
 	}
 	return strings.Join(out, " ")
@@ -86,9 +96,12 @@ func TestPrefer(t *testing.T) {
 		{"spread: too few", spread, "3b:0 5e:0", "", 3, "3b:0 5e:0"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			available := vfs(test.available)
+			available, must := deviceIDs(vfs(test.available)), deviceIDs(vfs(test.must))
+			p := poolOf("fast", append(vfs(test.available), vfs(test.must)...)...)
+			p.Spec.DevicePlugin.PreferredAllocation = test.policy
+			o := newOffer(p, (&node{}).Problems)
 			for range 5 { // the kubelet's order is no order
-				got := words(prefer(test.policy, available, vfs(test.must), test.size))
+				got := o.words(o.prefer(available, must, test.size))
 				if got != test.want {
 					t.Errorf("prefer = %q, want %q", got, test.want)
 				}

@@ -1,18 +1,26 @@
 package deviceplugin
 
 import (
+	"maps"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
-// unwatchedFor is how long a server waits for the kubelet's ListAndWatch before it opens a new endpoint. A kubelet that
-// restarts comes back by itself, but one that only lost its stream does not. The time doubles up to unwatchedAtMost while
-// the kubelet stays away.
+// unwatchedFor is how long a server waits for the kubelet's ListAndWatch before it opens a new endpoint. A kubelet that lost
+// only its stream does not begin another by itself. The time doubles up to unwatchedAtMost while the kubelet stays away.
 const unwatchedFor, unwatchedAtMost = 10 * time.Second, 10 * time.Minute
 
 // server offers one resource to the kubelet, at one endpoint at a time.
@@ -28,10 +36,10 @@ type server struct {
 
 	endpoint *endpoint // the current one; nil before the first
 	refusal  string    // why the kubelet refused the resource last, "" if it did not
-	// lostAt is when the kubelet, which has registered the endpoint but has no stream, counts as having lost it; zero while
-	// it has a stream or has not registered the endpoint.
+	// lostAt is the time from which a kubelet that has registered the endpoint but has no stream is taken to have lost the
+	// endpoint. It is zero while the kubelet has a stream or has not registered the endpoint.
 	lostAt   time.Time
-	patience time.Duration // from the loss of the stream to lostAt
+	patience time.Duration // from the end of the last stream to lostAt
 }
 
 func newServer(m *Manager, resource string, p pool.Pool) *server {
@@ -63,8 +71,8 @@ func (s *server) publish(next *offer) (before *offer) {
 	return before
 }
 
-// writeCDI lists the pool's Functions in the resource's CDI file. It leaves out a Function that a container could not
-// use: Allocate says why.
+// writeCDI lists the pool's Functions in the resource's CDI file. It leaves out Functions that a container could not use,
+// for which Allocate returns the error.
 func (s *server) writeCDI(p pool.Pool) error {
 	if s.manager.CDI == nil {
 		return nil
@@ -78,30 +86,7 @@ func (s *server) writeCDI(p pool.Pool) error {
 	return s.manager.CDI.include(s.resource, contents)
 }
 
-// ensureEndpoint opens a new endpoint if there is none, its socket is gone, or the kubelet lost it. The caller calls it
-// again after the time that it returns, unless that is 0.
-func (s *server) ensureEndpoint() (again time.Duration, err error) {
-	old, left := s.endpoint, time.Until(s.lostAt)
-	lost := !s.lostAt.IsZero() && left <= 0
-	if old != nil && exists(old.path) && !lost {
-		return max(left, 0), nil
-	}
-	next, err := openEndpoint(s)
-	if err != nil {
-		return 0, err
-	}
-	s.endpoint, s.lostAt = next, time.Time{}
-	if lost {
-		s.patience = min(2*s.patience, unwatchedAtMost)
-	}
-	if old != nil {
-		// The kubelet moves to the new endpoint. Calls in flight at the old one are still answered.
-		s.manager.endpoints.Go(func() { old.close(s.manager.AllocateTimeout) })
-	}
-	return 0, nil
-}
-
-// streamsChanged notes whether the kubelet watches the server, after a stream began or ended and after a registration.
+// streamsChanged updates lostAt after a stream began or ended and after a registration.
 func (s *server) streamsChanged() {
 	if s.endpoint.streams > 0 {
 		s.lostAt, s.patience = time.Time{}, s.manager.unwatchedFor
@@ -109,4 +94,96 @@ func (s *server) streamsChanged() {
 	}
 	s.lostAt = time.Now().Add(s.patience)
 	s.manager.queue.Add(s.resource)
+}
+
+// offer is a list of Functions for the kubelet. It is immutable.
+type offer struct {
+	pool      pool.Pool
+	functions map[string]function.Function // by the kubelet's device ID, which is [function.ID.String]
+	devices   []*pluginapi.Device          // in the order of the pool
+	unhealthy int                          // how many of the devices
+	// reasons say why devices are unhealthy, by ID. A device whose only problem is a pending release has none: releases are
+	// usual, and package lifecycle logs their errors.
+	reasons  map[string]string
+	replaced chan struct{} // closed when the resource has a new offer
+}
+
+func newOffer(p pool.Pool, problemsOf func(function.Function) []health.Problem) *offer {
+	o := &offer{
+		pool: p, functions: map[string]function.Function{}, reasons: map[string]string{}, replaced: make(chan struct{}),
+	}
+	for _, f := range p.Functions {
+		id := f.ID.String()
+		o.functions[id] = f
+		device := &pluginapi.Device{ID: id, Health: pluginapi.Healthy}
+		if problems := problemsOf(f); len(problems) > 0 {
+			device.Health = pluginapi.Unhealthy
+			o.unhealthy++
+			if len(problems) > 1 || problems[0].Taint != v1alpha1.TaintReleasePending {
+				var messages []string
+				for _, problem := range problems {
+					messages = append(messages, problem.Message)
+				}
+				o.reasons[id] = strings.Join(messages, "; ")
+			}
+		}
+		if f.NUMANode >= 0 && !devicePlugin(p).ExcludeTopology {
+			device.Topology = &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: int64(f.NUMANode)}}}
+		}
+		o.devices = append(o.devices, device)
+	}
+	return o
+}
+
+// find returns the Functions with these device IDs, in this order. Its error is for the kubelet.
+func (o *offer) find(resource string, ids []string) ([]function.Function, error) {
+	functions := make([]function.Function, 0, len(ids))
+	for i, id := range ids {
+		f, ok := o.functions[id]
+		if !ok {
+			return nil, status.Errorf(codes.NotFound, "device %q: resource %s has no such Function on this node", id, resource)
+		}
+		if slices.Contains(ids[:i], id) {
+			return nil, status.Errorf(codes.NotFound, "device %q is asked for twice", id)
+		}
+		functions = append(functions, f)
+	}
+	return functions, nil
+}
+
+// sameDevices says whether two lists are equal for the kubelet.
+func sameDevices(a, b []*pluginapi.Device) bool {
+	return slices.EqualFunc(a, b, func(a, b *pluginapi.Device) bool { return proto.Equal(a, b) })
+}
+
+// maxLogged is how many Functions a log message names at most.
+const maxLogged = 8
+
+// report logs which devices have another health since the offer before, with one line for each reason, and whether devices
+// came or went.
+func (o *offer) report(before *offer, log logr.Logger) {
+	changed := map[string][]string{} // IDs by reason, which is "" for a device that is healthy again
+	for _, d := range o.devices {
+		if reason := o.reasons[d.ID]; reason != before.reasons[d.ID] {
+			changed[reason] = append(changed[reason], d.ID)
+		}
+	}
+	for _, reason := range slices.Sorted(maps.Keys(changed)) {
+		ids := changed[reason]
+		if reason == "" {
+			log.Info("Functions are healthy again", "count", len(ids), "functions", firstOf(ids))
+		} else {
+			log.Info("Functions are unhealthy", "count", len(ids), "functions", firstOf(ids), "reason", reason)
+		}
+	}
+	if len(o.devices) != len(before.devices) {
+		log.Info("Functions came or went", "before", len(before.devices), "now", len(o.devices))
+	}
+}
+
+func firstOf(ids []string) string {
+	if len(ids) <= maxLogged {
+		return strings.Join(ids, " ")
+	}
+	return strings.Join(ids[:maxLogged], " ") + " .."
 }

@@ -2,15 +2,24 @@ package deviceplugin
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
 const (
-	// sweepEvery is the period of sweeps. The kubelet does not tell when a pod is gone.
+	// sweepEvery is the period of sweeps. The kubelet does not report the end of pods.
 	sweepEvery = 5 * time.Minute
 	// askTimeout bounds how long the kubelet may take to say what pods have.
 	askTimeout = 10 * time.Second
@@ -41,7 +50,7 @@ func (m *Manager) sweep(ctx context.Context) {
 	}
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
-	infoFiles, cdiDevices := map[string]bool{}, map[string]bool{} // those that are needed
+	infoFiles, cdiDevices := map[string]bool{}, map[string]bool{} // the names that are needed
 	for text, a := range assigned {
 		if id, err := function.ParseID(text); err == nil {
 			infoFiles[deviceInfoName(a.Resource, id)] = true
@@ -59,4 +68,46 @@ func (m *Manager) sweep(ctx context.Context) {
 	if err := m.CDI.prune(cdiDevices); err != nil {
 		m.Log.Error(err, "Some CDI devices that nobody needs any more remain")
 	}
+}
+
+// removeDeviceInfo removes this plugin's device-info files, except those that are needed and those that are young.
+func removeDeviceInfo(dir string, resources []string, needed map[string]bool) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("device-info files: %w", err)
+	}
+	var errs []error
+	for _, entry := range entries {
+		if needed[entry.Name()] || !ours(entry.Name(), resources) {
+			continue
+		}
+		info, err := entry.Info()
+		if err != nil || time.Since(info.ModTime()) < young {
+			continue // it is gone, or new
+		}
+		if err := os.Remove(filepath.Join(dir, entry.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// ours says whether a file, finished or not, has the project's own prefix or belongs to one of the resources. The name of a
+// resource must be followed by an address: the resource of another plugin may have a longer name that begins with it.
+func ours(name string, resources []string) bool {
+	name, isInfo := strings.CutSuffix(strings.TrimPrefix(name, "."), deviceInfoSuffix)
+	if !isInfo {
+		return false
+	}
+	if strings.HasPrefix(name, v1alpha1.GroupName+"-") {
+		return true
+	}
+	return slices.ContainsFunc(resources, func(resource string) bool {
+		id, ok := strings.CutPrefix(name, deviceInfoPrefix(resource))
+		_, err := pci.Parse(id)
+		return ok && err == nil
+	})
 }

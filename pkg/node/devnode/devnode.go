@@ -11,17 +11,12 @@ import (
 	"slices"
 	"strings"
 
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/quirk"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
-)
-
-// Paths of device nodes, for the host and for containers.
-const (
-	vfio     = "/dev/vfio/vfio"
-	vhostNet = "/dev/vhost-net"
-	tun      = "/dev/net/tun"
-	rdmaCM   = "/dev/infiniband/rdma_cm"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
 // Finder looks device nodes up. Its methods may be called by several goroutines at once.
@@ -34,32 +29,33 @@ type Finder struct {
 
 // Wish is what a container is to get of a Function, beside the device nodes of its driver.
 type Wish struct {
-	// Driver is the one that will be bound when the container starts; "" is the one that is bound now.
+	// Driver is the driver that will be bound when the container starts, "" for the one that is bound now.
 	Driver string
-	// RDMA asks for the character devices of the RDMA devices, VDPA for that of the vDPA device. Both are ignored with a
-	// driver that hands the Function to a program: these devices do not exist then.
-	RDMA, VDPA bool
+	// Options are ignored with a driver that hands the Function to a program: it has no RDMA and vDPA devices then.
+	pool.Options
 	// VhostNet asks for the nodes that a virtual machine monitor needs for a software NIC.
 	VhostNet bool
 }
 
 // Set is what a container gets of one Function.
 type Set struct {
-	Nodes []Node
+	Nodes []*specs.DeviceNode
 	// Info says what the nodes are, by subject and name, as sriov-network-device-plugin does: "vfio" has "mount" and
 	// "dev-mount", "rdma" has "rdma_dev", "uverbs", "umad", "issm" and "rdma_cm", "vdpa" and "uio" have "mount", "vhost" has
 	// "net-mount" and "tun-mount". Values are paths in the container, except that rdma_dev is a device name.
 	Info map[string]map[string]string
 }
 
-// Node is a file below /dev.
-type Node struct {
-	Host, Container string
-	Permissions     string // some of "rwm", as in cgroups
-}
-
 // uioDrivers hand a device to a program without the protection of an IOMMU.
 var uioDrivers = []string{"igb_uio", "uio", "uio_pci_generic"}
+
+// add adds a device node, which has the same path on the host and in the container, and its entry in Info.
+func (s *Set) add(subject, name, path, permissions string) *specs.DeviceNode {
+	node := &specs.DeviceNode{Path: path, HostPath: path, Permissions: permissions}
+	s.Nodes = append(s.Nodes, node)
+	s.Info[subject][name] = path
+	return node
+}
 
 // Of looks up what a container gets of a Function. It fails if the container could not use the Function. The error's text
 // follows the Function's name in a sentence.
@@ -70,106 +66,96 @@ func (f *Finder) Of(of function.Function, wish Wish) (Set, error) {
 	for _, part := range []struct {
 		wanted  bool
 		subject string // in Info
-		find    func(function.Function) ([]Node, map[string]string, error)
+		find    func(*Set, function.Function) error
 	}{
 		{isVFIO, "vfio", f.vfio},
 		{isUIO, "uio", f.uio},
-		{wish.VDPA && !isVFIO && !isUIO, "vdpa", f.vdpa},
+		{wish.VDPA != "" && !isVFIO && !isUIO, "vdpa", f.vdpa},
 		{wish.RDMA && !isVFIO && !isUIO, "rdma", f.rdma},
 		{wish.VhostNet, "vhost", f.vhost},
 	} {
 		if !part.wanted {
 			continue
 		}
-		nodes, info, err := part.find(of)
-		if err != nil {
+		set.Info[part.subject] = map[string]string{}
+		if err := part.find(&set, of); err != nil {
 			return Set{}, err
 		}
-		set.Nodes, set.Info[part.subject] = append(set.Nodes, nodes...), info
 	}
 	return set, nil
 }
 
-// node is a node with the same path in the container.
-func node(path, permissions string) Node {
-	return Node{Host: path, Container: path, Permissions: permissions}
-}
-
-func (f *Finder) vfio(of function.Function) ([]Node, map[string]string, error) {
-	group := of.IOMMUGroup
-	if group == "" {
-		return nil, nil,
-			errors.New("is bound to vfio-pci but has no IOMMU group: turn the IOMMU on, or the no-IOMMU mode of vfio")
+func (f *Finder) vfio(set *Set, of function.Function) error {
+	if of.IOMMUGroup == "" {
+		return errors.New("is bound to vfio-pci but has no IOMMU group: turn the IOMMU on, or the no-IOMMU mode of vfio")
 	}
-	// Without an IOMMU the node on the host has a prefix, which programs do not know.
-	host, container := "/dev/vfio/"+group, "/dev/vfio/"+strings.TrimPrefix(group, quirk.NoIOMMUPrefix)
-	return []Node{node(vfio, "rw"), {host, container, "rw"}}, map[string]string{"mount": vfio, "dev-mount": container}, nil
+	set.add("vfio", "mount", "/dev/vfio/vfio", "rw")
+	node := set.add("vfio", "dev-mount", "/dev/vfio/"+strings.TrimPrefix(of.IOMMUGroup, quirk.NoIOMMUPrefix), "rw")
+	// Without an IOMMU the path on the host has a prefix, which programs do not know.
+	node.HostPath = "/dev/vfio/" + of.IOMMUGroup
+	return nil
 }
 
-func (f *Finder) uio(of function.Function) ([]Node, map[string]string, error) {
+func (f *Finder) uio(set *Set, of function.Function) error {
 	names, err := f.device(of).Dir("uio").Sorted()
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
 	if len(names) == 0 {
-		return nil, nil, fmt.Errorf("is bound to %s but has no UIO device", of.Driver)
+		return fmt.Errorf("is bound to %s but has no UIO device", of.Driver)
 	}
-	path := "/dev/" + names[0]
-	return []Node{node(path, "rwm")}, map[string]string{"mount": path}, nil
+	set.add("uio", "mount", "/dev/"+names[0], "rwm")
+	return nil
 }
 
-func (f *Finder) vdpa(of function.Function) ([]Node, map[string]string, error) {
+func (f *Finder) vdpa(set *Set, of function.Function) error {
 	if of.VDPA.Name == "" {
-		return nil, nil, errors.New("has no vDPA device, which its pool asks for: make one with vdpa(8)")
+		return errors.New("has no vDPA device, which its pool asks for: make one with vdpa(8)")
 	}
-	if of.VDPA.CharDevice == "" {
-		return nil, map[string]string{}, nil
+	if of.VDPA.CharDevice != "" {
+		set.add("vdpa", "mount", "/dev/"+of.VDPA.CharDevice, "rwm")
 	}
-	path := "/dev/" + of.VDPA.CharDevice
-	return []Node{node(path, "rwm")}, map[string]string{"mount": path}, nil
+	return nil
 }
 
-func (f *Finder) rdma(of function.Function) ([]Node, map[string]string, error) {
+func (f *Finder) rdma(set *Set, of function.Function) error {
 	if len(of.RDMADevices) == 0 {
-		return nil, nil, errors.New("has no RDMA device, which its pool asks for: load the RDMA driver of the NIC")
+		return errors.New("has no RDMA device, which its pool asks for: load the RDMA driver of the NIC")
 	}
-	var nodes []Node
-	info := map[string]string{"rdma_dev": of.RDMADevices[0]}
+	set.Info["rdma"]["rdma_dev"] = of.RDMADevices[0]
 	// Each directory has an entry for every character device, which is below /dev/infiniband: uverbs0, umad0, issm0.
 	for _, class := range []string{"infiniband_verbs", "infiniband_mad"} {
 		names, err := f.device(of).Dir(class).Sorted()
 		if err != nil {
-			return nil, nil, err
+			return err
 		}
 		for _, name := range names {
-			path := "/dev/infiniband/" + name
-			nodes = append(nodes, node(path, "rw"))
-			info[strings.TrimRight(name, "0123456789")] = path
+			set.add("rdma", strings.TrimRight(name, "0123456789"), "/dev/infiniband/"+name, "rw")
 		}
 	}
-	if f.exists(rdmaCM) {
-		nodes = append(nodes, node(rdmaCM, "rw"))
-		info["rdma_cm"] = rdmaCM
+	if f.exists("infiniband/rdma_cm") {
+		set.add("rdma", "rdma_cm", "/dev/infiniband/rdma_cm", "rw")
 	}
-	return nodes, info, nil
+	return nil
 }
 
-func (f *Finder) vhost(function.Function) ([]Node, map[string]string, error) {
-	for _, path := range []string{vhostNet, tun} {
-		if !f.exists(path) {
-			return nil, nil,
-				fmt.Errorf("its pool needs %s, which the node does not have: load the modules vhost_net and tun", path)
+func (f *Finder) vhost(set *Set, _ function.Function) error {
+	for _, node := range []struct{ name, file string }{{"net-mount", "vhost-net"}, {"tun-mount", "net/tun"}} {
+		if !f.exists(node.file) {
+			return fmt.Errorf("its pool needs /dev/%s, which the node does not have: load the modules vhost_net and tun", node.file)
 		}
+		set.add("vhost", node.name, "/dev/"+node.file, "rw")
 	}
-	return []Node{node(vhostNet, "rw"), node(tun, "rw")}, map[string]string{"net-mount": vhostNet, "tun-mount": tun}, nil
+	return nil
 }
 
-func (f *Finder) exists(devicePath string) bool {
-	_, err := os.Stat(filepath.Join(f.DevRoot, strings.TrimPrefix(devicePath, "/dev/")))
+// exists says whether the host has a file below /dev.
+func (f *Finder) exists(file string) bool {
+	_, err := os.Stat(filepath.Join(f.DevRoot, file))
 	return err == nil
 }
 
-// device is the directory of a Function in sysfs.
+// device returns the directory of a Function in sysfs.
 func (f *Finder) device(of function.Function) sysfs.Dir {
 	if of.Kind == function.SF {
 		return sysfs.Root(f.SysRoot).Auxiliary(of.AuxDevice)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
 // tree makes directories below a new one.
@@ -55,11 +56,11 @@ func TestOf(t *testing.T) {
 		{"vfio-pci without an IOMMU", with(func(f *function.Function) { f.Driver, f.IOMMUGroup = "vfio-pci", "noiommu-3" }),
 			devnode.Wish{}, "/dev/vfio/vfio /dev/vfio/noiommu-3",
 			map[string]map[string]string{"vfio": {"mount": "/dev/vfio/vfio", "dev-mount": "/dev/vfio/3"}}},
-		{"RDMA of a VF", rdma, devnode.Wish{RDMA: true}, "/dev/infiniband/uverbs2",
+		{"RDMA of a VF", rdma, devnode.Wish{Options: pool.Options{RDMA: true}}, "/dev/infiniband/uverbs2",
 			map[string]map[string]string{"rdma": {"rdma_dev": "mlx5_2", "uverbs": "/dev/infiniband/uverbs2"}}},
-		{"RDMA of an SF", sf, devnode.Wish{RDMA: true}, "/dev/infiniband/umad9",
+		{"RDMA of an SF", sf, devnode.Wish{Options: pool.Options{RDMA: true}}, "/dev/infiniband/umad9",
 			map[string]map[string]string{"rdma": {"rdma_dev": "mlx5_9", "umad": "/dev/infiniband/umad9"}}},
-		{"what the own driver makes ends with it", rdma, devnode.Wish{Driver: "vfio-pci", RDMA: true, VDPA: true},
+		{"what the own driver makes ends with it", rdma, devnode.Wish{Driver: "vfio-pci", Options: pool.Options{RDMA: true, VDPA: "vhost"}},
 			"/dev/vfio/vfio /dev/vfio/42",
 			map[string]map[string]string{"vfio": {"mount": "/dev/vfio/vfio", "dev-mount": "/dev/vfio/42"}}},
 		{"RDMA that nobody asks for", rdma, devnode.Wish{}, "", map[string]map[string]string{}},
@@ -73,7 +74,7 @@ func TestOf(t *testing.T) {
 			}
 			var paths []string
 			for _, n := range got.Nodes {
-				paths = append(paths, n.Host)
+				paths = append(paths, n.HostPath)
 			}
 			if text := strings.Join(paths, " "); text != test.want {
 				t.Errorf("nodes %q, want %q", text, test.want)
@@ -96,8 +97,8 @@ func TestOfWhatAContainerCouldNotUse(t *testing.T) {
 	}{
 		{"vfio-pci", noGroup, devnode.Wish{Driver: "vfio-pci"}, "has no IOMMU group"},
 		{"uio", with(func(f *function.Function) { f.Driver = "uio_pci_generic" }), devnode.Wish{}, "has no UIO device"},
-		{"RDMA", vf, devnode.Wish{RDMA: true}, "has no RDMA device"},
-		{"vDPA", vf, devnode.Wish{VDPA: true}, "has no vDPA device"},
+		{"RDMA", vf, devnode.Wish{Options: pool.Options{RDMA: true}}, "has no RDMA device"},
+		{"vDPA", vf, devnode.Wish{Options: pool.Options{VDPA: "vhost"}}, "has no vDPA device"},
 		{"vhost-net", vf, devnode.Wish{VhostNet: true}, "its pool needs /dev/vhost-net"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

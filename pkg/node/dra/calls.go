@@ -9,16 +9,15 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// calls lets one Prepare or Unprepare run at a time for each claim; a later one ends an earlier Prepare. The kubelet gives
-// up on a Prepare that takes too long, and calls again, or calls Unprepare. The zero value is ready for use.
+// calls lets one Prepare or Unprepare run at a time for each claim. A later call ends an earlier Prepare: the kubelet gives
+// up on a Prepare that takes too long, and calls Prepare again, or Unprepare. The zero value is ready for use.
 type calls struct {
-	running sync.Map // of *call by the claim's UID
+	running sync.Map // a *call by the claim's UID
 }
 
-// call is a Prepare or Unprepare that runs.
 type call struct {
 	cancel context.CancelCauseFunc
-	done   chan struct{}
+	done   chan struct{} // closed at the end of the call
 }
 
 var (
@@ -26,8 +25,8 @@ var (
 	errPreparedAgain = errors.New("the claim is prepared again meanwhile")
 )
 
-// begin cancels the call that runs for the claim, with the reason as the cause, and begins a new one once that has ended.
-// The context that it returns ends when a later call begins. end must be called.
+// begin cancels the call that runs for the claim, with the reason as the cause, and begins a new one when that has ended.
+// The context that it returns ends when a later call begins. The caller must call end.
 func (c *calls) begin(ctx context.Context, claim types.UID, reason error) (_ context.Context, end func(), err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	mine := &call{cancel: cancel, done: make(chan struct{})}

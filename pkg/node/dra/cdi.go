@@ -12,39 +12,42 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/cdi"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// cdiFile is the name of the claim's file.
+// namespaceDir is the directory in a container at which the runtime mounts the network namespace that a Function is attached
+// to, by the name of the device. No container uses the mount: it keeps containers of a later sandbox from starting without the
+// Function. If the pod gets a new sandbox while the agent is away, the file of the old namespace is gone and the mount fails.
+const namespaceDir = "/run/" + v1alpha1.GroupName + "/netns"
+
+// cdiFile returns the name of the claim's file.
 func cdiFile(uid types.UID) string { return v1alpha1.GroupName + "-" + string(uid) + ".yaml" }
 
-// Offer lets containers get a Function that is attached: it is in the claim's CDI file from then on. Without it the
-// runtime refuses to make the container. It is called when the journal says so, and may be called again.
+// Offer lists a Function that is attached in its claim's CDI file. The runtime refuses to create a container whose CDI devices
+// are not listed. The journal must say that the Function is attached. Offer may be called again.
 func (d *Driver) Offer(a journal.Attachment) error { return d.writeCDI(a.Claim.UID) }
 
-// Withdraw takes that back. If the claim's file cannot be written, as another of its Functions is not what the claim wants
-// any more, the file is removed.
+// Withdraw undoes Offer when the journal says that the Function is attached no longer. If the file cannot be written because
+// another Function of the claim is not what the claim wants any more, it is removed.
 func (d *Driver) Withdraw(a journal.Attachment) error {
 	err := d.writeCDI(a.Claim.UID)
-	if err != nil {
-		d.Log.Error(err, "Containers of the claim cannot start until it is attached again", "claim", klog.KRef(a.Claim.Namespace, a.Claim.Name))
-		err = d.CDI.Remove(cdiFile(a.Claim.UID))
+	if err == nil {
+		return nil
 	}
-	return err
+	d.Log.Error(err, "Containers of the claim cannot start until it is attached again",
+		"claim", klog.KRef(a.Claim.Namespace, a.Claim.Name))
+	return d.CDI.Remove(cdiFile(a.Claim.UID))
 }
 
-// Recover makes sure that attached claims have their CDI files, and no others, as the agent may have ended before it wrote
-// one. A claim whose file cannot be written keeps no other claim from its file.
+// Recover brings the CDI files up to date with the journal: the agent may have ended before it wrote one. A claim whose file
+// cannot be written does not stop it.
 func (d *Driver) Recover(all []journal.Attachment) {
 	for _, a := range all {
-		outdated := a.State == journal.Lost || a.State == journal.Attached && !d.CDI.Has(cdiFile(a.Claim.UID))
-		if a.Claim.UID == "" || !outdated {
-			continue
-		}
-		if err := d.writeCDI(a.Claim.UID); err != nil {
-			d.Log.Error(err, "Containers of the claim cannot start", "claim", klog.KRef(a.Claim.Namespace, a.Claim.Name))
+		if a.State == journal.Lost || a.State == journal.Attached && !d.CDI.Has(cdiFile(a.Claim.UID)) {
+			if err := d.writeCDI(a.Claim.UID); err != nil {
+				d.Log.Error(err, "Containers of the claim cannot start", "claim", klog.KRef(a.Claim.Namespace, a.Claim.Name))
+			}
 		}
 	}
 }
@@ -55,7 +58,8 @@ type content struct {
 	devnode.Set
 }
 
-// writeCDI writes the claim's file, with a CDI device for each Function that is attached. Without any there is no file.
+// writeCDI writes the claim's file, with a CDI device for each Function that is attached. It removes a file without devices,
+// and does nothing for a Function without a claim.
 func (d *Driver) writeCDI(uid types.UID) error {
 	if uid == "" {
 		return nil
@@ -63,6 +67,7 @@ func (d *Driver) writeCDI(uid types.UID) error {
 	d.files.Lock()
 	defer d.files.Unlock()
 	var contents []content
+	byRequest := map[string][]content{}
 	for _, a := range d.Journal.ByClaim(uid) {
 		if a.State != journal.Attached {
 			continue
@@ -72,16 +77,19 @@ func (d *Driver) writeCDI(uid types.UID) error {
 			return fmt.Errorf("CDI file of claim %s/%s: Function %s: %w", a.Claim.Namespace, a.Claim.Name, a.Function, err)
 		}
 		contents = append(contents, content{a, set})
+		byRequest[a.Claim.Request] = append(byRequest[a.Claim.Request], content{a, set})
 	}
 	var devices []specs.Device
 	for _, c := range contents {
-		request := slices.DeleteFunc(slices.Clone(contents), func(other content) bool {
-			return other.attachment.Claim.Request != c.attachment.Claim.Request
-		})
 		devices = append(devices, specs.Device{
 			Name: claim.CDIDeviceName(uid, c.attachment.Claim.Device),
 			ContainerEdits: specs.ContainerEdits{
-				Env: environment(d.suffix(c.attachment), request), DeviceNodes: cdi.Nodes(c.Nodes), Mounts: mounts(c.attachment),
+				Env:         environment(d.suffix(c.attachment), byRequest[c.attachment.Claim.Request]),
+				DeviceNodes: c.Nodes,
+				Mounts: []*specs.Mount{{
+					HostPath: c.attachment.Place.NetNS, ContainerPath: namespaceDir + "/" + c.attachment.Claim.Device,
+					Options: []string{"bind", "ro", "nosuid", "nodev", "noexec"},
+				}},
 			},
 		})
 	}
@@ -91,7 +99,7 @@ func (d *Driver) writeCDI(uid types.UID) error {
 	return nil
 }
 
-// attachedNodes are what a container gets of a Function, which must have the driver that was bound for it.
+// attachedNodes returns what a container gets of a Function, which must have the driver that was bound for it.
 func (d *Driver) attachedNodes(a journal.Attachment) (devnode.Set, error) {
 	if a.Setup != nil && a.Setup.Driver != "" {
 		if f, _ := d.Function(a.Function); f.Driver != a.Setup.Driver {
@@ -101,8 +109,8 @@ func (d *Driver) attachedNodes(a journal.Attachment) (devnode.Set, error) {
 	return d.deviceNodes(a)
 }
 
-// environment names the Functions of a request, their interfaces and their device nodes. A container gets all of a request's
-// Functions, so each of the request's CDI devices sets the same variables, with the values of all, separated by commas.
+// environment returns variables with the Functions of a request, their interfaces and their device nodes. A container gets all
+// Functions of a request, so each of the request's CDI devices sets the same variables, with comma-separated values.
 func environment(suffix string, request []content) []string {
 	variables := []struct {
 		name  string
@@ -130,8 +138,8 @@ func environment(suffix string, request []content) []string {
 	return out
 }
 
-// suffix is the request's name, with that of the claim in the pod before it if another claim of the pod has a request of
-// the same name.
+// suffix is the part of variables' names that tells requests apart: the request's name, preceded by the pod's name for the
+// claim if another claim of the pod has a request of the same name.
 func (d *Driver) suffix(a journal.Attachment) string {
 	suffix := environmentName(a.Claim.Request)
 	if a.Pod.UID != "" && slices.ContainsFunc(d.Journal.ByPod(a.Pod.UID), func(other journal.Attachment) bool {
@@ -146,17 +154,4 @@ func (d *Driver) suffix(a journal.Attachment) string {
 // of an environment variable: "blue/vf" is "BLUE_VF".
 func environmentName(request string) string {
 	return strings.ToUpper(strings.NewReplacer("-", "_", "/", "_", ".", "_").Replace(request))
-}
-
-// namespaceDir is where a container has its network namespace as a file, by the name of the device.
-const namespaceDir = "/run/" + v1alpha1.GroupName + "/netns"
-
-// mounts has the runtime mount the network namespace that the Function is attached to. No container needs it: it keeps a
-// container of another sandbox from starting without the Function. A pod may get a new sandbox while the agent is away,
-// and the runtime then asks nobody; but the file of the old namespace is gone, and the mount fails.
-func mounts(a journal.Attachment) []*specs.Mount {
-	return []*specs.Mount{{
-		HostPath: a.Place.NetNS, ContainerPath: namespaceDir + "/" + a.Claim.Device,
-		Options: []string{"bind", "ro", "nosuid", "nodev", "noexec"},
-	}}
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -23,6 +24,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/cdi"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
@@ -39,9 +41,12 @@ type Lifecycle interface {
 const (
 	// runtimeTimeout is how long one Prepare waits for a runtime that is being started again.
 	runtimeTimeout = 5 * time.Second
-	// podInterval is how often it is asked whether a pod is going for which a Prepare waits. The kubelet does not tell:
-	// it calls Unprepare after Prepare has returned, and nothing else of the pod goes on meanwhile.
+	// podInterval is how often a Prepare that waits asks whether its pod is being deleted. The kubelet calls Unprepare for
+	// such a pod only after Prepare has returned.
 	podInterval = time.Second
+	// healthRefresh is the longest pause between two health reports. The kubelet takes a device's health for unknown
+	// healthTimeout after the last one.
+	healthRefresh, healthTimeout = 10 * time.Second, 30 * time.Second
 )
 
 // Driver prepares claims. It implements [kubeletplugin.DRAPlugin].
@@ -49,38 +54,43 @@ type Driver struct {
 	Journal     *journal.Journal
 	Lifecycle   Lifecycle
 	DeviceNodes *devnode.Finder
-	// Function is a Function of this node as it is now.
+	// Function returns a Function of this node as it is now.
 	Function func(function.ID) (f function.Function, exists bool)
-	// DevicePool is what the administrator declared for this node.
+	// DevicePool returns the spec of a DevicePool that is meant for this node.
 	DevicePool func(name string) (spec v1alpha1.DevicePoolSpec, exists bool)
-	// WaitForPort returns the Port of a Function that is allocated to a claim, once the xPU serves it. The error says what is
-	// missing when ctx ends before.
+	// WaitForPort returns the Port of a Function that is allocated to a claim, once the xPU serves it. If ctx ends before,
+	// the error says what is missing.
 	WaitForPort func(ctx context.Context, c *resourceapi.ResourceClaim, f function.ID) (*v1alpha1.XPUPort, error)
-	// RuntimeConnected, where set, returns nil once the container runtime would tell of pods' sandboxes, in which Functions
-	// are attached. The error says what to do if it does not before ctx ends.
+	// RuntimeConnected returns nil once the container runtime is connected and reports sandboxes, in which Functions are
+	// attached. If ctx ends before, the error says what to do.
 	RuntimeConnected func(ctx context.Context) error
-	// PodGoing, where set, says whether a pod is being deleted, or gone.
+	// PodGoing says whether a pod is being deleted, or gone; see [API.Going].
 	PodGoing func(ctx context.Context, pod journal.Pod) (bool, error)
-	// CDI is the directory that the runtime reads: /var/run/cdi. It has a file for each claim, by which the runtime learns
-	// what a container gets of its Functions: environment and device nodes.
+	// CDI has a file for each claim, from which the runtime learns the environment and device nodes that containers get.
 	CDI *cdi.Dir
-	*HealthReporter
-	Metrics *Metrics
-	Log     logr.Logger
-
-	// ProvisionTimeout is how long one Prepare waits for the xPU and for the hooks of the Functions' last users. The
-	// kubelet gives a call 45 s (pkg/kubelet/cm/dra) and tries again.
+	// Node is the node's name. Pools returns all of its pools, and Health what is wrong with their Functions.
+	Node   string
+	Pools  func() (pools []pool.Pool, known bool)
+	Health *health.Checker
+	// Changes returns a channel that receives a value when the health of a Function may have changed, until ctx ends.
+	Changes func(ctx context.Context) <-chan struct{}
+	// ProvisionTimeout is how long one Prepare waits for the xPU and for the hooks of the Functions' last owners. The
+	// kubelet ends a call after 45 s (pkg/kubelet/cm/dra) and tries again.
 	ProvisionTimeout time.Duration
+	Metrics          *Metrics
+	Log              logr.Logger
 
 	calls calls
-	files sync.Mutex // held while a CDI file is made up and written
+	files sync.Mutex // held while the content of a CDI file is determined and written
 }
 
 var _ kubeletplugin.DRAPlugin = (*Driver)(nil)
 
 // PrepareResourceClaims waits until the xPU serves each claim's Ports and reserves the Functions, which sets them up for
 // the pod. The interfaces are attached later, when the runtime makes the pod's network namespace.
-func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+func (d *Driver) PrepareResourceClaims(
+	ctx context.Context, claims []*resourceapi.ResourceClaim,
+) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	results := make(map[types.UID]kubeletplugin.PrepareResult, len(claims))
 	var mutex sync.Mutex
 	var group sync.WaitGroup
@@ -104,8 +114,10 @@ func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 	return results, nil
 }
 
-// prepare prepares one of the claims that the kubelet wants prepared together: those of one pod.
-func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim, together []*resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
+// prepare prepares one of the claims of a pod. together are all claims that the kubelet passed in the same call.
+func (d *Driver) prepare(
+	ctx context.Context, c *resourceapi.ResourceClaim, together []*resourceapi.ResourceClaim,
+) ([]kubeletplugin.Device, error) {
 	pod, err := consumer(c)
 	if err != nil {
 		return nil, err
@@ -121,20 +133,26 @@ func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim, toge
 	defer end()
 	ctx, stop := d.whilePodStays(ctx, pod)
 	defer stop()
-	if err := d.awaitRuntime(ctx); err != nil {
+	forRuntime, cancel := context.WithTimeout(ctx, runtimeTimeout)
+	defer cancel()
+	if err := d.RuntimeConnected(forRuntime); err != nil {
 		return nil, fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
 	}
 	names := chooseNames(pod, together, d.Journal.ByPod(pod.UID))
-	deadline := time.Now().Add(d.ProvisionTimeout)
+	waiting, cancel := context.WithTimeout(ctx, d.ProvisionTimeout)
+	defer cancel()
 	var prepared []kubeletplugin.Device
 	for _, device := range devices {
-		attachment, err := d.reserve(ctx, c, pod, device, names, deadline)
+		attachment, err := d.wanted(waiting, c, pod, device, names[nameKey{c.UID, device.Function}])
 		if err == nil {
-			_, err = d.deviceNodes(attachment) // fails now if containers could not get them
+			err = d.Lifecycle.Reserve(ctx, attachment)
+		}
+		if err == nil {
+			_, err = d.deviceNodes(attachment) // Prepare fails if containers could not get their device nodes
 		}
 		if err != nil {
-			return nil, fmt.Errorf("claim %s/%s, request %s, Function %s: %w", c.Namespace, c.Name, device.Request, device.Function,
-				causeOf(ctx, err))
+			return nil, fmt.Errorf("claim %s/%s, request %s, Function %s: %w",
+				c.Namespace, c.Name, device.Request, device.Function, causeOf(ctx, err))
 		}
 		prepared = append(prepared, kubeletplugin.Device{
 			Requests:     []string{device.Request},
@@ -147,37 +165,25 @@ func (d *Driver) prepare(ctx context.Context, c *resourceapi.ResourceClaim, toge
 	return prepared, nil
 }
 
-// awaitRuntime fails if the runtime would not tell of the pod's sandbox.
-func (d *Driver) awaitRuntime(ctx context.Context) error {
-	if d.RuntimeConnected == nil {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, runtimeTimeout)
-	defer cancel()
-	return d.RuntimeConnected(ctx)
-}
-
 // whilePodStays returns a context that ends when the pod is being deleted. stop must be called.
 func (d *Driver) whilePodStays(ctx context.Context, pod journal.Pod) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var watching sync.WaitGroup
-	if d.PodGoing != nil {
-		watching.Go(func() {
-			for loop.Sleep(ctx, podInterval) {
-				// An API server that does not answer says nothing about the pod.
-				if going, err := d.PodGoing(ctx, pod); err == nil && going {
-					cancel(fmt.Errorf("pod %s/%s is being deleted", pod.Namespace, pod.Name))
-				}
+	watching.Go(func() {
+		for loop.Sleep(ctx, podInterval) {
+			// An API server that does not answer says nothing about the pod.
+			if going, err := d.PodGoing(ctx, pod); err == nil && going {
+				cancel(fmt.Errorf("pod %s/%s is being deleted", pod.Namespace, pod.Name))
 			}
-		})
-	}
+		}
+	})
 	return ctx, func() {
 		cancel(nil)
 		watching.Wait()
 	}
 }
 
-// causeOf adds the reason for which ctx ended, if it did.
+// causeOf adds to an error the cause for which ctx ended, if it did.
 func causeOf(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
 		return fmt.Errorf("%w (%w)", err, cause)
@@ -185,7 +191,7 @@ func causeOf(ctx context.Context, err error) error {
 	return err
 }
 
-// deviceNodes are what a container gets of a Function that is set up for it.
+// deviceNodes returns what a container gets of a Function that is set up for it.
 func (d *Driver) deviceNodes(a journal.Attachment) (devnode.Set, error) {
 	function, known := d.Function(a.Function)
 	if !known {
@@ -194,17 +200,16 @@ func (d *Driver) deviceNodes(a journal.Attachment) (devnode.Set, error) {
 	var wish devnode.Wish
 	if id, err := claim.ParsePoolID(a.Claim.Pool); err == nil {
 		spec, _ := d.DevicePool(id.DevicePool)
-		options := pool.Pool{Name: id.DevicePool, Spec: spec}.Options(function)
-		wish.RDMA, wish.VDPA = options.RDMA, options.VDPA != ""
+		wish.Options = pool.Pool{Name: id.DevicePool, Spec: spec}.Options(function)
 	}
 	return d.DeviceNodes.Of(function, wish)
 }
 
-// consumer is the one pod that the claim is for: an interface can be in one network namespace only.
+// consumer returns the one pod that the claim is reserved for: an interface can be in one network namespace only.
 func consumer(c *resourceapi.ResourceClaim) (journal.Pod, error) {
 	if len(c.Status.ReservedFor) != 1 {
-		return journal.Pod{}, fmt.Errorf("claim %s/%s: %d pods share it, but an interface can be in one pod only; give each pod its own claim, "+
-			"by a ResourceClaimTemplate", c.Namespace, c.Name, len(c.Status.ReservedFor))
+		return journal.Pod{}, fmt.Errorf("claim %s/%s: %d pods share it, but an interface can be in one pod only; "+
+			"give each pod its own claim, by a ResourceClaimTemplate", c.Namespace, c.Name, len(c.Status.ReservedFor))
 	}
 	pod := c.Status.ReservedFor[0]
 	if pod.APIGroup != "" || pod.Resource != "pods" {
@@ -213,14 +218,14 @@ func consumer(c *resourceapi.ResourceClaim) (journal.Pod, error) {
 	return journal.Pod{Namespace: c.Namespace, Name: pod.Name, UID: pod.UID}, nil
 }
 
-// reserve waits until the deadline for the release of the Function from its last owner and for its Port, and reserves it
-// as what its interface is to become.
-func (d *Driver) reserve(ctx context.Context, c *resourceapi.ResourceClaim, pod journal.Pod, device claim.Device, names map[nameKey]chosenName, deadline time.Time) (journal.Attachment, error) {
+// wanted returns the attachment to reserve for a device of the claim. It waits for the release of the Function from its last
+// owner, and for its Port, until ctx ends.
+func (d *Driver) wanted(
+	ctx context.Context, c *resourceapi.ResourceClaim, pod journal.Pod, device claim.Device, name chosenName,
+) (journal.Attachment, error) {
 	if device.ConfigErr != nil {
 		return journal.Attachment{}, device.ConfigErr
 	}
-	waiting, cancel := context.WithDeadline(ctx, deadline)
-	defer cancel()
 	want := journal.Attachment{
 		Function: device.Function, Pod: pod,
 		Claim: journal.Claim{
@@ -230,21 +235,24 @@ func (d *Driver) reserve(ctx context.Context, c *resourceapi.ResourceClaim, pod 
 		},
 		AnyName: device.Interface.Name == "",
 	}
-	if _, err := d.Lifecycle.Admit(waiting, want); err != nil {
+	if _, err := d.Lifecycle.Admit(ctx, want); err != nil {
 		return want, err
 	}
-	// Not before: until then it may have the driver of its last owner.
+	// Before Admit returned, the Function may have had the driver of its last owner.
 	function, known := d.Function(device.Function)
 	if !known {
 		return want, errGone
 	}
 	want.PF, want.PFName, want.VFIndex = function.PF, function.PFName, function.Index
-	port, err := d.port(waiting, c, device)
-	if err != nil {
-		return want, err
+	spec, _ := d.DevicePool(device.ID.DevicePool)
+	var port *v1alpha1.XPUPort
+	var err error
+	if device.Config.Network != "" || spec.Network != "" {
+		if port, err = d.WaitForPort(ctx, c, device.Function); err != nil {
+			return want, err
+		}
 	}
 	earlier, again := d.earlier(c.UID, device.Function)
-	spec, _ := d.DevicePool(device.ID.DevicePool)
 	driver, err := ownersDriver(earlier, device, function, spec)
 	if err != nil {
 		return want, err
@@ -254,22 +262,18 @@ func (d *Driver) reserve(ctx context.Context, c *resourceapi.ResourceClaim, pod 
 		return want, err
 	}
 	if again && port == nil {
-		// The claim cannot change. The xPU still counts on what a Port said before its DevicePool changed or went.
+		// The DevicePool changed or was deleted since. The xPU still relies on what the Port said then.
 		want.Interface = earlier.BackToReserved().Interface
 	}
 	want.Setup = setup.Wanted(spec, function.ID, driver, want.Interface.MAC)
-	name := names[nameKey{c.UID, function.ID}]
-	if name.err != nil {
-		return want, name.err
-	}
 	want.Interface.Name = name.name
-	return want, d.Lifecycle.Reserve(ctx, want)
+	return want, name.err
 }
 
 // errGone is the error for a Function that the node does not have.
 var errGone = errors.New("is gone from this node")
 
-// earlier is what an earlier Prepare of the claim reserved.
+// earlier returns what an earlier Prepare of the claim reserved.
 func (d *Driver) earlier(claim types.UID, id function.ID) (a journal.Attachment, ok bool) {
 	if a, ok = d.Journal.Get(id); !ok || a.Claim.UID != claim {
 		return journal.Attachment{}, false
@@ -277,9 +281,11 @@ func (d *Driver) earlier(claim types.UID, id function.ID) (a journal.Attachment,
 	return a, true
 }
 
-// ownersDriver is the driver that claim or pool asks for, "" for the Function's own. What an earlier Prepare of the claim
-// bound stays until the claim is unprepared, whatever the pool says by now.
-func ownersDriver(earlier journal.Attachment, device claim.Device, f function.Function, spec v1alpha1.DevicePoolSpec) (v1alpha1.FunctionDriver, error) {
+// ownersDriver returns the driver that the claim or its pool asks for, "" for the Function's own. A driver that an earlier
+// Prepare of the claim bound stays until the claim is unprepared, even if the pool has changed.
+func ownersDriver(
+	earlier journal.Attachment, device claim.Device, f function.Function, spec v1alpha1.DevicePoolSpec,
+) (v1alpha1.FunctionDriver, error) {
 	if earlier.Setup != nil && earlier.Setup.Driver != "" {
 		return v1alpha1.FunctionDriver(earlier.Setup.Driver), nil
 	}
@@ -291,24 +297,18 @@ func ownersDriver(earlier journal.Attachment, device claim.Device, f function.Fu
 	return cmp.Or(device.Config.Driver, spec.Driver), nil
 }
 
-// port waits for the device's Port; it is nil if neither the claim nor the pool names a network.
-func (d *Driver) port(ctx context.Context, c *resourceapi.ResourceClaim, device claim.Device) (*v1alpha1.XPUPort, error) {
-	spec, _ := d.DevicePool(device.ID.DevicePool)
-	if device.Config.Network == "" && spec.Network == "" {
-		return nil, nil
-	}
-	return d.WaitForPort(ctx, c, device.Function)
-}
-
 // UnprepareResourceClaims takes the claims' Functions back. The kubelet calls it after the pod's sandbox is stopped,
 // and again until it succeeds.
-func (d *Driver) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
+func (d *Driver) UnprepareResourceClaims(
+	ctx context.Context, claims []kubeletplugin.NamespacedObject,
+) (map[types.UID]error, error) {
 	results := make(map[types.UID]error, len(claims))
 	for _, c := range claims {
 		begin := time.Now()
-		err := d.unprepare(ctx, c)
+		err := d.unprepare(ctx, c.UID)
 		d.Metrics.unprepare.observe(begin, err)
 		if err != nil {
+			err = fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
 			d.Log.Error(err, "Claim cannot be unprepared", "claim", klog.KRef(c.Namespace, c.Name))
 		}
 		results[c.UID] = err
@@ -316,27 +316,66 @@ func (d *Driver) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 	return results, nil
 }
 
-func (d *Driver) unprepare(ctx context.Context, c kubeletplugin.NamespacedObject) error {
-	// Unprepare is not ended by a Prepare that follows, so it does not take the context of the call.
-	_, end, err := d.calls.begin(ctx, c.UID, errUnprepared)
+func (d *Driver) unprepare(ctx context.Context, claim types.UID) error {
+	// The context that begin returns is not used: a Prepare that follows must not end an Unprepare.
+	_, end, err := d.calls.begin(ctx, claim, errUnprepared)
 	if err != nil {
-		return fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
+		return err
 	}
 	defer end()
-	if err = d.Lifecycle.Unprepare(ctx, c.UID); err == nil {
-		err = d.CDI.Remove(cdiFile(c.UID))
+	if err := d.Lifecycle.Unprepare(ctx, claim); err != nil {
+		return err
 	}
-	if err != nil {
-		return fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
-	}
-	return nil
+	return d.CDI.Remove(cdiFile(claim))
 }
 
-// HandleError logs what went wrong in the background. A slice that the API server refuses or cuts down is a mistake
-// of this driver or a cluster too old for it; both are said, and the rest of the node goes on.
+// WatchHealthStatus tells the kubelet about the health of devices (KEP-4680). It sends a full report at once, on every
+// change, and often enough that the kubelet never takes a device's health for unknown, until ctx ends.
+func (d *Driver) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
+	changes := d.Changes(ctx)
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case reports <- d.healthReport():
+		}
+		if !loop.Wait(ctx, changes, healthRefresh) {
+			return nil
+		}
+	}
+}
+
+func (d *Driver) healthReport() kubeletplugin.DeviceHealthReport {
+	now := time.Now()
+	var out kubeletplugin.DeviceHealthReport
+	pools, _ := d.Pools()
+	for _, p := range pools {
+		for _, f := range p.Functions {
+			device := kubeletplugin.DeviceHealth{
+				PoolName:           claim.PoolID{Node: d.Node, PF: f.PF, DevicePool: p.Name}.String(),
+				DeviceName:         f.ID.DeviceName(),
+				Health:             kubeletplugin.HealthStatusHealthy,
+				LastUpdated:        now,
+				HealthCheckTimeout: healthTimeout,
+			}
+			var messages []string
+			for _, problem := range d.Health.Problems(f) {
+				device.Health = kubeletplugin.HealthStatusUnhealthy
+				messages = append(messages, problem.Message)
+			}
+			device.Message = strings.Join(messages, "; ")
+			out.Devices = append(out.Devices, device)
+		}
+	}
+	return out
+}
+
+// HandleError logs an error of the background. The agent goes on: a slice that the API server refuses is a mistake of this
+// driver, and fields that it drops belong to features that the cluster lacks.
 func (d *Driver) HandleError(_ context.Context, err error, msg string) {
 	if dropped := (*resourceslice.DroppedFieldsError)(nil); errors.As(err, &dropped) {
-		d.Log.Error(err, "This cluster ignores parts of the ResourceSlices: it lacks features", "features", dropped.DisabledFeatures())
+		d.Log.Error(err, "This cluster ignores parts of the ResourceSlices: it lacks features",
+			"features", dropped.DisabledFeatures())
 		return
 	}
 	d.Metrics.backgroundErrors.Inc()

@@ -137,9 +137,11 @@ func (n *node) driver() *Driver {
 	}
 	return &Driver{
 		Function: n.Get, DevicePool: n.DevicePool, WaitForPort: n.Wait, Journal: n.journal, CDI: files,
-		DeviceNodes: &devnode.Finder{SysRoot: n.t.TempDir(), DevRoot: n.t.TempDir()},
-		Lifecycle:   n.lifecycle(lifecycle.Options{}),
-		Metrics:     NewMetrics(prometheus.NewRegistry()), Log: testr.New(n.t), ProvisionTimeout: time.Minute,
+		DeviceNodes:      &devnode.Finder{SysRoot: n.t.TempDir(), DevRoot: n.t.TempDir()},
+		Lifecycle:        n.lifecycle(lifecycle.Options{}),
+		RuntimeConnected: func(context.Context) error { return nil },
+		PodGoing:         func(context.Context, journal.Pod) (bool, error) { return false, nil },
+		Metrics:          NewMetrics(prometheus.NewRegistry()), Log: testr.New(n.t), ProvisionTimeout: time.Minute,
 	}
 }
 

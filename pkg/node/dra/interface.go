@@ -15,8 +15,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// wantedInterface is what the pod asks for with what the Port says about MAC, MTU and addresses, which the xPU
-// already counts on. A program of the pod that has the Function has to be content with the MTU that it sets itself.
+// wantedInterface returns the interface that the pod asks for, with the MAC, MTU and addresses of the Port, which the xPU
+// already relies on. The MTU is not applied to a Function that a program drives: the program sets its own.
 func wantedInterface(device claim.Device, userspace bool, port *v1alpha1.XPUPort) (function.Interface, error) {
 	wanted := device.Interface
 	if userspace {
@@ -47,8 +47,7 @@ func wantedInterface(device claim.Device, userspace bool, port *v1alpha1.XPUPort
 	return wanted, nil
 }
 
-// networkData is how an attachment is shown in claims and in metadata files: as it was seen in the pod, and before that
-// as it is asked for.
+// networkData describes an attachment for claims and metadata files: as observed in the pod, and before that as requested.
 func networkData(a journal.Attachment) *resourceapi.NetworkDeviceData {
 	name, mac, addresses := a.Interface.Name, a.Interface.MAC, a.Interface.Addresses
 	if a.Observed != nil {
@@ -61,7 +60,7 @@ func networkData(a journal.Attachment) *resourceapi.NetworkDeviceData {
 	return data
 }
 
-// metadata is what the pod's containers find in the device metadata file (KEP-5304).
+// metadata returns the content of the device metadata file of the pod's containers (KEP-5304).
 func metadata(a journal.Attachment) *kubeletplugin.DeviceMetadata {
 	return &kubeletplugin.DeviceMetadata{
 		Attributes: map[string]resourceapi.DeviceAttribute{
@@ -72,7 +71,7 @@ func metadata(a journal.Attachment) *kubeletplugin.DeviceMetadata {
 	}
 }
 
-// nameKey is one interface of a claim, chosenName its name, or why it can have none.
+// nameKey identifies an interface of a claim. chosenName is its name, or the reason why it has none.
 type (
 	nameKey struct {
 		claim    types.UID
@@ -84,44 +83,39 @@ type (
 	}
 )
 
-// chooseNames gives every interface of those claims that are the pod's its name. ofPod is what the journal has of the pod. A
-// name that an earlier Prepare chose stays; then come those that are asked for; the others are "net1", "net2", ... in the
-// order of the claims. A name that is asked for twice is an error for the second.
+// chooseNames chooses the interface names of the pod's claims. ofPod are the pod's attachments in the journal, whose names
+// stay. Names that claims ask for come next, and the second that asks for the same name gets an error. The other interfaces
+// are "net1", "net2", ... in the order of the claims.
 func chooseNames(pod journal.Pod, claims []*resourceapi.ResourceClaim, ofPod []journal.Attachment) map[nameKey]chosenName {
 	chosen := map[nameKey]chosenName{}
 	taken := map[string]string{} // the name of the claim that has an interface name
-	choose := func(key nameKey, claim, name string) { chosen[key], taken[name] = chosenName{name: name}, claim }
 	for _, a := range ofPod {
-		choose(nameKey{a.Claim.UID, a.Function}, a.Claim.Name, a.Interface.Name)
-	}
-	var unnamed []func(free string)
-	for _, c := range claims {
-		if consumer, err := consumer(c); err != nil || consumer.UID != pod.UID {
-			continue
-		}
-		devices, _ := claim.Devices(c) // an error is told where the claim is prepared
-		for _, device := range devices {
-			key, asked := nameKey{c.UID, device.Function}, device.Interface.Name
-			switch _, kept := chosen[key]; {
-			case kept:
-			case asked == "":
-				unnamed = append(unnamed, func(free string) { choose(key, c.Name, free) })
-			case taken[asked] != "":
-				chosen[key] = chosenName{err: fmt.Errorf("interfaceName %q: claim %s of the same pod has that name already; choose another",
-					asked, taken[asked])}
-			default:
-				choose(key, c.Name, asked)
-			}
-		}
+		chosen[nameKey{a.Claim.UID, a.Function}], taken[a.Interface.Name] = chosenName{name: a.Interface.Name}, a.Claim.Name
 	}
 	number := 0
-	for _, choose := range unnamed {
-		name := ""
-		for name == "" || taken[name] != "" {
-			number++
-			name = fmt.Sprintf("net%d", number)
+	for _, asked := range []bool{true, false} {
+		for _, c := range claims {
+			if consumer, err := consumer(c); err != nil || consumer.UID != pod.UID {
+				continue
+			}
+			devices, _ := claim.Devices(c) // prepare reports the error
+			for _, device := range devices {
+				key, name := nameKey{c.UID, device.Function}, device.Interface.Name
+				if _, done := chosen[key]; done || asked != (name != "") {
+					continue
+				}
+				if asked && taken[name] != "" {
+					chosen[key] = chosenName{err: fmt.Errorf(
+						"interfaceName %q: claim %s of the same pod has that name already; choose another", name, taken[name])}
+					continue
+				}
+				for name == "" || taken[name] != "" {
+					number++
+					name = fmt.Sprintf("net%d", number)
+				}
+				chosen[key], taken[name] = chosenName{name: name}, c.Name
+			}
 		}
-		choose(name)
 	}
 	return chosen
 }

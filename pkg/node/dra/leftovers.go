@@ -11,32 +11,31 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// Leftovers are the files that package kubeletplugin writes about the devices of a prepared claim (KEP-5304) and has not
-// taken away: it writes them at the end of a Prepare, also of one that the kubelet has given up and whose claim it has
-// unprepared by then. Their names are the library's (metadata.go of k8s.io/dynamic-resource-allocation/kubeletplugin).
+// Leftovers removes metadata files (KEP-5304) of claims that are not prepared. Package kubeletplugin writes the files at the
+// end of a Prepare, even if the kubelet gave up that Prepare and unprepared the claim meanwhile. The file names are those of
+// metadata.go in k8s.io/dynamic-resource-allocation/kubeletplugin.
 type Leftovers struct {
-	// DriverDir is the directory of the driver, with one for each claim by namespace and name in a directory of its own.
-	// CDIDir has files by the claim's UID.
+	// DriverDir is the driver's directory, below which a claim's directory is named by namespace and name. CDIDir has files
+	// that are named by the claim's UID.
 	DriverDir, CDIDir string
-	// Claims are what the journal knows. A claim that is being prepared is in it before anything is written.
+	// Claims returns the journal's attachments. They include a claim before anything is written for it.
 	Claims func() []journal.Attachment
 	Log    logr.Logger
 }
 
-// metadataPrefix is what the library's CDI files begin with; the UID of their claim follows.
-const metadataPrefix = v1alpha1.GroupName + "_metadata_"
+const (
+	// metadataPrefix begins the names of the library's CDI files. The UID of the claim follows.
+	metadataPrefix = v1alpha1.GroupName + "_metadata_"
+	leftoversEvery = time.Minute
+)
 
-// leftoversEvery is how often files are looked for. They are small, and in nobody's way.
-const leftoversEvery = time.Minute
-
-// Run removes files at once and every now and then until ctx ends.
+// Run removes files at once and every leftoversEvery until ctx ends.
 func (l *Leftovers) Run(ctx context.Context) error {
 	for {
 		if err := l.Remove(); err != nil {
@@ -48,30 +47,25 @@ func (l *Leftovers) Run(ctx context.Context) error {
 	}
 }
 
-// Remove removes what belongs to no claim that is prepared. It may be called at any time.
+// Remove removes the files of claims that are not prepared. It may be called at any time.
 func (l *Leftovers) Remove() error {
 	files, err1 := filepath.Glob(filepath.Join(l.CDIDir, metadataPrefix+"*.json"))
-	// What the library was writing when the agent was killed.
+	// The library leaves unfinished files if the agent is killed.
 	unfinished, err2 := filepath.Glob(filepath.Join(l.CDIDir, "."+metadataPrefix+"*.tmp"))
 	directories, err3 := filepath.Glob(filepath.Join(l.DriverDir, "dra-device-metadata", "*_*"))
 	errs := []error{err1, err2, err3}
-	// After the files: what is written from here on is of a claim that is in the journal.
-	uids, names := map[types.UID]bool{}, map[string]bool{}
+	// The journal is read after the directories, so it has the claims of all files that were found.
+	prepared := map[string]bool{} // by UID, and by the name of the directory
 	for _, a := range l.Claims() {
-		uids[a.Claim.UID], names[a.Claim.Namespace+"_"+a.Claim.Name] = true, true
+		prepared[string(a.Claim.UID)], prepared[a.Claim.Namespace+"_"+a.Claim.Name] = true, true
 	}
-	for _, file := range slices.Concat(files, unfinished) {
-		uid, _, _ := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(filepath.Base(file), "."), metadataPrefix), "_")
-		if uids[types.UID(uid)] {
-			continue
+	for _, path := range slices.Concat(files, unfinished, directories) {
+		claim := filepath.Base(path)
+		if ofFile, isFile := strings.CutPrefix(strings.TrimPrefix(claim, "."), metadataPrefix); isFile {
+			claim, _, _ = strings.Cut(ofFile, "_")
 		}
-		if err := os.Remove(file); !errors.Is(err, os.ErrNotExist) {
-			errs = append(errs, err)
-		}
-	}
-	for _, directory := range directories {
-		if !names[filepath.Base(directory)] {
-			errs = append(errs, os.RemoveAll(directory))
+		if !prepared[claim] {
+			errs = append(errs, os.RemoveAll(path)) // no error if it is gone already
 		}
 	}
 	if err := errors.Join(errs...); err != nil {

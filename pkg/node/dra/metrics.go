@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
 // Metrics are the driver's.
@@ -22,33 +23,33 @@ type operation struct {
 
 // NewMetrics registers the driver's metrics.
 func NewMetrics(registry prometheus.Registerer) *Metrics {
-	seconds := prometheus.NewHistogramVec(prometheus.HistogramOpts{
+	factory := promauto.With(registry)
+	seconds := factory.NewHistogramVec(prometheus.HistogramOpts{
 		Name:    "xpu_dra_operation_seconds",
 		Help:    "How long the kubelet waited for an operation on one claim, including the wait for the xPU.",
 		Buckets: prometheus.ExponentialBuckets(0.001, 2, 15),
 	}, []string{"operation"})
-	failures := prometheus.NewCounterVec(prometheus.CounterOpts{
+	failures := factory.NewCounterVec(prometheus.CounterOpts{
 		Name: "xpu_dra_operation_errors_total",
 		Help: "Operations on one claim that failed; the kubelet tries again.",
 	}, []string{"operation"})
-	m := &Metrics{
-		devices: prometheus.NewGauge(prometheus.GaugeOpts{
+	return &Metrics{
+		devices: factory.NewGauge(prometheus.GaugeOpts{
 			Name: "xpu_dra_devices", Help: "Devices in this node's ResourceSlices.",
 		}),
-		tainted: prometheus.NewGauge(prometheus.GaugeOpts{
+		tainted: factory.NewGauge(prometheus.GaugeOpts{
 			Name: "xpu_dra_devices_tainted", Help: "Devices in this node's ResourceSlices that are tainted.",
 		}),
 		prepare:   operation{seconds.WithLabelValues("prepare"), failures.WithLabelValues("prepare")},
 		unprepare: operation{seconds.WithLabelValues("unprepare"), failures.WithLabelValues("unprepare")},
-		backgroundErrors: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "xpu_dra_background_errors_total", Help: "Errors while publishing ResourceSlices or registering with the kubelet.",
+		backgroundErrors: factory.NewCounter(prometheus.CounterOpts{
+			Name: "xpu_dra_background_errors_total",
+			Help: "Errors while publishing ResourceSlices or registering with the kubelet.",
 		}),
-		statusWrites: prometheus.NewCounterVec(prometheus.CounterOpts{
+		statusWrites: factory.NewCounterVec(prometheus.CounterOpts{
 			Name: "xpu_dra_claim_status_writes_total", Help: "Writes of ResourceClaim.status.devices, by result.",
 		}, []string{"result"}),
 	}
-	registry.MustRegister(seconds, failures, m.devices, m.tainted, m.backgroundErrors, m.statusWrites)
-	return m
 }
 
 // observe measures one call that began at the time.

@@ -3,7 +3,6 @@ package dra
 import (
 	"context"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -12,60 +11,47 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
-// debounce is how long the publisher waits for more changes after the first: VFs appear one by one, and a link that
-// goes down takes its VFs along.
-const debounce = 50 * time.Millisecond
+const (
+	// debounce is how long the publisher waits for more changes after the first: VFs appear one by one, and a link that
+	// goes down takes its VFs along.
+	debounce = 50 * time.Millisecond
+	// firstRetry and slowestRetry bound the pauses between attempts to publish. Each pause is twice the last.
+	firstRetry, slowestRetry = 500 * time.Millisecond, 30 * time.Second
+)
 
-// Slices writes ResourceSlices. [kubeletplugin.Helper] does.
-type Slices interface {
-	PublishResources(ctx context.Context, resources resourceslice.DriverResources) error
-}
-
-// Pools knows the node's pools.
-type Pools interface {
-	// Pools returns the pools as they are now; known is false as long as they have not been read once.
-	Pools() (pools []pool.Pool, known bool)
-}
-
-// Publisher keeps the node's ResourceSlices equal to its pools. Nothing is written unless something changed, so a
-// restart of the agent writes nothing.
+// Publisher keeps the node's ResourceSlices equal to its pools. It writes nothing unless something changed.
 type Publisher struct {
-	Node    string
-	Pools   Pools
-	Health  *health.Checker
-	Slices  Slices
+	Node string
+	// Pools returns the node's pools as they are now; known is false until they have been read once.
+	Pools  func() (pools []pool.Pool, known bool)
+	Health *health.Checker
+	// Publish makes the ResourceSlices as they should be; see [SliceWriter.PublishResources].
+	Publish func(ctx context.Context, resources resourceslice.DriverResources) error
 	Metrics *Metrics
 	Log     logr.Logger
 
 	published *resourceslice.DriverResources // nil at first
 }
 
-// Run publishes at once and after every change until ctx ends. What the API server does not take now is published later:
-// CNI and device plugin go on meanwhile.
+// Run publishes at once and after every change until ctx ends. It tries again while the API server refuses.
 func (p *Publisher) Run(ctx context.Context, changes <-chan struct{}) error {
-	var failing *wait.Backoff
+	pauses := loop.Backoff(firstRetry, slowestRetry)
 	for {
-		var pause time.Duration
+		var pause time.Duration // 0 waits for the next change
 		if err := p.publish(ctx); err != nil && ctx.Err() == nil {
-			if failing == nil {
-				failing = loop.Backoff(500*time.Millisecond, 30*time.Second)
-			}
-			pause = failing.Step()
+			pause = pauses.Step()
 			p.Log.Error(err, "ResourceSlices are published later", "after", pause.String())
 		} else {
-			failing = nil
+			pauses = loop.Backoff(firstRetry, slowestRetry)
 		}
 		if !loop.Wait(ctx, changes, pause) || !loop.Sleep(ctx, debounce) {
 			return nil
@@ -75,7 +61,7 @@ func (p *Publisher) Run(ctx context.Context, changes <-chan struct{}) error {
 
 // publish publishes the pools as they are now, if they differ from what was published.
 func (p *Publisher) publish(ctx context.Context) error {
-	pools, known := p.Pools.Pools()
+	pools, known := p.Pools()
 	if !known {
 		return nil
 	}
@@ -83,7 +69,7 @@ func (p *Publisher) publish(ctx context.Context) error {
 	if p.published != nil && equality.Semantic.DeepEqual(*p.published, next) {
 		return nil
 	}
-	if err := p.Slices.PublishResources(ctx, next); err != nil {
+	if err := p.Publish(ctx, next); err != nil {
 		return err
 	}
 	p.published = &next
@@ -106,27 +92,27 @@ func (p *Publisher) publish(ctx context.Context) error {
 }
 
 const (
-	// syncDelay is how long after a foreign change the slices are put right. The kubelet deletes all slices of its node
-	// when it starts; with the library's 30 s the node would have no devices for so long.
+	// syncDelay is the time from a change by others to the repair of the slices. The library's default is 30 s, for which a
+	// node would have no devices after the start of its kubelet, which deletes all slices of the node.
 	syncDelay = time.Second
-	// parallelCreates is how many slices of a node without any are created at once.
+	// parallelCreates bounds how many slices are created at once on a node without slices.
 	parallelCreates = 8
 )
 
-// SliceWriter keeps the node's ResourceSlices in the API server as it is told. It is the library's controller, which
-// [kubeletplugin.Helper] uses as well, with two differences: it mends what the kubelet deleted at once, and on a node
-// that has no slices yet it does not wait for the controller, whose start takes a second, to create the first ones.
+// SliceWriter keeps the node's ResourceSlices in the API server by the library's controller, as [kubeletplugin.Helper] does,
+// with two differences: it repairs the slices after syncDelay, and it creates the first slices of a node without waiting for
+// the controller, whose start takes a second.
 type SliceWriter struct {
 	Client kubernetes.Interface
 	Node   string
-	// HandleError hears what goes wrong in the background; see [Driver.HandleError].
+	// HandleError is called for errors in the background; see [Driver.HandleError].
 	HandleError func(ctx context.Context, err error, msg string)
 
 	controller *resourceslice.Controller
 }
 
-// PublishResources makes the slices as they should be, now or in the background. It must not be called by several
-// goroutines at once; the context of the first call is that of the background.
+// PublishResources writes the slices, now or in the background, which ends with the context of the first call. It must not
+// be called by several goroutines at once.
 func (w *SliceWriter) PublishResources(ctx context.Context, resources resourceslice.DriverResources) error {
 	if w.controller != nil {
 		w.controller.Update(&resources)
@@ -151,14 +137,10 @@ func (w *SliceWriter) PublishResources(ctx context.Context, resources resourcesl
 	return err
 }
 
-// Stop ends the background; the slices stay.
-func (w *SliceWriter) Stop() {
-	if w.controller != nil {
-		w.controller.Stop()
-	}
-}
+// Stop ends the background. The slices stay.
+func (w *SliceWriter) Stop() { w.controller.Stop() }
 
-// createFirst creates the slices of a node that has none of this driver's. The controller takes them for its own.
+// createFirst creates the slices of a node that has none of this driver. The controller adopts them.
 func (w *SliceWriter) createFirst(ctx context.Context, owner resourceslice.Owner, resources resourceslice.DriverResources) error {
 	existing, err := w.Client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{
 		FieldSelector: fields.Set{
@@ -184,7 +166,8 @@ func (w *SliceWriter) createFirst(ctx context.Context, owner resourceslice.Owner
 	return creates.Wait()
 }
 
-// firstSlice is what the library's controller would create, by name and content; any other it would replace.
+// firstSlice returns the slice that the library's controller would create; the controller replaces any that differs in name or
+// content.
 func firstSlice(owner resourceslice.Owner, poolName string, pool resourceslice.Pool, index int) *resourceapi.ResourceSlice {
 	return &resourceapi.ResourceSlice{
 		ObjectMeta: metav1.ObjectMeta{
@@ -201,60 +184,4 @@ func firstSlice(owner resourceslice.Owner, poolName string, pool resourceslice.P
 			SharedCounters: pool.Slices[index].SharedCounters,
 		},
 	}
-}
-
-// The kubelet takes a device's health for unknown when it has not been told for the timeout.
-const (
-	healthTimeout = 30 * time.Second
-	healthRefresh = 10 * time.Second
-)
-
-// HealthReporter tells the kubelet about the health of devices (KEP-4680).
-type HealthReporter struct {
-	Node   string
-	Pools  Pools
-	Health *health.Checker
-	// Changes is called for every stream of reports; the channel it returns wakes that stream when health may have
-	// changed, until the context ends.
-	Changes func(ctx context.Context) <-chan struct{}
-}
-
-// WatchHealthStatus sends a full report at once, on every change, and often enough to stay known, until ctx ends.
-func (r *HealthReporter) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
-	changes := r.Changes(ctx)
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case reports <- r.report():
-		}
-		if !loop.Wait(ctx, changes, healthRefresh) {
-			return nil
-		}
-	}
-}
-
-func (r *HealthReporter) report() kubeletplugin.DeviceHealthReport {
-	now := time.Now()
-	var out kubeletplugin.DeviceHealthReport
-	pools, _ := r.Pools.Pools()
-	for _, p := range pools {
-		for _, f := range p.Functions {
-			device := kubeletplugin.DeviceHealth{
-				PoolName:           claim.PoolID{Node: r.Node, PF: f.PF, DevicePool: p.Name}.String(),
-				DeviceName:         f.ID.DeviceName(),
-				Health:             kubeletplugin.HealthStatusHealthy,
-				LastUpdated:        now,
-				HealthCheckTimeout: healthTimeout,
-			}
-			var messages []string
-			for _, problem := range r.Health.Problems(f) {
-				device.Health = kubeletplugin.HealthStatusUnhealthy
-				messages = append(messages, problem.Message)
-			}
-			device.Message = strings.Join(messages, "; ")
-			out.Devices = append(out.Devices, device)
-		}
-	}
-	return out
 }

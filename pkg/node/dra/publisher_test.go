@@ -68,7 +68,7 @@ func noProblems() *health.Checker {
 func TestPublisher(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		have, written, changes := &pools{}, &writes{}, make(chan struct{}, 1)
-		p := &Publisher{Node: "node1", Pools: have, Health: noProblems(), Slices: written, Metrics: NewMetrics(prometheus.NewRegistry()), Log: testr.New(t)}
+		p := &Publisher{Node: "node1", Pools: have.Pools, Health: noProblems(), Publish: written.PublishResources, Metrics: NewMetrics(prometheus.NewRegistry()), Log: testr.New(t)}
 		done := make(chan error)
 		ctx, stop := context.WithCancel(t.Context())
 		go func() { done <- p.Run(ctx, changes) }()
@@ -127,7 +127,7 @@ func TestPublisherTriesAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		have, written := &pools{}, &writes{err: errors.New("refused")}
 		have.set()
-		p := &Publisher{Node: "node1", Pools: have, Health: noProblems(), Slices: written, Metrics: NewMetrics(prometheus.NewRegistry()), Log: testr.New(t)}
+		p := &Publisher{Node: "node1", Pools: have.Pools, Health: noProblems(), Publish: written.PublishResources, Metrics: NewMetrics(prometheus.NewRegistry()), Log: testr.New(t)}
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- p.Run(ctx, nil) }()
@@ -165,7 +165,7 @@ func TestHealthReporter(t *testing.T) {
 			}
 			return ""
 		}
-		r := &HealthReporter{Node: "node1", Pools: have, Health: checker, Changes: func(context.Context) <-chan struct{} { return changes }}
+		r := &Driver{Node: "node1", Pools: have.Pools, Health: checker, Changes: func(context.Context) <-chan struct{} { return changes }}
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- r.WatchHealthStatus(ctx, reports) }()
@@ -203,7 +203,7 @@ func TestHealthReporterStops(t *testing.T) {
 	have.set()
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
-	r := &HealthReporter{Node: "node1", Pools: have, Health: noProblems(), Changes: func(context.Context) <-chan struct{} { return nil }}
+	r := &Driver{Node: "node1", Pools: have.Pools, Health: noProblems(), Changes: func(context.Context) <-chan struct{} { return nil }}
 	if err := r.WatchHealthStatus(ctx, make(chan kubeletplugin.DeviceHealthReport)); err != nil {
 		t.Errorf("Run = %v, want nil when its context ends", err)
 	}

@@ -17,8 +17,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
-// Attributes of devices. Unqualified names belong to the driver's domain; those with a domain are agreed on elsewhere:
-// k8s.cni.cncf.io is what Multus looks for. None of them changes when a pod takes the netdev.
+// Attributes of devices. Unqualified names belong to the driver's domain. Multus reads those of k8s.cni.cncf.io. No attribute
+// changes when a pod takes the netdev.
 const (
 	AttributeKind       resourceapi.QualifiedName = "kind"   // "VF" or "SF"
 	AttributePool       resourceapi.QualifiedName = "pool"   // name of the DevicePool
@@ -31,20 +31,20 @@ const (
 	AttributeMultusName resourceapi.QualifiedName = "k8s.cni.cncf.io/resourceName"
 )
 
-// devicesPerSlice is the API's limit for slices whose devices have taints or consume counters. It is used for every slice,
-// so that the first taint does not move devices to other slices.
+// devicesPerSlice is the API's limit for slices whose devices have taints or consume counters. It applies to all slices, so
+// that the first taint does not move devices to other slices.
 const devicesPerSlice = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
 
-// What the Functions of a PF share in pools with maxAllocated (KEP-4815): a set of counters for each DRA pool, from which
-// each device consumes one while it is allocated.
+// Names of the counters in pools with maxAllocated (KEP-4815). Each DRA pool has a set with one counter, of which each device
+// consumes 1 while it is allocated.
 const (
 	counterSetPF     = "pf"
 	counterFunctions = "functions"
 )
 
-// resources turns the node's pools into what the driver publishes: one DRA pool for each PF and DevicePool, VFs before
-// SFs, each in the slice that its index says, so that a Function that comes or goes changes one slice, unless it is the
-// only one of its slice. SFs that do not exist yet are devices like the others.
+// resources returns what the driver publishes of the node's pools: one DRA pool for each PF and DevicePool. A Function's index
+// determines its slice, so that adding or removing a Function changes one slice, unless the Function is alone in it. SFs that
+// do not exist yet are devices like the others.
 func resources(node string, pools []pool.Pool, problems func(function.Function) []health.Problem) resourceslice.DriverResources {
 	out := resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{}}
 	for _, p := range pools {
@@ -63,8 +63,8 @@ func resources(node string, pools []pool.Pool, problems func(function.Function) 
 	return out
 }
 
-// slicesOf are the slices of the pool's Functions of one PF. A slice has devices or counters. That of the counters, which
-// say how many devices may be allocated at once, comes first, as its index does not depend on how many devices there are.
+// slicesOf returns the slices for the pool's Functions of one PF, VFs before SFs. A slice has either devices or counters. The
+// counters, which limit how many devices may be allocated at once, come first: their index then never changes.
 func slicesOf(p pool.Pool, functions []function.Function, problems func(function.Function) []health.Problem) []resourceslice.Slice {
 	var out []resourceslice.Slice
 	if p.Spec.MaxAllocated != nil {
@@ -96,29 +96,30 @@ func device(p pool.Pool, f function.Function, problems []health.Problem) resourc
 	d := resourceapi.Device{
 		Name: f.ID.DeviceName(),
 		Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
-			AttributeKind:     {StringValue: new(string(f.Kind))},
-			AttributePool:     {StringValue: new(p.Name)},
-			AttributePF:       {StringValue: new(string(f.PF))},
-			AttributeIndex:    {IntValue: new(int64(f.Index))},
-			AttributeVendor:   {StringValue: new(f.Vendor)},
-			AttributeDevice:   {StringValue: new(f.Device)},
-			AttributeMultusID: {StringValue: new(f.ID.String())},
-			deviceattribute.StandardDeviceAttributePCIBusID: {StringValue: new(string(f.ID.Address))},
+			AttributeIndex: {IntValue: new(int64(f.Index))},
 		},
 	}
-	// Absent is not a value: devices without a PCIe root or NUMA node must not match each other by it.
+	if f.NUMANode >= 0 {
+		numa := resourceapi.DeviceAttribute{IntValue: new(int64(f.NUMANode))}
+		d.Attributes[deviceattribute.StandardDeviceAttributeNUMANode] = numa
+	}
 	for name, value := range map[resourceapi.QualifiedName]string{
-		AttributeMultusName: v1alpha1.GroupName + "/" + p.Name,
+		AttributeKind:       string(f.Kind),
+		AttributePool:       p.Name,
+		AttributePF:         string(f.PF),
 		AttributePFName:     f.PFName,
+		AttributeVendor:     f.Vendor,
+		AttributeDevice:     f.Device,
+		AttributeMultusID:   f.ID.String(),
+		AttributeMultusName: v1alpha1.GroupName + "/" + p.Name,
+		deviceattribute.StandardDeviceAttributePCIBusID: string(f.ID.Address),
 		deviceattribute.StandardDeviceAttributePCIeRoot: f.PCIeRoot,
 	} {
-		// The API refuses the whole slice for a longer value. Multus does not find the devices of such a DevicePool.
+		// Unknown values are left out: devices without a PCIe root or PF name must not match each other by it. The API refuses
+		// a slice with a longer value; Multus does not find the devices of a DevicePool with such a name.
 		if value != "" && len(value) <= resourceapi.DeviceAttributeMaxValueLength {
 			d.Attributes[name] = resourceapi.DeviceAttribute{StringValue: new(value)}
 		}
-	}
-	if f.NUMANode >= 0 {
-		d.Attributes[deviceattribute.StandardDeviceAttributeNUMANode] = resourceapi.DeviceAttribute{IntValue: new(int64(f.NUMANode))}
 	}
 	if p.Spec.Provision == v1alpha1.ProvisionBeforeBind {
 		d.BindingConditions = []string{v1alpha1.ConditionProvisioned}

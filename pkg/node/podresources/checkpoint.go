@@ -15,10 +15,10 @@ import (
 // (kubeletDeviceManagerCheckpoint in pkg/kubelet/cm/devicemanager/manager.go). The kubelet replaces it atomically.
 const checkpointFile = "device-plugins/kubelet_internal_checkpoint"
 
-// maxCheckpoint bounds the file, in bytes. An entry takes some hundred, plus the device plugin's answer.
+// maxCheckpoint bounds the file, in bytes. An entry has some hundred bytes, plus the device plugin's response.
 const maxCheckpoint = 64 << 20
 
-// readCheckpoint returns what containers have, including init containers, by [function.ID.String]. A kubelet that never
+// readCheckpoint returns the Functions of containers, including init containers, by [function.ID.String]. A kubelet that never
 // allocated a device has no checkpoint.
 func readCheckpoint(path string) (map[string]Assignment, error) {
 	file, err := os.Open(path)

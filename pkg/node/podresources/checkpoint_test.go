@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/go-logr/logr/testr"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
@@ -45,7 +46,7 @@ func TestIncompleteAnswer(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(kubelet.Stop)
-	client := NewClient(dir, Self{Namespace: "default", Name: "xpu-agent"})
+	client := NewClient(dir, Self{Namespace: "default", Name: "xpu-agent"}, testr.New(t))
 	kubelet.Set(podresourcestest.Pod("static", "x"))
 	if assigned, err := client.Assigned(t.Context()); err == nil {
 		t.Errorf("Assigned = %v, want an error: the agent's own pod is missing", assigned)

@@ -1,14 +1,19 @@
-// Package podresources asks the kubelet which pods have which Functions. Only the kubelet knows: it gives extended
-// resources to containers by itself, and does not tell when it takes them back.
+// Package podresources asks the kubelet which pods have which Functions. Only the kubelet knows: it allocates extended
+// resources to containers by itself, and does not report when it takes them back.
 package podresources
 
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
+	"sync"
+	"sync/atomic"
 
+	"github.com/go-logr/logr"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
@@ -30,30 +35,47 @@ type Assignment struct {
 	Namespace, Pod, Container string
 }
 
-// Self names the agent's own pod; it is empty where the agent does not run in one.
+// String is "pod default/web (container nginx)".
+func (a Assignment) String() string {
+	pod := "a pod"
+	if a.Pod != "" {
+		pod = "pod " + a.Namespace + "/" + a.Pod
+	}
+	return fmt.Sprintf("%s (container %s)", pod, cmp.Or(a.Container, "unknown"))
+}
+
+// Self names the agent's own pod. It is empty if the agent does not run in a pod.
 type Self struct{ Namespace, Name string }
 
-// Client asks the kubelet. Its methods may be called by several goroutines at once.
+// Client asks the kubelet, and keeps its last list for callers that cannot wait. Its methods may be called by several
+// goroutines at once.
 type Client struct {
 	self               Self
 	socket, checkpoint string // paths
+	log                logr.Logger
+
+	last       atomic.Pointer[map[function.ID][]Assignment] // the kubelet's list at the last Refresh
+	refreshing sync.Mutex                                   // keeps an older list from replacing a newer one
+	away       bool                                         // the kubelet did not answer; guarded by refreshing
 }
 
 // NewClient makes a client for the kubelet with this directory, "/var/lib/kubelet". The kubelet may start and stop at any
 // time. A list without the pod that self names is an error: a kubelet that was restarted lists only static pods until it
 // has heard from the API server.
-func NewClient(kubeletDir string, self Self) *Client {
-	return &Client{
+func NewClient(kubeletDir string, self Self, log logr.Logger) *Client {
+	c := &Client{
 		self: self, socket: filepath.Join(kubeletDir, "pod-resources", "kubelet.sock"),
-		checkpoint: filepath.Join(kubeletDir, checkpointFile),
+		checkpoint: filepath.Join(kubeletDir, checkpointFile), log: log,
 	}
+	c.last.Store(&map[function.ID][]Assignment{})
+	return c
 }
 
 // Assigned returns what pods may have now, by [function.ID.String]: what the kubelet lists, and what only its checkpoint
-// has. The list never has init containers; the checkpoint may still have a pod that is gone. No pod has a Function that
-// is missing. Of several resources that gave away the same Function, the result has the one that sorts first.
+// has. The list never has init containers, and the checkpoint may still have a pod that is gone. No pod has a Function that
+// is not in the result. If several resources gave away a Function, the result has the resource that sorts first.
 func (c *Client) Assigned(ctx context.Context) (map[string]Assignment, error) {
-	listed, err := c.listed(ctx)
+	listed, err := c.list(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -71,7 +93,7 @@ func (c *Client) Assigned(ctx context.Context) (map[string]Assignment, error) {
 
 // Claimed returns the Functions that a pod has by ResourceClaims of this project's driver.
 func (c *Client) Claimed(ctx context.Context, namespace, pod string) ([]function.ID, error) {
-	listed, err := c.listed(ctx)
+	listed, err := c.list(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -86,32 +108,69 @@ func (c *Client) Claimed(ctx context.Context, namespace, pod string) ([]function
 	return claimed, nil
 }
 
-// listed returns what the kubelet lists. A Function may have been given away several times.
-func (c *Client) listed(ctx context.Context) (map[function.ID][]Assignment, error) {
-	pods, err := c.list(ctx)
+// Refresh asks the kubelet for what [Client.InUse] and [Client.Has] look at. changed says whether its answer differs from
+// the last one. Without an answer the last one is kept, which is logged once.
+func (c *Client) Refresh(ctx context.Context) (changed bool, err error) {
+	c.refreshing.Lock()
+	defer c.refreshing.Unlock()
+	listed, err := c.list(ctx)
+	if err != nil {
+		if !c.away && !errors.Is(ctx.Err(), context.Canceled) {
+			c.log.Error(err, "Pods' devices are not known anew, keeping what is known")
+			c.away = true
+		}
+		return false, err
+	}
+	if c.away {
+		c.log.Info("Pods' devices are known again")
+	}
+	c.away = false
+	before := c.last.Swap(&listed)
+	return !maps.EqualFunc(*before, listed, slices.Equal[[]Assignment]), nil
+}
+
+// InUse returns a message if a pod has the Function by another resource than this, "" if none has or the kubelet was never
+// asked. The resource "" stands for ResourceClaims of this project's driver. It does not block.
+func (c *Client) InUse(id function.ID, resource string) string {
+	for _, a := range (*c.last.Load())[id] {
+		if a.Resource != resource {
+			by := "resource " + a.Resource
+			if a.Resource == "" {
+				by = "a ResourceClaim"
+			}
+			return fmt.Sprintf("%s still has it by %s: it is offered again when that pod is gone", a, by)
+		}
+	}
+	return ""
+}
+
+// Has says whether a pod has the Function by this resource, "" for ResourceClaims of this project's driver. It is false if
+// the kubelet was never asked. It does not block.
+func (c *Client) Has(id function.ID, resource string) bool {
+	return slices.ContainsFunc((*c.last.Load())[id], func(a Assignment) bool { return a.Resource == resource })
+}
+
+// list returns the Functions that the kubelet lists. A Function may have been given away several times. Each call uses a new
+// connection, which fails at once if the kubelet does not run, and has no backoff after a restart of the kubelet.
+func (c *Client) list(ctx context.Context) (map[function.ID][]Assignment, error) {
+	connection, err := grpc.NewClient("unix:"+c.socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)))
+	if err != nil {
+		return nil, fmt.Errorf("kubelet at %s: list of pods' devices: %w", c.socket, err)
+	}
+	defer connection.Close()
+	response, err := podresourcesapi.NewPodResourcesListerClient(connection).List(ctx, &podresourcesapi.ListPodResourcesRequest{})
 	if err != nil {
 		return nil, fmt.Errorf("kubelet at %s: list of pods' devices: %w", c.socket, err)
 	}
 	isSelf := func(p *podresourcesapi.PodResources) bool {
 		return p.GetNamespace() == c.self.Namespace && p.GetName() == c.self.Name
 	}
-	if c.self.Name != "" && !slices.ContainsFunc(pods, isSelf) {
+	if c.self.Name != "" && !slices.ContainsFunc(response.GetPodResources(), isSelf) {
 		return nil, fmt.Errorf("kubelet at %s: list of pods' devices: lacks this agent's own pod %s/%s: "+
 			"the kubelet has not heard yet which pods there are", c.socket, c.self.Namespace, c.self.Name)
 	}
-	return functions(pods), nil
-}
-
-// list uses a new connection for each call, which fails at once if the kubelet is away and has no backoff after a restart.
-func (c *Client) list(ctx context.Context) ([]*podresourcesapi.PodResources, error) {
-	connection, err := grpc.NewClient("unix:"+c.socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)))
-	if err != nil {
-		return nil, err
-	}
-	defer connection.Close()
-	response, err := podresourcesapi.NewPodResourcesListerClient(connection).List(ctx, &podresourcesapi.ListPodResourcesRequest{})
-	return response.GetPodResources(), err
+	return functions(response.GetPodResources()), nil
 }
 
 // functions finds the Functions among the devices of pods, with one assignment for each pod and resource: containers of a
@@ -120,43 +179,32 @@ func functions(pods []*podresourcesapi.PodResources) map[function.ID][]Assignmen
 	found := map[function.ID][]Assignment{}
 	for _, pod := range pods {
 		for _, container := range pod.GetContainers() {
-			add := func(id function.ID, resource string) {
-				a := Assignment{resource, pod.GetNamespace(), pod.GetName(), container.GetName()}
-				if !slices.ContainsFunc(found[id], func(other Assignment) bool {
-					other.Container = a.Container
-					return other == a
-				}) {
-					found[id] = append(found[id], a)
+			// The IDs and names of devices that are not Functions cannot be parsed.
+			add := func(id function.ID, parseErr error, resource string) {
+				isSame := func(a Assignment) bool {
+					return a.Resource == resource && a.Namespace == pod.GetNamespace() && a.Pod == pod.GetName()
+				}
+				if parseErr == nil && !slices.ContainsFunc(found[id], isSame) {
+					found[id] = append(found[id], Assignment{resource, pod.GetNamespace(), pod.GetName(), container.GetName()})
 				}
 			}
 			for _, devices := range container.GetDevices() {
 				for _, text := range devices.GetDeviceIds() {
-					if id, err := function.ParseID(text); err == nil {
-						add(id, devices.GetResourceName())
-					}
+					id, err := function.ParseID(text)
+					add(id, err, devices.GetResourceName())
 				}
 			}
 			for _, claim := range container.GetDynamicResources() {
 				for _, device := range claim.GetClaimResources() {
-					if id, err := function.ParseDeviceName(device.GetDeviceName()); err == nil {
-						resource := device.GetDriverName()
-						if resource == v1alpha1.GroupName {
-							resource = ""
-						}
-						add(id, resource)
+					id, err := function.ParseDeviceName(device.GetDeviceName())
+					resource := device.GetDriverName()
+					if resource == v1alpha1.GroupName {
+						resource = ""
 					}
+					add(id, err, resource)
 				}
 			}
 		}
 	}
 	return found
-}
-
-// String is "pod default/web (container nginx)".
-func (a Assignment) String() string {
-	pod := "a pod"
-	if a.Pod != "" {
-		pod = "pod " + a.Namespace + "/" + a.Pod
-	}
-	return fmt.Sprintf("%s (container %s)", pod, cmp.Or(a.Container, "unknown"))
 }

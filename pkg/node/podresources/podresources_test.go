@@ -41,7 +41,7 @@ func start(t *testing.T) (dir string, kubelet *podresourcestest.Kubelet, client 
 		t.Fatal(err)
 	}
 	t.Cleanup(kubelet.Stop)
-	return dir, kubelet, podresources.NewClient(dir, podresources.Self{})
+	return dir, kubelet, podresources.NewClient(dir, podresources.Self{}, testr.New(t))
 }
 
 func TestAssigned(t *testing.T) {
@@ -103,10 +103,10 @@ func TestManyPods(t *testing.T) {
 }
 
 func TestTracker(t *testing.T) {
-	dir, kubelet, client := start(t)
+	dir, kubelet, _ := start(t)
 	var mutex sync.Mutex
 	var logged []string
-	tracker := podresources.NewTracker(client, funcr.New(func(_, args string) {
+	tracker := podresources.NewClient(dir, podresources.Self{}, funcr.New(func(_, args string) {
 		mutex.Lock()
 		defer mutex.Unlock()
 		logged = append(logged, args)
@@ -192,9 +192,8 @@ func TestTrackerTimesOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { silent.Close() })
-	client := podresources.NewClient(dir, podresources.Self{})
 	logged := 0
-	tracker := podresources.NewTracker(client, funcr.New(func(string, string) { logged++ }, funcr.Options{}))
+	tracker := podresources.NewClient(dir, podresources.Self{}, funcr.New(func(string, string) { logged++ }, funcr.Options{}))
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := tracker.Refresh(canceled); err == nil || logged != 0 {
@@ -211,7 +210,7 @@ func TestTrackerTimesOut(t *testing.T) {
 
 // TestNoKubelet: where there is no kubelet, nobody waits for it.
 func TestNoKubelet(t *testing.T) {
-	client := podresources.NewClient(t.TempDir(), podresources.Self{})
+	client := podresources.NewClient(t.TempDir(), podresources.Self{}, testr.New(t))
 	for range 3 {
 		begin := time.Now()
 		if _, err := client.Assigned(t.Context()); err == nil {
@@ -242,18 +241,17 @@ func TestClaimed(t *testing.T) {
 	if assigned, err := client.Assigned(t.Context()); err != nil || len(assigned) != 4 {
 		t.Errorf("Assigned = %v, %v, want four", assigned, err)
 	}
-	tracker := podresources.NewTracker(client, testr.New(t))
-	if _, err := tracker.Refresh(t.Context()); err != nil {
+	if _, err := client.Refresh(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	// Two pods of one name, in two namespaces, and one that has the Function by a resource as well.
 	kubelet.Set(claimed("default", "web", "0000-3b-00-2"), claimed("other", "web", "0000-3b-00-2"),
 		podresourcestest.Pod("web", "xpu.opiproject.org/fast", "0000:3b:00.2"))
-	if changed, err := tracker.Refresh(t.Context()); !changed || err != nil {
+	if changed, err := client.Refresh(t.Context()); !changed || err != nil {
 		t.Errorf("changed %t, %v", changed, err)
 	}
 	for resource, want := range map[string]bool{"": true, "xpu.opiproject.org/fast": true, "xpu.opiproject.org/slow": false} {
-		if has := tracker.Has(function.ID{Address: "0000:3b:00.2"}, resource); has != want {
+		if has := client.Has(function.ID{Address: "0000:3b:00.2"}, resource); has != want {
 			t.Errorf("has it by %q: %t", resource, has)
 		}
 	}
@@ -261,9 +259,9 @@ func TestClaimed(t *testing.T) {
 
 // TestTrackerFirstAnswer: a kubelet that answers from the start is not said to be known again.
 func TestTrackerFirstAnswer(t *testing.T) {
-	_, kubelet, client := start(t)
+	dir, kubelet, _ := start(t)
 	var lines []string
-	tracker := podresources.NewTracker(client, funcr.New(func(_, args string) { lines = append(lines, args) }, funcr.Options{}))
+	tracker := podresources.NewClient(dir, podresources.Self{}, funcr.New(func(_, args string) { lines = append(lines, args) }, funcr.Options{}))
 	kubelet.Set()
 	if _, err := tracker.Refresh(t.Context()); err != nil || len(lines) > 0 {
 		t.Errorf("%v, logged %q", err, lines)

@@ -80,7 +80,7 @@ func newDemand(t *testing.T, dir string, spec v1alpha1.DevicePoolSpec, trace fun
 	records := tracedJournal{d.journal, trace}
 	d.lifecycle = lifecycle.New(records, engine, d.inv, lifecycle.Options{BootID: "boot-1", Setup: setups}, log)
 	publisher := &dra.Publisher{
-		Node: "guest", Pools: d.tracker, Health: &health.Checker{}, Slices: d,
+		Node: "guest", Pools: d.tracker.Pools, Health: &health.Checker{}, Publish: d.PublishResources,
 		Metrics: dra.NewMetrics(prometheus.NewRegistry()), Log: log,
 	}
 

@@ -69,7 +69,7 @@ func newSupplier(t *testing.T, pf pci.Address) *supplier {
 	s.kubelet, err = podresourcestest.Start(dir)
 	must.Succeed(t, err)
 	t.Cleanup(s.kubelet.Stop)
-	s.pods = podresources.NewClient(dir, podresources.Self{})
+	s.pods = podresources.NewClient(dir, podresources.Self{}, testr.New(t))
 	s.inventory = inventory.New(inventory.Options{SysRoot: "/sys", Log: testr.New(t), Changed: func() {
 		s.inputs.Notify()
 		s.all.Notify()

@@ -99,7 +99,9 @@ func newClaimsOf(
 	c.driver = &dra.Driver{
 		Function: c.inventory.Get, DevicePool: c.DevicePool, WaitForPort: c.Wait, Journal: c.journal, Lifecycle: c.lifecycle,
 		DeviceNodes: &devnode.Finder{SysRoot: "/sys", DevRoot: "/dev"}, CDI: files,
-		Metrics: dra.NewMetrics(prometheus.NewRegistry()), Log: log, ProvisionTimeout: patience,
+		RuntimeConnected: func(context.Context) error { return nil },
+		PodGoing:         func(context.Context, journal.Pod) (bool, error) { return false, nil },
+		Metrics:          dra.NewMetrics(prometheus.NewRegistry()), Log: log, ProvisionTimeout: patience,
 	}
 	return c
 }

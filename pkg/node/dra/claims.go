@@ -11,6 +11,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
@@ -19,11 +21,46 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// fieldManager is who managedFields say wrote the agent's part of ResourceClaim.status.devices.
+// API looks up claims and pods at the API server. It implements [lifecycle.Claims].
+type API struct {
+	Client kubernetes.Interface
+}
+
+// Consumers returns the pods that the claim is reserved for. isAllocated is false if the claim was deleted, perhaps with
+// another one of its name created since, or is allocated the device no longer.
+func (a API) Consumers(ctx context.Context, known journal.Claim) (pods []types.UID, isAllocated bool, err error) {
+	object, err := a.Client.ResourceV1().ResourceClaims(known.Namespace).Get(ctx, known.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, false, nil
+	case err != nil:
+		return nil, false, fmt.Errorf("read claim %s/%s: %w", known.Namespace, known.Name, err)
+	case object.UID != known.UID || !allocated(&object.Status, known):
+		return nil, false, nil
+	}
+	for _, consumer := range object.Status.ReservedFor {
+		pods = append(pods, consumer.UID)
+	}
+	return pods, true, nil
+}
+
+// Going says whether the pod is being deleted or was deleted, perhaps with another one of its name created since.
+func (a API) Going(ctx context.Context, pod journal.Pod) (bool, error) {
+	object, err := a.Client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return true, nil
+	case err != nil:
+		return false, fmt.Errorf("read pod %s/%s: %w", pod.Namespace, pod.Name, err)
+	}
+	return object.UID != pod.UID || object.DeletionTimestamp != nil, nil
+}
+
+// fieldManager is the agent's name in the managedFields of ResourceClaim.status.devices.
 const fieldManager = "xpu-agent"
 
-// StatusReporter writes what became of claims' devices into ResourceClaim.status.devices (KEP-4817). It works from
-// the journal and off the pod's way to running: what cannot be written now is written later.
+// StatusReporter writes the state of claims' devices into ResourceClaim.status.devices (KEP-4817). It reads the journal, and
+// no pod waits for it: a status that cannot be written is written later.
 type StatusReporter struct {
 	claims  resourceclient.ResourceClaimsGetter
 	journal *journal.Journal
@@ -32,8 +69,10 @@ type StatusReporter struct {
 	queue   workqueue.TypedRateLimitingInterface[journal.Claim]
 }
 
-// NewStatusReporter makes a reporter; [StatusReporter.Run] makes it work.
-func NewStatusReporter(claims resourceclient.ResourceClaimsGetter, j *journal.Journal, metrics *Metrics, log logr.Logger) *StatusReporter {
+// NewStatusReporter makes a reporter that writes nothing before [StatusReporter.Run].
+func NewStatusReporter(
+	claims resourceclient.ResourceClaimsGetter, j *journal.Journal, metrics *Metrics, log logr.Logger,
+) *StatusReporter {
 	return &StatusReporter{
 		claims: claims, journal: j, metrics: metrics, log: log,
 		queue: workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[journal.Claim]()),
@@ -65,14 +104,14 @@ func (r *StatusReporter) Run(ctx context.Context) error {
 	}
 }
 
-// write brings the claim's status up to date. It is an Update of what was read, and not a server-side apply: that
-// rewrites the opaque parameters in the allocation in its own order of keys, which the API server then refuses as a
-// change of the allocation. What others wrote stays, because the resource version must be the one that was read.
+// write brings the claim's status up to date. It uses Update: a server-side apply changes the order of keys in the opaque
+// parameters of the allocation, which the API server refuses as a change of the allocation. The resource version of the
+// update keeps what others wrote.
 func (r *StatusReporter) write(ctx context.Context, c journal.Claim) error {
 	claims := r.claims.ResourceClaims(c.Namespace)
 	object, err := claims.Get(ctx, c.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) || err == nil && object.UID != c.UID {
-		return nil // it is gone, perhaps with another in its place
+		return nil // the claim was deleted, perhaps with another one created in its place
 	}
 	if err != nil {
 		return fmt.Errorf("read claim %s/%s: %w", c.Namespace, c.Name, err)
@@ -94,8 +133,8 @@ func (r *StatusReporter) write(ctx context.Context, c journal.Claim) error {
 	return nil
 }
 
-// setDeviceStatus sets the agent's part of the claim's entry for a device: the Ready condition and the network data.
-// A device that the claim no longer has gets none.
+// setDeviceStatus sets the Ready condition and the network data of a device. A device that is not allocated to the claim any
+// more gets no entry.
 func setDeviceStatus(status *resourceapi.ResourceClaimStatus, a journal.Attachment) {
 	if !allocated(status, a.Claim) {
 		return
@@ -114,7 +153,7 @@ func setDeviceStatus(status *resourceapi.ResourceClaimStatus, a journal.Attachme
 	meta.SetStatusCondition(&entry.Conditions, ready(a))
 }
 
-// ready is the condition of a device that is attached, or that the pod lost.
+// ready returns the Ready condition of a device that is attached, or that the pod lost.
 func ready(a journal.Attachment) metav1.Condition {
 	if a.State == journal.Attached {
 		return metav1.Condition{
@@ -134,7 +173,10 @@ func ready(a journal.Attachment) metav1.Condition {
 }
 
 func allocated(status *resourceapi.ResourceClaimStatus, c journal.Claim) bool {
-	return status.Allocation != nil && slices.ContainsFunc(status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
+	if status.Allocation == nil {
+		return false
+	}
+	return slices.ContainsFunc(status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
 		return r.Driver == v1alpha1.GroupName && r.Pool == c.Pool && r.Device == c.Device
 	})
 }
