@@ -89,17 +89,17 @@ func onPaper(t *testing.T) (*Agent, *paper) {
 
 func open(t *testing.T, path string, plane dataplane) *Agent {
 	t.Helper()
-	st, err := openStore(path)
+	state, err := openState(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = st.close() })
-	a, err := newAgent(Config{Uplink: "p0", State: path}, testr.New(t), plane, st)
+	t.Cleanup(func() { _ = state.Close() })
+	a, err := newAgent(Config{Uplink: "p0", State: path}, testr.New(t), plane, state)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(a.tasks.ShutDown)
-	a.reconcile(always, always)
+	a.reconcileAll()
 	return a
 }
 
@@ -304,7 +304,7 @@ func TestNetworkStatusCodes(t *testing.T) {
 		}
 		wantCode(t, update(&evpn.LogicalBridgeSpec{VlanId: 12}, "spec.vlan_id"), codes.OK, "")
 		wantCode(t, update(&evpn.LogicalBridgeSpec{}, "spec.vlan_id"), codes.InvalidArgument, "vlan_id")
-		if got := a.networks["net-blue"].spec.GetVlanId(); got != 12 {
+		if got := a.networks.objects["net-blue"].spec.GetVlanId(); got != 12 {
 			t.Errorf("VLAN %d, want 12", got)
 		}
 	})
@@ -344,7 +344,7 @@ func TestUpdatePort(t *testing.T) {
 			if diff := cmp.Diff(test.want, got.GetSpec(), protocmp.Transform()); diff != "" {
 				t.Errorf("spec (-want +got):\n%s", diff)
 			}
-			if !strings.HasPrefix(plane.ports[p1], a.ports[p1].networks()[0]+"@") {
+			if !strings.HasPrefix(plane.ports[p1], networksOf(a.ports.objects[p1].spec)[0]+"@") {
 				t.Errorf("the data plane has it in %s", plane.ports[p1])
 			}
 		})
@@ -381,13 +381,13 @@ func TestDeleteThatFails(t *testing.T) {
 	if a.retry() {
 		t.Error("something still fails")
 	}
-	if len(a.ports) != 0 || len(plane.ports) != 0 {
-		t.Errorf("left: %v on the data plane, %d in the agent", plane.ports, len(a.ports))
+	if len(a.ports.objects) != 0 || len(plane.ports) != 0 {
+		t.Errorf("left: %v on the data plane, %d in the agent", plane.ports, len(a.ports.objects))
 	}
 	if err := a.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if a = open(t, a.cfg.State, plane); len(a.ports) != 0 {
+	if a = open(t, a.cfg.State, plane); len(a.ports.objects) != 0 {
 		t.Error("the port is in the state again")
 	}
 }

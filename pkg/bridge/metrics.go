@@ -44,25 +44,13 @@ func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 // Collect is part of [prometheus.Collector].
 func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	m.calls.Collect(ch)
-	networks, ports := m.agent.count()
+	m.agent.mu.RLock()
+	networks, ports := m.agent.networks.count(), m.agent.ports.count()
+	m.agent.mu.RUnlock()
 	for _, s := range []state{stateUp, stateDown, stateDeleting} {
 		ch <- prometheus.MustNewConstMetric(m.ports, prometheus.GaugeValue, float64(ports[s]), s.word)
 		ch <- prometheus.MustNewConstMetric(m.nets, prometheus.GaugeValue, float64(networks[s]), s.word)
 	}
-}
-
-// count is how many networks and ports are in each state.
-func (a *Agent) count() (networks, ports map[state]int) {
-	a.mu.RLock()
-	defer a.mu.RUnlock()
-	networks, ports = map[state]int{}, map[state]int{}
-	for _, n := range a.networks {
-		networks[stateOf(n.deleting, n.failure)]++
-	}
-	for _, p := range a.ports {
-		ports[stateOf(p.deleting, a.failureOf(p))]++
-	}
-	return networks, ports
 }
 
 // observe measures and logs calls.

@@ -14,17 +14,25 @@ import (
 	"google.golang.org/protobuf/types/known/fieldmaskpb"
 )
 
-// kind is a collection of OPI objects: how they are named, and where they are kept.
+// kind is how the objects of a collection are called, and where they are kept.
 type kind struct {
-	word   string // for people
-	prefix string // of the names we give, the ones opi-evpn-bridge gives
-	proto  string // of the names the API's documentation gives; taken too
-	bucket string // of the state
+	word      string // in messages to clients
+	noun      string // in the log
+	component string // the one that the API's status tells of
+	prefix    string // of the names that the agent gives, as opi-evpn-bridge does
+	proto     string // of the names in the API's documentation, which are taken too
+	bucket    string // of the state file
 }
 
 var (
-	networkKind = kind{"logical bridge", "//network.opiproject.org/bridges/", "logicalBridges/", "logical-bridges"}
-	portKind    = kind{"bridge port", "//network.opiproject.org/ports/", "bridgePorts/", "bridge-ports"}
+	networkKind = kind{
+		word: "logical bridge", noun: "network", component: "bridge",
+		prefix: "//network.opiproject.org/bridges/", proto: "logicalBridges/", bucket: "logical-bridges",
+	}
+	portKind = kind{
+		word: "bridge port", noun: "port", component: "representor",
+		prefix: "//network.opiproject.org/ports/", proto: "bridgePorts/", bucket: "bridge-ports",
+	}
 )
 
 // idForm is https://google.aip.dev/122 as opi-evpn-bridge checks it.
@@ -51,22 +59,6 @@ func (k kind) parseName(name string) (string, error) {
 	return id, k.parseID(id)
 }
 
-func (k kind) beingDeleted(id string) error {
-	return status.Errorf(codes.FailedPrecondition, "%s %s is being deleted", k.word, id)
-}
-
-// lookup returns the object that has a resource name. If there is none the status is NotFound, and the id is valid.
-func lookup[O any](k kind, objects map[string]*O, name string) (id string, _ *O, _ error) {
-	id, err := k.parseName(name)
-	if err != nil {
-		return "", nil, err
-	}
-	if objects[id] == nil {
-		return id, nil, status.Errorf(codes.NotFound, "%s %s does not exist", k.word, id)
-	}
-	return id, objects[id], nil
-}
-
 // state is what an object is: in metrics, and as a network and a port in the API.
 type state struct {
 	word    string
@@ -88,13 +80,6 @@ func stateOf(deleting bool, failure error) state {
 		return stateDown
 	}
 	return stateUp
-}
-
-func component(name string, failure error) *evpn.Component {
-	if failure != nil {
-		return &evpn.Component{Name: name, Status: evpn.CompStatus_COMP_STATUS_ERROR, Details: failure.Error()}
-	}
-	return &evpn.Component{Name: name, Status: evpn.CompStatus_COMP_STATUS_SUCCESS}
 }
 
 const (
@@ -128,31 +113,26 @@ func page(ids []string, size int32, token string) (_ []string, next string, _ er
 	return ids, base64.RawURLEncoding.EncodeToString([]byte(ids[size-1])), nil
 }
 
-// applyMask changes the fields of to that the mask names, all of the spec if it is empty (https://google.aip.dev/134).
-// Only the spec can be changed.
-func applyMask(to, from proto.Message, mask *fieldmaskpb.FieldMask) error {
-	spec := to.ProtoReflect().Descriptor().Fields().ByName("spec")
-	target, source := to.ProtoReflect(), from.ProtoReflect()
+// masked returns a spec whose fields that the mask names are those of another spec, or that spec itself if the mask is
+// empty (https://google.aip.dev/134).
+func masked[S proto.Message](have, want S, mask *fieldmaskpb.FieldMask) (S, error) {
 	paths := mask.GetPaths()
 	if len(paths) == 0 || slices.Contains(paths, "*") || slices.Contains(paths, "spec") {
-		set(target, source, spec)
-		return nil
+		return want, nil
 	}
+	merged := proto.CloneOf(have)
+	from, to := want.ProtoReflect(), merged.ProtoReflect()
 	for _, path := range paths {
 		name, inSpec := strings.CutPrefix(path, "spec.")
-		field := spec.Message().Fields().ByName(protoreflect.Name(name))
+		field := to.Descriptor().Fields().ByName(protoreflect.Name(name))
 		if !inSpec || field == nil {
-			return status.Errorf(codes.InvalidArgument, "update_mask: %q: must be spec or a field of it", path)
+			return merged, status.Errorf(codes.InvalidArgument, "update_mask: %q: must be spec or a field of it", path)
 		}
-		set(target.Mutable(spec).Message(), source.Get(spec).Message(), field)
+		if from.Has(field) {
+			to.Set(field, from.Get(field))
+		} else {
+			to.Clear(field)
+		}
 	}
-	return nil
-}
-
-func set(to, from protoreflect.Message, field protoreflect.FieldDescriptor) {
-	if from.Has(field) {
-		to.Set(field, from.Get(field))
-		return
-	}
-	to.Clear(field)
+	return merged, nil
 }
