@@ -112,9 +112,7 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 			log.Error(err, "close the state")
 		}
 	}()
-	metrics := bridge.NewMetrics(agent)
-	server := bridge.NewServer(metrics, log, serverOptions...)
-	agent.Register(server)
+	server := agent.NewServer(serverOptions...)
 	alive := health.NewServer()
 	healthpb.RegisterHealthServer(server, alive)
 	reflection.Register(server)
@@ -129,7 +127,7 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 		if err != nil {
 			return errors.Join(fmt.Errorf("--metrics-listen: %w", err), lis.Close())
 		}
-		all.Go(func() error { return serveMetrics(ctx, metricsLis, metrics) })
+		all.Go(func() error { return serveMetrics(ctx, metricsLis, agent) })
 	}
 	all.Go(func() error { return agent.Run(ctx) })
 	all.Go(func() error { return server.Serve(lis) })
@@ -162,9 +160,10 @@ func (o options) credentials() ([]grpc.ServerOption, error) {
 	return nil, nil
 }
 
-func serveMetrics(ctx context.Context, lis net.Listener, metrics prometheus.Collector) error {
+func serveMetrics(ctx context.Context, lis net.Listener, agent *bridge.Agent) error {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(metrics, buildinfo.NewCollector("opi-bridge"), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(agent, buildinfo.NewCollector("opi-bridge"),
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}

@@ -9,10 +9,9 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	inventory "github.com/opiproject/opi-api/inventory/v1/gen/go"
 	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
+	"github.com/prometheus/client_golang/prometheus"
 	"go.etcd.io/bbolt"
-	"google.golang.org/grpc"
 	"k8s.io/client-go/util/workqueue"
 )
 
@@ -25,13 +24,15 @@ type Config struct {
 	HostPFs []HostPF
 }
 
-// Agent keeps networks and ports as clients want them. Its methods may be called from several goroutines at once.
+// Agent keeps networks and ports as clients want them. It is a [prometheus.Collector] of its metrics. Its methods may be
+// called from several goroutines at once.
 type Agent struct {
 	cfg   Config
 	log   logr.Logger
 	plane dataplane
 	state *bbolt.DB
 	tasks workqueue.TypedRateLimitingInterface[task] // for Run
+	calls *prometheus.HistogramVec
 
 	mu       sync.RWMutex // also serialises all work on the data plane
 	networks *collection[*evpn.LogicalBridgeSpec, *evpn.LogicalBridge]
@@ -65,7 +66,10 @@ func New(cfg Config, log logr.Logger) (*Agent, error) {
 // newAgent loads the state and leaves the data plane as it is. It closes plane and state if it fails.
 func newAgent(cfg Config, log logr.Logger, plane dataplane, state *bbolt.DB) (*Agent, error) {
 	backoff := workqueue.NewTypedItemExponentialFailureRateLimiter[task](time.Second, 30*time.Second)
-	a := &Agent{cfg: cfg, log: log, plane: plane, state: state, tasks: workqueue.NewTypedRateLimitingQueue(backoff)}
+	a := &Agent{
+		cfg: cfg, log: log, plane: plane, state: state,
+		tasks: workqueue.NewTypedRateLimitingQueue(backoff), calls: newCallDurations(),
+	}
 	a.networks, a.ports = newNetworks(a), newPorts(a)
 	if err := errors.Join(a.networks.load(), a.ports.load()); err != nil {
 		return nil, errors.Join(err, a.Close())
@@ -78,13 +82,6 @@ func (a *Agent) Close() error {
 	a.tasks.ShutDown()
 	a.plane.close()
 	return a.state.Close()
-}
-
-// Register adds the agent's services to a gRPC server: LogicalBridgeService, BridgePortService, InventoryService.
-func (a *Agent) Register(s grpc.ServiceRegistrar) {
-	evpn.RegisterLogicalBridgeServiceServer(s, networkServer{Agent: a})
-	evpn.RegisterBridgePortServiceServer(s, portServer{Agent: a})
-	inventory.RegisterInventoryServiceServer(s, inventoryServer{root: "/"})
 }
 
 // sweep removes what is ours and not in the state. What cannot be removed is left for the next start and logged, so that

@@ -455,10 +455,9 @@ func TestMetrics(t *testing.T) {
 	if _, err := a.create(t, "vf-0000-03-00-3", access(mac2, blue)); err != nil {
 		t.Fatal(err)
 	}
-	m := NewMetrics(a)
 	info := &grpc.UnaryServerInfo{FullMethod: evpn.BridgePortService_GetBridgePort_FullMethodName}
 	fail := func(context.Context, any) (any, error) { return nil, status.Error(codes.NotFound, "") }
-	_, _ = m.observe(testr.New(t))(t.Context(), nil, info, fail)
+	_, _ = a.observe(t.Context(), nil, info, fail)
 	const want = `
 # HELP opi_bridge_networks Logical bridges, by state.
 # TYPE opi_bridge_networks gauge
@@ -471,16 +470,18 @@ opi_bridge_ports{state="deleting"} 0
 opi_bridge_ports{state="down"} 1
 opi_bridge_ports{state="up"} 1
 `
-	if err := testutil.CollectAndCompare(m, strings.NewReader(want), "opi_bridge_networks", "opi_bridge_ports"); err != nil {
+	if err := testutil.CollectAndCompare(a, strings.NewReader(want), "opi_bridge_networks", "opi_bridge_ports"); err != nil {
 		t.Error(err)
 	}
-	if n := testutil.CollectAndCount(m, "opi_bridge_rpc_duration_seconds"); n != 1 {
+	if n := testutil.CollectAndCount(a, "opi_bridge_rpc_duration_seconds"); n != 1 {
 		t.Errorf("%d RPC series, want 1", n)
 	}
 }
 
 func TestRecovered(t *testing.T) {
-	_, err := recovered(testr.New(t))(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: "/x/Y"}, func(context.Context, any) (any, error) { panic("defect") })
+	a, _ := onPaper(t)
+	defect := func(context.Context, any) (any, error) { panic("defect") }
+	_, err := a.recovered(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: "/x/Y"}, defect)
 	wantCode(t, err, codes.Internal, "")
 }
 

@@ -6,7 +6,6 @@ import (
 	"net"
 	"os"
 	"slices"
-	"strings"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -57,7 +56,7 @@ func (r *rtnetlink) watch(emit func(task)) error {
 func (r *rtnetlink) tasksOf(link netlink.Link, removed, bridging bool) []task {
 	attrs := link.Attrs()
 	var tasks []task
-	id, ours := strings.CutPrefix(attrs.Alias, aliasPrefix)
+	id, ours := markOf(link)
 	switch {
 	case ours && id != sharedID:
 		tasks = append(tasks, task{taskNetwork, id})

@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 )
 
 // HostPF tells how the eswitch of a DPU numbers a PF of its host, and the PF's VFs and SFs: the DPU's own sysfs knows
@@ -21,7 +20,7 @@ type HostPF struct {
 	// Eswitch is the xPU's own PF that has the eswitch, "" if there is only one with such a PF.
 	Eswitch pci.Address
 
-	attrs portAttrs // of the PF itself
+	name string // phys_port_name of the PF's representor: "c1pf0"
 }
 
 // hostPFForm is what ParseHostPF says would be right.
@@ -43,10 +42,9 @@ func parseHostPF(s string) (p HostPF, err error) {
 		return p, err
 	}
 	options := strings.Split(rest, ",")
-	name, options := options[0], options[1:]
-	var ok bool
-	if p.attrs, ok = parsePortName(name); !ok || p.attrs.flavour != devlink.PCIPF {
-		return p, fmt.Errorf("%q is not the phys_port_name of a PF's representor", name)
+	p.name, options = options[0], options[1:]
+	if name, ok := parsePortName(p.name); !ok || name.function != "" {
+		return p, fmt.Errorf("%q is not the phys_port_name of a PF's representor", p.name)
 	}
 	told := map[string]bool{}
 	for _, option := range options {
@@ -93,20 +91,18 @@ func checkHostPFs(all []HostPF) error {
 				return fmt.Errorf("host PF %s is told twice", p.Address)
 			}
 			apart := p.Eswitch != "" && other.Eswitch != "" && p.Eswitch != other.Eswitch
-			if p.attrs == other.attrs && !apart {
+			if p.name == other.name && !apart {
 				return fmt.Errorf("host PFs %s and %s are both %s, of which an eswitch has one: say which with eswitch= of both",
-					other.Address, p.Address, p.attrs)
+					other.Address, p.Address, p.name)
 			}
 		}
 	}
 	return nil
 }
 
-// eswitchPort is the port of the PF, or of the PF's VF or SF with this number.
-func (p HostPF) eswitchPort(flavour devlink.Flavour, number uint32) eswitchPort {
-	attrs := p.attrs
-	attrs.flavour, attrs.number = flavour, number
-	return eswitchPort{eswitch: p.Eswitch, portAttrs: attrs}
+// eswitchPort returns the port of one of the PF's Functions: "vf3", "sf88", or "" for the PF itself.
+func (p HostPF) eswitchPort(function string) eswitchPort {
+	return eswitchPort{eswitch: p.Eswitch, name: portName{p.name, function}}
 }
 
 // vf is the index of the VF that has this address if it is one of the PF's, and how far its address is from the first

@@ -58,11 +58,5 @@ func (b perBridge) attach(port string, to membership) error {
 const noTrunks = "ptype TRUNK: needs the data plane " + string(DataPlaneVLANAware) + ", this agent's has a bridge for each network and serves ACCESS ports"
 
 func (b perBridge) sweep(networks []string, ports map[string]membership) error {
-	bridgeOf := map[string]string{}
-	for port, to := range ports {
-		if !to.trunk {
-			bridgeOf[port] = to.networks[0].id
-		}
-	}
-	return b.rtnetlink.sweep(networks, networks, bridgeOf)
+	return b.rtnetlink.sweep(networks, networks, ports, func(to membership) string { return to.networks[0].id })
 }

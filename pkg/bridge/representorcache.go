@@ -30,12 +30,6 @@ type representorCache struct {
 	known map[int]bool // netdevs by ifindex that events told of as being there
 }
 
-func newRepresentorCache(
-	resolver portResolver, ports func() ([]devlink.Port, error), physPorts func() ([]physPort, error),
-) *representorCache {
-	return &representorCache{resolver: resolver, ports: ports, physPorts: physPorts, known: map[int]bool{}}
-}
-
 // view is what the kernel says of representors. A netdev is of one eswitch port as long as it lives, so what is found in a
 // view is true until that netdev goes.
 type view struct {
@@ -145,7 +139,7 @@ func (v view) byPort(at eswitchPort) (int, error) {
 	var found []string
 	var index int
 	for _, port := range v.ports {
-		if at.eswitch != "" && port.Device != devlink.OfPCI(at.eswitch) || !at.has(attrsOf(port)) {
+		if at.eswitch != "" && port.Device != devlink.OfPCI(at.eswitch) || !at.has(nameOf(port)) {
 			continue
 		}
 		found = append(found, fmt.Sprintf("%s/%d", port.Device, port.Index))
@@ -166,8 +160,8 @@ func (v view) byName(at eswitchPort) (int, error) {
 	var found []string
 	var index int
 	for _, n := range v.netdevs {
-		attrs, ok := parsePortName(n.portName)
-		if !ok || n.switchID == "" || !at.has(attrs) || !v.on(n, at.eswitch) {
+		name, ok := parsePortName(n.portName)
+		if !ok || n.switchID == "" || !at.has(name) || !v.on(n, at.eswitch) {
 			continue
 		}
 		found = append(found, n.name)
@@ -206,10 +200,10 @@ func (p eswitchPort) choose() string {
 // others names a port with the same number that another controller or PF has: the one who wrote --host-pf may mean it.
 func (v view) others(at eswitchPort) string {
 	for _, port := range v.ports {
-		attrs := attrsOf(port)
+		name := nameOf(port)
 		here := at.eswitch == "" || port.Device == devlink.OfPCI(at.eswitch)
-		if here && at.flavour == attrs.flavour && at.number == attrs.number {
-			return fmt.Sprintf(" (there is %s of %s)", attrs, port.Device.Name)
+		if here && name.pf != "" && name.function == at.name.function {
+			return fmt.Sprintf(" (there is %s%s of %s)", name.pf, name.function, port.Device.Name)
 		}
 	}
 	return ""

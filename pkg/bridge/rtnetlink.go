@@ -61,7 +61,7 @@ func openRtnetlink(uplink string, resolver portResolver) (_ *rtnetlink, err erro
 	if r.devlink, err = devlink.Dial("/proc/thread-self/ns/net"); err != nil {
 		return nil, err
 	}
-	r.representors = newRepresentorCache(resolver, r.devlink.Ports, r.physPorts)
+	r.representors = &representorCache{resolver: resolver, ports: r.devlink.Ports, physPorts: r.physPorts, known: map[int]bool{}}
 	return r, nil
 }
 
@@ -83,6 +83,11 @@ func (r *rtnetlink) close() {
 
 // aliasPrefix marks the netdevs that are ours, in their ifalias. The id of a network follows, or sharedID.
 const aliasPrefix = "opi-bridge:"
+
+// markOf returns the id in a netdev's mark. ours is false if the netdev has none.
+func markOf(link netlink.Link) (id string, ours bool) {
+	return strings.CutPrefix(link.Attrs().Alias, aliasPrefix)
+}
 
 func isOurs(link netlink.Link) bool { return strings.HasPrefix(link.Attrs().Alias, aliasPrefix) }
 
@@ -266,12 +271,11 @@ func (r *rtnetlink) remove(link netlink.Link) error {
 	return nil
 }
 
-// sweep removes what is ours and not to be kept: VXLAN ports of other networks, and other bridges, by the id in their mark.
-// It takes netdevs out of our bridges that are not the representor of a port that belongs there. bridgeOf are the ids of
-// bridges by port.
-func (r *rtnetlink) sweep(networks, bridges []string, bridgeOf map[string]string) error {
+// sweep removes our VXLAN ports and bridges other than those of these networks and with these ids, and takes netdevs out
+// of our bridges that are not the representor of a port that belongs there. bridgeOf returns the id of a port's bridge.
+func (r *rtnetlink) sweep(networks, bridges []string, ports map[string]membership, bridgeOf func(membership) string) error {
 	belongs := map[int]string{} // ids of bridges by the ifindex of a representor
-	for port, bridge := range bridgeOf {
+	for port, to := range ports {
 		link, err := r.locate(port)
 		if isNoRepresentor(err) {
 			continue
@@ -279,7 +283,7 @@ func (r *rtnetlink) sweep(networks, bridges []string, bridgeOf map[string]string
 		if err != nil { // rather than take one out that has to stay
 			return fmt.Errorf("representor of port %s: %w", port, err)
 		}
-		belongs[link.Attrs().Index] = bridge
+		belongs[link.Attrs().Index] = bridgeOf(to)
 	}
 	links, err := r.handle.LinkList()
 	if err != nil {
@@ -287,7 +291,7 @@ func (r *rtnetlink) sweep(networks, bridges []string, bridgeOf map[string]string
 	}
 	ours := map[int]string{} // ids of our bridges by ifindex
 	for _, link := range links {
-		if id, ok := strings.CutPrefix(link.Attrs().Alias, aliasPrefix); ok && link.Type() == "bridge" {
+		if id, marked := markOf(link); marked && link.Type() == "bridge" {
 			ours[link.Attrs().Index] = id
 		}
 	}
@@ -299,9 +303,10 @@ func (r *rtnetlink) sweep(networks, bridges []string, bridgeOf map[string]string
 			failed = append(failed, r.release(link))
 		}
 	}
+	keep := map[string][]string{"bridge": bridges, "vxlan": networks}
 	for _, link := range links {
-		id, marked := strings.CutPrefix(link.Attrs().Alias, aliasPrefix)
-		if marked && (link.Type() == "bridge" && !slices.Contains(bridges, id) || link.Type() == "vxlan" && !slices.Contains(networks, id)) {
+		id, marked := markOf(link)
+		if ids, known := keep[link.Type()]; marked && known && !slices.Contains(ids, id) {
 			failed = append(failed, r.remove(link))
 		}
 	}

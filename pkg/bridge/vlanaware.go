@@ -198,9 +198,5 @@ func (v *vlanAware) leaveVLAN(link netlink.Link, vlan uint16, mac net.HardwareAd
 }
 
 func (v *vlanAware) sweep(networks []string, ports map[string]membership) error {
-	bridgeOf := map[string]string{}
-	for port := range ports {
-		bridgeOf[port] = sharedID
-	}
-	return v.rtnetlink.sweep(networks, []string{sharedID}, bridgeOf)
+	return v.rtnetlink.sweep(networks, []string{sharedID}, ports, func(membership) string { return sharedID })
 }
