@@ -12,7 +12,7 @@ func (perBridge) filtersVLANs() bool { return false }
 
 // ensureNetwork brings up the network's bridge, and the VXLAN port if it has a VNI.
 func (b perBridge) ensureNetwork(n segment) (made bool, err error) {
-	bridge, made, err := b.ensureBridge(bridgeName(n.id), n.id)
+	bridge, made, err := b.ensure(newBridge(bridgeName(n.id)), n.id)
 	if err != nil {
 		return made, err
 	}

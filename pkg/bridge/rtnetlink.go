@@ -139,12 +139,22 @@ func (r *rtnetlink) mark(link netlink.Link, id string) error {
 	return linkError(r.handle.LinkSetAlias(link, aliasPrefix+id), link, "set alias")
 }
 
-// add makes a netdev and marks it as ours.
-func (r *rtnetlink) add(link netlink.Link, id string) error {
-	if err := r.handle.LinkAdd(link); err != nil {
-		return linkError(err, link, "add %s", link.Type())
+// ensure returns our netdev of this name, type and id. It is made if it is missing.
+func (r *rtnetlink) ensure(want netlink.Link, id string) (link netlink.Link, made bool, err error) {
+	link, err = r.own(want.Attrs().Name, want.Type(), id)
+	if err != nil || link != nil {
+		return link, false, err
 	}
-	return r.mark(link, id)
+	if err := r.handle.LinkAdd(want); err != nil {
+		return nil, false, linkError(err, want, "add %s", want.Type())
+	}
+	return want, true, r.mark(want, id)
+}
+
+func newBridge(name string) *netlink.Bridge {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = name
+	return &netlink.Bridge{LinkAttrs: attrs}
 }
 
 // linkError adds to an error which netdev it is about and what was tried. Without an error it is nil.
@@ -153,18 +163,6 @@ func linkError(err error, link netlink.Link, tried string, args ...any) error {
 		return nil
 	}
 	return fmt.Errorf("netdev %s: %s: %w", link.Attrs().Name, fmt.Sprintf(tried, args...), err)
-}
-
-// ensureBridge gives our bridge of this name, and tells whether it had to be made.
-func (r *rtnetlink) ensureBridge(name, id string) (bridge netlink.Link, made bool, err error) {
-	bridge, err = r.own(name, "bridge", id)
-	if err != nil || bridge != nil {
-		return bridge, false, err
-	}
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name = name
-	bridge = &netlink.Bridge{LinkAttrs: attrs}
-	return bridge, true, r.add(bridge, id)
 }
 
 // settle brings a bridge up as a plain one: no spanning tree and no multicast snooping, which need a peer to talk to and a

@@ -44,7 +44,7 @@ func (*vlanAware) filtersVLANs() bool { return true }
 
 // bridge gives the bridge as it has to be, and tells whether it had to be made.
 func (v *vlanAware) bridge() (link netlink.Link, made bool, err error) {
-	if link, made, err = v.ensureBridge(sharedBridge, sharedID); err != nil {
+	if link, made, err = v.ensure(newBridge(sharedBridge), sharedID); err != nil {
 		return nil, made, unsupported(err)
 	}
 	if !isVLANFiltering(link) {
