@@ -212,18 +212,6 @@ func (c *collection[S, M]) count() map[state]int {
 	return n
 }
 
-// where returns the ids, sorted, of the objects that have a property.
-func (c *collection[S, M]) where(property func(*object[S]) bool) []string {
-	var ids []string
-	for id, o := range c.objects {
-		if property(o) {
-			ids = append(ids, id)
-		}
-	}
-	slices.Sort(ids)
-	return ids
-}
-
 // other returns the id of an object other than this one that has a property, "" if there is none.
 func (c *collection[S, M]) other(than string, property func(*object[S]) bool) string {
 	for id, o := range c.objects {
@@ -236,8 +224,10 @@ func (c *collection[S, M]) other(than string, property func(*object[S]) bool) st
 
 // reconcileWhere reconciles the objects that have a property, in the order of their ids.
 func (c *collection[S, M]) reconcileWhere(property func(*object[S]) bool) {
-	for _, id := range c.where(property) {
-		c.reconcile(id, false)
+	for _, id := range slices.Sorted(maps.Keys(c.objects)) {
+		if property(c.objects[id]) {
+			c.reconcile(id, false)
+		}
 	}
 }
 

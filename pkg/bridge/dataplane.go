@@ -6,6 +6,7 @@ import (
 	"net"
 
 	"github.com/go-logr/logr"
+	"golang.org/x/sys/unix"
 )
 
 // DataPlane is the way in which an Agent makes networks of bridges.
@@ -67,7 +68,8 @@ func openDataPlane(cfg Config, log logr.Logger) (dataplane, error) {
 		return nil, err
 	}
 	if which != DataPlaneBridgePerNetwork {
-		plane, err := openVLANAware(r)
+		plane := newBridgePlane(r, true)
+		err := plane.probeVLANFiltering()
 		if err == nil {
 			log.Info("data plane", "is", DataPlaneVLANAware)
 			return plane, nil
@@ -79,5 +81,18 @@ func openDataPlane(cfg Config, log logr.Logger) (dataplane, error) {
 		log.Info("no "+string(DataPlaneVLANAware)+" data plane", "reason", err.Error())
 	}
 	log.Info("data plane", "is", DataPlaneBridgePerNetwork)
-	return perBridge{r}, nil
+	return newBridgePlane(r, false), nil
+}
+
+// probeVLANFiltering makes the shared bridge: only trying shows whether the kernel can filter VLANs. The error is an
+// errNoVLANFiltering if it cannot.
+func (b *bridgePlane) probeVLANFiltering() error {
+	_, _, err := b.ensureBridge(sharedBridge, sharedID)
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		err = fmt.Errorf("%w: %w", errNoVLANFiltering, err)
+	}
+	if errors.Is(err, errNoVLANFiltering) {
+		err = errors.Join(err, b.removeOwn(sharedBridge, "bridge", sharedID))
+	}
+	return err
 }

@@ -65,7 +65,7 @@ func (r *byAddress) link(t *testing.T, name string) netlink.Link {
 // attach has the port in a bridge of its network.
 func (r *byAddress) attach(t *testing.T) {
 	t.Helper()
-	plane := perBridge{r.rtnetlink}
+	plane := newBridgePlane(r.rtnetlink, false)
 	if _, err := plane.ensureNetwork(segment{id: "net-blue"}); err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +96,7 @@ func (r *byAddress) wantMaster(t *testing.T, want string) {
 func TestSweepKnowsRules(t *testing.T) {
 	r := newByAddress(t)
 	r.attach(t)
-	plane, networks := perBridge{r.rtnetlink}, []string{"net-blue"}
+	plane, networks := newBridgePlane(r.rtnetlink, false), []string{"net-blue"}
 	if err := plane.sweep(networks, map[string]membership{vfPort: blueMember}); err != nil {
 		t.Error(err)
 	}
@@ -122,7 +122,7 @@ func TestNamesComeFirst(t *testing.T) {
 	r := newByAddress(t)
 	r.attach(t)
 	named := r.netdev(t, vfPort)
-	if err := (perBridge{r.rtnetlink}).attach(vfPort, blueMember); err != nil {
+	if err := newBridgePlane(r.rtnetlink, false).attach(vfPort, blueMember); err != nil {
 		t.Fatal(err)
 	}
 	r.wantMaster(t, "")
@@ -139,7 +139,7 @@ func TestOneNetdevForOnePort(t *testing.T) {
 	if err := r.handle.LinkAddAltName(r.representor, other); err != nil {
 		t.Fatal(err)
 	}
-	plane := perBridge{r.rtnetlink}
+	plane := newBridgePlane(r.rtnetlink, false)
 	err := plane.attach(other, blueMember)
 	if err == nil || !strings.Contains(err.Error(), "is already the representor of port "+vfPort) {
 		t.Errorf("%v, want it to name the port that has it", err)

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"slices"
 	"strings"
 	"sync"
 
@@ -267,46 +266,4 @@ func (r *rtnetlink) remove(link netlink.Link) error {
 		return linkError(err, link, "remove")
 	}
 	return nil
-}
-
-// sweep removes our VXLAN ports and bridges other than those of these networks and with these ids, and takes netdevs out
-// of our bridges that are not the representor of a port that belongs there. bridgeOf returns the id of a port's bridge.
-func (r *rtnetlink) sweep(networks, bridges []string, ports map[string]membership, bridgeOf func(membership) string) error {
-	belongs := map[int]string{} // ids of bridges by the ifindex of a representor
-	for port, to := range ports {
-		link, err := r.locate(port)
-		if isNoRepresentor(err) {
-			continue
-		}
-		if err != nil { // rather than take one out that has to stay
-			return fmt.Errorf("representor of port %s: %w", port, err)
-		}
-		belongs[link.Attrs().Index] = bridgeOf(to)
-	}
-	links, err := r.handle.LinkList()
-	if err != nil {
-		return fmt.Errorf("list netdevs: %w", err)
-	}
-	ours := map[int]string{} // ids of our bridges by ifindex
-	for _, link := range links {
-		if id, marked := markOf(link); marked && link.Type() == "bridge" {
-			ours[link.Attrs().Index] = id
-		}
-	}
-	var failed []error
-	// The representors first: one whose bridge is removed would stay up.
-	for _, link := range links {
-		bridge, inOurs := ours[link.Attrs().MasterIndex]
-		if inOurs && !isOurs(link) && belongs[link.Attrs().Index] != bridge {
-			failed = append(failed, r.release(link))
-		}
-	}
-	keep := map[string][]string{"bridge": bridges, "vxlan": networks}
-	for _, link := range links {
-		id, marked := markOf(link)
-		if ids, known := keep[link.Type()]; marked && known && !slices.Contains(ids, id) {
-			failed = append(failed, r.remove(link))
-		}
-	}
-	return errors.Join(failed...)
 }
