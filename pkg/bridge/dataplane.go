@@ -22,37 +22,37 @@ const (
 	DataPlaneBridgePerNetwork DataPlane = "bridge-per-network"
 )
 
-// segment is a network as data planes see it.
+// segment is a network for the data plane.
 type segment struct {
 	id   string
 	vlan uint16 // 1-4094
 	vni  uint32 // 0: the network has none
 }
 
-// membership is what a port is in. There is one network unless it is a trunk.
+// membership is a port's address and networks for the data plane. There is one network unless the port is a trunk.
 type membership struct {
 	mac      net.HardwareAddr
 	networks []segment
 	trunk    bool // frames carry the VLAN ids of their networks
 }
 
-// dataplane realises networks and ports. All calls may be repeated.
+// dataplane realises networks and ports. All calls may be repeated. Tests have a fake one.
 type dataplane interface {
-	// filtersVLANs says that there are trunks, and that no two networks can have one VLAN id.
+	// filtersVLANs tells whether there are trunks, and no two networks can have one VLAN id.
 	filtersVLANs() bool
-	// ensureNetwork tells whether it made the network's bridge, which then is without its ports.
+	// ensureNetwork tells whether it made the network's bridge, whose ports must then be attached again.
 	ensureNetwork(segment) (made bool, err error)
 	removeNetwork(id string) error
 	attach(port string, to membership) error
 	detach(port string) error
-	// sweep removes what is ours, by whatever data plane, and none of these networks or ports.
+	// sweep removes what the agent has made, with either data plane, for other networks and ports than these.
 	sweep(networks []string, ports map[string]membership) error
-	// watch calls emit for each thing that an event may have changed, until close.
+	// watch calls emit with what each event may have changed. It returns nil after close.
 	watch(emit func(task)) error
 	close()
 }
 
-// openDataPlane works in the network namespace of the calling thread, for ever.
+// openDataPlane opens a data plane that stays in the network namespace of the calling thread.
 func openDataPlane(cfg Config, log logr.Logger) (dataplane, error) {
 	which := cfg.DataPlane
 	switch which {

@@ -83,11 +83,11 @@ func (p eswitchPort) String() string {
 	return name + " of " + string(p.eswitch)
 }
 
-// portResolver tells which eswitch port the Function has that a port's id is derived from.
+// portResolver finds the eswitch port of the Function whose PCI address is in a port's id.
 type portResolver struct {
 	sysfs sysfs.Root
-	// hostPFs, if any, are the PFs of the host. The addresses in ports' ids are the host's then and may be this machine's
-	// too, for other devices, so that its own sysfs is not asked.
+	// hostPFs, if any, are the PFs of the host. The addresses in port ids are then the host's. This machine's sysfs is not
+	// asked, since it may have other devices with the same addresses.
 	hostPFs []HostPF
 }
 
@@ -114,8 +114,8 @@ func (r portResolver) ofHost(f function.ID) (eswitchPort, error) {
 	case isSF:
 		return eswitchPort{}, fmt.Errorf("PF %s, whose SF it is, is no --host-pf", f.Address)
 	}
-	// The VFs of one PF lie between those of others or among them, by another remainder. So the one that begins next
-	// below has it, without being told how many VFs each has.
+	// The VFs of several PFs may interleave, with different remainders by the stride. Of the PFs that could have the VF, it
+	// belongs to the one whose first VF is the nearest below, however many VFs each PF has.
 	found, nearest := eswitchPort{}, -1
 	for _, pf := range r.hostPFs {
 		if index, distance, ok := pf.vf(f.Address); ok && (nearest < 0 || distance < nearest) {
@@ -146,8 +146,8 @@ func (r portResolver) ofThisMachine(f function.ID) (eswitchPort, error) {
 	return eswitchPort{eswitch: pf, name: portName{function: vfName(index)}}, nil
 }
 
-// findVF finds a VF's PF and its index there. A driver may make representors before the VFs' devices are there (mlx5),
-// so it also asks which PF would have it.
+// findVF finds a VF's PF and its index there. A driver may make representors before the VFs' devices (mlx5), so it also
+// looks for the PF that will have the VF.
 func (r portResolver) findVF(address pci.Address) (pf pci.Address, index int, ok bool) {
 	if physfn, err := r.sysfs.PCI(address).Link("physfn"); err == nil && physfn != "" {
 		vfs, _ := r.sysfs.PCI(pci.Address(physfn)).VFs()

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watch calls emit for each thing that an event may have changed, until close, from one goroutine.
+// watch calls emit with what each event may have changed. It returns nil after close.
 func (r *rtnetlink) watch(emit func(task)) error {
 	lookAtAll := func() {
 		r.representors.reset()
@@ -29,13 +29,13 @@ func (r *rtnetlink) watch(emit func(task)) error {
 		case err != nil:
 			return fmt.Errorf("netdev events: %w", err)
 		case from.Pid != nl.PidKernel:
-			continue // anybody may send to a netlink socket
+			continue // any process may send to a netlink socket
 		}
 		for _, msg := range msgs {
 			switch msg.Header.Type {
 			case unix.RTM_NEWLINK, unix.RTM_DELLINK:
 				header := unix.NlMsghdr(msg.Header)
-				// A netdev that leaves a bridge is also told of as a link that is gone, in the bridge's family.
+				// When a netdev leaves a bridge, the kernel also sends RTM_DELLINK, with the family of bridges.
 				bridging := len(msg.Data) > 0 && msg.Data[0] == unix.AF_BRIDGE
 				link, err := netlink.LinkDeserialize(&header, msg.Data)
 				if err != nil {
@@ -52,7 +52,7 @@ func (r *rtnetlink) watch(emit func(task)) error {
 	}
 }
 
-// tasksOf is what an event of a netdev may have changed.
+// tasksOf returns what an event of a netdev may have changed. bridging says that the event is of the family of bridges.
 func (r *rtnetlink) tasksOf(link netlink.Link, removed, bridging bool) []task {
 	attrs := link.Attrs()
 	var tasks []task

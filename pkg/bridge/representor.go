@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// representor finds the port's netdev, and makes sure that it can be one: nothing that this machine itself needs.
+// representor finds the port's netdev. It refuses one that this machine itself uses, and one that another port has.
 func (r *rtnetlink) representor(port string) (netlink.Link, error) {
 	link, err := r.locate(port)
 	if err != nil && !isNoRepresentor(err) {
@@ -44,8 +44,8 @@ func (r *rtnetlink) representor(port string) (netlink.Link, error) {
 	return link, nil
 }
 
-// locate finds the port's netdev: by name, as people agreed, or else by the PCI address in the port's id. The error is
-// an errNoRepresentor if there is none.
+// locate finds the port's netdev: the one whose name or alternative name is the port's id, or else by the PCI address in
+// the id. The error is an errNoRepresentor if there is none.
 func (r *rtnetlink) locate(port string) (netlink.Link, error) {
 	if link, err := r.find(port); link != nil || err != nil {
 		return link, err
@@ -57,7 +57,7 @@ func (r *rtnetlink) locate(port string) (netlink.Link, error) {
 		}
 		link, err := r.handle.LinkByIndex(index)
 		if _, gone := errors.AsType[netlink.LinkNotFoundError](err); gone && !again {
-			r.representors.stale.Store(true) // the event is still to come
+			r.representors.stale.Store(true) // its event has not been read yet
 			continue
 		}
 		if err != nil {
@@ -67,8 +67,8 @@ func (r *rtnetlink) locate(port string) (netlink.Link, error) {
 	}
 }
 
-// holder is the port that already has a netdev as its representor, "" if none or this one has it. It is another if the
-// netdev has that port's name, and this one's PCI address.
+// holder returns the other port that already has a netdev as its representor, "" if there is none. There may be one if the
+// netdev has the name of one port and the PCI address of another.
 func (r *rtnetlink) holder(link netlink.Link, port string) (string, error) {
 	index := link.Attrs().Index
 	user, _ := r.users.Load(index)
@@ -89,7 +89,7 @@ func (r *rtnetlink) holder(link netlink.Link, port string) (string, error) {
 	return other, nil
 }
 
-// join makes a representor a port of our bridge, unless it is in somebody else's.
+// join puts a representor into a bridge of the agent, unless it is in somebody else's.
 func (r *rtnetlink) join(rep, bridge netlink.Link, port string) error {
 	if rep.Attrs().MasterIndex != bridge.Attrs().Index {
 		master, err := r.master(rep)
@@ -110,8 +110,9 @@ func (r *rtnetlink) join(rep, bridge netlink.Link, port string) error {
 	return nil
 }
 
-// forward brings a representor up and sends frames for an address to it. The address is known by this, so it is neither
-// learned nor flooded, and no other port can take it over. In a bridge that does not filter VLANs the VLAN is 0.
+// forward brings a representor up and has the bridge send it the frames for an address in these VLANs. VLAN 0 stands for
+// all, in a bridge that does not filter VLANs. The entry is static: frames for the address are not flooded, and no other
+// port can take the address over.
 func (r *rtnetlink) forward(rep netlink.Link, mac net.HardwareAddr, vlans ...uint16) error {
 	if err := r.up(rep); err != nil {
 		return err
@@ -132,8 +133,8 @@ func staticEntry(rep netlink.Link, mac net.HardwareAddr, vlan uint16) *netlink.N
 	}
 }
 
-// detach takes the port's representor out of our bridge and sets it down. One that is gone, or is somebody else's by
-// now, is left alone.
+// detach takes the port's representor out of the agent's bridge and sets it down. It leaves alone one that somebody else
+// has put into another bridge.
 func (r *rtnetlink) detach(port string) error {
 	link, err := r.locate(port)
 	if err != nil && !isNoRepresentor(err) {
@@ -153,20 +154,20 @@ func (r *rtnetlink) detach(port string) error {
 	return nil
 }
 
-// release takes a netdev out of our bridge, if it is in one, and sets it down.
+// release takes a netdev out of the agent's bridge, if it is in one, and sets it down.
 func (r *rtnetlink) release(link netlink.Link) error {
 	master, err := r.master(link)
 	if err != nil || master == nil || !isOurs(master) {
 		return err
 	}
-	// Down first: between the two it must not carry frames as a netdev of its own.
+	// It is set down first, so that it never carries frames outside of the bridge.
 	if err := r.handle.LinkSetDown(link); err != nil {
 		return linkError(err, link, "set down")
 	}
 	return linkError(r.handle.LinkSetNoMaster(link), link, "take out of bridge %s", master.Attrs().Name)
 }
 
-// master is the bridge, or other netdev, that a netdev is a port of, nil if none.
+// master returns the bridge or other netdev that a netdev is a port of, nil if there is none.
 func (r *rtnetlink) master(link netlink.Link) (netlink.Link, error) {
 	if link.Attrs().MasterIndex == 0 {
 		return nil, nil
@@ -175,8 +176,8 @@ func (r *rtnetlink) master(link netlink.Link) (netlink.Link, error) {
 	return master, linkError(err, link, "its master")
 }
 
-// forget drops what is remembered of the port's earlier representors, all but now, and releases those that are still
-// there under another name. That they may have been taken over meanwhile is seen by release.
+// forget forgets the representors that the port had before, all but now, and releases those that still exist. release
+// leaves alone those that somebody else has put into another bridge.
 func (r *rtnetlink) forget(port string, now netlink.Link) {
 	r.users.Range(func(key, user any) bool {
 		index := key.(int)
@@ -185,7 +186,7 @@ func (r *rtnetlink) forget(port string, now netlink.Link) {
 		}
 		r.users.Delete(index)
 		if link, err := r.handle.LinkByIndex(index); err == nil {
-			_ = r.release(link) // sweep has another go at the next start
+			_ = r.release(link) // sweep tries again at the next start
 		}
 		return true
 	})

@@ -16,19 +16,19 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 )
 
-// rtnetlink finds, makes, marks and watches the netdevs of a network namespace. Both data planes are built on it. One call
-// at a time, except for watch.
+// rtnetlink finds, makes, marks and watches the netdevs of a network namespace. Only one goroutine may use it at a time,
+// except for watch.
 type rtnetlink struct {
 	uplink       string // empty: no VXLAN
 	handle       *netlink.Handle
-	raw          *nl.SocketHandle // for requests that the netlink library has no call for
+	raw          *nl.SocketHandle // for requests for which the netlink library has no function
 	events       *nl.NetlinkSocket
 	devlink      *devlink.Conn
 	representors *representorCache
 
 	settled map[int]bool // bridges, by ifindex, whose settings were made by this process
-	// users are tasks by ifindex: of representors, which may lose their name or vanish, and of VXLAN ports, since events of
-	// a bridge port tell no alias. watch reads them.
+	// users are tasks by ifindex: those of representors, which may lose their name or be removed, and those of VXLAN ports,
+	// since the events of a bridge port have no alias. watch reads them.
 	users sync.Map
 }
 
@@ -40,12 +40,12 @@ func openRtnetlink(uplink string, resolver portResolver) (_ *rtnetlink, err erro
 			r.close()
 		}
 	}()
-	// First the events, so that nothing is missed between looking and listening.
+	// The subscription comes before any list of netdevs, so that no change is missed.
 	r.events, err = nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR)
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to netdev events: %w", err)
 	}
-	// A burst of some hundred netdevs fits. If it overflows all the same, everything is looked at again.
+	// A burst of some hundred netdevs fits. If the buffer overflows, watch has everything reconciled.
 	if err := r.events.SetReceiveBufferSize(1<<20, false); err != nil {
 		return nil, fmt.Errorf("subscribe to netdev events: receive buffer: %w", err)
 	}
@@ -64,7 +64,7 @@ func openRtnetlink(uplink string, resolver portResolver) (_ *rtnetlink, err erro
 	return r, nil
 }
 
-// close lets go of the sockets and leaves the data plane as it is. watch ends.
+// close closes the sockets, which ends watch. The data plane stays as it is.
 func (r *rtnetlink) close() {
 	if r.events != nil {
 		_ = r.events.Close()
@@ -80,10 +80,10 @@ func (r *rtnetlink) close() {
 	}
 }
 
-// aliasPrefix marks the netdevs that are ours, in their ifalias. The id of a network follows, or sharedID.
+// aliasPrefix begins the mark of the agent's netdevs, which is their ifalias. The id of a network follows, or sharedID.
 const aliasPrefix = "opi-bridge:"
 
-// markOf returns the id in a netdev's mark. ours is false if the netdev has none.
+// markOf returns the id in a netdev's mark. ours is false if it has no mark.
 func markOf(link netlink.Link) (id string, ours bool) {
 	return strings.CutPrefix(link.Attrs().Alias, aliasPrefix)
 }
@@ -93,8 +93,8 @@ func isOurs(link netlink.Link) bool { return strings.HasPrefix(link.Attrs().Alia
 func bridgeName(id string) string { return "br-" + netdevSuffix(id) }
 func vxlanName(id string) string  { return "vx-" + netdevSuffix(id) }
 
-// netdevSuffix makes a netdev name (at most 15 bytes) of a three-byte prefix and a network's id: the id itself if it
-// fits, so that people recognise it, else 60 bits of its hash.
+// netdevSuffix returns what follows a prefix of three bytes in a netdev name, which has at most 15 bytes: a network's id if
+// it fits, so that people recognise it, or else 60 bits of its hash.
 func netdevSuffix(id string) string {
 	const room = 15 - 3
 	if len(id) <= room {
@@ -104,7 +104,7 @@ func netdevSuffix(id string) string {
 	return strings.ToLower(base32.StdEncoding.EncodeToString(sum[:]))[:room]
 }
 
-// find gives the netdev of this name or alternative name, nil if there is none.
+// find returns the netdev with this name or alternative name, nil if there is none.
 func (r *rtnetlink) find(name string) (netlink.Link, error) {
 	link, err := r.handle.LinkByName(name)
 	if _, missing := errors.AsType[netlink.LinkNotFoundError](err); missing {
@@ -116,8 +116,8 @@ func (r *rtnetlink) find(name string) (netlink.Link, error) {
 	return link, nil
 }
 
-// own gives our netdev of this name, type and id, nil if there is none. One that is somebody else's is an error; one
-// without a mark that is down is ours: we died between making and marking it.
+// own returns the agent's netdev of this name, type and id, nil if there is none. A netdev that somebody else made is an
+// error. One that has no alias and is down is the agent's: the agent ended between making and marking it.
 func (r *rtnetlink) own(name, typ, id string) (netlink.Link, error) {
 	link, err := r.find(name)
 	if err != nil || link == nil {
@@ -138,7 +138,7 @@ func (r *rtnetlink) mark(link netlink.Link, id string) error {
 	return linkError(r.handle.LinkSetAlias(link, aliasPrefix+id), link, "set alias")
 }
 
-// ensure returns our netdev of this name, type and id. It is made if it is missing.
+// ensure returns the agent's netdev of this name, type and id. It is made if it is missing.
 func (r *rtnetlink) ensure(want netlink.Link, id string) (link netlink.Link, made bool, err error) {
 	link, err = r.own(want.Attrs().Name, want.Type(), id)
 	if err != nil || link != nil {
@@ -156,7 +156,7 @@ func newBridge(name string) *netlink.Bridge {
 	return &netlink.Bridge{LinkAttrs: attrs}
 }
 
-// linkError adds to an error which netdev it is about and what was tried. Without an error it is nil.
+// linkError adds to an error the netdev and what was tried. It returns nil without an error.
 func linkError(err error, link netlink.Link, tried string, args ...any) error {
 	if err == nil {
 		return nil
@@ -164,9 +164,8 @@ func linkError(err error, link netlink.Link, tried string, args ...any) error {
 	return fmt.Errorf("netdev %s: %s: %w", link.Attrs().Name, fmt.Sprintf(tried, args...), err)
 }
 
-// settle brings a bridge up as a plain one: no spanning tree and no multicast snooping, which need a peer to talk to and a
-// querier to work, and no address of its own. That is set once, since the netlink library cannot read all of it back, and
-// setting it is an event.
+// settle brings a bridge up without STP, which needs peers, without multicast snooping, which needs a querier, and without
+// an address. It sets that once for each bridge: the netlink library cannot read all of it back, and setting it is an event.
 func (r *rtnetlink) settle(bridge netlink.Link) error {
 	index := bridge.Attrs().Index
 	if r.settled[index] {
@@ -186,7 +185,7 @@ func (r *rtnetlink) settle(bridge netlink.Link) error {
 	return r.up(bridge)
 }
 
-// configure sets attributes of a bridge, and no others. The netlink library would write back all that it has read.
+// configure sets only these attributes of a bridge. The netlink library would write back all those that it has read.
 func (r *rtnetlink) configure(bridge netlink.Link, attrs ...*nl.RtAttr) error {
 	req := r.linkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK, bridge.Attrs().Index)
 	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
@@ -200,7 +199,7 @@ func (r *rtnetlink) configure(bridge netlink.Link, attrs ...*nl.RtAttr) error {
 	return err
 }
 
-// linkRequest is a request that the netlink library has no call for.
+// linkRequest makes a request for which the netlink library has no function.
 func (r *rtnetlink) linkRequest(typ, flags, index int) *nl.NetlinkRequest {
 	req := nl.NewNetlinkRequest(typ, flags)
 	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: r.raw}
@@ -210,8 +209,8 @@ func (r *rtnetlink) linkRequest(typ, flags, index int) *nl.NetlinkRequest {
 	return req
 }
 
-// disableIPv6 keeps the kernel from giving the netdev an IPv6 link-local address, and takes the one it has. A kernel
-// without IPv6 has nothing to be kept from.
+// disableIPv6 removes the netdev's IPv6 link-local address, and keeps the kernel from giving it another one. A kernel
+// without IPv6 gives none.
 func (r *rtnetlink) disableIPv6(link netlink.Link) error {
 	err := r.handle.LinkSetIP6AddrGenMode(link, nl.IN6_ADDR_GEN_MODE_NONE)
 	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) {
@@ -250,7 +249,7 @@ func (r *rtnetlink) enslave(link, bridge netlink.Link) error {
 	return linkError(r.handle.LinkSetMaster(link, bridge), link, "add to bridge %s", bridge.Attrs().Name)
 }
 
-// removeOwn removes our netdev of this name, type and id. What is not ours stays.
+// removeOwn removes the agent's netdev of this name, type and id. It leaves netdevs of others alone.
 func (r *rtnetlink) removeOwn(name, typ, id string) error {
 	link, err := r.find(name)
 	if err != nil || link == nil || link.Type() != typ || link.Attrs().Alias != aliasPrefix+id {

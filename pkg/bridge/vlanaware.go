@@ -14,7 +14,7 @@ import (
 // errNoVLANFiltering is why there is no VLAN-aware data plane.
 var errNoVLANFiltering = errors.New("the kernel's bridges cannot filter VLANs (CONFIG_BRIDGE_VLAN_FILTERING)")
 
-// filterVLANs turns VLAN filtering on. A kernel that has none may say so, or ignore what it does not know.
+// filterVLANs turns VLAN filtering on. A kernel without VLAN filtering may return an error, or ignore the attributes.
 func (b *bridgePlane) filterVLANs(bridge netlink.Link) (netlink.Link, error) {
 	err := b.configure(bridge,
 		nl.NewRtAttr(nl.IFLA_BR_VLAN_FILTERING, nl.Uint8Attr(1)),
@@ -72,8 +72,8 @@ func (b *bridgePlane) setVLANs(link netlink.Link, want []uint16, tagged bool, ma
 // untagged are the flags of a VLAN whose frames have no tag on the wire, in either direction.
 const untagged = nl.BRIDGE_VLAN_INFO_PVID | nl.BRIDGE_VLAN_INFO_UNTAGGED
 
-// leaveVLAN takes a port out of a VLAN. The kernel leaves static entries of the VLAN behind, and does not remove them
-// any more once the port is out of it (br_fdb_delete).
+// leaveVLAN takes a port out of a VLAN. It removes the static entry first: the kernel does not remove it with the VLAN, and
+// refuses to remove it afterwards (br_fdb_delete).
 func (b *bridgePlane) leaveVLAN(link netlink.Link, vlan uint16, mac net.HardwareAddr) error {
 	if mac != nil {
 		if err := b.handle.NeighDel(staticEntry(link, mac, vlan)); err != nil && !errors.Is(err, unix.ENOENT) {

@@ -13,14 +13,14 @@ const (
 	vxlanOverhead = 50
 )
 
-// multicastGroup is the group of a VNI, to which frames go whose destination is not known yet: 239.x.y.z of the
-// administratively scoped range (RFC 2365) with the VNI's 24 bits.
+// multicastGroup returns the group that gets the frames of a VNI whose destination is not known yet: 239.x.y.z of the
+// administratively scoped range (RFC 2365), with the VNI's 24 bits.
 func multicastGroup(vni uint32) net.IP {
 	return net.IPv4(239, byte(vni>>16), byte(vni>>8), byte(vni)).To4()
 }
 
-// ensureVXLAN gives the bridge the VXLAN port of a network with a VNI, to reach the same network on other xPUs: flood and
-// learn (RFC 7348, section 4.1). A network without a VNI has no VXLAN port; one that is there is removed.
+// ensureVXLAN brings up the VXLAN port of a network in a bridge. It connects the network to the same network on other xPUs
+// by flooding and learning (RFC 7348, section 4.1). It removes the VXLAN port of a network without a VNI, and returns nil.
 func (r *rtnetlink) ensureVXLAN(n segment, bridge netlink.Link) (netlink.Link, error) {
 	if n.vni == 0 {
 		return nil, r.removeOwn(vxlanName(n.id), "vxlan", n.id)
@@ -66,7 +66,7 @@ func (r *rtnetlink) ensureVXLAN(n segment, bridge netlink.Link) (netlink.Link, e
 	return link, r.up(link)
 }
 
-// findUplink gives the uplink, which must have an IPv4 address.
+// findUplink returns the uplink, which must have an IPv4 address.
 func (r *rtnetlink) findUplink() (netlink.Link, error) {
 	uplink, err := r.find(r.uplink)
 	if err != nil {
