@@ -78,19 +78,25 @@ the agent stops.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.listen, "listen", "127.0.0.1:50151", "`address` to serve gRPC on, host:port; others than loopback need TLS or --insecure")
+	f.StringVar(&o.listen, "listen", "127.0.0.1:50151",
+		"`address` to serve gRPC on, host:port; others than loopback need TLS or --insecure")
 	f.StringVar(&o.tls.Cert, "tls-cert", "", "PEM `file` with the agent's certificate chain; read again for each connection")
 	f.StringVar(&o.tls.Key, "tls-key", "", "PEM `file` with the key of --tls-cert")
 	f.StringVar(&o.tls.ClientCA, "tls-client-ca", "", "PEM `file` with the authorities of the clients' certificates")
 	f.BoolVar(&o.insecure, "insecure", false, "serve without TLS on any address")
-	f.StringVar(&o.agent.State, "state", "/var/lib/opi-bridge/state.db", "`file` that keeps the logical bridges and bridge ports; made if missing")
-	f.StringVar(&o.agent.Uplink, "uplink", "", "`netdev` that VXLAN is sent from; without it logical bridges with a VNI are refused")
-	f.Func("host-pf", "a `pf` of the host, as address=name,offset=n,stride=n: how this xPU's eswitch numbers its functions, see the examples; once for each", func(s string) error {
+	f.StringVar(&o.agent.State, "state", "/var/lib/opi-bridge/state.db",
+		"`file` that keeps the logical bridges and bridge ports; made if missing")
+	f.StringVar(&o.agent.Uplink, "uplink", "",
+		"`netdev` that VXLAN is sent from; without it logical bridges with a VNI are refused")
+	f.Func("host-pf", "a `pf` of the host, as address=name,offset=n,stride=n: how this xPU's eswitch numbers its functions, "+
+		"see the examples; once for each", func(s string) error {
 		pf, err := bridge.ParseHostPF(s)
 		o.agent.HostPFs = append(o.agent.HostPFs, pf)
 		return err
 	})
-	f.StringVar((*string)(&o.agent.DataPlane), "data-plane", string(bridge.DataPlaneAuto), "`kind` of data plane: vlan-aware is one bridge for all networks, bridge-per-network one for each; auto is vlan-aware where the kernel can")
+	f.StringVar((*string)(&o.agent.DataPlane), "data-plane", string(bridge.DataPlaneAuto),
+		"`kind` of data plane: vlan-aware is one bridge for all networks, bridge-per-network one for each; "+
+			"auto is vlan-aware where the kernel can")
 	f.StringVar(&o.metricsListen, "metrics-listen", "", "`address` to serve Prometheus metrics on at /metrics, host:port; empty: none")
 	o.logs.AddFlags(f)
 	cmd.MarkFlagsRequiredTogether("tls-cert", "tls-key", "tls-client-ca")
@@ -140,7 +146,8 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 		server.GracefulStop()
 		return nil
 	})
-	log.Info("serving", "address", lis.Addr().String(), "mtls", o.tls.Cert != "", "uplink", o.agent.Uplink, "version", version.String())
+	log.Info("serving",
+		"address", lis.Addr().String(), "mtls", o.tls.Cert != "", "uplink", o.agent.Uplink, "version", version.String())
 	err = all.Wait()
 	log.Info("stopped, the data plane stays as it is")
 	return err

@@ -1,12 +1,17 @@
 package bridge
 
 import (
+	"errors"
 	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
+	"time"
 
 	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
 	"go.etcd.io/bbolt"
+	bolterrors "go.etcd.io/bbolt/errors"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -65,7 +70,7 @@ type collection[S proto.Message, M message[S]] struct {
 }
 
 func (c *collection[S, M]) create(id string, spec S) (reply M, err error) {
-	if err := c.parseID(id); err != nil {
+	if err := c.checkID(id); err != nil {
 		return reply, err
 	}
 	c.agent.mu.Lock()
@@ -267,6 +272,22 @@ func (c *collection[S, M]) finish(id string) error {
 	return nil
 }
 
+// openState opens the file that keeps what clients asked for across restarts. Each write is on the disk before it returns.
+// The values are messages of the API. Only their spec counts, and a status that is TO_BE_DELETED.
+func openState(path string) (*bbolt.DB, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, fmt.Errorf("state: %w", err)
+	}
+	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: 2 * time.Second})
+	if errors.Is(err, bolterrors.ErrTimeout) {
+		return nil, fmt.Errorf("state %s: in use, does another opi-bridge run?", path)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("state %s: %w", path, err)
+	}
+	return db, nil
+}
+
 // put writes an object to the state file. The error is a gRPC status.
 func (c *collection[S, M]) put(id string, spec S, oper state) error {
 	data, err := proto.Marshal(c.message("", spec, oper))
@@ -281,8 +302,12 @@ func (c *collection[S, M]) put(id string, spec S, oper state) error {
 
 // load reads the objects from the state file.
 func (c *collection[S, M]) load() error {
-	return c.agent.state.View(func(tx *bbolt.Tx) error {
-		return tx.Bucket([]byte(c.bucket)).ForEach(func(id, data []byte) error {
+	return c.agent.state.Update(func(tx *bbolt.Tx) error {
+		bucket, err := tx.CreateBucketIfNotExists([]byte(c.bucket))
+		if err != nil {
+			return fmt.Errorf("state: %s: %w", c.bucket, err)
+		}
+		return bucket.ForEach(func(id, data []byte) error {
 			var noSpec S
 			m := c.message("", noSpec, state{})
 			if err := proto.Unmarshal(data, m); err != nil {

@@ -58,7 +58,8 @@ func openDataPlane(cfg Config, log logr.Logger) (dataplane, error) {
 	switch which {
 	case "", DataPlaneAuto, DataPlaneVLANAware, DataPlaneBridgePerNetwork:
 	default:
-		return nil, fmt.Errorf("data plane %q: must be %s, %s or %s", which, DataPlaneAuto, DataPlaneVLANAware, DataPlaneBridgePerNetwork)
+		return nil, fmt.Errorf("data plane %q: must be %s, %s or %s",
+			which, DataPlaneAuto, DataPlaneVLANAware, DataPlaneBridgePerNetwork)
 	}
 	if err := checkHostPFs(cfg.HostPFs); err != nil {
 		return nil, err

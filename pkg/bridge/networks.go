@@ -29,7 +29,9 @@ func (s networkServer) GetLogicalBridge(_ context.Context, req *evpn.GetLogicalB
 	return s.networks.get(req.GetName())
 }
 
-func (s networkServer) ListLogicalBridges(_ context.Context, req *evpn.ListLogicalBridgesRequest) (*evpn.ListLogicalBridgesResponse, error) {
+func (s networkServer) ListLogicalBridges(
+	_ context.Context, req *evpn.ListLogicalBridgesRequest,
+) (*evpn.ListLogicalBridgesResponse, error) {
 	networks, next, err := s.networks.list(req.GetPageSize(), req.GetPageToken())
 	if err != nil {
 		return nil, err

@@ -23,7 +23,8 @@ type portServer struct {
 
 func (s portServer) CreateBridgePort(_ context.Context, req *evpn.CreateBridgePortRequest) (*evpn.BridgePort, error) {
 	if req.GetBridgePortId() == "" {
-		return nil, status.Error(codes.InvalidArgument, "bridge_port_id is required: it tells which netdev represents the port, by name or PCI address")
+		return nil, status.Error(codes.InvalidArgument,
+			"bridge_port_id is required: it tells which netdev represents the port, by name or PCI address")
 	}
 	return s.ports.create(req.GetBridgePortId(), req.GetBridgePort().GetSpec())
 }
@@ -54,8 +55,9 @@ func newPorts(a *Agent) *collection[*evpn.BridgePortSpec, *evpn.BridgePort] {
 		kind: portKind, agent: a, objects: map[string]*port{},
 		check: a.checkPort,
 		describe: func(spec *evpn.BridgePortSpec) string {
-			return fmt.Sprintf("as %s port with MAC %s on logical bridge %s", strings.TrimPrefix(spec.GetPtype().String(), "BRIDGE_PORT_TYPE_"),
-				net.HardwareAddr(spec.GetMacAddress()), strings.Join(networksOf(spec), ", "))
+			ptype := strings.TrimPrefix(spec.GetPtype().String(), "BRIDGE_PORT_TYPE_")
+			mac, networks := net.HardwareAddr(spec.GetMacAddress()), strings.Join(networksOf(spec), ", ")
+			return fmt.Sprintf("as %s port with MAC %s on logical bridge %s", ptype, mac, networks)
 		},
 		checkUnused: func(string) error { return nil },
 		realise:     a.realisePort,

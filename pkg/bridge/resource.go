@@ -38,8 +38,8 @@ var (
 // idForm is https://google.aip.dev/122 as opi-evpn-bridge checks it.
 var idForm = regexp.MustCompile(`^[a-z][a-z0-9-]{2,61}[a-z0-9]$`)
 
-// parseID checks an id that a client chose.
-func (k kind) parseID(id string) error {
+// checkID checks an id that a client chose.
+func (k kind) checkID(id string) error {
 	if idForm.MatchString(id) {
 		return nil
 	}
@@ -47,7 +47,7 @@ func (k kind) parseID(id string) error {
 		"%s id %q: must be 4-63 characters of a-z, 0-9 and '-', begin with a letter and not end with '-'", k.word, id)
 }
 
-// parseName gives the id in a resource name.
+// parseName returns the id in a resource name.
 func (k kind) parseName(name string) (string, error) {
 	id, ok := strings.CutPrefix(name, k.prefix)
 	if !ok {
@@ -56,7 +56,7 @@ func (k kind) parseName(name string) (string, error) {
 	if !ok {
 		return "", status.Errorf(codes.InvalidArgument, "%s name %q: must be %s<id> or %s<id>", k.word, name, k.prefix, k.proto)
 	}
-	return id, k.parseID(id)
+	return id, k.checkID(id)
 }
 
 // state is what an object is: in metrics, and as a network and a port in the API.
@@ -87,8 +87,8 @@ const (
 	largestPage = 250
 )
 
-// page cuts a page out of sorted ids (https://google.aip.dev/158). The token is the last id of the page before, so a
-// list goes on where it was also if objects came and went, or the agent was restarted.
+// page cuts a page out of sorted ids (https://google.aip.dev/158). The token is the last id of the page before, so it stays
+// right when objects come and go, and when the agent restarts.
 func page(ids []string, size int32, token string) (_ []string, next string, _ error) {
 	if size < 0 {
 		return nil, "", status.Errorf(codes.InvalidArgument, "page_size %d: must not be negative", size)

@@ -32,7 +32,7 @@ type rtnetlink struct {
 	users sync.Map
 }
 
-// openRtnetlink works in the network namespace of the calling thread, for ever.
+// openRtnetlink opens sockets in the network namespace of the calling thread.
 func openRtnetlink(uplink string, resolver portResolver) (_ *rtnetlink, err error) {
 	r := &rtnetlink{uplink: uplink, settled: map[int]bool{}}
 	defer func() {
@@ -60,7 +60,9 @@ func openRtnetlink(uplink string, resolver portResolver) (_ *rtnetlink, err erro
 	if r.devlink, err = devlink.Dial("/proc/thread-self/ns/net"); err != nil {
 		return nil, err
 	}
-	r.representors = &representorCache{resolver: resolver, ports: r.devlink.Ports, physPorts: r.physPorts, known: map[int]bool{}}
+	r.representors = &representorCache{
+		resolver: resolver, ports: r.devlink.Ports, physPorts: r.physPorts, known: map[int]bool{},
+	}
 	return r, nil
 }
 

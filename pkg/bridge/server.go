@@ -40,7 +40,8 @@ func (a *Agent) NewServer(opts ...grpc.ServerOption) *grpc.Server {
 func (a *Agent) recovered(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (_ any, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			a.log.Error(fmt.Errorf("panic: %v", p), "defect in a call", "rpc", path.Base(info.FullMethod), "stack", string(debug.Stack()))
+			stack := string(debug.Stack())
+			a.log.Error(fmt.Errorf("panic: %v", p), "defect in a call", "rpc", path.Base(info.FullMethod), "stack", stack)
 			err = status.Error(codes.Internal, "defect in the agent, see its log")
 		}
 	}()
@@ -51,8 +52,8 @@ func (a *Agent) recovered(ctx context.Context, req any, info *grpc.UnaryServerIn
 // key, and the authorities that sign clients' certificates.
 type TLSFiles struct{ Cert, Key, ClientCA string }
 
-// ServerOptions reads the files now, so that what is wrong with them is known at once, and again for each connection,
-// so that renewed certificates are used without a restart. No error carries any part of the key.
+// ServerOptions reads the files now, so that it reports what is wrong with them, and again for each connection, so that
+// renewed certificates are used without a restart. No error contains any part of the key.
 func (f TLSFiles) ServerOptions() ([]grpc.ServerOption, error) {
 	cfg, err := f.load()
 	if err != nil {
@@ -84,8 +85,8 @@ func (f TLSFiles) load() (*tls.Config, error) {
 	}, nil
 }
 
-// CheckPlaintext refuses an address (host:port) that others than this machine can reach, and so could rewire its
-// ports, unless clients are authenticated.
+// CheckPlaintext refuses an address (host:port) that other machines can reach: without TLS, anybody there could rewire the
+// ports.
 func CheckPlaintext(address string) error {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
