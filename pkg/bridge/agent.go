@@ -39,9 +39,9 @@ type Agent struct {
 	ports    *collection[*evpn.BridgePortSpec, *evpn.BridgePort]
 }
 
-// New opens the state and brings the data plane of the calling thread's network namespace to it: it adopts what is
-// there, makes what is missing and removes what is ours and not in the state. There may be one Agent in a namespace.
-// An object that cannot be realised is no error: it is DOWN, and Run tries it again.
+// New opens the state file and brings the data plane of the calling thread's network namespace to it: it adopts what is
+// there, makes what is missing, and removes what has the agent's mark and is not in the state file. A namespace can have
+// one Agent. An object that cannot be realised is DOWN, and Run tries it again; that is no error of New.
 func New(cfg Config, log logr.Logger) (*Agent, error) {
 	state, err := openState(cfg.State)
 	if err != nil {
@@ -63,7 +63,7 @@ func New(cfg Config, log logr.Logger) (*Agent, error) {
 	return a, nil
 }
 
-// newAgent loads the state and leaves the data plane as it is. It closes plane and state if it fails.
+// newAgent loads the objects and leaves the data plane as it is. It closes plane and state if it fails.
 func newAgent(cfg Config, log logr.Logger, plane dataplane, state *bbolt.DB) (*Agent, error) {
 	backoff := workqueue.NewTypedItemExponentialFailureRateLimiter[task](time.Second, 30*time.Second)
 	a := &Agent{
@@ -84,8 +84,8 @@ func (a *Agent) Close() error {
 	return a.state.Close()
 }
 
-// sweep removes what is ours and not in the state. What cannot be removed is left for the next start and logged, so that
-// the rest is served.
+// sweep removes what has the agent's mark and is not in the state. An error is logged, so that the agent serves the rest; the
+// next start tries again.
 func (a *Agent) sweep() {
 	ports := map[string]membership{}
 	for id, p := range a.ports.objects {

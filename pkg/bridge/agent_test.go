@@ -35,13 +35,11 @@ type paper struct {
 
 func (p *paper) filtersVLANs() bool { return p.vlans }
 
-func (p *paper) ensureNetwork(n segment) (bool, error) {
-	if p.failure != nil {
-		return false, p.failure
+func (p *paper) ensureNetwork(n segment) error {
+	if p.failure == nil {
+		p.networks[n.id] = n.vni
 	}
-	_, have := p.networks[n.id]
-	p.networks[n.id] = n.vni
-	return !have, nil
+	return p.failure
 }
 
 func (p *paper) removeNetwork(id string) error {

@@ -41,35 +41,35 @@ func (b *bridgePlane) bridgeOf(network string) (name, id string) {
 	return bridgeName(network), network
 }
 
-// ensureBridge returns a bridge as it has to be, and tells whether it was missing.
-func (b *bridgePlane) ensureBridge(name, id string) (bridge netlink.Link, made bool, err error) {
-	bridge, made, err = b.ensure(newBridge(name), id)
+// ensureBridge returns a bridge as it has to be.
+func (b *bridgePlane) ensureBridge(name, id string) (netlink.Link, error) {
+	bridge, err := b.ensure(newBridge(name), id)
 	if err == nil && b.vlanAware && !isVLANFiltering(bridge) {
 		bridge, err = b.filterVLANs(bridge)
 	}
 	if err != nil {
-		return nil, made, err
+		return nil, err
 	}
-	return bridge, made, b.settle(bridge)
+	return bridge, b.settle(bridge)
 }
 
 // ensureNetwork takes the network's VLAN id, and brings up its bridge, and the VXLAN port if it has a VNI.
-func (b *bridgePlane) ensureNetwork(n segment) (made bool, err error) {
+func (b *bridgePlane) ensureNetwork(n segment) error {
 	if err := b.available(n); err != nil {
-		return false, err
+		return err
 	}
 	if b.vlanAware {
 		b.vlans[n.id] = n.vlan
 	}
-	bridge, made, err := b.ensureBridge(b.bridgeOf(n.id))
+	bridge, err := b.ensureBridge(b.bridgeOf(n.id))
 	if err != nil {
-		return made, err
+		return err
 	}
 	vxlan, err := b.ensureVXLAN(n, bridge)
 	if err != nil || vxlan == nil || !b.vlanAware {
-		return made, err
+		return err
 	}
-	return made, b.setVLANs(vxlan, []uint16{n.vlan}, false, nil)
+	return b.setVLANs(vxlan, []uint16{n.vlan}, false, nil)
 }
 
 // available tells whether the network's VLAN id is no other network's.
@@ -110,7 +110,7 @@ func (b *bridgePlane) attach(port string, to membership) error {
 		}
 		vlans = append(vlans, n.vlan)
 	}
-	bridge, _, err := b.ensureBridge(b.bridgeOf(to.networks[0].id))
+	bridge, err := b.ensureBridge(b.bridgeOf(to.networks[0].id))
 	if err != nil {
 		return err
 	}

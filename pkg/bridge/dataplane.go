@@ -40,8 +40,7 @@ type membership struct {
 type dataplane interface {
 	// filtersVLANs tells whether there are trunks, and no two networks can have one VLAN id.
 	filtersVLANs() bool
-	// ensureNetwork tells whether it made the network's bridge, whose ports must then be attached again.
-	ensureNetwork(segment) (made bool, err error)
+	ensureNetwork(segment) error
 	removeNetwork(id string) error
 	attach(port string, to membership) error
 	detach(port string) error
@@ -88,7 +87,7 @@ func openDataPlane(cfg Config, log logr.Logger) (dataplane, error) {
 // probeVLANFiltering makes the shared bridge: only trying shows whether the kernel can filter VLANs. The error is an
 // errNoVLANFiltering if it cannot.
 func (b *bridgePlane) probeVLANFiltering() error {
-	_, _, err := b.ensureBridge(sharedBridge, sharedID)
+	_, err := b.ensureBridge(sharedBridge, sharedID)
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		err = fmt.Errorf("%w: %w", errNoVLANFiltering, err)
 	}

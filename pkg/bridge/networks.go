@@ -112,11 +112,10 @@ func (a *Agent) checkNetworkUnused(id string) error {
 	return nil
 }
 
-// realiseNetwork also reconciles the ports of a network whose bridge was missing or whose spec, and so the VLAN id,
-// changed.
+// realiseNetwork also reconciles the ports of a network that changed: its VLAN id may be another one.
 func (a *Agent) realiseNetwork(id string, _ *evpn.LogicalBridgeSpec, changed bool) error {
-	made, err := a.plane.ensureNetwork(a.segment(id))
-	if made || changed {
+	err := a.plane.ensureNetwork(a.segment(id))
+	if changed {
 		a.ports.reconcileWhere(inNetwork(id))
 	}
 	return err

@@ -66,7 +66,7 @@ func (r *byAddress) link(t *testing.T, name string) netlink.Link {
 func (r *byAddress) attach(t *testing.T) {
 	t.Helper()
 	plane := newBridgePlane(r.rtnetlink, false)
-	if _, err := plane.ensureNetwork(segment{id: "net-blue"}); err != nil {
+	if err := plane.ensureNetwork(segment{id: "net-blue"}); err != nil {
 		t.Fatal(err)
 	}
 	if err := plane.attach(vfPort, blueMember); err != nil {

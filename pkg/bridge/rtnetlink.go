@@ -140,16 +140,17 @@ func (r *rtnetlink) mark(link netlink.Link, id string) error {
 	return linkError(r.handle.LinkSetAlias(link, aliasPrefix+id), link, "set alias")
 }
 
-// ensure returns the agent's netdev of this name, type and id. It is made if it is missing.
-func (r *rtnetlink) ensure(want netlink.Link, id string) (link netlink.Link, made bool, err error) {
-	link, err = r.own(want.Attrs().Name, want.Type(), id)
+// ensure returns the agent's netdev of this name, type and id. It is made as wanted if it is missing, and is not changed if
+// it is there.
+func (r *rtnetlink) ensure(want netlink.Link, id string) (netlink.Link, error) {
+	link, err := r.own(want.Attrs().Name, want.Type(), id)
 	if err != nil || link != nil {
-		return link, false, err
+		return link, err
 	}
 	if err := r.handle.LinkAdd(want); err != nil {
-		return nil, false, linkError(err, want, "add %s", want.Type())
+		return nil, linkError(err, want, "add %s", want.Type())
 	}
-	return want, true, r.mark(want, id)
+	return want, r.mark(want, id)
 }
 
 func newBridge(name string) *netlink.Bridge {

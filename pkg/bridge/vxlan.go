@@ -36,7 +36,7 @@ func (r *rtnetlink) ensureVXLAN(n segment, bridge netlink.Link) (netlink.Link, e
 		LinkAttrs: attrs, VxlanId: int(n.vni), VtepDevIndex: uplink.Attrs().Index,
 		Group: multicastGroup(n.vni), Port: vxlanPort, Learning: true,
 	}
-	link, made, err := r.ensure(want, n.id)
+	link, err := r.ensure(want, n.id)
 	if err != nil {
 		return nil, err
 	}
@@ -45,11 +45,11 @@ func (r *rtnetlink) ensureVXLAN(n segment, bridge netlink.Link) (netlink.Link, e
 		if err := r.remove(link); err != nil {
 			return nil, err
 		}
-		if link, made, err = r.ensure(want, n.id); err != nil {
+		if link, err = r.ensure(want, n.id); err != nil {
 			return nil, err
 		}
 	}
-	if made {
+	if link == want { // it was just made
 		if err := r.disableIPv6(link); err != nil {
 			return nil, err
 		}
