@@ -4,8 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 )
 
 const (
@@ -21,14 +25,22 @@ const noTrunks = "ptype TRUNK: needs the data plane " + string(DataPlaneVLANAwar
 // is its VLAN id: an ACCESS port and a VXLAN port have it untagged, a TRUNK port has those of its networks tagged. The
 // shared bridge has no default VLAN and is itself in none, so that a netdev that was just added is in no network, and
 // neither is the machine. Otherwise each network has a bridge of its own, and VLAN ids mean nothing.
+//
+// Only one goroutine may use it at a time, except for watch.
 type bridgePlane struct {
-	*rtnetlink
+	uplink       string // empty: no VXLAN
+	handle       *netlink.Handle
+	raw          *nl.SocketHandle // for requests for which the netlink library has no function
+	events       *nl.NetlinkSocket
+	devlink      *devlink.Conn
+	representors *representorCache
+
 	vlanAware bool
 	vlans     map[string]uint16 // VLAN ids by network, if VLAN-aware; of two networks that want one, the first has it
-}
-
-func newBridgePlane(r *rtnetlink, vlanAware bool) *bridgePlane {
-	return &bridgePlane{rtnetlink: r, vlanAware: vlanAware, vlans: map[string]uint16{}}
+	settled   map[int]bool      // bridges, by ifindex, whose settings were made by this process
+	// users are tasks by ifindex: those of representors, which may lose their name or be removed, and those of VXLAN ports,
+	// since the events of a bridge port have no alias. watch reads them.
+	users sync.Map
 }
 
 func (b *bridgePlane) filtersVLANs() bool { return b.vlanAware }

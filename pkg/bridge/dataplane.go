@@ -63,25 +63,25 @@ func openDataPlane(cfg Config, log logr.Logger) (dataplane, error) {
 	if err := checkHostPFs(cfg.HostPFs); err != nil {
 		return nil, err
 	}
-	r, err := openRtnetlink(cfg.Uplink, portResolver{sysfs: "/sys", hostPFs: cfg.HostPFs})
+	plane, err := openBridgePlane(cfg.Uplink, portResolver{sysfs: "/sys", hostPFs: cfg.HostPFs}, which != DataPlaneBridgePerNetwork)
 	if err != nil {
 		return nil, err
 	}
-	if which != DataPlaneBridgePerNetwork {
-		plane := newBridgePlane(r, true)
+	if plane.vlanAware {
 		err := plane.probeVLANFiltering()
 		if err == nil {
 			log.Info("data plane", "is", DataPlaneVLANAware)
 			return plane, nil
 		}
 		if which == DataPlaneVLANAware || !errors.Is(err, errNoVLANFiltering) {
-			r.close()
+			plane.close()
 			return nil, fmt.Errorf("data plane %s: %w", DataPlaneVLANAware, err)
 		}
 		log.Info("no "+string(DataPlaneVLANAware)+" data plane", "reason", err.Error())
+		plane.vlanAware = false
 	}
 	log.Info("data plane", "is", DataPlaneBridgePerNetwork)
-	return newBridgePlane(r, false), nil
+	return plane, nil
 }
 
 // probeVLANFiltering makes the shared bridge: only trying shows whether the kernel can filter VLANs. The error is an

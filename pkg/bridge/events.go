@@ -13,13 +13,13 @@ import (
 )
 
 // watch calls emit with what each event may have changed. It returns nil after close.
-func (r *rtnetlink) watch(emit func(task)) error {
+func (b *bridgePlane) watch(emit func(task)) error {
 	lookAtAll := func() {
-		r.representors.reset()
+		b.representors.reset()
 		emit(task{kind: taskAll})
 	}
 	for {
-		msgs, from, err := r.events.Receive()
+		msgs, from, err := b.events.Receive()
 		switch {
 		case errors.Is(err, os.ErrClosed):
 			return nil
@@ -42,7 +42,7 @@ func (r *rtnetlink) watch(emit func(task)) error {
 					lookAtAll()
 					continue
 				}
-				for _, t := range r.tasksOf(link, msg.Header.Type == unix.RTM_DELLINK, bridging) {
+				for _, t := range b.tasksOf(link, msg.Header.Type == unix.RTM_DELLINK, bridging) {
 					emit(t)
 				}
 			case unix.RTM_NEWADDR, unix.RTM_DELADDR:
@@ -53,7 +53,7 @@ func (r *rtnetlink) watch(emit func(task)) error {
 }
 
 // tasksOf returns what an event of a netdev may have changed. bridging says that the event is of the family of bridges.
-func (r *rtnetlink) tasksOf(link netlink.Link, removed, bridging bool) []task {
+func (b *bridgePlane) tasksOf(link netlink.Link, removed, bridging bool) []task {
 	attrs := link.Attrs()
 	var tasks []task
 	id, ours := markOf(link)
@@ -63,11 +63,11 @@ func (r *rtnetlink) tasksOf(link netlink.Link, removed, bridging bool) []task {
 	case ours && (removed || attrs.Flags&net.FlagUp == 0 || !isVLANFiltering(link)):
 		tasks = append(tasks, task{kind: taskAll})
 	}
-	if user, used := r.users.Load(attrs.Index); used {
+	if user, used := b.users.Load(attrs.Index); used {
 		tasks = append(tasks, user.(task))
 	}
 	names := append(slices.Clone(attrs.AltNames), attrs.Name)
-	if r.uplink != "" && slices.Contains(names, r.uplink) {
+	if b.uplink != "" && slices.Contains(names, b.uplink) {
 		tasks = append(tasks, task{kind: taskUplink})
 	}
 	for _, name := range names {
@@ -76,8 +76,8 @@ func (r *rtnetlink) tasksOf(link netlink.Link, removed, bridging bool) []task {
 	switch {
 	case bridging:
 	case removed:
-		r.representors.departed(attrs.Index)
-	case r.representors.arrived(attrs.Index):
+		b.representors.departed(attrs.Index)
+	case b.representors.arrived(attrs.Index):
 		tasks = append(tasks, task{kind: taskArrival})
 	}
 	return tasks

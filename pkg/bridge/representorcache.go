@@ -214,8 +214,8 @@ const skipStats = 1 << 3
 
 // physPorts lists all netdevs. The netlink library does not read phys_port_name, and only 4 bytes of phys_switch_id. The
 // error may be nl.ErrDumpInterrupted if netdevs come or go meanwhile.
-func (r *rtnetlink) physPorts() ([]physPort, error) {
-	req := r.linkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP, 0)
+func (b *bridgePlane) physPorts() ([]physPort, error) {
+	req := b.linkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP, 0)
 	req.AddData(nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(skipStats)))
 	messages, err := req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
 	if err != nil {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"strings"
-	"sync"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -16,69 +15,53 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 )
 
-// rtnetlink finds, makes, marks and watches the netdevs of a network namespace. Only one goroutine may use it at a time,
-// except for watch.
-type rtnetlink struct {
-	uplink       string // empty: no VXLAN
-	handle       *netlink.Handle
-	raw          *nl.SocketHandle // for requests for which the netlink library has no function
-	events       *nl.NetlinkSocket
-	devlink      *devlink.Conn
-	representors *representorCache
-
-	settled map[int]bool // bridges, by ifindex, whose settings were made by this process
-	// users are tasks by ifindex: those of representors, which may lose their name or be removed, and those of VXLAN ports,
-	// since the events of a bridge port have no alias. watch reads them.
-	users sync.Map
-}
-
-// openRtnetlink opens sockets in the network namespace of the calling thread.
-func openRtnetlink(uplink string, resolver portResolver) (_ *rtnetlink, err error) {
-	r := &rtnetlink{uplink: uplink, settled: map[int]bool{}}
+// openBridgePlane opens sockets in the network namespace of the calling thread.
+func openBridgePlane(uplink string, resolver portResolver, vlanAware bool) (_ *bridgePlane, err error) {
+	b := &bridgePlane{uplink: uplink, vlanAware: vlanAware, vlans: map[string]uint16{}, settled: map[int]bool{}}
 	defer func() {
 		if err != nil {
-			r.close()
+			b.close()
 		}
 	}()
 	// The subscription comes before any list of netdevs, so that no change is missed.
-	r.events, err = nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR)
+	b.events, err = nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR)
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to netdev events: %w", err)
 	}
 	// A burst of some hundred netdevs fits. If the buffer overflows, watch has everything reconciled.
-	if err := r.events.SetReceiveBufferSize(1<<20, false); err != nil {
+	if err := b.events.SetReceiveBufferSize(1<<20, false); err != nil {
 		return nil, fmt.Errorf("subscribe to netdev events: receive buffer: %w", err)
 	}
 	raw, err := nl.Subscribe(unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("netlink: %w", err)
 	}
-	r.raw = &nl.SocketHandle{Socket: raw}
-	if r.handle, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
+	b.raw = &nl.SocketHandle{Socket: raw}
+	if b.handle, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return nil, fmt.Errorf("netlink: %w", err)
 	}
-	if r.devlink, err = devlink.Dial("/proc/thread-self/ns/net"); err != nil {
+	if b.devlink, err = devlink.Dial("/proc/thread-self/ns/net"); err != nil {
 		return nil, err
 	}
-	r.representors = &representorCache{
-		resolver: resolver, ports: r.devlink.Ports, physPorts: r.physPorts, known: map[int]bool{},
+	b.representors = &representorCache{
+		resolver: resolver, ports: b.devlink.Ports, physPorts: b.physPorts, known: map[int]bool{},
 	}
-	return r, nil
+	return b, nil
 }
 
 // close closes the sockets, which ends watch. The data plane stays as it is.
-func (r *rtnetlink) close() {
-	if r.events != nil {
-		_ = r.events.Close()
+func (b *bridgePlane) close() {
+	if b.events != nil {
+		_ = b.events.Close()
 	}
-	if r.raw != nil {
-		r.raw.Close()
+	if b.raw != nil {
+		b.raw.Close()
 	}
-	if r.handle != nil {
-		_ = r.handle.Close()
+	if b.handle != nil {
+		_ = b.handle.Close()
 	}
-	if r.devlink != nil {
-		r.devlink.Close()
+	if b.devlink != nil {
+		b.devlink.Close()
 	}
 }
 
@@ -107,8 +90,8 @@ func netdevSuffix(id string) string {
 }
 
 // find returns the netdev with this name or alternative name, nil if there is none.
-func (r *rtnetlink) find(name string) (netlink.Link, error) {
-	link, err := r.handle.LinkByName(name)
+func (b *bridgePlane) find(name string) (netlink.Link, error) {
+	link, err := b.handle.LinkByName(name)
 	if _, missing := errors.AsType[netlink.LinkNotFoundError](err); missing {
 		return nil, nil
 	}
@@ -120,8 +103,8 @@ func (r *rtnetlink) find(name string) (netlink.Link, error) {
 
 // own returns the agent's netdev of this name, type and id, nil if there is none. A netdev that somebody else made is an
 // error. One that has no alias and is down is the agent's: the agent ended between making and marking it.
-func (r *rtnetlink) own(name, typ, id string) (netlink.Link, error) {
-	link, err := r.find(name)
+func (b *bridgePlane) own(name, typ, id string) (netlink.Link, error) {
+	link, err := b.find(name)
 	if err != nil || link == nil {
 		return nil, err
 	}
@@ -131,26 +114,26 @@ func (r *rtnetlink) own(name, typ, id string) (netlink.Link, error) {
 		return nil, fmt.Errorf("netdev %s: the name is taken by a netdev that is not ours (type %s, alias %q)", name, link.Type(), alias)
 	}
 	if fresh {
-		return link, r.mark(link, id)
+		return link, b.mark(link, id)
 	}
 	return link, nil
 }
 
-func (r *rtnetlink) mark(link netlink.Link, id string) error {
-	return linkError(r.handle.LinkSetAlias(link, aliasPrefix+id), link, "set alias")
+func (b *bridgePlane) mark(link netlink.Link, id string) error {
+	return linkError(b.handle.LinkSetAlias(link, aliasPrefix+id), link, "set alias")
 }
 
 // ensure returns the agent's netdev of this name, type and id. It is made as wanted if it is missing, and is not changed if
 // it is there.
-func (r *rtnetlink) ensure(want netlink.Link, id string) (netlink.Link, error) {
-	link, err := r.own(want.Attrs().Name, want.Type(), id)
+func (b *bridgePlane) ensure(want netlink.Link, id string) (netlink.Link, error) {
+	link, err := b.own(want.Attrs().Name, want.Type(), id)
 	if err != nil || link != nil {
 		return link, err
 	}
-	if err := r.handle.LinkAdd(want); err != nil {
+	if err := b.handle.LinkAdd(want); err != nil {
 		return nil, linkError(err, want, "add %s", want.Type())
 	}
-	return want, r.mark(want, id)
+	return want, b.mark(want, id)
 }
 
 func newBridge(name string) *netlink.Bridge {
@@ -169,28 +152,28 @@ func linkError(err error, link netlink.Link, tried string, args ...any) error {
 
 // settle brings a bridge up without STP, which needs peers, without multicast snooping, which needs a querier, and without
 // an address. It sets that once for each bridge: the netlink library cannot read all of it back, and setting it is an event.
-func (r *rtnetlink) settle(bridge netlink.Link) error {
+func (b *bridgePlane) settle(bridge netlink.Link) error {
 	index := bridge.Attrs().Index
-	if r.settled[index] {
-		return r.up(bridge)
+	if b.settled[index] {
+		return b.up(bridge)
 	}
-	err := r.configure(bridge,
+	err := b.configure(bridge,
 		nl.NewRtAttr(nl.IFLA_BR_STP_STATE, nl.Uint32Attr(0)),
 		nl.NewRtAttr(nl.IFLA_BR_FORWARD_DELAY, nl.Uint32Attr(0)),
 		nl.NewRtAttr(nl.IFLA_BR_MCAST_SNOOPING, nl.Uint8Attr(0)))
 	if err != nil {
 		return linkError(err, bridge, "turn off STP and multicast snooping")
 	}
-	if err := r.disableIPv6(bridge); err != nil {
+	if err := b.disableIPv6(bridge); err != nil {
 		return err
 	}
-	r.settled[index] = true
-	return r.up(bridge)
+	b.settled[index] = true
+	return b.up(bridge)
 }
 
 // configure sets only these attributes of a bridge. The netlink library would write back all those that it has read.
-func (r *rtnetlink) configure(bridge netlink.Link, attrs ...*nl.RtAttr) error {
-	req := r.linkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK, bridge.Attrs().Index)
+func (b *bridgePlane) configure(bridge netlink.Link, attrs ...*nl.RtAttr) error {
+	req := b.linkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK, bridge.Attrs().Index)
 	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
 	info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("bridge"))
 	data := info.AddRtAttr(nl.IFLA_INFO_DATA, nil)
@@ -203,9 +186,9 @@ func (r *rtnetlink) configure(bridge netlink.Link, attrs ...*nl.RtAttr) error {
 }
 
 // linkRequest makes a request for which the netlink library has no function.
-func (r *rtnetlink) linkRequest(typ, flags, index int) *nl.NetlinkRequest {
+func (b *bridgePlane) linkRequest(typ, flags, index int) *nl.NetlinkRequest {
 	req := nl.NewNetlinkRequest(typ, flags)
-	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: r.raw}
+	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: b.raw}
 	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	msg.Index = int32(index)
 	req.AddData(msg)
@@ -214,15 +197,15 @@ func (r *rtnetlink) linkRequest(typ, flags, index int) *nl.NetlinkRequest {
 
 // disableIPv6 removes the netdev's IPv6 link-local address, and keeps the kernel from giving it another one. A kernel
 // without IPv6 gives none.
-func (r *rtnetlink) disableIPv6(link netlink.Link) error {
-	err := r.handle.LinkSetIP6AddrGenMode(link, nl.IN6_ADDR_GEN_MODE_NONE)
+func (b *bridgePlane) disableIPv6(link netlink.Link) error {
+	err := b.handle.LinkSetIP6AddrGenMode(link, nl.IN6_ADDR_GEN_MODE_NONE)
 	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) {
 		return nil // EINVAL: IPv6 is off for this netdev
 	}
 	if err != nil {
 		return linkError(err, link, "IPv6 address generation off")
 	}
-	addrs, err := r.handle.AddrList(link, netlink.FAMILY_V6)
+	addrs, err := b.handle.AddrList(link, netlink.FAMILY_V6)
 	if err != nil {
 		return linkError(err, link, "addresses")
 	}
@@ -230,41 +213,41 @@ func (r *rtnetlink) disableIPv6(link netlink.Link) error {
 		if !addr.IP.IsLinkLocalUnicast() {
 			continue
 		}
-		if err := r.handle.AddrDel(link, &addr); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+		if err := b.handle.AddrDel(link, &addr); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
 			return linkError(err, link, "remove %s", addr.IP)
 		}
 	}
 	return nil
 }
 
-func (r *rtnetlink) up(link netlink.Link) error {
+func (b *bridgePlane) up(link netlink.Link) error {
 	if link.Attrs().Flags&net.FlagUp != 0 {
 		return nil
 	}
-	return linkError(r.handle.LinkSetUp(link), link, "set up")
+	return linkError(b.handle.LinkSetUp(link), link, "set up")
 }
 
 // enslave puts a netdev into a bridge, out of another one in one step if it is in one.
-func (r *rtnetlink) enslave(link, bridge netlink.Link) error {
+func (b *bridgePlane) enslave(link, bridge netlink.Link) error {
 	if link.Attrs().MasterIndex == bridge.Attrs().Index {
 		return nil
 	}
-	return linkError(r.handle.LinkSetMaster(link, bridge), link, "add to bridge %s", bridge.Attrs().Name)
+	return linkError(b.handle.LinkSetMaster(link, bridge), link, "add to bridge %s", bridge.Attrs().Name)
 }
 
 // removeOwn removes the agent's netdev of this name, type and id. It leaves netdevs of others alone.
-func (r *rtnetlink) removeOwn(name, typ, id string) error {
-	link, err := r.find(name)
+func (b *bridgePlane) removeOwn(name, typ, id string) error {
+	link, err := b.find(name)
 	if err != nil || link == nil || link.Type() != typ || link.Attrs().Alias != aliasPrefix+id {
 		return err
 	}
-	return r.remove(link)
+	return b.remove(link)
 }
 
-func (r *rtnetlink) remove(link netlink.Link) error {
-	delete(r.settled, link.Attrs().Index)
-	r.users.Delete(link.Attrs().Index)
-	if err := r.handle.LinkDel(link); !errors.Is(err, unix.ENODEV) {
+func (b *bridgePlane) remove(link netlink.Link) error {
+	delete(b.settled, link.Attrs().Index)
+	b.users.Delete(link.Attrs().Index)
+	if err := b.handle.LinkDel(link); !errors.Is(err, unix.ENODEV) {
 		return linkError(err, link, "remove")
 	}
 	return nil
