@@ -30,7 +30,7 @@ const noTrunks = "ptype TRUNK: needs the data plane " + string(DataPlaneVLANAwar
 type bridgePlane struct {
 	uplink       string // empty: no VXLAN
 	handle       *netlink.Handle
-	raw          *nl.SocketHandle // for requests for which the netlink library has no function
+	raw          nl.SocketHandle // for requests for which the netlink library has no function
 	events       *nl.NetlinkSocket
 	devlink      *devlink.Conn
 	representors *representorCache

@@ -137,10 +137,10 @@ func (c *collection[S, M]) update(to M, mask *fieldmaskpb.FieldMask, allowMissin
 		return reply, c.beingDeleted(id)
 	}
 	spec, err := masked(o.spec, to.GetSpec(), mask)
-	if err != nil {
-		return reply, err
+	if err == nil {
+		spec, err = c.check(id, spec)
 	}
-	if spec, err = c.check(id, spec); err != nil {
+	if err != nil {
 		return reply, err
 	}
 	changed := !proto.Equal(spec, o.spec)
@@ -162,10 +162,10 @@ func (c *collection[S, M]) delete(name string, allowMissing bool) (*emptypb.Empt
 	if status.Code(err) == codes.NotFound && allowMissing {
 		return &emptypb.Empty{}, nil
 	}
-	if err != nil {
-		return nil, err
+	if err == nil {
+		err = c.checkUnused(id)
 	}
-	if err := c.checkUnused(id); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	if !o.deleting {

@@ -32,11 +32,9 @@ func openBridgePlane(uplink string, resolver portResolver, vlanAware bool) (_ *b
 	if err := b.events.SetReceiveBufferSize(1<<20, false); err != nil {
 		return nil, fmt.Errorf("subscribe to netdev events: receive buffer: %w", err)
 	}
-	raw, err := nl.Subscribe(unix.NETLINK_ROUTE)
-	if err != nil {
+	if b.raw.Socket, err = nl.Subscribe(unix.NETLINK_ROUTE); err != nil {
 		return nil, fmt.Errorf("netlink: %w", err)
 	}
-	b.raw = &nl.SocketHandle{Socket: raw}
 	if b.handle, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return nil, fmt.Errorf("netlink: %w", err)
 	}
@@ -54,9 +52,7 @@ func (b *bridgePlane) close() {
 	if b.events != nil {
 		_ = b.events.Close()
 	}
-	if b.raw != nil {
-		b.raw.Close()
-	}
+	_ = b.raw.Close()
 	if b.handle != nil {
 		_ = b.handle.Close()
 	}
@@ -101,39 +97,30 @@ func (b *bridgePlane) find(name string) (netlink.Link, error) {
 	return link, nil
 }
 
-// own returns the agent's netdev of this name, type and id, nil if there is none. A netdev that somebody else made is an
-// error. One that has no alias and is down is the agent's: the agent ended between making and marking it.
-func (b *bridgePlane) own(name, typ, id string) (netlink.Link, error) {
-	link, err := b.find(name)
-	if err != nil || link == nil {
+// ensure returns the agent's netdev of this name, type and id. It is made as wanted if it is missing, and is not changed if
+// it is there. A netdev that somebody else made is an error. One that has no alias and is down is the agent's, which may
+// have ended between making and marking it.
+func (b *bridgePlane) ensure(want netlink.Link, id string) (netlink.Link, error) {
+	link, err := b.find(want.Attrs().Name)
+	if err != nil {
 		return nil, err
 	}
-	alias := link.Attrs().Alias
-	fresh := alias == "" && link.Attrs().Flags&net.FlagUp == 0
-	if link.Type() != typ || !fresh && alias != aliasPrefix+id {
-		return nil, fmt.Errorf("netdev %s: the name is taken by a netdev that is not ours (type %s, alias %q)", name, link.Type(), alias)
+	if link == nil {
+		if err := b.handle.LinkAdd(want); err != nil {
+			return nil, linkError(err, want, "add %s", want.Type())
+		}
+		link = want
 	}
-	if fresh {
-		return link, b.mark(link, id)
+	attrs := link.Attrs()
+	unmarked := attrs.Alias == "" && attrs.Flags&net.FlagUp == 0
+	if link.Type() != want.Type() || !unmarked && attrs.Alias != aliasPrefix+id {
+		return nil, fmt.Errorf("netdev %s: the name is taken by a netdev that is not ours (type %s, alias %q)",
+			attrs.Name, link.Type(), attrs.Alias)
 	}
-	return link, nil
-}
-
-func (b *bridgePlane) mark(link netlink.Link, id string) error {
-	return linkError(b.handle.LinkSetAlias(link, aliasPrefix+id), link, "set alias")
-}
-
-// ensure returns the agent's netdev of this name, type and id. It is made as wanted if it is missing, and is not changed if
-// it is there.
-func (b *bridgePlane) ensure(want netlink.Link, id string) (netlink.Link, error) {
-	link, err := b.own(want.Attrs().Name, want.Type(), id)
-	if err != nil || link != nil {
-		return link, err
+	if !unmarked {
+		return link, nil
 	}
-	if err := b.handle.LinkAdd(want); err != nil {
-		return nil, linkError(err, want, "add %s", want.Type())
-	}
-	return want, b.mark(want, id)
+	return link, linkError(b.handle.LinkSetAlias(link, aliasPrefix+id), link, "set alias")
 }
 
 func newBridge(name string) *netlink.Bridge {
@@ -188,7 +175,7 @@ func (b *bridgePlane) configure(bridge netlink.Link, attrs ...*nl.RtAttr) error 
 // linkRequest makes a request for which the netlink library has no function.
 func (b *bridgePlane) linkRequest(typ, flags, index int) *nl.NetlinkRequest {
 	req := nl.NewNetlinkRequest(typ, flags)
-	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: b.raw}
+	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: &b.raw}
 	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	msg.Index = int32(index)
 	req.AddData(msg)
