@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -104,14 +103,17 @@ func (r portResolver) resolve(port string) (eswitchPort, error) {
 
 // ofHost resolves a PF or VF of the host by its address, or an SF by its PF's address and its sfnum.
 func (r portResolver) ofHost(f function.ID) (eswitchPort, error) {
+	function := "" // the PF itself
 	sfnum, isSF := f.SFNum()
-	known := slices.IndexFunc(r.hostPFs, func(pf HostPF) bool { return pf.Address == f.Address })
-	switch {
-	case known >= 0 && isSF:
-		return r.hostPFs[known].eswitchPort(sfName(sfnum)), nil
-	case known >= 0:
-		return r.hostPFs[known].eswitchPort(""), nil
-	case isSF:
+	if isSF {
+		function = sfName(sfnum)
+	}
+	for _, pf := range r.hostPFs {
+		if pf.Address == f.Address {
+			return pf.eswitchPort(function), nil
+		}
+	}
+	if isSF {
 		return eswitchPort{}, fmt.Errorf("PF %s, whose SF it is, is no --host-pf", f.Address)
 	}
 	// The VFs of several PFs may interleave, with different remainders by the stride. Of the PFs that could have the VF, it
@@ -130,33 +132,22 @@ func (r portResolver) ofHost(f function.ID) (eswitchPort, error) {
 
 // ofThisMachine resolves a VF by its address, or an SF by its PF's address and its sfnum.
 func (r portResolver) ofThisMachine(f function.ID) (eswitchPort, error) {
-	address := f.Address
 	const hint = "; with addresses of another machine, give --host-pf"
 	if sfnum, isSF := f.SFNum(); isSF {
-		if !r.sysfs.PCI(address).Has("vendor") {
-			return eswitchPort{}, fmt.Errorf("PF %s, whose SF it is, is not in sysfs%s", address, hint)
+		if !r.sysfs.PCI(f.Address).Has("vendor") {
+			return eswitchPort{}, fmt.Errorf("PF %s, whose SF it is, is not in sysfs%s", f.Address, hint)
 		}
-		return eswitchPort{eswitch: address, name: portName{function: sfName(sfnum)}}, nil
+		return eswitchPort{eswitch: f.Address, name: portName{function: sfName(sfnum)}}, nil
 	}
-	pf, index, ok := r.findVF(address)
-	if !ok {
-		return eswitchPort{}, fmt.Errorf("no PF in sysfs has a VF %s, by virtfn links or by sriov_offset and sriov_stride%s",
-			address, hint)
-	}
-	return eswitchPort{eswitch: pf, name: portName{function: vfName(index)}}, nil
-}
-
-// findVF finds a VF's PF and its index there. A driver may make representors before the VFs' devices (mlx5), so it also
-// looks for the PF that will have the VF.
-func (r portResolver) findVF(address pci.Address) (pf pci.Address, index int, ok bool) {
-	if physfn, err := r.sysfs.PCI(address).Link("physfn"); err == nil && physfn != "" {
+	if physfn, err := r.sysfs.PCI(f.Address).Link("physfn"); err == nil && physfn != "" {
 		vfs, _ := r.sysfs.PCI(pci.Address(physfn)).VFs()
 		for _, vf := range vfs {
-			if vf.Address == address {
-				return pci.Address(physfn), vf.Index, true
+			if vf.Address == f.Address {
+				return eswitchPort{eswitch: pci.Address(physfn), name: portName{function: vfName(vf.Index)}}, nil
 			}
 		}
 	}
+	// A driver may make representors before the VFs' devices (mlx5), so also look for the PF that will have the VF.
 	devices, _ := r.sysfs.Dir(sysfs.PCIDevices).Sorted()
 	for _, name := range devices {
 		device := r.sysfs.PCI(pci.Address(name))
@@ -166,10 +157,11 @@ func (r portResolver) findVF(address pci.Address) (pf pci.Address, index int, ok
 		}
 		offset, _ := device.Number("sriov_offset")
 		stride, _ := device.Number("sriov_stride") // 0 if it cannot be read: the PF then has no VF
-		capability := HostPF{Address: pci.Address(name), Offset: offset, Stride: stride}
-		if index, _, ok := capability.vf(address); ok && index < total {
-			return capability.Address, index, true
+		pf := HostPF{Address: pci.Address(name), Eswitch: pci.Address(name), Offset: offset, Stride: stride}
+		if index, _, ok := pf.vf(f.Address); ok && index < total {
+			return pf.eswitchPort(vfName(index)), nil
 		}
 	}
-	return "", 0, false
+	return eswitchPort{}, fmt.Errorf("no PF in sysfs has a VF %s, by virtfn links or by sriov_offset and sriov_stride%s",
+		f.Address, hint)
 }

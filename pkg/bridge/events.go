@@ -14,7 +14,7 @@ import (
 
 // watch calls emit with what each event may have changed. It returns nil after close.
 func (b *bridgePlane) watch(emit func(task)) error {
-	lookAtAll := func() {
+	lost := func() {
 		b.representors.reset()
 		emit(task{kind: taskAll})
 	}
@@ -23,8 +23,8 @@ func (b *bridgePlane) watch(emit func(task)) error {
 		switch {
 		case errors.Is(err, os.ErrClosed):
 			return nil
-		case errors.Is(err, unix.ENOBUFS): // events were lost
-			lookAtAll()
+		case errors.Is(err, unix.ENOBUFS):
+			lost()
 			continue
 		case err != nil:
 			return fmt.Errorf("netdev events: %w", err)
@@ -39,7 +39,7 @@ func (b *bridgePlane) watch(emit func(task)) error {
 				bridging := len(msg.Data) > 0 && msg.Data[0] == unix.AF_BRIDGE
 				link, err := netlink.LinkDeserialize(&header, msg.Data)
 				if err != nil {
-					lookAtAll()
+					lost()
 					continue
 				}
 				for _, t := range b.tasksOf(link, msg.Header.Type == unix.RTM_DELLINK, bridging) {

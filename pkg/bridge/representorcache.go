@@ -132,6 +132,7 @@ func (v view) find(at eswitchPort) (int, error) {
 	return 0, errNoRepresentor{err}
 }
 
+// byPort searches the devlink ports.
 func (v view) byPort(at eswitchPort) (int, error) {
 	if v.noDevlink != nil {
 		return 0, v.noDevlink
@@ -156,6 +157,7 @@ func (v view) byPort(at eswitchPort) (int, error) {
 	return index, nil
 }
 
+// byName searches the netdevs by phys_port_name and eswitch.
 func (v view) byName(at eswitchPort) (int, error) {
 	var found []string
 	var index int

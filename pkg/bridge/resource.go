@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"cmp"
 	"encoding/base64"
 	"regexp"
 	"slices"
@@ -49,14 +50,12 @@ func (k kind) checkID(id string) error {
 
 // parseName returns the id in a resource name.
 func (k kind) parseName(name string) (string, error) {
-	id, ok := strings.CutPrefix(name, k.prefix)
-	if !ok {
-		id, ok = strings.CutPrefix(name, k.proto)
+	for _, prefix := range []string{k.prefix, k.proto} {
+		if id, ok := strings.CutPrefix(name, prefix); ok {
+			return id, k.checkID(id)
+		}
 	}
-	if !ok {
-		return "", status.Errorf(codes.InvalidArgument, "%s name %q: must be %s<id> or %s<id>", k.word, name, k.prefix, k.proto)
-	}
-	return id, k.checkID(id)
+	return "", status.Errorf(codes.InvalidArgument, "%s name %q: must be %s<id> or %s<id>", k.word, name, k.prefix, k.proto)
 }
 
 // state is what an object is: in metrics, and as a network and a port in the API.
@@ -93,10 +92,7 @@ func page(ids []string, size int32, token string) (_ []string, next string, _ er
 	if size < 0 {
 		return nil, "", status.Errorf(codes.InvalidArgument, "page_size %d: must not be negative", size)
 	}
-	if size == 0 {
-		size = defaultPage
-	}
-	size = min(size, largestPage)
+	size = min(cmp.Or(size, defaultPage), largestPage)
 	last, err := base64.RawURLEncoding.DecodeString(token)
 	if err != nil || token != "" && !idForm.Match(last) {
 		return nil, "", status.Errorf(codes.InvalidArgument, "page_token %q: is none of this agent's", token)
