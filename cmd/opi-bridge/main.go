@@ -140,7 +140,7 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 	all.Go(func() error {
 		<-ctx.Done()
 		alive.Shutdown()
-		// Calls under way take milliseconds; a peer that does not read its answer must not hold up the end.
+		// Calls take milliseconds. A peer that does not read its answer must not delay the end.
 		force := time.AfterFunc(5*time.Second, server.Stop)
 		defer force.Stop()
 		server.GracefulStop()
@@ -153,7 +153,8 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 	return err
 }
 
-// credentials are how clients are authenticated, refusing to serve everybody by accident.
+// credentials returns how clients are authenticated. Without TLS it refuses an address that other machines can reach, unless
+// --insecure allows it.
 func (o options) credentials() ([]grpc.ServerOption, error) {
 	if o.tls.Cert != "" {
 		return o.tls.ServerOptions()

@@ -43,9 +43,9 @@ type message[S proto.Message] interface {
 	GetSpec() S
 }
 
-// collection is all networks or all ports. It serves the calls about them, keeps them in the state file and brings the
-// data plane to them. The methods create, get, list, update and delete take the agent's lock; all others, and the
-// functions in the fields, are called with the lock held.
+// collection is all networks or all ports. It serves the calls about them, keeps them in the state file and brings the data
+// plane to them. The methods create, get, list, update and delete take the agent's lock. All others, and the functions in
+// the fields, need the lock held.
 type collection[S proto.Message, M message[S]] struct {
 	kind
 	agent   *Agent
@@ -53,7 +53,7 @@ type collection[S proto.Message, M message[S]] struct {
 
 	// check refuses a spec that cannot be realised, with a gRPC status. It returns the spec in the form that is kept.
 	check func(id string, spec S) (S, error)
-	// describe names what tells a spec from others, for people.
+	// describe says in an error message what a spec is.
 	describe func(S) string
 	// checkUnused refuses to delete an object that others need, with a gRPC status.
 	checkUnused func(id string) error
@@ -61,7 +61,7 @@ type collection[S proto.Message, M message[S]] struct {
 	realise func(id string, spec S, changed bool) error
 	// remove removes an object from the data plane.
 	remove func(id string) error
-	// failureOf returns why an object is not in service, which may be the failure of another one. nil: it is.
+	// failureOf returns why an object is not in service, which may be the failure of another one. It is nil if it is.
 	failureOf func(*object[S]) error
 	// message makes a message of the API. It has no status if the state is zero.
 	message func(name string, spec S, oper state, components ...*evpn.Component) M

@@ -9,14 +9,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DataPlane is the way in which an Agent makes networks of bridges.
+// DataPlane is how an Agent makes networks with Linux bridges.
 type DataPlane string
 
 const (
-	// DataPlaneAuto is DataPlaneVLANAware where the kernel can do it, else DataPlaneBridgePerNetwork.
+	// DataPlaneAuto is DataPlaneVLANAware if the kernel can filter VLANs, else DataPlaneBridgePerNetwork.
 	DataPlaneAuto DataPlane = "auto"
-	// DataPlaneVLANAware is one bridge, in which a network is its VLAN id. The kernel needs
-	// CONFIG_BRIDGE_VLAN_FILTERING.
+	// DataPlaneVLANAware is one bridge, in which a network is its VLAN id. The kernel needs CONFIG_BRIDGE_VLAN_FILTERING.
 	DataPlaneVLANAware DataPlane = "vlan-aware"
 	// DataPlaneBridgePerNetwork is a bridge for each network. It has no TRUNK ports.
 	DataPlaneBridgePerNetwork DataPlane = "bridge-per-network"
