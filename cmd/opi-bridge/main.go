@@ -78,19 +78,25 @@ the agent stops.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.listen, "listen", "127.0.0.1:50151", "`address` to serve gRPC on, host:port; others than loopback need TLS or --insecure")
+	f.StringVar(&o.listen, "listen", "127.0.0.1:50151",
+		"`address` to serve gRPC on, host:port; others than loopback need TLS or --insecure")
 	f.StringVar(&o.tls.Cert, "tls-cert", "", "PEM `file` with the agent's certificate chain; read again for each connection")
 	f.StringVar(&o.tls.Key, "tls-key", "", "PEM `file` with the key of --tls-cert")
 	f.StringVar(&o.tls.ClientCA, "tls-client-ca", "", "PEM `file` with the authorities of the clients' certificates")
 	f.BoolVar(&o.insecure, "insecure", false, "serve without TLS on any address")
-	f.StringVar(&o.agent.State, "state", "/var/lib/opi-bridge/state.db", "`file` that keeps the logical bridges and bridge ports; made if missing")
-	f.StringVar(&o.agent.Uplink, "uplink", "", "`netdev` that VXLAN is sent from; without it logical bridges with a VNI are refused")
-	f.Func("host-pf", "a `pf` of the host, as address=name,offset=n,stride=n: how this xPU's eswitch numbers its functions, see the examples; once for each", func(s string) error {
+	f.StringVar(&o.agent.State, "state", "/var/lib/opi-bridge/state.db",
+		"`file` that keeps the logical bridges and bridge ports; made if missing")
+	f.StringVar(&o.agent.Uplink, "uplink", "",
+		"`netdev` that VXLAN is sent from; without it logical bridges with a VNI are refused")
+	f.Func("host-pf", "a `pf` of the host, as address=name,offset=n,stride=n: how this xPU's eswitch numbers its functions, "+
+		"see the examples; once for each", func(s string) error {
 		pf, err := bridge.ParseHostPF(s)
 		o.agent.HostPFs = append(o.agent.HostPFs, pf)
 		return err
 	})
-	f.StringVar((*string)(&o.agent.DataPlane), "data-plane", string(bridge.DataPlaneAuto), "`kind` of data plane: vlan-aware is one bridge for all networks, bridge-per-network one for each; auto is vlan-aware where the kernel can")
+	f.StringVar((*string)(&o.agent.DataPlane), "data-plane", string(bridge.DataPlaneAuto),
+		"`kind` of data plane: vlan-aware is one bridge for all networks, bridge-per-network one for each; "+
+			"auto is vlan-aware where the kernel can")
 	f.StringVar(&o.metricsListen, "metrics-listen", "", "`address` to serve Prometheus metrics on at /metrics, host:port; empty: none")
 	o.logs.AddFlags(f)
 	cmd.MarkFlagsRequiredTogether("tls-cert", "tls-key", "tls-client-ca")
@@ -112,9 +118,7 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 			log.Error(err, "close the state")
 		}
 	}()
-	metrics := bridge.NewMetrics(agent)
-	server := bridge.NewServer(metrics, log, serverOptions...)
-	agent.Register(server)
+	server := agent.NewServer(serverOptions...)
 	alive := health.NewServer()
 	healthpb.RegisterHealthServer(server, alive)
 	reflection.Register(server)
@@ -129,26 +133,28 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 		if err != nil {
 			return errors.Join(fmt.Errorf("--metrics-listen: %w", err), lis.Close())
 		}
-		all.Go(func() error { return serveMetrics(ctx, metricsLis, metrics) })
+		all.Go(func() error { return serveMetrics(ctx, metricsLis, agent) })
 	}
 	all.Go(func() error { return agent.Run(ctx) })
 	all.Go(func() error { return server.Serve(lis) })
 	all.Go(func() error {
 		<-ctx.Done()
 		alive.Shutdown()
-		// Calls under way take milliseconds; a peer that does not read its answer must not hold up the end.
+		// Calls take milliseconds. A peer that does not read its answer must not delay the end.
 		force := time.AfterFunc(5*time.Second, server.Stop)
 		defer force.Stop()
 		server.GracefulStop()
 		return nil
 	})
-	log.Info("serving", "address", lis.Addr().String(), "mtls", o.tls.Cert != "", "uplink", o.agent.Uplink, "version", version.String())
+	log.Info("serving",
+		"address", lis.Addr().String(), "mtls", o.tls.Cert != "", "uplink", o.agent.Uplink, "version", version.String())
 	err = all.Wait()
 	log.Info("stopped, the data plane stays as it is")
 	return err
 }
 
-// credentials are how clients are authenticated, refusing to serve everybody by accident.
+// credentials returns how clients are authenticated. Without TLS it refuses an address that other machines can reach, unless
+// --insecure allows it.
 func (o options) credentials() ([]grpc.ServerOption, error) {
 	if o.tls.Cert != "" {
 		return o.tls.ServerOptions()
@@ -162,9 +168,10 @@ func (o options) credentials() ([]grpc.ServerOption, error) {
 	return nil, nil
 }
 
-func serveMetrics(ctx context.Context, lis net.Listener, metrics prometheus.Collector) error {
+func serveMetrics(ctx context.Context, lis net.Listener, agent *bridge.Agent) error {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(metrics, buildinfo.NewCollector("opi-bridge"), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(agent, buildinfo.NewCollector("opi-bridge"),
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}

@@ -3,21 +3,15 @@ package bridge
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
-	"path"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
-	inventory "github.com/opiproject/opi-api/inventory/v1/gen/go"
 	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/emptypb"
+	"github.com/prometheus/client_golang/prometheus"
+	"go.etcd.io/bbolt"
 	"k8s.io/client-go/util/workqueue"
 )
 
@@ -30,130 +24,81 @@ type Config struct {
 	HostPFs []HostPF
 }
 
-// Agent keeps networks and ports as clients want them. Its methods may be called from several goroutines at once.
+// Agent keeps networks and ports as clients want them. It is a [prometheus.Collector] of its metrics. Its methods may be
+// called from several goroutines at once.
 type Agent struct {
 	cfg   Config
 	log   logr.Logger
 	plane dataplane
-	store *store
+	state *bbolt.DB
 	tasks workqueue.TypedRateLimitingInterface[task] // for Run
+	calls *prometheus.HistogramVec
 
 	mu       sync.RWMutex // also serialises all work on the data plane
-	networks map[string]*network
-	ports    map[string]*port
+	networks *collection[*evpn.LogicalBridgeSpec, *evpn.LogicalBridge]
+	ports    *collection[*evpn.BridgePortSpec, *evpn.BridgePort]
 }
 
-// object is what a LogicalBridge and a BridgePort have in common.
-type object struct {
-	deleting bool
-	failure  error // why it is not realised, or not removed; nil if it is
-}
-
-func (o *object) failed() bool { return o.failure != nil }
-
-// network is a LogicalBridge.
-type network struct {
-	object
-	spec *evpn.LogicalBridgeSpec
-}
-
-func (n *network) hasVNI() bool { return n.spec.Vni != nil }
-
-// port is a BridgePort.
-type port struct {
-	object
-	spec *evpn.BridgePortSpec
-}
-
-// networks are the ids of the port's networks, sorted: one unless it is a trunk.
-func (p *port) networks() []string {
-	ids := make([]string, len(p.spec.GetLogicalBridges()))
-	for i, name := range p.spec.GetLogicalBridges() {
-		ids[i] = path.Base(name)
-	}
-	return ids
-}
-
-func (p *port) in(network string) bool { return slices.Contains(p.networks(), network) }
-
-func (p *port) trunk() bool { return p.spec.GetPtype() == evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK }
-
-// New opens the state and brings the data plane of the calling thread's network namespace to it: it adopts what is
-// there, makes what is missing and removes what is ours and not in the state. There may be one Agent in a namespace.
-// An object that cannot be realised is no error: it is DOWN, and tried again by Run.
+// New opens the state file and brings the data plane of the calling thread's network namespace to it: it adopts what is
+// there, makes what is missing, and removes what has the agent's mark and is not in the state file. A namespace can have
+// one Agent. An object that cannot be realised is DOWN, and Run tries it again; that is no error of New.
 func New(cfg Config, log logr.Logger) (*Agent, error) {
-	st, err := openStore(cfg.State)
+	state, err := openState(cfg.State)
 	if err != nil {
 		return nil, err
 	}
 	plane, err := openDataPlane(cfg, log)
 	if err != nil {
-		return nil, errors.Join(err, st.close())
+		return nil, errors.Join(err, state.Close())
 	}
-	a, err := newAgent(cfg, log, plane, st)
+	a, err := newAgent(cfg, log, plane, state)
 	if err != nil {
 		return nil, err
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.sweep()
-	a.reconcile(always, always)
-	log.Info("state restored", "networks", len(a.networks), "ports", len(a.ports))
+	a.reconcileAll()
+	log.Info("state restored", "networks", len(a.networks.objects), "ports", len(a.ports.objects))
 	return a, nil
 }
 
-// newAgent loads the state and leaves the data plane as it is. It closes plane and st if it fails.
-func newAgent(cfg Config, log logr.Logger, plane dataplane, st *store) (*Agent, error) {
+// newAgent loads the objects and leaves the data plane as it is. It closes plane and state if it fails.
+func newAgent(cfg Config, log logr.Logger, plane dataplane, state *bbolt.DB) (*Agent, error) {
 	backoff := workqueue.NewTypedItemExponentialFailureRateLimiter[task](time.Second, 30*time.Second)
-	a := &Agent{cfg: cfg, log: log, plane: plane, store: st, tasks: workqueue.NewTypedRateLimitingQueue(backoff)}
-	var err error
-	if a.networks, a.ports, err = st.load(); err != nil {
+	a := &Agent{
+		cfg: cfg, log: log, plane: plane, state: state,
+		tasks: workqueue.NewTypedRateLimitingQueue(backoff), calls: newCallDurations(),
+	}
+	a.networks, a.ports = newNetworks(a), newPorts(a)
+	if err := errors.Join(a.networks.load(), a.ports.load()); err != nil {
 		return nil, errors.Join(err, a.Close())
 	}
 	return a, nil
 }
 
-// Close ends Run and lets go of the state file. The data plane stays as it is.
+// Close ends Run and closes the state file. The data plane stays as it is.
 func (a *Agent) Close() error {
 	a.tasks.ShutDown()
 	a.plane.close()
-	return a.store.close()
+	return a.state.Close()
 }
 
-// Register adds the agent's services to a gRPC server: LogicalBridgeService, BridgePortService, InventoryService.
-func (a *Agent) Register(s grpc.ServiceRegistrar) {
-	evpn.RegisterLogicalBridgeServiceServer(s, networkServer{Agent: a})
-	evpn.RegisterBridgePortServiceServer(s, portServer{Agent: a})
-	inventory.RegisterInventoryServiceServer(s, inventoryServer{root: "/"})
-}
-
-// sweep removes what is ours and not in the state. What cannot be removed is left for the next start: it must not keep
-// the rest from being served.
+// sweep removes what has the agent's mark and is not in the state. An error is logged, so that the agent serves the rest; the
+// next start tries again.
 func (a *Agent) sweep() {
 	ports := map[string]membership{}
-	for id, p := range a.ports {
+	for id, p := range a.ports.objects {
 		if !p.deleting {
-			ports[id] = a.membership(p)
+			ports[id] = a.membership(p.spec)
 		}
 	}
-	if err := a.plane.sweep(slices.Collect(maps.Keys(a.networks)), ports); err != nil {
+	if err := a.plane.sweep(slices.Collect(maps.Keys(a.networks.objects)), ports); err != nil {
 		a.log.Error(err, "remove what is not in the state")
 	}
 }
 
-// idsWhere returns the ids, sorted, of the objects that have a property.
-func idsWhere[O any](objects map[string]*O, property func(*O) bool) []string {
-	var ids []string
-	for id, o := range objects {
-		if property != nil && property(o) {
-			ids = append(ids, id)
-		}
-	}
-	slices.Sort(ids)
-	return ids
-}
-
-// task is something that Run looks at again. Looking more often than needed does no harm.
+// task is something that Run reconciles. Reconciling more often than needed does no harm.
 type task struct {
 	kind taskKind
 	id   string // of taskNetwork and taskPort; for a port it may be the name of a netdev that is no port's
@@ -170,8 +115,8 @@ const (
 	taskRetry                   // everything that failed
 )
 
-// Run follows what happens to netdevs and keeps the data plane as it has to be, until the context ends (nil) or the
-// events do (an error). It may be called once.
+// Run follows what happens to netdevs and keeps the data plane as it has to be. It returns nil when the context ends, and
+// an error when there are no more events. It may be called once.
 func (a *Agent) Run(ctx context.Context) error {
 	defer context.AfterFunc(ctx, a.tasks.ShutDown)()
 	ended := make(chan error, 1)
@@ -197,15 +142,15 @@ func (a *Agent) perform(t task) {
 	defer a.mu.Unlock()
 	switch t.kind {
 	case taskAll:
-		a.reconcile(always, always)
+		a.reconcileAll()
 	case taskUplink:
-		a.reconcile((*network).hasVNI, nil)
+		a.networks.reconcileWhere(hasVNI)
 	case taskNetwork:
-		a.reconcileNetwork(t.id)
+		a.networks.reconcile(t.id, false)
 	case taskPort:
-		a.reconcilePort(t.id)
+		a.ports.reconcile(t.id, false)
 	case taskArrival:
-		a.reconcile(nil, (*port).failed)
+		a.ports.reconcileWhere((*port).failed)
 		a.retrySoon() // a driver may tell later whose representor it is, without an event
 	case taskRetry:
 		if a.retry() {
@@ -214,142 +159,23 @@ func (a *Agent) perform(t task) {
 	}
 }
 
-// retry looks again at everything that failed, and tells whether there still is something.
-func (a *Agent) retry() bool {
-	a.reconcile((*network).failed, (*port).failed)
-	return len(idsWhere(a.networks, (*network).failed))+len(idsWhere(a.ports, (*port).failed)) > 0
+// reconcileAll reconciles the networks, and then the ports that are in them.
+func (a *Agent) reconcileAll() {
+	a.networks.reconcileWhere(always)
+	a.ports.reconcileWhere(always)
 }
 
-// retrySoon has Run retry in a second, and from then on after 2, 4 ... 30 s: something failed anew, or what was in its way
-// may be gone. A retry that is due sooner is not put off. Most failures end with an event, but not all: the kernel tells
-// nobody of a new alternative name of a netdev that is down (netdev_state_change).
+// retry reconciles everything that failed, and tells whether something still fails.
+func (a *Agent) retry() bool {
+	a.networks.reconcileWhere((*network).failed)
+	a.ports.reconcileWhere((*port).failed)
+	return a.networks.other("", (*network).failed) != "" || a.ports.other("", (*port).failed) != ""
+}
+
+// retrySoon has Run retry in a second, and from then on after 2, 4 ... 30 s: something new failed, or an obstacle may be
+// gone. It does not postpone a retry that is due sooner. Most failures end with an event, but not all: the kernel sends
+// none for a new alternative name of a netdev that is down (netdev_state_change).
 func (a *Agent) retrySoon() {
 	a.tasks.Forget(task{kind: taskRetry})
 	a.tasks.AddRateLimited(task{kind: taskRetry})
-}
-
-// reconcile brings the networks and then the ports that have a property to what they have to be, in the order of their
-// ids. No object has the property nil.
-func (a *Agent) reconcile(networks func(*network) bool, ports func(*port) bool) {
-	for _, id := range idsWhere(a.networks, networks) {
-		a.reconcileNetwork(id)
-	}
-	for _, id := range idsWhere(a.ports, ports) {
-		a.reconcilePort(id)
-	}
-}
-
-// always is the property of all objects.
-func always[O any](*O) bool { return true }
-
-// reconcileNetwork brings one network, if it exists, to what it has to be, and keeps the reason if it cannot.
-func (a *Agent) reconcileNetwork(id string) {
-	n := a.networks[id]
-	if n == nil {
-		return
-	}
-	if n.deleting {
-		a.keepOutcome("network", id, &n.object, finish(a, a.networks, networkKind, id, a.plane.removeNetwork))
-		return
-	}
-	made, err := a.plane.ensureNetwork(a.segment(id))
-	a.keepOutcome("network", id, &n.object, err)
-	if made {
-		a.reconcilePortsOf(id)
-	}
-}
-
-func (a *Agent) reconcilePortsOf(network string) {
-	a.reconcile(nil, func(p *port) bool { return p.in(network) })
-}
-
-// segment describes a network to the data plane. One that is missing from the state has VLAN id 0, which no network has.
-func (a *Agent) segment(id string) segment {
-	s := segment{id: id}
-	if n := a.networks[id]; n != nil {
-		s.vlan, s.vni = uint16(n.spec.GetVlanId()), n.spec.GetVni()
-	}
-	return s
-}
-
-// membership is what a port has to be in.
-func (a *Agent) membership(p *port) membership {
-	m := membership{mac: p.spec.GetMacAddress(), trunk: p.trunk()}
-	for _, id := range p.networks() {
-		m.networks = append(m.networks, a.segment(id))
-	}
-	return m
-}
-
-// reconcilePort brings one port, if it exists, to what it has to be, and keeps the reason if it cannot.
-func (a *Agent) reconcilePort(id string) {
-	p := a.ports[id]
-	if p == nil {
-		return
-	}
-	if p.deleting {
-		a.keepOutcome("port", id, &p.object, finish(a, a.ports, portKind, id, a.plane.detach))
-		return
-	}
-	a.keepOutcome("port", id, &p.object, a.plane.attach(id, a.membership(p)))
-}
-
-// deleteObject begins to delete an object: dying, which says that it is being deleted, is in the state before the data plane is
-// touched.
-func (a *Agent) deleteObject(k kind, id string, o *object, dying proto.Message, reconcile func(id string)) (*emptypb.Empty, error) {
-	if !o.deleting {
-		if err := a.store.put(k, id, dying); err != nil {
-			return nil, err
-		}
-		o.deleting = true
-	}
-	reconcile(id)
-	if o.failure != nil {
-		return nil, status.Errorf(codes.Internal, "%s %s is not deleted yet, the agent keeps trying: %v", k.word, id, o.failure)
-	}
-	return &emptypb.Empty{}, nil
-}
-
-// finish removes an object that is to be deleted from the data plane, and then from the state.
-func finish[O any](a *Agent, objects map[string]O, k kind, id string, remove func(id string) error) error {
-	if err := remove(id); err != nil {
-		return err
-	}
-	if err := a.store.remove(k, id); err != nil {
-		return err
-	}
-	delete(objects, id)
-	a.retrySoon() // another network may want its VLAN, another port its representor
-	return nil
-}
-
-// keepOutcome keeps the outcome of an attempt. One that is another than before is logged, and has Run try again if it is
-// a failure.
-func (a *Agent) keepOutcome(what, id string, o *object, failure error) {
-	before := o.failure
-	o.failure = failure
-	switch {
-	case failure != nil && (before == nil || before.Error() != failure.Error()):
-		a.log.Info(what+" is down", "id", id, "reason", failure.Error())
-		a.retrySoon()
-	case failure == nil && before != nil:
-		a.log.Info(what+" is as wanted again", "id", id)
-	}
-}
-
-// failureOf is why a port is not in service: its own failure, or that of one of its networks.
-func (a *Agent) failureOf(p *port) error {
-	if p.failure != nil {
-		return p.failure
-	}
-	for _, id := range p.networks() {
-		n := a.networks[id]
-		if n == nil {
-			return fmt.Errorf("%s is missing", id)
-		}
-		if n.failure != nil {
-			return fmt.Errorf("%s is down: %w", id, n.failure)
-		}
-	}
-	return nil
 }

@@ -35,13 +35,11 @@ type paper struct {
 
 func (p *paper) filtersVLANs() bool { return p.vlans }
 
-func (p *paper) ensureNetwork(n segment) (bool, error) {
-	if p.failure != nil {
-		return false, p.failure
+func (p *paper) ensureNetwork(n segment) error {
+	if p.failure == nil {
+		p.networks[n.id] = n.vni
 	}
-	_, have := p.networks[n.id]
-	p.networks[n.id] = n.vni
-	return !have, nil
+	return p.failure
 }
 
 func (p *paper) removeNetwork(id string) error {
@@ -89,17 +87,17 @@ func onPaper(t *testing.T) (*Agent, *paper) {
 
 func open(t *testing.T, path string, plane dataplane) *Agent {
 	t.Helper()
-	st, err := openStore(path)
+	state, err := openState(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = st.close() })
-	a, err := newAgent(Config{Uplink: "p0", State: path}, testr.New(t), plane, st)
+	t.Cleanup(func() { _ = state.Close() })
+	a, err := newAgent(Config{Uplink: "p0", State: path}, testr.New(t), plane, state)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(a.tasks.ShutDown)
-	a.reconcile(always, always)
+	a.reconcileAll()
 	return a
 }
 
@@ -304,7 +302,7 @@ func TestNetworkStatusCodes(t *testing.T) {
 		}
 		wantCode(t, update(&evpn.LogicalBridgeSpec{VlanId: 12}, "spec.vlan_id"), codes.OK, "")
 		wantCode(t, update(&evpn.LogicalBridgeSpec{}, "spec.vlan_id"), codes.InvalidArgument, "vlan_id")
-		if got := a.networks["net-blue"].spec.GetVlanId(); got != 12 {
+		if got := a.networks.objects["net-blue"].spec.GetVlanId(); got != 12 {
 			t.Errorf("VLAN %d, want 12", got)
 		}
 	})
@@ -344,7 +342,7 @@ func TestUpdatePort(t *testing.T) {
 			if diff := cmp.Diff(test.want, got.GetSpec(), protocmp.Transform()); diff != "" {
 				t.Errorf("spec (-want +got):\n%s", diff)
 			}
-			if !strings.HasPrefix(plane.ports[p1], a.ports[p1].networks()[0]+"@") {
+			if !strings.HasPrefix(plane.ports[p1], networksOf(a.ports.objects[p1].spec)[0]+"@") {
 				t.Errorf("the data plane has it in %s", plane.ports[p1])
 			}
 		})
@@ -381,13 +379,13 @@ func TestDeleteThatFails(t *testing.T) {
 	if a.retry() {
 		t.Error("something still fails")
 	}
-	if len(a.ports) != 0 || len(plane.ports) != 0 {
-		t.Errorf("left: %v on the data plane, %d in the agent", plane.ports, len(a.ports))
+	if len(a.ports.objects) != 0 || len(plane.ports) != 0 {
+		t.Errorf("left: %v on the data plane, %d in the agent", plane.ports, len(a.ports.objects))
 	}
 	if err := a.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if a = open(t, a.cfg.State, plane); len(a.ports) != 0 {
+	if a = open(t, a.cfg.State, plane); len(a.ports.objects) != 0 {
 		t.Error("the port is in the state again")
 	}
 }
@@ -455,10 +453,9 @@ func TestMetrics(t *testing.T) {
 	if _, err := a.create(t, "vf-0000-03-00-3", access(mac2, blue)); err != nil {
 		t.Fatal(err)
 	}
-	m := NewMetrics(a)
 	info := &grpc.UnaryServerInfo{FullMethod: evpn.BridgePortService_GetBridgePort_FullMethodName}
 	fail := func(context.Context, any) (any, error) { return nil, status.Error(codes.NotFound, "") }
-	_, _ = m.observe(testr.New(t))(t.Context(), nil, info, fail)
+	_, _ = a.observe(t.Context(), nil, info, fail)
 	const want = `
 # HELP opi_bridge_networks Logical bridges, by state.
 # TYPE opi_bridge_networks gauge
@@ -471,16 +468,18 @@ opi_bridge_ports{state="deleting"} 0
 opi_bridge_ports{state="down"} 1
 opi_bridge_ports{state="up"} 1
 `
-	if err := testutil.CollectAndCompare(m, strings.NewReader(want), "opi_bridge_networks", "opi_bridge_ports"); err != nil {
+	if err := testutil.CollectAndCompare(a, strings.NewReader(want), "opi_bridge_networks", "opi_bridge_ports"); err != nil {
 		t.Error(err)
 	}
-	if n := testutil.CollectAndCount(m, "opi_bridge_rpc_duration_seconds"); n != 1 {
+	if n := testutil.CollectAndCount(a, "opi_bridge_rpc_duration_seconds"); n != 1 {
 		t.Errorf("%d RPC series, want 1", n)
 	}
 }
 
 func TestRecovered(t *testing.T) {
-	_, err := recovered(testr.New(t))(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: "/x/Y"}, func(context.Context, any) (any, error) { panic("defect") })
+	a, _ := onPaper(t)
+	defect := func(context.Context, any) (any, error) { panic("defect") }
+	_, err := a.recovered(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: "/x/Y"}, defect)
 	wantCode(t, err, codes.Internal, "")
 }
 

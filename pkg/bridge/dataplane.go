@@ -6,78 +6,92 @@ import (
 	"net"
 
 	"github.com/go-logr/logr"
+	"golang.org/x/sys/unix"
 )
 
-// DataPlane is the way in which an Agent makes networks of bridges.
+// DataPlane is how an Agent makes networks with Linux bridges.
 type DataPlane string
 
 const (
-	// DataPlaneAuto is DataPlaneVLANAware where the kernel can do it, else DataPlaneBridgePerNetwork.
+	// DataPlaneAuto is DataPlaneVLANAware if the kernel can filter VLANs, else DataPlaneBridgePerNetwork.
 	DataPlaneAuto DataPlane = "auto"
-	// DataPlaneVLANAware is one bridge, in which a network is its VLAN id. The kernel needs
-	// CONFIG_BRIDGE_VLAN_FILTERING.
+	// DataPlaneVLANAware is one bridge, in which a network is its VLAN id. The kernel needs CONFIG_BRIDGE_VLAN_FILTERING.
 	DataPlaneVLANAware DataPlane = "vlan-aware"
 	// DataPlaneBridgePerNetwork is a bridge for each network. It has no TRUNK ports.
 	DataPlaneBridgePerNetwork DataPlane = "bridge-per-network"
 )
 
-// segment is a network as data planes see it.
+// segment is a network for the data plane.
 type segment struct {
 	id   string
 	vlan uint16 // 1-4094
 	vni  uint32 // 0: the network has none
 }
 
-// membership is what a port is in. There is one network unless it is a trunk.
+// membership is a port's address and networks for the data plane. There is one network unless the port is a trunk.
 type membership struct {
 	mac      net.HardwareAddr
 	networks []segment
 	trunk    bool // frames carry the VLAN ids of their networks
 }
 
-// dataplane realises networks and ports. All calls may be repeated.
+// dataplane realises networks and ports. All calls may be repeated. Tests have a fake one.
 type dataplane interface {
-	// filtersVLANs says that there are trunks, and that no two networks can have one VLAN id.
+	// filtersVLANs tells whether there are trunks, and no two networks can have one VLAN id.
 	filtersVLANs() bool
-	// ensureNetwork tells whether it made the network's bridge, which then is without its ports.
-	ensureNetwork(segment) (made bool, err error)
+	ensureNetwork(segment) error
 	removeNetwork(id string) error
 	attach(port string, to membership) error
 	detach(port string) error
-	// sweep removes what is ours, by whatever data plane, and none of these networks or ports.
+	// sweep removes what the agent has made, with either data plane, for other networks and ports than these.
 	sweep(networks []string, ports map[string]membership) error
-	// watch calls emit for each thing that an event may have changed, until close.
+	// watch calls emit with what each event may have changed. It returns nil after close.
 	watch(emit func(task)) error
 	close()
 }
 
-// openDataPlane works in the network namespace of the calling thread, for ever.
+// openDataPlane opens a data plane that stays in the network namespace of the calling thread.
 func openDataPlane(cfg Config, log logr.Logger) (dataplane, error) {
 	which := cfg.DataPlane
 	switch which {
 	case "", DataPlaneAuto, DataPlaneVLANAware, DataPlaneBridgePerNetwork:
 	default:
-		return nil, fmt.Errorf("data plane %q: must be %s, %s or %s", which, DataPlaneAuto, DataPlaneVLANAware, DataPlaneBridgePerNetwork)
+		return nil, fmt.Errorf("data plane %q: must be %s, %s or %s",
+			which, DataPlaneAuto, DataPlaneVLANAware, DataPlaneBridgePerNetwork)
 	}
 	if err := checkHostPFs(cfg.HostPFs); err != nil {
 		return nil, err
 	}
-	r, err := openRtnetlink(cfg.Uplink, portResolver{sysfs: "/sys", hostPFs: cfg.HostPFs})
+	plane, err := openBridgePlane(cfg.Uplink, portResolver{sysfs: "/sys", hostPFs: cfg.HostPFs}, which != DataPlaneBridgePerNetwork)
 	if err != nil {
 		return nil, err
 	}
-	if which != DataPlaneBridgePerNetwork {
-		plane, err := openVLANAware(r)
+	if plane.vlanAware {
+		err := plane.probeVLANFiltering()
 		if err == nil {
 			log.Info("data plane", "is", DataPlaneVLANAware)
 			return plane, nil
 		}
 		if which == DataPlaneVLANAware || !errors.Is(err, errNoVLANFiltering) {
-			r.close()
+			plane.close()
 			return nil, fmt.Errorf("data plane %s: %w", DataPlaneVLANAware, err)
 		}
 		log.Info("no "+string(DataPlaneVLANAware)+" data plane", "reason", err.Error())
+		plane.vlanAware = false
 	}
 	log.Info("data plane", "is", DataPlaneBridgePerNetwork)
-	return perBridge{r}, nil
+	return plane, nil
+}
+
+// probeVLANFiltering makes the shared bridge: only trying shows whether the kernel can filter VLANs. The error is an
+// errNoVLANFiltering if it cannot.
+func (b *bridgePlane) probeVLANFiltering() error {
+	_, err := b.ensureBridge(sharedBridge, sharedID)
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		err = fmt.Errorf("%w: %w", errNoVLANFiltering, err)
+	}
+	if errors.Is(err, errNoVLANFiltering) {
+		err = errors.Join(err, b.removeOwn(sharedBridge, "bridge", sharedID))
+	}
+	return err
 }

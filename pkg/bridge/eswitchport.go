@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -16,98 +15,78 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
-// portAttrs are the attributes by which an eswitch numbers a Function: devlink tells them for each port, and
-// phys_port_name in a netdev's name of its port.
-type portAttrs struct {
-	external   bool // of another machine, and controller is the number of that one's
-	controller uint32
-	pf         uint16
-	flavour    devlink.Flavour // PCIPF, PCIVF or PCISF
-	number     uint32          // of the VF or SF
+// portName is the phys_port_name of a Function's representor (net/devlink/port.c), in two parts.
+type portName struct {
+	pf       string // "pf0", or "c1pf0" if the PF is another machine's: controller 1
+	function string // "vf3", "sf88", "" for the PF itself
 }
 
-func attrsOf(port devlink.Port) portAttrs {
-	a := portAttrs{external: port.External, pf: port.PF, flavour: port.Flavour}
+// nameOf returns the phys_port_name that the kernel gives to the netdev of a devlink port, zero if the port is no
+// Function's.
+func nameOf(port devlink.Port) portName {
+	name := portName{pf: "pf" + strconv.Itoa(int(port.PF))}
 	if port.External {
-		a.controller = port.Controller
+		name.pf = fmt.Sprintf("c%d%s", port.Controller, name.pf)
 	}
 	switch port.Flavour {
+	case devlink.PCIPF:
 	case devlink.PCIVF:
-		a.number = uint32(port.VF)
+		name.function = vfName(int(port.VF))
 	case devlink.PCISF:
-		a.number = port.SF
-	}
-	return a
-}
-
-// String is the phys_port_name that the kernel gives to the representor (net/devlink/port.c).
-func (a portAttrs) String() string {
-	name := fmt.Sprintf("pf%d", a.pf)
-	if a.external {
-		name = fmt.Sprintf("c%d", a.controller) + name
-	}
-	switch a.flavour {
-	case devlink.PCIVF:
-		name += fmt.Sprintf("vf%d", a.number)
-	case devlink.PCISF:
-		name += fmt.Sprintf("sf%d", a.number)
+		name.function = sfName(port.SF)
+	default:
+		return portName{}
 	}
 	return name
 }
 
-// portNameForm is the form of representors' phys_port_name. Kernels before 5.10 know no controllers.
-var portNameForm = regexp.MustCompile(`^(?:c([0-9]{1,10}))?pf([0-9]{1,5})(?:(vf|sf)([0-9]{1,10}))?$`)
+func vfName(index int) string     { return "vf" + strconv.Itoa(index) }
+func sfName(number uint32) string { return "sf" + strconv.FormatUint(uint64(number), 10) }
 
-var portNameFlavours = map[string]devlink.Flavour{"": devlink.PCIPF, "vf": devlink.PCIVF, "sf": devlink.PCISF}
+// portNameForm is the form of a Function's phys_port_name. Kernels before 5.10 know no controllers.
+var portNameForm = regexp.MustCompile(`^((?:c(0|[1-9][0-9]*))?pf(0|[1-9][0-9]*))((?:vf|sf)(0|[1-9][0-9]*))?$`)
 
-// parsePortName reads a phys_port_name; ok is false for that of an uplink, and of anything else that is no Function's.
-func parsePortName(name string) (_ portAttrs, ok bool) {
+// parsePortName reads a phys_port_name. ok is false for that of an uplink, and of anything else that is no Function's.
+func parsePortName(name string) (_ portName, ok bool) {
 	parts := portNameForm.FindStringSubmatch(name)
 	if parts == nil {
-		return portAttrs{}, false
+		return portName{}, false
 	}
-	controller, noController := strconv.ParseUint(cmp.Or(parts[1], "0"), 10, 32)
-	pf, noPF := strconv.ParseUint(parts[2], 10, 16)
-	number, noNumber := strconv.ParseUint(cmp.Or(parts[4], "0"), 10, 32)
+	_, noController := strconv.ParseUint(cmp.Or(parts[2], "0"), 10, 32)
+	_, noPF := strconv.ParseUint(parts[3], 10, 16)
+	_, noNumber := strconv.ParseUint(cmp.Or(parts[5], "0"), 10, 32)
 	if errors.Join(noController, noPF, noNumber) != nil {
-		return portAttrs{}, false
+		return portName{}, false
 	}
-	return portAttrs{parts[1] != "", uint32(controller), uint16(pf), portNameFlavours[parts[3]], uint32(number)}, true
+	return portName{pf: parts[1], function: parts[4]}, true
 }
 
 // eswitchPort is the port of an eswitch that a Function is connected to. Its netdev is the Function's representor.
 type eswitchPort struct {
-	// eswitch is the PF on this machine that has the eswitch, "" for any.
-	eswitch pci.Address
-	portAttrs
-	// anyPF says that the eswitch has the Functions of one PF, whatever number the driver gives that.
-	anyPF bool
+	eswitch pci.Address // the PF on this machine that has the eswitch, "" for any
+	// name has no pf if the eswitch has the Functions of one PF only: the driver may give that any number.
+	name portName
 }
 
-// has says whether the attributes are this port's.
-func (p eswitchPort) has(attrs portAttrs) bool {
-	if p.anyPF {
-		attrs.pf = p.pf
-	}
-	return attrs == p.portAttrs
+// has tells whether a name is this port's.
+func (p eswitchPort) has(name portName) bool {
+	samePF := name.pf == p.name.pf || p.name.pf == "" && strings.HasPrefix(name.pf, "pf")
+	return samePF && name.function == p.name.function
 }
 
 func (p eswitchPort) String() string {
-	name := p.portAttrs.String()
-	if p.anyPF {
-		name = strings.TrimPrefix(name, "pf0")
-	}
+	name := p.name.pf + p.name.function
 	if p.eswitch == "" {
 		return name
 	}
 	return name + " of " + string(p.eswitch)
 }
 
-// portResolver tells which eswitch port the Function has that a port's id is derived from.
+// portResolver finds the eswitch port of the Function whose PCI address is in a port's id.
 type portResolver struct {
 	sysfs sysfs.Root
-	// hostPFs, if any, are the PFs of the host. The addresses in ports' ids are the host's then and may be this machine's
-	// too, for other devices, so that its own sysfs is not asked.
+	// hostPFs, if any, are the PFs of the host. The addresses in port ids are then the host's. This machine's sysfs is not
+	// asked, since it may have other devices with the same addresses.
 	hostPFs []HostPF
 }
 
@@ -124,60 +103,51 @@ func (r portResolver) resolve(port string) (eswitchPort, error) {
 
 // ofHost resolves a PF or VF of the host by its address, or an SF by its PF's address and its sfnum.
 func (r portResolver) ofHost(f function.ID) (eswitchPort, error) {
-	address := f.Address
+	function := "" // the PF itself
 	sfnum, isSF := f.SFNum()
-	known := slices.IndexFunc(r.hostPFs, func(pf HostPF) bool { return pf.Address == address })
-	switch {
-	case known >= 0 && isSF:
-		return r.hostPFs[known].eswitchPort(devlink.PCISF, sfnum), nil
-	case known >= 0:
-		return r.hostPFs[known].eswitchPort(devlink.PCIPF, 0), nil
-	case isSF:
-		return eswitchPort{}, fmt.Errorf("PF %s, whose SF it is, is no --host-pf", address)
+	if isSF {
+		function = sfName(sfnum)
 	}
-	// The VFs of one PF lie between those of others or among them, by another remainder. So the one that begins next
-	// below has it, without being told how many VFs each has.
+	for _, pf := range r.hostPFs {
+		if pf.Address == f.Address {
+			return pf.eswitchPort(function), nil
+		}
+	}
+	if isSF {
+		return eswitchPort{}, fmt.Errorf("PF %s, whose SF it is, is no --host-pf", f.Address)
+	}
+	// The VFs of several PFs may interleave, with different remainders by the stride. Of the PFs that could have the VF, it
+	// belongs to the one whose first VF is the nearest below, however many VFs each PF has.
 	found, nearest := eswitchPort{}, -1
 	for _, pf := range r.hostPFs {
-		if index, distance, ok := pf.vf(address); ok && (nearest < 0 || distance < nearest) {
-			found, nearest = pf.eswitchPort(devlink.PCIVF, uint32(index)), distance
+		if index, distance, ok := pf.vf(f.Address); ok && (nearest < 0 || distance < nearest) {
+			found, nearest = pf.eswitchPort(vfName(index)), distance
 		}
 	}
 	if nearest < 0 {
-		return eswitchPort{}, fmt.Errorf("%s is no --host-pf and no VF of one by its offset and stride", address)
+		return eswitchPort{}, fmt.Errorf("%s is no --host-pf and no VF of one by its offset and stride", f.Address)
 	}
 	return found, nil
 }
 
 // ofThisMachine resolves a VF by its address, or an SF by its PF's address and its sfnum.
 func (r portResolver) ofThisMachine(f function.ID) (eswitchPort, error) {
-	address := f.Address
 	const hint = "; with addresses of another machine, give --host-pf"
 	if sfnum, isSF := f.SFNum(); isSF {
-		if !r.sysfs.PCI(address).Has("vendor") {
-			return eswitchPort{}, fmt.Errorf("PF %s, whose SF it is, is not in sysfs%s", address, hint)
+		if !r.sysfs.PCI(f.Address).Has("vendor") {
+			return eswitchPort{}, fmt.Errorf("PF %s, whose SF it is, is not in sysfs%s", f.Address, hint)
 		}
-		return eswitchPort{eswitch: address, portAttrs: portAttrs{flavour: devlink.PCISF, number: sfnum}, anyPF: true}, nil
+		return eswitchPort{eswitch: f.Address, name: portName{function: sfName(sfnum)}}, nil
 	}
-	pf, index, ok := r.findVF(address)
-	if !ok {
-		return eswitchPort{}, fmt.Errorf("no PF in sysfs has a VF %s, by virtfn links or by sriov_offset and sriov_stride%s",
-			address, hint)
-	}
-	return eswitchPort{eswitch: pf, portAttrs: portAttrs{flavour: devlink.PCIVF, number: uint32(index)}, anyPF: true}, nil
-}
-
-// findVF finds a VF's PF and its index there. A driver may make representors before the VFs' devices are there (mlx5),
-// so it also asks which PF would have it.
-func (r portResolver) findVF(address pci.Address) (pf pci.Address, index int, ok bool) {
-	if physfn, err := r.sysfs.PCI(address).Link("physfn"); err == nil && physfn != "" {
+	if physfn, err := r.sysfs.PCI(f.Address).Link("physfn"); err == nil && physfn != "" {
 		vfs, _ := r.sysfs.PCI(pci.Address(physfn)).VFs()
 		for _, vf := range vfs {
-			if vf.Address == address {
-				return pci.Address(physfn), vf.Index, true
+			if vf.Address == f.Address {
+				return eswitchPort{eswitch: pci.Address(physfn), name: portName{function: vfName(vf.Index)}}, nil
 			}
 		}
 	}
+	// A driver may make representors before the VFs' devices (mlx5), so also look for the PF that will have the VF.
 	devices, _ := r.sysfs.Dir(sysfs.PCIDevices).Sorted()
 	for _, name := range devices {
 		device := r.sysfs.PCI(pci.Address(name))
@@ -187,10 +157,11 @@ func (r portResolver) findVF(address pci.Address) (pf pci.Address, index int, ok
 		}
 		offset, _ := device.Number("sriov_offset")
 		stride, _ := device.Number("sriov_stride") // 0 if it cannot be read: the PF then has no VF
-		capability := HostPF{Address: pci.Address(name), Offset: offset, Stride: stride}
-		if index, _, ok := capability.vf(address); ok && index < total {
-			return capability.Address, index, true
+		pf := HostPF{Address: pci.Address(name), Eswitch: pci.Address(name), Offset: offset, Stride: stride}
+		if index, _, ok := pf.vf(f.Address); ok && index < total {
+			return pf.eswitchPort(vfName(index)), nil
 		}
 	}
-	return "", 0, false
+	return eswitchPort{}, fmt.Errorf("no PF in sysfs has a VF %s, by virtfn links or by sriov_offset and sriov_stride%s",
+		f.Address, hint)
 }

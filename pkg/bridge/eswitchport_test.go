@@ -9,7 +9,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
@@ -54,16 +53,14 @@ func TestResolve(t *testing.T) {
 	makePF(t, root, "0000:02:00.0", "4 16 1")
 	here := portResolver{sysfs: sysfs.Root(root)}
 	host := portResolver{sysfs: sysfs.Root(root), hostPFs: []HostPF{
-		{Address: "0000:3b:00.0", attrs: pfAttrs("c1pf0"), Offset: 2, Stride: 1, Eswitch: "0000:03:00.0"},
-		{Address: "0000:3b:00.1", attrs: pfAttrs("c1pf1"), Offset: 17, Stride: 1},
-		{Address: "0000:5e:00.0", attrs: pfAttrs("pf7")},
+		{Address: "0000:3b:00.0", name: "c1pf0", Offset: 2, Stride: 1, Eswitch: "0000:03:00.0"},
+		{Address: "0000:3b:00.1", name: "c1pf1", Offset: 17, Stride: 1},
+		{Address: "0000:5e:00.0", name: "pf7"},
 	}}
-	own := func(pf pci.Address, flavour devlink.Flavour, number uint32) eswitchPort {
-		return eswitchPort{eswitch: pf, portAttrs: portAttrs{flavour: flavour, number: number}, anyPF: true}
+	own := func(pf pci.Address, function string) eswitchPort {
+		return eswitchPort{eswitch: pf, name: portName{function: function}}
 	}
-	atHost := func(pf uint16, flavour devlink.Flavour, number uint32) eswitchPort {
-		return eswitchPort{portAttrs: portAttrs{external: true, controller: 1, pf: pf, flavour: flavour, number: number}}
-	}
+	atHost := func(pf, function string) eswitchPort { return eswitchPort{name: portName{pf, function}} }
 	onOne := func(p eswitchPort) eswitchPort { p.eswitch = "0000:03:00.0"; return p }
 	tests := []struct {
 		name     string
@@ -72,22 +69,22 @@ func TestResolve(t *testing.T) {
 		want     eswitchPort
 		says     string
 	}{
-		{"VF by its links", here, "vf-0000-01-10-0", own("0000:01:00.0", devlink.PCIVF, 1), ""},
-		{"VF that is not there yet", here, "vf-0000-01-10-4", own("0000:01:00.0", devlink.PCIVF, 2), ""},
-		{"VF of another PF that is not there yet", here, "vf-0000-02-02-3", own("0000:02:00.0", devlink.PCIVF, 3), ""},
+		{"VF by its links", here, "vf-0000-01-10-0", own("0000:01:00.0", "vf1"), ""},
+		{"VF that is not there yet", here, "vf-0000-01-10-4", own("0000:01:00.0", "vf2"), ""},
+		{"VF of another PF that is not there yet", here, "vf-0000-02-02-3", own("0000:02:00.0", "vf3"), ""},
 		{"VF that there cannot be", here, "vf-0000-02-02-4", eswitchPort{}, "no PF in sysfs has a VF 0000:02:02.4"},
 		{"VF between two", here, "vf-0000-01-10-3", eswitchPort{}, "--host-pf"},
-		{"SF", here, "sf-01-00-0-88", own("0000:01:00.0", devlink.PCISF, 88), ""},
+		{"SF", here, "sf-01-00-0-88", own("0000:01:00.0", "sf88"), ""},
 		{"SF of no PF", here, "sf-3b-00-0-88", eswitchPort{}, "PF 0000:3b:00.0, whose SF it is, is not in sysfs"},
 		{"PF", here, "vf-0000-01-00-0", eswitchPort{}, "no PF in sysfs has a VF 0000:01:00.0"},
 		{"no address", here, "net-blue", eswitchPort{}, "tells no PCI address"},
 
-		{"host's VF", host, "vf-0000-3b-00-2", onOne(atHost(0, devlink.PCIVF, 0)), ""},
-		{"host's VF below those of the next PF", host, "vf-0000-3b-02-1", onOne(atHost(0, devlink.PCIVF, 15)), ""},
-		{"host's VF of the next PF", host, "vf-0000-3b-02-3", atHost(1, devlink.PCIVF, 1), ""},
-		{"host's SF", host, "sf-3b-00-1-4", atHost(1, devlink.PCISF, 4), ""},
-		{"host's PF", host, "vf-0000-3b-00-1", atHost(1, devlink.PCIPF, 0), ""},
-		{"host's PF without controller", host, "vf-0000-5e-00-0", eswitchPort{portAttrs: portAttrs{pf: 7, flavour: devlink.PCIPF}}, ""},
+		{"host's VF", host, "vf-0000-3b-00-2", onOne(atHost("c1pf0", "vf0")), ""},
+		{"host's VF below those of the next PF", host, "vf-0000-3b-02-1", onOne(atHost("c1pf0", "vf15")), ""},
+		{"host's VF of the next PF", host, "vf-0000-3b-02-3", atHost("c1pf1", "vf1"), ""},
+		{"host's SF", host, "sf-3b-00-1-4", atHost("c1pf1", "sf4"), ""},
+		{"host's PF", host, "vf-0000-3b-00-1", atHost("c1pf1", ""), ""},
+		{"host's PF without controller", host, "vf-0000-5e-00-0", atHost("pf7", ""), ""},
 		{"host's VF of none", host, "vf-0001-5e-00-2", eswitchPort{}, "0001:5e:00.2 is no --host-pf and no VF of one"},
 		{"own VF, but addresses are the host's", host, "vf-0000-01-10-0", eswitchPort{}, "0000:01:10.0 is no --host-pf"},
 		{"own SF, but addresses are the host's", host, "sf-01-00-0-88", eswitchPort{}, "whose SF it is, is no --host-pf"},
@@ -95,7 +92,7 @@ func TestResolve(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			got, err := test.resolver.resolve(test.port)
-			if diff := cmp.Diff(test.want, got, cmp.AllowUnexported(eswitchPort{}, portAttrs{})); diff != "" {
+			if diff := cmp.Diff(test.want, got, cmp.AllowUnexported(eswitchPort{}, portName{})); diff != "" {
 				t.Errorf("%v (-want +got):\n%s", err, diff)
 			}
 			if (err != nil) != (test.says != "") || err != nil && !strings.Contains(err.Error(), test.says) {

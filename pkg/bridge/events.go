@@ -6,44 +6,43 @@ import (
 	"net"
 	"os"
 	"slices"
-	"strings"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
-// watch calls emit for each thing that an event may have changed, until close, from one goroutine.
-func (r *rtnetlink) watch(emit func(task)) error {
-	lookAtAll := func() {
-		r.representors.reset()
+// watch calls emit with what each event may have changed. It returns nil after close.
+func (b *bridgePlane) watch(emit func(task)) error {
+	lost := func() {
+		b.representors.reset()
 		emit(task{kind: taskAll})
 	}
 	for {
-		msgs, from, err := r.events.Receive()
+		msgs, from, err := b.events.Receive()
 		switch {
 		case errors.Is(err, os.ErrClosed):
 			return nil
-		case errors.Is(err, unix.ENOBUFS): // events were lost
-			lookAtAll()
+		case errors.Is(err, unix.ENOBUFS):
+			lost()
 			continue
 		case err != nil:
 			return fmt.Errorf("netdev events: %w", err)
 		case from.Pid != nl.PidKernel:
-			continue // anybody may send to a netlink socket
+			continue // any process may send to a netlink socket
 		}
 		for _, msg := range msgs {
 			switch msg.Header.Type {
 			case unix.RTM_NEWLINK, unix.RTM_DELLINK:
 				header := unix.NlMsghdr(msg.Header)
-				// A netdev that leaves a bridge is also told of as a link that is gone, in the bridge's family.
+				// When a netdev leaves a bridge, the kernel also sends RTM_DELLINK, with the family of bridges.
 				bridging := len(msg.Data) > 0 && msg.Data[0] == unix.AF_BRIDGE
 				link, err := netlink.LinkDeserialize(&header, msg.Data)
 				if err != nil {
-					lookAtAll()
+					lost()
 					continue
 				}
-				for _, t := range r.tasksOf(link, msg.Header.Type == unix.RTM_DELLINK, bridging) {
+				for _, t := range b.tasksOf(link, msg.Header.Type == unix.RTM_DELLINK, bridging) {
 					emit(t)
 				}
 			case unix.RTM_NEWADDR, unix.RTM_DELADDR:
@@ -53,22 +52,22 @@ func (r *rtnetlink) watch(emit func(task)) error {
 	}
 }
 
-// tasksOf is what an event of a netdev may have changed.
-func (r *rtnetlink) tasksOf(link netlink.Link, removed, bridging bool) []task {
+// tasksOf returns what an event of a netdev may have changed. bridging says that the event is of the family of bridges.
+func (b *bridgePlane) tasksOf(link netlink.Link, removed, bridging bool) []task {
 	attrs := link.Attrs()
 	var tasks []task
-	id, ours := strings.CutPrefix(attrs.Alias, aliasPrefix)
+	id, ours := markOf(link)
 	switch {
 	case ours && id != sharedID:
 		tasks = append(tasks, task{taskNetwork, id})
 	case ours && (removed || attrs.Flags&net.FlagUp == 0 || !isVLANFiltering(link)):
 		tasks = append(tasks, task{kind: taskAll})
 	}
-	if user, used := r.users.Load(attrs.Index); used {
+	if user, used := b.users.Load(attrs.Index); used {
 		tasks = append(tasks, user.(task))
 	}
 	names := append(slices.Clone(attrs.AltNames), attrs.Name)
-	if r.uplink != "" && slices.Contains(names, r.uplink) {
+	if b.uplink != "" && slices.Contains(names, b.uplink) {
 		tasks = append(tasks, task{kind: taskUplink})
 	}
 	for _, name := range names {
@@ -77,8 +76,8 @@ func (r *rtnetlink) tasksOf(link netlink.Link, removed, bridging bool) []task {
 	switch {
 	case bridging:
 	case removed:
-		r.representors.departed(attrs.Index)
-	case r.representors.arrived(attrs.Index):
+		b.representors.departed(attrs.Index)
+	case b.representors.arrived(attrs.Index):
 		tasks = append(tasks, task{kind: taskArrival})
 	}
 	return tasks

@@ -7,28 +7,27 @@ import (
 	"strings"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 )
 
-// HostPF tells how the eswitch of a DPU numbers a PF of its host, and the PF's VFs and SFs: the DPU's own sysfs knows
-// nothing of the host's PCI addresses.
+// HostPF tells how the eswitch of a DPU numbers a PF of its host, and the PF's VFs and SFs. The DPU's own sysfs does not
+// have the host's PCI addresses.
 type HostPF struct {
-	// Address is the PF's at the host.
+	// Address is the PF's address at the host.
 	Address pci.Address
 	// Offset and Stride are those of the PF's SR-IOV capability: VF i has the PF's routing ID plus Offset plus i times
-	// Stride. Both are 0 if they were not told; VFs are then not found.
+	// Stride. Without them both are 0, and no VF is found.
 	Offset, Stride int
-	// Eswitch is the xPU's own PF that has the eswitch, "" if there is only one with such a PF.
+	// Eswitch is the xPU's own PF that has the eswitch. It may be "" if only one eswitch has a PF of this name.
 	Eswitch pci.Address
 
-	attrs portAttrs // of the PF itself
+	name string // phys_port_name of the PF's representor: "c1pf0"
 }
 
-// hostPFForm is what ParseHostPF says would be right.
+// hostPFForm is an example for error messages.
 const hostPFForm = "must be like 0000:3b:00.0=c1pf0,offset=2,stride=1"
 
 // ParseHostPF reads "0000:3b:00.0=c1pf0,offset=2,stride=1": the PF's address at the host, the phys_port_name of its
-// representor, and what the host's lspci -vv tells of its VFs. More keys: eswitch, the PCI address of the xPU's own PF.
+// representor, and the VF offset and stride of the host's lspci -vv. The key eswitch is the PCI address of the xPU's own PF.
 func ParseHostPF(s string) (HostPF, error) {
 	p, err := parseHostPF(s)
 	if err != nil {
@@ -43,10 +42,9 @@ func parseHostPF(s string) (p HostPF, err error) {
 		return p, err
 	}
 	options := strings.Split(rest, ",")
-	name, options := options[0], options[1:]
-	var ok bool
-	if p.attrs, ok = parsePortName(name); !ok || p.attrs.flavour != devlink.PCIPF {
-		return p, fmt.Errorf("%q is not the phys_port_name of a PF's representor", name)
+	p.name, options = options[0], options[1:]
+	if name, ok := parsePortName(p.name); !ok || name.function != "" {
+		return p, fmt.Errorf("%q is not the phys_port_name of a PF's representor", p.name)
 	}
 	told := map[string]bool{}
 	for _, option := range options {
@@ -84,8 +82,8 @@ func parseDistance(s string) (int, error) {
 	return int(n), nil
 }
 
-// checkHostPFs refuses an address that is told twice, as no rule could choose, and two PFs of one name at one eswitch:
-// their functions would have the same representors.
+// checkHostPFs refuses two PFs with one address, and two with one name at one eswitch, whose Functions would have the same
+// representors.
 func checkHostPFs(all []HostPF) error {
 	for i, p := range all {
 		for _, other := range all[:i] {
@@ -93,24 +91,22 @@ func checkHostPFs(all []HostPF) error {
 				return fmt.Errorf("host PF %s is told twice", p.Address)
 			}
 			apart := p.Eswitch != "" && other.Eswitch != "" && p.Eswitch != other.Eswitch
-			if p.attrs == other.attrs && !apart {
+			if p.name == other.name && !apart {
 				return fmt.Errorf("host PFs %s and %s are both %s, of which an eswitch has one: say which with eswitch= of both",
-					other.Address, p.Address, p.attrs)
+					other.Address, p.Address, p.name)
 			}
 		}
 	}
 	return nil
 }
 
-// eswitchPort is the port of the PF, or of the PF's VF or SF with this number.
-func (p HostPF) eswitchPort(flavour devlink.Flavour, number uint32) eswitchPort {
-	attrs := p.attrs
-	attrs.flavour, attrs.number = flavour, number
-	return eswitchPort{eswitch: p.Eswitch, portAttrs: attrs}
+// eswitchPort returns the port of one of the PF's Functions: "vf3", "sf88", or "" for the PF itself.
+func (p HostPF) eswitchPort(function string) eswitchPort {
+	return eswitchPort{eswitch: p.Eswitch, name: portName{p.name, function}}
 }
 
-// vf is the index of the VF that has this address if it is one of the PF's, and how far its address is from the first
-// VF's. That there are so many VFs is not said.
+// vf returns the index of the VF with this address, and its distance in routing IDs from the first VF. ok is false if the
+// PF cannot have such a VF. The PF may have fewer VFs than the index.
 func (p HostPF) vf(address pci.Address) (index, distance int, ok bool) {
 	domain, id := routingID(p.Address)
 	ofDomain, of := routingID(address)
@@ -121,7 +117,7 @@ func (p HostPF) vf(address pci.Address) (index, distance int, ok bool) {
 	return distance / p.Stride, distance, true
 }
 
-// routingID is the number that an address without its domain is (PCI Express 6.0, section 2.2.4.2).
+// routingID returns the bus, device and function of an address as one number (PCI Express 6.0, section 2.2.4.2).
 func routingID(a pci.Address) (domain string, id int) {
 	var bus, device, function int
 	domain, rest, _ := strings.Cut(string(a), ":")

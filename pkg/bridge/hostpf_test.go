@@ -10,12 +10,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
-// pfAttrs are those of the PF whose representor has this phys_port_name.
-func pfAttrs(name string) portAttrs {
-	attrs, _ := parsePortName(name)
-	return attrs
-}
-
 func TestParseHostPF(t *testing.T) {
 	tests := []struct {
 		in   string
@@ -24,12 +18,12 @@ func TestParseHostPF(t *testing.T) {
 	}{
 		{
 			in:   "0000:3b:00.0=c1pf0,offset=2,stride=1",
-			want: HostPF{Address: "0000:3b:00.0", attrs: pfAttrs("c1pf0"), Offset: 2, Stride: 1},
+			want: HostPF{Address: "0000:3b:00.0", name: "c1pf0", Offset: 2, Stride: 1},
 		},
-		{in: "0000:3B:00.1=pf1", want: HostPF{Address: "0000:3b:00.1", attrs: pfAttrs("pf1")}},
+		{in: "0000:3B:00.1=pf1", want: HostPF{Address: "0000:3b:00.1", name: "pf1"}},
 		{
 			in:   "10000:3b:00.1=c0pf1,eswitch=0000:03:00.1,stride=2,offset=128",
-			want: HostPF{Address: "10000:3b:00.1", attrs: pfAttrs("c0pf1"), Offset: 128, Stride: 2, Eswitch: "0000:03:00.1"},
+			want: HostPF{Address: "10000:3b:00.1", name: "c0pf1", Offset: 128, Stride: 2, Eswitch: "0000:03:00.1"},
 		},
 		{in: "", says: "dddd:bb:dd.f"},
 		{in: "3b:00.0=c1pf0", says: "dddd:bb:dd.f"},
@@ -48,7 +42,7 @@ func TestParseHostPF(t *testing.T) {
 	}
 	for _, test := range tests {
 		got, err := ParseHostPF(test.in)
-		if diff := cmp.Diff(test.want, got, cmp.AllowUnexported(HostPF{}, portAttrs{})); diff != "" || (err != nil) != (test.says != "") {
+		if diff := cmp.Diff(test.want, got, cmp.AllowUnexported(HostPF{})); diff != "" || (err != nil) != (test.says != "") {
 			t.Errorf("%q: %v (-want +got):\n%s", test.in, err, diff)
 		}
 		if err != nil && (!strings.Contains(err.Error(), test.says) || !strings.Contains(err.Error(), hostPFForm)) {
@@ -97,7 +91,7 @@ func TestCheckHostPFs(t *testing.T) {
 
 // textOf is the form that ParseHostPF reads.
 func textOf(p HostPF) string {
-	s := fmt.Sprintf("%s=%s", p.Address, p.attrs)
+	s := fmt.Sprintf("%s=%s", p.Address, p.name)
 	if p.Stride != 0 {
 		s += fmt.Sprintf(",offset=%d,stride=%d", p.Offset, p.Stride)
 	}
@@ -116,7 +110,7 @@ func FuzzParseHostPF(f *testing.F) {
 			return
 		}
 		again, err := ParseHostPF(textOf(p))
-		if diff := cmp.Diff(p, again, cmp.AllowUnexported(HostPF{}, portAttrs{})); diff != "" || err != nil {
+		if diff := cmp.Diff(p, again, cmp.AllowUnexported(HostPF{})); diff != "" || err != nil {
 			t.Errorf("%q is %s, which is: %v (-want +got):\n%s", s, textOf(p), err, diff)
 		}
 	})

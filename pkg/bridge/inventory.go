@@ -12,8 +12,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
-// inventoryServer serves InventoryService from sysfs, all of it anew for each call. What the machine does not tell is
-// left empty: many xPUs have neither DMI nor a serial number in the device tree.
+// inventoryServer serves InventoryService. It reads sysfs for each call, and leaves a field empty that sysfs does not have:
+// many xPUs have neither DMI nor a serial number in the device tree.
 type inventoryServer struct {
 	inventory.UnimplementedInventoryServiceServer
 	root string // where /sys and /proc are; empty is "/"
@@ -30,10 +30,12 @@ func (s inventoryServer) GetInventory(context.Context, *inventory.GetInventoryRe
 			Uuid: dmi("product_uuid"), Sku: dmi("product_sku"), Version: dmi("product_version"),
 		},
 		Baseboard: &inventory.BaseboardInfo{
-			AssetTag: dmi("board_asset_tag"), SerialNumber: dmi("board_serial"), Vendor: dmi("board_vendor"), Version: dmi("board_version"), Product: dmi("board_name"),
+			AssetTag: dmi("board_asset_tag"), SerialNumber: dmi("board_serial"), Vendor: dmi("board_vendor"),
+			Version: dmi("board_version"), Product: dmi("board_name"),
 		},
 		Chassis: &inventory.ChassisInfo{
-			AssetTag: dmi("chassis_asset_tag"), SerialNumber: dmi("chassis_serial"), Type: dmi("chassis_type"), Vendor: dmi("chassis_vendor"), Version: dmi("chassis_version"),
+			AssetTag: dmi("chassis_asset_tag"), SerialNumber: dmi("chassis_serial"), Vendor: dmi("chassis_vendor"),
+			Version: dmi("chassis_version"), Type: dmi("chassis_type"),
 		},
 		Processor: s.processor(),
 		Memory:    &inventory.MemoryInfo{TotalUsableBytes: s.memory()},
@@ -45,7 +47,7 @@ func (s inventoryServer) GetInventory(context.Context, *inventory.GetInventoryRe
 	return inv, nil
 }
 
-// text reads an attribute, empty if it cannot.
+// text reads an attribute, "" if it is not there or cannot be read.
 func text(dir sysfs.Dir, name string) string {
 	text, _ := dir.Attribute(name)
 	return text
@@ -72,7 +74,7 @@ func (s inventoryServer) memory() int64 {
 	return kib << 10
 }
 
-// pci lists the devices by address. Ids are hexadecimal, as in sysfs: names would need a database.
+// pci lists the devices by address. Ids are hexadecimal, as in sysfs; the agent has no database of names.
 func (s inventoryServer) pci() []*inventory.PCIeDeviceInfo {
 	bus := s.sysfs().Dir(sysfs.PCIDevices)
 	names, _ := bus.Sorted()

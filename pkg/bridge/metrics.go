@@ -5,79 +5,55 @@ import (
 	"path"
 	"time"
 
-	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
 
-// Metrics are the agent's Prometheus metrics. They are a [prometheus.Collector].
-type Metrics struct {
-	calls *prometheus.HistogramVec
-	agent *Agent
-	ports *prometheus.Desc
-	nets  *prometheus.Desc
-}
+var (
+	portsDesc    = prometheus.NewDesc("opi_bridge_ports", "Bridge ports, by state.", []string{"state"}, nil)
+	networksDesc = prometheus.NewDesc("opi_bridge_networks", "Logical bridges, by state.", []string{"state"}, nil)
+)
 
-// NewMetrics makes the metrics of an agent.
-func NewMetrics(a *Agent) *Metrics {
-	return &Metrics{
-		agent: a,
-		calls: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name:    "opi_bridge_rpc_duration_seconds",
-			Help:    "Time the agent took for a call, by RPC and gRPC status code.",
-			Buckets: prometheus.ExponentialBuckets(0.0001, 4, 8), // 0.1 ms to 1.6 s
-		}, []string{"method", "code"}),
-		ports: prometheus.NewDesc("opi_bridge_ports", "Bridge ports, by state.", []string{"state"}, nil),
-		nets:  prometheus.NewDesc("opi_bridge_networks", "Logical bridges, by state.", []string{"state"}, nil),
-	}
+func newCallDurations() *prometheus.HistogramVec {
+	return prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name:    "opi_bridge_rpc_duration_seconds",
+		Help:    "Time the agent took for a call, by RPC and gRPC status code.",
+		Buckets: prometheus.ExponentialBuckets(0.0001, 4, 8), // 0.1 ms to 1.6 s
+	}, []string{"method", "code"})
 }
 
 // Describe is part of [prometheus.Collector].
-func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
-	m.calls.Describe(ch)
-	ch <- m.ports
-	ch <- m.nets
+func (a *Agent) Describe(ch chan<- *prometheus.Desc) {
+	a.calls.Describe(ch)
+	ch <- portsDesc
+	ch <- networksDesc
 }
 
 // Collect is part of [prometheus.Collector].
-func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
-	m.calls.Collect(ch)
-	networks, ports := m.agent.count()
-	for _, s := range []state{stateUp, stateDown, stateDeleting} {
-		ch <- prometheus.MustNewConstMetric(m.ports, prometheus.GaugeValue, float64(ports[s]), s.word)
-		ch <- prometheus.MustNewConstMetric(m.nets, prometheus.GaugeValue, float64(networks[s]), s.word)
-	}
-}
-
-// count is how many networks and ports are in each state.
-func (a *Agent) count() (networks, ports map[state]int) {
+func (a *Agent) Collect(ch chan<- prometheus.Metric) {
+	a.calls.Collect(ch)
 	a.mu.RLock()
-	defer a.mu.RUnlock()
-	networks, ports = map[state]int{}, map[state]int{}
-	for _, n := range a.networks {
-		networks[stateOf(n.deleting, n.failure)]++
+	networks, ports := a.networks.count(), a.ports.count()
+	a.mu.RUnlock()
+	for _, s := range []state{stateUp, stateDown, stateDeleting} {
+		ch <- prometheus.MustNewConstMetric(portsDesc, prometheus.GaugeValue, float64(ports[s]), s.word)
+		ch <- prometheus.MustNewConstMetric(networksDesc, prometheus.GaugeValue, float64(networks[s]), s.word)
 	}
-	for _, p := range a.ports {
-		ports[stateOf(p.deleting, a.failureOf(p))]++
-	}
-	return networks, ports
 }
 
 // observe measures and logs calls.
-func (m *Metrics) observe(log logr.Logger) grpc.UnaryServerInterceptor {
-	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
-		begin := time.Now()
-		reply, err := handle(ctx, req)
-		took, rpc, code := time.Since(begin), path.Base(info.FullMethod), status.Code(err)
-		m.calls.WithLabelValues(rpc, code.String()).Observe(took.Seconds())
-		call := log.WithValues("rpc", rpc, "code", code.String(), "took", took.Round(time.Microsecond).String())
-		if err != nil && code != codes.NotFound {
-			call.Info("call refused", "reason", status.Convert(err).Message())
-		} else {
-			call.V(1).Info("call")
-		}
-		return reply, err
+func (a *Agent) observe(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	begin := time.Now()
+	reply, err := handle(ctx, req)
+	took, rpc, code := time.Since(begin), path.Base(info.FullMethod), status.Code(err)
+	a.calls.WithLabelValues(rpc, code.String()).Observe(took.Seconds())
+	call := a.log.WithValues("rpc", rpc, "code", code.String(), "took", took.Round(time.Microsecond).String())
+	if err != nil && code != codes.NotFound {
+		call.Info("call refused", "reason", status.Convert(err).Message())
+	} else {
+		call.V(1).Info("call")
 	}
+	return reply, err
 }

@@ -99,8 +99,7 @@ func (x *xpu) start() {
 	if err != nil {
 		x.t.Fatal(err)
 	}
-	server := bridge.NewServer(bridge.NewMetrics(agent), log)
-	agent.Register(server)
+	server := agent.NewServer()
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 2)
 	go func() { ended <- agent.Run(ctx) }()
@@ -807,8 +806,7 @@ func BenchmarkPort(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	server := bridge.NewServer(bridge.NewMetrics(agent), logr.Discard())
-	agent.Register(server)
+	server := agent.NewServer()
 	go func() { _ = server.Serve(lis) }()
 	defer server.Stop()
 	client, err := opi.Dial(opi.Config{Endpoint: lis.Addr().String(), Dialect: evpngw.Dialect{}})

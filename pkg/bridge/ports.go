@@ -3,15 +3,15 @@ package bridge
 import (
 	"bytes"
 	"context"
-	"maps"
+	"fmt"
 	"net"
+	"path"
 	"slices"
 	"strings"
 
 	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
@@ -22,184 +22,161 @@ type portServer struct {
 }
 
 func (s portServer) CreateBridgePort(_ context.Context, req *evpn.CreateBridgePortRequest) (*evpn.BridgePort, error) {
-	id := req.GetBridgePortId()
-	if id == "" {
-		return nil, status.Error(codes.InvalidArgument, "bridge_port_id is required: it tells which netdev represents the port, by name or PCI address")
+	if req.GetBridgePortId() == "" {
+		return nil, status.Error(codes.InvalidArgument,
+			"bridge_port_id is required: it tells which netdev represents the port, by name or PCI address")
 	}
-	if err := portKind.parseID(id); err != nil {
-		return nil, err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.createPort(id, req.GetBridgePort().GetSpec())
+	return s.ports.create(req.GetBridgePortId(), req.GetBridgePort().GetSpec())
 }
 
 func (s portServer) GetBridgePort(_ context.Context, req *evpn.GetBridgePortRequest) (*evpn.BridgePort, error) {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	id, p, err := lookup(portKind, s.ports, req.GetName())
-	if err != nil {
-		return nil, err
-	}
-	return s.portMessage(id, p), nil
+	return s.ports.get(req.GetName())
 }
 
 func (s portServer) ListBridgePorts(_ context.Context, req *evpn.ListBridgePortsRequest) (*evpn.ListBridgePortsResponse, error) {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	ids, next, err := page(slices.Sorted(maps.Keys(s.ports)), req.GetPageSize(), req.GetPageToken())
+	ports, next, err := s.ports.list(req.GetPageSize(), req.GetPageToken())
 	if err != nil {
 		return nil, err
 	}
-	reply := &evpn.ListBridgePortsResponse{NextPageToken: next}
-	for _, id := range ids {
-		reply.BridgePorts = append(reply.BridgePorts, s.portMessage(id, s.ports[id]))
-	}
-	return reply, nil
+	return &evpn.ListBridgePortsResponse{BridgePorts: ports, NextPageToken: next}, nil
 }
 
-// UpdateBridgePort takes the representor out before it puts it back in another way. An update that changes nothing
-// tries again to realise the port.
 func (s portServer) UpdateBridgePort(_ context.Context, req *evpn.UpdateBridgePortRequest) (*evpn.BridgePort, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	id, p, err := lookup(portKind, s.ports, req.GetBridgePort().GetName())
-	if status.Code(err) == codes.NotFound && req.GetAllowMissing() {
-		return s.createPort(id, req.GetBridgePort().GetSpec())
-	}
-	if err != nil {
-		return nil, err
-	}
-	if p.deleting {
-		return nil, portKind.beingDeleted(id)
-	}
-	want := &evpn.BridgePort{Spec: proto.CloneOf(p.spec)}
-	if err := applyMask(want, req.GetBridgePort(), req.GetUpdateMask()); err != nil {
-		return nil, err
-	}
-	spec, err := s.checkPort(id, want.GetSpec())
-	if err != nil {
-		return nil, err
-	}
-	if !proto.Equal(spec, p.spec) {
-		if err := s.store.put(portKind, id, &evpn.BridgePort{Spec: spec}); err != nil {
-			return nil, err
-		}
-		p.spec = spec
-		if err := s.plane.detach(id); err != nil {
-			s.keepOutcome("port", id, &p.object, err)
-			return s.portMessage(id, p), nil
-		}
-	}
-	s.reconcilePort(id)
-	return s.portMessage(id, p), nil
+	return s.ports.update(req.GetBridgePort(), req.GetUpdateMask(), req.GetAllowMissing())
 }
 
 func (s portServer) DeleteBridgePort(_ context.Context, req *evpn.DeleteBridgePortRequest) (*emptypb.Empty, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	id, p, err := lookup(portKind, s.ports, req.GetName())
-	if status.Code(err) == codes.NotFound && req.GetAllowMissing() {
-		return &emptypb.Empty{}, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	dying := &evpn.BridgePort{Spec: p.spec, Status: &evpn.BridgePortStatus{OperStatus: stateDeleting.port}}
-	return s.deleteObject(portKind, id, &p.object, dying, s.reconcilePort)
+	return s.ports.delete(req.GetName(), req.GetAllowMissing())
 }
 
-// createPort makes a port, or gives the one that is there already if it is the same.
-func (a *Agent) createPort(id string, spec *evpn.BridgePortSpec) (*evpn.BridgePort, error) {
-	spec, err := a.checkPort(id, spec)
-	if err != nil {
-		return nil, err
+// newPorts makes the collection of ports, without those in the state file.
+func newPorts(a *Agent) *collection[*evpn.BridgePortSpec, *evpn.BridgePort] {
+	return &collection[*evpn.BridgePortSpec, *evpn.BridgePort]{
+		kind: portKind, agent: a, objects: map[string]*port{},
+		check: a.checkPort,
+		describe: func(spec *evpn.BridgePortSpec) string {
+			ptype := strings.TrimPrefix(spec.GetPtype().String(), "BRIDGE_PORT_TYPE_")
+			mac, networks := net.HardwareAddr(spec.GetMacAddress()), strings.Join(networksOf(spec), ", ")
+			return fmt.Sprintf("as %s port with MAC %s on logical bridge %s", ptype, mac, networks)
+		},
+		checkUnused: func(string) error { return nil },
+		realise:     a.realisePort,
+		remove:      a.plane.detach,
+		failureOf:   a.portFailure,
+		message: func(name string, spec *evpn.BridgePortSpec, oper state, components ...*evpn.Component) *evpn.BridgePort {
+			m := &evpn.BridgePort{Name: name, Spec: spec}
+			if oper != (state{}) {
+				m.Status = &evpn.BridgePortStatus{OperStatus: oper.port, Components: components}
+			}
+			return m
+		},
+		isDeleting: func(m *evpn.BridgePort) bool { return m.GetStatus().GetOperStatus() == stateDeleting.port },
 	}
-	if have := a.ports[id]; have != nil {
-		switch {
-		case have.deleting:
-			return nil, portKind.beingDeleted(id)
-		case !proto.Equal(have.spec, spec):
-			return nil, status.Errorf(codes.AlreadyExists, "bridge port %s exists as %s port with MAC %s on logical bridge %s",
-				id, strings.TrimPrefix(have.spec.GetPtype().String(), "BRIDGE_PORT_TYPE_"), net.HardwareAddr(have.spec.GetMacAddress()), strings.Join(have.networks(), ", "))
-		}
-		return a.portMessage(id, have), nil
-	}
-	p := &port{spec: spec}
-	if err := a.store.put(portKind, id, &evpn.BridgePort{Spec: spec}); err != nil {
-		return nil, err
-	}
-	a.ports[id] = p
-	a.reconcilePort(id)
-	return a.portMessage(id, p), nil
 }
 
-// checkPort gives the spec in the form in which it is kept: with the names of its networks as we give them, sorted.
+// networksOf returns the ids of a port's networks, sorted: one unless it is a trunk.
+func networksOf(spec *evpn.BridgePortSpec) []string {
+	ids := make([]string, len(spec.GetLogicalBridges()))
+	for i, name := range spec.GetLogicalBridges() {
+		ids[i] = path.Base(name)
+	}
+	return ids
+}
+
+// inNetwork is the property of the ports of a network.
+func inNetwork(id string) func(*port) bool {
+	return func(p *port) bool { return slices.Contains(networksOf(p.spec), id) }
+}
+
+// checkPort returns a spec that has the names of its networks in the form that the agent gives them, sorted.
 func (a *Agent) checkPort(id string, spec *evpn.BridgePortSpec) (*evpn.BridgePortSpec, error) {
 	mac, n := net.HardwareAddr(spec.GetMacAddress()), len(spec.GetLogicalBridges())
 	access := spec.GetPtype() == evpn.BridgePortType_BRIDGE_PORT_TYPE_ACCESS
 	trunk := spec.GetPtype() == evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK
+	refuse := func(code codes.Code, format string, args ...any) (*evpn.BridgePortSpec, error) {
+		return nil, status.Errorf(code, "bridge port %s: %s", id, fmt.Sprintf(format, args...))
+	}
 	switch {
 	case spec == nil:
-		return nil, status.Errorf(codes.InvalidArgument, "bridge port %s: spec is required", id)
+		return refuse(codes.InvalidArgument, "spec is required")
 	case len(mac) != 6 || mac[0]&1 != 0 || bytes.Equal(mac, make([]byte, 6)):
-		return nil, status.Errorf(codes.InvalidArgument,
-			"bridge port %s: mac_address %s (%d bytes): must be the 6 bytes of a unicast address that is not zero", id, mac, len(mac))
+		return refuse(codes.InvalidArgument,
+			"mac_address %s (%d bytes): must be the 6 bytes of a unicast address that is not zero", mac, len(mac))
 	case !access && !trunk:
-		return nil, status.Errorf(codes.InvalidArgument, "bridge port %s: ptype: must be ACCESS or TRUNK", id)
+		return refuse(codes.InvalidArgument, "ptype: must be ACCESS or TRUNK")
 	case access && n != 1:
-		return nil, status.Errorf(codes.InvalidArgument,
-			"bridge port %s: logical_bridges: has %d, an ACCESS port has exactly one", id, n)
+		return refuse(codes.InvalidArgument, "logical_bridges: has %d, an ACCESS port has exactly one", n)
 	case trunk && !a.plane.filtersVLANs():
-		return nil, status.Errorf(codes.Unimplemented, "bridge port %s: %s", id, noTrunks)
+		return refuse(codes.Unimplemented, noTrunks)
 	case trunk && n == 0:
-		return nil, status.Errorf(codes.InvalidArgument,
-			"bridge port %s: logical_bridges: has none, a TRUNK port names each that it carries", id)
+		return refuse(codes.InvalidArgument, "logical_bridges: has none, a TRUNK port names each that it carries")
 	}
 	var networks []string
 	for _, name := range spec.GetLogicalBridges() {
-		network, err := a.checkMember(id, name, mac)
+		network, err := networkKind.parseName(name)
 		if err != nil {
+			return refuse(codes.InvalidArgument, "logical_bridges: %s", status.Convert(err).Message())
+		}
+		if err := a.checkMember(id, network, mac); err != nil {
 			return nil, err
 		}
 		networks = append(networks, networkKind.prefix+network)
 	}
 	slices.Sort(networks)
 	if len(slices.Compact(slices.Clone(networks))) < n {
-		return nil, status.Errorf(codes.InvalidArgument, "bridge port %s: logical_bridges: must name each only once", id)
+		return refuse(codes.InvalidArgument, "logical_bridges: must name each only once")
 	}
-	return &evpn.BridgePortSpec{MacAddress: bytes.Clone(mac), Ptype: spec.GetPtype(), LogicalBridges: networks}, nil
+	return &evpn.BridgePortSpec{MacAddress: mac, Ptype: spec.GetPtype(), LogicalBridges: networks}, nil
 }
 
-// checkMember gives the id of the network of this name, if a port with this MAC address may be in it.
-func (a *Agent) checkMember(id, name string, mac net.HardwareAddr) (string, error) {
-	network, err := networkKind.parseName(name)
-	if err != nil {
-		return "", status.Errorf(codes.InvalidArgument, "bridge port %s: logical_bridges: %s", id, status.Convert(err).Message())
-	}
-	switch n := a.networks[network]; {
+// checkMember checks that a port with this MAC address may be in a network.
+func (a *Agent) checkMember(id, network string, mac net.HardwareAddr) error {
+	switch n := a.networks.objects[network]; {
 	case n == nil:
-		return "", status.Errorf(codes.NotFound, "bridge port %s: logical_bridges: logical bridge %s does not exist", id, network)
+		return status.Errorf(codes.NotFound, "bridge port %s: logical_bridges: logical bridge %s does not exist", id, network)
 	case n.deleting:
-		return "", networkKind.beingDeleted(network)
+		return a.networks.beingDeleted(network)
 	}
-	for other, p := range a.ports {
-		if other != id && p.in(network) && bytes.Equal(p.spec.GetMacAddress(), mac) {
-			return "", status.Errorf(codes.AlreadyExists,
-				"bridge port %s: mac_address %s is already in use on logical bridge %s by bridge port %s", id, mac, network, other)
+	other := a.ports.other(id, func(p *port) bool { return inNetwork(network)(p) && bytes.Equal(p.spec.GetMacAddress(), mac) })
+	if other != "" {
+		return status.Errorf(codes.AlreadyExists,
+			"bridge port %s: mac_address %s is already in use on logical bridge %s by bridge port %s", id, mac, network, other)
+	}
+	return nil
+}
+
+// realisePort takes the representor of a port that changed out of the bridge before it puts it in again.
+func (a *Agent) realisePort(id string, spec *evpn.BridgePortSpec, changed bool) error {
+	if changed {
+		if err := a.plane.detach(id); err != nil {
+			return err
 		}
 	}
-	return network, nil
+	return a.plane.attach(id, a.membership(spec))
 }
 
-func (a *Agent) portMessage(id string, p *port) *evpn.BridgePort {
-	failure := a.failureOf(p)
-	return &evpn.BridgePort{
-		Name: portKind.prefix + id,
-		Spec: proto.CloneOf(p.spec),
-		Status: &evpn.BridgePortStatus{
-			OperStatus: stateOf(p.deleting, failure).port,
-			Components: []*evpn.Component{component("representor", failure)},
-		},
+// membership describes to the data plane what a port has to be in.
+func (a *Agent) membership(spec *evpn.BridgePortSpec) membership {
+	m := membership{mac: spec.GetMacAddress(), trunk: spec.GetPtype() == evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK}
+	for _, id := range networksOf(spec) {
+		m.networks = append(m.networks, a.segment(id))
 	}
+	return m
+}
+
+// portFailure returns why a port is not in service: its own failure, or that of one of its networks.
+func (a *Agent) portFailure(p *port) error {
+	if p.failure != nil {
+		return p.failure
+	}
+	for _, id := range networksOf(p.spec) {
+		n := a.networks.objects[id]
+		if n == nil {
+			return fmt.Errorf("%s is missing", id)
+		}
+		if n.failure != nil {
+			return fmt.Errorf("%s is down: %w", id, n.failure)
+		}
+	}
+	return nil
 }

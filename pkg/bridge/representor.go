@@ -10,20 +10,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// representor finds the port's netdev, and makes sure that it can be one: nothing that this machine itself needs.
-func (r *rtnetlink) representor(port string) (netlink.Link, error) {
-	link, err := r.locate(port)
+// representor finds the port's netdev. It refuses one that this machine itself uses, and one that another port has.
+func (b *bridgePlane) representor(port string) (netlink.Link, error) {
+	link, err := b.locate(port)
 	if err != nil && !isNoRepresentor(err) {
 		return nil, err
 	}
-	r.forget(port, link)
+	b.forget(port, link)
 	if err != nil {
 		return nil, fmt.Errorf("netdev %s is missing: no netdev has it as its name or alternative name, and by PCI address: %w",
 			port, err)
 	}
 	attrs := link.Attrs()
-	uplink := attrs.Name == r.uplink || slices.Contains(attrs.AltNames, r.uplink)
-	other, err := r.holder(link, port)
+	uplink := attrs.Name == b.uplink || slices.Contains(attrs.AltNames, b.uplink)
+	other, err := b.holder(link, port)
 	switch {
 	case err != nil:
 		return nil, err
@@ -32,7 +32,7 @@ func (r *rtnetlink) representor(port string) (netlink.Link, error) {
 	case uplink || attrs.Flags&net.FlagLoopback != 0 || isOurs(link):
 		return nil, fmt.Errorf("netdev %s: is no representor but the uplink, a loopback or one of the agent's own", attrs.Name)
 	}
-	addrs, err := r.handle.AddrList(link, netlink.FAMILY_ALL)
+	addrs, err := b.handle.AddrList(link, netlink.FAMILY_ALL)
 	if err != nil {
 		return nil, linkError(err, link, "addresses")
 	}
@@ -44,20 +44,20 @@ func (r *rtnetlink) representor(port string) (netlink.Link, error) {
 	return link, nil
 }
 
-// locate finds the port's netdev: by name, as people agreed, or else by the PCI address in the port's id. The error is
-// an errNoRepresentor if there is none.
-func (r *rtnetlink) locate(port string) (netlink.Link, error) {
-	if link, err := r.find(port); link != nil || err != nil {
+// locate finds the port's netdev: the one whose name or alternative name is the port's id, or else by the PCI address in
+// the id. The error is an errNoRepresentor if there is none.
+func (b *bridgePlane) locate(port string) (netlink.Link, error) {
+	if link, err := b.find(port); link != nil || err != nil {
 		return link, err
 	}
 	for again := false; ; again = true {
-		index, err := r.representors.ifindex(port)
+		index, err := b.representors.ifindex(port)
 		if err != nil {
 			return nil, err
 		}
-		link, err := r.handle.LinkByIndex(index)
+		link, err := b.handle.LinkByIndex(index)
 		if _, gone := errors.AsType[netlink.LinkNotFoundError](err); gone && !again {
-			r.representors.stale.Store(true) // the event is still to come
+			b.representors.stale.Store(true) // its event has not been read yet
 			continue
 		}
 		if err != nil {
@@ -67,17 +67,17 @@ func (r *rtnetlink) locate(port string) (netlink.Link, error) {
 	}
 }
 
-// holder is the port that already has a netdev as its representor, "" if none or this one has it. It is another if the
-// netdev has that port's name, and this one's PCI address.
-func (r *rtnetlink) holder(link netlink.Link, port string) (string, error) {
+// holder returns the other port that already has a netdev as its representor, "" if there is none. There may be one if the
+// netdev has the name of one port and the PCI address of another.
+func (b *bridgePlane) holder(link netlink.Link, port string) (string, error) {
 	index := link.Attrs().Index
-	user, _ := r.users.Load(index)
+	user, _ := b.users.Load(index)
 	known, _ := user.(task)
 	other := known.id
 	if known.kind != taskPort || other == port {
 		return "", nil
 	}
-	its, err := r.locate(other)
+	its, err := b.locate(other)
 	switch {
 	case isNoRepresentor(err):
 		return "", nil
@@ -89,35 +89,36 @@ func (r *rtnetlink) holder(link netlink.Link, port string) (string, error) {
 	return other, nil
 }
 
-// join makes a representor a port of our bridge, unless it is in somebody else's.
-func (r *rtnetlink) join(rep, bridge netlink.Link, port string) error {
+// join puts a representor into a bridge of the agent, unless it is in somebody else's.
+func (b *bridgePlane) join(rep, bridge netlink.Link, port string) error {
 	if rep.Attrs().MasterIndex != bridge.Attrs().Index {
-		master, err := r.master(rep)
+		master, err := b.master(rep)
 		if err != nil {
 			return err
 		}
 		if master != nil && !isOurs(master) {
 			return fmt.Errorf("netdev %s: is a port of %s, which is not ours", rep.Attrs().Name, master.Attrs().Name)
 		}
-		if err := r.disableIPv6(rep); err != nil {
+		if err := b.disableIPv6(rep); err != nil {
 			return err
 		}
-		if err := r.enslave(rep, bridge); err != nil {
+		if err := b.enslave(rep, bridge); err != nil {
 			return err
 		}
 	}
-	r.users.Store(rep.Attrs().Index, task{taskPort, port})
+	b.users.Store(rep.Attrs().Index, task{taskPort, port})
 	return nil
 }
 
-// forward brings a representor up and sends frames for an address to it. The address is known by this, so it is neither
-// learned nor flooded, and no other port can take it over. In a bridge that does not filter VLANs the VLAN is 0.
-func (r *rtnetlink) forward(rep netlink.Link, mac net.HardwareAddr, vlans ...uint16) error {
-	if err := r.up(rep); err != nil {
+// forward brings a representor up and has the bridge send it the frames for an address in these VLANs. VLAN 0 stands for
+// all, in a bridge that does not filter VLANs. The entry is static: frames for the address are not flooded, and no other
+// port can take the address over.
+func (b *bridgePlane) forward(rep netlink.Link, mac net.HardwareAddr, vlans ...uint16) error {
+	if err := b.up(rep); err != nil {
 		return err
 	}
 	for _, vlan := range vlans {
-		if err := r.handle.NeighSet(staticEntry(rep, mac, vlan)); err != nil {
+		if err := b.handle.NeighSet(staticEntry(rep, mac, vlan)); err != nil {
 			return linkError(err, rep, "forward %s to it", mac)
 		}
 	}
@@ -132,60 +133,60 @@ func staticEntry(rep netlink.Link, mac net.HardwareAddr, vlan uint16) *netlink.N
 	}
 }
 
-// detach takes the port's representor out of our bridge and sets it down. One that is gone, or is somebody else's by
-// now, is left alone.
-func (r *rtnetlink) detach(port string) error {
-	link, err := r.locate(port)
+// detach takes the port's representor out of the agent's bridge and sets it down. It leaves alone one that somebody else
+// has put into another bridge.
+func (b *bridgePlane) detach(port string) error {
+	link, err := b.locate(port)
 	if err != nil && !isNoRepresentor(err) {
 		return err
 	}
-	r.forget(port, link)
+	b.forget(port, link)
 	if link == nil {
 		return nil
 	}
-	if other, err := r.holder(link, port); err != nil || other != "" {
+	if other, err := b.holder(link, port); err != nil || other != "" {
 		return err
 	}
-	if err := r.release(link); err != nil {
+	if err := b.release(link); err != nil {
 		return err
 	}
-	r.users.Delete(link.Attrs().Index)
+	b.users.Delete(link.Attrs().Index)
 	return nil
 }
 
-// release takes a netdev out of our bridge, if it is in one, and sets it down.
-func (r *rtnetlink) release(link netlink.Link) error {
-	master, err := r.master(link)
+// release takes a netdev out of the agent's bridge, if it is in one, and sets it down.
+func (b *bridgePlane) release(link netlink.Link) error {
+	master, err := b.master(link)
 	if err != nil || master == nil || !isOurs(master) {
 		return err
 	}
-	// Down first: between the two it must not carry frames as a netdev of its own.
-	if err := r.handle.LinkSetDown(link); err != nil {
+	// It is set down first, so that it never carries frames outside of the bridge.
+	if err := b.handle.LinkSetDown(link); err != nil {
 		return linkError(err, link, "set down")
 	}
-	return linkError(r.handle.LinkSetNoMaster(link), link, "take out of bridge %s", master.Attrs().Name)
+	return linkError(b.handle.LinkSetNoMaster(link), link, "take out of bridge %s", master.Attrs().Name)
 }
 
-// master is the bridge, or other netdev, that a netdev is a port of, nil if none.
-func (r *rtnetlink) master(link netlink.Link) (netlink.Link, error) {
+// master returns the bridge or other netdev that a netdev is a port of, nil if there is none.
+func (b *bridgePlane) master(link netlink.Link) (netlink.Link, error) {
 	if link.Attrs().MasterIndex == 0 {
 		return nil, nil
 	}
-	master, err := r.handle.LinkByIndex(link.Attrs().MasterIndex)
+	master, err := b.handle.LinkByIndex(link.Attrs().MasterIndex)
 	return master, linkError(err, link, "its master")
 }
 
-// forget drops what is remembered of the port's earlier representors, all but now, and releases those that are still
-// there under another name. That they may have been taken over meanwhile is seen by release.
-func (r *rtnetlink) forget(port string, now netlink.Link) {
-	r.users.Range(func(key, user any) bool {
+// forget forgets the representors that the port had before, all but now, and releases those that still exist. release
+// leaves alone those that somebody else has put into another bridge.
+func (b *bridgePlane) forget(port string, now netlink.Link) {
+	b.users.Range(func(key, user any) bool {
 		index := key.(int)
 		if user != (task{taskPort, port}) || now != nil && now.Attrs().Index == index {
 			return true
 		}
-		r.users.Delete(index)
-		if link, err := r.handle.LinkByIndex(index); err == nil {
-			_ = r.release(link) // sweep has another go at the next start
+		b.users.Delete(index)
+		if link, err := b.handle.LinkByIndex(index); err == nil {
+			_ = b.release(link) // sweep tries again at the next start
 		}
 		return true
 	})

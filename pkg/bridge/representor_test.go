@@ -16,7 +16,7 @@ import (
 
 // byAddress are netdevs in a namespace of their own, among them a representor that only its devlink port tells.
 type byAddress struct {
-	*rtnetlink
+	*bridgePlane
 	ns          *netns.Namespace
 	representor netlink.Link
 	broken      error // what devlink says
@@ -30,7 +30,7 @@ func newByAddress(t *testing.T) *byAddress {
 	makePF(t, root, "0000:01:00.0", "8 16 1")
 	r := &byAddress{ns: netns.New(t)}
 	err := r.ns.Do(func() (err error) {
-		r.rtnetlink, err = openRtnetlink("", portResolver{sysfs: sysfs.Root(root)})
+		r.bridgePlane, err = openBridgePlane("", portResolver{sysfs: sysfs.Root(root)}, false)
 		return err
 	})
 	if err != nil {
@@ -65,8 +65,8 @@ func (r *byAddress) link(t *testing.T, name string) netlink.Link {
 // attach has the port in a bridge of its network.
 func (r *byAddress) attach(t *testing.T) {
 	t.Helper()
-	plane := perBridge{r.rtnetlink}
-	if _, err := plane.ensureNetwork(segment{id: "net-blue"}); err != nil {
+	plane := r.bridgePlane
+	if err := plane.ensureNetwork(segment{id: "net-blue"}); err != nil {
 		t.Fatal(err)
 	}
 	if err := plane.attach(vfPort, blueMember); err != nil {
@@ -96,7 +96,7 @@ func (r *byAddress) wantMaster(t *testing.T, want string) {
 func TestSweepKnowsRules(t *testing.T) {
 	r := newByAddress(t)
 	r.attach(t)
-	plane, networks := perBridge{r.rtnetlink}, []string{"net-blue"}
+	plane, networks := r.bridgePlane, []string{"net-blue"}
 	if err := plane.sweep(networks, map[string]membership{vfPort: blueMember}); err != nil {
 		t.Error(err)
 	}
@@ -122,7 +122,7 @@ func TestNamesComeFirst(t *testing.T) {
 	r := newByAddress(t)
 	r.attach(t)
 	named := r.netdev(t, vfPort)
-	if err := (perBridge{r.rtnetlink}).attach(vfPort, blueMember); err != nil {
+	if err := r.bridgePlane.attach(vfPort, blueMember); err != nil {
 		t.Fatal(err)
 	}
 	r.wantMaster(t, "")
@@ -139,7 +139,7 @@ func TestOneNetdevForOnePort(t *testing.T) {
 	if err := r.handle.LinkAddAltName(r.representor, other); err != nil {
 		t.Fatal(err)
 	}
-	plane := perBridge{r.rtnetlink}
+	plane := r.bridgePlane
 	err := plane.attach(other, blueMember)
 	if err == nil || !strings.Contains(err.Error(), "is already the representor of port "+vfPort) {
 		t.Errorf("%v, want it to name the port that has it", err)

@@ -16,9 +16,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 )
 
-// representorCache finds representors of Functions by the PCI address that a port's id tells, without asking the kernel
-// anew for each: in a view that is taken again when a netdev came or went. One call at a time; those of arrived, departed
-// and reset, by one goroutine, may come at the same time as others.
+// representorCache finds the representors of Functions by the PCI addresses in port ids. It searches a view of the kernel's
+// devlink ports and netdevs, which it takes again after a netdev came or went. Only one goroutine may call ifindex and
+// refresh; another one may call arrived, departed and reset meanwhile.
 type representorCache struct {
 	resolver  portResolver
 	ports     func() ([]devlink.Port, error)
@@ -30,39 +30,33 @@ type representorCache struct {
 	known map[int]bool // netdevs by ifindex that events told of as being there
 }
 
-func newRepresentorCache(
-	resolver portResolver, ports func() ([]devlink.Port, error), physPorts func() ([]physPort, error),
-) *representorCache {
-	return &representorCache{resolver: resolver, ports: ports, physPorts: physPorts, known: map[int]bool{}}
-}
-
-// view is what the kernel says of representors. A netdev is of one eswitch port as long as it lives, so what is found in a
-// view is true until that netdev goes.
+// view is what the kernel said of representors at one time. A netdev belongs to one eswitch port as long as it exists, so a
+// representor that is found in a view stays right until the netdev is removed.
 type view struct {
 	ports     []devlink.Port
 	noDevlink error // why there are no ports
 	netdevs   []physPort
 }
 
-// physPort is what rtnetlink tells of the port of a card that a netdev is for.
+// physPort is a netdev with what rtnetlink tells of its place on a card.
 type physPort struct {
 	index    int
 	name     string
-	parent   pci.Address // the device that it belongs to, "" if the driver does not tell or it is on another bus
-	switchID string      // phys_switch_id, "" for what is at no eswitch
+	parent   pci.Address // its PCI device, "" if the driver does not tell or the device is on another bus
+	switchID string      // phys_switch_id, "" if it is at no eswitch
 	portName string      // phys_port_name
 }
 
-// maxAge is how old a view may be in which something is looked for and not found: most of what changes is told by an
-// event, but not all, and of many ports that miss their representors each looks for its own.
+// maxAge is how old a view may be if a representor is missing from it. Not every change has an event, so an old view is
+// taken again; a young one is not, since many ports may miss their representors at the same time.
 const maxAge = 500 * time.Millisecond
 
-// errNoRepresentor is that a port has no representor by its PCI address. It says why.
+// errNoRepresentor says why a port certainly has no representor by its PCI address.
 type errNoRepresentor struct{ error }
 
 func isNoRepresentor(err error) bool { return errors.As(err, new(errNoRepresentor)) }
 
-// ifindex is that of the port's representor. The error is an errNoRepresentor if there is none.
+// ifindex returns that of the port's representor. The error is an errNoRepresentor if there is none.
 func (c *representorCache) ifindex(port string) (int, error) {
 	at, err := c.resolver.resolve(port)
 	if err != nil {
@@ -82,9 +76,9 @@ func (c *representorCache) ifindex(port string) (int, error) {
 
 // refresh takes a new view.
 func (c *representorCache) refresh() error {
-	c.stale.Store(false) // what comes from now on may not be seen
+	c.stale.Store(false) // before listing, since a netdev that comes from now on may be missing from the list
 	netdevs, err := c.physPorts()
-	// A netdev that neither came nor went may be missing then, and its port would be taken out of service.
+	// An interrupted list may lack netdevs that exist, whose ports would be taken out of service.
 	for try := 1; errors.Is(err, nl.ErrDumpInterrupted) && try < 10; try++ {
 		netdevs, err = c.physPorts()
 	}
@@ -92,20 +86,20 @@ func (c *representorCache) refresh() error {
 		c.stale.Store(true)
 		return fmt.Errorf("list netdevs: %w", err)
 	}
-	// After the netdevs: the port of a netdev in the view is then there too.
+	// The ports are listed after the netdevs, so that the view has the port of each netdev in it.
 	ports, noDevlink := c.ports()
 	c.view, c.taken = view{ports, noDevlink, netdevs}, time.Now()
 	return nil
 }
 
-// reset notes that events were lost, of netdevs that came or went.
+// reset notes that events of netdevs that came or went were lost.
 func (c *representorCache) reset() {
 	clear(c.known)
 	c.stale.Store(true)
 }
 
-// arrived notes that an event told of a netdev, and says whether it is the first to do so. That a view has the netdev
-// does not count: the ports that miss it are looked at for the event.
+// arrived notes an event of a netdev, and tells whether it is the first one of that netdev. It does not matter whether a
+// view has the netdev: the ports that miss it are reconciled because of the event.
 func (c *representorCache) arrived(index int) bool {
 	if c.known[index] {
 		return false
@@ -115,13 +109,13 @@ func (c *representorCache) arrived(index int) bool {
 	return true
 }
 
-// departed notes that a netdev is gone.
+// departed notes that a netdev was removed.
 func (c *representorCache) departed(index int) {
 	delete(c.known, index)
 	c.stale.Store(true)
 }
 
-// find gives the ifindex of the representor of an eswitch port: first by devlink, which knows ports by number, then by name.
+// find returns the ifindex of the representor of an eswitch port: by devlink, or else by phys_port_name.
 func (v view) find(at eswitchPort) (int, error) {
 	index, byPort := v.byPort(at)
 	if byPort == nil {
@@ -133,11 +127,12 @@ func (v view) find(at eswitchPort) (int, error) {
 	}
 	err := fmt.Errorf("%s has no representor (it has one in eswitch mode switchdev only): %w; %w", at, byPort, byName)
 	if v.noDevlink != nil {
-		return 0, err // it may have one all the same
+		return 0, err // there may be a representor that only devlink knows
 	}
 	return 0, errNoRepresentor{err}
 }
 
+// byPort searches the devlink ports.
 func (v view) byPort(at eswitchPort) (int, error) {
 	if v.noDevlink != nil {
 		return 0, v.noDevlink
@@ -145,7 +140,7 @@ func (v view) byPort(at eswitchPort) (int, error) {
 	var found []string
 	var index int
 	for _, port := range v.ports {
-		if at.eswitch != "" && port.Device != devlink.OfPCI(at.eswitch) || !at.has(attrsOf(port)) {
+		if at.eswitch != "" && port.Device != devlink.OfPCI(at.eswitch) || !at.has(nameOf(port)) {
 			continue
 		}
 		found = append(found, fmt.Sprintf("%s/%d", port.Device, port.Index))
@@ -162,12 +157,13 @@ func (v view) byPort(at eswitchPort) (int, error) {
 	return index, nil
 }
 
+// byName searches the netdevs by phys_port_name and eswitch.
 func (v view) byName(at eswitchPort) (int, error) {
 	var found []string
 	var index int
 	for _, n := range v.netdevs {
-		attrs, ok := parsePortName(n.portName)
-		if !ok || n.switchID == "" || !at.has(attrs) || !v.on(n, at.eswitch) {
+		name, ok := parsePortName(n.portName)
+		if !ok || n.switchID == "" || !at.has(name) || !v.on(n, at.eswitch) {
 			continue
 		}
 		found = append(found, n.name)
@@ -182,9 +178,9 @@ func (v view) byName(at eswitchPort) (int, error) {
 	return index, nil
 }
 
-// on says whether a netdev is at the eswitch of this PF: it belongs to the PF's device, or, where the driver does not
-// tell, it has the phys_switch_id of the PF's own netdev. PFs that are bonded have one phys_switch_id, so that the
-// device is the better sign.
+// on tells whether a netdev is at the eswitch of this PF: it belongs to the PF's device, or, if the driver does not tell the
+// device, it has the phys_switch_id of the PF's own netdev. The device is the better sign, since bonded PFs share one
+// phys_switch_id.
 func (v view) on(n physPort, eswitch pci.Address) bool {
 	if eswitch == "" || n.parent == eswitch {
 		return true
@@ -195,7 +191,7 @@ func (v view) on(n physPort, eswitch pci.Address) bool {
 	})
 }
 
-// choose says what would tell eswitches apart.
+// choose says how to tell eswitches apart, if no eswitch was chosen.
 func (p eswitchPort) choose() string {
 	if p.eswitch != "" {
 		return ""
@@ -203,13 +199,13 @@ func (p eswitchPort) choose() string {
 	return "; --host-pf with eswitch= tells which"
 }
 
-// others names a port with the same number that another controller or PF has: the one who wrote --host-pf may mean it.
+// others names a Function with the same number at another controller or PF. It may be the one that --host-pf should name.
 func (v view) others(at eswitchPort) string {
 	for _, port := range v.ports {
-		attrs := attrsOf(port)
+		name := nameOf(port)
 		here := at.eswitch == "" || port.Device == devlink.OfPCI(at.eswitch)
-		if here && at.flavour == attrs.flavour && at.number == attrs.number {
-			return fmt.Sprintf(" (there is %s of %s)", attrs, port.Device.Name)
+		if here && name.pf != "" && name.function == at.name.function {
+			return fmt.Sprintf(" (there is %s%s of %s)", name.pf, name.function, port.Device.Name)
 		}
 	}
 	return ""
@@ -218,10 +214,10 @@ func (v view) others(at eswitchPort) string {
 // skipStats is RTEXT_FILTER_SKIP_STATS of linux/rtnetlink.h: counters cost most of a dump.
 const skipStats = 1 << 3
 
-// physPorts lists all netdevs. The netlink library reads no phys_port_name, and of a phys_switch_id the first 4 bytes. If
-// netdevs come or go meanwhile the error may be nl.ErrDumpInterrupted.
-func (r *rtnetlink) physPorts() ([]physPort, error) {
-	req := r.linkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP, 0)
+// physPorts lists all netdevs. The netlink library does not read phys_port_name, and only 4 bytes of phys_switch_id. The
+// error may be nl.ErrDumpInterrupted if netdevs come or go meanwhile.
+func (b *bridgePlane) physPorts() ([]physPort, error) {
+	req := b.linkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP, 0)
 	req.AddData(nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(skipStats)))
 	messages, err := req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
 	if err != nil {

@@ -18,12 +18,12 @@ import (
 
 func TestPortName(t *testing.T) {
 	for _, name := range []string{"pf0", "pf1vf3", "pf0sf88", "c1pf0", "c1pf0vf3", "c0pf0vf3", "c2pf65535sf4294967295", "c4294967295pf0"} {
-		if s, ok := parsePortName(name); !ok || s.String() != name {
-			t.Errorf("%q is read as %q, %v", name, s, ok)
+		if got, ok := parsePortName(name); !ok || got.pf+got.function != name {
+			t.Errorf("%q is read as %q, %v", name, got, ok)
 		}
 	}
 	for _, name := range []string{
-		"", "p0", "p0s1", "pf0hpf", "pf0vf", "pf65536", "c1", "pf0sf4294967296", "pf0vf3\n", "xpf0", "c4294967296pf0",
+		"", "p0", "p0s1", "pf0hpf", "pf0vf", "pf65536", "c1", "pf0sf4294967296", "pf0vf3\n", "xpf0", "pf00", "pf0vf03", "c4294967296pf0",
 	} {
 		if s, ok := parsePortName(name); ok {
 			t.Errorf("%q is read as %q", name, s)
@@ -34,12 +34,12 @@ func TestPortName(t *testing.T) {
 func FuzzParsePortName(f *testing.F) {
 	f.Add("c1pf0vf3")
 	f.Fuzz(func(t *testing.T, name string) {
-		s, ok := parsePortName(name)
+		got, ok := parsePortName(name)
 		if !ok {
 			return
 		}
-		if again, ok := parsePortName(s.String()); !ok || again != s {
-			t.Errorf("%q is read as %q, which is read as %q, %v", name, s, again, ok)
+		if got.pf+got.function != name {
+			t.Errorf("%q is read as %q", name, got)
 		}
 	})
 }
@@ -90,12 +90,11 @@ func TestFind(t *testing.T) {
 		{Device: dpu1, Index: 5, Flavour: devlink.PCIPF, Controller: 1, External: true, NetdevIndex: 141},
 		{Device: dpu2, Index: 5, Flavour: devlink.PCIPF, Controller: 1, External: true, NetdevIndex: 151},
 	}
-	own := func(pf string, flavour devlink.Flavour, number uint32) eswitchPort {
-		return eswitchPort{eswitch: slot(pf), portAttrs: portAttrs{flavour: flavour, number: number}, anyPF: true}
+	own := func(pf, function string) eswitchPort {
+		return eswitchPort{eswitch: slot(pf), name: portName{function: function}}
 	}
-	host := func(pf string, s portAttrs) eswitchPort {
-		s.external, s.controller = true, 1
-		return eswitchPort{eswitch: slot(pf), portAttrs: s}
+	host := func(pf, function string) eswitchPort {
+		return eswitchPort{eswitch: slot(pf), name: portName{"c1pf0", function}}
 	}
 	all := view{ports: ports, netdevs: twoCards}
 	names := view{netdevs: twoCards}
@@ -107,20 +106,20 @@ func TestFind(t *testing.T) {
 		index int
 		says  string
 	}{
-		{"VF by its port", all, own("01", devlink.PCIVF, 3), 112, ""},
-		{"VF by its port, whatever number the PF has", all, own("02", devlink.PCIVF, 3), 122, ""},
-		{"VF by name", names, own("01", devlink.PCIVF, 3), 12, ""},
-		{"VF by name, at the other card", names, own("02", devlink.PCIVF, 3), 22, ""},
-		{"VF by name while devlink is broken", broken, own("02", devlink.PCIVF, 3), 22, ""},
-		{"VF that is nowhere", all, own("02", devlink.PCIVF, 4), 0, "vf4 of 0000:02:00.0 has no representor"},
-		{"VF at no eswitch", names, own("02", devlink.PCIVF, 5), 0, "eswitch mode switchdev"},
-		{"SF by name and switch, its port telling no netdev", all, own("02", devlink.PCISF, 88), 23, ""},
-		{"SF at another switch", names, own("02", devlink.PCISF, 89), 0, "no netdev is sf89 of 0000:02:00.0"},
-		{"SF whose port has no netdev", all, own("02", devlink.PCISF, 90), 0, "devlink port pci/0000:02:00.0/4 has no netdev"},
-		{"host's VF by its port", all, host("", portAttrs{flavour: devlink.PCIVF, number: 3}), 131, ""},
-		{"host's VF by name", names, host("03", portAttrs{flavour: devlink.PCIVF, number: 3}), 31, ""},
-		{"host's VF is none of this machine's", all, own("03", devlink.PCIVF, 3), 0, "there is c1pf0vf3 of 0000:03:00.0"},
-		{"host's PF that could be two", all, host("", portAttrs{flavour: devlink.PCIPF}), 0, "eswitch= tells which"},
+		{"VF by its port", all, own("01", "vf3"), 112, ""},
+		{"VF by its port, whatever number the PF has", all, own("02", "vf3"), 122, ""},
+		{"VF by name", names, own("01", "vf3"), 12, ""},
+		{"VF by name, at the other card", names, own("02", "vf3"), 22, ""},
+		{"VF by name while devlink is broken", broken, own("02", "vf3"), 22, ""},
+		{"VF that is nowhere", all, own("02", "vf4"), 0, "vf4 of 0000:02:00.0 has no representor"},
+		{"VF at no eswitch", names, own("02", "vf5"), 0, "eswitch mode switchdev"},
+		{"SF by name and switch, its port telling no netdev", all, own("02", "sf88"), 23, ""},
+		{"SF at another switch", names, own("02", "sf89"), 0, "no netdev is sf89 of 0000:02:00.0"},
+		{"SF whose port has no netdev", all, own("02", "sf90"), 0, "devlink port pci/0000:02:00.0/4 has no netdev"},
+		{"host's VF by its port", all, host("", "vf3"), 131, ""},
+		{"host's VF by name", names, host("03", "vf3"), 31, ""},
+		{"host's VF is none of this machine's", all, own("03", "vf3"), 0, "there is c1pf0vf3 of 0000:03:00.0"},
+		{"host's PF that could be two", all, host("", ""), 0, "eswitch= tells which"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -131,18 +130,23 @@ func TestFind(t *testing.T) {
 			}
 		})
 	}
-	if _, err := broken.find(own("02", devlink.PCIVF, 4)); err == nil || isNoRepresentor(err) {
+	if _, err := broken.find(own("02", "vf4")); err == nil || isNoRepresentor(err) {
 		t.Errorf("%v: is taken for certain while devlink is broken", err)
 	}
 }
 
-// noPorts is a devlink without ports.
-func noPorts() ([]devlink.Port, error) { return nil, nil }
+// newCache makes a cache for this sysfs, and a devlink without ports.
+func newCache(root string, physPorts func() ([]physPort, error)) *representorCache {
+	return &representorCache{
+		resolver: portResolver{sysfs: sysfs.Root(root)}, ports: func() ([]devlink.Port, error) { return nil, nil },
+		physPorts: physPorts, known: map[int]bool{},
+	}
+}
 
 // TestRefreshTakesNoArrival: a view may have a netdev before the event that it came. The event must count all the same:
 // the view was taken for another port.
 func TestRefreshTakesNoArrival(t *testing.T) {
-	c := newRepresentorCache(portResolver{}, noPorts, func() ([]physPort, error) { return twoCards, nil })
+	c := newCache("", func() ([]physPort, error) { return twoCards, nil })
 	if err := c.refresh(); err != nil {
 		t.Fatal(err)
 	}
@@ -154,7 +158,7 @@ func TestRefreshTakesNoArrival(t *testing.T) {
 // TestDumpAgainIfInterrupted: what is missing from a dump that was interrupted may be there.
 func TestDumpAgainIfInterrupted(t *testing.T) {
 	dumps, interrupted := 0, 2
-	c := newRepresentorCache(portResolver{}, noPorts, func() ([]physPort, error) {
+	c := newCache("", func() ([]physPort, error) {
 		dumps++
 		if dumps <= interrupted {
 			return nil, nl.ErrDumpInterrupted
@@ -180,7 +184,8 @@ func TestDevlinkRecovers(t *testing.T) {
 			return []devlink.Port{{Device: devlink.OfPCI("0000:01:00.0"), Flavour: devlink.PCIVF, VF: 4, NetdevIndex: 13}}, broken
 		}
 		noNetdevs := func() ([]physPort, error) { return nil, nil }
-		c := newRepresentorCache(portResolver{sysfs: sysfs.Root(root)}, ports, noNetdevs)
+		c := newCache(root, noNetdevs)
+		c.ports = ports
 		if _, err := c.ifindex("vf-0000-01-02-4"); !errors.Is(err, broken) {
 			t.Errorf("%v, want what devlink says", err)
 		}
@@ -199,7 +204,7 @@ func TestRefreshOnlyWhenNeeded(t *testing.T) {
 		makePF(t, root, "0000:01:00.0", "8 16 1")
 		dumps := 0
 		netdevs := twoCards[:1]
-		c := newRepresentorCache(portResolver{sysfs: sysfs.Root(root)}, noPorts, func() ([]physPort, error) {
+		c := newCache(root, func() ([]physPort, error) {
 			dumps++
 			return netdevs, nil
 		})

@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"cmp"
 	"encoding/base64"
 	"regexp"
 	"slices"
@@ -14,24 +15,32 @@ import (
 	"google.golang.org/protobuf/types/known/fieldmaskpb"
 )
 
-// kind is a collection of OPI objects: how they are named, and where they are kept.
+// kind is how the objects of a collection are called, and where they are kept.
 type kind struct {
-	word   string // for people
-	prefix string // of the names we give, the ones opi-evpn-bridge gives
-	proto  string // of the names the API's documentation gives; taken too
-	bucket string // of the state
+	word      string // in messages to clients
+	noun      string // in the log
+	component string // the one that the API's status tells of
+	prefix    string // of the names that the agent gives, as opi-evpn-bridge does
+	proto     string // of the names in the API's documentation, which are taken too
+	bucket    string // of the state file
 }
 
 var (
-	networkKind = kind{"logical bridge", "//network.opiproject.org/bridges/", "logicalBridges/", "logical-bridges"}
-	portKind    = kind{"bridge port", "//network.opiproject.org/ports/", "bridgePorts/", "bridge-ports"}
+	networkKind = kind{
+		word: "logical bridge", noun: "network", component: "bridge",
+		prefix: "//network.opiproject.org/bridges/", proto: "logicalBridges/", bucket: "logical-bridges",
+	}
+	portKind = kind{
+		word: "bridge port", noun: "port", component: "representor",
+		prefix: "//network.opiproject.org/ports/", proto: "bridgePorts/", bucket: "bridge-ports",
+	}
 )
 
 // idForm is https://google.aip.dev/122 as opi-evpn-bridge checks it.
 var idForm = regexp.MustCompile(`^[a-z][a-z0-9-]{2,61}[a-z0-9]$`)
 
-// parseID checks an id that a client chose.
-func (k kind) parseID(id string) error {
+// checkID checks an id that a client chose.
+func (k kind) checkID(id string) error {
 	if idForm.MatchString(id) {
 		return nil
 	}
@@ -39,32 +48,14 @@ func (k kind) parseID(id string) error {
 		"%s id %q: must be 4-63 characters of a-z, 0-9 and '-', begin with a letter and not end with '-'", k.word, id)
 }
 
-// parseName gives the id in a resource name.
+// parseName returns the id in a resource name.
 func (k kind) parseName(name string) (string, error) {
-	id, ok := strings.CutPrefix(name, k.prefix)
-	if !ok {
-		id, ok = strings.CutPrefix(name, k.proto)
+	for _, prefix := range []string{k.prefix, k.proto} {
+		if id, ok := strings.CutPrefix(name, prefix); ok {
+			return id, k.checkID(id)
+		}
 	}
-	if !ok {
-		return "", status.Errorf(codes.InvalidArgument, "%s name %q: must be %s<id> or %s<id>", k.word, name, k.prefix, k.proto)
-	}
-	return id, k.parseID(id)
-}
-
-func (k kind) beingDeleted(id string) error {
-	return status.Errorf(codes.FailedPrecondition, "%s %s is being deleted", k.word, id)
-}
-
-// lookup returns the object that has a resource name. If there is none the status is NotFound, and the id is valid.
-func lookup[O any](k kind, objects map[string]*O, name string) (id string, _ *O, _ error) {
-	id, err := k.parseName(name)
-	if err != nil {
-		return "", nil, err
-	}
-	if objects[id] == nil {
-		return id, nil, status.Errorf(codes.NotFound, "%s %s does not exist", k.word, id)
-	}
-	return id, objects[id], nil
+	return "", status.Errorf(codes.InvalidArgument, "%s name %q: must be %s<id> or %s<id>", k.word, name, k.prefix, k.proto)
 }
 
 // state is what an object is: in metrics, and as a network and a port in the API.
@@ -90,28 +81,18 @@ func stateOf(deleting bool, failure error) state {
 	return stateUp
 }
 
-func component(name string, failure error) *evpn.Component {
-	if failure != nil {
-		return &evpn.Component{Name: name, Status: evpn.CompStatus_COMP_STATUS_ERROR, Details: failure.Error()}
-	}
-	return &evpn.Component{Name: name, Status: evpn.CompStatus_COMP_STATUS_SUCCESS}
-}
-
 const (
 	defaultPage = 50
 	largestPage = 250
 )
 
-// page cuts a page out of sorted ids (https://google.aip.dev/158). The token is the last id of the page before, so a
-// list goes on where it was also if objects came and went, or the agent was restarted.
+// page cuts a page out of sorted ids (https://google.aip.dev/158). The token is the last id of the page before, so it stays
+// right when objects come and go, and when the agent restarts.
 func page(ids []string, size int32, token string) (_ []string, next string, _ error) {
 	if size < 0 {
 		return nil, "", status.Errorf(codes.InvalidArgument, "page_size %d: must not be negative", size)
 	}
-	if size == 0 {
-		size = defaultPage
-	}
-	size = min(size, largestPage)
+	size = min(cmp.Or(size, defaultPage), largestPage)
 	last, err := base64.RawURLEncoding.DecodeString(token)
 	if err != nil || token != "" && !idForm.Match(last) {
 		return nil, "", status.Errorf(codes.InvalidArgument, "page_token %q: is none of this agent's", token)
@@ -128,31 +109,26 @@ func page(ids []string, size int32, token string) (_ []string, next string, _ er
 	return ids, base64.RawURLEncoding.EncodeToString([]byte(ids[size-1])), nil
 }
 
-// applyMask changes the fields of to that the mask names, all of the spec if it is empty (https://google.aip.dev/134).
-// Only the spec can be changed.
-func applyMask(to, from proto.Message, mask *fieldmaskpb.FieldMask) error {
-	spec := to.ProtoReflect().Descriptor().Fields().ByName("spec")
-	target, source := to.ProtoReflect(), from.ProtoReflect()
+// masked returns a spec whose fields that the mask names are those of another spec, or that spec itself if the mask is
+// empty (https://google.aip.dev/134).
+func masked[S proto.Message](have, want S, mask *fieldmaskpb.FieldMask) (S, error) {
 	paths := mask.GetPaths()
 	if len(paths) == 0 || slices.Contains(paths, "*") || slices.Contains(paths, "spec") {
-		set(target, source, spec)
-		return nil
+		return want, nil
 	}
+	merged := proto.CloneOf(have)
+	from, to := want.ProtoReflect(), merged.ProtoReflect()
 	for _, path := range paths {
 		name, inSpec := strings.CutPrefix(path, "spec.")
-		field := spec.Message().Fields().ByName(protoreflect.Name(name))
+		field := to.Descriptor().Fields().ByName(protoreflect.Name(name))
 		if !inSpec || field == nil {
-			return status.Errorf(codes.InvalidArgument, "update_mask: %q: must be spec or a field of it", path)
+			return merged, status.Errorf(codes.InvalidArgument, "update_mask: %q: must be spec or a field of it", path)
 		}
-		set(target.Mutable(spec).Message(), source.Get(spec).Message(), field)
+		if from.Has(field) {
+			to.Set(field, from.Get(field))
+		} else {
+			to.Clear(field)
+		}
 	}
-	return nil
-}
-
-func set(to, from protoreflect.Message, field protoreflect.FieldDescriptor) {
-	if from.Has(field) {
-		to.Set(field, from.Get(field))
-		return
-	}
-	to.Clear(field)
+	return merged, nil
 }

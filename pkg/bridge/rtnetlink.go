@@ -6,9 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"slices"
 	"strings"
-	"sync"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -17,80 +15,67 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 )
 
-// rtnetlink finds, makes, marks and watches the netdevs of a network namespace. Both data planes are built on it. One call
-// at a time, except for watch.
-type rtnetlink struct {
-	uplink       string // empty: no VXLAN
-	handle       *netlink.Handle
-	raw          *nl.SocketHandle // for requests that the netlink library has no call for
-	events       *nl.NetlinkSocket
-	devlink      *devlink.Conn
-	representors *representorCache
-
-	settled map[int]bool // bridges, by ifindex, whose settings were made by this process
-	// users are tasks by ifindex: of representors, which may lose their name or vanish, and of VXLAN ports, since events of
-	// a bridge port tell no alias. watch reads them.
-	users sync.Map
-}
-
-// openRtnetlink works in the network namespace of the calling thread, for ever.
-func openRtnetlink(uplink string, resolver portResolver) (_ *rtnetlink, err error) {
-	r := &rtnetlink{uplink: uplink, settled: map[int]bool{}}
+// openBridgePlane opens sockets in the network namespace of the calling thread.
+func openBridgePlane(uplink string, resolver portResolver, vlanAware bool) (_ *bridgePlane, err error) {
+	b := &bridgePlane{uplink: uplink, vlanAware: vlanAware, vlans: map[string]uint16{}, settled: map[int]bool{}}
 	defer func() {
 		if err != nil {
-			r.close()
+			b.close()
 		}
 	}()
-	// First the events, so that nothing is missed between looking and listening.
-	r.events, err = nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR)
+	// The subscription comes before any list of netdevs, so that no change is missed.
+	b.events, err = nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR)
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to netdev events: %w", err)
 	}
-	// A burst of some hundred netdevs fits. If it overflows all the same, everything is looked at again.
-	if err := r.events.SetReceiveBufferSize(1<<20, false); err != nil {
+	// A burst of some hundred netdevs fits. If the buffer overflows, watch has everything reconciled.
+	if err := b.events.SetReceiveBufferSize(1<<20, false); err != nil {
 		return nil, fmt.Errorf("subscribe to netdev events: receive buffer: %w", err)
 	}
-	raw, err := nl.Subscribe(unix.NETLINK_ROUTE)
-	if err != nil {
+	if b.raw.Socket, err = nl.Subscribe(unix.NETLINK_ROUTE); err != nil {
 		return nil, fmt.Errorf("netlink: %w", err)
 	}
-	r.raw = &nl.SocketHandle{Socket: raw}
-	if r.handle, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
+	if b.handle, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return nil, fmt.Errorf("netlink: %w", err)
 	}
-	if r.devlink, err = devlink.Dial("/proc/thread-self/ns/net"); err != nil {
+	if b.devlink, err = devlink.Dial("/proc/thread-self/ns/net"); err != nil {
 		return nil, err
 	}
-	r.representors = newRepresentorCache(resolver, r.devlink.Ports, r.physPorts)
-	return r, nil
+	b.representors = &representorCache{
+		resolver: resolver, ports: b.devlink.Ports, physPorts: b.physPorts, known: map[int]bool{},
+	}
+	return b, nil
 }
 
-// close lets go of the sockets and leaves the data plane as it is. watch ends.
-func (r *rtnetlink) close() {
-	if r.events != nil {
-		_ = r.events.Close()
+// close closes the sockets, which ends watch. The data plane stays as it is.
+func (b *bridgePlane) close() {
+	if b.events != nil {
+		_ = b.events.Close()
 	}
-	if r.raw != nil {
-		r.raw.Close()
+	_ = b.raw.Close()
+	if b.handle != nil {
+		_ = b.handle.Close()
 	}
-	if r.handle != nil {
-		_ = r.handle.Close()
-	}
-	if r.devlink != nil {
-		r.devlink.Close()
+	if b.devlink != nil {
+		b.devlink.Close()
 	}
 }
 
-// aliasPrefix marks the netdevs that are ours, in their ifalias. The id of a network follows, or sharedID.
+// aliasPrefix begins the mark of the agent's netdevs, which is their ifalias. The id of a network follows, or sharedID.
 const aliasPrefix = "opi-bridge:"
+
+// markOf returns the id in a netdev's mark. ours is false if it has no mark.
+func markOf(link netlink.Link) (id string, ours bool) {
+	return strings.CutPrefix(link.Attrs().Alias, aliasPrefix)
+}
 
 func isOurs(link netlink.Link) bool { return strings.HasPrefix(link.Attrs().Alias, aliasPrefix) }
 
 func bridgeName(id string) string { return "br-" + netdevSuffix(id) }
 func vxlanName(id string) string  { return "vx-" + netdevSuffix(id) }
 
-// netdevSuffix makes a netdev name (at most 15 bytes) of a three-byte prefix and a network's id: the id itself if it
-// fits, so that people recognise it, else 60 bits of its hash.
+// netdevSuffix returns what follows a prefix of three bytes in a netdev name, which has at most 15 bytes: a network's id if
+// it fits, so that people recognise it, or else 60 bits of its hash.
 func netdevSuffix(id string) string {
 	const room = 15 - 3
 	if len(id) <= room {
@@ -100,9 +85,9 @@ func netdevSuffix(id string) string {
 	return strings.ToLower(base32.StdEncoding.EncodeToString(sum[:]))[:room]
 }
 
-// find gives the netdev of this name or alternative name, nil if there is none.
-func (r *rtnetlink) find(name string) (netlink.Link, error) {
-	link, err := r.handle.LinkByName(name)
+// find returns the netdev with this name or alternative name, nil if there is none.
+func (b *bridgePlane) find(name string) (netlink.Link, error) {
+	link, err := b.handle.LinkByName(name)
 	if _, missing := errors.AsType[netlink.LinkNotFoundError](err); missing {
 		return nil, nil
 	}
@@ -112,37 +97,39 @@ func (r *rtnetlink) find(name string) (netlink.Link, error) {
 	return link, nil
 }
 
-// own gives our netdev of this name, type and id, nil if there is none. One that is somebody else's is an error; one
-// without a mark that is down is ours: we died between making and marking it.
-func (r *rtnetlink) own(name, typ, id string) (netlink.Link, error) {
-	link, err := r.find(name)
-	if err != nil || link == nil {
+// ensure returns the agent's netdev of this name, type and id. It is made as wanted if it is missing, and is not changed if
+// it is there. A netdev that somebody else made is an error. One that has no alias and is down is the agent's, which may
+// have ended between making and marking it.
+func (b *bridgePlane) ensure(want netlink.Link, id string) (netlink.Link, error) {
+	link, err := b.find(want.Attrs().Name)
+	if err != nil {
 		return nil, err
 	}
-	alias := link.Attrs().Alias
-	fresh := alias == "" && link.Attrs().Flags&net.FlagUp == 0
-	if link.Type() != typ || !fresh && alias != aliasPrefix+id {
-		return nil, fmt.Errorf("netdev %s: the name is taken by a netdev that is not ours (type %s, alias %q)", name, link.Type(), alias)
+	if link == nil {
+		if err := b.handle.LinkAdd(want); err != nil {
+			return nil, linkError(err, want, "add %s", want.Type())
+		}
+		link = want
 	}
-	if fresh {
-		return link, r.mark(link, id)
+	attrs := link.Attrs()
+	unmarked := attrs.Alias == "" && attrs.Flags&net.FlagUp == 0
+	if link.Type() != want.Type() || !unmarked && attrs.Alias != aliasPrefix+id {
+		return nil, fmt.Errorf("netdev %s: the name is taken by a netdev that is not ours (type %s, alias %q)",
+			attrs.Name, link.Type(), attrs.Alias)
 	}
-	return link, nil
+	if !unmarked {
+		return link, nil
+	}
+	return link, linkError(b.handle.LinkSetAlias(link, aliasPrefix+id), link, "set alias")
 }
 
-func (r *rtnetlink) mark(link netlink.Link, id string) error {
-	return linkError(r.handle.LinkSetAlias(link, aliasPrefix+id), link, "set alias")
+func newBridge(name string) *netlink.Bridge {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = name
+	return &netlink.Bridge{LinkAttrs: attrs}
 }
 
-// add makes a netdev and marks it as ours.
-func (r *rtnetlink) add(link netlink.Link, id string) error {
-	if err := r.handle.LinkAdd(link); err != nil {
-		return linkError(err, link, "add %s", link.Type())
-	}
-	return r.mark(link, id)
-}
-
-// linkError adds to an error which netdev it is about and what was tried. Without an error it is nil.
+// linkError adds to an error the netdev and what was tried. It returns nil without an error.
 func linkError(err error, link netlink.Link, tried string, args ...any) error {
 	if err == nil {
 		return nil
@@ -150,43 +137,30 @@ func linkError(err error, link netlink.Link, tried string, args ...any) error {
 	return fmt.Errorf("netdev %s: %s: %w", link.Attrs().Name, fmt.Sprintf(tried, args...), err)
 }
 
-// ensureBridge gives our bridge of this name, and tells whether it had to be made.
-func (r *rtnetlink) ensureBridge(name, id string) (bridge netlink.Link, made bool, err error) {
-	bridge, err = r.own(name, "bridge", id)
-	if err != nil || bridge != nil {
-		return bridge, false, err
-	}
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name = name
-	bridge = &netlink.Bridge{LinkAttrs: attrs}
-	return bridge, true, r.add(bridge, id)
-}
-
-// settle brings a bridge up as a plain one: no spanning tree and no multicast snooping, which need a peer to talk to and a
-// querier to work, and no address of its own. That is set once, since the netlink library cannot read all of it back, and
-// setting it is an event.
-func (r *rtnetlink) settle(bridge netlink.Link) error {
+// settle brings a bridge up without STP, which needs peers, without multicast snooping, which needs a querier, and without
+// an address. It sets that once for each bridge: the netlink library cannot read all of it back, and setting it is an event.
+func (b *bridgePlane) settle(bridge netlink.Link) error {
 	index := bridge.Attrs().Index
-	if r.settled[index] {
-		return r.up(bridge)
+	if b.settled[index] {
+		return b.up(bridge)
 	}
-	err := r.configure(bridge,
+	err := b.configure(bridge,
 		nl.NewRtAttr(nl.IFLA_BR_STP_STATE, nl.Uint32Attr(0)),
 		nl.NewRtAttr(nl.IFLA_BR_FORWARD_DELAY, nl.Uint32Attr(0)),
 		nl.NewRtAttr(nl.IFLA_BR_MCAST_SNOOPING, nl.Uint8Attr(0)))
 	if err != nil {
 		return linkError(err, bridge, "turn off STP and multicast snooping")
 	}
-	if err := r.disableIPv6(bridge); err != nil {
+	if err := b.disableIPv6(bridge); err != nil {
 		return err
 	}
-	r.settled[index] = true
-	return r.up(bridge)
+	b.settled[index] = true
+	return b.up(bridge)
 }
 
-// configure sets attributes of a bridge, and no others. The netlink library would write back all that it has read.
-func (r *rtnetlink) configure(bridge netlink.Link, attrs ...*nl.RtAttr) error {
-	req := r.linkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK, bridge.Attrs().Index)
+// configure sets only these attributes of a bridge. The netlink library would write back all those that it has read.
+func (b *bridgePlane) configure(bridge netlink.Link, attrs ...*nl.RtAttr) error {
+	req := b.linkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK, bridge.Attrs().Index)
 	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
 	info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("bridge"))
 	data := info.AddRtAttr(nl.IFLA_INFO_DATA, nil)
@@ -198,27 +172,27 @@ func (r *rtnetlink) configure(bridge netlink.Link, attrs ...*nl.RtAttr) error {
 	return err
 }
 
-// linkRequest is a request that the netlink library has no call for.
-func (r *rtnetlink) linkRequest(typ, flags, index int) *nl.NetlinkRequest {
+// linkRequest makes a request for which the netlink library has no function.
+func (b *bridgePlane) linkRequest(typ, flags, index int) *nl.NetlinkRequest {
 	req := nl.NewNetlinkRequest(typ, flags)
-	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: r.raw}
+	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: &b.raw}
 	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	msg.Index = int32(index)
 	req.AddData(msg)
 	return req
 }
 
-// disableIPv6 keeps the kernel from giving the netdev an IPv6 link-local address, and takes the one it has. A kernel
-// without IPv6 has nothing to be kept from.
-func (r *rtnetlink) disableIPv6(link netlink.Link) error {
-	err := r.handle.LinkSetIP6AddrGenMode(link, nl.IN6_ADDR_GEN_MODE_NONE)
+// disableIPv6 removes the netdev's IPv6 link-local address, and keeps the kernel from giving it another one. A kernel
+// without IPv6 gives none.
+func (b *bridgePlane) disableIPv6(link netlink.Link) error {
+	err := b.handle.LinkSetIP6AddrGenMode(link, nl.IN6_ADDR_GEN_MODE_NONE)
 	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) {
 		return nil // EINVAL: IPv6 is off for this netdev
 	}
 	if err != nil {
 		return linkError(err, link, "IPv6 address generation off")
 	}
-	addrs, err := r.handle.AddrList(link, netlink.FAMILY_V6)
+	addrs, err := b.handle.AddrList(link, netlink.FAMILY_V6)
 	if err != nil {
 		return linkError(err, link, "addresses")
 	}
@@ -226,84 +200,42 @@ func (r *rtnetlink) disableIPv6(link netlink.Link) error {
 		if !addr.IP.IsLinkLocalUnicast() {
 			continue
 		}
-		if err := r.handle.AddrDel(link, &addr); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+		if err := b.handle.AddrDel(link, &addr); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
 			return linkError(err, link, "remove %s", addr.IP)
 		}
 	}
 	return nil
 }
 
-func (r *rtnetlink) up(link netlink.Link) error {
+func (b *bridgePlane) up(link netlink.Link) error {
 	if link.Attrs().Flags&net.FlagUp != 0 {
 		return nil
 	}
-	return linkError(r.handle.LinkSetUp(link), link, "set up")
+	return linkError(b.handle.LinkSetUp(link), link, "set up")
 }
 
 // enslave puts a netdev into a bridge, out of another one in one step if it is in one.
-func (r *rtnetlink) enslave(link, bridge netlink.Link) error {
+func (b *bridgePlane) enslave(link, bridge netlink.Link) error {
 	if link.Attrs().MasterIndex == bridge.Attrs().Index {
 		return nil
 	}
-	return linkError(r.handle.LinkSetMaster(link, bridge), link, "add to bridge %s", bridge.Attrs().Name)
+	return linkError(b.handle.LinkSetMaster(link, bridge), link, "add to bridge %s", bridge.Attrs().Name)
 }
 
-// removeOwn removes our netdev of this name, type and id. What is not ours stays.
-func (r *rtnetlink) removeOwn(name, typ, id string) error {
-	link, err := r.find(name)
+// removeOwn removes the agent's netdev of this name, type and id. It leaves netdevs of others alone.
+func (b *bridgePlane) removeOwn(name, typ, id string) error {
+	link, err := b.find(name)
 	if err != nil || link == nil || link.Type() != typ || link.Attrs().Alias != aliasPrefix+id {
 		return err
 	}
-	return r.remove(link)
+	return b.remove(link)
 }
 
-func (r *rtnetlink) remove(link netlink.Link) error {
-	delete(r.settled, link.Attrs().Index)
-	r.users.Delete(link.Attrs().Index)
-	if err := r.handle.LinkDel(link); !errors.Is(err, unix.ENODEV) {
+func (b *bridgePlane) remove(link netlink.Link) error {
+	delete(b.settled, link.Attrs().Index)
+	b.users.Delete(link.Attrs().Index)
+	if err := b.handle.LinkDel(link); !errors.Is(err, unix.ENODEV) {
 		return linkError(err, link, "remove")
 	}
 	return nil
-}
-
-// sweep removes what is ours and not to be kept: VXLAN ports of other networks, and other bridges, by the id in their mark.
-// It takes netdevs out of our bridges that are not the representor of a port that belongs there. bridgeOf are the ids of
-// bridges by port.
-func (r *rtnetlink) sweep(networks, bridges []string, bridgeOf map[string]string) error {
-	belongs := map[int]string{} // ids of bridges by the ifindex of a representor
-	for port, bridge := range bridgeOf {
-		link, err := r.locate(port)
-		if isNoRepresentor(err) {
-			continue
-		}
-		if err != nil { // rather than take one out that has to stay
-			return fmt.Errorf("representor of port %s: %w", port, err)
-		}
-		belongs[link.Attrs().Index] = bridge
-	}
-	links, err := r.handle.LinkList()
-	if err != nil {
-		return fmt.Errorf("list netdevs: %w", err)
-	}
-	ours := map[int]string{} // ids of our bridges by ifindex
-	for _, link := range links {
-		if id, ok := strings.CutPrefix(link.Attrs().Alias, aliasPrefix); ok && link.Type() == "bridge" {
-			ours[link.Attrs().Index] = id
-		}
-	}
-	var failed []error
-	// The representors first: one whose bridge is removed would stay up.
-	for _, link := range links {
-		bridge, inOurs := ours[link.Attrs().MasterIndex]
-		if inOurs && !isOurs(link) && belongs[link.Attrs().Index] != bridge {
-			failed = append(failed, r.release(link))
-		}
-	}
-	for _, link := range links {
-		id, marked := strings.CutPrefix(link.Attrs().Alias, aliasPrefix)
-		if marked && (link.Type() == "bridge" && !slices.Contains(bridges, id) || link.Type() == "vxlan" && !slices.Contains(networks, id)) {
-			failed = append(failed, r.remove(link))
-		}
-	}
-	return errors.Join(failed...)
 }

@@ -66,7 +66,7 @@ func wantUp(t *testing.T, a *Agent, in time.Duration) {
 	synctest.Wait()
 	a.mu.RLock()
 	defer a.mu.RUnlock()
-	if err := a.ports[p1].failure; err != nil {
+	if err := a.ports.objects[p1].failure; err != nil {
 		t.Errorf("after %s: %v", in, err)
 	}
 }
@@ -95,7 +95,7 @@ func TestRetryInSpiteOfArrivals(t *testing.T) {
 		synctest.Wait()
 		a.mu.RLock()
 		defer a.mu.RUnlock()
-		if err := a.networks["net-red"].failure; err != nil {
+		if err := a.networks.objects["net-red"].failure; err != nil {
 			t.Errorf("network: %v", err)
 		}
 	})

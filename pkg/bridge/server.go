@@ -11,7 +11,8 @@ import (
 	"runtime/debug"
 	"time"
 
-	"github.com/go-logr/logr"
+	inventory "github.com/opiproject/opi-api/inventory/v1/gen/go"
+	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -19,36 +20,40 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// NewServer makes a gRPC server that records its calls in m and logs them. See [TLSFiles.ServerOptions] for opts.
-func NewServer(m *Metrics, log logr.Logger, opts ...grpc.ServerOption) *grpc.Server {
-	return grpc.NewServer(append(opts,
-		grpc.ChainUnaryInterceptor(m.observe(log), recovered(log)),
+// NewServer makes a gRPC server with the agent's services: LogicalBridgeService, BridgePortService, InventoryService. It
+// measures and logs calls. See [TLSFiles.ServerOptions] for opts.
+func (a *Agent) NewServer(opts ...grpc.ServerOption) *grpc.Server {
+	s := grpc.NewServer(append(opts,
+		grpc.ChainUnaryInterceptor(a.observe, a.recovered),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Minute, Timeout: 20 * time.Second}),
 		grpc.MaxConcurrentStreams(64), // of one client; work on the data plane is serial
 		grpc.MaxRecvMsgSize(64<<10),   // the largest request is a few hundred bytes
 	)...)
+	evpn.RegisterLogicalBridgeServiceServer(s, networkServer{Agent: a})
+	evpn.RegisterBridgePortServiceServer(s, portServer{Agent: a})
+	inventory.RegisterInventoryServiceServer(s, inventoryServer{root: "/"})
+	return s
 }
 
-// recovered keeps a defect in one call from ending the agent, and with it everybody else's calls.
-func recovered(log logr.Logger) grpc.UnaryServerInterceptor {
-	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (_ any, err error) {
-		defer func() {
-			if p := recover(); p != nil {
-				log.Error(fmt.Errorf("panic: %v", p), "defect in a call", "rpc", path.Base(info.FullMethod), "stack", string(debug.Stack()))
-				err = status.Error(codes.Internal, "defect in the agent, see its log")
-			}
-		}()
-		return handle(ctx, req)
-	}
+// recovered turns a panic in a call into an error, so that the agent and all other calls go on.
+func (a *Agent) recovered(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (_ any, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			stack := string(debug.Stack())
+			a.log.Error(fmt.Errorf("panic: %v", p), "defect in a call", "rpc", path.Base(info.FullMethod), "stack", stack)
+			err = status.Error(codes.Internal, "defect in the agent, see its log")
+		}
+	}()
+	return handle(ctx, req)
 }
 
 // TLSFiles are the PEM files of a server that authenticates its clients (mTLS): the server's certificate chain, its
 // key, and the authorities that sign clients' certificates.
 type TLSFiles struct{ Cert, Key, ClientCA string }
 
-// ServerOptions reads the files now, so that what is wrong with them is known at once, and again for each connection,
-// so that renewed certificates are used without a restart. No error carries any part of the key.
+// ServerOptions reads the files now, so that it reports what is wrong with them, and again for each connection, so that
+// renewed certificates are used without a restart. No error contains any part of the key.
 func (f TLSFiles) ServerOptions() ([]grpc.ServerOption, error) {
 	cfg, err := f.load()
 	if err != nil {
@@ -80,8 +85,8 @@ func (f TLSFiles) load() (*tls.Config, error) {
 	}, nil
 }
 
-// CheckPlaintext refuses an address (host:port) that others than this machine can reach, and so could rewire its
-// ports, unless clients are authenticated.
+// CheckPlaintext refuses an address (host:port) that other machines can reach: without TLS, anybody there could rewire the
+// ports.
 func CheckPlaintext(address string) error {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {

@@ -13,19 +13,19 @@ const (
 	vxlanOverhead = 50
 )
 
-// multicastGroup is the group of a VNI, to which frames go whose destination is not known yet: 239.x.y.z of the
-// administratively scoped range (RFC 2365) with the VNI's 24 bits.
+// multicastGroup returns the group that gets the frames of a VNI whose destination is not known yet: 239.x.y.z of the
+// administratively scoped range (RFC 2365), with the VNI's 24 bits.
 func multicastGroup(vni uint32) net.IP {
 	return net.IPv4(239, byte(vni>>16), byte(vni>>8), byte(vni)).To4()
 }
 
-// ensureVXLAN gives the bridge the VXLAN port of a network with a VNI, to reach the same network on other xPUs: flood and
-// learn (RFC 7348, section 4.1). A network without a VNI has no VXLAN port; one that is there is removed.
-func (r *rtnetlink) ensureVXLAN(n segment, bridge netlink.Link) (netlink.Link, error) {
+// ensureVXLAN brings up the VXLAN port of a network in a bridge. It connects the network to the same network on other xPUs
+// by flooding and learning (RFC 7348, section 4.1). It removes the VXLAN port of a network without a VNI, and returns nil.
+func (b *bridgePlane) ensureVXLAN(n segment, bridge netlink.Link) (netlink.Link, error) {
 	if n.vni == 0 {
-		return nil, r.removeOwn(vxlanName(n.id), "vxlan", n.id)
+		return nil, b.removeOwn(vxlanName(n.id), "vxlan", n.id)
 	}
-	uplink, err := r.findUplink()
+	uplink, err := b.findUplink()
 	if err != nil {
 		return nil, err
 	}
@@ -36,53 +36,51 @@ func (r *rtnetlink) ensureVXLAN(n segment, bridge netlink.Link) (netlink.Link, e
 		LinkAttrs: attrs, VxlanId: int(n.vni), VtepDevIndex: uplink.Attrs().Index,
 		Group: multicastGroup(n.vni), Port: vxlanPort, Learning: true,
 	}
-	link, err := r.own(want.Name, "vxlan", n.id)
+	link, err := b.ensure(want, n.id)
 	if err != nil {
 		return nil, err
 	}
 	if have, ok := link.(*netlink.Vxlan); ok && (have.VxlanId != want.VxlanId || have.VtepDevIndex != want.VtepDevIndex ||
 		!have.Group.Equal(want.Group) || have.Port != want.Port) {
-		if err := r.remove(link); err != nil {
+		if err := b.remove(link); err != nil {
 			return nil, err
 		}
-		link = nil
+		if link, err = b.ensure(want, n.id); err != nil {
+			return nil, err
+		}
 	}
-	if link == nil {
-		link = want
-		if err := r.add(link, n.id); err != nil {
-			return nil, err
-		}
-		if err := r.disableIPv6(link); err != nil {
+	if link == want { // it was just made
+		if err := b.disableIPv6(link); err != nil {
 			return nil, err
 		}
 	}
 	if link.Attrs().MTU != want.MTU {
-		if err := r.handle.LinkSetMTU(link, want.MTU); err != nil {
+		if err := b.handle.LinkSetMTU(link, want.MTU); err != nil {
 			return nil, linkError(err, link, "set MTU %d", want.MTU)
 		}
 	}
-	if err := r.enslave(link, bridge); err != nil {
+	if err := b.enslave(link, bridge); err != nil {
 		return nil, err
 	}
-	r.users.Store(link.Attrs().Index, task{taskNetwork, n.id})
-	return link, r.up(link)
+	b.users.Store(link.Attrs().Index, task{taskNetwork, n.id})
+	return link, b.up(link)
 }
 
-// findUplink gives the uplink, which must have an IPv4 address.
-func (r *rtnetlink) findUplink() (netlink.Link, error) {
-	uplink, err := r.find(r.uplink)
+// findUplink returns the uplink, which must have an IPv4 address.
+func (b *bridgePlane) findUplink() (netlink.Link, error) {
+	uplink, err := b.find(b.uplink)
 	if err != nil {
 		return nil, err
 	}
 	if uplink == nil {
-		return nil, fmt.Errorf("netdev %s, the uplink, is missing", r.uplink)
+		return nil, fmt.Errorf("netdev %s, the uplink, is missing", b.uplink)
 	}
-	addrs, err := r.handle.AddrList(uplink, netlink.FAMILY_V4)
+	addrs, err := b.handle.AddrList(uplink, netlink.FAMILY_V4)
 	if err != nil {
-		return nil, fmt.Errorf("netdev %s, the uplink: addresses: %w", r.uplink, err)
+		return nil, fmt.Errorf("netdev %s, the uplink: addresses: %w", b.uplink, err)
 	}
 	if len(addrs) == 0 {
-		return nil, fmt.Errorf("netdev %s, the uplink, has no IPv4 address to send VXLAN from", r.uplink)
+		return nil, fmt.Errorf("netdev %s, the uplink, has no IPv4 address to send VXLAN from", b.uplink)
 	}
 	return uplink, nil
 }

@@ -1,0 +1,184 @@
+package bridge
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
+)
+
+const (
+	sharedBridge = "br-opi" // cannot be a network's bridge: ids have at least 4 characters
+	sharedID     = "*"      // in its mark, in place of a network's id
+)
+
+// noTrunks is what is said about TRUNK ports where networks have a bridge each.
+const noTrunks = "ptype TRUNK: needs the data plane " + string(DataPlaneVLANAware) +
+	", this agent's has a bridge for each network and serves ACCESS ports"
+
+// bridgePlane is the data plane of Linux bridges. If it is VLAN-aware, all networks share one bridge, in which a network
+// is its VLAN id: an ACCESS port and a VXLAN port have it untagged, a TRUNK port has those of its networks tagged. The
+// shared bridge has no default VLAN and is itself in none, so that a netdev that was just added is in no network, and
+// neither is the machine. Otherwise each network has a bridge of its own, and VLAN ids mean nothing.
+//
+// Only one goroutine may use it at a time, except for watch.
+type bridgePlane struct {
+	uplink       string // empty: no VXLAN
+	handle       *netlink.Handle
+	raw          nl.SocketHandle // for requests for which the netlink library has no function
+	events       *nl.NetlinkSocket
+	devlink      *devlink.Conn
+	representors *representorCache
+
+	vlanAware bool
+	vlans     map[string]uint16 // VLAN ids by network, if VLAN-aware; of two networks that want one, the first has it
+	settled   map[int]bool      // bridges, by ifindex, whose settings were made by this process
+	// users are tasks by ifindex: those of representors, which may lose their name or be removed, and those of VXLAN ports,
+	// since the events of a bridge port have no alias. watch reads them.
+	users sync.Map
+}
+
+func (b *bridgePlane) filtersVLANs() bool { return b.vlanAware }
+
+// bridgeOf returns the name of a network's bridge, and the id in its mark.
+func (b *bridgePlane) bridgeOf(network string) (name, id string) {
+	if b.vlanAware {
+		return sharedBridge, sharedID
+	}
+	return bridgeName(network), network
+}
+
+// ensureBridge returns a bridge as it has to be.
+func (b *bridgePlane) ensureBridge(name, id string) (netlink.Link, error) {
+	bridge, err := b.ensure(newBridge(name), id)
+	if err == nil && b.vlanAware && !isVLANFiltering(bridge) {
+		bridge, err = b.filterVLANs(bridge)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return bridge, b.settle(bridge)
+}
+
+// ensureNetwork takes the network's VLAN id, and brings up its bridge, and the VXLAN port if it has a VNI.
+func (b *bridgePlane) ensureNetwork(n segment) error {
+	if err := b.available(n); err != nil {
+		return err
+	}
+	if b.vlanAware {
+		b.vlans[n.id] = n.vlan
+	}
+	bridge, err := b.ensureBridge(b.bridgeOf(n.id))
+	if err != nil {
+		return err
+	}
+	vxlan, err := b.ensureVXLAN(n, bridge)
+	if err != nil || vxlan == nil || !b.vlanAware {
+		return err
+	}
+	return b.setVLANs(vxlan, []uint16{n.vlan}, false, nil)
+}
+
+// available tells whether the network's VLAN id is no other network's.
+func (b *bridgePlane) available(n segment) error {
+	for holder, vlan := range b.vlans {
+		if vlan == n.vlan && holder != n.id {
+			return fmt.Errorf("VLAN %d is already in use by logical bridge %s", n.vlan, holder)
+		}
+	}
+	return nil
+}
+
+// removeNetwork removes the network's netdevs. Its ports must have been detached.
+func (b *bridgePlane) removeNetwork(id string) error {
+	if err := b.removeOwn(vxlanName(id), "vxlan", id); err != nil {
+		return err
+	}
+	delete(b.vlans, id)
+	if b.vlanAware {
+		return nil
+	}
+	return b.removeOwn(bridgeName(id), "bridge", id)
+}
+
+// attach puts the port's representor into the bridge, and into its networks' VLANs if the bridge is VLAN-aware.
+func (b *bridgePlane) attach(port string, to membership) error {
+	if to.trunk && !b.vlanAware { // from a state of the other data plane
+		return errors.New(noTrunks)
+	}
+	rep, err := b.representor(port)
+	if err != nil {
+		return err
+	}
+	var vlans []uint16
+	for _, n := range to.networks {
+		if err := b.available(n); err != nil {
+			return fmt.Errorf("logical bridge %s is down: %w", n.id, err)
+		}
+		vlans = append(vlans, n.vlan)
+	}
+	bridge, err := b.ensureBridge(b.bridgeOf(to.networks[0].id))
+	if err != nil {
+		return err
+	}
+	if err := b.join(rep, bridge, port); err != nil {
+		return err
+	}
+	if !b.vlanAware {
+		return b.forward(rep, to.mac, 0)
+	}
+	if err := b.setVLANs(rep, vlans, to.trunk, to.mac); err != nil {
+		return err
+	}
+	return b.forward(rep, to.mac, vlans...)
+}
+
+// sweep removes what has the agent's mark and is not wanted, and takes netdevs out of the agent's bridges that are not the
+// representor of a port that belongs there.
+func (b *bridgePlane) sweep(networks []string, ports map[string]membership) error {
+	belongs := map[int]string{} // ids of bridges by the ifindex of a representor
+	for port, to := range ports {
+		link, err := b.locate(port)
+		if isNoRepresentor(err) {
+			continue
+		}
+		if err != nil { // rather than take one out that has to stay
+			return fmt.Errorf("representor of port %s: %w", port, err)
+		}
+		_, belongs[link.Attrs().Index] = b.bridgeOf(to.networks[0].id)
+	}
+	links, err := b.handle.LinkList()
+	if err != nil {
+		return fmt.Errorf("list netdevs: %w", err)
+	}
+	bridges := map[int]string{} // ids of the agent's bridges by ifindex
+	for _, link := range links {
+		if id, ours := markOf(link); ours && link.Type() == "bridge" {
+			bridges[link.Attrs().Index] = id
+		}
+	}
+	var failed []error
+	// The representors first: one whose bridge is removed would stay up.
+	for _, link := range links {
+		bridge, inOurs := bridges[link.Attrs().MasterIndex]
+		if _, ours := markOf(link); inOurs && !ours && belongs[link.Attrs().Index] != bridge {
+			failed = append(failed, b.release(link))
+		}
+	}
+	wanted := map[string][]string{"vxlan": networks, "bridge": networks} // ids by type
+	if b.vlanAware {
+		wanted["bridge"] = []string{sharedID}
+	}
+	for _, link := range links {
+		id, ours := markOf(link)
+		if ids, known := wanted[link.Type()]; ours && known && !slices.Contains(ids, id) {
+			failed = append(failed, b.remove(link))
+		}
+	}
+	return errors.Join(failed...)
+}

@@ -1,0 +1,320 @@
+package bridge
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
+	"go.etcd.io/bbolt"
+	bolterrors "go.etcd.io/bbolt/errors"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/emptypb"
+	"google.golang.org/protobuf/types/known/fieldmaskpb"
+)
+
+// object is a LogicalBridge or a BridgePort that a client asked for. S is its spec in the API.
+type object[S proto.Message] struct {
+	spec     S // never changed in place
+	deleting bool
+	failure  error // why it is not realised, or not removed; nil if it is
+}
+
+type (
+	network = object[*evpn.LogicalBridgeSpec]
+	port    = object[*evpn.BridgePortSpec]
+)
+
+func (o *object[S]) failed() bool { return o.failure != nil }
+
+// always is a property that all objects have.
+func always[S proto.Message](*object[S]) bool { return true }
+
+// message is a LogicalBridge or a BridgePort of the API.
+type message[S proto.Message] interface {
+	proto.Message
+	GetName() string
+	GetSpec() S
+}
+
+// collection is all networks or all ports. It serves the calls about them, keeps them in the state file and brings the data
+// plane to them. The methods create, get, list, update and delete take the agent's lock. All others, and the functions in
+// the fields, need the lock held.
+type collection[S proto.Message, M message[S]] struct {
+	kind
+	agent   *Agent
+	objects map[string]*object[S]
+
+	// check refuses a spec that cannot be realised, with a gRPC status. It returns the spec in the form that is kept.
+	check func(id string, spec S) (S, error)
+	// describe says in an error message what a spec is.
+	describe func(S) string
+	// checkUnused refuses to delete an object that others need, with a gRPC status.
+	checkUnused func(id string) error
+	// realise brings the data plane to a spec. changed says that the spec was another one before.
+	realise func(id string, spec S, changed bool) error
+	// remove removes an object from the data plane.
+	remove func(id string) error
+	// failureOf returns why an object is not in service, which may be the failure of another one. It is nil if it is.
+	failureOf func(*object[S]) error
+	// message makes a message of the API. It has no status if the state is zero.
+	message func(name string, spec S, oper state, components ...*evpn.Component) M
+	// isDeleting tells whether the status of a message is TO_BE_DELETED.
+	isDeleting func(M) bool
+}
+
+func (c *collection[S, M]) create(id string, spec S) (reply M, err error) {
+	if err := c.checkID(id); err != nil {
+		return reply, err
+	}
+	c.agent.mu.Lock()
+	defer c.agent.mu.Unlock()
+	return c.add(id, spec)
+}
+
+// add makes an object, or returns the one that is there already if it is the same.
+func (c *collection[S, M]) add(id string, spec S) (reply M, err error) {
+	spec, err = c.check(id, spec)
+	if err != nil {
+		return reply, err
+	}
+	if have := c.objects[id]; have != nil {
+		switch {
+		case have.deleting:
+			return reply, c.beingDeleted(id)
+		case !proto.Equal(have.spec, spec):
+			return reply, status.Errorf(codes.AlreadyExists, "%s %s exists %s", c.word, id, c.describe(have.spec))
+		}
+		return c.reply(id), nil
+	}
+	if err := c.put(id, spec, state{}); err != nil {
+		return reply, err
+	}
+	c.objects[id] = &object[S]{spec: spec}
+	c.reconcile(id, false)
+	return c.reply(id), nil
+}
+
+func (c *collection[S, M]) get(name string) (reply M, err error) {
+	c.agent.mu.RLock()
+	defer c.agent.mu.RUnlock()
+	id, _, err := c.lookup(name)
+	if err != nil {
+		return reply, err
+	}
+	return c.reply(id), nil
+}
+
+func (c *collection[S, M]) list(size int32, token string) (replies []M, next string, err error) {
+	c.agent.mu.RLock()
+	defer c.agent.mu.RUnlock()
+	ids, next, err := page(slices.Sorted(maps.Keys(c.objects)), size, token)
+	for _, id := range ids {
+		replies = append(replies, c.reply(id))
+	}
+	return replies, next, err
+}
+
+// update changes the fields of the spec that the mask names. An update that changes nothing tries again to realise the
+// object.
+func (c *collection[S, M]) update(to M, mask *fieldmaskpb.FieldMask, allowMissing bool) (reply M, err error) {
+	c.agent.mu.Lock()
+	defer c.agent.mu.Unlock()
+	id, o, err := c.lookup(to.GetName())
+	if status.Code(err) == codes.NotFound && allowMissing {
+		return c.add(id, to.GetSpec())
+	}
+	if err != nil {
+		return reply, err
+	}
+	if o.deleting {
+		return reply, c.beingDeleted(id)
+	}
+	spec, err := masked(o.spec, to.GetSpec(), mask)
+	if err == nil {
+		spec, err = c.check(id, spec)
+	}
+	if err != nil {
+		return reply, err
+	}
+	changed := !proto.Equal(spec, o.spec)
+	if changed {
+		if err := c.put(id, spec, state{}); err != nil {
+			return reply, err
+		}
+		o.spec = spec
+	}
+	c.reconcile(id, changed)
+	return c.reply(id), nil
+}
+
+// delete writes to the state file that the object is being deleted before it touches the data plane.
+func (c *collection[S, M]) delete(name string, allowMissing bool) (*emptypb.Empty, error) {
+	c.agent.mu.Lock()
+	defer c.agent.mu.Unlock()
+	id, o, err := c.lookup(name)
+	if status.Code(err) == codes.NotFound && allowMissing {
+		return &emptypb.Empty{}, nil
+	}
+	if err == nil {
+		err = c.checkUnused(id)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if !o.deleting {
+		if err := c.put(id, o.spec, stateDeleting); err != nil {
+			return nil, err
+		}
+		o.deleting = true
+	}
+	c.reconcile(id, false)
+	if o.failure != nil {
+		return nil, status.Errorf(codes.Internal, "%s %s is not deleted yet, the agent keeps trying: %v", c.word, id, o.failure)
+	}
+	return &emptypb.Empty{}, nil
+}
+
+// lookup returns the object that has a resource name. If there is none the status is NotFound, and the id is valid.
+func (c *collection[S, M]) lookup(name string) (string, *object[S], error) {
+	id, err := c.parseName(name)
+	if err != nil {
+		return "", nil, err
+	}
+	if c.objects[id] == nil {
+		return id, nil, status.Errorf(codes.NotFound, "%s %s does not exist", c.word, id)
+	}
+	return id, c.objects[id], nil
+}
+
+func (c *collection[S, M]) beingDeleted(id string) error {
+	return status.Errorf(codes.FailedPrecondition, "%s %s is being deleted", c.word, id)
+}
+
+// reply is the message about an object that clients get.
+func (c *collection[S, M]) reply(id string) M {
+	o := c.objects[id]
+	failure := c.failureOf(o)
+	component := &evpn.Component{Name: c.component, Status: evpn.CompStatus_COMP_STATUS_SUCCESS}
+	if failure != nil {
+		component.Status, component.Details = evpn.CompStatus_COMP_STATUS_ERROR, failure.Error()
+	}
+	return c.message(c.prefix+id, o.spec, stateOf(o.deleting, failure), component)
+}
+
+// count returns how many objects are in each state.
+func (c *collection[S, M]) count() map[state]int {
+	n := map[state]int{}
+	for _, o := range c.objects {
+		n[stateOf(o.deleting, c.failureOf(o))]++
+	}
+	return n
+}
+
+// other returns the id of an object other than this one that has a property, "" if there is none.
+func (c *collection[S, M]) other(than string, property func(*object[S]) bool) string {
+	for id, o := range c.objects {
+		if id != than && property(o) {
+			return id
+		}
+	}
+	return ""
+}
+
+// reconcileWhere reconciles the objects that have a property, in the order of their ids.
+func (c *collection[S, M]) reconcileWhere(property func(*object[S]) bool) {
+	for _, id := range slices.Sorted(maps.Keys(c.objects)) {
+		if property(c.objects[id]) {
+			c.reconcile(id, false)
+		}
+	}
+}
+
+// reconcile brings the data plane to an object, if it exists, and keeps the failure if that is not possible. A new failure
+// is logged, and Run is told to try again. changed says that the object's spec was another one before.
+func (c *collection[S, M]) reconcile(id string, changed bool) {
+	o := c.objects[id]
+	if o == nil {
+		return
+	}
+	before := o.failure
+	if o.deleting {
+		o.failure = c.finish(id)
+	} else {
+		o.failure = c.realise(id, o.spec, changed)
+	}
+	switch {
+	case o.failure != nil && (before == nil || before.Error() != o.failure.Error()):
+		c.agent.log.Info(c.noun+" is down", "id", id, "reason", o.failure.Error())
+		c.agent.retrySoon()
+	case o.failure == nil && before != nil:
+		c.agent.log.Info(c.noun+" is as wanted again", "id", id)
+	}
+}
+
+// finish removes an object that is being deleted from the data plane, and then from the state file.
+func (c *collection[S, M]) finish(id string) error {
+	if err := c.remove(id); err != nil {
+		return err
+	}
+	err := c.agent.state.Update(func(tx *bbolt.Tx) error { return tx.Bucket([]byte(c.bucket)).Delete([]byte(id)) })
+	if err != nil {
+		return fmt.Errorf("state: %s %s: %w", c.bucket, id, err)
+	}
+	delete(c.objects, id)
+	c.agent.retrySoon() // another network may want its VLAN, another port its representor
+	return nil
+}
+
+// openState opens the file that keeps what clients asked for across restarts. Each write is on the disk before it returns.
+// The values are messages of the API. Only their spec counts, and a status that is TO_BE_DELETED.
+func openState(path string) (*bbolt.DB, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, fmt.Errorf("state: %w", err)
+	}
+	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: 2 * time.Second})
+	if errors.Is(err, bolterrors.ErrTimeout) {
+		return nil, fmt.Errorf("state %s: in use, does another opi-bridge run?", path)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("state %s: %w", path, err)
+	}
+	return db, nil
+}
+
+// put writes an object to the state file. The error is a gRPC status.
+func (c *collection[S, M]) put(id string, spec S, oper state) error {
+	data, err := proto.Marshal(c.message("", spec, oper))
+	if err == nil {
+		err = c.agent.state.Update(func(tx *bbolt.Tx) error { return tx.Bucket([]byte(c.bucket)).Put([]byte(id), data) })
+	}
+	if err != nil {
+		return status.Errorf(codes.Internal, "state: %s %s: %v", c.bucket, id, err)
+	}
+	return nil
+}
+
+// load reads the objects from the state file.
+func (c *collection[S, M]) load() error {
+	return c.agent.state.Update(func(tx *bbolt.Tx) error {
+		bucket, err := tx.CreateBucketIfNotExists([]byte(c.bucket))
+		if err != nil {
+			return fmt.Errorf("state: %s: %w", c.bucket, err)
+		}
+		return bucket.ForEach(func(id, data []byte) error {
+			var noSpec S
+			m := c.message("", noSpec, state{})
+			if err := proto.Unmarshal(data, m); err != nil {
+				return fmt.Errorf("state: %s %s: %w", c.bucket, id, err)
+			}
+			c.objects[string(id)] = &object[S]{spec: m.GetSpec(), deleting: c.isDeleting(m)}
+			return nil
+		})
+	})
+}
