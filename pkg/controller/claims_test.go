@@ -647,10 +647,10 @@ func TestSubfunction(t *testing.T) {
 	c.has(agent, "sf-3b-00-0-88")
 }
 
-func TestSmallerMTU(t *testing.T) {
+func TestSmaller(t *testing.T) {
 	for _, test := range []struct{ a, b, want int32 }{{0, 0, 0}, {1500, 0, 1500}, {0, 9000, 9000}, {1500, 9000, 1500}, {9216, 9000, 9000}} {
-		if got := smallerMTU(test.a, test.b); got != test.want {
-			t.Errorf("smallerMTU(%d, %d) = %d, want %d", test.a, test.b, got, test.want)
+		if got := smaller(test.a, test.b); got != test.want {
+			t.Errorf("smaller(%d, %d) = %d, want %d", test.a, test.b, got, test.want)
 		}
 	}
 }

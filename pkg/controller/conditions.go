@@ -3,80 +3,63 @@ package controller
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/log"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// Pauses between attempts that fail. They double, from the first to the last.
-const (
-	firstRetry = 50 * time.Millisecond
-	lastRetry  = 30 * time.Second
-)
-
-// retryLimiter spaces attempts for one object. Unlike the default of controller-runtime it has no limit over all
-// objects, which would have the objects of a healthy xPU wait for those of an unhealthy one.
-func retryLimiter[T comparable]() workqueue.TypedRateLimiter[T] {
-	return workqueue.NewTypedItemExponentialFailureRateLimiter[T](firstRetry, lastRetry)
+// problem is why something cannot go on, as it is told to people in conditions and events.
+type problem struct {
+	reason  string        // one of the Reason constants of the API
+	message string        // one sentence: which object or field, and what would be right
+	retry   time.Duration // pause before the next attempt; 0 means that an event will come
 }
 
-// withConflicts has a reconciler try again after a write that came too late, which is nothing to log as an error: the
-// cache just did not have the last change yet.
-func withConflicts(r reconcile.Reconciler) reconcile.Reconciler {
-	return reconcile.Func(func(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
-		result, err := r.Reconcile(ctx, request)
-		if apierrors.IsConflict(err) {
-			return reconcile.Result{RequeueAfter: firstRetry}, nil
-		}
-		return result, err
-	})
+func (p *problem) Error() string { return p.reason + ": " + p.message }
+
+func problemf(reason, format string, args ...any) *problem {
+	return &problem{reason: reason, message: fmt.Sprintf(format, args...)}
 }
 
-// setReady sets the Ready condition, and tells whether that changed anything.
-func setReady(conditions *[]metav1.Condition, generation int64, status metav1.ConditionStatus, reason, message string) bool {
-	return meta.SetStatusCondition(conditions, metav1.Condition{
-		Type: v1alpha1.ConditionReady, Status: status, Reason: reason, Message: message, ObservedGeneration: generation,
-	})
+// refused tells whether a Port with this reason is refused for good.
+func refused(reason string) bool {
+	return reason == v1alpha1.ReasonConflict || reason == v1alpha1.ReasonFailed
 }
 
-// patchStatus writes how the status differs from before. An object that has changed meanwhile is not written.
-func patchStatus(ctx context.Context, c client.Client, object, before client.Object) error {
-	err := c.Status().Patch(ctx, object, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
-	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("status of %T %s: %w", object, client.ObjectKeyFromObject(object), err)
+// oneLine makes a joined error fit a condition's message.
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
+
+// newCondition returns a condition that is true if the reason is a good one.
+func newCondition(conditionType string, generation int64, reason, message string) metav1.Condition {
+	status := metav1.ConditionFalse
+	switch reason {
+	case v1alpha1.ReasonUp, v1alpha1.ReasonNoPortNeeded, v1alpha1.ReasonConnected, v1alpha1.ReasonPublished, v1alpha1.ReasonAllMade:
+		status = metav1.ConditionTrue
 	}
-	return nil
+	return metav1.Condition{Type: conditionType, Status: status, Reason: reason, Message: message, ObservedGeneration: generation}
 }
 
-// patch writes how the object differs from before. An object that has changed meanwhile is not written.
-func patch(ctx context.Context, c client.Client, object, before client.Object) error {
-	err := c.Patch(ctx, object, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
-	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("%T %s: %w", object, client.ObjectKeyFromObject(object), err)
+// setReady sets the Ready condition of an object and writes its status, if that differs from before. It tells whether
+// the reason is news. Bad news are told in an event.
+func (r *base) setReady(
+	ctx context.Context, object, before client.Object, conditions *[]metav1.Condition, reason, message string,
+) (news bool, err error) {
+	was := ptr.Deref(meta.FindStatusCondition(*conditions, v1alpha1.ConditionReady), metav1.Condition{})
+	ready := newCondition(v1alpha1.ConditionReady, object.GetGeneration(), reason, message)
+	meta.SetStatusCondition(conditions, ready)
+	if err := r.writeStatus(ctx, object, before); err != nil {
+		return false, err
 	}
-	return nil
-}
-
-// requestsFor has a request for each object that is listed. It is for event handlers, which cannot return an error:
-// it is logged, and can only be that the cache is not running.
-func requestsFor(ctx context.Context, r client.Reader, objects client.ObjectList, options ...client.ListOption) []reconcile.Request {
-	if err := r.List(ctx, objects, append(options, client.UnsafeDisableDeepCopy)...); err != nil {
-		log.FromContext(ctx).Error(err, "listing objects to reconcile")
-		return nil
+	news = was.Reason != reason
+	if news && ready.Status == metav1.ConditionFalse {
+		r.events.Eventf(object, nil, corev1.EventTypeWarning, reason, "Provision", "%s", message)
 	}
-	var requests []reconcile.Request
-	_ = meta.EachListItem(objects, func(o runtime.Object) error {
-		requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(o.(client.Object))})
-		return nil
-	})
-	return requests
+	return news, nil
 }

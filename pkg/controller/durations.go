@@ -6,14 +6,10 @@ import (
 	"time"
 )
 
-// durations measures for how long something has been the case. Safe for concurrent use.
+// durations measures for how long something has been the case. Its zero value is ready for use. Safe for concurrent use.
 type durations[K comparable] struct {
 	mu    sync.Mutex
 	since map[K]time.Time
-}
-
-func newDurations[K comparable]() *durations[K] {
-	return &durations[K]{since: map[K]time.Time{}}
 }
 
 // elapsed is the time since the first call for the key.
@@ -22,6 +18,9 @@ func (s *durations[K]) elapsed(key K) time.Duration {
 	defer s.mu.Unlock()
 	since, ok := s.since[key]
 	if !ok {
+		if s.since == nil {
+			s.since = map[K]time.Time{}
+		}
 		s.since[key] = time.Now()
 		return 0
 	}

@@ -6,7 +6,7 @@ import (
 )
 
 func TestDurations(t *testing.T) {
-	s := newDurations[string]()
+	var s durations[string]
 	if got := s.elapsed("a"); got != 0 {
 		t.Errorf("%s at first", got)
 	}

@@ -2,11 +2,15 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -69,50 +73,50 @@ func dependencies(c *resourceapi.ResourceClaim) []string {
 			network = onNetwork(d.Config.Network)
 		}
 		keys.Insert(network)
-		provisioned := deviceCondition(c, d, v1alpha1.ConditionProvisioned)
-		if provisioned != nil && (provisioned.Reason == v1alpha1.ReasonNoFreeAddress || provisioned.Reason == v1alpha1.ReasonConflict) {
+		told := ptr.Deref(deviceCondition(c, d, v1alpha1.ConditionProvisioned), metav1.Condition{})
+		if told.Reason == v1alpha1.ReasonNoFreeAddress || told.Reason == v1alpha1.ReasonConflict {
 			keys.Insert(onAddresses(network))
 		}
 	}
 	return keys.UnsortedList()
 }
 
-// nonEmpty is what an object without the key is not found by.
-func nonEmpty(key string) []string {
-	if key == "" {
-		return nil
-	}
-	return []string{key}
+// portKeys are the keys by which XPUPorts are indexed.
+var portKeys = map[string]func(*v1alpha1.XPUPort) string{
+	portsByClaim:    func(p *v1alpha1.XPUPort) string { return p.Spec.Claim.Name },
+	portsByFunction: func(p *v1alpha1.XPUPort) string { return functionKey(p.Spec.NodeName, p.Spec.Function) },
+	portsByNetwork:  func(p *v1alpha1.XPUPort) string { return p.Spec.Network },
+	portsByXPU:      func(p *v1alpha1.XPUPort) string { return p.Spec.XPU },
 }
 
 func addIndexes(ctx context.Context, indexer client.FieldIndexer) error {
-	port := func(key func(*v1alpha1.XPUPort) string) client.IndexerFunc {
-		return func(o client.Object) []string { return nonEmpty(key(o.(*v1alpha1.XPUPort))) }
-	}
-	for _, index := range []struct {
-		object client.Object
-		name   string
-		keys   client.IndexerFunc
-	}{
-		{&resourceapi.ResourceClaim{}, claimsByDependency, func(o client.Object) []string { return dependencies(o.(*resourceapi.ResourceClaim)) }},
-		{&v1alpha1.DevicePool{}, poolsByNetwork, func(o client.Object) []string { return nonEmpty(o.(*v1alpha1.DevicePool).Spec.Network) }},
-		{&v1alpha1.XPUPort{}, portsByClaim, port(func(p *v1alpha1.XPUPort) string { return p.Spec.Claim.Name })},
-		{&v1alpha1.XPUPort{}, portsByFunction, port(func(p *v1alpha1.XPUPort) string { return functionKey(p.Spec.NodeName, p.Spec.Function) })},
-		{&v1alpha1.XPUPort{}, portsByNetwork, port(func(p *v1alpha1.XPUPort) string { return p.Spec.Network })},
-		{&v1alpha1.XPUPort{}, portsByXPU, port(func(p *v1alpha1.XPUPort) string { return p.Spec.XPU })},
-		{&v1alpha1.XPU{}, xpusByNode, func(o client.Object) []string { return []string{o.(*v1alpha1.XPU).Spec.NodeName} }},
-		{&v1alpha1.XPU{}, xpusByEndpoint, func(o client.Object) []string { return []string{o.(*v1alpha1.XPU).Spec.Endpoint} }},
-		{&v1alpha1.XPU{}, xpusBySecret, func(o client.Object) []string {
-			if tls := o.(*v1alpha1.XPU).Spec.TLS; tls != nil {
-				return []string{tls.SecretName}
-			}
-			return nil
-		}},
-		{&v1alpha1.XPUNetwork{}, networksByID, func(o client.Object) []string { return segmentKeys(o.(*v1alpha1.XPUNetwork)) }},
-	} {
-		if err := indexer.IndexField(ctx, index.object, index.name, index.keys); err != nil {
-			return fmt.Errorf("index %s of %T: %w", index.name, index.object, err)
+	for name, key := range portKeys {
+		if err := addIndex(ctx, indexer, name, func(p *v1alpha1.XPUPort) []string { return []string{key(p)} }); err != nil {
+			return err
 		}
+	}
+	return errors.Join(
+		addIndex(ctx, indexer, claimsByDependency, dependencies),
+		addIndex(ctx, indexer, poolsByNetwork, func(p *v1alpha1.DevicePool) []string { return []string{p.Spec.Network} }),
+		addIndex(ctx, indexer, xpusByNode, func(x *v1alpha1.XPU) []string { return []string{x.Spec.NodeName} }),
+		addIndex(ctx, indexer, xpusByEndpoint, func(x *v1alpha1.XPU) []string { return []string{x.Spec.Endpoint} }),
+		addIndex(ctx, indexer, xpusBySecret, func(x *v1alpha1.XPU) []string {
+			return []string{ptr.Deref(x.Spec.TLS, v1alpha1.XPUTLS{}).SecretName}
+		}),
+		addIndex(ctx, indexer, networksByID, segmentKeys),
+	)
+}
+
+// addIndex adds an index of the cache. An object is not found by a key that is empty.
+func addIndex[O any, P interface {
+	*O
+	client.Object
+}](ctx context.Context, indexer client.FieldIndexer, name string, keys func(P) []string) error {
+	err := indexer.IndexField(ctx, P(new(O)), name, func(o client.Object) []string {
+		return slices.DeleteFunc(keys(o.(P)), func(key string) bool { return key == "" })
+	})
+	if err != nil {
+		return fmt.Errorf("index %s of %T: %w", name, P(nil), err)
 	}
 	return nil
 }

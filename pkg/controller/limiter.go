@@ -23,7 +23,9 @@ type perXPULimiter struct {
 }
 
 func newPerXPULimiter(limit int) *perXPULimiter {
-	return &perXPULimiter{limit: limit, taken: map[string]int{}, parked: map[string][]reconcile.Request{}, granted: map[reconcile.Request]string{}}
+	return &perXPULimiter{
+		limit: limit, taken: map[string]int{}, parked: map[string][]reconcile.Request{}, granted: map[reconcile.Request]string{},
+	}
 }
 
 // source is where requests come back from; the controller must have it.
@@ -59,7 +61,7 @@ func (t *perXPULimiter) done(xpu string) {
 	t.release(xpu)
 }
 
-// forfeit is for a request that needs no turn any more.
+// cancel is for a request that needs no turn any more.
 func (t *perXPULimiter) cancel(request reconcile.Request) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

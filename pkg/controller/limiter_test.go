@@ -9,7 +9,7 @@ import (
 )
 
 func TestPerXPULimiter(t *testing.T) {
-	queue := workqueue.NewTypedRateLimitingQueue(retryLimiter[reconcile.Request]())
+	queue := workqueue.NewTypedRateLimitingQueue(retryLimiter())
 	defer queue.ShutDown()
 	limiter := newPerXPULimiter(2)
 	if err := limiter.source().Start(t.Context(), queue); err != nil {

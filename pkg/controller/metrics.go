@@ -10,6 +10,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -31,7 +33,8 @@ func newMetrics(registerer prometheus.Registerer, ports client.Reader) (*metrics
 		}),
 		errors: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "xpu_opi_errors_total",
-			Help: "Failed operations on OPI agents, by XPU, operation and gRPC code; code Failed is a failure that the agent reported later.",
+			Help: "Failed operations on OPI agents, by XPU, operation and gRPC code; " +
+				"code Failed is a failure that the agent reported later.",
 		}, []string{"xpu", "operation", "code"}),
 	}
 	for _, c := range []prometheus.Collector{m.provisioning, m.errors, &portCollector{ports: ports}} {
@@ -67,7 +70,8 @@ func (m *metrics) forget(xpu string) {
 // portCollector counts the Ports in the cache at each scrape.
 type portCollector struct{ ports client.Reader }
 
-var portsDesc = prometheus.NewDesc("xpu_ports", "XPUPorts by XPU and state: up, waiting, refused or releasing.", []string{"xpu", "state"}, nil)
+var portsDesc = prometheus.NewDesc(
+	"xpu_ports", "XPUPorts by XPU and state: up, waiting, refused or releasing.", []string{"xpu", "state"}, nil)
 
 func (*portCollector) Describe(descs chan<- *prometheus.Desc) { descs <- portsDesc }
 
@@ -90,13 +94,11 @@ func (c *portCollector) Collect(out chan<- prometheus.Metric) {
 }
 
 func stateOf(port *v1alpha1.XPUPort) string {
-	ready := meta.FindStatusCondition(port.Status.Conditions, v1alpha1.ConditionReady)
+	ready := ptr.Deref(meta.FindStatusCondition(port.Status.Conditions, v1alpha1.ConditionReady), metav1.Condition{})
 	switch {
 	case !port.DeletionTimestamp.IsZero():
 		return "releasing"
-	case ready == nil:
-		return "waiting"
-	case meta.IsStatusConditionTrue(port.Status.Conditions, v1alpha1.ConditionReady):
+	case ready.Status == metav1.ConditionTrue:
 		return "up"
 	case refused(ready.Reason):
 		return "refused"

@@ -6,26 +6,16 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
-	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -37,30 +27,27 @@ const agentsAtOnce = 32
 
 // networks has every XPU serve every XPUNetwork, before the first Port needs it.
 type networks struct {
-	client   client.Client
-	sessions *sessions
-	events   events.EventRecorder
-	retries  workqueue.TypedRateLimiter[types.NamespacedName]
-	timeout  time.Duration // for what one agent is asked
+	base
+	retries workqueue.TypedRateLimiter[reconcile.Request]
 }
 
-func (r *networks) setup(mgr ctrl.Manager, concurrency int) error {
-	all := func(ctx context.Context) []reconcile.Request {
-		return requestsFor(ctx, r.client, &v1alpha1.XPUNetworkList{})
+func (r *networks) setup(mgr ctrl.Manager) error {
+	enqueue := handler.EnqueueRequestsFromMapFunc
+	all := func(ctx context.Context, _ client.Object) []reconcile.Request {
+		return r.requests(ctx, &v1alpha1.XPUNetworkList{})
 	}
-	onlyDelete := predicate.Funcs{
-		CreateFunc: func(event.CreateEvent) bool { return false },
-		UpdateFunc: func(event.UpdateEvent) bool { return false },
+	onChange := func(ctx context.Context, _ string, c change) []reconcile.Request {
+		if c == healthChanged {
+			return nil
+		}
+		return all(ctx, nil)
 	}
-	return ctrl.NewControllerManagedBy(mgr).
-		Named("xpunetwork").
-		For(&v1alpha1.XPUNetwork{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
-		Watches(&v1alpha1.XPUNetwork{}, handler.EnqueueRequestsFromMapFunc(r.rivals), builder.WithPredicates(onlyDelete)).
-		Watches(&v1alpha1.XPU{}, handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, _ client.Object) []reconcile.Request { return all(ctx) }),
-			builder.WithPredicates(onlyDelete)).
-		Watches(&v1alpha1.XPUPort{}, handler.EnqueueRequestsFromMapFunc(r.waitsFor), builder.WithPredicates(onlyDelete)).
-		WatchesRawSource(r.sessions.connections(func(ctx context.Context, _ string, _ bool) []reconcile.Request { return all(ctx) })).
-		WithOptions(controller.Options{MaxConcurrentReconciles: concurrency, RateLimiter: retryLimiter[reconcile.Request]()}).
+	return newController(mgr, "xpunetwork", r.Concurrency).
+		For(&v1alpha1.XPUNetwork{}, whenSpecChanged).
+		Watches(&v1alpha1.XPUNetwork{}, enqueue(r.rivals), whenGone).
+		Watches(&v1alpha1.XPU{}, enqueue(all), whenGone).
+		Watches(&v1alpha1.XPUPort{}, enqueue(r.waitsFor), whenGone).
+		WatchesRawSource(r.sessions.source(onChange)).
 		Complete(withConflicts(r))
 }
 
@@ -78,13 +65,12 @@ func (r *networks) waitsFor(ctx context.Context, o client.Object) []reconcile.Re
 func (r *networks) rivals(ctx context.Context, o client.Object) []reconcile.Request {
 	var requests []reconcile.Request
 	for _, key := range segmentKeys(o.(*v1alpha1.XPUNetwork)) {
-		requests = append(requests, requestsFor(ctx, r.client, &v1alpha1.XPUNetworkList{}, client.MatchingFields{networksByID: key})...)
+		requests = append(requests, r.requests(ctx, &v1alpha1.XPUNetworkList{}, client.MatchingFields{networksByID: key})...)
 	}
 	return requests
 }
 
-// seniorRival says which older network has the VLAN or VNI of this one; nil if none. Of two that are equally old it
-// is the one whose name sorts first.
+// seniorRival says which older network has the VLAN or VNI of this one; nil if none.
 func seniorRival(ctx context.Context, reader client.Reader, n *v1alpha1.XPUNetwork) (*problem, error) {
 	for _, key := range segmentKeys(n) {
 		var same v1alpha1.XPUNetworkList
@@ -92,64 +78,74 @@ func seniorRival(ctx context.Context, reader client.Reader, n *v1alpha1.XPUNetwo
 			return nil, fmt.Errorf("list XPUNetworks with %s: %w", key, err)
 		}
 		for i := range same.Items {
-			if other := &same.Items[i]; other.Name != n.Name && senior(other, n) {
-				return problemf(v1alpha1.ReasonConflict, "%s is that of XPUNetwork %s, which is older; delete one of them", key, other.Name), nil
+			if other := &same.Items[i]; other.Name != n.Name && older(other, n) {
+				return problemf(v1alpha1.ReasonConflict,
+					"%s is that of XPUNetwork %s, which is older; delete one of them", key, other.Name), nil
 			}
 		}
 	}
 	return nil, nil
 }
 
-func senior(a, b *v1alpha1.XPUNetwork) bool {
-	if !a.CreationTimestamp.Equal(&b.CreationTimestamp) {
-		return a.CreationTimestamp.Before(&b.CreationTimestamp)
-	}
-	return a.Name < b.Name
-}
-
 func (r *networks) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	var network v1alpha1.XPUNetwork
 	if err := r.client.Get(ctx, req.NamespacedName, &network); err != nil {
-		r.retries.Forget(req.NamespacedName)
+		r.retries.Forget(req)
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	if !network.DeletionTimestamp.IsZero() {
 		return r.remove(ctx, &network)
 	}
-	before := network.DeepCopy()
-	if controllerutil.AddFinalizer(&network, v1alpha1.FinalizerNetwork) {
-		if err := patch(ctx, r.client, &network, before); err != nil {
-			return ctrl.Result{}, fmt.Errorf("finalizer of %w", err)
-		}
-		before = network.DeepCopy()
+	if err := r.changeFinalizer(ctx, &network, controllerutil.AddFinalizer, v1alpha1.FinalizerNetwork); err != nil {
+		return ctrl.Result{}, err
 	}
 	rival, err := seniorRival(ctx, r.client, &network)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
 	if rival != nil {
+		before := network.DeepCopy()
 		network.Status.XPUs = nil
 		return ctrl.Result{}, r.updateStatus(ctx, &network, before, rival.reason, rival.message)
 	}
-	return r.ensure(ctx, &network, before)
+	return r.ensure(ctx, &network)
 }
 
 // ensure has every XPU that can be reached serve the network.
-func (r *networks) ensure(ctx context.Context, network, before *v1alpha1.XPUNetwork) (ctrl.Result, error) {
+func (r *networks) ensure(ctx context.Context, network *v1alpha1.XPUNetwork) (ctrl.Result, error) {
 	want := opiNetwork(network)
 	answers, err := r.askAll(ctx, func(ctx context.Context, agent *opi.Session) error { return agent.EnsureNetwork(ctx, want) })
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	result := ctrl.Result{}
-	key := client.ObjectKeyFromObject(network)
-	if slices.ContainsFunc(answers, func(a answer) bool { return a.state == connected && a.err != nil }) {
-		result.RequeueAfter = r.retries.When(key)
-	} else {
-		r.retries.Forget(key)
+	before := network.DeepCopy()
+	network.Status.XPUs = nil
+	failure, serving := "", 0
+	for _, a := range answers {
+		on := a.status(before.Status.XPUs)
+		if a.err != nil && failure == "" {
+			failure = fmt.Sprintf("XPU %s does not serve it: %s", a.xpu, on.Message)
+		}
+		if on.Ready {
+			serving++
+		}
+		network.Status.XPUs = append(network.Status.XPUs, on)
 	}
-	network.Status.XPUs = onXPUs(answers, before.Status.XPUs)
-	reason, message := summary(answers, network.Status.XPUs)
+	reason, message := v1alpha1.ReasonUp, fmt.Sprintf("%d of %d XPUs serve it", serving, len(answers))
+	switch {
+	case failure != "":
+		reason, message = v1alpha1.ReasonFailed, failure
+	case len(answers) == 0:
+		reason, message = v1alpha1.ReasonNoXPU, "there is no XPU that could serve it; create one"
+	case serving == 0:
+		reason, message = v1alpha1.ReasonXPUUnavailable, fmt.Sprintf("none of %d XPUs can be reached", len(answers))
+	}
+	result := ctrl.Result{}
+	if failure == "" {
+		r.retries.Forget(requestFor(network))
+	} else {
+		result.RequeueAfter = r.retries.When(requestFor(network))
+	}
 	return result, r.updateStatus(ctx, network, before, reason, message)
 }
 
@@ -177,7 +173,7 @@ func (r *networks) askAll(ctx context.Context, ask func(context.Context, *opi.Se
 			continue
 		}
 		group.Go(func() error {
-			ctx, cancel := context.WithTimeout(ctx, r.timeout)
+			ctx, cancel := context.WithTimeout(ctx, r.AgentTimeout)
 			defer cancel()
 			answers[i].err = ask(ctx, way.agent)
 			return nil
@@ -188,45 +184,22 @@ func (r *networks) askAll(ctx context.Context, ask func(context.Context, *opi.Se
 	return answers, nil
 }
 
-// onXPUs is the status for the answers. Of an XPU of which nothing is known yet it is what it was.
-func onXPUs(answers []answer, before []v1alpha1.XPUNetworkOnXPU) []v1alpha1.XPUNetworkOnXPU {
-	var out []v1alpha1.XPUNetworkOnXPU
-	for _, a := range answers {
-		s := v1alpha1.XPUNetworkOnXPU{Name: a.xpu, Ready: a.state == connected && a.err == nil}
-		switch {
-		case a.err != nil:
-			s.Message = oneLine(a.err)
-		case a.state == disconnected:
-			s.Message = "the OPI agent cannot be reached"
-		case a.state == unknown:
-			s.Message = "not connected yet"
-			if i := slices.IndexFunc(before, func(b v1alpha1.XPUNetworkOnXPU) bool { return b.Name == a.xpu }); i >= 0 {
-				s = before[i]
-			}
-		}
-		out = append(out, s)
-	}
-	return out
-}
-
-// summary is the reason and message of the Ready condition.
-func summary(answers []answer, on []v1alpha1.XPUNetworkOnXPU) (reason, message string) {
-	serving := 0
-	for i, a := range answers {
-		if a.err != nil {
-			return v1alpha1.ReasonFailed, fmt.Sprintf("XPU %s does not serve it: %s", a.xpu, oneLine(a.err))
-		}
-		if on[i].Ready {
-			serving++
-		}
-	}
+// status is that of the network on the XPU. Of an XPU of which nothing is known yet it is what it was before.
+func (a answer) status(before []v1alpha1.XPUNetworkOnXPU) v1alpha1.XPUNetworkOnXPU {
 	switch {
-	case len(answers) == 0:
-		return v1alpha1.ReasonNoXPU, "there is no XPU that could serve it; create one"
-	case serving == 0:
-		return v1alpha1.ReasonXPUUnavailable, fmt.Sprintf("none of %d XPUs can be reached", len(answers))
+	case a.err != nil:
+		return v1alpha1.XPUNetworkOnXPU{Name: a.xpu, Message: oneLine(a.err)}
+	case a.state == connected:
+		return v1alpha1.XPUNetworkOnXPU{Name: a.xpu, Ready: true}
+	case a.state == disconnected:
+		return v1alpha1.XPUNetworkOnXPU{Name: a.xpu, Message: "the OPI agent cannot be reached"}
 	}
-	return v1alpha1.ReasonUp, fmt.Sprintf("%d of %d XPUs serve it", serving, len(answers))
+	for _, was := range before {
+		if was.Name == a.xpu {
+			return was
+		}
+	}
+	return v1alpha1.XPUNetworkOnXPU{Name: a.xpu, Message: "not connected yet"}
 }
 
 // remove takes the network from the XPUs once no Port needs it.
@@ -258,38 +231,24 @@ func (r *networks) remove(ctx context.Context, network *v1alpha1.XPUNetwork) (ct
 			if errors.Is(a.err, opi.ErrInUse) {
 				reason = v1alpha1.ReasonInUse
 			}
-			return ctrl.Result{RequeueAfter: r.retries.When(client.ObjectKeyFromObject(network))},
+			return ctrl.Result{RequeueAfter: r.retries.When(requestFor(network))},
 				r.updateStatus(ctx, network, before, reason, fmt.Sprintf("XPU %s still serves it: %s", a.xpu, oneLine(a.err)))
 		case a.state == disconnected:
 			left = append(left, a.xpu)
 		}
 	}
 	if len(left) > 0 {
-		r.events.Eventf(network, nil, corev1.EventTypeWarning, v1alpha1.ReasonXPUUnavailable, "Delete", "deleted without XPUs %s, which cannot be reached and may still have it as %s", strings.Join(left, ", "), id)
+		r.events.Eventf(network, nil, corev1.EventTypeWarning, v1alpha1.ReasonXPUUnavailable, "Delete",
+			"deleted without XPUs %s, which cannot be reached and may still have it as %s", strings.Join(left, ", "), id)
 	}
-	r.retries.Forget(client.ObjectKeyFromObject(network))
-	controllerutil.RemoveFinalizer(network, v1alpha1.FinalizerNetwork)
-	return ctrl.Result{}, patch(ctx, r.client, network, before)
+	r.retries.Forget(requestFor(network))
+	return ctrl.Result{}, r.changeFinalizer(ctx, network, controllerutil.RemoveFinalizer, v1alpha1.FinalizerNetwork)
 }
 
-// updateStatus writes the status if it differs from before, and tells of bad news.
+// updateStatus sets the Ready condition and writes the status, if it differs from before.
 func (r *networks) updateStatus(ctx context.Context, network, before *v1alpha1.XPUNetwork, reason, message string) error {
-	status := metav1.ConditionFalse
-	if reason == v1alpha1.ReasonUp {
-		status = metav1.ConditionTrue
-	}
-	setReady(&network.Status.Conditions, network.Generation, status, reason, message)
-	if equality.Semantic.DeepEqual(network.Status, before.Status) {
-		return nil
-	}
-	if err := patchStatus(ctx, r.client, network, before); err != nil {
-		return err
-	}
-	was := meta.FindStatusCondition(before.Status.Conditions, v1alpha1.ConditionReady)
-	if status == metav1.ConditionFalse && (was == nil || was.Reason != reason) {
-		r.events.Eventf(network, nil, corev1.EventTypeWarning, reason, "Provision", "%s", message)
-	}
-	return nil
+	_, err := r.setReady(ctx, network, before, &network.Status.Conditions, reason, message)
+	return err
 }
 
 func opiNetwork(n *v1alpha1.XPUNetwork) opi.Network {
@@ -305,7 +264,8 @@ func usableNetwork(ctx context.Context, reader client.Reader, name string) (*v1a
 	var network v1alpha1.XPUNetwork
 	err := reader.Get(ctx, client.ObjectKey{Name: name}, &network)
 	if apierrors.IsNotFound(err) {
-		return nil, problemf(v1alpha1.ReasonNetworkNotFound, "XPUNetwork %s does not exist; create it, or name another one in the InterfaceConfig, the CNI configuration or the DevicePool", name)
+		return nil, problemf(v1alpha1.ReasonNetworkNotFound, "XPUNetwork %s does not exist; create it, "+
+			"or name another one in the InterfaceConfig, the CNI configuration or the DevicePool", name)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("XPUNetwork %s: %w", name, err)

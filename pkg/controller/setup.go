@@ -3,6 +3,7 @@ package controller
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -10,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -54,20 +54,13 @@ type Options struct {
 }
 
 func (o *Options) setDefaults() {
-	for _, d := range []struct {
-		value      *time.Duration
-		preference time.Duration
-	}{
-		{&o.ProvisionTimeout, 60 * time.Second},
-		{&o.AgentTimeout, 15 * time.Second},
-		{&o.CollectGrace, 2 * time.Second},
-		{&o.BusyGrace, 2 * time.Second},
-		{&o.TaintGrace, 30 * time.Second},
-		{&o.Debounce, 500 * time.Millisecond},
-		{&o.OrphanGrace, 30 * time.Second},
-	} {
-		*d.value = cmp.Or(*d.value, d.preference)
-	}
+	o.ProvisionTimeout = cmp.Or(o.ProvisionTimeout, 60*time.Second)
+	o.AgentTimeout = cmp.Or(o.AgentTimeout, 15*time.Second)
+	o.CollectGrace = cmp.Or(o.CollectGrace, 2*time.Second)
+	o.BusyGrace = cmp.Or(o.BusyGrace, 2*time.Second)
+	o.TaintGrace = cmp.Or(o.TaintGrace, 30*time.Second)
+	o.Debounce = cmp.Or(o.Debounce, 500*time.Millisecond)
+	o.OrphanGrace = cmp.Or(o.OrphanGrace, 30*time.Second)
 	o.Concurrency = cmp.Or(o.Concurrency, 256)
 	o.ConcurrencyPerXPU = cmp.Or(o.ConcurrencyPerXPU, 32)
 }
@@ -118,49 +111,20 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) error {
 	if err := mgr.Add(sessions); err != nil {
 		return fmt.Errorf("sessions with OPI agents: %w", err)
 	}
-	recorder := mgr.GetEventRecorder(controllerName)
-	c := mgr.GetClient()
-
-	claims := &claims{
-		client: c, live: mgr.GetAPIReader(), events: recorder,
-		builder:      portBuilder{reader: c},
-		allocator:    newAllocator(c),
-		gone:         newDurations[types.UID](),
-		busy:         newDurations[types.NamespacedName](),
-		tainted:      newDurations[types.UID](),
-		collectGrace: o.CollectGrace, busyGrace: o.BusyGrace, taintGrace: o.TaintGrace,
+	b := base{
+		Options: o, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder(controllerName),
+		sessions: sessions, metrics: m,
 	}
-	ports := &ports{
-		client: c, sessions: sessions, events: recorder, metrics: m,
-		retries:  retryLimiter[types.NamespacedName](),
-		limiter:  newPerXPULimiter(o.ConcurrencyPerXPU),
-		deadline: o.ProvisionTimeout, timeout: o.AgentTimeout,
-	}
-	networks := &networks{client: c, sessions: sessions, events: recorder, retries: retryLimiter[types.NamespacedName](), timeout: o.AgentTimeout}
-	xpus := &xpus{
-		client: c, sessions: sessions, metrics: m, namespace: o.Namespace,
-	}
-	pools := &devicePools{client: c, live: mgr.GetAPIReader()}
-	setups := []func() error{
-		func() error { return claims.setup(mgr, o.Concurrency) },
-		func() error { return ports.setup(mgr, o.Concurrency) },
-		func() error { return networks.setup(mgr, o.Concurrency) },
-		func() error { return xpus.setup(mgr, o.Concurrency) },
-		func() error { return pools.setup(mgr) },
-	}
-	if o.OrphanGrace > 0 {
-		orphans := &orphans{
-			client: c, sessions: sessions, events: recorder,
-			retries: retryLimiter[types.NamespacedName](),
-			seen:    newDurations[orphan](),
-			grace:   o.OrphanGrace, timeout: o.AgentTimeout,
-		}
-		setups = append(setups, func() error { return orphans.setup(mgr, o.Concurrency) })
-	}
-	for _, setup := range setups {
-		if err := setup(); err != nil {
-			return fmt.Errorf("set up controllers: %w", err)
-		}
+	err = errors.Join(
+		(&claims{base: b, allocator: newAllocator(b.client)}).setup(mgr),
+		(&ports{base: b, retries: retryLimiter(), limiter: newPerXPULimiter(o.ConcurrencyPerXPU)}).setup(mgr),
+		(&networks{base: b, retries: retryLimiter()}).setup(mgr),
+		(&xpus{b}).setup(mgr),
+		(&devicePools{b}).setup(mgr),
+		(&orphans{base: b, retries: retryLimiter()}).setup(mgr),
+	)
+	if err != nil {
+		return fmt.Errorf("set up controllers: %w", err)
 	}
 	return nil
 }

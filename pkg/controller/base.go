@@ -1,0 +1,149 @@
+package controller
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/workqueue"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+)
+
+// Pauses between attempts that fail. They double, from the first to the last.
+const (
+	firstRetry = 50 * time.Millisecond
+	lastRetry  = 30 * time.Second
+)
+
+// retryLimiter spaces attempts for one object. Unlike the default of controller-runtime it has no limit over all
+// objects, which would have the objects of a healthy xPU wait for those of an unhealthy one.
+func retryLimiter() workqueue.TypedRateLimiter[reconcile.Request] {
+	return workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, lastRetry)
+}
+
+// base is what all reconcilers depend on.
+type base struct {
+	Options
+	client   client.Client // reads come from the cache
+	live     client.Reader // reads come from the API server
+	events   events.EventRecorder
+	sessions *sessions
+	metrics  *metrics
+}
+
+// Filters of events for a controller.
+var (
+	whenSpecChanged = builder.WithPredicates(predicate.GenerationChangedPredicate{})
+	whenMadeOrGone  = builder.WithPredicates(predicate.Funcs{UpdateFunc: func(event.UpdateEvent) bool { return false }})
+	whenGone        = builder.WithPredicates(predicate.Funcs{
+		CreateFunc: func(event.CreateEvent) bool { return false },
+		UpdateFunc: func(event.UpdateEvent) bool { return false },
+	})
+)
+
+func newController(mgr ctrl.Manager, name string, concurrency int) *ctrl.Builder {
+	options := controller.Options{MaxConcurrentReconciles: concurrency, RateLimiter: retryLimiter()}
+	return ctrl.NewControllerManagedBy(mgr).Named(name).WithOptions(options)
+}
+
+// withConflicts has a reconciler try again after a write that came too late, which is nothing to log as an error: the
+// cache just did not have the last change yet.
+func withConflicts(r reconcile.Reconciler) reconcile.Reconciler {
+	return reconcile.Func(func(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
+		result, err := r.Reconcile(ctx, request)
+		if apierrors.IsConflict(err) {
+			return reconcile.Result{RequeueAfter: firstRetry}, nil
+		}
+		return result, err
+	})
+}
+
+// requests returns a request for each object that is listed. It is for event handlers, which cannot return an error: the
+// error, which can only be that the cache is not running, is logged.
+func (r *base) requests(ctx context.Context, objects client.ObjectList, options ...client.ListOption) []reconcile.Request {
+	if err := r.client.List(ctx, objects, append(options, client.UnsafeDisableDeepCopy)...); err != nil {
+		ctrl.LoggerFrom(ctx).Error(err, "listing objects to reconcile")
+		return nil
+	}
+	var requests []reconcile.Request
+	_ = meta.EachListItem(objects, func(o runtime.Object) error {
+		requests = append(requests, requestFor(o.(client.Object)))
+		return nil
+	})
+	return requests
+}
+
+func requestFor(o client.Object) reconcile.Request {
+	return reconcile.Request{NamespacedName: client.ObjectKeyFromObject(o)}
+}
+
+// listPorts lists Ports of the cache without copying them: they must not be changed.
+func listPorts(ctx context.Context, r client.Reader, options ...client.ListOption) ([]v1alpha1.XPUPort, error) {
+	var ports v1alpha1.XPUPortList
+	if err := r.List(ctx, &ports, append(options, client.UnsafeDisableDeepCopy)...); err != nil {
+		return nil, fmt.Errorf("list XPUPorts: %w", err)
+	}
+	return ports.Items, nil
+}
+
+// since is a patch of what differs from before. The API server refuses it if the object has changed meanwhile.
+func since(before client.Object) client.Patch {
+	return client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
+}
+
+// writeStatus writes how the status differs from before, if it does.
+func (r *base) writeStatus(ctx context.Context, object, before client.Object) error {
+	if equality.Semantic.DeepEqual(object, before) {
+		return nil
+	}
+	if err := r.client.Status().Patch(ctx, object, since(before)); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("status of %T %s: %w", object, client.ObjectKeyFromObject(object), err)
+	}
+	return nil
+}
+
+// changeFinalizer writes what [controllerutil.AddFinalizer] or [controllerutil.RemoveFinalizer] changes.
+func (r *base) changeFinalizer(
+	ctx context.Context, object client.Object, change func(client.Object, string) bool, finalizer string,
+) error {
+	before := object.DeepCopyObject().(client.Object)
+	if !change(object, finalizer) {
+		return nil
+	}
+	if err := r.client.Patch(ctx, object, since(before)); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("finalizer of %T %s: %w", object, client.ObjectKeyFromObject(object), err)
+	}
+	return nil
+}
+
+// older prefers the object that was made first, and of equals the one whose name sorts first.
+func older(a, b client.Object) bool {
+	made, other := a.GetCreationTimestamp(), b.GetCreationTimestamp()
+	if !made.Equal(&other) {
+		return made.Before(&other)
+	}
+	return cmp.Less(client.ObjectKeyFromObject(a).String(), client.ObjectKeyFromObject(b).String())
+}
+
+// smaller is the smaller of two values of which 0 means none.
+func smaller[T cmp.Ordered](a, b T) T {
+	var none T
+	if a == none || b == none {
+		return max(a, b)
+	}
+	return min(a, b)
+}
