@@ -42,7 +42,7 @@ func newAllocator(reader client.Reader) *allocator {
 
 // assume reserves the Function of a Port that is about to be created, gives the Port its addresses, and reserves
 // them: those wanted, or the lowest free one of each subnet. A problem says why it cannot be; then nothing is
-// reserved. The reservation ends by seen, by drop, or after assumedFor.
+// reserved. The reservation ends by settle, or after assumedFor.
 func (l *allocator) assume(ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork, wanted []netip.Prefix) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -53,7 +53,7 @@ func (l *allocator) assume(ctx context.Context, port *v1alpha1.XPUPort, network 
 		earlier.port.DeepCopyInto(port)
 		return nil
 	}
-	holders, err := l.portsBy(ctx, portsByFunction, functionKey(port.Spec.NodeName, port.Spec.Function))
+	holders, err := l.portsBy(ctx, portsByFunction, functionOf(port))
 	if err != nil {
 		return err
 	}
@@ -80,15 +80,8 @@ func sameAllocation(a, b *v1alpha1.XPUPort) bool {
 	return a.Spec.Claim.UID == b.Spec.Claim.UID && a.Annotations[annotationAllocation] == b.Annotations[annotationAllocation]
 }
 
-// drop ends the reservation of a Port that was certainly not created.
-func (l *allocator) drop(port *v1alpha1.XPUPort) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	delete(l.assumed, client.ObjectKeyFromObject(port))
-}
-
-// seen ends the reservation of a Port that the cache has, or had.
-func (l *allocator) seen(port *v1alpha1.XPUPort) {
+// settle ends the reservation of a Port that the cache has, or had, or that was certainly not created.
+func (l *allocator) settle(port *v1alpha1.XPUPort) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	key := client.ObjectKeyFromObject(port)

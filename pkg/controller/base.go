@@ -3,15 +3,20 @@ package controller
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -146,4 +151,67 @@ func smaller[T cmp.Ordered](a, b T) T {
 		return max(a, b)
 	}
 	return min(a, b)
+}
+
+// problem is why something cannot go on, as it is told to people in conditions and events.
+type problem struct {
+	reason  string        // one of the Reason constants of the API
+	message string        // one sentence: which object or field, and what would be right
+	retry   time.Duration // pause before the next attempt; 0 means that an event will come
+}
+
+func (p *problem) Error() string { return p.reason + ": " + p.message }
+
+func problemf(reason, format string, args ...any) *problem {
+	return &problem{reason: reason, message: fmt.Sprintf(format, args...)}
+}
+
+// refused tells whether a Port with this reason is refused for good.
+func refused(reason string) bool {
+	return reason == v1alpha1.ReasonConflict || reason == v1alpha1.ReasonFailed
+}
+
+// oneLine makes a joined error fit a condition's message.
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
+
+// newCondition returns a condition that is true if the reason is a good one.
+func newCondition(conditionType string, generation int64, reason, message string) metav1.Condition {
+	status := metav1.ConditionFalse
+	switch reason {
+	case v1alpha1.ReasonUp, v1alpha1.ReasonNoPortNeeded, v1alpha1.ReasonConnected, v1alpha1.ReasonPublished, v1alpha1.ReasonAllMade:
+		status = metav1.ConditionTrue
+	}
+	return metav1.Condition{Type: conditionType, Status: status, Reason: reason, Message: message, ObservedGeneration: generation}
+}
+
+// readyOf is the Ready condition, its zero value if there is none.
+func readyOf(conditions []metav1.Condition) metav1.Condition {
+	return ptr.Deref(meta.FindStatusCondition(conditions, v1alpha1.ConditionReady), metav1.Condition{})
+}
+
+// conclude says in the Ready condition of an object what came of an attempt, and writes its status if that differs from
+// before: success, with this message, if err is nil, or a *problem. A problem for a new reason is also told in an event, and
+// one without a reason is not told. Other errors are returned.
+func (r *base) conclude(
+	ctx context.Context, object, before client.Object, conditions *[]metav1.Condition, success string, err error,
+) (ctrl.Result, error) {
+	p, isProblem := errors.AsType[*problem](err)
+	if err == nil {
+		p = problemf(v1alpha1.ReasonUp, "%s", success)
+	} else if !isProblem {
+		return ctrl.Result{}, err
+	}
+	result := ctrl.Result{RequeueAfter: p.retry}
+	if p.reason == "" {
+		return result, nil
+	}
+	was := readyOf(*conditions)
+	meta.SetStatusCondition(conditions, newCondition(v1alpha1.ConditionReady, object.GetGeneration(), p.reason, p.message))
+	if err := r.writeStatus(ctx, object, before); err != nil {
+		return ctrl.Result{}, err
+	}
+	if isProblem && was.Reason != p.reason {
+		r.events.Eventf(object, nil, corev1.EventTypeWarning, p.reason, "Provision", "%s", p.message)
+	}
+	return result, nil
 }

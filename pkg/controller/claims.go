@@ -9,10 +9,8 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -58,9 +56,8 @@ func (r *claims) setup(mgr ctrl.Manager) error {
 // ours tells whether a claim has a Function of this driver.
 func ours(o client.Object) bool {
 	allocation := o.(*resourceapi.ResourceClaim).Status.Allocation
-	return allocation != nil && slices.ContainsFunc(allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
-		return r.Driver == v1alpha1.GroupName
-	})
+	return allocation != nil && slices.ContainsFunc(allocation.Devices.Results,
+		func(r resourceapi.DeviceRequestAllocationResult) bool { return r.Driver == v1alpha1.GroupName })
 }
 
 // ofPort is the claim that a Port is for, if it is for one.
@@ -69,17 +66,17 @@ func (r *claims) ofPort(_ context.Context, o client.Object) []reconcile.Request 
 	if port.Spec.Claim.Name == "" {
 		return nil
 	}
-	r.allocator.seen(port)
+	r.allocator.settle(port)
 	return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: port.Namespace, Name: port.Spec.Claim.Name}}}
 }
 
 // waitingForPort are the claims that wait for the Function or an address of a Port that is gone.
 func (r *claims) waitingForPort(ctx context.Context, o client.Object) []reconcile.Request {
 	port := o.(*v1alpha1.XPUPort)
-	r.allocator.seen(port) // before these claims ask for what it reserved
+	r.allocator.settle(port) // before these claims ask for what it reserved
 	r.gone.reset(port.UID)
 	r.tainted.reset(port.UID)
-	keys := []string{onFunction(functionKey(port.Spec.NodeName, port.Spec.Function))}
+	keys := []string{onFunction(functionOf(port))}
 	for _, network := range r.networkKeys(ctx, port.Spec.Network) {
 		keys = append(keys, onAddresses(network))
 	}
@@ -89,13 +86,11 @@ func (r *claims) waitingForPort(ctx context.Context, o client.Object) []reconcil
 // waitingForNetwork are the claims that join the network, or one that is in conflict with it: the change may have ended
 // that.
 func (r *claims) waitingForNetwork(ctx context.Context, o client.Object) []reconcile.Request {
-	networks := sets.New(o.GetName())
-	for _, segment := range segmentKeys(o.(*v1alpha1.XPUNetwork)) {
-		for _, rival := range r.requests(ctx, &v1alpha1.XPUNetworkList{}, client.MatchingFields{networksByID: segment}) {
-			networks.Insert(rival.Name)
-		}
+	networks := []string{o.GetName()}
+	for _, rival := range r.networkRivals(ctx, o) {
+		networks = append(networks, rival.Name)
 	}
-	return r.dependents(ctx, r.networkKeys(ctx, networks.UnsortedList()...)...)
+	return r.dependents(ctx, r.networkKeys(ctx, networks...)...)
 }
 
 // networkKeys are the keys of claimsByDependency of claims that join the networks. A claim names its network itself, or
@@ -141,15 +136,16 @@ func (r *claims) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, 
 		r.busy.reset(req)
 		return ctrl.Result{RequeueAfter: after}, err
 	}
-	told := make([][]metav1.Condition, len(devices))
+	before := c.DeepCopy()
 	for i := range devices {
-		var again time.Duration
-		if told[i], again, err = r.device(ctx, &c, &devices[i], ports); err != nil {
+		told, again, err := r.device(ctx, &c, &devices[i], ports)
+		if err != nil {
 			return ctrl.Result{}, err
 		}
+		setConditions(&c, &devices[i], told)
 		after = smaller(after, again)
 	}
-	return ctrl.Result{RequeueAfter: after}, r.report(ctx, &c, devices, told)
+	return ctrl.Result{RequeueAfter: after}, r.report(ctx, &c, before, devices)
 }
 
 // retire deletes the Ports that the claim no longer backs. If the claim itself is gone, or about to go, that is the
@@ -241,19 +237,13 @@ func (r *claims) existing(
 		return nil, 0, r.deletePort(ctx, port, "it is of an earlier allocation of the claim")
 	}
 	r.busy.reset(requestFor(c))
-	ready := meta.FindStatusCondition(port.Status.Conditions, v1alpha1.ConditionReady)
-	if ready == nil {
+	ready := readyOf(port.Status.Conditions)
+	everUp := ready.Status == metav1.ConditionTrue || port.Status.BridgePort != ""
+	switch {
+	case ready.Reason == "", everUp && !d.BeforeBind, !everUp && ready.Reason == v1alpha1.ReasonProvisioning:
 		return nil, 0, nil
-	}
-	// Once the Port was up, the claim is told no more of it.
-	if ready.Status == metav1.ConditionTrue || port.Status.BridgePort != "" {
-		if !d.BeforeBind {
-			return nil, 0, nil
-		}
+	case everUp: // what happens to the Port later is not told to the claim
 		return provisioned(c, v1alpha1.ReasonUp, "the xPU serves the Port"), 0, nil
-	}
-	if ready.Reason == v1alpha1.ReasonProvisioning {
-		return nil, 0, nil
 	}
 	told := provisioned(c, ready.Reason, ready.Message)
 	if !d.BeforeBind || !refused(ready.Reason) {
@@ -277,8 +267,7 @@ const taintPause = 200 * time.Millisecond
 func (r *claims) untilTainted(
 	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device, port *v1alpha1.XPUPort,
 ) (time.Duration, error) {
-	told := deviceCondition(c, d, v1alpha1.ConditionProvisionFailed)
-	if told != nil && told.Status == metav1.ConditionTrue {
+	if deviceCondition(c, d, v1alpha1.ConditionProvisionFailed).Status == metav1.ConditionTrue {
 		return 0, nil
 	}
 	tainted, err := r.isTainted(ctx, d)

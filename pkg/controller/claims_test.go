@@ -311,14 +311,14 @@ func TestProblems(t *testing.T) {
 			before: func(c *cluster) { c.network("blue", 100); c.pool("fast", "red") },
 			reason: v1alpha1.ReasonNetworkNotFound, message: "XPUNetwork red",
 			cure: func(c *cluster) {
-				pool := &v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: "fast"}}
-				if err := errors.Join(c.get(pool)); err != nil {
-					c.Fatal(err)
-				}
-				pool.Spec.Network = "blue"
-				if err := c.Update(context.Background(), pool); err != nil {
-					c.Fatal(err)
-				}
+				c.eventually("set spec.network", func() error { // the controller writes the status meanwhile
+					pool := &v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: "fast"}}
+					if err := c.get(pool); err != nil {
+						return err
+					}
+					pool.Spec.Network = "blue"
+					return c.Update(context.Background(), pool)
+				})
 			},
 		},
 		{

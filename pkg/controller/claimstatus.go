@@ -20,28 +20,14 @@ import (
 // claimConditions are the conditions of a device that the controller owns.
 var claimConditions = [...]string{v1alpha1.ConditionProvisioned, v1alpha1.ConditionProvisionFailed}
 
-// report has the claim's status say of each device what it is told, in claimConditions, and sends events about problems
-// that are new. In the good case of a pool that does not hold pods back there is nothing to tell and nothing is written.
+// report writes the claim's status if it differs from before, and sends events about problems of devices that are new. In
+// the good case of a pool that does not hold pods back there is nothing to tell and nothing is written.
 //
 // It is an Update of what was read, and not a server-side apply: that rewrites the opaque parameters in the allocation
 // in its own order of keys, which the API server then refuses as a change of the allocation. What the node's agent
 // and other drivers wrote stays, because the resourceVersion must be the one that was read. For the same reason the
 // conditions cannot end up in a later allocation of the same device.
-func (r *claims) report(
-	ctx context.Context, c *resourceapi.ResourceClaim, devices []claim.Device, told [][]metav1.Condition,
-) error {
-	before := c.DeepCopy()
-	var news []metav1.Condition
-	for i := range devices {
-		was := ptr.Deref(deviceCondition(c, &devices[i], v1alpha1.ConditionProvisioned), metav1.Condition{})
-		for _, is := range told[i] {
-			isNews := is.Status != was.Status || is.Reason != was.Reason || is.Message != was.Message
-			if is.Type == v1alpha1.ConditionProvisioned && is.Status == metav1.ConditionFalse && isNews {
-				news = append(news, is)
-			}
-		}
-		setConditions(c, &devices[i], told[i])
-	}
+func (r *claims) report(ctx context.Context, c, before *resourceapi.ResourceClaim, devices []claim.Device) error {
 	if equality.Semantic.DeepEqual(before.Status, c.Status) {
 		return nil
 	}
@@ -52,8 +38,12 @@ func (r *claims) report(
 	if err != nil {
 		return fmt.Errorf("status of ResourceClaim %s/%s: %w", c.Namespace, c.Name, err)
 	}
-	for _, condition := range news {
-		r.sendEvents(before, condition)
+	for i := range devices {
+		was := deviceCondition(before, &devices[i], v1alpha1.ConditionProvisioned)
+		is := deviceCondition(c, &devices[i], v1alpha1.ConditionProvisioned)
+		if is.Status == metav1.ConditionFalse && (is.Status != was.Status || is.Reason != was.Reason || is.Message != was.Message) {
+			r.sendEvents(c, is)
+		}
 	}
 	return nil
 }
@@ -72,21 +62,18 @@ func (r *claims) sendEvents(c *resourceapi.ResourceClaim, news metav1.Condition)
 
 // deviceStatus is the claim's entry for the device, nil if there is none.
 func deviceStatus(c *resourceapi.ResourceClaim, d *claim.Device) *resourceapi.AllocatedDeviceStatus {
-	i := slices.IndexFunc(c.Status.Devices, func(s resourceapi.AllocatedDeviceStatus) bool {
-		return s.Driver == v1alpha1.GroupName && s.Pool == d.Pool && s.Device == d.Name
-	})
-	if i < 0 {
-		return nil
-	}
-	return &c.Status.Devices[i]
-}
-
-// deviceCondition is a condition in the claim's entry for the device, nil if there is none.
-func deviceCondition(c *resourceapi.ResourceClaim, d *claim.Device, conditionType string) *metav1.Condition {
-	if entry := deviceStatus(c, d); entry != nil {
-		return meta.FindStatusCondition(entry.Conditions, conditionType)
+	for i := range c.Status.Devices {
+		if s := &c.Status.Devices[i]; s.Driver == v1alpha1.GroupName && s.Pool == d.Pool && s.Device == d.Name {
+			return s
+		}
 	}
 	return nil
+}
+
+// deviceCondition is a condition in the claim's entry for the device, its zero value if there is none.
+func deviceCondition(c *resourceapi.ResourceClaim, d *claim.Device, conditionType string) metav1.Condition {
+	entry := ptr.Deref(deviceStatus(c, d), resourceapi.AllocatedDeviceStatus{})
+	return ptr.Deref(meta.FindStatusCondition(entry.Conditions, conditionType), metav1.Condition{})
 }
 
 // setConditions has exactly these of claimConditions in the claim's entry for the device. Entries of this driver that

@@ -28,21 +28,18 @@ func (r *devicePools) setup(mgr ctrl.Manager) error {
 	return newController(mgr, "devicepool", 1).
 		For(&v1alpha1.DevicePool{}).
 		WatchesMetadata(&corev1.Node{}, handler.EnqueueRequestsFromMapFunc(all), whenGone).
-		Complete(withConflicts(r))
+		Complete(withConflicts(reconcile.AsReconciler(r.client, r)))
 }
 
-func (r *devicePools) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
-	var pool v1alpha1.DevicePool
-	if err := r.client.Get(ctx, req.NamespacedName, &pool); err != nil {
-		return ctrl.Result{}, client.IgnoreNotFound(err)
-	}
+// Reconcile writes the status of the pool.
+func (r *devicePools) Reconcile(ctx context.Context, pool *v1alpha1.DevicePool) (ctrl.Result, error) {
 	before := pool.DeepCopy()
-	if err := r.prune(ctx, &pool); err != nil {
+	if err := r.prune(ctx, pool); err != nil {
 		return ctrl.Result{}, err
 	}
-	sumUp(&pool)
-	sumUpSupply(&pool)
-	return ctrl.Result{}, r.writeStatus(ctx, &pool, before)
+	sumUp(pool)
+	sumUpSupply(pool)
+	return ctrl.Result{}, r.writeStatus(ctx, pool, before)
 }
 
 // nodeMetadata is a Node without spec and status.
@@ -108,11 +105,12 @@ func sumUp(pool *v1alpha1.DevicePool) {
 		message += "; " + problem
 	case overlaps > 0:
 		reason = v1alpha1.ReasonOverlap
-		message += fmt.Sprintf("; at least %d more that the selectors match belong to other pools: %s; narrow the selectors of one pool",
-			overlaps, strings.Join(shown, ", "))
+		message += fmt.Sprintf("; at least %d more that the selectors match belong to other pools: %s; "+
+			"narrow the selectors of one pool", overlaps, strings.Join(shown, ", "))
 	case pool.Status.Functions == 0:
 		reason = v1alpha1.ReasonNoFunctions
-		message = "no node has a Function that a selector matches; compare spec.selectors and spec.nodeSelector with the nodes' Functions"
+		message = "no node has a Function that a selector matches; " +
+			"compare spec.selectors and spec.nodeSelector with the nodes' Functions"
 	}
 	meta.SetStatusCondition(&pool.Status.Conditions, newCondition(v1alpha1.ConditionReady, generation, reason, message))
 }

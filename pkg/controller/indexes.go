@@ -5,16 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 
 	resourceapi "k8s.io/api/resource/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
 // Indexes of the cache.
@@ -32,12 +31,11 @@ const (
 )
 
 // functionKey identifies a Function in the cluster.
-func functionKey(node string, f v1alpha1.FunctionRef) string {
-	key := node + "/" + f.PCIAddress
-	if f.Subfunction != nil {
-		key += "/sf" + strconv.FormatInt(*f.Subfunction, 10)
-	}
-	return key
+func functionKey(node string, f function.ID) string { return node + "/" + f.String() }
+
+// functionOf is the functionKey of a Port's Function.
+func functionOf(p *v1alpha1.XPUPort) string {
+	return functionKey(p.Spec.NodeName, claim.FunctionOf(p.Spec.Function))
 }
 
 // segmentKeys are what no two networks may have in common.
@@ -67,14 +65,14 @@ func dependencies(c *resourceapi.ResourceClaim) []string {
 	keys := sets.New[string]()
 	for i := range devices {
 		d := &devices[i]
-		keys.Insert(onFunction(functionKey(d.ID.Node, claim.FunctionRef(d.Function))), onNode(d.ID.Node))
+		keys.Insert(onFunction(functionKey(d.ID.Node, d.Function)), onNode(d.ID.Node))
 		network := onPool(d.ID.DevicePool)
 		if d.Config.Network != "" {
 			network = onNetwork(d.Config.Network)
 		}
 		keys.Insert(network)
-		told := ptr.Deref(deviceCondition(c, d, v1alpha1.ConditionProvisioned), metav1.Condition{})
-		if told.Reason == v1alpha1.ReasonNoFreeAddress || told.Reason == v1alpha1.ReasonConflict {
+		switch deviceCondition(c, d, v1alpha1.ConditionProvisioned).Reason {
+		case v1alpha1.ReasonNoFreeAddress, v1alpha1.ReasonConflict:
 			keys.Insert(onAddresses(network))
 		}
 	}
@@ -84,39 +82,41 @@ func dependencies(c *resourceapi.ResourceClaim) []string {
 // portKeys are the keys by which XPUPorts are indexed.
 var portKeys = map[string]func(*v1alpha1.XPUPort) string{
 	portsByClaim:    func(p *v1alpha1.XPUPort) string { return p.Spec.Claim.Name },
-	portsByFunction: func(p *v1alpha1.XPUPort) string { return functionKey(p.Spec.NodeName, p.Spec.Function) },
+	portsByFunction: functionOf,
 	portsByNetwork:  func(p *v1alpha1.XPUPort) string { return p.Spec.Network },
 	portsByXPU:      func(p *v1alpha1.XPUPort) string { return p.Spec.XPU },
 }
 
 func addIndexes(ctx context.Context, indexer client.FieldIndexer) error {
 	for name, key := range portKeys {
-		if err := addIndex(ctx, indexer, name, func(p *v1alpha1.XPUPort) []string { return []string{key(p)} }); err != nil {
+		keys := func(p *v1alpha1.XPUPort) []string { return []string{key(p)} }
+		if err := addIndex(ctx, indexer, &v1alpha1.XPUPort{}, name, keys); err != nil {
 			return err
 		}
 	}
+	endpoint := func(x *v1alpha1.XPU) []string { return []string{x.Spec.Endpoint} }
+	node := func(x *v1alpha1.XPU) []string { return []string{x.Spec.NodeName} }
+	secret := func(x *v1alpha1.XPU) []string { return []string{ptr.Deref(x.Spec.TLS, v1alpha1.XPUTLS{}).SecretName} }
+	network := func(p *v1alpha1.DevicePool) []string { return []string{p.Spec.Network} }
 	return errors.Join(
-		addIndex(ctx, indexer, claimsByDependency, dependencies),
-		addIndex(ctx, indexer, poolsByNetwork, func(p *v1alpha1.DevicePool) []string { return []string{p.Spec.Network} }),
-		addIndex(ctx, indexer, xpusByNode, func(x *v1alpha1.XPU) []string { return []string{x.Spec.NodeName} }),
-		addIndex(ctx, indexer, xpusByEndpoint, func(x *v1alpha1.XPU) []string { return []string{x.Spec.Endpoint} }),
-		addIndex(ctx, indexer, xpusBySecret, func(x *v1alpha1.XPU) []string {
-			return []string{ptr.Deref(x.Spec.TLS, v1alpha1.XPUTLS{}).SecretName}
-		}),
-		addIndex(ctx, indexer, networksByID, segmentKeys),
+		addIndex(ctx, indexer, &v1alpha1.XPU{}, xpusByEndpoint, endpoint),
+		addIndex(ctx, indexer, &v1alpha1.XPU{}, xpusByNode, node),
+		addIndex(ctx, indexer, &v1alpha1.XPU{}, xpusBySecret, secret),
+		addIndex(ctx, indexer, &v1alpha1.DevicePool{}, poolsByNetwork, network),
+		addIndex(ctx, indexer, &v1alpha1.XPUNetwork{}, networksByID, segmentKeys),
+		addIndex(ctx, indexer, &resourceapi.ResourceClaim{}, claimsByDependency, dependencies),
 	)
 }
 
 // addIndex adds an index of the cache. An object is not found by a key that is empty.
-func addIndex[O any, P interface {
-	*O
-	client.Object
-}](ctx context.Context, indexer client.FieldIndexer, name string, keys func(P) []string) error {
-	err := indexer.IndexField(ctx, P(new(O)), name, func(o client.Object) []string {
-		return slices.DeleteFunc(keys(o.(P)), func(key string) bool { return key == "" })
+func addIndex[O client.Object](
+	ctx context.Context, indexer client.FieldIndexer, object O, name string, keys func(O) []string,
+) error {
+	err := indexer.IndexField(ctx, object, name, func(o client.Object) []string {
+		return slices.DeleteFunc(keys(o.(O)), func(key string) bool { return key == "" })
 	})
 	if err != nil {
-		return fmt.Errorf("index %s of %T: %w", name, P(nil), err)
+		return fmt.Errorf("index %s of %T: %w", name, object, err)
 	}
 	return nil
 }

@@ -9,9 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -45,26 +43,15 @@ func newMetrics(registerer prometheus.Registerer, ports client.Reader) (*metrics
 	return m, nil
 }
 
-// provisioned notes that a Port came up for the first time.
-func (m *metrics) provisioned(port *v1alpha1.XPUPort) {
-	m.provisioning.Observe(time.Since(port.CreationTimestamp.Time).Seconds())
-}
-
 // failed notes that an operation on an agent failed.
 func (m *metrics) failed(xpu, operation string, err error) {
 	code := "Failed"
-	var failure *opi.Error
-	if errors.As(err, &failure) && failure.Err != nil {
+	if failure, ok := errors.AsType[*opi.Error](err); ok && failure.Err != nil {
 		if c := status.Code(failure.Err); c != codes.Unknown {
 			code = c.String()
 		}
 	}
 	m.errors.WithLabelValues(xpu, operation, code).Inc()
-}
-
-// forget ends the series of an XPU that is gone.
-func (m *metrics) forget(xpu string) {
-	m.errors.DeletePartialMatch(prometheus.Labels{"xpu": xpu})
 }
 
 // portCollector counts the Ports in the cache at each scrape.
@@ -94,7 +81,7 @@ func (c *portCollector) Collect(out chan<- prometheus.Metric) {
 }
 
 func stateOf(port *v1alpha1.XPUPort) string {
-	ready := ptr.Deref(meta.FindStatusCondition(port.Status.Conditions, v1alpha1.ConditionReady), metav1.Condition{})
+	ready := readyOf(port.Status.Conditions)
 	switch {
 	case !port.DeletionTimestamp.IsZero():
 		return "releasing"

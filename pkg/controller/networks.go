@@ -33,21 +33,15 @@ type networks struct {
 
 func (r *networks) setup(mgr ctrl.Manager) error {
 	enqueue := handler.EnqueueRequestsFromMapFunc
-	all := func(ctx context.Context, _ client.Object) []reconcile.Request {
-		return r.requests(ctx, &v1alpha1.XPUNetworkList{})
-	}
-	onChange := func(ctx context.Context, _ string, c change) []reconcile.Request {
-		if c == healthChanged {
-			return nil
-		}
-		return all(ctx, nil)
-	}
+	all := func(ctx context.Context) []reconcile.Request { return r.requests(ctx, &v1alpha1.XPUNetworkList{}) }
+	onXPU := func(ctx context.Context, _ client.Object) []reconcile.Request { return all(ctx) }
+	onAgent := func(ctx context.Context, _ string) []reconcile.Request { return all(ctx) }
 	return newController(mgr, "xpunetwork", r.Concurrency).
 		For(&v1alpha1.XPUNetwork{}, whenSpecChanged).
-		Watches(&v1alpha1.XPUNetwork{}, enqueue(r.rivals), whenGone).
-		Watches(&v1alpha1.XPU{}, enqueue(all), whenGone).
+		Watches(&v1alpha1.XPUNetwork{}, enqueue(r.networkRivals), whenGone).
+		Watches(&v1alpha1.XPU{}, enqueue(onXPU), whenGone).
 		Watches(&v1alpha1.XPUPort{}, enqueue(r.waitsFor), whenGone).
-		WatchesRawSource(r.sessions.source(onChange)).
+		WatchesRawSource(r.sessions.source(onAgent, cameUp, wentDown)).
 		Complete(withConflicts(r))
 }
 
@@ -61,8 +55,8 @@ func (r *networks) waitsFor(ctx context.Context, o client.Object) []reconcile.Re
 	return []reconcile.Request{{NamespacedName: key}}
 }
 
-// rivals are the networks that have a VLAN or VNI in common with this one.
-func (r *networks) rivals(ctx context.Context, o client.Object) []reconcile.Request {
+// networkRivals are the networks that have a VLAN or VNI in common with this one, itself included.
+func (r *base) networkRivals(ctx context.Context, o client.Object) []reconcile.Request {
 	var requests []reconcile.Request
 	for _, key := range segmentKeys(o.(*v1alpha1.XPUNetwork)) {
 		requests = append(requests, r.requests(ctx, &v1alpha1.XPUNetworkList{}, client.MatchingFields{networksByID: key})...)
@@ -93,67 +87,72 @@ func (r *networks) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result
 		r.retries.Forget(req)
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if !network.DeletionTimestamp.IsZero() {
-		return r.remove(ctx, &network)
-	}
-	if err := r.changeFinalizer(ctx, &network, controllerutil.AddFinalizer, v1alpha1.FinalizerNetwork); err != nil {
-		return ctrl.Result{}, err
-	}
-	rival, err := seniorRival(ctx, r.client, &network)
-	if err != nil {
-		return ctrl.Result{}, err
-	}
-	if rival != nil {
+	if network.DeletionTimestamp.IsZero() {
+		if err := r.changeFinalizer(ctx, &network, controllerutil.AddFinalizer, v1alpha1.FinalizerNetwork); err != nil {
+			return ctrl.Result{}, err
+		}
 		before := network.DeepCopy()
-		network.Status.XPUs = nil
-		return ctrl.Result{}, r.updateStatus(ctx, &network, before, rival.reason, rival.message)
+		message, err := r.ensure(ctx, &network)
+		return r.conclude(ctx, &network, before, &network.Status.Conditions, message, err)
 	}
-	return r.ensure(ctx, &network)
+	if !controllerutil.ContainsFinalizer(&network, v1alpha1.FinalizerNetwork) {
+		return ctrl.Result{}, nil
+	}
+	if err := r.remove(ctx, &network); err != nil {
+		return r.conclude(ctx, &network, network.DeepCopy(), &network.Status.Conditions, "", err)
+	}
+	r.retries.Forget(req)
+	return ctrl.Result{}, r.changeFinalizer(ctx, &network, controllerutil.RemoveFinalizer, v1alpha1.FinalizerNetwork)
 }
 
-// ensure has every XPU that can be reached serve the network.
-func (r *networks) ensure(ctx context.Context, network *v1alpha1.XPUNetwork) (ctrl.Result, error) {
+// ensure has every XPU that can be reached serve the network, and sets the network's status. A *problem says why the network
+// is not ready.
+func (r *networks) ensure(ctx context.Context, network *v1alpha1.XPUNetwork) (success string, err error) {
+	before := network.Status.XPUs
+	network.Status.XPUs = nil
+	rival, err := seniorRival(ctx, r.client, network)
+	if err != nil {
+		return "", err
+	}
+	if rival != nil {
+		return "", rival
+	}
 	want := opiNetwork(network)
 	answers, err := r.askAll(ctx, func(ctx context.Context, agent *opi.Session) error { return agent.EnsureNetwork(ctx, want) })
 	if err != nil {
-		return ctrl.Result{}, err
+		return "", err
 	}
-	before := network.DeepCopy()
-	network.Status.XPUs = nil
-	failure, serving := "", 0
+	var failure *problem
+	serving := 0
 	for _, a := range answers {
-		on := a.status(before.Status.XPUs)
-		if a.err != nil && failure == "" {
-			failure = fmt.Sprintf("XPU %s does not serve it: %s", a.xpu, on.Message)
+		on := a.status(before)
+		if a.err != nil && failure == nil {
+			failure = problemf(v1alpha1.ReasonFailed, "XPU %s does not serve it: %s", a.xpu, on.Message)
 		}
 		if on.Ready {
 			serving++
 		}
 		network.Status.XPUs = append(network.Status.XPUs, on)
 	}
-	reason, message := v1alpha1.ReasonUp, fmt.Sprintf("%d of %d XPUs serve it", serving, len(answers))
+	if failure != nil {
+		failure.retry = r.retries.When(requestFor(network))
+		return "", failure
+	}
+	r.retries.Forget(requestFor(network))
 	switch {
-	case failure != "":
-		reason, message = v1alpha1.ReasonFailed, failure
 	case len(answers) == 0:
-		reason, message = v1alpha1.ReasonNoXPU, "there is no XPU that could serve it; create one"
+		return "", problemf(v1alpha1.ReasonNoXPU, "there is no XPU that could serve it; create one")
 	case serving == 0:
-		reason, message = v1alpha1.ReasonXPUUnavailable, fmt.Sprintf("none of %d XPUs can be reached", len(answers))
+		return "", problemf(v1alpha1.ReasonXPUUnavailable, "none of %d XPUs can be reached", len(answers))
 	}
-	result := ctrl.Result{}
-	if failure == "" {
-		r.retries.Forget(requestFor(network))
-	} else {
-		result.RequeueAfter = r.retries.When(requestFor(network))
-	}
-	return result, r.updateStatus(ctx, network, before, reason, message)
+	return fmt.Sprintf("%d of %d XPUs serve it", serving, len(answers)), nil
 }
 
 // answer is what came of asking one XPU's agent.
 type answer struct {
-	xpu   string
-	state connectivity
-	err   error // only if connected
+	xpu string
+	connection
+	err error // nil unless connected
 }
 
 // askAll asks the agents of all XPUs at the same time; those that cannot be reached are left out. The answers are
@@ -167,15 +166,13 @@ func (r *networks) askAll(ctx context.Context, ask func(context.Context, *opi.Se
 	var group errgroup.Group
 	group.SetLimit(agentsAtOnce)
 	for i, xpu := range all.Items {
-		way := r.sessions.connection(xpu.Name)
-		answers[i] = answer{xpu: xpu.Name, state: way.state}
-		if way.state != connected {
-			continue
-		}
 		group.Go(func() error {
-			ctx, cancel := context.WithTimeout(ctx, r.AgentTimeout)
-			defer cancel()
-			answers[i].err = ask(ctx, way.agent)
+			answers[i] = answer{xpu: xpu.Name, connection: r.sessions.connection(xpu.Name)}
+			if agent := answers[i].agent; agent != nil {
+				ctx, cancel := context.WithTimeout(ctx, r.AgentTimeout)
+				defer cancel()
+				answers[i].err = ask(ctx, agent)
+			}
 			return nil
 		})
 	}
@@ -189,9 +186,9 @@ func (a answer) status(before []v1alpha1.XPUNetworkOnXPU) v1alpha1.XPUNetworkOnX
 	switch {
 	case a.err != nil:
 		return v1alpha1.XPUNetworkOnXPU{Name: a.xpu, Message: oneLine(a.err)}
-	case a.state == connected:
+	case a.agent != nil:
 		return v1alpha1.XPUNetworkOnXPU{Name: a.xpu, Ready: true}
-	case a.state == disconnected:
+	case a.health.Known:
 		return v1alpha1.XPUNetworkOnXPU{Name: a.xpu, Message: "the OPI agent cannot be reached"}
 	}
 	for _, was := range before {
@@ -202,38 +199,35 @@ func (a answer) status(before []v1alpha1.XPUNetworkOnXPU) v1alpha1.XPUNetworkOnX
 	return v1alpha1.XPUNetworkOnXPU{Name: a.xpu, Message: "not connected yet"}
 }
 
-// remove takes the network from the XPUs once no Port needs it.
-func (r *networks) remove(ctx context.Context, network *v1alpha1.XPUNetwork) (ctrl.Result, error) {
-	before := network.DeepCopy()
-	if !controllerutil.ContainsFinalizer(network, v1alpha1.FinalizerNetwork) {
-		return ctrl.Result{}, nil
-	}
+// remove takes the network from the XPUs once no Port needs it. Until then its error is a *problem, one without a reason if
+// nothing is known of an XPU yet.
+func (r *networks) remove(ctx context.Context, network *v1alpha1.XPUNetwork) error {
 	ports, err := listPorts(ctx, r.client, client.MatchingFields{portsByNetwork: network.Name})
 	if err != nil {
-		return ctrl.Result{}, err
+		return err
 	}
 	if len(ports) > 0 {
-		return ctrl.Result{}, r.updateStatus(ctx, network, before, v1alpha1.ReasonInUse,
-			fmt.Sprintf("%d XPUPorts use it, such as %s/%s; it is deleted once they are gone", len(ports), ports[0].Namespace, ports[0].Name))
+		return problemf(v1alpha1.ReasonInUse, "%d XPUPorts use it, such as %s/%s; it is deleted once they are gone",
+			len(ports), ports[0].Namespace, ports[0].Name)
 	}
 	id := opi.NetworkID(network.Name)
 	answers, err := r.askAll(ctx, func(ctx context.Context, agent *opi.Session) error { return agent.DeleteNetwork(ctx, id) })
 	if err != nil {
-		return ctrl.Result{}, err
+		return err
 	}
 	var left []string
 	for _, a := range answers {
 		switch {
-		case a.state == unknown:
-			return ctrl.Result{}, nil // it will report
+		case !a.health.Known:
+			return &problem{} // it will report
 		case a.err != nil:
-			reason := v1alpha1.ReasonReleasing
+			p := problemf(v1alpha1.ReasonReleasing, "XPU %s still serves it: %s", a.xpu, oneLine(a.err))
+			p.retry = r.retries.When(requestFor(network))
 			if errors.Is(a.err, opi.ErrInUse) {
-				reason = v1alpha1.ReasonInUse
+				p.reason = v1alpha1.ReasonInUse
 			}
-			return ctrl.Result{RequeueAfter: r.retries.When(requestFor(network))},
-				r.updateStatus(ctx, network, before, reason, fmt.Sprintf("XPU %s still serves it: %s", a.xpu, oneLine(a.err)))
-		case a.state == disconnected:
+			return p
+		case a.agent == nil:
 			left = append(left, a.xpu)
 		}
 	}
@@ -241,14 +235,7 @@ func (r *networks) remove(ctx context.Context, network *v1alpha1.XPUNetwork) (ct
 		r.events.Eventf(network, nil, corev1.EventTypeWarning, v1alpha1.ReasonXPUUnavailable, "Delete",
 			"deleted without XPUs %s, which cannot be reached and may still have it as %s", strings.Join(left, ", "), id)
 	}
-	r.retries.Forget(requestFor(network))
-	return ctrl.Result{}, r.changeFinalizer(ctx, network, controllerutil.RemoveFinalizer, v1alpha1.FinalizerNetwork)
-}
-
-// updateStatus sets the Ready condition and writes the status, if it differs from before.
-func (r *networks) updateStatus(ctx context.Context, network, before *v1alpha1.XPUNetwork, reason, message string) error {
-	_, err := r.setReady(ctx, network, before, &network.Status.Conditions, reason, message)
-	return err
+	return nil
 }
 
 func opiNetwork(n *v1alpha1.XPUNetwork) opi.Network {

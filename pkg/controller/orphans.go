@@ -33,30 +33,27 @@ func (r *orphans) setup(mgr ctrl.Manager) error {
 		return nil
 	}
 	return newController(mgr, "orphan", r.Concurrency).
-		WatchesRawSource(r.sessions.sourceOf(cameUp)).
-		Complete(r)
+		WatchesRawSource(r.sessions.source(theXPU, cameUp)).
+		Complete(reconcile.AsReconciler(r.client, r))
 }
 
-func (r *orphans) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
-	var xpu v1alpha1.XPU
-	if err := r.client.Get(ctx, req.NamespacedName, &xpu); err != nil {
-		return ctrl.Result{}, client.IgnoreNotFound(err)
-	}
-	way := r.sessions.connection(req.Name)
-	if way.state != connected {
+// Reconcile is for an XPU of which the agent was connected a moment ago.
+func (r *orphans) Reconcile(ctx context.Context, xpu *v1alpha1.XPU) (ctrl.Result, error) {
+	agent := r.sessions.connection(xpu.Name).agent
+	if agent == nil {
 		return ctrl.Result{}, nil // there will be another look
 	}
 	log := ctrl.LoggerFrom(ctx)
 	agentCtx, cancel := context.WithTimeout(ctx, r.AgentTimeout)
 	defer cancel()
 	// In this order: a port is made only for an XPUPort that the cache has.
-	listed, err := way.agent.ListPorts(agentCtx)
+	listed, err := agent.ListPorts(agentCtx)
 	if err != nil {
 		log.V(1).Info("cannot look for orphans", "error", err.Error())
-		return ctrl.Result{RequeueAfter: r.retries.When(req)}, nil
+		return ctrl.Result{RequeueAfter: r.retries.When(requestFor(xpu))}, nil
 	}
-	r.retries.Forget(req)
-	backed, err := r.backed(ctx, &xpu)
+	r.retries.Forget(requestFor(xpu))
+	backed, err := r.backed(ctx, xpu)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
@@ -75,13 +72,13 @@ func (r *orphans) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result,
 			continue
 		}
 		r.seen.reset(key)
-		if err := way.agent.DeletePort(agentCtx, key.id); err != nil {
+		if err := agent.DeletePort(agentCtx, key.id); err != nil {
 			log.Info("cannot delete orphan", "bridgePort", key.id, "error", err.Error())
 			after = smaller(after, r.OrphanGrace)
 			continue
 		}
 		log.Info("deleted a port that no XPUPort backs", "bridgePort", key.id)
-		r.events.Eventf(&xpu, nil, corev1.EventTypeNormal, "OrphanDeleted", "Delete",
+		r.events.Eventf(xpu, nil, corev1.EventTypeNormal, "OrphanDeleted", "Delete",
 			"deleted port %s, which no XPUPort backed for %s", key.id, r.OrphanGrace)
 		// Had an XPUPort come for it in this very moment, its port may be the one that was just deleted.
 		r.sessions.tell(xpu.Name, cameUp)

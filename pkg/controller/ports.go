@@ -10,7 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -33,46 +33,57 @@ type ports struct {
 }
 
 func (r *ports) setup(mgr ctrl.Manager) error {
-	by := func(index string) handler.EventHandler {
-		return handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, o client.Object) []reconcile.Request {
-			return r.requests(ctx, &v1alpha1.XPUPortList{}, client.MatchingFields{index: o.GetName()})
-		})
+	enqueue := handler.EnqueueRequestsFromMapFunc
+	onNetwork := func(ctx context.Context, network client.Object) []reconcile.Request {
+		return r.requests(ctx, &v1alpha1.XPUPortList{}, client.MatchingFields{portsByNetwork: network.GetName()})
 	}
+	onAgent := func(ctx context.Context, xpu string) []reconcile.Request {
+		return r.requests(ctx, &v1alpha1.XPUPortList{}, client.MatchingFields{portsByXPU: xpu})
+	}
+	onXPU := func(ctx context.Context, xpu client.Object) []reconcile.Request { return onAgent(ctx, xpu.GetName()) }
 	return newController(mgr, "xpuport", r.Concurrency).
 		For(&v1alpha1.XPUPort{}, whenSpecChanged).
-		Watches(&v1alpha1.XPUPort{}, handler.EnqueueRequestsFromMapFunc(r.rivals), whenMadeOrGone).
-		Watches(&v1alpha1.XPUNetwork{}, by(portsByNetwork), whenSpecChanged).
-		Watches(&v1alpha1.XPU{}, by(portsByXPU), whenSpecChanged).
-		WatchesRawSource(r.sessions.source(r.onChange)).
+		Watches(&v1alpha1.XPUPort{}, enqueue(r.siblings), whenMadeOrGone).
+		Watches(&v1alpha1.XPUNetwork{}, enqueue(onNetwork), whenSpecChanged).
+		Watches(&v1alpha1.XPU{}, enqueue(onXPU), whenSpecChanged).
+		WatchesRawSource(r.sessions.source(onAgent, cameUp, wentDown)). // an agent that came back may have forgotten Ports
 		WatchesRawSource(r.limiter.source()).
 		Complete(withConflicts(r))
 }
 
 // sameFunction selects the Ports of a Port's Function, that Port included.
 func sameFunction(port *v1alpha1.XPUPort) client.MatchingFields {
-	return client.MatchingFields{portsByFunction: functionKey(port.Spec.NodeName, port.Spec.Function)}
+	return client.MatchingFields{portsByFunction: functionOf(port)}
 }
 
-// rivals are the other Ports of a Port's Function.
-func (r *ports) rivals(ctx context.Context, o client.Object) []reconcile.Request {
+// siblings are the other Ports of a Port's Function.
+func (r *ports) siblings(ctx context.Context, o client.Object) []reconcile.Request {
 	all := r.requests(ctx, &v1alpha1.XPUPortList{}, sameFunction(o.(*v1alpha1.XPUPort)))
 	return slices.DeleteFunc(all, func(request reconcile.Request) bool { return request == requestFor(o) })
 }
 
-// ahead is the Port of the same Function that comes before this one, nil if none does. There can only be one if a claim
-// and an agent made theirs at the same time, or somebody made one by hand: an agent has a single Port for a Function.
-func (r *ports) ahead(ctx context.Context, port *v1alpha1.XPUPort) (*v1alpha1.XPUPort, error) {
+// look returns the Port of the same Function that comes before this one, and the Port's XPU, each nil if there is none.
+// There can only be a Port ahead if a claim and an agent made theirs at the same time, or somebody made one by hand: an agent
+// has a single Port for a Function.
+func (r *ports) look(ctx context.Context, port *v1alpha1.XPUPort) (ahead *v1alpha1.XPUPort, _ *v1alpha1.XPU, _ error) {
 	all, err := listPorts(ctx, r.client, sameFunction(port))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	var first *v1alpha1.XPUPort
 	for i := range all {
-		if all[i].UID != port.UID && comesBefore(&all[i], cmp.Or(first, port)) {
-			first = &all[i]
+		if all[i].UID != port.UID && comesBefore(&all[i], cmp.Or(ahead, port)) {
+			ahead = &all[i]
 		}
 	}
-	return first, nil
+	var xpu v1alpha1.XPU
+	err = r.client.Get(ctx, client.ObjectKey{Name: port.Spec.XPU}, &xpu)
+	if apierrors.IsNotFound(err) {
+		return ahead, nil, nil
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("XPU %s: %w", port.Spec.XPU, err)
+	}
+	return ahead, &xpu, nil
 }
 
 // comesBefore prefers the Port that was up, then the older one.
@@ -83,71 +94,75 @@ func comesBefore(a, b *v1alpha1.XPUPort) bool {
 	return older(a, b)
 }
 
-// onChange has every Port of an agent that came back verified: it may have forgotten them. When an agent goes, those
-// that are up stay so, as far as anyone knows.
-func (r *ports) onChange(ctx context.Context, xpu string, c change) []reconcile.Request {
-	if c == healthChanged {
-		return nil
-	}
-	found, err := listPorts(ctx, r.client, client.MatchingFields{portsByXPU: xpu})
-	if err != nil {
-		ctrl.LoggerFrom(ctx).Error(err, "listing Ports of an XPU", "xpu", xpu)
-	}
-	var requests []reconcile.Request
-	for i := range found {
-		up := meta.IsStatusConditionTrue(found[i].Status.Conditions, v1alpha1.ConditionReady)
-		if c == cameUp || !up || !found[i].DeletionTimestamp.IsZero() {
-			requests = append(requests, requestFor(&found[i]))
-		}
-	}
-	return requests
-}
-
 func (r *ports) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	var port v1alpha1.XPUPort
 	if err := r.client.Get(ctx, req.NamespacedName, &port); err != nil {
 		r.retries.Forget(req)
-		r.limiter.cancel(req)
+		r.limiter.done(req)
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	if !r.limiter.take(port.Spec.XPU, req) {
 		return ctrl.Result{}, nil
 	}
-	defer r.limiter.done(port.Spec.XPU)
-	if !port.DeletionTimestamp.IsZero() {
-		return r.release(ctx, &port)
-	}
-	return r.provision(ctx, &port)
-}
-
-// provision has the agent serve the Port, and says in the Port's status what came of it.
-func (r *ports) provision(ctx context.Context, port *v1alpha1.XPUPort) (ctrl.Result, error) {
+	defer r.limiter.done(req)
 	before := port.DeepCopy()
-	err := r.ensure(ctx, port)
-	if err == nil {
-		return ctrl.Result{}, r.updateStatus(ctx, port, before, v1alpha1.ReasonUp, "the xPU serves the Port")
+	if port.DeletionTimestamp.IsZero() {
+		return r.conclude(ctx, &port, before, r.inTime(&port, r.ensure(ctx, &port)))
 	}
-	p, ok := errors.AsType[*problem](err)
-	if !ok {
+	if !controllerutil.ContainsFinalizer(&port, v1alpha1.FinalizerPort) {
+		return ctrl.Result{}, nil
+	}
+	if err := r.remove(ctx, &port); err != nil {
+		return r.conclude(ctx, &port, before, err)
+	}
+	if err := r.changeFinalizer(ctx, &port, controllerutil.RemoveFinalizer, v1alpha1.FinalizerPort); err != nil {
 		return ctrl.Result{}, err
 	}
-	result := ctrl.Result{RequeueAfter: p.retry}
-	everUp := port.Status.BridgePort != ""
-	if everUp && p.reason == v1alpha1.ReasonXPUUnavailable {
-		return result, nil // as far as anyone knows the xPU still serves it; the XPU's status tells of the agent
+	r.retries.Forget(req)
+	ctrl.LoggerFrom(ctx).Info("XPUPort is released", "xpu", port.Spec.XPU)
+	return ctrl.Result{}, nil
+}
+
+// conclude says in the status and the log what came of an attempt to serve or to remove the Port.
+func (r *ports) conclude(ctx context.Context, port, before *v1alpha1.XPUPort, err error) (ctrl.Result, error) {
+	result, err := r.base.conclude(ctx, port, before, &port.Status.Conditions, "the xPU serves the Port", err)
+	ready := readyOf(port.Status.Conditions)
+	if err != nil || ready.Reason == readyOf(before.Status.Conditions).Reason {
+		return result, err
 	}
-	if !everUp && !refused(p.reason) {
-		if left := r.left(port); left > 0 {
-			result.RequeueAfter = smaller(p.retry, left)
-		} else {
-			p = problemf(v1alpha1.ReasonFailed, "not up %s after its creation: %s",
-				r.ProvisionTimeout, cmp.Or(p.message, "XPU "+port.Spec.XPU+" is not connected"))
-		}
-	}
-	if p.reason == "" {
+	log := ctrl.LoggerFrom(ctx).WithValues("xpu", port.Spec.XPU)
+	if ready.Status != metav1.ConditionTrue {
+		log.Info("XPUPort is not up", "reason", ready.Reason, "message", ready.Message)
 		return result, nil
 	}
-	return result, r.updateStatus(ctx, port, before, p.reason, p.message)
+	log.Info("XPUPort is up", "bridgePort", port.Status.BridgePort)
+	if before.Status.BridgePort == "" {
+		r.metrics.provisioning.Observe(time.Since(port.CreationTimestamp.Time).Seconds())
+	}
+	return result, nil
+}
+
+// inTime returns what the Port's status is to say of the error of ensure. A Port that was up stays up, as far as anyone
+// knows, while its agent is away: the XPU's status tells of the agent. One that never was up is refused after a while.
+func (r *ports) inTime(port *v1alpha1.XPUPort, err error) error {
+	p, isProblem := errors.AsType[*problem](err)
+	everUp := port.Status.BridgePort != ""
+	switch {
+	case !isProblem:
+		return err
+	case everUp && p.reason == v1alpha1.ReasonXPUUnavailable:
+		return &problem{retry: p.retry}
+	case everUp || refused(p.reason):
+		return p
+	}
+	if left := r.left(port); left > 0 {
+		p.retry = smaller(p.retry, left)
+		return p
+	}
+	why := cmp.Or(p.message, "XPU "+port.Spec.XPU+" is not connected")
+	late := problemf(v1alpha1.ReasonFailed, "not up %s after its creation: %s", r.ProvisionTimeout, why)
+	late.retry = p.retry
+	return late
 }
 
 // left is the time until a Port that never was up is refused; 0 or less if it is past, or if the Port was up.
@@ -161,12 +176,12 @@ func (r *ports) left(port *v1alpha1.XPUPort) time.Duration {
 // ensure has the agent serve the Port, and then sets the Port's status. A *problem says why the agent does not; one
 // without a reason means that nothing is known yet. Other errors are those of the API server.
 func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
-	first, err := r.ahead(ctx, port)
+	ahead, xpu, err := r.look(ctx, port)
 	if err != nil {
 		return err
 	}
-	if first != nil {
-		return busy(first)
+	if ahead != nil {
+		return busy(ahead)
 	}
 	network, err := usableNetwork(ctx, r.client, port.Spec.Network)
 	if p, ok := errors.AsType[*problem](err); ok {
@@ -175,13 +190,10 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
 	if err != nil {
 		return err
 	}
-	xpu, err := r.xpu(ctx, port.Spec.XPU)
-	switch {
-	case err != nil:
-		return err
-	case xpu == nil:
+	if xpu == nil {
 		return problemf(v1alpha1.ReasonNoXPU, "XPU %s does not exist", port.Spec.XPU)
-	case foreign(port, xpu):
+	}
+	if foreign(port, xpu) {
 		return problemf(v1alpha1.ReasonNoXPU,
 			"XPU %s is that of node %s, not of node %s", xpu.Name, xpu.Spec.NodeName, port.Spec.NodeName)
 	}
@@ -227,68 +239,27 @@ func (r *ports) failure(port *v1alpha1.XPUPort, err error) *problem {
 	return p
 }
 
-// updateStatus sets the Ready condition and writes the status, if it differs from before.
-func (r *ports) updateStatus(ctx context.Context, port, before *v1alpha1.XPUPort, reason, message string) error {
-	news, err := r.setReady(ctx, port, before, &port.Status.Conditions, reason, message)
-	if err != nil || !news {
-		return err
-	}
-	log := ctrl.LoggerFrom(ctx).WithValues("xpu", port.Spec.XPU)
-	if reason != v1alpha1.ReasonUp {
-		log.Info("XPUPort is not up", "reason", reason, "message", message)
-		return nil
-	}
-	log.Info("XPUPort is up", "bridgePort", port.Status.BridgePort)
-	if before.Status.BridgePort == "" {
-		r.metrics.provisioned(port)
-	}
-	return nil
-}
-
-// release takes the Port from its xPU, and lets go of the XPUPort once the agent says that it is gone.
-func (r *ports) release(ctx context.Context, port *v1alpha1.XPUPort) (ctrl.Result, error) {
-	if !controllerutil.ContainsFinalizer(port, v1alpha1.FinalizerPort) {
-		return ctrl.Result{}, nil
-	}
-	err := r.remove(ctx, port)
-	p, isProblem := errors.AsType[*problem](err)
-	switch {
-	case isProblem && p.reason == "":
-		return ctrl.Result{}, nil
-	case isProblem:
-		return ctrl.Result{RequeueAfter: p.retry}, r.updateStatus(ctx, port, port.DeepCopy(), v1alpha1.ReasonReleasing, p.message)
-	case err != nil:
-		return ctrl.Result{}, err
-	}
-	if err := r.changeFinalizer(ctx, port, controllerutil.RemoveFinalizer, v1alpha1.FinalizerPort); err != nil {
-		return ctrl.Result{}, err
-	}
-	r.retries.Forget(requestFor(port))
-	ctrl.LoggerFrom(ctx).Info("XPUPort is released", "xpu", port.Spec.XPU)
-	return ctrl.Result{}, nil
-}
-
 // remove has the agent delete the Port. Its errors are like those of ensure.
 func (r *ports) remove(ctx context.Context, port *v1alpha1.XPUPort) error {
-	first, err := r.ahead(ctx, port)
-	if err != nil || first != nil {
-		return err // what the agent has is the other's
-	}
-	xpu, err := r.xpu(ctx, port.Spec.XPU)
-	if err != nil {
+	ahead, xpu, err := r.look(ctx, port)
+	switch {
+	case err != nil:
 		return err
-	}
-	if xpu == nil {
+	case ahead != nil:
+		return nil // what the agent has is the other's
+	case xpu == nil:
 		r.events.Eventf(port, nil, corev1.EventTypeWarning, v1alpha1.ReasonNoXPU, "Release",
 			"XPU %s was deleted, so the Port is taken to be gone with it", port.Spec.XPU)
 		return nil
-	}
-	if foreign(port, xpu) && port.Status.BridgePort == "" {
+	case foreign(port, xpu) && port.Status.BridgePort == "":
 		return nil // the XPU never had it; what it has by this id is its own node's
 	}
 	agent, p := r.agent(port.Spec.XPU)
-	if p != nil {
+	if p != nil && p.reason != "" {
+		p.reason = v1alpha1.ReasonReleasing
 		p.message += "; the Function is free again once it says that the Port is gone"
+	}
+	if p != nil {
 		return p
 	}
 	id, err := opi.PortID(claim.FunctionOf(port.Spec.Function))
@@ -308,29 +279,15 @@ func (r *ports) remove(ctx context.Context, port *v1alpha1.XPUPort) error {
 // agent is the session with the agent of the XPU, or the problem why it cannot be asked. A problem without a reason
 // means that this is not known yet.
 func (r *ports) agent(xpu string) (*opi.Session, *problem) {
-	way := r.sessions.connection(xpu)
-	switch {
-	case way.state == connected:
+	switch way := r.sessions.connection(xpu); {
+	case way.agent != nil:
 		return way.agent, nil
-	case way.state == unknown:
+	case !way.health.Known:
 		return nil, &problem{}
 	case way.refusal != "":
 		return nil, problemf(v1alpha1.ReasonXPUUnavailable, "the OPI agent of XPU %s cannot be reached: %s", xpu, way.refusal)
 	}
 	return nil, problemf(v1alpha1.ReasonXPUUnavailable, "the OPI agent of XPU %s cannot be reached", xpu)
-}
-
-// xpu is nil if there is none of this name.
-func (r *ports) xpu(ctx context.Context, name string) (*v1alpha1.XPU, error) {
-	var xpu v1alpha1.XPU
-	err := r.client.Get(ctx, client.ObjectKey{Name: name}, &xpu)
-	if apierrors.IsNotFound(err) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("XPU %s: %w", name, err)
-	}
-	return &xpu, nil
 }
 
 // foreign says whether the Port asks for the XPU of another node. Functions of two nodes can have the same address, and so

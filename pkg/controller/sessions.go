@@ -4,8 +4,8 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
+	"slices"
 	"sync"
-	"time"
 
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/types"
@@ -18,20 +18,10 @@ import (
 
 // connection is what is known of the way to the OPI agent of an XPU.
 type connection struct {
-	state   connectivity
 	agent   *opi.Session // nil unless connected
-	health  opi.Health   // its zero value if there is no session
+	health  opi.Health   // if it is not Known, an event will come
 	refusal string       // why the XPU's configuration allows no session; empty if it does
 }
-
-// connectivity is whether an agent can be reached.
-type connectivity int
-
-const (
-	unknown connectivity = iota // not known yet; an event will come
-	connected
-	disconnected
-)
 
 // change is what may be different about the OPI agent of an XPU.
 type change int
@@ -45,9 +35,9 @@ const (
 // sessions has a session with the OPI agent of each XPU, by the XPU's name, and tells reconcilers of changes. Safe for
 // concurrent use.
 type sessions struct {
-	debounce, timeout time.Duration // see [opi.SessionOptions]
-	metrics           *metrics
-	log               logr.Logger
+	Options
+	metrics *metrics
+	log     logr.Logger
 
 	mu        sync.Mutex
 	byXPU     map[string]*session
@@ -61,10 +51,6 @@ type session struct {
 	fingerprint  [sha256.Size]byte
 	stop         context.CancelFunc
 	refusal      string // see connection
-}
-
-func newSessions(debounce, timeout time.Duration, m *metrics, log logr.Logger) *sessions {
-	return &sessions{debounce: debounce, timeout: timeout, metrics: m, log: log, byXPU: map[string]*session{}}
 }
 
 // Start closes every connection once the context ends.
@@ -88,33 +74,28 @@ func (s *sessions) open(xpu string, fingerprint [sha256.Size]byte, config opi.Co
 	if s.closed {
 		return errors.New("the controller is shutting down")
 	}
-	if opened := s.byXPU[xpu]; opened != nil && opened.fingerprint == fingerprint {
+	if known := s.byXPU[xpu]; known != nil && known.fingerprint == fingerprint {
 		return nil
 	}
-	ctx, stop := context.WithCancel(context.Background())
-	opened := &session{fingerprint: fingerprint, stop: stop}
 	log := s.log.WithValues("xpu", xpu)
-	var err error
-	opened.Session, err = opi.NewSession(config, opi.SessionOptions{
-		Debounce: s.debounce, CheckTimeout: s.timeout, Log: log,
+	opened, err := opi.NewSession(config, opi.SessionOptions{
+		Debounce: s.Debounce, CheckTimeout: s.AgentTimeout, Log: log,
 		Connection: func(up bool) {
-			c := wentDown
 			if up {
-				c = cameUp
-			}
-			if s.current(xpu, opened) {
-				s.tell(xpu, c)
+				s.tell(xpu, cameUp)
+			} else {
+				s.tell(xpu, wentDown)
 			}
 		},
 		Changed: func() { s.tell(xpu, healthChanged) },
 		Failed:  func(operation string, err error) { s.metrics.failed(xpu, operation, err) },
 	})
 	if err != nil {
-		stop()
 		return err
 	}
 	s.end(xpu)
-	s.byXPU[xpu] = opened
+	ctx, stop := context.WithCancel(context.Background())
+	s.byXPU[xpu] = &session{Session: opened, fingerprint: fingerprint, stop: stop}
 	s.running.Go(func() {
 		if err := opened.Run(ctx); err != nil {
 			log.Error(err, "The session with the OPI agent ended")
@@ -150,12 +131,6 @@ func (s *sessions) end(xpu string) {
 	}
 }
 
-func (s *sessions) current(xpu string, opened *session) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.byXPU[xpu] == opened
-}
-
 // tell has the reconcilers look at what depends on the XPU.
 func (s *sessions) tell(xpu string, c change) {
 	s.mu.Lock()
@@ -166,13 +141,16 @@ func (s *sessions) tell(xpu string, c change) {
 	}
 }
 
-// source enqueues requests when the OPI agent of an XPU changes.
-func (s *sessions) source(requests func(ctx context.Context, xpu string, c change) []reconcile.Request) source.Source {
+// source enqueues requests when the OPI agent of an XPU changes in one of these ways.
+func (s *sessions) source(requests func(ctx context.Context, xpu string) []reconcile.Request, changes ...change) source.Source {
 	return source.Func(func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.listeners = append(s.listeners, func(xpu string, c change) {
-			for _, request := range requests(ctx, xpu, c) {
+			if !slices.Contains(changes, c) {
+				return
+			}
+			for _, request := range requests(ctx, xpu) {
 				queue.Add(request)
 			}
 		})
@@ -180,14 +158,9 @@ func (s *sessions) source(requests func(ctx context.Context, xpu string, c chang
 	})
 }
 
-// sourceOf enqueues a request for an XPU at this change of its OPI agent.
-func (s *sessions) sourceOf(wanted change) source.Source {
-	return s.source(func(_ context.Context, xpu string, c change) []reconcile.Request {
-		if c != wanted {
-			return nil
-		}
-		return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: xpu}}}
-	})
+// theXPU has an XPU reconciled of which the OPI agent changes.
+func theXPU(_ context.Context, xpu string) []reconcile.Request {
+	return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: xpu}}}
 }
 
 // connection says what is known of the way to the XPU's agent.
@@ -199,14 +172,11 @@ func (s *sessions) connection(xpu string) connection {
 		return connection{}
 	}
 	if opened.Session == nil {
-		return connection{state: disconnected, refusal: opened.refusal}
+		return connection{health: opi.Health{Known: true}, refusal: opened.refusal}
 	}
 	way := connection{health: opened.Health()}
-	switch {
-	case way.health.Connected:
-		way.state, way.agent = connected, opened.Session
-	case way.health.Known:
-		way.state = disconnected
+	if way.health.Connected {
+		way.agent = opened.Session
 	}
 	return way
 }

@@ -19,9 +19,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// controllerName is how events name the controller.
-const controllerName = "xpu-controller"
-
 // Options are what the reconcilers depend on. The zero value of a duration means its default.
 type Options struct {
 	// Namespace is where the Secrets are that XPUs name.
@@ -68,13 +65,7 @@ func (o *Options) setDefaults() {
 // Scheme has every kind that the reconcilers work on.
 func Scheme() (*runtime.Scheme, error) {
 	scheme := runtime.NewScheme()
-	if err := clientgoscheme.AddToScheme(scheme); err != nil {
-		return nil, fmt.Errorf("Kubernetes API: %w", err)
-	}
-	if err := v1alpha1.AddToScheme(scheme); err != nil {
-		return nil, fmt.Errorf("%s API: %w", v1alpha1.GroupName, err)
-	}
-	return scheme, nil
+	return scheme, errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme))
 }
 
 // CacheOptions keep the cache small: of Secrets only those of the namespace, of Nodes only that they are there, and
@@ -107,12 +98,12 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) error {
 	if err != nil {
 		return err
 	}
-	sessions := newSessions(o.Debounce, o.AgentTimeout, m, mgr.GetLogger().WithName("agents"))
+	sessions := &sessions{Options: o, metrics: m, log: mgr.GetLogger().WithName("agents"), byXPU: map[string]*session{}}
 	if err := mgr.Add(sessions); err != nil {
 		return fmt.Errorf("sessions with OPI agents: %w", err)
 	}
 	b := base{
-		Options: o, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder(controllerName),
+		Options: o, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder("xpu-controller"),
 		sessions: sessions, metrics: m,
 	}
 	err = errors.Join(

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -26,7 +27,7 @@ func (r *xpus) setup(mgr ctrl.Manager) error {
 	return newController(mgr, "xpu", r.Concurrency).
 		For(&v1alpha1.XPU{}, whenSpecChanged).
 		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(r.withSecret)).
-		WatchesRawSource(r.sessions.sourceOf(healthChanged)).
+		WatchesRawSource(r.sessions.source(theXPU, healthChanged)).
 		Complete(withConflicts(r))
 }
 
@@ -42,7 +43,7 @@ func (r *xpus) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, er
 	err := r.client.Get(ctx, req.NamespacedName, &xpu)
 	if apierrors.IsNotFound(err) {
 		r.sessions.forget(req.Name)
-		r.metrics.forget(req.Name)
+		r.metrics.errors.DeletePartialMatch(prometheus.Labels{"xpu": req.Name})
 		return ctrl.Result{}, nil
 	}
 	if err != nil {
