@@ -36,10 +36,6 @@ type assumedPort struct {
 	since time.Time
 }
 
-func newAllocator(reader client.Reader) *allocator {
-	return &allocator{reader: reader, assumed: map[types.NamespacedName]assumedPort{}}
-}
-
 // assume reserves the Function of a Port that is about to be created, gives the Port its addresses, and reserves
 // them: those wanted, or the lowest free one of each subnet. A problem says why it cannot be; then nothing is
 // reserved. The reservation ends by settle, or after assumedFor.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -155,7 +156,7 @@ func smaller[T cmp.Ordered](a, b T) T {
 
 // problem is why something cannot go on, as it is told to people in conditions and events.
 type problem struct {
-	reason  string        // one of the Reason constants of the API
+	reason  string        // one of the Reason constants of the API; empty if nothing is known yet, which is not told
 	message string        // one sentence: which object or field, and what would be right
 	retry   time.Duration // pause before the next attempt; 0 means that an event will come
 }
@@ -214,4 +215,26 @@ func (r *base) conclude(
 		r.events.Eventf(object, nil, corev1.EventTypeWarning, p.reason, "Provision", "%s", p.message)
 	}
 	return result, nil
+}
+
+// durations measures for how long something has been the case. Its zero value is ready for use. Safe for concurrent use.
+type durations[K comparable] struct{ since sync.Map } // time.Time by K
+
+// elapsed is the time since the first call for the key.
+func (d *durations[K]) elapsed(key K) time.Duration {
+	now := time.Now()
+	since, _ := d.since.LoadOrStore(key, now)
+	return now.Sub(since.(time.Time))
+}
+
+// reset has the next call of elapsed start anew.
+func (d *durations[K]) reset(key K) { d.since.Delete(key) }
+
+// retain resets all keys but these.
+func (d *durations[K]) retain(keep func(K) bool) {
+	for key := range d.since.Range {
+		if !keep(key.(K)) {
+			d.since.Delete(key)
+		}
+	}
 }

@@ -263,45 +263,33 @@ func (r *claims) existing(
 const taintPause = 200 * time.Millisecond
 
 // untilTainted is the pause before the claim may be told that the device of a refused Port failed, 0 if it may at once.
-// Without the taint the scheduler would pick the same device again.
+// Without the taint, by which the node's agent publishes that, the scheduler would pick the same device again.
 func (r *claims) untilTainted(
 	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device, port *v1alpha1.XPUPort,
 ) (time.Duration, error) {
-	if deviceCondition(c, d, v1alpha1.ConditionProvisionFailed).Status == metav1.ConditionTrue {
+	told := deviceCondition(c, d, v1alpha1.ConditionProvisionFailed).Status == metav1.ConditionTrue
+	if told || r.tainted.elapsed(port.UID) >= r.TaintGrace {
 		return 0, nil
 	}
-	tainted, err := r.isTainted(ctx, d)
-	if err != nil {
-		return 0, err
-	}
-	if !tainted && r.tainted.elapsed(port.UID) < r.TaintGrace {
-		return taintPause, nil
-	}
-	r.tainted.reset(port.UID)
-	return 0, nil
-}
-
-// isTainted tells whether the node's agent has published that provisioning of the device failed. A device that is not
-// offered any more counts as tainted: it cannot be picked again either.
-func (r *claims) isTainted(ctx context.Context, d *claim.Device) (bool, error) {
 	var found resourceapi.ResourceSliceList
 	err := r.live.List(ctx, &found, client.MatchingFields{
 		resourceapi.ResourceSliceSelectorDriver:   v1alpha1.GroupName,
 		resourceapi.ResourceSliceSelectorNodeName: d.ID.Node,
 	})
 	if err != nil {
-		return false, fmt.Errorf("list ResourceSlices of node %s: %w", d.ID.Node, err)
+		return 0, fmt.Errorf("list ResourceSlices of node %s: %w", d.ID.Node, err)
 	}
-	var offered, tainted bool
+	var pause time.Duration // a device that is not offered any more cannot be picked again either
 	for _, slice := range found.Items {
 		for _, device := range slice.Spec.Devices {
-			if slice.Spec.Pool.Name == d.Pool && device.Name == d.Name {
-				offered = true
-				tainted = tainted || slices.ContainsFunc(device.Taints, func(t resourceapi.DeviceTaint) bool {
-					return t.Key == v1alpha1.TaintProvisionFailed
-				})
+			if slice.Spec.Pool.Name != d.Pool || device.Name != d.Name {
+				continue
 			}
+			if slices.ContainsFunc(device.Taints, func(t resourceapi.DeviceTaint) bool { return t.Key == v1alpha1.TaintProvisionFailed }) {
+				return 0, nil
+			}
+			pause = taintPause
 		}
 	}
-	return tainted || !offered, nil
+	return pause, nil
 }

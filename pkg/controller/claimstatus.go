@@ -20,8 +20,9 @@ import (
 // claimConditions are the conditions of a device that the controller owns.
 var claimConditions = [...]string{v1alpha1.ConditionProvisioned, v1alpha1.ConditionProvisionFailed}
 
-// report writes the claim's status if it differs from before, and sends events about problems of devices that are new. In
-// the good case of a pool that does not hold pods back there is nothing to tell and nothing is written.
+// report writes the claim's status if it differs from before, and sends events about problems of devices that are new, to
+// the claim and to each pod that waits for it. In the good case of a pool that does not hold pods back there is nothing to
+// tell and nothing is written.
 //
 // It is an Update of what was read, and not a server-side apply: that rewrites the opaque parameters in the allocation
 // in its own order of keys, which the API server then refuses as a change of the allocation. What the node's agent
@@ -41,23 +42,18 @@ func (r *claims) report(ctx context.Context, c, before *resourceapi.ResourceClai
 	for i := range devices {
 		was := deviceCondition(before, &devices[i], v1alpha1.ConditionProvisioned)
 		is := deviceCondition(c, &devices[i], v1alpha1.ConditionProvisioned)
-		if is.Status == metav1.ConditionFalse && (is.Status != was.Status || is.Reason != was.Reason || is.Message != was.Message) {
-			r.sendEvents(c, is)
+		if is.Status != metav1.ConditionFalse || is.Status == was.Status && is.Reason == was.Reason && is.Message == was.Message {
+			continue
+		}
+		r.events.Eventf(c, nil, corev1.EventTypeWarning, is.Reason, "Provision", "%s", is.Message)
+		for _, consumer := range c.Status.ReservedFor {
+			if consumer.APIGroup == "" && consumer.Resource == "pods" {
+				pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: c.Namespace, Name: consumer.Name, UID: consumer.UID}}
+				r.events.Eventf(pod, c, corev1.EventTypeWarning, is.Reason, "Provision", "ResourceClaim %s: %s", c.Name, is.Message)
+			}
 		}
 	}
 	return nil
-}
-
-// sendEvents sends an event about a device to the claim and to each pod that waits for it.
-func (r *claims) sendEvents(c *resourceapi.ResourceClaim, news metav1.Condition) {
-	r.events.Eventf(c, nil, corev1.EventTypeWarning, news.Reason, "Provision", "%s", news.Message)
-	for _, consumer := range c.Status.ReservedFor {
-		if consumer.APIGroup != "" || consumer.Resource != "pods" {
-			continue
-		}
-		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: c.Namespace, Name: consumer.Name, UID: consumer.UID}}
-		r.events.Eventf(pod, c, corev1.EventTypeWarning, news.Reason, "Provision", "ResourceClaim %s: %s", c.Name, news.Message)
-	}
 }
 
 // deviceStatus is the claim's entry for the device, nil if there is none.

@@ -57,13 +57,12 @@ func (r *devicePools) prune(ctx context.Context, pool *v1alpha1.DevicePool) erro
 		if apierrors.IsNotFound(err) {
 			err = r.live.Get(ctx, key, nodeMetadata())
 		}
-		switch {
-		case apierrors.IsNotFound(err):
-			continue
-		case err != nil:
+		if client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("node %s: %w", entry.Name, err)
 		}
-		left = append(left, entry)
+		if err == nil {
+			left = append(left, entry)
+		}
 	}
 	pool.Status.Nodes = left
 	return nil

@@ -64,21 +64,21 @@ func (r *base) networkRivals(ctx context.Context, o client.Object) []reconcile.R
 	return requests
 }
 
-// seniorRival says which older network has the VLAN or VNI of this one; nil if none.
-func seniorRival(ctx context.Context, reader client.Reader, n *v1alpha1.XPUNetwork) (*problem, error) {
+// checkRivals returns a *problem if an older network has the VLAN or VNI of this one.
+func checkRivals(ctx context.Context, reader client.Reader, n *v1alpha1.XPUNetwork) error {
 	for _, key := range segmentKeys(n) {
 		var same v1alpha1.XPUNetworkList
 		if err := reader.List(ctx, &same, client.MatchingFields{networksByID: key}); err != nil {
-			return nil, fmt.Errorf("list XPUNetworks with %s: %w", key, err)
+			return fmt.Errorf("list XPUNetworks with %s: %w", key, err)
 		}
 		for i := range same.Items {
 			if other := &same.Items[i]; other.Name != n.Name && older(other, n) {
 				return problemf(v1alpha1.ReasonConflict,
-					"%s is that of XPUNetwork %s, which is older; delete one of them", key, other.Name), nil
+					"%s is that of XPUNetwork %s, which is older; delete one of them", key, other.Name)
 			}
 		}
 	}
-	return nil, nil
+	return nil
 }
 
 func (r *networks) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
@@ -110,12 +110,8 @@ func (r *networks) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result
 func (r *networks) ensure(ctx context.Context, network *v1alpha1.XPUNetwork) (success string, err error) {
 	before := network.Status.XPUs
 	network.Status.XPUs = nil
-	rival, err := seniorRival(ctx, r.client, network)
-	if err != nil {
+	if err := checkRivals(ctx, r.client, network); err != nil {
 		return "", err
-	}
-	if rival != nil {
-		return "", rival
 	}
 	want := opiNetwork(network)
 	answers, err := r.askAll(ctx, func(ctx context.Context, agent *opi.Session) error { return agent.EnsureNetwork(ctx, want) })
@@ -257,12 +253,9 @@ func usableNetwork(ctx context.Context, reader client.Reader, name string) (*v1a
 	if err != nil {
 		return nil, fmt.Errorf("XPUNetwork %s: %w", name, err)
 	}
-	rival, err := seniorRival(ctx, reader, &network)
-	if err != nil {
-		return nil, err
-	}
-	if rival != nil {
+	err = checkRivals(ctx, reader, &network)
+	if rival, ok := errors.AsType[*problem](err); ok {
 		return nil, problemf(v1alpha1.ReasonNetworkNotReady, "XPUNetwork %s cannot be used: %s", name, rival.message)
 	}
-	return &network, nil
+	return &network, err
 }

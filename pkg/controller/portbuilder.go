@@ -64,9 +64,14 @@ func (r *claims) buildPort(
 	if err != nil || network == nil {
 		return nil, nil, err
 	}
-	xpu, err := r.xpuOf(ctx, d)
-	if err != nil {
-		return nil, nil, err
+	var xpus v1alpha1.XPUList
+	if err := r.client.List(ctx, &xpus, client.MatchingFields{xpusByNode: d.ID.Node}); err != nil {
+		return nil, nil, fmt.Errorf("list XPUs of node %s: %w", d.ID.Node, err)
+	}
+	xpu := claim.XPUOf(xpus.Items, d.ID.PF)
+	if xpu == nil {
+		return nil, nil, problemf(v1alpha1.ReasonNoXPU,
+			"no XPU has nodeName %s and PF %s; create one, or add the PF to its spec.pfs", d.ID.Node, d.ID.PF)
 	}
 	mac := d.Interface.MAC
 	if mac == "" {
@@ -86,7 +91,7 @@ func (r *claims) buildPort(
 		Spec: v1alpha1.XPUPortSpec{
 			NodeName: d.ID.Node,
 			Function: claim.FunctionRef(d.Function),
-			XPU:      xpu,
+			XPU:      xpu.Name,
 			Network:  network.Name,
 			MAC:      string(mac),
 			MTU:      smaller(int32(d.Interface.MTU), ptr.Deref(network.Spec.MTU, 0)),
@@ -119,20 +124,6 @@ func (r *claims) networkOf(ctx context.Context, d *claim.Device) (*v1alpha1.XPUN
 			"XPUNetwork %s is being deleted; name another one in the InterfaceConfig or the DevicePool", name)
 	}
 	return network, err
-}
-
-// xpuOf returns the name of the XPU that serves the PF of the device.
-func (r *claims) xpuOf(ctx context.Context, d *claim.Device) (string, error) {
-	var xpus v1alpha1.XPUList
-	if err := r.client.List(ctx, &xpus, client.MatchingFields{xpusByNode: d.ID.Node}); err != nil {
-		return "", fmt.Errorf("list XPUs of node %s: %w", d.ID.Node, err)
-	}
-	chosen := claim.XPUOf(xpus.Items, d.ID.PF)
-	if chosen == nil {
-		return "", problemf(v1alpha1.ReasonNoXPU, "no XPU has nodeName %s and PF %s; create one, or add the PF to its spec.pfs",
-			d.ID.Node, d.ID.PF)
-	}
-	return chosen.Name, nil
 }
 
 // allocationStamp tells this allocation of the claim from earlier ones.

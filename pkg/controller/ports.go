@@ -51,14 +51,10 @@ func (r *ports) setup(mgr ctrl.Manager) error {
 		Complete(withConflicts(r))
 }
 
-// sameFunction selects the Ports of a Port's Function, that Port included.
-func sameFunction(port *v1alpha1.XPUPort) client.MatchingFields {
-	return client.MatchingFields{portsByFunction: functionOf(port)}
-}
-
 // siblings are the other Ports of a Port's Function.
 func (r *ports) siblings(ctx context.Context, o client.Object) []reconcile.Request {
-	all := r.requests(ctx, &v1alpha1.XPUPortList{}, sameFunction(o.(*v1alpha1.XPUPort)))
+	of := client.MatchingFields{portsByFunction: functionOf(o.(*v1alpha1.XPUPort))}
+	all := r.requests(ctx, &v1alpha1.XPUPortList{}, of)
 	return slices.DeleteFunc(all, func(request reconcile.Request) bool { return request == requestFor(o) })
 }
 
@@ -66,7 +62,7 @@ func (r *ports) siblings(ctx context.Context, o client.Object) []reconcile.Reque
 // There can only be a Port ahead if a claim and an agent made theirs at the same time, or somebody made one by hand: an agent
 // has a single Port for a Function.
 func (r *ports) look(ctx context.Context, port *v1alpha1.XPUPort) (ahead *v1alpha1.XPUPort, _ *v1alpha1.XPU, _ error) {
-	all, err := listPorts(ctx, r.client, sameFunction(port))
+	all, err := listPorts(ctx, r.client, client.MatchingFields{portsByFunction: functionOf(port)})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -160,9 +156,8 @@ func (r *ports) inTime(port *v1alpha1.XPUPort, err error) error {
 		return p
 	}
 	why := cmp.Or(p.message, "XPU "+port.Spec.XPU+" is not connected")
-	late := problemf(v1alpha1.ReasonFailed, "not up %s after its creation: %s", r.ProvisionTimeout, why)
-	late.retry = p.retry
-	return late
+	p.reason, p.message = v1alpha1.ReasonFailed, fmt.Sprintf("not up %s after its creation: %s", r.ProvisionTimeout, why)
+	return p
 }
 
 // left is the time until a Port that never was up is refused; 0 or less if it is past, or if the Port was up.
@@ -201,7 +196,11 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
 	if p != nil {
 		return p
 	}
-	want, err := opiPort(port)
+	mac, err := function.ParseMAC(port.Spec.MAC)
+	if err != nil {
+		return problemf(v1alpha1.ReasonFailed, "spec.mac: %s", oneLine(err))
+	}
+	want, err := opi.FunctionPort(claim.FunctionOf(port.Spec.Function), mac, port.Spec.Network)
 	if err != nil {
 		return problemf(v1alpha1.ReasonFailed, "%s", oneLine(err))
 	}
@@ -294,12 +293,4 @@ func (r *ports) agent(xpu string) (*opi.Session, *problem) {
 // their ports the same id: an agent that names another node's XPU would get hold of that node's ports.
 func foreign(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) bool {
 	return port.Spec.NodeName != xpu.Spec.NodeName
-}
-
-func opiPort(port *v1alpha1.XPUPort) (opi.Port, error) {
-	mac, err := function.ParseMAC(port.Spec.MAC)
-	if err != nil {
-		return opi.Port{}, fmt.Errorf("spec.mac: %w", err)
-	}
-	return opi.FunctionPort(claim.FunctionOf(port.Spec.Function), mac, port.Spec.Network)
 }

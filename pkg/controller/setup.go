@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -71,6 +72,12 @@ func Scheme() (*runtime.Scheme, error) {
 // CacheOptions keep the cache small: of Secrets only those of the namespace, of Nodes only that they are there, and
 // nothing of who wrote which field.
 func CacheOptions(namespace string) cache.Options {
+	nameOnly := func(object any) (any, error) {
+		if o, ok := object.(*metav1.PartialObjectMetadata); ok {
+			o.ObjectMeta = metav1.ObjectMeta{Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion}
+		}
+		return object, nil
+	}
 	return cache.Options{
 		DefaultTransform: cache.TransformStripManagedFields(),
 		ByObject: map[client.Object]cache.ByObject{
@@ -78,14 +85,6 @@ func CacheOptions(namespace string) cache.Options {
 			nodeMetadata():   {Transform: nameOnly},
 		},
 	}
-}
-
-// nameOnly keeps of an object's metadata what a cache needs.
-func nameOnly(object any) (any, error) {
-	if o, ok := object.(*metav1.PartialObjectMetadata); ok {
-		o.ObjectMeta = metav1.ObjectMeta{Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion}
-	}
-	return object, nil
 }
 
 // Setup adds the reconcilers to the manager. Its client must read from the cache.
@@ -106,8 +105,9 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) error {
 		Options: o, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder("xpu-controller"),
 		sessions: sessions, metrics: m,
 	}
+	allocator := &allocator{reader: b.client, assumed: map[types.NamespacedName]assumedPort{}}
 	err = errors.Join(
-		(&claims{base: b, allocator: newAllocator(b.client)}).setup(mgr),
+		(&claims{base: b, allocator: allocator}).setup(mgr),
 		(&ports{base: b, retries: retryLimiter(), limiter: newPerXPULimiter(o.ConcurrencyPerXPU)}).setup(mgr),
 		(&networks{base: b, retries: retryLimiter()}).setup(mgr),
 		(&xpus{b}).setup(mgr),
