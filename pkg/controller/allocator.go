@@ -188,10 +188,7 @@ func checkAddresses(
 
 // unusable tells whether the address is the subnet's own (RFC 4291 2.6.1 for IPv6) or its IPv4 broadcast address.
 func unusable(subnet netip.Prefix, ip netip.Addr) bool {
-	if subnet.IsSingleIP() {
-		return false
-	}
-	return ip == subnet.Addr() || ip.Is4() && ip == netipx.PrefixLastIP(subnet)
+	return !subnet.IsSingleIP() && (ip == subnet.Addr() || ip.Is4() && ip == netipx.PrefixLastIP(subnet))
 }
 
 // lowestFree is the lowest address of the subnet that may be given and is not taken; the zero value if there is none.
@@ -205,6 +202,7 @@ func lowestFree(subnet netip.Prefix, taken map[netip.Addr]types.NamespacedName) 
 	return netip.Addr{}
 }
 
+// list joins the prefixes for a message.
 func list(prefixes []netip.Prefix) string {
 	texts := make([]string, len(prefixes))
 	for i, prefix := range prefixes {

@@ -61,13 +61,14 @@ var (
 	})
 )
 
+// newController begins to build a controller.
 func newController(mgr ctrl.Manager, name string, concurrency int) *ctrl.Builder {
 	options := controller.Options{MaxConcurrentReconciles: concurrency, RateLimiter: retryLimiter()}
 	return ctrl.NewControllerManagedBy(mgr).Named(name).WithOptions(options)
 }
 
-// withConflicts has a reconciler try again after a write that came too late, which is nothing to log as an error: the
-// cache just did not have the last change yet.
+// withConflicts has a reconciler try again soon after a write conflict, without an error in the log: the cache did not have
+// the last change yet.
 func withConflicts(r reconcile.Reconciler) reconcile.Reconciler {
 	return reconcile.Func(func(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
 		result, err := r.Reconcile(ctx, request)
@@ -136,7 +137,7 @@ func (r *base) changeFinalizer(
 	return nil
 }
 
-// older prefers the object that was made first, and of equals the one whose name sorts first.
+// older says whether a was made before b. Of two that were made in the same second, the one whose name sorts first is older.
 func older(a, b client.Object) bool {
 	made, other := a.GetCreationTimestamp(), b.GetCreationTimestamp()
 	if !made.Equal(&other) {

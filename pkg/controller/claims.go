@@ -83,8 +83,7 @@ func (r *claims) waitingForPort(ctx context.Context, o client.Object) []reconcil
 	return r.dependents(ctx, keys...)
 }
 
-// waitingForNetwork are the claims that join the network, or one that is in conflict with it: the change may have ended
-// that.
+// waitingForNetwork are the claims that join the network, or one whose conflict with it may have ended with the change.
 func (r *claims) waitingForNetwork(ctx context.Context, o client.Object) []reconcile.Request {
 	networks := []string{o.GetName()}
 	for _, rival := range r.networkRivals(ctx, o) {

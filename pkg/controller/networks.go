@@ -45,7 +45,7 @@ func (r *networks) setup(mgr ctrl.Manager) error {
 		Complete(withConflicts(r))
 }
 
-// waitsFor is the network of a Port that is gone, if it waits for that.
+// waitsFor is the network of a Port that is gone, if the network is being deleted, for which it waits for its Ports.
 func (r *networks) waitsFor(ctx context.Context, o client.Object) []reconcile.Request {
 	var network v1alpha1.XPUNetwork
 	key := client.ObjectKey{Name: o.(*v1alpha1.XPUPort).Spec.Network}

@@ -53,8 +53,7 @@ func (r *ports) setup(mgr ctrl.Manager) error {
 
 // siblings are the other Ports of a Port's Function.
 func (r *ports) siblings(ctx context.Context, o client.Object) []reconcile.Request {
-	of := client.MatchingFields{portsByFunction: functionOf(o.(*v1alpha1.XPUPort))}
-	all := r.requests(ctx, &v1alpha1.XPUPortList{}, of)
+	all := r.requests(ctx, &v1alpha1.XPUPortList{}, client.MatchingFields{portsByFunction: functionOf(o.(*v1alpha1.XPUPort))})
 	return slices.DeleteFunc(all, func(request reconcile.Request) bool { return request == requestFor(o) })
 }
 

@@ -158,7 +158,7 @@ func (s *sessions) source(requests func(ctx context.Context, xpu string) []recon
 	})
 }
 
-// theXPU has an XPU reconciled of which the OPI agent changes.
+// theXPU is the request for the XPU itself.
 func theXPU(_ context.Context, xpu string) []reconcile.Request {
 	return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: xpu}}}
 }
