@@ -144,16 +144,14 @@ func interfaceOf(c *v1alpha1.InterfaceConfig) (function.Interface, error) {
 // nobody would apply then.
 func Userspace(i function.Interface) (function.Interface, error) {
 	var errs []error
-	for _, setting := range []struct {
-		name  string
-		isSet bool
-	}{
-		{fmt.Sprintf("mtu %d", i.MTU), i.MTU != 0}, {"routes", len(i.Routes) > 0}, {"allMulticast", i.AllMulticast},
-	} {
-		if setting.isSet {
-			errs = append(errs, fmt.Errorf("%s: must be absent with a driver that hands the Function to a program", setting.name))
+	refuse := func(isSet bool, setting string) {
+		if isSet {
+			errs = append(errs, fmt.Errorf("%s: must be absent with a driver that hands the Function to a program", setting))
 		}
 	}
+	refuse(i.MTU != 0, fmt.Sprintf("mtu %d", i.MTU))
+	refuse(len(i.Routes) > 0, "routes")
+	refuse(i.AllMulticast, "allMulticast")
 	i.Userspace = true
 	return i, errors.Join(errs...)
 }

@@ -1,9 +1,11 @@
 package claim
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -68,4 +70,55 @@ func FunctionOf(ref v1alpha1.FunctionRef) function.ID {
 		return function.SubfunctionID(pci.Address(ref.PCIAddress), uint32(*ref.Subfunction))
 	}
 	return function.ID{Address: pci.Address(ref.PCIAddress)}
+}
+
+// XPUOf chooses the XPU that serves a PF from the XPUs of the PF's node: one that names the PF before one that serves all
+// PFs, then the one whose name sorts first. It returns a pointer into the slice, nil if there is none.
+func XPUOf(xpus []v1alpha1.XPU, pf pci.Address) *v1alpha1.XPU {
+	var chosen *v1alpha1.XPU
+	for i := range xpus {
+		x := &xpus[i]
+		serves := len(x.Spec.PFs) == 0 || slices.Contains(x.Spec.PFs, string(pf))
+		if x.DeletionTimestamp.IsZero() && serves && (chosen == nil || before(x, chosen)) {
+			chosen = x
+		}
+	}
+	return chosen
+}
+
+// before says whether XPUOf prefers a to b.
+func before(a, b *v1alpha1.XPU) bool {
+	if names := len(a.Spec.PFs) > 0; names != (len(b.Spec.PFs) > 0) {
+		return names
+	}
+	return cmp.Less(a.Name, b.Name)
+}
+
+// CDIKind is the vendor and class of CDI devices for claims' Functions.
+const CDIKind = v1alpha1.GroupName + "/function"
+
+// uidLength is the length of a claim's UID, RFC 9562.
+const uidLength = 36
+
+// CDIDeviceName is the name of the CDI device for a claim's device: "<UID>-<device>". The UID keeps a runtime from using a
+// cached device of another claim.
+func CDIDeviceName(claim types.UID, device string) string { return string(claim) + "-" + device }
+
+// ParseCDIDevice parses the qualified name of a CDI device, "xpu.opiproject.org/function=<UID>-<device>". ok is false for
+// other devices.
+func ParseCDIDevice(qualified string) (claim types.UID, id function.ID, ok bool) {
+	kind, name, _ := strings.Cut(qualified, "=")
+	if kind != CDIKind {
+		return "", function.ID{}, false
+	}
+	return SplitCDIDeviceName(name)
+}
+
+// SplitCDIDeviceName reverses [CDIDeviceName]. Multus up to 4.3 passes this name for a claim's device.
+func SplitCDIDeviceName(name string) (claim types.UID, id function.ID, ok bool) {
+	if len(name) <= uidLength || name[uidLength] != '-' {
+		return "", function.ID{}, false
+	}
+	id, err := function.ParseDeviceName(name[uidLength+1:])
+	return types.UID(name[:uidLength]), id, err == nil
 }

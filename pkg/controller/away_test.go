@@ -24,12 +24,12 @@ func (away) List(context.Context, client.ObjectList, ...client.ListOption) error
 
 // TestAPIServerAway: what could not be read is tried again, and is not taken for something that does not exist.
 func TestAPIServerAway(t *testing.T) {
-	b := portBuilder{reader: away{}}
-	device := &claim.Device{Request: "nic", ID: claim.PoolID{DevicePool: "fast"}}
+	b := base{client: away{}}
+	network := func(d claim.Device) error { _, err := (&claims{base: b}).networkOf(t.Context(), &d); return err }
 	for what, err := range map[string]error{
-		"network of a DevicePool": func() error { _, err := b.network(t.Context(), device); return err }(),
-		"XPUNetwork":              func() error { _, err := b.segment(t.Context(), device, "lab"); return err }(),
-		"Secret of an XPU": (&xpus{client: away{}}).connect(t.Context(), &v1alpha1.XPU{
+		"network of a DevicePool": network(claim.Device{ID: claim.PoolID{DevicePool: "fast"}}),
+		"XPUNetwork":              network(claim.Device{Config: v1alpha1.InterfaceConfig{Network: "lab"}}),
+		"Secret of an XPU": (&xpus{b}).connect(t.Context(), &v1alpha1.XPU{
 			Spec: v1alpha1.XPUSpec{TLS: &v1alpha1.XPUTLS{SecretName: "card"}},
 		}),
 	} {

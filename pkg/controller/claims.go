@@ -7,20 +7,13 @@ import (
 	"slices"
 	"time"
 
-	"github.com/go-logr/logr"
-	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/client-go/tools/events"
-	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
@@ -33,99 +26,79 @@ import (
 // claims makes an XPUPort for every Function that is allocated to a ResourceClaim, deletes those that are not
 // allocated any more, and tells the claim what the scheduler or its user must know.
 type claims struct {
-	client    client.Client
-	live      client.Reader // reads that must not come from the cache
-	builder   portBuilder
+	base
 	allocator *allocator
-	events    events.EventRecorder
 
-	gone    *durations[types.UID]            // UIDs of claims that are gone but whose Ports are not deleted yet
-	busy    *durations[types.NamespacedName] // claims that wait for a Function
-	tainted *durations[types.UID]            // Ports that are refused, until the device is tainted
-
-	collectGrace, busyGrace, taintGrace time.Duration
+	gone    durations[types.UID]         // by Port: its claim is gone, and the garbage collector has not deleted it yet
+	busy    durations[reconcile.Request] // by claim: it waits for a Function
+	tainted durations[types.UID]         // by Port: it is refused, and the device is not tainted yet
 }
 
-func (r *claims) setup(mgr ctrl.Manager, concurrency int) error {
-	changed := builder.WithPredicates(predicate.GenerationChangedPredicate{})
-	return ctrl.NewControllerManagedBy(mgr).
-		Named("resourceclaim").
-		For(&resourceapi.ResourceClaim{}, builder.WithPredicates(ourClaims())).
-		Watches(&v1alpha1.XPUPort{}, r.onPort()).
-		Watches(&v1alpha1.XPUNetwork{}, handler.EnqueueRequestsFromMapFunc(r.onNetwork), changed).
-		Watches(&v1alpha1.DevicePool{}, handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, o client.Object) []reconcile.Request {
+func (r *claims) setup(mgr ctrl.Manager) error {
+	enqueue := handler.EnqueueRequestsFromMapFunc
+	return newController(mgr, "resourceclaim", r.Concurrency).
+		For(&resourceapi.ResourceClaim{}, builder.WithPredicates(predicate.Funcs{
+			CreateFunc: func(e event.CreateEvent) bool { return ours(e.Object) },
+			UpdateFunc: func(e event.UpdateEvent) bool { return ours(e.ObjectOld) || ours(e.ObjectNew) },
+		})).
+		Watches(&v1alpha1.XPUPort{}, enqueue(r.ofPort)).
+		Watches(&v1alpha1.XPUPort{}, enqueue(r.waitingForPort), whenGone).
+		Watches(&v1alpha1.XPUNetwork{}, enqueue(r.waitingForNetwork), whenSpecChanged).
+		Watches(&v1alpha1.DevicePool{}, enqueue(func(ctx context.Context, o client.Object) []reconcile.Request {
 			return r.dependents(ctx, onPool(o.GetName()))
-		}), changed).
-		Watches(&v1alpha1.XPU{}, handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, o client.Object) []reconcile.Request {
+		}), whenSpecChanged).
+		Watches(&v1alpha1.XPU{}, enqueue(func(ctx context.Context, o client.Object) []reconcile.Request {
 			return r.dependents(ctx, onNode(o.(*v1alpha1.XPU).Spec.NodeName))
-		}), changed).
-		WithOptions(controller.Options{MaxConcurrentReconciles: concurrency, RateLimiter: retryLimiter[reconcile.Request]()}).
+		}), whenSpecChanged).
 		Complete(withConflicts(r))
 }
 
-// ourClaims lets claims pass that have, or had, a Function of ours.
-func ourClaims() predicate.Predicate {
-	ours := func(o client.Object) bool {
-		c, ok := o.(*resourceapi.ResourceClaim)
-		return ok && c.Status.Allocation != nil &&
-			slices.ContainsFunc(c.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
-				return r.Driver == v1alpha1.GroupName
-			})
-	}
-	return predicate.Funcs{
-		CreateFunc: func(e event.CreateEvent) bool { return ours(e.Object) },
-		DeleteFunc: func(event.DeleteEvent) bool { return true },
-		UpdateFunc: func(e event.UpdateEvent) bool { return ours(e.ObjectOld) || ours(e.ObjectNew) },
-	}
+// ours tells whether a claim has a Function of this driver.
+func ours(o client.Object) bool {
+	allocation := o.(*resourceapi.ResourceClaim).Status.Allocation
+	return allocation != nil && slices.ContainsFunc(allocation.Devices.Results,
+		func(r resourceapi.DeviceRequestAllocationResult) bool { return r.Driver == v1alpha1.GroupName })
 }
 
-// onPort wakes the claim that a Port is for, if it is for one, and once a Port is gone those that wait for what it had.
-func (r *claims) onPort() handler.EventHandler {
-	type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
-	owner := func(q queue, o client.Object) {
-		port := o.(*v1alpha1.XPUPort)
-		if port.Spec.Claim.Name == "" {
-			return
-		}
-		r.allocator.seen(port)
-		q.Add(reconcile.Request{NamespacedName: types.NamespacedName{Namespace: port.Namespace, Name: port.Spec.Claim.Name}})
+// ofPort is the claim that a Port is for, if it is for one.
+func (r *claims) ofPort(_ context.Context, o client.Object) []reconcile.Request {
+	port := o.(*v1alpha1.XPUPort)
+	if port.Spec.Claim.Name == "" {
+		return nil
 	}
-	return handler.Funcs{
-		CreateFunc: func(_ context.Context, e event.CreateEvent, q queue) { owner(q, e.Object) },
-		UpdateFunc: func(_ context.Context, e event.UpdateEvent, q queue) { owner(q, e.ObjectNew) },
-		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q queue) {
-			owner(q, e.Object)
-			port := e.Object.(*v1alpha1.XPUPort)
-			r.gone.reset(port.UID)
-			r.tainted.reset(port.UID)
-			free := []string{onFunction(functionKey(port.Spec.NodeName, port.Spec.Function))}
-			for _, network := range r.namesOf(ctx, port.Spec.Network) {
-				free = append(free, onAddresses(network))
-			}
-			for _, request := range r.dependents(ctx, free...) {
-				q.Add(request)
-			}
-		},
-	}
+	r.allocator.settle(port)
+	return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: port.Namespace, Name: port.Spec.Claim.Name}}}
 }
 
-// onNetwork are the claims that join the network, or one that is in conflict with it: the change may have ended that.
-func (r *claims) onNetwork(ctx context.Context, o client.Object) []reconcile.Request {
-	networks := sets.New(o.GetName())
-	for _, segment := range segmentKeys(o.(*v1alpha1.XPUNetwork)) {
-		for _, rival := range requestsFor(ctx, r.client, &v1alpha1.XPUNetworkList{}, client.MatchingFields{networksByID: segment}) {
-			networks.Insert(rival.Name)
-		}
+// waitingForPort are the claims that wait for the Function or an address of a Port that is gone.
+func (r *claims) waitingForPort(ctx context.Context, o client.Object) []reconcile.Request {
+	port := o.(*v1alpha1.XPUPort)
+	r.allocator.settle(port) // before these claims ask for what it reserved
+	r.gone.reset(port.UID)
+	r.tainted.reset(port.UID)
+	keys := []string{onFunction(functionOf(port))}
+	for _, network := range r.networkKeys(ctx, port.Spec.Network) {
+		keys = append(keys, onAddresses(network))
 	}
-	return r.dependents(ctx, r.namesOf(ctx, networks.UnsortedList()...)...)
+	return r.dependents(ctx, keys...)
 }
 
-// namesOf are the keys of claimsByDependency by which claims name the networks: by themselves, or by a DevicePool.
-func (r *claims) namesOf(ctx context.Context, networks ...string) []string {
+// waitingForNetwork are the claims that join the network, or one whose conflict with it may have ended with the change.
+func (r *claims) waitingForNetwork(ctx context.Context, o client.Object) []reconcile.Request {
+	networks := []string{o.GetName()}
+	for _, rival := range r.networkRivals(ctx, o) {
+		networks = append(networks, rival.Name)
+	}
+	return r.dependents(ctx, r.networkKeys(ctx, networks...)...)
+}
+
+// networkKeys are the keys of claimsByDependency of claims that join the networks. A claim names its network itself, or
+// its DevicePool does.
+func (r *claims) networkKeys(ctx context.Context, networks ...string) []string {
 	var keys []string
 	for _, network := range networks {
 		keys = append(keys, onNetwork(network))
-		for _, pool := range requestsFor(ctx, r.client, &v1alpha1.DevicePoolList{}, client.MatchingFields{poolsByNetwork: network}) {
+		for _, pool := range r.requests(ctx, &v1alpha1.DevicePoolList{}, client.MatchingFields{poolsByNetwork: network}) {
 			keys = append(keys, onPool(pool.Name))
 		}
 	}
@@ -136,27 +109,17 @@ func (r *claims) namesOf(ctx context.Context, networks ...string) []string {
 func (r *claims) dependents(ctx context.Context, keys ...string) []reconcile.Request {
 	var requests []reconcile.Request
 	for _, key := range keys {
-		requests = append(requests, requestsFor(ctx, r.client, &resourceapi.ResourceClaimList{}, client.MatchingFields{claimsByDependency: key})...)
+		found := r.requests(ctx, &resourceapi.ResourceClaimList{}, client.MatchingFields{claimsByDependency: key})
+		requests = append(requests, found...)
 	}
 	return requests
 }
 
-// result is what came of a device.
-type result struct {
-	problem *problem      // what stands in the way; nil if nothing does
-	ready   string        // reason why the pod may bind; empty as long as it may not
-	failed  bool          // the device is to be given back
-	after   time.Duration // look again by then; 0 means an event will come
-}
-
 func (r *claims) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
-	log := ctrl.LoggerFrom(ctx)
-	var c resourceapi.ResourceClaim
-	err := r.client.Get(ctx, req.NamespacedName, &c)
-	if client.IgnoreNotFound(err) != nil {
+	var c resourceapi.ResourceClaim // stays empty if the claim is gone
+	if err := r.client.Get(ctx, req.NamespacedName, &c); client.IgnoreNotFound(err) != nil {
 		return ctrl.Result{}, fmt.Errorf("ResourceClaim %s: %w", req, err)
 	}
-	exists := err == nil
 	devices, err := claim.Devices(&c)
 	if err != nil {
 		// Nothing is touched, as it is not known what is allocated.
@@ -167,42 +130,45 @@ func (r *claims) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, 
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	after, err := r.retire(ctx, log, &c, exists, devices, ports)
+	after, err := r.retire(ctx, &c, devices, ports)
 	if err != nil || len(devices) == 0 {
-		r.busy.reset(req.NamespacedName)
+		r.busy.reset(req)
 		return ctrl.Result{RequeueAfter: after}, err
 	}
-	results := make([]result, len(devices))
+	before := c.DeepCopy()
 	for i := range devices {
-		if results[i], err = r.device(ctx, log, &c, &devices[i], ports); err != nil {
+		told, again, err := r.device(ctx, &c, &devices[i], ports)
+		if err != nil {
 			return ctrl.Result{}, err
 		}
-		after = sooner(after, results[i].after)
+		setConditions(&c, &devices[i], told)
+		after = smaller(after, again)
 	}
-	return ctrl.Result{RequeueAfter: after}, r.report(ctx, &c, devices, results)
+	return ctrl.Result{RequeueAfter: after}, r.report(ctx, &c, before, devices)
 }
 
-// retire deletes the Ports that the claim no longer backs. If the claim itself is gone, or about to go, the garbage
-// collector does so; only if it has not after a grace period, because it learns of new kinds late, we do.
-func (r *claims) retire(ctx context.Context, log logr.Logger, c *resourceapi.ResourceClaim, exists bool, devices []claim.Device, ports []v1alpha1.XPUPort) (time.Duration, error) {
-	var after time.Duration
+// retire deletes the Ports that the claim no longer backs. If the claim itself is gone, or about to go, that is the
+// garbage collector's task. It learns of new kinds late, so the Ports that it leaves for a grace period are deleted too.
+// after is the pause until the first such period ends, 0 if there is none.
+func (r *claims) retire(
+	ctx context.Context, c *resourceapi.ResourceClaim, devices []claim.Device, ports []v1alpha1.XPUPort,
+) (after time.Duration, err error) {
 	for i := range ports {
 		port := &ports[i]
-		if !port.DeletionTimestamp.IsZero() {
-			r.gone.reset(port.UID)
-			continue
-		}
-		current := exists && port.Spec.Claim.UID == c.UID
-		if current && slices.ContainsFunc(devices, func(d claim.Device) bool { return claim.PortName(d.ID.Node, d.Function) == port.Name }) {
+		current := c.UID != "" && port.Spec.Claim.UID == c.UID
+		backed := current && slices.ContainsFunc(devices, func(d claim.Device) bool {
+			return claim.PortName(d.ID.Node, d.Function) == port.Name
+		})
+		if backed || !port.DeletionTimestamp.IsZero() {
 			continue
 		}
 		if !current || ending(c) {
-			if waited := r.gone.elapsed(port.UID); waited < r.collectGrace {
-				after = sooner(after, r.collectGrace-waited)
+			if waited := r.gone.elapsed(port.UID); waited < r.CollectGrace {
+				after = smaller(after, r.CollectGrace-waited)
 				continue
 			}
 		}
-		if err := r.deletePort(ctx, log, port, "the claim no longer has the Function"); err != nil {
+		if err := r.deletePort(ctx, port, "the claim no longer has the Function"); err != nil {
 			return 0, err
 		}
 		r.gone.reset(port.UID)
@@ -218,8 +184,8 @@ func ending(c *resourceapi.ResourceClaim) bool {
 	return !c.DeletionTimestamp.IsZero() || generated && c.Status.Allocation == nil && len(c.Status.ReservedFor) == 0
 }
 
-func (r *claims) deletePort(ctx context.Context, log logr.Logger, port *v1alpha1.XPUPort, why string) error {
-	log.Info("deleting XPUPort", "port", client.ObjectKeyFromObject(port), "why", why)
+func (r *claims) deletePort(ctx context.Context, port *v1alpha1.XPUPort, why string) error {
+	ctrl.LoggerFrom(ctx).Info("deleting XPUPort", "port", client.ObjectKeyFromObject(port), "why", why)
 	err := r.client.Delete(ctx, port.DeepCopy(), client.Preconditions{UID: &port.UID})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 		return fmt.Errorf("delete XPUPort %s/%s: %w", port.Namespace, port.Name, err)
@@ -227,149 +193,102 @@ func (r *claims) deletePort(ctx context.Context, log logr.Logger, port *v1alpha1
 	return nil
 }
 
-// device sees to the Port of one device. Errors are only those worth an immediate retry.
-func (r *claims) device(ctx context.Context, log logr.Logger, c *resourceapi.ResourceClaim, d *claim.Device, ports []v1alpha1.XPUPort) (result, error) {
+// device has a Port for one device. It returns what the claim is told of the device in claimConditions, and when to look
+// again; 0 means that an event will come. Errors are only those worth an immediate retry.
+func (r *claims) device(
+	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device, ports []v1alpha1.XPUPort,
+) ([]metav1.Condition, time.Duration, error) {
 	name := claim.PortName(d.ID.Node, d.Function)
 	i := slices.IndexFunc(ports, func(p v1alpha1.XPUPort) bool { return p.Name == name && p.Spec.Claim.UID == c.UID })
 	if i >= 0 {
-		return r.existing(ctx, log, c, d, &ports[i])
+		return r.existing(ctx, c, d, &ports[i])
 	}
-	v, err := r.create(ctx, log, c, d)
-	var p *problem
-	if !errors.As(err, &p) {
-		return v, err
-	}
-	// Events wake the claim, except when something was only assumed to be taken.
-	v.after = assumedFor
-	// A Function that just changed hands is no news.
-	if p.reason == v1alpha1.ReasonFunctionBusy {
-		if waited := r.busy.elapsed(client.ObjectKeyFromObject(c)); waited < r.busyGrace {
-			v.after = r.busyGrace - waited
-			return v, nil
+	needed, err := r.create(ctx, c, d)
+	if p, ok := errors.AsType[*problem](err); ok {
+		// A Function that just changed hands is no news.
+		if p.reason == v1alpha1.ReasonFunctionBusy {
+			if waited := r.busy.elapsed(requestFor(c)); waited < r.BusyGrace {
+				return nil, r.BusyGrace - waited, nil
+			}
 		}
+		// Events wake the claim, except when something was only assumed to be taken.
+		return provisioned(c, p.reason, p.message), assumedFor, nil
 	}
-	v.problem = p
-	return v, nil
+	if err == nil && !needed && d.BeforeBind {
+		return provisioned(c, v1alpha1.ReasonNoPortNeeded, "the interface joins no network"), 0, nil
+	}
+	return nil, 0, err
 }
 
-// existing says what came of a Port that the claim has.
-func (r *claims) existing(ctx context.Context, log logr.Logger, c *resourceapi.ResourceClaim, d *claim.Device, port *v1alpha1.XPUPort) (result, error) {
+// provisioned is the condition Provisioned of a device.
+func provisioned(c *resourceapi.ResourceClaim, reason, message string) []metav1.Condition {
+	return []metav1.Condition{newCondition(v1alpha1.ConditionProvisioned, c.Generation, reason, message)}
+}
+
+// existing is device for a Port that the claim has.
+func (r *claims) existing(
+	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device, port *v1alpha1.XPUPort,
+) ([]metav1.Condition, time.Duration, error) {
 	if !port.DeletionTimestamp.IsZero() {
-		return result{}, nil // made anew once it is gone
+		return nil, 0, nil // made anew once it is gone
 	}
 	if port.Annotations[annotationAllocation] != allocationStamp(c) {
-		return result{}, r.deletePort(ctx, log, port, "it is of an earlier allocation of the claim")
+		return nil, 0, r.deletePort(ctx, port, "it is of an earlier allocation of the claim")
 	}
-	r.busy.reset(client.ObjectKeyFromObject(c))
-	ready := meta.FindStatusCondition(port.Status.Conditions, v1alpha1.ConditionReady)
+	r.busy.reset(requestFor(c))
+	ready := readyOf(port.Status.Conditions)
+	everUp := ready.Status == metav1.ConditionTrue || port.Status.BridgePort != ""
 	switch {
-	case ready == nil:
-		return result{}, nil
-	case ready.Status == metav1.ConditionTrue || port.Status.BridgePort != "":
-		// Once it was up, what happens to it is the Port's own story.
-		return result{ready: v1alpha1.ReasonUp}, nil
-	case ready.Reason == v1alpha1.ReasonProvisioning:
-		return result{}, nil
+	case ready.Reason == "", everUp && !d.BeforeBind, !everUp && ready.Reason == v1alpha1.ReasonProvisioning:
+		return nil, 0, nil
+	case everUp: // what happens to the Port later is not told to the claim
+		return provisioned(c, v1alpha1.ReasonUp, "the xPU serves the Port"), 0, nil
 	}
-	v := result{problem: &problem{reason: ready.Reason, message: ready.Message}}
+	told := provisioned(c, ready.Reason, ready.Message)
 	if !d.BeforeBind || !refused(ready.Reason) {
-		return v, nil
+		return told, 0, nil
 	}
-	if told := deviceCondition(c, d, v1alpha1.ConditionProvisionFailed); told != nil && told.Status == metav1.ConditionTrue {
-		v.failed = true
-		return v, nil
+	wait, err := r.untilTainted(ctx, c, d, port)
+	if err != nil || wait > 0 {
+		return told, wait, err
 	}
-	tainted, err := r.isTainted(ctx, d)
-	if err != nil {
-		return v, err
-	}
-	// Without the taint the scheduler would pick the same device again.
-	if waited := r.tainted.elapsed(port.UID); !tainted && waited < r.taintGrace {
-		v.after = taintPause
-		return v, nil
-	}
-	r.tainted.reset(port.UID)
-	v.failed = true
-	return v, nil
+	failed := told[0]
+	failed.Type, failed.Status = v1alpha1.ConditionProvisionFailed, metav1.ConditionTrue
+	return append(told, failed), 0, nil
 }
 
 // taintPause is how long to wait between looks at the node's ResourceSlices. They are looked at only while a device
 // is known to have failed, which is too rare to watch all slices of the cluster for.
 const taintPause = 200 * time.Millisecond
 
-// isTainted tells whether the node's agent has published that provisioning of the device failed.
-func (r *claims) isTainted(ctx context.Context, d *claim.Device) (bool, error) {
+// untilTainted is the pause before the claim may be told that the device of a refused Port failed, 0 if it may at once.
+// Without the taint, by which the node's agent publishes that, the scheduler would pick the same device again.
+func (r *claims) untilTainted(
+	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device, port *v1alpha1.XPUPort,
+) (time.Duration, error) {
+	told := deviceCondition(c, d, v1alpha1.ConditionProvisionFailed).Status == metav1.ConditionTrue
+	if told || r.tainted.elapsed(port.UID) >= r.TaintGrace {
+		return 0, nil
+	}
 	var found resourceapi.ResourceSliceList
 	err := r.live.List(ctx, &found, client.MatchingFields{
 		resourceapi.ResourceSliceSelectorDriver:   v1alpha1.GroupName,
 		resourceapi.ResourceSliceSelectorNodeName: d.ID.Node,
 	})
 	if err != nil {
-		return false, fmt.Errorf("list ResourceSlices of node %s: %w", d.ID.Node, err)
+		return 0, fmt.Errorf("list ResourceSlices of node %s: %w", d.ID.Node, err)
 	}
-	offered := false
+	var pause time.Duration // a device that is not offered any more cannot be picked again either
 	for _, slice := range found.Items {
-		if slice.Spec.Pool.Name != d.Pool {
-			continue
-		}
 		for _, device := range slice.Spec.Devices {
-			if device.Name != d.Name {
+			if slice.Spec.Pool.Name != d.Pool || device.Name != d.Name {
 				continue
 			}
 			if slices.ContainsFunc(device.Taints, func(t resourceapi.DeviceTaint) bool { return t.Key == v1alpha1.TaintProvisionFailed }) {
-				return true, nil
+				return 0, nil
 			}
-			offered = true
+			pause = taintPause
 		}
 	}
-	// A device that is not offered any more cannot be picked again either.
-	return !offered, nil
-}
-
-// create makes the Port of a device. A *problem says why it cannot be made now.
-func (r *claims) create(ctx context.Context, log logr.Logger, c *resourceapi.ResourceClaim, d *claim.Device) (result, error) {
-	name, err := r.builder.network(ctx, d)
-	if err != nil {
-		return result{}, err
-	}
-	if name == "" {
-		return result{ready: v1alpha1.ReasonNoPortNeeded}, nil
-	}
-	network, err := r.builder.segment(ctx, d, name)
-	if err != nil {
-		return result{}, err
-	}
-	port, err := r.builder.port(ctx, c, d, network)
-	if err != nil {
-		return result{}, err
-	}
-	if err := r.allocator.assume(ctx, port, network, d.Interface.Addresses); err != nil {
-		return result{}, err
-	}
-	err = r.client.Create(ctx, port)
-	if err == nil {
-		log.Info("created XPUPort", "port", client.ObjectKeyFromObject(port), "device", d.Name, "network", name, "xpu", port.Spec.XPU, "addresses", port.Spec.Addresses)
-		return result{}, nil
-	}
-	if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
-		r.allocator.drop(port)
-	}
-	if apierrors.IsAlreadyExists(err) {
-		return result{}, nil // the cache is behind: its event is on the way
-	}
-	if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
-		return result{}, nil // the claim goes with its namespace
-	}
-	if apierrors.IsInvalid(err) {
-		return result{}, problemf(v1alpha1.ReasonInvalidConfig, "request %s: %s", d.Request, oneLine(err))
-	}
-	return result{}, fmt.Errorf("create XPUPort %s/%s: %w", port.Namespace, port.Name, err)
-}
-
-// sooner is the smaller of two durations of which 0 means never.
-func sooner(a, b time.Duration) time.Duration {
-	if a == 0 || b == 0 {
-		return max(a, b)
-	}
-	return min(a, b)
+	return pause, nil
 }

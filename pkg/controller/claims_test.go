@@ -311,14 +311,14 @@ func TestProblems(t *testing.T) {
 			before: func(c *cluster) { c.network("blue", 100); c.pool("fast", "red") },
 			reason: v1alpha1.ReasonNetworkNotFound, message: "XPUNetwork red",
 			cure: func(c *cluster) {
-				pool := &v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: "fast"}}
-				if err := errors.Join(c.get(pool)); err != nil {
-					c.Fatal(err)
-				}
-				pool.Spec.Network = "blue"
-				if err := c.Update(context.Background(), pool); err != nil {
-					c.Fatal(err)
-				}
+				c.eventually("set spec.network", func() error { // the controller writes the status meanwhile
+					pool := &v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: "fast"}}
+					if err := c.get(pool); err != nil {
+						return err
+					}
+					pool.Spec.Network = "blue"
+					return c.Update(context.Background(), pool)
+				})
 			},
 		},
 		{
@@ -647,10 +647,10 @@ func TestSubfunction(t *testing.T) {
 	c.has(agent, "sf-3b-00-0-88")
 }
 
-func TestSmallerMTU(t *testing.T) {
+func TestSmaller(t *testing.T) {
 	for _, test := range []struct{ a, b, want int32 }{{0, 0, 0}, {1500, 0, 1500}, {0, 9000, 9000}, {1500, 9000, 1500}, {9216, 9000, 9000}} {
-		if got := smallerMTU(test.a, test.b); got != test.want {
-			t.Errorf("smallerMTU(%d, %d) = %d, want %d", test.a, test.b, got, test.want)
+		if got := smaller(test.a, test.b); got != test.want {
+			t.Errorf("smaller(%d, %d) = %d, want %d", test.a, test.b, got, test.want)
 		}
 	}
 }

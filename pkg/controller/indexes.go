@@ -2,15 +2,18 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"strconv"
+	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
 // Indexes of the cache.
@@ -28,12 +31,11 @@ const (
 )
 
 // functionKey identifies a Function in the cluster.
-func functionKey(node string, f v1alpha1.FunctionRef) string {
-	key := node + "/" + f.PCIAddress
-	if f.Subfunction != nil {
-		key += "/sf" + strconv.FormatInt(*f.Subfunction, 10)
-	}
-	return key
+func functionKey(node string, f function.ID) string { return node + "/" + f.String() }
+
+// functionOf is the functionKey of a Port's Function.
+func functionOf(p *v1alpha1.XPUPort) string {
+	return functionKey(p.Spec.NodeName, claim.FunctionOf(p.Spec.Function))
 }
 
 // segmentKeys are what no two networks may have in common.
@@ -63,56 +65,58 @@ func dependencies(c *resourceapi.ResourceClaim) []string {
 	keys := sets.New[string]()
 	for i := range devices {
 		d := &devices[i]
-		keys.Insert(onFunction(functionKey(d.ID.Node, claim.FunctionRef(d.Function))), onNode(d.ID.Node))
+		keys.Insert(onFunction(functionKey(d.ID.Node, d.Function)), onNode(d.ID.Node))
 		network := onPool(d.ID.DevicePool)
 		if d.Config.Network != "" {
 			network = onNetwork(d.Config.Network)
 		}
 		keys.Insert(network)
-		provisioned := deviceCondition(c, d, v1alpha1.ConditionProvisioned)
-		if provisioned != nil && (provisioned.Reason == v1alpha1.ReasonNoFreeAddress || provisioned.Reason == v1alpha1.ReasonConflict) {
+		switch deviceCondition(c, d, v1alpha1.ConditionProvisioned).Reason {
+		case v1alpha1.ReasonNoFreeAddress, v1alpha1.ReasonConflict:
 			keys.Insert(onAddresses(network))
 		}
 	}
 	return keys.UnsortedList()
 }
 
-// nonEmpty is what an object without the key is not found by.
-func nonEmpty(key string) []string {
-	if key == "" {
-		return nil
-	}
-	return []string{key}
+// portKeys are the keys by which XPUPorts are indexed.
+var portKeys = map[string]func(*v1alpha1.XPUPort) string{
+	portsByClaim:    func(p *v1alpha1.XPUPort) string { return p.Spec.Claim.Name },
+	portsByFunction: functionOf,
+	portsByNetwork:  func(p *v1alpha1.XPUPort) string { return p.Spec.Network },
+	portsByXPU:      func(p *v1alpha1.XPUPort) string { return p.Spec.XPU },
 }
 
 func addIndexes(ctx context.Context, indexer client.FieldIndexer) error {
-	port := func(key func(*v1alpha1.XPUPort) string) client.IndexerFunc {
-		return func(o client.Object) []string { return nonEmpty(key(o.(*v1alpha1.XPUPort))) }
-	}
-	for _, index := range []struct {
-		object client.Object
-		name   string
-		keys   client.IndexerFunc
-	}{
-		{&resourceapi.ResourceClaim{}, claimsByDependency, func(o client.Object) []string { return dependencies(o.(*resourceapi.ResourceClaim)) }},
-		{&v1alpha1.DevicePool{}, poolsByNetwork, func(o client.Object) []string { return nonEmpty(o.(*v1alpha1.DevicePool).Spec.Network) }},
-		{&v1alpha1.XPUPort{}, portsByClaim, port(func(p *v1alpha1.XPUPort) string { return p.Spec.Claim.Name })},
-		{&v1alpha1.XPUPort{}, portsByFunction, port(func(p *v1alpha1.XPUPort) string { return functionKey(p.Spec.NodeName, p.Spec.Function) })},
-		{&v1alpha1.XPUPort{}, portsByNetwork, port(func(p *v1alpha1.XPUPort) string { return p.Spec.Network })},
-		{&v1alpha1.XPUPort{}, portsByXPU, port(func(p *v1alpha1.XPUPort) string { return p.Spec.XPU })},
-		{&v1alpha1.XPU{}, xpusByNode, func(o client.Object) []string { return []string{o.(*v1alpha1.XPU).Spec.NodeName} }},
-		{&v1alpha1.XPU{}, xpusByEndpoint, func(o client.Object) []string { return []string{o.(*v1alpha1.XPU).Spec.Endpoint} }},
-		{&v1alpha1.XPU{}, xpusBySecret, func(o client.Object) []string {
-			if tls := o.(*v1alpha1.XPU).Spec.TLS; tls != nil {
-				return []string{tls.SecretName}
-			}
-			return nil
-		}},
-		{&v1alpha1.XPUNetwork{}, networksByID, func(o client.Object) []string { return segmentKeys(o.(*v1alpha1.XPUNetwork)) }},
-	} {
-		if err := indexer.IndexField(ctx, index.object, index.name, index.keys); err != nil {
-			return fmt.Errorf("index %s of %T: %w", index.name, index.object, err)
+	for name, key := range portKeys {
+		keys := func(p *v1alpha1.XPUPort) []string { return []string{key(p)} }
+		if err := addIndex(ctx, indexer, &v1alpha1.XPUPort{}, name, keys); err != nil {
+			return err
 		}
+	}
+	endpoint := func(x *v1alpha1.XPU) []string { return []string{x.Spec.Endpoint} }
+	node := func(x *v1alpha1.XPU) []string { return []string{x.Spec.NodeName} }
+	secret := func(x *v1alpha1.XPU) []string { return []string{ptr.Deref(x.Spec.TLS, v1alpha1.XPUTLS{}).SecretName} }
+	network := func(p *v1alpha1.DevicePool) []string { return []string{p.Spec.Network} }
+	return errors.Join(
+		addIndex(ctx, indexer, &v1alpha1.XPU{}, xpusByEndpoint, endpoint),
+		addIndex(ctx, indexer, &v1alpha1.XPU{}, xpusByNode, node),
+		addIndex(ctx, indexer, &v1alpha1.XPU{}, xpusBySecret, secret),
+		addIndex(ctx, indexer, &v1alpha1.DevicePool{}, poolsByNetwork, network),
+		addIndex(ctx, indexer, &v1alpha1.XPUNetwork{}, networksByID, segmentKeys),
+		addIndex(ctx, indexer, &resourceapi.ResourceClaim{}, claimsByDependency, dependencies),
+	)
+}
+
+// addIndex adds an index of the cache. An object is not found by a key that is empty.
+func addIndex[O client.Object](
+	ctx context.Context, indexer client.FieldIndexer, object O, name string, keys func(O) []string,
+) error {
+	err := indexer.IndexField(ctx, object, name, func(o client.Object) []string {
+		return slices.DeleteFunc(keys(o.(O)), func(key string) bool { return key == "" })
+	})
+	if err != nil {
+		return fmt.Errorf("index %s of %T: %w", name, object, err)
 	}
 	return nil
 }

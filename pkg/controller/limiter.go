@@ -10,20 +10,22 @@ import (
 )
 
 // perXPULimiter bounds how many requests are worked on at once for one XPU, so that an agent that answers slowly does not
-// take up all workers and holds up no other xPU. A request that finds no room is put back in the queue once there is
+// take up all workers and holds up no other XPU. A request that finds no room is put back in the queue once there is
 // some. Safe for concurrent use.
 type perXPULimiter struct {
 	limit int
 
-	mu      sync.Mutex
-	queue   workqueue.TypedRateLimitingInterface[reconcile.Request]
-	taken   map[string]int                 // by XPU, including those granted
-	parked  map[string][]reconcile.Request // by XPU
-	granted map[reconcile.Request]string   // the XPU at which the request has a turn when it comes again
+	mu     sync.Mutex
+	queue  workqueue.TypedRateLimitingInterface[reconcile.Request]
+	holds  map[reconcile.Request]string   // the XPU at which the request has a turn: it runs, or is in the queue again
+	taken  map[string]int                 // turns by XPU
+	parked map[string][]reconcile.Request // by XPU
 }
 
 func newPerXPULimiter(limit int) *perXPULimiter {
-	return &perXPULimiter{limit: limit, taken: map[string]int{}, parked: map[string][]reconcile.Request{}, granted: map[reconcile.Request]string{}}
+	return &perXPULimiter{
+		limit: limit, holds: map[reconcile.Request]string{}, taken: map[string]int{}, parked: map[string][]reconcile.Request{},
+	}
 }
 
 // source is where requests come back from; the controller must have it.
@@ -40,50 +42,43 @@ func (t *perXPULimiter) source() source.Source {
 func (t *perXPULimiter) take(xpu string, request reconcile.Request) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.granted[request] == xpu {
-		delete(t.granted, request)
+	if held, ok := t.holds[request]; ok && held == xpu {
 		return true
 	}
-	if t.taken[xpu] < t.limit {
-		t.taken[xpu]++
-		return true
+	t.release(request) // its turn at the XPU of an earlier Port of this name
+	if t.taken[xpu] >= t.limit {
+		t.parked[xpu] = append(t.parked[xpu], request)
+		return false
 	}
-	t.parked[xpu] = append(t.parked[xpu], request)
-	return false
+	t.taken[xpu]++
+	t.holds[request] = xpu
+	return true
 }
 
-// done passes the turn on.
-func (t *perXPULimiter) done(xpu string) {
+// done passes the request's turn on, if it has one.
+func (t *perXPULimiter) done(request reconcile.Request) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.release(xpu)
+	t.release(request)
 }
 
-// forfeit is for a request that needs no turn any more.
-func (t *perXPULimiter) cancel(request reconcile.Request) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if xpu, ok := t.granted[request]; ok {
-		delete(t.granted, request)
-		t.release(xpu)
+func (t *perXPULimiter) release(request reconcile.Request) {
+	xpu, ok := t.holds[request]
+	if !ok {
+		return
 	}
-}
-
-func (t *perXPULimiter) release(xpu string) {
-	parked := t.parked[xpu]
-	if len(parked) == 0 {
-		delete(t.parked, xpu)
-		if t.taken[xpu]--; t.taken[xpu] == 0 {
-			delete(t.taken, xpu)
+	delete(t.holds, request)
+	for len(t.parked[xpu]) > 0 {
+		next := t.parked[xpu][0]
+		t.parked[xpu] = t.parked[xpu][1:]
+		if _, parkedTwice := t.holds[next]; !parkedTwice {
+			t.holds[next] = xpu
+			t.queue.Add(next)
+			return
 		}
-		return
 	}
-	next := parked[0]
-	t.parked[xpu] = parked[1:]
-	if _, has := t.granted[next]; has {
-		t.release(xpu) // it was parked twice
-		return
+	delete(t.parked, xpu)
+	if t.taken[xpu]--; t.taken[xpu] == 0 {
+		delete(t.taken, xpu)
 	}
-	t.granted[next] = xpu
-	t.queue.Add(next)
 }

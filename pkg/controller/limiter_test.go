@@ -9,7 +9,7 @@ import (
 )
 
 func TestPerXPULimiter(t *testing.T) {
-	queue := workqueue.NewTypedRateLimitingQueue(retryLimiter[reconcile.Request]())
+	queue := workqueue.NewTypedRateLimitingQueue(retryLimiter())
 	defer queue.ShutDown()
 	limiter := newPerXPULimiter(2)
 	if err := limiter.source().Start(t.Context(), queue); err != nil {
@@ -41,25 +41,26 @@ func TestPerXPULimiter(t *testing.T) {
 	if !limiter.take("quick", request("e")) {
 		t.Error("one XPU holds up another")
 	}
-	limiter.done("quick")
-	limiter.done("slow") // a
+	limiter.done(request("e"))
+	limiter.done(request("a"))
 	next("c")
 	take("f", false) // the turn is c's
 	take("c", true)
-	limiter.done("slow") // b
-	next("c")            // it was parked twice
-	take("c", true)
-	limiter.done("slow")
-	next("gone")
-	limiter.cancel(request("gone"))
+	limiter.done(request("b"))
+	next("gone") // c was parked twice, but is at work
+	limiter.done(request("gone"))
 	next("d")
 	take("d", true)
-	limiter.done("slow")
+	limiter.done(request("d"))
 	next("f")
 	take("f", true)
-	limiter.done("slow")
-	limiter.done("slow")
-	if queue.Len() > 0 || len(limiter.taken)+len(limiter.parked)+len(limiter.granted) > 0 {
-		t.Errorf("left behind: %d in the queue, %v, %v, %v", queue.Len(), limiter.taken, limiter.parked, limiter.granted)
+	limiter.done(request("f"))
+	if !limiter.take("quick", request("c")) || limiter.taken["slow"] != 0 {
+		t.Errorf("a Port at another XPU keeps its turn at the first: %v", limiter.taken)
+	}
+	limiter.done(request("c"))
+	limiter.done(request("unknown"))
+	if queue.Len() > 0 || len(limiter.taken)+len(limiter.parked)+len(limiter.holds) > 0 {
+		t.Errorf("left behind: %d in the queue, %v, %v, %v", queue.Len(), limiter.taken, limiter.parked, limiter.holds)
 	}
 }

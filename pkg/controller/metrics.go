@@ -9,7 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -31,7 +31,8 @@ func newMetrics(registerer prometheus.Registerer, ports client.Reader) (*metrics
 		}),
 		errors: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "xpu_opi_errors_total",
-			Help: "Failed operations on OPI agents, by XPU, operation and gRPC code; code Failed is a failure that the agent reported later.",
+			Help: "Failed operations on OPI agents, by XPU, operation and gRPC code; " +
+				"code Failed is a failure that the agent reported later.",
 		}, []string{"xpu", "operation", "code"}),
 	}
 	for _, c := range []prometheus.Collector{m.provisioning, m.errors, &portCollector{ports: ports}} {
@@ -42,16 +43,10 @@ func newMetrics(registerer prometheus.Registerer, ports client.Reader) (*metrics
 	return m, nil
 }
 
-// provisioned notes that a Port came up for the first time.
-func (m *metrics) provisioned(port *v1alpha1.XPUPort) {
-	m.provisioning.Observe(time.Since(port.CreationTimestamp.Time).Seconds())
-}
-
 // failed notes that an operation on an agent failed.
 func (m *metrics) failed(xpu, operation string, err error) {
 	code := "Failed"
-	var failure *opi.Error
-	if errors.As(err, &failure) && failure.Err != nil {
+	if failure, ok := errors.AsType[*opi.Error](err); ok && failure.Err != nil {
 		if c := status.Code(failure.Err); c != codes.Unknown {
 			code = c.String()
 		}
@@ -59,15 +54,11 @@ func (m *metrics) failed(xpu, operation string, err error) {
 	m.errors.WithLabelValues(xpu, operation, code).Inc()
 }
 
-// forget ends the series of an XPU that is gone.
-func (m *metrics) forget(xpu string) {
-	m.errors.DeletePartialMatch(prometheus.Labels{"xpu": xpu})
-}
-
 // portCollector counts the Ports in the cache at each scrape.
 type portCollector struct{ ports client.Reader }
 
-var portsDesc = prometheus.NewDesc("xpu_ports", "XPUPorts by XPU and state: up, waiting, refused or releasing.", []string{"xpu", "state"}, nil)
+var portsDesc = prometheus.NewDesc(
+	"xpu_ports", "XPUPorts by XPU and state: up, waiting, refused or releasing.", []string{"xpu", "state"}, nil)
 
 func (*portCollector) Describe(descs chan<- *prometheus.Desc) { descs <- portsDesc }
 
@@ -90,13 +81,11 @@ func (c *portCollector) Collect(out chan<- prometheus.Metric) {
 }
 
 func stateOf(port *v1alpha1.XPUPort) string {
-	ready := meta.FindStatusCondition(port.Status.Conditions, v1alpha1.ConditionReady)
+	ready := readyOf(port.Status.Conditions)
 	switch {
 	case !port.DeletionTimestamp.IsZero():
 		return "releasing"
-	case ready == nil:
-		return "waiting"
-	case meta.IsStatusConditionTrue(port.Status.Conditions, v1alpha1.ConditionReady):
+	case ready.Status == metav1.ConditionTrue:
 		return "up"
 	case refused(ready.Reason):
 		return "refused"

@@ -6,26 +6,16 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
-	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -37,34 +27,25 @@ const agentsAtOnce = 32
 
 // networks has every XPU serve every XPUNetwork, before the first Port needs it.
 type networks struct {
-	client   client.Client
-	sessions *sessions
-	events   events.EventRecorder
-	retries  workqueue.TypedRateLimiter[types.NamespacedName]
-	timeout  time.Duration // for what one agent is asked
+	base
+	retries workqueue.TypedRateLimiter[reconcile.Request]
 }
 
-func (r *networks) setup(mgr ctrl.Manager, concurrency int) error {
-	all := func(ctx context.Context) []reconcile.Request {
-		return requestsFor(ctx, r.client, &v1alpha1.XPUNetworkList{})
-	}
-	onlyDelete := predicate.Funcs{
-		CreateFunc: func(event.CreateEvent) bool { return false },
-		UpdateFunc: func(event.UpdateEvent) bool { return false },
-	}
-	return ctrl.NewControllerManagedBy(mgr).
-		Named("xpunetwork").
-		For(&v1alpha1.XPUNetwork{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
-		Watches(&v1alpha1.XPUNetwork{}, handler.EnqueueRequestsFromMapFunc(r.rivals), builder.WithPredicates(onlyDelete)).
-		Watches(&v1alpha1.XPU{}, handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, _ client.Object) []reconcile.Request { return all(ctx) }),
-			builder.WithPredicates(onlyDelete)).
-		Watches(&v1alpha1.XPUPort{}, handler.EnqueueRequestsFromMapFunc(r.waitsFor), builder.WithPredicates(onlyDelete)).
-		WatchesRawSource(r.sessions.connections(func(ctx context.Context, _ string, _ bool) []reconcile.Request { return all(ctx) })).
-		WithOptions(controller.Options{MaxConcurrentReconciles: concurrency, RateLimiter: retryLimiter[reconcile.Request]()}).
+func (r *networks) setup(mgr ctrl.Manager) error {
+	enqueue := handler.EnqueueRequestsFromMapFunc
+	all := func(ctx context.Context) []reconcile.Request { return r.requests(ctx, &v1alpha1.XPUNetworkList{}) }
+	onXPU := func(ctx context.Context, _ client.Object) []reconcile.Request { return all(ctx) }
+	onAgent := func(ctx context.Context, _ string) []reconcile.Request { return all(ctx) }
+	return newController(mgr, "xpunetwork", r.Concurrency).
+		For(&v1alpha1.XPUNetwork{}, whenSpecChanged).
+		Watches(&v1alpha1.XPUNetwork{}, enqueue(r.networkRivals), whenGone).
+		Watches(&v1alpha1.XPU{}, enqueue(onXPU), whenGone).
+		Watches(&v1alpha1.XPUPort{}, enqueue(r.waitsFor), whenGone).
+		WatchesRawSource(r.sessions.source(onAgent, cameUp, wentDown)).
 		Complete(withConflicts(r))
 }
 
-// waitsFor is the network of a Port that is gone, if it waits for that.
+// waitsFor is the network of a Port that is gone, if the network is being deleted, for which it waits for its Ports.
 func (r *networks) waitsFor(ctx context.Context, o client.Object) []reconcile.Request {
 	var network v1alpha1.XPUNetwork
 	key := client.ObjectKey{Name: o.(*v1alpha1.XPUPort).Spec.Network}
@@ -74,90 +55,100 @@ func (r *networks) waitsFor(ctx context.Context, o client.Object) []reconcile.Re
 	return []reconcile.Request{{NamespacedName: key}}
 }
 
-// rivals are the networks that have a VLAN or VNI in common with this one.
-func (r *networks) rivals(ctx context.Context, o client.Object) []reconcile.Request {
+// networkRivals are the networks that have a VLAN or VNI in common with this one, itself included.
+func (r *base) networkRivals(ctx context.Context, o client.Object) []reconcile.Request {
 	var requests []reconcile.Request
 	for _, key := range segmentKeys(o.(*v1alpha1.XPUNetwork)) {
-		requests = append(requests, requestsFor(ctx, r.client, &v1alpha1.XPUNetworkList{}, client.MatchingFields{networksByID: key})...)
+		requests = append(requests, r.requests(ctx, &v1alpha1.XPUNetworkList{}, client.MatchingFields{networksByID: key})...)
 	}
 	return requests
 }
 
-// seniorRival says which older network has the VLAN or VNI of this one; nil if none. Of two that are equally old it
-// is the one whose name sorts first.
-func seniorRival(ctx context.Context, reader client.Reader, n *v1alpha1.XPUNetwork) (*problem, error) {
+// checkRivals returns a *problem if an older network has the VLAN or VNI of this one.
+func checkRivals(ctx context.Context, reader client.Reader, n *v1alpha1.XPUNetwork) error {
 	for _, key := range segmentKeys(n) {
 		var same v1alpha1.XPUNetworkList
 		if err := reader.List(ctx, &same, client.MatchingFields{networksByID: key}); err != nil {
-			return nil, fmt.Errorf("list XPUNetworks with %s: %w", key, err)
+			return fmt.Errorf("list XPUNetworks with %s: %w", key, err)
 		}
 		for i := range same.Items {
-			if other := &same.Items[i]; other.Name != n.Name && senior(other, n) {
-				return problemf(v1alpha1.ReasonConflict, "%s is that of XPUNetwork %s, which is older; delete one of them", key, other.Name), nil
+			if other := &same.Items[i]; other.Name != n.Name && older(other, n) {
+				return problemf(v1alpha1.ReasonConflict,
+					"%s is that of XPUNetwork %s, which is older; delete one of them", key, other.Name)
 			}
 		}
 	}
-	return nil, nil
-}
-
-func senior(a, b *v1alpha1.XPUNetwork) bool {
-	if !a.CreationTimestamp.Equal(&b.CreationTimestamp) {
-		return a.CreationTimestamp.Before(&b.CreationTimestamp)
-	}
-	return a.Name < b.Name
+	return nil
 }
 
 func (r *networks) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	var network v1alpha1.XPUNetwork
 	if err := r.client.Get(ctx, req.NamespacedName, &network); err != nil {
-		r.retries.Forget(req.NamespacedName)
+		r.retries.Forget(req)
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if !network.DeletionTimestamp.IsZero() {
-		return r.remove(ctx, &network)
-	}
-	before := network.DeepCopy()
-	if controllerutil.AddFinalizer(&network, v1alpha1.FinalizerNetwork) {
-		if err := patch(ctx, r.client, &network, before); err != nil {
-			return ctrl.Result{}, fmt.Errorf("finalizer of %w", err)
+	if network.DeletionTimestamp.IsZero() {
+		if err := r.changeFinalizer(ctx, &network, controllerutil.AddFinalizer, v1alpha1.FinalizerNetwork); err != nil {
+			return ctrl.Result{}, err
 		}
-		before = network.DeepCopy()
+		before := network.DeepCopy()
+		message, err := r.ensure(ctx, &network)
+		return r.conclude(ctx, &network, before, &network.Status.Conditions, message, err)
 	}
-	rival, err := seniorRival(ctx, r.client, &network)
-	if err != nil {
-		return ctrl.Result{}, err
+	if !controllerutil.ContainsFinalizer(&network, v1alpha1.FinalizerNetwork) {
+		return ctrl.Result{}, nil
 	}
-	if rival != nil {
-		network.Status.XPUs = nil
-		return ctrl.Result{}, r.updateStatus(ctx, &network, before, rival.reason, rival.message)
+	if err := r.remove(ctx, &network); err != nil {
+		return r.conclude(ctx, &network, network.DeepCopy(), &network.Status.Conditions, "", err)
 	}
-	return r.ensure(ctx, &network, before)
+	r.retries.Forget(req)
+	return ctrl.Result{}, r.changeFinalizer(ctx, &network, controllerutil.RemoveFinalizer, v1alpha1.FinalizerNetwork)
 }
 
-// ensure has every XPU that can be reached serve the network.
-func (r *networks) ensure(ctx context.Context, network, before *v1alpha1.XPUNetwork) (ctrl.Result, error) {
+// ensure has every XPU that can be reached serve the network, and sets the network's status. A *problem says why the network
+// is not ready.
+func (r *networks) ensure(ctx context.Context, network *v1alpha1.XPUNetwork) (success string, err error) {
+	before := network.Status.XPUs
+	network.Status.XPUs = nil
+	if err := checkRivals(ctx, r.client, network); err != nil {
+		return "", err
+	}
 	want := opiNetwork(network)
 	answers, err := r.askAll(ctx, func(ctx context.Context, agent *opi.Session) error { return agent.EnsureNetwork(ctx, want) })
 	if err != nil {
-		return ctrl.Result{}, err
+		return "", err
 	}
-	result := ctrl.Result{}
-	key := client.ObjectKeyFromObject(network)
-	if slices.ContainsFunc(answers, func(a answer) bool { return a.state == connected && a.err != nil }) {
-		result.RequeueAfter = r.retries.When(key)
-	} else {
-		r.retries.Forget(key)
+	var failure *problem
+	serving := 0
+	for _, a := range answers {
+		on := a.status(before)
+		if a.err != nil && failure == nil {
+			failure = problemf(v1alpha1.ReasonFailed, "XPU %s does not serve it: %s", a.xpu, on.Message)
+		}
+		if on.Ready {
+			serving++
+		}
+		network.Status.XPUs = append(network.Status.XPUs, on)
 	}
-	network.Status.XPUs = onXPUs(answers, before.Status.XPUs)
-	reason, message := summary(answers, network.Status.XPUs)
-	return result, r.updateStatus(ctx, network, before, reason, message)
+	if failure != nil {
+		failure.retry = r.retries.When(requestFor(network))
+		return "", failure
+	}
+	r.retries.Forget(requestFor(network))
+	switch {
+	case len(answers) == 0:
+		return "", problemf(v1alpha1.ReasonNoXPU, "there is no XPU that could serve it; create one")
+	case serving == 0:
+		return "", problemf(v1alpha1.ReasonXPUUnavailable, "none of %d XPUs can be reached", len(answers))
+	}
+	return fmt.Sprintf("%d of %d XPUs serve it", serving, len(answers)), nil
 }
 
 // answer is what came of asking one XPU's agent.
 type answer struct {
-	xpu   string
-	state connectivity
-	err   error // only if connected
+	xpu string
+	connection
+	err error // nil unless connected
 }
 
 // askAll asks the agents of all XPUs at the same time; those that cannot be reached are left out. The answers are
@@ -171,15 +162,13 @@ func (r *networks) askAll(ctx context.Context, ask func(context.Context, *opi.Se
 	var group errgroup.Group
 	group.SetLimit(agentsAtOnce)
 	for i, xpu := range all.Items {
-		way := r.sessions.connection(xpu.Name)
-		answers[i] = answer{xpu: xpu.Name, state: way.state}
-		if way.state != connected {
-			continue
-		}
 		group.Go(func() error {
-			ctx, cancel := context.WithTimeout(ctx, r.timeout)
-			defer cancel()
-			answers[i].err = ask(ctx, way.agent)
+			answers[i] = answer{xpu: xpu.Name, connection: r.sessions.connection(xpu.Name)}
+			if agent := answers[i].agent; agent != nil {
+				ctx, cancel := context.WithTimeout(ctx, r.AgentTimeout)
+				defer cancel()
+				answers[i].err = ask(ctx, agent)
+			}
 			return nil
 		})
 	}
@@ -188,106 +177,59 @@ func (r *networks) askAll(ctx context.Context, ask func(context.Context, *opi.Se
 	return answers, nil
 }
 
-// onXPUs is the status for the answers. Of an XPU of which nothing is known yet it is what it was.
-func onXPUs(answers []answer, before []v1alpha1.XPUNetworkOnXPU) []v1alpha1.XPUNetworkOnXPU {
-	var out []v1alpha1.XPUNetworkOnXPU
-	for _, a := range answers {
-		s := v1alpha1.XPUNetworkOnXPU{Name: a.xpu, Ready: a.state == connected && a.err == nil}
-		switch {
-		case a.err != nil:
-			s.Message = oneLine(a.err)
-		case a.state == disconnected:
-			s.Message = "the OPI agent cannot be reached"
-		case a.state == unknown:
-			s.Message = "not connected yet"
-			if i := slices.IndexFunc(before, func(b v1alpha1.XPUNetworkOnXPU) bool { return b.Name == a.xpu }); i >= 0 {
-				s = before[i]
-			}
-		}
-		out = append(out, s)
-	}
-	return out
-}
-
-// summary is the reason and message of the Ready condition.
-func summary(answers []answer, on []v1alpha1.XPUNetworkOnXPU) (reason, message string) {
-	serving := 0
-	for i, a := range answers {
-		if a.err != nil {
-			return v1alpha1.ReasonFailed, fmt.Sprintf("XPU %s does not serve it: %s", a.xpu, oneLine(a.err))
-		}
-		if on[i].Ready {
-			serving++
-		}
-	}
+// status is that of the network on the XPU. Of an XPU of which nothing is known yet it is what it was before.
+func (a answer) status(before []v1alpha1.XPUNetworkOnXPU) v1alpha1.XPUNetworkOnXPU {
 	switch {
-	case len(answers) == 0:
-		return v1alpha1.ReasonNoXPU, "there is no XPU that could serve it; create one"
-	case serving == 0:
-		return v1alpha1.ReasonXPUUnavailable, fmt.Sprintf("none of %d XPUs can be reached", len(answers))
+	case a.err != nil:
+		return v1alpha1.XPUNetworkOnXPU{Name: a.xpu, Message: oneLine(a.err)}
+	case a.agent != nil:
+		return v1alpha1.XPUNetworkOnXPU{Name: a.xpu, Ready: true}
+	case a.health.Known:
+		return v1alpha1.XPUNetworkOnXPU{Name: a.xpu, Message: "the OPI agent cannot be reached"}
 	}
-	return v1alpha1.ReasonUp, fmt.Sprintf("%d of %d XPUs serve it", serving, len(answers))
+	for _, was := range before {
+		if was.Name == a.xpu {
+			return was
+		}
+	}
+	return v1alpha1.XPUNetworkOnXPU{Name: a.xpu, Message: "not connected yet"}
 }
 
-// remove takes the network from the XPUs once no Port needs it.
-func (r *networks) remove(ctx context.Context, network *v1alpha1.XPUNetwork) (ctrl.Result, error) {
-	before := network.DeepCopy()
-	if !controllerutil.ContainsFinalizer(network, v1alpha1.FinalizerNetwork) {
-		return ctrl.Result{}, nil
-	}
+// remove takes the network from the XPUs once no Port needs it. Until then its error is a *problem, one without a reason if
+// nothing is known of an XPU yet.
+func (r *networks) remove(ctx context.Context, network *v1alpha1.XPUNetwork) error {
 	ports, err := listPorts(ctx, r.client, client.MatchingFields{portsByNetwork: network.Name})
 	if err != nil {
-		return ctrl.Result{}, err
+		return err
 	}
 	if len(ports) > 0 {
-		return ctrl.Result{}, r.updateStatus(ctx, network, before, v1alpha1.ReasonInUse,
-			fmt.Sprintf("%d XPUPorts use it, such as %s/%s; it is deleted once they are gone", len(ports), ports[0].Namespace, ports[0].Name))
+		return problemf(v1alpha1.ReasonInUse, "%d XPUPorts use it, such as %s/%s; it is deleted once they are gone",
+			len(ports), ports[0].Namespace, ports[0].Name)
 	}
 	id := opi.NetworkID(network.Name)
 	answers, err := r.askAll(ctx, func(ctx context.Context, agent *opi.Session) error { return agent.DeleteNetwork(ctx, id) })
 	if err != nil {
-		return ctrl.Result{}, err
+		return err
 	}
 	var left []string
 	for _, a := range answers {
 		switch {
-		case a.state == unknown:
-			return ctrl.Result{}, nil // it will report
+		case !a.health.Known:
+			return &problem{} // it will report
 		case a.err != nil:
-			reason := v1alpha1.ReasonReleasing
+			p := problemf(v1alpha1.ReasonReleasing, "XPU %s still serves it: %s", a.xpu, oneLine(a.err))
+			p.retry = r.retries.When(requestFor(network))
 			if errors.Is(a.err, opi.ErrInUse) {
-				reason = v1alpha1.ReasonInUse
+				p.reason = v1alpha1.ReasonInUse
 			}
-			return ctrl.Result{RequeueAfter: r.retries.When(client.ObjectKeyFromObject(network))},
-				r.updateStatus(ctx, network, before, reason, fmt.Sprintf("XPU %s still serves it: %s", a.xpu, oneLine(a.err)))
-		case a.state == disconnected:
+			return p
+		case a.agent == nil:
 			left = append(left, a.xpu)
 		}
 	}
 	if len(left) > 0 {
-		r.events.Eventf(network, nil, corev1.EventTypeWarning, v1alpha1.ReasonXPUUnavailable, "Delete", "deleted without XPUs %s, which cannot be reached and may still have it as %s", strings.Join(left, ", "), id)
-	}
-	r.retries.Forget(client.ObjectKeyFromObject(network))
-	controllerutil.RemoveFinalizer(network, v1alpha1.FinalizerNetwork)
-	return ctrl.Result{}, patch(ctx, r.client, network, before)
-}
-
-// updateStatus writes the status if it differs from before, and tells of bad news.
-func (r *networks) updateStatus(ctx context.Context, network, before *v1alpha1.XPUNetwork, reason, message string) error {
-	status := metav1.ConditionFalse
-	if reason == v1alpha1.ReasonUp {
-		status = metav1.ConditionTrue
-	}
-	setReady(&network.Status.Conditions, network.Generation, status, reason, message)
-	if equality.Semantic.DeepEqual(network.Status, before.Status) {
-		return nil
-	}
-	if err := patchStatus(ctx, r.client, network, before); err != nil {
-		return err
-	}
-	was := meta.FindStatusCondition(before.Status.Conditions, v1alpha1.ConditionReady)
-	if status == metav1.ConditionFalse && (was == nil || was.Reason != reason) {
-		r.events.Eventf(network, nil, corev1.EventTypeWarning, reason, "Provision", "%s", message)
+		r.events.Eventf(network, nil, corev1.EventTypeWarning, v1alpha1.ReasonXPUUnavailable, "Delete",
+			"deleted without XPUs %s, which cannot be reached and may still have it as %s", strings.Join(left, ", "), id)
 	}
 	return nil
 }
@@ -305,17 +247,15 @@ func usableNetwork(ctx context.Context, reader client.Reader, name string) (*v1a
 	var network v1alpha1.XPUNetwork
 	err := reader.Get(ctx, client.ObjectKey{Name: name}, &network)
 	if apierrors.IsNotFound(err) {
-		return nil, problemf(v1alpha1.ReasonNetworkNotFound, "XPUNetwork %s does not exist; create it, or name another one in the InterfaceConfig, the CNI configuration or the DevicePool", name)
+		return nil, problemf(v1alpha1.ReasonNetworkNotFound, "XPUNetwork %s does not exist; create it, "+
+			"or name another one in the InterfaceConfig, the CNI configuration or the DevicePool", name)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("XPUNetwork %s: %w", name, err)
 	}
-	rival, err := seniorRival(ctx, reader, &network)
-	if err != nil {
-		return nil, err
-	}
-	if rival != nil {
+	err = checkRivals(ctx, reader, &network)
+	if rival, ok := errors.AsType[*problem](err); ok {
 		return nil, problemf(v1alpha1.ReasonNetworkNotReady, "XPUNetwork %s cannot be used: %s", name, rival.message)
 	}
-	return &network, nil
+	return &network, err
 }

@@ -6,16 +6,14 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
@@ -23,50 +21,39 @@ import (
 // cluster was restored from an older state. It looks each time the connection to an agent comes up. An agent whose
 // List shows nothing has none.
 type orphans struct {
-	client   client.Client
-	sessions *sessions
-	events   events.EventRecorder
-	retries  workqueue.TypedRateLimiter[types.NamespacedName]
-	seen     *durations[orphan]
-	grace    time.Duration // between the two looks after which a port is an orphan
-	timeout  time.Duration // for what an agent is asked
+	base
+	retries workqueue.TypedRateLimiter[reconcile.Request]
+	seen    durations[orphan]
 }
 
 type orphan struct{ xpu, id string }
 
-func (r *orphans) setup(mgr ctrl.Manager, concurrency int) error {
-	return ctrl.NewControllerManagedBy(mgr).
-		Named("orphan").
-		WatchesRawSource(r.sessions.connections(func(_ context.Context, xpu string, up bool) []reconcile.Request {
-			if !up {
-				return nil
-			}
-			return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: xpu}}}
-		})).
-		WithOptions(controller.Options{MaxConcurrentReconciles: concurrency, RateLimiter: retryLimiter[reconcile.Request]()}).
-		Complete(r)
+func (r *orphans) setup(mgr ctrl.Manager) error {
+	if r.OrphanGrace < 0 {
+		return nil
+	}
+	return newController(mgr, "orphan", r.Concurrency).
+		WatchesRawSource(r.sessions.source(theXPU, cameUp)).
+		Complete(reconcile.AsReconciler(r.client, r))
 }
 
-func (r *orphans) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
-	var xpu v1alpha1.XPU
-	if err := r.client.Get(ctx, req.NamespacedName, &xpu); err != nil {
-		return ctrl.Result{}, client.IgnoreNotFound(err)
-	}
-	way := r.sessions.connection(req.Name)
-	if way.state != connected {
+// Reconcile is for an XPU of which the agent was connected a moment ago.
+func (r *orphans) Reconcile(ctx context.Context, xpu *v1alpha1.XPU) (ctrl.Result, error) {
+	agent := r.sessions.connection(xpu.Name).agent
+	if agent == nil {
 		return ctrl.Result{}, nil // there will be another look
 	}
 	log := ctrl.LoggerFrom(ctx)
-	agentCtx, cancel := context.WithTimeout(ctx, r.timeout)
+	agentCtx, cancel := context.WithTimeout(ctx, r.AgentTimeout)
 	defer cancel()
 	// In this order: a port is made only for an XPUPort that the cache has.
-	listed, err := way.agent.ListPorts(agentCtx)
+	listed, err := agent.ListPorts(agentCtx)
 	if err != nil {
 		log.V(1).Info("cannot look for orphans", "error", err.Error())
-		return ctrl.Result{RequeueAfter: r.retries.When(req.NamespacedName)}, nil
+		return ctrl.Result{RequeueAfter: r.retries.When(requestFor(xpu))}, nil
 	}
-	r.retries.Forget(req.NamespacedName)
-	backed, err := r.backed(ctx, &xpu)
+	r.retries.Forget(requestFor(xpu))
+	backed, err := r.backed(ctx, xpu)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
@@ -80,20 +67,21 @@ func (r *orphans) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result,
 	r.seen.retain(func(o orphan) bool { return o.xpu != xpu.Name || suspects.Has(o) })
 	var after time.Duration
 	for key := range suspects {
-		if waited := r.seen.elapsed(key); waited < r.grace {
-			after = sooner(after, r.grace-waited)
+		if waited := r.seen.elapsed(key); waited < r.OrphanGrace {
+			after = smaller(after, r.OrphanGrace-waited)
 			continue
 		}
 		r.seen.reset(key)
-		if err := way.agent.DeletePort(agentCtx, key.id); err != nil {
+		if err := agent.DeletePort(agentCtx, key.id); err != nil {
 			log.Info("cannot delete orphan", "bridgePort", key.id, "error", err.Error())
-			after = sooner(after, r.grace)
+			after = smaller(after, r.OrphanGrace)
 			continue
 		}
 		log.Info("deleted a port that no XPUPort backs", "bridgePort", key.id)
-		r.events.Eventf(&xpu, nil, corev1.EventTypeNormal, "OrphanDeleted", "Delete", "deleted port %s, which no XPUPort backed for %s", key.id, r.grace)
+		r.events.Eventf(xpu, nil, corev1.EventTypeNormal, "OrphanDeleted", "Delete",
+			"deleted port %s, which no XPUPort backed for %s", key.id, r.OrphanGrace)
 		// Had an XPUPort come for it in this very moment, its port may be the one that was just deleted.
-		r.sessions.tell(xpu.Name, true)
+		r.sessions.tell(xpu.Name, cameUp)
 	}
 	return ctrl.Result{RequeueAfter: after}, nil
 }
@@ -111,7 +99,7 @@ func (r *orphans) backed(ctx context.Context, xpu *v1alpha1.XPU) (sets.Set[strin
 			return nil, err
 		}
 		for j := range found {
-			if id, err := portID(&found[j]); err == nil {
+			if id, err := opi.PortID(claim.FunctionOf(found[j].Spec.Function)); err == nil {
 				backed.Insert(id)
 			}
 		}

@@ -4,13 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -21,90 +22,108 @@ import (
 // has none.
 const annotationAllocation = v1alpha1.GroupName + "/allocation"
 
-// portBuilder works out what Port an allocated device needs.
-type portBuilder struct{ reader client.Reader }
-
-// network is the name of the network that the device joins, empty if it joins none and needs no Port.
-func (b portBuilder) network(ctx context.Context, device *claim.Device) (string, error) {
-	if device.ConfigErr != nil {
-		return "", problemf(v1alpha1.ReasonInvalidConfig, "request %s: %s", device.Request, oneLine(device.ConfigErr))
+// create makes the Port of a device. It returns false if the device needs none. A *problem says why the Port cannot be
+// made now.
+func (r *claims) create(ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device) (needed bool, err error) {
+	port, network, err := r.buildPort(ctx, c, d)
+	if p, ok := errors.AsType[*problem](err); ok {
+		return true, problemf(p.reason, "request %s: %s", d.Request, p.message)
 	}
-	if device.Config.Network != "" {
-		return device.Config.Network, nil
+	if err != nil || port == nil {
+		return false, err
 	}
-	var pool v1alpha1.DevicePool
-	err := b.reader.Get(ctx, client.ObjectKey{Name: device.ID.DevicePool}, &pool)
-	if apierrors.IsNotFound(err) {
-		return "", problemf(v1alpha1.ReasonNetworkNotFound, "request %s: DevicePool %s, which would name the network, does not exist; create it, or set network in the InterfaceConfig", device.Request, device.ID.DevicePool)
+	if err := r.allocator.assume(ctx, port, network, d.Interface.Addresses); err != nil {
+		return true, err
 	}
-	if err != nil {
-		return "", fmt.Errorf("DevicePool %s: %w", device.ID.DevicePool, err)
+	err = r.client.Create(ctx, port)
+	if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
+		r.allocator.settle(port)
 	}
-	return pool.Spec.Network, nil
+	switch {
+	case err == nil:
+		ctrl.LoggerFrom(ctx).Info("created XPUPort", "port", client.ObjectKeyFromObject(port), "device", d.Name,
+			"network", network.Name, "xpu", port.Spec.XPU, "addresses", port.Spec.Addresses)
+	case apierrors.IsAlreadyExists(err): // the cache is behind: its event is on the way
+	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause): // the claim goes with its namespace
+	case apierrors.IsInvalid(err):
+		return true, problemf(v1alpha1.ReasonInvalidConfig, "request %s: %s", d.Request, oneLine(err))
+	default:
+		return true, fmt.Errorf("create XPUPort %s/%s: %w", port.Namespace, port.Name, err)
+	}
+	return true, nil
 }
 
-// segment is the network by name, if the device may join it.
-func (b portBuilder) segment(ctx context.Context, device *claim.Device, name string) (*v1alpha1.XPUNetwork, error) {
-	network, err := usableNetwork(ctx, b.reader, name)
-	var p *problem
-	if errors.As(err, &p) {
-		return nil, problemf(p.reason, "request %s: %s", device.Request, p.message)
+// buildPort returns the Port that the device needs, without addresses, and its network; nil if it needs none.
+func (r *claims) buildPort(
+	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device,
+) (*v1alpha1.XPUPort, *v1alpha1.XPUNetwork, error) {
+	if d.ConfigErr != nil {
+		return nil, nil, problemf(v1alpha1.ReasonInvalidConfig, "%s", oneLine(d.ConfigErr))
 	}
-	if err != nil {
-		return nil, err
+	network, err := r.networkOf(ctx, d)
+	if err != nil || network == nil {
+		return nil, nil, err
 	}
-	if !network.DeletionTimestamp.IsZero() {
-		return nil, problemf(v1alpha1.ReasonNetworkNotFound, "request %s: XPUNetwork %s is being deleted; name another one in the InterfaceConfig or the DevicePool", device.Request, name)
-	}
-	return network, nil
-}
-
-// xpu is the XPU that serves the PF of the device.
-func (b portBuilder) xpu(ctx context.Context, device *claim.Device) (string, error) {
 	var xpus v1alpha1.XPUList
-	if err := b.reader.List(ctx, &xpus, client.MatchingFields{xpusByNode: device.ID.Node}); err != nil {
-		return "", fmt.Errorf("list XPUs of node %s: %w", device.ID.Node, err)
+	if err := r.client.List(ctx, &xpus, client.MatchingFields{xpusByNode: d.ID.Node}); err != nil {
+		return nil, nil, fmt.Errorf("list XPUs of node %s: %w", d.ID.Node, err)
 	}
-	chosen := claim.XPUOf(xpus.Items, device.ID.PF)
-	if chosen == nil {
-		return "", problemf(v1alpha1.ReasonNoXPU, "request %s: no XPU has nodeName %s and PF %s; create one, or add the PF to its spec.pfs", device.Request, device.ID.Node, device.ID.PF)
+	xpu := claim.XPUOf(xpus.Items, d.ID.PF)
+	if xpu == nil {
+		return nil, nil, problemf(v1alpha1.ReasonNoXPU,
+			"no XPU has nodeName %s and PF %s; create one, or add the PF to its spec.pfs", d.ID.Node, d.ID.PF)
 	}
-	return chosen.Name, nil
-}
-
-// port is the Port that the device needs, without addresses.
-func (b portBuilder) port(ctx context.Context, c *resourceapi.ResourceClaim, device *claim.Device, network *v1alpha1.XPUNetwork) (*v1alpha1.XPUPort, error) {
-	xpu, err := b.xpu(ctx, device)
-	if err != nil {
-		return nil, err
+	mac := d.Interface.MAC
+	if mac == "" {
+		mac = claim.DerivedMAC(c.UID, d.ID.Node, d.Function)
 	}
-	port := &v1alpha1.XPUPort{
+	owner := metav1.NewControllerRef(c, resourceapi.SchemeGroupVersion.WithKind("ResourceClaim"))
+	owner.BlockOwnerDeletion = nil // the Port must not hold up the claim's deletion
+	return &v1alpha1.XPUPort{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace:   c.Namespace,
-			Name:        claim.PortName(device.ID.Node, device.Function),
-			Labels:      map[string]string{v1alpha1.LabelPool: device.ID.DevicePool, v1alpha1.LabelNetwork: network.Name},
-			Annotations: map[string]string{annotationAllocation: allocationStamp(c)},
-			Finalizers:  []string{v1alpha1.FinalizerPort},
-			OwnerReferences: []metav1.OwnerReference{
-				*metav1.NewControllerRef(c, resourceapi.SchemeGroupVersion.WithKind("ResourceClaim")),
-			},
+			Namespace:       c.Namespace,
+			Name:            claim.PortName(d.ID.Node, d.Function),
+			Labels:          map[string]string{v1alpha1.LabelPool: d.ID.DevicePool, v1alpha1.LabelNetwork: network.Name},
+			Annotations:     map[string]string{annotationAllocation: allocationStamp(c)},
+			Finalizers:      []string{v1alpha1.FinalizerPort},
+			OwnerReferences: []metav1.OwnerReference{*owner},
 		},
 		Spec: v1alpha1.XPUPortSpec{
-			NodeName: device.ID.Node,
-			Function: claim.FunctionRef(device.Function),
-			XPU:      xpu,
+			NodeName: d.ID.Node,
+			Function: claim.FunctionRef(d.Function),
+			XPU:      xpu.Name,
 			Network:  network.Name,
-			MAC:      string(device.Interface.MAC),
-			MTU:      smallerMTU(int32(device.Interface.MTU), ptr.Deref(network.Spec.MTU, 0)),
-			Claim:    v1alpha1.ClaimRef{Name: c.Name, UID: c.UID, Request: device.Request},
+			MAC:      string(mac),
+			MTU:      smaller(int32(d.Interface.MTU), ptr.Deref(network.Spec.MTU, 0)),
+			Claim:    v1alpha1.ClaimRef{Name: c.Name, UID: c.UID, Request: d.Request},
 		},
+	}, network, nil
+}
+
+// networkOf returns the network that the device joins, nil if it joins none.
+func (r *claims) networkOf(ctx context.Context, d *claim.Device) (*v1alpha1.XPUNetwork, error) {
+	name := d.Config.Network
+	if name == "" {
+		var pool v1alpha1.DevicePool
+		err := r.client.Get(ctx, client.ObjectKey{Name: d.ID.DevicePool}, &pool)
+		if apierrors.IsNotFound(err) {
+			return nil, problemf(v1alpha1.ReasonNetworkNotFound, "DevicePool %s, which would name the network, does not exist; "+
+				"create it, or set network in the InterfaceConfig", d.ID.DevicePool)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("DevicePool %s: %w", d.ID.DevicePool, err)
+		}
+		name = pool.Spec.Network
 	}
-	// The controller ownerReference must not hold up the claim's deletion.
-	port.OwnerReferences[0].BlockOwnerDeletion = nil
-	if port.Spec.MAC == "" {
-		port.Spec.MAC = string(claim.DerivedMAC(c.UID, port.Spec.NodeName, device.Function))
+	if name == "" {
+		return nil, nil
 	}
-	return port, nil
+	network, err := usableNetwork(ctx, r.client, name)
+	if err == nil && !network.DeletionTimestamp.IsZero() {
+		return nil, problemf(v1alpha1.ReasonNetworkNotFound,
+			"XPUNetwork %s is being deleted; name another one in the InterfaceConfig or the DevicePool", name)
+	}
+	return network, err
 }
 
 // allocationStamp tells this allocation of the claim from earlier ones.
@@ -113,23 +132,4 @@ func allocationStamp(c *resourceapi.ResourceClaim) string {
 		return ""
 	}
 	return c.Status.Allocation.AllocationTimestamp.UTC().Format(time.RFC3339)
-}
-
-// smallerMTU is the smaller of two MTUs of which 0 means any.
-func smallerMTU(a, b int32) int32 {
-	if a == 0 || b == 0 {
-		return max(a, b)
-	}
-	return min(a, b)
-}
-
-// oneLine makes a joined error fit a condition's message.
-func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
-
-func list[T fmt.Stringer](items []T) string {
-	texts := make([]string, len(items))
-	for i, item := range items {
-		texts[i] = item.String()
-	}
-	return strings.Join(texts, ", ")
 }

@@ -3,6 +3,7 @@ package controller
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -18,9 +19,6 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
-
-// controllerName is how events name the controller.
-const controllerName = "xpu-controller"
 
 // Options are what the reconcilers depend on. The zero value of a duration means its default.
 type Options struct {
@@ -54,20 +52,13 @@ type Options struct {
 }
 
 func (o *Options) setDefaults() {
-	for _, d := range []struct {
-		value      *time.Duration
-		preference time.Duration
-	}{
-		{&o.ProvisionTimeout, 60 * time.Second},
-		{&o.AgentTimeout, 15 * time.Second},
-		{&o.CollectGrace, 2 * time.Second},
-		{&o.BusyGrace, 2 * time.Second},
-		{&o.TaintGrace, 30 * time.Second},
-		{&o.Debounce, 500 * time.Millisecond},
-		{&o.OrphanGrace, 30 * time.Second},
-	} {
-		*d.value = cmp.Or(*d.value, d.preference)
-	}
+	o.ProvisionTimeout = cmp.Or(o.ProvisionTimeout, 60*time.Second)
+	o.AgentTimeout = cmp.Or(o.AgentTimeout, 15*time.Second)
+	o.CollectGrace = cmp.Or(o.CollectGrace, 2*time.Second)
+	o.BusyGrace = cmp.Or(o.BusyGrace, 2*time.Second)
+	o.TaintGrace = cmp.Or(o.TaintGrace, 30*time.Second)
+	o.Debounce = cmp.Or(o.Debounce, 500*time.Millisecond)
+	o.OrphanGrace = cmp.Or(o.OrphanGrace, 30*time.Second)
 	o.Concurrency = cmp.Or(o.Concurrency, 256)
 	o.ConcurrencyPerXPU = cmp.Or(o.ConcurrencyPerXPU, 32)
 }
@@ -75,18 +66,18 @@ func (o *Options) setDefaults() {
 // Scheme has every kind that the reconcilers work on.
 func Scheme() (*runtime.Scheme, error) {
 	scheme := runtime.NewScheme()
-	if err := clientgoscheme.AddToScheme(scheme); err != nil {
-		return nil, fmt.Errorf("Kubernetes API: %w", err)
-	}
-	if err := v1alpha1.AddToScheme(scheme); err != nil {
-		return nil, fmt.Errorf("%s API: %w", v1alpha1.GroupName, err)
-	}
-	return scheme, nil
+	return scheme, errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme))
 }
 
 // CacheOptions keep the cache small: of Secrets only those of the namespace, of Nodes only that they are there, and
 // nothing of who wrote which field.
 func CacheOptions(namespace string) cache.Options {
+	nameOnly := func(object any) (any, error) {
+		if o, ok := object.(*metav1.PartialObjectMetadata); ok {
+			o.ObjectMeta = metav1.ObjectMeta{Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion}
+		}
+		return object, nil
+	}
 	return cache.Options{
 		DefaultTransform: cache.TransformStripManagedFields(),
 		ByObject: map[client.Object]cache.ByObject{
@@ -94,14 +85,6 @@ func CacheOptions(namespace string) cache.Options {
 			nodeMetadata():   {Transform: nameOnly},
 		},
 	}
-}
-
-// nameOnly keeps of an object's metadata what a cache needs.
-func nameOnly(object any) (any, error) {
-	if o, ok := object.(*metav1.PartialObjectMetadata); ok {
-		o.ObjectMeta = metav1.ObjectMeta{Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion}
-	}
-	return object, nil
 }
 
 // Setup adds the reconcilers to the manager. Its client must read from the cache.
@@ -114,53 +97,25 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) error {
 	if err != nil {
 		return err
 	}
-	sessions := newSessions(o.Debounce, o.AgentTimeout, m, mgr.GetLogger().WithName("agents"))
+	sessions := &sessions{Options: o, metrics: m, log: mgr.GetLogger().WithName("agents"), byXPU: map[string]*session{}}
 	if err := mgr.Add(sessions); err != nil {
 		return fmt.Errorf("sessions with OPI agents: %w", err)
 	}
-	recorder := mgr.GetEventRecorder(controllerName)
-	c := mgr.GetClient()
-
-	claims := &claims{
-		client: c, live: mgr.GetAPIReader(), events: recorder,
-		builder:      portBuilder{reader: c},
-		allocator:    newAllocator(c),
-		gone:         newDurations[types.UID](),
-		busy:         newDurations[types.NamespacedName](),
-		tainted:      newDurations[types.UID](),
-		collectGrace: o.CollectGrace, busyGrace: o.BusyGrace, taintGrace: o.TaintGrace,
+	b := base{
+		Options: o, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder("xpu-controller"),
+		sessions: sessions, metrics: m,
 	}
-	ports := &ports{
-		client: c, sessions: sessions, events: recorder, metrics: m,
-		retries:  retryLimiter[types.NamespacedName](),
-		limiter:  newPerXPULimiter(o.ConcurrencyPerXPU),
-		deadline: o.ProvisionTimeout, timeout: o.AgentTimeout,
-	}
-	networks := &networks{client: c, sessions: sessions, events: recorder, retries: retryLimiter[types.NamespacedName](), timeout: o.AgentTimeout}
-	xpus := &xpus{
-		client: c, sessions: sessions, metrics: m, namespace: o.Namespace,
-	}
-	pools := &devicePools{client: c, live: mgr.GetAPIReader()}
-	setups := []func() error{
-		func() error { return claims.setup(mgr, o.Concurrency) },
-		func() error { return ports.setup(mgr, o.Concurrency) },
-		func() error { return networks.setup(mgr, o.Concurrency) },
-		func() error { return xpus.setup(mgr, o.Concurrency) },
-		func() error { return pools.setup(mgr) },
-	}
-	if o.OrphanGrace > 0 {
-		orphans := &orphans{
-			client: c, sessions: sessions, events: recorder,
-			retries: retryLimiter[types.NamespacedName](),
-			seen:    newDurations[orphan](),
-			grace:   o.OrphanGrace, timeout: o.AgentTimeout,
-		}
-		setups = append(setups, func() error { return orphans.setup(mgr, o.Concurrency) })
-	}
-	for _, setup := range setups {
-		if err := setup(); err != nil {
-			return fmt.Errorf("set up controllers: %w", err)
-		}
+	allocator := &allocator{reader: b.client, assumed: map[types.NamespacedName]assumedPort{}}
+	err = errors.Join(
+		(&claims{base: b, allocator: allocator}).setup(mgr),
+		(&ports{base: b, retries: retryLimiter(), limiter: newPerXPULimiter(o.ConcurrencyPerXPU)}).setup(mgr),
+		(&networks{base: b, retries: retryLimiter()}).setup(mgr),
+		(&xpus{b}).setup(mgr),
+		(&devicePools{b}).setup(mgr),
+		(&orphans{base: b, retries: retryLimiter()}).setup(mgr),
+	)
+	if err != nil {
+		return fmt.Errorf("set up controllers: %w", err)
 	}
 	return nil
 }

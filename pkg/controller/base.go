@@ -1,0 +1,241 @@
+package controller
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+)
+
+// Pauses between attempts that fail. They double, from the first to the last.
+const (
+	firstRetry = 50 * time.Millisecond
+	lastRetry  = 30 * time.Second
+)
+
+// retryLimiter spaces attempts for one object. Unlike the default of controller-runtime it has no limit over all
+// objects, which would have the objects of a healthy xPU wait for those of an unhealthy one.
+func retryLimiter() workqueue.TypedRateLimiter[reconcile.Request] {
+	return workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, lastRetry)
+}
+
+// base is what all reconcilers depend on.
+type base struct {
+	Options
+	client   client.Client // reads come from the cache
+	live     client.Reader // reads come from the API server
+	events   events.EventRecorder
+	sessions *sessions
+	metrics  *metrics
+}
+
+// Filters of events for a controller.
+var (
+	whenSpecChanged = builder.WithPredicates(predicate.GenerationChangedPredicate{})
+	whenMadeOrGone  = builder.WithPredicates(predicate.Funcs{UpdateFunc: func(event.UpdateEvent) bool { return false }})
+	whenGone        = builder.WithPredicates(predicate.Funcs{
+		CreateFunc: func(event.CreateEvent) bool { return false },
+		UpdateFunc: func(event.UpdateEvent) bool { return false },
+	})
+)
+
+// newController begins to build a controller.
+func newController(mgr ctrl.Manager, name string, concurrency int) *ctrl.Builder {
+	options := controller.Options{MaxConcurrentReconciles: concurrency, RateLimiter: retryLimiter()}
+	return ctrl.NewControllerManagedBy(mgr).Named(name).WithOptions(options)
+}
+
+// withConflicts has a reconciler try again soon after a write conflict, without an error in the log: the cache did not have
+// the last change yet.
+func withConflicts(r reconcile.Reconciler) reconcile.Reconciler {
+	return reconcile.Func(func(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
+		result, err := r.Reconcile(ctx, request)
+		if apierrors.IsConflict(err) {
+			return reconcile.Result{RequeueAfter: firstRetry}, nil
+		}
+		return result, err
+	})
+}
+
+// requests returns a request for each object that is listed. It is for event handlers, which cannot return an error: the
+// error, which can only be that the cache is not running, is logged.
+func (r *base) requests(ctx context.Context, objects client.ObjectList, options ...client.ListOption) []reconcile.Request {
+	if err := r.client.List(ctx, objects, append(options, client.UnsafeDisableDeepCopy)...); err != nil {
+		ctrl.LoggerFrom(ctx).Error(err, "listing objects to reconcile")
+		return nil
+	}
+	var requests []reconcile.Request
+	_ = meta.EachListItem(objects, func(o runtime.Object) error {
+		requests = append(requests, requestFor(o.(client.Object)))
+		return nil
+	})
+	return requests
+}
+
+func requestFor(o client.Object) reconcile.Request {
+	return reconcile.Request{NamespacedName: client.ObjectKeyFromObject(o)}
+}
+
+// listPorts lists Ports of the cache without copying them: they must not be changed.
+func listPorts(ctx context.Context, r client.Reader, options ...client.ListOption) ([]v1alpha1.XPUPort, error) {
+	var ports v1alpha1.XPUPortList
+	if err := r.List(ctx, &ports, append(options, client.UnsafeDisableDeepCopy)...); err != nil {
+		return nil, fmt.Errorf("list XPUPorts: %w", err)
+	}
+	return ports.Items, nil
+}
+
+// since is a patch of what differs from before. The API server refuses it if the object has changed meanwhile.
+func since(before client.Object) client.Patch {
+	return client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
+}
+
+// writeStatus writes how the status differs from before, if it does.
+func (r *base) writeStatus(ctx context.Context, object, before client.Object) error {
+	if equality.Semantic.DeepEqual(object, before) {
+		return nil
+	}
+	if err := r.client.Status().Patch(ctx, object, since(before)); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("status of %T %s: %w", object, client.ObjectKeyFromObject(object), err)
+	}
+	return nil
+}
+
+// changeFinalizer writes what [controllerutil.AddFinalizer] or [controllerutil.RemoveFinalizer] changes.
+func (r *base) changeFinalizer(
+	ctx context.Context, object client.Object, change func(client.Object, string) bool, finalizer string,
+) error {
+	before := object.DeepCopyObject().(client.Object)
+	if !change(object, finalizer) {
+		return nil
+	}
+	if err := r.client.Patch(ctx, object, since(before)); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("finalizer of %T %s: %w", object, client.ObjectKeyFromObject(object), err)
+	}
+	return nil
+}
+
+// older says whether a was made before b. Of two that were made in the same second, the one whose name sorts first is older.
+func older(a, b client.Object) bool {
+	made, other := a.GetCreationTimestamp(), b.GetCreationTimestamp()
+	if !made.Equal(&other) {
+		return made.Before(&other)
+	}
+	return cmp.Less(client.ObjectKeyFromObject(a).String(), client.ObjectKeyFromObject(b).String())
+}
+
+// smaller is the smaller of two values of which 0 means none.
+func smaller[T cmp.Ordered](a, b T) T {
+	var none T
+	if a == none || b == none {
+		return max(a, b)
+	}
+	return min(a, b)
+}
+
+// problem is why something cannot go on, as it is told to people in conditions and events.
+type problem struct {
+	reason  string        // one of the Reason constants of the API; empty if nothing is known yet, which is not told
+	message string        // one sentence: which object or field, and what would be right
+	retry   time.Duration // pause before the next attempt; 0 means that an event will come
+}
+
+func (p *problem) Error() string { return p.reason + ": " + p.message }
+
+func problemf(reason, format string, args ...any) *problem {
+	return &problem{reason: reason, message: fmt.Sprintf(format, args...)}
+}
+
+// refused tells whether a Port with this reason is refused for good.
+func refused(reason string) bool {
+	return reason == v1alpha1.ReasonConflict || reason == v1alpha1.ReasonFailed
+}
+
+// oneLine makes a joined error fit a condition's message.
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
+
+// newCondition returns a condition that is true if the reason is a good one.
+func newCondition(conditionType string, generation int64, reason, message string) metav1.Condition {
+	status := metav1.ConditionFalse
+	switch reason {
+	case v1alpha1.ReasonUp, v1alpha1.ReasonNoPortNeeded, v1alpha1.ReasonConnected, v1alpha1.ReasonPublished, v1alpha1.ReasonAllMade:
+		status = metav1.ConditionTrue
+	}
+	return metav1.Condition{Type: conditionType, Status: status, Reason: reason, Message: message, ObservedGeneration: generation}
+}
+
+// readyOf is the Ready condition, its zero value if there is none.
+func readyOf(conditions []metav1.Condition) metav1.Condition {
+	return ptr.Deref(meta.FindStatusCondition(conditions, v1alpha1.ConditionReady), metav1.Condition{})
+}
+
+// conclude says in the Ready condition of an object what came of an attempt, and writes its status if that differs from
+// before: success, with this message, if err is nil, or a *problem. A problem for a new reason is also told in an event, and
+// one without a reason is not told. Other errors are returned.
+func (r *base) conclude(
+	ctx context.Context, object, before client.Object, conditions *[]metav1.Condition, success string, err error,
+) (ctrl.Result, error) {
+	p, isProblem := errors.AsType[*problem](err)
+	if err == nil {
+		p = problemf(v1alpha1.ReasonUp, "%s", success)
+	} else if !isProblem {
+		return ctrl.Result{}, err
+	}
+	result := ctrl.Result{RequeueAfter: p.retry}
+	if p.reason == "" {
+		return result, nil
+	}
+	was := readyOf(*conditions)
+	meta.SetStatusCondition(conditions, newCondition(v1alpha1.ConditionReady, object.GetGeneration(), p.reason, p.message))
+	if err := r.writeStatus(ctx, object, before); err != nil {
+		return ctrl.Result{}, err
+	}
+	if isProblem && was.Reason != p.reason {
+		r.events.Eventf(object, nil, corev1.EventTypeWarning, p.reason, "Provision", "%s", p.message)
+	}
+	return result, nil
+}
+
+// durations measures for how long something has been the case. Its zero value is ready for use. Safe for concurrent use.
+type durations[K comparable] struct{ since sync.Map } // time.Time by K
+
+// elapsed is the time since the first call for the key.
+func (d *durations[K]) elapsed(key K) time.Duration {
+	now := time.Now()
+	since, _ := d.since.LoadOrStore(key, now)
+	return now.Sub(since.(time.Time))
+}
+
+// reset has the next call of elapsed start anew.
+func (d *durations[K]) reset(key K) { d.since.Delete(key) }
+
+// retain resets all keys but these.
+func (d *durations[K]) retain(keep func(K) bool) {
+	for key := range d.since.Range {
+		if !keep(key.(K)) {
+			d.since.Delete(key)
+		}
+	}
+}
