@@ -34,17 +34,8 @@ func addAddress(pod *conn, l netlink.Link, address netip.Prefix) error {
 
 // addRoute adds a route, and accepts that the very same is there already.
 func addRoute(pod *conn, l netlink.Link, route function.Route) error {
-	r := &netlink.Route{
-		LinkIndex: l.Attrs().Index, Dst: netipx.PrefixIPNet(route.To), Priority: route.Metric,
-		Table: tableOf(route), Protocol: unix.RTPROT_STATIC, Scope: netlink.SCOPE_LINK, MTU: route.MTU, AdvMSS: route.AdvMSS,
-	}
-	if route.Via.IsValid() {
-		r.Gw, r.Scope = route.Via.AsSlice(), netlink.SCOPE_UNIVERSE
-	}
-	if route.Scope != nil {
-		r.Scope = netlink.Scope(*route.Scope)
-	}
-	err := pod.RouteAdd(r)
+	r := routeOut(l, route)
+	err := pod.RouteAdd(&r)
 	if !errors.Is(err, unix.EEXIST) {
 		return err
 	}
@@ -55,7 +46,7 @@ func addRoute(pod *conn, l netlink.Link, route function.Route) error {
 	if other == nil {
 		return errors.Join(err, listErr)
 	}
-	if other.LinkIndex == r.LinkIndex && other.Gw.Equal(r.Gw) {
+	if sameWay(*other, r) {
 		return nil
 	}
 	gateway := "none"
@@ -64,6 +55,24 @@ func addRoute(pod *conn, l netlink.Link, route function.Route) error {
 	}
 	return fmt.Errorf("the pod has one already, via interface index %d gateway %s: %w", other.LinkIndex, gateway, err)
 }
+
+// routeOut is a route out through the link, as the kernel has it.
+func routeOut(l netlink.Link, route function.Route) netlink.Route {
+	r := netlink.Route{
+		LinkIndex: l.Attrs().Index, Dst: netipx.PrefixIPNet(route.To), Priority: route.Metric,
+		Table: tableOf(route), Protocol: unix.RTPROT_STATIC, Scope: netlink.SCOPE_LINK, MTU: route.MTU, AdvMSS: route.AdvMSS,
+	}
+	if route.Via.IsValid() {
+		r.Gw, r.Scope = route.Via.AsSlice(), netlink.SCOPE_UNIVERSE
+	}
+	if route.Scope != nil {
+		r.Scope = netlink.Scope(*route.Scope)
+	}
+	return r
+}
+
+// sameWay says whether two routes use the same link and gateway.
+func sameWay(a, b netlink.Route) bool { return a.LinkIndex == b.LinkIndex && a.Gw.Equal(b.Gw) }
 
 // routeTo finds the route to the same destination with the same metric.
 func routeTo(pod *conn, route function.Route) (*netlink.Route, error) {

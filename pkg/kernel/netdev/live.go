@@ -8,7 +8,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -16,7 +15,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
-// Attached is everything that is known about a netdev in a pod.
+// Attached is what is known about a netdev in a pod.
 type Attached struct {
 	Before   Snapshot
 	Place    Place
@@ -24,9 +23,8 @@ type Attached struct {
 	Observed Observed
 }
 
-// Check says in words how what is in the pod, and what the PF enforces, differs from what [Engine.Attach] made of it;
-// nothing means that it does not. Addresses and routes that the pod added are no difference, nor is what a PF or an
-// eswitch does not tell. An error says that it could not be seen.
+// Check lists in words the differences between what [Engine.Attach] did and what is in the pod and enforced by the PF and the
+// eswitch. Addresses and routes that the pod added are no difference, nor is what a PF or an eswitch does not tell.
 func (e *Engine) Check(ctx context.Context, device Device, a Attached) ([]string, error) {
 	device = device.as(a.Before)
 	enforced, err := e.complete(ctx, Snapshot{}, device)
@@ -63,7 +61,7 @@ func (e *Engine) Check(ctx context.Context, device Device, a Attached) ([]string
 	return checkLayer3(d, pod, l, a.Want)
 }
 
-// checkLayer3 looks for the addresses and routes that were asked for.
+// checkLayer3 adds the wanted addresses and routes that are missing to the differences.
 func checkLayer3(d []string, pod *conn, l *link, want function.Interface) ([]string, error) {
 	have, err := addresses(pod, l)
 	if err != nil {
@@ -79,14 +77,14 @@ func checkLayer3(d []string, pod *conn, l *link, want function.Interface) ([]str
 		if err != nil {
 			return nil, fmt.Errorf("interface %s: route to %s: %w", want.Name, route.To, err)
 		}
-		if found == nil || !route.Yield && !leadsOut(route, *found, l.Attrs().Index) {
+		if found == nil || !route.Yield && !sameWay(*found, routeOut(l, route)) {
 			d = append(d, fmt.Sprintf("route to %s is missing", route.To))
 		}
 	}
 	return d, nil
 }
 
-// Add gives a netdev that is in a pod more addresses and routes, and accepts those that it has already.
+// Add gives a netdev in a pod more addresses and routes, and accepts those that it has already.
 func (e *Engine) Add(_ context.Context, a Attached, addresses []netip.Prefix, routes []function.Route) (Observed, error) {
 	pod, l, err := e.locate(a.Place, a.Before.Identity, a.Want.Name)
 	if err != nil {
@@ -106,18 +104,12 @@ func (e *Engine) Add(_ context.Context, a Attached, addresses []netip.Prefix, ro
 	return observe(pod, l.Attrs().Index)
 }
 
-// leadsOut says whether a route of the kernel leads where r does: out through the interface with the index.
-func leadsOut(r function.Route, found netlink.Route, index int) bool {
-	via, _ := netip.AddrFromSlice(found.Gw)
-	return found.LinkIndex == index && via.Unmap() == r.Via.Unmap()
-}
-
 // arpNotify is IPV4_DEVCONF_ARP_NOTIFY of linux/ip.h.
 const arpNotify = 22
 
-// announceItself has the kernel tell the neighbours of the interface's addresses whenever it comes up, or gets another
-// MAC: an address may have been another pod's a moment ago. That is arp_notify and ndisc_notify of the kernel's
-// ip-sysctl.rst. The addresses are there already. Where it cannot be set, neighbours learn by their own timeouts.
+// announceItself has the kernel announce the addresses of the interface to its neighbours whenever it comes up or gets another
+// MAC, as an address may have been another pod's before: arp_notify and ndisc_notify of the kernel's ip-sysctl.rst. Errors
+// are ignored: the entries of the neighbours time out anyway.
 func (e *Engine) announceItself(pod *conn, index int, name string, addresses []netip.Prefix) {
 	is4 := func(p netip.Prefix) bool { return p.Addr().Is4() }
 	if slices.ContainsFunc(addresses, is4) {
@@ -130,8 +122,8 @@ func (e *Engine) announceItself(pod *conn, index int, name string, addresses []n
 	}
 }
 
-// Announce has the kernel of an attached interface tell its neighbours once more, when it has a carrier: what it told when
-// the interface came up is lost without. It waits until ctx ends, and is over when the pod or the interface is.
+// Announce waits until an attached interface has a carrier, and has the kernel announce its addresses then: the announcement
+// when the interface came up was lost without a carrier. It returns when ctx, the pod or the interface ends.
 func (e *Engine) Announce(ctx context.Context, place Place, observed Observed) error {
 	if len(observed.Addresses) == 0 || observed.MAC == "" {
 		return nil
@@ -141,24 +133,24 @@ func (e *Engine) Announce(ctx context.Context, place Place, observed Observed) e
 		return err
 	}
 	defer pod.close()
-	if err := awaitCarrier(ctx, pod, observed.Index); err != nil {
+	if err := pod.awaitCarrier(ctx, observed.Index); err != nil {
 		return fmt.Errorf("interface %s: %w", observed.Name, err)
 	}
-	// The MAC that it has: the kernel notifies of it all the same (NETDEV_CHANGEADDR), and asks no driver.
+	// The kernel announces the addresses (NETDEV_CHANGEADDR) although the MAC is the same, and does not call the driver.
 	if err := pod.set(observed.Index, 0, 0, hardwareAddr(unix.IFLA_ADDRESS, observed.MAC)); err != nil {
 		return fmt.Errorf("interface %s: announce its addresses: %w", observed.Name, err)
 	}
 	return nil
 }
 
-// carrierLook is how often it is looked whether ctx has ended while the kernel says nothing. The socket must not be closed
-// under a read: it would stay, and with it the pod's namespace.
+// carrierLook is how long ctx may have ended before [conn.awaitCarrier] returns. It cannot close the socket earlier: one
+// that is closed under a read stays open, and keeps its network namespace.
 const carrierLook = 200 * time.Millisecond
 
-// awaitCarrier returns when the link has a carrier.
-func awaitCarrier(ctx context.Context, pod *conn, index int) error {
-	// Before the first look, so that nothing is missed.
-	changes, err := nl.SubscribeAt(pod.ns, netns.None(), unix.NETLINK_ROUTE, unix.RTNLGRP_LINK)
+// awaitCarrier returns nil when the link has a carrier, and an error when ctx ends before.
+func (c *conn) awaitCarrier(ctx context.Context, index int) error {
+	// The subscription begins before the first look, so that no change is missed.
+	changes, err := nl.SubscribeAt(c.ns, netns.None(), unix.NETLINK_ROUTE, unix.RTNLGRP_LINK)
 	if err != nil {
 		return fmt.Errorf("carrier: %w", err)
 	}
@@ -168,7 +160,7 @@ func awaitCarrier(ctx context.Context, pod *conn, index int) error {
 		return fmt.Errorf("carrier: %w", err)
 	}
 	for {
-		l, err := pod.existing(index)
+		l, err := c.existing(index)
 		if err != nil || l.Attrs().RawFlags&unix.IFF_LOWER_UP != 0 {
 			return err
 		}
