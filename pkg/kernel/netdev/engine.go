@@ -127,21 +127,21 @@ func (e *Engine) Snapshot(ctx context.Context, device Device) (Snapshot, error) 
 
 // snapshot looks at a netdev on the host, or at a Function without one. It asks the eswitch, which takes long, only if the
 // pod wants a rate.
-func (e *Engine) snapshot(ctx context.Context, device Device, want function.Interface) (Snapshot, error) {
+func (e *Engine) snapshot(ctx context.Context, device Device, want function.Interface) (s Snapshot, err error) {
 	if !want.VF.Rated() {
 		device.Port = nil
 	}
 	if want.Userspace {
-		return e.complete(ctx, Snapshot{}, device)
+		return e.complete(ctx, s, device)
 	}
 	l, err := e.host.named(device.Name)
 	if err != nil {
-		return Snapshot{}, err
+		return s, err
 	}
 	if master := l.Attrs().MasterIndex; master != 0 {
-		return Snapshot{}, fmt.Errorf("netdev %s: is in use on the host, as a port of the netdev with index %d", device.Name, master)
+		return s, fmt.Errorf("netdev %s: is in use on the host, as a port of the netdev with index %d", device.Name, master)
 	}
-	s := snapshotOf(l)
+	s = snapshotOf(l)
 	if s.Carried.XDP != "" {
 		return Snapshot{}, fmt.Errorf("netdev %s: is in use on the host, by XDP program %s", device.Name, s.Carried.XDP)
 	}
@@ -176,13 +176,13 @@ func nameFree(pod *conn, name string) error {
 	if err != nil {
 		return fmt.Errorf("interface name %q: %w", name, err)
 	}
-	if other == nil {
+	switch {
+	case other == nil:
 		return nil
+	case other.Attrs().Name == name:
+		return fmt.Errorf("interface name %q: %w", name, ErrNameTaken)
 	}
-	if other.Attrs().Name != name {
-		return fmt.Errorf("interface name %q: %w, as an altname of %s", name, ErrNameTaken, other.Attrs().Name)
-	}
-	return fmt.Errorf("interface name %q: %w", name, ErrNameTaken)
+	return fmt.Errorf("interface name %q: %w, as an altname of %s", name, ErrNameTaken, other.Attrs().Name)
 }
 
 // freeIndex is the preferred index or, if that is in use, one above all indexes.
@@ -207,7 +207,7 @@ func freeIndex(pod *conn, preferred int) (int, error) {
 func (e *Engine) Attach(
 	ctx context.Context, device Device, before Snapshot, place Place, want function.Interface,
 ) (Observed, error) {
-	observed, err := e.attach(ctx, device, before, place, want)
+	observed, err := e.attach(ctx, device.as(before), before, place, want)
 	if err == nil {
 		return observed, nil
 	}
@@ -228,7 +228,6 @@ func (e *Engine) attach(
 	if pod.cookie != place.Cookie {
 		return Observed{}, fmt.Errorf("network namespace %s: is another one than before", place.NetNS)
 	}
-	device = device.as(before)
 	if err := e.enforce(ctx, device, before, before.enforcing(want)); err != nil {
 		return Observed{}, err
 	}

@@ -1,15 +1,19 @@
 package netdev
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
+	"go4.org/netipx"
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -73,11 +77,12 @@ func checkLayer3(d []string, pod *conn, l *link, want function.Interface) ([]str
 		}
 	}
 	for _, route := range want.Routes {
-		found, err := routeTo(pod, route)
+		r := routeOut(l, route)
+		found, err := routeLike(pod, r)
 		if err != nil {
 			return nil, fmt.Errorf("interface %s: route to %s: %w", want.Name, route.To, err)
 		}
-		if found == nil || !route.Yield && !sameWay(*found, routeOut(l, route)) {
+		if found == nil || !route.Yield && !sameWay(*found, r) {
 			d = append(d, fmt.Sprintf("route to %s is missing", route.To))
 		}
 	}
@@ -104,13 +109,106 @@ func (e *Engine) Add(_ context.Context, a Attached, addresses []netip.Prefix, ro
 	return observe(pod, l.Attrs().Index)
 }
 
-// arpNotify is IPV4_DEVCONF_ARP_NOTIFY of linux/ip.h.
-const arpNotify = 22
+// addAddress adds an address, and accepts that the netdev has it already.
+func addAddress(pod *conn, l netlink.Link, address netip.Prefix) error {
+	a := &netlink.Addr{IPNet: netipx.PrefixIPNet(address.Masked())}
+	a.IP = address.Addr().AsSlice()
+	if address.Addr().Is6() {
+		a.Flags = unix.IFA_F_NODAD
+	}
+	err := pod.AddrAdd(l, a)
+	if !errors.Is(err, unix.EEXIST) {
+		return err
+	}
+	have, listErr := addresses(pod, l)
+	if slices.Contains(have, address) {
+		return nil
+	}
+	return errors.Join(err, listErr)
+}
+
+// addRoute adds a route, and accepts that the very same is there already.
+func addRoute(pod *conn, l netlink.Link, route function.Route) error {
+	r := routeOut(l, route)
+	err := pod.RouteAdd(&r)
+	if !errors.Is(err, unix.EEXIST) {
+		return err
+	}
+	if route.Yield {
+		return nil
+	}
+	other, listErr := routeLike(pod, r)
+	if other == nil {
+		return errors.Join(err, listErr)
+	}
+	if sameWay(*other, r) {
+		return nil
+	}
+	gateway := "none"
+	if other.Gw != nil {
+		gateway = other.Gw.String()
+	}
+	return fmt.Errorf("the pod has one already, via interface index %d gateway %s: %w", other.LinkIndex, gateway, err)
+}
+
+// routeOut is the kernel's route out through the link.
+func routeOut(l netlink.Link, route function.Route) netlink.Route {
+	r := netlink.Route{
+		LinkIndex: l.Attrs().Index, Dst: netipx.PrefixIPNet(route.To), Priority: route.Metric,
+		Table: cmp.Or(route.Table, unix.RT_TABLE_MAIN), Protocol: unix.RTPROT_STATIC, Scope: netlink.SCOPE_LINK,
+		MTU: route.MTU, AdvMSS: route.AdvMSS,
+	}
+	if route.Via.IsValid() {
+		r.Gw, r.Scope = route.Via.AsSlice(), netlink.SCOPE_UNIVERSE
+	}
+	if route.Scope != nil {
+		r.Scope = netlink.Scope(*route.Scope)
+	}
+	return r
+}
+
+// sameWay says whether two routes use the same link and gateway.
+func sameWay(a, b netlink.Route) bool { return a.LinkIndex == b.LinkIndex && a.Gw.Equal(b.Gw) }
+
+// routeLike finds the route to the same destination with the same metric.
+func routeLike(pod *conn, r netlink.Route) (*netlink.Route, error) {
+	family, metric := netlink.FAMILY_V4, r.Priority
+	if len(r.Dst.IP) == net.IPv6len {
+		family, metric = netlink.FAMILY_V6, cmp.Or(metric, 1024) // IP6_RT_PRIO_USER, net/ip6_route.h
+	}
+	filter := &netlink.Route{Dst: r.Dst, Table: r.Table}
+	routes, err := consistent(func() ([]netlink.Route, error) {
+		return pod.RouteListFiltered(family, filter, netlink.RT_FILTER_DST|netlink.RT_FILTER_TABLE)
+	})
+	if err != nil {
+		return nil, err
+	}
+	i := slices.IndexFunc(routes, func(other netlink.Route) bool { return other.Priority == metric })
+	if i < 0 {
+		return nil, nil
+	}
+	return &routes[i], nil
+}
+
+func addresses(c *conn, l netlink.Link) ([]netip.Prefix, error) {
+	list, err := consistent(func() ([]netlink.Addr, error) { return c.AddrList(l, netlink.FAMILY_ALL) })
+	if err != nil {
+		return nil, err
+	}
+	var prefixes []netip.Prefix
+	for _, a := range list {
+		if p, ok := netipx.FromStdIPNet(a.IPNet); ok {
+			prefixes = append(prefixes, p)
+		}
+	}
+	return prefixes, nil
+}
 
 // announceItself has the kernel announce the addresses of the interface to its neighbours whenever it comes up or gets another
 // MAC, as an address may have been another pod's before: arp_notify and ndisc_notify of the kernel's ip-sysctl.rst. Errors
 // are ignored: the entries of the neighbours time out anyway.
 func (e *Engine) announceItself(pod *conn, index int, name string, addresses []netip.Prefix) {
+	const arpNotify = 22 // IPV4_DEVCONF_ARP_NOTIFY of linux/ip.h
 	is4 := func(p netip.Prefix) bool { return p.Addr().Is4() }
 	if slices.ContainsFunc(addresses, is4) {
 		e.trace("arp_notify")

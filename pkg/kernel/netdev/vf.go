@@ -37,9 +37,6 @@ type VFState struct {
 	LinkState  string `json:"linkState,omitempty"` // as in [function.VFConfig]
 }
 
-// vlanProtocols are the words for the ethertypes of linux/if_ether.h that a PF can tag with.
-var vlanProtocols = map[uint16]string{unix.ETH_P_8021Q: function.VLAN8021Q, unix.ETH_P_8021AD: function.VLAN8021AD}
-
 // linkStates are the words for IFLA_VF_LINK_STATE_*, by value.
 var linkStates = [...]string{
 	nl.IFLA_VF_LINK_STATE_AUTO: function.LinkAuto, nl.IFLA_VF_LINK_STATE_ENABLE: function.LinkEnable,
@@ -258,14 +255,11 @@ func setting(value uint32) *bool {
 	return new(value != 0)
 }
 
-// parseVLANProto reads the protocol of the first tag in an IFLA_VF_VLAN_LIST; the kernel has only one.
+// parseVLANProto reads the protocol of the tag in an IFLA_VF_VLAN_LIST; the kernel has only one.
 func parseVLANProto(list []byte) string {
 	for _, info := range attribute.All(list) {
-		if len(info) < nl.SizeofVfVlan+2 {
-			continue
-		}
-		if proto, known := vlanProtocols[binary.BigEndian.Uint16(info[nl.SizeofVfVlan:])]; known {
-			return proto
+		if len(info) >= nl.SizeofVfVlan+2 && binary.BigEndian.Uint16(info[nl.SizeofVfVlan:]) == unix.ETH_P_8021AD {
+			return function.VLAN8021AD
 		}
 	}
 	return function.VLAN8021Q
