@@ -51,12 +51,6 @@ type Function struct {
 	Attached bool         // a driver has the subfunction's device
 }
 
-// Rate limits what a Function sends, in Mbit/s; 0 is no limit. devlink counts bytes per second.
-type Rate struct {
-	Share int // tx_share, guaranteed
-	Max   int // tx_max
-}
-
 // flavours are enum devlink_port_flavour, in the words of devlink(8).
 var flavours = []Flavour{Physical, "cpu", "dsa", PCIPF, PCIVF, "virtual", "unused", PCISF}
 
@@ -173,26 +167,25 @@ func macOf(address []byte) function.MAC {
 	return function.MAC(net.HardwareAddr(address).String())
 }
 
-// bytesPerMbit converts the bytes per second of devlink.
+// bytesPerMbit converts the Mbit/s of a [function.Rate] to the bytes per second of devlink.
 const bytesPerMbit = 1_000_000 / 8
 
 // Rate asks for the limits of the Function behind a port. exists is false if the port has no rate object, or does not exist.
-func (c *Conn) Rate(d Device, index uint32) (rate Rate, exists bool, err error) {
+func (c *Conn) Rate(d Device, index uint32) (rate function.Rate, exists bool, err error) {
 	defer explain(&err, "port function rate show %s/%d", d, index)
 	attrs, err := c.ask(unix.DEVLINK_CMD_RATE_GET, d, portIndex(index))
 	if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EOPNOTSUPP) { // EOPNOTSUPP: before Linux 5.14
-		return Rate{}, false, nil
+		return rate, false, nil
 	}
 	if err != nil {
-		return Rate{}, false, err
+		return rate, false, err
 	}
 	return decodeRate(attrs), true, nil
 }
 
-func decodeRate(attrs attribute.Set) Rate {
-	return Rate{
-		Share: mbits(attrs.Uint64(unix.DEVLINK_ATTR_RATE_TX_SHARE)),
-		Max:   mbits(attrs.Uint64(unix.DEVLINK_ATTR_RATE_TX_MAX)),
+func decodeRate(attrs attribute.Set) function.Rate {
+	return function.Rate{
+		Min: mbits(attrs.Uint64(unix.DEVLINK_ATTR_RATE_TX_SHARE)), Max: mbits(attrs.Uint64(unix.DEVLINK_ATTR_RATE_TX_MAX)),
 	}
 }
 
@@ -204,11 +197,11 @@ func mbits(bytesPerSecond uint64) int {
 // SetRate limits what the Function behind a port sends. It sets only the limits that differ, as some drivers have only one. If
 // the kernel refuses one, both are what they were. EOPNOTSUPP: the driver has no such limit; ENODEV: the port has no rate
 // object.
-func (c *Conn) SetRate(d Device, index uint32, to Rate) (err error) {
-	if to.Share < 0 || to.Max < 0 {
-		return fmt.Errorf("rate of port %s/%d: share %d and max %d Mbit/s must not be negative", d, index, to.Share, to.Max)
+func (c *Conn) SetRate(d Device, index uint32, to function.Rate) (err error) {
+	if to.Min < 0 || to.Max < 0 {
+		return fmt.Errorf("rate of port %s/%d: share %d and max %d Mbit/s must not be negative", d, index, to.Min, to.Max)
 	}
-	defer explain(&err, "port function rate set %s/%d tx_share %dmbit tx_max %dmbit", d, index, to.Share, to.Max)
+	defer explain(&err, "port function rate set %s/%d tx_share %dmbit tx_max %dmbit", d, index, to.Min, to.Max)
 	port := portIndex(index)
 	before, err := c.ask(unix.DEVLINK_CMD_RATE_GET, d, port)
 	if err != nil {
@@ -216,8 +209,8 @@ func (c *Conn) SetRate(d Device, index uint32, to Rate) (err error) {
 	}
 	now := decodeRate(before)
 	changes := []*nl.RtAttr{port}
-	if now.Share != to.Share {
-		changes = append(changes, limit(unix.DEVLINK_ATTR_RATE_TX_SHARE, uint64(to.Share)*bytesPerMbit))
+	if now.Min != to.Min {
+		changes = append(changes, limit(unix.DEVLINK_ATTR_RATE_TX_SHARE, uint64(to.Min)*bytesPerMbit))
 	}
 	if now.Max != to.Max {
 		changes = append(changes, limit(unix.DEVLINK_ATTR_RATE_TX_MAX, uint64(to.Max)*bytesPerMbit))

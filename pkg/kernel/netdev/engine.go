@@ -326,12 +326,10 @@ func (e *Engine) moveOn(
 
 // adoptMAC makes a netdev that is down take the MAC that the PF set for the VF: quirk "MAC after a reset".
 func (e *Engine) adoptMAC(c *conn, index int, mac function.MAC) error {
-	up := func() error { return c.set(index, unix.IFF_UP, unix.IFF_UP) }
-	if err := e.step("up to reset the VF", up); err != nil {
+	if err := e.step("up to reset the VF", func() error { return c.set(index, unix.IFF_UP, unix.IFF_UP) }); err != nil {
 		return err
 	}
-	down := func() error { return c.set(index, 0, unix.IFF_UP) }
-	if err := e.step("down to reset the VF", down); err != nil {
+	if err := e.step("down to reset the VF", func() error { return c.set(index, 0, unix.IFF_UP) }); err != nil {
 		return err
 	}
 	l, err := c.at(index)
