@@ -60,14 +60,14 @@ func (c Conf) properties() []property {
 }
 
 // parseConf reads IFLA_AF_SPEC.
-func parseConf(data []byte) (Conf, error) {
+func parseConf(data []byte) (*Conf, error) {
 	families, err := attribute.Parse(data)
 	if err != nil {
-		return Conf{}, err
+		return nil, err
 	}
 	four, fourErr := families.Nested(unix.AF_INET)
 	six, sixErr := families.Nested(unix.AF_INET6)
-	return Conf{
+	return &Conf{
 		IPv4: uint32s(four[unix.IFLA_INET_CONF]), IPv6: conf6Of(uint32s(six[unix.IFLA_INET6_CONF]), six[inet6AddrGenMode]),
 	}, errors.Join(fourErr, sixErr)
 }

@@ -130,12 +130,11 @@ func (c *conn) ask(index int, attributes ...*nl.RtAttr) ([]byte, error) {
 	return answers[0], nil
 }
 
-// link is a netdev as the kernel describes it, with the properties that the netlink library does not read.
+// link is a netdev in the namespace of a conn.
 type link struct {
-	netlink.Link
-	linkMode  uint8
-	broadcast function.MAC
-	conf      Conf
+	Snapshot
+	rawFlags uint32 // IFF_* of linux/if.h
+	master   int    // index of the netdev that it is a port of, 0 for none
 }
 
 // get returns the link that [conn.ask] asks for, or nil if there is none.
@@ -151,17 +150,18 @@ func (c *conn) get(index int, attributes ...*nl.RtAttr) (*link, error) {
 	if err != nil {
 		return nil, fmt.Errorf("link: %w", err)
 	}
-	l := &link{linkMode: attrs.Uint8(unix.IFLA_LINKMODE), broadcast: macOf(attrs[unix.IFLA_BROADCAST])}
-	if l.Link, err = netlink.LinkDeserialize(nil, message); err != nil {
+	l, err := netlink.LinkDeserialize(nil, message)
+	if err != nil {
 		return nil, fmt.Errorf("link: %w", err)
 	}
-	if l.conf, err = parseConf(attrs[unix.IFLA_AF_SPEC]); err != nil {
+	s := snapshotOf(l, attrs)
+	if s.Conf, err = parseConf(attrs[unix.IFLA_AF_SPEC]); err != nil {
 		return nil, fmt.Errorf("sysctls: %w", err)
 	}
 	if !c.conf6 {
-		l.conf.IPv6 = nil
+		s.Conf.IPv6 = nil
 	}
-	return l, nil
+	return &link{Snapshot: s, rawFlags: l.Attrs().RawFlags, master: l.Attrs().MasterIndex}, nil
 }
 
 // at returns the link with the index, or nil if there is none.

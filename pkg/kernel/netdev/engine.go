@@ -138,14 +138,13 @@ func (e *Engine) snapshot(ctx context.Context, device Device, want function.Inte
 	if err != nil {
 		return s, err
 	}
-	if master := l.Attrs().MasterIndex; master != 0 {
-		return s, fmt.Errorf("netdev %s: is in use on the host, as a port of the netdev with index %d", device.Name, master)
+	switch {
+	case l.master != 0:
+		return s, fmt.Errorf("netdev %s: is in use on the host, as a port of the netdev with index %d", device.Name, l.master)
+	case l.Carried.XDP != "":
+		return s, fmt.Errorf("netdev %s: is in use on the host, by XDP program %s", device.Name, l.Carried.XDP)
 	}
-	s = snapshotOf(l)
-	if s.Carried.XDP != "" {
-		return Snapshot{}, fmt.Errorf("netdev %s: is in use on the host, by XDP program %s", device.Name, s.Carried.XDP)
-	}
-	return e.complete(ctx, s, device)
+	return e.complete(ctx, l.Snapshot, device)
 }
 
 // complete adds what the PF and the eswitch of the device enforce, as far as they are known and tell it.
@@ -179,10 +178,10 @@ func nameFree(pod *conn, name string) error {
 	switch {
 	case other == nil:
 		return nil
-	case other.Attrs().Name == name:
+	case other.Name == name:
 		return fmt.Errorf("interface name %q: %w", name, ErrNameTaken)
 	}
-	return fmt.Errorf("interface name %q: %w, as an altname of %s", name, ErrNameTaken, other.Attrs().Name)
+	return fmt.Errorf("interface name %q: %w, as an altname of %s", name, ErrNameTaken, other.Name)
 }
 
 // freeIndex is the preferred index or, if that is in use, one above all indexes.
@@ -237,14 +236,11 @@ func (e *Engine) attach(
 	if want.Userspace {
 		return e.observeVF(ctx, device, want)
 	}
-	l, err := e.moveToPod(pod, before, place, want)
+	index, err := e.moveToPod(pod, before, place, want)
 	if err != nil {
 		return Observed{}, err
 	}
-	if err := e.configure(pod, l, want); err != nil {
-		return Observed{}, err
-	}
-	observed, err := observe(pod, l.Attrs().Index)
+	observed, err := e.configure(pod, index, want)
 	if err == nil && want.MAC != "" && observed.MAC != want.MAC {
 		err = fmt.Errorf("interface %s: mac %s: the driver took it, and tells %s", want.Name, want.MAC, observed.MAC)
 	}
@@ -269,10 +265,10 @@ func (e *Engine) enforce(ctx context.Context, device Device, from, to Snapshot) 
 }
 
 // moveToPod moves a netdev, renames it and sets its MTU and MAC by one message: the pod never sees it half made, and the
-// kernel waits for its readers only once.
-func (e *Engine) moveToPod(pod *conn, before Snapshot, place Place, want function.Interface) (*link, error) {
+// kernel waits for its readers only once. It returns the index in the pod.
+func (e *Engine) moveToPod(pod *conn, before Snapshot, place Place, want function.Interface) (int, error) {
 	if err := e.dropTakenAltNames(pod, before, want.Name); err != nil {
-		return nil, err
+		return 0, err
 	}
 	wishes := want.Name
 	properties := []*nl.RtAttr{text(unix.IFLA_IFNAME, want.Name)}
@@ -295,16 +291,16 @@ func (e *Engine) moveToPod(pod *conn, before Snapshot, place Place, want functio
 		err = e.moveOn(pod, before, place, want.MAC, properties, err)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("netdev %s: move to the pod as %s: %w", before.Name, wishes, err)
+		return 0, fmt.Errorf("netdev %s: move to the pod as %s: %w", before.Name, wishes, err)
 	}
 	l, err := find(pod, before.Identity, Identity.same, place.Index, want.Name)
 	if err == nil && l == nil {
 		err = errors.New("is not there after the move")
 	}
 	if err != nil {
-		return nil, fmt.Errorf("netdev %s in the pod: %w", want.Name, err)
+		return 0, fmt.Errorf("netdev %s in the pod: %w", want.Name, err)
 	}
-	return l, nil
+	return l.Identity.Index, nil
 }
 
 // moveOn continues where the kernel moved the netdev and then stopped, because the driver refused the MAC.
@@ -315,13 +311,12 @@ func (e *Engine) moveOn(
 	if err != nil || l == nil {
 		return refused
 	}
-	index := l.Attrs().Index
-	if macOf(l.Attrs().HardwareAddr) != mac {
-		if err := e.adoptMAC(pod, index, mac); err != nil {
+	if l.MAC != mac {
+		if err := e.adoptMAC(pod, l.Identity.Index, mac); err != nil {
 			return errors.Join(refused, err)
 		}
 	}
-	return pod.set(index, 0, 0, properties...)
+	return pod.set(l.Identity.Index, 0, 0, properties...)
 }
 
 // adoptMAC makes a netdev that is down take the MAC that the PF set for the VF: quirk "MAC after a reset".
@@ -333,7 +328,7 @@ func (e *Engine) adoptMAC(c *conn, index int, mac function.MAC) error {
 		return err
 	}
 	l, err := c.at(index)
-	if err != nil || l != nil && macOf(l.Attrs().HardwareAddr) == mac {
+	if err != nil || l != nil && l.MAC == mac {
 		return err
 	}
 	e.trace("MAC " + string(mac))
@@ -362,33 +357,31 @@ func (e *Engine) dropAltName(c *conn, index int, name string) error {
 	return e.step("remove altname "+name, func() error { return c.LinkDelAltName(reference(index), name) })
 }
 
-// configure adds the addresses, then brings the netdev up, then adds the routes, which need both.
-func (e *Engine) configure(pod *conn, l *link, want function.Interface) (err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("interface %s: %w", want.Name, err)
+// configure adds the addresses, then brings the netdev up, then adds the routes, which need both. It returns what the netdev
+// is then.
+func (e *Engine) configure(pod *conn, index int, want function.Interface) (_ Observed, err error) {
+	unlessFailed := func(what string, change func() error) {
+		if err == nil {
+			err = e.step(what, change)
 		}
-	}()
+	}
 	for _, address := range want.Addresses {
-		if err := e.step("address "+address.String(), func() error { return addAddress(pod, l, address) }); err != nil {
-			return err
-		}
+		unlessFailed("address "+address.String(), func() error { return addAddress(pod, index, address) })
 	}
 	if want.AllMulticast {
-		if err := e.step("allmulticast", func() error { return pod.LinkSetAllmulticastOn(l) }); err != nil {
-			return err
-		}
+		unlessFailed("allmulticast", func() error { return pod.set(index, unix.IFF_ALLMULTI, unix.IFF_ALLMULTI) })
 	}
-	e.announceItself(pod, l.Attrs().Index, want.Name, want.Addresses)
-	if err := e.step("up", func() error { return pod.LinkSetUp(l) }); err != nil {
-		return err
+	if err == nil {
+		e.announceItself(pod, index, want.Name, want.Addresses)
 	}
+	unlessFailed("up", func() error { return pod.set(index, unix.IFF_UP, unix.IFF_UP) })
 	for _, route := range want.Routes {
-		if err := e.step("route to "+route.To.String(), func() error { return addRoute(pod, l, route) }); err != nil {
-			return err
-		}
+		unlessFailed("route to "+route.To.String(), func() error { return addRoute(pod, index, route) })
 	}
-	return nil
+	if err != nil {
+		return Observed{}, fmt.Errorf("interface %s: %w", want.Name, err)
+	}
+	return observe(pod, index)
 }
 
 func observe(pod *conn, index int) (Observed, error) {
@@ -396,13 +389,12 @@ func observe(pod *conn, index int) (Observed, error) {
 	if err != nil {
 		return Observed{}, fmt.Errorf("netdev in the pod: %w", err)
 	}
-	a := l.Attrs()
-	all, err := addresses(pod, l)
+	all, err := addresses(pod, index)
 	if err != nil {
-		return Observed{}, fmt.Errorf("interface %s: addresses: %w", a.Name, err)
+		return Observed{}, fmt.Errorf("interface %s: addresses: %w", l.Name, err)
 	}
 	global := slices.DeleteFunc(all, func(p netip.Prefix) bool { return p.Addr().IsLinkLocalUnicast() && p.Addr().Is6() })
-	return Observed{Name: a.Name, MAC: macOf(a.HardwareAddr), MTU: a.MTU, Addresses: global, Index: index}, nil
+	return Observed{Name: l.Name, MAC: l.MAC, MTU: l.MTU, Addresses: global, Index: index}, nil
 }
 
 // observeVF describes a Function without a netdev to the pod.
@@ -418,14 +410,14 @@ func (e *Engine) observeVF(ctx context.Context, device Device, want function.Int
 // find looks for a netdev under an index and under names that it may have and, if its identity is certain, among all. It
 // returns nil if the netdev is not in the namespace, or cannot be told from another one.
 func find(c *conn, who Identity, same func(Identity, Identity) bool, index int, names ...string) (*link, error) {
-	if l, err := c.at(index); err != nil || l != nil && same(who, identityOf(l)) {
+	if l, err := c.at(index); err != nil || l != nil && same(who, l.Identity) {
 		return l, err
 	}
 	for _, name := range names {
 		if name == "" {
 			continue
 		}
-		if l, err := c.with(name); err != nil || l != nil && same(who, identityOf(l)) {
+		if l, err := c.with(name); err != nil || l != nil && same(who, l.Identity) {
 			return l, err
 		}
 	}

@@ -50,24 +50,23 @@ func (e *Engine) Check(ctx context.Context, device Device, a Attached) ([]string
 	if l == nil {
 		return append(d, fmt.Sprintf("interface %s is not in the pod", a.Want.Name)), nil
 	}
-	now := snapshotOf(l)
 	for _, p := range []difference{
-		{property{name: "name", value: a.Want.Name}, now.Name},
-		{property{name: "mac", value: a.Observed.MAC}, now.MAC},
-		{property{name: "mtu", value: a.Observed.MTU}, now.MTU},
-		{property{name: "up", value: true}, now.Up},
-		{property{name: "allmulticast", value: a.Want.AllMulticast}, a.Want.AllMulticast && now.AllMulticast},
+		{property{name: "name", value: a.Want.Name}, l.Name},
+		{property{name: "mac", value: a.Observed.MAC}, l.MAC},
+		{property{name: "mtu", value: a.Observed.MTU}, l.MTU},
+		{property{name: "up", value: true}, l.Up},
+		{property{name: "allmulticast", value: a.Want.AllMulticast}, a.Want.AllMulticast && l.AllMulticast},
 	} {
 		if p.value != p.now {
 			d = append(d, p.String())
 		}
 	}
-	return checkLayer3(d, pod, l, a.Want)
+	return checkLayer3(d, pod, l.Identity.Index, a.Want)
 }
 
 // checkLayer3 adds the wanted addresses and routes that are missing to the differences.
-func checkLayer3(d []string, pod *conn, l *link, want function.Interface) ([]string, error) {
-	have, err := addresses(pod, l)
+func checkLayer3(d []string, pod *conn, index int, want function.Interface) ([]string, error) {
+	have, err := addresses(pod, index)
 	if err != nil {
 		return nil, fmt.Errorf("interface %s: addresses: %w", want.Name, err)
 	}
@@ -77,7 +76,7 @@ func checkLayer3(d []string, pod *conn, l *link, want function.Interface) ([]str
 		}
 	}
 	for _, route := range want.Routes {
-		r := routeOut(l, route)
+		r := routeOut(index, route)
 		found, err := routeLike(pod, r)
 		if err != nil {
 			return nil, fmt.Errorf("interface %s: route to %s: %w", want.Name, route.To, err)
@@ -102,25 +101,21 @@ func (e *Engine) Add(_ context.Context, a Attached, addresses []netip.Prefix, ro
 	if l == nil {
 		return Observed{}, fmt.Errorf("interface %s: is not in the pod", a.Want.Name)
 	}
-	want := function.Interface{Name: l.Attrs().Name, Addresses: addresses, Routes: routes}
-	if err := e.configure(pod, l, want); err != nil {
-		return Observed{}, err
-	}
-	return observe(pod, l.Attrs().Index)
+	return e.configure(pod, l.Identity.Index, function.Interface{Name: l.Name, Addresses: addresses, Routes: routes})
 }
 
 // addAddress adds an address, and accepts that the netdev has it already.
-func addAddress(pod *conn, l netlink.Link, address netip.Prefix) error {
+func addAddress(pod *conn, index int, address netip.Prefix) error {
 	a := &netlink.Addr{IPNet: netipx.PrefixIPNet(address.Masked())}
 	a.IP = address.Addr().AsSlice()
 	if address.Addr().Is6() {
 		a.Flags = unix.IFA_F_NODAD
 	}
-	err := pod.AddrAdd(l, a)
+	err := pod.AddrAdd(reference(index), a)
 	if !errors.Is(err, unix.EEXIST) {
 		return err
 	}
-	have, listErr := addresses(pod, l)
+	have, listErr := addresses(pod, index)
 	if slices.Contains(have, address) {
 		return nil
 	}
@@ -128,8 +123,8 @@ func addAddress(pod *conn, l netlink.Link, address netip.Prefix) error {
 }
 
 // addRoute adds a route, and accepts that the very same is there already.
-func addRoute(pod *conn, l netlink.Link, route function.Route) error {
-	r := routeOut(l, route)
+func addRoute(pod *conn, index int, route function.Route) error {
+	r := routeOut(index, route)
 	err := pod.RouteAdd(&r)
 	if !errors.Is(err, unix.EEXIST) {
 		return err
@@ -151,10 +146,10 @@ func addRoute(pod *conn, l netlink.Link, route function.Route) error {
 	return fmt.Errorf("the pod has one already, via interface index %d gateway %s: %w", other.LinkIndex, gateway, err)
 }
 
-// routeOut is the kernel's route out through the link.
-func routeOut(l netlink.Link, route function.Route) netlink.Route {
+// routeOut is the kernel's route out through the interface with the index.
+func routeOut(index int, route function.Route) netlink.Route {
 	r := netlink.Route{
-		LinkIndex: l.Attrs().Index, Dst: netipx.PrefixIPNet(route.To), Priority: route.Metric,
+		LinkIndex: index, Dst: netipx.PrefixIPNet(route.To), Priority: route.Metric,
 		Table: cmp.Or(route.Table, unix.RT_TABLE_MAIN), Protocol: unix.RTPROT_STATIC, Scope: netlink.SCOPE_LINK,
 		MTU: route.MTU, AdvMSS: route.AdvMSS,
 	}
@@ -190,8 +185,8 @@ func routeLike(pod *conn, r netlink.Route) (*netlink.Route, error) {
 	return &routes[i], nil
 }
 
-func addresses(c *conn, l netlink.Link) ([]netip.Prefix, error) {
-	list, err := consistent(func() ([]netlink.Addr, error) { return c.AddrList(l, netlink.FAMILY_ALL) })
+func addresses(c *conn, index int) ([]netip.Prefix, error) {
+	list, err := consistent(func() ([]netlink.Addr, error) { return c.AddrList(reference(index), netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, err
 	}
@@ -259,7 +254,7 @@ func (c *conn) awaitCarrier(ctx context.Context, index int) error {
 	}
 	for {
 		l, err := c.existing(index)
-		if err != nil || l.Attrs().RawFlags&unix.IFF_LOWER_UP != 0 {
+		if err != nil || l.rawFlags&unix.IFF_LOWER_UP != 0 {
 			return err
 		}
 		if ctx.Err() != nil {

@@ -34,8 +34,8 @@ func (e *Engine) Restore(ctx context.Context, device Device, before Snapshot, pl
 	defer pod.close()
 	index := before.Identity.Index
 	if l != nil {
-		index = l.Attrs().Index
-		if err := e.moveToHost(pod, l, device, before); err != nil {
+		index = l.Identity.Index
+		if err := e.moveToHost(pod, l.Snapshot, device, before); err != nil {
 			return Restored{}, err
 		}
 	}
@@ -48,14 +48,13 @@ func (e *Engine) Restore(ctx context.Context, device Device, before Snapshot, pl
 	case l == nil:
 		return Restored{}, fmt.Errorf("%s: %w", before.Name, ErrGone)
 	}
-	return e.reconcile(ctx, device, before, l.Attrs().Index)
+	return e.reconcile(ctx, device, before, l.Identity.Index)
 }
 
 // moveToHost moves a netdev back with all that one message can restore. It fails only if the netdev is still in the pod
 // then: reconcile repeats what else failed.
-func (e *Engine) moveToHost(pod *conn, l *link, device Device, before Snapshot) error {
-	index := l.Attrs().Index
-	now := snapshotOf(l)
+func (e *Engine) moveToHost(pod *conn, now Snapshot, device Device, before Snapshot) error {
+	index := now.Identity.Index
 	if err := e.dropForeignAltNames(pod, index, now, before.AltNames); err != nil {
 		return fmt.Errorf("netdev %s in the pod: %w", now.Name, err)
 	}
@@ -152,7 +151,7 @@ func (e *Engine) look(ctx context.Context, device Device, before Snapshot, index
 	if l == nil {
 		return Snapshot{}, fmt.Errorf("%s: %w", before.Name, ErrGone)
 	}
-	return e.complete(ctx, snapshotOf(l), device)
+	return e.complete(ctx, l.Snapshot, device)
 }
 
 // acceptTaken returns before without the names that another netdev of the host has by now, and a note about each of these.

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
 )
 
 // Snapshot is what a netdev was on the host: every property that an attachment, or the pod itself, may change, and
@@ -152,14 +153,24 @@ func (s Snapshot) flags() (flags, mask uint32) {
 	return flags, mask
 }
 
-func snapshotOf(l *link) Snapshot {
+// snapshotOf reads a netdev; attrs has the properties that the netlink library does not read.
+func snapshotOf(l netlink.Link, attrs attribute.Set) Snapshot {
 	a := l.Attrs()
+	carried := &Carried{
+		Group: a.Group, GSOMaxSize: a.GSOMaxSize, GSOMaxSegs: a.GSOMaxSegs, GROMaxSize: a.GROMaxSize,
+		GSOIPv4MaxSize: a.GSOIPv4MaxSize, GROIPv4MaxSize: a.GROIPv4MaxSize,
+		Multicast: a.RawFlags&unix.IFF_MULTICAST != 0, LinkMode: attrs.Uint8(unix.IFLA_LINKMODE),
+		Broadcast: macOf(attrs[unix.IFLA_BROADCAST]),
+	}
+	if a.Xdp != nil && a.Xdp.Attached {
+		carried.XDP = fmt.Sprint(a.Xdp.ProgId)
+	}
 	return Snapshot{
 		Name: a.Name, AltNames: slices.Sorted(slices.Values(a.AltNames)), Alias: a.Alias, MTU: a.MTU, MAC: macOf(a.HardwareAddr),
 		TxQLen: max(a.TxQLen, 0),
 		Up:     a.RawFlags&unix.IFF_UP != 0, NoARP: a.RawFlags&unix.IFF_NOARP != 0,
 		Promiscuous: a.RawFlags&unix.IFF_PROMISC != 0, AllMulticast: a.RawFlags&unix.IFF_ALLMULTI != 0,
-		Carried: carriedOf(l), Conf: &l.conf, Identity: identityOf(l),
+		Carried: carried, Identity: identityOf(l),
 	}
 }
 
@@ -169,19 +180,6 @@ func identityOf(l netlink.Link) Identity {
 		Index: a.Index, Kind: l.Type(), Parent: a.ParentDev, Bus: a.ParentDevBus, Permanent: macOf(a.PermHWAddr),
 		Peer: a.ParentIndex, PeerNS: a.NetNsID,
 	}
-}
-
-func carriedOf(l *link) *Carried {
-	a := l.Attrs()
-	c := &Carried{
-		Group: a.Group, GSOMaxSize: a.GSOMaxSize, GSOMaxSegs: a.GSOMaxSegs, GROMaxSize: a.GROMaxSize,
-		GSOIPv4MaxSize: a.GSOIPv4MaxSize, GROIPv4MaxSize: a.GROIPv4MaxSize,
-		Multicast: a.RawFlags&unix.IFF_MULTICAST != 0, LinkMode: l.linkMode, Broadcast: l.broadcast,
-	}
-	if a.Xdp != nil && a.Xdp.Attached {
-		c.XDP = fmt.Sprint(a.Xdp.ProgId)
-	}
-	return c
 }
 
 // property is one thing of a netdev that an attachment, or the pod itself, may change.

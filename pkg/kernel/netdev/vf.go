@@ -154,8 +154,8 @@ func (e *Engine) changeVF(pf *PF, c vfChange) error {
 		return fmt.Errorf("PF %s: %w", pf, err)
 	}
 	e.trace("PF " + pf.Name + ": " + c.what)
-	err = c.send(vfLink{e.host.Handle, link, pf.VF})
-	if err != nil && c.carrier && link.Attrs().RawFlags&unix.IFF_LOWER_UP == 0 {
+	err = c.send(vfLink{e.host.Handle, reference(link.Identity.Index), pf.VF})
+	if err != nil && c.carrier && link.rawFlags&unix.IFF_LOWER_UP == 0 {
 		err = fmt.Errorf("%w; %w", err, errNoCarrier)
 	}
 	if err != nil {
@@ -169,7 +169,7 @@ func (e *Engine) changeVF(pf *PF, c vfChange) error {
 // plugin 2 s, and then starts the pod without it.
 func (e *Engine) awaitCarrier(ctx context.Context, pf *PF) bool {
 	l, err := e.host.named(pf.Name)
-	if err != nil || l.Attrs().RawFlags&unix.IFF_UP == 0 {
+	if err != nil || !l.Up {
 		return false
 	}
 	patience := quirk.CarrierPatience
@@ -178,7 +178,7 @@ func (e *Engine) awaitCarrier(ctx context.Context, pf *PF) bool {
 	}
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	return e.host.awaitCarrier(ctx, l.Attrs().Index) == nil
+	return e.host.awaitCarrier(ctx, l.Identity.Index) == nil
 }
 
 // errNoVF is returned if a PF tells nothing about a VF.
