@@ -170,7 +170,7 @@ func (c *conn) at(index int) (*link, error) { return c.get(index) }
 // with returns the link that has the name or altname, or nil if there is none.
 func (c *conn) with(name string) (*link, error) { return c.get(0, text(unix.IFLA_ALT_IFNAME, name)) }
 
-// existing is at for a link that must be there.
+// existing is [conn.at], with an error if there is no such link.
 func (c *conn) existing(index int) (*link, error) {
 	l, err := c.at(index)
 	if err == nil && l == nil {
@@ -179,7 +179,7 @@ func (c *conn) existing(index int) (*link, error) {
 	return l, err
 }
 
-// named is with for a link that must be there.
+// named is [conn.with], with an error if there is no such link.
 func (c *conn) named(name string) (*link, error) {
 	if name == "" {
 		return nil, ErrNoNetdev

@@ -51,8 +51,8 @@ func (e *Engine) Restore(ctx context.Context, device Device, before Snapshot, pl
 	return e.reconcile(ctx, device, before, l.Identity.Index)
 }
 
-// moveToHost moves a netdev back with all that one message can restore. It fails only if the netdev is still in the pod
-// then: reconcile repeats what else failed.
+// moveToHost moves a netdev back by one message, which also restores the properties that it can. It fails only if the netdev
+// is still in the pod then: reconcile repeats the rest.
 func (e *Engine) moveToHost(pod *conn, now Snapshot, device Device, before Snapshot) error {
 	index := now.Identity.Index
 	if err := e.dropForeignAltNames(pod, index, now, before.AltNames); err != nil {
@@ -114,8 +114,7 @@ func (e *Engine) dropForeignAltNames(c *conn, index int, now Snapshot, keep []st
 	return nil
 }
 
-// reconcile undoes on the host what differs. A second round is for what another difference, or the state of the netdev, stood
-// in the way of in the first.
+// reconcile undoes the differences on the host. It takes a second round for properties that can only be restored after others.
 func (e *Engine) reconcile(ctx context.Context, device Device, before Snapshot, index int) (Restored, error) {
 	const rounds = 2
 	var failed error

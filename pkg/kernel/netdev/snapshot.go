@@ -197,8 +197,8 @@ type property struct {
 // after the others, as the kernel sets them along with those.
 func (s Snapshot) properties() []property {
 	var list []property
-	add := func(name string, value any, attribute *nl.RtAttr) {
-		list = append(list, property{name: name, value: value, attribute: attribute})
+	add := func(name string, value any, attr *nl.RtAttr) {
+		list = append(list, property{name: name, value: value, attribute: attr})
 	}
 	flag := func(name string, set bool, flag uint32) {
 		list = append(list, property{name: name, value: set, flag: flag})
@@ -322,7 +322,7 @@ type Device struct {
 	Port *function.EswitchPort
 }
 
-// as leaves out the PF and the port of which nothing is known from before: nothing of theirs was changed.
+// as returns the device without the PF or the port if the snapshot has nothing of them: they were not changed then.
 func (d Device) as(before Snapshot) Device {
 	if before.VF == nil {
 		d.PF = nil
