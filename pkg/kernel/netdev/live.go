@@ -8,15 +8,17 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"time"
+	"sync"
 
+	"github.com/go-logr/logr"
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
-	"github.com/vishvananda/netns"
 	"go4.org/netipx"
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/listen"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
+	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 )
 
 // Attached is what is known about a netdev in a pod.
@@ -236,32 +238,24 @@ func (e *Engine) Announce(ctx context.Context, place Place, observed Observed) e
 	return nil
 }
 
-// carrierLook is how long ctx may have ended before [conn.awaitCarrier] returns. It cannot close the socket earlier: one
-// that is closed under a read stays open, and keeps its network namespace.
-const carrierLook = 200 * time.Millisecond
-
 // awaitCarrier returns nil when the link has a carrier, and an error when ctx ends before.
-func (c *conn) awaitCarrier(ctx context.Context, index int) error {
-	// The subscription begins before the first look, so that no change is missed.
-	changes, err := nl.SubscribeAt(c.ns, netns.None(), unix.NETLINK_ROUTE, unix.RTNLGRP_LINK)
-	if err != nil {
-		return fmt.Errorf("carrier: %w", err)
+func (c *conn) awaitCarrier(ctx context.Context, index int) (err error) {
+	var changes notify.Signal
+	var listening sync.WaitGroup
+	ctx, stop := context.WithCancel(ctx)
+	defer listening.Wait() // the socket keeps the network namespace
+	defer stop()
+	listening.Go(func() {
+		links := listen.Source{Name: "rtnetlink", Protocol: unix.NETLINK_ROUTE, Groups: listen.Groups(unix.RTNLGRP_LINK)}
+		links.Follow(ctx, fmt.Sprintf("/proc/self/fd/%d", int(c.ns)), changes.Notify, logr.Discard())
+	})
+	seen := func() bool {
+		var l *link
+		l, err = c.existing(index)
+		return err != nil || l.rawFlags&unix.IFF_LOWER_UP != 0
 	}
-	defer changes.Close()
-	timeout := unix.NsecToTimeval(int64(carrierLook))
-	if err := changes.SetReceiveTimeout(&timeout); err != nil {
-		return fmt.Errorf("carrier: %w", err)
+	if ended := loop.Until(ctx, changes.Subscribe, seen); ended != nil {
+		return fmt.Errorf("has no carrier yet: %w", ended)
 	}
-	for {
-		l, err := c.existing(index)
-		if err != nil || l.rawFlags&unix.IFF_LOWER_UP != 0 {
-			return err
-		}
-		if ctx.Err() != nil {
-			return fmt.Errorf("has no carrier yet: %w", context.Cause(ctx))
-		}
-		if _, _, err := changes.Receive(); err != nil && !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.ENOBUFS) {
-			return fmt.Errorf("carrier: %w", err)
-		}
-	}
+	return err
 }
