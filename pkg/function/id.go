@@ -8,7 +8,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
-// ID names a Function of a node for ever, whatever its netdev is called and wherever it is. It is comparable.
+// ID identifies a Function of a node, whatever its netdev is called and wherever it is. It is comparable.
 type ID struct {
 	// Address is the Function's PCI address; an SF has its PF's.
 	Address pci.Address
@@ -16,7 +16,7 @@ type ID struct {
 	Subfunction string
 }
 
-// SubfunctionID is the ID of the SF that the PF at this address has under the sfnum.
+// SubfunctionID is the ID of the SF with the sfnum at the PF with the address.
 func SubfunctionID(pf pci.Address, sfnum uint32) ID {
 	return ID{Address: pf, Subfunction: "sf" + strconv.FormatUint(uint64(sfnum), 10)}
 }

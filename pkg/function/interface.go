@@ -1,6 +1,7 @@
 package function
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -31,8 +32,8 @@ const (
 	LinkDisable = "disable"
 )
 
-// Interface is what a pod wants its netdev to be. The zero value of a field other than Name leaves the netdev's
-// property as it is on the host.
+// Interface is what a pod wants its netdev to be. The zero value of a field keeps the property that the netdev has on the
+// host.
 type Interface struct {
 	// Name in the pod, 1-15 bytes. See [ValidateInterfaceName].
 	Name string `json:"name"`
@@ -45,52 +46,38 @@ type Interface struct {
 	Routes    []Route        `json:"routes,omitempty"`
 	// AllMulticast has the netdev receive every multicast frame.
 	AllMulticast bool `json:"allMulticast,omitempty"`
-	// VF is what the PF enforces. Only for a VF whose PF has a netdev in the host's namespace; the rates also for an SF,
-	// or a VF, whose rate the eswitch limits.
+	// VF is only for a VF whose PF has a netdev on the host; its rates also for an SF or VF that the eswitch limits.
 	VF *VFConfig `json:"vf,omitempty"`
-	// Userspace says that there is no netdev: a driver such as vfio-pci hands the Function to a program of the pod.
-	// Nothing is moved then. MAC and VF are set through the PF, and Addresses are only told: the program configures them.
-	// MTU, Routes and AllMulticast must be empty.
+	// Userspace says that there is no netdev to move: a driver such as vfio-pci hands the Function to a program of the pod,
+	// which configures Addresses itself. MAC and VF are set through the PF. MTU, Routes and AllMulticast must be empty.
 	Userspace bool `json:"userspace,omitempty"`
 }
 
 // Route leads out through the interface.
 type Route struct {
-	// To has no host bits: "10.2.0.0/16", "0.0.0.0/0" for the default route.
-	To netip.Prefix `json:"to"`
-	// Via is the gateway, of the same family as To. The zero value is a route without gateway.
-	Via netip.Addr `json:"via,omitzero"`
-	// Metric prefers the lower. 0 is the kernel's default: 0 for IPv4, 1024 for IPv6.
-	Metric int `json:"metric,omitempty"`
-	// Table is the number of the routing table, 0 for the main one.
-	Table int `json:"table,omitempty"`
+	To     netip.Prefix `json:"to"`               // without host bits: "10.2.0.0/16", "0.0.0.0/0" for the default route
+	Via    netip.Addr   `json:"via,omitzero"`     // gateway of the same family; the zero value is none
+	Metric int          `json:"metric,omitempty"` // lower is preferred; 0 is the kernel's default: 0 for IPv4, 1024 for IPv6
+	Table  int          `json:"table,omitempty"`  // routing table, 0 for the main one
 	// Scope is an RT_SCOPE_* of linux/rtnetlink.h; nil is link without Via, universe with it.
 	Scope *int `json:"scope,omitempty"`
 	// MTU and AdvMSS are those of the route in bytes, 0 is the interface's.
 	MTU    int `json:"mtu,omitempty"`
 	AdvMSS int `json:"advMSS,omitempty"`
-	// Yield leaves a route to the same destination alone that the pod has already, where otherwise that is an error.
+	// Yield accepts that the pod has another route to the same destination already, which otherwise is an error.
 	Yield bool `json:"yield,omitempty"`
 }
 
-// VFConfig is what the PF enforces for a VF (IFLA_VF_* in linux/if_link.h). What is nil or empty is left alone.
+// VFConfig is what the PF enforces for a VF (IFLA_VF_* in linux/if_link.h). It does not change what is nil or empty.
 type VFConfig struct {
-	// VLAN is the tag that the PF adds and strips, 1-4094; 0 takes it away.
-	VLAN *int `json:"vlan,omitempty"`
-	// QoS is the 802.1p priority of the tag, 0-7; more than 0 needs VLAN.
-	QoS *int `json:"qos,omitempty"`
-	// Proto is the tag protocol, "802.1q" (the default) or "802.1ad"; needs VLAN.
-	Proto string `json:"proto,omitempty"`
-	// Trust lets the VF change its MAC and be promiscuous.
-	Trust *bool `json:"trust,omitempty"`
-	// SpoofCheck drops what the VF sends from another MAC.
-	SpoofCheck *bool `json:"spoofCheck,omitempty"`
-	// MinTxRate is the guaranteed rate in Mbit/s; 0 takes it away.
-	MinTxRate *int `json:"minTxRate,omitempty"`
-	// MaxTxRate is the highest rate in Mbit/s; 0 takes it away.
-	MaxTxRate *int `json:"maxTxRate,omitempty"`
-	// LinkState is "auto" (that of the PF), "enable" or "disable".
-	LinkState string `json:"linkState,omitempty"`
+	VLAN       *int   `json:"vlan,omitempty"`       // tag that the PF adds and strips, 1-4094; 0 removes it
+	QoS        *int   `json:"qos,omitempty"`        // 802.1p priority of the tag, 0-7; more than 0 needs VLAN
+	Proto      string `json:"proto,omitempty"`      // of the tag, "802.1q" (the default) or "802.1ad"; needs VLAN
+	Trust      *bool  `json:"trust,omitempty"`      // lets the VF change its MAC and be promiscuous
+	SpoofCheck *bool  `json:"spoofCheck,omitempty"` // drops frames that the VF sends with another source MAC
+	MinTxRate  *int   `json:"minTxRate,omitempty"`  // guaranteed rate in Mbit/s; 0 removes it
+	MaxTxRate  *int   `json:"maxTxRate,omitempty"`  // highest rate in Mbit/s; 0 removes it
+	LinkState  string `json:"linkState,omitempty"`  // "auto" (the PF's), "enable" or "disable"
 }
 
 // Rate limits what a Function sends, in Mbit/s; 0 is no limit.
@@ -105,15 +92,12 @@ func (r Rate) String() string { return fmt.Sprintf("rates of %d-%d Mbit/s", r.Mi
 // Rated says whether a rate is wanted.
 func (c *VFConfig) Rated() bool { return c != nil && (c.MinTxRate != nil || c.MaxTxRate != nil) }
 
-// Rate is what a Function's rate becomes by the configuration.
+// Rate returns the rate with what is wanted.
 func (c *VFConfig) Rate(r Rate) Rate {
-	if c != nil && c.MinTxRate != nil {
-		r.Min = *c.MinTxRate
+	if c == nil {
+		return r
 	}
-	if c != nil && c.MaxTxRate != nil {
-		r.Max = *c.MaxTxRate
-	}
-	return r
+	return Rate{Min: *cmp.Or(c.MinTxRate, &r.Min), Max: *cmp.Or(c.MaxTxRate, &r.Max)}
 }
 
 // EswitchPort is the port of a Function at the eswitch of its PF.
@@ -134,8 +118,7 @@ func (p EswitchPort) String() string {
 	return fmt.Sprintf("%s %d of PF %s", kind, p.Number, p.PF)
 }
 
-// Validate reports every field that no kernel would take. What only a certain driver or namespace refuses shows
-// when it is attached.
+// Validate reports every field that no kernel would accept. What only a driver or a namespace refuses is not reported.
 func (i Interface) Validate() error {
 	errs := []error{ValidateInterfaceName(i.Name)}
 	if i.MTU != 0 && (i.MTU < minMTU || i.MTU > math.MaxInt32) {
@@ -168,8 +151,8 @@ func (i Interface) Validate() error {
 	return errors.Join(errs...)
 }
 
-// ValidateInterfaceName follows dev_valid_name in the kernel's net/core/dev.c, and refuses "%", which the kernel takes for a
-// pattern to number names with.
+// ValidateInterfaceName follows dev_valid_name in the kernel's net/core/dev.c, and refuses "%", by which the kernel numbers
+// names.
 func ValidateInterfaceName(name string) error {
 	switch {
 	case name == "":

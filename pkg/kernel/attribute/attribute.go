@@ -1,5 +1,5 @@
-// Package attribute reads what include/uapi/linux/netlink.h calls nlattr: length with header, type, value, padding to 4
-// bytes. The types are those without the flags NLA_F_NESTED and NLA_F_NET_BYTEORDER.
+// Package attribute parses netlink attributes (nlattr of include/uapi/linux/netlink.h): length with header, type, value, padding
+// to 4 bytes. The types are without the flags NLA_F_NESTED and NLA_F_NET_BYTEORDER.
 package attribute
 
 import (
@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// walk calls yield with each attribute until that returns false. The values are parts of b.
+// walk calls yield with each attribute until it returns false. The values are parts of b.
 func walk(b []byte, yield func(kind uint16, value []byte) bool) error {
 	for len(b) > 0 {
 		if len(b) < unix.NLA_HDRLEN {
@@ -31,14 +31,13 @@ func walk(b []byte, yield func(kind uint16, value []byte) bool) error {
 	return nil
 }
 
-// All walks over attributes by type, and ends at one that is not well formed. The values are parts of b.
+// All iterates over attributes by type, and ends at a malformed one. The values are parts of b.
 func All(b []byte) iter.Seq2[uint16, []byte] {
 	return func(yield func(uint16, []byte) bool) { _ = walk(b, yield) }
 }
 
-// Set are the attributes of a message, or of an attribute that has attributes in it, by type; of several with one type,
-// the last. Reading never fails: an attribute that is not there, or not of the size that it should have, is the zero
-// value, as for a kernel that does not know it.
+// Set are the attributes of a message, or of a nested attribute, by type; the last one of each type. An attribute that is not
+// there, or of another size, reads as the zero value.
 type Set map[uint16][]byte
 
 // Parse reads all attributes. The values are parts of b.

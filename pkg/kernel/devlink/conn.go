@@ -19,11 +19,11 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
 )
 
-// ErrNoDevlink is what a kernel without devlink (CONFIG_NET_DEVLINK) answers. It is an EOPNOTSUPP.
+// ErrNoDevlink is returned for a kernel without devlink (CONFIG_NET_DEVLINK). It matches EOPNOTSUPP.
 var ErrNoDevlink = fmt.Errorf("the kernel has no devlink: %w", unix.EOPNOTSUPP)
 
-// Conn speaks devlink in one network namespace. It may be used by several goroutines at once. Each request has a socket
-// of its own, so that a card that takes many seconds, or hangs, keeps only those waiting who ask for it or for all.
+// Conn speaks devlink in one network namespace. Several goroutines may use it at once. Each request has a socket of its own:
+// a card that takes long, or hangs, only delays requests about itself and about all cards.
 type Conn struct {
 	family uint16 // 0 if the kernel has no devlink
 
@@ -32,8 +32,8 @@ type Conn struct {
 	closed bool
 }
 
-// Dial makes a connection in the network namespace at this path, "" for the process's own. A kernel without devlink is
-// not an error here: it has no ports and no reporters, and refuses the rest with [ErrNoDevlink].
+// Dial opens a Conn in the network namespace at the path, "" for the process's own. A kernel without devlink is no error: it
+// has no ports and no reporters, and other requests fail with [ErrNoDevlink].
 func Dial(netNS string) (*Conn, error) {
 	ns, err := namespace.Open(netNS)
 	if err != nil {
@@ -47,7 +47,7 @@ func Dial(netNS string) (*Conn, error) {
 	return &Conn{ns: ns, family: family.ID}, nil
 }
 
-// Close ends the connection. What is asked for later fails; it does not wait for what was asked for before.
+// Close makes later requests fail. It does not wait for those under way.
 func (c *Conn) Close() {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
@@ -71,7 +71,7 @@ func (c *Conn) open() (*nl.NetlinkSocket, error) {
 	return socket, nil
 }
 
-// do sends a command about a device, and returns the messages of the answer.
+// do sends a command about a device and returns the messages of the answer.
 func (c *Conn) do(command uint8, d Device, attrs ...*nl.RtAttr) ([][]byte, error) {
 	return c.execute(command, unix.NLM_F_ACK, append(d.attributes(), attrs...))
 }
@@ -88,9 +88,14 @@ func (c *Conn) ask(command uint8, d Device, attrs ...*nl.RtAttr) (attribute.Set,
 	return attribute.Parse(messages[0])
 }
 
-// list sends a command that is answered with a message for each object there is. A kernel without devlink has none.
+// list sends a command that the kernel answers with a message for each object. It sends it again if the kernel says that
+// objects came or went meanwhile. A kernel without devlink has no objects.
 func list[T any](c *Conn, command uint8, decode func(attribute.Set) (T, error), attrs ...*nl.RtAttr) ([]T, error) {
-	messages, err := c.dump(command, attrs)
+	const tries = 10
+	messages, err := c.execute(command, unix.NLM_F_DUMP, attrs)
+	for try := 1; try < tries && (errors.Is(err, nl.ErrDumpInterrupted) || errors.Is(err, unix.EINTR)); try++ {
+		messages, err = c.execute(command, unix.NLM_F_DUMP, attrs)
+	}
 	if errors.Is(err, ErrNoDevlink) {
 		return nil, nil
 	}
@@ -110,18 +115,6 @@ func list[T any](c *Conn, command uint8, decode func(attribute.Set) (T, error), 
 		all = append(all, object)
 	}
 	return all, nil
-}
-
-// dump asks again where the kernel says that objects came or went while it told them.
-func (c *Conn) dump(command uint8, attrs []*nl.RtAttr) ([][]byte, error) {
-	const tries = 10
-	for try := 1; ; try++ {
-		messages, err := c.execute(command, unix.NLM_F_DUMP, attrs)
-		again := errors.Is(err, nl.ErrDumpInterrupted) || errors.Is(err, unix.EINTR)
-		if !again || try == tries {
-			return messages, err
-		}
-	}
 }
 
 func (c *Conn) execute(command uint8, flags int, attrs []*nl.RtAttr) ([][]byte, error) {
@@ -153,16 +146,16 @@ func (c *Conn) execute(command uint8, flags int, attrs []*nl.RtAttr) ([][]byte, 
 	return messages, nil
 }
 
-// explain has an error begin with the command of devlink(8) that would ask for the same.
+// explain puts the equivalent command of devlink(8) before an error.
 func explain(err *error, command string, args ...any) {
 	if *err != nil {
 		*err = fmt.Errorf("devlink %s: %w", fmt.Sprintf(command, args...), *err)
 	}
 }
 
-// Follow calls changed when it has begun to listen, then whenever devlink tells of something in the network namespace
-// at this path ("" for the process's own) that came, went or changed, and when such messages may have been lost. It
-// returns when ctx ends or the kernel turns out to have no devlink. The call of changed must not take long.
+// Follow calls changed when it begins to listen, whenever a devlink object in the network namespace at the path ("" for the
+// process's own) comes, goes or changes, and when such messages may have been lost. It returns when ctx ends, or if the
+// kernel has no devlink. changed must not take long.
 func Follow(ctx context.Context, netNS string, changed func(), log logr.Logger) {
 	listen.Source{Name: "devlink", Protocol: unix.NETLINK_GENERIC, Groups: findGroup}.Follow(ctx, netNS, changed, log)
 }
@@ -181,7 +174,7 @@ func findGroup(ns netns.NsHandle) ([]uint32, error) {
 	return nil, errors.New("devlink: the kernel has no multicast group config")
 }
 
-// findFamily asks for the numbers that the kernel gave devlink at boot. The family is there before any device is.
+// findFamily asks for the numbers that the kernel gave devlink at boot. They do not depend on there being a device.
 func findFamily(ns netns.NsHandle) (netlink.GenlFamily, error) {
 	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_GENERIC)
 	if err != nil {
@@ -214,7 +207,7 @@ func portIndex(index uint32) *nl.RtAttr {
 	return nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_INDEX, nl.Uint32Attr(index))
 }
 
-// word is the word for a number of the kernel's, or the number itself where a later kernel has more of them.
+// word is the word for a number of the kernel, or the number itself if a later kernel has more of them.
 func word[T ~string](words []T, number uint16) T {
 	if int(number) < len(words) {
 		return words[number]

@@ -2,8 +2,8 @@
 // its Functions, subfunctions, rate objects and health reporters (Documentation/networking/devlink in the kernel;
 // numbers of linux/devlink.h).
 //
-// Errors begin with the command of devlink(8) that would ask for the same, hold the kernel's own words where it has
-// some, and match its number by [errors.Is]: [golang.org/x/sys/unix.EOPNOTSUPP] and others.
+// Errors begin with the equivalent command of devlink(8), hold the kernel's message if there is one, and match its error
+// number by [errors.Is]: [golang.org/x/sys/unix.EOPNOTSUPP] and others.
 package devlink
 
 import (
@@ -23,13 +23,13 @@ type Device struct {
 	Name string // on the bus: a PCI address, or "mlx5_core.sf.4"
 }
 
-// OfPCI is the instance of the PCI device at this address.
+// OfPCI is the instance of the PCI device at the address.
 func OfPCI(address pci.Address) Device { return Device{Bus: "pci", Name: string(address)} }
 
 // String is the handle as devlink(8) writes it.
 func (d Device) String() string { return d.Bus + "/" + d.Name }
 
-// EswitchMode is how a PF switches what its Functions send.
+// EswitchMode is how a PF switches the frames of its Functions.
 type EswitchMode string
 
 // The modes of an eswitch.
@@ -42,8 +42,8 @@ var eswitchModes = []EswitchMode{
 	unix.DEVLINK_ESWITCH_MODE_LEGACY: Legacy, unix.DEVLINK_ESWITCH_MODE_SWITCHDEV: Switchdev,
 }
 
-// EswitchMode asks for the mode of a PF's eswitch. EOPNOTSUPP: the PF has none. A mode that is neither of those known
-// here is its number, such as "2".
+// EswitchMode asks for the mode of a PF's eswitch. EOPNOTSUPP: the PF has no eswitch. A mode that is not known here is its
+// number, such as "2".
 func (c *Conn) EswitchMode(d Device) (mode EswitchMode, err error) {
 	defer explain(&err, "dev eswitch show %s", d)
 	attrs, err := c.ask(unix.DEVLINK_CMD_ESWITCH_GET, d)
@@ -56,8 +56,8 @@ func (c *Conn) EswitchMode(d Device) (mode EswitchMode, err error) {
 	return word(eswitchModes, attrs.Uint16(unix.DEVLINK_ATTR_ESWITCH_MODE)), nil
 }
 
-// SetEswitchMode changes the mode of a PF's eswitch. Drivers may make netdevs of the PF anew with it, and refuse it
-// while Functions are in use.
+// SetEswitchMode changes the mode of a PF's eswitch. Drivers may replace netdevs of the PF, and refuse a change while
+// Functions are in use.
 func (c *Conn) SetEswitchMode(d Device, mode EswitchMode) (err error) {
 	number := slices.Index(eswitchModes, mode)
 	if number < 0 {
@@ -68,8 +68,7 @@ func (c *Conn) SetEswitchMode(d Device, mode EswitchMode) (err error) {
 	return err
 }
 
-// RunningVersions are what runs on a device, as "devlink dev info" shows it, by name: "fw.app.name". EOPNOTSUPP: its
-// driver tells none.
+// RunningVersions are the versions of what runs on a device, by name such as "fw.app.name". EOPNOTSUPP: its driver tells none.
 func (c *Conn) RunningVersions(d Device) (versions map[string]string, err error) {
 	defer explain(&err, "dev info %s", d)
 	messages, err := c.do(unix.DEVLINK_CMD_INFO_GET, d)
@@ -95,11 +94,9 @@ func (c *Conn) RunningVersions(d Device) (versions map[string]string, err error)
 // Reporter is a health reporter of a device or of one of its ports.
 type Reporter struct {
 	Device Device
-	// Port is the index of the port that it belongs to, -1 for the device's own.
-	Port int
-	Name string // "fw_fatal", "tx"
-	// Failed says that there was an error that it did not recover from.
-	Failed bool
+	Port   int    // index of the port that it belongs to, -1 for the device's own
+	Name   string // "fw_fatal", "tx"
+	Failed bool   // it did not recover from an error
 	// Errors and Recoveries are how many there were.
 	Errors, Recoveries uint64
 }
@@ -110,8 +107,7 @@ func (c *Conn) Reporters() (reporters []Reporter, err error) {
 	return list(c, unix.DEVLINK_CMD_HEALTH_REPORTER_GET, decodeReporter)
 }
 
-// Handle is what the reporter belongs to as devlink(8) writes it: "pci/0000:3b:00.0", with "/" and the port's index
-// for a port's.
+// Handle is the device or port of the reporter as devlink(8) writes it: "pci/0000:3b:00.0", "pci/0000:3b:00.0/1".
 func (r Reporter) Handle() string {
 	if r.Port < 0 {
 		return r.Device.String()
@@ -119,7 +115,7 @@ func (r Reporter) Handle() string {
 	return fmt.Sprintf("%s/%d", r.Device, r.Port)
 }
 
-// stateHealthy is DEVLINK_HEALTH_REPORTER_STATE_HEALTHY; the kernel has one other, an error.
+// stateHealthy is DEVLINK_HEALTH_REPORTER_STATE_HEALTHY; the only other state is an error.
 const stateHealthy uint8 = 0
 
 func decodeReporter(attrs attribute.Set) (Reporter, error) {

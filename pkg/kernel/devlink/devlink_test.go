@@ -135,7 +135,7 @@ func TestDecodeRate(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := devlink.DecodeRate(attrs); got != (devlink.Rate{Max: test.want}) {
+		if got := devlink.DecodeRate(attrs); got != (function.Rate{Max: test.want}) {
 			t.Errorf("%d bytes per second are %+v, want maximum %d", test.bytes, got, test.want)
 		}
 	}
@@ -182,7 +182,7 @@ func FuzzMessage(f *testing.F) {
 		if reporter, err := devlink.DecodeReporter(attrs); err == nil && reporter.Port < -1 {
 			t.Errorf("port %d", reporter.Port)
 		}
-		if rate := devlink.DecodeRate(attrs); rate.Share < 0 || rate.Max < 0 {
+		if rate := devlink.DecodeRate(attrs); rate.Min < 0 || rate.Max < 0 {
 			t.Errorf("rate %+v", rate)
 		}
 	})
@@ -197,7 +197,7 @@ func refusals(c *devlink.Conn) map[string]error {
 	nowhere := devlink.OfPCI("ffff:ff:1f.7")
 	_, mode := c.EswitchMode(nowhere)
 	_, add := c.AddSF(nowhere, 0, 88)
-	function := func(to devlink.FunctionChange) error { return c.SetFunction(nowhere, 3, to) }
+	change := func(to devlink.FunctionChange) error { return c.SetFunction(nowhere, 3, to) }
 	errs := map[string]error{}
 	errs["devlink dev eswitch show "+device] = mode
 	_, errs["devlink dev info "+device] = c.RunningVersions(nowhere)
@@ -205,10 +205,10 @@ func refusals(c *devlink.Conn) map[string]error {
 	errs["devlink port add "+device+" flavour pcisf pfnum 0 sfnum 88"] = add
 	errs["devlink port del "+port] = c.DeletePort(nowhere, 3)
 	errs["devlink port function set "+port+" hw_addr 02:00:00:00:00:01 state active"] =
-		function(devlink.FunctionChange{MAC: "02:00:00:00:00:01", Active: new(true)})
-	errs["devlink port function set "+port+" state inactive"] = function(devlink.FunctionChange{Active: new(false)})
+		change(devlink.FunctionChange{MAC: "02:00:00:00:00:01", Active: new(true)})
+	errs["devlink port function set "+port+" state inactive"] = change(devlink.FunctionChange{Active: new(false)})
 	errs["devlink port function rate set "+port+" tx_share 1mbit tx_max 2mbit"] =
-		c.SetRate(nowhere, 3, devlink.Rate{Share: 1, Max: 2})
+		c.SetRate(nowhere, 3, function.Rate{Min: 1, Max: 2})
 	return errs
 }
 
@@ -255,7 +255,7 @@ func TestBadInput(t *testing.T) {
 		{c.SetEswitchMode(card, "offloads"), `eswitch mode "offloads" of pci/0000:3b:00.0: must be legacy or switchdev`},
 		{c.SetFunction(card, 3, devlink.FunctionChange{MAC: function.MAC("zz")}),
 			`MAC "zz" of port pci/0000:3b:00.0/3: must be an address such as 02:00:00:00:00:01`},
-		{c.SetRate(card, 3, devlink.Rate{Max: -1}),
+		{c.SetRate(card, 3, function.Rate{Max: -1}),
 			"rate of port pci/0000:3b:00.0/3: share 0 and max -1 Mbit/s must not be negative"},
 	} {
 		if test.err == nil || test.err.Error() != test.want {

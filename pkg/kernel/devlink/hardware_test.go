@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
@@ -224,13 +225,13 @@ func rate(t *testing.T, c *devlink.Conn, uplink devlink.Port) {
 	if _, exists, err := c.Rate(d, uplink.Index); err != nil || exists {
 		t.Errorf("the uplink has a rate: %v, %v", exists, err)
 	}
-	if err := c.SetRate(d, uplink.Index, devlink.Rate{Max: 1}); !errors.Is(err, unix.ENODEV) {
+	if err := c.SetRate(d, uplink.Index, function.Rate{Max: 1}); !errors.Is(err, unix.ENODEV) {
 		t.Errorf("rate of the uplink: error %v, want ENODEV", err)
 	}
 	ports, err := c.PortsOf(d)
 	must.Succeed(t, err)
 	vf := ports[slices.IndexFunc(ports, func(p devlink.Port) bool { return p.Flavour == devlink.PCIVF })]
-	for _, want := range []devlink.Rate{{Share: 100, Max: 2500}, {Max: 2500}, {Max: 10}, {}} {
+	for _, want := range []function.Rate{{Min: 100, Max: 2500}, {Max: 2500}, {Max: 10}, {}} {
 		must.Succeed(t, c.SetRate(d, vf.Index, want))
 		got, exists, err := c.Rate(d, vf.Index)
 		if err != nil || !exists || got != want {
@@ -238,14 +239,14 @@ func rate(t *testing.T, c *devlink.Conn, uplink devlink.Port) {
 		}
 	}
 	// The kernel sets the share and then the maximum, which the driver refuses: nothing is left half set.
-	must.Succeed(t, c.SetRate(d, vf.Index, devlink.Rate{Share: 5, Max: 50}))
-	if err := c.SetRate(d, vf.Index, devlink.Rate{Share: 10, Max: 100_000}); !errors.Is(err, unix.EINVAL) {
+	must.Succeed(t, c.SetRate(d, vf.Index, function.Rate{Min: 5, Max: 50}))
+	if err := c.SetRate(d, vf.Index, function.Rate{Min: 10, Max: 100_000}); !errors.Is(err, unix.EINVAL) {
 		t.Errorf("more than the card has: error %v, want EINVAL", err)
 	}
-	if got, _, err := c.Rate(d, vf.Index); err != nil || got != (devlink.Rate{Share: 5, Max: 50}) {
+	if got, _, err := c.Rate(d, vf.Index); err != nil || got != (function.Rate{Min: 5, Max: 50}) {
 		t.Errorf("rate %+v, %v after a refusal", got, err)
 	}
-	must.Succeed(t, c.SetRate(d, vf.Index, devlink.Rate{}))
+	must.Succeed(t, c.SetRate(d, vf.Index, function.Rate{}))
 }
 
 func reporters(t *testing.T, c *devlink.Conn, d devlink.Device) {

@@ -30,34 +30,25 @@ type Port struct {
 	Device  Device
 	Index   uint32 // at the Device
 	Flavour Flavour
-	// Controller is that of the host whose Function it is, 0 for the one that runs the eswitch; External says that it is
-	// another one, as it is for all Functions that a DPU gives its host.
+	// Controller is the number of the Function's host, 0 for the one that runs the eswitch. External says that it is another
+	// host, as for all Functions that a DPU gives its host.
 	Controller uint32
 	External   bool
-	// Number is that of a physical port. Drivers number PFs the same way.
-	Number uint32
-	PF     uint16 // number of the PF, not of its PCI function
-	VF     uint16 // with flavour pcivf
-	SF     uint32 // sfnum, with flavour pcisf
-	// Netdev and NetdevIndex are those of the port's netdev, the representor, in the namespace of the Conn; "" and 0 where
-	// it has none there.
+	Number     uint32 // of a physical port; drivers number PFs the same way
+	PF         uint16 // number of the PF, not of its PCI function
+	VF         uint16 // with flavour pcivf
+	SF         uint32 // sfnum, with flavour pcisf
+	// Netdev and NetdevIndex are those of the representor; "" and 0 if the namespace of the Conn has none.
 	Netdev      string
 	NetdevIndex int
-	// Function is that of the Function behind the port; the zero value where the driver does not tell.
-	Function Function
+	Function    Function // the zero value if the driver does not tell
 }
 
 // Function is what devlink knows of the Function behind a port.
 type Function struct {
-	MAC function.MAC // hw_addr; "" where it has none yet
-	// Active says that a subfunction's device shall be there, and Attached that a driver has it.
-	Active, Attached bool
-}
-
-// Rate limits what a Function sends, in Mbit/s; 0 is no limit. devlink counts bytes per second.
-type Rate struct {
-	Share int // tx_share, guaranteed
-	Max   int // tx_max
+	MAC      function.MAC // hw_addr; "" if it has none yet
+	Active   bool         // a subfunction's device shall be there
+	Attached bool         // a driver has the subfunction's device
 }
 
 // flavours are enum devlink_port_flavour, in the words of devlink(8).
@@ -69,7 +60,7 @@ func (c *Conn) Ports() (ports []Port, err error) {
 	return list(c, unix.DEVLINK_CMD_PORT_GET, decodePort)
 }
 
-// PortsOf lists the ports of a device; none if the device is not there.
+// PortsOf lists the ports of a device. A device that is not there has none.
 func (c *Conn) PortsOf(d Device) (ports []Port, err error) {
 	defer explain(&err, "port show %s", d)
 	ports, err = list(c, unix.DEVLINK_CMD_PORT_GET, decodePort, d.attributes()...)
@@ -80,10 +71,9 @@ func (c *Conn) PortsOf(d Device) (ports []Port, err error) {
 	return slices.DeleteFunc(ports, func(p Port) bool { return p.Device != d }), err
 }
 
-// AddSF adds a subfunction with this sfnum to the PF that has the number pf at the device: a PF's [Port.PF], which is
-// not its PCI function. It is inactive, so that it has no device yet. The netdev in the answer is not renamed by udev
-// yet. EEXIST (mlx5 and others): the sfnum is taken. EOPNOTSUPP: the device has no subfunctions, or has them in eswitch
-// mode switchdev only, as the text says.
+// AddSF adds a subfunction with this sfnum to the PF that has the number pf ([Port.PF]) at the device. The subfunction is
+// inactive and has no device yet; udev has not renamed the netdev of the returned port yet. EEXIST: the sfnum is taken.
+// EOPNOTSUPP: the device has no subfunctions, or only in eswitch mode switchdev, as the text says.
 func (c *Conn) AddSF(d Device, pf uint16, sfnum uint32) (port Port, err error) {
 	defer explain(&err, "port add %s flavour pcisf pfnum %d sfnum %d", d, pf, sfnum)
 	attrs, err := c.ask(unix.DEVLINK_CMD_PORT_NEW, d,
@@ -109,8 +99,8 @@ type FunctionChange struct {
 	Active *bool        // nil leaves it; only of a subfunction
 }
 
-// SetFunction changes the Function behind a port. The kernel sets the MAC first, so that an SF that is made active has
-// it from the start. Of an SF that is active already most drivers refuse another MAC.
+// SetFunction changes the Function behind a port. The kernel sets the MAC before the state. Most drivers refuse another MAC
+// for an SF that is active.
 func (c *Conn) SetFunction(d Device, index uint32, to FunctionChange) (err error) {
 	words := ""
 	function := nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_FUNCTION|unix.NLA_F_NESTED, nil)
@@ -169,7 +159,7 @@ func decodePort(attrs attribute.Set) (Port, error) {
 	}, nil
 }
 
-// macOf is "" for an address of zeros only, which is how drivers tell that there is none.
+// macOf is "" for an address of zeros, by which drivers tell that there is none.
 func macOf(address []byte) function.MAC {
 	if len(bytes.Trim(address, "\x00")) == 0 {
 		return ""
@@ -177,68 +167,67 @@ func macOf(address []byte) function.MAC {
 	return function.MAC(net.HardwareAddr(address).String())
 }
 
-// bytesPerMbit is what devlink counts where Rate has 1.
+// bytesPerMbit converts the Mbit/s of a [function.Rate] to the bytes per second of devlink.
 const bytesPerMbit = 1_000_000 / 8
 
-// Rate asks for the limits of what the Function behind a port sends. exists is false where the port has no rate object,
-// or is not there itself.
-func (c *Conn) Rate(d Device, index uint32) (rate Rate, exists bool, err error) {
+// Rate asks for the limits of the Function behind a port. exists is false if the port has no rate object, or does not exist.
+func (c *Conn) Rate(d Device, index uint32) (rate function.Rate, exists bool, err error) {
 	defer explain(&err, "port function rate show %s/%d", d, index)
 	attrs, err := c.ask(unix.DEVLINK_CMD_RATE_GET, d, portIndex(index))
 	if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EOPNOTSUPP) { // EOPNOTSUPP: before Linux 5.14
-		return Rate{}, false, nil
+		return rate, false, nil
 	}
 	if err != nil {
-		return Rate{}, false, err
+		return rate, false, err
 	}
 	return decodeRate(attrs), true, nil
 }
 
-func decodeRate(attrs attribute.Set) Rate {
-	return Rate{
-		Share: mbits(attrs.Uint64(unix.DEVLINK_ATTR_RATE_TX_SHARE)),
-		Max:   mbits(attrs.Uint64(unix.DEVLINK_ATTR_RATE_TX_MAX)),
+func decodeRate(attrs attribute.Set) function.Rate {
+	return function.Rate{
+		Min: mbits(attrs.Uint64(unix.DEVLINK_ATTR_RATE_TX_SHARE)), Max: mbits(attrs.Uint64(unix.DEVLINK_ATTR_RATE_TX_MAX)),
 	}
 }
 
-// mbits rounds up: any limit at all is not 0, which would be none.
+// mbits rounds up, so that a low limit does not become 0, which is no limit.
 func mbits(bytesPerSecond uint64) int {
 	return int(bytesPerSecond/bytesPerMbit + min(bytesPerSecond%bytesPerMbit, 1))
 }
 
-// SetRate limits what the Function behind a port sends. Only what differs is set, as there are drivers that have one
-// of the limits only. If the kernel refuses one, both are what they were. EOPNOTSUPP: the driver has no such limit;
-// ENODEV: the port has no rate object.
-func (c *Conn) SetRate(d Device, index uint32, to Rate) (err error) {
-	if to.Share < 0 || to.Max < 0 {
-		return fmt.Errorf("rate of port %s/%d: share %d and max %d Mbit/s must not be negative", d, index, to.Share, to.Max)
+// SetRate limits what the Function behind a port sends. It sets only the limits that differ, as some drivers have only one. If
+// the kernel refuses one, both are what they were. EOPNOTSUPP: the driver has no such limit; ENODEV: the port has no rate
+// object.
+func (c *Conn) SetRate(d Device, index uint32, to function.Rate) (err error) {
+	if to.Min < 0 || to.Max < 0 {
+		return fmt.Errorf("rate of port %s/%d: share %d and max %d Mbit/s must not be negative", d, index, to.Min, to.Max)
 	}
-	defer explain(&err, "port function rate set %s/%d tx_share %dmbit tx_max %dmbit", d, index, to.Share, to.Max)
+	defer explain(&err, "port function rate set %s/%d tx_share %dmbit tx_max %dmbit", d, index, to.Min, to.Max)
 	port := portIndex(index)
 	before, err := c.ask(unix.DEVLINK_CMD_RATE_GET, d, port)
 	if err != nil {
 		return err
 	}
 	now := decodeRate(before)
-	var changes, undo []*nl.RtAttr
-	note := func(kind int, now, to int) {
-		if now != to {
-			changes = append(changes, nl.NewRtAttr(kind, nl.Uint64Attr(uint64(to)*bytesPerMbit)))
-			undo = append(undo, nl.NewRtAttr(kind, nl.Uint64Attr(before.Uint64(uint16(kind)))))
-		}
+	changes := []*nl.RtAttr{port}
+	if now.Min != to.Min {
+		changes = append(changes, limit(unix.DEVLINK_ATTR_RATE_TX_SHARE, uint64(to.Min)*bytesPerMbit))
 	}
-	note(unix.DEVLINK_ATTR_RATE_TX_SHARE, now.Share, to.Share)
-	note(unix.DEVLINK_ATTR_RATE_TX_MAX, now.Max, to.Max)
-	if len(changes) == 0 {
+	if now.Max != to.Max {
+		changes = append(changes, limit(unix.DEVLINK_ATTR_RATE_TX_MAX, uint64(to.Max)*bytesPerMbit))
+	}
+	if len(changes) == 1 {
 		return nil
 	}
-	if _, err = c.do(unix.DEVLINK_CMD_RATE_SET, d, append(changes, port)...); err == nil {
-		return nil
-	}
-	if len(undo) > 1 { // the kernel sets the share, then the maximum, and leaves the one where it fails at the other
-		if _, failed := c.do(unix.DEVLINK_CMD_RATE_SET, d, undo[0], port); failed != nil {
+	_, err = c.do(unix.DEVLINK_CMD_RATE_SET, d, changes...)
+	if err != nil && len(changes) > 2 { // the kernel sets the share first, and does not undo it if it fails at the maximum
+		share := limit(unix.DEVLINK_ATTR_RATE_TX_SHARE, before.Uint64(unix.DEVLINK_ATTR_RATE_TX_SHARE))
+		if _, failed := c.do(unix.DEVLINK_CMD_RATE_SET, d, port, share); failed != nil {
 			return errors.Join(err, fmt.Errorf("put tx_share back: %w", failed))
 		}
 	}
 	return err
+}
+
+func limit(kind int, bytesPerSecond uint64) *nl.RtAttr {
+	return nl.NewRtAttr(kind, nl.Uint64Attr(bytesPerSecond))
 }

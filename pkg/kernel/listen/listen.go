@@ -1,6 +1,6 @@
-// Package listen hears by netlink that the kernel changed something. Only the fact is taken from a message, so that
-// losing messages costs nothing but a look. That is also why these are plain sockets: netlink libraries parse, and end
-// a subscription or poll where the kernel says that messages were lost.
+// Package listen hears by netlink that the kernel changed something. It takes only this fact from a message, so that a loss of
+// messages is harmless. Netlink libraries do not fit: they parse messages, and end a subscription, or poll, when the kernel
+// says that messages were lost.
 package listen
 
 import (
@@ -23,29 +23,27 @@ import (
 type Source struct {
 	Name     string // for logs: "rtnetlink"
 	Protocol int    // NETLINK_* of linux/netlink.h
-	// Groups returns the numbers of the multicast groups; those of generic netlink differ from boot to boot. An error that
-	// matches EOPNOTSUPP says that this kernel will never have them.
+	// Groups returns the numbers of the multicast groups, which in generic netlink depend on the boot. An error that matches
+	// EOPNOTSUPP says that the kernel does not have them.
 	Groups func(ns netns.NsHandle) ([]uint32, error)
-	// Matters says whether a message, which begins with its header, is about something that the listener looks at; nil is
-	// all. It must not keep the message.
+	// Matters says whether a message, which begins with its header, matters to the listener; nil is all. It must not keep the
+	// message.
 	Matters func(message []byte) bool
 }
 
-// Groups are those with these fixed numbers.
+// Groups returns fixed numbers.
 func Groups(numbers ...uint32) func(netns.NsHandle) ([]uint32, error) {
 	return func(netns.NsHandle) ([]uint32, error) { return numbers, nil }
 }
 
 const (
-	// receiveBuffer holds the messages that come while the listener looks, in bytes. More are only counted as lost.
-	receiveBuffer = 1 << 20
-	// firstRetry and slowestRetry are the pauses before a source is listened to again that failed.
+	receiveBuffer            = 1 << 20 // bytes of messages that may wait for the listener; the kernel drops more
 	firstRetry, slowestRetry = 100 * time.Millisecond, 30 * time.Second
 )
 
-// Follow listens in the network namespace at the path, "" for the process's own, until ctx ends, and begins again
-// whenever that fails. It calls changed when it has begun to listen, for every message that matters, and when messages
-// were lost. It returns early only where the kernel does not have the source. changed must not take long.
+// Follow listens in the network namespace at the path, "" for the process's own, until ctx ends, and again after every
+// failure. It calls changed when it begins to listen, for every message that matters, and when messages were lost. It returns
+// early only if the kernel does not have the source. changed must not take long.
 func (s Source) Follow(ctx context.Context, netNS string, changed func(), log logr.Logger) {
 	log = log.WithValues("source", s.Name)
 	s.follow(ctx, func(ctx context.Context) error { return s.listen(ctx, netNS, changed, log) }, log)
@@ -92,7 +90,7 @@ func (s Source) listen(ctx context.Context, netNS string, changed func(), log lo
 	}
 }
 
-// receive returns the start of the kernel's next message; those of other senders are passed over.
+// receive returns the start of the kernel's next message, and ignores messages of other senders.
 func receive(conn syscall.RawConn, buf []byte) ([]byte, error) {
 	for {
 		var n int

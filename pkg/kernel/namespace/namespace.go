@@ -1,4 +1,4 @@
-// Package namespace works in network namespaces that paths name.
+// Package namespace works in network namespaces that are named by paths.
 package namespace
 
 import (
@@ -8,8 +8,7 @@ import (
 	"github.com/vishvananda/netns"
 )
 
-// Open opens the network namespace at a path, which the caller closes. For "" it returns [netns.None], which stands for
-// the process's own.
+// Open opens the network namespace at a path, which the caller closes. For "" it returns [netns.None]: the process's own.
 func Open(path string) (netns.NsHandle, error) {
 	if path == "" {
 		return netns.None(), nil
@@ -21,8 +20,8 @@ func Open(path string) (netns.NsHandle, error) {
 	return ns, nil
 }
 
-// Do calls f in the namespace, for what only the calling thread's namespace decides: which one a socket is opened in, or
-// whose sysctls /proc shows. It calls f on a thread of its own; one that cannot go back is not used again.
+// Do calls f on a thread in the namespace, for what depends on the thread's namespace: where a socket is opened, or whose
+// sysctls /proc shows. A thread that cannot leave the namespace again is not used any more.
 func Do(ns netns.NsHandle, f func() error) error {
 	if !ns.IsOpen() {
 		return f()

@@ -13,8 +13,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
-// Conf are the sysctls of a netdev, net.ipv4.conf.<netdev> and net.ipv6.conf.<netdev>. The kernel forgets them when the
-// netdev leaves its network namespace and makes them anew from those of the next one's "default".
+// Conf are the sysctls of a netdev, net.ipv4.conf.<netdev> and net.ipv6.conf.<netdev>. A netdev that moves to another network
+// namespace gets the "default" ones of that namespace.
 type Conf struct {
 	// IPv4 are all that rtnetlink tells (IPV4_DEVCONF_* of linux/ip.h, from the first).
 	IPv4 []uint32 `json:"ipv4,omitempty"`
@@ -22,8 +22,8 @@ type Conf struct {
 	IPv6 []int32 `json:"ipv6,omitempty"`
 }
 
-// conf6 are the sysctls of IPv6 that are restored, in the order in which they are written: DEVCONF_* of linux/ipv6.h by
-// their names in procfs. IPv6 is turned on, where it is, when all else is as it was.
+// conf6 are the sysctls of IPv6 that are restored, DEVCONF_* of linux/ipv6.h by their names in procfs, in the order in which
+// they are written. disable_ipv6 is the last one, so that IPv6 starts with the others in effect.
 var conf6 = []struct {
 	name  string
 	index int // in IFLA_INET6_CONF; -1 for addr_gen_mode, which has an attribute of its own
@@ -34,14 +34,13 @@ var conf6 = []struct {
 	{"accept_source_route", 24}, {"accept_dad", 27}, {"ndisc_notify", 29}, {"disable_ipv6", 26},
 }
 
-// multicastForwarding is a sysctl that only the kernel sets, IPV4_DEVCONF_MC_FORWARDING.
-const multicastForwarding = 2
+const (
+	multicastForwarding = 2 // IPV4_DEVCONF_MC_FORWARDING, which only the kernel sets
+	inet6AddrGenMode    = 8 // IFLA_INET6_ADDR_GEN_MODE of linux/if_link.h
+)
 
-// inet6AddrGenMode is IFLA_INET6_ADDR_GEN_MODE of linux/if_link.h.
-const inet6AddrGenMode = 8
-
-// properties are the sysctls that can be restored. Those of IPv6 are left out where a snapshot of another version of the
-// agent has other ones.
+// properties are the sysctls that can be restored. Those of IPv6 are left out if the snapshot is of another version of the
+// agent, with another number of them.
 func (c Conf) properties() []property {
 	var list []property
 	for i, value := range c.IPv4 {
@@ -61,19 +60,19 @@ func (c Conf) properties() []property {
 }
 
 // parseConf reads IFLA_AF_SPEC.
-func parseConf(data []byte) (Conf, error) {
+func parseConf(data []byte) (*Conf, error) {
 	families, err := attribute.Parse(data)
 	if err != nil {
-		return Conf{}, err
+		return nil, err
 	}
 	four, fourErr := families.Nested(unix.AF_INET)
 	six, sixErr := families.Nested(unix.AF_INET6)
-	return Conf{
+	return &Conf{
 		IPv4: uint32s(four[unix.IFLA_INET_CONF]), IPv6: conf6Of(uint32s(six[unix.IFLA_INET6_CONF]), six[inet6AddrGenMode]),
 	}, errors.Join(fourErr, sixErr)
 }
 
-// conf6Of picks those of conf6; nil where there is no IPv6, or the kernel does not tell all.
+// conf6Of picks the sysctls of conf6. It returns nil if there is no IPv6, or the kernel does not tell all of them.
 func conf6Of(all []uint32, addrGenMode []byte) []int32 {
 	var list []int32
 	for _, s := range conf6 {
@@ -105,7 +104,7 @@ func conf4(sysctl int, value uint32) *nl.RtAttr {
 	return spec
 }
 
-// conf6Dir is the directory of the IPv6 sysctls of a netdev, or of "default", in the namespace of the thread that looks.
+// conf6Dir is the directory of the IPv6 sysctls of a netdev, or of "default", in the network namespace of the thread.
 func (e *Engine) conf6Dir(netdev string) sysfs.Dir {
 	return sysfs.Root(e.procRoot).Dir("sys/net/ipv6/conf", netdev)
 }

@@ -14,16 +14,14 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
 )
 
-// conn speaks rtnetlink in one network namespace, whatever thread uses it. It may be used by several goroutines at
-// once; their requests go one after the other, as they do in the kernel.
+// conn speaks rtnetlink in one network namespace. Several goroutines may use it at once; their requests wait for each other,
+// as they do in the kernel.
 type conn struct {
 	*netlink.Handle
 	ns     netns.NsHandle
 	cookie uint64
-	// socket is for the messages that Handle cannot send.
-	socket *nl.SocketHandle
-	// conf6 says that the namespace's IPv6 sysctls can be restored.
-	conf6 bool
+	socket *nl.SocketHandle // for the messages that Handle cannot send
+	conf6  bool             // the namespace's IPv6 sysctls can be restored
 }
 
 // dial opens the network namespace at a path.
@@ -40,7 +38,7 @@ func dial(path string) (*conn, error) {
 	return c, nil
 }
 
-// errNotMounted is returned for a file that no namespace is mounted on, or not any more.
+// errNotMounted is returned for the path of a file on which no namespace is mounted.
 var errNotMounted = errors.New("is a plain file, no namespace is mounted on it")
 
 func (c *conn) connect() (err error) {
@@ -51,7 +49,7 @@ func (c *conn) connect() (err error) {
 	if fs.Type != unix.NSFS_MAGIC {
 		return errNotMounted
 	}
-	// The family has to be named: without, the handle also wants XFRM, which not every kernel has loaded.
+	// Without a named family, the handle needs XFRM too, which not every kernel has loaded.
 	if c.Handle, err = netlink.NewHandleAt(c.ns, unix.NETLINK_ROUTE); err != nil {
 		return fmt.Errorf("netlink: %w", err)
 	}
@@ -68,7 +66,11 @@ func (c *conn) connect() (err error) {
 	return nil
 }
 
+// close ends the connection, if there is one.
 func (c *conn) close() error {
+	if c == nil {
+		return nil
+	}
 	if c.Handle != nil {
 		c.Handle.Close()
 	}
@@ -89,9 +91,9 @@ func (c *conn) execute(message, flags int, header *nl.IfInfomsg, attributes []*n
 	return req.Execute(unix.NETLINK_ROUTE, 0)
 }
 
-// set changes an existing netdev by one RTM_NEWLINK: the flags of the mask, and the attributes. do_setlink in the
-// kernel's net/core/rtnetlink.c takes them in this order, whatever order they are written in: namespace, address, MTU,
-// name, alias, flags, queue length. It stops at the first that fails and leaves in effect what it did before.
+// set changes an existing netdev by one RTM_NEWLINK: the flags of the mask, and the attributes. do_setlink in the kernel's
+// net/core/rtnetlink.c has an order of its own: namespace, address, MTU, name, alias, flags, queue length. It stops at the
+// first that fails, and does not undo the ones before.
 func (c *conn) set(index int, flags, mask uint32, attributes ...*nl.RtAttr) error {
 	header := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	header.Index, header.Flags, header.Change = int32(index), flags, mask
@@ -113,8 +115,8 @@ func hardwareAddr(kind int, mac function.MAC) *nl.RtAttr {
 	return nl.NewRtAttr(kind, mac.HardwareAddr())
 }
 
-// ask asks for the link with the index or, where that is 0, with the name in the attributes. It returns the body of the
-// kernel's RTM_NEWLINK.
+// ask returns the body of the kernel's RTM_NEWLINK for the link with the index or, if that is 0, with the name in the
+// attributes.
 func (c *conn) ask(index int, attributes ...*nl.RtAttr) ([]byte, error) {
 	header := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	header.Index = int32(index)
@@ -128,15 +130,14 @@ func (c *conn) ask(index int, attributes ...*nl.RtAttr) ([]byte, error) {
 	return answers[0], nil
 }
 
-// link is a netdev as the kernel describes it, with what the netlink library does not read of the description.
+// link is a netdev in the namespace of a conn.
 type link struct {
-	netlink.Link
-	linkMode  uint8
-	broadcast function.MAC
-	conf      Conf
+	Snapshot
+	rawFlags uint32 // IFF_* of linux/if.h
+	master   int    // index of the netdev that it is a port of, 0 for none
 }
 
-// get returns the link that [conn.ask] asks for, nil where there is none.
+// get returns the link that [conn.ask] asks for, or nil if there is none.
 func (c *conn) get(index int, attributes ...*nl.RtAttr) (*link, error) {
 	message, err := c.ask(index, attributes...)
 	if errors.Is(err, unix.ENODEV) {
@@ -149,26 +150,27 @@ func (c *conn) get(index int, attributes ...*nl.RtAttr) (*link, error) {
 	if err != nil {
 		return nil, fmt.Errorf("link: %w", err)
 	}
-	l := &link{linkMode: attrs.Uint8(unix.IFLA_LINKMODE), broadcast: macOf(attrs[unix.IFLA_BROADCAST])}
-	if l.Link, err = netlink.LinkDeserialize(nil, message); err != nil {
+	l, err := netlink.LinkDeserialize(nil, message)
+	if err != nil {
 		return nil, fmt.Errorf("link: %w", err)
 	}
-	if l.conf, err = parseConf(attrs[unix.IFLA_AF_SPEC]); err != nil {
+	s := snapshotOf(l, attrs)
+	if s.Conf, err = parseConf(attrs[unix.IFLA_AF_SPEC]); err != nil {
 		return nil, fmt.Errorf("sysctls: %w", err)
 	}
 	if !c.conf6 {
-		l.conf.IPv6 = nil
+		s.Conf.IPv6 = nil
 	}
-	return l, nil
+	return &link{Snapshot: s, rawFlags: l.Attrs().RawFlags, master: l.Attrs().MasterIndex}, nil
 }
 
-// at finds a link by its index, nil where there is none.
+// at returns the link with the index, or nil if there is none.
 func (c *conn) at(index int) (*link, error) { return c.get(index) }
 
-// with finds a link that has the name, as its name or as one of its altnames; nil where there is none.
+// with returns the link that has the name or altname, or nil if there is none.
 func (c *conn) with(name string) (*link, error) { return c.get(0, text(unix.IFLA_ALT_IFNAME, name)) }
 
-// existing is at where there must be one.
+// existing is [conn.at], with an error if there is no such link.
 func (c *conn) existing(index int) (*link, error) {
 	l, err := c.at(index)
 	if err == nil && l == nil {
@@ -177,7 +179,7 @@ func (c *conn) existing(index int) (*link, error) {
 	return l, err
 }
 
-// named is with where there must be one.
+// named is [conn.with], with an error if there is no such link.
 func (c *conn) named(name string) (*link, error) {
 	if name == "" {
 		return nil, ErrNoNetdev
@@ -194,9 +196,10 @@ func reference(index int) netlink.Link {
 	return &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}}
 }
 
-// all lists the links. The kernel says when they changed while it told them; it is asked again then.
+// all lists the links.
 func (c *conn) all() ([]netlink.Link, error) { return consistent(c.LinkList) }
 
+// consistent asks the kernel again if it says that the objects changed while it listed them.
 func consistent[T any](dump func() ([]T, error)) ([]T, error) {
 	const tries = 10
 	for try := 1; ; try++ {

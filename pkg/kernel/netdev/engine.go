@@ -1,12 +1,10 @@
-// Package netdev takes one netdev into a pod's network namespace and brings it back as it was.
-//
-// It is the netlink side of an Attachment and knows neither Kubernetes nor the journal. Its life is
+// Package netdev takes one netdev into a pod's network namespace and brings it back as it was. It is the netlink side of an
+// Attachment, and knows neither Kubernetes nor the journal. An attachment consists of
 //
 //	Plan (look, touch nothing) -> Attach (move, configure) -> Restore (bring back, undo, verify)
 //
-// What Plan returns is all that Restore needs, so a caller that writes it down durably before it calls Attach can
-// undo an attachment that was interrupted anywhere. Restore is convergent: it may be called in any state and as often
-// as needed.
+// Restore needs no more than Plan returns: a caller that records this durably before Attach can undo an attachment that was
+// interrupted anywhere. Restore may be called in any state, and as often as needed.
 package netdev
 
 import (
@@ -32,19 +30,16 @@ import (
 type Options struct {
 	// HostNetNS is the path of the host's network namespace; "" is that of the calling process.
 	HostNetNS string
-	// ProcRoot is where procfs is; "" is "/proc". Namespaces that runtimes name by a process are looked for there. Its
-	// sys/net is written where a netdev had other sysctls of IPv6 than the host's default ones; where it cannot be written
-	// those are not restored.
+	// ProcRoot is where procfs is; "" is "/proc". Runtimes name network namespaces by processes there. Its sys/net is written
+	// to restore the IPv6 sysctls of netdevs, which are not restored where it cannot be written.
 	ProcRoot string
-	// Rates, where set, are the rate objects of Functions behind an eswitch.
+	// Rates are the rate objects of Functions behind an eswitch; nil for none.
 	Rates Rates
-	// Trace, where set, is called before every change with what is about to be changed, on the goroutine that called
-	// the Engine.
+	// Trace is called with each change before it is made, on the goroutine that called the Engine; it may be nil.
 	Trace func(step string)
 }
 
-// Engine changes netdevs. It may be used by several goroutines at once, for different netdevs: the caller makes sure
-// that nobody else works on the same one.
+// Engine changes netdevs. Several goroutines may use it at once, each for another netdev.
 type Engine struct {
 	host     *conn
 	procRoot string
@@ -75,7 +70,7 @@ func New(options Options) (*Engine, error) {
 	return e, nil
 }
 
-// step makes a change, tells of it before, and names it in the error.
+// step traces a change, makes it, and names it in the error.
 func (e *Engine) step(what string, change func() error) error {
 	e.trace(what)
 	if err := change(); err != nil {
@@ -84,11 +79,11 @@ func (e *Engine) step(what string, change func() error) error {
 	return nil
 }
 
-// Close gives the host's namespace up.
+// Close releases the host's namespace.
 func (e *Engine) Close() error { return e.host.close() }
 
-// Plan looks at a netdev on the host and at the namespace it shall go to, and changes nothing. Its error says what
-// would keep [Engine.Attach] from succeeding, as far as that can be seen.
+// Plan looks at a netdev on the host and at the namespace that it shall move to, and changes nothing. Its error says why
+// [Engine.Attach] would fail, as far as that can be seen before.
 func (e *Engine) Plan(ctx context.Context, device Device, netNS string, want function.Interface) (Snapshot, Place, error) {
 	if err := want.Validate(); err != nil {
 		return Snapshot{}, Place{}, err
@@ -124,35 +119,35 @@ func (e *Engine) Plan(ctx context.Context, device Device, netNS string, want fun
 	return before, Place{NetNS: netNS, Cookie: pod.cookie, Index: index}, nil
 }
 
-// Snapshot looks at a netdev on the host that is about to lose its driver, and changes nothing. [Engine.Restore] with
-// the snapshot and no place makes the netdev that the driver makes anew what this one was.
+// Snapshot looks at a netdev on the host that is about to lose its driver, and changes nothing. [Engine.Restore] with the
+// snapshot and no place gives its properties to the netdev that the driver makes later.
 func (e *Engine) Snapshot(ctx context.Context, device Device) (Snapshot, error) {
 	return e.snapshot(ctx, device, function.Interface{})
 }
 
-// snapshot takes a netdev on the host down in words, or the little that there is of a Function without one.
-func (e *Engine) snapshot(ctx context.Context, device Device, want function.Interface) (Snapshot, error) {
+// snapshot looks at a netdev on the host, or at a Function without one. It asks the eswitch, which takes long, only if the
+// pod wants a rate.
+func (e *Engine) snapshot(ctx context.Context, device Device, want function.Interface) (s Snapshot, err error) {
 	if !want.VF.Rated() {
-		device.Port = nil // asking an eswitch takes its time
+		device.Port = nil
 	}
 	if want.Userspace {
-		return e.complete(ctx, Snapshot{}, device)
+		return e.complete(ctx, s, device)
 	}
 	l, err := e.host.named(device.Name)
 	if err != nil {
-		return Snapshot{}, err
+		return s, err
 	}
-	if master := l.Attrs().MasterIndex; master != 0 {
-		return Snapshot{}, fmt.Errorf("netdev %s: is in use on the host, as a port of the netdev with index %d", device.Name, master)
+	switch {
+	case l.master != 0:
+		return s, fmt.Errorf("netdev %s: is in use on the host, as a port of the netdev with index %d", device.Name, l.master)
+	case l.Carried.XDP != "":
+		return s, fmt.Errorf("netdev %s: is in use on the host, by XDP program %s", device.Name, l.Carried.XDP)
 	}
-	s := snapshotOf(l)
-	if s.Carried.XDP != nil {
-		return Snapshot{}, fmt.Errorf("netdev %s: is in use on the host, by XDP program %d", device.Name, s.Carried.XDP.Program)
-	}
-	return e.complete(ctx, s, device)
+	return e.complete(ctx, l.Snapshot, device)
 }
 
-// complete adds what the PF and the eswitch tell, as far as the device names them. It is no error if one does not tell.
+// complete adds what the PF and the eswitch of the device enforce, as far as they are known and tell it.
 func (e *Engine) complete(ctx context.Context, s Snapshot, device Device) (_ Snapshot, err error) {
 	if device.PF != nil {
 		if s.VF, err = e.host.vf(device.PF); err != nil && !errors.Is(err, errNoVF) {
@@ -169,7 +164,7 @@ func (e *Engine) complete(ctx context.Context, s Snapshot, device Device) (_ Sna
 	if limits {
 		s.Rate = &rate
 		if s.VF != nil {
-			s.VF.MinTxRate, s.VF.MaxTxRate = 0, 0 // some PFs show the rate object's here too, and none can set it
+			s.VF.MinTxRate, s.VF.MaxTxRate = 0, 0 // some PFs show the rate object's limits, and none can set them
 		}
 	}
 	return s, nil
@@ -180,16 +175,16 @@ func nameFree(pod *conn, name string) error {
 	if err != nil {
 		return fmt.Errorf("interface name %q: %w", name, err)
 	}
-	if other == nil {
+	switch {
+	case other == nil:
 		return nil
+	case other.Name == name:
+		return fmt.Errorf("interface name %q: %w", name, ErrNameTaken)
 	}
-	if other.Attrs().Name != name {
-		return fmt.Errorf("interface name %q: %w, as an altname of %s", name, ErrNameTaken, other.Attrs().Name)
-	}
-	return fmt.Errorf("interface name %q: %w", name, ErrNameTaken)
+	return fmt.Errorf("interface name %q: %w, as an altname of %s", name, ErrNameTaken, other.Name)
 }
 
-// freeIndex is the preferred index, or else one above all that are in use.
+// freeIndex is the preferred index or, if that is in use, one above all indexes.
 func freeIndex(pod *conn, preferred int) (int, error) {
 	if l, err := pod.at(preferred); err != nil || l == nil {
 		return preferred, err
@@ -205,11 +200,13 @@ func freeIndex(pod *conn, preferred int) (int, error) {
 	return highest + 1, nil
 }
 
-// Attach takes a netdev to its place in a pod and makes it what the pod wants. device, before and place are those of
-// the [Engine.Plan] just made. Where it fails it has undone what it did; where even that fails, or the process ends in
-// the middle, [Engine.Restore] continues.
-func (e *Engine) Attach(ctx context.Context, device Device, before Snapshot, place Place, want function.Interface) (Observed, error) {
-	observed, err := e.attach(ctx, device, before, place, want)
+// Attach moves a netdev to its place in a pod and makes it what the pod wants. device, before and place are those of the
+// [Engine.Plan] just made. If it fails it undoes what it did; [Engine.Restore] continues if that fails too, or if the
+// process ends in the middle.
+func (e *Engine) Attach(
+	ctx context.Context, device Device, before Snapshot, place Place, want function.Interface,
+) (Observed, error) {
+	observed, err := e.attach(ctx, device.as(before), before, place, want)
 	if err == nil {
 		return observed, nil
 	}
@@ -219,7 +216,9 @@ func (e *Engine) Attach(ctx context.Context, device Device, before Snapshot, pla
 	return Observed{}, err
 }
 
-func (e *Engine) attach(ctx context.Context, device Device, before Snapshot, place Place, want function.Interface) (Observed, error) {
+func (e *Engine) attach(
+	ctx context.Context, device Device, before Snapshot, place Place, want function.Interface,
+) (Observed, error) {
 	pod, err := e.dial(place.NetNS)
 	if err != nil {
 		return Observed{}, err
@@ -228,7 +227,6 @@ func (e *Engine) attach(ctx context.Context, device Device, before Snapshot, pla
 	if pod.cookie != place.Cookie {
 		return Observed{}, fmt.Errorf("network namespace %s: is another one than before", place.NetNS)
 	}
-	device = device.as(before)
 	if err := e.enforce(ctx, device, before, before.enforcing(want)); err != nil {
 		return Observed{}, err
 	}
@@ -238,22 +236,19 @@ func (e *Engine) attach(ctx context.Context, device Device, before Snapshot, pla
 	if want.Userspace {
 		return e.observeVF(ctx, device, want)
 	}
-	l, err := e.moveToPod(pod, before, place, want)
+	index, err := e.moveToPod(pod, before, place, want)
 	if err != nil {
 		return Observed{}, err
 	}
-	if err := e.configure(pod, l, want); err != nil {
-		return Observed{}, err
-	}
-	observed, err := observe(pod, l.Attrs().Index)
+	observed, err := e.configure(pod, index, want)
 	if err == nil && want.MAC != "" && observed.MAC != want.MAC {
 		err = fmt.Errorf("interface %s: mac %s: the driver took it, and tells %s", want.Name, want.MAC, observed.MAC)
 	}
 	return observed, err
 }
 
-// enforce makes the PF and the eswitch enforce what to says, stopping at the first thing that one of them refuses. It waits
-// for a carrier that the PF lacks: a card that has just made VFs, or was just brought up, is without for some seconds.
+// enforce makes the PF and the eswitch enforce what to says, and stops at the first refusal. It waits for the carrier of the
+// PF where that may be the reason: a card has none for some seconds after it made VFs or was brought up.
 func (e *Engine) enforce(ctx context.Context, device Device, from, to Snapshot) error {
 	if from.VF != nil && to.VF != nil {
 		for _, c := range vfChanges(*from.VF, *to.VF) {
@@ -269,11 +264,11 @@ func (e *Engine) enforce(ctx context.Context, device Device, from, to Snapshot) 
 	return e.changeRate(ctx, device, from.Rate, to.Rate)
 }
 
-// moveToPod moves, renames and sets MTU and MAC in one message, so that the pod never sees the netdev half made and
-// the kernel waits only once for its readers.
-func (e *Engine) moveToPod(pod *conn, before Snapshot, place Place, want function.Interface) (*link, error) {
+// moveToPod moves a netdev, renames it and sets its MTU and MAC by one message: the pod never sees it half made, and the
+// kernel waits for its readers only once. It returns the index in the pod.
+func (e *Engine) moveToPod(pod *conn, before Snapshot, place Place, want function.Interface) (int, error) {
 	if err := e.dropTakenAltNames(pod, before, want.Name); err != nil {
-		return nil, err
+		return 0, err
 	}
 	wishes := want.Name
 	properties := []*nl.RtAttr{text(unix.IFLA_IFNAME, want.Name)}
@@ -296,20 +291,19 @@ func (e *Engine) moveToPod(pod *conn, before Snapshot, place Place, want functio
 		err = e.moveOn(pod, before, place, want.MAC, properties, err)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("netdev %s: move to the pod as %s: %w", before.Name, wishes, err)
+		return 0, fmt.Errorf("netdev %s: move to the pod as %s: %w", before.Name, wishes, err)
 	}
 	l, err := find(pod, before.Identity, Identity.same, place.Index, want.Name)
 	if err == nil && l == nil {
 		err = errors.New("is not there after the move")
 	}
 	if err != nil {
-		return nil, fmt.Errorf("netdev %s in the pod: %w", want.Name, err)
+		return 0, fmt.Errorf("netdev %s in the pod: %w", want.Name, err)
 	}
-	return l, nil
+	return l.Identity.Index, nil
 }
 
-// moveOn continues with a netdev that is in the pod by now and was refused its MAC, after which the kernel left the
-// other properties undone.
+// moveOn continues where the kernel moved the netdev and then stopped, because the driver refused the MAC.
 func (e *Engine) moveOn(
 	pod *conn, before Snapshot, place Place, mac function.MAC, properties []*nl.RtAttr, refused error,
 ) error {
@@ -317,36 +311,32 @@ func (e *Engine) moveOn(
 	if err != nil || l == nil {
 		return refused
 	}
-	index := l.Attrs().Index
-	if macOf(l.Attrs().HardwareAddr) != mac {
-		if err := e.adoptMAC(pod, index, mac); err != nil {
+	if l.MAC != mac {
+		if err := e.adoptMAC(pod, l.Identity.Index, mac); err != nil {
 			return errors.Join(refused, err)
 		}
 	}
-	return pod.set(index, 0, 0, properties...)
+	return pod.set(l.Identity.Index, 0, 0, properties...)
 }
 
-// adoptMAC makes a netdev that is down take the MAC that its PF set for the VF, which igbvf refuses before: quirk "MAC
-// after a reset".
+// adoptMAC makes a netdev that is down take the MAC that the PF set for the VF: quirk "MAC after a reset".
 func (e *Engine) adoptMAC(c *conn, index int, mac function.MAC) error {
-	up := func() error { return c.set(index, unix.IFF_UP, unix.IFF_UP) }
-	if err := e.step("up to reset the VF", up); err != nil {
+	if err := e.step("up to reset the VF", func() error { return c.set(index, unix.IFF_UP, unix.IFF_UP) }); err != nil {
 		return err
 	}
-	down := func() error { return c.set(index, 0, unix.IFF_UP) }
-	if err := e.step("down to reset the VF", down); err != nil {
+	if err := e.step("down to reset the VF", func() error { return c.set(index, 0, unix.IFF_UP) }); err != nil {
 		return err
 	}
 	l, err := c.at(index)
-	if err != nil || l != nil && macOf(l.Attrs().HardwareAddr) == mac {
+	if err != nil || l != nil && l.MAC == mac {
 		return err
 	}
 	e.trace("MAC " + string(mac))
 	return c.set(index, 0, 0, hardwareAddr(unix.IFLA_ADDRESS, mac))
 }
 
-// dropTakenAltNames removes the altnames that would keep the netdev from moving or from being renamed. Names and
-// altnames share one table in a namespace, so a netdev cannot get its own altname as name.
+// dropTakenAltNames removes the altnames that are taken in the pod, and the one that is the new name: names and altnames share
+// one table in a namespace.
 func (e *Engine) dropTakenAltNames(pod *conn, before Snapshot, name string) error {
 	for _, alt := range before.AltNames {
 		other, err := pod.with(alt)
@@ -367,33 +357,31 @@ func (e *Engine) dropAltName(c *conn, index int, name string) error {
 	return e.step("remove altname "+name, func() error { return c.LinkDelAltName(reference(index), name) })
 }
 
-// configure adds the addresses, then brings the netdev up, then adds the routes, which need both.
-func (e *Engine) configure(pod *conn, l *link, want function.Interface) (err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("interface %s: %w", want.Name, err)
+// configure adds the addresses, then brings the netdev up, then adds the routes, which need both. It returns what the netdev
+// is then.
+func (e *Engine) configure(pod *conn, index int, want function.Interface) (_ Observed, err error) {
+	unlessFailed := func(what string, change func() error) {
+		if err == nil {
+			err = e.step(what, change)
 		}
-	}()
+	}
 	for _, address := range want.Addresses {
-		if err := e.step("address "+address.String(), func() error { return addAddress(pod, l, address) }); err != nil {
-			return err
-		}
+		unlessFailed("address "+address.String(), func() error { return addAddress(pod, index, address) })
 	}
 	if want.AllMulticast {
-		if err := e.step("allmulticast", func() error { return pod.LinkSetAllmulticastOn(l) }); err != nil {
-			return err
-		}
+		unlessFailed("allmulticast", func() error { return pod.set(index, unix.IFF_ALLMULTI, unix.IFF_ALLMULTI) })
 	}
-	e.announceItself(pod, l.Attrs().Index, want.Name, want.Addresses)
-	if err := e.step("up", func() error { return pod.LinkSetUp(l) }); err != nil {
-		return err
+	if err == nil {
+		e.announceItself(pod, index, want.Name, want.Addresses)
 	}
+	unlessFailed("up", func() error { return pod.set(index, unix.IFF_UP, unix.IFF_UP) })
 	for _, route := range want.Routes {
-		if err := e.step("route to "+route.To.String(), func() error { return addRoute(pod, l, route) }); err != nil {
-			return err
-		}
+		unlessFailed("route to "+route.To.String(), func() error { return addRoute(pod, index, route) })
 	}
-	return nil
+	if err != nil {
+		return Observed{}, fmt.Errorf("interface %s: %w", want.Name, err)
+	}
+	return observe(pod, index)
 }
 
 func observe(pod *conn, index int) (Observed, error) {
@@ -401,16 +389,15 @@ func observe(pod *conn, index int) (Observed, error) {
 	if err != nil {
 		return Observed{}, fmt.Errorf("netdev in the pod: %w", err)
 	}
-	a := l.Attrs()
-	all, err := addresses(pod, l)
+	all, err := addresses(pod, index)
 	if err != nil {
-		return Observed{}, fmt.Errorf("interface %s: addresses: %w", a.Name, err)
+		return Observed{}, fmt.Errorf("interface %s: addresses: %w", l.Name, err)
 	}
 	global := slices.DeleteFunc(all, func(p netip.Prefix) bool { return p.Addr().IsLinkLocalUnicast() && p.Addr().Is6() })
-	return Observed{Name: a.Name, MAC: macOf(a.HardwareAddr), MTU: a.MTU, Addresses: global, Index: index}, nil
+	return Observed{Name: l.Name, MAC: l.MAC, MTU: l.MTU, Addresses: global, Index: index}, nil
 }
 
-// observeVF is what a Function without a netdev is for the pod.
+// observeVF describes a Function without a netdev to the pod.
 func (e *Engine) observeVF(ctx context.Context, device Device, want function.Interface) (Observed, error) {
 	observed := Observed{Name: want.Name, Addresses: want.Addresses}
 	now, err := e.complete(ctx, Snapshot{}, Device{PF: device.PF})
@@ -420,17 +407,17 @@ func (e *Engine) observeVF(ctx context.Context, device Device, want function.Int
 	return observed, err
 }
 
-// find looks for a netdev under an index and a name it may have, and, where its identity is certain, among all. It
-// returns nil where it is not in the namespace or cannot be told from another one.
+// find looks for a netdev under an index and under names that it may have and, if its identity is certain, among all. It
+// returns nil if the netdev is not in the namespace, or cannot be told from another one.
 func find(c *conn, who Identity, same func(Identity, Identity) bool, index int, names ...string) (*link, error) {
-	if l, err := c.at(index); err != nil || l != nil && same(who, identityOf(l)) {
+	if l, err := c.at(index); err != nil || l != nil && same(who, l.Identity) {
 		return l, err
 	}
 	for _, name := range names {
 		if name == "" {
 			continue
 		}
-		if l, err := c.with(name); err != nil || l != nil && same(who, identityOf(l)) {
+		if l, err := c.with(name); err != nil || l != nil && same(who, l.Identity) {
 			return l, err
 		}
 	}
@@ -448,8 +435,8 @@ func find(c *conn, who Identity, same func(Identity, Identity) bool, index int, 
 	return c.at(matches[0].Attrs().Index)
 }
 
-// dial opens the namespace at a path of the host. Some runtimes, cri-dockerd for one, name a namespace by a process that is
-// in it, such as /proc/4711/ns/net; in a container that number is no process, or another one.
+// dial opens the namespace at a path of the host. Some runtimes, such as cri-dockerd, name a namespace by a process in it:
+// /proc/4711/ns/net. In the agent's container, procfs numbers processes differently.
 func (e *Engine) dial(path string) (*conn, error) {
 	if process, ok := strings.CutPrefix(path, "/proc/"); ok {
 		path = filepath.Join(e.procRoot, process)
@@ -457,8 +444,8 @@ func (e *Engine) dial(path string) (*conn, error) {
 	return dial(path)
 }
 
-// dialPlace opens the namespace of a place, nil where it is gone: the path is no more, or means another namespace, or
-// is a mount point that has nothing mounted.
+// dialPlace opens the namespace of a place. It returns nil if the namespace is gone: the path does not exist, means another
+// namespace, or is a mount point without a mount.
 func (e *Engine) dialPlace(place Place) (*conn, error) {
 	if place.NetNS == "" {
 		return nil, nil
@@ -476,8 +463,8 @@ func (e *Engine) dialPlace(place Place) (*conn, error) {
 	return pod, nil
 }
 
-// locate opens the namespace of a place and finds a netdev in it. pod is nil where the namespace is gone, l where the
-// netdev is not in it. The caller closes pod.
+// locate opens the namespace of a place, which the caller closes, and finds a netdev in it. pod is nil if the namespace is
+// gone, and l if the netdev is not in it.
 func (e *Engine) locate(place Place, who Identity, names ...string) (pod *conn, l *link, err error) {
 	if pod, err = e.dialPlace(place); pod == nil || err != nil {
 		return nil, nil, err
@@ -489,20 +476,16 @@ func (e *Engine) locate(place Place, who Identity, names ...string) (pod *conn, 
 	return pod, l, nil
 }
 
-// Holds says whether a netdev is in the place; it is not where the namespace is gone.
+// Holds says whether the namespace of a place still exists and has the netdev.
 func (e *Engine) Holds(place Place, who Identity) (bool, error) {
 	pod, l, err := e.locate(place, who)
-	if pod != nil {
-		_ = pod.close()
-	}
+	defer pod.close()
 	return l != nil, err
 }
 
 // Alive says whether the namespace of a place still exists under its path.
 func (e *Engine) Alive(place Place) (bool, error) {
 	pod, err := e.dialPlace(place)
-	if pod != nil {
-		_ = pod.close()
-	}
+	defer pod.close()
 	return pod != nil, err
 }

@@ -13,7 +13,7 @@ func AddAddress(netNS string, index int, address netip.Prefix) error {
 		return err
 	}
 	defer pod.close()
-	return addAddress(pod, reference(index), address)
+	return addAddress(pod, index, address)
 }
 
 // AddRoute adds a route as Attach does.
@@ -23,5 +23,5 @@ func AddRoute(netNS string, index int, route function.Route) error {
 		return err
 	}
 	defer pod.close()
-	return addRoute(pod, reference(index), route)
+	return addRoute(pod, index, route)
 }

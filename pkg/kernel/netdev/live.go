@@ -1,22 +1,27 @@
 package netdev
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
-	"time"
+	"sync"
 
+	"github.com/go-logr/logr"
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
-	"github.com/vishvananda/netns"
+	"go4.org/netipx"
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/listen"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
+	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 )
 
-// Attached is everything that is known about a netdev in a pod.
+// Attached is what is known about a netdev in a pod.
 type Attached struct {
 	Before   Snapshot
 	Place    Place
@@ -24,9 +29,8 @@ type Attached struct {
 	Observed Observed
 }
 
-// Check says in words how what is in the pod, and what the PF enforces, differs from what [Engine.Attach] made of it;
-// nothing means that it does not. Addresses and routes that the pod added are no difference, nor is what a PF or an
-// eswitch does not tell. An error says that it could not be seen.
+// Check lists in words the differences between what [Engine.Attach] did and what is in the pod and enforced by the PF and the
+// eswitch. Addresses and routes that the pod added are no difference, nor is what a PF or an eswitch does not tell.
 func (e *Engine) Check(ctx context.Context, device Device, a Attached) ([]string, error) {
 	device = device.as(a.Before)
 	enforced, err := e.complete(ctx, Snapshot{}, device)
@@ -48,24 +52,23 @@ func (e *Engine) Check(ctx context.Context, device Device, a Attached) ([]string
 	if l == nil {
 		return append(d, fmt.Sprintf("interface %s is not in the pod", a.Want.Name)), nil
 	}
-	now := snapshotOf(l)
 	for _, p := range []difference{
-		{property{name: "name", value: a.Want.Name}, now.Name},
-		{property{name: "mac", value: a.Observed.MAC}, now.MAC},
-		{property{name: "mtu", value: a.Observed.MTU}, now.MTU},
-		{property{name: "up", value: true}, now.Up},
-		{property{name: "allmulticast", value: a.Want.AllMulticast}, a.Want.AllMulticast && now.AllMulticast},
+		{property{name: "name", value: a.Want.Name}, l.Name},
+		{property{name: "mac", value: a.Observed.MAC}, l.MAC},
+		{property{name: "mtu", value: a.Observed.MTU}, l.MTU},
+		{property{name: "up", value: true}, l.Up},
+		{property{name: "allmulticast", value: a.Want.AllMulticast}, a.Want.AllMulticast && l.AllMulticast},
 	} {
 		if p.value != p.now {
 			d = append(d, p.String())
 		}
 	}
-	return checkLayer3(d, pod, l, a.Want)
+	return checkLayer3(d, pod, l.Identity.Index, a.Want)
 }
 
-// checkLayer3 looks for the addresses and routes that were asked for.
-func checkLayer3(d []string, pod *conn, l *link, want function.Interface) ([]string, error) {
-	have, err := addresses(pod, l)
+// checkLayer3 adds the wanted addresses and routes that are missing to the differences.
+func checkLayer3(d []string, pod *conn, index int, want function.Interface) ([]string, error) {
+	have, err := addresses(pod, index)
 	if err != nil {
 		return nil, fmt.Errorf("interface %s: addresses: %w", want.Name, err)
 	}
@@ -75,18 +78,19 @@ func checkLayer3(d []string, pod *conn, l *link, want function.Interface) ([]str
 		}
 	}
 	for _, route := range want.Routes {
-		found, err := routeTo(pod, route)
+		r := routeOut(index, route)
+		found, err := routeLike(pod, r)
 		if err != nil {
 			return nil, fmt.Errorf("interface %s: route to %s: %w", want.Name, route.To, err)
 		}
-		if found == nil || !route.Yield && !leadsOut(route, *found, l.Attrs().Index) {
+		if found == nil || !route.Yield && !sameWay(*found, r) {
 			d = append(d, fmt.Sprintf("route to %s is missing", route.To))
 		}
 	}
 	return d, nil
 }
 
-// Add gives a netdev that is in a pod more addresses and routes, and accepts those that it has already.
+// Add gives a netdev in a pod more addresses and routes, and accepts those that it has already.
 func (e *Engine) Add(_ context.Context, a Attached, addresses []netip.Prefix, routes []function.Route) (Observed, error) {
 	pod, l, err := e.locate(a.Place, a.Before.Identity, a.Want.Name)
 	if err != nil {
@@ -99,26 +103,109 @@ func (e *Engine) Add(_ context.Context, a Attached, addresses []netip.Prefix, ro
 	if l == nil {
 		return Observed{}, fmt.Errorf("interface %s: is not in the pod", a.Want.Name)
 	}
-	want := function.Interface{Name: l.Attrs().Name, Addresses: addresses, Routes: routes}
-	if err := e.configure(pod, l, want); err != nil {
-		return Observed{}, err
+	return e.configure(pod, l.Identity.Index, function.Interface{Name: l.Name, Addresses: addresses, Routes: routes})
+}
+
+// addAddress adds an address, and accepts that the netdev has it already.
+func addAddress(pod *conn, index int, address netip.Prefix) error {
+	a := &netlink.Addr{IPNet: netipx.PrefixIPNet(address.Masked())}
+	a.IP = address.Addr().AsSlice()
+	if address.Addr().Is6() {
+		a.Flags = unix.IFA_F_NODAD
 	}
-	return observe(pod, l.Attrs().Index)
+	err := pod.AddrAdd(reference(index), a)
+	if !errors.Is(err, unix.EEXIST) {
+		return err
+	}
+	have, listErr := addresses(pod, index)
+	if slices.Contains(have, address) {
+		return nil
+	}
+	return errors.Join(err, listErr)
 }
 
-// leadsOut says whether a route of the kernel leads where r does: out through the interface with the index.
-func leadsOut(r function.Route, found netlink.Route, index int) bool {
-	via, _ := netip.AddrFromSlice(found.Gw)
-	return found.LinkIndex == index && via.Unmap() == r.Via.Unmap()
+// addRoute adds a route, and accepts that the very same is there already.
+func addRoute(pod *conn, index int, route function.Route) error {
+	r := routeOut(index, route)
+	err := pod.RouteAdd(&r)
+	if !errors.Is(err, unix.EEXIST) {
+		return err
+	}
+	if route.Yield {
+		return nil
+	}
+	other, listErr := routeLike(pod, r)
+	if other == nil {
+		return errors.Join(err, listErr)
+	}
+	if sameWay(*other, r) {
+		return nil
+	}
+	gateway := "none"
+	if other.Gw != nil {
+		gateway = other.Gw.String()
+	}
+	return fmt.Errorf("the pod has one already, via interface index %d gateway %s: %w", other.LinkIndex, gateway, err)
 }
 
-// arpNotify is IPV4_DEVCONF_ARP_NOTIFY of linux/ip.h.
-const arpNotify = 22
+// routeOut is the kernel's route out through the interface with the index.
+func routeOut(index int, route function.Route) netlink.Route {
+	r := netlink.Route{
+		LinkIndex: index, Dst: netipx.PrefixIPNet(route.To), Priority: route.Metric,
+		Table: cmp.Or(route.Table, unix.RT_TABLE_MAIN), Protocol: unix.RTPROT_STATIC, Scope: netlink.SCOPE_LINK,
+		MTU: route.MTU, AdvMSS: route.AdvMSS,
+	}
+	if route.Via.IsValid() {
+		r.Gw, r.Scope = route.Via.AsSlice(), netlink.SCOPE_UNIVERSE
+	}
+	if route.Scope != nil {
+		r.Scope = netlink.Scope(*route.Scope)
+	}
+	return r
+}
 
-// announceItself has the kernel tell the neighbours of the interface's addresses whenever it comes up, or gets another
-// MAC: an address may have been another pod's a moment ago. That is arp_notify and ndisc_notify of the kernel's
-// ip-sysctl.rst. The addresses are there already. Where it cannot be set, neighbours learn by their own timeouts.
+// sameWay says whether two routes use the same link and gateway.
+func sameWay(a, b netlink.Route) bool { return a.LinkIndex == b.LinkIndex && a.Gw.Equal(b.Gw) }
+
+// routeLike finds the route to the same destination with the same metric.
+func routeLike(pod *conn, r netlink.Route) (*netlink.Route, error) {
+	family, metric := netlink.FAMILY_V4, r.Priority
+	if len(r.Dst.IP) == net.IPv6len {
+		family, metric = netlink.FAMILY_V6, cmp.Or(metric, 1024) // IP6_RT_PRIO_USER, net/ip6_route.h
+	}
+	filter := &netlink.Route{Dst: r.Dst, Table: r.Table}
+	routes, err := consistent(func() ([]netlink.Route, error) {
+		return pod.RouteListFiltered(family, filter, netlink.RT_FILTER_DST|netlink.RT_FILTER_TABLE)
+	})
+	if err != nil {
+		return nil, err
+	}
+	i := slices.IndexFunc(routes, func(other netlink.Route) bool { return other.Priority == metric })
+	if i < 0 {
+		return nil, nil
+	}
+	return &routes[i], nil
+}
+
+func addresses(c *conn, index int) ([]netip.Prefix, error) {
+	list, err := consistent(func() ([]netlink.Addr, error) { return c.AddrList(reference(index), netlink.FAMILY_ALL) })
+	if err != nil {
+		return nil, err
+	}
+	var prefixes []netip.Prefix
+	for _, a := range list {
+		if p, ok := netipx.FromStdIPNet(a.IPNet); ok {
+			prefixes = append(prefixes, p)
+		}
+	}
+	return prefixes, nil
+}
+
+// announceItself has the kernel announce the addresses of the interface to its neighbours whenever it comes up or gets another
+// MAC, as an address may have been another pod's before: arp_notify and ndisc_notify of the kernel's ip-sysctl.rst. Errors
+// are ignored: the entries of the neighbours time out anyway.
 func (e *Engine) announceItself(pod *conn, index int, name string, addresses []netip.Prefix) {
+	const arpNotify = 22 // IPV4_DEVCONF_ARP_NOTIFY of linux/ip.h
 	is4 := func(p netip.Prefix) bool { return p.Addr().Is4() }
 	if slices.ContainsFunc(addresses, is4) {
 		e.trace("arp_notify")
@@ -130,8 +217,8 @@ func (e *Engine) announceItself(pod *conn, index int, name string, addresses []n
 	}
 }
 
-// Announce has the kernel of an attached interface tell its neighbours once more, when it has a carrier: what it told when
-// the interface came up is lost without. It waits until ctx ends, and is over when the pod or the interface is.
+// Announce waits until an attached interface has a carrier, and has the kernel announce its addresses then: the announcement
+// when the interface came up was lost without a carrier. It returns when ctx, the pod or the interface ends.
 func (e *Engine) Announce(ctx context.Context, place Place, observed Observed) error {
 	if len(observed.Addresses) == 0 || observed.MAC == "" {
 		return nil
@@ -141,42 +228,34 @@ func (e *Engine) Announce(ctx context.Context, place Place, observed Observed) e
 		return err
 	}
 	defer pod.close()
-	if err := awaitCarrier(ctx, pod, observed.Index); err != nil {
+	if err := pod.awaitCarrier(ctx, observed.Index); err != nil {
 		return fmt.Errorf("interface %s: %w", observed.Name, err)
 	}
-	// The MAC that it has: the kernel notifies of it all the same (NETDEV_CHANGEADDR), and asks no driver.
+	// The kernel announces the addresses (NETDEV_CHANGEADDR) although the MAC is the same, and does not call the driver.
 	if err := pod.set(observed.Index, 0, 0, hardwareAddr(unix.IFLA_ADDRESS, observed.MAC)); err != nil {
 		return fmt.Errorf("interface %s: announce its addresses: %w", observed.Name, err)
 	}
 	return nil
 }
 
-// carrierLook is how often it is looked whether ctx has ended while the kernel says nothing. The socket must not be closed
-// under a read: it would stay, and with it the pod's namespace.
-const carrierLook = 200 * time.Millisecond
-
-// awaitCarrier returns when the link has a carrier.
-func awaitCarrier(ctx context.Context, pod *conn, index int) error {
-	// Before the first look, so that nothing is missed.
-	changes, err := nl.SubscribeAt(pod.ns, netns.None(), unix.NETLINK_ROUTE, unix.RTNLGRP_LINK)
-	if err != nil {
-		return fmt.Errorf("carrier: %w", err)
+// awaitCarrier returns nil when the link has a carrier, and an error when ctx ends before.
+func (c *conn) awaitCarrier(ctx context.Context, index int) (err error) {
+	var changes notify.Signal
+	var listening sync.WaitGroup
+	ctx, stop := context.WithCancel(ctx)
+	defer listening.Wait() // the socket keeps the network namespace
+	defer stop()
+	listening.Go(func() {
+		links := listen.Source{Name: "rtnetlink", Protocol: unix.NETLINK_ROUTE, Groups: listen.Groups(unix.RTNLGRP_LINK)}
+		links.Follow(ctx, fmt.Sprintf("/proc/self/fd/%d", int(c.ns)), changes.Notify, logr.Discard())
+	})
+	seen := func() bool {
+		var l *link
+		l, err = c.existing(index)
+		return err != nil || l.rawFlags&unix.IFF_LOWER_UP != 0
 	}
-	defer changes.Close()
-	timeout := unix.NsecToTimeval(int64(carrierLook))
-	if err := changes.SetReceiveTimeout(&timeout); err != nil {
-		return fmt.Errorf("carrier: %w", err)
+	if ended := loop.Until(ctx, changes.Subscribe, seen); ended != nil {
+		return fmt.Errorf("has no carrier yet: %w", ended)
 	}
-	for {
-		l, err := pod.existing(index)
-		if err != nil || l.Attrs().RawFlags&unix.IFF_LOWER_UP != 0 {
-			return err
-		}
-		if ctx.Err() != nil {
-			return fmt.Errorf("has no carrier yet: %w", context.Cause(ctx))
-		}
-		if _, _, err := changes.Receive(); err != nil && !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.ENOBUFS) {
-			return fmt.Errorf("carrier: %w", err)
-		}
-	}
+	return err
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"regexp"
 	"slices"
 	"strings"
@@ -12,17 +13,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fallbackName makes the kernel find a free name: the host's own name for the netdev is taken.
+// fallbackName makes the kernel find a free name, which matches fallback. It is for a netdev whose own name is taken.
 const fallbackName = "xpu%d"
 
-// fallback is a name that the kernel made of fallbackName.
 var fallback = regexp.MustCompile("^xpu[0-9]+$")
 
-// Restore brings a netdev back to the host as it was before, wherever it is and whatever state it is in, and reads
-// back that it is so. device.Name is where the caller last saw the netdev on the host, "" where it did not. A netdev
-// that is as it was is not touched. Of a Function without a netdev it restores what the PF and the eswitch enforce; where
-// they do not tell, the Function is gone, and what was enforced with it. An error says what is left; the next call
-// continues. See [ErrGone] and [ErrAway].
+// Restore brings a netdev back to the host as it was before, wherever it is and whatever state it is in, and verifies it.
+// device.Name is the name that the caller last saw on the host, or "". A netdev that is as it was is not touched. Of a
+// Function without a netdev Restore restores what the PF and the eswitch enforce; where they do not tell, the Function is
+// gone. An error says what is left, and the next call continues. See [ErrGone] and [ErrAway].
 func (e *Engine) Restore(ctx context.Context, device Device, before Snapshot, place Place) (Restored, error) {
 	device = device.as(before)
 	if before.userspace() {
@@ -32,13 +31,11 @@ func (e *Engine) Restore(ctx context.Context, device Device, before Snapshot, pl
 	if err != nil {
 		return Restored{}, err
 	}
-	if pod != nil {
-		defer pod.close()
-	}
+	defer pod.close()
 	index := before.Identity.Index
 	if l != nil {
-		index = l.Attrs().Index
-		if err := e.moveToHost(pod, l, device, before); err != nil {
+		index = l.Identity.Index
+		if err := e.moveToHost(pod, l.Snapshot, device, before); err != nil {
 			return Restored{}, err
 		}
 	}
@@ -51,14 +48,13 @@ func (e *Engine) Restore(ctx context.Context, device Device, before Snapshot, pl
 	case l == nil:
 		return Restored{}, fmt.Errorf("%s: %w", before.Name, ErrGone)
 	}
-	return e.reconcile(ctx, device, before, l.Attrs().Index)
+	return e.reconcile(ctx, device, before, l.Identity.Index)
 }
 
-// moveToHost moves a netdev back with all that one message can restore. Only a netdev that then still is in the pod is an
-// error: what else failed, reconcile does again.
-func (e *Engine) moveToHost(pod *conn, l *link, device Device, before Snapshot) error {
-	index := l.Attrs().Index
-	now := snapshotOf(l)
+// moveToHost moves a netdev back by one message, which also restores the properties that it can. It fails only if the netdev
+// is still in the pod then: reconcile repeats the rest.
+func (e *Engine) moveToHost(pod *conn, now Snapshot, device Device, before Snapshot) error {
+	index := now.Identity.Index
 	if err := e.dropForeignAltNames(pod, index, now, before.AltNames); err != nil {
 		return fmt.Errorf("netdev %s in the pod: %w", now.Name, err)
 	}
@@ -67,7 +63,7 @@ func (e *Engine) moveToHost(pod *conn, l *link, device Device, before Snapshot) 
 	}
 	if device.PF != nil { // some drivers refuse the netdev its own MAC while the PF gives the VF the pod's
 		if vf, err := e.host.vf(device.PF); err == nil {
-			_ = e.undoVF(device.PF, *vf, vf.with(nil, before.VF.MAC)) // reconcile tells of what fails
+			_ = e.undoVF(device.PF, *vf, vf.with(nil, before.VF.MAC)) // reconcile repeats it, and reports the error
 		}
 	}
 	flags, mask := before.flags()
@@ -92,7 +88,7 @@ func (e *Engine) moveToHost(pod *conn, l *link, device Device, before Snapshot) 
 	return e.moveBare(pod, index, now, failed)
 }
 
-// moveBare moves a netdev of which some name is taken on the host: with no name but one that the kernel finds.
+// moveBare moves a netdev that has a name which is taken on the host: without altnames, and with a name that the kernel finds.
 func (e *Engine) moveBare(pod *conn, index int, now Snapshot, failed error) error {
 	if err := e.dropForeignAltNames(pod, index, now, nil); err != nil {
 		return errors.Join(failed, fmt.Errorf("netdev %s in the pod: %w", now.Name, err))
@@ -118,8 +114,7 @@ func (e *Engine) dropForeignAltNames(c *conn, index int, now Snapshot, keep []st
 	return nil
 }
 
-// reconcile undoes on the host what differs. A second round catches what was in the way of something else in the
-// first, and what a driver only takes while the netdev is in another state.
+// reconcile undoes the differences on the host. It takes a second round for properties that can only be restored after others.
 func (e *Engine) reconcile(ctx context.Context, device Device, before Snapshot, index int) (Restored, error) {
 	const rounds = 2
 	var failed error
@@ -143,7 +138,7 @@ func (e *Engine) reconcile(ctx context.Context, device Device, before Snapshot, 
 	}
 }
 
-// look takes a snapshot of what is restored: the netdev with the index, or a Function without a netdev.
+// look takes a snapshot of the netdev with the index, or of a Function without a netdev.
 func (e *Engine) look(ctx context.Context, device Device, before Snapshot, index int) (Snapshot, error) {
 	if before.userspace() {
 		return e.complete(ctx, Snapshot{}, device)
@@ -155,45 +150,33 @@ func (e *Engine) look(ctx context.Context, device Device, before Snapshot, index
 	if l == nil {
 		return Snapshot{}, fmt.Errorf("%s: %w", before.Name, ErrGone)
 	}
-	return e.complete(ctx, snapshotOf(l), device)
+	return e.complete(ctx, l.Snapshot, device)
 }
 
-// acceptTaken is what the netdev can be at best: without the names that another netdev of the host has by now.
+// acceptTaken returns before without the names that another netdev of the host has by now, and a note about each of these.
 func (e *Engine) acceptTaken(before, now Snapshot) (accepted Snapshot, notes []string, err error) {
+	taken := func(kind, name string) bool {
+		if err != nil || name == now.Name || slices.Contains(now.AltNames, name) {
+			return false
+		}
+		var other *link
+		if other, err = e.host.with(name); other == nil {
+			return false
+		}
+		notes = append(notes, fmt.Sprintf("%s %s is taken by another netdev", kind, name))
+		return true
+	}
 	accepted = before
-	accepted.AltNames = nil
-	for _, alt := range before.AltNames {
-		taken, err := e.taken(alt, now)
-		switch {
-		case err != nil:
-			return Snapshot{}, nil, err
-		case taken:
-			notes = append(notes, fmt.Sprintf("altname %s is taken by another netdev", alt))
-		default:
-			accepted.AltNames = append(accepted.AltNames, alt)
+	accepted.AltNames = slices.DeleteFunc(slices.Clone(before.AltNames), func(alt string) bool { return taken("altname", alt) })
+	if taken("name", before.Name) {
+		if accepted.Name = now.Name; !fallback.MatchString(now.Name) {
+			accepted.Name = fallbackName
 		}
 	}
-	taken, err := e.taken(before.Name, now)
-	if err != nil || !taken {
-		return accepted, notes, err
-	}
-	if accepted.Name = now.Name; !fallback.MatchString(now.Name) {
-		accepted.Name = fallbackName
-	}
-	return accepted, append(notes, fmt.Sprintf("name %s is taken by another netdev", before.Name)), nil
+	return accepted, notes, err
 }
 
-// taken says whether another netdev of the host has a name that one had before.
-func (e *Engine) taken(name string, now Snapshot) (bool, error) {
-	if name == now.Name || slices.Contains(now.AltNames, name) {
-		return false, nil
-	}
-	other, err := e.host.with(name)
-	return other != nil, err
-}
-
-// undo restores every property that differs, each with its own message, so that one that is refused does not keep the
-// others.
+// undo restores every property that differs by a message of its own, and goes on after one that is refused.
 func (e *Engine) undo(ctx context.Context, index int, device Device, before, now Snapshot) error {
 	var errs []error
 	if now.VF != nil && before.VF != nil { // some drivers refuse the netdev a MAC that is not the one the PF set
@@ -203,7 +186,7 @@ func (e *Engine) undo(ctx context.Context, index int, device Device, before, now
 	}
 	errs = append(errs, e.dropForeignAltNames(e.host, index, now, before.AltNames))
 	left := compare(before, now)
-	// Many drivers want the netdev down for a new MAC, and its state follows the link mode when it comes up.
+	// Many drivers want the netdev to be down for a new MAC, and a link mode has its effect when the netdev comes up.
 	reset := slices.ContainsFunc(left, func(d difference) bool { return d.name == "mac" || d.name == "link mode" })
 	if reset && now.Up {
 		errs = append(errs, e.step("down", func() error { return e.host.set(index, 0, unix.IFF_UP) }))
@@ -244,14 +227,13 @@ func (e *Engine) undoProperty(index int, before, now Snapshot, d difference) err
 			}
 			return err
 		})
-	case d.name == "XDP program" && now.Carried.XDP != nil:
-		detach := func() error { return e.detachXDP(index, now.Carried.XDP.Mode) }
-		return e.step(fmt.Sprintf("detach XDP program %d", now.Carried.XDP.Program), detach)
+	case d.name == "XDP program":
+		return e.step("detach XDP program "+now.Carried.XDP, func() error { return e.detachXDP(index) })
 	}
 	return nil
 }
 
-// undoVF tells the PF each change from one state to the other, so that one that is refused does not keep the others.
+// undoVF tells the PF each change from one state to the other, and goes on after one that is refused.
 func (e *Engine) undoVF(pf *PF, from, to VFState) error {
 	var errs []error
 	for _, c := range vfChanges(from, to) {
@@ -260,37 +242,28 @@ func (e *Engine) undoVF(pf *PF, from, to VFState) error {
 	return errors.Join(errs...)
 }
 
-// detachXDP takes a program away that the pod left. The kernel wants to be told the mode, and says nothing if there is no
-// program of that mode.
-func (e *Engine) detachXDP(index int, mode uint32) error {
-	detach := func(flags uint32) error {
-		noProgram := int32(-1)
+// detachXDP removes the programs that the pod left, in every mode: the kernel wants the mode to be named, and accepts one
+// without a program.
+func (e *Engine) detachXDP(index int) error {
+	const noProgram = math.MaxUint32 // -1 as a file descriptor
+	var errs []error
+	for _, mode := range []uint32{nl.XDP_FLAGS_DRV_MODE, nl.XDP_FLAGS_SKB_MODE, unix.XDP_FLAGS_HW_MODE} {
 		attr := nl.NewRtAttr(unix.IFLA_XDP|unix.NLA_F_NESTED, nil)
-		attr.AddRtAttr(nl.IFLA_XDP_FD, nl.Uint32Attr(uint32(noProgram)))
-		attr.AddRtAttr(nl.IFLA_XDP_FLAGS, nl.Uint32Attr(flags))
+		attr.AddRtAttr(nl.IFLA_XDP_FD, nl.Uint32Attr(noProgram))
+		attr.AddRtAttr(nl.IFLA_XDP_FLAGS, nl.Uint32Attr(mode))
 		err := e.host.set(index, 0, 0, attr)
 		if errors.Is(err, unix.EBUSY) {
 			err = fmt.Errorf("is held by a BPF link of the pod, which ends with the pod's program: %w", err)
 		}
-		return err
+		errs = append(errs, err)
 	}
-	flags := map[uint32]uint32{
-		nl.XDP_ATTACHED_DRV: nl.XDP_FLAGS_DRV_MODE, nl.XDP_ATTACHED_SKB: nl.XDP_FLAGS_SKB_MODE,
-		nl.XDP_ATTACHED_HW: unix.XDP_FLAGS_HW_MODE,
-	}
-	if f, one := flags[mode]; one {
-		return detach(f)
-	}
-	for _, f := range flags { // several programs, or a mode of a newer kernel
-		_ = detach(f) // whether a program is left is seen afterwards
-	}
-	return nil
+	return errors.Join(errs...)
 }
 
-// stacked are kinds of virtual netdevs that stay on top of a netdev which leaves their namespace, and go on to use it.
+// stacked are the kinds of virtual netdevs that go on to use the netdev below them when that moves to another namespace.
 var stacked = []string{"vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec"}
 
-// dropStacked deletes what the pod made on top of the netdev, which would use it from the pod still.
+// dropStacked deletes the virtual netdevs that the pod made on top of the netdev.
 func (e *Engine) dropStacked(pod *conn, index int) error {
 	links, err := pod.all()
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"slices"
 	"strings"
@@ -14,7 +15,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
@@ -27,7 +27,7 @@ type VFState struct {
 	MAC   function.MAC `json:"mac,omitempty"`
 	VLAN  int          `json:"vlan,omitempty"`  // 0 is none
 	QoS   int          `json:"qos,omitempty"`   // 802.1p, 0-7
-	Proto string       `json:"proto,omitempty"` // as in [function.VFConfig]; means nothing without VLAN
+	Proto string       `json:"proto,omitempty"` // as in [function.VFConfig]
 	// Rates in Mbit/s, 0 is none.
 	MinTxRate int `json:"minTxRate,omitempty"`
 	MaxTxRate int `json:"maxTxRate,omitempty"`
@@ -37,16 +37,13 @@ type VFState struct {
 	LinkState  string `json:"linkState,omitempty"` // as in [function.VFConfig]
 }
 
-// vlanProtocols are the words for the ethertypes of linux/if_ether.h that a PF can tag with.
-var vlanProtocols = map[uint16]string{unix.ETH_P_8021Q: function.VLAN8021Q, unix.ETH_P_8021AD: function.VLAN8021AD}
-
 // linkStates are the words for IFLA_VF_LINK_STATE_*, by value.
 var linkStates = [...]string{
 	nl.IFLA_VF_LINK_STATE_AUTO: function.LinkAuto, nl.IFLA_VF_LINK_STATE_ENABLE: function.LinkEnable,
 	nl.IFLA_VF_LINK_STATE_DISABLE: function.LinkDisable,
 }
 
-// with is the state that the pod's wishes lead to.
+// with returns the state with what the pod wants.
 func (s VFState) with(c *function.VFConfig, mac function.MAC) VFState {
 	s.MAC = cmp.Or(mac, s.MAC)
 	if c == nil {
@@ -55,9 +52,7 @@ func (s VFState) with(c *function.VFConfig, mac function.MAC) VFState {
 	if c.VLAN != nil {
 		s.VLAN, s.QoS, s.Proto = *c.VLAN, 0, function.VLAN8021Q
 	}
-	if c.QoS != nil {
-		s.QoS = *c.QoS
-	}
+	s.QoS = *cmp.Or(c.QoS, &s.QoS)
 	s.Proto = cmp.Or(c.Proto, s.Proto)
 	rate := c.Rate(s.rate())
 	s.MinTxRate, s.MaxTxRate = rate.Min, rate.Max
@@ -69,35 +64,19 @@ func (s VFState) with(c *function.VFConfig, mac function.MAC) VFState {
 
 func (s VFState) rate() function.Rate { return function.Rate{Min: s.MinTxRate, Max: s.MaxTxRate} }
 
-// tag is what the frames of a VF get.
-type tag struct {
-	vlan, qos int
-	proto     string
-}
+// tagged says whether the frames of the VF get a tag. Without a tag, Proto means nothing.
+func (s VFState) tagged() bool { return s.VLAN != 0 || s.QoS != 0 }
 
-// tag leaves the protocol out where there is neither VLAN nor QoS: it means nothing then, and drivers tell any.
-func (s VFState) tag() tag {
-	if s.VLAN == 0 && s.QoS == 0 {
-		return tag{}
-	}
-	return tag{s.VLAN, s.QoS, s.Proto}
-}
-
-func (t tag) String() string {
-	if t.proto == "" {
+// tag describes the tag that the frames of the VF get.
+func (s VFState) tag() string {
+	if !s.tagged() || s.Proto == "" {
 		return "none"
 	}
-	return fmt.Sprintf("%d qos %d proto %s", t.vlan, t.qos, t.proto)
+	return fmt.Sprintf("%d qos %d proto %s", s.VLAN, s.QoS, s.Proto)
 }
 
-// fieldsOtherThan are the fields of an [function.Interface] that make the tags differ.
-func (t tag) fieldsOtherThan(other tag) string {
-	var d fields
-	d.add("vf.vlan", t.vlan != other.vlan)
-	d.add("vf.qos", t.qos != other.qos)
-	d.add("vf.vlanProtocol", cmp.Or(t.proto, function.VLAN8021Q) != cmp.Or(other.proto, function.VLAN8021Q))
-	return d.String()
-}
+// tagsAD says whether the tag is one of 802.1ad.
+func (s VFState) tagsAD() bool { return s.tagged() && s.Proto == function.VLAN8021AD }
 
 func onOff(b *bool) string {
 	switch {
@@ -111,62 +90,61 @@ func onOff(b *bool) string {
 
 // vfChange is one message to the PF.
 type vfChange struct {
-	needed bool
-	what   string // for people: "VLAN 100"
-	// fields are those of an [function.Interface] that it is about, as users write them: "vf.vlan, vf.qos".
-	fields string
-	// carrier says that igb refuses it while the PF has no carrier: quirk "rates need a carrier".
-	carrier bool
-	send    func(h *netlink.Handle, pf netlink.Link, vf int) error
+	needed  bool
+	what    string // for people: "VLAN 100"
+	fields  string // the fields of an [function.Interface] that it is about, as users write them: "vf.vlan, vf.qos"
+	carrier bool   // a PF may refuse it while it has no carrier: quirk "rates need a carrier"
+	send    func(vfLink) error
 }
 
-// vfChanges lead from one state to another, the MAC first: some drivers want it before the netdev's own.
+// vfLink is what a message about a VF is sent with and to.
+type vfLink struct {
+	*netlink.Handle
+	pf netlink.Link
+	vf int
+}
+
+// vfChanges lead from one state to another. The MAC is the first, as some drivers want it before the netdev's own.
 func vfChanges(from, to VFState) []vfChange {
 	changes := []vfChange{
 		{
 			needed: to.MAC != "" && from.MAC != to.MAC, what: "MAC " + string(to.MAC), fields: "mac",
-			send: func(h *netlink.Handle, pf netlink.Link, vf int) error {
-				return h.LinkSetVfHardwareAddr(pf, vf, to.MAC.HardwareAddr())
-			},
+			send: func(l vfLink) error { return l.LinkSetVfHardwareAddr(l.pf, l.vf, to.MAC.HardwareAddr()) },
 		}, {
-			needed: from.tag().String() != to.tag().String(), what: "VLAN " + to.tag().String(),
-			fields: to.tag().fieldsOtherThan(from.tag()), send: to.tag().send,
+			needed: from.tag() != to.tag(), what: "VLAN " + to.tag(),
+			fields: fields(field{"vf.vlan", from.VLAN != to.VLAN}, field{"vf.qos", from.QoS != to.QoS},
+				field{"vf.vlanProtocol", from.tagsAD() != to.tagsAD()}),
+			send: to.sendTag,
 		}, {
 			needed: from.rate() != to.rate(), what: to.rate().String(), fields: rateFields(from.rate(), to.rate()), carrier: true,
-			send: func(h *netlink.Handle, pf netlink.Link, vf int) error {
-				return h.LinkSetVfRate(pf, vf, to.MinTxRate, to.MaxTxRate)
-			},
+			send: func(l vfLink) error { return l.LinkSetVfRate(l.pf, l.vf, to.MinTxRate, to.MaxTxRate) },
 		}, {
 			needed: to.SpoofCheck != nil && onOff(from.SpoofCheck) != onOff(to.SpoofCheck),
 			what:   "spoof check " + onOff(to.SpoofCheck), fields: "vf.spoofCheck",
-			send: func(h *netlink.Handle, pf netlink.Link, vf int) error {
-				return h.LinkSetVfSpoofchk(pf, vf, *to.SpoofCheck)
-			},
+			send: func(l vfLink) error { return l.LinkSetVfSpoofchk(l.pf, l.vf, *to.SpoofCheck) },
 		}, {
 			needed: to.Trust != nil && onOff(from.Trust) != onOff(to.Trust), what: "trust " + onOff(to.Trust), fields: "vf.trust",
-			send: func(h *netlink.Handle, pf netlink.Link, vf int) error {
-				return h.LinkSetVfTrust(pf, vf, *to.Trust)
-			},
+			send: func(l vfLink) error { return l.LinkSetVfTrust(l.pf, l.vf, *to.Trust) },
 		}, {
 			needed: slices.Contains(linkStates[:], to.LinkState) && from.LinkState != to.LinkState,
 			what:   "link state " + to.LinkState, fields: "vf.linkState",
-			send: func(h *netlink.Handle, pf netlink.Link, vf int) error {
-				return h.LinkSetVfState(pf, vf, uint32(slices.Index(linkStates[:], to.LinkState)))
+			send: func(l vfLink) error {
+				return l.LinkSetVfState(l.pf, l.vf, uint32(slices.Index(linkStates[:], to.LinkState)))
 			},
 		},
 	}
 	return slices.DeleteFunc(changes, func(c vfChange) bool { return !c.needed })
 }
 
-// send uses the older message where it says enough, because more drivers know it.
-func (t tag) send(h *netlink.Handle, pf netlink.Link, vf int) error {
-	if t.proto == function.VLAN8021AD {
-		return h.LinkSetVfVlanQosProto(pf, vf, t.vlan, t.qos, unix.ETH_P_8021AD)
+// sendTag sends the older message, which more drivers know, unless the protocol needs the newer one.
+func (s VFState) sendTag(l vfLink) error {
+	if s.tagsAD() {
+		return l.LinkSetVfVlanQosProto(l.pf, l.vf, s.VLAN, s.QoS, unix.ETH_P_8021AD)
 	}
-	return h.LinkSetVfVlanQos(pf, vf, t.vlan, t.qos)
+	return l.LinkSetVfVlanQos(l.pf, l.vf, s.VLAN, s.QoS)
 }
 
-// errNoCarrier is returned where a PF refuses what it may take when it has a carrier again.
+// errNoCarrier is returned for a refusal of a PF without a carrier, which may accept it when it has one.
 var errNoCarrier = errors.New("it has no carrier, without which some drivers refuse it")
 
 // changeVF tells the PF.
@@ -176,8 +154,8 @@ func (e *Engine) changeVF(pf *PF, c vfChange) error {
 		return fmt.Errorf("PF %s: %w", pf, err)
 	}
 	e.trace("PF " + pf.Name + ": " + c.what)
-	err = c.send(e.host.Handle, link, pf.VF)
-	if err != nil && c.carrier && link.Attrs().RawFlags&unix.IFF_LOWER_UP == 0 {
+	err = c.send(vfLink{e.host.Handle, reference(link.Identity.Index), pf.VF})
+	if err != nil && c.carrier && link.rawFlags&unix.IFF_LOWER_UP == 0 {
 		err = fmt.Errorf("%w; %w", err, errNoCarrier)
 	}
 	if err != nil {
@@ -186,34 +164,31 @@ func (e *Engine) changeVF(pf *PF, c vfChange) error {
 	return nil
 }
 
-// awaitCarrier says whether the PF has a carrier in the end. It does not wait for one of a PF that is down, and for no
-// more than half of the time that the caller has: the rest is for undoing and for telling why (a container runtime gives
-// an NRI plugin 2 s, and starts the pod without it if it takes longer).
-func (e *Engine) awaitCarrier(ctx context.Context, pf *PF) (has bool) {
-	const often = 20 * time.Millisecond
+// awaitCarrier waits until the PF has a carrier, and says whether it has one. It does not wait for a PF that is down, and
+// takes at most half of the caller's time: the rest is for undoing and for telling why. A container runtime gives an NRI
+// plugin 2 s, and then starts the pod without it.
+func (e *Engine) awaitCarrier(ctx context.Context, pf *PF) bool {
+	l, err := e.host.named(pf.Name)
+	if err != nil || !l.Up {
+		return false
+	}
 	patience := quirk.CarrierPatience
 	if end, limited := ctx.Deadline(); limited {
 		patience = min(patience, time.Until(end)/2)
 	}
-	_ = wait.PollUntilContextTimeout(ctx, often, patience, true, func(context.Context) (done bool, err error) {
-		l, err := e.host.named(pf.Name)
-		if err != nil {
-			return false, err
-		}
-		has = l.Attrs().RawFlags&unix.IFF_LOWER_UP != 0
-		return has || l.Attrs().RawFlags&unix.IFF_UP == 0, nil
-	})
-	return has
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	return e.host.awaitCarrier(ctx, l.Identity.Index) == nil
 }
 
-// errNoVF is returned where a PF says nothing about a VF.
+// errNoVF is returned if a PF tells nothing about a VF.
 var errNoVF = errors.New("the PF does not tell")
 
 // skipStatistics is RTEXT_FILTER_SKIP_STATS of linux/rtnetlink.h.
 const skipStatistics = 1 << 3
 
-// vf asks the PF for the VF's state, without statistics: with them the answer of a PF with some 200 VFs does not fit
-// in an attribute's 64 KiB.
+// vf asks the PF for the VF's state. With statistics, the answer of a PF with some 200 VFs would not fit in an attribute's
+// 64 KiB.
 func (c *conn) vf(pf *PF) (*VFState, error) {
 	message, err := c.ask(0, text(unix.IFLA_IFNAME, pf.Name), number(unix.IFLA_EXT_MASK, nl.RTEXT_FILTER_VF|skipStatistics))
 	if err != nil {
@@ -225,7 +200,7 @@ func (c *conn) vf(pf *PF) (*VFState, error) {
 	return nil, fmt.Errorf("PF %s: VF %d: %w", pf, pf.VF, errNoVF)
 }
 
-// parseVF finds a VF in the body of a PF's RTM_NEWLINK, nil where the PF tells nothing about it.
+// parseVF finds a VF in the body of a PF's RTM_NEWLINK. It returns nil if the PF tells nothing about the VF.
 func parseVF(message []byte, vf int) *VFState {
 	if len(message) < unix.SizeofIfInfomsg {
 		return nil
@@ -243,11 +218,8 @@ func parseVF(message []byte, vf int) *VFState {
 	return nil
 }
 
-// unknown is what the kernel tells of a setting that the driver does not have (rtnl_fill_vfinfo).
-const unknown = 0xffffffff
-
-// parseVFInfo reads one IFLA_VF_INFO. Each attribute in it is a struct that starts with the index of the VF, which is -1
-// here where none was told.
+// parseVFInfo reads one IFLA_VF_INFO. Each attribute in it is a struct that starts with the index of the VF. The index is -1
+// if the kernel tells none.
 func parseVFInfo(info []byte) (index int, state *VFState) {
 	index, state = -1, &VFState{Proto: function.VLAN8021Q}
 	for kind, value := range attribute.All(info) {
@@ -273,6 +245,9 @@ func parseVFInfo(info []byte) (index int, state *VFState) {
 	return index, state
 }
 
+// unknown is the kernel's value of a setting that the driver does not have (rtnl_fill_vfinfo).
+const unknown = math.MaxUint32
+
 func setting(value uint32) *bool {
 	if value == unknown {
 		return nil
@@ -280,70 +255,65 @@ func setting(value uint32) *bool {
 	return new(value != 0)
 }
 
-// parseVLANProto reads the protocol of the first tag in an IFLA_VF_VLAN_LIST; the kernel has only one.
+// parseVLANProto reads the protocol of the tag in an IFLA_VF_VLAN_LIST; the kernel has only one.
 func parseVLANProto(list []byte) string {
 	for _, info := range attribute.All(list) {
-		if len(info) < nl.SizeofVfVlan+2 {
-			continue
-		}
-		if proto, known := vlanProtocols[binary.BigEndian.Uint16(info[nl.SizeofVfVlan:])]; known {
-			return proto
+		if len(info) >= nl.SizeofVfVlan+2 && binary.BigEndian.Uint16(info[nl.SizeofVfVlan:]) == unix.ETH_P_8021AD {
+			return function.VLAN8021AD
 		}
 	}
 	return function.VLAN8021Q
 }
 
-// Rates are the rate objects of Functions that have a port at an eswitch. The eswitch limits such a Function, and not
-// the PF by its VF properties.
+// Rates are the rate objects of Functions at an eswitch, which then limits the Function in place of the PF.
 type Rates interface {
-	// Rate is the Function's limit; ok is false where there is no rate object for it.
+	// Rate returns the Function's limit; ok is false if it has no rate object.
 	Rate(ctx context.Context, function function.EswitchPort) (rate function.Rate, ok bool, err error)
-	// SetRate makes it another one.
+	// SetRate changes the limit.
 	SetRate(ctx context.Context, function function.EswitchPort, to function.Rate) error
 }
 
-// fields lists fields of an [function.Interface], as users write them.
-type fields []string
-
-func (f *fields) add(field string, is bool) {
-	if is {
-		*f = append(*f, field)
-	}
+// field is a field of an [function.Interface], as users write it, and whether an error is about it.
+type field struct {
+	name  string
+	meant bool
 }
 
-func (f fields) String() string { return strings.Join(f, ", ") }
+// fields lists those that are meant: "vf.vlan, vf.qos".
+func fields(list ...field) string {
+	var names []string
+	for _, f := range list {
+		if f.meant {
+			names = append(names, f.name)
+		}
+	}
+	return strings.Join(names, ", ")
+}
 
 func rateFields(from, to function.Rate) string {
-	var d fields
-	d.add("vf.minTxRate", from.Min != to.Min)
-	d.add("vf.maxTxRate", from.Max != to.Max)
-	return d.String()
+	return fields(field{"vf.minTxRate", from.Min != to.Min}, field{"vf.maxTxRate", from.Max != to.Max})
 }
 
-// enforceable says why nobody can enforce what is wanted for a Function, of which before is known.
+// enforceable returns an error if neither a PF nor an eswitch can enforce what is wanted for a Function. before says what they
+// told of it.
 func enforceable(c *function.VFConfig, device Device, before Snapshot) error {
 	if c == nil || before.VF != nil || *c == (function.VFConfig{}) {
 		return nil
 	}
-	var properties, rates fields // that only a PF can enforce, and that an eswitch can as well
-	properties.add("vf.vlan", c.VLAN != nil)
-	properties.add("vf.qos", c.QoS != nil)
-	properties.add("vf.vlanProtocol", c.Proto != "")
-	properties.add("vf.trust", c.Trust != nil)
-	properties.add("vf.spoofCheck", c.SpoofCheck != nil)
-	properties.add("vf.linkState", c.LinkState != "")
-	rates.add("vf.minTxRate", c.MinTxRate != nil)
-	rates.add("vf.maxTxRate", c.MaxTxRate != nil)
+	onlyPF := fields(
+		field{"vf.vlan", c.VLAN != nil}, field{"vf.qos", c.QoS != nil}, field{"vf.vlanProtocol", c.Proto != ""},
+		field{"vf.trust", c.Trust != nil}, field{"vf.spoofCheck", c.SpoofCheck != nil}, field{"vf.linkState", c.LinkState != ""},
+	)
+	rates := fields(field{"vf.minTxRate", c.MinTxRate != nil}, field{"vf.maxTxRate", c.MaxTxRate != nil}) // also an eswitch
 	switch sf := device.Port != nil && device.Port.SF; {
-	case len(properties) > 0 && sf:
-		return fmt.Errorf("%s: must be absent for %s: a PF enforces that for its VFs only", properties, device.Port)
-	case before.Rate != nil && len(properties) == 0:
+	case onlyPF != "" && sf:
+		return fmt.Errorf("%s: must be absent for %s: a PF enforces that for its VFs only", onlyPF, device.Port)
+	case before.Rate != nil && onlyPF == "":
 		return nil
 	case sf:
 		return fmt.Errorf("%s: must be absent for %s: its eswitch has no rate object for it", rates, device.Port)
 	}
-	wanted := cmp.Or(properties.String(), rates.String())
-	return fmt.Errorf("%s: %s has no PF that VF properties could be set with", wanted, before.title())
+	return fmt.Errorf("%s: %s has no PF that VF properties could be set with", cmp.Or(onlyPF, rates), before.title())
 }
 
 // changeRate tells the eswitch.

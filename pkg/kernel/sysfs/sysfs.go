@@ -21,10 +21,10 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/quirk"
 )
 
-// maxAttribute is how long an attribute may be, in bytes: a page (Documentation/filesystems/sysfs.rst).
+// maxAttribute is the size limit of an attribute in bytes: a page (Documentation/filesystems/sysfs.rst).
 const maxAttribute = 4096
 
-// Where the kernel lists the devices of a bus.
+// Directories with the devices of a bus.
 const (
 	PCIDevices       = "bus/pci/devices"
 	AuxiliaryDevices = "bus/auxiliary/devices"
@@ -42,21 +42,19 @@ func (r Root) Dir(elements ...string) Dir {
 // PCI is the directory of a PCI device.
 func (r Root) PCI(a pci.Address) Dir { return r.Dir(PCIDevices, string(a)) }
 
-// PCIDriver is the directory by which the kernel takes orders for a PCI driver.
+// PCIDriver is the directory of a PCI driver.
 func (r Root) PCIDriver(name string) Dir { return r.Dir("bus/pci/drivers", name) }
 
 // Auxiliary is the directory of an auxiliary device, such as an SF's: "mlx5_core.sf.4".
 func (r Root) Auxiliary(name string) Dir { return r.Dir(AuxiliaryDevices, name) }
 
-// Dir is the path of a directory: that of a device, or of a part of it.
+// Dir is the path of a directory, such as a device's.
 type Dir string
 
 // Dir is a directory below this one.
 func (d Dir) Dir(elements ...string) Dir { return Root(d).Dir(elements...) }
 
-func (d Dir) path(name string) string { return filepath.Join(string(d), name) }
-
-// Exists says whether the directory, or the link that stands for it, is there.
+// Exists says whether the directory, or a link of that name, is there.
 func (d Dir) Exists() bool {
 	_, err := os.Lstat(string(d))
 	return err == nil
@@ -65,9 +63,9 @@ func (d Dir) Exists() bool {
 // Has says whether the directory has an entry.
 func (d Dir) Has(name string) bool { return d.Dir(name).Exists() }
 
-// Names lists the directory, unsorted. One that is not there has no names and exists is false.
+// Names lists the directory, unsorted. exists is false if it is not there.
 func (d Dir) Names() (names []string, exists bool, err error) {
-	// The inventory reads a directory for each VF. os.Open would look at each file's type and allocate a buffer for each.
+	// The inventory reads a directory for each VF. os.Open would ask for its type, and allocate a buffer each time.
 	fd, err := unix.Open(string(d), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, false, nil
@@ -92,7 +90,7 @@ func (d Dir) Names() (names []string, exists bool, err error) {
 	}
 }
 
-// Sorted is [Dir.Names] in order, for those to whom a directory that is not there is an empty one.
+// Sorted is [Dir.Names] in order. A directory that is not there is empty.
 func (d Dir) Sorted() ([]string, error) {
 	names, _, err := d.Names()
 	slices.Sort(names)
@@ -101,7 +99,7 @@ func (d Dir) Sorted() ([]string, error) {
 
 // Attribute is the text of a file, without white space around it or the zero byte that ends device-tree strings.
 func (d Dir) Attribute(name string) (string, error) {
-	f, err := os.Open(d.path(name))
+	f, err := os.Open(string(d.Dir(name)))
 	if err != nil {
 		return "", err
 	}
@@ -125,15 +123,15 @@ func (d Dir) Number(name string) (int, error) {
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil || n < 0 {
-		return 0, fmt.Errorf("%s: %q: must be a number", d.path(name), text)
+		return 0, fmt.Errorf("%s: %q: must be a number", d.Dir(name), text)
 	}
 	return n, nil
 }
 
-// Link is the last element of what a symbolic link points to, "" if there is no such link: the name of the driver for
-// "driver", the address of the PF for "physfn".
+// Link is the last element of the target of a symbolic link, "" if there is no such link: the name of the driver for "driver",
+// the address of the PF for "physfn".
 func (d Dir) Link(name string) (string, error) {
-	to, err := os.Readlink(d.path(name))
+	to, err := d.Dir(name).Target()
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", nil
 	}
@@ -143,13 +141,12 @@ func (d Dir) Link(name string) (string, error) {
 	return filepath.Base(to), nil
 }
 
-// Target is what the link points to that stands for a device on its bus: the device below its parents,
-// "../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0".
+// Target is the target of the link that a device is on its bus: "../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0".
 func (d Dir) Target() (string, error) { return os.Readlink(string(d)) }
 
-// Write gives the kernel an order by a file. It returns when the kernel has carried it out, which may take seconds.
+// Write writes a file. It returns when the kernel has carried out the order, which may take seconds.
 func (d Dir) Write(name, value string) error {
-	file, err := os.OpenFile(d.path(name), os.O_WRONLY|os.O_TRUNC, 0)
+	file, err := os.OpenFile(string(d.Dir(name)), os.O_WRONLY|os.O_TRUNC, 0)
 	if err != nil {
 		return err
 	}
@@ -157,13 +154,13 @@ func (d Dir) Write(name, value string) error {
 	return errors.Join(err, file.Close())
 }
 
-// VF is a PF's link to one of its VFs.
+// VF is one of the VFs of a PF.
 type VF struct {
 	Index   int
 	Address pci.Address
 }
 
-// VFs are those of a PF, by index. One that goes meanwhile is left out.
+// VFs are the VFs of a PF, by index. One that goes meanwhile is left out.
 func (d Dir) VFs() ([]VF, error) {
 	names, _, err := d.Names()
 	if err != nil {
@@ -184,7 +181,7 @@ func (d Dir) VFs() ([]VF, error) {
 		}
 		address, err := pci.Parse(target)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", d.path(name), err)
+			return nil, fmt.Errorf("%s: %w", d.Dir(name), err)
 		}
 		vfs = append(vfs, VF{index, address})
 	}
@@ -192,7 +189,7 @@ func (d Dir) VFs() ([]VF, error) {
 	return vfs, nil
 }
 
-// VFIndex reads the name of a PF's link to a VF, "virtfn7".
+// VFIndex parses the name of a PF's link to a VF, "virtfn7".
 func VFIndex(name string) (index int, ok bool) {
 	digits, ok := strings.CutPrefix(name, "virtfn")
 	if !ok {
@@ -202,9 +199,8 @@ func VFIndex(name string) (index int, ok bool) {
 	return index, err == nil && strconv.Itoa(index) == digits && index >= 0
 }
 
-// Netdevs is the directory with the netdevs that a device has in the reader's network namespace, "" where it has none in
-// any. The kernel shows no others, but the directory is there as long as there is a netdev, wherever that is
-// (device_get_ns in drivers/base). With virtio it is that of the virtio device.
+// Netdevs is the directory of a device's netdevs, "" if it has none in any network namespace, and the names of those in the
+// reader's (device_get_ns in drivers/base). With virtio it is the directory of the virtio device.
 func (d Dir) Netdevs() (dir Dir, names []string, err error) {
 	dir = d.Dir("net")
 	names, exists, err := dir.Names()

@@ -1,4 +1,4 @@
-// Package watchdir wakes whoever looks at a directory when something changed in it, or when the directory went or came.
+// Package watchdir tells that something in a directory changed, or that the directory itself came or went.
 package watchdir
 
 import (
@@ -8,16 +8,15 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// Dir is a directory that is watched by inotify (inotify(7)). Close it after use.
+// Dir is a directory that is watched by inotify(7). Close it after use.
 type Dir struct {
 	path    string
 	watcher *fsnotify.Watcher
 	changes chan struct{}
 }
 
-// Open prepares to watch; [Dir.Watch] begins. matters says which changes of the directory's entries are worth a look; nil
-// is all. It is called from another goroutine. That the directory itself went or came always matters, and so does that
-// events may have been lost.
+// Open prepares to watch; [Dir.Watch] begins. matters says, on another goroutine, which changes of the directory's entries
+// matter; nil is all. A change of the directory itself, and a possible loss of events, always matter.
 func Open(path string, matters func(fsnotify.Event) bool) (*Dir, error) {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -28,8 +27,8 @@ func Open(path string, matters func(fsnotify.Event) bool) (*Dir, error) {
 	return d, nil
 }
 
-// Watch watches the directory, and its parent, by which it is seen that the directory goes and comes. Call it again when
-// the directory may have been made anew, before looking at it.
+// Watch watches the directory, and its parent for the directory itself. Call it again before looking at a directory that may
+// have been made anew.
 func (d *Dir) Watch() error {
 	for _, path := range []string{filepath.Dir(d.path), d.path} {
 		if err := d.watcher.Add(path); err != nil {
@@ -39,7 +38,7 @@ func (d *Dir) Watch() error {
 	return nil
 }
 
-// Changes receives a value after something changed; several changes before it is received are one.
+// Changes has a value after one or more changes.
 func (d *Dir) Changes() <-chan struct{} { return d.changes }
 
 // Close ends the watch.

@@ -18,8 +18,8 @@ import (
 type Eswitches interface {
 	EswitchMode(devlink.Device) (devlink.EswitchMode, error)
 	PortsOf(devlink.Device) ([]devlink.Port, error)
-	Rate(d devlink.Device, port uint32) (rate devlink.Rate, exists bool, err error)
-	SetRate(d devlink.Device, port uint32, to devlink.Rate) error
+	Rate(d devlink.Device, port uint32) (rate function.Rate, exists bool, err error)
+	SetRate(d devlink.Device, port uint32, to function.Rate) error
 }
 
 // Rates finds the rate objects of Functions. It is what a [netdev.Engine] has rates set by.
@@ -34,8 +34,7 @@ func (r Rates) Rate(_ context.Context, f function.EswitchPort) (rate function.Ra
 	if err != nil || !ok {
 		return function.Rate{}, false, err
 	}
-	limit, exists, err := r.Eswitches.Rate(port.Device, port.Index)
-	return function.Rate{Min: limit.Share, Max: limit.Max}, exists, err
+	return r.Eswitches.Rate(port.Device, port.Index)
 }
 
 // SetRate limits the Function to another one.
@@ -47,7 +46,7 @@ func (r Rates) SetRate(_ context.Context, f function.EswitchPort, to function.Ra
 	if err != nil {
 		return err
 	}
-	return r.Eswitches.SetRate(port.Device, port.Index, devlink.Rate{Share: to.Min, Max: to.Max})
+	return r.Eswitches.SetRate(port.Device, port.Index, to)
 }
 
 // find looks for the port of a Function of this host: the eswitch of a DPU has also those of other hosts.

@@ -14,7 +14,7 @@ import (
 type eswitches struct {
 	mode   devlink.EswitchMode
 	failed error // of what is asked about the mode
-	rates  map[uint32]devlink.Rate
+	rates  map[uint32]function.Rate
 }
 
 func (e *eswitches) EswitchMode(devlink.Device) (devlink.EswitchMode, error) { return e.mode, e.failed }
@@ -32,12 +32,12 @@ func (e *eswitches) PortsOf(d devlink.Device) ([]devlink.Port, error) {
 	}, nil
 }
 
-func (e *eswitches) Rate(_ devlink.Device, port uint32) (devlink.Rate, bool, error) {
+func (e *eswitches) Rate(_ devlink.Device, port uint32) (function.Rate, bool, error) {
 	rate, exists := e.rates[port]
 	return rate, exists, nil
 }
 
-func (e *eswitches) SetRate(_ devlink.Device, port uint32, to devlink.Rate) error {
+func (e *eswitches) SetRate(_ devlink.Device, port uint32, to function.Rate) error {
 	e.rates[port] = to
 	return nil
 }
@@ -64,7 +64,7 @@ func TestRates(t *testing.T) {
 		"VF without a rate object": {function: function.EswitchPort{PF: string(pf.Address)}, mode: devlink.Switchdev},
 	} {
 		t.Run(name, func(t *testing.T) {
-			e := &eswitches{mode: test.mode, failed: test.failed, rates: map[uint32]devlink.Rate{2: {}, 3: {}, 7: {Max: 7}}}
+			e := &eswitches{mode: test.mode, failed: test.failed, rates: map[uint32]function.Rate{2: {}, 3: {}, 7: {Max: 7}}}
 			r := Rates{Eswitches: e}
 			rate, ok, err := r.Rate(t.Context(), test.function)
 			if ok != (test.want != 0) || rate != (function.Rate{}) || !errors.Is(err, test.err) {
@@ -75,7 +75,7 @@ func TestRates(t *testing.T) {
 			}
 			to := function.Rate{Min: 10, Max: 100}
 			err = r.SetRate(t.Context(), test.function, to)
-			if err != nil || e.rates[test.want] != (devlink.Rate{Share: 10, Max: 100}) {
+			if err != nil || e.rates[test.want] != (function.Rate{Min: 10, Max: 100}) {
 				t.Errorf("error %v, rates %v", err, e.rates)
 			}
 			if rate, ok, err := r.Rate(t.Context(), test.function); rate != to || !ok || err != nil {

@@ -75,7 +75,7 @@ func (l limited) release(t *testing.T, id function.ID) {
 }
 
 // rate is what the eswitch tells of a port.
-func (l limited) rate(t *testing.T, flavour devlink.Flavour, number uint32) devlink.Rate {
+func (l limited) rate(t *testing.T, flavour devlink.Flavour, number uint32) function.Rate {
 	t.Helper()
 	port := portOf(t, l.eswitch, l.pf, flavour, number)
 	rate, exists, err := l.eswitch.Rate(port.Device, port.Index)
@@ -112,7 +112,7 @@ func TestRate(t *testing.T) {
 	l := newLimited(t, pf)
 	vf, pfName := function.ID{Address: card.VF(t, pf, 1)}, card.Netdev(pf)
 	wish := &function.VFConfig{MinTxRate: new(100), MaxTxRate: new(2000)}
-	limit := devlink.Rate{Share: 100, Max: 2000}
+	limit := function.Rate{Min: 100, Max: 2000}
 
 	t.Run("VF in mode legacy, by its PF", func(t *testing.T) {
 		must.Succeed(t, l.attach(t, vf, wish))
@@ -138,30 +138,30 @@ func TestRate(t *testing.T) {
 			t.Errorf("check: %q, %v", differences, err)
 		}
 		l.release(t, vf)
-		if got := l.rate(t, devlink.PCIVF, 1); got != (devlink.Rate{}) {
+		if got := l.rate(t, devlink.PCIVF, 1); got != (function.Rate{}) {
 			t.Errorf("after release: %+v", got)
 		}
 	})
 
 	t.Run("VF that the administrator has limited gets that limit back", func(t *testing.T) {
 		port := portOf(t, l.eswitch, pf, devlink.PCIVF, 1)
-		own := devlink.Rate{Max: 500}
+		own := function.Rate{Max: 500}
 		must.Succeed(t, l.eswitch.SetRate(port.Device, port.Index, own))
 		must.Succeed(t, l.attach(t, vf, &function.VFConfig{MaxTxRate: new(100)}))
-		if got := l.rate(t, devlink.PCIVF, 1); got != (devlink.Rate{Max: 100}) {
+		if got := l.rate(t, devlink.PCIVF, 1); got != (function.Rate{Max: 100}) {
 			t.Errorf("attached: %+v", got)
 		}
 		l.release(t, vf)
 		if got := l.rate(t, devlink.PCIVF, 1); got != own {
 			t.Errorf("after release: %+v", got)
 		}
-		must.Succeed(t, l.eswitch.SetRate(port.Device, port.Index, devlink.Rate{}))
+		must.Succeed(t, l.eswitch.SetRate(port.Device, port.Index, function.Rate{}))
 	})
 
 	t.Run("SF", func(t *testing.T) { subfunctionRate(t, l, wish, limit) })
 }
 
-func subfunctionRate(t *testing.T, l limited, wish *function.VFConfig, limit devlink.Rate) {
+func subfunctionRate(t *testing.T, l limited, wish *function.VFConfig, limit function.Rate) {
 	t.Helper()
 	const sfnum = 77
 	port, err := l.eswitch.AddSF(devlink.OfPCI(l.pf), 0, sfnum)
@@ -177,7 +177,7 @@ func subfunctionRate(t *testing.T, l limited, wish *function.VFConfig, limit dev
 		t.Errorf("attached: %+v", got)
 	}
 	l.release(t, sf)
-	if got := l.rate(t, devlink.PCISF, sfnum); got != (devlink.Rate{}) {
+	if got := l.rate(t, devlink.PCISF, sfnum); got != (function.Rate{}) {
 		t.Errorf("after release: %+v", got)
 	}
 	err = l.attach(t, sf, &function.VFConfig{VLAN: new(100), MaxTxRate: new(100)})
@@ -185,7 +185,7 @@ func subfunctionRate(t *testing.T, l limited, wish *function.VFConfig, limit dev
 	if err == nil || !strings.Contains(err.Error(), says) {
 		t.Errorf("a VLAN for an SF: error %v, want one with %q", err, says)
 	}
-	if got := l.rate(t, devlink.PCISF, sfnum); got != (devlink.Rate{}) {
+	if got := l.rate(t, devlink.PCISF, sfnum); got != (function.Rate{}) {
 		t.Errorf("after the refusal: %+v", got)
 	}
 	l.release(t, sf)
