@@ -52,8 +52,8 @@ func stateTable() string {
 		}
 		last = entry.Event
 		fmt.Fprintf(&out, "| %s | %s |", event, entry.Whose)
-		for _, rule := range entry.Rules {
-			switch {
+		for _, phase := range lifecycle.Phases() {
+			switch rule := entry.Rules[phase]; {
 			case rule.Step == "":
 				out.WriteString(" |")
 			case rule.If == "":

@@ -40,19 +40,14 @@ func (m *Manager) Reserve(ctx context.Context, want journal.Attachment) (err err
 
 // take replaces the record that the Function has, if any, and sets the Function up. The caller has the Function's lock.
 func (m *Manager) take(ctx context.Context, have, want journal.Attachment) (err error) {
-	exists := have.State != ""
-	if exists && have.Claim.UID != want.Claim.UID {
+	if have.State != "" && have.Claim.UID != want.Claim.UID {
 		return taken("belongs to %s", owner(have)) // since the request was made up
 	}
 	cni, wanted := want.CNI, want.Interface
 	want = want.BackToReserved()
-	want.CNI, want.Interface, want.Ended, want.ReservedAt = cni, wanted, nil, time.Now().UTC()
-	if exists {
-		want.Ended, want.ReservedAt = have.Ended, have.ReservedAt
-		if want.Port == nil {
-			want.Port = have.Port // the xPU may serve it already; only a release takes it away
-		}
-	}
+	want.CNI, want.Interface = cni, wanted
+	want.Ended, want.ReservedAt = have.Ended, cmp.Or(have.ReservedAt, time.Now().UTC())
+	want.Port = cmp.Or(want.Port, have.Port) // the xPU may serve it already; only a release takes it away
 	if have.Setup != nil {
 		want.Setup = have.Setup // only a release undoes it
 	} else if want.Setup != nil {
@@ -127,22 +122,19 @@ func (m *Manager) move(ctx context.Context, record journal.Attachment, sandbox S
 	}
 	record.State, record.Sandbox, record.Pod, record.BootID = journal.Attaching, sandbox.ID, sandbox.Pod, m.options.BootID
 	record.Before, record.Place = &before, place
-	if record, err = m.transfer(ctx, record, device, before, record.Interface); err != nil {
-		return netdev.Observed{}, err
-	}
-	return *record.Observed, nil
+	return m.transfer(ctx, record, device, before, record.Interface)
 }
 
 // transfer writes the record, whose state is Attaching or Reattaching, and moves the netdev, which is now as the snapshot
 // says, to the record's place. A transfer that fails is undone, by [Manager.Recover] if the agent ends.
 func (m *Manager) transfer(
 	ctx context.Context, record journal.Attachment, device netdev.Device, now netdev.Snapshot, want function.Interface,
-) (journal.Attachment, error) {
+) (observed netdev.Observed, err error) {
 	start, state := time.Now(), record.State
 	if err := m.journal.Put(record); err != nil {
-		return record, err
+		return observed, err
 	}
-	observed, err := m.engine.Attach(ctx, device, now, record.Place, want)
+	observed, err = m.engine.Attach(ctx, device, now, record.Place, want)
 	if err == nil {
 		record.State, record.Observed, record.AttachedAt, record.LostAt = journal.Attached, &observed, time.Now().UTC(), time.Time{}
 		record.Place.Index = observed.Index
@@ -152,12 +144,16 @@ func (m *Manager) transfer(
 		err = m.options.Devices.Offer(record)
 	}
 	if err != nil {
-		return record, errors.Join(err, m.undoTransfer(context.WithoutCancel(ctx), record.Function, state))
+		return netdev.Observed{}, errors.Join(err, m.undoTransfer(context.WithoutCancel(ctx), record.Function, state))
 	}
 	m.announce(record)
 	m.log.Info("Function attached", "function", record.Function.String(), "interface", observed.Name,
 		"pod", record.Pod.Namespace+"/"+record.Pod.Name, "sandbox", record.Sandbox, "took", time.Since(start))
-	return record, nil
+	if state == journal.Reattaching {
+		m.healthChanged(record.Function)
+		m.options.Back(record)
+	}
+	return observed, nil
 }
 
 // undoTransfer brings the netdev to the host again after a transfer that began in the state.
@@ -212,11 +208,21 @@ func Patience() wait.Backoff {
 	return wait.Backoff{Duration: 5 * time.Millisecond, Factor: 1.5, Steps: 14}
 }
 
+// retry calls try as often as patience says, until it is done. The error is that of the last call, or that of ctx if try
+// was not called at all.
+func retry(ctx context.Context, patience wait.Backoff, try func(context.Context) (done bool, err error)) (err error) {
+	waitErr := wait.ExponentialBackoffWithContext(ctx, patience, func(ctx context.Context) (done bool, _ error) {
+		done, err = try(ctx)
+		return done, nil
+	})
+	return cmp.Or(err, waitErr)
+}
+
 // plan finds the netdev and looks at it.
 func (m *Manager) plan(ctx context.Context, record journal.Attachment, netNS string) (
 	device netdev.Device, before netdev.Snapshot, place netdev.Place, err error,
 ) {
-	waitErr := wait.ExponentialBackoffWithContext(ctx, Patience(), func(ctx context.Context) (bool, error) {
+	err = retry(ctx, Patience(), func(ctx context.Context) (done bool, err error) {
 		device, err = Device(m.netdevs, record)
 		if record.Interface.Userspace {
 			device.Name, err = "", nil
@@ -227,11 +233,8 @@ func (m *Manager) plan(ctx context.Context, record journal.Attachment, netNS str
 		if err == nil && !record.Interface.Userspace {
 			err = belongs(before, record.Function)
 		}
-		return !errors.Is(err, netdev.ErrNoNetdev), nil
+		return !errors.Is(err, netdev.ErrNoNetdev), err
 	})
-	if err == nil {
-		err = waitErr
-	}
 	return device, before, place, err
 }
 
@@ -274,52 +277,46 @@ type Addresses struct {
 
 // Check describes how an attached Function differs from what was attached; nothing means that it does not.
 func (m *Manager) Check(ctx context.Context, id function.ID) (differences []string, err error) {
-	unlock, err := m.journal.Lock(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	defer unlock()
-	defer wrap(&err, id)
-	record, _ := m.journal.Get(id)
-	if record.State != journal.Attached {
-		return []string{"is not attached"}, nil
-	}
-	device, _ := Device(m.netdevs, record) // the netdev is in the pod; the PF is what matters
-	return m.engine.Check(ctx, device, attached(record))
+	err = m.withLock(ctx, id, func(record journal.Attachment) (err error) {
+		defer wrap(&err, id)
+		if record.State != journal.Attached {
+			differences = []string{"is not attached"}
+			return nil
+		}
+		device, _ := Device(m.netdevs, record) // the netdev is in the pod; the PF is what matters
+		differences, err = m.engine.Check(ctx, device, attached(record))
+		return err
+	})
+	return differences, err
 }
 
-// Address gives the addresses to the interface that a CNI request has attached, and returns what the interface is then.
-// belongs says whether the attachment is that of the request. Adding again what the interface has is no error.
+// Address gives the addresses to the interface that a CNI request has attached. belongs says whether the attachment is
+// that of the request. Adding again what the interface has is no error.
 func (m *Manager) Address(
 	ctx context.Context, id function.ID, belongs func(journal.Attachment) bool, add Addresses,
-) (_ netdev.Observed, err error) {
-	unlock, err := m.journal.Lock(ctx, id)
-	if err != nil {
-		return netdev.Observed{}, err
-	}
-	defer unlock()
-	defer wrap(&err, id)
-	record, _ := m.journal.Get(id)
-	if record.State != journal.Attached || record.CNI == nil || !belongs(record) {
-		return netdev.Observed{}, errors.New("is not attached for this request")
-	}
-	request := *record.CNI
-	request.IPAM = add.Result
-	record.CNI = &request
-	record.Interface.Addresses = union(record.Interface.Addresses, add.Addresses)
-	record.Interface.Routes = union(record.Interface.Routes, add.Routes)
-	if err := record.Interface.Validate(); err != nil {
-		return netdev.Observed{}, err
-	}
-	if err := m.journal.Put(record); err != nil {
-		return netdev.Observed{}, err
-	}
-	observed, err := m.engine.Add(ctx, attached(record), add.Addresses, add.Routes)
-	if err != nil {
-		return netdev.Observed{}, err
-	}
-	record.Observed = &observed
-	return observed, m.journal.Put(record)
+) error {
+	return m.withLock(ctx, id, func(record journal.Attachment) (err error) {
+		defer wrap(&err, id)
+		if record.State != journal.Attached || record.CNI == nil || !belongs(record) {
+			return errors.New("is not attached for this request")
+		}
+		record.CNI = new(*record.CNI) // the journal keeps the one that was read
+		record.CNI.IPAM = add.Result
+		record.Interface.Addresses = union(record.Interface.Addresses, add.Addresses)
+		record.Interface.Routes = union(record.Interface.Routes, add.Routes)
+		if err := record.Interface.Validate(); err != nil {
+			return err
+		}
+		if err := m.journal.Put(record); err != nil {
+			return err
+		}
+		observed, err := m.engine.Add(ctx, attached(record), add.Addresses, add.Routes)
+		if err != nil {
+			return err
+		}
+		record.Observed = &observed
+		return m.journal.Put(record)
+	})
 }
 
 // union returns have with what it lacks of more at its end. have is not changed: it is in the journal.

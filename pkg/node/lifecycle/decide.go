@@ -22,10 +22,10 @@ type trigger struct {
 	// claim is that of Prepare and Unprepare, and of an Add for a claim's Function; resource that of Allocate and GiveUp.
 	claim    types.UID
 	resource string
-	// containerID and ifName are those of Add and Del.
-	containerID, ifName string
-	// sandbox is that of SandboxStarts and SandboxStops; netNS is the path of the network namespace of a SandboxStarts.
-	sandbox, netNS string
+	// sandbox is the ID of the sandbox container, of Add, Del, SandboxStarts and SandboxStops.
+	sandbox string
+	// ifName is that of Add and Del, netNS the path of the network namespace of a SandboxStarts.
+	ifName, netNS string
 	// but, where set, excludes attachments from a Del: those made after the request.
 	but func(journal.Attachment) bool
 	// assigned, where set, is [Kubelet.Assigned] for all reservations of a Sweep: it asks the kubelet once.
@@ -36,9 +36,7 @@ type trigger struct {
 func triggerOf(want journal.Attachment) trigger {
 	switch {
 	case want.CNI != nil:
-		return trigger{
-			event: Add, pod: want.Pod, claim: want.Claim.UID, containerID: want.CNI.ContainerID, ifName: want.CNI.IfName,
-		}
+		return trigger{event: Add, pod: want.Pod, claim: want.Claim.UID, sandbox: want.CNI.ContainerID, ifName: want.CNI.IfName}
 	case want.Claim.UID != "":
 		return trigger{event: Prepare, pod: want.Pod, claim: want.Claim.UID}
 	}
@@ -51,7 +49,7 @@ func (t trigger) owns(a journal.Attachment) bool {
 	case Prepare, Unprepare:
 		return journal.ClaimIs(t.claim)(a)
 	case Add, Del:
-		return journal.ContainerIs(t.containerID, t.ifName)(a) && (t.but == nil || !t.but(a))
+		return journal.ContainerIs(t.sandbox, t.ifName)(a) && (t.but == nil || !t.but(a))
 	case SandboxStarts:
 		return a.Sandbox == t.sandbox
 	case SandboxStops:
@@ -79,7 +77,7 @@ func (t trigger) whose(a journal.Attachment) Whose {
 	case t.owns(a):
 		return Own
 	case a.Claim.UID != "":
-		sameContainer := a.CNI != nil && a.Sandbox != "" && a.Sandbox == t.containerID
+		sameContainer := a.CNI != nil && a.Sandbox != "" && a.Sandbox == t.sandbox
 		switch {
 		case t.event == Add && (t.isPod(a) || journal.ClaimIs(t.claim)(a)) && !sameContainer,
 			t.event == SandboxStarts && (a.Pod.UID == "" || t.isPod(a)):
@@ -88,7 +86,7 @@ func (t trigger) whose(a journal.Attachment) Whose {
 		return AnotherClaims
 	case a.CNI == nil && (t.event != GiveUp || a.Resource == t.resource):
 		return NextPods
-	case a.CNI != nil && t.event == Add && t.isPod(a) && a.CNI.ContainerID != t.containerID:
+	case a.CNI != nil && t.event == Add && t.isPod(a) && a.CNI.ContainerID != t.sandbox:
 		return PodsRequest
 	}
 	return AnotherRequests

@@ -164,9 +164,6 @@ type Manager struct {
 
 // New makes a manager.
 func New(j Journal, engine Engine, netdevs NetdevFinder, options Options, log logr.Logger) *Manager {
-	if options.Patience == (wait.Backoff{}) {
-		options.Patience = Patience()
-	}
 	if options.Changed == nil {
 		options.Changed = func() {}
 	}
@@ -179,6 +176,7 @@ func New(j Journal, engine Engine, netdevs NetdevFinder, options Options, log lo
 	if options.Back == nil {
 		options.Back = func(journal.Attachment) {}
 	}
+	options.Patience = cmp.Or(options.Patience, Patience())
 	options.GoneAfter = cmp.Or(options.GoneAfter, time.Minute)
 	options.AbandonedAfter = cmp.Or(options.AbandonedAfter, 5*time.Minute)
 	options.SweepEvery = cmp.Or(options.SweepEvery, time.Minute)

@@ -18,31 +18,31 @@ import (
 // Recover continues what was interrupted or failed, at agent start and whenever it is called. What is attached to a
 // namespace that lives is left alone. Functions are not set up by it: see [Manager.SetUp].
 func (m *Manager) Recover(ctx context.Context) error {
-	return m.resume(ctx, func(step Step) bool { return step != SetUp })
+	return m.resume(ctx, false)
 }
 
 // SetUp sets reserved Functions up again, as far as they are not: the agent may have ended in the middle, and a boot undoes
 // SFs and drivers, while the kubelet starts pods on what it allocated before without another Allocate. One that fails keeps
 // no other from being set up.
 func (m *Manager) SetUp(ctx context.Context) error {
-	return m.resume(ctx, func(step Step) bool { return step == SetUp })
+	return m.resume(ctx, true)
 }
 
-// resume carries out [Resume] for all Functions at once, where the step is one of those selected.
-func (m *Manager) resume(ctx context.Context, selected func(Step) bool) error {
+// resume carries out [Resume] for all Functions at once: for those that are to be set up, or for all others.
+func (m *Manager) resume(ctx context.Context, setUp bool) error {
 	all := m.journal.All()
 	errs := make([]error, len(all))
 	var group sync.WaitGroup
 	t := trigger{event: Resume}
 	for i, a := range all {
-		if !selected(t.rule(a).Step) {
+		if (t.rule(a).Step == SetUp) != setUp {
 			continue
 		}
 		group.Go(func() {
 			defer wrap(&errs[i], a.Function)
 			errs[i] = m.withLock(ctx, a.Function, func(a journal.Attachment) error {
 				d, err := m.decide(ctx, t, a.Function)
-				if err != nil || !selected(d.step) {
+				if err != nil || (d.step == SetUp) != setUp {
 					return err
 				}
 				return m.carryOut(ctx, a, d.step)
@@ -182,10 +182,7 @@ func (m *Manager) lose(ctx context.Context, a journal.Attachment) error {
 			return err
 		}
 	}
-	a.State = journal.Lost
-	if a.LostAt.IsZero() {
-		a.LostAt = time.Now().UTC()
-	}
+	a.State, a.LostAt = journal.Lost, cmp.Or(a.LostAt, time.Now().UTC())
 	if m.options.Devices != nil {
 		// Before the journal says Lost, as nothing tries it again after that.
 		if err := m.options.Devices.Withdraw(a); err != nil {
@@ -221,12 +218,8 @@ func (m *Manager) reattach(ctx context.Context, a journal.Attachment) error {
 		return nil // the sandbox is gone
 	}
 	a.State, a.Place, a.Before = journal.Reattaching, place, new(a.Before.Renewed(now))
-	if a, err = m.transfer(ctx, a, device, now, wanted.Interface); err != nil {
-		return err
-	}
-	m.healthChanged(a.Function)
-	m.options.Back(a)
-	return nil
+	_, err = m.transfer(ctx, a, device, now, wanted.Interface)
+	return err
 }
 
 // asObserved is what is wanted of an interface, with what it got where nothing was wanted.

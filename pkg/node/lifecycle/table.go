@@ -268,8 +268,8 @@ var table = map[Event]map[Whose]row{
 type Entry struct {
 	Event Event
 	Whose Whose
-	// Rules has one for each of [Phases]; the zero value is for what cannot be.
-	Rules []Rule
+	// Rules has none for a phase that cannot be.
+	Rules map[Phase]Rule
 }
 
 // Phases are all phases, in the order of a Function's life.
@@ -280,15 +280,9 @@ func Table() []Entry {
 	var entries []Entry
 	for _, event := range events {
 		for _, whose := range owners {
-			row, ok := table[event][whose]
-			if !ok {
-				continue
+			if row, ok := table[event][whose]; ok {
+				entries = append(entries, Entry{Event: event, Whose: whose, Rules: maps.Clone(row)})
 			}
-			entry := Entry{Event: event, Whose: whose}
-			for _, phase := range phases {
-				entry.Rules = append(entry.Rules, row[phase])
-			}
-			entries = append(entries, entry)
 		}
 	}
 	return entries

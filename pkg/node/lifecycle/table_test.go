@@ -17,7 +17,7 @@ func triggers() []trigger {
 			for _, id := range []string{"1", "2"} {
 				all = append(all, trigger{
 					event: event, pod: pod, claim: claimedVF().Claim.UID, resource: "xpu.opiproject.org/fast",
-					containerID: "c" + id, ifName: "net1", sandbox: "c" + id,
+					ifName: "net1", sandbox: "c" + id,
 				})
 			}
 		}
