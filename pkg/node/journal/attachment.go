@@ -210,11 +210,6 @@ func (a Attachment) BackToReserved() Attachment {
 	return reserved
 }
 
-// ClaimIs returns a function that is true for attachments of the claim.
-func ClaimIs(uid types.UID) func(Attachment) bool {
-	return func(a Attachment) bool { return uid != "" && a.Claim.UID == uid }
-}
-
 // ContainerIs returns a function that is true for attachments of the container's CNI request for the interface, attached
 // or not.
 func ContainerIs(containerID, ifName string) func(Attachment) bool {

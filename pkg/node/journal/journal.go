@@ -148,12 +148,9 @@ func (j *Journal) load() error {
 			j.attachments[a.Function] = a
 			return nil
 		})
-		if err != nil {
-			return err
-		}
-		if letters != nil { // the first version of the agent had none
-			complete = true
-			err := letters.ForEach(func(key, value []byte) error {
+		complete = letters != nil // the first version of the agent had none
+		if err == nil && complete {
+			err = letters.ForEach(func(key, value []byte) error {
 				letter, err := decodeLetter(key, value)
 				if err != nil {
 					return fmt.Errorf("%w (dead letter %x: %w)", ErrCorrupt, key, err)
@@ -161,11 +158,11 @@ func (j *Journal) load() error {
 				j.letters = append(j.letters, letter)
 				return nil
 			})
-			if err != nil {
-				return err
-			}
 		}
-		return check(tx) // after all pages were seen here, for the same reason
+		if err == nil {
+			err = check(tx) // after all pages were seen here, for the same reason
+		}
+		return err
 	})
 	if err != nil || complete {
 		return err
@@ -178,12 +175,9 @@ func (j *Journal) load() error {
 func check(tx *bolt.Tx) error {
 	var damage error
 	for err := range tx.Check() {
-		damage = cmp.Or(damage, err)
+		damage = cmp.Or(damage, fmt.Errorf("%w (%w)", ErrCorrupt, err))
 	}
-	if damage != nil {
-		return fmt.Errorf("%w (%w)", ErrCorrupt, damage)
-	}
-	return nil
+	return damage
 }
 
 func checkSchema(value []byte) error {

@@ -51,9 +51,6 @@ func (m *Manager) take(ctx context.Context, have, want journal.Attachment) (err 
 	if have.Setup != nil {
 		want.Setup = have.Setup // only a release undoes it
 	} else if want.Setup != nil {
-		if m.options.Setup == nil {
-			return errNoSetup
-		}
 		if want.Setup, err = m.options.Setup.Plan(ctx, want); err != nil {
 			return err
 		}
@@ -73,14 +70,8 @@ func (m *Manager) setUp(ctx context.Context, a journal.Attachment) error {
 	if a.Setup == nil {
 		return nil
 	}
-	if m.options.Setup == nil {
-		return errNoSetup
-	}
 	return m.options.Setup.SetUp(ctx, a)
 }
-
-// errNoSetup is returned for what only a [Setup] can do.
-var errNoSetup = errors.New("cannot be set up: this agent makes no SFs and binds no drivers")
 
 // Sandbox is the pod sandbox that wants a Function.
 type Sandbox struct {
@@ -292,9 +283,7 @@ func (m *Manager) Check(ctx context.Context, id function.ID) (differences []stri
 
 // Address gives the addresses to the interface that a CNI request has attached. belongs says whether the attachment is
 // that of the request. Adding again what the interface has is no error.
-func (m *Manager) Address(
-	ctx context.Context, id function.ID, belongs func(journal.Attachment) bool, add Addresses,
-) error {
+func (m *Manager) Address(ctx context.Context, id function.ID, belongs func(journal.Attachment) bool, add Addresses) error {
 	return m.withLock(ctx, id, func(record journal.Attachment) (err error) {
 		defer wrap(&err, id)
 		if record.State != journal.Attached || record.CNI == nil || !belongs(record) {

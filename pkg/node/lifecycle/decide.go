@@ -47,7 +47,7 @@ func triggerOf(want journal.Attachment) trigger {
 func (t trigger) owns(a journal.Attachment) bool {
 	switch t.event {
 	case Prepare, Unprepare:
-		return journal.ClaimIs(t.claim)(a)
+		return t.isClaim(a)
 	case Add, Del:
 		return journal.ContainerIs(t.sandbox, t.ifName)(a) && (t.but == nil || !t.but(a))
 	case SandboxStarts:
@@ -60,6 +60,9 @@ func (t trigger) owns(a journal.Attachment) bool {
 	}
 	return false
 }
+
+// isClaim says whether the record is for the event's claim.
+func (t trigger) isClaim(a journal.Attachment) bool { return t.claim != "" && a.Claim.UID == t.claim }
 
 // isPod says whether the record is for the event's pod. Old runtimes do not tell the UID.
 func (t trigger) isPod(a journal.Attachment) bool {
@@ -79,7 +82,7 @@ func (t trigger) whose(a journal.Attachment) Whose {
 	case a.Claim.UID != "":
 		sameContainer := a.CNI != nil && a.Sandbox != "" && a.Sandbox == t.sandbox
 		switch {
-		case t.event == Add && (t.isPod(a) || journal.ClaimIs(t.claim)(a)) && !sameContainer,
+		case t.event == Add && (t.isPod(a) || t.isClaim(a)) && !sameContainer,
 			t.event == SandboxStarts && (a.Pod.UID == "" || t.isPod(a)):
 			return PodsClaim
 		}
@@ -307,12 +310,6 @@ func (m *Manager) end(ctx context.Context, t trigger, id function.ID) (err error
 
 // carryOut takes a step that needs nothing but the record. The caller has the Function's lock.
 func (m *Manager) carryOut(ctx context.Context, a journal.Attachment, step Step) error {
-	if step == EndRequest {
-		step = Release
-		if a.Claim.UID != "" {
-			step = BringBack
-		}
-	}
 	switch {
 	case step == SetUp:
 		return m.setUp(ctx, a)
@@ -320,11 +317,13 @@ func (m *Manager) carryOut(ctx context.Context, a journal.Attachment, step Step)
 		return m.lose(ctx, a)
 	case step == Reattach:
 		return m.reattach(ctx, a)
-	case step == Release:
+	case step == Release, step == EndRequest && a.Claim.UID == "":
 		return m.bringBack(ctx, a, journal.Releasing)
-	case step == BringBack && a.State != journal.Reserved:
+	case step != BringBack && step != EndRequest:
+		return nil
+	case a.State != journal.Reserved:
 		return m.bringBack(ctx, a, journal.Detaching)
-	case step == BringBack && a.CNI != nil && a.CNI.Claimed != nil:
+	case a.CNI != nil && a.CNI.Claimed != nil:
 		return m.journal.Put(a.BackToReserved())
 	}
 	return nil

@@ -38,7 +38,9 @@ type Journal interface {
 // Engine moves netdevs.
 type Engine interface {
 	Plan(ctx context.Context, device netdev.Device, netNS string, want function.Interface) (netdev.Snapshot, netdev.Place, error)
-	Attach(ctx context.Context, device netdev.Device, before netdev.Snapshot, place netdev.Place, want function.Interface) (netdev.Observed, error)
+	Attach(
+		ctx context.Context, device netdev.Device, before netdev.Snapshot, place netdev.Place, want function.Interface,
+	) (netdev.Observed, error)
 	Add(ctx context.Context, a netdev.Attached, addresses []netip.Prefix, routes []function.Route) (netdev.Observed, error)
 	Check(ctx context.Context, device netdev.Device, a netdev.Attached) (differences []string, err error)
 	Restore(ctx context.Context, device netdev.Device, before netdev.Snapshot, place netdev.Place) (netdev.Restored, error)
@@ -104,7 +106,7 @@ type Devices interface {
 type Options struct {
 	// BootID is the boot's, from /proc/sys/kernel/random/boot_id.
 	BootID string
-	// Setup makes Functions usable for their owners. Without it, reservations with a Setup are refused.
+	// Setup makes Functions usable for their owners. It must be set if any reservation has a Setup.
 	Setup Setup
 	// Hooks gets every Function that was released, before it is free.
 	Hooks Queue

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
@@ -78,6 +80,18 @@ func TestTableIsWhole(t *testing.T) {
 					t.Errorf("%s, %s, %s: rule %+v", event, whose, phase, rule)
 				}
 			}
+		}
+	}
+}
+
+// TestIsClaim: a record is for the event's claim by the claim's UID, and an event without a claim is about none.
+func TestIsClaim(t *testing.T) {
+	byRequest, allocated := claimedVF(), requested("c1")
+	byRequest.CNI = allocated.CNI
+	for uid, want := range map[types.UID]bool{"claim-1": true, "claim-2": false, "": false} {
+		p := trigger{claim: uid}
+		if p.isClaim(claimedVF()) != want || p.isClaim(byRequest) != want || p.isClaim(allocated) {
+			t.Errorf("claim %q: %t, %t, %t", uid, p.isClaim(claimedVF()), p.isClaim(byRequest), p.isClaim(allocated))
 		}
 	}
 }

@@ -46,28 +46,18 @@ type Lifecycle interface {
 	Detach(ctx context.Context, id function.ID, sandbox string) error
 }
 
-// Kubelet knows which claims' Functions pods have.
-type Kubelet interface {
-	// Claimed are the Functions that a pod has by ResourceClaims of this project's driver, as the kubelet says.
-	Claimed(ctx context.Context, namespace, pod string) ([]function.ID, error)
-}
-
-// Reporter tells the user what was attached.
-type Reporter interface {
-	Report(journal.Claim)
-}
-
 // Plugin is the agent's side of NRI.
 type Plugin struct {
 	// Socket is the runtime's, /var/run/nri/nri.sock.
 	Socket    string
 	Journal   *journal.Journal
 	Lifecycle Lifecycle
-	// Kubelet, where set, is asked about pods that no claim was prepared for: the kubelet prepares a claim that several
-	// pods share for the first of them only.
-	Kubelet  Kubelet
-	Reporter Reporter
-	Log      logr.Logger
+	// Claimed, where set, returns the Functions that a pod has by ResourceClaims of this project's driver, as the kubelet
+	// says. It is asked because the kubelet prepares a claim that several pods share for the first of them only.
+	Claimed func(ctx context.Context, namespace, pod string) ([]function.ID, error)
+	// Report tells the user of a claim what was attached.
+	Report func(journal.Claim)
+	Log    logr.Logger
 
 	// connected says whether the runtime would call now; changes wakes who waits for that.
 	connected atomic.Bool
@@ -317,7 +307,7 @@ func (p *Plugin) attach(ctx context.Context, pod *api.PodSandbox) error {
 		claims.Insert(journal.Claim{Namespace: a.Claim.Namespace, Name: a.Claim.Name, UID: a.Claim.UID})
 	}
 	for c := range claims {
-		p.Reporter.Report(c)
+		p.Report(c)
 	}
 	return nil
 }
@@ -329,10 +319,10 @@ func (p *Plugin) shared(ctx context.Context, pod *api.PodSandbox) []journal.Atta
 		return a.Claim.UID != "" && a.Claim.Namespace == pod.GetNamespace() && a.Pod.UID != types.UID(pod.GetUid()) &&
 			a.CNI == nil && a.State != journal.Releasing
 	}
-	if p.Kubelet == nil || !slices.ContainsFunc(p.Journal.All(), ofOthers) {
+	if p.Claimed == nil || !slices.ContainsFunc(p.Journal.All(), ofOthers) {
 		return nil
 	}
-	claimed, err := p.Kubelet.Claimed(ctx, pod.GetNamespace(), pod.GetName())
+	claimed, err := p.Claimed(ctx, pod.GetNamespace(), pod.GetName())
 	if err != nil {
 		p.log(pod).Error(err, "Cannot tell whether the pod shares a claim; if it does, its containers cannot start")
 		return nil
