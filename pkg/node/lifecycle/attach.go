@@ -18,11 +18,11 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// Reserve waits until the owner is admitted, see [Manager.Admit], records durably that the Function is the owner's and
-// what its interface shall be, and sets the Function up. It sets the state and the fields that depend on it. Reserving
-// again for the same owner replaces the interface until the Function is being attached, and changes nothing from then on.
-// Without a claim and a request the reservation is for the next pod that comes: made again it is a new one, after a
-// release. A reservation whose setup failed stays, and the next Reserve continues it.
+// Reserve waits until the owner is admitted (see [Manager.Admit]), records that the Function is the owner's and what its
+// interface shall be, and sets the Function up. Reserving again for the same owner replaces the interface until the
+// Function is being attached, and changes nothing from then on. A reservation without a claim and a CNI request is for the
+// next pod that comes: reserving again releases the Function and makes a new one. A reservation whose setup failed stays,
+// and the next Reserve continues it.
 func (m *Manager) Reserve(ctx context.Context, want journal.Attachment) (err error) {
 	defer wrap(&err, want.Function)
 	checked := want.Interface
@@ -82,9 +82,9 @@ type Sandbox struct {
 	Pod   journal.Pod
 }
 
-// Attach takes a reserved Function into a sandbox as the interface that was reserved. Called again for the same sandbox
-// it returns what it did the first time. A Function in an older sandbox of the same pod, or in one that is gone, is
-// brought back first; a Function in another pod is an error.
+// Attach moves a reserved Function into a sandbox as the interface that was reserved. Another call for the same sandbox
+// returns the same. A Function in an older sandbox of the pod, or in one that is gone, is brought back first. A Function
+// in another pod is an error.
 func (m *Manager) Attach(ctx context.Context, id function.ID, sandbox Sandbox) (observed netdev.Observed, err error) {
 	defer wrap(&err, id)
 	if sandbox.ID == "" || sandbox.NetNS == "" {
@@ -193,8 +193,8 @@ func (m *Manager) otherName(record journal.Attachment) string {
 	}
 }
 
-// Patience is how often, within 2 s, a netdev is looked for that is not on the host yet: its driver was just bound, udev
-// renames it, or it is on its way back from another namespace.
+// Patience is how often, within 2 s, a netdev is looked for that is not on the host yet, because its driver was just bound,
+// udev renames it, or it is on its way back from another namespace.
 func Patience() wait.Backoff {
 	return wait.Backoff{Duration: 5 * time.Millisecond, Factor: 1.5, Steps: 14}
 }
@@ -237,8 +237,8 @@ func belongs(s netdev.Snapshot, id function.ID) error {
 	return nil
 }
 
-// Device looks at the host's side of a Function. The error is a [netdev.ErrNoNetdev] if the Function has no netdev on the
-// host; the PF and the port are returned nevertheless, as far as they are known.
+// Device is the host's side of a Function. If the Function has no netdev on the host, the error is [netdev.ErrNoNetdev],
+// and the device has the PF and the port only.
 func Device(netdevs NetdevFinder, record journal.Attachment) (netdev.Device, error) {
 	device := netdev.Device{Port: portOf(record)}
 	if record.IsVF() {

@@ -113,10 +113,10 @@ func taken(format string, args ...any) error { return TakenError{fmt.Sprintf(for
 
 // Decision is what follows from an event for a Function.
 type Decision struct {
-	// Record is the Function's record that the decision is about; the zero value for a Function that is free.
+	// Record is the Function's record at the time of the decision, the zero value if the Function was free.
 	Record journal.Attachment
-	// Resource is the extended resource by which the kubelet gave the Function to the pod of a CNI request, "" if it did
-	// not, or was not asked.
+	// Resource is the extended resource by which the kubelet gave the Function to the pod of a CNI request, "" if there is
+	// none or the kubelet was not asked.
 	Resource string
 
 	id      function.ID
@@ -131,15 +131,17 @@ func wrap(err *error, id function.ID) {
 	}
 }
 
-// Admit returns when the owner that want names may have the Function: its claim, its CNI request, or else any pod that
-// the kubelet allocates the Function to. It waits until ctx ends for a release that is under way, and brings back what an
-// earlier owner left. A [TakenError] says that another owner has the Function. Nothing is reserved by this.
+// Admit returns when the owner that want names may have the Function: its claim, its CNI request, or else any pod that the
+// kubelet allocates the Function to. It waits for a release that is under way, and brings back what an earlier owner left.
+// A [TakenError] says that another owner has the Function. Admit reserves nothing.
 func (m *Manager) Admit(ctx context.Context, want journal.Attachment) (d Decision, err error) {
 	defer wrap(&err, want.Function)
-	return m.admit(ctx, triggerOf(want), want.Function)
+	return m.settle(ctx, triggerOf(want), want.Function)
 }
 
-func (m *Manager) admit(ctx context.Context, t trigger, id function.ID) (Decision, error) {
+// settle decides about the event again and again, and takes the steps for which the record is enough, until the step is one
+// that the caller takes, or none. The error of a Refuse is its reason.
+func (m *Manager) settle(ctx context.Context, t trigger, id function.ID) (Decision, error) {
 	for {
 		d, err := m.decide(ctx, t, id)
 		if err != nil {
@@ -152,6 +154,8 @@ func (m *Manager) admit(ctx context.Context, t trigger, id function.ID) (Decisio
 			err = m.await(ctx, d.Record)
 		case BringBack, EndRequest, Release:
 			err = m.makeWay(ctx, t, d)
+		case Lose, Reattach:
+			_, err = m.ifUnchanged(ctx, d, func(have journal.Attachment) error { return m.carryOut(ctx, have, d.step) })
 		default:
 			return d, nil
 		}
@@ -167,7 +171,7 @@ func (m *Manager) whenAdmitted(
 	ctx context.Context, t trigger, id function.ID, f func(have journal.Attachment) error,
 ) (Decision, error) {
 	for {
-		d, err := m.admit(ctx, t, id)
+		d, err := m.settle(ctx, t, id)
 		if err != nil || d.step == Keep {
 			return d, err
 		}

@@ -160,17 +160,8 @@ func (m *Manager) checkDevices(ctx context.Context, queue deviceQueue) {
 // deviceChanged carries out [DeviceChanges] for a Function until nothing follows from it.
 func (m *Manager) deviceChanged(ctx context.Context, id function.ID) (err error) {
 	defer wrap(&err, id)
-	for ctx.Err() == nil {
-		d, err := m.decide(ctx, trigger{event: DeviceChanges}, id)
-		if err != nil || d.step != Lose && d.step != Reattach {
-			return err
-		}
-		_, err = m.ifUnchanged(ctx, d, func(have journal.Attachment) error { return m.carryOut(ctx, have, d.step) })
-		if err != nil {
-			return err
-		}
-	}
-	return ctx.Err()
+	_, err = m.settle(ctx, trigger{event: DeviceChanges}, id)
+	return err
 }
 
 // lose records that the sandbox lost the Function, and withdraws it from containers that start meanwhile. What the PF
