@@ -47,8 +47,8 @@ var (
 	ErrCorrupt = errors.New("is corrupt; move it away to start with an empty journal")
 )
 
-// Journal is one file, open in one process at a time. Its methods may be called by several goroutines at once. Reads
-// come from memory. A write returns when it is on the disk, and what it returns an error for was not written.
+// Journal is one file, open in one process at a time. Its methods may be called by several goroutines at once. Reads come
+// from memory. A write returns when it is on the disk, or an error if nothing was written.
 type Journal struct {
 	db     *bolt.DB
 	writes sync.Mutex // for one writer at a time, until its change is in memory too
@@ -170,8 +170,8 @@ func (j *Journal) load() error {
 	return j.db.Update(initialize)
 }
 
-// check looks for damaged pages. It takes all that the library finds, as a goroutine of the library would otherwise read on
-// in a file that is closed.
+// check looks for damaged pages. It reads the channel to its end, as a goroutine of the library would otherwise go on
+// reading a file that is closed.
 func check(tx *bolt.Tx) error {
 	var damage error
 	for err := range tx.Check() {
@@ -239,7 +239,7 @@ func (a Attachment) check() error {
 // Close gives the file up.
 func (j *Journal) Close() error { return j.db.Close() }
 
-// Writable is an error if nothing could be written now: the disk is full or gone. It writes to find out.
+// Writable writes, and returns an error if that fails: the disk is full or gone.
 func (j *Journal) Writable() error {
 	if err := j.db.Update(func(*bolt.Tx) error { return nil }); err != nil {
 		return fmt.Errorf("journal: %w", err)

@@ -175,15 +175,14 @@ func (m *Manager) restore(ctx context.Context, a journal.Attachment) error {
 	return m.stillEnforced(a, device)
 }
 
-// lost says whether a netdev that was not found can never be found again.
+// lost says whether a netdev that was not found cannot come back.
 func (m *Manager) lost(a journal.Attachment, notFound error) bool {
 	name, err := m.netdevs.Netdev(a.Function)
 	hardware := a.Before.Identity.IsHardware()
 	switch {
 	case errors.Is(notFound, netdev.ErrGone):
 		// A stop in the far future was recorded before the clock was set back.
-		mayReturn := err == nil && hardware && time.Since(a.StoppedAt).Abs() < m.options.GoneAfter
-		return !mayReturn
+		return err != nil || !hardware || time.Since(a.StoppedAt).Abs() >= m.options.GoneAfter
 	case errors.Is(notFound, netdev.ErrAway):
 		// The pod's namespace lives, but a netdev does not survive its device, nor its driver; and a Function has no two.
 		ended := errors.Is(err, fs.ErrNotExist) || errors.Is(err, inventory.ErrNoNetdev)

@@ -124,14 +124,15 @@ type deviceQueue = workqueue.TypedRateLimitingInterface[function.ID]
 // may be wrong about a netdev that was just moved.
 func (m *Manager) queueDevices(queue deviceQueue) {
 	for _, a := range m.journal.All() {
-		suspect := a.State == journal.Lost || a.State == journal.Attached
+		if a.State != journal.Lost && a.State != journal.Attached {
+			continue
+		}
 		if a.State == journal.Attached && m.options.Seen != nil {
-			f, known := m.options.Seen(a.Function)
-			suspect = !known || f.Netdev != "" || f.Driver == ""
+			if f, known := m.options.Seen(a.Function); known && f.Netdev == "" && f.Driver != "" {
+				continue
+			}
 		}
-		if suspect {
-			queue.Add(a.Function)
-		}
+		queue.Add(a.Function)
 	}
 }
 
@@ -139,11 +140,7 @@ func (m *Manager) queueDevices(queue deviceQueue) {
 func (m *Manager) checkDevices(ctx context.Context, queue deviceQueue) {
 	var checks sync.WaitGroup
 	defer checks.Wait()
-	for {
-		id, shutdown := queue.Get()
-		if shutdown {
-			return
-		}
+	for id, shutdown := queue.Get(); !shutdown; id, shutdown = queue.Get() {
 		checks.Go(func() {
 			defer queue.Done(id)
 			switch err := m.deviceChanged(ctx, id); {

@@ -59,12 +59,12 @@ type Plugin struct {
 	Report func(journal.Claim)
 	Log    logr.Logger
 
-	// connected says whether the runtime would call now; changes wakes who waits for that.
+	// connected says whether the runtime would call now. changes wakes those who wait for that.
 	connected atomic.Bool
 	changes   notify.Signal
 
-	// background is the work that goes on after the runtime has its answer, as long as ctx, which is Run's. catchingUp
-	// ends what the last Synchronize began; only Synchronize, of which there is one at a time, uses it.
+	// background is the work that goes on after the runtime has its answer, until ctx ends, which is Run's. catchingUp ends
+	// what the last Synchronize began. Only Synchronize uses it, which the runtime calls once at a time.
 	background sync.WaitGroup
 	ctx        context.Context
 	catchingUp context.CancelFunc
@@ -121,8 +121,7 @@ func (p *Plugin) connect(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("NRI plugin: %w", err)
 	}
-	// The stub waits for ever to be configured by a runtime that ends after it registered the plugin, and with it what
-	// closes the stub then.
+	// If a runtime ends between registering and configuring the plugin, the stub waits for the configuration for ever.
 	defer context.AfterFunc(ended, func() {
 		if service, ok := s.(api.PluginService); ok {
 			_, _ = service.Configure(ctx, &api.ConfigureRequest{})
@@ -145,8 +144,7 @@ func (c endingConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// Synchronize answers at once, as the runtime gives it no more time than any other call, and has the rest done after
-// that: see catchUp.
+// Synchronize answers at once, as the runtime gives it no more time than any other call, and catches up in the background.
 func (p *Plugin) Synchronize(_ context.Context, pods []*api.PodSandbox, _ []*api.Container) ([]*api.ContainerUpdate, error) {
 	p.Log.Info("Connected to the container runtime", "socket", p.Socket, "sandboxes", len(pods))
 	if p.catchingUp != nil {
@@ -159,8 +157,8 @@ func (p *Plugin) Synchronize(_ context.Context, pods []*api.PodSandbox, _ []*api
 	return nil, nil
 }
 
-// catchUp makes up for what happened while the agent or the runtime was away. It takes the Functions of sandboxes that
-// ended meanwhile back, and then attaches those of sandboxes that started meanwhile. No pod waits for another one.
+// catchUp does what was to be done while the agent or the runtime was away. It takes back the Functions of sandboxes that
+// have ended, and then attaches those of sandboxes that have started. No pod waits for another one.
 func (p *Plugin) catchUp(ctx context.Context, pods []*api.PodSandbox) {
 	running := sets.New[string]()
 	for _, pod := range pods {
@@ -254,8 +252,8 @@ func (p *Plugin) refuse(pod *api.PodSandbox, container *api.Container, a journal
 	return err
 }
 
-// StopPodSandbox takes the pod's Functions back. The runtime has its answer in time also if that takes longer. It does
-// not call again: what fails here is done by Unprepare, which the kubelet does retry.
+// StopPodSandbox takes the pod's Functions back. If that takes longer than the runtime waits, it goes on after the answer.
+// The runtime does not call again: what fails here is done by Unprepare, which the kubelet repeats.
 func (p *Plugin) StopPodSandbox(ctx context.Context, pod *api.PodSandbox) error {
 	answering, cancel := leaveTimeToAnswer(ctx)
 	defer cancel()
@@ -275,12 +273,12 @@ func (p *Plugin) StopPodSandbox(ctx context.Context, pod *api.PodSandbox) error 
 	return nil
 }
 
-// RemovePodSandbox is heard even where StopPodSandbox was not.
+// RemovePodSandbox takes the Functions back of a sandbox whose stop was missed.
 func (p *Plugin) RemovePodSandbox(ctx context.Context, pod *api.PodSandbox) error {
 	return p.StopPodSandbox(ctx, pod)
 }
 
-// attach leaves what is a CNI request's to that: the runtime made it before it made this call.
+// attach attaches the pod's Functions but those of CNI requests, which the runtime made before this call.
 func (p *Plugin) attach(ctx context.Context, pod *api.PodSandbox) error {
 	attachments := slices.DeleteFunc(p.Journal.ByPod(types.UID(pod.GetUid())),
 		func(a journal.Attachment) bool { return a.CNI != nil })
