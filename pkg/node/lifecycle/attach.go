@@ -32,7 +32,7 @@ func (m *Manager) Reserve(ctx context.Context, want journal.Attachment) (err err
 	if err := checked.Validate(); err != nil {
 		return err
 	}
-	_, err = m.whenAdmitted(ctx, triggerOf(want), want.Function, func(have journal.Attachment) error {
+	_, err = m.settle(ctx, triggerOf(want), want.Function, func(have journal.Attachment) error {
 		return m.take(ctx, have, want)
 	})
 	return err
@@ -91,7 +91,7 @@ func (m *Manager) Attach(ctx context.Context, id function.ID, sandbox Sandbox) (
 		return observed, fmt.Errorf("sandbox %q with network namespace %q: both must be given", sandbox.ID, sandbox.NetNS)
 	}
 	t := trigger{event: SandboxStarts, pod: sandbox.Pod, sandbox: sandbox.ID, netNS: sandbox.NetNS}
-	d, err := m.whenAdmitted(ctx, t, id, func(have journal.Attachment) (err error) {
+	d, err := m.settle(ctx, t, id, func(have journal.Attachment) (err error) {
 		observed, err = m.move(ctx, have, sandbox)
 		return err
 	})
@@ -120,12 +120,12 @@ func (m *Manager) move(ctx context.Context, record journal.Attachment, sandbox S
 // says, to the record's place. A transfer that fails is undone, by [Manager.Recover] if the agent ends.
 func (m *Manager) transfer(
 	ctx context.Context, record journal.Attachment, device netdev.Device, now netdev.Snapshot, want function.Interface,
-) (observed netdev.Observed, err error) {
+) (netdev.Observed, error) {
 	start, state := time.Now(), record.State
 	if err := m.journal.Put(record); err != nil {
-		return observed, err
+		return netdev.Observed{}, err
 	}
-	observed, err = m.engine.Attach(ctx, device, now, record.Place, want)
+	observed, err := m.engine.Attach(ctx, device, now, record.Place, want)
 	if err == nil {
 		record.State, record.Observed, record.AttachedAt, record.LostAt = journal.Attached, &observed, time.Now().UTC(), time.Time{}
 		record.Place.Index = observed.Index

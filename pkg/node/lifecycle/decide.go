@@ -136,12 +136,15 @@ func wrap(err *error, id function.ID) {
 // A [TakenError] says that another owner has the Function. Admit reserves nothing.
 func (m *Manager) Admit(ctx context.Context, want journal.Attachment) (d Decision, err error) {
 	defer wrap(&err, want.Function)
-	return m.settle(ctx, triggerOf(want), want.Function)
+	return m.settle(ctx, triggerOf(want), want.Function, nil)
 }
 
-// settle decides about the event again and again, and takes the steps for which the record is enough, until the step is one
-// that the caller takes, or none. The error of a Refuse is its reason.
-func (m *Manager) settle(ctx context.Context, t trigger, id function.ID) (Decision, error) {
+// settle decides about the event and carries the step out, again and again, until nothing more follows from the event. A
+// Take or an Attach is the last step: take, where set, carries it out with the Function's lock and record. The error of a
+// Refuse is its reason.
+func (m *Manager) settle(
+	ctx context.Context, t trigger, id function.ID, take func(have journal.Attachment) error,
+) (Decision, error) {
 	for {
 		d, err := m.decide(ctx, t, id)
 		if err != nil {
@@ -156,26 +159,18 @@ func (m *Manager) settle(ctx context.Context, t trigger, id function.ID) (Decisi
 			err = m.makeWay(ctx, t, d)
 		case Lose, Reattach:
 			_, err = m.ifUnchanged(ctx, d, func(have journal.Attachment) error { return m.carryOut(ctx, have, d.step) })
+		case Take, Attach:
+			if take == nil {
+				return d, nil
+			}
+			var done bool
+			if done, err = m.ifUnchanged(ctx, d, take); done {
+				return d, err
+			}
 		default:
 			return d, nil
 		}
 		if err != nil {
-			return d, err
-		}
-	}
-}
-
-// whenAdmitted calls f with the Function's lock and record once the event is admitted. It does not call f if everything
-// is as the event wants it: the decision is then Keep.
-func (m *Manager) whenAdmitted(
-	ctx context.Context, t trigger, id function.ID, f func(have journal.Attachment) error,
-) (Decision, error) {
-	for {
-		d, err := m.settle(ctx, t, id)
-		if err != nil || d.step == Keep {
-			return d, err
-		}
-		if unchanged, err := m.ifUnchanged(ctx, d, f); unchanged || err != nil {
 			return d, err
 		}
 	}

@@ -77,32 +77,24 @@ func (m *Manager) Lost(id function.ID) string {
 // Elsewhere describes who has the Function by another way than by this extended resource, which is "" for claims; "" if
 // nobody has. Until that is over the Function must not be offered. It does not block.
 func (m *Manager) Elsewhere(id function.ID, resource string) string {
-	if a, exists := m.journal.Get(id); exists && a.State != journal.Releasing {
-		if message := m.conflict(a, resource); message != "" {
-			return message
-		}
-	}
-	if m.options.Kubelet == nil {
-		return ""
-	}
-	return m.options.Kubelet.InUse(id, resource)
-}
-
-// conflict describes an owner that the journal has by another way than by this resource, "" for none.
-func (m *Manager) conflict(a journal.Attachment, resource string) string {
+	a, exists := m.journal.Get(id)
 	pod := "a pod"
 	if a.Pod.Name != "" { // the kubelet does not tell whom it allocates a Function to
 		pod = fmt.Sprintf("pod %s/%s", a.Pod.Namespace, a.Pod.Name)
 	}
+	kubelet := m.options.Kubelet
 	switch {
+	case !exists, a.State == journal.Releasing:
 	case a.Claim.UID != "" && resource == "", a.Claim.UID == "" && a.Resource != "" && a.Resource == resource:
-		return ""
 	case a.Claim.UID != "":
 		return fmt.Sprintf("claim %s/%s has it: it is offered as %s when that is gone", a.Claim.Namespace, a.Claim.Name, resource)
 	case a.Resource != "":
 		return fmt.Sprintf("%s has it by resource %s: it is offered again when that pod is gone", pod, a.Resource)
-	case m.options.Kubelet != nil && m.options.Kubelet.Has(a.Function, resource):
-		return "" // by this resource, which the kubelet did not say when the CNI plugin came
+	case kubelet == nil || !kubelet.Has(id, resource): // the kubelet did not know of the resource yet when the CNI plugin came
+		return fmt.Sprintf("%s has it by CNI alone: it is offered again when that pod is gone", pod)
 	}
-	return fmt.Sprintf("%s has it by CNI alone: it is offered again when that pod is gone", pod)
+	if kubelet == nil {
+		return ""
+	}
+	return kubelet.InUse(id, resource)
 }

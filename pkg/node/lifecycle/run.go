@@ -157,7 +157,7 @@ func (m *Manager) checkDevices(ctx context.Context, queue deviceQueue) {
 // deviceChanged carries out [DeviceChanges] for a Function until nothing follows from it.
 func (m *Manager) deviceChanged(ctx context.Context, id function.ID) (err error) {
 	defer wrap(&err, id)
-	_, err = m.settle(ctx, trigger{event: DeviceChanges}, id)
+	_, err = m.settle(ctx, trigger{event: DeviceChanges}, id, nil)
 	return err
 }
 
