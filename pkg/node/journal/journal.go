@@ -159,8 +159,13 @@ func (j *Journal) load() error {
 				return nil
 			})
 		}
-		if err == nil {
-			err = check(tx) // after all pages were seen here, for the same reason
+		if err != nil {
+			return err
+		}
+		// This comes after all pages were seen here, as the library looks at them in a goroutine of its own. That one goes on
+		// reading until the channel is empty, even in a file that is closed.
+		for damage := range tx.Check() {
+			err = cmp.Or(err, fmt.Errorf("%w (%w)", ErrCorrupt, damage))
 		}
 		return err
 	})
@@ -168,16 +173,6 @@ func (j *Journal) load() error {
 		return err
 	}
 	return j.db.Update(initialize)
-}
-
-// check looks for damaged pages. It reads the channel to its end, as a goroutine of the library would otherwise go on
-// reading a file that is closed.
-func check(tx *bolt.Tx) error {
-	var damage error
-	for err := range tx.Check() {
-		damage = cmp.Or(damage, fmt.Errorf("%w (%w)", ErrCorrupt, err))
-	}
-	return damage
 }
 
 func checkSchema(value []byte) error {

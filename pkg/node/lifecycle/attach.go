@@ -221,27 +221,25 @@ func (m *Manager) plan(ctx context.Context, record journal.Attachment, netNS str
 		if err == nil {
 			before, place, err = m.engine.Plan(ctx, device, netNS, record.Interface)
 		}
-		if err == nil && !record.Interface.Userspace {
-			err = belongs(before, record.Function)
+		id, seen := record.Function, before.Identity
+		if err == nil && !record.Interface.Userspace && id.Subfunction == "" && seen.Bus == "pci" && seen.Parent != string(id.Address) {
+			// Another netdev took the name of the Function's between the two looks.
+			err = fmt.Errorf("netdev %s: belongs to Function %s by now: %w", before.Name, seen.Parent, netdev.ErrNoNetdev)
 		}
 		return !errors.Is(err, netdev.ErrNoNetdev), err
 	})
 	return device, before, place, err
 }
 
-// belongs refuses a netdev that took the name of the Function's between two looks.
-func belongs(s netdev.Snapshot, id function.ID) error {
-	if s.Identity.Bus == "pci" && id.Subfunction == "" && s.Identity.Parent != string(id.Address) {
-		return fmt.Errorf("netdev %s: belongs to Function %s by now: %w", s.Name, s.Identity.Parent, netdev.ErrNoNetdev)
-	}
-	return nil
-}
-
 // Device is the host's side of a Function. If the Function has no netdev on the host, the error is [netdev.ErrNoNetdev],
 // and the device has the PF and the port only.
 func Device(netdevs NetdevFinder, record journal.Attachment) (netdev.Device, error) {
-	device := netdev.Device{Port: portOf(record)}
+	var device netdev.Device
+	if number, isSF := record.Function.SFNum(); isSF {
+		device.Port = &function.EswitchPort{PF: string(record.PF), SF: true, Number: number}
+	}
 	if record.IsVF() {
+		device.Port = &function.EswitchPort{PF: string(record.PF), Number: uint32(record.VFIndex)}
 		// Without the PF's netdev nothing can be asked or told about the VF. That matters only to who wants it.
 		if name, err := netdevs.Netdev(function.ID{Address: record.PF}); err == nil && name != "" {
 			device.PF = &netdev.PF{Name: name, Address: string(record.PF), VF: record.VFIndex}

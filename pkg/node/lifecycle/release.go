@@ -138,7 +138,8 @@ func (m *Manager) finish(ctx context.Context, a journal.Attachment) error {
 	return nil
 }
 
-// restore brings the Function back. If its netdev exists no more, what the PF and the eswitch enforced for it is undone.
+// restore brings the Function back. If its netdev exists no more, what the PF and the eswitch enforced for it is undone. The
+// error also says what the PF still enforces for the pod.
 func (m *Manager) restore(ctx context.Context, a journal.Attachment) error {
 	log := m.log.WithValues("function", a.Function.String())
 	switch {
@@ -172,7 +173,14 @@ func (m *Manager) restore(ctx context.Context, a journal.Attachment) error {
 			log.Info("The netdev could not get all its names back", "netdev", restored.Name, "reason", note)
 		}
 	}
-	return m.stillEnforced(a, device)
+	// Without a netdev, the PF could not be told. The VFs of a PF mostly end with its driver, and what was enforced with them.
+	changes := a.Before.VFChanges(a.Interface)
+	if device.PF != nil || len(changes) == 0 || m.removed(a.Function) {
+		return nil
+	}
+	return fmt.Errorf("its PF %s (%s) has no netdev on the host, so that what it enforces for the pod cannot be "+
+		"undone: %s; move the PF's netdev back to the host's network namespace, or bind the PF's driver again",
+		a.PF, a.PFName, strings.Join(changes, "; "))
 }
 
 // lost says whether a netdev that was not found cannot come back.
@@ -195,18 +203,6 @@ func (m *Manager) lost(a journal.Attachment, notFound error) bool {
 func (m *Manager) removed(id function.ID) bool {
 	_, err := m.netdevs.Netdev(id)
 	return errors.Is(err, fs.ErrNotExist)
-}
-
-// stillEnforced is an error if the PF still enforces something for the pod, as the PF had no netdev by which it could be
-// told otherwise. The VFs of a PF mostly end with its driver, and what was enforced for them with it.
-func (m *Manager) stillEnforced(a journal.Attachment, device netdev.Device) error {
-	changes := a.Before.VFChanges(a.Interface)
-	if device.PF != nil || len(changes) == 0 || m.removed(a.Function) {
-		return nil
-	}
-	return fmt.Errorf("its PF %s (%s) has no netdev on the host, so that what it enforces for the pod cannot be "+
-		"undone: %s; move the PF's netdev back to the host's network namespace, or bind the PF's driver again",
-		a.PF, a.PFName, strings.Join(changes, "; "))
 }
 
 // ownSF says whether the Function is an SF that exists for its owner only.

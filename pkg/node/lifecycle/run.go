@@ -10,7 +10,6 @@ import (
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 )
@@ -57,8 +56,9 @@ func (m *Manager) resume(ctx context.Context, setUp bool) error {
 func (m *Manager) Run(ctx context.Context, changes <-chan struct{}) error {
 	defer m.announcing.Wait()
 	defer m.stop()
+	// The queue has the Functions whose device may have gone or come back. One goroutine at a time works on a Function.
 	queue := workqueue.NewTypedRateLimitingQueue(
-		workqueue.NewTypedItemExponentialFailureRateLimiter[function.ID](firstRetry, slowestRetry))
+		workqueue.NewTypedItemExponentialFailureRateLimiter[function.ID](500*time.Millisecond, 30*time.Second))
 	var checking sync.WaitGroup
 	defer checking.Wait()
 	defer queue.ShutDown()
@@ -114,15 +114,9 @@ func (m *Manager) sweep(ctx context.Context) {
 	}
 }
 
-// firstRetry and slowestRetry are the pauses before a netdev that could not go back to its pod is tried again.
-const firstRetry, slowestRetry = 500 * time.Millisecond, 30 * time.Second
-
-// deviceQueue has the Functions whose device may have gone or come back. One goroutine at a time works on a Function.
-type deviceQueue = workqueue.TypedRateLimitingInterface[function.ID]
-
 // queueDevices queues the Functions that pods have lost, or may have lost by what the inventory saw last. The inventory
 // may be wrong about a netdev that was just moved.
-func (m *Manager) queueDevices(queue deviceQueue) {
+func (m *Manager) queueDevices(queue workqueue.TypedRateLimitingInterface[function.ID]) {
 	for _, a := range m.journal.All() {
 		if a.State != journal.Lost && a.State != journal.Attached {
 			continue
@@ -137,7 +131,7 @@ func (m *Manager) queueDevices(queue deviceQueue) {
 }
 
 // checkDevices calls [Manager.deviceChanged] for the Functions of the queue, for all at once, until it is shut down.
-func (m *Manager) checkDevices(ctx context.Context, queue deviceQueue) {
+func (m *Manager) checkDevices(ctx context.Context, queue workqueue.TypedRateLimitingInterface[function.ID]) {
 	var checks sync.WaitGroup
 	defer checks.Wait()
 	for id, shutdown := queue.Get(); !shutdown; id, shutdown = queue.Get() {
@@ -196,8 +190,11 @@ func (m *Manager) reattach(ctx context.Context, a journal.Attachment) error {
 	if err := m.setUp(ctx, a); err != nil {
 		return err
 	}
+	// What nobody asked for is made what it was in the sandbox.
 	wanted := a
-	wanted.Interface = asObserved(a.Interface, *a.Observed)
+	wanted.Interface.Name = a.Observed.Name
+	wanted.Interface.MTU = cmp.Or(a.Interface.MTU, a.Observed.MTU)
+	wanted.Interface.MAC = cmp.Or(a.Interface.MAC, a.Observed.MAC)
 	device, now, place, err := m.plan(ctx, wanted, a.Place.NetNS)
 	if err != nil {
 		return err
@@ -208,12 +205,4 @@ func (m *Manager) reattach(ctx context.Context, a journal.Attachment) error {
 	a.State, a.Place, a.Before = journal.Reattaching, place, new(a.Before.Renewed(now))
 	_, err = m.transfer(ctx, a, device, now, wanted.Interface)
 	return err
-}
-
-// asObserved is what is wanted of an interface, with what it got where nothing was wanted.
-func asObserved(want function.Interface, observed netdev.Observed) function.Interface {
-	want.Name = observed.Name
-	want.MTU = cmp.Or(want.MTU, observed.MTU)
-	want.MAC = cmp.Or(want.MAC, observed.MAC)
-	return want
 }
