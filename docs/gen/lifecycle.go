@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"os"
 	"slices"
@@ -34,7 +35,7 @@ func stateTable() string {
 	var out bytes.Buffer
 	out.WriteString("\n| event | whose |")
 	for _, phase := range lifecycle.Phases() {
-		fmt.Fprintf(&out, " %s |", phase)
+		fmt.Fprintf(&out, " %s |", cmp.Or(phase, "Free"))
 	}
 	out.WriteString("\n| --- | --- |" + strings.Repeat(" --- |", len(lifecycle.Phases())) + "\n")
 	var evidence []lifecycle.Evidence

@@ -40,7 +40,7 @@ func (m *Manager) Reserve(ctx context.Context, want journal.Attachment) (err err
 
 // take replaces the record that the Function has, if any, and sets the Function up. The caller has the Function's lock.
 func (m *Manager) take(ctx context.Context, have, want journal.Attachment) (err error) {
-	if have.State != "" && have.Claim.UID != want.Claim.UID {
+	if have.State != Free && have.Claim.UID != want.Claim.UID {
 		return taken("belongs to %s", owner(have)) // since the request was made up
 	}
 	cni, wanted := want.CNI, want.Interface

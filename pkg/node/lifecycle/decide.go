@@ -75,7 +75,7 @@ func (t trigger) isPod(a journal.Attachment) bool {
 // whose classifies the owner of a Function as the event sees it.
 func (t trigger) whose(a journal.Attachment) Whose {
 	switch {
-	case a.State == "":
+	case a.State == Free:
 		return Nobodys
 	case t.owns(a):
 		return Own
@@ -97,7 +97,7 @@ func (t trigger) whose(a journal.Attachment) Whose {
 
 // rule looks the event up in the table.
 func (t trigger) rule(a journal.Attachment) Rule {
-	rule, ok := table[t.event][t.whose(a)][phaseOf(a)]
+	rule, ok := table[t.event][t.whose(a)][a.State]
 	if !ok {
 		return always(Refuse) // TestTableIsWhole shows that there is no such case
 	}
@@ -211,7 +211,7 @@ func decideRequest(have journal.Attachment, sandbox string) (Decision, error) {
 // takenBy says why the event cannot have the Function.
 func takenBy(t trigger, a journal.Attachment) error {
 	switch {
-	case a.State == "":
+	case a.State == Free:
 		return errors.New("is not reserved")
 	case t.event == SandboxStarts && a.Claim.UID == "" && a.CNI == nil:
 		return errors.New("is allocated, but nobody asked yet for an interface")

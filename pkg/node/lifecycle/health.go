@@ -47,15 +47,14 @@ func pending(a journal.Attachment) string {
 	if a.Pod.Name != "" {
 		owner = fmt.Sprintf("pod %s/%s", a.Pod.Namespace, a.Pod.Name)
 	}
-	stopped := a.StoppedAt.Format(time.RFC3339)
+	back := fmt.Sprintf("back from %s, which ended at %s", owner, a.StoppedAt.Format(time.RFC3339))
 	switch {
 	case !a.Restored():
-		return fmt.Sprintf("is not back from %s, which ended at %s: the log of this node's xpu-agent says why", owner, stopped)
+		return "is not " + back + ": the log of this node's xpu-agent says why"
 	case a.Hooks == nil || a.Hooks.Error == "":
-		return fmt.Sprintf("is back from %s, which ended at %s, and waits for its post-delete hooks", owner, stopped)
+		return "is " + back + ", and waits for its post-delete hooks"
 	}
-	return fmt.Sprintf("is back from %s, which ended at %s, and waits for post-delete hook %s, which is tried again: %s",
-		owner, stopped, a.Hooks.Next, a.Hooks.Error)
+	return fmt.Sprintf("is %s, and waits for post-delete hook %s, which is tried again: %s", back, a.Hooks.Next, a.Hooks.Error)
 }
 
 // Lost describes a Function that a pod has lost and does not get back, or not in time; "" for all others.

@@ -32,18 +32,22 @@ func triggers() []trigger {
 	return all
 }
 
-// recordsOf are what the journal can say of a Function in a phase.
+// recordsOf are what the journal can say of a Function in a phase. One that is being released may be back already.
 func recordsOf(phase Phase) []journal.Attachment {
 	allocated, claimedByCNI, ofPod := requested("c1"), claimedVF(), claimedVF()
 	allocated.CNI, allocated.Pod = nil, journal.Pod{}
 	claimedByCNI.CNI, claimedByCNI.Pod = requested("c1").CNI, requested("c1").Pod
 	ofPod.Pod = requested("c1").Pod
 	records := []journal.Attachment{requested("c1"), requested("c3"), claimedByCNI, claimedVF(), ofPod, allocated}
+	owners := len(records)
+	if phase == Releasing {
+		records = append(records, records...)
+	}
 	for i := range records {
 		r := &records[i]
-		r.State = journal.State(phase)
-		if phase == Returned {
-			r.State, r.RestoredAt, r.Hooks = journal.Releasing, r.RestoredAt.AddDate(2000, 0, 0), &journal.Hooks{Next: "port"}
+		r.State = phase
+		if i >= owners {
+			r.RestoredAt, r.Hooks = r.RestoredAt.AddDate(2000, 0, 0), &journal.Hooks{Next: "port"}
 		}
 		if r.State != journal.Reserved {
 			r.Sandbox, r.BootID, r.Before, r.Observed = "c1", "boot-1", &netdev.Snapshot{}, &netdev.Observed{}

@@ -255,21 +255,16 @@ func (p *Plugin) refuse(pod *api.PodSandbox, container *api.Container, a journal
 // StopPodSandbox takes the pod's Functions back. If that takes longer than the runtime waits, it goes on after the answer.
 // The runtime does not call again: what fails here is done by Unprepare, which the kubelet repeats.
 func (p *Plugin) StopPodSandbox(ctx context.Context, pod *api.PodSandbox) error {
-	answering, cancel := leaveTimeToAnswer(ctx)
-	defer cancel()
-	done := make(chan struct{})
+	answering, answer := leaveTimeToAnswer(ctx)
 	p.background.Go(func() {
-		defer close(done)
+		defer answer()
 		ctx, cancel := context.WithTimeout(p.ctx, stopTimeout)
 		defer cancel()
 		if err := p.detach(ctx, pod); err != nil {
 			p.log(pod).Error(err, "Functions are not back yet")
 		}
 	})
-	select {
-	case <-done:
-	case <-answering.Done():
-	}
+	<-answering.Done()
 	return nil
 }
 
