@@ -90,7 +90,6 @@ func (j *Journal) open(path string) (err error) {
 			}
 		}
 	}()
-	_, missing := os.Stat(path)
 	// The list of free pages stays in the file: to find them, bbolt would look at pages in a goroutine of its own, where
 	// a damaged one cannot be recovered from.
 	j.db, err = bolt.Open(path, 0o600, &bolt.Options{
@@ -111,10 +110,7 @@ func (j *Journal) open(path string) (err error) {
 	if err := j.load(); err != nil {
 		return err
 	}
-	if missing != nil {
-		return syncDirectory(filepath.Dir(path))
-	}
-	return nil
+	return syncDirectory(filepath.Dir(path)) // the file may be new
 }
 
 // syncDirectory makes the name of a new file durable, which syncing the file does not.

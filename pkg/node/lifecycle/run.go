@@ -175,12 +175,11 @@ func (m *Manager) lose(ctx context.Context, a journal.Attachment) error {
 		return err
 	}
 	m.healthChanged(a.Function)
-	if again {
-		return nil
+	if !again {
+		m.log.Info("A pod has lost its Function: the device went, or another driver has it", "function", a.Function.String(),
+			"interface", a.Interface.Name, "pod", a.Pod.Namespace+"/"+a.Pod.Name, "sandbox", a.Sandbox)
+		m.options.Lost(a)
 	}
-	m.log.Info("A pod has lost its Function: the device went, or another driver has it", "function", a.Function.String(),
-		"interface", a.Interface.Name, "pod", a.Pod.Namespace+"/"+a.Pod.Name, "sandbox", a.Sandbox)
-	m.options.Lost(a)
 	return nil
 }
 

@@ -604,6 +604,7 @@ func TestRuntimeRestarts(t *testing.T) {
 
 	r = startRuntime(t, socket) // in which the sandbox is gone
 	r.waitForPlugin(t)
+	p.background.Wait() // it catches up
 	n.wantCalls(t, "detach 2 s1")
 	if err := r.run(t, sandbox("pod1", "s2")); err != nil {
 		t.Fatal(err)
