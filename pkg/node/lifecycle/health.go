@@ -60,17 +60,16 @@ func pending(a journal.Attachment) string {
 // Lost describes a Function that a pod has lost and does not get back, or not in time; "" for all others.
 func (m *Manager) Lost(id function.ID) string {
 	a, _ := m.journal.Get(id)
+	lost := fmt.Sprintf("pod %s/%s lost the Function when its device went", a.Pod.Namespace, a.Pod.Name)
 	switch {
 	case a.State != journal.Lost && a.State != journal.Reattaching:
 		return ""
 	case a.Interface.Userspace:
-		return fmt.Sprintf("pod %s/%s lost the Function when its device went, and its program cannot get it back: delete the pod",
-			a.Pod.Namespace, a.Pod.Name)
+		return lost + ", and its program cannot get it back: delete the pod"
 	case time.Since(a.LostAt) < releaseGrace:
 		return ""
 	}
-	return fmt.Sprintf("pod %s/%s lost the Function when its device went: it gets it back when the device and its Port are there; "+
-		"the log of this node's xpu-agent says what is missing", a.Pod.Namespace, a.Pod.Name)
+	return lost + ": it gets it back when the device and its Port are there; the log of this node's xpu-agent says what is missing"
 }
 
 // Elsewhere describes who has the Function by another way than by this extended resource, which is "" for claims; "" if
