@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"os"
 	"slices"
@@ -34,7 +35,7 @@ func stateTable() string {
 	var out bytes.Buffer
 	out.WriteString("\n| event | whose |")
 	for _, phase := range lifecycle.Phases() {
-		fmt.Fprintf(&out, " %s |", phase)
+		fmt.Fprintf(&out, " %s |", cmp.Or(phase, "Free"))
 	}
 	out.WriteString("\n| --- | --- |" + strings.Repeat(" --- |", len(lifecycle.Phases())) + "\n")
 	var evidence []lifecycle.Evidence
@@ -52,8 +53,8 @@ func stateTable() string {
 		}
 		last = entry.Event
 		fmt.Fprintf(&out, "| %s | %s |", event, entry.Whose)
-		for _, rule := range entry.Rules {
-			switch {
+		for _, phase := range lifecycle.Phases() {
+			switch rule := entry.Rules[phase]; {
 			case rule.Step == "":
 				out.WriteString(" |")
 			case rule.If == "":

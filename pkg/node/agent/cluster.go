@@ -112,8 +112,8 @@ func (c *clustered) attach() error {
 		return err
 	}
 	c.nri = &nri.Plugin{
-		Socket: c.config.NRISocket, Journal: c.journal, Lifecycle: c.lifecycle, Kubelet: c.kubelet, Reporter: c.status,
-		Log: c.log.WithName("nri"),
+		Socket: c.config.NRISocket, Journal: c.journal, Lifecycle: c.lifecycle, Claimed: c.kubelet.Claimed,
+		Report: c.status.Report, Log: c.log.WithName("nri"),
 	}
 	*c.driver = dra.Driver{
 		Function:         c.tracker.Get,

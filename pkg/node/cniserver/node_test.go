@@ -22,6 +22,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
@@ -224,7 +225,10 @@ func (r *running) mustFail(request wire.Request, code uint, want string) {
 func (r *running) settled() {
 	r.node.t.Helper()
 	for _, a := range r.journal.All() {
-		must.Succeed(r.node.t, r.lifecycle.Free(r.node.t.Context(), a.Function))
+		must.Succeed(r.node.t, loop.Until(r.node.t.Context(), r.journal.Subscribe, func() bool {
+			now, _ := r.journal.Get(a.Function)
+			return now.State != journal.Releasing
+		}))
 	}
 }
 

@@ -128,7 +128,7 @@ func (s *Server) address(ctx context.Context, r wire.Request) (wire.Reply, error
 	if have, _ := s.Journal.Get(a.device); have.Interface.Userspace {
 		add.Addresses, add.Routes = []netip.Prefix{}, nil // for its program, which reads the result
 	}
-	if _, err := s.Lifecycle.Address(ctx, a.device, journal.ContainerIs(r.ContainerID, r.IfName), add); err != nil {
+	if err := s.Lifecycle.Address(ctx, a.device, journal.ContainerIs(r.ContainerID, r.IfName), add); err != nil {
 		return wire.Reply{}, fail(CodeAttach, "%w", causeOf(ctx, err))
 	}
 	return s.added(ctx, a)

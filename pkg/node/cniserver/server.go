@@ -48,9 +48,7 @@ type Lifecycle interface {
 	Admit(ctx context.Context, want journal.Attachment) (lifecycle.Decision, error)
 	Reserve(ctx context.Context, want journal.Attachment) error
 	Attach(ctx context.Context, id function.ID, sandbox lifecycle.Sandbox) (netdev.Observed, error)
-	Address(
-		ctx context.Context, id function.ID, belongs func(journal.Attachment) bool, add lifecycle.Addresses,
-	) (netdev.Observed, error)
+	Address(ctx context.Context, id function.ID, belongs func(journal.Attachment) bool, add lifecycle.Addresses) error
 	Check(ctx context.Context, id function.ID) (differences []string, err error)
 	// Detach brings the Function back from a sandbox; it stays reserved.
 	Detach(ctx context.Context, id function.ID, sandbox string) error

@@ -11,30 +11,29 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 )
 
-// State is how far an attachment is. What was done to the Function is never more than the journal says.
+// State is how far an attachment is. It is written before the Function is touched.
 type State string
 
 const (
 	// Reserved: the Function has an owner, and nothing was done to it but what Setup says.
 	Reserved State = "Reserved"
-	// Attaching: Before is recorded, and the netdev is anywhere on its way to the pod.
+	// Attaching: Before is recorded, and the netdev is on its way to the pod.
 	Attaching State = "Attaching"
 	// Attached: the netdev is in the pod.
 	Attached State = "Attached"
-	// Lost: the netdev went while the pod's sandbox lives, as its device was unplugged or reset, or lost its driver. Next is
-	// Reattaching once the netdev is back, or Detaching when the sandbox ends.
+	// Lost: the device was unplugged or reset, or lost its driver, while the pod's sandbox lives. Next is Reattaching once
+	// the netdev is back, or Detaching when the sandbox ends.
 	Lost State = "Lost"
-	// Reattaching: as Attaching, for a sandbox that lost the netdev. Next is Attached, or Lost again.
+	// Reattaching: the netdev is on its way back to the pod that lost it. Next is Attached, or Lost again.
 	Reattaching State = "Reattaching"
-	// Detaching: the netdev is anywhere on its way back. Next is Reserved.
+	// Detaching: the netdev is on its way to the host. Next is Reserved.
 	Detaching State = "Detaching"
-	// Releasing: as Detaching, but the reservation goes too. Once the netdev is back (RestoredAt) the post-delete hooks
-	// run. Next is no record.
+	// Releasing: the netdev is on its way to the host, and after RestoredAt the post-delete hooks run. Next is no record.
 	Releasing State = "Releasing"
 )
 
-// Attachment is what the node knows about a Function that is not free. It is a value: what its pointers and slices
-// point to is never changed once it is in a journal.
+// Attachment is what the node knows about a Function that is not free. It is a value: what its pointers and slices point
+// to must not be changed. Port, Setup and Before are written before anything is done by them.
 type Attachment struct {
 	Function function.ID `json:"function"`
 	// PF is the address of the Function's PF, its own for a PF.
@@ -48,16 +47,14 @@ type Attachment struct {
 	// Resource is the extended resource by which the Function was handed out, such as "xpu.opiproject.org/fast"; empty
 	// for a claim.
 	Resource string `json:"resource,omitempty"`
-	// Port is the Port that this agent had the xPU make; nil if there is none, or if the controller makes it. It is recorded
-	// before the xPU is asked.
+	// Port is the Port that this agent asks the xPU for; nil if there is none, or if the controller makes it.
 	Port *Port `json:"port,omitempty"`
 	// CNI is the request that wants, or has, the Function attached; nil for NRI.
 	CNI *CNI `json:"cni,omitempty"`
-	// Setup is what is done to the Function itself so that its owner can use it, and undone when it is released; nil for
-	// nothing. It is recorded before anything is done.
+	// Setup is what is done to the Function so that its owner can use it, and undone by its release; nil for nothing.
 	Setup *Setup `json:"setup,omitempty"`
-	// Interface is what the pod wants. AnyName says that the agent chose its name, and may choose another if the pod has an
-	// interface of that name already.
+	// Interface is what the pod wants. AnyName says that the agent chose the interface's name, and may choose another one if
+	// the pod has an interface of that name.
 	Interface function.Interface `json:"interface"`
 	AnyName   bool               `json:"anyName,omitempty"`
 
@@ -68,8 +65,7 @@ type Attachment struct {
 
 	// The fields from here on are empty in state Reserved. Sandbox is the ID of the pod's sandbox container.
 	Sandbox string `json:"sandbox,omitempty"`
-	// BootID is the boot in which the netdev was moved (/proc/sys/kernel/random/boot_id). After another boot there is
-	// nothing to undo.
+	// BootID is the boot in which the netdev was moved (/proc/sys/kernel/random/boot_id). Another boot undoes the move.
 	BootID string `json:"bootID,omitempty"`
 	// Place is the pod's network namespace and where the netdev is in it.
 	Place netdev.Place `json:"place,omitzero"`
@@ -85,7 +81,7 @@ type Attachment struct {
 	// StoppedAt is when the way back began.
 	StoppedAt time.Time `json:"stoppedAt,omitzero"`
 
-	// RestoredAt is when the netdev was back, as was verified. It and Hooks are set only in state Releasing. From here on
+	// RestoredAt is when the netdev was verified to be back. It and Hooks are set in state Releasing only. Once it is set,
 	// only post-delete hooks change the record.
 	RestoredAt time.Time `json:"restoredAt,omitzero"`
 	// Hooks is how far the post-delete hooks are; nil before RestoredAt.
@@ -104,15 +100,13 @@ type Setup struct {
 	// SF says that the Function is an SF that exists for its owner only: it is made with the MAC, and deleted afterwards.
 	SF  bool         `json:"sf,omitempty"`
 	MAC function.MAC `json:"mac,omitempty"`
-	// Driver is what is bound for the owner, "" for the Function's own driver. The fields below are what was before: Own is
-	// the driver that was bound, "" if none was.
+	// Driver is the driver that is bound for the owner, "" for the Function's own. Own is the driver that was bound before,
+	// "" if none was.
 	Driver string `json:"driver,omitempty"`
 	Own    string `json:"own,omitempty"`
-	// Netdev is what the netdev of the own driver was; nil if there was none. It is made anew when that driver is bound
-	// again.
+	// Netdev is the netdev that the own driver had made, nil if there was none. RDMA says that it had made an RDMA device.
 	Netdev *netdev.Snapshot `json:"netdev,omitempty"`
-	// RDMA says that the own driver gave the Function an RDMA device.
-	RDMA bool `json:"rdma,omitempty"`
+	RDMA   bool             `json:"rdma,omitempty"`
 	// BootID is the boot in which Netdev was seen. Another boot may have made something else of it.
 	BootID string `json:"bootID,omitempty"`
 }
@@ -160,8 +154,7 @@ type CNI struct {
 	Network string `json:"network"`
 	// IPAM is the result of the IPAM plugin, as it printed it; empty if there is none.
 	IPAM json.RawMessage `json:"ipam,omitempty"`
-	// Claimed is the interface that the claim wants, for a Function that belongs to one: it is wanted again when the request
-	// is over.
+	// Claimed is the interface that the Function's claim, if any, wants: it is wanted again when the request is over.
 	Claimed *function.Interface `json:"claimed,omitempty"`
 }
 
@@ -180,8 +173,7 @@ func (a Attachment) IsVF() bool {
 // Restored says whether the netdev is back from a release and only hooks are left of it.
 func (a Attachment) Restored() bool { return a.State == Releasing && !a.RestoredAt.IsZero() }
 
-// LastUse is the sandbox that has the Function, or had it last; ok is false if there was none. StoppedAt is zero for
-// one that has it.
+// LastUse is the sandbox that has the Function, or had it last; ok is false if there was none.
 func (a Attachment) LastUse() (use Ended, ok bool) {
 	switch {
 	case a.Sandbox != "":
@@ -192,8 +184,8 @@ func (a Attachment) LastUse() (use Ended, ok bool) {
 	return Ended{}, false
 }
 
-// BackToReserved is the attachment after its netdev is back: reserved and nothing more. The interface of a claim's Function
-// is what the claim wants again, without the CNI request.
+// BackToReserved is the attachment after its netdev is back. The CNI request for a claim's Function is over then, and the
+// interface is the claim's.
 func (a Attachment) BackToReserved() Attachment {
 	reserved := Attachment{
 		Function: a.Function, PF: a.PF, PFName: a.PFName, VFIndex: a.VFIndex,
@@ -210,13 +202,7 @@ func (a Attachment) BackToReserved() Attachment {
 	return reserved
 }
 
-// ClaimIs returns a function that is true for attachments of the claim.
-func ClaimIs(uid types.UID) func(Attachment) bool {
-	return func(a Attachment) bool { return uid != "" && a.Claim.UID == uid }
-}
-
-// ContainerIs returns a function that is true for attachments of the container's CNI request for the interface, attached
-// or not.
+// ContainerIs returns a function that is true for attachments of the container's CNI request for the interface.
 func ContainerIs(containerID, ifName string) func(Attachment) bool {
 	return func(a Attachment) bool {
 		return a.CNI != nil && a.CNI.ContainerID == containerID && a.CNI.IfName == ifName

@@ -16,9 +16,6 @@ func TestOwners(t *testing.T) {
 		belongs func(journal.Attachment) bool
 		want    []bool // claim, claimByCNI, resource, resourceByCNI
 	}{
-		{"the claim", journal.ClaimIs("u"), []bool{true, true, false, false}},
-		{"another claim", journal.ClaimIs("v"), []bool{false, false, false, false}},
-		{"no claim", journal.ClaimIs(""), []bool{false, false, false, false}},
 		{"the container", journal.ContainerIs("c1", "net1"), []bool{false, true, false, true}},
 		{"another container", journal.ContainerIs("c2", "net1"), []bool{false, false, false, false}},
 		{"another interface", journal.ContainerIs("c1", "net2"), []bool{false, false, false, false}},

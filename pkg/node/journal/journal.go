@@ -47,8 +47,8 @@ var (
 	ErrCorrupt = errors.New("is corrupt; move it away to start with an empty journal")
 )
 
-// Journal is one file, open in one process at a time. Its methods may be called by several goroutines at once. Reads
-// come from memory. A write returns when it is on the disk, and what it returns an error for was not written.
+// Journal is one file, open in one process at a time. Its methods may be called by several goroutines at once. Reads come
+// from memory. A write returns when it is on the disk, or an error if nothing was written.
 type Journal struct {
 	db     *bolt.DB
 	writes sync.Mutex // for one writer at a time, until its change is in memory too
@@ -90,7 +90,6 @@ func (j *Journal) open(path string) (err error) {
 			}
 		}
 	}()
-	_, missing := os.Stat(path)
 	// The list of free pages stays in the file: to find them, bbolt would look at pages in a goroutine of its own, where
 	// a damaged one cannot be recovered from.
 	j.db, err = bolt.Open(path, 0o600, &bolt.Options{
@@ -111,10 +110,7 @@ func (j *Journal) open(path string) (err error) {
 	if err := j.load(); err != nil {
 		return err
 	}
-	if missing != nil {
-		return syncDirectory(filepath.Dir(path))
-	}
-	return nil
+	return syncDirectory(filepath.Dir(path)) // the file may be new
 }
 
 // syncDirectory makes the name of a new file durable, which syncing the file does not.
@@ -148,12 +144,9 @@ func (j *Journal) load() error {
 			j.attachments[a.Function] = a
 			return nil
 		})
-		if err != nil {
-			return err
-		}
-		if letters != nil { // the first version of the agent had none
-			complete = true
-			err := letters.ForEach(func(key, value []byte) error {
+		complete = letters != nil // the first version of the agent had none
+		if err == nil && complete {
+			err = letters.ForEach(func(key, value []byte) error {
 				letter, err := decodeLetter(key, value)
 				if err != nil {
 					return fmt.Errorf("%w (dead letter %x: %w)", ErrCorrupt, key, err)
@@ -161,29 +154,21 @@ func (j *Journal) load() error {
 				j.letters = append(j.letters, letter)
 				return nil
 			})
-			if err != nil {
-				return err
-			}
 		}
-		return check(tx) // after all pages were seen here, for the same reason
+		if err != nil {
+			return err
+		}
+		// This comes after all pages were seen here, as the library looks at them in a goroutine of its own. That one goes on
+		// reading until the channel is empty, even in a file that is closed.
+		for damage := range tx.Check() {
+			err = cmp.Or(err, fmt.Errorf("%w (%w)", ErrCorrupt, damage))
+		}
+		return err
 	})
 	if err != nil || complete {
 		return err
 	}
 	return j.db.Update(initialize)
-}
-
-// check looks for damaged pages. It takes all that the library finds, as a goroutine of the library would otherwise read on
-// in a file that is closed.
-func check(tx *bolt.Tx) error {
-	var damage error
-	for err := range tx.Check() {
-		damage = cmp.Or(damage, err)
-	}
-	if damage != nil {
-		return fmt.Errorf("%w (%w)", ErrCorrupt, damage)
-	}
-	return nil
 }
 
 func checkSchema(value []byte) error {
@@ -245,7 +230,7 @@ func (a Attachment) check() error {
 // Close gives the file up.
 func (j *Journal) Close() error { return j.db.Close() }
 
-// Writable is an error if nothing could be written now: the disk is full or gone. It writes to find out.
+// Writable writes, and returns an error if that fails: the disk is full or gone.
 func (j *Journal) Writable() error {
 	if err := j.db.Update(func(*bolt.Tx) error { return nil }); err != nil {
 		return fmt.Errorf("journal: %w", err)

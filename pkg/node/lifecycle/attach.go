@@ -18,11 +18,11 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// Reserve waits until the owner is admitted, see [Manager.Admit], records durably that the Function is the owner's and
-// what its interface shall be, and sets the Function up. It sets the state and the fields that depend on it. Reserving
-// again for the same owner replaces the interface until the Function is being attached, and changes nothing from then on.
-// Without a claim and a request the reservation is for the next pod that comes: made again it is a new one, after a
-// release. A reservation whose setup failed stays, and the next Reserve continues it.
+// Reserve waits until the owner is admitted (see [Manager.Admit]), records that the Function is the owner's and what its
+// interface shall be, and sets the Function up. Reserving again for the same owner replaces the interface until the
+// Function is being attached, and changes nothing from then on. A reservation without a claim and a CNI request is for the
+// next pod that comes: reserving again releases the Function and makes a new one. A reservation whose setup failed stays,
+// and the next Reserve continues it.
 func (m *Manager) Reserve(ctx context.Context, want journal.Attachment) (err error) {
 	defer wrap(&err, want.Function)
 	checked := want.Interface
@@ -32,7 +32,7 @@ func (m *Manager) Reserve(ctx context.Context, want journal.Attachment) (err err
 	if err := checked.Validate(); err != nil {
 		return err
 	}
-	_, err = m.whenAdmitted(ctx, triggerOf(want), want.Function, func(have journal.Attachment) error {
+	_, err = m.settle(ctx, triggerOf(want), want.Function, func(have journal.Attachment) error {
 		return m.take(ctx, have, want)
 	})
 	return err
@@ -40,25 +40,17 @@ func (m *Manager) Reserve(ctx context.Context, want journal.Attachment) (err err
 
 // take replaces the record that the Function has, if any, and sets the Function up. The caller has the Function's lock.
 func (m *Manager) take(ctx context.Context, have, want journal.Attachment) (err error) {
-	exists := have.State != ""
-	if exists && have.Claim.UID != want.Claim.UID {
+	if have.State != Free && have.Claim.UID != want.Claim.UID {
 		return taken("belongs to %s", owner(have)) // since the request was made up
 	}
 	cni, wanted := want.CNI, want.Interface
 	want = want.BackToReserved()
-	want.CNI, want.Interface, want.Ended, want.ReservedAt = cni, wanted, nil, time.Now().UTC()
-	if exists {
-		want.Ended, want.ReservedAt = have.Ended, have.ReservedAt
-		if want.Port == nil {
-			want.Port = have.Port // the xPU may serve it already; only a release takes it away
-		}
-	}
+	want.CNI, want.Interface = cni, wanted
+	want.Ended, want.ReservedAt = have.Ended, cmp.Or(have.ReservedAt, time.Now().UTC())
+	want.Port = cmp.Or(want.Port, have.Port) // the xPU may serve it already; only a release takes it away
 	if have.Setup != nil {
 		want.Setup = have.Setup // only a release undoes it
 	} else if want.Setup != nil {
-		if m.options.Setup == nil {
-			return errNoSetup
-		}
 		if want.Setup, err = m.options.Setup.Plan(ctx, want); err != nil {
 			return err
 		}
@@ -78,14 +70,8 @@ func (m *Manager) setUp(ctx context.Context, a journal.Attachment) error {
 	if a.Setup == nil {
 		return nil
 	}
-	if m.options.Setup == nil {
-		return errNoSetup
-	}
 	return m.options.Setup.SetUp(ctx, a)
 }
-
-// errNoSetup is returned for what only a [Setup] can do.
-var errNoSetup = errors.New("cannot be set up: this agent makes no SFs and binds no drivers")
 
 // Sandbox is the pod sandbox that wants a Function.
 type Sandbox struct {
@@ -96,16 +82,16 @@ type Sandbox struct {
 	Pod   journal.Pod
 }
 
-// Attach takes a reserved Function into a sandbox as the interface that was reserved. Called again for the same sandbox
-// it returns what it did the first time. A Function in an older sandbox of the same pod, or in one that is gone, is
-// brought back first; a Function in another pod is an error.
+// Attach moves a reserved Function into a sandbox as the interface that was reserved. Another call for the same sandbox
+// returns the same. A Function in an older sandbox of the pod, or in one that is gone, is brought back first. A Function
+// in another pod is an error.
 func (m *Manager) Attach(ctx context.Context, id function.ID, sandbox Sandbox) (observed netdev.Observed, err error) {
 	defer wrap(&err, id)
 	if sandbox.ID == "" || sandbox.NetNS == "" {
 		return observed, fmt.Errorf("sandbox %q with network namespace %q: both must be given", sandbox.ID, sandbox.NetNS)
 	}
 	t := trigger{event: SandboxStarts, pod: sandbox.Pod, sandbox: sandbox.ID, netNS: sandbox.NetNS}
-	d, err := m.whenAdmitted(ctx, t, id, func(have journal.Attachment) (err error) {
+	d, err := m.settle(ctx, t, id, func(have journal.Attachment) (err error) {
 		observed, err = m.move(ctx, have, sandbox)
 		return err
 	})
@@ -127,20 +113,17 @@ func (m *Manager) move(ctx context.Context, record journal.Attachment, sandbox S
 	}
 	record.State, record.Sandbox, record.Pod, record.BootID = journal.Attaching, sandbox.ID, sandbox.Pod, m.options.BootID
 	record.Before, record.Place = &before, place
-	if record, err = m.transfer(ctx, record, device, before, record.Interface); err != nil {
-		return netdev.Observed{}, err
-	}
-	return *record.Observed, nil
+	return m.transfer(ctx, record, device, before, record.Interface)
 }
 
 // transfer writes the record, whose state is Attaching or Reattaching, and moves the netdev, which is now as the snapshot
 // says, to the record's place. A transfer that fails is undone, by [Manager.Recover] if the agent ends.
 func (m *Manager) transfer(
 	ctx context.Context, record journal.Attachment, device netdev.Device, now netdev.Snapshot, want function.Interface,
-) (journal.Attachment, error) {
+) (netdev.Observed, error) {
 	start, state := time.Now(), record.State
 	if err := m.journal.Put(record); err != nil {
-		return record, err
+		return netdev.Observed{}, err
 	}
 	observed, err := m.engine.Attach(ctx, device, now, record.Place, want)
 	if err == nil {
@@ -152,12 +135,16 @@ func (m *Manager) transfer(
 		err = m.options.Devices.Offer(record)
 	}
 	if err != nil {
-		return record, errors.Join(err, m.undoTransfer(context.WithoutCancel(ctx), record.Function, state))
+		return netdev.Observed{}, errors.Join(err, m.undoTransfer(context.WithoutCancel(ctx), record.Function, state))
 	}
 	m.announce(record)
 	m.log.Info("Function attached", "function", record.Function.String(), "interface", observed.Name,
 		"pod", record.Pod.Namespace+"/"+record.Pod.Name, "sandbox", record.Sandbox, "took", time.Since(start))
-	return record, nil
+	if state == journal.Reattaching {
+		m.healthChanged(record.Function)
+		m.options.Back(record)
+	}
+	return observed, nil
 }
 
 // undoTransfer brings the netdev to the host again after a transfer that began in the state.
@@ -206,17 +193,27 @@ func (m *Manager) otherName(record journal.Attachment) string {
 	}
 }
 
-// Patience is how often, within 2 s, a netdev is looked for that is not on the host yet: its driver was just bound, udev
-// renames it, or it is on its way back from another namespace.
+// Patience is how often, within 2 s, a netdev is looked for that is not on the host yet, because its driver was just bound,
+// udev renames it, or it is on its way back from another namespace.
 func Patience() wait.Backoff {
 	return wait.Backoff{Duration: 5 * time.Millisecond, Factor: 1.5, Steps: 14}
+}
+
+// retry calls try as often as patience says, until it is done. The error is that of the last call, or that of ctx if try
+// was not called at all.
+func retry(ctx context.Context, patience wait.Backoff, try func(context.Context) (done bool, err error)) (err error) {
+	waitErr := wait.ExponentialBackoffWithContext(ctx, patience, func(ctx context.Context) (done bool, _ error) {
+		done, err = try(ctx)
+		return done, nil
+	})
+	return cmp.Or(err, waitErr)
 }
 
 // plan finds the netdev and looks at it.
 func (m *Manager) plan(ctx context.Context, record journal.Attachment, netNS string) (
 	device netdev.Device, before netdev.Snapshot, place netdev.Place, err error,
 ) {
-	waitErr := wait.ExponentialBackoffWithContext(ctx, Patience(), func(ctx context.Context) (bool, error) {
+	err = retry(ctx, Patience(), func(ctx context.Context) (done bool, err error) {
 		device, err = Device(m.netdevs, record)
 		if record.Interface.Userspace {
 			device.Name, err = "", nil
@@ -224,30 +221,25 @@ func (m *Manager) plan(ctx context.Context, record journal.Attachment, netNS str
 		if err == nil {
 			before, place, err = m.engine.Plan(ctx, device, netNS, record.Interface)
 		}
-		if err == nil && !record.Interface.Userspace {
-			err = belongs(before, record.Function)
+		id, seen := record.Function, before.Identity
+		if err == nil && !record.Interface.Userspace && id.Subfunction == "" && seen.Bus == "pci" && seen.Parent != string(id.Address) {
+			// Another netdev took the name of the Function's between the two looks.
+			err = fmt.Errorf("netdev %s: belongs to Function %s by now: %w", before.Name, seen.Parent, netdev.ErrNoNetdev)
 		}
-		return !errors.Is(err, netdev.ErrNoNetdev), nil
+		return !errors.Is(err, netdev.ErrNoNetdev), err
 	})
-	if err == nil {
-		err = waitErr
-	}
 	return device, before, place, err
 }
 
-// belongs refuses a netdev that took the name of the Function's between two looks.
-func belongs(s netdev.Snapshot, id function.ID) error {
-	if s.Identity.Bus == "pci" && id.Subfunction == "" && s.Identity.Parent != string(id.Address) {
-		return fmt.Errorf("netdev %s: belongs to Function %s by now: %w", s.Name, s.Identity.Parent, netdev.ErrNoNetdev)
-	}
-	return nil
-}
-
-// Device looks at the host's side of a Function. The error is a [netdev.ErrNoNetdev] if the Function has no netdev on the
-// host; the PF and the port are returned nevertheless, as far as they are known.
+// Device is the host's side of a Function. If the Function has no netdev on the host, the error is [netdev.ErrNoNetdev],
+// and the device has the PF and the port only.
 func Device(netdevs NetdevFinder, record journal.Attachment) (netdev.Device, error) {
-	device := netdev.Device{Port: portOf(record)}
+	var device netdev.Device
+	if number, isSF := record.Function.SFNum(); isSF {
+		device.Port = &function.EswitchPort{PF: string(record.PF), SF: true, Number: number}
+	}
 	if record.IsVF() {
+		device.Port = &function.EswitchPort{PF: string(record.PF), Number: uint32(record.VFIndex)}
 		// Without the PF's netdev nothing can be asked or told about the VF. That matters only to who wants it.
 		if name, err := netdevs.Netdev(function.ID{Address: record.PF}); err == nil && name != "" {
 			device.PF = &netdev.PF{Name: name, Address: string(record.PF), VF: record.VFIndex}
@@ -274,52 +266,44 @@ type Addresses struct {
 
 // Check describes how an attached Function differs from what was attached; nothing means that it does not.
 func (m *Manager) Check(ctx context.Context, id function.ID) (differences []string, err error) {
-	unlock, err := m.journal.Lock(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	defer unlock()
-	defer wrap(&err, id)
-	record, _ := m.journal.Get(id)
-	if record.State != journal.Attached {
-		return []string{"is not attached"}, nil
-	}
-	device, _ := Device(m.netdevs, record) // the netdev is in the pod; the PF is what matters
-	return m.engine.Check(ctx, device, attached(record))
+	err = m.withLock(ctx, id, func(record journal.Attachment) (err error) {
+		defer wrap(&err, id)
+		if record.State != journal.Attached {
+			differences = []string{"is not attached"}
+			return nil
+		}
+		device, _ := Device(m.netdevs, record) // the netdev is in the pod; the PF is what matters
+		differences, err = m.engine.Check(ctx, device, attached(record))
+		return err
+	})
+	return differences, err
 }
 
-// Address gives the addresses to the interface that a CNI request has attached, and returns what the interface is then.
-// belongs says whether the attachment is that of the request. Adding again what the interface has is no error.
-func (m *Manager) Address(
-	ctx context.Context, id function.ID, belongs func(journal.Attachment) bool, add Addresses,
-) (_ netdev.Observed, err error) {
-	unlock, err := m.journal.Lock(ctx, id)
-	if err != nil {
-		return netdev.Observed{}, err
-	}
-	defer unlock()
-	defer wrap(&err, id)
-	record, _ := m.journal.Get(id)
-	if record.State != journal.Attached || record.CNI == nil || !belongs(record) {
-		return netdev.Observed{}, errors.New("is not attached for this request")
-	}
-	request := *record.CNI
-	request.IPAM = add.Result
-	record.CNI = &request
-	record.Interface.Addresses = union(record.Interface.Addresses, add.Addresses)
-	record.Interface.Routes = union(record.Interface.Routes, add.Routes)
-	if err := record.Interface.Validate(); err != nil {
-		return netdev.Observed{}, err
-	}
-	if err := m.journal.Put(record); err != nil {
-		return netdev.Observed{}, err
-	}
-	observed, err := m.engine.Add(ctx, attached(record), add.Addresses, add.Routes)
-	if err != nil {
-		return netdev.Observed{}, err
-	}
-	record.Observed = &observed
-	return observed, m.journal.Put(record)
+// Address gives the addresses to the interface that a CNI request has attached. belongs says whether the attachment is
+// that of the request. Adding again what the interface has is no error.
+func (m *Manager) Address(ctx context.Context, id function.ID, belongs func(journal.Attachment) bool, add Addresses) error {
+	return m.withLock(ctx, id, func(record journal.Attachment) (err error) {
+		defer wrap(&err, id)
+		if record.State != journal.Attached || record.CNI == nil || !belongs(record) {
+			return errors.New("is not attached for this request")
+		}
+		record.CNI = new(*record.CNI) // the journal keeps the one that was read
+		record.CNI.IPAM = add.Result
+		record.Interface.Addresses = union(record.Interface.Addresses, add.Addresses)
+		record.Interface.Routes = union(record.Interface.Routes, add.Routes)
+		if err := record.Interface.Validate(); err != nil {
+			return err
+		}
+		if err := m.journal.Put(record); err != nil {
+			return err
+		}
+		observed, err := m.engine.Add(ctx, attached(record), add.Addresses, add.Routes)
+		if err != nil {
+			return err
+		}
+		record.Observed = &observed
+		return m.journal.Put(record)
+	})
 }
 
 // union returns have with what it lacks of more at its end. have is not changed: it is in the journal.

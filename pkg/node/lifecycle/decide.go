@@ -22,10 +22,10 @@ type trigger struct {
 	// claim is that of Prepare and Unprepare, and of an Add for a claim's Function; resource that of Allocate and GiveUp.
 	claim    types.UID
 	resource string
-	// containerID and ifName are those of Add and Del.
-	containerID, ifName string
-	// sandbox is that of SandboxStarts and SandboxStops; netNS is the path of the network namespace of a SandboxStarts.
-	sandbox, netNS string
+	// sandbox is the ID of the sandbox container, of Add, Del, SandboxStarts and SandboxStops.
+	sandbox string
+	// ifName is that of Add and Del, netNS the path of the network namespace of a SandboxStarts.
+	ifName, netNS string
 	// but, where set, excludes attachments from a Del: those made after the request.
 	but func(journal.Attachment) bool
 	// assigned, where set, is [Kubelet.Assigned] for all reservations of a Sweep: it asks the kubelet once.
@@ -36,9 +36,7 @@ type trigger struct {
 func triggerOf(want journal.Attachment) trigger {
 	switch {
 	case want.CNI != nil:
-		return trigger{
-			event: Add, pod: want.Pod, claim: want.Claim.UID, containerID: want.CNI.ContainerID, ifName: want.CNI.IfName,
-		}
+		return trigger{event: Add, pod: want.Pod, claim: want.Claim.UID, sandbox: want.CNI.ContainerID, ifName: want.CNI.IfName}
 	case want.Claim.UID != "":
 		return trigger{event: Prepare, pod: want.Pod, claim: want.Claim.UID}
 	}
@@ -49,9 +47,9 @@ func triggerOf(want journal.Attachment) trigger {
 func (t trigger) owns(a journal.Attachment) bool {
 	switch t.event {
 	case Prepare, Unprepare:
-		return journal.ClaimIs(t.claim)(a)
+		return t.isClaim(a)
 	case Add, Del:
-		return journal.ContainerIs(t.containerID, t.ifName)(a) && (t.but == nil || !t.but(a))
+		return journal.ContainerIs(t.sandbox, t.ifName)(a) && (t.but == nil || !t.but(a))
 	case SandboxStarts:
 		return a.Sandbox == t.sandbox
 	case SandboxStops:
@@ -62,6 +60,9 @@ func (t trigger) owns(a journal.Attachment) bool {
 	}
 	return false
 }
+
+// isClaim says whether the record is for the event's claim.
+func (t trigger) isClaim(a journal.Attachment) bool { return t.claim != "" && a.Claim.UID == t.claim }
 
 // isPod says whether the record is for the event's pod. Old runtimes do not tell the UID.
 func (t trigger) isPod(a journal.Attachment) bool {
@@ -74,21 +75,21 @@ func (t trigger) isPod(a journal.Attachment) bool {
 // whose classifies the owner of a Function as the event sees it.
 func (t trigger) whose(a journal.Attachment) Whose {
 	switch {
-	case a.State == "":
+	case a.State == Free:
 		return Nobodys
 	case t.owns(a):
 		return Own
 	case a.Claim.UID != "":
-		sameContainer := a.CNI != nil && a.Sandbox != "" && a.Sandbox == t.containerID
+		sameContainer := a.CNI != nil && a.Sandbox != "" && a.Sandbox == t.sandbox
 		switch {
-		case t.event == Add && (t.isPod(a) || journal.ClaimIs(t.claim)(a)) && !sameContainer,
+		case t.event == Add && (t.isPod(a) || t.isClaim(a)) && !sameContainer,
 			t.event == SandboxStarts && (a.Pod.UID == "" || t.isPod(a)):
 			return PodsClaim
 		}
 		return AnotherClaims
 	case a.CNI == nil && (t.event != GiveUp || a.Resource == t.resource):
 		return NextPods
-	case a.CNI != nil && t.event == Add && t.isPod(a) && a.CNI.ContainerID != t.containerID:
+	case a.CNI != nil && t.event == Add && t.isPod(a) && a.CNI.ContainerID != t.sandbox:
 		return PodsRequest
 	}
 	return AnotherRequests
@@ -96,7 +97,7 @@ func (t trigger) whose(a journal.Attachment) Whose {
 
 // rule looks the event up in the table.
 func (t trigger) rule(a journal.Attachment) Rule {
-	rule, ok := table[t.event][t.whose(a)][phaseOf(a)]
+	rule, ok := table[t.event][t.whose(a)][a.State]
 	if !ok {
 		return always(Refuse) // TestTableIsWhole shows that there is no such case
 	}
@@ -112,10 +113,10 @@ func taken(format string, args ...any) error { return TakenError{fmt.Sprintf(for
 
 // Decision is what follows from an event for a Function.
 type Decision struct {
-	// Record is the Function's record that the decision is about; the zero value for a Function that is free.
+	// Record is the Function's record at the time of the decision, the zero value if the Function was free.
 	Record journal.Attachment
-	// Resource is the extended resource by which the kubelet gave the Function to the pod of a CNI request, "" if it did
-	// not, or was not asked.
+	// Resource is the extended resource by which the kubelet gave the Function to the pod of a CNI request, "" if there is
+	// none or the kubelet was not asked.
 	Resource string
 
 	id      function.ID
@@ -130,15 +131,20 @@ func wrap(err *error, id function.ID) {
 	}
 }
 
-// Admit returns when the owner that want names may have the Function: its claim, its CNI request, or else any pod that
-// the kubelet allocates the Function to. It waits until ctx ends for a release that is under way, and brings back what an
-// earlier owner left. A [TakenError] says that another owner has the Function. Nothing is reserved by this.
+// Admit returns when the owner that want names may have the Function: its claim, its CNI request, or else any pod that the
+// kubelet allocates the Function to. It waits for a release that is under way, and brings back what an earlier owner left.
+// A [TakenError] says that another owner has the Function. Admit reserves nothing.
 func (m *Manager) Admit(ctx context.Context, want journal.Attachment) (d Decision, err error) {
 	defer wrap(&err, want.Function)
-	return m.admit(ctx, triggerOf(want), want.Function)
+	return m.settle(ctx, triggerOf(want), want.Function, nil)
 }
 
-func (m *Manager) admit(ctx context.Context, t trigger, id function.ID) (Decision, error) {
+// settle decides about the event and carries the step out, again and again, until nothing more follows from the event. A
+// Take or an Attach is the last step: take, where set, carries it out with the Function's lock and record. The error of a
+// Refuse is its reason.
+func (m *Manager) settle(
+	ctx context.Context, t trigger, id function.ID, take func(have journal.Attachment) error,
+) (Decision, error) {
 	for {
 		d, err := m.decide(ctx, t, id)
 		if err != nil {
@@ -151,26 +157,20 @@ func (m *Manager) admit(ctx context.Context, t trigger, id function.ID) (Decisio
 			err = m.await(ctx, d.Record)
 		case BringBack, EndRequest, Release:
 			err = m.makeWay(ctx, t, d)
+		case Lose, Reattach:
+			_, err = m.ifUnchanged(ctx, d, func(have journal.Attachment) error { return m.carryOut(ctx, have, d.step) })
+		case Take, Attach:
+			if take == nil {
+				return d, nil
+			}
+			var done bool
+			if done, err = m.ifUnchanged(ctx, d, take); done {
+				return d, err
+			}
 		default:
 			return d, nil
 		}
 		if err != nil {
-			return d, err
-		}
-	}
-}
-
-// whenAdmitted calls f with the Function's lock and record once the event is admitted. It does not call f if everything
-// is as the event wants it: the decision is then Keep.
-func (m *Manager) whenAdmitted(
-	ctx context.Context, t trigger, id function.ID, f func(have journal.Attachment) error,
-) (Decision, error) {
-	for {
-		d, err := m.admit(ctx, t, id)
-		if err != nil || d.step == Keep {
-			return d, err
-		}
-		if unchanged, err := m.ifUnchanged(ctx, d, f); unchanged || err != nil {
 			return d, err
 		}
 	}
@@ -211,7 +211,7 @@ func decideRequest(have journal.Attachment, sandbox string) (Decision, error) {
 // takenBy says why the event cannot have the Function.
 func takenBy(t trigger, a journal.Attachment) error {
 	switch {
-	case a.State == "":
+	case a.State == Free:
 		return errors.New("is not reserved")
 	case t.event == SandboxStarts && a.Claim.UID == "" && a.CNI == nil:
 		return errors.New("is allocated, but nobody asked yet for an interface")
@@ -309,12 +309,6 @@ func (m *Manager) end(ctx context.Context, t trigger, id function.ID) (err error
 
 // carryOut takes a step that needs nothing but the record. The caller has the Function's lock.
 func (m *Manager) carryOut(ctx context.Context, a journal.Attachment, step Step) error {
-	if step == EndRequest {
-		step = Release
-		if a.Claim.UID != "" {
-			step = BringBack
-		}
-	}
 	switch {
 	case step == SetUp:
 		return m.setUp(ctx, a)
@@ -322,11 +316,13 @@ func (m *Manager) carryOut(ctx context.Context, a journal.Attachment, step Step)
 		return m.lose(ctx, a)
 	case step == Reattach:
 		return m.reattach(ctx, a)
-	case step == Release:
+	case step == Release, step == EndRequest && a.Claim.UID == "":
 		return m.bringBack(ctx, a, journal.Releasing)
-	case step == BringBack && a.State != journal.Reserved:
+	case step != BringBack && step != EndRequest:
+		return nil
+	case a.State != journal.Reserved:
 		return m.bringBack(ctx, a, journal.Detaching)
-	case step == BringBack && a.CNI != nil && a.CNI.Claimed != nil:
+	case a.CNI != nil && a.CNI.Claimed != nil:
 		return m.journal.Put(a.BackToReserved())
 	}
 	return nil

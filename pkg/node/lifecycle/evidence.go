@@ -10,6 +10,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 )
 
@@ -62,12 +63,17 @@ func (m *Manager) noOtherPod(ctx context.Context, t trigger, d *Decision) (bool,
 	return true, nil
 }
 
-func (m *Manager) namespaceGone(_ context.Context, _ trigger, d *Decision) (bool, error) {
-	if d.Record.BootID != m.options.BootID {
-		return true, nil
+// sandboxLives says whether the network namespace that the Function was moved to still exists. None survives a boot.
+func (m *Manager) sandboxLives(a journal.Attachment) (bool, error) {
+	if a.BootID != m.options.BootID {
+		return false, nil
 	}
-	alive, err := m.engine.Alive(d.Record.Place)
-	return err == nil && !alive, err
+	return m.engine.Alive(a.Place)
+}
+
+func (m *Manager) namespaceGone(_ context.Context, _ trigger, d *Decision) (bool, error) {
+	lives, err := m.sandboxLives(d.Record)
+	return err == nil && !lives, err
 }
 
 // unneeded is false if anything cannot be found out.
@@ -120,12 +126,12 @@ func (m *Manager) netdevGone(_ context.Context, _ trigger, d *Decision) (bool, e
 	} else {
 		gone = gone || name != "" || errors.Is(err, inventory.ErrNoNetdev)
 	}
-	if !gone || a.BootID != m.options.BootID {
+	if !gone {
 		return false, nil
 	}
-	alive, err := m.engine.Alive(a.Place)
-	if !alive || err != nil || a.Interface.Userspace {
-		return alive, err
+	lives, err := m.sandboxLives(a)
+	if !lives || err != nil || a.Interface.Userspace {
+		return lives, err
 	}
 	holds, err := m.engine.Holds(a.Place, a.Before.Identity)
 	return !holds, err
@@ -135,7 +141,7 @@ func (m *Manager) netdevGone(_ context.Context, _ trigger, d *Decision) (bool, e
 // Port is not there in time.
 func (m *Manager) deviceBack(ctx context.Context, _ trigger, d *Decision) (bool, error) {
 	a := d.Record
-	if a.Interface.Userspace || a.BootID != m.options.BootID {
+	if a.Interface.Userspace {
 		return false, nil
 	}
 	id := a.Function
@@ -151,7 +157,7 @@ func (m *Manager) deviceBack(ctx context.Context, _ trigger, d *Decision) (bool,
 			return false, nil
 		}
 	}
-	if alive, err := m.engine.Alive(a.Place); !alive || err != nil {
+	if lives, err := m.sandboxLives(a); !lives || err != nil {
 		return false, err
 	}
 	if m.options.Serve == nil {

@@ -47,62 +47,52 @@ func pending(a journal.Attachment) string {
 	if a.Pod.Name != "" {
 		owner = fmt.Sprintf("pod %s/%s", a.Pod.Namespace, a.Pod.Name)
 	}
-	stopped := a.StoppedAt.Format(time.RFC3339)
+	back := fmt.Sprintf("back from %s, which ended at %s", owner, a.StoppedAt.Format(time.RFC3339))
 	switch {
 	case !a.Restored():
-		return fmt.Sprintf("is not back from %s, which ended at %s: the log of this node's xpu-agent says why", owner, stopped)
+		return "is not " + back + ": the log of this node's xpu-agent says why"
 	case a.Hooks == nil || a.Hooks.Error == "":
-		return fmt.Sprintf("is back from %s, which ended at %s, and waits for its post-delete hooks", owner, stopped)
+		return "is " + back + ", and waits for its post-delete hooks"
 	}
-	return fmt.Sprintf("is back from %s, which ended at %s, and waits for post-delete hook %s, which is tried again: %s",
-		owner, stopped, a.Hooks.Next, a.Hooks.Error)
+	return fmt.Sprintf("is %s, and waits for post-delete hook %s, which is tried again: %s", back, a.Hooks.Next, a.Hooks.Error)
 }
 
 // Lost describes a Function that a pod has lost and does not get back, or not in time; "" for all others.
 func (m *Manager) Lost(id function.ID) string {
 	a, _ := m.journal.Get(id)
+	lost := fmt.Sprintf("pod %s/%s lost the Function when its device went", a.Pod.Namespace, a.Pod.Name)
 	switch {
 	case a.State != journal.Lost && a.State != journal.Reattaching:
 		return ""
 	case a.Interface.Userspace:
-		return fmt.Sprintf("pod %s/%s lost the Function when its device went, and its program cannot get it back: delete the pod",
-			a.Pod.Namespace, a.Pod.Name)
+		return lost + ", and its program cannot get it back: delete the pod"
 	case time.Since(a.LostAt) < releaseGrace:
 		return ""
 	}
-	return fmt.Sprintf("pod %s/%s lost the Function when its device went: it gets it back when the device and its Port are there; "+
-		"the log of this node's xpu-agent says what is missing", a.Pod.Namespace, a.Pod.Name)
+	return lost + ": it gets it back when the device and its Port are there; the log of this node's xpu-agent says what is missing"
 }
 
 // Elsewhere describes who has the Function by another way than by this extended resource, which is "" for claims; "" if
 // nobody has. Until that is over the Function must not be offered. It does not block.
 func (m *Manager) Elsewhere(id function.ID, resource string) string {
-	if a, exists := m.journal.Get(id); exists && a.State != journal.Releasing {
-		if message := m.conflict(a, resource); message != "" {
-			return message
-		}
-	}
-	if m.options.Kubelet == nil {
-		return ""
-	}
-	return m.options.Kubelet.InUse(id, resource)
-}
-
-// conflict describes an owner that the journal has by another way than by this resource, "" for none.
-func (m *Manager) conflict(a journal.Attachment, resource string) string {
+	a, exists := m.journal.Get(id)
 	pod := "a pod"
 	if a.Pod.Name != "" { // the kubelet does not tell whom it allocates a Function to
 		pod = fmt.Sprintf("pod %s/%s", a.Pod.Namespace, a.Pod.Name)
 	}
+	kubelet := m.options.Kubelet
 	switch {
+	case !exists, a.State == journal.Releasing:
 	case a.Claim.UID != "" && resource == "", a.Claim.UID == "" && a.Resource != "" && a.Resource == resource:
-		return ""
 	case a.Claim.UID != "":
 		return fmt.Sprintf("claim %s/%s has it: it is offered as %s when that is gone", a.Claim.Namespace, a.Claim.Name, resource)
 	case a.Resource != "":
 		return fmt.Sprintf("%s has it by resource %s: it is offered again when that pod is gone", pod, a.Resource)
-	case m.options.Kubelet != nil && m.options.Kubelet.Has(a.Function, resource):
-		return "" // by this resource, which the kubelet did not say when the CNI plugin came
+	case kubelet == nil || !kubelet.Has(id, resource): // the kubelet did not know of the resource yet when the CNI plugin came
+		return fmt.Sprintf("%s has it by CNI alone: it is offered again when that pod is gone", pod)
 	}
-	return fmt.Sprintf("%s has it by CNI alone: it is offered again when that pod is gone", pod)
+	if kubelet == nil {
+		return ""
+	}
+	return kubelet.InUse(id, resource)
 }

@@ -1,6 +1,7 @@
 package lifecycle
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -143,12 +144,14 @@ func TestTableIsShown(t *testing.T) {
 		t.Errorf("%d rows are shown, the table has %d", len(shown), rows)
 	}
 	for _, entry := range shown {
-		if len(entry.Rules) != len(phases) {
-			t.Errorf("%s, %s: %d rules for %d phases", entry.Event, entry.Whose, len(entry.Rules), len(phases))
+		for _, phase := range Phases() {
+			if rule, want := entry.Rules[phase], table[entry.Event][entry.Whose][phase]; rule != want {
+				t.Errorf("%s, %s, %s: %+v, want %+v", entry.Event, entry.Whose, phase, rule, want)
+			}
 		}
-		for i, rule := range entry.Rules {
-			if want := table[entry.Event][entry.Whose][phases[i]]; rule != want {
-				t.Errorf("%s, %s, %s: %+v, want %+v", entry.Event, entry.Whose, phases[i], rule, want)
+		for phase := range entry.Rules {
+			if !slices.Contains(Phases(), phase) {
+				t.Errorf("%s, %s: the rule of phase %s is not shown", entry.Event, entry.Whose, phase)
 			}
 		}
 	}

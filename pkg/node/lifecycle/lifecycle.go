@@ -1,10 +1,10 @@
-// Package lifecycle decides who has a Function, and takes it there and back. Everything that happens to a Function is
-// an [Event]; the table in this package says what follows from it, by how far the Function is ([Phase]), whose it is
-// ([Whose]) and what must be shown first ([Evidence]). The DRA driver, the device plugin, the CNI server, the NRI plugin
-// and recovery report events and decide nothing themselves.
+// Package lifecycle decides who has a Function, and moves it to its owner and back. Everything that happens to a Function
+// is an [Event]. The table in this package says which [Step] follows from it, by the [Phase] of the Function, by whose it
+// is ([Whose]) and by what must be shown first ([Evidence]). The DRA driver, the device plugin, the CNI server and the NRI
+// plugin report events and decide nothing themselves.
 //
-// Each step is in the journal before it is done, so that an agent that ends anywhere continues where it was. Every method
-// may be called at any time and as often as needed; a call that failed or was interrupted is continued by the next.
+// The journal has each step before it is done, so that an agent that was killed continues where it was. Every method may
+// be called at any time and again: a call continues what an earlier one left undone.
 package lifecycle
 
 import (
@@ -38,7 +38,9 @@ type Journal interface {
 // Engine moves netdevs.
 type Engine interface {
 	Plan(ctx context.Context, device netdev.Device, netNS string, want function.Interface) (netdev.Snapshot, netdev.Place, error)
-	Attach(ctx context.Context, device netdev.Device, before netdev.Snapshot, place netdev.Place, want function.Interface) (netdev.Observed, error)
+	Attach(
+		ctx context.Context, device netdev.Device, before netdev.Snapshot, place netdev.Place, want function.Interface,
+	) (netdev.Observed, error)
 	Add(ctx context.Context, a netdev.Attached, addresses []netip.Prefix, routes []function.Route) (netdev.Observed, error)
 	Check(ctx context.Context, device netdev.Device, a netdev.Attached) (differences []string, err error)
 	Restore(ctx context.Context, device netdev.Device, before netdev.Snapshot, place netdev.Place) (netdev.Restored, error)
@@ -48,54 +50,53 @@ type Engine interface {
 
 // NetdevFinder finds the netdevs of Functions.
 type NetdevFinder interface {
-	// Netdev is the name that the Function's netdev has on the host at this moment: "" if the netdev is in another network
-	// namespace. The error is an [inventory.ErrNoNetdev] if there is no netdev at all, and an [io/fs.ErrNotExist] if there
-	// is no such Function.
+	// Netdev is the name of the Function's netdev on the host, "" if the netdev is in another network namespace. The error
+	// is [inventory.ErrNoNetdev] if there is no netdev at all, and [io/fs.ErrNotExist] if there is no such Function.
 	Netdev(function.ID) (string, error)
 }
 
 // Setup makes reserved Functions usable for their owners: it makes SFs and binds drivers.
 type Setup interface {
-	// Plan says what is to be done for a reservation, nil for nothing, and what will undo it. It changes nothing. What
-	// the owner wishes is in want.Setup: SF, MAC and Driver.
+	// Plan completes the SF, MAC and Driver of want.Setup with what is needed to undo them; nil if nothing is to be done. It
+	// changes nothing.
 	Plan(ctx context.Context, want journal.Attachment) (*journal.Setup, error)
-	// SetUp does what the attachment's Setup says. It may have been done already, wholly or in part.
+	// SetUp does what the attachment's Setup says and is not done yet.
 	SetUp(ctx context.Context, a journal.Attachment) error
-	// TearDown undoes what the attachment's Setup says, as far as it was done, once the netdev, if any, is on the host.
+	// TearDown undoes what SetUp did. The netdev, if any, is on the host.
 	TearDown(ctx context.Context, a journal.Attachment) error
 }
 
 // Queue runs the post-delete hooks of Functions whose netdev is back. Its methods do not block.
 type Queue interface {
-	// First is the name of the first hook that runs after the release of this attachment, "" if none does.
+	// First is the name of the first hook for the attachment, "" if there is none.
 	First(journal.Attachment) string
-	// Add hands a Function over whose attachment is [journal.Attachment.Restored]; doing so again changes nothing. The
-	// queue deletes the attachment when all hooks are done.
+	// Add has the hooks of a Function run, whose attachment is [journal.Attachment.Restored], and then the attachment
+	// deleted. It may be called again.
 	Add(function.ID)
 }
 
-// Kubelet is what the kubelet says that pods have. Methods with a context ask it anew.
+// Kubelet is what the kubelet says that pods have. Methods with a context ask it anew. A resource of "" stands for claims.
 type Kubelet interface {
 	// Assigned returns what pods have, by [function.ID.String]. An answer that cannot be complete is an error.
 	Assigned(context.Context) (map[string]podresources.Assignment, error)
 	// Refresh has InUse and Has know what the kubelet says now.
 	Refresh(context.Context) (changed bool, err error)
-	// InUse says that a pod has the Function by another resource than this, which is "" for claims; "" if none has.
+	// InUse describes a pod that has the Function by another resource than this, "" if there is none.
 	InUse(id function.ID, resource string) string
-	// Has says whether a pod has the Function by this resource, which is "" for claims.
+	// Has says whether a pod has the Function by this resource.
 	Has(id function.ID, resource string) bool
 }
 
 // Claims is what the API server says about claims.
 type Claims interface {
-	// Consumers are the pods that a claim is reserved for. allocated is false for a claim that does not exist any more, or
-	// that has not the device that the journal knows of.
+	// Consumers are the pods that a claim is reserved for. allocated is false if the claim is gone or has another device.
 	Consumers(ctx context.Context, c journal.Claim) (pods []types.UID, allocated bool, err error)
 }
 
-// Devices lets containers get Functions. What it is told is in the journal by then, and may be told again.
+// Devices lets containers get Functions. The journal has the attachment before a call. Calls may be repeated.
 type Devices interface {
-	// Offer is called when a Function is attached, before any container is made; Withdraw before it leaves its sandbox.
+	// Offer is called when a Function is attached, before any container is made. Withdraw is called before the Function
+	// leaves its sandbox.
 	Offer(journal.Attachment) error
 	Withdraw(journal.Attachment) error
 }
@@ -104,7 +105,7 @@ type Devices interface {
 type Options struct {
 	// BootID is the boot's, from /proc/sys/kernel/random/boot_id.
 	BootID string
-	// Setup makes Functions usable for their owners. Without it, reservations with a Setup are refused.
+	// Setup makes Functions usable for their owners. It must be set if any reservation has a Setup.
 	Setup Setup
 	// Hooks gets every Function that was released, before it is free.
 	Hooks Queue
@@ -114,28 +115,26 @@ type Options struct {
 	Claims Claims
 	// Devices lets containers get attached Functions.
 	Devices Devices
-	// Announce tells the neighbours of an attached interface. It may take until ctx ends: an interface may get its carrier
-	// late.
+	// Announce tells the neighbours of an attached interface, once it has its carrier or until ctx ends.
 	Announce func(ctx context.Context, place netdev.Place, observed netdev.Observed) error
-	// Seen is the Function as the inventory saw it last. It spares a look at the kernel for Functions that are where they
-	// were, when a device changes: to look at all would take a node with hundreds of SFs a second.
+	// Seen is the Function as the inventory saw it last. When a device changes, it spares a look at the kernel for Functions
+	// that did not move: to look at hundreds of SFs takes a second.
 	Seen func(function.ID) (f function.Function, exists bool)
-	// Serve returns once the xPU serves the Function's Port, at once if it has none. The error says what is missing when
-	// ctx ends before. It is called before a netdev goes back to the pod that lost it.
+	// Serve returns once the xPU serves the Function's Port, at once if there is none. It is called before a netdev goes
+	// back to the pod that lost it. If ctx ends first, the error says what is missing.
 	Serve func(ctx context.Context, a journal.Attachment) error
-	// Lost is called when a pod has lost a Function, Back when it has it again. Neither must block. A program that had the
-	// Function without a netdev does not get it back: its pod must be started anew.
+	// Lost is called when a pod has lost a Function, Back when the pod has it again. Neither must block.
 	Lost, Back func(journal.Attachment)
-	// Changed is called when a Function may have become healthy or unhealthy, Taken when one was reserved. Neither must
+	// Changed is called when the health of a Function may have changed, Taken when a Function was reserved. Neither must
 	// block.
 	Changed func()
 	Taken   func(function.ID)
 
-	// Patience is how often a netdev is looked for that is nowhere. The kernel brings the netdevs of a dead namespace
-	// back a moment after the namespace cannot be reached any more. The zero value is [Patience].
+	// Patience is how often a netdev is looked for that is in no namespace: the kernel brings the netdevs of a dead
+	// namespace back a moment after its end. The zero value is [Patience].
 	Patience wait.Backoff
-	// GoneAfter is how long after the stop of its sandbox a hardware netdev that is nowhere is still expected back; 0 is a
-	// minute. The kernel ends namespaces in the background, on a busy machine late. Until then Detach and Release fail.
+	// GoneAfter is how long after the stop of its sandbox a hardware netdev is waited for that is in no namespace; 0 is a
+	// minute. A busy kernel ends namespaces late. Until then Detach and Unprepare fail.
 	GoneAfter time.Duration
 	// AbandonedAfter is how old a reservation must be for a sweep; 0 is 5 minutes.
 	AbandonedAfter time.Duration
@@ -151,22 +150,19 @@ type Manager struct {
 	options Options
 	log     logr.Logger
 
-	// announcing are the announcements under way. Their context is lasting, which stop ends with [Manager.Run]: they keep
-	// the pods' namespaces.
+	// announcing are the announcements under way, which hold the pods' namespaces. Their context is lasting, which stop
+	// ends with [Manager.Run].
 	announcing sync.WaitGroup
 	lasting    context.Context
 	stop       context.CancelFunc
 
-	// abandoned are the Functions that nobody needed at the last sweep, with the time of their reservation. Only sweep
-	// uses it, which runs in one goroutine.
+	// abandoned are the Functions that nobody needed at the last sweep, with the time of their reservation. Only sweep uses
+	// it, in one goroutine.
 	abandoned map[function.ID]time.Time
 }
 
 // New makes a manager.
 func New(j Journal, engine Engine, netdevs NetdevFinder, options Options, log logr.Logger) *Manager {
-	if options.Patience == (wait.Backoff{}) {
-		options.Patience = Patience()
-	}
 	if options.Changed == nil {
 		options.Changed = func() {}
 	}
@@ -179,6 +175,7 @@ func New(j Journal, engine Engine, netdevs NetdevFinder, options Options, log lo
 	if options.Back == nil {
 		options.Back = func(journal.Attachment) {}
 	}
+	options.Patience = cmp.Or(options.Patience, Patience())
 	options.GoneAfter = cmp.Or(options.GoneAfter, time.Minute)
 	options.AbandonedAfter = cmp.Or(options.AbandonedAfter, 5*time.Minute)
 	options.SweepEvery = cmp.Or(options.SweepEvery, time.Minute)

@@ -154,8 +154,7 @@ func TestAddress(t *testing.T) {
 	engine := &engine{parent: string(vf.Address)}
 	a := New(j, engine, netdevs{vf: "v", pf: "p"}, Options{BootID: "boot-1"}, logr.Discard())
 	address := func(belongs func(journal.Attachment) bool) error {
-		_, err := a.Address(t.Context(), vf, belongs, add)
-		return err
+		return a.Address(t.Context(), vf, belongs, add)
 	}
 	if err := address(mine); err == nil {
 		t.Error("addresses for a Function that is free")

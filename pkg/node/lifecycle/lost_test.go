@@ -428,12 +428,12 @@ func TestLostIsWithdrawn(t *testing.T) {
 		t.Errorf("told %q, want %q", devices.told, want)
 	}
 	s.eventually(a.journal, journal.Attached)
+	must.Succeed(t, manager.Unprepare(t.Context(), "claim-1")) // after the pod was told, which happens with the Function's lock
 	s.mutex.Lock()
+	defer s.mutex.Unlock()
 	if told := []string{"lost Lost pod", "back Attached pod"}; !slices.Equal(s.told, told) {
 		t.Errorf("the pod is told %q, want %q", s.told, told)
 	}
-	s.mutex.Unlock()
-	must.Succeed(t, manager.Unprepare(t.Context(), "claim-1"))
 }
 
 // TestLostBeforeReboot: what was attached before the machine was booted is gone with its pod, and is not lost.

@@ -28,7 +28,7 @@ func (p trigger) report(ctx context.Context, m *Manager, id function.ID) error {
 		case Allocate:
 			want.Resource, want.Pod, want.Interface = p.resource, journal.Pod{}, function.Interface{}
 		case Add:
-			want.CNI = &journal.CNI{ContainerID: p.containerID, IfName: p.ifName}
+			want.CNI = &journal.CNI{ContainerID: p.sandbox, IfName: p.ifName}
 		}
 		admitted, err := m.Admit(ctx, want)
 		if err == nil && p.event == Add && admitted.Record.Claim.UID != "" {
@@ -48,7 +48,7 @@ func (p trigger) report(ctx context.Context, m *Manager, id function.ID) error {
 	case SandboxStops:
 		return m.Detach(ctx, id, p.sandbox)
 	case Del:
-		return m.EndRequest(ctx, p.containerID, p.ifName, nil)
+		return m.EndRequest(ctx, p.sandbox, p.ifName, nil)
 	case Unprepare:
 		return m.Unprepare(ctx, p.claim)
 	case GiveUp:
@@ -162,7 +162,7 @@ func randomLife(t *testing.T, random *rand.Rand) {
 		pod := journal.Pod{Namespace: "default", Name: fmt.Sprint("pod", i), UID: types.UID(fmt.Sprint("pod", i, "-", random.IntN(2)))}
 		p := trigger{
 			event: events[random.IntN(len(events))], pod: pod, claim: types.UID(fmt.Sprint("claim", random.IntN(4))),
-			resource: "xpu.opiproject.org/fast", containerID: fmt.Sprint("s", i), ifName: "net1", sandbox: fmt.Sprint("s", i),
+			resource: "xpu.opiproject.org/fast", ifName: "net1", sandbox: fmt.Sprint("s", i),
 			netNS: namespaces[i],
 		}
 		what := ""

@@ -11,7 +11,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
 // Eswitches are the eswitches of PFs, as [devlink.Conn] has them.
@@ -70,15 +69,4 @@ func (r Rates) find(f function.EswitchPort) (port devlink.Port, ok bool, err err
 		return devlink.Port{}, false, err
 	}
 	return ports[i], true, nil
-}
-
-// portOf is whose port a Function's is at the eswitch of its PF, nil for a PF.
-func portOf(record journal.Attachment) *function.EswitchPort {
-	if number, isSF := record.Function.SFNum(); isSF {
-		return &function.EswitchPort{PF: string(record.PF), SF: true, Number: number}
-	}
-	if record.IsVF() {
-		return &function.EswitchPort{PF: string(record.PF), Number: uint32(record.VFIndex)}
-	}
-	return nil
 }

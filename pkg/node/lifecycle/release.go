@@ -1,6 +1,7 @@
 package lifecycle
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,7 +10,6 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
@@ -30,7 +30,7 @@ func (m *Manager) GiveUp(ctx context.Context, id function.ID, resource string) e
 }
 
 // Unprepare takes a claim's Functions from it: they are brought back, wherever they are, and then free, at once or when
-// the post-delete hooks are done; see [Manager.Free].
+// the post-delete hooks are done.
 func (m *Manager) Unprepare(ctx context.Context, claim types.UID) error {
 	return m.endOwn(ctx, trigger{event: Unprepare, claim: claim})
 }
@@ -38,7 +38,7 @@ func (m *Manager) Unprepare(ctx context.Context, claim types.UID) error {
 // EndRequest ends what a CNI request attached, or wanted to attach: a claim keeps its Function, every other is released.
 // Attachments for which but, where set, is true are left alone: a DEL may come late, and those were made after it.
 func (m *Manager) EndRequest(ctx context.Context, containerID, ifName string, but func(journal.Attachment) bool) error {
-	return m.endOwn(ctx, trigger{event: Del, containerID: containerID, ifName: ifName, but: but})
+	return m.endOwn(ctx, trigger{event: Del, sandbox: containerID, ifName: ifName, but: but})
 }
 
 // endOwn carries the event out for all Functions of its owner.
@@ -52,46 +52,33 @@ func (m *Manager) endOwn(ctx context.Context, t trigger) error {
 	return errors.Join(errs...)
 }
 
-// Free waits until the Function is not being released any more: it is free, or has an owner. A release that was
-// interrupted is continued. When ctx ends first, the error says what is still to be done.
-func (m *Manager) Free(ctx context.Context, id function.ID) (err error) {
-	defer wrap(&err, id)
-	return m.waitFree(ctx, id)
-}
-
+// waitFree continues a release that was interrupted, and waits until the Function is not being released any more: it is
+// free, or has an owner. If ctx ends first, the error says what is still to be done.
 func (m *Manager) waitFree(ctx context.Context, id function.ID) error {
-	var a journal.Attachment
-	free := func() bool {
-		a, _ = m.journal.Get(id)
-		return a.State != journal.Releasing
-	}
-	if free() {
-		return nil
-	}
 	failed := m.withLock(ctx, id, func(a journal.Attachment) error {
 		if a.State != journal.Releasing {
 			return nil
 		}
 		return m.finish(ctx, a)
 	})
-	err := loop.Until(ctx, m.journal.Subscribe, free)
-	if err == nil {
+	var a journal.Attachment
+	err := loop.Until(ctx, m.journal.Subscribe, func() bool {
+		a, _ = m.journal.Get(id)
+		return a.State != journal.Releasing
+	})
+	switch {
+	case err == nil:
 		return nil
+	case a.Restored():
+		failed = nil
 	}
-	err = fmt.Errorf("%s: %w", pending(a), err)
-	if !a.Restored() {
-		err = errors.Join(err, failed)
-	}
-	return err
+	return errors.Join(fmt.Errorf("%s: %w", pending(a), err), failed)
 }
 
 // bringBack records the state, Detaching or Releasing, and goes on to the next.
 func (m *Manager) bringBack(ctx context.Context, a journal.Attachment, state journal.State) error {
 	if a.State != state {
-		a.State, a.LostAt = state, time.Time{}
-		if a.StoppedAt.IsZero() {
-			a.StoppedAt = time.Now().UTC()
-		}
+		a.State, a.LostAt, a.StoppedAt = state, time.Time{}, cmp.Or(a.StoppedAt, time.Now().UTC())
 		if err := m.journal.Put(a); err != nil {
 			return err
 		}
@@ -151,7 +138,8 @@ func (m *Manager) finish(ctx context.Context, a journal.Attachment) error {
 	return nil
 }
 
-// restore brings the Function back. If its netdev exists no more, what the PF and the eswitch enforced for it is undone.
+// restore brings the Function back. If its netdev exists no more, what the PF and the eswitch enforced for it is undone. The
+// error also says what the PF still enforces for the pod.
 func (m *Manager) restore(ctx context.Context, a journal.Attachment) error {
 	log := m.log.WithValues("function", a.Function.String())
 	switch {
@@ -164,7 +152,14 @@ func (m *Manager) restore(ctx context.Context, a journal.Attachment) error {
 		log.V(1).Info("The SF, which was made for its owner, is deleted already: there is nothing to restore")
 		return nil
 	}
-	restored, device, err := m.restoreNetdev(ctx, a)
+	var restored netdev.Restored
+	var device netdev.Device
+	err := retry(ctx, m.options.Patience, func(ctx context.Context) (done bool, err error) {
+		device, _ = Device(m.netdevs, a) // without a name, the engine looks itself
+		restored, err = m.engine.Restore(ctx, device, *a.Before, a.Place)
+		// A hardware netdev that is nowhere is on its way back from a namespace that ended.
+		return !errors.Is(err, netdev.ErrGone) || !a.Before.Identity.IsHardware(), err
+	})
 	if err != nil && ctx.Err() == nil && m.lost(a, err) {
 		log.Error(err, "The netdev of the Function is gone: it ended with its namespace or its device, or lost its driver; "+
 			"there is nothing to bring back", "netdev", a.Before.Name)
@@ -178,34 +173,24 @@ func (m *Manager) restore(ctx context.Context, a journal.Attachment) error {
 			log.Info("The netdev could not get all its names back", "netdev", restored.Name, "reason", note)
 		}
 	}
-	return m.stillEnforced(a, device)
-}
-
-// restoreNetdev has the engine restore the netdev, and returns the host's side of the Function as it was then. A hardware
-// netdev that is nowhere is waited for: it comes back from a namespace that ended.
-func (m *Manager) restoreNetdev(ctx context.Context, a journal.Attachment) (
-	restored netdev.Restored, device netdev.Device, err error,
-) {
-	waitErr := wait.ExponentialBackoffWithContext(ctx, m.options.Patience, func(ctx context.Context) (bool, error) {
-		device, _ = Device(m.netdevs, a) // without a name, the engine looks itself
-		restored, err = m.engine.Restore(ctx, device, *a.Before, a.Place)
-		return !errors.Is(err, netdev.ErrGone) || !a.Before.Identity.IsHardware(), nil
-	})
-	if err == nil {
-		err = waitErr // not tried even once
+	// Without a netdev, the PF could not be told. The VFs of a PF mostly end with its driver, and what was enforced with them.
+	changes := a.Before.VFChanges(a.Interface)
+	if device.PF != nil || len(changes) == 0 || m.removed(a.Function) {
+		return nil
 	}
-	return restored, device, err
+	return fmt.Errorf("its PF %s (%s) has no netdev on the host, so that what it enforces for the pod cannot be "+
+		"undone: %s; move the PF's netdev back to the host's network namespace, or bind the PF's driver again",
+		a.PF, a.PFName, strings.Join(changes, "; "))
 }
 
-// lost says whether a netdev that was not found can never be found again.
+// lost says whether a netdev that was not found cannot come back.
 func (m *Manager) lost(a journal.Attachment, notFound error) bool {
 	name, err := m.netdevs.Netdev(a.Function)
 	hardware := a.Before.Identity.IsHardware()
 	switch {
 	case errors.Is(notFound, netdev.ErrGone):
 		// A stop in the far future was recorded before the clock was set back.
-		mayReturn := err == nil && hardware && time.Since(a.StoppedAt).Abs() < m.options.GoneAfter
-		return !mayReturn
+		return err != nil || !hardware || time.Since(a.StoppedAt).Abs() >= m.options.GoneAfter
 	case errors.Is(notFound, netdev.ErrAway):
 		// The pod's namespace lives, but a netdev does not survive its device, nor its driver; and a Function has no two.
 		ended := errors.Is(err, fs.ErrNotExist) || errors.Is(err, inventory.ErrNoNetdev)
@@ -218,18 +203,6 @@ func (m *Manager) lost(a journal.Attachment, notFound error) bool {
 func (m *Manager) removed(id function.ID) bool {
 	_, err := m.netdevs.Netdev(id)
 	return errors.Is(err, fs.ErrNotExist)
-}
-
-// stillEnforced is an error if the PF still enforces something for the pod, as the PF had no netdev by which it could be
-// told otherwise. The VFs of a PF mostly end with its driver, and what was enforced for them with it.
-func (m *Manager) stillEnforced(a journal.Attachment, device netdev.Device) error {
-	changes := a.Before.VFChanges(a.Interface)
-	if device.PF != nil || len(changes) == 0 || m.removed(a.Function) {
-		return nil
-	}
-	return fmt.Errorf("its PF %s (%s) has no netdev on the host, so that what it enforces for the pod cannot be "+
-		"undone: %s; move the PF's netdev back to the host's network namespace, or bind the PF's driver again",
-		a.PF, a.PFName, strings.Join(changes, "; "))
 }
 
 // ownSF says whether the Function is an SF that exists for its owner only.

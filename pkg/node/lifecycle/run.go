@@ -10,7 +10,6 @@ import (
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 )
@@ -18,31 +17,31 @@ import (
 // Recover continues what was interrupted or failed, at agent start and whenever it is called. What is attached to a
 // namespace that lives is left alone. Functions are not set up by it: see [Manager.SetUp].
 func (m *Manager) Recover(ctx context.Context) error {
-	return m.resume(ctx, func(step Step) bool { return step != SetUp })
+	return m.resume(ctx, false)
 }
 
 // SetUp sets reserved Functions up again, as far as they are not: the agent may have ended in the middle, and a boot undoes
 // SFs and drivers, while the kubelet starts pods on what it allocated before without another Allocate. One that fails keeps
 // no other from being set up.
 func (m *Manager) SetUp(ctx context.Context) error {
-	return m.resume(ctx, func(step Step) bool { return step == SetUp })
+	return m.resume(ctx, true)
 }
 
-// resume carries out [Resume] for all Functions at once, where the step is one of those selected.
-func (m *Manager) resume(ctx context.Context, selected func(Step) bool) error {
+// resume carries out [Resume] for all Functions at once: for those that are to be set up, or for all others.
+func (m *Manager) resume(ctx context.Context, setUp bool) error {
 	all := m.journal.All()
 	errs := make([]error, len(all))
 	var group sync.WaitGroup
 	t := trigger{event: Resume}
 	for i, a := range all {
-		if !selected(t.rule(a).Step) {
+		if (t.rule(a).Step == SetUp) != setUp {
 			continue
 		}
 		group.Go(func() {
 			defer wrap(&errs[i], a.Function)
 			errs[i] = m.withLock(ctx, a.Function, func(a journal.Attachment) error {
 				d, err := m.decide(ctx, t, a.Function)
-				if err != nil || !selected(d.step) {
+				if err != nil || (d.step == SetUp) != setUp {
 					return err
 				}
 				return m.carryOut(ctx, a, d.step)
@@ -57,8 +56,9 @@ func (m *Manager) resume(ctx context.Context, selected func(Step) bool) error {
 func (m *Manager) Run(ctx context.Context, changes <-chan struct{}) error {
 	defer m.announcing.Wait()
 	defer m.stop()
+	// The queue has the Functions whose device may have gone or come back. One goroutine at a time works on a Function.
 	queue := workqueue.NewTypedRateLimitingQueue(
-		workqueue.NewTypedItemExponentialFailureRateLimiter[function.ID](firstRetry, slowestRetry))
+		workqueue.NewTypedItemExponentialFailureRateLimiter[function.ID](500*time.Millisecond, 30*time.Second))
 	var checking sync.WaitGroup
 	defer checking.Wait()
 	defer queue.ShutDown()
@@ -114,36 +114,27 @@ func (m *Manager) sweep(ctx context.Context) {
 	}
 }
 
-// firstRetry and slowestRetry are the pauses before a netdev that could not go back to its pod is tried again.
-const firstRetry, slowestRetry = 500 * time.Millisecond, 30 * time.Second
-
-// deviceQueue has the Functions whose device may have gone or come back. One goroutine at a time works on a Function.
-type deviceQueue = workqueue.TypedRateLimitingInterface[function.ID]
-
 // queueDevices queues the Functions that pods have lost, or may have lost by what the inventory saw last. The inventory
 // may be wrong about a netdev that was just moved.
-func (m *Manager) queueDevices(queue deviceQueue) {
+func (m *Manager) queueDevices(queue workqueue.TypedRateLimitingInterface[function.ID]) {
 	for _, a := range m.journal.All() {
-		suspect := a.State == journal.Lost || a.State == journal.Attached
+		if a.State != journal.Lost && a.State != journal.Attached {
+			continue
+		}
 		if a.State == journal.Attached && m.options.Seen != nil {
-			f, known := m.options.Seen(a.Function)
-			suspect = !known || f.Netdev != "" || f.Driver == ""
+			if f, known := m.options.Seen(a.Function); known && f.Netdev == "" && f.Driver != "" {
+				continue
+			}
 		}
-		if suspect {
-			queue.Add(a.Function)
-		}
+		queue.Add(a.Function)
 	}
 }
 
 // checkDevices calls [Manager.deviceChanged] for the Functions of the queue, for all at once, until it is shut down.
-func (m *Manager) checkDevices(ctx context.Context, queue deviceQueue) {
+func (m *Manager) checkDevices(ctx context.Context, queue workqueue.TypedRateLimitingInterface[function.ID]) {
 	var checks sync.WaitGroup
 	defer checks.Wait()
-	for {
-		id, shutdown := queue.Get()
-		if shutdown {
-			return
-		}
+	for id, shutdown := queue.Get(); !shutdown; id, shutdown = queue.Get() {
 		checks.Go(func() {
 			defer queue.Done(id)
 			switch err := m.deviceChanged(ctx, id); {
@@ -160,17 +151,8 @@ func (m *Manager) checkDevices(ctx context.Context, queue deviceQueue) {
 // deviceChanged carries out [DeviceChanges] for a Function until nothing follows from it.
 func (m *Manager) deviceChanged(ctx context.Context, id function.ID) (err error) {
 	defer wrap(&err, id)
-	for ctx.Err() == nil {
-		d, err := m.decide(ctx, trigger{event: DeviceChanges}, id)
-		if err != nil || d.step != Lose && d.step != Reattach {
-			return err
-		}
-		_, err = m.ifUnchanged(ctx, d, func(have journal.Attachment) error { return m.carryOut(ctx, have, d.step) })
-		if err != nil {
-			return err
-		}
-	}
-	return ctx.Err()
+	_, err = m.settle(ctx, trigger{event: DeviceChanges}, id, nil)
+	return err
 }
 
 // lose records that the sandbox lost the Function, and withdraws it from containers that start meanwhile. What the PF
@@ -182,10 +164,7 @@ func (m *Manager) lose(ctx context.Context, a journal.Attachment) error {
 			return err
 		}
 	}
-	a.State = journal.Lost
-	if a.LostAt.IsZero() {
-		a.LostAt = time.Now().UTC()
-	}
+	a.State, a.LostAt = journal.Lost, cmp.Or(a.LostAt, time.Now().UTC())
 	if m.options.Devices != nil {
 		// Before the journal says Lost, as nothing tries it again after that.
 		if err := m.options.Devices.Withdraw(a); err != nil {
@@ -196,12 +175,11 @@ func (m *Manager) lose(ctx context.Context, a journal.Attachment) error {
 		return err
 	}
 	m.healthChanged(a.Function)
-	if again {
-		return nil
+	if !again {
+		m.log.Info("A pod has lost its Function: the device went, or another driver has it", "function", a.Function.String(),
+			"interface", a.Interface.Name, "pod", a.Pod.Namespace+"/"+a.Pod.Name, "sandbox", a.Sandbox)
+		m.options.Lost(a)
 	}
-	m.log.Info("A pod has lost its Function: the device went, or another driver has it", "function", a.Function.String(),
-		"interface", a.Interface.Name, "pod", a.Pod.Namespace+"/"+a.Pod.Name, "sandbox", a.Sandbox)
-	m.options.Lost(a)
 	return nil
 }
 
@@ -211,8 +189,11 @@ func (m *Manager) reattach(ctx context.Context, a journal.Attachment) error {
 	if err := m.setUp(ctx, a); err != nil {
 		return err
 	}
+	// What nobody asked for is made what it was in the sandbox.
 	wanted := a
-	wanted.Interface = asObserved(a.Interface, *a.Observed)
+	wanted.Interface.Name = a.Observed.Name
+	wanted.Interface.MTU = cmp.Or(a.Interface.MTU, a.Observed.MTU)
+	wanted.Interface.MAC = cmp.Or(a.Interface.MAC, a.Observed.MAC)
 	device, now, place, err := m.plan(ctx, wanted, a.Place.NetNS)
 	if err != nil {
 		return err
@@ -221,18 +202,6 @@ func (m *Manager) reattach(ctx context.Context, a journal.Attachment) error {
 		return nil // the sandbox is gone
 	}
 	a.State, a.Place, a.Before = journal.Reattaching, place, new(a.Before.Renewed(now))
-	if a, err = m.transfer(ctx, a, device, now, wanted.Interface); err != nil {
-		return err
-	}
-	m.healthChanged(a.Function)
-	m.options.Back(a)
-	return nil
-}
-
-// asObserved is what is wanted of an interface, with what it got where nothing was wanted.
-func asObserved(want function.Interface, observed netdev.Observed) function.Interface {
-	want.Name = observed.Name
-	want.MTU = cmp.Or(want.MTU, observed.MTU)
-	want.MAC = cmp.Or(want.MAC, observed.MAC)
-	return want
+	_, err = m.transfer(ctx, a, device, now, wanted.Interface)
+	return err
 }

@@ -38,37 +38,24 @@ const (
 // events are all events, in the order of a Function's life.
 var events = []Event{Prepare, Allocate, Add, SandboxStarts, SandboxStops, Del, DeviceChanges, Unprepare, GiveUp, Sweep, Resume}
 
-// Phase is how far a Function is. It follows from its record in the journal.
-type Phase string
+// Phase is how far a Function is: the state of its record in the journal, or [Free].
+type Phase = journal.State
 
 const (
 	// Free: there is no record.
-	Free Phase = "Free"
+	Free Phase = ""
 	// The states of the journal.
-	Reserved    = Phase(journal.Reserved)
-	Attaching   = Phase(journal.Attaching)
-	Attached    = Phase(journal.Attached)
-	Lost        = Phase(journal.Lost)
-	Reattaching = Phase(journal.Reattaching)
-	Detaching   = Phase(journal.Detaching)
-	Releasing   = Phase(journal.Releasing)
-	// Returned: the state Releasing once the netdev is back, as was verified. Post-delete hooks run.
-	Returned Phase = "Returned"
+	Reserved    = journal.Reserved
+	Attaching   = journal.Attaching
+	Attached    = journal.Attached
+	Lost        = journal.Lost
+	Reattaching = journal.Reattaching
+	Detaching   = journal.Detaching
+	Releasing   = journal.Releasing
 )
 
 // phases are all phases, in the order of a Function's life.
-var phases = []Phase{Free, Reserved, Attaching, Attached, Lost, Reattaching, Detaching, Releasing, Returned}
-
-// phaseOf is how far a Function with this record is. A Function that is free has the zero value.
-func phaseOf(a journal.Attachment) Phase {
-	switch {
-	case a.State == "":
-		return Free
-	case a.Restored():
-		return Returned
-	}
-	return Phase(a.State)
-}
+var phases = []Phase{Free, Reserved, Attaching, Attached, Lost, Reattaching, Detaching, Releasing}
 
 // Whose says whose Function it is, as the event sees it.
 type Whose string
@@ -169,20 +156,18 @@ func (r row) with(p Phase, rule Rule) row {
 
 // every is the row of an event that means the same in every phase but Free.
 func every(r Rule) row {
-	return row{
-		Reserved: r, Attaching: r, Attached: r, Lost: r, Reattaching: r, Detaching: r, Releasing: r, Returned: r,
-	}
+	return row{Reserved: r, Attaching: r, Attached: r, Lost: r, Reattaching: r, Detaching: r, Releasing: r}
 }
 
 // held is the row of an event that waits for a release, and that needs one rule for a reservation and one for a Function
 // in use.
 func held(reserved, inUse Rule) row {
-	return every(inUse).with(Reserved, reserved).with(Releasing, always(Wait)).with(Returned, always(Wait))
+	return every(inUse).with(Reserved, reserved).with(Releasing, always(Wait))
 }
 
 // ends is the row of an event that takes the Function from its owner. A release goes on.
 func ends(s Step) row {
-	return every(always(s)).with(Releasing, always(Release)).with(Returned, always(Release))
+	return every(always(s)).with(Releasing, always(Release))
 }
 
 // ignored is the row of an event that is not about the owner.
@@ -217,9 +202,8 @@ var table = map[Event]map[Whose]row{
 		AnotherClaims:   held(given(Unneeded, Release, Refuse), always(Refuse)),
 	},
 	Add: {
-		Nobodys: {Free: given(NoOtherPod, Take, Refuse)},
-		Own: held(given(NoOtherPod, Take, Refuse), always(BringBack)).
-			with(Attached, always(Keep)),
+		Nobodys:         {Free: given(NoOtherPod, Take, Refuse)},
+		Own:             held(given(NoOtherPod, Take, Refuse), always(BringBack)).with(Attached, always(Keep)),
 		NextPods:        held(given(NoOtherPod, Take, Refuse), always(Refuse)),
 		PodsClaim:       held(always(Take), always(BringBack)),
 		PodsRequest:     held(given(NoOtherPod, EndRequest, Refuse), given(NoOtherPod, EndRequest, Refuse)),
@@ -230,10 +214,10 @@ var table = map[Event]map[Whose]row{
 		Nobodys: {Free: always(Refuse)},
 		// What a sandbox lost it gets back without being asked for.
 		Own:       refused.with(Attached, always(Keep)).with(Attaching, always(BringBack)).with(Detaching, always(BringBack)),
-		PodsClaim: held(always(Attach), always(BringBack)).with(Releasing, always(Refuse)).with(Returned, always(Refuse)),
+		PodsClaim: held(always(Attach), always(BringBack)).with(Releasing, always(Refuse)),
 		// The kubelet prepares a claim once, for all pods that share it, and for one that follows another of its name.
 		AnotherClaims: held(given(ReservedForPod, Attach, Refuse), given(NamespaceGone, BringBack, Refuse)).
-			with(Releasing, always(Refuse)).with(Returned, always(Refuse)),
+			with(Releasing, always(Refuse)),
 		NextPods:        refused,
 		AnotherRequests: refused,
 	},
@@ -252,10 +236,9 @@ var table = map[Event]map[Whose]row{
 	Resume: {
 		Nobodys: {Free: always(Ignore)},
 		Own: {
-			Reserved: always(SetUp), Attaching: always(BringBack), Detaching: always(BringBack),
+			Reserved: always(SetUp), Attaching: always(BringBack), Reattaching: always(Lose),
 			Attached: given(NamespaceGone, BringBack, Keep), Lost: given(NamespaceGone, BringBack, Keep),
-			Reattaching: always(Lose),
-			Releasing:   always(Release), Returned: always(Release),
+			Detaching: always(BringBack), Releasing: always(Release),
 		},
 	},
 	DeviceChanges: {
@@ -268,8 +251,8 @@ var table = map[Event]map[Whose]row{
 type Entry struct {
 	Event Event
 	Whose Whose
-	// Rules has one for each of [Phases]; the zero value is for what cannot be.
-	Rules []Rule
+	// Rules has none for a phase that cannot be.
+	Rules map[Phase]Rule
 }
 
 // Phases are all phases, in the order of a Function's life.
@@ -280,15 +263,9 @@ func Table() []Entry {
 	var entries []Entry
 	for _, event := range events {
 		for _, whose := range owners {
-			row, ok := table[event][whose]
-			if !ok {
-				continue
+			if row, ok := table[event][whose]; ok {
+				entries = append(entries, Entry{Event: event, Whose: whose, Rules: maps.Clone(row)})
 			}
-			entry := Entry{Event: event, Whose: whose}
-			for _, phase := range phases {
-				entry.Rules = append(entry.Rules, row[phase])
-			}
-			entries = append(entries, entry)
 		}
 	}
 	return entries

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
@@ -17,7 +19,7 @@ func triggers() []trigger {
 			for _, id := range []string{"1", "2"} {
 				all = append(all, trigger{
 					event: event, pod: pod, claim: claimedVF().Claim.UID, resource: "xpu.opiproject.org/fast",
-					containerID: "c" + id, ifName: "net1", sandbox: "c" + id,
+					ifName: "net1", sandbox: "c" + id,
 				})
 			}
 		}
@@ -30,18 +32,22 @@ func triggers() []trigger {
 	return all
 }
 
-// recordsOf are what the journal can say of a Function in a phase.
+// recordsOf are what the journal can say of a Function in a phase. One that is being released may be back already.
 func recordsOf(phase Phase) []journal.Attachment {
 	allocated, claimedByCNI, ofPod := requested("c1"), claimedVF(), claimedVF()
 	allocated.CNI, allocated.Pod = nil, journal.Pod{}
 	claimedByCNI.CNI, claimedByCNI.Pod = requested("c1").CNI, requested("c1").Pod
 	ofPod.Pod = requested("c1").Pod
 	records := []journal.Attachment{requested("c1"), requested("c3"), claimedByCNI, claimedVF(), ofPod, allocated}
+	owners := len(records)
+	if phase == Releasing {
+		records = append(records, records...)
+	}
 	for i := range records {
 		r := &records[i]
-		r.State = journal.State(phase)
-		if phase == Returned {
-			r.State, r.RestoredAt, r.Hooks = journal.Releasing, r.RestoredAt.AddDate(2000, 0, 0), &journal.Hooks{Next: "port"}
+		r.State = phase
+		if i >= owners {
+			r.RestoredAt, r.Hooks = r.RestoredAt.AddDate(2000, 0, 0), &journal.Hooks{Next: "port"}
 		}
 		if r.State != journal.Reserved {
 			r.Sandbox, r.BootID, r.Before, r.Observed = "c1", "boot-1", &netdev.Snapshot{}, &netdev.Observed{}
@@ -78,6 +84,18 @@ func TestTableIsWhole(t *testing.T) {
 					t.Errorf("%s, %s, %s: rule %+v", event, whose, phase, rule)
 				}
 			}
+		}
+	}
+}
+
+// TestIsClaim: a record is for the event's claim by the claim's UID, and an event without a claim is about none.
+func TestIsClaim(t *testing.T) {
+	byRequest, allocated := claimedVF(), requested("c1")
+	byRequest.CNI = allocated.CNI
+	for uid, want := range map[types.UID]bool{"claim-1": true, "claim-2": false, "": false} {
+		p := trigger{claim: uid}
+		if p.isClaim(claimedVF()) != want || p.isClaim(byRequest) != want || p.isClaim(allocated) {
+			t.Errorf("claim %q: %t, %t, %t", uid, p.isClaim(claimedVF()), p.isClaim(byRequest), p.isClaim(allocated))
 		}
 	}
 }

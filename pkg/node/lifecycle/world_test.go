@@ -301,7 +301,7 @@ func (w *world) check(when string) {
 	w.t.Helper()
 	for id, d := range w.netdevs {
 		a, exists := w.records.Get(id)
-		phase := phaseOf(a)
+		phase, returned := a.State, a.Restored()
 		if before, existed := w.last[id]; existed && exists && !a.ReservedAt.Equal(before.ReservedAt) {
 			w.t.Errorf("%s: Function %s went from %s to %s without a release", when, id, owner(before), owner(a))
 		}
@@ -310,7 +310,7 @@ func (w *world) check(when string) {
 			w.last[id] = a
 		}
 		switch {
-		case (phase == Free || phase == Reserved || phase == Returned) && (d.in != "" || d.changed):
+		case (phase == Free || phase == Reserved || returned) && (d.in != "" || d.changed):
 			w.t.Errorf("%s: Function %s is %s, and its netdev is in %q, changed: %t", when, id, phase, d.in, d.changed)
 		case phase == Lost && !d.gone && w.alive[a.Place.NetNS]:
 			w.t.Errorf("%s: Function %s is back, and its pod has not got it", when, id)
@@ -318,9 +318,9 @@ func (w *world) check(when string) {
 			w.t.Errorf("%s: Function %s is attached to %s, and its netdev is in %q", when, id, a.Place.NetNS, d.in)
 		case phase == Attached && a.Sandbox == "":
 			w.t.Errorf("%s: Function %s is attached to nobody", when, id)
-		case w.due[id] != "" && phase != Returned:
+		case w.due[id] != "" && !returned:
 			w.t.Errorf("%s: Function %s is %s before its hooks are done", when, id, phase)
-		case phase == Returned && w.agent.Releasing(id) == "":
+		case returned && w.agent.Releasing(id) == "":
 			w.t.Errorf("%s: Function %s is offered before its hooks are done", when, id)
 		}
 	}

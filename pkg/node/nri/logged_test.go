@@ -45,7 +45,7 @@ func TestStopSaysWhatIsNotBack(t *testing.T) {
 	n.reserve(t, "2", "pod1")
 	n.reserve(t, "3", "pod2")
 	n.errs["detach 2 s1"] = errors.New("busy")
-	p := &Plugin{Journal: n.journal, Lifecycle: n, Reporter: n, Log: log.logger(), ctx: t.Context()}
+	p := &Plugin{Journal: n.journal, Lifecycle: n, Report: n.Report, Log: log.logger(), ctx: t.Context()}
 	for pod, id := range map[string]string{"pod1": "s1", "pod2": "s2"} {
 		if err := p.StopPodSandbox(t.Context(), sandbox(pod, id)); err != nil {
 			t.Errorf("StopPodSandbox = %v: a runtime goes on whatever is said", err)
@@ -61,7 +61,7 @@ func TestStopSaysWhatIsNotBack(t *testing.T) {
 func TestNobodyHasIt(t *testing.T) {
 	n := newNode(t)
 	n.reserve(t, "2", "pod1")
-	p := &Plugin{Journal: n.journal, Lifecycle: n, Reporter: n, Log: logr.Discard(), ctx: t.Context()}
+	p := &Plugin{Journal: n.journal, Lifecycle: n, Report: n.Report, Log: logr.Discard(), ctx: t.Context()}
 	_, _, err := p.CreateContainer(t.Context(), sandbox("pod1", "s1"), &api.Container{Name: "app"})
 	if err == nil || strings.Contains(err.Error(), "has it") {
 		t.Errorf("error %v", err)
@@ -74,7 +74,7 @@ func TestOwnIsNotShared(t *testing.T) {
 	n.reserve(t, "2", "pod1")
 	n.reserve(t, "3", "pod2")
 	claimed := kubelet{"default/pod1": {{Address: "0000:3b:00.2"}, {Address: "0000:3b:00.4"}}}
-	p := &Plugin{Journal: n.journal, Lifecycle: n, Kubelet: claimed, Reporter: n, Log: logr.Discard(), ctx: t.Context()}
+	p := &Plugin{Journal: n.journal, Lifecycle: n, Claimed: claimed.Claimed, Report: n.Report, Log: logr.Discard(), ctx: t.Context()}
 	if err := p.RunPodSandbox(t.Context(), sandbox("pod1", "s1")); err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +91,7 @@ func TestCatchUp(t *testing.T) {
 		n.blocks["attach 3 s2 /run/netns/s2 pod2"] = make(chan struct{})
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		p := &Plugin{Journal: n.journal, Lifecycle: n, Reporter: n, Log: log.logger(), ctx: ctx}
+		p := &Plugin{Journal: n.journal, Lifecycle: n, Report: n.Report, Log: log.logger(), ctx: ctx}
 		if _, err := p.Synchronize(t.Context(), []*api.PodSandbox{sandbox("pod1", "s1"), sandbox("pod2", "s2")}, nil); err != nil {
 			t.Fatal(err)
 		}

@@ -46,35 +46,25 @@ type Lifecycle interface {
 	Detach(ctx context.Context, id function.ID, sandbox string) error
 }
 
-// Kubelet knows which claims' Functions pods have.
-type Kubelet interface {
-	// Claimed are the Functions that a pod has by ResourceClaims of this project's driver, as the kubelet says.
-	Claimed(ctx context.Context, namespace, pod string) ([]function.ID, error)
-}
-
-// Reporter tells the user what was attached.
-type Reporter interface {
-	Report(journal.Claim)
-}
-
 // Plugin is the agent's side of NRI.
 type Plugin struct {
 	// Socket is the runtime's, /var/run/nri/nri.sock.
 	Socket    string
 	Journal   *journal.Journal
 	Lifecycle Lifecycle
-	// Kubelet, where set, is asked about pods that no claim was prepared for: the kubelet prepares a claim that several
-	// pods share for the first of them only.
-	Kubelet  Kubelet
-	Reporter Reporter
-	Log      logr.Logger
+	// Claimed, where set, returns the Functions that a pod has by ResourceClaims of this project's driver, as the kubelet
+	// says. It is asked because the kubelet prepares a claim that several pods share for the first of them only.
+	Claimed func(ctx context.Context, namespace, pod string) ([]function.ID, error)
+	// Report tells the user of a claim what was attached.
+	Report func(journal.Claim)
+	Log    logr.Logger
 
-	// connected says whether the runtime would call now; changes wakes who waits for that.
+	// connected says whether the runtime would call now. changes wakes those who wait for that.
 	connected atomic.Bool
 	changes   notify.Signal
 
-	// background is the work that goes on after the runtime has its answer, as long as ctx, which is Run's. catchingUp
-	// ends what the last Synchronize began; only Synchronize, of which there is one at a time, uses it.
+	// background is the work that goes on after the runtime has its answer, until ctx ends, which is Run's. catchingUp ends
+	// what the last Synchronize began. Only Synchronize uses it, which the runtime calls once at a time.
 	background sync.WaitGroup
 	ctx        context.Context
 	catchingUp context.CancelFunc
@@ -131,8 +121,7 @@ func (p *Plugin) connect(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("NRI plugin: %w", err)
 	}
-	// The stub waits for ever to be configured by a runtime that ends after it registered the plugin, and with it what
-	// closes the stub then.
+	// If a runtime ends between registering and configuring the plugin, the stub waits for the configuration for ever.
 	defer context.AfterFunc(ended, func() {
 		if service, ok := s.(api.PluginService); ok {
 			_, _ = service.Configure(ctx, &api.ConfigureRequest{})
@@ -158,8 +147,7 @@ func (c *endingConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// Synchronize answers at once, as the runtime gives it no more time than any other call, and has the rest done after
-// that: see catchUp.
+// Synchronize answers at once, as the runtime gives it no more time than any other call, and catches up in the background.
 func (p *Plugin) Synchronize(_ context.Context, pods []*api.PodSandbox, _ []*api.Container) ([]*api.ContainerUpdate, error) {
 	p.Log.Info("Connected to the container runtime", "socket", p.Socket, "sandboxes", len(pods))
 	if p.catchingUp != nil {
@@ -172,8 +160,8 @@ func (p *Plugin) Synchronize(_ context.Context, pods []*api.PodSandbox, _ []*api
 	return nil, nil
 }
 
-// catchUp makes up for what happened while the agent or the runtime was away. It takes the Functions of sandboxes that
-// ended meanwhile back, and then attaches those of sandboxes that started meanwhile. No pod waits for another one.
+// catchUp does what was to be done while the agent or the runtime was away. It takes back the Functions of sandboxes that
+// have ended, and then attaches those of sandboxes that have started. No pod waits for another one.
 func (p *Plugin) catchUp(ctx context.Context, pods []*api.PodSandbox) {
 	running := sets.New[string]()
 	for _, pod := range pods {
@@ -267,33 +255,28 @@ func (p *Plugin) refuse(pod *api.PodSandbox, container *api.Container, a journal
 	return err
 }
 
-// StopPodSandbox takes the pod's Functions back. The runtime has its answer in time also if that takes longer. It does
-// not call again: what fails here is done by Unprepare, which the kubelet does retry.
+// StopPodSandbox takes the pod's Functions back. If that takes longer than the runtime waits, it goes on after the answer.
+// The runtime does not call again: what fails here is done by Unprepare, which the kubelet repeats.
 func (p *Plugin) StopPodSandbox(ctx context.Context, pod *api.PodSandbox) error {
-	answering, cancel := leaveTimeToAnswer(ctx)
-	defer cancel()
-	done := make(chan struct{})
+	answering, answer := leaveTimeToAnswer(ctx)
 	p.background.Go(func() {
-		defer close(done)
+		defer answer()
 		ctx, cancel := context.WithTimeout(p.ctx, stopTimeout)
 		defer cancel()
 		if err := p.detach(ctx, pod); err != nil {
 			p.log(pod).Error(err, "Functions are not back yet")
 		}
 	})
-	select {
-	case <-done:
-	case <-answering.Done():
-	}
+	<-answering.Done()
 	return nil
 }
 
-// RemovePodSandbox is heard even where StopPodSandbox was not.
+// RemovePodSandbox takes the Functions back of a sandbox whose stop was missed.
 func (p *Plugin) RemovePodSandbox(ctx context.Context, pod *api.PodSandbox) error {
 	return p.StopPodSandbox(ctx, pod)
 }
 
-// attach leaves what is a CNI request's to that: the runtime made it before it made this call.
+// attach attaches the pod's Functions but those of CNI requests, which the runtime made before this call.
 func (p *Plugin) attach(ctx context.Context, pod *api.PodSandbox) error {
 	attachments := slices.DeleteFunc(p.Journal.ByPod(types.UID(pod.GetUid())),
 		func(a journal.Attachment) bool { return a.CNI != nil })
@@ -320,7 +303,7 @@ func (p *Plugin) attach(ctx context.Context, pod *api.PodSandbox) error {
 		claims.Insert(journal.Claim{Namespace: a.Claim.Namespace, Name: a.Claim.Name, UID: a.Claim.UID})
 	}
 	for c := range claims {
-		p.Reporter.Report(c)
+		p.Report(c)
 	}
 	return nil
 }
@@ -332,10 +315,10 @@ func (p *Plugin) shared(ctx context.Context, pod *api.PodSandbox) []journal.Atta
 		return a.Claim.UID != "" && a.Claim.Namespace == pod.GetNamespace() && a.Pod.UID != types.UID(pod.GetUid()) &&
 			a.CNI == nil && a.State != journal.Releasing
 	}
-	if p.Kubelet == nil || !slices.ContainsFunc(p.Journal.All(), ofOthers) {
+	if p.Claimed == nil || !slices.ContainsFunc(p.Journal.All(), ofOthers) {
 		return nil
 	}
-	claimed, err := p.Kubelet.Claimed(ctx, pod.GetNamespace(), pod.GetName())
+	claimed, err := p.Claimed(ctx, pod.GetNamespace(), pod.GetName())
 	if err != nil {
 		p.log(pod).Error(err, "Cannot tell whether the pod shares a claim; if it does, its containers cannot start")
 		return nil

@@ -41,7 +41,7 @@ type node struct {
 	blocks map[string]chan struct{} // by call: closed when the call was made, which then waits until its context ends
 	slow   map[string]chan struct{} // by call: the call waits until it is closed, whatever its context does
 
-	kubelet Kubelet
+	claimed func(ctx context.Context, namespace, pod string) ([]function.ID, error) // by the kubelet
 }
 
 func newNode(t *testing.T) *node {
@@ -118,7 +118,7 @@ func (n *node) wantCalls(t *testing.T, want ...string) {
 // start runs a plugin for the runtime at the socket until the test ends.
 func (n *node) start(t *testing.T, socket string) *Plugin {
 	t.Helper()
-	p := &Plugin{Socket: socket, Journal: n.journal, Lifecycle: n, Kubelet: n.kubelet, Reporter: n, Log: testr.New(t)}
+	p := &Plugin{Socket: socket, Journal: n.journal, Lifecycle: n, Claimed: n.claimed, Report: n.Report, Log: testr.New(t)}
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- p.Run(ctx) }()
@@ -496,7 +496,7 @@ func TestSharedClaim(t *testing.T) {
 	n.reserve(t, "2", "pod1")
 	vf := function.ID{Address: "0000:3b:00.2"}
 	r := startRuntime(t, socket)
-	n.kubelet = kubelet{"default/pod2": {vf}}
+	n.claimed = kubelet{"default/pod2": {vf}}.Claimed
 	n.start(t, socket)
 	r.waitForPlugin(t)
 	if err := r.run(t, sandbox("stranger", "s9")); err != nil {
@@ -546,7 +546,7 @@ func TestSharedClaimIsLookedFor(t *testing.T) {
 				t.Fatal(err)
 			}
 			var kubelet asked
-			p := &Plugin{Journal: n.journal, Lifecycle: n, Kubelet: &kubelet, Reporter: n, Log: testr.New(t), ctx: t.Context()}
+			p := &Plugin{Journal: n.journal, Lifecycle: n, Claimed: kubelet.Claimed, Report: n.Report, Log: testr.New(t), ctx: t.Context()}
 			if err := p.RunPodSandbox(t.Context(), sandbox("pod2", "s2")); err != nil {
 				t.Fatal(err)
 			}
@@ -594,6 +594,7 @@ func TestRuntimeRestarts(t *testing.T) {
 
 	r = startRuntime(t, socket) // in which the sandbox is gone
 	r.waitForPlugin(t)
+	p.background.Wait() // it catches up
 	n.wantCalls(t, "detach 2 s1")
 	if err := r.run(t, sandbox("pod1", "s2")); err != nil {
 		t.Fatal(err)
@@ -665,7 +666,7 @@ func TestLeavesCNIAlone(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	p := &Plugin{Journal: n.journal, Lifecycle: n, Reporter: n, Log: testr.New(t), ctx: t.Context()}
+	p := &Plugin{Journal: n.journal, Lifecycle: n, Report: n.Report, Log: testr.New(t), ctx: t.Context()}
 	pod := &api.PodSandbox{
 		Id: "s1", Name: "pod", Namespace: "default", Uid: "pod-uid",
 		Linux: &api.LinuxPodSandbox{Namespaces: []*api.LinuxNamespace{{Type: "network", Path: "/run/netns/x"}}},

@@ -1,0 +1,13 @@
+package lifecycle
+
+import (
+	"context"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+)
+
+// Free waits until the Function is not being released any more, as an owner does that asks for it.
+func (m *Manager) Free(ctx context.Context, id function.ID) (err error) {
+	defer wrap(&err, id)
+	return m.waitFree(ctx, id)
+}
