@@ -1,9 +1,9 @@
 package cniserver
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/go-logr/logr"
@@ -14,17 +14,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
 )
-
-// read reads an ADD, ADDRESS or RESULT and finds the Function.
-func (s *Server) read(r wire.Request) (a cniRequest, err error) {
-	if a, err = parse(r, s.AllowKeys); err != nil {
-		return a, err
-	}
-	if a.function, err = s.find(a.device); err != nil {
-		return a, err
-	}
-	return a, a.needsVF()
-}
 
 // find returns the Function as it is now.
 func (s *Server) find(id function.ID) (function.Function, error) {
@@ -51,35 +40,25 @@ func (a cniRequest) needsVF() error {
 	if rest == (function.VFConfig{}) {
 		return nil
 	}
-	return fail(types.ErrInvalidNetworkConfig, "network configuration %s: %s: need a VF; Function %s is a %s",
-		a.conf.Name, fields, a.device, a.function.Kind)
+	return a.conf.invalid("%s: need a VF; Function %s is a %s", fields, a.device, a.function.Kind)
 }
 
 // add attaches a Function: reserve, provision, attach. Each step is in the journal before it is done, so that a DEL
 // finds what there is to clean wherever this ends.
-func (s *Server) add(ctx context.Context, r wire.Request) (wire.Reply, error) {
-	a, err := s.read(r)
-	if err != nil {
-		return wire.Reply{}, err
-	}
-	ctx, cancel := context.WithTimeoutCause(ctx, s.AddTimeout, fmt.Errorf("the agent waited %s", s.AddTimeout))
-	defer cancel()
+func (s *Server) add(ctx context.Context, a cniRequest) (reply wire.Reply, err error) {
 	ctx = logr.NewContext(ctx, logr.FromContextOrDiscard(ctx).WithValues("function", a.device.String()))
-	ctx, leave, err := s.adding.enter(ctx, a.device, attachmentKey{r.ContainerID, r.IfName})
-	if err != nil {
-		return wire.Reply{}, err
-	}
-	defer leave()
-	record, err := s.makeReady(ctx, a)
-	if err != nil {
-		return wire.Reply{}, err
-	}
-	if record.State != journal.Attached {
-		if err := s.attach(ctx, a, record); err != nil {
-			return wire.Reply{}, err
+	attachment := types.GCAttachment{ContainerID: a.ContainerID, IfName: a.IfName}
+	err = s.adding.run(ctx, a.device, attachment, func(ctx context.Context) error {
+		record, err := s.makeReady(ctx, a)
+		if err == nil && record.State != journal.Attached {
+			err = s.attach(ctx, a, record)
 		}
-	}
-	return s.added(ctx, a)
+		if err == nil {
+			reply, err = s.added(ctx, a)
+		}
+		return err
+	})
+	return reply, err
 }
 
 // makeReady waits until the Function is back from its last pod, and undoes what this request or an older one of the pod
@@ -89,19 +68,20 @@ func (s *Server) makeReady(ctx context.Context, a cniRequest) (journal.Attachmen
 	admitted, err := s.Lifecycle.Admit(ctx, journal.Attachment{
 		Function: a.device, Pod: a.pod, CNI: &journal.CNI{ContainerID: a.ContainerID, IfName: a.IfName},
 	})
+	have := admitted.Record
 	switch {
-	case isTaken(err):
+	case errors.As(err, new(lifecycle.TakenError)):
 		return journal.Attachment{}, fail(CodeTaken, "%w", err)
 	case err != nil:
 		return journal.Attachment{}, fail(types.ErrTryAgainLater, "not free yet: %w", causeOf(ctx, err))
-	case admitted.Record.State == journal.Attached:
-		return admitted.Record, s.sameAsBefore(a, admitted.Record)
+	case have.State == journal.Attached:
+		return have, s.sameAsBefore(a, have)
 	}
 	if a.function, err = s.find(a.device); err != nil { // it may have had the driver of its last owner until now
 		return journal.Attachment{}, err
 	}
-	a.resource = admitted.Resource
-	reservation, err := s.reservation(a, admitted.Record)
+	have.Resource = cmp.Or(have.Resource, admitted.Resource)
+	reservation, err := s.reservation(a, have)
 	if err != nil {
 		return journal.Attachment{}, err
 	}
@@ -114,11 +94,6 @@ func (s *Server) makeReady(ctx context.Context, a cniRequest) (journal.Attachmen
 	return s.provision(ctx, a, reservation)
 }
 
-func isTaken(err error) bool {
-	_, taken := errors.AsType[lifecycle.TakenError](err)
-	return taken
-}
-
 // reserve writes the reservation down and has the Function set up. An error of one with a setup is taken for the setup's,
 // which fails more often than the journal.
 func (s *Server) reserve(ctx context.Context, reservation journal.Attachment) error {
@@ -126,7 +101,7 @@ func (s *Server) reserve(ctx context.Context, reservation journal.Attachment) er
 	switch {
 	case err == nil:
 		return nil
-	case isTaken(err):
+	case errors.As(err, new(lifecycle.TakenError)):
 		return fail(CodeTaken, "%w", err)
 	case reservation.Setup != nil:
 		return fail(CodeAttach, "%w", causeOf(ctx, err))

@@ -46,6 +46,11 @@ type netConf struct {
 	ValidAttachments []types.GCAttachment `json:"cni.dev/valid-attachments"`
 }
 
+// invalid is the error for a configuration in which something is wrong.
+func (n netConf) invalid(format string, args ...any) error {
+	return fail(types.ErrInvalidNetworkConfig, "network configuration %s: %w", n.Name, fmt.Errorf(format, args...))
+}
+
 // runtimeConfig is what the runtime adds for the plugin's capabilities.
 type runtimeConfig struct {
 	MAC            string   `json:"mac"`
@@ -62,14 +67,11 @@ type cniRequest struct {
 	device function.ID
 	mac    function.MAC
 	vf     *function.VFConfig
-	ips    []netip.Prefix
 	prev   *types100.Result
-	ipam   addressing
+	ipam   addressing // the IPAM plugin's, or without one the addresses that the runtime asks for
 
 	// function is what the inventory has of the device; not for CHECK.
 	function function.Function
-	// resource is the extended resource by which the kubelet gave the Function to the pod, "" where it does not say.
-	resource string
 }
 
 // ownKeys are those of a network configuration that this project gives a meaning, the plugin's own among them.
@@ -137,7 +139,7 @@ func parse(r wire.Request, allowed []string) (cniRequest, error) {
 		errs.mac("runtimeConfig.mac", n.Runtime.MAC), errs.mac("CNI_ARGS: MAC", argsMAC), errs.mac("mac", n.MAC),
 	)
 	w.vf = errs.vf(n)
-	w.ips = errs.ips(n.Runtime.IPs)
+	ips := errs.ips(n.Runtime.IPs)
 	if n.MTU != 0 && (n.MTU < 68 || n.MTU > math.MaxInt32) {
 		errs.add("mtu %d: must be 68 or more, or 0 for that of the network", n.MTU)
 	}
@@ -147,9 +149,12 @@ func parse(r wire.Request, allowed []string) (cniRequest, error) {
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
-		return cniRequest{}, fail(types.ErrInvalidNetworkConfig, "network configuration %s: %w", n.Name, err)
+		return cniRequest{}, n.invalid("%w", err)
 	}
 	w.ipam, err = parseIPAM(r.IPAM)
+	if w.ipam.result == nil {
+		w.ipam.addresses = ips
+	}
 	return w, err
 }
 

@@ -35,14 +35,6 @@ func fail(code uint, format string, args ...any) error {
 	return &types.Error{Code: code, Msg: fmt.Errorf(format, args...).Error()}
 }
 
-// coded is what the shim is told about an error. One without a code is a mistake of the agent.
-func coded(err error) *types.Error {
-	if e, ok := errors.AsType[*types.Error](err); ok {
-		return e
-	}
-	return &types.Error{Code: types.ErrInternal, Msg: err.Error()}
-}
-
 // causeOf adds to an error why ctx ended, where it did.
 func causeOf(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {

@@ -142,7 +142,7 @@ func checkCode(t *testing.T, reply wire.Reply, code uint) {
 func TestVF(t *testing.T) {
 	c, s := newCard(t)
 	add := addVF("c1", map[string]any{"vlan": 100, "trust": "on", "runtimeConfig": map[string]any{"CNIDeviceInfoFile": "/x"}})
-	reply := s.answer(t.Context(), add)
+	reply := s.answer(t.Context(), add, nil)
 	checkCode(t, reply, 0)
 	want := function.Interface{Name: "net1", VF: &function.VFConfig{VLAN: new(100), Trust: new(true)}}
 	if diff := cmp.Diff(want, c.attached); diff != "" {
@@ -158,9 +158,9 @@ func TestVF(t *testing.T) {
 		t.Errorf("record %+v", a)
 	}
 	c.alive = true
-	checkCode(t, s.answer(t.Context(), addVF("c2", nil)), CodeTaken)
+	checkCode(t, s.answer(t.Context(), addVF("c2", nil), nil), CodeTaken)
 	c.alive = false
-	checkCode(t, s.answer(t.Context(), addVF("c2", nil)), 0)
+	checkCode(t, s.answer(t.Context(), addVF("c2", nil), nil), 0)
 	if a, _ := c.Journal.Get(vf); a.Sandbox != "c2" || c.restored != 1 {
 		t.Errorf("restored %d times, record %+v", c.restored, a)
 	}
@@ -172,7 +172,7 @@ func TestUserspace(t *testing.T) {
 	c.function.Driver = "vfio-pci"
 	add := addVF("c1", map[string]any{"network": "blue", "vlan": 100, "mtu": 1400})
 	add.IPAM = []byte(ipamResult)
-	reply := s.answer(t.Context(), add)
+	reply := s.answer(t.Context(), add, nil)
 	checkCode(t, reply, 0)
 	want := function.Interface{Name: "net1", MAC: "02:00:00:00:00:aa", VF: &function.VFConfig{VLAN: new(100)}, Userspace: true}
 	if diff := cmp.Diff(want, c.attached); diff != "" {
@@ -182,7 +182,7 @@ func TestUserspace(t *testing.T) {
 	if len(got.IPs) != 1 || got.Interfaces[0].Sandbox == "" || got.Interfaces[0].Mac != "02:00:00:00:00:aa" {
 		t.Errorf("result %s", reply.Result)
 	}
-	checkCode(t, s.answer(t.Context(), add), 0)
+	checkCode(t, s.answer(t.Context(), add, nil), 0)
 }
 
 func TestFailures(t *testing.T) {
@@ -226,7 +226,7 @@ func TestFailures(t *testing.T) {
 			c, s := newCard(t)
 			s.AddTimeout = 50 * time.Millisecond
 			test.arrange(t, c)
-			checkCode(t, s.answer(t.Context(), test.request), test.code)
+			checkCode(t, s.answer(t.Context(), test.request, nil), test.code)
 		})
 	}
 }
@@ -274,7 +274,7 @@ func TestNeedsVF(t *testing.T) {
 func TestRefusalIsAsWritten(t *testing.T) {
 	c, s := newCard(t)
 	c.attachErr = errors.New("vf.vlan, vf.qos, vf.vlanProtocol: PF ens1f0 refuses VLAN 100 qos 3 proto 802.1ad for VF 1")
-	reply := s.answer(t.Context(), addVF("c1", map[string]any{"vlan": 100}))
+	reply := s.answer(t.Context(), addVF("c1", map[string]any{"vlan": 100}), nil)
 	checkCode(t, reply, CodeAttach)
 	if want := "vlan, vlanQoS, vlanProto: PF ens1f0 refuses VLAN 100 qos 3 proto 802.1ad"; !strings.Contains(reply.Error.Msg, want) {
 		t.Errorf("message %q, want %q in it", reply.Error.Msg, want)

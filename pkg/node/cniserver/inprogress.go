@@ -10,44 +10,38 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
-// attachmentKey is what CNI knows an attachment by.
-type attachmentKey struct{ containerID, ifName string }
-
-// add is an ADD that runs.
+// add is an ADD that runs. done is closed when it has ended.
 type add struct {
-	key    attachmentKey
+	types.GCAttachment
 	cancel context.CancelCauseFunc
 	done   chan struct{}
 }
 
-// addsInProgress knows the ADDs that run. There is one at a time for a Function, so that nobody else has its xPU asked.
+// addsInProgress knows the ADDs that run. There is one at a time for a Function, so that the xPU is asked for one owner only.
 type addsInProgress struct {
 	byFunction sync.Map // *add by function.ID
 }
 
 var errDeleted = errors.New("DEL came meanwhile")
 
-// enter begins an ADD, and leave ends it. ctx ends when a DEL for the same attachment comes.
-func (a *addsInProgress) enter(
-	ctx context.Context, id function.ID, key attachmentKey,
-) (_ context.Context, leave func(), err error) {
+// run runs an ADD. Its context ends when a DEL for the same attachment comes.
+func (a *addsInProgress) run(
+	ctx context.Context, id function.ID, attachment types.GCAttachment, work func(context.Context) error,
+) error {
 	ctx, cancel := context.WithCancelCause(ctx)
-	running := &add{key: key, cancel: cancel, done: make(chan struct{})}
+	defer cancel(nil)
+	running := &add{attachment, cancel, make(chan struct{})}
 	if other, taken := a.byFunction.LoadOrStore(id, running); taken {
-		cancel(nil)
-		return ctx, nil, fail(types.ErrTryAgainLater, "Function %s: an ADD for container %s runs already",
-			id, other.(*add).key.containerID)
+		return fail(types.ErrTryAgainLater, "Function %s: an ADD for container %s runs already", id, other.(*add).ContainerID)
 	}
-	return ctx, func() {
-		cancel(nil)
-		a.byFunction.Delete(id)
-		close(running.done)
-	}, nil
+	defer close(running.done)
+	defer a.byFunction.Delete(id)
+	return work(ctx)
 }
 
-// end ends the ADDs of an attachment and waits until they left.
-func (a *addsInProgress) end(ctx context.Context, key attachmentKey) error {
-	for _, running := range a.of(key) {
+// end ends the ADDs of an attachment and waits until they have ended.
+func (a *addsInProgress) end(ctx context.Context, attachment types.GCAttachment) error {
+	for _, running := range a.of(attachment) {
 		running.cancel(errDeleted)
 		select {
 		case <-running.done:
@@ -58,10 +52,10 @@ func (a *addsInProgress) end(ctx context.Context, key attachmentKey) error {
 	return nil
 }
 
-// of are the ADDs of an attachment that run.
-func (a *addsInProgress) of(key attachmentKey) (list []*add) {
+// of returns the ADDs of an attachment that run.
+func (a *addsInProgress) of(attachment types.GCAttachment) (list []*add) {
 	for _, running := range a.byFunction.Range {
-		if running := running.(*add); running.key == key {
+		if running := running.(*add); running.GCAttachment == attachment {
 			list = append(list, running)
 		}
 	}

@@ -205,7 +205,7 @@ func (r *running) call(request wire.Request) (wire.Reply, error) {
 // must asks directly, and ends the test if the answer is an error.
 func (r *running) must(request wire.Request) wire.Reply {
 	r.node.t.Helper()
-	reply := r.answer(r.node.t.Context(), request)
+	reply := r.answer(r.node.t.Context(), request, nil)
 	if reply.Error != nil {
 		r.node.t.Fatalf("%s: %v (code %d)", request.Command, reply.Error, reply.Error.Code)
 	}
@@ -214,7 +214,7 @@ func (r *running) must(request wire.Request) wire.Reply {
 
 func (r *running) mustFail(request wire.Request, code uint, want string) {
 	r.node.t.Helper()
-	reply := r.answer(r.node.t.Context(), request)
+	reply := r.answer(r.node.t.Context(), request, nil)
 	if reply.Error == nil || reply.Error.Code != code || !strings.Contains(reply.Error.Error(), want) {
 		r.node.t.Errorf("%s: error %+v, want code %d and %q", request.Command, reply.Error, code, want)
 	}

@@ -22,7 +22,7 @@ import (
 // del ends what the container has as the interface, except what the function is true for. Nothing to end is success: the
 // configuration is not even looked at, because it may have gone with the namespace.
 func (s *Server) del(ctx context.Context, r wire.Request, except func(journal.Attachment) bool) error {
-	if err := s.adding.end(ctx, attachmentKey{r.ContainerID, r.IfName}); err != nil {
+	if err := s.adding.end(ctx, types.GCAttachment{ContainerID: r.ContainerID, IfName: r.IfName}); err != nil {
 		return err
 	}
 	if err := s.Lifecycle.EndRequest(ctx, r.ContainerID, r.IfName, except); err != nil {
@@ -46,13 +46,12 @@ func (s *Server) gc(ctx context.Context, r wire.Request) error {
 		return err
 	}
 	if n.Name == "" || n.ValidAttachments == nil {
-		return fail(types.ErrInvalidNetworkConfig,
-			"network configuration %s: name and cni.dev/valid-attachments: must be there for GC", n.Name)
+		return n.invalid("name and cni.dev/valid-attachments: must be there for GC")
 	}
 	valid := func(a journal.Attachment) bool {
-		return a.CNI.Network != n.Name || since(r.At)(a) ||
-			slices.Contains(n.ValidAttachments, types.GCAttachment{ContainerID: a.CNI.ContainerID, IfName: a.CNI.IfName}) ||
-			len(s.adding.of(attachmentKey{a.CNI.ContainerID, a.CNI.IfName})) > 0 // the list may be older than that
+		attachment := types.GCAttachment{ContainerID: a.CNI.ContainerID, IfName: a.CNI.IfName}
+		return a.CNI.Network != n.Name || since(r.At)(a) || slices.Contains(n.ValidAttachments, attachment) ||
+			len(s.adding.of(attachment)) > 0 // an ADD that came after the list was made
 	}
 	var errs []error
 	for _, a := range s.Journal.All() {
@@ -67,25 +66,21 @@ func (s *Server) gc(ctx context.Context, r wire.Request) error {
 }
 
 // check compares the interface with the journal, and the journal with what the runtime was told.
-func (s *Server) check(ctx context.Context, r wire.Request) error {
-	w, err := parse(r, s.AllowKeys)
+func (s *Server) check(ctx context.Context, a cniRequest) error {
+	have, err := s.attachedFor(a)
 	if err != nil {
 		return err
 	}
-	have, err := s.attachedFor(w)
-	if err != nil {
-		return err
-	}
-	differences, err := s.Lifecycle.Check(ctx, w.device)
+	differences, err := s.Lifecycle.Check(ctx, a.device)
 	if err != nil {
 		return fail(types.ErrIOFailure, "%w", err)
 	}
-	if w.prev != nil {
-		differences = append(differences, comparePrevious(w.prev, have)...)
+	if a.prev != nil {
+		differences = append(differences, comparePrevious(a.prev, have)...)
 	}
 	if len(differences) > 0 {
 		return fail(CodeCheck, "interface %s (Function %s) is not as it was attached: %s",
-			r.IfName, w.device, strings.Join(differences, "; "))
+			a.IfName, a.device, strings.Join(differences, "; "))
 	}
 	return nil
 }
@@ -114,33 +109,24 @@ func comparePrevious(prev *types100.Result, have journal.Attachment) []string {
 	return differences
 }
 
-// address gives an interface that ADD attached the addresses of an IPAM plugin that needed it first.
-func (s *Server) address(ctx context.Context, r wire.Request) (wire.Reply, error) {
-	a, err := s.read(r)
-	if err != nil {
-		return wire.Reply{}, err
-	}
+// address gives an interface that ADD attached the addresses of an IPAM plugin that needed the interface first.
+func (s *Server) address(ctx context.Context, a cniRequest) (wire.Reply, error) {
 	if a.ipam.result == nil {
-		return wire.Reply{}, fail(types.ErrInvalidNetworkConfig,
-			"network configuration %s: no result of an IPAM plugin", a.conf.Name)
+		return wire.Reply{}, a.conf.invalid("no result of an IPAM plugin")
 	}
-	add := lifecycle.Addresses{Addresses: a.ipam.addresses, Routes: a.ipam.routes, Result: r.IPAM}
+	add := lifecycle.Addresses{Addresses: a.ipam.addresses, Routes: a.ipam.routes, Result: a.IPAM}
 	if have, _ := s.Journal.Get(a.device); have.Interface.Userspace {
 		add.Addresses, add.Routes = []netip.Prefix{}, nil // for its program, which reads the result
 	}
-	if _, err := s.Lifecycle.Address(ctx, a.device, journal.ContainerIs(r.ContainerID, r.IfName), add); err != nil {
+	if _, err := s.Lifecycle.Address(ctx, a.device, journal.ContainerIs(a.ContainerID, a.IfName), add); err != nil {
 		return wire.Reply{}, fail(CodeAttach, "%w", causeOf(ctx, err))
 	}
 	return s.added(ctx, a)
 }
 
-// again answers what an ADD that was done before was answered, and changes nothing. The shim asks when its IPAM plugin
+// again returns the result of an ADD that was done before, and changes nothing. The shim asks when its IPAM plugin
 // refuses a second ADD.
-func (s *Server) again(ctx context.Context, r wire.Request) (wire.Reply, error) {
-	a, err := s.read(r)
-	if err != nil {
-		return wire.Reply{}, err
-	}
+func (s *Server) again(ctx context.Context, a cniRequest) (wire.Reply, error) {
 	have, err := s.attachedFor(a)
 	if err != nil {
 		return wire.Reply{}, err

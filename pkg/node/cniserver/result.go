@@ -1,6 +1,7 @@
 package cniserver
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/netip"
@@ -16,27 +17,25 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// addressing is what an IPAM plugin says, for link and as it was.
+// addressing is the addresses and routes that an interface shall have. result is what the IPAM plugin said of them, nil
+// where no plugin was asked.
 type addressing struct {
 	addresses []netip.Prefix
 	routes    []function.Route
 	result    *types100.Result
 }
 
-// parseIPAM reads the result of an IPAM plugin, of any version. Without a result everything is empty.
-func parseIPAM(raw json.RawMessage) (addressing, error) {
+// parseIPAM reads the result of an IPAM plugin, of any version. Without a result everything is empty. A route without a
+// gateway gets the first gateway of its family, as with other CNI plugins.
+func parseIPAM(raw json.RawMessage) (a addressing, err error) {
 	if len(raw) == 0 || string(raw) == "null" {
-		return addressing{}, nil
+		return a, nil
 	}
-	a, err := decodeIPAM(raw)
-	if err != nil {
-		return addressing{}, fail(types.ErrDecodingFailure, "result of the IPAM plugin: %w", err)
-	}
-	return a, nil
-}
-
-// decodeIPAM reads a result. A route without a gateway has that of the addresses, as with CNI plugins.
-func decodeIPAM(raw json.RawMessage) (a addressing, err error) {
+	defer func() {
+		if err != nil {
+			err = fail(types.ErrDecodingFailure, "result of the IPAM plugin: %w", err)
+		}
+	}()
 	if a.result, err = cni.DecodeResult(raw, "0.1.0"); err != nil {
 		return a, err
 	}
@@ -61,10 +60,10 @@ func decodeIPAM(raw json.RawMessage) (a addressing, err error) {
 		if !ok || !isAddress {
 			return a, fmt.Errorf("routes[%d]: must have a dst, and a gw that is an address where there is one", i)
 		}
-		// As with CNI plugins, it yields to a route that the pod has already.
 		a.routes = append(a.routes, function.Route{
 			To: to.Masked(), Via: via, Metric: r.Priority, Table: ptr.Deref(r.Table, 0), Scope: r.Scope,
-			MTU: r.MTU, AdvMSS: r.AdvMSS, Yield: true,
+			MTU: r.MTU, AdvMSS: r.AdvMSS,
+			Yield: true, // a route that the pod has already stays, as with other CNI plugins
 		})
 	}
 	return a, function.Interface{Name: "any", Addresses: a.addresses, Routes: a.routes}.Validate()
@@ -77,10 +76,7 @@ func (r cniRequest) encode(a journal.Attachment) (json.RawMessage, error) {
 	if err != nil {
 		return nil, err
 	}
-	given := ipam.result
-	if given == nil {
-		given = withoutIPAM(a.Interface)
-	}
+	given := cmp.Or(ipam.result, withoutIPAM(a.Interface))
 	result := &types100.Result{CNIVersion: types100.ImplementedSpecVersion}
 	if r.prev != nil {
 		result = r.prev
@@ -124,11 +120,8 @@ func withoutIPAM(i function.Interface) *types100.Result {
 
 // deviceInfo is what there is to say of the Function; nothing of an SF, for which the specification has no word.
 func (s *Server) deviceInfo(a cniRequest) (json.RawMessage, error) {
-	asVDPA := false
-	if p, ok := s.Pools.PoolOf(a.device); ok {
-		asVDPA = p.Options(a.function).VDPA != ""
-	}
-	info := deviceinfo.Of(a.function, asVDPA)
+	p, _ := s.Pools.PoolOf(a.device)
+	info := deviceinfo.Of(a.function, p.Options(a.function).VDPA != "")
 	if info == nil {
 		return nil, nil
 	}

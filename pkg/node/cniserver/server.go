@@ -9,6 +9,7 @@ package cniserver
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -108,13 +109,8 @@ func New(options Options) *Server {
 	return &Server{Options: options}
 }
 
-// answer does a request that came over the socket.
-func (s *Server) answer(ctx context.Context, r wire.Request) wire.Reply {
-	return s.answerExcept(ctx, r, nil)
-}
-
-// answerExcept does a request. A DEL leaves the attachments alone that the function, where it is set, is true for.
-func (s *Server) answerExcept(ctx context.Context, r wire.Request, except func(journal.Attachment) bool) wire.Reply {
+// answer does a request. A DEL leaves alone the attachments for which except, where set, is true.
+func (s *Server) answer(ctx context.Context, r wire.Request, except func(journal.Attachment) bool) wire.Reply {
 	begin := time.Now()
 	log := s.Log.WithValues("command", r.Command, "container", r.ContainerID, "interface", r.IfName)
 	if pod, _, err := parseArgs(r.Args); err == nil && pod.Name != "" {
@@ -122,8 +118,12 @@ func (s *Server) answerExcept(ctx context.Context, r wire.Request, except func(j
 	}
 	reply, err := s.do(logr.NewContext(ctx, log), r, except)
 	if err != nil {
-		reply = wire.Reply{Error: coded(err)}
-		log.Error(err, "CNI request failed", "code", reply.Error.Code, "took", time.Since(begin).String())
+		coded, ok := errors.AsType[*types.Error](err)
+		if !ok { // a mistake of the agent
+			coded = &types.Error{Code: types.ErrInternal, Msg: err.Error()}
+		}
+		reply = wire.Reply{Error: coded}
+		log.Error(err, "CNI request failed", "code", coded.Code, "took", time.Since(begin).String())
 	} else {
 		log.V(1).Info("CNI request done", "took", time.Since(begin).String())
 	}
@@ -141,26 +141,48 @@ func (s *Server) do(ctx context.Context, r wire.Request, except func(journal.Att
 	if err := checkEnvironment(r); err != nil {
 		return wire.Reply{}, err
 	}
+	timeout := shortTimeout
 	if r.Command == wire.Add {
-		return s.add(ctx, r)
+		timeout = s.AddTimeout
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, shortTimeout, fmt.Errorf("the agent waited %s", shortTimeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("the agent waited %s", timeout))
 	defer cancel()
 	switch r.Command {
-	case wire.Address:
-		return s.address(ctx, r)
-	case wire.Result:
-		return s.again(ctx, r)
+	case wire.Add, wire.Address, wire.Result, wire.Check:
+		return s.doInterface(ctx, r)
 	case wire.Del:
 		return wire.Reply{}, s.del(ctx, r, except)
-	case wire.Check:
-		return wire.Reply{}, s.check(ctx, r)
 	case wire.GC:
 		return wire.Reply{}, s.gc(ctx, r)
 	case wire.Status:
 		return wire.Reply{}, s.status(ctx)
 	}
 	return wire.Reply{}, fail(types.ErrInvalidEnvironmentVariables, "CNI_COMMAND %q: is unknown", r.Command)
+}
+
+// doInterface does a request about the interface that its configuration describes.
+func (s *Server) doInterface(ctx context.Context, r wire.Request) (wire.Reply, error) {
+	a, err := parse(r, s.AllowKeys)
+	if err != nil {
+		return wire.Reply{}, err
+	}
+	if r.Command == wire.Check {
+		return wire.Reply{}, s.check(ctx, a)
+	}
+	if a.function, err = s.find(a.device); err != nil {
+		return wire.Reply{}, err
+	}
+	if err := a.needsVF(); err != nil {
+		return wire.Reply{}, err
+	}
+	switch r.Command {
+	case wire.Add:
+		return s.add(ctx, a)
+	case wire.Address:
+		return s.address(ctx, a)
+	default:
+		return s.again(ctx, a)
+	}
 }
 
 // checkEnvironment refuses a request in which something is missing that its command needs.
