@@ -62,16 +62,15 @@ func parseConfig(data []byte, deviceInfoDir string) (config, error) {
 		c.Timeout, errs = cmp.Or(timeout, addTimeout), append(errs, err)
 	}
 	c.CNIVersion = cmp.Or(c.CNIVersion, "0.1.0") // what no version means in the specification
-	c.Socket = cmp.Or(c.Socket, wire.DefaultSocket)
-	if !filepath.IsAbs(c.Socket) {
-		errs = append(errs, fmt.Errorf("socket: %q must be an absolute path", c.Socket))
-		c.Socket = wire.DefaultSocket
+	absolute := func(field, path, fallback string) string {
+		if path != "" && !filepath.IsAbs(path) {
+			errs = append(errs, fmt.Errorf("%s: %q must be an absolute path", field, path))
+			path = ""
+		}
+		return cmp.Or(path, fallback)
 	}
-	c.SpoolDir = cmp.Or(c.SpoolDir, wire.DefaultSpoolDir)
-	if !filepath.IsAbs(c.SpoolDir) {
-		errs = append(errs, fmt.Errorf("spoolDir: %q must be an absolute path", c.SpoolDir))
-		c.SpoolDir = wire.DefaultSpoolDir
-	}
+	c.Socket = absolute("socket", c.Socket, wire.DefaultSocket)
+	c.SpoolDir = absolute("spoolDir", c.SpoolDir, wire.DefaultSpoolDir)
 	if strings.ContainsRune(c.IPAM.Type, filepath.Separator) {
 		errs = append(errs, fmt.Errorf("ipam.type: %q must be the name of a plugin, not a path", c.IPAM.Type))
 		c.IPAM.Type = ""
