@@ -10,6 +10,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/client-go/tools/events"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -71,7 +72,7 @@ type agent struct {
 	// for the Port, and nobody chooses Functions by it.
 	provisionFailed health.Source
 	// recorder tells pods of Functions, and of post-delete hooks that are given up.
-	recorder hooks.Recorder
+	recorder events.EventRecorder
 	claims   lifecycle.Claims
 	// claimServed returns once the xPU serves what a claim has, as Serve of [lifecycle.Options] does.
 	claimServed func(context.Context, journal.Attachment) error

@@ -42,7 +42,7 @@ type directory struct {
 	running *semaphore.Weighted // limits how many executables run at once
 
 	mutex   sync.Mutex
-	refused map[string]error // what was logged, by name
+	refused map[string]string // why the files that are not run are refused, by name; each reason is logged once
 }
 
 func newDirectory(options Options) *directory {
@@ -65,21 +65,23 @@ func (d *directory) list() ([]string, error) {
 	if err := errors.Join(d.check(root), err); err != nil {
 		return nil, fmt.Errorf("directory of post-delete hooks %s: %w", d.Dir, err)
 	}
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
 	var list []string
-	refused := map[string]error{}
+	refused := map[string]string{}
 	for _, entry := range entries {
 		name := entry.Name()
-		if strings.HasPrefix(name, ".") {
-			continue
-		}
 		usable, err := usable(root, name)
-		if err != nil {
-			refused[name] = err
-		} else if usable {
+		switch {
+		case err != nil:
+			if refused[name] = err.Error(); d.refused[name] != err.Error() {
+				d.Log.Error(err, "Post-delete hook is refused and will not be run", "file", filepath.Join(d.Dir, name))
+			}
+		case usable:
 			list = append(list, name)
 		}
 	}
-	d.report(refused)
+	d.refused = refused
 	return list, nil
 }
 
@@ -101,6 +103,9 @@ func (d *directory) check(root *os.Root) error {
 
 // usable says whether a file is to be run. The error is why one is not that should be.
 func usable(root *os.Root, name string) (bool, error) {
+	if strings.HasPrefix(name, ".") {
+		return false, nil
+	}
 	info, err := root.Stat(name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -129,25 +134,9 @@ func changeable(info fs.FileInfo) error {
 	return nil
 }
 
-// report logs what is refused, once for each reason.
-func (d *directory) report(refused map[string]error) {
-	d.mutex.Lock()
-	defer d.mutex.Unlock()
-	for name, reason := range refused {
-		if before := d.refused[name]; before == nil || before.Error() != reason.Error() {
-			d.Log.Error(reason, "Post-delete hook is refused and will not be run", "file", filepath.Join(d.Dir, name))
-		}
-	}
-	d.refused = refused
-}
-
 // run runs an executable for a Function that was taken back. What it writes goes to the log.
 func (d *directory) run(ctx context.Context, name string, a journal.Attachment) error {
-	attempt := 1
-	if p := progress(a); p.Next == name {
-		attempt += p.Attempts
-	}
-	stdin, err := input(d.Node, a, attempt)
+	stdin, err := input(d.Node, a, progress(a, name).Attempts+1)
 	if err != nil {
 		return final{err}
 	}
@@ -183,7 +172,9 @@ func (d *directory) exec(ctx context.Context, path string, stdin []byte, output 
 	exited := make(chan struct{})
 	go func() {
 		defer close(exited)
-		awaitExit(cmd.Process.Pid)
+		// WNOWAIT leaves the process to be waited for below.
+		for errors.Is(unix.Waitid(unix.P_PID, cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil), unix.EINTR) {
+		}
 	}()
 	killed := false
 	select {
@@ -206,14 +197,4 @@ func (d *directory) exec(ctx context.Context, path string, stdin []byte, output 
 		return errors.New(cmd.ProcessState.String()) // "exit status 75", "signal: killed"
 	}
 	return final{errors.New(cmd.ProcessState.String())}
-}
-
-// awaitExit returns when the process has ended, and leaves it to be waited for.
-func awaitExit(pid int) {
-	for {
-		err := unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
-		if !errors.Is(err, unix.EINTR) {
-			return
-		}
-	}
 }

@@ -15,9 +15,9 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 
@@ -58,11 +58,6 @@ type Ports interface {
 	Deprovision(context.Context, function.Function) error
 }
 
-// Recorder writes events; it is client-go's EventRecorder of package events.
-type Recorder interface {
-	Eventf(regarding, related runtime.Object, eventtype, reason, action, note string, args ...any)
-}
-
 // Options of a [Queue]. All but Parallel and Recorder must be set.
 type Options struct {
 	Journal   Journal
@@ -81,7 +76,7 @@ type Options struct {
 	// Parallel is how many executables run at once, at most; 0 is 8.
 	Parallel int
 	// Recorder, where set, tells of hooks that are given up.
-	Recorder Recorder
+	Recorder events.EventRecorder
 	// Changed is called when a Function became free, or what it waits for changed. It must not block.
 	Changed func()
 }
@@ -181,10 +176,13 @@ func (q *Queue) process(ctx context.Context, id function.ID) {
 	}
 }
 
-// progress is how far the hooks of an attachment are.
-func progress(a journal.Attachment) journal.Hooks {
-	if a.Hooks == nil {
-		return journal.Hooks{}
+// progress is how far the hooks of an attachment are, and how often this hook failed.
+func progress(a journal.Attachment, hook string) journal.Hooks {
+	switch {
+	case a.Hooks == nil:
+		return journal.Hooks{Next: hook}
+	case a.Hooks.Next != hook:
+		return journal.Hooks{Next: hook, Done: a.Hooks.Done}
 	}
 	return *a.Hooks
 }
@@ -192,7 +190,7 @@ func progress(a journal.Attachment) journal.Hooks {
 // next is the first hook of a released attachment that is not done, "" if all are. The Port is deleted first, then the
 // executables run in the order of the directory.
 func (q *Queue) next(a journal.Attachment) (hook string) {
-	done := progress(a).Done
+	done := progress(a, "").Done
 	if a.Port != nil && !slices.Contains(done, portHook) {
 		return portHook
 	}
@@ -208,27 +206,22 @@ func (q *Queue) next(a journal.Attachment) (hook string) {
 	return ""
 }
 
-// do runs a hook once.
+// do runs a hook once. The Port is gone when the xPU serves none of the Function any more.
 func (q *Queue) do(ctx context.Context, a journal.Attachment, hook string) error {
 	switch hook {
 	case portHook:
-		return q.deletePort(ctx, a)
+		ctx, cancel := context.WithTimeout(ctx, portTimeout)
+		defer cancel()
+		f, exists := q.Functions.Get(a.Function)
+		if !exists { // the xPU may serve it nevertheless
+			f = function.Function{ID: a.Function, Kind: kind(a), PF: a.PF, PFName: a.PFName, Index: a.VFIndex}
+		}
+		return q.Ports.Deprovision(ctx, f)
 	case directoryHook:
 		_, err := q.executables.list()
 		return err
 	}
 	return q.executables.run(ctx, hook, a)
-}
-
-// deletePort returns nil once the xPU serves no Port of the Function any more.
-func (q *Queue) deletePort(ctx context.Context, a journal.Attachment) error {
-	ctx, cancel := context.WithTimeout(ctx, portTimeout)
-	defer cancel()
-	f, exists := q.Functions.Get(a.Function)
-	if !exists { // the xPU may serve it nevertheless
-		f = function.Function{ID: a.Function, Kind: kind(a), PF: a.PF, PFName: a.PFName, Index: a.VFIndex}
-	}
-	return q.Ports.Deprovision(ctx, f)
 }
 
 func kind(a journal.Attachment) function.Kind {
@@ -241,12 +234,11 @@ func kind(a journal.Attachment) function.Kind {
 	return function.PF
 }
 
-// untilRetry is how long a hook that failed must wait still. A time that is further away than any pause lasts is ignored:
-// the clock was set meanwhile.
+// untilRetry is how long a hook that failed must wait still; it is not positive for one that need not wait. A time that is
+// further away than any pause lasts is ignored: the clock was set meanwhile.
 func untilRetry(a journal.Attachment, hook string) time.Duration {
-	p := progress(a)
-	pause := time.Until(p.RetryAt)
-	if p.Next != hook || p.RetryAt.IsZero() || pause > 2*slowest(hook) {
+	pause := time.Until(progress(a, hook).RetryAt)
+	if pause > 2*slowest(hook) {
 		return 0
 	}
 	return pause
@@ -267,7 +259,7 @@ func (q *Queue) run(ctx context.Context, a journal.Attachment, hook string) erro
 	begin := time.Now()
 	failure := q.do(ctx, a, hook)
 	if ctx.Err() != nil {
-		return nil // the agent ends; the next one runs it again
+		return nil // the agent ends; the next one runs the hook again
 	}
 	took := time.Since(begin)
 	log := q.Log.WithValues("function", a.Function.String(), "hook", hook)
@@ -276,35 +268,26 @@ func (q *Queue) run(ctx context.Context, a journal.Attachment, hook string) erro
 		q.metrics.ran(hook, "done", took)
 		return q.write(ctx, a, func() error { return q.Journal.Put(q.after(a, hook)) })
 	}
-	next := failed(a, hook, failure)
+	failed := progress(a, hook)
+	failed.Attempts++
+	failed.Error = failure.Error()
+	failed.RetryAt = time.Now().Add(delay(failed.Attempts, slowest(hook))).UTC()
 	limited := hook != portHook && q.Attempts > 0
-	if errors.As(failure, new(final)) || limited && next.Attempts >= q.Attempts {
-		log.Error(failure, "Post-delete hook given up", "attempts", next.Attempts,
+	if errors.As(failure, new(final)) || limited && failed.Attempts >= q.Attempts {
+		log.Error(failure, "Post-delete hook given up", "attempts", failed.Attempts,
 			"pod", klog.KRef(a.Pod.Namespace, a.Pod.Name))
 		q.metrics.ran(hook, "failed", took)
-		return q.giveUp(ctx, a, next)
+		return q.giveUp(ctx, a, failed)
 	}
-	log.Error(failure, "Post-delete hook failed and will be run again", "attempt", next.Attempts, "at", next.RetryAt)
+	log.Error(failure, "Post-delete hook failed and will be run again", "attempt", failed.Attempts, "at", failed.RetryAt)
 	q.metrics.ran(hook, "retry", took)
-	a.Hooks = &next
+	a.Hooks = &failed
 	return q.write(ctx, a, func() error { return q.Journal.Put(a) })
-}
-
-// failed is how far the hooks are once this one failed again.
-func failed(a journal.Attachment, hook string, failure error) journal.Hooks {
-	p := progress(a)
-	if p.Next != hook {
-		p.Next, p.Attempts = hook, 0
-	}
-	p.Attempts++
-	p.Error = failure.Error()
-	p.RetryAt = time.Now().Add(delay(p.Attempts, slowest(hook))).UTC()
-	return p
 }
 
 // after is the attachment once the hook is done or given up.
 func (q *Queue) after(a journal.Attachment, hook string) journal.Attachment {
-	a.Hooks = &journal.Hooks{Done: append(slices.Clone(progress(a).Done), hook)}
+	a.Hooks = &journal.Hooks{Done: append(slices.Clone(progress(a, hook).Done), hook)}
 	a.Hooks.Next = q.next(a)
 	return a
 }
@@ -361,13 +344,9 @@ func slowest(hook string) time.Duration {
 	return 5 * time.Minute
 }
 
-// delay is the pause after so many failed attempts: 1 s, 2 s, 4 s and so on up to slowest, each with up to a fifth
-// more.
+// delay is the pause after so many failed attempts, 1 or more: 1 s, 2 s, 4 s and so on up to slowest, each with up to a
+// fifth more.
 func delay(attempts int, slowest time.Duration) time.Duration {
-	backoff := wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.2, Steps: attempts, Cap: slowest}
-	var pause time.Duration
-	for range min(attempts, 64) {
-		pause = backoff.Step()
-	}
-	return pause
+	doubled := time.Second << min(attempts-1, 30)
+	return wait.Jitter(min(doubled, slowest), 0.2)
 }
