@@ -214,7 +214,7 @@ func (a *agent) attach(context.Context) error {
 		Functions: a.tracker, Pools: a.tracker, Journal: a.journal, Lifecycle: a.lifecycle,
 		Provisioner: a.provisioner,
 		MAC:         func(id function.ID) function.MAC { return provisioning.MAC(a.config.NodeName, id) },
-		Ready:       func(context.Context) error { return errors.Join(a.poolsKnown(), a.journal.Writable()) },
+		Ready:       func() error { return errors.Join(a.poolsKnown(), a.journal.Writable()) },
 		Reporter:    a.reporter,
 		AllowKeys:   a.config.CNIAllowKeys,
 		AddTimeout:  a.config.times.add,

@@ -85,13 +85,11 @@ func (s *Server) makeReady(ctx context.Context, a cniRequest) (journal.Attachmen
 	if err != nil {
 		return journal.Attachment{}, err
 	}
-	if err := s.reserve(ctx, reservation); err != nil {
-		return journal.Attachment{}, err
+	err = s.reserve(ctx, reservation)
+	if err == nil && reservation.Port != nil && reservation.Claim.UID == "" {
+		err = s.provision(ctx, a, reservation)
 	}
-	if reservation.Port == nil || reservation.Claim.UID != "" {
-		return reservation, nil
-	}
-	return s.provision(ctx, a, reservation)
+	return reservation, err
 }
 
 // reserve writes the reservation down and has the Function set up. An error of one with a setup is taken for the setup's,
@@ -110,22 +108,20 @@ func (s *Server) reserve(ctx context.Context, reservation journal.Attachment) er
 }
 
 // provision has the xPU serve the Function, and reserves it with the MTU of the network where that is smaller.
-func (s *Server) provision(
-	ctx context.Context, a cniRequest, reservation journal.Attachment,
-) (journal.Attachment, error) {
+func (s *Server) provision(ctx context.Context, a cniRequest, reservation journal.Attachment) error {
 	port, err := s.Provisioner.Provision(ctx, provisioning.Request{
 		Function: a.function, DevicePool: reservation.Port.DevicePool, Network: reservation.Port.Network,
 		MAC: reservation.Port.MAC, Pod: a.pod,
 	})
 	if err != nil {
-		return journal.Attachment{}, fail(CodeProvision, "%w", causeOf(ctx, err))
+		return fail(CodeProvision, "%w", causeOf(ctx, err))
 	}
 	mtu := smaller(reservation.Interface.MTU, port.MTU)
 	if reservation.Interface.Userspace || mtu == reservation.Interface.MTU {
-		return reservation, nil
+		return nil
 	}
 	reservation.Interface.MTU = mtu
-	return reservation, s.reserve(ctx, reservation)
+	return s.reserve(ctx, reservation)
 }
 
 // attach takes the Function into the container's network namespace. If that fails, it is on the host again, or DEL

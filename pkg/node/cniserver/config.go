@@ -24,22 +24,28 @@ import (
 // netConf is the network configuration as people write it: sriov-cni's fields, and network and mtu. The shim reads the
 // others.
 type netConf struct {
-	CNIVersion string        `json:"cniVersion"`
-	Name       string        `json:"name"`
-	DeviceID   string        `json:"deviceID"`
-	Network    string        `json:"network"` // of the xPU; "" is the pool's
-	MTU        int           `json:"mtu"`     // 0 is the network's or the netdev's
-	MAC        string        `json:"mac"`
-	VLAN       *int          `json:"vlan"`
-	VLANQoS    *int          `json:"vlanQoS"`
-	VLANProto  string        `json:"vlanProto"`
-	MinTxRate  *int          `json:"min_tx_rate"`
-	MaxTxRate  *int          `json:"max_tx_rate"`
-	SpoofChk   string        `json:"spoofchk"`
-	Trust      string        `json:"trust"`
-	LinkState  string        `json:"link_state"`
-	Runtime    runtimeConfig `json:"runtimeConfig"`
+	CNIVersion string `json:"cniVersion"`
+	Name       string `json:"name"`
+	DeviceID   string `json:"deviceID"`
+	Network    string `json:"network"` // of the xPU; "" is the pool's
+	MTU        int    `json:"mtu"`     // 0 is the network's or the netdev's
+	MAC        string `json:"mac"`
+	VLAN       *int   `json:"vlan"`
+	VLANQoS    *int   `json:"vlanQoS"`
+	VLANProto  string `json:"vlanProto"`
+	MinTxRate  *int   `json:"min_tx_rate"`
+	MaxTxRate  *int   `json:"max_tx_rate"`
+	SpoofChk   string `json:"spoofchk"`
+	Trust      string `json:"trust"`
+	LinkState  string `json:"link_state"`
 
+	// Runtime is what the runtime adds for the plugin's capabilities.
+	Runtime struct {
+		MAC            string   `json:"mac"`
+		IPs            []string `json:"ips"`
+		DeviceID       string   `json:"deviceID"`
+		DeviceInfoFile string   `json:"CNIDeviceInfoFile"`
+	} `json:"runtimeConfig"`
 	DNS        types.DNS        `json:"dns"`
 	PrevResult *json.RawMessage `json:"prevResult"`
 	// ValidAttachments is nil where the runtime says nothing, and empty where no attachment is valid.
@@ -49,14 +55,6 @@ type netConf struct {
 // invalid is the error for a configuration in which something is wrong.
 func (n netConf) invalid(format string, args ...any) error {
 	return fail(types.ErrInvalidNetworkConfig, "network configuration %s: %w", n.Name, fmt.Errorf(format, args...))
-}
-
-// runtimeConfig is what the runtime adds for the plugin's capabilities.
-type runtimeConfig struct {
-	MAC            string   `json:"mac"`
-	IPs            []string `json:"ips"`
-	DeviceID       string   `json:"deviceID"`
-	DeviceInfoFile string   `json:"CNIDeviceInfoFile"`
 }
 
 // cniRequest is a request about an interface, read and checked.

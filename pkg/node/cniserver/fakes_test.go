@@ -36,7 +36,7 @@ type card struct {
 	attached   function.Interface // what Attach was asked for
 	restored   int
 	options    lifecycle.Options
-	prepare    func() // called before Attach, where set
+	prepare    func() // called after a request reserved the Function, where set
 }
 
 func (c *card) Get(id function.ID) (journal.Attachment, bool) { return c.Journal.Get(id) }
@@ -80,23 +80,24 @@ func (c *card) Alive(netdev.Place) (bool, error) { return c.alive, nil }
 
 func (c *card) Holds(netdev.Place, netdev.Identity) (bool, error) { return c.alive, nil }
 
-// life is the card's lifecycle.
-type life struct {
-	*lifecycle.Manager
+// preparing is a journal in which the claim of a Function may be prepared right after the Function was reserved.
+type preparing struct {
+	*journal.Journal
 	card *card
 }
 
-func (l life) Attach(ctx context.Context, id function.ID, sandbox lifecycle.Sandbox) (netdev.Observed, error) {
-	if l.card.prepare != nil {
-		l.card.prepare()
+func (j preparing) Put(a journal.Attachment) error {
+	err := j.Journal.Put(a)
+	if j.card.prepare != nil && a.State == journal.Reserved && a.CNI != nil {
+		j.card.prepare()
 	}
-	return l.Manager.Attach(ctx, id, sandbox)
+	return err
 }
 
 // lifecycle makes the card's lifecycle, with its options as they are now.
-func (c *card) lifecycle() life {
+func (c *card) lifecycle() *lifecycle.Manager {
 	c.options.BootID = "boot-1"
-	return life{lifecycle.New(c.Journal, c, c, c.options, logr.Discard()), c}
+	return lifecycle.New(preparing{c.Journal, c}, c, c, c.options, logr.Discard())
 }
 
 // inventoryOf makes the card the inventory, whose Get is another one.
@@ -218,7 +219,7 @@ func TestFailures(t *testing.T) {
 				Claim: journal.Claim{Name: "c", UID: "claim-1"}, Pod: journal.Pod{Namespace: "default", Name: "pod-c1", UID: "uid-c1"},
 			}
 			must.Succeed(t, c.Put(claimed))
-			c.prepare = func() { must.Succeed(t, c.lifecycle().Reserve(t.Context(), claimed)) }
+			c.prepare = func() { must.Succeed(t, c.Put(claimed)) }
 		}, addVF("c1", nil), types.ErrTryAgainLater},
 	}
 	for name, test := range tests {

@@ -158,7 +158,7 @@ func (n *node) start() (r *running, stop func()) {
 		Socket: filepath.Join(n.dir, "run", "cni.sock"), SpoolDir: filepath.Join(n.dir, "spool"),
 		Functions: n, Pools: n, Journal: r.journal, Lifecycle: r.lifecycle,
 		Provisioner: n.xpuAgent, MAC: func(function.ID) function.MAC { return "02:00:00:00:00:aa" },
-		Ready: func(context.Context) error { return nil }, Reporter: &reporter{},
+		Ready: func() error { return nil }, Reporter: &reporter{},
 		Metrics: NewMetrics(prometheus.NewRegistry()), Log: logr.Discard(),
 	})
 	return r, sync.OnceFunc(func() {

@@ -19,7 +19,6 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
@@ -44,21 +43,6 @@ type Pools interface {
 	Considered(function.ID) bool
 }
 
-// Lifecycle decides who has a Function, and takes it there and back.
-type Lifecycle interface {
-	Admit(ctx context.Context, want journal.Attachment) (lifecycle.Decision, error)
-	Reserve(ctx context.Context, want journal.Attachment) error
-	Attach(ctx context.Context, id function.ID, sandbox lifecycle.Sandbox) (netdev.Observed, error)
-	Address(
-		ctx context.Context, id function.ID, belongs func(journal.Attachment) bool, add lifecycle.Addresses,
-	) (netdev.Observed, error)
-	Check(ctx context.Context, id function.ID) (differences []string, err error)
-	// Detach brings the Function back from a sandbox; it stays reserved.
-	Detach(ctx context.Context, id function.ID, sandbox string) error
-	// EndRequest ends what a request attached or wanted to attach, but what the function is true for.
-	EndRequest(ctx context.Context, containerID, ifName string, but func(journal.Attachment) bool) error
-}
-
 // Reporter tells the user what became of a claim.
 type Reporter interface {
 	Report(journal.Claim)
@@ -75,13 +59,14 @@ type Options struct {
 	Functions Functions
 	Pools     Pools
 	Journal   *journal.Journal
-	Lifecycle Lifecycle
+	// Lifecycle decides who has a Function, and takes it there and back.
+	Lifecycle *lifecycle.Manager
 	// Provisioner has the xPU serve Functions for which a network is named.
 	Provisioner provisioning.Provisioner
 	// MAC is the address of a Function on a network where nobody asks for one; the same every time.
 	MAC func(function.ID) function.MAC
 	// Ready says why an ADD could not succeed now, whichever Function it is about; nil if it could.
-	Ready func(context.Context) error
+	Ready func() error
 	// Reporter is told about Functions of claims that are attached.
 	Reporter Reporter
 	Metrics  *Metrics
@@ -155,7 +140,7 @@ func (s *Server) do(ctx context.Context, r wire.Request, except func(journal.Att
 	case wire.GC:
 		return wire.Reply{}, s.gc(ctx, r)
 	case wire.Status:
-		return wire.Reply{}, s.status(ctx)
+		return wire.Reply{}, s.status()
 	}
 	return wire.Reply{}, fail(types.ErrInvalidEnvironmentVariables, "CNI_COMMAND %q: is unknown", r.Command)
 }
@@ -206,11 +191,11 @@ func checkEnvironment(r wire.Request) error {
 }
 
 // status says whether an ADD could succeed now.
-func (s *Server) status(ctx context.Context) error {
+func (s *Server) status() error {
 	if _, known := s.Pools.Pools(); !known {
 		return fail(types.ErrPluginNotAvailable, "xpu-agent: pools and Functions have not been read yet")
 	}
-	if err := s.Ready(ctx); err != nil {
+	if err := s.Ready(); err != nil {
 		return fail(types.ErrPluginNotAvailable, "xpu-agent: %w", err)
 	}
 	return nil

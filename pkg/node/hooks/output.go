@@ -22,8 +22,7 @@ type lines struct {
 	log logr.Logger
 
 	partial []byte
-	taken   int
-	cut     bool
+	written int // bytes, also of what is not logged
 	// last is the beginning of the last line that is not empty.
 	last string
 }
@@ -31,10 +30,8 @@ type lines struct {
 // Write never fails.
 func (l *lines) Write(p []byte) (int, error) {
 	total := len(p)
-	if rest := maxOutput - l.taken; len(p) > rest {
-		p, l.cut = p[:rest], true
-	}
-	l.taken += len(p)
+	p = p[:min(total, max(0, maxOutput-l.written))]
+	l.written += total
 	for len(p) > 0 {
 		line, rest, complete := bytes.Cut(p, []byte("\n"))
 		if room := maxLine - len(l.partial); len(line) > room {
@@ -63,7 +60,7 @@ func (l *lines) flush() {
 // end logs what has no line break.
 func (l *lines) end() {
 	l.flush()
-	if l.cut {
+	if l.written > maxOutput {
 		l.log.Info("Post-delete hook wrote too much; the rest is not logged", "bytes", maxOutput)
 	}
 }
