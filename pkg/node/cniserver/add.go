@@ -3,6 +3,7 @@ package cniserver
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceinfo"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
@@ -164,8 +166,12 @@ func (s *Server) added(ctx context.Context, a cniRequest) (reply wire.Reply, err
 		return reply, err
 	}
 	if a.conf.Runtime.DeviceInfoFile != "" {
-		if reply.DeviceInfo, err = s.deviceInfo(a); err != nil {
-			return reply, err
+		p, _ := s.Pools.PoolOf(a.device)
+		// The device-info specification cannot describe an SF without a vDPA device.
+		if info := deviceinfo.Of(a.function, p.Options(a.function).VDPA != ""); info != nil {
+			if reply.DeviceInfo, err = json.Marshal(info); err != nil {
+				return reply, err
+			}
 		}
 	}
 	if record.Claim.UID != "" {

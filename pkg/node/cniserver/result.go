@@ -13,7 +13,6 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/cni"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceinfo"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
@@ -116,14 +115,4 @@ func withoutIPAM(i function.Interface) *types100.Result {
 		r.Routes = append(r.Routes, &types.Route{Dst: *netipx.PrefixIPNet(to.To), GW: to.Via.AsSlice(), Priority: to.Metric})
 	}
 	return r
-}
-
-// deviceInfo is what there is to say of the Function; nothing of an SF, for which the specification has no word.
-func (s *Server) deviceInfo(a cniRequest) (json.RawMessage, error) {
-	p, _ := s.Pools.PoolOf(a.device)
-	info := deviceinfo.Of(a.function, p.Options(a.function).VDPA != "")
-	if info == nil {
-		return nil, nil
-	}
-	return json.Marshal(info)
 }

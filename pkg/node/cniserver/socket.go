@@ -64,12 +64,9 @@ func (s *Server) serve(ctx context.Context) error {
 	// Requests that run outlive ctx for a while.
 	working, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(s.StopTimeout, end) })()
 	var requests sync.WaitGroup
-	defer func() {
-		late := time.AfterFunc(s.StopTimeout, end)
-		defer late.Stop()
-		requests.Wait()
-	}()
+	defer requests.Wait()
 	for again := false; ; again = true {
 		l, err := s.listen(watch)
 		if err != nil && !again {
