@@ -209,9 +209,9 @@ func (a *agent) allocate(context.Context) (err error) {
 
 // attach makes what attaches Functions to pods: for CNI, and for claims what prepares them too.
 func (a *agent) attach(context.Context) error {
-	a.cni = cniserver.New(cniserver.Options{
+	a.cni = &cniserver.Server{
 		Socket: a.config.CNISocket, SpoolDir: a.config.SpoolDir,
-		Functions: a.tracker, Pools: a.tracker, Journal: a.journal, Lifecycle: a.lifecycle,
+		Function: a.tracker.Get, Pools: a.tracker, Journal: a.journal, Lifecycle: a.lifecycle,
 		Provisioner: a.provisioner,
 		MAC:         func(id function.ID) function.MAC { return provisioning.MAC(a.config.NodeName, id) },
 		Ready:       func() error { return errors.Join(a.poolsKnown(), a.journal.Writable()) },
@@ -220,7 +220,7 @@ func (a *agent) attach(context.Context) error {
 		AddTimeout:  a.config.times.add,
 		Metrics:     cniserver.NewMetrics(a.registry),
 		Log:         a.log.WithName("cni"),
-	})
+	}
 	if a.clustered == nil {
 		return nil
 	}

@@ -115,11 +115,11 @@ func newCard(t *testing.T) (*card, *Server) {
 	must.Succeed(t, err)
 	t.Cleanup(func() { j.Close() })
 	c := &card{Journal: j, function: function.Function{ID: vf, Kind: function.VF, PF: "0000:3b:00.0", PFName: "ens1f0", Index: 1, Driver: "iavf"}}
-	return c, New(Options{
-		Functions: inventoryOf{c}, Pools: c, Journal: j, Lifecycle: c.lifecycle(),
+	return c, &Server{
+		Function: inventoryOf{c}.Get, Pools: c, Journal: j, Lifecycle: c.lifecycle(),
 		Provisioner: &xpuAgent{ports: map[function.ID]provisioning.Request{}}, MAC: func(function.ID) function.MAC { return "02:00:00:00:00:aa" },
 		Reporter: &reporter{}, Metrics: NewMetrics(prometheus.NewRegistry()), Log: logr.Discard(),
-	})
+	}
 }
 
 func addVF(container string, config map[string]any) wire.Request {

@@ -154,13 +154,13 @@ func (n *node) start() (r *running, stop func()) {
 	r.lifecycle = lifecycle.New(j, r.engine, n, lifecycle.Options{
 		BootID: "boot-1", Patience: wait.Backoff{Duration: time.Millisecond, Steps: 3}, Hooks: queue,
 	}, logr.Discard())
-	r.Server = New(Options{
+	r.Server = &Server{
 		Socket: filepath.Join(n.dir, "run", "cni.sock"), SpoolDir: filepath.Join(n.dir, "spool"),
-		Functions: n, Pools: n, Journal: r.journal, Lifecycle: r.lifecycle,
+		Function: n.Get, Pools: n, Journal: r.journal, Lifecycle: r.lifecycle,
 		Provisioner: n.xpuAgent, MAC: func(function.ID) function.MAC { return "02:00:00:00:00:aa" },
 		Ready: func() error { return nil }, Reporter: &reporter{},
 		Metrics: NewMetrics(prometheus.NewRegistry()), Log: logr.Discard(),
-	})
+	}
 	return r, sync.OnceFunc(func() {
 		queue.wait.Wait()
 		r.engine.Close()

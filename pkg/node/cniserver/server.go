@@ -29,11 +29,6 @@ import (
 // runtime hears why.
 const shortTimeout = 25 * time.Second
 
-// Functions knows the node's Functions.
-type Functions interface {
-	Get(function.ID) (function.Function, bool)
-}
-
 // Pools knows the pools of the node.
 type Pools interface {
 	Pools() (pools []pool.Pool, known bool)
@@ -48,17 +43,19 @@ type Reporter interface {
 	Report(journal.Claim)
 }
 
-// Options of a [Server]. All but the times must be set.
-type Options struct {
+// Server serves the CNI plugin. Requests about different Functions run at the same time. All of its fields but the times
+// must be set before Run is called.
+type Server struct {
 	// Socket is where the shim connects. Its directory belongs to the server: it is made, and made to be entered by this
 	// user alone.
 	Socket string
 	// SpoolDir is where the shim leaves DELs and GCs while the agent is away. It is made where it is missing.
 	SpoolDir string
 
-	Functions Functions
-	Pools     Pools
-	Journal   *journal.Journal
+	// Function returns a Function of this node as it is now.
+	Function func(function.ID) (f function.Function, exists bool)
+	Pools    Pools
+	Journal  *journal.Journal
 	// Lifecycle decides who has a Function, and takes it there and back.
 	Lifecycle *lifecycle.Manager
 	// Provisioner has the xPU serve Functions for which a network is named.
@@ -79,19 +76,8 @@ type Options struct {
 	AddTimeout time.Duration
 	// StopTimeout is how long requests that run may go on when the server stops; 0 is 10 s.
 	StopTimeout time.Duration
-}
 
-// Server serves the CNI plugin. Requests about different Functions run at the same time.
-type Server struct {
-	Options
 	adding addsInProgress
-}
-
-// New makes a server; [Server.Run] makes it work.
-func New(options Options) *Server {
-	options.AddTimeout = cmp.Or(options.AddTimeout, 90*time.Second)
-	options.StopTimeout = cmp.Or(options.StopTimeout, 10*time.Second)
-	return &Server{Options: options}
 }
 
 // answer does a request. A DEL leaves alone the attachments for which except, where set, is true.
@@ -128,7 +114,7 @@ func (s *Server) do(ctx context.Context, r wire.Request, except func(journal.Att
 	}
 	timeout := shortTimeout
 	if r.Command == wire.Add {
-		timeout = s.AddTimeout
+		timeout = cmp.Or(s.AddTimeout, 90*time.Second)
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("the agent waited %s", timeout))
 	defer cancel()

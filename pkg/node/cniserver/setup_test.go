@@ -67,10 +67,10 @@ func TestOutfit(t *testing.T) {
 			function: function.Function{ID: vf, Kind: function.VF, Driver: "iavf", Netdev: "eth1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := New(Options{
+			s := &Server{
 				Pools: withSetup{pool.Pool{Name: "fast", Spec: test.spec, Functions: []function.Function{test.function}}, true},
 				MAC:   func(function.ID) function.MAC { return "02:00:00:00:00:aa" },
-			})
+			}
 			a := cniRequest{device: test.function.ID, mac: test.mac, function: test.function}
 			a.ContainerID, a.IfName = "c1", "net1"
 			got, err := s.reservation(a, test.have)
@@ -89,7 +89,7 @@ func TestOutfit(t *testing.T) {
 func TestAddBeforePoolsAreKnown(t *testing.T) {
 	_, s := newCard(t)
 	none := withSetup{pool.Pool{Functions: []function.Function{{}}}, false}
-	s.Functions, s.Pools = none, none
+	s.Function, s.Pools = none.Get, none
 	checkCode(t, s.answer(t.Context(), addVF("c1", nil), nil), types.ErrTryAgainLater)
 	none.known = true
 	s.Pools = none

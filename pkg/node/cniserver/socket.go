@@ -1,6 +1,7 @@
 package cniserver
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -64,7 +65,7 @@ func (s *Server) serve(ctx context.Context) error {
 	// Requests that run outlive ctx for a while.
 	working, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
-	defer context.AfterFunc(ctx, func() { time.AfterFunc(s.StopTimeout, end) })()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(cmp.Or(s.StopTimeout, 10*time.Second), end) })()
 	var requests sync.WaitGroup
 	defer requests.Wait()
 	for again := false; ; again = true {
