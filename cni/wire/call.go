@@ -40,7 +40,14 @@ func Call(ctx context.Context, socket string, request Request) (Reply, error) {
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
 
-	reply, err := exchange(conn.(*net.UnixConn), message)
+	var reply []byte
+	_, err = conn.Write(message)
+	if err == nil {
+		err = conn.(*net.UnixConn).CloseWrite()
+	}
+	if err == nil {
+		reply, err = io.ReadAll(io.LimitReader(conn, MaxMessage+1)) // one byte more than is allowed
+	}
 	if ctx.Err() != nil {
 		err = ctx.Err() // the connection was closed because of it
 	}
@@ -48,17 +55,6 @@ func Call(ctx context.Context, socket string, request Request) (Reply, error) {
 		return Reply{}, fmt.Errorf("%w: %w", ErrNoReply, err)
 	}
 	return DecodeReply(reply)
-}
-
-// exchange sends a message and reads the reply, up to one byte more than is allowed.
-func exchange(conn *net.UnixConn, message []byte) ([]byte, error) {
-	if _, err := conn.Write(message); err != nil {
-		return nil, err
-	}
-	if err := conn.CloseWrite(); err != nil {
-		return nil, err
-	}
-	return io.ReadAll(io.LimitReader(conn, MaxMessage+1))
 }
 
 // DecodeReply decodes what the agent sent. The error is [ErrVersion] or [ErrNoReply].

@@ -240,17 +240,13 @@ var asWritten = strings.NewReplacer(
 	"vf.minTxRate", "min_tx_rate", "vf.maxTxRate", "max_tx_rate", "vf.linkState", "link_state",
 )
 
+// onOff reads a word that may be on or off, or "" for neither.
 func (m *fieldErrors) onOff(field, word string) *bool {
-	switch strings.ToLower(word) {
-	case "":
-	case "on":
-		return new(true)
-	case "off":
-		return new(false)
-	default:
+	value, known := map[string]*bool{"": nil, "on": new(true), "off": new(false)}[strings.ToLower(word)]
+	if !known {
 		m.add("%s %q: must be one of on, off", field, word)
 	}
-	return nil
+	return value
 }
 
 // parseArgs reads CNI_ARGS: "KEY=value;KEY=value". Keys of others are left to them.

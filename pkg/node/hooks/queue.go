@@ -160,7 +160,9 @@ func (q *Queue) process(ctx context.Context, id function.ID) {
 		hook := q.next(a)
 		switch pause := untilRetry(a, hook); {
 		case hook == "":
-			err = q.free(ctx, a)
+			if err = q.write(ctx, a, func() error { return q.Journal.Delete(id) }); err == nil {
+				q.Log.Info("Function released", "function", id.String(), "claim", a.Claim.Name, "hooksTook", time.Since(a.RestoredAt))
+			}
 		case pause > 0:
 			q.work.AddAfter(id, pause)
 			return
@@ -242,16 +244,6 @@ func untilRetry(a journal.Attachment, hook string) time.Duration {
 		return 0
 	}
 	return pause
-}
-
-// free ends a release.
-func (q *Queue) free(ctx context.Context, a journal.Attachment) error {
-	err := q.write(ctx, a, func() error { return q.Journal.Delete(a.Function) })
-	if err == nil {
-		q.Log.Info("Function released", "function", a.Function.String(), "claim", a.Claim.Name,
-			"hooksTook", time.Since(a.RestoredAt))
-	}
-	return err
 }
 
 // run runs a hook and writes down what came of it. An error means that it was not written.
