@@ -65,8 +65,8 @@ func (s *Server) add(ctx context.Context, a cniRequest) (reply wire.Reply, err e
 }
 
 // makeReady waits until the Function is back from its last pod, and undoes what this request or an older one of the pod
-// left before. It returns the record of the Function once it is this request's: Attached, where an ADD before got as
-// far, or Reserved and served by the xPU.
+// left. It returns the Function's record, which belongs to this request then: it is Attached if an earlier ADD got so far,
+// or else Reserved, and the xPU serves the Function.
 func (s *Server) makeReady(ctx context.Context, a cniRequest) (journal.Attachment, error) {
 	admitted, err := s.Lifecycle.Admit(ctx, journal.Attachment{
 		Function: a.device, Pod: a.pod, CNI: &journal.CNI{ContainerID: a.ContainerID, IfName: a.IfName},
@@ -95,8 +95,8 @@ func (s *Server) makeReady(ctx context.Context, a cniRequest) (journal.Attachmen
 	return reservation, err
 }
 
-// reserve writes the reservation down and has the Function set up. An error of one with a setup is taken for the setup's,
-// which fails more often than the journal.
+// reserve writes the reservation down and has the Function set up. With a setup, every error gets the setup's code, as the
+// setup fails more often than the journal.
 func (s *Server) reserve(ctx context.Context, reservation journal.Attachment) error {
 	err := s.Lifecycle.Reserve(ctx, reservation)
 	switch {
@@ -127,8 +127,8 @@ func (s *Server) provision(ctx context.Context, a cniRequest, reservation journa
 	return s.reserve(ctx, reservation)
 }
 
-// attach takes the Function into the container's network namespace. If that fails, it is on the host again, or DEL
-// brings it back.
+// attach takes the Function into the container's network namespace. If that fails, the Function is on the host again, or
+// DEL brings it back.
 func (s *Server) attach(ctx context.Context, a cniRequest, reservation journal.Attachment) error {
 	sandbox := lifecycle.Sandbox{ID: a.ContainerID, NetNS: a.NetNS, Pod: reservation.Pod}
 	if _, err := s.Lifecycle.Attach(ctx, a.device, sandbox); err != nil {
@@ -157,7 +157,7 @@ func (s *Server) attachedFor(a cniRequest) (journal.Attachment, error) {
 	return record, nil
 }
 
-// added answers from the journal.
+// added makes the reply for an attached Function from the journal.
 func (s *Server) added(ctx context.Context, a cniRequest) (reply wire.Reply, err error) {
 	record, _ := s.Journal.Get(a.device)
 	if record.Observed == nil || record.CNI == nil {
@@ -189,7 +189,7 @@ type add struct {
 	done   chan struct{}
 }
 
-// addsInProgress knows the ADDs that run. There is one at a time for a Function, so that the xPU is asked for one owner only.
+// addsInProgress knows the ADDs that run. A Function has one at a time, so that the xPU is asked for one owner only.
 type addsInProgress struct {
 	byFunction sync.Map // *add by function.ID
 }

@@ -21,8 +21,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// netConf is the network configuration as people write it: sriov-cni's fields, and network and mtu. The shim reads the
-// others.
+// netConf is the network configuration as people write it: the fields of sriov-cni, network and mtu. The shim reads the
+// other fields.
 type netConf struct {
 	CNIVersion string `json:"cniVersion"`
 	Name       string `json:"name"`
@@ -72,24 +72,25 @@ type cniRequest struct {
 	function function.Function
 }
 
-// ownKeys are those of a network configuration that this project gives a meaning, the plugin's own among them.
+// ownKeys are the keys of a network configuration that this project defines, for the agent and for the shim.
 var ownKeys = []string{
 	"deviceID", "network", "mtu", "mac", "vlan", "vlanQoS", "vlanProto", "min_tx_rate", "max_tx_rate", "spoofchk", "trust",
 	"link_state", "socket", "spoolDir", "timeout",
 }
 
-// otherKeys are those that may stand beside: what CNI says of every plugin's configuration (SPEC.md, section 1), what
-// Multus adds, and what configurations of sriov-cni have that means nothing here.
+// otherKeys are allowed too: those that CNI defines for every plugin (SPEC.md, section 1), those that Multus adds, and
+// those of sriov-cni that have no effect here.
 var otherKeys = []string{
 	"cniVersion", "cniVersions", "name", "type", "ipam", "dns", "ipMasq", "args", "prevResult", "capabilities", "runtimeConfig",
 	"disableCheck", "disableGC", "loadOnlyInlinedPlugins", "pciBusID", "resourceName", "logLevel", "logFile", "master",
 }
 
-// unknownKeys are the keys of a configuration that have no meaning: a typo would leave the pod without what it stands for.
-// allowed are those of the site. Keys are compared as they are decoded, in whatever case.
+// unknownKeys returns the keys of a configuration that nobody defines. They are refused because a typo would leave the pod
+// without what it asked for. allowed are keys that the administrator allows. Keys are compared without regard to case, as
+// they are decoded.
 func unknownKeys(config json.RawMessage, allowed []string) []string {
 	var all map[string]json.RawMessage
-	_ = json.Unmarshal(config, &all) // decode tells of an error
+	_ = json.Unmarshal(config, &all) // decode returns the error
 	known := slices.Concat(ownKeys, otherKeys, allowed)
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(all)), func(key string) bool {
 		return strings.HasPrefix(key, "cni.dev/") ||
@@ -97,7 +98,7 @@ func unknownKeys(config json.RawMessage, allowed []string) []string {
 	})
 }
 
-// decode reads a configuration. Unknown fields are looked for elsewhere.
+// decode reads a configuration. It ignores unknown keys.
 func decode(config json.RawMessage) (netConf, error) {
 	var n netConf
 	err := json.Unmarshal(config, &n)
@@ -113,11 +114,11 @@ func decode(config json.RawMessage) (netConf, error) {
 	return n, nil
 }
 
-// jsonKinds are the names that JSON has for kinds of Go, where it has others.
+// jsonKinds are the JSON names of Go kinds that JSON names differently.
 var jsonKinds = map[string]string{"int": "a whole number", "struct": "an object", "map": "an object", "slice": "a list"}
 
-// parse reads what an ADD, CHECK or ADDRESS asks for. The error says everything that is wrong with the configuration.
-// allowed are keys of the configuration that mean nothing and may be there all the same.
+// parse reads a request about an interface. The error names everything that is wrong with the configuration. allowed are
+// unknown keys that the administrator allows.
 func parse(r wire.Request, allowed []string) (cniRequest, error) {
 	n, err := decode(r.Config)
 	if err != nil {
@@ -133,7 +134,7 @@ func parse(r wire.Request, allowed []string) (cniRequest, error) {
 		errs.add("%s: is unknown; known are %s (xpu-agent's --cni-allow-keys lets others stand there)", key, strings.Join(ownKeys, ", "))
 	}
 	w.device = errs.device(cmp.Or(n.DeviceID, n.Runtime.DeviceID))
-	w.mac = cmp.Or( // all are looked at
+	w.mac = cmp.Or( // all three are checked
 		errs.mac("runtimeConfig.mac", n.Runtime.MAC), errs.mac("CNI_ARGS: MAC", argsMAC), errs.mac("mac", n.MAC),
 	)
 	w.vf = errs.vf(n)
@@ -156,12 +157,12 @@ func parse(r wire.Request, allowed []string) (cniRequest, error) {
 	return w, err
 }
 
-// fieldErrors are errors that name the field.
+// fieldErrors collects errors that name the field.
 type fieldErrors []error
 
 func (m *fieldErrors) add(format string, args ...any) { *m = append(*m, fmt.Errorf(format, args...)) }
 
-// device reads what the device plugin or the DRA driver calls the Function.
+// device reads the name that the device plugin or the DRA driver has for the Function.
 func (m *fieldErrors) device(text string) function.ID {
 	if text == "" {
 		m.add("deviceID: is missing; the NetworkAttachmentDefinition must name the pool's resource in its annotation " +
@@ -209,8 +210,8 @@ func (m *fieldErrors) ips(texts []string) []netip.Prefix {
 	return ips
 }
 
-// vf reads what the PF shall enforce, nil where nothing is asked for. A VLAN protocol and priority without a VLAN mean
-// nothing, and are refused unless they are the defaults.
+// vf reads what the PF shall enforce; nil if the configuration asks for nothing. A VLAN protocol or priority without a VLAN
+// has no effect, and is refused unless it is the default.
 func (m *fieldErrors) vf(n netConf) *function.VFConfig {
 	proto := strings.ToLower(n.VLANProto)
 	c := &function.VFConfig{
@@ -234,7 +235,8 @@ func (m *fieldErrors) vf(n netConf) *function.VFConfig {
 	return c
 }
 
-// asWritten names fields as the network configuration does, where other packages name them as an InterfaceConfig does.
+// asWritten translates the field names of an InterfaceConfig, which other packages use in errors, to those of the network
+// configuration.
 var asWritten = strings.NewReplacer(
 	"vf.vlanProtocol", "vlanProto", "vf.vlan", "vlan", "vf.qos", "vlanQoS", "vf.trust", "trust", "vf.spoofCheck", "spoofchk",
 	"vf.minTxRate", "min_tx_rate", "vf.maxTxRate", "max_tx_rate", "vf.linkState", "link_state",
@@ -249,7 +251,7 @@ func (m *fieldErrors) onOff(field, word string) *bool {
 	return value
 }
 
-// parseArgs reads CNI_ARGS: "KEY=value;KEY=value". Keys of others are left to them.
+// parseArgs reads CNI_ARGS: "KEY=value;KEY=value". It ignores unknown keys.
 func parseArgs(text string) (pod journal.Pod, mac string, err error) {
 	fields := map[string]*string{
 		"K8S_POD_NAMESPACE": &pod.Namespace, "K8S_POD_NAME": &pod.Name, "K8S_POD_UID": (*string)(&pod.UID), "MAC": &mac,

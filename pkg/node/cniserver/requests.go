@@ -19,8 +19,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 )
 
-// del ends what the container has as the interface, except what the function is true for. Nothing to end is success: the
-// configuration is not even looked at, because it may have gone with the namespace.
+// del ends the container's attachments as the interface, but those for which except is true. It succeeds if there is none.
+// It does not read the configuration, which may have gone with the namespace.
 func (s *Server) del(ctx context.Context, r wire.Request, except func(journal.Attachment) bool) error {
 	if err := s.adding.end(ctx, types.GCAttachment{ContainerID: r.ContainerID, IfName: r.IfName}); err != nil {
 		return err
@@ -31,12 +31,13 @@ func (s *Server) del(ctx context.Context, r wire.Request, except func(journal.At
 	return nil
 }
 
-// since is true for an attachment that was asked for after a time: a request of that time cannot mean it.
+// since returns a function that is true for attachments that were made after a time: a request of that time cannot mean
+// them.
 func since(at time.Time) func(journal.Attachment) bool {
 	return func(a journal.Attachment) bool { return cmp.Or(a.AttachedAt, a.ReservedAt).After(at) }
 }
 
-// gc releases what was attached by the network configuration before the runtime asked, and is not in its list.
+// gc releases the attachments of the network configuration that were made before the request and are not in its list.
 func (s *Server) gc(ctx context.Context, r wire.Request) error {
 	if r.At.IsZero() {
 		return fail(types.ErrInvalidEnvironmentVariables, "GC: the time of the request is missing")
@@ -85,7 +86,7 @@ func (s *Server) check(ctx context.Context, a cniRequest) error {
 	return nil
 }
 
-// comparePrevious says how the result that the runtime kept differs from the journal.
+// comparePrevious describes how the result that the runtime kept differs from the journal.
 func comparePrevious(prev *types100.Result, have journal.Attachment) []string {
 	index := slices.IndexFunc(prev.Interfaces, func(i *types100.Interface) bool {
 		return i.Name == have.CNI.IfName && i.Sandbox == have.Place.NetNS
@@ -116,7 +117,7 @@ func (s *Server) address(ctx context.Context, a cniRequest) (wire.Reply, error) 
 	}
 	add := lifecycle.Addresses{Addresses: a.ipam.addresses, Routes: a.ipam.routes, Result: a.IPAM}
 	if have, _ := s.Journal.Get(a.device); have.Interface.Userspace {
-		add.Addresses, add.Routes = []netip.Prefix{}, nil // for its program, which reads the result
+		add.Addresses, add.Routes = []netip.Prefix{}, nil // the program in the pod reads them from the result
 	}
 	if _, err := s.Lifecycle.Address(ctx, a.device, journal.ContainerIs(a.ContainerID, a.IfName), add); err != nil {
 		return wire.Reply{}, fail(CodeAttach, "%w", causeOf(ctx, err))

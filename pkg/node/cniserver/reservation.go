@@ -12,8 +12,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/setup"
 )
 
-// sameAsBefore refuses a second ADD that asks for something else than the first. The addresses of IPAM do not count: the
-// plugin may give others each time it is asked.
+// sameAsBefore refuses a second ADD that asks for something else than the first. It ignores the addresses, because an IPAM
+// plugin may give other addresses each time.
 func (s *Server) sameAsBefore(a cniRequest, have journal.Attachment) error {
 	reservation, err := s.reservation(a, have)
 	if err != nil {
@@ -27,7 +27,7 @@ func (s *Server) sameAsBefore(a cniRequest, have journal.Attachment) error {
 	if a.mac == "" {
 		i.MAC = have.Interface.MAC
 	}
-	if a.conf.MTU == 0 || have.Interface.MTU != 0 && have.Interface.MTU < a.conf.MTU { // it is the network's
+	if a.conf.MTU == 0 || have.Interface.MTU != 0 && have.Interface.MTU < a.conf.MTU { // the network limits it
 		i.MTU = have.Interface.MTU
 	}
 	// The Function may belong to another pool by now.
@@ -40,7 +40,7 @@ func (s *Server) sameAsBefore(a cniRequest, have journal.Attachment) error {
 		"DEL must come before an ADD that changes it", a.device, a.IfName)
 }
 
-// reservation is the record that the request asks for, given the one that there is.
+// reservation returns the record that the request asks for, given the present record.
 func (s *Server) reservation(a cniRequest, have journal.Attachment) (journal.Attachment, error) {
 	r := journal.Attachment{
 		Function: a.function.ID, PF: a.function.PF, PFName: a.function.PFName, VFIndex: a.function.Index, Pod: a.pod,
@@ -63,8 +63,8 @@ func (s *Server) reservation(a cniRequest, have journal.Attachment) (journal.Att
 	return r, nil
 }
 
-// ofResource completes the reservation of a Function that the device plugin handed out. What Allocate had the xPU serve
-// stays, unless the configuration names another network.
+// ofResource completes the reservation of a Function that the device plugin handed out. The Port that Allocate asked for
+// stays, unless the configuration names another network or MAC.
 func (s *Server) ofResource(r *journal.Attachment, a cniRequest, have journal.Attachment) error {
 	r.Resource, r.Setup = have.Resource, have.Setup
 	port := journal.Port{Network: a.conf.Network, MAC: a.mac}
@@ -81,12 +81,12 @@ func (s *Server) ofResource(r *journal.Attachment, a cniRequest, have journal.At
 			r.Setup = setup.Wanted(p.Spec, a.device, "", cmp.Or(a.mac, s.MAC(a.device)))
 		}
 	}
-	// A Function whose pool names the network would be taken for one without, and the xPU not be asked. That is so at the
-	// start, and for a moment after each time that a card came back.
+	// The Function's pool may name a network in which the xPU must serve it. Pools are not known at the start, and for a moment
+	// after a card came back.
 	if !s.Pools.Considered(a.device) && (r.Resource == "" || port.Network == "") {
 		return fail(types.ErrTryAgainLater, "Function %s: pools have not been read yet since it came", a.device)
 	}
-	// The resource stays empty where the kubelet did not give the Function to anybody: health tells of that.
+	// The resource stays empty if the kubelet gave the Function to no pod; package health reports that.
 	if r.Resource == "" && !(inPool && p.Spec.Publish == v1alpha1.PublishDevicePlugin) {
 		return fail(CodeNotOffered, "Function %s belongs to no DevicePool with publish: DevicePlugin; "+
 			"in one that is published by DRA, the pod must have a claim to it", a.device)
@@ -131,7 +131,7 @@ func ofClaim(r *journal.Attachment, a cniRequest, have journal.Attachment) error
 	return nil
 }
 
-// smaller is the smaller MTU of those that are given.
+// smaller returns the smaller of two MTUs; 0 means that the MTU is not given.
 func smaller(a, b int) int {
 	if a == 0 || b == 0 {
 		return max(a, b)

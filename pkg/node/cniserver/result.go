@@ -16,15 +16,15 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// addressing is the addresses and routes that an interface shall have. result is what the IPAM plugin said of them, nil
-// where no plugin was asked.
+// addressing is the addresses and routes that an interface shall have. result is the result of the IPAM plugin; nil without
+// one.
 type addressing struct {
 	addresses []netip.Prefix
 	routes    []function.Route
 	result    *types100.Result
 }
 
-// parseIPAM reads the result of an IPAM plugin, of any version. Without a result everything is empty. A route without a
+// parseIPAM reads the result of an IPAM plugin, in any version. Without a result everything is empty. A route without a
 // gateway gets the first gateway of its family, as with other CNI plugins.
 func parseIPAM(raw json.RawMessage) (a addressing, err error) {
 	if len(raw) == 0 || string(raw) == "null" {
@@ -68,8 +68,8 @@ func parseIPAM(raw json.RawMessage) (a addressing, err error) {
 	return a, function.Interface{Name: "any", Addresses: a.addresses, Routes: a.routes}.Validate()
 }
 
-// encode makes the CNI result of an attachment, after what the plugins before made, in the version of the
-// configuration. It depends on the journal and the configuration alone, so that a repeated ADD gets the same.
+// encode adds an attachment to the result of the plugins before, in the version of the configuration. The result depends
+// on the journal and the configuration only, so that a repeated ADD gets the same.
 func (r cniRequest) encode(a journal.Attachment) (json.RawMessage, error) {
 	ipam, err := parseIPAM(a.CNI.IPAM)
 	if err != nil {

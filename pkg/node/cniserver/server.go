@@ -2,8 +2,8 @@
 // socket, or left in the spool while the agent was away, and has Functions provisioned, attached, checked and released
 // as they ask.
 //
-// The journal is the only memory. A request that was interrupted anywhere is made good by the next: a second ADD of the
-// same container and interface goes on or returns the first result, a DEL cleans whatever there is.
+// All state is in the journal. The next request repairs what an interrupted request left: a second ADD of the same container
+// and interface goes on or returns the first result, and a DEL cleans up whatever there is.
 package cniserver
 
 import (
@@ -34,7 +34,8 @@ type Pools interface {
 	Pools() (pools []pool.Pool, known bool)
 	// PoolOf returns the pool that has the Function.
 	PoolOf(function.ID) (p pool.Pool, ok bool)
-	// Considered says whether the Function was there when the pools were read: else it may belong to one all the same.
+	// Considered says whether the Function was there when the pools were read. A Function that was not may still belong to a
+	// pool.
 	Considered(function.ID) bool
 }
 
@@ -46,8 +47,7 @@ type Reporter interface {
 // Server serves the CNI plugin. Requests about different Functions run at the same time. All of its fields but the times
 // must be set before Run is called.
 type Server struct {
-	// Socket is where the shim connects. Its directory belongs to the server: it is made, and made to be entered by this
-	// user alone.
+	// Socket is where the shim connects. Its directory belongs to the server, which makes it and lets only its own user in.
 	Socket string
 	// SpoolDir is where the shim leaves DELs and GCs while the agent is away. It is made where it is missing.
 	SpoolDir string
@@ -60,16 +60,16 @@ type Server struct {
 	Lifecycle *lifecycle.Manager
 	// Provisioner has the xPU serve Functions for which a network is named.
 	Provisioner provisioning.Provisioner
-	// MAC is the address of a Function on a network where nobody asks for one; the same every time.
+	// MAC returns the address of a Function on a network if nobody asks for one; the same every time.
 	MAC func(function.ID) function.MAC
-	// Ready says why an ADD could not succeed now, whichever Function it is about; nil if it could.
+	// Ready returns why no ADD could succeed now, whichever Function it is about; nil if it could.
 	Ready func() error
 	// Reporter is told about Functions of claims that are attached.
 	Reporter Reporter
 	Metrics  *Metrics
 	Log      logr.Logger
 
-	// AllowKeys are keys that network configurations may have although they mean nothing.
+	// AllowKeys are unknown keys that network configurations may have.
 	AllowKeys []string
 	// AddTimeout is how long an ADD waits for the xPU and for the release of the Function from the pod before; 0 is 90 s,
 	// which is less than what container runtimes wait.

@@ -32,9 +32,9 @@ const (
 	retryPause = 100 * time.Millisecond
 )
 
-// Run drains the spool and serves the socket, until ctx ends; requests that run then are given the time to end. What is
-// in the spool at the start is tried once before the first connection is taken, so that a DEL of the past cannot come
-// after an ADD of the present. It returns an error only where it cannot serve at all.
+// Run drains the spool and serves the socket, until ctx ends; requests that run then may end. It tries what is in the spool
+// at the start once before it takes the first connection, so that an old DEL cannot come after a new ADD. It returns an
+// error only if it cannot serve at all.
 func (s *Server) Run(ctx context.Context) error {
 	changes, err := watchdir.Open(s.SpoolDir, func(event fsnotify.Event) bool {
 		return event.Has(fsnotify.Create) && isRequest(filepath.Base(event.Name))
@@ -73,7 +73,7 @@ func (s *Server) serve(ctx context.Context) error {
 		if err != nil && !again {
 			return fmt.Errorf("CNI socket: %w", err)
 		}
-		if err != nil { // somebody may be removing still
+		if err != nil { // the directory may still be being removed
 			s.Log.Error(err, "CNI socket cannot be made; trying again")
 			if !loop.Sleep(ctx, retryPause) {
 				return nil
@@ -99,7 +99,7 @@ func (s *Server) serve(ctx context.Context) error {
 	}
 }
 
-// listen makes the socket and watches it. An old one in its place is nobody's: the journal lets one agent run.
+// listen makes the socket and watches it. It replaces an old socket, which nobody uses: the journal lets one agent run.
 func (s *Server) listen(watch *watchdir.Dir) (*net.UnixListener, error) {
 	ours := func(name string) bool { return name == filepath.Base(s.Socket) }
 	if err := makeOwnDir(filepath.Dir(s.Socket), ours); err != nil {
@@ -197,8 +197,8 @@ func (s *Server) talk(ctx context.Context, conn *net.UnixConn) {
 	}
 }
 
-// whileConnected ends the context of an ADD when the shim is gone: nobody would know of the interface then. A DEL goes
-// on, as it is wanted all the same. stop must be called when the request is done.
+// whileConnected ends the context of an ADD when the shim is gone, because nobody would know of the interface. Other
+// commands go on. stop must be called when the request is done.
 func whileConnected(
 	ctx context.Context, conn *net.UnixConn, raw syscall.RawConn, command wire.Command,
 ) (_ context.Context, stop func()) {

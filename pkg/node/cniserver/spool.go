@@ -23,11 +23,11 @@ const (
 	spoolParallel = 8
 	// spoolTimeout bounds one of them.
 	spoolTimeout = 30 * time.Second
-	// firstTimeout is how long the start waits for what is in the spool. What is not done then goes on beside.
+	// firstTimeout is how long the start waits for what is in the spool. What is not done by then is tried again later.
 	firstTimeout = 10 * time.Second
 	// firstRetry and slowestRetry are the pauses before what failed is tried again.
 	firstRetry, slowestRetry = time.Second, time.Minute
-	// badDir is where in the spool files go that are no request.
+	// badDir is the directory in the spool to which files are moved that are no request.
 	badDir = "bad"
 )
 
@@ -44,7 +44,7 @@ func (s *Server) watchSpool(changes *watchdir.Dir) error {
 	return changes.Watch()
 }
 
-// followSpool does what comes, and what failed again after a while, until ctx ends.
+// followSpool does new requests, and failed ones again after a pause, until ctx ends.
 func (s *Server) followSpool(ctx context.Context, changes *watchdir.Dir) error {
 	for backoff := loop.Backoff(firstRetry, slowestRetry); ; { // first for what came since the first look
 		var pause time.Duration
@@ -59,7 +59,7 @@ func (s *Server) followSpool(ctx context.Context, changes *watchdir.Dir) error {
 	}
 }
 
-// isRequest says whether a file of this name is one that the shim is done with.
+// isRequest says whether the shim has finished writing the file of this name.
 func isRequest(name string) bool {
 	return strings.HasSuffix(name, ".json") && !strings.HasPrefix(name, ".")
 }
@@ -71,8 +71,8 @@ type spooled struct {
 	request wire.Request
 }
 
-// drainSpool does what is in the spool, in the order in which it was asked for, as far as it can be done now. It says
-// whether nothing is left. Each error is logged, and the file of the request stays.
+// drainSpool does the requests in the spool in the order of their dates, and says whether none is left. Each error is
+// logged, and the file of the request stays.
 func (s *Server) drainSpool(ctx context.Context, changes *watchdir.Dir) (empty bool) {
 	if err := s.watchSpool(changes); err != nil {
 		s.Log.Error(err, "CNI spool cannot be made; trying again")
@@ -138,7 +138,7 @@ func (s *Server) readSpooled(entry fs.DirEntry) (file spooled, err error) {
 	return file, checkEnvironment(file.request)
 }
 
-// putAside keeps a file that is no request for people to look at.
+// putAside moves a file that is no request to badDir, where people can look at it.
 func (s *Server) putAside(path string, reason error) {
 	to := filepath.Join(s.SpoolDir, badDir, filepath.Base(path))
 	log := s.Log.WithValues("file", path, "movedTo", to)
