@@ -159,7 +159,7 @@ func (a *agent) selectPools(context.Context) error {
 // release makes what decides who has a Function and releases it, and what runs the hooks after that.
 func (a *agent) release(context.Context) (err error) {
 	a.hooks, err = hooks.New(hooks.Options{
-		Journal: a.journal, Functions: a.inventory, Ports: a.provisioner, Log: a.log.WithName("hooks"),
+		Journal: a.journal, Function: a.inventory.Get, Deprovision: a.provisioner.Deprovision, Log: a.log.WithName("hooks"),
 		Node: a.config.NodeName, Dir: a.config.HooksDir, Timeout: a.config.HookTimeout, Attempts: a.config.HookAttempts,
 		Recorder: a.recorder, Changed: a.outputs.Notify,
 	}, a.registry)

@@ -2,7 +2,6 @@ package hooks
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,7 +27,9 @@ import (
 const (
 	// tryAgain is the exit code of an executable that wants to be run again: EX_TEMPFAIL of sysexits.h.
 	tryAgain = 75
-	// drain is how long output is waited for that a process which left the group still holds back.
+	// parallel is how many executables run at once, at most.
+	parallel = 8
+	// drain is how long a run waits for the end of its output, which a process that left the group may hold open.
 	drain = time.Second
 	// maxOutput is how many bytes of one run's output are logged.
 	maxOutput = 64 << 10
@@ -40,10 +41,10 @@ const (
 	searchPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 )
 
-// names that executables may have; others, such as an editor's copies, are not run.
+// names are the names that executables may have. An editor's copies have others, and are not run.
 var names = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]*$`)
 
-// directory is where the administrator's executables are. Its methods may be called by several goroutines at once.
+// directory is the directory of the administrator's executables. Several goroutines may call its methods at once.
 type directory struct {
 	Options
 	running *semaphore.Weighted // limits how many executables run at once
@@ -53,13 +54,13 @@ type directory struct {
 }
 
 func newDirectory(options Options) *directory {
-	return &directory{Options: options, running: semaphore.NewWeighted(int64(cmp.Or(options.Parallel, 8)))}
+	return &directory{Options: options, running: semaphore.NewWeighted(parallel)}
 }
 
-// list are the names of the executables, sorted. A directory that is missing has none. One that somebody other
-// than root can change is an error; a file that somebody else can change is left out, with an error in the log.
+// list returns the names of the executables, sorted. A directory that is missing has none. A directory that a user other
+// than root can change is an error; a file that another user can change is left out, with an error in the log.
 func (d *directory) list() ([]string, error) {
-	// Nothing outside of the root is looked at: a link to the outside is refused.
+	// The root refuses links to the outside.
 	root, err := os.OpenRoot(d.Dir)
 	if errors.Is(err, fs.ErrNotExist) || d.Dir == "" {
 		return nil, nil
@@ -108,7 +109,7 @@ func (d *directory) check(root *os.Root) error {
 	return changeable(info)
 }
 
-// usable says whether a file is to be run. The error is why one is not that should be.
+// usable says whether a file is an executable to be run. The error says why an executable is refused.
 func usable(root *os.Root, name string) (bool, error) {
 	if strings.HasPrefix(name, ".") {
 		return false, nil
@@ -165,13 +166,13 @@ func (d *directory) run(ctx context.Context, name string, a journal.Attachment) 
 func (d *directory) exec(ctx context.Context, path string, stdin []byte, output io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, d.Timeout)
 	defer cancel()
-	// The kernel sends the signal below when the thread ends that started the process: it must live on meanwhile.
+	// The kernel sends Pdeathsig when the thread ends that started the process, so the thread must live on meanwhile.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd := exec.Command(path)
 	cmd.Dir, cmd.Env, cmd.WaitDelay = "/", []string{"PATH=" + searchPath}, drain
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), output, output
-	// With the agent the executable ends too, as the next agent runs it again.
+	// The executable ends with the agent, because the next agent runs it again.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
 		return err
@@ -189,10 +190,10 @@ func (d *directory) exec(ctx context.Context, path string, stdin []byte, output 
 	case <-ctx.Done():
 		killed = true
 	}
-	// Before the process is waited for, its ID, which is the group's, cannot be another's.
+	// Until the process is waited for, no other process or group can have its ID.
 	_ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL)
 	<-exited
-	// What Wait says is in the state. Output may be missing, which is the executable's loss.
+	// Wait's error is in the state too, except that output is missing.
 	_ = cmd.Wait()
 	code := cmd.ProcessState.ExitCode() // -1 after a signal
 	switch {
@@ -206,13 +207,12 @@ func (d *directory) exec(ctx context.Context, path string, stdin []byte, output 
 	return final{errors.New(cmd.ProcessState.String())}
 }
 
-// lines logs what is written to it, line by line, up to a limit. The rest is taken and forgotten, so that whoever
-// writes can go on.
+// lines logs what is written to it, line by line, up to a limit. It discards the rest, so that the writer can go on.
 type lines struct {
 	log logr.Logger
 
 	partial []byte
-	written int // bytes, also of what is not logged
+	written int // bytes, including those that are not logged
 	// last is the beginning of the last line that is not empty.
 	last string
 }
@@ -247,7 +247,7 @@ func (l *lines) flush() {
 	l.last = strings.ToValidUTF8(line[:min(len(line), maxLast)], "")
 }
 
-// end logs what has no line break.
+// end logs the last line, which may lack a line break.
 func (l *lines) end() {
 	l.flush()
 	if l.written > maxOutput {

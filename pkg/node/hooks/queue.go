@@ -1,6 +1,6 @@
-// Package hooks runs post-delete hooks: what is to be done after a Function was taken back from a pod and before another
-// pod may have it. The Port is deleted at the xPU, and then the administrator's executables are run. The journal says
-// which hooks are done, so that every hook runs at least once, whatever ends the agent.
+// Package hooks runs post-delete hooks, after a Function was taken back from a pod and before another pod may have it: first
+// the Port is deleted at the xPU, and then the administrator's executables run. The journal has the hooks that are done, so
+// that every hook runs at least once, whatever ends the agent.
 //
 // There is no hook that resets the Function: package lifecycle resets and verifies it before it hands the Function over.
 package hooks
@@ -33,7 +33,7 @@ const (
 
 	// portTimeout is how long one attempt to delete a Port waits for the xPU to say that it is gone.
 	portTimeout = 2 * time.Minute
-	// writeRetry is when a hook is run again whose end could not be written down.
+	// writeRetry is the pause before a hook is run again whose end could not be written to the journal.
 	writeRetry = 10 * time.Second
 )
 
@@ -47,34 +47,23 @@ type Journal interface {
 	Lock(context.Context, function.ID) (unlock func(), err error)
 }
 
-// Functions knows the node's Functions.
-type Functions interface {
-	Get(function.ID) (function.Function, bool)
-}
-
-// Ports deletes Ports.
-type Ports interface {
-	// Deprovision returns nil once the xPU serves no Port of the Function any more, also if it never did.
-	Deprovision(context.Context, function.Function) error
-}
-
-// Options of a [Queue]. All but Parallel and Recorder must be set.
+// Options of a [Queue]. All but Recorder must be set.
 type Options struct {
-	Journal   Journal
-	Functions Functions
-	Ports     Ports
-	Log       logr.Logger
+	Journal Journal
+	// Function returns a Function of this node as it is now.
+	Function func(function.ID) (f function.Function, exists bool)
+	// Deprovision returns nil once the xPU serves no Port of the Function any more, also if it never did.
+	Deprovision func(context.Context, function.Function) error
+	Log         logr.Logger
 	// Node is the name of the node's Node object.
 	Node string
 	// Dir has the administrator's executables; it need not exist.
 	Dir string
 	// Timeout is how long one run of an executable may take.
 	Timeout time.Duration
-	// Attempts is how often an executable is run that does not succeed, at most; 0 is without a limit. The deletion of a
-	// Port is never given up.
+	// Attempts is how often an executable that fails is run, at most; 0 is without a limit. The deletion of a Port is never
+	// given up.
 	Attempts int
-	// Parallel is how many executables run at once, at most; 0 is 8.
-	Parallel int
 	// Recorder, where set, tells of hooks that are given up.
 	Recorder events.EventRecorder
 	// Changed is called when a Function became free, or what it waits for changed. It must not block.
@@ -214,11 +203,11 @@ func (q *Queue) do(ctx context.Context, a journal.Attachment, hook string) error
 	case portHook:
 		ctx, cancel := context.WithTimeout(ctx, portTimeout)
 		defer cancel()
-		f, exists := q.Functions.Get(a.Function)
+		f, exists := q.Function(a.Function)
 		if !exists { // the xPU may serve it nevertheless
 			f = function.Function{ID: a.Function, Kind: kind(a), PF: a.PF, PFName: a.PFName, Index: a.VFIndex}
 		}
-		return q.Ports.Deprovision(ctx, f)
+		return q.Deprovision(ctx, f)
 	case directoryHook:
 		_, err := q.executables.list()
 		return err

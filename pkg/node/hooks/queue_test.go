@@ -173,7 +173,7 @@ func (n *node) start(attempts int) *agent {
 	n.t.Helper()
 	a := &agent{recorder: events.NewFakeRecorder(100), registry: prometheus.NewRegistry()}
 	options := Options{
-		Journal: mortal{n.journal, n}, Functions: n, Ports: n, Log: logr.Discard(),
+		Journal: mortal{n.journal, n}, Function: n.Get, Deprovision: n.Deprovision, Log: logr.Discard(),
 		Node: "node1", Attempts: attempts, Timeout: 30 * time.Second, Recorder: a.recorder,
 		Changed: func() { n.mutex.Lock(); defer n.mutex.Unlock(); a.changed++ },
 	}
