@@ -45,8 +45,8 @@ func (c call) spool(request wire.Request) (path string, err error) {
 	return path, nil
 }
 
-// checkSpool refuses a directory that is not private, as that of the agent is: spoolDir is what somebody wrote into a
-// network configuration, and the shim may write everywhere.
+// checkSpool refuses a directory that is not private, as the agent's is: spoolDir comes from a network configuration, and
+// the shim may write everywhere.
 func checkSpool(dir string) error {
 	info, err := os.Lstat(dir)
 	switch {
@@ -88,13 +88,13 @@ func (c call) removeDeviceInfo(context.Context) error {
 	return nil
 }
 
-// replace has a file appear whole, with what is in data, even if the machine loses power.
+// replace writes a file in one step, so that it is whole even if the machine loses power.
 func replace(path string, data []byte, mode fs.FileMode) error {
 	file, err := os.CreateTemp(filepath.Dir(path), ".new-*")
 	if err != nil {
 		return err
 	}
-	defer os.Remove(file.Name()) // in vain once it is renamed
+	defer os.Remove(file.Name()) // fails once the file is renamed
 	_, err = file.Write(data)
 	err = errors.Join(err, file.Chmod(mode), file.Sync(), file.Close())
 	if err != nil {

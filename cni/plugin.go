@@ -1,9 +1,7 @@
-// Package cni is xpu-cni, the shim between a container runtime and the node's agent. It runs to completion for each
-// CNI command: it has the IPAM plugin give addresses, passes the command to the agent in one request over a unix
-// socket, and passes the reply back. It knows nothing of devices. The state is with the agent; what is particular here is
-// that DEL and GC succeed while the agent is away, by a file that the agent finds.
-//
-// Many shims run at the same time; all they share is the spool directory.
+// Package cni is xpu-cni, the shim between a container runtime and the node's agent. It runs once for each CNI command: it
+// asks the IPAM plugin for addresses, passes the command to the agent in one request over a unix socket, and passes the
+// reply back. It knows nothing of devices, and the agent has all state. DEL and GC succeed also while the agent is away: the
+// shim leaves them as files in the spool directory, which is all that shims that run at the same time share.
 package cni
 
 import (
@@ -21,7 +19,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
 )
 
-// DefaultDeviceInfoDir is where runtimes look for what plugins say about devices, by the device-info specification of
+// DefaultDeviceInfoDir is where runtimes look for the descriptions of devices, by the device-info specification of
 // k8snetworkplumbingwg.
 const DefaultDeviceInfoDir = "/var/run/k8s.cni.cncf.io/devinfo/cni"
 
@@ -32,7 +30,7 @@ type Plugin struct {
 	DeviceInfoDir string
 	// Stdout takes the result of ADD.
 	Stdout io.Writer
-	// Stderr takes what is for a person: the words of IPAM plugins, and that a request was spooled.
+	// Stderr takes messages for people: those of IPAM plugins, and that a request was spooled.
 	Stderr io.Writer
 	// Now is the clock that requests are dated by.
 	Now func() time.Time
@@ -108,27 +106,24 @@ func (c call) add() error {
 }
 
 // addressAndAttach is the order for most IPAM plugins: the agent attaches the interface with its addresses.
-func (c call) addressAndAttach(ctx context.Context) (types.Result, error) {
+func (c call) addressAndAttach(ctx context.Context) (result types.Result, err error) {
 	addresses, err := c.requestAddresses(ctx)
-	if err != nil {
-		if reply, notAttached := c.ask(ctx, c.request(wire.Result, nil)); notAttached == nil {
-			return c.result(reply, nil) // ADD was done before; its addresses are in use
-		}
-		return nil, undo(err, c.tellIPAM("DEL")) // by the specification, although it failed
+	if err == nil {
+		result, err = c.attach(ctx, addresses)
+	} else if reply, notAttached := c.ask(ctx, c.request(wire.Result, nil)); notAttached == nil {
+		return c.result(reply, nil) // ADD was done before; its addresses are in use
 	}
-	result, err := c.attach(ctx, addresses)
 	if err != nil {
-		return nil, undo(err, c.tellIPAM("DEL"))
+		return nil, undo(err, c.tellIPAM("DEL")) // the specification wants it also where the plugin's ADD failed
 	}
 	return result, nil
 }
 
 // attachAndAddress is the order for an IPAM plugin that needs the interface: the agent sets the addresses afterwards.
-func (c call) attachAndAddress(ctx context.Context) (types.Result, error) {
+func (c call) attachAndAddress(ctx context.Context) (result types.Result, err error) {
 	if _, err := c.attach(ctx, nil); err != nil {
 		return nil, err
 	}
-	var result types.Result
 	addresses, err := c.requestAddresses(ctx)
 	if err == nil {
 		result, err = c.result(c.ask(ctx, c.request(wire.Address, addresses)))
@@ -139,8 +134,8 @@ func (c call) attachAndAddress(ctx context.Context) (types.Result, error) {
 	return result, nil
 }
 
-// attach has the agent attach the interface, and describes the device where the runtime wants that. What failed is
-// undone.
+// attach has the agent attach the interface, and writes the description of the device if the runtime wants it. On an error
+// it detaches the interface.
 func (c call) attach(ctx context.Context, addresses json.RawMessage) (types.Result, error) {
 	reply, agentErr := c.ask(ctx, c.request(wire.Add, addresses))
 	result, err := c.result(reply, agentErr)
@@ -175,8 +170,8 @@ func (c call) result(reply wire.Reply, err error) (types.Result, error) {
 	return result, nil
 }
 
-// tellAgent is a command of the agent that has no result. DEL and GC go through the spool where the agent does not
-// answer, also if it may have done them: both may be repeated.
+// tellAgent returns the step that asks the agent for a command that has no result. If the agent does not answer, DEL and GC
+// go to the spool, even if the agent may have done them: both may be repeated.
 func (c call) tellAgent(command wire.Command) step {
 	return func(ctx context.Context) error {
 		request := c.request(command, nil)
@@ -240,7 +235,7 @@ func (c call) networkError(code uint, details string) error {
 	return newError(code, "network "+c.config.Name, details)
 }
 
-// newError makes an error for the runtime. One of the agent or of an IPAM plugin may have no code.
+// newError makes an error for the runtime. Its code is [types.ErrInternal] if the agent or an IPAM plugin gave none.
 func newError(code uint, msg, details string) *types.Error {
 	return types.NewError(cmp.Or(code, types.ErrInternal), msg, details)
 }
@@ -248,7 +243,7 @@ func newError(code uint, msg, details string) *types.Error {
 // step is a part of a command. It has [askTimeout].
 type step func(context.Context) error
 
-// all takes every step, whether or not those before succeeded. The error is the first one; its details tell of the others.
+// all takes every step, whether or not those before succeeded. The error is the first one; its details name the others.
 func all(steps ...step) error {
 	var failure error
 	for _, next := range steps {
