@@ -83,9 +83,11 @@ type executables interface {
 type Queue struct {
 	Options
 	executables executables
-	metrics     *metrics
 	// work only says which Functions to look at, each by one goroutine at a time; the journal has the rest.
 	work workqueue.TypedDelayingInterface[function.ID]
+
+	runs, deadLetters *prometheus.CounterVec
+	seconds           *prometheus.HistogramVec
 }
 
 // New makes a queue, whose Run must be called. It fails if the directory of executables is there and must not be used.
@@ -98,8 +100,27 @@ func New(options Options, registry prometheus.Registerer) (*Queue, error) {
 }
 
 func newQueue(options Options, e executables, registry prometheus.Registerer) *Queue {
-	q := &Queue{Options: options, executables: e, work: workqueue.NewTypedDelayingQueue[function.ID]()}
-	q.metrics = newMetrics(registry, func() float64 { return float64(len(q.waiting())) })
+	q := &Queue{
+		Options: options, executables: e, work: workqueue.NewTypedDelayingQueue[function.ID](),
+		runs: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "xpu_hook_runs_total",
+			Help: "Runs of post-delete hooks, by hook and result: done, retry (will be run again) or failed (given up).",
+		}, []string{"hook", "result"}),
+		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "xpu_hook_run_seconds",
+			Help:    "How long runs of post-delete hooks took, by hook.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 4, 9),
+		}, []string{"hook"}),
+		deadLetters: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "xpu_hook_dead_letters_total",
+			Help: "Post-delete hooks that were given up, by hook.",
+		}, []string{"hook"}),
+	}
+	registry.MustRegister(q.runs, q.seconds, q.deadLetters, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "xpu_hook_queue_length",
+		Help: "Functions that are back from their pods and not free yet: " +
+			"their post-delete hooks run or wait to be run again.",
+	}, func() float64 { return float64(len(q.waiting())) }))
 	return q
 }
 
@@ -246,7 +267,7 @@ func (q *Queue) run(ctx context.Context, a journal.Attachment, hook string) erro
 	log := q.Log.WithValues("function", a.Function.String(), "hook", hook)
 	if failure == nil {
 		log.Info("Post-delete hook done", "took", took)
-		q.metrics.ran(hook, "done", took)
+		q.ran(hook, "done", took)
 		return q.write(ctx, a, func() error { return q.Journal.Put(q.after(a, hook)) })
 	}
 	failed := progress(a, hook)
@@ -257,13 +278,19 @@ func (q *Queue) run(ctx context.Context, a journal.Attachment, hook string) erro
 	if errors.As(failure, new(final)) || limited && failed.Attempts >= q.Attempts {
 		log.Error(failure, "Post-delete hook given up", "attempts", failed.Attempts,
 			"pod", klog.KRef(a.Pod.Namespace, a.Pod.Name))
-		q.metrics.ran(hook, "failed", took)
+		q.ran(hook, "failed", took)
 		return q.giveUp(ctx, a, failed)
 	}
 	log.Error(failure, "Post-delete hook failed and will be run again", "attempt", failed.Attempts, "at", failed.RetryAt)
-	q.metrics.ran(hook, "retry", took)
+	q.ran(hook, "retry", took)
 	a.Hooks = &failed
 	return q.write(ctx, a, func() error { return q.Journal.Put(a) })
+}
+
+// ran counts one run of a hook.
+func (q *Queue) ran(hook, result string, took time.Duration) {
+	q.runs.WithLabelValues(hook, result).Inc()
+	q.seconds.WithLabelValues(hook).Observe(took.Seconds())
 }
 
 // after is the attachment once the hook is done or given up.
@@ -281,7 +308,7 @@ func (q *Queue) giveUp(ctx context.Context, a journal.Attachment, failed journal
 	if err := q.write(ctx, a, func() error { return q.Journal.GiveUp(letter, q.after(a, failed.Next)) }); err != nil {
 		return err
 	}
-	q.metrics.deadLetters.WithLabelValues(failed.Next).Inc()
+	q.deadLetters.WithLabelValues(failed.Next).Inc()
 	q.event(letter)
 	return nil
 }
@@ -330,43 +357,4 @@ func slowest(hook string) time.Duration {
 func delay(attempts int, slowest time.Duration) time.Duration {
 	doubled := time.Second << min(attempts-1, 30)
 	return wait.Jitter(min(doubled, slowest), 0.2)
-}
-
-// metrics are the queue's.
-type metrics struct {
-	runs        *prometheus.CounterVec
-	seconds     *prometheus.HistogramVec
-	deadLetters *prometheus.CounterVec
-}
-
-// newMetrics registers the queue's metrics. length is asked whenever somebody reads them.
-func newMetrics(registry prometheus.Registerer, length func() float64) *metrics {
-	m := &metrics{
-		runs: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "xpu_hook_runs_total",
-			Help: "Runs of post-delete hooks, by hook and result: done, retry (will be run again) or failed (given up).",
-		}, []string{"hook", "result"}),
-		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name:    "xpu_hook_run_seconds",
-			Help:    "How long runs of post-delete hooks took, by hook.",
-			Buckets: prometheus.ExponentialBuckets(0.001, 4, 9),
-		}, []string{"hook"}),
-		deadLetters: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "xpu_hook_dead_letters_total",
-			Help: "Post-delete hooks that were given up, by hook.",
-		}, []string{"hook"}),
-	}
-	waiting := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "xpu_hook_queue_length",
-		Help: "Functions that are back from their pods and not free yet: " +
-			"their post-delete hooks run or wait to be run again.",
-	}, length)
-	registry.MustRegister(m.runs, m.seconds, m.deadLetters, waiting)
-	return m
-}
-
-// ran counts one run of a hook.
-func (m *metrics) ran(hook, result string, took time.Duration) {
-	m.runs.WithLabelValues(hook, result).Inc()
-	m.seconds.WithLabelValues(hook).Observe(took.Seconds())
 }
