@@ -184,9 +184,7 @@ func (s *Server) talk(ctx context.Context, conn *net.UnixConn) {
 	}
 	reply := wire.Reply{Version: wire.Version}
 	if err == nil {
-		ctx, stop := whileConnected(ctx, conn, raw, request.Command)
-		reply = s.answer(ctx, request, nil)
-		stop()
+		reply = s.answerConnected(ctx, conn, raw, request)
 	} else {
 		reply.Error = &types.Error{Code: types.ErrDecodingFailure, Msg: err.Error()}
 		s.Log.Error(err, "Request of the CNI plugin cannot be read")
@@ -197,27 +195,26 @@ func (s *Server) talk(ctx context.Context, conn *net.UnixConn) {
 	}
 }
 
-// whileConnected ends the context of an ADD when the shim is gone, because nobody would know of the interface. Other
-// commands go on. stop must be called when the request is done.
-func whileConnected(
-	ctx context.Context, conn *net.UnixConn, raw syscall.RawConn, command wire.Command,
-) (_ context.Context, stop func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	if command != wire.Add || conn.SetReadDeadline(time.Time{}) != nil {
-		return ctx, func() { cancel(nil) }
+// answerConnected does a request. It ends the context of an ADD when the shim is gone, because nobody would know of the
+// interface. Other commands go on.
+func (s *Server) answerConnected(
+	ctx context.Context, conn *net.UnixConn, raw syscall.RawConn, request wire.Request,
+) wire.Reply {
+	if request.Command != wire.Add || conn.SetReadDeadline(time.Time{}) != nil {
+		return s.answer(ctx, request, nil)
 	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	var watching sync.WaitGroup
+	defer watching.Wait()
 	watching.Go(func() {
 		// The runtime's poller wakes this for every change of the socket, and for the deadline.
 		if raw.Read(hungUp) == nil {
 			cancel(errors.New("the CNI plugin did not wait any longer"))
 		}
 	})
-	return ctx, func() {
-		_ = conn.SetReadDeadline(time.Unix(1, 0))
-		watching.Wait()
-		cancel(nil)
-	}
+	defer conn.SetReadDeadline(time.Unix(1, 0))
+	return s.answer(ctx, request, nil)
 }
 
 // hungUp says whether the other side closed its socket, and not only its direction after the request.
