@@ -111,29 +111,16 @@ func comparePrevious(prev *types100.Result, have journal.Attachment) []string {
 }
 
 // address gives an interface that ADD attached the addresses of an IPAM plugin that needed the interface first.
-func (s *Server) address(ctx context.Context, a cniRequest) (wire.Reply, error) {
+func (s *Server) address(ctx context.Context, a cniRequest) error {
 	if a.ipam.result == nil {
-		return wire.Reply{}, a.conf.invalid("no result of an IPAM plugin")
+		return a.conf.invalid("no result of an IPAM plugin")
 	}
 	add := lifecycle.Addresses{Addresses: a.ipam.addresses, Routes: a.ipam.routes, Result: a.IPAM}
 	if have, _ := s.Journal.Get(a.device); have.Interface.Userspace {
 		add.Addresses, add.Routes = []netip.Prefix{}, nil // the program in the pod reads them from the result
 	}
 	if _, err := s.Lifecycle.Address(ctx, a.device, journal.ContainerIs(a.ContainerID, a.IfName), add); err != nil {
-		return wire.Reply{}, fail(CodeAttach, "%w", causeOf(ctx, err))
+		return fail(CodeAttach, "%w", causeOf(ctx, err))
 	}
-	return s.added(ctx, a)
-}
-
-// again returns the result of an ADD that was done before, and changes nothing. The shim asks when its IPAM plugin
-// refuses a second ADD.
-func (s *Server) again(ctx context.Context, a cniRequest) (wire.Reply, error) {
-	have, err := s.attachedFor(a)
-	if err != nil {
-		return wire.Reply{}, err
-	}
-	if err := s.sameAsBefore(a, have); err != nil {
-		return wire.Reply{}, err
-	}
-	return s.added(ctx, a)
+	return nil
 }

@@ -150,10 +150,17 @@ func (s *Server) doInterface(ctx context.Context, r wire.Request) (wire.Reply, e
 	case wire.Add:
 		return s.add(ctx, a)
 	case wire.Address:
-		return s.address(ctx, a)
-	default:
-		return s.again(ctx, a)
+		err = s.address(ctx, a)
+	case wire.Result: // of an ADD that was done before; the shim asks when its IPAM plugin refuses a second ADD
+		var have journal.Attachment
+		if have, err = s.attachedFor(a); err == nil {
+			err = s.sameAsBefore(a, have)
+		}
 	}
+	if err != nil {
+		return wire.Reply{}, err
+	}
+	return s.added(ctx, a)
 }
 
 // checkEnvironment refuses a request in which something is missing that its command needs.
