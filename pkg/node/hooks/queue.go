@@ -168,12 +168,13 @@ func (q *Queue) process(ctx context.Context, id function.ID) {
 		}
 		var err error
 		hook := q.next(a)
-		switch pause := untilRetry(a, hook); {
+		pause := time.Until(progress(a, hook).RetryAt)
+		switch {
 		case hook == "":
 			if err = q.write(ctx, a, func() error { return q.Journal.Delete(id) }); err == nil {
 				q.Log.Info("Function released", "function", id.String(), "claim", a.Claim.Name, "hooksTook", time.Since(a.RestoredAt))
 			}
-		case pause > 0:
+		case pause > 0 && pause <= 2*slowest(hook): // no pause is longer, unless the clock was set meanwhile
 			q.work.AddAfter(id, pause)
 			return
 		default:
@@ -244,16 +245,6 @@ func kind(a journal.Attachment) function.Kind {
 		return function.VF
 	}
 	return function.PF
-}
-
-// untilRetry is how long a hook that failed must wait still; it is not positive for one that need not wait. A time that is
-// further away than any pause lasts is ignored: the clock was set meanwhile.
-func untilRetry(a journal.Attachment, hook string) time.Duration {
-	pause := time.Until(progress(a, hook).RetryAt)
-	if pause > 2*slowest(hook) {
-		return 0
-	}
-	return pause
 }
 
 // run runs a hook and writes down what came of it. An error means that it was not written.
