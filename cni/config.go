@@ -15,15 +15,15 @@ import (
 )
 
 const (
-	// addTimeout is how long ADD may take where the configuration does not say it. The kubelet gives the runtime 4
-	// minutes for a pod's sandbox with all of its networks (twice --runtime-request-timeout); one network that cannot be
-	// had in half of that is given up, which leaves time to undo it and to say why.
+	// addTimeout is how long ADD may take if the configuration does not say it. The kubelet gives the runtime 4 minutes for a
+	// pod's sandbox with all of its networks (twice --runtime-request-timeout). Half of that leaves time to undo a network that
+	// failed, and to say why.
 	addTimeout = 2 * time.Minute
-	// askTimeout is how long the agent has for any other command, and askTimeout again the IPAM plugin.
+	// askTimeout is how long the agent may take for any other command, and how long the IPAM plugin may.
 	askTimeout = 30 * time.Second
 )
 
-// config is what the shim itself needs of a network configuration. The agent gets all of it.
+// config has the fields of a network configuration that the shim itself needs. The agent gets the whole configuration.
 type config struct {
 	CNIVersion string `json:"cniVersion"`
 	Name       string `json:"name"`
@@ -44,12 +44,11 @@ type config struct {
 	} `json:"runtimeConfig"`
 }
 
-// interfaceFirst says that the IPAM plugin works on the interface in the pod, which has to be there before the plugin
-// runs: DHCP asks over it.
+// interfaceFirst says that the interface must be in the pod before the IPAM plugin runs: DHCP works over it.
 func (c config) interfaceFirst() bool { return c.IPAM.Type == "dhcp" }
 
-// parseConfig reads a network configuration, whose file for the device's description must be in deviceInfoDir. The error
-// is a [types.Error] that says what is wrong. Fields that are missing or wrong have their defaults.
+// parseConfig reads a network configuration. The file for the device's description must be in deviceInfoDir. The error is a
+// [types.Error] that names everything that is wrong. Fields that are missing or wrong get their defaults.
 func parseConfig(data []byte, deviceInfoDir string) (config, error) {
 	c := config{Timeout: addTimeout}
 	fields := struct {
@@ -62,16 +61,15 @@ func parseConfig(data []byte, deviceInfoDir string) (config, error) {
 		c.Timeout, errs = cmp.Or(timeout, addTimeout), append(errs, err)
 	}
 	c.CNIVersion = cmp.Or(c.CNIVersion, "0.1.0") // what no version means in the specification
-	c.Socket = cmp.Or(c.Socket, wire.DefaultSocket)
-	if !filepath.IsAbs(c.Socket) {
-		errs = append(errs, fmt.Errorf("socket: %q must be an absolute path", c.Socket))
-		c.Socket = wire.DefaultSocket
+	absolute := func(field, path, fallback string) string {
+		if path != "" && !filepath.IsAbs(path) {
+			errs = append(errs, fmt.Errorf("%s: %q must be an absolute path", field, path))
+			path = ""
+		}
+		return cmp.Or(path, fallback)
 	}
-	c.SpoolDir = cmp.Or(c.SpoolDir, wire.DefaultSpoolDir)
-	if !filepath.IsAbs(c.SpoolDir) {
-		errs = append(errs, fmt.Errorf("spoolDir: %q must be an absolute path", c.SpoolDir))
-		c.SpoolDir = wire.DefaultSpoolDir
-	}
+	c.Socket = absolute("socket", c.Socket, wire.DefaultSocket)
+	c.SpoolDir = absolute("spoolDir", c.SpoolDir, wire.DefaultSpoolDir)
 	if strings.ContainsRune(c.IPAM.Type, filepath.Separator) {
 		errs = append(errs, fmt.Errorf("ipam.type: %q must be the name of a plugin, not a path", c.IPAM.Type))
 		c.IPAM.Type = ""

@@ -15,26 +15,24 @@ import (
 )
 
 const (
-	// maxNetwork is how many bytes of a network's name are in that of a file, which may have 255 bytes. Networks whose
+	// maxNetwork is how many bytes of a network's name are in the name of a file, which may have 255 bytes. Networks whose
 	// names begin alike replace each other's GC, which the runtime repeats.
 	maxNetwork = 200
-	// spoolMode is that of the spool directory.
+	// spoolMode is the mode of the spool directory.
 	spoolMode fs.FileMode = 0o700
 )
 
 // spool leaves a request for an agent that is away. The name of the file says what the request is about, so that a
 // request that is repeated replaces the one before. Neither a container ID nor the name of an interface or of a network
 // may have a colon.
-func (c call) spool(command wire.Command) (path string, err error) {
-	name := string(command) + ":" + c.args.ContainerID + ":" + c.args.IfName
-	if command == wire.GC {
-		name = string(command) + ":" + c.config.Name[:min(len(c.config.Name), maxNetwork)]
+func (c call) spool(request wire.Request) (path string, err error) {
+	name := string(request.Command) + ":" + request.ContainerID + ":" + request.IfName
+	if request.Command == wire.GC {
+		name = string(request.Command) + ":" + c.config.Name[:min(len(c.config.Name), maxNetwork)]
 	}
-	request := c.request(command, nil)
-	request.Version = wire.Version
 	data, err := json.Marshal(request)
 	if err != nil {
-		return "", fmt.Errorf("request %s: %w", command, err)
+		return "", fmt.Errorf("request %s: %w", request.Command, err)
 	}
 	dir := c.config.SpoolDir
 	if err := errors.Join(makeDir(dir, spoolMode), checkSpool(dir)); err != nil {
@@ -47,8 +45,8 @@ func (c call) spool(command wire.Command) (path string, err error) {
 	return path, nil
 }
 
-// checkSpool refuses a directory that is not private, as that of the agent is: spoolDir is what somebody wrote into a
-// network configuration, and the shim may write everywhere.
+// checkSpool refuses a directory that is not private, as the agent's is: spoolDir comes from a network configuration, and
+// the shim may write everywhere.
 func checkSpool(dir string) error {
 	info, err := os.Lstat(dir)
 	switch {
@@ -90,13 +88,13 @@ func (c call) removeDeviceInfo(context.Context) error {
 	return nil
 }
 
-// replace has a file appear whole, with what is in data, even if the machine loses power.
+// replace writes a file in one step, so that it is whole even if the machine loses power.
 func replace(path string, data []byte, mode fs.FileMode) error {
 	file, err := os.CreateTemp(filepath.Dir(path), ".new-*")
 	if err != nil {
 		return err
 	}
-	defer os.Remove(file.Name()) // in vain once it is renamed
+	defer os.Remove(file.Name()) // fails once the file is renamed
 	_, err = file.Write(data)
 	err = errors.Join(err, file.Chmod(mode), file.Sync(), file.Close())
 	if err != nil {
@@ -117,10 +115,10 @@ func makeDir(dir string, mode fs.FileMode) error {
 		}
 		err = os.Mkdir(dir, mode)
 	}
-	if errors.Is(err, fs.ErrExist) {
+	switch {
+	case errors.Is(err, fs.ErrExist):
 		return nil
-	}
-	if err != nil {
+	case err != nil:
 		return err
 	}
 	return syncDir(filepath.Dir(dir))

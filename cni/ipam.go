@@ -19,8 +19,8 @@ import (
 // leave an address that belongs to nobody.
 const killAfter = 5 * time.Second
 
-// requestAddresses has the IPAM plugin give addresses: its result in the version of the configuration, nil without a
-// plugin. On an error the plugin may have reserved something.
+// requestAddresses asks the IPAM plugin for addresses. It returns the plugin's result in the version of the configuration;
+// nil without a plugin. On an error the plugin may have reserved something.
 func (c call) requestAddresses(ctx context.Context) (json.RawMessage, error) {
 	if c.config.IPAM.IsEmpty() {
 		return nil, nil
@@ -44,7 +44,7 @@ func (c call) requestAddresses(ctx context.Context) (json.RawMessage, error) {
 	return json.Marshal(converted)
 }
 
-// tellIPAM is a command of the IPAM plugin that has no result. Without a plugin it does nothing.
+// tellIPAM returns the step that runs a command of the IPAM plugin that has no result. Without a plugin it does nothing.
 func (c call) tellIPAM(command string) step {
 	return func(ctx context.Context) error {
 		if c.config.IPAM.IsEmpty() {
@@ -58,8 +58,8 @@ func (c call) tellIPAM(command string) step {
 // runIPAM executes the IPAM plugin by section 4 of the CNI specification and returns what it printed. The error is a
 // [types.Error], with the plugin's code where it gave one.
 //
-// It is not package invoke of containernetworking/cni because that brings OpenTelemetry and net/http with it, a third
-// of the shim's size, and because it waits without limit for a plugin whose children hold its output open.
+// Package invoke of containernetworking/cni is not used: it links OpenTelemetry and net/http, a third of the shim's size,
+// and waits without limit for a plugin whose children hold its output open.
 func (c call) runIPAM(ctx context.Context, command string) ([]byte, error) {
 	path, err := c.findIPAM()
 	if err != nil {

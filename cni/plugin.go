@@ -1,9 +1,7 @@
-// Package cni is xpu-cni, the shim between a container runtime and the node's agent. It runs to completion for each
-// CNI command: it has the IPAM plugin give addresses, passes the command to the agent in one request over a unix
-// socket, and passes the reply back. It knows nothing of devices. The state is with the agent; what is particular here is
-// that DEL and GC succeed while the agent is away, by a file that the agent finds.
-//
-// Many shims run at the same time; all they share is the spool directory.
+// Package cni is xpu-cni, the shim between a container runtime and the node's agent. It runs once for each CNI command: it
+// asks the IPAM plugin for addresses, passes the command to the agent in one request over a unix socket, and passes the
+// reply back. It knows nothing of devices, and the agent has all state. DEL and GC succeed also while the agent is away: the
+// shim leaves them as files in the spool directory, which is all that shims that run at the same time share.
 package cni
 
 import (
@@ -21,7 +19,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
 )
 
-// DefaultDeviceInfoDir is where runtimes look for what plugins say about devices, by the device-info specification of
+// DefaultDeviceInfoDir is where runtimes look for the descriptions of devices, by the device-info specification of
 // k8snetworkplumbingwg.
 const DefaultDeviceInfoDir = "/var/run/k8s.cni.cncf.io/devinfo/cni"
 
@@ -32,7 +30,7 @@ type Plugin struct {
 	DeviceInfoDir string
 	// Stdout takes the result of ADD.
 	Stdout io.Writer
-	// Stderr takes what is for a person: the words of IPAM plugins, and that a request was spooled.
+	// Stderr takes messages for people: those of IPAM plugins, and that a request was spooled.
 	Stderr io.Writer
 	// Now is the clock that requests are dated by.
 	Now func() time.Time
@@ -45,6 +43,13 @@ func (p Plugin) Funcs() skel.CNIFuncs {
 	}
 }
 
+// call is one command.
+type call struct {
+	Plugin
+	config config
+	args   *skel.CmdArgs
+}
+
 // strict makes a command that refuses a network configuration with a mistake.
 func (p Plugin) strict(command func(call) error) func(*skel.CmdArgs) error {
 	return func(args *skel.CmdArgs) error {
@@ -52,7 +57,7 @@ func (p Plugin) strict(command func(call) error) func(*skel.CmdArgs) error {
 		if err != nil {
 			return err
 		}
-		return command(call{Plugin: p, config: config, args: args, at: p.Now()})
+		return command(call{p, config, args})
 	}
 }
 
@@ -64,37 +69,22 @@ func (p Plugin) del(args *skel.CmdArgs) error {
 	if err != nil {
 		_, _ = fmt.Fprintf(p.Stderr, "xpu-cni: DEL goes on without what is wrong: %v\n", err)
 	}
-	c := call{Plugin: p, config: config, args: args}
+	c := call{p, config, args}
 	if config.interfaceFirst() {
-		return all(c.tellIPAM("DEL"), c.detach, c.removeDeviceInfo)
+		return all(c.tellIPAM("DEL"), c.tellAgent(wire.Del), c.removeDeviceInfo)
 	}
-	return all(c.detach, c.tellIPAM("DEL"), c.removeDeviceInfo)
-}
-
-// call is one command.
-type call struct {
-	Plugin
-	config config
-	args   *skel.CmdArgs
-	// at is the date of requests: when the runtime asked.
-	at time.Time
+	return all(c.tellAgent(wire.Del), c.tellIPAM("DEL"), c.removeDeviceInfo)
 }
 
 // check is CHECK: it fails if the interface is not as ADD left it, or its addresses are no longer reserved.
-func (c call) check() error {
-	return all(c.tellIPAM("CHECK"), c.tellAgent(wire.Check, types.ErrTryAgainLater))
-}
+func (c call) check() error { return all(c.tellIPAM("CHECK"), c.tellAgent(wire.Check)) }
 
 // gc is GC: it gives back what belongs to attachments that the runtime does not know. It does not need the agent to be
 // there.
-func (c call) gc() error {
-	return all(func(ctx context.Context) error { return c.deliver(ctx, wire.GC) }, c.tellIPAM("GC"))
-}
+func (c call) gc() error { return all(c.tellAgent(wire.GC), c.tellIPAM("GC")) }
 
 // status is STATUS: it fails if ADD would now.
-func (c call) status() error {
-	return all(c.tellAgent(wire.Status, types.ErrPluginNotAvailable), c.tellIPAM("STATUS"))
-}
+func (c call) status() error { return all(c.tellAgent(wire.Status), c.tellIPAM("STATUS")) }
 
 // add is ADD: it attaches an interface and prints the result. On an error nothing is left behind: neither addresses nor
 // what the agent did.
@@ -116,115 +106,106 @@ func (c call) add() error {
 }
 
 // addressAndAttach is the order for most IPAM plugins: the agent attaches the interface with its addresses.
-func (c call) addressAndAttach(ctx context.Context) (types.Result, error) {
+func (c call) addressAndAttach(ctx context.Context) (result types.Result, err error) {
 	addresses, err := c.requestAddresses(ctx)
-	if err != nil {
-		if reply, notAttached := c.ask(ctx, wire.Result, nil); notAttached == nil {
-			return c.result(reply) // ADD was done before; its addresses are in use
-		}
-		return nil, undo(err, c.tellIPAM("DEL")) // by the specification, although it failed
+	if err == nil {
+		result, err = c.attach(ctx, addresses)
+	} else if reply, notAttached := c.ask(ctx, c.request(wire.Result, nil)); notAttached == nil {
+		return c.result(reply, nil) // ADD was done before; its addresses are in use
 	}
-	result, err := c.attach(ctx, addresses)
 	if err != nil {
-		return nil, undo(err, c.tellIPAM("DEL"))
+		return nil, undo(err, c.tellIPAM("DEL")) // the specification wants it also where the plugin's ADD failed
 	}
 	return result, nil
 }
 
 // attachAndAddress is the order for an IPAM plugin that needs the interface: the agent sets the addresses afterwards.
-func (c call) attachAndAddress(ctx context.Context) (types.Result, error) {
+func (c call) attachAndAddress(ctx context.Context) (result types.Result, err error) {
 	if _, err := c.attach(ctx, nil); err != nil {
 		return nil, err
 	}
-	result, err := c.address(ctx)
+	addresses, err := c.requestAddresses(ctx)
+	if err == nil {
+		result, err = c.result(c.ask(ctx, c.request(wire.Address, addresses)))
+	}
 	if err != nil {
-		return nil, undo(err, c.tellIPAM("DEL"), c.detach, c.removeDeviceInfo)
+		return nil, undo(err, c.tellIPAM("DEL"), c.tellAgent(wire.Del), c.removeDeviceInfo)
 	}
 	return result, nil
 }
 
-// attach has the agent attach the interface, and describes the device where the runtime wants that. What failed is
-// undone.
+// attach has the agent attach the interface, and writes the description of the device if the runtime wants it. On an error
+// it detaches the interface.
 func (c call) attach(ctx context.Context, addresses json.RawMessage) (types.Result, error) {
-	reply, err := c.ask(ctx, wire.Add, addresses)
-	if errors.Is(err, wire.ErrNoReply) {
-		return nil, undo(c.explain(err, types.ErrTryAgainLater), c.detach)
-	}
-	if err != nil {
-		return nil, c.explain(err, types.ErrTryAgainLater)
-	}
-	result, err := c.result(reply)
+	reply, agentErr := c.ask(ctx, c.request(wire.Add, addresses))
+	result, err := c.result(reply, agentErr)
 	if err == nil {
 		err = c.writeDeviceInfo(reply.DeviceInfo)
 	}
-	if err != nil {
-		return nil, undo(err, c.detach)
+	if err == nil {
+		return result, nil
 	}
-	return result, nil
+	if agentErr == nil || errors.Is(agentErr, wire.ErrNoReply) { // the interface is attached, or may be
+		err = undo(err, c.tellAgent(wire.Del))
+	}
+	return nil, err
 }
 
-// address gives an attached interface the addresses of the IPAM plugin.
-func (c call) address(ctx context.Context) (types.Result, error) {
-	addresses, err := c.requestAddresses(ctx)
-	if err != nil {
-		return nil, err
-	}
-	reply, err := c.ask(ctx, wire.Address, addresses)
+// result reads what ask returned: the agent's result in the version of the configuration, or the error for the runtime.
+func (c call) result(reply wire.Reply, err error) (types.Result, error) {
 	if err != nil {
 		return nil, c.explain(err, types.ErrTryAgainLater)
 	}
-	return c.result(reply)
-}
-
-// result is that of a reply, in the version of the configuration.
-func (c call) result(reply wire.Reply) (types.Result, error) {
 	if reply.Result == nil {
 		return nil, c.networkError(types.ErrInternal, "xpu-agent gave no result")
 	}
+	var result types.Result
 	decoded, err := DecodeResult(reply.Result, c.config.CNIVersion)
-	if err != nil {
-		return nil, c.networkError(types.ErrInternal, "the result of xpu-agent: "+err.Error())
+	if err == nil {
+		result, err = decoded.GetAsVersion(c.config.CNIVersion)
 	}
-	result, err := decoded.GetAsVersion(c.config.CNIVersion)
 	if err != nil {
 		return nil, c.networkError(types.ErrInternal, "the result of xpu-agent: "+err.Error())
 	}
 	return result, nil
 }
 
-// detach gives the interface back, now or when the agent is there. The date is that of now, so that what this call
-// attached before something failed is detached too.
-func (c call) detach(ctx context.Context) error {
-	c.at = c.Now()
-	return c.deliver(ctx, wire.Del)
-}
-
-// deliver passes a command to the agent, through the spool where the agent cannot take it. A request of which it is not
-// known whether the agent has done it is spooled too: both may be repeated.
-func (c call) deliver(ctx context.Context, command wire.Command) error {
-	_, err := c.ask(ctx, command, nil)
-	if !unanswered(err) {
+// tellAgent returns the step that asks the agent for a command that has no result. If the agent does not answer, DEL and GC
+// go to the spool, even if the agent may have done them: both may be repeated.
+func (c call) tellAgent(command wire.Command) step {
+	return func(ctx context.Context) error {
+		request := c.request(command, nil)
+		_, err := c.ask(ctx, request)
+		switch {
+		case unanswered(err) && (command == wire.Del || command == wire.GC):
+			path, spoolErr := c.spool(request)
+			if spoolErr != nil {
+				return c.networkError(types.ErrIOFailure, fmt.Sprintf("%v; %v", err, spoolErr))
+			}
+			_, _ = fmt.Fprintf(c.Stderr, "xpu-cni: %s is left for xpu-agent in %s: %v\n", command, path, err)
+			return nil
+		case command == wire.Status:
+			return c.explain(err, types.ErrPluginNotAvailable)
+		}
 		return c.explain(err, types.ErrTryAgainLater)
 	}
-	path, spoolErr := c.spool(command)
-	if spoolErr != nil {
-		return c.networkError(types.ErrIOFailure, fmt.Sprintf("%v; %v", err, spoolErr))
-	}
-	_, _ = fmt.Fprintf(c.Stderr, "xpu-cni: %s is left for xpu-agent in %s: %v\n", command, path, err)
-	return nil
 }
 
-// tellAgent is a command of the agent that has no result. away is the code of the error if the agent cannot be asked.
-func (c call) tellAgent(command wire.Command, away uint) step {
-	return func(ctx context.Context) error {
-		_, err := c.ask(ctx, command, nil)
-		return c.explain(err, away)
+// request makes a request. Its date is now: a DEL that undoes an ADD is later than the attachment.
+func (c call) request(command wire.Command, addresses json.RawMessage) wire.Request {
+	request := wire.Request{
+		Version: wire.Version, Command: command, Config: c.args.StdinData, IPAM: addresses, At: c.Now(),
 	}
+	if command != wire.GC && command != wire.Status {
+		request.ContainerID, request.NetNS = c.args.ContainerID, c.args.Netns
+		request.IfName, request.Args = c.args.IfName, c.args.Args
+	}
+	return request
 }
 
 // ask sends the agent a request. The error is what the agent said, as a [types.Error], or that of [wire.Call].
-func (c call) ask(ctx context.Context, command wire.Command, addresses json.RawMessage) (wire.Reply, error) {
-	reply, err := wire.Call(ctx, c.config.Socket, c.request(command, addresses))
+func (c call) ask(ctx context.Context, request wire.Request) (wire.Reply, error) {
+	reply, err := wire.Call(ctx, c.config.Socket, request)
 	if err != nil {
 		return wire.Reply{}, err
 	}
@@ -234,25 +215,15 @@ func (c call) ask(ctx context.Context, command wire.Command, addresses json.RawM
 	return reply, nil
 }
 
-func (c call) request(command wire.Command, addresses json.RawMessage) wire.Request {
-	request := wire.Request{Command: command, Config: c.args.StdinData, IPAM: addresses, At: c.at}
-	if command != wire.GC && command != wire.Status {
-		request.ContainerID, request.NetNS = c.args.ContainerID, c.args.Netns
-		request.IfName, request.Args = c.args.IfName, c.args.Args
-	}
-	return request
-}
-
-// explain makes an error of ask one for the runtime. away is the code if the agent cannot be asked.
+// explain makes an error of ask one for the runtime. away is the code if the agent does not answer.
 func (c call) explain(err error, away uint) error {
 	switch {
 	case err == nil || errors.As(err, new(*types.Error)):
 		return err
 	case unanswered(err):
 		return c.networkError(away, err.Error())
-	default:
-		return c.networkError(types.ErrInvalidNetworkConfig, err.Error())
 	}
+	return c.networkError(types.ErrInvalidNetworkConfig, err.Error())
 }
 
 // unanswered says that the agent did not answer, or not in a version that the shim understands.
@@ -264,7 +235,7 @@ func (c call) networkError(code uint, details string) error {
 	return newError(code, "network "+c.config.Name, details)
 }
 
-// newError makes an error for the runtime. One of the agent or of an IPAM plugin may have no code.
+// newError makes an error for the runtime. Its code is [types.ErrInternal] if the agent or an IPAM plugin gave none.
 func newError(code uint, msg, details string) *types.Error {
 	return types.NewError(cmp.Or(code, types.ErrInternal), msg, details)
 }
@@ -272,7 +243,7 @@ func newError(code uint, msg, details string) *types.Error {
 // step is a part of a command. It has [askTimeout].
 type step func(context.Context) error
 
-// all takes every step, whether or not those before succeeded. The error is the first one; its details tell of the others.
+// all takes every step, whether or not those before succeeded. The error is the first one; its details name the others.
 func all(steps ...step) error {
 	var failure error
 	for _, next := range steps {

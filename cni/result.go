@@ -1,19 +1,26 @@
 package cni
 
 import (
-	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/types/create"
 )
 
 // DecodeResult reads the result of a plugin. A result that names no version of the specification is in the version given.
-// The result can be converted to any version without a panic, which is not so for what create.Create of
-// containernetworking/cni takes: that lets null through in lists.
+// It refuses lists that have null in them, on which the conversions of containernetworking/cni to other versions panic.
 func DecodeResult(data []byte, version string) (*types100.Result, error) {
+	var own struct {
+		CNIVersion string `json:"cniVersion"`
+	}
+	if err := json.Unmarshal(data, &own); err != nil {
+		return nil, err
+	}
+	version = cmp.Or(own.CNIVersion, version)
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(data, &fields); err != nil {
 		return nil, err
@@ -21,33 +28,22 @@ func DecodeResult(data []byte, version string) (*types100.Result, error) {
 	if fields == nil {
 		return nil, errors.New("it is null")
 	}
-	// The library's conversions do not expect what JSON allows here.
-	for _, list := range []string{"interfaces", "ips", "routes"} {
-		var items []json.RawMessage
-		if raw, ok := fields[list]; ok {
-			if err := json.Unmarshal(raw, &items); err != nil {
-				return nil, fmt.Errorf("%s: %w", list, err)
-			}
-		}
-		for i, item := range items {
-			if bytes.Equal(item, []byte("null")) {
-				return nil, fmt.Errorf("%s[%d] is null", list, i)
-			}
-		}
-	}
-	var own string
-	if raw, ok := fields["cniVersion"]; ok {
-		if err := json.Unmarshal(raw, &own); err != nil {
-			return nil, fmt.Errorf("cniVersion: %w", err)
-		}
-	}
-	if own != "" {
-		version = own
-	}
 	fields["cniVersion"], _ = json.Marshal(version)
 	data, err := json.Marshal(fields)
 	if err != nil {
 		return nil, err
+	}
+	var lists struct{ Interfaces, IPs, Routes []*json.RawMessage }
+	if err := json.Unmarshal(data, &lists); err != nil {
+		return nil, err
+	}
+	for _, list := range []struct {
+		name  string
+		items []*json.RawMessage
+	}{{"interfaces", lists.Interfaces}, {"ips", lists.IPs}, {"routes", lists.Routes}} {
+		if i := slices.Index(list.items, nil); i >= 0 {
+			return nil, fmt.Errorf("%s[%d] is null", list.name, i)
+		}
 	}
 	result, err := create.Create(version, data)
 	if err != nil {

@@ -1,7 +1,6 @@
 package wire
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -41,9 +40,16 @@ func Call(ctx context.Context, socket string, request Request) (Reply, error) {
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
 
-	reply, err := exchange(conn.(*net.UnixConn), message)
+	var reply []byte
+	_, err = conn.Write(message)
+	if err == nil {
+		err = conn.(*net.UnixConn).CloseWrite()
+	}
+	if err == nil {
+		reply, err = io.ReadAll(io.LimitReader(conn, MaxMessage+1)) // one byte more than is allowed
+	}
 	if ctx.Err() != nil {
-		err = ctx.Err() // not that the connection was closed because of it
+		err = ctx.Err() // the connection was closed because of it
 	}
 	if err != nil {
 		return Reply{}, fmt.Errorf("%w: %w", ErrNoReply, err)
@@ -51,43 +57,26 @@ func Call(ctx context.Context, socket string, request Request) (Reply, error) {
 	return DecodeReply(reply)
 }
 
-// exchange sends a message and reads the reply, up to one byte more than is allowed.
-func exchange(conn *net.UnixConn, message []byte) ([]byte, error) {
-	if _, err := conn.Write(message); err != nil {
-		return nil, err
-	}
-	if err := conn.CloseWrite(); err != nil {
-		return nil, err
-	}
-	return io.ReadAll(io.LimitReader(conn, MaxMessage+1))
-}
-
 // DecodeReply decodes what the agent sent. The error is [ErrVersion] or [ErrNoReply].
 func DecodeReply(data []byte) (Reply, error) {
-	// The version comes first: with another one, the rest may have another form.
-	var head struct {
-		Version *int `json:"version"`
-	}
-	err := json.Unmarshal(data, &head)
+	const missing = -1
+	reply := Reply{Version: missing}
+	err := json.Unmarshal(data, &reply) // decodes the version also where other fields have the form of another version
 	switch {
 	case len(data) > MaxMessage:
 		return Reply{}, fmt.Errorf("%w: it has more than %d bytes", ErrNoReply, MaxMessage)
 	case len(data) == 0:
 		return Reply{}, fmt.Errorf("%w: the connection was closed", ErrNoReply)
+	case reply.Version != missing && reply.Version != Version:
+		return Reply{}, fmt.Errorf("%w: this side speaks %d, xpu-agent %d; install both from one release",
+			ErrVersion, Version, reply.Version)
 	case err != nil:
 		return Reply{}, fmt.Errorf("%w: %w", ErrNoReply, err)
-	case head.Version == nil:
+	case reply.Version == missing:
 		return Reply{}, fmt.Errorf("%w: it has no version", ErrNoReply)
-	case *head.Version != Version:
-		return Reply{}, fmt.Errorf("%w: this side speaks %d, xpu-agent %d; install both from one release",
-			ErrVersion, Version, *head.Version)
-	}
-	var reply Reply
-	if err := json.Unmarshal(data, &reply); err != nil {
-		return Reply{}, fmt.Errorf("%w: %w", ErrNoReply, err)
 	}
 	for _, raw := range []*json.RawMessage{&reply.Result, &reply.DeviceInfo} {
-		if bytes.Equal(*raw, []byte("null")) { // which means the same as absence
+		if string(*raw) == "null" { // null means the same as absence
 			*raw = nil
 		}
 	}

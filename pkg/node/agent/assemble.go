@@ -10,6 +10,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/client-go/tools/events"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -71,7 +72,7 @@ type agent struct {
 	// for the Port, and nobody chooses Functions by it.
 	provisionFailed health.Source
 	// recorder tells pods of Functions, and of post-delete hooks that are given up.
-	recorder hooks.Recorder
+	recorder events.EventRecorder
 	claims   lifecycle.Claims
 	// claimServed returns once the xPU serves what a claim has, as Serve of [lifecycle.Options] does.
 	claimServed func(context.Context, journal.Attachment) error
@@ -158,7 +159,7 @@ func (a *agent) selectPools(context.Context) error {
 // release makes what decides who has a Function and releases it, and what runs the hooks after that.
 func (a *agent) release(context.Context) (err error) {
 	a.hooks, err = hooks.New(hooks.Options{
-		Journal: a.journal, Functions: a.inventory, Ports: a.provisioner, Log: a.log.WithName("hooks"),
+		Journal: a.journal, Function: a.inventory.Get, Deprovision: a.provisioner.Deprovision, Log: a.log.WithName("hooks"),
 		Node: a.config.NodeName, Dir: a.config.HooksDir, Timeout: a.config.HookTimeout, Attempts: a.config.HookAttempts,
 		Recorder: a.recorder, Changed: a.outputs.Notify,
 	}, a.registry)
@@ -207,18 +208,18 @@ func (a *agent) allocate(context.Context) (err error) {
 
 // attach makes what attaches Functions to pods: for CNI, and for claims what prepares them too.
 func (a *agent) attach(context.Context) error {
-	a.cni = cniserver.New(cniserver.Options{
+	a.cni = &cniserver.Server{
 		Socket: a.config.CNISocket, SpoolDir: a.config.SpoolDir,
-		Functions: a.tracker, Pools: a.tracker, Journal: a.journal, Lifecycle: a.lifecycle,
+		Function: a.tracker.Get, Pools: a.tracker, Journal: a.journal, Lifecycle: a.lifecycle,
 		Provisioner: a.provisioner,
 		MAC:         func(id function.ID) function.MAC { return provisioning.MAC(a.config.NodeName, id) },
-		Ready:       func(context.Context) error { return errors.Join(a.poolsKnown(), a.journal.Writable()) },
+		Ready:       func() error { return errors.Join(a.poolsKnown(), a.journal.Writable()) },
 		Reporter:    a.reporter,
 		AllowKeys:   a.config.CNIAllowKeys,
 		AddTimeout:  a.config.times.add,
 		Metrics:     cniserver.NewMetrics(a.registry),
 		Log:         a.log.WithName("cni"),
-	})
+	}
 	if a.clustered == nil {
 		return nil
 	}

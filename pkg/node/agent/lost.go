@@ -5,10 +5,10 @@ import (
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/events"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/cniserver"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/hooks"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
 )
@@ -43,7 +43,7 @@ func (p ports) Serve(ctx context.Context, a journal.Attachment) error {
 // users tells pods and claims of Functions that they lose and get back. See [lifecycle.Options].
 type users struct {
 	reporter cniserver.Reporter
-	recorder hooks.Recorder // nil where there is nobody to tell
+	recorder events.EventRecorder // nil where there is nobody to tell
 	node     string
 }
 

@@ -1,34 +1,26 @@
 package cniserver
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
-	"fmt"
+	"sync"
 
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/go-logr/logr"
 
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceinfo"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
 )
 
-// read reads an ADD, ADDRESS or RESULT and finds the Function.
-func (s *Server) read(r wire.Request) (a cniRequest, err error) {
-	if a, err = parse(r, s.AllowKeys); err != nil {
-		return a, err
-	}
-	if a.function, err = s.find(a.device); err != nil {
-		return a, err
-	}
-	return a, a.needsVF()
-}
-
 // find returns the Function as it is now.
 func (s *Server) find(id function.ID) (function.Function, error) {
-	if f, known := s.Functions.Get(id); known {
+	if f, known := s.Function(id); known {
 		return f, nil
 	}
 	if _, known := s.Pools.Pools(); !known { // it may be an SF that is to be made
@@ -51,82 +43,66 @@ func (a cniRequest) needsVF() error {
 	if rest == (function.VFConfig{}) {
 		return nil
 	}
-	return fail(types.ErrInvalidNetworkConfig, "network configuration %s: %s: need a VF; Function %s is a %s",
-		a.conf.Name, fields, a.device, a.function.Kind)
+	return a.conf.invalid("%s: need a VF; Function %s is a %s", fields, a.device, a.function.Kind)
 }
 
 // add attaches a Function: reserve, provision, attach. Each step is in the journal before it is done, so that a DEL
 // finds what there is to clean wherever this ends.
-func (s *Server) add(ctx context.Context, r wire.Request) (wire.Reply, error) {
-	a, err := s.read(r)
-	if err != nil {
-		return wire.Reply{}, err
-	}
-	ctx, cancel := context.WithTimeoutCause(ctx, s.AddTimeout, fmt.Errorf("the agent waited %s", s.AddTimeout))
-	defer cancel()
+func (s *Server) add(ctx context.Context, a cniRequest) (reply wire.Reply, err error) {
 	ctx = logr.NewContext(ctx, logr.FromContextOrDiscard(ctx).WithValues("function", a.device.String()))
-	ctx, leave, err := s.adding.enter(ctx, a.device, attachmentKey{r.ContainerID, r.IfName})
-	if err != nil {
-		return wire.Reply{}, err
-	}
-	defer leave()
-	record, err := s.makeReady(ctx, a)
-	if err != nil {
-		return wire.Reply{}, err
-	}
-	if record.State != journal.Attached {
-		if err := s.attach(ctx, a, record); err != nil {
-			return wire.Reply{}, err
+	attachment := types.GCAttachment{ContainerID: a.ContainerID, IfName: a.IfName}
+	err = s.adding.run(ctx, a.device, attachment, func(ctx context.Context) error {
+		record, err := s.makeReady(ctx, a)
+		if err == nil && record.State != journal.Attached {
+			err = s.attach(ctx, a, record)
 		}
-	}
-	return s.added(ctx, a)
+		if err == nil {
+			reply, err = s.added(ctx, a)
+		}
+		return err
+	})
+	return reply, err
 }
 
 // makeReady waits until the Function is back from its last pod, and undoes what this request or an older one of the pod
-// left before. It returns the record of the Function once it is this request's: Attached, where an ADD before got as
-// far, or Reserved and served by the xPU.
+// left. It returns the Function's record, which belongs to this request then: it is Attached if an earlier ADD got so far,
+// or else Reserved, and the xPU serves the Function.
 func (s *Server) makeReady(ctx context.Context, a cniRequest) (journal.Attachment, error) {
 	admitted, err := s.Lifecycle.Admit(ctx, journal.Attachment{
 		Function: a.device, Pod: a.pod, CNI: &journal.CNI{ContainerID: a.ContainerID, IfName: a.IfName},
 	})
+	have := admitted.Record
 	switch {
-	case isTaken(err):
+	case errors.As(err, new(lifecycle.TakenError)):
 		return journal.Attachment{}, fail(CodeTaken, "%w", err)
 	case err != nil:
 		return journal.Attachment{}, fail(types.ErrTryAgainLater, "not free yet: %w", causeOf(ctx, err))
-	case admitted.Record.State == journal.Attached:
-		return admitted.Record, s.sameAsBefore(a, admitted.Record)
+	case have.State == journal.Attached:
+		return have, s.sameAsBefore(a, have)
 	}
 	if a.function, err = s.find(a.device); err != nil { // it may have had the driver of its last owner until now
 		return journal.Attachment{}, err
 	}
-	a.resource = admitted.Resource
-	reservation, err := s.reservation(a, admitted.Record)
+	have.Resource = cmp.Or(have.Resource, admitted.Resource)
+	reservation, err := s.reservation(a, have)
 	if err != nil {
 		return journal.Attachment{}, err
 	}
-	if err := s.reserve(ctx, reservation); err != nil {
-		return journal.Attachment{}, err
+	err = s.reserve(ctx, reservation)
+	if err == nil && reservation.Port != nil && reservation.Claim.UID == "" {
+		err = s.provision(ctx, a, reservation)
 	}
-	if reservation.Port == nil || reservation.Claim.UID != "" {
-		return reservation, nil
-	}
-	return s.provision(ctx, a, reservation)
+	return reservation, err
 }
 
-func isTaken(err error) bool {
-	_, taken := errors.AsType[lifecycle.TakenError](err)
-	return taken
-}
-
-// reserve writes the reservation down and has the Function set up. An error of one with a setup is taken for the setup's,
-// which fails more often than the journal.
+// reserve writes the reservation down and has the Function set up. With a setup, every error gets the setup's code, as the
+// setup fails more often than the journal.
 func (s *Server) reserve(ctx context.Context, reservation journal.Attachment) error {
 	err := s.Lifecycle.Reserve(ctx, reservation)
 	switch {
 	case err == nil:
 		return nil
-	case isTaken(err):
+	case errors.As(err, new(lifecycle.TakenError)):
 		return fail(CodeTaken, "%w", err)
 	case reservation.Setup != nil:
 		return fail(CodeAttach, "%w", causeOf(ctx, err))
@@ -135,26 +111,24 @@ func (s *Server) reserve(ctx context.Context, reservation journal.Attachment) er
 }
 
 // provision has the xPU serve the Function, and reserves it with the MTU of the network where that is smaller.
-func (s *Server) provision(
-	ctx context.Context, a cniRequest, reservation journal.Attachment,
-) (journal.Attachment, error) {
+func (s *Server) provision(ctx context.Context, a cniRequest, reservation journal.Attachment) error {
 	port, err := s.Provisioner.Provision(ctx, provisioning.Request{
 		Function: a.function, DevicePool: reservation.Port.DevicePool, Network: reservation.Port.Network,
 		MAC: reservation.Port.MAC, Pod: a.pod,
 	})
 	if err != nil {
-		return journal.Attachment{}, fail(CodeProvision, "%w", causeOf(ctx, err))
+		return fail(CodeProvision, "%w", causeOf(ctx, err))
 	}
 	mtu := smaller(reservation.Interface.MTU, port.MTU)
 	if reservation.Interface.Userspace || mtu == reservation.Interface.MTU {
-		return reservation, nil
+		return nil
 	}
 	reservation.Interface.MTU = mtu
-	return reservation, s.reserve(ctx, reservation)
+	return s.reserve(ctx, reservation)
 }
 
-// attach takes the Function into the container's network namespace. If that fails, it is on the host again, or DEL
-// brings it back.
+// attach takes the Function into the container's network namespace. If that fails, the Function is on the host again, or
+// DEL brings it back.
 func (s *Server) attach(ctx context.Context, a cniRequest, reservation journal.Attachment) error {
 	sandbox := lifecycle.Sandbox{ID: a.ContainerID, NetNS: a.NetNS, Pod: reservation.Pod}
 	if _, err := s.Lifecycle.Attach(ctx, a.device, sandbox); err != nil {
@@ -183,7 +157,7 @@ func (s *Server) attachedFor(a cniRequest) (journal.Attachment, error) {
 	return record, nil
 }
 
-// added answers from the journal.
+// added makes the reply for an attached Function from the journal.
 func (s *Server) added(ctx context.Context, a cniRequest) (reply wire.Reply, err error) {
 	record, _ := s.Journal.Get(a.device)
 	if record.Observed == nil || record.CNI == nil {
@@ -193,8 +167,12 @@ func (s *Server) added(ctx context.Context, a cniRequest) (reply wire.Reply, err
 		return reply, err
 	}
 	if a.conf.Runtime.DeviceInfoFile != "" {
-		if reply.DeviceInfo, err = s.deviceInfo(a); err != nil {
-			return reply, err
+		p, _ := s.Pools.PoolOf(a.device)
+		// The device-info specification cannot describe an SF without a vDPA device.
+		if info := deviceinfo.Of(a.function, p.Options(a.function).VDPA != ""); info != nil {
+			if reply.DeviceInfo, err = json.Marshal(info); err != nil {
+				return reply, err
+			}
 		}
 	}
 	if record.Claim.UID != "" {
@@ -202,4 +180,56 @@ func (s *Server) added(ctx context.Context, a cniRequest) (reply wire.Reply, err
 	}
 	logr.FromContextOrDiscard(ctx).V(1).Info("Interface added", "mac", record.Observed.MAC, "resource", record.Resource)
 	return reply, nil
+}
+
+// add is an ADD that runs. done is closed when it has ended.
+type add struct {
+	types.GCAttachment
+	cancel context.CancelCauseFunc
+	done   chan struct{}
+}
+
+// addsInProgress knows the ADDs that run. A Function has one at a time, so that the xPU is asked for one owner only.
+type addsInProgress struct {
+	byFunction sync.Map // *add by function.ID
+}
+
+var errDeleted = errors.New("DEL came meanwhile")
+
+// run runs an ADD. Its context ends when a DEL for the same attachment comes.
+func (a *addsInProgress) run(
+	ctx context.Context, id function.ID, attachment types.GCAttachment, work func(context.Context) error,
+) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	running := &add{attachment, cancel, make(chan struct{})}
+	if other, taken := a.byFunction.LoadOrStore(id, running); taken {
+		return fail(types.ErrTryAgainLater, "Function %s: an ADD for container %s runs already", id, other.(*add).ContainerID)
+	}
+	defer close(running.done)
+	defer a.byFunction.Delete(id)
+	return work(ctx)
+}
+
+// end ends the ADDs of an attachment and waits until they have ended.
+func (a *addsInProgress) end(ctx context.Context, attachment types.GCAttachment) error {
+	for _, running := range a.of(attachment) {
+		running.cancel(errDeleted)
+		select {
+		case <-running.done:
+		case <-ctx.Done():
+			return fail(types.ErrTryAgainLater, "an ADD of the same interface has not ended yet: %w", context.Cause(ctx))
+		}
+	}
+	return nil
+}
+
+// of returns the ADDs of an attachment that run.
+func (a *addsInProgress) of(attachment types.GCAttachment) (list []*add) {
+	for _, running := range a.byFunction.Range {
+		if running := running.(*add); running.GCAttachment == attachment {
+			list = append(list, running)
+		}
+	}
+	return list
 }

@@ -75,7 +75,7 @@ func TestAssigned(t *testing.T) {
 			if test.pools != nil {
 				s.Pools = test.pools
 			}
-			checkCode(t, s.answer(t.Context(), addVF("c1", nil)), test.code)
+			checkCode(t, s.answer(t.Context(), addVF("c1", nil), nil), test.code)
 			if a, _ := c.Journal.Get(vf); a.Resource != test.resource {
 				t.Errorf("resource %q, want %q", a.Resource, test.resource)
 			}
@@ -92,8 +92,8 @@ func TestAssignedToAnother(t *testing.T) {
 	}}
 	s.Lifecycle = c.lifecycle()
 	c.attachErr = errors.New("not yet")
-	checkCode(t, s.answer(t.Context(), addVF("c1", nil)), CodeAttach)
-	checkCode(t, s.answer(t.Context(), addVF("c2", nil)), CodeTaken)
+	checkCode(t, s.answer(t.Context(), addVF("c1", nil), nil), CodeAttach)
+	checkCode(t, s.answer(t.Context(), addVF("c2", nil), nil), CodeTaken)
 	if a, _ := c.Journal.Get(vf); a.CNI == nil || a.CNI.ContainerID != "c1" {
 		t.Errorf("record %+v", a)
 	}

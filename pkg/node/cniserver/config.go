@@ -21,37 +21,40 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// netConf is the network configuration as people write it: sriov-cni's fields, and network and mtu. The shim reads the
-// others.
+// netConf is the network configuration as people write it: the fields of sriov-cni, network and mtu. The shim reads the
+// other fields.
 type netConf struct {
-	CNIVersion string        `json:"cniVersion"`
-	Name       string        `json:"name"`
-	DeviceID   string        `json:"deviceID"`
-	Network    string        `json:"network"` // of the xPU; "" is the pool's
-	MTU        int           `json:"mtu"`     // 0 is the network's or the netdev's
-	MAC        string        `json:"mac"`
-	VLAN       *int          `json:"vlan"`
-	VLANQoS    *int          `json:"vlanQoS"`
-	VLANProto  string        `json:"vlanProto"`
-	MinTxRate  *int          `json:"min_tx_rate"`
-	MaxTxRate  *int          `json:"max_tx_rate"`
-	SpoofChk   string        `json:"spoofchk"`
-	Trust      string        `json:"trust"`
-	LinkState  string        `json:"link_state"`
-	Runtime    runtimeConfig `json:"runtimeConfig"`
+	CNIVersion string `json:"cniVersion"`
+	Name       string `json:"name"`
+	DeviceID   string `json:"deviceID"`
+	Network    string `json:"network"` // of the xPU; "" is the pool's
+	MTU        int    `json:"mtu"`     // 0 is the network's or the netdev's
+	MAC        string `json:"mac"`
+	VLAN       *int   `json:"vlan"`
+	VLANQoS    *int   `json:"vlanQoS"`
+	VLANProto  string `json:"vlanProto"`
+	MinTxRate  *int   `json:"min_tx_rate"`
+	MaxTxRate  *int   `json:"max_tx_rate"`
+	SpoofChk   string `json:"spoofchk"`
+	Trust      string `json:"trust"`
+	LinkState  string `json:"link_state"`
 
+	// Runtime is what the runtime adds for the plugin's capabilities.
+	Runtime struct {
+		MAC            string   `json:"mac"`
+		IPs            []string `json:"ips"`
+		DeviceID       string   `json:"deviceID"`
+		DeviceInfoFile string   `json:"CNIDeviceInfoFile"`
+	} `json:"runtimeConfig"`
 	DNS        types.DNS        `json:"dns"`
 	PrevResult *json.RawMessage `json:"prevResult"`
 	// ValidAttachments is nil where the runtime says nothing, and empty where no attachment is valid.
 	ValidAttachments []types.GCAttachment `json:"cni.dev/valid-attachments"`
 }
 
-// runtimeConfig is what the runtime adds for the plugin's capabilities.
-type runtimeConfig struct {
-	MAC            string   `json:"mac"`
-	IPs            []string `json:"ips"`
-	DeviceID       string   `json:"deviceID"`
-	DeviceInfoFile string   `json:"CNIDeviceInfoFile"`
+// invalid is the error for a configuration in which something is wrong.
+func (n netConf) invalid(format string, args ...any) error {
+	return fail(types.ErrInvalidNetworkConfig, "network configuration %s: %w", n.Name, fmt.Errorf(format, args...))
 }
 
 // cniRequest is a request about an interface, read and checked.
@@ -62,34 +65,32 @@ type cniRequest struct {
 	device function.ID
 	mac    function.MAC
 	vf     *function.VFConfig
-	ips    []netip.Prefix
 	prev   *types100.Result
-	ipam   addressing
+	ipam   addressing // the IPAM plugin's, or without one the addresses that the runtime asks for
 
 	// function is what the inventory has of the device; not for CHECK.
 	function function.Function
-	// resource is the extended resource by which the kubelet gave the Function to the pod, "" where it does not say.
-	resource string
 }
 
-// ownKeys are those of a network configuration that this project gives a meaning, the plugin's own among them.
+// ownKeys are the keys of a network configuration that this project defines, for the agent and for the shim.
 var ownKeys = []string{
 	"deviceID", "network", "mtu", "mac", "vlan", "vlanQoS", "vlanProto", "min_tx_rate", "max_tx_rate", "spoofchk", "trust",
 	"link_state", "socket", "spoolDir", "timeout",
 }
 
-// otherKeys are those that may stand beside: what CNI says of every plugin's configuration (SPEC.md, section 1), what
-// Multus adds, and what configurations of sriov-cni have that means nothing here.
+// otherKeys are allowed too: those that CNI defines for every plugin (SPEC.md, section 1), those that Multus adds, and
+// those of sriov-cni that have no effect here.
 var otherKeys = []string{
 	"cniVersion", "cniVersions", "name", "type", "ipam", "dns", "ipMasq", "args", "prevResult", "capabilities", "runtimeConfig",
 	"disableCheck", "disableGC", "loadOnlyInlinedPlugins", "pciBusID", "resourceName", "logLevel", "logFile", "master",
 }
 
-// unknownKeys are the keys of a configuration that have no meaning: a typo would leave the pod without what it stands for.
-// allowed are those of the site. Keys are compared as they are decoded, in whatever case.
+// unknownKeys returns the keys of a configuration that nobody defines. They are refused because a typo would leave the pod
+// without what it asked for. allowed are keys that the administrator allows. Keys are compared without regard to case, as
+// they are decoded.
 func unknownKeys(config json.RawMessage, allowed []string) []string {
 	var all map[string]json.RawMessage
-	_ = json.Unmarshal(config, &all) // decode tells of an error
+	_ = json.Unmarshal(config, &all) // decode returns the error
 	known := slices.Concat(ownKeys, otherKeys, allowed)
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(all)), func(key string) bool {
 		return strings.HasPrefix(key, "cni.dev/") ||
@@ -97,7 +98,7 @@ func unknownKeys(config json.RawMessage, allowed []string) []string {
 	})
 }
 
-// decode reads a configuration. Unknown fields are looked for elsewhere.
+// decode reads a configuration. It ignores unknown keys.
 func decode(config json.RawMessage) (netConf, error) {
 	var n netConf
 	err := json.Unmarshal(config, &n)
@@ -113,11 +114,11 @@ func decode(config json.RawMessage) (netConf, error) {
 	return n, nil
 }
 
-// jsonKinds are the names that JSON has for kinds of Go, where it has others.
+// jsonKinds are the JSON names of Go kinds that JSON names differently.
 var jsonKinds = map[string]string{"int": "a whole number", "struct": "an object", "map": "an object", "slice": "a list"}
 
-// parse reads what an ADD, CHECK or ADDRESS asks for. The error says everything that is wrong with the configuration.
-// allowed are keys of the configuration that mean nothing and may be there all the same.
+// parse reads a request about an interface. The error names everything that is wrong with the configuration. allowed are
+// unknown keys that the administrator allows.
 func parse(r wire.Request, allowed []string) (cniRequest, error) {
 	n, err := decode(r.Config)
 	if err != nil {
@@ -133,11 +134,11 @@ func parse(r wire.Request, allowed []string) (cniRequest, error) {
 		errs.add("%s: is unknown; known are %s (xpu-agent's --cni-allow-keys lets others stand there)", key, strings.Join(ownKeys, ", "))
 	}
 	w.device = errs.device(cmp.Or(n.DeviceID, n.Runtime.DeviceID))
-	w.mac = cmp.Or( // all are looked at
+	w.mac = cmp.Or( // all three are checked
 		errs.mac("runtimeConfig.mac", n.Runtime.MAC), errs.mac("CNI_ARGS: MAC", argsMAC), errs.mac("mac", n.MAC),
 	)
 	w.vf = errs.vf(n)
-	w.ips = errs.ips(n.Runtime.IPs)
+	ips := errs.ips(n.Runtime.IPs)
 	if n.MTU != 0 && (n.MTU < 68 || n.MTU > math.MaxInt32) {
 		errs.add("mtu %d: must be 68 or more, or 0 for that of the network", n.MTU)
 	}
@@ -147,18 +148,21 @@ func parse(r wire.Request, allowed []string) (cniRequest, error) {
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
-		return cniRequest{}, fail(types.ErrInvalidNetworkConfig, "network configuration %s: %w", n.Name, err)
+		return cniRequest{}, n.invalid("%w", err)
 	}
 	w.ipam, err = parseIPAM(r.IPAM)
+	if w.ipam.result == nil {
+		w.ipam.addresses = ips
+	}
 	return w, err
 }
 
-// fieldErrors are errors that name the field.
+// fieldErrors collects errors that name the field.
 type fieldErrors []error
 
 func (m *fieldErrors) add(format string, args ...any) { *m = append(*m, fmt.Errorf(format, args...)) }
 
-// device reads what the device plugin or the DRA driver calls the Function.
+// device reads the name that the device plugin or the DRA driver has for the Function.
 func (m *fieldErrors) device(text string) function.ID {
 	if text == "" {
 		m.add("deviceID: is missing; the NetworkAttachmentDefinition must name the pool's resource in its annotation " +
@@ -206,8 +210,8 @@ func (m *fieldErrors) ips(texts []string) []netip.Prefix {
 	return ips
 }
 
-// vf reads what the PF shall enforce, nil where nothing is asked for. A VLAN protocol and priority without a VLAN mean
-// nothing, and are refused unless they are the defaults.
+// vf reads what the PF shall enforce; nil if the configuration asks for nothing. A VLAN protocol or priority without a VLAN
+// has no effect, and is refused unless it is the default.
 func (m *fieldErrors) vf(n netConf) *function.VFConfig {
 	proto := strings.ToLower(n.VLANProto)
 	c := &function.VFConfig{
@@ -231,26 +235,23 @@ func (m *fieldErrors) vf(n netConf) *function.VFConfig {
 	return c
 }
 
-// asWritten names fields as the network configuration does, where other packages name them as an InterfaceConfig does.
+// asWritten translates the field names of an InterfaceConfig, which other packages use in errors, to those of the network
+// configuration.
 var asWritten = strings.NewReplacer(
 	"vf.vlanProtocol", "vlanProto", "vf.vlan", "vlan", "vf.qos", "vlanQoS", "vf.trust", "trust", "vf.spoofCheck", "spoofchk",
 	"vf.minTxRate", "min_tx_rate", "vf.maxTxRate", "max_tx_rate", "vf.linkState", "link_state",
 )
 
+// onOff reads a word that may be on or off, or "" for neither.
 func (m *fieldErrors) onOff(field, word string) *bool {
-	switch strings.ToLower(word) {
-	case "":
-	case "on":
-		return new(true)
-	case "off":
-		return new(false)
-	default:
+	value, known := map[string]*bool{"": nil, "on": new(true), "off": new(false)}[strings.ToLower(word)]
+	if !known {
 		m.add("%s %q: must be one of on, off", field, word)
 	}
-	return nil
+	return value
 }
 
-// parseArgs reads CNI_ARGS: "KEY=value;KEY=value". Keys of others are left to them.
+// parseArgs reads CNI_ARGS: "KEY=value;KEY=value". It ignores unknown keys.
 func parseArgs(text string) (pod journal.Pod, mac string, err error) {
 	fields := map[string]*string{
 		"K8S_POD_NAMESPACE": &pod.Namespace, "K8S_POD_NAME": &pod.Name, "K8S_POD_UID": (*string)(&pod.UID), "MAC": &mac,

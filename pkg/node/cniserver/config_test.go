@@ -1,6 +1,7 @@
 package cniserver
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"net/netip"
@@ -42,7 +43,7 @@ func TestParse(t *testing.T) {
 		"MAC of args":         {`{"deviceID":"0000:3b:02.1","mac":"02:00:00:00:00:01"}`, "IgnoreUnknown=1;MAC=02-00-00-00-00-0A", func(w *cniRequest) { w.mac = "02:00:00:00:00:0a" }},
 		"MAC of runtime":      {`{"deviceID":"0000:3b:02.1","runtimeConfig":{"mac":"02:00:00:00:00:0B"}}`, "MAC=02:00:00:00:00:01", func(w *cniRequest) { w.mac = "02:00:00:00:00:0b" }},
 		"pod":                 {`{"deviceID":"0000:3b:02.1"}`, ";K8S_POD_NAMESPACE=a;K8S_POD_NAME=b;K8S_POD_UID=c;X=y;", func(w *cniRequest) { w.pod = journal.Pod{Namespace: "a", Name: "b", UID: "c"} }},
-		"addresses":           {`{"deviceID":"0000:3b:02.1","runtimeConfig":{"ips":["10.1.0.5/24"]}}`, "", func(w *cniRequest) { w.ips = []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24")} }},
+		"addresses":           {`{"deviceID":"0000:3b:02.1","runtimeConfig":{"ips":["10.1.0.5/24"]}}`, "", func(w *cniRequest) { w.ipam.addresses = []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24")} }},
 		"device info":         {`{"deviceID":"0000:3b:02.1","runtimeConfig":{"CNIDeviceInfoFile":"/x"}}`, "", func(w *cniRequest) { w.conf.Runtime.DeviceInfoFile = "/x" }},
 		"network, MTU, names": {`{"cniVersion":"1.0.0","name":"n","deviceID":"0000:3b:02.1","network":"blue","mtu":9000}`, "", func(w *cniRequest) { w.conf = netConf{CNIVersion: "1.0.0", Name: "n", Network: "blue", MTU: 9000} }},
 		"everything of sriov-cni": {`{"deviceID":"0000:3b:02.1","vlan":100,"vlanQoS":3,"vlanProto":"802.1ad","min_tx_rate":10,"max_tx_rate":100,
@@ -221,7 +222,7 @@ func FuzzIPAM(f *testing.F) {
 func FuzzRequest(f *testing.F) {
 	f.Add([]byte(`{"version":1,"command":"DEL","containerID":"c","ifName":"net1","config":{},"at":"2026-01-01T00:00:00Z"}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		r, err := decodeRequest(data)
+		r, err := readRequest(bytes.NewReader(data))
 		if err != nil {
 			return
 		}

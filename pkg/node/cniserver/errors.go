@@ -12,15 +12,15 @@ import (
 const (
 	// CodeVersion: the shim speaks another version of the contract; the request was not looked at.
 	CodeVersion uint = 100 + iota
-	// CodeNoFunction: the node has no such Function, or has it no more.
+	// CodeNoFunction: the node does not have the Function, or no longer has it.
 	CodeNoFunction
 	// CodeNotOffered: no pool with publish: DevicePlugin has the Function.
 	CodeNotOffered
 	// CodeTaken: another pod, claim or interface has the Function.
 	CodeTaken
-	// CodeProvision: the xPU does not serve the Function; the message has the xPU's words.
+	// CodeProvision: the xPU does not serve the Function; the message has the xPU's reason.
 	CodeProvision
-	// CodeAttach: the Function could not be made what the pod wants. It is on the host again.
+	// CodeAttach: the Function could not be configured as the pod wants. It is on the host again.
 	CodeAttach
 	// CodeRelease: the Function is not back yet. DEL and GC are to be repeated.
 	CodeRelease
@@ -30,17 +30,9 @@ const (
 	CodeJournal
 )
 
-// fail makes an error with a code. What of args is an error is named by the message, as with [fmt.Errorf].
+// fail makes an error with a code. The message is formatted as by [fmt.Errorf].
 func fail(code uint, format string, args ...any) error {
 	return &types.Error{Code: code, Msg: fmt.Errorf(format, args...).Error()}
-}
-
-// coded is what the shim is told about an error. One without a code is a mistake of the agent.
-func coded(err error) *types.Error {
-	if e, ok := errors.AsType[*types.Error](err); ok {
-		return e
-	}
-	return &types.Error{Code: types.ErrInternal, Msg: err.Error()}
 }
 
 // causeOf adds to an error why ctx ended, where it did.

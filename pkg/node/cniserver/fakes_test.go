@@ -36,7 +36,7 @@ type card struct {
 	attached   function.Interface // what Attach was asked for
 	restored   int
 	options    lifecycle.Options
-	prepare    func() // called before Attach, where set
+	prepare    func() // called after a request reserved the Function, where set
 }
 
 func (c *card) Get(id function.ID) (journal.Attachment, bool) { return c.Journal.Get(id) }
@@ -80,23 +80,24 @@ func (c *card) Alive(netdev.Place) (bool, error) { return c.alive, nil }
 
 func (c *card) Holds(netdev.Place, netdev.Identity) (bool, error) { return c.alive, nil }
 
-// life is the card's lifecycle.
-type life struct {
-	*lifecycle.Manager
+// preparing is a journal in which the claim of a Function may be prepared right after the Function was reserved.
+type preparing struct {
+	*journal.Journal
 	card *card
 }
 
-func (l life) Attach(ctx context.Context, id function.ID, sandbox lifecycle.Sandbox) (netdev.Observed, error) {
-	if l.card.prepare != nil {
-		l.card.prepare()
+func (j preparing) Put(a journal.Attachment) error {
+	err := j.Journal.Put(a)
+	if j.card.prepare != nil && a.State == journal.Reserved && a.CNI != nil {
+		j.card.prepare()
 	}
-	return l.Manager.Attach(ctx, id, sandbox)
+	return err
 }
 
 // lifecycle makes the card's lifecycle, with its options as they are now.
-func (c *card) lifecycle() life {
+func (c *card) lifecycle() *lifecycle.Manager {
 	c.options.BootID = "boot-1"
-	return life{lifecycle.New(c.Journal, c, c, c.options, logr.Discard()), c}
+	return lifecycle.New(preparing{c.Journal, c}, c, c, c.options, logr.Discard())
 }
 
 // inventoryOf makes the card the inventory, whose Get is another one.
@@ -114,11 +115,11 @@ func newCard(t *testing.T) (*card, *Server) {
 	must.Succeed(t, err)
 	t.Cleanup(func() { j.Close() })
 	c := &card{Journal: j, function: function.Function{ID: vf, Kind: function.VF, PF: "0000:3b:00.0", PFName: "ens1f0", Index: 1, Driver: "iavf"}}
-	return c, New(Options{
-		Functions: inventoryOf{c}, Pools: c, Journal: j, Lifecycle: c.lifecycle(),
+	return c, &Server{
+		Function: inventoryOf{c}.Get, Pools: c, Journal: j, Lifecycle: c.lifecycle(),
 		Provisioner: &xpuAgent{ports: map[function.ID]provisioning.Request{}}, MAC: func(function.ID) function.MAC { return "02:00:00:00:00:aa" },
 		Reporter: &reporter{}, Metrics: NewMetrics(prometheus.NewRegistry()), Log: logr.Discard(),
-	})
+	}
 }
 
 func addVF(container string, config map[string]any) wire.Request {
@@ -142,7 +143,7 @@ func checkCode(t *testing.T, reply wire.Reply, code uint) {
 func TestVF(t *testing.T) {
 	c, s := newCard(t)
 	add := addVF("c1", map[string]any{"vlan": 100, "trust": "on", "runtimeConfig": map[string]any{"CNIDeviceInfoFile": "/x"}})
-	reply := s.answer(t.Context(), add)
+	reply := s.answer(t.Context(), add, nil)
 	checkCode(t, reply, 0)
 	want := function.Interface{Name: "net1", VF: &function.VFConfig{VLAN: new(100), Trust: new(true)}}
 	if diff := cmp.Diff(want, c.attached); diff != "" {
@@ -158,9 +159,9 @@ func TestVF(t *testing.T) {
 		t.Errorf("record %+v", a)
 	}
 	c.alive = true
-	checkCode(t, s.answer(t.Context(), addVF("c2", nil)), CodeTaken)
+	checkCode(t, s.answer(t.Context(), addVF("c2", nil), nil), CodeTaken)
 	c.alive = false
-	checkCode(t, s.answer(t.Context(), addVF("c2", nil)), 0)
+	checkCode(t, s.answer(t.Context(), addVF("c2", nil), nil), 0)
 	if a, _ := c.Journal.Get(vf); a.Sandbox != "c2" || c.restored != 1 {
 		t.Errorf("restored %d times, record %+v", c.restored, a)
 	}
@@ -172,7 +173,7 @@ func TestUserspace(t *testing.T) {
 	c.function.Driver = "vfio-pci"
 	add := addVF("c1", map[string]any{"network": "blue", "vlan": 100, "mtu": 1400})
 	add.IPAM = []byte(ipamResult)
-	reply := s.answer(t.Context(), add)
+	reply := s.answer(t.Context(), add, nil)
 	checkCode(t, reply, 0)
 	want := function.Interface{Name: "net1", MAC: "02:00:00:00:00:aa", VF: &function.VFConfig{VLAN: new(100)}, Userspace: true}
 	if diff := cmp.Diff(want, c.attached); diff != "" {
@@ -182,7 +183,7 @@ func TestUserspace(t *testing.T) {
 	if len(got.IPs) != 1 || got.Interfaces[0].Sandbox == "" || got.Interfaces[0].Mac != "02:00:00:00:00:aa" {
 		t.Errorf("result %s", reply.Result)
 	}
-	checkCode(t, s.answer(t.Context(), add), 0)
+	checkCode(t, s.answer(t.Context(), add, nil), 0)
 }
 
 func TestFailures(t *testing.T) {
@@ -218,7 +219,7 @@ func TestFailures(t *testing.T) {
 				Claim: journal.Claim{Name: "c", UID: "claim-1"}, Pod: journal.Pod{Namespace: "default", Name: "pod-c1", UID: "uid-c1"},
 			}
 			must.Succeed(t, c.Put(claimed))
-			c.prepare = func() { must.Succeed(t, c.lifecycle().Reserve(t.Context(), claimed)) }
+			c.prepare = func() { must.Succeed(t, c.Put(claimed)) }
 		}, addVF("c1", nil), types.ErrTryAgainLater},
 	}
 	for name, test := range tests {
@@ -226,7 +227,7 @@ func TestFailures(t *testing.T) {
 			c, s := newCard(t)
 			s.AddTimeout = 50 * time.Millisecond
 			test.arrange(t, c)
-			checkCode(t, s.answer(t.Context(), test.request), test.code)
+			checkCode(t, s.answer(t.Context(), test.request, nil), test.code)
 		})
 	}
 }
@@ -274,7 +275,7 @@ func TestNeedsVF(t *testing.T) {
 func TestRefusalIsAsWritten(t *testing.T) {
 	c, s := newCard(t)
 	c.attachErr = errors.New("vf.vlan, vf.qos, vf.vlanProtocol: PF ens1f0 refuses VLAN 100 qos 3 proto 802.1ad for VF 1")
-	reply := s.answer(t.Context(), addVF("c1", map[string]any{"vlan": 100}))
+	reply := s.answer(t.Context(), addVF("c1", map[string]any{"vlan": 100}), nil)
 	checkCode(t, reply, CodeAttach)
 	if want := "vlan, vlanQoS, vlanProto: PF ens1f0 refuses VLAN 100 qos 3 proto 802.1ad"; !strings.Contains(reply.Error.Msg, want) {
 		t.Errorf("message %q, want %q in it", reply.Error.Msg, want)

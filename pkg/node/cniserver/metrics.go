@@ -11,7 +11,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
 )
 
-// Metrics are the server's.
+// Metrics are the metrics of a [Server].
 type Metrics struct {
 	seconds          *prometheus.HistogramVec
 	errors           *prometheus.CounterVec
@@ -53,10 +53,10 @@ func NewMetrics(registry prometheus.Registerer) *Metrics {
 	return m
 }
 
-// commands are those that requests may have.
+// commands are the commands that a request may have.
 var commands = []wire.Command{wire.Add, wire.Del, wire.Check, wire.GC, wire.Status, wire.Address, wire.Result}
 
-// request measures one request. A command that is none is counted as "unknown".
+// request measures one request. Every command that is not known is counted as "unknown".
 func (m *Metrics) request(command wire.Command, begin time.Time, err *types.Error) {
 	if !slices.Contains(commands, command) {
 		command = "unknown"

@@ -155,13 +155,13 @@ func (n *node) start() (r *running, stop func()) {
 	r.lifecycle = lifecycle.New(j, r.engine, n, lifecycle.Options{
 		BootID: "boot-1", Patience: wait.Backoff{Duration: time.Millisecond, Steps: 3}, Hooks: queue,
 	}, logr.Discard())
-	r.Server = New(Options{
+	r.Server = &Server{
 		Socket: filepath.Join(n.dir, "run", "cni.sock"), SpoolDir: filepath.Join(n.dir, "spool"),
-		Functions: n, Pools: n, Journal: r.journal, Lifecycle: r.lifecycle,
+		Function: n.Get, Pools: n, Journal: r.journal, Lifecycle: r.lifecycle,
 		Provisioner: n.xpuAgent, MAC: func(function.ID) function.MAC { return "02:00:00:00:00:aa" },
-		Ready: func(context.Context) error { return nil }, Reporter: &reporter{},
+		Ready: func() error { return nil }, Reporter: &reporter{},
 		Metrics: NewMetrics(prometheus.NewRegistry()), Log: logr.Discard(),
-	})
+	}
 	return r, sync.OnceFunc(func() {
 		queue.wait.Wait()
 		r.engine.Close()
@@ -206,7 +206,7 @@ func (r *running) call(request wire.Request) (wire.Reply, error) {
 // must asks directly, and ends the test if the answer is an error.
 func (r *running) must(request wire.Request) wire.Reply {
 	r.node.t.Helper()
-	reply := r.answer(r.node.t.Context(), request)
+	reply := r.answer(r.node.t.Context(), request, nil)
 	if reply.Error != nil {
 		r.node.t.Fatalf("%s: %v (code %d)", request.Command, reply.Error, reply.Error.Code)
 	}
@@ -215,7 +215,7 @@ func (r *running) must(request wire.Request) wire.Reply {
 
 func (r *running) mustFail(request wire.Request, code uint, want string) {
 	r.node.t.Helper()
-	reply := r.answer(r.node.t.Context(), request)
+	reply := r.answer(r.node.t.Context(), request, nil)
 	if reply.Error == nil || reply.Error.Code != code || !strings.Contains(reply.Error.Error(), want) {
 		r.node.t.Errorf("%s: error %+v, want code %d and %q", request.Command, reply.Error, code, want)
 	}

@@ -19,10 +19,10 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 )
 
-// del ends what the container has as the interface, except what the function is true for. Nothing to end is success: the
-// configuration is not even looked at, because it may have gone with the namespace.
+// del ends the container's attachments as the interface, but those for which except is true. It succeeds if there is none.
+// It does not read the configuration, which may have gone with the namespace.
 func (s *Server) del(ctx context.Context, r wire.Request, except func(journal.Attachment) bool) error {
-	if err := s.adding.end(ctx, attachmentKey{r.ContainerID, r.IfName}); err != nil {
+	if err := s.adding.end(ctx, types.GCAttachment{ContainerID: r.ContainerID, IfName: r.IfName}); err != nil {
 		return err
 	}
 	if err := s.Lifecycle.EndRequest(ctx, r.ContainerID, r.IfName, except); err != nil {
@@ -31,12 +31,13 @@ func (s *Server) del(ctx context.Context, r wire.Request, except func(journal.At
 	return nil
 }
 
-// since is true for an attachment that was asked for after a time: a request of that time cannot mean it.
+// since returns a function that is true for attachments that were made after a time: a request of that time cannot mean
+// them.
 func since(at time.Time) func(journal.Attachment) bool {
 	return func(a journal.Attachment) bool { return cmp.Or(a.AttachedAt, a.ReservedAt).After(at) }
 }
 
-// gc releases what was attached by the network configuration before the runtime asked, and is not in its list.
+// gc releases the attachments of the network configuration that were made before the request and are not in its list.
 func (s *Server) gc(ctx context.Context, r wire.Request) error {
 	if r.At.IsZero() {
 		return fail(types.ErrInvalidEnvironmentVariables, "GC: the time of the request is missing")
@@ -46,13 +47,12 @@ func (s *Server) gc(ctx context.Context, r wire.Request) error {
 		return err
 	}
 	if n.Name == "" || n.ValidAttachments == nil {
-		return fail(types.ErrInvalidNetworkConfig,
-			"network configuration %s: name and cni.dev/valid-attachments: must be there for GC", n.Name)
+		return n.invalid("name and cni.dev/valid-attachments: must be there for GC")
 	}
 	valid := func(a journal.Attachment) bool {
-		return a.CNI.Network != n.Name || since(r.At)(a) ||
-			slices.Contains(n.ValidAttachments, types.GCAttachment{ContainerID: a.CNI.ContainerID, IfName: a.CNI.IfName}) ||
-			len(s.adding.of(attachmentKey{a.CNI.ContainerID, a.CNI.IfName})) > 0 // the list may be older than that
+		attachment := types.GCAttachment{ContainerID: a.CNI.ContainerID, IfName: a.CNI.IfName}
+		return a.CNI.Network != n.Name || since(r.At)(a) || slices.Contains(n.ValidAttachments, attachment) ||
+			len(s.adding.of(attachment)) > 0 // an ADD that came after the list was made
 	}
 	var errs []error
 	for _, a := range s.Journal.All() {
@@ -67,30 +67,26 @@ func (s *Server) gc(ctx context.Context, r wire.Request) error {
 }
 
 // check compares the interface with the journal, and the journal with what the runtime was told.
-func (s *Server) check(ctx context.Context, r wire.Request) error {
-	w, err := parse(r, s.AllowKeys)
+func (s *Server) check(ctx context.Context, a cniRequest) error {
+	have, err := s.attachedFor(a)
 	if err != nil {
 		return err
 	}
-	have, err := s.attachedFor(w)
-	if err != nil {
-		return err
-	}
-	differences, err := s.Lifecycle.Check(ctx, w.device)
+	differences, err := s.Lifecycle.Check(ctx, a.device)
 	if err != nil {
 		return fail(types.ErrIOFailure, "%w", err)
 	}
-	if w.prev != nil {
-		differences = append(differences, comparePrevious(w.prev, have)...)
+	if a.prev != nil {
+		differences = append(differences, comparePrevious(a.prev, have)...)
 	}
 	if len(differences) > 0 {
 		return fail(CodeCheck, "interface %s (Function %s) is not as it was attached: %s",
-			r.IfName, w.device, strings.Join(differences, "; "))
+			a.IfName, a.device, strings.Join(differences, "; "))
 	}
 	return nil
 }
 
-// comparePrevious says how the result that the runtime kept differs from the journal.
+// comparePrevious describes how the result that the runtime kept differs from the journal.
 func comparePrevious(prev *types100.Result, have journal.Attachment) []string {
 	index := slices.IndexFunc(prev.Interfaces, func(i *types100.Interface) bool {
 		return i.Name == have.CNI.IfName && i.Sandbox == have.Place.NetNS
@@ -114,39 +110,17 @@ func comparePrevious(prev *types100.Result, have journal.Attachment) []string {
 	return differences
 }
 
-// address gives an interface that ADD attached the addresses of an IPAM plugin that needed it first.
-func (s *Server) address(ctx context.Context, r wire.Request) (wire.Reply, error) {
-	a, err := s.read(r)
-	if err != nil {
-		return wire.Reply{}, err
-	}
+// address gives an interface that ADD attached the addresses of an IPAM plugin that needed the interface first.
+func (s *Server) address(ctx context.Context, a cniRequest) error {
 	if a.ipam.result == nil {
-		return wire.Reply{}, fail(types.ErrInvalidNetworkConfig,
-			"network configuration %s: no result of an IPAM plugin", a.conf.Name)
+		return a.conf.invalid("no result of an IPAM plugin")
 	}
-	add := lifecycle.Addresses{Addresses: a.ipam.addresses, Routes: a.ipam.routes, Result: r.IPAM}
+	add := lifecycle.Addresses{Addresses: a.ipam.addresses, Routes: a.ipam.routes, Result: a.IPAM}
 	if have, _ := s.Journal.Get(a.device); have.Interface.Userspace {
-		add.Addresses, add.Routes = []netip.Prefix{}, nil // for its program, which reads the result
+		add.Addresses, add.Routes = []netip.Prefix{}, nil // the program in the pod reads them from the result
 	}
-	if err := s.Lifecycle.Address(ctx, a.device, journal.ContainerIs(r.ContainerID, r.IfName), add); err != nil {
-		return wire.Reply{}, fail(CodeAttach, "%w", causeOf(ctx, err))
+	if err := s.Lifecycle.Address(ctx, a.device, journal.ContainerIs(a.ContainerID, a.IfName), add); err != nil {
+		return fail(CodeAttach, "%w", causeOf(ctx, err))
 	}
-	return s.added(ctx, a)
-}
-
-// again answers what an ADD that was done before was answered, and changes nothing. The shim asks when its IPAM plugin
-// refuses a second ADD.
-func (s *Server) again(ctx context.Context, r wire.Request) (wire.Reply, error) {
-	a, err := s.read(r)
-	if err != nil {
-		return wire.Reply{}, err
-	}
-	have, err := s.attachedFor(a)
-	if err != nil {
-		return wire.Reply{}, err
-	}
-	if err := s.sameAsBefore(a, have); err != nil {
-		return wire.Reply{}, err
-	}
-	return s.added(ctx, a)
+	return nil
 }

@@ -2,7 +2,6 @@ package cniserver
 
 import (
 	"cmp"
-	"net/netip"
 	"reflect"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -13,8 +12,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/setup"
 )
 
-// sameAsBefore refuses a second ADD that asks for something else than the first. The addresses of IPAM do not count: the
-// plugin may give others each time it is asked.
+// sameAsBefore refuses a second ADD that asks for something else than the first. It ignores the addresses, because an IPAM
+// plugin may give other addresses each time.
 func (s *Server) sameAsBefore(a cniRequest, have journal.Attachment) error {
 	reservation, err := s.reservation(a, have)
 	if err != nil {
@@ -28,7 +27,7 @@ func (s *Server) sameAsBefore(a cniRequest, have journal.Attachment) error {
 	if a.mac == "" {
 		i.MAC = have.Interface.MAC
 	}
-	if a.conf.MTU == 0 || have.Interface.MTU != 0 && have.Interface.MTU < a.conf.MTU { // it is the network's
+	if a.conf.MTU == 0 || have.Interface.MTU != 0 && have.Interface.MTU < a.conf.MTU { // the network limits it
 		i.MTU = have.Interface.MTU
 	}
 	// The Function may belong to another pool by now.
@@ -41,13 +40,11 @@ func (s *Server) sameAsBefore(a cniRequest, have journal.Attachment) error {
 		"DEL must come before an ADD that changes it", a.device, a.IfName)
 }
 
-// reservation is the record that the request asks for, given the one that there is.
+// reservation returns the record that the request asks for, given the present record.
 func (s *Server) reservation(a cniRequest, have journal.Attachment) (journal.Attachment, error) {
 	r := journal.Attachment{
 		Function: a.function.ID, PF: a.function.PF, PFName: a.function.PFName, VFIndex: a.function.Index, Pod: a.pod,
-		CNI: &journal.CNI{
-			ContainerID: a.ContainerID, IfName: a.IfName, Network: a.conf.Name, IPAM: a.IPAM,
-		},
+		CNI: &journal.CNI{ContainerID: a.ContainerID, IfName: a.IfName, Network: a.conf.Name, IPAM: a.IPAM},
 	}
 	complete := s.ofResource
 	if have.Claim.UID != "" {
@@ -57,21 +54,19 @@ func (s *Server) reservation(a cniRequest, have journal.Attachment) (journal.Att
 		return journal.Attachment{}, err
 	}
 	if a.function.Userspace() || r.Setup != nil && r.Setup.Driver != "" {
-		// Its program sets MTU and addresses; the result says which.
-		r.Interface = function.Interface{
-			Name: r.Interface.Name, MAC: r.Interface.MAC, VF: r.Interface.VF, Userspace: true,
-		}
+		// The program in the pod sets MTU and addresses; the CNI result says which.
+		r.Interface = function.Interface{Name: r.Interface.Name, MAC: r.Interface.MAC, VF: r.Interface.VF, Userspace: true}
 	}
 	if err := r.Interface.Validate(); err != nil {
-		return journal.Attachment{}, fail(types.ErrInvalidNetworkConfig, "network configuration %s: %w", a.conf.Name, err)
+		return journal.Attachment{}, a.conf.invalid("%w", err)
 	}
 	return r, nil
 }
 
-// ofResource completes the reservation of a Function that the device plugin handed out. What Allocate had the xPU serve
-// stays, unless the configuration names another network.
+// ofResource completes the reservation of a Function that the device plugin handed out. The Port that Allocate asked for
+// stays, unless the configuration names another network or MAC.
 func (s *Server) ofResource(r *journal.Attachment, a cniRequest, have journal.Attachment) error {
-	r.Resource, r.Setup = cmp.Or(have.Resource, a.resource), have.Setup
+	r.Resource, r.Setup = have.Resource, have.Setup
 	port := journal.Port{Network: a.conf.Network, MAC: a.mac}
 	if have.Port != nil {
 		port.DevicePool = have.Port.DevicePool
@@ -86,31 +81,23 @@ func (s *Server) ofResource(r *journal.Attachment, a cniRequest, have journal.At
 			r.Setup = setup.Wanted(p.Spec, a.device, "", cmp.Or(a.mac, s.MAC(a.device)))
 		}
 	}
-	// A Function whose pool names the network would be taken for one without, and the xPU not be asked. That is so at the
-	// start, and for a moment after each time that a card came back.
+	// The Function's pool may name a network in which the xPU must serve it. Pools are not known at the start, and for a moment
+	// after a card came back.
 	if !s.Pools.Considered(a.device) && (r.Resource == "" || port.Network == "") {
 		return fail(types.ErrTryAgainLater, "Function %s: pools have not been read yet since it came", a.device)
 	}
-	// The resource stays empty where the kubelet did not give the Function to anybody: health tells of that.
+	// The resource stays empty if the kubelet gave the Function to no pod; package health reports that.
 	if r.Resource == "" && !(inPool && p.Spec.Publish == v1alpha1.PublishDevicePlugin) {
 		return fail(CodeNotOffered, "Function %s belongs to no DevicePool with publish: DevicePlugin; "+
 			"in one that is published by DRA, the pod must have a claim to it", a.device)
 	}
 	r.Interface = function.Interface{
-		Name: a.IfName, MTU: a.conf.MTU, MAC: a.mac, VF: a.vf, Addresses: a.addresses(), Routes: a.ipam.routes,
+		Name: a.IfName, MTU: a.conf.MTU, MAC: a.mac, VF: a.vf, Addresses: a.ipam.addresses, Routes: a.ipam.routes,
 	}
 	if port.Network != "" {
 		r.Port, r.Interface.MAC = &port, port.MAC
 	}
 	return nil
-}
-
-// addresses are IPAM's, or else those that the runtime asks for.
-func (a cniRequest) addresses() []netip.Prefix {
-	if a.ipam.result != nil {
-		return a.ipam.addresses
-	}
-	return a.ips
 }
 
 // ofClaim completes the reservation of a Function that belongs to a claim of the pod. The claim decides about the xPU's
@@ -121,16 +108,12 @@ func ofClaim(r *journal.Attachment, a cniRequest, have journal.Attachment) error
 		claimed = *have.CNI.Claimed
 	}
 	if a.conf.Network != "" {
-		return fail(types.ErrInvalidNetworkConfig,
-			"network configuration %s: network %q: Function %s belongs to claim %s, which decides about the network; "+
-				"leave network out",
-			a.conf.Name, a.conf.Network, a.device, have.Claim.Name)
+		return a.conf.invalid("network %q: Function %s belongs to claim %s, which decides about the network; leave network out",
+			a.conf.Network, a.device, have.Claim.Name)
 	}
 	if a.mac != "" && claimed.MAC != "" && a.mac != claimed.MAC {
-		return fail(types.ErrInvalidNetworkConfig,
-			"network configuration %s: mac %s: Function %s belongs to claim %s, which has %s, and the xPU may count on it; "+
-				"leave mac out",
-			a.conf.Name, a.mac, a.device, have.Claim.Name, claimed.MAC)
+		return a.conf.invalid("mac %s: Function %s belongs to claim %s, which has %s, and the xPU may count on it; leave mac out",
+			a.mac, a.device, have.Claim.Name, claimed.MAC)
 	}
 	r.Claim, r.Pod, r.Port, r.Setup = have.Claim, have.Pod, have.Port, have.Setup
 	r.CNI.Claimed = &claimed
@@ -139,8 +122,8 @@ func ofClaim(r *journal.Attachment, a cniRequest, have journal.Attachment) error
 	r.Interface.MTU = smaller(claimed.MTU, a.conf.MTU)
 	r.Interface.VF = mergeVF(claimed.VF, a.vf)
 	r.Interface.MAC = cmp.Or(a.mac, claimed.MAC)
-	if addresses := a.addresses(); len(addresses) > 0 {
-		r.Interface.Addresses = addresses
+	if len(a.ipam.addresses) > 0 {
+		r.Interface.Addresses = a.ipam.addresses
 	}
 	if a.ipam.result != nil {
 		r.Interface.Routes = a.ipam.routes
@@ -148,7 +131,7 @@ func ofClaim(r *journal.Attachment, a cniRequest, have journal.Attachment) error
 	return nil
 }
 
-// smaller is the smaller MTU of those that are given.
+// smaller returns the smaller of two MTUs; 0 means that the MTU is not given.
 func smaller(a, b int) int {
 	if a == 0 || b == 0 {
 		return max(a, b)

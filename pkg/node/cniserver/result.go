@@ -1,6 +1,7 @@
 package cniserver
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/netip"
@@ -12,31 +13,28 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/cni"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceinfo"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// addressing is what an IPAM plugin says, for link and as it was.
+// addressing is the addresses and routes that an interface shall have. result is the result of the IPAM plugin; nil without
+// one.
 type addressing struct {
 	addresses []netip.Prefix
 	routes    []function.Route
 	result    *types100.Result
 }
 
-// parseIPAM reads the result of an IPAM plugin, of any version. Without a result everything is empty.
-func parseIPAM(raw json.RawMessage) (addressing, error) {
+// parseIPAM reads the result of an IPAM plugin, in any version. Without a result everything is empty. A route without a
+// gateway gets the first gateway of its family, as with other CNI plugins.
+func parseIPAM(raw json.RawMessage) (a addressing, err error) {
 	if len(raw) == 0 || string(raw) == "null" {
-		return addressing{}, nil
+		return a, nil
 	}
-	a, err := decodeIPAM(raw)
-	if err != nil {
-		return addressing{}, fail(types.ErrDecodingFailure, "result of the IPAM plugin: %w", err)
-	}
-	return a, nil
-}
-
-// decodeIPAM reads a result. A route without a gateway has that of the addresses, as with CNI plugins.
-func decodeIPAM(raw json.RawMessage) (a addressing, err error) {
+	defer func() {
+		if err != nil {
+			err = fail(types.ErrDecodingFailure, "result of the IPAM plugin: %w", err)
+		}
+	}()
 	if a.result, err = cni.DecodeResult(raw, "0.1.0"); err != nil {
 		return a, err
 	}
@@ -61,26 +59,23 @@ func decodeIPAM(raw json.RawMessage) (a addressing, err error) {
 		if !ok || !isAddress {
 			return a, fmt.Errorf("routes[%d]: must have a dst, and a gw that is an address where there is one", i)
 		}
-		// As with CNI plugins, it yields to a route that the pod has already.
 		a.routes = append(a.routes, function.Route{
 			To: to.Masked(), Via: via, Metric: r.Priority, Table: ptr.Deref(r.Table, 0), Scope: r.Scope,
-			MTU: r.MTU, AdvMSS: r.AdvMSS, Yield: true,
+			MTU: r.MTU, AdvMSS: r.AdvMSS,
+			Yield: true, // a route that the pod has already stays, as with other CNI plugins
 		})
 	}
 	return a, function.Interface{Name: "any", Addresses: a.addresses, Routes: a.routes}.Validate()
 }
 
-// encode makes the CNI result of an attachment, after what the plugins before made, in the version of the
-// configuration. It depends on the journal and the configuration alone, so that a repeated ADD gets the same.
+// encode adds an attachment to the result of the plugins before, in the version of the configuration. The result depends
+// on the journal and the configuration only, so that a repeated ADD gets the same.
 func (r cniRequest) encode(a journal.Attachment) (json.RawMessage, error) {
 	ipam, err := parseIPAM(a.CNI.IPAM)
 	if err != nil {
 		return nil, err
 	}
-	given := ipam.result
-	if given == nil {
-		given = withoutIPAM(a.Interface)
-	}
+	given := cmp.Or(ipam.result, withoutIPAM(a.Interface))
 	result := &types100.Result{CNIVersion: types100.ImplementedSpecVersion}
 	if r.prev != nil {
 		result = r.prev
@@ -120,17 +115,4 @@ func withoutIPAM(i function.Interface) *types100.Result {
 		r.Routes = append(r.Routes, &types.Route{Dst: *netipx.PrefixIPNet(to.To), GW: to.Via.AsSlice(), Priority: to.Metric})
 	}
 	return r
-}
-
-// deviceInfo is what there is to say of the Function; nothing of an SF, for which the specification has no word.
-func (s *Server) deviceInfo(a cniRequest) (json.RawMessage, error) {
-	asVDPA := false
-	if p, ok := s.Pools.PoolOf(a.device); ok {
-		asVDPA = p.Options(a.function).VDPA != ""
-	}
-	info := deviceinfo.Of(a.function, asVDPA)
-	if info == nil {
-		return nil, nil
-	}
-	return json.Marshal(info)
 }

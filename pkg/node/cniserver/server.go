@@ -2,13 +2,14 @@
 // socket, or left in the spool while the agent was away, and has Functions provisioned, attached, checked and released
 // as they ask.
 //
-// The journal is the only memory. A request that was interrupted anywhere is made good by the next: a second ADD of the
-// same container and interface goes on or returns the first result, a DEL cleans whatever there is.
+// All state is in the journal. The next request repairs what an interrupted request left: a second ADD of the same container
+// and interface goes on or returns the first result, and a DEL cleans up whatever there is.
 package cniserver
 
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -18,7 +19,6 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
@@ -29,31 +29,14 @@ import (
 // runtime hears why.
 const shortTimeout = 25 * time.Second
 
-// Functions knows the node's Functions.
-type Functions interface {
-	Get(function.ID) (function.Function, bool)
-}
-
 // Pools knows the pools of the node.
 type Pools interface {
 	Pools() (pools []pool.Pool, known bool)
 	// PoolOf returns the pool that has the Function.
 	PoolOf(function.ID) (p pool.Pool, ok bool)
-	// Considered says whether the Function was there when the pools were read: else it may belong to one all the same.
+	// Considered says whether the Function was there when the pools were read. A Function that was not may still belong to a
+	// pool.
 	Considered(function.ID) bool
-}
-
-// Lifecycle decides who has a Function, and takes it there and back.
-type Lifecycle interface {
-	Admit(ctx context.Context, want journal.Attachment) (lifecycle.Decision, error)
-	Reserve(ctx context.Context, want journal.Attachment) error
-	Attach(ctx context.Context, id function.ID, sandbox lifecycle.Sandbox) (netdev.Observed, error)
-	Address(ctx context.Context, id function.ID, belongs func(journal.Attachment) bool, add lifecycle.Addresses) error
-	Check(ctx context.Context, id function.ID) (differences []string, err error)
-	// Detach brings the Function back from a sandbox; it stays reserved.
-	Detach(ctx context.Context, id function.ID, sandbox string) error
-	// EndRequest ends what a request attached or wanted to attach, but what the function is true for.
-	EndRequest(ctx context.Context, containerID, ifName string, but func(journal.Attachment) bool) error
 }
 
 // Reporter tells the user what became of a claim.
@@ -61,58 +44,44 @@ type Reporter interface {
 	Report(journal.Claim)
 }
 
-// Options of a [Server]. All but the times must be set.
-type Options struct {
-	// Socket is where the shim connects. Its directory belongs to the server: it is made, and made to be entered by this
-	// user alone.
+// Server serves the CNI plugin. Requests about different Functions run at the same time. All of its fields but the times
+// must be set before Run is called.
+type Server struct {
+	// Socket is where the shim connects. Its directory belongs to the server, which makes it and lets only its own user in.
 	Socket string
 	// SpoolDir is where the shim leaves DELs and GCs while the agent is away. It is made where it is missing.
 	SpoolDir string
 
-	Functions Functions
-	Pools     Pools
-	Journal   *journal.Journal
-	Lifecycle Lifecycle
+	// Function returns a Function of this node as it is now.
+	Function func(function.ID) (f function.Function, exists bool)
+	Pools    Pools
+	Journal  *journal.Journal
+	// Lifecycle decides who has a Function, and takes it there and back.
+	Lifecycle *lifecycle.Manager
 	// Provisioner has the xPU serve Functions for which a network is named.
 	Provisioner provisioning.Provisioner
-	// MAC is the address of a Function on a network where nobody asks for one; the same every time.
+	// MAC returns the address of a Function on a network if nobody asks for one; the same every time.
 	MAC func(function.ID) function.MAC
-	// Ready says why an ADD could not succeed now, whichever Function it is about; nil if it could.
-	Ready func(context.Context) error
+	// Ready returns why no ADD could succeed now, whichever Function it is about; nil if it could.
+	Ready func() error
 	// Reporter is told about Functions of claims that are attached.
 	Reporter Reporter
 	Metrics  *Metrics
 	Log      logr.Logger
 
-	// AllowKeys are keys that network configurations may have although they mean nothing.
+	// AllowKeys are unknown keys that network configurations may have.
 	AllowKeys []string
 	// AddTimeout is how long an ADD waits for the xPU and for the release of the Function from the pod before; 0 is 90 s,
 	// which is less than what container runtimes wait.
 	AddTimeout time.Duration
 	// StopTimeout is how long requests that run may go on when the server stops; 0 is 10 s.
 	StopTimeout time.Duration
-}
 
-// Server serves the CNI plugin. Requests about different Functions run at the same time.
-type Server struct {
-	Options
 	adding addsInProgress
 }
 
-// New makes a server; [Server.Run] makes it work.
-func New(options Options) *Server {
-	options.AddTimeout = cmp.Or(options.AddTimeout, 90*time.Second)
-	options.StopTimeout = cmp.Or(options.StopTimeout, 10*time.Second)
-	return &Server{Options: options}
-}
-
-// answer does a request that came over the socket.
-func (s *Server) answer(ctx context.Context, r wire.Request) wire.Reply {
-	return s.answerExcept(ctx, r, nil)
-}
-
-// answerExcept does a request. A DEL leaves the attachments alone that the function, where it is set, is true for.
-func (s *Server) answerExcept(ctx context.Context, r wire.Request, except func(journal.Attachment) bool) wire.Reply {
+// answer does a request. A DEL leaves alone the attachments for which except, where set, is true.
+func (s *Server) answer(ctx context.Context, r wire.Request, except func(journal.Attachment) bool) wire.Reply {
 	begin := time.Now()
 	log := s.Log.WithValues("command", r.Command, "container", r.ContainerID, "interface", r.IfName)
 	if pod, _, err := parseArgs(r.Args); err == nil && pod.Name != "" {
@@ -120,8 +89,12 @@ func (s *Server) answerExcept(ctx context.Context, r wire.Request, except func(j
 	}
 	reply, err := s.do(logr.NewContext(ctx, log), r, except)
 	if err != nil {
-		reply = wire.Reply{Error: coded(err)}
-		log.Error(err, "CNI request failed", "code", reply.Error.Code, "took", time.Since(begin).String())
+		coded, ok := errors.AsType[*types.Error](err)
+		if !ok { // a mistake of the agent
+			coded = &types.Error{Code: types.ErrInternal, Msg: err.Error()}
+		}
+		reply = wire.Reply{Error: coded}
+		log.Error(err, "CNI request failed", "code", coded.Code, "took", time.Since(begin).String())
 	} else {
 		log.V(1).Info("CNI request done", "took", time.Since(begin).String())
 	}
@@ -139,26 +112,55 @@ func (s *Server) do(ctx context.Context, r wire.Request, except func(journal.Att
 	if err := checkEnvironment(r); err != nil {
 		return wire.Reply{}, err
 	}
+	timeout := shortTimeout
 	if r.Command == wire.Add {
-		return s.add(ctx, r)
+		timeout = cmp.Or(s.AddTimeout, 90*time.Second)
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, shortTimeout, fmt.Errorf("the agent waited %s", shortTimeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("the agent waited %s", timeout))
 	defer cancel()
 	switch r.Command {
-	case wire.Address:
-		return s.address(ctx, r)
-	case wire.Result:
-		return s.again(ctx, r)
+	case wire.Add, wire.Address, wire.Result, wire.Check:
+		return s.doInterface(ctx, r)
 	case wire.Del:
 		return wire.Reply{}, s.del(ctx, r, except)
-	case wire.Check:
-		return wire.Reply{}, s.check(ctx, r)
 	case wire.GC:
 		return wire.Reply{}, s.gc(ctx, r)
 	case wire.Status:
-		return wire.Reply{}, s.status(ctx)
+		return wire.Reply{}, s.status()
 	}
 	return wire.Reply{}, fail(types.ErrInvalidEnvironmentVariables, "CNI_COMMAND %q: is unknown", r.Command)
+}
+
+// doInterface does a request about the interface that its configuration describes.
+func (s *Server) doInterface(ctx context.Context, r wire.Request) (wire.Reply, error) {
+	a, err := parse(r, s.AllowKeys)
+	if err != nil {
+		return wire.Reply{}, err
+	}
+	if r.Command == wire.Check {
+		return wire.Reply{}, s.check(ctx, a)
+	}
+	if a.function, err = s.find(a.device); err != nil {
+		return wire.Reply{}, err
+	}
+	if err := a.needsVF(); err != nil {
+		return wire.Reply{}, err
+	}
+	switch r.Command {
+	case wire.Add:
+		return s.add(ctx, a)
+	case wire.Address:
+		err = s.address(ctx, a)
+	case wire.Result: // of an ADD that was done before; the shim asks when its IPAM plugin refuses a second ADD
+		var have journal.Attachment
+		if have, err = s.attachedFor(a); err == nil {
+			err = s.sameAsBefore(a, have)
+		}
+	}
+	if err != nil {
+		return wire.Reply{}, err
+	}
+	return s.added(ctx, a)
 }
 
 // checkEnvironment refuses a request in which something is missing that its command needs.
@@ -182,11 +184,11 @@ func checkEnvironment(r wire.Request) error {
 }
 
 // status says whether an ADD could succeed now.
-func (s *Server) status(ctx context.Context) error {
+func (s *Server) status() error {
 	if _, known := s.Pools.Pools(); !known {
 		return fail(types.ErrPluginNotAvailable, "xpu-agent: pools and Functions have not been read yet")
 	}
-	if err := s.Ready(ctx); err != nil {
+	if err := s.Ready(); err != nil {
 		return fail(types.ErrPluginNotAvailable, "xpu-agent: %w", err)
 	}
 	return nil

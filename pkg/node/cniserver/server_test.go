@@ -2,7 +2,6 @@ package cniserver
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -652,7 +651,7 @@ func TestStatus(t *testing.T) {
 	n.run(func(r *running) {
 		status := wire.Request{Version: wire.Version, Command: wire.Status}
 		r.must(status)
-		r.Ready = func(context.Context) error { return errors.New("the disk is full") }
+		r.Ready = func() error { return errors.New("the disk is full") }
 		r.mustFail(status, types.ErrPluginNotAvailable, "the disk is full")
 		n.pools = nil
 		r.mustFail(status, types.ErrPluginNotAvailable, "have not been read yet")

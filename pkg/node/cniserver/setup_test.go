@@ -67,10 +67,10 @@ func TestOutfit(t *testing.T) {
 			function: function.Function{ID: vf, Kind: function.VF, Driver: "iavf", Netdev: "eth1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := New(Options{
+			s := &Server{
 				Pools: withSetup{pool.Pool{Name: "fast", Spec: test.spec, Functions: []function.Function{test.function}}, true},
 				MAC:   func(function.ID) function.MAC { return "02:00:00:00:00:aa" },
-			})
+			}
 			a := cniRequest{device: test.function.ID, mac: test.mac, function: test.function}
 			a.ContainerID, a.IfName = "c1", "net1"
 			got, err := s.reservation(a, test.have)
@@ -89,11 +89,11 @@ func TestOutfit(t *testing.T) {
 func TestAddBeforePoolsAreKnown(t *testing.T) {
 	_, s := newCard(t)
 	none := withSetup{pool.Pool{Functions: []function.Function{{}}}, false}
-	s.Functions, s.Pools = none, none
-	checkCode(t, s.answer(t.Context(), addVF("c1", nil)), types.ErrTryAgainLater)
+	s.Function, s.Pools = none.Get, none
+	checkCode(t, s.answer(t.Context(), addVF("c1", nil), nil), types.ErrTryAgainLater)
 	none.known = true
 	s.Pools = none
-	checkCode(t, s.answer(t.Context(), addVF("c1", nil)), CodeNoFunction)
+	checkCode(t, s.answer(t.Context(), addVF("c1", nil), nil), CodeNoFunction)
 }
 
 // TestDriverOfTheLastOwner: what was bound for the last owner is nothing to the next.
@@ -105,7 +105,7 @@ func TestDriverOfTheLastOwner(t *testing.T) {
 	}))
 	c.options.Setup = hostile{undo: func() { c.function.Driver, c.function.Netdev = "iavf", "eth1" }}
 	s.Lifecycle = c.lifecycle()
-	checkCode(t, s.answer(t.Context(), addVF("c1", map[string]any{"mtu": 1400})), 0)
+	checkCode(t, s.answer(t.Context(), addVF("c1", map[string]any{"mtu": 1400}), nil), 0)
 	if want := (function.Interface{Name: "net1", MTU: 1400}); !cmp.Equal(c.attached, want) {
 		t.Errorf("attached %+v, want %+v", c.attached, want)
 	}
@@ -135,7 +135,7 @@ func TestFitOutFails(t *testing.T) {
 	s.Pools = withSetup{pool.Pool{Name: "fast", Functions: []function.Function{c.function}, Spec: v1alpha1.DevicePoolSpec{
 		Publish: v1alpha1.PublishDevicePlugin, Driver: v1alpha1.DriverVFIO,
 	}}, true}
-	reply := s.answer(t.Context(), addVF("c1", nil))
+	reply := s.answer(t.Context(), addVF("c1", nil), nil)
 	checkCode(t, reply, CodeAttach)
 	if want := "Function 0000:3b:02.1: bind driver vfio-pci: no such device"; !strings.Contains(reply.Error.Msg, want) {
 		t.Errorf("message %q, want %q", reply.Error.Msg, want)

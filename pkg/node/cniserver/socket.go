@@ -1,6 +1,7 @@
 package cniserver
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,9 +12,11 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
+	"github.com/fsnotify/fsnotify"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
@@ -22,14 +25,20 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
 
-// messageTimeout is how long a message may take on its way: both sides are on this machine.
-const messageTimeout = 10 * time.Second
+const (
+	// messageTimeout is how long a message may take on its way: both sides are on this machine.
+	messageTimeout = 10 * time.Second
+	// retryPause is the pause after the socket could not be made, or a connection could not be taken.
+	retryPause = 100 * time.Millisecond
+)
 
-// Run drains the spool and serves the socket, until ctx ends; requests that run then are given the time to end. What is
-// in the spool at the start is tried once before the first connection is taken, so that a DEL of the past cannot come
-// after an ADD of the present. It returns an error only where it cannot serve at all.
+// Run drains the spool and serves the socket, until ctx ends; requests that run then may end. It tries what is in the spool
+// at the start once before it takes the first connection, so that an old DEL cannot come after a new ADD. It returns an
+// error only if it cannot serve at all.
 func (s *Server) Run(ctx context.Context) error {
-	changes, err := watchdir.Open(s.SpoolDir, isNewRequest)
+	changes, err := watchdir.Open(s.SpoolDir, func(event fsnotify.Event) bool {
+		return event.Has(fsnotify.Create) && isRequest(filepath.Base(event.Name))
+	})
 	if err != nil {
 		return fmt.Errorf("CNI spool: %w", err)
 	}
@@ -56,51 +65,41 @@ func (s *Server) serve(ctx context.Context) error {
 	// Requests that run outlive ctx for a while.
 	working, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(cmp.Or(s.StopTimeout, 10*time.Second), end) })()
 	var requests sync.WaitGroup
-	defer func() {
-		late := time.AfterFunc(s.StopTimeout, end)
-		defer late.Stop()
-		requests.Wait()
-	}()
+	defer requests.Wait()
 	for again := false; ; again = true {
 		l, err := s.listen(watch)
 		if err != nil && !again {
 			return fmt.Errorf("CNI socket: %w", err)
 		}
-		if err != nil { // somebody may be removing still
+		if err != nil { // the directory may still be being removed
 			s.Log.Error(err, "CNI socket cannot be made; trying again")
-			if !loop.Sleep(ctx, 100*time.Millisecond) {
+			if !loop.Sleep(ctx, retryPause) {
 				return nil
 			}
 			continue
 		}
 		var accepting sync.WaitGroup
 		accepting.Go(func() { s.accept(working, l, &requests) })
-		stopped := s.awaitRemoval(ctx, watch)
+		socket, _ := os.Lstat(s.Socket) // nil, which is no file, if it was removed already
+		ended := loop.Until(ctx, func(context.Context) <-chan struct{} { return watch.Changes() }, func() bool {
+			now, err := os.Lstat(s.Socket)
+			return err != nil || !os.SameFile(now, socket)
+		})
+		if ended != nil {
+			_ = os.Remove(s.Socket)
+		}
 		l.Close()
 		accepting.Wait()
-		if stopped != nil {
+		if ended != nil {
 			return nil
 		}
 		s.Log.Info("CNI socket was removed; it is made again", "socket", s.Socket)
 	}
 }
 
-// awaitRemoval returns nil when the path is not the socket any more that it is now. When ctx ends before, it removes the
-// socket and returns why ctx ended.
-func (s *Server) awaitRemoval(ctx context.Context, watch *watchdir.Dir) error {
-	socket, _ := os.Lstat(s.Socket) // nil, and so not the same, if it was removed already
-	err := loop.Until(ctx, func(context.Context) <-chan struct{} { return watch.Changes() }, func() bool {
-		now, err := os.Lstat(s.Socket)
-		return err != nil || !os.SameFile(now, socket)
-	})
-	if err != nil {
-		_ = os.Remove(s.Socket)
-	}
-	return err
-}
-
-// listen makes the socket and watches it. An old one in its place is nobody's: the journal lets one agent run.
+// listen makes the socket and watches it. It replaces an old socket, which nobody uses: the journal lets one agent run.
 func (s *Server) listen(watch *watchdir.Dir) (*net.UnixListener, error) {
 	ours := func(name string) bool { return name == filepath.Base(s.Socket) }
 	if err := makeOwnDir(filepath.Dir(s.Socket), ours); err != nil {
@@ -125,10 +124,10 @@ func (s *Server) listen(watch *watchdir.Dir) (*net.UnixListener, error) {
 	return l, nil
 }
 
-// ownMode is that of directories that are the server's alone.
+// ownMode is the mode of directories that are the server's alone.
 const ownMode fs.FileMode = 0o700
 
-// makeOwnDir makes a directory that nobody else may enter. One that is there and has files that are not ours, as
+// makeOwnDir makes a directory that nobody else may enter. A directory that is there and has files that are not ours, as
 // "/run" has, is left as it is, with an error.
 func makeOwnDir(dir string, ours func(name string) bool) error {
 	if err := os.MkdirAll(dir, ownMode); err != nil {
@@ -158,9 +157,9 @@ func (s *Server) accept(ctx context.Context, l *net.UnixListener, requests *sync
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err != nil { // out of file descriptors, say: what runs will give some back
+		if err != nil { // out of file descriptors, say: requests that end give some back
 			s.Log.Error(err, "Connection of the CNI plugin cannot be taken")
-			time.Sleep(100 * time.Millisecond)
+			time.Sleep(retryPause)
 			continue
 		}
 		requests.Go(func() { s.talk(ctx, conn) })
@@ -170,17 +169,22 @@ func (s *Server) accept(ctx context.Context, l *net.UnixListener, requests *sync
 // talk answers the one request of a connection.
 func (s *Server) talk(ctx context.Context, conn *net.UnixConn) {
 	defer conn.Close()
-	if err := checkPeer(conn); err != nil {
+	raw, err := conn.SyscallConn()
+	if err == nil {
+		err = checkPeer(raw)
+	}
+	if err != nil {
 		s.Metrics.refused.Inc()
 		s.Log.Error(err, "Connection to the CNI socket refused")
 		return
 	}
-	request, err := receive(conn)
+	var request wire.Request
+	if err = conn.SetReadDeadline(time.Now().Add(messageTimeout)); err == nil {
+		request, err = readRequest(conn)
+	}
 	reply := wire.Reply{Version: wire.Version}
 	if err == nil {
-		ctx, stop := whileConnected(ctx, conn, request.Command)
-		reply = s.answer(ctx, request)
-		stop()
+		reply = s.answerConnected(ctx, conn, raw, request)
 	} else {
 		reply.Error = &types.Error{Code: types.ErrDecodingFailure, Msg: err.Error()}
 		s.Log.Error(err, "Request of the CNI plugin cannot be read")
@@ -191,26 +195,26 @@ func (s *Server) talk(ctx context.Context, conn *net.UnixConn) {
 	}
 }
 
-// whileConnected ends the context of an ADD when the shim is gone: nobody would know of the interface then. A DEL goes
-// on, as it is wanted all the same. stop must be called when the request is done.
-func whileConnected(ctx context.Context, conn *net.UnixConn, command wire.Command) (_ context.Context, stop func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	raw, err := conn.SyscallConn()
-	if err != nil || command != wire.Add || conn.SetReadDeadline(time.Time{}) != nil {
-		return ctx, func() { cancel(nil) }
+// answerConnected does a request. It ends the context of an ADD when the shim is gone, because nobody would know of the
+// interface. Other commands go on.
+func (s *Server) answerConnected(
+	ctx context.Context, conn *net.UnixConn, raw syscall.RawConn, request wire.Request,
+) wire.Reply {
+	if request.Command != wire.Add || conn.SetReadDeadline(time.Time{}) != nil {
+		return s.answer(ctx, request, nil)
 	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	var watching sync.WaitGroup
+	defer watching.Wait()
 	watching.Go(func() {
 		// The runtime's poller wakes this for every change of the socket, and for the deadline.
 		if raw.Read(hungUp) == nil {
 			cancel(errors.New("the CNI plugin did not wait any longer"))
 		}
 	})
-	return ctx, func() {
-		_ = conn.SetReadDeadline(time.Unix(1, 0))
-		watching.Wait()
-		cancel(nil)
-	}
+	defer conn.SetReadDeadline(time.Unix(1, 0))
+	return s.answer(ctx, request, nil)
 }
 
 // hungUp says whether the other side closed its socket, and not only its direction after the request.
@@ -221,14 +225,10 @@ func hungUp(fd uintptr) bool {
 }
 
 // checkPeer lets root and the agent's own user in.
-func checkPeer(conn *net.UnixConn) error {
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return err
-	}
+func checkPeer(raw syscall.RawConn) error {
 	var peer *unix.Ucred
 	var peerErr error
-	err = raw.Control(func(fd uintptr) {
+	err := raw.Control(func(fd uintptr) {
 		peer, peerErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
 	})
 	if err := errors.Join(err, peerErr); err != nil {
@@ -240,24 +240,16 @@ func checkPeer(conn *net.UnixConn) error {
 	return nil
 }
 
-func receive(conn *net.UnixConn) (wire.Request, error) {
-	if err := conn.SetReadDeadline(time.Now().Add(messageTimeout)); err != nil {
-		return wire.Request{}, err
-	}
-	data, err := io.ReadAll(io.LimitReader(conn, wire.MaxMessage+1))
-	if err != nil {
-		return wire.Request{}, fmt.Errorf("request: %w", err)
-	}
-	return decodeRequest(data)
-}
-
-// decodeRequest reads one whole request.
-func decodeRequest(data []byte) (wire.Request, error) {
-	var r wire.Request
-	if len(data) > wire.MaxMessage {
+// readRequest reads one request, up to the end of what it comes from.
+func readRequest(from io.Reader) (r wire.Request, err error) {
+	data, err := io.ReadAll(io.LimitReader(from, wire.MaxMessage+1))
+	if err == nil && len(data) > wire.MaxMessage {
 		return r, fmt.Errorf("request: is longer than %d bytes", wire.MaxMessage)
 	}
-	if err := json.Unmarshal(data, &r); err != nil {
+	if err == nil {
+		err = json.Unmarshal(data, &r)
+	}
+	if err != nil {
 		return wire.Request{}, fmt.Errorf("request: %w", err)
 	}
 	return r, nil

@@ -147,7 +147,7 @@ func TestShimGone(t *testing.T) {
 		<-n.xpuAgent.entered
 		kill()
 		shim.Wait()
-		eventually(t, func() bool { return len(r.adding.of(attachmentKey{"c1", "net1"})) == 0 })
+		eventually(t, func() bool { return len(r.adding.of(types.GCAttachment{ContainerID: "c1", IfName: "net1"})) == 0 })
 		if a, _ := r.journal.Get(functionOf(0)); a.State != journal.Reserved {
 			t.Errorf("record %+v", a)
 		}

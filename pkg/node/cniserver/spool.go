@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
@@ -24,11 +23,11 @@ const (
 	spoolParallel = 8
 	// spoolTimeout bounds one of them.
 	spoolTimeout = 30 * time.Second
-	// firstTimeout is how long the start waits for what is in the spool. What is not done then goes on beside.
+	// firstTimeout is how long the start waits for what is in the spool. What is not done by then is tried again later.
 	firstTimeout = 10 * time.Second
 	// firstRetry and slowestRetry are the pauses before what failed is tried again.
 	firstRetry, slowestRetry = time.Second, time.Minute
-	// badDir is where in the spool files go that are no request.
+	// badDir is the directory in the spool to which files are moved that are no request.
 	badDir = "bad"
 )
 
@@ -45,7 +44,7 @@ func (s *Server) watchSpool(changes *watchdir.Dir) error {
 	return changes.Watch()
 }
 
-// followSpool does what comes, and what failed again after a while, until ctx ends.
+// followSpool does new requests, and failed ones again after a pause, until ctx ends.
 func (s *Server) followSpool(ctx context.Context, changes *watchdir.Dir) error {
 	for backoff := loop.Backoff(firstRetry, slowestRetry); ; { // first for what came since the first look
 		var pause time.Duration
@@ -60,12 +59,7 @@ func (s *Server) followSpool(ctx context.Context, changes *watchdir.Dir) error {
 	}
 }
 
-// isNewRequest says whether an event is a reason to look through the directory.
-func isNewRequest(event fsnotify.Event) bool {
-	return event.Has(fsnotify.Create) && isRequest(filepath.Base(event.Name))
-}
-
-// isRequest says whether a file of this name is one that the shim is done with.
+// isRequest says whether the shim has finished writing the file of this name.
 func isRequest(name string) bool {
 	return strings.HasSuffix(name, ".json") && !strings.HasPrefix(name, ".")
 }
@@ -77,17 +71,31 @@ type spooled struct {
 	request wire.Request
 }
 
-// drainSpool does what is in the spool, in the order in which it was asked for, as far as it can be done now. It says
-// whether nothing is left. Each error is logged, and the file of the request stays.
+// drainSpool does the requests in the spool in the order of their dates, and says whether none is left. Each error is
+// logged, and the file of the request stays.
 func (s *Server) drainSpool(ctx context.Context, changes *watchdir.Dir) (empty bool) {
 	if err := s.watchSpool(changes); err != nil {
 		s.Log.Error(err, "CNI spool cannot be made; trying again")
 		return false
 	}
-	files, err := s.readSpool()
+	entries, err := os.ReadDir(s.SpoolDir)
 	if err != nil {
 		s.Log.Error(err, "CNI spool cannot be read", "spool", s.SpoolDir)
 		return false
+	}
+	var files []spooled
+	for _, entry := range entries {
+		if !isRequest(entry.Name()) {
+			continue
+		}
+		file, err := s.readSpooled(entry)
+		switch {
+		case errors.Is(err, fs.ErrNotExist): // somebody removed it
+		case err != nil:
+			s.putAside(file.path, err)
+		default:
+			files = append(files, file)
+		}
 	}
 	slices.SortStableFunc(files, func(a, b spooled) int { return a.request.At.Compare(b.request.At) })
 	s.Metrics.spool.Set(float64(len(files)))
@@ -99,48 +107,22 @@ func (s *Server) drainSpool(ctx context.Context, changes *watchdir.Dir) (empty b
 	return group.Wait() == nil
 }
 
-// readSpool finds the requests in the spool. What is none is put aside.
-func (s *Server) readSpool() ([]spooled, error) {
-	entries, err := os.ReadDir(s.SpoolDir)
-	if err != nil {
-		return nil, err
-	}
-	var files []spooled
-	for _, entry := range entries {
-		if !isRequest(entry.Name()) {
-			continue
-		}
-		path := filepath.Join(s.SpoolDir, entry.Name())
-		file, err := readSpooled(path)
-		switch {
-		case errors.Is(err, fs.ErrNotExist): // somebody removed it
-		case err != nil:
-			s.putAside(path, err)
-		default:
-			files = append(files, file)
-		}
-	}
-	return files, nil
-}
-
-// readSpooled reads one file, and refuses what is no request that could ever be done. One of a later version waits for an
-// agent that knows it.
-func readSpooled(path string) (file spooled, err error) {
-	file.path = path
-	if file.info, err = os.Lstat(path); err != nil {
+// readSpooled reads one file. The error says why it is no request that could ever be done. A request of a later version
+// waits for an agent that knows it.
+func (s *Server) readSpooled(entry fs.DirEntry) (file spooled, err error) {
+	file.path = filepath.Join(s.SpoolDir, entry.Name())
+	if file.info, err = entry.Info(); err != nil {
 		return file, err
 	}
 	if !file.info.Mode().IsRegular() {
 		return file, errors.New("is no regular file")
 	}
-	if file.info.Size() > wire.MaxMessage {
-		return file, fmt.Errorf("is longer than %d bytes", wire.MaxMessage)
-	}
-	data, err := os.ReadFile(path)
+	content, err := os.Open(file.path)
 	if err != nil {
 		return file, err
 	}
-	if file.request, err = decodeRequest(data); err != nil {
+	defer content.Close()
+	if file.request, err = readRequest(content); err != nil {
 		return file, err
 	}
 	switch r := file.request; {
@@ -152,12 +134,11 @@ func readSpooled(path string) (file spooled, err error) {
 		return file, fmt.Errorf("command %q: must be DEL or GC", r.Command)
 	case r.At.IsZero():
 		return file, errors.New("at: is missing")
-	default:
-		return file, checkEnvironment(r)
 	}
+	return file, checkEnvironment(file.request)
 }
 
-// putAside keeps a file that is no request for people to look at.
+// putAside moves a file that is no request to badDir, where people can look at it.
 func (s *Server) putAside(path string, reason error) {
 	to := filepath.Join(s.SpoolDir, badDir, filepath.Base(path))
 	log := s.Log.WithValues("file", path, "movedTo", to)
@@ -169,12 +150,12 @@ func (s *Server) putAside(path string, reason error) {
 	log.Error(reason, "File in the CNI spool is no request; a pod's interface may not be released until the next GC")
 }
 
-// doSpooled does one request, and removes its file once it is done. A later request that took its place meanwhile is left for
-// the next time.
+// doSpooled does one request, and then removes its file. A later request that replaced the file meanwhile is left for the
+// next time.
 func (s *Server) doSpooled(ctx context.Context, file spooled) error {
 	ctx, cancel := context.WithTimeout(ctx, spoolTimeout)
 	defer cancel()
-	if reply := s.answerExcept(ctx, file.request, since(file.request.At)); reply.Error != nil {
+	if reply := s.answer(ctx, file.request, since(file.request.At)); reply.Error != nil {
 		return reply.Error
 	}
 	now, err := os.Lstat(file.path)

@@ -2,7 +2,6 @@ package hooks
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,6 +17,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/go-logr/logr"
 	"golang.org/x/sync/semaphore"
 	"golang.org/x/sys/unix"
 
@@ -27,32 +27,40 @@ import (
 const (
 	// tryAgain is the exit code of an executable that wants to be run again: EX_TEMPFAIL of sysexits.h.
 	tryAgain = 75
-	// drain is how long output is waited for that a process which left the group still holds back.
+	// parallel is how many executables run at once, at most.
+	parallel = 8
+	// drain is how long a run waits for the end of its output, which a process that left the group may hold open.
 	drain = time.Second
+	// maxOutput is how many bytes of one run's output are logged.
+	maxOutput = 64 << 10
+	// maxLine is how many bytes a line in the log has at most.
+	maxLine = 4 << 10
+	// maxLast is how many bytes of the last line go into an error.
+	maxLast = 200
 	// searchPath is the one variable in the environment of executables, PATH.
 	searchPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 )
 
-// names that executables may have; others, such as an editor's copies, are not run.
+// names are the names that executables may have. An editor's copies have others, and are not run.
 var names = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]*$`)
 
-// directory is where the administrator's executables are. Its methods may be called by several goroutines at once.
+// directory is the directory of the administrator's executables. Several goroutines may call its methods at once.
 type directory struct {
 	Options
 	running *semaphore.Weighted // limits how many executables run at once
 
 	mutex   sync.Mutex
-	refused map[string]error // what was logged, by name
+	refused map[string]string // why the files that are not run are refused, by name; each reason is logged once
 }
 
 func newDirectory(options Options) *directory {
-	return &directory{Options: options, running: semaphore.NewWeighted(int64(cmp.Or(options.Parallel, 8)))}
+	return &directory{Options: options, running: semaphore.NewWeighted(parallel)}
 }
 
-// list are the names of the executables, sorted. A directory that is missing has none. One that somebody other
-// than root can change is an error; a file that somebody else can change is left out, with an error in the log.
+// list returns the names of the executables, sorted. A directory that is missing has none. A directory that a user other
+// than root can change is an error; a file that another user can change is left out, with an error in the log.
 func (d *directory) list() ([]string, error) {
-	// Nothing outside of the root is looked at: a link to the outside is refused.
+	// The root refuses links to the outside.
 	root, err := os.OpenRoot(d.Dir)
 	if errors.Is(err, fs.ErrNotExist) || d.Dir == "" {
 		return nil, nil
@@ -65,21 +73,23 @@ func (d *directory) list() ([]string, error) {
 	if err := errors.Join(d.check(root), err); err != nil {
 		return nil, fmt.Errorf("directory of post-delete hooks %s: %w", d.Dir, err)
 	}
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
 	var list []string
-	refused := map[string]error{}
+	refused := map[string]string{}
 	for _, entry := range entries {
 		name := entry.Name()
-		if strings.HasPrefix(name, ".") {
-			continue
-		}
 		usable, err := usable(root, name)
-		if err != nil {
-			refused[name] = err
-		} else if usable {
+		switch {
+		case err != nil:
+			if refused[name] = err.Error(); d.refused[name] != err.Error() {
+				d.Log.Error(err, "Post-delete hook is refused and will not be run", "file", filepath.Join(d.Dir, name))
+			}
+		case usable:
 			list = append(list, name)
 		}
 	}
-	d.report(refused)
+	d.refused = refused
 	return list, nil
 }
 
@@ -99,8 +109,11 @@ func (d *directory) check(root *os.Root) error {
 	return changeable(info)
 }
 
-// usable says whether a file is to be run. The error is why one is not that should be.
+// usable says whether a file is an executable to be run. The error says why an executable is refused.
 func usable(root *os.Root, name string) (bool, error) {
+	if strings.HasPrefix(name, ".") {
+		return false, nil
+	}
 	info, err := root.Stat(name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -129,25 +142,9 @@ func changeable(info fs.FileInfo) error {
 	return nil
 }
 
-// report logs what is refused, once for each reason.
-func (d *directory) report(refused map[string]error) {
-	d.mutex.Lock()
-	defer d.mutex.Unlock()
-	for name, reason := range refused {
-		if before := d.refused[name]; before == nil || before.Error() != reason.Error() {
-			d.Log.Error(reason, "Post-delete hook is refused and will not be run", "file", filepath.Join(d.Dir, name))
-		}
-	}
-	d.refused = refused
-}
-
 // run runs an executable for a Function that was taken back. What it writes goes to the log.
 func (d *directory) run(ctx context.Context, name string, a journal.Attachment) error {
-	attempt := 1
-	if p := progress(a); p.Next == name {
-		attempt += p.Attempts
-	}
-	stdin, err := input(d.Node, a, attempt)
+	stdin, err := input(d.Node, a, progress(a, name).Attempts+1)
 	if err != nil {
 		return final{err}
 	}
@@ -169,13 +166,13 @@ func (d *directory) run(ctx context.Context, name string, a journal.Attachment) 
 func (d *directory) exec(ctx context.Context, path string, stdin []byte, output io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, d.Timeout)
 	defer cancel()
-	// The kernel sends the signal below when the thread ends that started the process: it must live on meanwhile.
+	// The kernel sends Pdeathsig when the thread ends that started the process, so the thread must live on meanwhile.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd := exec.Command(path)
 	cmd.Dir, cmd.Env, cmd.WaitDelay = "/", []string{"PATH=" + searchPath}, drain
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), output, output
-	// With the agent the executable ends too, as the next agent runs it again.
+	// The executable ends with the agent, because the next agent runs it again.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
 		return err
@@ -183,7 +180,9 @@ func (d *directory) exec(ctx context.Context, path string, stdin []byte, output 
 	exited := make(chan struct{})
 	go func() {
 		defer close(exited)
-		awaitExit(cmd.Process.Pid)
+		// WNOWAIT leaves the process to be waited for below.
+		for errors.Is(unix.Waitid(unix.P_PID, cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil), unix.EINTR) {
+		}
 	}()
 	killed := false
 	select {
@@ -191,10 +190,10 @@ func (d *directory) exec(ctx context.Context, path string, stdin []byte, output 
 	case <-ctx.Done():
 		killed = true
 	}
-	// Before the process is waited for, its ID, which is the group's, cannot be another's.
+	// Until the process is waited for, no other process or group can have its ID.
 	_ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL)
 	<-exited
-	// What Wait says is in the state. Output may be missing, which is the executable's loss.
+	// Wait's error is in the state too, except that output is missing.
 	_ = cmd.Wait()
 	code := cmd.ProcessState.ExitCode() // -1 after a signal
 	switch {
@@ -208,12 +207,50 @@ func (d *directory) exec(ctx context.Context, path string, stdin []byte, output 
 	return final{errors.New(cmd.ProcessState.String())}
 }
 
-// awaitExit returns when the process has ended, and leaves it to be waited for.
-func awaitExit(pid int) {
-	for {
-		err := unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
-		if !errors.Is(err, unix.EINTR) {
-			return
+// lines logs what is written to it, line by line, up to a limit. It discards the rest, so that the writer can go on.
+type lines struct {
+	log logr.Logger
+
+	partial []byte
+	written int // bytes, including those that are not logged
+	// last is the beginning of the last line that is not empty.
+	last string
+}
+
+// Write never fails.
+func (l *lines) Write(p []byte) (int, error) {
+	total := len(p)
+	p = p[:min(total, max(0, maxOutput-l.written))]
+	l.written += total
+	for len(p) > 0 {
+		line, rest, complete := bytes.Cut(p, []byte("\n"))
+		if room := maxLine - len(l.partial); len(line) > room {
+			line, rest, complete = p[:room], p[room:], true
 		}
+		l.partial = append(l.partial, line...)
+		if complete {
+			l.flush()
+		}
+		p = rest
+	}
+	return total, nil
+}
+
+// flush logs a line.
+func (l *lines) flush() {
+	line := strings.TrimRight(strings.ToValidUTF8(string(l.partial), "\uFFFD"), " \t\r")
+	l.partial = l.partial[:0]
+	if line == "" {
+		return
+	}
+	l.log.Info("Post-delete hook says", "output", line)
+	l.last = strings.ToValidUTF8(line[:min(len(line), maxLast)], "")
+}
+
+// end logs the last line, which may lack a line break.
+func (l *lines) end() {
+	l.flush()
+	if l.written > maxOutput {
+		l.log.Info("Post-delete hook wrote too much; the rest is not logged", "bytes", maxOutput)
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sync/semaphore"
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
@@ -395,7 +396,8 @@ func TestRunCancelled(t *testing.T) {
 	started := filepath.Join(t.TempDir(), "started")
 	must.Succeed(t, unix.Mkfifo(started, 0o600))
 	write(t, filepath.Join(dir, "10-a"), "#!/bin/sh\necho > "+started+"\nsleep 600\n", 0o755)
-	d := newDirectory(Options{Dir: dir, Timeout: time.Hour, Parallel: 1, Log: logr.Discard()})
+	d := newDirectory(Options{Dir: dir, Timeout: time.Hour, Log: logr.Discard()})
+	d.running = semaphore.NewWeighted(1)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 2)
 	go func() { done <- d.run(ctx, "10-a", released(0)) }()

@@ -12,7 +12,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// InputVersion is that of [Input]. Fields may be added without a new version.
+// InputVersion is the version of [Input]. Fields may be added without a new version.
 const InputVersion = 1
 
 // Input is what an executable reads from standard input, as one JSON object. Times are in UTC, as RFC 3339 has them.
@@ -29,15 +29,14 @@ type Input struct {
 	Pod *InputPod `json:"pod,omitempty"`
 	// ContainerID is the ID of the pod's sandbox container; absent where the Function was never attached.
 	ContainerID string `json:"containerID,omitempty"`
-	// InterfaceName is the interface's in the pod, attached or wanted.
+	// InterfaceName is the name of the interface in the pod, attached or wanted.
 	InterfaceName string `json:"interfaceName,omitempty"`
 	// Port is the Port that the agent had the xPU make, and that is gone; absent where there was none, or where the
 	// controller makes and deletes it.
 	Port *InputPort `json:"port,omitempty"`
 
 	ReservedAt time.Time `json:"reservedAt"`
-	// AttachedAt and DetachedAt are when the interface was in the pod and when its way back began; absent where it
-	// never was there.
+	// AttachedAt is when the interface was in the pod, DetachedAt when its way back began; absent if it never was there.
 	AttachedAt time.Time `json:"attachedAt,omitzero"`
 	DetachedAt time.Time `json:"detachedAt,omitzero"`
 	// RestoredAt is when the Function was on the host again, as it was before.
@@ -50,7 +49,7 @@ type Input struct {
 
 // InputFunction is the Function that was taken back.
 type InputFunction struct {
-	// ID is the PCI address, for an SF that of its PF and the sfnum: "0000:3b:00.0/sf88".
+	// ID is the PCI address; for an SF the PCI address of its PF and the sfnum: "0000:3b:00.0/sf88".
 	ID         string        `json:"id"`
 	Kind       function.Kind `json:"kind"` // PF, VF or SF
 	PCIAddress pci.Address   `json:"pciAddress"`

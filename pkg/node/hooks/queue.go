@@ -1,6 +1,6 @@
-// Package hooks runs post-delete hooks: what is to be done after a Function was taken back from a pod and before another
-// pod may have it. The Port is deleted at the xPU, and then the administrator's executables are run. The journal says
-// which hooks are done, so that every hook runs at least once, whatever ends the agent.
+// Package hooks runs post-delete hooks, after a Function was taken back from a pod and before another pod may have it: first
+// the Port is deleted at the xPU, and then the administrator's executables run. The journal has the hooks that are done, so
+// that every hook runs at least once, whatever ends the agent.
 //
 // There is no hook that resets the Function: package lifecycle resets and verifies it before it hands the Function over.
 package hooks
@@ -15,9 +15,9 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 
@@ -33,7 +33,7 @@ const (
 
 	// portTimeout is how long one attempt to delete a Port waits for the xPU to say that it is gone.
 	portTimeout = 2 * time.Minute
-	// writeRetry is when a hook is run again whose end could not be written down.
+	// writeRetry is the pause before a hook is run again whose end could not be written to the journal.
 	writeRetry = 10 * time.Second
 )
 
@@ -47,41 +47,25 @@ type Journal interface {
 	Lock(context.Context, function.ID) (unlock func(), err error)
 }
 
-// Functions knows the node's Functions.
-type Functions interface {
-	Get(function.ID) (function.Function, bool)
-}
-
-// Ports deletes Ports.
-type Ports interface {
-	// Deprovision returns nil once the xPU serves no Port of the Function any more, also if it never did.
-	Deprovision(context.Context, function.Function) error
-}
-
-// Recorder writes events; it is client-go's EventRecorder of package events.
-type Recorder interface {
-	Eventf(regarding, related runtime.Object, eventtype, reason, action, note string, args ...any)
-}
-
-// Options of a [Queue]. All but Parallel and Recorder must be set.
+// Options of a [Queue]. All but Recorder must be set.
 type Options struct {
-	Journal   Journal
-	Functions Functions
-	Ports     Ports
-	Log       logr.Logger
+	Journal Journal
+	// Function returns a Function of this node as it is now.
+	Function func(function.ID) (f function.Function, exists bool)
+	// Deprovision returns nil once the xPU serves no Port of the Function any more, also if it never did.
+	Deprovision func(context.Context, function.Function) error
+	Log         logr.Logger
 	// Node is the name of the node's Node object.
 	Node string
 	// Dir has the administrator's executables; it need not exist.
 	Dir string
 	// Timeout is how long one run of an executable may take.
 	Timeout time.Duration
-	// Attempts is how often an executable is run that does not succeed, at most; 0 is without a limit. The deletion of a
-	// Port is never given up.
+	// Attempts is how often an executable that fails is run, at most; 0 is without a limit. The deletion of a Port is never
+	// given up.
 	Attempts int
-	// Parallel is how many executables run at once, at most; 0 is 8.
-	Parallel int
 	// Recorder, where set, tells of hooks that are given up.
-	Recorder Recorder
+	Recorder events.EventRecorder
 	// Changed is called when a Function became free, or what it waits for changed. It must not block.
 	Changed func()
 }
@@ -99,9 +83,11 @@ type executables interface {
 type Queue struct {
 	Options
 	executables executables
-	metrics     *metrics
 	// work only says which Functions to look at, each by one goroutine at a time; the journal has the rest.
 	work workqueue.TypedDelayingInterface[function.ID]
+
+	runs, deadLetters *prometheus.CounterVec
+	seconds           *prometheus.HistogramVec
 }
 
 // New makes a queue, whose Run must be called. It fails if the directory of executables is there and must not be used.
@@ -114,8 +100,27 @@ func New(options Options, registry prometheus.Registerer) (*Queue, error) {
 }
 
 func newQueue(options Options, e executables, registry prometheus.Registerer) *Queue {
-	q := &Queue{Options: options, executables: e, work: workqueue.NewTypedDelayingQueue[function.ID]()}
-	q.metrics = newMetrics(registry, func() float64 { return float64(len(q.waiting())) })
+	q := &Queue{
+		Options: options, executables: e, work: workqueue.NewTypedDelayingQueue[function.ID](),
+		runs: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "xpu_hook_runs_total",
+			Help: "Runs of post-delete hooks, by hook and result: done, retry (will be run again) or failed (given up).",
+		}, []string{"hook", "result"}),
+		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "xpu_hook_run_seconds",
+			Help:    "How long runs of post-delete hooks took, by hook.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 4, 9),
+		}, []string{"hook"}),
+		deadLetters: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "xpu_hook_dead_letters_total",
+			Help: "Post-delete hooks that were given up, by hook.",
+		}, []string{"hook"}),
+	}
+	registry.MustRegister(q.runs, q.seconds, q.deadLetters, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "xpu_hook_queue_length",
+		Help: "Functions that are back from their pods and not free yet: " +
+			"their post-delete hooks run or wait to be run again.",
+	}, func() float64 { return float64(len(q.waiting())) }))
 	return q
 }
 
@@ -163,10 +168,13 @@ func (q *Queue) process(ctx context.Context, id function.ID) {
 		}
 		var err error
 		hook := q.next(a)
-		switch pause := untilRetry(a, hook); {
+		pause := time.Until(progress(a, hook).RetryAt)
+		switch {
 		case hook == "":
-			err = q.free(ctx, a)
-		case pause > 0:
+			if err = q.write(ctx, a, func() error { return q.Journal.Delete(id) }); err == nil {
+				q.Log.Info("Function released", "function", id.String(), "claim", a.Claim.Name, "hooksTook", time.Since(a.RestoredAt))
+			}
+		case pause > 0 && pause <= 2*slowest(hook): // no pause is longer, unless the clock was set meanwhile
 			q.work.AddAfter(id, pause)
 			return
 		default:
@@ -181,10 +189,13 @@ func (q *Queue) process(ctx context.Context, id function.ID) {
 	}
 }
 
-// progress is how far the hooks of an attachment are.
-func progress(a journal.Attachment) journal.Hooks {
-	if a.Hooks == nil {
-		return journal.Hooks{}
+// progress is how far the hooks of an attachment are, and how often this hook failed.
+func progress(a journal.Attachment, hook string) journal.Hooks {
+	switch {
+	case a.Hooks == nil:
+		return journal.Hooks{Next: hook}
+	case a.Hooks.Next != hook:
+		return journal.Hooks{Next: hook, Done: a.Hooks.Done}
 	}
 	return *a.Hooks
 }
@@ -192,7 +203,7 @@ func progress(a journal.Attachment) journal.Hooks {
 // next is the first hook of a released attachment that is not done, "" if all are. The Port is deleted first, then the
 // executables run in the order of the directory.
 func (q *Queue) next(a journal.Attachment) (hook string) {
-	done := progress(a).Done
+	done := progress(a, "").Done
 	if a.Port != nil && !slices.Contains(done, portHook) {
 		return portHook
 	}
@@ -208,27 +219,22 @@ func (q *Queue) next(a journal.Attachment) (hook string) {
 	return ""
 }
 
-// do runs a hook once.
+// do runs a hook once. The Port is gone when the xPU serves none of the Function any more.
 func (q *Queue) do(ctx context.Context, a journal.Attachment, hook string) error {
 	switch hook {
 	case portHook:
-		return q.deletePort(ctx, a)
+		ctx, cancel := context.WithTimeout(ctx, portTimeout)
+		defer cancel()
+		f, exists := q.Function(a.Function)
+		if !exists { // the xPU may serve it nevertheless
+			f = function.Function{ID: a.Function, Kind: kind(a), PF: a.PF, PFName: a.PFName, Index: a.VFIndex}
+		}
+		return q.Deprovision(ctx, f)
 	case directoryHook:
 		_, err := q.executables.list()
 		return err
 	}
 	return q.executables.run(ctx, hook, a)
-}
-
-// deletePort returns nil once the xPU serves no Port of the Function any more.
-func (q *Queue) deletePort(ctx context.Context, a journal.Attachment) error {
-	ctx, cancel := context.WithTimeout(ctx, portTimeout)
-	defer cancel()
-	f, exists := q.Functions.Get(a.Function)
-	if !exists { // the xPU may serve it nevertheless
-		f = function.Function{ID: a.Function, Kind: kind(a), PF: a.PF, PFName: a.PFName, Index: a.VFIndex}
-	}
-	return q.Ports.Deprovision(ctx, f)
 }
 
 func kind(a journal.Attachment) function.Kind {
@@ -241,70 +247,46 @@ func kind(a journal.Attachment) function.Kind {
 	return function.PF
 }
 
-// untilRetry is how long a hook that failed must wait still. A time that is further away than any pause lasts is ignored:
-// the clock was set meanwhile.
-func untilRetry(a journal.Attachment, hook string) time.Duration {
-	p := progress(a)
-	pause := time.Until(p.RetryAt)
-	if p.Next != hook || p.RetryAt.IsZero() || pause > 2*slowest(hook) {
-		return 0
-	}
-	return pause
-}
-
-// free ends a release.
-func (q *Queue) free(ctx context.Context, a journal.Attachment) error {
-	err := q.write(ctx, a, func() error { return q.Journal.Delete(a.Function) })
-	if err == nil {
-		q.Log.Info("Function released", "function", a.Function.String(), "claim", a.Claim.Name,
-			"hooksTook", time.Since(a.RestoredAt))
-	}
-	return err
-}
-
 // run runs a hook and writes down what came of it. An error means that it was not written.
 func (q *Queue) run(ctx context.Context, a journal.Attachment, hook string) error {
 	begin := time.Now()
 	failure := q.do(ctx, a, hook)
 	if ctx.Err() != nil {
-		return nil // the agent ends; the next one runs it again
+		return nil // the agent ends; the next one runs the hook again
 	}
 	took := time.Since(begin)
 	log := q.Log.WithValues("function", a.Function.String(), "hook", hook)
 	if failure == nil {
 		log.Info("Post-delete hook done", "took", took)
-		q.metrics.ran(hook, "done", took)
+		q.ran(hook, "done", took)
 		return q.write(ctx, a, func() error { return q.Journal.Put(q.after(a, hook)) })
 	}
-	next := failed(a, hook, failure)
+	failed := progress(a, hook)
+	failed.Attempts++
+	failed.Error = failure.Error()
+	failed.RetryAt = time.Now().Add(delay(failed.Attempts, slowest(hook))).UTC()
 	limited := hook != portHook && q.Attempts > 0
-	if errors.As(failure, new(final)) || limited && next.Attempts >= q.Attempts {
-		log.Error(failure, "Post-delete hook given up", "attempts", next.Attempts,
+	if errors.As(failure, new(final)) || limited && failed.Attempts >= q.Attempts {
+		log.Error(failure, "Post-delete hook given up", "attempts", failed.Attempts,
 			"pod", klog.KRef(a.Pod.Namespace, a.Pod.Name))
-		q.metrics.ran(hook, "failed", took)
-		return q.giveUp(ctx, a, next)
+		q.ran(hook, "failed", took)
+		return q.giveUp(ctx, a, failed)
 	}
-	log.Error(failure, "Post-delete hook failed and will be run again", "attempt", next.Attempts, "at", next.RetryAt)
-	q.metrics.ran(hook, "retry", took)
-	a.Hooks = &next
+	log.Error(failure, "Post-delete hook failed and will be run again", "attempt", failed.Attempts, "at", failed.RetryAt)
+	q.ran(hook, "retry", took)
+	a.Hooks = &failed
 	return q.write(ctx, a, func() error { return q.Journal.Put(a) })
 }
 
-// failed is how far the hooks are once this one failed again.
-func failed(a journal.Attachment, hook string, failure error) journal.Hooks {
-	p := progress(a)
-	if p.Next != hook {
-		p.Next, p.Attempts = hook, 0
-	}
-	p.Attempts++
-	p.Error = failure.Error()
-	p.RetryAt = time.Now().Add(delay(p.Attempts, slowest(hook))).UTC()
-	return p
+// ran counts one run of a hook.
+func (q *Queue) ran(hook, result string, took time.Duration) {
+	q.runs.WithLabelValues(hook, result).Inc()
+	q.seconds.WithLabelValues(hook).Observe(took.Seconds())
 }
 
 // after is the attachment once the hook is done or given up.
 func (q *Queue) after(a journal.Attachment, hook string) journal.Attachment {
-	a.Hooks = &journal.Hooks{Done: append(slices.Clone(progress(a).Done), hook)}
+	a.Hooks = &journal.Hooks{Done: append(slices.Clone(progress(a, hook).Done), hook)}
 	a.Hooks.Next = q.next(a)
 	return a
 }
@@ -317,7 +299,7 @@ func (q *Queue) giveUp(ctx context.Context, a journal.Attachment, failed journal
 	if err := q.write(ctx, a, func() error { return q.Journal.GiveUp(letter, q.after(a, failed.Next)) }); err != nil {
 		return err
 	}
-	q.metrics.deadLetters.WithLabelValues(failed.Next).Inc()
+	q.deadLetters.WithLabelValues(failed.Next).Inc()
 	q.event(letter)
 	return nil
 }
@@ -361,13 +343,9 @@ func slowest(hook string) time.Duration {
 	return 5 * time.Minute
 }
 
-// delay is the pause after so many failed attempts: 1 s, 2 s, 4 s and so on up to slowest, each with up to a fifth
-// more.
+// delay is the pause after so many failed attempts, 1 or more: 1 s, 2 s, 4 s and so on up to slowest, each with up to a
+// fifth more.
 func delay(attempts int, slowest time.Duration) time.Duration {
-	backoff := wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.2, Steps: attempts, Cap: slowest}
-	var pause time.Duration
-	for range min(attempts, 64) {
-		pause = backoff.Step()
-	}
-	return pause
+	doubled := time.Second << min(attempts-1, 30)
+	return wait.Jitter(min(doubled, slowest), 0.2)
 }

@@ -173,7 +173,7 @@ func (n *node) start(attempts int) *agent {
 	n.t.Helper()
 	a := &agent{recorder: events.NewFakeRecorder(100), registry: prometheus.NewRegistry()}
 	options := Options{
-		Journal: mortal{n.journal, n}, Functions: n, Ports: n, Log: logr.Discard(),
+		Journal: mortal{n.journal, n}, Function: n.Get, Deprovision: n.Deprovision, Log: logr.Discard(),
 		Node: "node1", Attempts: attempts, Timeout: 30 * time.Second, Recorder: a.recorder,
 		Changed: func() { n.mutex.Lock(); defer n.mutex.Unlock(); a.changed++ },
 	}
@@ -343,11 +343,11 @@ func TestGivenUp(t *testing.T) {
 						t.Errorf("event %q, want %q in it", event, text)
 					}
 				}
-				if got := testutil.ToFloat64(a.metrics.deadLetters.WithLabelValues("10-a")); got != 1 {
+				if got := testutil.ToFloat64(a.deadLetters.WithLabelValues("10-a")); got != 1 {
 					t.Errorf("%v dead letters counted, want 1", got)
 				}
 				for result, want := range map[string]float64{"retry": float64(test.attempts - 1), "failed": 1, "done": 0} {
-					if got := testutil.ToFloat64(a.metrics.runs.WithLabelValues("10-a", result)); got != want {
+					if got := testutil.ToFloat64(a.runs.WithLabelValues("10-a", result)); got != want {
 						t.Errorf("%v runs counted with result %s, want %v", got, result, want)
 					}
 				}
