@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/connectivity"
@@ -52,7 +53,7 @@ func CheckEndpoint(endpoint string) error {
 func (c Config) credentials() credentials.TransportCredentials {
 	switch {
 	case c.ReloadTLS != nil:
-		return &reloading{load: c.ReloadTLS}
+		return &reloading{TransportCredentials: credentials.NewTLS(nil), load: c.ReloadTLS}
 	case c.TLS != nil:
 		return credentials.NewTLS(c.TLS)
 	}
@@ -132,15 +133,13 @@ func TLSConfig(cert, key, ca []byte, serverName string) (*tls.Config, error) {
 }
 
 // bounded limits how many calls run at once, and how long each takes once it runs.
-func bounded(inFlight int, timeout time.Duration) grpc.UnaryClientInterceptor {
-	slots := make(chan struct{}, inFlight)
+func bounded(inFlight int64, timeout time.Duration) grpc.UnaryClientInterceptor {
+	slots := semaphore.NewWeighted(inFlight)
 	return func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-		select {
-		case slots <- struct{}{}:
-		case <-ctx.Done():
-			return status.FromContextError(ctx.Err()).Err()
+		if err := slots.Acquire(ctx, 1); err != nil {
+			return status.FromContextError(err).Err()
 		}
-		defer func() { <-slots }()
+		defer slots.Release(1)
 		ctx, cancel := context.WithTimeout(ctx, timeout)
 		defer cancel()
 		return invoke(ctx, method, req, reply, cc, opts...)

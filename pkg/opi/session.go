@@ -13,8 +13,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
 
-// SessionOptions are what a [Session] depends on beside the agent's address. A function that is nil is not called; none
-// may block, except Up.
+// SessionOptions are what a [Session] depends on beside the agent's address. Up and Changed may be nil. No function may
+// block, except Up.
 type SessionOptions struct {
 	// Debounce is how long an agent may be away before [Health.Away] says so.
 	Debounce time.Duration
@@ -107,9 +107,7 @@ func (s *Session) report(up bool) (cameOrWent bool) {
 	s.health.Known = true
 	s.mu.Unlock()
 	s.options.Log.Info("Connection to OPI agent changed", "connected", up)
-	if s.options.Connection != nil {
-		s.options.Connection(up)
-	}
+	s.options.Connection(up)
 	s.changed()
 	return cameOrWent
 }
@@ -200,7 +198,10 @@ func (s *Session) network(ctx context.Context, network Network, ask bool) error 
 		return timeout(ctx, "ensure network", network.ID, "another call for it has not ended")
 	}
 	defer unlock()
-	if !ask && s.serves(network) {
+	s.mu.Lock()
+	served, known := s.served[network.ID]
+	s.mu.Unlock()
+	if !ask && known && network.differs(served) == "" {
 		return nil
 	}
 	if err := s.counted("EnsureNetwork", s.client.EnsureNetwork(ctx, network)); err != nil {
@@ -210,13 +211,6 @@ func (s *Session) network(ctx context.Context, network Network, ask bool) error 
 	defer s.mu.Unlock()
 	s.served[network.ID] = network
 	return nil
-}
-
-func (s *Session) serves(network Network) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	served, known := s.served[network.ID]
-	return known && network.differs(served) == ""
 }
 
 // DeleteNetwork is [Client.DeleteNetwork].
@@ -244,7 +238,7 @@ func (s *Session) ListPorts(ctx context.Context) ([]PortStatus, error) {
 }
 
 func (s *Session) counted(operation string, err error) error {
-	if err != nil && s.options.Failed != nil {
+	if err != nil {
 		s.options.Failed(operation, err)
 	}
 	return err
