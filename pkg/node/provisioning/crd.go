@@ -17,7 +17,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/keylock"
-	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
 
 // API is what [CRD] uses of the API server. What it reads comes from memory, if nothing else is said, and must not be
@@ -164,7 +163,7 @@ func (c *CRD) Deprovision(ctx context.Context, f function.Function) error {
 	return nil
 }
 
-// deletion is a step for [CRD.converge]. It asks the API server to delete the Function's XPUPort, only the one with the
+// deletion is a step for [converge]. It asks the API server to delete the Function's XPUPort, only the one with the
 // uid if that is not empty. Once the API server has taken the request, the step returns what left says of the XPUPort
 // that memory has, which is nil if there is none.
 func (c *CRD) deletion(
@@ -195,80 +194,25 @@ func (c *CRD) deletePort(ctx context.Context, key types.NamespacedName, uid type
 	return fmt.Errorf("delete XPUPort %s: %w", key, err)
 }
 
-// work repeats the step as [CRD.converge] does while nobody else works on the Function.
+// work repeats the step as [converge] does while nobody else works on the Function.
 func (c *CRD) work(ctx context.Context, f function.ID, step func(context.Context) progress) error {
 	unlock, err := c.functions.Lock(ctx, f)
 	if err != nil {
 		return fmt.Errorf("other work on its XPUPort is not done yet: %w", err)
 	}
 	defer unlock()
-	return c.converge(ctx, step)
+	if !c.api.Synced(ctx) {
+		return errors.New("the API server has not been read yet; check that it can be reached from this node")
+	}
+	return converge(ctx, c.api.Subscribe, step)
 }
 
 func (c *CRD) key(f function.ID) types.NamespacedName {
 	return types.NamespacedName{Namespace: c.options.Namespace, Name: claim.PortName(c.options.Node, f)}
 }
 
-// progress is what came of a step. The zero value says that all is done.
-type progress struct {
-	// missing is what has to happen.
-	missing error
-	// refused says that the API server did not do what it was asked to. It is asked again after a pause, and not
-	// whenever something else changes.
-	refused bool
-	// undeclared says that an administrator has to declare something first, which may be on its way or not.
-	undeclared bool
-}
-
-func waiting(format string, args ...any) progress {
-	return progress{missing: fmt.Errorf(format, args...)}
-}
-
 func refused(err error) progress {
 	return progress{missing: fmt.Errorf("the API server does not do what is needed: %w", err), refused: true}
-}
-
-// undeclaredFor is for how long a network or an XPU that is not declared is waited for. It may come together with the
-// pod; if it is a mistake, the user should hear of it soon.
-const undeclaredFor = 5 * time.Second
-
-// converge repeats the step until nothing is missing: after each change at the API server, and after pauses in case
-// that none comes. When ctx ends, or nobody declares what has to be, it returns what is missing.
-func (c *CRD) converge(ctx context.Context, step func(context.Context) progress) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	changes := c.api.Subscribe(ctx)
-	if !c.api.Synced(ctx) {
-		return errors.New("the API server has not been read yet; check that it can be reached from this node")
-	}
-	pauses := retries()
-	var missing error
-	var undeclared time.Time // since when
-	for {
-		now := step(ctx)
-		if now.missing == nil {
-			return nil
-		}
-		// An answer that was cut short says less than the one before.
-		if missing == nil || ctx.Err() == nil {
-			missing = now.missing
-		}
-		switch {
-		case !now.undeclared:
-			undeclared = time.Time{}
-		case undeclared.IsZero():
-			undeclared = time.Now()
-		case time.Since(undeclared) >= undeclaredFor:
-			return missing
-		}
-		relevant := changes
-		if now.refused {
-			relevant = nil
-		}
-		if !loop.Wait(ctx, relevant, pauses.Step()) {
-			return missing
-		}
-	}
 }
 
 // ports are the Port of the Function in the agent's namespace and one in another, nil where there is none.

@@ -98,32 +98,22 @@ func (d *Direct) Away(f function.Function) string {
 
 // Provision has the OPI agent serve the Port. See [Provisioner].
 func (d *Direct) Provision(ctx context.Context, r Request) (Port, error) {
-	network, err := d.provision(ctx, r)
+	network, known := d.config.Networks[r.Network]
+	var err error
+	switch x := d.xpuOf(r.Function.PF); {
+	case x == nil:
+		err = fmt.Errorf("no xPU of the configuration has PF %s; add it to its pfs", r.Function.PF)
+	case !known:
+		err = errors.New("networks of the configuration has no such network; add it, or name another one")
+	default:
+		err = x.work(ctx, r.Function.ID, func(ctx context.Context) error {
+			return x.ensure(ctx, r.Function.ID, r.MAC, r.Network)
+		})
+	}
 	if err != nil {
 		return Port{}, fmt.Errorf("the xPU does not serve Function %s in network %s: %w", r.Function.ID, r.Network, err)
 	}
 	return Port{MTU: int(network.MTU)}, nil
-}
-
-func (d *Direct) provision(ctx context.Context, r Request) (Network, error) {
-	x := d.xpuOf(r.Function.PF)
-	if x == nil {
-		return Network{}, fmt.Errorf("no xPU of the configuration has PF %s; add it to its pfs", r.Function.PF)
-	}
-	network, known := d.config.Networks[r.Network]
-	if !known {
-		return Network{}, errors.New("networks of the configuration has no such network; add it, or name another one")
-	}
-	port, err := opi.FunctionPort(r.Function.ID, r.MAC, r.Network)
-	if err != nil {
-		return Network{}, err
-	}
-	unlock, err := d.functions.Lock(ctx, r.Function.ID)
-	if err != nil {
-		return Network{}, fmt.Errorf("its Port is being verified: %w", err)
-	}
-	defer unlock()
-	return network, x.until(ctx, func(ctx context.Context) error { return x.EnsurePort(ctx, port, network.opi(r.Network)) })
 }
 
 // Deprovision has the OPI agent delete the Port, and waits until it has none. See [Provisioner].
@@ -133,23 +123,17 @@ func (d *Direct) Deprovision(ctx context.Context, f function.Function) error {
 		d.options.Log.Info("No xPU of the configuration has the PF: the Port is taken to be gone", "function", f.ID, "pf", f.PF)
 		return nil
 	}
-	if err := d.deprovision(ctx, x, f.ID); err != nil {
+	err := x.work(ctx, f.ID, func(ctx context.Context) error {
+		id, err := opi.PortID(f.ID)
+		if err != nil {
+			return err
+		}
+		return x.DeletePort(ctx, id)
+	})
+	if err != nil {
 		return fmt.Errorf("the xPU may still serve Function %s: %w", f.ID, err)
 	}
 	return nil
-}
-
-func (d *Direct) deprovision(ctx context.Context, x *xpuSession, f function.ID) error {
-	id, err := opi.PortID(f)
-	if err != nil {
-		return err
-	}
-	unlock, err := d.functions.Lock(ctx, f)
-	if err != nil {
-		return fmt.Errorf("its Port is being verified: %w", err)
-	}
-	defer unlock()
-	return x.until(ctx, func(ctx context.Context) error { return x.DeletePort(ctx, id) })
 }
 
 // xpuOf is the xPU that has the PF: one that names it before one that takes every PF; nil if there is none.

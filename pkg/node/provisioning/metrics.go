@@ -1,6 +1,9 @@
 package provisioning
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
+)
 
 // metrics are those of direct mode.
 type metrics struct {
@@ -9,16 +12,15 @@ type metrics struct {
 }
 
 func newMetrics(registry prometheus.Registerer) *metrics {
-	m := &metrics{
-		connected: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+	factory := promauto.With(registry)
+	return &metrics{
+		connected: factory.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "xpu_direct_connected", Help: "1 while there is a connection to the OPI agent of an xPU, else 0, by xPU.",
 		}, []string{"xpu"}),
-		errors: prometheus.NewCounterVec(prometheus.CounterOpts{
+		errors: factory.NewCounterVec(prometheus.CounterOpts{
 			Name: "xpu_direct_opi_errors_total", Help: "Failed operations on OPI agents, by xPU and operation.",
 		}, []string{"xpu", "operation"}),
 	}
-	registry.MustRegister(m.connected, m.errors)
-	return m
 }
 
 func (m *metrics) report(xpu string, connected bool) {

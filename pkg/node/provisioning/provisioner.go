@@ -4,13 +4,9 @@ package provisioning
 
 import (
 	"context"
-	"time"
-
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
-	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
@@ -50,6 +46,3 @@ type Provisioner interface {
 // MAC is the address of a Function for which nobody asked for another one: locally administered, unicast, and always the
 // same for the same Function of a node.
 func MAC(node string, f function.ID) function.MAC { return claim.DerivedMAC("", node, f) }
-
-// retries are the pauses between attempts for one Function: 100 ms, then longer and longer up to 10 s.
-func retries() *wait.Backoff { return loop.Backoff(100*time.Millisecond, 10*time.Second) }

@@ -3,10 +3,8 @@ package provisioning
 import (
 	"context"
 	"fmt"
-	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -27,7 +25,7 @@ func (c *CRD) Run(ctx context.Context) error {
 	if !c.api.Synced(ctx) {
 		return nil
 	}
-	var wrong map[function.ID]string
+	var wrong map[function.ID]error
 	for pauses := retries(); ; {
 		var err error
 		wrong, err = c.look(ctx, wrong)
@@ -48,32 +46,18 @@ func (c *CRD) Run(ctx context.Context) error {
 
 // look compares once, and returns the errors of the Functions whose XPUPort is not what it should be. Those that are in
 // logged are in the log already.
-func (c *CRD) look(ctx context.Context, logged map[function.ID]string) (wrong map[function.ID]string, err error) {
+func (c *CRD) look(ctx context.Context, logged map[function.ID]error) (wrong map[function.ID]error, err error) {
 	differing, err := c.differing(ctx)
 	if err != nil {
 		return logged, err
 	}
-	wrong = map[function.ID]string{}
-	var mutex sync.Mutex // for wrong
-	var group errgroup.Group
-	group.SetLimit(verifyAtOnce)
-	for _, id := range differing {
-		group.Go(func() error {
-			err := c.amend(ctx, id)
-			if err == nil || ctx.Err() != nil {
-				return nil
-			}
-			if logged[id] != err.Error() {
-				c.options.Log.Error(err, "The XPUPort of a Function is not what the journal says; trying again", "function", id)
-			}
-			mutex.Lock()
-			defer mutex.Unlock()
-			wrong[id] = err.Error()
-			return nil
-		})
-	}
-	_ = group.Wait() // the errors are in wrong
-	return wrong, nil
+	return verifyAll(ctx, differing, func(ctx context.Context, id function.ID) error {
+		err := c.amend(ctx, id)
+		if err != nil && ctx.Err() == nil && (logged[id] == nil || logged[id].Error() != err.Error()) {
+			c.options.Log.Error(err, "The XPUPort of a Function is not what the journal says; trying again", "function", id)
+		}
+		return err
+	}), nil
 }
 
 // differing are the Functions for which [CRD.amend] may find something to do.
@@ -175,7 +159,7 @@ func (c *CRD) remove(ctx context.Context, port *v1alpha1.XPUPort) error {
 	key := c.key(id)
 	c.options.Log.Info("Deleting XPUPort that the journal knows nothing of", "port", key, "network", port.Spec.Network,
 		"created", port.CreationTimestamp.Time)
-	return c.converge(ctx, c.deletion(id, uid, func(_ context.Context, own *v1alpha1.XPUPort) progress {
+	return converge(ctx, c.api.Subscribe, c.deletion(id, uid, func(_ context.Context, own *v1alpha1.XPUPort) progress {
 		if own != nil && own.UID == uid && own.DeletionTimestamp.IsZero() {
 			return waiting("XPUPort %s is not known to be deleted yet", key)
 		}

@@ -4,25 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
-	"time"
 
 	"github.com/go-logr/logr"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/dialects"
-)
-
-const (
-	// verifyTimeout bounds one attempt to verify a Port or a network, the lock of which is held meanwhile.
-	verifyTimeout = 15 * time.Second
-	// verifyAtOnce is how many Ports of one xPU are verified at the same time.
-	verifyAtOnce = 8
 )
 
 // xpuSession is an XPU of the configuration and the session with its OPI agent. Safe for concurrent use.
@@ -76,10 +68,11 @@ func (x *xpuSession) verify(ctx context.Context) {
 		}
 	}
 	for pauses := retries(); ; {
-		pending = x.verifyAll(ctx, pending)
-		if len(pending) == 0 || !loop.Sleep(ctx, pauses.Step()) {
+		failed := verifyAll(ctx, pending, x.verifyPort)
+		if len(failed) == 0 || !loop.Sleep(ctx, pauses.Step()) {
 			return
 		}
+		pending = slices.Collect(maps.Keys(failed))
 	}
 }
 
@@ -92,33 +85,9 @@ func (x *xpuSession) verifyNetwork(ctx context.Context, name string, network Net
 	}
 }
 
-// wantsPort says whether the xPU is to serve a Port for the attachment. An attachment that is on its way out keeps its
-// Port until it is deprovisioned, but a Port that is missing is not made again for it.
-func wantsPort(a journal.Attachment) bool { return a.Port != nil && a.State != journal.Releasing }
-
-// verifyAll verifies the Ports of these Functions, and returns the Functions for which that failed.
-func (x *xpuSession) verifyAll(ctx context.Context, ids []function.ID) (failed []function.ID) {
-	var mutex sync.Mutex
-	var group errgroup.Group
-	group.SetLimit(verifyAtOnce)
-	for _, id := range ids {
-		group.Go(func() error {
-			if err := x.verifyOne(ctx, id); err != nil && ctx.Err() == nil {
-				x.log.Error(err, "The xPU does not serve a Port that it should", "function", id)
-				mutex.Lock()
-				defer mutex.Unlock()
-				failed = append(failed, id)
-			}
-			return nil
-		})
-	}
-	_ = group.Wait() // the errors are in failed
-	return failed
-}
-
-// verifyOne has the agent serve the Function's Port if the journal has one. It asks the journal under the Function's lock,
+// verifyPort has the agent serve the Function's Port if the journal has one. It asks the journal under the Function's lock,
 // so that it does not make a Port again that is being deleted.
-func (x *xpuSession) verifyOne(ctx context.Context, id function.ID) error {
+func (x *xpuSession) verifyPort(ctx context.Context, id function.ID) error {
 	unlock, err := x.direct.functions.Lock(ctx, id)
 	if err != nil {
 		return err
@@ -128,40 +97,42 @@ func (x *xpuSession) verifyOne(ctx context.Context, id function.ID) error {
 	if !ok || !wantsPort(a) {
 		return nil
 	}
-	network, known := x.direct.config.Networks[a.Port.Network]
-	if !known {
-		return fmt.Errorf("networks of the configuration has no network %s any more", a.Port.Network)
+	bounded, cancel := context.WithTimeout(ctx, verifyTimeout)
+	defer cancel()
+	if err = x.ensure(bounded, id, a.Port.MAC, a.Port.Network); err != nil && ctx.Err() == nil {
+		x.log.Error(err, "The xPU does not serve a Port that it should", "function", id)
 	}
-	port, err := opi.FunctionPort(id, a.Port.MAC, a.Port.Network)
+	return err
+}
+
+// ensure asks the agent once to serve a Port. Its network may have gone from the configuration since the journal has it.
+func (x *xpuSession) ensure(ctx context.Context, id function.ID, mac function.MAC, name string) error {
+	network, known := x.direct.config.Networks[name]
+	if !known {
+		return fmt.Errorf("networks of the configuration has no network %s any more", name)
+	}
+	port, err := opi.FunctionPort(id, mac, name)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, verifyTimeout)
-	defer cancel()
-	return x.EnsurePort(ctx, port, network.opi(a.Port.Network))
+	return x.EnsurePort(ctx, port, network.opi(name))
 }
 
-// until asks the agent again and again, after pauses and whenever the connection changes, until ask returns nil. When ctx
-// ends, or if the agent can never do it, it returns why it was not done.
-func (x *xpuSession) until(ctx context.Context, ask func(context.Context) error) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	changes := x.changed.Subscribe(ctx)
-	var why error
-	for pauses := retries(); ; {
+// work asks the agent again and again, as [converge] does, while nobody else works on the Function.
+func (x *xpuSession) work(ctx context.Context, id function.ID, ask func(context.Context) error) error {
+	unlock, err := x.direct.functions.Lock(ctx, id)
+	if err != nil {
+		return fmt.Errorf("its Port is being verified: %w", err)
+	}
+	defer unlock()
+	return converge(ctx, x.changed.Subscribe, func(ctx context.Context) progress {
 		err := ask(ctx)
 		if err == nil {
-			return nil
+			return progress{}
 		}
-		// An answer that was cut short says less than the one before.
-		if why == nil || !errors.Is(err, opi.ErrTimeout) {
-			why = fmt.Errorf("xPU %s at %s: %w", x.xpu.Name, x.xpu.Endpoint, err)
+		return progress{
+			missing: fmt.Errorf("xPU %s at %s: %w", x.xpu.Name, x.xpu.Endpoint, err),
+			never:   errors.Is(err, opi.ErrInvalid) || errors.Is(err, opi.ErrUnsupported),
 		}
-		if errors.Is(err, opi.ErrInvalid) || errors.Is(err, opi.ErrUnsupported) {
-			return why
-		}
-		if !loop.Wait(ctx, changes, pauses.Step()) {
-			return why
-		}
-	}
+	})
 }
