@@ -65,8 +65,8 @@ type Options struct {
 // that are wrong are left out: a pod may have the Function since before they were.
 func (p Pool) Options(f function.Function) Options {
 	for _, s := range p.Spec.Selectors {
-		compiled, err := compile(s)
-		if err == nil && (compiled.matches(f, p.Spec.DeviceType) || p.Makes(f.ID) && compiled.isPF(f)) {
+		compiled, err := compile(s, p.Spec.DeviceType)
+		if err == nil && (compiled.matches(f) || p.Makes(f.ID) && compiled.isPF(f)) {
 			return compiled.options
 		}
 	}
@@ -100,13 +100,8 @@ type NoSFs func(pf pci.Address) *v1alpha1.Shortage
 // it, and of equals the one whose name sorts first. Which Functions a DevicePool may select at all depends on its device
 // type; see [v1alpha1.DeviceType]. SFs that are made for a DevicePool (spec.sfs) are in no DevicePool without spec.sfs.
 // The result has an entry for every DevicePool that is meant for a node with these labels, sorted by name, and depends on
-// nothing but the arguments. Any PF with a driver counts as able to have SFs.
-func Assign(functions []function.Function, devicePools []v1alpha1.DevicePool, nodeLabels map[string]string) []Pool {
-	return assign(functions, devicePools, nodeLabels, nil)
-}
-
-// assign is [Assign] with the PFs that noSFs finds unable to have SFs; a nil noSFs finds none.
-func assign(
+// nothing but the arguments. Where noSFs is nil, any PF with a driver counts as able to have SFs.
+func Assign(
 	functions []function.Function, devicePools []v1alpha1.DevicePool, nodeLabels map[string]string, noSFs NoSFs,
 ) []Pool {
 	sorted := slices.SortedFunc(slices.Values(devicePools), func(a, b v1alpha1.DevicePool) int {
@@ -214,7 +209,7 @@ func shortageOf(pf function.Function, noSFs NoSFs) *v1alpha1.Shortage {
 func (p *Pool) fill(functions []function.Function, owners, made map[function.ID]string) {
 	selectors := p.selectors()
 	for _, f := range functions {
-		selects := func(s selector) bool { return s.matches(f, p.Spec.DeviceType) }
+		selects := func(s selector) bool { return s.matches(f) }
 		if _, isMade := made[f.ID]; isMade || !eligible(f, p.Spec.DeviceType) || !slices.ContainsFunc(selectors, selects) {
 			continue
 		}

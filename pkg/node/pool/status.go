@@ -49,9 +49,8 @@ type Reporter struct {
 	Node    string
 	Tracker *Tracker
 	API     API
-	// VFs may be nil where numVFs has no effect.
-	VFs Supplier
-	Log logr.Logger
+	VFs     Supplier // not used for DevicePools without numVFs
+	Log     logr.Logger
 }
 
 // Run writes what differs from the DevicePools' status, until ctx ends: at once, and for every value from changes,
@@ -110,7 +109,7 @@ func (r *Reporter) write(ctx context.Context) error {
 // supply is known, and empty, for pools that want no VFs made. A Supply of a newer generation than the pool's does not
 // count: the DevicePool is about to be read again, or was deleted and made anew.
 func (r *Reporter) supply(p Pool) (s Supply, known bool) {
-	if r.VFs == nil || p.Spec.NumVFs == nil {
+	if p.Spec.NumVFs == nil {
 		return Supply{Generation: p.Generation}, true
 	}
 	s, known = r.VFs.Supply(p.Name)

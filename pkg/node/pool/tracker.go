@@ -135,7 +135,7 @@ func (t *Tracker) read(ctx context.Context) (different bool, err error) {
 		return false, fmt.Errorf("read labels of the node: %w", err)
 	}
 	functions := t.functions.Snapshot()
-	pools := assign(functions, devicePools, labels, t.noSFs)
+	pools := Assign(functions, devicePools, labels, t.noSFs)
 	byFunction := make(map[function.ID]*Pool, len(functions))
 	for _, f := range functions {
 		byFunction[f.ID] = nil
