@@ -1,22 +1,23 @@
+// Package opi speaks to an xPU's OPI agent in terms of Networks and Ports.
+//
+// OPI agents are asynchronous and loose about what they promise (Create proves nothing, most errors are Unknown), so
+// each method of [Client] converges: it looks at what the agent has, does what is missing, and returns nil only when
+// the agent says that exactly the wanted state is there. A method may be called again with the same arguments at any
+// time, also when an earlier call's outcome is unknown.
 package opi
 
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
 	"strconv"
 	"time"
 
-	"golang.org/x/sync/semaphore"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/connectivity"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/status"
 )
 
 const (
@@ -50,16 +51,6 @@ func CheckEndpoint(endpoint string) error {
 	return nil
 }
 
-func (c Config) credentials() credentials.TransportCredentials {
-	switch {
-	case c.ReloadTLS != nil:
-		return &reloading{TransportCredentials: credentials.NewTLS(nil), load: c.ReloadTLS}
-	case c.TLS != nil:
-		return credentials.NewTLS(c.TLS)
-	}
-	return insecure.NewCredentials()
-}
-
 // Client is a connection to one OPI agent. Its methods may be called from several goroutines at once; calls for the
 // same id should not be, as they would undo each other's work.
 type Client struct {
@@ -88,7 +79,7 @@ func Dial(cfg Config) (*Client, error) {
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},
 			MinConnectTimeout: rpcTimeout,
 		}),
-		grpc.WithUnaryInterceptor(bounded(maxInFlight, rpcTimeout)),
+		grpc.WithUnaryInterceptor(bounded()),
 	)
 	if err != nil {
 		return nil, fmt.Errorf("opi: endpoint %q: %w", cfg.Endpoint, err)
@@ -110,41 +101,6 @@ func (c *Client) Close() error { return c.conn.Close() }
 
 // Endpoint is the agent's address, host:port.
 func (c *Client) Endpoint() string { return c.endpoint }
-
-// TLSConfig makes the configuration for an agent that authenticates its clients (mTLS) from PEM: the client's
-// certificate chain, its private key, and the certificates of the authorities that may have signed the agent's
-// certificate. serverName is the name expected in the agent's certificate; empty is the host of the endpoint.
-// No error carries any part of the key.
-func TLSConfig(cert, key, ca []byte, serverName string) (*tls.Config, error) {
-	pair, err := tls.X509KeyPair(cert, key)
-	if err != nil {
-		return nil, fmt.Errorf("opi: client certificate and key: %w", err)
-	}
-	roots := x509.NewCertPool()
-	if !roots.AppendCertsFromPEM(ca) {
-		return nil, errors.New("opi: CA: no PEM certificate in it")
-	}
-	return &tls.Config{
-		MinVersion:   tls.VersionTLS12, // the least the reference agent speaks
-		Certificates: []tls.Certificate{pair},
-		RootCAs:      roots,
-		ServerName:   serverName,
-	}, nil
-}
-
-// bounded limits how many calls run at once, and how long each takes once it runs.
-func bounded(inFlight int64, timeout time.Duration) grpc.UnaryClientInterceptor {
-	slots := semaphore.NewWeighted(inFlight)
-	return func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-		if err := slots.Acquire(ctx, 1); err != nil {
-			return status.FromContextError(err).Err()
-		}
-		defer slots.Release(1)
-		ctx, cancel := context.WithTimeout(ctx, timeout)
-		defer cancel()
-		return invoke(ctx, method, req, reply, cc, opts...)
-	}
-}
 
 // Check tells whether the agent is alive.
 func (c *Client) Check(ctx context.Context) error {

@@ -1,44 +1,14 @@
 package agent
 
 import (
-	"context"
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/cniserver"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/hooks"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
 )
-
-// ports knows what the xPU serves, whoever asked for it. See [lifecycle.Options].
-type ports struct {
-	// find returns a Function of this node as it is now.
-	find        func(function.ID) (f function.Function, exists bool)
-	provisioner provisioning.Provisioner
-	// claims is for Ports that were not made by the provisioner but for a claim. It is nil where there are no claims.
-	claims func(context.Context, journal.Attachment) error
-}
-
-// Serve returns once the xPU serves the Function for whoever has it, and at once where no Port was asked for.
-func (p ports) Serve(ctx context.Context, a journal.Attachment) error {
-	switch {
-	case a.Port != nil:
-		f, known := p.find(a.Function)
-		if !known { // an SF that is to be made again
-			f.ID, f.PF = a.Function, a.PF
-		}
-		_, err := p.provisioner.Provision(ctx, provisioning.Request{
-			Function: f, DevicePool: a.Port.DevicePool, Network: a.Port.Network, MAC: a.Port.MAC, Pod: a.Pod,
-		})
-		return err
-	case a.Claim.UID != "" && p.claims != nil:
-		return p.claims(ctx, a)
-	}
-	return nil
-}
 
 // users tells pods and claims of Functions that they lose and get back. See [lifecycle.Options].
 type users struct {
