@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 
@@ -32,23 +31,18 @@ func installCommand() *cobra.Command {
 }
 
 // install copies a binary so that whoever runs it meanwhile gets the old one or the new one, whole.
-func install(from, dir string) (err error) {
-	source, err := os.Open(from)
+func install(from, dir string) error {
+	binary, err := os.ReadFile(from)
 	if err != nil {
 		return err
 	}
-	defer source.Close()
 	// Not a name that the runtime could take for a plugin's.
 	target, err := os.CreateTemp(dir, ".xpu-cni-*")
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(target.Name()))
-		}
-	}()
-	_, err = io.Copy(target, source)
+	defer os.Remove(target.Name()) // in vain once it is renamed
+	_, err = target.Write(binary)
 	if err = errors.Join(err, target.Chmod(0o755), target.Sync(), target.Close()); err != nil {
 		return err
 	}

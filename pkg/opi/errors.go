@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -49,20 +48,18 @@ type Error struct {
 
 // Error is one line that names the operation, the object, the kind and the detail.
 func (e *Error) Error() string {
-	var b strings.Builder
-	b.WriteString("opi: ")
-	b.WriteString(e.Op)
+	text := "opi: " + e.Op
 	if e.ID != "" {
-		b.WriteString(" " + e.ID)
+		text += " " + e.ID
 	}
-	b.WriteString(": " + e.Kind.Error())
+	text += ": " + e.Kind.Error()
 	if e.Field != "" {
-		b.WriteString(" " + e.Field)
+		text += " " + e.Field
 	}
 	if e.Detail != "" {
-		b.WriteString(": " + e.Detail)
+		text += ": " + e.Detail
 	}
-	return b.String()
+	return text
 }
 
 // Unwrap makes both the kind and the cause visible to [errors.Is] and [errors.As].

@@ -38,11 +38,12 @@ type Tracker struct {
 	noSFs        NoSFs
 	log          logr.Logger
 
-	last atomic.Pointer[reading] // nil until the pools have been read once
+	last atomic.Pointer[reading]
 }
 
 // reading is what came out when the pools were read. It does not change.
 type reading struct {
+	known bool // false until the pools have been read once
 	pools []Pool
 	// byFunction has every Function that exists or that a pool has, with its pool; nil if it has none.
 	byFunction map[function.ID]*Pool
@@ -51,16 +52,16 @@ type reading struct {
 // NewTracker makes a tracker; [Tracker.Run] makes it work. Where noSFs is nil, every PF with a driver counts as able to
 // have SFs.
 func NewTracker(functions Functions, declarations Declarations, noSFs NoSFs, log logr.Logger) *Tracker {
-	return &Tracker{functions: functions, declarations: declarations, noSFs: noSFs, log: log}
+	t := &Tracker{functions: functions, declarations: declarations, noSFs: noSFs, log: log}
+	t.last.Store(&reading{})
+	return t
 }
 
 // Pools returns the pools as they are now; known is false until they have been read once. The caller must not change
 // the result.
 func (t *Tracker) Pools() (pools []Pool, known bool) {
-	if last := t.last.Load(); last != nil {
-		return last.pools, true
-	}
-	return nil, false
+	last := t.last.Load()
+	return last.pools, last.known
 }
 
 // DevicePool returns the spec of one DevicePool that is meant for this node.
@@ -76,8 +77,8 @@ func (t *Tracker) DevicePool(name string) (v1alpha1.DevicePoolSpec, bool) {
 
 // PoolOf returns the pool that has a Function; ok is false if none has. The caller must not change the result.
 func (t *Tracker) PoolOf(id function.ID) (p Pool, ok bool) {
-	if last := t.last.Load(); last != nil && last.byFunction[id] != nil {
-		return *last.byFunction[id], true
+	if has := t.last.Load().byFunction[id]; has != nil {
+		return *has, true
 	}
 	return Pool{}, false
 }
@@ -85,9 +86,7 @@ func (t *Tracker) PoolOf(id function.ID) (p Pool, ok bool) {
 // Considered says whether the Function was there when the pools were read last. One that came since is in no pool yet,
 // which says nothing about it.
 func (t *Tracker) Considered(id function.ID) (considered bool) {
-	if last := t.last.Load(); last != nil {
-		_, considered = last.byFunction[id]
-	}
+	_, considered = t.last.Load().byFunction[id]
 	return considered
 }
 
@@ -146,7 +145,7 @@ func (t *Tracker) read(ctx context.Context) (different bool, err error) {
 		}
 	}
 	before, known := t.Pools()
-	t.last.Store(&reading{pools, byFunction})
+	t.last.Store(&reading{known: true, pools: pools, byFunction: byFunction})
 	// Not by the equality of apimachinery, which panics at the unexported fields of errors.
 	if known && reflect.DeepEqual(before, pools) {
 		return false, nil
