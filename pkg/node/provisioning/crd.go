@@ -143,7 +143,18 @@ func readiness(key types.NamespacedName, port *v1alpha1.XPUPort) progress {
 // Deprovision deletes the XPUPort and waits until it is gone. See [Provisioner].
 func (c *CRD) Deprovision(ctx context.Context, f function.Function) error {
 	key := c.key(f.ID)
-	err := c.work(ctx, f.ID, c.deletion(f.ID, "", func(ctx context.Context, own *v1alpha1.XPUPort) progress {
+	asked := false
+	err := c.work(ctx, f.ID, func(ctx context.Context) progress {
+		if !asked {
+			if err := c.deletePort(ctx, key, ""); err != nil {
+				return refused(err)
+			}
+			asked = true
+		}
+		own, _, err := c.ports(ctx, f.ID)
+		if err != nil {
+			return refused(err)
+		}
 		if own != nil {
 			return waiting("xpu-controller has not taken XPUPort %s from XPU %s yet%s", key, own.Spec.XPU, why(own))
 		}
@@ -156,33 +167,11 @@ func (c *CRD) Deprovision(ctx context.Context, f function.Function) error {
 			return waiting("xpu-controller has not taken XPUPort %s from its xPU yet", key)
 		}
 		return progress{}
-	}))
+	})
 	if err != nil {
 		return fmt.Errorf("the xPU may still serve Function %s: %w", f.ID, err)
 	}
 	return nil
-}
-
-// deletion is a step for [converge]. It asks the API server to delete the Function's XPUPort, only the one with the
-// uid if that is not empty. Once the API server has taken the request, the step returns what left says of the XPUPort
-// that memory has, which is nil if there is none.
-func (c *CRD) deletion(
-	f function.ID, uid types.UID, left func(ctx context.Context, own *v1alpha1.XPUPort) progress,
-) func(context.Context) progress {
-	asked := false
-	return func(ctx context.Context) progress {
-		if !asked {
-			if err := c.deletePort(ctx, c.key(f), uid); err != nil {
-				return refused(err)
-			}
-			asked = true
-		}
-		own, _, err := c.ports(ctx, f)
-		if err != nil {
-			return refused(err)
-		}
-		return left(ctx, own)
-	}
 }
 
 // deletePort returns nil if the XPUPort is on its way out or gone, or if one with another uid has taken its place.

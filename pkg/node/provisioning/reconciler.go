@@ -153,16 +153,24 @@ func (c *CRD) remake(ctx context.Context, a journal.Attachment) error {
 	return nil
 }
 
-// remove returns when memory has the Port no more as one that can be counted on. It does not wait for it to be gone.
+// remove deletes a Port, and returns when memory has it no more as one that can be counted on. It does not wait for it to
+// be gone.
 func (c *CRD) remove(ctx context.Context, port *v1alpha1.XPUPort) error {
 	id, uid := claim.FunctionOf(port.Spec.Function), port.UID
 	key := c.key(id)
+	if err := c.deletePort(ctx, key, uid); err != nil {
+		return err
+	}
 	c.options.Log.Info("Deleting XPUPort that the journal knows nothing of", "port", key, "network", port.Spec.Network,
 		"created", port.CreationTimestamp.Time)
-	return converge(ctx, c.api.Subscribe, c.deletion(id, uid, func(_ context.Context, own *v1alpha1.XPUPort) progress {
+	return converge(ctx, c.api.Subscribe, func(ctx context.Context) progress {
+		own, _, err := c.ports(ctx, id)
+		if err != nil {
+			return refused(err)
+		}
 		if own != nil && own.UID == uid && own.DeletionTimestamp.IsZero() {
 			return waiting("XPUPort %s is not known to be deleted yet", key)
 		}
 		return progress{}
-	}))
+	})
 }
