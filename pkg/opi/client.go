@@ -126,10 +126,8 @@ func (c *Client) Watch(ctx context.Context, changed func(connected bool)) error 
 	for {
 		state := c.conn.GetState()
 		switch state {
-		case connectivity.Ready:
-			report(connectivity.Ready)
-		case connectivity.TransientFailure:
-			report(connectivity.TransientFailure)
+		case connectivity.Ready, connectivity.TransientFailure:
+			report(state)
 		case connectivity.Idle:
 			c.conn.Connect()
 		case connectivity.Shutdown:

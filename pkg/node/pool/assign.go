@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/utils/ptr"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -45,10 +46,7 @@ func (o Overlap) String() string { return o.Function.String() + " in " + o.Owner
 // ResourceName is the name of the extended resource as which the device plugin offers the pool: "<prefix>/<name>". The
 // prefix defaults to xpu.opiproject.org, and the name to that of the DevicePool.
 func (p Pool) ResourceName() string {
-	var spec v1alpha1.DevicePluginSpec
-	if p.Spec.DevicePlugin != nil {
-		spec = *p.Spec.DevicePlugin
-	}
+	spec := ptr.Deref(p.Spec.DevicePlugin, v1alpha1.DevicePluginSpec{})
 	return cmp.Or(spec.ResourcePrefix, v1alpha1.GroupName) + "/" + cmp.Or(spec.ResourceName, p.Name)
 }
 

@@ -98,7 +98,11 @@ func (c *CRD) Provision(ctx context.Context, r Request) (Port, error) {
 		case own != nil && !own.DeletionTimestamp.IsZero():
 			return waiting("the Function's last XPUPort %s is not gone yet%s", key, why(own))
 		case own != nil && !serves(&own.Spec, &want.Spec):
-			return c.replace(ctx, key, own)
+			if err := c.deletePort(ctx, key, own.UID); err != nil {
+				return refused(err)
+			}
+			c.options.Log.Info("Replacing an XPUPort that is another one", "port", key, "has", own.Spec)
+			return waiting("the Function's last XPUPort %s, in network %s, is not gone yet", key, own.Spec.Network)
 		case own != nil:
 			port.MTU = int(own.Status.MTU)
 			return readiness(key, own)
@@ -118,15 +122,6 @@ func (c *CRD) Provision(ctx context.Context, r Request) (Port, error) {
 		return Port{}, fmt.Errorf("the xPU does not serve Function %s in network %s: %w", f.ID, r.Network, err)
 	}
 	return port, nil
-}
-
-// replace deletes a Port of the Function that asks for something else.
-func (c *CRD) replace(ctx context.Context, key types.NamespacedName, port *v1alpha1.XPUPort) progress {
-	if err := c.deletePort(ctx, key, port.UID); err != nil {
-		return refused(err)
-	}
-	c.options.Log.Info("Replacing an XPUPort that is another one", "port", key, "has", port.Spec)
-	return waiting("the Function's last XPUPort %s, in network %s, is not gone yet", key, port.Spec.Network)
 }
 
 // readiness is whether xpu-controller says that the Port is served.

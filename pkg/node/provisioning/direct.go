@@ -57,7 +57,7 @@ func NewDirect(config *Config, journal Journal, options DirectOptions) (*Direct,
 	for _, xpu := range config.XPUs {
 		x, err := newXPUSession(xpu, d, metrics)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("xPU %s: %w", xpu.Name, err)
 		}
 		d.xpus = append(d.xpus, x)
 	}

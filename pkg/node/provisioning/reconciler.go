@@ -25,12 +25,20 @@ func (c *CRD) Run(ctx context.Context) error {
 	if !c.api.Synced(ctx) {
 		return nil
 	}
-	var wrong map[function.ID]error
+	var wrong map[function.ID]error // why Functions have not the XPUPort that they should have, as far as it is in the log
 	for pauses := retries(); ; {
-		var err error
-		wrong, err = c.look(ctx, wrong)
+		differing, err := c.differing(ctx)
 		if err != nil {
 			c.options.Log.Error(err, "XPUPorts are not compared with the journal; trying again")
+		} else {
+			logged := wrong
+			wrong = verifyAll(ctx, differing, func(ctx context.Context, id function.ID) error {
+				err := c.amend(ctx, id)
+				if err != nil && ctx.Err() == nil && (logged[id] == nil || logged[id].Error() != err.Error()) {
+					c.options.Log.Error(err, "The XPUPort of a Function is not what the journal says; trying again", "function", id)
+				}
+				return err
+			})
 		}
 		pause := lookInterval
 		if err == nil && len(wrong) == 0 {
@@ -42,22 +50,6 @@ func (c *CRD) Run(ctx context.Context) error {
 			return nil
 		}
 	}
-}
-
-// look compares once, and returns the errors of the Functions whose XPUPort is not what it should be. Those that are in
-// logged are in the log already.
-func (c *CRD) look(ctx context.Context, logged map[function.ID]error) (wrong map[function.ID]error, err error) {
-	differing, err := c.differing(ctx)
-	if err != nil {
-		return logged, err
-	}
-	return verifyAll(ctx, differing, func(ctx context.Context, id function.ID) error {
-		err := c.amend(ctx, id)
-		if err != nil && ctx.Err() == nil && (logged[id] == nil || logged[id].Error() != err.Error()) {
-			c.options.Log.Error(err, "The XPUPort of a Function is not what the journal says; trying again", "function", id)
-		}
-		return err
-	}), nil
 }
 
 // differing are the Functions for which [CRD.amend] may find something to do.

@@ -31,7 +31,7 @@ type xpuSession struct {
 func newXPUSession(xpu XPU, d *Direct, m *metrics) (*xpuSession, error) {
 	dialect, err := dialects.Named(xpu.Dialect)
 	if err != nil {
-		return nil, fmt.Errorf("xPU %s: %w", xpu.Name, err)
+		return nil, err
 	}
 	config := opi.Config{Endpoint: xpu.Endpoint, Dialect: dialect}
 	if xpu.TLS != nil {
@@ -48,20 +48,23 @@ func newXPUSession(xpu XPU, d *Direct, m *metrics) (*xpuSession, error) {
 		Changed: d.options.Changed,
 		Failed:  func(operation string, _ error) { m.errors.WithLabelValues(xpu.Name, operation).Inc() },
 	})
-	if err != nil {
-		return nil, fmt.Errorf("xPU %s: %w", xpu.Name, err)
-	}
 	m.report(xpu.Name, false)
-	return x, nil
+	return x, err
 }
 
-// verify has the agent serve the networks of the configuration, and what the journal says of this xPU. Ports that the
-// agent does not serve are tried again until it does, or until ctx ends.
+// verify has the agent serve the networks of the configuration, so that what is wrong with one is in the log before a pod
+// needs it, and the Ports that the journal has for this xPU. It retries Ports until the agent serves them or ctx ends.
 func (x *xpuSession) verify(ctx context.Context) {
 	var networks sync.WaitGroup
 	defer networks.Wait()
 	for name, network := range x.direct.config.Networks {
-		networks.Go(func() { x.verifyNetwork(ctx, name, network) })
+		networks.Go(func() {
+			bounded, cancel := context.WithTimeout(ctx, verifyTimeout)
+			defer cancel()
+			if err := x.EnsureNetwork(bounded, network.opi(name)); err != nil && ctx.Err() == nil {
+				x.log.Error(err, "The xPU does not serve a network; it is tried again when a Port needs it", "network", name)
+			}
+		})
 	}
 	var pending []function.ID
 	for _, a := range x.direct.journal.All() {
@@ -75,15 +78,6 @@ func (x *xpuSession) verify(ctx context.Context) {
 			return
 		}
 		pending = slices.Collect(maps.Keys(failed))
-	}
-}
-
-// verifyNetwork has what is wrong with a network in the log before a pod needs it.
-func (x *xpuSession) verifyNetwork(ctx context.Context, name string, network Network) {
-	bounded, cancel := context.WithTimeout(ctx, verifyTimeout)
-	defer cancel()
-	if err := x.EnsureNetwork(bounded, network.opi(name)); err != nil && ctx.Err() == nil {
-		x.log.Error(err, "The xPU does not serve a network; it is tried again when a Port needs it", "network", name)
 	}
 }
 
