@@ -34,8 +34,8 @@ type Config struct {
 	TLS      *tls.Config // see [TLSConfig]; nil is plaintext
 	Dialect  Dialect
 
-	// ReloadTLS is asked for the configuration each time a connection is made, in place of TLS: certificates that are
-	// renewed are used from the next connection on. An error of it is one of the connection.
+	// ReloadTLS, where set, replaces TLS. It is called for each new connection, which then uses renewed certificates. An
+	// error of it makes the connection fail.
 	ReloadTLS func() (*tls.Config, error)
 }
 
@@ -107,7 +107,7 @@ func (c *Client) Check(ctx context.Context) error {
 	return c.failure(ctx, "check agent", c.endpoint, c.agent.Alive(ctx))
 }
 
-// Connected tells whether the connection is up at this moment. A Client that was never used has none.
+// Connected tells whether the connection is up now. A Client connects when it is first used.
 func (c *Client) Connected() bool { return c.conn.GetState() == connectivity.Ready }
 
 // Watch keeps the connection up, and calls changed with true each time it came up and with false each time it went
@@ -137,7 +137,7 @@ func (c *Client) Watch(ctx context.Context, changed func(connected bool)) error 
 			return ctx.Err()
 		}
 		if state == connectivity.Ready {
-			// Also when it is up again already: it was a new connection, perhaps to a new agent.
+			// Report this even if the connection is up again: it is a new one, perhaps to an agent that was restarted.
 			report(connectivity.TransientFailure)
 		}
 	}

@@ -12,17 +12,17 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// kind is what a [Client] does with ports and networks alike, in single calls of the agent.
+// kind has the calls to the agent for ports or for networks, where a [Client] treats both alike.
 type kind struct {
 	noun   string
 	status func(ctx context.Context, id string) (Status, error)
 	delete func(ctx context.Context, id string) error
-	// again says that an object which is still in service after it was deleted is deleted once more.
+	// again: an object that is still in service after a deletion is deleted again.
 	again bool
 }
 
-// created returns nil if the call that was to create the object, and ended with this error, may have done so. Whether the
-// object is the right one is for the caller to see.
+// created interprets the error of a call that creates an object. It returns nil if there is an object of the id although
+// the call failed. The caller must verify that it is the right one.
 func (c *Client) created(ctx context.Context, k kind, op, id string, err error) error {
 	if err != nil && outcomeUnknown(err) {
 		if _, getErr := k.status(ctx, id); getErr == nil {

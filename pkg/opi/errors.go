@@ -108,13 +108,13 @@ func outcomeUnknown(err error) bool {
 	}
 }
 
-// timeout is the error of a wait that the context ended: last is what the agent said last.
+// timeout is the error of an operation whose context ended. last is what the agent said last.
 func timeout(ctx context.Context, op, id, last string) error {
 	return &Error{Kind: ErrTimeout, Op: op, ID: id, Detail: last, Err: cmp.Or(context.Cause(ctx), context.DeadlineExceeded)}
 }
 
-// ended says whether the context ended, or is about to: each context has a timer of its own, and that of an RPC, which
-// inherits the deadline, may be the first.
+// ended says whether the context has ended or its deadline has passed. An RPC has a context with the same deadline and a
+// timer of its own, which may fire first.
 func ended(ctx context.Context) bool {
 	deadline, limited := ctx.Deadline()
 	return ctx.Err() != nil || limited && !time.Now().Before(deadline)

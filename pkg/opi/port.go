@@ -31,12 +31,12 @@ type Status struct {
 	Detail string // about failures; may be empty
 }
 
-// of is a sentence for people. noun is "port" or "network".
+// of describes the status in a sentence. noun is "port" or "network".
 func (s Status) of(noun string) string {
 	return "the " + noun + " is " + s.State.String() + ": " + s.Detail
 }
 
-// State is what a [Status] comes down to.
+// State is the operational state of a port or a network.
 type State int
 
 const (
@@ -56,7 +56,7 @@ type PortStatus struct {
 	Status
 }
 
-// is says whether the agent has this very port, to stay.
+// is says whether the agent has exactly this port and is not deleting it.
 func (s PortStatus) is(p Port) bool { return s.State != StateDeleting && s.Port.Equal(p) }
 
 func (p Port) check(op string) error {
@@ -92,14 +92,14 @@ func (p Port) Equal(q Port) bool {
 		slices.Equal(slices.Sorted(slices.Values(p.Networks)), slices.Sorted(slices.Values(q.Networks)))
 }
 
-// maxMade bounds how often EnsurePort makes a port that keeps coming back as another one.
+// maxMade bounds how often EnsurePort creates a port that somebody else keeps changing.
 const maxMade = 3
 
 // EnsurePort returns nil once the agent says that the port is up with exactly this MAC address, type and networks.
 //
-// A port of the same id that is another one, or on its way out, is deleted, waited for and made anew: changing a port
-// in place leaves agents with ports and networks that cannot be deleted any more. A port that was found failed is
-// given one chance to be realised again before it is ErrFailed. The networks must be there (ErrNetworkMissing).
+// A port of the same id that differs or is being deleted is deleted and created anew: a port that is changed in place
+// leaves agents with ports and networks that cannot be deleted any more. A port that is found failed is retried once
+// before it is ErrFailed. The networks must exist (ErrNetworkMissing).
 func (c *Client) EnsurePort(ctx context.Context, p Port) error {
 	const op = "ensure port"
 	if err := p.check(op); err != nil {
@@ -135,8 +135,8 @@ func (c *Client) EnsurePort(ctx context.Context, p Port) error {
 	})
 }
 
-// replacePort creates the port, after it deleted the other one of its id if there is one. It also returns what the agent
-// said last.
+// replacePort deletes the other port of the same id, if there is one, and creates the port. said is what the agent said
+// last.
 func (c *Client) replacePort(ctx context.Context, op string, p Port, other bool) (said string, err error) {
 	if other {
 		if err := c.delete(ctx, c.ports, op, p.ID); err != nil {

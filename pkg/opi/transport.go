@@ -18,12 +18,12 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// silence is how long an agent may leave the kernel without an answer before the connection is given up.
+// silence is for how long the kernel gets no answer from the agent before it gives the connection up.
 const silence = 5 * time.Second
 
-// newDialer makes a dialer of connections that find out that the peer is gone: by TCP, and not by HTTP/2 pings, because
-// a gRPC server with default settings, as the reference agent is, hangs up on a client that pings more often than each
-// 5 minutes.
+// newDialer makes a dialer of connections that detect by TCP that the peer is gone. HTTP/2 pings cannot be used for that:
+// a gRPC server with default settings, such as the reference agent, closes the connection of a client that pings more
+// often than every 5 minutes.
 func newDialer() *net.Dialer {
 	return &net.Dialer{
 		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 2 * time.Second, Interval: time.Second, Count: 3},
@@ -31,8 +31,8 @@ func newDialer() *net.Dialer {
 	}
 }
 
-// limitSilence also bounds how long the kernel repeats what the peer does not acknowledge. While it does, a quarter of
-// an hour by default, there are no keep-alives.
+// limitSilence bounds for how long the kernel retransmits what the peer does not acknowledge (TCP_USER_TIMEOUT in tcp(7)).
+// The default is about 15 minutes, and the kernel sends no keep-alives meanwhile.
 func limitSilence(_, _ string, socket syscall.RawConn) (err error) {
 	failed := socket.Control(func(fd uintptr) {
 		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(silence.Milliseconds()))

@@ -41,8 +41,8 @@ type agent struct {
 	ports    evpn.BridgePortServiceClient
 }
 
-// Alive asks for a port that never exists: every agent answers that, while grpc.health.v1 is not served by the reference
-// agent, its List leaks memory and its inventory can end the process.
+// Alive asks for a port that never exists, which every agent answers. The reference agent does not serve grpc.health.v1,
+// its List leaks memory, and its inventory can end the process.
 func (a agent) Alive(ctx context.Context) error {
 	const never = "opi-liveness-check"
 	_, err := a.ports.GetBridgePort(ctx, &evpn.GetBridgePortRequest{Name: portPrefix + never})
@@ -53,7 +53,7 @@ func (a agent) Alive(ctx context.Context) error {
 	return err
 }
 
-// hints are parts of the messages with which opi-evpn-bridge tells failures apart that all have the code Unknown.
+// hints are parts of the messages of opi-evpn-bridge, which uses the code Unknown for different kinds of failures.
 var hints = [...]struct {
 	text string
 	kind error
@@ -186,9 +186,9 @@ func (a agent) networkUp(ctx context.Context, id string) error {
 	return nil
 }
 
-// RetryPort is an Update that changes nothing, the one safe use of Update: changing a port in place leaves agents with
-// ports and networks that cannot be deleted any more. An agent that was restarted does not try again by itself. Agents
-// without Update are left to themselves.
+// RetryPort is an Update that changes nothing. An agent that was restarted does not try again by itself. An Update that
+// changes a port leaves agents with ports and networks that cannot be deleted any more. An agent without Update is not an
+// error.
 func (a agent) RetryPort(ctx context.Context, p opi.Port) error {
 	_, err := a.ports.UpdateBridgePort(ctx, &evpn.UpdateBridgePortRequest{BridgePort: &evpn.BridgePort{Name: portPrefix + p.ID, Spec: spec(p)}})
 	switch status.Code(err) {
@@ -230,8 +230,8 @@ func portStatus(bp *evpn.BridgePort) opi.PortStatus {
 	return p
 }
 
-// statusOf is what an object's operational status and its components say. Only a component in state ERROR counts as
-// failed: others may still be at work.
+// statusOf derives a status from an object's operational status and its components. Only a component in state ERROR makes
+// it failed; components in other states may still be at work.
 func statusOf(up, deleting bool, components []*evpn.Component) opi.Status {
 	var details []string
 	for _, comp := range components {
@@ -251,12 +251,12 @@ func statusOf(up, deleting bool, components []*evpn.Component) opi.Status {
 	return status
 }
 
-// lastSegment is the id in a resource name. Agents differ in what stands before it.
+// lastSegment is the id in a resource name. Agents differ in the part before it.
 func lastSegment(name string) string {
 	return name[strings.LastIndexByte(name, '/')+1:]
 }
 
-// unverifiable is the error of an agent that leaves out what was asked for.
+// unverifiable is the error for an agent that answers without the spec of the object.
 func unverifiable(call string) error {
 	return &opi.Error{
 		Kind: opi.ErrUnsupported, Detail: fmt.Sprintf("the agent's %s answers without a spec, so nothing can be verified", call),
