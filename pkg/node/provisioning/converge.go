@@ -17,30 +17,29 @@ import (
 )
 
 const (
-	// verifyTimeout bounds one attempt to verify a Port or a network, the lock of which is held meanwhile.
+	// verifyTimeout bounds one attempt to verify a Port or a network, which holds the lock of the Function or network.
 	verifyTimeout = 15 * time.Second
-	// verifyAtOnce is how many Ports are verified at the same time, in direct mode of each xPU.
+	// verifyAtOnce is how many Ports are verified at the same time; in direct mode, how many of each xPU.
 	verifyAtOnce = 8
-	// undeclaredFor is for how long a network or an XPU that is not declared is waited for. It may come together with the
-	// pod; if it is a mistake, the user should hear of it soon.
+	// undeclaredFor is how long to wait for a network or an XPU that is not declared. It may be created together with the
+	// pod. If the pod names it by mistake, the user should learn that soon.
 	undeclaredFor = 5 * time.Second
 )
 
 // retries are the pauses between attempts for one Function: 100 ms, then longer and longer up to 10 s.
 func retries() *wait.Backoff { return loop.Backoff(100*time.Millisecond, 10*time.Second) }
 
-// wantsPort says whether the xPU is to serve a Port for the attachment. An attachment that is on its way out keeps its
-// Port until it is deprovisioned, but a Port that is missing is not made again for it.
+// wantsPort says whether the xPU must serve a Port for the attachment. An attachment that is being released keeps its Port
+// until it is deprovisioned, but if the Port is missing, it is not created again.
 func wantsPort(a journal.Attachment) bool { return a.Port != nil && a.State != journal.Releasing }
 
-// progress is what came of a step. The zero value says that all is done.
+// progress is the result of a step. The zero value says that all is done.
 type progress struct {
 	// missing is what has to happen.
 	missing error
-	// refused says that the API server did not do what it was asked to. It is asked again after a pause, and not
-	// whenever something else changes.
+	// refused says that the API server refused a request. The step is repeated after a pause only, and not after a change.
 	refused bool
-	// undeclared says that an administrator has to declare something first, which may be on its way or not.
+	// undeclared says that an administrator has to declare something first.
 	undeclared bool
 	// never says that no further step can help.
 	never bool
@@ -66,7 +65,7 @@ func converge(
 		if now.missing == nil {
 			return nil
 		}
-		// An answer that was cut short says less than the one before.
+		// The error of a step that ctx cut short says less than the one before.
 		if missing == nil || ctx.Err() == nil && !errors.Is(now.missing, opi.ErrTimeout) {
 			missing = now.missing
 		}

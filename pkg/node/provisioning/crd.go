@@ -19,43 +19,43 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/keylock"
 )
 
-// API is what [CRD] uses of the API server. What it reads comes from memory, if nothing else is said, and must not be
-// changed.
+// API is what [CRD] uses of the API server. Reads come from a cache, except for PortExists. The caller must not change what
+// they return.
 type API interface {
-	// Synced waits until everything has been read once; false means that ctx ended before.
+	// Synced waits until the cache has been filled. It returns false if ctx ended before.
 	Synced(ctx context.Context) bool
-	// Subscribe returns a channel that receives a value after every change of what follows, until ctx ends.
+	// Subscribe returns a channel that receives a value after every change of an XPU or a Port, until ctx ends.
 	Subscribe(ctx context.Context) <-chan struct{}
 	// XPUOf is the XPU that serves a PF of the node, nil if there is none.
 	XPUOf(ctx context.Context, pf pci.Address) (*v1alpha1.XPU, error)
-	// XPUAway says why the OPI agent of the Function's xPU cannot be asked.
+	// XPUAway says why the OPI agent of the Function's xPU cannot be reached, "" if it can.
 	XPUAway(f function.Function) string
 	// Ports are the Ports of the node.
 	Ports(ctx context.Context) ([]v1alpha1.XPUPort, error)
 	// PortsOf are the Ports of a Function, at most one in each namespace.
 	PortsOf(ctx context.Context, f function.ID) ([]v1alpha1.XPUPort, error)
-	// CreatePort creates a Port, and has it go when the node goes.
+	// CreatePort creates a Port that the garbage collector deletes with the Node.
 	CreatePort(ctx context.Context, port *v1alpha1.XPUPort) error
-	// DeletePort asks for a Port to be taken away, only the one with the uid if that is not empty. An error that is
-	// NotFound says that there is none any more.
+	// DeletePort asks for the deletion of a Port, only of the one with the uid if that is not empty. A NotFound error says
+	// that there is no such Port.
 	DeletePort(ctx context.Context, key types.NamespacedName, uid types.UID) error
 	// PortExists asks the API server itself.
 	PortExists(ctx context.Context, key types.NamespacedName) (bool, error)
 }
 
-// CRDOptions are what [CRD] depends on beside the API server and the journal.
+// CRDOptions configure a [CRD].
 type CRDOptions struct {
 	// Node is the name of the node that has the Functions.
 	Node string
-	// Namespace is that of the XPUPorts, the agent's own.
+	// Namespace is the namespace of the agent and of the XPUPorts that it creates.
 	Namespace string
 	// InUse says whether a pod may have a Function of which the journal has no record. It must not block.
 	InUse func(function.ID) bool
 	Log   logr.Logger
 }
 
-// CRD has Functions served by writing XPUPorts, which xpu-controller brings to the OPI agents. Like [Direct], it trusts
-// the journal. See [Provisioner].
+// CRD is the [Provisioner] that writes XPUPorts, which xpu-controller brings to the OPI agents. Like [Direct], it trusts
+// the journal.
 type CRD struct {
 	api       API
 	journal   Journal
@@ -65,7 +65,7 @@ type CRD struct {
 
 var _ Provisioner = (*CRD)(nil)
 
-// NewCRD makes a provisioner; [CRD.Run] has it keep up what it made.
+// NewCRD makes a provisioner. [CRD.Run] restores the XPUPorts that it created.
 func NewCRD(api API, journal Journal, options CRDOptions) *CRD {
 	return &CRD{api: api, journal: journal, options: options}
 }
@@ -73,13 +73,13 @@ func NewCRD(api API, journal Journal, options CRDOptions) *CRD {
 // Away is what xpu-controller says about the Function's xPU. See [Provisioner].
 func (c *CRD) Away(f function.Function) string { return c.api.XPUAway(f) }
 
-// memoryLag is for how long a Port that was just created may be missing in memory.
+// memoryLag is for how long a Port that was just created may be missing in the cache.
 const memoryLag = time.Second
 
 // Provision has an XPUPort that asks for exactly this, and waits until it is ready. See [Provisioner].
 func (c *CRD) Provision(ctx context.Context, r Request) (Port, error) {
 	f, key := r.Function, c.key(r.Function.ID)
-	var created time.Time // the XPUPort, by this call
+	var created time.Time // when this call created the XPUPort
 	var port Port
 	err := c.work(ctx, f.ID, func(ctx context.Context) progress {
 		xpu, err := c.api.XPUOf(ctx, f.PF)
@@ -153,7 +153,7 @@ func (c *CRD) Deprovision(ctx context.Context, f function.Function) error {
 		if own != nil {
 			return waiting("xpu-controller has not taken XPUPort %s from XPU %s yet%s", key, own.Spec.XPU, why(own))
 		}
-		// One that was created a moment ago may not be in memory yet.
+		// A Port that was created a moment ago may not be in the cache yet.
 		exists, err := c.api.PortExists(ctx, key)
 		if err != nil {
 			return refused(fmt.Errorf("XPUPort %s: %w", key, err))
@@ -169,7 +169,7 @@ func (c *CRD) Deprovision(ctx context.Context, f function.Function) error {
 	return nil
 }
 
-// deletePort returns nil if the XPUPort is on its way out or gone, or if one with another uid has taken its place.
+// deletePort returns nil if the XPUPort is being deleted or gone, or if one with another uid has taken its place.
 func (c *CRD) deletePort(ctx context.Context, key types.NamespacedName, uid types.UID) error {
 	err := c.api.DeletePort(ctx, key, uid)
 	if err == nil || apierrors.IsNotFound(err) || uid != "" && apierrors.IsConflict(err) {
@@ -199,7 +199,7 @@ func refused(err error) progress {
 	return progress{missing: fmt.Errorf("the API server does not do what is needed: %w", err), refused: true}
 }
 
-// ports are the Port of the Function in the agent's namespace and one in another, nil where there is none.
+// ports are the Port of the Function in the agent's namespace and a Port of it in another one, or nil.
 func (c *CRD) ports(ctx context.Context, f function.ID) (own, other *v1alpha1.XPUPort, err error) {
 	all, err := c.api.PortsOf(ctx, f)
 	for i := range all {
@@ -240,12 +240,13 @@ func (c *CRD) newPort(r Request, xpu string) *v1alpha1.XPUPort {
 	return port
 }
 
-// serves says whether a Port is as good as the one that is wanted.
+// serves says whether an existing Port can be used as the one that is wanted.
 func serves(have, want *v1alpha1.XPUPortSpec) bool {
 	return have.XPU == want.XPU && have.Network == want.Network && have.MAC == want.MAC && forPod(have.Pod, want.Pod)
 }
 
-// forPod says whether a Port that was made for one pod is for the other. One that was made by Allocate is for any.
+// forPod says whether a Port that was created for one pod can be used for another. A Port that Allocate created has no pod
+// and can be used for any.
 func forPod(have, want *v1alpha1.PodRef) bool {
 	switch {
 	case have == nil:
@@ -258,7 +259,7 @@ func forPod(have, want *v1alpha1.PodRef) bool {
 	return have.Namespace == want.Namespace && have.Name == want.Name
 }
 
-// why is what xpu-controller says about a Port, as the end of a sentence; "" if nothing.
+// why is the reason and message of a Port that is not ready, as the end of a sentence; "" if there is none.
 func why(port *v1alpha1.XPUPort) string {
 	ready := meta.FindStatusCondition(port.Status.Conditions, v1alpha1.ConditionReady)
 	if ready == nil || ready.Status == metav1.ConditionTrue {

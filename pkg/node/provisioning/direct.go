@@ -26,19 +26,19 @@ type Journal interface {
 	All() []journal.Attachment
 }
 
-// DirectOptions are what [Direct] depends on beside its configuration and the journal.
+// DirectOptions configure a [Direct].
 type DirectOptions struct {
 	// Changed is called when [Direct.Away] may say something else than before. It must not block.
 	Changed func()
-	// Debounce is how long an OPI agent may be out of reach before it counts as away. Default 500 ms, so that the kubelet
-	// hears of it within a second.
+	// Debounce is how long an OPI agent may be out of reach before it counts as away. The default is 500 ms, so that the
+	// kubelet learns it within a second.
 	Debounce time.Duration
 	Registry prometheus.Registerer
 	Log      logr.Logger
 }
 
-// Direct has Functions served by asking the OPI agents itself. It trusts the journal: the caller writes the Port down
-// before Provision, and that the Port is to go before Deprovision. See [Provisioner].
+// Direct is the [Provisioner] that calls the OPI agents itself. It trusts the journal: the caller records the Port before
+// Provision, and that it releases the Port before Deprovision.
 type Direct struct {
 	config    *Config
 	xpus      []*xpuSession
@@ -49,7 +49,7 @@ type Direct struct {
 
 var _ Provisioner = (*Direct)(nil)
 
-// NewDirect makes a provisioner; [Direct.Run] has it see to the connections.
+// NewDirect makes a provisioner. [Direct.Run] connects it to the OPI agents.
 func NewDirect(config *Config, journal Journal, options DirectOptions) (*Direct, error) {
 	options.Debounce = cmp.Or(options.Debounce, 500*time.Millisecond)
 	d := &Direct{config: config, journal: journal, options: options}
@@ -64,8 +64,8 @@ func NewDirect(config *Config, journal Journal, options DirectOptions) (*Direct,
 	return d, nil
 }
 
-// Run keeps the connections to the OPI agents up until ctx ends. Each time one comes up, it has the agent serve all that
-// the journal says again, as an agent that was restarted may have forgotten it.
+// Run keeps the connections to the OPI agents up until ctx ends. Each time a connection comes up, Run verifies all Ports of
+// the journal: an agent that was restarted may have forgotten them.
 func (d *Direct) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	for _, x := range d.xpus {
@@ -75,7 +75,7 @@ func (d *Direct) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// Network is that of a pool, "" if it has none.
+// Network is the name of the network of a pool, "" if it has none.
 func (d *Direct) Network(pool string) string { return d.config.Pools[pool] }
 
 // Away says that the OPI agent of the Function's xPU has not been reached for a while, and why. See [Provisioner].
@@ -136,7 +136,7 @@ func (d *Direct) Deprovision(ctx context.Context, f function.Function) error {
 	return nil
 }
 
-// xpuOf is the xPU that has the PF: one that names it before one that takes every PF; nil if there is none.
+// xpuOf is the xPU that names the PF, else the one that takes every PF, else nil.
 func (d *Direct) xpuOf(pf pci.Address) *xpuSession {
 	var every *xpuSession
 	for _, x := range d.xpus {

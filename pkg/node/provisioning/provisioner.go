@@ -1,5 +1,5 @@
-// Package provisioning has the xPU serve Functions that the device plugin handed out. There are two ways: [CRD] writes
-// XPUPorts, which xpu-controller brings to the OPI agent, and [Direct] calls the OPI agent itself.
+// Package provisioning has the xPU serve the Functions that the device plugin allocates. [CRD] writes XPUPorts, which
+// xpu-controller brings to the OPI agent. [Direct] calls the OPI agent itself.
 package provisioning
 
 import (
@@ -17,7 +17,7 @@ type Request struct {
 	DevicePool string
 	// Network is the name of the network that the Port joins.
 	Network string
-	// MAC is that of the Function while it is attached; see [MAC].
+	// MAC is the address of the Function while it is attached; see [MAC].
 	MAC function.MAC
 	// Pod is empty where it is not known yet.
 	Pod journal.Pod
@@ -25,21 +25,21 @@ type Request struct {
 
 // Port is what the xPU serves.
 type Port struct {
-	// MTU is that of the network in bytes, 0 where it sets none.
+	// MTU is the MTU of the network in bytes, 0 if the network sets none.
 	MTU int
 }
 
 // Provisioner has the xPU serve Functions. Its methods may be called by several goroutines at once; for one Function
 // only one at a time.
 type Provisioner interface {
-	// Provision returns once the xPU serves exactly this. A Port of the Function that is another one, or on its way out,
-	// is replaced. It gives up when ctx ends, and soon where the network or the xPU is not declared; the error then says
-	// what is missing, in the words of whoever knows best.
+	// Provision returns once the xPU serves exactly this. It replaces a Port of the Function that differs or is being
+	// deleted. It gives up when ctx ends, and after a few seconds if the network or the xPU is not declared. The error says
+	// what is missing.
 	Provision(ctx context.Context, r Request) (Port, error)
-	// Deprovision returns nil once the xPU serves no Port of the Function any more, also if it never did.
+	// Deprovision returns nil once the xPU serves no Port of the Function.
 	Deprovision(ctx context.Context, f function.Function) error
-	// Away says why the xPU of the Function cannot be asked, in a sentence that says what to do; "" if it can, or if the
-	// Function has none. It does not block.
+	// Away says why the xPU of the Function cannot be reached, and what to do; "" if it can, or if the Function has no xPU.
+	// It does not block.
 	Away(f function.Function) string
 }
 

@@ -14,18 +14,18 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// lookInterval is how often XPUPorts and journal are compared though no XPUPort changed. Both are in memory.
+// lookInterval is how often XPUPorts and journal are compared if no XPUPort changes.
 const lookInterval = time.Minute
 
-// Run keeps the agent's XPUPorts true to the journal until ctx ends. One that somebody deleted, or that went with the
-// Node object, is made again as long as the journal has its Port. One that the journal knows nothing of is deleted: it
-// would keep its Function from everybody else. Start it when what the last run of the agent left is recovered.
+// Run makes the agent's XPUPorts match the journal until ctx ends. It creates an XPUPort again that somebody deleted, or
+// that was deleted with the Node, as long as the journal has its Port. It deletes an XPUPort that the journal does not
+// have, as nobody else could use its Function. Start it after the recovery of what the last run of the agent left.
 func (c *CRD) Run(ctx context.Context) error {
 	changes := c.api.Subscribe(ctx)
 	if !c.api.Synced(ctx) {
 		return nil
 	}
-	var wrong map[function.ID]error // why Functions have not the XPUPort that they should have, as far as it is in the log
+	var wrong map[function.ID]error // the errors of the last look, which are in the log
 	for pauses := retries(); ; {
 		differing, err := c.differing(ctx)
 		if err != nil {
@@ -78,8 +78,8 @@ func (c *CRD) differing(ctx context.Context) ([]function.ID, error) {
 	return differing, nil
 }
 
-// isStray says whether a Port in the agent's namespace is one that this agent made and that the journal knows nothing of.
-// If a journal was lost, a pod that has the Function keeps its Port.
+// isStray says whether a Port in the agent's namespace was created by this agent and is not in the journal. If the journal
+// was lost, a pod that has the Function keeps its Port.
 func (c *CRD) isStray(port *v1alpha1.XPUPort) bool {
 	id := claim.FunctionOf(port.Spec.Function)
 	if port.Name != c.key(id).Name || port.Spec.Claim.UID != "" || !port.DeletionTimestamp.IsZero() {
@@ -91,10 +91,9 @@ func (c *CRD) isStray(port *v1alpha1.XPUPort) bool {
 	return !c.options.InUse(id)
 }
 
-// amend deletes the Function's XPUPort, or makes it again, if the journal says so. It asks the journal under the
-// Function's lock, which Provision and Deprovision take after they wrote the journal. So it never makes a Port again that
-// is being deleted, nor deletes one that somebody is about to count on. While one of them has the lock, there is nothing
-// to do: it sees to the Port itself.
+// amend deletes the Function's XPUPort or creates it again, if the journal says so. It reads the journal under the
+// Function's lock, which Provision and Deprovision take after the caller wrote the journal. So amend neither creates a
+// Port that is being deleted nor deletes one that is being provisioned. While one of them has the lock, amend does nothing.
 func (c *CRD) amend(ctx context.Context, id function.ID) error {
 	unlock, taken := c.functions.TryLock(id)
 	if !taken {
@@ -120,7 +119,7 @@ func (c *CRD) amend(ctx context.Context, id function.ID) error {
 	return c.remake(ctx, a)
 }
 
-// remake does not wait for the Port to be up: nobody waits for it, and what is wrong with it is in its status.
+// remake creates the XPUPort of the attachment. It does not wait until the xPU serves it.
 func (c *CRD) remake(ctx context.Context, a journal.Attachment) error {
 	xpu, err := c.api.XPUOf(ctx, a.PF)
 	if err != nil {
@@ -135,7 +134,7 @@ func (c *CRD) remake(ctx context.Context, a journal.Attachment) error {
 	}, xpu.Name)
 	err = c.api.CreatePort(ctx, port)
 	if apierrors.IsAlreadyExists(err) {
-		return nil // and not in memory yet
+		return nil // it is not in the cache yet
 	}
 	if err != nil {
 		return fmt.Errorf("create XPUPort %s: %w", key, err)
@@ -145,8 +144,7 @@ func (c *CRD) remake(ctx context.Context, a journal.Attachment) error {
 	return nil
 }
 
-// remove deletes a Port, and returns when memory has it no more as one that can be counted on. It does not wait for it to
-// be gone.
+// remove asks for the deletion of a Port and waits until the cache shows it as deleted or being deleted.
 func (c *CRD) remove(ctx context.Context, port *v1alpha1.XPUPort) error {
 	id, uid := claim.FunctionOf(port.Spec.Function), port.UID
 	key := c.key(id)

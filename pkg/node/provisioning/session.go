@@ -52,8 +52,9 @@ func newXPUSession(xpu XPU, d *Direct, m *metrics) (*xpuSession, error) {
 	return x, err
 }
 
-// verify has the agent serve the networks of the configuration, so that what is wrong with one is in the log before a pod
-// needs it, and the Ports that the journal has for this xPU. It retries Ports until the agent serves them or ctx ends.
+// verify has the agent serve the networks of the configuration and the Ports that the journal has for this xPU. It retries
+// Ports until the agent serves them or ctx ends. Networks are tried once, so that a problem is in the log before a pod
+// needs them.
 func (x *xpuSession) verify(ctx context.Context) {
 	var networks sync.WaitGroup
 	defer networks.Wait()
@@ -81,8 +82,8 @@ func (x *xpuSession) verify(ctx context.Context) {
 	}
 }
 
-// verifyPort has the agent serve the Function's Port if the journal has one. It asks the journal under the Function's lock,
-// so that it does not make a Port again that is being deleted.
+// verifyPort has the agent serve the Function's Port if the journal has one. It reads the journal under the Function's
+// lock, so that it does not create a Port that is being deleted.
 func (x *xpuSession) verifyPort(ctx context.Context, id function.ID) error {
 	unlock, err := x.direct.functions.Lock(ctx, id)
 	if err != nil {
@@ -101,7 +102,7 @@ func (x *xpuSession) verifyPort(ctx context.Context, id function.ID) error {
 	return err
 }
 
-// ensure asks the agent once to serve a Port. Its network may have gone from the configuration since the journal has it.
+// ensure asks the agent once to serve a Port. A Port of the journal may have a network that the configuration lacks by now.
 func (x *xpuSession) ensure(ctx context.Context, id function.ID, mac function.MAC, name string) error {
 	network, known := x.direct.config.Networks[name]
 	if !known {
@@ -114,7 +115,7 @@ func (x *xpuSession) ensure(ctx context.Context, id function.ID, mac function.MA
 	return x.EnsurePort(ctx, port, network.opi(name))
 }
 
-// work asks the agent again and again, as [converge] does, while nobody else works on the Function.
+// work repeats a request to the agent as [converge] does. It holds the lock of the Function.
 func (x *xpuSession) work(ctx context.Context, id function.ID, ask func(context.Context) error) error {
 	unlock, err := x.direct.functions.Lock(ctx, id)
 	if err != nil {
