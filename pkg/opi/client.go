@@ -85,14 +85,16 @@ func Dial(cfg Config) (*Client, error) {
 		return nil, fmt.Errorf("opi: endpoint %q: %w", cfg.Endpoint, err)
 	}
 	c := &Client{endpoint: cfg.Endpoint, conn: conn, agent: cfg.Dialect.Agent(conn)}
-	c.ports = kind{noun: "port", delete: c.agent.DeletePort, again: true, status: func(ctx context.Context, id string) (Status, error) {
+	c.ports = kind{noun: "port", delete: c.agent.DeletePort, again: true}
+	c.ports.status = func(ctx context.Context, id string) (Status, error) {
 		got, err := c.agent.Port(ctx, id)
 		return got.Status, err
-	}}
-	c.networks = kind{noun: "network", delete: c.agent.DeleteNetwork, status: func(ctx context.Context, id string) (Status, error) {
+	}
+	c.networks = kind{noun: "network", delete: c.agent.DeleteNetwork}
+	c.networks.status = func(ctx context.Context, id string) (Status, error) {
 		got, err := c.agent.Network(ctx, id)
 		return got.Status, err
-	}}
+	}
 	return c, nil
 }
 

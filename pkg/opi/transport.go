@@ -95,7 +95,9 @@ func (r *reloading) Clone() credentials.TransportCredentials { return r }
 // bounded limits calls to [maxInFlight] at once, and each to [rpcTimeout] once it runs.
 func bounded() grpc.UnaryClientInterceptor {
 	slots := semaphore.NewWeighted(maxInFlight)
-	return func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	return func(
+		ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption,
+	) error {
 		if err := slots.Acquire(ctx, 1); err != nil {
 			return status.FromContextError(err).Err()
 		}

@@ -166,7 +166,9 @@ func (a agent) CreatePort(ctx context.Context, p opi.Port) error {
 			}
 		}
 	}
-	_, err := a.ports.CreateBridgePort(ctx, &evpn.CreateBridgePortRequest{BridgePortId: p.ID, BridgePort: &evpn.BridgePort{Spec: spec(p)}})
+	_, err := a.ports.CreateBridgePort(ctx, &evpn.CreateBridgePortRequest{
+		BridgePortId: p.ID, BridgePort: &evpn.BridgePort{Spec: spec(p)},
+	})
 	if status.Code(err) == codes.NotFound {
 		return &opi.Error{Kind: opi.ErrNetworkMissing, Detail: status.Convert(err).Message(), Err: err}
 	}
@@ -190,7 +192,9 @@ func (a agent) networkUp(ctx context.Context, id string) error {
 // changes a port leaves agents with ports and networks that cannot be deleted any more. An agent without Update is not an
 // error.
 func (a agent) RetryPort(ctx context.Context, p opi.Port) error {
-	_, err := a.ports.UpdateBridgePort(ctx, &evpn.UpdateBridgePortRequest{BridgePort: &evpn.BridgePort{Name: portPrefix + p.ID, Spec: spec(p)}})
+	_, err := a.ports.UpdateBridgePort(ctx, &evpn.UpdateBridgePortRequest{
+		BridgePort: &evpn.BridgePort{Name: portPrefix + p.ID, Spec: spec(p)},
+	})
 	switch status.Code(err) {
 	case codes.Unimplemented, codes.NotFound, codes.Unknown:
 		return nil // Get tells what came of it
