@@ -41,7 +41,7 @@ type Tracker struct {
 	last atomic.Pointer[reading]
 }
 
-// reading is what came out when the pools were read. It does not change.
+// reading is the result of reading the pools. It does not change.
 type reading struct {
 	known bool // false until the pools have been read once
 	pools []Pool
@@ -49,8 +49,7 @@ type reading struct {
 	byFunction map[function.ID]*Pool
 }
 
-// NewTracker makes a tracker; [Tracker.Run] makes it work. Where noSFs is nil, every PF with a driver counts as able to
-// have SFs.
+// NewTracker makes a tracker. [Tracker.Run] reads the pools. If noSFs is nil, every PF with a driver can have SFs.
 func NewTracker(functions Functions, declarations Declarations, noSFs NoSFs, log logr.Logger) *Tracker {
 	t := &Tracker{functions: functions, declarations: declarations, noSFs: noSFs, log: log}
 	t.last.Store(&reading{})
@@ -83,14 +82,14 @@ func (t *Tracker) PoolOf(id function.ID) (p Pool, ok bool) {
 	return Pool{}, false
 }
 
-// Considered says whether the Function was there when the pools were read last. One that came since is in no pool yet,
-// which says nothing about it.
+// Considered says whether the Function existed when the pools were read last. A Function that came since is in no pool
+// yet, but may belong to one.
 func (t *Tracker) Considered(id function.ID) (considered bool) {
 	_, considered = t.last.Load().byFunction[id]
 	return considered
 }
 
-// Get returns a Function as it is now: one that exists, or an SF that will be made when its pool hands it out.
+// Get returns a Function as it is now: one that exists, or an SF that is created when it is allocated.
 func (t *Tracker) Get(id function.ID) (function.Function, bool) {
 	if f, exists := t.functions.Get(id); exists {
 		return f, true
@@ -106,8 +105,8 @@ func (t *Tracker) Get(id function.ID) (function.Function, bool) {
 	return function.PotentialSF(pf, sfnum), true
 }
 
-// Run reads the pools at once and again for every value from changes, until ctx ends. It calls changed after each
-// time that they came out different. What cannot be read, such as a Node that is not there yet, leaves the pools as
+// Run reads the pools at once and again for every value from changes, until ctx ends. It calls changed each time that the
+// pools differ from those before. If something cannot be read, such as a Node that does not exist yet, the pools stay as
 // they are until the next change.
 func (t *Tracker) Run(ctx context.Context, changes <-chan struct{}, changed func()) error {
 	for {
@@ -154,7 +153,7 @@ func (t *Tracker) read(ctx context.Context) (different bool, err error) {
 	return true, nil
 }
 
-// report logs what is wrong with pools that came out different: errors, and those Shortages that are new.
+// report logs what is wrong with pools that changed: errors, and new Shortages.
 func (t *Tracker) report(before, pools []Pool) {
 	told := map[string][]v1alpha1.Shortage{}
 	for _, p := range before {
