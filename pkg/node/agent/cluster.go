@@ -32,8 +32,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
 )
 
-// clustered is what an agent has in addition where it has an API server: DevicePools come from there, XPUPorts go there,
-// and Functions are published by DRA too.
+// clustered are the additional parts of an agent with an API server: it reads DevicePools and writes XPUPorts there, and
+// also publishes Functions by DRA.
 type clustered struct {
 	*agent
 	api       *kubeapi.API
@@ -48,10 +48,10 @@ type clustered struct {
 	nri     *nri.Plugin
 }
 
-// provisionByCluster has the agent work with an API server: XPUPorts and DevicePools are there.
+// provisionByCluster makes the parts that read and write DevicePools and XPUPorts at the API server.
 func (a *agent) provisionByCluster(ctx context.Context) error {
-	// Protobuf leaves the opaque parameters in a claim's allocation as they are, to the byte. The API server refuses a
-	// status in which they differ, and JSON drops white space.
+	// Protobuf keeps the opaque parameters in a claim's allocation byte by byte. JSON drops white space, and the API server
+	// refuses a status in which they differ.
 	verbatim := rest.CopyConfig(a.config.Kubernetes)
 	verbatim.ContentType = runtime.ContentTypeProtobuf
 	verbatim.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
@@ -91,11 +91,10 @@ func (a *agent) provisionByCluster(ctx context.Context) error {
 	return nil
 }
 
-// apiPatience is how long the API server may take to answer before the log says what is waited for. The client library
-// tries again without a word.
+// apiPatience is how long the API server may take to answer before it is logged. The client library retries silently.
 const apiPatience = 5 * time.Second
 
-// synced waits until declarations can be read; false means that ctx ended before.
+// synced waits until declarations can be read. It returns false if ctx ended before.
 func (c *clustered) synced(ctx context.Context) bool {
 	tell := time.AfterFunc(apiPatience, func() {
 		c.log.Info("Waiting for the API server; nothing is offered before DevicePools are read", "server", c.config.Kubernetes.Host)
@@ -104,7 +103,7 @@ func (c *clustered) synced(ctx context.Context) bool {
 	return c.api.Synced(ctx)
 }
 
-// attach makes what prepares claims and attaches their Functions.
+// attach makes the parts that prepare claims and attach their Functions.
 func (c *clustered) attach() error {
 	c.checker = c.health(c.lifecycle.Overdue)
 	cdi, err := cdi.Open(c.config.CDIDir)
@@ -135,17 +134,15 @@ func (c *clustered) attach() error {
 	return nil
 }
 
-// serve publishes Functions by DRA, prepares claims, and tells of the outcome, until ctx ends. Functions are known by
-// then, and what the last run left is recovered.
+// serve publishes Functions by DRA, prepares claims, and reports their status until ctx ends. It is called after the
+// recovery, when the Functions are known.
 func (c *clustered) serve(ctx context.Context) error {
 	forPublisher, forReporter := c.outputs.Subscribe(ctx), c.outputs.Subscribe(ctx)
 	declaredForReporter := c.inputs.Subscribe(ctx)
-	// Without the pools a claim whose pool names the network would be taken for one without a network, and its containers
-	// would not get the device nodes that the pool asks for.
+	// A claim may get its network and device nodes from its pool, so the pools must be known.
 	if loop.Until(ctx, c.outputs.Subscribe, func() bool { return c.poolsKnown() == nil }) != nil {
 		return nil
 	}
-	// Claims and the journal are brought together.
 	c.driver.Recover(c.journal.All())
 	for _, attachment := range c.journal.All() {
 		if attachment.Claim.UID != "" {
@@ -196,7 +193,7 @@ func (c *clustered) register(ctx context.Context, data string) (*kubeletplugin.H
 			metadatav1beta1.SchemeGroupVersion, metadatav1alpha1.SchemeGroupVersion,
 		}),
 		kubeletplugin.CDIDirectory(c.config.CDIDir),
-		// A Prepare waits for its own xPU; others must not wait for it. Functions have locks of their own.
+		// A Prepare waits for its xPU and must not hold up others. Each Function has a lock.
 		kubeletplugin.Serialize(false),
 	)
 	if err != nil {
@@ -205,7 +202,7 @@ func (c *clustered) register(ctx context.Context, data string) (*kubeletplugin.H
 	return helper, nil
 }
 
-// ready says that the runtime is missing, which tells of the pods of claims. Extended resources do without it.
+// ready says that the container runtime is missing if claims need it. Extended resources do not.
 func (c *clustered) ready() error {
 	pools, _ := c.tracker.Pools()
 	byClaim := slices.ContainsFunc(pools, func(p pool.Pool) bool { return p.Spec.Publish != v1alpha1.PublishDevicePlugin })

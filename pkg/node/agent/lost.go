@@ -10,14 +10,14 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// users tells pods and claims of Functions that they lose and get back. See [lifecycle.Options].
+// users reports to pods and claims that they lose a Function or get it back. See [lifecycle.Options].
 type users struct {
 	reporter cniserver.Reporter
-	recorder hooks.Recorder // nil where there is nobody to tell
+	recorder hooks.Recorder // nil in direct mode
 	node     string
 }
 
-// Lost says what became of the pod's Function, and what the user can do.
+// Lost reports that the pod lost its Function, and what the user can do.
 func (u *users) Lost(a journal.Attachment) {
 	message := fmt.Sprintf("the device of interface %s went: it comes back to the pod with the device", a.Interface.Name)
 	if a.Interface.Userspace {
@@ -26,7 +26,7 @@ func (u *users) Lost(a journal.Attachment) {
 	u.tell(a, corev1.EventTypeWarning, "FunctionLost", message)
 }
 
-// Back says that the pod has it again.
+// Back reports that the pod has its Function again.
 func (u *users) Back(a journal.Attachment) {
 	u.tell(a, corev1.EventTypeNormal, "FunctionBack", fmt.Sprintf("interface %s is in the pod again", a.Interface.Name))
 }
