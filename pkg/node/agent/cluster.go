@@ -74,16 +74,16 @@ func (a *agent) provisionByCluster(ctx context.Context) error {
 	metrics := dra.NewMetrics(a.registry)
 	c := &clustered{
 		agent: a, api: api, clientset: clientset, metrics: metrics, driver: &dra.Driver{},
-		ports: provisioning.NewCRD(api, a.journal, provisioning.CRDOptions{
-			Node: a.config.NodeName, Namespace: a.config.Namespace,
+		ports: &provisioning.CRD{
+			API: api, Journal: a.journal, Node: a.config.NodeName, Namespace: a.config.Namespace,
 			InUse: func(id function.ID) bool { return a.conflicts.maybe(id) }, // conflicts is made later
 			Log:   a.log.WithName("provision"),
-		}),
+		},
 		status: dra.NewStatusReporter(clientset.ResourceV1(), a.journal, metrics, a.log.WithName("status")),
 	}
 	a.clustered = c
 	a.provisioner, a.connect, a.provisionFailed = c.ports, api.Run, api.ProvisionFailed
-	a.declarations = source.Merge(a.file, api, a.log.WithName("declare"))
+	a.declarations = &source.Merged{Declarations: api, File: a.file, Log: a.log.WithName("declare")}
 	a.claims, a.devices, a.reporter = dra.API{Client: clientset}, c.driver, c.status
 	a.claimServed = func(ctx context.Context, attachment journal.Attachment) error {
 		return api.Serves(ctx, attachment.Claim.Namespace, attachment.Claim.UID, attachment.Function)

@@ -1,6 +1,7 @@
 package provisioning
 
 import (
+	"cmp"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -142,11 +143,8 @@ func (w *findings) inXPU(x *XPU, at *field.Path) {
 	w.require(err == nil, field.NotSupported(at.Child("dialect"), x.Dialect, dialects.Names()))
 	for j, text := range x.PFs {
 		pf, err := pci.Parse(string(text))
-		if err != nil {
-			w.require(false, field.Invalid(at.Child("pfs").Index(j), text, "must be an address such as 0000:3b:00.0"))
-			continue
-		}
-		x.PFs[j] = pf
+		w.require(err == nil, field.Invalid(at.Child("pfs").Index(j), text, "must be an address such as 0000:3b:00.0"))
+		x.PFs[j] = cmp.Or(pf, text)
 	}
 	const choice = "set tls, or insecure: true if the way to the OPI agent is protected otherwise"
 	w.require((x.TLS == nil) == x.Insecure, field.Invalid(at.Child("tls"), x.TLS != nil, choice))

@@ -43,8 +43,11 @@ type API interface {
 	PortExists(ctx context.Context, key types.NamespacedName) (bool, error)
 }
 
-// CRDOptions configure a [CRD].
-type CRDOptions struct {
+// CRD is the [Provisioner] that writes XPUPorts, which xpu-controller brings to the OPI agents. Like [Direct], it trusts
+// the journal. [CRD.Run] restores the XPUPorts that it created. All fields must be set.
+type CRD struct {
+	API     API
+	Journal Journal
 	// Node is the name of the node that has the Functions.
 	Node string
 	// Namespace is the namespace of the agent and of the XPUPorts that it creates.
@@ -52,26 +55,14 @@ type CRDOptions struct {
 	// InUse says whether a pod may have a Function of which the journal has no record. It must not block.
 	InUse func(function.ID) bool
 	Log   logr.Logger
-}
 
-// CRD is the [Provisioner] that writes XPUPorts, which xpu-controller brings to the OPI agents. Like [Direct], it trusts
-// the journal.
-type CRD struct {
-	api       API
-	journal   Journal
-	options   CRDOptions
 	functions keylock.Locks[function.ID] // held by whoever writes the Function's XPUPort
 }
 
 var _ Provisioner = (*CRD)(nil)
 
-// NewCRD makes a provisioner. [CRD.Run] restores the XPUPorts that it created.
-func NewCRD(api API, journal Journal, options CRDOptions) *CRD {
-	return &CRD{api: api, journal: journal, options: options}
-}
-
 // Away is what xpu-controller says about the Function's xPU. See [Provisioner].
-func (c *CRD) Away(f function.Function) string { return c.api.XPUAway(f) }
+func (c *CRD) Away(f function.Function) string { return c.API.XPUAway(f) }
 
 // memoryLag is for how long a Port that was just created may be missing in the cache.
 const memoryLag = time.Second
@@ -82,7 +73,7 @@ func (c *CRD) Provision(ctx context.Context, r Request) (Port, error) {
 	var created time.Time // when this call created the XPUPort
 	var port Port
 	err := c.work(ctx, f.ID, func(ctx context.Context) progress {
-		xpu, err := c.api.XPUOf(ctx, f.PF)
+		xpu, err := c.API.XPUOf(ctx, f.PF)
 		if err != nil {
 			return refused(err)
 		}
@@ -101,7 +92,7 @@ func (c *CRD) Provision(ctx context.Context, r Request) (Port, error) {
 			if err := c.deletePort(ctx, key, own.UID); err != nil {
 				return refused(err)
 			}
-			c.options.Log.Info("Replacing an XPUPort that is another one", "port", key, "has", own.Spec)
+			c.Log.Info("Replacing an XPUPort that is another one", "port", key, "has", own.Spec)
 			return waiting("the Function's last XPUPort %s, in network %s, is not gone yet", key, own.Spec.Network)
 		case own != nil:
 			port.MTU = int(own.Status.MTU)
@@ -110,11 +101,11 @@ func (c *CRD) Provision(ctx context.Context, r Request) (Port, error) {
 			return waiting("the Function still has XPUPort %s/%s of another namespace, for ResourceClaim %q; it must be gone first",
 				other.Namespace, other.Name, other.Spec.Claim.Name)
 		case time.Since(created) >= memoryLag:
-			if err := c.api.CreatePort(ctx, want); err != nil && !apierrors.IsAlreadyExists(err) {
+			if err := c.API.CreatePort(ctx, want); err != nil && !apierrors.IsAlreadyExists(err) {
 				return refused(fmt.Errorf("create XPUPort %s: %w", key, err))
 			}
 			created = time.Now()
-			c.options.Log.V(1).Info("Created XPUPort", "port", key, "xpu", xpu.Name, "network", r.Network)
+			c.Log.V(1).Info("Created XPUPort", "port", key, "xpu", xpu.Name, "network", r.Network)
 		}
 		return waiting("XPUPort %s is waiting for XPU %s", key, xpu.Name)
 	})
@@ -154,7 +145,7 @@ func (c *CRD) Deprovision(ctx context.Context, f function.Function) error {
 			return waiting("xpu-controller has not taken XPUPort %s from XPU %s yet%s", key, own.Spec.XPU, why(own))
 		}
 		// A Port that was created a moment ago may not be in the cache yet.
-		exists, err := c.api.PortExists(ctx, key)
+		exists, err := c.API.PortExists(ctx, key)
 		if err != nil {
 			return refused(fmt.Errorf("XPUPort %s: %w", key, err))
 		}
@@ -171,7 +162,7 @@ func (c *CRD) Deprovision(ctx context.Context, f function.Function) error {
 
 // deletePort returns nil if the XPUPort is being deleted or gone, or if one with another uid has taken its place.
 func (c *CRD) deletePort(ctx context.Context, key types.NamespacedName, uid types.UID) error {
-	err := c.api.DeletePort(ctx, key, uid)
+	err := c.API.DeletePort(ctx, key, uid)
 	if err == nil || apierrors.IsNotFound(err) || uid != "" && apierrors.IsConflict(err) {
 		return nil
 	}
@@ -185,14 +176,14 @@ func (c *CRD) work(ctx context.Context, f function.ID, step func(context.Context
 		return fmt.Errorf("other work on its XPUPort is not done yet: %w", err)
 	}
 	defer unlock()
-	if !c.api.Synced(ctx) {
+	if !c.API.Synced(ctx) {
 		return errors.New("the API server has not been read yet; check that it can be reached from this node")
 	}
-	return converge(ctx, c.api.Subscribe, step)
+	return converge(ctx, c.API.Subscribe, step)
 }
 
 func (c *CRD) key(f function.ID) types.NamespacedName {
-	return types.NamespacedName{Namespace: c.options.Namespace, Name: claim.PortName(c.options.Node, f)}
+	return types.NamespacedName{Namespace: c.Namespace, Name: claim.PortName(c.Node, f)}
 }
 
 func refused(err error) progress {
@@ -201,9 +192,9 @@ func refused(err error) progress {
 
 // ports are the Port of the Function in the agent's namespace and a Port of it in another one, or nil.
 func (c *CRD) ports(ctx context.Context, f function.ID) (own, other *v1alpha1.XPUPort, err error) {
-	all, err := c.api.PortsOf(ctx, f)
+	all, err := c.API.PortsOf(ctx, f)
 	for i := range all {
-		if all[i].Namespace == c.options.Namespace {
+		if all[i].Namespace == c.Namespace {
 			own = &all[i]
 		} else {
 			other = &all[i]
@@ -214,7 +205,7 @@ func (c *CRD) ports(ctx context.Context, f function.ID) (own, other *v1alpha1.XP
 
 func (c *CRD) noXPU(pf pci.Address) error {
 	return fmt.Errorf("%s: no XPU has nodeName %s and PF %s; create one, or add the PF to its spec.pfs",
-		v1alpha1.ReasonNoXPU, c.options.Node, pf)
+		v1alpha1.ReasonNoXPU, c.Node, pf)
 }
 
 func (c *CRD) newPort(r Request, xpu string) *v1alpha1.XPUPort {
@@ -227,7 +218,7 @@ func (c *CRD) newPort(r Request, xpu string) *v1alpha1.XPUPort {
 			Finalizers: []string{v1alpha1.FinalizerPort},
 		},
 		Spec: v1alpha1.XPUPortSpec{
-			NodeName: c.options.Node,
+			NodeName: c.Node,
 			Function: claim.FunctionRef(r.Function.ID),
 			XPU:      xpu,
 			Network:  r.Network,

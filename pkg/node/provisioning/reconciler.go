@@ -21,21 +21,21 @@ const lookInterval = time.Minute
 // that was deleted with the Node, as long as the journal has its Port. It deletes an XPUPort that the journal does not
 // have, as nobody else could use its Function. Start it after the recovery of what the last run of the agent left.
 func (c *CRD) Run(ctx context.Context) error {
-	changes := c.api.Subscribe(ctx)
-	if !c.api.Synced(ctx) {
+	changes := c.API.Subscribe(ctx)
+	if !c.API.Synced(ctx) {
 		return nil
 	}
 	var wrong map[function.ID]error // the errors of the last look, which are in the log
 	for pauses := retries(); ; {
 		differing, err := c.differing(ctx)
 		if err != nil {
-			c.options.Log.Error(err, "XPUPorts are not compared with the journal; trying again")
+			c.Log.Error(err, "XPUPorts are not compared with the journal; trying again")
 		} else {
 			logged := wrong
 			wrong = verifyAll(ctx, differing, func(ctx context.Context, id function.ID) error {
 				err := c.amend(ctx, id)
 				if err != nil && ctx.Err() == nil && (logged[id] == nil || logged[id].Error() != err.Error()) {
-					c.options.Log.Error(err, "The XPUPort of a Function is not what the journal says; trying again", "function", id)
+					c.Log.Error(err, "The XPUPort of a Function is not what the journal says; trying again", "function", id)
 				}
 				return err
 			})
@@ -54,14 +54,14 @@ func (c *CRD) Run(ctx context.Context) error {
 
 // differing are the Functions for which [CRD.amend] may find something to do.
 func (c *CRD) differing(ctx context.Context) ([]function.ID, error) {
-	ports, err := c.api.Ports(ctx)
+	ports, err := c.API.Ports(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var differing []function.ID
 	have := map[function.ID]bool{}
 	for i := range ports {
-		if ports[i].Namespace != c.options.Namespace {
+		if ports[i].Namespace != c.Namespace {
 			continue
 		}
 		id := claim.FunctionOf(ports[i].Spec.Function)
@@ -70,7 +70,7 @@ func (c *CRD) differing(ctx context.Context) ([]function.ID, error) {
 			differing = append(differing, id)
 		}
 	}
-	for _, a := range c.journal.All() {
+	for _, a := range c.Journal.All() {
 		if wantsPort(a) && !have[a.Function] {
 			differing = append(differing, a.Function)
 		}
@@ -85,10 +85,10 @@ func (c *CRD) isStray(port *v1alpha1.XPUPort) bool {
 	if port.Name != c.key(id).Name || port.Spec.Claim.UID != "" || !port.DeletionTimestamp.IsZero() {
 		return false
 	}
-	if a, exists := c.journal.Get(id); exists {
+	if a, exists := c.Journal.Get(id); exists {
 		return a.Port == nil
 	}
-	return !c.options.InUse(id)
+	return !c.InUse(id)
 }
 
 // amend deletes the Function's XPUPort or creates it again, if the journal says so. It reads the journal under the
@@ -106,7 +106,7 @@ func (c *CRD) amend(ctx context.Context, id function.ID) error {
 	if err != nil {
 		return err
 	}
-	a, exists := c.journal.Get(id)
+	a, exists := c.Journal.Get(id)
 	switch {
 	case own != nil && c.isStray(own):
 		return c.remove(ctx, own)
@@ -121,7 +121,7 @@ func (c *CRD) amend(ctx context.Context, id function.ID) error {
 
 // remake creates the XPUPort of the attachment. It does not wait until the xPU serves it.
 func (c *CRD) remake(ctx context.Context, a journal.Attachment) error {
-	xpu, err := c.api.XPUOf(ctx, a.PF)
+	xpu, err := c.API.XPUOf(ctx, a.PF)
 	if err != nil {
 		return err
 	}
@@ -132,14 +132,14 @@ func (c *CRD) remake(ctx context.Context, a journal.Attachment) error {
 		Function:   function.Function{ID: a.Function, PF: a.PF},
 		DevicePool: a.Port.DevicePool, Network: a.Port.Network, MAC: a.Port.MAC, Pod: a.Pod,
 	}, xpu.Name)
-	err = c.api.CreatePort(ctx, port)
+	err = c.API.CreatePort(ctx, port)
 	if apierrors.IsAlreadyExists(err) {
 		return nil // it is not in the cache yet
 	}
 	if err != nil {
 		return fmt.Errorf("create XPUPort %s: %w", key, err)
 	}
-	c.options.Log.Info("Created XPUPort that the journal has and the API server had not", "port", key,
+	c.Log.Info("Created XPUPort that the journal has and the API server had not", "port", key,
 		"state", a.State, "pod", a.Pod.Namespace+"/"+a.Pod.Name)
 	return nil
 }
@@ -151,9 +151,9 @@ func (c *CRD) remove(ctx context.Context, port *v1alpha1.XPUPort) error {
 	if err := c.deletePort(ctx, key, uid); err != nil {
 		return err
 	}
-	c.options.Log.Info("Deleting XPUPort that the journal knows nothing of", "port", key, "network", port.Spec.Network,
+	c.Log.Info("Deleting XPUPort that the journal knows nothing of", "port", key, "network", port.Spec.Network,
 		"created", port.CreationTimestamp.Time)
-	return converge(ctx, c.api.Subscribe, func(ctx context.Context) progress {
+	return converge(ctx, c.API.Subscribe, func(ctx context.Context) progress {
 		own, _, err := c.ports(ctx, id)
 		if err != nil {
 			return refused(err)

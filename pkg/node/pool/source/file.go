@@ -197,16 +197,11 @@ func (f *File) adapt(devicePools []v1alpha1.DevicePool) error {
 // file, which is nearer to the node. Node labels are those of the API server. DevicePools may be called by one goroutine
 // at a time.
 type Merged struct {
-	pool.Declarations // the API server's
-	file              *File
-	log               logr.Logger
+	pool.Declarations       // the API server's
+	File              *File // may be nil
+	Log               logr.Logger
 
 	hidden []string // names of the API server's DevicePools that the last call left out
-}
-
-// Merge puts both together. file may be nil.
-func Merge(file *File, api pool.Declarations, log logr.Logger) *Merged {
-	return &Merged{Declarations: api, file: file, log: log}
 }
 
 // DevicePools returns those of the file, and those of the API server with other names. It logs once each DevicePool that
@@ -216,7 +211,7 @@ func (m *Merged) DevicePools(ctx context.Context) ([]v1alpha1.DevicePool, error)
 	if err != nil {
 		return nil, err
 	}
-	out, err := m.file.DevicePools(ctx)
+	out, err := m.File.DevicePools(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -230,7 +225,7 @@ func (m *Merged) DevicePools(ctx context.Context) ([]v1alpha1.DevicePool, error)
 		}
 		hidden = append(hidden, name)
 		if !slices.Contains(m.hidden, name) {
-			m.log.Info("The configuration file has a DevicePool of this name, which counts instead of the API server's",
+			m.Log.Info("The configuration file has a DevicePool of this name, which counts instead of the API server's",
 				"devicePool", name)
 		}
 	}
