@@ -6,9 +6,11 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -16,11 +18,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
 // Run works until ctx ends. It returns an error only if it cannot work at all.
@@ -143,7 +147,12 @@ func (a *agent) ready() error {
 	if err := a.poolsKnown(); err != nil || a.clustered == nil {
 		return err
 	}
-	return a.clustered.ready()
+	pools, _ := a.tracker.Pools()
+	byClaim := slices.ContainsFunc(pools, func(p pool.Pool) bool { return p.Spec.Publish != v1alpha1.PublishDevicePlugin })
+	if byClaim && !a.clustered.nri.Connected() { // extended resources do not need the runtime
+		return fmt.Errorf("not connected to the container runtime at %s", a.config.NRISocket)
+	}
+	return nil
 }
 
 func (a *agent) poolsKnown() error {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -165,7 +164,7 @@ func (c *clustered) serve(ctx context.Context) error {
 		DriverDir: data, CDIDir: c.config.CDIDir, Claims: c.journal.All, Log: c.log.WithName("dra"),
 	}
 	reporter := &pool.Reporter{
-		Node: c.config.NodeName, Tracker: c.tracker, API: c.api, VFs: c.vfs, Log: c.log.WithName("pool"),
+		Node: c.config.NodeName, Tracker: c.tracker, API: c.api, Supply: c.vfs.Supply, Log: c.log.WithName("pool"),
 	}
 
 	group, ctx := errgroup.WithContext(ctx)
@@ -200,14 +199,4 @@ func (c *clustered) register(ctx context.Context, data string) (*kubeletplugin.H
 		return nil, fmt.Errorf("DRA driver: %w", err)
 	}
 	return helper, nil
-}
-
-// ready says that the container runtime is missing if claims need it. Extended resources do not.
-func (c *clustered) ready() error {
-	pools, _ := c.tracker.Pools()
-	byClaim := slices.ContainsFunc(pools, func(p pool.Pool) bool { return p.Spec.Publish != v1alpha1.PublishDevicePlugin })
-	if byClaim && !c.nri.Connected() {
-		return fmt.Errorf("not connected to the container runtime at %s", c.config.NRISocket)
-	}
-	return nil
 }

@@ -38,19 +38,14 @@ type Supply struct {
 	Shortages []v1alpha1.Shortage
 }
 
-// Supplier makes the VFs that DevicePools ask for by numVFs.
-type Supplier interface {
-	// Supply says what a DevicePool with numVFs has; known is false until that has been looked at.
-	Supply(devicePool string) (s Supply, known bool)
-}
-
 // Reporter tells the administrator, in each DevicePool's status, what the pool has on this node.
 type Reporter struct {
 	Node    string
 	Tracker *Tracker
 	API     API
-	VFs     Supplier // not used for DevicePools without numVFs
-	Log     logr.Logger
+	// Supply says what a DevicePool with numVFs has of its VFs. known is false until that has been looked at.
+	Supply func(devicePool string) (s Supply, known bool)
+	Log    logr.Logger
 }
 
 // Run writes the statuses that are not current until ctx ends: at once, and after every value from changes (of pools and
@@ -111,7 +106,7 @@ func (r *Reporter) supply(p Pool) (s Supply, known bool) {
 	if p.Spec.NumVFs == nil {
 		return Supply{Generation: p.Generation}, true
 	}
-	s, known = r.VFs.Supply(p.Name)
+	s, known = r.Supply(p.Name)
 	return s, known && s.Generation <= p.Generation
 }
 
