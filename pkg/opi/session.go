@@ -13,7 +13,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
 
-// SessionOptions configure a [Session]. Up and Changed may be nil. No function but Up may block.
+// SessionOptions configure a [Session]. Up may be nil. No function but Up may block.
 type SessionOptions struct {
 	// Debounce is how long an agent may be away before [Health.Away] says so.
 	Debounce time.Duration
@@ -107,14 +107,8 @@ func (s *Session) report(up bool) (cameOrWent bool) {
 	s.mu.Unlock()
 	s.options.Log.Info("Connection to OPI agent changed", "connected", up)
 	s.options.Connection(up)
-	s.changed()
+	s.options.Changed()
 	return cameOrWent
-}
-
-func (s *Session) changed() {
-	if s.options.Changed != nil {
-		s.options.Changed()
-	}
 }
 
 // diagnose checks the agent until it answers or ctx ends, and records why it does not answer. Without a connection it
@@ -158,7 +152,7 @@ func (s *Session) update(ctx context.Context, change func(*Health)) {
 		s.options.Log.Info("OPI agent does not answer", "error", after.Err.Error())
 	}
 	if news || after.Away != before.Away || after.Answers != before.Answers {
-		s.changed()
+		s.options.Changed()
 	}
 }
 

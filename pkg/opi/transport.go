@@ -34,13 +34,10 @@ func newDialer() *net.Dialer {
 // limitSilence bounds for how long the kernel retransmits what the peer does not acknowledge (TCP_USER_TIMEOUT in tcp(7)).
 // The default is about 15 minutes, and the kernel sends no keep-alives meanwhile.
 func limitSilence(_, _ string, socket syscall.RawConn) (err error) {
-	failed := socket.Control(func(fd uintptr) {
+	controlErr := socket.Control(func(fd uintptr) {
 		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(silence.Milliseconds()))
 	})
-	if failed != nil {
-		return failed
-	}
-	return err
+	return errors.Join(controlErr, err)
 }
 
 // TLSConfig makes the configuration for an agent that authenticates its clients (mTLS) from PEM: the client's
