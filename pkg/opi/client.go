@@ -84,7 +84,7 @@ func Dial(cfg Config) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opi: endpoint %q: %w", cfg.Endpoint, err)
 	}
-	c := &Client{endpoint: cfg.Endpoint, conn: conn, agent: cfg.Dialect.Agent(conn)}
+	c := &Client{endpoint: cfg.Endpoint, conn: conn, agent: cfg.Dialect(conn)}
 	c.ports = kind{noun: "port", delete: c.agent.DeletePort, again: true}
 	c.ports.status = func(ctx context.Context, id string) (Status, error) {
 		got, err := c.agent.Port(ctx, id)

@@ -8,12 +8,10 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Dialect is how one kind of OPI agent serves the OPI API: the names of objects, the calls that it has, and the meaning
-// of its errors. [Client] does what all agents need, such as waiting and retrying. Package dialects lists the dialects.
-type Dialect interface {
-	// Agent speaks the dialect over a connection.
-	Agent(conn grpc.ClientConnInterface) Agent
-}
+// Dialect makes the [Agent] at the other end of a connection. It knows how one kind of OPI agent serves the OPI API: the
+// names of objects, the calls that it has, and the meaning of its errors. [Client] does what all agents need, such as
+// waiting and retrying. Package dialects lists the dialects.
+type Dialect func(conn grpc.ClientConnInterface) Agent
 
 // Agent makes single calls to an OPI agent. Ports and networks have the ids of [PortID] and [NetworkID]; a dialect with
 // other names derives them from these. The agent may carry out a call although it returns an error. The methods may be

@@ -12,7 +12,7 @@ import (
 )
 
 var all = map[string]opi.Dialect{
-	evpngw.Name: evpngw.Dialect{},
+	evpngw.Name: evpngw.Dialect,
 }
 
 // Names are the names of all dialects, sorted.

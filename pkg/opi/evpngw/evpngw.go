@@ -28,11 +28,8 @@ const (
 // pageSize is the most that the reference agent gives in one page.
 const pageSize = 250
 
-// Dialect makes agents.
-type Dialect struct{}
-
-// Agent implements [opi.Dialect].
-func (Dialect) Agent(conn grpc.ClientConnInterface) opi.Agent {
+// Dialect is an [opi.Dialect].
+func Dialect(conn grpc.ClientConnInterface) opi.Agent {
 	return agent{networks: evpn.NewLogicalBridgeServiceClient(conn), ports: evpn.NewBridgePortServiceClient(conn)}
 }
 
