@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// installCommand puts the CNI plugin where the container runtime looks for it. The image has no shell that could.
+// installCommand copies the CNI plugin to where the container runtime looks for it. The image has no shell to do that.
 func installCommand() *cobra.Command {
 	var from, to string
 	cmd := &cobra.Command{
@@ -30,13 +30,13 @@ func installCommand() *cobra.Command {
 	return cmd
 }
 
-// install copies a binary so that whoever runs it meanwhile gets the old one or the new one, whole.
+// install replaces a binary atomically.
 func install(from, dir string) error {
 	binary, err := os.ReadFile(from)
 	if err != nil {
 		return err
 	}
-	// Not a name that the runtime could take for a plugin's.
+	// The runtime does not take a name with a dot for a plugin.
 	target, err := os.CreateTemp(dir, ".xpu-cni-*")
 	if err != nil {
 		return err
