@@ -64,8 +64,8 @@ var _ Provisioner = (*CRD)(nil)
 // Away is what xpu-controller says about the Function's xPU. See [Provisioner].
 func (c *CRD) Away(f function.Function) string { return c.API.XPUAway(f) }
 
-// memoryLag is for how long a Port that was just created may be missing in the cache.
-const memoryLag = time.Second
+// cacheLag is for how long a Port that was just created may be missing in the cache.
+const cacheLag = time.Second
 
 // Provision has an XPUPort that asks for exactly this, and waits until it is ready. See [Provisioner].
 func (c *CRD) Provision(ctx context.Context, r Request) (Port, error) {
@@ -100,7 +100,7 @@ func (c *CRD) Provision(ctx context.Context, r Request) (Port, error) {
 		case other != nil:
 			return waiting("the Function still has XPUPort %s/%s of another namespace, for ResourceClaim %q; it must be gone first",
 				other.Namespace, other.Name, other.Spec.Claim.Name)
-		case time.Since(created) >= memoryLag:
+		case time.Since(created) >= cacheLag:
 			if err := c.API.CreatePort(ctx, want); err != nil && !apierrors.IsAlreadyExists(err) {
 				return refused(fmt.Errorf("create XPUPort %s: %w", key, err))
 			}
