@@ -3,14 +3,13 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 
 	"github.com/spf13/cobra"
 )
 
-// installCommand puts the CNI plugin where the container runtime looks for it. The image has no shell that could.
+// installCommand copies the CNI plugin to where the container runtime looks for it. The image has no shell to do that.
 func installCommand() *cobra.Command {
 	var from, to string
 	cmd := &cobra.Command{
@@ -31,24 +30,19 @@ func installCommand() *cobra.Command {
 	return cmd
 }
 
-// install copies a binary so that whoever runs it meanwhile gets the old one or the new one, whole.
-func install(from, dir string) (err error) {
-	source, err := os.Open(from)
+// install replaces a binary atomically.
+func install(from, dir string) error {
+	binary, err := os.ReadFile(from)
 	if err != nil {
 		return err
 	}
-	defer source.Close()
-	// Not a name that the runtime could take for a plugin's.
+	// The runtime does not take a name with a dot for a plugin.
 	target, err := os.CreateTemp(dir, ".xpu-cni-*")
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(target.Name()))
-		}
-	}()
-	_, err = io.Copy(target, source)
+	defer os.Remove(target.Name()) // in vain once it is renamed
+	_, err = target.Write(binary)
 	if err = errors.Join(err, target.Chmod(0o755), target.Sync(), target.Close()); err != nil {
 		return err
 	}

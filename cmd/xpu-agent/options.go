@@ -16,7 +16,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/version"
 )
 
-// defaultConfigFile is where sriov-network-device-plugin has its configuration. It is no mistake if it is not there.
+// defaultConfigFile is the configuration file of sriov-network-device-plugin. It need not exist.
 const defaultConfigFile = "/etc/pcidp/config.json"
 
 // options are the flags.
@@ -34,7 +34,7 @@ func (o *options) addFlags(flags *pflag.FlagSet) {
 	ignoreFlags(flags)
 }
 
-// addNodeFlags adds what says where the agent runs.
+// addNodeFlags adds the flags about the node.
 func (o *options) addNodeFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.NodeName, "node-name", os.Getenv("NODE_NAME"),
 		"name of this node's Node object (environment: NODE_NAME); with --provisioner=direct the host's name if empty")
@@ -58,7 +58,7 @@ func (o *options) addNodeFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.ListenAddress, "listen", ":9810", "address that serves /healthz, /readyz and /metrics")
 }
 
-// addPodFlags adds what says how Functions come to pods and back.
+// addPodFlags adds the flags about attaching and releasing Functions.
 func (o *options) addPodFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.CNISocket, "cni-socket", api.DefaultSocket,
 		"unix socket on which the CNI plugin xpu-cni finds the agent")
@@ -75,7 +75,7 @@ func (o *options) addPodFlags(flags *pflag.FlagSet) {
 	flags.IntVar(&o.HookAttempts, "hook-attempts", 10, "how often a post-delete hook is tried that asks to be tried again")
 }
 
-// addPoolFlags adds what says which Functions are offered and who has the xPU serve them.
+// addPoolFlags adds the flags about pools and provisioning.
 func (o *options) addPoolFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.ConfigFile, "config-file", defaultConfigFile,
 		"DevicePools, or a configuration of sriov-network-device-plugin; followed when it changes; need not exist where "+
@@ -105,7 +105,8 @@ func ignoreFlags(flags *pflag.FlagSet) {
 	}
 }
 
-// complete checks the flags and fills in what follows from them. configFileGiven says whether the file must exist.
+// complete checks the flags and sets what depends on them. configFileGiven says whether --config-file was set, so that the
+// file must exist.
 func (o *options) complete(configFileGiven bool) (err error) {
 	if o.ProvisionTimeout <= 0 {
 		return fmt.Errorf("--provision-timeout: %s must be more than 0", o.ProvisionTimeout)

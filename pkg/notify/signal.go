@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// Signal wakes its subscribers. It carries no data: a subscriber that was woken looks at the state itself, and several
-// changes before it looks are one. The zero value is ready for use, by several goroutines at once.
+// Signal wakes its subscribers. It carries no data: a subscriber reads the state itself. Several changes before it does
+// wake it once. The zero value is ready for use, by several goroutines at once.
 type Signal struct {
 	mutex       sync.Mutex
 	subscribers map[chan struct{}]struct{}
@@ -20,7 +20,7 @@ func (s *Signal) Notify() {
 	for subscriber := range s.subscribers {
 		select {
 		case subscriber <- struct{}{}:
-		default: // it has not looked yet at what woke it before
+		default: // it has not received the last value yet
 		}
 	}
 }

@@ -1,9 +1,14 @@
+// Package opi speaks to an xPU's OPI agent in terms of Networks and Ports.
+//
+// OPI agents are asynchronous and loose about what they promise (Create proves nothing, most errors are Unknown), so
+// each method of [Client] converges: it looks at what the agent has, does what is missing, and returns nil only when
+// the agent says that exactly the wanted state is there. A method may be called again with the same arguments at any
+// time, also when an earlier call's outcome is unknown.
 package opi
 
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
@@ -13,9 +18,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/connectivity"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/status"
 )
 
 const (
@@ -32,8 +34,8 @@ type Config struct {
 	TLS      *tls.Config // see [TLSConfig]; nil is plaintext
 	Dialect  Dialect
 
-	// ReloadTLS is asked for the configuration each time a connection is made, in place of TLS: certificates that are
-	// renewed are used from the next connection on. An error of it is one of the connection.
+	// ReloadTLS, where set, replaces TLS. It is called for each new connection, which then uses renewed certificates. An
+	// error of it makes the connection fail.
 	ReloadTLS func() (*tls.Config, error)
 }
 
@@ -47,16 +49,6 @@ func CheckEndpoint(endpoint string) error {
 		return fmt.Errorf("opi: endpoint %q: the port must be a number from 1 to 65535", endpoint)
 	}
 	return nil
-}
-
-func (c Config) credentials() credentials.TransportCredentials {
-	switch {
-	case c.ReloadTLS != nil:
-		return &reloading{load: c.ReloadTLS}
-	case c.TLS != nil:
-		return credentials.NewTLS(c.TLS)
-	}
-	return insecure.NewCredentials()
 }
 
 // Client is a connection to one OPI agent. Its methods may be called from several goroutines at once; calls for the
@@ -87,20 +79,22 @@ func Dial(cfg Config) (*Client, error) {
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},
 			MinConnectTimeout: rpcTimeout,
 		}),
-		grpc.WithUnaryInterceptor(bounded(maxInFlight, rpcTimeout)),
+		grpc.WithUnaryInterceptor(bounded()),
 	)
 	if err != nil {
 		return nil, fmt.Errorf("opi: endpoint %q: %w", cfg.Endpoint, err)
 	}
-	c := &Client{endpoint: cfg.Endpoint, conn: conn, agent: cfg.Dialect.Agent(conn)}
-	c.ports = kind{noun: "port", delete: c.agent.DeletePort, again: true, status: func(ctx context.Context, id string) (Status, error) {
+	c := &Client{endpoint: cfg.Endpoint, conn: conn, agent: cfg.Dialect(conn)}
+	c.ports = kind{noun: "port", delete: c.agent.DeletePort, again: true}
+	c.ports.status = func(ctx context.Context, id string) (Status, error) {
 		got, err := c.agent.Port(ctx, id)
 		return got.Status, err
-	}}
-	c.networks = kind{noun: "network", delete: c.agent.DeleteNetwork, status: func(ctx context.Context, id string) (Status, error) {
+	}
+	c.networks = kind{noun: "network", delete: c.agent.DeleteNetwork}
+	c.networks.status = func(ctx context.Context, id string) (Status, error) {
 		got, err := c.agent.Network(ctx, id)
 		return got.Status, err
-	}}
+	}
 	return c, nil
 }
 
@@ -110,49 +104,12 @@ func (c *Client) Close() error { return c.conn.Close() }
 // Endpoint is the agent's address, host:port.
 func (c *Client) Endpoint() string { return c.endpoint }
 
-// TLSConfig makes the configuration for an agent that authenticates its clients (mTLS) from PEM: the client's
-// certificate chain, its private key, and the certificates of the authorities that may have signed the agent's
-// certificate. serverName is the name expected in the agent's certificate; empty is the host of the endpoint.
-// No error carries any part of the key.
-func TLSConfig(cert, key, ca []byte, serverName string) (*tls.Config, error) {
-	pair, err := tls.X509KeyPair(cert, key)
-	if err != nil {
-		return nil, fmt.Errorf("opi: client certificate and key: %w", err)
-	}
-	roots := x509.NewCertPool()
-	if !roots.AppendCertsFromPEM(ca) {
-		return nil, errors.New("opi: CA: no PEM certificate in it")
-	}
-	return &tls.Config{
-		MinVersion:   tls.VersionTLS12, // the least the reference agent speaks
-		Certificates: []tls.Certificate{pair},
-		RootCAs:      roots,
-		ServerName:   serverName,
-	}, nil
-}
-
-// bounded limits how many calls run at once, and how long each takes once it runs.
-func bounded(inFlight int, timeout time.Duration) grpc.UnaryClientInterceptor {
-	slots := make(chan struct{}, inFlight)
-	return func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-		select {
-		case slots <- struct{}{}:
-		case <-ctx.Done():
-			return status.FromContextError(ctx.Err()).Err()
-		}
-		defer func() { <-slots }()
-		ctx, cancel := context.WithTimeout(ctx, timeout)
-		defer cancel()
-		return invoke(ctx, method, req, reply, cc, opts...)
-	}
-}
-
 // Check tells whether the agent is alive.
 func (c *Client) Check(ctx context.Context) error {
 	return c.failure(ctx, "check agent", c.endpoint, c.agent.Alive(ctx))
 }
 
-// Connected tells whether the connection is up at this moment. A Client that was never used has none.
+// Connected tells whether the connection is up now. A Client connects when it is first used.
 func (c *Client) Connected() bool { return c.conn.GetState() == connectivity.Ready }
 
 // Watch keeps the connection up, and calls changed with true each time it came up and with false each time it went
@@ -171,10 +128,8 @@ func (c *Client) Watch(ctx context.Context, changed func(connected bool)) error 
 	for {
 		state := c.conn.GetState()
 		switch state {
-		case connectivity.Ready:
-			report(connectivity.Ready)
-		case connectivity.TransientFailure:
-			report(connectivity.TransientFailure)
+		case connectivity.Ready, connectivity.TransientFailure:
+			report(state)
 		case connectivity.Idle:
 			c.conn.Connect()
 		case connectivity.Shutdown:
@@ -184,7 +139,7 @@ func (c *Client) Watch(ctx context.Context, changed func(connected bool)) error 
 			return ctx.Err()
 		}
 		if state == connectivity.Ready {
-			// Also when it is up again already: it was a new connection, perhaps to a new agent.
+			// Report this even if the connection is up again: it is a new one, perhaps to an agent that was restarted.
 			report(connectivity.TransientFailure)
 		}
 	}

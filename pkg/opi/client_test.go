@@ -395,10 +395,10 @@ func TestWatch(t *testing.T) {
 
 func TestDialRejects(t *testing.T) {
 	tests := map[string]opi.Config{
-		"no port":    {Endpoint: "192.0.2.1", Dialect: evpngw.Dialect{}},
-		"no host":    {Endpoint: ":50151", Dialect: evpngw.Dialect{}},
-		"port 0":     {Endpoint: "192.0.2.1:0", Dialect: evpngw.Dialect{}},
-		"port name":  {Endpoint: "192.0.2.1:opi", Dialect: evpngw.Dialect{}},
+		"no port":    {Endpoint: "192.0.2.1", Dialect: evpngw.Dialect},
+		"no host":    {Endpoint: ":50151", Dialect: evpngw.Dialect},
+		"port 0":     {Endpoint: "192.0.2.1:0", Dialect: evpngw.Dialect},
+		"port name":  {Endpoint: "192.0.2.1:opi", Dialect: evpngw.Dialect},
 		"no dialect": {Endpoint: "192.0.2.1:50151"},
 	}
 	for name, cfg := range tests {

@@ -12,17 +12,17 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// kind is what a [Client] does with ports and networks alike, in single calls of the agent.
+// kind has the calls to the agent for ports or for networks, where a [Client] treats both alike.
 type kind struct {
 	noun   string
 	status func(ctx context.Context, id string) (Status, error)
 	delete func(ctx context.Context, id string) error
-	// again says that an object which is still in service after it was deleted is deleted once more.
+	// again: an object that is still in service after a deletion is deleted again.
 	again bool
 }
 
-// created returns nil if the call that was to create the object, and ended with this error, may have done so. Whether the
-// object is the right one is for the caller to see.
+// created interprets the error of a call that creates an object. It returns nil if there is an object of the id although
+// the call failed. The caller must verify that it is the right one.
 func (c *Client) created(ctx context.Context, k kind, op, id string, err error) error {
 	if err != nil && outcomeUnknown(err) {
 		if _, getErr := k.status(ctx, id); getErr == nil {
@@ -34,11 +34,14 @@ func (c *Client) created(ctx context.Context, k kind, op, id string, err error) 
 
 // delete returns nil once the agent says that there is no such object.
 func (c *Client) delete(ctx context.Context, k kind, op, id string) error {
+	if err := checkID(op, id); err != nil {
+		return err
+	}
 	refused := k.delete(ctx, id)
 	if errors.Is(refused, ErrInUse) || refused != nil && status.Code(refused) != codes.NotFound && !outcomeUnknown(refused) {
 		return c.failure(ctx, op, id, refused)
 	}
-	return c.await(ctx, op, id, func(ctx context.Context) (done bool, said string, err error) {
+	return await(ctx, op, id, func(ctx context.Context) (done bool, said string, err error) {
 		got, err := k.status(ctx, id)
 		err = c.failure(ctx, op, id, err)
 		if errors.Is(err, ErrNotFound) {
@@ -58,31 +61,23 @@ func (c *Client) delete(ctx context.Context, k kind, op, id string) error {
 	})
 }
 
-// await calls look as [poll] does, until it says that it is done or returns an error. If the context ends first, the
-// error says what the agent said last, as look returned it; "" says nothing new.
-func (c *Client) await(
+// await calls look at once and then with growing pauses until it says that it is done or returns an error. If the context
+// ends first, the error says what the agent said last, as look returned it; "" says nothing new.
+//
+// There is nothing to watch in the API. The pauses grow by half, so that waiting takes at most half longer than the
+// agent itself.
+func await(
 	ctx context.Context, op, id string, look func(context.Context) (done bool, said string, err error),
 ) error {
 	last := "the agent has not said anything about it"
-	done, err := poll(ctx, func(ctx context.Context) (bool, error) {
+	pauses := wait.Backoff{Duration: time.Millisecond, Factor: 1.5, Cap: 100 * time.Millisecond, Steps: math.MaxInt32}
+	err := pauses.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
 		done, said, err := look(ctx)
 		last = cmp.Or(said, last)
 		return done, err
 	})
-	if err == nil && !done {
+	if ended(ctx) && (wait.Interrupted(err) || errors.Is(err, ErrTimeout)) {
 		return timeout(ctx, op, id, last)
 	}
 	return err
-}
-
-// poll calls done at once and then with growing pauses until it says true, fails, or the context ends (false, nil).
-// There is nothing to watch in the API. The pauses grow by half, so that waiting takes at most half longer than the
-// agent itself.
-func poll(ctx context.Context, done func(context.Context) (bool, error)) (bool, error) {
-	pauses := wait.Backoff{Duration: time.Millisecond, Factor: 1.5, Cap: 100 * time.Millisecond, Steps: math.MaxInt32}
-	err := pauses.DelayFunc().Until(ctx, true, true, done)
-	if ended(ctx) && (wait.Interrupted(err) || errors.Is(err, ErrTimeout)) {
-		return false, nil
-	}
-	return err == nil, err
 }

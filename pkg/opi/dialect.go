@@ -8,19 +8,16 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Dialect is what one kind of OPI agent makes of the API, which leaves room for it: how objects are named, which calls
-// there are, and what errors mean. What follows from that, such as waiting and repeating, is the [Client]'s. Package
-// dialects lists those that there are.
-type Dialect interface {
-	// Agent speaks the dialect over a connection.
-	Agent(conn grpc.ClientConnInterface) Agent
-}
+// Dialect makes the [Agent] at the other end of a connection. It knows how one kind of OPI agent serves the OPI API: the
+// names of objects, the calls that it has, and the meaning of its errors. [Client] does what all agents need, such as
+// waiting and retrying. Package dialects lists the dialects.
+type Dialect func(conn grpc.ClientConnInterface) Agent
 
-// Agent are single calls of an OPI agent. Ports and networks have the ids of [PortID] and [NetworkID]; a dialect with
-// other names derives them from these. A call may be refused and carried out all the same: see [Agent.Kind]. The methods
-// may be called by several goroutines at once.
+// Agent makes single calls to an OPI agent. Ports and networks have the ids of [PortID] and [NetworkID]; a dialect with
+// other names derives them from these. The agent may carry out a call although it returns an error. The methods may be
+// called by several goroutines at once.
 type Agent interface {
-	// Alive returns nil where the agent answers.
+	// Alive returns nil if the agent answers.
 	Alive(ctx context.Context) error
 
 	// Port returns what the agent has under the id, with an error of kind [ErrNotFound] where there is nothing. An error of
@@ -30,22 +27,22 @@ type Agent interface {
 	Ports(ctx context.Context) ([]PortStatus, error)
 	// CreatePort asks for a port. [ErrNetworkMissing]: one of its networks is not there.
 	CreatePort(ctx context.Context, p Port) error
-	// RetryPort has the agent try again to bring a port into service that it has as p and that failed. nil says only that
-	// it may be worth another look.
+	// RetryPort asks the agent to try again to bring the port p into service, which failed before. nil does not mean that
+	// the port is in service.
 	RetryPort(ctx context.Context, p Port) error
-	// DeletePort asks the agent to delete a port. One that is not there is no error, or an [ErrNotFound].
+	// DeletePort asks the agent to delete a port. For a port that does not exist it returns nil or an [ErrNotFound].
 	DeletePort(ctx context.Context, id string) error
 
 	// Network returns what the agent has under the id. Errors are as with Port.
 	Network(ctx context.Context, id string) (NetworkStatus, error)
 	// CreateNetwork asks for a network.
 	CreateNetwork(ctx context.Context, n Network) error
-	// DeleteNetwork asks the agent to delete a network. [ErrInUse]: ports use it. One that is not there is no error, or an
-	// [ErrNotFound].
+	// DeleteNetwork asks the agent to delete a network. [ErrInUse]: ports use it. For a network that does not exist it
+	// returns nil or an [ErrNotFound].
 	DeleteNetwork(ctx context.Context, id string) error
 
-	// Kind classifies an error of gRPC as one of the Err variables of this package. [KindOf] knows what all agents have in
-	// common.
+	// Kind classifies an error of gRPC as one of the Err variables of this package. [KindOf] does so for the errors that
+	// mean the same for all agents.
 	Kind(err error) error
 }
 

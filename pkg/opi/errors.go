@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -49,20 +48,18 @@ type Error struct {
 
 // Error is one line that names the operation, the object, the kind and the detail.
 func (e *Error) Error() string {
-	var b strings.Builder
-	b.WriteString("opi: ")
-	b.WriteString(e.Op)
+	text := "opi: " + e.Op
 	if e.ID != "" {
-		b.WriteString(" " + e.ID)
+		text += " " + e.ID
 	}
-	b.WriteString(": " + e.Kind.Error())
+	text += ": " + e.Kind.Error()
 	if e.Field != "" {
-		b.WriteString(" " + e.Field)
+		text += " " + e.Field
 	}
 	if e.Detail != "" {
-		b.WriteString(": " + e.Detail)
+		text += ": " + e.Detail
 	}
-	return b.String()
+	return text
 }
 
 // Unwrap makes both the kind and the cause visible to [errors.Is] and [errors.As].
@@ -111,13 +108,13 @@ func outcomeUnknown(err error) bool {
 	}
 }
 
-// timeout is the error of a wait that the context ended: last is what the agent said last.
+// timeout is the error of an operation whose context ended. last is what the agent said last.
 func timeout(ctx context.Context, op, id, last string) error {
 	return &Error{Kind: ErrTimeout, Op: op, ID: id, Detail: last, Err: cmp.Or(context.Cause(ctx), context.DeadlineExceeded)}
 }
 
-// ended says whether the context ended, or is about to: each context has a timer of its own, and that of an RPC, which
-// inherits the deadline, may be the first.
+// ended says whether the context has ended or its deadline has passed. An RPC has a context with the same deadline and a
+// timer of its own, which may fire first.
 func ended(ctx context.Context) bool {
 	deadline, limited := ctx.Deadline()
 	return ctx.Err() != nil || limited && !time.Now().Before(deadline)

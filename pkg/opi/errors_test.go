@@ -24,10 +24,10 @@ func TestTimeoutBeforeTheTimer(t *testing.T) {
 	if !errors.Is(err, ErrTimeout) || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("failure = %v, want a timeout", err)
 	}
-	done, err := poll(ctx, func(context.Context) (bool, error) {
-		return false, client.failure(ctx, "get port", "vf-0000-3b-02-0", cut)
+	err = await(ctx, "get port", "vf-0000-3b-02-0", func(context.Context) (bool, string, error) {
+		return false, "pending", client.failure(ctx, "get port", "vf-0000-3b-02-0", cut)
 	})
-	if done || err != nil {
-		t.Errorf("poll = %t, %v; want false and no error, for the caller to say what it saw last", done, err)
+	if e, ok := errors.AsType[*Error](err); !ok || e.Kind != ErrTimeout || e.Detail != "pending" {
+		t.Errorf("await = %v; want a timeout with what the agent said last", err)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/base32"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -33,29 +34,23 @@ func PortID(f function.ID) (string, error) {
 
 // ParsePortID reverses [PortID]. ok is false for an id that no Function has.
 func ParsePortID(id string) (f function.ID, ok bool) {
-	name, isVF := strings.CutPrefix(id, "vf-")
-	if pf, sfnum, isSF := cutLast(strings.TrimPrefix(id, "sf-"), "-"); !isVF && isSF {
-		if strings.Count(pf, "-") == 2 {
-			pf = "0000-" + pf
+	// The name of a device is "dddd-bb-dd-f", or for an SF "dddd-bb-dd-f-sf88".
+	parts := strings.Split(id, "-")
+	if parts[0] == "sf" {
+		parts[len(parts)-1] = "sf" + parts[len(parts)-1]
+		if len(parts) == 5 { // without the PCI domain
+			parts = slices.Insert(parts, 1, "0000")
 		}
-		name = pf + "-sf" + sfnum
 	}
-	f, err := function.ParseDeviceName(name)
+	f, err := function.ParseDeviceName(strings.Join(parts[1:], "-"))
 	if err != nil {
 		return function.ID{}, false
 	}
+	// Only one id of each Function counts.
 	if again, err := PortID(f); err != nil || again != id {
 		return function.ID{}, false
 	}
 	return f, true
-}
-
-func cutLast(s, separator string) (before, after string, found bool) {
-	i := strings.LastIndex(s, separator)
-	if i < 0 {
-		return s, "", false
-	}
-	return s[:i], s[i+len(separator):], true
 }
 
 // NetworkID is the id under which the network of this name (an XPUNetwork's, any length) is kept on an xPU. It has 12

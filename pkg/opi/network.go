@@ -53,7 +53,7 @@ func (c *Client) EnsureNetwork(ctx context.Context, n Network) error {
 	if err := n.check(op); err != nil {
 		return err
 	}
-	return c.await(ctx, op, n.ID, func(ctx context.Context) (done bool, said string, err error) {
+	return await(ctx, op, n.ID, func(ctx context.Context) (done bool, said string, err error) {
 		got, err := c.agent.Network(ctx, n.ID)
 		err = c.failure(ctx, op, n.ID, err)
 		if errors.Is(err, ErrNotFound) {
@@ -78,9 +78,5 @@ func (c *Client) EnsureNetwork(ctx context.Context, n Network) error {
 
 // DeleteNetwork returns nil once the agent says that there is no such network. It is ErrInUse while ports use it.
 func (c *Client) DeleteNetwork(ctx context.Context, id string) error {
-	const op = "delete network"
-	if err := checkID(op, id); err != nil {
-		return err
-	}
-	return c.delete(ctx, c.networks, op, id)
+	return c.delete(ctx, c.networks, "delete network", id)
 }

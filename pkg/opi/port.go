@@ -31,12 +31,12 @@ type Status struct {
 	Detail string // about failures; may be empty
 }
 
-// of is a sentence for people. noun is "port" or "network".
+// of describes the status in a sentence. noun is "port" or "network".
 func (s Status) of(noun string) string {
 	return "the " + noun + " is " + s.State.String() + ": " + s.Detail
 }
 
-// State is what a [Status] comes down to.
+// State is the operational state of a port or a network.
 type State int
 
 const (
@@ -56,7 +56,7 @@ type PortStatus struct {
 	Status
 }
 
-// is says whether the agent has this very port, to stay.
+// is says whether the agent has exactly this port and is not deleting it.
 func (s PortStatus) is(p Port) bool { return s.State != StateDeleting && s.Port.Equal(p) }
 
 func (p Port) check(op string) error {
@@ -92,56 +92,36 @@ func (p Port) Equal(q Port) bool {
 		slices.Equal(slices.Sorted(slices.Values(p.Networks)), slices.Sorted(slices.Values(q.Networks)))
 }
 
-// maxRounds bounds how often EnsurePort makes a port that keeps coming back as another one.
-const maxRounds = 3
+// maxMade bounds how often EnsurePort creates a port that somebody else keeps changing.
+const maxMade = 3
 
 // EnsurePort returns nil once the agent says that the port is up with exactly this MAC address, type and networks.
 //
-// A port of the same id that is another one, or on its way out, is deleted, waited for and made anew: changing a port
-// in place leaves agents with ports and networks that cannot be deleted any more. A port that was found failed is
-// given one chance to be realised again before it is ErrFailed. The networks must be there (ErrNetworkMissing).
+// A port of the same id that differs or is being deleted is deleted and created anew: a port that is changed in place
+// leaves agents with ports and networks that cannot be deleted any more. A port that is found failed is retried once
+// before it is ErrFailed. The networks must exist (ErrNetworkMissing).
 func (c *Client) EnsurePort(ctx context.Context, p Port) error {
 	const op = "ensure port"
 	if err := p.check(op); err != nil {
 		return err
 	}
-	var got PortStatus
-	for range maxRounds {
-		var err error
-		got, err = c.getPort(ctx, op, p.ID)
-		if err == nil && !got.is(p) {
-			if err := c.delete(ctx, c.ports, op, p.ID); err != nil {
-				return err
-			}
-			err = ErrNotFound
-		}
-		fresh := errors.Is(err, ErrNotFound)
-		if fresh {
-			err = c.created(ctx, c.ports, op, p.ID, c.agent.CreatePort(ctx, p))
-		}
-		if err != nil {
-			return err
-		}
-		if up, err := c.waitUp(ctx, op, p, fresh); err != nil || up {
-			return err
-		}
-	}
-	const detail = "somebody else changes it: it was made %d times and is again MAC %s, networks %s, %s"
-	return &Error{Kind: ErrConflict, Op: op, ID: p.ID, Detail: fmt.Sprintf(detail, maxRounds, got.MAC, got.Networks, got.State)}
-}
-
-// waitUp waits for the port to come up. It returns false, nil if the port is not the wanted one any more. fresh says
-// that it was just made, so that a failure is a new one.
-func (c *Client) waitUp(ctx context.Context, op string, p Port, fresh bool) (up bool, err error) {
-	mayRetry, wanted := !fresh, true
-	err = c.await(ctx, op, p.ID, func(ctx context.Context) (done bool, said string, err error) {
+	made, mayRetry := 0, true
+	return await(ctx, op, p.ID, func(ctx context.Context) (done bool, said string, err error) {
 		got, err := c.getPort(ctx, op, p.ID)
-		if errors.Is(err, ErrNotFound) || err == nil && !got.is(p) {
-			wanted = false
-			return true, "", nil
-		}
-		if err != nil {
+		missing := errors.Is(err, ErrNotFound)
+		if err != nil && !missing {
 			return false, "", err
+		}
+		if missing || !got.is(p) {
+			if made == maxMade {
+				const detail = "somebody else changes it: it was made %d times and is again MAC %s, networks %s, %s"
+				return false, "", &Error{
+					Kind: ErrConflict, Op: op, ID: p.ID, Detail: fmt.Sprintf(detail, made, got.MAC, got.Networks, got.State),
+				}
+			}
+			made, mayRetry = made+1, false
+			said, err = c.replacePort(ctx, op, p, !missing)
+			return false, said, err
 		}
 		said = got.of("port")
 		switch {
@@ -153,29 +133,37 @@ func (c *Client) waitUp(ctx context.Context, op string, p Port, fresh bool) (up 
 		mayRetry = false
 		return false, said, c.failure(ctx, op, p.ID, c.agent.RetryPort(ctx, p))
 	})
-	return err == nil && wanted, err
+}
+
+// replacePort deletes the other port of the same id, if there is one, and creates the port. said is what the agent said
+// last.
+func (c *Client) replacePort(ctx context.Context, op string, p Port, other bool) (said string, err error) {
+	if other {
+		if err := c.delete(ctx, c.ports, op, p.ID); err != nil {
+			if stuck, ok := errors.AsType[*Error](err); ok {
+				said = stuck.Detail
+			}
+			return said, err
+		}
+	}
+	return "created, not up yet", c.created(ctx, c.ports, op, p.ID, c.agent.CreatePort(ctx, p))
 }
 
 // DeletePort returns nil once the agent says that there is no such port. Until then its Function must not be given to
 // anyone else: the xPU may still forward for its last owner.
 func (c *Client) DeletePort(ctx context.Context, id string) error {
-	const op = "delete port"
-	if err := checkID(op, id); err != nil {
-		return err
-	}
-	return c.delete(ctx, c.ports, op, id)
+	return c.delete(ctx, c.ports, "delete port", id)
 }
 
 // GetPort tells what the agent has under this id, ErrNotFound if nothing.
 func (c *Client) GetPort(ctx context.Context, id string) (PortStatus, error) {
-	const op = "get port"
-	if err := checkID(op, id); err != nil {
-		return PortStatus{}, err
-	}
-	return c.getPort(ctx, op, id)
+	return c.getPort(ctx, "get port", id)
 }
 
 func (c *Client) getPort(ctx context.Context, op, id string) (PortStatus, error) {
+	if err := checkID(op, id); err != nil {
+		return PortStatus{}, err
+	}
 	got, err := c.agent.Port(ctx, id)
 	return got, c.failure(ctx, op, id, err)
 }

@@ -13,8 +13,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
 
-// SessionOptions are what a [Session] depends on beside the agent's address. A function that is nil is not called; none
-// may block, except Up.
+// SessionOptions configure a [Session]. Up may be nil. No function but Up may block.
 type SessionOptions struct {
 	// Debounce is how long an agent may be away before [Health.Away] says so.
 	Debounce time.Duration
@@ -23,12 +22,12 @@ type SessionOptions struct {
 
 	// Connection is called each time the connection came up or went down, in order.
 	Connection func(up bool)
-	// Up is called, in a goroutine of its own, each time the connection came up. Its context ends when the connection
-	// goes. The agent may have been restarted: whatever it is to serve must be verified.
+	// Up is called in a goroutine of its own each time the connection came up. Its context ends when the connection goes
+	// down. The agent may have been restarted, so everything that it has to serve must be verified.
 	Up func(ctx context.Context)
 	// Changed is called when [Session.Health] may say something else than before.
 	Changed func()
-	// Failed is called with the error of each operation on the agent that failed, by the name of the Client's method.
+	// Failed is called for each operation on the agent that failed. operation is the name of the method of [Client].
 	Failed func(operation string, err error)
 	Log    logr.Logger
 }
@@ -57,7 +56,7 @@ type Session struct {
 
 	mu     sync.Mutex
 	health Health
-	served map[string]Network // by id: networks that the agent was seen to have since the connection came up
+	served map[string]Network // by id: the networks that the agent was seen to have since the connection came up
 }
 
 // NewSession makes a session. It does not connect: [Session.Run] does.
@@ -96,7 +95,7 @@ func (s *Session) Run(ctx context.Context) error {
 	return errors.Join(err, s.client.Close())
 }
 
-// report takes note of what is heard of the connection. It returns false for the news that there is none yet.
+// report records that the connection is up or down. It returns false if the connection was down before too.
 func (s *Session) report(up bool) (cameOrWent bool) {
 	s.mu.Lock()
 	cameOrWent = up || s.health.Connected
@@ -107,22 +106,14 @@ func (s *Session) report(up bool) (cameOrWent bool) {
 	s.health.Known = true
 	s.mu.Unlock()
 	s.options.Log.Info("Connection to OPI agent changed", "connected", up)
-	if s.options.Connection != nil {
-		s.options.Connection(up)
-	}
-	s.changed()
+	s.options.Connection(up)
+	s.options.Changed()
 	return cameOrWent
 }
 
-func (s *Session) changed() {
-	if s.options.Changed != nil {
-		s.options.Changed()
-	}
-}
-
-// diagnose asks the agent until it answers, or until ctx ends, and tells why it does not. It also asks without a
-// connection, once that was missing for the debounce: the error says what is wrong with it. It asks again and again, as
-// whoever mends one thing should be told of the next.
+// diagnose checks the agent until it answers or ctx ends, and records why it does not answer. Without a connection it
+// begins after the debounce; the error then says why there is no connection. It repeats the check because the reason may
+// change while somebody solves the problem.
 func (s *Session) diagnose(ctx context.Context, connected bool) {
 	if !connected {
 		if !loop.Sleep(ctx, s.options.Debounce) {
@@ -145,7 +136,7 @@ func (s *Session) diagnose(ctx context.Context, connected bool) {
 	}
 }
 
-// update changes what is known of the agent unless ctx, that of the present connection, has ended.
+// update changes the health, unless ctx, which lasts as long as the connection does, has ended.
 func (s *Session) update(ctx context.Context, change func(*Health)) {
 	s.mu.Lock()
 	if ctx.Err() != nil {
@@ -161,7 +152,7 @@ func (s *Session) update(ctx context.Context, change func(*Health)) {
 		s.options.Log.Info("OPI agent does not answer", "error", after.Err.Error())
 	}
 	if news || after.Away != before.Away || after.Answers != before.Answers {
-		s.changed()
+		s.options.Changed()
 	}
 }
 
@@ -172,8 +163,8 @@ func (s *Session) Health() Health {
 	return s.health
 }
 
-// EnsurePort is [Client.EnsurePort] with the port's network, which the agent is asked for first unless it was seen to
-// have exactly this one since the connection came up.
+// EnsurePort is [Client.EnsureNetwork] and then [Client.EnsurePort]. It skips the network if the agent was seen to have
+// exactly this one since the connection came up.
 func (s *Session) EnsurePort(ctx context.Context, port Port, network Network) error {
 	if err := s.network(ctx, network, false); err != nil {
 		return err
@@ -200,7 +191,10 @@ func (s *Session) network(ctx context.Context, network Network, ask bool) error 
 		return timeout(ctx, "ensure network", network.ID, "another call for it has not ended")
 	}
 	defer unlock()
-	if !ask && s.serves(network) {
+	s.mu.Lock()
+	served, known := s.served[network.ID]
+	s.mu.Unlock()
+	if !ask && known && network.differs(served) == "" {
 		return nil
 	}
 	if err := s.counted("EnsureNetwork", s.client.EnsureNetwork(ctx, network)); err != nil {
@@ -210,13 +204,6 @@ func (s *Session) network(ctx context.Context, network Network, ask bool) error 
 	defer s.mu.Unlock()
 	s.served[network.ID] = network
 	return nil
-}
-
-func (s *Session) serves(network Network) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	served, known := s.served[network.ID]
-	return known && network.differs(served) == ""
 }
 
 // DeleteNetwork is [Client.DeleteNetwork].
@@ -244,7 +231,7 @@ func (s *Session) ListPorts(ctx context.Context) ([]PortStatus, error) {
 }
 
 func (s *Session) counted(operation string, err error) error {
-	if err != nil && s.options.Failed != nil {
+	if err != nil {
 		s.options.Failed(operation, err)
 	}
 	return err

@@ -93,7 +93,7 @@ var portMAC = net.HardwareAddr{0x02, 0, 0, 0, 0, 1}
 func (b *bench) comparePorts(ctx context.Context, endpoint, what string) (m Measurement, err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	ours, err := opi.Dial(opi.Config{Endpoint: endpoint, Dialect: evpngw.Dialect{}})
+	ours, err := opi.Dial(opi.Config{Endpoint: endpoint, Dialect: evpngw.Dialect})
 	if err != nil {
 		return m, err
 	}

@@ -6,9 +6,11 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -16,11 +18,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
 // Run works until ctx ends. It returns an error only if it cannot work at all.
@@ -48,8 +52,8 @@ func Run(ctx context.Context, config Config, registry *prometheus.Registry, log 
 	return a.run(ctx)
 }
 
-// takeJournal waits for an agent that still has the journal: it was told to end, and this one was started in its place
-// already. Until then this one must do nothing, not even open its sockets, which are those of the other.
+// takeJournal waits until an agent that is shutting down has closed the journal. Until then this agent must do nothing, not
+// even open its sockets, as the other agent serves them.
 func takeJournal(ctx context.Context, path string, log logr.Logger) (*journal.Journal, error) {
 	for told := false; ; told = true {
 		records, err := journal.Open(path)
@@ -70,7 +74,7 @@ func (a *agent) run(ctx context.Context) error {
 	forLifecycle := a.inputs.Subscribe(ctx)
 	functionsForVFs, poolsForVFs := a.inputs.Subscribe(ctx), a.outputs.Subscribe(ctx)
 
-	// What others work with ends after them: a request that runs when ctx ends is given the time to end well.
+	// The parts that others depend on end last, so that requests that run when ctx ends can finish.
 	lasting, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	group.Go(func() error { return a.inventory.Run(lasting) })
@@ -109,8 +113,7 @@ func (a *agent) run(ctx context.Context) error {
 	return err
 }
 
-// track keeps the pools current. When they changed, it looks for conflicts with them first, and then wakes who publishes
-// both.
+// track keeps the pools current. When they have changed, it first looks for conflicts, and then wakes those who publish.
 func (a *agent) track(ctx context.Context, changes <-chan struct{}) error {
 	if a.clustered != nil && !a.clustered.synced(ctx) {
 		return nil
@@ -121,8 +124,8 @@ func (a *agent) track(ctx context.Context, changes <-chan struct{}) error {
 	})
 }
 
-// recover brings the journal and the world together before anybody asks for anything. What cannot be done now is tried
-// again later; it must not keep the other Functions from work.
+// recover makes the node match the journal before requests are served. What fails is retried later and does not hold up
+// other Functions.
 func (a *agent) recover(ctx context.Context) {
 	begin := time.Now()
 	if err := a.lifecycle.Recover(ctx); err != nil {
@@ -131,8 +134,8 @@ func (a *agent) recover(ctx context.Context) {
 	a.log.Info("Recovered", "attachments", len(a.journal.All()), "took", time.Since(begin).String())
 }
 
-// setUpAgain has Functions set up again for owners that have them since before the start. A card that takes its time
-// must not keep the others from work.
+// setUpAgain sets up the Functions again that pods had before the agent started. It runs beside the other parts, as a card
+// may take long.
 func (a *agent) setUpAgain(ctx context.Context) error {
 	if err := a.lifecycle.SetUp(ctx); err != nil && ctx.Err() == nil {
 		a.log.Error(err, "Some Functions are not what pods were promised: delete those pods that do not start")
@@ -140,12 +143,17 @@ func (a *agent) setUpAgain(ctx context.Context) error {
 	return nil
 }
 
-// ready says why pods could not be served now.
+// ready says why the agent cannot serve pods now.
 func (a *agent) ready() error {
 	if err := a.poolsKnown(); err != nil || a.clustered == nil {
 		return err
 	}
-	return a.clustered.ready()
+	pools, _ := a.tracker.Pools()
+	byClaim := slices.ContainsFunc(pools, func(p pool.Pool) bool { return p.Spec.Publish != v1alpha1.PublishDevicePlugin })
+	if byClaim && !a.clustered.nri.Connected() { // extended resources do not need the runtime
+		return fmt.Errorf("not connected to the container runtime at %s", a.config.NRISocket)
+	}
+	return nil
 }
 
 func (a *agent) poolsKnown() error {

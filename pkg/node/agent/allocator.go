@@ -16,10 +16,10 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/setup"
 )
 
-// undoTimeout is how long an Allocate that failed may take to give the Function up again, beyond its own time.
+// undoTimeout is the additional time that a failed Allocate may take to give the Function up.
 const undoTimeout = time.Second
 
-// podAllocator has Functions ready for pods that the kubelet allocates them to. It is a [deviceplugin.Allocator].
+// podAllocator is the [deviceplugin.Allocator].
 type podAllocator struct {
 	node string
 	// find returns a Function of this node as it is now.
@@ -29,8 +29,8 @@ type podAllocator struct {
 	log         logr.Logger
 }
 
-// Reserve records that the Function goes to the next pod that comes for it, and has it set up as its pool says. What
-// is left of its last pod is released first. The CNI plugin says what the interface is called when it comes.
+// Reserve records that the Function belongs to the next pod that asks for it, and sets it up as its pool says. It first
+// releases the Function from its last pod. The name of the interface is not known before the CNI plugin is called.
 func (a *podAllocator) Reserve(ctx context.Context, f function.Function, p pool.Pool) (function.Function, error) {
 	mac := provisioning.MAC(a.node, f.ID)
 	reservation := journal.Attachment{
@@ -41,7 +41,7 @@ func (a *podAllocator) Reserve(ctx context.Context, f function.Function, p pool.
 		reservation.Port = &journal.Port{DevicePool: p.Name, Network: p.Spec.Network, MAC: mac}
 		reservation.Interface = function.Interface{MAC: mac}
 	}
-	if reservation.Setup == nil && reservation.Port == nil { // nothing will have to be undone
+	if reservation.Setup == nil && reservation.Port == nil { // there will be nothing to undo
 		_, err := a.lifecycle.Admit(ctx, reservation)
 		return f, err
 	}
@@ -63,12 +63,39 @@ func (a *podAllocator) Ready(ctx context.Context, f function.Function, p pool.Po
 	return err
 }
 
-// GiveUp releases a Function that no pod got. The kubelet waits meanwhile: what cannot be released within undoTimeout is
-// released by a sweep.
+// GiveUp releases a Function that no pod got. The kubelet waits for it, so it gives up after undoTimeout and leaves the rest
+// to a sweep.
 func (a *podAllocator) GiveUp(ctx context.Context, f function.Function, p pool.Pool) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
 	if err := a.lifecycle.GiveUp(ctx, f.ID, p.ResourceName()); err != nil {
 		a.log.Error(err, "A Function that was allocated in vain is not free yet; trying again later", "resource", p.ResourceName())
 	}
+}
+
+// ports has Ports served that the journal has. See [lifecycle.Options].
+type ports struct {
+	// find returns a Function of this node as it is now.
+	find        func(function.ID) (f function.Function, exists bool)
+	provisioner provisioning.Provisioner
+	// claims waits for a Port that the controller created for a claim. It is nil in direct mode.
+	claims func(context.Context, journal.Attachment) error
+}
+
+// Serve returns once the xPU serves the Function for whoever has it, and at once where no Port was asked for.
+func (p ports) Serve(ctx context.Context, a journal.Attachment) error {
+	switch {
+	case a.Port != nil:
+		f, known := p.find(a.Function)
+		if !known { // an SF that will be created again
+			f.ID, f.PF = a.Function, a.PF
+		}
+		_, err := p.provisioner.Provision(ctx, provisioning.Request{
+			Function: f, DevicePool: a.Port.DevicePool, Network: a.Port.Network, MAC: a.Port.MAC, Pod: a.Pod,
+		})
+		return err
+	case a.Claim.UID != "" && p.claims != nil:
+		return p.claims(ctx, a)
+	}
+	return nil
 }

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,8 +40,7 @@ type agent struct {
 	log      logr.Logger
 	registry *prometheus.Registry
 
-	// inputs wakes who decides which Function is in which pool; outputs wakes who tells the world about pools and
-	// health.
+	// inputs wakes those who assign Functions to pools, outputs those who publish pools and health.
 	inputs, outputs notify.Signal
 
 	journal *journal.Journal
@@ -55,28 +55,27 @@ type agent struct {
 	setup     *setup.Runner
 	nodes     *devnode.Finder
 
-	// These differ between an agent with an API server and one in direct mode.
+	// The following differ between an agent with an API server and one in direct mode.
 
 	provisioner  provisioning.Provisioner
 	file         *source.File // nil without a configuration file
 	declarations pool.Declarations
-	// connect works until ctx ends, from the start, so that provisioner and declarations can be used.
+	// connect keeps provisioner and declarations working until ctx ends.
 	connect func(context.Context) error
-	// reporter tells the users of claims what became of them.
+	// reporter reports the status of claims.
 	reporter cniserver.Reporter
 
-	// These are nil in direct mode.
+	// The following are nil in direct mode.
 
 	clustered *clustered
-	// provisionFailed knows Functions whose Port the xPU refused. In direct mode a refusal is told to the pod that asked
-	// for the Port, and nobody chooses Functions by it.
+	// provisionFailed knows the Functions whose Port the xPU refused.
 	provisionFailed health.Source
-	// recorder tells pods of Functions, and of post-delete hooks that are given up.
+	// recorder records events about Functions and failed post-delete hooks.
 	recorder events.EventRecorder
 	claims   lifecycle.Claims
-	// claimServed returns once the xPU serves what a claim has, as Serve of [lifecycle.Options] does.
+	// claimServed is Serve of [lifecycle.Options] for the Port of a claim.
 	claimServed func(context.Context, journal.Attachment) error
-	// devices lets the containers of claims get what is attached. For other containers the kubelet does that.
+	// devices gives the containers of claims their devices. For other containers the kubelet does that.
 	devices lifecycle.Devices
 
 	tracker   *pool.Tracker
@@ -88,8 +87,7 @@ type agent struct {
 	cni       *cniserver.Server
 }
 
-// assemble makes the parts, each after those that it works with: publishing, allocating and attaching work with the
-// provisioner and with the lifecycle, which releases Functions.
+// assemble makes the parts in the order of their dependencies.
 func (a *agent) assemble(ctx context.Context) error {
 	provision := a.provisionByCluster
 	if a.config.Provisioner == ProvisionerDirect {
@@ -105,7 +103,7 @@ func (a *agent) assemble(ctx context.Context) error {
 	return nil
 }
 
-// discover makes what knows the node's Functions, and what sets them up.
+// discover makes the parts that know the node's Functions and set them up.
 func (a *agent) discover(context.Context) error {
 	bootID, err := os.ReadFile(filepath.Join(a.config.ProcRoot, "sys/kernel/random/boot_id"))
 	if err != nil {
@@ -132,7 +130,7 @@ func (a *agent) discover(context.Context) error {
 	return nil
 }
 
-// openFile reads the configuration file, where there is one. adapt may be nil; see [source.FileOptions].
+// openFile reads the configuration file, if there is one. adapt may be nil; see [source.FileOptions].
 func (a *agent) openFile(adapt func(*v1alpha1.DevicePool) error) (err error) {
 	if a.config.ConfigFile == "" {
 		return nil
@@ -144,7 +142,7 @@ func (a *agent) openFile(adapt func(*v1alpha1.DevicePool) error) (err error) {
 	return err
 }
 
-// selectPools makes what knows which Functions are in which pool, and what makes the VFs that pools ask for.
+// selectPools makes the parts that assign Functions to pools and create the VFs that pools ask for.
 func (a *agent) selectPools(context.Context) error {
 	functions := setup.OwnDrivers{Functions: a.inventory, Journal: a.journal}
 	a.tracker = pool.NewTracker(functions, a.declarations, a.sfs.NoSFs, a.log.WithName("pool"))
@@ -156,7 +154,7 @@ func (a *agent) selectPools(context.Context) error {
 	return a.registry.Register(a.vfs)
 }
 
-// release makes what decides who has a Function and releases it, and what runs the hooks after that.
+// release makes the parts that attach and release Functions, and run the hooks after that.
 func (a *agent) release(context.Context) (err error) {
 	a.hooks, err = hooks.New(hooks.Options{
 		Journal: a.journal, Function: a.inventory.Get, Deprovision: a.provisioner.Deprovision, Log: a.log.WithName("hooks"),
@@ -180,7 +178,7 @@ func (a *agent) release(context.Context) (err error) {
 	return nil
 }
 
-// allocate makes what publishes extended resources and allocates their Functions to the kubelet's pods.
+// allocate makes the device plugin.
 func (a *agent) allocate(context.Context) (err error) {
 	var cdi *deviceplugin.CDI
 	if a.config.UseCDI {
@@ -206,7 +204,7 @@ func (a *agent) allocate(context.Context) (err error) {
 	return nil
 }
 
-// attach makes what attaches Functions to pods: for CNI, and for claims what prepares them too.
+// attach makes the CNI server and the DRA driver.
 func (a *agent) attach(context.Context) error {
 	a.cni = &cniserver.Server{
 		Socket: a.config.CNISocket, SpoolDir: a.config.SpoolDir,
@@ -226,8 +224,8 @@ func (a *agent) attach(context.Context) error {
 	return a.clustered.attach()
 }
 
-// health says what is wrong with Functions. releasePending knows the Functions of which a release is not done; each way
-// of publishing wants to hear of that at another time.
+// health makes what knows the problems of Functions for one way of publishing. releasePending knows the Functions whose
+// release takes too long for it.
 func (a *agent) health(releasePending health.Source) *health.Checker {
 	return &health.Checker{
 		Fault:           a.faults.Fault,
@@ -238,3 +236,35 @@ func (a *agent) health(releasePending health.Source) *health.Checker {
 		InUse:           a.conflicts.elsewhere,
 	}
 }
+
+// provisionDirect makes the parts of direct mode: the agent calls the OPI agents itself, and DevicePools come from a file.
+func (a *agent) provisionDirect(context.Context) (err error) {
+	config := &provisioning.Config{}
+	if a.config.DirectConfig != "" {
+		if config, err = provisioning.LoadConfig(a.config.DirectConfig); err != nil {
+			return err
+		}
+	}
+	direct, err := provisioning.NewDirect(config, a.journal, provisioning.DirectOptions{
+		Changed: a.outputs.Notify, Registry: a.registry, Log: a.log.WithName("provision"),
+	})
+	if err != nil {
+		return err
+	}
+	a.provisioner, a.connect, a.reporter = direct, direct.Run, noClaims{}
+	err = a.openFile(func(p *v1alpha1.DevicePool) error {
+		if p.Spec.Publish != v1alpha1.PublishDevicePlugin { // nobody would publish it
+			return fmt.Errorf("spec.publish: is %s, which needs an API server; with --provisioner=direct it must be %s",
+				p.Spec.Publish, v1alpha1.PublishDevicePlugin)
+		}
+		p.Spec.Network = cmp.Or(direct.Network(p.Name), p.Spec.Network)
+		return nil
+	})
+	a.declarations = a.file
+	return err
+}
+
+// noClaims is the [cniserver.Reporter] of direct mode, which has no claims.
+type noClaims struct{}
+
+func (noClaims) Report(journal.Claim) {}

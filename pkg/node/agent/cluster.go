@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -32,8 +31,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
 )
 
-// clustered is what an agent has in addition where it has an API server: DevicePools come from there, XPUPorts go there,
-// and Functions are published by DRA too.
+// clustered are the additional parts of an agent with an API server: it reads DevicePools and writes XPUPorts there, and
+// also publishes Functions by DRA.
 type clustered struct {
 	*agent
 	api       *kubeapi.API
@@ -48,10 +47,10 @@ type clustered struct {
 	nri     *nri.Plugin
 }
 
-// provisionByCluster has the agent work with an API server: XPUPorts and DevicePools are there.
+// provisionByCluster makes the parts that read and write DevicePools and XPUPorts at the API server.
 func (a *agent) provisionByCluster(ctx context.Context) error {
-	// Protobuf leaves the opaque parameters in a claim's allocation as they are, to the byte. The API server refuses a
-	// status in which they differ, and JSON drops white space.
+	// Protobuf keeps the opaque parameters in a claim's allocation byte by byte. JSON drops white space, and the API server
+	// refuses a status in which they differ.
 	verbatim := rest.CopyConfig(a.config.Kubernetes)
 	verbatim.ContentType = runtime.ContentTypeProtobuf
 	verbatim.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
@@ -74,16 +73,16 @@ func (a *agent) provisionByCluster(ctx context.Context) error {
 	metrics := dra.NewMetrics(a.registry)
 	c := &clustered{
 		agent: a, api: api, clientset: clientset, metrics: metrics, driver: &dra.Driver{},
-		ports: provisioning.NewCRD(api, a.journal, provisioning.CRDOptions{
-			Node: a.config.NodeName, Namespace: a.config.Namespace,
+		ports: &provisioning.CRD{
+			API: api, Journal: a.journal, Node: a.config.NodeName, Namespace: a.config.Namespace,
 			InUse: func(id function.ID) bool { return a.conflicts.maybe(id) }, // conflicts is made later
 			Log:   a.log.WithName("provision"),
-		}),
+		},
 		status: dra.NewStatusReporter(clientset.ResourceV1(), a.journal, metrics, a.log.WithName("status")),
 	}
 	a.clustered = c
 	a.provisioner, a.connect, a.provisionFailed = c.ports, api.Run, api.ProvisionFailed
-	a.declarations = source.Merge(a.file, api, a.log.WithName("declare"))
+	a.declarations = &source.Merged{Declarations: api, File: a.file, Log: a.log.WithName("declare")}
 	a.claims, a.devices, a.reporter = dra.API{Client: clientset}, c.driver, c.status
 	a.claimServed = func(ctx context.Context, attachment journal.Attachment) error {
 		return api.Serves(ctx, attachment.Claim.Namespace, attachment.Claim.UID, attachment.Function)
@@ -91,11 +90,10 @@ func (a *agent) provisionByCluster(ctx context.Context) error {
 	return nil
 }
 
-// apiPatience is how long the API server may take to answer before the log says what is waited for. The client library
-// tries again without a word.
+// apiPatience is how long the API server may take to answer before it is logged. The client library retries silently.
 const apiPatience = 5 * time.Second
 
-// synced waits until declarations can be read; false means that ctx ended before.
+// synced waits until declarations can be read. It returns false if ctx ended before.
 func (c *clustered) synced(ctx context.Context) bool {
 	tell := time.AfterFunc(apiPatience, func() {
 		c.log.Info("Waiting for the API server; nothing is offered before DevicePools are read", "server", c.config.Kubernetes.Host)
@@ -104,7 +102,7 @@ func (c *clustered) synced(ctx context.Context) bool {
 	return c.api.Synced(ctx)
 }
 
-// attach makes what prepares claims and attaches their Functions.
+// attach makes the parts that prepare claims and attach their Functions.
 func (c *clustered) attach() error {
 	c.checker = c.health(c.lifecycle.Overdue)
 	cdi, err := cdi.Open(c.config.CDIDir)
@@ -136,17 +134,15 @@ func (c *clustered) attach() error {
 	return nil
 }
 
-// serve publishes Functions by DRA, prepares claims, and tells of the outcome, until ctx ends. Functions are known by
-// then, and what the last run left is recovered.
+// serve publishes Functions by DRA, prepares claims, and reports their status until ctx ends. It is called after the
+// recovery, when the Functions are known.
 func (c *clustered) serve(ctx context.Context) error {
 	forPublisher, forReporter := c.outputs.Subscribe(ctx), c.outputs.Subscribe(ctx)
 	declaredForReporter := c.inputs.Subscribe(ctx)
-	// Without the pools a claim whose pool names the network would be taken for one without a network, and its containers
-	// would not get the device nodes that the pool asks for.
+	// A claim may get its network and device nodes from its pool, so the pools must be known.
 	if loop.Until(ctx, c.outputs.Subscribe, func() bool { return c.poolsKnown() == nil }) != nil {
 		return nil
 	}
-	// Claims and the journal are brought together.
 	c.driver.Recover(c.journal.All())
 	for _, attachment := range c.journal.All() {
 		if attachment.Claim.UID != "" {
@@ -169,7 +165,7 @@ func (c *clustered) serve(ctx context.Context) error {
 		DriverDir: data, CDIDir: c.config.CDIDir, Claims: c.journal.All, Log: c.log.WithName("dra"),
 	}
 	reporter := &pool.Reporter{
-		Node: c.config.NodeName, Tracker: c.tracker, API: c.api, VFs: c.vfs, Log: c.log.WithName("pool"),
+		Node: c.config.NodeName, Tracker: c.tracker, API: c.api, Supply: c.vfs.Supply, Log: c.log.WithName("pool"),
 	}
 
 	group, ctx := errgroup.WithContext(ctx)
@@ -197,21 +193,11 @@ func (c *clustered) register(ctx context.Context, data string) (*kubeletplugin.H
 			metadatav1beta1.SchemeGroupVersion, metadatav1alpha1.SchemeGroupVersion,
 		}),
 		kubeletplugin.CDIDirectory(c.config.CDIDir),
-		// A Prepare waits for its own xPU; others must not wait for it. Functions have locks of their own.
+		// A Prepare waits for its xPU and must not hold up others. Each Function has a lock.
 		kubeletplugin.Serialize(false),
 	)
 	if err != nil {
 		return nil, fmt.Errorf("DRA driver: %w", err)
 	}
 	return helper, nil
-}
-
-// ready says that the runtime is missing, which tells of the pods of claims. Extended resources do without it.
-func (c *clustered) ready() error {
-	pools, _ := c.tracker.Pools()
-	byClaim := slices.ContainsFunc(pools, func(p pool.Pool) bool { return p.Spec.Publish != v1alpha1.PublishDevicePlugin })
-	if byClaim && !c.nri.Connected() {
-		return fmt.Errorf("not connected to the container runtime at %s", c.config.NRISocket)
-	}
-	return nil
 }

@@ -18,24 +18,18 @@ const (
 
 // Config is what an agent must be told.
 type Config struct {
-	// NodeName is the name of the node's Node object.
-	NodeName string
-	// PodName is the name of the agent's own pod in Namespace, "" where it runs in none.
-	PodName string
-	// SysRoot is where the host's sysfs is, "/sys".
-	SysRoot string
-	// ProcRoot is where procfs is, "/proc".
-	ProcRoot string
-	// DevRoot is where the host's device nodes can be looked for, "/dev".
-	DevRoot string
+	// NodeName is the name of the node's Node object. PodName is the name of the agent's own pod in Namespace, "" where it
+	// runs in none.
+	NodeName, PodName string
+	// SysRoot is where the host's sysfs is, "/sys"; ProcRoot where procfs is, "/proc"; and DevRoot where the host's device
+	// nodes can be looked for, "/dev".
+	SysRoot, ProcRoot, DevRoot string
 	// StateDir keeps the journal; it must survive the agent.
 	StateDir string
 	// KubeletDir is the directory of the kubelet, "/var/lib/kubelet". It must have the same path as on the host.
 	KubeletDir string
-	// CDIDir is where the container runtime reads CDI files, "/var/run/cdi".
-	CDIDir string
-	// NRISocket is the socket on which the container runtime serves NRI.
-	NRISocket string
+	// CDIDir is where the container runtime reads CDI files, "/var/run/cdi", and NRISocket where it serves NRI.
+	CDIDir, NRISocket string
 	// ListenAddress is where health and metrics are served, "host:port".
 	ListenAddress string
 

@@ -16,27 +16,27 @@ import (
 )
 
 const (
-	// usesInterval is how often the kubelet is asked what pods have although no pool changed: another device plugin may
-	// have allocated a Function of ours.
+	// usesInterval is how often the kubelet is asked what pods have, as another device plugin may have allocated a Function
+	// of ours.
 	usesInterval = time.Minute
-	// conflictInterval is how often it is asked while it does not answer, or a pod has a Function by another way of
-	// publishing than its pool's: the kubelet does not tell when such a pod is gone.
+	// conflictInterval is how often it is asked while it does not answer or there is a conflict. The kubelet sends no event
+	// when a pod is gone.
 	conflictInterval = 2 * time.Second
-	// lookTimeout is how long an answer is waited for before pools are published without it.
+	// lookTimeout bounds how long pools are not published because the kubelet has not answered.
 	lookTimeout = 2 * time.Second
 )
 
-// conflicts knows Functions that a pod has by another way of publishing than that of their pool: the pool was moved, or
-// another device plugin allocated them. They are not offered until that pod is gone.
+// conflicts knows the Functions that a pod got by another way of publishing (DRA or device plugin) than that of their pool:
+// the pool was changed, or another device plugin allocated them. They are not offered until that pod is gone.
 type conflicts struct {
 	lifecycle *lifecycle.Manager
 	tracker   *pool.Tracker
 	pods      *podresources.Client
-	// changed is called when a Function may have become free for its pool, or not.
+	// changed is called when there may be a new conflict, or one less.
 	changed func()
 	times   times
 
-	// away says that the kubelet did not answer when it was asked last.
+	// away: the kubelet did not answer the last question.
 	away atomic.Bool
 }
 
@@ -52,15 +52,15 @@ func (c *conflicts) elsewhere(id function.ID) string {
 	return c.lifecycle.Elsewhere(id, "") // claims have no resource
 }
 
-// taken tells of a Function that is reserved by another way than its pool offers it.
+// taken notifies of a Function that was reserved by another way than its pool offers it.
 func (c *conflicts) taken(id function.ID) {
 	if c.elsewhere(id) != "" {
 		c.changed()
 	}
 }
 
-// maybe says whether a pod may have the Function by an extended resource, whatever the journal says: the kubelet said so
-// last, or did not answer.
+// maybe says whether a pod may have the Function by an extended resource: the last answer of the kubelet says so, or it did
+// not answer. The journal does not count.
 func (c *conflicts) maybe(id function.ID) bool { return c.away.Load() || c.pods.InUse(id, "") != "" }
 
 // look asks the kubelet which Functions pods have. While the kubelet is away, its last answer counts.
@@ -74,8 +74,8 @@ func (c *conflicts) look(ctx context.Context) {
 	}
 }
 
-// run asks the kubelet again and again until ctx ends. A value from changes says that there may be a new conflict: then
-// the kubelet is asked more often from now on.
+// run asks the kubelet at intervals until ctx ends. A value from changes says that there may be a new conflict, which makes
+// the interval shorter.
 func (c *conflicts) run(ctx context.Context, changes <-chan struct{}) error {
 	for asked := time.Now(); ctx.Err() == nil; {
 		interval := usesInterval

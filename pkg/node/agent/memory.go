@@ -14,11 +14,11 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
 
-// startTime is how long a start needs memory: until the slices of many Functions are read, made and compared.
+// startTime is how long a start takes, including the ResourceSlices of many Functions.
 const startTime = 3 * time.Second
 
-// trim gives back, once, what only the start needed: heap, which is as much again as the agent keeps and which the Go
-// runtime would hold on to for minutes, and pages of the program, most of which only initialise the libraries.
+// trim returns memory to the kernel that only the start needed: half of the heap, which the Go runtime would keep for
+// minutes, and pages of the program, most of which only initialise the libraries.
 func trim(ctx context.Context, log logr.Logger) error {
 	if !loop.Sleep(ctx, startTime) {
 		return nil
@@ -30,9 +30,8 @@ func trim(ctx context.Context, log logr.Logger) error {
 	return nil
 }
 
-// unmapProgram takes the pages of the program's code and constants out of the process. The kernel maps those that are
-// needed again from its page cache, or from the file; see madvise(2), MADV_DONTNEED. Pages that can be written are left
-// alone, as what was written to them would be lost.
+// unmapProgram unmaps the pages of the program's code and constants. The kernel maps pages again from its page cache or the
+// file when they are needed; see madvise(2), MADV_DONTNEED. Writable pages stay, as their content would be lost.
 func unmapProgram() error {
 	self, err := procfs.Self()
 	if err != nil {

@@ -1,5 +1,4 @@
-// Package kubeapi reads and writes what an agent needs at the API server: objects that declare something for its node, and
-// no others.
+// Package kubeapi reads and writes the objects of one node at the API server.
 package kubeapi
 
 import (
@@ -28,8 +27,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 )
 
-// API is the API server as one node's agent sees it. Reads of DevicePools, XPUs, XPUPorts and the node come from
-// memory.
+// API is the API server as one node's agent sees it. Reads of DevicePools, XPUs, XPUPorts and the node come from a cache.
 type API struct {
 	node   string
 	cache  cache.Cache
@@ -79,7 +77,7 @@ func New(config *rest.Config, node string, events Events) (*API, error) {
 	return &API{node: node, cache: c, writer: writer, events: events, synced: make(chan struct{})}, nil
 }
 
-// restMapper knows the kinds that an agent needs without asking the API server, which may be away when the agent starts.
+// restMapper has the kinds that an agent needs. It does not ask the API server, which may be away when the agent starts.
 func restMapper() meta.RESTMapper {
 	mapper := meta.NewDefaultRESTMapper(nil)
 	mapper.Add(v1alpha1.SchemeGroupVersion.WithKind("DevicePool"), meta.RESTScopeRoot)
@@ -89,7 +87,7 @@ func restMapper() meta.RESTMapper {
 	return mapper
 }
 
-// nodeMetadata is the Node without spec and status: heartbeats and images are of no interest.
+// nodeMetadata is the Node without spec and status, which an agent does not need.
 func nodeMetadata() *metav1.PartialObjectMetadata {
 	return &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}}
 }
@@ -123,7 +121,7 @@ func (a *API) Run(ctx context.Context) error {
 		read = append(read, registration.HasSyncedChecker())
 	}
 	go func() {
-		// The cache's own WaitForCacheSync looks every 100 ms, which is as long as all the rest of an agent's start.
+		// The cache's own WaitForCacheSync polls every 100 ms, which would double the time that an agent takes to start.
 		if toolscache.WaitFor(ctx, "", read...) {
 			close(a.synced)
 		}
@@ -171,7 +169,7 @@ func (a *API) NodeLabels(ctx context.Context) (map[string]string, error) {
 // WriteNodeStatus replaces this node's entry in DevicePool.status.nodes; nil takes it away. Every node's agent has a
 // field manager of its own, so that it owns its entry and no other.
 func (a *API) WriteNodeStatus(ctx context.Context, devicePool string, entry *v1alpha1.DevicePoolNodeStatus) error {
-	nodes := []any{} // not nil: the API server would make the status null when this was all of it, and refuse that
+	nodes := []any{} // not nil: the API server would set an otherwise empty status to null and then refuse it
 	if entry != nil {
 		fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(entry)
 		if err != nil {

@@ -51,7 +51,7 @@ func (a *API) PortsOf(ctx context.Context, f function.ID) ([]v1alpha1.XPUPort, e
 	return list.Items, nil
 }
 
-// CreatePort creates a Port that goes when the node goes.
+// CreatePort creates a Port that the garbage collector deletes with the Node.
 func (a *API) CreatePort(ctx context.Context, port *v1alpha1.XPUPort) error {
 	node := nodeMetadata()
 	if err := a.cache.Get(ctx, types.NamespacedName{Name: a.node}, node); err != nil {
@@ -63,8 +63,8 @@ func (a *API) CreatePort(ctx context.Context, port *v1alpha1.XPUPort) error {
 	return a.writer.Create(ctx, port)
 }
 
-// DeletePort asks for a Port to be taken away, whichever has the name, or only the one with the uid. An error that is
-// NotFound says that there is none any more; after nil there is, until the xPU says that it does not serve it.
+// DeletePort asks for the deletion of a Port, only of the one with the uid if that is not empty. A NotFound error says that
+// there is no such Port. After nil the Port exists until the xPU does not serve it any more.
 func (a *API) DeletePort(ctx context.Context, key types.NamespacedName, uid types.UID) error {
 	port := &v1alpha1.XPUPort{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}}
 	var options []client.DeleteOption
@@ -74,14 +74,14 @@ func (a *API) DeletePort(ctx context.Context, key types.NamespacedName, uid type
 	return a.writer.Delete(ctx, port, options...)
 }
 
-// PortExists asks the API server itself, as what is in memory can be late.
+// PortExists asks the API server itself, as the cache can be late.
 func (a *API) PortExists(ctx context.Context, key types.NamespacedName) (bool, error) {
 	err := a.writer.Get(ctx, key, &v1alpha1.XPUPort{})
 	return err == nil, client.IgnoreNotFound(err)
 }
 
-// Wait returns the Port of a Function that is allocated to a claim, once the xPU serves it. When ctx ends before, the
-// error says what is missing, in the words of whoever knows best: the Port, or the claim.
+// Wait returns the Port of a Function that is allocated to a claim, once the xPU serves it. If ctx ends before, the error
+// has the conditions of the Port and of the claim.
 func (a *API) Wait(ctx context.Context, c *resourceapi.ResourceClaim, f function.ID) (*v1alpha1.XPUPort, error) {
 	var port *v1alpha1.XPUPort
 	err := a.await(ctx, func() (err error) {
@@ -94,8 +94,8 @@ func (a *API) Wait(ctx context.Context, c *resourceapi.ResourceClaim, f function
 	return port, nil
 }
 
-// Serves returns nil once the xPU serves the Port of a Function that a claim has, and at once where the claim has no Port.
-// When ctx ends before, the error says what is missing.
+// Serves returns nil once the xPU serves the claim's Port of a Function, and at once if the claim has no Port. If ctx ends
+// before, the error says what is missing.
 func (a *API) Serves(ctx context.Context, namespace string, claim types.UID, f function.ID) error {
 	return a.await(ctx, func() error {
 		_, err := a.port(ctx, namespace, claim, f)
@@ -106,7 +106,7 @@ func (a *API) Serves(ctx context.Context, namespace string, claim types.UID, f f
 	})
 }
 
-// await returns when nothing is wrong any more, or says what still is when ctx ends.
+// await waits until problem returns nil. When ctx ends, it returns the last problem.
 func (a *API) await(ctx context.Context, problem func() error) error {
 	var err error
 	_ = loop.Until(ctx, a.changed.Subscribe, func() bool { err = problem(); return err == nil })
@@ -123,7 +123,7 @@ func (e noPortError) Error() string {
 func (a *API) port(ctx context.Context, namespace string, uid types.UID, f function.ID) (*v1alpha1.XPUPort, error) {
 	name := types.NamespacedName{Namespace: namespace, Name: claim.PortName(a.node, f)}
 	var port v1alpha1.XPUPort
-	// The context of the caller may have ended; reads come from memory.
+	// The read comes from the cache and must work even if the context of the caller has ended.
 	err := a.cache.Get(context.WithoutCancel(ctx), name, &port)
 	if apierrors.IsNotFound(err) || err == nil && port.Spec.Claim.UID != uid {
 		return nil, noPortError{name}
@@ -168,8 +168,8 @@ func (a *API) XPUOf(ctx context.Context, pf pci.Address) (*v1alpha1.XPU, error) 
 	return claim.XPUOf(list.Items, pf), nil
 }
 
-// XPUAway says why the OPI agent of the Function's xPU cannot be asked, as xpu-controller found. It is "" if it can, if
-// the Function has no xPU, and as long as nothing is known.
+// XPUAway says why xpu-controller cannot reach the OPI agent of the Function's xPU. It is "" if it can, if the Function has
+// no xPU, and as long as nothing is known.
 func (a *API) XPUAway(f function.Function) string {
 	select {
 	case <-a.synced:
@@ -187,8 +187,8 @@ func (a *API) XPUAway(f function.Function) string {
 	return fmt.Sprintf("XPU %s: %s: %s", xpu.Name, ready.Reason, ready.Message)
 }
 
-// refusalTime is how long a Function stays tainted after the Port that its xPU refused is gone: long enough for the
-// scheduler to try the others first.
+// refusalTime is how long a Function stays tainted after the Port that its xPU refused was deleted. Meanwhile the scheduler
+// can try other Functions.
 const refusalTime = time.Minute
 
 // refusal is what the xPU said about one Port.
@@ -222,12 +222,12 @@ func (a *API) portHandler() toolscache.ResourceEventHandler {
 func (a *API) portChanged(port *v1alpha1.XPUPort) {
 	defer a.portsChanged()
 	ready := meta.FindStatusCondition(port.Status.Conditions, v1alpha1.ConditionReady)
-	// What a Port says while it is being deleted is not about its Function.
+	// The condition of a Port that is being deleted says nothing about its Function.
 	if ready == nil || !port.DeletionTimestamp.IsZero() {
 		return
 	}
 	f := claim.FunctionOf(port.Spec.Function)
-	// The other reasons are about what the xPU cannot do for any Function just now.
+	// The other reasons concern all Functions of the xPU.
 	if ready.Status != metav1.ConditionTrue &&
 		(ready.Reason == v1alpha1.ReasonFailed || ready.Reason == v1alpha1.ReasonConflict) {
 		message := fmt.Sprintf("the xPU refused the Function's last Port: %s: %s", ready.Reason, ready.Message)
@@ -245,13 +245,13 @@ func (a *API) portDeleted(port *v1alpha1.XPUPort) {
 		return
 	}
 	time.AfterFunc(refusalTime, func() {
-		if a.refusals.CompareAndDelete(f, last) { // not if it is about the next Port by now
+		if a.refusals.CompareAndDelete(f, last) { // unless the xPU refused another Port since
 			a.portsChanged()
 		}
 	})
 }
 
-// portsChanged tells of a change of a Port or an XPU.
+// portsChanged notifies all who wait for a change of a Port or an XPU.
 func (a *API) portsChanged() {
 	a.changed.Notify()
 	a.events.PortsChanged()

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/utils/ptr"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -20,7 +21,7 @@ type Pool struct {
 	Name       string
 	Generation int64
 	Spec       v1alpha1.DevicePoolSpec
-	// Functions are those of the pool, in the order of the inventory. SFs of spec.sfs that do not exist are
+	// Functions are the Functions of the pool, in the order of the inventory. SFs of spec.sfs that do not exist are
 	// [function.Function.Potential].
 	Functions []function.Function
 	// Overlaps are Functions that the pool selects but that belong to another one.
@@ -45,15 +46,11 @@ func (o Overlap) String() string { return o.Function.String() + " in " + o.Owner
 // ResourceName is the name of the extended resource as which the device plugin offers the pool: "<prefix>/<name>". The
 // prefix defaults to xpu.opiproject.org, and the name to that of the DevicePool.
 func (p Pool) ResourceName() string {
-	var spec v1alpha1.DevicePluginSpec
-	if p.Spec.DevicePlugin != nil {
-		spec = *p.Spec.DevicePlugin
-	}
+	spec := ptr.Deref(p.Spec.DevicePlugin, v1alpha1.DevicePluginSpec{})
 	return cmp.Or(spec.ResourcePrefix, v1alpha1.GroupName) + "/" + cmp.Or(spec.ResourceName, p.Name)
 }
 
-// Options are what the container gets beside the Function, because the selector that gave the pool the Function asks
-// for it.
+// Options are what the container gets beside the Function. The selector that matches the Function asks for them.
 type Options struct {
 	// RDMA: the character devices of the RDMA devices (isRdma).
 	RDMA bool
@@ -61,27 +58,27 @@ type Options struct {
 	VDPA string
 }
 
-// Options returns what goes with one of the pool's Functions: what the first selector that matches it asks for. Selectors
-// that are wrong are left out: a pod may have the Function since before they were.
+// Options returns the options of one of the pool's Functions: those of the first selector that matches it. It ignores
+// invalid selectors, as a pod may have the Function since the selectors were valid.
 func (p Pool) Options(f function.Function) Options {
 	for _, s := range p.Spec.Selectors {
-		compiled, err := compile(s)
-		if err == nil && (compiled.matches(f, p.Spec.DeviceType) || p.Makes(f.ID) && compiled.isPF(f)) {
+		compiled, err := compile(s, p.Spec.DeviceType)
+		if err == nil && (compiled.matches(f) || p.Makes(f.ID) && compiled.isPF(f)) {
 			return compiled.options
 		}
 	}
 	return Options{}
 }
 
-// Makes says whether the Function is one of the SFs that are made when the pool hands them out (spec.sfs), provided that
-// the pool has it.
+// Makes says whether the Function, which the pool has, is one of the SFs that are created when they are allocated
+// (spec.sfs).
 func (p Pool) Makes(id function.ID) bool {
 	sfnum, isSF := id.SFNum()
 	return isSF && p.Spec.SFs.Has(sfnum)
 }
 
-// NamedPFs are the PFs of the node that the selectors name by pfNames or rootDevices, whatever indexes they name. Of the
-// other fields only vendors counts, as VFs have the vendor of their PF; the rest is about the VFs.
+// NamedPFs are the PFs of the node that the selectors name by pfNames or rootDevices, with any index. Of the other fields
+// only vendors is compared, as a PF has the vendor of its VFs. The rest describes the VFs.
 func (p Pool) NamedPFs(functions []function.Function) []function.Function {
 	selectors := p.selectors()
 	var named []function.Function
@@ -98,15 +95,10 @@ type NoSFs func(pf pci.Address) *v1alpha1.Shortage
 
 // Assign gives every Function to the DevicePool that selects it. Where several do, the one with the highest priority has
 // it, and of equals the one whose name sorts first. Which Functions a DevicePool may select at all depends on its device
-// type; see [v1alpha1.DeviceType]. SFs that are made for a DevicePool (spec.sfs) are in no DevicePool without spec.sfs.
-// The result has an entry for every DevicePool that is meant for a node with these labels, sorted by name, and depends on
-// nothing but the arguments. Any PF with a driver counts as able to have SFs.
-func Assign(functions []function.Function, devicePools []v1alpha1.DevicePool, nodeLabels map[string]string) []Pool {
-	return assign(functions, devicePools, nodeLabels, nil)
-}
-
-// assign is [Assign] with the PFs that noSFs finds unable to have SFs; a nil noSFs finds none.
-func assign(
+// type; see [v1alpha1.DeviceType]. SFs that are created for a DevicePool (spec.sfs) are in no DevicePool without spec.sfs.
+// The result has an entry for every DevicePool whose nodeSelector matches the labels, sorted by name. If noSFs is nil,
+// every PF with a driver can have SFs.
+func Assign(
 	functions []function.Function, devicePools []v1alpha1.DevicePool, nodeLabels map[string]string, noSFs NoSFs,
 ) []Pool {
 	sorted := slices.SortedFunc(slices.Values(devicePools), func(a, b v1alpha1.DevicePool) int {
@@ -124,7 +116,7 @@ func assign(
 		}
 		pools = append(pools, p)
 	}
-	// SFs that are made come first: they come and go, and must not change hands when they do.
+	// SFs that are created for a pool come first, so that they do not change the pool when they are created or deleted.
 	owners := map[function.ID]string{}
 	for i := range pools {
 		pools[i].fillMade(functions, noSFs, owners)
@@ -137,8 +129,8 @@ func assign(
 	return pools
 }
 
-// prepare checks the selectors, and takes the name of the pool's extended resource, where it has one. resources are the
-// names that earlier pools took, with the names of these pools.
+// prepare checks the selectors, and takes the name of the pool's extended resource, if it has one. resources has the names
+// of the pools that took each resource name before.
 func (p *Pool) prepare(resources map[string]string) error {
 	if p.Spec.Publish == v1alpha1.PublishDevicePlugin {
 		name := p.ResourceName()
@@ -154,7 +146,7 @@ func (p *Pool) prepare(resources map[string]string) error {
 	return err
 }
 
-// selectors are those of the pool. A pool that cannot be used has none, and so stays empty.
+// selectors are the compiled selectors of the pool; none if the pool cannot be used.
 func (p Pool) selectors() []selector {
 	if p.Err != nil {
 		return nil
@@ -163,9 +155,9 @@ func (p Pool) selectors() []selector {
 	return compiled
 }
 
-// fillMade gives the pool the SFs of spec.sfs, whether they exist or not, at each PF that a selector names. At a PF that
-// cannot have SFs it gives only those that exist nevertheless, as a pod may have them. The fields of selectors that
-// describe the SF itself do not count, as nobody knows what a driver makes of one that does not exist.
+// fillMade gives the pool the SFs of spec.sfs, whether they exist or not, of each PF that a selector names. Of a PF that
+// cannot have SFs it takes only those that exist, as a pod may have them. It ignores the fields of selectors that describe
+// the SF itself, as these are not known for an SF that does not exist.
 func (p *Pool) fillMade(functions []function.Function, noSFs NoSFs, owners map[function.ID]string) {
 	if p.Spec.SFs == nil {
 		return
@@ -209,12 +201,11 @@ func shortageOf(pf function.Function, noSFs NoSFs) *v1alpha1.Shortage {
 	return noSFs(pf.PF)
 }
 
-// fill gives the pool the Functions that it selects and that have no owner yet, but none of those that are made for a
-// pool.
+// fill gives the pool the Functions that it selects and that have no owner yet, except SFs that are created for a pool.
 func (p *Pool) fill(functions []function.Function, owners, made map[function.ID]string) {
 	selectors := p.selectors()
 	for _, f := range functions {
-		selects := func(s selector) bool { return s.matches(f, p.Spec.DeviceType) }
+		selects := func(s selector) bool { return s.matches(f) }
 		if _, isMade := made[f.ID]; isMade || !eligible(f, p.Spec.DeviceType) || !slices.ContainsFunc(selectors, selects) {
 			continue
 		}
@@ -237,9 +228,9 @@ func (p *Pool) take(f function.Function, owners map[function.ID]string) {
 	p.Functions = append(p.Functions, f)
 }
 
-// eligible says whether pools of a device type may have the Function. What the node needs itself is in no pool: the
-// netdev of its default route, and PFs with VFs. Where a device type is named, a driver must be bound, as
-// sriov-network-device-plugin wants it; for an SF the driver of its PF counts.
+// eligible says whether pools of a device type may have the Function. No pool has what the node needs itself: the netdev
+// of its default route, and PFs with VFs. If a device type is named, a driver must be bound, as
+// sriov-network-device-plugin demands; for an SF, to its PF.
 func eligible(f function.Function, deviceType v1alpha1.DeviceType) bool {
 	if f.DefaultRoute || f.Kind == function.PF && f.NumVFs > 0 {
 		return false

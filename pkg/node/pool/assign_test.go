@@ -73,7 +73,7 @@ func TestSelectors(t *testing.T) {
 		{"one selector is enough", []v1alpha1.FunctionSelector{{PFNames: []string{"ens3f0#0"}}, {Drivers: []string{"mlx5_core.sf"}}}, sf + " 0"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			pools := Assign(card(), []v1alpha1.DevicePool{devicePool("fast", test.selectors...)}, nil)
+			pools := Assign(card(), []v1alpha1.DevicePool{devicePool("fast", test.selectors...)}, nil, nil)
 			if len(pools) != 1 || pools[0].Err != nil {
 				t.Fatalf("Assign = %+v, want one pool", pools)
 			}
@@ -144,7 +144,7 @@ func TestAttributes(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			p := devicePool("fast", test.selector)
 			p.Spec.DeviceType = test.deviceType
-			pools := Assign(functions, []v1alpha1.DevicePool{p}, nil)
+			pools := Assign(functions, []v1alpha1.DevicePool{p}, nil, nil)
 			if len(pools) != 1 || pools[0].Err != nil {
 				t.Fatalf("Assign = %+v, want one pool", pools)
 			}
@@ -171,7 +171,7 @@ func TestPriority(t *testing.T) {
 		{[]v1alpha1.DevicePool{prio("c", 7), prio("b", 7)}, "b"},
 		{[]v1alpha1.DevicePool{prio("b", -1), prio("c", 0)}, "c"},
 	} {
-		for _, p := range Assign(card(), test.pools, nil) {
+		for _, p := range Assign(card(), test.pools, nil, nil) {
 			if has := len(p.Functions) == 1; has != (p.Name == test.want) {
 				t.Errorf("%s has %q, want all in %s", p.Name, names(p.Functions), test.want)
 			}
@@ -203,7 +203,7 @@ func TestBadSelectors(t *testing.T) {
 		{v1alpha1.FunctionSelector{VDPAType: "vhost", IsRdma: true}, []string{"vdpaType", "isRdma"}},
 		{v1alpha1.FunctionSelector{PCIAddresses: []string{"3b:00.2"}}, []string{"pciAddresses[0]", "dddd:bb:dd.f"}},
 	} {
-		pools := Assign(card(), []v1alpha1.DevicePool{devicePool("bad", good, test.selector), devicePool("good", good)}, nil)
+		pools := Assign(card(), []v1alpha1.DevicePool{devicePool("bad", good, test.selector), devicePool("good", good)}, nil, nil)
 		if len(pools) != 2 || pools[0].Err == nil || len(pools[0].Functions) != 0 {
 			t.Errorf("Assign with %+v = %+v, want an empty pool with an error", test.selector, pools)
 			continue
@@ -227,7 +227,7 @@ func TestOverlap(t *testing.T) {
 
 	// The order in which they are listed does not matter.
 	for _, order := range [][]v1alpha1.DevicePool{{some, more, elsewhere}, {more, elsewhere, some}} {
-		pools := Assign(card(), order, map[string]string{"rack": "8"})
+		pools := Assign(card(), order, map[string]string{"rack": "8"}, nil)
 		if len(pools) != 2 || pools[0].Name != "b-some" || pools[1].Name != "c-more" {
 			t.Fatalf("Assign = %+v, want b-some and c-more", pools)
 		}
@@ -242,7 +242,7 @@ func TestOverlap(t *testing.T) {
 			t.Errorf("overlaps of c-more: -want +got\n%s", diff)
 		}
 	}
-	pools := Assign(card(), []v1alpha1.DevicePool{some, elsewhere}, map[string]string{"rack": "7", "zone": "a"})
+	pools := Assign(card(), []v1alpha1.DevicePool{some, elsewhere}, map[string]string{"rack": "7", "zone": "a"}, nil)
 	if len(pools) != 2 || len(pools[0].Functions) != 9 || len(pools[1].Overlaps) != 3 {
 		t.Errorf("Assign on rack 7 = %+v, want all in a-elsewhere and three overlaps in b-some", pools)
 	}

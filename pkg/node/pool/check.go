@@ -14,8 +14,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// Check says what is wrong with a DevicePool by itself. It is for DevicePools from a file: the API server knows these rules
-// as part of the CRD. Errors name the field.
+// Check says what is wrong with a DevicePool from a file. The API server applies the same rules, which the CRD has. Errors
+// name the field.
 func Check(devicePool v1alpha1.DevicePool) error {
 	const longest = validation.DNS1123LabelMaxLength
 	var errs []error

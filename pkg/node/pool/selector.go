@@ -16,16 +16,12 @@ var vdpaDrivers = map[string]string{"virtio": "virtio_vdpa", "vhost": "vhost_vdp
 
 // selector is a compiled [v1alpha1.FunctionSelector].
 type selector struct {
-	vendors, devices, drivers []string
-	addresses                 []pci.Address
-	pfNames                   []indexed
-	rootDevices               []indexed
-	acpiIndexes               []string
-	linkTypes                 []string
-	ddpProfiles               []string
-	pkeys                     []uint16
-	auxTypes                  []string
-	options                   Options
+	// matches says whether every field that is set matches. A PF is not its own child: pfNames and rootDevices match VFs
+	// and SFs only.
+	matches func(f function.Function) bool
+	// isPF says whether the selector names the PF, or for an SF the PF of the SF.
+	isPF    func(pf function.Function) bool
+	options Options
 }
 
 // indexed is "name" or "name#0-3,7".
@@ -36,8 +32,8 @@ type indexed struct {
 
 type indexRange struct{ first, last int }
 
-// compile checks a selector; errors name the field.
-func compile(s v1alpha1.FunctionSelector) (selector, error) {
+// compile checks a selector of a pool of this device type; errors name the field.
+func compile(s v1alpha1.FunctionSelector, deviceType v1alpha1.DeviceType) (selector, error) {
 	if s.IsRdma && s.VDPAType != "" {
 		return selector{}, fmt.Errorf("vdpaType: %q with isRdma: only one of both can be", s.VDPAType)
 	}
@@ -45,28 +41,43 @@ func compile(s v1alpha1.FunctionSelector) (selector, error) {
 		return selector{}, fmt.Errorf("vdpaType: %q: must be virtio or vhost", s.VDPAType)
 	}
 	var err error
-	compiled := selector{
-		vendors:     each(&err, "vendors", s.Vendors, parsePCIID),
-		devices:     each(&err, "devices", s.Devices, parsePCIID),
-		drivers:     s.Drivers,
-		addresses:   each(&err, "pciAddresses", s.PCIAddresses, pci.Parse),
-		pfNames:     each(&err, "pfNames", s.PFNames, parseIndexed),
-		rootDevices: each(&err, "rootDevices", s.RootDevices, parseIndexedAddress),
-		acpiIndexes: each(&err, "acpiIndexes", s.ACPIIndexes, parseNumber),
-		linkTypes:   s.LinkTypes,
-		ddpProfiles: s.DDPProfiles,
-		pkeys:       each(&err, "pKeys", s.PKeys, parsePKey),
-		auxTypes:    each(&err, "auxTypes", s.AuxTypes, parseAuxType),
-		options:     Options{RDMA: s.IsRdma, VDPA: s.VDPAType},
+	vendors := each(&err, "vendors", s.Vendors, parsePCIID)
+	devices := each(&err, "devices", s.Devices, parsePCIID)
+	addresses := each(&err, "pciAddresses", s.PCIAddresses, pci.Parse)
+	pfNames := each(&err, "pfNames", s.PFNames, parseIndexed)
+	rootDevices := each(&err, "rootDevices", s.RootDevices, parseIndexedAddress)
+	acpiIndexes := each(&err, "acpiIndexes", s.ACPIIndexes, parseNumber)
+	pkeys := each(&err, "pKeys", s.PKeys, parsePKey)
+	auxTypes := each(&err, "auxTypes", s.AuxTypes, parseAuxType)
+	matches := func(f function.Function) bool {
+		return contains(vendors, f.Vendor) &&
+			contains(devices, f.Device) &&
+			anyOf(s.Drivers, func(d string) bool { return drives(d, f, deviceType) }) &&
+			contains(addresses, f.ID.Address) &&
+			anyOf(pfNames, func(p indexed) bool { return f.Kind != function.PF && p.matches(f.PFName, f.Index) }) &&
+			anyOf(rootDevices, func(p indexed) bool { return f.Kind != function.PF && p.matches(string(f.PF), f.Index) }) &&
+			contains(acpiIndexes, f.ACPIIndex) &&
+			contains(s.LinkTypes, f.LinkType) &&
+			anyOf(s.DDPProfiles, func(p string) bool { return p == f.DDPProfile && p != "" }) &&
+			anyOf(pkeys, func(k uint16) bool { return hasPKey(f, k) }) &&
+			(len(auxTypes) == 0 || f.Kind == function.SF) &&
+			(!s.IsRdma || f.RDMA) &&
+			(s.VDPAType == "" || f.VDPA.Driver == vdpaDrivers[s.VDPAType])
 	}
-	return compiled, err
+	isPF := func(pf function.Function) bool {
+		return len(pfNames)+len(rootDevices) > 0 &&
+			contains(vendors, pf.Vendor) &&
+			anyOf(pfNames, func(p indexed) bool { return p.names(pf.PFName) }) &&
+			anyOf(rootDevices, func(p indexed) bool { return p.names(string(pf.PF)) })
+	}
+	return selector{matches: matches, isPF: isPF, options: Options{RDMA: s.IsRdma, VDPA: s.VDPAType}}, err
 }
 
 // compileAll compiles the selectors of a DevicePool; errors name the field.
 func compileAll(spec v1alpha1.DevicePoolSpec) ([]selector, error) {
 	var selectors []selector
 	for i, s := range spec.Selectors {
-		compiled, err := compile(s)
+		compiled, err := compile(s, spec.DeviceType)
 		if err != nil {
 			return nil, fmt.Errorf("spec.selectors[%d].%w", i, err)
 		}
@@ -168,32 +179,6 @@ func (x indexed) matches(name string, index int) bool {
 	return x.names(name) && anyOf(x.ranges, func(r indexRange) bool { return r.first <= index && index <= r.last })
 }
 
-// matches says whether every field that is set matches. A PF is not its own child: pfNames and rootDevices match VFs and
-// SFs only.
-func (s selector) matches(f function.Function, deviceType v1alpha1.DeviceType) bool {
-	return anyOf(s.vendors, func(v string) bool { return v == f.Vendor }) &&
-		anyOf(s.devices, func(d string) bool { return d == f.Device }) &&
-		anyOf(s.drivers, func(d string) bool { return drives(d, f, deviceType) }) &&
-		anyOf(s.addresses, func(a pci.Address) bool { return a == f.ID.Address }) &&
-		anyOf(s.pfNames, func(p indexed) bool { return f.Kind != function.PF && p.matches(f.PFName, f.Index) }) &&
-		anyOf(s.rootDevices, func(p indexed) bool { return f.Kind != function.PF && p.matches(string(f.PF), f.Index) }) &&
-		anyOf(s.acpiIndexes, func(i string) bool { return i == f.ACPIIndex }) &&
-		anyOf(s.linkTypes, func(t string) bool { return t == f.LinkType }) &&
-		anyOf(s.ddpProfiles, func(p string) bool { return p == f.DDPProfile && p != "" }) &&
-		anyOf(s.pkeys, func(k uint16) bool { return hasPKey(f, k) }) &&
-		anyOf(s.auxTypes, func(string) bool { return f.Kind == function.SF }) &&
-		(!s.options.RDMA || f.RDMA) &&
-		(s.options.VDPA == "" || f.VDPA.Driver == vdpaDrivers[s.options.VDPA])
-}
-
-// isPF says whether the selector names the PF, or for an SF the PF of the SF.
-func (s selector) isPF(pf function.Function) bool {
-	return len(s.pfNames)+len(s.rootDevices) > 0 &&
-		anyOf(s.vendors, func(v string) bool { return v == pf.Vendor }) &&
-		anyOf(s.pfNames, func(p indexed) bool { return p.names(pf.PFName) }) &&
-		anyOf(s.rootDevices, func(p indexed) bool { return pci.Address(p.name) == pf.PF })
-}
-
 // drives says whether the Function has the driver. In pools of auxNetDevices the driver of the PF counts too: it is the
 // one that sriov-network-device-plugin knows of an auxiliary device.
 func drives(driver string, f function.Function, deviceType v1alpha1.DeviceType) bool {
@@ -204,6 +189,11 @@ func drives(driver string, f function.Function, deviceType v1alpha1.DeviceType) 
 func hasPKey(f function.Function, key uint16) bool {
 	has, err := parsePKey(f.PKey)
 	return err == nil && has == key
+}
+
+// contains is [anyOf] for entries that are compared as they are.
+func contains[T comparable](list []T, value T) bool {
+	return anyOf(list, func(entry T) bool { return entry == value })
 }
 
 // anyOf says whether one entry of the list matches. An empty list matches: a field that is not set does not limit.

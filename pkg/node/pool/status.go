@@ -18,7 +18,7 @@ import (
 // maxListed is how many overlapping Functions a status names, and how many PFs that lack something.
 const maxListed = 16
 
-// retry is when a status is written again that the API server did not take.
+// retry is the pause before a status is written again that the API server refused.
 const retry = 5 * time.Second
 
 // API is what a [Reporter] uses of the API server.
@@ -30,18 +30,12 @@ type API interface {
 
 // Supply is what this node has of the VFs that a DevicePool asks for by numVFs.
 type Supply struct {
-	// Generation is the DevicePool's that this is about: an older one, while its PFs have not been looked at again.
+	// Generation is the generation of the DevicePool that the rest is about. It may be older than the DevicePool's.
 	Generation int64
 	// PFs is how many PFs of the node the DevicePool names.
 	PFs int
-	// Shortages are those of them that do not have what it asks for, sorted by PF.
+	// Shortages are the PFs that do not have the VFs that it asks for, sorted by PF.
 	Shortages []v1alpha1.Shortage
-}
-
-// Supplier makes the VFs that DevicePools ask for by numVFs.
-type Supplier interface {
-	// Supply says what a DevicePool with numVFs has; known is false until that has been looked at.
-	Supply(devicePool string) (s Supply, known bool)
 }
 
 // Reporter tells the administrator, in each DevicePool's status, what the pool has on this node.
@@ -49,14 +43,13 @@ type Reporter struct {
 	Node    string
 	Tracker *Tracker
 	API     API
-	// VFs may be nil where numVFs has no effect.
-	VFs Supplier
-	Log logr.Logger
+	// Supply says what a DevicePool with numVFs has of its VFs. known is false until that has been looked at.
+	Supply func(devicePool string) (s Supply, known bool)
+	Log    logr.Logger
 }
 
-// Run writes what differs from the DevicePools' status, until ctx ends: at once, and for every value from changes,
-// which is about pools and their supply, and from declared, which is about DevicePools and the Node. What fails is tried
-// again.
+// Run writes the statuses that are not current until ctx ends: at once, and after every value from changes (of pools and
+// their supply) and declared (of DevicePools and the Node). It retries what fails.
 func (r *Reporter) Run(ctx context.Context, changes, declared <-chan struct{}) error {
 	for {
 		var again <-chan time.Time
@@ -79,7 +72,7 @@ func (r *Reporter) write(ctx context.Context) error {
 	if !known {
 		return nil
 	}
-	// While there is no Node, the controller takes its entries away.
+	// The controller removes the entries of a node without a Node object.
 	if _, err := r.API.NodeLabels(ctx); apierrors.IsNotFound(err) {
 		return nil
 	}
@@ -93,7 +86,7 @@ func (r *Reporter) write(ctx context.Context) error {
 		if i := slices.IndexFunc(pools, func(p Pool) bool { return p.Name == devicePool.Name }); i >= 0 {
 			supply, known := r.supply(pools[i])
 			if !known {
-				continue // the entry is of the last run, and may well still be true
+				continue // the entry of the last run may still be true
 			}
 			entry = r.entry(pools[i], supply)
 		}
@@ -107,13 +100,13 @@ func (r *Reporter) write(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// supply is known, and empty, for pools that want no VFs made. A Supply of a newer generation than the pool's does not
-// count: the DevicePool is about to be read again, or was deleted and made anew.
+// supply returns an empty Supply for pools without numVFs. A Supply of a newer generation than the pool's is not known yet:
+// the DevicePool will be read again, or was deleted and created anew.
 func (r *Reporter) supply(p Pool) (s Supply, known bool) {
-	if r.VFs == nil || p.Spec.NumVFs == nil {
+	if p.Spec.NumVFs == nil {
 		return Supply{Generation: p.Generation}, true
 	}
-	s, known = r.VFs.Supply(p.Name)
+	s, known = r.Supply(p.Name)
 	return s, known && s.Generation <= p.Generation
 }
 

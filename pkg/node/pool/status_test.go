@@ -15,7 +15,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// supplies is a [Supplier].
+// supplies is what DevicePools have of their VFs, by name.
 type supplies map[string]Supply
 
 func (s supplies) Supply(devicePool string) (Supply, bool) {
@@ -69,7 +69,7 @@ func TestReporterSupply(t *testing.T) {
 		t.Fatal(err)
 	}
 	vfs := supplies{}
-	reporter := &Reporter{Node: "node1", Tracker: tracker, API: n, VFs: vfs, Log: testr.New(t)}
+	reporter := &Reporter{Node: "node1", Tracker: tracker, API: n, Supply: vfs.Supply, Log: testr.New(t)}
 	write := func(writes int, want []v1alpha1.DevicePoolNodeStatus) {
 		t.Helper()
 		if err := reporter.write(t.Context()); err != nil {

@@ -62,7 +62,7 @@ func TestMadeSFs(t *testing.T) {
 		}, sf + "88"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			for _, p := range Assign(twoCards(), test.pools, nil) {
+			for _, p := range Assign(twoCards(), test.pools, nil, nil) {
 				if got := names(p.Functions); p.Name == "fast" && (p.Err != nil || got != test.want) {
 					t.Errorf("Functions are %q (%v), want %q", got, p.Err, test.want)
 				}
@@ -77,7 +77,7 @@ func TestMadeSFs(t *testing.T) {
 func TestMadeSFsOverlap(t *testing.T) {
 	pools := Assign(twoCards(), []v1alpha1.DevicePool{
 		makingPool("fast", 1, 3, "ens5f0"), makingPool("early", 2, 3, "ens5f0"),
-	}, nil)
+	}, nil, nil)
 	want := []Overlap{
 		{Function: function.SubfunctionID("0000:5e:00.0", 2), Owner: "early"},
 		{Function: function.SubfunctionID("0000:5e:00.0", 3), Owner: "early"},
@@ -95,7 +95,7 @@ func TestPFWithoutSFs(t *testing.T) {
 		}
 		return &v1alpha1.Shortage{PF: string(pf), Reason: v1alpha1.ReasonNotSupported, Message: "legacy"}
 	}
-	pools := assign(twoCards(), []v1alpha1.DevicePool{makingPool("fast", 88, 2, "ens3f0#7", "ens5f0")}, nil, noSFs)
+	pools := Assign(twoCards(), []v1alpha1.DevicePool{makingPool("fast", 88, 2, "ens3f0#7", "ens5f0")}, nil, noSFs)
 	if got := names(pools[0].Functions); got != "0000:3b:00.0/sf88 7 0000:5e:00.0/sf88 0000:5e:00.0/sf89" {
 		t.Errorf("Functions are %q", got)
 	}
@@ -106,7 +106,7 @@ func TestPFWithoutSFs(t *testing.T) {
 
 	unbound := twoCards()
 	unbound[len(unbound)-1].Driver = ""
-	pools = Assign(unbound, []v1alpha1.DevicePool{makingPool("fast", 88, 2, "ens5f0")}, nil)
+	pools = Assign(unbound, []v1alpha1.DevicePool{makingPool("fast", 88, 2, "ens5f0")}, nil, nil)
 	p := pools[0]
 	if len(p.Functions) > 0 || len(p.Shortages) != 1 || !strings.Contains(p.Shortages[0].Message, "no driver") {
 		t.Errorf("a PF without driver: Functions %v, shortages %+v", p.Functions, p.Shortages)
@@ -117,7 +117,7 @@ func TestPFWithoutSFs(t *testing.T) {
 func TestOptionsOfMadeSFs(t *testing.T) {
 	p := makingPool("fast", 1, 1, "ens5f0")
 	p.Spec.Selectors[0].IsRdma = true
-	pools := Assign(twoCards(), []v1alpha1.DevicePool{p}, nil)
+	pools := Assign(twoCards(), []v1alpha1.DevicePool{p}, nil, nil)
 	if got := pools[0].Options(pools[0].Functions[0]); got != (Options{RDMA: true}) {
 		t.Errorf("Options = %+v, want RDMA", got)
 	}

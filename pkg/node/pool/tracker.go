@@ -38,29 +38,29 @@ type Tracker struct {
 	noSFs        NoSFs
 	log          logr.Logger
 
-	last atomic.Pointer[reading] // nil until the pools have been read once
+	last atomic.Pointer[reading]
 }
 
-// reading is what came out when the pools were read. It does not change.
+// reading is the result of reading the pools. It does not change.
 type reading struct {
+	known bool // false until the pools have been read once
 	pools []Pool
 	// byFunction has every Function that exists or that a pool has, with its pool; nil if it has none.
 	byFunction map[function.ID]*Pool
 }
 
-// NewTracker makes a tracker; [Tracker.Run] makes it work. Where noSFs is nil, every PF with a driver counts as able to
-// have SFs.
+// NewTracker makes a tracker. [Tracker.Run] reads the pools. If noSFs is nil, every PF with a driver can have SFs.
 func NewTracker(functions Functions, declarations Declarations, noSFs NoSFs, log logr.Logger) *Tracker {
-	return &Tracker{functions: functions, declarations: declarations, noSFs: noSFs, log: log}
+	t := &Tracker{functions: functions, declarations: declarations, noSFs: noSFs, log: log}
+	t.last.Store(&reading{})
+	return t
 }
 
 // Pools returns the pools as they are now; known is false until they have been read once. The caller must not change
 // the result.
 func (t *Tracker) Pools() (pools []Pool, known bool) {
-	if last := t.last.Load(); last != nil {
-		return last.pools, true
-	}
-	return nil, false
+	last := t.last.Load()
+	return last.pools, last.known
 }
 
 // DevicePool returns the spec of one DevicePool that is meant for this node.
@@ -76,22 +76,20 @@ func (t *Tracker) DevicePool(name string) (v1alpha1.DevicePoolSpec, bool) {
 
 // PoolOf returns the pool that has a Function; ok is false if none has. The caller must not change the result.
 func (t *Tracker) PoolOf(id function.ID) (p Pool, ok bool) {
-	if last := t.last.Load(); last != nil && last.byFunction[id] != nil {
-		return *last.byFunction[id], true
+	if has := t.last.Load().byFunction[id]; has != nil {
+		return *has, true
 	}
 	return Pool{}, false
 }
 
-// Considered says whether the Function was there when the pools were read last. One that came since is in no pool yet,
-// which says nothing about it.
+// Considered says whether the Function existed when the pools were read last. A Function that came since is in no pool
+// yet, but may belong to one.
 func (t *Tracker) Considered(id function.ID) (considered bool) {
-	if last := t.last.Load(); last != nil {
-		_, considered = last.byFunction[id]
-	}
+	_, considered = t.last.Load().byFunction[id]
 	return considered
 }
 
-// Get returns a Function as it is now: one that exists, or an SF that will be made when its pool hands it out.
+// Get returns a Function as it is now: one that exists, or an SF that is created when it is allocated.
 func (t *Tracker) Get(id function.ID) (function.Function, bool) {
 	if f, exists := t.functions.Get(id); exists {
 		return f, true
@@ -107,8 +105,8 @@ func (t *Tracker) Get(id function.ID) (function.Function, bool) {
 	return function.PotentialSF(pf, sfnum), true
 }
 
-// Run reads the pools at once and again for every value from changes, until ctx ends. It calls changed after each
-// time that they came out different. What cannot be read, such as a Node that is not there yet, leaves the pools as
+// Run reads the pools at once and again for every value from changes, until ctx ends. It calls changed each time that the
+// pools differ from those before. If something cannot be read, such as a Node that does not exist yet, the pools stay as
 // they are until the next change.
 func (t *Tracker) Run(ctx context.Context, changes <-chan struct{}, changed func()) error {
 	for {
@@ -135,7 +133,7 @@ func (t *Tracker) read(ctx context.Context) (different bool, err error) {
 		return false, fmt.Errorf("read labels of the node: %w", err)
 	}
 	functions := t.functions.Snapshot()
-	pools := assign(functions, devicePools, labels, t.noSFs)
+	pools := Assign(functions, devicePools, labels, t.noSFs)
 	byFunction := make(map[function.ID]*Pool, len(functions))
 	for _, f := range functions {
 		byFunction[f.ID] = nil
@@ -146,7 +144,7 @@ func (t *Tracker) read(ctx context.Context) (different bool, err error) {
 		}
 	}
 	before, known := t.Pools()
-	t.last.Store(&reading{pools, byFunction})
+	t.last.Store(&reading{known: true, pools: pools, byFunction: byFunction})
 	// Not by the equality of apimachinery, which panics at the unexported fields of errors.
 	if known && reflect.DeepEqual(before, pools) {
 		return false, nil
@@ -155,7 +153,7 @@ func (t *Tracker) read(ctx context.Context) (different bool, err error) {
 	return true, nil
 }
 
-// report logs what is wrong with pools that came out different: errors, and those Shortages that are new.
+// report logs what is wrong with pools that changed: errors, and new Shortages.
 func (t *Tracker) report(before, pools []Pool) {
 	told := map[string][]v1alpha1.Shortage{}
 	for _, p := range before {

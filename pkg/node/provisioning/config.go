@@ -1,6 +1,7 @@
 package provisioning
 
 import (
+	"cmp"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -18,14 +19,14 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/dialects"
 )
 
-// Config is what [Direct] knows of the world: what XPUs, XPUNetworks and DevicePools say where there is an API server.
-// It is never changed once it is checked.
+// Config configures a [Direct] with what XPUs, XPUNetworks and DevicePools declare at an API server. It does not change
+// after it has been checked.
 type Config struct {
 	// XPUs are the cards of the node.
 	XPUs []XPU `json:"xpus"`
 	// Networks are the L2 segments that Ports can join, by name.
 	Networks map[string]Network `json:"networks"`
-	// Pools are the networks of Functions for which nobody names one, by the name of their pool.
+	// Pools has the default network of each pool, by the name of the pool.
 	Pools map[string]string `json:"pools"`
 }
 
@@ -38,7 +39,7 @@ type XPU struct {
 	Dialect string `json:"dialect,omitempty"`
 	// PFs are the PCI addresses of the card's PFs, "dddd:bb:dd.f". Empty means every PF that no other card names.
 	PFs []pci.Address `json:"pfs,omitempty"`
-	// TLS is how the OPI agent and this one know each other (mutual TLS).
+	// TLS has the files for mutual TLS with the OPI agent.
 	TLS *TLSFiles `json:"tls,omitempty"`
 	// Insecure allows a connection without TLS.
 	Insecure bool `json:"insecure,omitempty"`
@@ -57,11 +58,11 @@ type TLSFiles struct {
 
 // Network is an L2 segment. The fields are those of an XPUNetwork.
 type Network struct {
-	// VLAN is the segment's on the xPU, 1-4094. No two networks may share one.
+	// VLAN is the VLAN of the segment on the xPU, 1-4094. No two networks may have the same.
 	VLAN int32 `json:"vlan"`
-	// VNI joins the segment across xPUs by VXLAN, 1-16777215; nil ends it at the xPU.
+	// VNI joins the segment across xPUs by VXLAN, 1-16777215; without it the segment ends at the xPU.
 	VNI *int32 `json:"vni,omitempty"`
-	// MTU is that of the pods' interfaces in bytes, 1280-9216; 0 sets none.
+	// MTU is the MTU of the pods' interfaces in bytes, 1280-9216; 0 sets none.
 	MTU int32 `json:"mtu,omitempty"`
 }
 
@@ -95,7 +96,7 @@ func ParseConfig(text []byte) (*Config, error) {
 	return config, nil
 }
 
-// check returns all that is wrong, and brings PCI addresses in their canonical form.
+// check returns all that is wrong, and converts PCI addresses to their canonical form.
 func (c *Config) check() field.ErrorList {
 	var wrong findings
 	wrong.inXPUs(c.XPUs, field.NewPath("xpus"))
@@ -142,11 +143,8 @@ func (w *findings) inXPU(x *XPU, at *field.Path) {
 	w.require(err == nil, field.NotSupported(at.Child("dialect"), x.Dialect, dialects.Names()))
 	for j, text := range x.PFs {
 		pf, err := pci.Parse(string(text))
-		if err != nil {
-			w.require(false, field.Invalid(at.Child("pfs").Index(j), text, "must be an address such as 0000:3b:00.0"))
-			continue
-		}
-		x.PFs[j] = pf
+		w.require(err == nil, field.Invalid(at.Child("pfs").Index(j), text, "must be an address such as 0000:3b:00.0"))
+		x.PFs[j] = cmp.Or(pf, text)
 	}
 	const choice = "set tls, or insecure: true if the way to the OPI agent is protected otherwise"
 	w.require((x.TLS == nil) == x.Insecure, field.Invalid(at.Child("tls"), x.TLS != nil, choice))
@@ -176,7 +174,7 @@ func (w *findings) inNetworks(networks map[string]Network, path *field.Path) {
 	}
 }
 
-// unique notes that the network has the VLAN or VNI, which no other one may have.
+// unique records the VLAN or VNI of a network, which no other network may have.
 func (w *findings) unique(taken map[int32]string, id int32, network string, at *field.Path) {
 	other, exists := taken[id]
 	w.require(!exists, field.Invalid(at, id, "is that of network "+other))

@@ -17,73 +17,63 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/keylock"
-	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
 
-// API is what [CRD] uses of the API server. What it reads comes from memory, if nothing else is said, and must not be
-// changed.
+// API is what [CRD] uses of the API server. Reads come from a cache, except for PortExists. The caller must not change what
+// they return.
 type API interface {
-	// Synced waits until everything has been read once; false means that ctx ended before.
+	// Synced waits until the cache has been filled. It returns false if ctx ended before.
 	Synced(ctx context.Context) bool
-	// Subscribe returns a channel that receives a value after every change of what follows, until ctx ends.
+	// Subscribe returns a channel that receives a value after every change of an XPU or a Port, until ctx ends.
 	Subscribe(ctx context.Context) <-chan struct{}
 	// XPUOf is the XPU that serves a PF of the node, nil if there is none.
 	XPUOf(ctx context.Context, pf pci.Address) (*v1alpha1.XPU, error)
-	// XPUAway says why the OPI agent of the Function's xPU cannot be asked.
+	// XPUAway says why the OPI agent of the Function's xPU cannot be reached, "" if it can.
 	XPUAway(f function.Function) string
 	// Ports are the Ports of the node.
 	Ports(ctx context.Context) ([]v1alpha1.XPUPort, error)
 	// PortsOf are the Ports of a Function, at most one in each namespace.
 	PortsOf(ctx context.Context, f function.ID) ([]v1alpha1.XPUPort, error)
-	// CreatePort creates a Port, and has it go when the node goes.
+	// CreatePort creates a Port that the garbage collector deletes with the Node.
 	CreatePort(ctx context.Context, port *v1alpha1.XPUPort) error
-	// DeletePort asks for a Port to be taken away, only the one with the uid if that is not empty. An error that is
-	// NotFound says that there is none any more.
+	// DeletePort asks for the deletion of a Port, only of the one with the uid if that is not empty. A NotFound error says
+	// that there is no such Port.
 	DeletePort(ctx context.Context, key types.NamespacedName, uid types.UID) error
 	// PortExists asks the API server itself.
 	PortExists(ctx context.Context, key types.NamespacedName) (bool, error)
 }
 
-// CRDOptions are what [CRD] depends on beside the API server and the journal.
-type CRDOptions struct {
+// CRD is the [Provisioner] that writes XPUPorts, which xpu-controller brings to the OPI agents. Like [Direct], it trusts
+// the journal. [CRD.Run] restores the XPUPorts that it created. All fields must be set.
+type CRD struct {
+	API     API
+	Journal Journal
 	// Node is the name of the node that has the Functions.
 	Node string
-	// Namespace is that of the XPUPorts, the agent's own.
+	// Namespace is the namespace of the agent and of the XPUPorts that it creates.
 	Namespace string
 	// InUse says whether a pod may have a Function of which the journal has no record. It must not block.
 	InUse func(function.ID) bool
 	Log   logr.Logger
-}
 
-// CRD has Functions served by writing XPUPorts, which xpu-controller brings to the OPI agents. Like [Direct], it trusts
-// the journal. See [Provisioner].
-type CRD struct {
-	api       API
-	journal   Journal
-	options   CRDOptions
 	functions keylock.Locks[function.ID] // held by whoever writes the Function's XPUPort
 }
 
 var _ Provisioner = (*CRD)(nil)
 
-// NewCRD makes a provisioner; [CRD.Run] has it keep up what it made.
-func NewCRD(api API, journal Journal, options CRDOptions) *CRD {
-	return &CRD{api: api, journal: journal, options: options}
-}
-
 // Away is what xpu-controller says about the Function's xPU. See [Provisioner].
-func (c *CRD) Away(f function.Function) string { return c.api.XPUAway(f) }
+func (c *CRD) Away(f function.Function) string { return c.API.XPUAway(f) }
 
-// memoryLag is for how long a Port that was just created may be missing in memory.
-const memoryLag = time.Second
+// cacheLag is for how long a Port that was just created may be missing in the cache.
+const cacheLag = time.Second
 
 // Provision has an XPUPort that asks for exactly this, and waits until it is ready. See [Provisioner].
 func (c *CRD) Provision(ctx context.Context, r Request) (Port, error) {
 	f, key := r.Function, c.key(r.Function.ID)
-	var created time.Time // the XPUPort, by this call
+	var created time.Time // when this call created the XPUPort
 	var port Port
 	err := c.work(ctx, f.ID, func(ctx context.Context) progress {
-		xpu, err := c.api.XPUOf(ctx, f.PF)
+		xpu, err := c.API.XPUOf(ctx, f.PF)
 		if err != nil {
 			return refused(err)
 		}
@@ -99,19 +89,23 @@ func (c *CRD) Provision(ctx context.Context, r Request) (Port, error) {
 		case own != nil && !own.DeletionTimestamp.IsZero():
 			return waiting("the Function's last XPUPort %s is not gone yet%s", key, why(own))
 		case own != nil && !serves(&own.Spec, &want.Spec):
-			return c.replace(ctx, key, own)
+			if err := c.deletePort(ctx, key, own.UID); err != nil {
+				return refused(err)
+			}
+			c.Log.Info("Replacing an XPUPort that is another one", "port", key, "has", own.Spec)
+			return waiting("the Function's last XPUPort %s, in network %s, is not gone yet", key, own.Spec.Network)
 		case own != nil:
 			port.MTU = int(own.Status.MTU)
 			return readiness(key, own)
 		case other != nil:
 			return waiting("the Function still has XPUPort %s/%s of another namespace, for ResourceClaim %q; it must be gone first",
 				other.Namespace, other.Name, other.Spec.Claim.Name)
-		case time.Since(created) >= memoryLag:
-			if err := c.api.CreatePort(ctx, want); err != nil && !apierrors.IsAlreadyExists(err) {
+		case time.Since(created) >= cacheLag:
+			if err := c.API.CreatePort(ctx, want); err != nil && !apierrors.IsAlreadyExists(err) {
 				return refused(fmt.Errorf("create XPUPort %s: %w", key, err))
 			}
 			created = time.Now()
-			c.options.Log.V(1).Info("Created XPUPort", "port", key, "xpu", xpu.Name, "network", r.Network)
+			c.Log.V(1).Info("Created XPUPort", "port", key, "xpu", xpu.Name, "network", r.Network)
 		}
 		return waiting("XPUPort %s is waiting for XPU %s", key, xpu.Name)
 	})
@@ -119,15 +113,6 @@ func (c *CRD) Provision(ctx context.Context, r Request) (Port, error) {
 		return Port{}, fmt.Errorf("the xPU does not serve Function %s in network %s: %w", f.ID, r.Network, err)
 	}
 	return port, nil
-}
-
-// replace deletes a Port of the Function that asks for something else.
-func (c *CRD) replace(ctx context.Context, key types.NamespacedName, port *v1alpha1.XPUPort) progress {
-	if err := c.deletePort(ctx, key, port.UID); err != nil {
-		return refused(err)
-	}
-	c.options.Log.Info("Replacing an XPUPort that is another one", "port", key, "has", port.Spec)
-	return waiting("the Function's last XPUPort %s, in network %s, is not gone yet", key, port.Spec.Network)
 }
 
 // readiness is whether xpu-controller says that the Port is served.
@@ -144,12 +129,23 @@ func readiness(key types.NamespacedName, port *v1alpha1.XPUPort) progress {
 // Deprovision deletes the XPUPort and waits until it is gone. See [Provisioner].
 func (c *CRD) Deprovision(ctx context.Context, f function.Function) error {
 	key := c.key(f.ID)
-	err := c.work(ctx, f.ID, c.deletion(f.ID, "", func(ctx context.Context, own *v1alpha1.XPUPort) progress {
+	asked := false
+	err := c.work(ctx, f.ID, func(ctx context.Context) progress {
+		if !asked {
+			if err := c.deletePort(ctx, key, ""); err != nil {
+				return refused(err)
+			}
+			asked = true
+		}
+		own, _, err := c.ports(ctx, f.ID)
+		if err != nil {
+			return refused(err)
+		}
 		if own != nil {
 			return waiting("xpu-controller has not taken XPUPort %s from XPU %s yet%s", key, own.Spec.XPU, why(own))
 		}
-		// One that was created a moment ago may not be in memory yet.
-		exists, err := c.api.PortExists(ctx, key)
+		// A Port that was created a moment ago may not be in the cache yet.
+		exists, err := c.API.PortExists(ctx, key)
 		if err != nil {
 			return refused(fmt.Errorf("XPUPort %s: %w", key, err))
 		}
@@ -157,125 +153,48 @@ func (c *CRD) Deprovision(ctx context.Context, f function.Function) error {
 			return waiting("xpu-controller has not taken XPUPort %s from its xPU yet", key)
 		}
 		return progress{}
-	}))
+	})
 	if err != nil {
 		return fmt.Errorf("the xPU may still serve Function %s: %w", f.ID, err)
 	}
 	return nil
 }
 
-// deletion is a step for [CRD.converge]. It asks the API server to delete the Function's XPUPort, only the one with the
-// uid if that is not empty. Once the API server has taken the request, the step returns what left says of the XPUPort
-// that memory has, which is nil if there is none.
-func (c *CRD) deletion(
-	f function.ID, uid types.UID, left func(ctx context.Context, own *v1alpha1.XPUPort) progress,
-) func(context.Context) progress {
-	asked := false
-	return func(ctx context.Context) progress {
-		if !asked {
-			if err := c.deletePort(ctx, c.key(f), uid); err != nil {
-				return refused(err)
-			}
-			asked = true
-		}
-		own, _, err := c.ports(ctx, f)
-		if err != nil {
-			return refused(err)
-		}
-		return left(ctx, own)
-	}
-}
-
-// deletePort returns nil if the XPUPort is on its way out or gone, or if one with another uid has taken its place.
+// deletePort returns nil if the XPUPort is being deleted or gone, or if one with another uid has taken its place.
 func (c *CRD) deletePort(ctx context.Context, key types.NamespacedName, uid types.UID) error {
-	err := c.api.DeletePort(ctx, key, uid)
+	err := c.API.DeletePort(ctx, key, uid)
 	if err == nil || apierrors.IsNotFound(err) || uid != "" && apierrors.IsConflict(err) {
 		return nil
 	}
 	return fmt.Errorf("delete XPUPort %s: %w", key, err)
 }
 
-// work repeats the step as [CRD.converge] does while nobody else works on the Function.
+// work repeats the step as [converge] does while nobody else works on the Function.
 func (c *CRD) work(ctx context.Context, f function.ID, step func(context.Context) progress) error {
 	unlock, err := c.functions.Lock(ctx, f)
 	if err != nil {
 		return fmt.Errorf("other work on its XPUPort is not done yet: %w", err)
 	}
 	defer unlock()
-	return c.converge(ctx, step)
+	if !c.API.Synced(ctx) {
+		return errors.New("the API server has not been read yet; check that it can be reached from this node")
+	}
+	return converge(ctx, c.API.Subscribe, step)
 }
 
 func (c *CRD) key(f function.ID) types.NamespacedName {
-	return types.NamespacedName{Namespace: c.options.Namespace, Name: claim.PortName(c.options.Node, f)}
-}
-
-// progress is what came of a step. The zero value says that all is done.
-type progress struct {
-	// missing is what has to happen.
-	missing error
-	// refused says that the API server did not do what it was asked to. It is asked again after a pause, and not
-	// whenever something else changes.
-	refused bool
-	// undeclared says that an administrator has to declare something first, which may be on its way or not.
-	undeclared bool
-}
-
-func waiting(format string, args ...any) progress {
-	return progress{missing: fmt.Errorf(format, args...)}
+	return types.NamespacedName{Namespace: c.Namespace, Name: claim.PortName(c.Node, f)}
 }
 
 func refused(err error) progress {
 	return progress{missing: fmt.Errorf("the API server does not do what is needed: %w", err), refused: true}
 }
 
-// undeclaredFor is for how long a network or an XPU that is not declared is waited for. It may come together with the
-// pod; if it is a mistake, the user should hear of it soon.
-const undeclaredFor = 5 * time.Second
-
-// converge repeats the step until nothing is missing: after each change at the API server, and after pauses in case
-// that none comes. When ctx ends, or nobody declares what has to be, it returns what is missing.
-func (c *CRD) converge(ctx context.Context, step func(context.Context) progress) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	changes := c.api.Subscribe(ctx)
-	if !c.api.Synced(ctx) {
-		return errors.New("the API server has not been read yet; check that it can be reached from this node")
-	}
-	pauses := retries()
-	var missing error
-	var undeclared time.Time // since when
-	for {
-		now := step(ctx)
-		if now.missing == nil {
-			return nil
-		}
-		// An answer that was cut short says less than the one before.
-		if missing == nil || ctx.Err() == nil {
-			missing = now.missing
-		}
-		switch {
-		case !now.undeclared:
-			undeclared = time.Time{}
-		case undeclared.IsZero():
-			undeclared = time.Now()
-		case time.Since(undeclared) >= undeclaredFor:
-			return missing
-		}
-		relevant := changes
-		if now.refused {
-			relevant = nil
-		}
-		if !loop.Wait(ctx, relevant, pauses.Step()) {
-			return missing
-		}
-	}
-}
-
-// ports are the Port of the Function in the agent's namespace and one in another, nil where there is none.
+// ports are the Port of the Function in the agent's namespace and a Port of it in another one, or nil.
 func (c *CRD) ports(ctx context.Context, f function.ID) (own, other *v1alpha1.XPUPort, err error) {
-	all, err := c.api.PortsOf(ctx, f)
+	all, err := c.API.PortsOf(ctx, f)
 	for i := range all {
-		if all[i].Namespace == c.options.Namespace {
+		if all[i].Namespace == c.Namespace {
 			own = &all[i]
 		} else {
 			other = &all[i]
@@ -286,7 +205,7 @@ func (c *CRD) ports(ctx context.Context, f function.ID) (own, other *v1alpha1.XP
 
 func (c *CRD) noXPU(pf pci.Address) error {
 	return fmt.Errorf("%s: no XPU has nodeName %s and PF %s; create one, or add the PF to its spec.pfs",
-		v1alpha1.ReasonNoXPU, c.options.Node, pf)
+		v1alpha1.ReasonNoXPU, c.Node, pf)
 }
 
 func (c *CRD) newPort(r Request, xpu string) *v1alpha1.XPUPort {
@@ -299,7 +218,7 @@ func (c *CRD) newPort(r Request, xpu string) *v1alpha1.XPUPort {
 			Finalizers: []string{v1alpha1.FinalizerPort},
 		},
 		Spec: v1alpha1.XPUPortSpec{
-			NodeName: c.options.Node,
+			NodeName: c.Node,
 			Function: claim.FunctionRef(r.Function.ID),
 			XPU:      xpu,
 			Network:  r.Network,
@@ -312,12 +231,13 @@ func (c *CRD) newPort(r Request, xpu string) *v1alpha1.XPUPort {
 	return port
 }
 
-// serves says whether a Port is as good as the one that is wanted.
+// serves says whether an existing Port can be used as the one that is wanted.
 func serves(have, want *v1alpha1.XPUPortSpec) bool {
 	return have.XPU == want.XPU && have.Network == want.Network && have.MAC == want.MAC && forPod(have.Pod, want.Pod)
 }
 
-// forPod says whether a Port that was made for one pod is for the other. One that was made by Allocate is for any.
+// forPod says whether a Port that was created for one pod can be used for another. A Port that Allocate created has no pod
+// and can be used for any.
 func forPod(have, want *v1alpha1.PodRef) bool {
 	switch {
 	case have == nil:
@@ -330,7 +250,7 @@ func forPod(have, want *v1alpha1.PodRef) bool {
 	return have.Namespace == want.Namespace && have.Name == want.Name
 }
 
-// why is what xpu-controller says about a Port, as the end of a sentence; "" if nothing.
+// why is the reason and message of a Port that is not ready, as the end of a sentence; "" if there is none.
 func why(port *v1alpha1.XPUPort) string {
 	ready := meta.FindStatusCondition(port.Status.Conditions, v1alpha1.ConditionReady)
 	if ready == nil || ready.Status == metav1.ConditionTrue {

@@ -54,9 +54,10 @@ func TestCRD(t *testing.T) {
 
 // newCRD makes one that is sure that no pod has what the journal does not know.
 func newCRD(t *testing.T, api provisioning.API, records *provisioningtest.Records) *provisioning.CRD {
-	return provisioning.NewCRD(api, records, provisioning.CRDOptions{
-		Node: node, Namespace: kubeapitest.AgentNamespace, InUse: func(function.ID) bool { return false }, Log: testr.New(t),
-	})
+	return &provisioning.CRD{
+		API: api, Journal: records, Node: node, Namespace: kubeapitest.AgentNamespace,
+		InUse: func(function.ID) bool { return false }, Log: testr.New(t),
+	}
 }
 
 func admin(t *testing.T) client.Client {

@@ -26,19 +26,19 @@ type Journal interface {
 	All() []journal.Attachment
 }
 
-// DirectOptions are what [Direct] depends on beside its configuration and the journal.
+// DirectOptions configure a [Direct].
 type DirectOptions struct {
 	// Changed is called when [Direct.Away] may say something else than before. It must not block.
 	Changed func()
-	// Debounce is how long an OPI agent may be out of reach before it counts as away. Default 500 ms, so that the kubelet
-	// hears of it within a second.
+	// Debounce is how long an OPI agent may be out of reach before it counts as away. The default is 500 ms, so that the
+	// kubelet learns it within a second.
 	Debounce time.Duration
 	Registry prometheus.Registerer
 	Log      logr.Logger
 }
 
-// Direct has Functions served by asking the OPI agents itself. It trusts the journal: the caller writes the Port down
-// before Provision, and that the Port is to go before Deprovision. See [Provisioner].
+// Direct is the [Provisioner] that calls the OPI agents itself. It trusts the journal: the caller records the Port before
+// Provision, and that it releases the Port before Deprovision.
 type Direct struct {
 	config    *Config
 	xpus      []*xpuSession
@@ -49,7 +49,7 @@ type Direct struct {
 
 var _ Provisioner = (*Direct)(nil)
 
-// NewDirect makes a provisioner; [Direct.Run] has it see to the connections.
+// NewDirect makes a provisioner. [Direct.Run] connects it to the OPI agents.
 func NewDirect(config *Config, journal Journal, options DirectOptions) (*Direct, error) {
 	options.Debounce = cmp.Or(options.Debounce, 500*time.Millisecond)
 	d := &Direct{config: config, journal: journal, options: options}
@@ -57,15 +57,15 @@ func NewDirect(config *Config, journal Journal, options DirectOptions) (*Direct,
 	for _, xpu := range config.XPUs {
 		x, err := newXPUSession(xpu, d, metrics)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("xPU %s: %w", xpu.Name, err)
 		}
 		d.xpus = append(d.xpus, x)
 	}
 	return d, nil
 }
 
-// Run keeps the connections to the OPI agents up until ctx ends. Each time one comes up, it has the agent serve all that
-// the journal says again, as an agent that was restarted may have forgotten it.
+// Run keeps the connections to the OPI agents up until ctx ends. Each time a connection comes up, Run verifies all Ports of
+// the journal: an agent that was restarted may have forgotten them.
 func (d *Direct) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	for _, x := range d.xpus {
@@ -75,7 +75,7 @@ func (d *Direct) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// Network is that of a pool, "" if it has none.
+// Network is the name of the network of a pool, "" if it has none.
 func (d *Direct) Network(pool string) string { return d.config.Pools[pool] }
 
 // Away says that the OPI agent of the Function's xPU has not been reached for a while, and why. See [Provisioner].
@@ -98,32 +98,22 @@ func (d *Direct) Away(f function.Function) string {
 
 // Provision has the OPI agent serve the Port. See [Provisioner].
 func (d *Direct) Provision(ctx context.Context, r Request) (Port, error) {
-	network, err := d.provision(ctx, r)
+	network, known := d.config.Networks[r.Network]
+	var err error
+	switch x := d.xpuOf(r.Function.PF); {
+	case x == nil:
+		err = fmt.Errorf("no xPU of the configuration has PF %s; add it to its pfs", r.Function.PF)
+	case !known:
+		err = errors.New("networks of the configuration has no such network; add it, or name another one")
+	default:
+		err = x.work(ctx, r.Function.ID, func(ctx context.Context) error {
+			return x.ensure(ctx, r.Function.ID, r.MAC, r.Network)
+		})
+	}
 	if err != nil {
 		return Port{}, fmt.Errorf("the xPU does not serve Function %s in network %s: %w", r.Function.ID, r.Network, err)
 	}
 	return Port{MTU: int(network.MTU)}, nil
-}
-
-func (d *Direct) provision(ctx context.Context, r Request) (Network, error) {
-	x := d.xpuOf(r.Function.PF)
-	if x == nil {
-		return Network{}, fmt.Errorf("no xPU of the configuration has PF %s; add it to its pfs", r.Function.PF)
-	}
-	network, known := d.config.Networks[r.Network]
-	if !known {
-		return Network{}, errors.New("networks of the configuration has no such network; add it, or name another one")
-	}
-	port, err := opi.FunctionPort(r.Function.ID, r.MAC, r.Network)
-	if err != nil {
-		return Network{}, err
-	}
-	unlock, err := d.functions.Lock(ctx, r.Function.ID)
-	if err != nil {
-		return Network{}, fmt.Errorf("its Port is being verified: %w", err)
-	}
-	defer unlock()
-	return network, x.until(ctx, func(ctx context.Context) error { return x.EnsurePort(ctx, port, network.opi(r.Network)) })
 }
 
 // Deprovision has the OPI agent delete the Port, and waits until it has none. See [Provisioner].
@@ -133,26 +123,20 @@ func (d *Direct) Deprovision(ctx context.Context, f function.Function) error {
 		d.options.Log.Info("No xPU of the configuration has the PF: the Port is taken to be gone", "function", f.ID, "pf", f.PF)
 		return nil
 	}
-	if err := d.deprovision(ctx, x, f.ID); err != nil {
+	err := x.work(ctx, f.ID, func(ctx context.Context) error {
+		id, err := opi.PortID(f.ID)
+		if err != nil {
+			return err
+		}
+		return x.DeletePort(ctx, id)
+	})
+	if err != nil {
 		return fmt.Errorf("the xPU may still serve Function %s: %w", f.ID, err)
 	}
 	return nil
 }
 
-func (d *Direct) deprovision(ctx context.Context, x *xpuSession, f function.ID) error {
-	id, err := opi.PortID(f)
-	if err != nil {
-		return err
-	}
-	unlock, err := d.functions.Lock(ctx, f)
-	if err != nil {
-		return fmt.Errorf("its Port is being verified: %w", err)
-	}
-	defer unlock()
-	return x.until(ctx, func(ctx context.Context) error { return x.DeletePort(ctx, id) })
-}
-
-// xpuOf is the xPU that has the PF: one that names it before one that takes every PF; nil if there is none.
+// xpuOf is the xPU that names the PF, else the one that takes every PF, else nil.
 func (d *Direct) xpuOf(pf pci.Address) *xpuSession {
 	var every *xpuSession
 	for _, x := range d.xpus {

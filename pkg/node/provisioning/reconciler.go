@@ -3,10 +3,8 @@ package provisioning
 import (
 	"context"
 	"fmt"
-	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -16,23 +14,31 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// lookInterval is how often XPUPorts and journal are compared though no XPUPort changed. Both are in memory.
+// lookInterval is how often XPUPorts and journal are compared if no XPUPort changes.
 const lookInterval = time.Minute
 
-// Run keeps the agent's XPUPorts true to the journal until ctx ends. One that somebody deleted, or that went with the
-// Node object, is made again as long as the journal has its Port. One that the journal knows nothing of is deleted: it
-// would keep its Function from everybody else. Start it when what the last run of the agent left is recovered.
+// Run makes the agent's XPUPorts match the journal until ctx ends. It creates an XPUPort again that somebody deleted, or
+// that was deleted with the Node, as long as the journal has its Port. It deletes an XPUPort that the journal does not
+// have, as nobody else could use its Function. Start it after the recovery of what the last run of the agent left.
 func (c *CRD) Run(ctx context.Context) error {
-	changes := c.api.Subscribe(ctx)
-	if !c.api.Synced(ctx) {
+	changes := c.API.Subscribe(ctx)
+	if !c.API.Synced(ctx) {
 		return nil
 	}
-	var wrong map[function.ID]string
+	var wrong map[function.ID]error // the errors of the last look, which are in the log
 	for pauses := retries(); ; {
-		var err error
-		wrong, err = c.look(ctx, wrong)
+		differing, err := c.differing(ctx)
 		if err != nil {
-			c.options.Log.Error(err, "XPUPorts are not compared with the journal; trying again")
+			c.Log.Error(err, "XPUPorts are not compared with the journal; trying again")
+		} else {
+			logged := wrong
+			wrong = verifyAll(ctx, differing, func(ctx context.Context, id function.ID) error {
+				err := c.amend(ctx, id)
+				if err != nil && ctx.Err() == nil && (logged[id] == nil || logged[id].Error() != err.Error()) {
+					c.Log.Error(err, "The XPUPort of a Function is not what the journal says; trying again", "function", id)
+				}
+				return err
+			})
 		}
 		pause := lookInterval
 		if err == nil && len(wrong) == 0 {
@@ -46,46 +52,16 @@ func (c *CRD) Run(ctx context.Context) error {
 	}
 }
 
-// look compares once, and returns the errors of the Functions whose XPUPort is not what it should be. Those that are in
-// logged are in the log already.
-func (c *CRD) look(ctx context.Context, logged map[function.ID]string) (wrong map[function.ID]string, err error) {
-	differing, err := c.differing(ctx)
-	if err != nil {
-		return logged, err
-	}
-	wrong = map[function.ID]string{}
-	var mutex sync.Mutex // for wrong
-	var group errgroup.Group
-	group.SetLimit(verifyAtOnce)
-	for _, id := range differing {
-		group.Go(func() error {
-			err := c.amend(ctx, id)
-			if err == nil || ctx.Err() != nil {
-				return nil
-			}
-			if logged[id] != err.Error() {
-				c.options.Log.Error(err, "The XPUPort of a Function is not what the journal says; trying again", "function", id)
-			}
-			mutex.Lock()
-			defer mutex.Unlock()
-			wrong[id] = err.Error()
-			return nil
-		})
-	}
-	_ = group.Wait() // the errors are in wrong
-	return wrong, nil
-}
-
 // differing are the Functions for which [CRD.amend] may find something to do.
 func (c *CRD) differing(ctx context.Context) ([]function.ID, error) {
-	ports, err := c.api.Ports(ctx)
+	ports, err := c.API.Ports(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var differing []function.ID
 	have := map[function.ID]bool{}
 	for i := range ports {
-		if ports[i].Namespace != c.options.Namespace {
+		if ports[i].Namespace != c.Namespace {
 			continue
 		}
 		id := claim.FunctionOf(ports[i].Spec.Function)
@@ -94,7 +70,7 @@ func (c *CRD) differing(ctx context.Context) ([]function.ID, error) {
 			differing = append(differing, id)
 		}
 	}
-	for _, a := range c.journal.All() {
+	for _, a := range c.Journal.All() {
 		if wantsPort(a) && !have[a.Function] {
 			differing = append(differing, a.Function)
 		}
@@ -102,23 +78,22 @@ func (c *CRD) differing(ctx context.Context) ([]function.ID, error) {
 	return differing, nil
 }
 
-// isStray says whether a Port in the agent's namespace is one that this agent made and that the journal knows nothing of.
-// If a journal was lost, a pod that has the Function keeps its Port.
+// isStray says whether a Port in the agent's namespace was created by this agent and is not in the journal. If the journal
+// was lost, a pod that has the Function keeps its Port.
 func (c *CRD) isStray(port *v1alpha1.XPUPort) bool {
 	id := claim.FunctionOf(port.Spec.Function)
 	if port.Name != c.key(id).Name || port.Spec.Claim.UID != "" || !port.DeletionTimestamp.IsZero() {
 		return false
 	}
-	if a, exists := c.journal.Get(id); exists {
+	if a, exists := c.Journal.Get(id); exists {
 		return a.Port == nil
 	}
-	return !c.options.InUse(id)
+	return !c.InUse(id)
 }
 
-// amend deletes the Function's XPUPort, or makes it again, if the journal says so. It asks the journal under the
-// Function's lock, which Provision and Deprovision take after they wrote the journal. So it never makes a Port again that
-// is being deleted, nor deletes one that somebody is about to count on. While one of them has the lock, there is nothing
-// to do: it sees to the Port itself.
+// amend deletes the Function's XPUPort or creates it again, if the journal says so. It reads the journal under the
+// Function's lock, which Provision and Deprovision take after the caller wrote the journal. So amend neither creates a
+// Port that is being deleted nor deletes one that is being provisioned. While one of them has the lock, amend does nothing.
 func (c *CRD) amend(ctx context.Context, id function.ID) error {
 	unlock, taken := c.functions.TryLock(id)
 	if !taken {
@@ -131,7 +106,7 @@ func (c *CRD) amend(ctx context.Context, id function.ID) error {
 	if err != nil {
 		return err
 	}
-	a, exists := c.journal.Get(id)
+	a, exists := c.Journal.Get(id)
 	switch {
 	case own != nil && c.isStray(own):
 		return c.remove(ctx, own)
@@ -144,9 +119,9 @@ func (c *CRD) amend(ctx context.Context, id function.ID) error {
 	return c.remake(ctx, a)
 }
 
-// remake does not wait for the Port to be up: nobody waits for it, and what is wrong with it is in its status.
+// remake creates the XPUPort of the attachment. It does not wait until the xPU serves it.
 func (c *CRD) remake(ctx context.Context, a journal.Attachment) error {
-	xpu, err := c.api.XPUOf(ctx, a.PF)
+	xpu, err := c.API.XPUOf(ctx, a.PF)
 	if err != nil {
 		return err
 	}
@@ -157,28 +132,35 @@ func (c *CRD) remake(ctx context.Context, a journal.Attachment) error {
 		Function:   function.Function{ID: a.Function, PF: a.PF},
 		DevicePool: a.Port.DevicePool, Network: a.Port.Network, MAC: a.Port.MAC, Pod: a.Pod,
 	}, xpu.Name)
-	err = c.api.CreatePort(ctx, port)
+	err = c.API.CreatePort(ctx, port)
 	if apierrors.IsAlreadyExists(err) {
-		return nil // and not in memory yet
+		return nil // it is not in the cache yet
 	}
 	if err != nil {
 		return fmt.Errorf("create XPUPort %s: %w", key, err)
 	}
-	c.options.Log.Info("Created XPUPort that the journal has and the API server had not", "port", key,
+	c.Log.Info("Created XPUPort that the journal has and the API server had not", "port", key,
 		"state", a.State, "pod", a.Pod.Namespace+"/"+a.Pod.Name)
 	return nil
 }
 
-// remove returns when memory has the Port no more as one that can be counted on. It does not wait for it to be gone.
+// remove asks for the deletion of a Port and waits until the cache shows it as deleted or being deleted.
 func (c *CRD) remove(ctx context.Context, port *v1alpha1.XPUPort) error {
 	id, uid := claim.FunctionOf(port.Spec.Function), port.UID
 	key := c.key(id)
-	c.options.Log.Info("Deleting XPUPort that the journal knows nothing of", "port", key, "network", port.Spec.Network,
+	if err := c.deletePort(ctx, key, uid); err != nil {
+		return err
+	}
+	c.Log.Info("Deleting XPUPort that the journal knows nothing of", "port", key, "network", port.Spec.Network,
 		"created", port.CreationTimestamp.Time)
-	return c.converge(ctx, c.deletion(id, uid, func(_ context.Context, own *v1alpha1.XPUPort) progress {
+	return converge(ctx, c.API.Subscribe, func(ctx context.Context) progress {
+		own, _, err := c.ports(ctx, id)
+		if err != nil {
+			return refused(err)
+		}
 		if own != nil && own.UID == uid && own.DeletionTimestamp.IsZero() {
 			return waiting("XPUPort %s is not known to be deleted yet", key)
 		}
 		return progress{}
-	}))
+	})
 }

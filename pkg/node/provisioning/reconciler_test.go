@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/go-logr/logr/funcr"
-	"github.com/go-logr/logr/testr"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -165,10 +164,9 @@ func TestCRDDeletesStrays(t *testing.T) {
 	without := attached(withoutPort)
 	without.Port = nil
 	records.Put(without)
-	inBackground(t, "reconciler", provisioning.NewCRD(api, records, provisioning.CRDOptions{
-		Node: node, Namespace: kubeapitest.AgentNamespace, Log: testr.New(t),
-		InUse: func(id function.ID) bool { return id == inUse.ID },
-	}).Run)
+	after := newCRD(t, api, records)
+	after.InUse = func(id function.ID) bool { return id == inUse.ID }
+	inBackground(t, "reconciler", after.Run)
 	left := func() []string {
 		var list v1alpha1.XPUPortList
 		if err := c.List(t.Context(), &list, client.InNamespace(kubeapitest.AgentNamespace)); err != nil {
@@ -425,9 +423,8 @@ func TestUpkeepTriesAgain(t *testing.T) {
 		log := funcr.New(func(_, line string) { told = append(told, line) }, funcr.Options{})
 		s, records := &store{err: errors.New("not now")}, &provisioningtest.Records{}
 		records.Put(attached(vf(0)))
-		crd := provisioning.NewCRD(s, records, provisioning.CRDOptions{
-			Node: node, Namespace: kubeapitest.AgentNamespace, InUse: func(function.ID) bool { return false }, Log: log,
-		})
+		crd := newCRD(t, s, records)
+		crd.Log = log
 		inBackground(t, "reconciler", crd.Run)
 		time.Sleep(10 * time.Minute)
 		synctest.Wait()

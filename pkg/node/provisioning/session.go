@@ -4,25 +4,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
-	"time"
 
 	"github.com/go-logr/logr"
-	"golang.org/x/sync/errgroup"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/dialects"
-)
-
-const (
-	// verifyTimeout bounds one attempt to verify a Port or a network, the lock of which is held meanwhile.
-	verifyTimeout = 15 * time.Second
-	// verifyAtOnce is how many Ports of one xPU are verified at the same time.
-	verifyAtOnce = 8
 )
 
 // xpuSession is an XPU of the configuration and the session with its OPI agent. Safe for concurrent use.
@@ -37,7 +31,7 @@ type xpuSession struct {
 func newXPUSession(xpu XPU, d *Direct, m *metrics) (*xpuSession, error) {
 	dialect, err := dialects.Named(xpu.Dialect)
 	if err != nil {
-		return nil, fmt.Errorf("xPU %s: %w", xpu.Name, err)
+		return nil, err
 	}
 	config := opi.Config{Endpoint: xpu.Endpoint, Dialect: dialect}
 	if xpu.TLS != nil {
@@ -54,20 +48,24 @@ func newXPUSession(xpu XPU, d *Direct, m *metrics) (*xpuSession, error) {
 		Changed: d.options.Changed,
 		Failed:  func(operation string, _ error) { m.errors.WithLabelValues(xpu.Name, operation).Inc() },
 	})
-	if err != nil {
-		return nil, fmt.Errorf("xPU %s: %w", xpu.Name, err)
-	}
 	m.report(xpu.Name, false)
-	return x, nil
+	return x, err
 }
 
-// verify has the agent serve the networks of the configuration, and what the journal says of this xPU. Ports that the
-// agent does not serve are tried again until it does, or until ctx ends.
+// verify has the agent serve the networks of the configuration and the Ports that the journal has for this xPU. It retries
+// Ports until the agent serves them or ctx ends. Networks are tried once, so that a problem is in the log before a pod
+// needs them.
 func (x *xpuSession) verify(ctx context.Context) {
 	var networks sync.WaitGroup
 	defer networks.Wait()
 	for name, network := range x.direct.config.Networks {
-		networks.Go(func() { x.verifyNetwork(ctx, name, network) })
+		networks.Go(func() {
+			bounded, cancel := context.WithTimeout(ctx, verifyTimeout)
+			defer cancel()
+			if err := x.EnsureNetwork(bounded, network.opi(name)); err != nil && ctx.Err() == nil {
+				x.log.Error(err, "The xPU does not serve a network; it is tried again when a Port needs it", "network", name)
+			}
+		})
 	}
 	var pending []function.ID
 	for _, a := range x.direct.journal.All() {
@@ -76,49 +74,17 @@ func (x *xpuSession) verify(ctx context.Context) {
 		}
 	}
 	for pauses := retries(); ; {
-		pending = x.verifyAll(ctx, pending)
-		if len(pending) == 0 || !loop.Sleep(ctx, pauses.Step()) {
+		failed := verifyAll(ctx, pending, x.verifyPort)
+		if len(failed) == 0 || !loop.Sleep(ctx, pauses.Step()) {
 			return
 		}
+		pending = slices.Collect(maps.Keys(failed))
 	}
 }
 
-// verifyNetwork has what is wrong with a network in the log before a pod needs it.
-func (x *xpuSession) verifyNetwork(ctx context.Context, name string, network Network) {
-	bounded, cancel := context.WithTimeout(ctx, verifyTimeout)
-	defer cancel()
-	if err := x.EnsureNetwork(bounded, network.opi(name)); err != nil && ctx.Err() == nil {
-		x.log.Error(err, "The xPU does not serve a network; it is tried again when a Port needs it", "network", name)
-	}
-}
-
-// wantsPort says whether the xPU is to serve a Port for the attachment. An attachment that is on its way out keeps its
-// Port until it is deprovisioned, but a Port that is missing is not made again for it.
-func wantsPort(a journal.Attachment) bool { return a.Port != nil && a.State != journal.Releasing }
-
-// verifyAll verifies the Ports of these Functions, and returns the Functions for which that failed.
-func (x *xpuSession) verifyAll(ctx context.Context, ids []function.ID) (failed []function.ID) {
-	var mutex sync.Mutex
-	var group errgroup.Group
-	group.SetLimit(verifyAtOnce)
-	for _, id := range ids {
-		group.Go(func() error {
-			if err := x.verifyOne(ctx, id); err != nil && ctx.Err() == nil {
-				x.log.Error(err, "The xPU does not serve a Port that it should", "function", id)
-				mutex.Lock()
-				defer mutex.Unlock()
-				failed = append(failed, id)
-			}
-			return nil
-		})
-	}
-	_ = group.Wait() // the errors are in failed
-	return failed
-}
-
-// verifyOne has the agent serve the Function's Port if the journal has one. It asks the journal under the Function's lock,
-// so that it does not make a Port again that is being deleted.
-func (x *xpuSession) verifyOne(ctx context.Context, id function.ID) error {
+// verifyPort has the agent serve the Function's Port if the journal has one. It reads the journal under the Function's
+// lock, so that it does not create a Port that is being deleted.
+func (x *xpuSession) verifyPort(ctx context.Context, id function.ID) error {
 	unlock, err := x.direct.functions.Lock(ctx, id)
 	if err != nil {
 		return err
@@ -128,40 +94,68 @@ func (x *xpuSession) verifyOne(ctx context.Context, id function.ID) error {
 	if !ok || !wantsPort(a) {
 		return nil
 	}
-	network, known := x.direct.config.Networks[a.Port.Network]
-	if !known {
-		return fmt.Errorf("networks of the configuration has no network %s any more", a.Port.Network)
+	bounded, cancel := context.WithTimeout(ctx, verifyTimeout)
+	defer cancel()
+	if err = x.ensure(bounded, id, a.Port.MAC, a.Port.Network); err != nil && ctx.Err() == nil {
+		x.log.Error(err, "The xPU does not serve a Port that it should", "function", id)
 	}
-	port, err := opi.FunctionPort(id, a.Port.MAC, a.Port.Network)
+	return err
+}
+
+// ensure asks the agent once to serve a Port. A Port of the journal may have a network that the configuration lacks by now.
+func (x *xpuSession) ensure(ctx context.Context, id function.ID, mac function.MAC, name string) error {
+	network, known := x.direct.config.Networks[name]
+	if !known {
+		return fmt.Errorf("networks of the configuration has no network %s any more", name)
+	}
+	port, err := opi.FunctionPort(id, mac, name)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, verifyTimeout)
-	defer cancel()
-	return x.EnsurePort(ctx, port, network.opi(a.Port.Network))
+	return x.EnsurePort(ctx, port, network.opi(name))
 }
 
-// until asks the agent again and again, after pauses and whenever the connection changes, until ask returns nil. When ctx
-// ends, or if the agent can never do it, it returns why it was not done.
-func (x *xpuSession) until(ctx context.Context, ask func(context.Context) error) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	changes := x.changed.Subscribe(ctx)
-	var why error
-	for pauses := retries(); ; {
+// work repeats a request to the agent as [converge] does. It holds the lock of the Function.
+func (x *xpuSession) work(ctx context.Context, id function.ID, ask func(context.Context) error) error {
+	unlock, err := x.direct.functions.Lock(ctx, id)
+	if err != nil {
+		return fmt.Errorf("its Port is being verified: %w", err)
+	}
+	defer unlock()
+	return converge(ctx, x.changed.Subscribe, func(ctx context.Context) progress {
 		err := ask(ctx)
 		if err == nil {
-			return nil
+			return progress{}
 		}
-		// An answer that was cut short says less than the one before.
-		if why == nil || !errors.Is(err, opi.ErrTimeout) {
-			why = fmt.Errorf("xPU %s at %s: %w", x.xpu.Name, x.xpu.Endpoint, err)
+		return progress{
+			missing: fmt.Errorf("xPU %s at %s: %w", x.xpu.Name, x.xpu.Endpoint, err),
+			never:   errors.Is(err, opi.ErrInvalid) || errors.Is(err, opi.ErrUnsupported),
 		}
-		if errors.Is(err, opi.ErrInvalid) || errors.Is(err, opi.ErrUnsupported) {
-			return why
-		}
-		if !loop.Wait(ctx, changes, pauses.Step()) {
-			return why
-		}
+	})
+}
+
+// metrics are those of direct mode.
+type metrics struct {
+	connected *prometheus.GaugeVec
+	errors    *prometheus.CounterVec
+}
+
+func newMetrics(registry prometheus.Registerer) *metrics {
+	factory := promauto.With(registry)
+	return &metrics{
+		connected: factory.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "xpu_direct_connected", Help: "1 while there is a connection to the OPI agent of an xPU, else 0, by xPU.",
+		}, []string{"xpu"}),
+		errors: factory.NewCounterVec(prometheus.CounterOpts{
+			Name: "xpu_direct_opi_errors_total", Help: "Failed operations on OPI agents, by xPU and operation.",
+		}, []string{"xpu", "operation"}),
 	}
+}
+
+func (m *metrics) report(xpu string, connected bool) {
+	value := 0.0
+	if connected {
+		value = 1
+	}
+	m.connected.WithLabelValues(xpu).Set(value)
 }

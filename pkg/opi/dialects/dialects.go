@@ -1,4 +1,4 @@
-// Package dialects lists the dialects of OPI agents, by the names that XPUs and configurations call them.
+// Package dialects lists the dialects of OPI agents by the names that they have in XPUs and configurations.
 package dialects
 
 import (
@@ -11,19 +11,16 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/evpngw"
 )
 
-// Default is that of an agent of which nothing else is said.
-const Default = evpngw.Name
-
 var all = map[string]opi.Dialect{
-	evpngw.Name: evpngw.Dialect{},
+	evpngw.Name: evpngw.Dialect,
 }
 
-// Names are those of all dialects, sorted.
+// Names are the names of all dialects, sorted.
 func Names() []string { return slices.Sorted(maps.Keys(all)) }
 
-// Named returns the dialect of this name; "" is [Default].
+// Named returns the dialect of this name; "" is evpn-gw.
 func Named(name string) (opi.Dialect, error) {
-	name = cmp.Or(name, Default)
+	name = cmp.Or(name, evpngw.Name)
 	if dialect, known := all[name]; known {
 		return dialect, nil
 	}

@@ -5,6 +5,7 @@ package evpngw
 import (
 	"context"
 	"fmt"
+	"math"
 	"strings"
 
 	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
@@ -27,11 +28,8 @@ const (
 // pageSize is the most that the reference agent gives in one page.
 const pageSize = 250
 
-// Dialect makes agents.
-type Dialect struct{}
-
-// Agent implements [opi.Dialect].
-func (Dialect) Agent(conn grpc.ClientConnInterface) opi.Agent {
+// Dialect is an [opi.Dialect].
+func Dialect(conn grpc.ClientConnInterface) opi.Agent {
 	return agent{networks: evpn.NewLogicalBridgeServiceClient(conn), ports: evpn.NewBridgePortServiceClient(conn)}
 }
 
@@ -40,8 +38,8 @@ type agent struct {
 	ports    evpn.BridgePortServiceClient
 }
 
-// Alive asks for a port that never exists: every agent answers that, while grpc.health.v1 is not served by the reference
-// agent, its List leaks memory and its inventory can end the process.
+// Alive asks for a port that never exists, which every agent answers. The reference agent does not serve grpc.health.v1,
+// its List leaks memory, and its inventory can end the process.
 func (a agent) Alive(ctx context.Context) error {
 	const never = "opi-liveness-check"
 	_, err := a.ports.GetBridgePort(ctx, &evpn.GetBridgePortRequest{Name: portPrefix + never})
@@ -52,7 +50,7 @@ func (a agent) Alive(ctx context.Context) error {
 	return err
 }
 
-// hints are parts of the messages with which opi-evpn-bridge tells failures apart that all have the code Unknown.
+// hints are parts of the messages of opi-evpn-bridge, which uses the code Unknown for different kinds of failures.
 var hints = [...]struct {
 	text string
 	kind error
@@ -80,8 +78,161 @@ func (agent) Kind(err error) error {
 	return opi.KindOf(err)
 }
 
-// statusOf is what an object's operational status and its components say. Only a component in state ERROR counts as
-// failed: others may still be at work.
+// Network implements [opi.Agent].
+func (a agent) Network(ctx context.Context, id string) (opi.NetworkStatus, error) {
+	got, err := a.networks.GetLogicalBridge(ctx, &evpn.GetLogicalBridgeRequest{Name: networkPrefix + id})
+	if err != nil {
+		return opi.NetworkStatus{}, err
+	}
+	if got.GetSpec() == nil {
+		return opi.NetworkStatus{}, unverifiable("GetLogicalBridge")
+	}
+	n := opi.NetworkStatus{Network: opi.Network{ID: id, VLAN: uint16(min(got.GetSpec().GetVlanId(), math.MaxUint16))}}
+	// proto3 agents are seen to report an absent VNI as 0.
+	if vni := got.GetSpec().GetVni(); vni != 0 {
+		n.VNI = &vni
+	}
+	state := got.GetStatus().GetOperStatus()
+	n.Status = statusOf(state == evpn.LBOperStatus_LB_OPER_STATUS_UP, state == evpn.LBOperStatus_LB_OPER_STATUS_TO_BE_DELETED,
+		got.GetStatus().GetComponents())
+	return n, nil
+}
+
+// CreateNetwork implements [opi.Agent].
+func (a agent) CreateNetwork(ctx context.Context, n opi.Network) error {
+	_, err := a.networks.CreateLogicalBridge(ctx, &evpn.CreateLogicalBridgeRequest{
+		LogicalBridgeId: n.ID,
+		LogicalBridge:   &evpn.LogicalBridge{Spec: &evpn.LogicalBridgeSpec{VlanId: uint32(n.VLAN), Vni: n.VNI}},
+	})
+	return err
+}
+
+// DeleteNetwork implements [opi.Agent].
+func (a agent) DeleteNetwork(ctx context.Context, id string) error {
+	_, err := a.networks.DeleteLogicalBridge(ctx, &evpn.DeleteLogicalBridgeRequest{Name: networkPrefix + id, AllowMissing: true})
+	if status.Code(err) == codes.FailedPrecondition {
+		return &opi.Error{Kind: opi.ErrInUse, Detail: status.Convert(err).Message(), Err: err}
+	}
+	return err
+}
+
+// Port implements [opi.Agent].
+func (a agent) Port(ctx context.Context, id string) (opi.PortStatus, error) {
+	got, err := a.ports.GetBridgePort(ctx, &evpn.GetBridgePortRequest{Name: portPrefix + id})
+	if err != nil {
+		return opi.PortStatus{}, err
+	}
+	if got.GetSpec() == nil {
+		return opi.PortStatus{}, unverifiable("GetBridgePort")
+	}
+	return portStatus(got), nil
+}
+
+// Ports implements [opi.Agent].
+func (a agent) Ports(ctx context.Context) ([]opi.PortStatus, error) {
+	var all []opi.PortStatus
+	token := ""
+	for {
+		page, err := a.ports.ListBridgePorts(ctx, &evpn.ListBridgePortsRequest{PageSize: pageSize, PageToken: token})
+		if status.Code(err) == codes.NotFound && token == "" {
+			return nil, nil // the reference agent, as long as no port was ever made
+		}
+		if status.Code(err) == codes.NotFound {
+			return nil, &opi.Error{Kind: opi.ErrUnavailable, Detail: "the agent forgot the page token, it was probably restarted", Err: err}
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, bp := range page.GetBridgePorts() {
+			all = append(all, portStatus(bp))
+		}
+		if token = page.GetNextPageToken(); token == "" {
+			return all, nil
+		}
+	}
+}
+
+// CreatePort implements [opi.Agent].
+func (a agent) CreatePort(ctx context.Context, p opi.Port) error {
+	if p.Trunk {
+		// A trunk to a network that does not exist leaves references behind in the reference agent that make the
+		// other networks undeletable.
+		for _, id := range p.Networks {
+			if err := a.networkUp(ctx, id); err != nil {
+				return err
+			}
+		}
+	}
+	_, err := a.ports.CreateBridgePort(ctx, &evpn.CreateBridgePortRequest{
+		BridgePortId: p.ID, BridgePort: &evpn.BridgePort{Spec: spec(p)},
+	})
+	if status.Code(err) == codes.NotFound {
+		return &opi.Error{Kind: opi.ErrNetworkMissing, Detail: status.Convert(err).Message(), Err: err}
+	}
+	return err
+}
+
+func (a agent) networkUp(ctx context.Context, id string) error {
+	got, err := a.Network(ctx, id)
+	switch {
+	case status.Code(err) == codes.NotFound:
+		return &opi.Error{Kind: opi.ErrNetworkMissing, Detail: id, Err: err}
+	case err != nil:
+		return err
+	case got.State != opi.StateUp:
+		return &opi.Error{Kind: opi.ErrNetworkMissing, Detail: fmt.Sprintf("%s is %s: %s", id, got.State, got.Detail)}
+	}
+	return nil
+}
+
+// RetryPort is an Update that changes nothing. An agent that was restarted does not try again by itself. An Update that
+// changes a port leaves agents with ports and networks that cannot be deleted any more. An agent without Update is not an
+// error.
+func (a agent) RetryPort(ctx context.Context, p opi.Port) error {
+	_, err := a.ports.UpdateBridgePort(ctx, &evpn.UpdateBridgePortRequest{
+		BridgePort: &evpn.BridgePort{Name: portPrefix + p.ID, Spec: spec(p)},
+	})
+	switch status.Code(err) {
+	case codes.Unimplemented, codes.NotFound, codes.Unknown:
+		return nil // Get tells what came of it
+	}
+	return err
+}
+
+// DeletePort implements [opi.Agent].
+func (a agent) DeletePort(ctx context.Context, id string) error {
+	_, err := a.ports.DeleteBridgePort(ctx, &evpn.DeleteBridgePortRequest{Name: portPrefix + id, AllowMissing: true})
+	return err
+}
+
+func spec(p opi.Port) *evpn.BridgePortSpec {
+	spec := &evpn.BridgePortSpec{MacAddress: p.MAC, Ptype: evpn.BridgePortType_BRIDGE_PORT_TYPE_ACCESS}
+	if p.Trunk {
+		spec.Ptype = evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK
+	}
+	for _, id := range p.Networks {
+		spec.LogicalBridges = append(spec.LogicalBridges, networkPrefix+id)
+	}
+	return spec
+}
+
+func portStatus(bp *evpn.BridgePort) opi.PortStatus {
+	p := opi.PortStatus{Port: opi.Port{
+		ID:    lastSegment(bp.GetName()),
+		MAC:   bp.GetSpec().GetMacAddress(),
+		Trunk: bp.GetSpec().GetPtype() == evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK,
+	}}
+	for _, name := range bp.GetSpec().GetLogicalBridges() {
+		p.Networks = append(p.Networks, lastSegment(name))
+	}
+	state := bp.GetStatus().GetOperStatus()
+	p.Status = statusOf(state == evpn.BPOperStatus_BP_OPER_STATUS_UP, state == evpn.BPOperStatus_BP_OPER_STATUS_TO_BE_DELETED,
+		bp.GetStatus().GetComponents())
+	return p
+}
+
+// statusOf derives a status from an object's operational status and its components. Only a component in state ERROR makes
+// it failed; components in other states may still be at work.
 func statusOf(up, deleting bool, components []*evpn.Component) opi.Status {
 	var details []string
 	for _, comp := range components {
@@ -101,12 +252,12 @@ func statusOf(up, deleting bool, components []*evpn.Component) opi.Status {
 	return status
 }
 
-// lastSegment is the id in a resource name. Agents differ in what stands before it.
+// lastSegment is the id in a resource name. Agents differ in the part before it.
 func lastSegment(name string) string {
 	return name[strings.LastIndexByte(name, '/')+1:]
 }
 
-// unverifiable is the error of an agent that leaves out what was asked for.
+// unverifiable is the error for an agent that answers without the spec of the object.
 func unverifiable(call string) error {
 	return &opi.Error{
 		Kind: opi.ErrUnsupported, Detail: fmt.Sprintf("the agent's %s answers without a spec, so nothing can be verified", call),

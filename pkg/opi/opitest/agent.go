@@ -101,7 +101,7 @@ func New() (*Agent, error) {
 
 // Config is the configuration of a client of the agent.
 func (a *Agent) Config() opi.Config {
-	return opi.Config{Endpoint: a.address, Dialect: evpngw.Dialect{}}
+	return opi.Config{Endpoint: a.address, Dialect: evpngw.Dialect}
 }
 
 // Set changes the behaviour, from the next call on.

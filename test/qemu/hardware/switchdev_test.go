@@ -191,7 +191,7 @@ func (x *xpu) start() {
 	ended := make(chan error, 2)
 	go func() { ended <- agent.Run(ctx) }()
 	go func() { ended <- server.Serve(listener) }()
-	x.client, err = opi.Dial(opi.Config{Endpoint: listener.Addr().String(), Dialect: evpngw.Dialect{}})
+	x.client, err = opi.Dial(opi.Config{Endpoint: listener.Addr().String(), Dialect: evpngw.Dialect})
 	must.Succeed(t, err)
 	client := x.client
 	x.stop = sync.OnceFunc(func() {

@@ -38,7 +38,7 @@ func TestVDPA(t *testing.T) {
 	spec := v1alpha1.DevicePoolSpec{Selectors: []v1alpha1.FunctionSelector{selector}}
 	t.Run("selected", func(t *testing.T) {
 		devicePool := v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: "fast"}, Spec: spec}
-		pools := pool.Assign(f.Snapshot(), []v1alpha1.DevicePool{devicePool}, nil)
+		pools := pool.Assign(f.Snapshot(), []v1alpha1.DevicePool{devicePool}, nil, nil)
 		if len(pools) != 1 || len(pools[0].Functions) != 1 || pools[0].Functions[0].ID.Address != vf {
 			t.Errorf("pools %+v", pools)
 		}

@@ -18,13 +18,14 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/watchdir"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
 const (
-	// quiet is how long the file's directory must have been silent before the file is read: whoever writes it in place
-	// may need several writes.
+	// quiet is how long the file's directory must not change before the file is read. Whoever writes the file in place may
+	// need several writes.
 	quiet = 100 * time.Millisecond
-	// patience is how long a directory that is never silent may put that off.
+	// patience bounds how long changes of the directory can put that off.
 	patience = time.Second
 	// retry is the pause before another attempt to watch a directory that cannot be watched.
 	retry = 5 * time.Second
@@ -37,7 +38,7 @@ type FileOptions struct {
 	Path string
 	// ResourcePrefix is that of resources of a configuration of sriov-network-device-plugin that name none.
 	ResourcePrefix string
-	// Adapt, where set, completes a DevicePool that is right by itself, or says why it cannot be used here.
+	// Adapt, where set, completes a valid DevicePool, or says why it cannot be used here.
 	Adapt func(*v1alpha1.DevicePool) error
 	// Changed, where set, is called by [File.Run] after the declarations changed. It must not block.
 	Changed func()
@@ -46,18 +47,18 @@ type FileOptions struct {
 	Log      logr.Logger
 }
 
-// File declares the DevicePools of a file. While something is wrong with the file, it declares those of before. Its
-// methods may be called by several goroutines at once, but Run only once. A nil File declares nothing.
+// File declares the DevicePools of a file. While something is wrong with the file, it keeps the DevicePools that it had
+// before. Its methods may be called by several goroutines at once, but Run only once. A nil File declares nothing.
 type File struct {
 	options FileOptions
 	good    prometheus.Gauge
 	errors  prometheus.Counter
 
-	content []byte // that devicePools are from; only load uses it
+	content []byte // the file that devicePools are from; only load uses it
 
 	mutex       sync.RWMutex
 	devicePools []v1alpha1.DevicePool
-	problem     error // why the file does not count as it is now; nil if it does
+	problem     error // what is wrong with the file now; nil if its content is in use
 }
 
 // OpenFile reads the file. An error says what is wrong in it and where. [File.Run] follows it from there.
@@ -74,7 +75,7 @@ func OpenFile(options FileOptions) (*File, error) {
 			Help: "Changes of the file of --config-file that were not taken over because something was wrong with them.",
 		}),
 	}
-	if _, err := f.load(); err != nil {
+	if err := f.load(); err != nil {
 		return nil, err
 	}
 	return f, nil
@@ -93,8 +94,8 @@ func (f *File) DevicePools(context.Context) ([]v1alpha1.DevicePool, error) {
 // NodeLabels returns none: the file is the node's own, and its nodeSelectors are not applied.
 func (f *File) NodeLabels(context.Context) (map[string]string, error) { return nil, nil }
 
-// Run reads the file again whenever it changes, until ctx ends. It then returns nil. A file that has become wrong, or
-// went, leaves the declarations as they were.
+// Run reads the file again whenever it changes, until ctx ends, and returns nil. The declarations stay as they were if the
+// file becomes wrong or is removed.
 func (f *File) Run(ctx context.Context) error {
 	if f == nil {
 		return nil
@@ -125,13 +126,9 @@ func (f *File) follow(ctx context.Context) error {
 	}
 }
 
-// reload looks at the file again. If something is wrong with it, reload keeps what was declared, and tells of the error
-// once, not at every look.
+// reload loads the file again. If something is wrong with it, reload keeps the declarations and logs the error once.
 func (f *File) reload() {
-	changed, err := f.load()
-	if changed && f.options.Changed != nil {
-		f.options.Changed()
-	}
+	err := f.load()
 	if err == nil {
 		return
 	}
@@ -147,20 +144,21 @@ func (f *File) reload() {
 }
 
 // load reads the file, and takes it over if it changed and nothing is wrong with it.
-func (f *File) load() (changed bool, err error) {
+func (f *File) load() error {
 	content, err := os.ReadFile(f.options.Path)
 	if err != nil {
-		return false, fmt.Errorf("read configuration: %w", err)
+		return fmt.Errorf("read configuration: %w", err)
 	}
-	if f.problem == nil && f.content != nil && bytes.Equal(f.content, content) {
-		return false, nil
+	first := f.content == nil
+	if f.problem == nil && !first && bytes.Equal(f.content, content) {
+		return nil
 	}
 	devicePools, warnings, err := Parse(content, f.options.ResourcePrefix)
 	if err == nil {
 		err = f.adapt(devicePools)
 	}
 	if err != nil {
-		return false, fmt.Errorf("configuration %s: %w", f.options.Path, err)
+		return fmt.Errorf("configuration %s: %w", f.options.Path, err)
 	}
 	for _, warning := range warnings {
 		f.options.Log.Info("Configuration is not what it may seem", "file", f.options.Path, "warning", warning)
@@ -177,7 +175,10 @@ func (f *File) load() (changed bool, err error) {
 	f.mutex.Unlock()
 	f.good.Set(1)
 	f.options.Log.Info("Configuration read", "file", f.options.Path, "devicePools", len(devicePools))
-	return true, nil
+	if !first && f.options.Changed != nil {
+		f.options.Changed()
+	}
+	return nil
 }
 
 func (f *File) adapt(devicePools []v1alpha1.DevicePool) error {
@@ -190,4 +191,44 @@ func (f *File) adapt(devicePools []v1alpha1.DevicePool) error {
 		}
 	}
 	return nil
+}
+
+// Merged has the DevicePools of a file and of the API server. If both have a DevicePool of one name, it uses the one of the
+// file, which is nearer to the node. Node labels are those of the API server. DevicePools may be called by one goroutine
+// at a time.
+type Merged struct {
+	pool.Declarations       // the API server's
+	File              *File // may be nil
+	Log               logr.Logger
+
+	hidden []string // names of the API server's DevicePools that the last call left out
+}
+
+// DevicePools returns those of the file, and those of the API server with other names. It logs once each DevicePool that
+// it leaves out.
+func (m *Merged) DevicePools(ctx context.Context) ([]v1alpha1.DevicePool, error) {
+	declared, err := m.Declarations.DevicePools(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out, err := m.File.DevicePools(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ofFile := out
+	var hidden []string
+	for _, devicePool := range declared {
+		name := devicePool.Name
+		if !slices.ContainsFunc(ofFile, func(p v1alpha1.DevicePool) bool { return p.Name == name }) {
+			out = append(out, devicePool)
+			continue
+		}
+		hidden = append(hidden, name)
+		if !slices.Contains(m.hidden, name) {
+			m.Log.Info("The configuration file has a DevicePool of this name, which counts instead of the API server's",
+				"devicePool", name)
+		}
+	}
+	m.hidden = hidden
+	return out, nil
 }

@@ -258,7 +258,7 @@ func TestNoFile(t *testing.T) {
 	}
 	a := &api{devicePools: []v1alpha1.DevicePool{{}}}
 	a.devicePools[0].Name = "wide"
-	if got := names(t, Merge(none, a, logr.Discard())); got != "wide" {
+	if got := names(t, &Merged{Declarations: a, File: none, Log: logr.Discard()}); got != "wide" {
 		t.Errorf("DevicePools are %q, want wide", got)
 	}
 }
@@ -302,7 +302,8 @@ func TestMerged(t *testing.T) {
 	}
 	a := &api{devicePools: []v1alpha1.DevicePool{named("fast"), named("wide")}, labels: map[string]string{"rack": "7"}}
 	var lines []string
-	m := Merge(f, a, funcr.New(func(_, line string) { lines = append(lines, line) }, funcr.Options{}))
+	log := funcr.New(func(_, line string) { lines = append(lines, line) }, funcr.Options{})
+	m := &Merged{Declarations: a, File: f, Log: log}
 	for range 2 {
 		if got := names(t, m); got != "fast wide" {
 			t.Errorf("DevicePools are %q, want fast wide", got)

@@ -21,9 +21,9 @@ var (
 	linkType = regexp.MustCompile(`^(ether|infiniband)$`).MatchString
 )
 
-// clean takes out of a selector the entries that can match no device in sriov-network-device-plugin, which compares texts
-// and never complains. DevicePools refuse some of these entries, and match devices by others. matches is false where the
-// whole selector can match nothing.
+// clean removes the entries of a selector that match no device in sriov-network-device-plugin, which compares texts and
+// reports no errors. A DevicePool would refuse some of these entries, and match devices by others. matches is false if the
+// whole selector matches nothing.
 func (c *converter) clean(path string, s v1alpha1.FunctionSelector) (kept v1alpha1.FunctionSelector, matches bool) {
 	matches = true
 	keep := func(field string, list *[]string, check func(string) (string, error)) {
@@ -66,7 +66,7 @@ func (c *converter) clean(path string, s v1alpha1.FunctionSelector) (kept v1alph
 	return s, matches
 }
 
-// like checks entries that must be right as they are.
+// like checks entries that are used as they are.
 func like(right func(string) bool, description string) func(string) (string, error) {
 	return func(text string) (string, error) {
 		if !right(text) {
@@ -86,8 +86,8 @@ func isCanonicalAddress(text string) bool {
 	return err == nil && string(address) == text
 }
 
-// indexed checks entries "name", "name#2" and "name#0-3,7". Of entries with the same name, only the first counts, and of
-// its indexes only those before the first that is wrong.
+// indexed checks entries "name", "name#2" and "name#0-3,7". Of entries with the same name only the first is used, and of its
+// indexes only those before the first invalid one.
 func indexed(isName func(string) bool) func(string) (string, error) {
 	seen := map[string]bool{}
 	return func(text string) (string, error) {

@@ -76,9 +76,7 @@ func parseResource(path string, raw json.RawMessage) (resource, error) {
 	if err := decode(path, raw, &r); err != nil {
 		return r, err
 	}
-	if r.DeviceType == "" {
-		r.DeviceType = v1alpha1.DeviceTypeNet
-	}
+	r.DeviceType = cmp.Or(r.DeviceType, v1alpha1.DeviceTypeNet)
 	if _, known := selectorKeys[r.DeviceType]; !known {
 		return r, fmt.Errorf("%s.deviceType: %q: must be netDevice, accelerator or auxNetDevice", path, r.DeviceType)
 	}
@@ -112,12 +110,11 @@ func decode(path string, raw json.RawMessage, out any) error {
 // parseSelectors reads the selectors of the resource at path: one object, or a list of them.
 func parseSelectors(path string, r resource) ([]selector, error) {
 	path += ".selectors"
-	if bytes.HasPrefix(r.Selectors, []byte("{")) {
-		one, err := parseSelector(path, r.Selectors, r.DeviceType)
-		return []selector{one}, err
-	}
 	var list []json.RawMessage
-	if err := json.Unmarshal(r.Selectors, &list); err != nil {
+	isList := !bytes.HasPrefix(r.Selectors, []byte("{"))
+	if !isList {
+		list = append(list, r.Selectors)
+	} else if err := json.Unmarshal(r.Selectors, &list); err != nil {
 		return nil, fmt.Errorf("%s: must be an object or a list of objects", path)
 	}
 	if len(list) == 0 {
@@ -125,20 +122,17 @@ func parseSelectors(path string, r resource) ([]selector, error) {
 	}
 	var out []selector
 	for i, raw := range list {
-		one, err := parseSelector(fmt.Sprintf("%s[%d]", path, i), raw, r.DeviceType)
-		if err != nil {
+		s := selector{path: path}
+		if isList {
+			s.path = fmt.Sprintf("%s[%d]", path, i)
+		}
+		raw, s.unknown = splitKeys(raw, selectorKeys[r.DeviceType])
+		if err := decode(s.path, raw, &s); err != nil {
 			return nil, err
 		}
-		out = append(out, one)
+		out = append(out, s)
 	}
 	return out, nil
-}
-
-func parseSelector(path string, raw json.RawMessage, deviceType v1alpha1.DeviceType) (selector, error) {
-	known, unknown := splitKeys(raw, selectorKeys[deviceType])
-	s := selector{path: path, unknown: unknown}
-	err := decode(path, known, &s)
-	return s, err
 }
 
 // splitKeys returns an object with only the known ones of its keys, in their order, and the other keys, sorted. The case

@@ -25,7 +25,7 @@ const DefaultPrefix = "intel.com"
 type Conversion struct {
 	// DevicePools, in the order of the configuration, have publish: DevicePlugin.
 	DevicePools []v1alpha1.DevicePool
-	// Warnings are about what sriov-network-device-plugin accepts and leaves out, or takes otherwise than it looks.
+	// Warnings are about entries that sriov-network-device-plugin accepts and ignores, or understands in an unexpected way.
 	// Each begins with the place: "resourceList[0].selectors[1].pfNames[0]: ..".
 	Warnings []string
 }
@@ -48,9 +48,9 @@ func Is(config []byte) bool {
 	return false
 }
 
-// Convert reads a configuration. prefix is that of resources that have none of their own. What makes
-// sriov-network-device-plugin end, or never begin to work, is an error that names the entry and the field; what it
-// only warns of is a warning here too.
+// Convert reads a configuration. prefix is the prefix of resources that name none. A mistake with which
+// sriov-network-device-plugin does not start is an error that names the entry and the field. A mistake of which it warns is
+// a warning.
 func Convert(config []byte, prefix string) (Conversion, error) {
 	entries, err := parseList(config)
 	if err != nil {
@@ -71,7 +71,7 @@ func Convert(config []byte, prefix string) (Conversion, error) {
 	return c.Conversion, nil
 }
 
-// converter has what came of the entries so far.
+// converter has the result of the entries so far.
 type converter struct {
 	Conversion
 	prefix    string
@@ -83,7 +83,7 @@ func (c *converter) warn(path, format string, args ...any) {
 	c.Warnings = append(c.Warnings, path+": "+fmt.Sprintf(format, args...))
 }
 
-// convert reads one entry. used is false where sriov-network-device-plugin would forget it before it checks anything.
+// convert reads one entry. used is false if sriov-network-device-plugin would drop it before it checks anything.
 func (c *converter) convert(path string, raw json.RawMessage, priority int32) (used bool, err error) {
 	r, err := parseResource(path, raw)
 	if err != nil {
@@ -150,7 +150,7 @@ func (c *converter) claim(path string, r resource) (name string, err error) {
 	return name, nil
 }
 
-// valid says what makes sriov-network-device-plugin refuse the whole configuration.
+// valid returns an error if the selector makes sriov-network-device-plugin refuse the whole configuration.
 func valid(s selector, deviceType v1alpha1.DeviceType) error {
 	if s.IsRdma && s.VDPAType != "" {
 		return fmt.Errorf("%s.vdpaType: cannot be together with isRdma", s.path)
@@ -170,7 +170,7 @@ func (c *converter) warnAboutKeys(path string, unknown []string) {
 	}
 }
 
-// add makes the DevicePool, unless it could never be of use.
+// add adds the DevicePool, unless it cannot be used.
 func (c *converter) add(path, resource string, spec v1alpha1.DevicePoolSpec) {
 	if err := pool.CheckResourceName(resource); err != nil {
 		c.warn(path, "left out: the kubelet refuses it: %v", err)
@@ -187,8 +187,8 @@ func (c *converter) add(path, resource string, spec v1alpha1.DevicePoolSpec) {
 	})
 }
 
-// poolName makes a name from the resource's that is a DNS label and not taken: with the prefix if need be, because that
-// stays the same when entries are moved, and only then with a number.
+// poolName derives a DNS label from the name of the resource. If the label is taken, it adds the prefix, which does not
+// depend on the order of entries, and if that is taken too, a number.
 func (c *converter) poolName(plugin *v1alpha1.DevicePluginSpec) string {
 	name := label(plugin.ResourceName)
 	if c.names[name] {

@@ -218,7 +218,7 @@ func FuzzConvert(f *testing.F) {
 			}
 			names[p.Name] = true
 		}
-		for _, p := range pool.Assign(nil, conversion.DevicePools, nil) {
+		for _, p := range pool.Assign(nil, conversion.DevicePools, nil, nil) {
 			if p.Err != nil {
 				t.Errorf("%q: %v", config, p.Err)
 			}

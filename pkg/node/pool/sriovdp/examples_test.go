@@ -20,7 +20,7 @@ func resources(t *testing.T, all []function.Function, config string) map[string]
 		t.Fatal(err)
 	}
 	got := map[string]string{}
-	for _, p := range pool.Assign(all, conversion.DevicePools, nil) {
+	for _, p := range pool.Assign(all, conversion.DevicePools, nil, nil) {
 		if p.Err != nil {
 			t.Error(p.Err)
 		}
@@ -190,7 +190,7 @@ func TestOptions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := pool.Assign(functions(t), conversion.DevicePools, nil)[0]
+	p := pool.Assign(functions(t), conversion.DevicePools, nil, nil)[0]
 	got := map[string]pool.Options{}
 	for _, f := range p.Functions {
 		got[f.ID.String()] = p.Options(f)
