@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -16,7 +15,6 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/vishvananda/netlink"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
@@ -25,57 +23,47 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle/lifecycletest"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// node is a host with Functions, SFs whose netdevs are veth ends with the other end in the xPU's namespace, and a
-// server on it that can be ended and started again.
+// node is a host with Functions, and a server on it that can be ended and started again.
 type node struct {
+	*lifecycletest.Node
 	t         testing.TB
-	host, xpu *netns.Namespace
 	dir       string
 	functions map[function.ID]function.Function
 	pools     []pool.Pool
-	peers     map[function.ID]int // ifindex of the other end
 	xpuAgent  *xpuAgent
-	// event, where set, is called at every point where the agent could end.
-	event func(what string)
 }
 
 // running is one run of the agent.
 type running struct {
 	*Server
-	node      *node
-	journal   *journal.Journal
-	engine    *netdev.Engine
-	lifecycle *lifecycle.Manager
+	node   *node
+	engine *netdev.Engine
 }
 
 func newNode(t testing.TB, functions int) *node {
 	t.Helper()
 	n := &node{
-		t: t, host: netns.New(t), xpu: netns.New(t), dir: t.TempDir(),
-		functions: map[function.ID]function.Function{}, peers: map[function.ID]int{},
+		Node: lifecycletest.New(t, functions), t: t, dir: t.TempDir(), functions: map[function.ID]function.Function{},
 		xpuAgent: &xpuAgent{ports: map[function.ID]provisioning.Request{}},
 	}
 	fast := pool.Pool{Name: "fast", Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDevicePlugin}}
 	for i := range functions {
-		netns.Connect(t, n.host, hostName(i), n.xpu, fmt.Sprintf("pf0sf%d", i))
-		n.peers[functionOf(i)] = mustLink(t, n.xpu, fmt.Sprintf("pf0sf%d", i)).Attrs().Index
-		f := function.Function{ID: functionOf(i), Kind: function.SF, PF: "0000:3b:00.0", PFName: "ens1f0", Index: i, Driver: "mlx5_core.sf"}
+		f := function.Function{
+			ID: lifecycletest.ID(i), Kind: function.SF, PF: "0000:3b:00.0", PFName: "ens1f0", Index: i, Driver: "mlx5_core.sf",
+		}
 		n.functions[f.ID] = f
 		fast.Functions = append(fast.Functions, f)
 	}
 	n.pools = []pool.Pool{fast}
 	return n
 }
-
-func hostName(i int) string { return fmt.Sprintf("ens1f0s%d", i) }
-
-func functionOf(i int) function.ID { return function.SubfunctionID("0000:3b:00.0", uint32(i)) }
 
 // Get makes the node the inventory.
 func (n *node) Get(id function.ID) (function.Function, bool) {
@@ -99,73 +87,25 @@ func poolOf(pools []pool.Pool, id function.ID) (pool.Pool, bool) {
 	return pool.Pool{}, false
 }
 
-// Netdev finds a veth by its other end, which stays the same.
-func (n *node) Netdev(id function.ID) (string, error) {
-	peer, ok := n.peers[id]
-	if !ok {
-		return "", fmt.Errorf("no Function %s", id)
-	}
-	links, err := netns.Listed(n.host.Handle().LinkList)
-	if err != nil {
-		return "", err
-	}
-	for _, l := range links {
-		if l.Type() == "veth" && l.Attrs().ParentIndex == peer {
-			return l.Attrs().Name, nil
-		}
-	}
-	return "", nil
-}
-
-func (n *node) tell(event string) {
-	if n.event != nil {
-		n.event(event)
-	}
-}
-
-// eventJournal tells of each write.
-type eventJournal struct {
-	*journal.Journal
-	node *node
-}
-
-func (j eventJournal) Put(a journal.Attachment) error {
-	j.node.tell("before " + string(a.State))
-	defer j.node.tell("after " + string(a.State))
-	return j.Journal.Put(a)
-}
-
-func (j eventJournal) Delete(id function.ID) error {
-	j.node.tell("before delete")
-	defer j.node.tell("after delete")
-	return j.Journal.Delete(id)
-}
-
 // start runs an agent until stop is called.
 func (n *node) start() (r *running, stop func()) {
 	n.t.Helper()
-	r = &running{node: n}
-	var err error
-	r.journal, err = journal.Open(filepath.Join(n.dir, "journal.db"))
-	must.Succeed(n.t, err)
-	r.engine, err = netdev.New(netdev.Options{HostNetNS: n.host.Path(), Trace: n.tell})
-	must.Succeed(n.t, err)
-	j := eventJournal{r.journal, n}
-	queue := &hooks{journal: j, xpu: n.xpuAgent, functions: n.functions}
-	r.lifecycle = lifecycle.New(j, r.engine, n, lifecycle.Options{
-		BootID: "boot-1", Patience: wait.Backoff{Duration: time.Millisecond, Steps: 3}, Hooks: queue,
-	}, logr.Discard())
+	queue := &hooks{xpu: n.xpuAgent, functions: n.functions}
+	agent, end := n.Start(func(a *lifecycletest.Agent) lifecycle.Queue {
+		queue.journal = a.Journal
+		return queue
+	})
+	r = &running{node: n, engine: agent.Engine}
 	r.Server = &Server{
 		Socket: filepath.Join(n.dir, "run", "cni.sock"), SpoolDir: filepath.Join(n.dir, "spool"),
-		Function: n.Get, Pools: n, Journal: r.journal, Lifecycle: r.lifecycle,
+		Function: n.Get, Pools: n, Journal: agent.Journal, Lifecycle: agent.Lifecycle,
 		Provisioner: n.xpuAgent, MAC: func(function.ID) function.MAC { return "02:00:00:00:00:aa" },
 		Ready: func() error { return nil }, Reporter: &reporter{},
 		Metrics: NewMetrics(prometheus.NewRegistry()), Log: logr.Discard(),
 	}
 	return r, sync.OnceFunc(func() {
 		queue.wait.Wait()
-		r.engine.Close()
-		r.journal.Close()
+		end()
 	})
 }
 
@@ -180,16 +120,8 @@ func (n *node) run(f func(r *running)) {
 func (n *node) serve(f func(r *running)) {
 	n.t.Helper()
 	n.run(func(r *running) {
-		ctx, cancel := context.WithCancel(n.t.Context())
-		done := make(chan error)
-		go func() { done <- r.Run(ctx) }()
-		defer func() {
-			cancel()
-			if err := <-done; err != nil {
-				n.t.Error(err)
-			}
-		}()
-		eventually(n.t, func() bool { _, err := r.call(wire.Request{Command: wire.Status}); return err == nil })
+		defer must.Run(n.t, r.Run)()
+		must.Eventually(n.t, "the server answers", func() bool { _, err := r.call(wire.Request{Command: wire.Status}); return err == nil })
 		f(r)
 	})
 }
@@ -224,9 +156,9 @@ func (r *running) mustFail(request wire.Request, code uint, want string) {
 // settled waits until nothing is being released.
 func (r *running) settled() {
 	r.node.t.Helper()
-	for _, a := range r.journal.All() {
-		must.Succeed(r.node.t, loop.Until(r.node.t.Context(), r.journal.Subscribe, func() bool {
-			now, _ := r.journal.Get(a.Function)
+	for _, a := range r.Journal.All() {
+		must.Succeed(r.node.t, loop.Until(r.node.t.Context(), r.Journal.Subscribe, func() bool {
+			now, _ := r.Journal.Get(a.Function)
 			return now.State != journal.Releasing
 		}))
 	}
@@ -236,31 +168,13 @@ func (r *running) settled() {
 func (r *running) checkFree(i int, was netdev.Snapshot) {
 	r.node.t.Helper()
 	r.settled()
-	if a, ok := r.journal.Get(functionOf(i)); ok {
-		r.node.t.Errorf("Function %s is not free: %+v", functionOf(i), a)
+	if a, ok := r.Journal.Get(lifecycletest.ID(i)); ok {
+		r.node.t.Errorf("Function %s is not free: %+v", lifecycletest.ID(i), a)
 	}
-	if port, ok := r.node.xpuAgent.port(functionOf(i)); ok {
-		r.node.t.Errorf("Function %s still has a Port: %+v", functionOf(i), port)
+	if port, ok := r.node.xpuAgent.port(lifecycletest.ID(i)); ok {
+		r.node.t.Errorf("Function %s still has a Port: %+v", lifecycletest.ID(i), port)
 	}
-	if left := netdev.Diff(was, r.node.snapshot(i)); len(left) > 0 {
-		r.node.t.Errorf("Function %s is not as it was: %q", functionOf(i), left)
-	}
-}
-
-// snapshot is the netdev of a Function as it is on the host.
-func (n *node) snapshot(i int) netdev.Snapshot {
-	n.t.Helper()
-	engine, err := netdev.New(netdev.Options{HostNetNS: n.host.Path()})
-	must.Succeed(n.t, err)
-	defer engine.Close()
-	name, err := n.Netdev(functionOf(i))
-	must.Succeed(n.t, err)
-	if name == "" {
-		n.t.Fatalf("Function %s has no netdev on the host", functionOf(i))
-	}
-	s, _, err := engine.Plan(n.t.Context(), netdev.Device{Name: name}, netns.New(n.t).Path(), function.Interface{Name: "any0"})
-	must.Succeed(n.t, err)
-	return s
+	r.node.WantAsBefore(i, was)
 }
 
 // request is a request about a Function for a container. config has members that replace or join the usual ones.
@@ -272,7 +186,7 @@ func request(command wire.Command, i int, container string, ns *netns.Namespace,
 	if ns != nil {
 		r.NetNS = ns.Path()
 	}
-	all := map[string]any{"cniVersion": "1.1.0", "name": "sriov", "type": "xpu-cni", "deviceID": functionOf(i).String()}
+	all := map[string]any{"cniVersion": "1.1.0", "name": "sriov", "type": "xpu-cni", "deviceID": lifecycletest.ID(i).String()}
 	maps.Copy(all, config)
 	r.Config, _ = json.Marshal(all)
 	return r
@@ -327,7 +241,7 @@ func (x *xpuAgent) port(id function.ID) (provisioning.Request, bool) {
 
 // hooks delete Ports, a moment after the release.
 type hooks struct {
-	journal   eventJournal
+	journal   *journal.Journal
 	xpu       *xpuAgent
 	functions map[function.ID]function.Function
 	wait      sync.WaitGroup
@@ -349,7 +263,7 @@ func (h *hooks) Add(id function.ID) {
 			return // it was added twice
 		}
 		_ = h.xpu.Deprovision(context.Background(), h.functions[id])
-		_ = h.journal.Journal.Delete(id) // not an event: it is no part of the request
+		_ = h.journal.Delete(id) // not an event: it is no part of the request
 	})
 }
 
@@ -374,38 +288,11 @@ func mustLink(t testing.TB, ns *netns.Namespace, name string) netlink.Link {
 	return l
 }
 
-func eventually(t testing.TB, condition func() bool) {
-	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !condition(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("did not happen")
-		}
-	}
-}
-
-// crash is what ends an agent in the tests.
-type crash struct{}
-
 // crashes runs what an agent does and ends the agent at the given event. It says whether there were so many.
 func (n *node) crashes(at int, do func(r *running)) (crashed bool) {
 	r, stop := n.start()
 	defer stop()
-	defer func() {
-		n.event = nil
-		if p := recover(); p != nil {
-			if _, crashed = p.(crash); !crashed {
-				panic(p)
-			}
-		}
-	}()
-	count := 0
-	n.event = func(string) {
-		if count++; count == at {
-			panic(crash{})
-		}
-	}
-	do(r)
-	return false
+	return n.Crashes(at, func() { do(r) })
 }
 
 var errRefused = errors.New("the xPU has no room for another Port")

@@ -25,6 +25,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle/lifecycletest"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
 	"github.com/opiproject/xpu-device-plugin/test/must"
@@ -44,7 +45,7 @@ func decodeResult(t *testing.T, raw json.RawMessage) *types100.Result {
 func TestAddAndDel(t *testing.T) {
 	n := newNode(t, 1)
 	n.xpuAgent.mtu = 1450
-	before := n.snapshot(0)
+	before := n.Snapshot(0)
 	pod := netns.New(t)
 	add := request(wire.Add, 0, "c1", pod, map[string]any{
 		"network": "blue", "mtu": 1480, "runtimeConfig": map[string]any{"CNIDeviceInfoFile": "/any"},
@@ -73,9 +74,9 @@ func TestAddAndDel(t *testing.T) {
 		if len(reply.DeviceInfo) > 0 { // the specification has no word for an SF, whose address is that of its PF
 			t.Errorf("device info %s, want none", reply.DeviceInfo)
 		}
-		port, _ := n.xpuAgent.port(functionOf(0))
+		port, _ := n.xpuAgent.port(lifecycletest.ID(0))
 		wantPort := provisioning.Request{
-			Function: n.functions[functionOf(0)], DevicePool: "fast", Network: "blue", MAC: "02:00:00:00:00:aa",
+			Function: n.functions[lifecycletest.ID(0)], DevicePool: "fast", Network: "blue", MAC: "02:00:00:00:00:aa",
 			Pod: journal.Pod{Namespace: "default", Name: "pod-c1", UID: "uid-c1"},
 		}
 		if diff := cmp.Diff(wantPort, port); diff != "" {
@@ -87,7 +88,7 @@ func TestAddAndDel(t *testing.T) {
 		if len(routes) != 3 { // the address's own, and two
 			t.Errorf("routes %v", routes)
 		}
-		record, _ := r.journal.Get(functionOf(0))
+		record, _ := r.Journal.Get(lifecycletest.ID(0))
 		if record.Resource != "" || record.State != journal.Attached || record.Sandbox != "c1" {
 			t.Errorf("record %+v", record)
 		}
@@ -162,7 +163,7 @@ func TestResultVersions(t *testing.T) {
 // Without IPAM, the runtime's ips are used, and the netdev keeps what nobody asks to change.
 func TestAddWithoutIPAM(t *testing.T) {
 	n := newNode(t, 1)
-	was := n.snapshot(0)
+	was := n.Snapshot(0)
 	pod := netns.New(t)
 	n.run(func(r *running) {
 		add := request(wire.Add, 0, "c1", pod, map[string]any{
@@ -179,7 +180,7 @@ func TestAddWithoutIPAM(t *testing.T) {
 		if got.Interfaces[0].Mac != "02:00:00:00:00:03" || got.Interfaces[0].Mtu != was.MTU {
 			t.Errorf("interface %v, want the runtime's MAC and the MTU of before", got.Interfaces[0])
 		}
-		if _, ok := n.xpuAgent.port(functionOf(0)); ok {
+		if _, ok := n.xpuAgent.port(lifecycletest.ID(0)); ok {
 			t.Error("a Port without a network")
 		}
 		r.must(request(wire.Del, 0, "c1", nil, nil))
@@ -204,16 +205,16 @@ func TestAddAfterAllocate(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t, 1)
-			before := n.snapshot(0)
+			before := n.Snapshot(0)
 			pod := netns.New(t)
 			n.run(func(r *running) {
-				must.Succeed(t, r.lifecycle.Reserve(t.Context(), journal.Attachment{
-					Function: functionOf(0), PF: "0000:3b:00.0", Resource: "example.com/vf",
+				must.Succeed(t, r.Lifecycle.Reserve(t.Context(), journal.Attachment{
+					Function: lifecycletest.ID(0), PF: "0000:3b:00.0", Resource: "example.com/vf",
 					Port: &journal.Port{DevicePool: "was", Network: "blue", MAC: "02:00:00:00:00:0b"},
 				}))
 				n.pools = []pool.Pool{} // moved on since; the pod has its Function
 				r.must(request(wire.Add, 0, "c1", pod, test.config))
-				record, _ := r.journal.Get(functionOf(0))
+				record, _ := r.Journal.Get(lifecycletest.ID(0))
 				if *record.Port != test.want || record.Resource != "example.com/vf" || record.Observed.MAC != test.want.MAC {
 					t.Errorf("Port %+v, resource %s, MAC %s", record.Port, record.Resource, record.Observed.MAC)
 				}
@@ -226,7 +227,7 @@ func TestAddAfterAllocate(t *testing.T) {
 
 func TestAddRefuses(t *testing.T) {
 	n := newNode(t, 3)
-	slow := pool.Pool{Name: "slow", Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDRA}, Functions: []function.Function{n.functions[functionOf(1)]}}
+	slow := pool.Pool{Name: "slow", Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDRA}, Functions: []function.Function{n.functions[lifecycletest.ID(1)]}}
 	n.pools[0].Functions = n.pools[0].Functions[:1]
 	n.pools = append(n.pools, slow)
 	pod, other := netns.New(t), netns.New(t)
@@ -249,17 +250,17 @@ func TestAddRefuses(t *testing.T) {
 		r.mustFail(with(add(0, nil), func(r *wire.Request) { r.Args = "x" }), types.ErrInvalidEnvironmentVariables, "CNI_ARGS")
 		r.mustFail(with(add(0, nil), func(r *wire.Request) { r.Version = 2 }), CodeVersion, "not 2")
 		r.mustFail(with(add(0, nil), func(r *wire.Request) { r.Command = "MOVE" }), types.ErrInvalidEnvironmentVariables, `"MOVE"`)
-		must.Succeed(t, r.lifecycle.EndRequest(t.Context(), "c1", "net1", nil))
+		must.Succeed(t, r.Lifecycle.EndRequest(t.Context(), "c1", "net1", nil))
 		pools := n.pools
 		n.pools = nil
 		r.mustFail(add(0, nil), types.ErrTryAgainLater, "pools have not been read yet")
 		n.pools = pools
 		r.mustFail(with(add(0, nil), func(r *wire.Request) { r.NetNS += "-gone" }), CodeAttach, "no such file")
-		if a, _ := r.journal.Get(functionOf(0)); a.State != journal.Reserved {
+		if a, _ := r.Journal.Get(lifecycletest.ID(0)); a.State != journal.Reserved {
 			t.Errorf("record %+v", a)
 		}
 		r.must(request(wire.Del, 0, "c2", nil, nil))
-		if left := r.journal.All(); len(left) > 0 {
+		if left := r.Journal.All(); len(left) > 0 {
 			t.Errorf("left: %+v", left)
 		}
 	})
@@ -274,25 +275,25 @@ func TestTakesOver(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t, 1)
-			before := n.snapshot(0)
+			before := n.Snapshot(0)
 			first, second := netns.New(t), netns.New(t)
 			n.run(func(r *running) {
 				r.must(request(wire.Add, 0, "c1", first, map[string]any{"network": "blue"}))
 				add := request(wire.Add, 0, "c2", second, map[string]any{"network": "red"})
 				if test.gone { // a veth would end with its namespace, so here it goes back as that of a card does
 					must.Succeed(t, first.Unmount())
-					must.Succeed(t, first.Handle().LinkSetNsFd(mustLink(t, first, "net1"), n.host.Fd()))
+					must.Succeed(t, first.Handle().LinkSetNsFd(mustLink(t, first, "net1"), n.Host.Fd()))
 				}
 				if test.samePod {
 					add.Args = request(wire.Add, 0, "c1", nil, nil).Args
 				}
 				r.must(add)
-				port, _ := n.xpuAgent.port(functionOf(0))
-				if record, _ := r.journal.Get(functionOf(0)); record.Sandbox != "c2" || port.Network != "red" {
+				port, _ := n.xpuAgent.port(lifecycletest.ID(0))
+				if record, _ := r.Journal.Get(lifecycletest.ID(0)); record.Sandbox != "c2" || port.Network != "red" {
 					t.Errorf("record %+v, Port %+v", record, port)
 				}
 				r.must(request(wire.Del, 0, "c1", nil, nil)) // late
-				if record, _ := r.journal.Get(functionOf(0)); record.State != journal.Attached {
+				if record, _ := r.Journal.Get(lifecycletest.ID(0)); record.State != journal.Attached {
 					t.Errorf("record %+v after a late DEL", record)
 				}
 				r.must(request(wire.Del, 0, "c2", nil, nil))
@@ -304,13 +305,13 @@ func TestTakesOver(t *testing.T) {
 
 func TestProvisionFails(t *testing.T) {
 	n := newNode(t, 1)
-	before := n.snapshot(0)
+	before := n.Snapshot(0)
 	pod := netns.New(t)
 	n.xpuAgent.err = errRefused
 	add := request(wire.Add, 0, "c1", pod, map[string]any{"network": "blue"})
 	n.run(func(r *running) {
 		r.mustFail(add, CodeProvision, errRefused.Error())
-		if record, _ := r.journal.Get(functionOf(0)); record.State != journal.Reserved || record.Port == nil {
+		if record, _ := r.Journal.Get(lifecycletest.ID(0)); record.State != journal.Reserved || record.Port == nil {
 			t.Errorf("record %+v", record)
 		}
 		n.xpuAgent.err = nil
@@ -327,7 +328,7 @@ func TestProvisionFails(t *testing.T) {
 // A DEL ends the ADD that runs, and another ADD of the Function does not wait for it.
 func TestDelEndsAdd(t *testing.T) {
 	n := newNode(t, 1)
-	before := n.snapshot(0)
+	before := n.Snapshot(0)
 	pod := netns.New(t)
 	n.xpuAgent.entered = make(chan struct{})
 	n.run(func(r *running) {
@@ -365,7 +366,7 @@ func TestCrash(t *testing.T) {
 			r.must(del)
 		},
 		"recovery, GC": func(t *testing.T, r *running, _ *netns.Namespace) {
-			must.Succeed(t, r.lifecycle.Recover(t.Context()))
+			must.Succeed(t, r.Lifecycle.Recover(t.Context()))
 			r.settled()
 			r.must(wire.Request{Version: wire.Version, Command: wire.GC, At: time.Now(),
 				Config: json.RawMessage(`{"name":"sriov","cni.dev/valid-attachments":[]}`)})
@@ -384,7 +385,7 @@ func TestCrash(t *testing.T) {
 			t.Run(name+", then "+healName, func(t *testing.T) {
 				for at := 1; ; at++ {
 					n := newNode(t, 1)
-					before := n.snapshot(0)
+					before := n.Snapshot(0)
 					pod := netns.New(t)
 					if operation.added {
 						n.run(func(r *running) { r.must(addRequest(pod)) })
@@ -417,7 +418,7 @@ func TestConcurrent(t *testing.T) {
 	var before [functions]netdev.Snapshot
 	for i := range functions {
 		pods[i] = netns.New(t)
-		before[i] = n.snapshot(i)
+		before[i] = n.Snapshot(i)
 	}
 	n.serve(func(r *running) {
 		ask := func(command wire.Command) {
@@ -434,7 +435,7 @@ func TestConcurrent(t *testing.T) {
 		}
 		ask(wire.Add)
 		ask(wire.Check)
-		for _, a := range r.journal.All() {
+		for _, a := range r.Journal.All() {
 			if a.State != journal.Attached {
 				t.Errorf("Function %s is %s", a.Function, a.State)
 			}
@@ -460,7 +461,7 @@ func TestGC(t *testing.T) {
 			r.must(request(wire.Add, i, fmt.Sprint("c", i), netns.New(t), config))
 		}
 		left := func() (containers []string) {
-			for _, a := range r.journal.All() {
+			for _, a := range r.Journal.All() {
 				containers = append(containers, a.CNI.ContainerID)
 			}
 			return containers
@@ -558,7 +559,7 @@ func TestCheckPrevious(t *testing.T) {
 			}
 			return request(wire.Check, 0, "c1", pod, map[string]any{"prevResult": json.RawMessage(changed)})
 		}
-		record, _ := r.journal.Get(functionOf(0))
+		record, _ := r.Journal.Get(lifecycletest.ID(0))
 		r.must(check("", ""))
 		r.mustFail(check("10.1.0.5/24", "10.1.0.6/24"), CodeCheck, "prevResult has address 10.1.0.6/24")
 		r.mustFail(check(string(record.Observed.MAC), "02:00:00:00:00:66"), CodeCheck, "prevResult has mac")
@@ -571,7 +572,7 @@ func TestCheckPrevious(t *testing.T) {
 // An IPAM plugin such as dhcp needs the interface first.
 func TestAddress(t *testing.T) {
 	n := newNode(t, 1)
-	before := n.snapshot(0)
+	before := n.Snapshot(0)
 	pod := netns.New(t)
 	n.run(func(r *running) {
 		address := with(request(wire.Address, 0, "c1", pod, nil), func(r *wire.Request) { r.IPAM = json.RawMessage(ipamResult) })
@@ -587,7 +588,7 @@ func TestAddress(t *testing.T) {
 				t.Errorf("result %v", got)
 			}
 		}
-		record, _ := r.journal.Get(functionOf(0))
+		record, _ := r.Journal.Get(lifecycletest.ID(0))
 		if want := []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24")}; !slices.Equal(record.Observed.Addresses, want) {
 			t.Errorf("observed %v", record.Observed.Addresses)
 		}
@@ -601,17 +602,17 @@ func TestAddress(t *testing.T) {
 func TestClaim(t *testing.T) {
 	n := newNode(t, 1)
 	n.pools[0].Spec.Publish = v1alpha1.PublishDRA
-	before := n.snapshot(0)
+	before := n.Snapshot(0)
 	first, second := netns.New(t), netns.New(t)
 	claimed := journal.Attachment{
-		Function: functionOf(0), PF: "0000:3b:00.0", Claim: journal.Claim{Namespace: "default", Name: "c", UID: "claim-1"},
+		Function: lifecycletest.ID(0), PF: "0000:3b:00.0", Claim: journal.Claim{Namespace: "default", Name: "c", UID: "claim-1"},
 		Pod: journal.Pod{Namespace: "default", Name: "pod-c1", UID: "uid-c1"},
 		Interface: function.Interface{
 			Name: "claimed", MAC: "02:00:00:00:00:0d", MTU: 1450, Addresses: []netip.Prefix{netip.MustParsePrefix("10.9.0.1/24")},
 		},
 	}
 	n.run(func(r *running) {
-		must.Succeed(t, r.lifecycle.Reserve(t.Context(), claimed))
+		must.Succeed(t, r.Lifecycle.Reserve(t.Context(), claimed))
 		r.mustFail(request(wire.Add, 0, "c2", second, nil), CodeTaken, "belongs to claim default/c (UID claim-1) and is for pod default/pod-c1")
 		r.mustFail(request(wire.Add, 0, "c1", first, map[string]any{"network": "red"}), types.ErrInvalidNetworkConfig, "leave network out")
 		r.mustFail(request(wire.Add, 0, "c1", first, map[string]any{"mac": "02:00:00:00:00:0e"}), types.ErrInvalidNetworkConfig, "leave mac out")
@@ -632,16 +633,16 @@ func TestClaim(t *testing.T) {
 			t.Errorf("result %v", got)
 		}
 		r.must(request(wire.Del, 0, "c1", nil, nil))
-		if record, _ := r.journal.Get(functionOf(0)); record.State != journal.Attached {
+		if record, _ := r.Journal.Get(lifecycletest.ID(0)); record.State != journal.Attached {
 			t.Errorf("record %+v", record)
 		}
 		r.must(request(wire.Del, 0, "c2", nil, nil))
-		record, _ := r.journal.Get(functionOf(0))
+		record, _ := r.Journal.Get(lifecycletest.ID(0))
 		if record.State != journal.Reserved || record.CNI != nil || record.Interface.Name != "claimed" || record.Claim.UID != "claim-1" ||
 			record.Interface.Addresses[0].String() != "10.9.0.1/24" {
 			t.Errorf("record %+v", record)
 		}
-		must.Succeed(t, r.lifecycle.Unprepare(t.Context(), "claim-1"))
+		must.Succeed(t, r.Lifecycle.Unprepare(t.Context(), "claim-1"))
 		r.checkFree(0, before)
 	})
 }

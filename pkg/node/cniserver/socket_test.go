@@ -19,6 +19,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle/lifecycletest"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
@@ -44,8 +45,8 @@ func TestSocket(t *testing.T) {
 			t.Errorf("modes %s, %s, %s", mode(t, socket), mode(t, filepath.Dir(socket)), mode(t, r.SpoolDir))
 		}
 		for _, path := range []string{socket, filepath.Dir(socket), socket, filepath.Dir(socket)} {
-			eventually(t, func() bool { return os.RemoveAll(path) == nil }) // the server may be faster than the removal
-			eventually(t, func() bool {
+			must.Eventually(t, "the socket is removed", func() bool { return os.RemoveAll(path) == nil }) // the server may be faster than the removal
+			must.Eventually(t, "the server answers again", func() bool {
 				reply, err := r.call(wire.Request{Command: wire.Status})
 				return err == nil && reply.Error == nil
 			})
@@ -147,8 +148,8 @@ func TestShimGone(t *testing.T) {
 		<-n.xpuAgent.entered
 		kill()
 		shim.Wait()
-		eventually(t, func() bool { return len(r.adding.of(types.GCAttachment{ContainerID: "c1", IfName: "net1"})) == 0 })
-		if a, _ := r.journal.Get(functionOf(0)); a.State != journal.Reserved {
+		must.Eventually(t, "the ADD has ended", func() bool { return len(r.adding.of(types.GCAttachment{ContainerID: "c1", IfName: "net1"})) == 0 })
+		if a, _ := r.Journal.Get(lifecycletest.ID(0)); a.State != journal.Reserved {
 			t.Errorf("record %+v", a)
 		}
 		r.must(request(wire.Del, 0, "c1", nil, nil))
@@ -167,7 +168,7 @@ func TestStop(t *testing.T) {
 				ctx, stop := context.WithCancel(t.Context())
 				var server, shim sync.WaitGroup
 				server.Go(func() { must.Succeed(t, r.Run(ctx)) })
-				eventually(t, func() bool { _, err := r.call(wire.Request{Command: wire.Status}); return err == nil })
+				must.Eventually(t, "the server answers", func() bool { _, err := r.call(wire.Request{Command: wire.Status}); return err == nil })
 				shim.Go(func() {
 					reply, err := r.call(request(wire.Add, 0, "c1", pod, map[string]any{"network": "blue"}))
 					if err != nil || reply.Error == nil || reply.Error.Code != CodeProvision {

@@ -14,6 +14,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle/lifecycletest"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
@@ -46,7 +47,7 @@ func TestSpool(t *testing.T) {
 	n := newNode(t, 3)
 	var before [3]netdev.Snapshot
 	for i := range before {
-		before[i] = n.snapshot(i)
+		before[i] = n.Snapshot(i)
 	}
 	n.run(func(r *running) {
 		for i := range before {
@@ -65,7 +66,7 @@ func TestSpool(t *testing.T) {
 	n.spoolFile("unfinished", []byte(`{`))
 	n.serve(func(r *running) {
 		r.checkFree(0, before[0]) // done before the first connection was taken
-		if _, ok := r.journal.Get(functionOf(1)); !ok {
+		if _, ok := r.Journal.Get(lifecycletest.ID(1)); !ok {
 			t.Error("a request of a later version was done")
 		}
 		if bad := testutil.ToFloat64(r.Metrics.badFile); bad != 5 {
@@ -76,7 +77,7 @@ func TestSpool(t *testing.T) {
 			t.Errorf("%d files put aside, error %v", len(entries), err)
 		}
 		n.spool("b.json", request(wire.Del, 2, "c2", nil, nil))
-		eventually(t, func() bool { return len(n.spooled()) == 1 })
+		must.Eventually(t, "a request is left", func() bool { return len(n.spooled()) == 1 })
 		r.checkFree(2, before[2])
 		if left := testutil.ToFloat64(r.Metrics.spool); left != 1 {
 			t.Errorf("%v files left", left)
@@ -85,7 +86,7 @@ func TestSpool(t *testing.T) {
 			Version: wire.Version, Command: wire.GC, At: time.Now(),
 			Config: json.RawMessage(`{"name":"sriov","cni.dev/valid-attachments":[]}`),
 		})
-		eventually(t, func() bool { return len(n.spooled()) == 0 })
+		must.Eventually(t, "no request is left", func() bool { return len(n.spooled()) == 0 })
 		r.checkFree(1, before[1])
 	})
 }
@@ -100,7 +101,7 @@ func TestSpoolLate(t *testing.T) {
 	del.At = time.Now().Add(-time.Hour)
 	n.spool("late.json", del)
 	n.serve(func(r *running) {
-		if a, _ := r.journal.Get(functionOf(0)); a.State != journal.Attached {
+		if a, _ := r.Journal.Get(lifecycletest.ID(0)); a.State != journal.Attached {
 			t.Errorf("record %+v", a)
 		}
 		if left := n.spooled(); len(left) > 0 {
@@ -115,7 +116,7 @@ func TestSpoolRetries(t *testing.T) {
 	pod, elsewhere := netns.New(t), netns.New(t)
 	var before [2]netdev.Snapshot
 	for i := range before {
-		before[i] = n.snapshot(i)
+		before[i] = n.Snapshot(i)
 	}
 	n.run(func(r *running) {
 		r.must(request(wire.Add, 0, "c0", pod, nil))
@@ -129,7 +130,7 @@ func TestSpoolRetries(t *testing.T) {
 			t.Errorf("left: %q", left)
 		}
 		must.Succeed(t, elsewhere.Handle().LinkSetNsFd(mustLink(t, elsewhere, "net1"), pod.Fd()))
-		eventually(t, func() bool { return len(n.spooled()) == 0 })
+		must.Eventually(t, "no request is left", func() bool { return len(n.spooled()) == 0 })
 		r.checkFree(0, before[0])
 		r.checkFree(1, before[1])
 	})
@@ -138,7 +139,7 @@ func TestSpoolRetries(t *testing.T) {
 // A request that takes the place of the one that is being done is done after it.
 func TestSpoolReplaced(t *testing.T) {
 	n := newNode(t, 2)
-	before := []netdev.Snapshot{n.snapshot(0), n.snapshot(1)}
+	before := []netdev.Snapshot{n.Snapshot(0), n.Snapshot(1)}
 	n.run(func(r *running) {
 		for i := range before {
 			r.must(request(wire.Add, i, fmt.Sprint("c", i), netns.New(t), nil))
@@ -152,13 +153,13 @@ func TestSpoolReplaced(t *testing.T) {
 	}
 	n.spool("GC:sriov.json", collect(`{"containerID":"c1","ifname":"net1"}`))
 	later := sync.OnceFunc(func() { n.spool("GC:sriov.json", collect("")) })
-	n.event = func(what string) {
+	n.Event = func(what string) {
 		if what == "before "+string(journal.Releasing) {
 			later()
 		}
 	}
 	n.serve(func(r *running) {
-		eventually(t, func() bool { return len(n.spooled()) == 0 })
+		must.Eventually(t, "no request is left", func() bool { return len(n.spooled()) == 0 })
 		for i := range before {
 			r.checkFree(i, before[i])
 		}
@@ -168,13 +169,13 @@ func TestSpoolReplaced(t *testing.T) {
 // The spool is there again after somebody removed it, and what then comes into it is done.
 func TestSpoolRemoved(t *testing.T) {
 	n := newNode(t, 1)
-	before := n.snapshot(0)
+	before := n.Snapshot(0)
 	n.serve(func(r *running) {
 		for range 2 {
 			r.must(request(wire.Add, 0, "c0", netns.New(t), nil))
 			must.Succeed(t, os.RemoveAll(filepath.Join(n.dir, "spool")))
 			n.spool("a.json", request(wire.Del, 0, "c0", nil, nil))
-			eventually(t, func() bool { return len(n.spooled()) == 0 })
+			must.Eventually(t, "no request is left", func() bool { return len(n.spooled()) == 0 })
 			r.checkFree(0, before)
 		}
 	})

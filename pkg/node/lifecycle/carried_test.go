@@ -13,6 +13,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle/lifecycletest"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
@@ -119,16 +120,16 @@ func TestPodLeavesNothing(t *testing.T) {
 	for name, change := range inside {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t, 1)
-			before := n.snapshot(0)
+			before := n.Snapshot(0)
 			pod := netns.New(t)
 			n.run(func(a *agent) {
-				must.Succeed(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
-				_, err := a.lifecycle.Attach(t.Context(), functionOf(0), sandbox("s1", pod))
+				must.Succeed(t, a.Lifecycle.Reserve(t.Context(), claimed(0)))
+				_, err := a.Lifecycle.Attach(t.Context(), lifecycletest.ID(0), sandbox("s1", pod))
 				must.Succeed(t, err)
 				must.Succeed(t, change(t, pod, mustLink(t, pod, "net0")))
-				must.Succeed(t, a.lifecycle.Unprepare(t.Context(), "claim-1"))
+				must.Succeed(t, a.Lifecycle.Unprepare(t.Context(), "claim-1"))
 			})
-			n.checkRestored(before, 0)
+			n.WantAsBefore(0, before)
 			if links, err := pod.Handle().LinkList(); err != nil || len(links) != 1 {
 				t.Errorf("the pod has %d links, %v, want lo alone", len(links), err)
 			}
@@ -146,31 +147,31 @@ func TestHostSysctlsReturn(t *testing.T) {
 	}
 	each := func(do func(path, value string) error) {
 		t.Helper()
-		must.Succeed(t, n.host.Do(func() error {
+		must.Succeed(t, n.Host.Do(func() error {
 			for path, value := range sysctls {
-				if err := do("/proc/sys/net/"+fmt.Sprintf(path, hostName(0)), value); err != nil {
+				if err := do("/proc/sys/net/"+fmt.Sprintf(path, lifecycletest.Netdev(0)), value); err != nil {
 					return err
 				}
 			}
 			return nil
 		}))
 	}
-	host, err := n.host.Handle().LinkByName(hostName(0))
+	host, err := n.Host.Handle().LinkByName(lifecycletest.Netdev(0))
 	must.Succeed(t, err)
-	must.Succeed(t, n.host.Handle().LinkSetUp(host))
+	must.Succeed(t, n.Host.Handle().LinkSetUp(host))
 	each(func(path, value string) error { return os.WriteFile(path, []byte(value), 0) })
-	before := n.snapshot(0)
+	before := n.Snapshot(0)
 	if before.Conf == nil || len(before.Conf.IPv6) == 0 || len(before.Conf.IPv4) == 0 {
 		t.Fatalf("snapshot has sysctls %+v", before.Conf)
 	}
 	pod := netns.New(t)
 	n.run(func(a *agent) {
-		must.Succeed(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
-		_, err := a.lifecycle.Attach(t.Context(), functionOf(0), sandbox("s1", pod))
+		must.Succeed(t, a.Lifecycle.Reserve(t.Context(), claimed(0)))
+		_, err := a.Lifecycle.Attach(t.Context(), lifecycletest.ID(0), sandbox("s1", pod))
 		must.Succeed(t, err)
-		must.Succeed(t, a.lifecycle.Unprepare(t.Context(), "claim-1"))
+		must.Succeed(t, a.Lifecycle.Unprepare(t.Context(), "claim-1"))
 	})
-	n.checkRestored(before, 0)
+	n.WantAsBefore(0, before)
 	each(func(path, want string) error {
 		got, err := os.ReadFile(path)
 		if err == nil && string(got) != want+"\n" {
@@ -178,7 +179,7 @@ func TestHostSysctlsReturn(t *testing.T) {
 		}
 		return err
 	})
-	addresses, err := n.host.Handle().AddrList(host, netlink.FAMILY_V6)
+	addresses, err := n.Host.Handle().AddrList(host, netlink.FAMILY_V6)
 	if err != nil || len(addresses) > 0 {
 		t.Errorf("the netdev has IPv6 addresses %v, %v on the host", addresses, err)
 	}
@@ -187,12 +188,12 @@ func TestHostSysctlsReturn(t *testing.T) {
 // TestXDPOnTheHost: a netdev that a program of the host's looks at is in use there.
 func TestXDPOnTheHost(t *testing.T) {
 	n := newNode(t, 1)
-	l, err := n.host.Handle().LinkByName(hostName(0))
+	l, err := n.Host.Handle().LinkByName(lifecycletest.Netdev(0))
 	must.Succeed(t, err)
-	must.Succeed(t, attachXDP(t, n.host, l, nl.XDP_FLAGS_SKB_MODE))
-	engine, err := netdev.New(netdev.Options{HostNetNS: n.host.Path()})
+	must.Succeed(t, attachXDP(t, n.Host, l, nl.XDP_FLAGS_SKB_MODE))
+	engine, err := netdev.New(netdev.Options{HostNetNS: n.Host.Path()})
 	must.Succeed(t, err)
 	defer engine.Close()
-	_, _, err = engine.Plan(t.Context(), netdev.Device{Name: hostName(0)}, netns.New(t).Path(), function.Interface{Name: "net1"})
+	_, _, err = engine.Plan(t.Context(), netdev.Device{Name: lifecycletest.Netdev(0)}, netns.New(t).Path(), function.Interface{Name: "net1"})
 	mustFail(t, err, "is in use on the host, by XDP program")
 }

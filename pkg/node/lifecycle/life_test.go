@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -16,35 +15,26 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle/lifecycletest"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// node is a host with Functions, whose netdevs are veth ends with the other end in the xPU's namespace, and an agent
-// on it that can be ended and started again.
+// node is a host with Functions, and an agent on it that can be ended and started again.
 type node struct {
-	t         testing.TB
-	host, xpu *netns.Namespace
-	file      string
-	bootID    string
-	sysfs     sysfs
-	// event, where set, is called at every point where the agent could end: before each change to a netdev, before
-	// and after each write to the journal.
-	event func(what string)
+	*lifecycletest.Node
+	t testing.TB
 }
 
 // agent is one run of the agent.
 type agent struct {
-	journal   *journal.Journal
-	engine    *netdev.Engine
-	lifecycle *lifecycle.Manager
-	hooks     *hooks
+	*lifecycletest.Agent
+	hooks *hooks
 }
 
 // hooks is a queue with one hook after every release, if there is any.
@@ -62,90 +52,17 @@ func (h *hooks) Add(id function.ID) {
 	h.added = append(h.added, id)
 }
 
-// sysfs finds netdevs by what stays the same about a veth: its other end.
-type sysfs struct {
-	host  *netns.Namespace
-	peers map[function.ID]int
-}
-
-func (s sysfs) Netdev(id function.ID) (string, error) {
-	peer, ok := s.peers[id]
-	if !ok {
-		return "", fmt.Errorf("no Function %s", id)
-	}
-	links, err := netns.Listed(s.host.Handle().LinkList)
-	if err != nil {
-		return "", err
-	}
-	for _, l := range links {
-		if l.Type() == "veth" && l.Attrs().ParentIndex == peer {
-			return l.Attrs().Name, nil
-		}
-	}
-	return "", nil
-}
-
 func newNode(t testing.TB, functions int) *node {
 	t.Helper()
-	n := &node{
-		t: t, host: netns.New(t), xpu: netns.New(t), file: filepath.Join(t.TempDir(), "journal.db"), bootID: "boot-1",
-	}
-	n.sysfs = sysfs{host: n.host, peers: map[function.ID]int{}}
-	for i := range functions {
-		netns.Connect(t, n.host, hostName(i), n.xpu, fmt.Sprintf("pf0vf%d", i))
-		rep, err := n.xpu.Handle().LinkByName(fmt.Sprintf("pf0vf%d", i))
-		must.Succeed(t, err)
-		n.sysfs.peers[functionOf(i)] = rep.Attrs().Index
-	}
-	return n
-}
-
-func hostName(i int) string { return fmt.Sprintf("ens1f0v%d", i) }
-
-func functionOf(i int) function.ID { return function.SubfunctionID("0000:3b:00.0", uint32(i)) }
-
-// journalWithEvents reports each write.
-type journalWithEvents struct {
-	*journal.Journal
-	event func(string)
-}
-
-func (j journalWithEvents) Put(a journal.Attachment) error {
-	j.event("before " + string(a.State))
-	defer j.event("after " + string(a.State))
-	return j.Journal.Put(a)
-}
-
-func (j journalWithEvents) Delete(id function.ID) error {
-	j.event("before delete")
-	defer j.event("after delete")
-	return j.Journal.Delete(id)
+	return &node{lifecycletest.New(t, functions), t}
 }
 
 // start runs an agent until stop is called.
 func (n *node) start() (a *agent, stop func()) {
 	n.t.Helper()
-	event := func(what string) {
-		if n.event != nil {
-			n.event(what)
-		}
-	}
-	a = &agent{}
-	var err error
-	a.journal, err = journal.Open(n.file)
-	must.Succeed(n.t, err)
-	a.engine, err = netdev.New(netdev.Options{HostNetNS: n.host.Path(), Trace: event})
-	must.Succeed(n.t, err)
-	j := journalWithEvents{a.journal, event}
-	a.hooks = &hooks{}
-	a.lifecycle = lifecycle.New(j, a.engine, n.sysfs, lifecycle.Options{
-		BootID: n.bootID, Patience: wait.Backoff{Duration: time.Millisecond, Steps: 3},
-		Hooks: a.hooks,
-	}, logr.Discard())
-	return a, sync.OnceFunc(func() {
-		a.engine.Close()
-		a.journal.Close()
-	})
+	a = &agent{hooks: &hooks{}}
+	a.Agent, stop = n.Start(func(*lifecycletest.Agent) lifecycle.Queue { return a.hooks })
+	return a, stop
 }
 
 func (n *node) run(f func(a *agent)) {
@@ -153,29 +70,6 @@ func (n *node) run(f func(a *agent)) {
 	a, stop := n.start()
 	defer stop()
 	f(a)
-}
-
-// snapshot is the netdev of a Function as it is on the host.
-func (n *node) snapshot(i int) netdev.Snapshot {
-	n.t.Helper()
-	engine, err := netdev.New(netdev.Options{HostNetNS: n.host.Path()})
-	must.Succeed(n.t, err)
-	defer engine.Close()
-	name, err := n.sysfs.Netdev(functionOf(i))
-	must.Succeed(n.t, err)
-	if name == "" {
-		n.t.Fatalf("Function %s has no netdev on the host", functionOf(i))
-	}
-	s, _, err := engine.Plan(n.t.Context(), netdev.Device{Name: name}, netns.New(n.t).Path(), function.Interface{Name: "any0"})
-	must.Succeed(n.t, err)
-	return s
-}
-
-func (n *node) checkRestored(before netdev.Snapshot, i int) {
-	n.t.Helper()
-	if left := netdev.Diff(before, n.snapshot(i)); len(left) > 0 {
-		n.t.Errorf("Function %s is not as it was: %q", functionOf(i), left)
-	}
 }
 
 func mustFail(t testing.TB, err error, want string) {
@@ -187,7 +81,7 @@ func mustFail(t testing.TB, err error, want string) {
 
 func claimed(i int) journal.Attachment {
 	return journal.Attachment{
-		Function: functionOf(i), PF: "0000:3b:00.0", VFIndex: i,
+		Function: lifecycletest.ID(i), PF: "0000:3b:00.0", VFIndex: i,
 		Claim: journal.Claim{Namespace: "default", Name: "c", UID: "claim-1", Request: "nic"},
 		Pod:   pod1,
 		Interface: function.Interface{
@@ -225,48 +119,48 @@ func useAsPodWould(t testing.TB, ns *netns.Namespace, name string) {
 
 func TestLife(t *testing.T) {
 	n := newNode(t, 1)
-	before := n.snapshot(0)
+	before := n.Snapshot(0)
 	first, second := netns.New(t), netns.New(t)
-	id := functionOf(0)
+	id := lifecycletest.ID(0)
 	n.run(func(a *agent) {
 		ctx := t.Context()
-		must.Succeed(t, a.lifecycle.Reserve(ctx, claimed(0)))
-		must.Succeed(t, a.lifecycle.Reserve(ctx, claimed(0))) // the kubelet prepares again
+		must.Succeed(t, a.Lifecycle.Reserve(ctx, claimed(0)))
+		must.Succeed(t, a.Lifecycle.Reserve(ctx, claimed(0))) // the kubelet prepares again
 		other := claimed(0)
 		other.Claim.UID = "claim-2"
-		mustFail(t, a.lifecycle.Reserve(ctx, other), "Function "+id.String()+": belongs to claim default/c (UID claim-1)")
+		mustFail(t, a.Lifecycle.Reserve(ctx, other), "Function "+id.String()+": belongs to claim default/c (UID claim-1)")
 
-		observed, err := a.lifecycle.Attach(ctx, id, sandbox("s1", first))
+		observed, err := a.Lifecycle.Attach(ctx, id, sandbox("s1", first))
 		must.Succeed(t, err)
 		if observed.Name != "net0" || observed.MTU != 1400 || observed.MAC != "02:00:00:00:00:01" || len(observed.Addresses) != 1 {
 			t.Errorf("observed %+v", observed)
 		}
-		again, err := a.lifecycle.Attach(ctx, id, sandbox("s1", first))
+		again, err := a.Lifecycle.Attach(ctx, id, sandbox("s1", first))
 		must.Succeed(t, err)
 		if diff := cmp.Diff(observed, again, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
 			t.Errorf("attached again (-first +again):\n%s", diff)
 		}
-		must.Succeed(t, a.lifecycle.Reserve(ctx, claimed(0)))
+		must.Succeed(t, a.Lifecycle.Reserve(ctx, claimed(0)))
 		useAsPodWould(t, first, "net0")
 
-		must.Succeed(t, a.lifecycle.Detach(ctx, id, "s0")) // a late stop
-		must.Succeed(t, a.lifecycle.Unprepare(ctx, "claim-0"))
-		if record, _ := a.journal.Get(id); record.State != journal.Attached {
+		must.Succeed(t, a.Lifecycle.Detach(ctx, id, "s0")) // a late stop
+		must.Succeed(t, a.Lifecycle.Unprepare(ctx, "claim-0"))
+		if record, _ := a.Journal.Get(id); record.State != journal.Attached {
 			t.Errorf("state %s after a late stop and a late release", record.State)
 		}
 		// The pod's sandbox died, and it gets another one before the stop of the first is told.
-		_, err = a.lifecycle.Attach(ctx, id, sandbox("s2", second))
+		_, err = a.Lifecycle.Attach(ctx, id, sandbox("s2", second))
 		must.Succeed(t, err)
-		must.Succeed(t, a.lifecycle.Detach(ctx, id, "s1"))
-		if record, _ := a.journal.Get(id); record.State != journal.Attached || record.Sandbox != "s2" {
+		must.Succeed(t, a.Lifecycle.Detach(ctx, id, "s1"))
+		if record, _ := a.Journal.Get(id); record.State != journal.Attached || record.Sandbox != "s2" {
 			t.Errorf("state %s for sandbox %s after the late stop", record.State, record.Sandbox)
 		}
 		useAsPodWould(t, second, "net0")
-		must.Succeed(t, a.lifecycle.Detach(ctx, id, "s2"))
-		must.Succeed(t, a.lifecycle.Detach(ctx, id, "s2"))
+		must.Succeed(t, a.Lifecycle.Detach(ctx, id, "s2"))
+		must.Succeed(t, a.Lifecycle.Detach(ctx, id, "s2"))
 		want := claimed(0)
 		want.State = journal.Reserved
-		record, _ := a.journal.Get(id)
+		record, _ := a.Journal.Get(id)
 		want.ReservedAt = record.ReservedAt
 		if use, ok := record.LastUse(); !ok || use.Sandbox != "s2" || use.AttachedAt.IsZero() || use.StoppedAt.Before(use.AttachedAt) {
 			t.Errorf("last use %+v", use)
@@ -275,17 +169,17 @@ func TestLife(t *testing.T) {
 		if diff := cmp.Diff(want, record, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
 			t.Errorf("record after detach (-want +got):\n%s", diff)
 		}
-		n.checkRestored(before, 0)
+		n.WantAsBefore(0, before)
 
-		must.Succeed(t, a.lifecycle.Unprepare(ctx, "claim-1"))
-		must.Succeed(t, a.lifecycle.Unprepare(ctx, "claim-1"))
-		if _, ok := a.journal.Get(id); ok {
+		must.Succeed(t, a.Lifecycle.Unprepare(ctx, "claim-1"))
+		must.Succeed(t, a.Lifecycle.Unprepare(ctx, "claim-1"))
+		if _, ok := a.Journal.Get(id); ok {
 			t.Error("not free after release")
 		}
 		if len(a.hooks.added) > 0 {
 			t.Errorf("handed over: %v, although there are no hooks", a.hooks.added)
 		}
-		_, err = a.lifecycle.Attach(ctx, id, sandbox("s3", second))
+		_, err = a.Lifecycle.Attach(ctx, id, sandbox("s3", second))
 		mustFail(t, err, "is not reserved")
 	})
 }
@@ -293,36 +187,36 @@ func TestLife(t *testing.T) {
 func TestAttachRefuses(t *testing.T) {
 	n := newNode(t, 2)
 	first, second := netns.New(t), netns.New(t)
-	id := functionOf(0)
+	id := lifecycletest.ID(0)
 	n.run(func(a *agent) {
 		ctx := t.Context()
 		bad := claimed(0)
 		bad.Interface.Name = "a/b"
-		mustFail(t, a.lifecycle.Reserve(ctx, bad), `Function 0000:3b:00.0/sf0: interface name "a/b"`)
-		must.Succeed(t, a.lifecycle.Reserve(ctx, claimed(0)))
+		mustFail(t, a.Lifecycle.Reserve(ctx, bad), `Function 0000:3b:00.0/sf0: interface name "a/b"`)
+		must.Succeed(t, a.Lifecycle.Reserve(ctx, claimed(0)))
 		otherPod := sandbox("s2", second)
 		otherPod.Pod = journal.Pod{Namespace: "default", Name: "other", UID: "pod-2"}
-		_, err := a.lifecycle.Attach(ctx, id, otherPod)
+		_, err := a.Lifecycle.Attach(ctx, id, otherPod)
 		mustFail(t, err, "belongs to claim default/c (UID claim-1) and is for pod default/pod (UID pod-1)")
-		_, err = a.lifecycle.Attach(ctx, id, lifecycle.Sandbox{ID: "s1", Pod: pod1})
+		_, err = a.Lifecycle.Attach(ctx, id, lifecycle.Sandbox{ID: "s1", Pod: pod1})
 		mustFail(t, err, "both must be given")
-		_, err = a.lifecycle.Attach(ctx, id, sandbox("s1", first))
+		_, err = a.Lifecycle.Attach(ctx, id, sandbox("s1", first))
 		must.Succeed(t, err)
-		_, err = a.lifecycle.Attach(ctx, id, otherPod)
+		_, err = a.Lifecycle.Attach(ctx, id, otherPod)
 		mustFail(t, err, "is Attached in pod default/pod (sandbox s1)")
 		late := sandbox("s0", second)
 		late.NetNS += "-gone"
-		_, err = a.lifecycle.Attach(ctx, id, late)
+		_, err = a.Lifecycle.Attach(ctx, id, late)
 		mustFail(t, err, "no such file")
-		if record, _ := a.journal.Get(id); record.Sandbox != "s1" || record.State != journal.Attached {
+		if record, _ := a.Journal.Get(id); record.Sandbox != "s1" || record.State != journal.Attached {
 			t.Errorf("record %+v", record)
 		}
 
 		unknown := claimed(7)
-		must.Succeed(t, a.lifecycle.Reserve(ctx, unknown))
+		must.Succeed(t, a.Lifecycle.Reserve(ctx, unknown))
 		ctx, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
 		defer cancel()
-		_, err = a.lifecycle.Attach(ctx, unknown.Function, sandbox("s1", first))
+		_, err = a.Lifecycle.Attach(ctx, unknown.Function, sandbox("s1", first))
 		mustFail(t, err, "Function 0000:3b:00.0/sf7: no netdev in the host's network namespace")
 	})
 }
@@ -331,25 +225,25 @@ func TestAttachRefuses(t *testing.T) {
 func TestNetdevComesLate(t *testing.T) {
 	n := newNode(t, 1)
 	pod, elsewhere := netns.New(t), netns.New(t)
-	l, err := n.host.Handle().LinkByName(hostName(0))
+	l, err := n.Host.Handle().LinkByName(lifecycletest.Netdev(0))
 	must.Succeed(t, err)
-	must.Succeed(t, n.host.Handle().LinkSetNsFd(l, elsewhere.Fd()))
+	must.Succeed(t, n.Host.Handle().LinkSetNsFd(l, elsewhere.Fd()))
 	n.run(func(a *agent) {
-		must.Succeed(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
+		must.Succeed(t, a.Lifecycle.Reserve(t.Context(), claimed(0)))
 		looked := make(chan struct{})
 		first := sync.OnceFunc(func() { close(looked) })
-		late := lifecycle.New(a.journal, a.engine, finderFunc(func(id function.ID) (string, error) {
+		late := lifecycle.New(a.Journal, a.Engine, finderFunc(func(id function.ID) (string, error) {
 			defer first()
-			return n.sysfs.Netdev(id)
-		}), lifecycle.Options{BootID: n.bootID}, logr.Discard())
+			return n.Netdev(id)
+		}), lifecycle.Options{BootID: n.BootID}, logr.Discard())
 		var group sync.WaitGroup
 		group.Go(func() {
 			<-looked
-			if err := elsewhere.Handle().LinkSetNsFd(l, n.host.Fd()); err != nil {
+			if err := elsewhere.Handle().LinkSetNsFd(l, n.Host.Fd()); err != nil {
 				t.Error(err)
 			}
 		})
-		_, err := late.Attach(t.Context(), functionOf(0), sandbox("s1", pod))
+		_, err := late.Attach(t.Context(), lifecycletest.ID(0), sandbox("s1", pod))
 		group.Wait()
 		must.Succeed(t, err)
 	})
@@ -359,37 +253,19 @@ type finderFunc func(function.ID) (string, error)
 
 func (f finderFunc) Netdev(id function.ID) (string, error) { return f(id) }
 
-// crash is what ends an agent in the tests below.
-type crash struct{}
-
 // crashes runs what an agent does and ends the agent at the given event. It says whether there were so many.
 func (n *node) crashes(at int, do func(a *agent)) (crashed bool) {
-	count := 0
 	a, stop := n.start()
 	defer stop()
-	defer func() {
-		n.event = nil
-		if r := recover(); r != nil {
-			if _, crashed = r.(crash); !crashed {
-				panic(r)
-			}
-		}
-	}()
-	n.event = func(string) {
-		if count++; count == at {
-			panic(crash{})
-		}
-	}
-	do(a)
-	return false
+	return n.Crashes(at, func() { do(a) })
 }
 
 // TestCrash ends the agent at every point of every operation. The next agent makes it good.
 func TestCrash(t *testing.T) {
-	id := functionOf(0)
+	id := lifecycletest.ID(0)
 	attachIt := func(t *testing.T, a *agent, pod *netns.Namespace) {
 		t.Helper()
-		_, err := a.lifecycle.Attach(t.Context(), id, sandbox("s1", pod))
+		_, err := a.Lifecycle.Attach(t.Context(), id, sandbox("s1", pod))
 		must.Succeed(t, err)
 	}
 	operations := []struct {
@@ -400,21 +276,21 @@ func TestCrash(t *testing.T) {
 	}{
 		{"attach", false, attachIt, 9},
 		{"detach", true, func(t *testing.T, a *agent, _ *netns.Namespace) {
-			must.Succeed(t, a.lifecycle.Detach(t.Context(), id, "s1"))
+			must.Succeed(t, a.Lifecycle.Detach(t.Context(), id, "s1"))
 		}, 6},
 		{"release", true, func(t *testing.T, a *agent, _ *netns.Namespace) {
-			must.Succeed(t, a.lifecycle.Unprepare(t.Context(), "claim-1"))
+			must.Succeed(t, a.Lifecycle.Unprepare(t.Context(), "claim-1"))
 		}, 6},
 	}
 	heals := map[string]func(t *testing.T, a *agent) (settled bool){
 		"recover": func(t *testing.T, a *agent) bool {
-			must.Succeed(t, a.lifecycle.Recover(t.Context()))
-			record, ok := a.journal.Get(id)
+			must.Succeed(t, a.Lifecycle.Recover(t.Context()))
+			record, ok := a.Journal.Get(id)
 			return !ok || record.State == journal.Reserved
 		},
 		"stop": func(t *testing.T, a *agent) bool {
-			must.Succeed(t, a.lifecycle.Detach(t.Context(), id, "s1"))
-			record, ok := a.journal.Get(id)
+			must.Succeed(t, a.Lifecycle.Detach(t.Context(), id, "s1"))
+			record, ok := a.Journal.Get(id)
 			return !ok || record.State == journal.Reserved
 		},
 		"release": func(t *testing.T, a *agent) bool { return true },
@@ -424,11 +300,11 @@ func TestCrash(t *testing.T) {
 			t.Run(operation.name+", then "+healName, func(t *testing.T) {
 				for at := 1; ; at++ {
 					n := newNode(t, 1)
-					must.Succeed(t, n.host.Handle().LinkAddAltName(mustLink(t, n.host, hostName(0)), "net0"))
-					before := n.snapshot(0)
+					must.Succeed(t, n.Host.Handle().LinkAddAltName(mustLink(t, n.Host, lifecycletest.Netdev(0)), "net0"))
+					before := n.Snapshot(0)
 					pod := netns.New(t)
 					n.run(func(a *agent) {
-						must.Succeed(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
+						must.Succeed(t, a.Lifecycle.Reserve(t.Context(), claimed(0)))
 						if operation.attached {
 							attachIt(t, a, pod)
 							useAsPodWould(t, pod, "net0")
@@ -437,19 +313,19 @@ func TestCrash(t *testing.T) {
 					crashed := n.crashes(at, func(a *agent) { operation.do(t, a, pod) })
 					n.run(func(a *agent) {
 						if healed := heal(t, a); healed && healName != "release" {
-							n.checkRestored(before, 0)
+							n.WantAsBefore(0, before)
 						} else if !healed && (healName != "recover" || crashed && operation.attached && at > 1) {
-							record, _ := a.journal.Get(id)
+							record, _ := a.Journal.Get(id)
 							if record.State != journal.Attached {
 								t.Errorf("event %d: state %s", at, record.State)
 							}
 						}
-						must.Succeed(t, a.lifecycle.Unprepare(t.Context(), "claim-1"))
-						if _, ok := a.journal.Get(id); ok {
+						must.Succeed(t, a.Lifecycle.Unprepare(t.Context(), "claim-1"))
+						if _, ok := a.Journal.Get(id); ok {
 							t.Errorf("event %d: not free after release", at)
 						}
 					})
-					n.checkRestored(before, 0)
+					n.WantAsBefore(0, before)
 					if t.Failed() {
 						t.Fatalf("failed at event %d", at)
 					}
@@ -468,47 +344,47 @@ func TestCrash(t *testing.T) {
 // What is attached to a namespace that lives stays where it is when the agent starts again.
 func TestRecoverLeavesAttached(t *testing.T) {
 	n := newNode(t, 1)
-	before := n.snapshot(0)
+	before := n.Snapshot(0)
 	pod := netns.New(t)
 	n.run(func(a *agent) {
-		must.Succeed(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
-		_, err := a.lifecycle.Attach(t.Context(), functionOf(0), sandbox("s1", pod))
+		must.Succeed(t, a.Lifecycle.Reserve(t.Context(), claimed(0)))
+		_, err := a.Lifecycle.Attach(t.Context(), lifecycletest.ID(0), sandbox("s1", pod))
 		must.Succeed(t, err)
 	})
-	n.event = func(what string) { t.Errorf("touched: %s", what) }
-	n.run(func(a *agent) { must.Succeed(t, a.lifecycle.Recover(t.Context())) })
-	n.event = nil
+	n.Event = func(what string) { t.Errorf("touched: %s", what) }
+	n.run(func(a *agent) { must.Succeed(t, a.Lifecycle.Recover(t.Context())) })
+	n.Event = nil
 	mustLink(t, pod, "net0")
-	n.run(func(a *agent) { must.Succeed(t, a.lifecycle.Unprepare(t.Context(), "claim-1")) })
-	n.checkRestored(before, 0)
+	n.run(func(a *agent) { must.Succeed(t, a.Lifecycle.Unprepare(t.Context(), "claim-1")) })
+	n.WantAsBefore(0, before)
 }
 
 // The namespace ended while the agent was away, and the kernel brought the netdev back: under the pod's name, down.
 func TestNamespaceEndedNetdevReturned(t *testing.T) {
 	for name, heal := range map[string]func(a *agent) error{
-		"recover": func(a *agent) error { return a.lifecycle.Recover(t.Context()) },
-		"detach":  func(a *agent) error { return a.lifecycle.Detach(t.Context(), functionOf(0), "s1") },
-		"release": func(a *agent) error { return a.lifecycle.Unprepare(t.Context(), "claim-1") },
+		"recover": func(a *agent) error { return a.Lifecycle.Recover(t.Context()) },
+		"detach":  func(a *agent) error { return a.Lifecycle.Detach(t.Context(), lifecycletest.ID(0), "s1") },
+		"release": func(a *agent) error { return a.Lifecycle.Unprepare(t.Context(), "claim-1") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t, 1)
-			before := n.snapshot(0)
+			before := n.Snapshot(0)
 			pod := netns.New(t)
 			n.run(func(a *agent) {
-				must.Succeed(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
-				_, err := a.lifecycle.Attach(t.Context(), functionOf(0), sandbox("s1", pod))
+				must.Succeed(t, a.Lifecycle.Reserve(t.Context(), claimed(0)))
+				_, err := a.Lifecycle.Attach(t.Context(), lifecycletest.ID(0), sandbox("s1", pod))
 				must.Succeed(t, err)
 			})
 			useAsPodWould(t, pod, "net0")
-			must.Succeed(t, pod.Handle().LinkSetNsFd(mustLink(t, pod, "mine0"), n.host.Fd()))
+			must.Succeed(t, pod.Handle().LinkSetNsFd(mustLink(t, pod, "mine0"), n.Host.Fd()))
 			must.Succeed(t, pod.Unmount())
 			n.run(func(a *agent) {
 				must.Succeed(t, heal(a))
-				if record, ok := a.journal.Get(functionOf(0)); ok && record.State != journal.Reserved {
+				if record, ok := a.Journal.Get(lifecycletest.ID(0)); ok && record.State != journal.Reserved {
 					t.Errorf("state %s", record.State)
 				}
 			})
-			n.checkRestored(before, 0)
+			n.WantAsBefore(0, before)
 		})
 	}
 }
@@ -520,16 +396,16 @@ func TestNamespaceEndedNetdevGone(t *testing.T) {
 	defer stop()
 	t.Run("pod", func(t *testing.T) { // its end is the namespace's
 		pod := netns.New(t)
-		must.Succeed(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
-		_, err := a.lifecycle.Attach(t.Context(), functionOf(0), sandbox("s1", pod))
+		must.Succeed(t, a.Lifecycle.Reserve(t.Context(), claimed(0)))
+		_, err := a.Lifecycle.Attach(t.Context(), lifecycletest.ID(0), sandbox("s1", pod))
 		must.Succeed(t, err)
 	})
-	must.Succeed(t, a.lifecycle.Recover(t.Context()))
-	if record, ok := a.journal.Get(functionOf(0)); !ok || record.State != journal.Reserved {
+	must.Succeed(t, a.Lifecycle.Recover(t.Context()))
+	if record, ok := a.Journal.Get(lifecycletest.ID(0)); !ok || record.State != journal.Reserved {
 		t.Errorf("after recover: %v %v", record.State, ok)
 	}
-	must.Succeed(t, a.lifecycle.Unprepare(t.Context(), "claim-1"))
-	if _, ok := a.journal.Get(functionOf(0)); ok {
+	must.Succeed(t, a.Lifecycle.Unprepare(t.Context(), "claim-1"))
+	if _, ok := a.Journal.Get(lifecycletest.ID(0)); ok {
 		t.Error("not free after release")
 	}
 }
@@ -541,22 +417,22 @@ func TestBoot(t *testing.T) {
 			n := newNode(t, 1)
 			pod := netns.New(t)
 			n.run(func(a *agent) {
-				must.Succeed(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
-				_, err := a.lifecycle.Attach(t.Context(), functionOf(0), sandbox("s1", pod))
+				must.Succeed(t, a.Lifecycle.Reserve(t.Context(), claimed(0)))
+				_, err := a.Lifecycle.Attach(t.Context(), lifecycletest.ID(0), sandbox("s1", pod))
 				must.Succeed(t, err)
-				record, _ := a.journal.Get(functionOf(0))
+				record, _ := a.Journal.Get(lifecycletest.ID(0))
 				record.State = state
-				must.Succeed(t, a.journal.Put(record))
+				must.Succeed(t, a.Journal.Put(record))
 			})
-			n.bootID = "boot-2"
-			n.event = func(what string) {
+			n.BootID = "boot-2"
+			n.Event = func(what string) {
 				if !strings.HasPrefix(what, "before ") && !strings.HasPrefix(what, "after ") {
 					t.Errorf("touched: %s", what)
 				}
 			}
 			n.run(func(a *agent) {
-				must.Succeed(t, a.lifecycle.Recover(t.Context()))
-				record, ok := a.journal.Get(functionOf(0))
+				must.Succeed(t, a.Lifecycle.Recover(t.Context()))
+				record, ok := a.Journal.Get(lifecycletest.ID(0))
 				if free := state == journal.Releasing; ok == free {
 					t.Errorf("there is a record: %v", ok)
 				}
@@ -571,62 +447,62 @@ func TestBoot(t *testing.T) {
 // The pod took the netdev further. It cannot be reached; the state says so until it can.
 func TestNetdevMovedOn(t *testing.T) {
 	n := newNode(t, 1)
-	before := n.snapshot(0)
+	before := n.Snapshot(0)
 	pod, nested := netns.New(t), netns.New(t)
 	n.run(func(a *agent) {
-		must.Succeed(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
-		_, err := a.lifecycle.Attach(t.Context(), functionOf(0), sandbox("s1", pod))
+		must.Succeed(t, a.Lifecycle.Reserve(t.Context(), claimed(0)))
+		_, err := a.Lifecycle.Attach(t.Context(), lifecycletest.ID(0), sandbox("s1", pod))
 		must.Succeed(t, err)
 		l := mustLink(t, pod, "net0")
 		must.Succeed(t, pod.Handle().LinkSetNsFd(l, nested.Fd()))
-		if err := a.lifecycle.Unprepare(t.Context(), "claim-1"); !errors.Is(err, netdev.ErrAway) {
+		if err := a.Lifecycle.Unprepare(t.Context(), "claim-1"); !errors.Is(err, netdev.ErrAway) {
 			t.Errorf("error %v, want %v", err, netdev.ErrAway)
 		}
-		if record, _ := a.journal.Get(functionOf(0)); record.State != journal.Releasing {
+		if record, _ := a.Journal.Get(lifecycletest.ID(0)); record.State != journal.Releasing {
 			t.Errorf("state %s", record.State)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 		defer cancel()
-		mustFail(t, a.lifecycle.Reserve(ctx, claimed(0)), "is not back from pod default/pod")
+		mustFail(t, a.Lifecycle.Reserve(ctx, claimed(0)), "is not back from pod default/pod")
 		must.Succeed(t, nested.Handle().LinkSetNsFd(mustLink(t, nested, "net0"), pod.Fd()))
-		must.Succeed(t, a.lifecycle.Recover(t.Context()))
-		if _, ok := a.journal.Get(functionOf(0)); ok {
+		must.Succeed(t, a.Lifecycle.Recover(t.Context()))
+		if _, ok := a.Journal.Get(lifecycletest.ID(0)); ok {
 			t.Error("not free after recover")
 		}
 	})
-	n.checkRestored(before, 0)
+	n.WantAsBefore(0, before)
 }
 
 // A Function that is back and has hooks is handed over, by everybody who looks at it, and not touched any more.
 func TestHandedOver(t *testing.T) {
 	n := newNode(t, 1)
-	before := n.snapshot(0)
-	id := functionOf(0)
+	before := n.Snapshot(0)
+	id := lifecycletest.ID(0)
 	pod := netns.New(t)
 	again := map[string]func(a *agent) error{
-		"release":      func(a *agent) error { return a.lifecycle.Unprepare(t.Context(), "claim-1") },
-		"late release": func(a *agent) error { return a.lifecycle.Unprepare(t.Context(), "claim-0") },
-		"detach":       func(a *agent) error { return a.lifecycle.Detach(t.Context(), id, "s1") },
-		"recover":      func(a *agent) error { return a.lifecycle.Recover(t.Context()) },
+		"release":      func(a *agent) error { return a.Lifecycle.Unprepare(t.Context(), "claim-1") },
+		"late release": func(a *agent) error { return a.Lifecycle.Unprepare(t.Context(), "claim-0") },
+		"detach":       func(a *agent) error { return a.Lifecycle.Detach(t.Context(), id, "s1") },
+		"recover":      func(a *agent) error { return a.Lifecycle.Recover(t.Context()) },
 	}
 	n.run(func(a *agent) {
 		a.hooks.name = "10-tell"
-		must.Succeed(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
-		_, err := a.lifecycle.Attach(t.Context(), id, sandbox("s1", pod))
+		must.Succeed(t, a.Lifecycle.Reserve(t.Context(), claimed(0)))
+		_, err := a.Lifecycle.Attach(t.Context(), id, sandbox("s1", pod))
 		must.Succeed(t, err)
-		must.Succeed(t, a.lifecycle.Unprepare(t.Context(), "claim-1"))
+		must.Succeed(t, a.Lifecycle.Unprepare(t.Context(), "claim-1"))
 	})
-	n.checkRestored(before, 0)
+	n.WantAsBefore(0, before)
 	for name, call := range again {
 		t.Run(name, func(t *testing.T) {
-			n.event = func(what string) { t.Errorf("touched: %s", what) }
-			defer func() { n.event = nil }()
+			n.Event = func(what string) { t.Errorf("touched: %s", what) }
+			defer func() { n.Event = nil }()
 			n.run(func(a *agent) {
 				must.Succeed(t, call(a))
 				if want := []function.ID{id}; name != "late release" && !slices.Equal(a.hooks.added, want) {
 					t.Errorf("handed over %v, want %v", a.hooks.added, want)
 				}
-				record, _ := a.journal.Get(id)
+				record, _ := a.Journal.Get(id)
 				if !record.Restored() || record.Hooks.Next != "10-tell" || record.Sandbox != "s1" || record.AttachedAt.IsZero() {
 					t.Errorf("record %+v", record)
 				}
@@ -636,41 +512,41 @@ func TestHandedOver(t *testing.T) {
 	n.run(func(a *agent) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 		defer cancel()
-		mustFail(t, a.lifecycle.Reserve(ctx, claimed(0)), "waits for its post-delete hooks")
-		_, err := a.lifecycle.Attach(t.Context(), id, sandbox("s2", pod))
+		mustFail(t, a.Lifecycle.Reserve(ctx, claimed(0)), "waits for its post-delete hooks")
+		_, err := a.Lifecycle.Attach(t.Context(), id, sandbox("s2", pod))
 		mustFail(t, err, "is being released from claim default/c")
 	})
 }
 
 // TestCrashBeforeHooks ends the agent at every point of a release after which hooks run. The next agent hands over.
 func TestCrashBeforeHooks(t *testing.T) {
-	id := functionOf(0)
+	id := lifecycletest.ID(0)
 	for at := 1; ; at++ {
 		n := newNode(t, 1)
-		before := n.snapshot(0)
+		before := n.Snapshot(0)
 		pod := netns.New(t)
 		n.run(func(a *agent) {
-			must.Succeed(t, a.lifecycle.Reserve(t.Context(), claimed(0)))
-			_, err := a.lifecycle.Attach(t.Context(), id, sandbox("s1", pod))
+			must.Succeed(t, a.Lifecycle.Reserve(t.Context(), claimed(0)))
+			_, err := a.Lifecycle.Attach(t.Context(), id, sandbox("s1", pod))
 			must.Succeed(t, err)
 			useAsPodWould(t, pod, "net0")
 		})
 		crashed := n.crashes(at, func(a *agent) {
 			a.hooks.name = "10-tell"
-			must.Succeed(t, a.lifecycle.Unprepare(t.Context(), "claim-1"))
+			must.Succeed(t, a.Lifecycle.Unprepare(t.Context(), "claim-1"))
 		})
 		n.run(func(a *agent) {
 			a.hooks.name = "10-tell"
-			must.Succeed(t, a.lifecycle.Recover(t.Context()))
-			must.Succeed(t, a.lifecycle.Unprepare(t.Context(), "claim-1")) // its caller tries again
+			must.Succeed(t, a.Lifecycle.Recover(t.Context()))
+			must.Succeed(t, a.Lifecycle.Unprepare(t.Context(), "claim-1")) // its caller tries again
 			if !slices.Contains(a.hooks.added, id) {
 				t.Errorf("event %d: not handed over", at)
 			}
-			if record, _ := a.journal.Get(id); !record.Restored() {
+			if record, _ := a.Journal.Get(id); !record.Restored() {
 				t.Errorf("event %d: record %+v", at, record)
 			}
 		})
-		n.checkRestored(before, 0)
+		n.WantAsBefore(0, before)
 		if t.Failed() {
 			t.FailNow()
 		}
@@ -689,7 +565,7 @@ func TestParallel(t *testing.T) {
 	n := newNode(t, functions)
 	var before [functions]netdev.Snapshot
 	for i := range functions {
-		before[i] = n.snapshot(i)
+		before[i] = n.Snapshot(i)
 	}
 	pod := netns.New(t)
 	n.run(func(a *agent) {
@@ -698,12 +574,12 @@ func TestParallel(t *testing.T) {
 			for range workers {
 				group.Go(func() {
 					for range rounds {
-						errs := []error{a.lifecycle.Reserve(t.Context(), claimed(i))}
+						errs := []error{a.Lifecycle.Reserve(t.Context(), claimed(i))}
 						// Another worker may just have released it.
-						if _, err := a.lifecycle.Attach(t.Context(), functionOf(i), sandbox("s1", pod)); err != nil && !strings.Contains(err.Error(), "is not reserved") {
+						if _, err := a.Lifecycle.Attach(t.Context(), lifecycletest.ID(i), sandbox("s1", pod)); err != nil && !strings.Contains(err.Error(), "is not reserved") {
 							errs = append(errs, err)
 						}
-						errs = append(errs, a.lifecycle.Unprepare(t.Context(), "claim-1"))
+						errs = append(errs, a.Lifecycle.Unprepare(t.Context(), "claim-1"))
 						if err := errors.Join(errs...); err != nil {
 							t.Error(err)
 						}
@@ -712,12 +588,12 @@ func TestParallel(t *testing.T) {
 			}
 		}
 		group.Wait()
-		if left := a.journal.All(); len(left) > 0 {
+		if left := a.Journal.All(); len(left) > 0 {
 			t.Errorf("left: %+v", left)
 		}
 	})
 	for i := range functions {
-		n.checkRestored(before[i], i)
+		n.WantAsBefore(i, before[i])
 	}
 }
 
@@ -734,19 +610,19 @@ func mustLink(t testing.TB, ns *netns.Namespace, name string) netlink.Link {
 // BenchmarkBareMove of package netdev.
 func BenchmarkLife(b *testing.B) {
 	n := newNode(b, 1)
-	n.file = "bench-journal.db" // beside the test: a temporary directory may be on a file system without a disk
-	b.Cleanup(func() { must.Succeed(b, os.Remove(n.file)) })
+	n.JournalPath = "bench-journal.db" // beside the test: a temporary directory may be on a file system without a disk
+	b.Cleanup(func() { must.Succeed(b, os.Remove(n.JournalPath)) })
 	pod := netns.New(b)
 	n.run(func(a *agent) {
 		var attach, release time.Duration
 		for b.Loop() {
-			must.Succeed(b, a.lifecycle.Reserve(b.Context(), claimed(0)))
+			must.Succeed(b, a.Lifecycle.Reserve(b.Context(), claimed(0)))
 			start := time.Now()
-			_, err := a.lifecycle.Attach(b.Context(), functionOf(0), sandbox("s1", pod))
+			_, err := a.Lifecycle.Attach(b.Context(), lifecycletest.ID(0), sandbox("s1", pod))
 			must.Succeed(b, err)
 			attach += time.Since(start)
 			start = time.Now()
-			must.Succeed(b, a.lifecycle.Unprepare(b.Context(), "claim-1"))
+			must.Succeed(b, a.Lifecycle.Unprepare(b.Context(), "claim-1"))
 			release += time.Since(start)
 		}
 		b.ReportMetric(float64(attach.Microseconds())/float64(b.N), "attach-us")

@@ -20,6 +20,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle/lifecycletest"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
@@ -32,7 +33,7 @@ type slot struct {
 	changes chan struct{}
 
 	mutex  sync.Mutex
-	peer   int   // ifindex of the veth's other end, 0 without a device
+	there  bool  // there is a device
 	driver error // why there is no netdev although there is a device
 	down   bool  // the Port is not up
 	served int   // how often the Port was asked for
@@ -45,16 +46,16 @@ func (s *slot) Netdev(id function.ID) (string, error) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	s.looked++
-	if id != functionOf(0) {
+	if id != lifecycletest.ID(0) {
 		return "ens1f0", s.pf
 	}
-	if s.peer == 0 {
+	if !s.there {
 		return "", fmt.Errorf("is gone: %w", fs.ErrNotExist)
 	}
 	if s.driver != nil {
 		return "", s.driver
 	}
-	return sysfs{host: s.node.host, peers: map[function.ID]int{functionOf(0): s.peer}}.Netdev(functionOf(0))
+	return s.node.Netdev(lifecycletest.ID(0))
 }
 
 func (s *slot) Serve(context.Context, journal.Attachment) error {
@@ -78,18 +79,16 @@ func (s *slot) tell(what string, a journal.Attachment) {
 
 func (s *slot) plug() {
 	s.t.Helper()
-	netns.Connect(s.t, s.node.host, hostName(0), s.node.xpu, "pf0vf0")
-	representor, err := s.node.xpu.Handle().LinkByName("pf0vf0")
-	must.Succeed(s.t, err)
-	s.set(func() { s.peer = representor.Attrs().Index })
+	s.set(func() {
+		s.node.Plug(0)
+		s.there = true
+	})
 }
 
 func (s *slot) unplug() {
 	s.t.Helper()
-	s.set(func() { s.peer = 0 })
-	representor, err := s.node.xpu.Handle().LinkByName("pf0vf0")
-	must.Succeed(s.t, err)
-	must.Succeed(s.t, s.node.xpu.Handle().LinkDel(representor))
+	s.set(func() { s.there = false })
+	s.node.Unplug(0)
 	s.changes <- struct{}{}
 }
 
@@ -112,7 +111,7 @@ func (s *slot) eventually(j *journal.Journal, want journal.State) journal.Attach
 	s.t.Helper()
 	var a journal.Attachment
 	err := wait.PollUntilContextTimeout(s.t.Context(), time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
-		a, _ = j.Get(functionOf(0))
+		a, _ = j.Get(lifecycletest.ID(0))
 		return a.State == want, nil
 	})
 	if err != nil {
@@ -135,10 +134,10 @@ func runningWith(t *testing.T, more func(*slot, *lifecycle.Options)) (*slot, *ag
 	a, stop := n.start()
 	t.Cleanup(stop)
 	options := lifecycle.Options{
-		BootID: n.bootID, Patience: wait.Backoff{Duration: time.Millisecond, Steps: 3}, Serve: s.Serve, Lost: s.Lost, Back: s.Back,
+		BootID: n.BootID, Patience: wait.Backoff{Duration: time.Millisecond, Steps: 3}, Serve: s.Serve, Lost: s.Lost, Back: s.Back,
 	}
 	more(s, &options)
-	manager := lifecycle.New(a.journal, a.engine, s, options, testr.New(t))
+	manager := lifecycle.New(a.Journal, a.Engine, s, options, testr.New(t))
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() {
@@ -154,7 +153,7 @@ func runningWith(t *testing.T, more func(*slot, *lifecycle.Options)) (*slot, *ag
 func start(t *testing.T, manager *lifecycle.Manager, want journal.Attachment, pod *netns.Namespace) {
 	t.Helper()
 	must.Succeed(t, manager.Reserve(t.Context(), want))
-	_, err := manager.Attach(t.Context(), functionOf(0), sandbox("s1", pod))
+	_, err := manager.Attach(t.Context(), lifecycletest.ID(0), sandbox("s1", pod))
 	must.Succeed(t, err)
 }
 
@@ -186,13 +185,13 @@ func TestDeviceReturns(t *testing.T) {
 	for name, want := range map[string]journal.Attachment{"with wishes": wishes, "without": none} {
 		t.Run(name, func(t *testing.T) {
 			s, a, manager := runningWithSlot(t)
-			before := s.snapshot()
+			before := s.node.Snapshot(0)
 			pod := netns.New(t)
 			start(t, manager, want, pod)
 			was := inPod(t, pod, "net0")
 
 			s.unplug()
-			record := s.eventually(a.journal, journal.Lost)
+			record := s.eventually(a.Journal, journal.Lost)
 			if record.LostAt.IsZero() || record.Sandbox != "s1" {
 				t.Errorf("record %+v", record)
 			}
@@ -203,11 +202,11 @@ func TestDeviceReturns(t *testing.T) {
 			for s.get(&s.served) == 0 {
 				time.Sleep(time.Millisecond)
 			}
-			if now, _ := a.journal.Get(functionOf(0)); now.State != journal.Lost {
+			if now, _ := a.Journal.Get(lifecycletest.ID(0)); now.State != journal.Lost {
 				t.Errorf("state %s although the Port is not up", now.State)
 			}
 			s.set(func() { s.down = false })
-			record = s.eventually(a.journal, journal.Attached)
+			record = s.eventually(a.Journal, journal.Attached)
 			if is := inPod(t, pod, "net0"); is != was || !record.LostAt.IsZero() {
 				t.Errorf("in the pod:\n%s\nwas:\n%s\nrecord %+v", is, was, record)
 			}
@@ -224,23 +223,16 @@ func TestDeviceReturns(t *testing.T) {
 				t.Errorf("told %q, want %q; in the pod:\n%s", s.told, told, is)
 			}
 			must.Succeed(t, manager.Unprepare(t.Context(), want.Claim.UID))
-			if left := netdev.Diff(before, s.snapshot()); len(left) > 0 {
-				t.Errorf("the netdev is not what it was before the pod: %q", left)
-			}
+			s.node.WantAsBefore(0, before)
 		})
 	}
-}
-
-func (s *slot) snapshot() netdev.Snapshot {
-	s.node.sysfs.peers[functionOf(0)] = s.get(&s.peer)
-	return s.node.snapshot(0)
 }
 
 // TestLostEnds: what ends with the sandbox, or with the claim, ends also while the pod has lost the Function, whether the
 // device is there or not.
 func TestLostEnds(t *testing.T) {
 	for name, end := range map[string]func(context.Context, *lifecycle.Manager) error{
-		"with its sandbox": func(ctx context.Context, m *lifecycle.Manager) error { return m.Detach(ctx, functionOf(0), "s1") },
+		"with its sandbox": func(ctx context.Context, m *lifecycle.Manager) error { return m.Detach(ctx, lifecycletest.ID(0), "s1") },
 		"with its claim":   func(ctx context.Context, m *lifecycle.Manager) error { return m.Unprepare(ctx, "claim-1") },
 	} {
 		for _, back := range []bool{false, true} {
@@ -249,7 +241,7 @@ func TestLostEnds(t *testing.T) {
 				pod := netns.New(t)
 				start(t, manager, claimed(0), pod)
 				s.unplug()
-				s.eventually(a.journal, journal.Lost)
+				s.eventually(a.Journal, journal.Lost)
 				if back {
 					s.mutex.Lock()
 					s.down = true
@@ -259,10 +251,10 @@ func TestLostEnds(t *testing.T) {
 					must.Succeed(t, pod.Unmount()) // a veth may be anywhere while the pod lives; see TestNowhere
 				}
 				must.Succeed(t, end(t.Context(), manager))
-				if record, exists := a.journal.Get(functionOf(0)); exists && record.State != journal.Reserved {
+				if record, exists := a.Journal.Get(lifecycletest.ID(0)); exists && record.State != journal.Reserved {
 					t.Errorf("state %s", record.State)
 				}
-				if message := manager.Lost(functionOf(0)); message != "" {
+				if message := manager.Lost(lifecycletest.ID(0)); message != "" {
 					t.Errorf("lost: %s", message)
 				}
 			})
@@ -284,22 +276,22 @@ func TestProgramLosesDevice(t *testing.T) {
 			record.Interface = function.Interface{Name: "net0", Userspace: true}
 			record.Setup = &journal.Setup{Driver: "vfio-pci"}
 			pod := netns.New(t)
-			_, place, err := a.engine.Plan(t.Context(), netdev.Device{}, pod.Path(), record.Interface)
+			_, place, err := a.Engine.Plan(t.Context(), netdev.Device{}, pod.Path(), record.Interface)
 			must.Succeed(t, err)
-			record.State, record.Sandbox, record.BootID, record.Place = journal.Attached, "s1", s.node.bootID, place
+			record.State, record.Sandbox, record.BootID, record.Place = journal.Attached, "s1", s.node.BootID, place
 			record.Before, record.Observed = &netdev.Snapshot{}, &netdev.Observed{Name: "net0"}
-			must.Succeed(t, a.journal.Put(record))
+			must.Succeed(t, a.Journal.Put(record))
 			s.changes <- struct{}{}
 			change(s)
-			s.eventually(a.journal, journal.Lost)
-			s.set(func() { s.peer, s.driver = 7, inventory.ErrNoNetdev })
+			s.eventually(a.Journal, journal.Lost)
+			s.set(func() { s.there, s.driver = true, inventory.ErrNoNetdev })
 			s.set(func() {}) // the value before is worked off once this one is taken
-			manager := lifecycle.New(a.journal, a.engine, s, lifecycle.Options{BootID: s.node.bootID}, testr.New(t))
-			if message := manager.Lost(functionOf(0)); !strings.Contains(message, "pod default/pod lost the Function") ||
+			manager := lifecycle.New(a.Journal, a.Engine, s, lifecycle.Options{BootID: s.node.BootID}, testr.New(t))
+			if message := manager.Lost(lifecycletest.ID(0)); !strings.Contains(message, "pod default/pod lost the Function") ||
 				!strings.Contains(message, "delete the pod") {
 				t.Errorf("message %q", message)
 			}
-			if record, _ := a.journal.Get(functionOf(0)); record.State != journal.Lost {
+			if record, _ := a.Journal.Get(lifecycletest.ID(0)); record.State != journal.Lost {
 				t.Errorf("state %s after the device is back", record.State)
 			}
 		})
@@ -322,7 +314,7 @@ func TestNothingLost(t *testing.T) {
 		for len(s.changes) > 0 {
 			time.Sleep(time.Millisecond)
 		}
-		if record, _ := a.journal.Get(functionOf(0)); record.State != journal.Attached || len(s.told) > 0 {
+		if record, _ := a.Journal.Get(lifecycletest.ID(0)); record.State != journal.Attached || len(s.told) > 0 {
 			t.Errorf("%s: state %s, told %q", where, record.State, s.told)
 		}
 	}
@@ -347,7 +339,7 @@ func (m *maker) Plan(_ context.Context, want journal.Attachment) (*journal.Setup
 
 func (m *maker) SetUp(context.Context, journal.Attachment) error {
 	m.mutex.Lock()
-	there := m.peer != 0
+	there := m.there
 	m.mutex.Unlock()
 	if !there {
 		m.made++
@@ -374,12 +366,12 @@ func TestSFIsMadeAgain(t *testing.T) {
 	s.pf = fs.ErrNotExist // the PF went as well
 	s.mutex.Unlock()
 	s.unplug()
-	s.eventually(a.journal, journal.Lost)
+	s.eventually(a.Journal, journal.Lost)
 	if sfs.made != 0 {
 		t.Errorf("the SF is made %d times without its PF", sfs.made)
 	}
 	s.set(func() { s.pf = nil })
-	s.eventually(a.journal, journal.Attached)
+	s.eventually(a.Journal, journal.Attached)
 	if is := inPod(t, pod, "net0"); is != was || sfs.made != 1 {
 		t.Errorf("made %d times; in the pod:\n%s\nwas:\n%s", sfs.made, is, was)
 	}
@@ -414,7 +406,7 @@ func TestLostIsWithdrawn(t *testing.T) {
 	pod := netns.New(t)
 	start(t, manager, claimed(0), pod)
 	s.unplug()
-	s.eventually(a.journal, journal.Lost)
+	s.eventually(a.Journal, journal.Lost)
 	s.plug()
 	want := []string{
 		"offer Attached", "withdraw Lost", "withdraw Lost", "offer Attached", "withdraw Lost", "offer Attached",
@@ -427,7 +419,7 @@ func TestLostIsWithdrawn(t *testing.T) {
 	if err != nil {
 		t.Errorf("told %q, want %q", devices.told, want)
 	}
-	s.eventually(a.journal, journal.Attached)
+	s.eventually(a.Journal, journal.Attached)
 	must.Succeed(t, manager.Unprepare(t.Context(), "claim-1")) // after the pod was told, which happens with the Function's lock
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -442,11 +434,11 @@ func TestLostBeforeReboot(t *testing.T) {
 	pod := netns.New(t)
 	start(t, manager, claimed(0), pod)
 	for _, state := range []journal.State{journal.Attached, journal.Lost} {
-		record, _ := a.journal.Get(functionOf(0))
+		record, _ := a.Journal.Get(lifecycletest.ID(0))
 		record.State, record.BootID = state, "boot-0"
-		must.Succeed(t, a.journal.Put(record))
+		must.Succeed(t, a.Journal.Put(record))
 		s.mutex.Lock()
-		s.peer = 0
+		s.there = false
 		s.mutex.Unlock()
 		for range 2 {
 			s.changes <- struct{}{}
@@ -454,7 +446,7 @@ func TestLostBeforeReboot(t *testing.T) {
 		for len(s.changes) > 0 {
 			time.Sleep(time.Millisecond)
 		}
-		if now, _ := a.journal.Get(functionOf(0)); now.State != state {
+		if now, _ := a.Journal.Get(lifecycletest.ID(0)); now.State != state {
 			t.Errorf("state %s, was %s", now.State, state)
 		}
 	}

@@ -26,6 +26,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle/lifecycletest"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
@@ -118,7 +119,7 @@ func TestNowhere(t *testing.T) {
 			must.Succeed(t, err)
 			defer j.Close()
 			a := journal.Attachment{
-				Function: functionOf(0), Claim: journal.Claim{UID: "claim-1"}, State: journal.Detaching, BootID: "boot-1", Sandbox: "s1",
+				Function: lifecycletest.ID(0), Claim: journal.Claim{UID: "claim-1"}, State: journal.Detaching, BootID: "boot-1", Sandbox: "s1",
 				Before: &netdev.Snapshot{Name: "ens3f0v1", Identity: test.identity}, StoppedAt: time.Now().Add(-test.stopped),
 			}
 			must.Succeed(t, j.Put(a))
@@ -265,7 +266,7 @@ func TestNowhereCancelled(t *testing.T) {
 	must.Succeed(t, err)
 	defer j.Close()
 	must.Succeed(t, j.Put(journal.Attachment{
-		Function: functionOf(0), Claim: journal.Claim{UID: "claim-1"}, State: journal.Detaching, BootID: "boot-1", Before: &netdev.Snapshot{Name: "ens3f0v1", Identity: netdev.Identity{Kind: "veth"}},
+		Function: lifecycletest.ID(0), Claim: journal.Claim{UID: "claim-1"}, State: journal.Detaching, BootID: "boot-1", Before: &netdev.Snapshot{Name: "ens3f0v1", Identity: netdev.Identity{Kind: "veth"}},
 	}))
 	ctx, cancel := context.WithCancel(t.Context())
 	netdevs := finderFunc(func(function.ID) (string, error) { cancel(); return "", nil })
@@ -273,7 +274,7 @@ func TestNowhereCancelled(t *testing.T) {
 	if err := r.Unprepare(ctx, "claim-1"); err == nil {
 		t.Error("released")
 	}
-	if record, ok := j.Get(functionOf(0)); !ok || record.State != journal.Releasing {
+	if record, ok := j.Get(lifecycletest.ID(0)); !ok || record.State != journal.Releasing {
 		t.Errorf("record %v, state %s", ok, record.State)
 	}
 }
@@ -296,11 +297,11 @@ func releasing(hooks *journal.Hooks) journal.Attachment {
 func TestFreeAtOnce(t *testing.T) {
 	j := openJournal(t)
 	r := lifecycle.New(j, nil, nil, lifecycle.Options{}, logr.Discard())
-	must.Succeed(t, r.Free(t.Context(), functionOf(0)))
+	must.Succeed(t, r.Free(t.Context(), lifecycletest.ID(0)))
 	reserved := claimed(0)
 	reserved.State = journal.Reserved
 	must.Succeed(t, j.Put(reserved))
-	must.Succeed(t, r.Free(t.Context(), functionOf(0)))
+	must.Succeed(t, r.Free(t.Context(), lifecycletest.ID(0)))
 }
 
 func TestFreeWaits(t *testing.T) {
@@ -310,7 +311,7 @@ func TestFreeWaits(t *testing.T) {
 		r := lifecycle.New(j, nil, nil, lifecycle.Options{Hooks: queue}, logr.Discard())
 		must.Succeed(t, j.Put(releasing(&journal.Hooks{Next: "port"})))
 		done := make(chan error, 1)
-		go func() { done <- r.Free(t.Context(), functionOf(0)) }()
+		go func() { done <- r.Free(t.Context(), lifecycletest.ID(0)) }()
 		synctest.Wait()
 		if len(queue.added) == 0 {
 			t.Error("who waits for hooks does not see to it that they run")
@@ -322,7 +323,7 @@ func TestFreeWaits(t *testing.T) {
 			t.Fatalf("Free = %v before the hooks are done", err)
 		default:
 		}
-		must.Succeed(t, j.Delete(functionOf(0)))
+		must.Succeed(t, j.Delete(lifecycletest.ID(0)))
 		must.Succeed(t, <-done)
 	})
 }
@@ -336,7 +337,7 @@ func TestFreeGivesUp(t *testing.T) {
 		"a hook fails": {releasing(&journal.Hooks{Next: "port", Attempts: 3, Error: "xPU xpu-1 cannot be reached"}),
 			[]string{"pod default/pod", "hook port", "xPU xpu-1 cannot be reached"}},
 		"the netdev is not back": {journal.Attachment{
-			Function: functionOf(0), State: journal.Releasing, BootID: "boot-1", StoppedAt: time.Now(),
+			Function: lifecycletest.ID(0), State: journal.Releasing, BootID: "boot-1", StoppedAt: time.Now(),
 			Before: &netdev.Snapshot{Name: "ens3f0v1", Identity: netdev.Identity{Parent: "0000:3b:02.1", Bus: "pci"}},
 		}, []string{"is not back from its last pod", "refused"}},
 	}
@@ -352,11 +353,11 @@ func TestFreeGivesUp(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
 				begin := time.Now()
-				err := r.Free(ctx, functionOf(0))
+				err := r.Free(ctx, lifecycletest.ID(0))
 				if !errors.Is(err, context.DeadlineExceeded) || time.Since(begin) != time.Minute {
 					t.Errorf("error %v after %s, want the end of a minute", err, time.Since(begin))
 				}
-				for _, text := range append(test.want, "Function "+functionOf(0).String()) {
+				for _, text := range append(test.want, "Function "+lifecycletest.ID(0).String()) {
 					if !strings.Contains(err.Error(), text) {
 						t.Errorf("error %q, want %q in it", err, text)
 					}
@@ -370,12 +371,12 @@ func TestFreeGivesUp(t *testing.T) {
 func TestFreeContinues(t *testing.T) {
 	j := openJournal(t)
 	must.Succeed(t, j.Put(journal.Attachment{
-		Function: functionOf(0), State: journal.Releasing, BootID: "boot-1", StoppedAt: time.Now(), Before: &netdev.Snapshot{Name: "ens3f0v1"},
+		Function: lifecycletest.ID(0), State: journal.Releasing, BootID: "boot-1", StoppedAt: time.Now(), Before: &netdev.Snapshot{Name: "ens3f0v1"},
 	}))
 	netdevs := finderFunc(func(function.ID) (string, error) { return "", nil })
 	r := lifecycle.New(j, &returning{}, netdevs, lifecycle.Options{BootID: "boot-1"}, logr.Discard())
-	must.Succeed(t, r.Free(t.Context(), functionOf(0)))
-	if _, exists := j.Get(functionOf(0)); exists {
+	must.Succeed(t, r.Free(t.Context(), lifecycletest.ID(0)))
+	if _, exists := j.Get(lifecycletest.ID(0)); exists {
 		t.Error("not free")
 	}
 }
