@@ -18,6 +18,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // now is the clock of tests.
@@ -83,11 +84,7 @@ func startAgent(t testing.TB, answer func(wire.Request) *wire.Reply) *fakeAgent 
 // newAgent is an agent that is away until it is started.
 func newAgent(t testing.TB) *fakeAgent {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "cni") // a test's own directory has too long a name for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
+	dir := must.SocketDir(t)
 	return &fakeAgent{t: t, socket: filepath.Join(dir, "s"), diary: diary{filepath.Join(dir, "diary")}}
 }
 

@@ -21,6 +21,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // ipamVersion is that of the IPAM plugins of containernetworking/plugins.
@@ -124,11 +125,7 @@ type node struct {
 // startNode starts a node whose networks have addresses by an IPAM plugin.
 func startNode(t testing.TB, ipam map[string]any) *node {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "node") // a test's own directory has too long a name for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
+	dir := must.SocketDir(t)
 	n := &node{t: t, dir: dir, ipam: ipam, version: "1.1.0", attached: map[string]json.RawMessage{}}
 	n.start()
 	t.Cleanup(n.stop)

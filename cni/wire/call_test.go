@@ -14,16 +14,14 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // listen serves each connection to a socket by a function, until the test ends.
 func listen(t *testing.T, serve func(net.Conn)) (socket string) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "agent") // a test's own directory has too long a name for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
+	dir := must.SocketDir(t)
 	socket = filepath.Join(dir, "cni.sock")
 	listener, err := net.Listen("unix", socket)
 	if err != nil {

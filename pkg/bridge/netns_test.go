@@ -26,6 +26,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/evpngw"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
@@ -154,16 +155,6 @@ func (x *xpu) port(id, network string, mac net.HardwareAddr) {
 	}
 }
 
-// until waits for a condition, looking each 20 ms.
-func until(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !condition(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("never: %s", what)
-		}
-	}
-}
-
 func (x *xpu) link(name string) netlink.Link {
 	x.t.Helper()
 	link, err := x.Handle().LinkByName(name)
@@ -274,7 +265,7 @@ func (q *pinger) once(to *pod, wait time.Duration) (bool, error) {
 func reach(t *testing.T, from, to *pod) {
 	t.Helper()
 	q := from.pinger(t)
-	until(t, fmt.Sprintf("%s reaches %s", from.ip, to.ip), func() bool {
+	must.Eventually(t, fmt.Sprintf("%s reaches %s", from.ip, to.ip), func() bool {
 		ok, err := q.once(to, time.Second)
 		if err != nil {
 			t.Fatal(err)
@@ -469,7 +460,7 @@ func testStrayRepresentorIsReleasedAtStart(t *testing.T, plane bridge.DataPlane)
 func (x *xpu) down(id string) string {
 	x.t.Helper()
 	var detail string
-	until(x.t, id+" is down", func() bool {
+	must.Eventually(x.t, id+" is down", func() bool {
 		got, err := x.client.GetPort(x.ctx(), id)
 		if err != nil {
 			x.t.Fatal(err)
@@ -482,7 +473,7 @@ func (x *xpu) down(id string) string {
 
 func (x *xpu) up(id string) {
 	x.t.Helper()
-	until(x.t, id+" is up", func() bool {
+	must.Eventually(x.t, id+" is up", func() bool {
 		got, err := x.client.GetPort(x.ctx(), id)
 		if err != nil {
 			x.t.Fatal(err)
@@ -540,14 +531,14 @@ func testRepresentorComesAndGoes(t *testing.T, plane bridge.DataPlane) {
 		if err := x.Handle().LinkSetNoMaster(x.link(rep1)); err != nil {
 			t.Fatal(err)
 		}
-		until(t, "it is put back", func() bool { return x.link(rep1).Attrs().MasterIndex == x.link(x.bridge("net-blue")).Attrs().Index })
+		must.Eventually(t, "it is put back", func() bool { return x.link(rep1).Attrs().MasterIndex == x.link(x.bridge("net-blue")).Attrs().Index })
 	})
 	t.Run("bridge removed by somebody", func(t *testing.T) {
 		if err := x.Handle().LinkDel(x.link(x.bridge("net-blue"))); err != nil {
 			t.Fatal(err)
 		}
-		until(t, "it is made again", func() bool { return x.hasLink(x.bridge("net-blue")) })
-		until(t, "the port is back in it", func() bool { return x.link(rep1).Attrs().MasterIndex == x.link(x.bridge("net-blue")).Attrs().Index })
+		must.Eventually(t, "it is made again", func() bool { return x.hasLink(x.bridge("net-blue")) })
+		must.Eventually(t, "the port is back in it", func() bool { return x.link(rep1).Attrs().MasterIndex == x.link(x.bridge("net-blue")).Attrs().Index })
 		x.up(rep1)
 		reach(t, pod1, pod2)
 	})
@@ -657,26 +648,26 @@ func testUplinkComesAndGoes(t *testing.T, plane bridge.DataPlane) {
 
 	wire := netns.New(t)
 	netns.Connect(t, x.Namespace, "p0", wire, "wire")
-	until(t, "the address is missed", func() bool {
+	must.Eventually(t, "the address is missed", func() bool {
 		err := x.client.EnsureNetwork(x.ctx(), blue)
 		return err != nil && strings.Contains(err.Error(), "has no IPv4 address")
 	})
 	addAddress(t, x.Namespace, "p0", "198.51.100.1/24")
-	until(t, "up with the uplink", isUp)
+	must.Eventually(t, "up with the uplink", isUp)
 	x.up(rep1)
 
 	if err := x.Handle().LinkSetMTU(x.link("p0"), 1400); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the MTU follows the uplink's", func() bool { return x.link("vx-net-blue").Attrs().MTU == 1350 })
+	must.Eventually(t, "the MTU follows the uplink's", func() bool { return x.link("vx-net-blue").Attrs().MTU == 1350 })
 
 	if err := x.Handle().LinkDel(x.link("p0")); err != nil { // the kernel removes the VXLAN netdev with it
 		t.Fatal(err)
 	}
-	until(t, "down without the uplink", func() bool { return !isUp() })
+	must.Eventually(t, "down without the uplink", func() bool { return !isUp() })
 	netns.Connect(t, x.Namespace, "p0", wire, "wire")
 	addAddress(t, x.Namespace, "p0", "198.51.100.1/24")
-	until(t, "up again", isUp)
+	must.Eventually(t, "up again", isUp)
 	if x.link("vx-net-blue").Attrs().MasterIndex != x.link(x.bridge("net-blue")).Attrs().Index {
 		t.Error("the VXLAN netdev is not in the bridge")
 	}
@@ -751,7 +742,7 @@ func testQuiet(t *testing.T, plane bridge.DataPlane) {
 		t.Fatal(err)
 	}
 	// The first events are of bridge ports that have just come up.
-	until(t, "no event for half a second", func() bool {
+	must.Eventually(t, "no event for half a second", func() bool {
 		select {
 		case <-events:
 			return false

@@ -19,6 +19,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // vlans are a bridge port's VLANs, as text: "10 untagged" or "10".
@@ -190,17 +191,17 @@ func TestVLANsHeal(t *testing.T) {
 		if err := a.Handle().BridgeVlanDel(a.link(name), 10, false, false, false, true); err != nil {
 			t.Fatal(err)
 		}
-		until(t, name+" is in its VLAN again", func() bool { return slices.Equal(a.vlans(name), []string{"10 untagged"}) })
+		must.Eventually(t, name+" is in its VLAN again", func() bool { return slices.Equal(a.vlans(name), []string{"10 untagged"}) })
 		if err := a.Handle().BridgeVlanAdd(a.link(name), 20, true, true, false, true); err != nil {
 			t.Fatal(err)
 		}
-		until(t, name+" is in no other VLAN", func() bool { return slices.Equal(a.vlans(name), []string{"10 untagged"}) })
+		must.Eventually(t, name+" is in no other VLAN", func() bool { return slices.Equal(a.vlans(name), []string{"10 untagged"}) })
 	}
 	bare := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br-opi", Index: a.link("br-opi").Attrs().Index, MTU: -1, TxQLen: -1}}
 	if err := a.Handle().BridgeSetVlanFiltering(bare, false); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "VLANs are filtered again", func() bool { return *a.link("br-opi").(*netlink.Bridge).VlanFiltering })
+	must.Eventually(t, "VLANs are filtered again", func() bool { return *a.link("br-opi").(*netlink.Bridge).VlanFiltering })
 	reach(t, podA, podB)
 }
 

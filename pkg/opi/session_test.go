@@ -12,6 +12,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // recorder is what a session has told.
@@ -43,15 +44,7 @@ func open(t *testing.T, config opi.Config, debounce time.Duration) (*opi.Session
 		},
 	})
 	ok(t, err)
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- s.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Errorf("Run: %v", err)
-		}
-	})
+	must.Run(t, s.Run)
 	return s, r
 }
 

@@ -25,7 +25,7 @@ const patience = time.Minute
 // Eventually waits until the condition holds, and ends the test if that is not soon.
 func Eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
-	err := wait.PollUntilContextTimeout(t.Context(), 5*time.Millisecond, patience, true,
+	err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, patience, true,
 		func(context.Context) (bool, error) { return condition(), nil })
 	if err != nil {
 		t.Fatalf("%s: not within %s: %v", what, patience, err)
@@ -69,6 +69,6 @@ func dir(t testing.TB, parent string) string {
 	t.Helper()
 	dir, err := os.MkdirTemp(parent, "xpu")
 	Succeed(t, err)
-	t.Cleanup(func() { Succeed(t, os.RemoveAll(dir)) })
+	t.Cleanup(func() { _ = os.RemoveAll(dir) }) // what ends with the test may still write
 	return dir
 }

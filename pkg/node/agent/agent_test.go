@@ -25,7 +25,6 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 
@@ -75,12 +74,7 @@ func newNode(t *testing.T, functions simulate.Config) *world {
 	if !netns.Isolated() {
 		t.Skip("needs root, for a network namespace of its own")
 	}
-	// Sockets' paths may have 107 bytes only.
-	dir, err := os.MkdirTemp("", "agent")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
+	dir := must.SocketDir(t)
 	functions.Root, functions.Log = dir, testr.New(t)
 	host, err := simulate.New(t.Context(), functions)
 	if err != nil {
@@ -173,10 +167,7 @@ func (w *world) start() {
 
 func (w *world) eventually(what string, condition func() bool) {
 	w.t.Helper()
-	if err := wait.PollUntilContextTimeout(w.t.Context(), 20*time.Millisecond, 60*time.Second, true,
-		func(context.Context) (bool, error) { return condition(), nil }); err != nil {
-		w.t.Fatalf("%s: %v", what, err)
-	}
+	must.Eventually(w.t, what, condition)
 }
 
 // slices are the node's ResourceSlices, by name.

@@ -2,7 +2,6 @@ package agent
 
 import (
 	"context"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -21,6 +20,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // declared is one DevicePool and the VF that it selects.
@@ -49,14 +49,9 @@ func newUses(
 	t *testing.T, records *journal.Journal, publish v1alpha1.PublishMode,
 ) (u *conflicts, manager *lifecycle.Manager, kubelet *podresourcestest.Kubelet, dir string) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "u") // t.TempDir is too long for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	if kubelet, err = podresourcestest.Start(dir); err != nil {
-		t.Fatal(err)
-	}
+	dir = must.SocketDir(t)
+	kubelet, err := podresourcestest.Start(dir)
+	must.Succeed(t, err)
 	t.Cleanup(kubelet.Stop)
 	tracker := pool.NewTracker(declared(publish), declared(publish), nil, testr.New(t))
 	ctx, stop := context.WithCancel(t.Context())

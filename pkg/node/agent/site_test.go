@@ -42,6 +42,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/simulate"
 )
@@ -205,15 +206,7 @@ func (s *site) startController() {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	ctx, stop := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- manager.Start(ctx) }()
-	s.t.Cleanup(func() {
-		stop()
-		if err := <-done; err != nil {
-			s.t.Errorf("controller: %v, want nil when its context ends", err)
-		}
-	})
+	must.Run(s.t, manager.Start)
 }
 
 func (s *site) path(name string) string { return filepath.Join(s.dir, name) }

@@ -3,7 +3,6 @@ package deviceplugin
 import (
 	"context"
 	"fmt"
-	"os"
 	"slices"
 	"testing"
 	"time"
@@ -14,6 +13,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceplugin/kubelettest"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // bigPools are pools of so many VFs each, which differ, of four PFs each.
@@ -39,7 +39,7 @@ func BenchmarkStart(b *testing.B) {
 			pools, resources := bigPools(size.vfs, size.pools)
 			for b.Loop() {
 				b.StopTimer()
-				dir := shortDir(b)
+				dir := must.SocketDir(b)
 				kubelet := kubelettest.New(dir, kubelettest.Options{})
 				if err := kubelet.Start(); err != nil {
 					b.Fatal(err)
@@ -77,7 +77,7 @@ func BenchmarkStart(b *testing.B) {
 
 // BenchmarkAllocate measures one Allocate of one of 1024 VFs, over the socket.
 func BenchmarkAllocate(b *testing.B) {
-	dir := shortDir(b)
+	dir := must.SocketDir(b)
 	kubelet := kubelettest.New(dir, kubelettest.Options{})
 	if err := kubelet.Start(); err != nil {
 		b.Fatal(err)
@@ -86,7 +86,7 @@ func BenchmarkAllocate(b *testing.B) {
 	pools, resources := bigPools(1024, 1)
 	n := &node{pools: pools, known: true}
 	m := newManager(b, dir, n, logr.Discard())
-	m.DeviceInfoDir = inMemory(b)
+	m.DeviceInfoDir = must.MemoryDir(b)
 	ctx, stop := context.WithCancel(b.Context())
 	done := make(chan error, 1)
 	go func() { done <- m.Run(ctx, nil) }()
@@ -108,17 +108,6 @@ func BenchmarkAllocate(b *testing.B) {
 	if err := <-done; err != nil {
 		b.Fatal(err)
 	}
-}
-
-// inMemory is a directory on a file system in memory, as /var/run is; on disk where /dev/shm is none.
-func inMemory(b *testing.B) string {
-	b.Helper()
-	dir, err := os.MkdirTemp("/dev/shm", "dp")
-	if err != nil {
-		return b.TempDir()
-	}
-	b.Cleanup(func() { os.RemoveAll(dir) })
-	return dir
 }
 
 func percentile(took []time.Duration, percent int) time.Duration {

@@ -19,6 +19,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceplugin/kubelettest"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // injected are the device nodes that a runtime gives a container for CDI devices.
@@ -125,7 +126,7 @@ func TestCDIFileNotWritten(t *testing.T) {
 // TestCDILeftovers: a device stays as long as its pool or a pod has the Function, also for a process that comes later:
 // the pod's containers may be made again at any time.
 func TestCDILeftovers(t *testing.T) {
-	m := newManager(t, shortDir(t), &node{}, testr.New(t))
+	m := newManager(t, must.SocketDir(t), &node{}, testr.New(t))
 	dir := t.TempDir()
 	nodes := func(f function.Function) content {
 		return content{function: f, Set: nullNodes()}

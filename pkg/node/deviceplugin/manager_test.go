@@ -33,6 +33,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // patience is how long tests wait for what happens at once.
@@ -120,17 +121,6 @@ type scene struct {
 	manager *Manager
 }
 
-// shortDir makes a directory with a path short enough for sockets.
-func shortDir(t testing.TB) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "dp")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	return dir
-}
-
 // newManager makes a manager that is complete but for what a test changes.
 func newManager(t testing.TB, dir string, n *node, log logr.Logger) *Manager {
 	return &Manager{
@@ -143,7 +133,7 @@ func newManager(t testing.TB, dir string, n *node, log logr.Logger) *Manager {
 // newScene starts a kubelet.
 func newScene(t *testing.T, options kubelettest.Options) *scene {
 	t.Helper()
-	dir := shortDir(t)
+	dir := must.SocketDir(t)
 	s := &scene{T: t, node: &node{}, dir: dir, kubelet: kubelettest.New(dir, options)}
 	if err := s.kubelet.Start(); err != nil {
 		t.Fatal(err)
@@ -631,7 +621,7 @@ func TestSweepDoesNotHold(t *testing.T) {
 
 func TestDeviceInfoRemoved(t *testing.T) {
 	n := &node{}
-	m := newManager(t, shortDir(t), n, testr.New(t))
+	m := newManager(t, must.SocketDir(t), n, testr.New(t))
 	// Another device plugin's, of resource intel.com/dpdk-sf.
 	if err := os.MkdirAll(m.DeviceInfoDir, 0o755); err != nil {
 		t.Fatal(err)

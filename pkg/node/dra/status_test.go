@@ -1,7 +1,6 @@
 package dra
 
 import (
-	"context"
 	"errors"
 	"net/netip"
 	"path/filepath"
@@ -18,7 +17,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes/fake"
 	kubetesting "k8s.io/client-go/testing"
 
@@ -27,6 +25,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // attached is a record of a VF in a pod, for a claim that claimtest made with the name.
@@ -58,24 +57,8 @@ func reporting(t *testing.T, claims []runtime.Object, records ...journal.Attachm
 	}
 	clientset := fake.NewClientset(claims...)
 	r := NewStatusReporter(clientset.ResourceV1(), j, NewMetrics(prometheus.NewRegistry()), testr.New(t))
-	ctx, stop := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- r.Run(ctx) }()
-	t.Cleanup(func() {
-		stop()
-		if err := <-done; err != nil {
-			t.Errorf("Run = %v, want nil when its context ends", err)
-		}
-	})
+	must.Run(t, r.Run)
 	return r, clientset
-}
-
-func eventually(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	if err := wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 10*time.Second, true,
-		func(context.Context) (bool, error) { return condition(), nil }); err != nil {
-		t.Fatalf("%s: %v", what, err)
-	}
 }
 
 func statusOf(t *testing.T, clientset *fake.Clientset, name string) []resourceapi.AllocatedDeviceStatus {
@@ -100,7 +83,7 @@ func TestStatus(t *testing.T) {
 	lost := attached(t, "net", 3) // no longer allocated to the claim
 	r, clientset := reporting(t, []runtime.Object{c}, attached(t, "net", 0), notYet, attached(t, "net", 2), lost)
 	r.Report(journal.Claim{Namespace: "default", Name: "net", UID: c.UID, Request: "a"})
-	eventually(t, "status is written", func() bool { return len(statusOf(t, clientset, "net")) == 3 })
+	must.Eventually(t, "status is written", func() bool { return len(statusOf(t, clientset, "net")) == 3 })
 
 	ready := func(device string) metav1.Condition {
 		return metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonAttached,
@@ -127,7 +110,7 @@ func TestStatusLost(t *testing.T) {
 	ended.Interface.Userspace = true
 	r, clientset := reporting(t, []runtime.Object{c}, comesBack, ended)
 	r.Report(comesBack.Claim)
-	eventually(t, "status is written", func() bool { return len(statusOf(t, clientset, "net")) == 2 })
+	must.Eventually(t, "status is written", func() bool { return len(statusOf(t, clientset, "net")) == 2 })
 	for i, want := range []string{
 		"pod pod1 lost Function 0000:3b:00.2 with its device; it gets it back when the device is there again",
 		"pod pod1 lost Function 0000:3b:00.3 with its device, and its program cannot get it back: delete the pod",
@@ -155,7 +138,7 @@ func TestStatusRetries(t *testing.T) {
 		return false, nil, nil
 	})
 	r.Report(journal.Claim{Namespace: "default", Name: "net", UID: c.UID})
-	eventually(t, "status is written", func() bool { return len(statusOf(t, clientset, "net")) == 1 })
+	must.Eventually(t, "status is written", func() bool { return len(statusOf(t, clientset, "net")) == 1 })
 	if got := attempts.Load(); got != 3 {
 		t.Errorf("%d attempts, want 3", got)
 	}
@@ -174,9 +157,9 @@ func TestStatusNotWritten(t *testing.T) {
 	for _, name := range []string{"gone", "later", "deallocated", "last"} {
 		r.Report(attached(t, name, 0).Claim)
 	}
-	eventually(t, "last is written", func() bool { return len(statusOf(t, clientset, "last")) == 1 })
+	must.Eventually(t, "last is written", func() bool { return len(statusOf(t, clientset, "last")) == 1 })
 	r.Report(attached(t, "last", 3).Claim)
-	eventually(t, "all are done", func() bool { return r.queue.Len() == 0 })
+	must.Eventually(t, "all are done", func() bool { return r.queue.Len() == 0 })
 	r.queue.ShutDownWithDrain()
 	var updated []string
 	for _, action := range clientset.Actions() {

@@ -21,6 +21,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 const (
@@ -207,16 +208,8 @@ func follow(t *testing.T, k *kernel) *following {
 	f.Reporters = NewReporters(ReportersOptions{
 		Devlink: k, Follow: k.follow, Changed: func() { f.changes.Add(1) }, Registry: f.registry, Log: log,
 	})
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- f.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Errorf("Run: %v", err)
-		}
-	})
-	if !f.Synced(ctx) {
+	must.Run(t, f.Run)
+	if !f.Synced(t.Context()) {
 		t.Fatal("not synced")
 	}
 	synctest.Wait()

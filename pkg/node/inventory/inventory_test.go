@@ -23,6 +23,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/simulate"
 )
@@ -524,7 +525,7 @@ func BenchmarkRescan(b *testing.B) {
 func large(b *testing.B) string {
 	b.Helper()
 	h, err := simulate.New(b.Context(), simulate.Config{
-		Root: inMemory(b), Cards: []simulate.Card{{PFs: 4, VFs: 256}}, Log: logr.Discard(),
+		Root: must.MemoryDir(b), Cards: []simulate.Card{{PFs: 4, VFs: 256}}, Log: logr.Discard(),
 	})
 	if err != nil {
 		b.Fatal(err)
@@ -535,19 +536,4 @@ func large(b *testing.B) string {
 		}
 	})
 	return h.SysRoot()
-}
-
-// inMemory is a directory on a file system in memory, as sysfs is; on disk where /dev/shm is none.
-func inMemory(t testing.TB) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("/dev/shm", "inventory")
-	if err != nil {
-		return t.TempDir()
-	}
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
-	return dir
 }

@@ -15,7 +15,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -23,6 +22,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 func devicePool(name string) *v1alpha1.DevicePool {
@@ -55,29 +55,13 @@ func running(t *testing.T, node string) (*kubeapi.API, *events) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, stop := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- api.Run(ctx) }()
-	t.Cleanup(func() {
-		stop()
-		if err := <-done; err != nil {
-			t.Errorf("Run = %v, want nil when its context ends", err)
-		}
-	})
+	must.Run(t, api.Run)
 	synced, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	if !api.Synced(synced) {
 		t.Fatal("the API server was not read within 10 s")
 	}
 	return api, e
-}
-
-func eventually(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	if err := wait.PollUntilContextTimeout(t.Context(), 5*time.Millisecond, 10*time.Second, true,
-		func(context.Context) (bool, error) { return condition(), nil }); err != nil {
-		t.Fatalf("%s: %v", what, err)
-	}
 }
 
 func TestDeclarations(t *testing.T) {
@@ -113,24 +97,24 @@ func TestDeclarations(t *testing.T) {
 	if !has("reads-first") {
 		t.Error("DevicePool reads-first is missing")
 	}
-	eventually(t, "what was there is told", func() bool { return told.declarations.Load() > 0 })
+	must.Eventually(t, "what was there is told", func() bool { return told.declarations.Load() > 0 })
 
 	before := told.declarations.Load()
 	second := devicePool("reads-second")
 	created(t, second)
-	eventually(t, "a DevicePool comes", func() bool { return has("reads-second") && told.declarations.Load() > before })
+	must.Eventually(t, "a DevicePool comes", func() bool { return has("reads-second") && told.declarations.Load() > before })
 	before = told.declarations.Load()
 	if err := admin.Delete(t.Context(), second); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "a DevicePool goes", func() bool { return !has("reads-second") && told.declarations.Load() > before })
+	must.Eventually(t, "a DevicePool goes", func() bool { return !has("reads-second") && told.declarations.Load() > before })
 
 	before = told.declarations.Load()
 	node.Labels["rack"] = "8"
 	if err := admin.Update(t.Context(), node); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "a label changes", func() bool { return labels()["rack"] == "8" && told.declarations.Load() > before })
+	must.Eventually(t, "a label changes", func() bool { return labels()["rack"] == "8" && told.declarations.Load() > before })
 	if told.ports.Load() != 0 {
 		t.Errorf("%d events about Ports, want none", told.ports.Load())
 	}
@@ -258,14 +242,14 @@ func TestWaitUntilReady(t *testing.T) {
 	last := port("wait", 2, "wait-last")
 	created(t, last)
 	setReady(t, last, metav1.ConditionTrue, v1alpha1.ReasonUp, "")
-	eventually(t, "the last Port is known", func() bool { return told.ports.Load() >= 2 })
+	must.Eventually(t, "the last Port is known", func() bool { return told.ports.Load() >= 2 })
 	if err := admin.Delete(t.Context(), last); err != nil {
 		t.Fatal(err)
 	}
 	ours := port("wait", 2, "wait-claim")
 	created(t, ours, port("wait", 3, "wait-claim"), port("wait-elsewhere", 2, "wait-claim"))
 	setReady(t, ours, metav1.ConditionFalse, v1alpha1.ReasonProvisioning, "not yet")
-	eventually(t, "our Port is known", func() bool { return told.ports.Load() >= 6 })
+	must.Eventually(t, "our Port is known", func() bool { return told.ports.Load() >= 6 })
 	select {
 	case r := <-done:
 		t.Fatalf("Wait = %+v, %v before the Port was ready", r.port, r.err)
@@ -288,7 +272,7 @@ func TestServes(t *testing.T) {
 	ours := port("serves", 2, "serves-claim")
 	created(t, ours)
 	setReady(t, ours, metav1.ConditionFalse, v1alpha1.ReasonXPUUnavailable, "the card is away")
-	eventually(t, "the Port is known", func() bool { return told.ports.Load() >= 2 })
+	must.Eventually(t, "the Port is known", func() bool { return told.ports.Load() >= 2 })
 	serves := func(c *resourceapi.ResourceClaim, f function.ID, within time.Duration) error {
 		ctx, cancel := context.WithTimeout(t.Context(), within)
 		defer cancel()
@@ -324,7 +308,7 @@ func TestWaitGivesUp(t *testing.T) {
 	known := func(changes int64) {
 		t.Helper()
 		seen += changes
-		eventually(t, "the Port is known", func() bool { return told.ports.Load() >= seen })
+		must.Eventually(t, "the Port is known", func() bool { return told.ports.Load() >= seen })
 	}
 	for i, test := range []struct {
 		name    string
@@ -390,14 +374,14 @@ func TestProvisionFailed(t *testing.T) {
 	created(t, p, fine)
 	setReady(t, fine, metav1.ConditionFalse, v1alpha1.ReasonXPUUnavailable, "XPU card is not connected")
 	setReady(t, p, metav1.ConditionFalse, v1alpha1.ReasonFailed, "no such representor")
-	eventually(t, "the refusal is known", func() bool {
+	must.Eventually(t, "the refusal is known", func() bool {
 		return strings.Contains(api.ProvisionFailed(functionOf(2)), "Failed: no such representor")
 	})
 	if message := api.ProvisionFailed(functionOf(3)); message != "" {
 		t.Errorf("ProvisionFailed of a Function whose xPU is away = %q, want nothing: it is not the Function's fault", message)
 	}
 	setReady(t, p, metav1.ConditionTrue, v1alpha1.ReasonUp, "")
-	eventually(t, "the xPU took it after all", func() bool { return api.ProvisionFailed(functionOf(2)) == "" })
+	must.Eventually(t, "the xPU took it after all", func() bool { return api.ProvisionFailed(functionOf(2)) == "" })
 }
 
 // TestSyncedEnds: an agent that is told to stop does not wait for an API server that is away.

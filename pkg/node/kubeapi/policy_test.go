@@ -19,6 +19,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi/kubeapitest"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 func newClient(t *testing.T, config *rest.Config) client.Client {
@@ -251,7 +252,7 @@ func TestAgentsSendEvents(t *testing.T) {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "policy-pod", UID: "policy-pod-uid"}}
 	recorder.Eventf(pod, nil, corev1.EventTypeWarning, "HookFailed", "Release", "hook %s", "x")
 	admin := newClient(t, cluster.Admin())
-	eventually(t, "the event is there", func() bool {
+	must.Eventually(t, "the event is there", func() bool {
 		var found eventsv1.EventList
 		if err := admin.List(t.Context(), &found, client.InNamespace("default")); err != nil {
 			t.Fatal(err)

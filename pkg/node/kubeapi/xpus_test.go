@@ -12,6 +12,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 func xpu(name, node string, pfs ...string) *v1alpha1.XPU {
@@ -29,7 +30,7 @@ func TestXPUAway(t *testing.T) {
 	}
 	card := xpu("away-card", "away", "0000:3b:00.0")
 	created(t, card, xpu("away-elsewhere", "away-elsewhere"))
-	eventually(t, "the XPU is known", func() bool {
+	must.Eventually(t, "the XPU is known", func() bool {
 		chosen, err := api.XPUOf(t.Context(), f.PF)
 		return err == nil && chosen != nil && chosen.Name == card.Name
 	})
@@ -52,7 +53,7 @@ func TestXPUAway(t *testing.T) {
 		if err := newClient(t, cluster.Admin()).Status().Update(t.Context(), card); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, step.reason+" is known and told", func() bool { return api.XPUAway(f) == step.want && told.ports.Load() > before })
+		must.Eventually(t, step.reason+" is known and told", func() bool { return api.XPUAway(f) == step.want && told.ports.Load() > before })
 	}
 	if chosen, err := api.XPUOf(t.Context(), pci.Address("0000:5e:00.0")); err != nil || chosen != nil {
 		t.Errorf("XPUOf a PF without one = %+v, %v", chosen, err)
@@ -68,7 +69,7 @@ func TestOwnPorts(t *testing.T) {
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "own"}}
 	ofClaim := port("own", 2, "own-claim")
 	created(t, node, ofClaim, port("own", 3, "own-claim"))
-	eventually(t, "the node is known", func() bool { _, err := api.NodeLabels(t.Context()); return err == nil })
+	must.Eventually(t, "the node is known", func() bool { _, err := api.NodeLabels(t.Context()); return err == nil })
 
 	p := ownPort("own", 2)
 	if err := api.CreatePort(t.Context(), p); err != nil {
@@ -77,7 +78,7 @@ func TestOwnPorts(t *testing.T) {
 	if len(p.OwnerReferences) != 1 || p.OwnerReferences[0].UID != node.UID {
 		t.Errorf("owners %+v, want the Node", p.OwnerReferences)
 	}
-	eventually(t, "both Ports of the Function are known, and no other", func() bool {
+	must.Eventually(t, "both Ports of the Function are known, and no other", func() bool {
 		ports, err := api.PortsOf(t.Context(), claim.FunctionOf(p.Spec.Function))
 		return err == nil && len(ports) == 2
 	})

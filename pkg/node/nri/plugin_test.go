@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io"
 	"net"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -29,6 +28,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/nri/nritest"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // node has Functions that are reserved for pods, moves them, and keeps what it was asked to do.
@@ -119,15 +119,7 @@ func (n *node) wantCalls(t *testing.T, want ...string) {
 func (n *node) start(t *testing.T, socket string) *Plugin {
 	t.Helper()
 	p := &Plugin{Socket: socket, Journal: n.journal, Lifecycle: n, Claimed: n.claimed, Report: n.Report, Log: testr.New(t)}
-	ctx, stop := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- p.Run(ctx) }()
-	t.Cleanup(func() {
-		stop()
-		if err := <-done; err != nil {
-			t.Errorf("Run = %v, want nil when its context ends", err)
-		}
-	})
+	must.Run(t, p.Run)
 	return p
 }
 
@@ -157,7 +149,7 @@ func (r *runtime) UpdatePluginCount(count int) {
 func startRuntime(t *testing.T, socket string, sandboxes ...*api.PodSandbox) *runtime {
 	t.Helper()
 	r := &runtime{plugins: make(chan int, 100)}
-	own := filepath.Join(shortDir(t), "nri.sock")
+	own := filepath.Join(must.SocketDir(t), "nri.sock")
 	var err error
 	r.Adaptation, err = nritest.Start(own, func() []*adaptation.PodSandbox { return sandboxes }, adaptation.WithMetrics(r))
 	if err != nil {
@@ -250,17 +242,6 @@ func (w *wire) cut() {
 	w.workers.Wait()
 }
 
-// shortDir is a directory for sockets, whose paths may have 107 bytes only.
-func shortDir(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "nri")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	return dir
-}
-
 // sandbox is a sandbox of a pod with a network namespace of its own.
 func sandbox(pod, id string) *api.PodSandbox {
 	return &api.PodSandbox{Id: id, Namespace: "default", Name: pod, Uid: pod + "-uid", Linux: &api.LinuxPodSandbox{
@@ -269,7 +250,7 @@ func sandbox(pod, id string) *api.PodSandbox {
 }
 
 func TestLife(t *testing.T) {
-	n, socket := newNode(t), filepath.Join(shortDir(t), "nri.sock")
+	n, socket := newNode(t), filepath.Join(must.SocketDir(t), "nri.sock")
 	n.reserve(t, "2", "pod1")
 	n.reserve(t, "3", "pod1")
 	n.reserve(t, "4", "pod2")
@@ -299,7 +280,7 @@ func TestLife(t *testing.T) {
 }
 
 func TestAttachFails(t *testing.T) {
-	n, socket := newNode(t), filepath.Join(shortDir(t), "nri.sock")
+	n, socket := newNode(t), filepath.Join(must.SocketDir(t), "nri.sock")
 	n.reserve(t, "2", "pod1")
 	n.reserve(t, "3", "pod1")
 	r := startRuntime(t, socket)
@@ -324,7 +305,7 @@ func TestAttachFails(t *testing.T) {
 
 // TestAttachTakesTooLong: the runtime hears of it while it still listens, and keeps the plugin.
 func TestAttachTakesTooLong(t *testing.T) {
-	n, socket := newNode(t), filepath.Join(shortDir(t), "nri.sock")
+	n, socket := newNode(t), filepath.Join(must.SocketDir(t), "nri.sock")
 	n.reserve(t, "2", "pod1")
 	n.blocks["attach 2 s1 /run/netns/s1 pod1"] = make(chan struct{})
 	r := startRuntime(t, socket)
@@ -341,7 +322,7 @@ func TestAttachTakesTooLong(t *testing.T) {
 }
 
 func TestHostNetworkIsRefused(t *testing.T) {
-	n, socket := newNode(t), filepath.Join(shortDir(t), "nri.sock")
+	n, socket := newNode(t), filepath.Join(must.SocketDir(t), "nri.sock")
 	n.reserve(t, "2", "pod1")
 	r := startRuntime(t, socket)
 	n.start(t, socket)
@@ -360,7 +341,7 @@ func TestHostNetworkIsRefused(t *testing.T) {
 
 // TestSynchronize: what happened while the agent was away is made up for.
 func TestSynchronize(t *testing.T) {
-	n, socket := newNode(t), filepath.Join(shortDir(t), "nri.sock")
+	n, socket := newNode(t), filepath.Join(must.SocketDir(t), "nri.sock")
 	n.reserve(t, "2", "ended")
 	n.reserve(t, "3", "stays")
 	n.reserve(t, "4", "started")
@@ -397,7 +378,7 @@ func (n *node) awaitCalls(t *testing.T, want ...string) {
 // TestSynchronizeAnswersAtOnce: pods whose netdevs do not come keep neither the connection from being made nor other
 // pods from being attached.
 func TestSynchronizeAnswersAtOnce(t *testing.T) {
-	n, socket := newNode(t), filepath.Join(shortDir(t), "nri.sock")
+	n, socket := newNode(t), filepath.Join(must.SocketDir(t), "nri.sock")
 	n.reserve(t, "2", "stuck")
 	n.reserve(t, "3", "also")
 	n.reserve(t, "4", "next")
@@ -419,7 +400,7 @@ func TestSynchronizeAnswersAtOnce(t *testing.T) {
 
 // TestStopTakesTooLong: the runtime has its answer in time, keeps the plugin, and the Function comes back after that.
 func TestStopTakesTooLong(t *testing.T) {
-	n, socket := newNode(t), filepath.Join(shortDir(t), "nri.sock")
+	n, socket := newNode(t), filepath.Join(must.SocketDir(t), "nri.sock")
 	n.reserve(t, "2", "pod1")
 	n.reserve(t, "3", "pod2")
 	r := startRuntime(t, socket)
@@ -456,7 +437,7 @@ func (r *runtime) create(t *testing.T, sandbox *api.PodSandbox, devices ...strin
 
 // TestCreateContainer: no container starts without what its pod claimed, nor with what another pod has.
 func TestCreateContainer(t *testing.T) {
-	n, socket := newNode(t), filepath.Join(shortDir(t), "nri.sock")
+	n, socket := newNode(t), filepath.Join(must.SocketDir(t), "nri.sock")
 	r := startRuntime(t, socket)
 	n.start(t, socket)
 	r.waitForPlugin(t)
@@ -492,7 +473,7 @@ func (k kubelet) Claimed(_ context.Context, namespace, pod string) ([]function.I
 // TestSharedClaim: a second pod of a claim, for which the kubelet does not call Prepare, is attached or refused like the
 // first, and does not run without its interface.
 func TestSharedClaim(t *testing.T) {
-	n, socket := newNode(t), filepath.Join(shortDir(t), "nri.sock")
+	n, socket := newNode(t), filepath.Join(must.SocketDir(t), "nri.sock")
 	n.reserve(t, "2", "pod1")
 	vf := function.ID{Address: "0000:3b:00.2"}
 	r := startRuntime(t, socket)
@@ -559,7 +540,7 @@ func TestSharedClaimIsLookedFor(t *testing.T) {
 }
 
 func TestAwaitConnected(t *testing.T) {
-	n, socket := newNode(t), filepath.Join(shortDir(t), "nri.sock")
+	n, socket := newNode(t), filepath.Join(must.SocketDir(t), "nri.sock")
 	p := n.start(t, socket)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
@@ -574,7 +555,7 @@ func TestAwaitConnected(t *testing.T) {
 }
 
 func TestRuntimeRestarts(t *testing.T) {
-	n, socket := newNode(t), filepath.Join(shortDir(t), "nri.sock")
+	n, socket := newNode(t), filepath.Join(must.SocketDir(t), "nri.sock")
 	n.reserve(t, "2", "pod1")
 	p := n.start(t, socket) // before there is a runtime
 	if p.Connected() {
@@ -628,7 +609,7 @@ func endAtConfigure(near, far net.Conn) {
 // TestRuntimeEndsBeforeConfigure: the plugin connects again to the next runtime. The stub of NRI waits for the first one for
 // ever.
 func TestRuntimeEndsBeforeConfigure(t *testing.T) {
-	n, socket := newNode(t), filepath.Join(shortDir(t), "nri.sock")
+	n, socket := newNode(t), filepath.Join(must.SocketDir(t), "nri.sock")
 	startRuntime(t, socket+".real")
 	listener, err := net.Listen("unix", socket)
 	if err != nil {

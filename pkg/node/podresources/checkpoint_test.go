@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // kept is as kubelet 1.37 writes it.
@@ -36,11 +37,7 @@ func FuzzParseCheckpoint(f *testing.F) {
 // TestIncompleteAnswer: a kubelet that was started again without an API server lists static pods only. That is no
 // answer; and init containers, which it never lists, are in its checkpoint.
 func TestIncompleteAnswer(t *testing.T) {
-	dir, err := os.MkdirTemp("", "p") // t.TempDir is too long for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
+	dir := must.SocketDir(t)
 	kubelet, err := podresourcestest.Start(dir)
 	if err != nil {
 		t.Fatal(err)

@@ -21,6 +21,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 const (
@@ -32,14 +33,9 @@ const (
 // start starts a kubelet, and a client for it.
 func start(t *testing.T) (dir string, kubelet *podresourcestest.Kubelet, client *podresources.Client) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "pr") // t.TempDir is too long for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	if kubelet, err = podresourcestest.Start(dir); err != nil {
-		t.Fatal(err)
-	}
+	dir = must.SocketDir(t)
+	kubelet, err := podresourcestest.Start(dir)
+	must.Succeed(t, err)
 	t.Cleanup(kubelet.Stop)
 	return dir, kubelet, podresources.NewClient(dir, podresources.Self{}, testr.New(t))
 }
@@ -179,11 +175,7 @@ func TestTracker(t *testing.T) {
 
 // TestTrackerTimesOut: a kubelet that takes calls and does not answer is logged as one that is away.
 func TestTrackerTimesOut(t *testing.T) {
-	dir, err := os.MkdirTemp("", "pr")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
+	dir := must.SocketDir(t)
 	if err := os.Mkdir(filepath.Join(dir, "pod-resources"), 0o750); err != nil {
 		t.Fatal(err)
 	}

@@ -30,6 +30,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning/provisioningtest"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 const node = "node"
@@ -119,15 +120,7 @@ func sweep(t *testing.T, c client.Client) {
 // inBackground runs something until the test ends.
 func inBackground(t *testing.T, what string, run func(context.Context) error) {
 	t.Helper()
-	ctx, stop := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- run(ctx) }()
-	t.Cleanup(func() {
-		stop()
-		if err := <-done; err != nil {
-			t.Errorf("%s: %v, want nil when its context ends", what, err)
-		}
-	})
+	must.Run(t, run)
 }
 
 func startController(t *testing.T) {

@@ -1,7 +1,6 @@
 package provisioning_test
 
 import (
-	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
@@ -16,7 +15,6 @@ import (
 	"github.com/go-logr/logr/testr"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
@@ -25,6 +23,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning/provisioningtest"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 func TestDirect(t *testing.T) {
@@ -57,14 +56,6 @@ func startDirect(t *testing.T, config *provisioning.Config, records *provisionin
 	}
 	inBackground(t, "Direct", direct.Run)
 	return direct
-}
-
-func eventually(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	if err := wait.PollUntilContextTimeout(t.Context(), 5*time.Millisecond, 20*time.Second, true,
-		func(context.Context) (bool, error) { return condition(), nil }); err != nil {
-		t.Fatalf("%s: %v", what, err)
-	}
 }
 
 // TestDirectWithoutXPUs: a node without xPUs has nothing to ask, and nothing to give back.
@@ -106,16 +97,16 @@ xpu_direct_connected{xpu="card"} `+want+"\n"), "xpu_direct_connected") == nil
 		t.Error("the metric of an xPU that was never reached is not 0")
 	}
 	inBackground(t, "Direct", direct.Run)
-	eventually(t, "connected", func() bool { return connected("1") && changes.Load() > 0 })
+	must.Eventually(t, "connected", func() bool { return connected("1") && changes.Load() > 0 })
 	told := changes.Load()
 	before := time.Now()
 	agent.Stop()
-	eventually(t, "not connected", func() bool { return connected("0") })
+	must.Eventually(t, "not connected", func() bool { return connected("0") })
 	if message := direct.Away(vf(0)); message != "" && time.Since(before) < debounce {
 		t.Errorf("Away = %q after %s already", message, time.Since(before))
 	}
 	// That the connection went, that the debounce is over, and the reason.
-	eventually(t, "it is told, with the reason", func() bool {
+	must.Eventually(t, "it is told, with the reason", func() bool {
 		return changes.Load() >= told+3 && strings.Contains(direct.Away(vf(0)), "connection refused")
 	})
 	if after := time.Since(before); after < debounce {
@@ -146,13 +137,13 @@ func TestDirectAfterRestart(t *testing.T) {
 	})
 	startDirect(t, directConfig(agent), records)
 	want := []string{"vf-0000-3b-02-0", "vf-0000-3b-02-4"}
-	eventually(t, "the Ports are back", func() bool { return slices.Equal(agent.Ports(), want) })
+	must.Eventually(t, "the Ports are back", func() bool { return slices.Equal(agent.Ports(), want) })
 	agent.Kill()
 	records.Delete(function.ID{Address: "0000:3b:02.0"})
 	if err := agent.Run(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the Port is back", func() bool { return slices.Equal(agent.Ports(), want[1:]) })
+	must.Eventually(t, "the Port is back", func() bool { return slices.Equal(agent.Ports(), want[1:]) })
 }
 
 // TestDirectNetworkConflict: no Port joins a network that the agent has with another VLAN than the configuration.
@@ -195,7 +186,7 @@ func TestDirectNetworkPending(t *testing.T) {
 		Function: f.ID, PF: f.PF, State: journal.Attached, Port: &journal.Port{Network: provisioningtest.Blue, MAC: "02:00:00:00:00:01"},
 	})
 	startDirect(t, config, records)
-	eventually(t, "the Port is back", func() bool { return len(agent.Ports()) == 1 })
+	must.Eventually(t, "the Port is back", func() bool { return len(agent.Ports()) == 1 })
 }
 
 func dial(t *testing.T, agent *opitest.Agent) *opi.Client {
@@ -244,11 +235,11 @@ func TestDirectTLS(t *testing.T) {
 		}
 	}
 	direct := startDirect(t, config, &provisioningtest.Records{})
-	eventually(t, "the missing files are named", func() bool {
+	must.Eventually(t, "the missing files are named", func() bool {
 		return strings.Contains(direct.Away(vf(0)), config.XPUs[0].TLS.KeyFile+": no such file")
 	})
 	write(opitest.NewAuthority(t), "stranger")
-	eventually(t, "what is wrong now is said", func() bool {
+	must.Eventually(t, "what is wrong now is said", func() bool {
 		return strings.Contains(direct.Away(vf(0)), "unknown authority")
 	})
 	write(ca, "first")
@@ -263,5 +254,5 @@ func TestDirectTLS(t *testing.T) {
 	if err := agent.RunTLS(required); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the renewed certificate is used", func() bool { return clients.Load() == "second" })
+	must.Eventually(t, "the renewed certificate is used", func() bool { return clients.Load() == "second" })
 }

@@ -30,6 +30,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning/provisioningtest"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // web is a pod, and attached what the journal says once it has the Function.
@@ -91,7 +92,7 @@ func TestCRDMakesPortsAgain(t *testing.T) {
 			if err := c.Create(t.Context(), second); err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, "the agent knows the new Node object", func() bool {
+			must.Eventually(t, "the agent knows the new Node object", func() bool {
 				labels, err := api.NodeLabels(t.Context())
 				return err == nil && labels["made"] == "again"
 			})
@@ -103,7 +104,7 @@ func TestCRDMakesPortsAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		var port v1alpha1.XPUPort
-		eventually(t, test.name+": the Port is up again", func() bool {
+		must.Eventually(t, test.name+": the Port is up again", func() bool {
 			var exists bool
 			port, exists = portOf(t, c, f)
 			return exists && port.UID != before.UID && len(port.Status.Conditions) > 0 &&
@@ -179,7 +180,7 @@ func TestCRDDeletesStrays(t *testing.T) {
 		return names
 	}
 	want := []string{"by-hand", "node-0000-3b-02-0", "node-0000-3b-02-3", "node-0000-3b-02-4"}
-	eventually(t, "the strays are gone", func() bool { return slices.Equal(left(), want) })
+	must.Eventually(t, "the strays are gone", func() bool { return slices.Equal(left(), want) })
 	// The next is told by its creation, as a Create is that comes late.
 	late := otherName.DeepCopy()
 	late.ResourceVersion, late.UID, late.Name = "", "", "node-0000-3b-02-1"
@@ -188,7 +189,7 @@ func TestCRDDeletesStrays(t *testing.T) {
 	if err := c.Create(t.Context(), late); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the one that came late is gone", func() bool { return slices.Equal(left(), want) })
+	must.Eventually(t, "the one that came late is gone", func() bool { return slices.Equal(left(), want) })
 }
 
 // store is an API server with a memory that may lag behind, of one node with one XPU. There is no controller: a Port
