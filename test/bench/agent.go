@@ -14,7 +14,7 @@ import (
 
 	"github.com/go-logr/logr"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
+	"github.com/opiproject/xpu-device-plugin/test/kubelettest"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/simulate"
 )
@@ -101,7 +101,7 @@ type agent struct {
 	*process
 	address string // of its metrics
 	// kubelet says what pods have, as the agent wants to know before it offers anything.
-	kubelet *podresourcestest.Kubelet
+	kubelet *kubelettest.Pods
 }
 
 func (a *agent) end() error {
@@ -125,7 +125,7 @@ func (b *bench) startAgentWith(h *host, mode ...string) (*agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	kubelet, err := podresourcestest.Start(h.path("kubelet"))
+	kubelet, err := kubelettest.ServePods(h.path("kubelet"))
 	if err != nil {
 		return nil, err
 	}

@@ -20,7 +20,7 @@ import (
 
 	api "github.com/opiproject/xpu-device-plugin/cni/wire"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
+	"github.com/opiproject/xpu-device-plugin/test/kubelettest"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/simulate"
 )
@@ -93,7 +93,7 @@ func (p *pods) startAgent(start func() (*agent, error)) (*agent, error) {
 	}
 	var given []*podresourcesapi.PodResources
 	for i := range p.netns {
-		given = append(given, podresourcestest.Pod(podName(i), "intel.com/pool0", p.id(i)))
+		given = append(given, kubelettest.Pod(podName(i), "intel.com/pool0", p.id(i)))
 	}
 	a.kubelet.Set(given...)
 	return a, nil

@@ -28,7 +28,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/nri/nritest"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
+	"github.com/opiproject/xpu-device-plugin/test/kubelettest"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
@@ -84,7 +84,7 @@ func (l *life) claimed(ctx context.Context) error {
 		return err
 	}
 	defer l.has(l.name, nil)
-	l.has(l.name, podresourcestest.ClaimPod(l.name, v1alpha1.GroupName, l.function.DeviceName()))
+	l.has(l.name, kubelettest.ClaimPod(l.name, v1alpha1.GroupName, l.function.DeviceName()))
 	prepared := l.prepare(ctx, object)
 	if prepared == nil && l.way != neverRuns {
 		prepared = l.runClaimed(ctx, object, begin)
@@ -384,7 +384,7 @@ func (l *life) give(ctx context.Context) (given bool, err error) {
 		if !slices.Contains(l.plugins.Healthy(resource), l.function.String()) {
 			return fmt.Errorf("%s is not healthy", l.function)
 		}
-		l.has(l.name, podresourcestest.Pod(l.name, resource, l.function.String()))
+		l.has(l.name, kubelettest.Pod(l.name, resource, l.function.String()))
 		ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 		defer cancel()
 		_, failed := l.plugins.Allocate(ctx, resource, l.function.String())

@@ -38,11 +38,10 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/controller"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceplugin/kubelettest"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi/kubeapitest"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/nri/nritest"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
+	"github.com/opiproject/xpu-device-plugin/test/kubelettest"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/simulate"
@@ -78,7 +77,7 @@ type node struct {
 	kubelet sync.RWMutex
 	plugins *kubelettest.Kubelet
 	driver  *kubelettest.DRADriver
-	lister  *podresourcestest.Kubelet
+	lister  *kubelettest.Pods
 
 	// runtime is held in the same way.
 	runtime sync.RWMutex
@@ -212,7 +211,7 @@ func (n *node) restartKubelet() (err error) {
 	if err := n.plugins.Start(); err != nil {
 		return err
 	}
-	if n.lister, err = podresourcestest.Start(n.path("kubelet")); err != nil {
+	if n.lister, err = kubelettest.ServePods(n.path("kubelet")); err != nil {
 		return err
 	}
 	n.listPods()

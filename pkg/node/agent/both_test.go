@@ -13,9 +13,8 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceplugin/kubelettest"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/nri/nritest"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
+	"github.com/opiproject/xpu-device-plugin/test/kubelettest"
 )
 
 // offered are the devices of the node's ResourceSlices: those that may be handed out, and those with a taint that says
@@ -213,8 +212,8 @@ func TestBothOnOnePod(t *testing.T) {
 	if _, err := s.give(p.name, vf); err != nil {
 		t.Fatal(err)
 	}
-	resources := podresourcestest.Pod(p.name, resource, vf.String())
-	ofClaim := podresourcestest.ClaimPod(p.name, v1alpha1.GroupName, claimed.DeviceName())
+	resources := kubelettest.Pod(p.name, resource, vf.String())
+	ofClaim := kubelettest.ClaimPod(p.name, v1alpha1.GroupName, claimed.DeviceName())
 	resources.Containers[0].DynamicResources = ofClaim.Containers[0].DynamicResources
 	s.pods.Set(resources)
 	if _, err := s.add(p, vf); err != nil {

@@ -18,8 +18,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
+	"github.com/opiproject/xpu-device-plugin/test/kubelettest"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
@@ -47,10 +47,10 @@ func (d declared) NodeLabels(context.Context) (map[string]string, error) { retur
 // newUses makes uses of a node with a kubelet and one Function, in a pool that is published this way.
 func newUses(
 	t *testing.T, records *journal.Journal, publish v1alpha1.PublishMode,
-) (u *conflicts, manager *lifecycle.Manager, kubelet *podresourcestest.Kubelet, dir string) {
+) (u *conflicts, manager *lifecycle.Manager, kubelet *kubelettest.Pods, dir string) {
 	t.Helper()
 	dir = must.SocketDir(t)
-	kubelet, err := podresourcestest.Start(dir)
+	kubelet, err := kubelettest.ServePods(dir)
 	must.Succeed(t, err)
 	t.Cleanup(kubelet.Stop)
 	tracker := pool.NewTracker(declared(publish), declared(publish), nil, testr.New(t))
@@ -67,7 +67,7 @@ func newUses(
 
 func TestElsewhere(t *testing.T) {
 	const fast = "xpu.opiproject.org/fast"
-	byResource := podresourcestest.Pod("web", fast, vf.String())
+	byResource := kubelettest.Pod("web", fast, vf.String())
 	pod := journal.Pod{Namespace: "default", Name: "web"}
 	for _, test := range []struct {
 		name    string
@@ -128,7 +128,7 @@ func TestPrepareAsksAgain(t *testing.T) {
 	if err := manager.Reserve(t.Context(), want); err != nil {
 		t.Errorf("Reserve = %v", err)
 	}
-	kubelet.Set(podresourcestest.Pod("web", "xpu.opiproject.org/fast", vf.String()))
+	kubelet.Set(kubelettest.Pod("web", "xpu.opiproject.org/fast", vf.String()))
 	if err := manager.Reserve(t.Context(), want); err == nil || !strings.Contains(err.Error(), "default/web") {
 		t.Errorf("Reserve = %v; want an error that names the pod", err)
 	}
@@ -181,12 +181,12 @@ func TestUsesOfAKubeletThatIsAway(t *testing.T) {
 	u.times.conflict = time.Millisecond
 	asked := make(chan struct{})
 	u.changed = sync.OnceFunc(func() { close(asked) })
-	again, err := podresourcestest.Start(dir)
+	again, err := kubelettest.ServePods(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(again.Stop)
-	again.Set(podresourcestest.Pod("web", "intel.com/other", vf.String()))
+	again.Set(kubelettest.Pod("web", "intel.com/other", vf.String()))
 	ctx, stop := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() { u.run(ctx, nil) })

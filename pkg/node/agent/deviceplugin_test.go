@@ -15,8 +15,8 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/cniserver"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
+	"github.com/opiproject/xpu-device-plugin/test/kubelettest"
 )
 
 // TestExtendedResource is a Function's way into a pod and back by the device plugin and the CNI plugin.
@@ -68,7 +68,7 @@ func TestExtendedResource(t *testing.T) {
 		if notes := s.noted(); len(notes) > 0 {
 			t.Errorf("the administrator's hook ran before the Port was gone: %+v", notes)
 		}
-		s.pods.Set(podresourcestest.Pod(second.name, resource, vf.String()))
+		s.pods.Set(kubelettest.Pod(second.name, resource, vf.String()))
 		early := make(chan error, 1)
 		go func() { _, err := s.add(second, vf); early <- err }()
 		s.restartOPI()
@@ -152,7 +152,7 @@ func TestXPUAway(t *testing.T) {
 		p := newPod(t, "pod1")
 		s.start()
 		s.wantHealthy(vf, other)
-		s.pods.Set(podresourcestest.Pod(p.name, resource, vf.String()))
+		s.pods.Set(kubelettest.Pod(p.name, resource, vf.String()))
 		s.mustAdd(p, vf)
 
 		s.opi.Kill()

@@ -12,8 +12,8 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
+	"github.com/opiproject/xpu-device-plugin/test/kubelettest"
 )
 
 // TestDisturbed has pods come and go while the agent, the OPI agent and the kubelet are ended and started again, one
@@ -95,7 +95,7 @@ func (d *disturbed) set(p pod, f function.ID, has bool) {
 	defer d.mutex.Unlock()
 	delete(d.has, p.name)
 	if has {
-		d.has[p.name] = podresourcestest.Pod(p.name, resource, f.String())
+		d.has[p.name] = kubelettest.Pod(p.name, resource, f.String())
 	}
 	var all []*podresourcesapi.PodResources
 	for _, one := range d.has {

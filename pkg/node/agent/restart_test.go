@@ -10,10 +10,11 @@ import (
 
 	"github.com/go-logr/logr/funcr"
 	"github.com/go-logr/logr/testr"
+
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
+	"github.com/opiproject/xpu-device-plugin/test/kubelettest"
 )
 
 // TestRestart ends the agent at every stage of a Function's way, and has the next one go on from there.
@@ -172,7 +173,7 @@ func TestEndDuringAdd(t *testing.T) {
 		s.opi.Set(func(b *opitest.Behaviour) { b.UpDelay = 300 * time.Millisecond })
 		s.start()
 		s.wantHealthy(s.vfs...)
-		s.pods.Set(podresourcestest.Pod(p.name, resource, vf.String()))
+		s.pods.Set(kubelettest.Pod(p.name, resource, vf.String()))
 		done := make(chan error, 1)
 		go func() { _, err := s.add(p, vf); done <- err }()
 		s.eventually("the xPU is asked", func() bool { return s.opi.Calls("CreateBridgePort") > 0 })

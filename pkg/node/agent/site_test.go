@@ -36,12 +36,11 @@ import (
 	"github.com/opiproject/xpu-device-plugin/cni"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceplugin/kubelettest"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi/kubeapitest"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
+	"github.com/opiproject/xpu-device-plugin/test/kubelettest"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/simulate"
@@ -62,7 +61,7 @@ type site struct {
 	*world
 	opi     *opitest.Agent
 	kubelet *kubelettest.Kubelet
-	pods    *podresourcestest.Kubelet
+	pods    *kubelettest.Pods
 	vfs     []function.ID
 	dir     string
 	before  map[string]hostNetdev // the host's, before the agent
@@ -92,7 +91,7 @@ func newSite(t *testing.T) *site {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.kubelet.Stop)
-	pods, err := podresourcestest.Start(w.config.KubeletDir)
+	pods, err := kubelettest.ServePods(w.config.KubeletDir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -246,7 +245,7 @@ func (s *site) wantHealthy(functions ...function.ID) {
 // give plays the kubelet that gives a Function to a pod, from now on the only one of the node.
 func (s *site) give(pod string, f function.ID) (map[string]string, error) {
 	s.t.Helper()
-	s.pods.Set(podresourcestest.Pod(pod, resource, f.String()))
+	s.pods.Set(kubelettest.Pod(pod, resource, f.String()))
 	response, err := s.kubelet.Allocate(s.t.Context(), resource, f.String())
 	return response.GetEnvs(), err
 }

@@ -8,8 +8,8 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
+	"github.com/opiproject/xpu-device-plugin/test/kubelettest"
 )
 
 // TestPortsByHand: who deletes the XPUPort of a running pod gets another, and one that is for nobody is deleted.
@@ -81,7 +81,7 @@ func TestMaybe(t *testing.T) {
 		}
 	}
 	want("no pod has it", false)
-	kubelet.Set(podresourcestest.Pod("web", "xpu.opiproject.org/fast", vf.String()))
+	kubelet.Set(kubelettest.Pod("web", "xpu.opiproject.org/fast", vf.String()))
 	want("a pod has it", true)
 	kubelet.Set()
 	want("the pod is gone", false)

@@ -8,7 +8,7 @@ import (
 	"github.com/go-logr/logr/testr"
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
+	"github.com/opiproject/xpu-device-plugin/test/kubelettest"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
@@ -38,17 +38,17 @@ func FuzzParseCheckpoint(f *testing.F) {
 // answer; and init containers, which it never lists, are in its checkpoint.
 func TestIncompleteAnswer(t *testing.T) {
 	dir := must.SocketDir(t)
-	kubelet, err := podresourcestest.Start(dir)
+	kubelet, err := kubelettest.ServePods(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(kubelet.Stop)
 	client := NewClient(dir, Self{Namespace: "default", Name: "xpu-agent"}, testr.New(t))
-	kubelet.Set(podresourcestest.Pod("static", "x"))
+	kubelet.Set(kubelettest.Pod("static", "x"))
 	if assigned, err := client.Assigned(t.Context()); err == nil {
 		t.Errorf("Assigned = %v, want an error: the agent's own pod is missing", assigned)
 	}
-	kubelet.Set(podresourcestest.Pod("xpu-agent", "x"))
+	kubelet.Set(kubelettest.Pod("xpu-agent", "x"))
 	if assigned, err := client.Assigned(t.Context()); err != nil || len(assigned) > 0 {
 		t.Errorf("Assigned = %v, %v, want nothing", assigned, err)
 	}

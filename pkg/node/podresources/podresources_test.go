@@ -20,7 +20,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
+	"github.com/opiproject/xpu-device-plugin/test/kubelettest"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
@@ -31,10 +31,10 @@ const (
 )
 
 // start starts a kubelet, and a client for it.
-func start(t *testing.T) (dir string, kubelet *podresourcestest.Kubelet, client *podresources.Client) {
+func start(t *testing.T) (dir string, kubelet *kubelettest.Pods, client *podresources.Client) {
 	t.Helper()
 	dir = must.SocketDir(t)
-	kubelet, err := podresourcestest.Start(dir)
+	kubelet, err := kubelettest.ServePods(dir)
 	must.Succeed(t, err)
 	t.Cleanup(kubelet.Stop)
 	return dir, kubelet, podresources.NewClient(dir, podresources.Self{}, testr.New(t))
@@ -52,19 +52,19 @@ func TestAssigned(t *testing.T) {
 	}{
 		{"no pods", nil, map[string]podresources.Assignment{}},
 		{"nothing of ours", []*podresourcesapi.PodResources{
-			podresourcestest.Pod("gpu", "nvidia.com/gpu", "GPU-fef8089b-4820-abfc-e83e-94318197576e"), podresourcestest.Pod("none", "", ""),
-			podresourcestest.Pod("aux", "intel.com/sf", "mlx5_core.sf.2"), podresourcestest.ClaimPod("cpu", "dra.cpu", "cpu-1"),
+			kubelettest.Pod("gpu", "nvidia.com/gpu", "GPU-fef8089b-4820-abfc-e83e-94318197576e"), kubelettest.Pod("none", "", ""),
+			kubelettest.Pod("aux", "intel.com/sf", "mlx5_core.sf.2"), kubelettest.ClaimPod("cpu", "dra.cpu", "cpu-1"),
 		}, map[string]podresources.Assignment{}},
 		{"several pods and resources", []*podresourcesapi.PodResources{
-			podresourcestest.Pod("web", fast, vf, sf), podresourcestest.Pod("dpdk", "intel.com/dpdk", "0000:3B:00.4"),
+			kubelettest.Pod("web", fast, vf, sf), kubelettest.Pod("dpdk", "intel.com/dpdk", "0000:3B:00.4"),
 		}, map[string]podresources.Assignment{vf: in("web", fast), sf: in("web", fast), "0000:3b:00.4": in("dpdk", "intel.com/dpdk")}},
 		{"claims", []*podresourcesapi.PodResources{
-			podresourcestest.ClaimPod("ours", "xpu.opiproject.org", "0000-3b-00-2", "0000-3b-00-0-sf88"),
-			podresourcestest.ClaimPod("theirs", "sriovnetwork.k8snetworkplumbingwg.io", "0000-3b-00-4"),
+			kubelettest.ClaimPod("ours", "xpu.opiproject.org", "0000-3b-00-2", "0000-3b-00-0-sf88"),
+			kubelettest.ClaimPod("theirs", "sriovnetwork.k8snetworkplumbingwg.io", "0000-3b-00-4"),
 		}, map[string]podresources.Assignment{
 			vf: in("ours", ""), sf: in("ours", ""), "0000:3b:00.4": in("theirs", "sriovnetwork.k8snetworkplumbingwg.io"),
 		}},
-		{"given twice", []*podresourcesapi.PodResources{podresourcestest.Pod("b", fast, vf), podresourcestest.Pod("a", "intel.com/dpdk", vf)},
+		{"given twice", []*podresourcesapi.PodResources{kubelettest.Pod("b", fast, vf), kubelettest.Pod("a", "intel.com/dpdk", vf)},
 			map[string]podresources.Assignment{vf: in("a", "intel.com/dpdk")}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -85,13 +85,13 @@ func TestManyPods(t *testing.T) {
 	_, kubelet, client := start(t)
 	var pods []*podresourcesapi.PodResources
 	for i := range 500 {
-		pod := podresourcestest.Pod(fmt.Sprint("pod", i), "example.com/tokens", make([]string, 1000)...)
+		pod := kubelettest.Pod(fmt.Sprint("pod", i), "example.com/tokens", make([]string, 1000)...)
 		for j := range 1000 {
 			pod.Containers[0].Devices[0].DeviceIds[j] = fmt.Sprint("token-", i, "-", j)
 		}
 		pods = append(pods, pod)
 	}
-	kubelet.Set(append(pods, podresourcestest.Pod("web", fast, vf))...)
+	kubelet.Set(append(pods, kubelettest.Pod("web", fast, vf))...)
 	got, err := client.Assigned(t.Context())
 	if err != nil || len(got) != 1 {
 		t.Errorf("Assigned = %v, %v, want one", got, err)
@@ -121,7 +121,7 @@ func TestTracker(t *testing.T) {
 			t.Errorf("Refresh = %t, %v, want %t", changed, err, wantChanged)
 		}
 	}
-	kubelet.Set(podresourcestest.Pod("web", fast, vf))
+	kubelet.Set(kubelettest.Pod("web", fast, vf))
 	refresh(true)
 	refresh(false)
 	if message := tracker.InUse(vfID, fast); message != "" {
@@ -138,7 +138,7 @@ func TestTracker(t *testing.T) {
 			}
 		}
 	}
-	kubelet.Set(podresourcestest.ClaimPod("web", "xpu.opiproject.org", "0000-3b-00-2"))
+	kubelet.Set(kubelettest.ClaimPod("web", "xpu.opiproject.org", "0000-3b-00-2"))
 	refresh(true)
 	if message := tracker.InUse(vfID, ""); message != "" {
 		t.Errorf("InUse by a claim = %q, want none", message)
@@ -159,7 +159,7 @@ func TestTracker(t *testing.T) {
 	if len(logged) != 1 {
 		t.Errorf("logged %q, want that the kubelet is away, once", logged)
 	}
-	again, err := podresourcestest.Start(dir)
+	again, err := kubelettest.ServePods(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -218,14 +218,14 @@ func TestNoKubelet(t *testing.T) {
 func TestClaimed(t *testing.T) {
 	_, kubelet, client := start(t)
 	claimed := func(namespace, pod, device string) *podresourcesapi.PodResources {
-		p := podresourcestest.ClaimPod(pod, v1alpha1.GroupName, device)
+		p := kubelettest.ClaimPod(pod, v1alpha1.GroupName, device)
 		p.Namespace = namespace
 		return p
 	}
 	twice := claimed("default", "web", "0000-3b-00-2")
 	twice.Containers = append(twice.Containers, twice.Containers[0])
 	kubelet.Set(twice, claimed("other", "web", "0000-3b-00-3"), claimed("default", "db", "0000-3b-00-4"),
-		podresourcestest.Pod("web", "xpu.opiproject.org/fast", "0000:3b:00.5"))
+		kubelettest.Pod("web", "xpu.opiproject.org/fast", "0000:3b:00.5"))
 	got, err := client.Claimed(t.Context(), "default", "web")
 	if want := []function.ID{{Address: "0000:3b:00.2"}}; err != nil || !slices.Equal(got, want) {
 		t.Errorf("Claimed = %v, %v, want %v", got, err, want)
@@ -238,7 +238,7 @@ func TestClaimed(t *testing.T) {
 	}
 	// Two pods of one name, in two namespaces, and one that has the Function by a resource as well.
 	kubelet.Set(claimed("default", "web", "0000-3b-00-2"), claimed("other", "web", "0000-3b-00-2"),
-		podresourcestest.Pod("web", "xpu.opiproject.org/fast", "0000:3b:00.2"))
+		kubelettest.Pod("web", "xpu.opiproject.org/fast", "0000:3b:00.2"))
 	if changed, err := client.Refresh(t.Context()); !changed || err != nil {
 		t.Errorf("changed %t, %v", changed, err)
 	}

@@ -24,10 +24,10 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/sriov"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
+	"github.com/opiproject/xpu-device-plugin/test/kubelettest"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
@@ -45,7 +45,7 @@ type supplier struct {
 	inventory *inventory.Inventory
 	tracker   *pool.Tracker
 	journal   *journal.Journal
-	kubelet   *podresourcestest.Kubelet
+	kubelet   *kubelettest.Pods
 	pods      *podresources.Client
 	vfs       *sriov.VFs
 
@@ -66,7 +66,7 @@ func newSupplier(t *testing.T, pf pci.Address) *supplier {
 	s.journal, err = journal.Open(filepath.Join(dir, "journal.db"))
 	must.Succeed(t, err)
 	t.Cleanup(func() { s.journal.Close() })
-	s.kubelet, err = podresourcestest.Start(dir)
+	s.kubelet, err = kubelettest.ServePods(dir)
 	must.Succeed(t, err)
 	t.Cleanup(s.kubelet.Stop)
 	s.pods = podresources.NewClient(dir, podresources.Self{}, testr.New(t))
@@ -360,7 +360,7 @@ func supplyInUse(t *testing.T, s *supplier) {
 		},
 		{
 			"VF of another device plugin's pod", string(vf) + " belongs to pod default/other (container main)",
-			func(*testing.T) { s.kubelet.Set(podresourcestest.Pod("other", "intel.com/vf", string(vf))) },
+			func(*testing.T) { s.kubelet.Set(kubelettest.Pod("other", "intel.com/vf", string(vf))) },
 			func(*testing.T) { s.kubelet.Set() },
 			false,
 		},

@@ -27,9 +27,8 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceplugin/kubelettest"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources/podresourcestest"
+	"github.com/opiproject/xpu-device-plugin/test/kubelettest"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
@@ -62,7 +61,7 @@ type Options struct {
 type Node struct {
 	// Kubelet has the device plugins, and Pods says which pods have which devices.
 	Kubelet *kubelettest.Kubelet
-	Pods    *podresourcestest.Kubelet
+	Pods    *kubelettest.Pods
 	// Cluster is nil in direct mode.
 	Cluster *Cluster
 
@@ -91,7 +90,7 @@ func New(t *testing.T, options Options) *Node {
 	must.Succeed(t, n.Kubelet.Start())
 	t.Cleanup(n.Kubelet.Stop)
 	var err error
-	n.Pods, err = podresourcestest.Start(n.path("kubelet"))
+	n.Pods, err = kubelettest.ServePods(n.path("kubelet"))
 	must.Succeed(t, err)
 	t.Cleanup(n.Pods.Stop)
 	n.Declare(options.Pools...)
@@ -241,7 +240,7 @@ func (n *Node) Allocate(resource string, f function.ID) (map[string]string, erro
 func (n *Node) give(pod string, f function.ID) {
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
-	n.given[f] = podresourcestest.Pod(pod, cmp.Or(n.resources[f], Resource("fast")), f.String())
+	n.given[f] = kubelettest.Pod(pod, cmp.Or(n.resources[f], Resource("fast")), f.String())
 	n.Pods.Set(slices.Collect(maps.Values(n.given))...)
 }
 

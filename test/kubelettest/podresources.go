@@ -1,5 +1,4 @@
-// Package podresourcestest has a kubelet that says which pods have which devices, over a real socket.
-package podresourcestest
+package kubelettest
 
 import (
 	"context"
@@ -12,8 +11,8 @@ import (
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// Kubelet answers with what was set. Its methods may be called by several goroutines at once.
-type Kubelet struct {
+// Pods says which pods have which devices, as it was set. Its methods may be called by several goroutines at once.
+type Pods struct {
 	podresourcesapi.UnimplementedPodResourcesListerServer
 
 	server *grpc.Server
@@ -22,8 +21,9 @@ type Kubelet struct {
 	pods  []*podresourcesapi.PodResources
 }
 
-// Start serves at the socket of the kubelet with this directory, until Stop. A socket that is left there is replaced.
-func Start(kubeletDir string) (*Kubelet, error) {
+// ServePods serves the pod resources API at the socket of the kubelet with this directory, until Stop. A socket that is
+// left there is replaced.
+func ServePods(kubeletDir string) (*Pods, error) {
 	path := filepath.Join(kubeletDir, "pod-resources", "kubelet.sock")
 	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
 		return nil, err
@@ -35,29 +35,29 @@ func Start(kubeletDir string) (*Kubelet, error) {
 	if err != nil {
 		return nil, err
 	}
-	k := &Kubelet{server: grpc.NewServer()}
-	podresourcesapi.RegisterPodResourcesListerServer(k.server, k)
-	go func() { _ = k.server.Serve(listener) }()
-	return k, nil
+	p := &Pods{server: grpc.NewServer()}
+	podresourcesapi.RegisterPodResourcesListerServer(p.server, p)
+	go func() { _ = p.server.Serve(listener) }()
+	return p, nil
 }
 
-// Stop ends the kubelet.
-func (k *Kubelet) Stop() { k.server.Stop() }
+// Stop ends the API.
+func (p *Pods) Stop() { p.server.Stop() }
 
 // Set replaces all pods.
-func (k *Kubelet) Set(pods ...*podresourcesapi.PodResources) {
-	k.mutex.Lock()
-	defer k.mutex.Unlock()
-	k.pods = pods
+func (p *Pods) Set(pods ...*podresourcesapi.PodResources) {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	p.pods = pods
 }
 
 // List implements the kubelet's API.
-func (k *Kubelet) List(
+func (p *Pods) List(
 	context.Context, *podresourcesapi.ListPodResourcesRequest,
 ) (*podresourcesapi.ListPodResourcesResponse, error) {
-	k.mutex.Lock()
-	defer k.mutex.Unlock()
-	return &podresourcesapi.ListPodResourcesResponse{PodResources: k.pods}, nil
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	return &podresourcesapi.ListPodResourcesResponse{PodResources: p.pods}, nil
 }
 
 // Pod is a pod in the namespace default whose one container, "main", has these devices of a resource.

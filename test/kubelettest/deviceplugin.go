@@ -1,6 +1,7 @@
-// Package kubelettest has a kubelet's side of the device plugin API and of DRA, over real sockets: it finds plugins,
-// watches their Functions and allocates them, and has drivers prepare claims. It does to plugins what a kubelet does, as
-// far as plugins can see it, but at once where a kubelet takes its time.
+// Package kubelettest has a kubelet's side of the APIs that a node agent uses, over real sockets. By the device plugin API
+// it finds plugins, watches their Functions and allocates them. By DRA it has drivers prepare claims. By the pod resources
+// API it says which pods have which devices. It does what a kubelet does, as far as an agent can see it, but at once where
+// a kubelet takes its time.
 package kubelettest
 
 import (
