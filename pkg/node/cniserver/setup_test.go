@@ -33,8 +33,8 @@ func (o withSetup) PoolOf(id function.ID) (pool.Pool, bool) {
 
 func (o withSetup) Get(function.ID) (function.Function, bool) { return function.Function{}, false }
 
-// TestOutfit: the reservation that an ADD makes says what is to be done to the Function, as that of an Allocate does.
-func TestOutfit(t *testing.T) {
+// TestReservationHasSetup: the reservation that an ADD makes says what is to be done to the Function, as that of an Allocate does.
+func TestReservationHasSetup(t *testing.T) {
 	sf := function.PotentialSF(function.Function{ID: function.ID{Address: "0000:3b:00.0"}}, 5)
 	making := v1alpha1.DevicePoolSpec{
 		Publish: v1alpha1.PublishDevicePlugin, SFs: &v1alpha1.SFSpec{FirstNumber: 1, Count: 8},
@@ -127,8 +127,8 @@ func (h hostile) TearDown(context.Context, journal.Attachment) error {
 	return nil
 }
 
-// TestFitOutFails: that is not a matter of the journal.
-func TestFitOutFails(t *testing.T) {
+// TestSetupFails: that is not a matter of the journal.
+func TestSetupFails(t *testing.T) {
 	c, s := newCard(t)
 	c.options.Setup = hostile{}
 	s.Lifecycle = c.lifecycle()

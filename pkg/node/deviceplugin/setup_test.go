@@ -34,9 +34,9 @@ func made(f function.Function) function.Function {
 	return f
 }
 
-// TestAllocateFitsOut: a container gets what belongs to the Function that was made for it, and the kubelet sees the
+// TestAllocateSetsUp: a container gets what belongs to the Function that was made for it, and the kubelet sees the
 // same device all the while.
-func TestAllocateFitsOut(t *testing.T) {
+func TestAllocateSetsUp(t *testing.T) {
 	s := newScene(t, kubelettest.Options{})
 	p, ids := madePool()
 	s.reserve = func(f function.Function) (function.Function, error) { return made(f), nil }

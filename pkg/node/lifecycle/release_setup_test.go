@@ -66,7 +66,7 @@ func withSetup(state journal.State) journal.Attachment {
 }
 
 // What a Function was set up with is undone with its reservation: when the netdev is back, and before the hooks.
-func TestReleaseUndoesOutfit(t *testing.T) {
+func TestReleaseTearsDown(t *testing.T) {
 	bare := withSetup(journal.Reserved)
 	bare.Setup = nil
 	for name, test := range map[string]struct {
@@ -113,7 +113,7 @@ func TestReleaseContinuesUndoing(t *testing.T) {
 }
 
 // A pod that gets another sandbox has the Function as it asked for it.
-func TestDetachKeepsOutfit(t *testing.T) {
+func TestDetachKeepsSetup(t *testing.T) {
 	j, o := openJournal(t), &order{}
 	a := withSetup(journal.Attached)
 	must.Succeed(t, j.Put(a))

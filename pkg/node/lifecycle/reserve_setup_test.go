@@ -75,7 +75,7 @@ func (w *workshop) wantBound(t *testing.T, driver string) {
 
 // A Function is set up after that is written down, and what it was before stays written down however often it is
 // reserved.
-func TestReserveFitsOut(t *testing.T) {
+func TestReserveSetsUp(t *testing.T) {
 	a, w := fitting(t)
 	for range 2 {
 		if err := a.Reserve(t.Context(), withSetup()); err != nil {
@@ -86,7 +86,7 @@ func TestReserveFitsOut(t *testing.T) {
 }
 
 // Setup that failed is continued by the next reservation, which knows what the Function was.
-func TestReserveContinuesFittingOut(t *testing.T) {
+func TestReserveContinuesSetup(t *testing.T) {
 	a, w := fitting(t)
 	planned := withSetup()
 	planned.Setup.Own, planned.State = "iavf", journal.Reserved
@@ -106,7 +106,7 @@ func TestReserveContinuesFittingOut(t *testing.T) {
 }
 
 // Nothing is written down of what cannot be done.
-func TestReserveRefusesOutfit(t *testing.T) {
+func TestReserveRefusesSetup(t *testing.T) {
 	a, w := fitting(t)
 	w.refuse = errors.New("refused")
 	if err := a.Reserve(t.Context(), withSetup()); !errors.Is(err, w.refuse) {
@@ -151,7 +151,7 @@ func TestReserveForTheNextPodReleasesFirst(t *testing.T) {
 }
 
 // A boot undoes what Functions were set up with, and the kubelet starts pods again on what it allocated before.
-func TestRecoverFitsOut(t *testing.T) {
+func TestRecoverSetsUp(t *testing.T) {
 	a, w := fitting(t)
 	if err := a.Reserve(t.Context(), withSetup()); err != nil {
 		t.Fatal(err)

@@ -249,9 +249,9 @@ func TestSweepLooksTwice(t *testing.T) {
 	}
 }
 
-// TestFitsOutLate: after a reboot the VFs of a DevicePool may appear after the agent. What the kubelet allocated before is
+// TestSetUpLate: after a reboot the VFs of a DevicePool may appear after the agent. What the kubelet allocated before is
 // set up when they are there, though nobody asks again.
-func TestFitsOutLate(t *testing.T) {
+func TestSetUpLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, w := fitting(t)
 		if err := w.attacher().Reserve(t.Context(), withSetup()); err != nil {
@@ -260,7 +260,7 @@ func TestFitsOutLate(t *testing.T) {
 		w.own, w.bound, w.refuse = "iavf", map[function.ID]string{}, errors.New("is gone from this node") // a boot
 		m := w.attacher()
 		if err := m.SetUp(t.Context()); !errors.Is(err, w.refuse) {
-			t.Fatalf("FitOut = %v, want %v", err, w.refuse)
+			t.Fatalf("SetUp = %v, want %v", err, w.refuse)
 		}
 		w.refuse = nil
 		ctx, stop := context.WithCancel(t.Context())

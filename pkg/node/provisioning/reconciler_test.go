@@ -299,8 +299,8 @@ func reconciler(t *testing.T, test func(t *testing.T, crd *provisioning.CRD, s *
 	})
 }
 
-// TestUpkeepWithoutEvent: what no event told of is found within a minute.
-func TestUpkeepWithoutEvent(t *testing.T) {
+// TestReconcilerWithoutEvent: what no event told of is found within a minute.
+func TestReconcilerWithoutEvent(t *testing.T) {
 	reconciler(t, func(t *testing.T, crd *provisioning.CRD, s *store, records *provisioningtest.Records) {
 		serve(t, crd, records, vf(0))
 		s.do(func() { s.silent = true })
@@ -323,8 +323,8 @@ func TestUpkeepWithoutEvent(t *testing.T) {
 	})
 }
 
-// TestUpkeepStates: only what is on its way out does not get its Port again.
-func TestUpkeepStates(t *testing.T) {
+// TestReconcilerStates: only what is on its way out does not get its Port again.
+func TestReconcilerStates(t *testing.T) {
 	for state, want := range map[journal.State]int{
 		journal.Reserved: 1, journal.Attaching: 1, journal.Attached: 1, journal.Lost: 1, journal.Detaching: 1, journal.Releasing: 0,
 	} {
@@ -341,8 +341,8 @@ func TestUpkeepStates(t *testing.T) {
 	}
 }
 
-// TestUpkeepLeavesProvisionAlone: who provisions or deprovisions a Function is the only one to write its Port.
-func TestUpkeepLeavesProvisionAlone(t *testing.T) {
+// TestReconcilerLeavesProvisionAlone: who provisions or deprovisions a Function is the only one to write its Port.
+func TestReconcilerLeavesProvisionAlone(t *testing.T) {
 	refusal := errors.New("not now")
 	reconciler(t, func(t *testing.T, crd *provisioning.CRD, s *store, records *provisioningtest.Records) {
 		during := func(call func() error) {
@@ -381,9 +381,9 @@ func TestUpkeepLeavesProvisionAlone(t *testing.T) {
 	})
 }
 
-// TestUpkeepDeletesBeforeProvision: Provision does not take a Port for its own that is about to go, though memory does
+// TestReconcilerDeletesBeforeProvision: Provision does not take a Port for its own that is about to go, though memory does
 // not know that yet.
-func TestUpkeepDeletesBeforeProvision(t *testing.T) {
+func TestReconcilerDeletesBeforeProvision(t *testing.T) {
 	reconciler(t, func(t *testing.T, crd *provisioning.CRD, s *store, records *provisioningtest.Records) {
 		serve(t, crd, records, vf(0))
 		records.Delete(vf(0).ID)
@@ -417,8 +417,8 @@ func TestUpkeepDeletesBeforeProvision(t *testing.T) {
 	})
 }
 
-// TestUpkeepTriesAgain: what the API server refuses is tried again, not too often, and told once.
-func TestUpkeepTriesAgain(t *testing.T) {
+// TestReconcilerTriesAgain: what the API server refuses is tried again, not too often, and told once.
+func TestReconcilerTriesAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var told []string
 		log := funcr.New(func(_, line string) { told = append(told, line) }, funcr.Options{})

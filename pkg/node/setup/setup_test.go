@@ -40,8 +40,8 @@ func TestWish(t *testing.T) {
 	}
 }
 
-// TestOutfitPlan: a VF gets its driver, an SF is made.
-func TestOutfitPlan(t *testing.T) {
+// TestPlanOfSetup: a VF gets its driver, an SF is made.
+func TestPlanOfSetup(t *testing.T) {
 	runner := Runner{Drivers: newHost(t).drivers()}
 	for _, test := range []struct {
 		id         function.ID
