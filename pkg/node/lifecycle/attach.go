@@ -166,6 +166,11 @@ func (m *Manager) announce(record journal.Attachment) {
 	if m.options.Announce == nil || record.Interface.Userspace || len(record.Observed.Addresses) == 0 {
 		return
 	}
+	m.mutex.Lock()
+	defer m.mutex.Unlock()
+	if m.lasting.Err() != nil {
+		return // Run has ended, and waits for no more
+	}
 	m.announcing.Go(func() {
 		ctx, cancel := context.WithTimeout(m.lasting, announceTimeout)
 		defer cancel()
@@ -173,6 +178,13 @@ func (m *Manager) announce(record journal.Attachment) {
 			m.log.V(1).Info("The interface's addresses are not announced", "function", record.Function.String(), "reason", err.Error())
 		}
 	})
+}
+
+func (m *Manager) endAnnouncements() {
+	m.mutex.Lock()
+	m.stop()
+	m.mutex.Unlock()
+	m.announcing.Wait()
 }
 
 // maxNames is how many names are tried for an interface that nobody named. A pod has a few interfaces.

@@ -151,7 +151,8 @@ type Manager struct {
 	log     logr.Logger
 
 	// announcing are the announcements under way, which hold the pods' namespaces. Their context is lasting, which stop
-	// ends with [Manager.Run].
+	// ends with [Manager.Run]. The mutex is for beginning an announcement and for stop: an Attach may take longer than Run.
+	mutex      sync.Mutex
 	announcing sync.WaitGroup
 	lasting    context.Context
 	stop       context.CancelFunc

@@ -54,8 +54,7 @@ func (m *Manager) resume(ctx context.Context, setUp bool) error {
 
 // Run carries out [Resume] and [Sweep] at intervals, and [DeviceChanges] after every value from changes, until ctx ends.
 func (m *Manager) Run(ctx context.Context, changes <-chan struct{}) error {
-	defer m.announcing.Wait()
-	defer m.stop()
+	defer m.endAnnouncements()
 	// The queue has the Functions whose device may have gone or come back. One goroutine at a time works on a Function.
 	queue := workqueue.NewTypedRateLimitingQueue(
 		workqueue.NewTypedItemExponentialFailureRateLimiter[function.ID](500*time.Millisecond, 30*time.Second))
