@@ -89,6 +89,13 @@ func (h *host) set(change func()) {
 	change()
 }
 
+// counted is one of the counters.
+func (h *host) counted(counter *int) int {
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	return *counter
+}
+
 func (h *host) must(err error) {
 	h.t.Helper()
 	if err != nil {
@@ -432,14 +439,14 @@ func TestVFsInUse(t *testing.T) {
 				h.run()
 				synctest.Wait()
 				h.short("one", v1alpha1.ReasonInUse, c.message)
-				changed := h.changed
+				changed := h.counted(&h.changed)
 				time.Sleep(10 * time.Minute)
 				h.wrote()
-				if h.changed != changed {
-					t.Errorf("told %d times of what did not change", h.changed-changed)
+				if h.counted(&h.changed) != changed {
+					t.Errorf("told %d times of what did not change", h.counted(&h.changed)-changed)
 				}
-				if h.asked > 20 {
-					t.Errorf("the kubelet was asked %d times in 10 minutes", h.asked)
+				if h.counted(&h.asked) > 20 {
+					t.Errorf("the kubelet was asked %d times in 10 minutes", h.counted(&h.asked))
 				}
 				c.end(h)
 				time.Sleep(2 * time.Minute) // nobody tells of all of that
@@ -459,7 +466,7 @@ func TestVFsFollowReleases(t *testing.T) {
 		h.run()
 		time.Sleep(10 * time.Minute) // the retries are a minute apart by now
 		h.wrote()
-		asked := h.asked
+		asked := h.counted(&h.asked)
 		h.set(func() {
 			h.assigned = map[string]podresources.Assignment{string(vf(pf0, 1)): {Namespace: "default", Pod: "web"}}
 		})
@@ -468,8 +475,8 @@ func TestVFsFollowReleases(t *testing.T) {
 			time.Sleep(pause / 10)
 		}
 		h.wrote()
-		if h.asked > asked {
-			t.Errorf("the kubelet was asked %d times for what the journal knows", h.asked-asked)
+		if h.counted(&h.asked) > asked {
+			t.Errorf("the kubelet was asked %d times for what the journal knows", h.counted(&h.asked)-asked)
 		}
 		h.record()
 		time.Sleep(pause)
@@ -632,8 +639,8 @@ func TestVFsUnseen(t *testing.T) {
 		time.Sleep(10 * time.Minute)
 		h.wrote()
 		h.short("four", "", "")
-		if h.looks > 50 {
-			t.Errorf("looked %d times in 10 minutes", h.looks)
+		if h.counted(&h.looks) > 50 {
+			t.Errorf("looked %d times in 10 minutes", h.counted(&h.looks))
 		}
 	})
 }
