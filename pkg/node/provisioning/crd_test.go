@@ -164,8 +164,10 @@ func vf(index int) function.Function {
 	}
 }
 
-func blue(f function.Function) provisioning.Request {
-	return provisioning.Request{Function: f, DevicePool: provisioningtest.Pool, Network: provisioningtest.Blue, MAC: provisioning.MAC(node, f.ID)}
+func blue(f function.Function) journal.Attachment {
+	return journal.Attachment{Function: f.ID, PF: f.PF, Port: &journal.Port{
+		DevicePool: provisioningtest.Pool, Network: provisioningtest.Blue, MAC: provisioning.MAC(node, f.ID),
+	}}
 }
 
 func within(t *testing.T, limit time.Duration) context.Context {
@@ -254,7 +256,7 @@ func TestCRDWithoutController(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "XPUPort xpu-system/node-0000-3b-02-0 is waiting for XPU card") {
 		t.Errorf("error %v, want one that says who is awaited", err)
 	}
-	err = crd.Deprovision(within(t, time.Second), vf(0))
+	err = crd.Deprovision(within(t, time.Second), blue(vf(0)))
 	if err == nil || !strings.Contains(err.Error(), "xpu-controller has not taken XPUPort xpu-system/node-0000-3b-02-0") {
 		t.Errorf("error %v, want one that says who is awaited", err)
 	}
@@ -275,7 +277,7 @@ func TestCRDWithoutAPIServer(t *testing.T) {
 	if _, err := crd.Provision(within(t, 100*time.Millisecond), blue(vf(0))); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("Provision: error %v, want %q", err, want)
 	}
-	if err := crd.Deprovision(within(t, 100*time.Millisecond), vf(0)); err == nil || !strings.Contains(err.Error(), want) {
+	if err := crd.Deprovision(within(t, 100*time.Millisecond), blue(vf(0))); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("Deprovision: error %v, want %q", err, want)
 	}
 	if message := crd.Away(vf(0)); message != "" {

@@ -64,7 +64,7 @@ func TestDirectWithoutXPUs(t *testing.T) {
 	if message := direct.Away(vf(0)); message != "" {
 		t.Errorf("Away = %q", message)
 	}
-	if err := direct.Deprovision(t.Context(), vf(0)); err != nil {
+	if err := direct.Deprovision(t.Context(), blue(vf(0))); err != nil {
 		t.Errorf("Deprovision: %v", err)
 	}
 	if _, err := direct.Provision(t.Context(), blue(vf(0))); err == nil || !strings.Contains(err.Error(), "no xPU of the configuration has PF 0000:3b:00.0") {

@@ -37,21 +37,16 @@ import (
 var web = journal.Pod{Namespace: "default", Name: "web", UID: "web-1"}
 
 func attached(f function.Function) journal.Attachment {
-	return journal.Attachment{
-		Function: f.ID, PF: f.PF, VFIndex: f.Index, State: journal.Attached, Pod: web, Resource: "xpu.opiproject.org/fast",
-		Port: &journal.Port{
-			DevicePool: provisioningtest.Pool, Network: provisioningtest.Blue, MAC: provisioning.MAC(node, f.ID),
-		},
-	}
+	a := blue(f)
+	a.VFIndex, a.State, a.Pod, a.Resource = f.Index, journal.Attached, web, "xpu.opiproject.org/fast"
+	return a
 }
 
 // serve provisions for the pod, as the node's agent does.
 func serve(t *testing.T, crd *provisioning.CRD, records *provisioningtest.Records, f function.Function) {
 	t.Helper()
 	records.Put(attached(f))
-	r := blue(f)
-	r.Pod = web
-	if _, err := crd.Provision(within(t, 20*time.Second), r); err != nil {
+	if _, err := crd.Provision(within(t, 20*time.Second), attached(f)); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -373,7 +368,7 @@ func TestUpkeepLeavesProvisionAlone(t *testing.T) {
 		})
 		a.State = journal.Releasing
 		records.Put(a)
-		during(func() error { return crd.Deprovision(t.Context(), vf(0)) })
+		during(func() error { return crd.Deprovision(t.Context(), blue(vf(0))) })
 		time.Sleep(time.Hour)
 		if created, deleted := s.get(&s.created), s.get(&s.deleted); created != 1 || deleted != 1 {
 			t.Errorf("%d created and %d deleted, want one Port that came and went", created, deleted)
