@@ -209,7 +209,7 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
 	}
 	bounded, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	if err := agent.EnsurePort(bounded, want, opiNetwork(network)); err != nil {
+	if err := agent.EnsurePort(bounded, want, opi.NewNetwork(network.Name, network.Spec.VLAN, network.Spec.VNI)); err != nil {
 		ctrl.LoggerFrom(ctx).V(1).Info("the xPU does not serve the Port yet", "xpu", port.Spec.XPU, "error", err.Error())
 		return r.failure(port, err)
 	}

@@ -63,7 +63,7 @@ func (x *xpuSession) verify(ctx context.Context) {
 		networks.Go(func() {
 			bounded, cancel := context.WithTimeout(ctx, verifyTimeout)
 			defer cancel()
-			if err := x.EnsureNetwork(bounded, network.opi(name)); err != nil && ctx.Err() == nil {
+			if err := x.EnsureNetwork(bounded, opi.NewNetwork(name, network.VLAN, network.VNI)); err != nil && ctx.Err() == nil {
 				x.log.Error(err, "The xPU does not serve a network; it is tried again when a Port needs it", "network", name)
 			}
 		})
@@ -113,7 +113,7 @@ func (x *xpuSession) ensure(ctx context.Context, a journal.Attachment) error {
 	if err != nil {
 		return err
 	}
-	return x.EnsurePort(ctx, port, network.opi(a.Port.Network))
+	return x.EnsurePort(ctx, port, opi.NewNetwork(a.Port.Network, network.VLAN, network.VNI))
 }
 
 // work repeats a request to the agent as [converge] does. It holds the lock of the Function.
