@@ -8,7 +8,6 @@ import (
 
 	"github.com/go-logr/logr"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -117,12 +116,12 @@ func (c *CRD) Provision(ctx context.Context, a journal.Attachment) (mtu int, err
 
 // readiness is whether xpu-controller says that the Port is served.
 func readiness(key types.NamespacedName, port *v1alpha1.XPUPort) progress {
-	ready := meta.FindStatusCondition(port.Status.Conditions, v1alpha1.ConditionReady)
-	if ready != nil && ready.Status == metav1.ConditionTrue {
+	ready := v1alpha1.ReadyOf(port.Status.Conditions)
+	if ready.Status == metav1.ConditionTrue {
 		return progress{}
 	}
 	now := waiting("XPUPort %s is waiting for XPU %s%s", key, port.Spec.XPU, why(port))
-	now.undeclared = ready != nil && (ready.Reason == v1alpha1.ReasonNetworkNotFound || ready.Reason == v1alpha1.ReasonNoXPU)
+	now.undeclared = ready.Reason == v1alpha1.ReasonNetworkNotFound || ready.Reason == v1alpha1.ReasonNoXPU
 	return now
 }
 
@@ -252,8 +251,8 @@ func forPod(have, want *v1alpha1.PodRef) bool {
 
 // why is the reason and message of a Port that is not ready, as the end of a sentence; "" if there is none.
 func why(port *v1alpha1.XPUPort) string {
-	ready := meta.FindStatusCondition(port.Status.Conditions, v1alpha1.ConditionReady)
-	if ready == nil || ready.Status == metav1.ConditionTrue {
+	ready := v1alpha1.ReadyOf(port.Status.Conditions)
+	if ready.Status == "" || ready.Status == metav1.ConditionTrue {
 		return ""
 	}
 	return fmt.Sprintf(": %s: %s", ready.Reason, ready.Message)
