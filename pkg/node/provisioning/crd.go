@@ -46,8 +46,9 @@ type API interface {
 // CRD is the [Provisioner] that writes XPUPorts, which xpu-controller brings to the OPI agents. Like [Direct], it trusts
 // the journal. [CRD.Run] restores the XPUPorts that it created. All fields must be set.
 type CRD struct {
-	API     API
-	Journal Journal
+	API API
+	// Journal says which Ports the xPUs are to serve.
+	Journal *journal.Journal
 	// Node is the name of the node that has the Functions.
 	Node string
 	// Namespace is the namespace of the agent and of the XPUPorts that it creates.

@@ -20,12 +20,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
-// Journal says which Ports the xPUs are to serve. [journal.Journal] is one.
-type Journal interface {
-	Get(function.ID) (a journal.Attachment, ok bool)
-	All() []journal.Attachment
-}
-
 // DirectOptions configure a [Direct].
 type DirectOptions struct {
 	// Changed is called when [Direct.Away] may say something else than before. It must not block.
@@ -43,16 +37,16 @@ type Direct struct {
 	config    *Config
 	xpus      []*xpuSession
 	functions keylock.Locks[function.ID]
-	journal   Journal
+	journal   *journal.Journal
 	options   DirectOptions
 }
 
 var _ Provisioner = (*Direct)(nil)
 
 // NewDirect makes a provisioner. [Direct.Run] connects it to the OPI agents.
-func NewDirect(config *Config, journal Journal, options DirectOptions) (*Direct, error) {
+func NewDirect(config *Config, records *journal.Journal, options DirectOptions) (*Direct, error) {
 	options.Debounce = cmp.Or(options.Debounce, 500*time.Millisecond)
-	d := &Direct{config: config, journal: journal, options: options}
+	d := &Direct{config: config, journal: records, options: options}
 	metrics := newMetrics(options.Registry)
 	for _, xpu := range config.XPUs {
 		x, err := newXPUSession(xpu, d, metrics)

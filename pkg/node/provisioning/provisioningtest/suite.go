@@ -1,9 +1,11 @@
+// Package provisioningtest has what every [provisioning.Provisioner] must do, as one table of tests, and a journal for it.
 package provisioningtest
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -20,6 +22,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // What a provisioner under test is to be told: one xPU that serves one PF, and two networks. It knows no other.
@@ -47,7 +50,16 @@ const (
 
 // Start makes a provisioner for the xPU with this OPI agent, for one case, and whatever it needs; the records are the
 // node's journal. It ends all of it with t.Cleanup. An xPU may be away for 100 ms at most before that is told.
-type Start func(t *testing.T, agent *opitest.Agent, records *Records) provisioning.Provisioner
+type Start func(t *testing.T, agent *opitest.Agent, records *journal.Journal) provisioning.Provisioner
+
+// NewJournal opens an empty journal until the test ends.
+func NewJournal(t *testing.T) *journal.Journal {
+	t.Helper()
+	records, err := journal.Open(filepath.Join(t.TempDir(), "journal.db"))
+	must.Succeed(t, err)
+	t.Cleanup(func() { _ = records.Close() })
+	return records
+}
 
 // Suite tests what the node's agent relies on, whichever way the xPU is reached.
 func Suite(t *testing.T, start Start) {
@@ -61,7 +73,7 @@ func Suite(t *testing.T, start Start) {
 			t.Cleanup(func() { _ = client.Close() })
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			t.Cleanup(cancel)
-			records := &Records{}
+			records := NewJournal(t)
 			test.run(&suite{T: t, ctx: ctx, agent: agent, client: client, records: records, tested: start(t, agent, records)})
 		})
 	}
@@ -72,7 +84,7 @@ type suite struct {
 	ctx     context.Context
 	agent   *opitest.Agent
 	client  *opi.Client
-	records *Records
+	records *journal.Journal
 	tested  provisioning.Provisioner
 }
 
@@ -118,7 +130,9 @@ func reservation(f function.Function, network string) journal.Attachment {
 
 // try writes the Port down and provisions it, as the node's agent does.
 func (s *suite) try(ctx context.Context, a journal.Attachment) (mtu int, err error) {
-	s.records.Put(a)
+	if err := s.records.Put(a); err != nil {
+		return 0, err
+	}
 	return s.tested.Provision(ctx, a)
 }
 
@@ -135,15 +149,16 @@ func (s *suite) tryRelease(ctx context.Context, f function.Function) error {
 	a, recorded := s.records.Get(f.ID)
 	if recorded {
 		a.State = journal.Releasing
-		s.records.Put(a)
+		if err := s.records.Put(a); err != nil {
+			return err
+		}
 	} else {
 		a = journal.Attachment{Function: f.ID, PF: f.PF}
 	}
 	if err := s.tested.Deprovision(ctx, a); err != nil {
 		return err
 	}
-	s.records.Delete(f.ID)
-	return nil
+	return s.records.Delete(f.ID)
 }
 
 func (s *suite) deprovision(f function.Function) {
