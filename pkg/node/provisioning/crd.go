@@ -204,31 +204,15 @@ func (c *CRD) ports(ctx context.Context, f function.ID) (own, other *v1alpha1.XP
 }
 
 func (c *CRD) noXPU(pf pci.Address) error {
-	return fmt.Errorf("%s: no XPU has nodeName %s and PF %s; create one, or add the PF to its spec.pfs",
-		v1alpha1.ReasonNoXPU, c.Node, pf)
+	return fmt.Errorf("%s: %s", v1alpha1.ReasonNoXPU, claim.NoXPU(c.Node, pf))
 }
 
 func (c *CRD) newPort(a journal.Attachment, xpu string) *v1alpha1.XPUPort {
-	key := c.key(a.Function)
-	port := &v1alpha1.XPUPort{
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace:  key.Namespace,
-			Name:       key.Name,
-			Labels:     map[string]string{v1alpha1.LabelPool: a.Port.DevicePool, v1alpha1.LabelNetwork: a.Port.Network},
-			Finalizers: []string{v1alpha1.FinalizerPort},
-		},
-		Spec: v1alpha1.XPUPortSpec{
-			NodeName: c.Node,
-			Function: claim.FunctionRef(a.Function),
-			XPU:      xpu,
-			Network:  a.Port.Network,
-			MAC:      string(a.Port.MAC),
-		},
-	}
+	spec := v1alpha1.XPUPortSpec{NodeName: c.Node, XPU: xpu, Network: a.Port.Network, MAC: string(a.Port.MAC)}
 	if a.Pod.Name != "" {
-		port.Spec.Pod = &v1alpha1.PodRef{Namespace: a.Pod.Namespace, Name: a.Pod.Name, UID: a.Pod.UID}
+		spec.Pod = new(v1alpha1.PodRef(a.Pod))
 	}
-	return port
+	return claim.NewPort(c.Namespace, a.Function, a.Port.DevicePool, spec)
 }
 
 // serves says whether an existing Port can be used as the one that is wanted.
