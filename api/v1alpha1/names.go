@@ -1,5 +1,10 @@
 package v1alpha1
 
+import (
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
 // Names that more than one part of the system must agree on.
 const (
 	// ConditionReady is the one condition that every kind of this group, and every device in
@@ -84,3 +89,14 @@ const (
 	ReasonRefused      = "Refused"      // by the driver
 	ReasonNotSupported = "NotSupported" // no SR-IOV, no subfunctions, or not in this eswitch mode
 )
+
+// ReadyOf returns the condition Ready, its zero value if there is none.
+func ReadyOf(conditions []metav1.Condition) metav1.Condition {
+	if ready := meta.FindStatusCondition(conditions, ConditionReady); ready != nil {
+		return *ready
+	}
+	return metav1.Condition{}
+}
+
+// Refused says whether a Port with this reason is refused for good: it concerns the Port alone, and not all Ports of the xPU.
+func Refused(reason string) bool { return reason == ReasonConflict || reason == ReasonFailed }

@@ -95,11 +95,11 @@ func config(
 			if c.Source != source.kind || c.Opaque.Driver != v1alpha1.GroupName {
 				continue
 			}
-			one, err := DecodeInterfaceConfig(c.Opaque.Parameters.Raw)
+			one, err := decode(c.Opaque.Parameters.Raw)
 			if err != nil {
 				return v1alpha1.InterfaceConfig{}, fmt.Errorf("parameters in the %s: %w", source.name, err)
 			}
-			merged = merge(merged, *one)
+			merged = merge(merged, one)
 		}
 	}
 	return merged, nil

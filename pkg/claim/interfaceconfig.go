@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"reflect"
 	"sync"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
@@ -24,56 +26,39 @@ var strictDecoder = sync.OnceValue(func() runtime.Decoder {
 	return serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()
 })
 
-// DecodeInterfaceConfig decodes opaque parameters. It refuses unknown fields, duplicate fields, wrong types and other kinds
+// decode reads opaque parameters, without their kind. It refuses unknown fields, duplicate fields, wrong types and other kinds
 // with an error that names the field.
-func DecodeInterfaceConfig(raw []byte) (*v1alpha1.InterfaceConfig, error) {
+func decode(raw []byte) (v1alpha1.InterfaceConfig, error) {
 	object, kind, err := strictDecoder().Decode(raw, nil, nil)
 	config, ok := object.(*v1alpha1.InterfaceConfig)
 	switch {
 	case runtime.IsMissingKind(err), runtime.IsMissingVersion(err), runtime.IsNotRegisteredError(err), err == nil && !ok:
 		apiVersion, name := ptr.Deref(kind, schema.GroupVersionKind{}).ToAPIVersionAndKind()
-		return nil, fmt.Errorf("apiVersion %q and kind %q: must be %q and \"InterfaceConfig\"",
+		return v1alpha1.InterfaceConfig{}, fmt.Errorf("apiVersion %q and kind %q: must be %q and \"InterfaceConfig\"",
 			apiVersion, name, v1alpha1.SchemeGroupVersion)
 	case err != nil:
-		return nil, err
+		return v1alpha1.InterfaceConfig{}, err
 	}
-	return config, nil
+	config.TypeMeta = metav1.TypeMeta{}
+	return *config, nil
 }
 
-// merge returns base with every field that over sets replaced.
+// merge returns base with every field that over sets replaced. The fields of vf are merged one by one; lists are replaced.
 func merge(base, over v1alpha1.InterfaceConfig) v1alpha1.InterfaceConfig {
-	return v1alpha1.InterfaceConfig{
-		Network:       cmp.Or(over.Network, base.Network),
-		InterfaceName: cmp.Or(over.InterfaceName, base.InterfaceName),
-		MTU:           cmp.Or(over.MTU, base.MTU),
-		MAC:           cmp.Or(over.MAC, base.MAC),
-		Addresses:     orList(over.Addresses, base.Addresses),
-		Routes:        orList(over.Routes, base.Routes),
-		AllMulticast:  cmp.Or(over.AllMulticast, base.AllMulticast),
-		VF:            mergeVF(base.VF, over.VF),
-		Driver:        cmp.Or(over.Driver, base.Driver),
+	if base.VF != nil && over.VF != nil {
+		over.VF = ptr.To(overlay(*base.VF, *over.VF))
 	}
+	return overlay(base, over)
 }
 
-func mergeVF(base, over *v1alpha1.VFConfig) *v1alpha1.VFConfig {
-	if base == nil || over == nil {
-		return cmp.Or(over, base)
-	}
-	return &v1alpha1.VFConfig{
-		VLAN:         cmp.Or(over.VLAN, base.VLAN),
-		QoS:          cmp.Or(over.QoS, base.QoS),
-		VLANProtocol: cmp.Or(over.VLANProtocol, base.VLANProtocol),
-		Trust:        cmp.Or(over.Trust, base.Trust),
-		SpoofCheck:   cmp.Or(over.SpoofCheck, base.SpoofCheck),
-		MinTxRate:    cmp.Or(over.MinTxRate, base.MinTxRate),
-		MaxTxRate:    cmp.Or(over.MaxTxRate, base.MaxTxRate),
-		LinkState:    cmp.Or(over.LinkState, base.LinkState),
-	}
-}
-
-func orList[T any](over, base []T) []T {
-	if len(over) > 0 {
-		return over
+// overlay returns the struct base with every field replaced that is not empty in over.
+func overlay[T any](base, over T) T {
+	to, from := reflect.ValueOf(&base).Elem(), reflect.ValueOf(over)
+	for i := range to.NumField() {
+		isEmptyList := from.Field(i).Kind() == reflect.Slice && from.Field(i).Len() == 0
+		if !isEmptyList && !from.Field(i).IsZero() {
+			to.Field(i).Set(from.Field(i))
+		}
 	}
 	return base
 }

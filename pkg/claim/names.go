@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
@@ -48,6 +49,21 @@ func PortName(node string, f function.ID) string {
 	return node + "-" + f.DeviceName()
 }
 
+// NewPort returns the Port of a Function that belongs to a DevicePool, with the metadata that every Port has. The spec needs
+// no Function.
+func NewPort(namespace string, f function.ID, devicePool string, spec v1alpha1.XPUPortSpec) *v1alpha1.XPUPort {
+	spec.Function = FunctionRef(f)
+	return &v1alpha1.XPUPort{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace:  namespace,
+			Name:       PortName(spec.NodeName, f),
+			Labels:     map[string]string{v1alpha1.LabelPool: devicePool, v1alpha1.LabelNetwork: spec.Network},
+			Finalizers: []string{v1alpha1.FinalizerPort},
+		},
+		Spec: spec,
+	}
+}
+
 // DerivedMAC is a locally administered unicast address (IEEE 802 8.4.2) that depends on its arguments alone. The claim is
 // empty for a Function that the device plugin handed out.
 func DerivedMAC(claim types.UID, node string, f function.ID) function.MAC {
@@ -84,6 +100,11 @@ func XPUOf(xpus []v1alpha1.XPU, pf pci.Address) *v1alpha1.XPU {
 		}
 	}
 	return chosen
+}
+
+// NoXPU says what an administrator does for a PF of the node that has no XPU.
+func NoXPU(node string, pf pci.Address) string {
+	return fmt.Sprintf("no XPU has nodeName %s and PF %s; create one, or add the PF to its spec.pfs", node, pf)
 }
 
 // before says whether XPUOf prefers a to b.

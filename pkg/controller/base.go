@@ -17,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
-	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -168,11 +167,6 @@ func problemf(reason, format string, args ...any) *problem {
 	return &problem{reason: reason, message: fmt.Sprintf(format, args...)}
 }
 
-// refused tells whether a Port with this reason is refused for good.
-func refused(reason string) bool {
-	return reason == v1alpha1.ReasonConflict || reason == v1alpha1.ReasonFailed
-}
-
 // oneLine makes a joined error fit a condition's message.
 func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
@@ -184,11 +178,6 @@ func newCondition(conditionType string, generation int64, reason, message string
 		status = metav1.ConditionTrue
 	}
 	return metav1.Condition{Type: conditionType, Status: status, Reason: reason, Message: message, ObservedGeneration: generation}
-}
-
-// readyOf is the Ready condition, its zero value if there is none.
-func readyOf(conditions []metav1.Condition) metav1.Condition {
-	return ptr.Deref(meta.FindStatusCondition(conditions, v1alpha1.ConditionReady), metav1.Condition{})
 }
 
 // conclude says in the Ready condition of an object what came of an attempt, and writes its status if that differs from
@@ -207,7 +196,7 @@ func (r *base) conclude(
 	if p.reason == "" {
 		return result, nil
 	}
-	was := readyOf(*conditions)
+	was := v1alpha1.ReadyOf(*conditions)
 	meta.SetStatusCondition(conditions, newCondition(v1alpha1.ConditionReady, object.GetGeneration(), p.reason, p.message))
 	if err := r.writeStatus(ctx, object, before); err != nil {
 		return ctrl.Result{}, err

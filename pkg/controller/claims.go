@@ -236,7 +236,7 @@ func (r *claims) existing(
 		return nil, 0, r.deletePort(ctx, port, "it is of an earlier allocation of the claim")
 	}
 	r.busy.reset(requestFor(c))
-	ready := readyOf(port.Status.Conditions)
+	ready := v1alpha1.ReadyOf(port.Status.Conditions)
 	everUp := ready.Status == metav1.ConditionTrue || port.Status.BridgePort != ""
 	switch {
 	case ready.Reason == "", everUp && !d.BeforeBind, !everUp && ready.Reason == v1alpha1.ReasonProvisioning:
@@ -245,7 +245,7 @@ func (r *claims) existing(
 		return provisioned(c, v1alpha1.ReasonUp, "the xPU serves the Port"), 0, nil
 	}
 	told := provisioned(c, ready.Reason, ready.Message)
-	if !d.BeforeBind || !refused(ready.Reason) {
+	if !d.BeforeBind || !v1alpha1.Refused(ready.Reason) {
 		return told, 0, nil
 	}
 	wait, err := r.untilTainted(ctx, c, d, port)

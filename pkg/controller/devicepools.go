@@ -68,12 +68,9 @@ func (r *devicePools) prune(ctx context.Context, pool *v1alpha1.DevicePool) erro
 	return nil
 }
 
-// How many of each the conditions name.
-const (
-	shownOverlaps  = 3 // Functions of another pool
-	shownShortages = 3 // PFs that lack something
-	shownBehind    = 3 // nodes whose agents have yet to look at the spec
-)
+// shown is how many the conditions name: Functions of another pool, PFs that lack something, nodes whose agents have yet to
+// look at the spec.
+const shown = 3
 
 // sumUp says whether the pool is offered. Each agent tells of the spec that it saw, so the sum is about the oldest of
 // these.
@@ -81,7 +78,7 @@ func sumUp(pool *v1alpha1.DevicePool) {
 	generation := pool.Generation
 	pool.Status.Functions = 0
 	nodes, overlaps := 0, 0
-	var shown []string
+	var examples []string
 	problem := ""
 	for _, node := range pool.Status.Nodes {
 		generation = min(generation, node.ObservedGeneration)
@@ -93,8 +90,8 @@ func sumUp(pool *v1alpha1.DevicePool) {
 			problem = fmt.Sprintf("node %s: %s", node.Name, node.Problem)
 		}
 		overlaps += len(node.Overlapping)
-		for _, o := range node.Overlapping[:min(len(node.Overlapping), shownOverlaps-len(shown))] {
-			shown = append(shown, fmt.Sprintf("%s on node %s", o, node.Name))
+		for _, o := range node.Overlapping[:min(len(node.Overlapping), shown-len(examples))] {
+			examples = append(examples, fmt.Sprintf("%s on node %s", o, node.Name))
 		}
 	}
 	reason, message := v1alpha1.ReasonPublished, fmt.Sprintf("%d Functions on %d nodes", pool.Status.Functions, nodes)
@@ -105,7 +102,7 @@ func sumUp(pool *v1alpha1.DevicePool) {
 	case overlaps > 0:
 		reason = v1alpha1.ReasonOverlap
 		message += fmt.Sprintf("; at least %d more that the selectors match belong to other pools: %s; "+
-			"narrow the selectors of one pool", overlaps, strings.Join(shown, ", "))
+			"narrow the selectors of one pool", overlaps, strings.Join(examples, ", "))
 	case pool.Status.Functions == 0:
 		reason = v1alpha1.ReasonNoFunctions
 		message = "no node has a Function that a selector matches; " +
@@ -138,10 +135,10 @@ func sumUpSupply(pool *v1alpha1.DevicePool) {
 			short = append(short, fmt.Sprintf("node %s: %s", node.Name, s.Message))
 		}
 	}
-	short = firstOf(short, shownShortages)
+	short = firstOf(short)
 	if len(behind) > 0 {
 		short = append(short, fmt.Sprintf("generation %d of the spec has not been seen to yet on nodes %s: if that stays, "+
-			"see whether their agents run", pool.Generation, strings.Join(firstOf(behind, shownBehind), ", ")))
+			"see whether their agents run", pool.Generation, strings.Join(firstOf(behind), ", ")))
 	}
 	message := strings.Join(short, "; ")
 	switch {
@@ -156,10 +153,10 @@ func sumUpSupply(pool *v1alpha1.DevicePool) {
 	meta.SetStatusCondition(&pool.Status.Conditions, newCondition(v1alpha1.ConditionSupplied, pool.Generation, reason, message))
 }
 
-// firstOf shortens a list to its first n words, and says how many more there are.
-func firstOf(list []string, n int) []string {
-	if len(list) <= n {
+// firstOf shortens a list to what is shown, and says how many more there are.
+func firstOf(list []string) []string {
+	if len(list) <= shown {
 		return list
 	}
-	return append(list[:n:n], fmt.Sprintf("and %d more", len(list)-n))
+	return append(list[:shown:shown], fmt.Sprintf("and %d more", len(list)-shown))
 }

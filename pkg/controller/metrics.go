@@ -81,13 +81,13 @@ func (c *portCollector) Collect(out chan<- prometheus.Metric) {
 }
 
 func stateOf(port *v1alpha1.XPUPort) string {
-	ready := readyOf(port.Status.Conditions)
+	ready := v1alpha1.ReadyOf(port.Status.Conditions)
 	switch {
 	case !port.DeletionTimestamp.IsZero():
 		return "releasing"
 	case ready.Status == metav1.ConditionTrue:
 		return "up"
-	case refused(ready.Reason):
+	case v1alpha1.Refused(ready.Reason):
 		return "refused"
 	}
 	return "waiting"

@@ -11,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/util/workqueue"
-	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
@@ -113,7 +112,7 @@ func (r *networks) ensure(ctx context.Context, network *v1alpha1.XPUNetwork) (su
 	if err := checkRivals(ctx, r.client, network); err != nil {
 		return "", err
 	}
-	want := opiNetwork(network)
+	want := opi.NewNetwork(network.Name, network.Spec.VLAN, network.Spec.VNI)
 	answers, err := r.askAll(ctx, func(ctx context.Context, agent *opi.Session) error { return agent.EnsureNetwork(ctx, want) })
 	if err != nil {
 		return "", err
@@ -232,14 +231,6 @@ func (r *networks) remove(ctx context.Context, network *v1alpha1.XPUNetwork) err
 			"deleted without XPUs %s, which cannot be reached and may still have it as %s", strings.Join(left, ", "), id)
 	}
 	return nil
-}
-
-func opiNetwork(n *v1alpha1.XPUNetwork) opi.Network {
-	out := opi.Network{ID: opi.NetworkID(n.Name), VLAN: uint16(n.Spec.VLAN)}
-	if n.Spec.VNI != nil {
-		out.VNI = ptr.To(uint32(*n.Spec.VNI))
-	}
-	return out
 }
 
 // usableNetwork is the network by name, or the problem why no Port can join it.

@@ -70,8 +70,7 @@ func (r *claims) buildPort(
 	}
 	xpu := claim.XPUOf(xpus.Items, d.ID.PF)
 	if xpu == nil {
-		return nil, nil, problemf(v1alpha1.ReasonNoXPU,
-			"no XPU has nodeName %s and PF %s; create one, or add the PF to its spec.pfs", d.ID.Node, d.ID.PF)
+		return nil, nil, problemf(v1alpha1.ReasonNoXPU, "%s", claim.NoXPU(d.ID.Node, d.ID.PF))
 	}
 	mac := d.Interface.MAC
 	if mac == "" {
@@ -79,25 +78,17 @@ func (r *claims) buildPort(
 	}
 	owner := metav1.NewControllerRef(c, resourceapi.SchemeGroupVersion.WithKind("ResourceClaim"))
 	owner.BlockOwnerDeletion = nil // the Port must not hold up the claim's deletion
-	return &v1alpha1.XPUPort{
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace:       c.Namespace,
-			Name:            claim.PortName(d.ID.Node, d.Function),
-			Labels:          map[string]string{v1alpha1.LabelPool: d.ID.DevicePool, v1alpha1.LabelNetwork: network.Name},
-			Annotations:     map[string]string{annotationAllocation: allocationStamp(c)},
-			Finalizers:      []string{v1alpha1.FinalizerPort},
-			OwnerReferences: []metav1.OwnerReference{*owner},
-		},
-		Spec: v1alpha1.XPUPortSpec{
-			NodeName: d.ID.Node,
-			Function: claim.FunctionRef(d.Function),
-			XPU:      xpu.Name,
-			Network:  network.Name,
-			MAC:      string(mac),
-			MTU:      smaller(int32(d.Interface.MTU), ptr.Deref(network.Spec.MTU, 0)),
-			Claim:    v1alpha1.ClaimRef{Name: c.Name, UID: c.UID, Request: d.Request},
-		},
-	}, network, nil
+	port := claim.NewPort(c.Namespace, d.Function, d.ID.DevicePool, v1alpha1.XPUPortSpec{
+		NodeName: d.ID.Node,
+		XPU:      xpu.Name,
+		Network:  network.Name,
+		MAC:      string(mac),
+		MTU:      smaller(int32(d.Interface.MTU), ptr.Deref(network.Spec.MTU, 0)),
+		Claim:    v1alpha1.ClaimRef{Name: c.Name, UID: c.UID, Request: d.Request},
+	})
+	port.Annotations = map[string]string{annotationAllocation: allocationStamp(c)}
+	port.OwnerReferences = []metav1.OwnerReference{*owner}
+	return port, network, nil
 }
 
 // networkOf returns the network that the device joins, nil if it joins none.

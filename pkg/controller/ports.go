@@ -121,8 +121,8 @@ func (r *ports) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 // conclude says in the status and the log what came of an attempt to serve or to remove the Port.
 func (r *ports) conclude(ctx context.Context, port, before *v1alpha1.XPUPort, err error) (ctrl.Result, error) {
 	result, err := r.base.conclude(ctx, port, before, &port.Status.Conditions, "the xPU serves the Port", err)
-	ready := readyOf(port.Status.Conditions)
-	if err != nil || ready.Reason == readyOf(before.Status.Conditions).Reason {
+	ready := v1alpha1.ReadyOf(port.Status.Conditions)
+	if err != nil || ready.Reason == v1alpha1.ReadyOf(before.Status.Conditions).Reason {
 		return result, err
 	}
 	log := ctrl.LoggerFrom(ctx).WithValues("xpu", port.Spec.XPU)
@@ -147,7 +147,7 @@ func (r *ports) inTime(port *v1alpha1.XPUPort, err error) error {
 		return err
 	case everUp && p.reason == v1alpha1.ReasonXPUUnavailable:
 		return &problem{retry: p.retry}
-	case everUp || refused(p.reason):
+	case everUp || v1alpha1.Refused(p.reason):
 		return p
 	}
 	if left := r.left(port); left > 0 {
@@ -209,7 +209,7 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
 	}
 	bounded, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	if err := agent.EnsurePort(bounded, want, opiNetwork(network)); err != nil {
+	if err := agent.EnsurePort(bounded, want, opi.NewNetwork(network.Name, network.Spec.VLAN, network.Spec.VNI)); err != nil {
 		ctrl.LoggerFrom(ctx).V(1).Info("the xPU does not serve the Port yet", "xpu", port.Spec.XPU, "error", err.Error())
 		return r.failure(port, err)
 	}

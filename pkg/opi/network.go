@@ -15,6 +15,15 @@ type Network struct {
 	VNI  *uint32 // VXLAN network identifier, 1-16777215; nil keeps the network on this xPU
 }
 
+// NewNetwork is the network of this name, with VLAN and VNI as XPUNetworks and configurations declare them.
+func NewNetwork(name string, vlan int32, vni *int32) Network {
+	n := Network{ID: NetworkID(name), VLAN: uint16(vlan)}
+	if vni != nil {
+		n.VNI = new(uint32(*vni))
+	}
+	return n
+}
+
 // NetworkStatus is a network as the agent has it.
 type NetworkStatus struct {
 	Network

@@ -107,7 +107,8 @@ func (c *Client) EnsurePort(ctx context.Context, p Port) error {
 	}
 	made, mayRetry := 0, true
 	return await(ctx, op, p.ID, func(ctx context.Context) (done bool, said string, err error) {
-		got, err := c.getPort(ctx, op, p.ID)
+		got, err := c.agent.Port(ctx, p.ID)
+		err = c.failure(ctx, op, p.ID, err)
 		missing := errors.Is(err, ErrNotFound)
 		if err != nil && !missing {
 			return false, "", err
@@ -157,10 +158,7 @@ func (c *Client) DeletePort(ctx context.Context, id string) error {
 
 // GetPort tells what the agent has under this id, ErrNotFound if nothing.
 func (c *Client) GetPort(ctx context.Context, id string) (PortStatus, error) {
-	return c.getPort(ctx, "get port", id)
-}
-
-func (c *Client) getPort(ctx context.Context, op, id string) (PortStatus, error) {
+	const op = "get port"
 	if err := checkID(op, id); err != nil {
 		return PortStatus{}, err
 	}

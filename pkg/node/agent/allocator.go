@@ -38,7 +38,7 @@ func (a *podAllocator) Reserve(ctx context.Context, f function.Function, p pool.
 		Setup: setup.Wanted(p.Spec, f.ID, "", mac),
 	}
 	if deviceplugin.ProvisionsAtAllocate(p) {
-		reservation.Port = &journal.Port{DevicePool: p.Name, Network: p.Spec.Network, MAC: mac}
+		reservation.Port = a.port(f, p)
 		reservation.Interface = function.Interface{MAC: mac}
 	}
 	if reservation.Setup == nil && reservation.Port == nil { // there will be nothing to undo
@@ -57,10 +57,13 @@ func (a *podAllocator) Reserve(ctx context.Context, f function.Function, p pool.
 
 // Ready has the xPU serve the Function.
 func (a *podAllocator) Ready(ctx context.Context, f function.Function, p pool.Pool) error {
-	_, err := a.provisioner.Provision(ctx, provisioning.Request{
-		Function: f, DevicePool: p.Name, Network: p.Spec.Network, MAC: provisioning.MAC(a.node, f.ID),
-	})
+	_, err := a.provisioner.Provision(ctx, journal.Attachment{Function: f.ID, PF: f.PF, Port: a.port(f, p)})
 	return err
+}
+
+// port is the Port of a Function that is allocated before its pod is known.
+func (a *podAllocator) port(f function.Function, p pool.Pool) *journal.Port {
+	return &journal.Port{DevicePool: p.Name, Network: p.Spec.Network, MAC: provisioning.MAC(a.node, f.ID)}
 }
 
 // GiveUp releases a Function that no pod got. The kubelet waits for it, so it gives up after undoTimeout and leaves the rest
@@ -75,8 +78,6 @@ func (a *podAllocator) GiveUp(ctx context.Context, f function.Function, p pool.P
 
 // ports has Ports served that the journal has. See [lifecycle.Options].
 type ports struct {
-	// find returns a Function of this node as it is now.
-	find        func(function.ID) (f function.Function, exists bool)
 	provisioner provisioning.Provisioner
 	// claims waits for a Port that the controller created for a claim. It is nil in direct mode.
 	claims func(context.Context, journal.Attachment) error
@@ -86,13 +87,7 @@ type ports struct {
 func (p ports) Serve(ctx context.Context, a journal.Attachment) error {
 	switch {
 	case a.Port != nil:
-		f, known := p.find(a.Function)
-		if !known { // an SF that will be created again
-			f.ID, f.PF = a.Function, a.PF
-		}
-		_, err := p.provisioner.Provision(ctx, provisioning.Request{
-			Function: f, DevicePool: a.Port.DevicePool, Network: a.Port.Network, MAC: a.Port.MAC, Pod: a.Pod,
-		})
+		_, err := p.provisioner.Provision(ctx, a)
 		return err
 	case a.Claim.UID != "" && p.claims != nil:
 		return p.claims(ctx, a)

@@ -157,7 +157,7 @@ func (a *agent) selectPools(context.Context) error {
 // release makes the parts that attach and release Functions, and run the hooks after that.
 func (a *agent) release(context.Context) (err error) {
 	a.hooks, err = hooks.New(hooks.Options{
-		Journal: a.journal, Function: a.inventory.Get, Deprovision: a.provisioner.Deprovision, Log: a.log.WithName("hooks"),
+		Journal: a.journal, Deprovision: a.provisioner.Deprovision, Log: a.log.WithName("hooks"),
 		Node: a.config.NodeName, Dir: a.config.HooksDir, Timeout: a.config.HookTimeout, Attempts: a.config.HookAttempts,
 		Recorder: a.recorder, Changed: a.outputs.Notify,
 	}, a.registry)
@@ -169,7 +169,7 @@ func (a *agent) release(context.Context) (err error) {
 	a.lifecycle = lifecycle.New(a.journal, a.engine, a.inventory, lifecycle.Options{
 		BootID: a.bootID, Setup: a.setup, Hooks: a.hooks, Kubelet: a.kubelet, Claims: a.claims, Devices: a.devices,
 		Announce: a.engine.Announce, Seen: a.inventory.Get,
-		Serve: ports{find: a.inventory.Get, provisioner: a.provisioner, claims: a.claimServed}.Serve,
+		Serve: ports{provisioner: a.provisioner, claims: a.claimServed}.Serve,
 		Lost:  users.Lost, Back: users.Back,
 		Changed: a.outputs.Notify, Taken: a.conflicts.taken,
 		SweepEvery: a.config.times.sweep, AbandonedAfter: a.config.times.abandoned,

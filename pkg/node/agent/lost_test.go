@@ -9,6 +9,7 @@ import (
 	"k8s.io/client-go/tools/events"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
 )
@@ -16,53 +17,48 @@ import (
 // asked is a provisioner that keeps what it was asked for.
 type asked struct {
 	provisioning.Provisioner
-	requests []provisioning.Request
+	requests []journal.Attachment
 	err      error
 }
 
-func (a *asked) Provision(_ context.Context, r provisioning.Request) (provisioning.Port, error) {
+func (a *asked) Provision(_ context.Context, r journal.Attachment) (mtu int, err error) {
 	a.requests = append(a.requests, r)
-	return provisioning.Port{}, a.err
+	return 0, a.err
 }
-
-// known are Functions by ID.
-type known map[function.ID]function.Function
-
-func (k known) Get(id function.ID) (function.Function, bool) { f, ok := k[id]; return f, ok }
 
 // TestServedAgain: a Function that came back is served as its journal's record says, be it by this agent or the controller.
 func TestServedAgain(t *testing.T) {
-	vf := function.Function{ID: function.ID{Address: "0000:3b:02.1"}, PF: "0000:3b:00.0", Index: 1}
-	sf := function.SubfunctionID("0000:3b:00.0", 88)
+	const pf = pci.Address("0000:3b:00.0")
+	vf, sf := function.ID{Address: "0000:3b:02.1"}, function.SubfunctionID(pf, 88)
 	refusal, ofClaim := errors.New("the xPU is away"), errors.New("its claim's Port is not up")
 	own := &journal.Port{DevicePool: "fast", Network: "lab", MAC: "02:00:00:00:00:01"}
 	pod := journal.Pod{Namespace: "default", Name: "p", UID: "p-uid"}
 	for _, test := range []struct {
-		name    string
-		record  journal.Attachment
-		err     error
-		want    error
-		request []provisioning.Request
+		name   string
+		record journal.Attachment
+		err    error
+		want   error
+		asks   bool
 	}{
-		{"no Port", journal.Attachment{Function: vf.ID}, nil, nil, nil},
-		{"of a claim", journal.Attachment{Function: vf.ID, Claim: journal.Claim{UID: "c"}}, nil, ofClaim, nil},
-		{"its own", journal.Attachment{Function: vf.ID, PF: vf.PF, Port: own, Pod: pod}, nil, nil, []provisioning.Request{
-			{Function: vf, DevicePool: "fast", Network: "lab", MAC: "02:00:00:00:00:01", Pod: pod},
-		}},
-		{"of an SF that is gone, refused", journal.Attachment{Function: sf, PF: vf.PF, Port: own}, refusal, refusal, []provisioning.Request{
-			{Function: function.Function{ID: sf, PF: vf.PF}, DevicePool: "fast", Network: "lab", MAC: "02:00:00:00:00:01"},
-		}},
+		{"no Port", journal.Attachment{Function: vf}, nil, nil, false},
+		{"of a claim", journal.Attachment{Function: vf, Claim: journal.Claim{UID: "c"}}, nil, ofClaim, false},
+		{"its own", journal.Attachment{Function: vf, PF: pf, Port: own, Pod: pod}, nil, nil, true},
+		{"of an SF that is gone, refused", journal.Attachment{Function: sf, PF: pf, Port: own}, refusal, refusal, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			xpu := &asked{err: test.err}
 			p := ports{
-				find: known{vf.ID: vf}.Get, provisioner: xpu,
-				claims: func(context.Context, journal.Attachment) error { return ofClaim },
+				provisioner: xpu,
+				claims:      func(context.Context, journal.Attachment) error { return ofClaim },
 			}
 			if err := p.Serve(t.Context(), test.record); !errors.Is(err, test.want) {
 				t.Errorf("error %v, want %v", err, test.want)
 			}
-			if diff := cmp.Diff(test.request, xpu.requests); diff != "" {
+			var want []journal.Attachment
+			if test.asks {
+				want = append(want, test.record)
+			}
+			if diff := cmp.Diff(want, xpu.requests); diff != "" {
 				t.Errorf("requests (-want +got):\n%s", diff)
 			}
 		})

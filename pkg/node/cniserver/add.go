@@ -15,7 +15,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceinfo"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
 )
 
 // find returns the Function as it is now.
@@ -112,14 +111,11 @@ func (s *Server) reserve(ctx context.Context, reservation journal.Attachment) er
 
 // provision has the xPU serve the Function, and reserves it with the MTU of the network where that is smaller.
 func (s *Server) provision(ctx context.Context, a cniRequest, reservation journal.Attachment) error {
-	port, err := s.Provisioner.Provision(ctx, provisioning.Request{
-		Function: a.function, DevicePool: reservation.Port.DevicePool, Network: reservation.Port.Network,
-		MAC: reservation.Port.MAC, Pod: a.pod,
-	})
+	networkMTU, err := s.Provisioner.Provision(ctx, reservation)
 	if err != nil {
 		return fail(CodeProvision, "%w", causeOf(ctx, err))
 	}
-	mtu := smaller(reservation.Interface.MTU, port.MTU)
+	mtu := smaller(reservation.Interface.MTU, networkMTU)
 	if reservation.Interface.Userspace || mtu == reservation.Interface.MTU {
 		return nil
 	}

@@ -21,7 +21,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
@@ -117,8 +116,9 @@ func newCard(t *testing.T) (*card, *Server) {
 	c := &card{Journal: j, function: function.Function{ID: vf, Kind: function.VF, PF: "0000:3b:00.0", PFName: "ens1f0", Index: 1, Driver: "iavf"}}
 	return c, &Server{
 		Function: inventoryOf{c}.Get, Pools: c, Journal: j, Lifecycle: c.lifecycle(),
-		Provisioner: &xpuAgent{ports: map[function.ID]provisioning.Request{}}, MAC: func(function.ID) function.MAC { return "02:00:00:00:00:aa" },
-		Reporter: &reporter{}, Metrics: NewMetrics(prometheus.NewRegistry()), Log: logr.Discard(),
+		Provisioner: &xpuAgent{ports: map[function.ID]journal.Attachment{}},
+		MAC:         func(function.ID) function.MAC { return "02:00:00:00:00:aa" },
+		Reporter:    &reporter{}, Metrics: NewMetrics(prometheus.NewRegistry()), Log: logr.Discard(),
 	}
 }
 

@@ -25,7 +25,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle/lifecycletest"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
@@ -51,7 +50,7 @@ func newNode(t testing.TB, functions int) *node {
 	t.Helper()
 	n := &node{
 		Node: lifecycletest.New(t, functions), t: t, dir: t.TempDir(), functions: map[function.ID]function.Function{},
-		xpuAgent: &xpuAgent{ports: map[function.ID]provisioning.Request{}},
+		xpuAgent: &xpuAgent{ports: map[function.ID]journal.Attachment{}},
 	}
 	fast := pool.Pool{Name: "fast", Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDevicePlugin}}
 	for i := range functions {
@@ -90,7 +89,7 @@ func poolOf(pools []pool.Pool, id function.ID) (pool.Pool, bool) {
 // start runs an agent until stop is called.
 func (n *node) start() (r *running, stop func()) {
 	n.t.Helper()
-	queue := &hooks{xpu: n.xpuAgent, functions: n.functions}
+	queue := &hooks{xpu: n.xpuAgent}
 	agent, end := n.Start(func(a *lifecycletest.Agent) lifecycle.Queue {
 		queue.journal = a.Journal
 		return queue
@@ -203,49 +202,49 @@ const ipamResult = `{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.5/24","gatew
 // xpuAgent plays a provisioner.
 type xpuAgent struct {
 	mutex   sync.Mutex
-	ports   map[function.ID]provisioning.Request
+	ports   map[function.ID]journal.Attachment
 	mtu     int
 	err     error
 	entered chan struct{} // where set, Provision tells here that it came and then waits for the end of its context
 	calls   int
 }
 
-func (x *xpuAgent) Provision(ctx context.Context, r provisioning.Request) (provisioning.Port, error) {
+func (x *xpuAgent) Provision(ctx context.Context, a journal.Attachment) (mtu int, err error) {
 	if x.entered != nil {
 		x.entered <- struct{}{}
 		<-ctx.Done()
-		return provisioning.Port{}, context.Cause(ctx)
+		return 0, context.Cause(ctx)
 	}
 	x.mutex.Lock()
 	defer x.mutex.Unlock()
 	x.calls++
-	x.ports[r.Function.ID] = r // also where it then says no: nobody knows how far it got
-	return provisioning.Port{MTU: x.mtu}, x.err
+	// What a provisioner reads. It is kept also where the answer is no: nobody knows how far it got.
+	x.ports[a.Function] = journal.Attachment{Function: a.Function, PF: a.PF, Pod: a.Pod, Port: a.Port}
+	return x.mtu, x.err
 }
 
-func (x *xpuAgent) Deprovision(_ context.Context, f function.Function) error {
+func (x *xpuAgent) Deprovision(_ context.Context, a journal.Attachment) error {
 	x.mutex.Lock()
 	defer x.mutex.Unlock()
-	delete(x.ports, f.ID)
+	delete(x.ports, a.Function)
 	return nil
 }
 
 func (x *xpuAgent) Away(function.Function) string { return "" }
 
-func (x *xpuAgent) port(id function.ID) (provisioning.Request, bool) {
+func (x *xpuAgent) port(id function.ID) (journal.Attachment, bool) {
 	x.mutex.Lock()
 	defer x.mutex.Unlock()
-	r, ok := x.ports[id]
-	return r, ok
+	a, ok := x.ports[id]
+	return a, ok
 }
 
 // hooks delete Ports, a moment after the release.
 type hooks struct {
-	journal   *journal.Journal
-	xpu       *xpuAgent
-	functions map[function.ID]function.Function
-	wait      sync.WaitGroup
-	mutex     sync.Mutex
+	journal *journal.Journal
+	xpu     *xpuAgent
+	wait    sync.WaitGroup
+	mutex   sync.Mutex
 }
 
 func (h *hooks) First(a journal.Attachment) string {
@@ -259,10 +258,11 @@ func (h *hooks) Add(id function.ID) {
 	h.wait.Go(func() {
 		h.mutex.Lock()
 		defer h.mutex.Unlock()
-		if a, _ := h.journal.Get(id); !a.Restored() {
+		a, _ := h.journal.Get(id)
+		if !a.Restored() {
 			return // it was added twice
 		}
-		_ = h.xpu.Deprovision(context.Background(), h.functions[id])
+		_ = h.xpu.Deprovision(context.Background(), a)
 		_ = h.journal.Delete(id) // not an event: it is no part of the request
 	})
 }

@@ -27,7 +27,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle/lifecycletest"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
@@ -75,9 +74,10 @@ func TestAddAndDel(t *testing.T) {
 			t.Errorf("device info %s, want none", reply.DeviceInfo)
 		}
 		port, _ := n.xpuAgent.port(lifecycletest.ID(0))
-		wantPort := provisioning.Request{
-			Function: n.functions[lifecycletest.ID(0)], DevicePool: "fast", Network: "blue", MAC: "02:00:00:00:00:aa",
-			Pod: journal.Pod{Namespace: "default", Name: "pod-c1", UID: "uid-c1"},
+		wantPort := journal.Attachment{
+			Function: lifecycletest.ID(0), PF: n.functions[lifecycletest.ID(0)].PF,
+			Port: &journal.Port{DevicePool: "fast", Network: "blue", MAC: "02:00:00:00:00:aa"},
+			Pod:  journal.Pod{Namespace: "default", Name: "pod-c1", UID: "uid-c1"},
 		}
 		if diff := cmp.Diff(wantPort, port); diff != "" {
 			t.Errorf("Port (-want +got):\n%s", diff)
@@ -289,7 +289,7 @@ func TestTakesOver(t *testing.T) {
 				}
 				r.must(add)
 				port, _ := n.xpuAgent.port(lifecycletest.ID(0))
-				if record, _ := r.Journal.Get(lifecycletest.ID(0)); record.Sandbox != "c2" || port.Network != "red" {
+				if record, _ := r.Journal.Get(lifecycletest.ID(0)); record.Sandbox != "c2" || port.Port.Network != "red" {
 					t.Errorf("record %+v, Port %+v", record, port)
 				}
 				r.must(request(wire.Del, 0, "c1", nil, nil)) // late

@@ -50,10 +50,8 @@ type Journal interface {
 // Options of a [Queue]. All but Recorder must be set.
 type Options struct {
 	Journal Journal
-	// Function returns a Function of this node as it is now.
-	Function func(function.ID) (f function.Function, exists bool)
 	// Deprovision returns nil once the xPU serves no Port of the Function any more, also if it never did.
-	Deprovision func(context.Context, function.Function) error
+	Deprovision func(context.Context, journal.Attachment) error
 	Log         logr.Logger
 	// Node is the name of the node's Node object.
 	Node string
@@ -225,11 +223,7 @@ func (q *Queue) do(ctx context.Context, a journal.Attachment, hook string) error
 	case portHook:
 		ctx, cancel := context.WithTimeout(ctx, portTimeout)
 		defer cancel()
-		f, exists := q.Function(a.Function)
-		if !exists { // the xPU may serve it nevertheless
-			f = function.Function{ID: a.Function, Kind: kind(a), PF: a.PF, PFName: a.PFName, Index: a.VFIndex}
-		}
-		return q.Deprovision(ctx, f)
+		return q.Deprovision(ctx, a)
 	case directoryHook:
 		_, err := q.executables.list()
 		return err

@@ -63,13 +63,11 @@ func newNode(t *testing.T, names ...string) *node {
 	return &node{t: t, journal: j, names: names, fails: map[string]func() error{}}
 }
 
-func (n *node) Get(function.ID) (function.Function, bool) { return function.Function{}, false }
-
-func (n *node) Deprovision(ctx context.Context, f function.Function) error {
-	if f.PF != "0000:3b:00.0" || f.PFName != "ens3f0" || f.Kind != function.SF || vf(f.Index) != f.ID {
-		n.t.Errorf("Function %+v, want what the journal knows", f)
+func (n *node) Deprovision(ctx context.Context, a journal.Attachment) error {
+	if a.PF != "0000:3b:00.0" || a.PFName != "ens3f0" || vf(a.VFIndex) != a.Function {
+		n.t.Errorf("attachment %+v, want what the journal knows", a)
 	}
-	return n.hook(ctx, f.ID, portHook)
+	return n.hook(ctx, a.Function, portHook)
 }
 
 func (n *node) list() ([]string, error) {
@@ -173,7 +171,7 @@ func (n *node) start(attempts int) *agent {
 	n.t.Helper()
 	a := &agent{recorder: events.NewFakeRecorder(100), registry: prometheus.NewRegistry()}
 	options := Options{
-		Journal: mortal{n.journal, n}, Function: n.Get, Deprovision: n.Deprovision, Log: logr.Discard(),
+		Journal: mortal{n.journal, n}, Deprovision: n.Deprovision, Log: logr.Discard(),
 		Node: "node1", Attempts: attempts, Timeout: 30 * time.Second, Recorder: a.recorder,
 		Changed: func() { n.mutex.Lock(); defer n.mutex.Unlock(); a.changed++ },
 	}

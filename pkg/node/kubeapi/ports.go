@@ -131,13 +131,13 @@ func (a *API) port(ctx context.Context, namespace string, uid types.UID, f funct
 	if err != nil {
 		return nil, fmt.Errorf("XPUPort %s: %w", name, err)
 	}
-	ready := meta.FindStatusCondition(port.Status.Conditions, v1alpha1.ConditionReady)
+	ready := v1alpha1.ReadyOf(port.Status.Conditions)
 	switch {
 	case !port.DeletionTimestamp.IsZero():
 		return nil, fmt.Errorf("the xPU is not provisioned: XPUPort %s is being deleted", name)
-	case ready == nil:
+	case ready.Status == "":
 		return nil, fmt.Errorf("the xPU is not provisioned: XPUPort %s is waiting for xPU %s", name, port.Spec.XPU)
-	case !meta.IsStatusConditionTrue(port.Status.Conditions, v1alpha1.ConditionReady):
+	case ready.Status != metav1.ConditionTrue:
 		return nil, fmt.Errorf("the xPU is not provisioned: XPUPort %s: %s: %s", name, ready.Reason, ready.Message)
 	}
 	return &port, nil
@@ -180,8 +180,8 @@ func (a *API) XPUAway(f function.Function) string {
 	if err != nil || xpu == nil {
 		return ""
 	}
-	ready := meta.FindStatusCondition(xpu.Status.Conditions, v1alpha1.ConditionReady)
-	if ready == nil || ready.Status != metav1.ConditionFalse {
+	ready := v1alpha1.ReadyOf(xpu.Status.Conditions)
+	if ready.Status != metav1.ConditionFalse {
 		return ""
 	}
 	return fmt.Sprintf("XPU %s: %s: %s", xpu.Name, ready.Reason, ready.Message)
@@ -221,15 +221,13 @@ func (a *API) portHandler() toolscache.ResourceEventHandler {
 
 func (a *API) portChanged(port *v1alpha1.XPUPort) {
 	defer a.portsChanged()
-	ready := meta.FindStatusCondition(port.Status.Conditions, v1alpha1.ConditionReady)
+	ready := v1alpha1.ReadyOf(port.Status.Conditions)
 	// The condition of a Port that is being deleted says nothing about its Function.
-	if ready == nil || !port.DeletionTimestamp.IsZero() {
+	if ready.Status == "" || !port.DeletionTimestamp.IsZero() {
 		return
 	}
 	f := claim.FunctionOf(port.Spec.Function)
-	// The other reasons concern all Functions of the xPU.
-	if ready.Status != metav1.ConditionTrue &&
-		(ready.Reason == v1alpha1.ReasonFailed || ready.Reason == v1alpha1.ReasonConflict) {
+	if ready.Status != metav1.ConditionTrue && v1alpha1.Refused(ready.Reason) {
 		message := fmt.Sprintf("the xPU refused the Function's last Port: %s: %s", ready.Reason, ready.Message)
 		a.refusals.Store(f, refusal{port: port.UID, message: message})
 	} else {

@@ -191,11 +191,3 @@ func (t *TLSFiles) load() (*tls.Config, error) {
 	}
 	return opi.TLSConfig(cert, key, ca, t.ServerName)
 }
-
-func (n Network) opi(name string) opi.Network {
-	out := opi.Network{ID: opi.NetworkID(name), VLAN: uint16(n.VLAN)}
-	if n.VNI != nil {
-		out.VNI = new(uint32(*n.VNI))
-	}
-	return out
-}

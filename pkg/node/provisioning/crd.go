@@ -8,7 +8,6 @@ import (
 
 	"github.com/go-logr/logr"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -17,6 +16,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/keylock"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
 // API is what [CRD] uses of the API server. Reads come from a cache, except for PortExists. The caller must not change what
@@ -46,8 +46,9 @@ type API interface {
 // CRD is the [Provisioner] that writes XPUPorts, which xpu-controller brings to the OPI agents. Like [Direct], it trusts
 // the journal. [CRD.Run] restores the XPUPorts that it created. All fields must be set.
 type CRD struct {
-	API     API
-	Journal Journal
+	API API
+	// Journal says which Ports the xPUs are to serve.
+	Journal *journal.Journal
 	// Node is the name of the node that has the Functions.
 	Node string
 	// Namespace is the namespace of the agent and of the XPUPorts that it creates.
@@ -68,23 +69,22 @@ func (c *CRD) Away(f function.Function) string { return c.API.XPUAway(f) }
 const cacheLag = time.Second
 
 // Provision has an XPUPort that asks for exactly this, and waits until it is ready. See [Provisioner].
-func (c *CRD) Provision(ctx context.Context, r Request) (Port, error) {
-	f, key := r.Function, c.key(r.Function.ID)
+func (c *CRD) Provision(ctx context.Context, a journal.Attachment) (mtu int, err error) {
+	key := c.key(a.Function)
 	var created time.Time // when this call created the XPUPort
-	var port Port
-	err := c.work(ctx, f.ID, func(ctx context.Context) progress {
-		xpu, err := c.API.XPUOf(ctx, f.PF)
+	err = c.work(ctx, a.Function, func(ctx context.Context) progress {
+		xpu, err := c.API.XPUOf(ctx, a.PF)
 		if err != nil {
 			return refused(err)
 		}
 		if xpu == nil {
-			return progress{missing: c.noXPU(f.PF), undeclared: true}
+			return progress{missing: c.noXPU(a.PF), undeclared: true}
 		}
-		own, other, err := c.ports(ctx, f.ID)
+		own, other, err := c.ports(ctx, a.Function)
 		if err != nil {
 			return refused(err)
 		}
-		want := c.newPort(r, xpu.Name)
+		want := c.newPort(a, xpu.Name)
 		switch {
 		case own != nil && !own.DeletionTimestamp.IsZero():
 			return waiting("the Function's last XPUPort %s is not gone yet%s", key, why(own))
@@ -95,7 +95,7 @@ func (c *CRD) Provision(ctx context.Context, r Request) (Port, error) {
 			c.Log.Info("Replacing an XPUPort that is another one", "port", key, "has", own.Spec)
 			return waiting("the Function's last XPUPort %s, in network %s, is not gone yet", key, own.Spec.Network)
 		case own != nil:
-			port.MTU = int(own.Status.MTU)
+			mtu = int(own.Status.MTU)
 			return readiness(key, own)
 		case other != nil:
 			return waiting("the Function still has XPUPort %s/%s of another namespace, for ResourceClaim %q; it must be gone first",
@@ -105,39 +105,39 @@ func (c *CRD) Provision(ctx context.Context, r Request) (Port, error) {
 				return refused(fmt.Errorf("create XPUPort %s: %w", key, err))
 			}
 			created = time.Now()
-			c.Log.V(1).Info("Created XPUPort", "port", key, "xpu", xpu.Name, "network", r.Network)
+			c.Log.V(1).Info("Created XPUPort", "port", key, "xpu", xpu.Name, "network", a.Port.Network)
 		}
 		return waiting("XPUPort %s is waiting for XPU %s", key, xpu.Name)
 	})
 	if err != nil {
-		return Port{}, fmt.Errorf("the xPU does not serve Function %s in network %s: %w", f.ID, r.Network, err)
+		return 0, fmt.Errorf("the xPU does not serve Function %s in network %s: %w", a.Function, a.Port.Network, err)
 	}
-	return port, nil
+	return mtu, nil
 }
 
 // readiness is whether xpu-controller says that the Port is served.
 func readiness(key types.NamespacedName, port *v1alpha1.XPUPort) progress {
-	ready := meta.FindStatusCondition(port.Status.Conditions, v1alpha1.ConditionReady)
-	if ready != nil && ready.Status == metav1.ConditionTrue {
+	ready := v1alpha1.ReadyOf(port.Status.Conditions)
+	if ready.Status == metav1.ConditionTrue {
 		return progress{}
 	}
 	now := waiting("XPUPort %s is waiting for XPU %s%s", key, port.Spec.XPU, why(port))
-	now.undeclared = ready != nil && (ready.Reason == v1alpha1.ReasonNetworkNotFound || ready.Reason == v1alpha1.ReasonNoXPU)
+	now.undeclared = ready.Reason == v1alpha1.ReasonNetworkNotFound || ready.Reason == v1alpha1.ReasonNoXPU
 	return now
 }
 
 // Deprovision deletes the XPUPort and waits until it is gone. See [Provisioner].
-func (c *CRD) Deprovision(ctx context.Context, f function.Function) error {
-	key := c.key(f.ID)
+func (c *CRD) Deprovision(ctx context.Context, a journal.Attachment) error {
+	key := c.key(a.Function)
 	asked := false
-	err := c.work(ctx, f.ID, func(ctx context.Context) progress {
+	err := c.work(ctx, a.Function, func(ctx context.Context) progress {
 		if !asked {
 			if err := c.deletePort(ctx, key, ""); err != nil {
 				return refused(err)
 			}
 			asked = true
 		}
-		own, _, err := c.ports(ctx, f.ID)
+		own, _, err := c.ports(ctx, a.Function)
 		if err != nil {
 			return refused(err)
 		}
@@ -155,7 +155,7 @@ func (c *CRD) Deprovision(ctx context.Context, f function.Function) error {
 		return progress{}
 	})
 	if err != nil {
-		return fmt.Errorf("the xPU may still serve Function %s: %w", f.ID, err)
+		return fmt.Errorf("the xPU may still serve Function %s: %w", a.Function, err)
 	}
 	return nil
 }
@@ -204,31 +204,15 @@ func (c *CRD) ports(ctx context.Context, f function.ID) (own, other *v1alpha1.XP
 }
 
 func (c *CRD) noXPU(pf pci.Address) error {
-	return fmt.Errorf("%s: no XPU has nodeName %s and PF %s; create one, or add the PF to its spec.pfs",
-		v1alpha1.ReasonNoXPU, c.Node, pf)
+	return fmt.Errorf("%s: %s", v1alpha1.ReasonNoXPU, claim.NoXPU(c.Node, pf))
 }
 
-func (c *CRD) newPort(r Request, xpu string) *v1alpha1.XPUPort {
-	key := c.key(r.Function.ID)
-	port := &v1alpha1.XPUPort{
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace:  key.Namespace,
-			Name:       key.Name,
-			Labels:     map[string]string{v1alpha1.LabelPool: r.DevicePool, v1alpha1.LabelNetwork: r.Network},
-			Finalizers: []string{v1alpha1.FinalizerPort},
-		},
-		Spec: v1alpha1.XPUPortSpec{
-			NodeName: c.Node,
-			Function: claim.FunctionRef(r.Function.ID),
-			XPU:      xpu,
-			Network:  r.Network,
-			MAC:      string(r.MAC),
-		},
+func (c *CRD) newPort(a journal.Attachment, xpu string) *v1alpha1.XPUPort {
+	spec := v1alpha1.XPUPortSpec{NodeName: c.Node, XPU: xpu, Network: a.Port.Network, MAC: string(a.Port.MAC)}
+	if a.Pod.Name != "" {
+		spec.Pod = new(v1alpha1.PodRef(a.Pod))
 	}
-	if r.Pod.Name != "" {
-		port.Spec.Pod = &v1alpha1.PodRef{Namespace: r.Pod.Namespace, Name: r.Pod.Name, UID: r.Pod.UID}
-	}
-	return port
+	return claim.NewPort(c.Namespace, a.Function, a.Port.DevicePool, spec)
 }
 
 // serves says whether an existing Port can be used as the one that is wanted.
@@ -252,8 +236,8 @@ func forPod(have, want *v1alpha1.PodRef) bool {
 
 // why is the reason and message of a Port that is not ready, as the end of a sentence; "" if there is none.
 func why(port *v1alpha1.XPUPort) string {
-	ready := meta.FindStatusCondition(port.Status.Conditions, v1alpha1.ConditionReady)
-	if ready == nil || ready.Status == metav1.ConditionTrue {
+	ready := v1alpha1.ReadyOf(port.Status.Conditions)
+	if ready.Status == "" || ready.Status == metav1.ConditionTrue {
 		return ""
 	}
 	return fmt.Sprintf(": %s: %s", ready.Reason, ready.Message)

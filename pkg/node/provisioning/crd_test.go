@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 
 func TestCRD(t *testing.T) {
 	cluster.Need(t)
-	provisioningtest.Suite(t, func(t *testing.T, agent *opitest.Agent, records *provisioningtest.Records) provisioning.Provisioner {
+	provisioningtest.Suite(t, func(t *testing.T, agent *opitest.Agent, records *journal.Journal) provisioning.Provisioner {
 		declare(t, agent)
 		startController(t)
 		crd := newCRD(t, startAPI(t), records)
@@ -54,7 +54,7 @@ func TestCRD(t *testing.T) {
 }
 
 // newCRD makes one that is sure that no pod has what the journal does not know.
-func newCRD(t *testing.T, api provisioning.API, records *provisioningtest.Records) *provisioning.CRD {
+func newCRD(t *testing.T, api provisioning.API, records *journal.Journal) *provisioning.CRD {
 	return &provisioning.CRD{
 		API: api, Journal: records, Node: node, Namespace: kubeapitest.AgentNamespace,
 		InUse: func(function.ID) bool { return false }, Log: testr.New(t),
@@ -164,8 +164,10 @@ func vf(index int) function.Function {
 	}
 }
 
-func blue(f function.Function) provisioning.Request {
-	return provisioning.Request{Function: f, DevicePool: provisioningtest.Pool, Network: provisioningtest.Blue, MAC: provisioning.MAC(node, f.ID)}
+func blue(f function.Function) journal.Attachment {
+	return journal.Attachment{Function: f.ID, PF: f.PF, Port: &journal.Port{
+		DevicePool: provisioningtest.Pool, Network: provisioningtest.Blue, MAC: provisioning.MAC(node, f.ID),
+	}}
 }
 
 func within(t *testing.T, limit time.Duration) context.Context {
@@ -179,7 +181,7 @@ func TestCRDPort(t *testing.T) {
 	cluster.Need(t)
 	declare(t, opitest.Start(t))
 	startController(t)
-	crd := newCRD(t, startAPI(t), &provisioningtest.Records{})
+	crd := newCRD(t, startAPI(t), provisioningtest.NewJournal(t))
 	r := blue(vf(0))
 	r.Pod = journal.Pod{Namespace: "default", Name: "web", UID: "web-1"}
 	if _, err := crd.Provision(within(t, 20*time.Second), r); err != nil {
@@ -221,7 +223,7 @@ func TestCRDWaitsForClaim(t *testing.T) {
 	cluster.Need(t)
 	declare(t, opitest.Start(t))
 	startController(t)
-	crd := newCRD(t, startAPI(t), &provisioningtest.Records{})
+	crd := newCRD(t, startAPI(t), provisioningtest.NewJournal(t))
 	f, c := vf(0), admin(t)
 	ofClaim := &v1alpha1.XPUPort{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: claim.PortName(node, f.ID)},
@@ -249,12 +251,12 @@ func TestCRDWaitsForClaim(t *testing.T) {
 func TestCRDWithoutController(t *testing.T) {
 	cluster.Need(t)
 	declare(t, opitest.Start(t))
-	crd := newCRD(t, startAPI(t), &provisioningtest.Records{})
+	crd := newCRD(t, startAPI(t), provisioningtest.NewJournal(t))
 	_, err := crd.Provision(within(t, time.Second), blue(vf(0)))
 	if err == nil || !strings.Contains(err.Error(), "XPUPort xpu-system/node-0000-3b-02-0 is waiting for XPU card") {
 		t.Errorf("error %v, want one that says who is awaited", err)
 	}
-	err = crd.Deprovision(within(t, time.Second), vf(0))
+	err = crd.Deprovision(within(t, time.Second), blue(vf(0)))
 	if err == nil || !strings.Contains(err.Error(), "xpu-controller has not taken XPUPort xpu-system/node-0000-3b-02-0") {
 		t.Errorf("error %v, want one that says who is awaited", err)
 	}
@@ -270,12 +272,12 @@ func TestCRDWithoutAPIServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	inBackground(t, "API", api.Run)
-	crd := newCRD(t, api, &provisioningtest.Records{})
+	crd := newCRD(t, api, provisioningtest.NewJournal(t))
 	const want = "the API server has not been read yet"
 	if _, err := crd.Provision(within(t, 100*time.Millisecond), blue(vf(0))); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("Provision: error %v, want %q", err, want)
 	}
-	if err := crd.Deprovision(within(t, 100*time.Millisecond), vf(0)); err == nil || !strings.Contains(err.Error(), want) {
+	if err := crd.Deprovision(within(t, 100*time.Millisecond), blue(vf(0))); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("Deprovision: error %v, want %q", err, want)
 	}
 	if message := crd.Away(vf(0)); message != "" {
@@ -310,7 +312,7 @@ func TestCRDRetries(t *testing.T) {
 	declare(t, opitest.Start(t))
 	startController(t)
 	api := &flaky{API: startAPI(t), refusals: 2}
-	crd := newCRD(t, api, &provisioningtest.Records{})
+	crd := newCRD(t, api, provisioningtest.NewJournal(t))
 	if _, err := crd.Provision(within(t, 20*time.Second), blue(vf(0))); err != nil {
 		t.Fatal(err)
 	}

@@ -20,12 +20,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
-// Journal says which Ports the xPUs are to serve. [journal.Journal] is one.
-type Journal interface {
-	Get(function.ID) (a journal.Attachment, ok bool)
-	All() []journal.Attachment
-}
-
 // DirectOptions configure a [Direct].
 type DirectOptions struct {
 	// Changed is called when [Direct.Away] may say something else than before. It must not block.
@@ -43,16 +37,16 @@ type Direct struct {
 	config    *Config
 	xpus      []*xpuSession
 	functions keylock.Locks[function.ID]
-	journal   Journal
+	journal   *journal.Journal
 	options   DirectOptions
 }
 
 var _ Provisioner = (*Direct)(nil)
 
 // NewDirect makes a provisioner. [Direct.Run] connects it to the OPI agents.
-func NewDirect(config *Config, journal Journal, options DirectOptions) (*Direct, error) {
+func NewDirect(config *Config, records *journal.Journal, options DirectOptions) (*Direct, error) {
 	options.Debounce = cmp.Or(options.Debounce, 500*time.Millisecond)
-	d := &Direct{config: config, journal: journal, options: options}
+	d := &Direct{config: config, journal: records, options: options}
 	metrics := newMetrics(options.Registry)
 	for _, xpu := range config.XPUs {
 		x, err := newXPUSession(xpu, d, metrics)
@@ -97,41 +91,38 @@ func (d *Direct) Away(f function.Function) string {
 }
 
 // Provision has the OPI agent serve the Port. See [Provisioner].
-func (d *Direct) Provision(ctx context.Context, r Request) (Port, error) {
-	network, known := d.config.Networks[r.Network]
-	var err error
-	switch x := d.xpuOf(r.Function.PF); {
+func (d *Direct) Provision(ctx context.Context, a journal.Attachment) (mtu int, err error) {
+	network, known := d.config.Networks[a.Port.Network]
+	switch x := d.xpuOf(a.PF); {
 	case x == nil:
-		err = fmt.Errorf("no xPU of the configuration has PF %s; add it to its pfs", r.Function.PF)
+		err = fmt.Errorf("no xPU of the configuration has PF %s; add it to its pfs", a.PF)
 	case !known:
 		err = errors.New("networks of the configuration has no such network; add it, or name another one")
 	default:
-		err = x.work(ctx, r.Function.ID, func(ctx context.Context) error {
-			return x.ensure(ctx, r.Function.ID, r.MAC, r.Network)
-		})
+		err = x.work(ctx, a.Function, func(ctx context.Context) error { return x.ensure(ctx, a) })
 	}
 	if err != nil {
-		return Port{}, fmt.Errorf("the xPU does not serve Function %s in network %s: %w", r.Function.ID, r.Network, err)
+		return 0, fmt.Errorf("the xPU does not serve Function %s in network %s: %w", a.Function, a.Port.Network, err)
 	}
-	return Port{MTU: int(network.MTU)}, nil
+	return int(network.MTU), nil
 }
 
 // Deprovision has the OPI agent delete the Port, and waits until it has none. See [Provisioner].
-func (d *Direct) Deprovision(ctx context.Context, f function.Function) error {
-	x := d.xpuOf(f.PF)
+func (d *Direct) Deprovision(ctx context.Context, a journal.Attachment) error {
+	x := d.xpuOf(a.PF)
 	if x == nil {
-		d.options.Log.Info("No xPU of the configuration has the PF: the Port is taken to be gone", "function", f.ID, "pf", f.PF)
+		d.options.Log.Info("No xPU of the configuration has the PF: the Port is taken to be gone", "function", a.Function, "pf", a.PF)
 		return nil
 	}
-	err := x.work(ctx, f.ID, func(ctx context.Context) error {
-		id, err := opi.PortID(f.ID)
+	err := x.work(ctx, a.Function, func(ctx context.Context) error {
+		id, err := opi.PortID(a.Function)
 		if err != nil {
 			return err
 		}
 		return x.DeletePort(ctx, id)
 	})
 	if err != nil {
-		return fmt.Errorf("the xPU may still serve Function %s: %w", f.ID, err)
+		return fmt.Errorf("the xPU may still serve Function %s: %w", a.Function, err)
 	}
 	return nil
 }

@@ -27,7 +27,7 @@ import (
 )
 
 func TestDirect(t *testing.T) {
-	provisioningtest.Suite(t, func(t *testing.T, agent *opitest.Agent, records *provisioningtest.Records) provisioning.Provisioner {
+	provisioningtest.Suite(t, func(t *testing.T, agent *opitest.Agent, records *journal.Journal) provisioning.Provisioner {
 		return startDirect(t, directConfig(agent), records)
 	})
 }
@@ -46,7 +46,7 @@ func directConfig(agent *opitest.Agent) *provisioning.Config {
 	}
 }
 
-func startDirect(t *testing.T, config *provisioning.Config, records *provisioningtest.Records) *provisioning.Direct {
+func startDirect(t *testing.T, config *provisioning.Config, records *journal.Journal) *provisioning.Direct {
 	t.Helper()
 	direct, err := provisioning.NewDirect(config, records, provisioning.DirectOptions{
 		Changed: func() {}, Debounce: 100 * time.Millisecond, Registry: prometheus.NewRegistry(), Log: testr.New(t),
@@ -60,11 +60,11 @@ func startDirect(t *testing.T, config *provisioning.Config, records *provisionin
 
 // TestDirectWithoutXPUs: a node without xPUs has nothing to ask, and nothing to give back.
 func TestDirectWithoutXPUs(t *testing.T) {
-	direct := startDirect(t, &provisioning.Config{Pools: map[string]string{"fast": "blue"}}, &provisioningtest.Records{})
+	direct := startDirect(t, &provisioning.Config{Pools: map[string]string{"fast": "blue"}}, provisioningtest.NewJournal(t))
 	if message := direct.Away(vf(0)); message != "" {
 		t.Errorf("Away = %q", message)
 	}
-	if err := direct.Deprovision(t.Context(), vf(0)); err != nil {
+	if err := direct.Deprovision(t.Context(), blue(vf(0))); err != nil {
 		t.Errorf("Deprovision: %v", err)
 	}
 	if _, err := direct.Provision(t.Context(), blue(vf(0))); err == nil || !strings.Contains(err.Error(), "no xPU of the configuration has PF 0000:3b:00.0") {
@@ -81,7 +81,7 @@ func TestDirectDebounce(t *testing.T) {
 	var changes atomic.Int64
 	registry := prometheus.NewRegistry()
 	const debounce = 500 * time.Millisecond
-	direct, err := provisioning.NewDirect(directConfig(agent), &provisioningtest.Records{}, provisioning.DirectOptions{
+	direct, err := provisioning.NewDirect(directConfig(agent), provisioningtest.NewJournal(t), provisioning.DirectOptions{
 		Changed: func() { changes.Add(1) }, Debounce: debounce, Registry: registry, Log: testr.New(t),
 	})
 	if err != nil {
@@ -118,14 +118,12 @@ xpu_direct_connected{xpu="card"} `+want+"\n"), "xpu_direct_connected") == nil
 // its way out and what another xPU serves.
 func TestDirectAfterRestart(t *testing.T) {
 	agent := opitest.Start(t)
-	records := &provisioningtest.Records{}
+	records := provisioningtest.NewJournal(t)
 	record := func(address string, change func(*journal.Attachment)) {
-		a := journal.Attachment{
-			Function: function.ID{Address: pci.Address(address)}, PF: provisioningtest.PF, State: journal.Attached,
-			Port: &journal.Port{Network: provisioningtest.Blue, MAC: "02:00:00:00:00:01"},
-		}
+		a := attached(function.Function{ID: function.ID{Address: pci.Address(address)}, PF: provisioningtest.PF})
+		a.Port.MAC = "02:00:00:00:00:01"
 		change(&a)
-		records.Put(a)
+		must.Succeed(t, records.Put(a))
 	}
 	record("0000:3b:02.0", func(*journal.Attachment) {})
 	record("0000:3b:02.1", func(a *journal.Attachment) { a.State = journal.Releasing })
@@ -139,7 +137,7 @@ func TestDirectAfterRestart(t *testing.T) {
 	want := []string{"vf-0000-3b-02-0", "vf-0000-3b-02-4"}
 	must.Eventually(t, "the Ports are back", func() bool { return slices.Equal(agent.Ports(), want) })
 	agent.Kill()
-	records.Delete(function.ID{Address: "0000:3b:02.0"})
+	must.Succeed(t, records.Delete(function.ID{Address: "0000:3b:02.0"}))
 	if err := agent.Run(); err != nil {
 		t.Fatal(err)
 	}
@@ -153,7 +151,7 @@ func TestDirectNetworkConflict(t *testing.T) {
 	if err := client.EnsureNetwork(t.Context(), opi.Network{ID: opi.NetworkID(provisioningtest.Blue), VLAN: 999}); err != nil {
 		t.Fatal(err)
 	}
-	direct := startDirect(t, directConfig(agent), &provisioningtest.Records{})
+	direct := startDirect(t, directConfig(agent), provisioningtest.NewJournal(t))
 	_, err := direct.Provision(within(t, time.Second), blue(vf(0)))
 	if err == nil || !strings.Contains(err.Error(), "the agent has it with VLAN 999, not 100") {
 		t.Errorf("error %v, want one with both VLANs", err)
@@ -181,10 +179,8 @@ func TestDirectNetworkPending(t *testing.T) {
 	}
 	agent.Set(func(b *opitest.Behaviour) { b.UpDelay = 0 })
 	f := vf(0)
-	records := &provisioningtest.Records{}
-	records.Put(journal.Attachment{
-		Function: f.ID, PF: f.PF, State: journal.Attached, Port: &journal.Port{Network: provisioningtest.Blue, MAC: "02:00:00:00:00:01"},
-	})
+	records := provisioningtest.NewJournal(t)
+	must.Succeed(t, records.Put(attached(f)))
 	startDirect(t, config, records)
 	must.Eventually(t, "the Port is back", func() bool { return len(agent.Ports()) == 1 })
 }
@@ -234,7 +230,7 @@ func TestDirectTLS(t *testing.T) {
 			}
 		}
 	}
-	direct := startDirect(t, config, &provisioningtest.Records{})
+	direct := startDirect(t, config, provisioningtest.NewJournal(t))
 	must.Eventually(t, "the missing files are named", func() bool {
 		return strings.Contains(direct.Away(vf(0)), config.XPUs[0].TLS.KeyFile+": no such file")
 	})

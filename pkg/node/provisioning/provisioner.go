@@ -10,34 +10,16 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// Request says what the xPU shall serve.
-type Request struct {
-	Function function.Function
-	// DevicePool is the pool that the Function belongs to.
-	DevicePool string
-	// Network is the name of the network that the Port joins.
-	Network string
-	// MAC is the address of the Function while it is attached; see [MAC].
-	MAC function.MAC
-	// Pod is empty where it is not known yet.
-	Pod journal.Pod
-}
-
-// Port is what the xPU serves.
-type Port struct {
-	// MTU is the MTU of the network in bytes, 0 if the network sets none.
-	MTU int
-}
-
 // Provisioner has the xPU serve Functions. Its methods may be called by several goroutines at once; for one Function
 // only one at a time.
 type Provisioner interface {
-	// Provision returns once the xPU serves exactly this. It replaces a Port of the Function that differs or is being
-	// deleted. It gives up when ctx ends, and after a few seconds if the network or the xPU is not declared. The error says
-	// what is missing.
-	Provision(ctx context.Context, r Request) (Port, error)
-	// Deprovision returns nil once the xPU serves no Port of the Function.
-	Deprovision(ctx context.Context, f function.Function) error
+	// Provision returns once the xPU serves exactly the Port of the attachment, which must have one. Of the other fields it
+	// reads Function, PF and Pod, which is empty where the pod is not known yet. It replaces a Port of the Function that
+	// differs or is being deleted. It gives up when ctx ends, and after a few seconds if the network or the xPU is not
+	// declared. The error says what is missing. mtu is the MTU of the network in bytes, 0 if the network sets none.
+	Provision(ctx context.Context, a journal.Attachment) (mtu int, err error)
+	// Deprovision returns nil once the xPU serves no Port of the attachment's Function. It reads Function and PF.
+	Deprovision(ctx context.Context, a journal.Attachment) error
 	// Away says why the xPU of the Function cannot be reached, and what to do; "" if it can, or if the Function has no xPU.
 	// It does not block.
 	Away(f function.Function) string

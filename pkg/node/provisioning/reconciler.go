@@ -128,11 +128,8 @@ func (c *CRD) remake(ctx context.Context, a journal.Attachment) error {
 	if xpu == nil {
 		return c.noXPU(a.PF)
 	}
-	key, port := c.key(a.Function), c.newPort(Request{
-		Function:   function.Function{ID: a.Function, PF: a.PF},
-		DevicePool: a.Port.DevicePool, Network: a.Port.Network, MAC: a.Port.MAC, Pod: a.Pod,
-	}, xpu.Name)
-	err = c.API.CreatePort(ctx, port)
+	key := c.key(a.Function)
+	err = c.API.CreatePort(ctx, c.newPort(a, xpu.Name))
 	if apierrors.IsAlreadyExists(err) {
 		return nil // it is not in the cache yet
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi/kubeapitest"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
@@ -37,21 +38,17 @@ import (
 var web = journal.Pod{Namespace: "default", Name: "web", UID: "web-1"}
 
 func attached(f function.Function) journal.Attachment {
-	return journal.Attachment{
-		Function: f.ID, PF: f.PF, VFIndex: f.Index, State: journal.Attached, Pod: web, Resource: "xpu.opiproject.org/fast",
-		Port: &journal.Port{
-			DevicePool: provisioningtest.Pool, Network: provisioningtest.Blue, MAC: provisioning.MAC(node, f.ID),
-		},
-	}
+	a := blue(f)
+	a.VFIndex, a.State, a.Pod, a.Resource = f.Index, journal.Attached, web, "xpu.opiproject.org/fast"
+	a.Before, a.Observed = &netdev.Snapshot{}, &netdev.Observed{} // without which the journal takes nothing that is attached
+	return a
 }
 
 // serve provisions for the pod, as the node's agent does.
-func serve(t *testing.T, crd *provisioning.CRD, records *provisioningtest.Records, f function.Function) {
+func serve(t *testing.T, crd *provisioning.CRD, records *journal.Journal, f function.Function) {
 	t.Helper()
-	records.Put(attached(f))
-	r := blue(f)
-	r.Pod = web
-	if _, err := crd.Provision(within(t, 20*time.Second), r); err != nil {
+	must.Succeed(t, records.Put(attached(f)))
+	if _, err := crd.Provision(within(t, 20*time.Second), attached(f)); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -73,7 +70,7 @@ func TestCRDMakesPortsAgain(t *testing.T) {
 	agent := opitest.Start(t)
 	declare(t, agent)
 	startController(t)
-	records, c, f := &provisioningtest.Records{}, admin(t), vf(0)
+	records, c, f := provisioningtest.NewJournal(t), admin(t), vf(0)
 	api := startAPI(t)
 	crd := newCRD(t, api, records)
 	inBackground(t, "reconciler", crd.Run)
@@ -134,7 +131,7 @@ func TestCRDDeletesStrays(t *testing.T) {
 	declare(t, opitest.Start(t))
 	startController(t)
 	api, c := startAPI(t), admin(t)
-	records := &provisioningtest.Records{}
+	records := provisioningtest.NewJournal(t)
 	before := newCRD(t, api, records)
 	f := func(address string) function.Function {
 		return function.Function{ID: function.ID{Address: pci.Address(address)}, PF: provisioningtest.PF}
@@ -160,11 +157,11 @@ func TestCRDDeletesStrays(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	records.Delete(stray.ID)
-	records.Delete(inUse.ID)
+	must.Succeed(t, records.Delete(stray.ID))
+	must.Succeed(t, records.Delete(inUse.ID))
 	without := attached(withoutPort)
 	without.Port = nil
-	records.Put(without)
+	must.Succeed(t, records.Put(without))
 	after := newCRD(t, api, records)
 	after.InUse = func(id function.ID) bool { return id == inUse.ID }
 	inBackground(t, "reconciler", after.Run)
@@ -289,9 +286,9 @@ func (s *store) DeletePort(_ context.Context, key types.NamespacedName, uid type
 }
 
 // reconciler runs a CRD with the store in a bubble of its own, where time passes as soon as nobody has anything to do.
-func reconciler(t *testing.T, test func(t *testing.T, crd *provisioning.CRD, s *store, records *provisioningtest.Records)) {
+func reconciler(t *testing.T, test func(t *testing.T, crd *provisioning.CRD, s *store, records *journal.Journal)) {
 	synctest.Test(t, func(t *testing.T) {
-		s, records := &store{}, &provisioningtest.Records{}
+		s, records := &store{}, provisioningtest.NewJournal(t)
 		crd := newCRD(t, s, records)
 		inBackground(t, "reconciler", crd.Run)
 		synctest.Wait()
@@ -301,16 +298,16 @@ func reconciler(t *testing.T, test func(t *testing.T, crd *provisioning.CRD, s *
 
 // TestReconcilerWithoutEvent: what no event told of is found within a minute.
 func TestReconcilerWithoutEvent(t *testing.T) {
-	reconciler(t, func(t *testing.T, crd *provisioning.CRD, s *store, records *provisioningtest.Records) {
+	reconciler(t, func(t *testing.T, crd *provisioning.CRD, s *store, records *journal.Journal) {
 		serve(t, crd, records, vf(0))
 		s.do(func() { s.silent = true })
-		records.Delete(vf(0).ID)
+		must.Succeed(t, records.Delete(vf(0).ID))
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if deleted := s.get(&s.deleted); deleted != 1 {
 			t.Errorf("%d Ports deleted that the journal knows nothing of, want 1", deleted)
 		}
-		records.Put(attached(vf(0)))
+		must.Succeed(t, records.Put(attached(vf(0))))
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if created := s.get(&s.created); created != 2 {
@@ -328,10 +325,10 @@ func TestReconcilerStates(t *testing.T) {
 	for state, want := range map[journal.State]int{
 		journal.Reserved: 1, journal.Attaching: 1, journal.Attached: 1, journal.Lost: 1, journal.Detaching: 1, journal.Releasing: 0,
 	} {
-		reconciler(t, func(t *testing.T, _ *provisioning.CRD, s *store, records *provisioningtest.Records) {
+		reconciler(t, func(t *testing.T, _ *provisioning.CRD, s *store, records *journal.Journal) {
 			a := attached(vf(0))
 			a.State = state
-			records.Put(a)
+			must.Succeed(t, records.Put(a))
 			s.changed.Notify()
 			synctest.Wait()
 			if created := s.get(&s.created); created != want {
@@ -344,7 +341,7 @@ func TestReconcilerStates(t *testing.T) {
 // TestReconcilerLeavesProvisionAlone: who provisions or deprovisions a Function is the only one to write its Port.
 func TestReconcilerLeavesProvisionAlone(t *testing.T) {
 	refusal := errors.New("not now")
-	reconciler(t, func(t *testing.T, crd *provisioning.CRD, s *store, records *provisioningtest.Records) {
+	reconciler(t, func(t *testing.T, crd *provisioning.CRD, s *store, records *journal.Journal) {
 		during := func(call func() error) {
 			t.Helper()
 			s.do(func() { s.err, s.asked = refusal, 0 })
@@ -366,14 +363,14 @@ func TestReconcilerLeavesProvisionAlone(t *testing.T) {
 		}
 		a := attached(vf(0))
 		a.State = journal.Reserved
-		records.Put(a)
+		must.Succeed(t, records.Put(a))
 		during(func() error {
 			_, err := crd.Provision(t.Context(), blue(vf(0)))
 			return err
 		})
 		a.State = journal.Releasing
-		records.Put(a)
-		during(func() error { return crd.Deprovision(t.Context(), vf(0)) })
+		must.Succeed(t, records.Put(a))
+		during(func() error { return crd.Deprovision(t.Context(), blue(vf(0))) })
 		time.Sleep(time.Hour)
 		if created, deleted := s.get(&s.created), s.get(&s.deleted); created != 1 || deleted != 1 {
 			t.Errorf("%d created and %d deleted, want one Port that came and went", created, deleted)
@@ -384,16 +381,16 @@ func TestReconcilerLeavesProvisionAlone(t *testing.T) {
 // TestReconcilerDeletesBeforeProvision: Provision does not take a Port for its own that is about to go, though memory does
 // not know that yet.
 func TestReconcilerDeletesBeforeProvision(t *testing.T) {
-	reconciler(t, func(t *testing.T, crd *provisioning.CRD, s *store, records *provisioningtest.Records) {
+	reconciler(t, func(t *testing.T, crd *provisioning.CRD, s *store, records *journal.Journal) {
 		serve(t, crd, records, vf(0))
-		records.Delete(vf(0).ID)
+		must.Succeed(t, records.Delete(vf(0).ID))
 		s.changed.Notify()
 		s.do(func() { s.frozen = true })
 		synctest.Wait()
 		if deleted := s.get(&s.deleted); deleted != 1 {
 			t.Fatalf("%d deleted, want the Port that the journal knows nothing of", deleted)
 		}
-		records.Put(attached(vf(0)))
+		must.Succeed(t, records.Put(attached(vf(0))))
 		r := blue(vf(0))
 		r.Pod = web
 		done := make(chan error, 1)
@@ -422,8 +419,8 @@ func TestReconcilerTriesAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var told []string
 		log := funcr.New(func(_, line string) { told = append(told, line) }, funcr.Options{})
-		s, records := &store{err: errors.New("not now")}, &provisioningtest.Records{}
-		records.Put(attached(vf(0)))
+		s, records := &store{err: errors.New("not now")}, provisioningtest.NewJournal(t)
+		must.Succeed(t, records.Put(attached(vf(0))))
 		crd := newCRD(t, s, records)
 		crd.Log = log
 		inBackground(t, "reconciler", crd.Run)
@@ -452,7 +449,7 @@ func TestUndeclared(t *testing.T) {
 		v1alpha1.ReasonNoXPU:           {5 * time.Second, 15 * time.Second},
 		v1alpha1.ReasonProvisioning:    {time.Minute, time.Minute},
 	} {
-		reconciler(t, func(t *testing.T, crd *provisioning.CRD, s *store, _ *provisioningtest.Records) {
+		reconciler(t, func(t *testing.T, crd *provisioning.CRD, s *store, _ *journal.Journal) {
 			s.reason = reason
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()

@@ -14,6 +14,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/dialects"
@@ -62,7 +63,7 @@ func (x *xpuSession) verify(ctx context.Context) {
 		networks.Go(func() {
 			bounded, cancel := context.WithTimeout(ctx, verifyTimeout)
 			defer cancel()
-			if err := x.EnsureNetwork(bounded, network.opi(name)); err != nil && ctx.Err() == nil {
+			if err := x.EnsureNetwork(bounded, opi.NewNetwork(name, network.VLAN, network.VNI)); err != nil && ctx.Err() == nil {
 				x.log.Error(err, "The xPU does not serve a network; it is tried again when a Port needs it", "network", name)
 			}
 		})
@@ -96,23 +97,23 @@ func (x *xpuSession) verifyPort(ctx context.Context, id function.ID) error {
 	}
 	bounded, cancel := context.WithTimeout(ctx, verifyTimeout)
 	defer cancel()
-	if err = x.ensure(bounded, id, a.Port.MAC, a.Port.Network); err != nil && ctx.Err() == nil {
+	if err = x.ensure(bounded, a); err != nil && ctx.Err() == nil {
 		x.log.Error(err, "The xPU does not serve a Port that it should", "function", id)
 	}
 	return err
 }
 
 // ensure asks the agent once to serve a Port. A Port of the journal may have a network that the configuration lacks by now.
-func (x *xpuSession) ensure(ctx context.Context, id function.ID, mac function.MAC, name string) error {
-	network, known := x.direct.config.Networks[name]
+func (x *xpuSession) ensure(ctx context.Context, a journal.Attachment) error {
+	network, known := x.direct.config.Networks[a.Port.Network]
 	if !known {
-		return fmt.Errorf("networks of the configuration has no network %s any more", name)
+		return fmt.Errorf("networks of the configuration has no network %s any more", a.Port.Network)
 	}
-	port, err := opi.FunctionPort(id, mac, name)
+	port, err := opi.FunctionPort(a.Function, a.Port.MAC, a.Port.Network)
 	if err != nil {
 		return err
 	}
-	return x.EnsurePort(ctx, port, network.opi(name))
+	return x.EnsurePort(ctx, port, opi.NewNetwork(a.Port.Network, network.VLAN, network.VNI))
 }
 
 // work repeats a request to the agent as [converge] does. It holds the lock of the Function.

@@ -1,9 +1,11 @@
+// Package provisioningtest has what every [provisioning.Provisioner] must do, as one table of tests, and a journal for it.
 package provisioningtest
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -20,6 +22,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // What a provisioner under test is to be told: one xPU that serves one PF, and two networks. It knows no other.
@@ -47,7 +50,16 @@ const (
 
 // Start makes a provisioner for the xPU with this OPI agent, for one case, and whatever it needs; the records are the
 // node's journal. It ends all of it with t.Cleanup. An xPU may be away for 100 ms at most before that is told.
-type Start func(t *testing.T, agent *opitest.Agent, records *Records) provisioning.Provisioner
+type Start func(t *testing.T, agent *opitest.Agent, records *journal.Journal) provisioning.Provisioner
+
+// NewJournal opens an empty journal until the test ends.
+func NewJournal(t *testing.T) *journal.Journal {
+	t.Helper()
+	records, err := journal.Open(filepath.Join(t.TempDir(), "journal.db"))
+	must.Succeed(t, err)
+	t.Cleanup(func() { _ = records.Close() })
+	return records
+}
 
 // Suite tests what the node's agent relies on, whichever way the xPU is reached.
 func Suite(t *testing.T, start Start) {
@@ -61,7 +73,7 @@ func Suite(t *testing.T, start Start) {
 			t.Cleanup(func() { _ = client.Close() })
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			t.Cleanup(cancel)
-			records := &Records{}
+			records := NewJournal(t)
 			test.run(&suite{T: t, ctx: ctx, agent: agent, client: client, records: records, tested: start(t, agent, records)})
 		})
 	}
@@ -72,7 +84,7 @@ type suite struct {
 	ctx     context.Context
 	agent   *opitest.Agent
 	client  *opi.Client
-	records *Records
+	records *journal.Journal
 	tested  provisioning.Provisioner
 }
 
@@ -108,39 +120,45 @@ func vf(n int) function.Function {
 	}
 }
 
-func request(f function.Function, network string) provisioning.Request {
-	return provisioning.Request{Function: f, DevicePool: Pool, Network: network, MAC: provisioning.MAC("node", f.ID)}
+func reservation(f function.Function, network string) journal.Attachment {
+	return journal.Attachment{
+		Function: f.ID, PF: f.PF, VFIndex: f.Index, Resource: "xpu.opiproject.org/" + Pool,
+		Port:  &journal.Port{DevicePool: Pool, Network: network, MAC: provisioning.MAC("node", f.ID)},
+		State: journal.Reserved, ReservedAt: time.Now(),
+	}
 }
 
 // try writes the Port down and provisions it, as the node's agent does.
-func (s *suite) try(ctx context.Context, r provisioning.Request) (provisioning.Port, error) {
-	s.records.Put(journal.Attachment{
-		Function: r.Function.ID, PF: r.Function.PF, VFIndex: r.Function.Index, Resource: "xpu.opiproject.org/" + r.DevicePool,
-		Pod: r.Pod, Port: &journal.Port{DevicePool: r.DevicePool, Network: r.Network, MAC: r.MAC},
-		State: journal.Reserved, ReservedAt: time.Now(),
-	})
-	return s.tested.Provision(ctx, r)
+func (s *suite) try(ctx context.Context, a journal.Attachment) (mtu int, err error) {
+	if err := s.records.Put(a); err != nil {
+		return 0, err
+	}
+	return s.tested.Provision(ctx, a)
 }
 
-func (s *suite) provision(r provisioning.Request) {
+func (s *suite) provision(a journal.Attachment) {
 	s.Helper()
-	if _, err := s.try(s.ctx, r); err != nil {
+	if _, err := s.try(s.ctx, a); err != nil {
 		s.Fatal(err)
 	}
-	s.serves(r)
+	s.serves(a)
 }
 
 // tryRelease writes down that the Port is to go, and deprovisions it, as the node's agent does.
 func (s *suite) tryRelease(ctx context.Context, f function.Function) error {
-	if a, ok := s.records.Get(f.ID); ok {
+	a, recorded := s.records.Get(f.ID)
+	if recorded {
 		a.State = journal.Releasing
-		s.records.Put(a)
+		if err := s.records.Put(a); err != nil {
+			return err
+		}
+	} else {
+		a = journal.Attachment{Function: f.ID, PF: f.PF}
 	}
-	if err := s.tested.Deprovision(ctx, f); err != nil {
+	if err := s.tested.Deprovision(ctx, a); err != nil {
 		return err
 	}
-	s.records.Delete(f.ID)
-	return nil
+	return s.records.Delete(f.ID)
 }
 
 func (s *suite) deprovision(f function.Function) {
@@ -151,16 +169,16 @@ func (s *suite) deprovision(f function.Function) {
 }
 
 // serves fails the test unless the OPI agent says that it serves exactly this.
-func (s *suite) serves(r provisioning.Request) {
+func (s *suite) serves(a journal.Attachment) {
 	s.Helper()
-	if difference := s.differs(r); difference != "" {
-		s.Errorf("Port of Function %s (-want +got):\n%s", r.Function.ID, difference)
+	if difference := s.differs(a); difference != "" {
+		s.Errorf("Port of Function %s (-want +got):\n%s", a.Function, difference)
 	}
 }
 
-func (s *suite) differs(r provisioning.Request) string {
+func (s *suite) differs(a journal.Attachment) string {
 	s.Helper()
-	id, err := opi.PortID(r.Function.ID)
+	id, err := opi.PortID(a.Function)
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -168,7 +186,7 @@ func (s *suite) differs(r provisioning.Request) string {
 	if err != nil {
 		return err.Error()
 	}
-	want := opi.Port{ID: id, MAC: r.MAC.HardwareAddr(), Networks: []string{opi.NetworkID(r.Network)}}
+	want := opi.Port{ID: id, MAC: a.Port.MAC.HardwareAddr(), Networks: []string{opi.NetworkID(a.Port.Network)}}
 	return cmp.Diff(opi.PortStatus{Port: want, Status: opi.Status{State: opi.StateUp}}, got)
 }
 
@@ -201,9 +219,9 @@ func (s *suite) refuses(call func(ctx context.Context) error, texts ...string) {
 }
 
 // tries is a call of Provision.
-func (s *suite) tries(r provisioning.Request) func(ctx context.Context) error {
+func (s *suite) tries(a journal.Attachment) func(ctx context.Context) error {
 	return func(ctx context.Context) error {
-		_, err := s.try(ctx, r)
+		_, err := s.try(ctx, a)
 		return err
 	}
 }
@@ -224,65 +242,65 @@ func (s *suite) run() {
 }
 
 func (s *suite) provisions() {
-	r := request(vf(0), Blue)
-	port, err := s.try(s.ctx, r)
+	r := reservation(vf(0), Blue)
+	mtu, err := s.try(s.ctx, r)
 	if err != nil {
 		s.Fatal(err)
 	}
-	if want := (provisioning.Port{MTU: BlueMTU}); port != want {
-		s.Errorf("Provision = %+v, want %+v", port, want)
+	if mtu != BlueMTU {
+		s.Errorf("Provision = %d, want the network's MTU %d", mtu, BlueMTU)
 	}
 	s.serves(r)
-	if port, err := s.try(s.ctx, request(vf(1), Green)); err != nil || port.MTU != 0 {
-		s.Errorf("Provision in a network without an MTU = %+v, %v", port, err)
+	if mtu, err := s.try(s.ctx, reservation(vf(1), Green)); err != nil || mtu != 0 {
+		s.Errorf("Provision in a network without an MTU = %d, %v", mtu, err)
 	}
-	if message := s.tested.Away(r.Function); message != "" {
+	if message := s.tested.Away(vf(0)); message != "" {
 		s.Errorf("Away = %q of an xPU that serves", message)
 	}
-	s.deprovision(r.Function)
+	s.deprovision(vf(0))
 	s.deprovision(vf(1))
 	s.empty()
 }
 
 func (s *suite) provisionsAgain() {
-	r := request(vf(0), Blue)
+	r := reservation(vf(0), Blue)
 	s.provision(r)
 	made := s.agent.Calls("CreateBridgePort")
 	s.provision(r)
 	if again := s.agent.Calls("CreateBridgePort"); again != made {
 		s.Errorf("a Port that is there was made again: %d calls, then %d", made, again)
 	}
-	s.deprovision(r.Function)
+	s.deprovision(vf(0))
 	s.provision(r)
-	s.deprovision(r.Function)
+	s.deprovision(vf(0))
 	s.empty()
 }
 
 func (s *suite) provisionsSubfunction() {
 	f := function.Function{ID: function.SubfunctionID(PF, 88), Kind: function.SF, PF: PF, Index: 88}
-	s.provision(request(f, Blue))
+	s.provision(reservation(f, Blue))
 	s.deprovision(f)
 	s.empty()
 }
 
 func (s *suite) changesNetwork() {
-	s.provision(request(vf(0), Blue))
-	s.provision(request(vf(0), Green))
+	s.provision(reservation(vf(0), Blue))
+	s.provision(reservation(vf(0), Green))
 	s.deprovision(vf(0))
 	s.empty()
 }
 
 func (s *suite) changesMAC() {
-	r := request(vf(0), Blue)
+	r := reservation(vf(0), Blue)
 	s.provision(r)
-	r.MAC = function.MAC("02:00:00:00:00:01")
+	r.Port = &journal.Port{DevicePool: Pool, Network: Blue, MAC: "02:00:00:00:00:01"}
 	s.provision(r)
 	s.deprovision(vf(0))
 	s.empty()
 }
 
 func (s *suite) changesPod() {
-	r := request(vf(0), Blue)
+	r := reservation(vf(0), Blue)
 	s.provision(r) // by Allocate, which does not know the pod
 	r.Pod = journal.Pod{Namespace: "default", Name: "web", UID: "web-1"}
 	s.provision(r)
@@ -296,7 +314,7 @@ func (s *suite) waits() {
 	const delay = 300 * time.Millisecond
 	s.agent.Set(func(b *opitest.Behaviour) { b.UpDelay, b.DeleteTail = delay, delay })
 	begin := time.Now()
-	s.provision(request(vf(0), Blue))
+	s.provision(reservation(vf(0), Blue))
 	if took := time.Since(begin); took < delay {
 		s.Errorf("Provision returned after %s, before the Port was up", took)
 	}
@@ -309,7 +327,7 @@ func (s *suite) survivesLostAnswers() {
 		s.agent.DropNext(rpc, 1)
 		s.agent.FailNext(rpc, 1, codes.Unavailable, "connection lost")
 	}
-	s.provision(request(vf(0), Blue))
+	s.provision(reservation(vf(0), Blue))
 	s.deprovision(vf(0))
 	s.empty()
 }
@@ -318,25 +336,25 @@ func (s *suite) isRefused() {
 	s.agent.Set(func(b *opitest.Behaviour) {
 		b.Realise = func(string) error { return errors.New("no such representor") }
 	})
-	s.refuses(s.tries(request(vf(0), Blue)), vf(0).ID.String(), Blue, XPU, "no such representor")
+	s.refuses(s.tries(reservation(vf(0), Blue)), vf(0).ID.String(), Blue, XPU, "no such representor")
 	s.deprovision(vf(0))
 	s.empty()
 }
 
 func (s *suite) isTakenAfterAll() {
 	s.agent.FailNext("CreateBridgePort", 3, codes.Internal, "not now")
-	s.provision(request(vf(0), Blue))
+	s.provision(reservation(vf(0), Blue))
 }
 
 func (s *suite) missesNetwork() {
-	s.refuses(s.tries(request(vf(0), "nowhere")), vf(0).ID.String(), "nowhere", "name another one")
+	s.refuses(s.tries(reservation(vf(0), "nowhere")), vf(0).ID.String(), "nowhere", "name another one")
 	s.deprovision(vf(0))
 }
 
 func (s *suite) missesXPU() {
 	f := vf(0)
 	f.PF = "0000:5e:00.0"
-	s.refuses(s.tries(request(f, Blue)), f.ID.String(), "PF 0000:5e:00.0", "add ")
+	s.refuses(s.tries(reservation(f, Blue)), f.ID.String(), "PF 0000:5e:00.0", "add ")
 	if message := s.tested.Away(f); message != "" {
 		s.Errorf("Away = %q of a Function that has no xPU", message)
 	}
@@ -345,10 +363,10 @@ func (s *suite) missesXPU() {
 
 // remindsAgent: what the agent forgot it gets again, without anyone asking; what was given back it does not.
 func (s *suite) remindsAgent() {
-	kept, gone := request(vf(0), Blue), request(vf(1), Green)
+	kept, gone := reservation(vf(0), Blue), reservation(vf(1), Green)
 	s.provision(kept)
 	s.provision(gone)
-	s.deprovision(gone.Function)
+	s.deprovision(vf(1))
 	for range 2 {
 		s.agent.Stop()
 		s.run()
@@ -360,7 +378,7 @@ func (s *suite) remindsAgent() {
 }
 
 func (s *suite) isAway() {
-	s.provision(request(vf(0), Blue))
+	s.provision(reservation(vf(0), Blue))
 	s.agent.Stop()
 	s.eventually("it is known that the xPU is away", func() bool {
 		message := s.tested.Away(vf(0))
@@ -372,7 +390,7 @@ func (s *suite) isAway() {
 
 func (s *suite) waitsForAgent() {
 	s.agent.Stop()
-	r := request(vf(0), Blue)
+	r := reservation(vf(0), Blue)
 	s.refuses(s.tries(r), vf(0).ID.String(), Blue, XPU)
 	done := make(chan error, 1)
 	go func() {
@@ -388,7 +406,7 @@ func (s *suite) waitsForAgent() {
 
 func (s *suite) deprovisionsLater() {
 	s.agent.Set(func(b *opitest.Behaviour) { b.KeepOnStop = true })
-	s.provision(request(vf(0), Blue))
+	s.provision(reservation(vf(0), Blue))
 	s.agent.Stop()
 	s.refuses(func(ctx context.Context) error { return s.tryRelease(ctx, vf(0)) }, vf(0).ID.String(), XPU)
 	done := make(chan error, 1)
@@ -402,7 +420,7 @@ func (s *suite) deprovisionsLater() {
 
 func (s *suite) deprovisionsNothing() {
 	s.deprovision(vf(0))
-	s.provision(request(vf(0), Blue))
+	s.provision(reservation(vf(0), Blue))
 	s.deprovision(vf(0))
 	s.deprovision(vf(0))
 	s.empty()
@@ -417,7 +435,7 @@ func (s *suite) manages() {
 	var provisioning errgroup.Group
 	for n := range functions {
 		provisioning.Go(func() error {
-			_, err := s.try(s.ctx, request(vf(n), networks[n%2]))
+			_, err := s.try(s.ctx, reservation(vf(n), networks[n%2]))
 			return err
 		})
 	}
@@ -425,7 +443,7 @@ func (s *suite) manages() {
 		s.Fatal(err)
 	}
 	for n := range functions {
-		s.serves(request(vf(n), networks[n%2]))
+		s.serves(reservation(vf(n), networks[n%2]))
 	}
 	if made := s.agent.Networks(); !slices.Contains(made, opi.NetworkID(Blue)) || !slices.Contains(made, opi.NetworkID(Green)) {
 		s.Errorf("the agent has networks %q", made)
