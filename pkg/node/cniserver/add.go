@@ -12,6 +12,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceinfo"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
@@ -76,7 +77,7 @@ func (s *Server) makeReady(ctx context.Context, a cniRequest) (journal.Attachmen
 	case errors.As(err, new(lifecycle.TakenError)):
 		return journal.Attachment{}, fail(CodeTaken, "%w", err)
 	case err != nil:
-		return journal.Attachment{}, fail(types.ErrTryAgainLater, "not free yet: %w", causeOf(ctx, err))
+		return journal.Attachment{}, fail(types.ErrTryAgainLater, "not free yet: %w", loop.WithCause(ctx, err))
 	case have.State == journal.Attached:
 		return have, s.sameAsBefore(a, have)
 	}
@@ -105,7 +106,7 @@ func (s *Server) reserve(ctx context.Context, reservation journal.Attachment) er
 	case errors.As(err, new(lifecycle.TakenError)):
 		return fail(CodeTaken, "%w", err)
 	case reservation.Setup != nil:
-		return fail(CodeAttach, "%w", causeOf(ctx, err))
+		return fail(CodeAttach, "%w", loop.WithCause(ctx, err))
 	}
 	return fail(CodeJournal, "%w", err)
 }
@@ -117,7 +118,7 @@ func (s *Server) provision(ctx context.Context, a cniRequest, reservation journa
 		MAC: reservation.Port.MAC, Pod: a.pod,
 	})
 	if err != nil {
-		return fail(CodeProvision, "%w", causeOf(ctx, err))
+		return fail(CodeProvision, "%w", loop.WithCause(ctx, err))
 	}
 	mtu := smaller(reservation.Interface.MTU, port.MTU)
 	if reservation.Interface.Userspace || mtu == reservation.Interface.MTU {
@@ -132,7 +133,7 @@ func (s *Server) provision(ctx context.Context, a cniRequest, reservation journa
 func (s *Server) attach(ctx context.Context, a cniRequest, reservation journal.Attachment) error {
 	sandbox := lifecycle.Sandbox{ID: a.ContainerID, NetNS: a.NetNS, Pod: reservation.Pod}
 	if _, err := s.Lifecycle.Attach(ctx, a.device, sandbox); err != nil {
-		message := causeOf(ctx, err).Error()
+		message := loop.WithCause(ctx, err).Error()
 		if a.vf != nil {
 			message = asWritten.Replace(message)
 		}

@@ -15,6 +15,7 @@ import (
 	"go4.org/netipx"
 
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 )
@@ -120,7 +121,7 @@ func (s *Server) address(ctx context.Context, a cniRequest) error {
 		add.Addresses, add.Routes = []netip.Prefix{}, nil // the program in the pod reads them from the result
 	}
 	if err := s.Lifecycle.Address(ctx, a.device, journal.ContainerIs(a.ContainerID, a.IfName), add); err != nil {
-		return fail(CodeAttach, "%w", causeOf(ctx, err))
+		return fail(CodeAttach, "%w", loop.WithCause(ctx, err))
 	}
 	return nil
 }
