@@ -6,13 +6,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/events"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/node/cniserver"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
 // users reports to pods and claims that they lose a Function or get it back. See [lifecycle.Options].
 type users struct {
-	reporter cniserver.Reporter
+	report   func(journal.Claim)
 	recorder events.EventRecorder // nil in direct mode
 	node     string
 }
@@ -32,9 +31,7 @@ func (u *users) Back(a journal.Attachment) {
 }
 
 func (u *users) tell(a journal.Attachment, kind, reason, message string) {
-	if a.Claim.UID != "" {
-		u.reporter.Report(a.Claim)
-	}
+	u.report(a.Claim)
 	if u.recorder == nil || a.Pod.Name == "" {
 		return
 	}

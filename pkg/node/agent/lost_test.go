@@ -77,7 +77,7 @@ func (r *reports) Report(c journal.Claim) { *r = append(*r, c) }
 // TestUsers: a pod hears in an event, and a claim in its status, what became of a Function.
 func TestUsers(t *testing.T) {
 	recorder, claims := events.NewFakeRecorder(10), &reports{}
-	u := &users{reporter: claims, recorder: recorder, node: "node1"}
+	u := &users{report: claims.Report, recorder: recorder, node: "node1"}
 	a := journal.Attachment{
 		Function: function.ID{Address: "0000:3b:02.1"}, Interface: function.Interface{Name: "net1"},
 		Pod: journal.Pod{Namespace: "default", Name: "p", UID: "p-uid"}, Claim: journal.Claim{Name: "c", UID: "c-uid"},
@@ -95,8 +95,8 @@ func TestUsers(t *testing.T) {
 			t.Errorf("event %q, want %q", got, want)
 		}
 	}
-	if diff := cmp.Diff(reports{{Name: "c", UID: "c-uid"}, {Name: "c", UID: "c-uid"}}, *claims); diff != "" {
+	if diff := cmp.Diff(reports{{Name: "c", UID: "c-uid"}, {Name: "c", UID: "c-uid"}, {}}, *claims); diff != "" {
 		t.Errorf("claims told (-want +got):\n%s", diff)
 	}
-	(&users{reporter: claims}).Lost(a) // without an API server
+	(&users{report: claims.Report}).Lost(a) // without an API server
 }

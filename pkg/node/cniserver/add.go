@@ -1,7 +1,6 @@
 package cniserver
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -69,10 +68,9 @@ func (s *Server) add(ctx context.Context, a cniRequest) (reply wire.Reply, err e
 // left. It returns the Function's record, which belongs to this request then: it is Attached if an earlier ADD got so far,
 // or else Reserved, and the xPU serves the Function.
 func (s *Server) makeReady(ctx context.Context, a cniRequest) (journal.Attachment, error) {
-	admitted, err := s.Lifecycle.Admit(ctx, journal.Attachment{
+	have, err := s.Lifecycle.Admit(ctx, journal.Attachment{
 		Function: a.device, Pod: a.pod, CNI: &journal.CNI{ContainerID: a.ContainerID, IfName: a.IfName},
 	})
-	have := admitted.Record
 	switch {
 	case errors.As(err, new(lifecycle.TakenError)):
 		return journal.Attachment{}, fail(CodeTaken, "%w", err)
@@ -84,7 +82,6 @@ func (s *Server) makeReady(ctx context.Context, a cniRequest) (journal.Attachmen
 	if a.function, err = s.find(a.device); err != nil { // it may have had the driver of its last owner until now
 		return journal.Attachment{}, err
 	}
-	have.Resource = cmp.Or(have.Resource, admitted.Resource)
 	reservation, err := s.reservation(a, have)
 	if err != nil {
 		return journal.Attachment{}, err
@@ -176,9 +173,7 @@ func (s *Server) added(ctx context.Context, a cniRequest) (reply wire.Reply, err
 			}
 		}
 	}
-	if record.Claim.UID != "" {
-		s.Reporter.Report(journal.Claim{Namespace: record.Claim.Namespace, Name: record.Claim.Name, UID: record.Claim.UID})
-	}
+	s.Report(record.Claim)
 	logr.FromContextOrDiscard(ctx).V(1).Info("Interface added", "mac", record.Observed.MAC, "resource", record.Resource)
 	return reply, nil
 }

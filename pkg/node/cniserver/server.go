@@ -39,11 +39,6 @@ type Pools interface {
 	Considered(function.ID) bool
 }
 
-// Reporter tells the user what became of a claim.
-type Reporter interface {
-	Report(journal.Claim)
-}
-
 // Server serves the CNI plugin. Requests about different Functions run at the same time. All of its fields but the times
 // must be set before Run is called.
 type Server struct {
@@ -64,10 +59,10 @@ type Server struct {
 	MAC func(function.ID) function.MAC
 	// Ready returns why no ADD could succeed now, whichever Function it is about; nil if it could.
 	Ready func() error
-	// Reporter is told about Functions of claims that are attached.
-	Reporter Reporter
-	Metrics  *Metrics
-	Log      logr.Logger
+	// Report is called for the claim, if any, of a Function that is attached.
+	Report  func(journal.Claim)
+	Metrics *Metrics
+	Log     logr.Logger
 
 	// AllowKeys are unknown keys that network configurations may have.
 	AllowKeys []string

@@ -27,14 +27,13 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/setup"
 )
 
-// Lifecycle decides who has a Function; see [lifecycle.Manager].
+// Lifecycle decides who has a Function. It is the Manager of package lifecycle.
 type Lifecycle interface {
-	Admit(ctx context.Context, want journal.Attachment) (lifecycle.Decision, error)
+	Admit(ctx context.Context, want journal.Attachment) (have journal.Attachment, err error)
 	Reserve(ctx context.Context, want journal.Attachment) error
 	Unprepare(ctx context.Context, claim types.UID) error
 }

@@ -96,7 +96,7 @@ func (m *Manager) Attach(ctx context.Context, id function.ID, sandbox Sandbox) (
 		return err
 	})
 	if err == nil && d.step == Keep {
-		observed = *d.Record.Observed
+		observed = *d.record.Observed
 	}
 	return observed, err
 }

@@ -101,7 +101,7 @@ func (m *Manager) sweep(ctx context.Context) {
 		if err != nil || d.step != Release {
 			continue
 		}
-		reservedAt := d.Record.ReservedAt
+		reservedAt := d.record.ReservedAt
 		m.abandoned[a.Function] = reservedAt
 		if seen, twice := before[a.Function]; !twice || !seen.Equal(reservedAt) {
 			continue
