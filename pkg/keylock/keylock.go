@@ -58,6 +58,12 @@ func (l *Locks[K]) TryLock(key K) (unlock func(), taken bool) {
 	return unlock, other == nil
 }
 
+// Held says whether somebody has the lock of the key.
+func (l *Locks[K]) Held(key K) bool {
+	_, held := l.held.Load(key)
+	return held
+}
+
 // take takes the lock, or returns its holder.
 func (l *Locks[K]) take(key K, cancel context.CancelCauseFunc) (unlock func(), other *holder) {
 	mine := &holder{cancel: cancel, released: make(chan struct{})}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"sync"
 
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/go-logr/logr"
@@ -46,22 +45,46 @@ func (a cniRequest) needsVF() error {
 	return a.conf.invalid("%s: need a VF; Function %s is a %s", fields, a.device, a.function.Kind)
 }
 
+// Reasons for which an ADD is ended.
+var (
+	errDeleted    = errors.New("DEL came meanwhile")
+	errAddedAgain = errors.New("another ADD of the same interface came meanwhile")
+)
+
 // add attaches a Function: reserve, provision, attach. Each step is in the journal before it is done, so that a DEL
 // finds what there is to clean wherever this ends.
 func (s *Server) add(ctx context.Context, a cniRequest) (reply wire.Reply, err error) {
 	ctx = logr.NewContext(ctx, logr.FromContextOrDiscard(ctx).WithValues("function", a.device.String()))
-	attachment := types.GCAttachment{ContainerID: a.ContainerID, IfName: a.IfName}
-	err = s.adding.run(ctx, a.device, attachment, func(ctx context.Context) error {
-		record, err := s.makeReady(ctx, a)
-		if err == nil && record.State != journal.Attached {
-			err = s.attach(ctx, a, record)
-		}
-		if err == nil {
-			reply, err = s.added(ctx, a)
-		}
-		return err
-	})
-	return reply, err
+	if other, taken := s.adding.LoadOrStore(a.device, a.ContainerID); taken {
+		return reply, fail(types.ErrTryAgainLater, "Function %s: an ADD for container %s runs already", a.device, other)
+	}
+	ctx, end, err := s.takeOver(ctx, a.Request, errAddedAgain)
+	if err != nil {
+		s.adding.Delete(a.device)
+		return reply, err
+	}
+	defer func() {
+		s.adding.Delete(a.device) // first, as the DEL that waits for the end may be followed by an ADD
+		end()
+	}()
+	record, err := s.makeReady(ctx, a)
+	if err == nil && record.State != journal.Attached {
+		err = s.attach(ctx, a, record)
+	}
+	if err != nil {
+		return reply, err
+	}
+	return s.added(ctx, a)
+}
+
+// takeOver ends the ADD of the same interface, if one runs, and waits for its end. The context that it returns ends when a
+// later request for the interface takes over.
+func (s *Server) takeOver(ctx context.Context, r wire.Request, reason error) (_ context.Context, end func(), err error) {
+	ctx, end, err = s.adds.TakeOver(ctx, types.GCAttachment{ContainerID: r.ContainerID, IfName: r.IfName}, reason)
+	if err != nil {
+		err = fail(types.ErrTryAgainLater, "an ADD of the same interface has not ended yet: %w", err)
+	}
+	return ctx, end, err
 }
 
 // makeReady waits until the Function is back from its last pod, and undoes what this request or an older one of the pod
@@ -176,56 +199,4 @@ func (s *Server) added(ctx context.Context, a cniRequest) (reply wire.Reply, err
 	s.Report(record.Claim)
 	logr.FromContextOrDiscard(ctx).V(1).Info("Interface added", "mac", record.Observed.MAC, "resource", record.Resource)
 	return reply, nil
-}
-
-// add is an ADD that runs. done is closed when it has ended.
-type add struct {
-	types.GCAttachment
-	cancel context.CancelCauseFunc
-	done   chan struct{}
-}
-
-// addsInProgress knows the ADDs that run. A Function has one at a time, so that the xPU is asked for one owner only.
-type addsInProgress struct {
-	byFunction sync.Map // *add by function.ID
-}
-
-var errDeleted = errors.New("DEL came meanwhile")
-
-// run runs an ADD. Its context ends when a DEL for the same attachment comes.
-func (a *addsInProgress) run(
-	ctx context.Context, id function.ID, attachment types.GCAttachment, work func(context.Context) error,
-) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	running := &add{attachment, cancel, make(chan struct{})}
-	if other, taken := a.byFunction.LoadOrStore(id, running); taken {
-		return fail(types.ErrTryAgainLater, "Function %s: an ADD for container %s runs already", id, other.(*add).ContainerID)
-	}
-	defer close(running.done)
-	defer a.byFunction.Delete(id)
-	return work(ctx)
-}
-
-// end ends the ADDs of an attachment and waits until they have ended.
-func (a *addsInProgress) end(ctx context.Context, attachment types.GCAttachment) error {
-	for _, running := range a.of(attachment) {
-		running.cancel(errDeleted)
-		select {
-		case <-running.done:
-		case <-ctx.Done():
-			return fail(types.ErrTryAgainLater, "an ADD of the same interface has not ended yet: %w", context.Cause(ctx))
-		}
-	}
-	return nil
-}
-
-// of returns the ADDs of an attachment that run.
-func (a *addsInProgress) of(attachment types.GCAttachment) (list []*add) {
-	for _, running := range a.byFunction.Range {
-		if running := running.(*add); running.GCAttachment == attachment {
-			list = append(list, running)
-		}
-	}
-	return list
 }

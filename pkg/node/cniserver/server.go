@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/keylock"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
@@ -72,7 +74,10 @@ type Server struct {
 	// StopTimeout is how long requests that run may go on when the server stops; 0 is 10 s.
 	StopTimeout time.Duration
 
-	adding addsInProgress
+	// adding has the container IDs of the ADDs that run, by [function.ID]. A Function has one ADD at a time, so that the xPU is
+	// asked for one owner only. adds are held by the ADDs that run.
+	adding sync.Map
+	adds   keylock.Locks[types.GCAttachment]
 }
 
 // answer does a request. A DEL leaves alone the attachments for which except, where set, is true.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -100,27 +101,27 @@ func New(options Options, registry prometheus.Registerer) (*Queue, error) {
 }
 
 func newQueue(options Options, e executables, registry prometheus.Registerer) *Queue {
+	factory := promauto.With(registry)
 	q := &Queue{
 		Options: options, executables: e, work: workqueue.NewTypedDelayingQueue[function.ID](),
-		runs: prometheus.NewCounterVec(prometheus.CounterOpts{
+		runs: factory.NewCounterVec(prometheus.CounterOpts{
 			Name: "xpu_hook_runs_total",
 			Help: "Runs of post-delete hooks, by hook and result: done, retry (will be run again) or failed (given up).",
 		}, []string{"hook", "result"}),
-		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		seconds: factory.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "xpu_hook_run_seconds",
 			Help:    "How long runs of post-delete hooks took, by hook.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 4, 9),
 		}, []string{"hook"}),
-		deadLetters: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "xpu_hook_dead_letters_total",
-			Help: "Post-delete hooks that were given up, by hook.",
+		deadLetters: factory.NewCounterVec(prometheus.CounterOpts{
+			Name: "xpu_hook_dead_letters_total", Help: "Post-delete hooks that were given up, by hook.",
 		}, []string{"hook"}),
 	}
-	registry.MustRegister(q.runs, q.seconds, q.deadLetters, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+	factory.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "xpu_hook_queue_length",
 		Help: "Functions that are back from their pods and not free yet: " +
 			"their post-delete hooks run or wait to be run again.",
-	}, func() float64 { return float64(len(q.waiting())) }))
+	}, func() float64 { return float64(len(q.waiting())) })
 	return q
 }
 

@@ -60,7 +60,8 @@ func (p trigger) report(ctx context.Context, m *Manager, id function.ID) error {
 	case Resume:
 		return m.Recover(ctx)
 	case DeviceChanges:
-		return m.deviceChanged(ctx, id)
+		_, err := m.settle(ctx, trigger{event: DeviceChanges}, id, nil)
+		return err
 	}
 	panic("unknown event " + p.event)
 }

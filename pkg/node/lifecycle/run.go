@@ -130,29 +130,23 @@ func (m *Manager) queueDevices(queue workqueue.TypedRateLimitingInterface[functi
 	}
 }
 
-// checkDevices calls [Manager.deviceChanged] for the Functions of the queue, for all at once, until it is shut down.
+// checkDevices carries out [DeviceChanges] for the Functions of the queue, for all at once, until it is shut down.
 func (m *Manager) checkDevices(ctx context.Context, queue workqueue.TypedRateLimitingInterface[function.ID]) {
 	var checks sync.WaitGroup
 	defer checks.Wait()
 	for id, shutdown := queue.Get(); !shutdown; id, shutdown = queue.Get() {
 		checks.Go(func() {
 			defer queue.Done(id)
-			switch err := m.deviceChanged(ctx, id); {
+			switch _, err := m.settle(ctx, trigger{event: DeviceChanges}, id, nil); {
 			case err == nil:
 				queue.Forget(id)
 			case ctx.Err() == nil:
+				wrap(&err, id)
 				m.log.Error(err, "A pod has not got back yet what it lost; trying again")
 				queue.AddRateLimited(id)
 			}
 		})
 	}
-}
-
-// deviceChanged carries out [DeviceChanges] for a Function until nothing follows from it.
-func (m *Manager) deviceChanged(ctx context.Context, id function.ID) (err error) {
-	defer wrap(&err, id)
-	_, err = m.settle(ctx, trigger{event: DeviceChanges}, id, nil)
-	return err
 }
 
 // lose records that the sandbox lost the Function, and withdraws it from containers that start meanwhile. What the PF
