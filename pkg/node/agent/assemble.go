@@ -169,9 +169,8 @@ func (a *agent) release(context.Context) (err error) {
 	a.lifecycle = lifecycle.New(a.journal, a.engine, a.inventory, lifecycle.Options{
 		BootID: a.bootID, Setup: a.setup, Hooks: a.hooks, Kubelet: a.kubelet, Claims: a.claims, Devices: a.devices,
 		Announce: a.engine.Announce, Seen: a.inventory.Get,
-		Serve: ports{find: a.inventory.Get, provisioner: a.provisioner, claims: a.claimServed}.Serve,
-		Lost:  users.Lost, Back: users.Back,
-		Changed: a.outputs.Notify, Taken: a.conflicts.taken,
+		Serve:  ports{find: a.inventory.Get, provisioner: a.provisioner, claims: a.claimServed}.Serve,
+		Report: users.Report, Changed: a.outputs.Notify, Taken: a.conflicts.taken,
 		SweepEvery: a.config.times.sweep, AbandonedAfter: a.config.times.abandoned,
 	}, a.log.WithName("lifecycle"))
 	a.conflicts.lifecycle = a.lifecycle

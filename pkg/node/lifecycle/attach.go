@@ -142,7 +142,7 @@ func (m *Manager) transfer(
 		"pod", record.Pod.Namespace+"/"+record.Pod.Name, "sandbox", record.Sandbox, "took", time.Since(start))
 	if state == journal.Reattaching {
 		m.healthChanged(record.Function)
-		m.options.Back(record)
+		m.options.Report(record)
 	}
 	return observed, nil
 }

@@ -244,20 +244,34 @@ func owner(a journal.Attachment) string {
 	return "a pod by an extended resource"
 }
 
-// await returns when the record has changed. A release that was interrupted is continued.
+// await returns when the record has changed. A release that was interrupted is continued, and waited for until the Function
+// is free or has an owner. If ctx ends first, the error says what is still to be done.
 func (m *Manager) await(ctx context.Context, have journal.Attachment) error {
-	if have.State == journal.Releasing {
-		return m.waitFree(ctx, have.Function)
+	releasing := have.State == journal.Releasing
+	var failed error
+	if releasing {
+		failed = m.withLock(ctx, have.Function, func(now journal.Attachment) error {
+			if now.State != journal.Releasing {
+				return nil
+			}
+			return m.finish(ctx, now)
+		})
 	}
+	var now journal.Attachment
 	err := loop.Until(ctx, m.journal.Subscribe, func() bool {
-		now, _ := m.journal.Get(have.Function)
-		return !reflect.DeepEqual(have, now)
+		now, _ = m.journal.Get(have.Function)
+		return releasing && now.State != journal.Releasing || !releasing && !reflect.DeepEqual(have, now)
 	})
-	if err != nil {
+	switch {
+	case err == nil:
+		return nil
+	case !releasing:
 		return fmt.Errorf("is %s in pod %s/%s, which is gone for the kubelet: its CNI DEL has not come: %w",
 			have.State, have.Pod.Namespace, have.Pod.Name, err)
+	case now.Restored():
+		failed = nil
 	}
-	return nil
+	return errors.Join(fmt.Errorf("%s: %w", pending(now), err), failed)
 }
 
 // makeWay takes the Function from its owner, if the record is still that of the decision.

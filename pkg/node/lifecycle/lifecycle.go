@@ -123,8 +123,9 @@ type Options struct {
 	// Serve returns once the xPU serves the Function's Port, at once if there is none. It is called before a netdev goes
 	// back to the pod that lost it. If ctx ends first, the error says what is missing.
 	Serve func(ctx context.Context, a journal.Attachment) error
-	// Lost is called when a pod has lost a Function, Back when the pod has it again. Neither must block.
-	Lost, Back func(journal.Attachment)
+	// Report is called when a pod has lost a Function, in state Lost, and when the pod has it again, in state Attached. It must
+	// not block.
+	Report func(journal.Attachment)
 	// Changed is called when the health of a Function may have changed, Taken when a Function was reserved. Neither must
 	// block.
 	Changed func()
@@ -169,11 +170,8 @@ func New(j Journal, engine Engine, netdevs NetdevFinder, options Options, log lo
 	if options.Taken == nil {
 		options.Taken = func(function.ID) {}
 	}
-	if options.Lost == nil {
-		options.Lost = func(journal.Attachment) {}
-	}
-	if options.Back == nil {
-		options.Back = func(journal.Attachment) {}
+	if options.Report == nil {
+		options.Report = func(journal.Attachment) {}
 	}
 	options.Patience = cmp.Or(options.Patience, Patience())
 	options.GoneAfter = cmp.Or(options.GoneAfter, time.Minute)

@@ -68,13 +68,10 @@ func (s *slot) Serve(context.Context, journal.Attachment) error {
 	return nil
 }
 
-func (s *slot) Lost(a journal.Attachment) { s.tell("lost", a) }
-func (s *slot) Back(a journal.Attachment) { s.tell("back", a) }
-
-func (s *slot) tell(what string, a journal.Attachment) {
+func (s *slot) Report(a journal.Attachment) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
-	s.told = append(s.told, fmt.Sprintf("%s %s %s", what, a.State, a.Pod.Name))
+	s.told = append(s.told, fmt.Sprintf("%s %s", a.State, a.Pod.Name))
 }
 
 func (s *slot) plug() {
@@ -134,7 +131,7 @@ func runningWith(t *testing.T, more func(*slot, *lifecycle.Options)) (*slot, *ag
 	a, stop := n.start()
 	t.Cleanup(stop)
 	options := lifecycle.Options{
-		BootID: n.BootID, Patience: wait.Backoff{Duration: time.Millisecond, Steps: 3}, Serve: s.Serve, Lost: s.Lost, Back: s.Back,
+		BootID: n.BootID, Patience: wait.Backoff{Duration: time.Millisecond, Steps: 3}, Serve: s.Serve, Report: s.Report,
 	}
 	more(s, &options)
 	manager := lifecycle.New(a.Journal, a.Engine, s, options, testr.New(t))
@@ -213,7 +210,7 @@ func TestDeviceReturns(t *testing.T) {
 			// Reset in one go.
 			s.unplug()
 			s.plug()
-			told := []string{"lost Lost pod", "back Attached pod", "lost Lost pod", "back Attached pod"}
+			told := []string{"Lost pod", "Attached pod", "Lost pod", "Attached pod"}
 			err := wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
 				s.mutex.Lock()
 				defer s.mutex.Unlock()

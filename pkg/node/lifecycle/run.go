@@ -172,7 +172,7 @@ func (m *Manager) lose(ctx context.Context, a journal.Attachment) error {
 	if !again {
 		m.log.Info("A pod has lost its Function: the device went, or another driver has it", "function", a.Function.String(),
 			"interface", a.Interface.Name, "pod", a.Pod.Namespace+"/"+a.Pod.Name, "sandbox", a.Sandbox)
-		m.options.Lost(a)
+		m.options.Report(a)
 	}
 	return nil
 }
