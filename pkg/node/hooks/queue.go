@@ -38,19 +38,9 @@ const (
 	writeRetry = 10 * time.Second
 )
 
-// Journal is the durable record of attachments.
-type Journal interface {
-	Get(function.ID) (journal.Attachment, bool)
-	Put(journal.Attachment) error
-	Delete(function.ID) error
-	GiveUp(letter journal.DeadLetter, next journal.Attachment) error
-	All() []journal.Attachment
-	Lock(context.Context, function.ID) (unlock func(), err error)
-}
-
 // Options of a [Queue]. All but Recorder must be set.
 type Options struct {
-	Journal Journal
+	Journal journal.Records
 	// Function returns a Function of this node as it is now.
 	Function func(function.ID) (f function.Function, exists bool)
 	// Deprovision returns nil once the xPU serves no Port of the Function any more, also if it never did.
@@ -130,12 +120,6 @@ func (q *Queue) waiting() []journal.Attachment {
 	return slices.DeleteFunc(q.Journal.All(), func(a journal.Attachment) bool { return !a.Restored() })
 }
 
-// First is the name of the first hook that runs after the release of this attachment, "" if none does.
-func (q *Queue) First(a journal.Attachment) string {
-	a.Hooks = nil
-	return q.next(a)
-}
-
 // Add has the hooks of a Function run. Those of a Function that is not [journal.Attachment.Restored] are not.
 func (q *Queue) Add(id function.ID) { q.work.Add(id) }
 
@@ -168,7 +152,7 @@ func (q *Queue) process(ctx context.Context, id function.ID) {
 			return
 		}
 		var err error
-		hook := q.next(a)
+		hook := q.First(a)
 		pause := time.Until(progress(a, hook).RetryAt)
 		switch {
 		case hook == "":
@@ -201,9 +185,9 @@ func progress(a journal.Attachment, hook string) journal.Hooks {
 	return *a.Hooks
 }
 
-// next is the first hook of a released attachment that is not done, "" if all are. The Port is deleted first, then the
-// executables run in the order of the directory.
-func (q *Queue) next(a journal.Attachment) (hook string) {
+// First is the name of the first hook of a released attachment that is not done, "" if all are. The Port is deleted first,
+// then the executables run in the order of the directory.
+func (q *Queue) First(a journal.Attachment) (hook string) {
 	done := progress(a, "").Done
 	if a.Port != nil && !slices.Contains(done, portHook) {
 		return portHook
@@ -288,7 +272,7 @@ func (q *Queue) ran(hook, result string, took time.Duration) {
 // after is the attachment once the hook is done or given up.
 func (q *Queue) after(a journal.Attachment, hook string) journal.Attachment {
 	a.Hooks = &journal.Hooks{Done: append(slices.Clone(progress(a, hook).Done), hook)}
-	a.Hooks.Next = q.next(a)
+	a.Hooks.Next = q.First(a)
 	return a
 }
 

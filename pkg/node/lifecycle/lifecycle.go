@@ -24,17 +24,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 )
 
-// Journal is the durable record of attachments.
-type Journal interface {
-	Get(function.ID) (journal.Attachment, bool)
-	All() []journal.Attachment
-	ByPod(types.UID) []journal.Attachment
-	Put(journal.Attachment) error
-	Delete(function.ID) error
-	Lock(context.Context, function.ID) (unlock func(), err error)
-	Subscribe(context.Context) <-chan struct{}
-}
-
 // Engine moves netdevs.
 type Engine interface {
 	Plan(ctx context.Context, device netdev.Device, netNS string, want function.Interface) (netdev.Snapshot, netdev.Place, error)
@@ -145,7 +134,7 @@ type Options struct {
 
 // Manager decides for all Functions of the node. Its methods may be called by several goroutines at once.
 type Manager struct {
-	journal Journal
+	journal journal.Records
 	engine  Engine
 	netdevs NetdevFinder
 	options Options
@@ -163,7 +152,7 @@ type Manager struct {
 }
 
 // New makes a manager.
-func New(j Journal, engine Engine, netdevs NetdevFinder, options Options, log logr.Logger) *Manager {
+func New(j journal.Records, engine Engine, netdevs NetdevFinder, options Options, log logr.Logger) *Manager {
 	if options.Changed == nil {
 		options.Changed = func() {}
 	}
