@@ -75,8 +75,8 @@ type agent struct {
 	claims   lifecycle.Claims
 	// claimServed is Serve of [lifecycle.Options] for the Port of a claim.
 	claimServed func(context.Context, journal.Attachment) error
-	// devices gives the containers of claims their devices. For other containers the kubelet does that.
-	devices lifecycle.Devices
+	// expose gives the containers of claims their devices. For other containers the kubelet does that.
+	expose func(journal.Attachment) error
 
 	tracker   *pool.Tracker
 	vfs       *sriov.VFs
@@ -167,7 +167,7 @@ func (a *agent) release(context.Context) (err error) {
 	a.conflicts = &conflicts{tracker: a.tracker, pods: a.kubelet, changed: a.outputs.Notify, times: a.config.times}
 	users := &users{report: a.report, recorder: a.recorder, node: a.config.NodeName}
 	a.lifecycle = lifecycle.New(a.journal, a.engine, a.inventory, lifecycle.Options{
-		BootID: a.bootID, Setup: a.setup, Hooks: a.hooks, Kubelet: a.kubelet, Claims: a.claims, Devices: a.devices,
+		BootID: a.bootID, Setup: a.setup, Hooks: a.hooks, Kubelet: a.kubelet, Claims: a.claims, Expose: a.expose,
 		Announce: a.engine.Announce, Seen: a.inventory.Get,
 		Serve:  ports{find: a.inventory.Get, provisioner: a.provisioner, claims: a.claimServed}.Serve,
 		Report: users.Report, Changed: a.outputs.Notify, Taken: a.conflicts.taken,

@@ -83,7 +83,7 @@ func (a *agent) provisionByCluster(ctx context.Context) error {
 	a.clustered = c
 	a.provisioner, a.connect, a.provisionFailed = c.ports, api.Run, api.ProvisionFailed
 	a.declarations = &source.Merged{Declarations: api, File: a.file, Log: a.log.WithName("declare")}
-	a.claims, a.devices, a.report = dra.API{Client: clientset}, c.driver, c.status.Report
+	a.claims, a.expose, a.report = dra.API{Client: clientset}, c.driver.Expose, c.status.Report
 	a.claimServed = func(ctx context.Context, attachment journal.Attachment) error {
 		return api.Serves(ctx, attachment.Claim.Namespace, attachment.Claim.UID, attachment.Function)
 	}

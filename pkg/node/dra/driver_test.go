@@ -158,7 +158,7 @@ func (n *node) attach(d *Driver) {
 		if err := n.journal.Put(a); err != nil {
 			n.t.Fatal(err)
 		}
-		if err := d.Offer(a); err != nil {
+		if err := d.Expose(a); err != nil {
 			n.t.Fatal(err)
 		}
 	}

@@ -131,8 +131,8 @@ func (m *Manager) transfer(
 		record.Place.Index = observed.Index
 		err = m.journal.Put(record)
 	}
-	if err == nil && m.options.Devices != nil {
-		err = m.options.Devices.Offer(record)
+	if err == nil {
+		err = m.options.Expose(record)
 	}
 	if err != nil {
 		return netdev.Observed{}, errors.Join(err, m.undoTransfer(context.WithoutCancel(ctx), record.Function, state))

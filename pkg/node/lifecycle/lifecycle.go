@@ -82,14 +82,6 @@ type Claims interface {
 	Consumers(ctx context.Context, c journal.Claim) (pods []types.UID, allocated bool, err error)
 }
 
-// Devices lets containers get Functions. The journal has the attachment before a call. Calls may be repeated.
-type Devices interface {
-	// Offer is called when a Function is attached, before any container is made. Withdraw is called before the Function
-	// leaves its sandbox.
-	Offer(journal.Attachment) error
-	Withdraw(journal.Attachment) error
-}
-
 // Options of a [Manager]. Parts that are not set are done without.
 type Options struct {
 	// BootID is the boot's, from /proc/sys/kernel/random/boot_id.
@@ -102,8 +94,9 @@ type Options struct {
 	Kubelet Kubelet
 	// Claims says who needs a claim. Without it only Unprepare takes a Function from its claim.
 	Claims Claims
-	// Devices lets containers get attached Functions.
-	Devices Devices
+	// Expose lets the containers of a claim get its Function in state Attached, before any container is made, and no more in
+	// every other state, before the Function leaves its sandbox. The call may be repeated.
+	Expose func(journal.Attachment) error
 	// Announce tells the neighbours of an attached interface, once it has its carrier or until ctx ends.
 	Announce func(ctx context.Context, place netdev.Place, observed netdev.Observed) error
 	// Seen is the Function as the inventory saw it last. When a device changes, it spares a look at the kernel for Functions
@@ -158,6 +151,9 @@ func New(j journal.Records, engine Engine, netdevs NetdevFinder, options Options
 	}
 	if options.Taken == nil {
 		options.Taken = func(function.ID) {}
+	}
+	if options.Expose == nil {
+		options.Expose = func(journal.Attachment) error { return nil }
 	}
 	if options.Report == nil {
 		options.Report = func(journal.Attachment) {}

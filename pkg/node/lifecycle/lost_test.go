@@ -382,13 +382,10 @@ type containers struct {
 	refused []int
 }
 
-func (c *containers) Offer(a journal.Attachment) error    { return c.note("offer", a) }
-func (c *containers) Withdraw(a journal.Attachment) error { return c.note("withdraw", a) }
-
-func (c *containers) note(what string, a journal.Attachment) error {
+func (c *containers) Expose(a journal.Attachment) error {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
-	c.told = append(c.told, what+" "+string(a.State))
+	c.told = append(c.told, string(a.State))
 	if slices.Contains(c.refused, len(c.told)-1) {
 		return errors.New("not now")
 	}
@@ -399,15 +396,13 @@ func (c *containers) note(what string, a journal.Attachment) error {
 // it cannot be offered again, the pod has not got it back either.
 func TestLostIsWithdrawn(t *testing.T) {
 	devices := &containers{refused: []int{1, 3}}
-	s, a, manager := runningWith(t, func(_ *slot, o *lifecycle.Options) { o.Devices = devices })
+	s, a, manager := runningWith(t, func(_ *slot, o *lifecycle.Options) { o.Expose = devices.Expose })
 	pod := netns.New(t)
 	start(t, manager, claimed(0), pod)
 	s.unplug()
 	s.eventually(a.Journal, journal.Lost)
 	s.plug()
-	want := []string{
-		"offer Attached", "withdraw Lost", "withdraw Lost", "offer Attached", "withdraw Lost", "offer Attached",
-	}
+	want := []string{"Attached", "Lost", "Lost", "Attached", "Lost", "Attached"}
 	err := wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
 		devices.mutex.Lock()
 		defer devices.mutex.Unlock()
@@ -420,7 +415,7 @@ func TestLostIsWithdrawn(t *testing.T) {
 	must.Succeed(t, manager.Unprepare(t.Context(), "claim-1")) // after the pod was told, which happens with the Function's lock
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
-	if told := []string{"lost Lost pod", "back Attached pod"}; !slices.Equal(s.told, told) {
+	if told := []string{"Lost pod", "Attached pod"}; !slices.Equal(s.told, told) {
 		t.Errorf("the pod is told %q, want %q", s.told, told)
 	}
 }

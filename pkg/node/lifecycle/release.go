@@ -59,10 +59,8 @@ func (m *Manager) bringBack(ctx context.Context, a journal.Attachment, state jou
 			return err
 		}
 	}
-	if m.options.Devices != nil {
-		if err := m.options.Devices.Withdraw(a); err != nil {
-			return err
-		}
+	if err := m.options.Expose(a); err != nil {
+		return err
 	}
 	return m.finish(ctx, a)
 }

@@ -159,11 +159,9 @@ func (m *Manager) lose(ctx context.Context, a journal.Attachment) error {
 		}
 	}
 	a.State, a.LostAt = journal.Lost, cmp.Or(a.LostAt, time.Now().UTC())
-	if m.options.Devices != nil {
-		// Before the journal says Lost, as nothing tries it again after that.
-		if err := m.options.Devices.Withdraw(a); err != nil {
-			return err
-		}
+	// Before the journal says Lost, as nothing tries it again after that.
+	if err := m.options.Expose(a); err != nil {
+		return err
 	}
 	if err := m.journal.Put(a); err != nil {
 		return err
