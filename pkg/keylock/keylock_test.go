@@ -58,3 +58,31 @@ func TestLock(t *testing.T) {
 		}
 	})
 }
+
+func TestTakeOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var locks keylock.Locks[string]
+		reason := errors.New("superseded")
+		first, unlockFirst, err := locks.TakeOver(t.Context(), "a", reason)
+		if err != nil || first.Err() != nil {
+			t.Fatal(err, first.Err())
+		}
+		late, cancel := context.WithTimeoutCause(t.Context(), time.Second, errors.New("too late"))
+		defer cancel()
+		if _, _, err := locks.TakeOver(late, "a", reason); err == nil || err.Error() != "too late" {
+			t.Errorf("error %v, want the cause", err)
+		}
+		if cause := context.Cause(first); !errors.Is(cause, reason) {
+			t.Errorf("the context of the holder ended with %v", cause)
+		}
+		unlockFirst()
+		second, unlockSecond, err := locks.TakeOver(t.Context(), "a", reason)
+		if err != nil || second.Err() != nil {
+			t.Fatal(err, second.Err())
+		}
+		unlockSecond()
+		if second.Err() == nil {
+			t.Error("the context lives on without the lock")
+		}
+	})
+}

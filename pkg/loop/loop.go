@@ -4,6 +4,8 @@ package loop
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"math"
 	"time"
 
@@ -88,4 +90,12 @@ func Retry(
 			return
 		}
 	}
+}
+
+// WithCause adds to an error of work the cause for which ctx ended, if it ended.
+func WithCause(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+		return fmt.Errorf("%w (%w)", err, cause)
+	}
+	return err
 }

@@ -62,8 +62,8 @@ type agent struct {
 	declarations pool.Declarations
 	// connect keeps provisioner and declarations working until ctx ends.
 	connect func(context.Context) error
-	// reporter reports the status of claims.
-	reporter cniserver.Reporter
+	// report reports the status of a claim.
+	report func(journal.Claim)
 
 	// The following are nil in direct mode.
 
@@ -75,8 +75,8 @@ type agent struct {
 	claims   lifecycle.Claims
 	// claimServed is Serve of [lifecycle.Options] for the Port of a claim.
 	claimServed func(context.Context, journal.Attachment) error
-	// devices gives the containers of claims their devices. For other containers the kubelet does that.
-	devices lifecycle.Devices
+	// expose gives the containers of claims their devices. For other containers the kubelet does that.
+	expose func(journal.Attachment) error
 
 	tracker   *pool.Tracker
 	vfs       *sriov.VFs
@@ -165,13 +165,12 @@ func (a *agent) release(context.Context) (err error) {
 		return err
 	}
 	a.conflicts = &conflicts{tracker: a.tracker, pods: a.kubelet, changed: a.outputs.Notify, times: a.config.times}
-	users := &users{reporter: a.reporter, recorder: a.recorder, node: a.config.NodeName}
+	users := &users{report: a.report, recorder: a.recorder, node: a.config.NodeName}
 	a.lifecycle = lifecycle.New(a.journal, a.engine, a.inventory, lifecycle.Options{
-		BootID: a.bootID, Setup: a.setup, Hooks: a.hooks, Kubelet: a.kubelet, Claims: a.claims, Devices: a.devices,
+		BootID: a.bootID, Setup: a.setup, Hooks: a.hooks, Kubelet: a.kubelet, Claims: a.claims, Expose: a.expose,
 		Announce: a.engine.Announce, Seen: a.inventory.Get,
-		Serve: ports{provisioner: a.provisioner, claims: a.claimServed}.Serve,
-		Lost:  users.Lost, Back: users.Back,
-		Changed: a.outputs.Notify, Taken: a.conflicts.taken,
+		Serve:  ports{provisioner: a.provisioner, claims: a.claimServed}.Serve,
+		Report: users.Report, Changed: a.outputs.Notify, Taken: a.conflicts.taken,
 		SweepEvery: a.config.times.sweep, AbandonedAfter: a.config.times.abandoned,
 	}, a.log.WithName("lifecycle"))
 	a.conflicts.lifecycle = a.lifecycle
@@ -212,7 +211,7 @@ func (a *agent) attach(context.Context) error {
 		Provisioner: a.provisioner,
 		MAC:         func(id function.ID) function.MAC { return provisioning.MAC(a.config.NodeName, id) },
 		Ready:       func() error { return errors.Join(a.poolsKnown(), a.journal.Writable()) },
-		Reporter:    a.reporter,
+		Report:      a.report,
 		AllowKeys:   a.config.CNIAllowKeys,
 		AddTimeout:  a.config.times.add,
 		Metrics:     cniserver.NewMetrics(a.registry),
@@ -251,7 +250,7 @@ func (a *agent) provisionDirect(context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	a.provisioner, a.connect, a.reporter = direct, direct.Run, noClaims{}
+	a.provisioner, a.connect, a.report = direct, direct.Run, func(journal.Claim) {}
 	err = a.openFile(func(p *v1alpha1.DevicePool) error {
 		if p.Spec.Publish != v1alpha1.PublishDevicePlugin { // nobody would publish it
 			return fmt.Errorf("spec.publish: is %s, which needs an API server; with --provisioner=direct it must be %s",
@@ -263,8 +262,3 @@ func (a *agent) provisionDirect(context.Context) (err error) {
 	a.declarations = a.file
 	return err
 }
-
-// noClaims is the [cniserver.Reporter] of direct mode, which has no claims.
-type noClaims struct{}
-
-func (noClaims) Report(journal.Claim) {}

@@ -83,7 +83,7 @@ func (a *agent) provisionByCluster(ctx context.Context) error {
 	a.clustered = c
 	a.provisioner, a.connect, a.provisionFailed = c.ports, api.Run, api.ProvisionFailed
 	a.declarations = &source.Merged{Declarations: api, File: a.file, Log: a.log.WithName("declare")}
-	a.claims, a.devices, a.reporter = dra.API{Client: clientset}, c.driver, c.status
+	a.claims, a.expose, a.report = dra.API{Client: clientset}, c.driver.Expose, c.status.Report
 	a.claimServed = func(ctx context.Context, attachment journal.Attachment) error {
 		return api.Serves(ctx, attachment.Claim.Namespace, attachment.Claim.UID, attachment.Function)
 	}
@@ -145,9 +145,7 @@ func (c *clustered) serve(ctx context.Context) error {
 	}
 	c.driver.Recover(c.journal.All())
 	for _, attachment := range c.journal.All() {
-		if attachment.Claim.UID != "" {
-			c.status.Report(attachment.Claim)
-		}
+		c.status.Report(attachment.Claim)
 	}
 	data := filepath.Join(c.config.KubeletDir, "plugins", v1alpha1.GroupName)
 	helper, err := c.register(ctx, data)

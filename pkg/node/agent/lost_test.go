@@ -73,15 +73,17 @@ func (r *reports) Report(c journal.Claim) { *r = append(*r, c) }
 // TestUsers: a pod hears in an event, and a claim in its status, what became of a Function.
 func TestUsers(t *testing.T) {
 	recorder, claims := events.NewFakeRecorder(10), &reports{}
-	u := &users{reporter: claims, recorder: recorder, node: "node1"}
+	u := &users{report: claims.Report, recorder: recorder, node: "node1"}
 	a := journal.Attachment{
 		Function: function.ID{Address: "0000:3b:02.1"}, Interface: function.Interface{Name: "net1"},
 		Pod: journal.Pod{Namespace: "default", Name: "p", UID: "p-uid"}, Claim: journal.Claim{Name: "c", UID: "c-uid"},
 	}
-	u.Lost(a)
-	u.Back(a)
-	a.Interface.Userspace, a.Claim = true, journal.Claim{}
-	u.Lost(a)
+	a.State = journal.Lost
+	u.Report(a)
+	a.State = journal.Attached
+	u.Report(a)
+	a.State, a.Interface.Userspace, a.Claim = journal.Lost, true, journal.Claim{}
+	u.Report(a)
 	for _, want := range []string{
 		"Warning FunctionLost Function 0000:3b:02.1 on node node1: the device of interface net1 went: it comes back to the pod with the device",
 		"Normal FunctionBack Function 0000:3b:02.1 on node node1: interface net1 is in the pod again",
@@ -91,8 +93,8 @@ func TestUsers(t *testing.T) {
 			t.Errorf("event %q, want %q", got, want)
 		}
 	}
-	if diff := cmp.Diff(reports{{Name: "c", UID: "c-uid"}, {Name: "c", UID: "c-uid"}}, *claims); diff != "" {
+	if diff := cmp.Diff(reports{{Name: "c", UID: "c-uid"}, {Name: "c", UID: "c-uid"}, {}}, *claims); diff != "" {
 		t.Errorf("claims told (-want +got):\n%s", diff)
 	}
-	(&users{reporter: claims}).Lost(a) // without an API server
+	(&users{report: claims.Report}).Report(a) // without an API server
 }

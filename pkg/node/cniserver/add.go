@@ -1,17 +1,16 @@
 package cniserver
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
-	"sync"
 
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/go-logr/logr"
 
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceinfo"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
@@ -45,44 +44,66 @@ func (a cniRequest) needsVF() error {
 	return a.conf.invalid("%s: need a VF; Function %s is a %s", fields, a.device, a.function.Kind)
 }
 
+// Reasons for which an ADD is ended.
+var (
+	errDeleted    = errors.New("DEL came meanwhile")
+	errAddedAgain = errors.New("another ADD of the same interface came meanwhile")
+)
+
 // add attaches a Function: reserve, provision, attach. Each step is in the journal before it is done, so that a DEL
 // finds what there is to clean wherever this ends.
 func (s *Server) add(ctx context.Context, a cniRequest) (reply wire.Reply, err error) {
 	ctx = logr.NewContext(ctx, logr.FromContextOrDiscard(ctx).WithValues("function", a.device.String()))
-	attachment := types.GCAttachment{ContainerID: a.ContainerID, IfName: a.IfName}
-	err = s.adding.run(ctx, a.device, attachment, func(ctx context.Context) error {
-		record, err := s.makeReady(ctx, a)
-		if err == nil && record.State != journal.Attached {
-			err = s.attach(ctx, a, record)
-		}
-		if err == nil {
-			reply, err = s.added(ctx, a)
-		}
-		return err
-	})
-	return reply, err
+	if other, taken := s.adding.LoadOrStore(a.device, a.ContainerID); taken {
+		return reply, fail(types.ErrTryAgainLater, "Function %s: an ADD for container %s runs already", a.device, other)
+	}
+	ctx, end, err := s.takeOver(ctx, a.Request, errAddedAgain)
+	if err != nil {
+		s.adding.Delete(a.device)
+		return reply, err
+	}
+	defer func() {
+		s.adding.Delete(a.device) // first, as the DEL that waits for the end may be followed by an ADD
+		end()
+	}()
+	record, err := s.makeReady(ctx, a)
+	if err == nil && record.State != journal.Attached {
+		err = s.attach(ctx, a, record)
+	}
+	if err != nil {
+		return reply, err
+	}
+	return s.added(ctx, a)
+}
+
+// takeOver ends the ADD of the same interface, if one runs, and waits for its end. The context that it returns ends when a
+// later request for the interface takes over.
+func (s *Server) takeOver(ctx context.Context, r wire.Request, reason error) (_ context.Context, end func(), err error) {
+	ctx, end, err = s.adds.TakeOver(ctx, types.GCAttachment{ContainerID: r.ContainerID, IfName: r.IfName}, reason)
+	if err != nil {
+		err = fail(types.ErrTryAgainLater, "an ADD of the same interface has not ended yet: %w", err)
+	}
+	return ctx, end, err
 }
 
 // makeReady waits until the Function is back from its last pod, and undoes what this request or an older one of the pod
 // left. It returns the Function's record, which belongs to this request then: it is Attached if an earlier ADD got so far,
 // or else Reserved, and the xPU serves the Function.
 func (s *Server) makeReady(ctx context.Context, a cniRequest) (journal.Attachment, error) {
-	admitted, err := s.Lifecycle.Admit(ctx, journal.Attachment{
+	have, err := s.Lifecycle.Admit(ctx, journal.Attachment{
 		Function: a.device, Pod: a.pod, CNI: &journal.CNI{ContainerID: a.ContainerID, IfName: a.IfName},
 	})
-	have := admitted.Record
 	switch {
 	case errors.As(err, new(lifecycle.TakenError)):
 		return journal.Attachment{}, fail(CodeTaken, "%w", err)
 	case err != nil:
-		return journal.Attachment{}, fail(types.ErrTryAgainLater, "not free yet: %w", causeOf(ctx, err))
+		return journal.Attachment{}, fail(types.ErrTryAgainLater, "not free yet: %w", loop.WithCause(ctx, err))
 	case have.State == journal.Attached:
 		return have, s.sameAsBefore(a, have)
 	}
 	if a.function, err = s.find(a.device); err != nil { // it may have had the driver of its last owner until now
 		return journal.Attachment{}, err
 	}
-	have.Resource = cmp.Or(have.Resource, admitted.Resource)
 	reservation, err := s.reservation(a, have)
 	if err != nil {
 		return journal.Attachment{}, err
@@ -104,7 +125,7 @@ func (s *Server) reserve(ctx context.Context, reservation journal.Attachment) er
 	case errors.As(err, new(lifecycle.TakenError)):
 		return fail(CodeTaken, "%w", err)
 	case reservation.Setup != nil:
-		return fail(CodeAttach, "%w", causeOf(ctx, err))
+		return fail(CodeAttach, "%w", loop.WithCause(ctx, err))
 	}
 	return fail(CodeJournal, "%w", err)
 }
@@ -113,7 +134,7 @@ func (s *Server) reserve(ctx context.Context, reservation journal.Attachment) er
 func (s *Server) provision(ctx context.Context, a cniRequest, reservation journal.Attachment) error {
 	networkMTU, err := s.Provisioner.Provision(ctx, reservation)
 	if err != nil {
-		return fail(CodeProvision, "%w", causeOf(ctx, err))
+		return fail(CodeProvision, "%w", loop.WithCause(ctx, err))
 	}
 	mtu := smaller(reservation.Interface.MTU, networkMTU)
 	if reservation.Interface.Userspace || mtu == reservation.Interface.MTU {
@@ -128,7 +149,7 @@ func (s *Server) provision(ctx context.Context, a cniRequest, reservation journa
 func (s *Server) attach(ctx context.Context, a cniRequest, reservation journal.Attachment) error {
 	sandbox := lifecycle.Sandbox{ID: a.ContainerID, NetNS: a.NetNS, Pod: reservation.Pod}
 	if _, err := s.Lifecycle.Attach(ctx, a.device, sandbox); err != nil {
-		message := causeOf(ctx, err).Error()
+		message := loop.WithCause(ctx, err).Error()
 		if a.vf != nil {
 			message = asWritten.Replace(message)
 		}
@@ -171,61 +192,7 @@ func (s *Server) added(ctx context.Context, a cniRequest) (reply wire.Reply, err
 			}
 		}
 	}
-	if record.Claim.UID != "" {
-		s.Reporter.Report(journal.Claim{Namespace: record.Claim.Namespace, Name: record.Claim.Name, UID: record.Claim.UID})
-	}
+	s.Report(record.Claim)
 	logr.FromContextOrDiscard(ctx).V(1).Info("Interface added", "mac", record.Observed.MAC, "resource", record.Resource)
 	return reply, nil
-}
-
-// add is an ADD that runs. done is closed when it has ended.
-type add struct {
-	types.GCAttachment
-	cancel context.CancelCauseFunc
-	done   chan struct{}
-}
-
-// addsInProgress knows the ADDs that run. A Function has one at a time, so that the xPU is asked for one owner only.
-type addsInProgress struct {
-	byFunction sync.Map // *add by function.ID
-}
-
-var errDeleted = errors.New("DEL came meanwhile")
-
-// run runs an ADD. Its context ends when a DEL for the same attachment comes.
-func (a *addsInProgress) run(
-	ctx context.Context, id function.ID, attachment types.GCAttachment, work func(context.Context) error,
-) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	running := &add{attachment, cancel, make(chan struct{})}
-	if other, taken := a.byFunction.LoadOrStore(id, running); taken {
-		return fail(types.ErrTryAgainLater, "Function %s: an ADD for container %s runs already", id, other.(*add).ContainerID)
-	}
-	defer close(running.done)
-	defer a.byFunction.Delete(id)
-	return work(ctx)
-}
-
-// end ends the ADDs of an attachment and waits until they have ended.
-func (a *addsInProgress) end(ctx context.Context, attachment types.GCAttachment) error {
-	for _, running := range a.of(attachment) {
-		running.cancel(errDeleted)
-		select {
-		case <-running.done:
-		case <-ctx.Done():
-			return fail(types.ErrTryAgainLater, "an ADD of the same interface has not ended yet: %w", context.Cause(ctx))
-		}
-	}
-	return nil
-}
-
-// of returns the ADDs of an attachment that run.
-func (a *addsInProgress) of(attachment types.GCAttachment) (list []*add) {
-	for _, running := range a.byFunction.Range {
-		if running := running.(*add); running.GCAttachment == attachment {
-			list = append(list, running)
-		}
-	}
-	return list
 }

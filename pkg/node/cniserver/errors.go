@@ -1,8 +1,6 @@
 package cniserver
 
 import (
-	"context"
-	"errors"
 	"fmt"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -33,12 +31,4 @@ const (
 // fail makes an error with a code. The message is formatted as by [fmt.Errorf].
 func fail(code uint, format string, args ...any) error {
 	return &types.Error{Code: code, Msg: fmt.Errorf(format, args...).Error()}
-}
-
-// causeOf adds to an error why ctx ended, where it did.
-func causeOf(ctx context.Context, err error) error {
-	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
-		return fmt.Errorf("%w (%w)", err, cause)
-	}
-	return err
 }

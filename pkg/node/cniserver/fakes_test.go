@@ -118,7 +118,7 @@ func newCard(t *testing.T) (*card, *Server) {
 		Function: inventoryOf{c}.Get, Pools: c, Journal: j, Lifecycle: c.lifecycle(),
 		Provisioner: &xpuAgent{ports: map[function.ID]journal.Attachment{}},
 		MAC:         func(function.ID) function.MAC { return "02:00:00:00:00:aa" },
-		Reporter:    &reporter{}, Metrics: NewMetrics(prometheus.NewRegistry()), Log: logr.Discard(),
+		Report:      func(journal.Claim) {}, Metrics: NewMetrics(prometheus.NewRegistry()), Log: logr.Discard(),
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
 )
@@ -22,35 +23,32 @@ type Metrics struct {
 
 // NewMetrics registers the server's metrics.
 func NewMetrics(registry prometheus.Registerer) *Metrics {
-	m := &Metrics{
-		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+	factory := promauto.With(registry)
+	return &Metrics{
+		seconds: factory.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "xpu_cni_request_seconds",
 			Help:    "How long the CNI plugin waited for the agent and the xPU, by command and error code (0 is success).",
 			Buckets: prometheus.ExponentialBuckets(0.001, 2, 18),
 		}, []string{"command", "code"}),
-		errors: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "xpu_cni_request_errors_total",
-			Help: "Requests of the CNI plugin that failed, by command; the runtime tries again.",
+		errors: factory.NewCounterVec(prometheus.CounterOpts{
+			Name: "xpu_cni_request_errors_total", Help: "Requests of the CNI plugin that failed, by command; the runtime tries again.",
 		}, []string{"command"}),
-		refused: prometheus.NewCounter(prometheus.CounterOpts{
+		refused: factory.NewCounter(prometheus.CounterOpts{
 			Name: "xpu_cni_connections_refused_total",
 			Help: "Connections to the agent's CNI socket by users that may not use it.",
 		}),
-		spooled: prometheus.NewCounter(prometheus.CounterOpts{
+		spooled: factory.NewCounter(prometheus.CounterOpts{
 			Name: "xpu_cni_spooled_requests_total",
 			Help: "Requests that the CNI plugin left in the spool and that were done since.",
 		}),
-		badFile: prometheus.NewCounter(prometheus.CounterOpts{
+		badFile: factory.NewCounter(prometheus.CounterOpts{
 			Name: "xpu_cni_spool_bad_files_total",
 			Help: "Files in the spool that are no request, and were moved to its directory bad.",
 		}),
-		spool: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "xpu_cni_spool_files",
-			Help: "Requests in the spool that are not done yet.",
+		spool: factory.NewGauge(prometheus.GaugeOpts{
+			Name: "xpu_cni_spool_files", Help: "Requests in the spool that are not done yet.",
 		}),
 	}
-	registry.MustRegister(m.seconds, m.errors, m.refused, m.spooled, m.badFile, m.spool)
-	return m
 }
 
 // commands are the commands that a request may have.

@@ -42,8 +42,9 @@ type node struct {
 // running is one run of the agent.
 type running struct {
 	*Server
-	node   *node
-	engine *netdev.Engine
+	node    *node
+	engine  *netdev.Engine
+	reports reporter
 }
 
 func newNode(t testing.TB, functions int) *node {
@@ -99,7 +100,7 @@ func (n *node) start() (r *running, stop func()) {
 		Socket: filepath.Join(n.dir, "run", "cni.sock"), SpoolDir: filepath.Join(n.dir, "spool"),
 		Function: n.Get, Pools: n, Journal: agent.Journal, Lifecycle: agent.Lifecycle,
 		Provisioner: n.xpuAgent, MAC: func(function.ID) function.MAC { return "02:00:00:00:00:aa" },
-		Ready: func() error { return nil }, Reporter: &reporter{},
+		Ready: func() error { return nil }, Report: r.reports.Report,
 		Metrics: NewMetrics(prometheus.NewRegistry()), Log: logr.Discard(),
 	}
 	return r, sync.OnceFunc(func() {

@@ -15,6 +15,7 @@ import (
 	"go4.org/netipx"
 
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 )
@@ -22,9 +23,11 @@ import (
 // del ends the container's attachments as the interface, but those for which except is true. It succeeds if there is none.
 // It does not read the configuration, which may have gone with the namespace.
 func (s *Server) del(ctx context.Context, r wire.Request, except func(journal.Attachment) bool) error {
-	if err := s.adding.end(ctx, types.GCAttachment{ContainerID: r.ContainerID, IfName: r.IfName}); err != nil {
+	_, end, err := s.takeOver(ctx, r, errDeleted)
+	if err != nil {
 		return err
 	}
+	end()
 	if err := s.Lifecycle.EndRequest(ctx, r.ContainerID, r.IfName, except); err != nil {
 		return fail(CodeRelease, "%w", err)
 	}
@@ -52,7 +55,7 @@ func (s *Server) gc(ctx context.Context, r wire.Request) error {
 	valid := func(a journal.Attachment) bool {
 		attachment := types.GCAttachment{ContainerID: a.CNI.ContainerID, IfName: a.CNI.IfName}
 		return a.CNI.Network != n.Name || since(r.At)(a) || slices.Contains(n.ValidAttachments, attachment) ||
-			len(s.adding.of(attachment)) > 0 // an ADD that came after the list was made
+			s.adds.Held(attachment) // an ADD that came after the list was made
 	}
 	var errs []error
 	for _, a := range s.Journal.All() {
@@ -120,7 +123,7 @@ func (s *Server) address(ctx context.Context, a cniRequest) error {
 		add.Addresses, add.Routes = []netip.Prefix{}, nil // the program in the pod reads them from the result
 	}
 	if err := s.Lifecycle.Address(ctx, a.device, journal.ContainerIs(a.ContainerID, a.IfName), add); err != nil {
-		return fail(CodeAttach, "%w", causeOf(ctx, err))
+		return fail(CodeAttach, "%w", loop.WithCause(ctx, err))
 	}
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/keylock"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
@@ -37,11 +39,6 @@ type Pools interface {
 	// Considered says whether the Function was there when the pools were read. A Function that was not may still belong to a
 	// pool.
 	Considered(function.ID) bool
-}
-
-// Reporter tells the user what became of a claim.
-type Reporter interface {
-	Report(journal.Claim)
 }
 
 // Server serves the CNI plugin. Requests about different Functions run at the same time. All of its fields but the times
@@ -64,10 +61,10 @@ type Server struct {
 	MAC func(function.ID) function.MAC
 	// Ready returns why no ADD could succeed now, whichever Function it is about; nil if it could.
 	Ready func() error
-	// Reporter is told about Functions of claims that are attached.
-	Reporter Reporter
-	Metrics  *Metrics
-	Log      logr.Logger
+	// Report is called for the claim, if any, of a Function that is attached.
+	Report  func(journal.Claim)
+	Metrics *Metrics
+	Log     logr.Logger
 
 	// AllowKeys are unknown keys that network configurations may have.
 	AllowKeys []string
@@ -77,7 +74,10 @@ type Server struct {
 	// StopTimeout is how long requests that run may go on when the server stops; 0 is 10 s.
 	StopTimeout time.Duration
 
-	adding addsInProgress
+	// adding has the container IDs of the ADDs that run, by [function.ID]. A Function has one ADD at a time, so that the xPU is
+	// asked for one owner only. adds are held by the ADDs that run.
+	adding sync.Map
+	adds   keylock.Locks[types.GCAttachment]
 }
 
 // answer does a request. A DEL leaves alone the attachments for which except, where set, is true.

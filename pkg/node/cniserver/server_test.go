@@ -621,7 +621,7 @@ func TestClaim(t *testing.T) {
 		if i := got.Interfaces[0]; i.Name != "net1" || i.Mtu != 1400 || i.Mac != "02:00:00:00:00:0d" || len(got.IPs) != 1 {
 			t.Errorf("result %v", got)
 		}
-		if told := r.Reporter.(*reporter).told; len(told) != 1 || told[0].UID != "claim-1" {
+		if told := r.reports.told; len(told) != 1 || told[0].UID != "claim-1" {
 			t.Errorf("reported %v", told)
 		}
 		// The pod gets another sandbox; the DEL of the first one comes late.

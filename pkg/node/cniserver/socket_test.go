@@ -148,7 +148,7 @@ func TestShimGone(t *testing.T) {
 		<-n.xpuAgent.entered
 		kill()
 		shim.Wait()
-		must.Eventually(t, "the ADD has ended", func() bool { return len(r.adding.of(types.GCAttachment{ContainerID: "c1", IfName: "net1"})) == 0 })
+		must.Eventually(t, "the ADD has ended", func() bool { return !r.adds.Held(types.GCAttachment{ContainerID: "c1", IfName: "net1"}) })
 		if a, _ := r.Journal.Get(lifecycletest.ID(0)); a.State != journal.Reserved {
 			t.Errorf("record %+v", a)
 		}

@@ -24,16 +24,13 @@ const namespaceDir = "/run/" + v1alpha1.GroupName + "/netns"
 // cdiFile returns the name of the claim's file.
 func cdiFile(uid types.UID) string { return v1alpha1.GroupName + "-" + string(uid) + ".yaml" }
 
-// Offer lists a Function that is attached in its claim's CDI file. The runtime refuses to create a container whose CDI devices
-// are not listed. The journal must say that the Function is attached. Offer may be called again.
-func (d *Driver) Offer(a journal.Attachment) error { return d.writeCDI(a.Claim.UID) }
-
-// Withdraw undoes Offer when the journal says that the Function is attached no longer. If the file cannot be written because
-// another Function of the claim is not what the claim wants any more, it is removed.
-func (d *Driver) Withdraw(a journal.Attachment) error {
+// Expose lists the Functions that are attached, by the journal, in the CDI file of the attachment's claim. The runtime refuses
+// to create a container whose CDI devices are not listed. If the attachment is not attached, and the file cannot be written
+// because another Function of the claim is not what the claim wants any more, the file is removed.
+func (d *Driver) Expose(a journal.Attachment) error {
 	err := d.writeCDI(a.Claim.UID)
-	if err == nil {
-		return nil
+	if err == nil || a.State == journal.Attached {
+		return err
 	}
 	d.Log.Error(err, "Containers of the claim cannot start until it is attached again",
 		"claim", klog.KRef(a.Claim.Namespace, a.Claim.Name))

@@ -79,9 +79,11 @@ func NewStatusReporter(
 	}
 }
 
-// Report asks for the claim's status to be written. It does not block.
+// Report asks for the claim's status to be written. It does not block, and does nothing for a Function without a claim.
 func (r *StatusReporter) Report(c journal.Claim) {
-	r.queue.Add(journal.Claim{Namespace: c.Namespace, Name: c.Name, UID: c.UID})
+	if c.UID != "" {
+		r.queue.Add(journal.Claim{Namespace: c.Namespace, Name: c.Name, UID: c.UID})
+	}
 }
 
 // Run writes until ctx ends.

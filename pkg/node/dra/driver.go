@@ -21,19 +21,19 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/keylock"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/cdi"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/setup"
 )
 
-// Lifecycle decides who has a Function; see [lifecycle.Manager].
+// Lifecycle decides who has a Function. It is the Manager of package lifecycle.
 type Lifecycle interface {
-	Admit(ctx context.Context, want journal.Attachment) (lifecycle.Decision, error)
+	Admit(ctx context.Context, want journal.Attachment) (have journal.Attachment, err error)
 	Reserve(ctx context.Context, want journal.Attachment) error
 	Unprepare(ctx context.Context, claim types.UID) error
 }
@@ -80,9 +80,17 @@ type Driver struct {
 	Metrics          *Metrics
 	Log              logr.Logger
 
-	calls calls
+	// calls lets one Prepare or Unprepare run at a time for each claim, by its UID. A later call ends an earlier Prepare: the
+	// kubelet gives up on a Prepare that takes too long, and calls Prepare again, or Unprepare.
+	calls keylock.Locks[types.UID]
 	files sync.Mutex // held while the content of a CDI file is determined and written
 }
+
+// Reasons for which a Prepare is ended.
+var (
+	errUnprepared    = errors.New("the claim is unprepared meanwhile")
+	errPreparedAgain = errors.New("the claim is prepared again meanwhile")
+)
 
 var _ kubeletplugin.DRAPlugin = (*Driver)(nil)
 
@@ -126,9 +134,9 @@ func (d *Driver) prepare(
 	if err != nil {
 		return nil, err
 	}
-	ctx, end, err := d.calls.begin(ctx, c.UID, errPreparedAgain)
+	ctx, end, err := d.calls.TakeOver(ctx, c.UID, errPreparedAgain)
 	if err != nil {
-		return nil, fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
+		return nil, fmt.Errorf("claim %s/%s: wait for the claim's last call: %w", c.Namespace, c.Name, err)
 	}
 	defer end()
 	ctx, stop := d.whilePodStays(ctx, pod)
@@ -152,7 +160,7 @@ func (d *Driver) prepare(
 		}
 		if err != nil {
 			return nil, fmt.Errorf("claim %s/%s, request %s, Function %s: %w",
-				c.Namespace, c.Name, device.Request, device.Function, causeOf(ctx, err))
+				c.Namespace, c.Name, device.Request, device.Function, loop.WithCause(ctx, err))
 		}
 		prepared = append(prepared, kubeletplugin.Device{
 			Requests:     []string{device.Request},
@@ -181,14 +189,6 @@ func (d *Driver) whilePodStays(ctx context.Context, pod journal.Pod) (_ context.
 		cancel(nil)
 		watching.Wait()
 	}
-}
-
-// causeOf adds to an error the cause for which ctx ended, if it did.
-func causeOf(ctx context.Context, err error) error {
-	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
-		return fmt.Errorf("%w (%w)", err, cause)
-	}
-	return err
 }
 
 // deviceNodes returns what a container gets of a Function that is set up for it.
@@ -317,10 +317,10 @@ func (d *Driver) UnprepareResourceClaims(
 }
 
 func (d *Driver) unprepare(ctx context.Context, claim types.UID) error {
-	// The context that begin returns is not used: a Prepare that follows must not end an Unprepare.
-	_, end, err := d.calls.begin(ctx, claim, errUnprepared)
+	// The context that TakeOver returns is not used: a Prepare that follows must not end an Unprepare.
+	_, end, err := d.calls.TakeOver(ctx, claim, errUnprepared)
 	if err != nil {
-		return err
+		return fmt.Errorf("wait for the claim's last call: %w", err)
 	}
 	defer end()
 	if err := d.Lifecycle.Unprepare(ctx, claim); err != nil {

@@ -109,12 +109,12 @@ func (l life) Unprepare(ctx context.Context, claim types.UID) error {
 	return l.Manager.Unprepare(ctx, claim)
 }
 
-func (l life) Admit(ctx context.Context, want journal.Attachment) (lifecycle.Decision, error) {
-	d, err := l.Manager.Admit(ctx, want)
+func (l life) Admit(ctx context.Context, want journal.Attachment) (journal.Attachment, error) {
+	have, err := l.Manager.Admit(ctx, want)
 	if l.node.freed != nil {
 		l.node.freed()
 	}
-	return d, err
+	return have, err
 }
 
 // lifecycle works on the journal only.
@@ -158,7 +158,7 @@ func (n *node) attach(d *Driver) {
 		if err := n.journal.Put(a); err != nil {
 			n.t.Fatal(err)
 		}
-		if err := d.Offer(a); err != nil {
+		if err := d.Expose(a); err != nil {
 			n.t.Fatal(err)
 		}
 	}

@@ -65,7 +65,7 @@ func metadata(a journal.Attachment) *kubeletplugin.DeviceMetadata {
 	return &kubeletplugin.DeviceMetadata{
 		Attributes: map[string]resourceapi.DeviceAttribute{
 			string(deviceattribute.StandardDeviceAttributePCIBusID): {StringValue: new(string(a.Function.Address))},
-			string(AttributePF): {StringValue: new(string(a.PF))},
+			"pf": {StringValue: new(string(a.PF))},
 		},
 		NetworkData: networkData(a),
 	}

@@ -17,20 +17,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
-// Attributes of devices. Unqualified names belong to the driver's domain. Multus reads those of k8s.cni.cncf.io. No attribute
-// changes when a pod takes the netdev.
-const (
-	AttributeKind       resourceapi.QualifiedName = "kind"   // "VF" or "SF"
-	AttributePool       resourceapi.QualifiedName = "pool"   // name of the DevicePool
-	AttributePF         resourceapi.QualifiedName = "pf"     // PCI address of the PF
-	AttributePFName     resourceapi.QualifiedName = "pfName" // netdev name of the PF
-	AttributeIndex      resourceapi.QualifiedName = "index"  // VF index or sfnum
-	AttributeVendor     resourceapi.QualifiedName = "vendor" // PCI vendor id in hex
-	AttributeDevice     resourceapi.QualifiedName = "device" // PCI device id in hex
-	AttributeMultusID   resourceapi.QualifiedName = "k8s.cni.cncf.io/deviceID"
-	AttributeMultusName resourceapi.QualifiedName = "k8s.cni.cncf.io/resourceName"
-)
-
 // devicesPerSlice is the API's limit for slices whose devices have taints or consume counters. It applies to all slices, so
 // that the first taint does not move devices to other slices.
 const devicesPerSlice = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
@@ -92,11 +78,13 @@ func functionCounter(n int64) map[string]resourceapi.Counter {
 	return map[string]resourceapi.Counter{counterFunctions: {Value: *resource.NewQuantity(n, resource.DecimalSI)}}
 }
 
+// device returns the device of a Function. Unqualified names of attributes belong to the driver's domain. Multus reads those
+// of k8s.cni.cncf.io. No attribute changes when a pod takes the netdev.
 func device(p pool.Pool, f function.Function, problems []health.Problem) resourceapi.Device {
 	d := resourceapi.Device{
 		Name: f.ID.DeviceName(),
 		Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
-			AttributeIndex: {IntValue: new(int64(f.Index))},
+			"index": {IntValue: new(int64(f.Index))},
 		},
 	}
 	if f.NUMANode >= 0 {
@@ -104,14 +92,14 @@ func device(p pool.Pool, f function.Function, problems []health.Problem) resourc
 		d.Attributes[deviceattribute.StandardDeviceAttributeNUMANode] = numa
 	}
 	for name, value := range map[resourceapi.QualifiedName]string{
-		AttributeKind:       string(f.Kind),
-		AttributePool:       p.Name,
-		AttributePF:         string(f.PF),
-		AttributePFName:     f.PFName,
-		AttributeVendor:     f.Vendor,
-		AttributeDevice:     f.Device,
-		AttributeMultusID:   f.ID.String(),
-		AttributeMultusName: v1alpha1.GroupName + "/" + p.Name,
+		"kind":                         string(f.Kind),
+		"pool":                         p.Name,
+		"pf":                           string(f.PF), // PCI address
+		"pfName":                       f.PFName,
+		"vendor":                       f.Vendor, // PCI ids in hex
+		"device":                       f.Device,
+		"k8s.cni.cncf.io/deviceID":     f.ID.String(),
+		"k8s.cni.cncf.io/resourceName": v1alpha1.GroupName + "/" + p.Name,
 		deviceattribute.StandardDeviceAttributePCIBusID: string(f.ID.Address),
 		deviceattribute.StandardDeviceAttributePCIeRoot: f.PCIeRoot,
 	} {

@@ -96,7 +96,7 @@ func Test1024VFsOn4PFs(t *testing.T) {
 				t.Errorf("slice %d of pool %s has %d devices, want %d", i, name, len(slice.Devices), resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures)
 			}
 			for n, device := range slice.Devices {
-				if index := *device.Attributes[AttributeIndex].IntValue; index != int64(64*i+n) {
+				if index := *device.Attributes["index"].IntValue; index != int64(64*i+n) {
 					t.Errorf("device %d in slice %d of pool %s has index %d: not in order", n, i, name, index)
 				}
 				if problems := validation.IsDNS1123Label(device.Name); len(problems) > 0 || seen[device.Name] {

@@ -70,6 +70,14 @@ func statusOf(t *testing.T, clientset *fake.Clientset, name string) []resourceap
 	return c.Status.Devices
 }
 
+// TestStatusWithoutClaim: nothing is written for a Function that has no claim.
+func TestStatusWithoutClaim(t *testing.T) {
+	r := NewStatusReporter(nil, nil, NewMetrics(prometheus.NewRegistry()), testr.New(t))
+	if r.Report(journal.Claim{}); r.queue.Len() != 0 {
+		t.Error("there is a claim without a UID in the queue")
+	}
+}
+
 func TestStatus(t *testing.T) {
 	c := claimtest.Allocated("net", claimtest.Result("a", fastPool, "0000-3b-00-2"), claimtest.Result("b", fastPool, "0000-3b-00-3"),
 		claimtest.Result("c", fastPool, "0000-3b-00-4"))

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
-
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
@@ -24,16 +22,16 @@ type Input struct {
 	// Resource is the extended resource by which the Function was handed out; absent for a claim.
 	Resource string `json:"resource,omitempty"`
 	// Claim is the ResourceClaim that the Function was allocated to; absent for an extended resource.
-	Claim *InputClaim `json:"claim,omitempty"`
+	Claim *journal.Claim `json:"claim,omitempty"`
 	// Pod had the Function, or it was reserved for it; absent where it is not known.
-	Pod *InputPod `json:"pod,omitempty"`
+	Pod *journal.Pod `json:"pod,omitempty"`
 	// ContainerID is the ID of the pod's sandbox container; absent where the Function was never attached.
 	ContainerID string `json:"containerID,omitempty"`
 	// InterfaceName is the name of the interface in the pod, attached or wanted.
 	InterfaceName string `json:"interfaceName,omitempty"`
 	// Port is the Port that the agent had the xPU make, and that is gone; absent where there was none, or where the
 	// controller makes and deletes it.
-	Port *InputPort `json:"port,omitempty"`
+	Port *journal.Port `json:"port,omitempty"`
 
 	ReservedAt time.Time `json:"reservedAt"`
 	// AttachedAt is when the interface was in the pod, DetachedAt when its way back began; absent if it never was there.
@@ -60,30 +58,6 @@ type InputFunction struct {
 	Index int `json:"index"`
 }
 
-// InputClaim is a ResourceClaim.
-type InputClaim struct {
-	Namespace string    `json:"namespace"`
-	Name      string    `json:"name"`
-	UID       types.UID `json:"uid"`
-	Request   string    `json:"request"`
-	// Pool and Device are those of the ResourceSlice.
-	Pool   string `json:"pool"`
-	Device string `json:"device"`
-}
-
-// InputPod is a pod.
-type InputPod struct {
-	Namespace string    `json:"namespace"`
-	Name      string    `json:"name"`
-	UID       types.UID `json:"uid,omitempty"`
-}
-
-// InputPort is a Port.
-type InputPort struct {
-	Network string `json:"network"`
-	MAC     string `json:"mac"`
-}
-
 // input is what the executable reads.
 func input(node string, a journal.Attachment, attempt int) ([]byte, error) {
 	use, _ := a.LastUse()
@@ -97,16 +71,14 @@ func input(node string, a journal.Attachment, attempt int) ([]byte, error) {
 		Attempt: attempt,
 	}
 	if a.Claim.UID != "" {
-		in.Claim = &InputClaim{
-			Namespace: a.Claim.Namespace, Name: a.Claim.Name, UID: a.Claim.UID,
-			Request: a.Claim.Request, Pool: a.Claim.Pool, Device: a.Claim.Device,
-		}
+		in.Claim = &a.Claim
+		in.Claim.PodClaim = "" // hooks are not told
 	}
 	if a.Pod.Name != "" {
-		in.Pod = new(InputPod(a.Pod))
+		in.Pod = &a.Pod
 	}
 	if a.Port != nil {
-		in.Port = &InputPort{Network: a.Port.Network, MAC: string(a.Port.MAC)}
+		in.Port = &journal.Port{Network: a.Port.Network, MAC: a.Port.MAC}
 	}
 	out, err := json.Marshal(in)
 	if err != nil {

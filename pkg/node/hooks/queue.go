@@ -14,6 +14,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -37,19 +38,9 @@ const (
 	writeRetry = 10 * time.Second
 )
 
-// Journal is the durable record of attachments.
-type Journal interface {
-	Get(function.ID) (journal.Attachment, bool)
-	Put(journal.Attachment) error
-	Delete(function.ID) error
-	GiveUp(letter journal.DeadLetter, next journal.Attachment) error
-	All() []journal.Attachment
-	Lock(context.Context, function.ID) (unlock func(), err error)
-}
-
 // Options of a [Queue]. All but Recorder must be set.
 type Options struct {
-	Journal Journal
+	Journal journal.Records
 	// Deprovision returns nil once the xPU serves no Port of the Function any more, also if it never did.
 	Deprovision func(context.Context, journal.Attachment) error
 	Log         logr.Logger
@@ -98,39 +89,33 @@ func New(options Options, registry prometheus.Registerer) (*Queue, error) {
 }
 
 func newQueue(options Options, e executables, registry prometheus.Registerer) *Queue {
+	factory := promauto.With(registry)
 	q := &Queue{
 		Options: options, executables: e, work: workqueue.NewTypedDelayingQueue[function.ID](),
-		runs: prometheus.NewCounterVec(prometheus.CounterOpts{
+		runs: factory.NewCounterVec(prometheus.CounterOpts{
 			Name: "xpu_hook_runs_total",
 			Help: "Runs of post-delete hooks, by hook and result: done, retry (will be run again) or failed (given up).",
 		}, []string{"hook", "result"}),
-		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		seconds: factory.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "xpu_hook_run_seconds",
 			Help:    "How long runs of post-delete hooks took, by hook.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 4, 9),
 		}, []string{"hook"}),
-		deadLetters: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "xpu_hook_dead_letters_total",
-			Help: "Post-delete hooks that were given up, by hook.",
+		deadLetters: factory.NewCounterVec(prometheus.CounterOpts{
+			Name: "xpu_hook_dead_letters_total", Help: "Post-delete hooks that were given up, by hook.",
 		}, []string{"hook"}),
 	}
-	registry.MustRegister(q.runs, q.seconds, q.deadLetters, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+	factory.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "xpu_hook_queue_length",
 		Help: "Functions that are back from their pods and not free yet: " +
 			"their post-delete hooks run or wait to be run again.",
-	}, func() float64 { return float64(len(q.waiting())) }))
+	}, func() float64 { return float64(len(q.waiting())) })
 	return q
 }
 
 // waiting are the attachments whose hooks run or wait to be run again.
 func (q *Queue) waiting() []journal.Attachment {
 	return slices.DeleteFunc(q.Journal.All(), func(a journal.Attachment) bool { return !a.Restored() })
-}
-
-// First is the name of the first hook that runs after the release of this attachment, "" if none does.
-func (q *Queue) First(a journal.Attachment) string {
-	a.Hooks = nil
-	return q.next(a)
 }
 
 // Add has the hooks of a Function run. Those of a Function that is not [journal.Attachment.Restored] are not.
@@ -165,7 +150,7 @@ func (q *Queue) process(ctx context.Context, id function.ID) {
 			return
 		}
 		var err error
-		hook := q.next(a)
+		hook := q.First(a)
 		pause := time.Until(progress(a, hook).RetryAt)
 		switch {
 		case hook == "":
@@ -198,9 +183,9 @@ func progress(a journal.Attachment, hook string) journal.Hooks {
 	return *a.Hooks
 }
 
-// next is the first hook of a released attachment that is not done, "" if all are. The Port is deleted first, then the
-// executables run in the order of the directory.
-func (q *Queue) next(a journal.Attachment) (hook string) {
+// First is the name of the first hook of a released attachment that is not done, "" if all are. The Port is deleted first,
+// then the executables run in the order of the directory.
+func (q *Queue) First(a journal.Attachment) (hook string) {
 	done := progress(a, "").Done
 	if a.Port != nil && !slices.Contains(done, portHook) {
 		return portHook
@@ -281,7 +266,7 @@ func (q *Queue) ran(hook, result string, took time.Duration) {
 // after is the attachment once the hook is done or given up.
 func (q *Queue) after(a journal.Attachment, hook string) journal.Attachment {
 	a.Hooks = &journal.Hooks{Done: append(slices.Clone(progress(a, hook).Done), hook)}
-	a.Hooks.Next = q.next(a)
+	a.Hooks.Next = q.First(a)
 	return a
 }
 

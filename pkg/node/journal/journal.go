@@ -61,6 +61,18 @@ type Journal struct {
 	locks keylock.Locks[function.ID]
 }
 
+// Records are the methods of a [Journal] by which Functions change hands. A test may stand in between.
+type Records interface {
+	Get(function.ID) (a Attachment, ok bool)
+	All() []Attachment
+	ByPod(types.UID) []Attachment
+	Put(Attachment) error
+	Delete(function.ID) error
+	GiveUp(letter DeadLetter, next Attachment) error
+	Lock(context.Context, function.ID) (unlock func(), err error)
+	Subscribe(context.Context) <-chan struct{}
+}
+
 // Open opens the file, and makes it with its directory if it is missing. The error may be [ErrLocked] or [ErrCorrupt].
 func Open(path string) (*Journal, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {

@@ -96,7 +96,7 @@ func (m *Manager) Attach(ctx context.Context, id function.ID, sandbox Sandbox) (
 		return err
 	})
 	if err == nil && d.step == Keep {
-		observed = *d.Record.Observed
+		observed = *d.record.Observed
 	}
 	return observed, err
 }
@@ -131,8 +131,8 @@ func (m *Manager) transfer(
 		record.Place.Index = observed.Index
 		err = m.journal.Put(record)
 	}
-	if err == nil && m.options.Devices != nil {
-		err = m.options.Devices.Offer(record)
+	if err == nil {
+		err = m.options.Expose(record)
 	}
 	if err != nil {
 		return netdev.Observed{}, errors.Join(err, m.undoTransfer(context.WithoutCancel(ctx), record.Function, state))
@@ -142,7 +142,7 @@ func (m *Manager) transfer(
 		"pod", record.Pod.Namespace+"/"+record.Pod.Name, "sandbox", record.Sandbox, "took", time.Since(start))
 	if state == journal.Reattaching {
 		m.healthChanged(record.Function)
-		m.options.Back(record)
+		m.options.Report(record)
 	}
 	return observed, nil
 }

@@ -339,21 +339,22 @@ type containers struct {
 	err     error
 }
 
-func (c *containers) tell(call string, a journal.Attachment) error {
+func (c *containers) Expose(a journal.Attachment) error {
 	now, _ := c.journal.Get(a.Function)
+	call := "withdraw"
+	if a.State == journal.Attached {
+		call = "offer"
+	}
 	c.calls = append(c.calls, fmt.Sprintf("%s while %s", call, now.State))
 	return c.err
 }
-
-func (c *containers) Offer(a journal.Attachment) error    { return c.tell("offer", a) }
-func (c *containers) Withdraw(a journal.Attachment) error { return c.tell("withdraw", a) }
 
 // TestContainersGetOnlyWhatIsAttached: a container may get a Function once it is in the pod, and no more from before it
 // leaves. What cannot be offered is not attached.
 func TestContainersGetOnlyWhatIsAttached(t *testing.T) {
 	j := openJournal(t)
 	e, c := &engine{parent: string(vf.Address)}, &containers{journal: j}
-	m := New(j, e, netdevs{vf: "v", pf: "p"}, Options{BootID: "boot-1", Devices: c}, logr.Discard())
+	m := New(j, e, netdevs{vf: "v", pf: "p"}, Options{BootID: "boot-1", Expose: c.Expose}, logr.Discard())
 	if err := m.Reserve(t.Context(), claimedVF()); err != nil {
 		t.Fatal(err)
 	}

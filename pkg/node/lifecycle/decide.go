@@ -1,6 +1,7 @@
 package lifecycle
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -111,17 +112,16 @@ func (e TakenError) Error() string { return e.reason }
 
 func taken(format string, args ...any) error { return TakenError{fmt.Sprintf(format, args...)} }
 
-// Decision is what follows from an event for a Function.
-type Decision struct {
-	// Record is the Function's record at the time of the decision, the zero value if the Function was free.
-	Record journal.Attachment
-	// Resource is the extended resource by which the kubelet gave the Function to the pod of a CNI request, "" if there is
+// decision is what follows from an event for a Function.
+type decision struct {
+	id function.ID
+	// record is the Function's record at the time of the decision, the zero value if the Function was free.
+	record journal.Attachment
+	// resource is the extended resource by which the kubelet gave the Function to the pod of a CNI request, "" if there is
 	// none or the kubelet was not asked.
-	Resource string
-
-	id      function.ID
-	step    Step
-	refusal error // the reason of a Refuse
+	resource string
+	step     Step
+	refusal  error // the reason of a Refuse
 }
 
 // wrap adds the Function's identity to the error that a method returns, if any.
@@ -133,10 +133,14 @@ func wrap(err *error, id function.ID) {
 
 // Admit returns when the owner that want names may have the Function: its claim, its CNI request, or else any pod that the
 // kubelet allocates the Function to. It waits for a release that is under way, and brings back what an earlier owner left.
-// A [TakenError] says that another owner has the Function. Admit reserves nothing.
-func (m *Manager) Admit(ctx context.Context, want journal.Attachment) (d Decision, err error) {
+// A [TakenError] says that another owner has the Function. Admit reserves nothing. It returns the Function's record,
+// the zero value for a Function that is free. Its Resource, if the record has none, is that by which the kubelet gave the
+// Function to the pod.
+func (m *Manager) Admit(ctx context.Context, want journal.Attachment) (have journal.Attachment, err error) {
 	defer wrap(&err, want.Function)
-	return m.settle(ctx, triggerOf(want), want.Function, nil)
+	d, err := m.settle(ctx, triggerOf(want), want.Function, nil)
+	d.record.Resource = cmp.Or(d.record.Resource, d.resource)
+	return d.record, err
 }
 
 // settle decides about the event and carries the step out, again and again, until nothing more follows from the event. A
@@ -144,7 +148,7 @@ func (m *Manager) Admit(ctx context.Context, want journal.Attachment) (d Decisio
 // Refuse is its reason.
 func (m *Manager) settle(
 	ctx context.Context, t trigger, id function.ID, take func(have journal.Attachment) error,
-) (Decision, error) {
+) (decision, error) {
 	for {
 		d, err := m.decide(ctx, t, id)
 		if err != nil {
@@ -154,7 +158,7 @@ func (m *Manager) settle(
 		case Refuse:
 			err = d.refusal
 		case Wait:
-			err = m.await(ctx, d.Record)
+			err = m.await(ctx, d.record)
 		case BringBack, EndRequest, Release:
 			err = m.makeWay(ctx, t, d)
 		case Lose, Reattach:
@@ -177,13 +181,13 @@ func (m *Manager) settle(
 }
 
 // decide looks the step up in the table and gathers the evidence for it.
-func (m *Manager) decide(ctx context.Context, t trigger, id function.ID) (Decision, error) {
+func (m *Manager) decide(ctx context.Context, t trigger, id function.ID) (decision, error) {
 	have, _ := m.journal.Get(id)
 	if t.event == SandboxStarts && have.CNI != nil {
 		return decideRequest(have, t.sandbox)
 	}
 	rule := t.rule(have)
-	d := Decision{Record: have, id: id, step: rule.Step, refusal: takenBy(t, have)}
+	d := decision{record: have, id: id, step: rule.Step, refusal: takenBy(t, have)}
 	if rule.If == "" {
 		return d, nil
 	}
@@ -195,8 +199,8 @@ func (m *Manager) decide(ctx context.Context, t trigger, id function.ID) (Decisi
 }
 
 // decideRequest is for the sandbox of a CNI request, which was admitted when it reserved the Function.
-func decideRequest(have journal.Attachment, sandbox string) (Decision, error) {
-	d := Decision{Record: have, id: have.Function, step: Attach}
+func decideRequest(have journal.Attachment, sandbox string) (decision, error) {
+	d := decision{record: have, id: have.Function, step: Attach}
 	switch {
 	case have.CNI.ContainerID != sandbox:
 		return d, taken("is reserved for %s, not for sandbox %s", owner(have), sandbox)
@@ -240,24 +244,38 @@ func owner(a journal.Attachment) string {
 	return "a pod by an extended resource"
 }
 
-// await returns when the record has changed. A release that was interrupted is continued.
+// await returns when the record has changed. A release that was interrupted is continued, and waited for until the Function
+// is free or has an owner. If ctx ends first, the error says what is still to be done.
 func (m *Manager) await(ctx context.Context, have journal.Attachment) error {
-	if have.State == journal.Releasing {
-		return m.waitFree(ctx, have.Function)
+	releasing := have.State == journal.Releasing
+	var failed error
+	if releasing {
+		failed = m.withLock(ctx, have.Function, func(now journal.Attachment) error {
+			if now.State != journal.Releasing {
+				return nil
+			}
+			return m.finish(ctx, now)
+		})
 	}
+	var now journal.Attachment
 	err := loop.Until(ctx, m.journal.Subscribe, func() bool {
-		now, _ := m.journal.Get(have.Function)
-		return !reflect.DeepEqual(have, now)
+		now, _ = m.journal.Get(have.Function)
+		return releasing && now.State != journal.Releasing || !releasing && !reflect.DeepEqual(have, now)
 	})
-	if err != nil {
+	switch {
+	case err == nil:
+		return nil
+	case !releasing:
 		return fmt.Errorf("is %s in pod %s/%s, which is gone for the kubelet: its CNI DEL has not come: %w",
 			have.State, have.Pod.Namespace, have.Pod.Name, err)
+	case now.Restored():
+		failed = nil
 	}
-	return nil
+	return errors.Join(fmt.Errorf("%s: %w", pending(now), err), failed)
 }
 
 // makeWay takes the Function from its owner, if the record is still that of the decision.
-func (m *Manager) makeWay(ctx context.Context, t trigger, d Decision) error {
+func (m *Manager) makeWay(ctx context.Context, t trigger, d decision) error {
 	if t.netNS != "" {
 		// The start of a sandbox that is gone may come late. It must not take the Function from the sandbox after it.
 		if _, err := os.Stat(t.netNS); err != nil {
@@ -265,16 +283,16 @@ func (m *Manager) makeWay(ctx context.Context, t trigger, d Decision) error {
 		}
 	}
 	m.log.Info("Function is taken back from before", "function", d.id.String(), "for", string(t.event),
-		"from", owner(d.Record), "sandbox", d.Record.Sandbox, "state", d.Record.State, "step", string(d.step))
+		"from", owner(d.record), "sandbox", d.record.Sandbox, "state", d.record.State, "step", string(d.step))
 	_, err := m.ifUnchanged(ctx, d, func(have journal.Attachment) error { return m.carryOut(ctx, have, d.step) })
 	return err
 }
 
 // ifUnchanged calls f with the Function's lock and record, if the record is still that of the decision. Otherwise
 // unchanged is false, and the caller must decide again.
-func (m *Manager) ifUnchanged(ctx context.Context, d Decision, f func(have journal.Attachment) error) (unchanged bool, err error) {
+func (m *Manager) ifUnchanged(ctx context.Context, d decision, f func(have journal.Attachment) error) (unchanged bool, err error) {
 	err = m.withLock(ctx, d.id, func(now journal.Attachment) error {
-		if unchanged = reflect.DeepEqual(d.Record, now); !unchanged {
+		if unchanged = reflect.DeepEqual(d.record, now); !unchanged {
 			return nil
 		}
 		return f(now)

@@ -23,7 +23,7 @@ const (
 )
 
 // gather says for each kind of evidence whether it is there for the decision.
-var gather = map[Evidence]func(*Manager, context.Context, trigger, *Decision) (bool, error){
+var gather = map[Evidence]func(*Manager, context.Context, trigger, *decision) (bool, error){
 	NoOtherPod:     (*Manager).noOtherPod,
 	Unneeded:       (*Manager).unneeded,
 	NamespaceGone:  (*Manager).namespaceGone,
@@ -34,7 +34,7 @@ var gather = map[Evidence]func(*Manager, context.Context, trigger, *Decision) (b
 
 // noOtherPod fills in the decision's Resource, or its refusal with the pod that the kubelet gave the Function to. A kubelet
 // that does not answer, as it is being restarted, keeps no pod from starting.
-func (m *Manager) noOtherPod(ctx context.Context, t trigger, d *Decision) (bool, error) {
+func (m *Manager) noOtherPod(ctx context.Context, t trigger, d *decision) (bool, error) {
 	if m.options.Kubelet == nil {
 		return true, nil
 	}
@@ -59,7 +59,7 @@ func (m *Manager) noOtherPod(ctx context.Context, t trigger, d *Decision) (bool,
 		d.refusal = taken("the kubelet gave it to %s", by)
 		return false, nil
 	}
-	d.Resource = by.Resource
+	d.resource = by.Resource
 	return true, nil
 }
 
@@ -71,14 +71,14 @@ func (m *Manager) sandboxLives(a journal.Attachment) (bool, error) {
 	return m.engine.Alive(a.Place)
 }
 
-func (m *Manager) namespaceGone(_ context.Context, _ trigger, d *Decision) (bool, error) {
-	lives, err := m.sandboxLives(d.Record)
+func (m *Manager) namespaceGone(_ context.Context, _ trigger, d *decision) (bool, error) {
+	lives, err := m.sandboxLives(d.record)
 	return err == nil && !lives, err
 }
 
 // unneeded is false if anything cannot be found out.
-func (m *Manager) unneeded(ctx context.Context, t trigger, d *Decision) (bool, error) {
-	a := d.Record
+func (m *Manager) unneeded(ctx context.Context, t trigger, d *decision) (bool, error) {
+	a := d.record
 	if m.options.Kubelet == nil || a.Claim.UID == "" && time.Since(a.ReservedAt) < m.options.AbandonedAfter {
 		return false, nil
 	}
@@ -103,11 +103,11 @@ func (m *Manager) unneeded(ctx context.Context, t trigger, d *Decision) (bool, e
 }
 
 // reservedForPod says whether a claim that was prepared for another pod is reserved for this one too, or instead.
-func (m *Manager) reservedForPod(ctx context.Context, t trigger, d *Decision) (bool, error) {
+func (m *Manager) reservedForPod(ctx context.Context, t trigger, d *decision) (bool, error) {
 	if m.options.Claims == nil {
 		return false, nil
 	}
-	c := d.Record.Claim
+	c := d.record.Claim
 	pods, allocated, err := m.options.Claims.Consumers(ctx, c)
 	if err != nil {
 		return false, fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
@@ -116,8 +116,8 @@ func (m *Manager) reservedForPod(ctx context.Context, t trigger, d *Decision) (b
 }
 
 // netdevGone says whether a sandbox that lives has lost what was attached to it.
-func (m *Manager) netdevGone(_ context.Context, _ trigger, d *Decision) (bool, error) {
-	a := d.Record
+func (m *Manager) netdevGone(_ context.Context, _ trigger, d *decision) (bool, error) {
+	a := d.record
 	name, err := m.netdevs.Netdev(a.Function)
 	gone := errors.Is(err, fs.ErrNotExist)
 	if a.Interface.Userspace {
@@ -139,8 +139,8 @@ func (m *Manager) netdevGone(_ context.Context, _ trigger, d *Decision) (bool, e
 
 // deviceBack says whether the Function can go back to the sandbox that lost it, and waits for its Port. It fails if the
 // Port is not there in time.
-func (m *Manager) deviceBack(ctx context.Context, _ trigger, d *Decision) (bool, error) {
-	a := d.Record
+func (m *Manager) deviceBack(ctx context.Context, _ trigger, d *decision) (bool, error) {
+	a := d.record
 	if a.Interface.Userspace {
 		return false, nil
 	}

@@ -4,10 +4,11 @@ import (
 	"context"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
 // Free waits until the Function is not being released any more, as an owner does that asks for it.
 func (m *Manager) Free(ctx context.Context, id function.ID) (err error) {
 	defer wrap(&err, id)
-	return m.waitFree(ctx, id)
+	return m.await(ctx, journal.Attachment{Function: id, State: Releasing})
 }

@@ -118,7 +118,7 @@ func TestOtherPod(t *testing.T) {
 		{"the kubelet is away", &kubelet{err: errDead}, asks, "", ""},
 	} {
 		m := New(openJournal(t), nil, nil, Options{Kubelet: test.kubelet}, logr.Discard())
-		d := Decision{id: vf}
+		d := decision{id: vf}
 		none, err := m.noOtherPod(t.Context(), test.trigger, &d)
 		got := ""
 		if !none {
@@ -127,8 +127,8 @@ func TestOtherPod(t *testing.T) {
 		if err != nil {
 			t.Errorf("%s: %v", test.name, err)
 		}
-		if got == "" != (test.want == "") || !strings.Contains(got, test.want) || d.Resource != test.resource {
-			t.Errorf("%s: %q by %q, want %q by %q", test.name, got, d.Resource, test.want, test.resource)
+		if got == "" != (test.want == "") || !strings.Contains(got, test.want) || d.resource != test.resource {
+			t.Errorf("%s: %q by %q, want %q by %q", test.name, got, d.resource, test.want, test.resource)
 		}
 	}
 }

@@ -24,17 +24,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 )
 
-// Journal is the durable record of attachments.
-type Journal interface {
-	Get(function.ID) (journal.Attachment, bool)
-	All() []journal.Attachment
-	ByPod(types.UID) []journal.Attachment
-	Put(journal.Attachment) error
-	Delete(function.ID) error
-	Lock(context.Context, function.ID) (unlock func(), err error)
-	Subscribe(context.Context) <-chan struct{}
-}
-
 // Engine moves netdevs.
 type Engine interface {
 	Plan(ctx context.Context, device netdev.Device, netNS string, want function.Interface) (netdev.Snapshot, netdev.Place, error)
@@ -93,14 +82,6 @@ type Claims interface {
 	Consumers(ctx context.Context, c journal.Claim) (pods []types.UID, allocated bool, err error)
 }
 
-// Devices lets containers get Functions. The journal has the attachment before a call. Calls may be repeated.
-type Devices interface {
-	// Offer is called when a Function is attached, before any container is made. Withdraw is called before the Function
-	// leaves its sandbox.
-	Offer(journal.Attachment) error
-	Withdraw(journal.Attachment) error
-}
-
 // Options of a [Manager]. Parts that are not set are done without.
 type Options struct {
 	// BootID is the boot's, from /proc/sys/kernel/random/boot_id.
@@ -113,8 +94,9 @@ type Options struct {
 	Kubelet Kubelet
 	// Claims says who needs a claim. Without it only Unprepare takes a Function from its claim.
 	Claims Claims
-	// Devices lets containers get attached Functions.
-	Devices Devices
+	// Expose lets the containers of a claim get its Function in state Attached, before any container is made, and no more in
+	// every other state, before the Function leaves its sandbox. The call may be repeated.
+	Expose func(journal.Attachment) error
 	// Announce tells the neighbours of an attached interface, once it has its carrier or until ctx ends.
 	Announce func(ctx context.Context, place netdev.Place, observed netdev.Observed) error
 	// Seen is the Function as the inventory saw it last. When a device changes, it spares a look at the kernel for Functions
@@ -123,8 +105,9 @@ type Options struct {
 	// Serve returns once the xPU serves the Function's Port, at once if there is none. It is called before a netdev goes
 	// back to the pod that lost it. If ctx ends first, the error says what is missing.
 	Serve func(ctx context.Context, a journal.Attachment) error
-	// Lost is called when a pod has lost a Function, Back when the pod has it again. Neither must block.
-	Lost, Back func(journal.Attachment)
+	// Report is called when a pod has lost a Function, in state Lost, and when the pod has it again, in state Attached. It must
+	// not block.
+	Report func(journal.Attachment)
 	// Changed is called when the health of a Function may have changed, Taken when a Function was reserved. Neither must
 	// block.
 	Changed func()
@@ -144,7 +127,7 @@ type Options struct {
 
 // Manager decides for all Functions of the node. Its methods may be called by several goroutines at once.
 type Manager struct {
-	journal Journal
+	journal journal.Records
 	engine  Engine
 	netdevs NetdevFinder
 	options Options
@@ -163,18 +146,18 @@ type Manager struct {
 }
 
 // New makes a manager.
-func New(j Journal, engine Engine, netdevs NetdevFinder, options Options, log logr.Logger) *Manager {
+func New(j journal.Records, engine Engine, netdevs NetdevFinder, options Options, log logr.Logger) *Manager {
 	if options.Changed == nil {
 		options.Changed = func() {}
 	}
 	if options.Taken == nil {
 		options.Taken = func(function.ID) {}
 	}
-	if options.Lost == nil {
-		options.Lost = func(journal.Attachment) {}
+	if options.Expose == nil {
+		options.Expose = func(journal.Attachment) error { return nil }
 	}
-	if options.Back == nil {
-		options.Back = func(journal.Attachment) {}
+	if options.Report == nil {
+		options.Report = func(journal.Attachment) {}
 	}
 	options.Patience = cmp.Or(options.Patience, Patience())
 	options.GoneAfter = cmp.Or(options.GoneAfter, time.Minute)

@@ -68,13 +68,10 @@ func (s *slot) Serve(context.Context, journal.Attachment) error {
 	return nil
 }
 
-func (s *slot) Lost(a journal.Attachment) { s.tell("lost", a) }
-func (s *slot) Back(a journal.Attachment) { s.tell("back", a) }
-
-func (s *slot) tell(what string, a journal.Attachment) {
+func (s *slot) Report(a journal.Attachment) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
-	s.told = append(s.told, fmt.Sprintf("%s %s %s", what, a.State, a.Pod.Name))
+	s.told = append(s.told, fmt.Sprintf("%s %s", a.State, a.Pod.Name))
 }
 
 func (s *slot) plug() {
@@ -134,7 +131,7 @@ func runningWith(t *testing.T, more func(*slot, *lifecycle.Options)) (*slot, *ag
 	a, stop := n.start()
 	t.Cleanup(stop)
 	options := lifecycle.Options{
-		BootID: n.BootID, Patience: wait.Backoff{Duration: time.Millisecond, Steps: 3}, Serve: s.Serve, Lost: s.Lost, Back: s.Back,
+		BootID: n.BootID, Patience: wait.Backoff{Duration: time.Millisecond, Steps: 3}, Serve: s.Serve, Report: s.Report,
 	}
 	more(s, &options)
 	manager := lifecycle.New(a.Journal, a.Engine, s, options, testr.New(t))
@@ -213,7 +210,7 @@ func TestDeviceReturns(t *testing.T) {
 			// Reset in one go.
 			s.unplug()
 			s.plug()
-			told := []string{"lost Lost pod", "back Attached pod", "lost Lost pod", "back Attached pod"}
+			told := []string{"Lost pod", "Attached pod", "Lost pod", "Attached pod"}
 			err := wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
 				s.mutex.Lock()
 				defer s.mutex.Unlock()
@@ -385,13 +382,10 @@ type containers struct {
 	refused []int
 }
 
-func (c *containers) Offer(a journal.Attachment) error    { return c.note("offer", a) }
-func (c *containers) Withdraw(a journal.Attachment) error { return c.note("withdraw", a) }
-
-func (c *containers) note(what string, a journal.Attachment) error {
+func (c *containers) Expose(a journal.Attachment) error {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
-	c.told = append(c.told, what+" "+string(a.State))
+	c.told = append(c.told, string(a.State))
 	if slices.Contains(c.refused, len(c.told)-1) {
 		return errors.New("not now")
 	}
@@ -402,15 +396,13 @@ func (c *containers) note(what string, a journal.Attachment) error {
 // it cannot be offered again, the pod has not got it back either.
 func TestLostIsWithdrawn(t *testing.T) {
 	devices := &containers{refused: []int{1, 3}}
-	s, a, manager := runningWith(t, func(_ *slot, o *lifecycle.Options) { o.Devices = devices })
+	s, a, manager := runningWith(t, func(_ *slot, o *lifecycle.Options) { o.Expose = devices.Expose })
 	pod := netns.New(t)
 	start(t, manager, claimed(0), pod)
 	s.unplug()
 	s.eventually(a.Journal, journal.Lost)
 	s.plug()
-	want := []string{
-		"offer Attached", "withdraw Lost", "withdraw Lost", "offer Attached", "withdraw Lost", "offer Attached",
-	}
+	want := []string{"Attached", "Lost", "Lost", "Attached", "Lost", "Attached"}
 	err := wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
 		devices.mutex.Lock()
 		defer devices.mutex.Unlock()
@@ -423,7 +415,7 @@ func TestLostIsWithdrawn(t *testing.T) {
 	must.Succeed(t, manager.Unprepare(t.Context(), "claim-1")) // after the pod was told, which happens with the Function's lock
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
-	if told := []string{"lost Lost pod", "back Attached pod"}; !slices.Equal(s.told, told) {
+	if told := []string{"Lost pod", "Attached pod"}; !slices.Equal(s.told, told) {
 		t.Errorf("the pod is told %q, want %q", s.told, told)
 	}
 }

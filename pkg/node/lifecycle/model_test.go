@@ -31,9 +31,9 @@ func (p trigger) report(ctx context.Context, m *Manager, id function.ID) error {
 			want.CNI = &journal.CNI{ContainerID: p.sandbox, IfName: p.ifName}
 		}
 		admitted, err := m.Admit(ctx, want)
-		if err == nil && p.event == Add && admitted.Record.Claim.UID != "" {
-			claimed := admitted.Record.Interface
-			want.Claim, want.CNI.Claimed = admitted.Record.Claim, &claimed
+		if err == nil && p.event == Add && admitted.Claim.UID != "" {
+			claimed := admitted.Interface
+			want.Claim, want.CNI.Claimed = admitted.Claim, &claimed
 		}
 		if err == nil {
 			err = m.Reserve(ctx, want)
@@ -60,7 +60,8 @@ func (p trigger) report(ctx context.Context, m *Manager, id function.ID) error {
 	case Resume:
 		return m.Recover(ctx)
 	case DeviceChanges:
-		return m.deviceChanged(ctx, id)
+		_, err := m.settle(ctx, trigger{event: DeviceChanges}, id, nil)
+		return err
 	}
 	panic("unknown event " + p.event)
 }

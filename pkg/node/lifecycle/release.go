@@ -13,7 +13,6 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
@@ -52,29 +51,6 @@ func (m *Manager) endOwn(ctx context.Context, t trigger) error {
 	return errors.Join(errs...)
 }
 
-// waitFree continues a release that was interrupted, and waits until the Function is not being released any more: it is
-// free, or has an owner. If ctx ends first, the error says what is still to be done.
-func (m *Manager) waitFree(ctx context.Context, id function.ID) error {
-	failed := m.withLock(ctx, id, func(a journal.Attachment) error {
-		if a.State != journal.Releasing {
-			return nil
-		}
-		return m.finish(ctx, a)
-	})
-	var a journal.Attachment
-	err := loop.Until(ctx, m.journal.Subscribe, func() bool {
-		a, _ = m.journal.Get(id)
-		return a.State != journal.Releasing
-	})
-	switch {
-	case err == nil:
-		return nil
-	case a.Restored():
-		failed = nil
-	}
-	return errors.Join(fmt.Errorf("%s: %w", pending(a), err), failed)
-}
-
 // bringBack records the state, Detaching or Releasing, and goes on to the next.
 func (m *Manager) bringBack(ctx context.Context, a journal.Attachment, state journal.State) error {
 	if a.State != state {
@@ -83,10 +59,8 @@ func (m *Manager) bringBack(ctx context.Context, a journal.Attachment, state jou
 			return err
 		}
 	}
-	if m.options.Devices != nil {
-		if err := m.options.Devices.Withdraw(a); err != nil {
-			return err
-		}
+	if err := m.options.Expose(a); err != nil {
+		return err
 	}
 	return m.finish(ctx, a)
 }

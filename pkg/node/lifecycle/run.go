@@ -100,7 +100,7 @@ func (m *Manager) sweep(ctx context.Context) {
 		if err != nil || d.step != Release {
 			continue
 		}
-		reservedAt := d.Record.ReservedAt
+		reservedAt := d.record.ReservedAt
 		m.abandoned[a.Function] = reservedAt
 		if seen, twice := before[a.Function]; !twice || !seen.Equal(reservedAt) {
 			continue
@@ -129,29 +129,23 @@ func (m *Manager) queueDevices(queue workqueue.TypedRateLimitingInterface[functi
 	}
 }
 
-// checkDevices calls [Manager.deviceChanged] for the Functions of the queue, for all at once, until it is shut down.
+// checkDevices carries out [DeviceChanges] for the Functions of the queue, for all at once, until it is shut down.
 func (m *Manager) checkDevices(ctx context.Context, queue workqueue.TypedRateLimitingInterface[function.ID]) {
 	var checks sync.WaitGroup
 	defer checks.Wait()
 	for id, shutdown := queue.Get(); !shutdown; id, shutdown = queue.Get() {
 		checks.Go(func() {
 			defer queue.Done(id)
-			switch err := m.deviceChanged(ctx, id); {
+			switch _, err := m.settle(ctx, trigger{event: DeviceChanges}, id, nil); {
 			case err == nil:
 				queue.Forget(id)
 			case ctx.Err() == nil:
+				wrap(&err, id)
 				m.log.Error(err, "A pod has not got back yet what it lost; trying again")
 				queue.AddRateLimited(id)
 			}
 		})
 	}
-}
-
-// deviceChanged carries out [DeviceChanges] for a Function until nothing follows from it.
-func (m *Manager) deviceChanged(ctx context.Context, id function.ID) (err error) {
-	defer wrap(&err, id)
-	_, err = m.settle(ctx, trigger{event: DeviceChanges}, id, nil)
-	return err
 }
 
 // lose records that the sandbox lost the Function, and withdraws it from containers that start meanwhile. What the PF
@@ -164,11 +158,9 @@ func (m *Manager) lose(ctx context.Context, a journal.Attachment) error {
 		}
 	}
 	a.State, a.LostAt = journal.Lost, cmp.Or(a.LostAt, time.Now().UTC())
-	if m.options.Devices != nil {
-		// Before the journal says Lost, as nothing tries it again after that.
-		if err := m.options.Devices.Withdraw(a); err != nil {
-			return err
-		}
+	// Before the journal says Lost, as nothing tries it again after that.
+	if err := m.options.Expose(a); err != nil {
+		return err
 	}
 	if err := m.journal.Put(a); err != nil {
 		return err
@@ -177,7 +169,7 @@ func (m *Manager) lose(ctx context.Context, a journal.Attachment) error {
 	if !again {
 		m.log.Info("A pod has lost its Function: the device went, or another driver has it", "function", a.Function.String(),
 			"interface", a.Interface.Name, "pod", a.Pod.Namespace+"/"+a.Pod.Name, "sandbox", a.Sandbox)
-		m.options.Lost(a)
+		m.options.Report(a)
 	}
 	return nil
 }

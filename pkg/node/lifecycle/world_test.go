@@ -266,7 +266,7 @@ func (w *world) look() {
 	w.t.Helper()
 	w.agent.writes.Store(-1)
 	for _, a := range w.records.All() {
-		if err := w.agent.deviceChanged(w.t.Context(), a.Function); err != nil {
+		if _, err := w.agent.settle(w.t.Context(), trigger{event: DeviceChanges}, a.Function, nil); err != nil {
 			w.t.Errorf("device of Function %s: %v", a.Function, err)
 		}
 	}

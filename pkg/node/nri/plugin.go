@@ -292,7 +292,7 @@ func (p *Plugin) attach(ctx context.Context, pod *api.PodSandbox) error {
 	sandbox := lifecycle.Sandbox{ID: pod.GetId(), NetNS: netns, Pod: journal.Pod{
 		Namespace: pod.GetNamespace(), Name: pod.GetName(), UID: types.UID(pod.GetUid()),
 	}}
-	claims := sets.New[journal.Claim]()
+	claims := map[types.UID]journal.Claim{}
 	for _, a := range attachments {
 		if _, err := p.Lifecycle.Attach(ctx, a.Function, sandbox); err != nil {
 			if a.Pod.UID != sandbox.Pod.UID {
@@ -300,9 +300,9 @@ func (p *Plugin) attach(ctx context.Context, pod *api.PodSandbox) error {
 			}
 			return fmt.Errorf("pod %s/%s, claim %s: %w", pod.GetNamespace(), pod.GetName(), a.Claim.Name, err)
 		}
-		claims.Insert(journal.Claim{Namespace: a.Claim.Namespace, Name: a.Claim.Name, UID: a.Claim.UID})
+		claims[a.Claim.UID] = a.Claim
 	}
-	for c := range claims {
+	for _, c := range claims {
 		p.Report(c)
 	}
 	return nil

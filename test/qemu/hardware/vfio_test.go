@@ -166,7 +166,7 @@ func (c *claims) offer() {
 		attached.State, attached.Before, attached.Observed = journal.Attached, &netdev.Snapshot{}, &netdev.Observed{}
 		attached.Place.NetNS = "/run/netns/pod" // where it would be
 		must.Succeed(c.t, c.journal.Put(attached))
-		must.Succeed(c.t, c.driver.Offer(attached))
+		must.Succeed(c.t, c.driver.Expose(attached))
 		must.Succeed(c.t, c.journal.Put(reserved))
 	}
 }
