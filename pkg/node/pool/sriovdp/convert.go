@@ -89,8 +89,7 @@ func (c *converter) convert(path string, raw json.RawMessage, priority int32) (u
 	if err != nil {
 		return false, err
 	}
-	_, unknown := splitKeys(raw, resourceKeys)
-	c.warnAboutKeys(path, unknown)
+	c.warnAboutKeys(path, r.unknown)
 	selectors, err := parseSelectors(path, r)
 	if err != nil {
 		c.Warnings = append(c.Warnings, err.Error()+"; the entry is left out")
@@ -118,21 +117,15 @@ func (c *converter) convert(path string, raw json.RawMessage, priority int32) (u
 	if needVhostNet > 0 && needVhostNet < len(selectors) { // a DevicePool cannot ask for some of its Functions only
 		c.warn(path, "needVhostNet is for all of %s, not only for the devices of some selectors", name)
 	}
+	r.ProvisionAt, r.PreferredAllocation = v1alpha1.ProvisionAtAdd, v1alpha1.PreferPack
+	r.NeedVhostNet = needVhostNet > 0
 	c.add(path, name, v1alpha1.DevicePoolSpec{
-		DeviceType: r.DeviceType,
-		Selectors:  usable,
-		Priority:   priority,
-		Publish:    v1alpha1.PublishDevicePlugin,
-		Provision:  v1alpha1.ProvisionOnPrepare,
-		DevicePlugin: &v1alpha1.DevicePluginSpec{
-			ResourcePrefix:      r.ResourcePrefix,
-			ResourceName:        r.ResourceName,
-			ProvisionAt:         v1alpha1.ProvisionAtAdd,
-			PreferredAllocation: v1alpha1.PreferPack,
-			ExcludeTopology:     r.ExcludeTopology,
-			AdditionalInfo:      r.AdditionalInfo,
-			NeedVhostNet:        needVhostNet > 0,
-		},
+		DeviceType:   r.DeviceType,
+		Selectors:    usable,
+		Priority:     priority,
+		Publish:      v1alpha1.PublishDevicePlugin,
+		Provision:    v1alpha1.ProvisionOnPrepare,
+		DevicePlugin: &r.DevicePluginSpec,
 	})
 	return true, nil
 }
