@@ -24,24 +24,14 @@ type Pool struct {
 	// Functions are the Functions of the pool, in the order of the inventory. SFs of spec.sfs that do not exist are
 	// [function.Function.Potential].
 	Functions []function.Function
-	// Overlaps are Functions that the pool selects but that belong to another one.
-	Overlaps []Overlap
+	// Overlaps are the Functions that the pool selects but that belong to another one, "0000:3b:00.2 in fast".
+	Overlaps []string
 	// Shortages are PFs that cannot have the SFs that spec.sfs asks for.
 	Shortages []v1alpha1.Shortage
 	// Err says why the DevicePool cannot be used, because of its selectors or the name of its resource; the pool is
 	// empty then.
 	Err error
 }
-
-// Overlap is a Function that a pool selects but may not have.
-type Overlap struct {
-	Function function.ID
-	// Owner is the name of the DevicePool that has it.
-	Owner string
-}
-
-// String is "0000:3b:00.2 in fast".
-func (o Overlap) String() string { return o.Function.String() + " in " + o.Owner }
 
 // ResourceName is the name of the extended resource as which the device plugin offers the pool: "<prefix>/<name>". The
 // prefix defaults to xpu.opiproject.org, and the name to that of the DevicePool.
@@ -221,7 +211,7 @@ func (p *Pool) fill(functions []function.Function, owners, made map[function.ID]
 // take gives the pool a Function, unless another one has it.
 func (p *Pool) take(f function.Function, owners map[function.ID]string) {
 	if owner, taken := owners[f.ID]; taken {
-		p.Overlaps = append(p.Overlaps, Overlap{Function: f.ID, Owner: owner})
+		p.Overlaps = append(p.Overlaps, f.ID.String()+" in "+owner)
 		return
 	}
 	owners[f.ID] = p.Name
