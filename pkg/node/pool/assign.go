@@ -34,8 +34,12 @@ type Pool struct {
 }
 
 // ResourceName is the name of the extended resource as which the device plugin offers the pool: "<prefix>/<name>". The
-// prefix defaults to xpu.opiproject.org, and the name to that of the DevicePool.
+// prefix defaults to xpu.opiproject.org, and the name to that of the DevicePool. It is "" for a pool that the device plugin
+// does not offer.
 func (p Pool) ResourceName() string {
+	if p.Spec.Publish != v1alpha1.PublishDevicePlugin {
+		return ""
+	}
 	spec := ptr.Deref(p.Spec.DevicePlugin, v1alpha1.DevicePluginSpec{})
 	return cmp.Or(spec.ResourcePrefix, v1alpha1.GroupName) + "/" + cmp.Or(spec.ResourceName, p.Name)
 }
@@ -122,8 +126,7 @@ func Assign(
 // prepare checks the selectors, and takes the name of the pool's extended resource, if it has one. resources has the names
 // of the pools that took each resource name before.
 func (p *Pool) prepare(resources map[string]string) error {
-	if p.Spec.Publish == v1alpha1.PublishDevicePlugin {
-		name := p.ResourceName()
+	if name := p.ResourceName(); name != "" {
 		if err := CheckResourceName(name); err != nil {
 			return err
 		}

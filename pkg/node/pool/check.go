@@ -25,8 +25,8 @@ func Check(devicePool v1alpha1.DevicePool) error {
 	}
 	_, err := compileAll(devicePool.Spec)
 	errs = append(errs, checkSpec(devicePool.Spec).ToAggregate(), err)
-	if devicePool.Spec.Publish == v1alpha1.PublishDevicePlugin {
-		errs = append(errs, CheckResourceName(Pool{Name: devicePool.Name, Spec: devicePool.Spec}.ResourceName()))
+	if name := (Pool{Name: devicePool.Name, Spec: devicePool.Spec}).ResourceName(); name != "" {
+		errs = append(errs, CheckResourceName(name))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("DevicePool %s: %w", devicePool.Name, err)

@@ -27,6 +27,7 @@ func TestResourceName(t *testing.T) {
 		want string
 	}{
 		{plugin("fast", "", "", 0), "xpu.opiproject.org/fast"},
+		{devicePool("fast"), ""},
 		{plugin("fast", "intel.com", "", 0), "intel.com/fast"},
 		{plugin("fast", "", "Fast_NICs", 0), "xpu.opiproject.org/Fast_NICs"},
 		{plugin("fast", "intel.com", "Fast_NICs", 0), "intel.com/Fast_NICs"},
