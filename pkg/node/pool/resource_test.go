@@ -169,7 +169,7 @@ func TestRulesOfCRD(t *testing.T) {
 	for _, rule := range crd.Spec.Versions[0].Schema.OpenAPIV3Schema.Properties["spec"].Rules {
 		want = append(want, rule.Message)
 	}
-	for _, rule := range rules {
+	for _, rule := range rules(v1alpha1.DevicePoolSpec{}) {
 		got = append(got, rule.message)
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
