@@ -59,15 +59,15 @@ Nothing needs to be converted to try it: xpu-agent takes the configuration as it
 			if err != nil {
 				return fmt.Errorf("%s: %w", args[0], err)
 			}
-			conversion, err := sriovdp.Convert(config, prefix)
+			devicePools, warnings, err := sriovdp.Convert(config, prefix)
 			if err != nil {
 				return fmt.Errorf("%s: %w", args[0], err)
 			}
-			for _, warning := range conversion.Warnings {
+			for _, warning := range warnings {
 				fmt.Fprintf(c.ErrOrStderr(), "note: %s\n", warning)
 			}
-			documents := make([]string, len(conversion.DevicePools))
-			for i, devicePool := range conversion.DevicePools {
+			documents := make([]string, len(devicePools))
+			for i, devicePool := range devicePools {
 				if documents[i], err = document(devicePool); err != nil {
 					return fmt.Errorf("DevicePool %s: %w", devicePool.Name, err)
 				}

@@ -23,8 +23,7 @@ import (
 // are about what is left out or changed.
 func Parse(content []byte, resourcePrefix string) (devicePools []v1alpha1.DevicePool, warnings []string, err error) {
 	if sriovdp.Is(content) {
-		conversion, err := sriovdp.Convert(content, resourcePrefix)
-		return conversion.DevicePools, conversion.Warnings, err
+		return sriovdp.Convert(content, resourcePrefix)
 	}
 	devicePools, err = parseDocuments(content)
 	return devicePools, nil, err
