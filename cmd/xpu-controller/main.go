@@ -129,9 +129,7 @@ func run(ctx context.Context, o options) error {
 	if o.keepOrphans {
 		o.controller.OrphanGrace = -1
 	}
-	if err := metrics.Registry.Register(monitoring.NewBuildInfo("xpu-controller")); err != nil {
-		return fmt.Errorf("metrics: %w", err)
-	}
+	metrics.Registry.MustRegister(monitoring.NewBuildInfo("xpu-controller"))
 	if err := controller.Setup(ctx, mgr, o.controller); err != nil {
 		return err
 	}
