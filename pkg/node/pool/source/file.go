@@ -211,11 +211,8 @@ func (m *Merged) DevicePools(ctx context.Context) ([]v1alpha1.DevicePool, error)
 	if err != nil {
 		return nil, err
 	}
-	out, err := m.File.DevicePools(ctx)
-	if err != nil {
-		return nil, err
-	}
-	ofFile := out
+	ofFile, _ := m.File.DevicePools(ctx) // has no errors
+	out := ofFile
 	var hidden []string
 	for _, devicePool := range declared {
 		name := devicePool.Name
