@@ -14,9 +14,6 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
@@ -26,8 +23,8 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge"
 	"github.com/opiproject/xpu-device-plugin/pkg/logging"
+	"github.com/opiproject/xpu-device-plugin/pkg/monitoring"
 	"github.com/opiproject/xpu-device-plugin/pkg/version"
-	"github.com/opiproject/xpu-device-plugin/pkg/version/buildinfo"
 )
 
 type options struct {
@@ -133,7 +130,9 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 		if err != nil {
 			return errors.Join(fmt.Errorf("--metrics-listen: %w", err), lis.Close())
 		}
-		all.Go(func() error { return serveMetrics(ctx, metricsLis, agent) })
+		registry := monitoring.NewRegistry("opi-bridge")
+		registry.MustRegister(agent)
+		all.Go(func() error { return monitoring.Serve(ctx, metricsLis, http.NewServeMux(), registry) })
 	}
 	all.Go(func() error { return agent.Run(ctx) })
 	all.Go(func() error { return server.Serve(lis) })
@@ -166,18 +165,4 @@ func (o options) credentials() ([]grpc.ServerOption, error) {
 		return nil, fmt.Errorf("--listen: %w; give --tls-cert, --tls-key and --tls-client-ca, or --insecure", err)
 	}
 	return nil, nil
-}
-
-func serveMetrics(ctx context.Context, lis net.Listener, agent *bridge.Agent) error {
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(agent, buildinfo.NewCollector("opi-bridge"),
-		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
-	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
-	if err := server.Serve(lis); !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("metrics: %w", err)
-	}
-	return nil
 }

@@ -8,16 +8,14 @@ import (
 	"os/signal"
 	"syscall"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/logging"
+	"github.com/opiproject/xpu-device-plugin/pkg/monitoring"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/agent"
 	"github.com/opiproject/xpu-device-plugin/pkg/version"
-	"github.com/opiproject/xpu-device-plugin/pkg/version/buildinfo"
 )
 
 func main() {
@@ -67,13 +65,8 @@ as a DaemonSet; see deploy/.`,
 			if err := o.complete(cmd.Flags().Changed("config-file")); err != nil {
 				return err
 			}
-			registry := prometheus.NewRegistry()
-			registry.MustRegister(
-				collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-				buildinfo.NewCollector("xpu-agent"),
-			)
 			log.Info("Starting", "version", version.String(), "node", o.NodeName, "provisioner", o.Provisioner)
-			return agent.Run(cmd.Context(), o.Config, registry, log)
+			return agent.Run(cmd.Context(), o.Config, monitoring.NewRegistry("xpu-agent"), log)
 		},
 	}
 	o.addFlags(cmd.Flags())

@@ -19,8 +19,8 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/controller"
 	"github.com/opiproject/xpu-device-plugin/pkg/logging"
+	"github.com/opiproject/xpu-device-plugin/pkg/monitoring"
 	"github.com/opiproject/xpu-device-plugin/pkg/version"
-	"github.com/opiproject/xpu-device-plugin/pkg/version/buildinfo"
 )
 
 func main() {
@@ -129,9 +129,7 @@ func run(ctx context.Context, o options) error {
 	if o.keepOrphans {
 		o.controller.OrphanGrace = -1
 	}
-	if err := metrics.Registry.Register(buildinfo.NewCollector("xpu-controller")); err != nil {
-		return fmt.Errorf("metrics: %w", err)
-	}
+	metrics.Registry.MustRegister(monitoring.NewBuildInfo("xpu-controller"))
 	if err := controller.Setup(ctx, mgr, o.controller); err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
@@ -54,18 +55,25 @@ Nothing needs to be converted to try it: xpu-agent takes the configuration as it
 			if err != nil {
 				return err
 			}
-			var conversion sriovdp.Conversion
 			config, err := find(content, key)
-			if err == nil {
-				conversion, err = sriovdp.Convert(config, prefix)
-			}
 			if err != nil {
 				return fmt.Errorf("%s: %w", args[0], err)
 			}
-			for _, warning := range conversion.Warnings {
+			devicePools, warnings, err := sriovdp.Convert(config, prefix)
+			if err != nil {
+				return fmt.Errorf("%s: %w", args[0], err)
+			}
+			for _, warning := range warnings {
 				fmt.Fprintf(c.ErrOrStderr(), "note: %s\n", warning)
 			}
-			return write(c.OutOrStdout(), conversion.DevicePools)
+			documents := make([]string, len(devicePools))
+			for i, devicePool := range devicePools {
+				if documents[i], err = document(devicePool); err != nil {
+					return fmt.Errorf("DevicePool %s: %w", devicePool.Name, err)
+				}
+			}
+			_, err = io.WriteString(c.OutOrStdout(), strings.Join(documents, "---\n"))
+			return err
 		},
 	}
 	c.Flags().StringVar(&prefix, "resource-prefix", sriovdp.DefaultPrefix,
@@ -80,23 +88,6 @@ func read(stdin io.Reader, name string) ([]byte, error) {
 		return io.ReadAll(stdin)
 	}
 	return os.ReadFile(name)
-}
-
-// write prints DevicePools as YAML documents.
-func write(out io.Writer, devicePools []v1alpha1.DevicePool) error {
-	for i, devicePool := range devicePools {
-		if i > 0 {
-			fmt.Fprintln(out, "---")
-		}
-		document, err := marshal(devicePool)
-		if err == nil {
-			_, err = out.Write(document)
-		}
-		if err != nil {
-			return fmt.Errorf("DevicePool %s: %w", devicePool.Name, err)
-		}
-	}
-	return nil
 }
 
 // find returns the configuration: the content itself, or what a ConfigMap has by the key. The key may be "" where the
@@ -123,12 +114,12 @@ func find(content []byte, key string) ([]byte, error) {
 	return []byte(config), nil
 }
 
-// marshal leaves out the status. A selector that selects everything gets a field that says nothing, because the API
-// server refuses one that has no field at all.
-func marshal(devicePool v1alpha1.DevicePool) ([]byte, error) {
+// document is a DevicePool in YAML, without its status. A selector that selects everything gets a field that says nothing,
+// because the API server refuses one that has no field at all.
+func document(devicePool v1alpha1.DevicePool) (string, error) {
 	object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&devicePool)
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	delete(object, "status")
 	spec := object["spec"].(map[string]any)
@@ -137,5 +128,6 @@ func marshal(devicePool v1alpha1.DevicePool) ([]byte, error) {
 			selector["isRdma"] = false
 		}
 	}
-	return yaml.Marshal(object)
+	text, err := yaml.Marshal(object)
+	return string(text), err
 }

@@ -32,10 +32,10 @@ func run(dir string) error {
 	metrics, err := metricsPage([]program{
 		{"xpu-agent", []string{
 			"pkg/node/inventory", "pkg/node/health", "pkg/node/pool/source", "pkg/node/deviceplugin", "pkg/node/dra",
-			"pkg/node/provisioning", "pkg/node/cniserver", "pkg/node/hooks", "pkg/node/sriov", "pkg/version/buildinfo",
+			"pkg/node/provisioning", "pkg/node/cniserver", "pkg/node/hooks", "pkg/node/sriov", "pkg/monitoring",
 		}},
-		{"xpu-controller", []string{"pkg/controller", "pkg/version/buildinfo"}},
-		{"opi-bridge", []string{"pkg/bridge", "pkg/version/buildinfo"}},
+		{"xpu-controller", []string{"pkg/controller", "pkg/monitoring"}},
+		{"opi-bridge", []string{"pkg/bridge", "pkg/monitoring"}},
 	})
 	if err != nil {
 		return err

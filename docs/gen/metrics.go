@@ -93,7 +93,7 @@ func metricsOf(dir string) ([]metric, error) {
 
 // constructed is the metric of a call such as NewCounterVec(CounterOpts{...}, labels) or NewDesc(name, help, labels,
 // nil). Its name is empty for any other call. Metrics by NewDesc are gauges in this project.
-func constructed(call *ast.CallExpr) (m metric) {
+func constructed(call *ast.CallExpr) metric {
 	selector, ok := call.Fun.(*ast.SelectorExpr)
 	if !ok || len(call.Args) == 0 {
 		return metric{}
@@ -109,26 +109,18 @@ func constructed(call *ast.CallExpr) (m metric) {
 	if !ok || !strings.HasSuffix(types.ExprString(options.Type), "Opts") {
 		return metric{}
 	}
-	kind, hasLabels := strings.CutSuffix(kind, "Vec")
-	m.kind = strings.ToLower(strings.TrimSuffix(kind, "Func"))
+	fields := map[string]ast.Expr{}
 	for _, element := range options.Elts {
-		field, ok := element.(*ast.KeyValueExpr)
-		if !ok {
-			continue
-		}
-		switch types.ExprString(field.Key) {
-		case "Name":
-			m.name = text(field.Value)
-		case "Help":
-			m.help = text(field.Value)
-		case "ConstLabels":
-			m.labels = texts(field.Value)
+		if field, ok := element.(*ast.KeyValueExpr); ok {
+			fields[types.ExprString(field.Key)] = field.Value
 		}
 	}
-	if hasLabels && len(call.Args) > 1 {
-		m.labels = append(m.labels, texts(call.Args[1])...)
+	kind = strings.TrimSuffix(strings.TrimSuffix(kind, "Vec"), "Func")
+	labels := texts(fields["ConstLabels"])
+	for _, argument := range call.Args[1:] {
+		labels = append(labels, texts(argument)...)
 	}
-	return m
+	return metric{name: text(fields["Name"]), kind: strings.ToLower(kind), help: text(fields["Help"]), labels: labels}
 }
 
 // text is a string constant, also one in several parts.

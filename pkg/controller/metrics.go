@@ -3,10 +3,10 @@ package controller
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -22,25 +22,21 @@ type metrics struct {
 	errors       *prometheus.CounterVec
 }
 
-func newMetrics(registerer prometheus.Registerer, ports client.Reader) (*metrics, error) {
-	m := &metrics{
-		provisioning: prometheus.NewHistogram(prometheus.HistogramOpts{
+func newMetrics(registerer prometheus.Registerer, ports client.Reader) *metrics {
+	registerer.MustRegister(&portCollector{ports: ports})
+	factory := promauto.With(registerer)
+	return &metrics{
+		provisioning: factory.NewHistogram(prometheus.HistogramOpts{
 			Name:    "xpu_port_provisioning_seconds",
 			Help:    "Time from the creation of an XPUPort until its xPU serves it. The creation time is known to the second.",
 			Buckets: []float64{.05, .1, .25, .5, 1, 2, 3, 5, 10, 20, 30, 60, 120},
 		}),
-		errors: prometheus.NewCounterVec(prometheus.CounterOpts{
+		errors: factory.NewCounterVec(prometheus.CounterOpts{
 			Name: "xpu_opi_errors_total",
 			Help: "Failed operations on OPI agents, by XPU, operation and gRPC code; " +
 				"code Failed is a failure that the agent reported later.",
 		}, []string{"xpu", "operation", "code"}),
 	}
-	for _, c := range []prometheus.Collector{m.provisioning, m.errors, &portCollector{ports: ports}} {
-		if err := registerer.Register(c); err != nil {
-			return nil, fmt.Errorf("register metrics: %w", err)
-		}
-	}
-	return m, nil
 }
 
 // failed notes that an operation on an agent failed.

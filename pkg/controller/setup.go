@@ -93,10 +93,7 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) error {
 	if err := addIndexes(ctx, mgr.GetFieldIndexer()); err != nil {
 		return err
 	}
-	m, err := newMetrics(o.Registerer, mgr.GetCache())
-	if err != nil {
-		return err
-	}
+	m := newMetrics(o.Registerer, mgr.GetCache())
 	sessions := &sessions{Options: o, metrics: m, log: mgr.GetLogger().WithName("agents"), byXPU: map[string]*session{}}
 	if err := mgr.Add(sessions); err != nil {
 		return fmt.Errorf("sessions with OPI agents: %w", err)
@@ -106,7 +103,7 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) error {
 		sessions: sessions, metrics: m,
 	}
 	allocator := &allocator{reader: b.client, assumed: map[types.NamespacedName]assumedPort{}}
-	err = errors.Join(
+	err := errors.Join(
 		(&claims{base: b, allocator: allocator}).setup(mgr),
 		(&ports{base: b, retries: retryLimiter(), limiter: newPerXPULimiter(o.ConcurrencyPerXPU)}).setup(mgr),
 		(&networks{base: b, retries: retryLimiter()}).setup(mgr),

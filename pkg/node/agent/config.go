@@ -1,9 +1,15 @@
 package agent
 
 import (
+	"cmp"
+	"os"
 	"time"
 
+	"github.com/spf13/pflag"
 	"k8s.io/client-go/rest"
+
+	"github.com/opiproject/xpu-device-plugin/cni/wire"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool/sriovdp"
 )
 
 // ProvisionerKind says who has the xPU serve Functions.
@@ -16,51 +22,27 @@ const (
 	ProvisionerDirect ProvisionerKind = "direct"
 )
 
-// Config is what an agent must be told.
+// Config is what an agent must be told. [Config.AddFlags] says what each field means.
 type Config struct {
-	// NodeName is the name of the node's Node object. PodName is the name of the agent's own pod in Namespace, "" where it
-	// runs in none.
-	NodeName, PodName string
-	// SysRoot is where the host's sysfs is, "/sys"; ProcRoot where procfs is, "/proc"; and DevRoot where the host's device
-	// nodes can be looked for, "/dev".
-	SysRoot, ProcRoot, DevRoot string
-	// StateDir keeps the journal; it must survive the agent.
-	StateDir string
-	// KubeletDir is the directory of the kubelet, "/var/lib/kubelet". It must have the same path as on the host.
-	KubeletDir string
-	// CDIDir is where the container runtime reads CDI files, "/var/run/cdi", and NRISocket where it serves NRI.
-	CDIDir, NRISocket string
-	// ListenAddress is where health and metrics are served, "host:port".
-	ListenAddress string
+	NodeName, Namespace, PodName                           string
+	SysRoot, ProcRoot, DevRoot                             string
+	StateDir, KubeletDir, CDIDir, NRISocket, ListenAddress string
 
-	// CNISocket is where the CNI plugin finds the agent, and SpoolDir where it leaves what the agent was not there for.
 	CNISocket, SpoolDir string
-	// CNIAllowKeys are keys that network configurations may have although they mean nothing to the agent.
-	CNIAllowKeys []string
-	// DeviceInfoDir is where Multus looks for device-info files, "/var/run/k8s.cni.cncf.io/devinfo".
-	DeviceInfoDir string
-	// UseCDI gives containers of extended resources their device nodes by CDI.
-	UseCDI bool
+	CNIAllowKeys        []string
+	DeviceInfoDir       string
+	UseCDI              bool
+	HooksDir            string
+	HookTimeout         time.Duration
+	HookAttempts        int
 
-	// HooksDir has the administrator's post-delete hooks; it need not exist. Each run of one may take HookTimeout, and is
-	// tried HookAttempts times.
-	HooksDir     string
-	HookTimeout  time.Duration
-	HookAttempts int
-
-	// ConfigFile declares DevicePools, beside those at the API server; "" for none. It may be a configuration of
-	// sriov-network-device-plugin, whose resources have ResourcePrefix where they name none.
-	ConfigFile, ResourcePrefix string
-
-	// Provisioner says who has the xPU serve Functions.
-	Provisioner ProvisionerKind
-	// ProvisionTimeout is how long one Prepare waits for the xPU.
+	ConfigFile       string // "" for none
+	ResourcePrefix   string
+	Provisioner      ProvisionerKind
 	ProvisionTimeout time.Duration
-	// DirectConfig is the file that says which OPI agents there are, for ProvisionerDirect; "" for none.
-	DirectConfig string
-	// Namespace is the agent's own, where it makes XPUPorts, and Kubernetes how the API server is reached, for
-	// ProvisionerCRD.
-	Namespace  string
+	DirectConfig     string // "" for none
+
+	// Kubernetes is how the API server is reached, for ProvisionerCRD. It has no flag.
 	Kubernetes *rest.Config
 
 	times times
@@ -70,4 +52,53 @@ type Config struct {
 // told.
 type times struct {
 	sweep, abandoned, conflict, allocate, add time.Duration
+}
+
+// AddFlags adds a flag for each field: about the node, about attaching and releasing Functions, and about pools and
+// provisioning.
+func (c *Config) AddFlags(flags *pflag.FlagSet) {
+	flags.StringVar(&c.NodeName, "node-name", os.Getenv("NODE_NAME"),
+		"name of this node's Node object (environment: NODE_NAME); with --provisioner=direct the host's name if empty")
+	flags.StringVar(&c.Namespace, "namespace", cmp.Or(os.Getenv("POD_NAMESPACE"), "xpu-system"),
+		"namespace of this pod, where it makes XPUPorts (environment: POD_NAMESPACE)")
+	flags.StringVar(&c.PodName, "pod-name", os.Getenv("POD_NAME"),
+		"name of this pod (environment: POD_NAME); a list of the kubelet's pods that lacks it is not believed. "+
+			"Empty where the agent does not run in a pod")
+	flags.StringVar(&c.SysRoot, "sys-root", "/sys", "where the host's sysfs is")
+	flags.StringVar(&c.ProcRoot, "proc-root", "/proc", "where procfs is")
+	flags.StringVar(&c.DevRoot, "dev-root", "/dev", "where the host's device nodes can be looked for")
+	flags.StringVar(&c.StateDir, "state-dir", "/var/lib/xpu-agent", "directory of the journal; must survive the agent")
+	flags.StringVar(&c.KubeletDir, "kubelet-dir", "/var/lib/kubelet",
+		"the kubelet's directory, under the same path as on the host")
+	flags.StringVar(&c.CDIDir, "cdi-dir", "/var/run/cdi", "directory in which the container runtime looks for CDI files")
+	flags.StringVar(&c.NRISocket, "nri-socket", "/var/run/nri/nri.sock", "the container runtime's NRI socket")
+	flags.StringVar(&c.ListenAddress, "listen", ":9810", "address that serves /healthz, /readyz and /metrics")
+
+	flags.StringVar(&c.CNISocket, "cni-socket", wire.DefaultSocket,
+		"unix socket on which the CNI plugin xpu-cni finds the agent")
+	flags.StringVar(&c.SpoolDir, "spool-dir", wire.DefaultSpoolDir,
+		"directory in which xpu-cni leaves what the agent was not there for")
+	flags.StringSliceVar(&c.CNIAllowKeys, "cni-allow-keys", nil,
+		"keys that network configurations may have although they mean nothing to xpu-cni; every other unknown key is an error")
+	flags.StringVar(&c.DeviceInfoDir, "devinfo-dir", "/var/run/k8s.cni.cncf.io/devinfo",
+		"directory in which Multus looks for device-info files")
+	flags.BoolVar(&c.UseCDI, "use-cdi", false, "give containers of extended resources their device nodes by CDI")
+	flags.StringVar(&c.HooksDir, "hooks-dir", "/etc/xpu-agent/hooks.d",
+		"directory of the administrator's post-delete hooks; need not exist")
+	flags.DurationVar(&c.HookTimeout, "hook-timeout", 30*time.Second, "how long one run of a post-delete hook may take")
+	flags.IntVar(&c.HookAttempts, "hook-attempts", 10, "how often a post-delete hook is tried that asks to be tried again")
+
+	flags.StringVar(&c.ConfigFile, "config-file", "/etc/pcidp/config.json", // sriov-network-device-plugin's
+		"DevicePools, or a configuration of sriov-network-device-plugin; followed when it changes; need not exist where "+
+			"it is not given")
+	flags.StringVar(&c.ResourcePrefix, "resource-prefix", sriovdp.DefaultPrefix,
+		"prefix of resources in a configuration of sriov-network-device-plugin that name none")
+	flags.StringVar((*string)(&c.Provisioner), "provisioner", string(ProvisionerCRD),
+		"who has the xPU serve Functions: crd (xpu-controller, by XPUPorts) or direct (the agent itself; no API server, "+
+			"no DRA)")
+	flags.DurationVar(&c.ProvisionTimeout, "provision-timeout", 40*time.Second,
+		"how long one Prepare waits for the xPU; a kubelet gives up after 45s and asks again only with its next sync of "+
+			"the pod, a minute later or more")
+	flags.StringVar(&c.DirectConfig, "direct-config", "",
+		"file with the OPI agents, networks and pools of --provisioner=direct; without, no network can be named")
 }

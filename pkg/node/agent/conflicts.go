@@ -7,7 +7,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
@@ -43,13 +42,10 @@ type conflicts struct {
 // elsewhere is a [health.Source].
 func (c *conflicts) elsewhere(id function.ID) string {
 	p, ok := c.tracker.PoolOf(id)
-	switch {
-	case !ok:
+	if !ok {
 		return ""
-	case p.Spec.Publish == v1alpha1.PublishDevicePlugin:
-		return c.lifecycle.Elsewhere(id, p.ResourceName())
 	}
-	return c.lifecycle.Elsewhere(id, "") // claims have no resource
+	return c.lifecycle.Elsewhere(id, p.ResourceName())
 }
 
 // taken notifies of a Function that was reserved by another way than its pool offers it.

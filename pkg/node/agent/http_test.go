@@ -12,7 +12,7 @@ import (
 	"github.com/go-logr/logr/funcr"
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/opiproject/xpu-device-plugin/pkg/version/buildinfo"
+	"github.com/opiproject/xpu-device-plugin/pkg/monitoring"
 )
 
 func TestServe(t *testing.T) {
@@ -23,8 +23,7 @@ func TestServe(t *testing.T) {
 			addresses <- address
 		}
 	}, funcr.Options{})
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(buildinfo.NewCollector("xpu-test"))
+	registry := monitoring.NewRegistry("xpu-test")
 	var problem atomic.Pointer[error]
 	notYet := errors.New("not connected to the container runtime at /run/nri.sock")
 	problem.Store(&notYet)

@@ -21,7 +21,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/util/workqueue"
 
-	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/watchdir"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
@@ -148,9 +147,9 @@ func (m *Manager) update(ctx context.Context, pools []pool.Pool) {
 	wanted := map[string]pool.Pool{}
 	for _, p := range pools {
 		// A pool with an error is empty. It may name the resource of a pool without an error, which has priority.
-		other, claimed := wanted[p.ResourceName()]
-		if p.Spec.Publish == v1alpha1.PublishDevicePlugin && (!claimed || other.Err != nil) {
-			wanted[p.ResourceName()] = p
+		resource := p.ResourceName()
+		if other, claimed := wanted[resource]; resource != "" && (!claimed || other.Err != nil) {
+			wanted[resource] = p
 		}
 	}
 	m.mutex.Lock()

@@ -24,8 +24,8 @@ type Pool struct {
 	// Functions are the Functions of the pool, in the order of the inventory. SFs of spec.sfs that do not exist are
 	// [function.Function.Potential].
 	Functions []function.Function
-	// Overlaps are Functions that the pool selects but that belong to another one.
-	Overlaps []Overlap
+	// Overlaps are the Functions that the pool selects but that belong to another one, "0000:3b:00.2 in fast".
+	Overlaps []string
 	// Shortages are PFs that cannot have the SFs that spec.sfs asks for.
 	Shortages []v1alpha1.Shortage
 	// Err says why the DevicePool cannot be used, because of its selectors or the name of its resource; the pool is
@@ -33,19 +33,13 @@ type Pool struct {
 	Err error
 }
 
-// Overlap is a Function that a pool selects but may not have.
-type Overlap struct {
-	Function function.ID
-	// Owner is the name of the DevicePool that has it.
-	Owner string
-}
-
-// String is "0000:3b:00.2 in fast".
-func (o Overlap) String() string { return o.Function.String() + " in " + o.Owner }
-
 // ResourceName is the name of the extended resource as which the device plugin offers the pool: "<prefix>/<name>". The
-// prefix defaults to xpu.opiproject.org, and the name to that of the DevicePool.
+// prefix defaults to xpu.opiproject.org, and the name to that of the DevicePool. It is "" for a pool that the device plugin
+// does not offer.
 func (p Pool) ResourceName() string {
+	if p.Spec.Publish != v1alpha1.PublishDevicePlugin {
+		return ""
+	}
 	spec := ptr.Deref(p.Spec.DevicePlugin, v1alpha1.DevicePluginSpec{})
 	return cmp.Or(spec.ResourcePrefix, v1alpha1.GroupName) + "/" + cmp.Or(spec.ResourceName, p.Name)
 }
@@ -132,8 +126,7 @@ func Assign(
 // prepare checks the selectors, and takes the name of the pool's extended resource, if it has one. resources has the names
 // of the pools that took each resource name before.
 func (p *Pool) prepare(resources map[string]string) error {
-	if p.Spec.Publish == v1alpha1.PublishDevicePlugin {
-		name := p.ResourceName()
+	if name := p.ResourceName(); name != "" {
 		if err := CheckResourceName(name); err != nil {
 			return err
 		}
@@ -221,7 +214,7 @@ func (p *Pool) fill(functions []function.Function, owners, made map[function.ID]
 // take gives the pool a Function, unless another one has it.
 func (p *Pool) take(f function.Function, owners map[function.ID]string) {
 	if owner, taken := owners[f.ID]; taken {
-		p.Overlaps = append(p.Overlaps, Overlap{Function: f.ID, Owner: owner})
+		p.Overlaps = append(p.Overlaps, f.ID.String()+" in "+owner)
 		return
 	}
 	owners[f.ID] = p.Name

@@ -25,8 +25,8 @@ func Check(devicePool v1alpha1.DevicePool) error {
 	}
 	_, err := compileAll(devicePool.Spec)
 	errs = append(errs, checkSpec(devicePool.Spec).ToAggregate(), err)
-	if devicePool.Spec.Publish == v1alpha1.PublishDevicePlugin {
-		errs = append(errs, CheckResourceName(Pool{Name: devicePool.Name, Spec: devicePool.Spec}.ResourceName()))
+	if name := (Pool{Name: devicePool.Name, Spec: devicePool.Spec}).ResourceName(); name != "" {
+		errs = append(errs, CheckResourceName(name))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("DevicePool %s: %w", devicePool.Name, err)
@@ -46,31 +46,29 @@ func CheckResourceName(name string) error {
 	return nil
 }
 
-// rules are the rules of the CRD about several fields at once (the XValidation markers of [v1alpha1.DevicePoolSpec]), with
-// the same messages in the same order.
-var rules = [...]struct {
-	broken  func(v1alpha1.DevicePoolSpec) bool
+// rule is a rule about several fields at once.
+type rule struct {
+	broken  bool
 	message string
-}{
-	{func(s v1alpha1.DevicePoolSpec) bool {
-		return (s.NumVFs != nil || s.SFs != nil) && slices.ContainsFunc(s.Selectors, func(s v1alpha1.FunctionSelector) bool {
-			return len(s.PFNames)+len(s.RootDevices) == 0
-		})
-	}, "numVFs and sfs need selectors that name the PFs, by pfNames or rootDevices"},
-	{func(s v1alpha1.DevicePoolSpec) bool {
-		return s.SFs != nil && s.DeviceType != "" && s.DeviceType != v1alpha1.DeviceTypeAuxNet
-	}, "sfs needs a pool that may have SFs: leave deviceType out, or make it auxNetDevice"},
-	{func(s v1alpha1.DevicePoolSpec) bool { return s.SFs != nil && s.Driver != "" },
-		"driver is not for pools with sfs: an SF is no PCI device that another driver could be bound to"},
-	{func(s v1alpha1.DevicePoolSpec) bool {
-		return s.MaxAllocated != nil && s.Publish == v1alpha1.PublishDevicePlugin
-	}, "maxAllocated is only for pools with publish: DRA, whose counters the scheduler keeps"},
-	{func(s v1alpha1.DevicePoolSpec) bool {
-		return s.DevicePlugin != nil && s.Publish != v1alpha1.PublishDevicePlugin
-	}, "devicePlugin is only for pools with publish: DevicePlugin"},
-	{func(s v1alpha1.DevicePoolSpec) bool {
-		return s.DevicePlugin != nil && s.DevicePlugin.ProvisionAt == v1alpha1.ProvisionAtAllocate && s.Network == ""
-	}, "provisionAt: Allocate needs network: the kubelet does not say which network a pod wants when it allocates"},
+}
+
+// rules are those of the CRD (the XValidation markers of [v1alpha1.DevicePoolSpec]), with the same messages in the same order.
+func rules(s v1alpha1.DevicePoolSpec) []rule {
+	namesNoPF := func(s v1alpha1.FunctionSelector) bool { return len(s.PFNames)+len(s.RootDevices) == 0 }
+	return []rule{
+		{(s.NumVFs != nil || s.SFs != nil) && slices.ContainsFunc(s.Selectors, namesNoPF),
+			"numVFs and sfs need selectors that name the PFs, by pfNames or rootDevices"},
+		{s.SFs != nil && s.DeviceType != "" && s.DeviceType != v1alpha1.DeviceTypeAuxNet,
+			"sfs needs a pool that may have SFs: leave deviceType out, or make it auxNetDevice"},
+		{s.SFs != nil && s.Driver != "",
+			"driver is not for pools with sfs: an SF is no PCI device that another driver could be bound to"},
+		{s.MaxAllocated != nil && s.Publish == v1alpha1.PublishDevicePlugin,
+			"maxAllocated is only for pools with publish: DRA, whose counters the scheduler keeps"},
+		{s.DevicePlugin != nil && s.Publish != v1alpha1.PublishDevicePlugin,
+			"devicePlugin is only for pools with publish: DevicePlugin"},
+		{s.DevicePlugin != nil && s.DevicePlugin.ProvisionAt == v1alpha1.ProvisionAtAllocate && s.Network == "",
+			"provisionAt: Allocate needs network: the kubelet does not say which network a pod wants when it allocates"},
+	}
 }
 
 var (
@@ -98,8 +96,8 @@ func checkSpec(spec v1alpha1.DevicePoolSpec) field.ErrorList {
 		errs = append(errs, inRange(path.Child("sfs", "count"), &spec.SFs.Count, 1, 1024)...)
 		errs = append(errs, inRange(path.Child("sfs", "firstNumber"), &spec.SFs.FirstNumber, 1, math.MaxUint16)...)
 	}
-	for _, rule := range rules {
-		if rule.broken(spec) {
+	for _, rule := range rules(spec) {
+		if rule.broken {
 			errs = append(errs, field.Forbidden(path, rule.message))
 		}
 	}

@@ -27,6 +27,7 @@ func TestResourceName(t *testing.T) {
 		want string
 	}{
 		{plugin("fast", "", "", 0), "xpu.opiproject.org/fast"},
+		{devicePool("fast"), ""},
 		{plugin("fast", "intel.com", "", 0), "intel.com/fast"},
 		{plugin("fast", "", "Fast_NICs", 0), "xpu.opiproject.org/Fast_NICs"},
 		{plugin("fast", "intel.com", "Fast_NICs", 0), "intel.com/Fast_NICs"},
@@ -168,7 +169,7 @@ func TestRulesOfCRD(t *testing.T) {
 	for _, rule := range crd.Spec.Versions[0].Schema.OpenAPIV3Schema.Properties["spec"].Rules {
 		want = append(want, rule.Message)
 	}
-	for _, rule := range rules {
+	for _, rule := range rules(v1alpha1.DevicePoolSpec{}) {
 		got = append(got, rule.message)
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

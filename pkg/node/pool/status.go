@@ -122,9 +122,7 @@ func (r *Reporter) entry(p Pool, supply Supply) *v1alpha1.DevicePoolNodeStatus {
 	if p.Err != nil {
 		entry.Problem = p.Err.Error()
 	}
-	for _, overlap := range p.Overlaps[:min(len(p.Overlaps), maxListed)] {
-		entry.Overlapping = append(entry.Overlapping, overlap.String())
-	}
+	entry.Overlapping = p.Overlaps[:min(len(p.Overlaps), maxListed)]
 	entry.Shortages = shortages[:min(len(shortages), maxListed)]
 	return entry
 }

@@ -78,9 +78,9 @@ func TestMadeSFsOverlap(t *testing.T) {
 	pools := Assign(twoCards(), []v1alpha1.DevicePool{
 		makingPool("fast", 1, 3, "ens5f0"), makingPool("early", 2, 3, "ens5f0"),
 	}, nil, nil)
-	want := []Overlap{
-		{Function: function.SubfunctionID("0000:5e:00.0", 2), Owner: "early"},
-		{Function: function.SubfunctionID("0000:5e:00.0", 3), Owner: "early"},
+	want := []string{
+		function.SubfunctionID("0000:5e:00.0", 2).String() + " in early",
+		function.SubfunctionID("0000:5e:00.0", 3).String() + " in early",
 	}
 	if diff := cmp.Diff(want, pools[1].Overlaps); diff != "" {
 		t.Errorf("overlaps of pool fast: -want +got\n%s", diff)

@@ -281,9 +281,9 @@ func TestReporter(t *testing.T) {
 }
 
 func TestReporterListsAFewOverlaps(t *testing.T) {
-	var overlaps []Overlap
+	var overlaps []string
 	for range maxListed + 5 {
-		overlaps = append(overlaps, Overlap{Function: function.ID{Address: "0000:3b:00.2"}, Owner: "fast"})
+		overlaps = append(overlaps, "0000:3b:00.2 in fast")
 	}
 	entry := (&Reporter{Node: "node1"}).entry(Pool{Name: "wide", Overlaps: overlaps}, Supply{})
 	if entry == nil || entry.Functions != 0 || len(entry.Overlapping) != maxListed {

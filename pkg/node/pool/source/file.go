@@ -31,7 +31,7 @@ const (
 	retry = 5 * time.Second
 )
 
-// FileOptions are those of a [File]. Only Path is needed.
+// FileOptions are those of a [File]. Path is needed, and Changed by [File.Run].
 type FileOptions struct {
 	// Path of the file. It may be a link within its directory, as in a ConfigMap's volume; changes behind a link to
 	// elsewhere go unnoticed.
@@ -40,7 +40,7 @@ type FileOptions struct {
 	ResourcePrefix string
 	// Adapt, where set, completes a valid DevicePool, or says why it cannot be used here.
 	Adapt func(*v1alpha1.DevicePool) error
-	// Changed, where set, is called by [File.Run] after the declarations changed. It must not block.
+	// Changed is called by [File.Run] after the declarations changed. It must not block.
 	Changed func()
 	// Registry, where set, gets the metrics.
 	Registry prometheus.Registerer
@@ -175,7 +175,7 @@ func (f *File) load() error {
 	f.mutex.Unlock()
 	f.good.Set(1)
 	f.options.Log.Info("Configuration read", "file", f.options.Path, "devicePools", len(devicePools))
-	if !first && f.options.Changed != nil {
+	if !first {
 		f.options.Changed()
 	}
 	return nil
@@ -211,11 +211,8 @@ func (m *Merged) DevicePools(ctx context.Context) ([]v1alpha1.DevicePool, error)
 	if err != nil {
 		return nil, err
 	}
-	out, err := m.File.DevicePools(ctx)
-	if err != nil {
-		return nil, err
-	}
-	ofFile := out
+	ofFile, _ := m.File.DevicePools(ctx) // has no errors
+	out := ofFile
 	var hidden []string
 	for _, devicePool := range declared {
 		name := devicePool.Name

@@ -23,8 +23,7 @@ import (
 // are about what is left out or changed.
 func Parse(content []byte, resourcePrefix string) (devicePools []v1alpha1.DevicePool, warnings []string, err error) {
 	if sriovdp.Is(content) {
-		conversion, err := sriovdp.Convert(content, resourcePrefix)
-		return conversion.DevicePools, conversion.Warnings, err
+		return sriovdp.Convert(content, resourcePrefix)
 	}
 	devicePools, err = parseDocuments(content)
 	return devicePools, nil, err
@@ -61,42 +60,31 @@ func parseDocuments(content []byte) ([]v1alpha1.DevicePool, error) {
 
 // parseDocument returns nil for a document that has nothing but white space and comments.
 func parseDocument(document []byte) (*v1alpha1.DevicePool, error) {
-	var object *metav1.TypeMeta
-	if err := yaml.Unmarshal(document, &object); err != nil || object == nil {
+	var written *struct {
+		metav1.TypeMeta
+		Spec struct {
+			Selectors []map[string]any `json:"selectors"`
+		} `json:"spec"`
+	}
+	if err := yaml.Unmarshal(document, &written); err != nil || written == nil {
 		return nil, err
 	}
 	const kind = "DevicePool"
-	if want := v1alpha1.SchemeGroupVersion.String(); object.Kind != kind || object.APIVersion != want {
-		return nil, fmt.Errorf("apiVersion %q and kind %q: must be %s and %s", object.APIVersion, object.Kind, want, kind)
+	if want := v1alpha1.SchemeGroupVersion.String(); written.Kind != kind || written.APIVersion != want {
+		return nil, fmt.Errorf("apiVersion %q and kind %q: must be %s and %s", written.APIVersion, written.Kind, want, kind)
 	}
 	var devicePool v1alpha1.DevicePool
 	if err := yaml.UnmarshalStrict(document, &devicePool); err != nil {
 		return nil, err
 	}
-	if err := checkEmptySelectors(document); err != nil {
-		return nil, fmt.Errorf("DevicePool %s: %w", devicePool.Name, err)
+	for i, selector := range written.Spec.Selectors {
+		if len(selector) == 0 { // the types do not distinguish it from "isRdma: false", which selects everything on purpose
+			return nil, fmt.Errorf("DevicePool %s: spec.selectors[%d]: must have at least one field; isRdma: false selects everything",
+				devicePool.Name, i)
+		}
 	}
 	setDefaults(&devicePool.Spec)
 	return &devicePool, pool.Check(devicePool)
-}
-
-// checkEmptySelectors refuses selectors without fields. The types cannot distinguish them from "isRdma: false", which
-// selects everything on purpose.
-func checkEmptySelectors(document []byte) error {
-	var written struct {
-		Spec struct {
-			Selectors []map[string]any `json:"selectors"`
-		} `json:"spec"`
-	}
-	if err := yaml.Unmarshal(document, &written); err != nil {
-		return err
-	}
-	for i, selector := range written.Spec.Selectors {
-		if len(selector) == 0 {
-			return fmt.Errorf("spec.selectors[%d]: must have at least one field; isRdma: false selects everything", i)
-		}
-	}
-	return nil
 }
 
 // setDefaults sets the fields to which the API server gives a default by the CRD.

@@ -13,14 +13,13 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// resource is an entry of resourceList.
+// resource is an entry of resourceList. A DevicePluginSpec has the same keys in JSON.
 type resource struct {
-	ResourcePrefix  string                       `json:"resourcePrefix"`
-	ResourceName    string                       `json:"resourceName"`
-	DeviceType      v1alpha1.DeviceType          `json:"deviceType"`
-	ExcludeTopology bool                         `json:"excludeTopology"`
-	AdditionalInfo  map[string]map[string]string `json:"additionalInfo"`
-	Selectors       json.RawMessage              `json:"selectors"`
+	v1alpha1.DevicePluginSpec
+	DeviceType v1alpha1.DeviceType `json:"deviceType"`
+	Selectors  json.RawMessage     `json:"selectors"`
+
+	unknown []string // keys that the plugin does not know
 }
 
 // selector is one set of selectors. A FunctionSelector has the same keys in JSON.
@@ -73,6 +72,7 @@ func parseList(config []byte) ([]json.RawMessage, error) {
 // parseResource reads an entry of resourceList, at path. The device type is filled in.
 func parseResource(path string, raw json.RawMessage) (resource, error) {
 	var r resource
+	raw, r.unknown = splitKeys(raw, resourceKeys)
 	if err := decode(path, raw, &r); err != nil {
 		return r, err
 	}

@@ -21,15 +21,6 @@ import (
 // DefaultPrefix of resources is that of sriov-network-device-plugin, its flag -resource-prefix.
 const DefaultPrefix = "intel.com"
 
-// Conversion is what a configuration means.
-type Conversion struct {
-	// DevicePools, in the order of the configuration, have publish: DevicePlugin.
-	DevicePools []v1alpha1.DevicePool
-	// Warnings are about entries that sriov-network-device-plugin accepts and ignores, or understands in an unexpected way.
-	// Each begins with the place: "resourceList[0].selectors[1].pfNames[0]: ..".
-	Warnings []string
-}
-
 var resourceName = regexp.MustCompile(`^[a-zA-Z0-9_-]+$`)
 
 // Is says whether this looks like a configuration of sriov-network-device-plugin: JSON that has a resourceList, even if
@@ -48,39 +39,42 @@ func Is(config []byte) bool {
 	return false
 }
 
-// Convert reads a configuration. prefix is the prefix of resources that name none. A mistake with which
-// sriov-network-device-plugin does not start is an error that names the entry and the field. A mistake of which it warns is
-// a warning.
-func Convert(config []byte, prefix string) (Conversion, error) {
+// Convert reads a configuration. prefix is the prefix of resources that name none. The DevicePools are in the order of the
+// configuration and have publish: DevicePlugin. A mistake with which sriov-network-device-plugin does not start is an error
+// that names the entry and the field. What it warns of, ignores, or understands in an unexpected way is a warning, which
+// begins with the place: "resourceList[0].selectors[1].pfNames[0]: ..".
+func Convert(config []byte, prefix string) (devicePools []v1alpha1.DevicePool, warnings []string, err error) {
 	entries, err := parseList(config)
 	if err != nil {
-		return Conversion{}, err
+		return nil, nil, err
 	}
 	c := converter{prefix: prefix, resources: map[string]string{}, names: map[string]bool{}}
 	usable := false
 	for i, raw := range entries {
 		used, err := c.convert(fmt.Sprintf("resourceList[%d]", i), raw, int32(len(entries)-i))
 		if err != nil {
-			return Conversion{}, err
+			return nil, nil, err
 		}
 		usable = usable || used
 	}
 	if !usable {
-		return Conversion{}, fmt.Errorf("no entry can be used: %s", strings.Join(c.Warnings, "; "))
+		return nil, nil, fmt.Errorf("no entry can be used: %s", strings.Join(c.warnings, "; "))
 	}
-	return c.Conversion, nil
+	return c.devicePools, c.warnings, nil
 }
 
 // converter has the result of the entries so far.
 type converter struct {
-	Conversion
+	devicePools []v1alpha1.DevicePool
+	warnings    []string
+
 	prefix    string
 	resources map[string]string // where each resource name was first
 	names     map[string]bool   // of DevicePools
 }
 
 func (c *converter) warn(path, format string, args ...any) {
-	c.Warnings = append(c.Warnings, path+": "+fmt.Sprintf(format, args...))
+	c.warnings = append(c.warnings, path+": "+fmt.Sprintf(format, args...))
 }
 
 // convert reads one entry. used is false if sriov-network-device-plugin would drop it before it checks anything.
@@ -89,11 +83,10 @@ func (c *converter) convert(path string, raw json.RawMessage, priority int32) (u
 	if err != nil {
 		return false, err
 	}
-	_, unknown := splitKeys(raw, resourceKeys)
-	c.warnAboutKeys(path, unknown)
+	c.warnAboutKeys(path, r.unknown)
 	selectors, err := parseSelectors(path, r)
 	if err != nil {
-		c.Warnings = append(c.Warnings, err.Error()+"; the entry is left out")
+		c.warnings = append(c.warnings, err.Error()+"; the entry is left out")
 		return false, nil
 	}
 	r.ResourcePrefix = cmp.Or(r.ResourcePrefix, c.prefix)
@@ -118,21 +111,15 @@ func (c *converter) convert(path string, raw json.RawMessage, priority int32) (u
 	if needVhostNet > 0 && needVhostNet < len(selectors) { // a DevicePool cannot ask for some of its Functions only
 		c.warn(path, "needVhostNet is for all of %s, not only for the devices of some selectors", name)
 	}
+	r.ProvisionAt, r.PreferredAllocation = v1alpha1.ProvisionAtAdd, v1alpha1.PreferPack
+	r.NeedVhostNet = needVhostNet > 0
 	c.add(path, name, v1alpha1.DevicePoolSpec{
-		DeviceType: r.DeviceType,
-		Selectors:  usable,
-		Priority:   priority,
-		Publish:    v1alpha1.PublishDevicePlugin,
-		Provision:  v1alpha1.ProvisionOnPrepare,
-		DevicePlugin: &v1alpha1.DevicePluginSpec{
-			ResourcePrefix:      r.ResourcePrefix,
-			ResourceName:        r.ResourceName,
-			ProvisionAt:         v1alpha1.ProvisionAtAdd,
-			PreferredAllocation: v1alpha1.PreferPack,
-			ExcludeTopology:     r.ExcludeTopology,
-			AdditionalInfo:      r.AdditionalInfo,
-			NeedVhostNet:        needVhostNet > 0,
-		},
+		DeviceType:   r.DeviceType,
+		Selectors:    usable,
+		Priority:     priority,
+		Publish:      v1alpha1.PublishDevicePlugin,
+		Provision:    v1alpha1.ProvisionOnPrepare,
+		DevicePlugin: &r.DevicePluginSpec,
 	})
 	return true, nil
 }
@@ -180,7 +167,7 @@ func (c *converter) add(path, resource string, spec v1alpha1.DevicePoolSpec) {
 		c.warn(path, "left out: none of its selectors can match")
 		return
 	}
-	c.DevicePools = append(c.DevicePools, v1alpha1.DevicePool{
+	c.devicePools = append(c.devicePools, v1alpha1.DevicePool{
 		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "DevicePool"},
 		ObjectMeta: metav1.ObjectMeta{Name: c.poolName(spec.DevicePlugin)},
 		Spec:       spec,

@@ -13,7 +13,7 @@ import (
 )
 
 func TestConvert(t *testing.T) {
-	got, err := Convert([]byte(`{"resourceList": [
+	got, warnings, err := Convert([]byte(`{"resourceList": [
 		{"resourceName": "Fast_NICs", "ExcludeTopology": true, "additionalInfo": {"*": {"a": "b"}, "0000:3b:00.2": {"c": "d"}},
 			"selectors": {"PFNAMES": ["ens3f0#+0-3,07"], "needVhostNet": true}},
 		{"resourceName": "sf", "resourcePrefix": "example.com", "deviceType": "auxNetDevice", "selectors": [{"auxTypes": ["sf", "sf"]}]}]}`), "intel.com")
@@ -21,7 +21,7 @@ func TestConvert(t *testing.T) {
 		t.Fatal(err)
 	}
 	kind := metav1.TypeMeta{APIVersion: "xpu.opiproject.org/v1alpha1", Kind: "DevicePool"}
-	want := Conversion{DevicePools: []v1alpha1.DevicePool{
+	want := []v1alpha1.DevicePool{
 		{TypeMeta: kind, ObjectMeta: metav1.ObjectMeta{Name: "fast-nics"}, Spec: v1alpha1.DevicePoolSpec{
 			DeviceType: v1alpha1.DeviceTypeNet, Priority: 2, Selectors: []v1alpha1.FunctionSelector{{PFNames: []string{"ens3f0#0-3,7"}}},
 			Publish: v1alpha1.PublishDevicePlugin, Provision: v1alpha1.ProvisionOnPrepare,
@@ -37,9 +37,9 @@ func TestConvert(t *testing.T) {
 				ResourcePrefix: "example.com", ResourceName: "sf", ProvisionAt: v1alpha1.ProvisionAtAdd, PreferredAllocation: v1alpha1.PreferPack,
 			},
 		}},
-	}}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
+	}
+	if diff := cmp.Diff(want, got); diff != "" || len(warnings) > 0 {
+		t.Errorf("warnings %q, -want +got:\n%s", warnings, diff)
 	}
 }
 
@@ -91,7 +91,7 @@ func TestErrors(t *testing.T) {
 		{`{"resourceList": [{"resourceName": "a", "deviceType": "auxNetDevice", "selectors": {}}]}`, `resourceList[0].selectors.auxTypes: []: must be ["sf"]`},
 		{`{"resourceList": [{"resourceName": "a", "deviceType": "auxNetDevice", "selectors": {"auxTypes": ["sf", "eth"]}}]}`, `resourceList[0].selectors.auxTypes: ["sf" "eth"]: must be ["sf"]`},
 	} {
-		got, err := Convert([]byte(tt.config), DefaultPrefix)
+		got, _, err := Convert([]byte(tt.config), DefaultPrefix)
 		if err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("Convert(%s): %+v, error %v, want %q in it", tt.config, got, err, tt.want)
 		}
@@ -130,21 +130,21 @@ func TestWarnings(t *testing.T) {
 		{`{"resourcePrefix": "Intel", "resourceName": "a", "selectors": {}}`, 0, []string{"resourceList[0]: left out: the kubelet refuses it"}},
 		{`{"resourceName": "a", "selectors": [{"vendors": ["8086"]}, {"needVhostNet": true}]}`, 1, []string{"needVhostNet is for all of intel.com/a"}},
 	} {
-		got, err := Convert([]byte(`{"resourceList": [`+tt.entry+`,`+other+`]}`), DefaultPrefix)
+		got, warnings, err := Convert([]byte(`{"resourceList": [`+tt.entry+`,`+other+`]}`), DefaultPrefix)
 		if err != nil {
 			t.Errorf("%s: %v", tt.entry, err)
 			continue
 		}
-		if len(got.DevicePools) != tt.pools+1 {
-			t.Errorf("%s: %d pools, want %d", tt.entry, len(got.DevicePools)-1, tt.pools)
+		if len(got) != tt.pools+1 {
+			t.Errorf("%s: %d pools, want %d", tt.entry, len(got)-1, tt.pools)
 		}
-		if len(got.Warnings) != len(tt.want) {
-			t.Errorf("%s: warnings %q, want %q", tt.entry, got.Warnings, tt.want)
+		if len(warnings) != len(tt.want) {
+			t.Errorf("%s: warnings %q, want %q", tt.entry, warnings, tt.want)
 			continue
 		}
 		for i, want := range tt.want {
-			if !strings.Contains(got.Warnings[i], want) {
-				t.Errorf("%s: warning %q, want %q in it", tt.entry, got.Warnings[i], want)
+			if !strings.Contains(warnings[i], want) {
+				t.Errorf("%s: warning %q, want %q in it", tt.entry, warnings[i], want)
 			}
 		}
 	}
@@ -158,12 +158,12 @@ func TestPoolNames(t *testing.T) {
 		prefix, name, _ := strings.Cut(resource, "/")
 		entries = append(entries, fmt.Sprintf(`{"resourcePrefix": %q, "resourceName": %q, "selectors": {}}`, prefix, name))
 	}
-	conversion, err := Convert([]byte(`{"resourceList": [`+strings.Join(entries, ",")+`]}`), DefaultPrefix)
+	devicePools, _, err := Convert([]byte(`{"resourceList": [`+strings.Join(entries, ",")+`]}`), DefaultPrefix)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var got []string
-	for _, p := range conversion.DevicePools {
+	for _, p := range devicePools {
 		got = append(got, p.Name)
 	}
 	want := []string{"a-b", "a-b-intel-com", "a-b-example-com", "a-b-intel-com-2", long, long[:61] + "-2", long[:61] + "-3"}
@@ -201,7 +201,7 @@ func FuzzConvert(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, config []byte) {
-		conversion, err := Convert(config, DefaultPrefix)
+		devicePools, _, err := Convert(config, DefaultPrefix)
 		if err != nil {
 			return
 		}
@@ -209,7 +209,7 @@ func FuzzConvert(f *testing.F) {
 			t.Errorf("%q is converted but not recognised", config)
 		}
 		names := map[string]bool{}
-		for _, p := range conversion.DevicePools {
+		for _, p := range devicePools {
 			if err := pool.Check(p); err != nil {
 				t.Errorf("%q: %v", config, err)
 			}
@@ -218,7 +218,7 @@ func FuzzConvert(f *testing.F) {
 			}
 			names[p.Name] = true
 		}
-		for _, p := range pool.Assign(nil, conversion.DevicePools, nil, nil) {
+		for _, p := range pool.Assign(nil, devicePools, nil, nil) {
 			if p.Err != nil {
 				t.Errorf("%q: %v", config, p.Err)
 			}

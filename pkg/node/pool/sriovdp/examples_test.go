@@ -15,12 +15,12 @@ import (
 // resources gives the node's Functions to the pools of a configuration, and returns them by resource.
 func resources(t *testing.T, all []function.Function, config string) map[string]string {
 	t.Helper()
-	conversion, err := Convert([]byte(config), DefaultPrefix)
+	devicePools, _, err := Convert([]byte(config), DefaultPrefix)
 	if err != nil {
 		t.Fatal(err)
 	}
 	got := map[string]string{}
-	for _, p := range pool.Assign(all, conversion.DevicePools, nil, nil) {
+	for _, p := range pool.Assign(all, devicePools, nil, nil) {
 		if p.Err != nil {
 			t.Error(p.Err)
 		}
@@ -185,12 +185,12 @@ func TestExamples(t *testing.T) {
 
 // TestOptions: the first selector that matches says what goes with a device.
 func TestOptions(t *testing.T) {
-	conversion, err := Convert([]byte(`{"resourceList": [{"resourceName": "r", "selectors": [
+	devicePools, _, err := Convert([]byte(`{"resourceList": [{"resourceName": "r", "selectors": [
 		{"devices": ["1016", "1018"], "isRdma": true}, {"devices": ["1016"]}, {"devices": ["101e"], "vdpaType": "vhost"}, {"devices": ["101e"]}]}]}`), DefaultPrefix)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := pool.Assign(functions(t), conversion.DevicePools, nil, nil)[0]
+	p := pool.Assign(functions(t), devicePools, nil, nil)[0]
 	got := map[string]pool.Options{}
 	for _, f := range p.Functions {
 		got[f.ID.String()] = p.Options(f)

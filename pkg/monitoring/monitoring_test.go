@@ -1,4 +1,4 @@
-package buildinfo
+package monitoring
 
 import (
 	"runtime"
@@ -9,9 +9,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/version"
 )
 
-func TestCollector(t *testing.T) {
+func TestBuildInfo(t *testing.T) {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(NewCollector("xpu-test"))
+	registry.MustRegister(NewBuildInfo("xpu-test"))
 	families, err := registry.Gather()
 	if err != nil {
 		t.Fatal(err)

@@ -1,0 +1,50 @@
+// Package monitoring has the metrics that every program has, and serves metrics and health by HTTP.
+package monitoring
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"runtime"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/version"
+)
+
+// NewBuildInfo is the metric xpu_build_info: constantly 1, the version in its labels.
+func NewBuildInfo(program string) prometheus.Collector {
+	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name:        "xpu_build_info",
+		Help:        "Which version of which program this is.",
+		ConstLabels: prometheus.Labels{"program": program, "version": version.String(), "goversion": runtime.Version()},
+	}, func() float64 { return 1 })
+}
+
+// NewRegistry has the metrics of the Go runtime and of the process, and [NewBuildInfo].
+func NewRegistry(program string) *prometheus.Registry {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(NewBuildInfo(program),
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return registry
+}
+
+// Serve answers /metrics from the registry, and what else the mux has, until ctx ends. It closes the listener.
+func Serve(ctx context.Context, listener net.Listener, mux *http.ServeMux, registry *prometheus.Registry) error {
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	defer context.AfterFunc(ctx, func() {
+		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		_ = server.Shutdown(grace)
+	})()
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("metrics: %w", err)
+	}
+	return nil
+}
