@@ -17,6 +17,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/listen"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 )
@@ -174,7 +175,7 @@ func routeLike(pod *conn, r netlink.Route) (*netlink.Route, error) {
 		family, metric = netlink.FAMILY_V6, cmp.Or(metric, 1024) // IP6_RT_PRIO_USER, net/ip6_route.h
 	}
 	filter := &netlink.Route{Dst: r.Dst, Table: r.Table}
-	routes, err := consistent(func() ([]netlink.Route, error) {
+	routes, err := request.Consistent(func() ([]netlink.Route, error) {
 		return pod.RouteListFiltered(family, filter, netlink.RT_FILTER_DST|netlink.RT_FILTER_TABLE)
 	})
 	if err != nil {
@@ -188,7 +189,7 @@ func routeLike(pod *conn, r netlink.Route) (*netlink.Route, error) {
 }
 
 func addresses(c *conn, index int) ([]netip.Prefix, error) {
-	list, err := consistent(func() ([]netlink.Addr, error) { return c.AddrList(reference(index), netlink.FAMILY_ALL) })
+	list, err := request.Consistent(func() ([]netlink.Addr, error) { return c.AddrList(reference(index), netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, err
 	}

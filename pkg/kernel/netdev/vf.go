@@ -19,6 +19,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/quirk"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 )
 
 // VFState is what a PF enforces for a VF (struct ifla_vf_* in linux/if_link.h).
@@ -184,13 +185,10 @@ func (e *Engine) awaitCarrier(ctx context.Context, pf *PF) bool {
 // errNoVF is returned if a PF tells nothing about a VF.
 var errNoVF = errors.New("the PF does not tell")
 
-// skipStatistics is RTEXT_FILTER_SKIP_STATS of linux/rtnetlink.h.
-const skipStatistics = 1 << 3
-
 // vf asks the PF for the VF's state. With statistics, the answer of a PF with some 200 VFs would not fit in an attribute's
 // 64 KiB.
 func (c *conn) vf(pf *PF) (*VFState, error) {
-	message, err := c.ask(0, text(unix.IFLA_IFNAME, pf.Name), number(unix.IFLA_EXT_MASK, nl.RTEXT_FILTER_VF|skipStatistics))
+	message, err := c.ask(0, text(unix.IFLA_IFNAME, pf.Name), number(unix.IFLA_EXT_MASK, nl.RTEXT_FILTER_VF|request.SkipStatistics))
 	if err != nil {
 		return nil, fmt.Errorf("PF %s: %w", pf, err)
 	}
