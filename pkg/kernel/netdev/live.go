@@ -32,9 +32,9 @@ type Attached struct {
 
 // Check lists in words the differences between what [Engine.Attach] did and what is in the pod and enforced by the PF and the
 // eswitch. Addresses and routes that the pod added are no difference, nor is what a PF or an eswitch does not tell.
-func (e *Engine) Check(ctx context.Context, device Device, a Attached) ([]string, error) {
+func (e *Engine) Check(_ context.Context, device Device, a Attached) ([]string, error) {
 	device = device.as(a.Before)
-	enforced, err := e.complete(ctx, Snapshot{}, device)
+	enforced, err := e.complete(Snapshot{}, device)
 	if err != nil {
 		return nil, err
 	}

@@ -263,14 +263,6 @@ func parseVLANProto(list []byte) string {
 	return function.VLAN8021Q
 }
 
-// Rates are the rate objects of Functions at an eswitch, which then limits the Function in place of the PF.
-type Rates interface {
-	// Rate returns the Function's limit; ok is false if it has no rate object.
-	Rate(ctx context.Context, function function.EswitchPort) (rate function.Rate, ok bool, err error)
-	// SetRate changes the limit.
-	SetRate(ctx context.Context, function function.EswitchPort, to function.Rate) error
-}
-
 // field is a field of an [function.Interface], as users write it, and whether an error is about it.
 type field struct {
 	name  string
@@ -312,16 +304,4 @@ func enforceable(c *function.VFConfig, device Device, before Snapshot) error {
 		return fmt.Errorf("%s: must be absent for %s: its eswitch has no rate object for it", rates, device.Port)
 	}
 	return fmt.Errorf("%s: %s has no PF that VF properties could be set with", cmp.Or(onlyPF, rates), before.title())
-}
-
-// changeRate tells the eswitch.
-func (e *Engine) changeRate(ctx context.Context, device Device, from, to *function.Rate) error {
-	if device.Port == nil || from == nil || to == nil || *from == *to {
-		return nil
-	}
-	e.trace("eswitch: " + to.String() + " for " + device.Port.String())
-	if err := e.rates.SetRate(ctx, *device.Port, *to); err != nil {
-		return fmt.Errorf("%s: the eswitch refuses %s for %s: %w", rateFields(*from, *to), to, device.Port, err)
-	}
-	return nil
 }

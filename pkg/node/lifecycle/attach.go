@@ -236,10 +236,10 @@ func (m *Manager) plan(ctx context.Context, record journal.Attachment, netNS str
 func Device(netdevs NetdevFinder, record journal.Attachment) (netdev.Device, error) {
 	var device netdev.Device
 	if number, isSF := record.Function.SFNum(); isSF {
-		device.Port = &function.EswitchPort{PF: string(record.PF), SF: true, Number: number}
+		device.Port = &function.EswitchPort{PF: record.PF, SF: true, Number: number}
 	}
 	if record.IsVF() {
-		device.Port = &function.EswitchPort{PF: string(record.PF), Number: uint32(record.VFIndex)}
+		device.Port = &function.EswitchPort{PF: record.PF, Number: uint32(record.VFIndex)}
 		// Without the PF's netdev nothing can be asked or told about the VF. That matters only to who wants it.
 		if name, err := netdevs.Netdev(function.ID{Address: record.PF}); err == nil && name != "" {
 			device.PF = &netdev.PF{Name: name, Address: string(record.PF), VF: record.VFIndex}
