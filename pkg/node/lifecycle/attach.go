@@ -199,9 +199,9 @@ func Patience() wait.Backoff {
 	return wait.Backoff{Duration: 5 * time.Millisecond, Factor: 1.5, Steps: 14}
 }
 
-// retry calls try as often as patience says, until it is done. The error is that of the last call, or that of ctx if try
+// Retry calls try as often as patience says, until it is done. The error is that of the last call, or that of ctx if try
 // was not called at all.
-func retry(ctx context.Context, patience wait.Backoff, try func(context.Context) (done bool, err error)) (err error) {
+func Retry(ctx context.Context, patience wait.Backoff, try func(context.Context) (done bool, err error)) (err error) {
 	waitErr := wait.ExponentialBackoffWithContext(ctx, patience, func(ctx context.Context) (done bool, _ error) {
 		done, err = try(ctx)
 		return done, nil
@@ -213,7 +213,7 @@ func retry(ctx context.Context, patience wait.Backoff, try func(context.Context)
 func (m *Manager) plan(ctx context.Context, record journal.Attachment, netNS string) (
 	device netdev.Device, before netdev.Snapshot, place netdev.Place, err error,
 ) {
-	err = retry(ctx, Patience(), func(ctx context.Context) (done bool, err error) {
+	err = Retry(ctx, Patience(), func(ctx context.Context) (done bool, err error) {
 		device, err = Device(m.netdevs, record)
 		if record.Interface.Userspace {
 			device.Name, err = "", nil

@@ -12,7 +12,6 @@ import (
 
 	"github.com/go-logr/logr"
 	"golang.org/x/sync/singleflight"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
@@ -239,14 +238,13 @@ func (p *PCIDrivers) restoreNetdev(ctx context.Context, a journal.Attachment) er
 	}
 	p.trace("restore netdev " + before.Name)
 	var restored netdev.Restored
-	var err error
 	// The netdev may not be found at once, because udev and others rename it.
-	waitErr := wait.ExponentialBackoffWithContext(ctx, lifecycle.Patience(), func(ctx context.Context) (bool, error) {
+	err := lifecycle.Retry(ctx, lifecycle.Patience(), func(ctx context.Context) (done bool, err error) {
 		device, _ := lifecycle.Device(p.Functions, a)
 		restored, err = p.Engine.Restore(ctx, device, *before, netdev.Place{})
-		return err == nil, nil
+		return err == nil, err
 	})
-	if err = cmp.Or(err, waitErr); err != nil {
+	if err != nil {
 		return err
 	}
 	for _, note := range restored.Notes {
