@@ -247,8 +247,7 @@ func (c *conn) awaitCarrier(ctx context.Context, index int) (err error) {
 	defer listening.Wait() // the socket keeps the network namespace
 	defer stop()
 	listening.Go(func() {
-		links := listen.Source{Name: "rtnetlink", Protocol: unix.NETLINK_ROUTE, Groups: listen.Groups(unix.RTNLGRP_LINK)}
-		links.Follow(ctx, fmt.Sprintf("/proc/self/fd/%d", int(c.ns)), changes.Notify, logr.Discard())
+		listen.Links.Follow(ctx, fmt.Sprintf("/proc/self/fd/%d", int(c.ns)), changes.Notify, logr.Discard())
 	})
 	seen := func() bool {
 		var l *link

@@ -222,7 +222,11 @@ func parseVFInfo(info []byte) (index int, state *VFState) {
 	index, state = -1, &VFState{Proto: function.VLAN8021Q}
 	for kind, value := range attribute.All(info) {
 		if kind == nl.IFLA_VF_VLAN_LIST {
-			state.Proto = parseVLANProto(value)
+			for _, tag := range attribute.All(value) { // the kernel has only one
+				if len(tag) >= nl.SizeofVfVlan+2 && binary.BigEndian.Uint16(tag[nl.SizeofVfVlan:]) == unix.ETH_P_8021AD {
+					state.Proto = function.VLAN8021AD
+				}
+			}
 			continue
 		}
 		switch words := uint32s(value); {
@@ -251,16 +255,6 @@ func setting(value uint32) *bool {
 		return nil
 	}
 	return new(value != 0)
-}
-
-// parseVLANProto reads the protocol of the tag in an IFLA_VF_VLAN_LIST; the kernel has only one.
-func parseVLANProto(list []byte) string {
-	for _, info := range attribute.All(list) {
-		if len(info) >= nl.SizeofVfVlan+2 && binary.BigEndian.Uint16(info[nl.SizeofVfVlan:]) == unix.ETH_P_8021AD {
-			return function.VLAN8021AD
-		}
-	}
-	return function.VLAN8021Q
 }
 
 // field is a field of an [function.Interface], as users write it, and whether an error is about it.
