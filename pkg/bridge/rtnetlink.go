@@ -124,12 +124,6 @@ func (b *bridgePlane) ensure(want netlink.Link, id string) (netlink.Link, error)
 	return link, linkError(b.handle.LinkSetAlias(link, aliasPrefix+id), link, "set alias")
 }
 
-func newBridge(name string) *netlink.Bridge {
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name = name
-	return &netlink.Bridge{LinkAttrs: attrs}
-}
-
 // linkError adds to an error the netdev and what was tried. It returns nil without an error.
 func linkError(err error, link netlink.Link, tried string, args ...any) error {
 	if err == nil {

@@ -127,8 +127,8 @@ type link struct {
 	master   int    // index of the netdev that it is a port of, 0 for none
 }
 
-// get returns the link that [conn.ask] asks for, or nil if there is none.
-func (c *conn) get(index int, attributes ...*nl.RtAttr) (*link, error) {
+// at returns the link with the index or, if that is 0, with the name in the attributes. It is nil if there is none.
+func (c *conn) at(index int, attributes ...*nl.RtAttr) (*link, error) {
 	message, err := c.ask(index, attributes...)
 	if errors.Is(err, unix.ENODEV) {
 		return nil, nil
@@ -154,11 +154,8 @@ func (c *conn) get(index int, attributes ...*nl.RtAttr) (*link, error) {
 	return &link{Snapshot: s, rawFlags: l.Attrs().RawFlags, master: l.Attrs().MasterIndex}, nil
 }
 
-// at returns the link with the index, or nil if there is none.
-func (c *conn) at(index int) (*link, error) { return c.get(index) }
-
 // with returns the link that has the name or altname, or nil if there is none.
-func (c *conn) with(name string) (*link, error) { return c.get(0, text(unix.IFLA_ALT_IFNAME, name)) }
+func (c *conn) with(name string) (*link, error) { return c.at(0, text(unix.IFLA_ALT_IFNAME, name)) }
 
 // existing is [conn.at], with an error if there is no such link.
 func (c *conn) existing(index int) (*link, error) {
