@@ -212,8 +212,8 @@ func (v view) others(at eswitchPort) string {
 // physPorts lists all netdevs. The netlink library does not read phys_port_name, and only 4 bytes of phys_switch_id. The
 // error may be nl.ErrDumpInterrupted if netdevs come or go meanwhile.
 func (b *bridgePlane) physPorts() ([]physPort, error) {
-	mask := nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(request.SkipStatistics))
-	messages, err := request.Send(&b.raw, unix.NETLINK_ROUTE, unix.RTM_GETLINK, unix.NLM_F_DUMP, nl.NewIfInfomsg(unix.AF_UNSPEC), mask)
+	header, mask := nl.NewIfInfomsg(unix.AF_UNSPEC), nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(request.SkipStatistics))
+	messages, err := request.Send(&b.raw, unix.NETLINK_ROUTE, unix.RTM_GETLINK, unix.NLM_F_DUMP, header, mask)
 	if err != nil {
 		return nil, err
 	}
