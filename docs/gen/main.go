@@ -1,6 +1,6 @@
-// Command gen writes the parts of the documents that can be read from the programs and their source: flags.md and metrics.md
-// of docs/reference, and the table in docs/explanation/lifecycle.md. It tidies api.md. It runs at the root of the project;
-// "make generate" calls it after crd-ref-docs.
+// Command gen writes the parts of the documents that can be read from the programs and their source: flags.md, metrics.md
+// and quirks.md of docs/reference, and the table in docs/explanation/lifecycle.md. It tidies api.md. It runs at the root of
+// the project; "make generate" calls it after crd-ref-docs.
 package main
 
 import (
@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/quirk"
 )
 
 func main() {
@@ -38,7 +40,7 @@ func run(dir string) error {
 	if err != nil {
 		return err
 	}
-	for name, page := range map[string][]byte{"flags.md": flags, "metrics.md": metrics} {
+	for name, page := range map[string][]byte{"flags.md": flags, "metrics.md": metrics, "quirks.md": quirksPage()} {
 		if err := os.WriteFile(filepath.Join(dir, name), page, 0o644); err != nil {
 			return err
 		}
@@ -76,4 +78,23 @@ func flagsPage(programs []string) ([]byte, error) {
 		fmt.Fprintf(&page, "\n## %s\n\n```text\n%s\n```\n", name, bytes.TrimSpace(help))
 	}
 	return page.Bytes(), nil
+}
+
+// quirksPage lists what single drivers do.
+func quirksPage() []byte {
+	var page bytes.Buffer
+	page.WriteString(`# Quirks of drivers
+
+<!-- Made by docs/gen from pkg/kernel/quirk. Do not edit. -->
+
+What single drivers do otherwise than the rest, and what this project does about it. Which card shows it is in
+[hardware.md](hardware.md), in the row that is named.
+
+| driver | quirk | what it does | what is done about it | source in the kernel | row |
+| --- | --- | --- | --- | --- | --- |
+`)
+	for _, q := range quirk.All() {
+		fmt.Fprintf(&page, "| %s | %s | %s | %s | %s | %s |\n", q.Driver, q.Name, q.Does, q.Answer, q.Source, q.Row)
+	}
+	return page.Bytes()
 }
