@@ -55,7 +55,9 @@ func (b *bridgePlane) bridgeOf(network string) (name, id string) {
 
 // ensureBridge returns a bridge as it has to be.
 func (b *bridgePlane) ensureBridge(name, id string) (netlink.Link, error) {
-	bridge, err := b.ensure(newBridge(name), id)
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = name
+	bridge, err := b.ensure(&netlink.Bridge{LinkAttrs: attrs}, id)
 	if err == nil && b.vlanAware && !isVLANFiltering(bridge) {
 		bridge, err = b.filterVLANs(bridge)
 	}

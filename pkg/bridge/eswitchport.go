@@ -33,15 +33,14 @@ func nameOf(port devlink.Port) portName {
 	case devlink.PCIVF:
 		name.function = vfName(int(port.VF))
 	case devlink.PCISF:
-		name.function = sfName(port.SF)
+		name.function = function.SubfunctionID("", port.SF).Subfunction
 	default:
 		return portName{}
 	}
 	return name
 }
 
-func vfName(index int) string     { return "vf" + strconv.Itoa(index) }
-func sfName(number uint32) string { return "sf" + strconv.FormatUint(uint64(number), 10) }
+func vfName(index int) string { return "vf" + strconv.Itoa(index) }
 
 // portNameForm is the form of a Function's phys_port_name. Kernels before 5.10 know no controllers.
 var portNameForm = regexp.MustCompile(`^((?:c(0|[1-9][0-9]*))?pf(0|[1-9][0-9]*))((?:vf|sf)(0|[1-9][0-9]*))?$`)
@@ -103,17 +102,12 @@ func (r portResolver) resolve(port string) (eswitchPort, error) {
 
 // ofHost resolves a PF or VF of the host by its address, or an SF by its PF's address and its sfnum.
 func (r portResolver) ofHost(f function.ID) (eswitchPort, error) {
-	function := "" // the PF itself
-	sfnum, isSF := f.SFNum()
-	if isSF {
-		function = sfName(sfnum)
-	}
 	for _, pf := range r.hostPFs {
 		if pf.Address == f.Address {
-			return pf.eswitchPort(function), nil
+			return pf.eswitchPort(f.Subfunction), nil
 		}
 	}
-	if isSF {
+	if f.Subfunction != "" {
 		return eswitchPort{}, fmt.Errorf("PF %s, whose SF it is, is no --host-pf", f.Address)
 	}
 	// The VFs of several PFs may interleave, with different remainders by the stride. Of the PFs that could have the VF, it
@@ -133,11 +127,11 @@ func (r portResolver) ofHost(f function.ID) (eswitchPort, error) {
 // ofThisMachine resolves a VF by its address, or an SF by its PF's address and its sfnum.
 func (r portResolver) ofThisMachine(f function.ID) (eswitchPort, error) {
 	const hint = "; with addresses of another machine, give --host-pf"
-	if sfnum, isSF := f.SFNum(); isSF {
+	if f.Subfunction != "" {
 		if !r.sysfs.PCI(f.Address).Has("vendor") {
 			return eswitchPort{}, fmt.Errorf("PF %s, whose SF it is, is not in sysfs%s", f.Address, hint)
 		}
-		return eswitchPort{eswitch: f.Address, name: portName{function: sfName(sfnum)}}, nil
+		return eswitchPort{eswitch: f.Address, name: portName{function: f.Subfunction}}, nil
 	}
 	if physfn, err := r.sysfs.PCI(f.Address).Link("physfn"); err == nil && physfn != "" {
 		vfs, _ := r.sysfs.PCI(pci.Address(physfn)).VFs()

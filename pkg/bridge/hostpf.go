@@ -23,20 +23,14 @@ type HostPF struct {
 	name string // phys_port_name of the PF's representor: "c1pf0"
 }
 
-// hostPFForm is an example for error messages.
-const hostPFForm = "must be like 0000:3b:00.0=c1pf0,offset=2,stride=1"
-
 // ParseHostPF reads "0000:3b:00.0=c1pf0,offset=2,stride=1": the PF's address at the host, the phys_port_name of its
 // representor, and the VF offset and stride of the host's lspci -vv. The key eswitch is the PCI address of the xPU's own PF.
-func ParseHostPF(s string) (HostPF, error) {
-	p, err := parseHostPF(s)
-	if err != nil {
-		return HostPF{}, fmt.Errorf("host PF %q: %w; it %s", s, err, hostPFForm)
-	}
-	return p, nil
-}
-
-func parseHostPF(s string) (p HostPF, err error) {
+func ParseHostPF(s string) (p HostPF, err error) {
+	defer func() {
+		if err != nil {
+			p, err = HostPF{}, fmt.Errorf("host PF %q: %w; it must be like 0000:3b:00.0=c1pf0,offset=2,stride=1", s, err)
+		}
+	}()
 	address, rest, _ := strings.Cut(s, "=")
 	if p.Address, err = pci.Parse(address); err != nil {
 		return p, err

@@ -14,6 +14,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 )
 
 // representorCache finds the representors of Functions by the PCI addresses in port ids. It searches a view of the kernel's
@@ -77,11 +78,8 @@ func (c *representorCache) ifindex(port string) (int, error) {
 // refresh takes a new view.
 func (c *representorCache) refresh() error {
 	c.stale.Store(false) // before listing, since a netdev that comes from now on may be missing from the list
-	netdevs, err := c.physPorts()
-	// An interrupted list may lack netdevs that exist, whose ports would be taken out of service.
-	for try := 1; errors.Is(err, nl.ErrDumpInterrupted) && try < 10; try++ {
-		netdevs, err = c.physPorts()
-	}
+	// The ports of netdevs that an interrupted list lacks would be taken out of service.
+	netdevs, err := request.Consistent(c.physPorts)
 	if err != nil {
 		c.stale.Store(true)
 		return fmt.Errorf("list netdevs: %w", err)
@@ -211,15 +209,11 @@ func (v view) others(at eswitchPort) string {
 	return ""
 }
 
-// skipStats is RTEXT_FILTER_SKIP_STATS of linux/rtnetlink.h: counters cost most of a dump.
-const skipStats = 1 << 3
-
 // physPorts lists all netdevs. The netlink library does not read phys_port_name, and only 4 bytes of phys_switch_id. The
 // error may be nl.ErrDumpInterrupted if netdevs come or go meanwhile.
 func (b *bridgePlane) physPorts() ([]physPort, error) {
-	req := b.linkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP, 0)
-	req.AddData(nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(skipStats)))
-	messages, err := req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
+	header, mask := nl.NewIfInfomsg(unix.AF_UNSPEC), nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(request.SkipStatistics))
+	messages, err := request.Send(&b.raw, unix.NETLINK_ROUTE, unix.RTM_GETLINK, unix.NLM_F_DUMP, header, mask)
 	if err != nil {
 		return nil, err
 	}

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 )
 
 // openBridgePlane opens sockets in the network namespace of the calling thread.
@@ -123,12 +124,6 @@ func (b *bridgePlane) ensure(want netlink.Link, id string) (netlink.Link, error)
 	return link, linkError(b.handle.LinkSetAlias(link, aliasPrefix+id), link, "set alias")
 }
 
-func newBridge(name string) *netlink.Bridge {
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name = name
-	return &netlink.Bridge{LinkAttrs: attrs}
-}
-
 // linkError adds to an error the netdev and what was tried. It returns nil without an error.
 func linkError(err error, link netlink.Link, tried string, args ...any) error {
 	if err == nil {
@@ -160,26 +155,16 @@ func (b *bridgePlane) settle(bridge netlink.Link) error {
 
 // configure sets only these attributes of a bridge. The netlink library would write back all those that it has read.
 func (b *bridgePlane) configure(bridge netlink.Link, attrs ...*nl.RtAttr) error {
-	req := b.linkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK, bridge.Attrs().Index)
+	header := nl.NewIfInfomsg(unix.AF_UNSPEC)
+	header.Index = int32(bridge.Attrs().Index)
 	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
 	info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("bridge"))
 	data := info.AddRtAttr(nl.IFLA_INFO_DATA, nil)
 	for _, attr := range attrs {
 		data.AddChild(attr)
 	}
-	req.AddData(info)
-	_, err := req.Execute(unix.NETLINK_ROUTE, 0)
+	_, err := request.Send(&b.raw, unix.NETLINK_ROUTE, unix.RTM_NEWLINK, unix.NLM_F_ACK, header, info)
 	return err
-}
-
-// linkRequest makes a request for which the netlink library has no function.
-func (b *bridgePlane) linkRequest(typ, flags, index int) *nl.NetlinkRequest {
-	req := nl.NewNetlinkRequest(typ, flags)
-	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: &b.raw}
-	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
-	msg.Index = int32(index)
-	req.AddData(msg)
-	return req
 }
 
 // disableIPv6 removes the netdev's IPv6 link-local address, and keeps the kernel from giving it another one. A kernel

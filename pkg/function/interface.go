@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"unicode"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
 // Limits of the kernel and of the standards.
@@ -102,8 +104,7 @@ func (c *VFConfig) Rate(r Rate) Rate {
 
 // EswitchPort is the port of a Function at the eswitch of its PF.
 type EswitchPort struct {
-	// PF is the PCI address of the PF.
-	PF string
+	PF pci.Address
 	// SF says that it is a subfunction's, and not a VF's.
 	SF bool
 	// Number is the index of the VF, from 0, or the sfnum.

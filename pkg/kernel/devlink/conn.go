@@ -17,6 +17,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/listen"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 )
 
 // ErrNoDevlink is returned for a kernel without devlink (CONFIG_NET_DEVLINK). It matches EOPNOTSUPP.
@@ -88,14 +89,9 @@ func (c *Conn) ask(command uint8, d Device, attrs ...*nl.RtAttr) (attribute.Set,
 	return attribute.Parse(messages[0])
 }
 
-// list sends a command that the kernel answers with a message for each object. It sends it again if the kernel says that
-// objects came or went meanwhile. A kernel without devlink has no objects.
+// list sends a command that the kernel answers with a message for each object. A kernel without devlink has no objects.
 func list[T any](c *Conn, command uint8, decode func(attribute.Set) (T, error), attrs ...*nl.RtAttr) ([]T, error) {
-	const tries = 10
-	messages, err := c.execute(command, unix.NLM_F_DUMP, attrs)
-	for try := 1; try < tries && (errors.Is(err, nl.ErrDumpInterrupted) || errors.Is(err, unix.EINTR)); try++ {
-		messages, err = c.execute(command, unix.NLM_F_DUMP, attrs)
-	}
+	messages, err := request.Consistent(func() ([][]byte, error) { return c.execute(command, unix.NLM_F_DUMP, attrs) })
 	if errors.Is(err, ErrNoDevlink) {
 		return nil, nil
 	}
@@ -127,13 +123,8 @@ func (c *Conn) execute(command uint8, flags int, attrs []*nl.RtAttr) ([][]byte, 
 	}
 	defer socket.Close()
 	_ = socket.SetExtAck(true) // the kernel's own words in errors, where it has some
-	req := nl.NewNetlinkRequest(int(c.family), flags)
-	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_GENERIC: {Socket: socket}}
-	req.AddData(&nl.Genlmsg{Command: command, Version: nl.GENL_DEVLINK_VERSION})
-	for _, a := range attrs {
-		req.AddData(a)
-	}
-	messages, err := req.Execute(unix.NETLINK_GENERIC, 0)
+	header := &nl.Genlmsg{Command: command, Version: nl.GENL_DEVLINK_VERSION}
+	messages, err := request.Send(&nl.SocketHandle{Socket: socket}, unix.NETLINK_GENERIC, int(c.family), flags, header, attrs...)
 	if err != nil {
 		return nil, err
 	}

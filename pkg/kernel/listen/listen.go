@@ -31,6 +31,9 @@ type Source struct {
 	Matters func(message []byte) bool
 }
 
+// Links are the changes of netdevs.
+var Links = Source{Name: "rtnetlink", Protocol: unix.NETLINK_ROUTE, Groups: Groups(unix.RTNLGRP_LINK)}
+
 // Groups returns fixed numbers.
 func Groups(numbers ...uint32) func(netns.NsHandle) ([]uint32, error) {
 	return func(netns.NsHandle) ([]uint32, error) { return numbers, nil }

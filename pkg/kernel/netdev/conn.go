@@ -12,6 +12,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 )
 
 // conn speaks rtnetlink in one network namespace. Several goroutines may use it at once; their requests wait for each other,
@@ -80,24 +81,13 @@ func (c *conn) close() error {
 	return c.ns.Close()
 }
 
-// execute sends a message about a link and returns the bodies of the answers.
-func (c *conn) execute(message, flags int, header *nl.IfInfomsg, attributes []*nl.RtAttr) ([][]byte, error) {
-	req := nl.NewNetlinkRequest(message, flags)
-	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: c.socket}
-	req.AddData(header)
-	for _, a := range attributes {
-		req.AddData(a)
-	}
-	return req.Execute(unix.NETLINK_ROUTE, 0)
-}
-
 // set changes an existing netdev by one RTM_NEWLINK: the flags of the mask, and the attributes. do_setlink in the kernel's
 // net/core/rtnetlink.c has an order of its own: namespace, address, MTU, name, alias, flags, queue length. It stops at the
 // first that fails, and does not undo the ones before.
 func (c *conn) set(index int, flags, mask uint32, attributes ...*nl.RtAttr) error {
 	header := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	header.Index, header.Flags, header.Change = int32(index), flags, mask
-	_, err := c.execute(unix.RTM_NEWLINK, unix.NLM_F_ACK, header, attributes)
+	_, err := request.Send(c.socket, unix.NETLINK_ROUTE, unix.RTM_NEWLINK, unix.NLM_F_ACK, header, attributes...)
 	return err
 }
 
@@ -120,7 +110,7 @@ func hardwareAddr(kind int, mac function.MAC) *nl.RtAttr {
 func (c *conn) ask(index int, attributes ...*nl.RtAttr) ([]byte, error) {
 	header := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	header.Index = int32(index)
-	answers, err := c.execute(unix.RTM_GETLINK, 0, header, attributes)
+	answers, err := request.Send(c.socket, unix.NETLINK_ROUTE, unix.RTM_GETLINK, 0, header, attributes...)
 	if err != nil {
 		return nil, err
 	}
@@ -137,8 +127,8 @@ type link struct {
 	master   int    // index of the netdev that it is a port of, 0 for none
 }
 
-// get returns the link that [conn.ask] asks for, or nil if there is none.
-func (c *conn) get(index int, attributes ...*nl.RtAttr) (*link, error) {
+// at returns the link with the index or, if that is 0, with the name in the attributes. It is nil if there is none.
+func (c *conn) at(index int, attributes ...*nl.RtAttr) (*link, error) {
 	message, err := c.ask(index, attributes...)
 	if errors.Is(err, unix.ENODEV) {
 		return nil, nil
@@ -164,11 +154,8 @@ func (c *conn) get(index int, attributes ...*nl.RtAttr) (*link, error) {
 	return &link{Snapshot: s, rawFlags: l.Attrs().RawFlags, master: l.Attrs().MasterIndex}, nil
 }
 
-// at returns the link with the index, or nil if there is none.
-func (c *conn) at(index int) (*link, error) { return c.get(index) }
-
 // with returns the link that has the name or altname, or nil if there is none.
-func (c *conn) with(name string) (*link, error) { return c.get(0, text(unix.IFLA_ALT_IFNAME, name)) }
+func (c *conn) with(name string) (*link, error) { return c.at(0, text(unix.IFLA_ALT_IFNAME, name)) }
 
 // existing is [conn.at], with an error if there is no such link.
 func (c *conn) existing(index int) (*link, error) {
@@ -197,16 +184,4 @@ func reference(index int) netlink.Link {
 }
 
 // all lists the links.
-func (c *conn) all() ([]netlink.Link, error) { return consistent(c.LinkList) }
-
-// consistent asks the kernel again if it says that the objects changed while it listed them.
-func consistent[T any](dump func() ([]T, error)) ([]T, error) {
-	const tries = 10
-	for try := 1; ; try++ {
-		list, err := dump()
-		again := errors.Is(err, netlink.ErrDumpInterrupted) || errors.Is(err, unix.EINTR)
-		if !again || try == tries {
-			return list, err
-		}
-	}
-}
+func (c *conn) all() ([]netlink.Link, error) { return request.Consistent(c.LinkList) }

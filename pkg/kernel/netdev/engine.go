@@ -33,18 +33,18 @@ type Options struct {
 	// ProcRoot is where procfs is; "" is "/proc". Runtimes name network namespaces by processes there. Its sys/net is written
 	// to restore the IPv6 sysctls of netdevs, which are not restored where it cannot be written.
 	ProcRoot string
-	// Rates are the rate objects of Functions behind an eswitch; nil for none.
-	Rates Rates
+	// Eswitches limit the rates of Functions; nil for none.
+	Eswitches Eswitches
 	// Trace is called with each change before it is made, on the goroutine that called the Engine; it may be nil.
 	Trace func(step string)
 }
 
 // Engine changes netdevs. Several goroutines may use it at once, each for another netdev.
 type Engine struct {
-	host     *conn
-	procRoot string
-	rates    Rates // nil for none
-	trace    func(step string)
+	host      *conn
+	procRoot  string
+	eswitches Eswitches // nil for none
+	trace     func(step string)
 }
 
 // New opens the host's network namespace. Close the Engine after use.
@@ -55,7 +55,9 @@ func New(options Options) (*Engine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the host's %w", err)
 	}
-	e := &Engine{host: host, procRoot: cmp.Or(options.ProcRoot, "/proc"), rates: options.Rates, trace: options.Trace}
+	e := &Engine{
+		host: host, procRoot: cmp.Or(options.ProcRoot, "/proc"), eswitches: options.Eswitches, trace: options.Trace,
+	}
 	if e.trace == nil {
 		e.trace = func(string) {}
 	}
@@ -84,11 +86,11 @@ func (e *Engine) Close() error { return e.host.close() }
 
 // Plan looks at a netdev on the host and at the namespace that it shall move to, and changes nothing. Its error says why
 // [Engine.Attach] would fail, as far as that can be seen before.
-func (e *Engine) Plan(ctx context.Context, device Device, netNS string, want function.Interface) (Snapshot, Place, error) {
+func (e *Engine) Plan(_ context.Context, device Device, netNS string, want function.Interface) (Snapshot, Place, error) {
 	if err := want.Validate(); err != nil {
 		return Snapshot{}, Place{}, err
 	}
-	before, err := e.snapshot(ctx, device, want)
+	before, err := e.snapshot(device, want)
 	if err != nil {
 		return Snapshot{}, Place{}, err
 	}
@@ -121,18 +123,18 @@ func (e *Engine) Plan(ctx context.Context, device Device, netNS string, want fun
 
 // Snapshot looks at a netdev on the host that is about to lose its driver, and changes nothing. [Engine.Restore] with the
 // snapshot and no place gives its properties to the netdev that the driver makes later.
-func (e *Engine) Snapshot(ctx context.Context, device Device) (Snapshot, error) {
-	return e.snapshot(ctx, device, function.Interface{})
+func (e *Engine) Snapshot(_ context.Context, device Device) (Snapshot, error) {
+	return e.snapshot(device, function.Interface{})
 }
 
 // snapshot looks at a netdev on the host, or at a Function without one. It asks the eswitch, which takes long, only if the
 // pod wants a rate.
-func (e *Engine) snapshot(ctx context.Context, device Device, want function.Interface) (s Snapshot, err error) {
+func (e *Engine) snapshot(device Device, want function.Interface) (s Snapshot, err error) {
 	if !want.VF.Rated() {
 		device.Port = nil
 	}
 	if want.Userspace {
-		return e.complete(ctx, s, device)
+		return e.complete(s, device)
 	}
 	l, err := e.host.named(device.Name)
 	if err != nil {
@@ -144,20 +146,20 @@ func (e *Engine) snapshot(ctx context.Context, device Device, want function.Inte
 	case l.Carried.XDP != "":
 		return s, fmt.Errorf("netdev %s: is in use on the host, by XDP program %s", device.Name, l.Carried.XDP)
 	}
-	return e.complete(ctx, l.Snapshot, device)
+	return e.complete(l.Snapshot, device)
 }
 
 // complete adds what the PF and the eswitch of the device enforce, as far as they are known and tell it.
-func (e *Engine) complete(ctx context.Context, s Snapshot, device Device) (_ Snapshot, err error) {
+func (e *Engine) complete(s Snapshot, device Device) (_ Snapshot, err error) {
 	if device.PF != nil {
 		if s.VF, err = e.host.vf(device.PF); err != nil && !errors.Is(err, errNoVF) {
 			return Snapshot{}, err
 		}
 	}
-	if device.Port == nil || e.rates == nil {
+	if device.Port == nil || e.eswitches == nil {
 		return s, nil
 	}
-	rate, limits, err := e.rates.Rate(ctx, *device.Port)
+	rate, limits, err := e.rate(*device.Port)
 	if err != nil {
 		return Snapshot{}, fmt.Errorf("rate of %s: %w", device.Port, err)
 	}
@@ -234,7 +236,7 @@ func (e *Engine) attach(
 		return Observed{}, err
 	}
 	if want.Userspace {
-		return e.observeVF(ctx, device, want)
+		return e.observeVF(device, want)
 	}
 	index, err := e.moveToPod(pod, before, place, want)
 	if err != nil {
@@ -261,7 +263,7 @@ func (e *Engine) enforce(ctx context.Context, device Device, from, to Snapshot) 
 			}
 		}
 	}
-	return e.changeRate(ctx, device, from.Rate, to.Rate)
+	return e.changeRate(device, from.Rate, to.Rate)
 }
 
 // moveToPod moves a netdev, renames it and sets its MTU and MAC by one message: the pod never sees it half made, and the
@@ -398,9 +400,9 @@ func observe(pod *conn, index int) (Observed, error) {
 }
 
 // observeVF describes a Function without a netdev to the pod.
-func (e *Engine) observeVF(ctx context.Context, device Device, want function.Interface) (Observed, error) {
+func (e *Engine) observeVF(device Device, want function.Interface) (Observed, error) {
 	observed := Observed{Name: want.Name, Addresses: want.Addresses}
-	now, err := e.complete(ctx, Snapshot{}, Device{PF: device.PF})
+	now, err := e.complete(Snapshot{}, Device{PF: device.PF})
 	if err == nil && now.VF != nil {
 		observed.MAC = now.VF.MAC
 	}

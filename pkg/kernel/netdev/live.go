@@ -17,6 +17,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/listen"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 )
@@ -31,9 +32,9 @@ type Attached struct {
 
 // Check lists in words the differences between what [Engine.Attach] did and what is in the pod and enforced by the PF and the
 // eswitch. Addresses and routes that the pod added are no difference, nor is what a PF or an eswitch does not tell.
-func (e *Engine) Check(ctx context.Context, device Device, a Attached) ([]string, error) {
+func (e *Engine) Check(_ context.Context, device Device, a Attached) ([]string, error) {
 	device = device.as(a.Before)
-	enforced, err := e.complete(ctx, Snapshot{}, device)
+	enforced, err := e.complete(Snapshot{}, device)
 	if err != nil {
 		return nil, err
 	}
@@ -174,7 +175,7 @@ func routeLike(pod *conn, r netlink.Route) (*netlink.Route, error) {
 		family, metric = netlink.FAMILY_V6, cmp.Or(metric, 1024) // IP6_RT_PRIO_USER, net/ip6_route.h
 	}
 	filter := &netlink.Route{Dst: r.Dst, Table: r.Table}
-	routes, err := consistent(func() ([]netlink.Route, error) {
+	routes, err := request.Consistent(func() ([]netlink.Route, error) {
 		return pod.RouteListFiltered(family, filter, netlink.RT_FILTER_DST|netlink.RT_FILTER_TABLE)
 	})
 	if err != nil {
@@ -188,7 +189,7 @@ func routeLike(pod *conn, r netlink.Route) (*netlink.Route, error) {
 }
 
 func addresses(c *conn, index int) ([]netip.Prefix, error) {
-	list, err := consistent(func() ([]netlink.Addr, error) { return c.AddrList(reference(index), netlink.FAMILY_ALL) })
+	list, err := request.Consistent(func() ([]netlink.Addr, error) { return c.AddrList(reference(index), netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, err
 	}
@@ -246,8 +247,7 @@ func (c *conn) awaitCarrier(ctx context.Context, index int) (err error) {
 	defer listening.Wait() // the socket keeps the network namespace
 	defer stop()
 	listening.Go(func() {
-		links := listen.Source{Name: "rtnetlink", Protocol: unix.NETLINK_ROUTE, Groups: listen.Groups(unix.RTNLGRP_LINK)}
-		links.Follow(ctx, fmt.Sprintf("/proc/self/fd/%d", int(c.ns)), changes.Notify, logr.Discard())
+		listen.Links.Follow(ctx, fmt.Sprintf("/proc/self/fd/%d", int(c.ns)), changes.Notify, logr.Discard())
 	})
 	seen := func() bool {
 		var l *link

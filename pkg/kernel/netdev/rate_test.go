@@ -1,7 +1,6 @@
 package netdev_test
 
 import (
-	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -9,27 +8,40 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// rates is an eswitch with one rate object.
+// rates is an eswitch with one rate object, of SF 88.
 type rates struct {
-	of     function.EswitchPort
 	rate   function.Rate
 	none   bool // the Function has no rate object, or is gone
 	refuse error
 	asked  int
 }
 
-func (r *rates) Rate(_ context.Context, port function.EswitchPort) (function.Rate, bool, error) {
+func (r *rates) EswitchMode(devlink.Device) (devlink.EswitchMode, error) {
 	r.asked++
-	return r.rate, port == r.of && !r.none, nil
+	return devlink.Switchdev, nil
 }
 
-func (r *rates) SetRate(_ context.Context, port function.EswitchPort, to function.Rate) error {
-	if r.refuse != nil || port != r.of {
+func (r *rates) PortsOf(d devlink.Device) ([]devlink.Port, error) {
+	r.asked++
+	if d != devlink.OfPCI(subfunction().Port.PF) {
+		return nil, nil
+	}
+	return []devlink.Port{{Device: d, Index: 5, Flavour: devlink.PCISF, SF: subfunction().Port.Number}}, nil
+}
+
+func (r *rates) Rate(_ devlink.Device, port uint32) (function.Rate, bool, error) {
+	r.asked++
+	return r.rate, port == 5 && !r.none, nil
+}
+
+func (r *rates) SetRate(_ devlink.Device, port uint32, to function.Rate) error {
+	if r.refuse != nil || port != 5 {
 		return errors.Join(r.refuse, errors.New("cannot be set"))
 	}
 	r.rate = to
@@ -43,8 +55,8 @@ func subfunction() netdev.Device {
 func newRatedWorld(t *testing.T, before function.Rate) (*world, *rates) {
 	t.Helper()
 	w := newWorld(t, nil)
-	r := &rates{of: *subfunction().Port, rate: before}
-	engine, err := netdev.New(netdev.Options{HostNetNS: w.host.Path(), Rates: r})
+	r := &rates{rate: before}
+	engine, err := netdev.New(netdev.Options{HostNetNS: w.host.Path(), Eswitches: r})
 	must.Succeed(t, err)
 	t.Cleanup(func() { engine.Close() })
 	w.engine = engine

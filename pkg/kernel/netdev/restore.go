@@ -22,10 +22,10 @@ var fallback = regexp.MustCompile("^xpu[0-9]+$")
 // device.Name is the name that the caller last saw on the host, or "". A netdev that is as it was is not touched. Of a
 // Function without a netdev Restore restores what the PF and the eswitch enforce; where they do not tell, the Function is
 // gone. An error says what is left, and the next call continues. See [ErrGone] and [ErrAway].
-func (e *Engine) Restore(ctx context.Context, device Device, before Snapshot, place Place) (Restored, error) {
+func (e *Engine) Restore(_ context.Context, device Device, before Snapshot, place Place) (Restored, error) {
 	device = device.as(before)
 	if before.userspace() {
-		return e.reconcile(ctx, device, before, 0)
+		return e.reconcile(device, before, 0)
 	}
 	pod, l, err := e.locate(place, before.Identity)
 	if err != nil {
@@ -48,7 +48,7 @@ func (e *Engine) Restore(ctx context.Context, device Device, before Snapshot, pl
 	case l == nil:
 		return Restored{}, fmt.Errorf("%s: %w", before.Name, ErrGone)
 	}
-	return e.reconcile(ctx, device, before, l.Identity.Index)
+	return e.reconcile(device, before, l.Identity.Index)
 }
 
 // moveToHost moves a netdev back by one message, which also restores the properties that it can. It fails only if the netdev
@@ -115,11 +115,11 @@ func (e *Engine) dropForeignAltNames(c *conn, index int, now Snapshot, keep []st
 }
 
 // reconcile undoes the differences on the host. It takes a second round for properties that can only be restored after others.
-func (e *Engine) reconcile(ctx context.Context, device Device, before Snapshot, index int) (Restored, error) {
+func (e *Engine) reconcile(device Device, before Snapshot, index int) (Restored, error) {
 	const rounds = 2
 	var failed error
 	for round := 0; ; round++ {
-		now, err := e.look(ctx, device, before, index)
+		now, err := e.look(device, before, index)
 		if err != nil {
 			return Restored{}, err
 		}
@@ -134,14 +134,14 @@ func (e *Engine) reconcile(ctx context.Context, device Device, before Snapshot, 
 		if round == rounds {
 			return Restored{}, errors.Join(fmt.Errorf("%s is not as it was: %s", now.title(), strings.Join(left, "; ")), failed)
 		}
-		failed = e.undo(ctx, index, device, accepted, now)
+		failed = e.undo(index, device, accepted, now)
 	}
 }
 
 // look takes a snapshot of the netdev with the index, or of a Function without a netdev.
-func (e *Engine) look(ctx context.Context, device Device, before Snapshot, index int) (Snapshot, error) {
+func (e *Engine) look(device Device, before Snapshot, index int) (Snapshot, error) {
 	if before.userspace() {
-		return e.complete(ctx, Snapshot{}, device)
+		return e.complete(Snapshot{}, device)
 	}
 	l, err := e.host.at(index)
 	if err != nil {
@@ -150,7 +150,7 @@ func (e *Engine) look(ctx context.Context, device Device, before Snapshot, index
 	if l == nil {
 		return Snapshot{}, fmt.Errorf("%s: %w", before.Name, ErrGone)
 	}
-	return e.complete(ctx, l.Snapshot, device)
+	return e.complete(l.Snapshot, device)
 }
 
 // acceptTaken returns before without the names that another netdev of the host has by now, and a note about each of these.
@@ -177,7 +177,7 @@ func (e *Engine) acceptTaken(before, now Snapshot) (accepted Snapshot, notes []s
 }
 
 // undo restores every property that differs by a message of its own, and goes on after one that is refused.
-func (e *Engine) undo(ctx context.Context, index int, device Device, before, now Snapshot) error {
+func (e *Engine) undo(index int, device Device, before, now Snapshot) error {
 	var errs []error
 	if now.VF != nil && before.VF != nil { // some drivers refuse the netdev a MAC that is not the one the PF set
 		withMAC := now.VF.with(nil, before.VF.MAC)
@@ -206,7 +206,7 @@ func (e *Engine) undo(ctx context.Context, index int, device Device, before, now
 	if now.VF != nil && before.VF != nil {
 		errs = append(errs, e.undoVF(device.PF, *now.VF, *before.VF))
 	}
-	return errors.Join(append(errs, e.changeRate(ctx, device, now.Rate, before.Rate))...)
+	return errors.Join(append(errs, e.changeRate(device, now.Rate, before.Rate))...)
 }
 
 // undoProperty restores a property that has a message, or a sysctl, of its own.

@@ -19,6 +19,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/quirk"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 )
 
 // VFState is what a PF enforces for a VF (struct ifla_vf_* in linux/if_link.h).
@@ -184,13 +185,10 @@ func (e *Engine) awaitCarrier(ctx context.Context, pf *PF) bool {
 // errNoVF is returned if a PF tells nothing about a VF.
 var errNoVF = errors.New("the PF does not tell")
 
-// skipStatistics is RTEXT_FILTER_SKIP_STATS of linux/rtnetlink.h.
-const skipStatistics = 1 << 3
-
 // vf asks the PF for the VF's state. With statistics, the answer of a PF with some 200 VFs would not fit in an attribute's
 // 64 KiB.
 func (c *conn) vf(pf *PF) (*VFState, error) {
-	message, err := c.ask(0, text(unix.IFLA_IFNAME, pf.Name), number(unix.IFLA_EXT_MASK, nl.RTEXT_FILTER_VF|skipStatistics))
+	message, err := c.ask(0, text(unix.IFLA_IFNAME, pf.Name), number(unix.IFLA_EXT_MASK, nl.RTEXT_FILTER_VF|request.SkipStatistics))
 	if err != nil {
 		return nil, fmt.Errorf("PF %s: %w", pf, err)
 	}
@@ -224,7 +222,11 @@ func parseVFInfo(info []byte) (index int, state *VFState) {
 	index, state = -1, &VFState{Proto: function.VLAN8021Q}
 	for kind, value := range attribute.All(info) {
 		if kind == nl.IFLA_VF_VLAN_LIST {
-			state.Proto = parseVLANProto(value)
+			for _, tag := range attribute.All(value) { // the kernel has only one
+				if len(tag) >= nl.SizeofVfVlan+2 && binary.BigEndian.Uint16(tag[nl.SizeofVfVlan:]) == unix.ETH_P_8021AD {
+					state.Proto = function.VLAN8021AD
+				}
+			}
 			continue
 		}
 		switch words := uint32s(value); {
@@ -253,24 +255,6 @@ func setting(value uint32) *bool {
 		return nil
 	}
 	return new(value != 0)
-}
-
-// parseVLANProto reads the protocol of the tag in an IFLA_VF_VLAN_LIST; the kernel has only one.
-func parseVLANProto(list []byte) string {
-	for _, info := range attribute.All(list) {
-		if len(info) >= nl.SizeofVfVlan+2 && binary.BigEndian.Uint16(info[nl.SizeofVfVlan:]) == unix.ETH_P_8021AD {
-			return function.VLAN8021AD
-		}
-	}
-	return function.VLAN8021Q
-}
-
-// Rates are the rate objects of Functions at an eswitch, which then limits the Function in place of the PF.
-type Rates interface {
-	// Rate returns the Function's limit; ok is false if it has no rate object.
-	Rate(ctx context.Context, function function.EswitchPort) (rate function.Rate, ok bool, err error)
-	// SetRate changes the limit.
-	SetRate(ctx context.Context, function function.EswitchPort, to function.Rate) error
 }
 
 // field is a field of an [function.Interface], as users write it, and whether an error is about it.
@@ -314,16 +298,4 @@ func enforceable(c *function.VFConfig, device Device, before Snapshot) error {
 		return fmt.Errorf("%s: must be absent for %s: its eswitch has no rate object for it", rates, device.Port)
 	}
 	return fmt.Errorf("%s: %s has no PF that VF properties could be set with", cmp.Or(onlyPF, rates), before.title())
-}
-
-// changeRate tells the eswitch.
-func (e *Engine) changeRate(ctx context.Context, device Device, from, to *function.Rate) error {
-	if device.Port == nil || from == nil || to == nil || *from == *to {
-		return nil
-	}
-	e.trace("eswitch: " + to.String() + " for " + device.Port.String())
-	if err := e.rates.SetRate(ctx, *device.Port, *to); err != nil {
-		return fmt.Errorf("%s: the eswitch refuses %s for %s: %w", rateFields(*from, *to), to, device.Port, err)
-	}
-	return nil
 }

@@ -22,7 +22,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/monitoring"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
@@ -39,7 +38,7 @@ func Run(ctx context.Context, config Config, registry *prometheus.Registry, log 
 		return err
 	}
 	defer a.devlink.Close()
-	a.engine, err = netdev.New(netdev.Options{ProcRoot: config.ProcRoot, Rates: lifecycle.Rates{Eswitches: a.devlink}})
+	a.engine, err = netdev.New(netdev.Options{ProcRoot: config.ProcRoot, Eswitches: a.devlink})
 	if err != nil {
 		return err
 	}

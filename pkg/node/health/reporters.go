@@ -203,11 +203,8 @@ func (r *Reporters) fault(reporter devlink.Reporter, ports []devlink.Port) (f fa
 			f.kind, f.index = function.VF, int(port.VF)
 		case devlink.PCISF:
 			f.kind, f.index = function.SF, int(port.SF)
-		case devlink.PCIPF:
-		default:
-			return f, true
 		}
-		return f, !port.External
+		return f, !port.External // only ports of Functions are external
 	}
 	return f, false // the port is gone, and the reporter with it
 }

@@ -12,7 +12,7 @@ import (
 
 // sources are the kernel's events that a change of Functions causes.
 var sources = [...]listen.Source{
-	{Name: "rtnetlink", Protocol: unix.NETLINK_ROUTE, Groups: listen.Groups(unix.RTNLGRP_LINK)},
+	listen.Links,
 	// Group 1 has the kernel's own uevents, group 2 what udev makes of them (lib/kobject_uevent.c).
 	{Name: "uevent", Protocol: unix.NETLINK_KOBJECT_UEVENT, Groups: listen.Groups(1), Matters: ueventMatters},
 	{

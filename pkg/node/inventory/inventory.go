@@ -75,16 +75,6 @@ func New(options Options) *Inventory {
 	}
 }
 
-// Read reads the Functions once. Of the options it needs no more than SysRoot, and what is wrong with single entries is
-// logged.
-func Read(options Options) ([]function.Function, error) {
-	i := New(options)
-	if err := i.scan(); err != nil {
-		return nil, err
-	}
-	return i.functions, nil
-}
-
 // Snapshot returns all Functions, sorted by address, SFs behind their PF by sfnum. The caller owns the result.
 func (i *Inventory) Snapshot() []function.Function {
 	i.mutex.RLock()

@@ -211,9 +211,9 @@ func Patience() wait.Backoff {
 	return wait.Backoff{Duration: 5 * time.Millisecond, Factor: 1.5, Steps: 14}
 }
 
-// retry calls try as often as patience says, until it is done. The error is that of the last call, or that of ctx if try
+// Retry calls try as often as patience says, until it is done. The error is that of the last call, or that of ctx if try
 // was not called at all.
-func retry(ctx context.Context, patience wait.Backoff, try func(context.Context) (done bool, err error)) (err error) {
+func Retry(ctx context.Context, patience wait.Backoff, try func(context.Context) (done bool, err error)) (err error) {
 	waitErr := wait.ExponentialBackoffWithContext(ctx, patience, func(ctx context.Context) (done bool, _ error) {
 		done, err = try(ctx)
 		return done, nil
@@ -225,7 +225,7 @@ func retry(ctx context.Context, patience wait.Backoff, try func(context.Context)
 func (m *Manager) plan(ctx context.Context, record journal.Attachment, netNS string) (
 	device netdev.Device, before netdev.Snapshot, place netdev.Place, err error,
 ) {
-	err = retry(ctx, Patience(), func(ctx context.Context) (done bool, err error) {
+	err = Retry(ctx, Patience(), func(ctx context.Context) (done bool, err error) {
 		device, err = Device(m.netdevs, record)
 		if record.Interface.Userspace {
 			device.Name, err = "", nil
@@ -248,10 +248,10 @@ func (m *Manager) plan(ctx context.Context, record journal.Attachment, netNS str
 func Device(netdevs NetdevFinder, record journal.Attachment) (netdev.Device, error) {
 	var device netdev.Device
 	if number, isSF := record.Function.SFNum(); isSF {
-		device.Port = &function.EswitchPort{PF: string(record.PF), SF: true, Number: number}
+		device.Port = &function.EswitchPort{PF: record.PF, SF: true, Number: number}
 	}
 	if record.IsVF() {
-		device.Port = &function.EswitchPort{PF: string(record.PF), Number: uint32(record.VFIndex)}
+		device.Port = &function.EswitchPort{PF: record.PF, Number: uint32(record.VFIndex)}
 		// Without the PF's netdev nothing can be asked or told about the VF. That matters only to who wants it.
 		if name, err := netdevs.Netdev(function.ID{Address: record.PF}); err == nil && name != "" {
 			device.PF = &netdev.PF{Name: name, Address: string(record.PF), VF: record.VFIndex}

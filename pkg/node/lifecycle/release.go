@@ -128,7 +128,7 @@ func (m *Manager) restore(ctx context.Context, a journal.Attachment) error {
 	}
 	var restored netdev.Restored
 	var device netdev.Device
-	err := retry(ctx, m.options.Patience, func(ctx context.Context) (done bool, err error) {
+	err := Retry(ctx, m.options.Patience, func(ctx context.Context) (done bool, err error) {
 		device, _ = Device(m.netdevs, a) // without a name, the engine looks itself
 		restored, err = m.engine.Restore(ctx, device, *a.Before, a.Place)
 		// A hardware netdev that is nowhere is on its way back from a namespace that ended.

@@ -6,12 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"path/filepath"
 	"strings"
 	"time"
 
 	"github.com/go-logr/logr"
 	"golang.org/x/sync/singleflight"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
@@ -67,7 +67,7 @@ func (p *PCIDrivers) Plan(ctx context.Context, want journal.Attachment) (*journa
 		return nil, errors.New("is gone from this node")
 	}
 	d := p.device(f.ID)
-	own, err := d.driver()
+	own, err := driverOf(d)
 	if err != nil {
 		return nil, err
 	}
@@ -86,28 +86,28 @@ func (p *PCIDrivers) Plan(ctx context.Context, want journal.Attachment) (*journa
 }
 
 // usable says why a driver cannot be bound, or must not be.
-func (p *PCIDrivers) usable(d device, f function.Function, driver string) error {
+func (p *PCIDrivers) usable(d sysfs.Dir, f function.Function, driver string) error {
 	switch {
 	case f.NumVFs > 0:
 		return fmt.Errorf("it is a PF with %d VFs, which would be lost", f.NumVFs)
 	case f.DefaultRoute:
 		return errors.New("the node's default route goes over its netdev")
 	}
-	if err := d.hasDriver(driver); err != nil {
+	if err := p.hasDriver(driver); err != nil {
 		return err
 	}
-	override, err := d.override()
+	override, err := overrideOf(d)
 	if err != nil {
 		return err
 	}
 	if override != "" && override != driver {
 		return fmt.Errorf("driver_override is %q, which somebody else set", override)
 	}
-	return d.isolated()
+	return p.isolated(d)
 }
 
 // snapshot describes the netdev that the kernel removes with the driver; nil if there is none.
-func (p *PCIDrivers) snapshot(ctx context.Context, d device, want journal.Attachment) (*netdev.Snapshot, error) {
+func (p *PCIDrivers) snapshot(ctx context.Context, d sysfs.Dir, want journal.Attachment) (*netdev.Snapshot, error) {
 	before, err := lifecycle.Device(p.Functions, want)
 	dir, names, dirErr := d.Netdevs()
 	if errors.Is(err, netdev.ErrNoNetdev) {
@@ -143,12 +143,12 @@ func (p *PCIDrivers) Bind(ctx context.Context, f function.ID, driver string) err
 	})
 }
 
-func (p *PCIDrivers) bind(ctx context.Context, d device, driver string) error {
-	current, err := d.driver()
+func (p *PCIDrivers) bind(ctx context.Context, d sysfs.Dir, driver string) error {
+	current, err := driverOf(d)
 	if err != nil || current == driver {
 		return err
 	}
-	if err := d.hasDriver(driver); err != nil {
+	if err := p.hasDriver(driver); err != nil {
 		return err // also where the node had it when the Function was reserved, before a reboot
 	}
 	// Until the override is gone, no other driver takes the device, whatever probes it meanwhile.
@@ -192,8 +192,8 @@ func (p *PCIDrivers) Restore(ctx context.Context, a journal.Attachment) error {
 }
 
 // unbind takes the device from a driver, and returns the one that it has afterwards.
-func (p *PCIDrivers) unbind(ctx context.Context, d device, driver string) (current string, err error) {
-	override, err := d.override()
+func (p *PCIDrivers) unbind(ctx context.Context, d sysfs.Dir, driver string) (current string, err error) {
+	override, err := overrideOf(d)
 	if err != nil {
 		return "", err
 	}
@@ -202,7 +202,7 @@ func (p *PCIDrivers) unbind(ctx context.Context, d device, driver string) (curre
 			return "", err
 		}
 	}
-	current, err = d.driver()
+	current, err = driverOf(d)
 	if err != nil || current != driver {
 		return current, err
 	}
@@ -213,12 +213,12 @@ func (p *PCIDrivers) unbind(ctx context.Context, d device, driver string) (curre
 }
 
 // bindOwn binds the Function's own driver, unless somebody else does so meanwhile.
-func (p *PCIDrivers) bindOwn(ctx context.Context, d device, own string) error {
-	if !d.root.PCIDriver(own).Exists() {
+func (p *PCIDrivers) bindOwn(ctx context.Context, d sysfs.Dir, own string) error {
+	if !sysfs.Root(p.SysRoot).PCIDriver(own).Exists() {
 		return errors.New("the node does not have that driver any more: load its module again")
 	}
 	err := p.tell(ctx, d, own, "bind")
-	if current, _ := d.driver(); current == own {
+	if current, _ := driverOf(d); current == own {
 		return nil
 	}
 	return err
@@ -238,14 +238,13 @@ func (p *PCIDrivers) restoreNetdev(ctx context.Context, a journal.Attachment) er
 	}
 	p.trace("restore netdev " + before.Name)
 	var restored netdev.Restored
-	var err error
 	// The netdev may not be found at once, because udev and others rename it.
-	waitErr := wait.ExponentialBackoffWithContext(ctx, lifecycle.Patience(), func(ctx context.Context) (bool, error) {
+	err := lifecycle.Retry(ctx, lifecycle.Patience(), func(ctx context.Context) (done bool, err error) {
 		device, _ := lifecycle.Device(p.Functions, a)
 		restored, err = p.Engine.Restore(ctx, device, *before, netdev.Place{})
-		return err == nil, nil
+		return err == nil, err
 	})
-	if err = cmp.Or(err, waitErr); err != nil {
+	if err != nil {
 		return err
 	}
 	for _, note := range restored.Notes {
@@ -270,21 +269,21 @@ func (p *PCIDrivers) await(ctx context.Context, id function.ID, what string, is 
 }
 
 // tell has a driver bind or unbind the device, as order says.
-func (p *PCIDrivers) tell(ctx context.Context, d device, driver, order string) error {
-	return p.write(ctx, d, order+" "+driver, d.root.PCIDriver(driver), order, d.name)
+func (p *PCIDrivers) tell(ctx context.Context, d sysfs.Dir, driver, order string) error {
+	return p.write(ctx, d, order+" "+driver, sysfs.Root(p.SysRoot).PCIDriver(driver), order, filepath.Base(string(d)))
 }
 
 // setOverride lets this driver alone be bound, or any where it is "".
-func (p *PCIDrivers) setOverride(ctx context.Context, d device, driver string) error {
+func (p *PCIDrivers) setOverride(ctx context.Context, d sysfs.Dir, driver string) error {
 	value := cmp.Or(driver, "\n") // an empty write would not reach the kernel
-	return p.write(ctx, d, "driver_override "+driver, d.Dir, "driver_override", value)
+	return p.write(ctx, d, "driver_override "+driver, d, "driver_override", value)
 }
 
 // write gives the kernel an order about the device by a file of sysfs, and waits until it is carried out. That may block:
 // the unbinding of vfio-pci does as long as a program has the device open, and so does all else that is done to the
 // driver. write gives up after a while, or when ctx ends. The kernel then still carries the order out at some time, and
 // until then the same order is not given again.
-func (p *PCIDrivers) write(ctx context.Context, d device, step string, dir sysfs.Dir, file, value string) error {
+func (p *PCIDrivers) write(ctx context.Context, d sysfs.Dir, step string, dir sysfs.Dir, file, value string) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -306,7 +305,4 @@ func (p *PCIDrivers) trace(step string) {
 	}
 }
 
-func (p *PCIDrivers) device(id function.ID) device {
-	root := sysfs.Root(p.SysRoot)
-	return device{Dir: root.PCI(id.Address), root: root, name: string(id.Address)}
-}
+func (p *PCIDrivers) device(id function.ID) sysfs.Dir { return sysfs.Root(p.SysRoot).PCI(id.Address) }

@@ -92,7 +92,7 @@ func (h *host) trace(step string) {
 
 func (h *host) Get(id function.ID) (function.Function, bool) {
 	f := h.f
-	f.Driver, _ = device{Dir: sysfs.Dir(h.path("bus/pci/devices/" + address))}.driver()
+	f.Driver, _ = driverOf(sysfs.Dir(h.path("bus/pci/devices/" + address)))
 	return f, id == vf
 }
 

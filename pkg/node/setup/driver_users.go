@@ -14,11 +14,12 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/quirk"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
 // awaitUnused waits a little until no program has the device's IOMMU group open. vfio-pci would not let the device go,
 // and a process that waits in the kernel for that cannot even be killed.
-func (p *PCIDrivers) awaitUnused(ctx context.Context, d device) error {
+func (p *PCIDrivers) awaitUnused(ctx context.Context, d sysfs.Dir) error {
 	group, err := d.Link("iommu_group")
 	if err != nil || group == "" {
 		return err
@@ -37,7 +38,7 @@ func (p *PCIDrivers) awaitUnused(ctx context.Context, d device) error {
 // isOpen says whether a program has the group: the kernel lets one have it (vfio_group_fops_open). Where this process
 // may not open device nodes, as in a container without privileges, it says whether a program has enabled the device,
 // which vfio-pci does when it is opened and undoes when it is closed (vfio_pci_core_enable).
-func (p *PCIDrivers) isOpen(d device, group string) bool {
+func (p *PCIDrivers) isOpen(d sysfs.Dir, group string) bool {
 	for _, node := range nodesOf(group) {
 		fd, err := unix.Open(filepath.Join(p.DevRoot, node), unix.O_RDWR|unix.O_CLOEXEC, 0)
 		if err == nil {
@@ -60,7 +61,7 @@ func nodesOf(group string) []string {
 // stillUsed adds to an error, as far as that can be seen, which processes have the device's IOMMU group open: "process
 // 4711 (dpdk-testpmd)". The directory of the node that a process opened is not compared, as it is below that process's own
 // root.
-func (p *PCIDrivers) stillUsed(d device, err error) error {
+func (p *PCIDrivers) stillUsed(d sysfs.Dir, err error) error {
 	group, groupErr := d.Link("iommu_group")
 	if groupErr != nil || group == "" {
 		return err

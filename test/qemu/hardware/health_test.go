@@ -14,7 +14,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
@@ -101,8 +100,7 @@ func TestHealthReporter(t *testing.T) {
 	conn, err := devlink.Dial("")
 	must.Succeed(t, err)
 	defer conn.Close()
-	functions, err := inventory.Read(inventory.Options{SysRoot: "/sys", Log: testr.New(t)})
-	must.Succeed(t, err)
+	functions := inventoried(t)
 	ofPF, ofOther := functionsOf(functions, pf), functionsOf(functions, pfs[1])
 	if len(ofPF) < 2 || len(ofOther) == 0 {
 		t.Fatalf("PF %s has the Functions %q, PF %s %q: the guest lacks what is tested", pf, ofPF, pfs[1], ofOther)

@@ -72,8 +72,7 @@ func TestInventory(t *testing.T) {
 	// igb resets its PF a little after the VFs were made, which takes the carrier away for some seconds.
 	diff := ""
 	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
-		got, err := inventory.Read(inventory.Options{SysRoot: "/sys", Log: testr.New(t)})
-		must.Succeed(t, err)
+		got := inventoried(t)
 		// Of a guest with a NIC to the host, that is not one of the cards.
 		got = slices.DeleteFunc(got, func(f function.Function) bool { return f.Netdev == plan.HostNetdev })
 		if diff = cmp.Diff(want, got); diff == "" {
@@ -82,6 +81,17 @@ func TestInventory(t *testing.T) {
 		}
 	}
 	t.Errorf("Functions (-want +got):\n%s", diff)
+}
+
+// inventoried are the Functions that a new inventory finds.
+func inventoried(t *testing.T) []function.Function {
+	t.Helper()
+	i := inventory.New(inventory.Options{SysRoot: "/sys", Log: testr.New(t)})
+	defer must.Run(t, i.Run)()
+	if !i.Synced(t.Context()) {
+		t.Fatal("the inventory is not there")
+	}
+	return i.Snapshot()
 }
 
 // follower is an inventory at work.

@@ -33,7 +33,7 @@ func newLimited(t *testing.T, pf pci.Address) limited {
 	must.Succeed(t, err)
 	t.Cleanup(eswitch.Close)
 	engine, err := netdev.New(netdev.Options{
-		Rates: lifecycle.Rates{Eswitches: eswitch}, Trace: func(step string) { t.Log(step) },
+		Eswitches: eswitch, Trace: func(step string) { t.Log(step) },
 	})
 	must.Succeed(t, err)
 	t.Cleanup(func() { engine.Close() })

@@ -26,7 +26,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/evpngw"
 	"github.com/opiproject/xpu-device-plugin/test/must"
@@ -55,8 +54,7 @@ func TestSwitchdev(t *testing.T) {
 		f.until(t, begin, pf, "its netdev is the uplink", func(got function.Function) bool {
 			return got.Netdev == uplink && got.PFName == uplink
 		})
-		got, err := inventory.Read(inventory.Options{SysRoot: "/sys", Log: testr.New(t)})
-		must.Succeed(t, err)
+		got := inventoried(t)
 		if diff := cmp.Diff(legacy, got); diff != "" {
 			t.Errorf("(-legacy +switchdev):\n%s", diff)
 		}

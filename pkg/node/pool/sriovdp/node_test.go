@@ -11,6 +11,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // device is a PCI device of the node, or a subfunction.
@@ -190,15 +191,16 @@ func functions(t testing.TB) []function.Function {
 	for _, d := range node {
 		s.pci(d)
 	}
-	all, err := inventory.Read(inventory.Options{
+	i := inventory.New(inventory.Options{
 		SysRoot:        s.root,
 		DefaultNetdevs: func() ([]string, error) { return []string{"eno1"}, nil },
 		DDPProfile: func(pf pci.Address) (string, error) {
 			return map[pci.Address]string{"0000:3b:00.0": "ICE OS Default Package", "0000:3b:00.1": "ICE COMMS Package"}[pf], nil
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
+	defer must.Run(t, i.Run)()
+	if !i.Synced(t.Context()) {
+		t.Fatal("the inventory is not there")
 	}
-	return all
+	return i.Snapshot()
 }

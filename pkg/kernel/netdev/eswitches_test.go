@@ -1,4 +1,4 @@
-package lifecycle
+package netdev
 
 import (
 	"errors"
@@ -7,8 +7,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 )
+
+const ratedPF pci.Address = "0000:3b:00.0"
 
 // eswitches has one card, whose rate objects are by port index.
 type eswitches struct {
@@ -20,7 +23,7 @@ type eswitches struct {
 func (e *eswitches) EswitchMode(devlink.Device) (devlink.EswitchMode, error) { return e.mode, e.failed }
 
 func (e *eswitches) PortsOf(d devlink.Device) ([]devlink.Port, error) {
-	if d != devlink.OfPCI(pf.Address) {
+	if d != devlink.OfPCI(ratedPF) {
 		return nil, nil
 	}
 	return []devlink.Port{
@@ -44,7 +47,7 @@ func (e *eswitches) SetRate(_ devlink.Device, port uint32, to function.Rate) err
 
 // The rate object of a Function is that of its own port, and a VF has none in legacy mode.
 func TestRates(t *testing.T) {
-	vf1, sf1 := function.EswitchPort{PF: string(pf.Address), Number: 1}, function.EswitchPort{PF: string(pf.Address), SF: true, Number: 1}
+	vf1, sf1 := function.EswitchPort{PF: ratedPF, Number: 1}, function.EswitchPort{PF: ratedPF, SF: true, Number: 1}
 	refused := errors.New("refused")
 	for name, test := range map[string]struct {
 		function function.EswitchPort
@@ -59,14 +62,14 @@ func TestRates(t *testing.T) {
 		"VF without devlink":       {function: vf1, failed: unix.ENODEV},
 		"VF of which none tells":   {function: vf1, failed: refused, err: refused},
 		"SF in any mode":           {function: sf1, failed: refused, want: 3},
-		"VF that has no port":      {function: function.EswitchPort{PF: string(pf.Address), Number: 5}, mode: devlink.Switchdev},
+		"VF that has no port":      {function: function.EswitchPort{PF: ratedPF, Number: 5}, mode: devlink.Switchdev},
 		"VF of another PF":         {function: function.EswitchPort{PF: "0000:81:00.0", Number: 1}, mode: devlink.Switchdev},
-		"VF without a rate object": {function: function.EswitchPort{PF: string(pf.Address)}, mode: devlink.Switchdev},
+		"VF without a rate object": {function: function.EswitchPort{PF: ratedPF}, mode: devlink.Switchdev},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := &eswitches{mode: test.mode, failed: test.failed, rates: map[uint32]function.Rate{2: {}, 3: {}, 7: {Max: 7}}}
-			r := Rates{Eswitches: e}
-			rate, ok, err := r.Rate(t.Context(), test.function)
+			engine := &Engine{eswitches: e, trace: func(string) {}}
+			rate, ok, err := engine.rate(test.function)
 			if ok != (test.want != 0) || rate != (function.Rate{}) || !errors.Is(err, test.err) {
 				t.Fatalf("rate %v, %v, error %v", rate, ok, err)
 			}
@@ -74,17 +77,18 @@ func TestRates(t *testing.T) {
 				return
 			}
 			to := function.Rate{Min: 10, Max: 100}
-			err = r.SetRate(t.Context(), test.function, to)
+			err = engine.changeRate(Device{Port: &test.function}, &rate, &to)
 			if err != nil || e.rates[test.want] != (function.Rate{Min: 10, Max: 100}) {
 				t.Errorf("error %v, rates %v", err, e.rates)
 			}
-			if rate, ok, err := r.Rate(t.Context(), test.function); rate != to || !ok || err != nil {
+			if rate, ok, err := engine.rate(test.function); rate != to || !ok || err != nil {
 				t.Errorf("rate %v, %v, error %v", rate, ok, err)
 			}
 		})
 	}
 	gone := function.EswitchPort{PF: "0000:81:00.0", SF: true, Number: 1}
-	err := Rates{Eswitches: &eswitches{}}.SetRate(t.Context(), gone, function.Rate{Max: 1})
+	engine := &Engine{eswitches: &eswitches{}, trace: func(string) {}}
+	err := engine.changeRate(Device{Port: &gone}, &function.Rate{}, &function.Rate{Max: 1})
 	if !errors.Is(err, unix.ENODEV) {
 		t.Errorf("rate of an SF that is gone: %v", err)
 	}
