@@ -28,19 +28,12 @@ type config struct {
 	CNIVersion string `json:"cniVersion"`
 	Name       string `json:"name"`
 
-	// IPAM names the IPAM plugin. It is empty for an interface without addresses.
-	IPAM types.IPAM `json:"ipam"`
-
-	// Socket is where the agent listens.
-	Socket string `json:"socket"`
-	// SpoolDir is where requests are left for an agent that is away.
-	SpoolDir string `json:"spoolDir"`
-	// Timeout is how long ADD may take. It is written as "90s".
-	Timeout time.Duration `json:"timeout"`
-
+	IPAM          types.IPAM    `json:"ipam"` // empty for an interface without addresses
+	Socket        string        `json:"socket"`
+	SpoolDir      string        `json:"spoolDir"`
+	Timeout       time.Duration `json:"timeout"` // of ADD
 	RuntimeConfig struct {
-		// DeviceInfoFile is a path that the runtime wants the device's description in; may be empty.
-		DeviceInfoFile string `json:"CNIDeviceInfoFile"`
+		DeviceInfoFile string `json:"CNIDeviceInfoFile"` // the runtime wants the device's description there; may be empty
 	} `json:"runtimeConfig"`
 }
 
@@ -53,12 +46,15 @@ func parseConfig(data []byte, deviceInfoDir string) (config, error) {
 	c := config{Timeout: addTimeout}
 	fields := struct {
 		*config
-		Timeout *json.RawMessage `json:"timeout"`
+		Timeout any `json:"timeout"`
 	}{config: &c}
 	errs := []error{json.Unmarshal(data, &fields)} // which skips fields of a wrong type
 	if fields.Timeout != nil {
-		timeout, err := parseTimeout(*fields.Timeout)
-		c.Timeout, errs = cmp.Or(timeout, addTimeout), append(errs, err)
+		text, _ := fields.Timeout.(string)
+		if c.Timeout, _ = time.ParseDuration(text); c.Timeout <= 0 {
+			errs = append(errs, fmt.Errorf(`timeout: %v is not a duration; write it like "90s", more than 0`, fields.Timeout))
+			c.Timeout = addTimeout
+		}
 	}
 	c.CNIVersion = cmp.Or(c.CNIVersion, "0.1.0") // what no version means in the specification
 	absolute := func(field, path, fallback string) string {
@@ -82,16 +78,4 @@ func parseConfig(data []byte, deviceInfoDir string) (config, error) {
 		return c, types.NewError(types.ErrInvalidNetworkConfig, strings.TrimSpace("network configuration "+c.Name), err.Error())
 	}
 	return c, nil
-}
-
-func parseTimeout(data json.RawMessage) (time.Duration, error) {
-	var text string
-	if err := json.Unmarshal(data, &text); err != nil {
-		return 0, fmt.Errorf(`timeout: %s is not a duration; write it like "90s"`, data)
-	}
-	timeout, err := time.ParseDuration(text)
-	if err != nil || timeout <= 0 {
-		return 0, fmt.Errorf(`timeout: %q is not a duration of more than 0; write it like "90s"`, text)
-	}
-	return timeout, nil
 }

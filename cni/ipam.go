@@ -2,8 +2,10 @@ package cni
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -19,8 +21,8 @@ import (
 // leave an address that belongs to nobody.
 const killAfter = 5 * time.Second
 
-// requestAddresses asks the IPAM plugin for addresses. It returns the plugin's result in the version of the configuration;
-// nil without a plugin. On an error the plugin may have reserved something.
+// requestAddresses returns the IPAM plugin's result in the version of the configuration; nil without a plugin. On an error
+// the plugin may have reserved something.
 func (c call) requestAddresses(ctx context.Context) (json.RawMessage, error) {
 	if c.config.IPAM.IsEmpty() {
 		return nil, nil
@@ -29,15 +31,15 @@ func (c call) requestAddresses(ctx context.Context) (json.RawMessage, error) {
 	if err != nil {
 		return nil, err
 	}
+	var converted types.Result
 	result, err := DecodeResult(output, c.config.CNIVersion)
-	if err != nil {
-		return nil, c.ipamError(types.ErrInvalidNetworkConfig, "its result: "+err.Error())
+	switch {
+	case err != nil:
+	case len(result.IPs) == 0:
+		err = errors.New("there is no address in it; without a need for addresses, leave ipam out")
+	default:
+		converted, err = result.GetAsVersion(c.config.CNIVersion)
 	}
-	if len(result.IPs) == 0 {
-		return nil, c.ipamError(types.ErrInvalidNetworkConfig,
-			"it gave no address; without a need for addresses, leave ipam out")
-	}
-	converted, err := result.GetAsVersion(c.config.CNIVersion)
 	if err != nil {
 		return nil, c.ipamError(types.ErrInvalidNetworkConfig, "its result: "+err.Error())
 	}
@@ -106,5 +108,5 @@ func (c call) findIPAM() (string, error) {
 }
 
 func (c call) ipamError(code uint, details string) error {
-	return newError(code, "IPAM plugin "+c.config.IPAM.Type, details)
+	return types.NewError(cmp.Or(code, types.ErrInternal), "IPAM plugin "+c.config.IPAM.Type, details)
 }

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/skel"
@@ -28,18 +29,20 @@ type Plugin struct {
 	// DeviceInfoDir is the one directory in which files that runtimeConfig.CNIDeviceInfoFile names are written and
 	// removed: anybody who may write a NetworkAttachmentDefinition may write a path into it.
 	DeviceInfoDir string
-	// Stdout takes the result of ADD.
-	Stdout io.Writer
-	// Stderr takes messages for people: those of IPAM plugins, and that a request was spooled.
-	Stderr io.Writer
-	// Now is the clock that requests are dated by.
-	Now func() time.Time
+
+	Stdout io.Writer        // takes the result of ADD
+	Stderr io.Writer        // takes messages for people: those of IPAM plugins, and that a request was spooled
+	Now    func() time.Time // dates the requests to the agent
 }
 
-// Funcs are the commands.
+// Funcs are the commands. DEL and GC do not need the agent to be there.
 func (p Plugin) Funcs() skel.CNIFuncs {
 	return skel.CNIFuncs{
-		Add: p.strict(call.add), Del: p.del, Check: p.strict(call.check), GC: p.strict(call.gc), Status: p.strict(call.status),
+		Add:    p.strict(call.add),
+		Del:    p.del,
+		Check:  p.strict(func(c call) error { return all(c.tellIPAM("CHECK"), c.tellAgent(wire.Check)) }),
+		GC:     p.strict(func(c call) error { return all(c.tellAgent(wire.GC), c.tellIPAM("GC")) }),
+		Status: p.strict(func(c call) error { return all(c.tellAgent(wire.Status), c.tellIPAM("STATUS")) }),
 	}
 }
 
@@ -61,9 +64,8 @@ func (p Plugin) strict(command func(call) error) func(*skel.CmdArgs) error {
 	}
 }
 
-// del is DEL: it gives an interface and its addresses back. It may be repeated, it does not need the agent to be there,
-// and it makes do with what it understands of the configuration: ADD has failed with the same configuration, and the
-// runtime would repeat for ever a DEL that refuses it too.
+// del gives an interface and its addresses back. It uses what it understands of the configuration: ADD has failed with the
+// same configuration, and the runtime would repeat for ever a DEL that refuses it too.
 func (p Plugin) del(args *skel.CmdArgs) error {
 	config, err := parseConfig(args.StdinData, p.DeviceInfoDir)
 	if err != nil {
@@ -76,18 +78,7 @@ func (p Plugin) del(args *skel.CmdArgs) error {
 	return all(c.tellAgent(wire.Del), c.tellIPAM("DEL"), c.removeDeviceInfo)
 }
 
-// check is CHECK: it fails if the interface is not as ADD left it, or its addresses are no longer reserved.
-func (c call) check() error { return all(c.tellIPAM("CHECK"), c.tellAgent(wire.Check)) }
-
-// gc is GC: it gives back what belongs to attachments that the runtime does not know. It does not need the agent to be
-// there.
-func (c call) gc() error { return all(c.tellAgent(wire.GC), c.tellIPAM("GC")) }
-
-// status is STATUS: it fails if ADD would now.
-func (c call) status() error { return all(c.tellAgent(wire.Status), c.tellIPAM("STATUS")) }
-
-// add is ADD: it attaches an interface and prints the result. On an error nothing is left behind: neither addresses nor
-// what the agent did.
+// add attaches an interface and prints the result. On an error it undoes what the IPAM plugin and the agent did.
 func (c call) add() error {
 	ctx, cancel := context.WithTimeout(context.Background(), c.config.Timeout)
 	defer cancel()
@@ -105,7 +96,7 @@ func (c call) add() error {
 	return nil
 }
 
-// addressAndAttach is the order for most IPAM plugins: the agent attaches the interface with its addresses.
+// addressAndAttach is the order for most IPAM plugins.
 func (c call) addressAndAttach(ctx context.Context) (result types.Result, err error) {
 	addresses, err := c.requestAddresses(ctx)
 	if err == nil {
@@ -119,7 +110,7 @@ func (c call) addressAndAttach(ctx context.Context) (result types.Result, err er
 	return result, nil
 }
 
-// attachAndAddress is the order for an IPAM plugin that needs the interface: the agent sets the addresses afterwards.
+// attachAndAddress is the order for an IPAM plugin that needs the interface.
 func (c call) attachAndAddress(ctx context.Context) (result types.Result, err error) {
 	if _, err := c.attach(ctx, nil); err != nil {
 		return nil, err
@@ -209,8 +200,9 @@ func (c call) ask(ctx context.Context, request wire.Request) (wire.Reply, error)
 	if err != nil {
 		return wire.Reply{}, err
 	}
-	if e := reply.Error; e != nil {
-		return wire.Reply{}, newError(e.Code, e.Msg, e.Details)
+	if reply.Error != nil {
+		reply.Error.Code = cmp.Or(reply.Error.Code, types.ErrInternal)
+		return wire.Reply{}, reply.Error
 	}
 	return reply, nil
 }
@@ -223,7 +215,7 @@ func (c call) explain(err error, away uint) error {
 	case unanswered(err):
 		return c.networkError(away, err.Error())
 	}
-	return c.networkError(types.ErrInvalidNetworkConfig, err.Error())
+	return c.networkError(types.ErrInvalidNetworkConfig, err.Error()) // it cannot be sent
 }
 
 // unanswered says that the agent did not answer, or not in a version that the shim understands.
@@ -232,31 +224,22 @@ func unanswered(err error) bool {
 }
 
 func (c call) networkError(code uint, details string) error {
-	return newError(code, "network "+c.config.Name, details)
-}
-
-// newError makes an error for the runtime. Its code is [types.ErrInternal] if the agent or an IPAM plugin gave none.
-func newError(code uint, msg, details string) *types.Error {
-	return types.NewError(cmp.Or(code, types.ErrInternal), msg, details)
+	return types.NewError(code, "network "+c.config.Name, details)
 }
 
 // step is a part of a command. It has [askTimeout].
 type step func(context.Context) error
 
 // all takes every step, whether or not those before succeeded. The error is the first one; its details name the others.
-func all(steps ...step) error {
-	var failure error
+func all(steps ...step) (failure error) {
 	for _, next := range steps {
 		ctx, cancel := context.WithTimeout(context.Background(), askTimeout)
 		err := next(ctx)
 		cancel()
-		switch {
-		case err == nil:
-		case failure == nil:
-			failure = err
-		default:
-			failure = withDetails(failure, err.Error())
+		if failure != nil && err != nil {
+			err = withDetails(failure, err.Error())
 		}
+		failure = cmp.Or(err, failure)
 	}
 	return failure
 }
@@ -273,10 +256,7 @@ func undo(failure error, steps ...step) error {
 func withDetails(err error, more string) error {
 	e, coded := errors.AsType[*types.Error](err)
 	if !coded {
-		return types.NewError(types.ErrInternal, err.Error(), more)
+		e = types.NewError(types.ErrInternal, err.Error(), "")
 	}
-	if e.Details != "" {
-		more = e.Details + "; " + more
-	}
-	return types.NewError(e.Code, e.Msg, more)
+	return types.NewError(e.Code, e.Msg, strings.TrimPrefix(e.Details+"; "+more, "; "))
 }

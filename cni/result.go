@@ -15,12 +15,20 @@ import (
 // It refuses lists that have null in them, on which the conversions of containernetworking/cni to other versions panic.
 func DecodeResult(data []byte, version string) (*types100.Result, error) {
 	var own struct {
-		CNIVersion string `json:"cniVersion"`
+		CNIVersion              string
+		Interfaces, IPs, Routes []*json.RawMessage
 	}
 	if err := json.Unmarshal(data, &own); err != nil {
 		return nil, err
 	}
-	version = cmp.Or(own.CNIVersion, version)
+	for _, list := range []struct {
+		name  string
+		items []*json.RawMessage
+	}{{"interfaces", own.Interfaces}, {"ips", own.IPs}, {"routes", own.Routes}} {
+		if i := slices.Index(list.items, nil); i >= 0 {
+			return nil, fmt.Errorf("%s[%d] is null", list.name, i)
+		}
+	}
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(data, &fields); err != nil {
 		return nil, err
@@ -28,22 +36,11 @@ func DecodeResult(data []byte, version string) (*types100.Result, error) {
 	if fields == nil {
 		return nil, errors.New("it is null")
 	}
+	version = cmp.Or(own.CNIVersion, version)
 	fields["cniVersion"], _ = json.Marshal(version)
 	data, err := json.Marshal(fields)
 	if err != nil {
 		return nil, err
-	}
-	var lists struct{ Interfaces, IPs, Routes []*json.RawMessage }
-	if err := json.Unmarshal(data, &lists); err != nil {
-		return nil, err
-	}
-	for _, list := range []struct {
-		name  string
-		items []*json.RawMessage
-	}{{"interfaces", lists.Interfaces}, {"ips", lists.IPs}, {"routes", lists.Routes}} {
-		if i := slices.Index(list.items, nil); i >= 0 {
-			return nil, fmt.Errorf("%s[%d] is null", list.name, i)
-		}
 	}
 	result, err := create.Create(version, data)
 	if err != nil {
