@@ -25,20 +25,14 @@ import (
 )
 
 const (
-	// tryAgain is the exit code of an executable that wants to be run again: EX_TEMPFAIL of sysexits.h.
-	tryAgain = 75
-	// parallel is how many executables run at once, at most.
-	parallel = 8
-	// drain is how long a run waits for the end of its output, which a process that left the group may hold open.
-	drain = time.Second
-	// maxOutput is how many bytes of one run's output are logged.
-	maxOutput = 64 << 10
-	// maxLine is how many bytes a line in the log has at most.
-	maxLine = 4 << 10
-	// maxLast is how many bytes of the last line go into an error.
-	maxLast = 200
-	// searchPath is the one variable in the environment of executables, PATH.
-	searchPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+	tryAgain  = 75          // exit code of an executable that wants to be run again: EX_TEMPFAIL of sysexits.h
+	parallel  = 8           // executables that run at once, at most
+	drain     = time.Second // wait for the end of a run's output, which a process that left the group may hold open
+	maxOutput = 64 << 10    // bytes of one run's output that are logged
+	maxLine   = 4 << 10     // bytes of a line in the log
+	maxLast   = 200         // bytes of the last line that go into an error
+	// environment is all that executables have of it.
+	environment = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 )
 
 // names are the names that executables may have. An editor's copies have others, and are not run.
@@ -57,11 +51,10 @@ func newDirectory(options Options) *directory {
 	return &directory{Options: options, running: semaphore.NewWeighted(parallel)}
 }
 
-// list returns the names of the executables, sorted. A directory that is missing has none. A directory that a user other
-// than root can change is an error; a file that another user can change is left out, with an error in the log.
+// list returns the names of the executables, sorted; none if the directory is missing. A directory that a user other than
+// root can change is an error; a file that another user can change is left out, with an error in the log.
 func (d *directory) list() ([]string, error) {
-	// The root refuses links to the outside.
-	root, err := os.OpenRoot(d.Dir)
+	root, err := os.OpenRoot(d.Dir) // which refuses links to the outside
 	if errors.Is(err, fs.ErrNotExist) || d.Dir == "" {
 		return nil, nil
 	}
@@ -170,34 +163,29 @@ func (d *directory) exec(ctx context.Context, path string, stdin []byte, output 
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd := exec.Command(path)
-	cmd.Dir, cmd.Env, cmd.WaitDelay = "/", []string{"PATH=" + searchPath}, drain
+	cmd.Dir, cmd.Env, cmd.WaitDelay = "/", []string{environment}, drain
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), output, output
 	// The executable ends with the agent, because the next agent runs it again.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	exited := make(chan struct{})
-	go func() {
-		defer close(exited)
-		// WNOWAIT leaves the process to be waited for below.
-		for errors.Is(unix.Waitid(unix.P_PID, cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil), unix.EINTR) {
-		}
-	}()
-	killed := false
-	select {
-	case <-exited:
-	case <-ctx.Done():
-		killed = true
+	kill := func() { _ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
+	killed := make(chan struct{})
+	inTime := context.AfterFunc(ctx, func() { kill(); close(killed) })
+	// WNOWAIT leaves the process to be waited for below. Until then no other process or group can have its ID.
+	for errors.Is(unix.Waitid(unix.P_PID, cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil), unix.EINTR) {
 	}
-	// Until the process is waited for, no other process or group can have its ID.
-	_ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL)
-	<-exited
+	late := !inTime()
+	if late {
+		<-killed
+	}
+	kill()
 	// Wait's error is in the state too, except that output is missing.
 	_ = cmd.Wait()
 	code := cmd.ProcessState.ExitCode() // -1 after a signal
 	switch {
-	case killed:
+	case late:
 		return fmt.Errorf("took longer than %s and was killed", d.Timeout)
 	case code == 0:
 		return nil
@@ -209,34 +197,30 @@ func (d *directory) exec(ctx context.Context, path string, stdin []byte, output 
 
 // lines logs what is written to it, line by line, up to a limit. It discards the rest, so that the writer can go on.
 type lines struct {
-	log logr.Logger
-
+	log     logr.Logger
 	partial []byte
-	written int // bytes, including those that are not logged
-	// last is the beginning of the last line that is not empty.
-	last string
+	written int    // bytes, including those that are not logged
+	last    string // the beginning of the last line that is not empty
 }
 
 // Write never fails.
 func (l *lines) Write(p []byte) (int, error) {
-	total := len(p)
-	p = p[:min(total, max(0, maxOutput-l.written))]
-	l.written += total
-	for len(p) > 0 {
-		line, rest, complete := bytes.Cut(p, []byte("\n"))
+	rest := p[:min(len(p), max(0, maxOutput-l.written))]
+	l.written += len(p)
+	for len(rest) > 0 {
+		line, after, complete := bytes.Cut(rest, []byte("\n"))
 		if room := maxLine - len(l.partial); len(line) > room {
-			line, rest, complete = p[:room], p[room:], true
+			line, after, complete = rest[:room], rest[room:], true
 		}
 		l.partial = append(l.partial, line...)
 		if complete {
 			l.flush()
 		}
-		p = rest
+		rest = after
 	}
-	return total, nil
+	return len(p), nil
 }
 
-// flush logs a line.
 func (l *lines) flush() {
 	line := strings.TrimRight(strings.ToValidUTF8(string(l.partial), "\uFFFD"), " \t\r")
 	l.partial = l.partial[:0]

@@ -13,32 +13,24 @@ import (
 // InputVersion is the version of [Input]. Fields may be added without a new version.
 const InputVersion = 1
 
-// Input is what an executable reads from standard input, as one JSON object. Times are in UTC, as RFC 3339 has them.
+// Input is what an executable reads from standard input, as one JSON object. Times are in UTC, as RFC 3339 has them. What is
+// not known or never was is absent; docs/how-to/post-delete-hooks.md tells when.
 type Input struct {
-	Version int `json:"version"`
-	// Node is the name of the node.
-	Node     string        `json:"node"`
-	Function InputFunction `json:"function"`
-	// Resource is the extended resource by which the Function was handed out; absent for a claim.
-	Resource string `json:"resource,omitempty"`
-	// Claim is the ResourceClaim that the Function was allocated to; absent for an extended resource.
-	Claim *journal.Claim `json:"claim,omitempty"`
-	// Pod had the Function, or it was reserved for it; absent where it is not known.
-	Pod *journal.Pod `json:"pod,omitempty"`
-	// ContainerID is the ID of the pod's sandbox container; absent where the Function was never attached.
-	ContainerID string `json:"containerID,omitempty"`
-	// InterfaceName is the name of the interface in the pod, attached or wanted.
-	InterfaceName string `json:"interfaceName,omitempty"`
-	// Port is the Port that the agent had the xPU make, and that is gone; absent where there was none, or where the
-	// controller makes and deletes it.
-	Port *journal.Port `json:"port,omitempty"`
+	Version  int            `json:"version"`
+	Node     string         `json:"node"`
+	Function InputFunction  `json:"function"`
+	Resource string         `json:"resource,omitempty"` // the extended resource by which the Function was handed out
+	Claim    *journal.Claim `json:"claim,omitempty"`    // or the ResourceClaim that it was allocated to
+	Pod      *journal.Pod   `json:"pod,omitempty"`      // had the Function, or it was reserved for the pod
+
+	ContainerID   string        `json:"containerID,omitempty"`   // of the pod's sandbox
+	InterfaceName string        `json:"interfaceName,omitempty"` // in the pod, attached or wanted
+	Port          *journal.Port `json:"port,omitempty"`          // that the agent had the xPU make, and that is gone
 
 	ReservedAt time.Time `json:"reservedAt"`
-	// AttachedAt is when the interface was in the pod, DetachedAt when its way back began; absent if it never was there.
-	AttachedAt time.Time `json:"attachedAt,omitzero"`
-	DetachedAt time.Time `json:"detachedAt,omitzero"`
-	// RestoredAt is when the Function was on the host again, as it was before.
-	RestoredAt time.Time `json:"restoredAt"`
+	AttachedAt time.Time `json:"attachedAt,omitzero"` // the interface was in the pod
+	DetachedAt time.Time `json:"detachedAt,omitzero"` // its way back began
+	RestoredAt time.Time `json:"restoredAt"`          // the Function was on the host again, as it was before
 
 	// Attempt counts the runs of this executable for this release, from 1. A run that was broken off with the agent is
 	// not counted.
@@ -47,18 +39,14 @@ type Input struct {
 
 // InputFunction is the Function that was taken back.
 type InputFunction struct {
-	// ID is the PCI address; for an SF the PCI address of its PF and the sfnum: "0000:3b:00.0/sf88".
-	ID         string        `json:"id"`
+	ID         string        `json:"id"`   // as [function.ID] is written: "0000:3b:00.0/sf88" for an SF
 	Kind       function.Kind `json:"kind"` // PF, VF or SF
 	PCIAddress pci.Address   `json:"pciAddress"`
-	// PF is the PCI address of the PF, PFName its netdev when the Function was reserved.
-	PF     pci.Address `json:"pf"`
-	PFName string      `json:"pfName,omitempty"`
-	// Index is the VF's index at its PF, the sfnum of an SF, and -1 for a PF.
-	Index int `json:"index"`
+	PF         pci.Address   `json:"pf"`
+	PFName     string        `json:"pfName,omitempty"` // netdev of the PF when the Function was reserved
+	Index      int           `json:"index"`            // the VF's index at its PF, the sfnum of an SF, and -1 for a PF
 }
 
-// input is what the executable reads.
 func input(node string, a journal.Attachment, attempt int) ([]byte, error) {
 	use, _ := a.LastUse()
 	in := Input{

@@ -27,15 +27,11 @@ import (
 )
 
 const (
-	// portHook is the name of the built-in hook that deletes the Port.
-	portHook = "port"
-	// directoryHook stands for executables that are not known because their directory cannot be read.
-	directoryHook = "(directory)"
+	portHook      = "port"        // the built-in hook that deletes the Port
+	directoryHook = "(directory)" // stands for executables that are not known because their directory cannot be read
 
-	// portTimeout is how long one attempt to delete a Port waits for the xPU to say that it is gone.
-	portTimeout = 2 * time.Minute
-	// writeRetry is the pause before a hook is run again whose end could not be written to the journal.
-	writeRetry = 10 * time.Second
+	portTimeout = 2 * time.Minute  // for one attempt to delete a Port, until the xPU says that it is gone
+	writeRetry  = 10 * time.Second // before a hook is run again whose end could not be written to the journal
 )
 
 // Options of a [Queue]. All but Recorder must be set.
@@ -44,17 +40,13 @@ type Options struct {
 	// Deprovision returns nil once the xPU serves no Port of the Function any more, also if it never did.
 	Deprovision func(context.Context, journal.Attachment) error
 	Log         logr.Logger
-	// Node is the name of the node's Node object.
-	Node string
-	// Dir has the administrator's executables; it need not exist.
-	Dir string
-	// Timeout is how long one run of an executable may take.
-	Timeout time.Duration
+	Node        string        // name of the node's Node object
+	Dir         string        // of the administrator's executables; it need not exist
+	Timeout     time.Duration // of one run of an executable
 	// Attempts is how often an executable that fails is run, at most; 0 is without a limit. The deletion of a Port is never
 	// given up.
 	Attempts int
-	// Recorder, where set, tells of hooks that are given up.
-	Recorder events.EventRecorder
+	Recorder events.EventRecorder // tells of hooks that are given up
 	// Changed is called when a Function became free, or what it waits for changed. It must not block.
 	Changed func()
 }
@@ -202,7 +194,7 @@ func (q *Queue) First(a journal.Attachment) (hook string) {
 	return ""
 }
 
-// do runs a hook once. The Port is gone when the xPU serves none of the Function any more.
+// do runs a hook once.
 func (q *Queue) do(ctx context.Context, a journal.Attachment, hook string) error {
 	switch hook {
 	case portHook:
@@ -257,7 +249,6 @@ func (q *Queue) run(ctx context.Context, a journal.Attachment, hook string) erro
 	return q.write(ctx, a, func() error { return q.Journal.Put(a) })
 }
 
-// ran counts one run of a hook.
 func (q *Queue) ran(hook, result string, took time.Duration) {
 	q.runs.WithLabelValues(hook, result).Inc()
 	q.seconds.WithLabelValues(hook).Observe(took.Seconds())
@@ -291,9 +282,7 @@ func (q *Queue) event(letter journal.DeadLetter) {
 	node := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: q.Node, UID: types.UID(q.Node)}
 	regarding := node
 	if pod := letter.Attachment.Pod; pod.Name != "" {
-		regarding = &corev1.ObjectReference{
-			APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID,
-		}
+		regarding = &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
 	}
 	q.Recorder.Eventf(regarding, node, corev1.EventTypeWarning, "PostDeleteHookFailed", "RunHook",
 		"post-delete hook %s of Function %s on node %s was given up after %d attempts: %s",
