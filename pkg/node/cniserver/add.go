@@ -16,7 +16,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 )
 
-// find returns the Function as it is now.
 func (s *Server) find(id function.ID) (function.Function, error) {
 	if f, known := s.Function(id); known {
 		return f, nil
@@ -52,28 +51,23 @@ var (
 
 // add attaches a Function: reserve, provision, attach. Each step is in the journal before it is done, so that a DEL
 // finds what there is to clean wherever this ends.
-func (s *Server) add(ctx context.Context, a cniRequest) (reply wire.Reply, err error) {
-	ctx = logr.NewContext(ctx, logr.FromContextOrDiscard(ctx).WithValues("function", a.device.String()))
+func (s *Server) add(ctx context.Context, a cniRequest) (record journal.Attachment, err error) {
 	if other, taken := s.adding.LoadOrStore(a.device, a.ContainerID); taken {
-		return reply, fail(types.ErrTryAgainLater, "Function %s: an ADD for container %s runs already", a.device, other)
+		return record, fail(types.ErrTryAgainLater, "Function %s: an ADD for container %s runs already", a.device, other)
 	}
 	ctx, end, err := s.takeOver(ctx, a.Request, errAddedAgain)
 	if err != nil {
 		s.adding.Delete(a.device)
-		return reply, err
+		return record, err
 	}
 	defer func() {
 		s.adding.Delete(a.device) // first, as the DEL that waits for the end may be followed by an ADD
 		end()
 	}()
-	record, err := s.makeReady(ctx, a)
-	if err == nil && record.State != journal.Attached {
-		err = s.attach(ctx, a, record)
+	if record, err = s.makeReady(ctx, a); err == nil && record.State != journal.Attached {
+		record, err = s.attach(ctx, a, record)
 	}
-	if err != nil {
-		return reply, err
-	}
-	return s.added(ctx, a)
+	return record, err
 }
 
 // takeOver ends the ADD of the same interface, if one runs, and waits for its end. The context that it returns ends when a
@@ -105,12 +99,11 @@ func (s *Server) makeReady(ctx context.Context, a cniRequest) (journal.Attachmen
 		return journal.Attachment{}, err
 	}
 	reservation, err := s.reservation(a, have)
-	if err != nil {
-		return journal.Attachment{}, err
+	if err == nil {
+		err = s.reserve(ctx, reservation)
 	}
-	err = s.reserve(ctx, reservation)
 	if err == nil && reservation.Port != nil && reservation.Claim.UID == "" {
-		err = s.provision(ctx, a, reservation)
+		err = s.provision(ctx, reservation)
 	}
 	return reservation, err
 }
@@ -131,7 +124,7 @@ func (s *Server) reserve(ctx context.Context, reservation journal.Attachment) er
 }
 
 // provision has the xPU serve the Function, and reserves it with the MTU of the network where that is smaller.
-func (s *Server) provision(ctx context.Context, a cniRequest, reservation journal.Attachment) error {
+func (s *Server) provision(ctx context.Context, reservation journal.Attachment) error {
 	networkMTU, err := s.Provisioner.Provision(ctx, reservation)
 	if err != nil {
 		return fail(CodeProvision, "%w", loop.WithCause(ctx, err))
@@ -146,22 +139,22 @@ func (s *Server) provision(ctx context.Context, a cniRequest, reservation journa
 
 // attach takes the Function into the container's network namespace. If that fails, the Function is on the host again, or
 // DEL brings it back.
-func (s *Server) attach(ctx context.Context, a cniRequest, reservation journal.Attachment) error {
+func (s *Server) attach(ctx context.Context, a cniRequest, reservation journal.Attachment) (journal.Attachment, error) {
 	sandbox := lifecycle.Sandbox{ID: a.ContainerID, NetNS: a.NetNS, Pod: reservation.Pod}
 	if _, err := s.Lifecycle.Attach(ctx, a.device, sandbox); err != nil {
 		message := loop.WithCause(ctx, err).Error()
 		if a.vf != nil {
 			message = asWritten.Replace(message)
 		}
-		return fail(CodeAttach, "%s", message)
+		return journal.Attachment{}, fail(CodeAttach, "%s", message)
 	}
-	if _, err := s.attachedFor(a); err == nil {
-		return nil
+	record, err := s.attachedFor(a)
+	if err != nil { // the claim was prepared again in between, and its interface took the place of the request's
+		err = s.Lifecycle.Detach(context.WithoutCancel(ctx), a.device, a.ContainerID)
+		err = errors.Join(errors.New("its claim was prepared once more meanwhile"), err)
+		err = fail(types.ErrTryAgainLater, "Function %s: %w", a.device, err)
 	}
-	// The claim was prepared again in between, and its interface took the place of the request's.
-	err := s.Lifecycle.Detach(context.WithoutCancel(ctx), a.device, a.ContainerID)
-	err = errors.Join(errors.New("its claim was prepared once more meanwhile"), err)
-	return fail(types.ErrTryAgainLater, "Function %s: %w", a.device, err)
+	return record, err
 }
 
 // attachedFor returns the record of a Function that is attached as the interface that a request is about.
@@ -174,12 +167,8 @@ func (s *Server) attachedFor(a cniRequest) (journal.Attachment, error) {
 	return record, nil
 }
 
-// added makes the reply for an attached Function from the journal.
-func (s *Server) added(ctx context.Context, a cniRequest) (reply wire.Reply, err error) {
-	record, _ := s.Journal.Get(a.device)
-	if record.Observed == nil || record.CNI == nil {
-		return reply, fail(types.ErrTryAgainLater, "Function %s is %s by now", a.device, record.State)
-	}
+// added makes the reply for a Function that is attached for the request.
+func (s *Server) added(ctx context.Context, a cniRequest, record journal.Attachment) (reply wire.Reply, err error) {
 	if reply.Result, err = a.encode(record); err != nil {
 		return reply, err
 	}

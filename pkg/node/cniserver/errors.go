@@ -1,9 +1,12 @@
 package cniserver
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/opiproject/xpu-device-plugin/cni/wire"
 )
 
 // Codes of errors that the CNI specification has no code for.
@@ -31,4 +34,13 @@ const (
 // fail makes an error with a code. The message is formatted as by [fmt.Errorf].
 func fail(code uint, format string, args ...any) error {
 	return &types.Error{Code: code, Msg: fmt.Errorf(format, args...).Error()}
+}
+
+// failed makes the reply for an error, with the code for an error that has none.
+func failed(code uint, err error) wire.Reply {
+	coded, ok := errors.AsType[*types.Error](err)
+	if !ok {
+		coded = &types.Error{Code: code, Msg: err.Error()}
+	}
+	return wire.Reply{Error: coded}
 }

@@ -114,16 +114,16 @@ func comparePrevious(prev *types100.Result, have journal.Attachment) []string {
 }
 
 // address gives an interface that ADD attached the addresses of an IPAM plugin that needed the interface first.
-func (s *Server) address(ctx context.Context, a cniRequest) error {
+func (s *Server) address(ctx context.Context, a cniRequest) (record journal.Attachment, err error) {
 	if a.ipam.result == nil {
-		return a.conf.invalid("no result of an IPAM plugin")
+		return record, a.conf.invalid("no result of an IPAM plugin")
 	}
 	add := lifecycle.Addresses{Addresses: a.ipam.addresses, Routes: a.ipam.routes, Result: a.IPAM}
 	if have, _ := s.Journal.Get(a.device); have.Interface.Userspace {
 		add.Addresses, add.Routes = []netip.Prefix{}, nil // the program in the pod reads them from the result
 	}
 	if err := s.Lifecycle.Address(ctx, a.device, journal.ContainerIs(a.ContainerID, a.IfName), add); err != nil {
-		return fail(CodeAttach, "%w", loop.WithCause(ctx, err))
+		return record, fail(CodeAttach, "%w", loop.WithCause(ctx, err))
 	}
-	return nil
+	return s.attachedFor(a)
 }

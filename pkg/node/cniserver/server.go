@@ -9,7 +9,6 @@ package cniserver
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -89,16 +88,11 @@ func (s *Server) answer(ctx context.Context, r wire.Request, except func(journal
 	}
 	reply, err := s.do(logr.NewContext(ctx, log), r, except)
 	if err != nil {
-		coded, ok := errors.AsType[*types.Error](err)
-		if !ok { // a mistake of the agent
-			coded = &types.Error{Code: types.ErrInternal, Msg: err.Error()}
-		}
-		reply = wire.Reply{Error: coded}
-		log.Error(err, "CNI request failed", "code", coded.Code, "took", time.Since(begin).String())
+		reply = failed(types.ErrInternal, err) // without a code it is a mistake of the agent
+		log.Error(err, "CNI request failed", "code", reply.Error.Code, "took", time.Since(begin).String())
 	} else {
 		log.V(1).Info("CNI request done", "took", time.Since(begin).String())
 	}
-	reply.Version = wire.Version
 	s.Metrics.request(r.Command, begin, reply.Error)
 	return reply
 }
@@ -146,21 +140,22 @@ func (s *Server) doInterface(ctx context.Context, r wire.Request) (wire.Reply, e
 	if err := a.needsVF(); err != nil {
 		return wire.Reply{}, err
 	}
+	ctx = logr.NewContext(ctx, logr.FromContextOrDiscard(ctx).WithValues("function", a.device.String()))
+	var record journal.Attachment
 	switch r.Command {
 	case wire.Add:
-		return s.add(ctx, a)
+		record, err = s.add(ctx, a)
 	case wire.Address:
-		err = s.address(ctx, a)
+		record, err = s.address(ctx, a)
 	case wire.Result: // of an ADD that was done before; the shim asks when its IPAM plugin refuses a second ADD
-		var have journal.Attachment
-		if have, err = s.attachedFor(a); err == nil {
-			err = s.sameAsBefore(a, have)
+		if record, err = s.attachedFor(a); err == nil {
+			err = s.sameAsBefore(a, record)
 		}
 	}
 	if err != nil {
 		return wire.Reply{}, err
 	}
-	return s.added(ctx, a)
+	return s.added(ctx, a, record)
 }
 
 // checkEnvironment refuses a request in which something is missing that its command needs.

@@ -179,14 +179,14 @@ func (s *Server) talk(ctx context.Context, conn *net.UnixConn) {
 		return
 	}
 	var request wire.Request
+	var reply wire.Reply
 	if err = conn.SetReadDeadline(time.Now().Add(messageTimeout)); err == nil {
 		request, err = readRequest(conn)
 	}
-	reply := wire.Reply{Version: wire.Version}
 	if err == nil {
 		reply = s.answerConnected(ctx, conn, raw, request)
 	} else {
-		reply.Error = &types.Error{Code: types.ErrDecodingFailure, Msg: err.Error()}
+		reply = failed(types.ErrDecodingFailure, err)
 		s.Log.Error(err, "Request of the CNI plugin cannot be read")
 	}
 	if err := send(conn, reply); err != nil {
@@ -256,19 +256,14 @@ func readRequest(from io.Reader) (r wire.Request, err error) {
 }
 
 func send(conn *net.UnixConn, reply wire.Reply) error {
+	reply.Version = wire.Version
 	data, err := json.Marshal(reply)
 	if err == nil && len(data) > wire.MaxMessage {
-		err = fmt.Errorf("answer: is longer than %d bytes", wire.MaxMessage)
+		return send(conn, failed(types.ErrInternal, fmt.Errorf("answer: is longer than %d bytes", wire.MaxMessage)))
 	}
-	if err != nil {
-		reply = wire.Reply{Version: wire.Version, Error: &types.Error{Code: types.ErrInternal, Msg: err.Error()}}
-		if data, err = json.Marshal(reply); err != nil {
-			return err
-		}
+	err = errors.Join(err, conn.SetWriteDeadline(time.Now().Add(messageTimeout)))
+	if err == nil {
+		_, err = conn.Write(data)
 	}
-	if err := conn.SetWriteDeadline(time.Now().Add(messageTimeout)); err != nil {
-		return err
-	}
-	_, err = conn.Write(data)
 	return err
 }
