@@ -15,9 +15,8 @@ import (
 )
 
 const (
-	// addTimeout is how long ADD may take if the configuration does not say it. The kubelet gives the runtime 4 minutes for a
-	// pod's sandbox with all of its networks (twice --runtime-request-timeout). Half of that leaves time to undo a network that
-	// failed, and to say why.
+	// addTimeout is how long ADD may take if the configuration does not say it: half of what the kubelet gives the runtime for a
+	// pod's sandbox with all of its networks. The rest is for undoing a network that failed.
 	addTimeout = 2 * time.Minute
 	// askTimeout is how long the agent may take for any other command, and how long the IPAM plugin may.
 	askTimeout = 30 * time.Second

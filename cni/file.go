@@ -14,17 +14,12 @@ import (
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
 )
 
-const (
-	// maxNetwork is how many bytes of a network's name are in the name of a file, which may have 255 bytes. Networks whose
-	// names begin alike replace each other's GC, which the runtime repeats.
-	maxNetwork = 200
-	// spoolMode is the mode of the spool directory.
-	spoolMode fs.FileMode = 0o700
-)
+// maxNetwork is how many bytes of a network's name are in the name of a file, which may have 255 bytes. Networks whose names
+// begin alike replace each other's GC, which the runtime repeats.
+const maxNetwork = 200
 
-// spool leaves a request for an agent that is away. The name of the file says what the request is about, so that a
-// request that is repeated replaces the one before. Neither a container ID nor the name of an interface or of a network
-// may have a colon.
+// spool leaves a request for an agent that is away. A request that is repeated has the same name and replaces the one before.
+// Neither a container ID nor the name of an interface or of a network may have a colon.
 func (c call) spool(request wire.Request) (path string, err error) {
 	name := string(request.Command) + ":" + request.ContainerID + ":" + request.IfName
 	if request.Command == wire.GC {
@@ -35,7 +30,7 @@ func (c call) spool(request wire.Request) (path string, err error) {
 		return "", fmt.Errorf("request %s: %w", request.Command, err)
 	}
 	dir := c.config.SpoolDir
-	if err := errors.Join(makeDir(dir, spoolMode), checkSpool(dir)); err != nil {
+	if err := errors.Join(makeDir(dir, 0o700), checkSpool(dir)); err != nil {
 		return "", fmt.Errorf("spool directory: %w", err)
 	}
 	path = filepath.Join(dir, name+".json")
@@ -54,8 +49,8 @@ func checkSpool(dir string) error {
 		return err
 	case !info.IsDir():
 		return fmt.Errorf("%s: must be a directory, not a link", dir)
-	case info.Mode().Perm() != spoolMode:
-		return fmt.Errorf("%s: has mode %04o, must have mode %04o", dir, info.Mode().Perm(), spoolMode)
+	case info.Mode().Perm() != 0o700:
+		return fmt.Errorf("%s: has mode %04o, must have mode 0700", dir, info.Mode().Perm())
 	}
 	return nil
 }
@@ -78,11 +73,8 @@ func (c call) writeDeviceInfo(info json.RawMessage) error {
 
 // removeDeviceInfo undoes [call.writeDeviceInfo].
 func (c call) removeDeviceInfo(context.Context) error {
-	file := c.config.RuntimeConfig.DeviceInfoFile
-	if file == "" {
-		return nil
-	}
-	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	err := os.Remove(c.config.RuntimeConfig.DeviceInfoFile) // "" does not exist either
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return c.networkError(types.ErrIOFailure, "device information: "+err.Error())
 	}
 	return nil

@@ -1,7 +1,7 @@
 // Package cni is xpu-cni, the shim between a container runtime and the node's agent. It runs once for each CNI command: it
 // asks the IPAM plugin for addresses, passes the command to the agent in one request over a unix socket, and passes the
-// reply back. It knows nothing of devices, and the agent has all state. DEL and GC succeed also while the agent is away: the
-// shim leaves them as files in the spool directory, which is all that shims that run at the same time share.
+// reply back. It knows nothing of devices, and the agent has all state. While the agent is away, the shim leaves DELs and GCs
+// as files in the spool directory.
 package cni
 
 import (

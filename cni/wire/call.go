@@ -29,8 +29,7 @@ func Call(ctx context.Context, socket string, request Request) (Reply, error) {
 		return Reply{}, fmt.Errorf("request %s: %w", request.Command, err)
 	}
 	if len(message) > MaxMessage {
-		return Reply{}, fmt.Errorf("request %s has %d bytes, at most %d are allowed",
-			request.Command, len(message), MaxMessage)
+		return Reply{}, fmt.Errorf("request %s has %d bytes, at most %d are allowed", request.Command, len(message), MaxMessage)
 	}
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, "unix", socket)

@@ -19,8 +19,7 @@ const (
 
 	// DefaultSpoolDir, mode 0700, is where the shim leaves a DEL or GC that the agent was not there to take, as a file
 	// "<name>.json" with a [Request], mode 0600. A file appears whole, by a rename, and may be replaced by a later request
-	// for the same thing. The agent removes it once the request is done. A file whose name begins with a dot is being
-	// written; one that is older than an hour was left by a shim that died, and may be removed.
+	// for the same thing. The agent removes it once the request is done. A file whose name begins with a dot is no request.
 	DefaultSpoolDir = "/var/lib/xpu-agent/spool"
 
 	// MaxMessage is the most bytes that a request or a reply may have.
@@ -42,28 +41,22 @@ const (
 	// interface first, as dhcp does.
 	Address Command = "ADDRESS"
 
-	// Result is no command of CNI. It asks for the result that ADD of this container and interface had, and changes
-	// nothing; where nothing is attached, the error has code 3 of the specification. The shim asks when an IPAM plugin
-	// refuses to give addresses, as host-local does for a second ADD.
+	// Result is no command of CNI. It asks for the result of an earlier ADD of this container and interface; the error has
+	// code 3 where nothing is attached. The shim asks when an IPAM plugin refuses a second ADD, as host-local does.
 	Result Command = "RESULT"
 )
 
-// Request is what the runtime asked for, as the CNI specification names it.
+// Request is what the runtime asked for, as the CNI specification names it. The fields of CNI_ variables are empty for GC and
+// STATUS.
 type Request struct {
-	Version int     `json:"version"`
-	Command Command `json:"command"`
-
-	// ContainerID, NetNS, IfName and Args are CNI_CONTAINERID, CNI_NETNS (a path, may be empty for DEL), CNI_IFNAME and
-	// CNI_ARGS; empty for GC and STATUS.
-	ContainerID string `json:"containerID,omitempty"`
-	NetNS       string `json:"netns,omitempty"`
-	IfName      string `json:"ifName,omitempty"`
-	Args        string `json:"args,omitempty"`
-
-	// Config is the network configuration, as it came on standard input.
-	Config json.RawMessage `json:"config"`
-	// IPAM is the result of the IPAM plugin, in the version of the configuration; absent where there is none.
-	IPAM json.RawMessage `json:"ipam,omitempty"`
+	Version     int             `json:"version"`
+	Command     Command         `json:"command"`
+	ContainerID string          `json:"containerID,omitempty"` // CNI_CONTAINERID
+	NetNS       string          `json:"netns,omitempty"`       // CNI_NETNS, a path; may be empty for DEL
+	IfName      string          `json:"ifName,omitempty"`      // CNI_IFNAME
+	Args        string          `json:"args,omitempty"`        // CNI_ARGS
+	Config      json.RawMessage `json:"config"`                // network configuration, as it came on standard input
+	IPAM        json.RawMessage `json:"ipam,omitempty"`        // result of the IPAM plugin, in the version of Config
 	// At is when the runtime asked. A request that was spooled does not touch what was attached later.
 	At time.Time `json:"at"`
 }
