@@ -11,24 +11,15 @@ import (
 
 // Codes of errors that the CNI specification has no code for.
 const (
-	// CodeVersion: the shim speaks another version of the contract; the request was not looked at.
-	CodeVersion uint = 100 + iota
-	// CodeNoFunction: the node does not have the Function, or no longer has it.
-	CodeNoFunction
-	// CodeNotOffered: no pool with publish: DevicePlugin has the Function.
-	CodeNotOffered
-	// CodeTaken: another pod, claim or interface has the Function.
-	CodeTaken
-	// CodeProvision: the xPU does not serve the Function; the message has the xPU's reason.
-	CodeProvision
-	// CodeAttach: the Function could not be configured as the pod wants. It is on the host again.
-	CodeAttach
-	// CodeRelease: the Function is not back yet. DEL and GC are to be repeated.
-	CodeRelease
-	// CodeCheck: the interface is not what was attached.
-	CodeCheck
-	// CodeJournal: the request could not be written down; nothing was done.
-	CodeJournal
+	CodeVersion    uint = 100 + iota // the shim speaks another version of the contract; the request was not looked at
+	CodeNoFunction                   // the node does not have the Function, or no longer has it
+	CodeNotOffered                   // no pool with publish: DevicePlugin has the Function
+	CodeTaken                        // another pod, claim or interface has the Function
+	CodeProvision                    // the xPU does not serve the Function; the message has the xPU's reason
+	CodeAttach                       // the Function could not be configured as the pod wants; it is on the host again
+	CodeRelease                      // the Function is not back yet; DEL and GC are to be repeated
+	CodeCheck                        // the interface is not what was attached
+	CodeJournal                      // the request could not be written down; nothing was done
 )
 
 // fail makes an error with a code. The message is formatted as by [fmt.Errorf].

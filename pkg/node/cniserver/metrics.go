@@ -14,11 +14,10 @@ import (
 
 // Metrics are the metrics of a [Server].
 type Metrics struct {
-	seconds          *prometheus.HistogramVec
-	errors           *prometheus.CounterVec
-	refused          prometheus.Counter
-	spooled, badFile prometheus.Counter
-	spool            prometheus.Gauge
+	seconds                   *prometheus.HistogramVec
+	errors                    *prometheus.CounterVec
+	refused, spooled, badFile prometheus.Counter
+	spool                     prometheus.Gauge
 }
 
 // NewMetrics registers the server's metrics.
@@ -34,16 +33,13 @@ func NewMetrics(registry prometheus.Registerer) *Metrics {
 			Name: "xpu_cni_request_errors_total", Help: "Requests of the CNI plugin that failed, by command; the runtime tries again.",
 		}, []string{"command"}),
 		refused: factory.NewCounter(prometheus.CounterOpts{
-			Name: "xpu_cni_connections_refused_total",
-			Help: "Connections to the agent's CNI socket by users that may not use it.",
+			Name: "xpu_cni_connections_refused_total", Help: "Connections to the agent's CNI socket by users that may not use it.",
 		}),
 		spooled: factory.NewCounter(prometheus.CounterOpts{
-			Name: "xpu_cni_spooled_requests_total",
-			Help: "Requests that the CNI plugin left in the spool and that were done since.",
+			Name: "xpu_cni_spooled_requests_total", Help: "Requests that the CNI plugin left in the spool and that were done since.",
 		}),
 		badFile: factory.NewCounter(prometheus.CounterOpts{
-			Name: "xpu_cni_spool_bad_files_total",
-			Help: "Files in the spool that are no request, and were moved to its directory bad.",
+			Name: "xpu_cni_spool_bad_files_total", Help: "Files in the spool that are no request, and were moved to its directory bad.",
 		}),
 		spool: factory.NewGauge(prometheus.GaugeOpts{
 			Name: "xpu_cni_spool_files", Help: "Requests in the spool that are not done yet.",
@@ -54,7 +50,7 @@ func NewMetrics(registry prometheus.Registerer) *Metrics {
 // commands are the commands that a request may have.
 var commands = []wire.Command{wire.Add, wire.Del, wire.Check, wire.GC, wire.Status, wire.Address, wire.Result}
 
-// request measures one request. Every command that is not known is counted as "unknown".
+// request measures one request.
 func (m *Metrics) request(command wire.Command, begin time.Time, err *types.Error) {
 	if !slices.Contains(commands, command) {
 		command = "unknown"

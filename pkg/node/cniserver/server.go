@@ -33,45 +33,33 @@ const shortTimeout = 25 * time.Second
 // Pools knows the pools of the node.
 type Pools interface {
 	Pools() (pools []pool.Pool, known bool)
-	// PoolOf returns the pool that has the Function.
 	PoolOf(function.ID) (p pool.Pool, ok bool)
-	// Considered says whether the Function was there when the pools were read. A Function that was not may still belong to a
-	// pool.
+	// Considered says whether the Function was there when the pools were read. If not, it may still belong to a pool.
 	Considered(function.ID) bool
 }
 
 // Server serves the CNI plugin. Requests about different Functions run at the same time. All of its fields but the times
 // must be set before Run is called.
 type Server struct {
-	// Socket is where the shim connects. Its directory belongs to the server, which makes it and lets only its own user in.
-	Socket string
-	// SpoolDir is where the shim leaves DELs and GCs while the agent is away. It is made where it is missing.
-	SpoolDir string
+	Socket   string // where the shim connects; its directory is made where it is missing, and closed to other users
+	SpoolDir string // where the shim leaves DELs and GCs while the agent is away; made where it is missing
 
-	// Function returns a Function of this node as it is now.
-	Function func(function.ID) (f function.Function, exists bool)
-	Pools    Pools
-	Journal  *journal.Journal
-	// Lifecycle decides who has a Function, and takes it there and back.
-	Lifecycle *lifecycle.Manager
-	// Provisioner has the xPU serve Functions for which a network is named.
-	Provisioner provisioning.Provisioner
-	// MAC returns the address of a Function on a network if nobody asks for one; the same every time.
-	MAC func(function.ID) function.MAC
-	// Ready returns why no ADD could succeed now, whichever Function it is about; nil if it could.
-	Ready func() error
-	// Report is called for the claim, if any, of a Function that is attached.
-	Report  func(journal.Claim)
-	Metrics *Metrics
-	Log     logr.Logger
+	Function    func(function.ID) (f function.Function, exists bool) // of this node, as it is now
+	Pools       Pools
+	Journal     *journal.Journal
+	Lifecycle   *lifecycle.Manager             // decides who has a Function, and takes it there and back
+	Provisioner provisioning.Provisioner       // has the xPU serve Functions for which a network is named
+	MAC         func(function.ID) function.MAC // of a Function on a network if nobody asks for one; the same every time
+	Ready       func() error                   // why no ADD could succeed now, whichever Function it is about; nil if it could
+	Report      func(journal.Claim)            // is called for the claim, if any, of a Function that is attached
+	Metrics     *Metrics
+	Log         logr.Logger
 
-	// AllowKeys are unknown keys that network configurations may have.
-	AllowKeys []string
+	AllowKeys []string // unknown keys that network configurations may have
 	// AddTimeout is how long an ADD waits for the xPU and for the release of the Function from the pod before; 0 is 90 s,
 	// which is less than what container runtimes wait.
-	AddTimeout time.Duration
-	// StopTimeout is how long requests that run may go on when the server stops; 0 is 10 s.
-	StopTimeout time.Duration
+	AddTimeout  time.Duration
+	StopTimeout time.Duration // how long requests that run may go on when the server stops; 0 is 10 s
 
 	// adding has the container IDs of the ADDs that run, by [function.ID]. A Function has one ADD at a time, so that the xPU is
 	// asked for one owner only. adds are held by the ADDs that run.
@@ -99,9 +87,8 @@ func (s *Server) answer(ctx context.Context, r wire.Request, except func(journal
 
 func (s *Server) do(ctx context.Context, r wire.Request, except func(journal.Attachment) bool) (wire.Reply, error) {
 	if r.Version != wire.Version {
-		return wire.Reply{}, fail(CodeVersion,
-			"this agent speaks version %d of the contract, not %d: the CNI plugin is of another release",
-			wire.Version, r.Version)
+		return wire.Reply{}, fail(CodeVersion, "this agent speaks version %d of the contract, not %d: "+
+			"the CNI plugin is of another release", wire.Version, r.Version)
 	}
 	if err := checkEnvironment(r); err != nil {
 		return wire.Reply{}, err
@@ -178,7 +165,6 @@ func checkEnvironment(r wire.Request) error {
 	return nil
 }
 
-// status says whether an ADD could succeed now.
 func (s *Server) status() error {
 	if _, known := s.Pools.Pools(); !known {
 		return fail(types.ErrPluginNotAvailable, "xpu-agent: pools and Functions have not been read yet")

@@ -26,10 +26,9 @@ import (
 )
 
 const (
-	// messageTimeout is how long a message may take on its way: both sides are on this machine.
-	messageTimeout = 10 * time.Second
-	// retryPause is the pause after the socket could not be made, or a connection could not be taken.
-	retryPause = 100 * time.Millisecond
+	messageTimeout             = 10 * time.Second       // of a message on its way: both sides are on this machine
+	retryPause                 = 100 * time.Millisecond // after the socket could not be made, or a connection not be taken
+	ownMode        fs.FileMode = 0o700                  // of directories that are the server's alone
 )
 
 // Run drains the spool and serves the socket, until ctx ends; requests that run then may end. It tries what is in the spool
@@ -70,29 +69,25 @@ func (s *Server) serve(ctx context.Context) error {
 	defer requests.Wait()
 	for again := false; ; again = true {
 		l, err := s.listen(watch)
-		if err != nil && !again {
+		switch {
+		case err != nil && !again:
 			return fmt.Errorf("CNI socket: %w", err)
-		}
-		if err != nil { // the directory may still be being removed
+		case err != nil: // the directory may still be being removed
 			s.Log.Error(err, "CNI socket cannot be made; trying again")
 			if !loop.Sleep(ctx, retryPause) {
 				return nil
 			}
 			continue
 		}
-		var accepting sync.WaitGroup
-		accepting.Go(func() { s.accept(working, l, &requests) })
+		requests.Go(func() { s.accept(working, l, &requests) })
 		socket, _ := os.Lstat(s.Socket) // nil, which is no file, if it was removed already
 		ended := loop.Until(ctx, func(context.Context) <-chan struct{} { return watch.Changes() }, func() bool {
 			now, err := os.Lstat(s.Socket)
 			return err != nil || !os.SameFile(now, socket)
 		})
+		l.Close()
 		if ended != nil {
 			_ = os.Remove(s.Socket)
-		}
-		l.Close()
-		accepting.Wait()
-		if ended != nil {
 			return nil
 		}
 		s.Log.Info("CNI socket was removed; it is made again", "socket", s.Socket)
@@ -124,9 +119,6 @@ func (s *Server) listen(watch *watchdir.Dir) (*net.UnixListener, error) {
 	return l, nil
 }
 
-// ownMode is the mode of directories that are the server's alone.
-const ownMode fs.FileMode = 0o700
-
 // makeOwnDir makes a directory that nobody else may enter. A directory that is there and has files that are not ours, as
 // "/run" has, is left as it is, with an error.
 func makeOwnDir(dir string, ours func(name string) bool) error {
@@ -150,7 +142,7 @@ func makeOwnDir(dir string, ours func(name string) bool) error {
 	return os.Chmod(dir, ownMode)
 }
 
-// accept takes connections until the listener is closed.
+// accept takes connections until the listener is closed. Each is one of the requests.
 func (s *Server) accept(ctx context.Context, l *net.UnixListener, requests *sync.WaitGroup) {
 	for {
 		conn, err := l.AcceptUnix()
@@ -255,12 +247,10 @@ func readRequest(from io.Reader) (r wire.Request, err error) {
 	return r, nil
 }
 
+// send writes the answer. The shim refuses one that is longer than [wire.MaxMessage].
 func send(conn *net.UnixConn, reply wire.Reply) error {
 	reply.Version = wire.Version
 	data, err := json.Marshal(reply)
-	if err == nil && len(data) > wire.MaxMessage {
-		return send(conn, failed(types.ErrInternal, fmt.Errorf("answer: is longer than %d bytes", wire.MaxMessage)))
-	}
 	err = errors.Join(err, conn.SetWriteDeadline(time.Now().Add(messageTimeout)))
 	if err == nil {
 		_, err = conn.Write(data)

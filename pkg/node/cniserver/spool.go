@@ -19,16 +19,11 @@ import (
 )
 
 const (
-	// spoolParallel is how many requests of the spool are worked on at a time.
-	spoolParallel = 8
-	// spoolTimeout bounds one of them.
-	spoolTimeout = 30 * time.Second
-	// firstTimeout is how long the start waits for what is in the spool. What is not done by then is tried again later.
-	firstTimeout = 10 * time.Second
-	// firstRetry and slowestRetry are the pauses before what failed is tried again.
-	firstRetry, slowestRetry = time.Second, time.Minute
-	// badDir is the directory in the spool to which files are moved that are no request.
-	badDir = "bad"
+	spoolParallel            = 8                        // requests of the spool that are worked on at a time
+	spoolTimeout             = 30 * time.Second         // of one of them
+	firstTimeout             = 10 * time.Second         // of the start for what is in the spool; the rest is tried again later
+	firstRetry, slowestRetry = time.Second, time.Minute // pauses before what failed is tried again
+	badDir                   = "bad"                    // the directory in the spool for files that are no request
 )
 
 // watchSpool makes the directory where it is missing, and watches it.
@@ -64,23 +59,22 @@ func isRequest(name string) bool {
 	return strings.HasSuffix(name, ".json") && !strings.HasPrefix(name, ".")
 }
 
-// spooled is a file of the spool, as it was when it was read.
+// spooled is a file of the spool.
 type spooled struct {
 	path    string
-	info    fs.FileInfo
+	info    fs.FileInfo // when it was read
 	request wire.Request
 }
 
-// drainSpool does the requests in the spool in the order of their dates, and says whether none is left. Each error is
-// logged, and the file of the request stays.
+// drainSpool does the requests in the spool in the order of their dates, and says whether none is left.
 func (s *Server) drainSpool(ctx context.Context, changes *watchdir.Dir) (empty bool) {
-	if err := s.watchSpool(changes); err != nil {
-		s.Log.Error(err, "CNI spool cannot be made; trying again")
-		return false
+	var entries []fs.DirEntry
+	err := s.watchSpool(changes)
+	if err == nil {
+		entries, err = os.ReadDir(s.SpoolDir)
 	}
-	entries, err := os.ReadDir(s.SpoolDir)
 	if err != nil {
-		s.Log.Error(err, "CNI spool cannot be read", "spool", s.SpoolDir)
+		s.Log.Error(err, "CNI spool cannot be read; trying again", "spool", s.SpoolDir)
 		return false
 	}
 	var files []spooled
@@ -138,7 +132,7 @@ func (s *Server) readSpooled(entry fs.DirEntry) (file spooled, err error) {
 	return file, checkEnvironment(file.request)
 }
 
-// putAside moves a file that is no request to badDir, where people can look at it.
+// putAside moves a file that is no request to where people can look at it.
 func (s *Server) putAside(path string, reason error) {
 	to := filepath.Join(s.SpoolDir, badDir, filepath.Base(path))
 	log := s.Log.WithValues("file", path, "movedTo", to)
