@@ -145,7 +145,7 @@ func (c call) attach(ctx context.Context, addresses json.RawMessage) (types.Resu
 // result reads what ask returned: the agent's result in the version of the configuration, or the error for the runtime.
 func (c call) result(reply wire.Reply, err error) (types.Result, error) {
 	if err != nil {
-		return nil, c.explain(err, types.ErrTryAgainLater)
+		return nil, c.explain(err)
 	}
 	if reply.Result == nil {
 		return nil, c.networkError(types.ErrInternal, "xpu-agent gave no result")
@@ -175,10 +175,10 @@ func (c call) tellAgent(command wire.Command) step {
 			}
 			_, _ = fmt.Fprintf(c.Stderr, "xpu-cni: %s is left for xpu-agent in %s: %v\n", command, path, err)
 			return nil
-		case command == wire.Status:
-			return c.explain(err, types.ErrPluginNotAvailable)
+		case unanswered(err) && command == wire.Status:
+			return c.networkError(types.ErrPluginNotAvailable, err.Error())
 		}
-		return c.explain(err, types.ErrTryAgainLater)
+		return c.explain(err)
 	}
 }
 
@@ -207,13 +207,13 @@ func (c call) ask(ctx context.Context, request wire.Request) (wire.Reply, error)
 	return reply, nil
 }
 
-// explain makes an error of ask one for the runtime. away is the code if the agent does not answer.
-func (c call) explain(err error, away uint) error {
+// explain makes an error of ask one for the runtime.
+func (c call) explain(err error) error {
 	switch {
 	case err == nil || errors.As(err, new(*types.Error)):
 		return err
 	case unanswered(err):
-		return c.networkError(away, err.Error())
+		return c.networkError(types.ErrTryAgainLater, err.Error())
 	}
 	return c.networkError(types.ErrInvalidNetworkConfig, err.Error()) // it cannot be sent
 }

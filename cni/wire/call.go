@@ -31,8 +31,7 @@ func Call(ctx context.Context, socket string, request Request) (Reply, error) {
 	if len(message) > MaxMessage {
 		return Reply{}, fmt.Errorf("request %s has %d bytes, at most %d are allowed", request.Command, len(message), MaxMessage)
 	}
-	var dialer net.Dialer
-	conn, err := dialer.DialContext(ctx, "unix", socket)
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
 	if err != nil {
 		return Reply{}, fmt.Errorf("%w: %w", ErrAway, err)
 	}

@@ -81,8 +81,8 @@ func (s *Server) takeOver(ctx context.Context, r wire.Request, reason error) (_ 
 }
 
 // makeReady waits until the Function is back from its last pod, and undoes what this request or an older one of the pod
-// left. It returns the Function's record, which belongs to this request then: it is Attached if an earlier ADD got so far,
-// or else Reserved, and the xPU serves the Function.
+// left. The record that it returns belongs to this request: it is Attached if an earlier ADD got so far, or else Reserved,
+// and the xPU serves the Function.
 func (s *Server) makeReady(ctx context.Context, a cniRequest) (journal.Attachment, error) {
 	have, err := s.Lifecycle.Admit(ctx, journal.Attachment{
 		Function: a.device, Pod: a.pod, CNI: &journal.CNI{ContainerID: a.ContainerID, IfName: a.IfName},

@@ -21,8 +21,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// netConf is the network configuration as people write it: the fields of sriov-cni, network and mtu. The shim reads the
-// other fields.
+// netConf is the network configuration: the fields of sriov-cni, network and mtu. The shim reads the other fields.
 type netConf struct {
 	CNIVersion string `json:"cniVersion"`
 	Name       string `json:"name"`
@@ -68,8 +67,7 @@ type cniRequest struct {
 	prev   *types100.Result
 	ipam   addressing // the IPAM plugin's, or without one the addresses that the runtime asks for
 
-	// function is what the inventory has of the device; not for CHECK.
-	function function.Function
+	function function.Function // as it was when the request came; not for CHECK
 }
 
 // ownKeys are the keys of a network configuration that this project defines, for the agent and for the shim.
@@ -85,9 +83,8 @@ var otherKeys = []string{
 	"disableCheck", "disableGC", "loadOnlyInlinedPlugins", "pciBusID", "resourceName", "logLevel", "logFile", "master",
 }
 
-// unknownKeys returns the keys of a configuration that nobody defines. They are refused because a typo would leave the pod
-// without what it asked for. allowed are keys that the administrator allows. Keys are compared without regard to case, as
-// they are decoded.
+// unknownKeys returns the keys of a configuration that are neither defined nor allowed by the administrator. A typo would
+// leave the pod without what it asked for. Keys are compared without regard to case, as they are decoded.
 func unknownKeys(config json.RawMessage, allowed []string) []string {
 	var all map[string]json.RawMessage
 	_ = json.Unmarshal(config, &all) // decode returns the error
@@ -98,7 +95,6 @@ func unknownKeys(config json.RawMessage, allowed []string) []string {
 	})
 }
 
-// decode reads a configuration. It ignores unknown keys.
 func decode(config json.RawMessage) (netConf, error) {
 	var n netConf
 	err := json.Unmarshal(config, &n)
@@ -117,8 +113,7 @@ func decode(config json.RawMessage) (netConf, error) {
 // jsonKinds are the JSON names of Go kinds that JSON names differently.
 var jsonKinds = map[string]string{"int": "a whole number", "struct": "an object", "map": "an object", "slice": "a list"}
 
-// parse reads a request about an interface. The error names everything that is wrong with the configuration. allowed are
-// unknown keys that the administrator allows.
+// parse reads a request about an interface. The error names everything that is wrong with the configuration.
 func parse(r wire.Request, allowed []string) (cniRequest, error) {
 	n, err := decode(r.Config)
 	if err != nil {
@@ -169,18 +164,17 @@ func (m *fieldErrors) device(text string) function.ID {
 			"k8s.v1.cni.cncf.io/resourceName, and the pod must ask for that resource")
 		return function.ID{}
 	}
-	id, err := function.ParseID(text)
-	if err == nil {
-		return id
-	}
-	if id, nameErr := function.ParseDeviceName(text); nameErr == nil {
+	if id, err := function.ParseDeviceName(text); err == nil {
 		return id
 	}
 	if _, id, ok := claim.SplitCDIDeviceName(text); ok {
 		return id
 	}
-	m.add("deviceID: %w", err)
-	return function.ID{}
+	id, err := function.ParseID(text)
+	if err != nil {
+		m.add("deviceID: %w", err)
+	}
+	return id
 }
 
 func (m *fieldErrors) mac(field, text string) function.MAC {
@@ -188,10 +182,7 @@ func (m *fieldErrors) mac(field, text string) function.MAC {
 		return ""
 	}
 	mac, err := function.ParseMAC(text)
-	if err == nil {
-		err = function.Interface{Name: "any", MAC: mac}.Validate()
-	}
-	if err != nil {
+	if err != nil || (function.Interface{Name: "any", MAC: mac}).Validate() != nil {
 		m.add("%s %q: must be a unicast Ethernet address such as 02:00:00:00:00:01", field, text)
 	}
 	return mac
@@ -235,8 +226,7 @@ func (m *fieldErrors) vf(n netConf) *function.VFConfig {
 	return c
 }
 
-// asWritten translates the field names of an InterfaceConfig, which other packages use in errors, to those of the network
-// configuration.
+// asWritten translates the field names of an InterfaceConfig in errors to those of the network configuration.
 var asWritten = strings.NewReplacer(
 	"vf.vlanProtocol", "vlanProto", "vf.vlan", "vlan", "vf.qos", "vlanQoS", "vf.trust", "trust", "vf.spoofCheck", "spoofchk",
 	"vf.minTxRate", "min_tx_rate", "vf.maxTxRate", "max_tx_rate", "vf.linkState", "link_state",

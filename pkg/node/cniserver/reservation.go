@@ -19,20 +19,17 @@ func (s *Server) sameAsBefore(a cniRequest, have journal.Attachment) error {
 	if err != nil {
 		return err
 	}
-	port, i := reservation.Port, reservation.Interface
+	i := reservation.Interface
 	i.Addresses, i.Routes = have.Interface.Addresses, have.Interface.Routes
-	if a.conf.Network == "" { // the pool may have got another one since
-		port = have.Port
-	}
 	if a.mac == "" {
 		i.MAC = have.Interface.MAC
 	}
 	if a.conf.MTU == 0 || have.Interface.MTU != 0 && have.Interface.MTU < a.conf.MTU { // the network limits it
 		i.MTU = have.Interface.MTU
 	}
-	// The Function may belong to another pool by now.
-	samePort := port == have.Port ||
-		port != nil && have.Port != nil && port.Network == have.Port.Network && port.MAC == have.Port.MAC
+	// The Function may belong to another pool by now, and the pool may have another network.
+	samePort := a.conf.Network == "" || have.Port != nil &&
+		reservation.Port.Network == have.Port.Network && reservation.Port.MAC == have.Port.MAC
 	if samePort && reflect.DeepEqual(i, have.Interface) {
 		return nil
 	}
@@ -81,8 +78,7 @@ func (s *Server) ofResource(r *journal.Attachment, a cniRequest, have journal.At
 			r.Setup = setup.Wanted(p.Spec, a.device, "", cmp.Or(a.mac, s.MAC(a.device)))
 		}
 	}
-	// The Function's pool may name a network in which the xPU must serve it. Pools are not known at the start, and for a moment
-	// after a card came back.
+	// Its pool may name a network. Pools are not known at the start, and for a moment after a card came back.
 	if !s.Pools.Considered(a.device) && (r.Resource == "" || port.Network == "") {
 		return fail(types.ErrTryAgainLater, "Function %s: pools have not been read yet since it came", a.device)
 	}

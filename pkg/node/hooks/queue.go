@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
@@ -166,13 +167,11 @@ func (q *Queue) process(ctx context.Context, id function.ID) {
 
 // progress is how far the hooks of an attachment are, and how often this hook failed.
 func progress(a journal.Attachment, hook string) journal.Hooks {
-	switch {
-	case a.Hooks == nil:
-		return journal.Hooks{Next: hook}
-	case a.Hooks.Next != hook:
-		return journal.Hooks{Next: hook, Done: a.Hooks.Done}
+	hooks := ptr.Deref(a.Hooks, journal.Hooks{})
+	if hooks.Next != hook {
+		return journal.Hooks{Next: hook, Done: hooks.Done}
 	}
-	return *a.Hooks
+	return hooks
 }
 
 // First is the name of the first hook of a released attachment that is not done, "" if all are. The Port is deleted first,
