@@ -20,8 +20,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
 )
 
-// DefaultDeviceInfoDir is where runtimes look for the descriptions of devices, by the device-info specification of
-// k8snetworkplumbingwg.
+// DefaultDeviceInfoDir is where runtimes look for descriptions of devices (device-info-spec of k8snetworkplumbingwg).
 const DefaultDeviceInfoDir = "/var/run/k8s.cni.cncf.io/devinfo/cni"
 
 // Plugin does CNI commands. Its errors are [types.Error]s.
@@ -125,8 +124,7 @@ func (c call) attachAndAddress(ctx context.Context) (result types.Result, err er
 	return result, nil
 }
 
-// attach has the agent attach the interface, and writes the description of the device if the runtime wants it. On an error
-// it detaches the interface.
+// attach has the agent attach the interface, and writes the description of the device. On an error it undoes that.
 func (c call) attach(ctx context.Context, addresses json.RawMessage) (types.Result, error) {
 	reply, agentErr := c.ask(ctx, c.request(wire.Add, addresses))
 	result, err := c.result(reply, agentErr)

@@ -13,8 +13,7 @@ import (
 var (
 	// ErrAway: there is nobody at the socket. The request was not sent.
 	ErrAway = errors.New("xpu-agent is away")
-	// ErrNoReply: the request was sent, at least in part, and no reply came that can be understood. What was asked for
-	// may be done, half done, or still going on.
+	// ErrNoReply: no reply came that can be understood. What was asked for may be done, half done, or still going on.
 	ErrNoReply = errors.New("no reply of xpu-agent")
 	// ErrVersion: the other side speaks another [Version] and did nothing.
 	ErrVersion = errors.New("another version of the agent's contract")

@@ -46,8 +46,7 @@ const (
 	Result Command = "RESULT"
 )
 
-// Request is what the runtime asked for, as the CNI specification names it. The fields of CNI_ variables are empty for GC and
-// STATUS.
+// Request is what the runtime asked for. The fields of CNI_ variables are empty for GC and STATUS.
 type Request struct {
 	Version     int             `json:"version"`
 	Command     Command         `json:"command"`
@@ -66,8 +65,7 @@ type Reply struct {
 	Version int `json:"version"`
 	// Result is the CNI result of ADD, ADDRESS and RESULT, in the version of the configuration. It includes prevResult.
 	Result json.RawMessage `json:"result,omitempty"`
-	// DeviceInfo is for the file that runtimeConfig.CNIDeviceInfoFile names (k8snetworkplumbingwg device-info-spec
-	// 1.1.0); absent where the configuration names none.
+	// DeviceInfo is for the file that runtimeConfig.CNIDeviceInfoFile names (k8snetworkplumbingwg device-info-spec 1.1.0).
 	DeviceInfo json.RawMessage `json:"deviceInfo,omitempty"`
 	// Error is absent where the request was done. Codes below 100 are those of the CNI specification, the others are in
 	// the reference of xpu-cni. The code is never 0.

@@ -137,8 +137,7 @@ func (s *Server) provision(ctx context.Context, reservation journal.Attachment) 
 	return s.reserve(ctx, reservation)
 }
 
-// attach takes the Function into the container's network namespace. If that fails, the Function is on the host again, or
-// DEL brings it back.
+// attach takes the Function into the container's network namespace. After an error it is on the host, or DEL brings it back.
 func (s *Server) attach(ctx context.Context, a cniRequest, reservation journal.Attachment) (journal.Attachment, error) {
 	sandbox := lifecycle.Sandbox{ID: a.ContainerID, NetNS: a.NetNS, Pod: reservation.Pod}
 	if _, err := s.Lifecycle.Attach(ctx, a.device, sandbox); err != nil {

@@ -34,8 +34,7 @@ func (s *Server) del(ctx context.Context, r wire.Request, except func(journal.At
 	return nil
 }
 
-// since returns a function that is true for attachments that were made after a time: a request of that time cannot mean
-// them.
+// since is true for attachments that were made after a time: a request of that time cannot mean them.
 func since(at time.Time) func(journal.Attachment) bool {
 	return func(a journal.Attachment) bool { return cmp.Or(a.AttachedAt, a.ReservedAt).After(at) }
 }

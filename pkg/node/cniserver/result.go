@@ -16,16 +16,15 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// addressing is the addresses and routes that an interface shall have. result is the result of the IPAM plugin; nil without
-// one.
+// addressing is the addresses and routes that an interface shall have.
 type addressing struct {
 	addresses []netip.Prefix
 	routes    []function.Route
-	result    *types100.Result
+	result    *types100.Result // of the IPAM plugin; nil without one
 }
 
-// parseIPAM reads the result of an IPAM plugin, in any version. Without a result everything is empty. A route without a
-// gateway gets the first gateway of its family, as with other CNI plugins.
+// parseIPAM reads the result of an IPAM plugin, if there is one, in any version. A route without a gateway gets the first
+// gateway of its family, as with other CNI plugins.
 func parseIPAM(raw json.RawMessage) (a addressing, err error) {
 	if len(raw) == 0 || string(raw) == "null" {
 		return a, nil
@@ -76,10 +75,7 @@ func (r cniRequest) encode(a journal.Attachment) (json.RawMessage, error) {
 		return nil, err
 	}
 	given := cmp.Or(ipam.result, withoutIPAM(a.Interface))
-	result := &types100.Result{CNIVersion: types100.ImplementedSpecVersion}
-	if r.prev != nil {
-		result = r.prev
-	}
+	result := cmp.Or(r.prev, new(types100.Result))
 	index := len(result.Interfaces)
 	attached := &types100.Interface{
 		Name: a.Observed.Name, Mac: string(a.Observed.MAC), Mtu: a.Observed.MTU, Sandbox: a.Place.NetNS,

@@ -26,8 +26,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
 )
 
-// shortTimeout bounds a request that waits for nothing outside the node. It ends before the shim gives up, so that the
-// runtime hears why.
+// shortTimeout bounds a request other than ADD. It ends before the shim gives up, so that the runtime hears why.
 const shortTimeout = 25 * time.Second
 
 // Pools knows the pools of the node.
@@ -38,8 +37,7 @@ type Pools interface {
 	Considered(function.ID) bool
 }
 
-// Server serves the CNI plugin. Requests about different Functions run at the same time. All of its fields but the times
-// must be set before Run is called.
+// Server serves the CNI plugin. Requests about different Functions run at the same time. All fields but the times must be set.
 type Server struct {
 	Socket   string // where the shim connects; its directory is made where it is missing, and closed to other users
 	SpoolDir string // where the shim leaves DELs and GCs while the agent is away; made where it is missing
@@ -55,16 +53,14 @@ type Server struct {
 	Metrics     *Metrics
 	Log         logr.Logger
 
-	AllowKeys []string // unknown keys that network configurations may have
-	// AddTimeout is how long an ADD waits for the xPU and for the release of the Function from the pod before; 0 is 90 s,
-	// which is less than what container runtimes wait.
-	AddTimeout  time.Duration
+	AllowKeys   []string      // unknown keys that network configurations may have
+	AddTimeout  time.Duration // of an ADD, which waits for the xPU and for the last release; 0 is 90 s, as runtimes wait longer
 	StopTimeout time.Duration // how long requests that run may go on when the server stops; 0 is 10 s
 
 	// adding has the container IDs of the ADDs that run, by [function.ID]. A Function has one ADD at a time, so that the xPU is
-	// asked for one owner only. adds are held by the ADDs that run.
+	// asked for one owner only.
 	adding sync.Map
-	adds   keylock.Locks[types.GCAttachment]
+	adds   keylock.Locks[types.GCAttachment] // held by the ADDs that run
 }
 
 // answer does a request. A DEL leaves alone the attachments for which except, where set, is true.

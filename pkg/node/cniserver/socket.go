@@ -31,18 +31,18 @@ const (
 	ownMode        fs.FileMode = 0o700                  // of directories that are the server's alone
 )
 
-// Run drains the spool and serves the socket, until ctx ends; requests that run then may end. It tries what is in the spool
-// at the start once before it takes the first connection, so that an old DEL cannot come after a new ADD. It returns an
-// error only if it cannot serve at all.
+// Run drains the spool and serves the socket until ctx ends; requests that run then may end. It tries what is in the spool
+// once before it takes the first connection, so that an old DEL cannot come after a new ADD. An error means that it cannot
+// serve at all.
 func (s *Server) Run(ctx context.Context) error {
 	changes, err := watchdir.Open(s.SpoolDir, func(event fsnotify.Event) bool {
 		return event.Has(fsnotify.Create) && isRequest(filepath.Base(event.Name))
 	})
-	if err != nil {
-		return fmt.Errorf("CNI spool: %w", err)
+	if err == nil {
+		defer changes.Close()
+		err = s.watchSpool(changes)
 	}
-	defer changes.Close()
-	if err := s.watchSpool(changes); err != nil {
+	if err != nil {
 		return fmt.Errorf("CNI spool: %w", err)
 	}
 	first, cancel := context.WithTimeout(ctx, firstTimeout)
@@ -187,11 +187,8 @@ func (s *Server) talk(ctx context.Context, conn *net.UnixConn) {
 	}
 }
 
-// answerConnected does a request. It ends the context of an ADD when the shim is gone, because nobody would know of the
-// interface. Other commands go on.
-func (s *Server) answerConnected(
-	ctx context.Context, conn *net.UnixConn, raw syscall.RawConn, request wire.Request,
-) wire.Reply {
+// answerConnected does a request. An ADD ends when the shim is gone, because nobody would know of the interface.
+func (s *Server) answerConnected(ctx context.Context, conn *net.UnixConn, raw syscall.RawConn, request wire.Request) wire.Reply {
 	if request.Command != wire.Add || conn.SetReadDeadline(time.Time{}) != nil {
 		return s.answer(ctx, request, nil)
 	}

@@ -144,8 +144,7 @@ func (s *Server) putAside(path string, reason error) {
 	log.Error(reason, "File in the CNI spool is no request; a pod's interface may not be released until the next GC")
 }
 
-// doSpooled does one request, and then removes its file. A later request that replaced the file meanwhile is left for the
-// next time.
+// doSpooled does one request, and then removes its file, unless a later request has replaced it meanwhile.
 func (s *Server) doSpooled(ctx context.Context, file spooled) error {
 	ctx, cancel := context.WithTimeout(ctx, spoolTimeout)
 	defer cancel()

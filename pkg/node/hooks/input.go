@@ -32,9 +32,7 @@ type Input struct {
 	DetachedAt time.Time `json:"detachedAt,omitzero"` // its way back began
 	RestoredAt time.Time `json:"restoredAt"`          // the Function was on the host again, as it was before
 
-	// Attempt counts the runs of this executable for this release, from 1. A run that was broken off with the agent is
-	// not counted.
-	Attempt int `json:"attempt"`
+	Attempt int `json:"attempt"` // from 1; a run that was broken off with the agent is not counted
 }
 
 // InputFunction is the Function that was taken back.

@@ -41,13 +41,11 @@ type Options struct {
 	// Deprovision returns nil once the xPU serves no Port of the Function any more, also if it never did.
 	Deprovision func(context.Context, journal.Attachment) error
 	Log         logr.Logger
-	Node        string        // name of the node's Node object
-	Dir         string        // of the administrator's executables; it need not exist
-	Timeout     time.Duration // of one run of an executable
-	// Attempts is how often an executable that fails is run, at most; 0 is without a limit. The deletion of a Port is never
-	// given up.
-	Attempts int
-	Recorder events.EventRecorder // tells of hooks that are given up
+	Node        string               // name of the node's Node object
+	Dir         string               // of the administrator's executables; it need not exist
+	Timeout     time.Duration        // of one run of an executable
+	Attempts    int                  // runs of an executable that fails, at most; 0 is without a limit
+	Recorder    events.EventRecorder // tells of hooks that are given up
 	// Changed is called when a Function became free, or what it waits for changed. It must not block.
 	Changed func()
 }
@@ -174,8 +172,7 @@ func progress(a journal.Attachment, hook string) journal.Hooks {
 	return hooks
 }
 
-// First is the name of the first hook of a released attachment that is not done, "" if all are. The Port is deleted first,
-// then the executables run in the order of the directory.
+// First is the name of the first hook of a released attachment that is not done, "" if all are.
 func (q *Queue) First(a journal.Attachment) (hook string) {
 	done := progress(a, "").Done
 	if a.Port != nil && !slices.Contains(done, portHook) {
@@ -310,8 +307,7 @@ func slowest(hook string) time.Duration {
 	return 5 * time.Minute
 }
 
-// delay is the pause after so many failed attempts, 1 or more: 1 s, 2 s, 4 s and so on up to slowest, each with up to a
-// fifth more.
+// delay is the pause after so many failed attempts, 1 or more: 1 s, 2 s, 4 s, ... slowest, each with up to a fifth more.
 func delay(attempts int, slowest time.Duration) time.Duration {
 	doubled := time.Second << min(attempts-1, 30)
 	return wait.Jitter(min(doubled, slowest), 0.2)
