@@ -54,7 +54,7 @@ type Server struct {
 	Log         logr.Logger
 
 	AllowKeys   []string      // unknown keys that network configurations may have
-	AddTimeout  time.Duration // of an ADD, which waits for the xPU and for the last release; 0 is 90 s, as runtimes wait longer
+	AddTimeout  time.Duration // of an ADD, which waits for the xPU and for the last release; 0 is 90 s, less than runtimes wait
 	StopTimeout time.Duration // how long requests that run may go on when the server stops; 0 is 10 s
 
 	// adding has the container IDs of the ADDs that run, by [function.ID]. A Function has one ADD at a time, so that the xPU is
