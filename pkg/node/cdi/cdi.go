@@ -24,11 +24,8 @@ type Dir struct {
 
 // Open opens the directory, which need not exist. It removes the unfinished files of an agent that was killed.
 func Open(path string) (*Dir, error) {
-	if err := removeUnfinished(path); err != nil {
-		return nil, fmt.Errorf("CDI directory %s: %w", path, err)
-	}
 	cache, err := cdi.NewCache(cdi.WithSpecDirs(path), cdi.WithAutoRefresh(false))
-	if err != nil {
+	if err := errors.Join(err, removeUnfinished(path)); err != nil {
 		return nil, fmt.Errorf("CDI directory %s: %w", path, err)
 	}
 	return &Dir{path: path, cache: cache}, nil
