@@ -63,7 +63,7 @@ func openEndpoint(s *server) (*endpoint, error) {
 	e := &endpoint{server: s, path: path, grpc: grpc.NewServer(), ending: make(chan struct{})}
 	pluginapi.RegisterDevicePluginServer(e.grpc, e)
 	registerapi.RegisterRegistrationServer(e.grpc, e)
-	s.manager.endpoints.Go(func() {
+	s.manager.running.Go(func() {
 		if err := e.grpc.Serve(listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 			s.log.Error(err, "Device plugin socket ended", "path", path)
 		}

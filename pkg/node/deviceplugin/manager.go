@@ -2,8 +2,8 @@
 // through its device plugin API (v1beta1). Each resource has a server.
 //
 // When pools or health change, the [Manager] starts, updates and retires servers, and each [server] publishes an [offer],
-// which ListAndWatch sends to the kubelet. When the kubelet may have lost a server, the resource is queued, and the server
-// opens a new [endpoint], which the kubelet finds and registers.
+// which ListAndWatch sends to the kubelet. When the kubelet lost a server, it opens a new [endpoint], which the kubelet finds
+// and registers.
 package deviceplugin
 
 import (
@@ -19,7 +19,6 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/client-go/util/workqueue"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/watchdir"
@@ -33,7 +32,7 @@ import (
 const (
 	// settle is how long the manager waits for more changes after the first: a PF's VFs change one after the other.
 	settle = 50 * time.Millisecond
-	// firstRetry and lastRetry bound the pauses between attempts to open a socket. Each pause is twice the last.
+	// firstRetry and lastRetry bound the pauses between attempts to open a socket.
 	firstRetry, lastRetry = 100 * time.Millisecond, 30 * time.Second
 	// stopTimeout is the time for the kubelet to read the last list of a resource, and for calls in flight to end.
 	stopTimeout = time.Second
@@ -77,11 +76,8 @@ type Manager struct {
 
 	unwatchedFor time.Duration // 0 for the constant unwatchedFor
 
-	budget allocateBudget
-	// queue has the resources whose server the kubelet may have lost. retries has the pauses after errors.
-	queue     workqueue.TypedDelayingInterface[string]
-	retries   workqueue.TypedRateLimiter[string]
-	endpoints sync.WaitGroup // the goroutines that serve and close endpoints
+	budget  allocateBudget
+	running sync.WaitGroup // all goroutines
 
 	mutex   sync.Mutex
 	servers map[string]*server // by resource
@@ -93,7 +89,6 @@ type Manager struct {
 // may have changed. An error means that it could not begin.
 func (m *Manager) Run(ctx context.Context, changes <-chan struct{}) error {
 	m.reset()
-	defer m.queue.ShutDown()
 	sockets, err := watchdir.Open(m.socketDir(), m.socketRemoved)
 	if err != nil {
 		return fmt.Errorf("device plugin: %w", err)
@@ -103,29 +98,16 @@ func (m *Manager) Run(ctx context.Context, changes <-chan struct{}) error {
 		return fmt.Errorf("device plugin: %w", err)
 	}
 	removeStaleSockets(m.socketDir(), m.Log)
-
-	var loops sync.WaitGroup
-	loops.Go(func() { m.followPools(ctx, changes) })
-	loops.Go(func() { m.followSockets(ctx, sockets) })
-	loops.Go(func() { m.keepRegistered(ctx) })
-	loops.Go(func() { m.sweepRegularly(ctx) })
-	<-ctx.Done()
-	m.queue.ShutDown()
-	loops.Wait()
-	for _, s := range m.servers {
-		if s.endpoint != nil {
-			m.endpoints.Go(func() { s.endpoint.close(stopTimeout) })
-		}
-	}
-	m.endpoints.Wait()
+	m.running.Go(func() { m.followPools(ctx, changes) })
+	m.running.Go(func() { m.followSockets(ctx, sockets) })
+	m.running.Go(func() { m.sweepRegularly(ctx) })
+	m.running.Wait()
 	return nil
 }
 
 // reset sets defaults and the state of a new run.
 func (m *Manager) reset() {
 	m.AllocateTimeout, m.unwatchedFor = cmp.Or(m.AllocateTimeout, allocateTimeout), cmp.Or(m.unwatchedFor, unwatchedFor)
-	m.queue = workqueue.NewTypedDelayingQueue[string]()
-	m.retries = workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, lastRetry)
 	m.servers, m.resources = map[string]*server{}, sets.New[string]()
 }
 
@@ -158,9 +140,8 @@ func (m *Manager) update(ctx context.Context, pools []pool.Pool) {
 		if s, runs := m.servers[resource]; runs {
 			s.update(p)
 		} else if len(p.Functions) > 0 {
-			m.servers[resource] = newServer(m, resource, p)
+			m.servers[resource] = m.serve(ctx, resource, p)
 			m.resources.Insert(resource)
-			m.queue.Add(resource)
 		}
 	}
 	for resource, s := range m.servers {
@@ -174,28 +155,23 @@ func (m *Manager) update(ctx context.Context, pools []pool.Pool) {
 // metrics, only the counters remain. The caller holds the mutex.
 func (m *Manager) retire(ctx context.Context, s *server) {
 	delete(m.servers, s.resource)
-	m.retries.Forget(s.resource)
 	s.publish(newOffer(pool.Pool{}, nil))
 	m.Metrics.devices.DeletePartialMatch(prometheus.Labels{"resource": s.resource})
-	if s.endpoint == nil {
-		return
-	}
-	m.endpoints.Go(func() {
+	m.running.Go(func() {
 		loop.Sleep(ctx, stopTimeout) // the kubelet reads the empty list before it loses the socket
-		s.endpoint.close(stopTimeout)
+		s.stop()
 	})
 }
 
-// followSockets queues all resources when a socket or the directory of the sockets was removed, until ctx ends.
+// followSockets tells the servers when a socket or the directory of the sockets was removed, until ctx ends.
 func (m *Manager) followSockets(ctx context.Context, sockets *watchdir.Dir) {
 	for loop.Wait(ctx, sockets.Changes(), 0) {
 		if err := m.watchSockets(sockets); err != nil {
 			m.Log.Error(err, "The kubelet's directory cannot be watched")
 		}
 		m.mutex.Lock()
-		for resource := range m.servers {
-			m.retries.Forget(resource)
-			m.queue.Add(resource)
+		for _, s := range m.servers {
+			s.changed.Notify()
 		}
 		m.mutex.Unlock()
 	}
@@ -223,55 +199,6 @@ func (m *Manager) socketRemoved(event fsnotify.Event) bool {
 		}
 	}
 	return false
-}
-
-// keepRegistered handles the queue until ctx ends and the queue is shut down.
-func (m *Manager) keepRegistered(ctx context.Context) {
-	for {
-		resource, ended := m.queue.Get()
-		if ended || ctx.Err() != nil {
-			return
-		}
-		m.register(resource)
-		m.queue.Done(resource)
-	}
-}
-
-// register makes sure that the kubelet can find the resource's server, which it then registers by itself: it opens a new
-// endpoint if there is none, its socket is gone, or the kubelet lost it.
-func (m *Manager) register(resource string) {
-	m.mutex.Lock()
-	defer m.mutex.Unlock()
-	s, runs := m.servers[resource]
-	if !runs {
-		return
-	}
-	old, left := s.endpoint, time.Until(s.lostAt)
-	lost := !s.lostAt.IsZero() && left <= 0
-	if old != nil && exists(old.path) && !lost {
-		m.retries.Forget(resource)
-		if left > 0 {
-			m.queue.AddAfter(resource, left)
-		}
-		return
-	}
-	next, err := openEndpoint(s)
-	if err != nil {
-		pause := m.retries.When(resource)
-		m.Metrics.registrations.WithLabelValues(resource, "error").Inc()
-		s.log.Error(err, "Not registered with the kubelet", "retry", pause.String())
-		m.queue.AddAfter(resource, pause)
-		return
-	}
-	m.retries.Forget(resource)
-	s.endpoint, s.lostAt = next, time.Time{}
-	if lost {
-		s.patience = min(2*s.patience, unwatchedAtMost)
-	}
-	if old != nil {
-		// The kubelet moves to the new endpoint. Calls in flight at the old one are still answered.
-		m.endpoints.Go(func() { old.close(m.AllocateTimeout) })
-	}
 }
 
 // socketDir is where the kubelet looks for plugins' sockets.

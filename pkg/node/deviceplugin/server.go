@@ -1,6 +1,7 @@
 package deviceplugin
 
 import (
+	"context"
 	"maps"
 	"slices"
 	"strings"
@@ -15,8 +16,10 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
+	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 )
 
 // unwatchedFor is how long a server waits for the kubelet's ListAndWatch before it opens a new endpoint. A kubelet that lost
@@ -30,7 +33,9 @@ type server struct {
 	manager  *Manager
 	resource string
 	log      logr.Logger
+	stop     context.CancelFunc    // ends the server
 	offer    atomic.Pointer[offer] // what the kubelet sees
+	changed  notify.Signal         // the kubelet may have lost the endpoint
 
 	// The manager's mutex guards the fields below.
 
@@ -42,14 +47,65 @@ type server struct {
 	patience time.Duration // from the end of the last stream to lostAt
 }
 
-func newServer(m *Manager, resource string, p pool.Pool) *server {
+// serve starts a server, which runs until ctx ends or it is stopped.
+func (m *Manager) serve(ctx context.Context, resource string, p pool.Pool) *server {
+	ctx, stop := context.WithCancel(ctx)
 	s := &server{
-		manager: m, resource: resource, log: m.Log.WithValues("resource", resource), patience: m.unwatchedFor,
+		manager: m, resource: resource, log: m.Log.WithValues("resource", resource), stop: stop, patience: m.unwatchedFor,
 	}
 	m.Metrics.begin(resource)
 	s.offer.Store(newOffer(pool.Pool{}, nil))
 	s.update(p)
+	m.running.Go(func() { s.keepRegistered(ctx) })
 	return s
+}
+
+// keepRegistered keeps an endpoint open that the kubelet can find, which then registers it by itself, until ctx ends.
+func (s *server) keepRegistered(ctx context.Context) {
+	changes := s.changed.Subscribe(ctx)
+	pauses := loop.Backoff(firstRetry, lastRetry)
+	for {
+		pause, err := s.register()
+		if err == nil {
+			pauses = loop.Backoff(firstRetry, lastRetry)
+		} else {
+			pause = pauses.Step()
+			s.manager.Metrics.registrations.WithLabelValues(s.resource, "error").Inc()
+			s.log.Error(err, "Not registered with the kubelet", "retry", pause.String())
+		}
+		if !loop.Wait(ctx, changes, pause) {
+			break
+		}
+	}
+	if s.endpoint != nil {
+		s.endpoint.close(stopTimeout)
+	}
+}
+
+// register opens a new endpoint if there is none, its socket is gone, or the kubelet lost it. It returns when to look again
+// if nothing changes; 0 is never.
+func (s *server) register() (pause time.Duration, err error) {
+	m := s.manager
+	m.mutex.Lock()
+	defer m.mutex.Unlock()
+	old, left := s.endpoint, time.Until(s.lostAt)
+	lost := !s.lostAt.IsZero() && left <= 0
+	if old != nil && exists(old.path) && !lost {
+		return max(left, 0), nil
+	}
+	next, err := openEndpoint(s)
+	if err != nil {
+		return 0, err
+	}
+	s.endpoint, s.lostAt = next, time.Time{}
+	if lost {
+		s.patience = min(2*s.patience, unwatchedAtMost)
+	}
+	if old != nil {
+		// The kubelet moves to the new endpoint. Calls in flight at the old one are still answered.
+		m.running.Go(func() { old.close(m.AllocateTimeout) })
+	}
+	return 0, nil
 }
 
 // update offers the pool as it is now, with its Functions' health.
@@ -93,7 +149,7 @@ func (s *server) streamsChanged() {
 		return
 	}
 	s.lostAt = time.Now().Add(s.patience)
-	s.manager.queue.Add(s.resource)
+	s.changed.Notify()
 }
 
 // offer is a list of Functions for the kubelet. It is immutable.
