@@ -25,7 +25,7 @@ const (
 // CDI writes one file for each resource, from which the runtime learns containers' device nodes. A file lists all Functions of
 // the resource that have nodes, allocated or not: after a reboot the directory is empty, and the kubelet creates containers
 // again without an Allocate. A Function stays listed until neither the resource nor a pod has it, whether this process runs
-// or not. The methods are safe for concurrent use; those of a nil CDI do nothing.
+// or not. The methods are safe for concurrent use.
 type CDI struct {
 	dir *cdi.Dir
 
@@ -45,9 +45,6 @@ func NewCDI(dir string) (*CDI, error) {
 
 // include adds Functions to the resource's file, or replaces them there.
 func (c *CDI) include(resource string, contents []content) error {
-	if c == nil {
-		return nil
-	}
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	devices := map[string]specs.Device{}
@@ -68,9 +65,6 @@ func (c *CDI) include(resource string, contents []content) error {
 // prune removes devices that are needed neither now nor were at the last call: the kubelet assigns a Function to a pod only
 // after the Allocate that listed it.
 func (c *CDI) prune(needed map[string]bool) error {
-	if c == nil {
-		return nil
-	}
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	var errs []error

@@ -88,7 +88,7 @@ func devicePlugin(p pool.Pool) v1alpha1.DevicePluginSpec {
 }
 
 // response is the kubelet's answer for one container, which gets its device nodes from the kubelet or by CDI.
-func response(resource string, contents []content, byCDI bool) (*pluginapi.ContainerAllocateResponse, error) {
+func response(resource string, contents []content, byCDI bool) *pluginapi.ContainerAllocateResponse {
 	ids := make([]string, 0, len(contents))
 	info := map[string]map[string]map[string]string{}
 	out := &pluginapi.ContainerAllocateResponse{}
@@ -109,13 +109,10 @@ func response(resource string, contents []content, byCDI bool) (*pluginapi.Conta
 			}
 		}
 	}
-	text, err := json.Marshal(info)
-	if err != nil {
-		return nil, err
-	}
+	text, _ := json.Marshal(info) // maps of strings have no error
 	name := environmentName(resource)
 	out.Envs = map[string]string{name: strings.Join(ids, ","), name + "_INFO": string(text)}
-	return out, nil
+	return out
 }
 
 // environmentName is the name of the variable with the Functions' IDs: "PCIDEVICE_INTEL_COM_DPDK-1" for "intel.com/dpdk-1".

@@ -65,6 +65,9 @@ func (m *Manager) sweep(ctx context.Context) {
 	if err := removeDeviceInfo(m.DeviceInfoDir, m.resources.UnsortedList(), infoFiles); err != nil {
 		m.Log.Error(err, "Some device-info files that nobody needs any more remain")
 	}
+	if m.CDI == nil {
+		return
+	}
 	if err := m.CDI.prune(cdiDevices); err != nil {
 		m.Log.Error(err, "Some CDI devices that nobody needs any more remain")
 	}

@@ -161,7 +161,9 @@ func (c *Client) list(ctx context.Context) (map[function.ID][]Assignment, error)
 	if err != nil {
 		return nil, fmt.Errorf("kubelet at %s: list of pods' devices: %w", c.socket, err)
 	}
-	isSelf := func(p *podresourcesapi.PodResources) bool { return p.Namespace == c.self.Namespace && p.Name == c.self.Name }
+	isSelf := func(p *podresourcesapi.PodResources) bool {
+		return p.Namespace == c.self.Namespace && p.Name == c.self.Name
+	}
 	if c.self.Name != "" && !slices.ContainsFunc(response.PodResources, isSelf) {
 		return nil, fmt.Errorf("kubelet at %s: list of pods' devices: lacks this agent's own pod %s/%s: "+
 			"the kubelet has not heard yet which pods there are", c.socket, c.self.Namespace, c.self.Name)
