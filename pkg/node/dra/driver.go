@@ -61,12 +61,12 @@ type Driver struct {
 	// WaitForPort returns the Port of a Function that is allocated to a claim, once the xPU serves it. If ctx ends before,
 	// the error says what is missing.
 	WaitForPort func(ctx context.Context, c *resourceapi.ResourceClaim, f function.ID) (*v1alpha1.XPUPort, error)
-	// RuntimeConnected returns nil once the container runtime is connected and reports sandboxes, in which Functions are
-	// attached. If ctx ends before, the error says what to do.
+	// RuntimeConnected returns nil once the container runtime is connected and reports sandboxes. If ctx ends before, the
+	// error says what to do.
 	RuntimeConnected func(ctx context.Context) error
 	// PodGoing says whether a pod is being deleted, or gone; see [API.Going].
 	PodGoing func(ctx context.Context, pod journal.Pod) (bool, error)
-	// CDI has a file for each claim, from which the runtime learns the environment and device nodes that containers get.
+	// CDI has a file for each claim.
 	CDI *cdi.Dir
 	// Node is the node's name. Pools returns all of its pools, and Health what is wrong with their Functions.
 	Node   string
@@ -80,14 +80,13 @@ type Driver struct {
 	Metrics          *Metrics
 	Log              logr.Logger
 
-	// calls lets one Prepare or Unprepare run at a time for each claim, by its UID. A later call ends an earlier Prepare: the
-	// kubelet gives up on a Prepare that takes too long, and calls Prepare again, or Unprepare.
+	// calls lets one Prepare or Unprepare run at a time for each claim. A later call ends an earlier Prepare, on which the
+	// kubelet has given up.
 	calls keylock.Locks[types.UID]
 	files sync.Mutex // held while the content of a CDI file is determined and written
 }
 
-// Reasons for which a Prepare is ended.
-var (
+var ( // for which a Prepare is ended
 	errUnprepared    = errors.New("the claim is unprepared meanwhile")
 	errPreparedAgain = errors.New("the claim is prepared again meanwhile")
 )
@@ -189,20 +188,6 @@ func (d *Driver) whilePodStays(ctx context.Context, pod journal.Pod) (_ context.
 		cancel(nil)
 		watching.Wait()
 	}
-}
-
-// deviceNodes returns what a container gets of a Function that is set up for it.
-func (d *Driver) deviceNodes(a journal.Attachment) (devnode.Set, error) {
-	function, known := d.Function(a.Function)
-	if !known {
-		return devnode.Set{}, errGone
-	}
-	var wish devnode.Wish
-	if id, err := claim.ParsePoolID(a.Claim.Pool); err == nil {
-		spec, _ := d.DevicePool(id.DevicePool)
-		wish.Options = pool.Pool{Name: id.DevicePool, Spec: spec}.Options(function)
-	}
-	return d.DeviceNodes.Of(function, wish)
 }
 
 // consumer returns the one pod that the claim is reserved for: an interface can be in one network namespace only.
