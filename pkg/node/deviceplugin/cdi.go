@@ -4,11 +4,11 @@ import (
 	"cmp"
 	"errors"
 	"maps"
-	"reflect"
 	"slices"
 	"strings"
 	"sync"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -24,8 +24,8 @@ const (
 
 // CDI writes one file for each resource, from which the runtime learns containers' device nodes. A file lists all Functions of
 // the resource that have nodes, allocated or not: after a reboot the directory is empty, and the kubelet creates containers
-// again without an Allocate. A Function stays listed until neither the resource nor a pod has it, whether this process runs
-// or not. The methods are safe for concurrent use.
+// again without an Allocate. A Function stays listed until neither the resource nor a pod has it. The methods are safe for
+// concurrent use.
 type CDI struct {
 	dir *cdi.Dir
 
@@ -82,15 +82,13 @@ func (c *CDI) prune(needed map[string]bool) error {
 
 // replace writes a file unless it has these devices already. Without devices it removes the file.
 func (c *CDI) replace(file string, devices []specs.Device) error {
-	if len(devices) == 0 && len(c.files[file]) == 0 || reflect.DeepEqual(devices, c.files[file]) {
+	if equality.Semantic.DeepEqual(devices, c.files[file]) { // no devices are nil or empty
 		return nil
 	}
 	if err := c.dir.Write(file, cdiKind, devices); err != nil {
 		return err
 	}
-	if c.files[file] = devices; len(devices) == 0 {
-		delete(c.files, file)
-	}
+	c.files[file] = devices
 	return nil
 }
 

@@ -11,7 +11,6 @@ import (
 	"github.com/go-logr/logr"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -22,8 +21,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 )
 
-// unwatchedFor is how long a server waits for the kubelet's ListAndWatch before it opens a new endpoint. A kubelet that lost
-// only its stream does not begin another by itself. The time doubles up to unwatchedAtMost while the kubelet stays away.
+// unwatchedFor is how long a server waits for the kubelet's ListAndWatch before it opens a new endpoint, as a kubelet that lost
+// its stream does not begin another. The time doubles up to unwatchedAtMost while the kubelet stays away.
 const unwatchedFor, unwatchedAtMost = 10 * time.Second, 10 * time.Minute
 
 // server offers one resource to the kubelet, at one endpoint at a time.
@@ -41,8 +40,8 @@ type server struct {
 
 	endpoint *endpoint // the current one; nil before the first
 	refusal  string    // why the kubelet refused the resource last, "" if it did not
-	// lostAt is the time from which a kubelet that has registered the endpoint but has no stream is taken to have lost the
-	// endpoint. It is zero while the kubelet has a stream or has not registered the endpoint.
+	// lostAt is when a kubelet without a stream is taken to have lost the endpoint. It is zero while the kubelet has a stream
+	// or has not registered the endpoint.
 	lostAt   time.Time
 	patience time.Duration // from the end of the last stream to lostAt
 }
@@ -108,7 +107,7 @@ func (s *server) register() (pause time.Duration, err error) {
 	return 0, nil
 }
 
-// update offers the pool as it is now, with its Functions' health.
+// update offers the pool as it is now.
 func (s *server) update(p pool.Pool) {
 	if err := s.writeCDI(p); err != nil {
 		s.log.Error(err, "Containers that are made again after a reboot may lack device nodes until this is repaired")
@@ -127,13 +126,12 @@ func (s *server) publish(next *offer) (before *offer) {
 	return before
 }
 
-// writeCDI lists the pool's Functions in the resource's CDI file. It leaves out Functions that a container could not use,
-// for which Allocate returns the error.
+// writeCDI lists the pool's Functions in the resource's CDI file, except those that a container could not use.
 func (s *server) writeCDI(p pool.Pool) error {
 	if s.manager.CDI == nil {
 		return nil
 	}
-	contents := make([]content, 0, len(p.Functions))
+	var contents []content
 	for _, f := range p.Functions {
 		if c, err := contentOf(&s.manager.Nodes, f, p); err == nil {
 			contents = append(contents, c)
@@ -158,8 +156,7 @@ type offer struct {
 	functions map[string]function.Function // by the kubelet's device ID, which is [function.ID.String]
 	devices   []*pluginapi.Device          // in the order of the pool
 	unhealthy int                          // how many of the devices
-	// reasons say why devices are unhealthy, by ID. A device whose only problem is a pending release has none: releases are
-	// usual, and package lifecycle logs their errors.
+	// reasons say why devices are unhealthy, by ID. A pending release, which is usual, is none by itself.
 	reasons  map[string]string
 	replaced chan struct{} // closed when the resource has a new offer
 }
@@ -193,7 +190,7 @@ func newOffer(p pool.Pool, problemsOf func(function.Function) []health.Problem) 
 
 // find returns the Functions with these device IDs, in this order. Its error is for the kubelet.
 func (o *offer) find(resource string, ids []string) ([]function.Function, error) {
-	functions := make([]function.Function, 0, len(ids))
+	var functions []function.Function
 	for i, id := range ids {
 		f, ok := o.functions[id]
 		if !ok {
@@ -205,11 +202,6 @@ func (o *offer) find(resource string, ids []string) ([]function.Function, error)
 		functions = append(functions, f)
 	}
 	return functions, nil
-}
-
-// sameDevices says whether two lists are equal for the kubelet.
-func sameDevices(a, b []*pluginapi.Device) bool {
-	return slices.EqualFunc(a, b, func(a, b *pluginapi.Device) bool { return proto.Equal(a, b) })
 }
 
 // maxLogged is how many Functions a log message names at most.
