@@ -18,11 +18,10 @@ import (
 )
 
 const (
-	// allocateTimeout is the default of Manager.AllocateTimeout. An Allocate blocks the kubelet's loop that admits, ends and
-	// probes pods.
+	// allocateTimeout is the default of Manager.AllocateTimeout.
 	allocateTimeout = 2500 * time.Millisecond
-	// impatience is how long the timeout is a fifth after an Allocate timed out. Otherwise an xPU that does not answer would
-	// block the kubelet's loop for the whole timeout once for each pod that needs the xPU.
+	// impatience is how long the timeout is a fifth after an Allocate timed out, as an xPU that does not answer would block the
+	// kubelet for each pod that needs the xPU.
 	impatience = 10 * time.Second
 )
 
@@ -93,8 +92,8 @@ func (s *server) allocate(ctx context.Context, ids []string) (_ *pluginapi.Conta
 	return one, err
 }
 
-// awaitHealthy returns the Functions and their pool once all are healthy. It waits for pending releases, as the kubelet may
-// have chosen a Function before it knew of the release, and fails if a Function has another problem.
+// awaitHealthy returns the Functions and their pool once all are healthy. It waits for pending releases only, of which the
+// kubelet may not have known.
 func (s *server) awaitHealthy(ctx context.Context, ids []string) ([]function.Function, pool.Pool, error) {
 	for {
 		o := s.offer.Load()

@@ -44,8 +44,7 @@ func contentOf(nodes *devnode.Finder, f function.Function, p pool.Pool) (content
 }
 
 // writeDeviceInfo atomically replaces a Function's device-info file in dir, in which Multus looks up a device ID. It writes
-// none for a Function that the specification cannot describe. The file stays as long as a pod has the Function, whether this
-// process runs or not. Nothing is synced, as the directory is in memory.
+// none for a Function that the specification cannot describe. Nothing is synced, as the directory is in memory.
 func writeDeviceInfo(dir, resource string, c content) error {
 	_, asVDPA := c.Info["vdpa"]
 	info := deviceinfo.Of(c.function, asVDPA)

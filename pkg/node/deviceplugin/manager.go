@@ -39,10 +39,9 @@ const (
 )
 
 // Allocator makes Functions and the xPU ready for containers. Its methods are idempotent and may be called for several
-// Functions at once. They give up when ctx ends, with an error that says what is missing.
+// Functions at once. When ctx ends, their error says what is missing.
 type Allocator interface {
-	// Reserve returns the Function once its last pod has released it and it is set up as its pool wants it: the SF exists,
-	// the driver is bound. It is called once for each allocation.
+	// Reserve returns the Function once its last pod has released it and it is set up as its pool wants it.
 	Reserve(ctx context.Context, f function.Function, p pool.Pool) (function.Function, error)
 	// Ready returns once the xPU serves a reserved Function of a pool with provisionAt: Allocate.
 	Ready(ctx context.Context, f function.Function, p pool.Pool) error
@@ -54,22 +53,20 @@ type Allocator interface {
 type Manager struct {
 	// KubeletDir is the kubelet's directory, "/var/lib/kubelet". The kubelet must see it at the same path.
 	KubeletDir string
-	// Pools returns the current pools, which the manager does not modify; known is false until they have been read once.
+	// Pools returns the current pools; known is false until they have been read once.
 	Pools func() (pools []pool.Pool, known bool)
 	// Problems returns what is wrong with a Function; none means healthy. It does not block and is safe for concurrent use.
 	Problems  func(function.Function) []health.Problem
 	Allocator Allocator
-	// Nodes looks up the device nodes that containers get.
-	Nodes devnode.Finder
+	Nodes     devnode.Finder
 	// DeviceInfoDir is the directory of device-info files, "/var/run/k8s.cni.cncf.io/devinfo/dp". It need not exist.
 	DeviceInfoDir string
 	// CDI gives containers their device nodes. Without it containers get them from the kubelet.
 	CDI *CDI
-	// Assigned returns what pods have, by [function.ID.String]. The files of Functions that no pod has are removed. Without
-	// Assigned they stay until the node is rebooted.
+	// Assigned returns what pods have, by [function.ID.String]. Without it the files of Functions that no pod has stay.
 	Assigned func(ctx context.Context) (map[string]podresources.Assignment, error)
 	// AllocateTimeout bounds how long one Allocate waits for Functions that are being released or provisioned, 0 for 2.5 s.
-	// The kubelet starts and ends no other pod meanwhile. The time is a fifth for 10 s after an Allocate that timed out.
+	// The kubelet starts and ends no other pod meanwhile.
 	AllocateTimeout time.Duration
 	Metrics         *Metrics
 	Log             logr.Logger
@@ -85,8 +82,8 @@ type Manager struct {
 	resources sets.Set[string]
 }
 
-// Run serves the pools until ctx ends. It reads them again after every value from changes, which says that pools or health
-// may have changed. An error means that it could not begin.
+// Run serves the pools until ctx ends. A value from changes says that pools or health may have changed. An error means that it
+// could not begin.
 func (m *Manager) Run(ctx context.Context, changes <-chan struct{}) error {
 	m.reset()
 	sockets, err := watchdir.Open(m.socketDir(), m.socketRemoved)
@@ -151,8 +148,8 @@ func (m *Manager) update(ctx context.Context, pools []pool.Pool) {
 	}
 }
 
-// retire ends a server whose pool is gone. Pods keep what they have, so the files for their containers stay. Of the
-// metrics, only the counters remain. The caller holds the mutex.
+// retire ends a server whose pool is gone. The files for containers stay, as pods keep what they have, and of the metrics the
+// counters. The caller holds the mutex.
 func (m *Manager) retire(ctx context.Context, s *server) {
 	delete(m.servers, s.resource)
 	s.publish(newOffer(pool.Pool{}, nil))

@@ -204,9 +204,6 @@ func (o *offer) find(resource string, ids []string) ([]function.Function, error)
 	return functions, nil
 }
 
-// maxLogged is how many Functions a log message names at most.
-const maxLogged = 8
-
 // report logs which devices have another health since the offer before, with one line for each reason, and whether devices
 // came or went.
 func (o *offer) report(before *offer, log logr.Logger) {
@@ -229,9 +226,5 @@ func (o *offer) report(before *offer, log logr.Logger) {
 	}
 }
 
-func firstOf(ids []string) string {
-	if len(ids) <= maxLogged {
-		return strings.Join(ids, " ")
-	}
-	return strings.Join(ids[:maxLogged], " ") + " .."
-}
+// firstOf names the first Functions for a log message, which says besides how many there are.
+func firstOf(ids []string) string { return strings.Join(ids[:min(len(ids), 8)], " ") }

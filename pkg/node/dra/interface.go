@@ -16,7 +16,7 @@ import (
 )
 
 // wantedInterface returns the interface that the pod asks for, with the MAC, MTU and addresses of the Port, which the xPU
-// already relies on. The MTU is not applied to a Function that a program drives: the program sets its own.
+// already relies on. A program that drives a Function sets its own MTU.
 func wantedInterface(device claim.Device, userspace bool, port *v1alpha1.XPUPort) (function.Interface, error) {
 	wanted := device.Interface
 	if userspace {
@@ -47,7 +47,7 @@ func wantedInterface(device claim.Device, userspace bool, port *v1alpha1.XPUPort
 	return wanted, nil
 }
 
-// networkData describes an attachment for claims and metadata files: as observed in the pod, and before that as requested.
+// networkData describes an attachment as observed in the pod, and before that as requested.
 func networkData(a journal.Attachment) *resourceapi.NetworkDeviceData {
 	name, mac, addresses := a.Interface.Name, a.Interface.MAC, a.Interface.Addresses
 	if a.Observed != nil {

@@ -17,9 +17,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// Leftovers removes metadata files (KEP-5304) of claims that are not prepared. Package kubeletplugin writes the files at the
-// end of a Prepare, even if the kubelet gave up that Prepare and unprepared the claim meanwhile. The file names are those of
-// metadata.go in k8s.io/dynamic-resource-allocation/kubeletplugin.
+// Leftovers removes metadata files (KEP-5304) of claims that are not prepared. The library writes them at the end of a Prepare
+// (metadata.go in k8s.io/dynamic-resource-allocation/kubeletplugin), even if the claim was unprepared meanwhile.
 type Leftovers struct {
 	// DriverDir is the driver's directory, below which a claim's directory is named by namespace and name. CDIDir has files
 	// that are named by the claim's UID.
@@ -30,8 +29,7 @@ type Leftovers struct {
 }
 
 const (
-	// metadataPrefix begins the names of the library's CDI files. The UID of the claim follows.
-	metadataPrefix = v1alpha1.GroupName + "_metadata_"
+	metadataPrefix = v1alpha1.GroupName + "_metadata_" // of the library's CDI files; the claim's UID follows
 	leftoversEvery = time.Minute
 )
 
@@ -50,8 +48,7 @@ func (l *Leftovers) Run(ctx context.Context) error {
 // Remove removes the files of claims that are not prepared. It may be called at any time.
 func (l *Leftovers) Remove() error {
 	files, err1 := filepath.Glob(filepath.Join(l.CDIDir, metadataPrefix+"*.json"))
-	// The library leaves unfinished files if the agent is killed.
-	unfinished, err2 := filepath.Glob(filepath.Join(l.CDIDir, "."+metadataPrefix+"*.tmp"))
+	unfinished, err2 := filepath.Glob(filepath.Join(l.CDIDir, "."+metadataPrefix+"*.tmp")) // of an agent that was killed
 	directories, err3 := filepath.Glob(filepath.Join(l.DriverDir, "dra-device-metadata", "*_*"))
 	errs := []error{err1, err2, err3}
 	// The journal is read after the directories, so it has the claims of all files that were found.
