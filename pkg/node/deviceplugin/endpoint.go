@@ -144,15 +144,12 @@ func (e *endpoint) countStream(change int) {
 func removeStaleSockets(dir string, log logr.Logger) {
 	paths, _ := filepath.Glob(filepath.Join(dir, socketPattern))
 	for _, path := range paths {
-		connection, err := net.DialTimeout("unix", path, time.Second)
-		if err == nil {
+		if connection, err := net.DialTimeout("unix", path, time.Second); err == nil {
 			connection.Close()
-		}
-		if !errors.Is(err, syscall.ECONNREFUSED) {
-			continue
-		}
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			log.Error(err, "A socket that nobody serves remains", "path", path)
+		} else if errors.Is(err, syscall.ECONNREFUSED) {
+			if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				log.Error(err, "A socket that nobody serves remains", "path", path)
+			}
 		}
 	}
 }

@@ -23,8 +23,7 @@ const (
 	sweepEvery = 5 * time.Minute
 	// askTimeout bounds how long the kubelet may take to say what pods have.
 	askTimeout = 10 * time.Second
-	// young is the age up to which a device-info file is not removed: the kubelet assigns a Function to a pod only after the
-	// Allocate that wrote the file.
+	// young is the age up to which a device-info file stays, as the kubelet assigns a Function to a pod after the Allocate.
 	young = 10 * time.Minute
 )
 
@@ -76,10 +75,7 @@ func (m *Manager) sweep(ctx context.Context) {
 // removeDeviceInfo removes this plugin's device-info files, except those that are needed and those that are young.
 func removeDeviceInfo(dir string, resources []string, needed map[string]bool) error {
 	entries, err := os.ReadDir(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("device-info files: %w", err)
 	}
 	var errs []error
@@ -98,8 +94,8 @@ func removeDeviceInfo(dir string, resources []string, needed map[string]bool) er
 	return errors.Join(errs...)
 }
 
-// ours says whether a file, finished or not, has the project's own prefix or belongs to one of the resources. The name of a
-// resource must be followed by an address: the resource of another plugin may have a longer name that begins with it.
+// ours says whether a file, finished or not, has the project's own prefix, or one of the resources and an address: the resource
+// of another plugin may have a longer name that begins with ours.
 func ours(name string, resources []string) bool {
 	name, isInfo := strings.CutSuffix(strings.TrimPrefix(name, "."), deviceInfoSuffix)
 	if !isInfo {

@@ -88,8 +88,7 @@ func (r *StatusReporter) Report(c journal.Claim) {
 
 // Run writes until ctx ends.
 func (r *StatusReporter) Run(ctx context.Context) error {
-	stop := context.AfterFunc(ctx, r.queue.ShutDown)
-	defer stop()
+	defer context.AfterFunc(ctx, r.queue.ShutDown)()
 	for {
 		c, shutdown := r.queue.Get()
 		if shutdown {

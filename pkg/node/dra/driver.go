@@ -73,7 +73,7 @@ type Driver struct {
 	// Changes returns a channel that receives a value when the health of a Function may have changed, until ctx ends.
 	Changes func(ctx context.Context) <-chan struct{}
 	// ProvisionTimeout is how long one Prepare waits for the xPU and for the hooks of the Functions' last owners. The
-	// kubelet ends a call after 45 s (pkg/kubelet/cm/dra) and tries again.
+	// kubelet ends a call after 45 s (pkg/kubelet/cm/dra).
 	ProvisionTimeout time.Duration
 	Metrics          *Metrics
 	Log              logr.Logger
@@ -118,7 +118,7 @@ func (d *Driver) PrepareResourceClaims(
 	return results, nil
 }
 
-// prepare prepares one of the claims of a pod. together are all claims that the kubelet passed in the same call.
+// prepare prepares one claim. together are all claims that the kubelet passed in the same call.
 func (d *Driver) prepare(
 	ctx context.Context, c *resourceapi.ResourceClaim, together []*resourceapi.ResourceClaim,
 ) ([]kubeletplugin.Device, error) {
@@ -147,7 +147,7 @@ func (d *Driver) prepare(
 	defer cancel()
 	var prepared []kubeletplugin.Device
 	for _, device := range devices {
-		attachment, err := d.wanted(waiting, c, pod, device, names[nameKey{c.UID, device.Function}])
+		attachment, err := d.wanted(waiting, c, pod, device, names[device.Function])
 		if err == nil {
 			err = d.Lifecycle.Reserve(ctx, attachment)
 		}

@@ -86,8 +86,7 @@ func device(p pool.Pool, f function.Function, problems []health.Problem) resourc
 		},
 	}
 	if f.NUMANode >= 0 {
-		numa := resourceapi.DeviceAttribute{IntValue: new(int64(f.NUMANode))}
-		d.Attributes[deviceattribute.StandardDeviceAttributeNUMANode] = numa
+		d.Attributes[deviceattribute.StandardDeviceAttributeNUMANode] = resourceapi.DeviceAttribute{IntValue: new(int64(f.NUMANode))}
 	}
 	for name, value := range map[resourceapi.QualifiedName]string{
 		"kind":                         string(f.Kind),
