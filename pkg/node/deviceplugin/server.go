@@ -109,8 +109,16 @@ func (s *server) register() (pause time.Duration, err error) {
 
 // update offers the pool as it is now.
 func (s *server) update(p pool.Pool) {
-	if err := s.writeCDI(p); err != nil {
-		s.log.Error(err, "Containers that are made again after a reboot may lack device nodes until this is repaired")
+	if s.manager.CDI != nil {
+		var contents []content
+		for _, f := range p.Functions {
+			if c, err := contentOf(&s.manager.Nodes, f, p); err == nil { // otherwise Allocate returns the error
+				contents = append(contents, c)
+			}
+		}
+		if err := s.manager.CDI.include(s.resource, contents); err != nil {
+			s.log.Error(err, "Containers that are made again after a reboot may lack device nodes until this is repaired")
+		}
 	}
 	next := newOffer(p, s.manager.Problems)
 	devices := s.manager.Metrics.devices
@@ -124,20 +132,6 @@ func (s *server) publish(next *offer) (before *offer) {
 	before = s.offer.Swap(next)
 	close(before.replaced)
 	return before
-}
-
-// writeCDI lists the pool's Functions in the resource's CDI file, except those that a container could not use.
-func (s *server) writeCDI(p pool.Pool) error {
-	if s.manager.CDI == nil {
-		return nil
-	}
-	var contents []content
-	for _, f := range p.Functions {
-		if c, err := contentOf(&s.manager.Nodes, f, p); err == nil {
-			contents = append(contents, c)
-		}
-	}
-	return s.manager.CDI.include(s.resource, contents)
 }
 
 // streamsChanged updates lostAt after a stream began or ended and after a registration.
