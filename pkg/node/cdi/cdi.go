@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -43,7 +42,7 @@ func removeUnfinished(path string) error {
 		if err != nil || !bytes.Contains(content, []byte(v1alpha1.GroupName+"/")) {
 			continue
 		}
-		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := os.RemoveAll(file); err != nil { // no error if it is gone already
 			return err
 		}
 	}

@@ -22,10 +22,9 @@ const (
 	cdiKind  = v1alpha1.GroupName + "/" + cdiClass
 )
 
-// CDI writes one file for each resource, from which the runtime learns containers' device nodes. A file lists all Functions of
-// the resource that have nodes, allocated or not: after a reboot the directory is empty, and the kubelet creates containers
-// again without an Allocate. A Function stays listed until neither the resource nor a pod has it. The methods are safe for
-// concurrent use.
+// CDI writes one file for each resource, with the device nodes of all Functions that the resource or a pod has, allocated or
+// not: after a reboot the directory is empty, and the kubelet creates containers again without an Allocate. The methods are
+// safe for concurrent use.
 type CDI struct {
 	dir *cdi.Dir
 

@@ -24,8 +24,7 @@ type content struct {
 	devnode.Set
 }
 
-// contentOf returns what a container gets of a Function of the pool, in the format of sriov-network-device-plugin. It fails if
-// the container could not use the Function.
+// contentOf returns what a container gets of a Function of the pool. It fails if the container could not use the Function.
 func contentOf(nodes *devnode.Finder, f function.Function, p pool.Pool) (content, error) {
 	set, err := nodes.Of(f, devnode.Wish{
 		Driver: string(p.Spec.Driver), Options: p.Options(f), VhostNet: devicePlugin(p).NeedVhostNet,
@@ -86,7 +85,7 @@ func devicePlugin(p pool.Pool) v1alpha1.DevicePluginSpec {
 	return ptr.Deref(p.Spec.DevicePlugin, v1alpha1.DevicePluginSpec{})
 }
 
-// response is the kubelet's answer for one container, which gets its device nodes from the kubelet or by CDI.
+// response is the kubelet's answer for one container, in the format of sriov-network-device-plugin.
 func response(resource string, contents []content, byCDI bool) *pluginapi.ContainerAllocateResponse {
 	ids := make([]string, 0, len(contents))
 	info := map[string]map[string]map[string]string{}

@@ -24,9 +24,8 @@ const (
 	// pluginsRegistry is where the kubelet looks for plugins' sockets, below its directory.
 	pluginsRegistry = "plugins_registry"
 
-	// socketName is the name of a socket: "xpu-dp-fast-5a1c09e2.sock", with at most 20 bytes of the resource, as the kernel
-	// allows 107 bytes for the whole path. Every socket has a new name, as the kubelet refuses an endpoint at a path that it
-	// has not forgotten yet.
+	// socketName is the name of a socket, with at most 20 bytes of the resource, as the kernel allows 107 bytes for the whole
+	// path. Every socket has a new name, as the kubelet refuses an endpoint at a path that it has not forgotten yet.
 	socketName, socketPattern = "xpu-dp-%.20s-%08x.sock", "xpu-dp-*.sock"
 )
 

@@ -1,9 +1,8 @@
 // Package deviceplugin offers the Functions of pools with publish: DevicePlugin to the kubelet as extended resources,
 // through its device plugin API (v1beta1). Each resource has a server.
 //
-// When pools or health change, the [Manager] starts, updates and retires servers, and each [server] publishes an [offer],
-// which ListAndWatch sends to the kubelet. When the kubelet lost a server, it opens a new [endpoint], which the kubelet finds
-// and registers.
+// When pools or health change, the [Manager] starts, updates and retires servers, and each [server] publishes an [offer], which
+// ListAndWatch sends to the kubelet. A server that the kubelet lost opens a new [endpoint], which the kubelet finds and registers.
 package deviceplugin
 
 import (

@@ -19,8 +19,7 @@ import (
 )
 
 const (
-	// sweepEvery is the period of sweeps. The kubelet does not report the end of pods.
-	sweepEvery = 5 * time.Minute
+	sweepEvery = 5 * time.Minute // the kubelet does not report the end of pods
 	// askTimeout bounds how long the kubelet may take to say what pods have.
 	askTimeout = 10 * time.Second
 	// young is the age up to which a device-info file stays, as the kubelet assigns a Function to a pod after the Allocate.
@@ -87,9 +86,7 @@ func removeDeviceInfo(dir string, resources []string, needed map[string]bool) er
 		if err != nil || time.Since(info.ModTime()) < young {
 			continue // it is gone, or new
 		}
-		if err := os.Remove(filepath.Join(dir, entry.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, err)
-		}
+		errs = append(errs, os.RemoveAll(filepath.Join(dir, entry.Name()))) // no error if it is gone already
 	}
 	return errors.Join(errs...)
 }

@@ -38,9 +38,8 @@ type Wish struct {
 // Set is what a container gets of one Function.
 type Set struct {
 	Nodes []*specs.DeviceNode
-	// Info says what the nodes are, by subject and name, as sriov-network-device-plugin does: "vfio" has "mount" and
-	// "dev-mount", "rdma" has "rdma_dev", "uverbs", "umad", "issm" and "rdma_cm", "vdpa" and "uio" have "mount", "vhost" has
-	// "net-mount" and "tun-mount". Values are paths in the container, except that rdma_dev is a device name.
+	// Info says what the nodes are, by the keys and fields of PCIDEVICE_.._INFO (docs/reference/device-plugin.md). Values are
+	// paths in the container, except that rdma_dev is a device name.
 	Info map[string]map[string]string
 }
 

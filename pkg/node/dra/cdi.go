@@ -24,9 +24,8 @@ const namespaceDir = "/run/" + v1alpha1.GroupName + "/netns"
 // cdiFile returns the name of the claim's file.
 func cdiFile(uid types.UID) string { return v1alpha1.GroupName + "-" + string(uid) + ".yaml" }
 
-// Expose lists the Functions that are attached, by the journal, in the CDI file of the attachment's claim. The runtime refuses
-// to create a container whose CDI devices are not listed. If the attachment is not attached, and the file cannot be written
-// because another Function of the claim is not what the claim wants any more, the file is removed.
+// Expose lists the attached Functions in the CDI file of the attachment's claim. The runtime refuses to create a container whose
+// CDI devices are not listed. If the file cannot be written for an attachment that is not attached, the file is removed.
 func (d *Driver) Expose(a journal.Attachment) error {
 	err := d.writeCDI(a.Claim.UID)
 	if err == nil || a.State == journal.Attached {

@@ -137,7 +137,7 @@ func (w *SliceWriter) PublishResources(ctx context.Context, resources resourcesl
 // Stop ends the background. The slices stay.
 func (w *SliceWriter) Stop() { w.controller.Stop() }
 
-// createFirst creates the slices of a node that has none of this driver. The controller adopts them.
+// createFirst creates the slices of a node that has none. The controller adopts them.
 func (w *SliceWriter) createFirst(ctx context.Context, owner resourceslice.Owner, resources resourceslice.DriverResources) error {
 	existing, err := w.Client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{
 		FieldSelector: fields.Set{
