@@ -89,11 +89,12 @@ func (e *endpoint) NotifyRegistrationStatus(
 ) (*registerapi.RegistrationStatusResponse, error) {
 	e.manager.mutex.Lock()
 	defer e.manager.mutex.Unlock()
-	name, result := filepath.Base(e.path), "ok"
+	name, result := filepath.Base(e.path), "error"
 	if r.PluginRegistered {
+		result = "ok"
 		e.log.Info("Registered with the kubelet", "endpoint", name)
 		e.streamsChanged()
-	} else if result = "error"; r.Error != e.refusal {
+	} else if r.Error != e.refusal {
 		e.log.Info("The kubelet refused the resource, so no pod can have it. It tries again by itself: correct the "+
 			"resource's name in the DevicePool, or look into the kubelet's log", "endpoint", name, "error", r.Error)
 	}

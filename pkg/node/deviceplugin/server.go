@@ -220,5 +220,5 @@ func (o *offer) report(before *offer, log logr.Logger) {
 	}
 }
 
-// firstOf names the first Functions for a log message, which says besides how many there are.
+// firstOf names at most eight Functions for a log message, which also says how many there are.
 func firstOf(ids []string) string { return strings.Join(ids[:min(len(ids), 8)], " ") }

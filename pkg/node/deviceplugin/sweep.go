@@ -19,9 +19,8 @@ import (
 )
 
 const (
-	sweepEvery = 5 * time.Minute // the kubelet does not report the end of pods
-	// askTimeout bounds how long the kubelet may take to say what pods have.
-	askTimeout = 10 * time.Second
+	sweepEvery = 5 * time.Minute  // the kubelet does not report the end of pods
+	askTimeout = 10 * time.Second // for the kubelet to say what pods have
 	// young is the age up to which a device-info file stays, as the kubelet assigns a Function to a pod after the Allocate.
 	young = 10 * time.Minute
 )
