@@ -159,9 +159,6 @@ func (c *clustered) serve(ctx context.Context) error {
 		Node: c.config.NodeName, Pools: c.tracker.Pools, Health: c.checker, Publish: slices.PublishResources,
 		Metrics: c.metrics, Log: c.log.WithName("publish"),
 	}
-	leftovers := &dra.Leftovers{
-		DriverDir: data, CDIDir: c.config.CDIDir, Claims: c.journal.All, Log: c.log.WithName("dra"),
-	}
 	reporter := &pool.Reporter{
 		Node: c.config.NodeName, Tracker: c.tracker, API: c.api, Supply: c.vfs.Supply, Log: c.log.WithName("pool"),
 	}
@@ -171,7 +168,7 @@ func (c *clustered) serve(ctx context.Context) error {
 	group.Go(func() error { return publisher.Run(ctx, forPublisher) })
 	group.Go(func() error { return reporter.Run(ctx, forReporter, declaredForReporter) })
 	group.Go(func() error { return c.status.Run(ctx) })
-	group.Go(func() error { return leftovers.Run(ctx) })
+	group.Go(func() error { return c.driver.RemoveLeftovers(ctx, data, c.config.CDIDir) })
 	group.Go(func() error { return c.nri.Run(ctx) })
 	return group.Wait()
 }

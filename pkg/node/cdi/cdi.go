@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -24,11 +23,8 @@ type Dir struct {
 
 // Open opens the directory, which need not exist. It removes the unfinished files of an agent that was killed.
 func Open(path string) (*Dir, error) {
-	if err := removeUnfinished(path); err != nil {
-		return nil, fmt.Errorf("CDI directory %s: %w", path, err)
-	}
 	cache, err := cdi.NewCache(cdi.WithSpecDirs(path), cdi.WithAutoRefresh(false))
-	if err != nil {
+	if err := errors.Join(err, removeUnfinished(path)); err != nil {
 		return nil, fmt.Errorf("CDI directory %s: %w", path, err)
 	}
 	return &Dir{path: path, cache: cache}, nil
@@ -46,7 +42,7 @@ func removeUnfinished(path string) error {
 		if err != nil || !bytes.Contains(content, []byte(v1alpha1.GroupName+"/")) {
 			continue
 		}
-		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := os.RemoveAll(file); err != nil { // no error if it is gone already
 			return err
 		}
 	}

@@ -8,8 +8,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
-// Version is the version of the specification.
-const Version = "1.1.0"
+// version is the version of the specification.
+const version = "1.1.0"
 
 // Info is the part of a device-info file that applies to Functions.
 type Info struct {
@@ -39,11 +39,11 @@ type VDPA struct {
 // Of describes a Function. It returns nil for an SF without a vDPA device: the specification has no form for an SF, which has
 // the PCI address of its PF. asVDPA says whether the pod gets the Function's vDPA device.
 func Of(f function.Function, asVDPA bool) *Info {
-	address, pfAddress := string(f.ID.Address), ""
-	if f.Kind != function.PF {
-		pfAddress = string(f.PF)
-	}
-	if f.Kind == function.SF {
+	address, pfAddress := string(f.ID.Address), string(f.PF)
+	switch f.Kind {
+	case function.PF:
+		pfAddress = ""
+	case function.SF:
 		address = ""
 	}
 	if asVDPA && f.VDPA.Name != "" {
@@ -53,10 +53,10 @@ func Of(f function.Function, asVDPA bool) *Info {
 		if f.VDPA.CharDevice != "" {
 			vdpa.Path = "/dev/" + f.VDPA.CharDevice
 		}
-		return &Info{Type: "vdpa", Version: Version, VDPA: vdpa}
+		return &Info{Type: "vdpa", Version: version, VDPA: vdpa}
 	}
 	if address == "" {
 		return nil
 	}
-	return &Info{Type: "pci", Version: Version, PCI: &PCI{Address: address, PFAddress: pfAddress}}
+	return &Info{Type: "pci", Version: version, PCI: &PCI{Address: address, PFAddress: pfAddress}}
 }

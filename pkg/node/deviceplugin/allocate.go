@@ -18,11 +18,10 @@ import (
 )
 
 const (
-	// allocateTimeout is the default of Manager.AllocateTimeout. An Allocate blocks the kubelet's loop that admits, ends and
-	// probes pods.
+	// allocateTimeout is the default of Manager.AllocateTimeout.
 	allocateTimeout = 2500 * time.Millisecond
-	// impatience is how long the timeout is a fifth after an Allocate timed out. Otherwise an xPU that does not answer would
-	// block the kubelet's loop for the whole timeout once for each pod that needs the xPU.
+	// impatience is how long the timeout is a fifth after an Allocate timed out, as an xPU that does not answer would block the
+	// kubelet for each pod that needs the xPU.
 	impatience = 10 * time.Second
 )
 
@@ -53,67 +52,48 @@ func (s *server) GetPreferredAllocation(
 // Allocate makes Functions ready for containers and returns what the containers get. The kubelet fails the pod with the text
 // of an error. The API has no call that undoes an Allocate.
 func (s *server) Allocate(ctx context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
-	begin := time.Now()
-	budget, metrics := &s.manager.budget, s.manager.Metrics
-	ctx, cancel := context.WithTimeout(ctx, budget.timeout(s.manager.AllocateTimeout))
-	defer cancel()
-	response, err := s.allocate(ctx, r)
-	budget.ended(ctx, err)
-	took := time.Since(begin)
-	metrics.allocateSeconds.WithLabelValues(s.resource).Observe(took.Seconds())
-	if err != nil {
-		metrics.allocateErrors.WithLabelValues(s.resource).Inc()
-		s.log.Error(err, "Allocate failed, and with it the pod", "took", took.String())
-		return nil, err
-	}
-	for _, c := range r.ContainerRequests {
-		metrics.allocations.WithLabelValues(s.resource).Add(float64(len(c.DevicesIds)))
-	}
-	return response, nil
-}
-
-func (s *server) allocate(ctx context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
-	o := s.offer.Load()
-	// No Function is touched unless all requests are valid.
-	for _, c := range r.ContainerRequests {
-		if _, err := o.find(s.resource, c.DevicesIds); err != nil {
-			return nil, err
-		}
-	}
+	metrics := s.manager.Metrics
 	response := &pluginapi.AllocateResponse{}
-	for _, c := range r.ContainerRequests {
-		one, err := s.allocateContainer(ctx, c.DevicesIds)
+	for _, c := range r.ContainerRequests { // the kubelet sends one
+		begin := time.Now()
+		one, err := s.allocate(ctx, c.DevicesIds)
+		took := time.Since(begin)
+		metrics.allocateSeconds.WithLabelValues(s.resource).Observe(took.Seconds())
 		if err != nil {
+			metrics.allocateErrors.WithLabelValues(s.resource).Inc()
+			s.log.Error(err, "Allocate failed, and with it the pod", "took", took.String())
 			return nil, err
 		}
+		metrics.allocations.WithLabelValues(s.resource).Add(float64(len(c.DevicesIds)))
+		s.log.Info("Functions allocated", "functions", firstOf(c.DevicesIds), "count", len(c.DevicesIds))
 		response.ContainerResponses = append(response.ContainerResponses, one)
 	}
 	return response, nil
 }
 
-// allocateContainer makes Functions ready for one container. If that fails, it gives up those that it reserved.
-func (s *server) allocateContainer(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
+// allocate makes Functions ready for one container. If that fails, it gives up those that it reserved.
+func (s *server) allocate(ctx context.Context, ids []string) (_ *pluginapi.ContainerAllocateResponse, err error) {
+	budget := &s.manager.budget
+	ctx, cancel := context.WithTimeout(ctx, budget.timeout(s.manager.AllocateTimeout))
+	defer cancel()
+	defer func() { budget.ended(ctx, err) }()
 	functions, p, err := s.awaitHealthy(ctx, ids)
 	if err != nil {
 		return nil, err
 	}
 	one, err := s.prepare(ctx, functions, p)
-	if err == nil {
-		s.log.Info("Functions allocated", "functions", firstOf(ids), "count", len(ids))
-		return one, nil
-	}
 	// For other pools, Reserve and Ready change nothing.
-	if p.Spec.SFs != nil || p.Spec.Driver != "" || ProvisionsAtAllocate(p) {
+	if err != nil && (p.Spec.SFs != nil || p.Spec.Driver != "" || ProvisionsAtAllocate(p)) {
 		_ = s.each(functions, func(_ int, f function.Function) error {
 			s.manager.Allocator.GiveUp(ctx, f, p)
 			return nil
 		})
 	}
-	return nil, err
+	return one, err
 }
 
-// awaitHealthy returns the Functions and their pool once all are healthy. It waits for pending releases, as the kubelet may
-// have chosen a Function before it knew of the release, and fails if a Function has another problem.
+// awaitHealthy returns the Functions and their pool once all are healthy. It waits for pending releases only, of which the
+// kubelet may not have known.
 func (s *server) awaitHealthy(ctx context.Context, ids []string) ([]function.Function, pool.Pool, error) {
 	for {
 		o := s.offer.Load()
@@ -141,26 +121,28 @@ func (s *server) awaitHealthy(ctx context.Context, ids []string) ([]function.Fun
 	}
 }
 
-// prepare reserves the Functions, has the xPU serve them where the pool wants that, and delivers what the container gets.
+// prepare reserves the Functions, has the xPU serve them where the pool wants that, and writes the files from which the runtime
+// and CNI plugins read what the container gets.
 func (s *server) prepare(
 	ctx context.Context, functions []function.Function, p pool.Pool,
 ) (*pluginapi.ContainerAllocateResponse, error) {
+	m := s.manager
 	contents := make([]content, len(functions))
 	err := s.each(functions, func(i int, f function.Function) (err error) {
-		contents[i].function, err = s.manager.Allocator.Reserve(ctx, f, p)
+		contents[i].function, err = m.Allocator.Reserve(ctx, f, p)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
 	for i, c := range contents { // before the xPU is asked, as this may fail
-		if contents[i], err = contentOf(&s.manager.Nodes, c.function, p); err != nil {
+		if contents[i], err = contentOf(&m.Nodes, c.function, p); err != nil {
 			return nil, status.Error(codes.Internal, err.Error())
 		}
 	}
 	if ProvisionsAtAllocate(p) {
 		err := s.each(functions, func(i int, _ function.Function) error {
-			if err := s.manager.Allocator.Ready(ctx, contents[i].function, p); err != nil {
+			if err := m.Allocator.Ready(ctx, contents[i].function, p); err != nil {
 				return fmt.Errorf("xPU not ready for it: %w", err)
 			}
 			return nil
@@ -169,11 +151,17 @@ func (s *server) prepare(
 			return nil, err
 		}
 	}
-	one, err := s.deliver(contents)
-	if err != nil {
-		return nil, status.Error(codes.Internal, err.Error())
+	for _, c := range contents {
+		if err := writeDeviceInfo(m.DeviceInfoDir, s.resource, c); err != nil {
+			return nil, status.Errorf(codes.Internal, "device-info file of Function %s: %v", c.function.ID, err)
+		}
 	}
-	return one, nil
+	if m.CDI != nil {
+		if err := m.CDI.include(s.resource, contents); err != nil {
+			return nil, status.Error(codes.Internal, err.Error())
+		}
+	}
+	return response(s.resource, contents, m.CDI != nil), nil
 }
 
 // each calls do for all Functions at once and returns the errors in the form that the kubelet expects.
@@ -192,19 +180,6 @@ func (s *server) each(functions []function.Function, do func(i int, f function.F
 		return status.Error(codes.Unavailable, err.Error())
 	}
 	return nil
-}
-
-// deliver writes the files from which the runtime and CNI plugins read what a container gets, and answers the kubelet.
-func (s *server) deliver(contents []content) (*pluginapi.ContainerAllocateResponse, error) {
-	for _, c := range contents {
-		if err := writeDeviceInfo(s.manager.DeviceInfoDir, s.resource, c); err != nil {
-			return nil, fmt.Errorf("device-info file of Function %s: %w", c.function.ID, err)
-		}
-	}
-	if err := s.manager.CDI.include(s.resource, contents); err != nil {
-		return nil, err
-	}
-	return response(s.resource, contents, s.manager.CDI != nil)
 }
 
 // allocateBudget bounds how long an Allocate may wait. The zero value is ready for use, by several goroutines at once.

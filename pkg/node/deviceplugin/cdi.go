@@ -4,11 +4,11 @@ import (
 	"cmp"
 	"errors"
 	"maps"
-	"reflect"
 	"slices"
 	"strings"
 	"sync"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -22,10 +22,9 @@ const (
 	cdiKind  = v1alpha1.GroupName + "/" + cdiClass
 )
 
-// CDI writes one file for each resource, from which the runtime learns containers' device nodes. A file lists all Functions of
-// the resource that have nodes, allocated or not: after a reboot the directory is empty, and the kubelet creates containers
-// again without an Allocate. A Function stays listed until neither the resource nor a pod has it, whether this process runs
-// or not. The methods are safe for concurrent use; those of a nil CDI do nothing.
+// CDI writes one file for each resource, with the device nodes of all Functions that the resource or a pod has, allocated or
+// not: after a reboot the directory is empty, and the kubelet creates containers again without an Allocate. The methods are
+// safe for concurrent use.
 type CDI struct {
 	dir *cdi.Dir
 
@@ -45,9 +44,6 @@ func NewCDI(dir string) (*CDI, error) {
 
 // include adds Functions to the resource's file, or replaces them there.
 func (c *CDI) include(resource string, contents []content) error {
-	if c == nil {
-		return nil
-	}
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	devices := map[string]specs.Device{}
@@ -68,9 +64,6 @@ func (c *CDI) include(resource string, contents []content) error {
 // prune removes devices that are needed neither now nor were at the last call: the kubelet assigns a Function to a pod only
 // after the Allocate that listed it.
 func (c *CDI) prune(needed map[string]bool) error {
-	if c == nil {
-		return nil
-	}
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	var errs []error
@@ -88,15 +81,13 @@ func (c *CDI) prune(needed map[string]bool) error {
 
 // replace writes a file unless it has these devices already. Without devices it removes the file.
 func (c *CDI) replace(file string, devices []specs.Device) error {
-	if len(devices) == 0 && len(c.files[file]) == 0 || reflect.DeepEqual(devices, c.files[file]) {
+	if equality.Semantic.DeepEqual(devices, c.files[file]) { // no devices are nil or empty
 		return nil
 	}
 	if err := c.dir.Write(file, cdiKind, devices); err != nil {
 		return err
 	}
-	if c.files[file] = devices; len(devices) == 0 {
-		delete(c.files, file)
-	}
+	c.files[file] = devices
 	return nil
 }
 

@@ -138,7 +138,6 @@ func TestCDILeftovers(t *testing.T) {
 			t.Fatal(err)
 		}
 		m.reset()
-		t.Cleanup(m.queue.ShutDown)
 	}
 	restart()
 	if err := m.CDI.include(fast, []content{nodes(vf("3b", 0)), nodes(vf("3b", 1)), nodes(vf("3b", 2))}); err != nil {

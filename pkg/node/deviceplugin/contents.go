@@ -24,8 +24,7 @@ type content struct {
 	devnode.Set
 }
 
-// contentOf returns what a container gets of a Function of the pool, in the format of sriov-network-device-plugin. It fails if
-// the container could not use the Function.
+// contentOf returns what a container gets of a Function of the pool. It fails if the container could not use the Function.
 func contentOf(nodes *devnode.Finder, f function.Function, p pool.Pool) (content, error) {
 	set, err := nodes.Of(f, devnode.Wish{
 		Driver: string(p.Spec.Driver), Options: p.Options(f), VhostNet: devicePlugin(p).NeedVhostNet,
@@ -44,8 +43,7 @@ func contentOf(nodes *devnode.Finder, f function.Function, p pool.Pool) (content
 }
 
 // writeDeviceInfo atomically replaces a Function's device-info file in dir, in which Multus looks up a device ID. It writes
-// none for a Function that the specification cannot describe. The file stays as long as a pod has the Function, whether this
-// process runs or not. Nothing is synced, as the directory is in memory.
+// none for a Function that the specification cannot describe. Nothing is synced, as the directory is in memory.
 func writeDeviceInfo(dir, resource string, c content) error {
 	_, asVDPA := c.Info["vdpa"]
 	info := deviceinfo.Of(c.function, asVDPA)
@@ -87,8 +85,8 @@ func devicePlugin(p pool.Pool) v1alpha1.DevicePluginSpec {
 	return ptr.Deref(p.Spec.DevicePlugin, v1alpha1.DevicePluginSpec{})
 }
 
-// response is the kubelet's answer for one container, which gets its device nodes from the kubelet or by CDI.
-func response(resource string, contents []content, byCDI bool) (*pluginapi.ContainerAllocateResponse, error) {
+// response is the kubelet's answer for one container, in the format of sriov-network-device-plugin.
+func response(resource string, contents []content, byCDI bool) *pluginapi.ContainerAllocateResponse {
 	ids := make([]string, 0, len(contents))
 	info := map[string]map[string]map[string]string{}
 	out := &pluginapi.ContainerAllocateResponse{}
@@ -109,13 +107,10 @@ func response(resource string, contents []content, byCDI bool) (*pluginapi.Conta
 			}
 		}
 	}
-	text, err := json.Marshal(info)
-	if err != nil {
-		return nil, err
-	}
+	text, _ := json.Marshal(info) // maps of strings have no error
 	name := environmentName(resource)
 	out.Envs = map[string]string{name: strings.Join(ids, ","), name + "_INFO": string(text)}
-	return out, nil
+	return out
 }
 
 // environmentName is the name of the variable with the Functions' IDs: "PCIDEVICE_INTEL_COM_DPDK-1" for "intel.com/dpdk-1".

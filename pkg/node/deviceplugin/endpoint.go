@@ -1,7 +1,6 @@
 package deviceplugin
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,12 +9,13 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"regexp"
+	"strings"
 	"syscall"
 	"time"
 
 	"github.com/go-logr/logr"
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
@@ -24,14 +24,10 @@ const (
 	// pluginsRegistry is where the kubelet looks for plugins' sockets, below its directory.
 	pluginsRegistry = "plugins_registry"
 
-	// socketName is the name of a socket: "xpu-dp-fast-5a1c09e2.sock", with at most 20 bytes of the resource, as the kernel
-	// allows 107 bytes for the whole path. Every socket has a new name: the kubelet refuses an endpoint at a path that it
-	// knows, and forgets a path only some time after the socket is gone. socketPattern matches all names.
+	// socketName is the name of a socket, with at most 20 bytes of the resource, as the kernel allows 107 bytes for the whole
+	// path. Every socket has a new name, as the kubelet refuses an endpoint at a path that it has not forgotten yet.
 	socketName, socketPattern = "xpu-dp-%.20s-%08x.sock", "xpu-dp-*.sock"
 )
-
-// unusual matches characters that are replaced in the name of a socket.
-var unusual = regexp.MustCompile(`[^a-zA-Z0-9_]+`)
 
 // endpoint answers the kubelet at one socket.
 type endpoint struct {
@@ -50,7 +46,7 @@ func openEndpoint(s *server) (*endpoint, error) {
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return nil, err
 	}
-	label := unusual.ReplaceAllString(filepath.Base(s.resource), "-")
+	label := strings.ReplaceAll(filepath.Base(s.resource), ".", "-")
 	path := filepath.Join(dir, fmt.Sprintf(socketName, label, rand.Uint32()))
 	listener, err := net.Listen("unix", path)
 	if err != nil {
@@ -63,7 +59,7 @@ func openEndpoint(s *server) (*endpoint, error) {
 	e := &endpoint{server: s, path: path, grpc: grpc.NewServer(), ending: make(chan struct{})}
 	pluginapi.RegisterDevicePluginServer(e.grpc, e)
 	registerapi.RegisterRegistrationServer(e.grpc, e)
-	s.manager.endpoints.Go(func() {
+	s.manager.running.Go(func() {
 		if err := e.grpc.Serve(listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 			s.log.Error(err, "Device plugin socket ended", "path", path)
 		}
@@ -71,7 +67,7 @@ func openEndpoint(s *server) (*endpoint, error) {
 	return e, nil
 }
 
-// close ends the endpoint and removes its socket. Streams end after the last offer is sent. Other calls in flight are ended
+// close ends the endpoint and removes its socket. Streams end after the last offer is sent, other calls in flight at the latest
 // after patience. It must be called once.
 func (e *endpoint) close(patience time.Duration) {
 	close(e.ending)
@@ -87,28 +83,23 @@ func (e *endpoint) GetInfo(context.Context, *registerapi.InfoRequest) (*register
 	}, nil
 }
 
-// NotifyRegistrationStatus is called by the kubelet when it registered the resource or refused to. After a refusal the
-// kubelet tries again by itself with growing pauses, as long as the socket exists.
+// NotifyRegistrationStatus is called by the kubelet when it registered the resource or refused to.
 func (e *endpoint) NotifyRegistrationStatus(
 	_ context.Context, r *registerapi.RegistrationStatus,
 ) (*registerapi.RegistrationStatusResponse, error) {
 	e.manager.mutex.Lock()
 	defer e.manager.mutex.Unlock()
-	before, name := e.refusal, filepath.Base(e.path)
-	registrations := e.manager.Metrics.registrations
+	name, result := filepath.Base(e.path), "error"
 	if r.PluginRegistered {
-		e.refusal = ""
-		registrations.WithLabelValues(e.resource, "ok").Inc()
+		result = "ok"
 		e.log.Info("Registered with the kubelet", "endpoint", name)
 		e.streamsChanged()
-		return &registerapi.RegistrationStatusResponse{}, nil
-	}
-	e.refusal = cmp.Or(r.Error, "the kubelet gave no reason")
-	registrations.WithLabelValues(e.resource, "error").Inc()
-	if e.refusal != before {
+	} else if r.Error != e.refusal {
 		e.log.Info("The kubelet refused the resource, so no pod can have it. It tries again by itself: correct the "+
-			"resource's name in the DevicePool, or look into the kubelet's log", "endpoint", name, "error", e.refusal)
+			"resource's name in the DevicePool, or look into the kubelet's log", "endpoint", name, "error", r.Error)
 	}
+	e.refusal = r.Error
+	e.manager.Metrics.registrations.WithLabelValues(e.resource, result).Inc()
 	return &registerapi.RegistrationStatusResponse{}, nil
 }
 
@@ -118,14 +109,14 @@ func (e *endpoint) ListAndWatch(
 ) error {
 	e.countStream(+1)
 	defer e.countStream(-1)
-	var sent *offer
+	var sent *pluginapi.ListAndWatchResponse
 	for ending := false; ; {
 		next := e.offer.Load()
-		if sent == nil || !sameDevices(sent.devices, next.devices) {
-			if err := stream.Send(&pluginapi.ListAndWatchResponse{Devices: next.devices}); err != nil {
+		if list := (&pluginapi.ListAndWatchResponse{Devices: next.devices}); !proto.Equal(sent, list) {
+			if err := stream.Send(list); err != nil {
 				return err
 			}
-			sent = next
+			sent = list
 		}
 		if ending {
 			return nil
@@ -140,7 +131,6 @@ func (e *endpoint) ListAndWatch(
 	}
 }
 
-// countStream counts a stream that began or ended.
 func (e *endpoint) countStream(change int) {
 	e.manager.mutex.Lock()
 	defer e.manager.mutex.Unlock()
@@ -150,26 +140,21 @@ func (e *endpoint) countStream(change int) {
 	}
 }
 
-// removeStaleSockets removes the sockets of a killed process. A socket that is served belongs to another agent that is about
-// to end.
+// removeStaleSockets removes the sockets of a killed process. One that is served belongs to another agent that is about to end.
 func removeStaleSockets(dir string, log logr.Logger) {
 	paths, _ := filepath.Glob(filepath.Join(dir, socketPattern))
 	for _, path := range paths {
-		connection, err := net.DialTimeout("unix", path, time.Second)
-		if err == nil {
+		if connection, err := net.DialTimeout("unix", path, time.Second); err == nil {
 			connection.Close()
-		}
-		if !errors.Is(err, syscall.ECONNREFUSED) {
-			continue
-		}
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			log.Error(err, "A socket that nobody serves remains", "path", path)
+		} else if errors.Is(err, syscall.ECONNREFUSED) {
+			if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				log.Error(err, "A socket that nobody serves remains", "path", path)
+			}
 		}
 	}
 }
 
-// exists says whether there is a socket at the path.
 func exists(path string) bool {
-	info, err := os.Lstat(path)
-	return err == nil && info.Mode()&fs.ModeSocket != 0
+	_, err := os.Lstat(path)
+	return err == nil
 }

@@ -1,9 +1,8 @@
 // Package deviceplugin offers the Functions of pools with publish: DevicePlugin to the kubelet as extended resources,
 // through its device plugin API (v1beta1). Each resource has a server.
 //
-// When pools or health change, the [Manager] starts, updates and retires servers, and each [server] publishes an [offer],
-// which ListAndWatch sends to the kubelet. When the kubelet may have lost a server, the resource is queued, and the server
-// opens a new [endpoint], which the kubelet finds and registers.
+// When pools or health change, the [Manager] starts, updates and retires servers, and each [server] publishes an [offer], which
+// ListAndWatch sends to the kubelet. A server that the kubelet lost opens a new [endpoint], which the kubelet finds and registers.
 package deviceplugin
 
 import (
@@ -19,7 +18,6 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/client-go/util/workqueue"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/watchdir"
@@ -33,17 +31,16 @@ import (
 const (
 	// settle is how long the manager waits for more changes after the first: a PF's VFs change one after the other.
 	settle = 50 * time.Millisecond
-	// firstRetry and lastRetry bound the pauses between attempts to open a socket. Each pause is twice the last.
+	// firstRetry and lastRetry bound the pauses between attempts to open a socket.
 	firstRetry, lastRetry = 100 * time.Millisecond, 30 * time.Second
 	// stopTimeout is the time for the kubelet to read the last list of a resource, and for calls in flight to end.
 	stopTimeout = time.Second
 )
 
 // Allocator makes Functions and the xPU ready for containers. Its methods are idempotent and may be called for several
-// Functions at once. They give up when ctx ends, with an error that says what is missing.
+// Functions at once. When ctx ends, their error says what is missing.
 type Allocator interface {
-	// Reserve returns the Function once its last pod has released it and it is set up as its pool wants it: the SF exists,
-	// the driver is bound. It is called once for each allocation.
+	// Reserve returns the Function once its last pod has released it and it is set up as its pool wants it.
 	Reserve(ctx context.Context, f function.Function, p pool.Pool) (function.Function, error)
 	// Ready returns once the xPU serves a reserved Function of a pool with provisionAt: Allocate.
 	Ready(ctx context.Context, f function.Function, p pool.Pool) error
@@ -55,33 +52,28 @@ type Allocator interface {
 type Manager struct {
 	// KubeletDir is the kubelet's directory, "/var/lib/kubelet". The kubelet must see it at the same path.
 	KubeletDir string
-	// Pools returns the current pools, which the manager does not modify; known is false until they have been read once.
+	// Pools returns the current pools; known is false until they have been read once.
 	Pools func() (pools []pool.Pool, known bool)
 	// Problems returns what is wrong with a Function; none means healthy. It does not block and is safe for concurrent use.
 	Problems  func(function.Function) []health.Problem
 	Allocator Allocator
-	// Nodes looks up the device nodes that containers get.
-	Nodes devnode.Finder
+	Nodes     devnode.Finder
 	// DeviceInfoDir is the directory of device-info files, "/var/run/k8s.cni.cncf.io/devinfo/dp". It need not exist.
 	DeviceInfoDir string
 	// CDI gives containers their device nodes. Without it containers get them from the kubelet.
 	CDI *CDI
-	// Assigned returns what pods have, by [function.ID.String]. The files of Functions that no pod has are removed. Without
-	// Assigned they stay until the node is rebooted.
+	// Assigned returns what pods have, by [function.ID.String]. Without it the files of Functions that no pod has stay.
 	Assigned func(ctx context.Context) (map[string]podresources.Assignment, error)
 	// AllocateTimeout bounds how long one Allocate waits for Functions that are being released or provisioned, 0 for 2.5 s.
-	// The kubelet starts and ends no other pod meanwhile. The time is a fifth for 10 s after an Allocate that timed out.
+	// The kubelet starts and ends no other pod meanwhile.
 	AllocateTimeout time.Duration
 	Metrics         *Metrics
 	Log             logr.Logger
 
 	unwatchedFor time.Duration // 0 for the constant unwatchedFor
 
-	budget allocateBudget
-	// queue has the resources whose server the kubelet may have lost. retries has the pauses after errors.
-	queue     workqueue.TypedDelayingInterface[string]
-	retries   workqueue.TypedRateLimiter[string]
-	endpoints sync.WaitGroup // the goroutines that serve and close endpoints
+	budget  allocateBudget
+	running sync.WaitGroup // all goroutines
 
 	mutex   sync.Mutex
 	servers map[string]*server // by resource
@@ -89,11 +81,10 @@ type Manager struct {
 	resources sets.Set[string]
 }
 
-// Run serves the pools until ctx ends. It reads them again after every value from changes, which says that pools or health
-// may have changed. An error means that it could not begin.
+// Run serves the pools until ctx ends. A value from changes says that pools or health may have changed. An error means that it
+// could not begin.
 func (m *Manager) Run(ctx context.Context, changes <-chan struct{}) error {
 	m.reset()
-	defer m.queue.ShutDown()
 	sockets, err := watchdir.Open(m.socketDir(), m.socketRemoved)
 	if err != nil {
 		return fmt.Errorf("device plugin: %w", err)
@@ -103,29 +94,16 @@ func (m *Manager) Run(ctx context.Context, changes <-chan struct{}) error {
 		return fmt.Errorf("device plugin: %w", err)
 	}
 	removeStaleSockets(m.socketDir(), m.Log)
-
-	var loops sync.WaitGroup
-	loops.Go(func() { m.followPools(ctx, changes) })
-	loops.Go(func() { m.followSockets(ctx, sockets) })
-	loops.Go(func() { m.keepRegistered(ctx) })
-	loops.Go(func() { m.sweepRegularly(ctx) })
-	<-ctx.Done()
-	m.queue.ShutDown()
-	loops.Wait()
-	for _, s := range m.servers {
-		if s.endpoint != nil {
-			m.endpoints.Go(func() { s.endpoint.close(stopTimeout) })
-		}
-	}
-	m.endpoints.Wait()
+	m.running.Go(func() { m.followPools(ctx, changes) })
+	m.running.Go(func() { m.followSockets(ctx, sockets) })
+	m.running.Go(func() { m.sweepRegularly(ctx) })
+	m.running.Wait()
 	return nil
 }
 
 // reset sets defaults and the state of a new run.
 func (m *Manager) reset() {
 	m.AllocateTimeout, m.unwatchedFor = cmp.Or(m.AllocateTimeout, allocateTimeout), cmp.Or(m.unwatchedFor, unwatchedFor)
-	m.queue = workqueue.NewTypedDelayingQueue[string]()
-	m.retries = workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, lastRetry)
 	m.servers, m.resources = map[string]*server{}, sets.New[string]()
 }
 
@@ -158,9 +136,8 @@ func (m *Manager) update(ctx context.Context, pools []pool.Pool) {
 		if s, runs := m.servers[resource]; runs {
 			s.update(p)
 		} else if len(p.Functions) > 0 {
-			m.servers[resource] = newServer(m, resource, p)
+			m.servers[resource] = m.serve(ctx, resource, p)
 			m.resources.Insert(resource)
-			m.queue.Add(resource)
 		}
 	}
 	for resource, s := range m.servers {
@@ -170,32 +147,27 @@ func (m *Manager) update(ctx context.Context, pools []pool.Pool) {
 	}
 }
 
-// retire ends a server whose pool is gone. Pods keep what they have, so the files for their containers stay. Of the
-// metrics, only the counters remain. The caller holds the mutex.
+// retire ends a server whose pool is gone. The files for containers stay, as pods keep what they have, and of the metrics the
+// counters. The caller holds the mutex.
 func (m *Manager) retire(ctx context.Context, s *server) {
 	delete(m.servers, s.resource)
-	m.retries.Forget(s.resource)
 	s.publish(newOffer(pool.Pool{}, nil))
 	m.Metrics.devices.DeletePartialMatch(prometheus.Labels{"resource": s.resource})
-	if s.endpoint == nil {
-		return
-	}
-	m.endpoints.Go(func() {
+	m.running.Go(func() {
 		loop.Sleep(ctx, stopTimeout) // the kubelet reads the empty list before it loses the socket
-		s.endpoint.close(stopTimeout)
+		s.stop()
 	})
 }
 
-// followSockets queues all resources when a socket or the directory of the sockets was removed, until ctx ends.
+// followSockets tells the servers when a socket or the directory of the sockets was removed, until ctx ends.
 func (m *Manager) followSockets(ctx context.Context, sockets *watchdir.Dir) {
 	for loop.Wait(ctx, sockets.Changes(), 0) {
 		if err := m.watchSockets(sockets); err != nil {
 			m.Log.Error(err, "The kubelet's directory cannot be watched")
 		}
 		m.mutex.Lock()
-		for resource := range m.servers {
-			m.retries.Forget(resource)
-			m.queue.Add(resource)
+		for _, s := range m.servers {
+			s.changed.Notify()
 		}
 		m.mutex.Unlock()
 	}
@@ -223,55 +195,6 @@ func (m *Manager) socketRemoved(event fsnotify.Event) bool {
 		}
 	}
 	return false
-}
-
-// keepRegistered handles the queue until ctx ends and the queue is shut down.
-func (m *Manager) keepRegistered(ctx context.Context) {
-	for {
-		resource, ended := m.queue.Get()
-		if ended || ctx.Err() != nil {
-			return
-		}
-		m.register(resource)
-		m.queue.Done(resource)
-	}
-}
-
-// register makes sure that the kubelet can find the resource's server, which it then registers by itself: it opens a new
-// endpoint if there is none, its socket is gone, or the kubelet lost it.
-func (m *Manager) register(resource string) {
-	m.mutex.Lock()
-	defer m.mutex.Unlock()
-	s, runs := m.servers[resource]
-	if !runs {
-		return
-	}
-	old, left := s.endpoint, time.Until(s.lostAt)
-	lost := !s.lostAt.IsZero() && left <= 0
-	if old != nil && exists(old.path) && !lost {
-		m.retries.Forget(resource)
-		if left > 0 {
-			m.queue.AddAfter(resource, left)
-		}
-		return
-	}
-	next, err := openEndpoint(s)
-	if err != nil {
-		pause := m.retries.When(resource)
-		m.Metrics.registrations.WithLabelValues(resource, "error").Inc()
-		s.log.Error(err, "Not registered with the kubelet", "retry", pause.String())
-		m.queue.AddAfter(resource, pause)
-		return
-	}
-	m.retries.Forget(resource)
-	s.endpoint, s.lostAt = next, time.Time{}
-	if lost {
-		s.patience = min(2*s.patience, unwatchedAtMost)
-	}
-	if old != nil {
-		// The kubelet moves to the new endpoint. Calls in flight at the old one are still answered.
-		m.endpoints.Go(func() { old.close(m.AllocateTimeout) })
-	}
 }
 
 // socketDir is where the kubelet looks for plugins' sockets.

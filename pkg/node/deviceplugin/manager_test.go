@@ -615,7 +615,6 @@ func TestSweepDoesNotHold(t *testing.T) {
 		}
 		stop()
 		loops.Wait()
-		m.queue.ShutDown()
 	})
 }
 
@@ -659,7 +658,6 @@ func TestDeviceInfoRemoved(t *testing.T) {
 		return strings.Join(names, " ")
 	}
 	m.reset()
-	defer m.queue.ShutDown()
 	m.resources.Insert("intel.com/dpdk")
 	const all = "intel.com-dpdk-2 intel.com-dpdk-3 intel.com-dpdk-sf-mlx5_core.sf.2 other.com-nic-2 other.com-nic-3 xpu.opiproject.org-fast-2 xpu.opiproject.org-fast-3"
 	m.sweep(t.Context())

@@ -10,9 +10,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
-// prefer chooses size Functions by the pool's policy: all of must, then the best of available, which may include those of must.
-// It chooses fewer only if there are not enough. Functions are device IDs; unknown ones are skipped. The result does not
-// depend on the order of available.
+// prefer chooses size device IDs by the pool's policy: all of must, then the best of available, in whatever order it is. It
+// chooses fewer only if there are not enough, and skips unknown ones.
 func (o *offer) prefer(available, must []string, size int) []string {
 	c := &choice{
 		free: map[pci.Address][]function.Function{}, taken: map[pci.Address]int{}, roots: map[string]int{}, nodes: map[int]int{},
@@ -48,7 +47,6 @@ func (o *offer) prefer(available, must []string, size int) []string {
 	return c.chosen
 }
 
-// choice has the Functions that are chosen so far, their places, and the Functions that are left.
 type choice struct {
 	chosen []string                            // device IDs
 	free   map[pci.Address][]function.Function // by PF, sorted by index; a PF without free Functions is absent

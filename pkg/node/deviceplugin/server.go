@@ -1,6 +1,7 @@
 package deviceplugin
 
 import (
+	"context"
 	"maps"
 	"slices"
 	"strings"
@@ -10,17 +11,18 @@ import (
 	"github.com/go-logr/logr"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
+	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 )
 
-// unwatchedFor is how long a server waits for the kubelet's ListAndWatch before it opens a new endpoint. A kubelet that lost
-// only its stream does not begin another by itself. The time doubles up to unwatchedAtMost while the kubelet stays away.
+// unwatchedFor is how long a server waits for the kubelet's ListAndWatch before it opens a new endpoint, as a kubelet that lost
+// its stream does not begin another. The time doubles up to unwatchedAtMost while the kubelet stays away.
 const unwatchedFor, unwatchedAtMost = 10 * time.Second, 10 * time.Minute
 
 // server offers one resource to the kubelet, at one endpoint at a time.
@@ -30,32 +32,93 @@ type server struct {
 	manager  *Manager
 	resource string
 	log      logr.Logger
+	stop     context.CancelFunc    // ends the server
 	offer    atomic.Pointer[offer] // what the kubelet sees
+	changed  notify.Signal         // the kubelet may have lost the endpoint
 
 	// The manager's mutex guards the fields below.
 
 	endpoint *endpoint // the current one; nil before the first
 	refusal  string    // why the kubelet refused the resource last, "" if it did not
-	// lostAt is the time from which a kubelet that has registered the endpoint but has no stream is taken to have lost the
-	// endpoint. It is zero while the kubelet has a stream or has not registered the endpoint.
+	// lostAt is when a kubelet without a stream is taken to have lost the endpoint. It is zero while the kubelet has a stream
+	// or has not registered the endpoint.
 	lostAt   time.Time
 	patience time.Duration // from the end of the last stream to lostAt
 }
 
-func newServer(m *Manager, resource string, p pool.Pool) *server {
+// serve starts a server, which runs until ctx ends or it is stopped.
+func (m *Manager) serve(ctx context.Context, resource string, p pool.Pool) *server {
+	ctx, stop := context.WithCancel(ctx)
 	s := &server{
-		manager: m, resource: resource, log: m.Log.WithValues("resource", resource), patience: m.unwatchedFor,
+		manager: m, resource: resource, log: m.Log.WithValues("resource", resource), stop: stop, patience: m.unwatchedFor,
 	}
 	m.Metrics.begin(resource)
 	s.offer.Store(newOffer(pool.Pool{}, nil))
 	s.update(p)
+	m.running.Go(func() { s.keepRegistered(ctx) })
 	return s
 }
 
-// update offers the pool as it is now, with its Functions' health.
+// keepRegistered keeps an endpoint open that the kubelet can find, which then registers it by itself, until ctx ends.
+func (s *server) keepRegistered(ctx context.Context) {
+	changes := s.changed.Subscribe(ctx)
+	pauses := loop.Backoff(firstRetry, lastRetry)
+	for {
+		pause, err := s.register()
+		if err == nil {
+			pauses = loop.Backoff(firstRetry, lastRetry)
+		} else {
+			pause = pauses.Step()
+			s.manager.Metrics.registrations.WithLabelValues(s.resource, "error").Inc()
+			s.log.Error(err, "Not registered with the kubelet", "retry", pause.String())
+		}
+		if !loop.Wait(ctx, changes, pause) {
+			break
+		}
+	}
+	if s.endpoint != nil {
+		s.endpoint.close(stopTimeout)
+	}
+}
+
+// register opens a new endpoint if there is none, its socket is gone, or the kubelet lost it. It returns when to look again
+// if nothing changes; 0 is never.
+func (s *server) register() (pause time.Duration, err error) {
+	m := s.manager
+	m.mutex.Lock()
+	defer m.mutex.Unlock()
+	old, left := s.endpoint, time.Until(s.lostAt)
+	lost := !s.lostAt.IsZero() && left <= 0
+	if old != nil && exists(old.path) && !lost {
+		return max(left, 0), nil
+	}
+	next, err := openEndpoint(s)
+	if err != nil {
+		return 0, err
+	}
+	s.endpoint, s.lostAt = next, time.Time{}
+	if lost {
+		s.patience = min(2*s.patience, unwatchedAtMost)
+	}
+	if old != nil {
+		// The kubelet moves to the new endpoint. Calls in flight at the old one are still answered.
+		m.running.Go(func() { old.close(m.AllocateTimeout) })
+	}
+	return 0, nil
+}
+
+// update offers the pool as it is now.
 func (s *server) update(p pool.Pool) {
-	if err := s.writeCDI(p); err != nil {
-		s.log.Error(err, "Containers that are made again after a reboot may lack device nodes until this is repaired")
+	if s.manager.CDI != nil {
+		var contents []content
+		for _, f := range p.Functions {
+			if c, err := contentOf(&s.manager.Nodes, f, p); err == nil { // otherwise Allocate returns the error
+				contents = append(contents, c)
+			}
+		}
+		if err := s.manager.CDI.include(s.resource, contents); err != nil {
+			s.log.Error(err, "Containers that are made again after a reboot may lack device nodes until this is repaired")
+		}
 	}
 	next := newOffer(p, s.manager.Problems)
 	devices := s.manager.Metrics.devices
@@ -71,21 +134,6 @@ func (s *server) publish(next *offer) (before *offer) {
 	return before
 }
 
-// writeCDI lists the pool's Functions in the resource's CDI file. It leaves out Functions that a container could not use,
-// for which Allocate returns the error.
-func (s *server) writeCDI(p pool.Pool) error {
-	if s.manager.CDI == nil {
-		return nil
-	}
-	contents := make([]content, 0, len(p.Functions))
-	for _, f := range p.Functions {
-		if c, err := contentOf(&s.manager.Nodes, f, p); err == nil {
-			contents = append(contents, c)
-		}
-	}
-	return s.manager.CDI.include(s.resource, contents)
-}
-
 // streamsChanged updates lostAt after a stream began or ended and after a registration.
 func (s *server) streamsChanged() {
 	if s.endpoint.streams > 0 {
@@ -93,7 +141,7 @@ func (s *server) streamsChanged() {
 		return
 	}
 	s.lostAt = time.Now().Add(s.patience)
-	s.manager.queue.Add(s.resource)
+	s.changed.Notify()
 }
 
 // offer is a list of Functions for the kubelet. It is immutable.
@@ -102,8 +150,7 @@ type offer struct {
 	functions map[string]function.Function // by the kubelet's device ID, which is [function.ID.String]
 	devices   []*pluginapi.Device          // in the order of the pool
 	unhealthy int                          // how many of the devices
-	// reasons say why devices are unhealthy, by ID. A device whose only problem is a pending release has none: releases are
-	// usual, and package lifecycle logs their errors.
+	// reasons say why devices are unhealthy, by ID. A pending release, which is usual, is none by itself.
 	reasons  map[string]string
 	replaced chan struct{} // closed when the resource has a new offer
 }
@@ -137,7 +184,7 @@ func newOffer(p pool.Pool, problemsOf func(function.Function) []health.Problem) 
 
 // find returns the Functions with these device IDs, in this order. Its error is for the kubelet.
 func (o *offer) find(resource string, ids []string) ([]function.Function, error) {
-	functions := make([]function.Function, 0, len(ids))
+	var functions []function.Function
 	for i, id := range ids {
 		f, ok := o.functions[id]
 		if !ok {
@@ -150,14 +197,6 @@ func (o *offer) find(resource string, ids []string) ([]function.Function, error)
 	}
 	return functions, nil
 }
-
-// sameDevices says whether two lists are equal for the kubelet.
-func sameDevices(a, b []*pluginapi.Device) bool {
-	return slices.EqualFunc(a, b, func(a, b *pluginapi.Device) bool { return proto.Equal(a, b) })
-}
-
-// maxLogged is how many Functions a log message names at most.
-const maxLogged = 8
 
 // report logs which devices have another health since the offer before, with one line for each reason, and whether devices
 // came or went.
@@ -181,9 +220,5 @@ func (o *offer) report(before *offer, log logr.Logger) {
 	}
 }
 
-func firstOf(ids []string) string {
-	if len(ids) <= maxLogged {
-		return strings.Join(ids, " ")
-	}
-	return strings.Join(ids[:maxLogged], " ") + " .."
-}
+// firstOf names at most eight Functions for a log message, which also says how many there are.
+func firstOf(ids []string) string { return strings.Join(ids[:min(len(ids), 8)], " ") }

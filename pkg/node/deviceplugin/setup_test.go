@@ -7,8 +7,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/testing/protocmp"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -54,8 +56,8 @@ func TestAllocateSetsUp(t *testing.T) {
 	}
 	p.Functions[0] = made(p.Functions[0])
 	s.set(p)
-	if !sameDevices(before, s.kubelet.Devices(fast)) {
-		t.Errorf("devices are %v, were %v", s.kubelet.Devices(fast), before)
+	if diff := cmp.Diff(before, s.kubelet.Devices(fast), protocmp.Transform()); diff != "" {
+		t.Errorf("devices: -before +after\n%s", diff)
 	}
 	if len(s.givenUp) > 0 {
 		t.Errorf("%q were given up", s.givenUp)

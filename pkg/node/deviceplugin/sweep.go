@@ -19,12 +19,9 @@ import (
 )
 
 const (
-	// sweepEvery is the period of sweeps. The kubelet does not report the end of pods.
-	sweepEvery = 5 * time.Minute
-	// askTimeout bounds how long the kubelet may take to say what pods have.
-	askTimeout = 10 * time.Second
-	// young is the age up to which a device-info file is not removed: the kubelet assigns a Function to a pod only after the
-	// Allocate that wrote the file.
+	sweepEvery = 5 * time.Minute  // the kubelet does not report the end of pods
+	askTimeout = 10 * time.Second // for the kubelet to say what pods have
+	// young is the age up to which a device-info file stays, as the kubelet assigns a Function to a pod after the Allocate.
 	young = 10 * time.Minute
 )
 
@@ -65,6 +62,9 @@ func (m *Manager) sweep(ctx context.Context) {
 	if err := removeDeviceInfo(m.DeviceInfoDir, m.resources.UnsortedList(), infoFiles); err != nil {
 		m.Log.Error(err, "Some device-info files that nobody needs any more remain")
 	}
+	if m.CDI == nil {
+		return
+	}
 	if err := m.CDI.prune(cdiDevices); err != nil {
 		m.Log.Error(err, "Some CDI devices that nobody needs any more remain")
 	}
@@ -73,10 +73,7 @@ func (m *Manager) sweep(ctx context.Context) {
 // removeDeviceInfo removes this plugin's device-info files, except those that are needed and those that are young.
 func removeDeviceInfo(dir string, resources []string, needed map[string]bool) error {
 	entries, err := os.ReadDir(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("device-info files: %w", err)
 	}
 	var errs []error
@@ -88,15 +85,13 @@ func removeDeviceInfo(dir string, resources []string, needed map[string]bool) er
 		if err != nil || time.Since(info.ModTime()) < young {
 			continue // it is gone, or new
 		}
-		if err := os.Remove(filepath.Join(dir, entry.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, err)
-		}
+		errs = append(errs, os.RemoveAll(filepath.Join(dir, entry.Name()))) // no error if it is gone already
 	}
 	return errors.Join(errs...)
 }
 
-// ours says whether a file, finished or not, has the project's own prefix or belongs to one of the resources. The name of a
-// resource must be followed by an address: the resource of another plugin may have a longer name that begins with it.
+// ours says whether a file, finished or not, has the project's own prefix, or one of the resources and an address: the resource
+// of another plugin may have a longer name that begins with ours.
 func ours(name string, resources []string) bool {
 	name, isInfo := strings.CutSuffix(strings.TrimPrefix(name, "."), deviceInfoSuffix)
 	if !isInfo {

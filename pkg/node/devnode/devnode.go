@@ -21,10 +21,8 @@ import (
 
 // Finder looks device nodes up. Its methods may be called by several goroutines at once.
 type Finder struct {
-	// SysRoot is where the host's sysfs is, "/sys".
-	SysRoot string
-	// DevRoot is where the host's device nodes are seen, "/dev". Containers get paths below /dev in any case.
-	DevRoot string
+	SysRoot string // where the host's sysfs is, "/sys"
+	DevRoot string // where the host's device nodes are seen, "/dev"; containers get paths below /dev in any case
 }
 
 // Wish is what a container is to get of a Function, beside the device nodes of its driver.
@@ -40,14 +38,10 @@ type Wish struct {
 // Set is what a container gets of one Function.
 type Set struct {
 	Nodes []*specs.DeviceNode
-	// Info says what the nodes are, by subject and name, as sriov-network-device-plugin does: "vfio" has "mount" and
-	// "dev-mount", "rdma" has "rdma_dev", "uverbs", "umad", "issm" and "rdma_cm", "vdpa" and "uio" have "mount", "vhost" has
-	// "net-mount" and "tun-mount". Values are paths in the container, except that rdma_dev is a device name.
+	// Info says what the nodes are, by the keys and fields of PCIDEVICE_.._INFO (docs/reference/device-plugin.md). Values are
+	// paths in the container, except that rdma_dev is a device name.
 	Info map[string]map[string]string
 }
-
-// uioDrivers hand a device to a program without the protection of an IOMMU.
-var uioDrivers = []string{"igb_uio", "uio", "uio_pci_generic"}
 
 // add adds a device node, which has the same path on the host and in the container, and its entry in Info.
 func (s *Set) add(subject, name, path, permissions string) *specs.DeviceNode {
@@ -61,16 +55,16 @@ func (s *Set) add(subject, name, path, permissions string) *specs.DeviceNode {
 // follows the Function's name in a sentence.
 func (f *Finder) Of(of function.Function, wish Wish) (Set, error) {
 	of.Driver = cmp.Or(wish.Driver, of.Driver)
-	isVFIO, isUIO := of.Driver == "vfio-pci", slices.Contains(uioDrivers, of.Driver)
+	isVFIO, isUIO := of.Driver == "vfio-pci", slices.Contains([]string{"igb_uio", "uio", "uio_pci_generic"}, of.Driver)
 	set := Set{Info: map[string]map[string]string{}}
 	for _, part := range []struct {
 		wanted  bool
 		subject string // in Info
 		find    func(*Set, function.Function) error
 	}{
-		{isVFIO, "vfio", f.vfio},
+		{isVFIO, "vfio", vfio},
 		{isUIO, "uio", f.uio},
-		{wish.VDPA != "" && !isVFIO && !isUIO, "vdpa", f.vdpa},
+		{wish.VDPA != "" && !isVFIO && !isUIO, "vdpa", vdpa},
 		{wish.RDMA && !isVFIO && !isUIO, "rdma", f.rdma},
 		{wish.VhostNet, "vhost", f.vhost},
 	} {
@@ -85,7 +79,7 @@ func (f *Finder) Of(of function.Function, wish Wish) (Set, error) {
 	return set, nil
 }
 
-func (f *Finder) vfio(set *Set, of function.Function) error {
+func vfio(set *Set, of function.Function) error {
 	if of.IOMMUGroup == "" {
 		return errors.New("is bound to vfio-pci but has no IOMMU group: turn the IOMMU on, or the no-IOMMU mode of vfio")
 	}
@@ -108,7 +102,7 @@ func (f *Finder) uio(set *Set, of function.Function) error {
 	return nil
 }
 
-func (f *Finder) vdpa(set *Set, of function.Function) error {
+func vdpa(set *Set, of function.Function) error {
 	if of.VDPA.Name == "" {
 		return errors.New("has no vDPA device, which its pool asks for: make one with vdpa(8)")
 	}
@@ -155,7 +149,6 @@ func (f *Finder) exists(file string) bool {
 	return err == nil
 }
 
-// device returns the directory of a Function in sysfs.
 func (f *Finder) device(of function.Function) sysfs.Dir {
 	if of.Kind == function.SF {
 		return sysfs.Root(f.SysRoot).Auxiliary(of.AuxDevice)

@@ -14,19 +14,18 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
 // namespaceDir is the directory in a container at which the runtime mounts the network namespace that a Function is attached
-// to, by the name of the device. No container uses the mount: it keeps containers of a later sandbox from starting without the
-// Function. If the pod gets a new sandbox while the agent is away, the file of the old namespace is gone and the mount fails.
+// to. The mount fails in a later sandbox, whose containers would start without the Function: the old namespace is gone.
 const namespaceDir = "/run/" + v1alpha1.GroupName + "/netns"
 
 // cdiFile returns the name of the claim's file.
 func cdiFile(uid types.UID) string { return v1alpha1.GroupName + "-" + string(uid) + ".yaml" }
 
-// Expose lists the Functions that are attached, by the journal, in the CDI file of the attachment's claim. The runtime refuses
-// to create a container whose CDI devices are not listed. If the attachment is not attached, and the file cannot be written
-// because another Function of the claim is not what the claim wants any more, the file is removed.
+// Expose lists the attached Functions in the CDI file of the attachment's claim. The runtime refuses to create a container whose
+// CDI devices are not listed. If the file cannot be written for an attachment that is not attached, the file is removed.
 func (d *Driver) Expose(a journal.Attachment) error {
 	err := d.writeCDI(a.Claim.UID)
 	if err == nil || a.State == journal.Attached {
@@ -64,24 +63,22 @@ func (d *Driver) writeCDI(uid types.UID) error {
 	d.files.Lock()
 	defer d.files.Unlock()
 	var contents []content
-	byRequest := map[string][]content{}
 	for _, a := range d.Journal.ByClaim(uid) {
 		if a.State != journal.Attached {
 			continue
 		}
-		set, err := d.attachedNodes(a)
+		set, err := d.deviceNodes(a)
 		if err != nil {
 			return fmt.Errorf("CDI file of claim %s/%s: Function %s: %w", a.Claim.Namespace, a.Claim.Name, a.Function, err)
 		}
 		contents = append(contents, content{a, set})
-		byRequest[a.Claim.Request] = append(byRequest[a.Claim.Request], content{a, set})
 	}
 	var devices []specs.Device
 	for _, c := range contents {
 		devices = append(devices, specs.Device{
 			Name: claim.CDIDeviceName(uid, c.attachment.Claim.Device),
 			ContainerEdits: specs.ContainerEdits{
-				Env:         environment(d.suffix(c.attachment), byRequest[c.attachment.Claim.Request]),
+				Env:         environment(d.suffix(c.attachment), c.attachment.Claim.Request, contents),
 				DeviceNodes: c.Nodes,
 				Mounts: []*specs.Mount{{
 					HostPath: c.attachment.Place.NetNS, ContainerPath: namespaceDir + "/" + c.attachment.Claim.Device,
@@ -96,19 +93,26 @@ func (d *Driver) writeCDI(uid types.UID) error {
 	return nil
 }
 
-// attachedNodes returns what a container gets of a Function, which must have the driver that was bound for it.
-func (d *Driver) attachedNodes(a journal.Attachment) (devnode.Set, error) {
-	if a.Setup != nil && a.Setup.Driver != "" {
-		if f, _ := d.Function(a.Function); f.Driver != a.Setup.Driver {
-			return devnode.Set{}, fmt.Errorf("has driver %s, not %s, which its claim wants", f.Driver, a.Setup.Driver)
-		}
+// deviceNodes returns what a container gets of a Function that is set up for it.
+func (d *Driver) deviceNodes(a journal.Attachment) (devnode.Set, error) {
+	function, known := d.Function(a.Function)
+	if !known {
+		return devnode.Set{}, errGone
 	}
-	return d.deviceNodes(a)
+	if a.Setup != nil && a.Setup.Driver != "" && a.Setup.Driver != function.Driver {
+		return devnode.Set{}, fmt.Errorf("has driver %s, not %s, which its claim wants", function.Driver, a.Setup.Driver)
+	}
+	var wish devnode.Wish
+	if id, err := claim.ParsePoolID(a.Claim.Pool); err == nil {
+		spec, _ := d.DevicePool(id.DevicePool)
+		wish.Options = pool.Pool{Name: id.DevicePool, Spec: spec}.Options(function)
+	}
+	return d.DeviceNodes.Of(function, wish)
 }
 
 // environment returns variables with the Functions of a request, their interfaces and their device nodes. A container gets all
 // Functions of a request, so each of the request's CDI devices sets the same variables, with comma-separated values.
-func environment(suffix string, request []content) []string {
+func environment(suffix, request string, contents []content) []string {
 	variables := []struct {
 		name  string
 		value func(content) string
@@ -123,8 +127,8 @@ func environment(suffix string, request []content) []string {
 	var out []string
 	for _, v := range variables {
 		var values []string
-		for _, c := range request {
-			if value := v.value(c); value != "" {
+		for _, c := range contents {
+			if value := v.value(c); value != "" && c.attachment.Claim.Request == request {
 				values = append(values, value)
 			}
 		}
@@ -135,8 +139,8 @@ func environment(suffix string, request []content) []string {
 	return out
 }
 
-// suffix is the part of variables' names that tells requests apart: the request's name, preceded by the pod's name for the
-// claim if another claim of the pod has a request of the same name.
+// suffix is the end of variables' names: the request's name, preceded by the pod's name for the claim if another claim of the
+// pod has a request of the same name.
 func (d *Driver) suffix(a journal.Attachment) string {
 	suffix := environmentName(a.Claim.Request)
 	if a.Pod.UID != "" && slices.ContainsFunc(d.Journal.ByPod(a.Pod.UID), func(other journal.Attachment) bool {
@@ -147,8 +151,7 @@ func (d *Driver) suffix(a journal.Attachment) string {
 	return suffix
 }
 
-// environmentName turns a request's name, a DNS label with perhaps a subrequest behind a slash, into part of the name
-// of an environment variable: "blue/vf" is "BLUE_VF".
+// environmentName is a request's name in the name of an environment variable: "blue/vf" is "BLUE_VF".
 func environmentName(request string) string {
 	return strings.ToUpper(strings.NewReplacer("-", "_", "/", "_", ".", "_").Replace(request))
 }

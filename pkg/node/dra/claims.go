@@ -26,8 +26,8 @@ type API struct {
 	Client kubernetes.Interface
 }
 
-// Consumers returns the pods that the claim is reserved for. isAllocated is false if the claim was deleted, perhaps with
-// another one of its name created since, or is allocated the device no longer.
+// Consumers returns the pods that the claim is reserved for. isAllocated is false if the claim was deleted or is allocated the
+// device no longer.
 func (a API) Consumers(ctx context.Context, known journal.Claim) (pods []types.UID, isAllocated bool, err error) {
 	object, err := a.Client.ResourceV1().ResourceClaims(known.Namespace).Get(ctx, known.Name, metav1.GetOptions{})
 	switch {
@@ -44,7 +44,7 @@ func (a API) Consumers(ctx context.Context, known journal.Claim) (pods []types.U
 	return pods, true, nil
 }
 
-// Going says whether the pod is being deleted or was deleted, perhaps with another one of its name created since.
+// Going says whether the pod is being deleted or was deleted.
 func (a API) Going(ctx context.Context, pod journal.Pod) (bool, error) {
 	object, err := a.Client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 	switch {
@@ -59,8 +59,8 @@ func (a API) Going(ctx context.Context, pod journal.Pod) (bool, error) {
 // fieldManager is the agent's name in the managedFields of ResourceClaim.status.devices.
 const fieldManager = "xpu-agent"
 
-// StatusReporter writes the state of claims' devices into ResourceClaim.status.devices (KEP-4817). It reads the journal, and
-// no pod waits for it: a status that cannot be written is written later.
+// StatusReporter writes the state of claims' devices, by the journal, into ResourceClaim.status.devices (KEP-4817). No pod
+// waits for it: a status that cannot be written is written later.
 type StatusReporter struct {
 	claims  resourceclient.ResourceClaimsGetter
 	journal *journal.Journal
@@ -88,8 +88,7 @@ func (r *StatusReporter) Report(c journal.Claim) {
 
 // Run writes until ctx ends.
 func (r *StatusReporter) Run(ctx context.Context) error {
-	stop := context.AfterFunc(ctx, r.queue.ShutDown)
-	defer stop()
+	defer context.AfterFunc(ctx, r.queue.ShutDown)()
 	for {
 		c, shutdown := r.queue.Get()
 		if shutdown {
@@ -107,8 +106,7 @@ func (r *StatusReporter) Run(ctx context.Context) error {
 }
 
 // write brings the claim's status up to date. It uses Update: a server-side apply changes the order of keys in the opaque
-// parameters of the allocation, which the API server refuses as a change of the allocation. The resource version of the
-// update keeps what others wrote.
+// parameters of the allocation, which the API server refuses as a change of the allocation.
 func (r *StatusReporter) write(ctx context.Context, c journal.Claim) error {
 	claims := r.claims.ResourceClaims(c.Namespace)
 	object, err := claims.Get(ctx, c.Name, metav1.GetOptions{})
@@ -135,8 +133,7 @@ func (r *StatusReporter) write(ctx context.Context, c journal.Claim) error {
 	return nil
 }
 
-// setDeviceStatus sets the Ready condition and the network data of a device. A device that is not allocated to the claim any
-// more gets no entry.
+// setDeviceStatus sets the Ready condition and the network data of a device that is still allocated to the claim.
 func setDeviceStatus(status *resourceapi.ResourceClaimStatus, a journal.Attachment) {
 	if !allocated(status, a.Claim) {
 		return

@@ -41,11 +41,9 @@ type Lifecycle interface {
 const (
 	// runtimeTimeout is how long one Prepare waits for a runtime that is being started again.
 	runtimeTimeout = 5 * time.Second
-	// podInterval is how often a Prepare that waits asks whether its pod is being deleted. The kubelet calls Unprepare for
-	// such a pod only after Prepare has returned.
+	// podInterval is how often a Prepare asks whether its pod is being deleted: the kubelet waits for the Prepare then.
 	podInterval = time.Second
-	// healthRefresh is the longest pause between two health reports. The kubelet takes a device's health for unknown
-	// healthTimeout after the last one.
+	// healthRefresh is the longest pause between two health reports. After healthTimeout the kubelet takes health for unknown.
 	healthRefresh, healthTimeout = 10 * time.Second, 30 * time.Second
 )
 
@@ -61,12 +59,12 @@ type Driver struct {
 	// WaitForPort returns the Port of a Function that is allocated to a claim, once the xPU serves it. If ctx ends before,
 	// the error says what is missing.
 	WaitForPort func(ctx context.Context, c *resourceapi.ResourceClaim, f function.ID) (*v1alpha1.XPUPort, error)
-	// RuntimeConnected returns nil once the container runtime is connected and reports sandboxes, in which Functions are
-	// attached. If ctx ends before, the error says what to do.
+	// RuntimeConnected returns nil once the container runtime is connected and reports sandboxes. If ctx ends before, the
+	// error says what to do.
 	RuntimeConnected func(ctx context.Context) error
 	// PodGoing says whether a pod is being deleted, or gone; see [API.Going].
 	PodGoing func(ctx context.Context, pod journal.Pod) (bool, error)
-	// CDI has a file for each claim, from which the runtime learns the environment and device nodes that containers get.
+	// CDI has a file for each claim.
 	CDI *cdi.Dir
 	// Node is the node's name. Pools returns all of its pools, and Health what is wrong with their Functions.
 	Node   string
@@ -75,13 +73,13 @@ type Driver struct {
 	// Changes returns a channel that receives a value when the health of a Function may have changed, until ctx ends.
 	Changes func(ctx context.Context) <-chan struct{}
 	// ProvisionTimeout is how long one Prepare waits for the xPU and for the hooks of the Functions' last owners. The
-	// kubelet ends a call after 45 s (pkg/kubelet/cm/dra) and tries again.
+	// kubelet ends a call after 45 s (pkg/kubelet/cm/dra).
 	ProvisionTimeout time.Duration
 	Metrics          *Metrics
 	Log              logr.Logger
 
-	// calls lets one Prepare or Unprepare run at a time for each claim, by its UID. A later call ends an earlier Prepare: the
-	// kubelet gives up on a Prepare that takes too long, and calls Prepare again, or Unprepare.
+	// calls lets one Prepare or Unprepare run at a time for each claim. A later call ends an earlier Prepare, on which the
+	// kubelet has given up.
 	calls keylock.Locks[types.UID]
 	files sync.Mutex // held while the content of a CDI file is determined and written
 }
@@ -92,10 +90,8 @@ var (
 	errPreparedAgain = errors.New("the claim is prepared again meanwhile")
 )
 
-var _ kubeletplugin.DRAPlugin = (*Driver)(nil)
-
 // PrepareResourceClaims waits until the xPU serves each claim's Ports and reserves the Functions, which sets them up for
-// the pod. The interfaces are attached later, when the runtime makes the pod's network namespace.
+// the pod. The interfaces are attached when the runtime makes the pod's sandbox.
 func (d *Driver) PrepareResourceClaims(
 	ctx context.Context, claims []*resourceapi.ResourceClaim,
 ) (map[types.UID]kubeletplugin.PrepareResult, error) {
@@ -122,7 +118,7 @@ func (d *Driver) PrepareResourceClaims(
 	return results, nil
 }
 
-// prepare prepares one of the claims of a pod. together are all claims that the kubelet passed in the same call.
+// prepare prepares one claim. together are all claims that the kubelet passed in the same call.
 func (d *Driver) prepare(
 	ctx context.Context, c *resourceapi.ResourceClaim, together []*resourceapi.ResourceClaim,
 ) ([]kubeletplugin.Device, error) {
@@ -151,7 +147,7 @@ func (d *Driver) prepare(
 	defer cancel()
 	var prepared []kubeletplugin.Device
 	for _, device := range devices {
-		attachment, err := d.wanted(waiting, c, pod, device, names[nameKey{c.UID, device.Function}])
+		attachment, err := d.wanted(waiting, c, pod, device, names[device.Function])
 		if err == nil {
 			err = d.Lifecycle.Reserve(ctx, attachment)
 		}
@@ -191,20 +187,6 @@ func (d *Driver) whilePodStays(ctx context.Context, pod journal.Pod) (_ context.
 	}
 }
 
-// deviceNodes returns what a container gets of a Function that is set up for it.
-func (d *Driver) deviceNodes(a journal.Attachment) (devnode.Set, error) {
-	function, known := d.Function(a.Function)
-	if !known {
-		return devnode.Set{}, errGone
-	}
-	var wish devnode.Wish
-	if id, err := claim.ParsePoolID(a.Claim.Pool); err == nil {
-		spec, _ := d.DevicePool(id.DevicePool)
-		wish.Options = pool.Pool{Name: id.DevicePool, Spec: spec}.Options(function)
-	}
-	return d.DeviceNodes.Of(function, wish)
-}
-
 // consumer returns the one pod that the claim is reserved for: an interface can be in one network namespace only.
 func consumer(c *resourceapi.ResourceClaim) (journal.Pod, error) {
 	if len(c.Status.ReservedFor) != 1 {
@@ -218,8 +200,8 @@ func consumer(c *resourceapi.ResourceClaim) (journal.Pod, error) {
 	return journal.Pod{Namespace: c.Namespace, Name: pod.Name, UID: pod.UID}, nil
 }
 
-// wanted returns the attachment to reserve for a device of the claim. It waits for the release of the Function from its last
-// owner, and for its Port, until ctx ends.
+// wanted returns the attachment to reserve for a device of the claim, once the last owner has released the Function and the xPU
+// serves its Port.
 func (d *Driver) wanted(
 	ctx context.Context, c *resourceapi.ResourceClaim, pod journal.Pod, device claim.Device, name chosenName,
 ) (journal.Attachment, error) {
@@ -252,7 +234,7 @@ func (d *Driver) wanted(
 			return want, err
 		}
 	}
-	earlier, again := d.earlier(c.UID, device.Function)
+	earlier := d.earlier(c.UID, device.Function)
 	driver, err := ownersDriver(earlier, device, function, spec)
 	if err != nil {
 		return want, err
@@ -261,7 +243,7 @@ func (d *Driver) wanted(
 	if err != nil {
 		return want, err
 	}
-	if again && port == nil {
+	if port == nil && earlier.Claim.UID != "" {
 		// The DevicePool changed or was deleted since. The xPU still relies on what the Port said then.
 		want.Interface = earlier.BackToReserved().Interface
 	}
@@ -273,16 +255,16 @@ func (d *Driver) wanted(
 // errGone is the error for a Function that the node does not have.
 var errGone = errors.New("is gone from this node")
 
-// earlier returns what an earlier Prepare of the claim reserved.
-func (d *Driver) earlier(claim types.UID, id function.ID) (a journal.Attachment, ok bool) {
-	if a, ok = d.Journal.Get(id); !ok || a.Claim.UID != claim {
-		return journal.Attachment{}, false
+// earlier returns what an earlier Prepare of the claim reserved; it is empty if there was none.
+func (d *Driver) earlier(claim types.UID, id function.ID) journal.Attachment {
+	if a, _ := d.Journal.Get(id); a.Claim.UID == claim {
+		return a
 	}
-	return a, true
+	return journal.Attachment{}
 }
 
 // ownersDriver returns the driver that the claim or its pool asks for, "" for the Function's own. A driver that an earlier
-// Prepare of the claim bound stays until the claim is unprepared, even if the pool has changed.
+// Prepare of the claim bound stays, even if the pool has changed.
 func ownersDriver(
 	earlier journal.Attachment, device claim.Device, f function.Function, spec v1alpha1.DevicePoolSpec,
 ) (v1alpha1.FunctionDriver, error) {
@@ -297,8 +279,7 @@ func ownersDriver(
 	return cmp.Or(device.Config.Driver, spec.Driver), nil
 }
 
-// UnprepareResourceClaims takes the claims' Functions back. The kubelet calls it after the pod's sandbox is stopped,
-// and again until it succeeds.
+// UnprepareResourceClaims takes the claims' Functions back. The kubelet calls it again until it succeeds.
 func (d *Driver) UnprepareResourceClaims(
 	ctx context.Context, claims []kubeletplugin.NamespacedObject,
 ) (map[types.UID]error, error) {
@@ -329,8 +310,7 @@ func (d *Driver) unprepare(ctx context.Context, claim types.UID) error {
 	return d.CDI.Remove(cdiFile(claim))
 }
 
-// WatchHealthStatus tells the kubelet about the health of devices (KEP-4680). It sends a full report at once, on every
-// change, and often enough that the kubelet never takes a device's health for unknown, until ctx ends.
+// WatchHealthStatus tells the kubelet about the health of devices (KEP-4680): at once, on every change, and every healthRefresh.
 func (d *Driver) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
 	changes := d.Changes(ctx)
 	for {
@@ -370,10 +350,9 @@ func (d *Driver) healthReport() kubeletplugin.DeviceHealthReport {
 	return out
 }
 
-// HandleError logs an error of the background. The agent goes on: a slice that the API server refuses is a mistake of this
-// driver, and fields that it drops belong to features that the cluster lacks.
+// HandleError logs an error of the background. Fields of slices that the API server drops belong to features that it lacks.
 func (d *Driver) HandleError(_ context.Context, err error, msg string) {
-	if dropped := (*resourceslice.DroppedFieldsError)(nil); errors.As(err, &dropped) {
+	if dropped, ok := errors.AsType[*resourceslice.DroppedFieldsError](err); ok {
 		d.Log.Error(err, "This cluster ignores parts of the ResourceSlices: it lacks features",
 			"features", dropped.DisabledFeatures())
 		return

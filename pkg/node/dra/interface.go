@@ -5,7 +5,6 @@ import (
 	"net/netip"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
@@ -16,7 +15,7 @@ import (
 )
 
 // wantedInterface returns the interface that the pod asks for, with the MAC, MTU and addresses of the Port, which the xPU
-// already relies on. The MTU is not applied to a Function that a program drives: the program sets its own.
+// already relies on. A program that drives a Function sets its own MTU.
 func wantedInterface(device claim.Device, userspace bool, port *v1alpha1.XPUPort) (function.Interface, error) {
 	wanted := device.Interface
 	if userspace {
@@ -47,7 +46,7 @@ func wantedInterface(device claim.Device, userspace bool, port *v1alpha1.XPUPort
 	return wanted, nil
 }
 
-// networkData describes an attachment for claims and metadata files: as observed in the pod, and before that as requested.
+// networkData describes an attachment as observed in the pod, and before that as requested.
 func networkData(a journal.Attachment) *resourceapi.NetworkDeviceData {
 	name, mac, addresses := a.Interface.Name, a.Interface.MAC, a.Interface.Addresses
 	if a.Observed != nil {
@@ -71,26 +70,22 @@ func metadata(a journal.Attachment) *kubeletplugin.DeviceMetadata {
 	}
 }
 
-// nameKey identifies an interface of a claim. chosenName is its name, or the reason why it has none.
-type (
-	nameKey struct {
-		claim    types.UID
-		function function.ID
-	}
-	chosenName struct {
-		name string
-		err  error
-	}
-)
+// chosenName is the name of an interface, or the reason why it has none.
+type chosenName struct {
+	name string
+	err  error
+}
 
-// chooseNames chooses the interface names of the pod's claims. ofPod are the pod's attachments in the journal, whose names
-// stay. Names that claims ask for come next, and the second that asks for the same name gets an error. The other interfaces
-// are "net1", "net2", ... in the order of the claims.
-func chooseNames(pod journal.Pod, claims []*resourceapi.ResourceClaim, ofPod []journal.Attachment) map[nameKey]chosenName {
-	chosen := map[nameKey]chosenName{}
+// chooseNames chooses the interface names of the Functions of the pod's claims. ofPod are the pod's attachments in the journal,
+// whose names stay. Names that claims ask for come next, and the second that asks for the same name gets an error. The other
+// interfaces are "net1", "net2", ... in the order of the claims.
+func chooseNames(
+	pod journal.Pod, claims []*resourceapi.ResourceClaim, ofPod []journal.Attachment,
+) map[function.ID]chosenName {
+	chosen := map[function.ID]chosenName{}
 	taken := map[string]string{} // the name of the claim that has an interface name
 	for _, a := range ofPod {
-		chosen[nameKey{a.Claim.UID, a.Function}], taken[a.Interface.Name] = chosenName{name: a.Interface.Name}, a.Claim.Name
+		chosen[a.Function], taken[a.Interface.Name] = chosenName{name: a.Interface.Name}, a.Claim.Name
 	}
 	number := 0
 	for _, asked := range []bool{true, false} {
@@ -100,12 +95,12 @@ func chooseNames(pod journal.Pod, claims []*resourceapi.ResourceClaim, ofPod []j
 			}
 			devices, _ := claim.Devices(c) // prepare reports the error
 			for _, device := range devices {
-				key, name := nameKey{c.UID, device.Function}, device.Interface.Name
-				if _, done := chosen[key]; done || asked != (name != "") {
+				name := device.Interface.Name
+				if _, done := chosen[device.Function]; done || asked != (name != "") {
 					continue
 				}
 				if asked && taken[name] != "" {
-					chosen[key] = chosenName{err: fmt.Errorf(
+					chosen[device.Function] = chosenName{err: fmt.Errorf(
 						"interfaceName %q: claim %s of the same pod has that name already; choose another", name, taken[name])}
 					continue
 				}
@@ -113,7 +108,7 @@ func chooseNames(pod journal.Pod, claims []*resourceapi.ResourceClaim, ofPod []j
 					number++
 					name = fmt.Sprintf("net%d", number)
 				}
-				chosen[key], taken[name] = chosenName{name: name}, c.Name
+				chosen[device.Function], taken[name] = chosenName{name: name}, c.Name
 			}
 		}
 	}

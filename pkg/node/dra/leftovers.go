@@ -10,36 +10,23 @@ import (
 	"strings"
 	"time"
 
-	"github.com/go-logr/logr"
-
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// Leftovers removes metadata files (KEP-5304) of claims that are not prepared. Package kubeletplugin writes the files at the
-// end of a Prepare, even if the kubelet gave up that Prepare and unprepared the claim meanwhile. The file names are those of
-// metadata.go in k8s.io/dynamic-resource-allocation/kubeletplugin.
-type Leftovers struct {
-	// DriverDir is the driver's directory, below which a claim's directory is named by namespace and name. CDIDir has files
-	// that are named by the claim's UID.
-	DriverDir, CDIDir string
-	// Claims returns the journal's attachments. They include a claim before anything is written for it.
-	Claims func() []journal.Attachment
-	Log    logr.Logger
-}
-
 const (
-	// metadataPrefix begins the names of the library's CDI files. The UID of the claim follows.
-	metadataPrefix = v1alpha1.GroupName + "_metadata_"
+	metadataPrefix = v1alpha1.GroupName + "_metadata_" // of the library's CDI files; the claim's UID follows
 	leftoversEvery = time.Minute
 )
 
-// Run removes files at once and every leftoversEvery until ctx ends.
-func (l *Leftovers) Run(ctx context.Context) error {
+// RemoveLeftovers removes metadata files (KEP-5304) of claims that are not prepared, at once and every minute until ctx ends. The
+// library writes them at the end of a Prepare (metadata.go in k8s.io/dynamic-resource-allocation/kubeletplugin), even if the
+// claim was unprepared meanwhile: in driverDir by the claim's namespace and name, and in cdiDir by its UID.
+func (d *Driver) RemoveLeftovers(ctx context.Context, driverDir, cdiDir string) error {
 	for {
-		if err := l.Remove(); err != nil {
-			l.Log.Error(err, "Files that nobody needs any more remain", "retry", leftoversEvery.String())
+		if err := removeLeftovers(driverDir, cdiDir, d.Journal.All); err != nil {
+			d.Log.Error(err, "Files that nobody needs any more remain", "retry", leftoversEvery.String())
 		}
 		if !loop.Sleep(ctx, leftoversEvery) {
 			return nil
@@ -47,16 +34,14 @@ func (l *Leftovers) Run(ctx context.Context) error {
 	}
 }
 
-// Remove removes the files of claims that are not prepared. It may be called at any time.
-func (l *Leftovers) Remove() error {
-	files, err1 := filepath.Glob(filepath.Join(l.CDIDir, metadataPrefix+"*.json"))
-	// The library leaves unfinished files if the agent is killed.
-	unfinished, err2 := filepath.Glob(filepath.Join(l.CDIDir, "."+metadataPrefix+"*.tmp"))
-	directories, err3 := filepath.Glob(filepath.Join(l.DriverDir, "dra-device-metadata", "*_*"))
+func removeLeftovers(driverDir, cdiDir string, attachments func() []journal.Attachment) error {
+	files, err1 := filepath.Glob(filepath.Join(cdiDir, metadataPrefix+"*.json"))
+	unfinished, err2 := filepath.Glob(filepath.Join(cdiDir, "."+metadataPrefix+"*.tmp")) // of an agent that was killed
+	directories, err3 := filepath.Glob(filepath.Join(driverDir, "dra-device-metadata", "*_*"))
 	errs := []error{err1, err2, err3}
-	// The journal is read after the directories, so it has the claims of all files that were found.
+	// The journal, which has a claim before its files are written, is read after the directories.
 	prepared := map[string]bool{} // by UID, and by the name of the directory
-	for _, a := range l.Claims() {
+	for _, a := range attachments() {
 		prepared[string(a.Claim.UID)], prepared[a.Claim.Namespace+"_"+a.Claim.Name] = true, true
 	}
 	for _, path := range slices.Concat(files, unfinished, directories) {

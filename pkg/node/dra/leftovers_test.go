@@ -6,8 +6,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/go-logr/logr"
-
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
@@ -45,9 +43,8 @@ func TestLeftovers(t *testing.T) {
 			{Resource: "xpu.opiproject.org/fast"},
 		}
 	}
-	l := &Leftovers{DriverDir: filepath.Join(dir, "driver"), CDIDir: filepath.Join(dir, "cdi"), Claims: claims, Log: logr.Discard()}
 	for range 2 { // the second time there is nothing left to do
-		if err := l.Remove(); err != nil {
+		if err := removeLeftovers(filepath.Join(dir, "driver"), filepath.Join(dir, "cdi"), claims); err != nil {
 			t.Fatal(err)
 		}
 		var left []string
@@ -66,8 +63,7 @@ func TestLeftovers(t *testing.T) {
 			t.Errorf("left %q, want %q", left, want)
 		}
 	}
-	l.DriverDir, l.CDIDir = filepath.Join(dir, "nowhere"), filepath.Join(dir, "nowhere")
-	if err := l.Remove(); err != nil {
+	if err := removeLeftovers(filepath.Join(dir, "nowhere"), filepath.Join(dir, "nowhere"), claims); err != nil {
 		t.Errorf("without directories: %v", err)
 	}
 }

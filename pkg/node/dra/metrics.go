@@ -52,7 +52,6 @@ func NewMetrics(registry prometheus.Registerer) *Metrics {
 	}
 }
 
-// observe measures one call that began at the time.
 func (o operation) observe(begin time.Time, err error) {
 	o.seconds.Observe(time.Since(begin).Seconds())
 	if err != nil {

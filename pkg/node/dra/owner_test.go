@@ -97,19 +97,19 @@ func TestEarlierPrepare(t *testing.T) {
 		driver v1alpha1.FunctionDriver
 		name   string
 	}{first: {v1alpha1.DriverVFIO, "net1"}, second: {"", "net2"}} {
-		earlier, ok := d.earlier("c-uid", id)
-		if got := earlier.BackToReserved().Interface; !ok || got.Name != want.name {
-			t.Errorf("%s: earlier is %+v, %t, want %s", id, got, ok, want.name)
+		earlier := d.earlier("c-uid", id)
+		if got := earlier.BackToReserved().Interface; got.Name != want.name {
+			t.Errorf("%s: earlier is %+v, want %s", id, got, want.name)
 		}
 		driver, err := ownersDriver(earlier, claim.Device{}, function.Function{}, v1alpha1.DevicePoolSpec{})
 		if err != nil || driver != want.driver {
 			t.Errorf("%s: driver %q, %v, want %q", id, driver, err, want.driver)
 		}
 	}
-	if got, ok := d.earlier("c-uid", function.ID{Address: "0000:3b:00.4"}); ok {
+	if got := d.earlier("c-uid", function.ID{Address: "0000:3b:00.4"}); got.Claim.UID != "" {
 		t.Errorf("earlier is %+v of a Function that the claim does not have", got)
 	}
-	if got, ok := d.earlier("another-uid", first); ok || got.Setup != nil {
+	if got := d.earlier("another-uid", first); got.Claim.UID != "" || got.Setup != nil {
 		t.Errorf("earlier is %+v of a Function that another claim has", got)
 	}
 }

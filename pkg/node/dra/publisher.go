@@ -21,10 +21,9 @@ import (
 )
 
 const (
-	// debounce is how long the publisher waits for more changes after the first: VFs appear one by one, and a link that
-	// goes down takes its VFs along.
+	// debounce is how long the publisher waits for more changes after the first, as VFs appear one by one.
 	debounce = 50 * time.Millisecond
-	// firstRetry and slowestRetry bound the pauses between attempts to publish. Each pause is twice the last.
+	// firstRetry and slowestRetry bound the pauses between attempts to publish.
 	firstRetry, slowestRetry = 500 * time.Millisecond, 30 * time.Second
 )
 
@@ -59,7 +58,6 @@ func (p *Publisher) Run(ctx context.Context, changes <-chan struct{}) error {
 	}
 }
 
-// publish publishes the pools as they are now, if they differ from what was published.
 func (p *Publisher) publish(ctx context.Context) error {
 	pools, known := p.Pools()
 	if !known {
@@ -92,16 +90,15 @@ func (p *Publisher) publish(ctx context.Context) error {
 }
 
 const (
-	// syncDelay is the time from a change by others to the repair of the slices. The library's default is 30 s, for which a
-	// node would have no devices after the start of its kubelet, which deletes all slices of the node.
+	// syncDelay is the time from a change by others to the repair of the slices. With the library's default, 30 s, a node would
+	// have no devices for so long after the start of its kubelet, which deletes all slices of the node.
 	syncDelay = time.Second
 	// parallelCreates bounds how many slices are created at once on a node without slices.
 	parallelCreates = 8
 )
 
-// SliceWriter keeps the node's ResourceSlices in the API server by the library's controller, as [kubeletplugin.Helper] does,
-// with two differences: it repairs the slices after syncDelay, and it creates the first slices of a node without waiting for
-// the controller, whose start takes a second.
+// SliceWriter keeps the node's ResourceSlices in the API server by the library's controller. Unlike [kubeletplugin.Helper] it
+// repairs the slices after syncDelay, and creates the first slices of a node at once: the controller starts in a second.
 type SliceWriter struct {
 	Client kubernetes.Interface
 	Node   string
@@ -140,7 +137,7 @@ func (w *SliceWriter) PublishResources(ctx context.Context, resources resourcesl
 // Stop ends the background. The slices stay.
 func (w *SliceWriter) Stop() { w.controller.Stop() }
 
-// createFirst creates the slices of a node that has none of this driver. The controller adopts them.
+// createFirst creates the slices of a node that has none. The controller adopts them.
 func (w *SliceWriter) createFirst(ctx context.Context, owner resourceslice.Owner, resources resourceslice.DriverResources) error {
 	existing, err := w.Client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{
 		FieldSelector: fields.Set{
@@ -166,8 +163,7 @@ func (w *SliceWriter) createFirst(ctx context.Context, owner resourceslice.Owner
 	return creates.Wait()
 }
 
-// firstSlice returns the slice that the library's controller would create; the controller replaces any that differs in name or
-// content.
+// firstSlice returns the slice that the library's controller would create. It replaces any other.
 func firstSlice(owner resourceslice.Owner, poolName string, pool resourceslice.Pool, index int) *resourceapi.ResourceSlice {
 	return &resourceapi.ResourceSlice{
 		ObjectMeta: metav1.ObjectMeta{

@@ -17,20 +17,18 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
-// devicesPerSlice is the API's limit for slices whose devices have taints or consume counters. It applies to all slices, so
-// that the first taint does not move devices to other slices.
+// devicesPerSlice is the API's limit for slices whose devices have taints or consume counters. It applies to all slices, as a
+// taint must not move devices to other slices.
 const devicesPerSlice = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
 
-// Names of the counters in pools with maxAllocated (KEP-4815). Each DRA pool has a set with one counter, of which each device
-// consumes 1 while it is allocated.
+// The one counter in DRA pools with maxAllocated (KEP-4815). Each device consumes 1 of it while it is allocated.
 const (
 	counterSetPF     = "pf"
 	counterFunctions = "functions"
 )
 
-// resources returns what the driver publishes of the node's pools: one DRA pool for each PF and DevicePool. A Function's index
-// determines its slice, so that adding or removing a Function changes one slice, unless the Function is alone in it. SFs that
-// do not exist yet are devices like the others.
+// resources returns what the driver publishes of the node's pools: one DRA pool for each PF and DevicePool. SFs that do not
+// exist yet are devices like the others.
 func resources(node string, pools []pool.Pool, problems func(function.Function) []health.Problem) resourceslice.DriverResources {
 	out := resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{}}
 	for _, p := range pools {
@@ -49,8 +47,8 @@ func resources(node string, pools []pool.Pool, problems func(function.Function) 
 	return out
 }
 
-// slicesOf returns the slices for the pool's Functions of one PF, VFs before SFs. A slice has either devices or counters. The
-// counters, which limit how many devices may be allocated at once, come first: their index then never changes.
+// slicesOf returns the slices for the pool's Functions of one PF: counters, VFs, SFs. A Function's index determines its slice, so
+// a Function that comes or goes changes one slice only.
 func slicesOf(p pool.Pool, functions []function.Function, problems func(function.Function) []health.Problem) []resourceslice.Slice {
 	var out []resourceslice.Slice
 	if p.Spec.MaxAllocated != nil {
@@ -88,8 +86,7 @@ func device(p pool.Pool, f function.Function, problems []health.Problem) resourc
 		},
 	}
 	if f.NUMANode >= 0 {
-		numa := resourceapi.DeviceAttribute{IntValue: new(int64(f.NUMANode))}
-		d.Attributes[deviceattribute.StandardDeviceAttributeNUMANode] = numa
+		d.Attributes[deviceattribute.StandardDeviceAttributeNUMANode] = resourceapi.DeviceAttribute{IntValue: new(int64(f.NUMANode))}
 	}
 	for name, value := range map[resourceapi.QualifiedName]string{
 		"kind":                         string(f.Kind),
@@ -104,7 +101,7 @@ func device(p pool.Pool, f function.Function, problems []health.Problem) resourc
 		deviceattribute.StandardDeviceAttributePCIeRoot: f.PCIeRoot,
 	} {
 		// Unknown values are left out: devices without a PCIe root or PF name must not match each other by it. The API refuses
-		// a slice with a longer value; Multus does not find the devices of a DevicePool with such a name.
+		// a longer value, such as the resource name of a DevicePool with a long name.
 		if value != "" && len(value) <= resourceapi.DeviceAttributeMaxValueLength {
 			d.Attributes[name] = resourceapi.DeviceAttribute{StringValue: new(value)}
 		}

@@ -3,8 +3,6 @@ package podresources
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
-	"io"
 	"io/fs"
 	"os"
 
@@ -15,26 +13,15 @@ import (
 // (kubeletDeviceManagerCheckpoint in pkg/kubelet/cm/devicemanager/manager.go). The kubelet replaces it atomically.
 const checkpointFile = "device-plugins/kubelet_internal_checkpoint"
 
-// maxCheckpoint bounds the file, in bytes. An entry has some hundred bytes, plus the device plugin's response.
-const maxCheckpoint = 64 << 20
-
 // readCheckpoint returns the Functions of containers, including init containers, by [function.ID.String]. A kubelet that never
 // allocated a device has no checkpoint.
 func readCheckpoint(path string) (map[string]Assignment, error) {
-	file, err := os.Open(path)
+	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return map[string]Assignment{}, nil
 	}
 	if err != nil {
 		return nil, err
-	}
-	defer file.Close()
-	text, err := io.ReadAll(io.LimitReader(file, maxCheckpoint+1))
-	if err != nil {
-		return nil, err
-	}
-	if len(text) > maxCheckpoint {
-		return nil, fmt.Errorf("has more than %d bytes", maxCheckpoint)
 	}
 	return parseCheckpoint(text)
 }
@@ -53,15 +40,15 @@ func parseCheckpoint(text []byte) (map[string]Assignment, error) {
 	if err := json.Unmarshal(text, &checkpoint); err != nil {
 		return nil, err
 	}
-	kept := map[string]Assignment{}
+	assigned := map[string]Assignment{}
 	for _, entry := range checkpoint.Data.PodDeviceEntries {
 		for _, ids := range entry.DeviceIDs {
 			for _, text := range ids {
 				if id, err := function.ParseID(text); err == nil {
-					kept[id.String()] = Assignment{Resource: entry.ResourceName, Container: entry.ContainerName}
+					assigned[id.String()] = Assignment{Resource: entry.ResourceName, Container: entry.ContainerName}
 				}
 			}
 		}
 	}
-	return kept, nil
+	return assigned, nil
 }

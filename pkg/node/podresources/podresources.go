@@ -27,11 +27,11 @@ const maxMessage = 16 << 20
 
 // Assignment is a Function's place in a pod.
 type Assignment struct {
-	// Resource is the extended resource by which the pod has the Function, of this device plugin or another one that names
-	// devices by PCI address. For a ResourceClaim it is the DRA driver's name, but "" for this project's driver.
+	// Resource is the extended resource, of this device plugin or another one that names devices by PCI address. For a
+	// ResourceClaim it is the DRA driver's name, but "" for this project's driver.
 	Resource string
-	// Namespace and Pod name the pod, and Container the first of its containers that has the Function. Namespace and Pod
-	// are empty for what only the kubelet's checkpoint has.
+	// Container is the first of the pod's containers that has the Function. Namespace and Pod are empty for what only the
+	// kubelet's checkpoint has.
 	Namespace, Pod, Container string
 }
 
@@ -55,13 +55,12 @@ type Client struct {
 	log                logr.Logger
 
 	last       atomic.Pointer[map[function.ID][]Assignment] // the kubelet's list at the last Refresh
-	refreshing sync.Mutex                                   // keeps an older list from replacing a newer one
+	refreshing sync.Mutex                                   // held from the question to the store of the answer
 	away       bool                                         // the kubelet did not answer; guarded by refreshing
 }
 
-// NewClient makes a client for the kubelet with this directory, "/var/lib/kubelet". The kubelet may start and stop at any
-// time. A list without the pod that self names is an error: a kubelet that was restarted lists only static pods until it
-// has heard from the API server.
+// NewClient makes a client for the kubelet with this directory, "/var/lib/kubelet". A list without the pod that self names is
+// an error: a kubelet that was restarted lists only static pods until it has heard from the API server.
 func NewClient(kubeletDir string, self Self, log logr.Logger) *Client {
 	c := &Client{
 		self: self, socket: filepath.Join(kubeletDir, "pod-resources", "kubelet.sock"),
@@ -71,9 +70,9 @@ func NewClient(kubeletDir string, self Self, log logr.Logger) *Client {
 	return c
 }
 
-// Assigned returns what pods may have now, by [function.ID.String]: what the kubelet lists, and what only its checkpoint
-// has. The list never has init containers, and the checkpoint may still have a pod that is gone. No pod has a Function that
-// is not in the result. If several resources gave away a Function, the result has the resource that sorts first.
+// Assigned returns the Functions that pods may have now, by [function.ID.String]: those that the kubelet lists, and those in
+// its checkpoint. The list never has init containers, and the checkpoint may still have a pod that is gone. If several
+// resources gave away a Function, the result has the resource that sorts first.
 func (c *Client) Assigned(ctx context.Context) (map[string]Assignment, error) {
 	listed, err := c.list(ctx)
 	if err != nil {
@@ -108,8 +107,8 @@ func (c *Client) Claimed(ctx context.Context, namespace, pod string) ([]function
 	return claimed, nil
 }
 
-// Refresh asks the kubelet for what [Client.InUse] and [Client.Has] look at. changed says whether its answer differs from
-// the last one. Without an answer the last one is kept, which is logged once.
+// Refresh asks the kubelet for the list that [Client.InUse] and [Client.Has] read. changed says whether it differs from the
+// last one, which is kept if the kubelet does not answer.
 func (c *Client) Refresh(ctx context.Context) (changed bool, err error) {
 	c.refreshing.Lock()
 	defer c.refreshing.Unlock()
@@ -129,8 +128,8 @@ func (c *Client) Refresh(ctx context.Context) (changed bool, err error) {
 	return !maps.EqualFunc(*before, listed, slices.Equal[[]Assignment]), nil
 }
 
-// InUse returns a message if a pod has the Function by another resource than this, "" if none has or the kubelet was never
-// asked. The resource "" stands for ResourceClaims of this project's driver. It does not block.
+// InUse returns a message if, by the last list, a pod has the Function by another resource than this. The resource "" stands
+// for ResourceClaims of this project's driver. It does not block.
 func (c *Client) InUse(id function.ID, resource string) string {
 	for _, a := range (*c.last.Load())[id] {
 		if a.Resource != resource {
@@ -144,19 +143,18 @@ func (c *Client) InUse(id function.ID, resource string) string {
 	return ""
 }
 
-// Has says whether a pod has the Function by this resource, "" for ResourceClaims of this project's driver. It is false if
-// the kubelet was never asked. It does not block.
+// Has says whether, by the last list, a pod has the Function by this resource, "" for ResourceClaims of this project's driver.
+// It does not block.
 func (c *Client) Has(id function.ID, resource string) bool {
 	return slices.ContainsFunc((*c.last.Load())[id], func(a Assignment) bool { return a.Resource == resource })
 }
 
-// list returns the Functions that the kubelet lists. A Function may have been given away several times. Each call uses a new
-// connection, which fails at once if the kubelet does not run, and has no backoff after a restart of the kubelet.
+// list uses a new connection, which fails at once if the kubelet does not run, and has no backoff after its restart.
 func (c *Client) list(ctx context.Context) (map[function.ID][]Assignment, error) {
 	connection, err := grpc.NewClient("unix:"+c.socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)))
 	if err != nil {
-		return nil, fmt.Errorf("kubelet at %s: list of pods' devices: %w", c.socket, err)
+		return nil, fmt.Errorf("kubelet at %s: %w", c.socket, err)
 	}
 	defer connection.Close()
 	response, err := podresourcesapi.NewPodResourcesListerClient(connection).List(ctx, &podresourcesapi.ListPodResourcesRequest{})
@@ -164,13 +162,13 @@ func (c *Client) list(ctx context.Context) (map[function.ID][]Assignment, error)
 		return nil, fmt.Errorf("kubelet at %s: list of pods' devices: %w", c.socket, err)
 	}
 	isSelf := func(p *podresourcesapi.PodResources) bool {
-		return p.GetNamespace() == c.self.Namespace && p.GetName() == c.self.Name
+		return p.Namespace == c.self.Namespace && p.Name == c.self.Name
 	}
-	if c.self.Name != "" && !slices.ContainsFunc(response.GetPodResources(), isSelf) {
+	if c.self.Name != "" && !slices.ContainsFunc(response.PodResources, isSelf) {
 		return nil, fmt.Errorf("kubelet at %s: list of pods' devices: lacks this agent's own pod %s/%s: "+
 			"the kubelet has not heard yet which pods there are", c.socket, c.self.Namespace, c.self.Name)
 	}
-	return functions(response.GetPodResources()), nil
+	return functions(response.PodResources), nil
 }
 
 // functions finds the Functions among the devices of pods, with one assignment for each pod and resource: containers of a
@@ -178,30 +176,30 @@ func (c *Client) list(ctx context.Context) (map[function.ID][]Assignment, error)
 func functions(pods []*podresourcesapi.PodResources) map[function.ID][]Assignment {
 	found := map[function.ID][]Assignment{}
 	for _, pod := range pods {
-		for _, container := range pod.GetContainers() {
+		for _, container := range pod.Containers {
 			// The IDs and names of devices that are not Functions cannot be parsed.
 			add := func(id function.ID, parseErr error, resource string) {
 				isSame := func(a Assignment) bool {
-					return a.Resource == resource && a.Namespace == pod.GetNamespace() && a.Pod == pod.GetName()
+					return a.Resource == resource && a.Namespace == pod.Namespace && a.Pod == pod.Name
 				}
 				if parseErr == nil && !slices.ContainsFunc(found[id], isSame) {
-					found[id] = append(found[id], Assignment{resource, pod.GetNamespace(), pod.GetName(), container.GetName()})
+					found[id] = append(found[id], Assignment{resource, pod.Namespace, pod.Name, container.Name})
 				}
 			}
-			for _, devices := range container.GetDevices() {
-				for _, text := range devices.GetDeviceIds() {
+			for _, devices := range container.Devices {
+				for _, text := range devices.DeviceIds {
 					id, err := function.ParseID(text)
-					add(id, err, devices.GetResourceName())
+					add(id, err, devices.ResourceName)
 				}
 			}
-			for _, claim := range container.GetDynamicResources() {
-				for _, device := range claim.GetClaimResources() {
-					id, err := function.ParseDeviceName(device.GetDeviceName())
-					resource := device.GetDriverName()
-					if resource == v1alpha1.GroupName {
-						resource = ""
+			for _, claim := range container.DynamicResources {
+				for _, device := range claim.ClaimResources {
+					id, err := function.ParseDeviceName(device.DeviceName)
+					if device.DriverName == v1alpha1.GroupName {
+						add(id, err, "")
+					} else {
+						add(id, err, device.DriverName)
 					}
-					add(id, err, resource)
 				}
 			}
 		}
