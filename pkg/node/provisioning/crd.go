@@ -73,18 +73,14 @@ func (c *CRD) Provision(ctx context.Context, a journal.Attachment) (mtu int, err
 	key := c.key(a.Function)
 	var created time.Time // when this call created the XPUPort
 	err = c.work(ctx, a.Function, func(ctx context.Context) progress {
-		xpu, err := c.API.XPUOf(ctx, a.PF)
-		if err != nil {
-			return refused(err)
-		}
-		if xpu == nil {
-			return progress{missing: c.noXPU(a.PF), undeclared: true}
+		want, now := c.wanted(ctx, a)
+		if want == nil {
+			return now
 		}
 		own, other, err := c.ports(ctx, a.Function)
 		if err != nil {
 			return refused(err)
 		}
-		want := c.newPort(a, xpu.Name)
 		switch {
 		case own != nil && !own.DeletionTimestamp.IsZero():
 			return waiting("the Function's last XPUPort %s is not gone yet%s", key, why(own))
@@ -105,9 +101,9 @@ func (c *CRD) Provision(ctx context.Context, a journal.Attachment) (mtu int, err
 				return refused(fmt.Errorf("create XPUPort %s: %w", key, err))
 			}
 			created = time.Now()
-			c.Log.V(1).Info("Created XPUPort", "port", key, "xpu", xpu.Name, "network", a.Port.Network)
+			c.Log.V(1).Info("Created XPUPort", "port", key, "xpu", want.Spec.XPU, "network", a.Port.Network)
 		}
-		return waiting("XPUPort %s is waiting for XPU %s", key, xpu.Name)
+		return waiting("XPUPort %s is waiting for XPU %s", key, want.Spec.XPU)
 	})
 	if err != nil {
 		return 0, fmt.Errorf("the xPU does not serve Function %s in network %s: %w", a.Function, a.Port.Network, err)
@@ -203,16 +199,21 @@ func (c *CRD) ports(ctx context.Context, f function.ID) (own, other *v1alpha1.XP
 	return own, other, err
 }
 
-func (c *CRD) noXPU(pf pci.Address) error {
-	return fmt.Errorf("%s: %s", v1alpha1.ReasonNoXPU, claim.NoXPU(c.Node, pf))
-}
-
-func (c *CRD) newPort(a journal.Attachment, xpu string) *v1alpha1.XPUPort {
-	spec := v1alpha1.XPUPortSpec{NodeName: c.Node, XPU: xpu, Network: a.Port.Network, MAC: string(a.Port.MAC)}
+// wanted is the XPUPort for the attachment, or nil and what is missing for it.
+func (c *CRD) wanted(ctx context.Context, a journal.Attachment) (*v1alpha1.XPUPort, progress) {
+	xpu, err := c.API.XPUOf(ctx, a.PF)
+	if err != nil {
+		return nil, refused(err)
+	}
+	if xpu == nil {
+		missing := fmt.Errorf("%s: %s", v1alpha1.ReasonNoXPU, claim.NoXPU(c.Node, a.PF))
+		return nil, progress{missing: missing, undeclared: true}
+	}
+	spec := v1alpha1.XPUPortSpec{NodeName: c.Node, XPU: xpu.Name, Network: a.Port.Network, MAC: string(a.Port.MAC)}
 	if a.Pod.Name != "" {
 		spec.Pod = new(v1alpha1.PodRef(a.Pod))
 	}
-	return claim.NewPort(c.Namespace, a.Function, a.Port.DevicePool, spec)
+	return claim.NewPort(c.Namespace, a.Function, a.Port.DevicePool, spec), progress{}
 }
 
 // serves says whether an existing Port can be used as the one that is wanted.

@@ -39,17 +39,21 @@ func newXPUSession(xpu XPU, d *Direct, m *metrics) (*xpuSession, error) {
 		config.ReloadTLS = xpu.TLS.load
 	}
 	x := &xpuSession{xpu: xpu, direct: d, log: d.options.Log.WithValues("xpu", xpu.Name)}
+	connected := m.connected.WithLabelValues(xpu.Name) // 0 until the connection comes up
 	x.Session, err = opi.NewSession(config, opi.SessionOptions{
 		Debounce: d.options.Debounce, CheckTimeout: verifyTimeout, Log: x.log,
 		Connection: func(up bool) {
-			m.report(xpu.Name, up)
+			value := 0.0
+			if up {
+				value = 1
+			}
+			connected.Set(value)
 			x.changed.Notify()
 		},
 		Up:      x.verify,
 		Changed: d.options.Changed,
 		Failed:  func(operation string, _ error) { m.errors.WithLabelValues(xpu.Name, operation).Inc() },
 	})
-	m.report(xpu.Name, false)
 	return x, err
 }
 
@@ -91,8 +95,8 @@ func (x *xpuSession) verifyPort(ctx context.Context, id function.ID) error {
 		return err
 	}
 	defer unlock()
-	a, ok := x.direct.journal.Get(id)
-	if !ok || !wantsPort(a) {
+	a, _ := x.direct.journal.Get(id)
+	if !wantsPort(a) {
 		return nil
 	}
 	bounded, cancel := context.WithTimeout(ctx, verifyTimeout)
@@ -151,12 +155,4 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 			Name: "xpu_direct_opi_errors_total", Help: "Failed operations on OPI agents, by xPU and operation.",
 		}, []string{"xpu", "operation"}),
 	}
-}
-
-func (m *metrics) report(xpu string, connected bool) {
-	value := 0.0
-	if connected {
-		value = 1
-	}
-	m.connected.WithLabelValues(xpu).Set(value)
 }
