@@ -74,12 +74,6 @@ func (a *API) DeletePort(ctx context.Context, key types.NamespacedName, uid type
 	return a.writer.Delete(ctx, port, options...)
 }
 
-// PortExists asks the API server itself, as the cache can be late.
-func (a *API) PortExists(ctx context.Context, key types.NamespacedName) (bool, error) {
-	err := a.writer.Get(ctx, key, &v1alpha1.XPUPort{})
-	return err == nil, client.IgnoreNotFound(err)
-}
-
 // Wait returns the Port of a Function that is allocated to a claim, once the xPU serves it. If ctx ends before, the error
 // has the conditions of the Port and of the claim.
 func (a *API) Wait(ctx context.Context, c *resourceapi.ResourceClaim, f function.ID) (*v1alpha1.XPUPort, error) {

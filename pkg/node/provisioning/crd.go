@@ -19,8 +19,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// API is what [CRD] uses of the API server. Reads come from a cache, except for PortExists. The caller must not change what
-// they return.
+// API is what [CRD] uses of the API server. Reads come from a cache. The caller must not change what they return.
 type API interface {
 	// Synced waits until the cache has been filled. It returns false if ctx ended before.
 	Synced(ctx context.Context) bool
@@ -39,8 +38,6 @@ type API interface {
 	// DeletePort asks for the deletion of a Port, only of the one with the uid if that is not empty. A NotFound error says
 	// that there is no such Port.
 	DeletePort(ctx context.Context, key types.NamespacedName, uid types.UID) error
-	// PortExists asks the API server itself.
-	PortExists(ctx context.Context, key types.NamespacedName) (bool, error)
 }
 
 // CRD is the [Provisioner] that writes XPUPorts, which xpu-controller brings to the OPI agents. Like [Direct], it trusts
@@ -85,7 +82,7 @@ func (c *CRD) Provision(ctx context.Context, a journal.Attachment) (mtu int, err
 		case own != nil && !own.DeletionTimestamp.IsZero():
 			return waiting("the Function's last XPUPort %s is not gone yet%s", key, why(own))
 		case own != nil && !serves(&own.Spec, &want.Spec):
-			if err := c.deletePort(ctx, key, own.UID); err != nil {
+			if _, err := c.deletePort(ctx, key, own.UID); err != nil {
 				return refused(err)
 			}
 			c.Log.Info("Replacing an XPUPort that is another one", "port", key, "has", own.Spec)
@@ -127,28 +124,25 @@ func (c *CRD) Deprovision(ctx context.Context, a journal.Attachment) error {
 	key := c.key(a.Function)
 	asked := false
 	err := c.work(ctx, a.Function, func(ctx context.Context) progress {
-		if !asked {
-			if err := c.deletePort(ctx, key, ""); err != nil {
-				return refused(err)
-			}
-			asked = true
-		}
 		own, _, err := c.ports(ctx, a.Function)
 		if err != nil {
 			return refused(err)
 		}
-		if own != nil {
-			return waiting("xpu-controller has not taken XPUPort %s from XPU %s yet%s", key, own.Spec.XPU, why(own))
+		// The cache may lack a Port that was created a moment ago. The API server says whether it is gone.
+		if !asked || own == nil {
+			gone, err := c.deletePort(ctx, key, "")
+			if err != nil {
+				return refused(err)
+			}
+			if gone && own == nil {
+				return progress{}
+			}
+			asked = true
 		}
-		// A Port that was created a moment ago may not be in the cache yet.
-		exists, err := c.API.PortExists(ctx, key)
-		if err != nil {
-			return refused(fmt.Errorf("XPUPort %s: %w", key, err))
-		}
-		if exists {
+		if own == nil {
 			return waiting("xpu-controller has not taken XPUPort %s from its xPU yet", key)
 		}
-		return progress{}
+		return waiting("xpu-controller has not taken XPUPort %s from XPU %s yet%s", key, own.Spec.XPU, why(own))
 	})
 	if err != nil {
 		return fmt.Errorf("the xPU may still serve Function %s: %w", a.Function, err)
@@ -156,13 +150,17 @@ func (c *CRD) Deprovision(ctx context.Context, a journal.Attachment) error {
 	return nil
 }
 
-// deletePort returns nil if the XPUPort is being deleted or gone, or if one with another uid has taken its place.
-func (c *CRD) deletePort(ctx context.Context, key types.NamespacedName, uid types.UID) error {
-	err := c.API.DeletePort(ctx, key, uid)
-	if err == nil || apierrors.IsNotFound(err) || uid != "" && apierrors.IsConflict(err) {
-		return nil
+// deletePort asks for the deletion of the XPUPort. It is gone if there is none, or if one with another uid has taken its
+// place.
+func (c *CRD) deletePort(ctx context.Context, key types.NamespacedName, uid types.UID) (gone bool, err error) {
+	err = c.API.DeletePort(ctx, key, uid)
+	if apierrors.IsNotFound(err) || uid != "" && apierrors.IsConflict(err) {
+		return true, nil
 	}
-	return fmt.Errorf("delete XPUPort %s: %w", key, err)
+	if err != nil {
+		return false, fmt.Errorf("delete XPUPort %s: %w", key, err)
+	}
+	return false, nil
 }
 
 // work repeats the step as [converge] does while nobody else works on the Function.

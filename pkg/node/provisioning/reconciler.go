@@ -134,7 +134,7 @@ func (c *CRD) amend(ctx context.Context, id function.ID) error {
 func (c *CRD) remove(ctx context.Context, port *v1alpha1.XPUPort) error {
 	id := claim.FunctionOf(port.Spec.Function)
 	key := c.key(id)
-	if err := c.deletePort(ctx, key, port.UID); err != nil {
+	if _, err := c.deletePort(ctx, key, port.UID); err != nil {
 		return err
 	}
 	c.Log.Info("Deleting XPUPort that the journal knows nothing of", "port", key, "network", port.Spec.Network,
