@@ -94,12 +94,8 @@ func metricsOf(dir string) ([]metric, error) {
 // constructed is the metric of a call such as NewCounterVec(CounterOpts{...}, labels) or NewDesc(name, help, labels,
 // nil). Its name is empty for any other call. Metrics by NewDesc are gauges in this project.
 func constructed(call *ast.CallExpr) metric {
-	selector, ok := call.Fun.(*ast.SelectorExpr)
+	_, kind, ok := strings.Cut(types.ExprString(call.Fun), ".New")
 	if !ok || len(call.Args) == 0 {
-		return metric{}
-	}
-	kind, ok := strings.CutPrefix(selector.Sel.Name, "New")
-	if !ok {
 		return metric{}
 	}
 	if kind == "Desc" && len(call.Args) == 4 {

@@ -75,15 +75,3 @@ func (a *podAllocator) GiveUp(ctx context.Context, f function.Function, p pool.P
 		a.log.Error(err, "A Function that was allocated in vain is not free yet; trying again later", "resource", p.ResourceName())
 	}
 }
-
-// servePort is Serve of [lifecycle.Options].
-func (a *agent) servePort(ctx context.Context, attachment journal.Attachment) error {
-	switch {
-	case attachment.Port != nil:
-		_, err := a.provisioner.Provision(ctx, attachment)
-		return err
-	case attachment.Claim.UID != "" && a.claimServed != nil:
-		return a.claimServed(ctx, attachment)
-	}
-	return nil
-}
