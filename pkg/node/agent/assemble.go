@@ -242,7 +242,7 @@ func (a *agent) provisionDirect(context.Context) (err error) {
 			return fmt.Errorf("spec.publish: is %s, which needs an API server; with --provisioner=direct it must be %s",
 				p.Spec.Publish, v1alpha1.PublishDevicePlugin)
 		}
-		p.Spec.Network = cmp.Or(direct.Network(p.Name), p.Spec.Network)
+		p.Spec.Network = cmp.Or(config.Pools[p.Name], p.Spec.Network)
 		return nil
 	})
 	a.declarations = a.file

@@ -4,11 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/util/workqueue"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
@@ -87,25 +86,16 @@ func converge(
 	}
 }
 
-// verifyAll calls verify for the Functions, several at once, and returns the errors of those for which it failed while
-// ctx had not ended.
-func verifyAll(
-	ctx context.Context, ids []function.ID, verify func(context.Context, function.ID) error,
-) map[function.ID]error {
+// verifyAll calls verify for the Functions, several at once, and returns the errors of those for which it failed; none if
+// ctx has ended.
+func verifyAll(ctx context.Context, ids []function.ID, verify func(context.Context, function.ID) error) map[function.ID]error {
+	errs := make([]error, len(ids))
+	workqueue.ParallelizeUntil(ctx, verifyAtOnce, len(ids), func(i int) { errs[i] = verify(ctx, ids[i]) })
 	failed := map[function.ID]error{}
-	var mutex sync.Mutex // for failed
-	var group errgroup.Group
-	group.SetLimit(verifyAtOnce)
-	for _, id := range ids {
-		group.Go(func() error {
-			if err := verify(ctx, id); err != nil && ctx.Err() == nil {
-				mutex.Lock()
-				defer mutex.Unlock()
-				failed[id] = err
-			}
-			return nil
-		})
+	for i, err := range errs {
+		if err != nil && ctx.Err() == nil {
+			failed[ids[i]] = err
+		}
 	}
-	_ = group.Wait() // the errors are in failed
 	return failed
 }

@@ -75,9 +75,6 @@ func (d *Direct) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// Network is the name of the network of a pool, "" if it has none.
-func (d *Direct) Network(pool string) string { return d.config.Pools[pool] }
-
 // Away says that the OPI agent of the Function's xPU has not been reached for a while, and why. See [Provisioner].
 func (d *Direct) Away(f function.Function) string {
 	x := d.xpuOf(f.PF)
