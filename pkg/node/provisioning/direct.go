@@ -45,6 +45,8 @@ type Direct struct {
 	functions keylock.Locks[function.ID]
 	journal   *journal.Journal
 	options   DirectOptions
+	connected *prometheus.GaugeVec
+	errors    *prometheus.CounterVec
 }
 
 var _ Provisioner = (*Direct)(nil)
@@ -52,10 +54,18 @@ var _ Provisioner = (*Direct)(nil)
 // NewDirect makes a provisioner. [Direct.Run] connects it to the OPI agents.
 func NewDirect(config *Config, records *journal.Journal, options DirectOptions) (*Direct, error) {
 	options.Debounce = cmp.Or(options.Debounce, 500*time.Millisecond)
-	d := &Direct{config: config, journal: records, options: options}
-	metrics := newMetrics(options.Registry)
+	factory := promauto.With(options.Registry)
+	d := &Direct{
+		config: config, journal: records, options: options,
+		connected: factory.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "xpu_direct_connected", Help: "1 while there is a connection to the OPI agent of an xPU, else 0, by xPU.",
+		}, []string{"xpu"}),
+		errors: factory.NewCounterVec(prometheus.CounterOpts{
+			Name: "xpu_direct_opi_errors_total", Help: "Failed operations on OPI agents, by xPU and operation.",
+		}, []string{"xpu", "operation"}),
+	}
 	for _, xpu := range config.XPUs {
-		x, err := newXPUSession(xpu, d, metrics)
+		x, err := newXPUSession(xpu, d)
 		if err != nil {
 			return nil, fmt.Errorf("xPU %s: %w", xpu.Name, err)
 		}
@@ -85,8 +95,8 @@ func (d *Direct) Away(f function.Function) string {
 	if !health.Away {
 		return ""
 	}
-	const advice = "cannot be reached; check that it runs, and the certificates of both sides"
-	message := fmt.Sprintf("the OPI agent of xPU %s at %s %s", x.xpu.Name, x.xpu.Endpoint, advice)
+	const format = "the OPI agent of xPU %s at %s cannot be reached; check that it runs, and the certificates of both sides"
+	message := fmt.Sprintf(format, x.xpu.Name, x.xpu.Endpoint)
 	if health.Err != nil {
 		message += ": " + strings.ReplaceAll(health.Err.Error(), "\n", "; ")
 	}
@@ -153,7 +163,7 @@ type xpuSession struct {
 	log     logr.Logger
 }
 
-func newXPUSession(xpu XPU, d *Direct, m *metrics) (*xpuSession, error) {
+func newXPUSession(xpu XPU, d *Direct) (*xpuSession, error) {
 	dialect, err := dialects.Named(xpu.Dialect)
 	if err != nil {
 		return nil, err
@@ -163,7 +173,7 @@ func newXPUSession(xpu XPU, d *Direct, m *metrics) (*xpuSession, error) {
 		config.ReloadTLS = xpu.TLS.load
 	}
 	x := &xpuSession{xpu: xpu, direct: d, log: d.options.Log.WithValues("xpu", xpu.Name)}
-	connected := m.connected.WithLabelValues(xpu.Name) // 0 until the connection comes up
+	connected := d.connected.WithLabelValues(xpu.Name) // 0 until the connection comes up
 	x.Session, err = opi.NewSession(config, opi.SessionOptions{
 		Debounce: d.options.Debounce, CheckTimeout: verifyTimeout, Log: x.log,
 		Connection: func(up bool) {
@@ -176,7 +186,7 @@ func newXPUSession(xpu XPU, d *Direct, m *metrics) (*xpuSession, error) {
 		},
 		Up:      x.verify,
 		Changed: d.options.Changed,
-		Failed:  func(operation string, _ error) { m.errors.WithLabelValues(xpu.Name, operation).Inc() },
+		Failed:  func(operation string, _ error) { d.errors.WithLabelValues(xpu.Name, operation).Inc() },
 	})
 	return x, err
 }
@@ -261,22 +271,4 @@ func (x *xpuSession) work(ctx context.Context, id function.ID, ask func(context.
 			never:   errors.Is(err, opi.ErrInvalid) || errors.Is(err, opi.ErrUnsupported),
 		}
 	})
-}
-
-// metrics are those of direct mode.
-type metrics struct {
-	connected *prometheus.GaugeVec
-	errors    *prometheus.CounterVec
-}
-
-func newMetrics(registry prometheus.Registerer) *metrics {
-	factory := promauto.With(registry)
-	return &metrics{
-		connected: factory.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "xpu_direct_connected", Help: "1 while there is a connection to the OPI agent of an xPU, else 0, by xPU.",
-		}, []string{"xpu"}),
-		errors: factory.NewCounterVec(prometheus.CounterOpts{
-			Name: "xpu_direct_opi_errors_total", Help: "Failed operations on OPI agents, by xPU and operation.",
-		}, []string{"xpu", "operation"}),
-	}
 }
