@@ -69,10 +69,10 @@ const cacheLag = time.Second
 func (c *CRD) Provision(ctx context.Context, a journal.Attachment) (mtu int, err error) {
 	key := c.key(a.Function)
 	var created time.Time // when this call created the XPUPort
-	err = c.work(ctx, a.Function, func(ctx context.Context) progress {
-		want, now := c.wanted(ctx, a)
-		if want == nil {
-			return now
+	err = c.work(ctx, a.Function, func(ctx context.Context) error {
+		want, err := c.wanted(ctx, a)
+		if err != nil {
+			return err
 		}
 		own, other, err := c.ports(ctx, a.Function)
 		if err != nil {
@@ -80,18 +80,18 @@ func (c *CRD) Provision(ctx context.Context, a journal.Attachment) (mtu int, err
 		}
 		switch {
 		case own != nil && !own.DeletionTimestamp.IsZero():
-			return waiting("the Function's last XPUPort %s is not gone yet%s", key, why(own))
+			return fmt.Errorf("the Function's last XPUPort %s is not gone yet%s", key, why(own))
 		case own != nil && !serves(&own.Spec, &want.Spec):
 			if _, err := c.deletePort(ctx, key, own.UID); err != nil {
 				return refused(err)
 			}
 			c.Log.Info("Replacing an XPUPort that is another one", "port", key, "has", own.Spec)
-			return waiting("the Function's last XPUPort %s, in network %s, is not gone yet", key, own.Spec.Network)
+			return fmt.Errorf("the Function's last XPUPort %s, in network %s, is not gone yet", key, own.Spec.Network)
 		case own != nil:
 			mtu = int(own.Status.MTU)
 			return readiness(key, own)
 		case other != nil:
-			return waiting("the Function still has XPUPort %s/%s of another namespace, for ResourceClaim %q; it must be gone first",
+			return fmt.Errorf("the Function still has XPUPort %s/%s of another namespace, for ResourceClaim %q; it must be gone first",
 				other.Namespace, other.Name, other.Spec.Claim.Name)
 		case time.Since(created) >= cacheLag:
 			if err := c.API.CreatePort(ctx, want); err != nil && !apierrors.IsAlreadyExists(err) {
@@ -100,7 +100,7 @@ func (c *CRD) Provision(ctx context.Context, a journal.Attachment) (mtu int, err
 			created = time.Now()
 			c.Log.V(1).Info("Created XPUPort", "port", key, "xpu", want.Spec.XPU, "network", a.Port.Network)
 		}
-		return waiting("XPUPort %s is waiting for XPU %s", key, want.Spec.XPU)
+		return fmt.Errorf("XPUPort %s is waiting for XPU %s", key, want.Spec.XPU)
 	})
 	if err != nil {
 		return 0, fmt.Errorf("the xPU does not serve Function %s in network %s: %w", a.Function, a.Port.Network, err)
@@ -108,22 +108,23 @@ func (c *CRD) Provision(ctx context.Context, a journal.Attachment) (mtu int, err
 	return mtu, nil
 }
 
-// readiness is whether xpu-controller says that the Port is served.
-func readiness(key types.NamespacedName, port *v1alpha1.XPUPort) progress {
+// readiness returns nil if xpu-controller says that the Port is served.
+func readiness(key types.NamespacedName, port *v1alpha1.XPUPort) error {
 	ready := v1alpha1.ReadyOf(port.Status.Conditions)
 	if ready.Status == metav1.ConditionTrue {
-		return progress{}
+		return nil
 	}
-	now := waiting("XPUPort %s is waiting for XPU %s%s", key, port.Spec.XPU, why(port))
-	now.undeclared = ready.Reason == v1alpha1.ReasonNetworkNotFound || ready.Reason == v1alpha1.ReasonNoXPU
-	return now
+	return obstacle{
+		error:      fmt.Errorf("XPUPort %s is waiting for XPU %s%s", key, port.Spec.XPU, why(port)),
+		undeclared: ready.Reason == v1alpha1.ReasonNetworkNotFound || ready.Reason == v1alpha1.ReasonNoXPU,
+	}
 }
 
 // Deprovision deletes the XPUPort and waits until it is gone. See [Provisioner].
 func (c *CRD) Deprovision(ctx context.Context, a journal.Attachment) error {
 	key := c.key(a.Function)
 	asked := false
-	err := c.work(ctx, a.Function, func(ctx context.Context) progress {
+	err := c.work(ctx, a.Function, func(ctx context.Context) error {
 		own, _, err := c.ports(ctx, a.Function)
 		if err != nil {
 			return refused(err)
@@ -135,14 +136,14 @@ func (c *CRD) Deprovision(ctx context.Context, a journal.Attachment) error {
 				return refused(err)
 			}
 			if gone && own == nil {
-				return progress{}
+				return nil
 			}
 			asked = true
 		}
 		if own == nil {
-			return waiting("xpu-controller has not taken XPUPort %s from its xPU yet", key)
+			return fmt.Errorf("xpu-controller has not taken XPUPort %s from its xPU yet", key)
 		}
-		return waiting("xpu-controller has not taken XPUPort %s from XPU %s yet%s", key, own.Spec.XPU, why(own))
+		return fmt.Errorf("xpu-controller has not taken XPUPort %s from XPU %s yet%s", key, own.Spec.XPU, why(own))
 	})
 	if err != nil {
 		return fmt.Errorf("the xPU may still serve Function %s: %w", a.Function, err)
@@ -164,7 +165,7 @@ func (c *CRD) deletePort(ctx context.Context, key types.NamespacedName, uid type
 }
 
 // work repeats the step as [converge] does while nobody else works on the Function.
-func (c *CRD) work(ctx context.Context, f function.ID, step func(context.Context) progress) error {
+func (c *CRD) work(ctx context.Context, f function.ID, step func(context.Context) error) error {
 	unlock, err := c.functions.Lock(ctx, f)
 	if err != nil {
 		return fmt.Errorf("other work on its XPUPort is not done yet: %w", err)
@@ -180,8 +181,8 @@ func (c *CRD) key(f function.ID) types.NamespacedName {
 	return types.NamespacedName{Namespace: c.Namespace, Name: claim.PortName(c.Node, f)}
 }
 
-func refused(err error) progress {
-	return progress{missing: fmt.Errorf("the API server does not do what is needed: %w", err), refused: true}
+func refused(err error) error {
+	return obstacle{error: fmt.Errorf("the API server does not do what is needed: %w", err), refused: true}
 }
 
 // ports are the Port of the Function in the agent's namespace and a Port of it in another one, or nil.
@@ -197,21 +198,21 @@ func (c *CRD) ports(ctx context.Context, f function.ID) (own, other *v1alpha1.XP
 	return own, other, err
 }
 
-// wanted is the XPUPort for the attachment, or nil and what is missing for it.
-func (c *CRD) wanted(ctx context.Context, a journal.Attachment) (*v1alpha1.XPUPort, progress) {
+// wanted is the XPUPort for the attachment. It is an [obstacle] if no XPU is declared for the PF.
+func (c *CRD) wanted(ctx context.Context, a journal.Attachment) (*v1alpha1.XPUPort, error) {
 	xpu, err := c.API.XPUOf(ctx, a.PF)
 	if err != nil {
 		return nil, refused(err)
 	}
 	if xpu == nil {
-		missing := fmt.Errorf("%s: %s", v1alpha1.ReasonNoXPU, claim.NoXPU(c.Node, a.PF))
-		return nil, progress{missing: missing, undeclared: true}
+		err = fmt.Errorf("%s: %s", v1alpha1.ReasonNoXPU, claim.NoXPU(c.Node, a.PF))
+		return nil, obstacle{error: err, undeclared: true}
 	}
 	spec := v1alpha1.XPUPortSpec{NodeName: c.Node, XPU: xpu.Name, Network: a.Port.Network, MAC: string(a.Port.MAC)}
 	if a.Pod.Name != "" {
 		spec.Pod = new(v1alpha1.PodRef(a.Pod))
 	}
-	return claim.NewPort(c.Namespace, a.Function, a.Port.DevicePool, spec), progress{}
+	return claim.NewPort(c.Namespace, a.Function, a.Port.DevicePool, spec), nil
 }
 
 // serves says whether an existing Port can be used as the one that is wanted.

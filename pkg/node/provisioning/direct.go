@@ -261,14 +261,14 @@ func (x *xpuSession) work(ctx context.Context, id function.ID, ask func(context.
 		return fmt.Errorf("its Port is being verified: %w", err)
 	}
 	defer unlock()
-	return converge(ctx, x.changed.Subscribe, func(ctx context.Context) progress {
+	return converge(ctx, x.changed.Subscribe, func(ctx context.Context) error {
 		err := ask(ctx)
 		if err == nil {
-			return progress{}
+			return nil
 		}
-		return progress{
-			missing: fmt.Errorf("xPU %s at %s: %w", x.xpu.Name, x.xpu.Endpoint, err),
-			never:   errors.Is(err, opi.ErrInvalid) || errors.Is(err, opi.ErrUnsupported),
+		return obstacle{
+			error: fmt.Errorf("xPU %s at %s: %w", x.xpu.Name, x.xpu.Endpoint, err),
+			never: errors.Is(err, opi.ErrInvalid) || errors.Is(err, opi.ErrUnsupported),
 		}
 	})
 }

@@ -113,9 +113,9 @@ func (c *CRD) amend(ctx context.Context, id function.ID) error {
 		return fmt.Errorf("XPUPort %s/%s, for ResourceClaim %q, is in the way; it must be gone first",
 			other.Namespace, other.Name, other.Spec.Claim.Name)
 	}
-	want, now := c.wanted(ctx, a)
-	if want == nil {
-		return now.missing
+	want, err := c.wanted(ctx, a)
+	if err != nil {
+		return err
 	}
 	key := c.key(id)
 	err = c.API.CreatePort(ctx, want)
@@ -139,14 +139,14 @@ func (c *CRD) remove(ctx context.Context, port *v1alpha1.XPUPort) error {
 	}
 	c.Log.Info("Deleting XPUPort that the journal knows nothing of", "port", key, "network", port.Spec.Network,
 		"created", port.CreationTimestamp.Time)
-	return converge(ctx, c.API.Subscribe, func(ctx context.Context) progress {
+	return converge(ctx, c.API.Subscribe, func(ctx context.Context) error {
 		own, _, err := c.ports(ctx, id)
 		if err != nil {
 			return refused(err)
 		}
 		if own != nil && own.UID == port.UID && own.DeletionTimestamp.IsZero() {
-			return waiting("XPUPort %s is not known to be deleted yet", key)
+			return fmt.Errorf("XPUPort %s is not known to be deleted yet", key)
 		}
-		return progress{}
+		return nil
 	})
 }
