@@ -32,7 +32,8 @@ func metricsPage(programs []program) ([]byte, error) {
 
 <!-- Made by docs/gen from the source. Do not edit. -->
 
-All programs serve Prometheus metrics at ` + "`/metrics`" + `: xpu-agent on port 9810 (` + "`--listen`" + `), xpu-controller on port 8080
+All programs serve Prometheus metrics at ` + "`/metrics`" + `: xpu-agent on port 9810 (` + "`--listen`" +
+		`), xpu-controller on port 8080
 (` + "`--metrics-bind-address`" + `), opi-bridge only where ` + "`--metrics-listen`" + ` says. What to watch is in
 [debug.md](../how-to/debug.md#metrics-to-watch). A histogram has the usual ` + "`_bucket`, `_sum` and `_count`" + `.
 `)
