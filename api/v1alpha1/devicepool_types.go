@@ -1,8 +1,6 @@
 package v1alpha1
 
-import (
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-)
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 // PublishMode says through which Kubernetes API a pool's Functions are offered.
 // +kubebuilder:validation:Enum=DRA;DevicePlugin

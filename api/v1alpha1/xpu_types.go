@@ -1,8 +1,6 @@
 package v1alpha1
 
-import (
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-)
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 // Dialect is how an OPI agent names and answers; agents differ where the OPI API leaves room.
 // +kubebuilder:validation:Enum=evpn-gw

@@ -1,8 +1,6 @@
 package v1alpha1
 
-import (
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-)
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 // XPUNetworkSpec describes an L2 segment. The xPUs serve it as a LogicalBridge.
 type XPUNetworkSpec struct {

@@ -32,7 +32,8 @@ func metricsPage(programs []program) ([]byte, error) {
 
 <!-- Made by docs/gen from the source. Do not edit. -->
 
-All programs serve Prometheus metrics at ` + "`/metrics`" + `: xpu-agent on port 9810 (` + "`--listen`" + `), xpu-controller on port 8080
+All programs serve Prometheus metrics at ` + "`/metrics`" + `: xpu-agent on port 9810 (` + "`--listen`" +
+		`), xpu-controller on port 8080
 (` + "`--metrics-bind-address`" + `), opi-bridge only where ` + "`--metrics-listen`" + ` says. What to watch is in
 [debug.md](../how-to/debug.md#metrics-to-watch). A histogram has the usual ` + "`_bucket`, `_sum` and `_count`" + `.
 `)
@@ -94,12 +95,8 @@ func metricsOf(dir string) ([]metric, error) {
 // constructed is the metric of a call such as NewCounterVec(CounterOpts{...}, labels) or NewDesc(name, help, labels,
 // nil). Its name is empty for any other call. Metrics by NewDesc are gauges in this project.
 func constructed(call *ast.CallExpr) metric {
-	selector, ok := call.Fun.(*ast.SelectorExpr)
+	_, kind, ok := strings.Cut(types.ExprString(call.Fun), ".New")
 	if !ok || len(call.Args) == 0 {
-		return metric{}
-	}
-	kind, ok := strings.CutPrefix(selector.Sel.Name, "New")
-	if !ok {
 		return metric{}
 	}
 	if kind == "Desc" && len(call.Args) == 4 {

@@ -19,7 +19,8 @@ type Options struct {
 // AddFlags adds --log-format and --log-verbosity.
 func (o *Options) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.format, "log-format", "text", "text or json")
-	flags.IntVarP(&o.verbosity, "log-verbosity", "v", 0, "0 logs what changes, 1 also attempts and calls, more also the libraries' details")
+	flags.IntVarP(&o.verbosity, "log-verbosity", "v", 0,
+		"0 logs what changes, 1 also attempts and calls, more also the libraries' details")
 }
 
 // Logger writes to w. The error names the flag that is wrong.

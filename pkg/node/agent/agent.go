@@ -16,6 +16,7 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
@@ -54,15 +55,14 @@ func Run(ctx context.Context, config Config, registry *prometheus.Registry, log 
 // takeJournal waits until an agent that is shutting down has closed the journal. Until then this agent must do nothing, not
 // even open its sockets, as the other agent serves them.
 func takeJournal(ctx context.Context, path string, log logr.Logger) (*journal.Journal, error) {
-	for told := false; ; told = true {
-		records, err := journal.Open(path)
-		if !errors.Is(err, journal.ErrLocked) || ctx.Err() != nil {
-			return records, err
-		}
-		if !told {
-			log.Info("Waiting for another agent to end, which has the journal", "path", path)
-		}
+	records, err := journal.Open(path)
+	if errors.Is(err, journal.ErrLocked) {
+		log.Info("Waiting for another agent to end, which has the journal", "path", path)
 	}
+	for errors.Is(err, journal.ErrLocked) && ctx.Err() == nil {
+		records, err = journal.Open(path)
+	}
+	return records, err
 }
 
 // run works until ctx ends, or until a part cannot work at all.
@@ -160,6 +160,42 @@ func (a *agent) poolsKnown() error {
 		return errors.New("DevicePools and Functions have not been read yet")
 	}
 	return nil
+}
+
+// servePort is Serve of [lifecycle.Options].
+func (a *agent) servePort(ctx context.Context, attachment journal.Attachment) error {
+	switch {
+	case attachment.Port != nil:
+		_, err := a.provisioner.Provision(ctx, attachment)
+		return err
+	case attachment.Claim.UID != "" && a.claimServed != nil:
+		return a.claimServed(ctx, attachment)
+	}
+	return nil
+}
+
+// reportLoss is Report of [lifecycle.Options]: the status of the claim and an event of the pod say that the pod lost its
+// Function, and what the user can do, or that the pod has its Function again.
+func (a *agent) reportLoss(attachment journal.Attachment) {
+	a.report(attachment.Claim)
+	pod := attachment.Pod
+	if a.recorder == nil || pod.Name == "" {
+		return
+	}
+	kind, reason := corev1.EventTypeWarning, "FunctionLost"
+	var message string
+	switch name := attachment.Interface.Name; {
+	case attachment.State != journal.Lost:
+		kind, reason = corev1.EventTypeNormal, "FunctionBack"
+		message = fmt.Sprintf("interface %s is in the pod again", name)
+	case attachment.Interface.Userspace:
+		message = "its device went, and a program that had it cannot get it back: delete the pod"
+	default:
+		message = fmt.Sprintf("the device of interface %s went: it comes back to the pod with the device", name)
+	}
+	about := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
+	a.recorder.Eventf(about, nil, kind, reason, "Attach", "Function %s on node %s: %s",
+		attachment.Function, a.config.NodeName, message)
 }
 
 // serve answers /healthz, /readyz and /metrics until ctx ends.

@@ -75,22 +75,3 @@ func (a *podAllocator) GiveUp(ctx context.Context, f function.Function, p pool.P
 		a.log.Error(err, "A Function that was allocated in vain is not free yet; trying again later", "resource", p.ResourceName())
 	}
 }
-
-// ports has Ports served that the journal has. See [lifecycle.Options].
-type ports struct {
-	provisioner provisioning.Provisioner
-	// claims waits for a Port that the controller created for a claim. It is nil in direct mode.
-	claims func(context.Context, journal.Attachment) error
-}
-
-// Serve returns once the xPU serves the Function for whoever has it, and at once where no Port was asked for.
-func (p ports) Serve(ctx context.Context, a journal.Attachment) error {
-	switch {
-	case a.Port != nil:
-		_, err := p.provisioner.Provision(ctx, a)
-		return err
-	case a.Claim.UID != "" && p.claims != nil:
-		return p.claims(ctx, a)
-	}
-	return nil
-}

@@ -48,13 +48,6 @@ type agent struct {
 	devlink *devlink.Conn
 	engine  *netdev.Engine
 
-	bootID    string
-	inventory *inventory.Inventory
-	faults    *health.Reporters
-	sfs       *sriov.SFMaker
-	setup     *setup.Runner
-	nodes     *devnode.Finder
-
 	// The following differ between an agent with an API server and one in direct mode.
 
 	provisioner  provisioning.Provisioner
@@ -78,6 +71,12 @@ type agent struct {
 	// expose gives the containers of claims their devices. For other containers the kubelet does that.
 	expose func(journal.Attachment) error
 
+	bootID    string
+	inventory *inventory.Inventory
+	faults    *health.Reporters
+	sfs       *sriov.SFMaker
+	setup     *setup.Runner
+	nodes     *devnode.Finder
 	tracker   *pool.Tracker
 	vfs       *sriov.VFs
 	hooks     *hooks.Queue
@@ -93,9 +92,7 @@ func (a *agent) assemble(ctx context.Context) error {
 	if a.config.Provisioner == ProvisionerDirect {
 		provision = a.provisionDirect
 	}
-	for _, stage := range []func(context.Context) error{
-		a.discover, provision, a.selectPools, a.release, a.allocate, a.attach,
-	} {
+	for _, stage := range []func(context.Context) error{provision, a.discover, a.release, a.allocate} {
 		if err := stage(ctx); err != nil {
 			return err
 		}
@@ -103,7 +100,8 @@ func (a *agent) assemble(ctx context.Context) error {
 	return nil
 }
 
-// discover makes the parts that know the node's Functions and set them up.
+// discover makes the parts that know the node's Functions, set them up, assign them to pools, and create the VFs that pools
+// ask for.
 func (a *agent) discover(context.Context) error {
 	bootID, err := os.ReadFile(filepath.Join(a.config.ProcRoot, "sys/kernel/random/boot_id"))
 	if err != nil {
@@ -127,7 +125,14 @@ func (a *agent) discover(context.Context) error {
 		Functions: a.inventory, Changes: a.inputs.Subscribe, Engine: a.engine, Log: a.log.WithName("drivers"),
 	}}
 	a.nodes = &devnode.Finder{SysRoot: a.config.SysRoot, DevRoot: a.config.DevRoot}
-	return nil
+	functions := setup.OwnDrivers{Functions: a.inventory, Journal: a.journal}
+	a.tracker = pool.NewTracker(functions, a.declarations, a.sfs.NoSFs, a.log.WithName("pool"))
+	a.vfs = &sriov.VFs{
+		SysRoot: a.config.SysRoot, Functions: a.inventory, Pools: a.tracker, Journal: a.journal, Assignments: a.kubelet,
+		NetdevUse: sriov.NetdevUse, Changed: a.outputs.Notify, Metrics: sriov.NewMetrics(a.registry),
+		Log: a.log.WithName("vfs"),
+	}
+	return a.registry.Register(a.vfs)
 }
 
 // openFile reads the configuration file, if there is one. adapt may be nil; see [source.FileOptions].
@@ -142,18 +147,6 @@ func (a *agent) openFile(adapt func(*v1alpha1.DevicePool) error) (err error) {
 	return err
 }
 
-// selectPools makes the parts that assign Functions to pools and create the VFs that pools ask for.
-func (a *agent) selectPools(context.Context) error {
-	functions := setup.OwnDrivers{Functions: a.inventory, Journal: a.journal}
-	a.tracker = pool.NewTracker(functions, a.declarations, a.sfs.NoSFs, a.log.WithName("pool"))
-	a.vfs = &sriov.VFs{
-		SysRoot: a.config.SysRoot, Functions: a.inventory, Pools: a.tracker, Journal: a.journal, Assignments: a.kubelet,
-		NetdevUse: sriov.NetdevUse, Changed: a.outputs.Notify, Metrics: sriov.NewMetrics(a.registry),
-		Log: a.log.WithName("vfs"),
-	}
-	return a.registry.Register(a.vfs)
-}
-
 // release makes the parts that attach and release Functions, and run the hooks after that.
 func (a *agent) release(context.Context) (err error) {
 	a.hooks, err = hooks.New(hooks.Options{
@@ -165,19 +158,17 @@ func (a *agent) release(context.Context) (err error) {
 		return err
 	}
 	a.conflicts = &conflicts{tracker: a.tracker, pods: a.kubelet, changed: a.outputs.Notify, times: a.config.times}
-	users := &users{report: a.report, recorder: a.recorder, node: a.config.NodeName}
 	a.lifecycle = lifecycle.New(a.journal, a.engine, a.inventory, lifecycle.Options{
 		BootID: a.bootID, Setup: a.setup, Hooks: a.hooks, Kubelet: a.kubelet, Claims: a.claims, Expose: a.expose,
-		Announce: a.engine.Announce, Seen: a.inventory.Get,
-		Serve:  ports{provisioner: a.provisioner, claims: a.claimServed}.Serve,
-		Report: users.Report, Changed: a.outputs.Notify, Taken: a.conflicts.taken,
+		Announce: a.engine.Announce, Seen: a.inventory.Get, Serve: a.servePort,
+		Report: a.reportLoss, Changed: a.outputs.Notify, Taken: a.conflicts.taken,
 		SweepEvery: a.config.times.sweep, AbandonedAfter: a.config.times.abandoned,
 	}, a.log.WithName("lifecycle"))
 	a.conflicts.lifecycle = a.lifecycle
 	return nil
 }
 
-// allocate makes the device plugin.
+// allocate makes the parts that allocate and attach Functions: the device plugin, the CNI server and the DRA driver.
 func (a *agent) allocate(context.Context) (err error) {
 	var cdi *deviceplugin.CDI
 	if a.config.UseCDI {
@@ -200,11 +191,6 @@ func (a *agent) allocate(context.Context) (err error) {
 		Metrics: deviceplugin.NewMetrics(a.registry),
 		Log:     a.log.WithName("deviceplugin"),
 	}
-	return nil
-}
-
-// attach makes the CNI server and the DRA driver.
-func (a *agent) attach(context.Context) error {
 	a.cni = &cniserver.Server{
 		Socket: a.config.CNISocket, SpoolDir: a.config.SpoolDir,
 		Function: a.tracker.Get, Pools: a.tracker, Journal: a.journal, Lifecycle: a.lifecycle,
@@ -256,7 +242,7 @@ func (a *agent) provisionDirect(context.Context) (err error) {
 			return fmt.Errorf("spec.publish: is %s, which needs an API server; with --provisioner=direct it must be %s",
 				p.Spec.Publish, v1alpha1.PublishDevicePlugin)
 		}
-		p.Spec.Network = cmp.Or(direct.Network(p.Name), p.Spec.Network)
+		p.Spec.Network = cmp.Or(config.Pools[p.Name], p.Spec.Network)
 		return nil
 	})
 	a.declarations = a.file

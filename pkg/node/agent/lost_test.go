@@ -47,11 +47,11 @@ func TestServedAgain(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			xpu := &asked{err: test.err}
-			p := ports{
+			a := &agent{
 				provisioner: xpu,
-				claims:      func(context.Context, journal.Attachment) error { return ofClaim },
+				claimServed: func(context.Context, journal.Attachment) error { return ofClaim },
 			}
-			if err := p.Serve(t.Context(), test.record); !errors.Is(err, test.want) {
+			if err := a.servePort(t.Context(), test.record); !errors.Is(err, test.want) {
 				t.Errorf("error %v, want %v", err, test.want)
 			}
 			var want []journal.Attachment
@@ -73,17 +73,17 @@ func (r *reports) Report(c journal.Claim) { *r = append(*r, c) }
 // TestUsers: a pod hears in an event, and a claim in its status, what became of a Function.
 func TestUsers(t *testing.T) {
 	recorder, claims := events.NewFakeRecorder(10), &reports{}
-	u := &users{report: claims.Report, recorder: recorder, node: "node1"}
+	node := &agent{report: claims.Report, recorder: recorder, config: Config{NodeName: "node1"}}
 	a := journal.Attachment{
 		Function: function.ID{Address: "0000:3b:02.1"}, Interface: function.Interface{Name: "net1"},
 		Pod: journal.Pod{Namespace: "default", Name: "p", UID: "p-uid"}, Claim: journal.Claim{Name: "c", UID: "c-uid"},
 	}
 	a.State = journal.Lost
-	u.Report(a)
+	node.reportLoss(a)
 	a.State = journal.Attached
-	u.Report(a)
+	node.reportLoss(a)
 	a.State, a.Interface.Userspace, a.Claim = journal.Lost, true, journal.Claim{}
-	u.Report(a)
+	node.reportLoss(a)
 	for _, want := range []string{
 		"Warning FunctionLost Function 0000:3b:02.1 on node node1: the device of interface net1 went: it comes back to the pod with the device",
 		"Normal FunctionBack Function 0000:3b:02.1 on node node1: interface net1 is in the pod again",
@@ -96,5 +96,5 @@ func TestUsers(t *testing.T) {
 	if diff := cmp.Diff(reports{{Name: "c", UID: "c-uid"}, {Name: "c", UID: "c-uid"}, {}}, *claims); diff != "" {
 		t.Errorf("claims told (-want +got):\n%s", diff)
 	}
-	(&users{report: claims.Report}).Report(a) // without an API server
+	(&agent{report: claims.Report}).reportLoss(a) // without an API server
 }

@@ -18,6 +18,6 @@ func TestMain(m *testing.M) {
 		if !netns.Isolated() {
 			return m.Run()
 		}
-		return kubeapitest.Main(m, func(c *kubeapitest.Cluster) { cluster = c })
+		return kubeapitest.Main(m, "../../../deploy", func(c *kubeapitest.Cluster) { cluster = c })
 	}))
 }

@@ -11,5 +11,5 @@ import (
 var cluster *kubeapitest.Cluster
 
 func TestMain(m *testing.M) {
-	os.Exit(kubeapitest.Main(m, func(c *kubeapitest.Cluster) { cluster = c }))
+	os.Exit(kubeapitest.Main(m, "../../../deploy", func(c *kubeapitest.Cluster) { cluster = c }))
 }

@@ -74,12 +74,6 @@ func (a *API) DeletePort(ctx context.Context, key types.NamespacedName, uid type
 	return a.writer.Delete(ctx, port, options...)
 }
 
-// PortExists asks the API server itself, as the cache can be late.
-func (a *API) PortExists(ctx context.Context, key types.NamespacedName) (bool, error) {
-	err := a.writer.Get(ctx, key, &v1alpha1.XPUPort{})
-	return err == nil, client.IgnoreNotFound(err)
-}
-
 // Wait returns the Port of a Function that is allocated to a claim, once the xPU serves it. If ctx ends before, the error
 // has the conditions of the Port and of the claim.
 func (a *API) Wait(ctx context.Context, c *resourceapi.ResourceClaim, f function.ID) (*v1alpha1.XPUPort, error) {
@@ -99,7 +93,7 @@ func (a *API) Wait(ctx context.Context, c *resourceapi.ResourceClaim, f function
 func (a *API) Serves(ctx context.Context, namespace string, claim types.UID, f function.ID) error {
 	return a.await(ctx, func() error {
 		_, err := a.port(ctx, namespace, claim, f)
-		if _, none := errors.AsType[noPortError](err); none {
+		if errors.Is(err, errNoPort) {
 			return nil
 		}
 		return err
@@ -113,12 +107,8 @@ func (a *API) await(ctx context.Context, problem func() error) error {
 	return err
 }
 
-// noPortError says that the controller made no Port for a claim, or not yet.
-type noPortError struct{ port types.NamespacedName }
-
-func (e noPortError) Error() string {
-	return fmt.Sprintf("the xPU is not provisioned: xpu-controller has not made XPUPort %s for this claim yet", e.port)
-}
+// errNoPort says that the controller made no Port for a claim, or not yet. The Port's name follows.
+var errNoPort = errors.New("the xPU is not provisioned: xpu-controller has not made XPUPort")
 
 func (a *API) port(ctx context.Context, namespace string, uid types.UID, f function.ID) (*v1alpha1.XPUPort, error) {
 	name := types.NamespacedName{Namespace: namespace, Name: claim.PortName(a.node, f)}
@@ -126,7 +116,7 @@ func (a *API) port(ctx context.Context, namespace string, uid types.UID, f funct
 	// The read comes from the cache and must work even if the context of the caller has ended.
 	err := a.cache.Get(context.WithoutCancel(ctx), name, &port)
 	if apierrors.IsNotFound(err) || err == nil && port.Spec.Claim.UID != uid {
-		return nil, noPortError{name}
+		return nil, fmt.Errorf("%w %s for this claim yet", errNoPort, name)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("XPUPort %s: %w", name, err)
@@ -199,11 +189,9 @@ type refusal struct {
 
 // ProvisionFailed says why the xPU refused the Function's last Port; "" if it did not.
 func (a *API) ProvisionFailed(f function.ID) string {
-	last, refused := a.refusals.Load(f)
-	if !refused {
-		return ""
-	}
-	return last.(refusal).message
+	last, _ := a.refusals.Load(f)
+	refused, _ := last.(refusal)
+	return refused.message
 }
 
 func (a *API) portHandler() toolscache.ResourceEventHandler {

@@ -99,8 +99,8 @@ func ParseConfig(text []byte) (*Config, error) {
 // check returns all that is wrong, and converts PCI addresses to their canonical form.
 func (c *Config) check() field.ErrorList {
 	var wrong findings
-	wrong.inXPUs(c.XPUs, field.NewPath("xpus"))
-	wrong.inNetworks(c.Networks, field.NewPath("networks"))
+	wrong.inXPUs(c.XPUs)
+	wrong.inNetworks(c.Networks)
 	for _, pool := range slices.Sorted(maps.Keys(c.Pools)) {
 		_, known := c.Networks[c.Pools[pool]]
 		wrong.require(known, field.NotFound(field.NewPath("pools").Key(pool), c.Pools[pool]))
@@ -118,11 +118,11 @@ func (w *findings) require(ok bool, otherwise *field.Error) {
 	}
 }
 
-func (w *findings) inXPUs(xpus []XPU, path *field.Path) {
+func (w *findings) inXPUs(xpus []XPU) {
 	names, pfs := map[string]bool{}, map[pci.Address]bool{}
 	everyPF := false
 	for i := range xpus {
-		xpu, at := &xpus[i], path.Index(i)
+		xpu, at := &xpus[i], field.NewPath("xpus").Index(i)
 		w.inXPU(xpu, at)
 		w.require(!names[xpu.Name], field.Duplicate(at.Child("name"), xpu.Name))
 		names[xpu.Name] = true
@@ -156,10 +156,10 @@ func (w *findings) inXPU(x *XPU, at *field.Path) {
 	}
 }
 
-func (w *findings) inNetworks(networks map[string]Network, path *field.Path) {
+func (w *findings) inNetworks(networks map[string]Network) {
 	vlans, vnis := map[int32]string{}, map[int32]string{}
 	for _, name := range slices.Sorted(maps.Keys(networks)) {
-		n, at := networks[name], path.Key(name)
+		n, at := networks[name], field.NewPath("networks").Key(name)
 		for _, problem := range validation.IsDNS1123Subdomain(name) {
 			w.require(false, field.Invalid(at, name, problem))
 		}

@@ -19,8 +19,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// API is what [CRD] uses of the API server. Reads come from a cache, except for PortExists. The caller must not change what
-// they return.
+// API is what [CRD] uses of the API server. Reads come from a cache. The caller must not change what they return.
 type API interface {
 	// Synced waits until the cache has been filled. It returns false if ctx ended before.
 	Synced(ctx context.Context) bool
@@ -39,8 +38,6 @@ type API interface {
 	// DeletePort asks for the deletion of a Port, only of the one with the uid if that is not empty. A NotFound error says
 	// that there is no such Port.
 	DeletePort(ctx context.Context, key types.NamespacedName, uid types.UID) error
-	// PortExists asks the API server itself.
-	PortExists(ctx context.Context, key types.NamespacedName) (bool, error)
 }
 
 // CRD is the [Provisioner] that writes XPUPorts, which xpu-controller brings to the OPI agents. Like [Direct], it trusts
@@ -72,42 +69,38 @@ const cacheLag = time.Second
 func (c *CRD) Provision(ctx context.Context, a journal.Attachment) (mtu int, err error) {
 	key := c.key(a.Function)
 	var created time.Time // when this call created the XPUPort
-	err = c.work(ctx, a.Function, func(ctx context.Context) progress {
-		xpu, err := c.API.XPUOf(ctx, a.PF)
+	err = c.work(ctx, a.Function, func(ctx context.Context) error {
+		want, err := c.wanted(ctx, a)
 		if err != nil {
-			return refused(err)
-		}
-		if xpu == nil {
-			return progress{missing: c.noXPU(a.PF), undeclared: true}
+			return err
 		}
 		own, other, err := c.ports(ctx, a.Function)
 		if err != nil {
 			return refused(err)
 		}
-		want := c.newPort(a, xpu.Name)
 		switch {
 		case own != nil && !own.DeletionTimestamp.IsZero():
-			return waiting("the Function's last XPUPort %s is not gone yet%s", key, why(own))
+			return fmt.Errorf("the Function's last XPUPort %s is not gone yet%s", key, why(own))
 		case own != nil && !serves(&own.Spec, &want.Spec):
-			if err := c.deletePort(ctx, key, own.UID); err != nil {
+			if _, err := c.deletePort(ctx, key, own.UID); err != nil {
 				return refused(err)
 			}
 			c.Log.Info("Replacing an XPUPort that is another one", "port", key, "has", own.Spec)
-			return waiting("the Function's last XPUPort %s, in network %s, is not gone yet", key, own.Spec.Network)
+			return fmt.Errorf("the Function's last XPUPort %s, in network %s, is not gone yet", key, own.Spec.Network)
 		case own != nil:
 			mtu = int(own.Status.MTU)
 			return readiness(key, own)
 		case other != nil:
-			return waiting("the Function still has XPUPort %s/%s of another namespace, for ResourceClaim %q; it must be gone first",
+			return fmt.Errorf("the Function still has XPUPort %s/%s of another namespace, for ResourceClaim %q; it must be gone first",
 				other.Namespace, other.Name, other.Spec.Claim.Name)
 		case time.Since(created) >= cacheLag:
 			if err := c.API.CreatePort(ctx, want); err != nil && !apierrors.IsAlreadyExists(err) {
 				return refused(fmt.Errorf("create XPUPort %s: %w", key, err))
 			}
 			created = time.Now()
-			c.Log.V(1).Info("Created XPUPort", "port", key, "xpu", xpu.Name, "network", a.Port.Network)
+			c.Log.V(1).Info("Created XPUPort", "port", key, "xpu", want.Spec.XPU, "network", a.Port.Network)
 		}
-		return waiting("XPUPort %s is waiting for XPU %s", key, xpu.Name)
+		return fmt.Errorf("XPUPort %s is waiting for XPU %s", key, want.Spec.XPU)
 	})
 	if err != nil {
 		return 0, fmt.Errorf("the xPU does not serve Function %s in network %s: %w", a.Function, a.Port.Network, err)
@@ -115,44 +108,42 @@ func (c *CRD) Provision(ctx context.Context, a journal.Attachment) (mtu int, err
 	return mtu, nil
 }
 
-// readiness is whether xpu-controller says that the Port is served.
-func readiness(key types.NamespacedName, port *v1alpha1.XPUPort) progress {
+// readiness returns nil if xpu-controller says that the Port is served.
+func readiness(key types.NamespacedName, port *v1alpha1.XPUPort) error {
 	ready := v1alpha1.ReadyOf(port.Status.Conditions)
 	if ready.Status == metav1.ConditionTrue {
-		return progress{}
+		return nil
 	}
-	now := waiting("XPUPort %s is waiting for XPU %s%s", key, port.Spec.XPU, why(port))
-	now.undeclared = ready.Reason == v1alpha1.ReasonNetworkNotFound || ready.Reason == v1alpha1.ReasonNoXPU
-	return now
+	return obstacle{
+		error:      fmt.Errorf("XPUPort %s is waiting for XPU %s%s", key, port.Spec.XPU, why(port)),
+		undeclared: ready.Reason == v1alpha1.ReasonNetworkNotFound || ready.Reason == v1alpha1.ReasonNoXPU,
+	}
 }
 
 // Deprovision deletes the XPUPort and waits until it is gone. See [Provisioner].
 func (c *CRD) Deprovision(ctx context.Context, a journal.Attachment) error {
 	key := c.key(a.Function)
 	asked := false
-	err := c.work(ctx, a.Function, func(ctx context.Context) progress {
-		if !asked {
-			if err := c.deletePort(ctx, key, ""); err != nil {
-				return refused(err)
-			}
-			asked = true
-		}
+	err := c.work(ctx, a.Function, func(ctx context.Context) error {
 		own, _, err := c.ports(ctx, a.Function)
 		if err != nil {
 			return refused(err)
 		}
-		if own != nil {
-			return waiting("xpu-controller has not taken XPUPort %s from XPU %s yet%s", key, own.Spec.XPU, why(own))
+		// The cache may lack a Port that was created a moment ago. The API server says whether it is gone.
+		if !asked || own == nil {
+			gone, err := c.deletePort(ctx, key, "")
+			if err != nil {
+				return refused(err)
+			}
+			if gone && own == nil {
+				return nil
+			}
+			asked = true
 		}
-		// A Port that was created a moment ago may not be in the cache yet.
-		exists, err := c.API.PortExists(ctx, key)
-		if err != nil {
-			return refused(fmt.Errorf("XPUPort %s: %w", key, err))
+		if own == nil {
+			return fmt.Errorf("xpu-controller has not taken XPUPort %s from its xPU yet", key)
 		}
-		if exists {
-			return waiting("xpu-controller has not taken XPUPort %s from its xPU yet", key)
-		}
-		return progress{}
+		return fmt.Errorf("xpu-controller has not taken XPUPort %s from XPU %s yet%s", key, own.Spec.XPU, why(own))
 	})
 	if err != nil {
 		return fmt.Errorf("the xPU may still serve Function %s: %w", a.Function, err)
@@ -160,17 +151,21 @@ func (c *CRD) Deprovision(ctx context.Context, a journal.Attachment) error {
 	return nil
 }
 
-// deletePort returns nil if the XPUPort is being deleted or gone, or if one with another uid has taken its place.
-func (c *CRD) deletePort(ctx context.Context, key types.NamespacedName, uid types.UID) error {
-	err := c.API.DeletePort(ctx, key, uid)
-	if err == nil || apierrors.IsNotFound(err) || uid != "" && apierrors.IsConflict(err) {
-		return nil
+// deletePort asks for the deletion of the XPUPort. It is gone if there is none, or if one with another uid has taken its
+// place.
+func (c *CRD) deletePort(ctx context.Context, key types.NamespacedName, uid types.UID) (gone bool, err error) {
+	err = c.API.DeletePort(ctx, key, uid)
+	if apierrors.IsNotFound(err) || uid != "" && apierrors.IsConflict(err) {
+		return true, nil
 	}
-	return fmt.Errorf("delete XPUPort %s: %w", key, err)
+	if err != nil {
+		return false, fmt.Errorf("delete XPUPort %s: %w", key, err)
+	}
+	return false, nil
 }
 
 // work repeats the step as [converge] does while nobody else works on the Function.
-func (c *CRD) work(ctx context.Context, f function.ID, step func(context.Context) progress) error {
+func (c *CRD) work(ctx context.Context, f function.ID, step func(context.Context) error) error {
 	unlock, err := c.functions.Lock(ctx, f)
 	if err != nil {
 		return fmt.Errorf("other work on its XPUPort is not done yet: %w", err)
@@ -186,8 +181,8 @@ func (c *CRD) key(f function.ID) types.NamespacedName {
 	return types.NamespacedName{Namespace: c.Namespace, Name: claim.PortName(c.Node, f)}
 }
 
-func refused(err error) progress {
-	return progress{missing: fmt.Errorf("the API server does not do what is needed: %w", err), refused: true}
+func refused(err error) error {
+	return obstacle{error: fmt.Errorf("the API server does not do what is needed: %w", err), refused: true}
 }
 
 // ports are the Port of the Function in the agent's namespace and a Port of it in another one, or nil.
@@ -203,16 +198,21 @@ func (c *CRD) ports(ctx context.Context, f function.ID) (own, other *v1alpha1.XP
 	return own, other, err
 }
 
-func (c *CRD) noXPU(pf pci.Address) error {
-	return fmt.Errorf("%s: %s", v1alpha1.ReasonNoXPU, claim.NoXPU(c.Node, pf))
-}
-
-func (c *CRD) newPort(a journal.Attachment, xpu string) *v1alpha1.XPUPort {
-	spec := v1alpha1.XPUPortSpec{NodeName: c.Node, XPU: xpu, Network: a.Port.Network, MAC: string(a.Port.MAC)}
+// wanted is the XPUPort for the attachment. It is an [obstacle] if no XPU is declared for the PF.
+func (c *CRD) wanted(ctx context.Context, a journal.Attachment) (*v1alpha1.XPUPort, error) {
+	xpu, err := c.API.XPUOf(ctx, a.PF)
+	if err != nil {
+		return nil, refused(err)
+	}
+	if xpu == nil {
+		err = fmt.Errorf("%s: %s", v1alpha1.ReasonNoXPU, claim.NoXPU(c.Node, a.PF))
+		return nil, obstacle{error: err, undeclared: true}
+	}
+	spec := v1alpha1.XPUPortSpec{NodeName: c.Node, XPU: xpu.Name, Network: a.Port.Network, MAC: string(a.Port.MAC)}
 	if a.Pod.Name != "" {
 		spec.Pod = new(v1alpha1.PodRef(a.Pod))
 	}
-	return claim.NewPort(c.Namespace, a.Function, a.Port.DevicePool, spec)
+	return claim.NewPort(c.Namespace, a.Function, a.Port.DevicePool, spec), nil
 }
 
 // serves says whether an existing Port can be used as the one that is wanted.

@@ -39,7 +39,7 @@ const node = "node"
 var cluster *kubeapitest.Cluster
 
 func TestMain(m *testing.M) {
-	os.Exit(kubeapitest.Main(m, func(c *kubeapitest.Cluster) { cluster = c }))
+	os.Exit(kubeapitest.Main(m, "../../../deploy", func(c *kubeapitest.Cluster) { cluster = c }))
 }
 
 func TestCRD(t *testing.T) {

@@ -11,7 +11,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
 // lookInterval is how often XPUPorts and journal are compared if no XPUPort changes.
@@ -25,21 +24,19 @@ func (c *CRD) Run(ctx context.Context) error {
 	if !c.API.Synced(ctx) {
 		return nil
 	}
-	var wrong map[function.ID]error // the errors of the last look, which are in the log
+	var logged map[function.ID]error // the errors of the last look
 	for pauses := retries(); ; {
 		differing, err := c.differing(ctx)
 		if err != nil {
 			c.Log.Error(err, "XPUPorts are not compared with the journal; trying again")
-		} else {
-			logged := wrong
-			wrong = verifyAll(ctx, differing, func(ctx context.Context, id function.ID) error {
-				err := c.amend(ctx, id)
-				if err != nil && ctx.Err() == nil && (logged[id] == nil || logged[id].Error() != err.Error()) {
-					c.Log.Error(err, "The XPUPort of a Function is not what the journal says; trying again", "function", id)
-				}
-				return err
-			})
 		}
+		wrong := verifyAll(ctx, differing, c.amend)
+		for id, err := range wrong {
+			if logged[id] == nil || logged[id].Error() != err.Error() {
+				c.Log.Error(err, "The XPUPort of a Function is not what the journal says; trying again", "function", id)
+			}
+		}
+		logged = wrong
 		pause := lookInterval
 		if err == nil && len(wrong) == 0 {
 			pauses = retries()
@@ -106,30 +103,22 @@ func (c *CRD) amend(ctx context.Context, id function.ID) error {
 	if err != nil {
 		return err
 	}
-	a, exists := c.Journal.Get(id)
+	a, _ := c.Journal.Get(id)
 	switch {
 	case own != nil && c.isStray(own):
 		return c.remove(ctx, own)
-	case own != nil || !exists || !wantsPort(a):
+	case own != nil || !wantsPort(a):
 		return nil
 	case other != nil:
 		return fmt.Errorf("XPUPort %s/%s, for ResourceClaim %q, is in the way; it must be gone first",
 			other.Namespace, other.Name, other.Spec.Claim.Name)
 	}
-	return c.remake(ctx, a)
-}
-
-// remake creates the XPUPort of the attachment. It does not wait until the xPU serves it.
-func (c *CRD) remake(ctx context.Context, a journal.Attachment) error {
-	xpu, err := c.API.XPUOf(ctx, a.PF)
+	want, err := c.wanted(ctx, a)
 	if err != nil {
 		return err
 	}
-	if xpu == nil {
-		return c.noXPU(a.PF)
-	}
-	key := c.key(a.Function)
-	err = c.API.CreatePort(ctx, c.newPort(a, xpu.Name))
+	key := c.key(id)
+	err = c.API.CreatePort(ctx, want)
 	if apierrors.IsAlreadyExists(err) {
 		return nil // it is not in the cache yet
 	}
@@ -143,21 +132,21 @@ func (c *CRD) remake(ctx context.Context, a journal.Attachment) error {
 
 // remove asks for the deletion of a Port and waits until the cache shows it as deleted or being deleted.
 func (c *CRD) remove(ctx context.Context, port *v1alpha1.XPUPort) error {
-	id, uid := claim.FunctionOf(port.Spec.Function), port.UID
+	id := claim.FunctionOf(port.Spec.Function)
 	key := c.key(id)
-	if err := c.deletePort(ctx, key, uid); err != nil {
+	if _, err := c.deletePort(ctx, key, port.UID); err != nil {
 		return err
 	}
 	c.Log.Info("Deleting XPUPort that the journal knows nothing of", "port", key, "network", port.Spec.Network,
 		"created", port.CreationTimestamp.Time)
-	return converge(ctx, c.API.Subscribe, func(ctx context.Context) progress {
+	return converge(ctx, c.API.Subscribe, func(ctx context.Context) error {
 		own, _, err := c.ports(ctx, id)
 		if err != nil {
 			return refused(err)
 		}
-		if own != nil && own.UID == uid && own.DeletionTimestamp.IsZero() {
-			return waiting("XPUPort %s is not known to be deleted yet", key)
+		if own != nil && own.UID == port.UID && own.DeletionTimestamp.IsZero() {
+			return fmt.Errorf("XPUPort %s is not known to be deleted yet", key)
 		}
-		return progress{}
+		return nil
 	})
 }

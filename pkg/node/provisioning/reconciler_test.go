@@ -224,10 +224,9 @@ func (s *store) get(n *int) int {
 	return *n
 }
 
-func (s *store) Synced(context.Context) bool                                    { return true }
-func (s *store) Subscribe(ctx context.Context) <-chan struct{}                  { return s.changed.Subscribe(ctx) }
-func (s *store) XPUAway(function.Function) string                               { return "" }
-func (s *store) PortExists(context.Context, types.NamespacedName) (bool, error) { return false, nil }
+func (s *store) Synced(context.Context) bool                   { return true }
+func (s *store) Subscribe(ctx context.Context) <-chan struct{} { return s.changed.Subscribe(ctx) }
+func (s *store) XPUAway(function.Function) string              { return "" }
 
 func (s *store) XPUOf(context.Context, pci.Address) (*v1alpha1.XPU, error) {
 	return &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: provisioningtest.XPU}}, nil

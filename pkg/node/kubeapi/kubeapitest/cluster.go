@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
@@ -56,43 +57,21 @@ func Start(deploy string) (*Cluster, error) {
 	return c, nil
 }
 
-// Main runs the tests of a package with an API server, which use is told of before; nil if there is none. It is for
-// TestMain, and returns the code to exit with.
-func Main(m *testing.M, use func(*Cluster)) int {
-	code, err := runMain(m, use)
+// Main runs the tests of a package with an API server of [Start], which it passes to use first. It is for TestMain, and
+// returns the code to exit with.
+func Main(m *testing.M, deploy string, use func(*Cluster)) int {
+	c, err := Start(deploy)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	return code
-}
-
-func runMain(m *testing.M, use func(*Cluster)) (code int, err error) {
-	root, err := moduleRoot()
-	if err != nil {
-		return 0, err
-	}
-	c, err := Start(filepath.Join(root, "deploy"))
-	if err != nil {
-		return 0, err
-	}
-	defer func() { err = errors.Join(err, c.Stop()) }()
 	use(c)
-	return m.Run(), nil
-}
-
-// moduleRoot is the directory above the test's that has go.mod.
-func moduleRoot() (string, error) {
-	dir, err := os.Getwd()
-	for ; err == nil; dir = filepath.Dir(dir) {
-		if _, missing := os.Stat(filepath.Join(dir, "go.mod")); missing == nil {
-			return dir, nil
-		}
-		if dir == filepath.Dir(dir) {
-			err = errors.New("go.mod is in no directory above the test's")
-		}
+	code := m.Run()
+	if err := c.Stop(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
 	}
-	return "", err
+	return code
 }
 
 // Stop ends the API server. It is no error if there is none.
@@ -151,7 +130,7 @@ func (c *Cluster) setUp(deploy string) error {
 			return err
 		}
 	}
-	return c.waitForPolicies(ctx)
+	return c.waitForPolicies(ctx, admin)
 }
 
 func apply(ctx context.Context, admin client.Client, path string) error {
@@ -174,12 +153,8 @@ func apply(ctx context.Context, admin client.Client, path string) error {
 }
 
 // waitForPolicies returns once all policies are enforced, which takes the API server a moment.
-func (c *Cluster) waitForPolicies(ctx context.Context) error {
+func (c *Cluster) waitForPolicies(ctx context.Context, admin client.Client) error {
 	stranger, err := Client(c.Agent("")) // whom all refuse
-	if err != nil {
-		return err
-	}
-	admin, err := Client(c.admin)
 	if err != nil {
 		return err
 	}
@@ -193,17 +168,22 @@ func (c *Cluster) waitForPolicies(ctx context.Context) error {
 	slice := &resourceapi.ResourceSlice{
 		ObjectMeta: metav1.ObjectMeta{Name: "waiting-for-policies"},
 		Spec: resourceapi.ResourceSliceSpec{
-			Driver: v1alpha1.GroupName, NodeName: new("some-node"), Pool: resourceapi.ResourcePool{Name: "some-node", ResourceSliceCount: 1},
+			Driver: v1alpha1.GroupName, NodeName: new("some-node"),
+			Pool: resourceapi.ResourcePool{Name: "some-node", ResourceSliceCount: 1},
 		},
 	}
 	port := &v1alpha1.XPUPort{
 		ObjectMeta: metav1.ObjectMeta{Namespace: AgentNamespace, Name: "waiting-for-policies"},
-		Spec:       v1alpha1.XPUPortSpec{NodeName: "some-node", Function: v1alpha1.FunctionRef{PCIAddress: "0000:3b:00.2"}, XPU: "card", Network: "lab", MAC: "02:00:00:00:00:01"},
+		Spec: v1alpha1.XPUPortSpec{
+			NodeName: "some-node", Function: v1alpha1.FunctionRef{PCIAddress: "0000:3b:00.2"},
+			XPU: "card", Network: "lab", MAC: "02:00:00:00:00:01",
+		},
 	}
 	err = wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
 		creation := stranger.Create(ctx, slice.DeepCopy(), client.DryRunAll)
 		ports := stranger.Create(ctx, port.DeepCopy(), client.DryRunAll)
-		status := stranger.Status().Patch(ctx, pool.DeepCopy(), client.RawPatch("application/merge-patch+json", []byte(`{"status":{"functions":1}}`)), client.DryRunAll)
+		patch := client.RawPatch(types.MergePatchType, []byte(`{"status":{"functions":1}}`))
+		status := stranger.Status().Patch(ctx, pool.DeepCopy(), patch, client.DryRunAll)
 		return DeniedByPolicy(creation) && DeniedByPolicy(ports) && DeniedByPolicy(status), nil
 	})
 	if err != nil {

@@ -14,7 +14,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/codes"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
@@ -67,9 +66,7 @@ func Suite(t *testing.T, start Start) {
 		t.Run(test.name, func(t *testing.T) {
 			agent := opitest.Start(t)
 			client, err := opi.Dial(agent.Config())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			t.Cleanup(func() { _ = client.Close() })
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			t.Cleanup(cancel)
@@ -138,22 +135,19 @@ func (s *suite) try(ctx context.Context, a journal.Attachment) (mtu int, err err
 
 func (s *suite) provision(a journal.Attachment) {
 	s.Helper()
-	if _, err := s.try(s.ctx, a); err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, s.tries(a)(s.ctx))
 	s.serves(a)
 }
 
 // tryRelease writes down that the Port is to go, and deprovisions it, as the node's agent does.
 func (s *suite) tryRelease(ctx context.Context, f function.Function) error {
-	a, recorded := s.records.Get(f.ID)
-	if recorded {
+	a := journal.Attachment{Function: f.ID, PF: f.PF}
+	if recorded, exists := s.records.Get(f.ID); exists {
+		a = recorded
 		a.State = journal.Releasing
 		if err := s.records.Put(a); err != nil {
 			return err
 		}
-	} else {
-		a = journal.Attachment{Function: f.ID, PF: f.PF}
 	}
 	if err := s.tested.Deprovision(ctx, a); err != nil {
 		return err
@@ -163,9 +157,7 @@ func (s *suite) tryRelease(ctx context.Context, f function.Function) error {
 
 func (s *suite) deprovision(f function.Function) {
 	s.Helper()
-	if err := s.tryRelease(s.ctx, f); err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, s.tryRelease(s.ctx, f))
 }
 
 // serves fails the test unless the OPI agent says that it serves exactly this.
@@ -179,9 +171,7 @@ func (s *suite) serves(a journal.Attachment) {
 func (s *suite) differs(a journal.Attachment) string {
 	s.Helper()
 	id, err := opi.PortID(a.Function)
-	if err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, err)
 	got, err := s.client.GetPort(s.ctx, id)
 	if err != nil {
 		return err.Error()
@@ -226,27 +216,10 @@ func (s *suite) tries(a journal.Attachment) func(ctx context.Context) error {
 	}
 }
 
-func (s *suite) eventually(what string, condition func() bool) {
-	s.Helper()
-	err := wait.PollUntilContextCancel(s.ctx, 10*time.Millisecond, true, func(context.Context) (bool, error) { return condition(), nil })
-	if err != nil {
-		s.Fatalf("%s: %v", what, err)
-	}
-}
-
-func (s *suite) run() {
-	s.Helper()
-	if err := s.agent.Run(); err != nil {
-		s.Fatal(err)
-	}
-}
-
 func (s *suite) provisions() {
 	r := reservation(vf(0), Blue)
 	mtu, err := s.try(s.ctx, r)
-	if err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, err)
 	if mtu != BlueMTU {
 		s.Errorf("Provision = %d, want the network's MTU %d", mtu, BlueMTU)
 	}
@@ -369,8 +342,8 @@ func (s *suite) remindsAgent() {
 	s.deprovision(vf(1))
 	for range 2 {
 		s.agent.Stop()
-		s.run()
-		s.eventually("the Port is back", func() bool { return s.differs(kept) == "" })
+		must.Succeed(s, s.agent.Run())
+		must.Eventually(s, "the Port is back", func() bool { return s.differs(kept) == "" })
 	}
 	if ports := s.agent.Ports(); len(ports) != 1 {
 		s.Errorf("the agent has %q, want the one that was not given back", ports)
@@ -380,12 +353,12 @@ func (s *suite) remindsAgent() {
 func (s *suite) isAway() {
 	s.provision(reservation(vf(0), Blue))
 	s.agent.Stop()
-	s.eventually("it is known that the xPU is away", func() bool {
+	must.Eventually(s, "it is known that the xPU is away", func() bool {
 		message := s.tested.Away(vf(0))
 		return strings.Contains(message, XPU) && strings.Contains(message, s.client.Endpoint())
 	})
-	s.run()
-	s.eventually("it is known that the xPU is back", func() bool { return s.tested.Away(vf(0)) == "" })
+	must.Succeed(s, s.agent.Run())
+	must.Eventually(s, "it is known that the xPU is back", func() bool { return s.tested.Away(vf(0)) == "" })
 }
 
 func (s *suite) waitsForAgent() {
@@ -393,14 +366,9 @@ func (s *suite) waitsForAgent() {
 	r := reservation(vf(0), Blue)
 	s.refuses(s.tries(r), vf(0).ID.String(), Blue, XPU)
 	done := make(chan error, 1)
-	go func() {
-		_, err := s.try(s.ctx, r)
-		done <- err
-	}()
-	s.run()
-	if err := <-done; err != nil {
-		s.Fatal(err)
-	}
+	go func() { done <- s.tries(r)(s.ctx) }()
+	must.Succeed(s, s.agent.Run())
+	must.Succeed(s, <-done)
 	s.serves(r)
 }
 
@@ -411,10 +379,8 @@ func (s *suite) deprovisionsLater() {
 	s.refuses(func(ctx context.Context) error { return s.tryRelease(ctx, vf(0)) }, vf(0).ID.String(), XPU)
 	done := make(chan error, 1)
 	go func() { done <- s.tryRelease(s.ctx, vf(0)) }()
-	s.run()
-	if err := <-done; err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, s.agent.Run())
+	must.Succeed(s, <-done)
 	s.empty()
 }
 
@@ -434,14 +400,9 @@ func (s *suite) manages() {
 	networks := []string{Blue, Green}
 	var provisioning errgroup.Group
 	for n := range functions {
-		provisioning.Go(func() error {
-			_, err := s.try(s.ctx, reservation(vf(n), networks[n%2]))
-			return err
-		})
+		provisioning.Go(func() error { return s.tries(reservation(vf(n), networks[n%2]))(s.ctx) })
 	}
-	if err := provisioning.Wait(); err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, provisioning.Wait())
 	for n := range functions {
 		s.serves(reservation(vf(n), networks[n%2]))
 	}
@@ -452,8 +413,6 @@ func (s *suite) manages() {
 	for n := range functions {
 		releasing.Go(func() error { return s.tryRelease(s.ctx, vf(n)) })
 	}
-	if err := releasing.Wait(); err != nil {
-		s.Fatal(err)
-	}
+	must.Succeed(s, releasing.Wait())
 	s.empty()
 }
