@@ -98,7 +98,7 @@ func (t trigger) whose(a journal.Attachment) Whose {
 
 // rule looks the event up in the table.
 func (t trigger) rule(a journal.Attachment) Rule {
-	rule, ok := table[t.event][t.whose(a)][a.State]
+	rule, ok := Table[t.event][t.whose(a)][a.State]
 	if !ok {
 		return always(Refuse) // TestTableIsWhole shows that there is no such case
 	}
