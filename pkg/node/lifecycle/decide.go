@@ -18,17 +18,14 @@ import (
 
 // trigger is an event with what it is about. Fields that do not belong to the event are empty.
 type trigger struct {
-	event Event
-	pod   journal.Pod
-	// claim is that of Prepare and Unprepare, and of an Add for a claim's Function; resource that of Allocate and GiveUp.
-	claim    types.UID
-	resource string
-	// sandbox is the ID of the sandbox container, of Add, Del, SandboxStarts and SandboxStops.
-	sandbox string
-	// ifName is that of Add and Del, netNS the path of the network namespace of a SandboxStarts.
-	ifName, netNS string
-	// but, where set, excludes attachments from a Del: those made after the request.
-	but func(journal.Attachment) bool
+	event    Event
+	pod      journal.Pod
+	claim    types.UID                     // of Prepare, Unprepare, and an Add for a claim's Function
+	resource string                        // of Allocate and GiveUp
+	sandbox  string                        // the ID of the sandbox container of Add, Del, SandboxStarts and SandboxStops
+	ifName   string                        // of Add and Del
+	netNS    string                        // the path of the network namespace of SandboxStarts
+	but      func(journal.Attachment) bool // excludes attachments from a Del, where set: those made after the request
 	// assigned, where set, is [Kubelet.Assigned] for all reservations of a Sweep: it asks the kubelet once.
 	assigned func() (map[string]podresources.Assignment, error)
 }
@@ -114,9 +111,8 @@ func taken(format string, args ...any) error { return TakenError{fmt.Sprintf(for
 
 // decision is what follows from an event for a Function.
 type decision struct {
-	id function.ID
-	// record is the Function's record at the time of the decision, the zero value if the Function was free.
-	record journal.Attachment
+	id     function.ID
+	record journal.Attachment // at the time of the decision, the zero value if the Function was free
 	// resource is the extended resource by which the kubelet gave the Function to the pod of a CNI request, "" if there is
 	// none or the kubelet was not asked.
 	resource string

@@ -117,15 +117,11 @@ func (m *Manager) sweep(ctx context.Context) {
 // may be wrong about a netdev that was just moved.
 func (m *Manager) queueDevices(queue workqueue.TypedRateLimitingInterface[function.ID]) {
 	for _, a := range m.journal.All() {
-		if a.State != journal.Lost && a.State != journal.Attached {
-			continue
+		f, known := m.options.Seen(a.Function)
+		changed := !known || f.Netdev != "" || f.Driver == ""
+		if a.State == journal.Lost || a.State == journal.Attached && changed {
+			queue.Add(a.Function)
 		}
-		if a.State == journal.Attached && m.options.Seen != nil {
-			if f, known := m.options.Seen(a.Function); known && f.Netdev == "" && f.Driver != "" {
-				continue
-			}
-		}
-		queue.Add(a.Function)
 	}
 }
 

@@ -16,7 +16,6 @@ import (
 	"github.com/containerd/nri/pkg/stub"
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
@@ -163,14 +162,11 @@ func (p *Plugin) Synchronize(_ context.Context, pods []*api.PodSandbox, _ []*api
 // catchUp does what was to be done while the agent or the runtime was away. It takes back the Functions of sandboxes that
 // have ended, and then attaches those of sandboxes that have started. No pod waits for another one.
 func (p *Plugin) catchUp(ctx context.Context, pods []*api.PodSandbox) {
-	running := sets.New[string]()
-	for _, pod := range pods {
-		running.Insert(pod.GetId())
-	}
 	var group sync.WaitGroup
 	for _, a := range p.Journal.All() {
+		runs := slices.ContainsFunc(pods, func(pod *api.PodSandbox) bool { return pod.GetId() == a.Sandbox })
 		// What a CNI request attached may be in a sandbox that the runtime does not tell NRI of; its DEL comes, or did.
-		if a.Sandbox == "" || running.Has(a.Sandbox) || a.CNI != nil {
+		if a.Sandbox == "" || runs || a.CNI != nil {
 			continue
 		}
 		group.Go(func() {
