@@ -101,7 +101,7 @@ func (m *Manager) Attach(ctx context.Context, id function.ID, sandbox Sandbox) (
 // move takes the netdev into the sandbox. The caller has the Function's lock.
 func (m *Manager) move(ctx context.Context, record journal.Attachment, sandbox Sandbox) (netdev.Observed, error) {
 	device, before, place, err := m.plan(ctx, record, sandbox.NetNS)
-	for tries := 0; record.AnyName && errors.Is(err, netdev.ErrNameTaken) && tries < maxNames; tries++ {
+	for record.AnyName && errors.Is(err, netdev.ErrNameTaken) { // until ctx ends, see Retry
 		record.Interface.Name = m.otherName(record)
 		device, before, place, err = m.plan(ctx, record, sandbox.NetNS)
 	}
@@ -183,9 +183,6 @@ func (m *Manager) endAnnouncements() {
 	m.mutex.Unlock()
 	m.announcing.Wait()
 }
-
-// maxNames is how many names are tried for an interface that nobody named.
-const maxNames = 64
 
 // otherName is the name after the record's, "net2" after "net1", that no other Function of the pod has.
 func (m *Manager) otherName(record journal.Attachment) string {

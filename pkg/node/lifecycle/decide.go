@@ -93,14 +93,8 @@ func (t trigger) whose(a journal.Attachment) Whose {
 	return AnotherRequests
 }
 
-// rule looks the event up in the table.
-func (t trigger) rule(a journal.Attachment) Rule {
-	rule, ok := Table[t.event][t.whose(a)][a.State]
-	if !ok {
-		return always(Refuse) // TestTableIsWhole shows that there is no such case
-	}
-	return rule
-}
+// rule looks the event up in the table, which has a rule for everything that can be: see TestTableIsWhole.
+func (t trigger) rule(a journal.Attachment) Rule { return Table[t.event][t.whose(a)][a.State] }
 
 // TakenError is the error for a Function that another owner has.
 type TakenError struct{ reason string }
@@ -113,8 +107,7 @@ func taken(format string, args ...any) error { return TakenError{fmt.Sprintf(for
 type decision struct {
 	id     function.ID
 	record journal.Attachment // at the time of the decision, the zero value if the Function was free
-	// resource is the extended resource by which the kubelet gave the Function to the pod of a CNI request, "" if there is
-	// none or the kubelet was not asked.
+	// resource is the extended resource by which the kubelet gave the Function to the pod of a CNI request, if it says so.
 	resource string
 	step     Step
 	refusal  error // the reason of a Refuse
@@ -129,9 +122,8 @@ func wrap(err *error, id function.ID) {
 
 // Admit returns when the owner that want names may have the Function: its claim, its CNI request, or else any pod that the
 // kubelet allocates the Function to. It waits for a release that is under way, and brings back what an earlier owner left.
-// A [TakenError] says that another owner has the Function. Admit reserves nothing. It returns the Function's record,
-// the zero value for a Function that is free. Its Resource, if the record has none, is that by which the kubelet gave the
-// Function to the pod.
+// A [TakenError] says that another owner has the Function. Admit reserves nothing. It returns the Function's record, empty
+// for a free one, with the Resource by which the kubelet gave the Function to the pod if the record has none.
 func (m *Manager) Admit(ctx context.Context, want journal.Attachment) (have journal.Attachment, err error) {
 	defer wrap(&err, want.Function)
 	d, err := m.settle(ctx, triggerOf(want), want.Function, nil)
@@ -140,8 +132,7 @@ func (m *Manager) Admit(ctx context.Context, want journal.Attachment) (have jour
 }
 
 // settle decides about the event and carries the step out, again and again, until nothing more follows from the event. A
-// Take or an Attach is the last step: take, where set, carries it out with the Function's lock and record. The error of a
-// Refuse is its reason.
+// Take or an Attach is the last step, which take carries out, where set. The error of a Refuse is its reason.
 func (m *Manager) settle(
 	ctx context.Context, t trigger, id function.ID, take func(have journal.Attachment) error,
 ) (decision, error) {
@@ -227,7 +218,6 @@ func takenBy(t trigger, a journal.Attachment) error {
 	return taken("belongs to %s", owner(a))
 }
 
-// owner names the owner of a Function.
 func owner(a journal.Attachment) string {
 	switch {
 	case a.Claim.UID != "":
@@ -286,7 +276,7 @@ func (m *Manager) makeWay(ctx context.Context, t trigger, d decision) error {
 
 // ifUnchanged calls f with the Function's lock and record, if the record is still that of the decision. Otherwise
 // unchanged is false, and the caller must decide again.
-func (m *Manager) ifUnchanged(ctx context.Context, d decision, f func(have journal.Attachment) error) (unchanged bool, err error) {
+func (m *Manager) ifUnchanged(ctx context.Context, d decision, f func(journal.Attachment) error) (unchanged bool, err error) {
 	err = m.withLock(ctx, d.id, func(now journal.Attachment) error {
 		if unchanged = reflect.DeepEqual(d.record, now); !unchanged {
 			return nil

@@ -64,15 +64,12 @@ var Owners = []Whose{Nobodys, Own, PodsClaim, PodsRequest, NextPods, AnotherClai
 type Evidence string
 
 const (
-	// NoOtherPod: the kubelet names no other pod that has the Function. A kubelet that does not answer names none.
-	NoOtherPod Evidence = "the kubelet names no other pod"
+	NoOtherPod     Evidence = "the kubelet names no other pod" // a kubelet that does not answer names none
+	NamespaceGone  Evidence = "the sandbox's network namespace is gone"
+	ReservedForPod Evidence = "the claim is reserved for the pod" // by the API server
 	// Unneeded: the kubelet, in a complete answer and in its checkpoint, knows no pod that has the Function; a claim is,
 	// by the API server, not allocated to it any more or reserved for no pod; and the reservation is not young.
 	Unneeded Evidence = "kubelet and API server know nobody who needs it"
-	// NamespaceGone: the network namespace of the sandbox that has the Function exists no more.
-	NamespaceGone Evidence = "the sandbox's network namespace is gone"
-	// ReservedForPod: the API server says that the claim is reserved for the pod.
-	ReservedForPod Evidence = "the claim is reserved for the pod"
 	// NetdevGone: the sandbox's network namespace lives without the netdev, and the device is gone or has another netdev on
 	// the host. A Function without a netdev: its device is gone, or has lost the driver it had for the pod.
 	NetdevGone Evidence = "the netdev is gone from the sandbox, which lives"

@@ -28,9 +28,8 @@ import (
 )
 
 const (
-	pluginName = "xpu-agent"
-	// pluginIndex orders the plugin after those that set up the pod's own network.
-	pluginIndex = "50"
+	pluginName  = "xpu-agent"
+	pluginIndex = "50" // after the plugins that set up the pod's own network
 	// stopTimeout bounds how long Functions of a sandbox that ends are taken back, after the runtime has its answer. What
 	// is not back by then, Unprepare or the next sweep takes back.
 	stopTimeout = time.Minute
@@ -38,25 +37,22 @@ const (
 	ownClaim = "an interface can be in one pod only: give each pod its own claim, by a ResourceClaimTemplate"
 )
 
-// Lifecycle takes Functions into pods and back.
+// Lifecycle takes Functions into sandboxes and back. It is [lifecycle.Manager].
 type Lifecycle interface {
 	Attach(ctx context.Context, id function.ID, sandbox lifecycle.Sandbox) (netdev.Observed, error)
-	// Detach takes the Function back when its sandbox ends; the reservation stays.
 	Detach(ctx context.Context, id function.ID, sandbox string) error
 }
 
 // Plugin is the agent's side of NRI.
 type Plugin struct {
-	// Socket is the runtime's, /var/run/nri/nri.sock.
-	Socket    string
+	Socket    string // of the runtime, /var/run/nri/nri.sock
 	Journal   *journal.Journal
 	Lifecycle Lifecycle
 	// Claimed, where set, returns the Functions that a pod has by ResourceClaims of this project's driver, as the kubelet
 	// says. It is asked because the kubelet prepares a claim that several pods share for the first of them only.
 	Claimed func(ctx context.Context, namespace, pod string) ([]function.ID, error)
-	// Report tells the user of a claim what was attached.
-	Report func(journal.Claim)
-	Log    logr.Logger
+	Report  func(journal.Claim) // tells the user of a claim what was attached
+	Log     logr.Logger
 
 	// connected says whether the runtime would call now. changes wakes those who wait for that.
 	connected atomic.Bool
@@ -190,7 +186,6 @@ func (p *Plugin) catchUp(ctx context.Context, pods []*api.PodSandbox) {
 	group.Wait()
 }
 
-// log is the logger for messages about a pod.
 func (p *Plugin) log(pod *api.PodSandbox) logr.Logger {
 	return p.Log.WithValues("pod", klog.KRef(pod.GetNamespace(), pod.GetName()))
 }
