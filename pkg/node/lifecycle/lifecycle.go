@@ -82,10 +82,8 @@ type Claims interface {
 // Options of a [Manager]. Parts that are not set are done without.
 type Options struct {
 	BootID string // of this boot, from /proc/sys/kernel/random/boot_id
-	// Setup makes Functions usable for their owners. It must be set if any reservation has a Setup.
-	Setup Setup
-	// Hooks gets every Function that was released, before it is free.
-	Hooks Queue
+	Setup  Setup  // must be set if any reservation has a Setup
+	Hooks  Queue  // gets every Function that was released, before it is free
 	// Kubelet says which pods have which Functions. Without it no pod is known to have any.
 	Kubelet Kubelet
 	// Claims says who needs a claim. Without it only Unprepare takes a Function from its claim.
@@ -127,15 +125,14 @@ type Manager struct {
 	options Options
 	log     logr.Logger
 
-	// announcing are the announcements under way, which hold the pods' namespaces. Their context is lasting, which stop
-	// ends with [Manager.Run]. The mutex is for beginning an announcement and for stop: an Attach may take longer than Run.
+	// announcing are the announcements under way, whose context is lasting. [Manager.Run] calls stop when it ends. The mutex
+	// keeps an Attach that takes longer from beginning another one.
 	mutex      sync.Mutex
 	announcing sync.WaitGroup
 	lasting    context.Context
 	stop       context.CancelFunc
 
-	// abandoned are the Functions that nobody needed at the last sweep, with the time of their reservation. Only sweep uses
-	// it, in one goroutine.
+	// abandoned are the Functions that nobody needed at the last sweep, with the time of reservation. Only sweep uses it.
 	abandoned map[function.ID]time.Time
 }
 

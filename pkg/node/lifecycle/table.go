@@ -124,8 +124,7 @@ func every(r Rule) Row {
 	return Row{Reserved: r, Attaching: r, Attached: r, Lost: r, Reattaching: r, Detaching: r, Releasing: r}
 }
 
-// held is the row of an event that waits for a release, and that needs one rule for a reservation and one for a Function
-// in use.
+// held is the row of an event that waits for a release, with a rule for a reservation and one for a Function in use.
 func held(reserved, inUse Rule) Row {
 	return every(inUse).with(Reserved, reserved).with(Releasing, always(Wait))
 }

@@ -30,8 +30,7 @@ import (
 const (
 	pluginName  = "xpu-agent"
 	pluginIndex = "50" // after the plugins that set up the pod's own network
-	// stopTimeout bounds how long Functions of a sandbox that ends are taken back, after the runtime has its answer. What
-	// is not back by then, Unprepare or the next sweep takes back.
+	// stopTimeout is how long a sandbox's Functions are taken back after its end. Then Unprepare or the next sweep does it.
 	stopTimeout = time.Minute
 	// ownClaim says what to do about a claim that several pods share.
 	ownClaim = "an interface can be in one pod only: give each pod its own claim, by a ResourceClaimTemplate"
@@ -58,11 +57,10 @@ type Plugin struct {
 	connected atomic.Bool
 	changes   notify.Signal
 
-	// background is the work that goes on after the runtime has its answer, until ctx ends, which is Run's. catchingUp ends
-	// what the last Synchronize began. Only Synchronize uses it, which the runtime calls once at a time.
+	// background is the work that goes on after the runtime has its answer, until ctx ends, which is Run's.
 	background sync.WaitGroup
 	ctx        context.Context
-	catchingUp context.CancelFunc
+	catchingUp context.CancelFunc // ends what the last Synchronize began; only Synchronize uses it, once at a time
 }
 
 // Connected says whether the runtime would call now.
@@ -213,8 +211,8 @@ func leaveTimeToAnswer(ctx context.Context) (context.Context, context.CancelFunc
 	return context.WithDeadline(ctx, deadline.Add(-time.Until(deadline)/4))
 }
 
-// CreateContainer refuses a container of a pod that has not all that it claimed. The container would not get its device
-// either, as the runtime finds no CDI file of it; this says why.
+// CreateContainer refuses a container of a pod that has not all that it claimed, and says why. The runtime would refuse it
+// too, but say only that there is no CDI file.
 func (p *Plugin) CreateContainer(
 	_ context.Context, pod *api.PodSandbox, container *api.Container,
 ) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
