@@ -115,11 +115,7 @@ func (p *Plugin) connect(ctx context.Context) error {
 		return fmt.Errorf("NRI plugin: %w", err)
 	}
 	// If a runtime ends between registering and configuring the plugin, the stub waits for the configuration for ever.
-	defer context.AfterFunc(ended, func() {
-		if service, ok := s.(api.PluginService); ok {
-			_, _ = service.Configure(ctx, &api.ConfigureRequest{})
-		}
-	})()
+	defer context.AfterFunc(ended, func() { _, _ = s.(api.PluginService).Configure(ctx, &api.ConfigureRequest{}) })()
 	return s.Run(ctx)
 }
 
