@@ -34,10 +34,10 @@ func lifecycleTable(path string) error {
 func stateTable() string {
 	var out bytes.Buffer
 	out.WriteString("\n| event | whose |")
-	for _, phase := range lifecycle.Phases() {
+	for _, phase := range lifecycle.Phases {
 		fmt.Fprintf(&out, " %s |", cmp.Or(phase, "Free"))
 	}
-	out.WriteString("\n| --- | --- |" + strings.Repeat(" --- |", len(lifecycle.Phases())) + "\n")
+	out.WriteString("\n| --- | --- |" + strings.Repeat(" --- |", len(lifecycle.Phases)) + "\n")
 	var evidence []lifecycle.Evidence
 	number := func(e lifecycle.Evidence) int {
 		if !slices.Contains(evidence, e) {
@@ -45,25 +45,27 @@ func stateTable() string {
 		}
 		return slices.Index(evidence, e) + 1
 	}
-	var last lifecycle.Event
-	for _, entry := range lifecycle.Table() {
-		event := entry.Event
-		if event == last {
-			event = ""
-		}
-		last = entry.Event
-		fmt.Fprintf(&out, "| %s | %s |", event, entry.Whose)
-		for _, phase := range lifecycle.Phases() {
-			switch rule := entry.Rules[phase]; {
-			case rule.Step == "":
-				out.WriteString(" |")
-			case rule.If == "":
-				fmt.Fprintf(&out, " %s |", rule.Step)
-			default:
-				fmt.Fprintf(&out, " %s if (%d), else %s |", rule.Step, number(rule.If), rule.Else)
+	for _, event := range lifecycle.Events {
+		shown := event
+		for _, whose := range lifecycle.Owners {
+			rules, ok := lifecycle.Table[event][whose]
+			if !ok {
+				continue
 			}
+			fmt.Fprintf(&out, "| %s | %s |", shown, whose)
+			shown = "" // in the rows that follow
+			for _, phase := range lifecycle.Phases {
+				switch rule := rules[phase]; {
+				case rule.Step == "":
+					out.WriteString(" |")
+				case rule.If == "":
+					fmt.Fprintf(&out, " %s |", rule.Step)
+				default:
+					fmt.Fprintf(&out, " %s if (%d), else %s |", rule.Step, number(rule.If), rule.Else)
+				}
+			}
+			out.WriteString("\n")
 		}
-		out.WriteString("\n")
 	}
 	out.WriteString("\nEvidence:\n\n")
 	for i, e := range evidence {

@@ -9,17 +9,14 @@ import (
 // Signal wakes its subscribers. It carries no data: a subscriber reads the state itself. Several changes before it does
 // wake it once. The zero value is ready for use, by several goroutines at once.
 type Signal struct {
-	mutex       sync.Mutex
-	subscribers map[chan struct{}]struct{}
+	subscribers sync.Map // of chan struct{}
 }
 
 // Notify wakes every subscriber. It never blocks.
 func (s *Signal) Notify() {
-	s.mutex.Lock()
-	defer s.mutex.Unlock()
-	for subscriber := range s.subscribers {
+	for subscriber := range s.subscribers.Range {
 		select {
-		case subscriber <- struct{}{}:
+		case subscriber.(chan struct{}) <- struct{}{}:
 		default: // it has not received the last value yet
 		}
 	}
@@ -29,16 +26,7 @@ func (s *Signal) Notify() {
 // never closed.
 func (s *Signal) Subscribe(ctx context.Context) <-chan struct{} {
 	subscriber := make(chan struct{}, 1)
-	s.mutex.Lock()
-	defer s.mutex.Unlock()
-	if s.subscribers == nil {
-		s.subscribers = map[chan struct{}]struct{}{}
-	}
-	s.subscribers[subscriber] = struct{}{}
-	context.AfterFunc(ctx, func() {
-		s.mutex.Lock()
-		defer s.mutex.Unlock()
-		delete(s.subscribers, subscriber)
-	})
+	s.subscribers.Store(subscriber, nil)
+	context.AfterFunc(ctx, func() { s.subscribers.Delete(subscriber) })
 	return subscriber
 }

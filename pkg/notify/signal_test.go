@@ -55,8 +55,12 @@ func TestSubscriptionEnds(t *testing.T) {
 		if !woken(other) {
 			t.Error("another subscriber was not woken")
 		}
-		if len(signal.subscribers) != 1 {
-			t.Errorf("%d subscribers are kept, want 1", len(signal.subscribers))
+		kept := 0
+		for range signal.subscribers.Range {
+			kept++
+		}
+		if kept != 1 {
+			t.Errorf("%d subscribers are kept, want 1", kept)
 		}
 	})
 }

@@ -15,35 +15,24 @@ import (
 type State string
 
 const (
-	// Reserved: the Function has an owner, and nothing was done to it but what Setup says.
-	Reserved State = "Reserved"
-	// Attaching: Before is recorded, and the netdev is on its way to the pod.
-	Attaching State = "Attaching"
-	// Attached: the netdev is in the pod.
-	Attached State = "Attached"
-	// Lost: the device was unplugged or reset, or lost its driver, while the pod's sandbox lives. Next is Reattaching once
-	// the netdev is back, or Detaching when the sandbox ends.
-	Lost State = "Lost"
-	// Reattaching: the netdev is on its way back to the pod that lost it. Next is Attached, or Lost again.
-	Reattaching State = "Reattaching"
-	// Detaching: the netdev is on its way to the host. Next is Reserved.
-	Detaching State = "Detaching"
-	// Releasing: the netdev is on its way to the host, and after RestoredAt the post-delete hooks run. Next is no record.
-	Releasing State = "Releasing"
+	Reserved    State = "Reserved"    // the Function has an owner, and nothing was done to it but what Setup says
+	Attaching   State = "Attaching"   // Before is recorded, and the netdev is on its way to the pod
+	Attached    State = "Attached"    // the netdev is in the pod
+	Lost        State = "Lost"        // the device or its driver went while the sandbox lives; Reattaching or Detaching is next
+	Reattaching State = "Reattaching" // the netdev is on its way back to the pod that lost it; Attached or Lost is next
+	Detaching   State = "Detaching"   // the netdev is on its way to the host; Reserved is next
+	Releasing   State = "Releasing"   // the same, and after RestoredAt the post-delete hooks run; then there is no record
 )
 
 // Attachment is what the node knows about a Function that is not free. It is a value: what its pointers and slices point
 // to must not be changed. Port, Setup and Before are written before anything is done by them.
 type Attachment struct {
 	Function function.ID `json:"function"`
-	// PF is the address of the Function's PF, its own for a PF.
-	PF pci.Address `json:"pf"`
-	// PFName is the PF's netdev when the Function was reserved; it may be renamed since.
-	PFName string `json:"pfName,omitempty"`
-	// VFIndex is [function.Function.Index].
-	VFIndex int   `json:"vfIndex"`
-	Claim   Claim `json:"claim"`
-	Pod     Pod   `json:"pod"`
+	PF       pci.Address `json:"pf"`               // the address of the Function's PF, its own for a PF
+	PFName   string      `json:"pfName,omitempty"` // the PF's netdev when the Function was reserved; it may be renamed since
+	VFIndex  int         `json:"vfIndex"`          // [function.Function.Index]
+	Claim    Claim       `json:"claim"`
+	Pod      Pod         `json:"pod"`
 	// Resource is the extended resource by which the Function was handed out, such as "xpu.opiproject.org/fast"; empty
 	// for a claim.
 	Resource string `json:"resource,omitempty"`
@@ -68,18 +57,16 @@ type Attachment struct {
 	// BootID is the boot in which the netdev was moved (/proc/sys/kernel/random/boot_id). Another boot undoes the move.
 	BootID string `json:"bootID,omitempty"`
 	// Place is the pod's network namespace and where the netdev is in it.
-	Place netdev.Place `json:"place,omitzero"`
-	// Before is what the netdev was on the host.
-	Before *netdev.Snapshot `json:"before,omitempty"`
+	Place  netdev.Place     `json:"place,omitzero"`
+	Before *netdev.Snapshot `json:"before,omitempty"` // what the netdev was on the host
 
 	// Observed is what the netdev became in the pod, and in state Lost what it is to become again. It and AttachedAt are
 	// set once the state is Attached.
 	Observed   *netdev.Observed `json:"observed,omitempty"`
 	AttachedAt time.Time        `json:"attachedAt,omitzero"`
 	// LostAt is when it was seen that the netdev is lost; zero unless the state is Lost or Reattaching.
-	LostAt time.Time `json:"lostAt,omitzero"`
-	// StoppedAt is when the way back began.
-	StoppedAt time.Time `json:"stoppedAt,omitzero"`
+	LostAt    time.Time `json:"lostAt,omitzero"`
+	StoppedAt time.Time `json:"stoppedAt,omitzero"` // when the way back began
 
 	// RestoredAt is when the netdev was verified to be back. It and Hooks are set in state Releasing only. Once it is set,
 	// only post-delete hooks change the record.
@@ -113,10 +100,8 @@ type Setup struct {
 
 // Hooks is how far the post-delete hooks of a Function are. They run one after the other.
 type Hooks struct {
-	// Done are the names of those that ended well or were given up.
-	Done []string `json:"done,omitempty"`
-	// Next is the name of the one that runs or waits to be run again.
-	Next string `json:"next"`
+	Done []string `json:"done,omitempty"` // the names of those that ended well or were given up
+	Next string   `json:"next"`           // the name of the one that runs or waits to be run again
 	// Attempts is how often Next failed, Error why it failed last, and RetryAt when it runs again.
 	Attempts int       `json:"attempts,omitempty"`
 	Error    string    `json:"error,omitempty"`
@@ -129,29 +114,24 @@ type Claim struct {
 	Namespace string    `json:"namespace,omitempty"`
 	Name      string    `json:"name,omitempty"`
 	UID       types.UID `json:"uid,omitempty"`
-	Request   string    `json:"request,omitempty"` // in the claim; "main/sub" for a subrequest
-	Pool      string    `json:"pool,omitempty"`    // of the ResourceSlice
-	Device    string    `json:"device,omitempty"`  // in the ResourceSlice
-	// PodClaim is the claim's name in the pod's spec, for one that was made of a template.
-	PodClaim string `json:"podClaim,omitempty"`
+	Request   string    `json:"request,omitempty"`  // in the claim; "main/sub" for a subrequest
+	Pool      string    `json:"pool,omitempty"`     // of the ResourceSlice
+	Device    string    `json:"device,omitempty"`   // in the ResourceSlice
+	PodClaim  string    `json:"podClaim,omitempty"` // in the pod's spec, for a claim that was made of a template
 }
 
 // Port is what the xPU was asked to serve for a Function.
 type Port struct {
-	// DevicePool is the pool that the Function belonged to when it was handed out; empty if that is not known.
-	DevicePool string `json:"devicePool,omitempty"`
-	// Network is the name of the network that the Port joins.
-	Network string `json:"network"`
-	// MAC is that of the Function as the xPU knows it.
-	MAC function.MAC `json:"mac"`
+	DevicePool string       `json:"devicePool,omitempty"` // of the Function when it was handed out; empty if not known
+	Network    string       `json:"network"`              // the name of the network that the Port joins
+	MAC        function.MAC `json:"mac"`                  // of the Function as the xPU knows it
 }
 
 // CNI is what the container runtime asked for, by the CNI specification.
 type CNI struct {
 	ContainerID string `json:"containerID"`
 	IfName      string `json:"ifName"`
-	// Network is the name of the network configuration.
-	Network string `json:"network"`
+	Network     string `json:"network"` // the name of the network configuration
 	// IPAM is the result of the IPAM plugin, as it printed it; empty if there is none.
 	IPAM json.RawMessage `json:"ipam,omitempty"`
 	// Claimed is the interface that the Function's claim, if any, wants: it is wanted again when the request is over.

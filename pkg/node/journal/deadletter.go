@@ -49,22 +49,17 @@ func (j *Journal) GiveUp(letter DeadLetter, next Attachment) error {
 	})
 }
 
-// appendLetter adds a dead letter, and deletes those beyond the limit. The keys are numbers that grow.
+// appendLetter adds a dead letter, and deletes the one that is beyond the limit by it, if any. The keys are numbers that
+// grow by one.
 func appendLetter(b *bolt.Bucket, record []byte) error {
 	number, err := b.NextSequence()
 	if err != nil {
 		return err
 	}
-	if err := b.Put(binary.BigEndian.AppendUint64(nil, number), record); err != nil {
+	if err := b.Put(binary.BigEndian.AppendUint64(nil, number), record); err != nil || number <= maxLetters {
 		return err
 	}
-	cursor := b.Cursor()
-	for key, _ := cursor.First(); key != nil && binary.BigEndian.Uint64(key)+maxLetters <= number; key, _ = cursor.First() {
-		if err := cursor.Delete(); err != nil {
-			return err
-		}
-	}
-	return nil
+	return b.Delete(binary.BigEndian.AppendUint64(nil, number-maxLetters))
 }
 
 func decodeLetter(key, value []byte) (DeadLetter, error) {

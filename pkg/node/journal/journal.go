@@ -27,11 +27,10 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 )
 
-// schema is the version of what is in the file. Fields may be added to the values without a new version.
-const schema = 1
-
-// lockTimeout is how long Open waits for another process to give the file up.
-const lockTimeout = time.Second
+const (
+	schema      = 1           // the version of what is in the file; fields may be added to the values without a new one
+	lockTimeout = time.Second // for another process to give the file up
+)
 
 var (
 	metaBucket        = []byte("meta")
@@ -102,8 +101,8 @@ func (j *Journal) open(path string) (err error) {
 			}
 		}
 	}()
-	// The list of free pages stays in the file: to find them, bbolt would look at pages in a goroutine of its own, where
-	// a damaged one cannot be recovered from.
+	// The list of free pages stays in the file: bbolt would look for them in a goroutine of its own, where a damaged page
+	// cannot be recovered from.
 	j.db, err = bolt.Open(path, 0o600, &bolt.Options{
 		Timeout: lockTimeout,
 		OpenFile: func(name string, flag int, mode os.FileMode) (_ *os.File, err error) {

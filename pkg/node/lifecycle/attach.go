@@ -20,9 +20,8 @@ import (
 
 // Reserve waits until the owner is admitted (see [Manager.Admit]), records that the Function is the owner's and what its
 // interface shall be, and sets the Function up. Reserving again for the same owner replaces the interface until the
-// Function is being attached, and changes nothing from then on. A reservation without a claim and a CNI request is for the
-// next pod that comes: reserving again releases the Function and makes a new one. A reservation whose setup failed stays,
-// and the next Reserve continues it.
+// Function is being attached, and continues a setup that failed. A reservation without a claim and a CNI request is for the
+// next pod that comes: reserving again releases the Function and makes a new one.
 func (m *Manager) Reserve(ctx context.Context, want journal.Attachment) (err error) {
 	defer wrap(&err, want.Function)
 	checked := want.Interface
@@ -75,10 +74,8 @@ func (m *Manager) setUp(ctx context.Context, a journal.Attachment) error {
 
 // Sandbox is the pod sandbox that wants a Function.
 type Sandbox struct {
-	// ID is that of the sandbox container; a pod gets a new one for each of its sandboxes.
-	ID string
-	// NetNS is the path of the sandbox's network namespace.
-	NetNS string
+	ID    string // of the sandbox container; a pod gets a new one for each of its sandboxes
+	NetNS string // the path of the sandbox's network namespace
 	Pod   journal.Pod
 }
 
@@ -104,7 +101,7 @@ func (m *Manager) Attach(ctx context.Context, id function.ID, sandbox Sandbox) (
 // move takes the netdev into the sandbox. The caller has the Function's lock.
 func (m *Manager) move(ctx context.Context, record journal.Attachment, sandbox Sandbox) (netdev.Observed, error) {
 	device, before, place, err := m.plan(ctx, record, sandbox.NetNS)
-	for tries := 0; record.AnyName && errors.Is(err, netdev.ErrNameTaken) && tries < maxNames; tries++ {
+	for record.AnyName && errors.Is(err, netdev.ErrNameTaken) { // until ctx ends, see Retry
 		record.Interface.Name = m.otherName(record)
 		device, before, place, err = m.plan(ctx, record, sandbox.NetNS)
 	}
@@ -187,9 +184,6 @@ func (m *Manager) endAnnouncements() {
 	m.announcing.Wait()
 }
 
-// maxNames is how many names are tried for an interface that nobody named. A pod has a few interfaces.
-const maxNames = 64
-
 // otherName is the name after the record's, "net2" after "net1", that no other Function of the pod has.
 func (m *Manager) otherName(record journal.Attachment) string {
 	var number int
@@ -221,7 +215,6 @@ func Retry(ctx context.Context, patience wait.Backoff, try func(context.Context)
 	return cmp.Or(err, waitErr)
 }
 
-// plan finds the netdev and looks at it.
 func (m *Manager) plan(ctx context.Context, record journal.Attachment, netNS string) (
 	device netdev.Device, before netdev.Snapshot, place netdev.Place, err error,
 ) {
@@ -272,8 +265,7 @@ func Device(netdevs NetdevFinder, record journal.Attachment) (netdev.Device, err
 type Addresses struct {
 	Addresses []netip.Prefix
 	Routes    []function.Route
-	// Result is what the plugin printed.
-	Result json.RawMessage
+	Result    json.RawMessage // what the plugin printed
 }
 
 // Check describes how an attached Function differs from what was attached; nothing means that it does not.
@@ -291,8 +283,8 @@ func (m *Manager) Check(ctx context.Context, id function.ID) (differences []stri
 	return differences, err
 }
 
-// Address gives the addresses to the interface that a CNI request has attached. belongs says whether the attachment is
-// that of the request. Adding again what the interface has is no error.
+// Address gives the addresses to an interface that is attached, if the attachment belongs to the CNI request. Adding again
+// what the interface has is no error.
 func (m *Manager) Address(ctx context.Context, id function.ID, belongs func(journal.Attachment) bool, add Addresses) error {
 	return m.withLock(ctx, id, func(record journal.Attachment) (err error) {
 		defer wrap(&err, id)

@@ -18,17 +18,14 @@ import (
 
 // trigger is an event with what it is about. Fields that do not belong to the event are empty.
 type trigger struct {
-	event Event
-	pod   journal.Pod
-	// claim is that of Prepare and Unprepare, and of an Add for a claim's Function; resource that of Allocate and GiveUp.
-	claim    types.UID
-	resource string
-	// sandbox is the ID of the sandbox container, of Add, Del, SandboxStarts and SandboxStops.
-	sandbox string
-	// ifName is that of Add and Del, netNS the path of the network namespace of a SandboxStarts.
-	ifName, netNS string
-	// but, where set, excludes attachments from a Del: those made after the request.
-	but func(journal.Attachment) bool
+	event    Event
+	pod      journal.Pod
+	claim    types.UID                     // of Prepare, Unprepare, and an Add for a claim's Function
+	resource string                        // of Allocate and GiveUp
+	sandbox  string                        // the ID of the sandbox container of Add, Del, SandboxStarts and SandboxStops
+	ifName   string                        // of Add and Del
+	netNS    string                        // the path of the network namespace of SandboxStarts
+	but      func(journal.Attachment) bool // excludes attachments from a Del, where set: those made after the request
 	// assigned, where set, is [Kubelet.Assigned] for all reservations of a Sweep: it asks the kubelet once.
 	assigned func() (map[string]podresources.Assignment, error)
 }
@@ -96,14 +93,8 @@ func (t trigger) whose(a journal.Attachment) Whose {
 	return AnotherRequests
 }
 
-// rule looks the event up in the table.
-func (t trigger) rule(a journal.Attachment) Rule {
-	rule, ok := table[t.event][t.whose(a)][a.State]
-	if !ok {
-		return always(Refuse) // TestTableIsWhole shows that there is no such case
-	}
-	return rule
-}
+// rule looks the event up in the table, which has a rule for everything that can be: see TestTableIsWhole.
+func (t trigger) rule(a journal.Attachment) Rule { return Table[t.event][t.whose(a)][a.State] }
 
 // TakenError is the error for a Function that another owner has.
 type TakenError struct{ reason string }
@@ -114,11 +105,9 @@ func taken(format string, args ...any) error { return TakenError{fmt.Sprintf(for
 
 // decision is what follows from an event for a Function.
 type decision struct {
-	id function.ID
-	// record is the Function's record at the time of the decision, the zero value if the Function was free.
-	record journal.Attachment
-	// resource is the extended resource by which the kubelet gave the Function to the pod of a CNI request, "" if there is
-	// none or the kubelet was not asked.
+	id     function.ID
+	record journal.Attachment // at the time of the decision, the zero value if the Function was free
+	// resource is the extended resource by which the kubelet gave the Function to the pod of a CNI request, if it says so.
 	resource string
 	step     Step
 	refusal  error // the reason of a Refuse
@@ -133,9 +122,8 @@ func wrap(err *error, id function.ID) {
 
 // Admit returns when the owner that want names may have the Function: its claim, its CNI request, or else any pod that the
 // kubelet allocates the Function to. It waits for a release that is under way, and brings back what an earlier owner left.
-// A [TakenError] says that another owner has the Function. Admit reserves nothing. It returns the Function's record,
-// the zero value for a Function that is free. Its Resource, if the record has none, is that by which the kubelet gave the
-// Function to the pod.
+// A [TakenError] says that another owner has the Function. Admit reserves nothing. It returns the Function's record, empty
+// for a free one, with the Resource by which the kubelet gave the Function to the pod if the record has none.
 func (m *Manager) Admit(ctx context.Context, want journal.Attachment) (have journal.Attachment, err error) {
 	defer wrap(&err, want.Function)
 	d, err := m.settle(ctx, triggerOf(want), want.Function, nil)
@@ -144,8 +132,7 @@ func (m *Manager) Admit(ctx context.Context, want journal.Attachment) (have jour
 }
 
 // settle decides about the event and carries the step out, again and again, until nothing more follows from the event. A
-// Take or an Attach is the last step: take, where set, carries it out with the Function's lock and record. The error of a
-// Refuse is its reason.
+// Take or an Attach is the last step, which take carries out, where set. The error of a Refuse is its reason.
 func (m *Manager) settle(
 	ctx context.Context, t trigger, id function.ID, take func(have journal.Attachment) error,
 ) (decision, error) {
@@ -231,7 +218,6 @@ func takenBy(t trigger, a journal.Attachment) error {
 	return taken("belongs to %s", owner(a))
 }
 
-// owner names the owner of a Function.
 func owner(a journal.Attachment) string {
 	switch {
 	case a.Claim.UID != "":
@@ -290,7 +276,7 @@ func (m *Manager) makeWay(ctx context.Context, t trigger, d decision) error {
 
 // ifUnchanged calls f with the Function's lock and record, if the record is still that of the decision. Otherwise
 // unchanged is false, and the caller must decide again.
-func (m *Manager) ifUnchanged(ctx context.Context, d decision, f func(have journal.Attachment) error) (unchanged bool, err error) {
+func (m *Manager) ifUnchanged(ctx context.Context, d decision, f func(journal.Attachment) error) (unchanged bool, err error) {
 	err = m.withLock(ctx, d.id, func(now journal.Attachment) error {
 		if unchanged = reflect.DeepEqual(d.record, now); !unchanged {
 			return nil

@@ -15,11 +15,9 @@ import (
 )
 
 const (
-	// askTimeout is how long the kubelet may take to say what pods have while a pod waits, sweepTimeout how long kubelet and
-	// API server may take while nobody waits.
-	askTimeout, sweepTimeout = time.Second, 10 * time.Second
-	// serveTimeout is how long a netdev that is back waits for its Port before the log says what is missing.
-	serveTimeout = 30 * time.Second
+	askTimeout   = time.Second      // for the kubelet to say what pods have, while a pod waits
+	sweepTimeout = 10 * time.Second // for kubelet and API server, while nobody waits
+	serveTimeout = 30 * time.Second // for the Port of a netdev that is back, before the log says what is missing
 )
 
 // gather says for each kind of evidence whether it is there for the decision.
@@ -43,9 +41,7 @@ func (m *Manager) noOtherPod(ctx context.Context, t trigger, d *decision) (bool,
 	if t.event == Prepare {
 		_, _ = m.options.Kubelet.Refresh(ctx) // it logs an error itself
 		other := m.options.Kubelet.InUse(d.id, "")
-		if other != "" {
-			d.refusal = TakenError{other}
-		}
+		d.refusal = TakenError{other}
 		return other == "", nil
 	}
 	assigned, err := m.options.Kubelet.Assigned(ctx)
@@ -73,10 +69,9 @@ func (m *Manager) sandboxLives(a journal.Attachment) (bool, error) {
 
 func (m *Manager) namespaceGone(_ context.Context, _ trigger, d *decision) (bool, error) {
 	lives, err := m.sandboxLives(d.record)
-	return err == nil && !lives, err
+	return !lives, err
 }
 
-// unneeded is false if anything cannot be found out.
 func (m *Manager) unneeded(ctx context.Context, t trigger, d *decision) (bool, error) {
 	a := d.record
 	if m.options.Kubelet == nil || a.Claim.UID == "" && time.Since(a.ReservedAt) < m.options.AbandonedAfter {
@@ -84,11 +79,10 @@ func (m *Manager) unneeded(ctx context.Context, t trigger, d *decision) (bool, e
 	}
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
-	ask := t.assigned
-	if ask == nil {
-		ask = func() (map[string]podresources.Assignment, error) { return m.options.Kubelet.Assigned(ctx) }
+	if t.assigned == nil {
+		t.assigned = func() (map[string]podresources.Assignment, error) { return m.options.Kubelet.Assigned(ctx) }
 	}
-	assigned, err := ask()
+	assigned, err := t.assigned()
 	_, has := assigned[a.Function.String()]
 	switch {
 	case has || err != nil:
@@ -115,7 +109,6 @@ func (m *Manager) reservedForPod(ctx context.Context, t trigger, d *decision) (b
 	return allocated && slices.Contains(pods, t.pod.UID), nil
 }
 
-// netdevGone says whether a sandbox that lives has lost what was attached to it.
 func (m *Manager) netdevGone(_ context.Context, _ trigger, d *decision) (bool, error) {
 	a := d.record
 	name, err := m.netdevs.Netdev(a.Function)
@@ -151,11 +144,9 @@ func (m *Manager) deviceBack(ctx context.Context, _ trigger, d *decision) (bool,
 	if name, err := m.netdevs.Netdev(id); name == "" || err != nil {
 		return false, nil
 	}
-	if m.options.Seen != nil {
-		// The kernel may be ahead of the inventory, which must know the Function to say what containers get of it.
-		if _, known := m.options.Seen(id); !known {
-			return false, nil
-		}
+	// The kernel may be ahead of the inventory, which must know the Function to say what containers get of it.
+	if _, known := m.options.Seen(id); !known {
+		return false, nil
 	}
 	if lives, err := m.sandboxLives(a); !lives || err != nil {
 		return false, err

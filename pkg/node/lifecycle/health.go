@@ -8,8 +8,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// releaseGrace is how long a release may take before the Function counts as unhealthy. A usual one takes milliseconds;
-// telling the API server about each would cost two writes for every pod.
+// releaseGrace is how long a release may take before the Function counts as unhealthy. A usual one takes milliseconds.
 const releaseGrace = 10 * time.Second
 
 // healthChanged says that a Function's health may have changed, and says it again when a release takes too long.
@@ -21,9 +20,8 @@ func (m *Manager) healthChanged(id function.ID) {
 	}
 }
 
-// Releasing describes a Function that is not free yet after its last pod, from the beginning of its release; "" for all
-// others. The device plugin needs it: the kubelet takes a Function for free as soon as the pod is gone, and hears of
-// health by a stream that costs nothing.
+// Releasing describes a Function that is not free yet after its last pod; "" for all others. The device plugin needs it: the
+// kubelet takes a Function for free as soon as the pod is gone.
 func (m *Manager) Releasing(id function.ID) string {
 	if a, _ := m.journal.Get(id); a.State == journal.Releasing {
 		return "the Function " + pending(a)
@@ -31,8 +29,8 @@ func (m *Manager) Releasing(id function.ID) string {
 	return m.Overdue(id)
 }
 
-// Overdue describes a Function that should be back by now; "" for all others. DRA needs it: there each change is a write
-// to the API server, and Prepare waits for a Function that is being released.
+// Overdue describes a Function that should be back by now; "" for all others. DRA needs it, where each change is a write to
+// the API server, and Prepare waits for a Function that is being released.
 func (m *Manager) Overdue(id function.ID) string {
 	a, _ := m.journal.Get(id)
 	if a.State != journal.Releasing && a.State != journal.Detaching || time.Since(a.StoppedAt) < releaseGrace {

@@ -133,25 +133,20 @@ func TestOtherPod(t *testing.T) {
 	}
 }
 
-// TestTableIsShown: the documentation has every row of the table, and no other.
+// TestTableIsShown: the documentation is made from what is listed, and so has every row and every cell of the table.
 func TestTableIsShown(t *testing.T) {
-	rows := 0
-	for _, byWhose := range table {
-		rows += len(byWhose)
-	}
-	shown := Table()
-	if len(shown) != rows {
-		t.Errorf("%d rows are shown, the table has %d", len(shown), rows)
-	}
-	for _, entry := range shown {
-		for _, phase := range Phases() {
-			if rule, want := entry.Rules[phase], table[entry.Event][entry.Whose][phase]; rule != want {
-				t.Errorf("%s, %s, %s: %+v, want %+v", entry.Event, entry.Whose, phase, rule, want)
-			}
+	for event, byWhose := range Table {
+		if !slices.Contains(Events, event) {
+			t.Errorf("%s is not shown", event)
 		}
-		for phase := range entry.Rules {
-			if !slices.Contains(Phases(), phase) {
-				t.Errorf("%s, %s: the rule of phase %s is not shown", entry.Event, entry.Whose, phase)
+		for whose, row := range byWhose {
+			if !slices.Contains(Owners, whose) {
+				t.Errorf("%s, %s is not shown", event, whose)
+			}
+			for phase := range row {
+				if !slices.Contains(Phases, phase) {
+					t.Errorf("%s, %s: the rule of phase %s is not shown", event, whose, phase)
+				}
 			}
 		}
 	}

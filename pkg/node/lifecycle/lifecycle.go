@@ -1,7 +1,6 @@
-// Package lifecycle decides who has a Function, and moves it to its owner and back. Everything that happens to a Function
-// is an [Event]. The table in this package says which [Step] follows from it, by the [Phase] of the Function, by whose it
-// is ([Whose]) and by what must be shown first ([Evidence]). The DRA driver, the device plugin, the CNI server and the NRI
-// plugin report events and decide nothing themselves.
+// Package lifecycle decides who has a Function, and moves it to its owner and back. The DRA driver, the device plugin, the
+// CNI server and the NRI plugin report an [Event] and decide nothing themselves. [Table] says which [Step] follows from it,
+// by the [Phase] of the Function, by whose it is ([Whose]) and by what must be shown first ([Evidence]).
 //
 // The journal has each step before it is done, so that an agent that was killed continues where it was. Every method may
 // be called at any time and again: a call continues what an earlier one left undone.
@@ -24,12 +23,10 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 )
 
-// Engine moves netdevs.
+// Engine moves netdevs. Its methods are those of [netdev.Engine].
 type Engine interface {
 	Plan(ctx context.Context, device netdev.Device, netNS string, want function.Interface) (netdev.Snapshot, netdev.Place, error)
-	Attach(
-		ctx context.Context, device netdev.Device, before netdev.Snapshot, place netdev.Place, want function.Interface,
-	) (netdev.Observed, error)
+	Attach(context.Context, netdev.Device, netdev.Snapshot, netdev.Place, function.Interface) (netdev.Observed, error)
 	Add(ctx context.Context, a netdev.Attached, addresses []netip.Prefix, routes []function.Route) (netdev.Observed, error)
 	Check(ctx context.Context, device netdev.Device, a netdev.Attached) (differences []string, err error)
 	Restore(ctx context.Context, device netdev.Device, before netdev.Snapshot, place netdev.Place) (netdev.Restored, error)
@@ -84,12 +81,9 @@ type Claims interface {
 
 // Options of a [Manager]. Parts that are not set are done without.
 type Options struct {
-	// BootID is the boot's, from /proc/sys/kernel/random/boot_id.
-	BootID string
-	// Setup makes Functions usable for their owners. It must be set if any reservation has a Setup.
-	Setup Setup
-	// Hooks gets every Function that was released, before it is free.
-	Hooks Queue
+	BootID string // of this boot, from /proc/sys/kernel/random/boot_id
+	Setup  Setup  // must be set if any reservation has a Setup
+	Hooks  Queue  // gets every Function that was released, before it is free
 	// Kubelet says which pods have which Functions. Without it no pod is known to have any.
 	Kubelet Kubelet
 	// Claims says who needs a claim. Without it only Unprepare takes a Function from its claim.
@@ -118,11 +112,9 @@ type Options struct {
 	Patience wait.Backoff
 	// GoneAfter is how long after the stop of its sandbox a hardware netdev is waited for that is in no namespace; 0 is a
 	// minute. A busy kernel ends namespaces late. Until then Detach and Unprepare fail.
-	GoneAfter time.Duration
-	// AbandonedAfter is how old a reservation must be for a sweep; 0 is 5 minutes.
-	AbandonedAfter time.Duration
-	// SweepEvery is the interval of [Resume] and [Sweep] in [Manager.Run]; 0 is a minute.
-	SweepEvery time.Duration
+	GoneAfter      time.Duration
+	AbandonedAfter time.Duration // how old a reservation must be for a sweep; 0 is 5 minutes
+	SweepEvery     time.Duration // the interval of [Resume] and [Sweep] in [Manager.Run]; 0 is a minute
 }
 
 // Manager decides for all Functions of the node. Its methods may be called by several goroutines at once.
@@ -133,15 +125,14 @@ type Manager struct {
 	options Options
 	log     logr.Logger
 
-	// announcing are the announcements under way, which hold the pods' namespaces. Their context is lasting, which stop
-	// ends with [Manager.Run]. The mutex is for beginning an announcement and for stop: an Attach may take longer than Run.
+	// announcing are the announcements under way, whose context is lasting. [Manager.Run] calls stop when it ends. The mutex
+	// keeps an Attach that takes longer from beginning another one.
 	mutex      sync.Mutex
 	announcing sync.WaitGroup
 	lasting    context.Context
 	stop       context.CancelFunc
 
-	// abandoned are the Functions that nobody needed at the last sweep, with the time of their reservation. Only sweep uses
-	// it, in one goroutine.
+	// abandoned are the Functions that nobody needed at the last sweep, with the time of reservation. Only sweep uses it.
 	abandoned map[function.ID]time.Time
 }
 
@@ -155,6 +146,9 @@ func New(j journal.Records, engine Engine, netdevs NetdevFinder, options Options
 	}
 	if options.Expose == nil {
 		options.Expose = func(journal.Attachment) error { return nil }
+	}
+	if options.Seen == nil {
+		options.Seen = func(function.ID) (f function.Function, exists bool) { return f, true }
 	}
 	if options.Report == nil {
 		options.Report = func(journal.Attachment) {}

@@ -70,7 +70,7 @@ func (p trigger) report(ctx context.Context, m *Manager, id function.ID) error {
 // ends after each of its writes, and one that does not. Whatever was interrupted, the next agent goes on; and when
 // nobody needs the Function any more, it is free and as it was.
 func TestEveryEventInEveryPhase(t *testing.T) {
-	for _, phase := range phases {
+	for _, phase := range Phases {
 		records := []journal.Attachment{{}}
 		if phase != Free {
 			records = recordsOf(phase)
@@ -162,7 +162,7 @@ func randomLife(t *testing.T, random *rand.Rand) {
 		id, i := functions[random.IntN(len(functions))], random.IntN(3)
 		pod := journal.Pod{Namespace: "default", Name: fmt.Sprint("pod", i), UID: types.UID(fmt.Sprint("pod", i, "-", random.IntN(2)))}
 		p := trigger{
-			event: events[random.IntN(len(events))], pod: pod, claim: types.UID(fmt.Sprint("claim", random.IntN(4))),
+			event: Events[random.IntN(len(Events))], pod: pod, claim: types.UID(fmt.Sprint("claim", random.IntN(4))),
 			resource: "xpu.opiproject.org/fast", ifName: "net1", sandbox: fmt.Sprint("s", i),
 			netNS: namespaces[i],
 		}

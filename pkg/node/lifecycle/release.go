@@ -92,23 +92,21 @@ func (m *Manager) finish(ctx context.Context, a journal.Attachment) error {
 			return err
 		}
 	}
-	first := ""
 	if hooks != nil {
-		first = hooks.First(a)
-	}
-	if first == "" {
-		if err := m.journal.Delete(a.Function); err != nil {
-			return err
+		if first := hooks.First(a); first != "" {
+			a.RestoredAt, a.Hooks = time.Now().UTC(), &journal.Hooks{Next: first}
+			if err := m.journal.Put(a); err != nil {
+				return err
+			}
+			log.Info("Function is back", "claim", a.Claim.Name, "hook", first)
+			hooks.Add(a.Function)
+			return nil
 		}
-		log.Info("Function released", "claim", a.Claim.Name)
-		return nil
 	}
-	a.RestoredAt, a.Hooks = time.Now().UTC(), &journal.Hooks{Next: first}
-	if err := m.journal.Put(a); err != nil {
+	if err := m.journal.Delete(a.Function); err != nil {
 		return err
 	}
-	log.Info("Function is back", "claim", a.Claim.Name, "hook", first)
-	hooks.Add(a.Function)
+	log.Info("Function released", "claim", a.Claim.Name)
 	return nil
 }
 

@@ -14,15 +14,14 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 )
 
-// Recover continues what was interrupted or failed, at agent start and whenever it is called. What is attached to a
-// namespace that lives is left alone. Functions are not set up by it: see [Manager.SetUp].
+// Recover continues what was interrupted or failed. What is attached to a namespace that lives is left alone, and nothing is
+// set up: see [Manager.SetUp].
 func (m *Manager) Recover(ctx context.Context) error {
 	return m.resume(ctx, false)
 }
 
 // SetUp sets reserved Functions up again, as far as they are not: the agent may have ended in the middle, and a boot undoes
-// SFs and drivers, while the kubelet starts pods on what it allocated before without another Allocate. One that fails keeps
-// no other from being set up.
+// SFs and drivers, while the kubelet starts pods on what it allocated before without another Allocate.
 func (m *Manager) SetUp(ctx context.Context) error {
 	return m.resume(ctx, true)
 }
@@ -81,9 +80,9 @@ func (m *Manager) Run(ctx context.Context, changes <-chan struct{}) error {
 	}
 }
 
-// sweep releases reservations that nobody needs any more. The kubelet says nothing when it takes an extended resource
-// back from a pod that never ran, and forgets the claims of its checkpoint with it. A reservation must be unneeded in two
-// sweeps in a row, so that a pod which the kubelet is just starting is not taken for gone.
+// sweep releases reservations that nobody needs any more, as the kubelet says nothing when it takes an extended resource or
+// a claim back from a pod that never ran. A reservation must be unneeded in two sweeps in a row, so that a pod which the
+// kubelet is just starting is not taken for gone.
 func (m *Manager) sweep(ctx context.Context) {
 	before := m.abandoned
 	m.abandoned = map[function.ID]time.Time{}
@@ -117,15 +116,11 @@ func (m *Manager) sweep(ctx context.Context) {
 // may be wrong about a netdev that was just moved.
 func (m *Manager) queueDevices(queue workqueue.TypedRateLimitingInterface[function.ID]) {
 	for _, a := range m.journal.All() {
-		if a.State != journal.Lost && a.State != journal.Attached {
-			continue
+		f, known := m.options.Seen(a.Function)
+		changed := !known || f.Netdev != "" || f.Driver == ""
+		if a.State == journal.Lost || a.State == journal.Attached && changed {
+			queue.Add(a.Function)
 		}
-		if a.State == journal.Attached && m.options.Seen != nil {
-			if f, known := m.options.Seen(a.Function); known && f.Netdev == "" && f.Driver != "" {
-				continue
-			}
-		}
-		queue.Add(a.Function)
 	}
 }
 
@@ -174,14 +169,13 @@ func (m *Manager) lose(ctx context.Context, a journal.Attachment) error {
 	return nil
 }
 
-// reattach makes the netdev in the sandbox what it was there. What the netdev was before the pod stays in the record, to be
-// restored in the end, and not what the device is after its reset. The caller has the Function's lock.
+// reattach makes the netdev in the sandbox what it was there. What is restored in the end is what the netdev was before the
+// pod, not what it is after the device's reset. The caller has the Function's lock.
 func (m *Manager) reattach(ctx context.Context, a journal.Attachment) error {
 	if err := m.setUp(ctx, a); err != nil {
 		return err
 	}
-	// What nobody asked for is made what it was in the sandbox.
-	wanted := a
+	wanted := a // and what nobody asked for as it was in the sandbox
 	wanted.Interface.Name = a.Observed.Name
 	wanted.Interface.MTU = cmp.Or(a.Interface.MTU, a.Observed.MTU)
 	wanted.Interface.MAC = cmp.Or(a.Interface.MAC, a.Observed.MAC)

@@ -2,7 +2,6 @@ package lifecycle
 
 import (
 	"maps"
-	"slices"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
@@ -11,88 +10,66 @@ import (
 type Event string
 
 const (
-	// Prepare: the kubelet prepares a claim that the Function is allocated to.
-	Prepare Event = "Prepare"
-	// Unprepare: the kubelet takes a claim's Functions back.
-	Unprepare Event = "Unprepare"
-	// Allocate: the kubelet gives the Function, which no pod has as far as it knows, to a container as an extended resource.
-	Allocate Event = "Allocate"
-	// GiveUp: an Allocate failed, and with it the pod.
-	GiveUp Event = "GiveUp"
-	// Add: a CNI ADD asks for the Function.
-	Add Event = "ADD"
-	// Del: a CNI DEL or GC says that the container's interface is to go.
-	Del Event = "DEL"
-	// SandboxStarts: the runtime has made a network namespace for a pod with a claim.
-	SandboxStarts Event = "sandbox starts"
-	// SandboxStops: the runtime ends a pod's sandbox.
-	SandboxStops Event = "sandbox stops"
-	// Sweep: the agent checks whether a reservation is still needed.
-	Sweep Event = "sweep"
-	// Resume: the agent starts, or a minute has passed. What is half done is continued.
-	Resume Event = "resume"
-	// DeviceChanges: a device, a netdev or a Port of the node came or went, and a pod may have lost its Function by it.
-	DeviceChanges Event = "device changes"
+	Prepare       Event = "Prepare"        // the kubelet prepares a claim that the Function is allocated to
+	Unprepare     Event = "Unprepare"      // the kubelet takes a claim's Functions back
+	Allocate      Event = "Allocate"       // the kubelet gives a container the Function, which by its own account no pod has
+	GiveUp        Event = "GiveUp"         // an Allocate failed, and with it the pod
+	Add           Event = "ADD"            // a CNI ADD asks for the Function
+	Del           Event = "DEL"            // a CNI DEL or GC ends a container's interface
+	SandboxStarts Event = "sandbox starts" // the runtime has made a network namespace for a pod with a claim
+	SandboxStops  Event = "sandbox stops"  // the runtime ends a pod's sandbox
+	Sweep         Event = "sweep"          // the agent checks whether a reservation is still needed
+	Resume        Event = "resume"         // the agent starts, or a minute has passed: what is half done is continued
+	DeviceChanges Event = "device changes" // a device, netdev or Port came or went, and a pod may have lost its Function
 )
 
-// events are all events, in the order of a Function's life.
-var events = []Event{Prepare, Allocate, Add, SandboxStarts, SandboxStops, Del, DeviceChanges, Unprepare, GiveUp, Sweep, Resume}
+// Events are all events, in the order of a Function's life.
+var Events = []Event{Prepare, Allocate, Add, SandboxStarts, SandboxStops, Del, DeviceChanges, Unprepare, GiveUp, Sweep, Resume}
 
 // Phase is how far a Function is: the state of its record in the journal, or [Free].
 type Phase = journal.State
 
+// The phases. All but Free, in which there is no record, are states of the journal.
 const (
-	// Free: there is no record.
-	Free Phase = ""
-	// The states of the journal.
-	Reserved    = journal.Reserved
-	Attaching   = journal.Attaching
-	Attached    = journal.Attached
-	Lost        = journal.Lost
-	Reattaching = journal.Reattaching
-	Detaching   = journal.Detaching
-	Releasing   = journal.Releasing
+	Free        Phase = ""
+	Reserved          = journal.Reserved
+	Attaching         = journal.Attaching
+	Attached          = journal.Attached
+	Lost              = journal.Lost
+	Reattaching       = journal.Reattaching
+	Detaching         = journal.Detaching
+	Releasing         = journal.Releasing
 )
 
-// phases are all phases, in the order of a Function's life.
-var phases = []Phase{Free, Reserved, Attaching, Attached, Lost, Reattaching, Detaching, Releasing}
+// Phases are all phases, in the order of a Function's life.
+var Phases = []Phase{Free, Reserved, Attaching, Attached, Lost, Reattaching, Detaching, Releasing}
 
 // Whose says whose Function it is, as the event sees it.
 type Whose string
 
 const (
-	// Nobodys: it is free.
-	Nobodys Whose = "nobody's"
-	// Own: that of the claim, the CNI request or the sandbox that the event is about.
-	Own Whose = "own"
-	// PodsClaim: a claim's of the pod that the event is about.
-	PodsClaim Whose = "a claim's of the same pod"
-	// PodsRequest: that of another CNI request of the pod that the event is about: an older sandbox, or one that failed.
-	PodsRequest Whose = "an older request's of the same pod"
-	// NextPods: allocated to a pod that has not come for it yet. Which pod that is the kubelet does not tell.
-	NextPods Whose = "allocated"
-	// AnotherClaims: another claim's.
-	AnotherClaims Whose = "another claim's"
-	// AnotherRequests: a CNI request's of another pod, or of another interface.
-	AnotherRequests Whose = "another request's"
+	Nobodys         Whose = "nobody's"                           // the Function is free
+	Own             Whose = "own"                                // the claim, CNI request or sandbox that the event is about has it
+	PodsClaim       Whose = "a claim's of the same pod"          // a claim of the pod that the event is about has it
+	PodsRequest     Whose = "an older request's of the same pod" // an older sandbox of the event's pod has it, or one that failed
+	NextPods        Whose = "allocated"                          // it is allocated to a pod that has not come yet, and is not known
+	AnotherClaims   Whose = "another claim's"
+	AnotherRequests Whose = "another request's" // a CNI request of another pod, or for another interface, has it
 )
 
-// owners are all values of Whose, in the order of the documentation.
-var owners = []Whose{Nobodys, Own, PodsClaim, PodsRequest, NextPods, AnotherClaims, AnotherRequests}
+// Owners are all values of Whose, in the order of the documentation.
+var Owners = []Whose{Nobodys, Own, PodsClaim, PodsRequest, NextPods, AnotherClaims, AnotherRequests}
 
 // Evidence is what must be shown before a step is taken. What cannot be found out is not shown.
 type Evidence string
 
 const (
-	// NoOtherPod: the kubelet names no other pod that has the Function. A kubelet that does not answer names none.
-	NoOtherPod Evidence = "the kubelet names no other pod"
+	NoOtherPod     Evidence = "the kubelet names no other pod" // a kubelet that does not answer names none
+	NamespaceGone  Evidence = "the sandbox's network namespace is gone"
+	ReservedForPod Evidence = "the claim is reserved for the pod" // by the API server
 	// Unneeded: the kubelet, in a complete answer and in its checkpoint, knows no pod that has the Function; a claim is,
 	// by the API server, not allocated to it any more or reserved for no pod; and the reservation is not young.
 	Unneeded Evidence = "kubelet and API server know nobody who needs it"
-	// NamespaceGone: the network namespace of the sandbox that has the Function exists no more.
-	NamespaceGone Evidence = "the sandbox's network namespace is gone"
-	// ReservedForPod: the API server says that the claim is reserved for the pod.
-	ReservedForPod Evidence = "the claim is reserved for the pod"
 	// NetdevGone: the sandbox's network namespace lives without the netdev, and the device is gone or has another netdev on
 	// the host. A Function without a netdev: its device is gone, or has lost the driver it had for the pod.
 	NetdevGone Evidence = "the netdev is gone from the sandbox, which lives"
@@ -105,30 +82,18 @@ const (
 type Step string
 
 const (
-	// Take records the reservation for the owner that asks, and sets the Function up.
-	Take Step = "take"
-	// Attach moves the netdev into the sandbox.
-	Attach Step = "attach"
-	// Lose records that the sandbox lost the netdev. One that is halfway back to the sandbox is first brought to the host.
-	Lose Step = "lose"
-	// Reattach moves the netdev into the sandbox that lost it, and makes it what it was there.
-	Reattach Step = "reattach"
-	// Keep leaves everything as it is: it is what is asked for.
-	Keep Step = "keep"
-	// SetUp does again what the reservation says is done to the Function.
-	SetUp Step = "set up"
-	// BringBack takes the netdev back from its sandbox; the reservation stays.
-	BringBack Step = "bring back"
-	// EndRequest ends a CNI request: a claim's Function is brought back, every other is released.
-	EndRequest Step = "end request"
-	// Release brings the Function back, runs the hooks, and makes it free.
-	Release Step = "release"
-	// Wait waits until the record changes, as long as whoever asks can.
-	Wait Step = "wait"
-	// Refuse is an error that says who has the Function.
-	Refuse Step = "refuse"
-	// Ignore does nothing: the event comes late, or is about somebody else.
-	Ignore Step = "ignore"
+	Take       Step = "take"        // record the reservation for the owner that asks, and set the Function up
+	Attach     Step = "attach"      // move the netdev into the sandbox
+	Lose       Step = "lose"        // record that the sandbox lost the netdev; one halfway back to it goes to the host first
+	Reattach   Step = "reattach"    // move the netdev into the sandbox that lost it, and make it what it was there
+	Keep       Step = "keep"        // leave everything as it is: it is what is asked for
+	SetUp      Step = "set up"      // do again what the reservation says is done to the Function
+	BringBack  Step = "bring back"  // take the netdev back from its sandbox; the reservation stays
+	EndRequest Step = "end request" // end a CNI request: bring a claim's Function back, and release every other
+	Release    Step = "release"     // bring the Function back, run the hooks, and make it free
+	Wait       Step = "wait"        // wait until the record changes, as long as whoever asks can
+	Refuse     Step = "refuse"      // return an error that says who has the Function
+	Ignore     Step = "ignore"      // do nothing: the event comes late, or is about somebody else
 )
 
 // Rule is a step, and the evidence it needs. After a BringBack, EndRequest, Release or Wait that makes way for an owner,
@@ -144,30 +109,24 @@ func always(s Step) Rule { return Rule{Step: s} }
 
 func given(e Evidence, then, otherwise Step) Rule { return Rule{Step: then, If: e, Else: otherwise} }
 
-// row is the rule of every phase.
-type row map[Phase]Rule
+// Row is the rule of every phase that can be.
+type Row map[Phase]Rule
 
 // with is the row with another rule for a phase.
-func (r row) with(p Phase, rule Rule) row {
+func (r Row) with(p Phase, rule Rule) Row {
 	out := maps.Clone(r)
 	out[p] = rule
 	return out
 }
 
 // every is the row of an event that means the same in every phase but Free.
-func every(r Rule) row {
-	return row{Reserved: r, Attaching: r, Attached: r, Lost: r, Reattaching: r, Detaching: r, Releasing: r}
+func every(r Rule) Row {
+	return Row{Reserved: r, Attaching: r, Attached: r, Lost: r, Reattaching: r, Detaching: r, Releasing: r}
 }
 
-// held is the row of an event that waits for a release, and that needs one rule for a reservation and one for a Function
-// in use.
-func held(reserved, inUse Rule) row {
+// held is the row of an event that waits for a release, with a rule for a reservation and one for a Function in use.
+func held(reserved, inUse Rule) Row {
 	return every(inUse).with(Reserved, reserved).with(Releasing, always(Wait))
-}
-
-// ends is the row of an event that takes the Function from its owner. A release goes on.
-func ends(s Step) row {
-	return every(always(s)).with(Releasing, always(Release))
 }
 
 // ignored is the row of an event that is not about the owner.
@@ -177,14 +136,14 @@ var ignored = every(always(Ignore))
 var refused = every(always(Refuse))
 
 // forOwner has the rules of an event that is ignored for every Function but the owner's.
-func forOwner(own row) map[Whose]row {
-	return map[Whose]row{
+func forOwner(own Row) map[Whose]Row {
+	return map[Whose]Row{
 		Nobodys: {Free: always(Ignore)}, Own: own, AnotherClaims: ignored, NextPods: ignored, AnotherRequests: ignored,
 	}
 }
 
-// table is the life of a Function.
-var table = map[Event]map[Whose]row{
+// Table is the life of a Function. The documentation is made from it, and nobody changes it.
+var Table = map[Event]map[Whose]Row{
 	Prepare: {
 		Nobodys: {Free: given(NoOtherPod, Take, Refuse)},
 		Own:     held(given(NoOtherPod, Take, Refuse), always(Keep)),
@@ -221,8 +180,9 @@ var table = map[Event]map[Whose]row{
 		NextPods:        refused,
 		AnotherRequests: refused,
 	},
-	SandboxStops: forOwner(ends(BringBack)),
-	Del:          forOwner(ends(EndRequest)),
+	// A release goes on.
+	SandboxStops: forOwner(every(always(BringBack)).with(Releasing, always(Release))),
+	Del:          forOwner(every(always(EndRequest)).with(Releasing, always(Release))),
 	Unprepare:    forOwner(every(always(Release))),
 	GiveUp: {
 		Nobodys:       {Free: always(Ignore)},
@@ -245,28 +205,4 @@ var table = map[Event]map[Whose]row{
 		Nobodys: {Free: always(Ignore)},
 		Own:     ignored.with(Attached, given(NetdevGone, Lose, Keep)).with(Lost, given(DeviceBack, Reattach, Keep)),
 	},
-}
-
-// Entry is a row of the table for the documentation.
-type Entry struct {
-	Event Event
-	Whose Whose
-	// Rules has none for a phase that cannot be.
-	Rules map[Phase]Rule
-}
-
-// Phases are all phases, in the order of a Function's life.
-func Phases() []Phase { return slices.Clone(phases) }
-
-// Table is the whole table, in the order of a Function's life.
-func Table() []Entry {
-	var entries []Entry
-	for _, event := range events {
-		for _, whose := range owners {
-			if row, ok := table[event][whose]; ok {
-				entries = append(entries, Entry{Event: event, Whose: whose, Rules: maps.Clone(row)})
-			}
-		}
-	}
-	return entries
 }

@@ -14,7 +14,7 @@ import (
 func triggers() []trigger {
 	pod, other := journal.Pod{Namespace: "default", Name: "p", UID: "pod-1"}, journal.Pod{Namespace: "default", Name: "q", UID: "pod-2"}
 	var all []trigger
-	for _, event := range events {
+	for _, event := range Events {
 		for _, pod := range []journal.Pod{pod, other} {
 			for _, id := range []string{"1", "2"} {
 				all = append(all, trigger{
@@ -61,20 +61,20 @@ func recordsOf(phase Phase) []journal.Attachment {
 func TestTableIsWhole(t *testing.T) {
 	reached := map[string]bool{}
 	for _, p := range triggers() {
-		if _, ok := table[p.event][Nobodys][Free]; !ok && p.event != Sweep {
+		if _, ok := Table[p.event][Nobodys][Free]; !ok && p.event != Sweep {
 			t.Errorf("%s of a free Function: the table says nothing", p.event)
 		}
-		for _, phase := range phases[1:] {
+		for _, phase := range Phases[1:] {
 			for _, record := range recordsOf(phase) {
 				whose := p.whose(record)
-				if _, ok := table[p.event][whose][phase]; !ok {
+				if _, ok := Table[p.event][whose][phase]; !ok {
 					t.Errorf("%s while %s, %s: the table says nothing", p.event, phase, whose)
 				}
 				reached[fmt.Sprint(p.event, whose)] = true
 			}
 		}
 	}
-	for event, byWhose := range table {
+	for event, byWhose := range Table {
 		for whose, row := range byWhose {
 			if whose != Nobodys && !reached[fmt.Sprint(event, whose)] {
 				t.Errorf("%s, %s: cannot be", event, whose)
@@ -104,10 +104,10 @@ func TestIsClaim(t *testing.T) {
 // about the one that has it.
 func TestNoOwnerLosesAFunctionUnshown(t *testing.T) {
 	takes := map[Step]bool{BringBack: true, EndRequest: true, Release: true, Attach: true}
-	for _, event := range events {
+	for _, event := range Events {
 		for _, whose := range []Whose{AnotherClaims, AnotherRequests} {
 			for _, phase := range []Phase{Attaching, Attached, Detaching} {
-				rule := table[event][whose][phase]
+				rule := Table[event][whose][phase]
 				if takes[rule.Step] && rule.If != NamespaceGone || takes[rule.Else] {
 					t.Errorf("%s while %s, %s: %+v", event, phase, whose, rule)
 				}

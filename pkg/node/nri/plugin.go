@@ -16,7 +16,6 @@ import (
 	"github.com/containerd/nri/pkg/stub"
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
@@ -29,45 +28,39 @@ import (
 )
 
 const (
-	pluginName = "xpu-agent"
-	// pluginIndex orders the plugin after those that set up the pod's own network.
-	pluginIndex = "50"
-	// stopTimeout bounds how long Functions of a sandbox that ends are taken back, after the runtime has its answer. What
-	// is not back by then, Unprepare or the next sweep takes back.
+	pluginName  = "xpu-agent"
+	pluginIndex = "50" // after the plugins that set up the pod's own network
+	// stopTimeout is how long a sandbox's Functions are taken back after its end. Then Unprepare or the next sweep does it.
 	stopTimeout = time.Minute
 	// ownClaim says what to do about a claim that several pods share.
 	ownClaim = "an interface can be in one pod only: give each pod its own claim, by a ResourceClaimTemplate"
 )
 
-// Lifecycle takes Functions into pods and back.
+// Lifecycle takes Functions into sandboxes and back. It is [lifecycle.Manager].
 type Lifecycle interface {
 	Attach(ctx context.Context, id function.ID, sandbox lifecycle.Sandbox) (netdev.Observed, error)
-	// Detach takes the Function back when its sandbox ends; the reservation stays.
 	Detach(ctx context.Context, id function.ID, sandbox string) error
 }
 
 // Plugin is the agent's side of NRI.
 type Plugin struct {
-	// Socket is the runtime's, /var/run/nri/nri.sock.
-	Socket    string
+	Socket    string // of the runtime, /var/run/nri/nri.sock
 	Journal   *journal.Journal
 	Lifecycle Lifecycle
 	// Claimed, where set, returns the Functions that a pod has by ResourceClaims of this project's driver, as the kubelet
 	// says. It is asked because the kubelet prepares a claim that several pods share for the first of them only.
 	Claimed func(ctx context.Context, namespace, pod string) ([]function.ID, error)
-	// Report tells the user of a claim what was attached.
-	Report func(journal.Claim)
-	Log    logr.Logger
+	Report  func(journal.Claim) // tells the user of a claim what was attached
+	Log     logr.Logger
 
 	// connected says whether the runtime would call now. changes wakes those who wait for that.
 	connected atomic.Bool
 	changes   notify.Signal
 
-	// background is the work that goes on after the runtime has its answer, until ctx ends, which is Run's. catchingUp ends
-	// what the last Synchronize began. Only Synchronize uses it, which the runtime calls once at a time.
+	// background is the work that goes on after the runtime has its answer, until ctx ends, which is Run's.
 	background sync.WaitGroup
 	ctx        context.Context
-	catchingUp context.CancelFunc
+	catchingUp context.CancelFunc // ends what the last Synchronize began; only Synchronize uses it, once at a time
 }
 
 // Connected says whether the runtime would call now.
@@ -122,11 +115,7 @@ func (p *Plugin) connect(ctx context.Context) error {
 		return fmt.Errorf("NRI plugin: %w", err)
 	}
 	// If a runtime ends between registering and configuring the plugin, the stub waits for the configuration for ever.
-	defer context.AfterFunc(ended, func() {
-		if service, ok := s.(api.PluginService); ok {
-			_, _ = service.Configure(ctx, &api.ConfigureRequest{})
-		}
-	})()
+	defer context.AfterFunc(ended, func() { _, _ = s.(api.PluginService).Configure(ctx, &api.ConfigureRequest{}) })()
 	return s.Run(ctx)
 }
 
@@ -163,14 +152,11 @@ func (p *Plugin) Synchronize(_ context.Context, pods []*api.PodSandbox, _ []*api
 // catchUp does what was to be done while the agent or the runtime was away. It takes back the Functions of sandboxes that
 // have ended, and then attaches those of sandboxes that have started. No pod waits for another one.
 func (p *Plugin) catchUp(ctx context.Context, pods []*api.PodSandbox) {
-	running := sets.New[string]()
-	for _, pod := range pods {
-		running.Insert(pod.GetId())
-	}
 	var group sync.WaitGroup
 	for _, a := range p.Journal.All() {
+		runs := slices.ContainsFunc(pods, func(pod *api.PodSandbox) bool { return pod.GetId() == a.Sandbox })
 		// What a CNI request attached may be in a sandbox that the runtime does not tell NRI of; its DEL comes, or did.
-		if a.Sandbox == "" || running.Has(a.Sandbox) || a.CNI != nil {
+		if a.Sandbox == "" || runs || a.CNI != nil {
 			continue
 		}
 		group.Go(func() {
@@ -194,7 +180,6 @@ func (p *Plugin) catchUp(ctx context.Context, pods []*api.PodSandbox) {
 	group.Wait()
 }
 
-// log is the logger for messages about a pod.
 func (p *Plugin) log(pod *api.PodSandbox) logr.Logger {
 	return p.Log.WithValues("pod", klog.KRef(pod.GetNamespace(), pod.GetName()))
 }
@@ -222,8 +207,8 @@ func leaveTimeToAnswer(ctx context.Context) (context.Context, context.CancelFunc
 	return context.WithDeadline(ctx, deadline.Add(-time.Until(deadline)/4))
 }
 
-// CreateContainer refuses a container of a pod that has not all that it claimed. The container would not get its device
-// either, as the runtime finds no CDI file of it; this says why.
+// CreateContainer refuses a container of a pod that has not all that it claimed, and says why. The runtime would refuse it
+// too, but say only that there is no CDI file.
 func (p *Plugin) CreateContainer(
 	_ context.Context, pod *api.PodSandbox, container *api.Container,
 ) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
