@@ -48,6 +48,7 @@ type base struct {
 	events   events.EventRecorder
 	sessions *sessions
 	metrics  *metrics
+	retries  workqueue.TypedRateLimiter[reconcile.Request] // each reconciler has its own
 }
 
 // Filters of events for a controller.
@@ -146,9 +147,8 @@ func older(a, b client.Object) bool {
 }
 
 // smaller is the smaller of two values of which 0 means none.
-func smaller[T cmp.Ordered](a, b T) T {
-	var none T
-	if a == none || b == none {
+func smaller[T ~int32 | ~int64](a, b T) T {
+	if a == 0 || b == 0 {
 		return max(a, b)
 	}
 	return min(a, b)

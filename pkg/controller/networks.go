@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
@@ -25,22 +24,19 @@ import (
 const agentsAtOnce = 32
 
 // networks has every XPU serve every XPUNetwork, before the first Port needs it.
-type networks struct {
-	base
-	retries workqueue.TypedRateLimiter[reconcile.Request]
-}
+type networks struct{ base }
 
 func (r *networks) setup(mgr ctrl.Manager) error {
 	enqueue := handler.EnqueueRequestsFromMapFunc
-	all := func(ctx context.Context) []reconcile.Request { return r.requests(ctx, &v1alpha1.XPUNetworkList{}) }
-	onXPU := func(ctx context.Context, _ client.Object) []reconcile.Request { return all(ctx) }
-	onAgent := func(ctx context.Context, _ string) []reconcile.Request { return all(ctx) }
+	all := func(ctx context.Context, _ client.Object) []reconcile.Request {
+		return r.requests(ctx, &v1alpha1.XPUNetworkList{})
+	}
 	return newController(mgr, "xpunetwork", r.Concurrency).
 		For(&v1alpha1.XPUNetwork{}, whenSpecChanged).
 		Watches(&v1alpha1.XPUNetwork{}, enqueue(r.networkRivals), whenGone).
-		Watches(&v1alpha1.XPU{}, enqueue(onXPU), whenGone).
+		Watches(&v1alpha1.XPU{}, enqueue(all), whenGone).
 		Watches(&v1alpha1.XPUPort{}, enqueue(r.waitsFor), whenGone).
-		WatchesRawSource(r.sessions.source(onAgent, cameUp, wentDown)).
+		WatchesRawSource(r.sessions.source(connectionChanged, all)).
 		Complete(withConflicts(r))
 }
 

@@ -11,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -28,7 +27,6 @@ import (
 // ports has the XPUs serve XPUPorts. An XPUPort keeps its finalizer until the agent says that the Port is gone.
 type ports struct {
 	base
-	retries workqueue.TypedRateLimiter[reconcile.Request]
 	limiter *perXPULimiter
 }
 
@@ -37,16 +35,15 @@ func (r *ports) setup(mgr ctrl.Manager) error {
 	onNetwork := func(ctx context.Context, network client.Object) []reconcile.Request {
 		return r.requests(ctx, &v1alpha1.XPUPortList{}, client.MatchingFields{portsByNetwork: network.GetName()})
 	}
-	onAgent := func(ctx context.Context, xpu string) []reconcile.Request {
-		return r.requests(ctx, &v1alpha1.XPUPortList{}, client.MatchingFields{portsByXPU: xpu})
+	onXPU := func(ctx context.Context, xpu client.Object) []reconcile.Request {
+		return r.requests(ctx, &v1alpha1.XPUPortList{}, client.MatchingFields{portsByXPU: xpu.GetName()})
 	}
-	onXPU := func(ctx context.Context, xpu client.Object) []reconcile.Request { return onAgent(ctx, xpu.GetName()) }
 	return newController(mgr, "xpuport", r.Concurrency).
 		For(&v1alpha1.XPUPort{}, whenSpecChanged).
 		Watches(&v1alpha1.XPUPort{}, enqueue(r.siblings), whenMadeOrGone).
 		Watches(&v1alpha1.XPUNetwork{}, enqueue(onNetwork), whenSpecChanged).
 		Watches(&v1alpha1.XPU{}, enqueue(onXPU), whenSpecChanged).
-		WatchesRawSource(r.sessions.source(onAgent, cameUp, wentDown)). // an agent that came back may have forgotten Ports
+		WatchesRawSource(r.sessions.source(connectionChanged, onXPU)). // an agent that came back may have forgotten Ports
 		WatchesRawSource(r.limiter.source()).
 		Complete(withConflicts(r))
 }

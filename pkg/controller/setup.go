@@ -98,18 +98,21 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) error {
 	if err := mgr.Add(sessions); err != nil {
 		return fmt.Errorf("sessions with OPI agents: %w", err)
 	}
-	b := base{
-		Options: o, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder("xpu-controller"),
-		sessions: sessions, metrics: m,
+	events := mgr.GetEventRecorder("xpu-controller")
+	newBase := func() base {
+		return base{
+			Options: o, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: events,
+			sessions: sessions, metrics: m, retries: retryLimiter(),
+		}
 	}
-	allocator := &allocator{reader: b.client, assumed: map[types.NamespacedName]assumedPort{}}
+	allocator := &allocator{reader: mgr.GetClient(), assumed: map[types.NamespacedName]assumedPort{}}
 	err := errors.Join(
-		(&claims{base: b, allocator: allocator}).setup(mgr),
-		(&ports{base: b, retries: retryLimiter(), limiter: newPerXPULimiter(o.ConcurrencyPerXPU)}).setup(mgr),
-		(&networks{base: b, retries: retryLimiter()}).setup(mgr),
-		(&xpus{b}).setup(mgr),
-		(&devicePools{b}).setup(mgr),
-		(&orphans{base: b, retries: retryLimiter()}).setup(mgr),
+		(&claims{base: newBase(), allocator: allocator}).setup(mgr),
+		(&ports{base: newBase(), limiter: newPerXPULimiter(o.ConcurrencyPerXPU)}).setup(mgr),
+		(&networks{newBase()}).setup(mgr),
+		(&xpus{newBase()}).setup(mgr),
+		(&devicePools{newBase()}).setup(mgr),
+		(&orphans{base: newBase()}).setup(mgr),
 	)
 	if err != nil {
 		return fmt.Errorf("set up controllers: %w", err)

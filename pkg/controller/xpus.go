@@ -27,7 +27,7 @@ func (r *xpus) setup(mgr ctrl.Manager) error {
 	return newController(mgr, "xpu", r.Concurrency).
 		For(&v1alpha1.XPU{}, whenSpecChanged).
 		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(r.withSecret)).
-		WatchesRawSource(r.sessions.source(theXPU, healthChanged)).
+		WatchesRawSource(r.sessions.source(healthChanged, theXPU)).
 		Complete(withConflicts(r))
 }
 
