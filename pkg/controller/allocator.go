@@ -114,22 +114,18 @@ func addressesOf(ports []v1alpha1.XPUPort) map[netip.Addr]types.NamespacedName {
 	return taken
 }
 
-// busy is the problem of whoever needs the Function of the holder.
+// busy is the problem of a claim or Port that needs the Function of the holder.
 func busy(holder *v1alpha1.XPUPort) *problem {
+	user := "a pod that has it as an extended resource"
+	switch {
+	case holder.Spec.Claim.Name != "":
+		user = "ResourceClaim " + holder.Spec.Claim.Name
+	case holder.Spec.Pod != nil:
+		user = "pod " + holder.Spec.Pod.Namespace + "/" + holder.Spec.Pod.Name
+	}
 	return problemf(v1alpha1.ReasonFunctionBusy,
 		"Function %s of node %s still has XPUPort %s/%s of %s; it is taken over as soon as that is gone",
-		claim.FunctionOf(holder.Spec.Function), holder.Spec.NodeName, holder.Namespace, holder.Name, userOf(holder))
-}
-
-// userOf names who the Port is for.
-func userOf(port *v1alpha1.XPUPort) string {
-	switch {
-	case port.Spec.Claim.Name != "":
-		return "ResourceClaim " + port.Spec.Claim.Name
-	case port.Spec.Pod != nil:
-		return "pod " + port.Spec.Pod.Namespace + "/" + port.Spec.Pod.Name
-	}
-	return "a pod that has it as an extended resource"
+		claim.FunctionOf(holder.Spec.Function), holder.Spec.NodeName, holder.Namespace, holder.Name, user)
 }
 
 // chooseAddresses checks the addresses that are wanted, or picks the lowest free one of each subnet if none are.

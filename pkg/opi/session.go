@@ -170,14 +170,13 @@ func (s *Session) EnsurePort(ctx context.Context, port Port, network Network) er
 		return err
 	}
 	err := s.client.EnsurePort(ctx, port)
-	if !errors.Is(err, ErrNetworkMissing) {
-		return s.counted("EnsurePort", err)
+	if errors.Is(err, ErrNetworkMissing) { // the agent was restarted a moment ago, or somebody removed the network
+		if err := s.EnsureNetwork(ctx, network); err != nil {
+			return err
+		}
+		err = s.client.EnsurePort(ctx, port)
 	}
-	// The agent was restarted a moment ago, or somebody removed the network.
-	if err := s.network(ctx, network, true); err != nil {
-		return err
-	}
-	return s.counted("EnsurePort", s.client.EnsurePort(ctx, port))
+	return s.counted("EnsurePort", err)
 }
 
 // EnsureNetwork is [Client.EnsureNetwork]. It always asks the agent.
