@@ -64,10 +64,7 @@ func (l *allocator) assume(ctx context.Context, port *v1alpha1.XPUPort, network 
 	if err != nil {
 		return err
 	}
-	port.Spec.Addresses = nil
-	for _, address := range addresses {
-		port.Spec.Addresses = append(port.Spec.Addresses, address.String())
-	}
+	port.Spec.Addresses = texts(addresses)
 	l.assumed[key] = assumedPort{port: port.DeepCopy(), since: time.Now()}
 	return nil
 }
@@ -166,7 +163,7 @@ func checkAddresses(
 		switch {
 		case len(subnets) > 0 && inside < 0:
 			wrong = fmt.Sprintf("is in none of the subnets of XPUNetwork %s (%s); "+
-				"choose one inside, or leave addresses away to be given one", network.Name, list(subnets))
+				"choose one inside, or leave addresses away to be given one", network.Name, strings.Join(texts(subnets), ", "))
 		case inside >= 0 && unusable(subnets[inside], ip):
 			wrong = fmt.Sprintf("is the network's own or its broadcast address in subnet %s; choose another one", subnets[inside])
 		case slices.ContainsFunc(wanted[:i], func(p netip.Prefix) bool { return p.Addr() == ip }):
@@ -198,11 +195,9 @@ func lowestFree(subnet netip.Prefix, taken map[netip.Addr]types.NamespacedName) 
 	return netip.Addr{}
 }
 
-// list joins the prefixes for a message.
-func list(prefixes []netip.Prefix) string {
-	texts := make([]string, len(prefixes))
-	for i, prefix := range prefixes {
-		texts[i] = prefix.String()
+func texts(prefixes []netip.Prefix) (texts []string) {
+	for _, prefix := range prefixes {
+		texts = append(texts, prefix.String())
 	}
-	return strings.Join(texts, ", ")
+	return texts
 }

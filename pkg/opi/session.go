@@ -54,9 +54,10 @@ type Session struct {
 	options  SessionOptions
 	networks keylock.Locks[string] // by id: calls for the same network would undo each other's work
 
+	served sync.Map // Network by id: what the agent was seen to have since the connection came up
+
 	mu     sync.Mutex
 	health Health
-	served map[string]Network // by id: the networks that the agent was seen to have since the connection came up
 }
 
 // NewSession makes a session. It does not connect: [Session.Run] does.
@@ -65,7 +66,7 @@ func NewSession(config Config, options SessionOptions) (*Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Session{client: client, options: options, served: map[string]Network{}}, nil
+	return &Session{client: client, options: options}, nil
 }
 
 // Run keeps the connection up until ctx ends, and closes it then. It returns an error only if it ended before.
@@ -101,7 +102,7 @@ func (s *Session) report(up bool) (cameOrWent bool) {
 	cameOrWent = up || s.health.Connected
 	if cameOrWent {
 		s.health = Health{Connected: up}
-		s.served = map[string]Network{}
+		s.served.Clear()
 	}
 	s.health.Known = true
 	s.mu.Unlock()
@@ -190,18 +191,13 @@ func (s *Session) network(ctx context.Context, network Network, ask bool) error 
 		return timeout(ctx, "ensure network", network.ID, "another call for it has not ended")
 	}
 	defer unlock()
-	s.mu.Lock()
-	served, known := s.served[network.ID]
-	s.mu.Unlock()
-	if !ask && known && network.differs(served) == "" {
+	if served, known := s.served.Load(network.ID); !ask && known && network.differs(served.(Network)) == "" {
 		return nil
 	}
 	if err := s.counted("EnsureNetwork", s.client.EnsureNetwork(ctx, network)); err != nil {
 		return err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.served[network.ID] = network
+	s.served.Store(network.ID, network)
 	return nil
 }
 
@@ -212,9 +208,7 @@ func (s *Session) DeleteNetwork(ctx context.Context, id string) error {
 		return timeout(ctx, "delete network", id, "another call for it has not ended")
 	}
 	defer unlock()
-	s.mu.Lock()
-	delete(s.served, id)
-	s.mu.Unlock()
+	s.served.Delete(id)
 	return s.counted("DeleteNetwork", s.client.DeleteNetwork(ctx, id))
 }
 
