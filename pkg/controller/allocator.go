@@ -18,8 +18,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 )
 
-// assumedFor is how long a Port that is not in the cache is counted as there. It only has to be longer than the
-// cache lags behind, and is for Ports that were gone before the cache saw them, or never made.
+// assumedFor ends the reservation of a Port that the cache never has. It must be longer than the cache lags behind.
 const assumedFor = time.Minute
 
 // allocator decides which claim gets a Function and which addresses a Port gets. Its decisions count at once, before
@@ -36,9 +35,8 @@ type assumedPort struct {
 	since time.Time
 }
 
-// assume reserves the Function of a Port that is about to be created, gives the Port its addresses, and reserves
-// them: those wanted, or the lowest free one of each subnet. A problem says why it cannot be; then nothing is
-// reserved. The reservation ends by settle, or after assumedFor.
+// assume reserves the Function of a Port that is about to be created, and its addresses, which it sets: those wanted, or the
+// lowest free one of each subnet. With an error nothing is reserved. settle or assumedFor ends the reservation.
 func (l *allocator) assume(ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork, wanted []netip.Prefix) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -97,8 +95,7 @@ func (l *allocator) portsBy(ctx context.Context, index, key string) ([]v1alpha1.
 	return ports, nil
 }
 
-// addressesOf maps the addresses of Ports to the Ports that have them. A Port keeps its addresses until it is gone: as
-// long as it is being deleted, the xPU may still serve them.
+// addressesOf maps addresses to the Ports that have them. A Port that is being deleted still has its addresses.
 func addressesOf(ports []v1alpha1.XPUPort) map[netip.Addr]types.NamespacedName {
 	taken := map[netip.Addr]types.NamespacedName{}
 	for i := range ports {

@@ -23,8 +23,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 )
 
-// claims makes an XPUPort for every Function that is allocated to a ResourceClaim, deletes those that are not
-// allocated any more, and tells the claim what the scheduler or its user must know.
+// claims creates an XPUPort for every Function that is allocated to a ResourceClaim, deletes it when the Function is no
+// longer allocated, and writes what the scheduler or the user must know into the claim's status.
 type claims struct {
 	base
 	allocator *allocator
@@ -92,8 +92,7 @@ func (r *claims) waitingForNetwork(ctx context.Context, o client.Object) []recon
 	return r.dependents(ctx, r.networkKeys(ctx, networks...)...)
 }
 
-// networkKeys are the keys of claimsByDependency of claims that join the networks. A claim names its network itself, or
-// its DevicePool does.
+// networkKeys are the keys of claimsByDependency of claims that name one of the networks, or whose DevicePool does.
 func (r *claims) networkKeys(ctx context.Context, networks ...string) []string {
 	var keys []string
 	for _, network := range networks {
@@ -147,9 +146,8 @@ func (r *claims) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, 
 	return ctrl.Result{RequeueAfter: after}, r.report(ctx, &c, before, devices)
 }
 
-// retire deletes the Ports that the claim no longer backs. If the claim itself is gone, or about to go, that is the
-// garbage collector's task. It learns of new kinds late, so the Ports that it leaves for a grace period are deleted too.
-// after is the pause until the first such period ends, 0 if there is none.
+// retire deletes the Ports that the claim no longer backs. The garbage collector has CollectGrace to delete those of a claim
+// that is gone or ending; it learns of new kinds late. after is the pause until the first such period ends, 0 if there is none.
 func (r *claims) retire(
 	ctx context.Context, c *resourceapi.ResourceClaim, devices []claim.Device, ports []v1alpha1.XPUPort,
 ) (after time.Duration, err error) {
@@ -176,8 +174,8 @@ func (r *claims) retire(
 	return after, nil
 }
 
-// ending says whether the claim is about to go: it is being deleted, or it was generated for a pod and given back, which
-// is what happens just before it is deleted. One that is only allocated anew gets its new allocation in an instant.
+// ending says whether the claim is being deleted, or was generated for a pod and has been given back, which happens just
+// before its deletion.
 func ending(c *resourceapi.ResourceClaim) bool {
 	owner := metav1.GetControllerOf(c)
 	generated := owner != nil && owner.Kind == "Pod"
@@ -257,8 +255,7 @@ func (r *claims) existing(
 	return append(told, failed), 0, nil
 }
 
-// taintPause is how long to wait between looks at the node's ResourceSlices. They are looked at only while a device
-// is known to have failed, which is too rare to watch all slices of the cluster for.
+// taintPause is between looks at the node's ResourceSlices. Failures are too rare to watch all slices of the cluster.
 const taintPause = 200 * time.Millisecond
 
 // untilTainted is the pause before the claim may be told that the device of a refused Port failed, 0 if it may at once.

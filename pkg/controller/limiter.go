@@ -9,9 +9,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 )
 
-// perXPULimiter bounds how many requests are worked on at once for one XPU, so that an agent that answers slowly does not
-// take up all workers and holds up no other XPU. A request that finds no room is put back in the queue once there is
-// some. Safe for concurrent use.
+// perXPULimiter bounds how many requests for one XPU run at once, so that a slow agent does not occupy all workers. It puts
+// a request that finds no room back in the queue when there is some. Safe for concurrent use.
 type perXPULimiter struct {
 	limit int
 

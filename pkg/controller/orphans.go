@@ -16,9 +16,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
-// orphans deletes ports from agents that no XPUPort backs: what is left if an XPUPort was removed by force, or if a
-// cluster was restored from an older state. It looks each time the connection to an agent comes up. An agent whose
-// List shows nothing has none.
+// orphans deletes ports from agents that no XPUPort backs, such as after an XPUPort was removed by force, or a cluster was
+// restored from an older state. It looks each time the connection to an agent comes up.
 type orphans struct {
 	base
 	seen durations[orphan]
