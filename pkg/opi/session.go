@@ -46,9 +46,8 @@ type Health struct {
 	Err error
 }
 
-// Session keeps the connection to one OPI agent, finds out why the agent does not answer, and has networks served
-// before the ports that need them. Its methods may be called from several goroutines at once; calls for the same port
-// should not be.
+// Session keeps the connection to one OPI agent, finds out why the agent does not answer, and has networks served before their
+// ports. It is safe for concurrent use, but there should be one call for a port at a time.
 type Session struct {
 	client   *Client
 	options  SessionOptions
@@ -112,9 +111,8 @@ func (s *Session) report(up bool) (cameOrWent bool) {
 	return cameOrWent
 }
 
-// diagnose checks the agent until it answers or ctx ends, and records why it does not answer. Without a connection it
-// begins after the debounce; the error then says why there is no connection. It repeats the check because the reason may
-// change while somebody solves the problem.
+// diagnose checks the agent until it answers or ctx ends, and records why it does not answer, which may change from check to
+// check. Without a connection it begins after the debounce.
 func (s *Session) diagnose(ctx context.Context, connected bool) {
 	if !connected {
 		if !loop.Sleep(ctx, s.options.Debounce) {

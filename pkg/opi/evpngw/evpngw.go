@@ -185,9 +185,8 @@ func (a agent) networkUp(ctx context.Context, id string) error {
 	return nil
 }
 
-// RetryPort is an Update that changes nothing. An agent that was restarted does not try again by itself. An Update that
-// changes a port leaves agents with ports and networks that cannot be deleted any more. An agent without Update is not an
-// error.
+// RetryPort is an Update that changes nothing, as an agent that was restarted does not try again by itself. An Update that
+// changes a port leaves agents with ports and networks that cannot be deleted any more.
 func (a agent) RetryPort(ctx context.Context, p opi.Port) error {
 	_, err := a.ports.UpdateBridgePort(ctx, &evpn.UpdateBridgePortRequest{
 		BridgePort: &evpn.BridgePort{Name: portPrefix + p.ID, Spec: spec(p)},

@@ -382,7 +382,7 @@ func (s *suite) isAway() {
 	s.agent.Stop()
 	s.eventually("it is known that the xPU is away", func() bool {
 		message := s.tested.Away(vf(0))
-		return strings.Contains(message, XPU) && strings.Contains(message, s.client.Endpoint())
+		return strings.Contains(message, XPU) && strings.Contains(message, s.agent.Config().Endpoint)
 	})
 	s.run()
 	s.eventually("it is known that the xPU is back", func() bool { return s.tested.Away(vf(0)) == "" })
