@@ -100,8 +100,7 @@ func (r *networks) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result
 	return ctrl.Result{}, r.changeFinalizer(ctx, &network, controllerutil.RemoveFinalizer, v1alpha1.FinalizerNetwork)
 }
 
-// ensure has every XPU that can be reached serve the network, and sets the network's status. A *problem says why the network
-// is not ready.
+// ensure has every XPU that can be reached serve the network, and sets status.xpus.
 func (r *networks) ensure(ctx context.Context, network *v1alpha1.XPUNetwork) (success string, err error) {
 	before := network.Status.XPUs
 	network.Status.XPUs = nil
@@ -146,8 +145,7 @@ type answer struct {
 	err error // nil unless connected
 }
 
-// askAll asks the agents of all XPUs at the same time; those that cannot be reached are left out. The answers are
-// sorted by XPU.
+// askAll asks the agents of all XPUs that can be reached at the same time. The answers, of all XPUs, are sorted by XPU.
 func (r *networks) askAll(ctx context.Context, ask func(context.Context, *opi.Session) error) ([]answer, error) {
 	var all v1alpha1.XPUList
 	if err := r.client.List(ctx, &all); err != nil {
@@ -190,8 +188,8 @@ func (a answer) status(before []v1alpha1.XPUNetworkOnXPU) v1alpha1.XPUNetworkOnX
 	return v1alpha1.XPUNetworkOnXPU{Name: a.xpu, Message: "not connected yet"}
 }
 
-// remove takes the network from the XPUs once no Port needs it. Until then its error is a *problem, one without a reason if
-// nothing is known of an XPU yet.
+// remove deletes the network from the XPUs once no Port needs it. Its error is a *problem without a reason while nothing is
+// known of an XPU yet.
 func (r *networks) remove(ctx context.Context, network *v1alpha1.XPUNetwork) error {
 	ports, err := listPorts(ctx, r.client, client.MatchingFields{portsByNetwork: network.Name})
 	if err != nil {

@@ -204,19 +204,16 @@ func (a *Agent) forget() {
 }
 
 // Ports are the ids of the ports there are, sorted.
-func (a *Agent) Ports() []string {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.settle()
-	return slices.Sorted(maps.Keys(a.ports))
-}
+func (a *Agent) Ports() []string { return a.ids(&a.ports) }
 
 // Networks are the ids of the logical bridges there are, sorted.
-func (a *Agent) Networks() []string {
+func (a *Agent) Networks() []string { return a.ids(&a.networks) }
+
+func (a *Agent) ids(objects *table) []string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.settle()
-	return slices.Sorted(maps.Keys(a.networks))
+	return slices.Sorted(maps.Keys(*objects))
 }
 
 func (a *Agent) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
