@@ -60,7 +60,7 @@ func ours(o client.Object) bool {
 		func(r resourceapi.DeviceRequestAllocationResult) bool { return r.Driver == v1alpha1.GroupName })
 }
 
-// ofPort is the claim that a Port is for, if it is for one.
+// ofPort returns the claim of a Port, if it has one.
 func (r *claims) ofPort(_ context.Context, o client.Object) []reconcile.Request {
 	port := o.(*v1alpha1.XPUPort)
 	if port.Spec.Claim.Name == "" {
@@ -70,7 +70,7 @@ func (r *claims) ofPort(_ context.Context, o client.Object) []reconcile.Request 
 	return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: port.Namespace, Name: port.Spec.Claim.Name}}}
 }
 
-// waitingForPort are the claims that wait for the Function or an address of a Port that is gone.
+// waitingForPort returns the claims that wait for the Function or an address of a deleted Port.
 func (r *claims) waitingForPort(ctx context.Context, o client.Object) []reconcile.Request {
 	port := o.(*v1alpha1.XPUPort)
 	r.allocator.settle(port) // before these claims ask for what it reserved
@@ -83,7 +83,7 @@ func (r *claims) waitingForPort(ctx context.Context, o client.Object) []reconcil
 	return r.dependents(ctx, keys...)
 }
 
-// waitingForNetwork are the claims that join the network, or one whose conflict with it may have ended with the change.
+// waitingForNetwork returns the claims that join the network, or one whose conflict with it the change may have ended.
 func (r *claims) waitingForNetwork(ctx context.Context, o client.Object) []reconcile.Request {
 	networks := []string{o.GetName()}
 	for _, rival := range r.networkRivals(ctx, o) {
@@ -121,7 +121,7 @@ func (r *claims) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, 
 	}
 	devices, err := claim.Devices(&c)
 	if err != nil {
-		// Nothing is touched, as it is not known what is allocated.
+		// No Port is touched, as it is unknown what is allocated.
 		r.events.Eventf(&c, nil, "Warning", v1alpha1.ReasonInvalidConfig, "Provision", "%s", oneLine(err))
 		return ctrl.Result{}, reconcile.TerminalError(err)
 	}
@@ -191,8 +191,8 @@ func (r *claims) deletePort(ctx context.Context, port *v1alpha1.XPUPort, why str
 	return nil
 }
 
-// device has a Port for one device. It returns what the claim is told of the device in claimConditions, and when to look
-// again; 0 means that an event will come. Errors are only those worth an immediate retry.
+// device creates the Port of a device if there is none. It returns those of claimConditions that the claim is to have for the
+// device, and the pause before the next look; 0 means that an event will come. An error is retried at once.
 func (r *claims) device(
 	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device, ports []v1alpha1.XPUPort,
 ) ([]metav1.Condition, time.Duration, error) {
@@ -223,7 +223,7 @@ func provisioned(c *resourceapi.ResourceClaim, reason, message string) []metav1.
 	return []metav1.Condition{newCondition(v1alpha1.ConditionProvisioned, c.Generation, reason, message)}
 }
 
-// existing is device for a Port that the claim has.
+// existing returns what device does if the Port exists.
 func (r *claims) existing(
 	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device, port *v1alpha1.XPUPort,
 ) ([]metav1.Condition, time.Duration, error) {

@@ -27,7 +27,7 @@ func newPerXPULimiter(limit int) *perXPULimiter {
 	}
 }
 
-// source is where requests come back from; the controller must have it.
+// source puts requests back in the queue; the controller must watch it.
 func (t *perXPULimiter) source() source.Source {
 	return source.Func(func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 		t.mu.Lock()
@@ -37,7 +37,7 @@ func (t *perXPULimiter) source() source.Source {
 	})
 }
 
-// take tells whether the request may go on; then done must follow. If not, it will come again.
+// take says whether the request may run now; the caller then calls done. Otherwise the request is queued again later.
 func (t *perXPULimiter) take(xpu string, request reconcile.Request) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

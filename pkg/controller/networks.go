@@ -40,7 +40,7 @@ func (r *networks) setup(mgr ctrl.Manager) error {
 		Complete(withConflicts(r))
 }
 
-// waitsFor is the network of a Port that is gone, if the network is being deleted, for which it waits for its Ports.
+// waitsFor returns the network of a deleted Port if the network is being deleted too, and so waits for its Ports.
 func (r *networks) waitsFor(ctx context.Context, o client.Object) []reconcile.Request {
 	var network v1alpha1.XPUNetwork
 	key := client.ObjectKey{Name: o.(*v1alpha1.XPUPort).Spec.Network}
@@ -138,7 +138,7 @@ func (r *networks) ensure(ctx context.Context, network *v1alpha1.XPUNetwork) (su
 	return fmt.Sprintf("%d of %d XPUs serve it", serving, len(answers)), nil
 }
 
-// answer is what came of asking one XPU's agent.
+// answer is the outcome of a request to one XPU's agent.
 type answer struct {
 	xpu string
 	connection

@@ -214,7 +214,7 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
 	return nil
 }
 
-// failure is the problem for an error of the agent. A Port that the agent refuses is not tried again soon.
+// failure converts an error of the agent. A Port that the agent refuses is retried after lastRetry.
 func (r *ports) failure(port *v1alpha1.XPUPort, err error) *problem {
 	p := problemf(v1alpha1.ReasonFailed, "XPU %s: %s", port.Spec.XPU, oneLine(err))
 	p.retry = r.retries.When(requestFor(port))
