@@ -60,10 +60,10 @@ func (r *base) networkRivals(ctx context.Context, o client.Object) []reconcile.R
 }
 
 // checkRivals returns a *problem if an older network has the VLAN or VNI of this one.
-func checkRivals(ctx context.Context, reader client.Reader, n *v1alpha1.XPUNetwork) error {
+func (r *base) checkRivals(ctx context.Context, n *v1alpha1.XPUNetwork) error {
 	for _, key := range segmentKeys(n) {
 		var same v1alpha1.XPUNetworkList
-		if err := reader.List(ctx, &same, client.MatchingFields{networksByID: key}); err != nil {
+		if err := r.client.List(ctx, &same, client.MatchingFields{networksByID: key}); err != nil {
 			return fmt.Errorf("list XPUNetworks with %s: %w", key, err)
 		}
 		for i := range same.Items {
@@ -104,7 +104,7 @@ func (r *networks) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result
 func (r *networks) ensure(ctx context.Context, network *v1alpha1.XPUNetwork) (success string, err error) {
 	before := network.Status.XPUs
 	network.Status.XPUs = nil
-	if err := checkRivals(ctx, r.client, network); err != nil {
+	if err := r.checkRivals(ctx, network); err != nil {
 		return "", err
 	}
 	want := opi.NewNetwork(network.Name, network.Spec.VLAN, network.Spec.VNI)
@@ -227,10 +227,10 @@ func (r *networks) remove(ctx context.Context, network *v1alpha1.XPUNetwork) err
 	return nil
 }
 
-// usableNetwork is the network by name, or the problem why no Port can join it.
-func usableNetwork(ctx context.Context, reader client.Reader, name string) (*v1alpha1.XPUNetwork, error) {
+// usableNetwork returns the network, or a *problem if no Port can join it.
+func (r *base) usableNetwork(ctx context.Context, name string) (*v1alpha1.XPUNetwork, error) {
 	var network v1alpha1.XPUNetwork
-	err := reader.Get(ctx, client.ObjectKey{Name: name}, &network)
+	err := r.client.Get(ctx, client.ObjectKey{Name: name}, &network)
 	if apierrors.IsNotFound(err) {
 		return nil, problemf(v1alpha1.ReasonNetworkNotFound, "XPUNetwork %s does not exist; create it, "+
 			"or name another one in the InterfaceConfig, the CNI configuration or the DevicePool", name)
@@ -238,7 +238,7 @@ func usableNetwork(ctx context.Context, reader client.Reader, name string) (*v1a
 	if err != nil {
 		return nil, fmt.Errorf("XPUNetwork %s: %w", name, err)
 	}
-	err = checkRivals(ctx, reader, &network)
+	err = r.checkRivals(ctx, &network)
 	if rival, ok := errors.AsType[*problem](err); ok {
 		return nil, problemf(v1alpha1.ReasonNetworkNotReady, "XPUNetwork %s cannot be used: %s", name, rival.message)
 	}

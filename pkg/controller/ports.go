@@ -173,7 +173,7 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
 	if ahead != nil {
 		return busy(ahead)
 	}
-	network, err := usableNetwork(ctx, r.client, port.Spec.Network)
+	network, err := r.usableNetwork(ctx, port.Spec.Network)
 	if p, ok := errors.AsType[*problem](err); ok {
 		p.retry = lastRetry
 	}
