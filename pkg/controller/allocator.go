@@ -192,9 +192,9 @@ func lowestFree(subnet netip.Prefix, taken map[netip.Addr]types.NamespacedName) 
 	return netip.Addr{}
 }
 
-func texts(prefixes []netip.Prefix) (texts []string) {
+func texts(prefixes []netip.Prefix) (list []string) {
 	for _, prefix := range prefixes {
-		texts = append(texts, prefix.String())
+		list = append(list, prefix.String())
 	}
-	return texts
+	return list
 }
