@@ -32,8 +32,7 @@ type Device struct {
 }
 
 // Devices returns the Functions of this driver that are allocated to the claim, in the order of the allocation. An error
-// means that the allocation itself is invalid. Mistakes in the opaque parameters are in Device.ConfigErr, so that one bad
-// request does not hide the others.
+// means that the allocation itself is invalid; mistakes in the opaque parameters of a request are in Device.ConfigErr.
 func Devices(claim *resourceapi.ResourceClaim) ([]Device, error) {
 	if claim.Status.Allocation == nil {
 		return nil, nil

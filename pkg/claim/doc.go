@@ -1,4 +1,3 @@
-// Package claim reads what a ResourceClaim got from this driver: which Functions were allocated to it, where they
-// are, and what interface the pod wants on each. The controller and the node agents read claims with the same
-// code, so they cannot disagree. So it is with what both must choose alike: names, MACs, and the XPU of a Function.
+// Package claim reads from a ResourceClaim which Functions of this driver were allocated to it, and what interface the pod
+// wants on each. It has what the controller and the nodes' agents must choose alike: names, MACs, and the XPU of a Function.
 package claim

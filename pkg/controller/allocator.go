@@ -18,8 +18,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 )
 
-// assumedFor is how long a Port that is not in the cache is counted as there. It only has to be longer than the
-// cache lags behind, and is for Ports that were gone before the cache saw them, or never made.
+// assumedFor ends the reservation of a Port that the cache never has. It must be longer than the cache lags behind.
 const assumedFor = time.Minute
 
 // allocator decides which claim gets a Function and which addresses a Port gets. Its decisions count at once, before
@@ -36,9 +35,8 @@ type assumedPort struct {
 	since time.Time
 }
 
-// assume reserves the Function of a Port that is about to be created, gives the Port its addresses, and reserves
-// them: those wanted, or the lowest free one of each subnet. A problem says why it cannot be; then nothing is
-// reserved. The reservation ends by settle, or after assumedFor.
+// assume reserves the Function of a Port that is about to be created, and its addresses, which it sets: those wanted, or the
+// lowest free one of each subnet. With an error nothing is reserved. settle or assumedFor ends the reservation.
 func (l *allocator) assume(ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork, wanted []netip.Prefix) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -64,10 +62,7 @@ func (l *allocator) assume(ctx context.Context, port *v1alpha1.XPUPort, network 
 	if err != nil {
 		return err
 	}
-	port.Spec.Addresses = nil
-	for _, address := range addresses {
-		port.Spec.Addresses = append(port.Spec.Addresses, address.String())
-	}
+	port.Spec.Addresses = texts(addresses)
 	l.assumed[key] = assumedPort{port: port.DeepCopy(), since: time.Now()}
 	return nil
 }
@@ -100,8 +95,7 @@ func (l *allocator) portsBy(ctx context.Context, index, key string) ([]v1alpha1.
 	return ports, nil
 }
 
-// addressesOf maps the addresses of Ports to the Ports that have them. A Port keeps its addresses until it is gone: as
-// long as it is being deleted, the xPU may still serve them.
+// addressesOf maps addresses to the Ports that have them. A Port that is being deleted still has its addresses.
 func addressesOf(ports []v1alpha1.XPUPort) map[netip.Addr]types.NamespacedName {
 	taken := map[netip.Addr]types.NamespacedName{}
 	for i := range ports {
@@ -114,22 +108,18 @@ func addressesOf(ports []v1alpha1.XPUPort) map[netip.Addr]types.NamespacedName {
 	return taken
 }
 
-// busy is the problem of whoever needs the Function of the holder.
+// busy is the problem of a claim or Port that needs the Function of the holder.
 func busy(holder *v1alpha1.XPUPort) *problem {
+	user := "a pod that has it as an extended resource"
+	switch {
+	case holder.Spec.Claim.Name != "":
+		user = "ResourceClaim " + holder.Spec.Claim.Name
+	case holder.Spec.Pod != nil:
+		user = "pod " + holder.Spec.Pod.Namespace + "/" + holder.Spec.Pod.Name
+	}
 	return problemf(v1alpha1.ReasonFunctionBusy,
 		"Function %s of node %s still has XPUPort %s/%s of %s; it is taken over as soon as that is gone",
-		claim.FunctionOf(holder.Spec.Function), holder.Spec.NodeName, holder.Namespace, holder.Name, userOf(holder))
-}
-
-// userOf names who the Port is for.
-func userOf(port *v1alpha1.XPUPort) string {
-	switch {
-	case port.Spec.Claim.Name != "":
-		return "ResourceClaim " + port.Spec.Claim.Name
-	case port.Spec.Pod != nil:
-		return "pod " + port.Spec.Pod.Namespace + "/" + port.Spec.Pod.Name
-	}
-	return "a pod that has it as an extended resource"
+		claim.FunctionOf(holder.Spec.Function), holder.Spec.NodeName, holder.Namespace, holder.Name, user)
 }
 
 // chooseAddresses checks the addresses that are wanted, or picks the lowest free one of each subnet if none are.
@@ -170,7 +160,7 @@ func checkAddresses(
 		switch {
 		case len(subnets) > 0 && inside < 0:
 			wrong = fmt.Sprintf("is in none of the subnets of XPUNetwork %s (%s); "+
-				"choose one inside, or leave addresses away to be given one", network.Name, list(subnets))
+				"choose one inside, or leave addresses away to be given one", network.Name, strings.Join(texts(subnets), ", "))
 		case inside >= 0 && unusable(subnets[inside], ip):
 			wrong = fmt.Sprintf("is the network's own or its broadcast address in subnet %s; choose another one", subnets[inside])
 		case slices.ContainsFunc(wanted[:i], func(p netip.Prefix) bool { return p.Addr() == ip }):
@@ -202,11 +192,9 @@ func lowestFree(subnet netip.Prefix, taken map[netip.Addr]types.NamespacedName) 
 	return netip.Addr{}
 }
 
-// list joins the prefixes for a message.
-func list(prefixes []netip.Prefix) string {
-	texts := make([]string, len(prefixes))
-	for i, prefix := range prefixes {
-		texts[i] = prefix.String()
+func texts(prefixes []netip.Prefix) (list []string) {
+	for _, prefix := range prefixes {
+		list = append(list, prefix.String())
 	}
-	return strings.Join(texts, ", ")
+	return list
 }

@@ -28,14 +28,14 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// Pauses between attempts that fail. They double, from the first to the last.
+// The pauses between failed attempts double from firstRetry to lastRetry.
 const (
 	firstRetry = 50 * time.Millisecond
 	lastRetry  = 30 * time.Second
 )
 
-// retryLimiter spaces attempts for one object. Unlike the default of controller-runtime it has no limit over all
-// objects, which would have the objects of a healthy xPU wait for those of an unhealthy one.
+// retryLimiter spaces attempts for one object. The default of controller-runtime also has a limit over all objects, with
+// which those of a healthy xPU would wait for those of an unhealthy one.
 func retryLimiter() workqueue.TypedRateLimiter[reconcile.Request] {
 	return workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, lastRetry)
 }
@@ -48,6 +48,7 @@ type base struct {
 	events   events.EventRecorder
 	sessions *sessions
 	metrics  *metrics
+	retries  workqueue.TypedRateLimiter[reconcile.Request] // each reconciler has its own
 }
 
 // Filters of events for a controller.
@@ -66,8 +67,7 @@ func newController(mgr ctrl.Manager, name string, concurrency int) *ctrl.Builder
 	return ctrl.NewControllerManagedBy(mgr).Named(name).WithOptions(options)
 }
 
-// withConflicts has a reconciler try again soon after a write conflict, without an error in the log: the cache did not have
-// the last change yet.
+// withConflicts has a reconciler try again soon after a write conflict, which only means that its cache was old.
 func withConflicts(r reconcile.Reconciler) reconcile.Reconciler {
 	return reconcile.Func(func(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
 		result, err := r.Reconcile(ctx, request)
@@ -78,8 +78,7 @@ func withConflicts(r reconcile.Reconciler) reconcile.Reconciler {
 	})
 }
 
-// requests returns a request for each object that is listed. It is for event handlers, which cannot return an error: the
-// error, which can only be that the cache is not running, is logged.
+// requests returns a request for each object that is listed. An error can only be that the cache is not running.
 func (r *base) requests(ctx context.Context, objects client.ObjectList, options ...client.ListOption) []reconcile.Request {
 	if err := r.client.List(ctx, objects, append(options, client.UnsafeDisableDeepCopy)...); err != nil {
 		ctrl.LoggerFrom(ctx).Error(err, "listing objects to reconcile")
@@ -146,9 +145,8 @@ func older(a, b client.Object) bool {
 }
 
 // smaller is the smaller of two values of which 0 means none.
-func smaller[T cmp.Ordered](a, b T) T {
-	var none T
-	if a == none || b == none {
+func smaller[T ~int32 | ~int64](a, b T) T {
+	if a == 0 || b == 0 {
 		return max(a, b)
 	}
 	return min(a, b)
@@ -180,9 +178,9 @@ func newCondition(conditionType string, generation int64, reason, message string
 	return metav1.Condition{Type: conditionType, Status: status, Reason: reason, Message: message, ObservedGeneration: generation}
 }
 
-// conclude says in the Ready condition of an object what came of an attempt, and writes its status if that differs from
-// before: success, with this message, if err is nil, or a *problem. A problem for a new reason is also told in an event, and
-// one without a reason is not told. Other errors are returned.
+// conclude sets the Ready condition of an object, and writes its status if that differs from before. The condition is true,
+// with the message success, if err is nil, or has a *problem. A problem with a new reason is also an event; one without a
+// reason changes nothing. Other errors are returned.
 func (r *base) conclude(
 	ctx context.Context, object, before client.Object, conditions *[]metav1.Condition, success string, err error,
 ) (ctrl.Result, error) {
@@ -207,7 +205,7 @@ func (r *base) conclude(
 	return result, nil
 }
 
-// durations measures for how long something has been the case. Its zero value is ready for use. Safe for concurrent use.
+// durations measures how long conditions have lasted. Its zero value is ready for use. Safe for concurrent use.
 type durations[K comparable] struct{ since sync.Map } // time.Time by K
 
 // elapsed is the time since the first call for the key.

@@ -23,8 +23,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 )
 
-// claims makes an XPUPort for every Function that is allocated to a ResourceClaim, deletes those that are not
-// allocated any more, and tells the claim what the scheduler or its user must know.
+// claims creates an XPUPort for every Function that is allocated to a ResourceClaim, deletes it when the Function is no
+// longer allocated, and writes what the scheduler or the user must know into the claim's status.
 type claims struct {
 	base
 	allocator *allocator
@@ -60,7 +60,7 @@ func ours(o client.Object) bool {
 		func(r resourceapi.DeviceRequestAllocationResult) bool { return r.Driver == v1alpha1.GroupName })
 }
 
-// ofPort is the claim that a Port is for, if it is for one.
+// ofPort returns the claim of a Port, if it has one.
 func (r *claims) ofPort(_ context.Context, o client.Object) []reconcile.Request {
 	port := o.(*v1alpha1.XPUPort)
 	if port.Spec.Claim.Name == "" {
@@ -70,7 +70,7 @@ func (r *claims) ofPort(_ context.Context, o client.Object) []reconcile.Request 
 	return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: port.Namespace, Name: port.Spec.Claim.Name}}}
 }
 
-// waitingForPort are the claims that wait for the Function or an address of a Port that is gone.
+// waitingForPort returns the claims that wait for the Function or an address of a deleted Port.
 func (r *claims) waitingForPort(ctx context.Context, o client.Object) []reconcile.Request {
 	port := o.(*v1alpha1.XPUPort)
 	r.allocator.settle(port) // before these claims ask for what it reserved
@@ -83,7 +83,7 @@ func (r *claims) waitingForPort(ctx context.Context, o client.Object) []reconcil
 	return r.dependents(ctx, keys...)
 }
 
-// waitingForNetwork are the claims that join the network, or one whose conflict with it may have ended with the change.
+// waitingForNetwork returns the claims that join the network, or one whose conflict with it the change may have ended.
 func (r *claims) waitingForNetwork(ctx context.Context, o client.Object) []reconcile.Request {
 	networks := []string{o.GetName()}
 	for _, rival := range r.networkRivals(ctx, o) {
@@ -92,8 +92,7 @@ func (r *claims) waitingForNetwork(ctx context.Context, o client.Object) []recon
 	return r.dependents(ctx, r.networkKeys(ctx, networks...)...)
 }
 
-// networkKeys are the keys of claimsByDependency of claims that join the networks. A claim names its network itself, or
-// its DevicePool does.
+// networkKeys are the keys of claimsByDependency of claims that name one of the networks, or whose DevicePool does.
 func (r *claims) networkKeys(ctx context.Context, networks ...string) []string {
 	var keys []string
 	for _, network := range networks {
@@ -122,7 +121,7 @@ func (r *claims) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, 
 	}
 	devices, err := claim.Devices(&c)
 	if err != nil {
-		// Nothing is touched, as it is not known what is allocated.
+		// No Port is touched, as it is unknown what is allocated.
 		r.events.Eventf(&c, nil, "Warning", v1alpha1.ReasonInvalidConfig, "Provision", "%s", oneLine(err))
 		return ctrl.Result{}, reconcile.TerminalError(err)
 	}
@@ -147,9 +146,8 @@ func (r *claims) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, 
 	return ctrl.Result{RequeueAfter: after}, r.report(ctx, &c, before, devices)
 }
 
-// retire deletes the Ports that the claim no longer backs. If the claim itself is gone, or about to go, that is the
-// garbage collector's task. It learns of new kinds late, so the Ports that it leaves for a grace period are deleted too.
-// after is the pause until the first such period ends, 0 if there is none.
+// retire deletes the Ports that the claim no longer backs. The garbage collector has CollectGrace to delete those of a claim
+// that is gone or ending; it learns of new kinds late. after is the pause until the first such period ends, 0 if there is none.
 func (r *claims) retire(
 	ctx context.Context, c *resourceapi.ResourceClaim, devices []claim.Device, ports []v1alpha1.XPUPort,
 ) (after time.Duration, err error) {
@@ -176,8 +174,8 @@ func (r *claims) retire(
 	return after, nil
 }
 
-// ending says whether the claim is about to go: it is being deleted, or it was generated for a pod and given back, which
-// is what happens just before it is deleted. One that is only allocated anew gets its new allocation in an instant.
+// ending says whether the claim is being deleted, or was generated for a pod and has been given back, which happens just
+// before its deletion.
 func ending(c *resourceapi.ResourceClaim) bool {
 	owner := metav1.GetControllerOf(c)
 	generated := owner != nil && owner.Kind == "Pod"
@@ -193,8 +191,8 @@ func (r *claims) deletePort(ctx context.Context, port *v1alpha1.XPUPort, why str
 	return nil
 }
 
-// device has a Port for one device. It returns what the claim is told of the device in claimConditions, and when to look
-// again; 0 means that an event will come. Errors are only those worth an immediate retry.
+// device creates the Port of a device if there is none. It returns those of claimConditions that the claim is to have for the
+// device, and the pause before the next look; 0 means that an event will come. An error is retried at once.
 func (r *claims) device(
 	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device, ports []v1alpha1.XPUPort,
 ) ([]metav1.Condition, time.Duration, error) {
@@ -225,7 +223,7 @@ func provisioned(c *resourceapi.ResourceClaim, reason, message string) []metav1.
 	return []metav1.Condition{newCondition(v1alpha1.ConditionProvisioned, c.Generation, reason, message)}
 }
 
-// existing is device for a Port that the claim has.
+// existing returns what device does if the Port exists.
 func (r *claims) existing(
 	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device, port *v1alpha1.XPUPort,
 ) ([]metav1.Condition, time.Duration, error) {
@@ -257,8 +255,7 @@ func (r *claims) existing(
 	return append(told, failed), 0, nil
 }
 
-// taintPause is how long to wait between looks at the node's ResourceSlices. They are looked at only while a device
-// is known to have failed, which is too rare to watch all slices of the cluster for.
+// taintPause is between looks at the node's ResourceSlices. Failures are too rare to watch all slices of the cluster.
 const taintPause = 200 * time.Millisecond
 
 // untilTainted is the pause before the claim may be told that the device of a refused Port failed, 0 if it may at once.

@@ -702,8 +702,8 @@ func TestChooseAddresses(t *testing.T) {
 			if errors.As(err, &p) != (test.reason != "") || p != nil && p.reason != test.reason {
 				t.Fatalf("error %v, want reason %q", err, test.reason)
 			}
-			if err == nil && strings.ReplaceAll(list(got), ",", "") != test.want {
-				t.Errorf("%s, want %s", list(got), test.want)
+			if err == nil && strings.Join(texts(got), " ") != test.want {
+				t.Errorf("%s, want %s", texts(got), test.want)
 			}
 		})
 	}

@@ -20,14 +20,12 @@ import (
 // claimConditions are the conditions of a device that the controller owns.
 var claimConditions = [...]string{v1alpha1.ConditionProvisioned, v1alpha1.ConditionProvisionFailed}
 
-// report writes the claim's status if it differs from before, and sends events about problems of devices that are new, to
-// the claim and to each pod that waits for it. In the good case of a pool that does not hold pods back there is nothing to
-// tell and nothing is written.
+// report writes the claim's status if it differs from before, and sends events about new problems of devices to the claim
+// and to each pod that waits for it.
 //
-// It is an Update of what was read, and not a server-side apply: that rewrites the opaque parameters in the allocation
-// in its own order of keys, which the API server then refuses as a change of the allocation. What the node's agent
-// and other drivers wrote stays, because the resourceVersion must be the one that was read. For the same reason the
-// conditions cannot end up in a later allocation of the same device.
+// It uses Update: server-side apply would write the opaque parameters of the allocation with their keys in another order,
+// which the API server refuses as a change of the allocation. As an Update needs the resourceVersion that was read, it
+// cannot overwrite what others wrote meanwhile, nor reach a later allocation of the same device.
 func (r *claims) report(ctx context.Context, c, before *resourceapi.ResourceClaim, devices []claim.Device) error {
 	if equality.Semantic.DeepEqual(before.Status, c.Status) {
 		return nil

@@ -17,8 +17,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// devicePools sums up what the nodes' agents found for each DevicePool, and takes away what those of deleted Nodes
-// left.
+// devicePools sums up what the nodes' agents found for each DevicePool, and removes what agents of deleted Nodes left.
 type devicePools struct{ base }
 
 func (r *devicePools) setup(mgr ctrl.Manager) error {
@@ -47,8 +46,7 @@ func nodeMetadata() *metav1.PartialObjectMetadata {
 	return &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}}
 }
 
-// prune takes away the entries of Nodes that do not exist: their agents do it no more. A Node that the cache does not
-// have may just be newer than it.
+// prune removes the entries of Nodes that do not exist. A Node that the cache does not have may be newer than the cache.
 func (r *devicePools) prune(ctx context.Context, pool *v1alpha1.DevicePool) error {
 	var left []v1alpha1.DevicePoolNodeStatus
 	for _, entry := range pool.Status.Nodes {
@@ -68,12 +66,10 @@ func (r *devicePools) prune(ctx context.Context, pool *v1alpha1.DevicePool) erro
 	return nil
 }
 
-// shown is how many the conditions name: Functions of another pool, PFs that lack something, nodes whose agents have yet to
-// look at the spec.
+// shown bounds how many Functions of other pools, PFs that lack something, and nodes that are behind a condition names.
 const shown = 3
 
-// sumUp says whether the pool is offered. Each agent tells of the spec that it saw, so the sum is about the oldest of
-// these.
+// sumUp sets the condition Ready. Its generation is the oldest of those that the agents report on.
 func sumUp(pool *v1alpha1.DevicePool) {
 	generation := pool.Generation
 	pool.Status.Functions = 0
@@ -111,9 +107,8 @@ func sumUp(pool *v1alpha1.DevicePool) {
 	meta.SetStatusCondition(&pool.Status.Conditions, newCondition(v1alpha1.ConditionReady, generation, reason, message))
 }
 
-// sumUpSupply says whether all PFs have what numVFs and sfs of this generation of the spec ask for. What nodes said of an
-// older one does not count. The reason is that of the first PF that lacks something by itself, rather than of one that is
-// just being changed.
+// sumUpSupply sets the condition Supplied: whether all PFs have what numVFs and sfs of this generation of the spec ask for.
+// The reason is that of the first PF that lacks something by itself, rather than of one that is being changed.
 func sumUpSupply(pool *v1alpha1.DevicePool) {
 	if pool.Spec.NumVFs == nil && pool.Spec.SFs == nil {
 		meta.RemoveStatusCondition(&pool.Status.Conditions, v1alpha1.ConditionSupplied)

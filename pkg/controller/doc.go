@@ -1,12 +1,9 @@
-// Package controller has the xPUs ready for allocated Functions: its reconcilers turn ResourceClaims into XPUPorts,
-// and XPUPorts and XPUNetworks into what OPI agents serve, and take everything back when it is no longer wanted.
+// Package controller provisions xPUs for allocated Functions. Its reconcilers create XPUPorts for ResourceClaims, create
+// XPUPorts and XPUNetworks on OPI agents, and delete all of these when they are no longer wanted. A reconciler may be
+// interrupted at any point, as it converges from whatever it finds. It is woken by changes of objects and of connections.
 //
-// Each reconciler converges from whatever it finds, so that any of them may be interrupted at any point. What one
-// waits for arrives as an event: a change of an object, or a connection to an OPI agent that came or went.
+// The node's agent creates and deletes XPUPorts without a claim; this package serves them like the others.
 //
-// An XPUPort without a claim is that of a node's agent, which makes and deletes it. It is served as the others are.
-//
-// An XPUPort is refused for good when it was never up and its Ready condition is False with reason Conflict or
-// Failed. It is tried again all the same, but with BeforeBind the node's agent taints the device on seeing that, and
-// the claim is then told that the device failed.
+// An XPUPort that was never up is refused while its Ready condition has reason Conflict or Failed. It is retried all the
+// same, but with BeforeBind the node's agent taints the device, and then the claim is told that the device failed.
 package controller

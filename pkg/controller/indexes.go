@@ -54,9 +54,8 @@ func onPool(name string) string               { return "pool " + name }
 func onNetwork(name string) string            { return "network " + name }
 func onAddresses(networkOrPool string) string { return "addresses of " + networkOrPool }
 
-// dependencies are what may change what comes of a claim: the Functions that it was allocated with their nodes, and the
-// network that it names, or else the DevicePool that names one. A claim that could not get its addresses depends on
-// those of the network as well.
+// dependencies are the Functions of a claim, their nodes, and the network that the claim names, or else the DevicePool that
+// names one. A claim that could not get its addresses depends on those of the network as well.
 func dependencies(c *resourceapi.ResourceClaim) []string {
 	devices, err := claim.Devices(c)
 	if err != nil {

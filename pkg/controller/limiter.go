@@ -9,9 +9,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 )
 
-// perXPULimiter bounds how many requests are worked on at once for one XPU, so that an agent that answers slowly does not
-// take up all workers and holds up no other XPU. A request that finds no room is put back in the queue once there is
-// some. Safe for concurrent use.
+// perXPULimiter bounds how many requests for one XPU run at once, so that a slow agent does not occupy all workers. It puts
+// a request that finds no room back in the queue when there is some. Safe for concurrent use.
 type perXPULimiter struct {
 	limit int
 
@@ -28,7 +27,7 @@ func newPerXPULimiter(limit int) *perXPULimiter {
 	}
 }
 
-// source is where requests come back from; the controller must have it.
+// source puts requests back in the queue; the controller must watch it.
 func (t *perXPULimiter) source() source.Source {
 	return source.Func(func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 		t.mu.Lock()
@@ -38,7 +37,7 @@ func (t *perXPULimiter) source() source.Source {
 	})
 }
 
-// take tells whether the request may go on; then done must follow. If not, it will come again.
+// take says whether the request may run now; the caller then calls done. Otherwise the request is queued again later.
 func (t *perXPULimiter) take(xpu string, request reconcile.Request) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
@@ -25,26 +24,23 @@ import (
 const agentsAtOnce = 32
 
 // networks has every XPU serve every XPUNetwork, before the first Port needs it.
-type networks struct {
-	base
-	retries workqueue.TypedRateLimiter[reconcile.Request]
-}
+type networks struct{ base }
 
 func (r *networks) setup(mgr ctrl.Manager) error {
 	enqueue := handler.EnqueueRequestsFromMapFunc
-	all := func(ctx context.Context) []reconcile.Request { return r.requests(ctx, &v1alpha1.XPUNetworkList{}) }
-	onXPU := func(ctx context.Context, _ client.Object) []reconcile.Request { return all(ctx) }
-	onAgent := func(ctx context.Context, _ string) []reconcile.Request { return all(ctx) }
+	all := func(ctx context.Context, _ client.Object) []reconcile.Request {
+		return r.requests(ctx, &v1alpha1.XPUNetworkList{})
+	}
 	return newController(mgr, "xpunetwork", r.Concurrency).
 		For(&v1alpha1.XPUNetwork{}, whenSpecChanged).
 		Watches(&v1alpha1.XPUNetwork{}, enqueue(r.networkRivals), whenGone).
-		Watches(&v1alpha1.XPU{}, enqueue(onXPU), whenGone).
+		Watches(&v1alpha1.XPU{}, enqueue(all), whenGone).
 		Watches(&v1alpha1.XPUPort{}, enqueue(r.waitsFor), whenGone).
-		WatchesRawSource(r.sessions.source(onAgent, cameUp, wentDown)).
+		WatchesRawSource(r.sessions.source(connectionChanged, all)).
 		Complete(withConflicts(r))
 }
 
-// waitsFor is the network of a Port that is gone, if the network is being deleted, for which it waits for its Ports.
+// waitsFor returns the network of a deleted Port if the network is being deleted too, and so waits for its Ports.
 func (r *networks) waitsFor(ctx context.Context, o client.Object) []reconcile.Request {
 	var network v1alpha1.XPUNetwork
 	key := client.ObjectKey{Name: o.(*v1alpha1.XPUPort).Spec.Network}
@@ -64,10 +60,10 @@ func (r *base) networkRivals(ctx context.Context, o client.Object) []reconcile.R
 }
 
 // checkRivals returns a *problem if an older network has the VLAN or VNI of this one.
-func checkRivals(ctx context.Context, reader client.Reader, n *v1alpha1.XPUNetwork) error {
+func (r *base) checkRivals(ctx context.Context, n *v1alpha1.XPUNetwork) error {
 	for _, key := range segmentKeys(n) {
 		var same v1alpha1.XPUNetworkList
-		if err := reader.List(ctx, &same, client.MatchingFields{networksByID: key}); err != nil {
+		if err := r.client.List(ctx, &same, client.MatchingFields{networksByID: key}); err != nil {
 			return fmt.Errorf("list XPUNetworks with %s: %w", key, err)
 		}
 		for i := range same.Items {
@@ -104,12 +100,11 @@ func (r *networks) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result
 	return ctrl.Result{}, r.changeFinalizer(ctx, &network, controllerutil.RemoveFinalizer, v1alpha1.FinalizerNetwork)
 }
 
-// ensure has every XPU that can be reached serve the network, and sets the network's status. A *problem says why the network
-// is not ready.
+// ensure has every XPU that can be reached serve the network, and sets status.xpus.
 func (r *networks) ensure(ctx context.Context, network *v1alpha1.XPUNetwork) (success string, err error) {
 	before := network.Status.XPUs
 	network.Status.XPUs = nil
-	if err := checkRivals(ctx, r.client, network); err != nil {
+	if err := r.checkRivals(ctx, network); err != nil {
 		return "", err
 	}
 	want := opi.NewNetwork(network.Name, network.Spec.VLAN, network.Spec.VNI)
@@ -143,15 +138,14 @@ func (r *networks) ensure(ctx context.Context, network *v1alpha1.XPUNetwork) (su
 	return fmt.Sprintf("%d of %d XPUs serve it", serving, len(answers)), nil
 }
 
-// answer is what came of asking one XPU's agent.
+// answer is the outcome of a request to one XPU's agent.
 type answer struct {
 	xpu string
 	connection
 	err error // nil unless connected
 }
 
-// askAll asks the agents of all XPUs at the same time; those that cannot be reached are left out. The answers are
-// sorted by XPU.
+// askAll asks the agents of all XPUs that can be reached at the same time. The answers, of all XPUs, are sorted by XPU.
 func (r *networks) askAll(ctx context.Context, ask func(context.Context, *opi.Session) error) ([]answer, error) {
 	var all v1alpha1.XPUList
 	if err := r.client.List(ctx, &all); err != nil {
@@ -194,8 +188,8 @@ func (a answer) status(before []v1alpha1.XPUNetworkOnXPU) v1alpha1.XPUNetworkOnX
 	return v1alpha1.XPUNetworkOnXPU{Name: a.xpu, Message: "not connected yet"}
 }
 
-// remove takes the network from the XPUs once no Port needs it. Until then its error is a *problem, one without a reason if
-// nothing is known of an XPU yet.
+// remove deletes the network from the XPUs once no Port needs it. Its error is a *problem without a reason while nothing is
+// known of an XPU yet.
 func (r *networks) remove(ctx context.Context, network *v1alpha1.XPUNetwork) error {
 	ports, err := listPorts(ctx, r.client, client.MatchingFields{portsByNetwork: network.Name})
 	if err != nil {
@@ -233,10 +227,10 @@ func (r *networks) remove(ctx context.Context, network *v1alpha1.XPUNetwork) err
 	return nil
 }
 
-// usableNetwork is the network by name, or the problem why no Port can join it.
-func usableNetwork(ctx context.Context, reader client.Reader, name string) (*v1alpha1.XPUNetwork, error) {
+// usableNetwork returns the network, or a *problem if no Port can join it.
+func (r *base) usableNetwork(ctx context.Context, name string) (*v1alpha1.XPUNetwork, error) {
 	var network v1alpha1.XPUNetwork
-	err := reader.Get(ctx, client.ObjectKey{Name: name}, &network)
+	err := r.client.Get(ctx, client.ObjectKey{Name: name}, &network)
 	if apierrors.IsNotFound(err) {
 		return nil, problemf(v1alpha1.ReasonNetworkNotFound, "XPUNetwork %s does not exist; create it, "+
 			"or name another one in the InterfaceConfig, the CNI configuration or the DevicePool", name)
@@ -244,7 +238,7 @@ func usableNetwork(ctx context.Context, reader client.Reader, name string) (*v1a
 	if err != nil {
 		return nil, fmt.Errorf("XPUNetwork %s: %w", name, err)
 	}
-	err = checkRivals(ctx, reader, &network)
+	err = r.checkRivals(ctx, &network)
 	if rival, ok := errors.AsType[*problem](err); ok {
 		return nil, problemf(v1alpha1.ReasonNetworkNotReady, "XPUNetwork %s cannot be used: %s", name, rival.message)
 	}

@@ -7,7 +7,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -17,13 +16,11 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
-// orphans deletes ports from agents that no XPUPort backs: what is left if an XPUPort was removed by force, or if a
-// cluster was restored from an older state. It looks each time the connection to an agent comes up. An agent whose
-// List shows nothing has none.
+// orphans deletes ports from agents that no XPUPort backs, such as after an XPUPort was removed by force, or a cluster was
+// restored from an older state. It looks each time the connection to an agent comes up.
 type orphans struct {
 	base
-	retries workqueue.TypedRateLimiter[reconcile.Request]
-	seen    durations[orphan]
+	seen durations[orphan]
 }
 
 type orphan struct{ xpu, id string }
@@ -33,7 +30,7 @@ func (r *orphans) setup(mgr ctrl.Manager) error {
 		return nil
 	}
 	return newController(mgr, "orphan", r.Concurrency).
-		WatchesRawSource(r.sessions.source(theXPU, cameUp)).
+		WatchesRawSource(r.sessions.source(connectionChanged, theXPU)).
 		Complete(reconcile.AsReconciler(r.client, r))
 }
 
@@ -81,7 +78,7 @@ func (r *orphans) Reconcile(ctx context.Context, xpu *v1alpha1.XPU) (ctrl.Result
 		r.events.Eventf(xpu, nil, corev1.EventTypeNormal, "OrphanDeleted", "Delete",
 			"deleted port %s, which no XPUPort backed for %s", key.id, r.OrphanGrace)
 		// Had an XPUPort come for it in this very moment, its port may be the one that was just deleted.
-		r.sessions.tell(xpu.Name, cameUp)
+		r.sessions.tell(xpu.Name, connectionChanged)
 	}
 	return ctrl.Result{RequeueAfter: after}, nil
 }

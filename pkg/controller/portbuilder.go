@@ -109,7 +109,7 @@ func (r *claims) networkOf(ctx context.Context, d *claim.Device) (*v1alpha1.XPUN
 	if name == "" {
 		return nil, nil
 	}
-	network, err := usableNetwork(ctx, r.client, name)
+	network, err := r.usableNetwork(ctx, name)
 	if err == nil && !network.DeletionTimestamp.IsZero() {
 		return nil, problemf(v1alpha1.ReasonNetworkNotFound,
 			"XPUNetwork %s is being deleted; name another one in the InterfaceConfig or the DevicePool", name)

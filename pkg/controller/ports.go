@@ -11,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -28,7 +27,6 @@ import (
 // ports has the XPUs serve XPUPorts. An XPUPort keeps its finalizer until the agent says that the Port is gone.
 type ports struct {
 	base
-	retries workqueue.TypedRateLimiter[reconcile.Request]
 	limiter *perXPULimiter
 }
 
@@ -37,16 +35,15 @@ func (r *ports) setup(mgr ctrl.Manager) error {
 	onNetwork := func(ctx context.Context, network client.Object) []reconcile.Request {
 		return r.requests(ctx, &v1alpha1.XPUPortList{}, client.MatchingFields{portsByNetwork: network.GetName()})
 	}
-	onAgent := func(ctx context.Context, xpu string) []reconcile.Request {
-		return r.requests(ctx, &v1alpha1.XPUPortList{}, client.MatchingFields{portsByXPU: xpu})
+	onXPU := func(ctx context.Context, xpu client.Object) []reconcile.Request {
+		return r.requests(ctx, &v1alpha1.XPUPortList{}, client.MatchingFields{portsByXPU: xpu.GetName()})
 	}
-	onXPU := func(ctx context.Context, xpu client.Object) []reconcile.Request { return onAgent(ctx, xpu.GetName()) }
 	return newController(mgr, "xpuport", r.Concurrency).
 		For(&v1alpha1.XPUPort{}, whenSpecChanged).
 		Watches(&v1alpha1.XPUPort{}, enqueue(r.siblings), whenMadeOrGone).
 		Watches(&v1alpha1.XPUNetwork{}, enqueue(onNetwork), whenSpecChanged).
 		Watches(&v1alpha1.XPU{}, enqueue(onXPU), whenSpecChanged).
-		WatchesRawSource(r.sessions.source(onAgent, cameUp, wentDown)). // an agent that came back may have forgotten Ports
+		WatchesRawSource(r.sessions.source(connectionChanged, onXPU)). // an agent that came back may have forgotten Ports
 		WatchesRawSource(r.limiter.source()).
 		Complete(withConflicts(r))
 }
@@ -57,9 +54,8 @@ func (r *ports) siblings(ctx context.Context, o client.Object) []reconcile.Reque
 	return slices.DeleteFunc(all, func(request reconcile.Request) bool { return request == requestFor(o) })
 }
 
-// look returns the Port of the same Function that comes before this one, and the Port's XPU, each nil if there is none.
-// There can only be a Port ahead if a claim and an agent made theirs at the same time, or somebody made one by hand: an agent
-// has a single Port for a Function.
+// look returns the Port of the same Function that comes before this one, and the Port's XPU, each nil if there is none. A
+// Function has two Ports only if a claim and a node's agent made theirs at the same time, or a person made one.
 func (r *ports) look(ctx context.Context, port *v1alpha1.XPUPort) (ahead *v1alpha1.XPUPort, _ *v1alpha1.XPU, _ error) {
 	all, err := listPorts(ctx, r.client, client.MatchingFields{portsByFunction: functionOf(port)})
 	if err != nil {
@@ -137,8 +133,8 @@ func (r *ports) conclude(ctx context.Context, port, before *v1alpha1.XPUPort, er
 	return result, nil
 }
 
-// inTime returns what the Port's status is to say of the error of ensure. A Port that was up stays up, as far as anyone
-// knows, while its agent is away: the XPU's status tells of the agent. One that never was up is refused after a while.
+// inTime adapts the error of ensure to the Port's status. A Port that was up stays up while its agent is away, as the XPU's
+// status tells of the agent. A Port that never was up is refused after ProvisionTimeout.
 func (r *ports) inTime(port *v1alpha1.XPUPort, err error) error {
 	p, isProblem := errors.AsType[*problem](err)
 	everUp := port.Status.BridgePort != ""
@@ -177,7 +173,7 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
 	if ahead != nil {
 		return busy(ahead)
 	}
-	network, err := usableNetwork(ctx, r.client, port.Spec.Network)
+	network, err := r.usableNetwork(ctx, port.Spec.Network)
 	if p, ok := errors.AsType[*problem](err); ok {
 		p.retry = lastRetry
 	}
@@ -218,7 +214,7 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
 	return nil
 }
 
-// failure is the problem for an error of the agent. A Port that the agent refuses is not tried again soon.
+// failure converts an error of the agent. A Port that the agent refuses is retried after lastRetry.
 func (r *ports) failure(port *v1alpha1.XPUPort, err error) *problem {
 	p := problemf(v1alpha1.ReasonFailed, "XPU %s: %s", port.Spec.XPU, oneLine(err))
 	p.retry = r.retries.When(requestFor(port))
@@ -288,8 +284,8 @@ func (r *ports) agent(xpu string) (*opi.Session, *problem) {
 	return nil, problemf(v1alpha1.ReasonXPUUnavailable, "the OPI agent of XPU %s cannot be reached", xpu)
 }
 
-// foreign says whether the Port asks for the XPU of another node. Functions of two nodes can have the same address, and so
-// their ports the same id: an agent that names another node's XPU would get hold of that node's ports.
+// foreign says whether the XPU is another node's. Ports of two nodes can have the same id, so a Port with another node's XPU
+// could take over a port of that node.
 func foreign(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) bool {
 	return port.Spec.NodeName != xpu.Spec.NodeName
 }

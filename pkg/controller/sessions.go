@@ -4,15 +4,17 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
-	"slices"
 	"sync"
 
 	"github.com/go-logr/logr"
-	"k8s.io/apimachinery/pkg/types"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
@@ -27,9 +29,8 @@ type connection struct {
 type change int
 
 const (
-	cameUp        change = iota // the connection
-	wentDown                    // the connection
-	healthChanged               // see [opi.Health]
+	connectionChanged change = iota // it came up or went down
+	healthChanged                   // see [opi.Health]
 )
 
 // sessions has a session with the OPI agent of each XPU, by the XPU's name, and tells reconcilers of changes. Safe for
@@ -80,15 +81,9 @@ func (s *sessions) open(xpu string, fingerprint [sha256.Size]byte, config opi.Co
 	log := s.log.WithValues("xpu", xpu)
 	opened, err := opi.NewSession(config, opi.SessionOptions{
 		Debounce: s.Debounce, CheckTimeout: s.AgentTimeout, Log: log,
-		Connection: func(up bool) {
-			if up {
-				s.tell(xpu, cameUp)
-			} else {
-				s.tell(xpu, wentDown)
-			}
-		},
-		Changed: func() { s.tell(xpu, healthChanged) },
-		Failed:  func(operation string, err error) { s.metrics.failed(xpu, operation, err) },
+		Connection: func(bool) { s.tell(xpu, connectionChanged) },
+		Changed:    func() { s.tell(xpu, healthChanged) },
+		Failed:     func(operation string, err error) { s.metrics.failed(xpu, operation, err) },
 	})
 	if err != nil {
 		return err
@@ -112,7 +107,7 @@ func (s *sessions) refuse(xpu, why string) {
 	s.byXPU[xpu] = &session{refusal: why, stop: func() {}}
 	s.mu.Unlock()
 	if was == nil || was.refusal != why {
-		s.tell(xpu, wentDown)
+		s.tell(xpu, connectionChanged)
 	}
 }
 
@@ -141,16 +136,16 @@ func (s *sessions) tell(xpu string, c change) {
 	}
 }
 
-// source enqueues requests when the OPI agent of an XPU changes in one of these ways.
-func (s *sessions) source(requests func(ctx context.Context, xpu string) []reconcile.Request, changes ...change) source.Source {
+// source enqueues the requests that toRequests has for an XPU, of which it gets the name alone, after a change of this kind.
+func (s *sessions) source(kind change, toRequests handler.MapFunc) source.Source {
 	return source.Func(func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.listeners = append(s.listeners, func(xpu string, c change) {
-			if !slices.Contains(changes, c) {
+			if c != kind {
 				return
 			}
-			for _, request := range requests(ctx, xpu) {
+			for _, request := range toRequests(ctx, &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: xpu}}) {
 				queue.Add(request)
 			}
 		})
@@ -159,8 +154,8 @@ func (s *sessions) source(requests func(ctx context.Context, xpu string) []recon
 }
 
 // theXPU is the request for the XPU itself.
-func theXPU(_ context.Context, xpu string) []reconcile.Request {
-	return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: xpu}}}
+func theXPU(_ context.Context, xpu client.Object) []reconcile.Request {
+	return []reconcile.Request{requestFor(xpu)}
 }
 
 // connection says what is known of the way to the XPU's agent.

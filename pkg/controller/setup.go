@@ -22,7 +22,7 @@ import (
 
 // Options are what the reconcilers depend on. The zero value of a duration means its default.
 type Options struct {
-	// Namespace is where the Secrets are that XPUs name.
+	// Namespace has the Secrets that XPUs name.
 	Namespace string
 	// Registerer takes the metrics.
 	Registerer prometheus.Registerer
@@ -35,19 +35,16 @@ type Options struct {
 	CollectGrace time.Duration
 	// BusyGrace is how long a claim waits for a Function before it is told so. Default 2 s.
 	BusyGrace time.Duration
-	// TaintGrace is how long the node's agent has to taint a device that failed before its claim is told without
-	// that. Default 30 s.
+	// TaintGrace is how long a claim is not told that its device failed while the device has no taint. Default 30 s.
 	TaintGrace time.Duration
-	// Debounce is how long an OPI agent may be away before its XPU is not ready. Default 500 ms, so that those
-	// who offer Functions hear of it within a second.
+	// Debounce is how long an OPI agent may be away before its XPU is not ready. Default 500 ms.
 	Debounce time.Duration
-	// OrphanGrace is between the two looks at an OPI agent after which a port that no XPUPort backs is deleted.
-	// Default 30 s; negative keeps orphans.
+	// OrphanGrace is how long an OPI agent keeps a port that no XPUPort backs. Default 30 s; negative is for ever.
 	OrphanGrace time.Duration
 
-	// Concurrency is how many objects of each kind are worked on at once. Most wait for an OPI agent. Default 256.
+	// Concurrency is how many objects of each kind are reconciled at once. Most wait for an OPI agent. Default 256.
 	Concurrency int
-	// ConcurrencyPerXPU is how many XPUPorts of one XPU are. Default 32.
+	// ConcurrencyPerXPU is how many XPUPorts of one XPU are reconciled at once. Default 32.
 	ConcurrencyPerXPU int
 }
 
@@ -69,8 +66,7 @@ func Scheme() (*runtime.Scheme, error) {
 	return scheme, errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme))
 }
 
-// CacheOptions keep the cache small: of Secrets only those of the namespace, of Nodes only that they are there, and
-// nothing of who wrote which field.
+// CacheOptions keep the cache small: only Secrets of the namespace, only names of Nodes, and no managed fields.
 func CacheOptions(namespace string) cache.Options {
 	nameOnly := func(object any) (any, error) {
 		if o, ok := object.(*metav1.PartialObjectMetadata); ok {
@@ -98,18 +94,21 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) error {
 	if err := mgr.Add(sessions); err != nil {
 		return fmt.Errorf("sessions with OPI agents: %w", err)
 	}
-	b := base{
-		Options: o, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder("xpu-controller"),
-		sessions: sessions, metrics: m,
+	events := mgr.GetEventRecorder("xpu-controller")
+	newBase := func() base {
+		return base{
+			Options: o, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: events,
+			sessions: sessions, metrics: m, retries: retryLimiter(),
+		}
 	}
-	allocator := &allocator{reader: b.client, assumed: map[types.NamespacedName]assumedPort{}}
+	allocator := &allocator{reader: mgr.GetClient(), assumed: map[types.NamespacedName]assumedPort{}}
 	err := errors.Join(
-		(&claims{base: b, allocator: allocator}).setup(mgr),
-		(&ports{base: b, retries: retryLimiter(), limiter: newPerXPULimiter(o.ConcurrencyPerXPU)}).setup(mgr),
-		(&networks{base: b, retries: retryLimiter()}).setup(mgr),
-		(&xpus{b}).setup(mgr),
-		(&devicePools{b}).setup(mgr),
-		(&orphans{base: b, retries: retryLimiter()}).setup(mgr),
+		(&claims{base: newBase(), allocator: allocator}).setup(mgr),
+		(&ports{base: newBase(), limiter: newPerXPULimiter(o.ConcurrencyPerXPU)}).setup(mgr),
+		(&networks{newBase()}).setup(mgr),
+		(&xpus{newBase()}).setup(mgr),
+		(&devicePools{newBase()}).setup(mgr),
+		(&orphans{base: newBase()}).setup(mgr),
 	)
 	if err != nil {
 		return fmt.Errorf("set up controllers: %w", err)

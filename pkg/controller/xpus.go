@@ -24,18 +24,14 @@ import (
 type xpus struct{ base }
 
 func (r *xpus) setup(mgr ctrl.Manager) error {
+	onSecret := func(ctx context.Context, secret client.Object) []reconcile.Request {
+		return r.requests(ctx, &v1alpha1.XPUList{}, client.MatchingFields{xpusBySecret: secret.GetName()})
+	}
 	return newController(mgr, "xpu", r.Concurrency).
 		For(&v1alpha1.XPU{}, whenSpecChanged).
-		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(r.withSecret)).
-		WatchesRawSource(r.sessions.source(theXPU, healthChanged)).
+		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(onSecret)).
+		WatchesRawSource(r.sessions.source(healthChanged, theXPU)).
 		Complete(withConflicts(r))
-}
-
-func (r *xpus) withSecret(ctx context.Context, secret client.Object) []reconcile.Request {
-	if secret.GetNamespace() != r.Namespace {
-		return nil
-	}
-	return r.requests(ctx, &v1alpha1.XPUList{}, client.MatchingFields{xpusBySecret: secret.GetName()})
 }
 
 func (r *xpus) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
@@ -49,26 +45,24 @@ func (r *xpus) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, er
 	if err != nil {
 		return ctrl.Result{}, fmt.Errorf("XPU %s: %w", req.Name, err)
 	}
-	var reason, message string
 	err = r.connect(ctx, &xpu)
 	p, isProblem := errors.AsType[*problem](err)
 	health := r.sessions.connection(req.Name).health
 	switch {
 	case isProblem:
 		r.sessions.refuse(req.Name, p.message)
-		reason, message = p.reason, p.message
 	case err != nil:
 		return ctrl.Result{}, fmt.Errorf("XPU %s: %w", req.Name, err)
 	case health.Answers:
-		reason, message = v1alpha1.ReasonConnected, "the OPI agent at "+xpu.Spec.Endpoint+" answers"
+		p = problemf(v1alpha1.ReasonConnected, "the OPI agent at %s answers", xpu.Spec.Endpoint)
 	case health.Err != nil:
-		reason = v1alpha1.ReasonXPUUnavailable
-		message = "the OPI agent at " + xpu.Spec.Endpoint + " does not answer: " + oneLine(health.Err)
+		const silent = "the OPI agent at %s does not answer: %s"
+		p = problemf(v1alpha1.ReasonXPUUnavailable, silent, xpu.Spec.Endpoint, oneLine(health.Err))
 	default:
 		return ctrl.Result{}, nil // not known yet: another event comes
 	}
 	before := xpu.DeepCopy()
-	meta.SetStatusCondition(&xpu.Status.Conditions, newCondition(v1alpha1.ConditionReady, xpu.Generation, reason, message))
+	meta.SetStatusCondition(&xpu.Status.Conditions, newCondition(v1alpha1.ConditionReady, xpu.Generation, p.reason, p.message))
 	return ctrl.Result{}, r.writeStatus(ctx, &xpu, before)
 }
 

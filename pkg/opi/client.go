@@ -1,9 +1,8 @@
 // Package opi speaks to an xPU's OPI agent in terms of Networks and Ports.
 //
-// OPI agents are asynchronous and loose about what they promise (Create proves nothing, most errors are Unknown), so
-// each method of [Client] converges: it looks at what the agent has, does what is missing, and returns nil only when
-// the agent says that exactly the wanted state is there. A method may be called again with the same arguments at any
-// time, also when an earlier call's outcome is unknown.
+// OPI agents are asynchronous and promise little: a successful Create proves nothing, and most errors are Unknown. Each method
+// of [Client] therefore looks at what the agent has, does what is missing, and returns nil only when the agent says that
+// exactly the wanted state is there. It may be called again at any time, also when the outcome of an earlier call is unknown.
 package opi
 
 import (
@@ -101,9 +100,6 @@ func Dial(cfg Config) (*Client, error) {
 // Close ends the connection. Calls in flight fail with ErrUnavailable.
 func (c *Client) Close() error { return c.conn.Close() }
 
-// Endpoint is the agent's address, host:port.
-func (c *Client) Endpoint() string { return c.endpoint }
-
 // Check tells whether the agent is alive.
 func (c *Client) Check(ctx context.Context) error {
 	return c.failure(ctx, "check agent", c.endpoint, c.agent.Alive(ctx))
@@ -112,9 +108,8 @@ func (c *Client) Check(ctx context.Context) error {
 // Connected tells whether the connection is up now. A Client connects when it is first used.
 func (c *Client) Connected() bool { return c.conn.GetState() == connectivity.Ready }
 
-// Watch keeps the connection up, and calls changed with true each time it came up and with false each time it went
-// down, in order and from one goroutine, until the context ends; it returns the context's error. The first call
-// reports the first connection, or after a failed attempt that there is none.
+// Watch keeps the connection up until the context ends, and returns the context's error. It calls changed, from one goroutine,
+// with true each time the connection came up, and with false each time it went down or the first attempt failed.
 //
 // After true every Port must be verified: the API has no boot id, and an agent forgets its ports when it restarts.
 func (c *Client) Watch(ctx context.Context, changed func(connected bool)) error {

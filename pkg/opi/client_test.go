@@ -310,7 +310,7 @@ func TestNeverUp(t *testing.T) {
 func TestAgentsThatCannotBeVerified(t *testing.T) {
 	t.Run("blind", func(t *testing.T) {
 		a, c := start(t)
-		a.Set(func(b *opitest.Behaviour) { b.BlindGet = true })
+		a.Set(func(b *opitest.Behaviour) { b.Blind = true })
 		wantError(t, c.EnsurePort(t.Context(), port1), opi.ErrUnsupported, "GetBridgePort")
 		wantError(t, c.DeletePort(t.Context(), port1.ID), opi.ErrUnsupported)
 		wantError(t, c.EnsureNetwork(t.Context(), blue), opi.ErrUnsupported, "GetLogicalBridge")

@@ -61,11 +61,9 @@ func (c *Client) delete(ctx context.Context, k kind, op, id string) error {
 	})
 }
 
-// await calls look at once and then with growing pauses until it says that it is done or returns an error. If the context
-// ends first, the error says what the agent said last, as look returned it; "" says nothing new.
-//
-// There is nothing to watch in the API. The pauses grow by half, so that waiting takes at most half longer than the
-// agent itself.
+// await calls look until it says that it is done or returns an error; there is nothing to watch in the API. The pauses grow by
+// half, so that waiting takes at most half longer than the agent itself. If the context ends first, the error has what look
+// returned last as said; "" is nothing new.
 func await(
 	ctx context.Context, op, id string, look func(context.Context) (done bool, said string, err error),
 ) error {

@@ -8,9 +8,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Dialect makes the [Agent] at the other end of a connection. It knows how one kind of OPI agent serves the OPI API: the
-// names of objects, the calls that it has, and the meaning of its errors. [Client] does what all agents need, such as
-// waiting and retrying. Package dialects lists the dialects.
+// Dialect makes the [Agent] at the other end of a connection. It knows how one kind of OPI agent names objects, which calls
+// the agent has, and what its errors mean; [Client] waits and retries. Package dialects lists the dialects.
 type Dialect func(conn grpc.ClientConnInterface) Agent
 
 // Agent makes single calls to an OPI agent. Ports and networks have the ids of [PortID] and [NetworkID]; a dialect with

@@ -5,7 +5,6 @@ import (
 	"encoding/base32"
 	"fmt"
 	"regexp"
-	"slices"
 	"strings"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -34,19 +33,19 @@ func PortID(f function.ID) (string, error) {
 
 // ParsePortID reverses [PortID]. ok is false for an id that no Function has.
 func ParsePortID(id string) (f function.ID, ok bool) {
-	// The name of a device is "dddd-bb-dd-f", or for an SF "dddd-bb-dd-f-sf88".
-	parts := strings.Split(id, "-")
-	if parts[0] == "sf" {
-		parts[len(parts)-1] = "sf" + parts[len(parts)-1]
-		if len(parts) == 5 { // without the PCI domain
-			parts = slices.Insert(parts, 1, "0000")
+	kind, name, _ := strings.Cut(id, "-")
+	if kind == "sf" { // the name of its device is "dddd-bb-dd-f-sf88"
+		sfnum := strings.LastIndexByte(name, '-') + 1
+		name = name[:sfnum] + "sf" + name[sfnum:]
+		if strings.Count(name, "-") == 3 {
+			name = "0000-" + name
 		}
 	}
-	f, err := function.ParseDeviceName(strings.Join(parts[1:], "-"))
+	f, err := function.ParseDeviceName(name)
 	if err != nil {
 		return function.ID{}, false
 	}
-	// Only one id of each Function counts.
+	// A Function has a single id.
 	if again, err := PortID(f); err != nil || again != id {
 		return function.ID{}, false
 	}

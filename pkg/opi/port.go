@@ -56,9 +56,6 @@ type PortStatus struct {
 	Status
 }
 
-// is says whether the agent has exactly this port and is not deleting it.
-func (s PortStatus) is(p Port) bool { return s.State != StateDeleting && s.Port.Equal(p) }
-
 func (p Port) check(op string) error {
 	if err := checkID(op, p.ID); err != nil {
 		return err
@@ -113,7 +110,7 @@ func (c *Client) EnsurePort(ctx context.Context, p Port) error {
 		if err != nil && !missing {
 			return false, "", err
 		}
-		if missing || !got.is(p) {
+		if missing || got.State == StateDeleting || !got.Port.Equal(p) {
 			if made == maxMade {
 				const detail = "somebody else changes it: it was made %d times and is again MAC %s, networks %s, %s"
 				return false, "", &Error{
@@ -121,8 +118,15 @@ func (c *Client) EnsurePort(ctx context.Context, p Port) error {
 				}
 			}
 			made, mayRetry = made+1, false
-			said, err = c.replacePort(ctx, op, p, !missing)
-			return false, said, err
+			if !missing {
+				if err := c.delete(ctx, c.ports, op, p.ID); err != nil {
+					if stuck, ok := errors.AsType[*Error](err); ok {
+						said = stuck.Detail
+					}
+					return false, said, err
+				}
+			}
+			return false, "created, not up yet", c.created(ctx, c.ports, op, p.ID, c.agent.CreatePort(ctx, p))
 		}
 		said = got.of("port")
 		switch {
@@ -134,20 +138,6 @@ func (c *Client) EnsurePort(ctx context.Context, p Port) error {
 		mayRetry = false
 		return false, said, c.failure(ctx, op, p.ID, c.agent.RetryPort(ctx, p))
 	})
-}
-
-// replacePort deletes the other port of the same id, if there is one, and creates the port. said is what the agent said
-// last.
-func (c *Client) replacePort(ctx context.Context, op string, p Port, other bool) (said string, err error) {
-	if other {
-		if err := c.delete(ctx, c.ports, op, p.ID); err != nil {
-			if stuck, ok := errors.AsType[*Error](err); ok {
-				said = stuck.Detail
-			}
-			return said, err
-		}
-	}
-	return "created, not up yet", c.created(ctx, c.ports, op, p.ID, c.agent.CreatePort(ctx, p))
 }
 
 // DeletePort returns nil once the agent says that there is no such port. Until then its Function must not be given to

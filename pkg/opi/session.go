@@ -46,17 +46,17 @@ type Health struct {
 	Err error
 }
 
-// Session keeps the connection to one OPI agent, finds out why the agent does not answer, and has networks served
-// before the ports that need them. Its methods may be called from several goroutines at once; calls for the same port
-// should not be.
+// Session keeps the connection to one OPI agent, finds out why the agent does not answer, and has networks served before their
+// ports. It is safe for concurrent use, but there should be one call for a port at a time.
 type Session struct {
 	client   *Client
 	options  SessionOptions
 	networks keylock.Locks[string] // by id: calls for the same network would undo each other's work
 
+	served sync.Map // Network by id: what the agent was seen to have since the connection came up
+
 	mu     sync.Mutex
 	health Health
-	served map[string]Network // by id: the networks that the agent was seen to have since the connection came up
 }
 
 // NewSession makes a session. It does not connect: [Session.Run] does.
@@ -65,7 +65,7 @@ func NewSession(config Config, options SessionOptions) (*Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Session{client: client, options: options, served: map[string]Network{}}, nil
+	return &Session{client: client, options: options}, nil
 }
 
 // Run keeps the connection up until ctx ends, and closes it then. It returns an error only if it ended before.
@@ -101,7 +101,7 @@ func (s *Session) report(up bool) (cameOrWent bool) {
 	cameOrWent = up || s.health.Connected
 	if cameOrWent {
 		s.health = Health{Connected: up}
-		s.served = map[string]Network{}
+		s.served.Clear()
 	}
 	s.health.Known = true
 	s.mu.Unlock()
@@ -111,9 +111,8 @@ func (s *Session) report(up bool) (cameOrWent bool) {
 	return cameOrWent
 }
 
-// diagnose checks the agent until it answers or ctx ends, and records why it does not answer. Without a connection it
-// begins after the debounce; the error then says why there is no connection. It repeats the check because the reason may
-// change while somebody solves the problem.
+// diagnose checks the agent until it answers or ctx ends, and records why it does not answer, which may change from check to
+// check. Without a connection it begins after the debounce.
 func (s *Session) diagnose(ctx context.Context, connected bool) {
 	if !connected {
 		if !loop.Sleep(ctx, s.options.Debounce) {
@@ -170,14 +169,13 @@ func (s *Session) EnsurePort(ctx context.Context, port Port, network Network) er
 		return err
 	}
 	err := s.client.EnsurePort(ctx, port)
-	if !errors.Is(err, ErrNetworkMissing) {
-		return s.counted("EnsurePort", err)
+	if errors.Is(err, ErrNetworkMissing) { // the agent was restarted a moment ago, or somebody removed the network
+		if err := s.EnsureNetwork(ctx, network); err != nil {
+			return err
+		}
+		err = s.client.EnsurePort(ctx, port)
 	}
-	// The agent was restarted a moment ago, or somebody removed the network.
-	if err := s.network(ctx, network, true); err != nil {
-		return err
-	}
-	return s.counted("EnsurePort", s.client.EnsurePort(ctx, port))
+	return s.counted("EnsurePort", err)
 }
 
 // EnsureNetwork is [Client.EnsureNetwork]. It always asks the agent.
@@ -191,18 +189,13 @@ func (s *Session) network(ctx context.Context, network Network, ask bool) error 
 		return timeout(ctx, "ensure network", network.ID, "another call for it has not ended")
 	}
 	defer unlock()
-	s.mu.Lock()
-	served, known := s.served[network.ID]
-	s.mu.Unlock()
-	if !ask && known && network.differs(served) == "" {
+	if served, known := s.served.Load(network.ID); !ask && known && network.differs(served.(Network)) == "" {
 		return nil
 	}
 	if err := s.counted("EnsureNetwork", s.client.EnsureNetwork(ctx, network)); err != nil {
 		return err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.served[network.ID] = network
+	s.served.Store(network.ID, network)
 	return nil
 }
 
@@ -213,9 +206,7 @@ func (s *Session) DeleteNetwork(ctx context.Context, id string) error {
 		return timeout(ctx, "delete network", id, "another call for it has not ended")
 	}
 	defer unlock()
-	s.mu.Lock()
-	delete(s.served, id)
-	s.mu.Unlock()
+	s.served.Delete(id)
 	return s.counted("DeleteNetwork", s.client.DeleteNetwork(ctx, id))
 }
 

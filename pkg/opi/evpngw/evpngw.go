@@ -158,8 +158,15 @@ func (a agent) CreatePort(ctx context.Context, p opi.Port) error {
 		// A trunk to a network that does not exist leaves references behind in the reference agent that make the
 		// other networks undeletable.
 		for _, id := range p.Networks {
-			if err := a.networkUp(ctx, id); err != nil {
+			network, err := a.Network(ctx, id)
+			switch {
+			case status.Code(err) == codes.NotFound:
+				return &opi.Error{Kind: opi.ErrNetworkMissing, Detail: id, Err: err}
+			case err != nil:
 				return err
+			case network.State != opi.StateUp:
+				detail := fmt.Sprintf("%s is %s: %s", id, network.State, network.Detail)
+				return &opi.Error{Kind: opi.ErrNetworkMissing, Detail: detail}
 			}
 		}
 	}
@@ -172,22 +179,8 @@ func (a agent) CreatePort(ctx context.Context, p opi.Port) error {
 	return err
 }
 
-func (a agent) networkUp(ctx context.Context, id string) error {
-	got, err := a.Network(ctx, id)
-	switch {
-	case status.Code(err) == codes.NotFound:
-		return &opi.Error{Kind: opi.ErrNetworkMissing, Detail: id, Err: err}
-	case err != nil:
-		return err
-	case got.State != opi.StateUp:
-		return &opi.Error{Kind: opi.ErrNetworkMissing, Detail: fmt.Sprintf("%s is %s: %s", id, got.State, got.Detail)}
-	}
-	return nil
-}
-
-// RetryPort is an Update that changes nothing. An agent that was restarted does not try again by itself. An Update that
-// changes a port leaves agents with ports and networks that cannot be deleted any more. An agent without Update is not an
-// error.
+// RetryPort is an Update that changes nothing, as an agent that was restarted does not try again by itself. An Update that
+// changes a port leaves agents with ports and networks that cannot be deleted any more.
 func (a agent) RetryPort(ctx context.Context, p opi.Port) error {
 	_, err := a.ports.UpdateBridgePort(ctx, &evpn.UpdateBridgePortRequest{
 		BridgePort: &evpn.BridgePort{Name: portPrefix + p.ID, Spec: spec(p)},

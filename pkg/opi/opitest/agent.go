@@ -9,7 +9,6 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"fmt"
 	"maps"
 	"net"
 	"path"
@@ -49,12 +48,10 @@ type Behaviour struct {
 	Persistent bool
 	// KeepOnStop is an agent that does not delete all objects at a graceful stop.
 	KeepOnStop bool
-	// BlindGet: Get succeeds for every name and says nothing, as an agent of Intel's does. BlindList: List is empty.
-	BlindGet, BlindList bool
+	// Blind: Get succeeds for every name and says nothing, as an agent of Intel's does, and List is empty.
+	Blind bool
 	// Unimplemented are the RPCs that are not served, by name, such as "GetBridgePort".
 	Unimplemented []string
-	// InventoryKills: GetInventory ends the agent's process.
-	InventoryKills bool
 }
 
 // Agent is an OPI agent on a loopback address. Its methods may be called from several goroutines at once.
@@ -68,9 +65,9 @@ type Agent struct {
 	faults    map[string][]fault
 	calls     map[string]int
 
-	networks, ports          table
-	networksEver, portsEver  bool
-	networkPages, portsPages map[string]int
+	networks, ports         table
+	networksEver, portsEver bool           // there was one since the agent started
+	pages                   map[string]int // by page token, where the page of ports begins
 }
 
 // fault is what one call of an RPC does instead of its work, or after it.
@@ -92,9 +89,7 @@ func Start(t testing.TB) *Agent {
 
 // New runs an agent until [Agent.Stop] or [Agent.Kill].
 func New() (*Agent, error) {
-	a := &Agent{
-		address: "127.0.0.1:0", faults: map[string][]fault{}, calls: map[string]int{},
-	}
+	a := &Agent{address: "127.0.0.1:0", faults: map[string][]fault{}, calls: map[string]int{}}
 	a.forget()
 	return a, a.Run()
 }
@@ -134,15 +129,13 @@ func (a *Agent) Calls(rpc string) int {
 	return a.calls[rpc]
 }
 
-// Run starts the agent again, at the same address, after Stop or Kill.
-func (a *Agent) Run() error { return a.run() }
-
 // RunTLS is Run with TLS. For mTLS the configuration asks for client certificates.
 func (a *Agent) RunTLS(cfg *tls.Config) error {
-	return a.run(grpc.Creds(credentials.NewTLS(cfg)))
+	return a.Run(grpc.Creds(credentials.NewTLS(cfg)))
 }
 
-func (a *Agent) run(opts ...grpc.ServerOption) error {
+// Run starts the agent again, at the same address, after Stop or Kill.
+func (a *Agent) Run(opts ...grpc.ServerOption) error {
 	lis, err := listen(a.address)
 	if err != nil {
 		return err
@@ -159,13 +152,13 @@ func (a *Agent) run(opts ...grpc.ServerOption) error {
 	return nil
 }
 
-// listen waits for a port that is in use: while an agent is away, its port may become the local one of a connection for
-// a moment, be it that of a client which tries to reach the agent.
+// listen waits for a port that is in use: while an agent is away, its port may be the local one of some connection.
 func listen(address string) (lis net.Listener, err error) {
-	_ = wait.PollUntilContextTimeout(context.Background(), 10*time.Millisecond, 5*time.Second, true, func(context.Context) (bool, error) {
+	free := func(context.Context) (bool, error) {
 		lis, err = net.Listen("tcp", address)
 		return !errors.Is(err, syscall.EADDRINUSE), nil
-	})
+	}
+	_ = wait.PollUntilContextTimeout(context.Background(), 10*time.Millisecond, 5*time.Second, true, free)
 	return lis, err
 }
 
@@ -188,10 +181,12 @@ func (a *Agent) Kill() {
 		a.forget()
 		return
 	}
-	now := time.Now()
-	a.settle(now)
-	a.networks.freeze()
-	a.ports.freeze()
+	a.settle()
+	for _, objects := range []table{a.networks, a.ports} {
+		for _, o := range objects {
+			o.upAt, o.goneAt = time.Time{}, time.Time{}
+		}
+	}
 }
 
 func (a *Agent) end() {
@@ -204,24 +199,21 @@ func (a *Agent) end() {
 
 func (a *Agent) forget() {
 	a.networks, a.ports = table{}, table{}
-	a.networkPages, a.portsPages = map[string]int{}, map[string]int{}
+	a.pages = map[string]int{}
 	a.networksEver, a.portsEver = false, false
 }
 
 // Ports are the ids of the ports there are, sorted.
-func (a *Agent) Ports() []string {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.settle(time.Now())
-	return slices.Sorted(maps.Keys(a.ports))
-}
+func (a *Agent) Ports() []string { return a.ids(&a.ports) }
 
 // Networks are the ids of the logical bridges there are, sorted.
-func (a *Agent) Networks() []string {
+func (a *Agent) Networks() []string { return a.ids(&a.networks) }
+
+func (a *Agent) ids(objects *table) []string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.settle(time.Now())
-	return slices.Sorted(maps.Keys(a.networks))
+	a.settle()
+	return slices.Sorted(maps.Keys(*objects))
 }
 
 func (a *Agent) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
@@ -236,13 +228,7 @@ func (a *Agent) intercept(ctx context.Context, req any, info *grpc.UnaryServerIn
 	}
 	a.mu.Unlock()
 
-	if latency > 0 {
-		select {
-		case <-time.After(latency):
-		case <-ctx.Done():
-			return nil, status.FromContextError(ctx.Err()).Err()
-		}
-	}
+	time.Sleep(latency)
 	switch {
 	case unimplemented:
 		return nil, status.Errorf(codes.Unimplemented, "method %s not implemented", rpc)
@@ -250,7 +236,7 @@ func (a *Agent) intercept(ctx context.Context, req any, info *grpc.UnaryServerIn
 		return nil, f.err
 	}
 	a.mu.Lock()
-	a.settle(time.Now())
+	a.settle()
 	reply, err := handle(ctx, req)
 	a.mu.Unlock()
 	if err == nil && f.commit {
@@ -276,44 +262,29 @@ type object struct {
 	macs map[string]string
 }
 
-func (t table) freeze() {
-	for _, o := range t {
-		o.upAt, o.goneAt = time.Time{}, time.Time{}
-	}
-}
-
-// settle brings the state to what it is at this time.
-func (a *Agent) settle(now time.Time) {
+// settle brings the state to what it is by now.
+func (a *Agent) settle() {
+	now := time.Now()
 	due := func(at time.Time) bool { return !at.IsZero() && !at.After(now) }
-	for id, p := range a.ports {
-		if p.dying {
-			if due(p.goneAt) {
-				for _, name := range p.port.GetLogicalBridges() {
+	for _, objects := range []table{a.ports, a.networks} {
+		for id, o := range objects {
+			switch {
+			case o.dying && due(o.goneAt):
+				for _, name := range o.port.GetLogicalBridges() {
 					if n := a.networks[path.Base(name)]; n != nil {
-						delete(n.macs, string(p.port.GetMacAddress()))
+						delete(n.macs, string(o.port.GetMacAddress()))
 					}
 				}
-				delete(a.ports, id)
+				delete(objects, id)
+			case !o.dying && !a.behaviour.Held && due(o.upAt):
+				o.up, o.upAt = true, time.Time{}
+				if o.port == nil || a.behaviour.Realise == nil {
+					continue
+				}
+				if err := a.behaviour.Realise(id); err != nil {
+					o.up, o.failure = false, err.Error()
+				}
 			}
-			continue
-		}
-		if !a.behaviour.Held && due(p.upAt) {
-			p.upAt = time.Time{}
-			p.up, p.failure = true, ""
-			if a.behaviour.Realise == nil {
-				continue
-			}
-			if err := a.behaviour.Realise(id); err != nil {
-				p.up, p.failure = false, err.Error()
-			}
-		}
-	}
-	for id, n := range a.networks {
-		switch {
-		case n.dying && due(n.goneAt):
-			delete(a.networks, id)
-		case !n.dying && !a.behaviour.Held && due(n.upAt):
-			n.up, n.upAt = true, time.Time{}
 		}
 	}
 }
@@ -342,31 +313,6 @@ func (o *object) components(name string) []*evpn.Component {
 	return []*evpn.Component{c}
 }
 
-// page cuts one page out of the sorted ids of a table, as the reference agent's List does.
-func page(ids []string, tokens map[string]int, size int32, token string) (_ []string, next string, _ error) {
-	if size < 0 {
-		return nil, "", status.Error(codes.InvalidArgument, "negative PageSize is not allowed")
-	}
-	if size == 0 {
-		size = 50
-	}
-	size = min(size, 250)
-	start := 0
-	if token != "" {
-		var known bool
-		if start, known = tokens[token]; !known {
-			return nil, "", status.Errorf(codes.NotFound, "unable to find pagination token %s", token)
-		}
-	}
-	start = min(start, len(ids))
-	end := min(start+int(size), len(ids))
-	if end < len(ids) {
-		next = fmt.Sprintf("page-%d", len(tokens))
-		tokens[next] = end
-	}
-	return ids[start:end], next, nil
-}
-
 func unknown(format string, args ...any) error { return status.Errorf(codes.Unknown, format, args...) }
 
 // wellFormed is a resource name as the reference agent's library takes it.
@@ -380,10 +326,8 @@ type inventoryServer struct {
 	agent *Agent
 }
 
+// GetInventory ends the agent's process.
 func (s inventoryServer) GetInventory(context.Context, *inventory.GetInventoryRequest) (*inventory.Inventory, error) {
-	if s.agent.behaviour.InventoryKills {
-		go s.agent.Kill() // Stop waits for this call
-		return nil, status.Error(codes.Unavailable, "error reading from server: EOF")
-	}
-	return &inventory.Inventory{System: &inventory.SystemInfo{SerialNumber: "opitest", Uuid: "00000000-0000-4000-8000-000000000000"}}, nil
+	go s.agent.Kill() // it waits for this call
+	return nil, status.Error(codes.Unavailable, "error reading from server: EOF")
 }

@@ -368,7 +368,6 @@ func TestObservedBehaviour(t *testing.T) {
 			}
 		}},
 		{"inventory ends the process", func(p peer, a *Agent) {
-			a.Set(func(b *Behaviour) { b.InventoryKills = true })
 			_, err := p.inv.GetInventory(p.t.Context(), &inventory.GetInventoryRequest{Name: "x"})
 			p.want(err, codes.Unavailable, "")
 		}},
@@ -425,7 +424,7 @@ func TestObservedBehaviour(t *testing.T) {
 			}
 		}},
 		{"a blind agent", func(p peer, a *Agent) {
-			a.Set(func(b *Behaviour) { b.BlindGet, b.BlindList = true, true })
+			a.Set(func(b *Behaviour) { b.Blind = true })
 			_, err := p.createPort(p1, access(mac1, blue))
 			p.ok(err)
 			bp, err := p.getPort(portPrefix + p1)

@@ -7,10 +7,12 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
-	"math/big"
 	"net"
 	"testing"
 	"time"
+
+	certutil "k8s.io/client-go/util/cert"
+	"k8s.io/client-go/util/keyutil"
 )
 
 // Authority issues certificates for tests of mTLS.
@@ -22,38 +24,21 @@ type Authority struct {
 // NewAuthority makes an authority that nobody else trusts.
 func NewAuthority(t testing.TB) *Authority {
 	t.Helper()
-	template := &x509.Certificate{
-		Subject: pkix.Name{CommonName: "opitest CA"}, IsCA: true, BasicConstraintsValid: true,
-		KeyUsage: x509.KeyUsageCertSign, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
+	key := newKey(t)
+	cert, err := certutil.NewSelfSignedCACert(certutil.Config{CommonName: "opitest"}, key)
+	if err != nil {
+		t.Fatal(err)
 	}
-	a := &Authority{}
-	a.cert, a.key = sign(t, template, nil)
-	return a
+	return &Authority{cert: cert, key: key}
 }
 
-// sign makes a key and a certificate for it; a nil authority signs itself.
-func sign(t testing.TB, template *x509.Certificate, by *Authority) (*x509.Certificate, *ecdsa.PrivateKey) {
+func newKey(t testing.TB) *ecdsa.PrivateKey {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if template.SerialNumber, err = rand.Int(rand.Reader, big.NewInt(1<<62)); err != nil {
-		t.Fatal(err)
-	}
-	parent, signer := template, key
-	if by != nil {
-		parent, signer = by.cert, by.key
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, signer)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return cert, key
+	return key
 }
 
 // Issue makes a certificate, for servers and clients, and its key, both PEM. name is a host name or an IP address.
@@ -69,18 +54,22 @@ func (a *Authority) Issue(t testing.TB, name string) (cert, key []byte) {
 	} else {
 		template.DNSNames = []string{name}
 	}
-	leaf, private := sign(t, template, a)
-	der, err := x509.MarshalPKCS8PrivateKey(private)
+	private := newKey(t)
+	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, private.Public(), a.key)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: leaf.Raw}),
-		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
+	if key, err = keyutil.MarshalPrivateKeyToPEM(private); err != nil {
+		t.Fatal(err)
+	}
+	return encode(der), key
 }
 
 // PEM is the authority's own certificate.
-func (a *Authority) PEM() []byte {
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw})
+func (a *Authority) PEM() []byte { return encode(a.cert.Raw) }
+
+func encode(der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: certutil.CertificateBlockType, Bytes: der})
 }
 
 // Pool holds the authority's certificate alone.

@@ -1,9 +1,9 @@
 package opitest
 
 import (
+	"cmp"
 	"context"
-	"crypto/rand"
-	"encoding/hex"
+	"fmt"
 	"maps"
 	"net"
 	"path"
@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/emptypb"
-	"google.golang.org/protobuf/types/known/fieldmaskpb"
+	"k8s.io/apimachinery/pkg/util/uuid"
 )
 
 // What the reference agent really calls its objects.
@@ -32,20 +32,13 @@ var (
 
 func chooseID(wanted string) (string, error) {
 	if wanted == "" {
-		return newUUID(), nil
+		return string(uuid.NewUUID()), nil
 	}
 	if !idForm.MatchString(wanted) || uuidForm.MatchString(wanted) {
-		return "", unknown("user-settable ID must begin with a letter, be 4 to 63 characters, only contain lowercase, digits and hyphens, and not be a UUID (got: '%s')", wanted)
+		return "", unknown("user-settable ID must begin with a letter, be 4 to 63 characters, only contain lowercase, digits "+
+			"and hyphens, and not be a UUID (got: '%s')", wanted)
 	}
 	return wanted, nil
-}
-
-func newUUID() string {
-	var b [16]byte
-	_, _ = rand.Read(b[:]) // never fails, by its contract
-	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
-	s := hex.EncodeToString(b[:])
-	return s[:8] + "-" + s[8:12] + "-" + s[12:16] + "-" + s[16:20] + "-" + s[20:]
 }
 
 // find resolves a resource name of this prefix. Other well-formed names are nobody's: NotFound, as the proto's own
@@ -82,33 +75,26 @@ func networkMessage(id string, n *object) *evpn.LogicalBridge {
 	case n.up:
 		state = evpn.LBOperStatus_LB_OPER_STATUS_UP
 	}
-	return &evpn.LogicalBridge{Name: networkPrefix + id, Spec: spec, Status: &evpn.LogicalBridgeStatus{OperStatus: state, Components: n.components("lgm")}}
-}
-
-func checkNetwork(spec *evpn.LogicalBridgeSpec) error {
-	switch {
-	case spec == nil:
-		return unknown("missing required field: logical_bridge.spec")
-	case spec.GetVlanId() == 0:
-		return unknown("missing required field: logical_bridge.spec.vlan_id")
-	case spec.GetVlanId() > 4095:
-		return status.Errorf(codes.InvalidArgument, "VlanId value (%d) have to be between 1 and 4095", spec.GetVlanId())
+	return &evpn.LogicalBridge{
+		Name: networkPrefix + id, Spec: spec,
+		Status: &evpn.LogicalBridgeStatus{OperStatus: state, Components: n.components("lgm")},
 	}
-	return nil
 }
 
 func (s networkServer) CreateLogicalBridge(_ context.Context, req *evpn.CreateLogicalBridgeRequest) (*evpn.LogicalBridge, error) {
-	if err := checkNetwork(req.GetLogicalBridge().GetSpec()); err != nil {
-		return nil, err
+	spec := req.GetLogicalBridge().GetSpec()
+	switch {
+	case spec == nil:
+		return nil, unknown("missing required field: logical_bridge.spec")
+	case spec.GetVlanId() == 0:
+		return nil, unknown("missing required field: logical_bridge.spec.vlan_id")
+	case spec.GetVlanId() > 4095:
+		return nil, status.Errorf(codes.InvalidArgument, "VlanId value (%d) have to be between 1 and 4095", spec.GetVlanId())
 	}
 	id, err := chooseID(req.GetLogicalBridgeId())
 	if err != nil {
 		return nil, err
 	}
-	return s.create(id, req.GetLogicalBridge().GetSpec())
-}
-
-func (s networkServer) create(id string, spec *evpn.LogicalBridgeSpec) (*evpn.LogicalBridge, error) {
 	if old := s.agent.networks[id]; old != nil {
 		return networkMessage(id, old), nil
 	}
@@ -124,54 +110,13 @@ func (s networkServer) create(id string, spec *evpn.LogicalBridgeSpec) (*evpn.Lo
 }
 
 func (s networkServer) GetLogicalBridge(_ context.Context, req *evpn.GetLogicalBridgeRequest) (*evpn.LogicalBridge, error) {
-	if s.agent.behaviour.BlindGet {
+	if s.agent.behaviour.Blind {
 		return &evpn.LogicalBridge{}, nil
 	}
 	id, n, err := s.agent.networks.find(networkPrefix, req.GetName())
 	if err != nil {
 		return nil, err
 	}
-	return networkMessage(id, n), nil
-}
-
-func (s networkServer) ListLogicalBridges(_ context.Context, req *evpn.ListLogicalBridgesRequest) (*evpn.ListLogicalBridgesResponse, error) {
-	if s.agent.behaviour.BlindList {
-		return &evpn.ListLogicalBridgesResponse{}, nil
-	}
-	if !s.agent.networksEver {
-		return nil, status.Error(codes.NotFound, "unable to find key lbs")
-	}
-	ids, next, err := page(slices.Sorted(maps.Keys(s.agent.networks)), s.agent.networkPages, req.GetPageSize(), req.GetPageToken())
-	if err != nil {
-		return nil, err
-	}
-	reply := &evpn.ListLogicalBridgesResponse{NextPageToken: next}
-	for _, id := range ids {
-		reply.LogicalBridges = append(reply.LogicalBridges, networkMessage(id, s.agent.networks[id]))
-	}
-	return reply, nil
-}
-
-func (s networkServer) UpdateLogicalBridge(_ context.Context, req *evpn.UpdateLogicalBridgeRequest) (*evpn.LogicalBridge, error) {
-	spec := req.GetLogicalBridge().GetSpec()
-	if err := checkNetwork(spec); err != nil {
-		return nil, err
-	}
-	id, n, err := s.agent.networks.find(networkPrefix, req.GetLogicalBridge().GetName())
-	if status.Code(err) == codes.NotFound && req.GetAllowMissing() {
-		return s.create(id, spec)
-	}
-	if err != nil {
-		return nil, err
-	}
-	if n.dying {
-		return nil, unknown("LogicalBridge %s in to be deleted status", id)
-	}
-	if err := checkMask(req.GetUpdateMask(), req.GetLogicalBridge()); err != nil {
-		return nil, err
-	}
-	n.network = proto.CloneOf(spec)
-	s.agent.realise(n)
 	return networkMessage(id, n), nil
 }
 
@@ -190,13 +135,6 @@ func (s networkServer) DeleteLogicalBridge(_ context.Context, req *evpn.DeleteLo
 	return &emptypb.Empty{}, nil
 }
 
-func checkMask(mask *fieldmaskpb.FieldMask, of proto.Message) error {
-	if mask != nil && !mask.IsValid(of) {
-		return unknown("invalid field path: %v", mask.GetPaths())
-	}
-	return nil
-}
-
 type portServer struct {
 	evpn.UnimplementedBridgePortServiceServer
 	agent *Agent
@@ -210,11 +148,15 @@ func portMessage(id string, p *object) *evpn.BridgePort {
 	case p.up:
 		state = evpn.BPOperStatus_BP_OPER_STATUS_UP
 	}
-	return &evpn.BridgePort{Name: portPrefix + id, Spec: proto.CloneOf(p.port), Status: &evpn.BridgePortStatus{OperStatus: state, Components: p.components("lci")}}
+	return &evpn.BridgePort{
+		Name: portPrefix + id, Spec: proto.CloneOf(p.port),
+		Status: &evpn.BridgePortStatus{OperStatus: state, Components: p.components("lci")},
+	}
 }
 
 // checkPort lets any number of bytes pass as a MAC address, as the reference agent does.
 func checkPort(spec *evpn.BridgePortSpec) error {
+	networks := spec.GetLogicalBridges()
 	switch {
 	case spec == nil:
 		return unknown("missing required field: bridge_port.spec")
@@ -222,10 +164,10 @@ func checkPort(spec *evpn.BridgePortSpec) error {
 		return unknown("missing required field: bridge_port.spec.mac_address")
 	case spec.GetPtype() == evpn.BridgePortType_BRIDGE_PORT_TYPE_UNSPECIFIED:
 		return unknown("missing required field: bridge_port.spec.ptype")
-	case spec.GetPtype() == evpn.BridgePortType_BRIDGE_PORT_TYPE_ACCESS && len(spec.GetLogicalBridges()) != 1:
-		return status.Errorf(codes.InvalidArgument, "ACCESS type must have exactly one LogicalBridge, got %d", len(spec.GetLogicalBridges()))
+	case spec.GetPtype() == evpn.BridgePortType_BRIDGE_PORT_TYPE_ACCESS && len(networks) != 1:
+		return status.Errorf(codes.InvalidArgument, "ACCESS type must have exactly one LogicalBridge, got %d", len(networks))
 	}
-	for _, name := range spec.GetLogicalBridges() {
+	for _, name := range networks {
 		if !wellFormed(name) {
 			return status.Errorf(codes.InvalidArgument, "LogicalBridge name %q is malformed", name)
 		}
@@ -269,7 +211,7 @@ func (s portServer) create(id string, spec *evpn.BridgePortSpec) (*evpn.BridgePo
 }
 
 func (s portServer) GetBridgePort(_ context.Context, req *evpn.GetBridgePortRequest) (*evpn.BridgePort, error) {
-	if s.agent.behaviour.BlindGet {
+	if s.agent.behaviour.Blind {
 		return &evpn.BridgePort{}, nil
 	}
 	id, p, err := s.agent.ports.find(portPrefix, req.GetName())
@@ -279,20 +221,29 @@ func (s portServer) GetBridgePort(_ context.Context, req *evpn.GetBridgePortRequ
 	return portMessage(id, p), nil
 }
 
+// ListBridgePorts has at most 250 ports on a page, and 50 if the request names no size, as the reference agent.
 func (s portServer) ListBridgePorts(_ context.Context, req *evpn.ListBridgePortsRequest) (*evpn.ListBridgePortsResponse, error) {
-	if s.agent.behaviour.BlindList {
+	start, known := s.agent.pages[req.GetPageToken()]
+	switch {
+	case s.agent.behaviour.Blind:
 		return &evpn.ListBridgePortsResponse{}, nil
-	}
-	if !s.agent.portsEver {
+	case !s.agent.portsEver:
 		return nil, status.Error(codes.NotFound, "unable to find key ports")
+	case req.GetPageSize() < 0:
+		return nil, status.Error(codes.InvalidArgument, "negative PageSize is not allowed")
+	case req.GetPageToken() != "" && !known:
+		return nil, status.Errorf(codes.NotFound, "unable to find pagination token %s", req.GetPageToken())
 	}
-	ids, next, err := page(slices.Sorted(maps.Keys(s.agent.ports)), s.agent.portsPages, req.GetPageSize(), req.GetPageToken())
-	if err != nil {
-		return nil, err
-	}
-	reply := &evpn.ListBridgePortsResponse{NextPageToken: next}
-	for _, id := range ids {
+	ids := slices.Sorted(maps.Keys(s.agent.ports))
+	start = min(start, len(ids))
+	end := min(start+min(cmp.Or(int(req.GetPageSize()), 50), 250), len(ids))
+	reply := &evpn.ListBridgePortsResponse{}
+	for _, id := range ids[start:end] {
 		reply.BridgePorts = append(reply.BridgePorts, portMessage(id, s.agent.ports[id]))
+	}
+	if end < len(ids) {
+		reply.NextPageToken = fmt.Sprintf("page-%d", len(s.agent.pages))
+		s.agent.pages[reply.NextPageToken] = end
 	}
 	return reply, nil
 }
@@ -313,8 +264,8 @@ func (s portServer) UpdateBridgePort(_ context.Context, req *evpn.UpdateBridgePo
 	if p.dying {
 		return nil, unknown("BridgePort %s in to be deleted status", id)
 	}
-	if err := checkMask(req.GetUpdateMask(), req.GetBridgePort()); err != nil {
-		return nil, err
+	if mask := req.GetUpdateMask(); mask != nil && !mask.IsValid(req.GetBridgePort()) {
+		return nil, unknown("invalid field path: %v", mask.GetPaths())
 	}
 	p.port = proto.CloneOf(spec)
 	s.agent.realise(p)

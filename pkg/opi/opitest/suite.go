@@ -21,7 +21,8 @@ const patience = 30 * time.Second
 
 // RunClientSuite tests an agent and the client against each other: all that a controller relies on. start prepares an
 // agent for one case and says how to reach it: one that has no ports and networks, and on whose xPU the ports of these
-// ids can be brought up (their representors are there). What start makes it removes with t.Cleanup.
+// ids can be brought up (their representors are there). What start makes it removes with t.Cleanup. A case that has ports
+// begins with the network net-blue.
 func RunClientSuite(t *testing.T, start func(t *testing.T, ports []string) opi.Config) {
 	for _, test := range clientCases {
 		t.Run(test.name, func(t *testing.T) {
@@ -33,7 +34,11 @@ func RunClientSuite(t *testing.T, start func(t *testing.T, ports []string) opi.C
 			t.Cleanup(func() { _ = client.Close() })
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			t.Cleanup(cancel)
-			test.run(suite{T: t, ctx: ctx, client: client, ports: test.ports})
+			s := suite{T: t, ctx: ctx, client: client, ports: test.ports}
+			if len(test.ports) > 0 {
+				s.network("net-blue", 10)
+			}
+			test.run(s)
 		})
 	}
 }
@@ -62,6 +67,11 @@ func (s suite) is(err, kind error) {
 func (s suite) network(id string, vlan uint16) {
 	s.Helper()
 	s.ok(s.client.EnsureNetwork(s.ctx, opi.Network{ID: id, VLAN: vlan}))
+}
+
+// port is the n-th port, in the network net-blue.
+func (s suite) port(n int) opi.Port {
+	return opi.Port{ID: s.ports[n], MAC: hw(n + 1), Networks: []string{"net-blue"}}
 }
 
 // hasPort fails the test unless the agent says that this port is up.
@@ -114,24 +124,21 @@ var clientCases = []struct {
 		s.network("net-blue", 11)
 	}},
 	{"network in use is not deleted", manyPorts(1), func(s suite) {
-		s.network("net-blue", 10)
-		s.ok(s.client.EnsurePort(s.ctx, opi.Port{ID: s.ports[0], MAC: hw(1), Networks: []string{"net-blue"}}))
+		s.ok(s.client.EnsurePort(s.ctx, s.port(0)))
 		s.is(s.client.DeleteNetwork(s.ctx, "net-blue"), opi.ErrInUse)
 		s.ok(s.client.DeletePort(s.ctx, s.ports[0]))
 		s.ok(s.client.DeleteNetwork(s.ctx, "net-blue"))
 	}},
 	{"port comes up, and again", manyPorts(1), func(s suite) {
-		s.network("net-blue", 10)
-		p := opi.Port{ID: s.ports[0], MAC: hw(1), Networks: []string{"net-blue"}}
+		p := s.port(0)
 		s.ok(s.client.EnsurePort(s.ctx, p))
 		s.hasPort(p)
 		s.ok(s.client.EnsurePort(s.ctx, p))
 		s.hasPort(p)
 	}},
 	{"port moves to another MAC and network", manyPorts(1), func(s suite) {
-		s.network("net-blue", 10)
 		s.network("net-red", 20)
-		p := opi.Port{ID: s.ports[0], MAC: hw(1), Networks: []string{"net-blue"}}
+		p := s.port(0)
 		s.ok(s.client.EnsurePort(s.ctx, p))
 		p.MAC = hw(2)
 		s.ok(s.client.EnsurePort(s.ctx, p))
@@ -144,19 +151,17 @@ var clientCases = []struct {
 	{"port of a missing network", manyPorts(1), func(s suite) {
 		p := opi.Port{ID: s.ports[0], MAC: hw(1), Networks: []string{"net-none"}}
 		s.is(s.client.EnsurePort(s.ctx, p), opi.ErrNetworkMissing)
-		s.network("net-none", 10)
+		s.network("net-none", 30)
 		s.ok(s.client.EnsurePort(s.ctx, p))
 	}},
 	{"two ports with one MAC in a network", manyPorts(2), func(s suite) {
-		s.network("net-blue", 10)
 		s.network("net-red", 20)
-		s.ok(s.client.EnsurePort(s.ctx, opi.Port{ID: s.ports[0], MAC: hw(1), Networks: []string{"net-blue"}}))
+		s.ok(s.client.EnsurePort(s.ctx, s.port(0)))
 		s.is(s.client.EnsurePort(s.ctx, opi.Port{ID: s.ports[1], MAC: hw(1), Networks: []string{"net-blue"}}), opi.ErrConflict)
 		s.ok(s.client.EnsurePort(s.ctx, opi.Port{ID: s.ports[1], MAC: hw(1), Networks: []string{"net-red"}}))
 	}},
 	{"port is deleted, and again", manyPorts(1), func(s suite) {
-		s.network("net-blue", 10)
-		s.ok(s.client.EnsurePort(s.ctx, opi.Port{ID: s.ports[0], MAC: hw(1), Networks: []string{"net-blue"}}))
+		s.ok(s.client.EnsurePort(s.ctx, s.port(0)))
 		s.ok(s.client.DeletePort(s.ctx, s.ports[0]))
 		s.ok(s.client.DeletePort(s.ctx, s.ports[0]))
 		_, err := s.client.GetPort(s.ctx, s.ports[0])
@@ -168,11 +173,9 @@ var clientCases = []struct {
 		if len(got) != 0 {
 			s.Errorf("a new agent has ports: %v", got)
 		}
-		s.network("net-blue", 10)
 		var want []opi.PortStatus
-		for i, id := range s.ports {
-			p := opi.Port{ID: id, MAC: hw(i), Networks: []string{"net-blue"}}
-			p.MAC[5]++
+		for i := range s.ports {
+			p := s.port(i)
 			s.ok(s.client.EnsurePort(s.ctx, p))
 			want = append(want, opi.PortStatus{Port: p, Status: opi.Status{State: opi.StateUp}})
 		}
@@ -184,22 +187,19 @@ var clientCases = []struct {
 		}
 	}},
 	{"32 ports at once", manyPorts(32), func(s suite) {
-		s.network("net-blue", 10)
 		var all sync.WaitGroup
-		each := func(do func(i int, id string) error) {
-			for i, id := range s.ports {
+		each := func(do func(p opi.Port) error) {
+			for i := range s.ports {
 				all.Go(func() {
-					if err := do(i, id); err != nil {
+					if err := do(s.port(i)); err != nil {
 						s.Error(err)
 					}
 				})
 			}
 			all.Wait()
 		}
-		each(func(i int, id string) error {
-			return s.client.EnsurePort(s.ctx, opi.Port{ID: id, MAC: hw(i + 1), Networks: []string{"net-blue"}})
-		})
-		each(func(_ int, id string) error { return s.client.DeletePort(s.ctx, id) })
+		each(func(p opi.Port) error { return s.client.EnsurePort(s.ctx, p) })
+		each(func(p opi.Port) error { return s.client.DeletePort(s.ctx, p.ID) })
 		got, err := s.client.ListPorts(s.ctx)
 		s.ok(err)
 		if len(got) != 0 {
@@ -207,10 +207,9 @@ var clientCases = []struct {
 		}
 	}},
 	{"a context that has ended", manyPorts(1), func(s suite) {
-		s.network("net-blue", 10)
 		ctx, cancel := context.WithCancel(s.ctx)
 		cancel()
-		p := opi.Port{ID: s.ports[0], MAC: hw(1), Networks: []string{"net-blue"}}
+		p := s.port(0)
 		s.is(s.client.EnsurePort(ctx, p), opi.ErrTimeout)
 		s.is(s.client.DeletePort(ctx, p.ID), opi.ErrTimeout)
 		s.ok(s.client.EnsurePort(s.ctx, p))

@@ -355,7 +355,7 @@ func (s *suite) isAway() {
 	s.agent.Stop()
 	must.Eventually(s, "it is known that the xPU is away", func() bool {
 		message := s.tested.Away(vf(0))
-		return strings.Contains(message, XPU) && strings.Contains(message, s.client.Endpoint())
+		return strings.Contains(message, XPU) && strings.Contains(message, s.agent.Config().Endpoint)
 	})
 	must.Succeed(s, s.agent.Run())
 	must.Eventually(s, "it is known that the xPU is back", func() bool { return s.tested.Away(vf(0)) == "" })
