@@ -32,7 +32,7 @@ func (a *Agent) NewServer(opts ...grpc.ServerOption) *grpc.Server {
 	)...)
 	evpn.RegisterLogicalBridgeServiceServer(s, networkServer{Agent: a})
 	evpn.RegisterBridgePortServiceServer(s, portServer{Agent: a})
-	inventory.RegisterInventoryServiceServer(s, inventoryServer{root: "/"})
+	inventory.RegisterInventoryServiceServer(s, inventoryServer{})
 	return s
 }
 
@@ -85,14 +85,13 @@ func (f TLSFiles) load() (*tls.Config, error) {
 	}, nil
 }
 
-// CheckPlaintext refuses an address (host:port) that other machines can reach: without TLS, anybody there could rewire the
-// ports.
+// CheckPlaintext refuses an address (host:port) that other machines can reach: without TLS, they could rewire the ports.
 func CheckPlaintext(address string) error {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
 		return fmt.Errorf("address %q is not host:port: %w", address, err)
 	}
-	if ip := net.ParseIP(host); host == "localhost" || ip != nil && ip.IsLoopback() {
+	if host == "localhost" || net.ParseIP(host).IsLoopback() {
 		return nil
 	}
 	return fmt.Errorf("address %s is not a loopback address: without TLS anybody who reaches it could rewire the ports", address)
