@@ -9,8 +9,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
-// HostPF tells how the eswitch of a DPU numbers a PF of its host, and the PF's VFs and SFs. The DPU's own sysfs does not
-// have the host's PCI addresses.
+// HostPF tells how the eswitch of a DPU numbers a PF of its host, since the DPU's sysfs lacks the host's PCI addresses.
 type HostPF struct {
 	// Address is the PF's address at the host.
 	Address pci.Address
@@ -76,8 +75,7 @@ func parseDistance(s string) (int, error) {
 	return int(n), nil
 }
 
-// checkHostPFs refuses two PFs with one address, and two with one name at one eswitch, whose Functions would have the same
-// representors.
+// checkHostPFs refuses two PFs with one address, and two with one name at one eswitch: they would have the same representors.
 func checkHostPFs(all []HostPF) error {
 	for i, p := range all {
 		for _, other := range all[:i] {
@@ -112,9 +110,8 @@ func (p HostPF) vf(address pci.Address) (index, distance int, ok bool) {
 }
 
 // routingID returns the bus, device and function of an address as one number (PCI Express 6.0, section 2.2.4.2).
-func routingID(a pci.Address) (domain string, id int) {
+func routingID(a pci.Address) (domain, id int) {
 	var bus, device, function int
-	domain, rest, _ := strings.Cut(string(a), ":")
-	_, _ = fmt.Sscanf(rest, "%02x:%02x.%d", &bus, &device, &function) // the form of addresses is known
+	_, _ = fmt.Sscanf(string(a), "%x:%x:%x.%d", &domain, &bus, &device, &function) // the form of addresses is known
 	return domain, bus<<8 | device<<3 | function
 }
