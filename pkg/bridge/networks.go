@@ -33,10 +33,7 @@ func (s networkServer) ListLogicalBridges(
 	_ context.Context, req *evpn.ListLogicalBridgesRequest,
 ) (*evpn.ListLogicalBridgesResponse, error) {
 	networks, next, err := s.networks.list(req.GetPageSize(), req.GetPageToken())
-	if err != nil {
-		return nil, err
-	}
-	return &evpn.ListLogicalBridgesResponse{LogicalBridges: networks, NextPageToken: next}, nil
+	return &evpn.ListLogicalBridgesResponse{LogicalBridges: networks, NextPageToken: next}, err
 }
 
 func (s networkServer) UpdateLogicalBridge(_ context.Context, req *evpn.UpdateLogicalBridgeRequest) (*evpn.LogicalBridge, error) {
@@ -61,12 +58,12 @@ func newNetworks(a *Agent) *collection[*evpn.LogicalBridgeSpec, *evpn.LogicalBri
 		failureOf:   func(n *network) error { return n.failure },
 		message: func(name string, spec *evpn.LogicalBridgeSpec, oper state, components ...*evpn.Component) *evpn.LogicalBridge {
 			m := &evpn.LogicalBridge{Name: name, Spec: spec}
-			if oper != (state{}) {
-				m.Status = &evpn.LogicalBridgeStatus{OperStatus: oper.network, Components: components}
+			if oper != 0 {
+				m.Status = &evpn.LogicalBridgeStatus{OperStatus: evpn.LBOperStatus(oper), Components: components}
 			}
 			return m
 		},
-		isDeleting: func(m *evpn.LogicalBridge) bool { return m.GetStatus().GetOperStatus() == stateDeleting.network },
+		operStatus: func(m *evpn.LogicalBridge) state { return state(m.GetStatus().GetOperStatus()) },
 	}
 }
 
