@@ -12,7 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watch calls emit with what each event may have changed. It returns nil after close.
 func (b *bridgePlane) watch(emit func(task)) error {
 	lost := func() {
 		b.representors.reset()
@@ -34,10 +33,9 @@ func (b *bridgePlane) watch(emit func(task)) error {
 		for _, msg := range msgs {
 			switch msg.Header.Type {
 			case unix.RTM_NEWLINK, unix.RTM_DELLINK:
-				header := unix.NlMsghdr(msg.Header)
 				// When a netdev leaves a bridge, the kernel also sends RTM_DELLINK, with the family of bridges.
 				bridging := len(msg.Data) > 0 && msg.Data[0] == unix.AF_BRIDGE
-				link, err := netlink.LinkDeserialize(&header, msg.Data)
+				link, err := netlink.LinkDeserialize(nil, msg.Data)
 				if err != nil {
 					lost()
 					continue

@@ -19,8 +19,8 @@ func multicastGroup(vni uint32) net.IP {
 	return net.IPv4(239, byte(vni>>16), byte(vni>>8), byte(vni)).To4()
 }
 
-// ensureVXLAN brings up the VXLAN port of a network in a bridge. It connects the network to the same network on other xPUs
-// by flooding and learning (RFC 7348, section 4.1). It removes the VXLAN port of a network without a VNI, and returns nil.
+// ensureVXLAN brings up a network's VXLAN port in a bridge, which connects it to other xPUs by flooding and learning (RFC 7348,
+// section 4.1). It removes the VXLAN port of a network without a VNI, and returns nil.
 func (b *bridgePlane) ensureVXLAN(n segment, bridge netlink.Link) (netlink.Link, error) {
 	if n.vni == 0 {
 		return nil, b.removeOwn(vxlanName(n.id), "vxlan", n.id)
@@ -42,31 +42,26 @@ func (b *bridgePlane) ensureVXLAN(n segment, bridge netlink.Link) (netlink.Link,
 	}
 	if have, ok := link.(*netlink.Vxlan); ok && (have.VxlanId != want.VxlanId || have.VtepDevIndex != want.VtepDevIndex ||
 		!have.Group.Equal(want.Group) || have.Port != want.Port) {
-		if err := b.remove(link); err != nil {
-			return nil, err
-		}
-		if link, err = b.ensure(want, n.id); err != nil {
-			return nil, err
+		if err = b.remove(link); err == nil {
+			link, err = b.ensure(want, n.id)
 		}
 	}
-	if link == want { // it was just made
-		if err := b.disableIPv6(link); err != nil {
-			return nil, err
-		}
+	if err == nil && link == want { // it was just made
+		err = b.disableIPv6(link)
 	}
-	if link.Attrs().MTU != want.MTU {
-		if err := b.handle.LinkSetMTU(link, want.MTU); err != nil {
-			return nil, linkError(err, link, "set MTU %d", want.MTU)
-		}
+	if err == nil && link.Attrs().MTU != want.MTU {
+		err = linkError(b.handle.LinkSetMTU(link, want.MTU), link, "set MTU %d", want.MTU)
 	}
-	if err := b.enslave(link, bridge); err != nil {
+	if err == nil {
+		err = b.enslave(link, bridge)
+	}
+	if err != nil {
 		return nil, err
 	}
 	b.users.Store(link.Attrs().Index, task{taskNetwork, n.id})
 	return link, b.up(link)
 }
 
-// findUplink returns the uplink, which must have an IPv4 address.
 func (b *bridgePlane) findUplink() (netlink.Link, error) {
 	uplink, err := b.find(b.uplink)
 	if err != nil {
