@@ -52,10 +52,21 @@ func newNetworks(a *Agent) *collection[*evpn.LogicalBridgeSpec, *evpn.LogicalBri
 		describe: func(spec *evpn.LogicalBridgeSpec) string {
 			return fmt.Sprintf("with VLAN %d and VNI %d", spec.GetVlanId(), spec.GetVni())
 		},
-		checkUnused: a.checkNetworkUnused,
-		realise:     a.realiseNetwork,
-		remove:      a.plane.removeNetwork,
-		failureOf:   func(n *network) error { return n.failure },
+		checkUnused: func(id string) error {
+			if port := a.ports.other("", inNetwork(id)); port != "" {
+				return status.Errorf(codes.FailedPrecondition, "logical bridge %s is in use by bridge port %s", id, port)
+			}
+			return nil
+		},
+		realise: func(id string, _ *evpn.LogicalBridgeSpec, changed bool) error {
+			err := a.plane.ensureNetwork(a.segment(id))
+			if changed {
+				a.ports.reconcileWhere(inNetwork(id)) // the network's VLAN id may be another one
+			}
+			return err
+		},
+		remove:    a.plane.removeNetwork,
+		failureOf: func(n *network) error { return n.failure },
 		message: func(name string, spec *evpn.LogicalBridgeSpec, oper state, components ...*evpn.Component) *evpn.LogicalBridge {
 			m := &evpn.LogicalBridge{Name: name, Spec: spec}
 			if oper != 0 {
@@ -100,22 +111,6 @@ func (a *Agent) checkNetwork(id string, spec *evpn.LogicalBridgeSpec) (*evpn.Log
 		return refuse(codes.AlreadyExists, "vni %d is already in use by logical bridge %s", vni, sameVNI)
 	}
 	return spec, nil
-}
-
-func (a *Agent) checkNetworkUnused(id string) error {
-	if port := a.ports.other("", inNetwork(id)); port != "" {
-		return status.Errorf(codes.FailedPrecondition, "logical bridge %s is in use by bridge port %s", id, port)
-	}
-	return nil
-}
-
-// realiseNetwork also reconciles the ports of a network that changed: its VLAN id may be another one.
-func (a *Agent) realiseNetwork(id string, _ *evpn.LogicalBridgeSpec, changed bool) error {
-	err := a.plane.ensureNetwork(a.segment(id))
-	if changed {
-		a.ports.reconcileWhere(inNetwork(id))
-	}
-	return err
 }
 
 // segment describes a network to the data plane. One that is missing from the state has VLAN id 0, which no network has.

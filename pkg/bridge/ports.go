@@ -57,9 +57,16 @@ func newPorts(a *Agent) *collection[*evpn.BridgePortSpec, *evpn.BridgePort] {
 			return fmt.Sprintf("as %s port with MAC %s on logical bridge %s", ptype, mac, networks)
 		},
 		checkUnused: func(string) error { return nil },
-		realise:     a.realisePort,
-		remove:      a.plane.detach,
-		failureOf:   a.portFailure,
+		realise: func(id string, spec *evpn.BridgePortSpec, changed bool) error {
+			if changed {
+				if err := a.plane.detach(id); err != nil {
+					return err
+				}
+			}
+			return a.plane.attach(id, a.membership(spec))
+		},
+		remove:    a.plane.detach,
+		failureOf: a.portFailure,
 		message: func(name string, spec *evpn.BridgePortSpec, oper state, components ...*evpn.Component) *evpn.BridgePort {
 			m := &evpn.BridgePort{Name: name, Spec: spec}
 			if oper != 0 {
@@ -132,16 +139,6 @@ func (a *Agent) checkPort(id string, spec *evpn.BridgePortSpec) (*evpn.BridgePor
 		return refuse(codes.InvalidArgument, "logical_bridges: must name each only once")
 	}
 	return &evpn.BridgePortSpec{MacAddress: mac, Ptype: spec.GetPtype(), LogicalBridges: networks}, nil
-}
-
-// realisePort takes the representor of a port that changed out of the bridge before it puts it in again.
-func (a *Agent) realisePort(id string, spec *evpn.BridgePortSpec, changed bool) error {
-	if changed {
-		if err := a.plane.detach(id); err != nil {
-			return err
-		}
-	}
-	return a.plane.attach(id, a.membership(spec))
 }
 
 // membership describes to the data plane what a port has to be in.

@@ -123,11 +123,11 @@ func (b *bridgePlane) detach(port string) error {
 	if other, err := b.holder(link, port); err != nil || other != "" {
 		return err
 	}
-	if err := b.release(link); err != nil {
-		return err
+	err = b.release(link)
+	if err == nil {
+		b.users.Delete(link.Attrs().Index)
 	}
-	b.users.Delete(link.Attrs().Index)
-	return nil
+	return err
 }
 
 // release takes a netdev out of the agent's bridge and sets it down. It leaves a netdev alone that is in no bridge of the agent.

@@ -13,12 +13,6 @@ const (
 	vxlanOverhead = 50
 )
 
-// multicastGroup returns the group that gets the frames of a VNI whose destination is not known yet: 239.x.y.z of the
-// administratively scoped range (RFC 2365), with the VNI's 24 bits.
-func multicastGroup(vni uint32) net.IP {
-	return net.IPv4(239, byte(vni>>16), byte(vni>>8), byte(vni)).To4()
-}
-
 // ensureVXLAN brings up a network's VXLAN port in a bridge, which connects it to other xPUs by flooding and learning (RFC 7348,
 // section 4.1). It removes the VXLAN port of a network without a VNI, and returns nil.
 func (b *bridgePlane) ensureVXLAN(n segment, bridge netlink.Link) (netlink.Link, error) {
@@ -32,9 +26,11 @@ func (b *bridgePlane) ensureVXLAN(n segment, bridge netlink.Link) (netlink.Link,
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = vxlanName(n.id)
 	attrs.MTU = uplink.Attrs().MTU - vxlanOverhead
+	// Frames to unknown addresses go to a group of the administratively scoped range (RFC 2365) with the VNI's 24 bits.
+	group := net.IPv4(239, byte(n.vni>>16), byte(n.vni>>8), byte(n.vni)).To4()
 	want := &netlink.Vxlan{
 		LinkAttrs: attrs, VxlanId: int(n.vni), VtepDevIndex: uplink.Attrs().Index,
-		Group: multicastGroup(n.vni), Port: vxlanPort, Learning: true,
+		Group: group, Port: vxlanPort, Learning: true,
 	}
 	link, err := b.ensure(want, n.id)
 	if err != nil {
