@@ -99,8 +99,7 @@ type task struct {
 type taskKind int
 
 const (
-	taskAll     taskKind = iota // events were lost, or the bridge of all networks changed
-	taskUplink                  // the uplink or an address changed: networks with a VNI
+	taskAll     taskKind = iota // events were lost, or the uplink, an address or the bridge of all networks changed
 	taskNetwork                 // one network
 	taskPort                    // one port
 	taskArrival                 // a new netdev may be the representor of a port that failed
@@ -135,8 +134,6 @@ func (a *Agent) perform(t task) {
 	switch t.kind {
 	case taskAll:
 		a.reconcileAll()
-	case taskUplink:
-		a.networks.reconcileWhere(hasVNI)
 	case taskNetwork:
 		a.networks.reconcile(t.id, false)
 	case taskPort:

@@ -98,9 +98,6 @@ func (b *bridgePlane) removeNetwork(id string) error {
 		return err
 	}
 	delete(b.vlans, id)
-	if b.vlanAware {
-		return nil
-	}
 	return b.removeOwn(bridgeName(id), "bridge", id)
 }
 

@@ -100,23 +100,21 @@ func (r portResolver) resolve(port string) (eswitchPort, error) {
 
 // ofHost resolves a PF or VF of the host by its address, or an SF by its PF's address and its sfnum.
 func (r portResolver) ofHost(f function.ID) (eswitchPort, error) {
-	for _, pf := range r.hostPFs {
-		if pf.Address == f.Address {
-			return pf.eswitchPort(f.Subfunction), nil
-		}
-	}
-	if f.Subfunction != "" {
-		return eswitchPort{}, fmt.Errorf("PF %s, whose SF it is, is no --host-pf", f.Address)
-	}
 	// The VFs of several PFs may interleave, with different remainders by the stride. Of the PFs that could have the VF, it
 	// belongs to the one whose first VF is the nearest below, however many VFs each PF has.
 	found, nearest := eswitchPort{}, -1
 	for _, pf := range r.hostPFs {
+		if pf.Address == f.Address {
+			return pf.eswitchPort(f.Subfunction), nil
+		}
 		if index, distance, ok := pf.vf(f.Address); ok && (nearest < 0 || distance < nearest) {
 			found, nearest = pf.eswitchPort(vfName(index)), distance
 		}
 	}
-	if nearest < 0 {
+	switch {
+	case f.Subfunction != "":
+		return eswitchPort{}, fmt.Errorf("PF %s, whose SF it is, is no --host-pf", f.Address)
+	case nearest < 0:
 		return eswitchPort{}, fmt.Errorf("%s is no --host-pf and no VF of one by its offset and stride", f.Address)
 	}
 	return found, nil

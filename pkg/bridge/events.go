@@ -44,7 +44,7 @@ func (b *bridgePlane) watch(emit func(task)) error {
 					emit(t)
 				}
 			case unix.RTM_NEWADDR, unix.RTM_DELADDR:
-				emit(task{kind: taskUplink}) // addresses of netdevs other than the uplink are rare on an xPU
+				emit(task{kind: taskAll}) // addresses of netdevs other than the uplink are rare on an xPU
 			}
 		}
 	}
@@ -65,11 +65,11 @@ func (b *bridgePlane) tasksOf(link netlink.Link, removed, bridging bool) []task 
 		tasks = append(tasks, user.(task))
 	}
 	names := append(slices.Clone(attrs.AltNames), attrs.Name)
-	if b.uplink != "" && slices.Contains(names, b.uplink) {
-		tasks = append(tasks, task{kind: taskUplink})
-	}
 	for _, name := range names {
 		tasks = append(tasks, task{taskPort, name})
+		if name == b.uplink {
+			tasks = append(tasks, task{kind: taskAll})
+		}
 	}
 	switch {
 	case bridging:

@@ -11,13 +11,11 @@ import (
 
 // HostPF tells how the eswitch of a DPU numbers a PF of its host, since the DPU's sysfs lacks the host's PCI addresses.
 type HostPF struct {
-	// Address is the PF's address at the host.
-	Address pci.Address
+	Address pci.Address // of the PF at the host
+	Eswitch pci.Address // the xPU's own PF that has the eswitch; may be "" if only one eswitch has a PF of this name
 	// Offset and Stride are those of the PF's SR-IOV capability: VF i has the PF's routing ID plus Offset plus i times
 	// Stride. Without them both are 0, and no VF is found.
 	Offset, Stride int
-	// Eswitch is the xPU's own PF that has the eswitch. It may be "" if only one eswitch has a PF of this name.
-	Eswitch pci.Address
 
 	name string // phys_port_name of the PF's representor: "c1pf0"
 }

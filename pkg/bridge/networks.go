@@ -78,8 +78,6 @@ func newNetworks(a *Agent) *collection[*evpn.LogicalBridgeSpec, *evpn.LogicalBri
 	}
 }
 
-func hasVNI(n *network) bool { return n.spec.Vni != nil }
-
 func (a *Agent) checkNetwork(id string, spec *evpn.LogicalBridgeSpec) (*evpn.LogicalBridgeSpec, error) {
 	// An object was valid when it was made. It may be asked for again although another data plane would refuse it.
 	if have := a.networks.objects[id]; have != nil && !have.deleting && proto.Equal(have.spec, spec) {
@@ -87,7 +85,7 @@ func (a *Agent) checkNetwork(id string, spec *evpn.LogicalBridgeSpec) (*evpn.Log
 	}
 	vlan, vni := spec.GetVlanId(), spec.GetVni()
 	sameVLAN := a.networks.other(id, func(n *network) bool { return n.spec.GetVlanId() == vlan })
-	sameVNI := a.networks.other(id, func(n *network) bool { return hasVNI(n) && n.spec.GetVni() == vni })
+	sameVNI := a.networks.other(id, func(n *network) bool { return n.spec.Vni != nil && n.spec.GetVni() == vni })
 	refuse := func(code codes.Code, format string, args ...any) (*evpn.LogicalBridgeSpec, error) {
 		return nil, status.Errorf(code, "logical bridge %s: %s", id, fmt.Sprintf(format, args...))
 	}

@@ -154,15 +154,14 @@ func (b *bridgePlane) master(link netlink.Link) (netlink.Link, error) {
 
 // forget forgets and releases the representors that the port had before, all but now.
 func (b *bridgePlane) forget(port string, now netlink.Link) {
-	b.users.Range(func(key, user any) bool {
+	for key, user := range b.users.Range {
 		index := key.(int)
 		if user != (task{taskPort, port}) || now != nil && now.Attrs().Index == index {
-			return true
+			continue
 		}
 		b.users.Delete(index)
 		if link, err := b.handle.LinkByIndex(index); err == nil {
 			_ = b.release(link) // sweep tries again at the next start
 		}
-		return true
-	})
+	}
 }

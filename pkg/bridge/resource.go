@@ -77,18 +77,13 @@ func stateOf(deleting bool, failure error) state {
 	return stateUp
 }
 
-const (
-	defaultPage = 50
-	largestPage = 250
-)
-
 // page cuts a page out of sorted ids (https://google.aip.dev/158). The token is the last id of the page before: it stays right
 // when objects come and go, and when the agent restarts.
 func page(ids []string, size int32, token string) (_ []string, next string, _ error) {
 	if size < 0 {
 		return nil, "", status.Errorf(codes.InvalidArgument, "page_size %d: must not be negative", size)
 	}
-	size = min(cmp.Or(size, defaultPage), largestPage)
+	size = min(cmp.Or(size, 50), 250)
 	last, err := base64.RawURLEncoding.DecodeString(token)
 	if err != nil || token != "" && !idForm.Match(last) {
 		return nil, "", status.Errorf(codes.InvalidArgument, "page_token %q: is none of this agent's", token)

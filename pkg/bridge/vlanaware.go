@@ -51,11 +51,10 @@ func (b *bridgePlane) setVLANs(link netlink.Link, want []uint16, tagged bool, ma
 		}
 	}
 	for _, vlan := range want {
-		if right[vlan] {
-			continue
-		}
-		if err := b.handle.BridgeVlanAdd(link, vlan, !tagged, !tagged, false, true); err != nil {
-			return linkError(err, link, "add to VLAN %d", vlan)
+		if !right[vlan] {
+			if err := b.handle.BridgeVlanAdd(link, vlan, !tagged, !tagged, false, true); err != nil {
+				return linkError(err, link, "add to VLAN %d", vlan)
+			}
 		}
 	}
 	return nil

@@ -7,12 +7,6 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-const (
-	vxlanPort = 4789 // RFC 7348, section 8
-	// vxlanOverhead is what VXLAN over IPv4 adds to a frame's IP packet: 14 inner Ethernet, 8 VXLAN, 8 UDP, 20 IP.
-	vxlanOverhead = 50
-)
-
 // ensureVXLAN brings up a network's VXLAN port in a bridge, which connects it to other xPUs by flooding and learning (RFC 7348,
 // section 4.1). It removes the VXLAN port of a network without a VNI, and returns nil.
 func (b *bridgePlane) ensureVXLAN(n segment, bridge netlink.Link) (netlink.Link, error) {
@@ -25,12 +19,13 @@ func (b *bridgePlane) ensureVXLAN(n segment, bridge netlink.Link) (netlink.Link,
 	}
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = vxlanName(n.id)
-	attrs.MTU = uplink.Attrs().MTU - vxlanOverhead
+	const overhead = 14 + 8 + 8 + 20 // of the inner Ethernet, VXLAN, UDP and IPv4 headers
+	attrs.MTU = uplink.Attrs().MTU - overhead
 	// Frames to unknown addresses go to a group of the administratively scoped range (RFC 2365) with the VNI's 24 bits.
 	group := net.IPv4(239, byte(n.vni>>16), byte(n.vni>>8), byte(n.vni)).To4()
 	want := &netlink.Vxlan{
 		LinkAttrs: attrs, VxlanId: int(n.vni), VtepDevIndex: uplink.Attrs().Index,
-		Group: group, Port: vxlanPort, Learning: true,
+		Group: group, Port: 4789, Learning: true, // RFC 7348, section 8
 	}
 	link, err := b.ensure(want, n.id)
 	if err != nil {
