@@ -56,9 +56,7 @@ func New(cfg Config, log logr.Logger) (*Agent, error) {
 	}
 	ports := map[string]membership{}
 	for id, p := range a.ports.objects {
-		if !p.deleting {
-			ports[id] = a.membership(p.spec)
-		}
+		ports[id] = a.membership(p.spec)
 	}
 	// An error is only logged, so that the agent serves the rest; the next start tries again.
 	if err := plane.sweep(slices.Collect(maps.Keys(a.networks.objects)), ports); err != nil {

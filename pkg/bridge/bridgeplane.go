@@ -121,9 +121,10 @@ func (b *bridgePlane) attach(port string, to membership) error {
 	if err != nil {
 		return err
 	}
-	if err := b.join(rep, bridge, port); err != nil {
+	if err := b.join(rep, bridge); err != nil {
 		return err
 	}
+	b.users.Store(rep.Attrs().Index, task{taskPort, port})
 	if !b.vlanAware {
 		vlans = []uint16{0} // stands for all in a bridge that does not filter VLANs
 	} else if err := b.setVLANs(rep, vlans, to.trunk, to.mac); err != nil {

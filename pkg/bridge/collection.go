@@ -33,17 +33,14 @@ type (
 
 func (o *object[S]) failed() bool { return o.failure != nil }
 
-// message is a LogicalBridge or a BridgePort of the API.
-type message[S proto.Message] interface {
+// collection is all networks or all ports: it serves the calls about them, keeps them in the state file and brings the data
+// plane to them. Its create, get, list, update and delete take the agent's lock. All other methods, and the functions in its
+// fields, need the lock held. M is a LogicalBridge or a BridgePort of the API, and S its spec.
+type collection[S proto.Message, M interface {
 	proto.Message
 	GetName() string
 	GetSpec() S
-}
-
-// collection is all networks or all ports: it serves the calls about them, keeps them in the state file and brings the data
-// plane to them. Its create, get, list, update and delete take the agent's lock. All other methods, and the functions in its
-// fields, need the lock held.
-type collection[S proto.Message, M message[S]] struct {
+}] struct {
 	kind
 	agent   *Agent
 	objects map[string]*object[S]

@@ -84,8 +84,7 @@ func openDataPlane(cfg Config, log logr.Logger) (dataplane, error) {
 	return plane, nil
 }
 
-// probeVLANFiltering makes the shared bridge: only trying shows whether the kernel can filter VLANs. The error is an
-// errNoVLANFiltering if it cannot.
+// probeVLANFiltering makes the shared bridge. The error is an errNoVLANFiltering if the kernel cannot filter VLANs.
 func (b *bridgePlane) probeVLANFiltering() error {
 	_, err := b.ensureBridge(sharedBridge, sharedID)
 	if errors.Is(err, unix.EOPNOTSUPP) {

@@ -95,8 +95,7 @@ func (p HostPF) eswitchPort(function string) eswitchPort {
 	return eswitchPort{eswitch: p.Eswitch, name: portName{p.name, function}}
 }
 
-// vf returns the index of the VF with this address, and its distance in routing IDs from the first VF. ok is false if the
-// PF cannot have such a VF. The PF may have fewer VFs than the index.
+// vf returns the index that a VF with this address would have, and its distance in routing IDs from the first VF.
 func (p HostPF) vf(address pci.Address) (index, distance int, ok bool) {
 	domain, id := routingID(p.Address)
 	ofDomain, of := routingID(address)

@@ -12,8 +12,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
-// inventoryServer serves InventoryService. It reads sysfs for each call, and leaves a field empty that sysfs does not have:
-// many xPUs have neither DMI nor a serial number in the device tree.
+// inventoryServer serves InventoryService. It reads sysfs for each call, and leaves a field empty that sysfs does not have.
 type inventoryServer struct {
 	inventory.UnimplementedInventoryServiceServer
 	root string // where /sys and /proc are; empty is "/"

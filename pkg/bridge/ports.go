@@ -156,11 +156,7 @@ func (a *Agent) portFailure(p *port) error {
 		return p.failure
 	}
 	for _, id := range networksOf(p.spec) {
-		n := a.networks.objects[id]
-		if n == nil {
-			return fmt.Errorf("%s is missing", id)
-		}
-		if n.failure != nil {
+		if n := a.networks.objects[id]; n != nil && n.failure != nil {
 			return fmt.Errorf("%s is down: %w", id, n.failure)
 		}
 	}

@@ -66,8 +66,7 @@ func (b *bridgePlane) locate(port string) (netlink.Link, error) {
 	}
 }
 
-// holder returns the other port that a netdev already represents, "" if there is none. A netdev may have the name of one port
-// and the PCI address of another.
+// holder returns another port that a netdev already represents, by its name or by its PCI address, "" if there is none.
 func (b *bridgePlane) holder(link netlink.Link, port string) (string, error) {
 	user, _ := b.users.Load(link.Attrs().Index)
 	known, _ := user.(task)
@@ -82,24 +81,21 @@ func (b *bridgePlane) holder(link netlink.Link, port string) (string, error) {
 }
 
 // join puts a representor into a bridge of the agent, unless it is in somebody else's.
-func (b *bridgePlane) join(rep, bridge netlink.Link, port string) error {
-	if rep.Attrs().MasterIndex != bridge.Attrs().Index {
-		master, err := b.master(rep)
-		if err != nil {
-			return err
-		}
-		if master != nil && !isOurs(master) {
-			return fmt.Errorf("netdev %s: is a port of %s, which is not ours", rep.Attrs().Name, master.Attrs().Name)
-		}
-		if err := b.disableIPv6(rep); err != nil {
-			return err
-		}
-		if err := b.enslave(rep, bridge); err != nil {
-			return err
-		}
+func (b *bridgePlane) join(rep, bridge netlink.Link) error {
+	if rep.Attrs().MasterIndex == bridge.Attrs().Index {
+		return nil
 	}
-	b.users.Store(rep.Attrs().Index, task{taskPort, port})
-	return nil
+	master, err := b.master(rep)
+	if err != nil {
+		return err
+	}
+	if master != nil && !isOurs(master) {
+		return fmt.Errorf("netdev %s: is a port of %s, which is not ours", rep.Attrs().Name, master.Attrs().Name)
+	}
+	if err := b.disableIPv6(rep); err != nil {
+		return err
+	}
+	return b.enslave(rep, bridge)
 }
 
 // staticEntry is an entry of a bridge's forwarding database that neither ages nor moves: frames for the address are not

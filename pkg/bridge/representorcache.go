@@ -195,8 +195,7 @@ func (p eswitchPort) ambiguityHint() string {
 	return "; --host-pf with eswitch= tells which"
 }
 
-// physPorts lists all netdevs. The netlink library does not read phys_port_name, and only 4 bytes of phys_switch_id. The
-// error may be nl.ErrDumpInterrupted if netdevs come or go meanwhile.
+// physPorts lists all netdevs: the netlink library does not read phys_port_name, and only 4 bytes of phys_switch_id.
 func (b *bridgePlane) physPorts() ([]physPort, error) {
 	header, mask := nl.NewIfInfomsg(unix.AF_UNSPEC), nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(request.SkipStatistics))
 	messages, err := request.Send(&b.raw, unix.NETLINK_ROUTE, unix.RTM_GETLINK, unix.NLM_F_DUMP, header, mask)

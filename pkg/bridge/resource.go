@@ -100,8 +100,7 @@ func page(ids []string, size int32, token string) (_ []string, next string, _ er
 	return ids, base64.RawURLEncoding.EncodeToString([]byte(ids[size-1])), nil
 }
 
-// masked returns a spec whose fields that the mask names are those of another spec, or that spec itself if the mask is
-// empty (https://google.aip.dev/134).
+// masked returns have with the fields of want that the mask names, or want if the mask is empty (https://google.aip.dev/134).
 func masked[S proto.Message](have, want S, mask *fieldmaskpb.FieldMask) (S, error) {
 	paths := mask.GetPaths()
 	if len(paths) == 0 || slices.Contains(paths, "*") || slices.Contains(paths, "spec") {

@@ -60,8 +60,7 @@ func (b *bridgePlane) setVLANs(link netlink.Link, want []uint16, tagged bool, ma
 	return nil
 }
 
-// leaveVLAN takes a port out of a VLAN. It removes the static entry first: the kernel does not remove it with the VLAN, and
-// refuses to remove it afterwards (br_fdb_delete).
+// leaveVLAN removes the static entry first: the kernel keeps it without the VLAN, and then refuses its removal (br_fdb_delete).
 func (b *bridgePlane) leaveVLAN(link netlink.Link, vlan uint16, mac net.HardwareAddr) error {
 	if mac != nil {
 		if err := b.handle.NeighDel(staticEntry(link, mac, vlan)); err != nil && !errors.Is(err, unix.ENOENT) {
