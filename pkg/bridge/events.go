@@ -14,7 +14,8 @@ import (
 
 func (b *bridgePlane) watch(emit func(task)) error {
 	lost := func() {
-		b.representors.reset()
+		clear(b.representors.known)
+		b.representors.stale.Store(true)
 		emit(task{kind: taskAll})
 	}
 	for {

@@ -18,7 +18,7 @@ import (
 )
 
 // representorCache finds representors by the PCI addresses in port ids, in a view of devlink ports and netdevs that it takes
-// again after a netdev came or went. One goroutine may call ifindex and refresh, another one arrived, departed and reset.
+// again after a netdev came or went. One goroutine may call ifindex and refresh, another one (watch) the rest.
 type representorCache struct {
 	resolver  portResolver
 	ports     func() ([]devlink.Port, error)
@@ -87,12 +87,6 @@ func (c *representorCache) refresh() error {
 	ports, noDevlink := c.ports()
 	c.view, c.taken = view{ports, noDevlink, netdevs}, time.Now()
 	return nil
-}
-
-// reset notes that events of netdevs that came or went were lost.
-func (c *representorCache) reset() {
-	clear(c.known)
-	c.stale.Store(true)
 }
 
 // arrived notes an event of a netdev, and tells whether it is the first one of that netdev. A view may already have the
