@@ -152,16 +152,12 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 	return err
 }
 
-// credentials returns how clients are authenticated. Without TLS it refuses an address that other machines can reach, unless
-// --insecure allows it.
+// credentials refuses an address that other machines can reach, unless clients are authenticated or --insecure allows it.
 func (o options) credentials() ([]grpc.ServerOption, error) {
 	if o.tls.Cert != "" {
 		return o.tls.ServerOptions()
 	}
-	if o.insecure {
-		return nil, nil
-	}
-	if err := bridge.CheckPlaintext(o.listen); err != nil {
+	if err := bridge.CheckPlaintext(o.listen); err != nil && !o.insecure {
 		return nil, fmt.Errorf("--listen: %w; give --tls-cert, --tls-key and --tls-client-ca, or --insecure", err)
 	}
 	return nil, nil

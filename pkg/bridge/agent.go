@@ -24,8 +24,7 @@ type Config struct {
 	HostPFs []HostPF
 }
 
-// Agent keeps networks and ports as clients want them. It is a [prometheus.Collector] of its metrics. Its methods may be
-// called from several goroutines at once.
+// Agent keeps networks and ports as clients want them, and is a [prometheus.Collector]. Several goroutines may use it at once.
 type Agent struct {
 	cfg   Config
 	log   logr.Logger
@@ -39,9 +38,9 @@ type Agent struct {
 	ports    *collection[*evpn.BridgePortSpec, *evpn.BridgePort]
 }
 
-// New opens the state file and brings the data plane of the calling thread's network namespace to it: it adopts what is
-// there, makes what is missing, and removes what has the agent's mark and is not in the state file. A namespace can have
-// one Agent. An object that cannot be realised is DOWN, and Run tries it again; that is no error of New.
+// New opens the state file and brings the data plane of the calling thread's network namespace to it: it adopts what exists,
+// makes what is missing, and removes what has the agent's mark and is not in the state file. A namespace can have one Agent.
+// An object that cannot be realised is DOWN until Run succeeds with it; New returns no error for it.
 func New(cfg Config, log logr.Logger) (*Agent, error) {
 	state, err := openState(cfg.State)
 	if err != nil {
@@ -55,9 +54,14 @@ func New(cfg Config, log logr.Logger) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.sweep()
+	ports := map[string]membership{}
+	for id, p := range a.ports.objects {
+		ports[id] = a.membership(p.spec)
+	}
+	// An error is only logged, so that the agent serves the rest; the next start tries again.
+	if err := plane.sweep(slices.Collect(maps.Keys(a.networks.objects)), ports); err != nil {
+		log.Error(err, "remove what is not in the state")
+	}
 	a.reconcileAll()
 	log.Info("state restored", "networks", len(a.networks.objects), "ports", len(a.ports.objects))
 	return a, nil
@@ -84,20 +88,6 @@ func (a *Agent) Close() error {
 	return a.state.Close()
 }
 
-// sweep removes what has the agent's mark and is not in the state. An error is logged, so that the agent serves the rest; the
-// next start tries again.
-func (a *Agent) sweep() {
-	ports := map[string]membership{}
-	for id, p := range a.ports.objects {
-		if !p.deleting {
-			ports[id] = a.membership(p.spec)
-		}
-	}
-	if err := a.plane.sweep(slices.Collect(maps.Keys(a.networks.objects)), ports); err != nil {
-		a.log.Error(err, "remove what is not in the state")
-	}
-}
-
 // task is something that Run reconciles. Reconciling more often than needed does no harm.
 type task struct {
 	kind taskKind
@@ -107,8 +97,7 @@ type task struct {
 type taskKind int
 
 const (
-	taskAll     taskKind = iota // events were lost, or the bridge of all networks changed
-	taskUplink                  // the uplink or an address changed: networks with a VNI
+	taskAll     taskKind = iota // events were lost, or the uplink, an address or the bridge of all networks changed
 	taskNetwork                 // one network
 	taskPort                    // one port
 	taskArrival                 // a new netdev may be the representor of a port that failed
@@ -143,8 +132,6 @@ func (a *Agent) perform(t task) {
 	switch t.kind {
 	case taskAll:
 		a.reconcileAll()
-	case taskUplink:
-		a.networks.reconcileWhere(hasVNI)
 	case taskNetwork:
 		a.networks.reconcile(t.id, false)
 	case taskPort:
@@ -161,8 +148,8 @@ func (a *Agent) perform(t task) {
 
 // reconcileAll reconciles the networks, and then the ports that are in them.
 func (a *Agent) reconcileAll() {
-	a.networks.reconcileWhere(always)
-	a.ports.reconcileWhere(always)
+	a.networks.reconcileWhere(nil)
+	a.ports.reconcileWhere(nil)
 }
 
 // retry reconciles everything that failed, and tells whether something still fails.
@@ -172,9 +159,8 @@ func (a *Agent) retry() bool {
 	return a.networks.other("", (*network).failed) != "" || a.ports.other("", (*port).failed) != ""
 }
 
-// retrySoon has Run retry in a second, and from then on after 2, 4 ... 30 s: something new failed, or an obstacle may be
-// gone. It does not postpone a retry that is due sooner. Most failures end with an event, but not all: the kernel sends
-// none for a new alternative name of a netdev that is down (netdev_state_change).
+// retrySoon has Run retry in a second, and then after 2, 4 ... 30 s. It does not postpone a retry that is due sooner. Not every
+// failure ends with an event: the kernel sends none for an alternative name of a netdev that is down (netdev_state_change).
 func (a *Agent) retrySoon() {
 	a.tasks.Forget(task{kind: taskRetry})
 	a.tasks.AddRateLimited(task{kind: taskRetry})

@@ -21,12 +21,10 @@ const (
 const noTrunks = "ptype TRUNK: needs the data plane " + string(DataPlaneVLANAware) +
 	", this agent's has a bridge for each network and serves ACCESS ports"
 
-// bridgePlane is the data plane of Linux bridges. If it is VLAN-aware, all networks share one bridge, in which a network
-// is its VLAN id: an ACCESS port and a VXLAN port have it untagged, a TRUNK port has those of its networks tagged. The
-// shared bridge has no default VLAN and is itself in none, so that a netdev that was just added is in no network, and
-// neither is the machine. Otherwise each network has a bridge of its own, and VLAN ids mean nothing.
-//
-// Only one goroutine may use it at a time, except for watch.
+// bridgePlane is the data plane of Linux bridges. If it is VLAN-aware, all networks share one bridge, in which a network is its
+// VLAN id: ACCESS and VXLAN ports have it untagged, a TRUNK port has those of its networks tagged. The shared bridge has no
+// default VLAN and is itself in none, so that neither a netdev that was just added nor the machine is in a network. Otherwise
+// each network has a bridge of its own, and VLAN ids mean nothing. Only one goroutine may use it at a time, except for watch.
 type bridgePlane struct {
 	uplink       string // empty: no VXLAN
 	handle       *netlink.Handle
@@ -38,8 +36,8 @@ type bridgePlane struct {
 	vlanAware bool
 	vlans     map[string]uint16 // VLAN ids by network, if VLAN-aware; of two networks that want one, the first has it
 	settled   map[int]bool      // bridges, by ifindex, whose settings were made by this process
-	// users are tasks by ifindex: those of representors, which may lose their name or be removed, and those of VXLAN ports,
-	// since the events of a bridge port have no alias. watch reads them.
+	// users are the tasks of representors, which may lose their name, and of VXLAN ports, since the events of a bridge port have
+	// no alias, by ifindex. watch reads them.
 	users sync.Map
 }
 
@@ -53,13 +51,12 @@ func (b *bridgePlane) bridgeOf(network string) (name, id string) {
 	return bridgeName(network), network
 }
 
-// ensureBridge returns a bridge as it has to be.
 func (b *bridgePlane) ensureBridge(name, id string) (netlink.Link, error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = name
 	bridge, err := b.ensure(&netlink.Bridge{LinkAttrs: attrs}, id)
 	if err == nil && b.vlanAware && !isVLANFiltering(bridge) {
-		bridge, err = b.filterVLANs(bridge)
+		err = b.filterVLANs(bridge)
 	}
 	if err != nil {
 		return nil, err
@@ -86,7 +83,6 @@ func (b *bridgePlane) ensureNetwork(n segment) error {
 	return b.setVLANs(vxlan, []uint16{n.vlan}, false, nil)
 }
 
-// available tells whether the network's VLAN id is no other network's.
 func (b *bridgePlane) available(n segment) error {
 	for holder, vlan := range b.vlans {
 		if vlan == n.vlan && holder != n.id {
@@ -102,9 +98,6 @@ func (b *bridgePlane) removeNetwork(id string) error {
 		return err
 	}
 	delete(b.vlans, id)
-	if b.vlanAware {
-		return nil
-	}
 	return b.removeOwn(bridgeName(id), "bridge", id)
 }
 
@@ -128,20 +121,27 @@ func (b *bridgePlane) attach(port string, to membership) error {
 	if err != nil {
 		return err
 	}
-	if err := b.join(rep, bridge, port); err != nil {
+	if err := b.join(rep, bridge); err != nil {
 		return err
 	}
+	b.users.Store(rep.Attrs().Index, task{taskPort, port})
 	if !b.vlanAware {
-		return b.forward(rep, to.mac, 0)
-	}
-	if err := b.setVLANs(rep, vlans, to.trunk, to.mac); err != nil {
+		vlans = []uint16{0} // stands for all in a bridge that does not filter VLANs
+	} else if err := b.setVLANs(rep, vlans, to.trunk, to.mac); err != nil {
 		return err
 	}
-	return b.forward(rep, to.mac, vlans...)
+	if err := b.up(rep); err != nil {
+		return err
+	}
+	for _, vlan := range vlans {
+		if err := b.handle.NeighSet(staticEntry(rep, to.mac, vlan)); err != nil {
+			return linkError(err, rep, "forward %s to it", to.mac)
+		}
+	}
+	return nil
 }
 
-// sweep removes what has the agent's mark and is not wanted, and takes netdevs out of the agent's bridges that are not the
-// representor of a port that belongs there.
+// sweep also takes netdevs out of the agent's bridges that are not the representor of a port that belongs there.
 func (b *bridgePlane) sweep(networks []string, ports map[string]membership) error {
 	belongs := map[int]string{} // ids of bridges by the ifindex of a representor
 	for port, to := range ports {

@@ -33,40 +33,27 @@ type (
 
 func (o *object[S]) failed() bool { return o.failure != nil }
 
-// always is a property that all objects have.
-func always[S proto.Message](*object[S]) bool { return true }
-
-// message is a LogicalBridge or a BridgePort of the API.
-type message[S proto.Message] interface {
+// collection is all networks or all ports: it serves the calls about them, keeps them in the state file and brings the data
+// plane to them. Its create, get, list, update and delete take the agent's lock. All other methods, and the functions in its
+// fields, need the lock held. M is a LogicalBridge or a BridgePort of the API, and S its spec.
+type collection[S proto.Message, M interface {
 	proto.Message
 	GetName() string
 	GetSpec() S
-}
-
-// collection is all networks or all ports. It serves the calls about them, keeps them in the state file and brings the data
-// plane to them. The methods create, get, list, update and delete take the agent's lock. All others, and the functions in
-// the fields, need the lock held.
-type collection[S proto.Message, M message[S]] struct {
+}] struct {
 	kind
 	agent   *Agent
 	objects map[string]*object[S]
 
-	// check refuses a spec that cannot be realised, with a gRPC status. It returns the spec in the form that is kept.
-	check func(id string, spec S) (S, error)
-	// describe says in an error message what a spec is.
-	describe func(S) string
-	// checkUnused refuses to delete an object that others need, with a gRPC status.
-	checkUnused func(id string) error
-	// realise brings the data plane to a spec. changed says that the spec was another one before.
-	realise func(id string, spec S, changed bool) error
-	// remove removes an object from the data plane.
-	remove func(id string) error
-	// failureOf returns why an object is not in service, which may be the failure of another one. It is nil if it is.
-	failureOf func(*object[S]) error
-	// message makes a message of the API. It has no status if the state is zero.
+	check       func(id string, spec S) (S, error)          // the spec in the form that is kept, or a gRPC status
+	checkUnused func(id string) error                       // a gRPC status if other objects need this one
+	realise     func(id string, spec S, changed bool) error // brings the data plane to a spec; changed: from another one
+	remove      func(id string) error                       // removes an object from the data plane
+	failureOf   func(*object[S]) error                      // why an object, or one that it needs, is not in service
+	describe    func(S) string                              // what a spec is, for error messages
+	operStatus  func(M) state                               // the status of a message, 0 if it has none
+	// message makes a message of the API. It has no status if oper is zero.
 	message func(name string, spec S, oper state, components ...*evpn.Component) M
-	// isDeleting tells whether the status of a message is TO_BE_DELETED.
-	isDeleting func(M) bool
 }
 
 func (c *collection[S, M]) create(id string, spec S) (reply M, err error) {
@@ -93,7 +80,7 @@ func (c *collection[S, M]) add(id string, spec S) (reply M, err error) {
 		}
 		return c.reply(id), nil
 	}
-	if err := c.put(id, spec, state{}); err != nil {
+	if err := c.put(id, spec, 0); err != nil {
 		return reply, err
 	}
 	c.objects[id] = &object[S]{spec: spec}
@@ -121,8 +108,7 @@ func (c *collection[S, M]) list(size int32, token string) (replies []M, next str
 	return replies, next, err
 }
 
-// update changes the fields of the spec that the mask names. An update that changes nothing tries again to realise the
-// object.
+// update changes the fields of the spec that the mask names. If nothing changes it tries again to realise the object.
 func (c *collection[S, M]) update(to M, mask *fieldmaskpb.FieldMask, allowMissing bool) (reply M, err error) {
 	c.agent.mu.Lock()
 	defer c.agent.mu.Unlock()
@@ -145,7 +131,7 @@ func (c *collection[S, M]) update(to M, mask *fieldmaskpb.FieldMask, allowMissin
 	}
 	changed := !proto.Equal(spec, o.spec)
 	if changed {
-		if err := c.put(id, spec, state{}); err != nil {
+		if err := c.put(id, spec, 0); err != nil {
 			return reply, err
 		}
 		o.spec = spec
@@ -162,10 +148,10 @@ func (c *collection[S, M]) delete(name string, allowMissing bool) (*emptypb.Empt
 	if status.Code(err) == codes.NotFound && allowMissing {
 		return &emptypb.Empty{}, nil
 	}
-	if err == nil {
-		err = c.checkUnused(id)
-	}
 	if err != nil {
+		return nil, err
+	}
+	if err := c.checkUnused(id); err != nil {
 		return nil, err
 	}
 	if !o.deleting {
@@ -227,17 +213,17 @@ func (c *collection[S, M]) other(than string, property func(*object[S]) bool) st
 	return ""
 }
 
-// reconcileWhere reconciles the objects that have a property, in the order of their ids.
+// reconcileWhere reconciles the objects that have a property, in the order of their ids. All objects have the property nil.
 func (c *collection[S, M]) reconcileWhere(property func(*object[S]) bool) {
 	for _, id := range slices.Sorted(maps.Keys(c.objects)) {
-		if property(c.objects[id]) {
+		if property == nil || property(c.objects[id]) {
 			c.reconcile(id, false)
 		}
 	}
 }
 
-// reconcile brings the data plane to an object, if it exists, and keeps the failure if that is not possible. A new failure
-// is logged, and Run is told to try again. changed says that the object's spec was another one before.
+// reconcile brings the data plane to an object, if it exists, and keeps the failure. A new failure is logged, and Run is told
+// to try again. changed says that the object's spec was another one before.
 func (c *collection[S, M]) reconcile(id string, changed bool) {
 	o := c.objects[id]
 	if o == nil {
@@ -272,8 +258,8 @@ func (c *collection[S, M]) finish(id string) error {
 	return nil
 }
 
-// openState opens the file that keeps what clients asked for across restarts. Each write is on the disk before it returns.
-// The values are messages of the API. Only their spec counts, and a status that is TO_BE_DELETED.
+// openState opens the file that keeps what clients asked for. Each write is on the disk before it returns. The values are
+// messages of the API, of which only the spec counts, and a status that is TO_BE_DELETED.
 func openState(path string) (*bbolt.DB, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("state: %w", err)
@@ -308,12 +294,11 @@ func (c *collection[S, M]) load() error {
 			return fmt.Errorf("state: %s: %w", c.bucket, err)
 		}
 		return bucket.ForEach(func(id, data []byte) error {
-			var noSpec S
-			m := c.message("", noSpec, state{})
+			m := c.message("", *new(S), 0)
 			if err := proto.Unmarshal(data, m); err != nil {
 				return fmt.Errorf("state: %s %s: %w", c.bucket, id, err)
 			}
-			c.objects[string(id)] = &object[S]{spec: m.GetSpec(), deleting: c.isDeleting(m)}
+			c.objects[string(id)] = &object[S]{spec: m.GetSpec(), deleting: c.operStatus(m) == stateDeleting}
 			return nil
 		})
 	})

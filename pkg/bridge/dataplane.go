@@ -35,7 +35,7 @@ type membership struct {
 	trunk    bool // frames carry the VLAN ids of their networks
 }
 
-// dataplane realises networks and ports. All calls may be repeated. Tests have a fake one.
+// dataplane realises networks and ports. All calls may be repeated.
 type dataplane interface {
 	// filtersVLANs tells whether there are trunks, and no two networks can have one VLAN id.
 	filtersVLANs() bool
@@ -47,6 +47,7 @@ type dataplane interface {
 	sweep(networks []string, ports map[string]membership) error
 	// watch calls emit with what each event may have changed. It returns nil after close.
 	watch(emit func(task)) error
+	// close ends watch. What was realised stays as it is.
 	close()
 }
 
@@ -83,8 +84,7 @@ func openDataPlane(cfg Config, log logr.Logger) (dataplane, error) {
 	return plane, nil
 }
 
-// probeVLANFiltering makes the shared bridge: only trying shows whether the kernel can filter VLANs. The error is an
-// errNoVLANFiltering if it cannot.
+// probeVLANFiltering makes the shared bridge. The error is an errNoVLANFiltering if the kernel cannot filter VLANs.
 func (b *bridgePlane) probeVLANFiltering() error {
 	_, err := b.ensureBridge(sharedBridge, sharedID)
 	if errors.Is(err, unix.EOPNOTSUPP) {

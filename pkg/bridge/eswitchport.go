@@ -21,26 +21,25 @@ type portName struct {
 	function string // "vf3", "sf88", "" for the PF itself
 }
 
-// nameOf returns the phys_port_name that the kernel gives to the netdev of a devlink port, zero if the port is no
-// Function's.
+// nameOf returns the phys_port_name of the netdev of a devlink port, zero if the port is no Function's.
 func nameOf(port devlink.Port) portName {
-	name := portName{pf: "pf" + strconv.Itoa(int(port.PF))}
+	name := portName{pf: fmt.Sprintf("pf%d", port.PF)}
 	if port.External {
-		name.pf = fmt.Sprintf("c%d%s", port.Controller, name.pf)
+		name.pf = fmt.Sprintf("c%dpf%d", port.Controller, port.PF)
 	}
 	switch port.Flavour {
 	case devlink.PCIPF:
 	case devlink.PCIVF:
 		name.function = vfName(int(port.VF))
 	case devlink.PCISF:
-		name.function = function.SubfunctionID("", port.SF).Subfunction
+		name.function = fmt.Sprintf("sf%d", port.SF)
 	default:
 		return portName{}
 	}
 	return name
 }
 
-func vfName(index int) string { return "vf" + strconv.Itoa(index) }
+func vfName(index int) string { return fmt.Sprintf("vf%d", index) }
 
 // portNameForm is the form of a Function's phys_port_name. Kernels before 5.10 know no controllers.
 var portNameForm = regexp.MustCompile(`^((?:c(0|[1-9][0-9]*))?pf(0|[1-9][0-9]*))((?:vf|sf)(0|[1-9][0-9]*))?$`)
@@ -51,11 +50,10 @@ func parsePortName(name string) (_ portName, ok bool) {
 	if parts == nil {
 		return portName{}, false
 	}
-	_, noController := strconv.ParseUint(cmp.Or(parts[2], "0"), 10, 32)
-	_, noPF := strconv.ParseUint(parts[3], 10, 16)
-	_, noNumber := strconv.ParseUint(cmp.Or(parts[5], "0"), 10, 32)
-	if errors.Join(noController, noPF, noNumber) != nil {
-		return portName{}, false
+	for i, bits := range map[int]int{2: 32, 3: 16, 5: 32} { // of the numbers of controller, PF and Function
+		if _, err := strconv.ParseUint(cmp.Or(parts[i], "0"), 10, bits); err != nil {
+			return portName{}, false
+		}
 	}
 	return portName{pf: parts[1], function: parts[4]}, true
 }
@@ -84,8 +82,8 @@ func (p eswitchPort) String() string {
 // portResolver finds the eswitch port of the Function whose PCI address is in a port's id.
 type portResolver struct {
 	sysfs sysfs.Root
-	// hostPFs, if any, are the PFs of the host. The addresses in port ids are then the host's. This machine's sysfs is not
-	// asked, since it may have other devices with the same addresses.
+	// hostPFs, if any, are the PFs of the host, whose addresses are then in port ids. This machine's sysfs is not asked, since
+	// it may have other devices with the same addresses.
 	hostPFs []HostPF
 }
 
@@ -102,23 +100,21 @@ func (r portResolver) resolve(port string) (eswitchPort, error) {
 
 // ofHost resolves a PF or VF of the host by its address, or an SF by its PF's address and its sfnum.
 func (r portResolver) ofHost(f function.ID) (eswitchPort, error) {
-	for _, pf := range r.hostPFs {
-		if pf.Address == f.Address {
-			return pf.eswitchPort(f.Subfunction), nil
-		}
-	}
-	if f.Subfunction != "" {
-		return eswitchPort{}, fmt.Errorf("PF %s, whose SF it is, is no --host-pf", f.Address)
-	}
 	// The VFs of several PFs may interleave, with different remainders by the stride. Of the PFs that could have the VF, it
 	// belongs to the one whose first VF is the nearest below, however many VFs each PF has.
 	found, nearest := eswitchPort{}, -1
 	for _, pf := range r.hostPFs {
+		if pf.Address == f.Address {
+			return pf.eswitchPort(f.Subfunction), nil
+		}
 		if index, distance, ok := pf.vf(f.Address); ok && (nearest < 0 || distance < nearest) {
 			found, nearest = pf.eswitchPort(vfName(index)), distance
 		}
 	}
-	if nearest < 0 {
+	switch {
+	case f.Subfunction != "":
+		return eswitchPort{}, fmt.Errorf("PF %s, whose SF it is, is no --host-pf", f.Address)
+	case nearest < 0:
 		return eswitchPort{}, fmt.Errorf("%s is no --host-pf and no VF of one by its offset and stride", f.Address)
 	}
 	return found, nil
@@ -133,12 +129,11 @@ func (r portResolver) ofThisMachine(f function.ID) (eswitchPort, error) {
 		}
 		return eswitchPort{eswitch: f.Address, name: portName{function: f.Subfunction}}, nil
 	}
-	if physfn, err := r.sysfs.PCI(f.Address).Link("physfn"); err == nil && physfn != "" {
-		vfs, _ := r.sysfs.PCI(pci.Address(physfn)).VFs()
-		for _, vf := range vfs {
-			if vf.Address == f.Address {
-				return eswitchPort{eswitch: pci.Address(physfn), name: portName{function: vfName(vf.Index)}}, nil
-			}
+	physfn, _ := r.sysfs.PCI(f.Address).Link("physfn")
+	vfs, _ := r.sysfs.PCI(pci.Address(physfn)).VFs() // none without the link
+	for _, vf := range vfs {
+		if vf.Address == f.Address {
+			return eswitchPort{eswitch: pci.Address(physfn), name: portName{function: vfName(vf.Index)}}, nil
 		}
 	}
 	// A driver may make representors before the VFs' devices (mlx5), so also look for the PF that will have the VF.

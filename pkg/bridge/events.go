@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watch calls emit with what each event may have changed. It returns nil after close.
 func (b *bridgePlane) watch(emit func(task)) error {
 	lost := func() {
-		b.representors.reset()
+		clear(b.representors.known)
+		b.representors.stale.Store(true)
 		emit(task{kind: taskAll})
 	}
 	for {
@@ -34,10 +34,9 @@ func (b *bridgePlane) watch(emit func(task)) error {
 		for _, msg := range msgs {
 			switch msg.Header.Type {
 			case unix.RTM_NEWLINK, unix.RTM_DELLINK:
-				header := unix.NlMsghdr(msg.Header)
 				// When a netdev leaves a bridge, the kernel also sends RTM_DELLINK, with the family of bridges.
 				bridging := len(msg.Data) > 0 && msg.Data[0] == unix.AF_BRIDGE
-				link, err := netlink.LinkDeserialize(&header, msg.Data)
+				link, err := netlink.LinkDeserialize(nil, msg.Data)
 				if err != nil {
 					lost()
 					continue
@@ -46,7 +45,7 @@ func (b *bridgePlane) watch(emit func(task)) error {
 					emit(t)
 				}
 			case unix.RTM_NEWADDR, unix.RTM_DELADDR:
-				emit(task{kind: taskUplink}) // addresses of netdevs other than the uplink are rare on an xPU
+				emit(task{kind: taskAll}) // addresses of netdevs other than the uplink are rare on an xPU
 			}
 		}
 	}
@@ -67,11 +66,11 @@ func (b *bridgePlane) tasksOf(link netlink.Link, removed, bridging bool) []task 
 		tasks = append(tasks, user.(task))
 	}
 	names := append(slices.Clone(attrs.AltNames), attrs.Name)
-	if b.uplink != "" && slices.Contains(names, b.uplink) {
-		tasks = append(tasks, task{kind: taskUplink})
-	}
 	for _, name := range names {
 		tasks = append(tasks, task{taskPort, name})
+		if name == b.uplink {
+			tasks = append(tasks, task{kind: taskAll})
+		}
 	}
 	switch {
 	case bridging:

@@ -9,16 +9,13 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
-// HostPF tells how the eswitch of a DPU numbers a PF of its host, and the PF's VFs and SFs. The DPU's own sysfs does not
-// have the host's PCI addresses.
+// HostPF tells how the eswitch of a DPU numbers a PF of its host, since the DPU's sysfs lacks the host's PCI addresses.
 type HostPF struct {
-	// Address is the PF's address at the host.
-	Address pci.Address
+	Address pci.Address // of the PF at the host
+	Eswitch pci.Address // the xPU's own PF that has the eswitch; may be "" if only one eswitch has a PF of this name
 	// Offset and Stride are those of the PF's SR-IOV capability: VF i has the PF's routing ID plus Offset plus i times
 	// Stride. Without them both are 0, and no VF is found.
 	Offset, Stride int
-	// Eswitch is the xPU's own PF that has the eswitch. It may be "" if only one eswitch has a PF of this name.
-	Eswitch pci.Address
 
 	name string // phys_port_name of the PF's representor: "c1pf0"
 }
@@ -76,8 +73,7 @@ func parseDistance(s string) (int, error) {
 	return int(n), nil
 }
 
-// checkHostPFs refuses two PFs with one address, and two with one name at one eswitch, whose Functions would have the same
-// representors.
+// checkHostPFs refuses two PFs with one address, and two with one name at one eswitch: they would have the same representors.
 func checkHostPFs(all []HostPF) error {
 	for i, p := range all {
 		for _, other := range all[:i] {
@@ -99,8 +95,7 @@ func (p HostPF) eswitchPort(function string) eswitchPort {
 	return eswitchPort{eswitch: p.Eswitch, name: portName{p.name, function}}
 }
 
-// vf returns the index of the VF with this address, and its distance in routing IDs from the first VF. ok is false if the
-// PF cannot have such a VF. The PF may have fewer VFs than the index.
+// vf returns the index that a VF with this address would have, and its distance in routing IDs from the first VF.
 func (p HostPF) vf(address pci.Address) (index, distance int, ok bool) {
 	domain, id := routingID(p.Address)
 	ofDomain, of := routingID(address)
@@ -112,9 +107,8 @@ func (p HostPF) vf(address pci.Address) (index, distance int, ok bool) {
 }
 
 // routingID returns the bus, device and function of an address as one number (PCI Express 6.0, section 2.2.4.2).
-func routingID(a pci.Address) (domain string, id int) {
+func routingID(a pci.Address) (domain, id int) {
 	var bus, device, function int
-	domain, rest, _ := strings.Cut(string(a), ":")
-	_, _ = fmt.Sscanf(rest, "%02x:%02x.%d", &bus, &device, &function) // the form of addresses is known
+	_, _ = fmt.Sscanf(string(a), "%x:%x:%x.%d", &domain, &bus, &device, &function) // the form of addresses is known
 	return domain, bus<<8 | device<<3 | function
 }

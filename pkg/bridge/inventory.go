@@ -12,8 +12,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
-// inventoryServer serves InventoryService. It reads sysfs for each call, and leaves a field empty that sysfs does not have:
-// many xPUs have neither DMI nor a serial number in the device tree.
+// inventoryServer serves InventoryService. It reads sysfs for each call, and leaves a field empty that sysfs does not have.
 type inventoryServer struct {
 	inventory.UnimplementedInventoryServiceServer
 	root string // where /sys and /proc are; empty is "/"
@@ -21,8 +20,12 @@ type inventoryServer struct {
 
 // GetInventory describes the xPU. The request's name is ignored: there is one inventory.
 func (s inventoryServer) GetInventory(context.Context, *inventory.GetInventoryRequest) (*inventory.Inventory, error) {
+	sys := sysfs.Root(filepath.Join("/", s.root, "sys"))
 	// Documentation/ABI/testing/sysfs-class-dmi of the kernel
-	dmi := func(name string) string { return text(s.sysfs().Dir("class/dmi/id"), name) }
+	dmi := func(name string) string { return text(sys.Dir("class/dmi/id"), name) }
+	meminfo, _ := os.ReadFile(filepath.Join("/", s.root, "proc/meminfo"))
+	var memory int64
+	_, _ = fmt.Sscanf(string(meminfo), "MemTotal: %d kB", &memory) // the first line
 	inv := &inventory.Inventory{
 		Bios: &inventory.BIOSInfo{Vendor: dmi("bios_vendor"), Version: dmi("bios_version"), Date: dmi("bios_date")},
 		System: &inventory.SystemInfo{
@@ -37,11 +40,11 @@ func (s inventoryServer) GetInventory(context.Context, *inventory.GetInventoryRe
 			AssetTag: dmi("chassis_asset_tag"), SerialNumber: dmi("chassis_serial"), Vendor: dmi("chassis_vendor"),
 			Version: dmi("chassis_version"), Type: dmi("chassis_type"),
 		},
-		Processor: s.processor(),
-		Memory:    &inventory.MemoryInfo{TotalUsableBytes: s.memory()},
-		Pci:       s.pci(),
+		Processor: processor(sys),
+		Memory:    &inventory.MemoryInfo{TotalUsableBytes: memory << 10},
+		Pci:       pciDevices(sys.Dir(sysfs.PCIDevices)),
 	}
-	deviceTree := s.sysfs().Dir("firmware/devicetree/base")
+	deviceTree := sys.Dir("firmware/devicetree/base")
 	inv.System.Name = cmp.Or(inv.System.Name, text(deviceTree, "model"))
 	inv.System.SerialNumber = cmp.Or(inv.System.SerialNumber, text(deviceTree, "serial-number"))
 	return inv, nil
@@ -53,10 +56,8 @@ func text(dir sysfs.Dir, name string) string {
 	return text
 }
 
-func (s inventoryServer) sysfs() sysfs.Root { return sysfs.Root(filepath.Join("/", s.root, "sys")) }
-
-func (s inventoryServer) processor() *inventory.CPUInfo {
-	cpus, _ := filepath.Glob(filepath.Join("/", s.root, "sys/devices/system/cpu/cpu[0-9]*")) // beside cpufreq and cpuidle
+func processor(sys sysfs.Root) *inventory.CPUInfo {
+	cpus, _ := filepath.Glob(string(sys.Dir("devices/system/cpu/cpu[0-9]*"))) // beside cpufreq and cpuidle
 	cores := map[[2]string]bool{}
 	for _, cpu := range cpus {
 		topology := sysfs.Dir(cpu).Dir("topology")
@@ -67,16 +68,8 @@ func (s inventoryServer) processor() *inventory.CPUInfo {
 	return &inventory.CPUInfo{TotalCores: int32(len(cores)), TotalThreads: int32(len(cpus))}
 }
 
-func (s inventoryServer) memory() int64 {
-	meminfo, _ := os.ReadFile(filepath.Join("/", s.root, "proc/meminfo"))
-	var kib int64
-	_, _ = fmt.Sscanf(string(meminfo), "MemTotal: %d kB", &kib) // the first line
-	return kib << 10
-}
-
-// pci lists the devices by address. Ids are hexadecimal, as in sysfs; the agent has no database of names.
-func (s inventoryServer) pci() []*inventory.PCIeDeviceInfo {
-	bus := s.sysfs().Dir(sysfs.PCIDevices)
+// pciDevices lists the devices of a bus by address. Ids are hexadecimal, as in sysfs; the agent has no database of names.
+func pciDevices(bus sysfs.Dir) []*inventory.PCIeDeviceInfo {
 	names, _ := bus.Sorted()
 	var devices []*inventory.PCIeDeviceInfo
 	for _, name := range names {

@@ -37,9 +37,9 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 	a.mu.RLock()
 	networks, ports := a.networks.count(), a.ports.count()
 	a.mu.RUnlock()
-	for _, s := range []state{stateUp, stateDown, stateDeleting} {
-		ch <- prometheus.MustNewConstMetric(portsDesc, prometheus.GaugeValue, float64(ports[s]), s.word)
-		ch <- prometheus.MustNewConstMetric(networksDesc, prometheus.GaugeValue, float64(networks[s]), s.word)
+	for s, word := range map[state]string{stateUp: "up", stateDown: "down", stateDeleting: "deleting"} {
+		ch <- prometheus.MustNewConstMetric(portsDesc, prometheus.GaugeValue, float64(ports[s]), word)
+		ch <- prometheus.MustNewConstMetric(networksDesc, prometheus.GaugeValue, float64(networks[s]), word)
 	}
 }
 

@@ -33,10 +33,7 @@ func (s networkServer) ListLogicalBridges(
 	_ context.Context, req *evpn.ListLogicalBridgesRequest,
 ) (*evpn.ListLogicalBridgesResponse, error) {
 	networks, next, err := s.networks.list(req.GetPageSize(), req.GetPageToken())
-	if err != nil {
-		return nil, err
-	}
-	return &evpn.ListLogicalBridgesResponse{LogicalBridges: networks, NextPageToken: next}, nil
+	return &evpn.ListLogicalBridgesResponse{LogicalBridges: networks, NextPageToken: next}, err
 }
 
 func (s networkServer) UpdateLogicalBridge(_ context.Context, req *evpn.UpdateLogicalBridgeRequest) (*evpn.LogicalBridge, error) {
@@ -55,22 +52,31 @@ func newNetworks(a *Agent) *collection[*evpn.LogicalBridgeSpec, *evpn.LogicalBri
 		describe: func(spec *evpn.LogicalBridgeSpec) string {
 			return fmt.Sprintf("with VLAN %d and VNI %d", spec.GetVlanId(), spec.GetVni())
 		},
-		checkUnused: a.checkNetworkUnused,
-		realise:     a.realiseNetwork,
-		remove:      a.plane.removeNetwork,
-		failureOf:   func(n *network) error { return n.failure },
+		checkUnused: func(id string) error {
+			if port := a.ports.other("", inNetwork(id)); port != "" {
+				return status.Errorf(codes.FailedPrecondition, "logical bridge %s is in use by bridge port %s", id, port)
+			}
+			return nil
+		},
+		realise: func(id string, _ *evpn.LogicalBridgeSpec, changed bool) error {
+			err := a.plane.ensureNetwork(a.segment(id))
+			if changed {
+				a.ports.reconcileWhere(inNetwork(id)) // the network's VLAN id may be another one
+			}
+			return err
+		},
+		remove:    a.plane.removeNetwork,
+		failureOf: func(n *network) error { return n.failure },
 		message: func(name string, spec *evpn.LogicalBridgeSpec, oper state, components ...*evpn.Component) *evpn.LogicalBridge {
 			m := &evpn.LogicalBridge{Name: name, Spec: spec}
-			if oper != (state{}) {
-				m.Status = &evpn.LogicalBridgeStatus{OperStatus: oper.network, Components: components}
+			if oper != 0 {
+				m.Status = &evpn.LogicalBridgeStatus{OperStatus: evpn.LBOperStatus(oper), Components: components}
 			}
 			return m
 		},
-		isDeleting: func(m *evpn.LogicalBridge) bool { return m.GetStatus().GetOperStatus() == stateDeleting.network },
+		operStatus: func(m *evpn.LogicalBridge) state { return state(m.GetStatus().GetOperStatus()) },
 	}
 }
-
-func hasVNI(n *network) bool { return n.spec.Vni != nil }
 
 func (a *Agent) checkNetwork(id string, spec *evpn.LogicalBridgeSpec) (*evpn.LogicalBridgeSpec, error) {
 	// An object was valid when it was made. It may be asked for again although another data plane would refuse it.
@@ -79,7 +85,7 @@ func (a *Agent) checkNetwork(id string, spec *evpn.LogicalBridgeSpec) (*evpn.Log
 	}
 	vlan, vni := spec.GetVlanId(), spec.GetVni()
 	sameVLAN := a.networks.other(id, func(n *network) bool { return n.spec.GetVlanId() == vlan })
-	sameVNI := a.networks.other(id, func(n *network) bool { return hasVNI(n) && n.spec.GetVni() == vni })
+	sameVNI := a.networks.other(id, func(n *network) bool { return n.spec.Vni != nil && n.spec.GetVni() == vni })
 	refuse := func(code codes.Code, format string, args ...any) (*evpn.LogicalBridgeSpec, error) {
 		return nil, status.Errorf(code, "logical bridge %s: %s", id, fmt.Sprintf(format, args...))
 	}
@@ -103,22 +109,6 @@ func (a *Agent) checkNetwork(id string, spec *evpn.LogicalBridgeSpec) (*evpn.Log
 		return refuse(codes.AlreadyExists, "vni %d is already in use by logical bridge %s", vni, sameVNI)
 	}
 	return spec, nil
-}
-
-func (a *Agent) checkNetworkUnused(id string) error {
-	if port := a.ports.other("", inNetwork(id)); port != "" {
-		return status.Errorf(codes.FailedPrecondition, "logical bridge %s is in use by bridge port %s", id, port)
-	}
-	return nil
-}
-
-// realiseNetwork also reconciles the ports of a network that changed: its VLAN id may be another one.
-func (a *Agent) realiseNetwork(id string, _ *evpn.LogicalBridgeSpec, changed bool) error {
-	err := a.plane.ensureNetwork(a.segment(id))
-	if changed {
-		a.ports.reconcileWhere(inNetwork(id))
-	}
-	return err
 }
 
 // segment describes a network to the data plane. One that is missing from the state has VLAN id 0, which no network has.

@@ -35,10 +35,7 @@ func (s portServer) GetBridgePort(_ context.Context, req *evpn.GetBridgePortRequ
 
 func (s portServer) ListBridgePorts(_ context.Context, req *evpn.ListBridgePortsRequest) (*evpn.ListBridgePortsResponse, error) {
 	ports, next, err := s.ports.list(req.GetPageSize(), req.GetPageToken())
-	if err != nil {
-		return nil, err
-	}
-	return &evpn.ListBridgePortsResponse{BridgePorts: ports, NextPageToken: next}, nil
+	return &evpn.ListBridgePortsResponse{BridgePorts: ports, NextPageToken: next}, err
 }
 
 func (s portServer) UpdateBridgePort(_ context.Context, req *evpn.UpdateBridgePortRequest) (*evpn.BridgePort, error) {
@@ -60,17 +57,24 @@ func newPorts(a *Agent) *collection[*evpn.BridgePortSpec, *evpn.BridgePort] {
 			return fmt.Sprintf("as %s port with MAC %s on logical bridge %s", ptype, mac, networks)
 		},
 		checkUnused: func(string) error { return nil },
-		realise:     a.realisePort,
-		remove:      a.plane.detach,
-		failureOf:   a.portFailure,
+		realise: func(id string, spec *evpn.BridgePortSpec, changed bool) error {
+			if changed {
+				if err := a.plane.detach(id); err != nil {
+					return err
+				}
+			}
+			return a.plane.attach(id, a.membership(spec))
+		},
+		remove:    a.plane.detach,
+		failureOf: a.portFailure,
 		message: func(name string, spec *evpn.BridgePortSpec, oper state, components ...*evpn.Component) *evpn.BridgePort {
 			m := &evpn.BridgePort{Name: name, Spec: spec}
-			if oper != (state{}) {
-				m.Status = &evpn.BridgePortStatus{OperStatus: oper.port, Components: components}
+			if oper != 0 {
+				m.Status = &evpn.BridgePortStatus{OperStatus: oper, Components: components}
 			}
 			return m
 		},
-		isDeleting: func(m *evpn.BridgePort) bool { return m.GetStatus().GetOperStatus() == stateDeleting.port },
+		operStatus: func(m *evpn.BridgePort) state { return m.GetStatus().GetOperStatus() },
 	}
 }
 
@@ -117,8 +121,16 @@ func (a *Agent) checkPort(id string, spec *evpn.BridgePortSpec) (*evpn.BridgePor
 		if err != nil {
 			return refuse(codes.InvalidArgument, "logical_bridges: %s", status.Convert(err).Message())
 		}
-		if err := a.checkMember(id, network, mac); err != nil {
-			return nil, err
+		switch n := a.networks.objects[network]; {
+		case n == nil:
+			return refuse(codes.NotFound, "logical_bridges: logical bridge %s does not exist", network)
+		case n.deleting:
+			return nil, a.networks.beingDeleted(network)
+		}
+		sameMAC := func(p *port) bool { return inNetwork(network)(p) && bytes.Equal(p.spec.GetMacAddress(), mac) }
+		if other := a.ports.other(id, sameMAC); other != "" {
+			return refuse(codes.AlreadyExists,
+				"mac_address %s is already in use on logical bridge %s by bridge port %s", mac, network, other)
 		}
 		networks = append(networks, networkKind.prefix+network)
 	}
@@ -127,32 +139,6 @@ func (a *Agent) checkPort(id string, spec *evpn.BridgePortSpec) (*evpn.BridgePor
 		return refuse(codes.InvalidArgument, "logical_bridges: must name each only once")
 	}
 	return &evpn.BridgePortSpec{MacAddress: mac, Ptype: spec.GetPtype(), LogicalBridges: networks}, nil
-}
-
-// checkMember checks that a port with this MAC address may be in a network.
-func (a *Agent) checkMember(id, network string, mac net.HardwareAddr) error {
-	switch n := a.networks.objects[network]; {
-	case n == nil:
-		return status.Errorf(codes.NotFound, "bridge port %s: logical_bridges: logical bridge %s does not exist", id, network)
-	case n.deleting:
-		return a.networks.beingDeleted(network)
-	}
-	other := a.ports.other(id, func(p *port) bool { return inNetwork(network)(p) && bytes.Equal(p.spec.GetMacAddress(), mac) })
-	if other != "" {
-		return status.Errorf(codes.AlreadyExists,
-			"bridge port %s: mac_address %s is already in use on logical bridge %s by bridge port %s", id, mac, network, other)
-	}
-	return nil
-}
-
-// realisePort takes the representor of a port that changed out of the bridge before it puts it in again.
-func (a *Agent) realisePort(id string, spec *evpn.BridgePortSpec, changed bool) error {
-	if changed {
-		if err := a.plane.detach(id); err != nil {
-			return err
-		}
-	}
-	return a.plane.attach(id, a.membership(spec))
 }
 
 // membership describes to the data plane what a port has to be in.
@@ -170,11 +156,7 @@ func (a *Agent) portFailure(p *port) error {
 		return p.failure
 	}
 	for _, id := range networksOf(p.spec) {
-		n := a.networks.objects[id]
-		if n == nil {
-			return fmt.Errorf("%s is missing", id)
-		}
-		if n.failure != nil {
+		if n := a.networks.objects[id]; n != nil && n.failure != nil {
 			return fmt.Errorf("%s is down: %w", id, n.failure)
 		}
 	}

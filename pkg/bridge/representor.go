@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// representor finds the port's netdev. It refuses one that this machine itself uses, and one that another port has.
+// representor finds the port's netdev. It refuses one that this machine uses itself or that another port has.
 func (b *bridgePlane) representor(port string) (netlink.Link, error) {
 	link, err := b.locate(port)
 	if err != nil && !isNoRepresentor(err) {
@@ -44,8 +44,8 @@ func (b *bridgePlane) representor(port string) (netlink.Link, error) {
 	return link, nil
 }
 
-// locate finds the port's netdev: the one whose name or alternative name is the port's id, or else by the PCI address in
-// the id. The error is an errNoRepresentor if there is none.
+// locate finds the port's netdev by its name or alternative name, or else by the PCI address in the port's id. The error is an
+// errNoRepresentor if there is none.
 func (b *bridgePlane) locate(port string) (netlink.Link, error) {
 	if link, err := b.find(port); link != nil || err != nil {
 		return link, err
@@ -56,76 +56,50 @@ func (b *bridgePlane) locate(port string) (netlink.Link, error) {
 			return nil, err
 		}
 		link, err := b.handle.LinkByIndex(index)
-		if _, gone := errors.AsType[netlink.LinkNotFoundError](err); gone && !again {
-			b.representors.stale.Store(true) // its event has not been read yet
-			continue
+		if err == nil {
+			return link, nil
 		}
-		if err != nil {
+		if _, gone := errors.AsType[netlink.LinkNotFoundError](err); !gone || again {
 			return nil, fmt.Errorf("netdev with ifindex %d: %w", index, err)
 		}
-		return link, nil
+		b.representors.stale.Store(true) // its event has not been read yet
 	}
 }
 
-// holder returns the other port that already has a netdev as its representor, "" if there is none. There may be one if the
-// netdev has the name of one port and the PCI address of another.
+// holder returns another port that a netdev already represents, by its name or by its PCI address, "" if there is none.
 func (b *bridgePlane) holder(link netlink.Link, port string) (string, error) {
-	index := link.Attrs().Index
-	user, _ := b.users.Load(index)
+	user, _ := b.users.Load(link.Attrs().Index)
 	known, _ := user.(task)
-	other := known.id
-	if known.kind != taskPort || other == port {
+	if known.kind != taskPort || known.id == port {
 		return "", nil
 	}
-	its, err := b.locate(other)
-	switch {
-	case isNoRepresentor(err):
-		return "", nil
-	case err != nil:
-		return "", linkError(err, link, "whether it is the representor of port %s", other)
-	case its.Attrs().Index != index:
+	its, err := b.locate(known.id)
+	if isNoRepresentor(err) || err == nil && its.Attrs().Index != link.Attrs().Index {
 		return "", nil
 	}
-	return other, nil
+	return known.id, linkError(err, link, "whether it is the representor of port %s", known.id)
 }
 
 // join puts a representor into a bridge of the agent, unless it is in somebody else's.
-func (b *bridgePlane) join(rep, bridge netlink.Link, port string) error {
-	if rep.Attrs().MasterIndex != bridge.Attrs().Index {
-		master, err := b.master(rep)
-		if err != nil {
-			return err
-		}
-		if master != nil && !isOurs(master) {
-			return fmt.Errorf("netdev %s: is a port of %s, which is not ours", rep.Attrs().Name, master.Attrs().Name)
-		}
-		if err := b.disableIPv6(rep); err != nil {
-			return err
-		}
-		if err := b.enslave(rep, bridge); err != nil {
-			return err
-		}
+func (b *bridgePlane) join(rep, bridge netlink.Link) error {
+	if rep.Attrs().MasterIndex == bridge.Attrs().Index {
+		return nil
 	}
-	b.users.Store(rep.Attrs().Index, task{taskPort, port})
-	return nil
-}
-
-// forward brings a representor up and has the bridge send it the frames for an address in these VLANs. VLAN 0 stands for
-// all, in a bridge that does not filter VLANs. The entry is static: frames for the address are not flooded, and no other
-// port can take the address over.
-func (b *bridgePlane) forward(rep netlink.Link, mac net.HardwareAddr, vlans ...uint16) error {
-	if err := b.up(rep); err != nil {
+	master, err := b.master(rep)
+	if err != nil {
 		return err
 	}
-	for _, vlan := range vlans {
-		if err := b.handle.NeighSet(staticEntry(rep, mac, vlan)); err != nil {
-			return linkError(err, rep, "forward %s to it", mac)
-		}
+	if master != nil && !isOurs(master) {
+		return fmt.Errorf("netdev %s: is a port of %s, which is not ours", rep.Attrs().Name, master.Attrs().Name)
 	}
-	return nil
+	if err := b.disableIPv6(rep); err != nil {
+		return err
+	}
+	return b.enslave(rep, bridge)
 }
 
-// staticEntry is an entry of a bridge's forwarding database that neither ages nor moves.
+// staticEntry is an entry of a bridge's forwarding database that neither ages nor moves: frames for the address are not
+// flooded, and no other port can take the address over.
 func staticEntry(rep netlink.Link, mac net.HardwareAddr, vlan uint16) *netlink.Neigh {
 	return &netlink.Neigh{
 		LinkIndex: rep.Attrs().Index, Family: unix.AF_BRIDGE, Flags: netlink.NTF_MASTER, State: netlink.NUD_NOARP,
@@ -133,8 +107,6 @@ func staticEntry(rep netlink.Link, mac net.HardwareAddr, vlan uint16) *netlink.N
 	}
 }
 
-// detach takes the port's representor out of the agent's bridge and sets it down. It leaves alone one that somebody else
-// has put into another bridge.
 func (b *bridgePlane) detach(port string) error {
 	link, err := b.locate(port)
 	if err != nil && !isNoRepresentor(err) {
@@ -147,14 +119,14 @@ func (b *bridgePlane) detach(port string) error {
 	if other, err := b.holder(link, port); err != nil || other != "" {
 		return err
 	}
-	if err := b.release(link); err != nil {
-		return err
+	err = b.release(link)
+	if err == nil {
+		b.users.Delete(link.Attrs().Index)
 	}
-	b.users.Delete(link.Attrs().Index)
-	return nil
+	return err
 }
 
-// release takes a netdev out of the agent's bridge, if it is in one, and sets it down.
+// release takes a netdev out of the agent's bridge and sets it down. It leaves a netdev alone that is in no bridge of the agent.
 func (b *bridgePlane) release(link netlink.Link) error {
 	master, err := b.master(link)
 	if err != nil || master == nil || !isOurs(master) {
@@ -176,18 +148,16 @@ func (b *bridgePlane) master(link netlink.Link) (netlink.Link, error) {
 	return master, linkError(err, link, "its master")
 }
 
-// forget forgets the representors that the port had before, all but now, and releases those that still exist. release
-// leaves alone those that somebody else has put into another bridge.
+// forget forgets and releases the representors that the port had before, all but now.
 func (b *bridgePlane) forget(port string, now netlink.Link) {
-	b.users.Range(func(key, user any) bool {
+	for key, user := range b.users.Range {
 		index := key.(int)
 		if user != (task{taskPort, port}) || now != nil && now.Attrs().Index == index {
-			return true
+			continue
 		}
 		b.users.Delete(index)
 		if link, err := b.handle.LinkByIndex(index); err == nil {
 			_ = b.release(link) // sweep tries again at the next start
 		}
-		return true
-	})
+	}
 }

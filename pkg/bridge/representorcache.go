@@ -17,9 +17,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 )
 
-// representorCache finds the representors of Functions by the PCI addresses in port ids. It searches a view of the kernel's
-// devlink ports and netdevs, which it takes again after a netdev came or went. Only one goroutine may call ifindex and
-// refresh; another one may call arrived, departed and reset meanwhile.
+// representorCache finds representors by the PCI addresses in port ids, in a view of devlink ports and netdevs that it takes
+// again after a netdev came or went. One goroutine may call ifindex and refresh, another one (watch) the rest.
 type representorCache struct {
 	resolver  portResolver
 	ports     func() ([]devlink.Port, error)
@@ -31,7 +30,7 @@ type representorCache struct {
 	known map[int]bool // netdevs by ifindex that events told of as being there
 }
 
-// view is what the kernel said of representors at one time. A netdev belongs to one eswitch port as long as it exists, so a
+// view is what the kernel said of representors at one time. A netdev belongs to one eswitch port as long as it exists: a
 // representor that is found in a view stays right until the netdev is removed.
 type view struct {
 	ports     []devlink.Port
@@ -48,8 +47,8 @@ type physPort struct {
 	portName string      // phys_port_name
 }
 
-// maxAge is how old a view may be if a representor is missing from it. Not every change has an event, so an old view is
-// taken again; a young one is not, since many ports may miss their representors at the same time.
+// maxAge limits the age of a view from which a representor is missing: not every change has an event. A younger view is not
+// taken again, since many ports may miss their representors at the same time.
 const maxAge = 500 * time.Millisecond
 
 // errNoRepresentor says why a port certainly has no representor by its PCI address.
@@ -90,14 +89,8 @@ func (c *representorCache) refresh() error {
 	return nil
 }
 
-// reset notes that events of netdevs that came or went were lost.
-func (c *representorCache) reset() {
-	clear(c.known)
-	c.stale.Store(true)
-}
-
-// arrived notes an event of a netdev, and tells whether it is the first one of that netdev. It does not matter whether a
-// view has the netdev: the ports that miss it are reconciled because of the event.
+// arrived notes an event of a netdev, and tells whether it is the first one of that netdev. A view may already have the
+// netdev: the ports that miss it are reconciled because of the event.
 func (c *representorCache) arrived(index int) bool {
 	if c.known[index] {
 		return false
@@ -107,13 +100,12 @@ func (c *representorCache) arrived(index int) bool {
 	return true
 }
 
-// departed notes that a netdev was removed.
 func (c *representorCache) departed(index int) {
 	delete(c.known, index)
 	c.stale.Store(true)
 }
 
-// find returns the ifindex of the representor of an eswitch port: by devlink, or else by phys_port_name.
+// find returns the ifindex of the representor of an eswitch port, by devlink or else by phys_port_name.
 func (v view) find(at eswitchPort) (int, error) {
 	index, byPort := v.byPort(at)
 	if byPort == nil {
@@ -130,25 +122,29 @@ func (v view) find(at eswitchPort) (int, error) {
 	return 0, errNoRepresentor{err}
 }
 
-// byPort searches the devlink ports.
 func (v view) byPort(at eswitchPort) (int, error) {
 	if v.noDevlink != nil {
 		return 0, v.noDevlink
 	}
 	var found []string
 	var index int
+	other := "" // a Function with the same number at another controller or PF, which --host-pf should perhaps name
 	for _, port := range v.ports {
-		if at.eswitch != "" && port.Device != devlink.OfPCI(at.eswitch) || !at.has(nameOf(port)) {
-			continue
+		name := nameOf(port)
+		switch {
+		case at.eswitch != "" && port.Device != devlink.OfPCI(at.eswitch):
+		case at.has(name):
+			found = append(found, fmt.Sprintf("%s/%d", port.Device, port.Index))
+			index = port.NetdevIndex
+		case other == "" && name.pf != "" && name.function == at.name.function:
+			other = fmt.Sprintf(" (there is %s%s of %s)", name.pf, name.function, port.Device.Name)
 		}
-		found = append(found, fmt.Sprintf("%s/%d", port.Device, port.Index))
-		index = port.NetdevIndex
 	}
 	switch {
 	case len(found) > 1:
-		return 0, fmt.Errorf("devlink ports %s are all %s%s", strings.Join(found, ", "), at, at.choose())
+		return 0, fmt.Errorf("devlink ports %s are all %s%s", strings.Join(found, ", "), at, at.ambiguityHint())
 	case len(found) == 0:
-		return 0, fmt.Errorf("no devlink port is %s%s", at, v.others(at))
+		return 0, fmt.Errorf("no devlink port is %s%s", at, other)
 	case index == 0:
 		return 0, fmt.Errorf("devlink port %s has no netdev in this network namespace", found[0])
 	}
@@ -160,25 +156,22 @@ func (v view) byName(at eswitchPort) (int, error) {
 	var found []string
 	var index int
 	for _, n := range v.netdevs {
-		name, ok := parsePortName(n.portName)
-		if !ok || n.switchID == "" || !at.has(name) || !v.on(n, at.eswitch) {
-			continue
+		if name, ok := parsePortName(n.portName); ok && n.switchID != "" && at.has(name) && v.on(n, at.eswitch) {
+			found = append(found, n.name)
+			index = n.index
 		}
-		found = append(found, n.name)
-		index = n.index
 	}
 	switch {
 	case len(found) > 1:
-		return 0, fmt.Errorf("netdevs %s are all %s by phys_port_name%s", strings.Join(found, ", "), at, at.choose())
+		return 0, fmt.Errorf("netdevs %s are all %s by phys_port_name%s", strings.Join(found, ", "), at, at.ambiguityHint())
 	case len(found) == 0:
 		return 0, fmt.Errorf("no netdev is %s by phys_port_name and phys_switch_id", at)
 	}
 	return index, nil
 }
 
-// on tells whether a netdev is at the eswitch of this PF: it belongs to the PF's device, or, if the driver does not tell the
-// device, it has the phys_switch_id of the PF's own netdev. The device is the better sign, since bonded PFs share one
-// phys_switch_id.
+// on tells whether a netdev is at the eswitch of this PF: it belongs to the PF's device or, if its driver tells no device, has
+// the phys_switch_id of the PF's own netdev, which bonded PFs share.
 func (v view) on(n physPort, eswitch pci.Address) bool {
 	if eswitch == "" || n.parent == eswitch {
 		return true
@@ -189,28 +182,14 @@ func (v view) on(n physPort, eswitch pci.Address) bool {
 	})
 }
 
-// choose says how to tell eswitches apart, if no eswitch was chosen.
-func (p eswitchPort) choose() string {
+func (p eswitchPort) ambiguityHint() string {
 	if p.eswitch != "" {
 		return ""
 	}
 	return "; --host-pf with eswitch= tells which"
 }
 
-// others names a Function with the same number at another controller or PF. It may be the one that --host-pf should name.
-func (v view) others(at eswitchPort) string {
-	for _, port := range v.ports {
-		name := nameOf(port)
-		here := at.eswitch == "" || port.Device == devlink.OfPCI(at.eswitch)
-		if here && name.pf != "" && name.function == at.name.function {
-			return fmt.Sprintf(" (there is %s%s of %s)", name.pf, name.function, port.Device.Name)
-		}
-	}
-	return ""
-}
-
-// physPorts lists all netdevs. The netlink library does not read phys_port_name, and only 4 bytes of phys_switch_id. The
-// error may be nl.ErrDumpInterrupted if netdevs come or go meanwhile.
+// physPorts lists all netdevs: the netlink library does not read phys_port_name, and only 4 bytes of phys_switch_id.
 func (b *bridgePlane) physPorts() ([]physPort, error) {
 	header, mask := nl.NewIfInfomsg(unix.AF_UNSPEC), nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(request.SkipStatistics))
 	messages, err := request.Send(&b.raw, unix.NETLINK_ROUTE, unix.RTM_GETLINK, unix.NLM_F_DUMP, header, mask)

@@ -58,17 +58,13 @@ func (k kind) parseName(name string) (string, error) {
 	return "", status.Errorf(codes.InvalidArgument, "%s name %q: must be %s<id> or %s<id>", k.word, name, k.prefix, k.proto)
 }
 
-// state is what an object is: in metrics, and as a network and a port in the API.
-type state struct {
-	word    string
-	network evpn.LBOperStatus
-	port    evpn.BPOperStatus
-}
+// state is the status of a port, and of a network: evpn.LBOperStatus has the same numbers.
+type state = evpn.BPOperStatus
 
-var (
-	stateUp       = state{"up", evpn.LBOperStatus_LB_OPER_STATUS_UP, evpn.BPOperStatus_BP_OPER_STATUS_UP}
-	stateDown     = state{"down", evpn.LBOperStatus_LB_OPER_STATUS_DOWN, evpn.BPOperStatus_BP_OPER_STATUS_DOWN}
-	stateDeleting = state{"deleting", evpn.LBOperStatus_LB_OPER_STATUS_TO_BE_DELETED, evpn.BPOperStatus_BP_OPER_STATUS_TO_BE_DELETED}
+const (
+	stateUp       = evpn.BPOperStatus_BP_OPER_STATUS_UP
+	stateDown     = evpn.BPOperStatus_BP_OPER_STATUS_DOWN
+	stateDeleting = evpn.BPOperStatus_BP_OPER_STATUS_TO_BE_DELETED
 )
 
 func stateOf(deleting bool, failure error) state {
@@ -81,18 +77,13 @@ func stateOf(deleting bool, failure error) state {
 	return stateUp
 }
 
-const (
-	defaultPage = 50
-	largestPage = 250
-)
-
-// page cuts a page out of sorted ids (https://google.aip.dev/158). The token is the last id of the page before, so it stays
-// right when objects come and go, and when the agent restarts.
+// page cuts a page out of sorted ids (https://google.aip.dev/158). The token is the last id of the page before: it stays right
+// when objects come and go, and when the agent restarts.
 func page(ids []string, size int32, token string) (_ []string, next string, _ error) {
 	if size < 0 {
 		return nil, "", status.Errorf(codes.InvalidArgument, "page_size %d: must not be negative", size)
 	}
-	size = min(cmp.Or(size, defaultPage), largestPage)
+	size = min(cmp.Or(size, 50), 250)
 	last, err := base64.RawURLEncoding.DecodeString(token)
 	if err != nil || token != "" && !idForm.Match(last) {
 		return nil, "", status.Errorf(codes.InvalidArgument, "page_token %q: is none of this agent's", token)
@@ -109,8 +100,7 @@ func page(ids []string, size int32, token string) (_ []string, next string, _ er
 	return ids, base64.RawURLEncoding.EncodeToString([]byte(ids[size-1])), nil
 }
 
-// masked returns a spec whose fields that the mask names are those of another spec, or that spec itself if the mask is
-// empty (https://google.aip.dev/134).
+// masked returns have with the fields of want that the mask names, or want if the mask is empty (https://google.aip.dev/134).
 func masked[S proto.Message](have, want S, mask *fieldmaskpb.FieldMask) (S, error) {
 	paths := mask.GetPaths()
 	if len(paths) == 0 || slices.Contains(paths, "*") || slices.Contains(paths, "spec") {
@@ -124,10 +114,9 @@ func masked[S proto.Message](have, want S, mask *fieldmaskpb.FieldMask) (S, erro
 		if !inSpec || field == nil {
 			return merged, status.Errorf(codes.InvalidArgument, "update_mask: %q: must be spec or a field of it", path)
 		}
+		to.Clear(field)
 		if from.Has(field) {
 			to.Set(field, from.Get(field))
-		} else {
-			to.Clear(field)
 		}
 	}
 	return merged, nil

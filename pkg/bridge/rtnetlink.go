@@ -42,13 +42,10 @@ func openBridgePlane(uplink string, resolver portResolver, vlanAware bool) (_ *b
 	if b.devlink, err = devlink.Dial("/proc/thread-self/ns/net"); err != nil {
 		return nil, err
 	}
-	b.representors = &representorCache{
-		resolver: resolver, ports: b.devlink.Ports, physPorts: b.physPorts, known: map[int]bool{},
-	}
+	b.representors = &representorCache{resolver: resolver, ports: b.devlink.Ports, physPorts: b.physPorts, known: map[int]bool{}}
 	return b, nil
 }
 
-// close closes the sockets, which ends watch. The data plane stays as it is.
 func (b *bridgePlane) close() {
 	if b.events != nil {
 		_ = b.events.Close()
@@ -72,21 +69,20 @@ func markOf(link netlink.Link) (id string, ours bool) {
 
 func isOurs(link netlink.Link) bool { return strings.HasPrefix(link.Attrs().Alias, aliasPrefix) }
 
-func bridgeName(id string) string { return "br-" + netdevSuffix(id) }
-func vxlanName(id string) string  { return "vx-" + netdevSuffix(id) }
+func bridgeName(id string) string { return netdevName("br-", id) }
+func vxlanName(id string) string  { return netdevName("vx-", id) }
 
-// netdevSuffix returns what follows a prefix of three bytes in a netdev name, which has at most 15 bytes: a network's id if
-// it fits, so that people recognise it, or else 60 bits of its hash.
-func netdevSuffix(id string) string {
-	const room = 15 - 3
-	if len(id) <= room {
-		return id
+// netdevName returns a prefix with a network's id, or with the begin of its hash if the id does not fit into a netdev name.
+func netdevName(prefix, id string) string {
+	const longest = unix.IFNAMSIZ - 1
+	if name := prefix + id; len(name) <= longest {
+		return name
 	}
 	sum := sha256.Sum256([]byte(id))
-	return strings.ToLower(base32.StdEncoding.EncodeToString(sum[:]))[:room]
+	return (prefix + strings.ToLower(base32.StdEncoding.EncodeToString(sum[:])))[:longest]
 }
 
-// find returns the netdev with this name or alternative name, nil if there is none.
+// find returns the netdev with a name or alternative name, nil if there is none.
 func (b *bridgePlane) find(name string) (netlink.Link, error) {
 	link, err := b.handle.LinkByName(name)
 	if _, missing := errors.AsType[netlink.LinkNotFoundError](err); missing {
@@ -98,19 +94,15 @@ func (b *bridgePlane) find(name string) (netlink.Link, error) {
 	return link, nil
 }
 
-// ensure returns the agent's netdev of this name, type and id. It is made as wanted if it is missing, and is not changed if
-// it is there. A netdev that somebody else made is an error. One that has no alias and is down is the agent's, which may
-// have ended between making and marking it.
+// ensure returns the agent's netdev of a name, type and id, and makes it if it is missing. A netdev that somebody else made is
+// an error. One that has no alias and is down is the agent's, which may have ended between making and marking it.
 func (b *bridgePlane) ensure(want netlink.Link, id string) (netlink.Link, error) {
 	link, err := b.find(want.Attrs().Name)
+	if err == nil && link == nil {
+		link, err = want, linkError(b.handle.LinkAdd(want), want, "add %s", want.Type())
+	}
 	if err != nil {
 		return nil, err
-	}
-	if link == nil {
-		if err := b.handle.LinkAdd(want); err != nil {
-			return nil, linkError(err, want, "add %s", want.Type())
-		}
-		link = want
 	}
 	attrs := link.Attrs()
 	unmarked := attrs.Alias == "" && attrs.Flags&net.FlagUp == 0
@@ -167,12 +159,11 @@ func (b *bridgePlane) configure(bridge netlink.Link, attrs ...*nl.RtAttr) error 
 	return err
 }
 
-// disableIPv6 removes the netdev's IPv6 link-local address, and keeps the kernel from giving it another one. A kernel
-// without IPv6 gives none.
+// disableIPv6 removes the netdev's IPv6 link-local address, and keeps the kernel from giving it another one.
 func (b *bridgePlane) disableIPv6(link netlink.Link) error {
 	err := b.handle.LinkSetIP6AddrGenMode(link, nl.IN6_ADDR_GEN_MODE_NONE)
 	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) {
-		return nil // EINVAL: IPv6 is off for this netdev
+		return nil // the kernel has no IPv6; EINVAL: IPv6 is off for this netdev
 	}
 	if err != nil {
 		return linkError(err, link, "IPv6 address generation off")
@@ -182,11 +173,10 @@ func (b *bridgePlane) disableIPv6(link netlink.Link) error {
 		return linkError(err, link, "addresses")
 	}
 	for _, addr := range addrs {
-		if !addr.IP.IsLinkLocalUnicast() {
-			continue
-		}
-		if err := b.handle.AddrDel(link, &addr); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
-			return linkError(err, link, "remove %s", addr.IP)
+		if addr.IP.IsLinkLocalUnicast() {
+			if err := b.handle.AddrDel(link, &addr); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+				return linkError(err, link, "remove %s", addr.IP)
+			}
 		}
 	}
 	return nil
@@ -207,7 +197,7 @@ func (b *bridgePlane) enslave(link, bridge netlink.Link) error {
 	return linkError(b.handle.LinkSetMaster(link, bridge), link, "add to bridge %s", bridge.Attrs().Name)
 }
 
-// removeOwn removes the agent's netdev of this name, type and id. It leaves netdevs of others alone.
+// removeOwn removes the agent's netdev of a name, type and id. It leaves netdevs of others alone.
 func (b *bridgePlane) removeOwn(name, typ, id string) error {
 	link, err := b.find(name)
 	if err != nil || link == nil || link.Type() != typ || link.Attrs().Alias != aliasPrefix+id {

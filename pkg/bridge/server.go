@@ -20,8 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// NewServer makes a gRPC server with the agent's services: LogicalBridgeService, BridgePortService, InventoryService. It
-// measures and logs calls. See [TLSFiles.ServerOptions] for opts.
+// NewServer makes a gRPC server of the agent, which measures and logs calls. See [TLSFiles.ServerOptions] for opts.
 func (a *Agent) NewServer(opts ...grpc.ServerOption) *grpc.Server {
 	s := grpc.NewServer(append(opts,
 		grpc.ChainUnaryInterceptor(a.observe, a.recovered),
@@ -32,7 +31,7 @@ func (a *Agent) NewServer(opts ...grpc.ServerOption) *grpc.Server {
 	)...)
 	evpn.RegisterLogicalBridgeServiceServer(s, networkServer{Agent: a})
 	evpn.RegisterBridgePortServiceServer(s, portServer{Agent: a})
-	inventory.RegisterInventoryServiceServer(s, inventoryServer{root: "/"})
+	inventory.RegisterInventoryServiceServer(s, inventoryServer{})
 	return s
 }
 
@@ -48,8 +47,7 @@ func (a *Agent) recovered(ctx context.Context, req any, info *grpc.UnaryServerIn
 	return handle(ctx, req)
 }
 
-// TLSFiles are the PEM files of a server that authenticates its clients (mTLS): the server's certificate chain, its
-// key, and the authorities that sign clients' certificates.
+// TLSFiles are the PEM files of a server with mTLS: its certificate chain, its key, and the authorities of its clients.
 type TLSFiles struct{ Cert, Key, ClientCA string }
 
 // ServerOptions reads the files now, so that it reports what is wrong with them, and again for each connection, so that
@@ -85,14 +83,13 @@ func (f TLSFiles) load() (*tls.Config, error) {
 	}, nil
 }
 
-// CheckPlaintext refuses an address (host:port) that other machines can reach: without TLS, anybody there could rewire the
-// ports.
+// CheckPlaintext refuses an address (host:port) that other machines can reach: without TLS, they could rewire the ports.
 func CheckPlaintext(address string) error {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
 		return fmt.Errorf("address %q is not host:port: %w", address, err)
 	}
-	if ip := net.ParseIP(host); host == "localhost" || ip != nil && ip.IsLoopback() {
+	if host == "localhost" || net.ParseIP(host).IsLoopback() {
 		return nil
 	}
 	return fmt.Errorf("address %s is not a loopback address: without TLS anybody who reaches it could rewire the ports", address)

@@ -15,21 +15,18 @@ import (
 var errNoVLANFiltering = errors.New("the kernel's bridges cannot filter VLANs (CONFIG_BRIDGE_VLAN_FILTERING)")
 
 // filterVLANs turns VLAN filtering on. A kernel without VLAN filtering may return an error, or ignore the attributes.
-func (b *bridgePlane) filterVLANs(bridge netlink.Link) (netlink.Link, error) {
+func (b *bridgePlane) filterVLANs(bridge netlink.Link) error {
 	err := b.configure(bridge,
 		nl.NewRtAttr(nl.IFLA_BR_VLAN_FILTERING, nl.Uint8Attr(1)),
 		nl.NewRtAttr(nl.IFLA_BR_VLAN_DEFAULT_PVID, nl.Uint16Attr(0)))
 	if err != nil {
-		return nil, fmt.Errorf("netdev %s: filter VLANs: %w", sharedBridge, err)
+		return linkError(err, bridge, "filter VLANs")
 	}
 	bridge, err = b.find(sharedBridge)
-	if err != nil {
-		return nil, err
+	if err == nil && !isVLANFiltering(bridge) {
+		err = fmt.Errorf("netdev %s: filter VLANs: has no effect: %w", sharedBridge, errNoVLANFiltering)
 	}
-	if bridge == nil || !isVLANFiltering(bridge) {
-		return nil, fmt.Errorf("netdev %s: filter VLANs: has no effect: %w", sharedBridge, errNoVLANFiltering)
-	}
-	return bridge, nil
+	return err
 }
 
 // isVLANFiltering tells whether a netdev is a bridge that filters VLANs and has no default one.
@@ -38,42 +35,32 @@ func isVLANFiltering(link netlink.Link) bool {
 	return ok && bridge.VlanFiltering != nil && *bridge.VlanFiltering && bridge.VlanDefaultPVID != nil && *bridge.VlanDefaultPVID == 0
 }
 
-// setVLANs brings the VLANs of a port of the bridge to those wanted. In either direction, frames on the wire are tagged or
-// not. A VLAN that is right already is not set again, since that would be an event. mac is the address of the port's static
-// entries, nil if it has none.
+// setVLANs brings the VLANs of a port of the bridge to those wanted, whose frames on the wire are tagged or not. A VLAN that is
+// right already is not set again, since that would be an event. mac is that of the port's static entries, nil without any.
 func (b *bridgePlane) setVLANs(link netlink.Link, want []uint16, tagged bool, mac net.HardwareAddr) error {
 	all, err := b.handle.BridgeVlanList()
 	if err != nil {
 		return linkError(err, link, "VLANs")
 	}
-	flags := uint16(untagged)
-	if tagged {
-		flags = 0
-	}
 	right := map[uint16]bool{} // VLANs that need no change
 	for _, vlan := range all[int32(link.Attrs().Index)] {
 		if slices.Contains(want, vlan.Vid) {
-			right[vlan.Vid] = vlan.Flags&untagged == flags
+			right[vlan.Vid] = vlan.PortVID() == !tagged && vlan.EngressUntag() == !tagged
 		} else if err := b.leaveVLAN(link, vlan.Vid, mac); err != nil {
 			return err
 		}
 	}
 	for _, vlan := range want {
-		if right[vlan] {
-			continue
-		}
-		if err := b.handle.BridgeVlanAdd(link, vlan, !tagged, !tagged, false, true); err != nil {
-			return linkError(err, link, "add to VLAN %d", vlan)
+		if !right[vlan] {
+			if err := b.handle.BridgeVlanAdd(link, vlan, !tagged, !tagged, false, true); err != nil {
+				return linkError(err, link, "add to VLAN %d", vlan)
+			}
 		}
 	}
 	return nil
 }
 
-// untagged are the flags of a VLAN whose frames have no tag on the wire, in either direction.
-const untagged = nl.BRIDGE_VLAN_INFO_PVID | nl.BRIDGE_VLAN_INFO_UNTAGGED
-
-// leaveVLAN takes a port out of a VLAN. It removes the static entry first: the kernel does not remove it with the VLAN, and
-// refuses to remove it afterwards (br_fdb_delete).
+// leaveVLAN removes the static entry first: the kernel keeps it without the VLAN, and then refuses its removal (br_fdb_delete).
 func (b *bridgePlane) leaveVLAN(link netlink.Link, vlan uint16, mac net.HardwareAddr) error {
 	if mac != nil {
 		if err := b.handle.NeighDel(staticEntry(link, mac, vlan)); err != nil && !errors.Is(err, unix.ENOENT) {

@@ -7,20 +7,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-const (
-	vxlanPort = 4789 // RFC 7348, section 8
-	// vxlanOverhead is what VXLAN over IPv4 adds to a frame's IP packet: 14 inner Ethernet, 8 VXLAN, 8 UDP, 20 IP.
-	vxlanOverhead = 50
-)
-
-// multicastGroup returns the group that gets the frames of a VNI whose destination is not known yet: 239.x.y.z of the
-// administratively scoped range (RFC 2365), with the VNI's 24 bits.
-func multicastGroup(vni uint32) net.IP {
-	return net.IPv4(239, byte(vni>>16), byte(vni>>8), byte(vni)).To4()
-}
-
-// ensureVXLAN brings up the VXLAN port of a network in a bridge. It connects the network to the same network on other xPUs
-// by flooding and learning (RFC 7348, section 4.1). It removes the VXLAN port of a network without a VNI, and returns nil.
+// ensureVXLAN brings up a network's VXLAN port in a bridge, which connects it to other xPUs by flooding and learning (RFC 7348,
+// section 4.1). It removes the VXLAN port of a network without a VNI, and returns nil.
 func (b *bridgePlane) ensureVXLAN(n segment, bridge netlink.Link) (netlink.Link, error) {
 	if n.vni == 0 {
 		return nil, b.removeOwn(vxlanName(n.id), "vxlan", n.id)
@@ -31,10 +19,13 @@ func (b *bridgePlane) ensureVXLAN(n segment, bridge netlink.Link) (netlink.Link,
 	}
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = vxlanName(n.id)
-	attrs.MTU = uplink.Attrs().MTU - vxlanOverhead
+	const overhead = 14 + 8 + 8 + 20 // of the inner Ethernet, VXLAN, UDP and IPv4 headers
+	attrs.MTU = uplink.Attrs().MTU - overhead
+	// Frames to unknown addresses go to a group of the administratively scoped range (RFC 2365) with the VNI's 24 bits.
+	group := net.IPv4(239, byte(n.vni>>16), byte(n.vni>>8), byte(n.vni)).To4()
 	want := &netlink.Vxlan{
 		LinkAttrs: attrs, VxlanId: int(n.vni), VtepDevIndex: uplink.Attrs().Index,
-		Group: multicastGroup(n.vni), Port: vxlanPort, Learning: true,
+		Group: group, Port: 4789, Learning: true, // RFC 7348, section 8
 	}
 	link, err := b.ensure(want, n.id)
 	if err != nil {
@@ -42,31 +33,26 @@ func (b *bridgePlane) ensureVXLAN(n segment, bridge netlink.Link) (netlink.Link,
 	}
 	if have, ok := link.(*netlink.Vxlan); ok && (have.VxlanId != want.VxlanId || have.VtepDevIndex != want.VtepDevIndex ||
 		!have.Group.Equal(want.Group) || have.Port != want.Port) {
-		if err := b.remove(link); err != nil {
-			return nil, err
-		}
-		if link, err = b.ensure(want, n.id); err != nil {
-			return nil, err
+		if err = b.remove(link); err == nil {
+			link, err = b.ensure(want, n.id)
 		}
 	}
-	if link == want { // it was just made
-		if err := b.disableIPv6(link); err != nil {
-			return nil, err
-		}
+	if err == nil && link == want { // it was just made
+		err = b.disableIPv6(link)
 	}
-	if link.Attrs().MTU != want.MTU {
-		if err := b.handle.LinkSetMTU(link, want.MTU); err != nil {
-			return nil, linkError(err, link, "set MTU %d", want.MTU)
-		}
+	if err == nil && link.Attrs().MTU != want.MTU {
+		err = linkError(b.handle.LinkSetMTU(link, want.MTU), link, "set MTU %d", want.MTU)
 	}
-	if err := b.enslave(link, bridge); err != nil {
+	if err == nil {
+		err = b.enslave(link, bridge)
+	}
+	if err != nil {
 		return nil, err
 	}
 	b.users.Store(link.Attrs().Index, task{taskNetwork, n.id})
 	return link, b.up(link)
 }
 
-// findUplink returns the uplink, which must have an IPv4 address.
 func (b *bridgePlane) findUplink() (netlink.Link, error) {
 	uplink, err := b.find(b.uplink)
 	if err != nil {
