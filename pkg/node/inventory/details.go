@@ -68,14 +68,15 @@ func (s *scanner) readNetdev(f *function.Function, device sysfs.Dir, m *lastSeen
 	var err error
 	f.Driver, err = device.Link("driver")
 	s.report(device, reasonDriver, err)
-	dir, name, err := netdev(device)
+	netdevs, names, err := device.Netdevs()
 	s.report(device, reasonNetdev, err)
-	if name == "" {
+	f.Netdev = ownNetdev(netdevs, names)
+	if f.Netdev == "" {
 		return
 	}
-	f.Netdev, dir = name, dir.Dir(name)
-	if name != m.netdev || m.linkType == "" {
-		m.netdev, m.linkType = name, s.linkType(device, dir)
+	dir := netdevs.Dir(f.Netdev)
+	if f.Netdev != m.netdev || m.linkType == "" {
+		m.netdev, m.linkType = f.Netdev, s.linkType(device, dir)
 	}
 	if f.Kind == function.PF {
 		m.down = s.linkDown(device, dir, m.down)
@@ -105,8 +106,7 @@ func (s *scanner) linkType(device, netdev sysfs.Dir) string {
 	return ""
 }
 
-// attribute reads a file below a directory that belongs to a device. It returns "" if the file cannot be read, and reports
-// that unless the file does not exist, as after the removal of a netdev.
+// attribute reads a file, "" if it cannot be read. A missing file is no problem, as the netdev may have been removed.
 func (s *scanner) attribute(device, of sysfs.Dir, name string, why reason) string {
 	text, err := of.Attribute(name)
 	if !errors.Is(err, fs.ErrNotExist) {

@@ -53,8 +53,7 @@ type problem struct {
 	why   reason
 }
 
-// hardware is a PCI device. Most of it does not change as long as the device exists, so it is read once. Kind, PF, Index
-// and NumVFs of its Function are read at every scan. What else changes is in a copy of the Function.
+// hardware is what does not change of a PCI device, and Kind, PF, Index and NumVFs, which each scan sets anew.
 type hardware struct {
 	instance
 	function.Function             // Class is "" for a device that is neither a network function nor an accelerator
@@ -215,7 +214,7 @@ func (s *scanner) readDevice(address pci.Address, now instance) *hardware {
 	return h
 }
 
-// findVFs finds the PF and the index of each VF, and the number of VFs of each PF, by reading each PF's directory once.
+// findVFs sets Kind, PF, Index and NumVFs by reading each PF's directory once.
 func (s *scanner) findVFs() {
 	for address, h := range s.known {
 		h.Kind, h.PF, h.Index, h.NumVFs = function.PF, address, -1, 0
@@ -295,22 +294,23 @@ func (s *scanner) addSubfunctions(functions []function.Function) ([]function.Fun
 	}
 	seen := map[function.ID]string{}
 	for _, sf := range found {
-		pf, exists := s.pfs[sf.parent]
-		f := function.PotentialSF(pf, sf.sfnum)
+		pf := s.pfs[sf.id.Address]
+		sfnum, _ := sf.id.SFNum()
+		f := function.PotentialSF(pf, sfnum)
 		f.Potential, f.AuxDevice = false, filepath.Base(string(sf.dir))
-		first, taken := seen[f.ID]
+		first, taken := seen[sf.id]
 		switch {
 		case sf.err != nil:
-		case !exists || pf.Class != function.Network:
-			sf.why, sf.err = reasonParent, fmt.Errorf("PF %s is not there", sf.parent)
+		case pf.Class != function.Network:
+			sf.why, sf.err = reasonParent, fmt.Errorf("PF %s is not there", sf.id.Address)
 		case taken:
-			sf.why, sf.err = reasonSFNum, fmt.Errorf("sfnum %d belongs to %s", sf.sfnum, first)
+			sf.why, sf.err = reasonSFNum, fmt.Errorf("sfnum %d belongs to %s", sfnum, first)
 		}
 		if sf.err != nil {
 			s.report(sf.dir, sf.why, sf.err)
 			continue
 		}
-		seen[f.ID] = filepath.Join(sysfs.AuxiliaryDevices, f.AuxDevice)
+		seen[sf.id] = filepath.Join(sysfs.AuxiliaryDevices, f.AuxDevice)
 		now, _ := instanceOf(sf.dir) // the zero value, which is no other's, if it just went
 		functions = append(functions, s.complete(f, sf.dir, now))
 	}
