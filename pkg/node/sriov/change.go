@@ -19,16 +19,15 @@ import (
 )
 
 const (
-	// These files of a PF have the number of VFs that there are and that there can be. A write to the first makes VFs, which
-	// takes a driver seconds, and returns when they are made. The kernel refuses any number but 0 while there are VFs.
+	// These files have how many VFs a PF has and can have. A write of the first returns when the driver has made them, which
+	// takes seconds. The kernel refuses any number but 0 while there are VFs.
 	numVFs, totalVFs = "sriov_numvfs", "sriov_totalvfs"
 
 	// askTimeout bounds the kubelet's answer about what pods have.
 	askTimeout = 2 * time.Second
 	// lockTimeout bounds the wait for other work on the PF or one of its VFs.
 	lockTimeout = 2 * time.Second
-	// showTimeout bounds the wait until sysfs shows what was written. The kernel shows it before the write returns, but the
-	// sysfs of a simulated host is a moment late.
+	// showTimeout bounds the wait until sysfs shows what was written. Only that of a simulated host is late.
 	showTimeout = time.Second
 )
 
@@ -187,15 +186,13 @@ func (v *VFs) write(pf pci.Address, n int) *problem {
 	}
 	driver, _ := v.device(pf).Link("driver")
 	p := problemf(v1alpha1.ReasonRefused, "has %d VFs after driver %s was told to make %d: see the kernel's log", have, driver, n)
-	if have > 0 {
-		p.final = true
+	if p.final = have > 0; p.final {
 		p.message += "; it is left alone until numVFs or its driver changes"
 	}
 	return p
 }
 
-// refused says what the kernel's answer means (sriov_numvfs_store in drivers/pci/iov.c, and the driver's
-// sriov_configure).
+// refused explains the kernel's answer (sriov_numvfs_store in drivers/pci/iov.c, and the driver's sriov_configure).
 func (v *VFs) refused(pf pci.Address, n int, err error) *problem {
 	driver, _ := v.device(pf).Link("driver")
 	var errno unix.Errno
