@@ -8,7 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -22,8 +22,7 @@ import (
 )
 
 const (
-	// quiet is how long the file's directory must not change before the file is read. Whoever writes the file in place may
-	// need several writes.
+	// quiet is how long the file's directory must not change before the file is read, as a file may be written in parts.
 	quiet = 100 * time.Millisecond
 	// patience bounds how long changes of the directory can put that off.
 	patience = time.Second
@@ -53,10 +52,12 @@ type File struct {
 	options FileOptions
 	good    prometheus.Gauge
 	errors  prometheus.Counter
+	last    atomic.Pointer[reading]
+}
 
-	content []byte // the file that devicePools are from; only load uses it
-
-	mutex       sync.RWMutex
+// reading is the result of reading the file. It does not change.
+type reading struct {
+	content     []byte // that devicePools are from; nil until the file has been read once
 	devicePools []v1alpha1.DevicePool
 	problem     error // what is wrong with the file now; nil if its content is in use
 }
@@ -75,6 +76,7 @@ func OpenFile(options FileOptions) (*File, error) {
 			Help: "Changes of the file of --config-file that were not taken over because something was wrong with them.",
 		}),
 	}
+	f.last.Store(&reading{})
 	if err := f.load(); err != nil {
 		return nil, err
 	}
@@ -86,9 +88,7 @@ func (f *File) DevicePools(context.Context) ([]v1alpha1.DevicePool, error) {
 	if f == nil {
 		return nil, nil
 	}
-	f.mutex.RLock()
-	defer f.mutex.RUnlock()
-	return slices.Clone(f.devicePools), nil
+	return slices.Clone(f.last.Load().devicePools), nil
 }
 
 // NodeLabels returns none: the file is the node's own, and its nodeSelectors are not applied.
@@ -132,11 +132,9 @@ func (f *File) reload() {
 	if err == nil {
 		return
 	}
-	f.mutex.Lock()
-	known := f.problem != nil && f.problem.Error() == err.Error()
-	f.problem = err
-	f.mutex.Unlock()
-	if !known {
+	before := f.last.Load()
+	f.last.Store(&reading{before.content, before.devicePools, err})
+	if before.problem == nil || before.problem.Error() != err.Error() {
 		f.good.Set(0)
 		f.errors.Inc()
 		f.options.Log.Error(err, "Configuration cannot be used, keeping what it was")
@@ -149,8 +147,9 @@ func (f *File) load() error {
 	if err != nil {
 		return fmt.Errorf("read configuration: %w", err)
 	}
-	first := f.content == nil
-	if f.problem == nil && !first && bytes.Equal(f.content, content) {
+	before := f.last.Load()
+	first := before.content == nil
+	if before.problem == nil && !first && bytes.Equal(before.content, content) {
 		return nil
 	}
 	devicePools, warnings, err := Parse(content, f.options.ResourcePrefix)
@@ -169,10 +168,7 @@ func (f *File) load() error {
 			devicePools[i].Spec.NodeSelector = nil
 		}
 	}
-	f.content = content
-	f.mutex.Lock()
-	f.devicePools, f.problem = devicePools, nil
-	f.mutex.Unlock()
+	f.last.Store(&reading{content: content, devicePools: devicePools})
 	f.good.Set(1)
 	f.options.Log.Info("Configuration read", "file", f.options.Path, "devicePools", len(devicePools))
 	if !first {
@@ -193,9 +189,8 @@ func (f *File) adapt(devicePools []v1alpha1.DevicePool) error {
 	return nil
 }
 
-// Merged has the DevicePools of a file and of the API server. If both have a DevicePool of one name, it uses the one of the
-// file, which is nearer to the node. Node labels are those of the API server. DevicePools may be called by one goroutine
-// at a time.
+// Merged has the node labels and the DevicePools of the API server, and the DevicePools of a file. Of two with the same name
+// it has the file's, which is nearer to the node. DevicePools may be called by one goroutine at a time.
 type Merged struct {
 	pool.Declarations       // the API server's
 	File              *File // may be nil
@@ -211,12 +206,12 @@ func (m *Merged) DevicePools(ctx context.Context) ([]v1alpha1.DevicePool, error)
 	if err != nil {
 		return nil, err
 	}
-	ofFile, _ := m.File.DevicePools(ctx) // has no errors
-	out := ofFile
+	out, _ := m.File.DevicePools(ctx) // has no errors
+	ofFile := len(out)
 	var hidden []string
 	for _, devicePool := range declared {
 		name := devicePool.Name
-		if !slices.ContainsFunc(ofFile, func(p v1alpha1.DevicePool) bool { return p.Name == name }) {
+		if !slices.ContainsFunc(out[:ofFile], func(p v1alpha1.DevicePool) bool { return p.Name == name }) {
 			out = append(out, devicePool)
 			continue
 		}

@@ -26,23 +26,20 @@ var resourceName = regexp.MustCompile(`^[a-zA-Z0-9_-]+$`)
 // Is says whether this looks like a configuration of sriov-network-device-plugin: JSON that has a resourceList, even if
 // there is something wrong with it.
 func Is(config []byte) bool {
-	var object map[string]json.RawMessage
-	if json.Unmarshal(config, &object) != nil {
+	var file struct {
+		ResourceList json.RawMessage `json:"resourceList"`
+	}
+	if json.Unmarshal(config, &file) != nil {
 		return bytes.HasPrefix(bytes.TrimSpace(config), []byte("{")) &&
 			bytes.Contains(bytes.ToLower(config), []byte(`"resourcelist"`))
 	}
-	for key := range object {
-		if strings.EqualFold(key, "resourceList") {
-			return true
-		}
-	}
-	return false
+	return file.ResourceList != nil
 }
 
-// Convert reads a configuration. prefix is the prefix of resources that name none. The DevicePools are in the order of the
-// configuration and have publish: DevicePlugin. A mistake with which sriov-network-device-plugin does not start is an error
-// that names the entry and the field. What it warns of, ignores, or understands in an unexpected way is a warning, which
-// begins with the place: "resourceList[0].selectors[1].pfNames[0]: ..".
+// Convert reads a configuration. prefix is that of resources that name none. The DevicePools are in the order of the
+// configuration. A mistake with which sriov-network-device-plugin does not start is an error that names the entry and the
+// field. What it warns of, ignores, or understands in an unexpected way is a warning, which begins with the place:
+// "resourceList[0].selectors[1].pfNames[0]: ..".
 func Convert(config []byte, prefix string) (devicePools []v1alpha1.DevicePool, warnings []string, err error) {
 	entries, err := parseList(config)
 	if err != nil {
@@ -142,10 +139,8 @@ func valid(s selector, deviceType v1alpha1.DeviceType) error {
 	if s.IsRdma && s.VDPAType != "" {
 		return fmt.Errorf("%s.vdpaType: cannot be together with isRdma", s.path)
 	}
-	if deviceType != v1alpha1.DeviceTypeAuxNet {
-		return nil
-	}
-	if len(s.AuxTypes) == 0 || slices.ContainsFunc(s.AuxTypes, func(t string) bool { return t != "sf" }) {
+	onlySFs := len(s.AuxTypes) > 0 && !slices.ContainsFunc(s.AuxTypes, func(t string) bool { return t != "sf" })
+	if deviceType == v1alpha1.DeviceTypeAuxNet && !onlySFs {
 		return fmt.Errorf("%s.auxTypes: %q: must be [\"sf\"]", s.path, s.AuxTypes)
 	}
 	return nil
@@ -174,8 +169,7 @@ func (c *converter) add(path, resource string, spec v1alpha1.DevicePoolSpec) {
 	})
 }
 
-// poolName derives a DNS label from the name of the resource. If the label is taken, it adds the prefix, which does not
-// depend on the order of entries, and if that is taken too, a number.
+// poolName derives a DNS label from the name of the resource. If the label is taken, it adds the prefix, and then a number.
 func (c *converter) poolName(plugin *v1alpha1.DevicePluginSpec) string {
 	name := label(plugin.ResourceName)
 	if c.names[name] {
