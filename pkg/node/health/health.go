@@ -11,14 +11,12 @@ import (
 
 // Problem is a reason not to hand out a Function.
 type Problem struct {
-	// Taint is the key of the device taint.
-	Taint string
-	// Message says in a sentence what happened and what to do.
-	Message string
+	Taint   string // key of the device taint
+	Message string // a sentence about what happened and what to do
 }
 
-// Source knows one kind of problem. It returns an empty message for a Function that does not have it. Implementations are
-// safe for concurrent use and do not block.
+// Source knows one kind of problem, and returns "" for a Function that does not have it. It is safe for concurrent use and
+// does not block.
 type Source func(function.ID) (message string)
 
 // Checker combines the sources. The source of a problem that cannot occur may be nil.

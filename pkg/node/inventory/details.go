@@ -17,8 +17,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
-// lastSeen is what was seen of a Function. It replaces what cannot be read while a pod has the netdev and RDMA devices,
-// and what need not be read again.
+// lastSeen is what was seen of a Function, for while a pod has the netdev and RDMA devices, and for what is read once.
 type lastSeen struct {
 	instance instance
 	netdev   string
@@ -33,8 +32,7 @@ type lastSeen struct {
 	driver     string // when iommuGroup was read
 }
 
-// complete fills in what can change while the Function exists, and remembers it. A PF must be completed before its VFs
-// and SFs.
+// complete fills in what can change while the Function exists. A PF must be completed before its VFs and SFs.
 func (s *scanner) complete(f function.Function, device sysfs.Dir, now instance) function.Function {
 	m := s.before[f.ID]
 	switch {
@@ -83,8 +81,7 @@ func (s *scanner) readNetdev(f *function.Function, device sysfs.Dir, m *lastSeen
 	}
 }
 
-// linkDown says whether a netdev has no link. If that cannot be read it returns was, which is false at first: only a link
-// that is known to be down is a reason not to use a VF.
+// linkDown says whether a netdev has no link, or returns was if that cannot be read.
 func (s *scanner) linkDown(device, netdev sysfs.Dir, was bool) bool {
 	if carrier, err := netdev.Attribute("carrier"); err == nil { // the kernel refuses while the netdev is down
 		return carrier != "1"

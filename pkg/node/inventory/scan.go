@@ -94,8 +94,7 @@ func newScanner(options Options) *scanner {
 	return &scanner{sysfs: sysfs.Root(options.SysRoot), options: options}
 }
 
-// scan returns all Functions, sorted. Afterwards problems has what was wrong with single entries. An error means that
-// nothing could be read.
+// scan returns all Functions, sorted, and leaves in problems what is wrong with single entries. An error is about all of them.
 func (s *scanner) scan() ([]function.Function, error) {
 	s.problems = map[problem]error{}
 	entries, _, err := s.sysfs.Dir(sysfs.PCIDevices).Names()
@@ -248,7 +247,7 @@ func (s *scanner) findVFs() {
 	}
 }
 
-// virtfnTarget returns the VF that a PF's link leads to. It exists, but need not be known.
+// virtfnTarget returns the VF that a PF's link leads to, which exists but need not be known.
 func (s *scanner) virtfnTarget(dir sysfs.Dir, name string) (pci.Address, error) {
 	text, err := dir.Link(name)
 	if _, known := s.known[pci.Address(text)]; known || err != nil {
@@ -260,7 +259,6 @@ func (s *scanner) virtfnTarget(dir sysfs.Dir, name string) (pci.Address, error) 
 	return pci.Parse(text)
 }
 
-// pciFunctions returns the PFs and VFs.
 func (s *scanner) pciFunctions() []function.Function {
 	functions := make([]function.Function, 0, len(s.known))
 	s.pfs = map[pci.Address]function.Function{}
@@ -286,7 +284,6 @@ func (s *scanner) pciFunctions() []function.Function {
 	return functions
 }
 
-// addSubfunctions adds the SFs of PFs.
 func (s *scanner) addSubfunctions(functions []function.Function) ([]function.Function, error) {
 	found, err := subfunctions(s.sysfs)
 	if err != nil {

@@ -25,8 +25,7 @@ const (
 
 var (
 	hexID = regexp.MustCompile(`^0x[0-9a-f]{4}$`)
-	// representor is the phys_port_name of a netdev that stands for another function of the eswitch: those of an uplink
-	// are p0, p1, .. (ndo_get_phys_port_name of devlink ports, net/devlink/port.c).
+	// representor is the phys_port_name of a netdev that stands for another function of the eswitch (net/devlink/port.c).
 	representor = regexp.MustCompile(`^(c[0-9]+)?pf[0-9]+((vf|sf)[0-9]+)?$`)
 	uplinkPort  = regexp.MustCompile(`^p[0-9]+(s[0-9]+)?$`)
 	pcieRoot    = regexp.MustCompile(`^pci[0-9a-f]{4,8}:[0-9a-f]{2}$`)
@@ -48,7 +47,6 @@ func parseClass(s string) (function.Class, error) {
 	return "", nil
 }
 
-// parseID reads a vendor or device, "0x15b3".
 func parseID(s string) (string, error) {
 	if !hexID.MatchString(s) {
 		return "", fmt.Errorf("%q: must be a PCI id such as 0x15b3", s)
@@ -56,7 +54,6 @@ func parseID(s string) (string, error) {
 	return s[2:], nil
 }
 
-// parseNUMANode reads numa_node, -1 where the kernel does not know.
 func parseNUMANode(s string) (int, error) {
 	n, err := strconv.Atoi(s)
 	if err != nil || n < -1 || n > maxNUMANode {

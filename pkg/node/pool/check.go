@@ -46,13 +46,13 @@ func CheckResourceName(name string) error {
 	return nil
 }
 
-// rule is a rule about several fields at once.
 type rule struct {
 	broken  bool
 	message string
 }
 
-// rules are those of the CRD (the XValidation markers of [v1alpha1.DevicePoolSpec]), with the same messages in the same order.
+// rules are those of the CRD about several fields at once (the XValidation markers of [v1alpha1.DevicePoolSpec]), with the
+// same messages in the same order.
 func rules(s v1alpha1.DevicePoolSpec) []rule {
 	namesNoPF := func(s v1alpha1.FunctionSelector) bool { return len(s.PFNames)+len(s.RootDevices) == 0 }
 	return []rule{

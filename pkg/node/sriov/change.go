@@ -49,8 +49,8 @@ func (p *problem) shortage(pf pci.Address) v1alpha1.Shortage {
 	return v1alpha1.Shortage{PF: string(pf), Reason: p.reason, Message: fmt.Sprintf("PF %s %s", pf, p.message)}
 }
 
-// give gives a PF as many VFs as are wanted, unless somebody uses it. It calls making before it touches the PF. It returns
-// why the PF does not have the VFs, or nil if it has them.
+// give gives a PF as many VFs as are wanted, unless somebody uses it. It calls making before it touches the PF. It returns nil
+// if the PF has the VFs.
 func (v *VFs) give(ctx context.Context, pf pci.Address, want int, making func(have int)) *problem {
 	have, p := v.look(pf, want)
 	if p != nil || have == want {
@@ -126,7 +126,6 @@ func tooMany(want, total int) *problem {
 		"can have %d VFs at most, not %d: lower numVFs, or raise the limit in the card", total, want)
 }
 
-// vfs lists the VFs of a PF by index.
 func (v *VFs) vfs(pf pci.Address) ([]pci.Address, error) {
 	links, err := v.device(pf).VFs()
 	vfs := make([]pci.Address, 0, len(links))
@@ -218,7 +217,6 @@ func (v *VFs) refused(pf pci.Address, n int, err error) *problem {
 		"cannot be given %d VFs: driver %s says %q; see the kernel's log", n, driver, err)
 }
 
-// failed is about an attribute in sysfs that cannot be read or parsed.
 func failed(err error) *problem {
 	return problemf(v1alpha1.ReasonRefused, "has VFs that cannot be changed: %v", err)
 }

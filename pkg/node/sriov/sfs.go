@@ -144,7 +144,6 @@ func (m *SFMaker) Make(ctx context.Context, sf function.ID, mac function.MAC) (e
 	return nil
 }
 
-// wrap adds which SF an error is about.
 func wrap(err *error, sf function.ID) {
 	if *err != nil {
 		*err = fmt.Errorf("SF %s: %w", sf, *err)
@@ -211,7 +210,6 @@ func (m *SFMaker) activate(ctx context.Context, sf function.ID, port devlink.Por
 	return change(devlink.FunctionChange{Active: new(true)})
 }
 
-// awaitGone waits until the inventory has no such SF.
 func (m *SFMaker) awaitGone(ctx context.Context, sf function.ID) error {
 	return loop.Until(ctx, m.Changes, func() bool {
 		_, exists := m.Functions.Get(sf)

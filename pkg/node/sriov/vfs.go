@@ -77,14 +77,12 @@ type demand struct {
 // pfState is what is known of a PF with one driver that is to have one number of VFs. When either changes the PF gets a
 // new pfState, as another driver may accept a number that one refused.
 type pfState struct {
-	numVFs int
-	driver string
-	pool   string // the DevicePool that decides numVFs
-	// making is set while the number of VFs changes.
-	making *problem
-	// answered says that the PF was looked at, and problem what came of that: nil if the PF has its VFs.
-	answered bool
-	problem  *problem
+	numVFs   int
+	driver   string
+	pool     string   // the DevicePool that decides numVFs
+	making   *problem // not nil while the number of VFs changes
+	answered bool     // the PF was looked at
+	problem  *problem // what came of that; nil if the PF has its VFs
 }
 
 // Supply says what a DevicePool with numVFs lacks on this node; known is false until that has been looked at. It does
