@@ -1,6 +1,7 @@
 package sriov
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -101,22 +102,17 @@ func (v *VFs) give(ctx context.Context, pf pci.Address, want int, making func(ha
 // look says how many VFs the PF has, and whether it can have as many as are wanted.
 func (v *VFs) look(pf pci.Address, want int) (have int, p *problem) {
 	have, err := v.device(pf).Number(numVFs)
-	if errors.Is(err, fs.ErrNotExist) {
-		if want == 0 {
-			return 0, nil
-		}
+	total, totalErr := v.device(pf).Number(totalVFs)
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && want == 0:
+		return 0, nil
+	case errors.Is(err, fs.ErrNotExist):
 		return 0, problemf(v1alpha1.ReasonNotSupported,
 			"cannot have VFs: the kernel shows no sriov_numvfs; is SR-IOV on in the card and in the machine's firmware?")
-	}
-	total := 0
-	if err == nil {
-		total, err = v.device(pf).Number(totalVFs)
-	}
-	if err != nil {
-		return 0, failed(err)
-	}
-	if want > total {
-		return have, tooMany(want, total)
+	case err != nil || totalErr != nil:
+		return 0, failed(cmp.Or(err, totalErr))
+	case want > total:
+		return 0, tooMany(want, total)
 	}
 	return have, nil
 }
