@@ -21,9 +21,9 @@ import (
 type lastSeen struct {
 	instance instance
 	netdev   string
-	linkType string     // of the netdev
-	down     bool       // a PF's netdev had no link
-	ddp      ddpProfile // a PF's
+	linkType string      // of the netdev
+	down     bool        // a PF's netdev had no link
+	ddp      *ddpProfile // a PF's; nil until it is known
 	rdma     []string
 	pkey     string
 
@@ -38,7 +38,7 @@ func (s *scanner) complete(f function.Function, device sysfs.Dir, now instance) 
 	switch {
 	case m.instance == now:
 	case f.Kind == function.PF: // its VFs and SFs keep what they have of it until something else is seen
-		m = lastSeen{instance: now, netdev: m.netdev, linkType: m.linkType, down: m.down, ddp: m.ddp}
+		m = lastSeen{instance: now, netdev: m.netdev, linkType: m.linkType, down: m.down}
 	default:
 		m = lastSeen{instance: now} // it was another device with the same ID
 	}
@@ -46,8 +46,8 @@ func (s *scanner) complete(f function.Function, device sysfs.Dir, now instance) 
 	s.readNetdev(&f, device, &m)
 	f.DefaultRoute = f.Netdev != "" && (s.routed == nil || s.routed[f.Netdev])
 	if f.Kind == function.PF {
-		m.ddp = s.readDDPProfile(f, now, m.ddp)
-		f.PFName, f.PFDriver, f.LinkUp, f.LinkType, f.DDPProfile = m.netdev, f.Driver, !m.down, m.linkType, m.ddp.name
+		f.DDPProfile = s.readDDPProfile(f, device, &m)
+		f.PFName, f.PFDriver, f.LinkUp, f.LinkType = m.netdev, f.Driver, !m.down, m.linkType
 	} else {
 		pf := s.pfs[f.PF]
 		f.PFName, f.PFDriver, f.LinkUp, f.DDPProfile = pf.PFName, pf.PFDriver, pf.LinkUp, pf.DDPProfile
@@ -182,27 +182,25 @@ func readVDPA(name string, dir sysfs.Dir) (parent string, vdpa function.VDPA, er
 
 // ddpProfile is the DDP package of a PF that had this netdev. Another package can be loaded only when the driver is bound
 // or reloaded, which makes a new netdev.
-type ddpProfile struct {
-	instance instance
-	netdev   string
-	name     string
-}
+type ddpProfile struct{ netdev, name string }
 
 // readDDPProfile asks devlink only when the answer may have changed, because the firmware takes a while.
-func (s *scanner) readDDPProfile(f function.Function, now instance, known ddpProfile) ddpProfile {
+func (s *scanner) readDDPProfile(f function.Function, device sysfs.Dir, m *lastSeen) string {
+	known := m.ddp
+	m.ddp = nil
 	if f.Driver != quirk.DDPDriver {
-		return ddpProfile{}
+		return ""
 	}
-	netdev := cmp.Or(f.Netdev, known.netdev) // "" while it is in a pod
-	if known.instance == now && known.netdev == netdev {
-		return known
+	if known == nil || f.Netdev != "" && f.Netdev != known.netdev { // it is "" while it is in a pod
+		name, err := s.options.DDPProfile(f.PF)
+		if err != nil {
+			s.report(device, reasonDDP, err)
+			return ""
+		}
+		known = &ddpProfile{f.Netdev, name}
 	}
-	name, err := s.options.DDPProfile(f.PF)
-	if err != nil {
-		s.report(s.sysfs.PCI(f.PF), reasonDDP, err)
-		return ddpProfile{}
-	}
-	return ddpProfile{now, netdev, name}
+	m.ddp = known
+	return known.name
 }
 
 // devlinkDDPProfile reads what "devlink dev info" shows as fw.app.name, "" where a driver has no such thing.

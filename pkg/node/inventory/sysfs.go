@@ -14,14 +14,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
-const (
-	// Base classes (PCI Code and ID Assignment Specification, 1.3 and 1.19). Ethernet is 0x020000, InfiniBand 0x020700.
-	classNetwork     = 0x02
-	classAccelerator = 0x12
-
-	// maxNUMANode is the kernel's upper bound, MAX_NUMNODES at its largest NODES_SHIFT (include/linux/nodemask_types.h).
-	maxNUMANode = 1023
-)
+// maxNUMANode is the kernel's upper bound, MAX_NUMNODES at its largest NODES_SHIFT (include/linux/nodemask_types.h).
+const maxNUMANode = 1023
 
 var (
 	hexID = regexp.MustCompile(`^0x[0-9a-f]{4}$`)
@@ -38,10 +32,10 @@ func parseClass(s string) (function.Class, error) {
 	if !ok || err != nil {
 		return "", fmt.Errorf("%q: must be a PCI class such as 0x020000", s)
 	}
-	switch class >> 16 {
-	case classNetwork:
+	switch class >> 16 { // the base class (PCI Code and ID Assignment Specification, 1.3 and 1.19)
+	case 0x02: // Ethernet is 0x020000, InfiniBand 0x020700
 		return function.Network, nil
-	case classAccelerator:
+	case 0x12:
 		return function.Accelerator, nil
 	}
 	return "", nil

@@ -58,7 +58,7 @@ func compile(s v1alpha1.FunctionSelector, deviceType v1alpha1.DeviceType) (selec
 			contains(s.ACPIIndexes, f.ACPIIndex) &&
 			contains(s.LinkTypes, f.LinkType) &&
 			anyOf(s.DDPProfiles, func(p string) bool { return p == f.DDPProfile && p != "" }) &&
-			anyOf(pkeys, func(k uint16) bool { return hasPKey(f, k) }) &&
+			contains(pkeys, f.PKey) &&
 			(len(s.AuxTypes) == 0 || f.Kind == function.SF) &&
 			(!s.IsRdma || f.RDMA) &&
 			(s.VDPAType == "" || f.VDPA.Driver == vdpaDrivers[s.VDPAType])
@@ -153,13 +153,14 @@ func parseIndexedAddress(text string) (indexed, error) {
 	return pf, nil
 }
 
-func parsePKey(text string) (uint16, error) {
+// parsePKey returns a partition key as the kernel writes it, "0x7fff".
+func parsePKey(text string) (string, error) {
 	digits, ok := strings.CutPrefix(strings.ToLower(text), "0x")
 	key, err := strconv.ParseUint(digits, 16, 16)
 	if !ok || err != nil {
-		return 0, fmt.Errorf("%q: must be 16 bits in hex, such as 0x7fff", text)
+		return "", fmt.Errorf("%q: must be 16 bits in hex, such as 0x7fff", text)
 	}
-	return uint16(key), nil
+	return fmt.Sprintf("0x%04x", key), nil
 }
 
 // names ignores the case of letters, as sriov-network-device-plugin does.
@@ -174,11 +175,6 @@ func (x indexed) matches(name string, index int) bool {
 func drives(driver string, f function.Function, deviceType v1alpha1.DeviceType) bool {
 	auxiliary := f.Kind == function.SF && deviceType == v1alpha1.DeviceTypeAuxNet
 	return driver == f.Driver || auxiliary && driver == f.PFDriver
-}
-
-func hasPKey(f function.Function, key uint16) bool {
-	has, err := parsePKey(f.PKey)
-	return err == nil && has == key
 }
 
 // contains is [anyOf] for entries that are compared as they are.

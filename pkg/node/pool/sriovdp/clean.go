@@ -78,10 +78,7 @@ func isAddress(text string) bool {
 	return err == nil
 }
 
-func isCanonicalAddress(text string) bool {
-	address, err := pci.Parse(text)
-	return err == nil && string(address) == text
-}
+func isCanonicalAddress(text string) bool { return isAddress(text) && text == strings.ToLower(text) }
 
 // indexed checks entries "name", "name#2" and "name#0-3,7". Of entries with the same name only the first is used, and of its
 // indexes only those before the first invalid one.
