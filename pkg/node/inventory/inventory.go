@@ -38,19 +38,16 @@ const (
 
 // Options of an [Inventory]. Only SysRoot is needed.
 type Options struct {
-	// SysRoot is where the host's sysfs is, "/sys". A node without PCI has no Functions; that is no error.
-	SysRoot string
-	// NetNS is the path of the host's network namespace, whose netdevs are the host's. "" is the process's own.
-	NetNS string
+	SysRoot string // where the host's sysfs is, "/sys"
+	NetNS   string // path of the host's network namespace; "" is the process's own
 	// DefaultNetdevs returns the names of the netdevs that the node's default routes go over; nil asks the kernel.
 	DefaultNetdevs func() ([]string, error)
 	// DDPProfile returns the name of the DDP package that a PF of driver ice runs, "" if it has none; nil asks devlink.
 	DDPProfile func(pf pci.Address) (string, error)
 	// Changed, where set, is called after each scan that came out different, the first included, on the goroutine of
 	// [Inventory.Run]: it must not block.
-	Changed func()
-	// Registry, where set, gets the metrics.
-	Registry prometheus.Registerer
+	Changed  func()
+	Registry prometheus.Registerer // for the metrics; nil for none
 	Log      logr.Logger
 }
 

@@ -35,12 +35,9 @@ const (
 // them. A PF is never changed while somebody uses it or one of its VFs, and is not touched if it has the number already.
 // VFs keeps no state on disk: DevicePools say what is wanted, and the kernel what there is.
 type VFs struct {
-	// SysRoot is where the host's sysfs is, writable.
-	SysRoot string
-	// Functions are all of the node's, sorted.
-	Functions interface{ Snapshot() []function.Function }
-	// Pools are the node's; see [pool.Tracker.Pools].
-	Pools interface{ Pools() ([]pool.Pool, bool) }
+	SysRoot   string                                      // where the host's sysfs is, writable
+	Functions interface{ Snapshot() []function.Function } // all of the node's, sorted
+	Pools     interface{ Pools() ([]pool.Pool, bool) }    // see [pool.Tracker.Pools]
 	// Journal knows who has which Function; see [journal.Journal].
 	Journal interface {
 		All() []journal.Attachment
@@ -51,8 +48,7 @@ type VFs struct {
 	Assignments interface {
 		Assigned(ctx context.Context) (map[string]podresources.Assignment, error)
 	}
-	// NetdevUse says what the host does with a netdev, "" for nothing.
-	NetdevUse func(netdev string) (string, error)
+	NetdevUse func(netdev string) (string, error) // see [NetdevUse]
 	// Changed is called when what [VFs.Supply] says has changed. It must neither block nor call methods of VFs.
 	Changed func()
 	// Writing, where set, is called before a number of VFs is written to a PF's sriov_numvfs.

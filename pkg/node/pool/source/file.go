@@ -34,15 +34,13 @@ const (
 type FileOptions struct {
 	// Path of the file. It may be a link within its directory, as in a ConfigMap's volume; changes behind a link to
 	// elsewhere go unnoticed.
-	Path string
-	// ResourcePrefix is that of resources of a configuration of sriov-network-device-plugin that name none.
-	ResourcePrefix string
+	Path           string
+	ResourcePrefix string // of resources that name none, in a configuration of sriov-network-device-plugin
 	// Adapt, where set, completes a valid DevicePool, or says why it cannot be used here.
 	Adapt func(*v1alpha1.DevicePool) error
 	// Changed is called by [File.Run] after the declarations changed. It must not block.
-	Changed func()
-	// Registry, where set, gets the metrics.
-	Registry prometheus.Registerer
+	Changed  func()
+	Registry prometheus.Registerer // for the metrics; nil for none
 	Log      logr.Logger
 }
 
