@@ -81,11 +81,15 @@ func (r *Reporter) write(ctx context.Context) error {
 	for _, devicePool := range devicePools {
 		var entry, current *v1alpha1.DevicePoolNodeStatus
 		if i := slices.IndexFunc(pools, func(p Pool) bool { return p.Name == devicePool.Name }); i >= 0 {
-			supply, known := r.supply(pools[i])
-			if !known {
+			p, supply, known := pools[i], Supply{Generation: pools[i].Generation}, true
+			if p.Spec.NumVFs != nil {
+				supply, known = r.Supply(p.Name)
+			}
+			// A Supply of a newer generation is about a DevicePool that will be read again, or was deleted and created anew.
+			if !known || supply.Generation > p.Generation {
 				continue // the entry of the last run may still be true
 			}
-			entry = r.entry(pools[i], supply)
+			entry = r.entry(p, supply)
 		}
 		nodes := devicePool.Status.Nodes
 		if i := slices.IndexFunc(nodes, func(n v1alpha1.DevicePoolNodeStatus) bool { return n.Name == r.Node }); i >= 0 {
@@ -99,16 +103,6 @@ func (r *Reporter) write(ctx context.Context) error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// supply returns an empty Supply for pools without numVFs. A Supply of a newer generation than the pool's does not count: the
-// DevicePool will be read again, or was deleted and created anew.
-func (r *Reporter) supply(p Pool) (s Supply, known bool) {
-	if p.Spec.NumVFs == nil {
-		return Supply{Generation: p.Generation}, true
-	}
-	s, known = r.Supply(p.Name)
-	return s, known && s.Generation <= p.Generation
 }
 
 // entry is nil where the pool has nothing to do with the node.

@@ -167,8 +167,7 @@ func (p *PCIDrivers) Restore(ctx context.Context, a journal.Attachment) error {
 	}
 	current, err := p.unbind(ctx, d, o.Driver)
 	if err == nil && current == "" && o.Own != "" {
-		err = p.bindOwn(ctx, d, o.Own)
-		current = o.Own
+		current, err = o.Own, p.bindOwn(ctx, d, o.Own)
 	}
 	if err != nil {
 		return fmt.Errorf("bind driver %q again: %w", o.Own, err)

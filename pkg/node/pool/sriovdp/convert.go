@@ -86,11 +86,15 @@ func (c *converter) convert(path string, raw json.RawMessage, priority int32) (u
 		c.warnings = append(c.warnings, err.Error()+"; the entry is left out")
 		return false, nil
 	}
-	r.ResourcePrefix = cmp.Or(r.ResourcePrefix, c.prefix)
-	name, err := c.claim(path, r)
-	if err != nil {
-		return false, err
+	if !resourceName.MatchString(r.ResourceName) {
+		return false, fmt.Errorf("%s.resourceName: %q: must be of the characters a-z, A-Z, 0-9, _ and -", path, r.ResourceName)
 	}
+	r.ResourcePrefix = cmp.Or(r.ResourcePrefix, c.prefix)
+	name := r.ResourcePrefix + "/" + r.ResourceName
+	if first, taken := c.resources[name]; taken {
+		return false, fmt.Errorf("%s.resourceName: %s is that of %s already", path, name, first)
+	}
+	c.resources[name] = path
 	var usable []v1alpha1.FunctionSelector
 	needVhostNet := 0
 	for _, s := range selectors {
@@ -119,19 +123,6 @@ func (c *converter) convert(path string, raw json.RawMessage, priority int32) (u
 		DevicePlugin: &r.DevicePluginSpec,
 	})
 	return true, nil
-}
-
-// claim takes the name of the resource, which no other entry may have.
-func (c *converter) claim(path string, r resource) (name string, err error) {
-	if !resourceName.MatchString(r.ResourceName) {
-		return "", fmt.Errorf("%s.resourceName: %q: must be of the characters a-z, A-Z, 0-9, _ and -", path, r.ResourceName)
-	}
-	name = r.ResourcePrefix + "/" + r.ResourceName
-	if first, taken := c.resources[name]; taken {
-		return "", fmt.Errorf("%s.resourceName: %s is that of %s already", path, name, first)
-	}
-	c.resources[name] = path
-	return name, nil
 }
 
 // valid returns an error if the selector makes sriov-network-device-plugin refuse the whole configuration.
