@@ -23,11 +23,10 @@ import (
 
 const (
 	// pause is the shortest time between two looks: devlink also notifies of ports, and there may be thousands of reporters.
-	pause = 100 * time.Millisecond
-	// firstRetry and slowestRetry bound the pauses after a look that failed.
-	firstRetry, slowestRetry = 100 * time.Millisecond, 30 * time.Second
-	// lookTime is how long Synced waits for the first look.
-	lookTime = 5 * time.Second
+	pause    = 100 * time.Millisecond
+	lookTime = 5 * time.Second // how long Synced waits for the first look
+
+	firstRetry, slowestRetry = 100 * time.Millisecond, 30 * time.Second // after a look that failed
 )
 
 // Devlink lists what devlink knows now. [devlink.Conn] does.

@@ -29,11 +29,9 @@ import (
 const (
 	// quiet is how long the kernel must have sent no event before a scan. It lets the kernel finish the change: RTM_DELLINK,
 	// for example, comes before sysfs loses the netdev.
-	quiet = 50 * time.Millisecond
-	// patience is the longest time from an event to the scan, however many events follow.
-	patience = 500 * time.Millisecond
-	// retry is the time until the next scan after one that could not read the PCI bus or the routes.
-	retry = time.Second
+	quiet    = 50 * time.Millisecond
+	patience = 500 * time.Millisecond // the longest time from an event to the scan, however many events follow
+	retry    = time.Second            // until the next scan after one that could not read the PCI bus or the routes
 )
 
 // Options of an [Inventory]. Only SysRoot is needed.

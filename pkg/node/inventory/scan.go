@@ -166,11 +166,8 @@ func instanceOf(path sysfs.Dir) (instance, error) {
 func (s *scanner) readDevice(address pci.Address, now instance) *hardware {
 	dir := s.sysfs.PCI(address)
 	h := &hardware{instance: now, Function: function.Function{ID: function.ID{Address: address}, NUMANode: -1}}
-	class, err := dir.Attribute("class")
-	if err == nil {
-		h.Class, err = parseClass(class)
-	}
-	if err != nil {
+	var err error
+	if h.Class, err = read(dir, "class", parseClass); err != nil {
 		s.report(dir, reasonClass, err)
 		return nil
 	}
@@ -179,18 +176,14 @@ func (s *scanner) readDevice(address pci.Address, now instance) *hardware {
 		return h
 	}
 	for name, id := range map[string]*string{"vendor": &h.Vendor, "device": &h.Device} {
-		text, err := dir.Attribute(name)
-		if err == nil {
-			*id, err = parseID(text)
-		}
-		if err != nil {
+		if *id, err = read(dir, name, parseID); err != nil {
 			s.report(dir, reasonID, fmt.Errorf("%s: %w", name, err))
 			return nil
 		}
 	}
-	numaNode, numaErr := dir.Attribute("numa_node")
+	numaNode, numaErr := read(dir, "numa_node", parseNUMANode)
 	if numaErr == nil {
-		h.NUMANode, numaErr = parseNUMANode(numaNode)
+		h.NUMANode = numaNode
 	} else if errors.Is(numaErr, fs.ErrNotExist) {
 		numaErr = nil // the kernel was built without NUMA
 	}

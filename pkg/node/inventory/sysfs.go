@@ -25,6 +25,15 @@ var (
 	pcieRoot    = regexp.MustCompile(`^pci[0-9a-f]{4,8}:[0-9a-f]{2}$`)
 )
 
+// read reads and parses an attribute.
+func read[T any](dir sysfs.Dir, name string, parse func(string) (T, error)) (value T, err error) {
+	text, err := dir.Attribute(name)
+	if err != nil {
+		return value, err
+	}
+	return parse(text)
+}
+
 // parseClass reads a class, "0x020000"; it is "" if it is none of ours.
 func parseClass(s string) (function.Class, error) {
 	digits, ok := strings.CutPrefix(s, "0x")
@@ -142,10 +151,6 @@ func readSubfunction(dir sysfs.Dir) subfunction {
 	if err != nil {
 		return subfunction{dir: dir, err: fmt.Errorf("%s: is not below a PCI device", link), why: reasonParent}
 	}
-	var sfnum uint32
-	text, err := dir.Attribute("sfnum")
-	if err == nil {
-		sfnum, err = parseSFNum(text)
-	}
+	sfnum, err := read(dir, "sfnum", parseSFNum)
 	return subfunction{dir, function.SubfunctionID(pf, sfnum), err, reasonSFNum}
 }

@@ -50,10 +50,8 @@ type PCIDrivers struct {
 }
 
 const (
-	// settleTime bounds the wait for a driver, its netdev and the inventory, which usually take less than 1 s.
-	settleTime = 10 * time.Second
-	// endTime bounds the wait for the end of a program that still uses a Function and was told to end.
-	endTime = 2 * time.Second
+	settleTime = 10 * time.Second // for a driver, its netdev and the inventory, which usually take less than 1 s
+	endTime    = 2 * time.Second  // for the end of a program that still uses a Function and was told to end
 )
 
 // Plan fills in what Bind will undo: the driver and the netdev that the Function has. It refuses what cannot work.

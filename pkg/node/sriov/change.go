@@ -24,12 +24,9 @@ const (
 	// takes seconds. The kernel refuses any number but 0 while there are VFs.
 	numVFs, totalVFs = "sriov_numvfs", "sriov_totalvfs"
 
-	// askTimeout bounds the kubelet's answer about what pods have.
-	askTimeout = 2 * time.Second
-	// lockTimeout bounds the wait for other work on the PF or one of its VFs.
-	lockTimeout = 2 * time.Second
-	// showTimeout bounds the wait until sysfs shows what was written. Only that of a simulated host is late.
-	showTimeout = time.Second
+	askTimeout  = 2 * time.Second // for the kubelet's answer about what pods have
+	lockTimeout = 2 * time.Second // for other work on the PF or one of its VFs
+	showTimeout = time.Second     // until sysfs shows what was written; only that of a simulated host is late
 )
 
 // problem is why a PF does not have what a DevicePool asks for. It becomes a [v1alpha1.Shortage].

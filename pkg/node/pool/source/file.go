@@ -23,11 +23,9 @@ import (
 
 const (
 	// quiet is how long the file's directory must not change before the file is read, as a file may be written in parts.
-	quiet = 100 * time.Millisecond
-	// patience bounds how long changes of the directory can put that off.
-	patience = time.Second
-	// retry is the pause before another attempt to watch a directory that cannot be watched.
-	retry = 5 * time.Second
+	quiet    = 100 * time.Millisecond
+	patience = time.Second     // how long changes of the directory can put that off
+	retry    = 5 * time.Second // before another attempt to watch a directory that cannot be watched
 )
 
 // FileOptions are those of a [File]. Path is needed, and Changed by [File.Run].
