@@ -76,10 +76,9 @@ type fault struct {
 	address  pci.Address // of the PCI device that has the devlink instance
 	whole    bool        // it is about the whole device: of a PF, about all Functions of the PF
 	// kind and index name the only VF or SF, of the PF at address, that it is about; "" and 0 otherwise.
-	kind  function.Kind
-	index int
-	// auxDevice names the only SF that it is about, which has the devlink instance; "" otherwise.
-	auxDevice string
+	kind      function.Kind
+	index     int
+	auxDevice string // of the only SF that it is about, which has the devlink instance; "" otherwise
 }
 
 func (e fault) isAbout(f function.Function) bool {

@@ -59,8 +59,7 @@ type hardware struct {
 	function.Function             // Class is "" for a device that is neither a network function nor an accelerator
 	physfn            pci.Address // "" where the device is no VF
 	sriov             bool        // the device can have VFs
-	// lasting is false if an attribute that was missing may appear, so that the device must be read again.
-	lasting bool
+	lasting           bool        // false if an attribute that was missing may appear: the device must be read again
 }
 
 // instance tells a device from a later one at the same address. Inode numbers of sysfs are never used twice; other

@@ -24,10 +24,8 @@ type Pool struct {
 	// Functions are the Functions of the pool, in the order of the inventory. SFs of spec.sfs that do not exist are
 	// [function.Function.Potential].
 	Functions []function.Function
-	// Overlaps are the Functions that the pool selects but that belong to another one, "0000:3b:00.2 in fast".
-	Overlaps []string
-	// Shortages are PFs that cannot have the SFs that spec.sfs asks for.
-	Shortages []v1alpha1.Shortage
+	Overlaps  []string            // Functions that the pool selects but that belong to another one, "0000:3b:00.2 in fast"
+	Shortages []v1alpha1.Shortage // PFs that cannot have the SFs that spec.sfs asks for
 	// Err says why the DevicePool cannot be used, because of its selectors or the name of its resource; the pool is
 	// empty then.
 	Err error
@@ -46,10 +44,8 @@ func (p Pool) ResourceName() string {
 
 // Options are what the container gets beside the Function. The selector that matches the Function asks for them.
 type Options struct {
-	// RDMA: the character devices of the RDMA devices (isRdma).
-	RDMA bool
-	// VDPA is "virtio" or "vhost" where the Function is used through its vDPA device (vdpaType), otherwise "".
-	VDPA string
+	RDMA bool   // the character devices of the RDMA devices (isRdma)
+	VDPA string // "virtio" or "vhost" if the Function is used through its vDPA device (vdpaType), otherwise ""
 }
 
 // Options returns what the first selector that matches one of the pool's Functions asks for. It ignores invalid selectors,

@@ -40,10 +40,9 @@ type Tracker struct {
 
 // reading is the result of reading the pools. It does not change.
 type reading struct {
-	known bool // false until the pools have been read once
-	pools []Pool
-	// byFunction has every Function that exists or that a pool has, with its pool; nil if it has none.
-	byFunction map[function.ID]*Pool
+	known      bool // false until the pools have been read once
+	pools      []Pool
+	byFunction map[function.ID]*Pool // of every Function that exists or that a pool has; nil if it has no pool
 }
 
 // NewTracker makes a tracker. [Tracker.Run] reads the pools. If noSFs is nil, every PF with a driver can have SFs.

@@ -42,9 +42,8 @@ type PCIDrivers struct {
 	// Changes returns a channel that receives a value after every change of the Functions, until ctx ends.
 	Changes func(ctx context.Context) <-chan struct{}
 	Engine  Engine
-	// Trace, where set, is called before every change with what is about to be changed.
-	Trace func(step string)
-	Log   logr.Logger
+	Trace   func(step string) // where set, called before every change with what is about to be changed
+	Log     logr.Logger
 
 	orders singleflight.Group // that the kernel is carrying out
 }

@@ -33,10 +33,8 @@ const (
 type problem struct {
 	reason  string // one of those of the condition Supplied
 	message string // what is missing and what to do, without the PF
-	// tried says that writing the number of VFs failed. A later try may help, but not the release of a Function.
-	tried bool
-	// final says that another try would cost the VFs that there are.
-	final bool
+	tried   bool   // writing the number of VFs failed: a later try may help, but not the release of a Function
+	final   bool   // another try would cost the VFs that there are
 }
 
 func problemf(reason, format string, arguments ...any) *problem {

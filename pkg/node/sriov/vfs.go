@@ -51,8 +51,7 @@ type VFs struct {
 	NetdevUse func(netdev string) (string, error) // see [NetdevUse]
 	// Changed is called when what [VFs.Supply] says has changed. It must neither block nor call methods of VFs.
 	Changed func()
-	// Writing, where set, is called before a number of VFs is written to a PF's sriov_numvfs.
-	Writing func(pf pci.Address, n int)
+	Writing func(pf pci.Address, n int) // where set, called before n is written to a PF's sriov_numvfs
 	Metrics *Metrics
 	Log     logr.Logger
 
