@@ -74,7 +74,7 @@ func (s *scanner) readNetdev(f *function.Function, device sysfs.Dir, m *lastSeen
 	}
 	dir := netdevs.Dir(f.Netdev)
 	if f.Netdev != m.netdev || m.linkType == "" {
-		m.netdev, m.linkType = f.Netdev, s.linkType(device, dir)
+		m.netdev, m.linkType = f.Netdev, linkTypes[s.attribute(device, dir, "type", reasonLinkType)]
 	}
 	if f.Kind == function.PF {
 		m.down = s.linkDown(device, dir, m.down)
@@ -92,16 +92,8 @@ func (s *scanner) linkDown(device, netdev sysfs.Dir, was bool) bool {
 	return was
 }
 
-// linkType is "ether", "infiniband", or "" for any other type and for one that cannot be read.
-func (s *scanner) linkType(device, netdev sysfs.Dir) string {
-	switch s.attribute(device, netdev, "type", reasonLinkType) { // include/uapi/linux/if_arp.h
-	case "1":
-		return "ether"
-	case "32":
-		return "infiniband"
-	}
-	return ""
-}
+// linkTypes are those of include/uapi/linux/if_arp.h that a Function can have.
+var linkTypes = map[string]string{"1": "ether", "32": "infiniband"}
 
 // attribute reads a file, "" if it cannot be read. A missing file is no problem, as the netdev may have been removed.
 func (s *scanner) attribute(device, of sysfs.Dir, name string, why reason) string {

@@ -59,7 +59,7 @@ func (r *Runner) SetUp(ctx context.Context, a journal.Attachment) error {
 	return r.Drivers.Bind(ctx, a.Function, a.Setup.Driver)
 }
 
-// TearDown undoes it, as far as it was done.
+// TearDown undoes what SetUp did, as far as that was done.
 func (r *Runner) TearDown(ctx context.Context, a journal.Attachment) error {
 	if a.Setup.SF {
 		return r.SFs.Delete(ctx, a.Function)

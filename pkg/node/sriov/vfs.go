@@ -278,5 +278,4 @@ func (v *VFs) supply(d demand) (s pool.Supply, known bool) {
 	return s, known
 }
 
-// device is what the kernel shows of a PCI device.
 func (v *VFs) device(a pci.Address) sysfs.Dir { return sysfs.Root(v.SysRoot).PCI(a) }
