@@ -51,7 +51,7 @@ func defaultNetdevs(netNS string) ([]string, error) {
 	defer handle.Close()
 	var indexes []int
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		defaults := &netlink.Route{Table: unix.RT_TABLE_MAIN} // no Dst is that of default routes
+		defaults := &netlink.Route{Table: unix.RT_TABLE_MAIN} // a nil Dst selects default routes
 		const mask = netlink.RT_FILTER_TABLE | netlink.RT_FILTER_DST
 		err := handle.RouteListFilteredIter(family, defaults, mask, func(route netlink.Route) bool {
 			if len(route.MultiPath) == 0 && route.LinkIndex != 0 { // blackholes have none

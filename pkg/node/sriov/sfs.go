@@ -34,10 +34,11 @@ type Devlink interface {
 // SFMaker makes subfunctions and deletes them. Its methods may be called by several goroutines at once, for one SF by one
 // at a time.
 type SFMaker struct {
-	Devlink   Devlink
+	Devlink Devlink
+	// Functions are the node's.
 	Functions interface {
 		Get(function.ID) (function.Function, bool)
-	} // the node's
+	}
 	// Changes returns a channel that gets a value after every change of Functions, until ctx ends.
 	Changes func(ctx context.Context) <-chan struct{}
 	// Changed is called when what [SFMaker.NoSFs] says may have changed. It must not block.
