@@ -11,30 +11,23 @@ import (
 
 // Problem is a reason not to hand out a Function.
 type Problem struct {
-	// Taint is the key of the device taint.
-	Taint string
-	// Message says in a sentence what happened and what to do.
-	Message string
+	Taint   string // key of the device taint
+	Message string // a sentence about what happened and what to do
 }
 
-// Source knows one kind of problem. It returns an empty message for a Function that does not have it. Implementations are
-// safe for concurrent use and do not block.
+// Source knows one kind of problem, and returns "" for a Function that does not have it. It is safe for concurrent use and
+// does not block.
 type Source func(function.ID) (message string)
 
 // Checker combines the sources. The source of a problem that cannot occur may be nil.
 type Checker struct {
-	// XPUAway knows Functions whose PF has an xPU that does not answer.
-	XPUAway func(function.Function) (message string)
-	// Fault knows Functions for which the driver of the Function or of its PF reports an error.
-	Fault func(function.Function) (message string)
-	// ProvisionFailed knows Functions whose Port the xPU refused.
-	ProvisionFailed Source
-	// ReleasePending knows Functions whose last Attachment is not released yet.
-	ReleasePending Source
-	// Lost knows Functions that a pod has lost because their device went, and that are not back in the pod.
-	Lost Source
-	// InUse knows Functions that a pod has by another way of publishing than the one that asks.
-	InUse Source
+	XPUAway func(function.Function) (message string) // the xPU of the Function's PF does not answer
+	Fault   func(function.Function) (message string) // the driver of the Function or of its PF reports an error
+
+	ProvisionFailed Source // the xPU refused the Function's Port
+	ReleasePending  Source // the last Attachment is not released yet
+	Lost            Source // a pod has lost the Function because its device went, and does not have it back
+	InUse           Source // a pod has the Function by another way of publishing than the one that asks
 }
 
 // Problems returns what is wrong with the Function, in a stable order; none means healthy.

@@ -22,13 +22,11 @@ import (
 )
 
 const (
-	// pause is the shortest time between two looks at the reporters: devlink also notifies of every change of a port, and a
-	// driver with hundreds of VFs has thousands of reporters.
-	pause = 100 * time.Millisecond
-	// firstRetry and slowestRetry bound the pauses after a look that failed.
-	firstRetry, slowestRetry = 100 * time.Millisecond, 30 * time.Second
-	// lookTime is how long Synced waits for the first look.
-	lookTime = 5 * time.Second
+	// pause is the shortest time between two looks: devlink also notifies of ports, and there may be thousands of reporters.
+	pause    = 100 * time.Millisecond
+	lookTime = 5 * time.Second // how long Synced waits for the first look
+
+	firstRetry, slowestRetry = 100 * time.Millisecond, 30 * time.Second // after a look that failed
 )
 
 // Devlink lists what devlink knows now. [devlink.Conn] does.
@@ -39,21 +37,18 @@ type Devlink interface {
 
 // ReportersOptions are what [Reporters] work with. Registry may be left out.
 type ReportersOptions struct {
-	// SysRoot is where the host's sysfs is, "/sys".
-	SysRoot string
+	SysRoot string // where the host's sysfs is, "/sys"
 	Devlink Devlink
 	// Follow calls changed whenever reporters may have changed, until ctx ends. [devlink.Follow] does.
 	Follow func(ctx context.Context, changed func())
-	// Changed is called when other Functions than before have a fault, on the goroutine of [Reporters.Run]: it must not
-	// block.
+	// Changed is called by [Reporters.Run] when other Functions than before have a fault. It must not block.
 	Changed  func()
 	Registry prometheus.Registerer
 	Log      logr.Logger
 }
 
-// Reporters watch the health reporters of devlink (Documentation/networking/devlink/devlink-health.rst in the kernel), by
-// which drivers report errors. A Function has a fault until its driver has recovered from the error. Methods may be called
-// by several goroutines at once, but Run only once.
+// Reporters watch the health reporters of devlink, by which drivers report errors (devlink-health.rst in the kernel). A
+// Function has a fault until its driver has recovered. Methods may be called by several goroutines at once, but Run only once.
 type Reporters struct {
 	options ReportersOptions
 	failed  prometheus.Gauge
@@ -77,16 +72,13 @@ func NewReporters(options ReportersOptions) *Reporters {
 
 // fault is an error that a reporter reports, with what tells the Functions that it is about.
 type fault struct {
-	reporter string // as devlink(8) takes it: "pci/0000:3b:00.0 reporter fw_fatal"
-	// address is the PCI device of its devlink instance.
-	address pci.Address
-	// whole says that it is about the device as a whole: if that is a PF, about all Functions of the PF.
-	whole bool
+	reporter string      // as devlink(8) takes it: "pci/0000:3b:00.0 reporter fw_fatal"
+	address  pci.Address // of the PCI device that has the devlink instance
+	whole    bool        // it is about the whole device: of a PF, about all Functions of the PF
 	// kind and index name the only VF or SF, of the PF at address, that it is about; "" and 0 otherwise.
-	kind  function.Kind
-	index int
-	// auxDevice names the only SF that it is about, which has the devlink instance; "" otherwise.
-	auxDevice string
+	kind      function.Kind
+	index     int
+	auxDevice string // of the only SF that it is about, which has the devlink instance; "" otherwise
 }
 
 func (e fault) isAbout(f function.Function) bool {
@@ -99,8 +91,7 @@ func (e fault) isAbout(f function.Function) bool {
 	return f.ID == function.ID{Address: e.address} || e.whole && f.PF == e.address
 }
 
-// Fault returns a message if a reporter of the Function's PF, of its own device, or of its port in the eswitch reports an
-// error, "" otherwise. It does not block.
+// Fault returns the errors of the Function's PF, its own device and its port in the eswitch, "" for none. It does not block.
 func (r *Reporters) Fault(f function.Function) (message string) {
 	var messages []string
 	for _, fault := range *r.faults.Load() {

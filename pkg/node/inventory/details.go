@@ -17,14 +17,13 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
-// lastSeen is what was seen of a Function. It replaces what cannot be read while a pod has the netdev and RDMA devices,
-// and what need not be read again.
+// lastSeen is what was seen of a Function, for while a pod has the netdev and RDMA devices, and for what is read once.
 type lastSeen struct {
 	instance instance
 	netdev   string
-	linkType string     // of the netdev
-	down     bool       // a PF's netdev had no link
-	ddp      ddpProfile // a PF's
+	linkType string      // of the netdev
+	down     bool        // a PF's netdev had no link
+	ddp      *ddpProfile // a PF's; nil until it is known
 	rdma     []string
 	pkey     string
 
@@ -33,14 +32,13 @@ type lastSeen struct {
 	driver     string // when iommuGroup was read
 }
 
-// complete fills in what can change while the Function exists, and remembers it. A PF must be completed before its VFs
-// and SFs.
+// complete fills in what can change while the Function exists. A PF must be completed before its VFs and SFs.
 func (s *scanner) complete(f function.Function, device sysfs.Dir, now instance) function.Function {
 	m := s.before[f.ID]
 	switch {
 	case m.instance == now:
 	case f.Kind == function.PF: // its VFs and SFs keep what they have of it until something else is seen
-		m = lastSeen{instance: now, netdev: m.netdev, linkType: m.linkType, down: m.down, ddp: m.ddp}
+		m = lastSeen{instance: now, netdev: m.netdev, linkType: m.linkType, down: m.down}
 	default:
 		m = lastSeen{instance: now} // it was another device with the same ID
 	}
@@ -48,8 +46,8 @@ func (s *scanner) complete(f function.Function, device sysfs.Dir, now instance) 
 	s.readNetdev(&f, device, &m)
 	f.DefaultRoute = f.Netdev != "" && (s.routed == nil || s.routed[f.Netdev])
 	if f.Kind == function.PF {
-		m.ddp = s.readDDPProfile(f, now, m.ddp)
-		f.PFName, f.PFDriver, f.LinkUp, f.LinkType, f.DDPProfile = m.netdev, f.Driver, !m.down, m.linkType, m.ddp.name
+		f.DDPProfile = s.readDDPProfile(f, device, &m)
+		f.PFName, f.PFDriver, f.LinkUp, f.LinkType = m.netdev, f.Driver, !m.down, m.linkType
 	} else {
 		pf := s.pfs[f.PF]
 		f.PFName, f.PFDriver, f.LinkUp, f.DDPProfile = pf.PFName, pf.PFDriver, pf.LinkUp, pf.DDPProfile
@@ -68,22 +66,22 @@ func (s *scanner) readNetdev(f *function.Function, device sysfs.Dir, m *lastSeen
 	var err error
 	f.Driver, err = device.Link("driver")
 	s.report(device, reasonDriver, err)
-	dir, name, err := netdev(device)
+	netdevs, names, err := device.Netdevs()
 	s.report(device, reasonNetdev, err)
-	if name == "" {
+	f.Netdev = ownNetdev(netdevs, names)
+	if f.Netdev == "" {
 		return
 	}
-	f.Netdev, dir = name, dir.Dir(name)
-	if name != m.netdev || m.linkType == "" {
-		m.netdev, m.linkType = name, s.linkType(device, dir)
+	dir := netdevs.Dir(f.Netdev)
+	if f.Netdev != m.netdev || m.linkType == "" {
+		m.netdev, m.linkType = f.Netdev, linkTypes[s.attribute(device, dir, "type", reasonLinkType)]
 	}
 	if f.Kind == function.PF {
 		m.down = s.linkDown(device, dir, m.down)
 	}
 }
 
-// linkDown says whether a netdev has no link. If that cannot be read it returns was, which is false at first: only a link
-// that is known to be down is a reason not to use a VF.
+// linkDown says whether a netdev has no link, or returns was if that cannot be read.
 func (s *scanner) linkDown(device, netdev sysfs.Dir, was bool) bool {
 	if carrier, err := netdev.Attribute("carrier"); err == nil { // the kernel refuses while the netdev is down
 		return carrier != "1"
@@ -94,19 +92,10 @@ func (s *scanner) linkDown(device, netdev sysfs.Dir, was bool) bool {
 	return was
 }
 
-// linkType is "ether", "infiniband", or "" for any other type and for one that cannot be read.
-func (s *scanner) linkType(device, netdev sysfs.Dir) string {
-	switch s.attribute(device, netdev, "type", reasonLinkType) { // include/uapi/linux/if_arp.h
-	case "1":
-		return "ether"
-	case "32":
-		return "infiniband"
-	}
-	return ""
-}
+// linkTypes are those of include/uapi/linux/if_arp.h that a Function can have.
+var linkTypes = map[string]string{"1": "ether", "32": "infiniband"}
 
-// attribute reads a file below a directory that belongs to a device. It returns "" if the file cannot be read, and reports
-// that unless the file does not exist, as after the removal of a netdev.
+// attribute reads a file, "" if it cannot be read. A missing file is no problem, as the netdev may have been removed.
 func (s *scanner) attribute(device, of sysfs.Dir, name string, why reason) string {
 	text, err := of.Attribute(name)
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -185,27 +174,25 @@ func readVDPA(name string, dir sysfs.Dir) (parent string, vdpa function.VDPA, er
 
 // ddpProfile is the DDP package of a PF that had this netdev. Another package can be loaded only when the driver is bound
 // or reloaded, which makes a new netdev.
-type ddpProfile struct {
-	instance instance
-	netdev   string
-	name     string
-}
+type ddpProfile struct{ netdev, name string }
 
 // readDDPProfile asks devlink only when the answer may have changed, because the firmware takes a while.
-func (s *scanner) readDDPProfile(f function.Function, now instance, known ddpProfile) ddpProfile {
+func (s *scanner) readDDPProfile(f function.Function, device sysfs.Dir, m *lastSeen) string {
+	known := m.ddp
+	m.ddp = nil
 	if f.Driver != quirk.DDPDriver {
-		return ddpProfile{}
+		return ""
 	}
-	netdev := cmp.Or(f.Netdev, known.netdev) // "" while it is in a pod
-	if known.instance == now && known.netdev == netdev {
-		return known
+	if known == nil || f.Netdev != "" && f.Netdev != known.netdev { // it is "" while it is in a pod
+		name, err := s.options.DDPProfile(f.PF)
+		if err != nil {
+			s.report(device, reasonDDP, err)
+			return ""
+		}
+		known = &ddpProfile{f.Netdev, name}
 	}
-	name, err := s.options.DDPProfile(f.PF)
-	if err != nil {
-		s.report(s.sysfs.PCI(f.PF), reasonDDP, err)
-		return ddpProfile{}
-	}
-	return ddpProfile{now, netdev, name}
+	m.ddp = known
+	return known.name
 }
 
 // devlinkDDPProfile reads what "devlink dev info" shows as fw.app.name, "" where a driver has no such thing.

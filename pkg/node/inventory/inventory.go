@@ -3,7 +3,9 @@
 package inventory
 
 import (
+	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -14,42 +16,36 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/listen"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 )
 
-// Times between an event and the scan that it causes.
 const (
-	// quiet is how long the kernel must have sent no event. This also lets the kernel finish the change: RTM_DELLINK, for
-	// example, comes before sysfs loses the netdev.
-	quiet = 50 * time.Millisecond
-	// patience is the longest time from an event to the scan, however many events follow.
-	patience = 500 * time.Millisecond
-	// retry is the time until the next scan after one that could not read the PCI bus or the routes.
-	retry = time.Second
+	// quiet is how long the kernel must have sent no event before a scan. It lets the kernel finish the change: RTM_DELLINK,
+	// for example, comes before sysfs loses the netdev.
+	quiet    = 50 * time.Millisecond
+	patience = 500 * time.Millisecond // the longest time from an event to the scan, however many events follow
+	retry    = time.Second            // until the next scan after one that could not read the PCI bus or the routes
 )
 
 // Options of an [Inventory]. Only SysRoot is needed.
 type Options struct {
-	// SysRoot is where the host's sysfs is, "/sys". A node without PCI has no Functions; that is no error.
-	SysRoot string
-	// NetNS is the path of the host's network namespace, whose netdevs are the host's. "" is the process's own.
-	NetNS string
-	// DefaultNetdevs, where set, returns the names of the netdevs that the node's default routes go over. By
-	// default the kernel is asked.
+	SysRoot string // where the host's sysfs is, "/sys"
+	NetNS   string // path of the host's network namespace; "" is the process's own
+	// DefaultNetdevs returns the names of the netdevs that the node's default routes go over; nil asks the kernel.
 	DefaultNetdevs func() ([]string, error)
-	// DDPProfile, where set, returns the name of the DDP package that a PF runs, "" if it has none. It is called for
-	// PFs of driver ice only, not at every scan. By default devlink is asked.
+	// DDPProfile returns the name of the DDP package that a PF of driver ice runs, "" if it has none; nil asks devlink.
 	DDPProfile func(pf pci.Address) (string, error)
 	// Changed, where set, is called after each scan that came out different, the first included, on the goroutine of
 	// [Inventory.Run]: it must not block.
-	Changed func()
-	// Registry, where set, gets the metrics.
-	Registry prometheus.Registerer
+	Changed  func()
+	Registry prometheus.Registerer // for the metrics; nil for none
 	Log      logr.Logger
 }
 
@@ -99,18 +95,18 @@ var ErrNoNetdev = errors.New("has no netdev in any network namespace")
 // where the Function is gone.
 func (i *Inventory) Netdev(id function.ID) (string, error) {
 	device, err := find(sysfs.Root(i.options.SysRoot), id)
-	var netdevs sysfs.Dir
-	var name string
+	var dir sysfs.Dir
+	var names []string
 	if err == nil {
-		netdevs, name, err = netdev(device)
+		dir, names, err = device.Netdevs()
 	}
-	if err == nil && netdevs == "" {
+	if err == nil && dir == "" {
 		err = ErrNoNetdev
 	}
 	if err != nil {
 		return "", fmt.Errorf("Function %s: %w", id, err)
 	}
-	return name, nil
+	return ownNetdev(dir, names), nil
 }
 
 // Synced waits until the Functions are known. It returns false if ctx ended before.
@@ -134,7 +130,7 @@ func (i *Inventory) Run(ctx context.Context) error {
 	for {
 		var pause time.Duration
 		err := i.scan()
-		if routes := i.scanner.problems[problem{"", reasonRoutes}]; err != nil || routes != nil {
+		if err != nil || i.scanner.problems[problem{"", reasonRoutes}] != nil {
 			pause = retry // reading the routes fails if they change meanwhile, and no event may follow
 		}
 		if err != nil && (failure == nil || failure.Error() != err.Error()) {
@@ -197,9 +193,44 @@ func find(root sysfs.Root, id function.ID) (sysfs.Dir, error) {
 		return "", err
 	}
 	for _, sf := range sfs {
-		if sf.err == nil && function.SubfunctionID(sf.parent, sf.sfnum) == id {
+		if sf.err == nil && sf.id == id {
 			return sf.dir, nil
 		}
 	}
 	return "", fs.ErrNotExist
+}
+
+// sources are the kernel's events that a change of Functions causes.
+var sources = [...]listen.Source{
+	listen.Links,
+	// Group 1 has the kernel's own uevents, group 2 what udev makes of them (lib/kobject_uevent.c).
+	{Name: "uevent", Protocol: unix.NETLINK_KOBJECT_UEVENT, Groups: listen.Groups(1), Matters: ueventMatters},
+	{
+		Name: "routes", Protocol: unix.NETLINK_ROUTE, Groups: listen.Groups(unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE),
+		Matters: routeMatters,
+	},
+}
+
+// ueventMatters says whether a uevent, "add@/devices/..\0ACTION=add\0..\0SUBSYSTEM=pci\0..", is about a device
+// that is read for Functions.
+func ueventMatters(message []byte) bool {
+	for variable := range bytes.SplitSeq(message, []byte{0}) {
+		if subsystem, ok := bytes.CutPrefix(variable, []byte("SUBSYSTEM=")); ok {
+			return slices.Contains([]string{"pci", "net", "virtio", "auxiliary", "infiniband", "vdpa"}, string(subsystem))
+		}
+	}
+	return false
+}
+
+// routeMatters says whether a message of rtnetlink is about a default route: a struct nlmsghdr, then a struct
+// rtmsg that begins with the family and the length of the destination (include/uapi/linux/rtnetlink.h).
+func routeMatters(message []byte) bool {
+	if len(message) < unix.SizeofNlMsghdr+unix.SizeofRtMsg {
+		return false
+	}
+	switch binary.NativeEndian.Uint16(message[4:]) {
+	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
+		return message[unix.SizeofNlMsghdr+1] == 0
+	}
+	return false
 }

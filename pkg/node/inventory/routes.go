@@ -50,14 +50,10 @@ func defaultNetdevs(netNS string) ([]string, error) {
 	}
 	defer handle.Close()
 	var indexes []int
-	main := &netlink.Route{Table: unix.RT_TABLE_MAIN}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		err := handle.RouteListFilteredIter(family, main, netlink.RT_FILTER_TABLE, func(route netlink.Route) bool {
-			if route.Dst != nil {
-				if ones, _ := route.Dst.Mask.Size(); ones != 0 {
-					return true
-				}
-			}
+		defaults := &netlink.Route{Table: unix.RT_TABLE_MAIN} // a nil Dst selects default routes
+		const mask = netlink.RT_FILTER_TABLE | netlink.RT_FILTER_DST
+		err := handle.RouteListFilteredIter(family, defaults, mask, func(route netlink.Route) bool {
 			if len(route.MultiPath) == 0 && route.LinkIndex != 0 { // blackholes have none
 				indexes = append(indexes, route.LinkIndex)
 			}

@@ -53,15 +53,13 @@ type problem struct {
 	why   reason
 }
 
-// hardware is a PCI device. Most of it does not change as long as the device exists, so it is read once. Kind, PF, Index
-// and NumVFs of its Function are read at every scan. What else changes is in a copy of the Function.
+// hardware is what does not change of a PCI device, and Kind, PF, Index and NumVFs, which each scan sets anew.
 type hardware struct {
 	instance
 	function.Function             // Class is "" for a device that is neither a network function nor an accelerator
 	physfn            pci.Address // "" where the device is no VF
 	sriov             bool        // the device can have VFs
-	// lasting is false if an attribute that was missing may appear, so that the device must be read again.
-	lasting bool
+	lasting           bool        // false if an attribute that was missing may appear: the device must be read again
 }
 
 // instance tells a device from a later one at the same address. Inode numbers of sysfs are never used twice; other
@@ -95,8 +93,7 @@ func newScanner(options Options) *scanner {
 	return &scanner{sysfs: sysfs.Root(options.SysRoot), options: options}
 }
 
-// scan returns all Functions, sorted. Afterwards problems has what was wrong with single entries. An error means that
-// nothing could be read.
+// scan returns all Functions, sorted, and leaves in problems what is wrong with single entries. An error is about all of them.
 func (s *scanner) scan() ([]function.Function, error) {
 	s.problems = map[problem]error{}
 	entries, _, err := s.sysfs.Dir(sysfs.PCIDevices).Names()
@@ -168,11 +165,8 @@ func instanceOf(path sysfs.Dir) (instance, error) {
 func (s *scanner) readDevice(address pci.Address, now instance) *hardware {
 	dir := s.sysfs.PCI(address)
 	h := &hardware{instance: now, Function: function.Function{ID: function.ID{Address: address}, NUMANode: -1}}
-	class, err := dir.Attribute("class")
-	if err == nil {
-		h.Class, err = parseClass(class)
-	}
-	if err != nil {
+	var err error
+	if h.Class, err = read(dir, "class", parseClass); err != nil {
 		s.report(dir, reasonClass, err)
 		return nil
 	}
@@ -181,18 +175,14 @@ func (s *scanner) readDevice(address pci.Address, now instance) *hardware {
 		return h
 	}
 	for name, id := range map[string]*string{"vendor": &h.Vendor, "device": &h.Device} {
-		text, err := dir.Attribute(name)
-		if err == nil {
-			*id, err = parseID(text)
-		}
-		if err != nil {
+		if *id, err = read(dir, name, parseID); err != nil {
 			s.report(dir, reasonID, fmt.Errorf("%s: %w", name, err))
 			return nil
 		}
 	}
-	numaNode, numaErr := dir.Attribute("numa_node")
+	numaNode, numaErr := read(dir, "numa_node", parseNUMANode)
 	if numaErr == nil {
-		h.NUMANode, numaErr = parseNUMANode(numaNode)
+		h.NUMANode = numaNode
 	} else if errors.Is(numaErr, fs.ErrNotExist) {
 		numaErr = nil // the kernel was built without NUMA
 	}
@@ -215,7 +205,7 @@ func (s *scanner) readDevice(address pci.Address, now instance) *hardware {
 	return h
 }
 
-// findVFs finds the PF and the index of each VF, and the number of VFs of each PF, by reading each PF's directory once.
+// findVFs sets Kind, PF, Index and NumVFs by reading each PF's directory once.
 func (s *scanner) findVFs() {
 	for address, h := range s.known {
 		h.Kind, h.PF, h.Index, h.NumVFs = function.PF, address, -1, 0
@@ -249,7 +239,7 @@ func (s *scanner) findVFs() {
 	}
 }
 
-// virtfnTarget returns the VF that a PF's link leads to. It exists, but need not be known.
+// virtfnTarget returns the VF that a PF's link leads to, which exists but need not be known.
 func (s *scanner) virtfnTarget(dir sysfs.Dir, name string) (pci.Address, error) {
 	text, err := dir.Link(name)
 	if _, known := s.known[pci.Address(text)]; known || err != nil {
@@ -261,7 +251,6 @@ func (s *scanner) virtfnTarget(dir sysfs.Dir, name string) (pci.Address, error) 
 	return pci.Parse(text)
 }
 
-// pciFunctions returns the PFs and VFs.
 func (s *scanner) pciFunctions() []function.Function {
 	functions := make([]function.Function, 0, len(s.known))
 	s.pfs = map[pci.Address]function.Function{}
@@ -287,7 +276,6 @@ func (s *scanner) pciFunctions() []function.Function {
 	return functions
 }
 
-// addSubfunctions adds the SFs of PFs.
 func (s *scanner) addSubfunctions(functions []function.Function) ([]function.Function, error) {
 	found, err := subfunctions(s.sysfs)
 	if err != nil {
@@ -295,22 +283,23 @@ func (s *scanner) addSubfunctions(functions []function.Function) ([]function.Fun
 	}
 	seen := map[function.ID]string{}
 	for _, sf := range found {
-		pf, exists := s.pfs[sf.parent]
-		f := function.PotentialSF(pf, sf.sfnum)
+		pf := s.pfs[sf.id.Address]
+		sfnum, _ := sf.id.SFNum()
+		f := function.PotentialSF(pf, sfnum)
 		f.Potential, f.AuxDevice = false, filepath.Base(string(sf.dir))
-		first, taken := seen[f.ID]
+		first, taken := seen[sf.id]
 		switch {
 		case sf.err != nil:
-		case !exists || pf.Class != function.Network:
-			sf.why, sf.err = reasonParent, fmt.Errorf("PF %s is not there", sf.parent)
+		case pf.Class != function.Network:
+			sf.why, sf.err = reasonParent, fmt.Errorf("PF %s is not there", sf.id.Address)
 		case taken:
-			sf.why, sf.err = reasonSFNum, fmt.Errorf("sfnum %d belongs to %s", sf.sfnum, first)
+			sf.why, sf.err = reasonSFNum, fmt.Errorf("sfnum %d belongs to %s", sfnum, first)
 		}
 		if sf.err != nil {
 			s.report(sf.dir, sf.why, sf.err)
 			continue
 		}
-		seen[f.ID] = filepath.Join(sysfs.AuxiliaryDevices, f.AuxDevice)
+		seen[sf.id] = filepath.Join(sysfs.AuxiliaryDevices, f.AuxDevice)
 		now, _ := instanceOf(sf.dir) // the zero value, which is no other's, if it just went
 		functions = append(functions, s.complete(f, sf.dir, now))
 	}

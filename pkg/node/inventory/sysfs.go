@@ -14,23 +14,25 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
-const (
-	// Base classes (PCI Code and ID Assignment Specification, 1.3 and 1.19). Ethernet is 0x020000, InfiniBand 0x020700.
-	classNetwork     = 0x02
-	classAccelerator = 0x12
-
-	// maxNUMANode is the kernel's upper bound, MAX_NUMNODES at its largest NODES_SHIFT (include/linux/nodemask_types.h).
-	maxNUMANode = 1023
-)
+// maxNUMANode is the kernel's upper bound, MAX_NUMNODES at its largest NODES_SHIFT (include/linux/nodemask_types.h).
+const maxNUMANode = 1023
 
 var (
 	hexID = regexp.MustCompile(`^0x[0-9a-f]{4}$`)
-	// representor is the phys_port_name of a netdev that stands for another function of the eswitch: those of an uplink
-	// are p0, p1, .. (ndo_get_phys_port_name of devlink ports, net/devlink/port.c).
+	// representor is the phys_port_name of a netdev that stands for another function of the eswitch (net/devlink/port.c).
 	representor = regexp.MustCompile(`^(c[0-9]+)?pf[0-9]+((vf|sf)[0-9]+)?$`)
 	uplinkPort  = regexp.MustCompile(`^p[0-9]+(s[0-9]+)?$`)
 	pcieRoot    = regexp.MustCompile(`^pci[0-9a-f]{4,8}:[0-9a-f]{2}$`)
 )
+
+// read reads and parses an attribute.
+func read[T any](dir sysfs.Dir, name string, parse func(string) (T, error)) (value T, err error) {
+	text, err := dir.Attribute(name)
+	if err != nil {
+		return value, err
+	}
+	return parse(text)
+}
 
 // parseClass reads a class, "0x020000"; it is "" if it is none of ours.
 func parseClass(s string) (function.Class, error) {
@@ -39,16 +41,15 @@ func parseClass(s string) (function.Class, error) {
 	if !ok || err != nil {
 		return "", fmt.Errorf("%q: must be a PCI class such as 0x020000", s)
 	}
-	switch class >> 16 {
-	case classNetwork:
+	switch class >> 16 { // the base class (PCI Code and ID Assignment Specification, 1.3 and 1.19)
+	case 0x02: // Ethernet is 0x020000, InfiniBand 0x020700
 		return function.Network, nil
-	case classAccelerator:
+	case 0x12:
 		return function.Accelerator, nil
 	}
 	return "", nil
 }
 
-// parseID reads a vendor or device, "0x15b3".
 func parseID(s string) (string, error) {
 	if !hexID.MatchString(s) {
 		return "", fmt.Errorf("%q: must be a PCI id such as 0x15b3", s)
@@ -56,7 +57,6 @@ func parseID(s string) (string, error) {
 	return s[2:], nil
 }
 
-// parseNUMANode reads numa_node, -1 where the kernel does not know.
 func parseNUMANode(s string) (int, error) {
 	n, err := strconv.Atoi(s)
 	if err != nil || n < -1 || n > maxNUMANode {
@@ -75,8 +75,8 @@ func parseSFNum(s string) (uint32, error) {
 }
 
 // parseRoot finds the root complex in the target of a device's link, "../../../devices/pci0000:3a/0000:3a:00.0/..", as
-// k8s.io/dynamic-resource-allocation/deviceattribute does. It returns "" where the device is under none: a device below
-// a bridge that has a domain of its own, such as VMD's, is still under the bridge's root.
+// k8s.io/dynamic-resource-allocation/deviceattribute does; "" if there is none. A device below a bridge with a PCI domain of
+// its own, such as VMD's, has the bridge's root.
 func parseRoot(link string) string {
 	_, path, _ := strings.Cut(link, "devices/")
 	root, _, _ := strings.Cut(path, "/")
@@ -86,16 +86,9 @@ func parseRoot(link string) string {
 	return root
 }
 
-// netdev finds a device's netdev: the directory of all that it has, "" if there is none in whatever network namespace,
-// and its name, "" if it is not on the host.
-func netdev(device sysfs.Dir) (dir sysfs.Dir, name string, err error) {
-	dir, names, err := device.Netdevs()
-	return dir, own(dir, names), err
-}
-
-// own chooses among the netdevs of one device, which are in dir. A PF whose eswitch is in switchdev mode also has the
-// representors; a card with one function for two ports has a netdev for each, and the first port's counts.
-func own(dir sysfs.Dir, netdevs []string) string {
+// ownNetdev chooses among the netdevs of one device, which are in dir; "" if there are none. A PF whose eswitch is in
+// switchdev mode also has the representors. Of a PF with two ports, the netdev of the first port counts.
+func ownNetdev(dir sysfs.Dir, netdevs []string) string {
 	switch len(netdevs) {
 	case 0:
 		return ""
@@ -106,7 +99,7 @@ func own(dir sysfs.Dir, netdevs []string) string {
 		rank, port int
 		name       string
 	}
-	candidates := make([]candidate, 0, len(netdevs))
+	var candidates []candidate
 	for _, name := range netdevs {
 		port, _ := dir.Dir(name).Number("dev_port")
 		candidates = append(candidates, candidate{rank(dir.Dir(name)), port, name})
@@ -131,11 +124,10 @@ func rank(netdev sysfs.Dir) int {
 
 // subfunction is an SF's auxiliary device, such as mlx5_core.sf.2. If it cannot be read, err and why say so.
 type subfunction struct {
-	dir    sysfs.Dir
-	parent pci.Address // the PF
-	sfnum  uint32
-	err    error
-	why    reason
+	dir sysfs.Dir
+	id  function.ID
+	err error
+	why reason
 }
 
 // subfunctions lists the SFs, sorted by the name of their auxiliary device.
@@ -150,20 +142,15 @@ func subfunctions(root sysfs.Root) ([]subfunction, error) {
 	return out, err
 }
 
-// readSubfunction reads the SF that has this auxiliary device.
 func readSubfunction(dir sysfs.Dir) subfunction {
-	sf := subfunction{dir: dir, why: reasonParent}
-	var link, sfnum string
-	if link, sf.err = dir.Target(); sf.err != nil {
-		return sf
+	link, err := dir.Target()
+	if err != nil {
+		return subfunction{dir: dir, err: err, why: reasonParent}
 	}
-	if sf.parent, sf.err = pci.Parse(filepath.Base(filepath.Dir(link))); sf.err != nil {
-		sf.err = fmt.Errorf("%s: is not below a PCI device", link)
-		return sf
+	pf, err := pci.Parse(filepath.Base(filepath.Dir(link)))
+	if err != nil {
+		return subfunction{dir: dir, err: fmt.Errorf("%s: is not below a PCI device", link), why: reasonParent}
 	}
-	sf.why = reasonSFNum
-	if sfnum, sf.err = dir.Attribute("sfnum"); sf.err == nil {
-		sf.sfnum, sf.err = parseSFNum(sfnum)
-	}
-	return sf
+	sfnum, err := read(dir, "sfnum", parseSFNum)
+	return subfunction{dir, function.SubfunctionID(pf, sfnum), err, reasonSFNum}
 }

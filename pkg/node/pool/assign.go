@@ -24,10 +24,8 @@ type Pool struct {
 	// Functions are the Functions of the pool, in the order of the inventory. SFs of spec.sfs that do not exist are
 	// [function.Function.Potential].
 	Functions []function.Function
-	// Overlaps are the Functions that the pool selects but that belong to another one, "0000:3b:00.2 in fast".
-	Overlaps []string
-	// Shortages are PFs that cannot have the SFs that spec.sfs asks for.
-	Shortages []v1alpha1.Shortage
+	Overlaps  []string            // Functions that the pool selects but that belong to another one, "0000:3b:00.2 in fast"
+	Shortages []v1alpha1.Shortage // PFs that cannot have the SFs that spec.sfs asks for
 	// Err says why the DevicePool cannot be used, because of its selectors or the name of its resource; the pool is
 	// empty then.
 	Err error
@@ -46,14 +44,12 @@ func (p Pool) ResourceName() string {
 
 // Options are what the container gets beside the Function. The selector that matches the Function asks for them.
 type Options struct {
-	// RDMA: the character devices of the RDMA devices (isRdma).
-	RDMA bool
-	// VDPA is "virtio" or "vhost" where the Function is used through its vDPA device (vdpaType), otherwise "".
-	VDPA string
+	RDMA bool   // the character devices of the RDMA devices (isRdma)
+	VDPA string // "virtio" or "vhost" if the Function is used through its vDPA device (vdpaType), otherwise ""
 }
 
-// Options returns the options of one of the pool's Functions: those of the first selector that matches it. It ignores
-// invalid selectors, as a pod may have the Function since the selectors were valid.
+// Options returns what the first selector that matches one of the pool's Functions asks for. It ignores invalid selectors,
+// as a pod may have the Function since the selectors were valid.
 func (p Pool) Options(f function.Function) Options {
 	for _, s := range p.Spec.Selectors {
 		compiled, err := compile(s, p.Spec.DeviceType)
@@ -123,8 +119,7 @@ func Assign(
 	return pools
 }
 
-// prepare checks the selectors, and takes the name of the pool's extended resource, if it has one. resources has the names
-// of the pools that took each resource name before.
+// prepare checks the selectors and takes the resource name, if the pool has one. resources has the pool of each name.
 func (p *Pool) prepare(resources map[string]string) error {
 	if name := p.ResourceName(); name != "" {
 		if err := CheckResourceName(name); err != nil {
@@ -149,8 +144,7 @@ func (p Pool) selectors() []selector {
 }
 
 // fillMade gives the pool the SFs of spec.sfs, whether they exist or not, of each PF that a selector names. Of a PF that
-// cannot have SFs it takes only those that exist, as a pod may have them. It ignores the fields of selectors that describe
-// the SF itself, as these are not known for an SF that does not exist.
+// cannot have SFs it takes those that exist, as a pod may have them.
 func (p *Pool) fillMade(functions []function.Function, noSFs NoSFs, owners map[function.ID]string) {
 	if p.Spec.SFs == nil {
 		return
@@ -182,13 +176,11 @@ func (p *Pool) fillMade(functions []function.Function, noSFs NoSFs, owners map[f
 
 // shortageOf says why no SFs can be made at the PF; nil if they can.
 func shortageOf(pf function.Function, noSFs NoSFs) *v1alpha1.Shortage {
-	switch {
-	case pf.Driver == "":
-		return &v1alpha1.Shortage{
-			PF: string(pf.PF), Reason: v1alpha1.ReasonNotSupported,
-			Message: fmt.Sprintf("PF %s has no driver that could make SFs: bind it to the kernel's", pf.PF),
-		}
-	case noSFs == nil:
+	if pf.Driver == "" {
+		message := fmt.Sprintf("PF %s has no driver that could make SFs: bind it to the kernel's", pf.PF)
+		return &v1alpha1.Shortage{PF: string(pf.PF), Reason: v1alpha1.ReasonNotSupported, Message: message}
+	}
+	if noSFs == nil {
 		return nil
 	}
 	return noSFs(pf.PF)
@@ -199,10 +191,9 @@ func (p *Pool) fill(functions []function.Function, owners, made map[function.ID]
 	selectors := p.selectors()
 	for _, f := range functions {
 		selects := func(s selector) bool { return s.matches(f) }
-		if _, isMade := made[f.ID]; isMade || !eligible(f, p.Spec.DeviceType) || !slices.ContainsFunc(selectors, selects) {
-			continue
+		if _, isMade := made[f.ID]; !isMade && eligible(f, p.Spec.DeviceType) && slices.ContainsFunc(selectors, selects) {
+			p.take(f, owners)
 		}
-		p.take(f, owners)
 	}
 	if p.Spec.SFs != nil { // the made ones came first
 		slices.SortFunc(p.Functions, func(a, b function.Function) int {

@@ -10,6 +10,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
@@ -46,13 +47,13 @@ func CheckResourceName(name string) error {
 	return nil
 }
 
-// rule is a rule about several fields at once.
 type rule struct {
 	broken  bool
 	message string
 }
 
-// rules are those of the CRD (the XValidation markers of [v1alpha1.DevicePoolSpec]), with the same messages in the same order.
+// rules are those of the CRD about several fields at once (the XValidation markers of [v1alpha1.DevicePoolSpec]), with the
+// same messages in the same order.
 func rules(s v1alpha1.DevicePoolSpec) []rule {
 	namesNoPF := func(s v1alpha1.FunctionSelector) bool { return len(s.PFNames)+len(s.RootDevices) == 0 }
 	return []rule{
@@ -80,6 +81,9 @@ var (
 // checkSpec applies the rules of the CRD, with its enumerations, ranges and patterns.
 func checkSpec(spec v1alpha1.DevicePoolSpec) field.ErrorList {
 	path := field.NewPath("spec")
+	pluginPath := path.Child("devicePlugin")
+	plugin := ptr.Deref(spec.DevicePlugin, v1alpha1.DevicePluginSpec{})
+	sfs := ptr.Deref(spec.SFs, v1alpha1.SFSpec{Count: 1, FirstNumber: 1})
 	errs := slices.Concat(
 		oneOf(path.Child("deviceType"), spec.DeviceType,
 			v1alpha1.DeviceTypeNet, v1alpha1.DeviceTypeAccelerator, v1alpha1.DeviceTypeAuxNet),
@@ -88,36 +92,30 @@ func checkSpec(spec v1alpha1.DevicePoolSpec) field.ErrorList {
 		oneOf(path.Child("driver"), spec.Driver, v1alpha1.DriverVFIO),
 		inRange(path.Child("numVFs"), spec.NumVFs, 0, math.MaxUint16),
 		inRange(path.Child("maxAllocated"), spec.MaxAllocated, 1, math.MaxInt32),
+		inRange(path.Child("sfs", "count"), &sfs.Count, 1, 1024),
+		inRange(path.Child("sfs", "firstNumber"), &sfs.FirstNumber, 1, math.MaxUint16),
+		oneOf(pluginPath.Child("provisionAt"), plugin.ProvisionAt, v1alpha1.ProvisionAtAllocate, v1alpha1.ProvisionAtAdd),
+		oneOf(pluginPath.Child("preferredAllocation"), plugin.PreferredAllocation, v1alpha1.PreferPack, v1alpha1.PreferSpread),
+		like(pluginPath.Child("resourcePrefix"), plugin.ResourcePrefix, resourcePrefix),
+		like(pluginPath.Child("resourceName"), plugin.ResourceName, resourceName),
 	)
 	if len(spec.Selectors) == 0 {
 		errs = append(errs, field.Required(path.Child("selectors"), "must have at least one"))
-	}
-	if spec.SFs != nil {
-		errs = append(errs, inRange(path.Child("sfs", "count"), &spec.SFs.Count, 1, 1024)...)
-		errs = append(errs, inRange(path.Child("sfs", "firstNumber"), &spec.SFs.FirstNumber, 1, math.MaxUint16)...)
 	}
 	for _, rule := range rules(spec) {
 		if rule.broken {
 			errs = append(errs, field.Forbidden(path, rule.message))
 		}
 	}
-	if spec.DevicePlugin != nil {
-		errs = append(errs, checkDevicePlugin(path.Child("devicePlugin"), *spec.DevicePlugin)...)
-	}
 	return errs
 }
 
-func checkDevicePlugin(path *field.Path, spec v1alpha1.DevicePluginSpec) field.ErrorList {
-	errs := append(
-		oneOf(path.Child("provisionAt"), spec.ProvisionAt, v1alpha1.ProvisionAtAllocate, v1alpha1.ProvisionAtAdd),
-		oneOf(path.Child("preferredAllocation"), spec.PreferredAllocation, v1alpha1.PreferPack, v1alpha1.PreferSpread)...)
-	if prefix := spec.ResourcePrefix; prefix != "" && !resourcePrefix.MatchString(prefix) {
-		errs = append(errs, field.Invalid(path.Child("resourcePrefix"), prefix, "must match "+resourcePrefix.String()))
+// like says what is wrong with the text of a field that may be empty.
+func like(path *field.Path, text string, pattern *regexp.Regexp) field.ErrorList {
+	if text == "" || pattern.MatchString(text) {
+		return nil
 	}
-	if name := spec.ResourceName; name != "" && !resourceName.MatchString(name) {
-		errs = append(errs, field.Invalid(path.Child("resourceName"), name, "must match "+resourceName.String()))
-	}
-	return errs
+	return field.ErrorList{field.Invalid(path, text, "must match "+pattern.String())}
 }
 
 // oneOf says what is wrong with the value of a field that may be empty.

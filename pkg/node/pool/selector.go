@@ -16,8 +16,7 @@ var vdpaDrivers = map[string]string{"virtio": "virtio_vdpa", "vhost": "vhost_vdp
 
 // selector is a compiled [v1alpha1.FunctionSelector].
 type selector struct {
-	// matches says whether every field that is set matches. A PF is not its own child: pfNames and rootDevices match VFs
-	// and SFs only.
+	// matches says whether every field that is set matches. pfNames and rootDevices match VFs and SFs only.
 	matches func(f function.Function) bool
 	// isPF says whether the selector names the PF, or for an SF the PF of the SF.
 	isPF    func(pf function.Function) bool
@@ -46,9 +45,9 @@ func compile(s v1alpha1.FunctionSelector, deviceType v1alpha1.DeviceType) (selec
 	addresses := each(&err, "pciAddresses", s.PCIAddresses, pci.Parse)
 	pfNames := each(&err, "pfNames", s.PFNames, parseIndexed)
 	rootDevices := each(&err, "rootDevices", s.RootDevices, parseIndexedAddress)
-	acpiIndexes := each(&err, "acpiIndexes", s.ACPIIndexes, parseNumber)
+	each(&err, "acpiIndexes", s.ACPIIndexes, strconv.Atoi)
 	pkeys := each(&err, "pKeys", s.PKeys, parsePKey)
-	auxTypes := each(&err, "auxTypes", s.AuxTypes, parseAuxType)
+	each(&err, "auxTypes", s.AuxTypes, parseAuxType)
 	matches := func(f function.Function) bool {
 		return contains(vendors, f.Vendor) &&
 			contains(devices, f.Device) &&
@@ -56,11 +55,11 @@ func compile(s v1alpha1.FunctionSelector, deviceType v1alpha1.DeviceType) (selec
 			contains(addresses, f.ID.Address) &&
 			anyOf(pfNames, func(p indexed) bool { return f.Kind != function.PF && p.matches(f.PFName, f.Index) }) &&
 			anyOf(rootDevices, func(p indexed) bool { return f.Kind != function.PF && p.matches(string(f.PF), f.Index) }) &&
-			contains(acpiIndexes, f.ACPIIndex) &&
+			contains(s.ACPIIndexes, f.ACPIIndex) &&
 			contains(s.LinkTypes, f.LinkType) &&
 			anyOf(s.DDPProfiles, func(p string) bool { return p == f.DDPProfile && p != "" }) &&
-			anyOf(pkeys, func(k uint16) bool { return hasPKey(f, k) }) &&
-			(len(auxTypes) == 0 || f.Kind == function.SF) &&
+			contains(pkeys, f.PKey) &&
+			(len(s.AuxTypes) == 0 || f.Kind == function.SF) &&
 			(!s.IsRdma || f.RDMA) &&
 			(s.VDPAType == "" || f.VDPA.Driver == vdpaDrivers[s.VDPAType])
 	}
@@ -73,7 +72,6 @@ func compile(s v1alpha1.FunctionSelector, deviceType v1alpha1.DeviceType) (selec
 	return selector{matches: matches, isPF: isPF, options: Options{RDMA: s.IsRdma, VDPA: s.VDPAType}}, err
 }
 
-// compileAll compiles the selectors of a DevicePool; errors name the field.
 func compileAll(spec v1alpha1.DevicePoolSpec) ([]selector, error) {
 	var selectors []selector
 	for i, s := range spec.Selectors {
@@ -107,12 +105,6 @@ func parsePCIID(text string) (string, error) {
 	return strings.ToLower(text), nil
 }
 
-// parseNumber returns the text of a decimal number as it is.
-func parseNumber(text string) (string, error) {
-	_, err := strconv.Atoi(text)
-	return text, err
-}
-
 func parseAuxType(text string) (string, error) {
 	if text != "sf" {
 		return "", fmt.Errorf("%q: must be sf", text)
@@ -126,10 +118,10 @@ func parseIndexed(text string) (indexed, error) {
 	if name == "" {
 		return indexed{}, fmt.Errorf("%q: the name before # is missing", text)
 	}
-	if !limited {
-		return indexed{name: name}, nil
-	}
 	out := indexed{name: name}
+	if !limited {
+		return out, nil
+	}
 	for _, item := range strings.Split(list, ",") {
 		low, high, isRange := strings.Cut(item, "-")
 		first, err := strconv.Atoi(low)
@@ -161,34 +153,28 @@ func parseIndexedAddress(text string) (indexed, error) {
 	return pf, nil
 }
 
-// parsePKey parses "0x7fff", which may also be written without leading zeros.
-func parsePKey(text string) (uint16, error) {
+// parsePKey returns a partition key as the kernel writes it, "0x7fff".
+func parsePKey(text string) (string, error) {
 	digits, ok := strings.CutPrefix(strings.ToLower(text), "0x")
 	key, err := strconv.ParseUint(digits, 16, 16)
 	if !ok || err != nil {
-		return 0, fmt.Errorf("%q: must be 16 bits in hex, such as 0x7fff", text)
+		return "", fmt.Errorf("%q: must be 16 bits in hex, such as 0x7fff", text)
 	}
-	return uint16(key), nil
+	return fmt.Sprintf("0x%04x", key), nil
 }
 
-// names compares names as sriov-network-device-plugin does, regardless of case. The kernel distinguishes "eth0" and
-// "ETH0", but nobody has both.
+// names ignores the case of letters, as sriov-network-device-plugin does.
 func (x indexed) names(name string) bool { return strings.EqualFold(x.name, name) }
 
 func (x indexed) matches(name string, index int) bool {
 	return x.names(name) && anyOf(x.ranges, func(r indexRange) bool { return r.first <= index && index <= r.last })
 }
 
-// drives says whether the Function has the driver. In pools of auxNetDevices the driver of the PF counts too: it is the
-// one that sriov-network-device-plugin knows of an auxiliary device.
+// drives says whether the Function has the driver. An SF of a pool of auxNetDevices also has the driver of its PF, which is
+// the one that sriov-network-device-plugin knows.
 func drives(driver string, f function.Function, deviceType v1alpha1.DeviceType) bool {
 	auxiliary := f.Kind == function.SF && deviceType == v1alpha1.DeviceTypeAuxNet
 	return driver == f.Driver || auxiliary && driver == f.PFDriver
-}
-
-func hasPKey(f function.Function, key uint16) bool {
-	has, err := parsePKey(f.PKey)
-	return err == nil && has == key
 }
 
 // contains is [anyOf] for entries that are compared as they are.

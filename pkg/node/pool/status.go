@@ -30,12 +30,9 @@ type API interface {
 
 // Supply is what this node has of the VFs that a DevicePool asks for by numVFs.
 type Supply struct {
-	// Generation is the generation of the DevicePool that the rest is about. It may be older than the DevicePool's.
-	Generation int64
-	// PFs is how many PFs of the node the DevicePool names.
-	PFs int
-	// Shortages are the PFs that do not have the VFs that it asks for, sorted by PF.
-	Shortages []v1alpha1.Shortage
+	Generation int64               // of the DevicePool that the rest is about, which may be older than the DevicePool's
+	PFs        int                 // how many PFs of the node the DevicePool names
+	Shortages  []v1alpha1.Shortage // the PFs that do not have the VFs that it asks for, sorted by PF
 }
 
 // Reporter tells the administrator, in each DevicePool's status, what the pool has on this node.
@@ -82,15 +79,23 @@ func (r *Reporter) write(ctx context.Context) error {
 	}
 	var errs []error
 	for _, devicePool := range devicePools {
-		var entry *v1alpha1.DevicePoolNodeStatus
+		var entry, current *v1alpha1.DevicePoolNodeStatus
 		if i := slices.IndexFunc(pools, func(p Pool) bool { return p.Name == devicePool.Name }); i >= 0 {
-			supply, known := r.supply(pools[i])
-			if !known {
+			p, supply, known := pools[i], Supply{Generation: pools[i].Generation}, true
+			if p.Spec.NumVFs != nil {
+				supply, known = r.Supply(p.Name)
+			}
+			// A Supply of a newer generation is about a DevicePool that will be read again, or was deleted and created anew.
+			if !known || supply.Generation > p.Generation {
 				continue // the entry of the last run may still be true
 			}
-			entry = r.entry(pools[i], supply)
+			entry = r.entry(p, supply)
 		}
-		if equality.Semantic.DeepEqual(entry, r.current(devicePool)) {
+		nodes := devicePool.Status.Nodes
+		if i := slices.IndexFunc(nodes, func(n v1alpha1.DevicePoolNodeStatus) bool { return n.Name == r.Node }); i >= 0 {
+			current = &nodes[i]
+		}
+		if equality.Semantic.DeepEqual(entry, current) {
 			continue
 		}
 		if err := r.API.WriteNodeStatus(ctx, devicePool.Name, entry); err != nil && !apierrors.IsNotFound(err) {
@@ -98,16 +103,6 @@ func (r *Reporter) write(ctx context.Context) error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// supply returns an empty Supply for pools without numVFs. A Supply of a newer generation than the pool's is not known yet:
-// the DevicePool will be read again, or was deleted and created anew.
-func (r *Reporter) supply(p Pool) (s Supply, known bool) {
-	if p.Spec.NumVFs == nil {
-		return Supply{Generation: p.Generation}, true
-	}
-	s, known = r.Supply(p.Name)
-	return s, known && s.Generation <= p.Generation
 }
 
 // entry is nil where the pool has nothing to do with the node.
@@ -118,12 +113,12 @@ func (r *Reporter) entry(p Pool, supply Supply) *v1alpha1.DevicePoolNodeStatus {
 	}
 	entry := &v1alpha1.DevicePoolNodeStatus{
 		Name: r.Node, ObservedGeneration: supply.Generation, Functions: int32(len(p.Functions)),
+		Overlapping: p.Overlaps[:min(len(p.Overlaps), maxListed)],
+		Shortages:   shortages[:min(len(shortages), maxListed)],
 	}
 	if p.Err != nil {
 		entry.Problem = p.Err.Error()
 	}
-	entry.Overlapping = p.Overlaps[:min(len(p.Overlaps), maxListed)]
-	entry.Shortages = shortages[:min(len(shortages), maxListed)]
 	return entry
 }
 
@@ -140,12 +135,4 @@ func merge(vfs, sfs []v1alpha1.Shortage) []v1alpha1.Shortage {
 	}
 	slices.SortFunc(merged, func(a, b v1alpha1.Shortage) int { return cmp.Compare(a.PF, b.PF) })
 	return merged
-}
-
-func (r *Reporter) current(devicePool v1alpha1.DevicePool) *v1alpha1.DevicePoolNodeStatus {
-	i := slices.IndexFunc(devicePool.Status.Nodes, func(n v1alpha1.DevicePoolNodeStatus) bool { return n.Name == r.Node })
-	if i < 0 {
-		return nil
-	}
-	return &devicePool.Status.Nodes[i]
 }

@@ -18,15 +18,12 @@ import (
 type Functions interface {
 	// Snapshot returns all Functions, sorted; the caller owns the result.
 	Snapshot() []function.Function
-	// Get returns one Function.
 	Get(function.ID) (function.Function, bool)
 }
 
-// Declarations knows what the administrator declared.
+// Declarations knows what the administrator declared: all DevicePools, and the labels of this node.
 type Declarations interface {
-	// DevicePools returns all DevicePools.
 	DevicePools(ctx context.Context) ([]v1alpha1.DevicePool, error)
-	// NodeLabels returns the labels of this node.
 	NodeLabels(ctx context.Context) (map[string]string, error)
 }
 
@@ -43,10 +40,9 @@ type Tracker struct {
 
 // reading is the result of reading the pools. It does not change.
 type reading struct {
-	known bool // false until the pools have been read once
-	pools []Pool
-	// byFunction has every Function that exists or that a pool has, with its pool; nil if it has none.
-	byFunction map[function.ID]*Pool
+	known      bool // false until the pools have been read once
+	pools      []Pool
+	byFunction map[function.ID]*Pool // of every Function that exists or that a pool has; nil if it has no pool
 }
 
 // NewTracker makes a tracker. [Tracker.Run] reads the pools. If noSFs is nil, every PF with a driver can have SFs.
@@ -65,8 +61,7 @@ func (t *Tracker) Pools() (pools []Pool, known bool) {
 
 // DevicePool returns the spec of one DevicePool that is meant for this node.
 func (t *Tracker) DevicePool(name string) (v1alpha1.DevicePoolSpec, bool) {
-	pools, _ := t.Pools()
-	for _, p := range pools {
+	for _, p := range t.last.Load().pools {
 		if p.Name == name {
 			return p.Spec, true
 		}
@@ -94,20 +89,17 @@ func (t *Tracker) Get(id function.ID) (function.Function, bool) {
 	if f, exists := t.functions.Get(id); exists {
 		return f, true
 	}
-	if p, ok := t.PoolOf(id); !ok || !p.Makes(id) {
+	p, ok := t.PoolOf(id)
+	pf, exists := t.functions.Get(function.ID{Address: id.Address})
+	if !ok || !p.Makes(id) || !exists {
 		return function.Function{}, false
 	}
 	sfnum, _ := id.SFNum()
-	pf, exists := t.functions.Get(function.ID{Address: id.Address})
-	if !exists {
-		return function.Function{}, false
-	}
 	return function.PotentialSF(pf, sfnum), true
 }
 
-// Run reads the pools at once and again for every value from changes, until ctx ends. It calls changed each time that the
-// pools differ from those before. If something cannot be read, such as a Node that does not exist yet, the pools stay as
-// they are until the next change.
+// Run reads the pools at once and for every value from changes, until ctx ends. It calls changed when the pools differ from
+// those before. If something cannot be read, such as a Node that does not exist yet, they stay until the next change.
 func (t *Tracker) Run(ctx context.Context, changes <-chan struct{}, changed func()) error {
 	for {
 		different, err := t.read(ctx)

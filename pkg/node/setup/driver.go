@@ -30,14 +30,10 @@ type Engine interface {
 // PCIDrivers binds kernel drivers to PCI Functions by sysfs. Its methods may be called by several goroutines at once, for
 // different Functions: the caller makes sure that nobody else works on the same one.
 type PCIDrivers struct {
-	// SysRoot is where the host's sysfs is, "/sys". It must be writable.
-	SysRoot string
-	// DevRoot is where the host's device nodes can be looked for, "/dev".
-	DevRoot string
-	// ProcRoot is where the host's procfs is, "/proc". It is only for telling who still uses a Function.
-	ProcRoot string
-	// BootID is the boot's, from /proc/sys/kernel/random/boot_id.
-	BootID string
+	SysRoot  string // where the host's sysfs is, writable: "/sys"
+	DevRoot  string // where the host's device nodes are: "/dev"
+	ProcRoot string // where the host's procfs is, for the names of programs that still use a Function: "/proc"
+	BootID   string // of /proc/sys/kernel/random/boot_id
 	// Functions are the node's, as the kernel shows them.
 	Functions interface {
 		Get(function.ID) (function.Function, bool)
@@ -46,18 +42,15 @@ type PCIDrivers struct {
 	// Changes returns a channel that receives a value after every change of the Functions, until ctx ends.
 	Changes func(ctx context.Context) <-chan struct{}
 	Engine  Engine
-	// Trace, where set, is called before every change with what is about to be changed.
-	Trace func(step string)
-	Log   logr.Logger
+	Trace   func(step string) // where set, called before every change with what is about to be changed
+	Log     logr.Logger
 
 	orders singleflight.Group // that the kernel is carrying out
 }
 
 const (
-	// settleTime bounds the wait for a driver, its netdev and the inventory, which usually take less than 1 s.
-	settleTime = 10 * time.Second
-	// endTime bounds the wait for the end of a program that still uses a Function and was told to end.
-	endTime = 2 * time.Second
+	settleTime = 10 * time.Second // for a driver, its netdev and the inventory, which usually take less than 1 s
+	endTime    = 2 * time.Second  // for the end of a program that still uses a Function and was told to end
 )
 
 // Plan fills in what Bind will undo: the driver and the netdev that the Function has. It refuses what cannot work.
@@ -110,13 +103,12 @@ func (p *PCIDrivers) usable(d sysfs.Dir, f function.Function, driver string) err
 func (p *PCIDrivers) snapshot(ctx context.Context, d sysfs.Dir, want journal.Attachment) (*netdev.Snapshot, error) {
 	before, err := lifecycle.Device(p.Functions, want)
 	dir, names, dirErr := d.Netdevs()
-	if errors.Is(err, netdev.ErrNoNetdev) {
-		if dirErr == nil && dir != "" && len(names) == 0 {
-			return nil, errors.New("its netdev is in another network namespace, where somebody may use it")
-		}
+	switch {
+	case errors.Is(err, netdev.ErrNoNetdev) && dirErr == nil && dir != "" && len(names) == 0:
+		return nil, errors.New("its netdev is in another network namespace, where somebody may use it")
+	case errors.Is(err, netdev.ErrNoNetdev):
 		return nil, nil
-	}
-	if err != nil {
+	case err != nil:
 		return nil, err
 	}
 	var users []string // such as bonds, bridges and VLANs on top of the netdev
@@ -172,8 +164,7 @@ func (p *PCIDrivers) Restore(ctx context.Context, a journal.Attachment) error {
 	}
 	current, err := p.unbind(ctx, d, o.Driver)
 	if err == nil && current == "" && o.Own != "" {
-		err = p.bindOwn(ctx, d, o.Own)
-		current = o.Own
+		current, err = o.Own, p.bindOwn(ctx, d, o.Own)
 	}
 	if err != nil {
 		return fmt.Errorf("bind driver %q again: %w", o.Own, err)
@@ -183,9 +174,8 @@ func (p *PCIDrivers) Restore(ctx context.Context, a journal.Attachment) error {
 			"driver", current, "before", o.Own)
 		return nil
 	}
-	if err := p.await(ctx, a.Function, fmt.Sprintf("driver %q", o.Own), func(got function.Function) bool {
-		return got.Driver == o.Own
-	}); err != nil {
+	err = p.await(ctx, a.Function, fmt.Sprintf("driver %q", o.Own), func(got function.Function) bool { return got.Driver == o.Own })
+	if err != nil {
 		return err
 	}
 	return p.restoreNetdev(ctx, a)
@@ -279,10 +269,9 @@ func (p *PCIDrivers) setOverride(ctx context.Context, d sysfs.Dir, driver string
 	return p.write(ctx, d, "driver_override "+driver, d, "driver_override", value)
 }
 
-// write gives the kernel an order about the device by a file of sysfs, and waits until it is carried out. That may block:
-// the unbinding of vfio-pci does as long as a program has the device open, and so does all else that is done to the
-// driver. write gives up after a while, or when ctx ends. The kernel then still carries the order out at some time, and
-// until then the same order is not given again.
+// write gives the kernel an order about the device by a file of sysfs, and waits until it is carried out. The unbinding of
+// vfio-pci takes as long as a program has the device open, and blocks all else that is done to the driver. write gives up
+// after a while, or when ctx ends. The same order is not given again until the kernel has carried it out.
 func (p *PCIDrivers) write(ctx context.Context, d sysfs.Dir, step string, dir sysfs.Dir, file, value string) error {
 	if err := ctx.Err(); err != nil {
 		return err

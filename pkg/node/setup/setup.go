@@ -59,7 +59,7 @@ func (r *Runner) SetUp(ctx context.Context, a journal.Attachment) error {
 	return r.Drivers.Bind(ctx, a.Function, a.Setup.Driver)
 }
 
-// TearDown undoes it, as far as it was done.
+// TearDown undoes what SetUp did, as far as that was done.
 func (r *Runner) TearDown(ctx context.Context, a journal.Attachment) error {
 	if a.Setup.SF {
 		return r.SFs.Delete(ctx, a.Function)
@@ -67,9 +67,8 @@ func (r *Runner) TearDown(ctx context.Context, a journal.Attachment) error {
 	return r.Drivers.Restore(ctx, a)
 }
 
-// OwnDrivers shows Functions as they are when nobody has them: with their own driver and what it makes of them, not with
-// the one that is bound for an owner. A pool that selects Functions by their driver keeps them so while they are
-// allocated. Get returns a Function as it is now, with whatever is bound.
+// OwnDrivers shows Functions with their own driver and what it makes of them, not with the one that is bound for an owner.
+// Pools that select Functions by driver so keep them while they are allocated. Get returns a Function as it is now.
 type OwnDrivers struct {
 	pool.Functions
 	Journal interface{ All() []journal.Attachment }

@@ -1,6 +1,7 @@
 package sriov
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,27 +20,21 @@ import (
 )
 
 const (
-	// These files of a PF have the number of VFs that there are and that there can be. A write to the first makes VFs, which
-	// takes a driver seconds, and returns when they are made. The kernel refuses any number but 0 while there are VFs.
+	// These files have how many VFs a PF has and can have. A write of the first returns when the driver has made them, which
+	// takes seconds. The kernel refuses any number but 0 while there are VFs.
 	numVFs, totalVFs = "sriov_numvfs", "sriov_totalvfs"
 
-	// askTimeout bounds the kubelet's answer about what pods have.
-	askTimeout = 2 * time.Second
-	// lockTimeout bounds the wait for other work on the PF or one of its VFs.
-	lockTimeout = 2 * time.Second
-	// showTimeout bounds the wait until sysfs shows what was written. The kernel shows it before the write returns, but the
-	// sysfs of a simulated host is a moment late.
-	showTimeout = time.Second
+	askTimeout  = 2 * time.Second // for the kubelet's answer about what pods have
+	lockTimeout = 2 * time.Second // for other work on the PF or one of its VFs
+	showTimeout = time.Second     // until sysfs shows what was written; only that of a simulated host is late
 )
 
 // problem is why a PF does not have what a DevicePool asks for. It becomes a [v1alpha1.Shortage].
 type problem struct {
 	reason  string // one of those of the condition Supplied
 	message string // what is missing and what to do, without the PF
-	// tried says that writing the number of VFs failed. A later try may help, but not the release of a Function.
-	tried bool
-	// final says that another try would cost the VFs that there are.
-	final bool
+	tried   bool   // writing the number of VFs failed: a later try may help, but not the release of a Function
+	final   bool   // another try would cost the VFs that there are
 }
 
 func problemf(reason, format string, arguments ...any) *problem {
@@ -50,8 +45,8 @@ func (p *problem) shortage(pf pci.Address) v1alpha1.Shortage {
 	return v1alpha1.Shortage{PF: string(pf), Reason: p.reason, Message: fmt.Sprintf("PF %s %s", pf, p.message)}
 }
 
-// give gives a PF as many VFs as are wanted, unless somebody uses it. It calls making before it touches the PF. It returns
-// why the PF does not have the VFs, or nil if it has them.
+// give gives a PF as many VFs as are wanted, unless somebody uses it. It calls making before it touches the PF. It returns nil
+// if the PF has the VFs.
 func (v *VFs) give(ctx context.Context, pf pci.Address, want int, making func(have int)) *problem {
 	have, p := v.look(pf, want)
 	if p != nil || have == want {
@@ -102,22 +97,17 @@ func (v *VFs) give(ctx context.Context, pf pci.Address, want int, making func(ha
 // look says how many VFs the PF has, and whether it can have as many as are wanted.
 func (v *VFs) look(pf pci.Address, want int) (have int, p *problem) {
 	have, err := v.device(pf).Number(numVFs)
-	if errors.Is(err, fs.ErrNotExist) {
-		if want == 0 {
-			return 0, nil
-		}
+	total, totalErr := v.device(pf).Number(totalVFs)
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && want == 0:
+		return 0, nil
+	case errors.Is(err, fs.ErrNotExist):
 		return 0, problemf(v1alpha1.ReasonNotSupported,
 			"cannot have VFs: the kernel shows no sriov_numvfs; is SR-IOV on in the card and in the machine's firmware?")
-	}
-	total := 0
-	if err == nil {
-		total, err = v.device(pf).Number(totalVFs)
-	}
-	if err != nil {
-		return 0, failed(err)
-	}
-	if want > total {
-		return have, tooMany(want, total)
+	case err != nil || totalErr != nil:
+		return 0, failed(cmp.Or(err, totalErr))
+	case want > total:
+		return 0, tooMany(want, total)
 	}
 	return have, nil
 }
@@ -127,7 +117,6 @@ func tooMany(want, total int) *problem {
 		"can have %d VFs at most, not %d: lower numVFs, or raise the limit in the card", total, want)
 }
 
-// vfs lists the VFs of a PF by index.
 func (v *VFs) vfs(pf pci.Address) ([]pci.Address, error) {
 	links, err := v.device(pf).VFs()
 	vfs := make([]pci.Address, 0, len(links))
@@ -187,15 +176,13 @@ func (v *VFs) write(pf pci.Address, n int) *problem {
 	}
 	driver, _ := v.device(pf).Link("driver")
 	p := problemf(v1alpha1.ReasonRefused, "has %d VFs after driver %s was told to make %d: see the kernel's log", have, driver, n)
-	if have > 0 {
-		p.final = true
+	if p.final = have > 0; p.final {
 		p.message += "; it is left alone until numVFs or its driver changes"
 	}
 	return p
 }
 
-// refused says what the kernel's answer means (sriov_numvfs_store in drivers/pci/iov.c, and the driver's
-// sriov_configure).
+// refused explains the kernel's answer (sriov_numvfs_store in drivers/pci/iov.c, and the driver's sriov_configure).
 func (v *VFs) refused(pf pci.Address, n int, err error) *problem {
 	driver, _ := v.device(pf).Link("driver")
 	var errno unix.Errno
@@ -221,7 +208,6 @@ func (v *VFs) refused(pf pci.Address, n int, err error) *problem {
 		"cannot be given %d VFs: driver %s says %q; see the kernel's log", n, driver, err)
 }
 
-// failed is about an attribute in sysfs that cannot be read or parsed.
 func failed(err error) *problem {
 	return problemf(v1alpha1.ReasonRefused, "has VFs that cannot be changed: %v", err)
 }

@@ -66,7 +66,7 @@ func (m *SFMaker) NoSFs(pf pci.Address) *v1alpha1.Shortage {
 	return new(problem.shortage(pf))
 }
 
-// lookAgain has [SFMaker.Changed] called after a pause if it is unsure whether a PF can have SFs, unless that is pending.
+// lookAgain has [SFMaker.Changed] called after a pause, unless a call is pending.
 func (m *SFMaker) lookAgain(pf pci.Address, unsure bool) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
@@ -119,9 +119,15 @@ func (m *SFMaker) Make(ctx context.Context, sf function.ID, mac function.MAC) (e
 			}
 			return fmt.Errorf("cannot be made: PF %s %s", sf.Address, problem.message)
 		}
-		if port, err = m.add(sf, others); err != nil {
+		sfnum, _ := sf.SFNum()
+		added, err := m.Devlink.AddSF(devlink.OfPCI(sf.Address), pfNumber(sf.Address, others), sfnum)
+		if errors.Is(err, unix.ENOSPC) {
+			err = fmt.Errorf("PF %s can have no more SFs; its pools' spec.sfs or spec.maxAllocated must be less: %w", sf.Address, err)
+		}
+		if err != nil {
 			return err
 		}
+		port = &added
 	}
 	if err := m.activate(ctx, sf, *port, mac); err != nil {
 		return err
@@ -138,7 +144,6 @@ func (m *SFMaker) Make(ctx context.Context, sf function.ID, mac function.MAC) (e
 	return nil
 }
 
-// wrap adds which SF an error is about.
 func wrap(err *error, sf function.ID) {
 	if *err != nil {
 		*err = fmt.Errorf("SF %s: %w", sf, *err)
@@ -164,16 +169,6 @@ func (m *SFMaker) port(sf function.ID) (port *devlink.Port, all []devlink.Port, 
 	return nil, all, nil
 }
 
-// add makes the SF's port, beside the others of its PF.
-func (m *SFMaker) add(sf function.ID, others []devlink.Port) (*devlink.Port, error) {
-	sfnum, _ := sf.SFNum()
-	port, err := m.Devlink.AddSF(devlink.OfPCI(sf.Address), pfNumber(sf.Address, others), sfnum)
-	if errors.Is(err, unix.ENOSPC) {
-		err = fmt.Errorf("PF %s can have no more SFs; its pools' spec.sfs or spec.maxAllocated must be less: %w", sf.Address, err)
-	}
-	return &port, err
-}
-
 // pfNumber is the number by which devlink knows a PF: that of the ports of its Functions. Without such a port it is the
 // number of its physical port, and without a physical port that of its PCI function. See quirk "number of a PF".
 func pfNumber(pf pci.Address, ports []devlink.Port) uint16 {
@@ -195,27 +190,26 @@ func pfNumber(pf pci.Address, ports []devlink.Port) uint16 {
 // with another MAC is removed and made anew.
 func (m *SFMaker) activate(ctx context.Context, sf function.ID, port devlink.Port, mac function.MAC) error {
 	change := func(to devlink.FunctionChange) error { return m.Devlink.SetFunction(port.Device, port.Index, to) }
-	if mac != "" && port.Function.MAC != mac {
-		if port.Function.Active {
-			if err := change(devlink.FunctionChange{Active: new(false)}); err != nil {
-				return err
-			}
-			if err := m.awaitGone(ctx, sf); err != nil {
-				return fmt.Errorf("its device is still there although it is not active: %w", err)
-			}
-			port.Function.Active = false
+	hasMAC := mac == "" || port.Function.MAC == mac
+	if port.Function.Active && hasMAC {
+		return nil
+	}
+	if port.Function.Active {
+		if err := change(devlink.FunctionChange{Active: new(false)}); err != nil {
+			return err
 		}
+		if err := m.awaitGone(ctx, sf); err != nil {
+			return fmt.Errorf("its device is still there although it is not active: %w", err)
+		}
+	}
+	if !hasMAC {
 		if err := change(devlink.FunctionChange{MAC: mac}); err != nil {
 			return err
 		}
 	}
-	if port.Function.Active {
-		return nil
-	}
 	return change(devlink.FunctionChange{Active: new(true)})
 }
 
-// awaitGone waits until the inventory has no such SF.
 func (m *SFMaker) awaitGone(ctx context.Context, sf function.ID) error {
 	return loop.Until(ctx, m.Changes, func() bool {
 		_, exists := m.Functions.Get(sf)

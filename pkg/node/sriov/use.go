@@ -57,12 +57,11 @@ func (v *VFs) inUse(ctx context.Context, pf pci.Address, vfs []pci.Address) *pro
 	if len(uses) == 0 {
 		return nil
 	}
-	more := ""
+	shown := strings.Join(uses[:min(len(uses), shownUses)], ", ")
 	if len(uses) > shownUses {
-		more = fmt.Sprintf(" and %d more", len(uses)-shownUses)
+		shown += fmt.Sprintf(" and %d more", len(uses)-shownUses)
 	}
-	return problemf(v1alpha1.ReasonInUse, "is in use: %s%s; its VFs are changed when that has ended",
-		strings.Join(uses[:min(len(uses), shownUses)], ", "), more)
+	return problemf(v1alpha1.ReasonInUse, "is in use: %s; its VFs are changed when that has ended", shown)
 }
 
 // uses asks the journal, the host and the kubelet in turn who has the PF or one of its VFs, until one of them knows.
@@ -114,8 +113,7 @@ func owner(a journal.Attachment) string {
 	return "a pod"
 }
 
-// usedOnHost lists uses of the PF and its VFs that sysfs and netlink show: by the host, by a program, or by a container
-// that is in another network namespace.
+// usedOnHost lists uses of the PF and its VFs that sysfs and netlink show: by the host, by a program, or by a container.
 func (v *VFs) usedOnHost(pf pci.Address, vfs []pci.Address) ([]string, error) {
 	dir, names, err := v.device(pf).Netdevs()
 	if err != nil {

@@ -24,11 +24,10 @@ import (
 )
 
 const (
-	// pause is the time from a change of pools, Functions or the journal until a PF is looked at again. Pods come and go in
-	// crowds, and all changes within the pause lead to one look.
+	// pause is the time from a change of pools, Functions or the journal until a PF is looked at again: pods come in crowds.
 	pause = 200 * time.Millisecond
-	// firstRetry and slowestRetry bound the pauses before the next look at a PF that did not get its VFs. Not everything that
-	// frees a PF leads to a change that the agent sees.
+	// firstRetry and slowestRetry bound the pauses before the next look at a PF that did not get its VFs: the agent does not
+	// see all that frees a PF.
 	firstRetry, slowestRetry = time.Second, time.Minute
 )
 
@@ -36,32 +35,23 @@ const (
 // them. A PF is never changed while somebody uses it or one of its VFs, and is not touched if it has the number already.
 // VFs keeps no state on disk: DevicePools say what is wanted, and the kernel what there is.
 type VFs struct {
-	// SysRoot is where the host's sysfs is, writable.
-	SysRoot string
-	// Functions are all of the node's, sorted.
-	Functions interface{ Snapshot() []function.Function }
-	// Pools are the node's; known is false until they have been read once.
-	Pools interface {
-		Pools() (pools []pool.Pool, known bool)
-	}
-	// Journal knows who has which Function.
+	SysRoot   string                                      // where the host's sysfs is, writable
+	Functions interface{ Snapshot() []function.Function } // all of the node's, sorted
+	Pools     interface{ Pools() ([]pool.Pool, bool) }    // see [pool.Tracker.Pools]
+	// Journal knows who has which Function; see [journal.Journal].
 	Journal interface {
 		All() []journal.Attachment
-		// Lock makes the caller the only one to work on a Function until it calls unlock.
 		Lock(ctx context.Context, id function.ID) (unlock func(), err error)
-		// Subscribe returns a channel that receives a value after changes.
 		Subscribe(ctx context.Context) <-chan struct{}
 	}
-	// Assignments are the Functions that the kubelet gave to pods, by [function.ID.String].
+	// Assignments are the Functions that the kubelet gave to pods; see [podresources.Client.Assigned].
 	Assignments interface {
 		Assigned(ctx context.Context) (map[string]podresources.Assignment, error)
 	}
-	// NetdevUse says what the host does with a netdev, "" for nothing.
-	NetdevUse func(netdev string) (string, error)
+	NetdevUse func(netdev string) (string, error) // see [NetdevUse]
 	// Changed is called when what [VFs.Supply] says has changed. It must neither block nor call methods of VFs.
 	Changed func()
-	// Writing, where set, is called before a number of VFs is written to a PF's sriov_numvfs.
-	Writing func(pf pci.Address, n int)
+	Writing func(pf pci.Address, n int) // where set, called before n is written to a PF's sriov_numvfs
 	Metrics *Metrics
 	Log     logr.Logger
 
@@ -82,14 +72,12 @@ type demand struct {
 // pfState is what is known of a PF with one driver that is to have one number of VFs. When either changes the PF gets a
 // new pfState, as another driver may accept a number that one refused.
 type pfState struct {
-	numVFs int
-	driver string
-	pool   string // the DevicePool that decides numVFs
-	// making is set while the number of VFs changes.
-	making *problem
-	// answered says that the PF was looked at, and problem what came of that: nil if the PF has its VFs.
-	answered bool
-	problem  *problem
+	numVFs   int
+	driver   string
+	pool     string   // the DevicePool that decides numVFs
+	making   *problem // not nil while the number of VFs changes
+	answered bool     // the PF was looked at
+	problem  *problem // what came of that; nil if the PF has its VFs
 }
 
 // Supply says what a DevicePool with numVFs lacks on this node; known is false until that has been looked at. It does
@@ -120,8 +108,8 @@ func (v *VFs) Collect(metrics chan<- prometheus.Metric) {
 }
 
 // Run works until ctx ends. functions and pools have a value when Functions, or pools, may have changed. PFs do not wait
-// for each other, because one card takes a second and another a minute. The queue ensures that one goroutine at a time
-// works on a PF. A change of a PF that has begun is finished before Run returns.
+// for each other, because one card takes a second and another a minute. A change that has begun is finished before Run
+// returns.
 func (v *VFs) Run(ctx context.Context, functions, pools <-chan struct{}) error {
 	v.queue = workqueue.NewTypedRateLimitingQueue(
 		workqueue.NewTypedItemExponentialFailureRateLimiter[pci.Address](firstRetry, slowestRetry))
@@ -164,9 +152,7 @@ func (v *VFs) plan() {
 	defer v.mutex.Unlock()
 	before := v.pfs
 	v.pfs, v.demands = map[pci.Address]*pfState{}, nil
-	// Where two DevicePools want different numbers for a PF, the one decides that a Function would belong to which both
-	// select; see [pool.Assign].
-	for _, p := range slices.SortedFunc(slices.Values(pools), func(a, b pool.Pool) int {
+	for _, p := range slices.SortedFunc(slices.Values(pools), func(a, b pool.Pool) int { // as [pool.Assign] does
 		return cmp.Or(cmp.Compare(b.Spec.Priority, a.Spec.Priority), cmp.Compare(a.Name, b.Name))
 	}) {
 		if p.Spec.NumVFs == nil {
@@ -183,8 +169,7 @@ func (v *VFs) plan() {
 	v.publish()
 }
 
-// planPF returns what is known of a PF of which a DevicePool decides the number of VFs, and queues the PF if it may need
-// work. pf is what was known before, nil for nothing. The caller has the mutex.
+// planPF queues a PF if it may need work. pf is what is known of it, nil for nothing. The caller has the mutex.
 func (v *VFs) planPF(f function.Function, pf *pfState, p pool.Pool) *pfState {
 	want := int(*p.Spec.NumVFs)
 	if pf == nil || pf.numVFs != want || pf.driver != f.Driver {
@@ -273,8 +258,7 @@ func (v *VFs) publish() {
 	v.Changed()
 }
 
-// supply says what a DevicePool lacks. known is false until each of its PFs has been looked at for the number that the
-// DevicePool wants. The caller has the mutex.
+// supply says what a DevicePool lacks. known is false until each of its PFs has been looked at. The caller has the mutex.
 func (v *VFs) supply(d demand) (s pool.Supply, known bool) {
 	s, known = pool.Supply{Generation: d.pool.Generation, PFs: len(d.pfs)}, true
 	want := int(*d.pool.Spec.NumVFs)
@@ -294,5 +278,4 @@ func (v *VFs) supply(d demand) (s pool.Supply, known bool) {
 	return s, known
 }
 
-// device is what the kernel shows of a PCI device.
 func (v *VFs) device(a pci.Address) sysfs.Dir { return sysfs.Root(v.SysRoot).PCI(a) }

@@ -8,7 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -22,28 +22,23 @@ import (
 )
 
 const (
-	// quiet is how long the file's directory must not change before the file is read. Whoever writes the file in place may
-	// need several writes.
-	quiet = 100 * time.Millisecond
-	// patience bounds how long changes of the directory can put that off.
-	patience = time.Second
-	// retry is the pause before another attempt to watch a directory that cannot be watched.
-	retry = 5 * time.Second
+	// quiet is how long the file's directory must not change before the file is read, as a file may be written in parts.
+	quiet    = 100 * time.Millisecond
+	patience = time.Second     // how long changes of the directory can put that off
+	retry    = 5 * time.Second // before another attempt to watch a directory that cannot be watched
 )
 
 // FileOptions are those of a [File]. Path is needed, and Changed by [File.Run].
 type FileOptions struct {
 	// Path of the file. It may be a link within its directory, as in a ConfigMap's volume; changes behind a link to
 	// elsewhere go unnoticed.
-	Path string
-	// ResourcePrefix is that of resources of a configuration of sriov-network-device-plugin that name none.
-	ResourcePrefix string
+	Path           string
+	ResourcePrefix string // of resources that name none, in a configuration of sriov-network-device-plugin
 	// Adapt, where set, completes a valid DevicePool, or says why it cannot be used here.
 	Adapt func(*v1alpha1.DevicePool) error
 	// Changed is called by [File.Run] after the declarations changed. It must not block.
-	Changed func()
-	// Registry, where set, gets the metrics.
-	Registry prometheus.Registerer
+	Changed  func()
+	Registry prometheus.Registerer // for the metrics; nil for none
 	Log      logr.Logger
 }
 
@@ -53,10 +48,12 @@ type File struct {
 	options FileOptions
 	good    prometheus.Gauge
 	errors  prometheus.Counter
+	last    atomic.Pointer[reading]
+}
 
-	content []byte // the file that devicePools are from; only load uses it
-
-	mutex       sync.RWMutex
+// reading is the result of reading the file. It does not change.
+type reading struct {
+	content     []byte // that devicePools are from; nil until the file has been read once
 	devicePools []v1alpha1.DevicePool
 	problem     error // what is wrong with the file now; nil if its content is in use
 }
@@ -75,6 +72,7 @@ func OpenFile(options FileOptions) (*File, error) {
 			Help: "Changes of the file of --config-file that were not taken over because something was wrong with them.",
 		}),
 	}
+	f.last.Store(&reading{})
 	if err := f.load(); err != nil {
 		return nil, err
 	}
@@ -86,9 +84,7 @@ func (f *File) DevicePools(context.Context) ([]v1alpha1.DevicePool, error) {
 	if f == nil {
 		return nil, nil
 	}
-	f.mutex.RLock()
-	defer f.mutex.RUnlock()
-	return slices.Clone(f.devicePools), nil
+	return slices.Clone(f.last.Load().devicePools), nil
 }
 
 // NodeLabels returns none: the file is the node's own, and its nodeSelectors are not applied.
@@ -132,11 +128,9 @@ func (f *File) reload() {
 	if err == nil {
 		return
 	}
-	f.mutex.Lock()
-	known := f.problem != nil && f.problem.Error() == err.Error()
-	f.problem = err
-	f.mutex.Unlock()
-	if !known {
+	before := f.last.Load()
+	f.last.Store(&reading{before.content, before.devicePools, err})
+	if before.problem == nil || before.problem.Error() != err.Error() {
 		f.good.Set(0)
 		f.errors.Inc()
 		f.options.Log.Error(err, "Configuration cannot be used, keeping what it was")
@@ -149,8 +143,9 @@ func (f *File) load() error {
 	if err != nil {
 		return fmt.Errorf("read configuration: %w", err)
 	}
-	first := f.content == nil
-	if f.problem == nil && !first && bytes.Equal(f.content, content) {
+	before := f.last.Load()
+	first := before.content == nil
+	if before.problem == nil && !first && bytes.Equal(before.content, content) {
 		return nil
 	}
 	devicePools, warnings, err := Parse(content, f.options.ResourcePrefix)
@@ -169,10 +164,7 @@ func (f *File) load() error {
 			devicePools[i].Spec.NodeSelector = nil
 		}
 	}
-	f.content = content
-	f.mutex.Lock()
-	f.devicePools, f.problem = devicePools, nil
-	f.mutex.Unlock()
+	f.last.Store(&reading{content: content, devicePools: devicePools})
 	f.good.Set(1)
 	f.options.Log.Info("Configuration read", "file", f.options.Path, "devicePools", len(devicePools))
 	if !first {
@@ -193,9 +185,8 @@ func (f *File) adapt(devicePools []v1alpha1.DevicePool) error {
 	return nil
 }
 
-// Merged has the DevicePools of a file and of the API server. If both have a DevicePool of one name, it uses the one of the
-// file, which is nearer to the node. Node labels are those of the API server. DevicePools may be called by one goroutine
-// at a time.
+// Merged has the node labels and the DevicePools of the API server, and the DevicePools of a file. Of two with the same name
+// it has the file's, which is nearer to the node. DevicePools may be called by one goroutine at a time.
 type Merged struct {
 	pool.Declarations       // the API server's
 	File              *File // may be nil
@@ -211,12 +202,12 @@ func (m *Merged) DevicePools(ctx context.Context) ([]v1alpha1.DevicePool, error)
 	if err != nil {
 		return nil, err
 	}
-	ofFile, _ := m.File.DevicePools(ctx) // has no errors
-	out := ofFile
+	out, _ := m.File.DevicePools(ctx) // has no errors
+	ofFile := len(out)
 	var hidden []string
 	for _, devicePool := range declared {
 		name := devicePool.Name
-		if !slices.ContainsFunc(ofFile, func(p v1alpha1.DevicePool) bool { return p.Name == name }) {
+		if !slices.ContainsFunc(out[:ofFile], func(p v1alpha1.DevicePool) bool { return p.Name == name }) {
 			out = append(out, devicePool)
 			continue
 		}

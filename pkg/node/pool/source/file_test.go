@@ -71,9 +71,7 @@ func until(t *testing.T, what string, changes <-chan struct{}, holds func() bool
 
 // problem is why what is in the file now does not count; nil if it does.
 func problem(f *File) error {
-	f.mutex.RLock()
-	defer f.mutex.RUnlock()
-	return f.problem
+	return f.last.Load().problem
 }
 
 // follow opens a file and runs it until the test ends. Every change and every log line is a value in changes.

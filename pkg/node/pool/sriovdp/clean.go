@@ -21,9 +21,8 @@ var (
 	linkType = regexp.MustCompile(`^(ether|infiniband)$`).MatchString
 )
 
-// clean removes the entries of a selector that match no device in sriov-network-device-plugin, which compares texts and
-// reports no errors. A DevicePool would refuse some of these entries, and match devices by others. matches is false if the
-// whole selector matches nothing.
+// clean removes the entries of a selector that match no device in sriov-network-device-plugin, as a DevicePool would refuse
+// some of them and match devices by others. matches is false if the whole selector matches nothing.
 func (c *converter) clean(path string, s v1alpha1.FunctionSelector) (kept v1alpha1.FunctionSelector, matches bool) {
 	matches = true
 	keep := func(field string, list *[]string, check func(string) (string, error)) {
@@ -56,9 +55,7 @@ func (c *converter) clean(path string, s v1alpha1.FunctionSelector) (kept v1alph
 		c.warn(path+".ddpProfiles",
 			"is compared with what devlink tells (driver ice); ddptool is not used, so profiles of X700 cards match nothing")
 	}
-	switch s.VDPAType {
-	case "", "virtio", "vhost":
-	default:
+	if !slices.Contains([]string{"", "virtio", "vhost"}, s.VDPAType) {
 		c.warn(path+".vdpaType", "%q matches nothing: must be virtio or vhost", s.VDPAType)
 		matches = false
 	}
@@ -81,10 +78,7 @@ func isAddress(text string) bool {
 	return err == nil
 }
 
-func isCanonicalAddress(text string) bool {
-	address, err := pci.Parse(text)
-	return err == nil && string(address) == text
-}
+func isCanonicalAddress(text string) bool { return isAddress(text) && text == strings.ToLower(text) }
 
 // indexed checks entries "name", "name#2" and "name#0-3,7". Of entries with the same name only the first is used, and of its
 // indexes only those before the first invalid one.

@@ -35,7 +35,7 @@ var (
 	pciKeys = []string{"vendors", "devices", "drivers"}
 	netKeys = append(slices.Clone(pciKeys), "pfNames", "rootDevices", "linkTypes", "isRdma", "needVhostNet")
 
-	// selectorKeys are the keys that a device type knows. Other keys are ignored, whatever their value is.
+	// selectorKeys are the keys that a device type knows.
 	selectorKeys = map[v1alpha1.DeviceType][]string{
 		v1alpha1.DeviceTypeNet: append(slices.Clone(netKeys),
 			"pciAddresses", "acpiIndexes", "ddpProfiles", "pKeys", "vdpaType"),
@@ -135,8 +135,8 @@ func parseSelectors(path string, r resource) ([]selector, error) {
 	return out, nil
 }
 
-// splitKeys returns an object with only the known ones of its keys, in their order, and the other keys, sorted. The case
-// of letters does not count. Whatever is not an object is returned unchanged.
+// splitKeys returns an object with only its known keys, in their order and whatever their case, and the other keys, sorted.
+// Whatever is not an object is returned unchanged.
 func splitKeys(raw json.RawMessage, keys []string) (known json.RawMessage, unknown []string) {
 	decoder := json.NewDecoder(bytes.NewReader(raw))
 	if start, err := decoder.Token(); err != nil || start != json.Delim('{') {

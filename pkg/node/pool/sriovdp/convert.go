@@ -26,23 +26,20 @@ var resourceName = regexp.MustCompile(`^[a-zA-Z0-9_-]+$`)
 // Is says whether this looks like a configuration of sriov-network-device-plugin: JSON that has a resourceList, even if
 // there is something wrong with it.
 func Is(config []byte) bool {
-	var object map[string]json.RawMessage
-	if json.Unmarshal(config, &object) != nil {
+	var file struct {
+		ResourceList json.RawMessage `json:"resourceList"`
+	}
+	if json.Unmarshal(config, &file) != nil {
 		return bytes.HasPrefix(bytes.TrimSpace(config), []byte("{")) &&
 			bytes.Contains(bytes.ToLower(config), []byte(`"resourcelist"`))
 	}
-	for key := range object {
-		if strings.EqualFold(key, "resourceList") {
-			return true
-		}
-	}
-	return false
+	return file.ResourceList != nil
 }
 
-// Convert reads a configuration. prefix is the prefix of resources that name none. The DevicePools are in the order of the
-// configuration and have publish: DevicePlugin. A mistake with which sriov-network-device-plugin does not start is an error
-// that names the entry and the field. What it warns of, ignores, or understands in an unexpected way is a warning, which
-// begins with the place: "resourceList[0].selectors[1].pfNames[0]: ..".
+// Convert reads a configuration. prefix is that of resources that name none. The DevicePools are in the order of the
+// configuration. A mistake with which sriov-network-device-plugin does not start is an error that names the entry and the
+// field. What it warns of, ignores, or understands in an unexpected way is a warning, which begins with the place:
+// "resourceList[0].selectors[1].pfNames[0]: ..".
 func Convert(config []byte, prefix string) (devicePools []v1alpha1.DevicePool, warnings []string, err error) {
 	entries, err := parseList(config)
 	if err != nil {
@@ -89,11 +86,15 @@ func (c *converter) convert(path string, raw json.RawMessage, priority int32) (u
 		c.warnings = append(c.warnings, err.Error()+"; the entry is left out")
 		return false, nil
 	}
-	r.ResourcePrefix = cmp.Or(r.ResourcePrefix, c.prefix)
-	name, err := c.claim(path, r)
-	if err != nil {
-		return false, err
+	if !resourceName.MatchString(r.ResourceName) {
+		return false, fmt.Errorf("%s.resourceName: %q: must be of the characters a-z, A-Z, 0-9, _ and -", path, r.ResourceName)
 	}
+	r.ResourcePrefix = cmp.Or(r.ResourcePrefix, c.prefix)
+	name := r.ResourcePrefix + "/" + r.ResourceName
+	if first, taken := c.resources[name]; taken {
+		return false, fmt.Errorf("%s.resourceName: %s is that of %s already", path, name, first)
+	}
+	c.resources[name] = path
 	var usable []v1alpha1.FunctionSelector
 	needVhostNet := 0
 	for _, s := range selectors {
@@ -124,28 +125,13 @@ func (c *converter) convert(path string, raw json.RawMessage, priority int32) (u
 	return true, nil
 }
 
-// claim takes the name of the resource, which no other entry may have.
-func (c *converter) claim(path string, r resource) (name string, err error) {
-	if !resourceName.MatchString(r.ResourceName) {
-		return "", fmt.Errorf("%s.resourceName: %q: must be of the characters a-z, A-Z, 0-9, _ and -", path, r.ResourceName)
-	}
-	name = r.ResourcePrefix + "/" + r.ResourceName
-	if first, taken := c.resources[name]; taken {
-		return "", fmt.Errorf("%s.resourceName: %s is that of %s already", path, name, first)
-	}
-	c.resources[name] = path
-	return name, nil
-}
-
 // valid returns an error if the selector makes sriov-network-device-plugin refuse the whole configuration.
 func valid(s selector, deviceType v1alpha1.DeviceType) error {
 	if s.IsRdma && s.VDPAType != "" {
 		return fmt.Errorf("%s.vdpaType: cannot be together with isRdma", s.path)
 	}
-	if deviceType != v1alpha1.DeviceTypeAuxNet {
-		return nil
-	}
-	if len(s.AuxTypes) == 0 || slices.ContainsFunc(s.AuxTypes, func(t string) bool { return t != "sf" }) {
+	onlySFs := len(s.AuxTypes) > 0 && !slices.ContainsFunc(s.AuxTypes, func(t string) bool { return t != "sf" })
+	if deviceType == v1alpha1.DeviceTypeAuxNet && !onlySFs {
 		return fmt.Errorf("%s.auxTypes: %q: must be [\"sf\"]", s.path, s.AuxTypes)
 	}
 	return nil
@@ -174,8 +160,7 @@ func (c *converter) add(path, resource string, spec v1alpha1.DevicePoolSpec) {
 	})
 }
 
-// poolName derives a DNS label from the name of the resource. If the label is taken, it adds the prefix, which does not
-// depend on the order of entries, and if that is taken too, a number.
+// poolName derives a DNS label from the name of the resource. If the label is taken, it adds the prefix, and then a number.
 func (c *converter) poolName(plugin *v1alpha1.DevicePluginSpec) string {
 	name := label(plugin.ResourceName)
 	if c.names[name] {
