@@ -68,7 +68,7 @@ func await(
 	ctx context.Context, op, id string, look func(context.Context) (done bool, said string, err error),
 ) error {
 	last := "the agent has not said anything about it"
-	pauses := wait.Backoff{Duration: time.Millisecond, Factor: 1.5, Cap: 100 * time.Millisecond, Steps: math.MaxInt32}
+	pauses := wait.Backoff{Duration: 100 * time.Microsecond, Factor: 1.5, Cap: 100 * time.Millisecond, Steps: math.MaxInt32}
 	err := pauses.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
 		done, said, err := look(ctx)
 		last = cmp.Or(said, last)
