@@ -104,11 +104,9 @@ func (c *VFConfig) Rate(r Rate) Rate {
 
 // EswitchPort is the port of a Function at the eswitch of its PF.
 type EswitchPort struct {
-	PF pci.Address
-	// SF says that it is a subfunction's, and not a VF's.
-	SF bool
-	// Number is the index of the VF, from 0, or the sfnum.
-	Number uint32
+	PF     pci.Address
+	SF     bool   // the Function is a subfunction, not a VF
+	Number uint32 // index of the VF, from 0, or the sfnum
 }
 
 func (p EswitchPort) String() string {
@@ -170,8 +168,7 @@ func ValidateInterfaceName(name string) error {
 
 func validateUnicast(mac MAC) error {
 	address := mac.HardwareAddr()
-	zero := strings.Trim(string(mac), "0:") == ""
-	if len(address) != 6 || address[0]&1 != 0 || zero {
+	if len(address) != 6 || address[0]&1 != 0 || strings.Trim(string(mac), "0:") == "" {
 		return fmt.Errorf("mac %q: must be a unicast Ethernet address such as 02:00:00:00:00:01", mac)
 	}
 	return nil

@@ -28,13 +28,11 @@ import (
 
 // Options of an [Engine]. The zero value is good for a process in the host's network namespace.
 type Options struct {
-	// HostNetNS is the path of the host's network namespace; "" is that of the calling process.
-	HostNetNS string
-	// ProcRoot is where procfs is; "" is "/proc". Runtimes name network namespaces by processes there. Its sys/net is written
-	// to restore the IPv6 sysctls of netdevs, which are not restored where it cannot be written.
-	ProcRoot string
-	// Eswitches limit the rates of Functions; nil for none.
-	Eswitches Eswitches
+	HostNetNS string // path of the host's network namespace, "" for that of the calling process
+	// ProcRoot is where procfs is mounted, "" for "/proc". Runtimes name network namespaces by processes there. The IPv6
+	// sysctls of netdevs are restored in its sys/net, unless it cannot be written.
+	ProcRoot  string
+	Eswitches Eswitches // limit the rates of Functions; nil for none
 	// Trace is called with each change before it is made, on the goroutine that called the Engine; it may be nil.
 	Trace func(step string)
 }
@@ -127,8 +125,7 @@ func (e *Engine) Snapshot(_ context.Context, device Device) (Snapshot, error) {
 	return e.snapshot(device, function.Interface{})
 }
 
-// snapshot looks at a netdev on the host, or at a Function without one. It asks the eswitch, which takes long, only if the
-// pod wants a rate.
+// snapshot asks the eswitch, which takes long, only if the pod wants a rate.
 func (e *Engine) snapshot(device Device, want function.Interface) (s Snapshot, err error) {
 	if !want.VF.Rated() {
 		device.Port = nil
@@ -174,10 +171,9 @@ func (e *Engine) complete(s Snapshot, device Device) (_ Snapshot, err error) {
 
 func nameFree(pod *conn, name string) error {
 	other, err := pod.with(name)
-	if err != nil {
-		return fmt.Errorf("interface name %q: %w", name, err)
-	}
 	switch {
+	case err != nil:
+		return fmt.Errorf("interface name %q: %w", name, err)
 	case other == nil:
 		return nil
 	case other.Name == name:
@@ -267,7 +263,7 @@ func (e *Engine) enforce(ctx context.Context, device Device, from, to Snapshot) 
 }
 
 // moveToPod moves a netdev, renames it and sets its MTU and MAC by one message: the pod never sees it half made, and the
-// kernel waits for its readers only once. It returns the index in the pod.
+// kernel waits for its readers (RCU) only once. It returns the index in the pod.
 func (e *Engine) moveToPod(pod *conn, before Snapshot, place Place, want function.Interface) (int, error) {
 	if err := e.dropTakenAltNames(pod, before, want.Name); err != nil {
 		return 0, err
@@ -278,7 +274,7 @@ func (e *Engine) moveToPod(pod *conn, before Snapshot, place Place, want functio
 		wishes += fmt.Sprintf(" with MTU %d", want.MTU)
 		properties = append(properties, number(unix.IFLA_MTU, want.MTU))
 	}
-	message := slices.Concat(properties, []*nl.RtAttr{number(unix.IFLA_NET_NS_FD, int(pod.ns))})
+	message := append(slices.Clone(properties), number(unix.IFLA_NET_NS_FD, int(pod.ns)))
 	newMAC := want.MAC != "" && want.MAC != before.MAC
 	if newMAC {
 		wishes += fmt.Sprintf(" with MAC %s", want.MAC)
@@ -359,8 +355,7 @@ func (e *Engine) dropAltName(c *conn, index int, name string) error {
 	return e.step("remove altname "+name, func() error { return c.LinkDelAltName(reference(index), name) })
 }
 
-// configure adds the addresses, then brings the netdev up, then adds the routes, which need both. It returns what the netdev
-// is then.
+// configure adds the addresses, then brings the netdev up, then adds the routes, which need both.
 func (e *Engine) configure(pod *conn, index int, want function.Interface) (_ Observed, err error) {
 	unlessFailed := func(what string, change func() error) {
 		if err == nil {

@@ -67,7 +67,7 @@ func (e *Engine) Check(_ context.Context, device Device, a Attached) ([]string, 
 	return checkLayer3(d, pod, l.Identity.Index, a.Want)
 }
 
-// checkLayer3 adds the wanted addresses and routes that are missing to the differences.
+// checkLayer3 appends the wanted addresses and routes that are missing.
 func checkLayer3(d []string, pod *conn, index int, want function.Interface) ([]string, error) {
 	have, err := addresses(pod, index)
 	if err != nil {
@@ -125,7 +125,7 @@ func addAddress(pod *conn, index int, address netip.Prefix) error {
 	return errors.Join(err, listErr)
 }
 
-// addRoute adds a route, and accepts that the very same is there already.
+// addRoute adds a route, and accepts that the pod has it already.
 func addRoute(pod *conn, index int, route function.Route) error {
 	r := routeOut(index, route)
 	err := pod.RouteAdd(&r)
@@ -149,7 +149,6 @@ func addRoute(pod *conn, index int, route function.Route) error {
 	return fmt.Errorf("the pod has one already, via interface index %d gateway %s: %w", other.LinkIndex, gateway, err)
 }
 
-// routeOut is the kernel's route out through the interface with the index.
 func routeOut(index int, route function.Route) netlink.Route {
 	r := netlink.Route{
 		LinkIndex: index, Dst: netipx.PrefixIPNet(route.To), Priority: route.Metric,
@@ -165,7 +164,6 @@ func routeOut(index int, route function.Route) netlink.Route {
 	return r
 }
 
-// sameWay says whether two routes use the same link and gateway.
 func sameWay(a, b netlink.Route) bool { return a.LinkIndex == b.LinkIndex && a.Gw.Equal(b.Gw) }
 
 // routeLike finds the route to the same destination with the same metric.
@@ -202,24 +200,22 @@ func addresses(c *conn, index int) ([]netip.Prefix, error) {
 	return prefixes, nil
 }
 
-// announceItself has the kernel announce the addresses of the interface to its neighbours whenever it comes up or gets another
-// MAC, as an address may have been another pod's before: arp_notify and ndisc_notify of the kernel's ip-sysctl.rst. Errors
-// are ignored: the entries of the neighbours time out anyway.
+// announceItself has the kernel announce the addresses whenever the interface comes up or gets another MAC, as an address may
+// have been another pod's before (ip-sysctl.rst). Errors are ignored: the entries of the neighbours time out anyway.
 func (e *Engine) announceItself(pod *conn, index int, name string, addresses []netip.Prefix) {
 	const arpNotify = 22 // IPV4_DEVCONF_ARP_NOTIFY of linux/ip.h
-	is4 := func(p netip.Prefix) bool { return p.Addr().Is4() }
-	if slices.ContainsFunc(addresses, is4) {
+	if slices.ContainsFunc(addresses, func(p netip.Prefix) bool { return p.Addr().Is4() }) {
 		e.trace("arp_notify")
 		_ = pod.set(index, 0, 0, conf4(arpNotify, 1))
 	}
-	if slices.ContainsFunc(addresses, func(p netip.Prefix) bool { return !is4(p) }) {
+	if slices.ContainsFunc(addresses, func(p netip.Prefix) bool { return p.Addr().Is6() }) {
 		e.trace("ndisc_notify")
 		_ = e.writeConf6(pod, name, "ndisc_notify", 1)
 	}
 }
 
-// Announce waits until an attached interface has a carrier, and has the kernel announce its addresses then: the announcement
-// when the interface came up was lost without a carrier. It returns when ctx, the pod or the interface ends.
+// Announce waits until an attached interface has a carrier, and has the kernel announce its addresses then: without a carrier,
+// the announcement when it came up was lost. It returns when ctx, the pod or the interface ends.
 func (e *Engine) Announce(ctx context.Context, place Place, observed Observed) error {
 	if len(observed.Addresses) == 0 || observed.MAC == "" {
 		return nil

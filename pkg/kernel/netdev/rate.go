@@ -30,7 +30,6 @@ func (e *Engine) rate(f function.EswitchPort) (rate function.Rate, ok bool, err 
 	return e.eswitches.Rate(port.Device, port.Index)
 }
 
-// changeRate tells the eswitch.
 func (e *Engine) changeRate(device Device, from, to *function.Rate) error {
 	if device.Port == nil || from == nil || to == nil || *from == *to {
 		return nil

@@ -67,16 +67,12 @@ type Carried struct {
 
 // Identity tells a netdev from every other one. Index and Peer are of the host's namespace.
 type Identity struct {
-	// Index (ifindex) on the host. It mostly survives a move to another namespace and back, but need not.
-	Index int `json:"index"`
-	// Kind is the kernel's link kind, "device" for hardware.
-	Kind string `json:"kind"`
+	Index int    `json:"index"` // ifindex on the host; it mostly survives a move to another namespace and back
+	Kind  string `json:"kind"`  // the kernel's link kind, "device" for hardware
 	// Parent is the name of the device on its bus (IFLA_PARENT_DEV_NAME), a PCI address for a VF; "" for a virtual netdev.
-	Parent string `json:"parent,omitempty"`
-	// Bus is "pci" or "auxiliary".
-	Bus string `json:"bus,omitempty"`
-	// Permanent is the address that the hardware was made with, where it has one.
-	Permanent function.MAC `json:"permanent,omitempty"`
+	Parent    string       `json:"parent,omitempty"`
+	Bus       string       `json:"bus,omitempty"`       // "pci" or "auxiliary"
+	Permanent function.MAC `json:"permanent,omitempty"` // the hardware's own address, "" without one
 	// Peer is the ifindex of a veth's other end, and PeerNS the host's id of the namespace of that end, -1 for its own.
 	Peer   int `json:"peer,omitempty"`
 	PeerNS int `json:"peerNS,omitempty"`
@@ -142,7 +138,7 @@ func (s Snapshot) VFChanges(want function.Interface) []string {
 // WithoutNetdev is what is left to restore when the netdev is gone: what the PF and the eswitch enforced.
 func (s Snapshot) WithoutNetdev() Snapshot { return Snapshot{VF: s.VF, Rate: s.Rate} }
 
-// flags are the IFF_* of linux/if.h that an administrator sets, and the mask of those that the snapshot knows.
+// flags are the IFF_* of linux/if.h that the snapshot has, and the mask of those that it knows.
 func (s Snapshot) flags() (flags, mask uint32) {
 	for _, p := range s.properties() {
 		mask |= p.flag
@@ -187,7 +183,7 @@ type property struct {
 	name  string
 	value any // comparable
 	// The property is restored by one of these: an attribute or an IFF_* flag of RTM_NEWLINK, or the IPv6 sysctl of this
-	// name. [Engine.undo] restores a property without any of them in a way of its own.
+	// name. [Engine.undo] knows how to restore a property without any of them.
 	attribute *nl.RtAttr
 	flag      uint32
 	conf6     string
@@ -257,17 +253,12 @@ func (d difference) String() string {
 	if d.name == "altnames" {
 		return fmt.Sprintf("altnames are %s, were %s", d.now, d.value)
 	}
-	return fmt.Sprintf("%s is %v, was %v", d.name, quoted(d.now), quoted(d.value))
-}
-
-func quoted(v any) any {
-	if s, ok := v.(string); ok {
-		return fmt.Sprintf("%q", s)
+	if _, isText := d.value.(string); isText {
+		return fmt.Sprintf("%s is %q, was %q", d.name, d.now, d.value)
 	}
-	return v
+	return fmt.Sprintf("%s is %v, was %v", d.name, d.now, d.value)
 }
 
-// compare lists the properties that differ. The identity is not compared, nor is what only one of the snapshots knows.
 func compare(before, now Snapshot) []difference {
 	values := map[string]any{}
 	for _, p := range now.properties() {
@@ -282,8 +273,8 @@ func compare(before, now Snapshot) []difference {
 	return list
 }
 
-// Diff lists in words, in a stable order, the properties that differ: "mtu is 1400, was 1500". The identity is not compared,
-// nor is what only one of the snapshots knows.
+// Diff lists in words, in a stable order, the properties that differ: "mtu is 1400, was 1500". It does not compare the
+// identity, nor what only one of the snapshots knows.
 func Diff(before, now Snapshot) []string {
 	var texts []string
 	for _, d := range compare(before, now) {
@@ -303,21 +294,17 @@ type Observed struct {
 
 // Place is where a netdev sits in a pod. It is known before the netdev is moved.
 type Place struct {
-	// NetNS is the path of the namespace's file.
-	NetNS string `json:"netns"`
+	NetNS string `json:"netns"` // path of the namespace's file
 	// Cookie is the kernel's number of the namespace (SO_NETNS_COOKIE), unique until the next boot. The path may mean
 	// another namespace later.
 	Cookie uint64 `json:"cookie"`
-	// Index is the ifindex that the netdev gets there (IFLA_NEW_IFINDEX).
-	Index int `json:"index"`
+	Index  int    `json:"index"` // ifindex that the netdev gets there (IFLA_NEW_IFINDEX)
 }
 
 // Device is the host's side of a netdev.
 type Device struct {
-	// Name of the netdev in the host's namespace; "" where it is not known or not there.
-	Name string
-	// PF enforces the VF's properties; nil for a Function that is no VF, or where the PF has no netdev.
-	PF *PF
+	Name string // of the netdev in the host's namespace; "" where it is not known or not there
+	PF   *PF    // enforces the VF's properties; nil for a Function that is no VF, or where the PF has no netdev
 	// Port is the Function's at the eswitch, which is asked only if the pod wants a rate; nil for a PF.
 	Port *function.EswitchPort
 }
@@ -344,10 +331,8 @@ func (p PF) String() string { return cmp.Or(p.Name, "?") + " (" + cmp.Or(p.Addre
 
 // Restored tells what Restore found.
 type Restored struct {
-	// Name of the netdev in the host's namespace now; "" for a Function without one.
-	Name string
-	// Notes say which names the netdev could not get back, because another netdev has them.
-	Notes []string
+	Name  string   // of the netdev in the host's namespace now; "" for a Function without one
+	Notes []string // which names the netdev could not get back, because another netdev has them
 }
 
 var (

@@ -65,19 +65,15 @@ func (s VFState) with(c *function.VFConfig, mac function.MAC) VFState {
 
 func (s VFState) rate() function.Rate { return function.Rate{Min: s.MinTxRate, Max: s.MaxTxRate} }
 
-// tagged says whether the frames of the VF get a tag. Without a tag, Proto means nothing.
-func (s VFState) tagged() bool { return s.VLAN != 0 || s.QoS != 0 }
-
-// tag describes the tag that the frames of the VF get.
+// tag describes the tag that the frames of the VF get. Without a tag, Proto means nothing.
 func (s VFState) tag() string {
-	if !s.tagged() || s.Proto == "" {
+	if s.VLAN == 0 && s.QoS == 0 || s.Proto == "" {
 		return "none"
 	}
 	return fmt.Sprintf("%d qos %d proto %s", s.VLAN, s.QoS, s.Proto)
 }
 
-// tagsAD says whether the tag is one of 802.1ad.
-func (s VFState) tagsAD() bool { return s.tagged() && s.Proto == function.VLAN8021AD }
+func (s VFState) tagsAD() bool { return s.tag() != "none" && s.Proto == function.VLAN8021AD }
 
 func onOff(b *bool) string {
 	switch {
@@ -93,7 +89,7 @@ func onOff(b *bool) string {
 type vfChange struct {
 	needed  bool
 	what    string // for people: "VLAN 100"
-	fields  string // the fields of an [function.Interface] that it is about, as users write them: "vf.vlan, vf.qos"
+	fields  string // of a [function.Interface] that it is about, as users write them: "vf.vlan, vf.qos"
 	carrier bool   // a PF may refuse it while it has no carrier: quirk "rates need a carrier"
 	send    func(vfLink) error
 }
@@ -148,7 +144,6 @@ func (s VFState) sendTag(l vfLink) error {
 // errNoCarrier is returned for a refusal of a PF without a carrier, which may accept it when it has one.
 var errNoCarrier = errors.New("it has no carrier, without which some drivers refuse it")
 
-// changeVF tells the PF.
 func (e *Engine) changeVF(pf *PF, c vfChange) error {
 	link, err := e.host.named(pf.Name)
 	if err != nil {
@@ -236,10 +231,10 @@ func parseVFInfo(info []byte) (index int, state *VFState) {
 			state.VLAN, state.QoS = int(words[1]), int(words[2])
 		case kind == nl.IFLA_VF_RATE && len(words) >= 3:
 			state.MinTxRate, state.MaxTxRate = int(words[1]), int(words[2])
-		case kind == nl.IFLA_VF_SPOOFCHK && len(words) >= 2:
-			state.SpoofCheck = setting(words[1])
-		case kind == nl.IFLA_VF_TRUST && len(words) >= 2:
-			state.Trust = setting(words[1])
+		case kind == nl.IFLA_VF_SPOOFCHK && len(words) >= 2 && words[1] != unknown:
+			state.SpoofCheck = new(words[1] != 0)
+		case kind == nl.IFLA_VF_TRUST && len(words) >= 2 && words[1] != unknown:
+			state.Trust = new(words[1] != 0)
 		case kind == nl.IFLA_VF_LINK_STATE && len(words) >= 2 && int(words[1]) < len(linkStates):
 			state.LinkState = linkStates[words[1]]
 		}
@@ -250,20 +245,12 @@ func parseVFInfo(info []byte) (index int, state *VFState) {
 // unknown is the kernel's value of a setting that the driver does not have (rtnl_fill_vfinfo).
 const unknown = math.MaxUint32
 
-func setting(value uint32) *bool {
-	if value == unknown {
-		return nil
-	}
-	return new(value != 0)
-}
-
-// field is a field of an [function.Interface], as users write it, and whether an error is about it.
+// field is a field of a [function.Interface], as users write it, and whether an error is about it.
 type field struct {
 	name  string
 	meant bool
 }
 
-// fields lists those that are meant: "vf.vlan, vf.qos".
 func fields(list ...field) string {
 	var names []string
 	for _, f := range list {
@@ -278,8 +265,7 @@ func rateFields(from, to function.Rate) string {
 	return fields(field{"vf.minTxRate", from.Min != to.Min}, field{"vf.maxTxRate", from.Max != to.Max})
 }
 
-// enforceable returns an error if neither a PF nor an eswitch can enforce what is wanted for a Function. before says what they
-// told of it.
+// enforceable returns an error if neither a PF nor an eswitch can enforce what is wanted. before says what they told.
 func enforceable(c *function.VFConfig, device Device, before Snapshot) error {
 	if c == nil || before.VF != nil || *c == (function.VFConfig{}) {
 		return nil

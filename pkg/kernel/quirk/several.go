@@ -14,12 +14,10 @@ func NotSupported(err error) bool {
 	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, errNotSupported)
 }
 
-func several() []Quirk {
-	return []Quirk{{
-		Driver: "several", Name: "ENOTSUPP",
-		Does:   "return ENOTSUPP (524), which is not meant for programs and has no text, in place of EOPNOTSUPP",
-		Answer: "both mean the same",
-		Source: "include/linux/errno.h",
-		Row:    "VFs made by `spec.numVFs`; EBUSY and ERANGE become a condition",
-	}}
-}
+var several = []Quirk{{
+	Driver: "several", Name: "ENOTSUPP",
+	Does:   "return ENOTSUPP (524), which is not meant for programs and has no text, in place of EOPNOTSUPP",
+	Answer: "both mean the same",
+	Source: "include/linux/errno.h",
+	Row:    "VFs made by `spec.numVFs`; EBUSY and ERANGE become a condition",
+}}
