@@ -37,17 +37,13 @@ const (
 // Interface is what a pod wants its netdev to be. The zero value of a field keeps the property that the netdev has on the
 // host.
 type Interface struct {
-	// Name in the pod, 1-15 bytes. See [ValidateInterfaceName].
-	Name string `json:"name"`
-	// MTU in bytes, 68 or more; the driver has the last word.
-	MTU int `json:"mtu,omitempty"`
-	// MAC is a unicast Ethernet address. For a VF the PF is told as well.
-	MAC MAC `json:"mac,omitempty"`
+	Name string `json:"name"`          // in the pod, see [ValidateInterfaceName]
+	MTU  int    `json:"mtu,omitempty"` // in bytes, 68 or more; the driver has the last word
+	MAC  MAC    `json:"mac,omitempty"` // a unicast Ethernet address; for a VF the PF is told as well
 	// Addresses with their prefix lengths. IPv6 addresses are used at once, without duplicate address detection.
-	Addresses []netip.Prefix `json:"addresses,omitempty"`
-	Routes    []Route        `json:"routes,omitempty"`
-	// AllMulticast has the netdev receive every multicast frame.
-	AllMulticast bool `json:"allMulticast,omitempty"`
+	Addresses    []netip.Prefix `json:"addresses,omitempty"`
+	Routes       []Route        `json:"routes,omitempty"`
+	AllMulticast bool           `json:"allMulticast,omitempty"` // the netdev receives every multicast frame
 	// VF is only for a VF whose PF has a netdev on the host; its rates also for an SF or VF that the eswitch limits.
 	VF *VFConfig `json:"vf,omitempty"`
 	// Userspace says that there is no netdev to move: a driver such as vfio-pci hands the Function to a program of the pod,

@@ -50,9 +50,6 @@ func Parse(b []byte) (Set, error) {
 	return s, err
 }
 
-// Nested reads the attributes in an attribute.
-func (s Set) Nested(kind uint16) (Set, error) { return Parse(s[kind]) }
-
 // Has says whether there is an attribute of the type.
 func (s Set) Has(kind uint16) bool {
 	_, there := s[kind]

@@ -119,7 +119,7 @@ func (r Reporter) Handle() string {
 const stateHealthy uint8 = 0
 
 func decodeReporter(attrs attribute.Set) (Reporter, error) {
-	reporter, err := attrs.Nested(unix.DEVLINK_ATTR_HEALTH_REPORTER)
+	reporter, err := attribute.Parse(attrs[unix.DEVLINK_ATTR_HEALTH_REPORTER])
 	if err != nil {
 		return Reporter{}, fmt.Errorf("health reporter: %w", err)
 	}

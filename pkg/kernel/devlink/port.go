@@ -135,7 +135,7 @@ const (
 )
 
 func decodePort(attrs attribute.Set) (Port, error) {
-	function, err := attrs.Nested(unix.DEVLINK_ATTR_PORT_FUNCTION)
+	function, err := attribute.Parse(attrs[unix.DEVLINK_ATTR_PORT_FUNCTION])
 	if err != nil {
 		return Port{}, fmt.Errorf("port function: %w", err)
 	}

@@ -16,10 +16,8 @@ import (
 // Conf are the sysctls of a netdev, net.ipv4.conf.<netdev> and net.ipv6.conf.<netdev>. A netdev that moves to another network
 // namespace gets the "default" ones of that namespace.
 type Conf struct {
-	// IPv4 are all that rtnetlink tells (IPV4_DEVCONF_* of linux/ip.h, from the first).
-	IPv4 []uint32 `json:"ipv4,omitempty"`
-	// IPv6 are those of conf6, in that order; empty where the netdev has no IPv6.
-	IPv6 []int32 `json:"ipv6,omitempty"`
+	IPv4 []uint32 `json:"ipv4,omitempty"` // all that rtnetlink tells (IPV4_DEVCONF_* of linux/ip.h, from the first)
+	IPv6 []int32  `json:"ipv6,omitempty"` // those of conf6, in that order; empty where the netdev has no IPv6
 }
 
 // conf6 are the sysctls of IPv6 that are restored, DEVCONF_* of linux/ipv6.h by their names in procfs, in the order in which
@@ -65,8 +63,8 @@ func parseConf(data []byte) (*Conf, error) {
 	if err != nil {
 		return nil, err
 	}
-	four, fourErr := families.Nested(unix.AF_INET)
-	six, sixErr := families.Nested(unix.AF_INET6)
+	four, fourErr := attribute.Parse(families[unix.AF_INET])
+	six, sixErr := attribute.Parse(families[unix.AF_INET6])
 	return &Conf{
 		IPv4: uint32s(four[unix.IFLA_INET_CONF]), IPv6: conf6Of(uint32s(six[unix.IFLA_INET6_CONF]), six[inet6AddrGenMode]),
 	}, errors.Join(fourErr, sixErr)

@@ -178,6 +178,3 @@ func (c *conn) named(name string) (*link, error) {
 func reference(index int) netlink.Link {
 	return &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}}
 }
-
-// all lists the links.
-func (c *conn) all() ([]netlink.Link, error) { return request.Consistent(c.LinkList) }

@@ -24,6 +24,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 )
 
 // Options of an [Engine]. The zero value is good for a process in the host's network namespace.
@@ -149,7 +150,7 @@ func (e *Engine) snapshot(device Device, want function.Interface) (s Snapshot, e
 // complete adds what the PF and the eswitch of the device enforce, as far as they are known and tell it.
 func (e *Engine) complete(s Snapshot, device Device) (_ Snapshot, err error) {
 	if device.PF != nil {
-		if s.VF, err = e.host.vf(device.PF); err != nil && !errors.Is(err, errNoVF) {
+		if s.VF, err = e.host.vf(device.PF); err != nil {
 			return Snapshot{}, err
 		}
 	}
@@ -187,7 +188,7 @@ func freeIndex(pod *conn, preferred int) (int, error) {
 	if l, err := pod.at(preferred); err != nil || l == nil {
 		return preferred, err
 	}
-	links, err := pod.all()
+	links, err := request.Consistent(pod.LinkList)
 	if err != nil {
 		return 0, err
 	}
@@ -398,7 +399,7 @@ func observe(pod *conn, index int) (Observed, error) {
 func (e *Engine) observeVF(device Device, want function.Interface) (Observed, error) {
 	observed := Observed{Name: want.Name, Addresses: want.Addresses}
 	now, err := e.complete(Snapshot{}, Device{PF: device.PF})
-	if err == nil && now.VF != nil {
+	if now.VF != nil {
 		observed.MAC = now.VF.MAC
 	}
 	return observed, err
@@ -421,7 +422,7 @@ func find(c *conn, who Identity, same func(Identity, Identity) bool, index int, 
 	if !who.certain() {
 		return nil, nil
 	}
-	links, err := c.all()
+	links, err := request.Consistent(c.LinkList)
 	if err != nil {
 		return nil, err
 	}

@@ -11,6 +11,8 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 )
 
 // fallbackName makes the kernel find a free name, which matches fallback. It is for a netdev whose own name is taken.
@@ -63,7 +65,7 @@ func (e *Engine) moveToHost(pod *conn, now Snapshot, device Device, before Snaps
 		return fmt.Errorf("netdev %s in the pod: %w", now.Name, err)
 	}
 	if device.PF != nil { // some drivers refuse the netdev its own MAC while the PF gives the VF the pod's
-		if vf, err := e.host.vf(device.PF); err == nil {
+		if vf, err := e.host.vf(device.PF); err == nil && vf != nil {
 			_ = e.undoVF(device.PF, *vf, vf.with(nil, before.VF.MAC)) // reconcile repeats it, and reports the error
 		}
 	}
@@ -258,7 +260,7 @@ var stacked = []string{"vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec
 
 // dropStacked deletes the virtual netdevs that the pod made on top of the netdev.
 func (e *Engine) dropStacked(pod *conn, index int) error {
-	links, err := pod.all()
+	links, err := request.Consistent(pod.LinkList)
 	if err != nil {
 		return err
 	}

@@ -19,8 +19,7 @@ import (
 // Snapshot is what a netdev was on the host: every property that an attachment, or the pod itself, may change, and
 // what tells the netdev from every other one after a rename. It is comparable only by [Diff].
 type Snapshot struct {
-	// Name on the host; "" for a Function without a netdev, of which only VF is known.
-	Name     string       `json:"name"`
+	Name     string       `json:"name"`               // on the host; "" for a Function without a netdev
 	AltNames []string     `json:"altNames,omitempty"` // sorted
 	Alias    string       `json:"alias,omitempty"`
 	MTU      int          `json:"mtu"`
@@ -33,8 +32,7 @@ type Snapshot struct {
 	Promiscuous  bool `json:"promiscuous,omitempty"`
 	AllMulticast bool `json:"allMulticast,omitempty"`
 
-	// VF is what the PF enforces; nil without a PF, or where the PF does not tell.
-	VF *VFState `json:"vf,omitempty"`
+	VF *VFState `json:"vf,omitempty"` // what the PF enforces; nil without a PF, or where the PF does not tell
 	// Rate is what the eswitch enforces, in place of the rates in VF; nil where it does not limit the Function or was not
 	// asked.
 	Rate *function.Rate `json:"rate,omitempty"`

@@ -24,8 +24,7 @@ import (
 
 // VFState is what a PF enforces for a VF (struct ifla_vf_* in linux/if_link.h).
 type VFState struct {
-	// MAC is the administrative address; most drivers tell zeros where none was set.
-	MAC   function.MAC `json:"mac,omitempty"`
+	MAC   function.MAC `json:"mac,omitempty"`   // the administrative address; most drivers tell zeros where none was set
 	VLAN  int          `json:"vlan,omitempty"`  // 0 is none
 	QoS   int          `json:"qos,omitempty"`   // 802.1p, 0-7
 	Proto string       `json:"proto,omitempty"` // as in [function.VFConfig]
@@ -177,20 +176,14 @@ func (e *Engine) awaitCarrier(ctx context.Context, pf *PF) bool {
 	return e.host.awaitCarrier(ctx, l.Identity.Index) == nil
 }
 
-// errNoVF is returned if a PF tells nothing about a VF.
-var errNoVF = errors.New("the PF does not tell")
-
-// vf asks the PF for the VF's state. With statistics, the answer of a PF with some 200 VFs would not fit in an attribute's
-// 64 KiB.
+// vf asks the PF for the VF's state, which is nil if the PF does not tell. With statistics, the answer of a PF with some
+// 200 VFs would not fit in an attribute's 64 KiB.
 func (c *conn) vf(pf *PF) (*VFState, error) {
 	message, err := c.ask(0, text(unix.IFLA_IFNAME, pf.Name), number(unix.IFLA_EXT_MASK, nl.RTEXT_FILTER_VF|request.SkipStatistics))
 	if err != nil {
 		return nil, fmt.Errorf("PF %s: %w", pf, err)
 	}
-	if state := parseVF(message, pf.VF); state != nil {
-		return state, nil
-	}
-	return nil, fmt.Errorf("PF %s: VF %d: %w", pf, pf.VF, errNoVF)
+	return parseVF(message, pf.VF), nil
 }
 
 // parseVF finds a VF in the body of a PF's RTM_NEWLINK. It returns nil if the PF tells nothing about the VF.
