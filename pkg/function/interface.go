@@ -57,13 +57,11 @@ type Route struct {
 	Via    netip.Addr   `json:"via,omitzero"`     // gateway of the same family; the zero value is none
 	Metric int          `json:"metric,omitempty"` // lower is preferred; 0 is the kernel's default: 0 for IPv4, 1024 for IPv6
 	Table  int          `json:"table,omitempty"`  // routing table, 0 for the main one
-	// Scope is an RT_SCOPE_* of linux/rtnetlink.h; nil is link without Via, universe with it.
-	Scope *int `json:"scope,omitempty"`
+	Scope  *int         `json:"scope,omitempty"`  // RT_SCOPE_* of linux/rtnetlink.h; nil is link without Via, universe with it
 	// MTU and AdvMSS are those of the route in bytes, 0 is the interface's.
-	MTU    int `json:"mtu,omitempty"`
-	AdvMSS int `json:"advMSS,omitempty"`
-	// Yield accepts that the pod has another route to the same destination already, which otherwise is an error.
-	Yield bool `json:"yield,omitempty"`
+	MTU    int  `json:"mtu,omitempty"`
+	AdvMSS int  `json:"advMSS,omitempty"`
+	Yield  bool `json:"yield,omitempty"` // accepts another route of the pod to the same destination, which otherwise is an error
 }
 
 // VFConfig is what the PF enforces for a VF (IFLA_VF_* in linux/if_link.h). It does not change what is nil or empty.

@@ -93,12 +93,11 @@ func (c *Conn) RunningVersions(d Device) (versions map[string]string, err error)
 
 // Reporter is a health reporter of a device or of one of its ports.
 type Reporter struct {
-	Device Device
-	Port   int    // index of the port that it belongs to, -1 for the device's own
-	Name   string // "fw_fatal", "tx"
-	Failed bool   // it did not recover from an error
-	// Errors and Recoveries are how many there were.
-	Errors, Recoveries uint64
+	Device             Device
+	Port               int    // index of the port that it belongs to, -1 for the device's own
+	Name               string // "fw_fatal", "tx"
+	Failed             bool   // it did not recover from an error
+	Errors, Recoveries uint64 // how many there were
 }
 
 // Reporters lists the health reporters of all devices and ports in the Conn's namespace.

@@ -87,10 +87,8 @@ func conf6Of(all []uint32, addrGenMode []byte) []int32 {
 }
 
 func uint32s(data []byte) []uint32 {
-	list := make([]uint32, 0, len(data)/4)
-	for ; len(data) >= 4; data = data[4:] {
-		list = append(list, binary.NativeEndian.Uint32(data))
-	}
+	list := make([]uint32, len(data)/4)
+	_, _ = binary.Decode(data, binary.NativeEndian, list)
 	return list
 }
 

@@ -179,11 +179,12 @@ func routeLike(pod *conn, r netlink.Route) (*netlink.Route, error) {
 	if err != nil {
 		return nil, err
 	}
-	i := slices.IndexFunc(routes, func(other netlink.Route) bool { return other.Priority == metric })
-	if i < 0 {
-		return nil, nil
+	for _, other := range routes {
+		if other.Priority == metric {
+			return &other, nil
+		}
 	}
-	return &routes[i], nil
+	return nil, nil
 }
 
 func addresses(c *conn, index int) ([]netip.Prefix, error) {

@@ -38,7 +38,7 @@ type VFState struct {
 }
 
 // linkStates are the words for IFLA_VF_LINK_STATE_*, by value.
-var linkStates = [...]string{
+var linkStates = []string{
 	nl.IFLA_VF_LINK_STATE_AUTO: function.LinkAuto, nl.IFLA_VF_LINK_STATE_ENABLE: function.LinkEnable,
 	nl.IFLA_VF_LINK_STATE_DISABLE: function.LinkDisable,
 }
@@ -102,6 +102,7 @@ type vfLink struct {
 
 // vfChanges lead from one state to another. The MAC is the first, as some drivers want it before the netdev's own.
 func vfChanges(from, to VFState) []vfChange {
+	linkState := slices.Index(linkStates, to.LinkState)
 	changes := []vfChange{
 		{
 			needed: to.MAC != "" && from.MAC != to.MAC, what: "MAC " + string(to.MAC), fields: "mac",
@@ -122,11 +123,8 @@ func vfChanges(from, to VFState) []vfChange {
 			needed: to.Trust != nil && onOff(from.Trust) != onOff(to.Trust), what: "trust " + onOff(to.Trust), fields: "vf.trust",
 			send: func(l vfLink) error { return l.LinkSetVfTrust(l.pf, l.vf, *to.Trust) },
 		}, {
-			needed: slices.Contains(linkStates[:], to.LinkState) && from.LinkState != to.LinkState,
-			what:   "link state " + to.LinkState, fields: "vf.linkState",
-			send: func(l vfLink) error {
-				return l.LinkSetVfState(l.pf, l.vf, uint32(slices.Index(linkStates[:], to.LinkState)))
-			},
+			needed: linkState >= 0 && from.LinkState != to.LinkState, what: "link state " + to.LinkState, fields: "vf.linkState",
+			send: func(l vfLink) error { return l.LinkSetVfState(l.pf, l.vf, uint32(linkState)) },
 		},
 	}
 	return slices.DeleteFunc(changes, func(c vfChange) bool { return !c.needed })

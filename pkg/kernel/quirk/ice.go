@@ -9,7 +9,8 @@ const (
 
 var ice = []Quirk{{
 	Driver: "ice", Name: "DDP package",
-	Does:   "tells the Dynamic Device Personalization package that it loaded as a running version of devlink. Asking takes its firmware a while",
+	Does: "tells the Dynamic Device Personalization package that it loaded as a running version of devlink. " +
+		"Asking takes its firmware a while",
 	Answer: "only PFs with this driver are asked, and only once for each time that it was bound or reloaded",
 	Source: "Documentation/networking/devlink/ice.rst",
 	Row:    "PFs and VFs found: address, PF, index, driver, NUMA node, IOMMU group, PCIe root",

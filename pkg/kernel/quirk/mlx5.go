@@ -2,8 +2,9 @@ package quirk
 
 var mlx5 = []Quirk{{
 	Driver: "mlx5_core", Name: "number of a PF",
-	Does:   "numbers PFs at the eswitch as its physical ports, which need not be the PCI function's number",
-	Answer: "the number is that of the PF's other Functions at the eswitch, or of its physical port; only without both is it that of the PCI function",
+	Does: "numbers PFs at the eswitch as its physical ports, which need not be the PCI function's number",
+	Answer: "the number is that of the PF's other Functions at the eswitch, or of its physical port; " +
+		"only without both is it that of the PCI function",
 	Source: "mlx5_get_dev_index in drivers/net/ethernet/mellanox/mlx5/core",
 	Row:    "subfunctions found, and made by `spec.sfs`",
 }, {
