@@ -114,9 +114,6 @@ func (r Reporter) Handle() string {
 	return fmt.Sprintf("%s/%d", r.Device, r.Port)
 }
 
-// stateHealthy is DEVLINK_HEALTH_REPORTER_STATE_HEALTHY; the only other state is an error.
-const stateHealthy uint8 = 0
-
 func decodeReporter(attrs attribute.Set) (Reporter, error) {
 	reporter, err := attribute.Parse(attrs[unix.DEVLINK_ATTR_HEALTH_REPORTER])
 	if err != nil {
@@ -130,7 +127,7 @@ func decodeReporter(attrs attribute.Set) (Reporter, error) {
 		Device:     deviceOf(attrs),
 		Port:       port,
 		Name:       reporter.Text(unix.DEVLINK_ATTR_HEALTH_REPORTER_NAME),
-		Failed:     reporter.Uint8(unix.DEVLINK_ATTR_HEALTH_REPORTER_STATE) != stateHealthy,
+		Failed:     reporter.Uint8(unix.DEVLINK_ATTR_HEALTH_REPORTER_STATE) != 0, // 0 is healthy, all else an error
 		Errors:     reporter.Uint64(unix.DEVLINK_ATTR_HEALTH_REPORTER_ERR_COUNT),
 		Recoveries: reporter.Uint64(unix.DEVLINK_ATTR_HEALTH_REPORTER_RECOVER_COUNT),
 	}, nil

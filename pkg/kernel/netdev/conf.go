@@ -32,10 +32,7 @@ var conf6 = []struct {
 	{"accept_source_route", 24}, {"accept_dad", 27}, {"ndisc_notify", 29}, {"disable_ipv6", 26},
 }
 
-const (
-	multicastForwarding = 2 // IPV4_DEVCONF_MC_FORWARDING, which only the kernel sets
-	inet6AddrGenMode    = 8 // IFLA_INET6_ADDR_GEN_MODE of linux/if_link.h
-)
+const multicastForwarding = 2 // IPV4_DEVCONF_MC_FORWARDING, which only the kernel sets
 
 // properties are the sysctls that can be restored. Those of IPv6 are left out if the snapshot is of another version of the
 // agent, with another number of them.
@@ -66,7 +63,8 @@ func parseConf(data []byte) (*Conf, error) {
 	four, fourErr := attribute.Parse(families[unix.AF_INET])
 	six, sixErr := attribute.Parse(families[unix.AF_INET6])
 	return &Conf{
-		IPv4: uint32s(four[unix.IFLA_INET_CONF]), IPv6: conf6Of(uint32s(six[unix.IFLA_INET6_CONF]), six[inet6AddrGenMode]),
+		IPv4: uint32s(four[unix.IFLA_INET_CONF]),
+		IPv6: conf6Of(uint32s(six[unix.IFLA_INET6_CONF]), six[unix.IFLA_INET6_ADDR_GEN_MODE]),
 	}, errors.Join(fourErr, sixErr)
 }
 
