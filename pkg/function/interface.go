@@ -117,8 +117,9 @@ func (i Interface) Validate() error {
 	if i.MTU != 0 && (i.MTU < minMTU || i.MTU > math.MaxInt32) {
 		errs = append(errs, fmt.Errorf("mtu %d: must be %d or more, or 0 to keep the netdev's", i.MTU, minMTU))
 	}
-	if i.MAC != "" {
-		errs = append(errs, validateUnicast(i.MAC))
+	mac := i.MAC.HardwareAddr()
+	if i.MAC != "" && (len(mac) != 6 || mac[0]&1 != 0 || strings.Trim(string(i.MAC), "0:") == "") {
+		errs = append(errs, fmt.Errorf("mac %q: must be a unicast Ethernet address such as 02:00:00:00:00:01", i.MAC))
 	}
 	for n, address := range i.Addresses {
 		switch {
@@ -156,14 +157,6 @@ func ValidateInterfaceName(name string) error {
 		return fmt.Errorf("interface name %q: must be neither \".\" nor \"..\"", name)
 	case strings.ContainsAny(name, "/:%\x00") || strings.ContainsFunc(name, unicode.IsSpace):
 		return fmt.Errorf("interface name %q: must not contain \"/\", \":\", \"%%\", white space or a zero byte", name)
-	}
-	return nil
-}
-
-func validateUnicast(mac MAC) error {
-	address := mac.HardwareAddr()
-	if len(address) != 6 || address[0]&1 != 0 || strings.Trim(string(mac), "0:") == "" {
-		return fmt.Errorf("mac %q: must be a unicast Ethernet address such as 02:00:00:00:00:01", mac)
 	}
 	return nil
 }

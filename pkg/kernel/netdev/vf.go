@@ -181,22 +181,15 @@ func (c *conn) vf(pf *PF) (*VFState, error) {
 	if err != nil {
 		return nil, fmt.Errorf("PF %s: %w", pf, err)
 	}
-	return parseVF(message, pf.VF), nil
+	return parseVF(message[unix.SizeofIfInfomsg:], pf.VF), nil
 }
 
-// parseVF finds a VF in the body of a PF's RTM_NEWLINK. It returns nil if the PF tells nothing about the VF.
-func parseVF(message []byte, vf int) *VFState {
-	if len(message) < unix.SizeofIfInfomsg {
-		return nil
-	}
-	for kind, list := range attribute.All(message[unix.SizeofIfInfomsg:]) {
-		if kind != unix.IFLA_VFINFO_LIST {
-			continue
-		}
-		for _, info := range attribute.All(list) {
-			if index, state := parseVFInfo(info); index == vf {
-				return state
-			}
+// parseVF finds a VF in the attributes of a PF's RTM_NEWLINK. It returns nil if the PF tells nothing about the VF.
+func parseVF(attributes []byte, vf int) *VFState {
+	attrs, _ := attribute.Parse(attributes) // what comes after a malformed one is not told
+	for _, info := range attribute.All(attrs[unix.IFLA_VFINFO_LIST]) {
+		if index, state := parseVFInfo(info); index == vf {
+			return state
 		}
 	}
 	return nil
