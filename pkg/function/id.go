@@ -39,10 +39,7 @@ func (id ID) String() string {
 
 // DeviceName is the ID as a DNS label: "0000-3b-02-1", or "0000-3b-00-0-sf88" for an SF.
 func (id ID) DeviceName() string {
-	if id.Subfunction == "" {
-		return id.Address.DeviceName()
-	}
-	return id.Address.DeviceName() + "-" + id.Subfunction
+	return strings.NewReplacer(":", "-", ".", "-", "/", "-").Replace(id.String())
 }
 
 // ParseID reverses [ID.String].

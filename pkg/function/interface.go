@@ -34,8 +34,7 @@ const (
 	LinkDisable = "disable"
 )
 
-// Interface is what a pod wants its netdev to be. The zero value of a field keeps the property that the netdev has on the
-// host.
+// Interface is what a pod wants its netdev to be. The zero value of a field keeps what the netdev has on the host.
 type Interface struct {
 	Name string `json:"name"`          // in the pod, see [ValidateInterfaceName]
 	MTU  int    `json:"mtu,omitempty"` // in bytes, 68 or more; the driver has the last word
@@ -145,8 +144,7 @@ func (i Interface) Validate() error {
 	return errors.Join(errs...)
 }
 
-// ValidateInterfaceName follows dev_valid_name in the kernel's net/core/dev.c, and refuses "%", by which the kernel numbers
-// names.
+// ValidateInterfaceName follows dev_valid_name in net/core/dev.c, and refuses "%", by which the kernel numbers names.
 func ValidateInterfaceName(name string) error {
 	switch {
 	case name == "":

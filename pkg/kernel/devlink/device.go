@@ -42,8 +42,7 @@ var eswitchModes = []EswitchMode{
 	unix.DEVLINK_ESWITCH_MODE_LEGACY: Legacy, unix.DEVLINK_ESWITCH_MODE_SWITCHDEV: Switchdev,
 }
 
-// EswitchMode asks for the mode of a PF's eswitch. EOPNOTSUPP: the PF has no eswitch. A mode that is not known here is its
-// number, such as "2".
+// EswitchMode asks for the mode of a PF's eswitch. A later kernel's mode is a number, such as "2". EOPNOTSUPP: there is no eswitch.
 func (c *Conn) EswitchMode(d Device) (mode EswitchMode, err error) {
 	defer explain(&err, "dev eswitch show %s", d)
 	attrs, err := c.ask(unix.DEVLINK_CMD_ESWITCH_GET, d)
@@ -56,8 +55,7 @@ func (c *Conn) EswitchMode(d Device) (mode EswitchMode, err error) {
 	return word(eswitchModes, attrs.Uint16(unix.DEVLINK_ATTR_ESWITCH_MODE)), nil
 }
 
-// SetEswitchMode changes the mode of a PF's eswitch. Drivers may replace netdevs of the PF, and refuse a change while
-// Functions are in use.
+// SetEswitchMode changes the mode. Drivers may replace netdevs of the PF, and refuse a change while Functions are in use.
 func (c *Conn) SetEswitchMode(d Device, mode EswitchMode) (err error) {
 	number := slices.Index(eswitchModes, mode)
 	if number < 0 {

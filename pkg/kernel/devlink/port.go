@@ -99,8 +99,7 @@ type FunctionChange struct {
 	Active *bool        // nil leaves it; only of a subfunction
 }
 
-// SetFunction changes the Function behind a port. The kernel sets the MAC before the state. Most drivers refuse another MAC
-// for an SF that is active.
+// SetFunction changes the Function behind a port, its MAC before its state. Most drivers refuse an active SF another MAC.
 func (c *Conn) SetFunction(d Device, index uint32, to FunctionChange) (err error) {
 	words := ""
 	function := nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_FUNCTION|unix.NLA_F_NESTED, nil)
@@ -188,9 +187,8 @@ func mbits(bytesPerSecond uint64) int {
 	return int(bytesPerSecond/bytesPerMbit + min(bytesPerSecond%bytesPerMbit, 1))
 }
 
-// SetRate limits what the Function behind a port sends. It sets only the limits that differ, as some drivers have only one. If
-// the kernel refuses one, both are what they were. EOPNOTSUPP: the driver has no such limit; ENODEV: the port has no rate
-// object.
+// SetRate limits what the Function behind a port sends. It sets only the limits that differ, as some drivers have only one. If one
+// is refused, both are what they were. EOPNOTSUPP: the driver has no such limit; ENODEV: the port has no rate object.
 func (c *Conn) SetRate(d Device, index uint32, to function.Rate) (err error) {
 	if to.Min < 0 || to.Max < 0 {
 		return fmt.Errorf("rate of port %s/%d: share %d and max %d Mbit/s must not be negative", d, index, to.Min, to.Max)

@@ -26,8 +26,7 @@ type Source struct {
 	// Groups returns the numbers of the multicast groups, which in generic netlink depend on the boot. An error that matches
 	// EOPNOTSUPP says that the kernel does not have them.
 	Groups func(ns netns.NsHandle) ([]uint32, error)
-	// Matters says whether a message, which begins with its header, matters to the listener; nil is all. It must not keep the
-	// message.
+	// Matters says whether a message, which begins with its header, matters; nil is all. It must not keep the message.
 	Matters func(message []byte) bool
 }
 

@@ -34,8 +34,7 @@ var conf6 = []struct {
 
 const multicastForwarding = 2 // IPV4_DEVCONF_MC_FORWARDING, which only the kernel sets
 
-// properties are the sysctls that can be restored. Those of IPv6 are left out if the snapshot is of another version of the
-// agent, with another number of them.
+// properties are the sysctls that can be restored, without those of IPv6 if another version of the agent knew others.
 func (c Conf) properties() []property {
 	var list []property
 	for i, value := range c.IPv4 {

@@ -15,8 +15,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 )
 
-// conn speaks rtnetlink in one network namespace. Several goroutines may use it at once; their requests wait for each other,
-// as they do in the kernel.
+// conn speaks rtnetlink in one network namespace. Requests of several goroutines wait for each other, as they do in the kernel.
 type conn struct {
 	*netlink.Handle
 	ns     netns.NsHandle

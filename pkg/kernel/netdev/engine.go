@@ -334,8 +334,7 @@ func (e *Engine) adoptMAC(c *conn, index int, mac function.MAC) error {
 	return c.set(index, 0, 0, hardwareAddr(unix.IFLA_ADDRESS, mac))
 }
 
-// dropTakenAltNames removes the altnames that are taken in the pod, and the one that is the new name: names and altnames share
-// one table in a namespace.
+// dropTakenAltNames removes the altnames that are taken in the pod, and the new name: names and altnames share one table.
 func (e *Engine) dropTakenAltNames(pod *conn, before Snapshot, name string) error {
 	for _, alt := range before.AltNames {
 		other, err := pod.with(alt)
@@ -405,8 +404,7 @@ func (e *Engine) observeVF(device Device, want function.Interface) (Observed, er
 	return observed, err
 }
 
-// find looks for a netdev under an index and under names that it may have and, if its identity is certain, among all. It
-// returns nil if the netdev is not in the namespace, or cannot be told from another one.
+// find looks under an index, under names and, if the identity is certain, among all netdevs. It returns nil if it finds none.
 func find(c *conn, who Identity, same func(Identity, Identity) bool, index int, names ...string) (*link, error) {
 	if l, err := c.at(index); err != nil || l != nil && same(who, l.Identity) {
 		return l, err
@@ -442,8 +440,7 @@ func (e *Engine) dial(path string) (*conn, error) {
 	return dial(path)
 }
 
-// dialPlace opens the namespace of a place. It returns nil if the namespace is gone: the path does not exist, means another
-// namespace, or is a mount point without a mount.
+// dialPlace returns nil if the namespace is gone: its path does not exist, means another one, or is a plain mount point.
 func (e *Engine) dialPlace(place Place) (*conn, error) {
 	if place.NetNS == "" {
 		return nil, nil
@@ -461,8 +458,7 @@ func (e *Engine) dialPlace(place Place) (*conn, error) {
 	return pod, nil
 }
 
-// locate opens the namespace of a place, which the caller closes, and finds a netdev in it. pod is nil if the namespace is
-// gone, and l if the netdev is not in it.
+// locate finds a netdev in the namespace of a place, which the caller closes. pod or l is nil if it does not exist.
 func (e *Engine) locate(place Place, who Identity, names ...string) (pod *conn, l *link, err error) {
 	if pod, err = e.dialPlace(place); pod == nil || err != nil {
 		return nil, nil, err

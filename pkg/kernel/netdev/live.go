@@ -64,25 +64,20 @@ func (e *Engine) Check(_ context.Context, device Device, a Attached) ([]string, 
 			d = append(d, p.String())
 		}
 	}
-	return checkLayer3(d, pod, l.Identity.Index, a.Want)
-}
-
-// checkLayer3 appends the wanted addresses and routes that are missing.
-func checkLayer3(d []string, pod *conn, index int, want function.Interface) ([]string, error) {
-	have, err := addresses(pod, index)
+	have, err := addresses(pod, l.Identity.Index)
 	if err != nil {
-		return nil, fmt.Errorf("interface %s: addresses: %w", want.Name, err)
+		return nil, fmt.Errorf("interface %s: addresses: %w", a.Want.Name, err)
 	}
-	for _, address := range want.Addresses {
+	for _, address := range a.Want.Addresses {
 		if !slices.Contains(have, address) {
 			d = append(d, fmt.Sprintf("address %s is missing", address))
 		}
 	}
-	for _, route := range want.Routes {
-		r := routeOut(index, route)
+	for _, route := range a.Want.Routes {
+		r := routeOut(l.Identity.Index, route)
 		found, err := routeLike(pod, r)
 		if err != nil {
-			return nil, fmt.Errorf("interface %s: route to %s: %w", want.Name, route.To, err)
+			return nil, fmt.Errorf("interface %s: route to %s: %w", a.Want.Name, route.To, err)
 		}
 		if found == nil || !route.Yield && !sameWay(*found, r) {
 			d = append(d, fmt.Sprintf("route to %s is missing", route.To))

@@ -53,8 +53,7 @@ func (e *Engine) Restore(_ context.Context, device Device, before Snapshot, plac
 	return e.reconcile(device, before, l.Identity.Index)
 }
 
-// moveToHost moves a netdev back by one message, which also restores the properties that it can. It fails only if the netdev
-// is still in the pod then: reconcile repeats the rest.
+// moveToHost moves a netdev and restores what it can by one message. It fails only if the netdev is still in the pod then.
 func (e *Engine) moveToHost(pod *conn, now Snapshot, device Device, before Snapshot) error {
 	index := now.Identity.Index
 	err := e.dropForeignAltNames(pod, index, now, before.AltNames)
@@ -237,8 +236,7 @@ func (e *Engine) undoVF(pf *PF, from, to VFState) error {
 	return errors.Join(errs...)
 }
 
-// detachXDP removes the programs that the pod left, in every mode: the kernel wants the mode to be named, and accepts one
-// without a program.
+// detachXDP removes the pod's programs in every mode: the kernel wants the mode to be named, and accepts one without a program.
 func (e *Engine) detachXDP(index int) error {
 	const noProgram = math.MaxUint32 // -1 as a file descriptor
 	var errs []error

@@ -33,8 +33,7 @@ type Snapshot struct {
 	AllMulticast bool `json:"allMulticast,omitempty"`
 
 	VF *VFState `json:"vf,omitempty"` // what the PF enforces; nil without a PF, or where the PF does not tell
-	// Rate is what the eswitch enforces, in place of the rates in VF; nil where it does not limit the Function or was not
-	// asked.
+	// Rate is what the eswitch enforces in place of the rates in VF; nil where it does not limit the Function or was not asked.
 	Rate *function.Rate `json:"rate,omitempty"`
 
 	// Carried and Conf are nil in a snapshot of an older agent, and of a Function without a netdev.
@@ -44,8 +43,7 @@ type Snapshot struct {
 	Identity Identity `json:"identity"`
 }
 
-// Carried are further properties that a netdev keeps when it moves to another network namespace. A pod with CAP_NET_ADMIN
-// can change all of them.
+// Carried are further properties that a netdev keeps when it moves. A pod with CAP_NET_ADMIN can change all of them.
 type Carried struct {
 	Group uint32 `json:"group,omitempty"` // IFLA_GROUP, by which netdevs are changed together
 	// The limits of segmentation and receive offloads, in bytes and, for GSOMaxSegs, in segments. Those of IPv4 are 0 before
@@ -58,8 +56,7 @@ type Carried struct {
 	Multicast      bool         `json:"multicast,omitempty"` // IFF_MULTICAST
 	LinkMode       uint8        `json:"linkMode,omitempty"`  // IF_LINK_MODE_DORMANT (1), or 0
 	Broadcast      function.MAC `json:"broadcast,omitempty"`
-	// XDP is the kernel's number of the XDP program on the netdev, "0" for several programs and "" for none. A netdev that
-	// has one on the host is not taken.
+	// XDP is the number of the XDP program, "0" for several and "" for none. A netdev that has one on the host is not taken.
 	XDP string `json:"xdp,omitempty"`
 }
 
@@ -76,8 +73,7 @@ type Identity struct {
 	PeerNS int `json:"peerNS,omitempty"`
 }
 
-// IsHardware says whether the netdev belongs to a device on a bus. When its namespace ends, the kernel moves such a netdev
-// to the host, and deletes a virtual one.
+// IsHardware says whether the netdev is on a bus. The kernel moves it to the host when its namespace ends, and deletes any other.
 func (i Identity) IsHardware() bool { return i.Parent != "" }
 
 // certain says whether the identity alone is enough to find the netdev among others.
@@ -345,6 +341,5 @@ var (
 	ErrAway = errors.New("netdev is neither in the pod nor on the host")
 )
 
-// macOf is the canonical form of an address from the kernel. Zeros are an address, too: drivers report them as the
-// administrative MAC of a VF that has none.
+// macOf keeps an address of zeros, which drivers report as the administrative MAC of a VF that has none.
 func macOf(address net.HardwareAddr) function.MAC { return function.MAC(address.String()) }

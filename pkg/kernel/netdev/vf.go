@@ -195,8 +195,7 @@ func parseVF(attributes []byte, vf int) *VFState {
 	return nil
 }
 
-// parseVFInfo reads one IFLA_VF_INFO. Each attribute in it is a struct that starts with the index of the VF. The index is -1
-// if the kernel tells none.
+// parseVFInfo reads an IFLA_VF_INFO, of which each attribute starts with the index of the VF. Without one, index is -1.
 func parseVFInfo(info []byte) (index int, state *VFState) {
 	index, state = -1, &VFState{Proto: function.VLAN8021Q}
 	for kind, value := range attribute.All(info) {

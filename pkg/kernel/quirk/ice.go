@@ -1,7 +1,6 @@
 package quirk
 
-// DDPDriver is the only driver that tells its DDP package by devlink, and DDPVersion is the version that it tells it
-// as. See "DDP package".
+// DDPDriver is the only driver that tells its DDP package by devlink, as version DDPVersion. See "DDP package".
 const (
 	DDPDriver  = "ice"
 	DDPVersion = "fw.app.name"
