@@ -53,12 +53,12 @@ func (e *Engine) Check(_ context.Context, device Device, a Attached) ([]string, 
 	if l == nil {
 		return append(d, fmt.Sprintf("interface %s is not in the pod", a.Want.Name)), nil
 	}
-	for _, p := range []difference{
-		{property{name: "name", value: a.Want.Name}, l.Name},
-		{property{name: "mac", value: a.Observed.MAC}, l.MAC},
-		{property{name: "mtu", value: a.Observed.MTU}, l.MTU},
-		{property{name: "up", value: true}, l.Up},
-		{property{name: "allmulticast", value: a.Want.AllMulticast}, a.Want.AllMulticast && l.AllMulticast},
+	for _, p := range []property{
+		{name: "name", value: a.Want.Name, now: l.Name},
+		{name: "mac", value: a.Observed.MAC, now: l.MAC},
+		{name: "mtu", value: a.Observed.MTU, now: l.MTU},
+		{name: "up", value: true, now: l.Up},
+		{name: "allmulticast", value: a.Want.AllMulticast, now: a.Want.AllMulticast && l.AllMulticast},
 	} {
 		if p.value != p.now {
 			d = append(d, p.String())
@@ -104,8 +104,7 @@ func (e *Engine) Add(_ context.Context, a Attached, addresses []netip.Prefix, ro
 
 // addAddress adds an address, and accepts that the netdev has it already.
 func addAddress(pod *conn, index int, address netip.Prefix) error {
-	a := &netlink.Addr{IPNet: netipx.PrefixIPNet(address.Masked())}
-	a.IP = address.Addr().AsSlice()
+	a := &netlink.Addr{IPNet: netipx.PrefixIPNet(address)}
 	if address.Addr().Is6() {
 		a.Flags = unix.IFA_F_NODAD
 	}

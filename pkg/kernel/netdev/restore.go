@@ -181,7 +181,7 @@ func (e *Engine) undo(index int, device Device, before, now Snapshot) error {
 	errs = append(errs, e.dropForeignAltNames(e.host, index, now, before.AltNames))
 	left := compare(before, now)
 	// Many drivers want the netdev to be down for a new MAC, and a link mode has its effect when the netdev comes up.
-	reset := slices.ContainsFunc(left, func(d difference) bool { return d.name == "mac" || d.name == "link mode" })
+	reset := slices.ContainsFunc(left, func(d property) bool { return d.name == "mac" || d.name == "link mode" })
 	if reset && now.Up {
 		errs = append(errs, e.step("down", func() error { return e.host.set(index, 0, unix.IFF_UP) }))
 	}
@@ -204,7 +204,7 @@ func (e *Engine) undo(index int, device Device, before, now Snapshot) error {
 }
 
 // undoProperty restores a property that has a message, or a sysctl, of its own.
-func (e *Engine) undoProperty(index int, before, now Snapshot, d difference) error {
+func (e *Engine) undoProperty(index int, before, now Snapshot, d property) error {
 	what := fmt.Sprintf("%s %v", d.name, d.value)
 	switch {
 	case d.conf6 != "":

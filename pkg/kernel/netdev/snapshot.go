@@ -176,6 +176,7 @@ func identityOf(l netlink.Link) Identity {
 type property struct {
 	name  string
 	value any // comparable
+	now   any // the other snapshot's value, if the property differs from one
 	// The property is restored by one of these: an attribute or an IFF_* flag of RTM_NEWLINK, or the IPv6 sysctl of this
 	// name. [Engine.undo] knows how to restore a property without any of them.
 	attribute *nl.RtAttr
@@ -237,31 +238,28 @@ func (s Snapshot) properties() []property {
 	return list
 }
 
-// difference is a property of before, with its value now.
-type difference struct {
-	property
-	now any
+// String describes a property that differs.
+func (p property) String() string {
+	if p.name == "altnames" {
+		return fmt.Sprintf("altnames are %s, were %s", p.now, p.value)
+	}
+	if _, isText := p.value.(string); isText {
+		return fmt.Sprintf("%s is %q, was %q", p.name, p.now, p.value)
+	}
+	return fmt.Sprintf("%s is %v, was %v", p.name, p.now, p.value)
 }
 
-func (d difference) String() string {
-	if d.name == "altnames" {
-		return fmt.Sprintf("altnames are %s, were %s", d.now, d.value)
-	}
-	if _, isText := d.value.(string); isText {
-		return fmt.Sprintf("%s is %q, was %q", d.name, d.now, d.value)
-	}
-	return fmt.Sprintf("%s is %v, was %v", d.name, d.now, d.value)
-}
-
-func compare(before, now Snapshot) []difference {
+// compare lists the properties that differ, with their values now.
+func compare(before, now Snapshot) []property {
 	values := map[string]any{}
 	for _, p := range now.properties() {
 		values[p.name] = p.value
 	}
-	var list []difference
+	var list []property
 	for _, p := range before.properties() {
 		if value, known := values[p.name]; known && value != p.value {
-			list = append(list, difference{p, value})
+			p.now = value
+			list = append(list, p)
 		}
 	}
 	return list

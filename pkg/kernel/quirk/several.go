@@ -6,12 +6,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errNotSupported is the kernel's ENOTSUPP (include/linux/errno.h).
-const errNotSupported = unix.Errno(524)
-
 // NotSupported says whether the kernel or a driver has no such thing. See "ENOTSUPP".
 func NotSupported(err error) bool {
-	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, errNotSupported)
+	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.Errno(524))
 }
 
 var several = []Quirk{{
