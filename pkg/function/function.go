@@ -53,21 +53,17 @@ type Function struct {
 	Driver         string // kernel driver, "" if none is bound
 	NUMANode       int    // node of the Function's memory, -1 if the kernel does not know
 	PCIeRoot       string // root complex, "pci0000:3a", as in attribute resource.kubernetes.io/pcieRoot; "" if unknown
-	// IOMMUGroup is the group's name in /dev/vfio: "42", or "noiommu-42" without an IOMMU; "" without a group, and for an SF.
-	IOMMUGroup string
-	AuxDevice  string // of an SF: "mlx5_core.sf.4", which changes when the SF is made again; "" for a PF or VF
-	Netdev     string // name of the netdev on the host; "" while it is in a pod, or if there is none
-	// LinkType is "ether" or "infiniband": the netdev's, the last one known while it is away, or else the PF's; "" if unknown.
-	LinkType string
-	RDMA     bool // whether the Function has an RDMA device, on the host or in a pod (rdma system set netns exclusive)
+	IOMMUGroup     string // name in /dev/vfio: "42", or "noiommu-42" without an IOMMU; "" without a group, and for an SF
+	AuxDevice      string // of an SF: "mlx5_core.sf.4", which changes when the SF is made again; "" for a PF or VF
+	Netdev         string // name of the netdev on the host; "" while it is in a pod, or if there is none
+	LinkType       string // "ether" or "infiniband": the netdev's, the last known while it is away, or else the PF's; "" if unknown
+	RDMA           bool   // whether the Function has an RDMA device, on the host or in a pod (rdma system set netns exclusive)
 	// RDMADevices are the names of the RDMA devices, sorted: "mlx5_2"; the last ones known while they are in a pod. The slice
 	// belongs to the inventory and must not be changed.
 	RDMADevices []string
-	// PKey is the first InfiniBand partition key, "0x7fff"; the last one known while in a pod, "" with another link type.
-	PKey string
-	VDPA VDPA // vDPA device on top of the Function
-	// DDPProfile is the Dynamic Device Personalization package of the PF, "ICE OS Default Package"; only the driver ice tells it.
-	DDPProfile string
+	PKey        string // first InfiniBand partition key, "0x7fff"; the last one known while in a pod, "" with another link type
+	VDPA        VDPA   // vDPA device on top of the Function
+	DDPProfile  string // Dynamic Device Personalization package of the PF, "ICE OS Default Package"; only the driver ice tells it
 	// DefaultRoute says whether the node's default route goes over the Function's netdev, directly or through a bond, a
 	// bridge or a VLAN. While the routes cannot be read, it is true for all Functions with a netdev.
 	DefaultRoute bool

@@ -36,11 +36,10 @@ const (
 
 // Interface is what a pod wants its netdev to be. The zero value of a field keeps what the netdev has on the host.
 type Interface struct {
-	Name string `json:"name"`          // in the pod, see [ValidateInterfaceName]
-	MTU  int    `json:"mtu,omitempty"` // in bytes, 68 or more; the driver has the last word
-	MAC  MAC    `json:"mac,omitempty"` // a unicast Ethernet address; for a VF the PF is told as well
-	// Addresses with their prefix lengths. IPv6 addresses are used at once, without duplicate address detection.
-	Addresses    []netip.Prefix `json:"addresses,omitempty"`
+	Name         string         `json:"name"`                // in the pod, see [ValidateInterfaceName]
+	MTU          int            `json:"mtu,omitempty"`       // in bytes, 68 or more; the driver has the last word
+	MAC          MAC            `json:"mac,omitempty"`       // a unicast Ethernet address; for a VF the PF is told as well
+	Addresses    []netip.Prefix `json:"addresses,omitempty"` // IPv6 is used at once, without duplicate address detection
 	Routes       []Route        `json:"routes,omitempty"`
 	AllMulticast bool           `json:"allMulticast,omitempty"` // the netdev receives every multicast frame
 	// VF is only for a VF whose PF has a netdev on the host; its rates also for an SF or VF that the eswitch limits.

@@ -1,6 +1,5 @@
-// Package devlink is the part of the kernel's devlink that this project needs: the eswitch of a PF, the ports behind
-// its Functions, subfunctions, rate objects and health reporters (Documentation/networking/devlink in the kernel;
-// numbers of linux/devlink.h).
+// Package devlink is the part of the kernel's devlink (Documentation/networking/devlink) that this project needs: the eswitch of a
+// PF, the ports behind its Functions, subfunctions, rate objects and health reporters. The numbers are those of linux/devlink.h.
 //
 // Errors begin with the equivalent command of devlink(8), hold the kernel's message if there is one, and match its error
 // number by [errors.Is]: [golang.org/x/sys/unix.EOPNOTSUPP] and others.

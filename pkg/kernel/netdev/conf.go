@@ -13,8 +13,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
-// Conf are the sysctls of a netdev, net.ipv4.conf.<netdev> and net.ipv6.conf.<netdev>. A netdev that moves to another network
-// namespace gets the "default" ones of that namespace.
+// Conf are the sysctls net.ipv4.conf.<netdev> and net.ipv6.conf.<netdev>; a move gives a netdev the "default" ones instead.
 type Conf struct {
 	IPv4 []uint32 `json:"ipv4,omitempty"` // all that rtnetlink tells (IPV4_DEVCONF_* of linux/ip.h, from the first)
 	IPv6 []int32  `json:"ipv6,omitempty"` // those of conf6, in that order; empty where the netdev has no IPv6

@@ -33,9 +33,8 @@ type Options struct {
 	// ProcRoot is where procfs is mounted, "" for "/proc". Runtimes name network namespaces by processes there. The IPv6
 	// sysctls of netdevs are restored in its sys/net, unless it cannot be written.
 	ProcRoot  string
-	Eswitches Eswitches // limit the rates of Functions; nil for none
-	// Trace is called with each change before it is made, on the goroutine that called the Engine; it may be nil.
-	Trace func(step string)
+	Eswitches Eswitches         // limit the rates of Functions; nil for none
+	Trace     func(step string) // called before each change, on the goroutine that called the Engine; may be nil
 }
 
 // Engine changes netdevs. Several goroutines may use it at once, each for another netdev.
@@ -199,9 +198,8 @@ func freeIndex(pod *conn, preferred int) (int, error) {
 	return highest + 1, nil
 }
 
-// Attach moves a netdev to its place in a pod and makes it what the pod wants. device, before and place are those of the
-// [Engine.Plan] just made. If it fails it undoes what it did; [Engine.Restore] continues if that fails too, or if the
-// process ends in the middle.
+// Attach moves a netdev to its place in a pod and makes it what the pod wants, by the [Engine.Plan] just made. If it fails it
+// undoes what it did; [Engine.Restore] continues if that fails too, or if the process ends in the middle.
 func (e *Engine) Attach(
 	ctx context.Context, device Device, before Snapshot, place Place, want function.Interface,
 ) (Observed, error) {

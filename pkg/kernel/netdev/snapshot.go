@@ -32,9 +32,8 @@ type Snapshot struct {
 	Promiscuous  bool `json:"promiscuous,omitempty"`
 	AllMulticast bool `json:"allMulticast,omitempty"`
 
-	VF *VFState `json:"vf,omitempty"` // what the PF enforces; nil without a PF, or where the PF does not tell
-	// Rate is what the eswitch enforces in place of the rates in VF; nil where it does not limit the Function or was not asked.
-	Rate *function.Rate `json:"rate,omitempty"`
+	VF   *VFState       `json:"vf,omitempty"`   // what the PF enforces; nil without a PF, or where the PF does not tell
+	Rate *function.Rate `json:"rate,omitempty"` // what the eswitch enforces in place of the rates in VF; nil if nothing or not asked
 
 	// Carried and Conf are nil in a snapshot of an older agent, and of a Function without a netdev.
 	Carried *Carried `json:"carried,omitempty"`
@@ -286,19 +285,16 @@ type Observed struct {
 
 // Place is where a netdev sits in a pod. It is known before the netdev is moved.
 type Place struct {
-	NetNS string `json:"netns"` // path of the namespace's file
-	// Cookie is the kernel's number of the namespace (SO_NETNS_COOKIE), unique until the next boot. The path may mean
-	// another namespace later.
-	Cookie uint64 `json:"cookie"`
-	Index  int    `json:"index"` // ifindex that the netdev gets there (IFLA_NEW_IFINDEX)
+	NetNS  string `json:"netns"`  // path of the namespace's file
+	Cookie uint64 `json:"cookie"` // SO_NETNS_COOKIE, unique until the next boot; the path may mean another namespace later
+	Index  int    `json:"index"`  // ifindex that the netdev gets there (IFLA_NEW_IFINDEX)
 }
 
 // Device is the host's side of a netdev.
 type Device struct {
-	Name string // of the netdev in the host's namespace; "" where it is not known or not there
-	PF   *PF    // enforces the VF's properties; nil for a Function that is no VF, or where the PF has no netdev
-	// Port is the Function's at the eswitch, which is asked only if the pod wants a rate; nil for a PF.
-	Port *function.EswitchPort
+	Name string                // of the netdev in the host's namespace; "" where it is not known or not there
+	PF   *PF                   // enforces the VF's properties; nil for a Function that is no VF, or where the PF has no netdev
+	Port *function.EswitchPort // at the eswitch, which is asked only if the pod wants a rate; nil for a PF
 }
 
 // as returns the device without the PF or the port if the snapshot has nothing of them: they were not changed then.

@@ -24,13 +24,12 @@ import (
 
 // VFState is what a PF enforces for a VF (struct ifla_vf_* in linux/if_link.h).
 type VFState struct {
-	MAC   function.MAC `json:"mac,omitempty"`   // the administrative address; most drivers tell zeros where none was set
-	VLAN  int          `json:"vlan,omitempty"`  // 0 is none
-	QoS   int          `json:"qos,omitempty"`   // 802.1p, 0-7
-	Proto string       `json:"proto,omitempty"` // as in [function.VFConfig]
-	// Rates in Mbit/s, 0 is none.
-	MinTxRate int `json:"minTxRate,omitempty"`
-	MaxTxRate int `json:"maxTxRate,omitempty"`
+	MAC       function.MAC `json:"mac,omitempty"`       // the administrative address; most drivers tell zeros where none was set
+	VLAN      int          `json:"vlan,omitempty"`      // 0 is none
+	QoS       int          `json:"qos,omitempty"`       // 802.1p, 0-7
+	Proto     string       `json:"proto,omitempty"`     // as in [function.VFConfig]
+	MinTxRate int          `json:"minTxRate,omitempty"` // Mbit/s, 0 is none
+	MaxTxRate int          `json:"maxTxRate,omitempty"` // Mbit/s, 0 is none
 	// SpoofCheck and Trust are nil where the PF's driver does not have them.
 	SpoofCheck *bool  `json:"spoofCheck,omitempty"`
 	Trust      *bool  `json:"trust,omitempty"`

@@ -1,7 +1,6 @@
 package quirk
 
-// NoIOMMUGroup is what vfio calls groups that it makes up where there is no IOMMU, and NoIOMMUPrefix the prefix of their
-// device nodes. See "groups without an IOMMU".
+// NoIOMMUGroup is what vfio calls a group that it makes up, and NoIOMMUPrefix begins its node. See "groups without an IOMMU".
 const (
 	NoIOMMUGroup  = "vfio-noiommu"
 	NoIOMMUPrefix = "noiommu-"

@@ -8,8 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SkipStatistics is RTEXT_FILTER_SKIP_STATS of linux/rtnetlink.h, which leaves counters out of what is told of netdevs: they cost
-// most of a list, and those of many VFs do not fit in an answer.
+// SkipStatistics is RTEXT_FILTER_SKIP_STATS: counters cost most of a list, and those of many VFs do not fit in an answer.
 const SkipStatistics = 1 << 3
 
 // Send sends a message of a protocol (NETLINK_*) with flags (NLM_F_*), and returns the bodies of the kernel's answers.
