@@ -52,38 +52,23 @@ type Function struct {
 	ACPIIndex      string // number that the firmware gives the device, in decimal; "" if it gives none
 	Driver         string // kernel driver, "" if none is bound
 	NUMANode       int    // node of the Function's memory, -1 if the kernel does not know
-	// PCIeRoot is the root complex, "pci0000:3a", as in attribute resource.kubernetes.io/pcieRoot; "" if unknown.
-	PCIeRoot string
-	// IOMMUGroup is the name of the Function's group in /dev/vfio: "42", or "noiommu-42" if vfio-pci works without an
-	// IOMMU; "" without a group, and for an SF.
-	IOMMUGroup string
-	// AuxDevice is the name of an SF's auxiliary device, "mlx5_core.sf.4", which changes when the SF is made again; "" for
-	// a PF or VF.
-	AuxDevice string
-	Netdev    string // name of the netdev on the host; "" while it is in a pod, or if there is none
-	// LinkType is "ether" or "infiniband": of the Function's netdev, the last one known while that is away, or else the
-	// PF's; "" if unknown.
-	LinkType string
-	// RDMA says whether the Function has an RDMA device, on the host or, if RDMA devices belong to network namespaces
-	// (rdma system set netns exclusive), in a pod.
-	RDMA bool
+	PCIeRoot       string // root complex, "pci0000:3a", as in attribute resource.kubernetes.io/pcieRoot; "" if unknown
+	IOMMUGroup     string // name in /dev/vfio: "42", or "noiommu-42" without an IOMMU; "" without a group, and for an SF
+	AuxDevice      string // of an SF: "mlx5_core.sf.4", which changes when the SF is made again; "" for a PF or VF
+	Netdev         string // name of the netdev on the host; "" while it is in a pod, or if there is none
+	LinkType       string // "ether" or "infiniband": the netdev's, the last known while it is away, or else the PF's; "" if unknown
+	RDMA           bool   // whether the Function has an RDMA device, on the host or in a pod (rdma system set netns exclusive)
 	// RDMADevices are the names of the RDMA devices, sorted: "mlx5_2"; the last ones known while they are in a pod. The slice
 	// belongs to the inventory and must not be changed.
 	RDMADevices []string
-	// PKey is the first entry of the InfiniBand partition table, "0x7fff"; the last one known while the RDMA device is in a
-	// pod, "" with another link type.
-	PKey string
-	VDPA VDPA // vDPA device on top of the Function
-	// DDPProfile is the name of the Dynamic Device Personalization package that the PF runs, "ICE OS Default Package". Only
-	// the driver ice tells it (devlink, fw.app.name).
-	DDPProfile string
+	PKey        string // first InfiniBand partition key, "0x7fff"; the last one known while in a pod, "" with another link type
+	VDPA        VDPA   // vDPA device on top of the Function
+	DDPProfile  string // Dynamic Device Personalization package of the PF, "ICE OS Default Package"; only the driver ice tells it
 	// DefaultRoute says whether the node's default route goes over the Function's netdev, directly or through a bond, a
 	// bridge or a VLAN. While the routes cannot be read, it is true for all Functions with a netdev.
 	DefaultRoute bool
-	// LinkUp says whether the PF has a carrier, or had one when its netdev was last seen; true if it was never seen.
-	LinkUp bool
-	// Potential says that the SF does not exist yet: it is made when it is allocated. See [PotentialSF].
-	Potential bool
+	LinkUp       bool // the PF has a carrier, or had one when its netdev was last seen; true if it was never seen
+	Potential    bool // the SF does not exist yet: it is made when it is allocated, see [PotentialSF]
 }
 
 // userspaceDrivers hand a device to a program instead of the kernel.
@@ -94,8 +79,7 @@ func (f Function) Userspace() bool {
 	return f.Netdev == "" && slices.Contains(userspaceDrivers[:], f.Driver)
 }
 
-// PotentialSF is an SF that the PF could have, as the inventory would show it, without what its driver makes: the netdev, the
-// auxiliary device, RDMA and vDPA.
+// PotentialSF is an SF that the PF could have, as the inventory would show it, without what its driver makes.
 func PotentialSF(pf Function, sfnum uint32) Function {
 	return Function{
 		ID: SubfunctionID(pf.ID.Address, sfnum), Kind: SF, Class: pf.Class, PF: pf.ID.Address, PFName: pf.PFName,

@@ -10,10 +10,8 @@ import (
 
 // ID identifies a Function of a node, whatever its netdev is called and wherever it is. It is comparable.
 type ID struct {
-	// Address is the Function's PCI address; an SF has its PF's.
-	Address pci.Address
-	// Subfunction is "" for a PF or VF, and "sf" with the sfnum in decimal for an SF: "sf88".
-	Subfunction string
+	Address     pci.Address // PCI address of the Function; an SF has its PF's
+	Subfunction string      // "" for a PF or VF, and "sf" with the sfnum in decimal for an SF: "sf88"
 }
 
 // SubfunctionID is the ID of the SF with the sfnum at the PF with the address.
@@ -41,10 +39,7 @@ func (id ID) String() string {
 
 // DeviceName is the ID as a DNS label: "0000-3b-02-1", or "0000-3b-00-0-sf88" for an SF.
 func (id ID) DeviceName() string {
-	if id.Subfunction == "" {
-		return id.Address.DeviceName()
-	}
-	return id.Address.DeviceName() + "-" + id.Subfunction
+	return strings.NewReplacer(":", "-", ".", "-", "/", "-").Replace(id.String())
 }
 
 // ParseID reverses [ID.String].

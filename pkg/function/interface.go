@@ -34,20 +34,14 @@ const (
 	LinkDisable = "disable"
 )
 
-// Interface is what a pod wants its netdev to be. The zero value of a field keeps the property that the netdev has on the
-// host.
+// Interface is what a pod wants its netdev to be. The zero value of a field keeps what the netdev has on the host.
 type Interface struct {
-	// Name in the pod, 1-15 bytes. See [ValidateInterfaceName].
-	Name string `json:"name"`
-	// MTU in bytes, 68 or more; the driver has the last word.
-	MTU int `json:"mtu,omitempty"`
-	// MAC is a unicast Ethernet address. For a VF the PF is told as well.
-	MAC MAC `json:"mac,omitempty"`
-	// Addresses with their prefix lengths. IPv6 addresses are used at once, without duplicate address detection.
-	Addresses []netip.Prefix `json:"addresses,omitempty"`
-	Routes    []Route        `json:"routes,omitempty"`
-	// AllMulticast has the netdev receive every multicast frame.
-	AllMulticast bool `json:"allMulticast,omitempty"`
+	Name         string         `json:"name"`                // in the pod, see [ValidateInterfaceName]
+	MTU          int            `json:"mtu,omitempty"`       // in bytes, 68 or more; the driver has the last word
+	MAC          MAC            `json:"mac,omitempty"`       // a unicast Ethernet address; for a VF the PF is told as well
+	Addresses    []netip.Prefix `json:"addresses,omitempty"` // IPv6 is used at once, without duplicate address detection
+	Routes       []Route        `json:"routes,omitempty"`
+	AllMulticast bool           `json:"allMulticast,omitempty"` // the netdev receives every multicast frame
 	// VF is only for a VF whose PF has a netdev on the host; its rates also for an SF or VF that the eswitch limits.
 	VF *VFConfig `json:"vf,omitempty"`
 	// Userspace says that there is no netdev to move: a driver such as vfio-pci hands the Function to a program of the pod,
@@ -61,13 +55,11 @@ type Route struct {
 	Via    netip.Addr   `json:"via,omitzero"`     // gateway of the same family; the zero value is none
 	Metric int          `json:"metric,omitempty"` // lower is preferred; 0 is the kernel's default: 0 for IPv4, 1024 for IPv6
 	Table  int          `json:"table,omitempty"`  // routing table, 0 for the main one
-	// Scope is an RT_SCOPE_* of linux/rtnetlink.h; nil is link without Via, universe with it.
-	Scope *int `json:"scope,omitempty"`
+	Scope  *int         `json:"scope,omitempty"`  // RT_SCOPE_* of linux/rtnetlink.h; nil is link without Via, universe with it
 	// MTU and AdvMSS are those of the route in bytes, 0 is the interface's.
-	MTU    int `json:"mtu,omitempty"`
-	AdvMSS int `json:"advMSS,omitempty"`
-	// Yield accepts that the pod has another route to the same destination already, which otherwise is an error.
-	Yield bool `json:"yield,omitempty"`
+	MTU    int  `json:"mtu,omitempty"`
+	AdvMSS int  `json:"advMSS,omitempty"`
+	Yield  bool `json:"yield,omitempty"` // accepts another route of the pod to the same destination, which otherwise is an error
 }
 
 // VFConfig is what the PF enforces for a VF (IFLA_VF_* in linux/if_link.h). It does not change what is nil or empty.
@@ -104,11 +96,9 @@ func (c *VFConfig) Rate(r Rate) Rate {
 
 // EswitchPort is the port of a Function at the eswitch of its PF.
 type EswitchPort struct {
-	PF pci.Address
-	// SF says that it is a subfunction's, and not a VF's.
-	SF bool
-	// Number is the index of the VF, from 0, or the sfnum.
-	Number uint32
+	PF     pci.Address
+	SF     bool   // the Function is a subfunction, not a VF
+	Number uint32 // index of the VF, from 0, or the sfnum
 }
 
 func (p EswitchPort) String() string {
@@ -125,8 +115,9 @@ func (i Interface) Validate() error {
 	if i.MTU != 0 && (i.MTU < minMTU || i.MTU > math.MaxInt32) {
 		errs = append(errs, fmt.Errorf("mtu %d: must be %d or more, or 0 to keep the netdev's", i.MTU, minMTU))
 	}
-	if i.MAC != "" {
-		errs = append(errs, validateUnicast(i.MAC))
+	mac := i.MAC.HardwareAddr()
+	if i.MAC != "" && (len(mac) != 6 || mac[0]&1 != 0 || strings.Trim(string(i.MAC), "0:") == "") {
+		errs = append(errs, fmt.Errorf("mac %q: must be a unicast Ethernet address such as 02:00:00:00:00:01", i.MAC))
 	}
 	for n, address := range i.Addresses {
 		switch {
@@ -152,8 +143,7 @@ func (i Interface) Validate() error {
 	return errors.Join(errs...)
 }
 
-// ValidateInterfaceName follows dev_valid_name in the kernel's net/core/dev.c, and refuses "%", by which the kernel numbers
-// names.
+// ValidateInterfaceName follows dev_valid_name in net/core/dev.c, and refuses "%", by which the kernel numbers names.
 func ValidateInterfaceName(name string) error {
 	switch {
 	case name == "":
@@ -164,15 +154,6 @@ func ValidateInterfaceName(name string) error {
 		return fmt.Errorf("interface name %q: must be neither \".\" nor \"..\"", name)
 	case strings.ContainsAny(name, "/:%\x00") || strings.ContainsFunc(name, unicode.IsSpace):
 		return fmt.Errorf("interface name %q: must not contain \"/\", \":\", \"%%\", white space or a zero byte", name)
-	}
-	return nil
-}
-
-func validateUnicast(mac MAC) error {
-	address := mac.HardwareAddr()
-	zero := strings.Trim(string(mac), "0:") == ""
-	if len(address) != 6 || address[0]&1 != 0 || zero {
-		return fmt.Errorf("mac %q: must be a unicast Ethernet address such as 02:00:00:00:00:01", mac)
 	}
 	return nil
 }

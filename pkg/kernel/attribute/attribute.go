@@ -40,21 +40,15 @@ func All(b []byte) iter.Seq2[uint16, []byte] {
 // there, or of another size, reads as the zero value.
 type Set map[uint16][]byte
 
-// Parse reads all attributes. The values are parts of b.
+// Parse reads all attributes, with an error those before a malformed one. The values are parts of b.
 func Parse(b []byte) (Set, error) {
 	s := Set{}
 	err := walk(b, func(kind uint16, value []byte) bool {
 		s[kind] = value
 		return true
 	})
-	if err != nil {
-		return nil, err
-	}
-	return s, nil
+	return s, err
 }
-
-// Nested reads the attributes in an attribute.
-func (s Set) Nested(kind uint16) (Set, error) { return Parse(s[kind]) }
 
 // Has says whether there is an attribute of the type.
 func (s Set) Has(kind uint16) bool {

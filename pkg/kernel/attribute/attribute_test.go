@@ -33,7 +33,7 @@ func TestParse(t *testing.T) {
 	if s.Has(6) || !s.Has(5) || s.Uint8(6) != 0 || s.Uint16(1) != 0 || s.Uint32(4) != 0 || s.Uint64(3) != 0 || s.Uint8(2) != 0 {
 		t.Errorf("what is missing, or of another size, is in %v", s)
 	}
-	if inner, err := s.Nested(7); err != nil || inner.Uint8(1) != 5 {
+	if inner, err := attribute.Parse(s[7]); err != nil || inner.Uint8(1) != 5 {
 		t.Errorf("nested %v, %v", inner, err)
 	}
 	for _, broken := range [][]byte{{1}, {3, 0, 1, 0}, {9, 0, 1, 0, 5}, append(message(), 0)} {

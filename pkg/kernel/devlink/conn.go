@@ -58,7 +58,6 @@ func (c *Conn) Close() {
 	}
 }
 
-// open opens a socket for one request.
 func (c *Conn) open() (*nl.NetlinkSocket, error) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
@@ -144,9 +143,7 @@ func explain(err *error, command string, args ...any) {
 	}
 }
 
-// Follow calls changed when it begins to listen, whenever a devlink object in the network namespace at the path ("" for the
-// process's own) comes, goes or changes, and when such messages may have been lost. It returns when ctx ends, or if the
-// kernel has no devlink. changed must not take long.
+// Follow tells, by [listen.Source.Follow], that a devlink object came, went or changed.
 func Follow(ctx context.Context, netNS string, changed func(), log logr.Logger) {
 	listen.Source{Name: "devlink", Protocol: unix.NETLINK_GENERIC, Groups: findGroup}.Follow(ctx, netNS, changed, log)
 }

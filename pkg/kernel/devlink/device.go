@@ -1,6 +1,5 @@
-// Package devlink is the part of the kernel's devlink that this project needs: the eswitch of a PF, the ports behind
-// its Functions, subfunctions, rate objects and health reporters (Documentation/networking/devlink in the kernel;
-// numbers of linux/devlink.h).
+// Package devlink is the part of the kernel's devlink (Documentation/networking/devlink) that this project needs: the eswitch of a
+// PF, the ports behind its Functions, subfunctions, rate objects and health reporters. The numbers are those of linux/devlink.h.
 //
 // Errors begin with the equivalent command of devlink(8), hold the kernel's message if there is one, and match its error
 // number by [errors.Is]: [golang.org/x/sys/unix.EOPNOTSUPP] and others.
@@ -42,8 +41,7 @@ var eswitchModes = []EswitchMode{
 	unix.DEVLINK_ESWITCH_MODE_LEGACY: Legacy, unix.DEVLINK_ESWITCH_MODE_SWITCHDEV: Switchdev,
 }
 
-// EswitchMode asks for the mode of a PF's eswitch. EOPNOTSUPP: the PF has no eswitch. A mode that is not known here is its
-// number, such as "2".
+// EswitchMode asks for the mode of a PF's eswitch. A later kernel's mode is a number, such as "2". EOPNOTSUPP: there is no eswitch.
 func (c *Conn) EswitchMode(d Device) (mode EswitchMode, err error) {
 	defer explain(&err, "dev eswitch show %s", d)
 	attrs, err := c.ask(unix.DEVLINK_CMD_ESWITCH_GET, d)
@@ -56,8 +54,7 @@ func (c *Conn) EswitchMode(d Device) (mode EswitchMode, err error) {
 	return word(eswitchModes, attrs.Uint16(unix.DEVLINK_ATTR_ESWITCH_MODE)), nil
 }
 
-// SetEswitchMode changes the mode of a PF's eswitch. Drivers may replace netdevs of the PF, and refuse a change while
-// Functions are in use.
+// SetEswitchMode changes the mode. Drivers may replace netdevs of the PF, and refuse a change while Functions are in use.
 func (c *Conn) SetEswitchMode(d Device, mode EswitchMode) (err error) {
 	number := slices.Index(eswitchModes, mode)
 	if number < 0 {
@@ -93,12 +90,11 @@ func (c *Conn) RunningVersions(d Device) (versions map[string]string, err error)
 
 // Reporter is a health reporter of a device or of one of its ports.
 type Reporter struct {
-	Device Device
-	Port   int    // index of the port that it belongs to, -1 for the device's own
-	Name   string // "fw_fatal", "tx"
-	Failed bool   // it did not recover from an error
-	// Errors and Recoveries are how many there were.
-	Errors, Recoveries uint64
+	Device             Device
+	Port               int    // index of the port that it belongs to, -1 for the device's own
+	Name               string // "fw_fatal", "tx"
+	Failed             bool   // it did not recover from an error
+	Errors, Recoveries uint64 // how many there were
 }
 
 // Reporters lists the health reporters of all devices and ports in the Conn's namespace.
@@ -115,11 +111,8 @@ func (r Reporter) Handle() string {
 	return fmt.Sprintf("%s/%d", r.Device, r.Port)
 }
 
-// stateHealthy is DEVLINK_HEALTH_REPORTER_STATE_HEALTHY; the only other state is an error.
-const stateHealthy uint8 = 0
-
 func decodeReporter(attrs attribute.Set) (Reporter, error) {
-	reporter, err := attrs.Nested(unix.DEVLINK_ATTR_HEALTH_REPORTER)
+	reporter, err := attribute.Parse(attrs[unix.DEVLINK_ATTR_HEALTH_REPORTER])
 	if err != nil {
 		return Reporter{}, fmt.Errorf("health reporter: %w", err)
 	}
@@ -131,7 +124,7 @@ func decodeReporter(attrs attribute.Set) (Reporter, error) {
 		Device:     deviceOf(attrs),
 		Port:       port,
 		Name:       reporter.Text(unix.DEVLINK_ATTR_HEALTH_REPORTER_NAME),
-		Failed:     reporter.Uint8(unix.DEVLINK_ATTR_HEALTH_REPORTER_STATE) != stateHealthy,
+		Failed:     reporter.Uint8(unix.DEVLINK_ATTR_HEALTH_REPORTER_STATE) != 0, // 0 is healthy, all else an error
 		Errors:     reporter.Uint64(unix.DEVLINK_ATTR_HEALTH_REPORTER_ERR_COUNT),
 		Recoveries: reporter.Uint64(unix.DEVLINK_ATTR_HEALTH_REPORTER_RECOVER_COUNT),
 	}, nil

@@ -99,8 +99,7 @@ type FunctionChange struct {
 	Active *bool        // nil leaves it; only of a subfunction
 }
 
-// SetFunction changes the Function behind a port. The kernel sets the MAC before the state. Most drivers refuse another MAC
-// for an SF that is active.
+// SetFunction changes the Function behind a port, its MAC before its state. Most drivers refuse an active SF another MAC.
 func (c *Conn) SetFunction(d Device, index uint32, to FunctionChange) (err error) {
 	words := ""
 	function := nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_FUNCTION|unix.NLA_F_NESTED, nil)
@@ -113,12 +112,12 @@ func (c *Conn) SetFunction(d Device, index uint32, to FunctionChange) (err error
 		function.AddRtAttr(unix.DEVLINK_PORT_FUNCTION_ATTR_HW_ADDR, address)
 	}
 	if to.Active != nil {
-		state, word := uint8(0), "inactive"
+		state, word := nl.DEVLINK_PORT_FN_STATE_INACTIVE, "inactive"
 		if *to.Active {
-			state, word = stateActive, "active"
+			state, word = nl.DEVLINK_PORT_FN_STATE_ACTIVE, "active"
 		}
 		words += " state " + word
-		function.AddRtAttr(unix.DEVLINK_PORT_FN_ATTR_STATE, nl.Uint8Attr(state))
+		function.AddRtAttr(unix.DEVLINK_PORT_FN_ATTR_STATE, nl.Uint8Attr(uint8(state)))
 	}
 	if words == "" {
 		return nil
@@ -128,14 +127,8 @@ func (c *Conn) SetFunction(d Device, index uint32, to FunctionChange) (err error
 	return err
 }
 
-// stateActive and opstateAttached are DEVLINK_PORT_FN_STATE_ACTIVE and DEVLINK_PORT_FN_OPSTATE_ATTACHED.
-const (
-	stateActive     uint8 = 1
-	opstateAttached uint8 = 1
-)
-
 func decodePort(attrs attribute.Set) (Port, error) {
-	function, err := attrs.Nested(unix.DEVLINK_ATTR_PORT_FUNCTION)
+	function, err := attribute.Parse(attrs[unix.DEVLINK_ATTR_PORT_FUNCTION])
 	if err != nil {
 		return Port{}, fmt.Errorf("port function: %w", err)
 	}
@@ -153,8 +146,8 @@ func decodePort(attrs attribute.Set) (Port, error) {
 		NetdevIndex: int(attrs.Uint32(unix.DEVLINK_ATTR_PORT_NETDEV_IFINDEX)),
 		Function: Function{
 			MAC:      macOf(function[unix.DEVLINK_PORT_FUNCTION_ATTR_HW_ADDR]),
-			Active:   function.Uint8(unix.DEVLINK_PORT_FN_ATTR_STATE) == stateActive,
-			Attached: function.Uint8(unix.DEVLINK_PORT_FN_ATTR_OPSTATE) == opstateAttached,
+			Active:   function.Uint8(unix.DEVLINK_PORT_FN_ATTR_STATE) == nl.DEVLINK_PORT_FN_STATE_ACTIVE,
+			Attached: function.Uint8(unix.DEVLINK_PORT_FN_ATTR_OPSTATE) == nl.DEVLINK_PORT_FN_OPSTATE_ATTACHED,
 		},
 	}, nil
 }
@@ -194,9 +187,8 @@ func mbits(bytesPerSecond uint64) int {
 	return int(bytesPerSecond/bytesPerMbit + min(bytesPerSecond%bytesPerMbit, 1))
 }
 
-// SetRate limits what the Function behind a port sends. It sets only the limits that differ, as some drivers have only one. If
-// the kernel refuses one, both are what they were. EOPNOTSUPP: the driver has no such limit; ENODEV: the port has no rate
-// object.
+// SetRate limits what the Function behind a port sends. It sets only the limits that differ, as some drivers have only one. If one
+// is refused, both are what they were. EOPNOTSUPP: the driver has no such limit; ENODEV: the port has no rate object.
 func (c *Conn) SetRate(d Device, index uint32, to function.Rate) (err error) {
 	if to.Min < 0 || to.Max < 0 {
 		return fmt.Errorf("rate of port %s/%d: share %d and max %d Mbit/s must not be negative", d, index, to.Min, to.Max)
@@ -210,24 +202,21 @@ func (c *Conn) SetRate(d Device, index uint32, to function.Rate) (err error) {
 	now := decodeRate(before)
 	changes := []*nl.RtAttr{port}
 	if now.Min != to.Min {
-		changes = append(changes, limit(unix.DEVLINK_ATTR_RATE_TX_SHARE, uint64(to.Min)*bytesPerMbit))
+		changes = append(changes, nl.NewRtAttr(unix.DEVLINK_ATTR_RATE_TX_SHARE, nl.Uint64Attr(uint64(to.Min)*bytesPerMbit)))
 	}
 	if now.Max != to.Max {
-		changes = append(changes, limit(unix.DEVLINK_ATTR_RATE_TX_MAX, uint64(to.Max)*bytesPerMbit))
+		changes = append(changes, nl.NewRtAttr(unix.DEVLINK_ATTR_RATE_TX_MAX, nl.Uint64Attr(uint64(to.Max)*bytesPerMbit)))
 	}
 	if len(changes) == 1 {
 		return nil
 	}
 	_, err = c.do(unix.DEVLINK_CMD_RATE_SET, d, changes...)
 	if err != nil && len(changes) > 2 { // the kernel sets the share first, and does not undo it if it fails at the maximum
-		share := limit(unix.DEVLINK_ATTR_RATE_TX_SHARE, before.Uint64(unix.DEVLINK_ATTR_RATE_TX_SHARE))
-		if _, failed := c.do(unix.DEVLINK_CMD_RATE_SET, d, port, share); failed != nil {
+		share := nl.Uint64Attr(before.Uint64(unix.DEVLINK_ATTR_RATE_TX_SHARE))
+		_, failed := c.do(unix.DEVLINK_CMD_RATE_SET, d, port, nl.NewRtAttr(unix.DEVLINK_ATTR_RATE_TX_SHARE, share))
+		if failed != nil {
 			return errors.Join(err, fmt.Errorf("put tx_share back: %w", failed))
 		}
 	}
 	return err
-}
-
-func limit(kind int, bytesPerSecond uint64) *nl.RtAttr {
-	return nl.NewRtAttr(kind, nl.Uint64Attr(bytesPerSecond))
 }

@@ -1,6 +1,5 @@
-// Package listen hears by netlink that the kernel changed something. It takes only this fact from a message, so that a loss of
-// messages is harmless. Netlink libraries do not fit: they parse messages, and end a subscription, or poll, when the kernel
-// says that messages were lost.
+// Package listen hears by netlink that the kernel changed something, and takes only this fact from a message: a loss is harmless.
+// Netlink libraries do not fit: they parse messages, and end a subscription, or poll, when messages were lost.
 package listen
 
 import (
@@ -23,11 +22,9 @@ import (
 type Source struct {
 	Name     string // for logs: "rtnetlink"
 	Protocol int    // NETLINK_* of linux/netlink.h
-	// Groups returns the numbers of the multicast groups, which in generic netlink depend on the boot. An error that matches
-	// EOPNOTSUPP says that the kernel does not have them.
+	// Groups returns the numbers of the multicast groups, which in generic netlink depend on the boot; EOPNOTSUPP for none.
 	Groups func(ns netns.NsHandle) ([]uint32, error)
-	// Matters says whether a message, which begins with its header, matters to the listener; nil is all. It must not keep the
-	// message.
+	// Matters says whether a message, which begins with its header, matters; nil is all. It must not keep the message.
 	Matters func(message []byte) bool
 }
 

@@ -13,13 +13,10 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
-// Conf are the sysctls of a netdev, net.ipv4.conf.<netdev> and net.ipv6.conf.<netdev>. A netdev that moves to another network
-// namespace gets the "default" ones of that namespace.
+// Conf are the sysctls net.ipv4.conf.<netdev> and net.ipv6.conf.<netdev>; a move gives a netdev the "default" ones instead.
 type Conf struct {
-	// IPv4 are all that rtnetlink tells (IPV4_DEVCONF_* of linux/ip.h, from the first).
-	IPv4 []uint32 `json:"ipv4,omitempty"`
-	// IPv6 are those of conf6, in that order; empty where the netdev has no IPv6.
-	IPv6 []int32 `json:"ipv6,omitempty"`
+	IPv4 []uint32 `json:"ipv4,omitempty"` // all that rtnetlink tells (IPV4_DEVCONF_* of linux/ip.h, from the first)
+	IPv6 []int32  `json:"ipv6,omitempty"` // those of conf6, in that order; empty where the netdev has no IPv6
 }
 
 // conf6 are the sysctls of IPv6 that are restored, DEVCONF_* of linux/ipv6.h by their names in procfs, in the order in which
@@ -34,13 +31,9 @@ var conf6 = []struct {
 	{"accept_source_route", 24}, {"accept_dad", 27}, {"ndisc_notify", 29}, {"disable_ipv6", 26},
 }
 
-const (
-	multicastForwarding = 2 // IPV4_DEVCONF_MC_FORWARDING, which only the kernel sets
-	inet6AddrGenMode    = 8 // IFLA_INET6_ADDR_GEN_MODE of linux/if_link.h
-)
+const multicastForwarding = 2 // IPV4_DEVCONF_MC_FORWARDING, which only the kernel sets
 
-// properties are the sysctls that can be restored. Those of IPv6 are left out if the snapshot is of another version of the
-// agent, with another number of them.
+// properties are the sysctls that can be restored, without those of IPv6 if another version of the agent knew others.
 func (c Conf) properties() []property {
 	var list []property
 	for i, value := range c.IPv4 {
@@ -65,10 +58,11 @@ func parseConf(data []byte) (*Conf, error) {
 	if err != nil {
 		return nil, err
 	}
-	four, fourErr := families.Nested(unix.AF_INET)
-	six, sixErr := families.Nested(unix.AF_INET6)
+	four, fourErr := attribute.Parse(families[unix.AF_INET])
+	six, sixErr := attribute.Parse(families[unix.AF_INET6])
 	return &Conf{
-		IPv4: uint32s(four[unix.IFLA_INET_CONF]), IPv6: conf6Of(uint32s(six[unix.IFLA_INET6_CONF]), six[inet6AddrGenMode]),
+		IPv4: uint32s(four[unix.IFLA_INET_CONF]),
+		IPv6: conf6Of(uint32s(six[unix.IFLA_INET6_CONF]), six[unix.IFLA_INET6_ADDR_GEN_MODE]),
 	}, errors.Join(fourErr, sixErr)
 }
 
@@ -89,10 +83,8 @@ func conf6Of(all []uint32, addrGenMode []byte) []int32 {
 }
 
 func uint32s(data []byte) []uint32 {
-	list := make([]uint32, 0, len(data)/4)
-	for ; len(data) >= 4; data = data[4:] {
-		list = append(list, binary.NativeEndian.Uint32(data))
-	}
+	list := make([]uint32, len(data)/4)
+	_, _ = binary.Decode(data, binary.NativeEndian, list)
 	return list
 }
 

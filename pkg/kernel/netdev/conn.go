@@ -15,8 +15,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 )
 
-// conn speaks rtnetlink in one network namespace. Several goroutines may use it at once; their requests wait for each other,
-// as they do in the kernel.
+// conn speaks rtnetlink in one network namespace. Requests of several goroutines wait for each other, as they do in the kernel.
 type conn struct {
 	*netlink.Handle
 	ns     netns.NsHandle
@@ -25,7 +24,6 @@ type conn struct {
 	conf6  bool             // the namespace's IPv6 sysctls can be restored
 }
 
-// dial opens the network namespace at a path.
 func dial(path string) (*conn, error) {
 	ns, err := namespace.Open(path)
 	if err != nil {
@@ -39,7 +37,6 @@ func dial(path string) (*conn, error) {
 	return c, nil
 }
 
-// errNotMounted is returned for the path of a file on which no namespace is mounted.
 var errNotMounted = errors.New("is a plain file, no namespace is mounted on it")
 
 func (c *conn) connect() (err error) {
@@ -67,7 +64,6 @@ func (c *conn) connect() (err error) {
 	return nil
 }
 
-// close ends the connection, if there is one.
 func (c *conn) close() error {
 	if c == nil {
 		return nil
@@ -81,9 +77,9 @@ func (c *conn) close() error {
 	return c.ns.Close()
 }
 
-// set changes an existing netdev by one RTM_NEWLINK: the flags of the mask, and the attributes. do_setlink in the kernel's
-// net/core/rtnetlink.c has an order of its own: namespace, address, MTU, name, alias, flags, queue length. It stops at the
-// first that fails, and does not undo the ones before.
+// set changes a netdev by one RTM_NEWLINK: the flags of the mask, and the attributes. do_setlink in net/core/rtnetlink.c has
+// an order of its own: namespace, address, MTU, name, alias, flags, queue length. It stops at the first that fails, and does
+// not undo the ones before.
 func (c *conn) set(index int, flags, mask uint32, attributes ...*nl.RtAttr) error {
 	header := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	header.Index, header.Flags, header.Change = int32(index), flags, mask
@@ -105,8 +101,7 @@ func hardwareAddr(kind int, mac function.MAC) *nl.RtAttr {
 	return nl.NewRtAttr(kind, mac.HardwareAddr())
 }
 
-// ask returns the body of the kernel's RTM_NEWLINK for the link with the index or, if that is 0, with the name in the
-// attributes.
+// ask returns the body of the RTM_NEWLINK for the link with the index or, if that is 0, with the name in the attributes.
 func (c *conn) ask(index int, attributes ...*nl.RtAttr) ([]byte, error) {
 	header := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	header.Index = int32(index)
@@ -130,10 +125,10 @@ type link struct {
 // at returns the link with the index or, if that is 0, with the name in the attributes. It is nil if there is none.
 func (c *conn) at(index int, attributes ...*nl.RtAttr) (*link, error) {
 	message, err := c.ask(index, attributes...)
-	if errors.Is(err, unix.ENODEV) {
+	switch {
+	case errors.Is(err, unix.ENODEV):
 		return nil, nil
-	}
-	if err != nil {
+	case err != nil:
 		return nil, err
 	}
 	attrs, err := attribute.Parse(message[unix.SizeofIfInfomsg:])
@@ -157,7 +152,7 @@ func (c *conn) at(index int, attributes ...*nl.RtAttr) (*link, error) {
 // with returns the link that has the name or altname, or nil if there is none.
 func (c *conn) with(name string) (*link, error) { return c.at(0, text(unix.IFLA_ALT_IFNAME, name)) }
 
-// existing is [conn.at], with an error if there is no such link.
+// existing is [conn.at] with an error if there is no such link.
 func (c *conn) existing(index int) (*link, error) {
 	l, err := c.at(index)
 	if err == nil && l == nil {
@@ -182,6 +177,3 @@ func (c *conn) named(name string) (*link, error) {
 func reference(index int) netlink.Link {
 	return &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}}
 }
-
-// all lists the links.
-func (c *conn) all() ([]netlink.Link, error) { return request.Consistent(c.LinkList) }

@@ -24,19 +24,17 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 )
 
 // Options of an [Engine]. The zero value is good for a process in the host's network namespace.
 type Options struct {
-	// HostNetNS is the path of the host's network namespace; "" is that of the calling process.
-	HostNetNS string
-	// ProcRoot is where procfs is; "" is "/proc". Runtimes name network namespaces by processes there. Its sys/net is written
-	// to restore the IPv6 sysctls of netdevs, which are not restored where it cannot be written.
-	ProcRoot string
-	// Eswitches limit the rates of Functions; nil for none.
-	Eswitches Eswitches
-	// Trace is called with each change before it is made, on the goroutine that called the Engine; it may be nil.
-	Trace func(step string)
+	HostNetNS string // path of the host's network namespace, "" for that of the calling process
+	// ProcRoot is where procfs is mounted, "" for "/proc". Runtimes name network namespaces by processes there. The IPv6
+	// sysctls of netdevs are restored in its sys/net, unless it cannot be written.
+	ProcRoot  string
+	Eswitches Eswitches         // limit the rates of Functions; nil for none
+	Trace     func(step string) // called before each change, on the goroutine that called the Engine; may be nil
 }
 
 // Engine changes netdevs. Several goroutines may use it at once, each for another netdev.
@@ -127,8 +125,7 @@ func (e *Engine) Snapshot(_ context.Context, device Device) (Snapshot, error) {
 	return e.snapshot(device, function.Interface{})
 }
 
-// snapshot looks at a netdev on the host, or at a Function without one. It asks the eswitch, which takes long, only if the
-// pod wants a rate.
+// snapshot asks the eswitch, which takes long, only if the pod wants a rate.
 func (e *Engine) snapshot(device Device, want function.Interface) (s Snapshot, err error) {
 	if !want.VF.Rated() {
 		device.Port = nil
@@ -152,7 +149,7 @@ func (e *Engine) snapshot(device Device, want function.Interface) (s Snapshot, e
 // complete adds what the PF and the eswitch of the device enforce, as far as they are known and tell it.
 func (e *Engine) complete(s Snapshot, device Device) (_ Snapshot, err error) {
 	if device.PF != nil {
-		if s.VF, err = e.host.vf(device.PF); err != nil && !errors.Is(err, errNoVF) {
+		if s.VF, err = e.host.vf(device.PF); err != nil {
 			return Snapshot{}, err
 		}
 	}
@@ -174,10 +171,9 @@ func (e *Engine) complete(s Snapshot, device Device) (_ Snapshot, err error) {
 
 func nameFree(pod *conn, name string) error {
 	other, err := pod.with(name)
-	if err != nil {
-		return fmt.Errorf("interface name %q: %w", name, err)
-	}
 	switch {
+	case err != nil:
+		return fmt.Errorf("interface name %q: %w", name, err)
 	case other == nil:
 		return nil
 	case other.Name == name:
@@ -191,7 +187,7 @@ func freeIndex(pod *conn, preferred int) (int, error) {
 	if l, err := pod.at(preferred); err != nil || l == nil {
 		return preferred, err
 	}
-	links, err := pod.all()
+	links, err := request.Consistent(pod.LinkList)
 	if err != nil {
 		return 0, err
 	}
@@ -202,9 +198,8 @@ func freeIndex(pod *conn, preferred int) (int, error) {
 	return highest + 1, nil
 }
 
-// Attach moves a netdev to its place in a pod and makes it what the pod wants. device, before and place are those of the
-// [Engine.Plan] just made. If it fails it undoes what it did; [Engine.Restore] continues if that fails too, or if the
-// process ends in the middle.
+// Attach moves a netdev to its place in a pod and makes it what the pod wants, by the [Engine.Plan] just made. If it fails it
+// undoes what it did; [Engine.Restore] continues if that fails too, or if the process ends in the middle.
 func (e *Engine) Attach(
 	ctx context.Context, device Device, before Snapshot, place Place, want function.Interface,
 ) (Observed, error) {
@@ -267,7 +262,7 @@ func (e *Engine) enforce(ctx context.Context, device Device, from, to Snapshot) 
 }
 
 // moveToPod moves a netdev, renames it and sets its MTU and MAC by one message: the pod never sees it half made, and the
-// kernel waits for its readers only once. It returns the index in the pod.
+// kernel waits for its readers (RCU) only once. It returns the index in the pod.
 func (e *Engine) moveToPod(pod *conn, before Snapshot, place Place, want function.Interface) (int, error) {
 	if err := e.dropTakenAltNames(pod, before, want.Name); err != nil {
 		return 0, err
@@ -278,7 +273,7 @@ func (e *Engine) moveToPod(pod *conn, before Snapshot, place Place, want functio
 		wishes += fmt.Sprintf(" with MTU %d", want.MTU)
 		properties = append(properties, number(unix.IFLA_MTU, want.MTU))
 	}
-	message := slices.Concat(properties, []*nl.RtAttr{number(unix.IFLA_NET_NS_FD, int(pod.ns))})
+	message := append(slices.Clone(properties), number(unix.IFLA_NET_NS_FD, int(pod.ns)))
 	newMAC := want.MAC != "" && want.MAC != before.MAC
 	if newMAC {
 		wishes += fmt.Sprintf(" with MAC %s", want.MAC)
@@ -337,8 +332,7 @@ func (e *Engine) adoptMAC(c *conn, index int, mac function.MAC) error {
 	return c.set(index, 0, 0, hardwareAddr(unix.IFLA_ADDRESS, mac))
 }
 
-// dropTakenAltNames removes the altnames that are taken in the pod, and the one that is the new name: names and altnames share
-// one table in a namespace.
+// dropTakenAltNames removes the altnames that are taken in the pod, and the new name: names and altnames share one table.
 func (e *Engine) dropTakenAltNames(pod *conn, before Snapshot, name string) error {
 	for _, alt := range before.AltNames {
 		other, err := pod.with(alt)
@@ -359,8 +353,7 @@ func (e *Engine) dropAltName(c *conn, index int, name string) error {
 	return e.step("remove altname "+name, func() error { return c.LinkDelAltName(reference(index), name) })
 }
 
-// configure adds the addresses, then brings the netdev up, then adds the routes, which need both. It returns what the netdev
-// is then.
+// configure adds the addresses, then brings the netdev up, then adds the routes, which need both.
 func (e *Engine) configure(pod *conn, index int, want function.Interface) (_ Observed, err error) {
 	unlessFailed := func(what string, change func() error) {
 		if err == nil {
@@ -403,14 +396,13 @@ func observe(pod *conn, index int) (Observed, error) {
 func (e *Engine) observeVF(device Device, want function.Interface) (Observed, error) {
 	observed := Observed{Name: want.Name, Addresses: want.Addresses}
 	now, err := e.complete(Snapshot{}, Device{PF: device.PF})
-	if err == nil && now.VF != nil {
+	if now.VF != nil {
 		observed.MAC = now.VF.MAC
 	}
 	return observed, err
 }
 
-// find looks for a netdev under an index and under names that it may have and, if its identity is certain, among all. It
-// returns nil if the netdev is not in the namespace, or cannot be told from another one.
+// find looks under an index, under names and, if the identity is certain, among all netdevs. It returns nil if it finds none.
 func find(c *conn, who Identity, same func(Identity, Identity) bool, index int, names ...string) (*link, error) {
 	if l, err := c.at(index); err != nil || l != nil && same(who, l.Identity) {
 		return l, err
@@ -426,7 +418,7 @@ func find(c *conn, who Identity, same func(Identity, Identity) bool, index int, 
 	if !who.certain() {
 		return nil, nil
 	}
-	links, err := c.all()
+	links, err := request.Consistent(c.LinkList)
 	if err != nil {
 		return nil, err
 	}
@@ -446,8 +438,7 @@ func (e *Engine) dial(path string) (*conn, error) {
 	return dial(path)
 }
 
-// dialPlace opens the namespace of a place. It returns nil if the namespace is gone: the path does not exist, means another
-// namespace, or is a mount point without a mount.
+// dialPlace returns nil if the namespace is gone: its path does not exist, means another one, or is a plain mount point.
 func (e *Engine) dialPlace(place Place) (*conn, error) {
 	if place.NetNS == "" {
 		return nil, nil
@@ -465,8 +456,7 @@ func (e *Engine) dialPlace(place Place) (*conn, error) {
 	return pod, nil
 }
 
-// locate opens the namespace of a place, which the caller closes, and finds a netdev in it. pod is nil if the namespace is
-// gone, and l if the netdev is not in it.
+// locate finds a netdev in the namespace of a place, which the caller closes. pod or l is nil if it does not exist.
 func (e *Engine) locate(place Place, who Identity, names ...string) (pod *conn, l *link, err error) {
 	if pod, err = e.dialPlace(place); pod == nil || err != nil {
 		return nil, nil, err

@@ -53,36 +53,31 @@ func (e *Engine) Check(_ context.Context, device Device, a Attached) ([]string, 
 	if l == nil {
 		return append(d, fmt.Sprintf("interface %s is not in the pod", a.Want.Name)), nil
 	}
-	for _, p := range []difference{
-		{property{name: "name", value: a.Want.Name}, l.Name},
-		{property{name: "mac", value: a.Observed.MAC}, l.MAC},
-		{property{name: "mtu", value: a.Observed.MTU}, l.MTU},
-		{property{name: "up", value: true}, l.Up},
-		{property{name: "allmulticast", value: a.Want.AllMulticast}, a.Want.AllMulticast && l.AllMulticast},
+	for _, p := range []property{
+		{name: "name", value: a.Want.Name, now: l.Name},
+		{name: "mac", value: a.Observed.MAC, now: l.MAC},
+		{name: "mtu", value: a.Observed.MTU, now: l.MTU},
+		{name: "up", value: true, now: l.Up},
+		{name: "allmulticast", value: a.Want.AllMulticast, now: a.Want.AllMulticast && l.AllMulticast},
 	} {
 		if p.value != p.now {
 			d = append(d, p.String())
 		}
 	}
-	return checkLayer3(d, pod, l.Identity.Index, a.Want)
-}
-
-// checkLayer3 adds the wanted addresses and routes that are missing to the differences.
-func checkLayer3(d []string, pod *conn, index int, want function.Interface) ([]string, error) {
-	have, err := addresses(pod, index)
+	have, err := addresses(pod, l.Identity.Index)
 	if err != nil {
-		return nil, fmt.Errorf("interface %s: addresses: %w", want.Name, err)
+		return nil, fmt.Errorf("interface %s: addresses: %w", a.Want.Name, err)
 	}
-	for _, address := range want.Addresses {
+	for _, address := range a.Want.Addresses {
 		if !slices.Contains(have, address) {
 			d = append(d, fmt.Sprintf("address %s is missing", address))
 		}
 	}
-	for _, route := range want.Routes {
-		r := routeOut(index, route)
+	for _, route := range a.Want.Routes {
+		r := routeOut(l.Identity.Index, route)
 		found, err := routeLike(pod, r)
 		if err != nil {
-			return nil, fmt.Errorf("interface %s: route to %s: %w", want.Name, route.To, err)
+			return nil, fmt.Errorf("interface %s: route to %s: %w", a.Want.Name, route.To, err)
 		}
 		if found == nil || !route.Yield && !sameWay(*found, r) {
 			d = append(d, fmt.Sprintf("route to %s is missing", route.To))
@@ -109,8 +104,7 @@ func (e *Engine) Add(_ context.Context, a Attached, addresses []netip.Prefix, ro
 
 // addAddress adds an address, and accepts that the netdev has it already.
 func addAddress(pod *conn, index int, address netip.Prefix) error {
-	a := &netlink.Addr{IPNet: netipx.PrefixIPNet(address.Masked())}
-	a.IP = address.Addr().AsSlice()
+	a := &netlink.Addr{IPNet: netipx.PrefixIPNet(address)}
 	if address.Addr().Is6() {
 		a.Flags = unix.IFA_F_NODAD
 	}
@@ -125,7 +119,7 @@ func addAddress(pod *conn, index int, address netip.Prefix) error {
 	return errors.Join(err, listErr)
 }
 
-// addRoute adds a route, and accepts that the very same is there already.
+// addRoute adds a route, and accepts that the pod has it already.
 func addRoute(pod *conn, index int, route function.Route) error {
 	r := routeOut(index, route)
 	err := pod.RouteAdd(&r)
@@ -149,7 +143,6 @@ func addRoute(pod *conn, index int, route function.Route) error {
 	return fmt.Errorf("the pod has one already, via interface index %d gateway %s: %w", other.LinkIndex, gateway, err)
 }
 
-// routeOut is the kernel's route out through the interface with the index.
 func routeOut(index int, route function.Route) netlink.Route {
 	r := netlink.Route{
 		LinkIndex: index, Dst: netipx.PrefixIPNet(route.To), Priority: route.Metric,
@@ -165,7 +158,6 @@ func routeOut(index int, route function.Route) netlink.Route {
 	return r
 }
 
-// sameWay says whether two routes use the same link and gateway.
 func sameWay(a, b netlink.Route) bool { return a.LinkIndex == b.LinkIndex && a.Gw.Equal(b.Gw) }
 
 // routeLike finds the route to the same destination with the same metric.
@@ -181,11 +173,12 @@ func routeLike(pod *conn, r netlink.Route) (*netlink.Route, error) {
 	if err != nil {
 		return nil, err
 	}
-	i := slices.IndexFunc(routes, func(other netlink.Route) bool { return other.Priority == metric })
-	if i < 0 {
-		return nil, nil
+	for _, other := range routes {
+		if other.Priority == metric {
+			return &other, nil
+		}
 	}
-	return &routes[i], nil
+	return nil, nil
 }
 
 func addresses(c *conn, index int) ([]netip.Prefix, error) {
@@ -202,24 +195,22 @@ func addresses(c *conn, index int) ([]netip.Prefix, error) {
 	return prefixes, nil
 }
 
-// announceItself has the kernel announce the addresses of the interface to its neighbours whenever it comes up or gets another
-// MAC, as an address may have been another pod's before: arp_notify and ndisc_notify of the kernel's ip-sysctl.rst. Errors
-// are ignored: the entries of the neighbours time out anyway.
+// announceItself has the kernel announce the addresses whenever the interface comes up or gets another MAC, as an address may
+// have been another pod's before (ip-sysctl.rst). Errors are ignored: the entries of the neighbours time out anyway.
 func (e *Engine) announceItself(pod *conn, index int, name string, addresses []netip.Prefix) {
 	const arpNotify = 22 // IPV4_DEVCONF_ARP_NOTIFY of linux/ip.h
-	is4 := func(p netip.Prefix) bool { return p.Addr().Is4() }
-	if slices.ContainsFunc(addresses, is4) {
+	if slices.ContainsFunc(addresses, func(p netip.Prefix) bool { return p.Addr().Is4() }) {
 		e.trace("arp_notify")
 		_ = pod.set(index, 0, 0, conf4(arpNotify, 1))
 	}
-	if slices.ContainsFunc(addresses, func(p netip.Prefix) bool { return !is4(p) }) {
+	if slices.ContainsFunc(addresses, func(p netip.Prefix) bool { return p.Addr().Is6() }) {
 		e.trace("ndisc_notify")
 		_ = e.writeConf6(pod, name, "ndisc_notify", 1)
 	}
 }
 
-// Announce waits until an attached interface has a carrier, and has the kernel announce its addresses then: the announcement
-// when the interface came up was lost without a carrier. It returns when ctx, the pod or the interface ends.
+// Announce waits until an attached interface has a carrier, and has the kernel announce its addresses then: without a carrier,
+// the announcement when it came up was lost. It returns when ctx, the pod or the interface ends.
 func (e *Engine) Announce(ctx context.Context, place Place, observed Observed) error {
 	if len(observed.Addresses) == 0 || observed.MAC == "" {
 		return nil

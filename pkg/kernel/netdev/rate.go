@@ -11,8 +11,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 )
 
-// Eswitches are the eswitches of PFs, as [devlink.Conn] has them. An eswitch that has a rate object for a Function limits the
-// Function in place of the PF.
+// Eswitches are those of PFs, as [devlink.Conn] has them. One with a rate object for a Function limits it in place of the PF.
 type Eswitches interface {
 	EswitchMode(devlink.Device) (devlink.EswitchMode, error)
 	PortsOf(devlink.Device) ([]devlink.Port, error)
@@ -20,8 +19,7 @@ type Eswitches interface {
 	SetRate(d devlink.Device, port uint32, to function.Rate) error
 }
 
-// rate is what the eswitch limits the Function to; ok is false if it has no rate object for it. A VF has none as long as the
-// mode is legacy: its PF limits it then.
+// rate is what the eswitch limits the Function to; ok is false without a rate object, as for a VF in mode legacy.
 func (e *Engine) rate(f function.EswitchPort) (rate function.Rate, ok bool, err error) {
 	port, ok, err := e.port(f)
 	if err != nil || !ok {
@@ -30,7 +28,6 @@ func (e *Engine) rate(f function.EswitchPort) (rate function.Rate, ok bool, err 
 	return e.eswitches.Rate(port.Device, port.Index)
 }
 
-// changeRate tells the eswitch.
 func (e *Engine) changeRate(device Device, from, to *function.Rate) error {
 	if device.Port == nil || from == nil || to == nil || *from == *to {
 		return nil

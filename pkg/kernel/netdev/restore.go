@@ -11,6 +11,8 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 )
 
 // fallbackName makes the kernel find a free name, which matches fallback. It is for a netdev whose own name is taken.
@@ -51,18 +53,18 @@ func (e *Engine) Restore(_ context.Context, device Device, before Snapshot, plac
 	return e.reconcile(device, before, l.Identity.Index)
 }
 
-// moveToHost moves a netdev back by one message, which also restores the properties that it can. It fails only if the netdev
-// is still in the pod then: reconcile repeats the rest.
+// moveToHost moves a netdev and restores what it can by one message. It fails only if the netdev is still in the pod then.
 func (e *Engine) moveToHost(pod *conn, now Snapshot, device Device, before Snapshot) error {
 	index := now.Identity.Index
-	if err := e.dropForeignAltNames(pod, index, now, before.AltNames); err != nil {
-		return fmt.Errorf("netdev %s in the pod: %w", now.Name, err)
+	err := e.dropForeignAltNames(pod, index, now, before.AltNames)
+	if err == nil {
+		err = e.dropStacked(pod, index)
 	}
-	if err := e.dropStacked(pod, index); err != nil {
+	if err != nil {
 		return fmt.Errorf("netdev %s in the pod: %w", now.Name, err)
 	}
 	if device.PF != nil { // some drivers refuse the netdev its own MAC while the PF gives the VF the pod's
-		if vf, err := e.host.vf(device.PF); err == nil {
+		if vf, err := e.host.vf(device.PF); err == nil && vf != nil {
 			_ = e.undoVF(device.PF, *vf, vf.with(nil, before.VF.MAC)) // reconcile repeats it, and reports the error
 		}
 	}
@@ -71,7 +73,8 @@ func (e *Engine) moveToHost(pod *conn, now Snapshot, device Device, before Snaps
 		flags &^= unix.IFF_UP // until the host's sysctls are there again, by which IPv6 starts
 	}
 	now.Carried, now.Conf = nil, nil // which reconcile restores
-	message := []*nl.RtAttr{number(unix.IFLA_NET_NS_FD, int(e.host.ns))}
+	toHost := number(unix.IFLA_NET_NS_FD, int(e.host.ns))
+	message := []*nl.RtAttr{toHost}
 	for _, d := range compare(before, now) {
 		if d.attribute != nil {
 			message = append(message, d.attribute)
@@ -85,17 +88,12 @@ func (e *Engine) moveToHost(pod *conn, now Snapshot, device Device, before Snaps
 	if l, err := pod.at(index); err != nil || l == nil {
 		return err
 	}
-	return e.moveBare(pod, index, now, failed)
-}
-
-// moveBare moves a netdev that has a name which is taken on the host: without altnames, and with a name that the kernel finds.
-func (e *Engine) moveBare(pod *conn, index int, now Snapshot, failed error) error {
+	// One of its names may be taken on the host: it moves without altnames, and with a name that the kernel finds.
 	if err := e.dropForeignAltNames(pod, index, now, nil); err != nil {
 		return errors.Join(failed, fmt.Errorf("netdev %s in the pod: %w", now.Name, err))
 	}
 	e.trace("move to host under another name")
-	err := pod.set(index, 0, 0, number(unix.IFLA_NET_NS_FD, int(e.host.ns)), text(unix.IFLA_IFNAME, fallbackName))
-	if err != nil {
+	if err := pod.set(index, 0, 0, toHost, text(unix.IFLA_IFNAME, fallbackName)); err != nil {
 		return fmt.Errorf("netdev %s: move to the host: %w", now.Name, errors.Join(failed, err))
 	}
 	return nil
@@ -119,7 +117,18 @@ func (e *Engine) reconcile(device Device, before Snapshot, index int) (Restored,
 	const rounds = 2
 	var failed error
 	for round := 0; ; round++ {
-		now, err := e.look(device, before, index)
+		var now Snapshot
+		if !before.userspace() {
+			l, err := e.host.at(index)
+			if err != nil {
+				return Restored{}, err
+			}
+			if l == nil {
+				return Restored{}, fmt.Errorf("%s: %w", before.Name, ErrGone)
+			}
+			now = l.Snapshot
+		}
+		now, err := e.complete(now, device)
 		if err != nil {
 			return Restored{}, err
 		}
@@ -136,21 +145,6 @@ func (e *Engine) reconcile(device Device, before Snapshot, index int) (Restored,
 		}
 		failed = e.undo(index, device, accepted, now)
 	}
-}
-
-// look takes a snapshot of the netdev with the index, or of a Function without a netdev.
-func (e *Engine) look(device Device, before Snapshot, index int) (Snapshot, error) {
-	if before.userspace() {
-		return e.complete(Snapshot{}, device)
-	}
-	l, err := e.host.at(index)
-	if err != nil {
-		return Snapshot{}, err
-	}
-	if l == nil {
-		return Snapshot{}, fmt.Errorf("%s: %w", before.Name, ErrGone)
-	}
-	return e.complete(l.Snapshot, device)
 }
 
 // acceptTaken returns before without the names that another netdev of the host has by now, and a note about each of these.
@@ -176,7 +170,7 @@ func (e *Engine) acceptTaken(before, now Snapshot) (accepted Snapshot, notes []s
 	return accepted, notes, err
 }
 
-// undo restores every property that differs by a message of its own, and goes on after one that is refused.
+// undo restores each property that differs by a message of its own, and goes on after one that is refused.
 func (e *Engine) undo(index int, device Device, before, now Snapshot) error {
 	var errs []error
 	if now.VF != nil && before.VF != nil { // some drivers refuse the netdev a MAC that is not the one the PF set
@@ -187,7 +181,7 @@ func (e *Engine) undo(index int, device Device, before, now Snapshot) error {
 	errs = append(errs, e.dropForeignAltNames(e.host, index, now, before.AltNames))
 	left := compare(before, now)
 	// Many drivers want the netdev to be down for a new MAC, and a link mode has its effect when the netdev comes up.
-	reset := slices.ContainsFunc(left, func(d difference) bool { return d.name == "mac" || d.name == "link mode" })
+	reset := slices.ContainsFunc(left, func(d property) bool { return d.name == "mac" || d.name == "link mode" })
 	if reset && now.Up {
 		errs = append(errs, e.step("down", func() error { return e.host.set(index, 0, unix.IFF_UP) }))
 	}
@@ -210,7 +204,7 @@ func (e *Engine) undo(index int, device Device, before, now Snapshot) error {
 }
 
 // undoProperty restores a property that has a message, or a sysctl, of its own.
-func (e *Engine) undoProperty(index int, before, now Snapshot, d difference) error {
+func (e *Engine) undoProperty(index int, before, now Snapshot, d property) error {
 	what := fmt.Sprintf("%s %v", d.name, d.value)
 	switch {
 	case d.conf6 != "":
@@ -233,7 +227,7 @@ func (e *Engine) undoProperty(index int, before, now Snapshot, d difference) err
 	return nil
 }
 
-// undoVF tells the PF each change from one state to the other, and goes on after one that is refused.
+// undoVF goes on after a change that is refused.
 func (e *Engine) undoVF(pf *PF, from, to VFState) error {
 	var errs []error
 	for _, c := range vfChanges(from, to) {
@@ -242,8 +236,7 @@ func (e *Engine) undoVF(pf *PF, from, to VFState) error {
 	return errors.Join(errs...)
 }
 
-// detachXDP removes the programs that the pod left, in every mode: the kernel wants the mode to be named, and accepts one
-// without a program.
+// detachXDP removes the pod's programs in every mode: the kernel wants the mode to be named, and accepts one without a program.
 func (e *Engine) detachXDP(index int) error {
 	const noProgram = math.MaxUint32 // -1 as a file descriptor
 	var errs []error
@@ -265,7 +258,7 @@ var stacked = []string{"vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec
 
 // dropStacked deletes the virtual netdevs that the pod made on top of the netdev.
 func (e *Engine) dropStacked(pod *conn, index int) error {
-	links, err := pod.all()
+	links, err := request.Consistent(pod.LinkList)
 	if err != nil {
 		return err
 	}

@@ -19,8 +19,7 @@ import (
 // Snapshot is what a netdev was on the host: every property that an attachment, or the pod itself, may change, and
 // what tells the netdev from every other one after a rename. It is comparable only by [Diff].
 type Snapshot struct {
-	// Name on the host; "" for a Function without a netdev, of which only VF is known.
-	Name     string       `json:"name"`
+	Name     string       `json:"name"`               // on the host; "" for a Function without a netdev
 	AltNames []string     `json:"altNames,omitempty"` // sorted
 	Alias    string       `json:"alias,omitempty"`
 	MTU      int          `json:"mtu"`
@@ -33,11 +32,8 @@ type Snapshot struct {
 	Promiscuous  bool `json:"promiscuous,omitempty"`
 	AllMulticast bool `json:"allMulticast,omitempty"`
 
-	// VF is what the PF enforces; nil without a PF, or where the PF does not tell.
-	VF *VFState `json:"vf,omitempty"`
-	// Rate is what the eswitch enforces, in place of the rates in VF; nil where it does not limit the Function or was not
-	// asked.
-	Rate *function.Rate `json:"rate,omitempty"`
+	VF   *VFState       `json:"vf,omitempty"`   // what the PF enforces; nil without a PF, or where the PF does not tell
+	Rate *function.Rate `json:"rate,omitempty"` // what the eswitch enforces in place of the rates in VF; nil if nothing or not asked
 
 	// Carried and Conf are nil in a snapshot of an older agent, and of a Function without a netdev.
 	Carried *Carried `json:"carried,omitempty"`
@@ -46,8 +42,7 @@ type Snapshot struct {
 	Identity Identity `json:"identity"`
 }
 
-// Carried are further properties that a netdev keeps when it moves to another network namespace. A pod with CAP_NET_ADMIN
-// can change all of them.
+// Carried are further properties that a netdev keeps when it moves. A pod with CAP_NET_ADMIN can change all of them.
 type Carried struct {
 	Group uint32 `json:"group,omitempty"` // IFLA_GROUP, by which netdevs are changed together
 	// The limits of segmentation and receive offloads, in bytes and, for GSOMaxSegs, in segments. Those of IPv4 are 0 before
@@ -60,30 +55,24 @@ type Carried struct {
 	Multicast      bool         `json:"multicast,omitempty"` // IFF_MULTICAST
 	LinkMode       uint8        `json:"linkMode,omitempty"`  // IF_LINK_MODE_DORMANT (1), or 0
 	Broadcast      function.MAC `json:"broadcast,omitempty"`
-	// XDP is the kernel's number of the XDP program on the netdev, "0" for several programs and "" for none. A netdev that
-	// has one on the host is not taken.
+	// XDP is the number of the XDP program, "0" for several and "" for none. A netdev that has one on the host is not taken.
 	XDP string `json:"xdp,omitempty"`
 }
 
 // Identity tells a netdev from every other one. Index and Peer are of the host's namespace.
 type Identity struct {
-	// Index (ifindex) on the host. It mostly survives a move to another namespace and back, but need not.
-	Index int `json:"index"`
-	// Kind is the kernel's link kind, "device" for hardware.
-	Kind string `json:"kind"`
+	Index int    `json:"index"` // ifindex on the host; it mostly survives a move to another namespace and back
+	Kind  string `json:"kind"`  // the kernel's link kind, "device" for hardware
 	// Parent is the name of the device on its bus (IFLA_PARENT_DEV_NAME), a PCI address for a VF; "" for a virtual netdev.
-	Parent string `json:"parent,omitempty"`
-	// Bus is "pci" or "auxiliary".
-	Bus string `json:"bus,omitempty"`
-	// Permanent is the address that the hardware was made with, where it has one.
-	Permanent function.MAC `json:"permanent,omitempty"`
+	Parent    string       `json:"parent,omitempty"`
+	Bus       string       `json:"bus,omitempty"`       // "pci" or "auxiliary"
+	Permanent function.MAC `json:"permanent,omitempty"` // the hardware's own address, "" without one
 	// Peer is the ifindex of a veth's other end, and PeerNS the host's id of the namespace of that end, -1 for its own.
 	Peer   int `json:"peer,omitempty"`
 	PeerNS int `json:"peerNS,omitempty"`
 }
 
-// IsHardware says whether the netdev belongs to a device on a bus. When its namespace ends, the kernel moves such a netdev
-// to the host, and deletes a virtual one.
+// IsHardware says whether the netdev is on a bus. The kernel moves it to the host when its namespace ends, and deletes any other.
 func (i Identity) IsHardware() bool { return i.Parent != "" }
 
 // certain says whether the identity alone is enough to find the netdev among others.
@@ -142,7 +131,7 @@ func (s Snapshot) VFChanges(want function.Interface) []string {
 // WithoutNetdev is what is left to restore when the netdev is gone: what the PF and the eswitch enforced.
 func (s Snapshot) WithoutNetdev() Snapshot { return Snapshot{VF: s.VF, Rate: s.Rate} }
 
-// flags are the IFF_* of linux/if.h that an administrator sets, and the mask of those that the snapshot knows.
+// flags are the IFF_* of linux/if.h that the snapshot has, and the mask of those that it knows.
 func (s Snapshot) flags() (flags, mask uint32) {
 	for _, p := range s.properties() {
 		mask |= p.flag
@@ -186,8 +175,9 @@ func identityOf(l netlink.Link) Identity {
 type property struct {
 	name  string
 	value any // comparable
+	now   any // the other snapshot's value, if the property differs from one
 	// The property is restored by one of these: an attribute or an IFF_* flag of RTM_NEWLINK, or the IPv6 sysctl of this
-	// name. [Engine.undo] restores a property without any of them in a way of its own.
+	// name. [Engine.undo] knows how to restore a property without any of them.
 	attribute *nl.RtAttr
 	flag      uint32
 	conf6     string
@@ -247,43 +237,35 @@ func (s Snapshot) properties() []property {
 	return list
 }
 
-// difference is a property of before, with its value now.
-type difference struct {
-	property
-	now any
-}
-
-func (d difference) String() string {
-	if d.name == "altnames" {
-		return fmt.Sprintf("altnames are %s, were %s", d.now, d.value)
+// String describes a property that differs.
+func (p property) String() string {
+	if p.name == "altnames" {
+		return fmt.Sprintf("altnames are %s, were %s", p.now, p.value)
 	}
-	return fmt.Sprintf("%s is %v, was %v", d.name, quoted(d.now), quoted(d.value))
-}
-
-func quoted(v any) any {
-	if s, ok := v.(string); ok {
-		return fmt.Sprintf("%q", s)
+	if _, isText := p.value.(string); isText {
+		return fmt.Sprintf("%s is %q, was %q", p.name, p.now, p.value)
 	}
-	return v
+	return fmt.Sprintf("%s is %v, was %v", p.name, p.now, p.value)
 }
 
-// compare lists the properties that differ. The identity is not compared, nor is what only one of the snapshots knows.
-func compare(before, now Snapshot) []difference {
+// compare lists the properties that differ, with their values now.
+func compare(before, now Snapshot) []property {
 	values := map[string]any{}
 	for _, p := range now.properties() {
 		values[p.name] = p.value
 	}
-	var list []difference
+	var list []property
 	for _, p := range before.properties() {
 		if value, known := values[p.name]; known && value != p.value {
-			list = append(list, difference{p, value})
+			p.now = value
+			list = append(list, p)
 		}
 	}
 	return list
 }
 
-// Diff lists in words, in a stable order, the properties that differ: "mtu is 1400, was 1500". The identity is not compared,
-// nor is what only one of the snapshots knows.
+// Diff lists in words, in a stable order, the properties that differ: "mtu is 1400, was 1500". It does not compare the
+// identity, nor what only one of the snapshots knows.
 func Diff(before, now Snapshot) []string {
 	var texts []string
 	for _, d := range compare(before, now) {
@@ -303,23 +285,16 @@ type Observed struct {
 
 // Place is where a netdev sits in a pod. It is known before the netdev is moved.
 type Place struct {
-	// NetNS is the path of the namespace's file.
-	NetNS string `json:"netns"`
-	// Cookie is the kernel's number of the namespace (SO_NETNS_COOKIE), unique until the next boot. The path may mean
-	// another namespace later.
-	Cookie uint64 `json:"cookie"`
-	// Index is the ifindex that the netdev gets there (IFLA_NEW_IFINDEX).
-	Index int `json:"index"`
+	NetNS  string `json:"netns"`  // path of the namespace's file
+	Cookie uint64 `json:"cookie"` // SO_NETNS_COOKIE, unique until the next boot; the path may mean another namespace later
+	Index  int    `json:"index"`  // ifindex that the netdev gets there (IFLA_NEW_IFINDEX)
 }
 
 // Device is the host's side of a netdev.
 type Device struct {
-	// Name of the netdev in the host's namespace; "" where it is not known or not there.
-	Name string
-	// PF enforces the VF's properties; nil for a Function that is no VF, or where the PF has no netdev.
-	PF *PF
-	// Port is the Function's at the eswitch, which is asked only if the pod wants a rate; nil for a PF.
-	Port *function.EswitchPort
+	Name string                // of the netdev in the host's namespace; "" where it is not known or not there
+	PF   *PF                   // enforces the VF's properties; nil for a Function that is no VF, or where the PF has no netdev
+	Port *function.EswitchPort // at the eswitch, which is asked only if the pod wants a rate; nil for a PF
 }
 
 // as returns the device without the PF or the port if the snapshot has nothing of them: they were not changed then.
@@ -344,10 +319,8 @@ func (p PF) String() string { return cmp.Or(p.Name, "?") + " (" + cmp.Or(p.Addre
 
 // Restored tells what Restore found.
 type Restored struct {
-	// Name of the netdev in the host's namespace now; "" for a Function without one.
-	Name string
-	// Notes say which names the netdev could not get back, because another netdev has them.
-	Notes []string
+	Name  string   // of the netdev in the host's namespace now; "" for a Function without one
+	Notes []string // which names the netdev could not get back, because another netdev has them
 }
 
 var (
@@ -362,6 +335,5 @@ var (
 	ErrAway = errors.New("netdev is neither in the pod nor on the host")
 )
 
-// macOf is the canonical form of an address from the kernel. Zeros are an address, too: drivers report them as the
-// administrative MAC of a VF that has none.
+// macOf keeps an address of zeros, which drivers report as the administrative MAC of a VF that has none.
 func macOf(address net.HardwareAddr) function.MAC { return function.MAC(address.String()) }

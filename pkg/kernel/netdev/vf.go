@@ -24,14 +24,12 @@ import (
 
 // VFState is what a PF enforces for a VF (struct ifla_vf_* in linux/if_link.h).
 type VFState struct {
-	// MAC is the administrative address; most drivers tell zeros where none was set.
-	MAC   function.MAC `json:"mac,omitempty"`
-	VLAN  int          `json:"vlan,omitempty"`  // 0 is none
-	QoS   int          `json:"qos,omitempty"`   // 802.1p, 0-7
-	Proto string       `json:"proto,omitempty"` // as in [function.VFConfig]
-	// Rates in Mbit/s, 0 is none.
-	MinTxRate int `json:"minTxRate,omitempty"`
-	MaxTxRate int `json:"maxTxRate,omitempty"`
+	MAC       function.MAC `json:"mac,omitempty"`       // the administrative address; most drivers tell zeros where none was set
+	VLAN      int          `json:"vlan,omitempty"`      // 0 is none
+	QoS       int          `json:"qos,omitempty"`       // 802.1p, 0-7
+	Proto     string       `json:"proto,omitempty"`     // as in [function.VFConfig]
+	MinTxRate int          `json:"minTxRate,omitempty"` // Mbit/s, 0 is none
+	MaxTxRate int          `json:"maxTxRate,omitempty"` // Mbit/s, 0 is none
 	// SpoofCheck and Trust are nil where the PF's driver does not have them.
 	SpoofCheck *bool  `json:"spoofCheck,omitempty"`
 	Trust      *bool  `json:"trust,omitempty"`
@@ -39,7 +37,7 @@ type VFState struct {
 }
 
 // linkStates are the words for IFLA_VF_LINK_STATE_*, by value.
-var linkStates = [...]string{
+var linkStates = []string{
 	nl.IFLA_VF_LINK_STATE_AUTO: function.LinkAuto, nl.IFLA_VF_LINK_STATE_ENABLE: function.LinkEnable,
 	nl.IFLA_VF_LINK_STATE_DISABLE: function.LinkDisable,
 }
@@ -65,19 +63,15 @@ func (s VFState) with(c *function.VFConfig, mac function.MAC) VFState {
 
 func (s VFState) rate() function.Rate { return function.Rate{Min: s.MinTxRate, Max: s.MaxTxRate} }
 
-// tagged says whether the frames of the VF get a tag. Without a tag, Proto means nothing.
-func (s VFState) tagged() bool { return s.VLAN != 0 || s.QoS != 0 }
-
-// tag describes the tag that the frames of the VF get.
+// tag describes the tag that the frames of the VF get. Without a tag, Proto means nothing.
 func (s VFState) tag() string {
-	if !s.tagged() || s.Proto == "" {
+	if s.VLAN == 0 && s.QoS == 0 || s.Proto == "" {
 		return "none"
 	}
 	return fmt.Sprintf("%d qos %d proto %s", s.VLAN, s.QoS, s.Proto)
 }
 
-// tagsAD says whether the tag is one of 802.1ad.
-func (s VFState) tagsAD() bool { return s.tagged() && s.Proto == function.VLAN8021AD }
+func (s VFState) tagsAD() bool { return s.tag() != "none" && s.Proto == function.VLAN8021AD }
 
 func onOff(b *bool) string {
 	switch {
@@ -93,7 +87,7 @@ func onOff(b *bool) string {
 type vfChange struct {
 	needed  bool
 	what    string // for people: "VLAN 100"
-	fields  string // the fields of an [function.Interface] that it is about, as users write them: "vf.vlan, vf.qos"
+	fields  string // of a [function.Interface] that it is about, as users write them: "vf.vlan, vf.qos"
 	carrier bool   // a PF may refuse it while it has no carrier: quirk "rates need a carrier"
 	send    func(vfLink) error
 }
@@ -107,6 +101,7 @@ type vfLink struct {
 
 // vfChanges lead from one state to another. The MAC is the first, as some drivers want it before the netdev's own.
 func vfChanges(from, to VFState) []vfChange {
+	linkState := slices.Index(linkStates, to.LinkState)
 	changes := []vfChange{
 		{
 			needed: to.MAC != "" && from.MAC != to.MAC, what: "MAC " + string(to.MAC), fields: "mac",
@@ -127,11 +122,8 @@ func vfChanges(from, to VFState) []vfChange {
 			needed: to.Trust != nil && onOff(from.Trust) != onOff(to.Trust), what: "trust " + onOff(to.Trust), fields: "vf.trust",
 			send: func(l vfLink) error { return l.LinkSetVfTrust(l.pf, l.vf, *to.Trust) },
 		}, {
-			needed: slices.Contains(linkStates[:], to.LinkState) && from.LinkState != to.LinkState,
-			what:   "link state " + to.LinkState, fields: "vf.linkState",
-			send: func(l vfLink) error {
-				return l.LinkSetVfState(l.pf, l.vf, uint32(slices.Index(linkStates[:], to.LinkState)))
-			},
+			needed: linkState >= 0 && from.LinkState != to.LinkState, what: "link state " + to.LinkState, fields: "vf.linkState",
+			send: func(l vfLink) error { return l.LinkSetVfState(l.pf, l.vf, uint32(linkState)) },
 		},
 	}
 	return slices.DeleteFunc(changes, func(c vfChange) bool { return !c.needed })
@@ -148,7 +140,6 @@ func (s VFState) sendTag(l vfLink) error {
 // errNoCarrier is returned for a refusal of a PF without a carrier, which may accept it when it has one.
 var errNoCarrier = errors.New("it has no carrier, without which some drivers refuse it")
 
-// changeVF tells the PF.
 func (e *Engine) changeVF(pf *PF, c vfChange) error {
 	link, err := e.host.named(pf.Name)
 	if err != nil {
@@ -182,42 +173,28 @@ func (e *Engine) awaitCarrier(ctx context.Context, pf *PF) bool {
 	return e.host.awaitCarrier(ctx, l.Identity.Index) == nil
 }
 
-// errNoVF is returned if a PF tells nothing about a VF.
-var errNoVF = errors.New("the PF does not tell")
-
-// vf asks the PF for the VF's state. With statistics, the answer of a PF with some 200 VFs would not fit in an attribute's
-// 64 KiB.
+// vf asks the PF for the VF's state, which is nil if the PF does not tell. With statistics, the answer of a PF with some
+// 200 VFs would not fit in an attribute's 64 KiB.
 func (c *conn) vf(pf *PF) (*VFState, error) {
 	message, err := c.ask(0, text(unix.IFLA_IFNAME, pf.Name), number(unix.IFLA_EXT_MASK, nl.RTEXT_FILTER_VF|request.SkipStatistics))
 	if err != nil {
 		return nil, fmt.Errorf("PF %s: %w", pf, err)
 	}
-	if state := parseVF(message, pf.VF); state != nil {
-		return state, nil
-	}
-	return nil, fmt.Errorf("PF %s: VF %d: %w", pf, pf.VF, errNoVF)
+	return parseVF(message[unix.SizeofIfInfomsg:], pf.VF), nil
 }
 
-// parseVF finds a VF in the body of a PF's RTM_NEWLINK. It returns nil if the PF tells nothing about the VF.
-func parseVF(message []byte, vf int) *VFState {
-	if len(message) < unix.SizeofIfInfomsg {
-		return nil
-	}
-	for kind, list := range attribute.All(message[unix.SizeofIfInfomsg:]) {
-		if kind != unix.IFLA_VFINFO_LIST {
-			continue
-		}
-		for _, info := range attribute.All(list) {
-			if index, state := parseVFInfo(info); index == vf {
-				return state
-			}
+// parseVF finds a VF in the attributes of a PF's RTM_NEWLINK. It returns nil if the PF tells nothing about the VF.
+func parseVF(attributes []byte, vf int) *VFState {
+	attrs, _ := attribute.Parse(attributes) // what comes after a malformed one is not told
+	for _, info := range attribute.All(attrs[unix.IFLA_VFINFO_LIST]) {
+		if index, state := parseVFInfo(info); index == vf {
+			return state
 		}
 	}
 	return nil
 }
 
-// parseVFInfo reads one IFLA_VF_INFO. Each attribute in it is a struct that starts with the index of the VF. The index is -1
-// if the kernel tells none.
+// parseVFInfo reads an IFLA_VF_INFO, of which each attribute starts with the index of the VF. Without one, index is -1.
 func parseVFInfo(info []byte) (index int, state *VFState) {
 	index, state = -1, &VFState{Proto: function.VLAN8021Q}
 	for kind, value := range attribute.All(info) {
@@ -236,10 +213,10 @@ func parseVFInfo(info []byte) (index int, state *VFState) {
 			state.VLAN, state.QoS = int(words[1]), int(words[2])
 		case kind == nl.IFLA_VF_RATE && len(words) >= 3:
 			state.MinTxRate, state.MaxTxRate = int(words[1]), int(words[2])
-		case kind == nl.IFLA_VF_SPOOFCHK && len(words) >= 2:
-			state.SpoofCheck = setting(words[1])
-		case kind == nl.IFLA_VF_TRUST && len(words) >= 2:
-			state.Trust = setting(words[1])
+		case kind == nl.IFLA_VF_SPOOFCHK && len(words) >= 2 && words[1] != unknown:
+			state.SpoofCheck = new(words[1] != 0)
+		case kind == nl.IFLA_VF_TRUST && len(words) >= 2 && words[1] != unknown:
+			state.Trust = new(words[1] != 0)
 		case kind == nl.IFLA_VF_LINK_STATE && len(words) >= 2 && int(words[1]) < len(linkStates):
 			state.LinkState = linkStates[words[1]]
 		}
@@ -250,20 +227,12 @@ func parseVFInfo(info []byte) (index int, state *VFState) {
 // unknown is the kernel's value of a setting that the driver does not have (rtnl_fill_vfinfo).
 const unknown = math.MaxUint32
 
-func setting(value uint32) *bool {
-	if value == unknown {
-		return nil
-	}
-	return new(value != 0)
-}
-
-// field is a field of an [function.Interface], as users write it, and whether an error is about it.
+// field is a field of a [function.Interface], as users write it, and whether an error is about it.
 type field struct {
 	name  string
 	meant bool
 }
 
-// fields lists those that are meant: "vf.vlan, vf.qos".
 func fields(list ...field) string {
 	var names []string
 	for _, f := range list {
@@ -278,8 +247,7 @@ func rateFields(from, to function.Rate) string {
 	return fields(field{"vf.minTxRate", from.Min != to.Min}, field{"vf.maxTxRate", from.Max != to.Max})
 }
 
-// enforceable returns an error if neither a PF nor an eswitch can enforce what is wanted for a Function. before says what they
-// told of it.
+// enforceable returns an error if neither a PF nor an eswitch can enforce what is wanted. before says what they told.
 func enforceable(c *function.VFConfig, device Device, before Snapshot) error {
 	if c == nil || before.VF != nil || *c == (function.VFConfig{}) {
 		return nil

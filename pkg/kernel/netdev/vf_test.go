@@ -11,15 +11,13 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
-// pfMessage is the body of a PF's RTM_NEWLINK with some VFs.
+// pfMessage are the attributes of a PF's RTM_NEWLINK with some VFs.
 func pfMessage(vfs ...func(info *nl.RtAttr)) []byte {
 	list := nl.NewRtAttr(unix.IFLA_VFINFO_LIST|unix.NLA_F_NESTED, nil)
 	for _, vf := range vfs {
 		vf(list.AddRtAttr(nl.IFLA_VF_INFO, nil))
 	}
-	message := nl.NewIfInfomsg(unix.AF_UNSPEC).Serialize()
-	message = append(message, nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated("ens3f0")).Serialize()...)
-	return append(message, list.Serialize()...)
+	return append(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated("ens3f0")).Serialize(), list.Serialize()...)
 }
 
 func words(values ...uint32) []byte {

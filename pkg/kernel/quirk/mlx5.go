@@ -1,23 +1,22 @@
 package quirk
 
-func mlx5() []Quirk {
-	return []Quirk{{
-		Driver: "mlx5_core", Name: "number of a PF",
-		Does:   "numbers PFs at the eswitch as its physical ports, which need not be the PCI function's number",
-		Answer: "the number is that of the PF's other Functions at the eswitch, or of its physical port; only without both is it that of the PCI function",
-		Source: "mlx5_get_dev_index in drivers/net/ethernet/mellanox/mlx5/core",
-		Row:    "subfunctions found, and made by `spec.sfs`",
-	}, {
-		Driver: "mlx5_core", Name: "devlink instances of auxiliary devices",
-		Does:   "has a devlink instance for each SF, and one for the netdev of each PF, VF and SF (auxiliary/mlx5_core.eth.2)",
-		Answer: "a health reporter belongs to the Function that the instance's device is below in sysfs",
-		Source: "mlx5e_create_devlink in drivers/net/ethernet/mellanox/mlx5/core/en/devlink.c",
-		Row:    "health reporters: unhealthy and tainted, and back",
-	}, {
-		Driver: "mlx5_core", Name: "representors come first",
-		Does:   "makes the representors of VFs before the VFs' PCI devices are there",
-		Answer: "opi-bridge also asks which PF would have a VF, by sriov_offset and sriov_stride",
-		Source: "mlx5_device_enable_sriov in drivers/net/ethernet/mellanox/mlx5/core/sriov.c",
-		Row:    "a VF's representor by devlink, and by `phys_port_name`",
-	}}
-}
+var mlx5 = []Quirk{{
+	Driver: "mlx5_core", Name: "number of a PF",
+	Does: "numbers PFs at the eswitch as its physical ports, which need not be the PCI function's number",
+	Answer: "the number is that of the PF's other Functions at the eswitch, or of its physical port; " +
+		"only without both is it that of the PCI function",
+	Source: "mlx5_get_dev_index in drivers/net/ethernet/mellanox/mlx5/core",
+	Row:    "subfunctions found, and made by `spec.sfs`",
+}, {
+	Driver: "mlx5_core", Name: "devlink instances of auxiliary devices",
+	Does:   "has a devlink instance for each SF, and one for the netdev of each PF, VF and SF (auxiliary/mlx5_core.eth.2)",
+	Answer: "a health reporter belongs to the Function that the instance's device is below in sysfs",
+	Source: "mlx5e_create_devlink in drivers/net/ethernet/mellanox/mlx5/core/en/devlink.c",
+	Row:    "health reporters: unhealthy and tainted, and back",
+}, {
+	Driver: "mlx5_core", Name: "representors come first",
+	Does:   "makes the representors of VFs before the VFs' PCI devices are there",
+	Answer: "opi-bridge also asks which PF would have a VF, by sriov_offset and sriov_stride",
+	Source: "mlx5_device_enable_sriov in drivers/net/ethernet/mellanox/mlx5/core/sriov.c",
+	Row:    "a VF's representor by devlink, and by `phys_port_name`",
+}}

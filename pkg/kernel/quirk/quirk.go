@@ -6,19 +6,14 @@ import "slices"
 
 // Quirk is one thing that a driver does.
 type Quirk struct {
-	// Driver is the name of the kernel module.
-	Driver string
-	// Name is what the code's comments call it.
-	Name string
-	// Does is what the driver does, and Answer what this project does about it.
-	Does, Answer string
-	// Source is the place in the kernel that shows it.
-	Source string
-	// Row is the row of docs/reference/hardware.md that counts on the answer.
-	Row string
+	Driver       string // name of the kernel module
+	Name         string // what the code's comments call it
+	Does, Answer string // what the driver does, and what this project does about it
+	Source       string // place in the kernel that shows it
+	Row          string // row of docs/reference/hardware.md that counts on the answer
 }
 
 // All are the quirks of all drivers, sorted by driver.
 func All() []Quirk {
-	return slices.Concat(ice(), igb(), igbvf(), mlx5(), several(), vfio(), virtio())
+	return slices.Concat(ice, igb, igbvf, mlx5, several, vfio, virtio)
 }

@@ -1,24 +1,23 @@
 package quirk
 
-// NoIOMMUGroup is what vfio calls groups that it makes up where there is no IOMMU, and NoIOMMUPrefix the prefix of their
-// device nodes. See "groups without an IOMMU".
+// NoIOMMUGroup is what vfio calls a group that it makes up, and NoIOMMUPrefix begins its node. See "groups without an IOMMU".
 const (
 	NoIOMMUGroup  = "vfio-noiommu"
 	NoIOMMUPrefix = "noiommu-"
 )
 
-func vfio() []Quirk {
-	return []Quirk{{
-		Driver: "vfio-pci", Name: "groups without an IOMMU",
-		Does:   "makes up an IOMMU group where there is none, in its no-IOMMU mode. Its name says so, and its device node has a prefix that programs do not know",
-		Answer: "the container gets the node without the prefix. Only a DevicePool may ask for it, not a claim",
-		Source: "vfio_noiommu_group_alloc in drivers/vfio/group.c",
-		Row:    "vfio-pci for a claim or pool",
-	}, {
-		Driver: "vfio-pci", Name: "unbinding waits for programs",
-		Does:   "keeps whoever unbinds it waiting in the kernel as long as a program has the device open, and such a process cannot be killed",
-		Answer: "a Function is taken back only when no program has its group open; an order that waits is not given twice",
-		Source: "vfio_unregister_group_dev in drivers/vfio/vfio_main.c",
-		Row:    "vfio-pci for a claim or pool",
-	}}
-}
+var vfio = []Quirk{{
+	Driver: "vfio-pci", Name: "groups without an IOMMU",
+	Does: "makes up an IOMMU group where there is none, in its no-IOMMU mode. " +
+		"Its name says so, and its device node has a prefix that programs do not know",
+	Answer: "the container gets the node without the prefix. Only a DevicePool may ask for it, not a claim",
+	Source: "vfio_noiommu_group_alloc in drivers/vfio/group.c",
+	Row:    "vfio-pci for a claim or pool",
+}, {
+	Driver: "vfio-pci", Name: "unbinding waits for programs",
+	Does: "keeps whoever unbinds it waiting in the kernel " +
+		"as long as a program has the device open, and such a process cannot be killed",
+	Answer: "a Function is taken back only when no program has its group open; an order that waits is not given twice",
+	Source: "vfio_unregister_group_dev in drivers/vfio/vfio_main.c",
+	Row:    "vfio-pci for a claim or pool",
+}}

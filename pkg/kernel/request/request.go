@@ -8,12 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SkipStatistics is RTEXT_FILTER_SKIP_STATS of linux/rtnetlink.h, which leaves counters out of what is told of netdevs: they cost
-// most of a list, and those of many VFs do not fit in an answer.
+// SkipStatistics is RTEXT_FILTER_SKIP_STATS: counters cost most of a list, and those of many VFs do not fit in an answer.
 const SkipStatistics = 1 << 3
 
-// Send sends a message with attributes over the socket, and returns the bodies of the kernel's answers. The protocol is one of
-// NETLINK_* of linux/netlink.h, and flags are NLM_F_*.
+// Send sends a message of a protocol (NETLINK_*) with flags (NLM_F_*), and returns the bodies of the kernel's answers.
 func Send(
 	socket *nl.SocketHandle, protocol, message, flags int, header nl.NetlinkRequestData, attributes ...*nl.RtAttr,
 ) ([][]byte, error) {

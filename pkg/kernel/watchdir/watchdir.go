@@ -67,11 +67,8 @@ func (d *Dir) pump(matters func(fsnotify.Event) bool) {
 }
 
 func (d *Dir) worthALook(event fsnotify.Event, matters func(fsnotify.Event) bool) bool {
-	switch {
-	case event.Name == d.path:
-		return event.Has(fsnotify.Create) || event.Has(fsnotify.Remove) || event.Has(fsnotify.Rename)
-	case filepath.Dir(event.Name) != d.path: // beside it
-		return false
+	if event.Name == d.path {
+		return event.Has(fsnotify.Create | fsnotify.Remove | fsnotify.Rename)
 	}
-	return matters == nil || matters(event)
+	return filepath.Dir(event.Name) == d.path && (matters == nil || matters(event))
 }
