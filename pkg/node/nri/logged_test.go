@@ -109,9 +109,11 @@ func TestCatchUp(t *testing.T) {
 		n.mutex.Lock()
 		delete(n.blocks, "attach 3 s2 /run/netns/s2 pod2")
 		n.mutex.Unlock()
+		p.background.Add(1)                                             // it is waited for already, and must not end in between
 		if _, err := p.Synchronize(t.Context(), nil, nil); err != nil { // which ends what the one before began
 			t.Fatal(err)
 		}
+		p.background.Done()
 		<-done
 		if log.count("Pod has not an interface that it claimed") != 1 {
 			t.Errorf("what was ended is taken for an error: %q", log.all)
