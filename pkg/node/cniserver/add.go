@@ -172,6 +172,9 @@ func (s *Server) added(ctx context.Context, a cniRequest, record journal.Attachm
 		return reply, err
 	}
 	if a.conf.Runtime.DeviceInfoFile != "" {
+		if now, exists := s.Function(a.device); exists { // the request may have come while its last owner still had it
+			a.function = now
+		}
 		p, _ := s.Pools.PoolOf(a.device)
 		// The device-info specification cannot describe an SF without a vDPA device.
 		if info := deviceinfo.Of(a.function, p.Options(a.function).VDPA != ""); info != nil {
