@@ -75,7 +75,6 @@ func (s *Session) Run(ctx context.Context) error {
 	stop := func() {}
 	defer func() { stop() }()
 	begin := func(up bool) {
-		stop()
 		var during context.Context
 		during, stop = context.WithCancel(ctx)
 		tasks.Go(func() { s.diagnose(during, up) })
@@ -85,9 +84,13 @@ func (s *Session) Run(ctx context.Context) error {
 	}
 	begin(false)
 	err := s.client.Watch(ctx, func(up bool) {
-		if s.report(up) {
-			begin(up)
+		if !up && !s.Health().Connected { // the first attempt failed
+			s.report(up)
+			return
 		}
+		stop() // before the health is of this connection, which the last one's diagnosis would still change
+		s.report(up)
+		begin(up)
 	})
 	if ctx.Err() != nil {
 		err = nil
@@ -95,11 +98,10 @@ func (s *Session) Run(ctx context.Context) error {
 	return errors.Join(err, s.client.Close())
 }
 
-// report records that the connection is up or down. It returns false if the connection was down before too.
-func (s *Session) report(up bool) (cameOrWent bool) {
+// report records that the connection is up or down. What was known of an agent that was and is away stays.
+func (s *Session) report(up bool) {
 	s.mu.Lock()
-	cameOrWent = up || s.health.Connected
-	if cameOrWent {
+	if up || s.health.Connected {
 		s.health = Health{Connected: up}
 		s.served.Clear()
 	}
@@ -108,7 +110,6 @@ func (s *Session) report(up bool) (cameOrWent bool) {
 	s.options.Log.Info("Connection to OPI agent changed", "connected", up)
 	s.options.Connection(up)
 	s.options.Changed()
-	return cameOrWent
 }
 
 // diagnose checks the agent until it answers or ctx ends, and records why it does not answer, which may change from check to

@@ -106,6 +106,27 @@ func TestSessionHealth(t *testing.T) {
 	}
 }
 
+// TestSessionConnectsLate: the connection comes up when the debounce of the time without one ends. The agent is not away then.
+func TestSessionConnectsLate(t *testing.T) {
+	const debounce = 50 * time.Millisecond
+	a := opitest.Start(t)
+	var s *opi.Session
+	told := make(chan opi.Health, 1)
+	s, err := opi.NewSession(a.Config(), opi.SessionOptions{
+		Debounce: debounce, CheckTimeout: 5 * time.Second, Log: testr.New(t),
+		Connection: func(bool) {
+			time.Sleep(2 * debounce) // as long as it takes until what waits for the debounce goes on
+			told <- s.Health()
+		},
+		Changed: func() {}, Failed: func(string, error) {},
+	})
+	ok(t, err)
+	must.Run(t, s.Run)
+	if h := <-told; !h.Connected || h.Away {
+		t.Errorf("as the connection came up: %+v", h)
+	}
+}
+
 // TestSessionNeverConnected: an agent that was never there is away as well, and no port is made.
 func TestSessionNeverConnected(t *testing.T) {
 	a := opitest.Start(t)
