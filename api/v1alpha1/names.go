@@ -98,5 +98,5 @@ func ReadyOf(conditions []metav1.Condition) metav1.Condition {
 	return metav1.Condition{}
 }
 
-// Refused says whether a Port with this reason is refused for good: it concerns the Port alone, and not all Ports of the xPU.
+// Refused says whether a Ready condition with this reason refuses the Port itself. Other reasons concern all Ports of the xPU.
 func Refused(reason string) bool { return reason == ReasonConflict || reason == ReasonFailed }

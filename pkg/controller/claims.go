@@ -191,8 +191,8 @@ func (r *claims) deletePort(ctx context.Context, port *v1alpha1.XPUPort, why str
 	return nil
 }
 
-// device creates the Port of a device if there is none. It returns those of claimConditions that the claim is to have for the
-// device, and the pause before the next look; 0 means that an event will come. An error is retried at once.
+// device creates the Port of a device if there is none. It returns the conditions, of the types in claimConditions, that the
+// claim is to have for the device, and the pause before the next look; 0 means that an event will come.
 func (r *claims) device(
 	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device, ports []v1alpha1.XPUPort,
 ) ([]metav1.Condition, time.Duration, error) {
@@ -223,7 +223,7 @@ func provisioned(c *resourceapi.ResourceClaim, reason, message string) []metav1.
 	return []metav1.Condition{newCondition(v1alpha1.ConditionProvisioned, c.Generation, reason, message)}
 }
 
-// existing returns what device does if the Port exists.
+// existing is device for a device that has a Port.
 func (r *claims) existing(
 	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device, port *v1alpha1.XPUPort,
 ) ([]metav1.Condition, time.Duration, error) {

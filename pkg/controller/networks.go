@@ -145,7 +145,7 @@ type answer struct {
 	err error // nil unless connected
 }
 
-// askAll asks the agents of all XPUs that can be reached at the same time. The answers, of all XPUs, are sorted by XPU.
+// askAll asks all agents that can be reached, at the same time. There is an answer for each XPU; they are sorted by its name.
 func (r *networks) askAll(ctx context.Context, ask func(context.Context, *opi.Session) error) ([]answer, error) {
 	var all v1alpha1.XPUList
 	if err := r.client.List(ctx, &all); err != nil {

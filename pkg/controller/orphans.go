@@ -34,7 +34,7 @@ func (r *orphans) setup(mgr ctrl.Manager) error {
 		Complete(reconcile.AsReconciler(r.client, r))
 }
 
-// Reconcile is for an XPU of which the agent was connected a moment ago.
+// Reconcile is for an XPU of which the connection came up or went down a moment ago.
 func (r *orphans) Reconcile(ctx context.Context, xpu *v1alpha1.XPU) (ctrl.Result, error) {
 	agent := r.sessions.connection(xpu.Name).agent
 	if agent == nil {

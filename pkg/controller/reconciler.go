@@ -178,9 +178,9 @@ func newCondition(conditionType string, generation int64, reason, message string
 	return metav1.Condition{Type: conditionType, Status: status, Reason: reason, Message: message, ObservedGeneration: generation}
 }
 
-// conclude sets the Ready condition of an object, and writes its status if that differs from before. The condition is true,
-// with the message success, if err is nil, or has a *problem. A problem with a new reason is also an event; one without a
-// reason changes nothing. Other errors are returned.
+// conclude sets the Ready condition of an object, and writes its status if that differs from before. The condition is True
+// with the message success if err is nil, and otherwise has the reason and message of err, which is a *problem. A problem
+// with a new reason is also an event; one without a reason changes nothing. Other errors are returned.
 func (r *base) conclude(
 	ctx context.Context, object, before client.Object, conditions *[]metav1.Condition, success string, err error,
 ) (ctrl.Result, error) {
@@ -205,7 +205,7 @@ func (r *base) conclude(
 	return result, nil
 }
 
-// durations measures how long conditions have lasted. Its zero value is ready for use. Safe for concurrent use.
+// durations measures how long something has been the case. Its zero value is ready for use. Safe for concurrent use.
 type durations[K comparable] struct{ since sync.Map } // time.Time by K
 
 // elapsed is the time since the first call for the key.

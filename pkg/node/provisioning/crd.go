@@ -198,7 +198,7 @@ func (c *CRD) ports(ctx context.Context, f function.ID) (own, other *v1alpha1.XP
 	return own, other, err
 }
 
-// wanted is the XPUPort for the attachment. It is an [obstacle] if no XPU is declared for the PF.
+// wanted is the XPUPort for the attachment. An error is an [obstacle].
 func (c *CRD) wanted(ctx context.Context, a journal.Attachment) (*v1alpha1.XPUPort, error) {
 	xpu, err := c.API.XPUOf(ctx, a.PF)
 	if err != nil {

@@ -67,7 +67,8 @@ type obstacle struct {
 func (o obstacle) Unwrap() error { return o.error }
 
 // converge repeats the step until it returns no error: after each change, for which it subscribes, and after pauses in case
-// that none comes. It returns the error when ctx ends, or when further steps cannot help.
+// that none comes. When ctx ends, or further steps cannot help, it returns the last error that says what is missing, rather than
+// that a step ran out of time.
 func converge(
 	ctx context.Context, subscribe func(context.Context) <-chan struct{}, step func(context.Context) error,
 ) error {

@@ -29,16 +29,11 @@ func (c *CRD) Run(ctx context.Context) error {
 		differing, err := c.differing(ctx)
 		if err != nil {
 			c.Log.Error(err, "XPUPorts are not compared with the journal; trying again")
+		} else {
+			logged = c.amendAll(ctx, differing, logged)
 		}
-		wrong := verifyAll(ctx, differing, c.amend)
-		for id, err := range wrong {
-			if logged[id] == nil || logged[id].Error() != err.Error() {
-				c.Log.Error(err, "The XPUPort of a Function is not what the journal says; trying again", "function", id)
-			}
-		}
-		logged = wrong
 		pause := lookInterval
-		if err == nil && len(wrong) == 0 {
+		if err == nil && len(logged) == 0 {
 			pauses = retries()
 		} else {
 			pause = pauses.Step()
@@ -47,6 +42,17 @@ func (c *CRD) Run(ctx context.Context) error {
 			return nil
 		}
 	}
+}
+
+// amendAll amends the Functions and logs the errors that are not those of the last look. It returns them all.
+func (c *CRD) amendAll(ctx context.Context, ids []function.ID, logged map[function.ID]error) map[function.ID]error {
+	wrong := verifyAll(ctx, ids, c.amend)
+	for id, err := range wrong {
+		if logged[id] == nil || logged[id].Error() != err.Error() {
+			c.Log.Error(err, "The XPUPort of a Function is not what the journal says; trying again", "function", id)
+		}
+	}
+	return wrong
 }
 
 // differing are the Functions for which [CRD.amend] may find something to do.
