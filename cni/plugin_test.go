@@ -184,6 +184,11 @@ func TestAddFails(t *testing.T) {
 			attached, gives(`{"ips":[null]}`), types.ErrInvalidNetworkConfig, "ips[0] is null",
 			[]string{"ipam ADD", "agent RESULT", "ipam DEL"},
 		},
+		"IPAM gives garbage twice": {
+			attached, gives(`{"cniVersion":"0.4.0","ips":[null],"IPs":[{"version":"4","address":"192.0.2.7/24"}]}`),
+			types.ErrInvalidNetworkConfig, "ips[0] is null",
+			[]string{"ipam ADD", "agent RESULT", "ipam DEL"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newAgent(t)

@@ -14,20 +14,9 @@ import (
 // DecodeResult reads the result of a plugin. A result that names no version of the specification is in the version given.
 // It refuses lists that have null in them, on which the conversions of containernetworking/cni to other versions panic.
 func DecodeResult(data []byte, version string) (*types100.Result, error) {
-	var own struct {
-		CNIVersion              string
-		Interfaces, IPs, Routes []*json.RawMessage
-	}
+	var own struct{ CNIVersion string }
 	if err := json.Unmarshal(data, &own); err != nil {
 		return nil, err
-	}
-	for _, list := range []struct {
-		name  string
-		items []*json.RawMessage
-	}{{"interfaces", own.Interfaces}, {"ips", own.IPs}, {"routes", own.Routes}} {
-		if i := slices.Index(list.items, nil); i >= 0 {
-			return nil, fmt.Errorf("%s[%d] is null", list.name, i)
-		}
 	}
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(data, &fields); err != nil {
@@ -41,6 +30,19 @@ func DecodeResult(data []byte, version string) (*types100.Result, error) {
 	data, err := json.Marshal(fields)
 	if err != nil {
 		return nil, err
+	}
+	// These are the bytes that Create decodes. Others could have the keys in another order, of which the last counts.
+	var lists struct{ Interfaces, IPs, Routes []*json.RawMessage }
+	if err := json.Unmarshal(data, &lists); err != nil {
+		return nil, err
+	}
+	for _, list := range []struct {
+		name  string
+		items []*json.RawMessage
+	}{{"interfaces", lists.Interfaces}, {"ips", lists.IPs}, {"routes", lists.Routes}} {
+		if i := slices.Index(list.items, nil); i >= 0 {
+			return nil, fmt.Errorf("%s[%d] is null", list.name, i)
+		}
 	}
 	result, err := create.Create(version, data)
 	if err != nil {

@@ -56,7 +56,9 @@ func New(cfg Config, log logr.Logger) (*Agent, error) {
 	}
 	ports := map[string]membership{}
 	for id, p := range a.ports.objects {
-		ports[id] = a.membership(p.spec)
+		if !p.deleting {
+			ports[id] = a.membership(p.spec)
+		}
 	}
 	// An error is only logged, so that the agent serves the rest; the next start tries again.
 	if err := plane.sweep(slices.Collect(maps.Keys(a.networks.objects)), ports); err != nil {
@@ -97,7 +99,8 @@ type task struct {
 type taskKind int
 
 const (
-	taskAll     taskKind = iota // events were lost, or the uplink, an address or the bridge of all networks changed
+	taskAll     taskKind = iota // events were lost, or the bridge of all networks changed
+	taskUplink                  // the uplink or an address changed: networks with a VNI
 	taskNetwork                 // one network
 	taskPort                    // one port
 	taskArrival                 // a new netdev may be the representor of a port that failed
@@ -132,6 +135,8 @@ func (a *Agent) perform(t task) {
 	switch t.kind {
 	case taskAll:
 		a.reconcileAll()
+	case taskUplink:
+		a.networks.reconcileWhere(func(n *network) bool { return n.spec.Vni != nil })
 	case taskNetwork:
 		a.networks.reconcile(t.id, false)
 	case taskPort:

@@ -36,8 +36,8 @@ type bridgePlane struct {
 	vlanAware bool
 	vlans     map[string]uint16 // VLAN ids by network, if VLAN-aware; of two networks that want one, the first has it
 	settled   map[int]bool      // bridges, by ifindex, whose settings were made by this process
-	// users are the tasks of representors, which may lose their name, and of VXLAN ports, since the events of a bridge port have
-	// no alias, by ifindex. watch reads them.
+	// users are tasks by ifindex: those of representors, which may lose their name or be removed, and of VXLAN ports, since the
+	// events of a bridge port have no alias. watch reads them.
 	users sync.Map
 }
 

@@ -35,7 +35,7 @@ func (o *object[S]) failed() bool { return o.failure != nil }
 
 // collection is all networks or all ports: it serves the calls about them, keeps them in the state file and brings the data
 // plane to them. Its create, get, list, update and delete take the agent's lock. All other methods, and the functions in its
-// fields, need the lock held. M is a LogicalBridge or a BridgePort of the API, and S its spec.
+// fields, need the lock held once the agent serves calls. M is a LogicalBridge or a BridgePort of the API, and S its spec.
 type collection[S proto.Message, M interface {
 	proto.Message
 	GetName() string
@@ -213,7 +213,7 @@ func (c *collection[S, M]) other(than string, property func(*object[S]) bool) st
 	return ""
 }
 
-// reconcileWhere reconciles the objects that have a property, in the order of their ids. All objects have the property nil.
+// reconcileWhere reconciles the objects that have a property, in the order of their ids; nil means all objects.
 func (c *collection[S, M]) reconcileWhere(property func(*object[S]) bool) {
 	for _, id := range slices.Sorted(maps.Keys(c.objects)) {
 		if property == nil || property(c.objects[id]) {

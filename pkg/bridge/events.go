@@ -45,7 +45,7 @@ func (b *bridgePlane) watch(emit func(task)) error {
 					emit(t)
 				}
 			case unix.RTM_NEWADDR, unix.RTM_DELADDR:
-				emit(task{kind: taskAll}) // addresses of netdevs other than the uplink are rare on an xPU
+				emit(task{kind: taskUplink}) // addresses of netdevs other than the uplink are rare on an xPU
 			}
 		}
 	}
@@ -69,7 +69,7 @@ func (b *bridgePlane) tasksOf(link netlink.Link, removed, bridging bool) []task 
 	for _, name := range names {
 		tasks = append(tasks, task{taskPort, name})
 		if name == b.uplink {
-			tasks = append(tasks, task{kind: taskAll})
+			tasks = append(tasks, task{kind: taskUplink})
 		}
 	}
 	switch {

@@ -156,7 +156,10 @@ func (a *Agent) portFailure(p *port) error {
 		return p.failure
 	}
 	for _, id := range networksOf(p.spec) {
-		if n := a.networks.objects[id]; n != nil && n.failure != nil {
+		switch n := a.networks.objects[id]; {
+		case n == nil:
+			return fmt.Errorf("%s is missing", id)
+		case n.failure != nil:
 			return fmt.Errorf("%s is down: %w", id, n.failure)
 		}
 	}

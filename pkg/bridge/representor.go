@@ -66,7 +66,8 @@ func (b *bridgePlane) locate(port string) (netlink.Link, error) {
 	}
 }
 
-// holder returns another port that a netdev already represents, by its name or by its PCI address, "" if there is none.
+// holder returns another port that the netdev already represents, "" if there is none: a netdev can have the name of one port
+// and the PCI address of another.
 func (b *bridgePlane) holder(link netlink.Link, port string) (string, error) {
 	user, _ := b.users.Load(link.Attrs().Index)
 	known, _ := user.(task)

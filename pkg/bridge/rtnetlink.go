@@ -72,7 +72,7 @@ func isOurs(link netlink.Link) bool { return strings.HasPrefix(link.Attrs().Alia
 func bridgeName(id string) string { return netdevName("br-", id) }
 func vxlanName(id string) string  { return netdevName("vx-", id) }
 
-// netdevName returns a prefix with a network's id, or with the begin of its hash if the id does not fit into a netdev name.
+// netdevName returns a prefix with a network's id, or with the beginning of its hash if the id does not fit into a netdev name.
 func netdevName(prefix, id string) string {
 	const longest = unix.IFNAMSIZ - 1
 	if name := prefix + id; len(name) <= longest {

@@ -35,8 +35,8 @@ func isVLANFiltering(link netlink.Link) bool {
 	return ok && bridge.VlanFiltering != nil && *bridge.VlanFiltering && bridge.VlanDefaultPVID != nil && *bridge.VlanDefaultPVID == 0
 }
 
-// setVLANs brings the VLANs of a port of the bridge to those wanted, whose frames on the wire are tagged or not. A VLAN that is
-// right already is not set again, since that would be an event. mac is that of the port's static entries, nil without any.
+// setVLANs brings the VLANs of a port of the bridge to those wanted. tagged says whether their frames have a tag on the wire,
+// in either direction. A VLAN that is right already is not set again, since that would be an event. mac is that of the port's static entries, nil without any.
 func (b *bridgePlane) setVLANs(link netlink.Link, want []uint16, tagged bool, mac net.HardwareAddr) error {
 	all, err := b.handle.BridgeVlanList()
 	if err != nil {

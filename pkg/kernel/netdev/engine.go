@@ -402,7 +402,8 @@ func (e *Engine) observeVF(device Device, want function.Interface) (Observed, er
 	return observed, err
 }
 
-// find looks under an index, under names and, if the identity is certain, among all netdevs. It returns nil if it finds none.
+// find looks under an index, under names and, if the identity is certain, among all netdevs. It returns nil if it finds none, or
+// several that cannot be told apart.
 func find(c *conn, who Identity, same func(Identity, Identity) bool, index int, names ...string) (*link, error) {
 	if l, err := c.at(index); err != nil || l != nil && same(who, l.Identity) {
 		return l, err

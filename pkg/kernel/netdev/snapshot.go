@@ -175,7 +175,7 @@ func identityOf(l netlink.Link) Identity {
 type property struct {
 	name  string
 	value any // comparable
-	now   any // the other snapshot's value, if the property differs from one
+	now   any // the value in the other snapshot; only where two are compared
 	// The property is restored by one of these: an attribute or an IFF_* flag of RTM_NEWLINK, or the IPv6 sysctl of this
 	// name. [Engine.undo] knows how to restore a property without any of them.
 	attribute *nl.RtAttr

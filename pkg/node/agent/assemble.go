@@ -71,6 +71,8 @@ type agent struct {
 	// expose gives the containers of claims their devices. For other containers the kubelet does that.
 	expose func(journal.Attachment) error
 
+	// The following are made in both modes.
+
 	bootID    string
 	inventory *inventory.Inventory
 	faults    *health.Reporters

@@ -54,7 +54,7 @@ type times struct {
 	sweep, abandoned, conflict, allocate, add time.Duration
 }
 
-// AddFlags adds a flag for each field: about the node, about attaching and releasing Functions, and about pools and
+// AddFlags adds a flag for each exported field but Kubernetes: about the node, about attaching and releasing Functions, and about pools and
 // provisioning.
 func (c *Config) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&c.NodeName, "node-name", os.Getenv("NODE_NAME"),

@@ -67,7 +67,7 @@ type cniRequest struct {
 	prev   *types100.Result
 	ipam   addressing // the IPAM plugin's, or without one the addresses that the runtime asks for
 
-	function function.Function // as it was when the request came; not for CHECK
+	function function.Function // what the inventory has of the device; not for CHECK
 }
 
 // ownKeys are the keys of a network configuration that this project defines, for the agent and for the shim.

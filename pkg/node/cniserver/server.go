@@ -49,7 +49,7 @@ type Server struct {
 	Provisioner provisioning.Provisioner       // has the xPU serve Functions for which a network is named
 	MAC         func(function.ID) function.MAC // of a Function on a network if nobody asks for one; the same every time
 	Ready       func() error                   // why no ADD could succeed now, whichever Function it is about; nil if it could
-	Report      func(journal.Claim)            // is called for the claim, if any, of a Function that is attached
+	Report      func(journal.Claim)            // is called for each attached Function; the claim is empty where it has none
 	Metrics     *Metrics
 	Log         logr.Logger
 

@@ -27,7 +27,7 @@ import (
 
 const (
 	messageTimeout             = 10 * time.Second       // of a message on its way: both sides are on this machine
-	retryPause                 = 100 * time.Millisecond // after the socket could not be made, or a connection not be taken
+	retryPause                 = 100 * time.Millisecond // after the socket could not be made, or a connection could not be taken
 	ownMode        fs.FileMode = 0o700                  // of directories that are the server's alone
 )
 
@@ -244,10 +244,14 @@ func readRequest(from io.Reader) (r wire.Request, err error) {
 	return r, nil
 }
 
-// send writes the answer. The shim refuses one that is longer than [wire.MaxMessage].
+// send writes the answer. The shim refuses one that is longer than [wire.MaxMessage], so it gets an error instead.
 func send(conn *net.UnixConn, reply wire.Reply) error {
 	reply.Version = wire.Version
 	data, err := json.Marshal(reply)
+	if err == nil && len(data) > wire.MaxMessage {
+		tooLong := types.NewError(types.ErrInternal, fmt.Sprintf("answer: is longer than %d bytes", wire.MaxMessage), "")
+		data, err = json.Marshal(wire.Reply{Version: wire.Version, Error: tooLong})
+	}
 	err = errors.Join(err, conn.SetWriteDeadline(time.Now().Add(messageTimeout)))
 	if err == nil {
 		_, err = conn.Write(data)

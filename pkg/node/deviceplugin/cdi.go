@@ -81,7 +81,7 @@ func (c *CDI) prune(needed map[string]bool) error {
 
 // replace writes a file unless it has these devices already. Without devices it removes the file.
 func (c *CDI) replace(file string, devices []specs.Device) error {
-	if equality.Semantic.DeepEqual(devices, c.files[file]) { // no devices are nil or empty
+	if equality.Semantic.DeepEqual(devices, c.files[file]) { // a list without devices may be nil or empty
 		return nil
 	}
 	if err := c.dir.Write(file, cdiKind, devices); err != nil {

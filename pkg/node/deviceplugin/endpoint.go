@@ -1,6 +1,7 @@
 package deviceplugin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -89,16 +90,16 @@ func (e *endpoint) NotifyRegistrationStatus(
 ) (*registerapi.RegistrationStatusResponse, error) {
 	e.manager.mutex.Lock()
 	defer e.manager.mutex.Unlock()
-	name, result := filepath.Base(e.path), "error"
+	name, result, refusal := filepath.Base(e.path), "error", ""
 	if r.PluginRegistered {
 		result = "ok"
 		e.log.Info("Registered with the kubelet", "endpoint", name)
 		e.streamsChanged()
-	} else if r.Error != e.refusal {
+	} else if refusal = cmp.Or(r.Error, "the kubelet gave no reason"); refusal != e.refusal {
 		e.log.Info("The kubelet refused the resource, so no pod can have it. It tries again by itself: correct the "+
-			"resource's name in the DevicePool, or look into the kubelet's log", "endpoint", name, "error", r.Error)
+			"resource's name in the DevicePool, or look into the kubelet's log", "endpoint", name, "error", refusal)
 	}
-	e.refusal = r.Error
+	e.refusal = refusal
 	e.manager.Metrics.registrations.WithLabelValues(e.resource, result).Inc()
 	return &registerapi.RegistrationStatusResponse{}, nil
 }

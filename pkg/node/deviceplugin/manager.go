@@ -62,7 +62,7 @@ type Manager struct {
 	DeviceInfoDir string
 	// CDI gives containers their device nodes. Without it containers get them from the kubelet.
 	CDI *CDI
-	// Assigned returns what pods have, by [function.ID.String]. Without it the files of Functions that no pod has stay.
+	// Assigned returns what pods have, by [function.ID.String]. Without it no file is removed.
 	Assigned func(ctx context.Context) (map[string]podresources.Assignment, error)
 	// AllocateTimeout bounds how long one Allocate waits for Functions that are being released or provisioned, 0 for 2.5 s.
 	// The kubelet starts and ends no other pod meanwhile.
@@ -147,8 +147,8 @@ func (m *Manager) update(ctx context.Context, pools []pool.Pool) {
 	}
 }
 
-// retire ends a server whose pool is gone. The files for containers stay, as pods keep what they have, and of the metrics the
-// counters. The caller holds the mutex.
+// retire ends a server whose pool is gone. Pods keep what they have, so the files for containers stay. Of the metrics only the
+// counters stay. The caller holds the mutex.
 func (m *Manager) retire(ctx context.Context, s *server) {
 	delete(m.servers, s.resource)
 	s.publish(newOffer(pool.Pool{}, nil))

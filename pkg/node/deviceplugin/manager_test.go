@@ -346,6 +346,31 @@ func TestStreamLost(t *testing.T) {
 	s.awaitHealthy("found again", fast, vf0)
 }
 
+// TestRetired: a server whose pool is gone opens no endpoint any more. Its empty list would replace that of the resource's next
+// server.
+func TestRetired(t *testing.T) {
+	s := newScene(t, kubelettest.Options{})
+	s.set(poolOf("fast", vfs("3b:0")...))
+	s.run()
+	s.awaitHealthy("registered", fast, vf0)
+	server := func() *server {
+		s.manager.mutex.Lock()
+		defer s.manager.mutex.Unlock()
+		return s.manager.servers[fast]
+	}
+	retired := server()
+	s.set()
+	s.awaitHealthy("retired", fast)
+	must.Eventually(t, "the server is gone", func() bool { return server() == nil })
+	s.manager.mutex.Lock()
+	endpoint := retired.endpoint
+	retired.lostAt = time.Now()
+	s.manager.mutex.Unlock()
+	if pause, err := retired.register(); pause != 0 || err != nil || retired.endpoint != endpoint {
+		t.Errorf("register = %s, %v, with a new endpoint: %t", pause, err, retired.endpoint != endpoint)
+	}
+}
+
 // TestKubeletIsLate: a server waits for the kubelet, and registers as soon as it is there.
 func TestKubeletIsLate(t *testing.T) {
 	s := newScene(t, kubelettest.Options{})

@@ -82,11 +82,14 @@ func (s *server) keepRegistered(ctx context.Context) {
 }
 
 // register opens a new endpoint if there is none, its socket is gone, or the kubelet lost it. It returns when to look again
-// if nothing changes; 0 is never.
+// if nothing changes; 0 is never. It does nothing for a server that is retired, as another may have its resource.
 func (s *server) register() (pause time.Duration, err error) {
 	m := s.manager
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
+	if m.servers[s.resource] != s {
+		return 0, nil
+	}
 	old, left := s.endpoint, time.Until(s.lostAt)
 	lost := !s.lostAt.IsZero() && left <= 0
 	if old != nil && exists(old.path) && !lost {
@@ -150,7 +153,7 @@ type offer struct {
 	functions map[string]function.Function // by the kubelet's device ID, which is [function.ID.String]
 	devices   []*pluginapi.Device          // in the order of the pool
 	unhealthy int                          // how many of the devices
-	// reasons say why devices are unhealthy, by ID. A pending release, which is usual, is none by itself.
+	// reasons say why devices are unhealthy, by ID. A device whose only problem is a pending release, which is usual, has none.
 	reasons  map[string]string
 	replaced chan struct{} // closed when the resource has a new offer
 }

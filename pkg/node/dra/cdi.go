@@ -18,7 +18,8 @@ import (
 )
 
 // namespaceDir is the directory in a container at which the runtime mounts the network namespace that a Function is attached
-// to. The mount fails in a later sandbox, whose containers would start without the Function: the old namespace is gone.
+// to. The mount keeps containers of a later sandbox from starting without the Function while the agent is away, as the file of
+// the old namespace is gone.
 const namespaceDir = "/run/" + v1alpha1.GroupName + "/netns"
 
 // cdiFile returns the name of the claim's file.
@@ -27,7 +28,7 @@ func cdiFile(uid types.UID) string { return v1alpha1.GroupName + "-" + string(ui
 // Expose lists the attached Functions in the CDI file of the attachment's claim. The runtime refuses to create a container whose
 // CDI devices are not listed. If the file cannot be written for an attachment that is not attached, the file is removed.
 func (d *Driver) Expose(a journal.Attachment) error {
-	err := d.writeCDI(a.Claim.UID)
+	err := d.writeCDI(a)
 	if err == nil || a.State == journal.Attached {
 		return err
 	}
@@ -41,7 +42,7 @@ func (d *Driver) Expose(a journal.Attachment) error {
 func (d *Driver) Recover(all []journal.Attachment) {
 	for _, a := range all {
 		if a.State == journal.Lost || a.State == journal.Attached && !d.CDI.Has(cdiFile(a.Claim.UID)) {
-			if err := d.writeCDI(a.Claim.UID); err != nil {
+			if err := d.writeCDI(a); err != nil {
 				d.Log.Error(err, "Containers of the claim cannot start", "claim", klog.KRef(a.Claim.Namespace, a.Claim.Name))
 			}
 		}
@@ -54,9 +55,10 @@ type content struct {
 	devnode.Set
 }
 
-// writeCDI writes the claim's file, with a CDI device for each Function that is attached. It removes a file without devices,
-// and does nothing for a Function without a claim.
-func (d *Driver) writeCDI(uid types.UID) error {
+// writeCDI writes the file of the attachment's claim, with a CDI device for each Function that is attached. Of this one the
+// journal may have an earlier state. It removes a file without devices, and does nothing for a Function without a claim.
+func (d *Driver) writeCDI(current journal.Attachment) error {
+	uid := current.Claim.UID
 	if uid == "" {
 		return nil
 	}
@@ -64,6 +66,9 @@ func (d *Driver) writeCDI(uid types.UID) error {
 	defer d.files.Unlock()
 	var contents []content
 	for _, a := range d.Journal.ByClaim(uid) {
+		if a.Function == current.Function {
+			a = current
+		}
 		if a.State != journal.Attached {
 			continue
 		}

@@ -33,6 +33,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // node is what a driver needs of a node and a cluster.
@@ -543,10 +544,17 @@ func TestCDI(t *testing.T) {
 		t.Errorf("environment after Recover: -want +got\n%s", diff)
 	}
 
-	// The agent ended when it had written down that a pod lost a Function, and before its container could not get it any more.
+	// A pod has lost a Function, and the journal is told next.
 	lost := n.journal.All()[0]
 	lost.State, lost.Before, lost.Observed = journal.Lost, &netdev.Snapshot{}, &netdev.Observed{}
 	attached := n.journal.All()[0]
+	must.Succeed(t, n.driver().Expose(lost))
+	if got := environment(); len(got) != 1 || got["xpu.opiproject.org/function=net-uid-0000-3b-00-3"] == nil {
+		t.Errorf("environment of a claim that loses one of its Functions: %v", got)
+	}
+	must.Succeed(t, n.driver().Expose(attached))
+
+	// The agent ended when it had written down that a pod lost a Function, and before its container could not get it any more.
 	if err := n.journal.Put(lost); err != nil {
 		t.Fatal(err)
 	}

@@ -48,7 +48,8 @@ func resources(node string, pools []pool.Pool, problems func(function.Function) 
 }
 
 // slicesOf returns the slices for the pool's Functions of one PF: counters, VFs, SFs. A Function's index determines its slice, so
-// a Function that comes or goes changes one slice only.
+// a Function that comes or goes changes one slice only, unless it is alone in it. Counters come first, so that their index never
+// changes.
 func slicesOf(p pool.Pool, functions []function.Function, problems func(function.Function) []health.Problem) []resourceslice.Slice {
 	var out []resourceslice.Slice
 	if p.Spec.MaxAllocated != nil {

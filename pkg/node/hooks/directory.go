@@ -31,7 +31,7 @@ const (
 	maxOutput = 64 << 10    // bytes of one run's output that are logged
 	maxLine   = 4 << 10     // bytes of a line in the log
 	maxLast   = 200         // bytes of the last line that go into an error
-	// environment is all that executables have of it.
+	// environment is the whole environment of an executable.
 	environment = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 )
 

@@ -93,7 +93,7 @@ func newScanner(options Options) *scanner {
 	return &scanner{sysfs: sysfs.Root(options.SysRoot), options: options}
 }
 
-// scan returns all Functions, sorted, and leaves in problems what is wrong with single entries. An error is about all of them.
+// scan returns all Functions, sorted, and leaves in problems what is wrong with single entries. An error means that nothing could be read.
 func (s *scanner) scan() ([]function.Function, error) {
 	s.problems = map[problem]error{}
 	entries, _, err := s.sysfs.Dir(sysfs.PCIDevices).Names()

@@ -98,10 +98,13 @@ func (m *Manager) Attach(ctx context.Context, id function.ID, sandbox Sandbox) (
 	return observed, err
 }
 
+// maxNames is how many names are tried for an interface that nobody named. A pod has a few interfaces.
+const maxNames = 64
+
 // move takes the netdev into the sandbox. The caller has the Function's lock.
 func (m *Manager) move(ctx context.Context, record journal.Attachment, sandbox Sandbox) (netdev.Observed, error) {
 	device, before, place, err := m.plan(ctx, record, sandbox.NetNS)
-	for record.AnyName && errors.Is(err, netdev.ErrNameTaken) { // until ctx ends, see Retry
+	for tries := 0; record.AnyName && errors.Is(err, netdev.ErrNameTaken) && tries < maxNames; tries++ {
 		record.Interface.Name = m.otherName(record)
 		device, before, place, err = m.plan(ctx, record, sandbox.NetNS)
 	}

@@ -88,8 +88,9 @@ type Options struct {
 	Kubelet Kubelet
 	// Claims says who needs a claim. Without it only Unprepare takes a Function from its claim.
 	Claims Claims
-	// Expose lets the containers of a claim get its Function in state Attached, before any container is made, and no more in
-	// every other state, before the Function leaves its sandbox. The call may be repeated.
+	// Expose lets the containers of a claim get its Functions in state Attached, and no others: those of the journal, but this
+	// one as it is here, since the journal may have it in state Attached until the call returns. It is called after a Function
+	// is attached and before any container is made, and before a Function leaves its sandbox. The call may be repeated.
 	Expose func(journal.Attachment) error
 	// Announce tells the neighbours of an attached interface, once it has its carrier or until ctx ends.
 	Announce func(ctx context.Context, place netdev.Place, observed netdev.Observed) error

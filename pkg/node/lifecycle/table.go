@@ -12,7 +12,7 @@ type Event string
 const (
 	Prepare       Event = "Prepare"        // the kubelet prepares a claim that the Function is allocated to
 	Unprepare     Event = "Unprepare"      // the kubelet takes a claim's Functions back
-	Allocate      Event = "Allocate"       // the kubelet gives a container the Function, which by its own account no pod has
+	Allocate      Event = "Allocate"       // the kubelet gives a container the Function, which no pod has as far as the kubelet knows
 	GiveUp        Event = "GiveUp"         // an Allocate failed, and with it the pod
 	Add           Event = "ADD"            // a CNI ADD asks for the Function
 	Del           Event = "DEL"            // a CNI DEL or GC ends a container's interface
@@ -52,7 +52,7 @@ const (
 	Own             Whose = "own"                                // the claim, CNI request or sandbox that the event is about has it
 	PodsClaim       Whose = "a claim's of the same pod"          // a claim of the pod that the event is about has it
 	PodsRequest     Whose = "an older request's of the same pod" // an older sandbox of the event's pod has it, or one that failed
-	NextPods        Whose = "allocated"                          // it is allocated to a pod that has not come yet, and is not known
+	NextPods        Whose = "allocated"                          // it is allocated to a pod that has not come yet, and which one the kubelet does not tell
 	AnotherClaims   Whose = "another claim's"
 	AnotherRequests Whose = "another request's" // a CNI request of another pod, or for another interface, has it
 )

@@ -3,6 +3,8 @@ package podresources
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
 	"io/fs"
 	"os"
 
@@ -13,15 +15,26 @@ import (
 // (kubeletDeviceManagerCheckpoint in pkg/kubelet/cm/devicemanager/manager.go). The kubelet replaces it atomically.
 const checkpointFile = "device-plugins/kubelet_internal_checkpoint"
 
+// maxCheckpoint bounds the file, in bytes. An entry has some hundred bytes, plus the device plugin's response.
+const maxCheckpoint = 64 << 20
+
 // readCheckpoint returns the Functions of containers, including init containers, by [function.ID.String]. A kubelet that never
 // allocated a device has no checkpoint.
 func readCheckpoint(path string) (map[string]Assignment, error) {
-	text, err := os.ReadFile(path)
+	file, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return map[string]Assignment{}, nil
 	}
 	if err != nil {
 		return nil, err
+	}
+	defer file.Close()
+	text, err := io.ReadAll(io.LimitReader(file, maxCheckpoint+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(text) > maxCheckpoint {
+		return nil, fmt.Errorf("has more than %d bytes", maxCheckpoint)
 	}
 	return parseCheckpoint(text)
 }

@@ -71,8 +71,8 @@ func NewClient(kubeletDir string, self Self, log logr.Logger) *Client {
 }
 
 // Assigned returns the Functions that pods may have now, by [function.ID.String]: those that the kubelet lists, and those in
-// its checkpoint. The list never has init containers, and the checkpoint may still have a pod that is gone. If several
-// resources gave away a Function, the result has the resource that sorts first.
+// its checkpoint. No pod has a Function that is not in the result. The list never has init containers, and the checkpoint may
+// still have a pod that is gone. If several resources gave away a Function, the result has the resource that sorts first.
 func (c *Client) Assigned(ctx context.Context) (map[string]Assignment, error) {
 	listed, err := c.list(ctx)
 	if err != nil {

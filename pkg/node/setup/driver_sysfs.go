@@ -97,8 +97,8 @@ func (p *PCIDrivers) awaitUnused(ctx context.Context, d sysfs.Dir) error {
 	return nil
 }
 
-// isOpen says whether a program has the group, which one can open at a time (vfio_group_fops_open). A container without
-// privileges cannot try that. There isOpen says whether the device is enabled, as while a program has it open
+// isOpen says whether a program has the group open. Only one can at a time (vfio_group_fops_open), so isOpen tries to. Without
+// the privilege for that it says whether the device is enabled, which it is while a program has it open
 // (vfio_pci_core_enable).
 func (p *PCIDrivers) isOpen(d sysfs.Dir, group string) bool {
 	for _, node := range nodesOf(group) {

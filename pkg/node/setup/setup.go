@@ -68,7 +68,7 @@ func (r *Runner) TearDown(ctx context.Context, a journal.Attachment) error {
 }
 
 // OwnDrivers shows Functions with their own driver and what it makes of them, not with the one that is bound for an owner.
-// Pools that select Functions by driver so keep them while they are allocated. Get returns a Function as it is now.
+// So pools that select Functions by driver keep those that are allocated. Get returns a Function as it is now.
 type OwnDrivers struct {
 	pool.Functions
 	Journal interface{ All() []journal.Attachment }

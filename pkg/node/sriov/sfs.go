@@ -66,7 +66,7 @@ func (m *SFMaker) NoSFs(pf pci.Address) *v1alpha1.Shortage {
 	return new(problem.shortage(pf))
 }
 
-// lookAgain has [SFMaker.Changed] called after a pause, unless a call is pending.
+// lookAgain has [SFMaker.Changed] called after a pause, unless a call is pending, if it is unsure whether the PF can have SFs.
 func (m *SFMaker) lookAgain(pf pci.Address, unsure bool) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()

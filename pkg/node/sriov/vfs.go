@@ -169,7 +169,8 @@ func (v *VFs) plan() {
 	v.publish()
 }
 
-// planPF queues a PF if it may need work. pf is what is known of it, nil for nothing. The caller has the mutex.
+// planPF queues a PF if it may need work. pf is what is known of it, nil for nothing. It returns what is known of it now. The
+// caller has the mutex.
 func (v *VFs) planPF(f function.Function, pf *pfState, p pool.Pool) *pfState {
 	want := int(*p.Spec.NumVFs)
 	if pf == nil || pf.numVFs != want || pf.driver != f.Driver {
@@ -258,7 +259,8 @@ func (v *VFs) publish() {
 	v.Changed()
 }
 
-// supply says what a DevicePool lacks. known is false until each of its PFs has been looked at. The caller has the mutex.
+// supply says what a DevicePool lacks. known is false until each PF for which it decides has been looked at.
+// The caller has the mutex.
 func (v *VFs) supply(d demand) (s pool.Supply, known bool) {
 	s, known = pool.Supply{Generation: d.pool.Generation, PFs: len(d.pfs)}, true
 	want := int(*d.pool.Spec.NumVFs)

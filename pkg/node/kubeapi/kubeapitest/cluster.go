@@ -57,7 +57,8 @@ func Start(deploy string) (*Cluster, error) {
 	return c, nil
 }
 
-// Main runs the tests of a package with an API server of [Start], which it passes to use first. It is for TestMain, and
+// Main runs the tests of a package with an API server of [Start], which it passes to use first, or nil
+// without the API server's program. It is for TestMain, and
 // returns the code to exit with.
 func Main(m *testing.M, deploy string, use func(*Cluster)) int {
 	c, err := Start(deploy)
