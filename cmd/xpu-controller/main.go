@@ -125,6 +125,9 @@ func run(ctx context.Context, o options) error {
 	if err := addChecks(mgr); err != nil {
 		return err
 	}
+	if o.controller.Installation, err = controller.Installation(ctx, mgr.GetAPIReader()); err != nil {
+		return err
+	}
 	o.controller.Registerer = metrics.Registry
 	if o.keepOrphans {
 		o.controller.OrphanGrace = -1

@@ -124,7 +124,7 @@ func (x *xpu) start() {
 	}
 	x.t.Cleanup(x.stop)
 	x.addr = lis.Addr().String()
-	if x.client, err = opi.Dial(opi.Config{Endpoint: x.addr, Dialect: evpngw.Dialect}); err != nil {
+	if x.client, err = opi.Dial(opi.Config{Endpoint: x.addr, Dialect: evpngw.Dialect, Installation: opitest.Installation}); err != nil {
 		x.t.Fatal(err)
 	}
 	client := x.client
@@ -300,7 +300,7 @@ func testClientSuite(t *testing.T, plane bridge.DataPlane) {
 			netns.Connect(t, x.Namespace, id, vfs, fmt.Sprintf("vf%d", i))
 		}
 		x.start()
-		return opi.Config{Endpoint: x.addr, Dialect: evpngw.Dialect}
+		return opi.Config{Endpoint: x.addr, Dialect: evpngw.Dialect, Installation: opitest.Installation}
 	})
 }
 
@@ -800,7 +800,7 @@ func BenchmarkPort(b *testing.B) {
 	server := agent.NewServer()
 	go func() { _ = server.Serve(lis) }()
 	defer server.Stop()
-	client, err := opi.Dial(opi.Config{Endpoint: lis.Addr().String(), Dialect: evpngw.Dialect})
+	client, err := opi.Dial(opi.Config{Endpoint: lis.Addr().String(), Dialect: evpngw.Dialect, Installation: opitest.Installation})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -245,7 +245,7 @@ func (c *cluster) start(set func(*Options)) {
 	c.Helper()
 	c.registry = prometheus.NewRegistry()
 	o := Options{
-		Namespace: c.namespace, Registerer: c.registry,
+		Installation: opitest.Installation, Namespace: c.namespace, Registerer: c.registry,
 		CollectGrace: 100 * time.Millisecond, BusyGrace: 100 * time.Millisecond, TaintGrace: 20 * time.Second,
 		Debounce: 50 * time.Millisecond, OrphanGrace: -1,
 	}

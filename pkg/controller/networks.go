@@ -107,7 +107,7 @@ func (r *networks) ensure(ctx context.Context, network *v1alpha1.XPUNetwork) (su
 	if err := r.checkRivals(ctx, network); err != nil {
 		return "", err
 	}
-	want := opi.NewNetwork(network.Name, network.Spec.VLAN, network.Spec.VNI)
+	want := r.Installation.Network(network.Name, network.Spec.VLAN, network.Spec.VNI)
 	answers, err := r.askAll(ctx, func(ctx context.Context, agent *opi.Session) error { return agent.EnsureNetwork(ctx, want) })
 	if err != nil {
 		return "", err
@@ -199,7 +199,7 @@ func (r *networks) remove(ctx context.Context, network *v1alpha1.XPUNetwork) err
 		return problemf(v1alpha1.ReasonInUse, "%d XPUPorts use it, such as %s/%s; it is deleted once they are gone",
 			len(ports), ports[0].Namespace, ports[0].Name)
 	}
-	id := opi.NetworkID(network.Name)
+	id := r.Installation.NetworkID(network.Name)
 	answers, err := r.askAll(ctx, func(ctx context.Context, agent *opi.Session) error { return agent.DeleteNetwork(ctx, id) })
 	if err != nil {
 		return err

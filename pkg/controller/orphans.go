@@ -56,8 +56,7 @@ func (r *orphans) Reconcile(ctx context.Context, xpu *v1alpha1.XPU) (ctrl.Result
 	}
 	suspects := sets.New[orphan]()
 	for _, port := range listed {
-		// The id of a Function is the only mark of ownership in the API.
-		if _, ours := opi.ParsePortID(port.ID); ours && !backed.Has(port.ID) {
+		if r.Installation.OwnsPort(port.Port) && !backed.Has(port.ID) {
 			suspects.Insert(orphan{xpu: xpu.Name, id: port.ID})
 		}
 	}

@@ -195,7 +195,7 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
 	if err != nil {
 		return problemf(v1alpha1.ReasonFailed, "spec.mac: %s", oneLine(err))
 	}
-	want, err := opi.FunctionPort(claim.FunctionOf(port.Spec.Function), mac, port.Spec.Network)
+	want, err := r.Installation.Port(claim.FunctionOf(port.Spec.Function), mac, port.Spec.Network)
 	if err != nil {
 		return problemf(v1alpha1.ReasonFailed, "%s", oneLine(err))
 	}
@@ -205,7 +205,7 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
 	}
 	bounded, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	if err := agent.EnsurePort(bounded, want, opi.NewNetwork(network.Name, network.Spec.VLAN, network.Spec.VNI)); err != nil {
+	if err := agent.EnsurePort(bounded, want, r.Installation.Network(network.Name, network.Spec.VLAN, network.Spec.VNI)); err != nil {
 		ctrl.LoggerFrom(ctx).V(1).Info("the xPU does not serve the Port yet", "xpu", port.Spec.XPU, "error", err.Error())
 		return r.failure(port, err)
 	}

@@ -273,7 +273,7 @@ func TestNetworkDeletion(t *testing.T) {
 	c, agent, port := withPort(t, nil)
 	network := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "blue"}}
 	c.networkReason(network, v1alpha1.ReasonUp, "1 of 1")
-	if got := agent.Networks(); !slices.Equal(got, []string{opi.NetworkID("blue")}) {
+	if got := agent.Networks(); !slices.Equal(got, []string{opitest.Installation.NetworkID("blue")}) {
 		t.Errorf("networks %q", got)
 	}
 	c.delete(network)
@@ -314,12 +314,12 @@ func TestNetworkConflict(t *testing.T) {
 	c.create(second)
 	c.networkReason(second, v1alpha1.ReasonConflict, "VNI 5000 is that of XPUNetwork a-first")
 	c.told("XPUNetwork", "b-second", v1alpha1.ReasonConflict)
-	if got := agent.Networks(); !slices.Equal(got, []string{opi.NetworkID("a-first")}) {
+	if got := agent.Networks(); !slices.Equal(got, []string{opitest.Installation.NetworkID("a-first")}) {
 		t.Errorf("networks %q", got)
 	}
 	c.delete(first)
 	c.networkReason(second, v1alpha1.ReasonUp, "")
-	if got := agent.Networks(); !slices.Equal(got, []string{opi.NetworkID("b-second")}) {
+	if got := agent.Networks(); !slices.Equal(got, []string{opitest.Installation.NetworkID("b-second")}) {
 		t.Errorf("networks %q", got)
 	}
 }

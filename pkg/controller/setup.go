@@ -18,10 +18,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
 // Options are what the reconcilers depend on. The zero value of a duration means its default.
 type Options struct {
+	// Installation marks what is this cluster's at OPI agents. See [Installation].
+	Installation opi.Installation
 	// Namespace has the Secrets that XPUs name.
 	Namespace string
 	// Registerer takes the metrics.
@@ -64,6 +67,15 @@ func (o *Options) setDefaults() {
 func Scheme() (*runtime.Scheme, error) {
 	scheme := runtime.NewScheme()
 	return scheme, errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme))
+}
+
+// Installation returns the mark of the cluster: that of the UID of its namespace kube-system.
+func Installation(ctx context.Context, r client.Reader) (opi.Installation, error) {
+	var system corev1.Namespace
+	if err := r.Get(ctx, client.ObjectKey{Name: metav1.NamespaceSystem}, &system); err != nil {
+		return "", fmt.Errorf("namespace %s, whose UID is the installation's identity: %w", metav1.NamespaceSystem, err)
+	}
+	return opi.NewInstallation(string(system.UID)), nil
 }
 
 // CacheOptions keep the cache small: only Secrets of the namespace, only names of Nodes, and no managed fields.

@@ -53,7 +53,7 @@ func (r *xpus) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, er
 		r.sessions.refuse(req.Name, p.message)
 	case err != nil:
 		return ctrl.Result{}, fmt.Errorf("XPU %s: %w", req.Name, err)
-	case health.Answers:
+	case health.Connected:
 		p = problemf(v1alpha1.ReasonConnected, "the OPI agent at %s answers", xpu.Spec.Endpoint)
 	case health.Err != nil:
 		const silent = "the OPI agent at %s does not answer: %s"
@@ -72,7 +72,7 @@ func (r *xpus) connect(ctx context.Context, xpu *v1alpha1.XPU) error {
 	if err != nil {
 		return problemf(v1alpha1.ReasonInvalidConfig, "spec.dialect: %s", err)
 	}
-	config := opi.Config{Endpoint: xpu.Spec.Endpoint, Dialect: dialect}
+	config := opi.Config{Endpoint: xpu.Spec.Endpoint, Dialect: dialect, Installation: r.Installation}
 	// The fingerprint changes with everything that a connection depends on.
 	fingerprint := fmt.Appendf(nil, "%q %q %t", xpu.Spec.Endpoint, xpu.Spec.Dialect, xpu.Spec.Insecure)
 	if xpu.Spec.TLS != nil {

@@ -25,6 +25,9 @@ const (
 	maxInFlight = 8
 	// rpcTimeout bounds one RPC; the methods of Client are bounded by their context. Agents answer within milliseconds.
 	rpcTimeout = 5 * time.Second
+
+	maxMessage = 1 << 20  // bytes of an answer; a page of ports has some 100 KiB
+	maxHeaders = 64 << 10 // bytes of an answer's headers, an error's text among them
 )
 
 // Config says how to reach an OPI agent.
@@ -32,6 +35,8 @@ type Config struct {
 	Endpoint string      // host:port
 	TLS      *tls.Config // see [TLSConfig]; nil is plaintext
 	Dialect  Dialect
+	// Installation marks what is the caller's at the agent. What is not is never replaced, changed or deleted.
+	Installation Installation
 
 	// ReloadTLS, where set, replaces TLS. It is called for each new connection, which then uses renewed certificates. An
 	// error of it makes the connection fail.
@@ -53,9 +58,10 @@ func CheckEndpoint(endpoint string) error {
 // Client is a connection to one OPI agent. Its methods may be called from several goroutines at once; calls for the
 // same id should not be, as they would undo each other's work.
 type Client struct {
-	endpoint string
-	conn     *grpc.ClientConn
-	agent    Agent
+	endpoint     string
+	installation Installation
+	conn         *grpc.ClientConn
+	agent        Agent
 
 	ports, networks kind
 }
@@ -64,6 +70,9 @@ type Client struct {
 func Dial(cfg Config) (*Client, error) {
 	if cfg.Dialect == nil {
 		return nil, errors.New("opi: no dialect is given")
+	}
+	if cfg.Installation == "" {
+		return nil, errors.New("opi: no installation is given")
 	}
 	if err := CheckEndpoint(cfg.Endpoint); err != nil {
 		return nil, err
@@ -79,20 +88,22 @@ func Dial(cfg Config) (*Client, error) {
 			MinConnectTimeout: rpcTimeout,
 		}),
 		grpc.WithUnaryInterceptor(bounded()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
+		grpc.WithMaxHeaderListSize(maxHeaders),
 	)
 	if err != nil {
 		return nil, fmt.Errorf("opi: endpoint %q: %w", cfg.Endpoint, err)
 	}
-	c := &Client{endpoint: cfg.Endpoint, conn: conn, agent: cfg.Dialect(conn)}
+	c := &Client{endpoint: cfg.Endpoint, installation: cfg.Installation, conn: conn, agent: cfg.Dialect(conn)}
 	c.ports = kind{noun: "port", delete: c.agent.DeletePort, again: true}
-	c.ports.status = func(ctx context.Context, id string) (Status, error) {
+	c.ports.status = func(ctx context.Context, id string) (Status, bool, error) {
 		got, err := c.agent.Port(ctx, id)
-		return got.Status, err
+		return got.Status, c.installation.OwnsPort(got.Port), err
 	}
 	c.networks = kind{noun: "network", delete: c.agent.DeleteNetwork}
-	c.networks.status = func(ctx context.Context, id string) (Status, error) {
+	c.networks.status = func(ctx context.Context, id string) (Status, bool, error) {
 		got, err := c.agent.Network(ctx, id)
-		return got.Status, err
+		return got.Status, c.installation.Owns(id), err
 	}
 	return c, nil
 }

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"google.golang.org/grpc/codes"
 
@@ -168,7 +169,47 @@ func TestNetworkOnlyLooksAtWhatWasSet(t *testing.T) {
 	ok(t, c.EnsureNetwork(t.Context(), n))
 	n.VNI = nil
 	wantError(t, c.EnsureNetwork(t.Context(), n), opi.ErrConflict, "VNI 100")
-	wantError(t, c.EnsureNetwork(t.Context(), opi.Network{ID: "net-vni2", VLAN: 31, VNI: &vni}), opi.ErrConflict, "VNI is already in use")
+	wantError(t, c.EnsureNetwork(t.Context(), opi.Network{ID: "net-vni2", VLAN: 31, VNI: &vni}), opi.ErrConflict, "VNI 100 already in network net-vni")
+}
+
+// TestDeleteOnce: what is being deleted is not deleted again.
+func TestDeleteOnce(t *testing.T) {
+	a, c := start(t)
+	ok(t, c.EnsurePort(t.Context(), port1))
+	a.Set(func(b *opitest.Behaviour) { b.DeleteTail = 100 * time.Millisecond })
+	wantError(t, c.DeletePort(within(t, 50*time.Millisecond), port1.ID), opi.ErrTimeout)
+	ok(t, c.DeletePort(t.Context(), port1.ID))
+	if got := a.Calls("DeleteBridgePort"); got != 1 {
+		t.Errorf("%d deletions, want 1", got)
+	}
+}
+
+// TestEndlessLists: an agent whose lists do not end costs little.
+func TestEndlessLists(t *testing.T) {
+	a, c := start(t)
+	a.Set(func(b *opitest.Behaviour) { b.Endless = true })
+	_, err := c.ListNetworks(t.Context())
+	wantError(t, err, opi.ErrUnsupported, "pages")
+	if got := a.Calls("ListLogicalBridges"); got > 2000 {
+		t.Errorf("%d pages were read", got)
+	}
+}
+
+// TestLongTexts: what an agent says is cut.
+func TestLongTexts(t *testing.T) {
+	a, c := start(t)
+	long := "card on fire" + strings.Repeat(", heiß", 4000)
+	a.Set(func(b *opitest.Behaviour) { b.Realise = func(string) error { return errors.New(long) } })
+	err := c.EnsurePort(t.Context(), port1)
+	wantError(t, err, opi.ErrFailed, "card on fire")
+	a.FailNext("GetBridgePort", 1, codes.Unknown, long)
+	_, other := c.GetPort(t.Context(), port1.ID)
+	wantError(t, other, opi.ErrFailed, "card on fire")
+	for _, err := range []error{err, other} {
+		if len(err.Error()) > 1000 || !utf8.ValidString(err.Error()) {
+			t.Errorf("an error has %d bytes", len(err.Error()))
+		}
+	}
 }
 
 // TestTrunkLeavesNoPhantom: with a network missing, the reference agent would keep a reference to the other one.

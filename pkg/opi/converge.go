@@ -14,50 +14,60 @@ import (
 
 // kind has the calls to the agent for ports or for networks, where a [Client] treats both alike.
 type kind struct {
-	noun   string
-	status func(ctx context.Context, id string) (Status, error)
+	noun string
+	// status also says whether the object is the installation's.
+	status func(ctx context.Context, id string) (s Status, ours bool, err error)
 	delete func(ctx context.Context, id string) error
-	// again: an object that is still in service after a deletion is deleted again.
+	// again: an object that is still in service some time after a deletion is deleted again.
 	again bool
 }
+
+// deleteAgain is the time after which a deletion that shows no effect is taken for lost. The reference agent may keep an object
+// for ever that is deleted while it works on an earlier deletion.
+const deleteAgain = 2 * time.Second
 
 // created interprets the error of a call that creates an object. It returns nil if there is an object of the id although
 // the call failed. The caller must verify that it is the right one.
 func (c *Client) created(ctx context.Context, k kind, op, id string, err error) error {
 	if err != nil && outcomeUnknown(err) {
-		if _, getErr := k.status(ctx, id); getErr == nil {
+		if _, _, getErr := k.status(ctx, id); getErr == nil {
 			return nil
 		}
 	}
 	return c.failure(ctx, op, id, err)
 }
 
-// delete returns nil once the agent says that there is no such object.
+// delete returns nil once the agent says that there is no such object, or that it is not the installation's. It asks the agent
+// for nothing while the object is being deleted.
 func (c *Client) delete(ctx context.Context, k kind, op, id string) error {
 	if err := checkID(op, id); err != nil {
 		return err
 	}
-	refused := k.delete(ctx, id)
-	if errors.Is(refused, ErrInUse) || refused != nil && status.Code(refused) != codes.NotFound && !outcomeUnknown(refused) {
-		return c.failure(ctx, op, id, refused)
-	}
+	var asked time.Time
+	var refused error
 	return await(ctx, op, id, func(ctx context.Context) (done bool, said string, err error) {
-		got, err := k.status(ctx, id)
+		got, ours, err := k.status(ctx, id)
 		err = c.failure(ctx, op, id, err)
-		if errors.Is(err, ErrNotFound) {
+		if errors.Is(err, ErrNotFound) || err == nil && !ours {
 			return true, "", nil
 		}
 		if err != nil {
 			return false, "", err
 		}
-		switch said = got.of(k.noun); {
+		said = got.of(k.noun)
+		switch {
 		case got.State == StateDeleting:
 		case refused != nil:
 			return false, said, c.failure(ctx, op, id, refused)
-		case k.again:
-			refused = k.delete(ctx, id) // somebody made it again in between, or the agent lost the request
+		case asked.IsZero() || k.again && time.Since(asked) >= deleteAgain:
+			asked, refused = time.Now(), k.delete(ctx, id)
 		}
-		return false, said, nil
+		switch {
+		case errors.Is(refused, ErrInUse):
+		case refused == nil || status.Code(refused) == codes.NotFound || outcomeUnknown(refused):
+			return false, said, nil
+		}
+		return false, said, c.failure(ctx, op, id, refused)
 	})
 }
 

@@ -13,7 +13,7 @@ import (
 type Dialect func(conn grpc.ClientConnInterface) Agent
 
 // Agent makes single calls to an OPI agent. Ports and networks have the ids of [PortID] and [NetworkID]; a dialect with
-// other names derives them from these. The agent may carry out a call although it returns an error. The methods may be
+// other names derives them from these. What the methods return is bounded, whatever the agent sends. The agent may carry out a call although it returns an error. The methods may be
 // called by several goroutines at once.
 type Agent interface {
 	// Alive returns nil if the agent answers.
@@ -34,6 +34,8 @@ type Agent interface {
 
 	// Network returns what the agent has under the id. Errors are as with Port.
 	Network(ctx context.Context, id string) (NetworkStatus, error)
+	// Networks returns all networks, also those of other clients, in the agent's order.
+	Networks(ctx context.Context) ([]NetworkStatus, error)
 	// CreateNetwork asks for a network.
 	CreateNetwork(ctx context.Context, n Network) error
 	// DeleteNetwork asks the agent to delete a network. [ErrInUse]: ports use it. For a network that does not exist it

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -70,6 +71,17 @@ func (e *Error) Unwrap() []error {
 	return []error{e.Kind, e.Err}
 }
 
+// maxDetail bounds what is kept of a text of an agent, in bytes.
+const maxDetail = 512
+
+// Short returns a text of an agent, cut so that it fits a condition or an event with other texts, and valid in UTF-8.
+func Short(text string) string {
+	if len(text) > maxDetail {
+		text = text[:maxDetail] + "..."
+	}
+	return strings.Clone(strings.ToValidUTF8(text, "?"))
+}
+
 func invalid(op, id, field, format string, args ...any) error {
 	return &Error{Kind: ErrInvalid, Op: op, ID: id, Field: field, Detail: fmt.Sprintf(format, args...)}
 }
@@ -81,16 +93,16 @@ func (c *Client) failure(ctx context.Context, op, id string, err error) error {
 	}
 	s := status.Convert(err)
 	if ended(ctx) {
-		return timeout(ctx, op, id, s.Message())
+		return timeout(ctx, op, id, Short(s.Message()))
 	}
 	if e, ok := errors.AsType[*Error](err); ok { // the dialect knows better
 		named := *e
 		named.Op, named.ID = op, id
 		return &named
 	}
-	e := &Error{Kind: c.agent.Kind(err), Op: op, ID: id, Detail: s.Message(), Err: err}
+	e := &Error{Kind: c.agent.Kind(err), Op: op, ID: id, Detail: Short(s.Message()), Err: err}
 	if s.Code() == codes.Unauthenticated || s.Code() == codes.PermissionDenied {
-		e.Detail = "the agent refuses this client: " + s.Message()
+		e.Detail = "the agent refuses this client: " + Short(s.Message())
 	}
 	return e
 }

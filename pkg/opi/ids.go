@@ -5,6 +5,7 @@ import (
 	"encoding/base32"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -52,12 +53,32 @@ func ParsePortID(id string) (f function.ID, ok bool) {
 	return f, true
 }
 
-// NetworkID is the id under which the network of this name (an XPUNetwork's, any length) is kept on an xPU. It has 12
-// characters, "net-" and 40 bits of the name's SHA-256, which leaves three for a prefix in a netdev name. Should two
-// names ever collide, [Client.EnsureNetwork] says ErrConflict as long as the networks differ in VLAN or VNI.
-func NetworkID(name string) string {
-	sum := sha256.Sum256([]byte(name))
-	return "net-" + strings.ToLower(base32.StdEncoding.EncodeToString(sum[:5]))
+// Installation marks what a cluster, or a node in direct mode, has at OPI agents: the ids of its networks begin with it, and
+// its ports are those in its networks. The id of a port cannot have a mark, as agents take it for the name of a netdev. The
+// mark has small letters and digits, a letter first.
+type Installation string
+
+// NewInstallation returns the mark of the installation with this identity, such as the UID of a cluster's namespace
+// kube-system. It has 40 bits of the identity's SHA-256, so marks do not collide by chance.
+func NewInstallation(identity string) Installation { return Installation("n" + digest(identity)) }
+
+// NetworkID is the id under which the installation's network of this name (an XPUNetwork's, any length) is kept on an xPU. It
+// has 18 characters. Should two names ever collide, [Client.EnsureNetwork] says ErrConflict, as no two networks of an
+// installation have the same VLAN.
+func (i Installation) NetworkID(name string) string { return string(i) + "-" + digest(name) }
+
+// Owns says whether the network of this id is the installation's.
+func (i Installation) Owns(network string) bool { return strings.HasPrefix(network, string(i)+"-") }
+
+// OwnsPort says whether a port is the installation's.
+func (i Installation) OwnsPort(p Port) bool {
+	return len(p.Networks) > 0 && !slices.ContainsFunc(p.Networks, func(id string) bool { return !i.Owns(id) })
+}
+
+// digest has 8 characters.
+func digest(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return strings.ToLower(base32.StdEncoding.EncodeToString(sum[:5]))
 }
 
 func checkID(op, id string) error {

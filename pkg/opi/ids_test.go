@@ -55,20 +55,28 @@ func TestPortID(t *testing.T) {
 
 func TestNetworkID(t *testing.T) {
 	seen := map[string]string{}
-	for _, name := range []string{"blue", "red", "Blue", "a", strings.Repeat("x", 253), ""} {
-		id := opi.NetworkID(name)
-		if !regexp.MustCompile(`^net-[a-z2-7]{8}$`).MatchString(id) {
-			t.Errorf("NetworkID(%q) = %q", name, id)
+	for _, identity := range []string{"4d2f5f3c-8a0e-4c3e-9f6e-3d1c7f0c1a2b", "other", ""} {
+		installation := opi.NewInstallation(identity)
+		for _, name := range []string{"blue", "red", "Blue", "a", strings.Repeat("x", 253), ""} {
+			id := installation.NetworkID(name)
+			if !regexp.MustCompile(`^n[a-z2-7]{8}-[a-z2-7]{8}$`).MatchString(id) {
+				t.Errorf("NetworkID(%q) = %q", name, id)
+			}
+			if id != opi.NewInstallation(identity).NetworkID(name) {
+				t.Errorf("NetworkID(%q) is not stable", name)
+			}
+			if other, taken := seen[id]; taken {
+				t.Errorf("%q of %q has the id %s, as %s", name, identity, id, other)
+			}
+			seen[id] = identity + "/" + name
+			for _, owner := range []string{"4d2f5f3c-8a0e-4c3e-9f6e-3d1c7f0c1a2b", "other", ""} {
+				if got := opi.NewInstallation(owner).Owns(id); got != (owner == identity) {
+					t.Errorf("%q owns %s of %q: %t", owner, id, identity, got)
+				}
+			}
 		}
-		if id != opi.NetworkID(name) {
-			t.Errorf("NetworkID(%q) is not stable", name)
-		}
-		if other, taken := seen[id]; taken {
-			t.Errorf("%q and %q have the id %s", name, other, id)
-		}
-		seen[id] = name
 	}
-	if got := opi.NetworkID("blue"); got != "net-czdxncga" {
+	if got := opi.NewInstallation("other").NetworkID("blue"); got != "n3euyuegr-czdxncga" {
 		// Ids are kept by agents: another function would orphan every network in service.
 		t.Errorf("NetworkID(blue) = %s has changed", got)
 	}

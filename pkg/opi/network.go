@@ -15,9 +15,9 @@ type Network struct {
 	VNI  *uint32 // VXLAN network identifier, 1-16777215; nil keeps the network on this xPU
 }
 
-// NewNetwork is the network of this name, with VLAN and VNI as XPUNetworks and configurations declare them.
-func NewNetwork(name string, vlan int32, vni *int32) Network {
-	n := Network{ID: NetworkID(name), VLAN: uint16(vlan)}
+// Network is the installation's network of this name, with VLAN and VNI as XPUNetworks and configurations declare them.
+func (i Installation) Network(name string, vlan int32, vni *int32) Network {
+	n := Network{ID: i.NetworkID(name), VLAN: uint16(vlan)}
 	if vni != nil {
 		n.VNI = new(uint32(*vni))
 	}
@@ -30,9 +30,12 @@ type NetworkStatus struct {
 	Status
 }
 
-func (n Network) check(op string) error {
+func (n Network) check(op string, owner Installation) error {
 	if err := checkID(op, n.ID); err != nil {
 		return err
+	}
+	if !owner.Owns(n.ID) {
+		return invalid(op, n.ID, "ID", "is not that of a network of installation %s", owner)
 	}
 	if n.VLAN < 1 || n.VLAN > 4094 {
 		return invalid(op, n.ID, "VLAN", "%d is not in 1-4094", n.VLAN)
@@ -56,16 +59,20 @@ func (n Network) differs(got Network) string {
 }
 
 // EnsureNetwork returns nil once the agent says that the network is up with exactly this VLAN and VNI. A network of
-// the same id with others is ErrConflict and stays as it is: ports may be using it.
+// the same id with others is ErrConflict and stays as it is: ports may be using it. So is a network of another id with this VLAN
+// or VNI, as agents may take two such networks and join them.
 func (c *Client) EnsureNetwork(ctx context.Context, n Network) error {
 	const op = "ensure network"
-	if err := n.check(op); err != nil {
+	if err := n.check(op, c.installation); err != nil {
 		return err
 	}
 	return await(ctx, op, n.ID, func(ctx context.Context) (done bool, said string, err error) {
 		got, err := c.agent.Network(ctx, n.ID)
 		err = c.failure(ctx, op, n.ID, err)
 		if errors.Is(err, ErrNotFound) {
+			if err := c.checkRivals(ctx, op, n); err != nil {
+				return false, "", err
+			}
 			return false, "created, not up yet", c.created(ctx, c.networks, op, n.ID, c.agent.CreateNetwork(ctx, n))
 		}
 		if err != nil {
@@ -83,6 +90,33 @@ func (c *Client) EnsureNetwork(ctx context.Context, n Network) error {
 		}
 		return got.State == StateUp, said, nil
 	})
+}
+
+// checkRivals returns ErrConflict if the agent has the VLAN or VNI of the network in another one.
+func (c *Client) checkRivals(ctx context.Context, op string, n Network) error {
+	all, err := c.agent.Networks(ctx)
+	if err != nil {
+		return c.failure(ctx, op, n.ID, err)
+	}
+	for _, other := range all {
+		sameVNI := n.VNI != nil && other.VNI != nil && *n.VNI == *other.VNI
+		if other.ID == n.ID || other.VLAN != n.VLAN && !sameVNI {
+			continue
+		}
+		owner := "somebody else's"
+		if c.installation.Owns(other.ID) {
+			owner = "one of this installation that is to go"
+		}
+		detail := fmt.Sprintf("the agent has VLAN %d, VNI %d already in network %s, %s", other.VLAN, ptr.Deref(other.VNI, 0), other.ID, owner)
+		return &Error{Kind: ErrConflict, Op: op, ID: n.ID, Detail: detail}
+	}
+	return nil
+}
+
+// ListNetworks gives all networks of the agent, as [Client.ListPorts] does ports.
+func (c *Client) ListNetworks(ctx context.Context) ([]NetworkStatus, error) {
+	all, err := c.agent.Networks(ctx)
+	return all, c.failure(ctx, "list networks", "", err)
 }
 
 // DeleteNetwork returns nil once the agent says that there is no such network. It is ErrInUse while ports use it.

@@ -15,14 +15,14 @@ import (
 type Port struct {
 	ID       string           // 4-63 characters of a-z, 0-9, '-'; see [PortID]
 	MAC      net.HardwareAddr // 6 bytes, unicast, not zero: the Function's own
-	Networks []string         // ids of the networks: exactly one unless Trunk; for a trunk none means all
+	Networks []string         // ids of the networks: exactly one unless Trunk
 	Trunk    bool             // frames of the networks are told apart by their VLAN tags
 }
 
-// FunctionPort is the port of a Function in one network.
-func FunctionPort(f function.ID, mac function.MAC, network string) (Port, error) {
+// Port is the port of a Function in the installation's network of this name.
+func (i Installation) Port(f function.ID, mac function.MAC, network string) (Port, error) {
 	id, err := PortID(f)
-	return Port{ID: id, MAC: mac.HardwareAddr(), Networks: []string{NetworkID(network)}}, err
+	return Port{ID: id, MAC: mac.HardwareAddr(), Networks: []string{i.NetworkID(network)}}, err
 }
 
 // Status is what an agent says about a port or a network.
@@ -56,7 +56,7 @@ type PortStatus struct {
 	Status
 }
 
-func (p Port) check(op string) error {
+func (p Port) check(op string, owner Installation) error {
 	if err := checkID(op, p.ID); err != nil {
 		return err
 	}
@@ -69,12 +69,12 @@ func (p Port) check(op string) error {
 	case bytes.Equal(p.MAC, make([]byte, 6)):
 		return invalid(op, p.ID, "MAC", "is all zero")
 	}
-	if !p.Trunk && len(p.Networks) != 1 {
-		return invalid(op, p.ID, "Networks", "has %d networks, want exactly one for a port that is no trunk", len(p.Networks))
+	if len(p.Networks) == 0 || !p.Trunk && len(p.Networks) > 1 {
+		return invalid(op, p.ID, "Networks", "has %d networks, want at least one, and no more for a port that is no trunk", len(p.Networks))
 	}
 	for i, id := range p.Networks {
-		if !objectID.MatchString(id) {
-			return invalid(op, p.ID, "Networks", "%q is not a network id", id)
+		if !objectID.MatchString(id) || !owner.Owns(id) {
+			return invalid(op, p.ID, "Networks", "%q is not the id of a network of installation %s", id, owner)
 		}
 		if slices.Contains(p.Networks[:i], id) {
 			return invalid(op, p.ID, "Networks", "%s is in it twice", id)
@@ -95,11 +95,12 @@ const maxMade = 3
 // EnsurePort returns nil once the agent says that the port is up with exactly this MAC address, type and networks.
 //
 // A port of the same id that differs or is being deleted is deleted and created anew: a port that is changed in place
-// leaves agents with ports and networks that cannot be deleted any more. A port that is found failed is retried once
-// before it is ErrFailed. The networks must exist (ErrNetworkMissing).
+// leaves agents with ports and networks that cannot be deleted any more. One that is not the installation's stays as it is,
+// which is ErrConflict. A port that is found failed is retried once before it is ErrFailed. The networks must exist
+// (ErrNetworkMissing).
 func (c *Client) EnsurePort(ctx context.Context, p Port) error {
 	const op = "ensure port"
-	if err := p.check(op); err != nil {
+	if err := p.check(op, c.installation); err != nil {
 		return err
 	}
 	made, mayRetry := 0, true
@@ -109,6 +110,9 @@ func (c *Client) EnsurePort(ctx context.Context, p Port) error {
 		missing := errors.Is(err, ErrNotFound)
 		if err != nil && !missing {
 			return false, "", err
+		}
+		if !missing && !c.installation.OwnsPort(got.Port) {
+			return false, got.of("port"), c.foreign(op, got)
 		}
 		if missing || got.State == StateDeleting || !got.Port.Equal(p) {
 			if made == maxMade {
@@ -140,8 +144,17 @@ func (c *Client) EnsurePort(ctx context.Context, p Port) error {
 	})
 }
 
-// DeletePort returns nil once the agent says that there is no such port. Until then its Function must not be given to
-// anyone else: the xPU may still forward for its last owner.
+// foreign is the error about a port of another owner; nil while it is being deleted.
+func (c *Client) foreign(op string, got PortStatus) error {
+	if got.State == StateDeleting {
+		return nil
+	}
+	const detail = "it belongs to somebody else: the agent has it in networks %q, and those of this installation begin with %s-"
+	return &Error{Kind: ErrConflict, Op: op, ID: got.ID, Detail: fmt.Sprintf(detail, got.Networks, c.installation)}
+}
+
+// DeletePort returns nil once the agent says that there is no such port, or that the port is not the installation's. Until then
+// its Function must not be given to anyone else: the xPU may still forward for its last owner.
 func (c *Client) DeletePort(ctx context.Context, id string) error {
 	return c.delete(ctx, c.ports, "delete port", id)
 }

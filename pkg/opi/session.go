@@ -1,6 +1,7 @@
 package opi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/keylock"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
@@ -15,15 +17,18 @@ import (
 
 // SessionOptions configure a [Session]. Up may be nil. No function but Up may block.
 type SessionOptions struct {
-	// Debounce is how long an agent may be away before [Health.Away] says so.
+	// Debounce is how long an agent may fail to answer before [Health.Away] says so.
 	Debounce time.Duration
-	// CheckTimeout bounds one question whether the agent answers.
+	// CheckInterval is how often an agent is asked whether it still answers. Default 10 s. An agent can hang while its
+	// connection stays.
+	CheckInterval time.Duration
+	// CheckTimeout bounds one such question.
 	CheckTimeout time.Duration
 
-	// Connection is called each time the connection came up or went down, in order.
+	// Connection is called each time that [Health.Connected] changes, in order, and when the first attempt failed.
 	Connection func(up bool)
-	// Up is called in a goroutine of its own each time the connection came up. Its context ends when the connection goes
-	// down. The agent may have been restarted, so everything that it has to serve must be verified.
+	// Up is called in a goroutine of its own each time that the agent begins to answer. Its context ends when the agent does
+	// not answer any more. The agent may have been restarted, so everything that it has to serve must be verified.
 	Up func(ctx context.Context)
 	// Changed is called when [Session.Health] may say something else than before.
 	Changed func()
@@ -34,13 +39,11 @@ type SessionOptions struct {
 
 // Health is what a [Session] knows of its agent. Its zero value means that nothing is known yet.
 type Health struct {
-	// Known says that the connection came up once, or that an attempt to connect failed.
+	// Known says that the agent answered once, or that it failed to.
 	Known bool
-	// Connected says that there is a connection, so that it is worth asking the agent.
+	// Connected says that there is a connection and the agent answers, so that it is worth asking.
 	Connected bool
-	// Answers says that the agent has answered since the connection came up.
-	Answers bool
-	// Away says that there has been no connection for as long as the debounce says.
+	// Away says that the agent has not answered for as long as the debounce says.
 	Away bool
 	// Err is why the agent does not answer; nil if it does, or if that is not known yet.
 	Err error
@@ -53,10 +56,11 @@ type Session struct {
 	options  SessionOptions
 	networks keylock.Locks[string] // by id: calls for the same network would undo each other's work
 
-	served sync.Map // Network by id: what the agent was seen to have since the connection came up
+	served sync.Map // Network by id: what the agent was seen to have since it began to answer
 
-	mu     sync.Mutex
-	health Health
+	telling sync.Mutex // held while health changes and the change is told, so that changes are told in their order
+	mu      sync.Mutex
+	health  Health
 }
 
 // NewSession makes a session. It does not connect: [Session.Run] does.
@@ -65,32 +69,35 @@ func NewSession(config Config, options SessionOptions) (*Session, error) {
 	if err != nil {
 		return nil, err
 	}
+	options.CheckInterval = cmp.Or(options.CheckInterval, 10*time.Second)
 	return &Session{client: client, options: options}, nil
 }
 
 // Run keeps the connection up until ctx ends, and closes it then. It returns an error only if it ended before.
 func (s *Session) Run(ctx context.Context) error {
-	var tasks sync.WaitGroup
-	defer tasks.Wait()
+	var following sync.WaitGroup
+	defer following.Wait()
 	stop := func() {}
 	defer func() { stop() }()
-	begin := func(up bool) {
+	begin := func(connected bool) {
 		var during context.Context
 		during, stop = context.WithCancel(ctx)
-		tasks.Go(func() { s.diagnose(during, up) })
-		if up && s.options.Up != nil {
-			tasks.Go(func() { s.options.Up(during) })
-		}
+		following.Go(func() { s.follow(during, connected) })
 	}
 	begin(false)
-	err := s.client.Watch(ctx, func(up bool) {
-		if !up && !s.Health().Connected { // the first attempt failed
-			s.report(up)
-			return
+	connected := false
+	err := s.client.Watch(ctx, func(now bool) {
+		changed := now || connected // the first attempt may fail
+		connected = now
+		if changed {
+			stop() // before the health is of this connection, which what follows the last one would still change
 		}
-		stop() // before the health is of this connection, which the last one's diagnosis would still change
-		s.report(up)
-		begin(up)
+		if !now {
+			s.report(ctx, false)
+		}
+		if changed {
+			begin(now)
+		}
 	})
 	if ctx.Err() != nil {
 		err = nil
@@ -98,51 +105,109 @@ func (s *Session) Run(ctx context.Context) error {
 	return errors.Join(err, s.client.Close())
 }
 
-// report records that the connection is up or down. What was known of an agent that was and is away stays.
-func (s *Session) report(up bool) {
-	s.mu.Lock()
-	if up || s.health.Connected {
-		s.health = Health{Connected: up}
-		s.served.Clear()
-	}
-	s.health.Known = true
-	s.mu.Unlock()
-	s.options.Log.Info("Connection to OPI agent changed", "connected", up)
-	s.options.Connection(up)
-	s.options.Changed()
-}
-
-// diagnose checks the agent until it answers or ctx ends, and records why it does not answer, which may change from check to
-// check. Without a connection it begins after the debounce.
-func (s *Session) diagnose(ctx context.Context, connected bool) {
+// follow asks the agent again and again whether it answers, until the connection comes or goes, at which ctx ends. Without a
+// connection it begins after the debounce, and finds out why there is none.
+func (s *Session) follow(ctx context.Context, connected bool) {
+	var up upCall
+	defer up.end()
 	if !connected {
 		if !loop.Sleep(ctx, s.options.Debounce) {
 			return
 		}
 		s.update(ctx, func(h *Health) { h.Away = true })
 	}
-	for pauses := loop.Backoff(100*time.Millisecond, 10*time.Second); ; {
+	failing := time.Now() // since when the agent has not answered
+	for pauses := retries(); ; {
 		bounded, cancel := context.WithTimeout(ctx, s.options.CheckTimeout)
 		err := s.client.Check(bounded)
 		cancel()
 		if ctx.Err() != nil {
-			return // the connection came or went meanwhile
+			return
 		}
 		_ = s.counted("Check", err)
-		s.update(ctx, func(h *Health) { h.Err, h.Answers = err, err == nil && connected })
-		if err == nil || !loop.Sleep(ctx, pauses.Step()) {
+		pause := s.options.CheckInterval
+		if err == nil && connected {
+			if s.report(ctx, true) {
+				up.begin(ctx, s.options.Up)
+			}
+			failing, pauses = time.Time{}, retries()
+		} else {
+			pause = pauses.Step()
+			failing = cmp.Or(failing, time.Now())
+			away := time.Since(failing) >= s.options.Debounce
+			if away {
+				up.end()
+				s.report(ctx, false)
+			}
+			s.update(ctx, func(h *Health) {
+				if !h.Connected {
+					h.Err, h.Away = err, h.Away || away
+				}
+			})
+		}
+		if !loop.Sleep(ctx, pause) {
 			return
 		}
 	}
 }
 
-// update changes the health, unless ctx, which lasts as long as the connection does, has ended.
-func (s *Session) update(ctx context.Context, change func(*Health)) {
-	s.mu.Lock()
-	if ctx.Err() != nil {
-		s.mu.Unlock()
+func retries() *wait.Backoff { return loop.Backoff(100*time.Millisecond, 10*time.Second) }
+
+// upCall is a call of [SessionOptions.Up].
+type upCall struct {
+	stop context.CancelFunc
+	done sync.WaitGroup
+}
+
+func (u *upCall) begin(ctx context.Context, up func(context.Context)) {
+	if up == nil {
 		return
 	}
+	u.end()
+	ctx, u.stop = context.WithCancel(ctx)
+	u.done.Go(func() { up(ctx) })
+}
+
+// end ends the call if it runs.
+func (u *upCall) end() {
+	if u.stop != nil {
+		u.stop()
+		u.done.Wait()
+	}
+}
+
+// report records whether the agent can be asked, unless ctx has ended, and tells of it if that is news. Why an agent cannot be
+// asked stays what it was while the agent cannot.
+func (s *Session) report(ctx context.Context, up bool) (news bool) {
+	s.telling.Lock()
+	defer s.telling.Unlock()
+	if ctx.Err() != nil {
+		return false
+	}
+	s.mu.Lock()
+	news = up != s.health.Connected || !s.health.Known
+	if up != s.health.Connected {
+		s.health = Health{Connected: up}
+		s.served.Clear()
+	}
+	s.health.Known = true
+	s.mu.Unlock()
+	if news {
+		s.options.Log.Info("Connection to OPI agent changed", "connected", up)
+		s.options.Connection(up)
+		s.options.Changed()
+	}
+	return news
+}
+
+// update changes the health, unless ctx, which lasts as long as the connection does, has ended.
+func (s *Session) update(ctx context.Context, change func(*Health)) {
+	s.telling.Lock()
+	defer s.telling.Unlock()
+	if ctx.Err() != nil {
+		return
+	}
+	s.mu.Lock()
 	before := s.health
 	change(&s.health)
 	after := s.health
@@ -151,7 +216,7 @@ func (s *Session) update(ctx context.Context, change func(*Health)) {
 	if news && after.Err != nil {
 		s.options.Log.Info("OPI agent does not answer", "error", after.Err.Error())
 	}
-	if news || after.Away != before.Away || after.Answers != before.Answers {
+	if news || after.Away != before.Away {
 		s.options.Changed()
 	}
 }
@@ -220,6 +285,12 @@ func (s *Session) DeletePort(ctx context.Context, id string) error {
 func (s *Session) ListPorts(ctx context.Context) ([]PortStatus, error) {
 	ports, err := s.client.ListPorts(ctx)
 	return ports, s.counted("ListPorts", err)
+}
+
+// ListNetworks is [Client.ListNetworks].
+func (s *Session) ListNetworks(ctx context.Context) ([]NetworkStatus, error) {
+	networks, err := s.client.ListNetworks(ctx)
+	return networks, s.counted("ListNetworks", err)
 }
 
 func (s *Session) counted(operation string, err error) error {

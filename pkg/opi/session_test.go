@@ -3,6 +3,7 @@ package opi_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -27,22 +28,26 @@ type recorder struct {
 // open runs a session until the test ends.
 func open(t *testing.T, config opi.Config, debounce time.Duration) (*opi.Session, *recorder) {
 	t.Helper()
+	return openWith(t, config, opi.SessionOptions{Debounce: debounce, CheckTimeout: 5 * time.Second})
+}
+
+func openWith(t *testing.T, config opi.Config, options opi.SessionOptions) (*opi.Session, *recorder) {
+	t.Helper()
 	r := &recorder{changed: make(chan struct{}, 1000), during: make(chan context.Context, 1000)}
-	s, err := opi.NewSession(config, opi.SessionOptions{
-		Debounce: debounce, CheckTimeout: 5 * time.Second, Log: testr.New(t),
-		Connection: func(up bool) {
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			r.ups = append(r.ups, up)
-		},
-		Up:      func(ctx context.Context) { r.during <- ctx },
-		Changed: func() { r.changed <- struct{}{} },
-		Failed: func(operation string, _ error) {
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			r.failed = append(r.failed, operation)
-		},
-	})
+	options.Log = testr.New(t)
+	options.Connection = func(up bool) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.ups = append(r.ups, up)
+	}
+	options.Up = func(ctx context.Context) { r.during <- ctx }
+	options.Changed = func() { r.changed <- struct{}{} }
+	options.Failed = func(operation string, _ error) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.failed = append(r.failed, operation)
+	}
+	s, err := opi.NewSession(config, options)
 	ok(t, err)
 	must.Run(t, s.Run)
 	return s, r
@@ -60,7 +65,7 @@ func (r *recorder) becomes(t *testing.T, s *opi.Session, what string, is func(op
 	}
 }
 
-func answers(h opi.Health) bool { return h == opi.Health{Known: true, Connected: true, Answers: true} }
+func answers(h opi.Health) bool { return h == opi.Health{Known: true, Connected: true} }
 
 // TestSessionHealth: a connection that comes, fails to answer, goes, is away, and comes again.
 func TestSessionHealth(t *testing.T) {
@@ -81,20 +86,19 @@ func TestSessionHealth(t *testing.T) {
 	if after := time.Since(before); after < debounce {
 		t.Errorf("away after %s", after)
 	}
-	if h := s.Health(); h.Answers || h.Connected || !h.Known {
+	if h := s.Health(); h.Connected || !h.Known {
 		t.Errorf("away: %+v", h)
 	}
 
 	a.FailNext("GetBridgePort", 3, codes.Internal, "card on fire")
 	ok(t, a.Run())
-	r.becomes(t, s, "connected without an answer", func(h opi.Health) bool { return h.Connected && h.Err != nil && !h.Answers })
-	if h := s.Health(); h.Away {
-		t.Errorf("connected: %+v", h)
-	}
+	r.becomes(t, s, "connected without an answer", func(h opi.Health) bool {
+		return !h.Connected && h.Err != nil && strings.Contains(h.Err.Error(), "card on fire")
+	})
+	r.becomes(t, s, "answering again", answers)
 	if second := <-r.during; second.Err() != nil {
 		t.Error("the context of Up ended with the connection up")
 	}
-	r.becomes(t, s, "answering again", answers)
 
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -103,6 +107,25 @@ func TestSessionHealth(t *testing.T) {
 	}
 	if len(r.failed) == 0 || r.failed[0] != "Check" {
 		t.Errorf("failed operations %q, want Check", r.failed)
+	}
+}
+
+// TestSessionHangs: an agent that does not answer while its connection stays is away, and is back once it answers. It may have
+// been restarted behind a proxy.
+func TestSessionHangs(t *testing.T) {
+	a := opitest.Start(t)
+	s, r := openWith(t, a.Config(), opi.SessionOptions{
+		Debounce: 20 * time.Millisecond, CheckInterval: 20 * time.Millisecond, CheckTimeout: 50 * time.Millisecond,
+	})
+	r.becomes(t, s, "answering", answers)
+	first := <-r.during
+	a.Set(func(b *opitest.Behaviour) { b.Hung = true })
+	r.becomes(t, s, "away", func(h opi.Health) bool { return !h.Connected && h.Away && errors.Is(h.Err, opi.ErrTimeout) })
+	<-first.Done()
+	a.Set(func(b *opitest.Behaviour) { b.Hung = false })
+	r.becomes(t, s, "answering again", answers)
+	if second := <-r.during; second.Err() != nil {
+		t.Error("the context of Up ended while the agent answers")
 	}
 }
 

@@ -82,6 +82,8 @@ func (b *bench) startBridge(ctx context.Context, address, state string) (*proces
 }
 
 const (
+	installation opi.Installation = "bench"
+
 	portID     = "vf-0000-3b-00-2"
 	portName   = "//network.opiproject.org/ports/" + portID
 	bridgeName = "//network.opiproject.org/bridges/"
@@ -93,7 +95,7 @@ var portMAC = net.HardwareAddr{0x02, 0, 0, 0, 0, 1}
 func (b *bench) comparePorts(ctx context.Context, endpoint, what string) (m Measurement, err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	ours, err := opi.Dial(opi.Config{Endpoint: endpoint, Dialect: evpngw.Dialect})
+	ours, err := opi.Dial(opi.Config{Endpoint: endpoint, Dialect: evpngw.Dialect, Installation: installation})
 	if err != nil {
 		return m, err
 	}
@@ -104,7 +106,7 @@ func (b *bench) comparePorts(ctx context.Context, endpoint, what string) (m Meas
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
 	bare := evpn.NewBridgePortServiceClient(conn)
-	network := opi.Network{ID: opi.NetworkID("blue"), VLAN: 10}
+	network := installation.Network("blue", 10, nil)
 	if err := ours.EnsureNetwork(ctx, network); err != nil {
 		return m, err
 	}

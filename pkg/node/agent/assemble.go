@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,6 +18,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/cniserver"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceplugin"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
@@ -32,6 +34,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/setup"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/sriov"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
 // agent has the parts, in the order in which they are made.
@@ -224,6 +227,15 @@ func (a *agent) health(releasePending health.Source) *health.Checker {
 	}
 }
 
+// machine tells this node from all others, also from those of other clusters.
+func (a *agent) machine() (string, error) {
+	uuid, err := sysfs.Root(a.config.SysRoot).Dir("class/dmi/id").Attribute("product_uuid")
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("what the firmware calls this machine: %w; set installation in the file of --direct-config", err)
+	}
+	return a.config.NodeName + "/" + uuid, nil
+}
+
 // provisionDirect makes the parts of direct mode: the agent calls the OPI agents itself, and DevicePools come from a file.
 func (a *agent) provisionDirect(context.Context) (err error) {
 	config := &provisioning.Config{}
@@ -232,8 +244,14 @@ func (a *agent) provisionDirect(context.Context) (err error) {
 			return err
 		}
 	}
+	if config.Installation == "" {
+		if config.Installation, err = a.machine(); err != nil {
+			return err
+		}
+	}
 	direct, err := provisioning.NewDirect(config, a.journal, provisioning.DirectOptions{
-		Changed: a.outputs.Notify, Registry: a.registry, Log: a.log.WithName("provision"),
+		Installation: opi.NewInstallation(config.Installation),
+		Changed:      a.outputs.Notify, Registry: a.registry, Log: a.log.WithName("provision"),
 	})
 	if err != nil {
 		return err

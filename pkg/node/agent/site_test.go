@@ -199,7 +199,8 @@ func (s *site) startController() {
 		s.t.Fatal(err)
 	}
 	err = controller.Setup(s.t.Context(), manager, controller.Options{
-		Namespace: kubeapitest.AgentNamespace, Registerer: prometheus.NewRegistry(),
+		Installation: opitest.Installation,
+		Namespace:    kubeapitest.AgentNamespace, Registerer: prometheus.NewRegistry(),
 		Debounce: 50 * time.Millisecond, OrphanGrace: -1,
 	})
 	if err != nil {

@@ -22,6 +22,10 @@ import (
 // Config configures a [Direct] with what XPUs, XPUNetworks and DevicePools declare at an API server. It does not change
 // after it has been checked.
 type Config struct {
+	// Installation tells what is this node's at OPI agents from what is other nodes' and clusters': any text that no other
+	// installation has. If it changes, the agents' ports are not this node's any more. The default is made of the names of the
+	// node and of the machine's firmware (/sys/class/dmi/id/product_uuid).
+	Installation string `json:"installation,omitempty"`
 	// XPUs are the cards of the node.
 	XPUs []XPU `json:"xpus"`
 	// Networks are the L2 segments that Ports can join, by name.

@@ -130,7 +130,7 @@ func FuzzParseConfig(f *testing.F) {
 				t.Fatalf("pool %s has network %q, which is not there", pool, network)
 			}
 		}
-		direct, err := NewDirect(config, nil, DirectOptions{Changed: func() {}, Registry: prometheus.NewRegistry(), Log: logr.Discard()})
+		direct, err := NewDirect(config, nil, DirectOptions{Installation: "net", Changed: func() {}, Registry: prometheus.NewRegistry(), Log: logr.Discard()})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -138,7 +138,8 @@ func startController(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = controller.Setup(t.Context(), mgr, controller.Options{
-		Namespace: kubeapitest.AgentNamespace, Registerer: prometheus.NewRegistry(), Debounce: 50 * time.Millisecond, OrphanGrace: -1,
+		Installation: opitest.Installation,
+		Namespace:    kubeapitest.AgentNamespace, Registerer: prometheus.NewRegistry(), Debounce: 50 * time.Millisecond, OrphanGrace: -1,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -28,6 +28,8 @@ import (
 
 // DirectOptions configure a [Direct].
 type DirectOptions struct {
+	// Installation marks what is this node's at the OPI agents.
+	Installation opi.Installation
 	// Changed is called when [Direct.Away] may say something else than before. It must not block.
 	Changed func()
 	// Debounce is how long an OPI agent may be out of reach before it counts as away. The default is 500 ms, so that the
@@ -168,7 +170,7 @@ func newXPUSession(xpu XPU, d *Direct) (*xpuSession, error) {
 	if err != nil {
 		return nil, err
 	}
-	config := opi.Config{Endpoint: xpu.Endpoint, Dialect: dialect}
+	config := opi.Config{Endpoint: xpu.Endpoint, Dialect: dialect, Installation: d.options.Installation}
 	if xpu.TLS != nil {
 		config.ReloadTLS = xpu.TLS.load
 	}
@@ -201,7 +203,7 @@ func (x *xpuSession) verify(ctx context.Context) {
 		networks.Go(func() {
 			bounded, cancel := context.WithTimeout(ctx, verifyTimeout)
 			defer cancel()
-			if err := x.EnsureNetwork(bounded, opi.NewNetwork(name, network.VLAN, network.VNI)); err != nil && ctx.Err() == nil {
+			if err := x.EnsureNetwork(bounded, x.direct.options.Installation.Network(name, network.VLAN, network.VNI)); err != nil && ctx.Err() == nil {
 				x.log.Error(err, "The xPU does not serve a network; it is tried again when a Port needs it", "network", name)
 			}
 		})
@@ -247,11 +249,12 @@ func (x *xpuSession) ensure(ctx context.Context, a journal.Attachment) error {
 	if !known {
 		return fmt.Errorf("networks of the configuration has no network %s any more", a.Port.Network)
 	}
-	port, err := opi.FunctionPort(a.Function, a.Port.MAC, a.Port.Network)
+	mine := x.direct.options.Installation
+	port, err := mine.Port(a.Function, a.Port.MAC, a.Port.Network)
 	if err != nil {
 		return err
 	}
-	return x.EnsurePort(ctx, port, opi.NewNetwork(a.Port.Network, network.VLAN, network.VNI))
+	return x.EnsurePort(ctx, port, mine.Network(a.Port.Network, network.VLAN, network.VNI))
 }
 
 // work repeats a request to the agent as [converge] does. It holds the lock of the Function.

@@ -49,7 +49,8 @@ func directConfig(agent *opitest.Agent) *provisioning.Config {
 func startDirect(t *testing.T, config *provisioning.Config, records *journal.Journal) *provisioning.Direct {
 	t.Helper()
 	direct, err := provisioning.NewDirect(config, records, provisioning.DirectOptions{
-		Changed: func() {}, Debounce: 100 * time.Millisecond, Registry: prometheus.NewRegistry(), Log: testr.New(t),
+		Installation: opitest.Installation,
+		Changed:      func() {}, Debounce: 100 * time.Millisecond, Registry: prometheus.NewRegistry(), Log: testr.New(t),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -79,7 +80,8 @@ func TestDirectDebounce(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	const debounce = 500 * time.Millisecond
 	direct, err := provisioning.NewDirect(directConfig(agent), provisioningtest.NewJournal(t), provisioning.DirectOptions{
-		Changed: func() { changes.Add(1) }, Debounce: debounce, Registry: registry, Log: testr.New(t),
+		Installation: opitest.Installation,
+		Changed:      func() { changes.Add(1) }, Debounce: debounce, Registry: registry, Log: testr.New(t),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -145,7 +147,7 @@ func TestDirectAfterRestart(t *testing.T) {
 func TestDirectNetworkConflict(t *testing.T) {
 	agent := opitest.Start(t)
 	client := dial(t, agent)
-	if err := client.EnsureNetwork(t.Context(), opi.Network{ID: opi.NetworkID(provisioningtest.Blue), VLAN: 999}); err != nil {
+	if err := client.EnsureNetwork(t.Context(), opi.Network{ID: opitest.Installation.NetworkID(provisioningtest.Blue), VLAN: 999}); err != nil {
 		t.Fatal(err)
 	}
 	direct := startDirect(t, directConfig(agent), provisioningtest.NewJournal(t))
@@ -167,7 +169,7 @@ func TestDirectNetworkPending(t *testing.T) {
 	for n := range 8 {
 		name := fmt.Sprintf("pending-%d", n)
 		config.Networks[name] = provisioning.Network{VLAN: int32(1000 + n)}
-		pending := opi.Network{ID: opi.NetworkID(name), VLAN: uint16(1000 + n)}
+		pending := opi.Network{ID: opitest.Installation.NetworkID(name), VLAN: uint16(1000 + n)}
 		for !slices.Contains(agent.Networks(), pending.ID) {
 			if err := client.EnsureNetwork(within(t, 20*time.Millisecond), pending); err == nil {
 				t.Fatalf("network %s came up", name)

@@ -6,12 +6,15 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 
 	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
@@ -27,6 +30,51 @@ const (
 
 // pageSize is the most that the reference agent gives in one page.
 const pageSize = 250
+
+// What is kept of an agent's answers, so that no agent can fill the memory of a program that speaks to many.
+const (
+	maxObjects    = 16 << 10 // a card with several PFs has some thousand Functions
+	maxPages      = 1 << 10
+	maxMAC        = 32 // bytes, where 6 are right and 17 were seen
+	maxNetworks   = 8  // of a port, which has one unless it is somebody else's
+	maxComponents = 8  // of an object; the reference agent has one or two
+)
+
+// list returns what convert makes of the objects on all pages of a list.
+func list[M, S any](convert func(M) S, page func(token string) (objects []M, next string, err error)) ([]S, error) {
+	var all []S
+	tokens := sets.New("")
+	for token := ""; ; {
+		objects, next, err := page(token)
+		switch {
+		case status.Code(err) == codes.NotFound && token == "":
+			return nil, nil // the reference agent, as long as there was never an object
+		case status.Code(err) == codes.NotFound:
+			return nil, &opi.Error{Kind: opi.ErrUnavailable, Detail: "the agent forgot the page token, it was probably restarted", Err: err}
+		case err != nil:
+			return nil, err
+		case len(all)+len(objects) > maxObjects:
+			return nil, endless(fmt.Sprintf("more than %d objects", maxObjects))
+		case tokens.Len() > maxPages:
+			return nil, endless(fmt.Sprintf("more than %d pages", maxPages))
+		}
+		for _, object := range objects {
+			all = append(all, convert(object))
+		}
+		if next == "" {
+			return all, nil
+		}
+		if tokens.Has(next) {
+			return nil, endless("the same page token again")
+		}
+		tokens.Insert(next)
+		token = next
+	}
+}
+
+func endless(what string) error {
+	return &opi.Error{Kind: opi.ErrUnsupported, Detail: "the agent lists " + what}
+}
 
 // Dialect is an [opi.Dialect].
 func Dialect(conn grpc.ClientConnInterface) opi.Agent {
@@ -84,18 +132,20 @@ func (a agent) Network(ctx context.Context, id string) (opi.NetworkStatus, error
 	if err != nil {
 		return opi.NetworkStatus{}, err
 	}
-	if got.GetSpec() == nil {
+	if proto.Size(got.GetSpec()) == 0 {
 		return opi.NetworkStatus{}, unverifiable("GetLogicalBridge")
 	}
-	n := opi.NetworkStatus{Network: opi.Network{ID: id, VLAN: uint16(min(got.GetSpec().GetVlanId(), math.MaxUint16))}}
-	// proto3 agents are seen to report an absent VNI as 0.
-	if vni := got.GetSpec().GetVni(); vni != 0 {
-		n.VNI = &vni
-	}
-	state := got.GetStatus().GetOperStatus()
-	n.Status = statusOf(state == evpn.LBOperStatus_LB_OPER_STATUS_UP, state == evpn.LBOperStatus_LB_OPER_STATUS_TO_BE_DELETED,
-		got.GetStatus().GetComponents())
+	n := networkStatus(got)
+	n.ID = id
 	return n, nil
+}
+
+// Networks implements [opi.Agent].
+func (a agent) Networks(ctx context.Context) ([]opi.NetworkStatus, error) {
+	return list(networkStatus, func(token string) ([]*evpn.LogicalBridge, string, error) {
+		page, err := a.networks.ListLogicalBridges(ctx, &evpn.ListLogicalBridgesRequest{PageSize: pageSize, PageToken: token})
+		return page.GetLogicalBridges(), page.GetNextPageToken(), err
+	})
 }
 
 // CreateNetwork implements [opi.Agent].
@@ -111,7 +161,7 @@ func (a agent) CreateNetwork(ctx context.Context, n opi.Network) error {
 func (a agent) DeleteNetwork(ctx context.Context, id string) error {
 	_, err := a.networks.DeleteLogicalBridge(ctx, &evpn.DeleteLogicalBridgeRequest{Name: networkPrefix + id, AllowMissing: true})
 	if status.Code(err) == codes.FailedPrecondition {
-		return &opi.Error{Kind: opi.ErrInUse, Detail: status.Convert(err).Message(), Err: err}
+		return &opi.Error{Kind: opi.ErrInUse, Detail: opi.Short(status.Convert(err).Message()), Err: err}
 	}
 	return err
 }
@@ -122,34 +172,20 @@ func (a agent) Port(ctx context.Context, id string) (opi.PortStatus, error) {
 	if err != nil {
 		return opi.PortStatus{}, err
 	}
-	if got.GetSpec() == nil {
+	if proto.Size(got.GetSpec()) == 0 {
 		return opi.PortStatus{}, unverifiable("GetBridgePort")
 	}
-	return portStatus(got), nil
+	p := portStatus(got)
+	p.ID = id
+	return p, nil
 }
 
 // Ports implements [opi.Agent].
 func (a agent) Ports(ctx context.Context) ([]opi.PortStatus, error) {
-	var all []opi.PortStatus
-	token := ""
-	for {
+	return list(portStatus, func(token string) ([]*evpn.BridgePort, string, error) {
 		page, err := a.ports.ListBridgePorts(ctx, &evpn.ListBridgePortsRequest{PageSize: pageSize, PageToken: token})
-		if status.Code(err) == codes.NotFound && token == "" {
-			return nil, nil // the reference agent, as long as no port was ever made
-		}
-		if status.Code(err) == codes.NotFound {
-			return nil, &opi.Error{Kind: opi.ErrUnavailable, Detail: "the agent forgot the page token, it was probably restarted", Err: err}
-		}
-		if err != nil {
-			return nil, err
-		}
-		for _, bp := range page.GetBridgePorts() {
-			all = append(all, portStatus(bp))
-		}
-		if token = page.GetNextPageToken(); token == "" {
-			return all, nil
-		}
-	}
+		return page.GetBridgePorts(), page.GetNextPageToken(), err
+	})
 }
 
 // CreatePort implements [opi.Agent].
@@ -174,7 +210,7 @@ func (a agent) CreatePort(ctx context.Context, p opi.Port) error {
 		BridgePortId: p.ID, BridgePort: &evpn.BridgePort{Spec: spec(p)},
 	})
 	if status.Code(err) == codes.NotFound {
-		return &opi.Error{Kind: opi.ErrNetworkMissing, Detail: status.Convert(err).Message(), Err: err}
+		return &opi.Error{Kind: opi.ErrNetworkMissing, Detail: opi.Short(status.Convert(err).Message()), Err: err}
 	}
 	return err
 }
@@ -209,13 +245,29 @@ func spec(p opi.Port) *evpn.BridgePortSpec {
 	return spec
 }
 
+func networkStatus(lb *evpn.LogicalBridge) opi.NetworkStatus {
+	n := opi.NetworkStatus{Network: opi.Network{
+		ID: lastSegment(lb.GetName()), VLAN: uint16(min(lb.GetSpec().GetVlanId(), math.MaxUint16)),
+	}}
+	// proto3 agents are seen to report an absent VNI as 0.
+	if vni := lb.GetSpec().GetVni(); vni != 0 {
+		n.VNI = &vni
+	}
+	state := lb.GetStatus().GetOperStatus()
+	n.Status = statusOf(state == evpn.LBOperStatus_LB_OPER_STATUS_UP, state == evpn.LBOperStatus_LB_OPER_STATUS_TO_BE_DELETED,
+		lb.GetStatus().GetComponents())
+	return n
+}
+
 func portStatus(bp *evpn.BridgePort) opi.PortStatus {
+	mac := bp.GetSpec().GetMacAddress()
 	p := opi.PortStatus{Port: opi.Port{
 		ID:    lastSegment(bp.GetName()),
-		MAC:   bp.GetSpec().GetMacAddress(),
+		MAC:   slices.Clone(mac[:min(len(mac), maxMAC)]),
 		Trunk: bp.GetSpec().GetPtype() == evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK,
 	}}
-	for _, name := range bp.GetSpec().GetLogicalBridges() {
+	networks := bp.GetSpec().GetLogicalBridges()
+	for _, name := range networks[:min(len(networks), maxNetworks)] {
 		p.Networks = append(p.Networks, lastSegment(name))
 	}
 	state := bp.GetStatus().GetOperStatus()
@@ -228,9 +280,9 @@ func portStatus(bp *evpn.BridgePort) opi.PortStatus {
 // it failed; components in other states may still be at work.
 func statusOf(up, deleting bool, components []*evpn.Component) opi.Status {
 	var details []string
-	for _, comp := range components {
+	for _, comp := range components[:min(len(components), maxComponents)] {
 		if comp.GetStatus() == evpn.CompStatus_COMP_STATUS_ERROR {
-			details = append(details, comp.GetName()+": "+comp.GetDetails())
+			details = append(details, opi.Short(comp.GetName()+": "+comp.GetDetails()))
 		}
 	}
 	status := opi.Status{Detail: strings.Join(details, "; ")}
@@ -247,7 +299,7 @@ func statusOf(up, deleting bool, components []*evpn.Component) opi.Status {
 
 // lastSegment is the id in a resource name. Agents differ in the part before it.
 func lastSegment(name string) string {
-	return name[strings.LastIndexByte(name, '/')+1:]
+	return opi.Short(name[strings.LastIndexByte(name, '/')+1:])
 }
 
 // unverifiable is the error for an agent that answers without the spec of the object.

@@ -50,6 +50,10 @@ type Behaviour struct {
 	KeepOnStop bool
 	// Blind: Get succeeds for every name and says nothing, as an agent of Intel's does, and List is empty.
 	Blind bool
+	// Hung: no RPC is answered, while the connection stays.
+	Hung bool
+	// Endless: no page of a list is the last.
+	Endless bool
 	// Unimplemented are the RPCs that are not served, by name, such as "GetBridgePort".
 	Unimplemented []string
 }
@@ -94,9 +98,12 @@ func New() (*Agent, error) {
 	return a, a.Run()
 }
 
+// Installation is that of a client of the agent. Its networks have ids such as "net-blue".
+const Installation opi.Installation = "net"
+
 // Config is the configuration of a client of the agent.
 func (a *Agent) Config() opi.Config {
-	return opi.Config{Endpoint: a.address, Dialect: evpngw.Dialect}
+	return opi.Config{Endpoint: a.address, Dialect: evpngw.Dialect, Installation: Installation}
 }
 
 // Set changes the behaviour, from the next call on.
@@ -220,7 +227,7 @@ func (a *Agent) intercept(ctx context.Context, req any, info *grpc.UnaryServerIn
 	rpc := path.Base(info.FullMethod)
 	a.mu.Lock()
 	a.calls[rpc]++
-	latency := a.behaviour.Latency
+	latency, hung := a.behaviour.Latency, a.behaviour.Hung
 	unimplemented := slices.Contains(a.behaviour.Unimplemented, rpc)
 	var f fault
 	if next := a.faults[rpc]; len(next) > 0 {
@@ -228,6 +235,10 @@ func (a *Agent) intercept(ctx context.Context, req any, info *grpc.UnaryServerIn
 	}
 	a.mu.Unlock()
 
+	if hung {
+		<-ctx.Done()
+		return nil, status.FromContextError(ctx.Err()).Err()
+	}
 	time.Sleep(latency)
 	switch {
 	case unimplemented:

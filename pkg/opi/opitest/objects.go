@@ -221,31 +221,53 @@ func (s portServer) GetBridgePort(_ context.Context, req *evpn.GetBridgePortRequ
 	return portMessage(id, p), nil
 }
 
-// ListBridgePorts has at most 250 ports on a page, and 50 if the request names no size, as the reference agent.
 func (s portServer) ListBridgePorts(_ context.Context, req *evpn.ListBridgePortsRequest) (*evpn.ListBridgePortsResponse, error) {
-	start, known := s.agent.pages[req.GetPageToken()]
-	switch {
-	case s.agent.behaviour.Blind:
-		return &evpn.ListBridgePortsResponse{}, nil
-	case !s.agent.portsEver:
-		return nil, status.Error(codes.NotFound, "unable to find key ports")
-	case req.GetPageSize() < 0:
-		return nil, status.Error(codes.InvalidArgument, "negative PageSize is not allowed")
-	case req.GetPageToken() != "" && !known:
-		return nil, status.Errorf(codes.NotFound, "unable to find pagination token %s", req.GetPageToken())
-	}
-	ids := slices.Sorted(maps.Keys(s.agent.ports))
-	start = min(start, len(ids))
-	end := min(start+min(cmp.Or(int(req.GetPageSize()), 50), 250), len(ids))
-	reply := &evpn.ListBridgePortsResponse{}
-	for _, id := range ids[start:end] {
+	ids, next, err := s.agent.page(s.agent.ports, s.agent.portsEver, req)
+	reply := &evpn.ListBridgePortsResponse{NextPageToken: next}
+	for _, id := range ids {
 		reply.BridgePorts = append(reply.BridgePorts, portMessage(id, s.agent.ports[id]))
 	}
-	if end < len(ids) {
-		reply.NextPageToken = fmt.Sprintf("page-%d", len(s.agent.pages))
-		s.agent.pages[reply.NextPageToken] = end
+	return reply, err
+}
+
+func (s networkServer) ListLogicalBridges(_ context.Context, req *evpn.ListLogicalBridgesRequest) (*evpn.ListLogicalBridgesResponse, error) {
+	ids, next, err := s.agent.page(s.agent.networks, s.agent.networksEver, req)
+	reply := &evpn.ListLogicalBridgesResponse{NextPageToken: next}
+	for _, id := range ids {
+		reply.LogicalBridges = append(reply.LogicalBridges, networkMessage(id, s.agent.networks[id]))
 	}
-	return reply, nil
+	return reply, err
+}
+
+// page returns the ids on one page of a list: at most 250, and 50 if the request names no size, as the reference agent.
+func (a *Agent) page(objects table, ever bool, req interface {
+	GetPageSize() int32
+	GetPageToken() string
+}) (ids []string, next string, err error) {
+	start, known := a.pages[req.GetPageToken()]
+	switch {
+	case a.behaviour.Blind:
+		return nil, "", nil
+	case !ever:
+		return nil, "", status.Error(codes.NotFound, "unable to find key")
+	case req.GetPageSize() < 0:
+		return nil, "", status.Error(codes.InvalidArgument, "negative PageSize is not allowed")
+	case a.behaviour.Endless:
+		ids, start = slices.Sorted(maps.Keys(objects)), len(a.pages)
+	case req.GetPageToken() != "" && !known:
+		return nil, "", status.Errorf(codes.NotFound, "unable to find pagination token %s", req.GetPageToken())
+	default:
+		ids = slices.Sorted(maps.Keys(objects))
+		start = min(start, len(ids))
+		end := min(start+min(cmp.Or(int(req.GetPageSize()), 50), 250), len(ids))
+		if end == len(ids) {
+			return ids[start:], "", nil
+		}
+		ids, start = ids[start:end], end
+	}
+	next = fmt.Sprintf("page-%d", len(a.pages))
+	a.pages[next] = start
+	return ids, next, nil
 }
 
 // UpdateBridgePort does not look whether the networks exist and moves no reference, as the reference agent's.

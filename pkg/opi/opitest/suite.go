@@ -27,14 +27,10 @@ func RunClientSuite(t *testing.T, start func(t *testing.T, ports []string) opi.C
 	for _, test := range clientCases {
 		t.Run(test.name, func(t *testing.T) {
 			cfg := start(t, test.ports)
-			client, err := opi.Dial(cfg)
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { _ = client.Close() })
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			t.Cleanup(cancel)
-			s := suite{T: t, ctx: ctx, client: client, ports: test.ports}
+			s := suite{T: t, ctx: ctx, ports: test.ports}
+			s.client, s.other = newClient(t, cfg, Installation), newClient(t, cfg, "other")
 			if len(test.ports) > 0 {
 				s.network("net-blue", 10)
 			}
@@ -43,10 +39,22 @@ func RunClientSuite(t *testing.T, start func(t *testing.T, ports []string) opi.C
 	}
 }
 
+func newClient(t *testing.T, cfg opi.Config, installation opi.Installation) *opi.Client {
+	t.Helper()
+	cfg.Installation = installation
+	client, err := opi.Dial(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
 type suite struct {
 	*testing.T
 	ctx    context.Context
 	client *opi.Client
+	other  *opi.Client // of another installation
 	ports  []string
 }
 
@@ -159,6 +167,36 @@ var clientCases = []struct {
 		s.ok(s.client.EnsurePort(s.ctx, s.port(0)))
 		s.is(s.client.EnsurePort(s.ctx, opi.Port{ID: s.ports[1], MAC: hw(1), Networks: []string{"net-blue"}}), opi.ErrConflict)
 		s.ok(s.client.EnsurePort(s.ctx, opi.Port{ID: s.ports[1], MAC: hw(1), Networks: []string{"net-red"}}))
+	}},
+	{"another installation's port stays", manyPorts(1), func(s suite) {
+		s.ok(s.client.EnsurePort(s.ctx, s.port(0)))
+		s.ok(s.other.EnsureNetwork(s.ctx, opi.Network{ID: "other-red", VLAN: 20}))
+		theirs := opi.Port{ID: s.ports[0], MAC: hw(2), Networks: []string{"other-red"}}
+		s.is(s.other.EnsurePort(s.ctx, theirs), opi.ErrConflict)
+		s.ok(s.other.DeletePort(s.ctx, s.ports[0])) // they have none
+		s.hasPort(s.port(0))
+		s.ok(s.client.DeletePort(s.ctx, s.ports[0]))
+		s.ok(s.other.EnsurePort(s.ctx, theirs))
+		s.is(s.client.EnsurePort(s.ctx, s.port(0)), opi.ErrConflict)
+		s.ok(s.client.DeletePort(s.ctx, s.ports[0]))
+		s.hasPort(theirs)
+	}},
+	{"another network's VLAN or VNI is not taken", nil, func(s suite) {
+		s.network("net-blue", 10)
+		s.is(s.other.EnsureNetwork(s.ctx, opi.Network{ID: "other-red", VLAN: 10}), opi.ErrConflict)
+		s.is(s.client.EnsureNetwork(s.ctx, opi.Network{ID: "net-red", VLAN: 10}), opi.ErrConflict)
+		s.is(s.other.EnsureNetwork(s.ctx, opi.Network{ID: "net-red", VLAN: 20}), opi.ErrInvalid)
+		s.ok(s.other.EnsureNetwork(s.ctx, opi.Network{ID: "other-red", VLAN: 20}))
+		got, err := s.client.ListNetworks(s.ctx)
+		s.ok(err)
+		slices.SortFunc(got, func(a, b opi.NetworkStatus) int { return strings.Compare(a.ID, b.ID) })
+		up := opi.Status{State: opi.StateUp}
+		want := []opi.NetworkStatus{
+			{Network: opi.Network{ID: "net-blue", VLAN: 10}, Status: up}, {Network: opi.Network{ID: "other-red", VLAN: 20}, Status: up},
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			s.Errorf("networks (-want +got):\n%s", diff)
+		}
 	}},
 	{"port is deleted, and again", manyPorts(1), func(s suite) {
 		s.ok(s.client.EnsurePort(s.ctx, s.port(0)))

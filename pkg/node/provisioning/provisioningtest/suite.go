@@ -176,7 +176,7 @@ func (s *suite) differs(a journal.Attachment) string {
 	if err != nil {
 		return err.Error()
 	}
-	want := opi.Port{ID: id, MAC: a.Port.MAC.HardwareAddr(), Networks: []string{opi.NetworkID(a.Port.Network)}}
+	want := opi.Port{ID: id, MAC: a.Port.MAC.HardwareAddr(), Networks: []string{opitest.Installation.NetworkID(a.Port.Network)}}
 	return cmp.Diff(opi.PortStatus{Port: want, Status: opi.Status{State: opi.StateUp}}, got)
 }
 
@@ -406,7 +406,7 @@ func (s *suite) manages() {
 	for n := range functions {
 		s.serves(reservation(vf(n), networks[n%2]))
 	}
-	if made := s.agent.Networks(); !slices.Contains(made, opi.NetworkID(Blue)) || !slices.Contains(made, opi.NetworkID(Green)) {
+	if made := s.agent.Networks(); !slices.Contains(made, opitest.Installation.NetworkID(Blue)) || !slices.Contains(made, opitest.Installation.NetworkID(Green)) {
 		s.Errorf("the agent has networks %q", made)
 	}
 	var releasing errgroup.Group
