@@ -25,8 +25,11 @@ const (
 	// FinalizerPort keeps an XPUPort until the xPU no longer serves it.
 	FinalizerPort = GroupName + "/port"
 
-	// FinalizerNetwork keeps an XPUNetwork until no xPU serves it.
+	// FinalizerNetwork keeps an XPUNetwork until no XPUPort needs it.
 	FinalizerNetwork = GroupName + "/network"
+
+	// FinalizerXPU keeps an XPU until it has no XPUPorts.
+	FinalizerXPU = GroupName + "/xpu"
 
 	// TaintLinkDown is on devices whose PF has no carrier (effect NoSchedule).
 	TaintLinkDown = GroupName + "/link-down"
@@ -64,6 +67,7 @@ const (
 	ReasonNetworkNotReady  = "NetworkNotReady"
 	ReasonNoXPU            = "NoXPU"
 	ReasonXPUUnavailable   = "XPUUnavailable"
+	ReasonAbandoned        = "Abandoned"
 	ReasonConflict         = "Conflict"
 	ReasonFailed           = "Failed"
 	ReasonFunctionBusy     = "FunctionBusy"

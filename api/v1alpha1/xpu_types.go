@@ -39,7 +39,8 @@ type XPUSpec struct {
 	PFs []string `json:"pfs,omitempty"`
 
 	// Endpoint is the OPI agent's address, "host:port".
-	// +kubebuilder:validation:Pattern=`^(\[[0-9a-fA-F:.%a-z]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}$`
+	// An IPv6 address may have a zone: "[fe80::1%eth0]:50151".
+	// +kubebuilder:validation:Pattern=`^(\[[0-9a-fA-F:.]+(%[A-Za-z0-9._-]{1,15})?\]|[A-Za-z0-9.-]+):[0-9]{1,5}$`
 	Endpoint string `json:"endpoint"`
 
 	// Dialect is the OPI agent's.
@@ -54,10 +55,39 @@ type XPUSpec struct {
 	// Insecure allows a connection without TLS.
 	// +optional
 	Insecure bool `json:"insecure,omitempty"`
+
+	// Abandon gives the xPU up, for one that will not answer any more: its XPUPorts go without the agent being asked. Their
+	// Functions stay tainted until the agent is back and has let go of the ports, or the XPU is deleted, which says that the
+	// card is gone.
+	// +optional
+	Abandon bool `json:"abandon,omitempty"`
+}
+
+// MaxForeignExamples bounds XPUForeign.Examples.
+const MaxForeignExamples = 5
+
+// XPUForeign is what an OPI agent has that is not this cluster's. It stays as it is.
+type XPUForeign struct {
+	// Ports is how many ports the agent has in others' networks.
+	// +optional
+	Ports int32 `json:"ports"`
+
+	// Networks is how many networks of others it has.
+	// +optional
+	Networks int32 `json:"networks"`
+
+	// Examples are some of them, at most 5: "port vf-0000-3b-02-1", "network net-blue (VLAN 10)".
+	// +optional
+	// +listType=atomic
+	Examples []string `json:"examples,omitempty"`
 }
 
 // XPUStatus is what the controller knows of the xPU.
 type XPUStatus struct {
+	// Foreign is what the agent has that is not this cluster's; absent if it has nothing.
+	// +optional
+	Foreign *XPUForeign `json:"foreign,omitempty"`
+
 	// Conditions has Ready: True (Connected) while the OPI agent answers.
 	// +optional
 	// +listType=map

@@ -35,28 +35,35 @@ type XPUNetworkSpec struct {
 	Subnets []string `json:"subnets,omitempty"`
 }
 
-// XPUNetworkOnXPU is how one xPU serves the network.
-type XPUNetworkOnXPU struct {
-	// Name is the XPU's name.
-	Name string `json:"name"`
+// XPUNetworkFailure is why an xPU that needs the network does not serve it.
+type XPUNetworkFailure struct {
+	// XPU is the XPU's name.
+	XPU string `json:"xpu"`
 
-	// Ready says whether the xPU serves the network.
-	Ready bool `json:"ready"`
-
-	// Message says why not.
-	// +optional
-	Message string `json:"message,omitempty"`
+	// Message says why.
+	Message string `json:"message"`
 }
 
-// XPUNetworkStatus is how the xPUs serve the network.
+// MaxNetworkFailures bounds XPUNetworkStatus.Failures.
+const MaxNetworkFailures = 5
+
+// XPUNetworkStatus is how the xPUs serve the network. An xPU does from the first to the last XPUPort of the network there.
 type XPUNetworkStatus struct {
-	// XPUs has an entry for every XPU.
+	// XPUs is how many XPUs have XPUPorts in the network.
+	// +optional
+	XPUs int32 `json:"xpus"`
+
+	// ReadyXPUs is how many of these serve it.
+	// +optional
+	ReadyXPUs int32 `json:"readyXPUs"`
+
+	// Failures are the first of the others by name, at most 5.
 	// +optional
 	// +listType=map
-	// +listMapKey=name
-	XPUs []XPUNetworkOnXPU `json:"xpus,omitempty"`
+	// +listMapKey=xpu
+	Failures []XPUNetworkFailure `json:"failures,omitempty"`
 
-	// Conditions has Ready: True (Up) when every xPU that can be reached serves the network.
+	// Conditions has Ready: True (Up) when every xPU that needs the network and can be reached serves it.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -71,6 +78,7 @@ type XPUNetworkStatus struct {
 // +kubebuilder:printcolumn:name="VLAN",type=integer,JSONPath=`.spec.vlan`
 // +kubebuilder:printcolumn:name="VNI",type=integer,JSONPath=`.spec.vni`
 // +kubebuilder:printcolumn:name="Subnets",type=string,JSONPath=`.spec.subnets`
+// +kubebuilder:printcolumn:name="xPUs",type=integer,JSONPath=`.status.xpus`
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
 // +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`

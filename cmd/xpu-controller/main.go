@@ -31,13 +31,12 @@ func main() {
 
 // options are the command line's. Those of the manager are bound to flags as far as they can be chosen.
 type options struct {
-	kubeconfig  string
-	apiQPS      float32
-	apiBurst    int
-	logs        logging.Options
-	manager     ctrl.Options
-	controller  controller.Options
-	keepOrphans bool
+	kubeconfig string
+	apiQPS     float32
+	apiBurst   int
+	logs       logging.Options
+	manager    ctrl.Options
+	controller controller.Options
 }
 
 func command() *cobra.Command {
@@ -75,8 +74,8 @@ It also has the xPUs serve every XPUNetwork, and is the only part of the system 
 			"pods of BeforeBind pools then get another device")
 	f.DurationVar(&o.controller.AgentTimeout, "agent-timeout", 15*time.Second,
 		"time that an OPI agent has for one port or network before it is asked again")
-	f.BoolVar(&o.keepOrphans, "keep-orphans", false, "do not delete ports of OPI agents that look like ours but that "+
-		"no XPUPort backs; needed if an agent serves several clusters")
+	f.DurationVar(&o.controller.ResyncPeriod, "resync-period", 3*time.Minute,
+		"how often all that an OPI agent has is compared with what is wanted, up to a quarter longer")
 	o.logs.AddFlags(f)
 	return c
 }
@@ -85,8 +84,8 @@ func (o *options) validate() error {
 	if o.controller.Namespace == "" {
 		return errors.New("--namespace: set it, or $POD_NAMESPACE")
 	}
-	if o.controller.ProvisionTimeout <= 0 || o.controller.AgentTimeout <= 0 {
-		return errors.New("--provision-timeout and --agent-timeout must be more than 0")
+	if o.controller.ProvisionTimeout <= 0 || o.controller.AgentTimeout <= 0 || o.controller.ResyncPeriod <= 0 {
+		return errors.New("--provision-timeout, --agent-timeout and --resync-period must be more than 0")
 	}
 	return nil
 }
@@ -129,9 +128,6 @@ func run(ctx context.Context, o options) error {
 		return err
 	}
 	o.controller.Registerer = metrics.Registry
-	if o.keepOrphans {
-		o.controller.OrphanGrace = -1
-	}
 	metrics.Registry.MustRegister(monitoring.NewBuildInfo("xpu-controller"))
 	if err := controller.Setup(ctx, mgr, o.controller); err != nil {
 		return err

@@ -88,14 +88,14 @@ func FunctionOf(ref v1alpha1.FunctionRef) function.ID {
 	return function.ID{Address: pci.Address(ref.PCIAddress)}
 }
 
-// XPUOf chooses the XPU that serves a PF from the XPUs of the PF's node: one that names the PF before one that serves all
-// PFs, then the one whose name sorts first. It returns a pointer into the slice, nil if there is none.
+// XPUOf chooses the XPU that serves a PF from the XPUs of the PF's node: one that is not being deleted, then one that names the PF
+// before one that serves all PFs, then the one whose name sorts first. It returns a pointer into the slice, nil if there is none.
 func XPUOf(xpus []v1alpha1.XPU, pf pci.Address) *v1alpha1.XPU {
 	var chosen *v1alpha1.XPU
 	for i := range xpus {
 		x := &xpus[i]
 		serves := len(x.Spec.PFs) == 0 || slices.Contains(x.Spec.PFs, string(pf))
-		if x.DeletionTimestamp.IsZero() && serves && (chosen == nil || before(x, chosen)) {
+		if serves && (chosen == nil || before(x, chosen)) {
 			chosen = x
 		}
 	}
@@ -109,6 +109,9 @@ func NoXPU(node string, pf pci.Address) string {
 
 // before says whether XPUOf prefers a to b.
 func before(a, b *v1alpha1.XPU) bool {
+	if stays := a.DeletionTimestamp.IsZero(); stays != b.DeletionTimestamp.IsZero() {
+		return stays
+	}
 	if names := len(a.Spec.PFs) > 0; names != (len(b.Spec.PFs) > 0) {
 		return names
 	}

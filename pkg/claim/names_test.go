@@ -101,6 +101,7 @@ func TestXPUOf(t *testing.T) {
 		{"the one that names the PF", []v1alpha1.XPU{xpu("a"), xpu("c", "0000:5e:00.0", "0000:3b:00.0"), xpu("b", "0000:5e:00.0")}, "c"},
 		{"the first of equals", []v1alpha1.XPU{xpu("b", "0000:3b:00.0"), xpu("a", "0000:3b:00.0")}, "a"},
 		{"not one that is being deleted", []v1alpha1.XPU{going, xpu("b")}, "b"},
+		{"one that is being deleted, if there is no other", []v1alpha1.XPU{going, xpu("b", "0000:5e:00.0")}, "aa-going"},
 	} {
 		for range 2 { // whichever comes first
 			got := ""

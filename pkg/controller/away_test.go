@@ -29,7 +29,7 @@ func TestAPIServerAway(t *testing.T) {
 	for what, err := range map[string]error{
 		"network of a DevicePool": network(claim.Device{ID: claim.PoolID{DevicePool: "fast"}}),
 		"XPUNetwork":              network(claim.Device{Config: v1alpha1.InterfaceConfig{Network: "lab"}}),
-		"Secret of an XPU": (&xpus{b}).connect(t.Context(), &v1alpha1.XPU{
+		"Secret of an XPU": (&xpus{base: b}).connect(t.Context(), &v1alpha1.XPU{
 			Spec: v1alpha1.XPUSpec{TLS: &v1alpha1.XPUTLS{SecretName: "card"}},
 		}),
 	} {

@@ -17,6 +17,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	metaapply "k8s.io/client-go/applyconfigurations/meta/v1"
 	resourceapply "k8s.io/client-go/applyconfigurations/resource/v1"
 	"k8s.io/utils/ptr"
@@ -38,13 +39,14 @@ func TestLife(t *testing.T) {
 		Spec:       v1alpha1.XPUNetworkSpec{VLAN: 100, MTU: ptr.To[int32](9000), Subnets: []string{"10.1.0.0/24", "fd00:1::/64"}},
 	})
 	c.pool("fast", "blue")
+	c.up(c.claim(want{name: "neighbour", pool: "fast", function: vf(9)}), vf(9)) // the first Port of a network at an xPU costs a status
 	c.writesSettle()
 
 	o := c.claim(want{name: "a", pool: "fast", function: vf(0), config: `{"mtu":1500}`, pod: "p"})
 	port := c.up(o, vf(0))
 	wantSpec := v1alpha1.XPUPortSpec{
 		NodeName: c.node, Function: v1alpha1.FunctionRef{PCIAddress: "0000:3b:02.0"}, XPU: "card", Network: "blue",
-		MAC: port.Spec.MAC, MTU: 1500, Addresses: []string{"10.1.0.2/24", "fd00:1::2/64"},
+		MAC: port.Spec.MAC, MTU: 1500, Addresses: []string{"10.1.0.3/24", "fd00:1::3/64"},
 		Claim: v1alpha1.ClaimRef{Name: "a", UID: o.UID, Request: "nic"},
 	}
 	if diff := gocmp.Diff(wantSpec, port.Spec); diff != "" {
@@ -62,13 +64,13 @@ func TestLife(t *testing.T) {
 	if port.Status.BridgePort != "vf-0000-3b-02-0" {
 		t.Errorf("bridge port %q", port.Status.BridgePort)
 	}
-	c.has(agent, "vf-0000-3b-02-0")
+	c.has(agent, "vf-0000-3b-02-0", "vf-0000-3b-03-1")
 
 	// The garbage collector's part, which this API server has not.
 	c.delete(o)
 	c.delete(port)
 	c.gone(port)
-	if got := agent.Ports(); len(got) > 0 {
+	if got := agent.Ports(); len(got) > 1 {
 		t.Errorf("the XPUPort was gone while the agent still had %q", got)
 	}
 	if diff := gocmp.Diff([]string{"create XPUPort", "patch status XPUPort", "patch XPUPort"}, c.writes.of("XPUPort", "ResourceClaim")); diff != "" {
@@ -96,8 +98,15 @@ func (c *cluster) writesSettle() {
 		var xpus v1alpha1.XPUList
 		var networks v1alpha1.XPUNetworkList
 		var pools v1alpha1.DevicePoolList
-		if err := errors.Join(c.List(context.Background(), &xpus), c.List(context.Background(), &networks), c.List(context.Background(), &pools)); err != nil {
-			return err
+		var ports v1alpha1.XPUPortList
+		for _, list := range []client.ObjectList{&xpus, &networks, &pools, &ports} {
+			if err := c.List(context.Background(), list); err != nil {
+				return err
+			}
+		}
+		needed := sets.New[bridge]()
+		for i := range ports.Items {
+			needed.Insert(bridgeOf(&ports.Items[i]))
 		}
 		for _, x := range xpus.Items {
 			if err := hasReason(x.Status.Conditions, v1alpha1.ConditionReady, v1alpha1.ReasonConnected, ""); err != nil {
@@ -106,7 +115,13 @@ func (c *cluster) writesSettle() {
 		}
 		for _, n := range networks.Items {
 			ready := meta.FindStatusCondition(n.Status.Conditions, v1alpha1.ConditionReady)
-			if ready == nil || ready.ObservedGeneration != n.Generation || len(n.Status.XPUs) != len(xpus.Items) || ready.Status != metav1.ConditionTrue {
+			xpus := 0
+			for b := range needed {
+				if b.network == n.Name {
+					xpus++
+				}
+			}
+			if ready == nil || ready.ObservedGeneration != n.Generation || ready.Status != metav1.ConditionTrue || int(n.Status.ReadyXPUs) != xpus {
 				return fmt.Errorf("XPUNetwork %s: %+v", n.Name, n.Status)
 			}
 		}

@@ -56,8 +56,8 @@ var rules = []rbacv1.PolicyRule{
 	{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceclaims/driver"}, ResourceNames: []string{v1alpha1.GroupName}, Verbs: []string{"arbitrary-node:update"}},
 	{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceslices"}, Verbs: []string{"list"}},
 	{APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"xpuports"}, Verbs: []string{"get", "list", "watch", "create", "delete", "patch"}},
-	{APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"xpunetworks"}, Verbs: []string{"get", "list", "watch", "patch"}},
-	{APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"xpus", "devicepools"}, Verbs: []string{"get", "list", "watch"}},
+	{APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"xpus", "xpunetworks"}, Verbs: []string{"get", "list", "watch", "patch"}},
+	{APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"devicepools"}, Verbs: []string{"get", "list", "watch"}},
 	{APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"xpuports/status", "xpunetworks/status", "xpus/status", "devicepools/status"}, Verbs: []string{"patch"}},
 	{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get", "list", "watch"}},
 	{APIGroups: []string{"events.k8s.io"}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}},
@@ -247,7 +247,7 @@ func (c *cluster) start(set func(*Options)) {
 	o := Options{
 		Installation: opitest.Installation, Namespace: c.namespace, Registerer: c.registry,
 		CollectGrace: 100 * time.Millisecond, BusyGrace: 100 * time.Millisecond, TaintGrace: 20 * time.Second,
-		Debounce: 50 * time.Millisecond, OrphanGrace: -1,
+		Debounce: 50 * time.Millisecond, FailedGrace: 50 * time.Millisecond,
 	}
 	if set != nil {
 		set(&o)

@@ -14,6 +14,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
 // Indexes of the cache.
@@ -23,10 +24,11 @@ const (
 	portsByFunction    = "function"   // see functionKey
 	portsByNetwork     = "network"    // name of the XPUNetwork
 	portsByXPU         = "xpu"        // name of the XPU
+	portsByID          = "id"         // opi.PortID
 	poolsByNetwork     = "network"    // name of the XPUNetwork
 	xpusByNode         = "node"       // name of the node
 	xpusBySecret       = "secret"     // name of the TLS Secret
-	xpusByEndpoint     = "endpoint"   // host:port
+	xpusByEndpoint     = "endpoint"   // opi.NormalEndpoint
 	networksByID       = "id"         // see segmentKeys
 )
 
@@ -84,6 +86,10 @@ var portKeys = map[string]func(*v1alpha1.XPUPort) string{
 	portsByFunction: functionOf,
 	portsByNetwork:  func(p *v1alpha1.XPUPort) string { return p.Spec.Network },
 	portsByXPU:      func(p *v1alpha1.XPUPort) string { return p.Spec.XPU },
+	portsByID: func(p *v1alpha1.XPUPort) string {
+		id, _ := opi.PortID(claim.FunctionOf(p.Spec.Function)) // "" for an address that the API server lets pass and that is none
+		return id
+	},
 }
 
 func addIndexes(ctx context.Context, indexer client.FieldIndexer) error {
@@ -93,7 +99,7 @@ func addIndexes(ctx context.Context, indexer client.FieldIndexer) error {
 			return err
 		}
 	}
-	endpoint := func(x *v1alpha1.XPU) []string { return []string{x.Spec.Endpoint} }
+	endpoint := func(x *v1alpha1.XPU) []string { return []string{opi.NormalEndpoint(x.Spec.Endpoint)} }
 	node := func(x *v1alpha1.XPU) []string { return []string{x.Spec.NodeName} }
 	secret := func(x *v1alpha1.XPU) []string { return []string{ptr.Deref(x.Spec.TLS, v1alpha1.XPUTLS{}).SecretName} }
 	network := func(p *v1alpha1.DevicePool) []string { return []string{p.Spec.Network} }

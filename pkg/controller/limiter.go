@@ -1,21 +1,19 @@
 package controller
 
 import (
-	"context"
 	"sync"
 
-	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
-	"sigs.k8s.io/controller-runtime/pkg/source"
 )
 
 // perXPULimiter bounds how many requests for one XPU run at once, so that a slow agent does not occupy all workers. It puts
-// a request that finds no room back in the queue when there is some. Safe for concurrent use.
+// a request that finds no room back in the queue when there is some: the controller must watch wakeups. Safe for concurrent use.
 type perXPULimiter struct {
 	limit int
 
+	wakeups wakeups[reconcile.Request]
+
 	mu     sync.Mutex
-	queue  workqueue.TypedRateLimitingInterface[reconcile.Request]
 	holds  map[reconcile.Request]string   // the XPU at which the request has a turn: it runs, or is in the queue again
 	taken  map[string]int                 // turns by XPU
 	parked map[string][]reconcile.Request // by XPU
@@ -25,16 +23,6 @@ func newPerXPULimiter(limit int) *perXPULimiter {
 	return &perXPULimiter{
 		limit: limit, holds: map[reconcile.Request]string{}, taken: map[string]int{}, parked: map[string][]reconcile.Request{},
 	}
-}
-
-// source puts requests back in the queue; the controller must watch it.
-func (t *perXPULimiter) source() source.Source {
-	return source.Func(func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		t.queue = queue
-		return nil
-	})
 }
 
 // take says whether the request may run now; the caller then calls done. Otherwise the request is queued again later.
@@ -72,7 +60,7 @@ func (t *perXPULimiter) release(request reconcile.Request) {
 		t.parked[xpu] = t.parked[xpu][1:]
 		if _, parkedTwice := t.holds[next]; !parkedTwice {
 			t.holds[next] = xpu
-			t.queue.Add(next)
+			t.wakeups.add(0, next)
 			return
 		}
 	}

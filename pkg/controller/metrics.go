@@ -20,6 +20,7 @@ import (
 type metrics struct {
 	provisioning prometheus.Histogram
 	errors       *prometheus.CounterVec
+	orphans      *prometheus.CounterVec
 }
 
 func newMetrics(registerer prometheus.Registerer, ports client.Reader) *metrics {
@@ -36,6 +37,10 @@ func newMetrics(registerer prometheus.Registerer, ports client.Reader) *metrics 
 			Help: "Failed operations on OPI agents, by XPU, operation and gRPC code; " +
 				"code Failed is a failure that the agent reported later.",
 		}, []string{"xpu", "operation", "code"}),
+		orphans: factory.NewCounterVec(prometheus.CounterOpts{
+			Name: "xpu_orphans_deleted_total",
+			Help: "Ports and networks of this cluster deleted from OPI agents because no object wanted them, by XPU and kind: port or network.",
+		}, []string{"xpu", "kind"}),
 	}
 }
 

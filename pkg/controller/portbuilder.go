@@ -72,6 +72,9 @@ func (r *claims) buildPort(
 	if xpu == nil {
 		return nil, nil, problemf(v1alpha1.ReasonNoXPU, "%s", claim.NoXPU(d.ID.Node, d.ID.PF))
 	}
+	if !xpu.DeletionTimestamp.IsZero() {
+		return nil, nil, problemf(v1alpha1.ReasonNoXPU, "XPU %s is being deleted; create another one for PF %s", xpu.Name, d.ID.PF)
+	}
 	mac := d.Interface.MAC
 	if mac == "" {
 		mac = claim.DerivedMAC(c.UID, d.ID.Node, d.Function)

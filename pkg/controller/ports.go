@@ -20,7 +20,6 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
-	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
@@ -28,6 +27,7 @@ import (
 type ports struct {
 	base
 	limiter *perXPULimiter
+	wakeups wakeups[reconcile.Request] // by what compares them with what their agents have
 }
 
 func (r *ports) setup(mgr ctrl.Manager) error {
@@ -43,9 +43,29 @@ func (r *ports) setup(mgr ctrl.Manager) error {
 		Watches(&v1alpha1.XPUPort{}, enqueue(r.siblings), whenMadeOrGone).
 		Watches(&v1alpha1.XPUNetwork{}, enqueue(onNetwork), whenSpecChanged).
 		Watches(&v1alpha1.XPU{}, enqueue(onXPU), whenSpecChanged).
-		WatchesRawSource(r.sessions.source(connectionChanged, onXPU)). // an agent that came back may have forgotten Ports
-		WatchesRawSource(r.limiter.source()).
+		WatchesRawSource(sourceOf(r.sessions, connectionChanged, r.waiting)).
+		WatchesRawSource(r.wakeups.source()).
+		WatchesRawSource(r.limiter.wakeups.source()).
 		Complete(withConflicts(r))
+}
+
+// waiting are the Ports of an XPU that wait for its agent. Those that are up are compared with what the agent has.
+func (r *ports) waiting(ctx context.Context, xpu string) []reconcile.Request {
+	all, err := listPorts(ctx, r.client, client.MatchingFields{portsByXPU: xpu})
+	if err != nil {
+		ctrl.LoggerFrom(ctx).Error(err, "listing objects to reconcile")
+	}
+	var requests []reconcile.Request
+	for i := range all {
+		if !isReady(&all[i]) || !all[i].DeletionTimestamp.IsZero() {
+			requests = append(requests, requestFor(&all[i]))
+		}
+	}
+	return requests
+}
+
+func isReady(port *v1alpha1.XPUPort) bool {
+	return v1alpha1.ReadyOf(port.Status.Conditions).Status == metav1.ConditionTrue
 }
 
 // siblings are the other Ports of a Port's Function.
@@ -191,11 +211,7 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
 	if p != nil {
 		return p
 	}
-	mac, err := function.ParseMAC(port.Spec.MAC)
-	if err != nil {
-		return problemf(v1alpha1.ReasonFailed, "spec.mac: %s", oneLine(err))
-	}
-	want, err := r.Installation.Port(claim.FunctionOf(port.Spec.Function), mac, port.Spec.Network)
+	want, err := r.portOf(port)
 	if err != nil {
 		return problemf(v1alpha1.ReasonFailed, "%s", oneLine(err))
 	}
@@ -233,6 +249,9 @@ func (r *ports) failure(port *v1alpha1.XPUPort, err error) *problem {
 	return p
 }
 
+// soon is how long the deletion of a Port may take before its condition tells of it.
+const soon = 2 * time.Second
+
 // remove has the agent delete the Port. Its errors are like those of ensure.
 func (r *ports) remove(ctx context.Context, port *v1alpha1.XPUPort) error {
 	ahead, xpu, err := r.look(ctx, port)
@@ -241,9 +260,9 @@ func (r *ports) remove(ctx context.Context, port *v1alpha1.XPUPort) error {
 		return err
 	case ahead != nil:
 		return nil // what the agent has is the other's
-	case xpu == nil:
-		r.events.Eventf(port, nil, corev1.EventTypeWarning, v1alpha1.ReasonNoXPU, "Release",
-			"XPU %s was deleted, so the Port is taken to be gone with it", port.Spec.XPU)
+	case xpu == nil, xpu.Spec.Abandon && r.sessions.connection(xpu.Name).agent == nil:
+		r.events.Eventf(port, nil, corev1.EventTypeWarning, v1alpha1.ReasonAbandoned, "Release",
+			"XPU %s was abandoned or deleted, so nobody asks its OPI agent whether the Port is gone", port.Spec.XPU)
 		return nil
 	case foreign(port, xpu) && port.Status.BridgePort == "":
 		return nil // the XPU never had it; what it has by this id is its own node's
@@ -260,7 +279,11 @@ func (r *ports) remove(ctx context.Context, port *v1alpha1.XPUPort) error {
 	if err != nil {
 		return nil // such a Port was never made
 	}
-	bounded, cancel := context.WithTimeout(ctx, r.AgentTimeout)
+	timeout := r.AgentTimeout
+	if isReady(port) { // nobody has been told yet that the Port goes, which most do at once
+		timeout = min(timeout, soon)
+	}
+	bounded, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	if err := agent.DeletePort(bounded, id); err != nil {
 		p := problemf(v1alpha1.ReasonReleasing, "XPU %s still has the Port: %s", port.Spec.XPU, oneLine(err))

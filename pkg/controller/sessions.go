@@ -7,14 +7,11 @@ import (
 	"sync"
 
 	"github.com/go-logr/logr"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
-	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
-	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
@@ -23,6 +20,7 @@ type connection struct {
 	agent   *opi.Session // nil unless connected
 	health  opi.Health   // if it is not Known, an event will come
 	refusal string       // why the XPU's configuration allows no session; empty if it does
+	clean   bool         // the agent has been compared since it began to answer, and had nothing of the installation to delete
 }
 
 // change is what may be different about the OPI agent of an XPU.
@@ -52,6 +50,7 @@ type session struct {
 	fingerprint  [sha256.Size]byte
 	stop         context.CancelFunc
 	refusal      string // see connection
+	clean        bool   // see connection
 }
 
 // Start closes every connection once the context ends.
@@ -67,6 +66,42 @@ func (s *sessions) Start(ctx context.Context) error {
 	return nil
 }
 
+// compared records what a comparison of what the agent has with what is wanted found.
+func (s *sessions) compared(xpu string, agent *opi.Session, clean bool) {
+	if s.setClean(xpu, agent, clean) {
+		s.tell(xpu, healthChanged)
+	}
+}
+
+// setClean sets connection.clean, unless the XPU has another session by now; nil stands for any.
+func (s *sessions) setClean(xpu string, agent *opi.Session, clean bool) (changed bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	opened := s.byXPU[xpu]
+	if opened == nil || agent != nil && opened.Session != agent || opened.clean == clean {
+		return false
+	}
+	opened.clean = clean
+	return true
+}
+
+// peers are the XPUs with a session whose agent has the same address and port as that of this one.
+func (s *sessions) peers(xpu string) []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	own := s.byXPU[xpu]
+	if own == nil || own.Session == nil || own.Peer() == "" {
+		return nil
+	}
+	var found []string
+	for name, other := range s.byXPU {
+		if name != xpu && other.Session != nil && other.Peer() == own.Peer() {
+			found = append(found, name)
+		}
+	}
+	return found
+}
+
 // open has a session with the XPU's agent with this configuration. The fingerprint stands for everything in it: while
 // it stays the same the session stays.
 func (s *sessions) open(xpu string, fingerprint [sha256.Size]byte, config opi.Config) error {
@@ -80,10 +115,13 @@ func (s *sessions) open(xpu string, fingerprint [sha256.Size]byte, config opi.Co
 	}
 	log := s.log.WithValues("xpu", xpu)
 	opened, err := opi.NewSession(config, opi.SessionOptions{
-		Debounce: s.Debounce, CheckTimeout: s.AgentTimeout, Log: log,
-		Connection: func(bool) { s.tell(xpu, connectionChanged) },
-		Changed:    func() { s.tell(xpu, healthChanged) },
-		Failed:     func(operation string, err error) { s.metrics.failed(xpu, operation, err) },
+		Debounce: s.Debounce, CheckInterval: s.CheckInterval, CheckTimeout: s.AgentTimeout, Log: log,
+		Connection: func(bool) {
+			s.setClean(xpu, nil, false)
+			s.tell(xpu, connectionChanged)
+		},
+		Changed: func() { s.tell(xpu, healthChanged) },
+		Failed:  func(operation string, err error) { s.metrics.failed(xpu, operation, err) },
 	})
 	if err != nil {
 		return err
@@ -136,16 +174,16 @@ func (s *sessions) tell(xpu string, c change) {
 	}
 }
 
-// source enqueues the requests that toRequests has for an XPU, of which it gets the name alone, after a change of this kind.
-func (s *sessions) source(kind change, toRequests handler.MapFunc) source.Source {
-	return source.Func(func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+// sourceOf enqueues the requests that toRequests has for an XPU after a change of this kind.
+func sourceOf[R comparable](s *sessions, kind change, toRequests func(ctx context.Context, xpu string) []R) source.TypedSource[R] {
+	return source.TypedFunc[R](func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[R]) error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.listeners = append(s.listeners, func(xpu string, c change) {
 			if c != kind {
 				return
 			}
-			for _, request := range toRequests(ctx, &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: xpu}}) {
+			for _, request := range toRequests(ctx, xpu) {
 				queue.Add(request)
 			}
 		})
@@ -154,8 +192,8 @@ func (s *sessions) source(kind change, toRequests handler.MapFunc) source.Source
 }
 
 // theXPU is the request for the XPU itself.
-func theXPU(_ context.Context, xpu client.Object) []reconcile.Request {
-	return []reconcile.Request{requestFor(xpu)}
+func theXPU(_ context.Context, xpu string) []reconcile.Request {
+	return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: xpu}}}
 }
 
 // connection says what is known of the way to the XPU's agent.
@@ -169,7 +207,7 @@ func (s *sessions) connection(xpu string) connection {
 	if opened.Session == nil {
 		return connection{health: opi.Health{Known: true}, refusal: opened.refusal}
 	}
-	way := connection{health: opened.Health()}
+	way := connection{health: opened.Health(), clean: opened.clean}
 	if way.health.Connected {
 		way.agent = opened.Session
 	}

@@ -42,8 +42,17 @@ type Options struct {
 	TaintGrace time.Duration
 	// Debounce is how long an OPI agent may be away before its XPU is not ready. Default 500 ms.
 	Debounce time.Duration
-	// OrphanGrace is how long an OPI agent keeps a port that no XPUPort backs. Default 30 s; negative is for ever.
+	// OrphanGrace is how long an OPI agent keeps a port or network of the installation that no object wants. Default 30 s.
 	OrphanGrace time.Duration
+	// BridgeGrace is how long an OPI agent keeps a network after the last XPUPort there. Default 10 s.
+	BridgeGrace time.Duration
+	// ResyncPeriod is how often all that an OPI agent has is compared with what is wanted; up to a quarter longer, so that not
+	// all agents are asked at once. Default 3 min.
+	ResyncPeriod time.Duration
+	// FailedGrace is [opi.Config.FailedGrace].
+	FailedGrace time.Duration
+	// CheckInterval is how often an OPI agent is asked whether it answers. Default 10 s.
+	CheckInterval time.Duration
 
 	// Concurrency is how many objects of each kind are reconciled at once. Most wait for an OPI agent. Default 256.
 	Concurrency int
@@ -59,6 +68,9 @@ func (o *Options) setDefaults() {
 	o.TaintGrace = cmp.Or(o.TaintGrace, 30*time.Second)
 	o.Debounce = cmp.Or(o.Debounce, 500*time.Millisecond)
 	o.OrphanGrace = cmp.Or(o.OrphanGrace, 30*time.Second)
+	o.BridgeGrace = cmp.Or(o.BridgeGrace, 10*time.Second)
+	o.ResyncPeriod = cmp.Or(o.ResyncPeriod, 3*time.Minute)
+	o.CheckInterval = cmp.Or(o.CheckInterval, 10*time.Second)
 	o.Concurrency = cmp.Or(o.Concurrency, 256)
 	o.ConcurrencyPerXPU = cmp.Or(o.ConcurrencyPerXPU, 32)
 }
@@ -114,13 +126,18 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) error {
 		}
 	}
 	allocator := &allocator{reader: mgr.GetClient(), assumed: map[types.NamespacedName]assumedPort{}}
+	ports := &ports{base: newBase(), limiter: newPerXPULimiter(o.ConcurrencyPerXPU)}
+	bridges := &bridges{base: newBase()}
+	networks := &networks{base: newBase(), bridges: bridges}
+	bridges.changed = networks.changed
 	err := errors.Join(
 		(&claims{base: newBase(), allocator: allocator}).setup(mgr),
-		(&ports{base: newBase(), limiter: newPerXPULimiter(o.ConcurrencyPerXPU)}).setup(mgr),
-		(&networks{newBase()}).setup(mgr),
-		(&xpus{newBase()}).setup(mgr),
+		ports.setup(mgr),
+		bridges.setup(mgr),
+		networks.setup(mgr),
+		(&resyncs{base: newBase(), bridges: bridges, ports: ports}).setup(mgr),
+		(&xpus{base: newBase(), bridges: bridges}).setup(mgr),
 		(&devicePools{newBase()}).setup(mgr),
-		(&orphans{base: newBase()}).setup(mgr),
 	)
 	if err != nil {
 		return fmt.Errorf("set up controllers: %w", err)

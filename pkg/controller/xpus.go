@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -20,18 +21,44 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/dialects"
 )
 
-// xpus keeps a session with the OPI agent of every XPU, and says in the XPU's status whether the agent answers.
-type xpus struct{ base }
+// xpus keeps a session with the OPI agent of every XPU, says in the XPU's status whether the agent answers, and keeps an XPU that
+// is being deleted until it has no XPUPorts.
+type xpus struct {
+	base
+	bridges *bridges
+}
 
 func (r *xpus) setup(mgr ctrl.Manager) error {
+	enqueue := handler.EnqueueRequestsFromMapFunc
 	onSecret := func(ctx context.Context, secret client.Object) []reconcile.Request {
 		return r.requests(ctx, &v1alpha1.XPUList{}, client.MatchingFields{xpusBySecret: secret.GetName()})
 	}
+	ofPort := func(ctx context.Context, port client.Object) []reconcile.Request {
+		return theXPU(ctx, port.(*v1alpha1.XPUPort).Spec.XPU)
+	}
 	return newController(mgr, "xpu", r.Concurrency).
 		For(&v1alpha1.XPU{}, whenSpecChanged).
-		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(onSecret)).
-		WatchesRawSource(r.sessions.source(healthChanged, theXPU)).
+		Watches(&v1alpha1.XPU{}, enqueue(r.refused), whenGone).
+		Watches(&v1alpha1.XPU{}, enqueue(r.refused), whenSpecChanged).
+		Watches(&v1alpha1.XPUPort{}, enqueue(ofPort), whenGone).
+		Watches(&corev1.Secret{}, enqueue(onSecret)).
+		WatchesRawSource(sourceOf(r.sessions, healthChanged, theXPU)).
 		Complete(withConflicts(r))
+}
+
+// refused are the XPUs that were refused because of another one.
+func (r *xpus) refused(ctx context.Context, _ client.Object) []reconcile.Request {
+	var all v1alpha1.XPUList
+	if err := r.client.List(ctx, &all, client.UnsafeDisableDeepCopy); err != nil {
+		ctrl.LoggerFrom(ctx).Error(err, "listing objects to reconcile")
+	}
+	var requests []reconcile.Request
+	for i := range all.Items {
+		if v1alpha1.ReadyOf(all.Items[i].Status.Conditions).Reason == v1alpha1.ReasonConflict {
+			requests = append(requests, requestFor(&all.Items[i]))
+		}
+	}
+	return requests
 }
 
 func (r *xpus) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
@@ -45,25 +72,120 @@ func (r *xpus) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, er
 	if err != nil {
 		return ctrl.Result{}, fmt.Errorf("XPU %s: %w", req.Name, err)
 	}
-	err = r.connect(ctx, &xpu)
-	p, isProblem := errors.AsType[*problem](err)
-	health := r.sessions.connection(req.Name).health
-	switch {
-	case isProblem:
-		r.sessions.refuse(req.Name, p.message)
-	case err != nil:
-		return ctrl.Result{}, fmt.Errorf("XPU %s: %w", req.Name, err)
-	case health.Connected:
-		p = problemf(v1alpha1.ReasonConnected, "the OPI agent at %s answers", xpu.Spec.Endpoint)
-	case health.Err != nil:
-		const silent = "the OPI agent at %s does not answer: %s"
-		p = problemf(v1alpha1.ReasonXPUUnavailable, silent, xpu.Spec.Endpoint, oneLine(health.Err))
-	default:
-		return ctrl.Result{}, nil // not known yet: another event comes
+	if xpu.DeletionTimestamp.IsZero() {
+		if err := r.changeFinalizer(ctx, &xpu, controllerutil.AddFinalizer, v1alpha1.FinalizerXPU); err != nil {
+			return ctrl.Result{}, err
+		}
 	}
 	before := xpu.DeepCopy()
-	meta.SetStatusCondition(&xpu.Status.Conditions, newCondition(v1alpha1.ConditionReady, xpu.Generation, p.reason, p.message))
+	reason, message, err := r.state(ctx, &xpu)
+	if err != nil {
+		return ctrl.Result{}, fmt.Errorf("XPU %s: %w", req.Name, err)
+	}
+	if !xpu.DeletionTimestamp.IsZero() {
+		uses, err := r.uses(ctx, &xpu)
+		if err != nil {
+			return ctrl.Result{}, err
+		}
+		if uses == "" {
+			return ctrl.Result{}, r.changeFinalizer(ctx, &xpu, controllerutil.RemoveFinalizer, v1alpha1.FinalizerXPU)
+		}
+		reason, message = v1alpha1.ReasonInUse, uses
+	}
+	if reason == "" {
+		return ctrl.Result{}, nil // not known yet: another event comes
+	}
+	meta.SetStatusCondition(&xpu.Status.Conditions, newCondition(v1alpha1.ConditionReady, xpu.Generation, reason, message))
 	return ctrl.Result{}, r.writeStatus(ctx, &xpu, before)
+}
+
+// state has a session with the agent, and returns what to say of it; no reason while nothing is known.
+func (r *xpus) state(ctx context.Context, xpu *v1alpha1.XPU) (reason, message string, err error) {
+	err = r.checkSameEndpoint(ctx, xpu)
+	if err == nil {
+		err = r.connect(ctx, xpu)
+	}
+	if err == nil {
+		err = r.checkSamePeer(ctx, xpu)
+	}
+	if p, isProblem := errors.AsType[*problem](err); isProblem {
+		r.sessions.refuse(xpu.Name, p.message)
+		return p.reason, p.message, nil
+	}
+	if err != nil {
+		return "", "", err
+	}
+	way := r.sessions.connection(xpu.Name)
+	switch {
+	case way.health.Connected && xpu.Spec.Abandon && !way.clean:
+		return v1alpha1.ReasonAbandoned, fmt.Sprintf("the OPI agent at %s is back; its ports of abandoned XPUPorts are being deleted",
+			xpu.Spec.Endpoint), nil
+	case way.health.Connected:
+		return v1alpha1.ReasonConnected, fmt.Sprintf("the OPI agent at %s answers", xpu.Spec.Endpoint), nil
+	case way.health.Err == nil:
+		return "", "", nil
+	case xpu.Spec.Abandon:
+		return v1alpha1.ReasonAbandoned, fmt.Sprintf("spec.abandon is set, and the OPI agent at %s does not answer, so the xPU may still "+
+			"serve its ports; delete the XPU if the card is gone: %s", xpu.Spec.Endpoint, oneLine(way.health.Err)), nil
+	}
+	return v1alpha1.ReasonXPUUnavailable, fmt.Sprintf("the OPI agent at %s does not answer: %s", xpu.Spec.Endpoint, oneLine(way.health.Err)), nil
+}
+
+// uses says what keeps an XPU that is being deleted; "" if nothing does.
+func (r *xpus) uses(ctx context.Context, xpu *v1alpha1.XPU) (string, error) {
+	ports, err := listPorts(ctx, r.client, client.MatchingFields{portsByXPU: xpu.Name})
+	if err != nil {
+		return "", err
+	}
+	if len(ports) > 0 {
+		return fmt.Sprintf("%d XPUPorts are served by it, such as %s/%s; it is deleted once they are gone. If the card never answers "+
+			"again, set spec.abandon", len(ports), ports[0].Namespace, ports[0].Name), nil
+	}
+	left := r.bridges.with(func(b bridge) bool { return b.xpu == xpu.Name })
+	if len(left) > 0 && r.sessions.connection(xpu.Name).agent != nil {
+		r.bridges.wakeups.add(0, left...)
+		return fmt.Sprintf("it still has %d networks, which are being deleted", len(left)), nil
+	}
+	return "", nil
+}
+
+// checkSameEndpoint returns a *problem if an older XPU has the same endpoint. Two XPUs at one agent would undo each other's work,
+// as their nodes have Functions of the same addresses.
+func (r *xpus) checkSameEndpoint(ctx context.Context, xpu *v1alpha1.XPU) error {
+	var same v1alpha1.XPUList
+	err := r.client.List(ctx, &same, client.MatchingFields{xpusByEndpoint: opi.NormalEndpoint(xpu.Spec.Endpoint)}, client.UnsafeDisableDeepCopy)
+	if err != nil {
+		return fmt.Errorf("list XPUs with its endpoint: %w", err)
+	}
+	for i := range same.Items {
+		if err := checkOlder(xpu, &same.Items[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkSamePeer returns a *problem if an older XPU has another name for the same agent.
+func (r *xpus) checkSamePeer(ctx context.Context, xpu *v1alpha1.XPU) error {
+	for _, name := range r.sessions.peers(xpu.Name) {
+		var other v1alpha1.XPU
+		err := r.client.Get(ctx, client.ObjectKey{Name: name}, &other)
+		if err == nil {
+			err = checkOlder(xpu, &other)
+		}
+		if client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("XPU %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func checkOlder(xpu, other *v1alpha1.XPU) error {
+	if other.Name == xpu.Name || !older(other, xpu) {
+		return nil
+	}
+	return problemf(v1alpha1.ReasonConflict, "XPU %s, which is older, has the OPI agent at %s already; delete one of them, "+
+		"or correct spec.endpoint", other.Name, other.Spec.Endpoint)
 }
 
 // connect has a session with the XPU's configuration.
@@ -72,7 +194,11 @@ func (r *xpus) connect(ctx context.Context, xpu *v1alpha1.XPU) error {
 	if err != nil {
 		return problemf(v1alpha1.ReasonInvalidConfig, "spec.dialect: %s", err)
 	}
-	config := opi.Config{Endpoint: xpu.Spec.Endpoint, Dialect: dialect, Installation: r.Installation}
+	name := xpu.Name
+	config := opi.Config{
+		Endpoint: xpu.Spec.Endpoint, Dialect: dialect, Installation: r.Installation, FailedGrace: r.FailedGrace,
+		Claimed: func(port opi.PortStatus) string { return r.claimedElsewhere(context.Background(), name, port) },
+	}
 	// The fingerprint changes with everything that a connection depends on.
 	fingerprint := fmt.Appendf(nil, "%q %q %t", xpu.Spec.Endpoint, xpu.Spec.Dialect, xpu.Spec.Insecure)
 	if xpu.Spec.TLS != nil {

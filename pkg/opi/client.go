@@ -6,12 +6,16 @@
 package opi
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"strconv"
+	"strings"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -37,10 +41,27 @@ type Config struct {
 	Dialect  Dialect
 	// Installation marks what is the caller's at the agent. What is not is never replaced, changed or deleted.
 	Installation Installation
+	// FailedGrace is how long a port or network that the agent says has failed may take to come up by itself, as the reference
+	// agent tries again after 2 s. Default 3 s.
+	FailedGrace time.Duration
+	// Claimed, where set, says whose a port of the installation is that is not this client's, such as that of another node which
+	// has a Function of the same address; "" for this client's.
+	Claimed func(PortStatus) string
 
 	// ReloadTLS, where set, replaces TLS. It is called for each new connection, which then uses renewed certificates. An
 	// error of it makes the connection fail.
 	ReloadTLS func() (*tls.Config, error)
+}
+
+// authority is the endpoint as gRPC names it to the agent: without the zone, which is this host's alone. Under TLS the host is the
+// name that is expected in the agent's certificate.
+func (c Config) authority() string {
+	if c.TLS != nil && c.TLS.ServerName != "" {
+		return c.TLS.ServerName
+	}
+	host, port, _ := net.SplitHostPort(c.Endpoint)
+	host, _, _ = strings.Cut(host, "%")
+	return net.JoinHostPort(host, port)
 }
 
 // CheckEndpoint says what is wrong with an endpoint. It does not connect.
@@ -55,15 +76,41 @@ func CheckEndpoint(endpoint string) error {
 	return nil
 }
 
+// NormalEndpoint returns the endpoint in a form in which two that are written differently for one address are equal. Names are
+// not resolved, but for localhost.
+func NormalEndpoint(endpoint string) string {
+	host, port, err := net.SplitHostPort(endpoint)
+	if err != nil {
+		return endpoint
+	}
+	host = strings.TrimSuffix(strings.ToLower(host), ".")
+	if host == "localhost" {
+		host = "127.0.0.1"
+	}
+	if address, err := netip.ParseAddr(host); err == nil {
+		if host = address.Unmap().String(); address.Unmap() == netip.IPv6Loopback() {
+			host = "127.0.0.1"
+		}
+	}
+	if number, err := strconv.ParseUint(port, 10, 16); err == nil {
+		port = strconv.FormatUint(number, 10)
+	}
+	return net.JoinHostPort(host, port)
+}
+
 // Client is a connection to one OPI agent. Its methods may be called from several goroutines at once; calls for the
 // same id should not be, as they would undo each other's work.
 type Client struct {
 	endpoint     string
 	installation Installation
+	claimed      func(PortStatus) string
+	failedGrace  time.Duration
 	conn         *grpc.ClientConn
 	agent        Agent
 
 	ports, networks kind
+
+	peer atomic.Value // string: see Peer
 }
 
 // Dial makes a Client. It does not connect: the first call or [Client.Watch] does.
@@ -77,11 +124,24 @@ func Dial(cfg Config) (*Client, error) {
 	if err := CheckEndpoint(cfg.Endpoint); err != nil {
 		return nil, err
 	}
+	c := &Client{
+		endpoint: cfg.Endpoint, installation: cfg.Installation, claimed: cfg.Claimed,
+		failedGrace: cmp.Or(cfg.FailedGrace, 3*time.Second),
+	}
 	dialer := newDialer()
-	conn, err := grpc.NewClient(cfg.Endpoint,
+	dial := func(ctx context.Context, _ string) (net.Conn, error) {
+		conn, err := dialer.DialContext(ctx, "tcp", cfg.Endpoint)
+		if err == nil {
+			c.peer.Store(conn.RemoteAddr().String())
+		}
+		return conn, err
+	}
+	// Not a target of gRPC's own, which is a URI: the zone of an IPv6 address would be taken for an escape.
+	conn, err := grpc.NewClient("passthrough:///agent",
 		grpc.WithTransportCredentials(cfg.credentials()),
+		grpc.WithAuthority(cfg.authority()),
 		grpc.WithNoProxy(),
-		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) { return dialer.DialContext(ctx, "tcp", addr) }),
+		grpc.WithContextDialer(dial),
 		grpc.WithIdleTimeout(0),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},
@@ -94,11 +154,11 @@ func Dial(cfg Config) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opi: endpoint %q: %w", cfg.Endpoint, err)
 	}
-	c := &Client{endpoint: cfg.Endpoint, installation: cfg.Installation, conn: conn, agent: cfg.Dialect(conn)}
+	c.conn, c.agent = conn, cfg.Dialect(conn)
 	c.ports = kind{noun: "port", delete: c.agent.DeletePort, again: true}
 	c.ports.status = func(ctx context.Context, id string) (Status, bool, error) {
 		got, err := c.agent.Port(ctx, id)
-		return got.Status, c.installation.OwnsPort(got.Port), err
+		return got.Status, c.ownerOf(got) == "", err
 	}
 	c.networks = kind{noun: "network", delete: c.agent.DeleteNetwork}
 	c.networks.status = func(ctx context.Context, id string) (Status, bool, error) {
@@ -108,12 +168,30 @@ func Dial(cfg Config) (*Client, error) {
 	return c, nil
 }
 
+// ownerOf says whose a port is that is not this client's, "" for this client's.
+func (c *Client) ownerOf(p PortStatus) string {
+	switch {
+	case !c.installation.OwnsPort(p.Port):
+		return fmt.Sprintf("somebody else, in networks %q, while those of this installation begin with %s-", p.Networks, c.installation)
+	case c.claimed != nil:
+		return c.claimed(p)
+	}
+	return ""
+}
+
 // Close ends the connection. Calls in flight fail with ErrUnavailable.
 func (c *Client) Close() error { return c.conn.Close() }
 
 // Check tells whether the agent is alive.
 func (c *Client) Check(ctx context.Context) error {
 	return c.failure(ctx, "check agent", c.endpoint, c.agent.Alive(ctx))
+}
+
+// Peer is the address and port of the agent at the last attempt to connect, "" before. Endpoints with several names for one
+// agent have the same.
+func (c *Client) Peer() string {
+	peer, _ := c.peer.Load().(string)
+	return peer
 }
 
 // Connected tells whether the connection is up now. A Client connects when it is first used.

@@ -45,6 +45,9 @@ func runSuite(t *testing.T, start func(testing.TB) *opitest.Agent) {
 	tests := map[string]opitest.Behaviour{
 		"healthy": {},
 		"slow":    {UpDelay: 20 * time.Millisecond, DeleteTail: 30 * time.Millisecond, Latency: time.Millisecond},
+		// Names as the API's comments say, and an agent that succeeds at its second attempt.
+		"other names": {ProtoNames: true},
+		"fails first": {FailsFirst: 20 * time.Millisecond},
 	}
 	for name, behaviour := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -307,7 +310,7 @@ func TestPortDeletedWhileItIsWaitedFor(t *testing.T) {
 	for len(a.Ports()) == 0 {
 		time.Sleep(time.Millisecond)
 	}
-	ok(t, c.DeletePort(t.Context(), port1.ID)) // somebody else does
+	a.Lose(port1.ID)
 	ok(t, <-done)
 	if got, err := c.GetPort(t.Context(), port1.ID); err != nil || got.State != opi.StateUp {
 		t.Errorf("the port is %s, %v", got.State, err)

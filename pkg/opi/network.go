@@ -1,9 +1,11 @@
 package opi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"k8s.io/utils/ptr"
 )
@@ -66,6 +68,7 @@ func (c *Client) EnsureNetwork(ctx context.Context, n Network) error {
 	if err := n.check(op, c.installation); err != nil {
 		return err
 	}
+	var failed time.Time // since when the network is failed
 	return await(ctx, op, n.ID, func(ctx context.Context) (done bool, said string, err error) {
 		got, err := c.agent.Network(ctx, n.ID)
 		err = c.failure(ctx, op, n.ID, err)
@@ -86,8 +89,10 @@ func (c *Client) EnsureNetwork(ctx context.Context, n Network) error {
 			return false, said, &Error{Kind: ErrConflict, Op: op, ID: n.ID, Detail: difference}
 		}
 		if got.State == StateFailed {
-			return false, said, &Error{Kind: ErrFailed, Op: op, ID: n.ID, Detail: got.Detail}
+			failed = cmp.Or(failed, time.Now())
+			return false, said, c.failedFor(failed, op, n.ID, got.Status)
 		}
+		failed = time.Time{}
 		return got.State == StateUp, said, nil
 	})
 }

@@ -2,11 +2,13 @@ package opi
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"slices"
+	"time"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
@@ -96,14 +98,15 @@ const maxMade = 3
 //
 // A port of the same id that differs or is being deleted is deleted and created anew: a port that is changed in place
 // leaves agents with ports and networks that cannot be deleted any more. One that is not the installation's stays as it is,
-// which is ErrConflict. A port that is found failed is retried once before it is ErrFailed. The networks must exist
-// (ErrNetworkMissing).
+// which is ErrConflict. A port that is found failed is retried once; one that stays failed for [Config.FailedGrace] is ErrFailed.
+// The networks must exist (ErrNetworkMissing).
 func (c *Client) EnsurePort(ctx context.Context, p Port) error {
 	const op = "ensure port"
 	if err := p.check(op, c.installation); err != nil {
 		return err
 	}
 	made, mayRetry := 0, true
+	var failed time.Time // since when the port is failed
 	return await(ctx, op, p.ID, func(ctx context.Context) (done bool, said string, err error) {
 		got, err := c.agent.Port(ctx, p.ID)
 		err = c.failure(ctx, op, p.ID, err)
@@ -111,17 +114,19 @@ func (c *Client) EnsurePort(ctx context.Context, p Port) error {
 		if err != nil && !missing {
 			return false, "", err
 		}
-		if !missing && !c.installation.OwnsPort(got.Port) {
-			return false, got.of("port"), c.foreign(op, got)
+		if !missing && got.State != StateDeleting {
+			if owner := c.ownerOf(got); owner != "" {
+				return false, "", &Error{Kind: ErrConflict, Op: op, ID: p.ID, Detail: "it belongs to " + owner}
+			}
 		}
-		if missing || got.State == StateDeleting || !got.Port.Equal(p) {
+		if missing || got.State == StateDeleting || !got.Equal(p) {
 			if made == maxMade {
 				const detail = "somebody else changes it: it was made %d times and is again MAC %s, networks %s, %s"
 				return false, "", &Error{
 					Kind: ErrConflict, Op: op, ID: p.ID, Detail: fmt.Sprintf(detail, made, got.MAC, got.Networks, got.State),
 				}
 			}
-			made, mayRetry = made+1, false
+			made, mayRetry, failed = made+1, false, time.Time{}
 			if !missing {
 				if err := c.delete(ctx, c.ports, op, p.ID); err != nil {
 					if stuck, ok := errors.AsType[*Error](err); ok {
@@ -133,28 +138,29 @@ func (c *Client) EnsurePort(ctx context.Context, p Port) error {
 			return false, "created, not up yet", c.created(ctx, c.ports, op, p.ID, c.agent.CreatePort(ctx, p))
 		}
 		said = got.of("port")
-		switch {
-		case got.State != StateFailed:
+		if got.State != StateFailed {
+			failed = time.Time{}
 			return got.State == StateUp, said, nil
-		case !mayRetry:
-			return false, said, &Error{Kind: ErrFailed, Op: op, ID: p.ID, Detail: got.Detail}
 		}
-		mayRetry = false
-		return false, said, c.failure(ctx, op, p.ID, c.agent.RetryPort(ctx, p))
+		failed = cmp.Or(failed, time.Now())
+		if mayRetry {
+			mayRetry = false
+			return false, said, c.failure(ctx, op, p.ID, c.agent.RetryPort(ctx, p))
+		}
+		return false, said, c.failedFor(failed, op, p.ID, got.Status)
 	})
 }
 
-// foreign is the error about a port of another owner; nil while it is being deleted.
-func (c *Client) foreign(op string, got PortStatus) error {
-	if got.State == StateDeleting {
+// failedFor returns ErrFailed for an object that has been failed since then, nil if it has not been for long.
+func (c *Client) failedFor(since time.Time, op, id string, got Status) error {
+	if time.Since(since) < c.failedGrace {
 		return nil
 	}
-	const detail = "it belongs to somebody else: the agent has it in networks %q, and those of this installation begin with %s-"
-	return &Error{Kind: ErrConflict, Op: op, ID: got.ID, Detail: fmt.Sprintf(detail, got.Networks, c.installation)}
+	return &Error{Kind: ErrFailed, Op: op, ID: id, Detail: got.Detail}
 }
 
-// DeletePort returns nil once the agent says that there is no such port, or that the port is not the installation's. Until then
-// its Function must not be given to anyone else: the xPU may still forward for its last owner.
+// DeletePort returns nil once the agent says that there is no such port, or that the port is not this client's. Until then its
+// Function must not be given to anyone else: the xPU may still forward for its last owner.
 func (c *Client) DeletePort(ctx context.Context, id string) error {
 	return c.delete(ctx, c.ports, "delete port", id)
 }

@@ -236,7 +236,7 @@ func (s *Session) EnsurePort(ctx context.Context, port Port, network Network) er
 	}
 	err := s.client.EnsurePort(ctx, port)
 	if errors.Is(err, ErrNetworkMissing) { // the agent was restarted a moment ago, or somebody removed the network
-		if err := s.EnsureNetwork(ctx, network); err != nil {
+		if err := s.network(ctx, network, true); err != nil {
 			return err
 		}
 		err = s.client.EnsurePort(ctx, port)
@@ -244,9 +244,10 @@ func (s *Session) EnsurePort(ctx context.Context, port Port, network Network) er
 	return s.counted("EnsurePort", err)
 }
 
-// EnsureNetwork is [Client.EnsureNetwork]. It always asks the agent.
+// EnsureNetwork is [Client.EnsureNetwork]. It does not ask an agent that was seen to have exactly this network since it began to
+// answer; see [Session.ListNetworks].
 func (s *Session) EnsureNetwork(ctx context.Context, network Network) error {
-	return s.network(ctx, network, true)
+	return s.network(ctx, network, false)
 }
 
 func (s *Session) network(ctx context.Context, network Network, ask bool) error {
@@ -287,11 +288,26 @@ func (s *Session) ListPorts(ctx context.Context) ([]PortStatus, error) {
 	return ports, s.counted("ListPorts", err)
 }
 
-// ListNetworks is [Client.ListNetworks].
+// ListNetworks is [Client.ListNetworks]. A network that the agent does not have in service is asked for when it is needed next.
 func (s *Session) ListNetworks(ctx context.Context) ([]NetworkStatus, error) {
 	networks, err := s.client.ListNetworks(ctx)
-	return networks, s.counted("ListNetworks", err)
+	if err != nil {
+		return nil, s.counted("ListNetworks", err)
+	}
+	up := map[string]bool{}
+	for _, n := range networks {
+		up[n.ID] = n.State == StateUp
+	}
+	for id := range s.served.Range {
+		if !up[id.(string)] {
+			s.served.Delete(id)
+		}
+	}
+	return networks, nil
 }
+
+// Peer is [Client.Peer].
+func (s *Session) Peer() string { return s.client.Peer() }
 
 func (s *Session) counted(operation string, err error) error {
 	if err != nil {

@@ -186,8 +186,8 @@ func TestSessionNetworks(t *testing.T) {
 		t.Error("the agent was asked for a network that it was seen to have")
 	}
 	ok(t, s.EnsureNetwork(t.Context(), blue))
-	if asked() == before {
-		t.Error("EnsureNetwork did not ask the agent")
+	if asked() != before {
+		t.Error("EnsureNetwork asked for a network that the agent was seen to have")
 	}
 
 	other := blue

@@ -171,8 +171,8 @@ func (n *node) startController() {
 	})
 	must.Succeed(n.t, err)
 	must.Succeed(n.t, controller.Setup(n.t.Context(), manager, controller.Options{
-		Installation: opitest.Installation,
-		Namespace:    kubeapitest.AgentNamespace, Registerer: prometheus.NewRegistry(),
+		Installation: opitest.Installation, FailedGrace: 50 * time.Millisecond,
+		Namespace: kubeapitest.AgentNamespace, Registerer: prometheus.NewRegistry(),
 	}))
 	must.Run(n.t, manager.Start)
 }

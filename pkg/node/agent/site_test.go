@@ -199,9 +199,9 @@ func (s *site) startController() {
 		s.t.Fatal(err)
 	}
 	err = controller.Setup(s.t.Context(), manager, controller.Options{
-		Installation: opitest.Installation,
-		Namespace:    kubeapitest.AgentNamespace, Registerer: prometheus.NewRegistry(),
-		Debounce: 50 * time.Millisecond, OrphanGrace: -1,
+		Installation: opitest.Installation, FailedGrace: 50 * time.Millisecond,
+		Namespace: kubeapitest.AgentNamespace, Registerer: prometheus.NewRegistry(),
+		Debounce: 50 * time.Millisecond,
 	})
 	if err != nil {
 		s.t.Fatal(err)

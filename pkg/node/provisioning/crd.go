@@ -208,6 +208,9 @@ func (c *CRD) wanted(ctx context.Context, a journal.Attachment) (*v1alpha1.XPUPo
 		err = fmt.Errorf("%s: %s", v1alpha1.ReasonNoXPU, claim.NoXPU(c.Node, a.PF))
 		return nil, obstacle{error: err, undeclared: true}
 	}
+	if !xpu.DeletionTimestamp.IsZero() {
+		return nil, obstacle{error: fmt.Errorf("%s: XPU %s is being deleted", v1alpha1.ReasonNoXPU, xpu.Name), undeclared: true}
+	}
 	spec := v1alpha1.XPUPortSpec{NodeName: c.Node, XPU: xpu.Name, Network: a.Port.Network, MAC: string(a.Port.MAC)}
 	if a.Pod.Name != "" {
 		spec.Pod = new(v1alpha1.PodRef(a.Pod))

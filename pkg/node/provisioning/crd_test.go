@@ -138,8 +138,8 @@ func startController(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = controller.Setup(t.Context(), mgr, controller.Options{
-		Installation: opitest.Installation,
-		Namespace:    kubeapitest.AgentNamespace, Registerer: prometheus.NewRegistry(), Debounce: 50 * time.Millisecond, OrphanGrace: -1,
+		Installation: opitest.Installation, FailedGrace: 50 * time.Millisecond,
+		Namespace: kubeapitest.AgentNamespace, Registerer: prometheus.NewRegistry(), Debounce: 50 * time.Millisecond,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -32,6 +32,8 @@ type DirectOptions struct {
 	Installation opi.Installation
 	// Changed is called when [Direct.Away] may say something else than before. It must not block.
 	Changed func()
+	// FailedGrace is [opi.Config.FailedGrace].
+	FailedGrace time.Duration
 	// Debounce is how long an OPI agent may be out of reach before it counts as away. The default is 500 ms, so that the
 	// kubelet learns it within a second.
 	Debounce time.Duration
@@ -170,7 +172,7 @@ func newXPUSession(xpu XPU, d *Direct) (*xpuSession, error) {
 	if err != nil {
 		return nil, err
 	}
-	config := opi.Config{Endpoint: xpu.Endpoint, Dialect: dialect, Installation: d.options.Installation}
+	config := opi.Config{Endpoint: xpu.Endpoint, Dialect: dialect, Installation: d.options.Installation, FailedGrace: d.options.FailedGrace}
 	if xpu.TLS != nil {
 		config.ReloadTLS = xpu.TLS.load
 	}

@@ -49,8 +49,8 @@ func directConfig(agent *opitest.Agent) *provisioning.Config {
 func startDirect(t *testing.T, config *provisioning.Config, records *journal.Journal) *provisioning.Direct {
 	t.Helper()
 	direct, err := provisioning.NewDirect(config, records, provisioning.DirectOptions{
-		Installation: opitest.Installation,
-		Changed:      func() {}, Debounce: 100 * time.Millisecond, Registry: prometheus.NewRegistry(), Log: testr.New(t),
+		Installation: opitest.Installation, FailedGrace: 50 * time.Millisecond,
+		Changed: func() {}, Debounce: 100 * time.Millisecond, Registry: prometheus.NewRegistry(), Log: testr.New(t),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -80,8 +80,8 @@ func TestDirectDebounce(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	const debounce = 500 * time.Millisecond
 	direct, err := provisioning.NewDirect(directConfig(agent), provisioningtest.NewJournal(t), provisioning.DirectOptions{
-		Installation: opitest.Installation,
-		Changed:      func() { changes.Add(1) }, Debounce: debounce, Registry: registry, Log: testr.New(t),
+		Installation: opitest.Installation, FailedGrace: 50 * time.Millisecond,
+		Changed: func() { changes.Add(1) }, Debounce: debounce, Registry: registry, Log: testr.New(t),
 	})
 	if err != nil {
 		t.Fatal(err)

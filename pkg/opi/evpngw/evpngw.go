@@ -8,6 +8,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
 	"google.golang.org/grpc"
@@ -22,11 +23,31 @@ import (
 // Name is what XPUs and configurations call the dialect.
 const Name = "evpn-gw"
 
-// The names of objects. The API's comments say "bridgePorts/{id}", but no evpn-gw agent finds anything there.
+// What the names of objects begin with, as long as the agent has not said otherwise. The API's comments say "bridgePorts/{id}",
+// but no evpn-gw agent was seen to find anything there.
 const (
 	portPrefix    = "//network.opiproject.org/ports/"
 	networkPrefix = "//network.opiproject.org/bridges/"
 )
+
+// names are how an agent calls its objects of a kind. The ends of names are ids; what is before is the agent's affair. Safe for
+// concurrent use.
+type names struct{ prefix atomic.Value } // string
+
+func newNames(prefix string) *names {
+	n := &names{}
+	n.prefix.Store(prefix)
+	return n
+}
+
+func (n *names) of(id string) string { return n.prefix.Load().(string) + id }
+
+// learn takes over the prefix of the agent's own name for an object of this id.
+func (n *names) learn(name, id string) {
+	if prefix, isName := strings.CutSuffix(opi.Short(name), id); isName && prefix != "" && prefix != n.prefix.Load().(string) {
+		n.prefix.Store(prefix)
+	}
+}
 
 // pageSize is the most that the reference agent gives in one page.
 const pageSize = 250
@@ -78,19 +99,23 @@ func endless(what string) error {
 
 // Dialect is an [opi.Dialect].
 func Dialect(conn grpc.ClientConnInterface) opi.Agent {
-	return agent{networks: evpn.NewLogicalBridgeServiceClient(conn), ports: evpn.NewBridgePortServiceClient(conn)}
+	return agent{
+		networks: evpn.NewLogicalBridgeServiceClient(conn), ports: evpn.NewBridgePortServiceClient(conn),
+		networkNames: newNames(networkPrefix), portNames: newNames(portPrefix),
+	}
 }
 
 type agent struct {
-	networks evpn.LogicalBridgeServiceClient
-	ports    evpn.BridgePortServiceClient
+	networks                evpn.LogicalBridgeServiceClient
+	ports                   evpn.BridgePortServiceClient
+	networkNames, portNames *names
 }
 
 // Alive asks for a port that never exists, which every agent answers. The reference agent does not serve grpc.health.v1,
 // its List leaks memory, and its inventory can end the process.
 func (a agent) Alive(ctx context.Context) error {
 	const never = "opi-liveness-check"
-	_, err := a.ports.GetBridgePort(ctx, &evpn.GetBridgePortRequest{Name: portPrefix + never})
+	_, err := a.ports.GetBridgePort(ctx, &evpn.GetBridgePortRequest{Name: a.portNames.of(never)})
 	switch status.Code(err) {
 	case codes.NotFound, codes.Unimplemented:
 		return nil
@@ -128,7 +153,7 @@ func (agent) Kind(err error) error {
 
 // Network implements [opi.Agent].
 func (a agent) Network(ctx context.Context, id string) (opi.NetworkStatus, error) {
-	got, err := a.networks.GetLogicalBridge(ctx, &evpn.GetLogicalBridgeRequest{Name: networkPrefix + id})
+	got, err := a.networks.GetLogicalBridge(ctx, &evpn.GetLogicalBridgeRequest{Name: a.networkNames.of(id)})
 	if err != nil {
 		return opi.NetworkStatus{}, err
 	}
@@ -144,22 +169,26 @@ func (a agent) Network(ctx context.Context, id string) (opi.NetworkStatus, error
 func (a agent) Networks(ctx context.Context) ([]opi.NetworkStatus, error) {
 	return list(networkStatus, func(token string) ([]*evpn.LogicalBridge, string, error) {
 		page, err := a.networks.ListLogicalBridges(ctx, &evpn.ListLogicalBridgesRequest{PageSize: pageSize, PageToken: token})
+		for _, lb := range page.GetLogicalBridges() {
+			a.networkNames.learn(lb.GetName(), lastSegment(lb.GetName()))
+		}
 		return page.GetLogicalBridges(), page.GetNextPageToken(), err
 	})
 }
 
 // CreateNetwork implements [opi.Agent].
 func (a agent) CreateNetwork(ctx context.Context, n opi.Network) error {
-	_, err := a.networks.CreateLogicalBridge(ctx, &evpn.CreateLogicalBridgeRequest{
+	made, err := a.networks.CreateLogicalBridge(ctx, &evpn.CreateLogicalBridgeRequest{
 		LogicalBridgeId: n.ID,
 		LogicalBridge:   &evpn.LogicalBridge{Spec: &evpn.LogicalBridgeSpec{VlanId: uint32(n.VLAN), Vni: n.VNI}},
 	})
+	a.networkNames.learn(made.GetName(), n.ID)
 	return err
 }
 
 // DeleteNetwork implements [opi.Agent].
 func (a agent) DeleteNetwork(ctx context.Context, id string) error {
-	_, err := a.networks.DeleteLogicalBridge(ctx, &evpn.DeleteLogicalBridgeRequest{Name: networkPrefix + id, AllowMissing: true})
+	_, err := a.networks.DeleteLogicalBridge(ctx, &evpn.DeleteLogicalBridgeRequest{Name: a.networkNames.of(id), AllowMissing: true})
 	if status.Code(err) == codes.FailedPrecondition {
 		return &opi.Error{Kind: opi.ErrInUse, Detail: opi.Short(status.Convert(err).Message()), Err: err}
 	}
@@ -168,7 +197,7 @@ func (a agent) DeleteNetwork(ctx context.Context, id string) error {
 
 // Port implements [opi.Agent].
 func (a agent) Port(ctx context.Context, id string) (opi.PortStatus, error) {
-	got, err := a.ports.GetBridgePort(ctx, &evpn.GetBridgePortRequest{Name: portPrefix + id})
+	got, err := a.ports.GetBridgePort(ctx, &evpn.GetBridgePortRequest{Name: a.portNames.of(id)})
 	if err != nil {
 		return opi.PortStatus{}, err
 	}
@@ -184,6 +213,9 @@ func (a agent) Port(ctx context.Context, id string) (opi.PortStatus, error) {
 func (a agent) Ports(ctx context.Context) ([]opi.PortStatus, error) {
 	return list(portStatus, func(token string) ([]*evpn.BridgePort, string, error) {
 		page, err := a.ports.ListBridgePorts(ctx, &evpn.ListBridgePortsRequest{PageSize: pageSize, PageToken: token})
+		for _, bp := range page.GetBridgePorts() {
+			a.portNames.learn(bp.GetName(), lastSegment(bp.GetName()))
+		}
 		return page.GetBridgePorts(), page.GetNextPageToken(), err
 	})
 }
@@ -206,9 +238,10 @@ func (a agent) CreatePort(ctx context.Context, p opi.Port) error {
 			}
 		}
 	}
-	_, err := a.ports.CreateBridgePort(ctx, &evpn.CreateBridgePortRequest{
-		BridgePortId: p.ID, BridgePort: &evpn.BridgePort{Spec: spec(p)},
+	made, err := a.ports.CreateBridgePort(ctx, &evpn.CreateBridgePortRequest{
+		BridgePortId: p.ID, BridgePort: &evpn.BridgePort{Spec: a.spec(p)},
 	})
+	a.portNames.learn(made.GetName(), p.ID)
 	if status.Code(err) == codes.NotFound {
 		return &opi.Error{Kind: opi.ErrNetworkMissing, Detail: opi.Short(status.Convert(err).Message()), Err: err}
 	}
@@ -219,7 +252,7 @@ func (a agent) CreatePort(ctx context.Context, p opi.Port) error {
 // changes a port leaves agents with ports and networks that cannot be deleted any more.
 func (a agent) RetryPort(ctx context.Context, p opi.Port) error {
 	_, err := a.ports.UpdateBridgePort(ctx, &evpn.UpdateBridgePortRequest{
-		BridgePort: &evpn.BridgePort{Name: portPrefix + p.ID, Spec: spec(p)},
+		BridgePort: &evpn.BridgePort{Name: a.portNames.of(p.ID), Spec: a.spec(p)},
 	})
 	switch status.Code(err) {
 	case codes.Unimplemented, codes.NotFound, codes.Unknown:
@@ -230,17 +263,17 @@ func (a agent) RetryPort(ctx context.Context, p opi.Port) error {
 
 // DeletePort implements [opi.Agent].
 func (a agent) DeletePort(ctx context.Context, id string) error {
-	_, err := a.ports.DeleteBridgePort(ctx, &evpn.DeleteBridgePortRequest{Name: portPrefix + id, AllowMissing: true})
+	_, err := a.ports.DeleteBridgePort(ctx, &evpn.DeleteBridgePortRequest{Name: a.portNames.of(id), AllowMissing: true})
 	return err
 }
 
-func spec(p opi.Port) *evpn.BridgePortSpec {
+func (a agent) spec(p opi.Port) *evpn.BridgePortSpec {
 	spec := &evpn.BridgePortSpec{MacAddress: p.MAC, Ptype: evpn.BridgePortType_BRIDGE_PORT_TYPE_ACCESS}
 	if p.Trunk {
 		spec.Ptype = evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK
 	}
 	for _, id := range p.Networks {
-		spec.LogicalBridges = append(spec.LogicalBridges, networkPrefix+id)
+		spec.LogicalBridges = append(spec.LogicalBridges, a.networkNames.of(id))
 	}
 	return spec
 }

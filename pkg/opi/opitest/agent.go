@@ -50,6 +50,10 @@ type Behaviour struct {
 	KeepOnStop bool
 	// Blind: Get succeeds for every name and says nothing, as an agent of Intel's does, and List is empty.
 	Blind bool
+	// ProtoNames: objects are called "bridgePorts/{id}" and "logicalBridges/{id}", as the API's comments say.
+	ProtoNames bool
+	// FailsFirst is for how long a new port or network is in error, before the agent tries again by itself and succeeds.
+	FailsFirst time.Duration
 	// Hung: no RPC is answered, while the connection stays.
 	Hung bool
 	// Endless: no page of a list is the last.
@@ -103,7 +107,7 @@ const Installation opi.Installation = "net"
 
 // Config is the configuration of a client of the agent.
 func (a *Agent) Config() opi.Config {
-	return opi.Config{Endpoint: a.address, Dialect: evpngw.Dialect, Installation: Installation}
+	return opi.Config{Endpoint: a.address, Dialect: evpngw.Dialect, Installation: Installation, FailedGrace: 100 * time.Millisecond}
 }
 
 // Set changes the behaviour, from the next call on.
@@ -213,6 +217,16 @@ func (a *Agent) forget() {
 // Ports are the ids of the ports there are, sorted.
 func (a *Agent) Ports() []string { return a.ids(&a.ports) }
 
+// Lose forgets a port, as if somebody had deleted it.
+func (a *Agent) Lose(id string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, n := range a.networks {
+		maps.DeleteFunc(n.macs, func(_, port string) bool { return port == id })
+	}
+	delete(a.ports, id)
+}
+
 // Networks are the ids of the logical bridges there are, sorted.
 func (a *Agent) Networks() []string { return a.ids(&a.networks) }
 
@@ -288,7 +302,7 @@ func (a *Agent) settle() {
 				}
 				delete(objects, id)
 			case !o.dying && !a.behaviour.Held && due(o.upAt):
-				o.up, o.upAt = true, time.Time{}
+				o.up, o.upAt, o.failure = true, time.Time{}, ""
 				if o.port == nil || a.behaviour.Realise == nil {
 					continue
 				}
@@ -302,6 +316,9 @@ func (a *Agent) settle() {
 
 func (a *Agent) realise(o *object) {
 	o.up, o.failure, o.upAt = false, "", time.Now().Add(a.behaviour.UpDelay)
+	if first := a.behaviour.FailsFirst; first > 0 {
+		o.failure, o.upAt = "not yet", o.upAt.Add(first)
+	}
 }
 
 func (a *Agent) kill(o *object) {

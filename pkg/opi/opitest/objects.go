@@ -25,6 +25,21 @@ const (
 	portPrefix    = "//network.opiproject.org/ports/"
 )
 
+// networkNames and portNames are what the names of this agent's objects begin with.
+func (a *Agent) networkNames() string {
+	if a.behaviour.ProtoNames {
+		return "logicalBridges/"
+	}
+	return networkPrefix
+}
+
+func (a *Agent) portNames() string {
+	if a.behaviour.ProtoNames {
+		return "bridgePorts/"
+	}
+	return portPrefix
+}
+
 var (
 	idForm   = regexp.MustCompile(`^[a-z][a-z0-9-]{2,61}[a-z0-9]$`)
 	uuidForm = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}$`)
@@ -63,7 +78,7 @@ type networkServer struct {
 	agent *Agent
 }
 
-func networkMessage(id string, n *object) *evpn.LogicalBridge {
+func (a *Agent) networkMessage(id string, n *object) *evpn.LogicalBridge {
 	spec := proto.CloneOf(n.network)
 	if spec.VtepIpPrefix == nil { // the reference agent always fills it in
 		spec.VtepIpPrefix = &netcommon.IPPrefix{Addr: &netcommon.IPAddress{V4OrV6: &netcommon.IPAddress_V4Addr{}}}
@@ -76,7 +91,7 @@ func networkMessage(id string, n *object) *evpn.LogicalBridge {
 		state = evpn.LBOperStatus_LB_OPER_STATUS_UP
 	}
 	return &evpn.LogicalBridge{
-		Name: networkPrefix + id, Spec: spec,
+		Name: a.networkNames() + id, Spec: spec,
 		Status: &evpn.LogicalBridgeStatus{OperStatus: state, Components: n.components("lgm")},
 	}
 }
@@ -96,7 +111,7 @@ func (s networkServer) CreateLogicalBridge(_ context.Context, req *evpn.CreateLo
 		return nil, err
 	}
 	if old := s.agent.networks[id]; old != nil {
-		return networkMessage(id, old), nil
+		return s.agent.networkMessage(id, old), nil
 	}
 	for _, other := range s.agent.networks {
 		if spec.Vni != nil && other.network.Vni != nil && *spec.Vni == *other.network.Vni {
@@ -106,22 +121,22 @@ func (s networkServer) CreateLogicalBridge(_ context.Context, req *evpn.CreateLo
 	n := &object{network: proto.CloneOf(spec), macs: map[string]string{}}
 	s.agent.realise(n)
 	s.agent.networks[id], s.agent.networksEver = n, true
-	return networkMessage(id, n), nil
+	return s.agent.networkMessage(id, n), nil
 }
 
 func (s networkServer) GetLogicalBridge(_ context.Context, req *evpn.GetLogicalBridgeRequest) (*evpn.LogicalBridge, error) {
 	if s.agent.behaviour.Blind {
 		return &evpn.LogicalBridge{}, nil
 	}
-	id, n, err := s.agent.networks.find(networkPrefix, req.GetName())
+	id, n, err := s.agent.networks.find(s.agent.networkNames(), req.GetName())
 	if err != nil {
 		return nil, err
 	}
-	return networkMessage(id, n), nil
+	return s.agent.networkMessage(id, n), nil
 }
 
 func (s networkServer) DeleteLogicalBridge(_ context.Context, req *evpn.DeleteLogicalBridgeRequest) (*emptypb.Empty, error) {
-	_, n, err := s.agent.networks.find(networkPrefix, req.GetName())
+	_, n, err := s.agent.networks.find(s.agent.networkNames(), req.GetName())
 	if status.Code(err) == codes.NotFound && req.GetAllowMissing() {
 		return &emptypb.Empty{}, nil
 	}
@@ -140,7 +155,7 @@ type portServer struct {
 	agent *Agent
 }
 
-func portMessage(id string, p *object) *evpn.BridgePort {
+func (a *Agent) portMessage(id string, p *object) *evpn.BridgePort {
 	state := evpn.BPOperStatus_BP_OPER_STATUS_DOWN
 	switch {
 	case p.dying:
@@ -149,7 +164,7 @@ func portMessage(id string, p *object) *evpn.BridgePort {
 		state = evpn.BPOperStatus_BP_OPER_STATUS_UP
 	}
 	return &evpn.BridgePort{
-		Name: portPrefix + id, Spec: proto.CloneOf(p.port),
+		Name: a.portNames() + id, Spec: proto.CloneOf(p.port),
 		Status: &evpn.BridgePortStatus{OperStatus: state, Components: p.components("lci")},
 	}
 }
@@ -188,7 +203,7 @@ func (s portServer) CreateBridgePort(_ context.Context, req *evpn.CreateBridgePo
 
 func (s portServer) create(id string, spec *evpn.BridgePortSpec) (*evpn.BridgePort, error) {
 	if old := s.agent.ports[id]; old != nil {
-		return portMessage(id, old), nil
+		return s.agent.portMessage(id, old), nil
 	}
 	if len(spec.GetLogicalBridges()) == 0 && !s.agent.networksEver {
 		return nil, unknown("key not found")
@@ -196,7 +211,7 @@ func (s portServer) create(id string, spec *evpn.BridgePortSpec) (*evpn.BridgePo
 	mac := string(spec.GetMacAddress())
 	for _, name := range spec.GetLogicalBridges() {
 		n := s.agent.networks[path.Base(name)]
-		if n == nil || n.dying || name != networkPrefix+path.Base(name) {
+		if n == nil || n.dying || name != s.agent.networkNames()+path.Base(name) {
 			return nil, unknown("the referenced Logical Bridge has not been found") // the ones before keep their reference
 		}
 		if other, taken := n.macs[mac]; taken {
@@ -207,25 +222,25 @@ func (s portServer) create(id string, spec *evpn.BridgePortSpec) (*evpn.BridgePo
 	p := &object{port: proto.CloneOf(spec)}
 	s.agent.realise(p)
 	s.agent.ports[id], s.agent.portsEver = p, true
-	return portMessage(id, p), nil
+	return s.agent.portMessage(id, p), nil
 }
 
 func (s portServer) GetBridgePort(_ context.Context, req *evpn.GetBridgePortRequest) (*evpn.BridgePort, error) {
 	if s.agent.behaviour.Blind {
 		return &evpn.BridgePort{}, nil
 	}
-	id, p, err := s.agent.ports.find(portPrefix, req.GetName())
+	id, p, err := s.agent.ports.find(s.agent.portNames(), req.GetName())
 	if err != nil {
 		return nil, err
 	}
-	return portMessage(id, p), nil
+	return s.agent.portMessage(id, p), nil
 }
 
 func (s portServer) ListBridgePorts(_ context.Context, req *evpn.ListBridgePortsRequest) (*evpn.ListBridgePortsResponse, error) {
 	ids, next, err := s.agent.page(s.agent.ports, s.agent.portsEver, req)
 	reply := &evpn.ListBridgePortsResponse{NextPageToken: next}
 	for _, id := range ids {
-		reply.BridgePorts = append(reply.BridgePorts, portMessage(id, s.agent.ports[id]))
+		reply.BridgePorts = append(reply.BridgePorts, s.agent.portMessage(id, s.agent.ports[id]))
 	}
 	return reply, err
 }
@@ -234,7 +249,7 @@ func (s networkServer) ListLogicalBridges(_ context.Context, req *evpn.ListLogic
 	ids, next, err := s.agent.page(s.agent.networks, s.agent.networksEver, req)
 	reply := &evpn.ListLogicalBridgesResponse{NextPageToken: next}
 	for _, id := range ids {
-		reply.LogicalBridges = append(reply.LogicalBridges, networkMessage(id, s.agent.networks[id]))
+		reply.LogicalBridges = append(reply.LogicalBridges, s.agent.networkMessage(id, s.agent.networks[id]))
 	}
 	return reply, err
 }
@@ -276,7 +291,7 @@ func (s portServer) UpdateBridgePort(_ context.Context, req *evpn.UpdateBridgePo
 	if err := checkPort(spec); err != nil {
 		return nil, err
 	}
-	id, p, err := s.agent.ports.find(portPrefix, req.GetBridgePort().GetName())
+	id, p, err := s.agent.ports.find(s.agent.portNames(), req.GetBridgePort().GetName())
 	if status.Code(err) == codes.NotFound && req.GetAllowMissing() {
 		return s.create(id, spec)
 	}
@@ -291,11 +306,11 @@ func (s portServer) UpdateBridgePort(_ context.Context, req *evpn.UpdateBridgePo
 	}
 	p.port = proto.CloneOf(spec)
 	s.agent.realise(p)
-	return portMessage(id, p), nil
+	return s.agent.portMessage(id, p), nil
 }
 
 func (s portServer) DeleteBridgePort(_ context.Context, req *evpn.DeleteBridgePortRequest) (*emptypb.Empty, error) {
-	_, p, err := s.agent.ports.find(portPrefix, req.GetName())
+	_, p, err := s.agent.ports.find(s.agent.portNames(), req.GetName())
 	if status.Code(err) == codes.NotFound && req.GetAllowMissing() {
 		return &emptypb.Empty{}, nil
 	}

@@ -83,13 +83,8 @@ func (w *World) networksReady(ctx context.Context) error {
 		return err
 	}
 	for _, network := range list.Items {
-		if len(network.Status.XPUs) != len(w.xpus) {
-			return fmt.Errorf("XPUNetwork %s is on %d of %d xPUs", network.Name, len(network.Status.XPUs), len(w.xpus))
-		}
-		for _, on := range network.Status.XPUs {
-			if !on.Ready {
-				return fmt.Errorf("XPUNetwork %s on %s: %s", network.Name, on.Name, on.Message)
-			}
+		if ready := v1alpha1.ReadyOf(network.Status.Conditions); ready.Status != "True" {
+			return fmt.Errorf("XPUNetwork %s: %s: %s", network.Name, ready.Reason, ready.Message)
 		}
 	}
 	return nil

@@ -1,0 +1,394 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
+)
+
+// impatient has everything that is done after a while done soon.
+func impatient(o *Options) {
+	o.OrphanGrace, o.BridgeGrace = 300*time.Millisecond, 50*time.Millisecond
+	o.ResyncPeriod, o.CheckInterval = 200*time.Millisecond, 50*time.Millisecond
+	o.AgentTimeout = 2 * time.Second
+}
+
+// someone is a client of the agent of another installation, or of this one behind the controller's back.
+func someone(t *testing.T, agent *opitest.Agent, installation opi.Installation) *opi.Client {
+	t.Helper()
+	config := agent.Config()
+	config.Installation = installation
+	c, err := opi.Dial(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+func portIn(network, id string, last byte) opi.Port {
+	return opi.Port{ID: id, MAC: net.HardwareAddr{2, 0, 0, 0, 0, last}, Networks: []string{network}}
+}
+
+// stays fails if the agent loses one of the ports within the time that orphans have.
+func (c *cluster) stays(agent *opitest.Agent, ids ...string) {
+	c.Helper()
+	for until := time.Now().Add(time.Second); time.Now().Before(until); time.Sleep(10 * time.Millisecond) {
+		for _, id := range ids {
+			if !slices.Contains(agent.Ports(), id) {
+				c.Fatalf("port %s is gone; the agent has %q", id, agent.Ports())
+			}
+		}
+	}
+}
+
+// TestOrphans: what is the installation's and nobody's goes, and what is another's stays and is told of.
+func TestOrphans(t *testing.T) {
+	c := newCluster(t, impatient)
+	agent := opitest.Start(t)
+	ours, theirs := someone(t, agent, opitest.Installation), someone(t, agent, "other")
+	left, foreign := opi.Network{ID: "net-left", VLAN: 7}, opi.Network{ID: "other-red", VLAN: 8}
+	err := errors.Join(ours.EnsureNetwork(t.Context(), left), theirs.EnsureNetwork(t.Context(), foreign),
+		ours.EnsurePort(t.Context(), portIn(left.ID, "vf-0000-3b-02-6", 6)),
+		ours.EnsurePort(t.Context(), portIn(left.ID, "sf-3b-00-0-5", 5)),
+		theirs.EnsurePort(t.Context(), portIn(foreign.ID, "vf-0000-3b-02-7", 7)),
+		theirs.EnsurePort(t.Context(), portIn(foreign.ID, "uplink", 8)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.network("blue", 100)
+	xpu := c.xpu("card", agent)
+	c.up(c.blue("a", 0), vf(0))
+	c.has(agent, "uplink", "vf-0000-3b-02-0", "vf-0000-3b-02-7")
+	c.eventually("only networks that are needed or others'", func() error {
+		want := []string{opitest.Installation.NetworkID("blue"), foreign.ID}
+		if got := agent.Networks(); len(got) != 2 || !slices.Contains(got, want[0]) || !slices.Contains(got, want[1]) {
+			return fmt.Errorf("the agent has %q, want %q", got, want)
+		}
+		return nil
+	})
+	c.told("XPU", "card", "OrphanDeleted")
+	c.eventually("what is others' is told", func() error {
+		if err := c.get(xpu); err != nil {
+			return err
+		}
+		want := &v1alpha1.XPUForeign{
+			Ports: 2, Networks: 1, Examples: []string{"network other-red (VLAN 8)", "port uplink", "port vf-0000-3b-02-7"},
+		}
+		if diff := gocmp.Diff(want, xpu.Status.Foreign); diff != "" {
+			return errors.New("status.foreign -want +got: " + diff)
+		}
+		return nil
+	})
+	c.stays(agent, "uplink", "vf-0000-3b-02-0", "vf-0000-3b-02-7")
+}
+
+// TestForeignPort: a port of another installation is in the way. It is neither replaced nor deleted, and the XPUPort says so.
+func TestForeignPort(t *testing.T) {
+	c := newCluster(t, impatient)
+	agent := opitest.Start(t)
+	theirs := someone(t, agent, "other")
+	red := opi.Network{ID: "other-red", VLAN: 8}
+	foreign := portIn(red.ID, "vf-0000-3b-02-0", 7)
+	if err := errors.Join(theirs.EnsureNetwork(t.Context(), red), theirs.EnsurePort(t.Context(), foreign)); err != nil {
+		t.Fatal(err)
+	}
+	c.network("blue", 100)
+	c.xpu("card", agent)
+	o := c.blue("a", 0)
+	port := c.port(o, vf(0))
+	c.portReason(port, v1alpha1.ReasonConflict, "other-red")
+	c.claimReason(o, v1alpha1.ConditionProvisioned, v1alpha1.ReasonConflict, "other-red")
+	c.delete(o)
+	c.gone(port)
+	c.stays(agent, foreign.ID)
+	if got, err := theirs.GetPort(t.Context(), foreign.ID); err != nil || !got.Equal(foreign) || got.State != opi.StateUp {
+		t.Errorf("their port is %+v, %v", got, err)
+	}
+	// Nor is their VLAN taken.
+	c.network("late", 8)
+	late := c.claim(want{name: "late", pool: "fast", function: vf(1), config: `{"network":"late"}`})
+	c.portReason(c.port(late, vf(1)), v1alpha1.ReasonConflict, "VLAN 8")
+}
+
+// TestTwoNamesOfOneAgent: an XPU for an agent that an older one has already is refused, however the endpoint is written. The Ports
+// of the older one stay, and the younger one takes over once the older one is gone.
+func TestTwoNamesOfOneAgent(t *testing.T) {
+	for _, host := range []string{"127.0.0.1", "LOCALHOST", "[::ffff:127.0.0.1]"} {
+		t.Run(host, func(t *testing.T) {
+			c := newCluster(t, impatient)
+			agent := opitest.Start(t)
+			c.network("blue", 100)
+			first := c.xpu("first", agent)
+			o := c.blue("a", 0)
+			port := c.up(o, vf(0))
+			_, number, _ := net.SplitHostPort(agent.Config().Endpoint)
+			second := &v1alpha1.XPU{
+				ObjectMeta: metav1.ObjectMeta{Name: "second"},
+				Spec:       v1alpha1.XPUSpec{NodeName: "another-" + c.node, Endpoint: host + ":" + number, Insecure: true},
+			}
+			c.create(second)
+			c.xpuReason(second, v1alpha1.ReasonConflict, "XPU first, which is older")
+			c.stays(agent, "vf-0000-3b-02-0")
+			c.delete(first)
+			c.xpuReason(first, v1alpha1.ReasonInUse, port.Name)
+			c.delete(o)
+			c.gone(first)
+			c.xpuReason(second, v1alpha1.ReasonConnected, "")
+		})
+	}
+}
+
+// TestAgentOfAnotherXPU: two XPUs whose endpoints have nothing in common have one agent. The port of the one is not taken for an
+// orphan of the other, nor replaced by a Port of the other's node that has a Function of the same address.
+func TestAgentOfAnotherXPU(t *testing.T) {
+	c := newCluster(t, impatient)
+	agent := opitest.Start(t)
+	c.network("blue", 100)
+	c.xpu("first", agent)
+	c.up(c.blue("a", 0), vf(0))
+	other := "another-" + c.node
+	second := &v1alpha1.XPU{
+		ObjectMeta: metav1.ObjectMeta{Name: "second"},
+		Spec:       v1alpha1.XPUSpec{NodeName: other, Endpoint: forward(t, agent.Config().Endpoint), Insecure: true},
+	}
+	c.create(second)
+	c.xpuReason(second, v1alpha1.ReasonConnected, "")
+	o := c.claim(want{name: "b", node: other, pool: "fast", function: vf(0), config: `{"network":"blue"}`})
+	port := &v1alpha1.XPUPort{ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: claim.PortName(other, vf(0))}}
+	c.portReason(port, v1alpha1.ReasonConflict, "XPU first")
+	c.stays(agent, "vf-0000-3b-02-0")
+	c.delete(o)
+	c.gone(port)
+	c.stays(agent, "vf-0000-3b-02-0")
+}
+
+// TestXPUAbandoned: the Ports of a card that will not answer again go when it is abandoned, and its Functions stay tainted, by
+// its condition, until it is back without their ports.
+func TestXPUAbandoned(t *testing.T) {
+	c := newCluster(t, impatient)
+	agent := opitest.Start(t)
+	agent.Set(func(b *opitest.Behaviour) { b.KeepOnStop = true })
+	c.network("blue", 100)
+	xpu := c.xpu("card", agent)
+	o := c.blue("a", 0)
+	port := c.up(o, vf(0))
+	agent.Stop()
+	c.delete(o)
+	c.portReason(port, v1alpha1.ReasonReleasing, "cannot be reached")
+	c.delete(xpu)
+	c.xpuReason(xpu, v1alpha1.ReasonInUse, "spec.abandon")
+	if err := c.get(port); err != nil {
+		t.Errorf("the XPUPort went with its XPU: %v", err)
+	}
+	c.abandon(xpu)
+	c.gone(port)
+	c.gone(xpu)
+
+	// Another card, which comes back.
+	next := opitest.Start(t)
+	next.Set(func(b *opitest.Behaviour) { b.KeepOnStop = true })
+	xpu = c.xpu("next", next)
+	o = c.blue("b", 0)
+	port = c.up(o, vf(0))
+	next.Stop()
+	c.delete(o)
+	c.portReason(port, v1alpha1.ReasonReleasing, "cannot be reached")
+	c.abandon(xpu)
+	c.gone(port)
+	c.xpuReason(xpu, v1alpha1.ReasonAbandoned, "may still serve its ports")
+	next.Set(func(b *opitest.Behaviour) { b.StuckDelete = true })
+	if err := next.Run(); err != nil {
+		t.Fatal(err)
+	}
+	c.xpuReason(xpu, v1alpha1.ReasonAbandoned, "is back")
+	next.Set(func(b *opitest.Behaviour) { b.StuckDelete = false })
+	c.eventually("the card is of use again", func() error {
+		next.Kill() // what is stuck goes with the agent
+		if err := next.Run(); err != nil {
+			return err
+		}
+		return hasReason(c.xpuNamed("next").Status.Conditions, v1alpha1.ConditionReady, v1alpha1.ReasonConnected, "")
+	})
+}
+
+// TestNetworkDeletedWhileAway: a network that is deleted while its xPU is away goes when the xPU is back, and its VLAN is free.
+func TestNetworkDeletedWhileAway(t *testing.T) {
+	c := newCluster(t, func(o *Options) {
+		impatient(o)
+		o.BridgeGrace = time.Hour
+	})
+	agent := opitest.Start(t)
+	agent.Set(func(b *opitest.Behaviour) { b.KeepOnStop = true })
+	network := c.network("blue", 100)
+	xpu := c.xpu("card", agent)
+	o := c.blue("a", 0)
+	port := c.up(o, vf(0))
+	c.delete(o)
+	c.gone(port)
+	agent.Stop()
+	c.xpuReason(xpu, v1alpha1.ReasonXPUUnavailable, "")
+	c.delete(network)
+	c.gone(network)
+	c.stop() // and nobody remembers
+	c.start(impatient)
+	c.network("green", 100)
+	if err := agent.Run(); err != nil {
+		t.Fatal(err)
+	}
+	c.up(c.claim(want{name: "b", pool: "fast", function: vf(1), config: `{"network":"green"}`}), vf(1))
+	if got := agent.Networks(); !slices.Equal(got, []string{opitest.Installation.NetworkID("green")}) {
+		t.Errorf("networks %q", got)
+	}
+}
+
+// TestPortDeletedBehindTheBack: a port that somebody deletes, or changes, while the connection stays is made again.
+func TestPortDeletedBehindTheBack(t *testing.T) {
+	c := newCluster(t, impatient)
+	agent := opitest.Start(t)
+	c.network("blue", 100)
+	c.xpu("card", agent)
+	port := c.up(c.blue("a", 0), vf(0))
+	somebody := someone(t, agent, opitest.Installation)
+	mac, err := net.ParseMAC(port.Spec.MAC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, network := port.Status.BridgePort, opitest.Installation.NetworkID("blue")
+	wanted := opi.Port{ID: id, MAC: mac, Networks: []string{network}}
+	for name, damage := range map[string]func() error{
+		"deleted":     func() error { return somebody.DeletePort(t.Context(), id) },
+		"another MAC": func() error { return somebody.EnsurePort(t.Context(), portIn(network, id, 9)) },
+		"its network, too": func() error {
+			return errors.Join(somebody.DeletePort(t.Context(), id), somebody.DeleteNetwork(t.Context(), network))
+		},
+	} {
+		if err := damage(); err != nil {
+			t.Logf("%s: %v", name, err) // it was mended in between
+		}
+		c.eventually(name+": the port is served again", func() error {
+			got, err := somebody.GetPort(t.Context(), id)
+			if err == nil && (!got.Equal(wanted) || got.State != opi.StateUp) {
+				err = fmt.Errorf("it is %+v", got)
+			}
+			return err
+		})
+	}
+}
+
+// TestAgentHangs: an agent that answers nothing while its connection stays is away.
+func TestAgentHangs(t *testing.T) {
+	c := newCluster(t, func(o *Options) {
+		impatient(o)
+		o.AgentTimeout = 100 * time.Millisecond
+	})
+	agent := opitest.Start(t)
+	c.network("blue", 100)
+	xpu := c.xpu("card", agent)
+	c.up(c.blue("a", 0), vf(0))
+	c.xpuReason(xpu, v1alpha1.ReasonConnected, "")
+	agent.Set(func(b *opitest.Behaviour) { b.Hung = true })
+	c.xpuReason(xpu, v1alpha1.ReasonXPUUnavailable, "does not answer")
+	o := c.blue("b", 1)
+	c.portReason(c.port(o, vf(1)), v1alpha1.ReasonXPUUnavailable, "cannot be reached")
+	agent.Set(func(b *opitest.Behaviour) { b.Hung = false })
+	c.xpuReason(xpu, v1alpha1.ReasonConnected, "")
+	c.up(o, vf(1))
+}
+
+// TestLongTextsOfAgents: conditions and events have room for what an agent says, as it is cut.
+func TestLongTextsOfAgents(t *testing.T) {
+	c := newCluster(t, impatient)
+	agent := opitest.Start(t)
+	agent.Set(func(b *opitest.Behaviour) {
+		b.Realise = func(id string) error {
+			if strings.HasPrefix(id, "vf-") {
+				return errors.New("card on fire" + strings.Repeat(", heiß", 8000))
+			}
+			return nil
+		}
+	})
+	c.network("blue", 100)
+	c.xpu("card", agent)
+	o := c.blue("a", 0)
+	c.portReason(c.port(o, vf(0)), v1alpha1.ReasonFailed, "card on fire")
+	c.claimReason(o, v1alpha1.ConditionProvisioned, v1alpha1.ReasonFailed, "card on fire")
+	c.told("ResourceClaim", "a", v1alpha1.ReasonFailed)
+}
+
+// TestEndlessAgent: an agent whose lists do not end serves its Ports, and is told of in the log alone.
+func TestEndlessAgent(t *testing.T) {
+	c := newCluster(t, impatient)
+	agent := opitest.Start(t)
+	c.network("blue", 100)
+	c.xpu("card", agent)
+	c.up(c.blue("a", 0), vf(0))
+	agent.Set(func(b *opitest.Behaviour) { b.Endless = true })
+	c.up(c.blue("b", 1), vf(1))
+}
+
+func (c *cluster) abandon(xpu *v1alpha1.XPU) {
+	c.Helper()
+	before := client.RawPatch("application/merge-patch+json", []byte(`{"spec":{"abandon":true}}`))
+	if err := c.Patch(context.Background(), xpu, before); err != nil {
+		c.Fatal(err)
+	}
+}
+
+func (c *cluster) xpuNamed(name string) *v1alpha1.XPU {
+	c.Helper()
+	xpu := &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	if err := c.get(xpu); err != nil {
+		c.Fatal(err)
+	}
+	return xpu
+}
+
+// forward listens at another address and passes connections on.
+func forward(t *testing.T, endpoint string) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Close() })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go pass(conn, endpoint)
+		}
+	}()
+	return listener.Addr().String()
+}
+
+func pass(conn net.Conn, endpoint string) {
+	defer conn.Close()
+	to, err := net.Dial("tcp", endpoint)
+	if err != nil {
+		return
+	}
+	defer to.Close()
+	go func() {
+		_, _ = io.Copy(to, conn)
+		_ = to.Close()
+	}()
+	_, _ = io.Copy(conn, to)
+}

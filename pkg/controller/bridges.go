@@ -1,0 +1,228 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/util/workqueue"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi"
+)
+
+// bridge is the logical bridge of a network at an XPU, by the names of both.
+type bridge struct{ network, xpu string }
+
+func bridgeOf(port *v1alpha1.XPUPort) bridge {
+	return bridge{network: port.Spec.Network, xpu: port.Spec.XPU}
+}
+
+// bridgeState is what is known of a bridge that Ports need, or of one that is still to go.
+type bridgeState struct {
+	ports sets.Set[types.NamespacedName] // that need it
+	known bool                           // whether err is the last outcome
+	err   error                          // why the agent does not serve it, or does not let it go; nil if it serves it
+}
+
+// bridges has the agent of an XPU serve a network as long as an XPUPort there needs it: from the first to the last. It works on
+// pairs of network and XPU, so that an XPU whose agent comes and goes costs its own bridges alone.
+type bridges struct {
+	base
+	retries workqueue.TypedRateLimiter[bridge]
+	wakeups wakeups[bridge]
+	// changed wakes the reconciler of networks.
+	changed func(network string)
+
+	mu  sync.Mutex
+	all map[bridge]*bridgeState
+}
+
+func (r *bridges) setup(mgr ctrl.Manager) error {
+	r.all = map[bridge]*bridgeState{}
+	r.retries = workqueue.NewTypedItemExponentialFailureRateLimiter[bridge](firstRetry, lastRetry)
+	onNetwork := func(_ context.Context, o client.Object) []bridge {
+		return r.with(func(b bridge) bool { return b.network == o.GetName() })
+	}
+	ofXPU := func(_ context.Context, xpu string) []bridge {
+		return r.with(func(b bridge) bool { return b.xpu == xpu })
+	}
+	onXPU := func(ctx context.Context, o client.Object) []bridge { return ofXPU(ctx, o.GetName()) }
+	return builder.TypedControllerManagedBy[bridge](mgr).Named("bridge").
+		WithOptions(controller.TypedOptions[bridge]{
+			MaxConcurrentReconciles: r.Concurrency,
+			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[bridge](firstRetry, lastRetry),
+		}).
+		Watches(&v1alpha1.XPUPort{}, handler.TypedFuncs[client.Object, bridge]{CreateFunc: r.portMade, DeleteFunc: r.portGone}).
+		Watches(&v1alpha1.XPUNetwork{}, handler.TypedEnqueueRequestsFromMapFunc(onNetwork), whenSpecChanged).
+		Watches(&v1alpha1.XPU{}, handler.TypedEnqueueRequestsFromMapFunc(onXPU), whenGone).
+		WatchesRawSource(sourceOf(r.sessions, connectionChanged, ofXPU)).
+		WatchesRawSource(r.wakeups.source()).
+		Complete(r)
+}
+
+// queueOf is the controller's queue.
+type queueOf[R comparable] = workqueue.TypedRateLimitingInterface[R]
+
+func (r *bridges) portMade(_ context.Context, e event.TypedCreateEvent[client.Object], queue queueOf[bridge]) {
+	b := bridgeOf(e.Object.(*v1alpha1.XPUPort))
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	state := r.all[b]
+	if state == nil {
+		state = &bridgeState{ports: sets.New[types.NamespacedName]()}
+		r.all[b] = state
+	}
+	state.ports.Insert(client.ObjectKeyFromObject(e.Object))
+	if state.ports.Len() == 1 {
+		queue.Add(b)
+	}
+}
+
+func (r *bridges) portGone(_ context.Context, e event.TypedDeleteEvent[client.Object], queue queueOf[bridge]) {
+	b := bridgeOf(e.Object.(*v1alpha1.XPUPort))
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	state := r.all[b]
+	if state == nil {
+		return
+	}
+	if state.ports.Delete(client.ObjectKeyFromObject(e.Object)); state.ports.Len() == 0 {
+		queue.AddAfter(b, r.BridgeGrace)
+	}
+}
+
+// with returns the bridges that match.
+func (r *bridges) with(matches func(bridge) bool) []bridge {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var found []bridge
+	for b := range r.all {
+		if matches(b) {
+			found = append(found, b)
+		}
+	}
+	return found
+}
+
+// needed returns the bridges of an XPU that Ports need.
+func (r *bridges) needed(xpu string) []bridge {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var found []bridge
+	for b, state := range r.all {
+		if b.xpu == xpu && state.ports.Len() > 0 {
+			found = append(found, b)
+		}
+	}
+	return found
+}
+
+// of returns the states of a network's bridges, by XPU.
+func (r *bridges) of(network string) map[string]bridgeState {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	states := map[string]bridgeState{}
+	for b, state := range r.all {
+		if b.network == network {
+			states[b.xpu] = bridgeState{ports: state.ports.Clone(), known: state.known, err: state.err}
+		}
+	}
+	return states
+}
+
+// isNeeded says whether a Port needs the bridge.
+func (r *bridges) isNeeded(b bridge) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	state := r.all[b]
+	return state != nil && state.ports.Len() > 0
+}
+
+// note records what came of an attempt. A bridge that is gone is forgotten.
+func (r *bridges) note(b bridge, known bool, err error) {
+	r.mu.Lock()
+	state := r.all[b]
+	if state == nil {
+		r.mu.Unlock()
+		return
+	}
+	news := state.known != known || fmt.Sprint(state.err) != fmt.Sprint(err)
+	state.known, state.err = known, err
+	gone := known && err == nil && state.ports.Len() == 0
+	if gone {
+		delete(r.all, b)
+	}
+	r.mu.Unlock()
+	if news || gone {
+		r.changed(b.network)
+	}
+	if gone {
+		r.sessions.tell(b.xpu, healthChanged) // an XPU that is being deleted waits for it
+	}
+}
+
+// Reconcile has the agent serve the bridge, or let it go.
+func (r *bridges) Reconcile(ctx context.Context, b bridge) (ctrl.Result, error) {
+	var xpu v1alpha1.XPU
+	err := r.client.Get(ctx, client.ObjectKey{Name: b.xpu}, &xpu)
+	if client.IgnoreNotFound(err) != nil {
+		return ctrl.Result{}, fmt.Errorf("XPU %s: %w", b.xpu, err)
+	}
+	if err != nil { // Ports of an XPU that does not exist say so
+		r.note(b, true, errNoXPU)
+		return ctrl.Result{}, nil
+	}
+	way := r.sessions.connection(b.xpu)
+	if way.agent == nil {
+		r.note(b, way.health.Known, errUnreachable)
+		return ctrl.Result{}, nil // its return wakes the bridge
+	}
+	bounded, cancel := context.WithTimeout(ctx, r.AgentTimeout)
+	defer cancel()
+	if r.isNeeded(b) {
+		err = r.serve(ctx, bounded, way.agent, b)
+	} else if err = way.agent.DeleteNetwork(bounded, r.Installation.NetworkID(b.network)); err != nil && r.isNeeded(b) {
+		return ctrl.Result{RequeueAfter: firstRetry}, nil // a Port came meanwhile
+	}
+	if _, isOpi := errors.AsType[*opi.Error](err); err != nil && !isOpi {
+		if p, isProblem := errors.AsType[*problem](err); isProblem {
+			r.note(b, true, errors.New(p.message)) // the XPUNetwork's events wake the bridge
+			return ctrl.Result{}, nil
+		}
+		return ctrl.Result{}, err
+	}
+	r.note(b, true, err)
+	if err != nil {
+		return ctrl.Result{RequeueAfter: r.retries.When(b)}, nil
+	}
+	r.retries.Forget(b)
+	return ctrl.Result{}, nil
+}
+
+var (
+	errNoXPU       = errors.New("there is no such XPU")
+	errUnreachable = errors.New("the OPI agent cannot be reached")
+)
+
+// isAway says that the agent could not be asked.
+func isAway(err error) bool {
+	return errors.Is(err, errUnreachable) || errors.Is(err, opi.ErrUnavailable)
+}
+
+func (r *bridges) serve(ctx, bounded context.Context, agent *opi.Session, b bridge) error {
+	network, err := r.usableNetwork(ctx, b.network)
+	if err != nil {
+		return err
+	}
+	return agent.EnsureNetwork(bounded, r.Installation.Network(network.Name, network.Spec.VLAN, network.Spec.VNI))
+}

@@ -1,0 +1,219 @@
+package controller
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi"
+)
+
+// resyncs compares all that an agent has with what is wanted: each time that the agent begins to answer, as it may have
+// forgotten something, and then every ResyncPeriod. Ports and networks that differ are reconciled. What is the installation's and
+// is not wanted is deleted when it was seen for OrphanGrace, such as after an XPUPort was removed by force, a cluster was restored
+// from an older state, or a network was deleted while the agent was away. What is not the installation's is told in the XPU's
+// status.
+type resyncs struct {
+	base
+	bridges *bridges
+	ports   *ports
+	seen    durations[orphan]
+}
+
+// orphan is a port or a network of the installation at an agent that nothing wants.
+type orphan struct{ xpu, kind, id string }
+
+func (r *resyncs) setup(mgr ctrl.Manager) error {
+	return newController(mgr, "resync", r.Concurrency).
+		WatchesRawSource(sourceOf(r.sessions, connectionChanged, theXPU)).
+		Complete(reconcile.AsReconciler(r.client, r))
+}
+
+// Reconcile is for an XPU whose agent began or ceased to answer a moment ago, or at which another look is due.
+func (r *resyncs) Reconcile(ctx context.Context, xpu *v1alpha1.XPU) (ctrl.Result, error) {
+	agent := r.sessions.connection(xpu.Name).agent
+	if agent == nil {
+		return ctrl.Result{}, nil // there will be another look
+	}
+	bounded, cancel := context.WithTimeout(ctx, r.AgentTimeout)
+	defer cancel()
+	// In this order: a port is made only for an XPUPort that the cache has.
+	networks, err := agent.ListNetworks(bounded)
+	if err != nil {
+		return r.later(ctx, xpu, err)
+	}
+	listed, err := agent.ListPorts(bounded)
+	if err != nil {
+		return r.later(ctx, xpu, err)
+	}
+	r.retries.Forget(requestFor(xpu))
+	orphans := sets.New[orphan]()
+	foreign := &v1alpha1.XPUForeign{}
+	up := r.compareNetworks(xpu, networks, orphans, foreign)
+	if err := r.comparePorts(ctx, xpu, listed, up, orphans, foreign); err != nil {
+		return ctrl.Result{}, err
+	}
+	after := r.collect(ctx, bounded, agent, xpu, orphans)
+	r.sessions.compared(xpu.Name, agent, orphans.Len() == 0)
+	before := xpu.DeepCopy()
+	if xpu.Status.Foreign = foreign; foreign.Ports+foreign.Networks == 0 {
+		xpu.Status.Foreign = nil
+	}
+	if err := r.writeStatus(ctx, xpu, before); err != nil {
+		return ctrl.Result{}, err
+	}
+	// The jitter keeps the looks at many agents from coming together.
+	period := r.ResyncPeriod + rand.N(r.ResyncPeriod/4+1)
+	return ctrl.Result{RequeueAfter: smaller(after, period)}, nil
+}
+
+// later tries again. The session finds out whether the agent answers at all.
+func (r *resyncs) later(ctx context.Context, xpu *v1alpha1.XPU, err error) (ctrl.Result, error) {
+	ctrl.LoggerFrom(ctx).Info("cannot compare what the OPI agent has with what is wanted", "error", err.Error())
+	return ctrl.Result{RequeueAfter: r.retries.When(requestFor(xpu))}, nil
+}
+
+// comparePorts wakes the XPUPorts that the agent does not serve as wanted. up are the ids of the networks that are in service.
+func (r *resyncs) comparePorts(
+	ctx context.Context, xpu *v1alpha1.XPU, listed []opi.PortStatus, up sets.Set[string],
+	orphans sets.Set[orphan], foreign *v1alpha1.XPUForeign,
+) error {
+	wanted, err := listPorts(ctx, r.client, client.MatchingFields{portsByXPU: xpu.Name})
+	if err != nil {
+		return err
+	}
+	has := map[string]opi.PortStatus{}
+	for _, port := range listed {
+		has[port.ID] = port
+	}
+	backed := sets.New[string]()
+	for i := range wanted {
+		port := &wanted[i]
+		want, err := r.portOf(port)
+		backed.Insert(want.ID)
+		got := has[want.ID]
+		served := err == nil && got.State == opi.StateUp && got.Equal(want) && up.HasAll(want.Networks...)
+		if !served || !port.DeletionTimestamp.IsZero() || !isReady(port) {
+			r.ports.wakeups.add(0, requestFor(port))
+		}
+	}
+	for _, port := range listed {
+		switch {
+		case !r.Installation.OwnsPort(port.Port) || r.claimedElsewhere(ctx, xpu.Name, port) != "":
+			foreign.Ports++
+			foreign.Examples = example(foreign.Examples, "port "+port.ID)
+		case !backed.Has(port.ID) && port.State != opi.StateDeleting:
+			orphans.Insert(orphan{xpu.Name, "port", port.ID})
+		}
+	}
+	return nil
+}
+
+// compareNetworks wakes the bridges that the agent does not serve as wanted. It returns the ids of the networks in service.
+func (r *resyncs) compareNetworks(
+	xpu *v1alpha1.XPU, listed []opi.NetworkStatus, orphans sets.Set[orphan], foreign *v1alpha1.XPUForeign,
+) (up sets.Set[string]) {
+	up = sets.New[string]()
+	for _, network := range listed {
+		if network.State == opi.StateUp {
+			up.Insert(network.ID)
+		}
+	}
+	known := sets.New[string]()
+	for _, b := range r.bridges.with(func(b bridge) bool { return b.xpu == xpu.Name }) {
+		id := r.Installation.NetworkID(b.network)
+		known.Insert(id)
+		if !up.Has(id) || !r.bridges.isNeeded(b) {
+			r.bridges.wakeups.add(0, b)
+		}
+	}
+	for _, network := range listed {
+		switch {
+		case !r.Installation.Owns(network.ID):
+			foreign.Networks++
+			foreign.Examples = example(foreign.Examples, fmt.Sprintf("network %s (VLAN %d)", network.ID, network.VLAN))
+		case !known.Has(network.ID) && network.State != opi.StateDeleting:
+			orphans.Insert(orphan{xpu.Name, "network", network.ID})
+		}
+	}
+	return up
+}
+
+// example adds to a short list.
+func example(list []string, text string) []string {
+	if len(list) == v1alpha1.MaxForeignExamples {
+		return list
+	}
+	return append(list, text)
+}
+
+// collect deletes the orphans that were there for OrphanGrace, and returns when to look again; 0 is not because of orphans.
+func (r *resyncs) collect(
+	ctx, bounded context.Context, agent *opi.Session, xpu *v1alpha1.XPU, orphans sets.Set[orphan],
+) (after time.Duration) {
+	log := ctrl.LoggerFrom(ctx)
+	r.seen.retain(func(o orphan) bool { return o.xpu != xpu.Name || orphans.Has(o) })
+	// Ports before networks, which cannot go before their ports.
+	sorted := orphans.UnsortedList()
+	slices.SortFunc(sorted, func(a, b orphan) int { return cmp.Or(-cmp.Compare(a.kind, b.kind), cmp.Compare(a.id, b.id)) })
+	for _, o := range sorted {
+		if waited := r.seen.elapsed(o); waited < r.OrphanGrace {
+			after = smaller(after, r.OrphanGrace-waited)
+			continue
+		}
+		remove := agent.DeletePort
+		if o.kind == "network" {
+			remove = agent.DeleteNetwork
+		}
+		if err := remove(bounded, o.id); err != nil {
+			log.Info("cannot delete an orphan", o.kind, o.id, "error", err.Error())
+			after = smaller(after, r.OrphanGrace)
+			continue
+		}
+		r.seen.reset(o)
+		r.metrics.orphans.WithLabelValues(xpu.Name, o.kind).Inc()
+		log.Info("deleted an orphan: no object of the cluster wants it", o.kind, o.id)
+		r.events.Eventf(xpu, nil, corev1.EventTypeNormal, "OrphanDeleted", "Delete",
+			"deleted %s %s of this cluster, which no object had wanted for %s", o.kind, o.id, r.OrphanGrace)
+		// Had an object come for it in this very moment, it may have been the object's.
+		after = smaller(after, firstRetry)
+	}
+	return after
+}
+
+// claimedElsewhere says which XPUPort of another XPU a port of the installation is for, "" for none. Two XPUs can be for one agent
+// although their endpoints differ, and their nodes have Functions of the same addresses.
+func (r *base) claimedElsewhere(ctx context.Context, xpu string, port opi.PortStatus) string {
+	same, err := listPorts(ctx, r.client, client.MatchingFields{portsByID: port.ID})
+	if err != nil { // the cache is not running
+		return "an XPUPort that cannot be read: " + err.Error()
+	}
+	for i := range same {
+		other := &same[i]
+		if want, err := r.portOf(other); err == nil && other.Spec.XPU != xpu && port.Equal(want) {
+			return fmt.Sprintf("XPUPort %s/%s of XPU %s, which seems to have the same OPI agent", other.Namespace, other.Name, other.Spec.XPU)
+		}
+	}
+	return ""
+}
+
+// portOf is what the agent of the XPU is to have for the XPUPort.
+func (r *base) portOf(port *v1alpha1.XPUPort) (opi.Port, error) {
+	mac, err := function.ParseMAC(port.Spec.MAC)
+	if err != nil {
+		return opi.Port{}, fmt.Errorf("spec.mac: %w", err)
+	}
+	return r.Installation.Port(claim.FunctionOf(port.Spec.Function), mac, port.Spec.Network)
+}
