@@ -85,7 +85,7 @@ func TestRun(t *testing.T) {
 }
 
 func TestValidate(t *testing.T) {
-	good := options{controller: controller.Options{Namespace: "xpu-system", ProvisionTimeout: time.Minute, AgentTimeout: time.Second}}
+	good := options{controller: controller.Options{Namespace: "xpu-system", ProvisionTimeout: time.Minute, AgentTimeout: time.Second, ResyncPeriod: time.Minute}}
 	if err := good.validate(); err != nil {
 		t.Error(err)
 	}
@@ -93,6 +93,7 @@ func TestValidate(t *testing.T) {
 		"--namespace":         func(o *options) { o.controller.Namespace = "" },
 		"--provision-timeout": func(o *options) { o.controller.ProvisionTimeout = 0 },
 		"--agent-timeout":     func(o *options) { o.controller.AgentTimeout = -1 },
+		"--resync-period":     func(o *options) { o.controller.ResyncPeriod = 0 },
 	} {
 		o := good
 		spoil(&o)

@@ -45,7 +45,11 @@ func Run(ctx context.Context, config Config, registry *prometheus.Registry, log 
 	}
 	defer a.engine.Close()
 	self := podresources.Self{Namespace: config.Namespace, Name: config.PodName}
-	a.kubelet = podresources.NewClient(config.KubeletDir, self, log.WithName("kubelet"))
+	a.kubelet, err = podresources.NewClient(config.KubeletDir, self, log.WithName("kubelet"))
+	if err != nil {
+		return err
+	}
+	defer a.kubelet.Close()
 	if err := a.assemble(ctx); err != nil {
 		return err
 	}

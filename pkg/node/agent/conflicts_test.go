@@ -58,7 +58,11 @@ func newUses(
 	if err := tracker.Run(ctx, nil, stop); err != nil {
 		t.Fatal(err)
 	}
-	pods := podresources.NewClient(dir, podresources.Self{}, logr.Discard())
+	pods, err := podresources.NewClient(dir, podresources.Self{}, logr.Discard())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = pods.Close() })
 	u = &conflicts{tracker: tracker, pods: pods, changed: func() {}}
 	manager = lifecycle.New(records, nil, nil, lifecycle.Options{Kubelet: pods, Taken: u.taken}, testr.New(t))
 	u.lifecycle = manager

@@ -43,7 +43,11 @@ func TestIncompleteAnswer(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(kubelet.Stop)
-	client := NewClient(dir, Self{Namespace: "default", Name: "xpu-agent"}, testr.New(t))
+	client, err := NewClient(dir, Self{Namespace: "default", Name: "xpu-agent"}, testr.New(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = client.Close() })
 	kubelet.Set(kubelettest.Pod("static", "x"))
 	if assigned, err := client.Assigned(t.Context()); err == nil {
 		t.Errorf("Assigned = %v, want an error: the agent's own pod is missing", assigned)

@@ -12,10 +12,13 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/go-logr/logr"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -24,6 +27,9 @@ import (
 
 // maxMessage bounds the kubelet's answer, in bytes. A container takes some hundred, and a node has a few hundred pods.
 const maxMessage = 16 << 20
+
+// idleTimeout is the time after which a connection that nobody uses is closed.
+const idleTimeout = time.Minute
 
 // Assignment is a Function's place in a pod.
 type Assignment struct {
@@ -51,7 +57,8 @@ type Self struct{ Namespace, Name string }
 // goroutines at once.
 type Client struct {
 	self               Self
-	socket, checkpoint string // paths
+	socket, checkpoint string                          // paths
+	connection         atomic.Pointer[grpc.ClientConn] // to make one takes milliseconds of an ADD
 	log                logr.Logger
 
 	last       atomic.Pointer[map[function.ID][]Assignment] // the kubelet's list at the last Refresh
@@ -61,14 +68,33 @@ type Client struct {
 
 // NewClient makes a client for the kubelet with this directory, "/var/lib/kubelet". A list without the pod that self names is
 // an error: a kubelet that was restarted lists only static pods until it has heard from the API server.
-func NewClient(kubeletDir string, self Self, log logr.Logger) *Client {
+func NewClient(kubeletDir string, self Self, log logr.Logger) (*Client, error) {
 	c := &Client{
 		self: self, socket: filepath.Join(kubeletDir, "pod-resources", "kubelet.sock"),
 		checkpoint: filepath.Join(kubeletDir, checkpointFile), log: log,
 	}
 	c.last.Store(&map[function.ID][]Assignment{})
-	return c
+	return c, c.connect(nil)
 }
+
+// connect replaces the connection, unless another goroutine has done so.
+func (c *Client) connect(old *grpc.ClientConn) error {
+	connection, err := grpc.NewClient("unix:"+c.socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)), grpc.WithIdleTimeout(idleTimeout))
+	if err != nil {
+		return fmt.Errorf("kubelet at %s: %w", c.socket, err)
+	}
+	if !c.connection.CompareAndSwap(old, connection) {
+		return connection.Close()
+	}
+	if old != nil {
+		return old.Close()
+	}
+	return nil
+}
+
+// Close ends the connection. It must be called when no other call runs.
+func (c *Client) Close() error { return c.connection.Load().Close() }
 
 // Assigned returns the Functions that pods may have now, by [function.ID.String]: those that the kubelet lists, and those in
 // its checkpoint. No pod has a Function that is not in the result. The list never has init containers, and the checkpoint may
@@ -149,15 +175,21 @@ func (c *Client) Has(id function.ID, resource string) bool {
 	return slices.ContainsFunc((*c.last.Load())[id], func(a Assignment) bool { return a.Resource == resource })
 }
 
-// list uses a new connection, which fails at once if the kubelet does not run, and has no backoff after its restart.
+// list asks once more, with a new connection, if the kubelet does not answer: it may have been restarted, and gRPC would wait
+// before it connects again.
 func (c *Client) list(ctx context.Context) (map[function.ID][]Assignment, error) {
-	connection, err := grpc.NewClient("unix:"+c.socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)))
-	if err != nil {
-		return nil, fmt.Errorf("kubelet at %s: %w", c.socket, err)
+	ask := func() (*podresourcesapi.ListPodResourcesResponse, error) {
+		lister := podresourcesapi.NewPodResourcesListerClient(c.connection.Load())
+		return lister.List(ctx, &podresourcesapi.ListPodResourcesRequest{})
 	}
-	defer connection.Close()
-	response, err := podresourcesapi.NewPodResourcesListerClient(connection).List(ctx, &podresourcesapi.ListPodResourcesRequest{})
+	used := c.connection.Load()
+	response, err := ask()
+	if code := status.Code(err); ctx.Err() == nil && (code == codes.Unavailable || code == codes.Canceled) {
+		if err := c.connect(used); err != nil {
+			return nil, err
+		}
+		response, err = ask()
+	}
 	if err != nil {
 		return nil, fmt.Errorf("kubelet at %s: list of pods' devices: %w", c.socket, err)
 	}

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
 	"github.com/go-logr/logr/testr"
 	"github.com/google/go-cmp/cmp"
@@ -37,7 +38,15 @@ func start(t *testing.T) (dir string, kubelet *kubelettest.Pods, client *podreso
 	kubelet, err := kubelettest.ServePods(dir)
 	must.Succeed(t, err)
 	t.Cleanup(kubelet.Stop)
-	return dir, kubelet, podresources.NewClient(dir, podresources.Self{}, testr.New(t))
+	return dir, kubelet, newClient(t, dir, podresources.Self{}, testr.New(t))
+}
+
+func newClient(t *testing.T, dir string, self podresources.Self, log logr.Logger) *podresources.Client {
+	t.Helper()
+	client, err := podresources.NewClient(dir, self, log)
+	must.Succeed(t, err)
+	t.Cleanup(func() { _ = client.Close() })
+	return client
 }
 
 func TestAssigned(t *testing.T) {
@@ -102,7 +111,7 @@ func TestTracker(t *testing.T) {
 	dir, kubelet, _ := start(t)
 	var mutex sync.Mutex
 	var logged []string
-	tracker := podresources.NewClient(dir, podresources.Self{}, funcr.New(func(_, args string) {
+	tracker := newClient(t, dir, podresources.Self{}, funcr.New(func(_, args string) {
 		mutex.Lock()
 		defer mutex.Unlock()
 		logged = append(logged, args)
@@ -185,7 +194,7 @@ func TestTrackerTimesOut(t *testing.T) {
 	}
 	t.Cleanup(func() { silent.Close() })
 	logged := 0
-	tracker := podresources.NewClient(dir, podresources.Self{}, funcr.New(func(string, string) { logged++ }, funcr.Options{}))
+	tracker := newClient(t, dir, podresources.Self{}, funcr.New(func(string, string) { logged++ }, funcr.Options{}))
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := tracker.Refresh(canceled); err == nil || logged != 0 {
@@ -202,7 +211,7 @@ func TestTrackerTimesOut(t *testing.T) {
 
 // TestNoKubelet: where there is no kubelet, nobody waits for it.
 func TestNoKubelet(t *testing.T) {
-	client := podresources.NewClient(t.TempDir(), podresources.Self{}, testr.New(t))
+	client := newClient(t, t.TempDir(), podresources.Self{}, testr.New(t))
 	for range 3 {
 		begin := time.Now()
 		if _, err := client.Assigned(t.Context()); err == nil {
@@ -253,7 +262,7 @@ func TestClaimed(t *testing.T) {
 func TestTrackerFirstAnswer(t *testing.T) {
 	dir, kubelet, _ := start(t)
 	var lines []string
-	tracker := podresources.NewClient(dir, podresources.Self{}, funcr.New(func(_, args string) { lines = append(lines, args) }, funcr.Options{}))
+	tracker := newClient(t, dir, podresources.Self{}, funcr.New(func(_, args string) { lines = append(lines, args) }, funcr.Options{}))
 	kubelet.Set()
 	if _, err := tracker.Refresh(t.Context()); err != nil || len(lines) > 0 {
 		t.Errorf("%v, logged %q", err, lines)
