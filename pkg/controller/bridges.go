@@ -114,19 +114,6 @@ func (r *bridges) with(matches func(bridge) bool) []bridge {
 	return found
 }
 
-// needed returns the bridges of an XPU that Ports need.
-func (r *bridges) needed(xpu string) []bridge {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	var found []bridge
-	for b, state := range r.all {
-		if b.xpu == xpu && state.ports.Len() > 0 {
-			found = append(found, b)
-		}
-	}
-	return found
-}
-
 // of returns the states of a network's bridges, by XPU.
 func (r *bridges) of(network string) map[string]bridgeState {
 	r.mu.Lock()
