@@ -107,7 +107,9 @@ type FunctionSelector struct {
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
-	// +kubebuilder:validation:items:Pattern=`^[^#\s/]{1,15}(#[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*)?$`
+	// +kubebuilder:validation:items:MaxLength=128
+	// +kubebuilder:validation:items:Pattern=`^[^#\s/]{1,15}(#[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*)?$`
+	// +kubebuilder:validation:XValidation:rule="self.all(n, !n.contains('#') || n.split('#')[1].split(',').all(r, !r.contains('-') || int(r.split('-')[0]) <= int(r.split('-')[1])))",message="a range of VF indexes must go from the smaller to the larger one, such as #3-7"
 	PFNames []string `json:"pfNames,omitempty"`
 
 	// RootDevices are PCI addresses of the PF, optionally with VF indexes as in pfNames:
@@ -115,7 +117,9 @@ type FunctionSelector struct {
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
-	// +kubebuilder:validation:items:Pattern=`^[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7](#[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*)?$`
+	// +kubebuilder:validation:items:MaxLength=128
+	// +kubebuilder:validation:items:Pattern=`^[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7](#[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*)?$`
+	// +kubebuilder:validation:XValidation:rule="self.all(n, !n.contains('#') || n.split('#')[1].split(',').all(r, !r.contains('-') || int(r.split('-')[0]) <= int(r.split('-')[1])))",message="a range of VF indexes must go from the smaller to the larger one, such as #3-7"
 	RootDevices []string `json:"rootDevices,omitempty"`
 
 	// ACPIIndexes are firmware numbers of the Function (sysfs acpi_index), such as "101".
@@ -233,6 +237,8 @@ type DevicePluginSpec struct {
 
 // DevicePoolSpec says which Functions belong to the pool and how they are offered.
 // +kubebuilder:validation:XValidation:rule="!has(self.numVFs) && !has(self.sfs) || self.selectors.all(s, has(s.pfNames) || has(s.rootDevices))",message="numVFs and sfs need selectors that name the PFs, by pfNames or rootDevices"
+// +kubebuilder:validation:XValidation:rule="!has(self.numVFs) || self.selectors.all(s, !has(s.pfNames) || s.pfNames.all(n, !n.contains('#') || n.split('#')[1].split(',').all(r, r.split('-').all(i, int(i) < self.numVFs))))",message="pfNames has VF indexes that the PF will not have: the first VF is 0, so the last one is numVFs - 1"
+// +kubebuilder:validation:XValidation:rule="!has(self.numVFs) || self.selectors.all(s, !has(s.rootDevices) || s.rootDevices.all(n, !n.contains('#') || n.split('#')[1].split(',').all(r, r.split('-').all(i, int(i) < self.numVFs))))",message="rootDevices has VF indexes that the PF will not have: the first VF is 0, so the last one is numVFs - 1"
 // +kubebuilder:validation:XValidation:rule="!has(self.sfs) || !has(self.deviceType) || self.deviceType == 'auxNetDevice'",message="sfs needs a pool that may have SFs: leave deviceType out, or make it auxNetDevice"
 // +kubebuilder:validation:XValidation:rule="!has(self.sfs) || !has(self.driver)",message="driver is not for pools with sfs: an SF is no PCI device that another driver could be bound to"
 // +kubebuilder:validation:XValidation:rule="!has(self.maxAllocated) || !has(self.publish) || self.publish == 'DRA'",message="maxAllocated is only for pools with publish: DRA, whose counters the scheduler keeps"

@@ -72,6 +72,7 @@ const (
 	ReasonFailed           = "Failed"
 	ReasonFunctionBusy     = "FunctionBusy"
 	ReasonNoFreeAddress    = "NoFreeAddress"
+	ReasonForbidden        = "Forbidden"
 	ReasonReleasing        = "Releasing"
 	ReasonInUse            = "InUse"
 	ReasonNoPortNeeded     = "NoPortNeeded"

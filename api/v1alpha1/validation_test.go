@@ -109,6 +109,19 @@ func TestValidation(t *testing.T) {
 			{"pool with VFs of any PF", pool(func(p *v1alpha1.DevicePool) {
 				p.Spec.NumVFs, p.Spec.Selectors = ptr.To(int32(8)), []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}}
 			}), "numVFs and sfs need selectors that name the PFs, by pfNames or rootDevices"},
+			{"pool with a reversed range", pool(func(p *v1alpha1.DevicePool) { p.Spec.Selectors[0].PFNames = []string{"ens3f0#1,7-3"} }), "from the smaller to the larger one"},
+			{"pool with a reversed range of an address", pool(func(p *v1alpha1.DevicePool) {
+				p.Spec.Selectors[0] = v1alpha1.FunctionSelector{RootDevices: []string{"0000:3b:00.0#7-3"}}
+			}), "from the smaller to the larger one"},
+			{"pool with the last of its VFs", pool(func(p *v1alpha1.DevicePool) {
+				p.Name, p.Spec.NumVFs, p.Spec.Selectors[0].PFNames = "last", ptr.To(int32(8)), []string{"ens3f0#0,6-7", "ens3f1"}
+			}), ""},
+			{"pool with a VF beyond its last", pool(func(p *v1alpha1.DevicePool) {
+				p.Spec.NumVFs, p.Spec.Selectors[0].PFNames = ptr.To(int32(8)), []string{"ens3f1", "ens3f0#0,6-8"}
+			}), "pfNames has VF indexes that the PF will not have"},
+			{"pool with VFs beyond its last", pool(func(p *v1alpha1.DevicePool) {
+				p.Spec.NumVFs, p.Spec.Selectors[0] = ptr.To(int32(8)), v1alpha1.FunctionSelector{RootDevices: []string{"0000:3b:00.0#14-15"}}
+			}), "rootDevices has VF indexes that the PF will not have"},
 			{"pool with fewer than no VFs", pool(func(p *v1alpha1.DevicePool) { p.Spec.NumVFs = ptr.To(int32(-1)) }), "spec.numVFs"},
 			{"pool with too many VFs", pool(func(p *v1alpha1.DevicePool) { p.Spec.NumVFs = ptr.To(int32(65536)) }), "spec.numVFs"},
 			{"pool with SFs", pool(func(p *v1alpha1.DevicePool) { p.Name, p.Spec.SFs = "sfs", &v1alpha1.SFSpec{Count: 4} }), ""},

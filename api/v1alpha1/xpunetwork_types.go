@@ -77,7 +77,8 @@ type XPUNetworkStatus struct {
 // +kubebuilder:resource:scope=Cluster,shortName=xnet
 // +kubebuilder:printcolumn:name="VLAN",type=integer,JSONPath=`.spec.vlan`
 // +kubebuilder:printcolumn:name="VNI",type=integer,JSONPath=`.spec.vni`
-// +kubebuilder:printcolumn:name="Subnets",type=string,JSONPath=`.spec.subnets`
+// +kubebuilder:printcolumn:name="Subnet",type=string,JSONPath=`.spec.subnets[0]`
+// +kubebuilder:printcolumn:name="Second Subnet",type=string,JSONPath=`.spec.subnets[1]`,priority=1
 // +kubebuilder:printcolumn:name="xPUs",type=integer,JSONPath=`.status.xpus`
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
 // +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`

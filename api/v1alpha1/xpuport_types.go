@@ -102,6 +102,10 @@ type XPUPortStatus struct {
 	// +optional
 	BridgePort string `json:"bridgePort,omitempty"`
 
+	// Pod is the pod that the Port came up for: that of spec.pod, or the one that the claim was reserved for first.
+	// +optional
+	Pod string `json:"pod,omitempty"`
+
 	// MTU is the largest that the network carries, in bytes; 0 where it sets none.
 	// +optional
 	MTU int32 `json:"mtu,omitempty"`
@@ -126,8 +130,9 @@ type XPUPortStatus struct {
 // +kubebuilder:printcolumn:name="Function",type=string,JSONPath=`.spec.function.pciAddress`
 // +kubebuilder:printcolumn:name="Network",type=string,JSONPath=`.spec.network`
 // +kubebuilder:printcolumn:name="Claim",type=string,JSONPath=`.spec.claim.name`
-// +kubebuilder:printcolumn:name="Pod",type=string,JSONPath=`.spec.pod.name`
-// +kubebuilder:printcolumn:name="Addresses",type=string,JSONPath=`.spec.addresses`
+// +kubebuilder:printcolumn:name="Pod",type=string,JSONPath=`.status.pod`
+// +kubebuilder:printcolumn:name="Address",type=string,JSONPath=`.spec.addresses[0]`
+// +kubebuilder:printcolumn:name="Second Address",type=string,JSONPath=`.spec.addresses[1]`,priority=1
 // +kubebuilder:printcolumn:name="MAC",type=string,JSONPath=`.spec.mac`,priority=1
 // +kubebuilder:printcolumn:name="XPU",type=string,JSONPath=`.spec.xpu`,priority=1
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`

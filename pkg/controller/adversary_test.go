@@ -12,6 +12,8 @@ import (
 	"time"
 
 	gocmp "github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -391,4 +393,35 @@ func pass(conn net.Conn, endpoint string) {
 		_ = to.Close()
 	}()
 	_, _ = io.Copy(conn, to)
+}
+
+// TestQuota: an XPUPort that a quota forbids is told of where the pod is.
+func TestQuota(t *testing.T) {
+	c := newCluster(t, impatient)
+	c.xpu("card", opitest.Start(t))
+	c.network("blue", 100)
+	none := corev1.ResourceList{"count/xpuports.xpu.opiproject.org": resource.MustParse("0")}
+	quota := &corev1.ResourceQuota{
+		ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: "none"}, Spec: corev1.ResourceQuotaSpec{Hard: none},
+	}
+	c.create(quota)
+	quota.Status = corev1.ResourceQuotaStatus{Hard: none, Used: none} // kube-controller-manager's part
+	if err := c.Status().Update(t.Context(), quota); err != nil {
+		t.Fatal(err)
+	}
+	o := c.claim(want{name: "a", pool: "fast", function: vf(0), config: `{"network":"blue"}`, pod: "p"})
+	c.claimReason(o, v1alpha1.ConditionProvisioned, v1alpha1.ReasonForbidden, "quota")
+	c.told("ResourceClaim", "a", v1alpha1.ReasonForbidden)
+	c.told("Pod", "p", v1alpha1.ReasonForbidden)
+}
+
+// TestPodIsTold: the XPUPort names the pod that it is for, also where a claim is between them.
+func TestPodIsTold(t *testing.T) {
+	c := newCluster(t, nil)
+	c.xpu("card", opitest.Start(t))
+	c.network("blue", 100)
+	port := c.up(c.claim(want{name: "a", pool: "fast", function: vf(0), config: `{"network":"blue"}`, pod: "p"}), vf(0))
+	if port.Status.Pod != "p" {
+		t.Errorf("status.pod %q", port.Status.Pod)
+	}
 }

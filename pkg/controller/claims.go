@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -210,7 +211,7 @@ func (r *claims) device(
 			}
 		}
 		// Events wake the claim, except when something was only assumed to be taken.
-		return provisioned(c, p.reason, p.message), assumedFor, nil
+		return provisioned(c, p.reason, p.message), cmp.Or(p.retry, assumedFor), nil
 	}
 	if err == nil && !needed && d.BeforeBind {
 		return provisioned(c, v1alpha1.ReasonNoPortNeeded, "the interface joins no network"), 0, nil

@@ -47,6 +47,11 @@ func (r *claims) create(ctx context.Context, c *resourceapi.ResourceClaim, d *cl
 	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause): // the claim goes with its namespace
 	case apierrors.IsInvalid(err):
 		return true, problemf(v1alpha1.ReasonInvalidConfig, "request %s: %s", d.Request, oneLine(err))
+	case apierrors.IsForbidden(err): // by a quota, or by an admission policy of the cluster
+		p := problemf(v1alpha1.ReasonForbidden, "request %s: the API server refuses the XPUPort; raise the namespace's quota, "+
+			"or ask who refuses it: %s", d.Request, oneLine(err))
+		p.retry = lastRetry
+		return true, p
 	default:
 		return true, fmt.Errorf("create XPUPort %s/%s: %w", port.Namespace, port.Name, err)
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
@@ -227,7 +228,26 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
 	}
 	r.retries.Forget(requestFor(port))
 	port.Status.BridgePort, port.Status.MTU = want.ID, ptr.Deref(network.Spec.MTU, 0)
-	return nil
+	port.Status.Pod, err = r.podOf(ctx, port)
+	return err
+}
+
+// podOf is the name of the pod that the Port is for, "" if none is known. It stays what it is once it is known.
+func (r *ports) podOf(ctx context.Context, port *v1alpha1.XPUPort) (string, error) {
+	if port.Status.Pod != "" || port.Spec.Pod != nil {
+		return cmp.Or(port.Status.Pod, ptr.Deref(port.Spec.Pod, v1alpha1.PodRef{}).Name), nil
+	}
+	var c resourceapi.ResourceClaim
+	err := r.client.Get(ctx, client.ObjectKey{Namespace: port.Namespace, Name: port.Spec.Claim.Name}, &c)
+	if client.IgnoreNotFound(err) != nil {
+		return "", fmt.Errorf("ResourceClaim %s/%s: %w", port.Namespace, port.Spec.Claim.Name, err)
+	}
+	for _, consumer := range c.Status.ReservedFor {
+		if consumer.APIGroup == "" && consumer.Resource == "pods" && c.UID == port.Spec.Claim.UID {
+			return consumer.Name, nil
+		}
+	}
+	return "", nil
 }
 
 // failure converts an error of the agent. A Port that the agent refuses is retried after lastRetry.

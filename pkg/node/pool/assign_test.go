@@ -190,7 +190,7 @@ func TestBadSelectors(t *testing.T) {
 	}{
 		{v1alpha1.FunctionSelector{PFNames: []string{"ens3f0", "#1"}}, []string{"pfNames[1]", `"#1"`, "name"}},
 		{v1alpha1.FunctionSelector{PFNames: []string{"ens3f0#"}}, []string{"pfNames[0]", "0-3"}},
-		{v1alpha1.FunctionSelector{PFNames: []string{"ens3f0#3-1"}}, []string{"pfNames[0]", `"3-1"`, "0-3"}},
+		{v1alpha1.FunctionSelector{PFNames: []string{"ens3f0#3-1"}}, []string{"pfNames[0]", "from the smaller to the larger"}},
 		{v1alpha1.FunctionSelector{PFNames: []string{"ens3f0#-1"}}, []string{"pfNames[0]", `"-1"`, "0-3"}},
 		{v1alpha1.FunctionSelector{PFNames: []string{"ens3f0#1,,2"}}, []string{"pfNames[0]", `""`, "0-3"}},
 		{v1alpha1.FunctionSelector{PFNames: []string{"ens3f0#1-99999999999999999999"}}, []string{"pfNames[0]", "0-3"}},

@@ -56,9 +56,18 @@ type rule struct {
 // same messages in the same order.
 func rules(s v1alpha1.DevicePoolSpec) []rule {
 	namesNoPF := func(s v1alpha1.FunctionSelector) bool { return len(s.PFNames)+len(s.RootDevices) == 0 }
+	beyond := func(names func(v1alpha1.FunctionSelector) []string) bool {
+		return s.NumVFs != nil && slices.ContainsFunc(s.Selectors, func(one v1alpha1.FunctionSelector) bool {
+			return slices.ContainsFunc(names(one), func(text string) bool { return !within(text, int(*s.NumVFs)) })
+		})
+	}
 	return []rule{
 		{(s.NumVFs != nil || s.SFs != nil) && slices.ContainsFunc(s.Selectors, namesNoPF),
 			"numVFs and sfs need selectors that name the PFs, by pfNames or rootDevices"},
+		{beyond(func(s v1alpha1.FunctionSelector) []string { return s.PFNames }),
+			"pfNames has VF indexes that the PF will not have: the first VF is 0, so the last one is numVFs - 1"},
+		{beyond(func(s v1alpha1.FunctionSelector) []string { return s.RootDevices }),
+			"rootDevices has VF indexes that the PF will not have: the first VF is 0, so the last one is numVFs - 1"},
 		{s.SFs != nil && s.DeviceType != "" && s.DeviceType != v1alpha1.DeviceTypeAuxNet,
 			"sfs needs a pool that may have SFs: leave deviceType out, or make it auxNetDevice"},
 		{s.SFs != nil && s.Driver != "",

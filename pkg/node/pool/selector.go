@@ -130,13 +130,22 @@ func parseIndexed(text string) (indexed, error) {
 		}
 		last := first
 		if isRange {
-			if last, err = strconv.Atoi(high); err != nil || last < first {
+			if last, err = strconv.Atoi(high); err != nil {
 				return indexed{}, fmt.Errorf("%q: %q is not a range such as 0-3", text, item)
+			}
+			if last < first {
+				return indexed{}, fmt.Errorf("%q: a range of VF indexes must go from the smaller to the larger one, such as #3-7", text)
 			}
 		}
 		out.ranges = append(out.ranges, indexRange{first, last})
 	}
 	return out, nil
+}
+
+// within says whether a PF with this many VFs has all that are named. Of a text that cannot be parsed it knows nothing.
+func within(text string, numVFs int) bool {
+	named, err := parseIndexed(text)
+	return err != nil || !slices.ContainsFunc(named.ranges, func(r indexRange) bool { return r.first >= numVFs || r.last >= numVFs })
 }
 
 // parseIndexedAddress is [parseIndexed] for the address of a PF.
