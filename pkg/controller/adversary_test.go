@@ -13,6 +13,7 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -424,4 +425,51 @@ func TestPodIsTold(t *testing.T) {
 	if port.Status.Pod != "p" {
 		t.Errorf("status.pod %q", port.Status.Pod)
 	}
+}
+
+// TestNodeOfAllocation: a node's agent that names a pool after another node gets no Port there.
+func TestNodeOfAllocation(t *testing.T) {
+	on := func(nodes ...string) *resourceapi.AllocationResult {
+		return &resourceapi.AllocationResult{NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+			MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: nodes}},
+		}}}}
+	}
+	for name, test := range map[string]struct {
+		allocation *resourceapi.AllocationResult
+		want       bool
+	}{
+		"the node":         {on("node2"), true},
+		"one of the nodes": {on("node1", "node2"), true},
+		"another node":     {on("node1"), false},
+		"none":             {&resourceapi.AllocationResult{NodeSelector: &corev1.NodeSelector{}}, false},
+		"any":              {&resourceapi.AllocationResult{}, true},
+	} {
+		if got := allocatedOn(test.allocation, "node2"); got != test.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+	c := newCluster(t, nil)
+	c.xpu("card", opitest.Start(t))
+	c.network("blue", 100)
+	o := c.claim(want{name: "a", pool: "fast", function: vf(0), config: `{"network":"blue"}`, on: "node-of-the-attacker"})
+	c.claimReason(o, v1alpha1.ConditionProvisioned, v1alpha1.ReasonInvalidConfig, "another node")
+}
+
+// TestPortWithoutFinalizer: an XPUPort that somebody made without the finalizer gets it before the agent is asked for anything.
+func TestPortWithoutFinalizer(t *testing.T) {
+	c := newCluster(t, nil)
+	agent := opitest.Start(t)
+	c.xpu("card", agent)
+	c.network("blue", 100)
+	port := c.up(c.blue("a", 0), vf(0))
+	made := &v1alpha1.XPUPort{ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: "by-hand"}, Spec: port.Spec}
+	made.Spec.Function.PCIAddress, made.Spec.MAC, made.Spec.Claim = "0000:3b:02.7", "02:00:00:00:00:77", v1alpha1.ClaimRef{}
+	c.create(made)
+	c.portReason(made, v1alpha1.ReasonUp, "")
+	if !slices.Contains(made.Finalizers, v1alpha1.FinalizerPort) {
+		t.Errorf("finalizers %q", made.Finalizers)
+	}
+	c.delete(made)
+	c.gone(made)
+	c.has(agent, "vf-0000-3b-02-0")
 }

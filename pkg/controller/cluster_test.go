@@ -413,6 +413,7 @@ type want struct {
 	config     string // JSON of the InterfaceConfig without its kind, empty for none
 	beforeBind bool
 	pod        string // empty for none
+	on         string // the node that the scheduler chose; empty is not said
 }
 
 // claim creates a claim and allocates it as the scheduler would.
@@ -442,6 +443,11 @@ func (c *cluster) allocate(o *resourceapi.ResourceClaim, w want) *resourceapi.Re
 	o.Status.Allocation = &resourceapi.AllocationResult{
 		Devices:             resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{result}},
 		AllocationTimestamp: ptr.To(metav1.Now()),
+	}
+	if w.on != "" {
+		o.Status.Allocation.NodeSelector = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+			MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{w.on}}},
+		}}}
 	}
 	if w.config != "" {
 		raw := `{"apiVersion":"xpu.opiproject.org/v1alpha1","kind":"InterfaceConfig",` + strings.TrimPrefix(w.config, "{")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -62,6 +63,10 @@ func (r *claims) create(ctx context.Context, c *resourceapi.ResourceClaim, d *cl
 func (r *claims) buildPort(
 	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device,
 ) (*v1alpha1.XPUPort, *v1alpha1.XPUNetwork, error) {
+	if !allocatedOn(c.Status.Allocation, d.ID.Node) {
+		return nil, nil, problemf(v1alpha1.ReasonInvalidConfig, "pool %s is named after node %s, but the allocation is for another node; "+
+			"see who wrote the ResourceSlice", d.Pool, d.ID.Node)
+	}
 	if d.ConfigErr != nil {
 		return nil, nil, problemf(v1alpha1.ReasonInvalidConfig, "%s", oneLine(d.ConfigErr))
 	}
@@ -97,6 +102,19 @@ func (r *claims) buildPort(
 	port.Annotations = map[string]string{annotationAllocation: allocationStamp(c)}
 	port.OwnerReferences = []metav1.OwnerReference{*owner}
 	return port, network, nil
+}
+
+// allocatedOn says whether a pod that uses the allocation can be on the node. The node's name is taken from the pool's, which an
+// agent chooses; the scheduler takes the node from the ResourceSlice, which the API server checks.
+func allocatedOn(a *resourceapi.AllocationResult, node string) bool {
+	if a.NodeSelector == nil {
+		return true
+	}
+	return slices.ContainsFunc(a.NodeSelector.NodeSelectorTerms, func(term corev1.NodeSelectorTerm) bool {
+		return !slices.ContainsFunc(term.MatchFields, func(r corev1.NodeSelectorRequirement) bool {
+			return r.Key == metav1.ObjectNameField && r.Operator == corev1.NodeSelectorOpIn && !slices.Contains(r.Values, node)
+		})
+	})
 }
 
 // networkOf returns the network that the device joins, nil if it joins none.

@@ -117,15 +117,18 @@ func (r *ports) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 		return ctrl.Result{}, nil
 	}
 	defer r.limiter.done(req)
-	before := port.DeepCopy()
 	if port.DeletionTimestamp.IsZero() {
+		if err := r.changeFinalizer(ctx, &port, controllerutil.AddFinalizer, v1alpha1.FinalizerPort); err != nil {
+			return ctrl.Result{}, err
+		}
+		before := port.DeepCopy()
 		return r.conclude(ctx, &port, before, r.inTime(&port, r.ensure(ctx, &port)))
 	}
 	if !controllerutil.ContainsFinalizer(&port, v1alpha1.FinalizerPort) {
 		return ctrl.Result{}, nil
 	}
 	if err := r.remove(ctx, &port); err != nil {
-		return r.conclude(ctx, &port, before, err)
+		return r.conclude(ctx, &port, port.DeepCopy(), err)
 	}
 	if err := r.changeFinalizer(ctx, &port, controllerutil.RemoveFinalizer, v1alpha1.FinalizerPort); err != nil {
 		return ctrl.Result{}, err

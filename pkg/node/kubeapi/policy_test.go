@@ -9,9 +9,11 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -56,6 +58,76 @@ func resourceSlice(name, driver, node string) *resourceapi.ResourceSlice {
 	}
 }
 
+// poolOf is the slice with a pool that is named after this node.
+func poolOf(node string, s *resourceapi.ResourceSlice) *resourceapi.ResourceSlice {
+	s = s.DeepCopy()
+	s.Spec.Pool.Name = node + "/" + s.Name
+	return s
+}
+
+// TestPoliciesInAnyNamespace: the policies hold wherever the project is installed.
+func TestPoliciesInAnyNamespace(t *testing.T) {
+	cluster.Need(t)
+	const namespace = "network-functions"
+	created(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: namespace},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "xpu-agent"},
+		Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: namespace, Name: "xpu-agent"}},
+	}, &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "xpu-agent"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
+		Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: namespace, Name: "xpu-agent"}},
+	})
+	agent := newClient(t, cluster.AgentIn(namespace, "policy-a"))
+	slice := resourceSlice("policy-4", v1alpha1.GroupName, "policy-a")
+	must.Eventually(t, "the role is known", func() bool { return agent.Create(t.Context(), slice.DeepCopy(), client.DryRunAll) == nil })
+	if err := agent.Create(t.Context(), resourceSlice("policy-4", v1alpha1.GroupName, "policy-b")); !kubeapitest.DeniedByPolicy(err) {
+		t.Errorf("an agent creates another node's slice: error %v, want the policy's", err)
+	}
+	own, other := ownPort("policy-a", 5), ownPort("policy-b", 5)
+	own.Namespace, other.Namespace = namespace, namespace
+	if err := agent.Create(t.Context(), own, client.DryRunAll); err != nil {
+		t.Errorf("an agent creates its own XPUPort: %v", err)
+	}
+	if err := agent.Create(t.Context(), other, client.DryRunAll); !kubeapitest.DeniedByPolicy(err) {
+		t.Errorf("an agent creates another node's XPUPort: error %v, want the policy's", err)
+	}
+}
+
+// TestPortsAreTheControllers: nobody else makes an XPUPort, says that it is up, or takes its finalizer away.
+func TestPortsAreTheControllers(t *testing.T) {
+	cluster.Need(t)
+	created(t, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "policy-tenant"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "tenant"}},
+	})
+	config := cluster.Admin()
+	config.Impersonate = rest.ImpersonationConfig{UserName: "tenant", Groups: []string{"system:authenticated"}}
+	tenant := newClient(t, config)
+	must.Eventually(t, "the role is known", func() bool { return tenant.List(t.Context(), &v1alpha1.XPUPortList{}) == nil })
+	if err := tenant.Create(t.Context(), port("policy-a", 6, "mine")); !kubeapitest.DeniedByPolicy(err) {
+		t.Errorf("a tenant creates an XPUPort: error %v, want the policy's", err)
+	}
+	p := port("policy-a", 6, "ours")
+	p.Finalizers = []string{v1alpha1.FinalizerPort}
+	created(t, p)
+	for what, err := range map[string]error{
+		"takes the finalizer away": tenant.Patch(t.Context(), p.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))),
+		"says that it is up":       tenant.Status().Patch(t.Context(), p.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"status":{"bridgePort":"x"}}`))),
+	} {
+		if !kubeapitest.DeniedByPolicy(err) {
+			t.Errorf("a tenant %s: error %v, want the policy's", what, err)
+		}
+	}
+	if err := tenant.Patch(t.Context(), p.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"a":"b"}}}`))); err != nil {
+		t.Errorf("a tenant labels it: %v", err)
+	}
+	if err := newClient(t, cluster.Admin()).Patch(t.Context(), p, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))); err != nil {
+		t.Errorf("an administrator takes the finalizer away: %v", err)
+	}
+}
+
 func TestAgentsWriteTheirOwnSlicesOnly(t *testing.T) {
 	cluster.Need(t)
 	own, other := newClient(t, cluster.Agent("policy-a")), newClient(t, cluster.Agent("policy-b"))
@@ -71,6 +143,8 @@ func TestAgentsWriteTheirOwnSlicesOnly(t *testing.T) {
 		"creates another node's":                             other.Create(t.Context(), slice.DeepCopy()),
 		"creates one although its token is bound to no node": unbound.Create(t.Context(), slice.DeepCopy()),
 		"creates another driver's":                           own.Create(t.Context(), resourceSlice("policy-2", "gpu.example.com", "policy-a")),
+		"names the pool after another node":                  own.Create(t.Context(), poolOf("policy-b", slice)),
+		"names the pool after a node of a similar name":      own.Create(t.Context(), poolOf("policy-ab", slice)),
 	} {
 		if !kubeapitest.DeniedByPolicy(err) {
 			t.Errorf("an agent that %s: error %v, want the policy's", name, err)

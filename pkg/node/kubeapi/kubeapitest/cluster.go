@@ -98,11 +98,14 @@ func (c *Cluster) Admin() *rest.Config { return rest.CopyConfig(c.admin) }
 const AgentNamespace = "xpu-system"
 
 // Agent is the agent on a node: its ServiceAccount with a token that is bound to a pod there.
-func (c *Cluster) Agent(node string) *rest.Config {
+func (c *Cluster) Agent(node string) *rest.Config { return c.AgentIn(AgentNamespace, node) }
+
+// AgentIn is the agent on a node of an installation in this namespace.
+func (c *Cluster) AgentIn(namespace, node string) *rest.Config {
 	config := c.Admin()
 	config.Impersonate = rest.ImpersonationConfig{
-		UserName: "system:serviceaccount:xpu-system:xpu-agent",
-		Groups:   []string{"system:serviceaccounts", "system:serviceaccounts:xpu-system", "system:authenticated"},
+		UserName: "system:serviceaccount:" + namespace + ":xpu-agent",
+		Groups:   []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace, "system:authenticated"},
 	}
 	if node != "" {
 		config.Impersonate.Extra = map[string][]string{"authentication.kubernetes.io/node-name": {node}}
@@ -126,7 +129,7 @@ func (c *Cluster) setUp(deploy string) error {
 	if err != nil {
 		return err
 	}
-	for _, file := range []string{"namespace.yaml", "agent/rbac.yaml", "agent/policy.yaml"} {
+	for _, file := range []string{"namespace.yaml", "agent/rbac.yaml", "agent/policy.yaml", "controller/policy.yaml"} {
 		if err := apply(ctx, admin, filepath.Join(deploy, file)); err != nil {
 			return err
 		}
