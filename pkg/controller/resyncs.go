@@ -85,7 +85,7 @@ func (r *resyncs) later(ctx context.Context, xpu *v1alpha1.XPU, err error) (ctrl
 	return ctrl.Result{RequeueAfter: r.retries.When(requestFor(xpu))}, nil
 }
 
-// comparePorts wakes the XPUPorts that the agent does not serve as wanted. up are the ids of the networks that are in service.
+// comparePorts wakes the XPUPorts that are up and that the agent does not serve as wanted. up are the ids of the networks that are in service.
 func (r *resyncs) comparePorts(
 	ctx context.Context, xpu *v1alpha1.XPU, listed []opi.PortStatus, up sets.Set[string],
 	orphans sets.Set[orphan], foreign *v1alpha1.XPUForeign,
@@ -105,7 +105,7 @@ func (r *resyncs) comparePorts(
 		backed.Insert(want.ID)
 		got := has[want.ID]
 		served := err == nil && got.State == opi.StateUp && got.Equal(want) && up.HasAll(want.Networks...)
-		if !served || !port.DeletionTimestamp.IsZero() || !isReady(port) {
+		if isReady(port) && !served { // others are being worked at
 			r.ports.wakeups.add(0, requestFor(port))
 		}
 	}
@@ -189,6 +189,7 @@ func (r *resyncs) collect(
 			"deleted %s %s of this cluster, which no object had wanted for %s", o.kind, o.id, r.OrphanGrace)
 		// Had an object come for it in this very moment, it may have been the object's.
 		after = smaller(after, firstRetry)
+		r.ports.wakeups.add(0, r.ports.waiting(ctx, xpu.Name)...) // it may have been in their way
 	}
 	return after
 }

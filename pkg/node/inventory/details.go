@@ -23,6 +23,8 @@ type lastSeen struct {
 	netdev   string
 	linkType string      // of the netdev
 	down     bool        // a PF's netdev had no link
+	closed   bool        // it had none because it was set down; downOpen is what was before that
+	downOpen bool
 	ddp      *ddpProfile // a PF's; nil until it is known
 	rdma     []string
 	pkey     string
@@ -38,7 +40,9 @@ func (s *scanner) complete(f function.Function, device sysfs.Dir, now instance) 
 	switch {
 	case m.instance == now:
 	case f.Kind == function.PF: // its VFs and SFs keep what they have of it until something else is seen
-		m = lastSeen{instance: now, netdev: m.netdev, linkType: m.linkType, down: m.down}
+		m = lastSeen{
+			instance: now, netdev: m.netdev, linkType: m.linkType, down: m.down, closed: m.closed, downOpen: m.downOpen,
+		}
 	default:
 		m = lastSeen{instance: now} // it was another device with the same ID
 	}
@@ -70,6 +74,9 @@ func (s *scanner) readNetdev(f *function.Function, device sysfs.Dir, m *lastSeen
 	s.report(device, reasonNetdev, err)
 	f.Netdev = ownNetdev(netdevs, names)
 	if f.Netdev == "" {
+		if m.closed { // a netdev is set down before it moves to another namespace (dev_change_net_namespace in net/core/dev.c)
+			m.down, m.closed = m.downOpen, false
+		}
 		return
 	}
 	dir := netdevs.Dir(f.Netdev)
@@ -77,19 +84,24 @@ func (s *scanner) readNetdev(f *function.Function, device sysfs.Dir, m *lastSeen
 		m.netdev, m.linkType = f.Netdev, linkTypes[s.attribute(device, dir, "type", reasonLinkType)]
 	}
 	if f.Kind == function.PF {
-		m.down = s.linkDown(device, dir, m.down)
+		s.readLink(device, dir, m)
 	}
 }
 
-// linkDown says whether a netdev has no link, or returns was if that cannot be read.
-func (s *scanner) linkDown(device, netdev sysfs.Dir, was bool) bool {
+// readLink reads whether a PF's netdev has a link. Nothing changes if that cannot be read.
+func (s *scanner) readLink(device, netdev sysfs.Dir, m *lastSeen) {
 	if carrier, err := netdev.Attribute("carrier"); err == nil { // the kernel refuses while the netdev is down
-		return carrier != "1"
+		m.down, m.closed = carrier != "1", false
+		return
 	}
-	if state := s.attribute(device, netdev, "operstate", reasonCarrier); state != "" {
-		return state != "up"
+	state := s.attribute(device, netdev, "operstate", reasonCarrier)
+	if state == "" {
+		return
 	}
-	return was
+	if !m.closed {
+		m.downOpen = m.down
+	}
+	m.down, m.closed = state != "up", state != "up"
 }
 
 // linkTypes are those of include/uapi/linux/if_arp.h that a Function can have.

@@ -292,6 +292,11 @@ func TestPFMoves(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// As the kernel does when a netdev moves. Here it is seen in any case.
+	if err := w.host.Handle().LinkSetDown(link); err != nil {
+		t.Fatal(err)
+	}
+	w.until(t, "the PF's netdev down", func() bool { return !w.get(t, firstPF).LinkUp })
 	if err := w.host.Handle().LinkSetNsFd(link, pod.Fd()); err != nil {
 		t.Fatal(err)
 	}
