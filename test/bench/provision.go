@@ -69,7 +69,8 @@ func (b *bench) provisionCRD(ctx context.Context, p *pods, endpoint string) (m M
 	}
 	xpu := &v1alpha1.XPU{Spec: v1alpha1.XPUSpec{NodeName: nodeName, Endpoint: endpoint, Insecure: true}}
 	xpu.Name = "xpu"
-	network := &v1alpha1.XPUNetwork{Spec: v1alpha1.XPUNetworkSpec{VLAN: 20}}
+	// Not the VLAN of direct mode, which is another installation: its network stays at the OPI agent.
+	network := &v1alpha1.XPUNetwork{Spec: v1alpha1.XPUNetworkSpec{VLAN: 21}}
 	network.Name = networkName
 	metrics, err := freeAddress()
 	if err != nil {

@@ -21,9 +21,9 @@ import (
 type lastSeen struct {
 	instance instance
 	netdev   string
-	linkType string      // of the netdev
-	down     bool        // a PF's netdev had no link
-	closed   bool        // it had none because it was set down; downOpen is what was before that
+	linkType string // of the netdev
+	down     bool   // a PF's netdev had no link
+	closed   bool   // it had none because it was set down; downOpen is what was before that
 	downOpen bool
 	ddp      *ddpProfile // a PF's; nil until it is known
 	rdma     []string
