@@ -148,6 +148,11 @@ func TestValidation(t *testing.T) {
 			{"network with host bits", network(func(s *v1alpha1.XPUNetworkSpec) { s.Subnets = []string{"10.1.0.1/24"} }), "without host bits, such as 10.1.0.0/24"},
 			{"network with a word for a subnet", network(func(s *v1alpha1.XPUNetworkSpec) { s.Subnets = []string{"blue"} }), "CIDR notation"},
 			{"network with two IPv4 subnets", network(func(s *v1alpha1.XPUNetworkSpec) { s.Subnets = []string{"10.1.0.0/24", "10.2.0.0/24"} }), "at most one IPv4 and one IPv6"},
+			{"network with gateways and reserved addresses", &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "gated"}, Spec: v1alpha1.XPUNetworkSpec{
+				VLAN: 12, Gateways: []string{"10.1.0.254", "fd00::1"}, Reserved: []string{"10.1.0.0/28", "10.1.0.32-10.1.0.40"},
+			}}, ""},
+			{"network with a prefix for a gateway", network(func(s *v1alpha1.XPUNetworkSpec) { s.Gateways = []string{"10.1.0.1/24"} }), "each gateway must be an address"},
+			{"network with a word for reserved", network(func(s *v1alpha1.XPUNetworkSpec) { s.Reserved = []string{"10.1.0.1-ten"} }), "each entry must be a prefix"},
 			{"network with a small MTU", network(func(s *v1alpha1.XPUNetworkSpec) { s.MTU = ptr.To(int32(500)) }), "spec.mtu"},
 			{"port", port(func(*v1alpha1.XPUPortSpec) {}), ""},
 			{"port with a group MAC", port(func(s *v1alpha1.XPUPortSpec) { s.MAC = "01:00:00:00:00:01" }), "spec.mac"},

@@ -24,8 +24,8 @@ type XPUNetworkSpec struct {
 	MTU *int32 `json:"mtu,omitempty"`
 
 	// Subnets are the segment's prefixes in CIDR notation, at most one IPv4 and one IPv6. An interface that asks
-	// for no address gets the lowest free one of each; the first address of a subnet (the gateway's by custom)
-	// and the IPv4 broadcast address are never given.
+	// for no address gets the lowest free one of each. The addresses of gateways, those reserved, and the IPv4 broadcast
+	// address are never given, nor may an interface ask for them.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=2
@@ -33,6 +33,24 @@ type XPUNetworkSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self.all(s, isCIDR(s) && cidr(s) == cidr(s).masked())",message="each subnet must be a prefix in CIDR notation without host bits, such as 10.1.0.0/24"
 	// +kubebuilder:validation:XValidation:rule="self.all(s, !isCIDR(s) || self.filter(o, isCIDR(o) && cidr(o).ip().family() == cidr(s).ip().family()).size() == 1)",message="at most one IPv4 and one IPv6 subnet"
 	Subnets []string `json:"subnets,omitempty"`
+
+	// Gateways are the routers' addresses, at most one of each family. Without one of its family the first address of a
+	// subnet is taken to be the gateway's.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=2
+	// +kubebuilder:validation:items:MaxLength=39
+	// +kubebuilder:validation:XValidation:rule="self.all(a, isIP(a))",message="each gateway must be an address, such as 10.1.0.1"
+	Gateways []string `json:"gateways,omitempty"`
+
+	// Reserved are addresses that interfaces do not get: prefixes, such as "10.1.0.0/28", or ranges, such as
+	// "10.1.0.10-10.1.0.19".
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=32
+	// +kubebuilder:validation:items:MaxLength=79
+	// +kubebuilder:validation:XValidation:rule="self.all(r, isCIDR(r) || r.split('-').size() == 2 && r.split('-').all(a, isIP(a)))",message="each entry must be a prefix such as 10.1.0.0/28 or a range such as 10.1.0.10-10.1.0.19"
+	Reserved []string `json:"reserved,omitempty"`
 }
 
 // XPUNetworkFailure is why an xPU that needs the network does not serve it.

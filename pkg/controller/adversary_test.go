@@ -473,3 +473,32 @@ func TestPortWithoutFinalizer(t *testing.T) {
 	c.gone(made)
 	c.has(agent, "vf-0000-3b-02-0")
 }
+
+// TestTakenFromOthers: no claim gets another pod's MAC address, on whatever xPU, a gateway's address, or a wider prefix.
+func TestTakenFromOthers(t *testing.T) {
+	c := newCluster(t, nil)
+	c.xpu("card", opitest.Start(t))
+	other := "another-" + c.node
+	c.create(&v1alpha1.XPU{
+		ObjectMeta: metav1.ObjectMeta{Name: "other"},
+		Spec:       v1alpha1.XPUSpec{NodeName: other, Endpoint: opitest.Start(t).Config().Endpoint, Insecure: true},
+	})
+	c.network("blue", 100, "10.1.0.0/24")
+	victim := c.up(c.claim(want{name: "victim", pool: "fast", function: vf(0), config: `{"network":"blue"}`}), vf(0))
+	for name, test := range map[string]struct{ config, reason, text string }{
+		"mac":     {`{"network":"blue","mac":"` + victim.Spec.MAC + `"}`, v1alpha1.ReasonConflict, victim.Name},
+		"address": {`{"network":"blue","addresses":["` + victim.Spec.Addresses[0] + `"]}`, v1alpha1.ReasonConflict, victim.Name},
+		"gateway": {`{"network":"blue","addresses":["10.1.0.1/24"]}`, v1alpha1.ReasonInvalidConfig, "gateway"},
+		"prefix":  {`{"network":"blue","addresses":["10.1.0.9/1"]}`, v1alpha1.ReasonInvalidConfig, "prefix length of subnet 10.1.0.0/24"},
+	} {
+		o := c.claim(want{name: name, node: other, pool: "fast", function: vf(0), config: test.config})
+		c.claimReason(o, v1alpha1.ConditionProvisioned, test.reason, test.text)
+		c.delete(o)
+	}
+	// What it had is free again once it is gone.
+	c.delete(c.named("victim"))
+	c.gone(victim)
+	c.claim(want{name: "next", node: other, pool: "fast", function: vf(0), config: `{"network":"blue","mac":"` + victim.Spec.MAC + `"}`})
+	next := &v1alpha1.XPUPort{ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: claim.PortName(other, vf(0))}}
+	c.portReason(next, v1alpha1.ReasonUp, "")
+}

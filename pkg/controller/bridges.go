@@ -145,7 +145,7 @@ func (r *bridges) note(b bridge, known bool, err error) {
 	}
 	news := state.known != known || fmt.Sprint(state.err) != fmt.Sprint(err)
 	state.known, state.err = known, err
-	gone := known && err == nil && state.ports.Len() == 0
+	gone := known && state.ports.Len() == 0 && (err == nil || errors.Is(err, errNoXPU))
 	if gone {
 		delete(r.all, b)
 	}

@@ -42,8 +42,7 @@ func (r *claims) setup(mgr ctrl.Manager) error {
 			CreateFunc: func(e event.CreateEvent) bool { return ours(e.Object) },
 			UpdateFunc: func(e event.UpdateEvent) bool { return ours(e.ObjectOld) || ours(e.ObjectNew) },
 		})).
-		Watches(&v1alpha1.XPUPort{}, enqueue(r.ofPort)).
-		Watches(&v1alpha1.XPUPort{}, enqueue(r.waitingForPort), whenGone).
+		Watches(&v1alpha1.XPUPort{}, handler.Funcs{CreateFunc: r.portMade, UpdateFunc: r.portChanged, DeleteFunc: r.portGone}).
 		Watches(&v1alpha1.XPUNetwork{}, enqueue(r.waitingForNetwork), whenSpecChanged).
 		Watches(&v1alpha1.DevicePool{}, enqueue(func(ctx context.Context, o client.Object) []reconcile.Request {
 			return r.dependents(ctx, onPool(o.GetName()))
@@ -61,20 +60,34 @@ func ours(o client.Object) bool {
 		func(r resourceapi.DeviceRequestAllocationResult) bool { return r.Driver == v1alpha1.GroupName })
 }
 
-// ofPort returns the claim of a Port, if it has one.
-func (r *claims) ofPort(_ context.Context, o client.Object) []reconcile.Request {
-	port := o.(*v1alpha1.XPUPort)
-	if port.Spec.Claim.Name == "" {
-		return nil
+func (r *claims) portMade(_ context.Context, e event.CreateEvent, queue queueOf[reconcile.Request]) {
+	port := e.Object.(*v1alpha1.XPUPort)
+	r.allocator.made(port)
+	enqueueClaim(port, queue)
+}
+
+func (r *claims) portChanged(_ context.Context, e event.UpdateEvent, queue queueOf[reconcile.Request]) {
+	enqueueClaim(e.ObjectNew.(*v1alpha1.XPUPort), queue)
+}
+
+func (r *claims) portGone(ctx context.Context, e event.DeleteEvent, queue queueOf[reconcile.Request]) {
+	port := e.Object.(*v1alpha1.XPUPort)
+	r.allocator.gone(port) // before the claims that wait ask for what it had
+	enqueueClaim(port, queue)
+	for _, request := range r.waitingForPort(ctx, port) {
+		queue.Add(request)
 	}
-	r.allocator.settle(port)
-	return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: port.Namespace, Name: port.Spec.Claim.Name}}}
+}
+
+// enqueueClaim enqueues the claim of a Port, if it has one.
+func enqueueClaim(port *v1alpha1.XPUPort, queue queueOf[reconcile.Request]) {
+	if port.Spec.Claim.Name != "" {
+		queue.Add(reconcile.Request{NamespacedName: types.NamespacedName{Namespace: port.Namespace, Name: port.Spec.Claim.Name}})
+	}
 }
 
 // waitingForPort returns the claims that wait for the Function or an address of a deleted Port.
-func (r *claims) waitingForPort(ctx context.Context, o client.Object) []reconcile.Request {
-	port := o.(*v1alpha1.XPUPort)
-	r.allocator.settle(port) // before these claims ask for what it reserved
+func (r *claims) waitingForPort(ctx context.Context, port *v1alpha1.XPUPort) []reconcile.Request {
 	r.gone.reset(port.UID)
 	r.tainted.reset(port.UID)
 	keys := []string{onFunction(functionOf(port))}

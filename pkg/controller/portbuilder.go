@@ -38,7 +38,7 @@ func (r *claims) create(ctx context.Context, c *resourceapi.ResourceClaim, d *cl
 	}
 	err = r.client.Create(ctx, port)
 	if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
-		r.allocator.settle(port)
+		r.allocator.failed(port)
 	}
 	switch {
 	case err == nil:

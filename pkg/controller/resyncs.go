@@ -135,7 +135,7 @@ func (r *resyncs) compareNetworks(
 	for _, b := range r.bridges.with(func(b bridge) bool { return b.xpu == xpu.Name }) {
 		id := r.Installation.NetworkID(b.network)
 		known.Insert(id)
-		if !up.Has(id) || !r.bridges.isNeeded(b) {
+		if !up.Has(id) && r.bridges.isNeeded(b) {
 			r.bridges.wakeups.add(0, b)
 		}
 	}

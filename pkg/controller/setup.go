@@ -11,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -125,7 +124,7 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) error {
 			sessions: sessions, metrics: m, retries: retryLimiter(),
 		}
 	}
-	allocator := &allocator{reader: mgr.GetClient(), assumed: map[types.NamespacedName]assumedPort{}}
+	allocator := newAllocator(mgr.GetClient())
 	ports := &ports{base: newBase(), limiter: newPerXPULimiter(o.ConcurrencyPerXPU)}
 	bridges := &bridges{base: newBase()}
 	networks := &networks{base: newBase(), bridges: bridges}

@@ -67,6 +67,7 @@ func (r *xpus) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, er
 	if apierrors.IsNotFound(err) {
 		r.sessions.forget(req.Name)
 		r.metrics.errors.DeletePartialMatch(prometheus.Labels{"xpu": req.Name})
+		r.metrics.orphans.DeletePartialMatch(prometheus.Labels{"xpu": req.Name})
 		return ctrl.Result{}, nil
 	}
 	if err != nil {
@@ -142,7 +143,7 @@ func (r *xpus) uses(ctx context.Context, xpu *v1alpha1.XPU) (string, error) {
 			"again, set spec.abandon", len(ports), ports[0].Namespace, ports[0].Name), nil
 	}
 	left := r.bridges.with(func(b bridge) bool { return b.xpu == xpu.Name })
-	if len(left) > 0 && r.sessions.connection(xpu.Name).agent != nil {
+	if len(left) > 0 && !xpu.Spec.Abandon && r.sessions.connection(xpu.Name).agent != nil {
 		r.bridges.wakeups.add(0, left...)
 		return fmt.Sprintf("it still has %d networks, which are being deleted", len(left)), nil
 	}

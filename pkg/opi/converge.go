@@ -78,12 +78,18 @@ func await(
 	ctx context.Context, op, id string, look func(context.Context) (done bool, said string, err error),
 ) error {
 	last := "the agent has not said anything about it"
-	pauses := wait.Backoff{Duration: 100 * time.Microsecond, Factor: 1.5, Cap: 100 * time.Millisecond, Steps: math.MaxInt32}
-	err := pauses.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
+	step := func(ctx context.Context) (bool, error) {
 		done, said, err := look(ctx)
 		last = cmp.Or(said, last)
 		return done, err
-	})
+	}
+	// The second look follows the first at once: an agent may have done in its answer what it was asked for, and a pause of less
+	// than a millisecond takes the Go runtime a millisecond.
+	done, err := step(ctx)
+	if !done && err == nil {
+		pauses := wait.Backoff{Duration: time.Millisecond, Factor: 1.5, Cap: 100 * time.Millisecond, Steps: math.MaxInt32}
+		err = pauses.DelayFunc().Until(ctx, true, true, step)
+	}
 	if ended(ctx) && (wait.Interrupted(err) || errors.Is(err, ErrTimeout)) {
 		return timeout(ctx, op, id, last)
 	}

@@ -1,0 +1,270 @@
+package controller
+
+import (
+	"container/heap"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"go4.org/netipx"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+)
+
+// addressBook has the addresses and MAC addresses that the Ports of one network have. It is kept by the Ports' events, so that to
+// choose an address costs the same however many there are. The caller keeps it from concurrent use.
+type addressBook struct {
+	addresses map[netip.Addr]types.NamespacedName
+	macs      map[string]types.NamespacedName
+
+	generation int64 // of the network's spec that subnets are for
+	subnets    map[netip.Prefix]*freeList
+}
+
+func newAddressBook() *addressBook {
+	return &addressBook{
+		addresses: map[netip.Addr]types.NamespacedName{}, macs: map[string]types.NamespacedName{}, subnets: map[netip.Prefix]*freeList{},
+	}
+}
+
+// add notes what a Port has. What another Port has stays that one's.
+func (b *addressBook) add(port *v1alpha1.XPUPort) {
+	key := client.ObjectKeyFromObject(port)
+	if _, taken := b.macs[port.Spec.MAC]; !taken {
+		b.macs[port.Spec.MAC] = key
+	}
+	for _, text := range port.Spec.Addresses {
+		address, err := netip.ParsePrefix(text)
+		if err != nil {
+			continue
+		}
+		if _, taken := b.addresses[address.Addr()]; !taken {
+			b.addresses[address.Addr()] = key
+		}
+	}
+}
+
+// remove frees what a Port had.
+func (b *addressBook) remove(port *v1alpha1.XPUPort) {
+	key := client.ObjectKeyFromObject(port)
+	if b.macs[port.Spec.MAC] == key {
+		delete(b.macs, port.Spec.MAC)
+	}
+	for _, text := range port.Spec.Addresses {
+		address, err := netip.ParsePrefix(text)
+		if err != nil || b.addresses[address.Addr()] != key {
+			continue
+		}
+		delete(b.addresses, address.Addr())
+		for subnet, free := range b.subnets {
+			if subnet.Contains(address.Addr()) {
+				free.add(address.Addr())
+			}
+		}
+	}
+}
+
+// lowest is the lowest address of the subnet that is free and not reserved; the zero value if there is none.
+func (b *addressBook) lowest(subnet netip.Prefix, reserved *netipx.IPSet) netip.Addr {
+	free := b.subnets[subnet]
+	if free == nil {
+		free = &freeList{next: subnet.Addr().Next()}
+		b.subnets[subnet] = free
+	}
+	usable := func(ip netip.Addr) bool {
+		_, taken := b.addresses[ip]
+		return !taken && !reserved.Contains(ip)
+	}
+	for len(free.below) > 0 {
+		if ip := free.below[0]; usable(ip) {
+			return ip
+		}
+		heap.Pop(free)
+	}
+	for ; subnet.Contains(free.next) && !unusable(subnet, free.next); free.next = free.next.Next() {
+		if r, is := rangeOf(reserved, free.next); is {
+			free.next = r.To()
+			continue
+		}
+		if usable(free.next) {
+			return free.next
+		}
+	}
+	return netip.Addr{}
+}
+
+// rangeOf is the range of the set that has the address.
+func rangeOf(set *netipx.IPSet, ip netip.Addr) (netipx.IPRange, bool) {
+	if !set.Contains(ip) {
+		return netipx.IPRange{}, false
+	}
+	for _, r := range set.Ranges() {
+		if r.Contains(ip) {
+			return r, true
+		}
+	}
+	return netipx.IPRange{}, false
+}
+
+// freeList finds the lowest free address of a subnet. All addresses below next are taken, but for those in below.
+type freeList struct {
+	next  netip.Addr
+	below []netip.Addr // a heap; an address may have been taken since it was added
+}
+
+func (f *freeList) add(ip netip.Addr) {
+	if ip.Less(f.next) {
+		heap.Push(f, ip)
+	}
+}
+
+func (f *freeList) Len() int           { return len(f.below) }
+func (f *freeList) Less(i, j int) bool { return f.below[i].Less(f.below[j]) }
+func (f *freeList) Swap(i, j int)      { f.below[i], f.below[j] = f.below[j], f.below[i] }
+func (f *freeList) Push(ip any)        { f.below = append(f.below, ip.(netip.Addr)) }
+
+func (f *freeList) Pop() any {
+	last := f.below[len(f.below)-1]
+	f.below = f.below[:len(f.below)-1]
+	return last
+}
+
+// addressRules are what a network says of its addresses.
+type addressRules struct {
+	network    string
+	generation int64 // of the network's spec
+	subnets    []netip.Prefix
+	reserved   *netipx.IPSet // the gateways, and what is reserved
+}
+
+// rulesOf returns a *problem if the network's spec cannot be understood. The first address of a subnet is its gateway's unless
+// spec.gateways has another one of the family.
+func rulesOf(network *v1alpha1.XPUNetwork) (*addressRules, error) {
+	rules := &addressRules{network: network.Name, generation: network.Generation}
+	var reserved netipx.IPSetBuilder
+	var wrong []string
+	gateways := map[bool]bool{} // by whether it is IPv4
+	for i, text := range network.Spec.Gateways {
+		ip, err := netip.ParseAddr(text)
+		if err != nil {
+			wrong = append(wrong, fmt.Sprintf("spec.gateways[%d] %q must be an address such as 10.1.0.1", i, text))
+			continue
+		}
+		gateways[ip.Is4()] = true
+		reserved.Add(ip)
+	}
+	for i, text := range network.Spec.Subnets {
+		subnet, err := netip.ParsePrefix(text)
+		if err != nil {
+			wrong = append(wrong, fmt.Sprintf("spec.subnets[%d] %q must be a prefix such as 10.1.0.0/24", i, text))
+			continue
+		}
+		rules.subnets = append(rules.subnets, subnet)
+		if !gateways[subnet.Addr().Is4()] {
+			reserved.Add(subnet.Addr().Next())
+		}
+	}
+	for i, text := range network.Spec.Reserved {
+		if r, err := parseRange(text); err == nil {
+			reserved.AddRange(r)
+		} else {
+			wrong = append(wrong, fmt.Sprintf("spec.reserved[%d] %q must be a prefix or a range such as 10.1.0.10-10.1.0.19", i, text))
+		}
+	}
+	if len(wrong) > 0 {
+		return nil, problemf(v1alpha1.ReasonNetworkNotReady, "XPUNetwork %s: %s", network.Name, strings.Join(wrong, "; "))
+	}
+	var err error
+	if rules.reserved, err = reserved.IPSet(); err != nil {
+		return nil, problemf(v1alpha1.ReasonNetworkNotReady, "XPUNetwork %s: %s", network.Name, oneLine(err))
+	}
+	return rules, nil
+}
+
+// parseRange reads a prefix or "first-last".
+func parseRange(text string) (netipx.IPRange, error) {
+	if prefix, err := netip.ParsePrefix(text); err == nil {
+		return netipx.RangeOfPrefix(prefix), nil
+	}
+	return netipx.ParseIPRange(text)
+}
+
+// choose returns the addresses that are wanted, or the lowest free one of each subnet if none are, or a *problem.
+func (b *addressBook) choose(rules *addressRules, wanted []netip.Prefix) ([]netip.Prefix, error) {
+	if len(wanted) > 0 {
+		return wanted, b.check(rules, wanted)
+	}
+	if b.generation != rules.generation { // what was reserved may be free now
+		b.generation, b.subnets = rules.generation, map[netip.Prefix]*freeList{}
+	}
+	var free []netip.Prefix
+	for _, subnet := range rules.subnets {
+		address := b.lowest(subnet, rules.reserved)
+		if !address.IsValid() {
+			return nil, problemf(v1alpha1.ReasonNoFreeAddress, "subnet %s of XPUNetwork %s has no free address left; "+
+				"delete pods that use it, or use a network with a larger subnet", subnet, rules.network)
+		}
+		free = append(free, netip.PrefixFrom(address, subnet.Bits()))
+	}
+	return free, nil
+}
+
+// check returns a *problem if one of the addresses cannot be had.
+func (b *addressBook) check(rules *addressRules, wanted []netip.Prefix) error {
+	seen := map[netip.Addr]bool{}
+	for i, address := range wanted {
+		ip := address.Addr()
+		holder, held := b.addresses[ip]
+		reason, wrong := v1alpha1.ReasonInvalidConfig, rules.wrong(address)
+		switch {
+		case wrong != "":
+		case seen[ip]:
+			wrong = "is in the list twice"
+		case held:
+			reason = v1alpha1.ReasonConflict
+			wrong = fmt.Sprintf("is in use by XPUPort %s; choose another one, or delete the pod that has it", holder)
+		default:
+			seen[ip] = true
+			continue
+		}
+		return problemf(reason, "addresses[%d] %s of the InterfaceConfig %s", i, address, wrong)
+	}
+	return nil
+}
+
+// wrong says why nobody can have the address; "" if somebody can.
+func (r *addressRules) wrong(address netip.Prefix) string {
+	ip := address.Addr()
+	if len(r.subnets) == 0 {
+		return ""
+	}
+	for _, subnet := range r.subnets {
+		switch {
+		case !subnet.Contains(ip):
+			continue
+		case unusable(subnet, ip):
+			return fmt.Sprintf("is the network's own or its broadcast address in subnet %s; choose another one", subnet)
+		case address.Bits() != subnet.Bits():
+			return fmt.Sprintf("must have the prefix length of subnet %s", subnet)
+		case r.reserved.Contains(ip):
+			return fmt.Sprintf("is a gateway's or reserved in XPUNetwork %s; choose another one", r.network)
+		}
+		return ""
+	}
+	return fmt.Sprintf("is in none of the subnets of XPUNetwork %s (%s); choose one inside, or leave addresses away to be given one",
+		r.network, strings.Join(texts(r.subnets), ", "))
+}
+
+// unusable tells whether the address is the subnet's own (RFC 4291 2.6.1 for IPv6) or its IPv4 broadcast address.
+func unusable(subnet netip.Prefix, ip netip.Addr) bool {
+	return !subnet.IsSingleIP() && (ip == subnet.Addr() || ip.Is4() && ip == netipx.PrefixLastIP(subnet))
+}
+
+func texts(prefixes []netip.Prefix) (list []string) {
+	for _, prefix := range prefixes {
+		list = append(list, prefix.String())
+	}
+	return list
+}
