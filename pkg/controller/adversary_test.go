@@ -334,7 +334,7 @@ func TestLongTextsOfAgents(t *testing.T) {
 	c.told("ResourceClaim", "a", v1alpha1.ReasonFailed)
 }
 
-// TestEndlessAgent: an agent whose lists do not end serves its Ports, and is told of in the log alone.
+// TestEndlessAgent: an agent whose lists do not end serves its Ports, also what it forgot.
 func TestEndlessAgent(t *testing.T) {
 	c := newCluster(t, impatient)
 	agent := opitest.Start(t)
@@ -343,6 +343,8 @@ func TestEndlessAgent(t *testing.T) {
 	c.up(c.blue("a", 0), vf(0))
 	agent.Set(func(b *opitest.Behaviour) { b.Endless = true })
 	c.up(c.blue("b", 1), vf(1))
+	agent.Lose("vf-0000-3b-02-0")
+	c.has(agent, "vf-0000-3b-02-0", "vf-0000-3b-02-1")
 }
 
 func (c *cluster) abandon(xpu *v1alpha1.XPU) {

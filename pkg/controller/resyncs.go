@@ -3,6 +3,7 @@ package controller
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -79,13 +80,20 @@ func (r *resyncs) Reconcile(ctx context.Context, xpu *v1alpha1.XPU) (ctrl.Result
 	return ctrl.Result{RequeueAfter: smaller(after, period)}, nil
 }
 
-// later tries again. The session finds out whether the agent answers at all.
+// later tries again. The session finds out whether the agent answers at all. Of one that has no lists, or none that end, each port
+// and network is verified by itself.
 func (r *resyncs) later(ctx context.Context, xpu *v1alpha1.XPU, err error) (ctrl.Result, error) {
 	ctrl.LoggerFrom(ctx).Info("cannot compare what the OPI agent has with what is wanted", "error", err.Error())
+	if errors.Is(err, opi.ErrUnsupported) {
+		onXPU := client.MatchingFields{portsByXPU: xpu.Name}
+		r.ports.wakeups.add(0, r.requests(ctx, &v1alpha1.XPUPortList{}, onXPU)...)
+		return ctrl.Result{RequeueAfter: r.ResyncPeriod}, nil
+	}
 	return ctrl.Result{RequeueAfter: r.retries.When(requestFor(xpu))}, nil
 }
 
-// comparePorts wakes the XPUPorts that are up and that the agent does not serve as wanted. up are the ids of the networks that are in service.
+// comparePorts wakes the XPUPorts that are up and that the agent does not serve as wanted. up are the ids of the networks that are
+// in service.
 func (r *resyncs) comparePorts(
 	ctx context.Context, xpu *v1alpha1.XPU, listed []opi.PortStatus, up sets.Set[string],
 	orphans sets.Set[orphan], foreign *v1alpha1.XPUForeign,

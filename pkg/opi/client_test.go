@@ -360,6 +360,12 @@ func TestAgentsThatCannotBeVerified(t *testing.T) {
 		wantError(t, c.EnsureNetwork(t.Context(), blue), opi.ErrUnsupported, "GetLogicalBridge")
 		ok(t, c.Check(t.Context()))
 	})
+	t.Run("without lists", func(t *testing.T) {
+		a, c := start(t)
+		a.Set(func(b *opitest.Behaviour) { b.Unimplemented = []string{"ListLogicalBridges", "ListBridgePorts"} })
+		ok(t, c.EnsureNetwork(t.Context(), red))
+		ok(t, c.EnsurePort(t.Context(), port1))
+	})
 	t.Run("unimplemented", func(t *testing.T) {
 		a, c := start(t)
 		a.Set(func(b *opitest.Behaviour) { b.Unimplemented = []string{"GetBridgePort"} })

@@ -97,11 +97,14 @@ func (c *Client) EnsureNetwork(ctx context.Context, n Network) error {
 	})
 }
 
-// checkRivals returns ErrConflict if the agent has the VLAN or VNI of the network in another one.
+// checkRivals returns ErrConflict if the agent has the VLAN or VNI of the network in another one. An agent that cannot list its
+// networks is trusted to refuse that itself.
 func (c *Client) checkRivals(ctx context.Context, op string, n Network) error {
 	all, err := c.agent.Networks(ctx)
-	if err != nil {
-		return c.failure(ctx, op, n.ID, err)
+	if err := c.failure(ctx, op, n.ID, err); errors.Is(err, ErrUnsupported) {
+		return nil
+	} else if err != nil {
+		return err
 	}
 	for _, other := range all {
 		sameVNI := n.VNI != nil && other.VNI != nil && *n.VNI == *other.VNI
