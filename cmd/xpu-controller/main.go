@@ -46,7 +46,7 @@ func command() *cobra.Command {
 		Short: "Have xPUs ready for the Functions that Kubernetes allocates",
 		Long: `xpu-controller watches ResourceClaims. For every Function of an xPU that is allocated to one it makes an
 XPUPort and has the xPU's OPI agent serve it, and takes it back when the claim no longer has the Function.
-It also has the xPUs serve every XPUNetwork, and is the only part of the system that has credentials for OPI agents.`,
+It also has the xPUs serve the XPUNetworks that XPUPorts need, and is the only part of the system that has credentials for OPI agents.`,
 		Example: `  # In a cluster, one of several replicas:
   xpu-controller --leader-elect
 
