@@ -421,12 +421,12 @@ func TestProblems(t *testing.T) {
 			reason: v1alpha1.ReasonInvalidConfig, message: "none of the subnets of XPUNetwork blue (10.1.0.0/24)",
 		},
 		{
-			name: "refused by the agent", config: `{"network":"blue","mac":"02:00:00:00:00:07"}`,
+			name: "MAC address of another Port", config: `{"network":"blue","mac":"02:00:00:00:00:07"}`,
 			before: func(c *cluster) {
 				c.network("blue", 100)
 				c.up(c.claim(want{name: "other", pool: "fast", function: vf(7), config: `{"network":"blue","mac":"02:00:00:00:00:07"}`}), vf(7))
 			},
-			reason: v1alpha1.ReasonConflict, message: "already associated",
+			reason: v1alpha1.ReasonConflict, message: "MAC address 02:00:00:00:00:07 is that of XPUPort",
 		},
 	}
 	for _, test := range tests {
