@@ -12,6 +12,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -173,6 +174,37 @@ func TestNetworkOnlyLooksAtWhatWasSet(t *testing.T) {
 	n.VNI = nil
 	wantError(t, c.EnsureNetwork(t.Context(), n), opi.ErrConflict, "VNI 100")
 	wantError(t, c.EnsureNetwork(t.Context(), opi.Network{ID: "net-vni2", VLAN: 31, VNI: &vni}), opi.ErrConflict, "VNI 100 already in network net-vni")
+}
+
+// TestEndpointWithZone: an agent can have a link-local address, which is one with a zone.
+func TestEndpointWithZone(t *testing.T) {
+	listener, err := net.Listen("tcp", "[::1]:0")
+	if err != nil {
+		t.Skipf("the machine has no IPv6: %v", err)
+	}
+	server := grpc.NewServer()
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(server.Stop)
+	_, port, err := net.SplitHostPort(listener.Addr().String())
+	ok(t, err)
+	for _, host := range []string{"::1", "::1%lo"} {
+		c := dial(t, opi.Config{Endpoint: net.JoinHostPort(host, port), Dialect: evpngw.Dialect, Installation: opitest.Installation})
+		ok(t, c.Check(t.Context())) // it serves nothing, but says so
+		if peer, _, _ := strings.Cut(c.Peer(), "]"); !strings.HasPrefix(peer, "[::1") {
+			t.Errorf("%s: peer %q", host, c.Peer())
+		}
+	}
+}
+
+func TestNormalEndpoint(t *testing.T) {
+	for endpoint, want := range map[string]string{
+		"10.0.0.1:50151": "10.0.0.1:50151", "Card.Example.:050151": "card.example:50151", "[::ffff:10.0.0.1]:1": "10.0.0.1:1",
+		"localhost:1": "127.0.0.1:1", "[::1]:1": "127.0.0.1:1", "[FE80::0:1%eth0]:1": "[fe80::1%eth0]:1", "nonsense": "nonsense",
+	} {
+		if got := opi.NormalEndpoint(endpoint); got != want {
+			t.Errorf("NormalEndpoint(%q) = %q, want %q", endpoint, got, want)
+		}
+	}
 }
 
 // TestDeleteOnce: what is being deleted is not deleted again.
