@@ -230,6 +230,25 @@ func TestXPUAbandoned(t *testing.T) {
 	})
 }
 
+// TestAbandonedIsAsked: the agent of an abandoned XPU that is back is asked, also by a controller that has just started and does
+// not know yet that it is.
+func TestAbandonedIsAsked(t *testing.T) {
+	patient := func(o *Options) { o.OrphanGrace = time.Hour }
+	c := newCluster(t, patient)
+	agent := opitest.Start(t)
+	c.network("blue", 100)
+	xpu := c.xpu("card", agent)
+	o := c.blue("a", 0)
+	port := c.up(o, vf(0))
+	c.abandon(xpu)
+	c.stop()
+	c.delete(o)
+	c.delete(port)
+	c.start(patient)
+	c.gone(port)
+	c.has(agent)
+}
+
 // TestNetworkDeletedWhileAway: a network that is deleted while its xPU is away goes when the xPU is back, and its VLAN is free.
 func TestNetworkDeletedWhileAway(t *testing.T) {
 	c := newCluster(t, func(o *Options) {

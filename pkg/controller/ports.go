@@ -45,6 +45,7 @@ func (r *ports) setup(mgr ctrl.Manager) error {
 		Watches(&v1alpha1.XPUNetwork{}, enqueue(onNetwork), whenSpecChanged).
 		Watches(&v1alpha1.XPU{}, enqueue(onXPU), whenSpecChanged).
 		WatchesRawSource(sourceOf(r.sessions, connectionChanged, r.waiting)).
+		WatchesRawSource(sourceOf(r.sessions, healthChanged, r.waitingForLost)).
 		WatchesRawSource(r.wakeups.source()).
 		WatchesRawSource(r.limiter.wakeups.source()).
 		Complete(withConflicts(r))
@@ -63,6 +64,15 @@ func (r *ports) waiting(ctx context.Context, xpu string) []reconcile.Request {
 		}
 	}
 	return requests
+}
+
+// waitingForLost are those of an XPU whose agent is lost. Being abandoned, it lets them go, which is some time after its connection
+// went down.
+func (r *ports) waitingForLost(ctx context.Context, xpu string) []reconcile.Request {
+	if !r.sessions.connection(xpu).lost() {
+		return nil
+	}
+	return r.waiting(ctx, xpu)
 }
 
 func isReady(port *v1alpha1.XPUPort) bool {
@@ -283,7 +293,7 @@ func (r *ports) remove(ctx context.Context, port *v1alpha1.XPUPort) error {
 		return err
 	case ahead != nil:
 		return nil // what the agent has is the other's
-	case xpu == nil, xpu.Spec.Abandon && r.sessions.connection(xpu.Name).agent == nil:
+	case xpu == nil, xpu.Spec.Abandon && r.sessions.connection(xpu.Name).lost():
 		r.events.Eventf(port, nil, corev1.EventTypeWarning, v1alpha1.ReasonAbandoned, "Release",
 			"XPU %s was abandoned or deleted, so nobody asks its OPI agent whether the Port is gone", port.Spec.XPU)
 		return nil

@@ -23,6 +23,10 @@ type connection struct {
 	clean   bool         // the agent has been compared since it began to answer, and had nothing of the installation to delete
 }
 
+// lost says that the agent has not answered for as long as the debounce says, or cannot be asked with this configuration. While
+// nothing is known of it, such as when the controller has just started, it is not lost.
+func (c connection) lost() bool { return c.agent == nil && (c.health.Away || c.refusal != "") }
+
 // change is what may be different about the OPI agent of an XPU.
 type change int
 
