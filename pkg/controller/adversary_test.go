@@ -48,14 +48,19 @@ func portIn(network, id string, last byte) opi.Port {
 	return opi.Port{ID: id, MAC: net.HardwareAddr{2, 0, 0, 0, 0, last}, Networks: []string{network}}
 }
 
-// stays fails if the agent loses one of the ports within the time that orphans have.
+// stays fails if the agent loses one of the ports while it is compared often enough for an orphan to go.
 func (c *cluster) stays(agent *opitest.Agent, ids ...string) {
 	c.Helper()
-	for until := time.Now().Add(time.Second); time.Now().Before(until); time.Sleep(10 * time.Millisecond) {
-		for _, id := range ids {
-			if !slices.Contains(agent.Ports(), id) {
-				c.Fatalf("port %s is gone; the agent has %q", id, agent.Ports())
-			}
+	before := agent.Calls("ListBridgePorts")
+	c.eventually("the agent is compared again", func() error {
+		if n := agent.Calls("ListBridgePorts") - before; n < 8 {
+			return fmt.Errorf("%d times", n)
+		}
+		return nil
+	})
+	for _, id := range ids {
+		if !slices.Contains(agent.Ports(), id) {
+			c.Fatalf("port %s is gone; the agent has %q", id, agent.Ports())
 		}
 	}
 }
@@ -141,11 +146,7 @@ func TestTwoNamesOfOneAgent(t *testing.T) {
 			o := c.blue("a", 0)
 			port := c.up(o, vf(0))
 			_, number, _ := net.SplitHostPort(agent.Config().Endpoint)
-			second := &v1alpha1.XPU{
-				ObjectMeta: metav1.ObjectMeta{Name: "second"},
-				Spec:       v1alpha1.XPUSpec{NodeName: "another-" + c.node, Endpoint: host + ":" + number, Insecure: true},
-			}
-			c.create(second)
+			second := c.xpuOn("another-"+c.node, "second", host+":"+number)
 			c.xpuReason(second, v1alpha1.ReasonConflict, "XPU first, which is older")
 			c.stays(agent, "vf-0000-3b-02-0")
 			c.delete(first)
@@ -166,11 +167,7 @@ func TestAgentOfAnotherXPU(t *testing.T) {
 	c.xpu("first", agent)
 	c.up(c.blue("a", 0), vf(0))
 	other := "another-" + c.node
-	second := &v1alpha1.XPU{
-		ObjectMeta: metav1.ObjectMeta{Name: "second"},
-		Spec:       v1alpha1.XPUSpec{NodeName: other, Endpoint: forward(t, agent.Config().Endpoint), Insecure: true},
-	}
-	c.create(second)
+	second := c.xpuOn(other, "second", forward(t, agent.Config().Endpoint))
 	c.xpuReason(second, v1alpha1.ReasonConnected, "")
 	o := c.claim(want{name: "b", node: other, pool: "fast", function: vf(0), config: `{"network":"blue"}`})
 	port := &v1alpha1.XPUPort{ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: claim.PortName(other, vf(0))}}
@@ -500,10 +497,7 @@ func TestTakenFromOthers(t *testing.T) {
 	c := newCluster(t, nil)
 	c.xpu("card", opitest.Start(t))
 	other := "another-" + c.node
-	c.create(&v1alpha1.XPU{
-		ObjectMeta: metav1.ObjectMeta{Name: "other"},
-		Spec:       v1alpha1.XPUSpec{NodeName: other, Endpoint: opitest.Start(t).Config().Endpoint, Insecure: true},
-	})
+	c.xpuOn(other, "other", opitest.Start(t).Config().Endpoint)
 	c.network("blue", 100, "10.1.0.0/24")
 	victim := c.up(c.claim(want{name: "victim", pool: "fast", function: vf(0), config: `{"network":"blue"}`}), vf(0))
 	for name, test := range map[string]struct{ config, reason, text string }{

@@ -49,7 +49,7 @@ type bridges struct {
 
 func (r *bridges) setup(mgr ctrl.Manager) error {
 	r.all = map[bridge]*bridgeState{}
-	r.retries = workqueue.NewTypedItemExponentialFailureRateLimiter[bridge](firstRetry, lastRetry)
+	r.retries = retryLimiter[bridge]()
 	onNetwork := func(_ context.Context, o client.Object) []bridge {
 		return r.with(func(b bridge) bool { return b.network == o.GetName() })
 	}
@@ -59,8 +59,7 @@ func (r *bridges) setup(mgr ctrl.Manager) error {
 	onXPU := func(ctx context.Context, o client.Object) []bridge { return ofXPU(ctx, o.GetName()) }
 	return builder.TypedControllerManagedBy[bridge](mgr).Named("bridge").
 		WithOptions(controller.TypedOptions[bridge]{
-			MaxConcurrentReconciles: r.Concurrency,
-			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[bridge](firstRetry, lastRetry),
+			MaxConcurrentReconciles: r.Concurrency, RateLimiter: retryLimiter[bridge](),
 		}).
 		Watches(&v1alpha1.XPUPort{}, handler.TypedFuncs[client.Object, bridge]{CreateFunc: r.portMade, DeleteFunc: r.portGone}).
 		Watches(&v1alpha1.XPUNetwork{}, handler.TypedEnqueueRequestsFromMapFunc(onNetwork), whenSpecChanged).
@@ -114,17 +113,23 @@ func (r *bridges) with(matches func(bridge) bool) []bridge {
 	return found
 }
 
-// of returns the states of a network's bridges, by XPU.
-func (r *bridges) of(network string) map[string]bridgeState {
+// bridgeReport is a bridgeState as it was at one time.
+type bridgeReport struct {
+	needed, known bool
+	err           error
+}
+
+// of returns how a network's bridges are, by XPU.
+func (r *bridges) of(network string) map[string]bridgeReport {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	states := map[string]bridgeState{}
+	reports := map[string]bridgeReport{}
 	for b, state := range r.all {
 		if b.network == network {
-			states[b.xpu] = bridgeState{ports: state.ports.Clone(), known: state.known, err: state.err}
+			reports[b.xpu] = bridgeReport{needed: state.ports.Len() > 0, known: state.known, err: state.err}
 		}
 	}
-	return states
+	return reports
 }
 
 // isNeeded says whether a Port needs the bridge.

@@ -370,9 +370,14 @@ func (c *cluster) gone(o client.Object) {
 // xpu creates an XPU of the cluster's node for the agent.
 func (c *cluster) xpu(name string, agent *opitest.Agent) *v1alpha1.XPU {
 	c.Helper()
+	return c.xpuOn(c.node, name, agent.Config().Endpoint)
+}
+
+// xpuOn creates an XPU of any node.
+func (c *cluster) xpuOn(node, name, endpoint string) *v1alpha1.XPU {
+	c.Helper()
 	x := &v1alpha1.XPU{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec:       v1alpha1.XPUSpec{NodeName: c.node, Endpoint: agent.Config().Endpoint, Insecure: true},
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.XPUSpec{NodeName: node, Endpoint: endpoint, Insecure: true},
 	}
 	c.create(x)
 	return x

@@ -12,7 +12,7 @@ import (
 )
 
 func TestPerXPULimiter(t *testing.T) {
-	queue := workqueue.NewTypedRateLimitingQueue(retryLimiter())
+	queue := workqueue.NewTypedRateLimitingQueue(retryLimiter[reconcile.Request]())
 	defer queue.ShutDown()
 	limiter := newPerXPULimiter(2)
 	if err := limiter.wakeups.source().Start(t.Context(), queue); err != nil {
@@ -73,7 +73,7 @@ func TestPerXPULimiter(t *testing.T) {
 func TestPerXPULimiterLosesNothing(t *testing.T) {
 	for seed := range uint64(300) {
 		random := rand.New(rand.NewPCG(seed, 1))
-		queue := workqueue.NewTypedRateLimitingQueue(retryLimiter())
+		queue := workqueue.NewTypedRateLimitingQueue(retryLimiter[reconcile.Request]())
 		limiter := newPerXPULimiter(1 + random.IntN(2))
 		if err := limiter.wakeups.source().Start(t.Context(), queue); err != nil {
 			t.Fatal(err)

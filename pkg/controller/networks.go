@@ -117,7 +117,7 @@ func (r *networks) sumUp(ctx context.Context, network *v1alpha1.XPUNetwork) (suc
 	var failure *problem
 	for _, xpu := range slices.Sorted(maps.Keys(states)) {
 		state := states[xpu]
-		if state.ports.Len() == 0 {
+		if !state.needed {
 			continue
 		}
 		if !state.known {

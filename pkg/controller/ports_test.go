@@ -286,11 +286,7 @@ func TestNetworkOnXPUs(t *testing.T) {
 	one, two := opitest.Start(t), opitest.Start(t)
 	c.xpu("one", one)
 	other := "another-" + c.node
-	twoXPU := &v1alpha1.XPU{
-		ObjectMeta: metav1.ObjectMeta{Name: "two"},
-		Spec:       v1alpha1.XPUSpec{NodeName: other, Endpoint: two.Config().Endpoint, Insecure: true},
-	}
-	c.create(twoXPU)
+	twoXPU := c.xpuOn(other, "two", two.Config().Endpoint)
 	c.xpuReason(twoXPU, v1alpha1.ReasonConnected, "")
 	if got := append(one.Networks(), two.Networks()...); len(got) > 0 {
 		t.Errorf("networks %q that no Port needs", got)

@@ -36,8 +36,8 @@ const (
 
 // retryLimiter spaces attempts for one object. The default of controller-runtime also has a limit over all objects, with
 // which those of a healthy xPU would wait for those of an unhealthy one.
-func retryLimiter() workqueue.TypedRateLimiter[reconcile.Request] {
-	return workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, lastRetry)
+func retryLimiter[R comparable]() workqueue.TypedRateLimiter[R] {
+	return workqueue.NewTypedItemExponentialFailureRateLimiter[R](firstRetry, lastRetry)
 }
 
 // base is what all reconcilers depend on.
@@ -63,7 +63,7 @@ var (
 
 // newController begins to build a controller.
 func newController(mgr ctrl.Manager, name string, concurrency int) *ctrl.Builder {
-	options := controller.Options{MaxConcurrentReconciles: concurrency, RateLimiter: retryLimiter()}
+	options := controller.Options{MaxConcurrentReconciles: concurrency, RateLimiter: retryLimiter[reconcile.Request]()}
 	return ctrl.NewControllerManagedBy(mgr).Named(name).WithOptions(options)
 }
 

@@ -176,6 +176,7 @@ func (r *resyncs) collect(
 	// Ports before networks, which cannot go before their ports.
 	sorted := orphans.UnsortedList()
 	slices.SortFunc(sorted, func(a, b orphan) int { return cmp.Or(-cmp.Compare(a.kind, b.kind), cmp.Compare(a.id, b.id)) })
+	deleted := false
 	for _, o := range sorted {
 		if waited := r.seen.elapsed(o); waited < r.OrphanGrace {
 			after = smaller(after, r.OrphanGrace-waited)
@@ -195,9 +196,11 @@ func (r *resyncs) collect(
 		log.Info("deleted an orphan: no object of the cluster wants it", o.kind, o.id)
 		r.events.Eventf(xpu, nil, corev1.EventTypeNormal, "OrphanDeleted", "Delete",
 			"deleted %s %s of this cluster, which no object had wanted for %s", o.kind, o.id, r.OrphanGrace)
-		// Had an object come for it in this very moment, it may have been the object's.
-		after = smaller(after, firstRetry)
+		deleted = true
+	}
+	if deleted {
 		r.ports.wakeups.add(0, r.ports.waiting(ctx, xpu.Name)...) // it may have been in their way
+		after = smaller(after, firstRetry)                        // had an object come for it in this very moment, it may have been the object's
 	}
 	return after
 }

@@ -15,6 +15,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
@@ -50,7 +51,7 @@ type Options struct {
 	ResyncPeriod time.Duration
 	// FailedGrace is [opi.Config.FailedGrace].
 	FailedGrace time.Duration
-	// CheckInterval is how often an OPI agent is asked whether it answers. Default 10 s.
+	// CheckInterval is that of [opi.SessionOptions].
 	CheckInterval time.Duration
 
 	// Concurrency is how many objects of each kind are reconciled at once. Most wait for an OPI agent. Default 256.
@@ -69,7 +70,6 @@ func (o *Options) setDefaults() {
 	o.OrphanGrace = cmp.Or(o.OrphanGrace, 30*time.Second)
 	o.BridgeGrace = cmp.Or(o.BridgeGrace, 10*time.Second)
 	o.ResyncPeriod = cmp.Or(o.ResyncPeriod, 3*time.Minute)
-	o.CheckInterval = cmp.Or(o.CheckInterval, 10*time.Second)
 	o.Concurrency = cmp.Or(o.Concurrency, 256)
 	o.ConcurrencyPerXPU = cmp.Or(o.ConcurrencyPerXPU, 32)
 }
@@ -121,7 +121,7 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) error {
 	newBase := func() base {
 		return base{
 			Options: o, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: events,
-			sessions: sessions, metrics: m, retries: retryLimiter(),
+			sessions: sessions, metrics: m, retries: retryLimiter[reconcile.Request](),
 		}
 	}
 	allocator := newAllocator(mgr.GetClient())

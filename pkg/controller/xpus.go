@@ -38,7 +38,6 @@ func (r *xpus) setup(mgr ctrl.Manager) error {
 	}
 	return newController(mgr, "xpu", r.Concurrency).
 		For(&v1alpha1.XPU{}, whenSpecChanged).
-		Watches(&v1alpha1.XPU{}, enqueue(r.refused), whenGone).
 		Watches(&v1alpha1.XPU{}, enqueue(r.refused), whenSpecChanged).
 		Watches(&v1alpha1.XPUPort{}, enqueue(ofPort), whenGone).
 		Watches(&corev1.Secret{}, enqueue(onSecret)).

@@ -27,6 +27,7 @@ import (
 	"google.golang.org/grpc/status"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/evpngw"
 )
@@ -253,8 +254,9 @@ func (a *Agent) intercept(ctx context.Context, req any, info *grpc.UnaryServerIn
 		<-ctx.Done()
 		return nil, status.FromContextError(ctx.Err()).Err()
 	}
-	time.Sleep(latency)
 	switch {
+	case latency > 0 && !loop.Sleep(ctx, latency): // the client has given the call up
+		return nil, status.FromContextError(ctx.Err()).Err()
 	case unimplemented:
 		return nil, status.Errorf(codes.Unimplemented, "method %s not implemented", rpc)
 	case f.err != nil && !f.commit:
