@@ -47,15 +47,18 @@ func (c *conn) connect() (err error) {
 	if fs.Type != unix.NSFS_MAGIC {
 		return errNotMounted
 	}
-	// Without a named family, the handle needs XFRM too, which not every kernel has loaded.
-	if c.Handle, err = netlink.NewHandleAt(c.ns, unix.NETLINK_ROUTE); err != nil {
-		return fmt.Errorf("netlink: %w", err)
-	}
-	c.DisableVFInfoCollection() // conn.vf asks, and only where it matters
-	socket, err := nl.GetNetlinkSocketAt(c.ns, netns.None(), unix.NETLINK_ROUTE)
+	var socket *nl.NetlinkSocket
+	err = namespace.Do(c.ns, func() (err error) {
+		// Without a named family, the handle needs XFRM too, which not every kernel has loaded.
+		if c.Handle, err = netlink.NewHandle(unix.NETLINK_ROUTE); err == nil {
+			socket, err = nl.Subscribe(unix.NETLINK_ROUTE) // to no group
+		}
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("netlink: %w", err)
 	}
+	c.DisableVFInfoCollection() // conn.vf asks, and only where it matters
 	c.socket = &nl.SocketHandle{Socket: socket}
 	if c.cookie, err = unix.GetsockoptUint64(socket.GetFd(), unix.SOL_SOCKET, unix.SO_NETNS_COOKIE); err != nil {
 		return fmt.Errorf("cookie of the network namespace (needs Linux 5.14): %w", err)

@@ -84,37 +84,38 @@ func (s *Server) takeOver(ctx context.Context, r wire.Request, reason error) (_ 
 // left. The record that it returns belongs to this request: it is Attached if an earlier ADD got so far, or else Reserved,
 // and the xPU serves the Function.
 func (s *Server) makeReady(ctx context.Context, a cniRequest) (journal.Attachment, error) {
-	have, err := s.Lifecycle.Admit(ctx, journal.Attachment{
+	owner := journal.Attachment{
 		Function: a.device, Pod: a.pod, CNI: &journal.CNI{ContainerID: a.ContainerID, IfName: a.IfName},
+	}
+	var reservation journal.Attachment
+	var refused error // what is wrong with the request
+	admitted := false
+	have, err := s.Lifecycle.ReserveAs(ctx, owner, func(have journal.Attachment) (journal.Attachment, error) {
+		admitted = true
+		if a.function, refused = s.find(a.device); refused == nil { // it may have had the driver of its last owner until now
+			reservation, refused = s.reservation(a, have)
+		}
+		return reservation, refused
 	})
 	switch {
-	case errors.As(err, new(lifecycle.TakenError)):
-		return journal.Attachment{}, fail(CodeTaken, "%w", err)
-	case err != nil:
+	case refused != nil:
+		return journal.Attachment{}, refused
+	case err != nil && !admitted && !errors.As(err, new(lifecycle.TakenError)):
 		return journal.Attachment{}, fail(types.ErrTryAgainLater, "not free yet: %w", loop.WithCause(ctx, err))
+	case err != nil:
+		return journal.Attachment{}, notReserved(ctx, reservation, err)
 	case have.State == journal.Attached:
 		return have, s.sameAsBefore(a, have)
+	case reservation.Port != nil && reservation.Claim.UID == "":
+		return reservation, s.provision(ctx, reservation)
 	}
-	if a.function, err = s.find(a.device); err != nil { // it may have had the driver of its last owner until now
-		return journal.Attachment{}, err
-	}
-	reservation, err := s.reservation(a, have)
-	if err == nil {
-		err = s.reserve(ctx, reservation)
-	}
-	if err == nil && reservation.Port != nil && reservation.Claim.UID == "" {
-		err = s.provision(ctx, reservation)
-	}
-	return reservation, err
+	return reservation, nil
 }
 
-// reserve writes the reservation down and has the Function set up. With a setup, every error gets the setup's code, as the
+// notReserved is for a Function that was not reserved or set up. With a setup, every error gets the setup's code, as the
 // setup fails more often than the journal.
-func (s *Server) reserve(ctx context.Context, reservation journal.Attachment) error {
-	err := s.Lifecycle.Reserve(ctx, reservation)
+func notReserved(ctx context.Context, reservation journal.Attachment, err error) error {
 	switch {
-	case err == nil:
-		return nil
 	case errors.As(err, new(lifecycle.TakenError)):
 		return fail(CodeTaken, "%w", err)
 	case reservation.Setup != nil:
@@ -134,7 +135,10 @@ func (s *Server) provision(ctx context.Context, reservation journal.Attachment) 
 		return nil
 	}
 	reservation.Interface.MTU = mtu
-	return s.reserve(ctx, reservation)
+	if err := s.Lifecycle.Reserve(ctx, reservation); err != nil {
+		return notReserved(ctx, reservation, err)
+	}
+	return nil
 }
 
 // attach takes the Function into the container's network namespace. After an error it is on the host, or DEL brings it back.

@@ -22,8 +22,30 @@ import (
 // interface shall be, and sets the Function up. Reserving again for the same owner replaces the interface until the
 // Function is being attached, and continues a setup that failed. A reservation without a claim and a CNI request is for the
 // next pod that comes: reserving again releases the Function and makes a new one.
-func (m *Manager) Reserve(ctx context.Context, want journal.Attachment) (err error) {
-	defer wrap(&err, want.Function)
+func (m *Manager) Reserve(ctx context.Context, want journal.Attachment) error {
+	_, err := m.ReserveAs(ctx, want, func(journal.Attachment) (journal.Attachment, error) { return want, nil })
+	return err
+}
+
+// ReserveAs is [Manager.Reserve] for an owner whose wish depends on the record that the Function has, which is as Admit
+// returns it. wish is called once the owner is admitted, with the Function's lock; it is not called if the Function is
+// attached for the owner already. ReserveAs returns the record that it found.
+func (m *Manager) ReserveAs(
+	ctx context.Context, owner journal.Attachment, wish func(have journal.Attachment) (want journal.Attachment, err error),
+) (have journal.Attachment, err error) {
+	defer wrap(&err, owner.Function)
+	d, err := m.settle(ctx, triggerOf(owner), owner.Function, func(d decision) error {
+		want, err := wish(d.found())
+		if err != nil {
+			return err
+		}
+		return m.take(ctx, d.record, want)
+	})
+	return d.found(), err
+}
+
+// take replaces the record that the Function has, if any, and sets the Function up. The caller has the Function's lock.
+func (m *Manager) take(ctx context.Context, have, want journal.Attachment) (err error) {
 	checked := want.Interface
 	if want.Claim.UID == "" && want.CNI == nil {
 		checked.Name = cmp.Or(checked.Name, "later") // the device plugin does not know it yet
@@ -31,14 +53,6 @@ func (m *Manager) Reserve(ctx context.Context, want journal.Attachment) (err err
 	if err := checked.Validate(); err != nil {
 		return err
 	}
-	_, err = m.settle(ctx, triggerOf(want), want.Function, func(have journal.Attachment) error {
-		return m.take(ctx, have, want)
-	})
-	return err
-}
-
-// take replaces the record that the Function has, if any, and sets the Function up. The caller has the Function's lock.
-func (m *Manager) take(ctx context.Context, have, want journal.Attachment) (err error) {
 	if have.State != Free && have.Claim.UID != want.Claim.UID {
 		return taken("belongs to %s", owner(have)) // since the request was made up
 	}
@@ -88,8 +102,8 @@ func (m *Manager) Attach(ctx context.Context, id function.ID, sandbox Sandbox) (
 		return observed, fmt.Errorf("sandbox %q with network namespace %q: both must be given", sandbox.ID, sandbox.NetNS)
 	}
 	t := trigger{event: SandboxStarts, pod: sandbox.Pod, sandbox: sandbox.ID, netNS: sandbox.NetNS}
-	d, err := m.settle(ctx, t, id, func(have journal.Attachment) (err error) {
-		observed, err = m.move(ctx, have, sandbox)
+	d, err := m.settle(ctx, t, id, func(d decision) (err error) {
+		observed, err = m.move(ctx, d.record, sandbox)
 		return err
 	})
 	if err == nil && d.step == Keep {

@@ -113,6 +113,13 @@ type decision struct {
 	refusal  error // the reason of a Refuse
 }
 
+// found is the record with the Resource by which the kubelet gave the Function to the pod, if the record has none.
+func (d decision) found() journal.Attachment {
+	a := d.record
+	a.Resource = cmp.Or(a.Resource, d.resource)
+	return a
+}
+
 // wrap adds the Function's identity to the error that a method returns, if any.
 func wrap(err *error, id function.ID) {
 	if *err != nil {
@@ -127,14 +134,13 @@ func wrap(err *error, id function.ID) {
 func (m *Manager) Admit(ctx context.Context, want journal.Attachment) (have journal.Attachment, err error) {
 	defer wrap(&err, want.Function)
 	d, err := m.settle(ctx, triggerOf(want), want.Function, nil)
-	d.record.Resource = cmp.Or(d.record.Resource, d.resource)
-	return d.record, err
+	return d.found(), err
 }
 
 // settle decides about the event and carries the step out, again and again, until nothing more follows from the event. A
 // Take or an Attach is the last step, which take carries out, where set. The error of a Refuse is its reason.
 func (m *Manager) settle(
-	ctx context.Context, t trigger, id function.ID, take func(have journal.Attachment) error,
+	ctx context.Context, t trigger, id function.ID, take func(decision) error,
 ) (decision, error) {
 	for {
 		d, err := m.decide(ctx, t, id)
@@ -155,7 +161,7 @@ func (m *Manager) settle(
 				return d, nil
 			}
 			var done bool
-			if done, err = m.ifUnchanged(ctx, d, take); done {
+			if done, err = m.ifUnchanged(ctx, d, func(journal.Attachment) error { return take(d) }); done {
 				return d, err
 			}
 		default:
