@@ -235,6 +235,31 @@ type DevicePluginSpec struct {
 	AdditionalInfo map[string]map[string]string `json:"additionalInfo,omitempty"`
 }
 
+// PrivilegedField is a field of an InterfaceConfig by which a pod can take something from others, or have the PF trust it.
+// +kubebuilder:validation:Enum=mac;addresses;driver;vf.vlan;vf.qos;vf.trust;vf.spoofCheck;vf.minTxRate;vf.maxTxRate;vf.linkState
+type PrivilegedField string
+
+const (
+	FieldMAC        PrivilegedField = "mac"
+	FieldAddresses  PrivilegedField = "addresses" // of an interface that joins an XPUNetwork
+	FieldDriver     PrivilegedField = "driver"
+	FieldVLAN       PrivilegedField = "vf.vlan" // and vf.vlanProtocol
+	FieldQoS        PrivilegedField = "vf.qos"
+	FieldTrust      PrivilegedField = "vf.trust"
+	FieldSpoofCheck PrivilegedField = "vf.spoofCheck"
+	FieldMinTxRate  PrivilegedField = "vf.minTxRate"
+	FieldMaxTxRate  PrivilegedField = "vf.maxTxRate"
+	FieldLinkState  PrivilegedField = "vf.linkState"
+)
+
+// PrivilegedFields are all there are.
+func PrivilegedFields() []PrivilegedField {
+	return []PrivilegedField{
+		FieldMAC, FieldAddresses, FieldDriver, FieldVLAN, FieldQoS, FieldTrust, FieldSpoofCheck, FieldMinTxRate, FieldMaxTxRate,
+		FieldLinkState,
+	}
+}
+
 // DevicePoolSpec says which Functions belong to the pool and how they are offered.
 // +kubebuilder:validation:XValidation:rule="!has(self.numVFs) && !has(self.sfs) || self.selectors.all(s, has(s.pfNames) || has(s.rootDevices))",message="numVFs and sfs need selectors that name the PFs, by pfNames or rootDevices"
 // +kubebuilder:validation:XValidation:rule="!has(self.numVFs) || self.selectors.all(s, !has(s.pfNames) || s.pfNames.all(n, !n.contains('#') || n.split('#')[1].split(',').all(r, r.split('-').all(i, int(i) < self.numVFs))))",message="pfNames has VF indexes that the PF will not have: the first VF is 0, so the last one is numVFs - 1"
@@ -302,6 +327,12 @@ type DevicePoolSpec struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	Network string `json:"network,omitempty"`
+
+	// Allow has the privileged fields that a ResourceClaim or a network configuration (NetworkAttachmentDefinition) may set
+	// for a Function of the pool. A DeviceClass may set them all. addresses is only meant for interfaces in an XPUNetwork.
+	// +optional
+	// +listType=set
+	Allow []PrivilegedField `json:"allow,omitempty"`
 
 	// DevicePlugin says how the device plugin offers the pool; only with publish: DevicePlugin.
 	// +optional

@@ -50,7 +50,7 @@ func TestValidation(t *testing.T) {
 		return x
 	}
 	network := func(change func(*v1alpha1.XPUNetworkSpec)) *v1alpha1.XPUNetwork {
-		n := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Spec: v1alpha1.XPUNetworkSpec{VLAN: 10, Subnets: []string{"10.1.0.0/24", "fd00::/64"}}}
+		n := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Spec: v1alpha1.XPUNetworkSpec{VLAN: 10, AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll}, Subnets: []string{"10.1.0.0/24", "fd00::/64"}}}
 		change(&n.Spec)
 		return n
 	}
@@ -149,7 +149,7 @@ func TestValidation(t *testing.T) {
 			{"network with a word for a subnet", network(func(s *v1alpha1.XPUNetworkSpec) { s.Subnets = []string{"blue"} }), "CIDR notation"},
 			{"network with two IPv4 subnets", network(func(s *v1alpha1.XPUNetworkSpec) { s.Subnets = []string{"10.1.0.0/24", "10.2.0.0/24"} }), "at most one IPv4 and one IPv6"},
 			{"network with gateways and reserved addresses", &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "gated"}, Spec: v1alpha1.XPUNetworkSpec{
-				VLAN: 12, Gateways: []string{"10.1.0.254", "fd00::1"}, Reserved: []string{"10.1.0.0/28", "10.1.0.32-10.1.0.40"},
+				VLAN: 12, AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll}, Gateways: []string{"10.1.0.254", "fd00::1"}, Reserved: []string{"10.1.0.0/28", "10.1.0.32-10.1.0.40"},
 			}}, ""},
 			{"network with a prefix for a gateway", network(func(s *v1alpha1.XPUNetworkSpec) { s.Gateways = []string{"10.1.0.1/24"} }), "each gateway must be an address"},
 			{"network with a word for reserved", network(func(s *v1alpha1.XPUNetworkSpec) { s.Reserved = []string{"10.1.0.1-ten"} }), "each entry must be a prefix"},

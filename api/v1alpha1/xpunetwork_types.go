@@ -1,6 +1,39 @@
 package v1alpha1
 
-import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+)
+
+// FromNamespaces says which namespaces are meant, in the words of Gateway API's FromNamespaces.
+// +kubebuilder:validation:Enum=All;Selector;None
+type FromNamespaces string
+
+const (
+	NamespacesFromAll      FromNamespaces = "All"
+	NamespacesFromSelector FromNamespaces = "Selector"
+	NamespacesFromNone     FromNamespaces = "None"
+)
+
+// AllowedNamespaces says from which namespaces pods may join a network.
+// +kubebuilder:validation:XValidation:rule="(self.from == 'Selector') == has(self.selector)",message="selector is for from: Selector, and only for that"
+type AllowedNamespaces struct {
+	// From is All, None, or Selector for those that the selector matches.
+	From FromNamespaces `json:"from"`
+
+	// Selector matches labels of Namespaces. Every Namespace has the label kubernetes.io/metadata.name.
+	// +optional
+	Selector *metav1.LabelSelector `json:"selector,omitempty"`
+}
+
+// Allows says whether a namespace with these labels is one of them. The error says that the selector is invalid.
+func (a AllowedNamespaces) Allows(namespace map[string]string) (bool, error) {
+	if a.From != NamespacesFromSelector {
+		return a.From == NamespacesFromAll, nil
+	}
+	selector, err := metav1.LabelSelectorAsSelector(a.Selector)
+	return err == nil && selector.Matches(labels.Set(namespace)), err
+}
 
 // XPUNetworkSpec describes an L2 segment. The xPUs serve it as a LogicalBridge.
 type XPUNetworkSpec struct {
@@ -9,6 +42,10 @@ type XPUNetworkSpec struct {
 	// +kubebuilder:validation:Maximum=4094
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="vlan cannot be changed: make another XPUNetwork"
 	VLAN int32 `json:"vlan"`
+
+	// AllowedNamespaces are the namespaces whose pods may join the network, by a claim, an extended resource or a
+	// NetworkAttachmentDefinition. A pod that has joined stays when its namespace is not allowed any more.
+	AllowedNamespaces AllowedNamespaces `json:"allowedNamespaces"`
 
 	// VNI joins the segment across xPUs by VXLAN, 1-16777215 (RFC 7348). Without it the segment ends at each xPU.
 	// +optional

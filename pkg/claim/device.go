@@ -25,6 +25,8 @@ type Device struct {
 	BeforeBind bool
 	// Config is what the pod asks of the interface, merged from class and claim; invalid if ConfigErr is set.
 	Config v1alpha1.InterfaceConfig
+	// Privileged are the privileged fields that the claim itself sets, whatever its class does; see [Device.Allowed].
+	Privileged []v1alpha1.PrivilegedField
 	// Interface is made from Config, without the Port's addresses and MAC; its Name may be empty.
 	Interface function.Interface
 	// ConfigErr says what is wrong with the opaque parameters, naming the field.
@@ -73,18 +75,18 @@ func newDevice(claim *resourceapi.ResourceClaim, result resourceapi.DeviceReques
 			"request it without adminAccess")
 		return device, nil
 	}
-	device.Config, device.ConfigErr = config(claim.Status.Allocation.Devices.Config, result)
+	device.Config, device.Privileged, device.ConfigErr = config(claim.Status.Allocation.Devices.Config, result)
 	if device.ConfigErr == nil {
 		device.Interface, device.ConfigErr = interfaceOf(&device.Config)
 	}
 	return device, nil
 }
 
-// config merges the opaque parameters that apply to a result: those of the class first, then those of the claim.
+// config merges the opaque parameters that apply to a result: those of the class first, then those of the claim. It also
+// returns the privileged fields that the claim sets.
 func config(
 	all []resourceapi.DeviceAllocationConfiguration, result resourceapi.DeviceRequestAllocationResult,
-) (v1alpha1.InterfaceConfig, error) {
-	var merged v1alpha1.InterfaceConfig
+) (merged v1alpha1.InterfaceConfig, ofClaim []v1alpha1.PrivilegedField, _ error) {
 	applicable := resourceclaim.ConfigForResult(all, result)
 	for _, source := range []struct {
 		kind resourceapi.AllocationConfigSource
@@ -96,10 +98,13 @@ func config(
 			}
 			one, err := decode(c.Opaque.Parameters.Raw)
 			if err != nil {
-				return v1alpha1.InterfaceConfig{}, fmt.Errorf("parameters in the %s: %w", source.name, err)
+				return v1alpha1.InterfaceConfig{}, nil, fmt.Errorf("parameters in the %s: %w", source.name, err)
+			}
+			if source.kind == resourceapi.AllocationConfigSourceClaim {
+				ofClaim = append(ofClaim, privileged(one)...)
 			}
 			merged = merge(merged, one)
 		}
 	}
-	return merged, nil
+	return merged, ofClaim, nil
 }

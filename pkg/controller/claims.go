@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -50,6 +51,9 @@ func (r *claims) setup(mgr ctrl.Manager) error {
 		Watches(&v1alpha1.XPU{}, enqueue(func(ctx context.Context, o client.Object) []reconcile.Request {
 			return r.dependents(ctx, onNode(o.(*v1alpha1.XPU).Spec.NodeName))
 		}), whenSpecChanged).
+		WatchesMetadata(&corev1.Namespace{}, enqueue(func(ctx context.Context, o client.Object) []reconcile.Request {
+			return r.requests(ctx, &resourceapi.ResourceClaimList{}, client.InNamespace(o.GetName()))
+		}), builder.WithPredicates(predicate.LabelChangedPredicate{})).
 		Complete(withConflicts(r))
 }
 

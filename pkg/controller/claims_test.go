@@ -38,7 +38,7 @@ func TestLife(t *testing.T) {
 	c.xpu("card", agent)
 	c.create(&v1alpha1.XPUNetwork{
 		ObjectMeta: metav1.ObjectMeta{Name: "blue"},
-		Spec:       v1alpha1.XPUNetworkSpec{VLAN: 100, MTU: ptr.To[int32](9000), Subnets: []string{"10.1.0.0/24", "fd00:1::/64"}},
+		Spec:       v1alpha1.XPUNetworkSpec{VLAN: 100, AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll}, MTU: ptr.To[int32](9000), Subnets: []string{"10.1.0.0/24", "fd00:1::/64"}},
 	})
 	c.pool("fast", "blue")
 	c.up(c.claim(want{name: "neighbour", pool: "fast", function: vf(9)}), vf(9)) // the first Port of a network at an xPU costs a status

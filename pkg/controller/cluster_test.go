@@ -59,7 +59,7 @@ var rules = []rbacv1.PolicyRule{
 	{APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"xpus", "xpunetworks"}, Verbs: []string{"get", "list", "watch", "patch"}},
 	{APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"devicepools"}, Verbs: []string{"get", "list", "watch"}},
 	{APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"xpuports/status", "xpunetworks/status", "xpus/status", "devicepools/status"}, Verbs: []string{"patch"}},
-	{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get", "list", "watch"}},
+	{APIGroups: []string{""}, Resources: []string{"nodes", "namespaces"}, Verbs: []string{"get", "list", "watch"}},
 	{APIGroups: []string{"events.k8s.io"}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}},
 }
 
@@ -385,7 +385,7 @@ func (c *cluster) xpuOn(node, name, endpoint string) *v1alpha1.XPU {
 
 func (c *cluster) network(name string, vlan int32, subnets ...string) *v1alpha1.XPUNetwork {
 	c.Helper()
-	n := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.XPUNetworkSpec{VLAN: vlan, Subnets: subnets}}
+	n := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.XPUNetworkSpec{VLAN: vlan, AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll}, Subnets: subnets}}
 	c.create(n)
 	return n
 }
@@ -395,7 +395,9 @@ func (c *cluster) pool(name, network string) *v1alpha1.DevicePool {
 	c.Helper()
 	p := &v1alpha1.DevicePool{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec:       v1alpha1.DevicePoolSpec{Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}}, Network: network},
+		Spec: v1alpha1.DevicePoolSpec{
+			Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}}, Network: network, Allow: v1alpha1.PrivilegedFields(),
+		},
 	}
 	c.create(p)
 	return p
@@ -416,6 +418,7 @@ type want struct {
 	pool       string // DevicePool
 	function   function.ID
 	config     string // JSON of the InterfaceConfig without its kind, empty for none
+	ofClass    bool   // config is the DeviceClass's
 	beforeBind bool
 	pod        string // empty for none
 	on         string // the node that the scheduler chose; empty is not said
@@ -456,8 +459,12 @@ func (c *cluster) allocate(o *resourceapi.ResourceClaim, w want) *resourceapi.Re
 	}
 	if w.config != "" {
 		raw := `{"apiVersion":"xpu.opiproject.org/v1alpha1","kind":"InterfaceConfig",` + strings.TrimPrefix(w.config, "{")
+		source := resourceapi.AllocationConfigSourceClaim
+		if w.ofClass {
+			source = resourceapi.AllocationConfigSourceClass
+		}
 		o.Status.Allocation.Devices.Config = []resourceapi.DeviceAllocationConfiguration{{
-			Source: resourceapi.AllocationConfigSourceClaim,
+			Source: source,
 			DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
 				Driver: v1alpha1.GroupName, Parameters: runtime.RawExtension{Raw: []byte(raw)},
 			}},

@@ -57,7 +57,7 @@ func onNetwork(name string) string            { return "network " + name }
 func onAddresses(networkOrPool string) string { return "addresses of " + networkOrPool }
 
 // dependencies are the Functions of a claim, their nodes, and the network that the claim names, or else the DevicePool that
-// names one. A claim that could not get its addresses depends on those of the network as well.
+// names one. A claim that sets privileged fields depends on the DevicePool in any case. A claim that could not get its addresses depends on those of the network as well.
 func dependencies(c *resourceapi.ResourceClaim) []string {
 	devices, err := claim.Devices(c)
 	if err != nil {
@@ -72,6 +72,9 @@ func dependencies(c *resourceapi.ResourceClaim) []string {
 			network = onNetwork(d.Config.Network)
 		}
 		keys.Insert(network)
+		if len(d.Privileged) > 0 {
+			keys.Insert(onPool(d.ID.DevicePool)) // which allows them or not
+		}
 		switch deviceCondition(c, d, v1alpha1.ConditionProvisioned).Reason {
 		case v1alpha1.ReasonNoFreeAddress, v1alpha1.ReasonConflict:
 			keys.Insert(onAddresses(network))

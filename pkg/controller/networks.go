@@ -9,6 +9,7 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -168,6 +169,36 @@ func (r *networks) unused(ctx context.Context, network *v1alpha1.XPUNetwork) err
 		}
 	}
 	return nil
+}
+
+// admit returns a *problem if pods of the namespace may not join the network. The namespace is "" if no pod is known yet.
+func (r *base) admit(ctx context.Context, network *v1alpha1.XPUNetwork, namespace string) error {
+	allowed := network.Spec.AllowedNamespaces
+	if allowed.From == v1alpha1.NamespacesFromAll {
+		return nil
+	}
+	if namespace == "" {
+		return problemf(v1alpha1.ReasonForbidden, "XPUNetwork %s is not for pods of all namespaces, and the kubelet does not say which "+
+			"pod it allocates for; use provisionAt: Add in the DevicePool", network.Name)
+	}
+	pods := namespaceMetadata()
+	if err := r.client.Get(ctx, client.ObjectKey{Name: namespace}, pods); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("namespace %s: %w", namespace, err)
+	}
+	ok, err := allowed.Allows(pods.Labels)
+	switch {
+	case err != nil:
+		return problemf(v1alpha1.ReasonForbidden, "XPUNetwork %s: allowedNamespaces.selector: %s", network.Name, err)
+	case !ok:
+		return problemf(v1alpha1.ReasonForbidden, "XPUNetwork %s does not let pods of namespace %s join; ask its administrator to allow "+
+			"the namespace in spec.allowedNamespaces, or name another network", network.Name, namespace)
+	}
+	return nil
+}
+
+// namespaceMetadata is for reads of Namespaces, of which only the labels matter.
+func namespaceMetadata() *metav1.PartialObjectMetadata {
+	return &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"}}
 }
 
 // usableNetwork returns the network, or a *problem if no Port can join it.

@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -74,6 +75,9 @@ func (r *claims) buildPort(
 	if err != nil || network == nil {
 		return nil, nil, err
 	}
+	if err := r.admit(ctx, network, c.Namespace); err != nil {
+		return nil, nil, err
+	}
 	var xpus v1alpha1.XPUList
 	if err := r.client.List(ctx, &xpus, client.MatchingFields{xpusByNode: d.ID.Node}); err != nil {
 		return nil, nil, fmt.Errorf("list XPUs of node %s: %w", d.ID.Node, err)
@@ -117,20 +121,21 @@ func allocatedOn(a *resourceapi.AllocationResult, node string) bool {
 	})
 }
 
-// networkOf returns the network that the device joins, nil if it joins none.
+// networkOf returns the network that the device joins, nil if it joins none. A *problem also says which fields the claim may
+// not set.
 func (r *claims) networkOf(ctx context.Context, d *claim.Device) (*v1alpha1.XPUNetwork, error) {
-	name := d.Config.Network
-	if name == "" {
-		var pool v1alpha1.DevicePool
-		err := r.client.Get(ctx, client.ObjectKey{Name: d.ID.DevicePool}, &pool)
-		if apierrors.IsNotFound(err) {
-			return nil, problemf(v1alpha1.ReasonNetworkNotFound, "DevicePool %s, which would name the network, does not exist; "+
-				"create it, or set network in the InterfaceConfig", d.ID.DevicePool)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("DevicePool %s: %w", d.ID.DevicePool, err)
-		}
-		name = pool.Spec.Network
+	var pool v1alpha1.DevicePool // stays empty if there is none
+	err := r.client.Get(ctx, client.ObjectKey{Name: d.ID.DevicePool}, &pool)
+	if client.IgnoreNotFound(err) != nil {
+		return nil, fmt.Errorf("DevicePool %s: %w", d.ID.DevicePool, err)
+	}
+	name := cmp.Or(d.Config.Network, pool.Spec.Network)
+	if err != nil && name == "" {
+		return nil, problemf(v1alpha1.ReasonNetworkNotFound, "DevicePool %s, which would name the network, does not exist; "+
+			"create it, or set network in the InterfaceConfig", d.ID.DevicePool)
+	}
+	if err := d.Allowed(pool.Spec); err != nil {
+		return nil, problemf(v1alpha1.ReasonForbidden, "%s", err)
 	}
 	if name == "" {
 		return nil, nil

@@ -221,6 +221,15 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
 		return problemf(v1alpha1.ReasonNoXPU,
 			"XPU %s is that of node %s, not of node %s", xpu.Name, xpu.Spec.NodeName, port.Spec.NodeName)
 	}
+	if port.Status.BridgePort == "" { // who has joined stays
+		err := r.admit(ctx, network, namespaceOf(port))
+		if p, ok := errors.AsType[*problem](err); ok {
+			p.retry = lastRetry // for the labels of the namespace
+		}
+		if err != nil {
+			return err
+		}
+	}
 	agent, p := r.agent(port.Spec.XPU)
 	if p != nil {
 		return p
@@ -243,6 +252,14 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
 	port.Status.BridgePort, port.Status.MTU = want.ID, ptr.Deref(network.Spec.MTU, 0)
 	port.Status.Pod, err = r.podOf(ctx, port)
 	return err
+}
+
+// namespaceOf is the namespace of the pod that the Port is for, "" if no pod is known yet: at Allocate.
+func namespaceOf(port *v1alpha1.XPUPort) string {
+	if port.Spec.Claim.Name != "" {
+		return port.Namespace
+	}
+	return ptr.Deref(port.Spec.Pod, v1alpha1.PodRef{}).Namespace
 }
 
 // podOf is the name of the pod that the Port is for, "" if none is known. It stays what it is once it is known.

@@ -257,12 +257,12 @@ func TestNetworkConflict(t *testing.T) {
 	agent := opitest.Start(t)
 	c.xpu("card", agent)
 	vni := int32(5000)
-	first := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "a-first"}, Spec: v1alpha1.XPUNetworkSpec{VLAN: 100, VNI: &vni}}
+	first := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "a-first"}, Spec: v1alpha1.XPUNetworkSpec{VLAN: 100, AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll}, VNI: &vni}}
 	c.create(first)
 	c.networkReason(first, v1alpha1.ReasonUp, "no XPUPort")
 	o := c.claim(want{name: "a", pool: "fast", function: vf(0), config: `{"network":"a-first"}`})
 	c.up(o, vf(0))
-	second := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "b-second"}, Spec: v1alpha1.XPUNetworkSpec{VLAN: 101, VNI: &vni}}
+	second := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "b-second"}, Spec: v1alpha1.XPUNetworkSpec{VLAN: 101, AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll}, VNI: &vni}}
 	c.create(second)
 	c.networkReason(second, v1alpha1.ReasonConflict, "VNI 5000 is that of XPUNetwork a-first")
 	c.told("XPUNetwork", "b-second", v1alpha1.ReasonConflict)

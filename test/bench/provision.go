@@ -47,7 +47,7 @@ const networkName = "blue"
 
 // provisionDirect has an agent that calls opi-bridge itself.
 func (b *bench) provisionDirect(ctx context.Context, p *pods, endpoint string) (m Measurement, err error) {
-	const form = "xpus: [{name: xpu, endpoint: %q, insecure: true}]\nnetworks: {%s: {vlan: 20}}\n"
+	const form = "xpus: [{name: xpu, endpoint: %q, insecure: true}]\nnetworks: {%s: {vlan: 20, allowedNamespaces: {from: All}}}\n"
 	config := fmt.Sprintf(form, endpoint, networkName)
 	file := p.path("direct.yaml")
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
@@ -70,7 +70,7 @@ func (b *bench) provisionCRD(ctx context.Context, p *pods, endpoint string) (m M
 	xpu := &v1alpha1.XPU{Spec: v1alpha1.XPUSpec{NodeName: nodeName, Endpoint: endpoint, Insecure: true}}
 	xpu.Name = "xpu"
 	// Not the VLAN of direct mode, which is another installation: its network stays at the OPI agent.
-	network := &v1alpha1.XPUNetwork{Spec: v1alpha1.XPUNetworkSpec{VLAN: 21}}
+	network := &v1alpha1.XPUNetwork{Spec: v1alpha1.XPUNetworkSpec{VLAN: 21, AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll}}}
 	network.Name = networkName
 	metrics, err := freeAddress()
 	if err != nil {

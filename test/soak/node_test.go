@@ -143,7 +143,7 @@ func (n *node) declare() {
 	pool := func(name string, pf pci.Address, publish v1alpha1.PublishMode) *v1alpha1.DevicePool {
 		return &v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.DevicePoolSpec{
 			Selectors: []v1alpha1.FunctionSelector{{RootDevices: []string{fmt.Sprintf("%s#0-%d", pf, vfsOfPF-1)}}},
-			Network:   "lab", Publish: publish,
+			Network:   "lab", Publish: publish, Allow: []v1alpha1.PrivilegedField{v1alpha1.FieldAddresses},
 		}}
 	}
 	for _, object := range []client.Object{
@@ -151,7 +151,7 @@ func (n *node) declare() {
 		&v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "card"}, Spec: v1alpha1.XPUSpec{
 			NodeName: nodeName, PFs: []string{string(claimPF), string(pluginPF)}, Endpoint: n.opi.Config().Endpoint, Insecure: true,
 		}},
-		&v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "lab"}, Spec: v1alpha1.XPUNetworkSpec{VLAN: 100, MTU: new(int32(1450))}},
+		&v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "lab"}, Spec: v1alpha1.XPUNetworkSpec{VLAN: 100, AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll}, MTU: new(int32(1450))}},
 		pool("claimed", claimPF, v1alpha1.PublishDRA),
 		pool("plugged", pluginPF, v1alpha1.PublishDevicePlugin),
 	} {

@@ -111,7 +111,7 @@ func newDirectSite(t *testing.T) *site {
 	s.config.DirectConfig = s.path("direct.yaml")
 	s.write("direct.yaml", fmt.Sprintf(`
 xpus: [{name: card, endpoint: %q, insecure: true}]
-networks: {lab: {vlan: 100, mtu: %d}}
+networks: {lab: {vlan: 100, mtu: %d, allowedNamespaces: {from: All}}}
 pools: {fast: lab}
 `, s.opi.Config().Endpoint, labMTU))
 	s.write("pools", `{"resourceList": [
@@ -139,7 +139,7 @@ func newCRDSite(t *testing.T) *site {
 		NodeName: nodeName, PFs: []string{"0000:3b:00.0"}, Endpoint: s.opi.Config().Endpoint, Insecure: true,
 	}})
 	s.create(&v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "lab"}, Spec: v1alpha1.XPUNetworkSpec{
-		VLAN: 100, MTU: new(int32(labMTU)),
+		VLAN: 100, AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll}, MTU: new(int32(labMTU)),
 	}})
 	pool := &v1alpha1.DevicePool{
 		ObjectMeta: metav1.ObjectMeta{Name: "fast"}, Spec: byDevicePlugin(v1alpha1.ProvisionAtAdd),
@@ -161,7 +161,7 @@ func newCRDSite(t *testing.T) *site {
 // byDevicePlugin is a pool that is offered as an extended resource.
 func byDevicePlugin(at v1alpha1.ProvisionPoint) v1alpha1.DevicePoolSpec {
 	return v1alpha1.DevicePoolSpec{
-		Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}}, Network: "lab",
+		Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}}, Network: "lab", Allow: v1alpha1.PrivilegedFields(),
 		Publish: v1alpha1.PublishDevicePlugin, DevicePlugin: &v1alpha1.DevicePluginSpec{ProvisionAt: at},
 	}
 }

@@ -95,6 +95,9 @@ func (s *Server) makeReady(ctx context.Context, a cniRequest) (journal.Attachmen
 		if a.function, refused = s.find(a.device); refused == nil { // it may have had the driver of its last owner until now
 			reservation, refused = s.reservation(a, have)
 		}
+		if refused == nil {
+			refused = s.mayAsk(a, reservation.Port)
+		}
 		return reservation, refused
 	})
 	switch {

@@ -41,7 +41,7 @@ type card struct {
 func (c *card) Get(id function.ID) (journal.Attachment, bool) { return c.Journal.Get(id) }
 
 func (c *card) Pools() ([]pool.Pool, bool) {
-	return []pool.Pool{{Name: "fast", Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDevicePlugin}, Functions: []function.Function{c.function}}}, true
+	return []pool.Pool{{Name: "fast", Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDevicePlugin, Allow: v1alpha1.PrivilegedFields()}, Functions: []function.Function{c.function}}}, true
 }
 
 func (c *card) Considered(function.ID) bool { _, known := c.Pools(); return known }
@@ -279,5 +279,51 @@ func TestRefusalIsAsWritten(t *testing.T) {
 	checkCode(t, reply, CodeAttach)
 	if want := "vlan, vlanQoS, vlanProto: PF ens1f0 refuses VLAN 100 qos 3 proto 802.1ad"; !strings.Contains(reply.Error.Msg, want) {
 		t.Errorf("message %q, want %q in it", reply.Error.Msg, want)
+	}
+}
+
+// TestForbidden: a network configuration sets no privileged field that the DevicePool does not allow, and nothing is reserved
+// for one that does. Without a network, addresses are the pod's own.
+func TestForbidden(t *testing.T) {
+	runtime := func(key string, value any) map[string]any {
+		return map[string]any{"runtimeConfig": map[string]any{key: value}}
+	}
+	for name, test := range map[string]struct {
+		config map[string]any
+		says   string
+	}{
+		"VLAN and its QoS": {map[string]any{"vlan": 100, "vlanQoS": 3}, "vlan, vlanQoS: Forbidden: needs vf.qos, vf.vlan in spec.allow of DevicePool fast"},
+		"MAC":              {runtime("mac", "02:00:00:00:00:01"), "mac: Forbidden: needs mac"},
+		"trust":            {map[string]any{"trust": "off"}, "trust: Forbidden: needs vf.trust"},
+		"spoof check":      {map[string]any{"spoofchk": "on"}, "spoofchk: Forbidden: needs vf.spoofCheck"},
+		"rates": {
+			map[string]any{"min_tx_rate": 1, "max_tx_rate": 2}, "max_tx_rate, min_tx_rate: Forbidden: needs vf.maxTxRate, vf.minTxRate",
+		},
+		"link state": {map[string]any{"link_state": "enable"}, "link_state: Forbidden: needs vf.linkState"},
+		"addresses in a network": {
+			map[string]any{"network": "blue", "runtimeConfig": map[string]any{"ips": []string{"10.1.0.5/24"}}},
+			"runtimeConfig.ips: Forbidden: needs addresses",
+		},
+		"addresses": {config: runtime("ips", []string{"10.1.0.5/24"})},
+		"MTU":       {config: map[string]any{"mtu": 1400}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, s := newCard(t)
+			s.Pools = withSetup{pool.Pool{
+				Name: "fast", Functions: []function.Function{c.function}, Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDevicePlugin},
+			}, true}
+			reply := s.answer(t.Context(), addVF("c1", test.config), nil)
+			if test.says == "" {
+				checkCode(t, reply, 0)
+				return
+			}
+			checkCode(t, reply, uint(types.ErrInvalidNetworkConfig))
+			if !strings.Contains(reply.Error.Msg, test.says) {
+				t.Errorf("message %q, want %q in it", reply.Error.Msg, test.says)
+			}
+			if a, reserved := c.Journal.Get(vf); reserved {
+				t.Errorf("reserved: %+v", a)
+			}
+		})
 	}
 }

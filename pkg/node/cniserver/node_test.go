@@ -53,7 +53,7 @@ func newNode(t testing.TB, functions int) *node {
 		Node: lifecycletest.New(t, functions), t: t, dir: t.TempDir(), functions: map[function.ID]function.Function{},
 		xpuAgent: &xpuAgent{ports: map[function.ID]journal.Attachment{}},
 	}
-	fast := pool.Pool{Name: "fast", Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDevicePlugin}}
+	fast := pool.Pool{Name: "fast", Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDevicePlugin, Allow: v1alpha1.PrivilegedFields()}}
 	for i := range functions {
 		f := function.Function{
 			ID: lifecycletest.ID(i), Kind: function.SF, PF: "0000:3b:00.0", PFName: "ens1f0", Index: i, Driver: "mlx5_core.sf",

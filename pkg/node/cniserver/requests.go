@@ -118,7 +118,11 @@ func (s *Server) address(ctx context.Context, a cniRequest) (record journal.Atta
 		return record, a.conf.invalid("no result of an IPAM plugin")
 	}
 	add := lifecycle.Addresses{Addresses: a.ipam.addresses, Routes: a.ipam.routes, Result: a.IPAM}
-	if have, _ := s.Journal.Get(a.device); have.Interface.Userspace {
+	have, _ := s.Journal.Get(a.device)
+	if err := s.mayAsk(a, have.Port); err != nil {
+		return record, err
+	}
+	if have.Interface.Userspace {
 		add.Addresses, add.Routes = []netip.Prefix{}, nil // the program in the pod reads them from the result
 	}
 	if err := s.Lifecycle.Address(ctx, a.device, journal.ContainerIs(a.ContainerID, a.IfName), add); err != nil {

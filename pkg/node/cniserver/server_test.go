@@ -212,7 +212,10 @@ func TestAddAfterAllocate(t *testing.T) {
 					Function: lifecycletest.ID(0), PF: "0000:3b:00.0", Resource: "example.com/vf",
 					Port: &journal.Port{DevicePool: "was", Network: "blue", MAC: "02:00:00:00:00:0b"},
 				}))
-				n.pools = []pool.Pool{} // moved on since; the pod has its Function
+				n.pools = []pool.Pool{{ // moved on since; the pod has its Function
+					Name: "claimed", Functions: []function.Function{n.functions[lifecycletest.ID(0)]},
+					Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDRA, Allow: v1alpha1.PrivilegedFields()},
+				}}
 				r.must(request(wire.Add, 0, "c1", pod, test.config))
 				record, _ := r.Journal.Get(lifecycletest.ID(0))
 				if *record.Port != test.want || record.Resource != "example.com/vf" || record.Observed.MAC != test.want.MAC {

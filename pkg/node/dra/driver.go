@@ -229,12 +229,17 @@ func (d *Driver) wanted(
 	spec, _ := d.DevicePool(device.ID.DevicePool)
 	var port *v1alpha1.XPUPort
 	var err error
+	earlier := d.earlier(c.UID, device.Function)
+	if earlier.Claim.UID == "" { // else the pool may have become stricter since
+		if err := device.Allowed(spec); err != nil {
+			return want, err
+		}
+	}
 	if device.Config.Network != "" || spec.Network != "" {
 		if port, err = d.WaitForPort(ctx, c, device.Function); err != nil {
 			return want, err
 		}
 	}
-	earlier := d.earlier(c.UID, device.Function)
 	driver, err := ownersDriver(earlier, device, function, spec)
 	if err != nil {
 		return want, err

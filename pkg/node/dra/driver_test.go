@@ -61,7 +61,7 @@ func newNode(t *testing.T) *node {
 	n := &node{
 		t: t, journal: j, cdiDir: t.TempDir(),
 		functions: map[function.ID]function.Function{},
-		specs:     map[string]v1alpha1.DevicePoolSpec{"fast": {Network: "lab"}, "plain": {}},
+		specs:     map[string]v1alpha1.DevicePoolSpec{"fast": {Network: "lab", Allow: v1alpha1.PrivilegedFields()}, "plain": {Allow: v1alpha1.PrivilegedFields()}},
 		ports:     map[function.ID]*v1alpha1.XPUPort{},
 	}
 	for _, f := range vfs(0x3b, 4) {
@@ -642,10 +642,10 @@ func TestVFIO(t *testing.T) {
 		name, parameters string
 		pool             v1alpha1.DevicePoolSpec
 	}{
-		{"claim asks", `"driver": "vfio-pci"`, v1alpha1.DevicePoolSpec{Network: "lab"}},
-		{"pool asks", `"vf": {"vlan": 5}`, v1alpha1.DevicePoolSpec{Network: "lab", Driver: vfio}},
+		{"claim asks", `"driver": "vfio-pci"`, v1alpha1.DevicePoolSpec{Network: "lab", Allow: v1alpha1.PrivilegedFields()}},
+		{"pool asks", `"vf": {"vlan": 5}`, v1alpha1.DevicePoolSpec{Network: "lab", Driver: vfio, Allow: v1alpha1.PrivilegedFields()}},
 		{"what goes with the own driver is not there", `"driver": "vfio-pci"`, v1alpha1.DevicePoolSpec{
-			Network: "lab", Selectors: []v1alpha1.FunctionSelector{{IsRdma: true}},
+			Network: "lab", Selectors: []v1alpha1.FunctionSelector{{IsRdma: true}}, Allow: v1alpha1.PrivilegedFields(),
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -734,7 +734,7 @@ func TestVFIOWithoutIOMMU(t *testing.T) {
 	n.functions[f.ID] = f
 	c := of("pod1", "net", claimtest.Result("blue", plainPool, "0000-3b-00-2"), claimtest.FromClaim(`"driver": "vfio-pci"`))
 	n.wantRefused(c, "driver vfio-pci: there is no IOMMU")
-	n.specs["plain"] = v1alpha1.DevicePoolSpec{Driver: v1alpha1.DriverVFIO}
+	n.specs["plain"] = v1alpha1.DevicePoolSpec{Driver: v1alpha1.DriverVFIO, Allow: []v1alpha1.PrivilegedField{v1alpha1.FieldDriver}}
 	if err := prepare(t, n.fitting(), c)[c.UID].Err; err != nil {
 		t.Error(err)
 	}

@@ -168,3 +168,20 @@ func TestPrepareWithoutRuntime(t *testing.T) {
 		}
 	})
 }
+
+// TestForbiddenField: the node refuses what the DevicePool does not allow, whatever the controller did, but not to a claim that
+// it has prepared.
+func TestForbiddenField(t *testing.T) {
+	n := newNode(t)
+	c := of("pod1", "net", claimtest.Result("vf", plainPool, "0000-3b-00-2"), claimtest.FromClaim(`"vf": {"trust": true}`))
+	n.specs["plain"] = v1alpha1.DevicePoolSpec{}
+	n.wantRefused(c, "vf.trust: Forbidden: DevicePool plain")
+	n.specs["plain"] = v1alpha1.DevicePoolSpec{Allow: []v1alpha1.PrivilegedField{v1alpha1.FieldTrust}}
+	if err := prepare(t, n.driver(), c)[c.UID].Err; err != nil {
+		t.Fatal(err)
+	}
+	n.specs["plain"] = v1alpha1.DevicePoolSpec{}
+	if err := prepare(t, n.driver(), c)[c.UID].Err; err != nil {
+		t.Errorf("prepared again: %v", err)
+	}
+}

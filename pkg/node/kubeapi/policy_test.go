@@ -13,6 +13,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -335,4 +336,63 @@ func TestAgentsSendEvents(t *testing.T) {
 			return e.Regarding.Name == "policy-pod" && e.Reason == "HookFailed" && e.Note == "hook x" && e.ReportingController == "xpu-agent"
 		})
 	})
+}
+
+// TestNetworksOfClaims: a claim or a template is refused if it names a network that does not allow its namespace.
+func TestNetworksOfClaims(t *testing.T) {
+	cluster.Need(t)
+	created(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "policy-team", Labels: map[string]string{"team": "a", "stage": "test"}}})
+	admin := newClient(t, cluster.Admin())
+	network := func(name string, vlan int32, from v1alpha1.FromNamespaces, selector *metav1.LabelSelector) {
+		created(t, &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.XPUNetworkSpec{
+			VLAN: vlan, AllowedNamespaces: v1alpha1.AllowedNamespaces{From: from, Selector: selector},
+		}})
+	}
+	expressions := func(e ...metav1.LabelSelectorRequirement) *metav1.LabelSelector {
+		return &metav1.LabelSelector{MatchExpressions: e}
+	}
+	const bySelector = v1alpha1.NamespacesFromSelector
+	network("policy-all", 3001, v1alpha1.NamespacesFromAll, nil)
+	network("policy-none", 3002, v1alpha1.NamespacesFromNone, nil)
+	network("policy-labels", 3003, bySelector, &metav1.LabelSelector{MatchLabels: map[string]string{"team": "a", "stage": "test"}})
+	network("policy-other", 3004, bySelector, &metav1.LabelSelector{MatchLabels: map[string]string{"team": "a", "stage": "live"}})
+	network("policy-empty", 3005, bySelector, &metav1.LabelSelector{})
+	network("policy-unlabelled", 3011, bySelector, &metav1.LabelSelector{MatchLabels: map[string]string{"none": ""}})
+	network("policy-in", 3006, bySelector, expressions(
+		metav1.LabelSelectorRequirement{Key: "team", Operator: metav1.LabelSelectorOpIn, Values: []string{"b", "a"}},
+		metav1.LabelSelectorRequirement{Key: "stage", Operator: metav1.LabelSelectorOpExists}))
+	network("policy-not-in", 3007, bySelector, expressions(metav1.LabelSelectorRequirement{Key: "team", Operator: metav1.LabelSelectorOpNotIn, Values: []string{"a"}}))
+	network("policy-absent", 3008, bySelector, expressions(metav1.LabelSelectorRequirement{Key: "none", Operator: metav1.LabelSelectorOpNotIn, Values: []string{"a"}}))
+	network("policy-exists", 3009, bySelector, expressions(metav1.LabelSelectorRequirement{Key: "none", Operator: metav1.LabelSelectorOpExists}))
+	network("policy-lacks", 3010, bySelector, expressions(metav1.LabelSelectorRequirement{Key: "none", Operator: metav1.LabelSelectorOpDoesNotExist}))
+
+	asking := func(network string) resourceapi.DeviceClaim {
+		parameters := fmt.Sprintf(`{"apiVersion":"xpu.opiproject.org/v1alpha1","kind":"InterfaceConfig","network":%q}`, network)
+		return resourceapi.DeviceClaim{
+			Requests: []resourceapi.DeviceRequest{{Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "xpu"}}},
+			Config: []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: resourceapi.DeviceConfiguration{
+				Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: v1alpha1.GroupName, Parameters: runtime.RawExtension{Raw: []byte(parameters)}},
+			}}},
+		}
+	}
+	for name, allowed := range map[string]bool{
+		"policy-all": true, "policy-none": false, "policy-labels": true, "policy-other": false, "policy-empty": true, "policy-in": true,
+		"policy-not-in": false, "policy-absent": true, "policy-exists": false, "policy-lacks": true, "policy-missing": true, "": true,
+		"policy-unlabelled": false,
+	} {
+		meta := metav1.ObjectMeta{Namespace: "policy-team", Name: "asks"}
+		for _, object := range []client.Object{
+			&resourceapi.ResourceClaim{ObjectMeta: meta, Spec: resourceapi.ResourceClaimSpec{Devices: asking(name)}},
+			&resourceapi.ResourceClaimTemplate{ObjectMeta: meta, Spec: resourceapi.ResourceClaimTemplateSpec{
+				Spec: resourceapi.ResourceClaimSpec{Devices: asking(name)},
+			}},
+		} {
+			// The API server hears of a new XPUNetwork a moment later.
+			must.Eventually(t, fmt.Sprintf("%T that names %q: allowed %t", object, name, allowed), func() bool {
+				err := admin.Create(t.Context(), object, client.DryRunAll)
+				return allowed && err == nil || !allowed && kubeapitest.DeniedByPolicy(err) &&
+					strings.Contains(err.Error(), "XPUNetwork "+name+" does not let pods of namespace policy-team join")
+			})
+		}
+	}
 }

@@ -9,11 +9,13 @@ import (
 	"os"
 	"slices"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/dialects"
@@ -64,6 +66,9 @@ type TLSFiles struct {
 type Network struct {
 	// VLAN is the VLAN of the segment on the xPU, 1-4094. No two networks may have the same.
 	VLAN int32 `json:"vlan"`
+	// AllowedNamespaces are the namespaces whose pods may join. A selector can only use the label kubernetes.io/metadata.name,
+	// as no other is known without an API server.
+	AllowedNamespaces v1alpha1.AllowedNamespaces `json:"allowedNamespaces"`
 	// VNI joins the segment across xPUs by VXLAN, 1-16777215; without it the segment ends at the xPU.
 	VNI *int32 `json:"vni,omitempty"`
 	// MTU is the MTU of the pods' interfaces in bytes, 1280-9216; 0 sets none.
@@ -170,12 +175,43 @@ func (w *findings) inNetworks(networks map[string]Network) {
 		w.require(n.VLAN >= 1 && n.VLAN <= 4094, field.Invalid(at.Child("vlan"), n.VLAN, "must be 1-4094"))
 		w.require(n.MTU == 0 || n.MTU >= 1280 && n.MTU <= 9216, field.Invalid(at.Child("mtu"), n.MTU, "must be 1280-9216"))
 		w.unique(vlans, n.VLAN, name, at.Child("vlan"))
+		w.inNamespaces(n.AllowedNamespaces, at.Child("allowedNamespaces"))
 		if n.VNI != nil {
 			const choice = "must be 1-16777215; without it the segment ends at the xPU"
 			w.require(*n.VNI >= 1 && *n.VNI <= 1<<24-1, field.Invalid(at.Child("vni"), *n.VNI, choice))
 			w.unique(vnis, *n.VNI, name, at.Child("vni"))
 		}
 	}
+}
+
+func (w *findings) inNamespaces(allowed v1alpha1.AllowedNamespaces, at *field.Path) {
+	all := []v1alpha1.FromNamespaces{v1alpha1.NamespacesFromAll, v1alpha1.NamespacesFromSelector, v1alpha1.NamespacesFromNone}
+	w.require(allowed.From != "", field.Required(at.Child("from"), "which namespaces' pods may join is for the administrator to decide"))
+	w.require(allowed.From == "" || slices.Contains(all, allowed.From), field.NotSupported(at.Child("from"), allowed.From, all))
+	selects := allowed.From == v1alpha1.NamespacesFromSelector
+	w.require(selects == (allowed.Selector != nil), field.Invalid(at.Child("selector"), allowed.Selector, "is for from: Selector, and only for that"))
+	if !selects || allowed.Selector == nil {
+		return
+	}
+	_, err := allowed.Allows(nil)
+	w.require(err == nil, field.Invalid(at.Child("selector"), allowed.Selector, fmt.Sprint(err)))
+	for key := range allowed.Selector.MatchLabels {
+		w.require(key == corev1.LabelMetadataName, field.Invalid(at.Child("selector", "matchLabels"), key, onlyNames))
+	}
+	for i, r := range allowed.Selector.MatchExpressions {
+		w.require(r.Key == corev1.LabelMetadataName, field.Invalid(at.Child("selector", "matchExpressions").Index(i), r.Key, onlyNames))
+	}
+}
+
+const onlyNames = "must be " + corev1.LabelMetadataName + ": other labels are not known without an API server"
+
+// allows says whether a pod of the namespace may join, which is "" if no pod is known.
+func (n Network) allows(namespace string) bool {
+	if namespace == "" {
+		return n.AllowedNamespaces.From == v1alpha1.NamespacesFromAll
+	}
+	ok, _ := n.AllowedNamespaces.Allows(map[string]string{corev1.LabelMetadataName: namespace})
+	return ok
 }
 
 // unique records the VLAN or VNI of a network, which no other network may have.

@@ -10,7 +10,9 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
@@ -25,8 +27,10 @@ xpus:
   endpoint: "[fd00::1]:50151"
   insecure: true
 networks:
-  blue: {vlan: 100, vni: 1000, mtu: 1450}
-  green: {vlan: 200}
+  blue: {vlan: 100, vni: 1000, mtu: 1450, allowedNamespaces: {from: All}}
+  green:
+    vlan: 200
+    allowedNamespaces: {from: Selector, selector: {matchLabels: {kubernetes.io/metadata.name: lab}}}
 pools:
   fast: blue
 `
@@ -44,8 +48,14 @@ func TestParseConfig(t *testing.T) {
 			},
 			{Name: "other", Endpoint: "[fd00::1]:50151", Insecure: true},
 		},
-		Networks: map[string]Network{"blue": {VLAN: 100, VNI: new(int32(1000)), MTU: 1450}, "green": {VLAN: 200}},
-		Pools:    map[string]string{"fast": "blue"},
+		Networks: map[string]Network{
+			"blue": {VLAN: 100, AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll}, VNI: new(int32(1000)), MTU: 1450},
+			"green": {VLAN: 200, AllowedNamespaces: v1alpha1.AllowedNamespaces{
+				From:     v1alpha1.NamespacesFromSelector,
+				Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"kubernetes.io/metadata.name": "lab"}},
+			}},
+		},
+		Pools: map[string]string{"fast": "blue"},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got\n%s", diff)
@@ -74,13 +84,21 @@ func TestParseConfigRefuses(t *testing.T) {
 		{"both", "  dialect: evpn-gw", "  insecure: true", []string{"xpus[0].tls"}},
 		{"a file left away", "keyFile: /tls/tls.key, ", "", []string{"xpus[0].tls.keyFile: Required"}},
 		{"an odd name of a network", "  green:", "  Green:", []string{`networks[Green]: Invalid value: "Green"`}},
-		{"no VLAN", "green: {vlan: 200}", "green: {}", []string{"networks[green].vlan: Invalid value: 0: must be 1-4094"}},
+		{"no VLAN", "    vlan: 200\n", "", []string{"networks[green].vlan: Invalid value: 0: must be 1-4094"}},
 		{"a VLAN twice", "vlan: 200", "vlan: 100", []string{"networks[green].vlan: Invalid value: 100: is that of network blue"}},
-		{"a VNI twice", "vlan: 200", "vlan: 200, vni: 1000", []string{"networks[green].vni: Invalid value: 1000: is that of network blue"}},
+		{"a VNI twice", "vlan: 200", "vlan: 200\n    vni: 1000", []string{"networks[green].vni: Invalid value: 1000: is that of network blue"}},
 		{"no VNI", "vni: 1000", "vni: 0", []string{"networks[blue].vni: Invalid value: 0"}},
 		{"a small MTU", "mtu: 1450", "mtu: 68", []string{"networks[blue].mtu: Invalid value: 68: must be 1280-9216"}},
 		{"a pool in no network", "fast: blue", "fast: red", []string{`pools[fast]: Not found: "red"`}},
-		{"two mistakes", "vlan: 200}\npools:\n  fast: blue", "vlan: 0}\npools:\n  fast: red", []string{"networks[green].vlan", "pools[fast]"}},
+		{"two mistakes", "mtu: 1450, allowedNamespaces: {from: All}", "mtu: 68", []string{"networks[blue].mtu", "networks[blue].allowedNamespaces.from: Required"}},
+		{"other namespaces", "{from: All}", "{from: Same}", []string{`networks[blue].allowedNamespaces.from: Unsupported value: "Same"`}},
+		{"a selector for all", "{from: All}", "{from: All, selector: {}}", []string{"networks[blue].allowedNamespaces.selector: Invalid value"}},
+		{"no selector", "{from: All}", "{from: Selector}", []string{"networks[blue].allowedNamespaces.selector: Invalid value"}},
+		{"another label", "kubernetes.io/metadata.name", "team", []string{"networks[green].allowedNamespaces.selector.matchLabels", "must be kubernetes.io/metadata.name"}},
+		{"an expression about another label", "{matchLabels: {kubernetes.io/metadata.name: lab}}", "{matchExpressions: [{key: team, operator: Exists}]}",
+			[]string{"networks[green].allowedNamespaces.selector.matchExpressions[0]", "must be kubernetes.io/metadata.name"}},
+		{"a wrong expression", "{matchLabels: {kubernetes.io/metadata.name: lab}}", "{matchExpressions: [{key: kubernetes.io/metadata.name, operator: In}]}",
+			[]string{"networks[green].allowedNamespaces.selector", "for 'in', 'notin' operators, values set can't be empty"}},
 	} {
 		if !strings.Contains(wholeConfig, test.old) {
 			t.Fatalf("%s: %q is not in the example", test.name, test.old)

@@ -115,8 +115,9 @@ func readiness(key types.NamespacedName, port *v1alpha1.XPUPort) error {
 		return nil
 	}
 	return obstacle{
-		error:      fmt.Errorf("XPUPort %s is waiting for XPU %s%s", key, port.Spec.XPU, why(port)),
-		undeclared: ready.Reason == v1alpha1.ReasonNetworkNotFound || ready.Reason == v1alpha1.ReasonNoXPU,
+		error: fmt.Errorf("XPUPort %s is waiting for XPU %s%s", key, port.Spec.XPU, why(port)),
+		undeclared: ready.Reason == v1alpha1.ReasonNetworkNotFound || ready.Reason == v1alpha1.ReasonNoXPU ||
+			ready.Reason == v1alpha1.ReasonForbidden,
 	}
 }
 

@@ -86,10 +86,10 @@ func declare(t *testing.T, agent *opitest.Agent) {
 		},
 		&v1alpha1.XPUNetwork{
 			ObjectMeta: metav1.ObjectMeta{Name: provisioningtest.Blue},
-			Spec:       v1alpha1.XPUNetworkSpec{VLAN: provisioningtest.BlueVLAN, MTU: new(int32(provisioningtest.BlueMTU))},
+			Spec:       v1alpha1.XPUNetworkSpec{VLAN: provisioningtest.BlueVLAN, AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll}, MTU: new(int32(provisioningtest.BlueMTU))},
 		},
 		&v1alpha1.XPUNetwork{
-			ObjectMeta: metav1.ObjectMeta{Name: provisioningtest.Green}, Spec: v1alpha1.XPUNetworkSpec{VLAN: provisioningtest.GreenVLAN},
+			ObjectMeta: metav1.ObjectMeta{Name: provisioningtest.Green}, Spec: v1alpha1.XPUNetworkSpec{VLAN: provisioningtest.GreenVLAN, AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll}},
 		},
 	} {
 		if err := c.Create(t.Context(), o); err != nil {

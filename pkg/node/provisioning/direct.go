@@ -115,6 +115,8 @@ func (d *Direct) Provision(ctx context.Context, a journal.Attachment) (mtu int, 
 		err = fmt.Errorf("no xPU of the configuration has PF %s; add it to its pfs", a.PF)
 	case !known:
 		err = errors.New("networks of the configuration has no such network; add it, or name another one")
+	case !network.allows(a.Pod.Namespace):
+		err = fmt.Errorf("Forbidden: networks[%s].allowedNamespaces of the configuration does not have namespace %q", a.Port.Network, a.Pod.Namespace)
 	default:
 		err = x.work(ctx, a.Function, func(ctx context.Context) error { return x.ensure(ctx, a) })
 	}

@@ -15,7 +15,9 @@ import (
 	"github.com/go-logr/logr/testr"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
@@ -39,8 +41,8 @@ func directConfig(agent *opitest.Agent) *provisioning.Config {
 			Name: provisioningtest.XPU, Endpoint: agent.Config().Endpoint, PFs: []pci.Address{provisioningtest.PF}, Insecure: true,
 		}},
 		Networks: map[string]provisioning.Network{
-			provisioningtest.Blue:  {VLAN: provisioningtest.BlueVLAN, MTU: provisioningtest.BlueMTU},
-			provisioningtest.Green: {VLAN: provisioningtest.GreenVLAN},
+			provisioningtest.Blue:  {VLAN: provisioningtest.BlueVLAN, MTU: provisioningtest.BlueMTU, AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll}},
+			provisioningtest.Green: {VLAN: provisioningtest.GreenVLAN, AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll}},
 		},
 		Pools: map[string]string{provisioningtest.Pool: provisioningtest.Blue},
 	}
@@ -250,4 +252,25 @@ func TestDirectTLS(t *testing.T) {
 		t.Fatal(err)
 	}
 	must.Eventually(t, "the renewed certificate is used", func() bool { return clients.Load() == "second" })
+}
+
+// TestNamespaces: a network is for the pods of the namespaces that it allows. A pod that is not known is of none.
+func TestNamespaces(t *testing.T) {
+	config := directConfig(opitest.Start(t))
+	network := config.Networks[provisioningtest.Blue]
+	network.AllowedNamespaces = v1alpha1.AllowedNamespaces{
+		From:     v1alpha1.NamespacesFromSelector,
+		Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"kubernetes.io/metadata.name": "lab"}},
+	}
+	config.Networks[provisioningtest.Blue] = network
+	direct := startDirect(t, config, provisioningtest.NewJournal(t))
+	for namespace, allowed := range map[string]bool{"lab": true, "other": false, "": false} {
+		a := blue(vf(0))
+		a.Pod.Namespace = namespace
+		_, err := direct.Provision(t.Context(), a)
+		if want := fmt.Sprintf("allowedNamespaces of the configuration does not have namespace %q", namespace); allowed != (err == nil) ||
+			err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("namespace %q: error %v", namespace, err)
+		}
+	}
 }

@@ -186,7 +186,7 @@ func (w *World) waitForNetwork(ctx context.Context) error {
 	if err := w.told(ctx, "green-1", "green", "not exist"); err != nil {
 		return err
 	}
-	green := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "green"}, Spec: v1alpha1.XPUNetworkSpec{VLAN: 30, VNI: ptr.To(int32(10030)), Subnets: []string{"10.30.0.0/24"}}}
+	green := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "green"}, Spec: v1alpha1.XPUNetworkSpec{VLAN: 30, AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll}, VNI: ptr.To(int32(10030)), Subnets: []string{"10.30.0.0/24"}}}
 	if err := w.client.Create(ctx, green); err != nil {
 		return err
 	}

@@ -67,6 +67,7 @@ func newClaimsOf(
 ) *claims {
 	t.Helper()
 	log := testr.New(t)
+	spec.Allow = v1alpha1.PrivilegedFields()
 	c := &claims{t: t, dir: dir, spec: spec}
 	var err error
 	c.journal, err = journal.Open(filepath.Join(dir, "journal.db"))

@@ -25,7 +25,7 @@ func newCluster(t *testing.T) *field {
 	t.Helper()
 	f := newFieldWith(t, node.Options{Cluster: true})
 	f.Cluster.Create(&v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: "fast"}, Spec: v1alpha1.DevicePoolSpec{
-		Selectors: []v1alpha1.FunctionSelector{{Devices: []string{"10ca"}}},
+		Selectors: []v1alpha1.FunctionSelector{{Devices: []string{"10ca"}}}, Allow: v1alpha1.PrivilegedFields(),
 	}})
 	f.StartRuntime()
 	return f

@@ -108,6 +108,7 @@ func newCardLost(t *testing.T) *cardLost {
 		ObjectMeta: metav1.ObjectMeta{Name: "claims"},
 		Spec: v1alpha1.DevicePoolSpec{
 			Selectors: []v1alpha1.FunctionSelector{{RootDevices: []string{string(pfs[0]) + "#0-3"}}},
+			Allow:     v1alpha1.PrivilegedFields(),
 			NumVFs:    new(int32(vfs)), // by which the VFs come back
 		},
 	})

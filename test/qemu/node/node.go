@@ -287,7 +287,7 @@ func (n *Node) WantNothingLeft() {
 // Pool is a DevicePool whose Functions are offered by the device plugin as "xpu.opiproject.org/<name>".
 func Pool(name string, selector v1alpha1.FunctionSelector) v1alpha1.DevicePool {
 	return v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.DevicePoolSpec{
-		Selectors: []v1alpha1.FunctionSelector{selector}, Publish: v1alpha1.PublishDevicePlugin,
+		Selectors: []v1alpha1.FunctionSelector{selector}, Publish: v1alpha1.PublishDevicePlugin, Allow: v1alpha1.PrivilegedFields(),
 	}}
 }
 

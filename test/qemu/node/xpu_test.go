@@ -57,7 +57,7 @@ func newOnXPU(t *testing.T) *onXPU {
 		Pools: []v1alpha1.DevicePool{vfs, sfs},
 		Direct: fmt.Sprintf(`
 xpus: [{name: card, endpoint: %q, insecure: true}]
-networks: {blue: {vlan: 10}, red: {vlan: 20}}
+networks: {blue: {vlan: 10, allowedNamespaces: {from: All}}, red: {vlan: 20, allowedNamespaces: {from: All}}}
 pools: {vfs: blue, sfs: blue}
 `, node.BridgeAddress),
 	})

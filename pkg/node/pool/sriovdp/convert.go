@@ -120,6 +120,7 @@ func (c *converter) convert(path string, raw json.RawMessage, priority int32) (u
 		Priority:     priority,
 		Publish:      v1alpha1.PublishDevicePlugin,
 		Provision:    v1alpha1.ProvisionOnPrepare,
+		Allow:        v1alpha1.PrivilegedFields(), // as sriov-cni, which knows no pools, lets every network configuration
 		DevicePlugin: &r.DevicePluginSpec,
 	})
 	return true, nil

@@ -24,7 +24,7 @@ func TestConvert(t *testing.T) {
 	want := []v1alpha1.DevicePool{
 		{TypeMeta: kind, ObjectMeta: metav1.ObjectMeta{Name: "fast-nics"}, Spec: v1alpha1.DevicePoolSpec{
 			DeviceType: v1alpha1.DeviceTypeNet, Priority: 2, Selectors: []v1alpha1.FunctionSelector{{PFNames: []string{"ens3f0#0-3,7"}}},
-			Publish: v1alpha1.PublishDevicePlugin, Provision: v1alpha1.ProvisionOnPrepare,
+			Publish: v1alpha1.PublishDevicePlugin, Provision: v1alpha1.ProvisionOnPrepare, Allow: v1alpha1.PrivilegedFields(),
 			DevicePlugin: &v1alpha1.DevicePluginSpec{
 				ResourcePrefix: "intel.com", ResourceName: "Fast_NICs", ProvisionAt: v1alpha1.ProvisionAtAdd, PreferredAllocation: v1alpha1.PreferPack,
 				ExcludeTopology: true, NeedVhostNet: true, AdditionalInfo: map[string]map[string]string{"*": {"a": "b"}, "0000:3b:00.2": {"c": "d"}},
@@ -32,7 +32,7 @@ func TestConvert(t *testing.T) {
 		}},
 		{TypeMeta: kind, ObjectMeta: metav1.ObjectMeta{Name: "sf"}, Spec: v1alpha1.DevicePoolSpec{
 			DeviceType: v1alpha1.DeviceTypeAuxNet, Priority: 1, Selectors: []v1alpha1.FunctionSelector{{AuxTypes: []string{"sf"}}},
-			Publish: v1alpha1.PublishDevicePlugin, Provision: v1alpha1.ProvisionOnPrepare,
+			Publish: v1alpha1.PublishDevicePlugin, Provision: v1alpha1.ProvisionOnPrepare, Allow: v1alpha1.PrivilegedFields(),
 			DevicePlugin: &v1alpha1.DevicePluginSpec{
 				ResourcePrefix: "example.com", ResourceName: "sf", ProvisionAt: v1alpha1.ProvisionAtAdd, PreferredAllocation: v1alpha1.PreferPack,
 			},

@@ -1,0 +1,54 @@
+package claim
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+)
+
+// privileged are the privileged fields that the configuration sets.
+func privileged(c v1alpha1.InterfaceConfig) []v1alpha1.PrivilegedField {
+	var fields []v1alpha1.PrivilegedField
+	add := func(set bool, f v1alpha1.PrivilegedField) {
+		if set {
+			fields = append(fields, f)
+		}
+	}
+	add(c.MAC != "", v1alpha1.FieldMAC)
+	add(len(c.Addresses) > 0, v1alpha1.FieldAddresses)
+	add(c.Driver != "", v1alpha1.FieldDriver)
+	if vf := c.VF; vf != nil {
+		add(vf.VLAN != nil || vf.VLANProtocol != "", v1alpha1.FieldVLAN)
+		add(vf.QoS != nil, v1alpha1.FieldQoS)
+		add(vf.Trust != nil, v1alpha1.FieldTrust)
+		add(vf.SpoofCheck != nil, v1alpha1.FieldSpoofCheck)
+		add(vf.MinTxRate != nil, v1alpha1.FieldMinTxRate)
+		add(vf.MaxTxRate != nil, v1alpha1.FieldMaxTxRate)
+		add(vf.LinkState != "", v1alpha1.FieldLinkState)
+	}
+	return fields
+}
+
+// Allowed returns an error that names the fields which the claim itself sets although the Function's DevicePool, whose spec
+// this is, leaves them to DeviceClasses. The zero spec, of a pool that does not exist, allows none.
+func (d Device) Allowed(pool v1alpha1.DevicePoolSpec) error {
+	joins := d.Config.Network != "" || pool.Network != ""
+	forbidden := slices.DeleteFunc(slices.Clone(d.Privileged), func(f v1alpha1.PrivilegedField) bool {
+		return slices.Contains(pool.Allow, f) || f == v1alpha1.FieldAddresses && !joins
+	})
+	if len(forbidden) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s: Forbidden: DevicePool %s lets only a DeviceClass set this; have its administrator make a class with it, "+
+		"or add it to the pool's spec.allow", joined(forbidden), d.ID.DevicePool)
+}
+
+func joined(fields []v1alpha1.PrivilegedField) string {
+	texts := make([]string, len(fields))
+	for i, f := range fields {
+		texts[i] = string(f)
+	}
+	return strings.Join(texts, ", ")
+}

@@ -1,0 +1,56 @@
+package cniserver
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+)
+
+// privileged are the privileged fields that the request sets, with their names in the network configuration. Addresses are
+// privileged only where they are those of an XPUNetwork.
+func (a cniRequest) privileged(joins bool) map[v1alpha1.PrivilegedField]string {
+	fields := map[v1alpha1.PrivilegedField]string{}
+	add := func(set bool, f v1alpha1.PrivilegedField, name string) {
+		if set {
+			fields[f] = name
+		}
+	}
+	add(a.mac != "", v1alpha1.FieldMAC, "mac")
+	add(joins && a.ipam.result != nil, v1alpha1.FieldAddresses, "ipam")
+	add(joins && a.ipam.result == nil && len(a.ipam.addresses) > 0, v1alpha1.FieldAddresses, "runtimeConfig.ips")
+	if vf := a.vf; vf != nil {
+		add(vf.VLAN != nil, v1alpha1.FieldVLAN, "vlan")
+		add(vf.QoS != nil, v1alpha1.FieldQoS, "vlanQoS")
+		add(vf.Trust != nil, v1alpha1.FieldTrust, "trust")
+		add(vf.SpoofCheck != nil, v1alpha1.FieldSpoofCheck, "spoofchk")
+		add(vf.MinTxRate != nil, v1alpha1.FieldMinTxRate, "min_tx_rate")
+		add(vf.MaxTxRate != nil, v1alpha1.FieldMaxTxRate, "max_tx_rate")
+		add(vf.LinkState != "", v1alpha1.FieldLinkState, "link_state")
+	}
+	return fields
+}
+
+// mayAsk refuses a configuration with privileged fields that the DevicePool of the Function does not allow. port is that of
+// the reservation, nil if the interface joins no network.
+func (s *Server) mayAsk(a cniRequest, port *journal.Port) error {
+	p, known := s.Pools.PoolOf(a.device)
+	var names, fields []string
+	for field, name := range a.privileged(port != nil) {
+		if !slices.Contains(p.Spec.Allow, field) {
+			names, fields = append(names, name), append(fields, string(field))
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	slices.Sort(names)
+	slices.Sort(fields)
+	pool := "a DevicePool"
+	if known {
+		pool = "DevicePool " + p.Name
+	}
+	return a.conf.invalid("%s: Forbidden: needs %s in spec.allow of %s, which is the administrator's",
+		strings.Join(names, ", "), strings.Join(fields, ", "), pool)
+}
