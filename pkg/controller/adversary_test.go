@@ -499,6 +499,7 @@ func TestTakenFromOthers(t *testing.T) {
 	other := "another-" + c.node
 	c.xpuOn(other, "other", opitest.Start(t).Config().Endpoint)
 	c.network("blue", 100, "10.1.0.0/24")
+	c.pool("fast", "") // which allows claims everything
 	victim := c.up(c.claim(want{name: "victim", pool: "fast", function: vf(0), config: `{"network":"blue"}`}), vf(0))
 	for name, test := range map[string]struct{ config, reason, text string }{
 		"mac":     {`{"network":"blue","mac":"` + victim.Spec.MAC + `"}`, v1alpha1.ReasonConflict, victim.Name},

@@ -392,6 +392,7 @@ func TestProblems(t *testing.T) {
 			name: "address taken", config: `{"network":"blue","addresses":["10.1.0.9/24"]}`,
 			before: func(c *cluster) {
 				c.network("blue", 100, "10.1.0.0/24")
+				c.pool("fast", "")
 				c.up(c.claim(want{name: "other", pool: "fast", function: vf(7), config: `{"network":"blue","addresses":["10.1.0.9/24"]}`}), vf(7))
 			},
 			reason: v1alpha1.ReasonConflict, message: "10.1.0.9/24",
@@ -417,13 +418,14 @@ func TestProblems(t *testing.T) {
 		},
 		{
 			name: "address outside", config: `{"network":"blue","addresses":["10.2.0.9/24"]}`,
-			before: func(c *cluster) { c.network("blue", 100, "10.1.0.0/24") },
+			before: func(c *cluster) { c.network("blue", 100, "10.1.0.0/24"); c.pool("fast", "") },
 			reason: v1alpha1.ReasonInvalidConfig, message: "none of the subnets of XPUNetwork blue (10.1.0.0/24)",
 		},
 		{
 			name: "MAC address of another Port", config: `{"network":"blue","mac":"02:00:00:00:00:07"}`,
 			before: func(c *cluster) {
 				c.network("blue", 100)
+				c.pool("fast", "")
 				c.up(c.claim(want{name: "other", pool: "fast", function: vf(7), config: `{"network":"blue","mac":"02:00:00:00:00:07"}`}), vf(7))
 			},
 			reason: v1alpha1.ReasonConflict, message: "MAC address 02:00:00:00:00:07 is that of XPUPort",
@@ -479,6 +481,7 @@ func TestFunctionHandOver(t *testing.T) {
 	agent := c.agent()
 	c.xpu("card", agent)
 	c.network("blue", 100)
+	c.pool("fast", "")
 	elsewhere := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "t-"}}
 	c.create(elsewhere)
 
