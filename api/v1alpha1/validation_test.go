@@ -49,8 +49,9 @@ func TestValidation(t *testing.T) {
 		change(&x.Spec)
 		return x
 	}
+	forAll := v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll}
 	network := func(change func(*v1alpha1.XPUNetworkSpec)) *v1alpha1.XPUNetwork {
-		n := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Spec: v1alpha1.XPUNetworkSpec{VLAN: 10, AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll}, Subnets: []string{"10.1.0.0/24", "fd00::/64"}}}
+		n := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Spec: v1alpha1.XPUNetworkSpec{VLAN: 10, AllowedNamespaces: forAll, Subnets: []string{"10.1.0.0/24", "fd00::/64"}}}
 		change(&n.Spec)
 		return n
 	}
@@ -149,11 +150,17 @@ func TestValidation(t *testing.T) {
 			{"network with a word for a subnet", network(func(s *v1alpha1.XPUNetworkSpec) { s.Subnets = []string{"blue"} }), "CIDR notation"},
 			{"network with two IPv4 subnets", network(func(s *v1alpha1.XPUNetworkSpec) { s.Subnets = []string{"10.1.0.0/24", "10.2.0.0/24"} }), "at most one IPv4 and one IPv6"},
 			{"network with gateways and reserved addresses", &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "gated"}, Spec: v1alpha1.XPUNetworkSpec{
-				VLAN: 12, AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll}, Gateways: []string{"10.1.0.254", "fd00::1"}, Reserved: []string{"10.1.0.0/28", "10.1.0.32-10.1.0.40"},
+				VLAN: 12, AllowedNamespaces: forAll, Gateways: []string{"10.1.0.254", "fd00::1"}, Reserved: []string{"10.1.0.0/28", "10.1.0.32-10.1.0.40"},
 			}}, ""},
 			{"network with a prefix for a gateway", network(func(s *v1alpha1.XPUNetworkSpec) { s.Gateways = []string{"10.1.0.1/24"} }), "each gateway must be an address"},
 			{"network with a word for reserved", network(func(s *v1alpha1.XPUNetworkSpec) { s.Reserved = []string{"10.1.0.1-ten"} }), "each entry must be a prefix"},
 			{"network with a small MTU", network(func(s *v1alpha1.XPUNetworkSpec) { s.MTU = ptr.To(int32(500)) }), "spec.mtu"},
+			{"network that says nothing of namespaces", network(func(s *v1alpha1.XPUNetworkSpec) { s.AllowedNamespaces.From = "" }), "spec.allowedNamespaces.from"},
+			{"network for the same namespace", network(func(s *v1alpha1.XPUNetworkSpec) { s.AllowedNamespaces.From = "Same" }), `"All", "Selector", "None"`},
+			{"network without the selector", network(func(s *v1alpha1.XPUNetworkSpec) { s.AllowedNamespaces.From = v1alpha1.NamespacesFromSelector }), "selector is for from: Selector"},
+			{"network for all and some", network(func(s *v1alpha1.XPUNetworkSpec) { s.AllowedNamespaces.Selector = &metav1.LabelSelector{} }), "selector is for from: Selector"},
+			{"pool that allows an odd field", pool(func(p *v1alpha1.DevicePool) { p.Spec.Allow = []v1alpha1.PrivilegedField{"mtu"} }), "spec.allow[0]"},
+			{"pool that allows a field twice", pool(func(p *v1alpha1.DevicePool) { p.Spec.Allow = []v1alpha1.PrivilegedField{"mac", "mac"} }), "spec.allow[1]: Duplicate value"},
 			{"port", port(func(*v1alpha1.XPUPortSpec) {}), ""},
 			{"port with a group MAC", port(func(s *v1alpha1.XPUPortSpec) { s.MAC = "01:00:00:00:00:01" }), "spec.mac"},
 			{"port with a short address", port(func(s *v1alpha1.XPUPortSpec) { s.Function.PCIAddress = "3b:02.1" }), "spec.function.pciAddress"},

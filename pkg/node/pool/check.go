@@ -108,6 +108,13 @@ func checkSpec(spec v1alpha1.DevicePoolSpec) field.ErrorList {
 		like(pluginPath.Child("resourcePrefix"), plugin.ResourcePrefix, resourcePrefix),
 		like(pluginPath.Child("resourceName"), plugin.ResourceName, resourceName),
 	)
+	for i, allowed := range spec.Allow {
+		at := path.Child("allow").Index(i)
+		errs = append(errs, oneOf(at, allowed, v1alpha1.PrivilegedFields()...)...)
+		if slices.Contains(spec.Allow[:i], allowed) {
+			errs = append(errs, field.Duplicate(at, allowed))
+		}
+	}
 	if len(spec.Selectors) == 0 {
 		errs = append(errs, field.Required(path.Child("selectors"), "must have at least one"))
 	}
