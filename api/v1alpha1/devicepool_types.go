@@ -278,8 +278,8 @@ type DevicePoolSpec struct {
 	// +optional
 	DeviceType DeviceType `json:"deviceType,omitempty"`
 
-	// Priority decides between pools that select the same Function: the highest has it, of equals the one whose
-	// name sorts first, and the others say so in their status.
+	// Priority decides between pools that select the same Function or name the same resource: the highest has it, of equals
+	// the oldest, and the others say so in their status.
 	// +optional
 	Priority int32 `json:"priority,omitempty"`
 
@@ -339,65 +339,24 @@ type DevicePoolSpec struct {
 	DevicePlugin *DevicePluginSpec `json:"devicePlugin,omitempty"`
 }
 
-// Shortage is a PF that does not have the VFs, or cannot offer the SFs, that the pool asks for.
-type Shortage struct {
-	// PF is the PCI address of the PF.
-	PF string `json:"pf"`
-
-	// Reason is one of those of the condition Supplied.
-	Reason string `json:"reason"`
-
-	// Message says what is missing and what to do.
-	Message string `json:"message"`
-}
-
-// DevicePoolNodeStatus is what one node's agent found for the pool.
-type DevicePoolNodeStatus struct {
-	// Name is the node's name.
-	Name string `json:"name"`
-
-	// ObservedGeneration is the metadata.generation of the spec that the entry is about. While it is an older one, the
-	// agent has not done yet what the spec asks for, or does not run.
-	// +optional
-	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-
-	// Functions is how many Functions of the node are in the pool.
-	Functions int32 `json:"functions"`
-
-	// Overlapping names Functions that this pool selects but that belong to another pool, as
-	// "<Function> in <pool>"; at most 16 are listed.
-	// +optional
-	// +listType=atomic
-	Overlapping []string `json:"overlapping,omitempty"`
-
-	// Problem says why the node's agent cannot offer the pool at all.
-	// +optional
-	Problem string `json:"problem,omitempty"`
-
-	// Shortages are PFs that do not have what numVFs and sfs ask for; at most 16 are listed.
-	// +optional
-	// +listType=map
-	// +listMapKey=pf
-	Shortages []Shortage `json:"shortages,omitempty"`
-}
-
-// DevicePoolStatus is what came of the pool.
+// DevicePoolStatus is what came of the pool, over all nodes. What each node has is in its XPUNode.
 type DevicePoolStatus struct {
-	// Functions is the number of Functions in the pool, over all nodes.
+	// Functions is the number of Functions in the pool.
 	// +optional
 	Functions int32 `json:"functions"`
 
-	// Nodes are the nodes that have Functions of the pool, Functions that it selects but may not have, or PFs that are to
-	// have VFs or SFs made. Each agent writes its own entry and no other; those of Nodes that do not exist are taken away.
+	// Healthy is how many of them have no problem.
 	// +optional
-	// +listType=map
-	// +listMapKey=name
-	Nodes []DevicePoolNodeStatus `json:"nodes,omitempty"`
+	Healthy int32 `json:"healthy"`
 
-	// Conditions has Ready: True (Published) or False (NoFunctions, Overlap, InvalidConfig); and, where numVFs or sfs is
-	// set, Supplied: True (AllMade) or False (NoPF, InvalidConfig, or the reason of a Shortage: Making, Conflict, InUse,
-	// OutOfRange, Busy, Refused, NotSupported). While an entry of Nodes is about an older spec, Supplied is False, and the
-	// observedGeneration of Ready is that of the oldest entry.
+	// Nodes is how many nodes have Functions of the pool.
+	// +optional
+	Nodes int32 `json:"nodes"`
+
+	// Conditions has Ready: True (Published) or False (NoFunctions, Overlap, Unhealthy, InvalidConfig, NetworkNotFound); and,
+	// where numVFs or sfs is set, Supplied: True (AllMade) or False (NoPF, InvalidConfig, or the reason of a Shortage: Making,
+	// Conflict, InUse, OutOfRange, Busy, Refused, NotSupported). While a node's entry is about an older spec, Supplied is
+	// False, and the observedGeneration of Ready is that of the oldest entry.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -410,6 +369,7 @@ type DevicePoolStatus struct {
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:scope=Cluster,shortName=dpool
 // +kubebuilder:printcolumn:name="Functions",type=integer,JSONPath=`.status.functions`
+// +kubebuilder:printcolumn:name="Healthy",type=integer,JSONPath=`.status.healthy`
 // +kubebuilder:printcolumn:name="Publish",type=string,JSONPath=`.spec.publish`
 // +kubebuilder:printcolumn:name="Provision",type=string,JSONPath=`.spec.provision`
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`

@@ -81,6 +81,7 @@ const (
 	ReasonPublished        = "Published"
 	ReasonNoFunctions      = "NoFunctions"
 	ReasonOverlap          = "Overlap"
+	ReasonUnhealthy        = "Unhealthy"
 	ReasonConnected        = "Connected"
 	ReasonInvalidTLSSecret = "InvalidTLSSecret"
 

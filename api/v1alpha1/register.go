@@ -19,6 +19,7 @@ func AddToScheme(scheme *runtime.Scheme) error {
 		&DevicePool{}, &DevicePoolList{},
 		&XPU{}, &XPUList{},
 		&XPUNetwork{}, &XPUNetworkList{},
+		&XPUNode{}, &XPUNodeList{},
 		&XPUPort{}, &XPUPortList{},
 		&InterfaceConfig{},
 	)

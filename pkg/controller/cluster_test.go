@@ -57,9 +57,9 @@ var rules = []rbacv1.PolicyRule{
 	{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceslices"}, Verbs: []string{"list"}},
 	{APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"xpuports"}, Verbs: []string{"get", "list", "watch", "create", "delete", "patch"}},
 	{APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"xpus", "xpunetworks"}, Verbs: []string{"get", "list", "watch", "patch"}},
-	{APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"devicepools"}, Verbs: []string{"get", "list", "watch"}},
+	{APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"devicepools", "xpunodes"}, Verbs: []string{"get", "list", "watch"}},
 	{APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"xpuports/status", "xpunetworks/status", "xpus/status", "devicepools/status"}, Verbs: []string{"patch"}},
-	{APIGroups: []string{""}, Resources: []string{"nodes", "namespaces"}, Verbs: []string{"get", "list", "watch"}},
+	{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"get", "list", "watch"}},
 	{APIGroups: []string{"events.k8s.io"}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}},
 }
 
@@ -281,26 +281,10 @@ func (c *cluster) start(set func(*Options)) {
 	c.Cleanup(func() { c.stop() })
 }
 
-// nodes makes Nodes, which go with the test.
-func (c *cluster) nodes(names ...string) (nodes []client.Object) {
-	c.Helper()
-	for _, name := range names {
-		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
-		c.create(node)
-		c.Cleanup(func() {
-			if err := c.Delete(context.Background(), node); client.IgnoreNotFound(err) != nil {
-				c.Error(err)
-			}
-		})
-		nodes = append(nodes, node)
-	}
-	return nodes
-}
-
 // sweep removes what would disturb the next test.
 func (c *cluster) sweep() {
 	ctx := context.Background()
-	for _, all := range []client.ObjectList{&resourceapi.ResourceClaimList{}, &v1alpha1.XPUPortList{}, &v1alpha1.XPUNetworkList{}, &v1alpha1.XPUList{}, &v1alpha1.DevicePoolList{}, &resourceapi.ResourceSliceList{}} {
+	for _, all := range []client.ObjectList{&resourceapi.ResourceClaimList{}, &v1alpha1.XPUPortList{}, &v1alpha1.XPUNetworkList{}, &v1alpha1.XPUList{}, &v1alpha1.DevicePoolList{}, &v1alpha1.XPUNodeList{}, &resourceapi.ResourceSliceList{}} {
 		if err := c.List(ctx, all); err != nil {
 			c.Errorf("sweep: %v", err)
 		}

@@ -1,115 +1,177 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
-// devicePools sums up what the nodes' agents found for each DevicePool, and removes what agents of deleted Nodes left.
+// devicePools sums up in a DevicePool's status what the nodes' agents found for it.
 type devicePools struct{ base }
 
 func (r *devicePools) setup(mgr ctrl.Manager) error {
-	all := func(ctx context.Context, _ client.Object) []reconcile.Request {
-		return r.requests(ctx, &v1alpha1.DevicePoolList{})
+	ofNetwork := func(ctx context.Context, network client.Object) []reconcile.Request {
+		return r.requests(ctx, &v1alpha1.DevicePoolList{}, client.MatchingFields{poolsByNetwork: network.GetName()})
 	}
 	return newController(mgr, "devicepool", 1).
-		For(&v1alpha1.DevicePool{}).
-		WatchesMetadata(&corev1.Node{}, handler.EnqueueRequestsFromMapFunc(all), whenGone).
+		For(&v1alpha1.DevicePool{}, whenSpecChanged).
+		Watches(&v1alpha1.XPUNetwork{}, handler.EnqueueRequestsFromMapFunc(ofNetwork), whenMadeOrGone).
+		Watches(&v1alpha1.XPUNode{}, handler.Funcs{
+			CreateFunc: func(_ context.Context, e event.CreateEvent, queue queueOf[reconcile.Request]) {
+				r.changed(nil, e.Object, queue)
+			},
+			UpdateFunc: func(_ context.Context, e event.UpdateEvent, queue queueOf[reconcile.Request]) {
+				r.changed(e.ObjectOld, e.ObjectNew, queue)
+			},
+			DeleteFunc: func(_ context.Context, e event.DeleteEvent, queue queueOf[reconcile.Request]) {
+				r.changed(e.Object, nil, queue)
+			},
+		}).
 		Complete(withConflicts(reconcile.AsReconciler(r.client, r)))
+}
+
+// changed has the pools summed up of which two versions of an XPUNode say something else. Since every agent watches
+// DevicePools, a thousand nodes that start at once must not cost a thousand writes: a pool is written once in PoolPause.
+func (r *devicePools) changed(before, after client.Object, queue queueOf[reconcile.Request]) {
+	was, is := poolsOf(before), poolsOf(after)
+	for name, entry := range was {
+		if now, stays := is[name]; !stays || !equality.Semantic.DeepEqual(entry, now) {
+			queue.AddAfter(poolRequest(name), r.PoolPause)
+		}
+	}
+	for name := range is {
+		if _, had := was[name]; !had {
+			queue.AddAfter(poolRequest(name), r.PoolPause)
+		}
+	}
+}
+
+// poolsOf are the entries of an XPUNode, which may be nil, by the name of the DevicePool.
+func poolsOf(o client.Object) map[string]v1alpha1.XPUNodePool {
+	entries := map[string]v1alpha1.XPUNodePool{}
+	if node, ok := o.(*v1alpha1.XPUNode); ok {
+		for _, entry := range node.Status.Pools {
+			entries[entry.Name] = entry
+		}
+	}
+	return entries
+}
+
+func poolRequest(name string) reconcile.Request {
+	return reconcile.Request{NamespacedName: types.NamespacedName{Name: name}}
 }
 
 // Reconcile writes the status of the pool.
 func (r *devicePools) Reconcile(ctx context.Context, pool *v1alpha1.DevicePool) (ctrl.Result, error) {
 	before := pool.DeepCopy()
-	if err := r.prune(ctx, pool); err != nil {
+	entries, err := r.entries(ctx, pool.Name)
+	if err != nil {
 		return ctrl.Result{}, err
 	}
-	sumUp(pool)
-	sumUpSupply(pool)
+	hasNetwork := true
+	if name := pool.Spec.Network; name != "" {
+		err := r.client.Get(ctx, client.ObjectKey{Name: name}, &v1alpha1.XPUNetwork{})
+		if client.IgnoreNotFound(err) != nil {
+			return ctrl.Result{}, fmt.Errorf("XPUNetwork %s: %w", name, err)
+		}
+		hasNetwork = err == nil
+	}
+	sumUp(pool, entries, hasNetwork)
+	sumUpSupply(pool, entries)
 	return ctrl.Result{}, r.writeStatus(ctx, pool, before)
 }
 
-// nodeMetadata is a Node without spec and status.
-func nodeMetadata() *metav1.PartialObjectMetadata {
-	return &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}}
+// poolEntry is what a pool has on a node.
+type poolEntry struct {
+	node string
+	v1alpha1.XPUNodePool
 }
 
-// prune removes the entries of Nodes that do not exist. A Node that the cache does not have may be newer than the cache.
-func (r *devicePools) prune(ctx context.Context, pool *v1alpha1.DevicePool) error {
-	var left []v1alpha1.DevicePoolNodeStatus
-	for _, entry := range pool.Status.Nodes {
-		key := client.ObjectKey{Name: entry.Name}
-		err := r.client.Get(ctx, key, nodeMetadata())
-		if apierrors.IsNotFound(err) {
-			err = r.live.Get(ctx, key, nodeMetadata())
-		}
-		if client.IgnoreNotFound(err) != nil {
-			return fmt.Errorf("node %s: %w", entry.Name, err)
-		}
-		if err == nil {
-			left = append(left, entry)
-		}
+// entries are those of a pool, sorted by node.
+func (r *devicePools) entries(ctx context.Context, pool string) ([]poolEntry, error) {
+	var nodes v1alpha1.XPUNodeList
+	if err := r.client.List(ctx, &nodes, client.MatchingFields{xpuNodesByPool: pool}, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, fmt.Errorf("list XPUNodes: %w", err)
 	}
-	pool.Status.Nodes = left
-	return nil
+	var entries []poolEntry
+	for i := range nodes.Items {
+		entries = append(entries, poolEntry{nodes.Items[i].Name, poolsOf(&nodes.Items[i])[pool]})
+	}
+	slices.SortFunc(entries, func(a, b poolEntry) int { return cmp.Compare(a.node, b.node) })
+	return entries, nil
 }
 
-// shown bounds how many Functions of other pools, PFs that lack something, and nodes that are behind a condition names.
+// shown bounds how many nodes, Functions of other pools, and PFs that lack something a condition names.
 const shown = 3
 
-// sumUp sets the condition Ready. Its generation is the oldest of those that the agents report on.
-func sumUp(pool *v1alpha1.DevicePool) {
+// sumUp sets the counts and the condition Ready. Its generation is the oldest of those that the agents report on.
+func sumUp(pool *v1alpha1.DevicePool, entries []poolEntry, hasNetwork bool) {
 	generation := pool.Generation
-	pool.Status.Functions = 0
-	nodes, overlaps := 0, 0
-	var examples []string
-	problem := ""
-	for _, node := range pool.Status.Nodes {
-		generation = min(generation, node.ObservedGeneration)
-		pool.Status.Functions += node.Functions
-		if node.Functions > 0 {
-			nodes++
+	status := &pool.Status
+	status.Functions, status.Healthy, status.Nodes = 0, 0, 0
+	var wrong, problems, overlaps []string
+	for _, e := range entries {
+		generation = min(generation, e.ObservedGeneration)
+		status.Functions += e.Functions
+		status.Healthy += e.Healthy
+		if e.Functions > 0 {
+			status.Nodes++
 		}
-		if node.Problem != "" && problem == "" {
-			problem = fmt.Sprintf("node %s: %s", node.Name, node.Problem)
+		if e.Error != "" {
+			wrong = append(wrong, fmt.Sprintf("node %s: %s", e.node, e.Error))
 		}
-		overlaps += len(node.Overlapping)
-		for _, o := range node.Overlapping[:min(len(node.Overlapping), shown-len(examples))] {
-			examples = append(examples, fmt.Sprintf("%s on node %s", o, node.Name))
+		for _, p := range e.Problems {
+			problems = append(problems, fmt.Sprintf("node %s: %d Functions: %s", e.node, p.Functions, p.Message))
+		}
+		for _, o := range e.Overlapping {
+			overlaps = append(overlaps, fmt.Sprintf("%s on node %s", o, e.node))
 		}
 	}
-	reason, message := v1alpha1.ReasonPublished, fmt.Sprintf("%d Functions on %d nodes", pool.Status.Functions, nodes)
+	message := fmt.Sprintf("%d Functions on %d nodes", status.Functions, status.Nodes)
+	if unhealthy := status.Functions - status.Healthy; unhealthy > 0 {
+		message += fmt.Sprintf(", of which %d cannot be used now: %s", unhealthy, strings.Join(firstOf(problems), "; "))
+	}
+	if len(overlaps) > 0 {
+		message += fmt.Sprintf("; at least %d more that the selectors match belong to other pools: %s; narrow the selectors of "+
+			"one pool", len(overlaps), strings.Join(firstOf(overlaps), ", "))
+	}
+	reason := v1alpha1.ReasonPublished
 	switch {
-	case problem != "":
+	case len(wrong) > 0:
 		reason = v1alpha1.ReasonInvalidConfig
-		message += "; " + problem
-	case overlaps > 0:
+		message += "; " + strings.Join(firstOf(wrong), "; ")
+	case !hasNetwork:
+		reason = v1alpha1.ReasonNetworkNotFound
+		message += fmt.Sprintf("; XPUNetwork %s does not exist; create it, or name another one in spec.network", pool.Spec.Network)
+	case status.Functions == 0 && len(overlaps) > 0:
 		reason = v1alpha1.ReasonOverlap
-		message += fmt.Sprintf("; at least %d more that the selectors match belong to other pools: %s; "+
-			"narrow the selectors of one pool", overlaps, strings.Join(examples, ", "))
-	case pool.Status.Functions == 0:
+	case status.Functions == 0:
 		reason = v1alpha1.ReasonNoFunctions
 		message = "no node has a Function that a selector matches; " +
 			"compare spec.selectors and spec.nodeSelector with the nodes' Functions"
+	case status.Healthy == 0:
+		reason = v1alpha1.ReasonUnhealthy
 	}
-	meta.SetStatusCondition(&pool.Status.Conditions, newCondition(v1alpha1.ConditionReady, generation, reason, message))
+	meta.SetStatusCondition(&status.Conditions, newCondition(v1alpha1.ConditionReady, generation, reason, opi.Short(message)))
 }
 
 // sumUpSupply sets the condition Supplied: whether all PFs have what numVFs and sfs of this generation of the spec ask for.
 // The reason is that of the first PF that lacks something by itself, rather than of one that is being changed.
-func sumUpSupply(pool *v1alpha1.DevicePool) {
+func sumUpSupply(pool *v1alpha1.DevicePool, entries []poolEntry) {
 	if pool.Spec.NumVFs == nil && pool.Spec.SFs == nil {
 		meta.RemoveStatusCondition(&pool.Status.Conditions, v1alpha1.ConditionSupplied)
 		return
@@ -117,17 +179,17 @@ func sumUpSupply(pool *v1alpha1.DevicePool) {
 	reason := v1alpha1.ReasonMaking
 	invalid := false
 	var short, behind []string
-	for _, node := range pool.Status.Nodes {
-		if node.ObservedGeneration < pool.Generation {
-			behind = append(behind, node.Name)
+	for _, e := range entries {
+		if e.ObservedGeneration < pool.Generation {
+			behind = append(behind, e.node)
 			continue
 		}
-		invalid = invalid || node.Problem != ""
-		for _, s := range node.Shortages {
+		invalid = invalid || e.Error != ""
+		for _, s := range e.Shortages {
 			if reason == v1alpha1.ReasonMaking {
 				reason = s.Reason
 			}
-			short = append(short, fmt.Sprintf("node %s: %s", node.Name, s.Message))
+			short = append(short, fmt.Sprintf("node %s: %s", e.node, s.Message))
 		}
 	}
 	short = firstOf(short)
@@ -139,7 +201,7 @@ func sumUpSupply(pool *v1alpha1.DevicePool) {
 	switch {
 	case invalid:
 		reason, message = v1alpha1.ReasonInvalidConfig, "see condition Ready"
-	case len(pool.Status.Nodes) == 0:
+	case len(entries) == 0:
 		reason = v1alpha1.ReasonNoPF
 		message = "no node has a PF that spec.selectors name; compare pfNames and rootDevices with the nodes' PFs"
 	case len(short) == 0:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -26,6 +27,7 @@ const (
 	portsByXPU         = "xpu"        // name of the XPU
 	portsByID          = "id"         // opi.PortID
 	poolsByNetwork     = "network"    // name of the XPUNetwork
+	xpuNodesByPool     = "pool"       // names of DevicePools
 	xpusByNode         = "node"       // name of the node
 	xpusBySecret       = "secret"     // name of the TLS Secret
 	xpusByEndpoint     = "endpoint"   // opi.NormalEndpoint
@@ -106,12 +108,14 @@ func addIndexes(ctx context.Context, indexer client.FieldIndexer) error {
 	node := func(x *v1alpha1.XPU) []string { return []string{x.Spec.NodeName} }
 	secret := func(x *v1alpha1.XPU) []string { return []string{ptr.Deref(x.Spec.TLS, v1alpha1.XPUTLS{}).SecretName} }
 	network := func(p *v1alpha1.DevicePool) []string { return []string{p.Spec.Network} }
+	pools := func(n *v1alpha1.XPUNode) []string { return slices.Collect(maps.Keys(poolsOf(n))) }
 	return errors.Join(
 		addIndex(ctx, indexer, &v1alpha1.XPU{}, xpusByEndpoint, endpoint),
 		addIndex(ctx, indexer, &v1alpha1.XPU{}, xpusByNode, node),
 		addIndex(ctx, indexer, &v1alpha1.XPU{}, xpusBySecret, secret),
 		addIndex(ctx, indexer, &v1alpha1.DevicePool{}, poolsByNetwork, network),
 		addIndex(ctx, indexer, &v1alpha1.XPUNetwork{}, networksByID, segmentKeys),
+		addIndex(ctx, indexer, &v1alpha1.XPUNode{}, xpuNodesByPool, pools),
 		addIndex(ctx, indexer, &resourceapi.ResourceClaim{}, claimsByDependency, dependencies),
 	)
 }

@@ -49,6 +49,8 @@ type Options struct {
 	// ResyncPeriod is how often all that an OPI agent has is compared with what is wanted; up to a quarter longer, so that not
 	// all agents are asked at once. Default 3 min.
 	ResyncPeriod time.Duration
+	// PoolPause is the least time between two writes of a DevicePool's status. Default 1 s.
+	PoolPause time.Duration
 	// FailedGrace is [opi.Config.FailedGrace].
 	FailedGrace time.Duration
 	// CheckInterval is that of [opi.SessionOptions].
@@ -69,6 +71,7 @@ func (o *Options) setDefaults() {
 	o.Debounce = cmp.Or(o.Debounce, 500*time.Millisecond)
 	o.OrphanGrace = cmp.Or(o.OrphanGrace, 30*time.Second)
 	o.BridgeGrace = cmp.Or(o.BridgeGrace, 10*time.Second)
+	o.PoolPause = cmp.Or(o.PoolPause, time.Second)
 	o.ResyncPeriod = cmp.Or(o.ResyncPeriod, 3*time.Minute)
 	o.Concurrency = cmp.Or(o.Concurrency, 256)
 	o.ConcurrencyPerXPU = cmp.Or(o.ConcurrencyPerXPU, 32)
@@ -89,19 +92,12 @@ func Installation(ctx context.Context, r client.Reader) (opi.Installation, error
 	return opi.NewInstallation(string(system.UID)), nil
 }
 
-// CacheOptions keep the cache small: only Secrets of the namespace, only names of Nodes, and no managed fields.
+// CacheOptions keep the cache small: only Secrets of the namespace, and no managed fields.
 func CacheOptions(namespace string) cache.Options {
-	nameOnly := func(object any) (any, error) {
-		if o, ok := object.(*metav1.PartialObjectMetadata); ok {
-			o.ObjectMeta = metav1.ObjectMeta{Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion}
-		}
-		return object, nil
-	}
 	return cache.Options{
 		DefaultTransform: cache.TransformStripManagedFields(),
 		ByObject: map[client.Object]cache.ByObject{
 			&corev1.Secret{}: {Namespaces: map[string]cache.Config{namespace: {}}},
-			nodeMetadata():   {Transform: nameOnly},
 		},
 	}
 }

@@ -362,13 +362,13 @@ func TestAgent(t *testing.T) {
 			t.Errorf("slice %s of pool %+v has %d devices, want up to 64 and the first generation of 4 slices", name, slice.Spec.Pool, len(slice.Spec.Devices))
 		}
 	}
-	w.eventually("the DevicePool's status says so", func() bool {
-		var pool v1alpha1.DevicePool
-		if err := w.admin.Get(t.Context(), client.ObjectKey{Name: "fast"}, &pool); err != nil {
+	w.eventually("the XPUNode says so", func() bool {
+		var node v1alpha1.XPUNode
+		if err := w.admin.Get(t.Context(), client.ObjectKey{Name: nodeName}, &node); client.IgnoreNotFound(err) != nil {
 			t.Fatal(err)
 		}
-		return len(pool.Status.Nodes) == 1 && cmp.Equal(pool.Status.Nodes[0], v1alpha1.DevicePoolNodeStatus{
-			Name: nodeName, ObservedGeneration: 1, Functions: 1024,
+		return len(node.Status.PFs) == 5 && len(node.Status.Pools) == 1 && cmp.Equal(node.Status.Pools[0], v1alpha1.XPUNodePool{
+			Name: "fast", ObservedGeneration: 1, Functions: 1024, Healthy: 1024,
 		})
 	})
 

@@ -159,8 +159,10 @@ func (c *clustered) serve(ctx context.Context) error {
 		Node: c.config.NodeName, Pools: c.tracker.Pools, Health: c.checker, Publish: slices.PublishResources,
 		Metrics: c.metrics, Log: c.log.WithName("publish"),
 	}
+	// Who has a Function is no problem of it.
+	problems := &health.Checker{Fault: c.faults.Fault, XPUAway: c.provisioner.Away, Lost: c.lifecycle.Lost}
 	reporter := &pool.Reporter{
-		Node: c.config.NodeName, Tracker: c.tracker, API: c.api, Supply: c.vfs.Supply, Log: c.log.WithName("pool"),
+		Tracker: c.tracker, API: c.api, Problems: problems.Problems, Supply: c.vfs.Supply, Log: c.log.WithName("pool"),
 	}
 
 	group, ctx := errgroup.WithContext(ctx)

@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -27,7 +29,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 )
 
-// API is the API server as one node's agent sees it. Reads of DevicePools, XPUs, XPUPorts and the node come from a cache.
+// API is the API server as one node's agent sees it. Reads of DevicePools, XPUs, XPUPorts, the Node and its XPUNode come from a cache.
 type API struct {
 	node   string
 	cache  cache.Cache
@@ -63,6 +65,7 @@ func New(config *rest.Config, node string, events Events) (*API, error) {
 			&v1alpha1.XPU{}:        {Field: fields.OneTermEqualSelector("spec.nodeName", node)},
 			&v1alpha1.XPUPort{}:    {Field: fields.OneTermEqualSelector("spec.nodeName", node)},
 			nodeMetadata():         {Field: fields.OneTermEqualSelector("metadata.name", node)},
+			&v1alpha1.XPUNode{}:    {Field: fields.OneTermEqualSelector("metadata.name", node)},
 		},
 		DefaultTransform:            cache.TransformStripManagedFields(),
 		ReaderFailOnMissingInformer: true,
@@ -82,6 +85,7 @@ func restMapper() meta.RESTMapper {
 	mapper := meta.NewDefaultRESTMapper(nil)
 	mapper.Add(v1alpha1.SchemeGroupVersion.WithKind("DevicePool"), meta.RESTScopeRoot)
 	mapper.Add(v1alpha1.SchemeGroupVersion.WithKind("XPU"), meta.RESTScopeRoot)
+	mapper.Add(v1alpha1.SchemeGroupVersion.WithKind("XPUNode"), meta.RESTScopeRoot)
 	mapper.Add(v1alpha1.SchemeGroupVersion.WithKind("XPUPort"), meta.RESTScopeNamespace)
 	mapper.Add(corev1.SchemeGroupVersion.WithKind("Node"), meta.RESTScopeRoot)
 	return mapper
@@ -105,7 +109,8 @@ func (a *API) Run(ctx context.Context) error {
 	}
 	var read []toolscache.DoneChecker
 	for object, handler := range map[client.Object]toolscache.ResourceEventHandler{
-		&v1alpha1.DevicePool{}: onChange(a.events.DeclarationsChanged),
+		&v1alpha1.DevicePool{}: a.poolHandler(),
+		&v1alpha1.XPUNode{}:    onChange(a.events.DeclarationsChanged), // somebody else's too, so that it is mended
 		nodeMetadata():         labelled,
 		&v1alpha1.XPU{}:        onChange(a.portsChanged),
 		&v1alpha1.XPUPort{}:    a.portHandler(),
@@ -127,6 +132,17 @@ func (a *API) Run(ctx context.Context) error {
 		}
 	}()
 	return a.cache.Start(ctx)
+}
+
+// poolHandler leaves out the status, which sums up what all nodes have.
+func (a *API) poolHandler() toolscache.ResourceEventHandlerFuncs {
+	handler := onChange(a.events.DeclarationsChanged)
+	handler.UpdateFunc = func(before, after any) {
+		if before.(*v1alpha1.DevicePool).Generation != after.(*v1alpha1.DevicePool).Generation {
+			a.events.DeclarationsChanged()
+		}
+	}
+	return handler
 }
 
 // onChange calls changed for every event of an object.
@@ -166,25 +182,53 @@ func (a *API) NodeLabels(ctx context.Context) (map[string]string, error) {
 	return node.Labels, nil
 }
 
-// WriteNodeStatus replaces this node's entry in DevicePool.status.nodes; nil takes it away. Every node's agent has a
-// field manager of its own, so that it owns its entry and no other.
-func (a *API) WriteNodeStatus(ctx context.Context, devicePool string, entry *v1alpha1.DevicePoolNodeStatus) error {
-	nodes := []any{} // not nil: the API server would set an otherwise empty status to null and then refuse it
-	if entry != nil {
-		fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(entry)
-		if err != nil {
-			return err
-		}
-		nodes = append(nodes, fields)
+// XPUNode is the status of the node's XPUNode, nil if there is none that belongs to the Node as it is now.
+func (a *API) XPUNode(ctx context.Context) (*v1alpha1.XPUNodeStatus, error) {
+	owner, err := a.owner(ctx)
+	if err != nil {
+		return nil, err
 	}
-	object := &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": v1alpha1.SchemeGroupVersion.String(),
-		"kind":       "DevicePool",
-		"metadata":   map[string]any{"name": devicePool},
-		"status":     map[string]any{"nodes": nodes},
-	}}
-	return a.writer.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(object),
-		client.FieldOwner("xpu-agent/"+a.node), client.ForceOwnership)
+	var n v1alpha1.XPUNode
+	err = a.cache.Get(ctx, types.NamespacedName{Name: a.node}, &n)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("XPUNode %s: %w", a.node, err)
+	}
+	if !slices.ContainsFunc(n.OwnerReferences, func(r metav1.OwnerReference) bool { return r.UID == owner.UID }) {
+		return nil, nil
+	}
+	return &n.Status, nil
+}
+
+// WriteXPUNode replaces the status of the node's XPUNode, which it makes if there is none. The garbage collector deletes it
+// with the Node.
+func (a *API) WriteXPUNode(ctx context.Context, status v1alpha1.XPUNodeStatus) error {
+	owner, err := a.owner(ctx)
+	if err != nil {
+		return err
+	}
+	n := v1alpha1.XPUNode{
+		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "XPUNode"},
+		ObjectMeta: metav1.ObjectMeta{Name: a.node, OwnerReferences: []metav1.OwnerReference{owner}},
+		Status:     status,
+	}
+	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&n)
+	if err != nil {
+		return err
+	}
+	return a.writer.Apply(ctx, client.ApplyConfigurationFromUnstructured(&unstructured.Unstructured{Object: fields}),
+		client.FieldOwner("xpu-agent"), client.ForceOwnership)
+}
+
+// owner is a reference to the agent's Node.
+func (a *API) owner(ctx context.Context) (metav1.OwnerReference, error) {
+	node := nodeMetadata()
+	if err := a.cache.Get(ctx, types.NamespacedName{Name: a.node}, node); err != nil {
+		return metav1.OwnerReference{}, fmt.Errorf("node %s: %w", a.node, err)
+	}
+	return metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}, nil
 }
 
 // NewRecorder makes a recorder of events about Kubernetes' own kinds, such as pods and nodes. It sends them in the

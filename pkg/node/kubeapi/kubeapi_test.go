@@ -127,57 +127,61 @@ func TestNodeIsMissing(t *testing.T) {
 	}
 }
 
-func TestWriteNodeStatus(t *testing.T) {
+// TestXPUNode: an agent makes the XPUNode of its node, replaces what it says, and reads it. It is no other node's, and not that
+// of a Node that had the name before.
+func TestXPUNode(t *testing.T) {
 	cluster.Need(t)
-	pool := devicePool("status")
-	created(t, pool)
-	a, _ := running(t, "status-a")
-	b, _ := running(t, "status-b")
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "status-a"}}
+	created(t, node, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "status-b"}})
+	api, _ := running(t, "status-a")
+	must.Eventually(t, "the Node is read", func() bool { _, err := api.NodeLabels(t.Context()); return err == nil })
 	admin := newClient(t, cluster.Admin())
-	write := func(api *kubeapi.API, entry *v1alpha1.DevicePoolNodeStatus) {
+	made := &v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: "status-a"}}
+	write := func(status v1alpha1.XPUNodeStatus) {
 		t.Helper()
-		if err := api.WriteNodeStatus(t.Context(), pool.Name, entry); err != nil {
-			t.Fatal(err)
+		must.Succeed(t, api.WriteXPUNode(t.Context(), status))
+		must.Succeed(t, admin.Get(t.Context(), client.ObjectKeyFromObject(made), made))
+		if diff := cmp.Diff(status, made.Status); diff != "" {
+			t.Errorf("status: -want +got\n%s", diff)
 		}
+		must.Eventually(t, "it is read", func() bool {
+			read, err := api.XPUNode(t.Context())
+			return err == nil && read != nil && cmp.Equal(*read, status)
+		})
 	}
-	want := func(entries ...v1alpha1.DevicePoolNodeStatus) {
-		t.Helper()
-		if err := admin.Get(t.Context(), client.ObjectKeyFromObject(pool), pool); err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(entries, pool.Status.Nodes); diff != "" {
-			t.Errorf("status.nodes: -want +got\n%s", diff)
-		}
+	if read, err := api.XPUNode(t.Context()); err != nil || read != nil {
+		t.Errorf("XPUNode = %+v, %v, want none", read, err)
 	}
-	ofA := v1alpha1.DevicePoolNodeStatus{Name: "status-a", Functions: 3, Overlapping: []string{"0000:3b:00.2 in fast"}}
-	ofB := v1alpha1.DevicePoolNodeStatus{Name: "status-b", Functions: 5}
-	write(a, &ofA)
-	write(b, &ofB)
-	want(ofA, ofB)
-
-	version := pool.ResourceVersion
-	write(b, &ofB)
-	want(ofA, ofB)
-	if pool.ResourceVersion != version {
+	status := v1alpha1.XPUNodeStatus{
+		Functions: 3, PFs: []v1alpha1.XPUNodePF{{Address: "0000:3b:00.0", Name: "ens3f0", VFs: 2}},
+		Pools: []v1alpha1.XPUNodePool{{
+			Name: "fast", Functions: 3, Healthy: 2, Problems: []v1alpha1.FunctionProblem{{Taint: "a/b", Functions: 1, Message: "broken"}},
+			Overlapping: []string{"0000:3b:00.2 in slow"},
+		}},
+	}
+	write(status)
+	if len(made.OwnerReferences) != 1 || made.OwnerReferences[0].UID != node.UID {
+		t.Errorf("owners %+v, want the Node", made.OwnerReferences)
+	}
+	version := made.ResourceVersion
+	write(status)
+	if made.ResourceVersion != version {
 		t.Error("writing the same again changed the object")
 	}
+	status.PFs, status.Pools[0].Problems, status.Pools[0].Overlapping = nil, nil, nil
+	write(status)
+	status.Pools = nil
+	write(status)
 
-	ofA.Functions, ofA.Overlapping = 4, nil
-	write(a, &ofA)
-	want(ofA, ofB)
-	write(b, nil)
-	want(ofA)
-	write(b, nil)
-	write(a, nil)
-	want()
-
-	if err := a.WriteNodeStatus(t.Context(), "status-none", &ofA); !apierrors.IsNotFound(err) {
-		t.Errorf("WriteNodeStatus of a DevicePool that is gone = %v, want NotFound", err)
-	}
-	// Not only the agent itself, also the API server keeps it from other nodes' entries.
-	if err := a.WriteNodeStatus(t.Context(), pool.Name, &ofB); err == nil || !strings.Contains(err.Error(), `node "status-a"`) {
-		t.Errorf("WriteNodeStatus with another node's entry = %v, want it to be refused", err)
-	}
+	// The Node is made anew: the XPUNode is another one's until the garbage collector has taken it.
+	must.Succeed(t, admin.Delete(t.Context(), node.DeepCopy()))
+	must.Succeed(t, admin.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "status-a"}}))
+	must.Eventually(t, "it belongs to a Node that is gone", func() bool {
+		read, err := api.XPUNode(t.Context())
+		return err == nil && read == nil
+	})
+	write(status)
+	must.Succeed(t, admin.Delete(t.Context(), made))
 }
 
 // port is the XPUPort of VF index of a node, for a claim in namespace "default".

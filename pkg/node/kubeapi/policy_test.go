@@ -176,42 +176,35 @@ func TestAgentsWriteTheirOwnSlicesOnly(t *testing.T) {
 	}
 }
 
-func TestAgentsWriteTheirOwnPoolEntriesOnly(t *testing.T) {
+func TestAgentsWriteTheirOwnXPUNodeOnly(t *testing.T) {
 	cluster.Need(t)
+	node := &v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: "policy-a"}}
+	own, other, unbound := newClient(t, cluster.Agent("policy-a")), newClient(t, cluster.Agent("policy-b")), newClient(t, cluster.Agent(""))
+	change := func(c client.Client) error {
+		return c.Patch(t.Context(), node.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"status": {"functions": 7}}`)))
+	}
+	const message = `an xpu-agent on node "policy-b" may only write the XPUNode of that node`
+	if err := other.Create(t.Context(), node.DeepCopy()); !kubeapitest.DeniedByPolicy(err) || !strings.Contains(err.Error(), message) {
+		t.Errorf("an agent creates another node's: error %v, want the policy's", err)
+	}
+	if err := unbound.Create(t.Context(), node.DeepCopy()); !kubeapitest.DeniedByPolicy(err) {
+		t.Errorf("an agent whose token is bound to no node creates one: error %v, want the policy's", err)
+	}
+	must.Succeed(t, own.Create(t.Context(), node.DeepCopy()))
+	t.Cleanup(func() { _ = newClient(t, cluster.Admin()).Delete(context.WithoutCancel(t.Context()), node) })
+	must.Succeed(t, change(own))
+	if err := change(other); !kubeapitest.DeniedByPolicy(err) {
+		t.Errorf("an agent changes another node's: error %v, want the policy's", err)
+	}
 	pool := devicePool("policy-pool")
 	created(t, pool)
-	patch := func(node, status string) error {
-		agent := newClient(t, cluster.Agent(node))
-		object := &v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: pool.Name}}
-		return agent.Status().Patch(t.Context(), object, client.RawPatch("application/merge-patch+json", []byte(status)))
-	}
-	entries := func(nodes ...string) string {
-		var list []string
-		for _, node := range nodes {
-			list = append(list, fmt.Sprintf(`{"name": %q, "functions": %d}`, node, len(nodes)))
+	for _, status := range []string{`{"spec": {"network": "mine"}}`, `{"status": {"functions": 7}}`} {
+		patch := client.RawPatch(types.MergePatchType, []byte(status))
+		for _, err := range []error{own.Patch(t.Context(), pool.DeepCopy(), patch), own.Status().Patch(t.Context(), pool.DeepCopy(), patch)} {
+			if !apierrors.IsForbidden(err) {
+				t.Errorf("an agent writes %s of a DevicePool: error %v, want it to be forbidden", status, err)
+			}
 		}
-		return `{"status": {"nodes": [` + strings.Join(list, ",") + `]}}`
-	}
-	if err := patch("policy-a", entries("policy-a")); err != nil {
-		t.Errorf("an agent writes its first entry: %v", err)
-	}
-	const message = "may only write that node's entry in status.nodes"
-	for what, status := range map[string]string{
-		"an entry of another node":                                      entries("policy-a", "policy-c"),
-		"no entry where another node has one, to which it adds its own": entries("policy-b"),
-		"the sum":        `{"status": {"functions": 7}}`,
-		"the conditions": `{"status": {"conditions": [{"type": "Ready", "status": "True", "reason": "X", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}}`,
-	} {
-		if err := patch("policy-b", status); !kubeapitest.DeniedByPolicy(err) || !strings.Contains(err.Error(), message) {
-			t.Errorf("an agent writes %s: error %v, want the policy's", what, err)
-		}
-	}
-	if err := patch("", entries("")); !kubeapitest.DeniedByPolicy(err) {
-		t.Errorf("an agent whose token is bound to no node writes: error %v, want the policy's", err)
-	}
-	if err := newClient(t, cluster.Agent("policy-a")).Patch(t.Context(), pool.DeepCopy(),
-		client.RawPatch("application/merge-patch+json", []byte(`{"spec": {"network": "mine"}}`))); !apierrors.IsForbidden(err) {
-		t.Errorf("an agent writes a spec: error %v, want it to be forbidden", err)
 	}
 }
 

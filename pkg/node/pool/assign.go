@@ -83,8 +83,8 @@ func (p Pool) NamedPFs(functions []function.Function) []function.Function {
 // NoSFs says what keeps a PF that has a driver from having SFs; nil if nothing does.
 type NoSFs func(pf pci.Address) *v1alpha1.Shortage
 
-// Assign gives every Function to the DevicePool that selects it. Where several do, the one with the highest priority has
-// it, and of equals the one whose name sorts first. Which Functions a DevicePool may select at all depends on its device
+// Assign gives every Function to the DevicePool that selects it, and every resource name to the DevicePool that names it. Where
+// several do, the one with the highest priority has it, of equals the oldest, and of those the one whose name sorts first. Which Functions a DevicePool may select at all depends on its device
 // type; see [v1alpha1.DeviceType]. SFs that are created for a DevicePool (spec.sfs) are in no DevicePool without spec.sfs.
 // The result has an entry for every DevicePool whose nodeSelector matches the labels, sorted by name. If noSFs is nil,
 // every PF with a driver can have SFs.
@@ -92,7 +92,8 @@ func Assign(
 	functions []function.Function, devicePools []v1alpha1.DevicePool, nodeLabels map[string]string, noSFs NoSFs,
 ) []Pool {
 	sorted := slices.SortedFunc(slices.Values(devicePools), func(a, b v1alpha1.DevicePool) int {
-		return cmp.Or(cmp.Compare(b.Spec.Priority, a.Spec.Priority), cmp.Compare(a.Name, b.Name))
+		return cmp.Or(cmp.Compare(b.Spec.Priority, a.Spec.Priority),
+			a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
 	})
 	resources := map[string]string{}
 	var pools []Pool

@@ -275,3 +275,21 @@ func FuzzParseIndexed(f *testing.F) {
 		}
 	})
 }
+
+// TestOlderPoolComesFirst: a newer DevicePool takes neither Functions nor the resource's name from an older one.
+func TestOlderPoolComesFirst(t *testing.T) {
+	older, newer := devicePool("b", v1alpha1.FunctionSelector{Devices: []string{"101e"}}), devicePool("a", v1alpha1.FunctionSelector{Devices: []string{"101e"}})
+	older.CreationTimestamp, newer.CreationTimestamp = metav1.Unix(1, 0), metav1.Unix(2, 0)
+	for _, p := range []*v1alpha1.DevicePool{&older, &newer} {
+		p.Spec.Publish = v1alpha1.PublishDevicePlugin
+		p.Spec.DevicePlugin = &v1alpha1.DevicePluginSpec{ResourceName: "vf"}
+	}
+	pools := Assign(card(), []v1alpha1.DevicePool{newer, older}, nil, nil)
+	if len(pools) != 2 || pools[0].Err == nil || len(pools[0].Functions) != 0 || pools[1].Err != nil || len(pools[1].Functions) != 8 {
+		t.Errorf("pools are %+v, want the older one to have everything", pools)
+	}
+	newer.Spec.Priority = 1
+	if pools := Assign(card(), []v1alpha1.DevicePool{newer, older}, nil, nil); pools[0].Err != nil || pools[1].Err == nil {
+		t.Errorf("pools are %+v, want the one with priority to have everything", pools)
+	}
+}

@@ -3,9 +3,9 @@ package pool
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -13,10 +13,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 )
-
-// maxListed is how many overlapping Functions a status names, and how many PFs that lack something.
-const maxListed = 16
 
 // retry is the pause before a status is written again that the API server refused.
 const retry = 5 * time.Second
@@ -24,8 +23,10 @@ const retry = 5 * time.Second
 // API is what a [Reporter] uses of the API server.
 type API interface {
 	Declarations
-	// WriteNodeStatus replaces this node's entry in DevicePool.status.nodes; nil takes it away.
-	WriteNodeStatus(ctx context.Context, devicePool string, entry *v1alpha1.DevicePoolNodeStatus) error
+	// XPUNode is what was written last about this node, nil if there is no such object.
+	XPUNode(ctx context.Context) (*v1alpha1.XPUNodeStatus, error)
+	// WriteXPUNode replaces it.
+	WriteXPUNode(ctx context.Context, status v1alpha1.XPUNodeStatus) error
 }
 
 // Supply is what this node has of the VFs that a DevicePool asks for by numVFs.
@@ -35,23 +36,24 @@ type Supply struct {
 	Shortages  []v1alpha1.Shortage // the PFs that do not have the VFs that it asks for, sorted by PF
 }
 
-// Reporter tells the administrator, in each DevicePool's status, what the pool has on this node.
+// Reporter tells the administrator, in the node's XPUNode, what the node has and what pools have of it.
 type Reporter struct {
-	Node    string
 	Tracker *Tracker
 	API     API
+	// Problems are what keeps a Function from being used, whoever asks for it.
+	Problems func(function.Function) []health.Problem
 	// Supply says what a DevicePool with numVFs has of its VFs. known is false until that has been looked at.
 	Supply func(devicePool string) (s Supply, known bool)
 	Log    logr.Logger
 }
 
-// Run writes the statuses that are not current until ctx ends: at once, and after every value from changes (of pools and
-// their supply) and declared (of DevicePools and the Node). It retries what fails.
+// Run writes the XPUNode when it is not current, until ctx ends: at once, and after every value from changes (of pools, their
+// supply and their health) and declared (of DevicePools and the Node). It retries what fails.
 func (r *Reporter) Run(ctx context.Context, changes, declared <-chan struct{}) error {
 	for {
 		var again <-chan time.Time
 		if err := r.write(ctx); err != nil && ctx.Err() == nil {
-			r.Log.Error(err, "Status of DevicePools is incomplete", "retry", retry.String())
+			r.Log.Error(err, "The XPUNode is not current", "retry", retry.String())
 			again = time.After(retry)
 		}
 		select {
@@ -69,57 +71,108 @@ func (r *Reporter) write(ctx context.Context) error {
 	if !known {
 		return nil
 	}
-	// The controller removes the entries of a node without a Node object.
+	// An XPUNode belongs to its Node.
 	if _, err := r.API.NodeLabels(ctx); apierrors.IsNotFound(err) {
 		return nil
+	} else if err != nil {
+		return err
 	}
-	devicePools, err := r.API.DevicePools(ctx)
+	have, err := r.API.XPUNode(ctx)
 	if err != nil {
-		return fmt.Errorf("list DevicePools: %w", err)
+		return fmt.Errorf("read XPUNode: %w", err)
 	}
-	var errs []error
-	for _, devicePool := range devicePools {
-		var entry, current *v1alpha1.DevicePoolNodeStatus
-		if i := slices.IndexFunc(pools, func(p Pool) bool { return p.Name == devicePool.Name }); i >= 0 {
-			p, supply, known := pools[i], Supply{Generation: pools[i].Generation}, true
-			if p.Spec.NumVFs != nil {
-				supply, known = r.Supply(p.Name)
-			}
-			// A Supply of a newer generation is about a DevicePool that will be read again, or was deleted and created anew.
-			if !known || supply.Generation > p.Generation {
-				continue // the entry of the last run may still be true
-			}
-			entry = r.entry(p, supply)
-		}
-		nodes := devicePool.Status.Nodes
-		if i := slices.IndexFunc(nodes, func(n v1alpha1.DevicePoolNodeStatus) bool { return n.Name == r.Node }); i >= 0 {
-			current = &nodes[i]
-		}
-		if equality.Semantic.DeepEqual(entry, current) {
-			continue
-		}
-		if err := r.API.WriteNodeStatus(ctx, devicePool.Name, entry); err != nil && !apierrors.IsNotFound(err) {
-			errs = append(errs, fmt.Errorf("write status of DevicePool %s: %w", devicePool.Name, err))
+	want := v1alpha1.XPUNodeStatus{Pools: r.entries(pools, have)}
+	want.Functions, want.PFs = hardware(r.Tracker.functions.Snapshot())
+	if have != nil && equality.Semantic.DeepEqual(*have, want) {
+		return nil
+	}
+	if err := r.API.WriteXPUNode(ctx, want); err != nil {
+		return fmt.Errorf("write XPUNode: %w", err)
+	}
+	return nil
+}
+
+// hardware counts the Functions and describes the PFs.
+func hardware(functions []function.Function) (int32, []v1alpha1.XPUNodePF) {
+	var pfs []v1alpha1.XPUNodePF
+	for _, f := range functions {
+		if f.Kind == function.PF && len(pfs) < v1alpha1.MaxNodePFs {
+			pfs = append(pfs, v1alpha1.XPUNodePF{
+				Address: string(f.PF), Name: f.PFName, Vendor: f.Vendor, Device: f.Device, Driver: f.Driver, VFs: int32(f.NumVFs),
+			})
 		}
 	}
-	return errors.Join(errs...)
+	slices.SortFunc(pfs, func(a, b v1alpha1.XPUNodePF) int { return cmp.Compare(a.Address, b.Address) })
+	return int32(len(functions)), pfs
+}
+
+// entries are those of the pools that have to do with the node, sorted by name. The entry of a pool whose supply is not known
+// yet stays as it is, as it may still be true.
+func (r *Reporter) entries(pools []Pool, have *v1alpha1.XPUNodeStatus) []v1alpha1.XPUNodePool {
+	earlier := map[string]v1alpha1.XPUNodePool{}
+	if have != nil {
+		for _, entry := range have.Pools {
+			earlier[entry.Name] = entry
+		}
+	}
+	var entries []v1alpha1.XPUNodePool
+	for _, p := range pools {
+		supply, known := Supply{Generation: p.Generation}, true
+		if p.Spec.NumVFs != nil {
+			supply, known = r.Supply(p.Name)
+		}
+		// A Supply of a newer generation is about a DevicePool that will be read again, or was deleted and created anew.
+		if !known || supply.Generation > p.Generation {
+			if entry, had := earlier[p.Name]; had {
+				entries = append(entries, entry)
+			}
+		} else if entry := r.entry(p, supply); entry != nil {
+			entries = append(entries, *entry)
+		}
+	}
+	return entries[:min(len(entries), v1alpha1.MaxNodePools)]
 }
 
 // entry is nil where the pool has nothing to do with the node.
-func (r *Reporter) entry(p Pool, supply Supply) *v1alpha1.DevicePoolNodeStatus {
+func (r *Reporter) entry(p Pool, supply Supply) *v1alpha1.XPUNodePool {
 	shortages := merge(supply.Shortages, p.Shortages)
 	if len(p.Functions) == 0 && len(p.Overlaps) == 0 && p.Err == nil && supply.PFs == 0 && len(shortages) == 0 {
 		return nil
 	}
-	entry := &v1alpha1.DevicePoolNodeStatus{
-		Name: r.Node, ObservedGeneration: supply.Generation, Functions: int32(len(p.Functions)),
-		Overlapping: p.Overlaps[:min(len(p.Overlaps), maxListed)],
-		Shortages:   shortages[:min(len(shortages), maxListed)],
+	entry := &v1alpha1.XPUNodePool{
+		Name: p.Name, ObservedGeneration: supply.Generation, Functions: int32(len(p.Functions)),
+		Overlapping: p.Overlaps[:min(len(p.Overlaps), v1alpha1.MaxNodeListed)],
+		Shortages:   shortages[:min(len(shortages), v1alpha1.MaxNodeListed)],
 	}
+	entry.Healthy, entry.Problems = r.problems(p.Functions)
 	if p.Err != nil {
-		entry.Problem = p.Err.Error()
+		entry.Error = bounded(p.Err.Error())
 	}
 	return entry
+}
+
+// problems counts the Functions that have none, and the others by the first of their problems, sorted by taint.
+func (r *Reporter) problems(functions []function.Function) (healthy int32, problems []v1alpha1.FunctionProblem) {
+	for _, f := range functions {
+		all := r.Problems(f)
+		if len(all) == 0 {
+			healthy++
+			continue
+		}
+		i := slices.IndexFunc(problems, func(p v1alpha1.FunctionProblem) bool { return p.Taint == all[0].Taint })
+		if i < 0 {
+			i = len(problems)
+			problems = append(problems, v1alpha1.FunctionProblem{Taint: all[0].Taint, Message: bounded(all[0].Message)})
+		}
+		problems[i].Functions++
+	}
+	slices.SortFunc(problems, func(a, b v1alpha1.FunctionProblem) int { return cmp.Compare(a.Taint, b.Taint) })
+	return healthy, problems
+}
+
+// bounded cuts a text to what the API takes.
+func bounded(text string) string {
+	return strings.ToValidUTF8(text[:min(len(text), v1alpha1.MaxNodeMessage)], "")
 }
 
 // merge puts the Shortages of VFs and of SFs together: one for each PF, sorted by PF, with the message about VFs first.
@@ -131,7 +184,7 @@ func merge(vfs, sfs []v1alpha1.Shortage) []v1alpha1.Shortage {
 			merged = append(merged, s)
 			continue
 		}
-		merged[i].Message += "; " + s.Message
+		merged[i].Message = bounded(merged[i].Message + "; " + s.Message)
 	}
 	slices.SortFunc(merged, func(a, b v1alpha1.Shortage) int { return cmp.Compare(a.PF, b.PF) })
 	return merged

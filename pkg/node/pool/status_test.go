@@ -4,8 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
+	"testing/synctest"
 
+	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/testr"
 	"github.com/google/go-cmp/cmp"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -13,6 +17,9 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 )
 
 // supplies is what DevicePools have of their VFs, by name.
@@ -23,31 +30,154 @@ func (s supplies) Supply(devicePool string) (Supply, bool) {
 	return supply, known
 }
 
-// undeclared is a node whose DevicePools cannot be read, or that is gone.
+// undeclared is a node whose XPUNode cannot be read, or that is gone.
 type undeclared struct {
 	*node
 	err, nodeErr error
 }
 
-func (u undeclared) DevicePools(context.Context) ([]v1alpha1.DevicePool, error) { return nil, u.err }
+func (u undeclared) XPUNode(context.Context) (*v1alpha1.XPUNodeStatus, error) { return nil, u.err }
 
 func (u undeclared) NodeLabels(context.Context) (map[string]string, error) { return nil, u.nodeErr }
 
-// TestReporterErrors: what cannot be read is an error, so that it is tried again; nothing is told of a Node that is gone.
-func TestReporterErrors(t *testing.T) {
-	n := &node{writeErrs: map[string]error{}}
+// tracked is the tracker of a node whose Functions and DevicePools have been read.
+func tracked(t *testing.T, n *node) *Tracker {
+	t.Helper()
 	tracker := NewTracker(n, n, nil, testr.New(t))
 	ctx, cancel := context.WithCancel(t.Context())
 	if err := tracker.Run(ctx, nil, cancel); err != nil {
 		t.Fatal(err)
 	}
+	return tracker
+}
+
+// healthy is the health of Functions that have no problems.
+func healthy(function.Function) []health.Problem { return nil }
+
+func TestReporter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fast := devicePool("fast", v1alpha1.FunctionSelector{PFNames: []string{"ens3f0#0-1"}})
+		empty := devicePool("empty", v1alpha1.FunctionSelector{PFNames: []string{"ens9"}})
+		wide := devicePool("wide", v1alpha1.FunctionSelector{Devices: []string{"101e"}})
+		n := &node{functions: card(), devicePools: []v1alpha1.DevicePool{fast, empty, wide}}
+		tracker := NewTracker(n, n, nil, logr.Discard())
+		trackerChanges, changes, declared := make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)
+		reporter := &Reporter{Tracker: tracker, API: n, Problems: healthy, Log: testr.New(t)}
+		go reporter.Run(t.Context(), changes, declared)
+		wrote := func(what string, want int) {
+			t.Helper()
+			synctest.Wait()
+			if got := n.takeWrites(); got != want {
+				t.Errorf("%s: %d writes, want %d", what, got, want)
+			}
+		}
+		wrote("before the pools are known", 0)
+		go tracker.Run(t.Context(), trackerChanges, func() { changes <- struct{}{} })
+		wrote("at first", 1)
+		want := []v1alpha1.XPUNodePool{
+			{Name: "fast", Functions: 2, Healthy: 2},
+			{Name: "wide", Functions: 6, Healthy: 6, Overlapping: []string{"0000:3b:00.2 in fast", "0000:3b:00.3 in fast"}},
+		}
+		if diff := cmp.Diff(want, n.pools()); diff != "" {
+			t.Errorf("pools: -want +got\n%s", diff)
+		}
+		if n.status.Functions != int32(len(n.functions)) {
+			t.Errorf("%d Functions, want %d", n.status.Functions, len(n.functions))
+		}
+		changes <- struct{}{}
+		wrote("nothing changed", 0)
+
+		// Another spec is a change for itself.
+		n.set(func() { n.devicePools[0].Generation, want[0].ObservedGeneration = 2, 2 })
+		trackerChanges <- struct{}{}
+		wrote("another spec", 1)
+		if diff := cmp.Diff(want, n.pools()); diff != "" {
+			t.Errorf("pools: -want +got\n%s", diff)
+		}
+
+		// It goes with the Node, and comes back with it.
+		n.set(func() { n.labelsErr, n.status = apierrors.NewNotFound(schema.GroupResource{}, "node1"), nil })
+		declared <- struct{}{}
+		wrote("there is no Node", 0)
+		n.set(func() { n.labelsErr = nil })
+		declared <- struct{}{}
+		wrote("the Node is back", 1)
+
+		// The last Function goes, and with it the entries; a write that fails is made again.
+		n.set(func() { n.functions, n.writeErr = nil, errors.New("the API server is away") })
+		trackerChanges <- struct{}{}
+		wrote("the write fails", 1)
+		n.set(func() { n.writeErr = nil })
+		waitFor(retry)
+		wrote("again", 1)
+		if got := n.pools(); got != nil {
+			t.Errorf("pools %+v, want none", got)
+		}
+	})
+}
+
+// TestReporterProblems: what keeps Functions from being used is told once for each kind.
+func TestReporterProblems(t *testing.T) {
+	functions := card()
+	problems := map[function.ID][]health.Problem{
+		functions[1].ID: {{Taint: "link-down", Message: "no cable"}, {Taint: "fault", Message: "broken"}},
+		functions[2].ID: {{Taint: "link-down", Message: "no cable"}},
+		functions[3].ID: {{Taint: "fault", Message: strings.Repeat("ü", v1alpha1.MaxNodeMessage)}},
+	}
+	reporter := &Reporter{Problems: func(f function.Function) []health.Problem { return problems[f.ID] }}
+	entry := reporter.entry(Pool{Name: "fast", Functions: functions[1:6]}, Supply{})
+	want := []v1alpha1.FunctionProblem{
+		{Taint: "fault", Functions: 1, Message: strings.Repeat("ü", v1alpha1.MaxNodeMessage/2)},
+		{Taint: "link-down", Functions: 2, Message: "no cable"},
+	}
+	if diff := cmp.Diff(want, entry.Problems); diff != "" || entry.Functions != 5 || entry.Healthy != 2 {
+		t.Errorf("%d of %d are healthy, problems (-want +got):\n%s", entry.Healthy, entry.Functions, diff)
+	}
+}
+
+// TestHardware: PFs are described as far as they fit.
+func TestHardware(t *testing.T) {
+	count, pfs := hardware(card())
+	want := []v1alpha1.XPUNodePF{{Address: "0000:3b:00.0", Name: "ens3f0", Vendor: "15b3", Device: "a2dc", Driver: "mlx5_core"}}
+	if diff := cmp.Diff(want, pfs); diff != "" || int(count) != len(card()) {
+		t.Errorf("%d Functions, PFs (-want +got):\n%s", count, diff)
+	}
+	var many []function.Function
+	for i := range v1alpha1.MaxNodePFs + 1 {
+		many = append(many, function.Function{Kind: function.PF, PF: pci.Address(fmt.Sprintf("0000:%02x:00.0", i))})
+	}
+	if count, pfs := hardware(many); len(pfs) != v1alpha1.MaxNodePFs || int(count) != len(many) {
+		t.Errorf("%d PFs of %d, want %d", len(pfs), count, v1alpha1.MaxNodePFs)
+	}
+}
+
+func TestReporterListsAFewOverlaps(t *testing.T) {
+	overlaps := slices.Repeat([]string{"0000:3b:00.2 in fast"}, v1alpha1.MaxNodeListed+5)
+	entry := (&Reporter{Problems: healthy}).entry(Pool{Name: "wide", Overlaps: overlaps}, Supply{})
+	if entry == nil || entry.Functions != 0 || len(entry.Overlapping) != v1alpha1.MaxNodeListed {
+		t.Errorf("entry = %+v, want %d overlaps", entry, v1alpha1.MaxNodeListed)
+	}
+}
+
+func TestReporterTellsOfErrors(t *testing.T) {
+	entry := (&Reporter{Problems: healthy}).entry(
+		Pool{Name: "wide", Err: errors.New("resource a.example/b is that of DevicePool fast")}, Supply{})
+	if entry == nil || entry.Error != "resource a.example/b is that of DevicePool fast" {
+		t.Errorf("entry = %+v, want the error", entry)
+	}
+}
+
+// TestReporterErrors: what cannot be read is an error, so that it is tried again; nothing is told of a Node that is gone.
+func TestReporterErrors(t *testing.T) {
+	n := &node{}
+	tracker := tracked(t, n)
 	away := errors.New("the API server is away")
 	for name, test := range map[string]struct{ err, nodeErr, want error }{
-		"DevicePools":       {away, nil, away},
+		"the XPUNode":       {away, nil, away},
 		"the Node is gone":  {away, apierrors.NewNotFound(schema.GroupResource{}, "node1"), nil},
-		"the Node, for now": {away, errors.New("not known yet"), away},
+		"the Node, for now": {nil, away, away},
 	} {
-		reporter := &Reporter{Node: "node1", Tracker: tracker, API: undeclared{n, test.err, test.nodeErr}, Log: testr.New(t)}
+		reporter := &Reporter{Tracker: tracker, API: undeclared{n, test.err, test.nodeErr}, Problems: healthy, Log: testr.New(t)}
 		if err := reporter.write(t.Context()); !errors.Is(err, test.want) || (test.want == nil) != (err == nil) {
 			t.Errorf("%s: error %v, want %v", name, err, test.want)
 		}
@@ -60,45 +190,39 @@ func TestReporterSupply(t *testing.T) {
 	made := devicePool("made", v1alpha1.FunctionSelector{PFNames: []string{"ens9"}})
 	made.Spec.NumVFs, made.Generation = ptr.To[int32](4), 2
 	busy := v1alpha1.Shortage{PF: "0000:3b:00.0", Reason: v1alpha1.ReasonBusy}
-	before := []v1alpha1.DevicePoolNodeStatus{{Name: "node1", Shortages: []v1alpha1.Shortage{busy}}}
-	made.Status.Nodes = before
-	n := &node{devicePools: []v1alpha1.DevicePool{made}, writeErrs: map[string]error{}}
-	tracker := NewTracker(n, n, nil, testr.New(t))
-	ctx, cancel := context.WithCancel(t.Context())
-	if err := tracker.Run(ctx, nil, cancel); err != nil {
-		t.Fatal(err)
-	}
+	before := []v1alpha1.XPUNodePool{{Name: "made", Shortages: []v1alpha1.Shortage{busy}}}
+	n := &node{devicePools: []v1alpha1.DevicePool{made}, status: &v1alpha1.XPUNodeStatus{Pools: before}}
 	vfs := supplies{}
-	reporter := &Reporter{Node: "node1", Tracker: tracker, API: n, Supply: vfs.Supply, Log: testr.New(t)}
-	write := func(writes int, want []v1alpha1.DevicePoolNodeStatus) {
+	reporter := &Reporter{Tracker: tracked(t, n), API: n, Problems: healthy, Supply: vfs.Supply, Log: testr.New(t)}
+	write := func(writes int, want ...v1alpha1.XPUNodePool) {
 		t.Helper()
 		if err := reporter.write(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if got := n.takeWrites(); len(got) != writes {
-			t.Errorf("%d writes, want %d", len(got), writes)
+		if got := n.takeWrites(); got != writes {
+			t.Errorf("%d writes, want %d", got, writes)
 		}
-		if diff := cmp.Diff(want, n.devicePools[0].Status.Nodes); diff != "" {
+		if diff := cmp.Diff(want, n.pools()); diff != "" {
 			t.Errorf("status (-want +got):\n%s", diff)
 		}
 	}
-	write(0, before)
+	write(0, before...)
 	inUse := v1alpha1.Shortage{PF: "0000:3b:00.0", Reason: v1alpha1.ReasonInUse, Message: "PF 0000:3b:00.0 is in use"}
 	vfs["made"] = Supply{Generation: 1, PFs: 1, Shortages: []v1alpha1.Shortage{inUse}}
-	write(1, []v1alpha1.DevicePoolNodeStatus{{Name: "node1", ObservedGeneration: 1, Shortages: []v1alpha1.Shortage{inUse}}})
-	write(0, []v1alpha1.DevicePoolNodeStatus{{Name: "node1", ObservedGeneration: 1, Shortages: []v1alpha1.Shortage{inUse}}})
+	write(1, v1alpha1.XPUNodePool{Name: "made", ObservedGeneration: 1, Shortages: []v1alpha1.Shortage{inUse}})
+	write(0, v1alpha1.XPUNodePool{Name: "made", ObservedGeneration: 1, Shortages: []v1alpha1.Shortage{inUse}})
 	vfs["made"] = Supply{Generation: 2, PFs: 1} // the node has such a PF, if no Functions
-	write(1, []v1alpha1.DevicePoolNodeStatus{{Name: "node1", ObservedGeneration: 2}})
+	write(1, v1alpha1.XPUNodePool{Name: "made", ObservedGeneration: 2})
 	vfs["made"] = Supply{Generation: 3, PFs: 1, Shortages: []v1alpha1.Shortage{inUse}} // of what is not read yet
-	write(0, []v1alpha1.DevicePoolNodeStatus{{Name: "node1", ObservedGeneration: 2}})
+	write(0, v1alpha1.XPUNodePool{Name: "made", ObservedGeneration: 2})
 	vfs["made"] = Supply{Generation: 2}
-	write(1, []v1alpha1.DevicePoolNodeStatus{})
+	write(1)
 }
 
 // TestReporterShortages: of VFs and SFs together, one for each PF, and not more than fit.
 func TestReporterShortages(t *testing.T) {
 	short := func(pf, message string) v1alpha1.Shortage { return v1alpha1.Shortage{PF: pf, Message: message} }
-	entry := (&Reporter{Node: "node1"}).entry(
+	entry := (&Reporter{Problems: healthy}).entry(
 		Pool{Shortages: []v1alpha1.Shortage{short("a", "no SFs"), short("b", "no SFs")}},
 		Supply{PFs: 2, Shortages: []v1alpha1.Shortage{short("b", "no VFs"), short("c", "no VFs")}})
 	want := []v1alpha1.Shortage{short("a", "no SFs"), short("b", "no VFs; no SFs"), short("c", "no VFs")}
@@ -106,10 +230,10 @@ func TestReporterShortages(t *testing.T) {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 	var many []v1alpha1.Shortage
-	for i := range maxListed + 5 {
+	for i := range v1alpha1.MaxNodeListed + 5 {
 		many = append(many, short(fmt.Sprintf("%02d", i), ""))
 	}
-	if entry := (&Reporter{Node: "node1"}).entry(Pool{}, Supply{Shortages: many}); len(entry.Shortages) != maxListed {
-		t.Errorf("%d are listed, want %d", len(entry.Shortages), maxListed)
+	if entry := (&Reporter{Problems: healthy}).entry(Pool{}, Supply{Shortages: many}); len(entry.Shortages) != v1alpha1.MaxNodeListed {
+		t.Errorf("%d are listed, want %d", len(entry.Shortages), v1alpha1.MaxNodeListed)
 	}
 }

@@ -9,11 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/testr"
-	"github.com/google/go-cmp/cmp"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -26,8 +22,9 @@ type node struct {
 	devicePools []v1alpha1.DevicePool
 	labels      map[string]string
 	labelsErr   error
-	writeErrs   map[string]error
-	writes      []string
+	status      *v1alpha1.XPUNodeStatus // nil if there is no XPUNode
+	writeErr    error
+	writes      int
 }
 
 func (n *node) set(change func()) {
@@ -68,28 +65,38 @@ func (n *node) NodeLabels(context.Context) (map[string]string, error) {
 	return n.labels, n.labelsErr
 }
 
-func (n *node) WriteNodeStatus(_ context.Context, devicePool string, entry *v1alpha1.DevicePoolNodeStatus) error {
+func (n *node) XPUNode(context.Context) (*v1alpha1.XPUNodeStatus, error) {
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
-	n.writes = append(n.writes, devicePool)
-	if err := n.writeErrs[devicePool]; err != nil {
-		return err
-	}
-	i := slices.IndexFunc(n.devicePools, func(p v1alpha1.DevicePool) bool { return p.Name == devicePool })
-	nodes := slices.DeleteFunc(n.devicePools[i].Status.Nodes, func(s v1alpha1.DevicePoolNodeStatus) bool { return s.Name == "node1" })
-	if entry != nil {
-		nodes = append(nodes, *entry)
-	}
-	n.devicePools[i].Status.Nodes = nodes
-	return nil
+	return n.status.DeepCopy(), nil
 }
 
-// takeWrites returns the DevicePools that were written since it was last called.
-func (n *node) takeWrites() []string {
+func (n *node) WriteXPUNode(_ context.Context, status v1alpha1.XPUNodeStatus) error {
+	n.mutex.Lock()
+	defer n.mutex.Unlock()
+	n.writes++
+	if n.writeErr == nil {
+		n.status = &status
+	}
+	return n.writeErr
+}
+
+// pools are the entries of the XPUNode.
+func (n *node) pools() []v1alpha1.XPUNodePool {
+	n.mutex.Lock()
+	defer n.mutex.Unlock()
+	if n.status == nil {
+		return nil
+	}
+	return n.status.Pools
+}
+
+// takeWrites returns how often the XPUNode was written since it was last called.
+func (n *node) takeWrites() int {
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
 	writes := n.writes
-	n.writes = nil
+	n.writes = 0
 	return writes
 }
 
@@ -181,122 +188,6 @@ func TestTracker(t *testing.T) {
 			t.Errorf("pools are %+v, want fast with VF 0", pools)
 		}
 	})
-}
-
-func TestReporter(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		fast := devicePool("fast", v1alpha1.FunctionSelector{PFNames: []string{"ens3f0#0-1"}})
-		fast.Status.Nodes = []v1alpha1.DevicePoolNodeStatus{{Name: "node0", Functions: 7}}
-		empty := devicePool("empty", v1alpha1.FunctionSelector{PFNames: []string{"ens9"}})
-		wide := devicePool("wide", v1alpha1.FunctionSelector{Devices: []string{"101e"}})
-		n := &node{functions: card(), devicePools: []v1alpha1.DevicePool{fast, empty, wide}, writeErrs: map[string]error{}}
-		tracker := NewTracker(n, n, nil, logr.Discard())
-		trackerChanges, reporterChanges := make(chan struct{}, 1), make(chan struct{}, 1)
-		declared := make(chan struct{}, 1)
-		reporter := &Reporter{Node: "node1", Tracker: tracker, API: n, Log: testr.New(t)}
-		go reporter.Run(t.Context(), reporterChanges, declared)
-		synctest.Wait()
-		if writes := n.takeWrites(); writes != nil {
-			t.Errorf("%q were written before the pools were known", writes)
-		}
-		go tracker.Run(t.Context(), trackerChanges, func() { reporterChanges <- struct{}{} })
-		synctest.Wait()
-		if diff := cmp.Diff([]string{"fast", "wide"}, n.takeWrites()); diff != "" {
-			t.Errorf("first writes: -want +got\n%s", diff)
-		}
-		want := map[string][]v1alpha1.DevicePoolNodeStatus{
-			"fast": {{Name: "node0", Functions: 7}, {Name: "node1", Functions: 2}},
-			"wide": {{Name: "node1", Functions: 6, Overlapping: []string{"0000:3b:00.2 in fast", "0000:3b:00.3 in fast"}}},
-		}
-		for _, p := range n.devicePools {
-			if diff := cmp.Diff(want[p.Name], p.Status.Nodes); diff != "" {
-				t.Errorf("status of %s: -want +got\n%s", p.Name, diff)
-			}
-		}
-
-		reporterChanges <- struct{}{}
-		synctest.Wait()
-		if writes := n.takeWrites(); writes != nil {
-			t.Errorf("%q were written although nothing changed", writes)
-		}
-
-		// Another spec is a change for itself.
-		n.set(func() { n.devicePools[0].Generation, want["fast"][1].ObservedGeneration = 2, 2 })
-		trackerChanges <- struct{}{}
-		synctest.Wait()
-		if diff := cmp.Diff([]string{"fast"}, n.takeWrites()); diff != "" {
-			t.Errorf("writes after the spec changed: -want +got\n%s", diff)
-		}
-		if diff := cmp.Diff(want["fast"], n.devicePools[0].Status.Nodes); diff != "" {
-			t.Errorf("status of fast: -want +got\n%s", diff)
-		}
-
-		// The controller takes entries away while there is no Node, and they come back with the Node.
-		n.set(func() {
-			n.labelsErr = apierrors.NewNotFound(schema.GroupResource{}, "node1")
-			n.devicePools[0].Status.Nodes = n.devicePools[0].Status.Nodes[:1]
-		})
-		declared <- struct{}{}
-		synctest.Wait()
-		if writes := n.takeWrites(); writes != nil {
-			t.Errorf("%q were written while there is no Node", writes)
-		}
-		n.set(func() { n.labelsErr = nil })
-		declared <- struct{}{}
-		synctest.Wait()
-		if diff := cmp.Diff([]string{"fast"}, n.takeWrites()); diff != "" {
-			t.Errorf("writes after the Node is back: -want +got\n%s", diff)
-		}
-
-		// The last Function goes, and with it the entries; a write that fails is made again and does not keep the
-		// others from being made.
-		n.set(func() { n.functions, n.writeErrs["fast"] = nil, errors.New("the API server is away") })
-		trackerChanges <- struct{}{}
-		synctest.Wait()
-		if diff := cmp.Diff([]string{"fast", "wide"}, n.takeWrites()); diff != "" {
-			t.Errorf("writes after the Functions went: -want +got\n%s", diff)
-		}
-		n.set(func() { delete(n.writeErrs, "fast") })
-		waitFor(retry)
-		if diff := cmp.Diff([]string{"fast"}, n.takeWrites()); diff != "" {
-			t.Errorf("writes after the retry: -want +got\n%s", diff)
-		}
-		if diff := cmp.Diff([]v1alpha1.DevicePoolNodeStatus{{Name: "node0", Functions: 7}}, n.devicePools[0].Status.Nodes); diff != "" {
-			t.Errorf("status of fast: -want +got\n%s", diff)
-		}
-
-		// A DevicePool that goes between the look and the write is no error.
-		n.set(func() {
-			n.functions = card()
-			n.writeErrs["fast"] = apierrors.NewNotFound(schema.GroupResource{}, "fast")
-		})
-		trackerChanges <- struct{}{}
-		synctest.Wait()
-		n.takeWrites()
-		waitFor(2 * retry)
-		if writes := n.takeWrites(); writes != nil {
-			t.Errorf("%q were written again although the DevicePool is gone", writes)
-		}
-	})
-}
-
-func TestReporterListsAFewOverlaps(t *testing.T) {
-	var overlaps []string
-	for range maxListed + 5 {
-		overlaps = append(overlaps, "0000:3b:00.2 in fast")
-	}
-	entry := (&Reporter{Node: "node1"}).entry(Pool{Name: "wide", Overlaps: overlaps}, Supply{})
-	if entry == nil || entry.Functions != 0 || len(entry.Overlapping) != maxListed {
-		t.Errorf("entry = %+v, want %d overlaps", entry, maxListed)
-	}
-}
-
-func TestReporterTellsOfProblems(t *testing.T) {
-	entry := (&Reporter{Node: "node1"}).entry(
-		Pool{Name: "wide", Err: errors.New("resource a.example/b is that of DevicePool fast")}, Supply{})
-	if entry == nil || entry.Problem != "resource a.example/b is that of DevicePool fast" {
-		t.Errorf("entry = %+v, want the problem", entry)
-	}
 }
 
 // waitFor lets the bubble's clock run.

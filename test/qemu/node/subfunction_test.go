@@ -14,6 +14,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/node"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
 
 // TestClaimedSubfunction takes an SF that is made on demand to pods by DRA and NRI. What the API server knows of it is
@@ -41,14 +42,19 @@ func TestClaimedSubfunction(t *testing.T) {
 		return vfThere, sfThere
 	}
 
+	pools := func() []v1alpha1.XPUNodePool {
+		var node v1alpha1.XPUNode
+		must.Succeed(t, client.IgnoreNotFound(n.Cluster.Admin.Get(t.Context(), client.ObjectKey{Name: plan.NodeName}, &node)))
+		return node.Status.Pools
+	}
+
 	n.Run("in eswitch mode legacy only the VF is offered, and the pool says why", func(t *testing.T) {
 		n.Eventually("the VF is offered", func() bool { vf, sf := devices(); return vf && !sf })
 		n.Eventually("the pool says why", func() bool {
-			must.Succeed(t, n.Cluster.Admin.Get(t.Context(), client.ObjectKeyFromObject(declared), declared))
-			nodes := declared.Status.Nodes
-			return len(nodes) == 1 && len(nodes[0].Shortages) == 1 && nodes[0].Shortages[0].PF == string(pf) &&
-				nodes[0].Shortages[0].Reason == v1alpha1.ReasonNotSupported &&
-				strings.Contains(nodes[0].Shortages[0].Message, "mode legacy")
+			pools := pools()
+			return len(pools) == 1 && len(pools[0].Shortages) == 1 && pools[0].Shortages[0].PF == string(pf) &&
+				pools[0].Shortages[0].Reason == v1alpha1.ReasonNotSupported &&
+				strings.Contains(pools[0].Shortages[0].Message, "mode legacy")
 		})
 	})
 
@@ -59,8 +65,8 @@ func TestClaimedSubfunction(t *testing.T) {
 	t.Cleanup(func() { must.Succeed(t, conn.SetEswitchMode(devlink.OfPCI(pf), devlink.Legacy)) })
 	n.Eventually("both are offered", func() bool { vf, sf := devices(); return vf && sf })
 	n.Eventually("the pool has what it asks for", func() bool {
-		must.Succeed(t, n.Cluster.Admin.Get(t.Context(), client.ObjectKeyFromObject(declared), declared))
-		return len(declared.Status.Nodes) == 1 && len(declared.Status.Nodes[0].Shortages) == 0
+		pools := pools()
+		return len(pools) == 1 && len(pools[0].Shortages) == 0
 	})
 	before := n.Cluster.Versions()
 	n.Run("the slices say how many may be allocated at once", func(t *testing.T) {

@@ -17,7 +17,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
@@ -134,7 +133,7 @@ func (c *Cluster) setUp(deploy string) error {
 			return err
 		}
 	}
-	return c.waitForPolicies(ctx, admin)
+	return c.waitForPolicies(ctx)
 }
 
 func apply(ctx context.Context, admin client.Client, path string) error {
@@ -157,18 +156,12 @@ func apply(ctx context.Context, admin client.Client, path string) error {
 }
 
 // waitForPolicies returns once all policies are enforced, which takes the API server a moment.
-func (c *Cluster) waitForPolicies(ctx context.Context, admin client.Client) error {
+func (c *Cluster) waitForPolicies(ctx context.Context) error {
 	stranger, err := Client(c.Agent("")) // whom all refuse
 	if err != nil {
 		return err
 	}
-	pool := &v1alpha1.DevicePool{
-		ObjectMeta: metav1.ObjectMeta{Name: "waiting-for-policies"},
-		Spec:       v1alpha1.DevicePoolSpec{Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"ffff"}}}},
-	}
-	if err := admin.Create(ctx, pool); err != nil {
-		return err
-	}
+	node := &v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: "waiting-for-policies"}}
 	slice := &resourceapi.ResourceSlice{
 		ObjectMeta: metav1.ObjectMeta{Name: "waiting-for-policies"},
 		Spec: resourceapi.ResourceSliceSpec{
@@ -186,14 +179,13 @@ func (c *Cluster) waitForPolicies(ctx context.Context, admin client.Client) erro
 	err = wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
 		creation := stranger.Create(ctx, slice.DeepCopy(), client.DryRunAll)
 		ports := stranger.Create(ctx, port.DeepCopy(), client.DryRunAll)
-		patch := client.RawPatch(types.MergePatchType, []byte(`{"status":{"functions":1}}`))
-		status := stranger.Status().Patch(ctx, pool.DeepCopy(), patch, client.DryRunAll)
-		return DeniedByPolicy(creation) && DeniedByPolicy(ports) && DeniedByPolicy(status), nil
+		nodes := stranger.Create(ctx, node.DeepCopy(), client.DryRunAll)
+		return DeniedByPolicy(creation) && DeniedByPolicy(ports) && DeniedByPolicy(nodes), nil
 	})
 	if err != nil {
 		return fmt.Errorf("admission policies are not enforced: %w", err)
 	}
-	return admin.Delete(ctx, pool)
+	return nil
 }
 
 // DeniedByPolicy says whether an admission policy refused a request: not the role, and not the API.

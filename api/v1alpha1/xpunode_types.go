@@ -1,0 +1,153 @@
+package v1alpha1
+
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+// Shortage is a PF that does not have the VFs, or cannot offer the SFs, that a DevicePool asks for.
+type Shortage struct {
+	// PF is the PCI address of the PF.
+	PF string `json:"pf"`
+
+	// Reason is one of those of the DevicePool's condition Supplied.
+	// +kubebuilder:validation:MaxLength=64
+	Reason string `json:"reason"`
+
+	// Message says what is missing and what to do.
+	// +kubebuilder:validation:MaxLength=1024
+	Message string `json:"message"`
+}
+
+// FunctionProblem is something that keeps Functions of a pool from being used.
+type FunctionProblem struct {
+	// Taint is the key of the device taint that says the same: "xpu.opiproject.org/link-down".
+	// +kubebuilder:validation:MaxLength=128
+	Taint string `json:"taint"`
+
+	// Functions is how many of the pool's Functions have the problem.
+	Functions int32 `json:"functions"`
+
+	// Message is about the first of them: what happened and what to do.
+	// +kubebuilder:validation:MaxLength=1024
+	Message string `json:"message"`
+}
+
+// XPUNodePool is what a DevicePool has on the node.
+type XPUNodePool struct {
+	// Name is the DevicePool's name.
+	Name string `json:"name"`
+
+	// ObservedGeneration is the metadata.generation of the DevicePool that the entry is about. While it is an older one, the
+	// agent has not done yet what the spec asks for, or does not run.
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+
+	// Functions is how many Functions of the node are in the pool.
+	Functions int32 `json:"functions"`
+
+	// Healthy is how many of them have no problem.
+	Healthy int32 `json:"healthy"`
+
+	// Problems are those of the others.
+	// +optional
+	// +kubebuilder:validation:MaxItems=16
+	// +listType=map
+	// +listMapKey=taint
+	Problems []FunctionProblem `json:"problems,omitempty"`
+
+	// Overlapping names Functions that the pool selects but that belong to another pool, as "<Function> in <pool>"; at
+	// most 16 are listed.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:items:MaxLength=128
+	Overlapping []string `json:"overlapping,omitempty"`
+
+	// Error says why the node's agent cannot offer the pool at all.
+	// +optional
+	// +kubebuilder:validation:MaxLength=1024
+	Error string `json:"error,omitempty"`
+
+	// Shortages are PFs that do not have what numVFs and sfs ask for; at most 16 are listed.
+	// +optional
+	// +kubebuilder:validation:MaxItems=16
+	// +listType=map
+	// +listMapKey=pf
+	Shortages []Shortage `json:"shortages,omitempty"`
+}
+
+// XPUNodePF is a PF of the node.
+type XPUNodePF struct {
+	// Address is the PCI address, "dddd:bb:dd.f".
+	Address string `json:"address"`
+
+	// Name is that of the netdev, the last one known while that is away.
+	// +optional
+	Name string `json:"name,omitempty"`
+
+	// Vendor and Device are PCI ids in hex, such as "15b3" and "a2dc".
+	// +optional
+	Vendor string `json:"vendor,omitempty"`
+	// +optional
+	Device string `json:"device,omitempty"`
+
+	// Driver is the kernel driver; empty if none is bound.
+	// +optional
+	Driver string `json:"driver,omitempty"`
+
+	// VFs is how many VFs the PF has.
+	// +optional
+	VFs int32 `json:"vfs,omitempty"`
+}
+
+// XPUNodeStatus is what the node's agent found.
+type XPUNodeStatus struct {
+	// Functions is how many PFs, VFs and SFs of network cards the node has.
+	Functions int32 `json:"functions"`
+
+	// PFs are the node's PFs, at most 64.
+	// +optional
+	// +kubebuilder:validation:MaxItems=64
+	// +listType=map
+	// +listMapKey=address
+	PFs []XPUNodePF `json:"pfs,omitempty"`
+
+	// Pools are the DevicePools that have Functions of the node, select Functions that they may not have, or name PFs that
+	// are to have VFs or SFs.
+	// +optional
+	// +kubebuilder:validation:MaxItems=256
+	// +listType=map
+	// +listMapKey=name
+	Pools []XPUNodePool `json:"pools,omitempty"`
+}
+
+// Bounds of the fields of an XPUNode. Texts are in bytes.
+const (
+	MaxNodePFs     = 64
+	MaxNodePools   = 256
+	MaxNodeListed  = 16
+	MaxNodeMessage = 1024
+)
+
+// XPUNode is what xpu-agent found on the node of the same name. The agent makes it and writes it as a whole; nobody else
+// does. It belongs to the Node, and goes with it. xpu-controller sums up the pools in the status of DevicePools.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:scope=Cluster,shortName=xnode
+// +kubebuilder:printcolumn:name="Functions",type=integer,JSONPath=`.status.functions`
+// +kubebuilder:printcolumn:name="PFs",type=string,JSONPath=`.status.pfs[*].name`
+// +kubebuilder:printcolumn:name="Pools",type=string,JSONPath=`.status.pools[*].name`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type XPUNode struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Status XPUNodeStatus `json:"status,omitempty"`
+}
+
+// XPUNodeList is a list of XPUNodes.
+//
+// +kubebuilder:object:root=true
+type XPUNodeList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []XPUNode `json:"items"`
+}
