@@ -39,6 +39,14 @@ type options struct {
 	controller controller.Options
 }
 
+// A leader that was killed is followed by another within leaseDuration and one retryPeriod. A leader that cannot renew its
+// Lease for renewDeadline ends before it runs out.
+const (
+	leaseDuration = 9 * time.Second
+	renewDeadline = 6 * time.Second
+	retryPeriod   = 1500 * time.Millisecond
+)
+
 func command() *cobra.Command {
 	var o options
 	c := &cobra.Command{
@@ -117,6 +125,7 @@ func run(ctx context.Context, o options) error {
 	o.manager.LeaderElectionID = "xpu-controller"
 	o.manager.LeaderElectionNamespace = o.controller.Namespace
 	o.manager.LeaderElectionReleaseOnCancel = true // the process ends right after
+	o.manager.LeaseDuration, o.manager.RenewDeadline, o.manager.RetryPeriod = new(leaseDuration), new(renewDeadline), new(retryPeriod)
 	mgr, err := ctrl.NewManager(config, o.manager)
 	if err != nil {
 		return fmt.Errorf("manager: %w", err)

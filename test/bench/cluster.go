@@ -143,7 +143,8 @@ func (c *cluster) prepare(ctx context.Context, source string) (err error) {
 		return err
 	}
 	// The API server opens the storage of a kind when it is first asked for, and sends watchers away for a second.
-	if err := errors.Join(c.client.List(ctx, &v1alpha1.XPUPortList{}), c.client.List(ctx, &v1alpha1.DevicePoolList{})); err != nil {
+	if err := errors.Join(c.client.List(ctx, &v1alpha1.XPUPortList{}), c.client.List(ctx, &v1alpha1.DevicePoolList{}),
+		c.client.List(ctx, &v1alpha1.XPUNodeList{})); err != nil {
 		return err
 	}
 	return c.awaitRights(ctx)

@@ -64,6 +64,7 @@ func benchmarks() []benchmark {
 		{"attach", measureAttach},
 		{"port", measurePort},
 		{"memory", measureControllerMemory},
+		{"failover", measureFailover},
 		{"plugin", measurePlugins},
 		{"vf", measureVF},
 		{"allocate", measureAllocate},

@@ -3,8 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
-	"net/http"
 	"time"
 )
 
@@ -40,22 +38,7 @@ func (b *bench) controllerOnce(ctx context.Context, c *cluster, metrics, probes 
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, p.end()) }()
-	err = p.await(ctx, "is ready", func(ctx context.Context) error {
-		request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+probes+"/readyz", nil)
-		if err != nil {
-			return err
-		}
-		response, err := http.DefaultClient.Do(request)
-		if err != nil {
-			return err
-		}
-		defer response.Body.Close()
-		if response.StatusCode != http.StatusOK {
-			return fmt.Errorf("readyz: %s", response.Status)
-		}
-		return nil
-	})
-	if err != nil {
+	if err := p.await(ctx, "is ready", func(ctx context.Context) error { return ready(ctx, probes) }); err != nil {
 		return 0, err
 	}
 	if err := sleep(ctx, 5*time.Second); err != nil {

@@ -1,0 +1,127 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"syscall"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+)
+
+// measureFailover is how long nobody works when the leading controller is killed, or asked to end.
+func measureFailover(ctx context.Context, b *bench) (out []Measurement, err error) {
+	c, err := b.startCluster(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, end := range []struct {
+		what   string
+		signal syscall.Signal
+		goal   Goal
+	}{
+		{"leader killed, until another works", syscall.SIGKILL, atMost(15)},
+		{"leader asked to end, until another works", syscall.SIGTERM, Goal{}},
+	} {
+		m := Measurement{What: end.what, Unit: Seconds, Goal: end.goal}
+		for range b.runs(3) {
+			took, err := b.failOver(ctx, c, end.signal)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", end.what, err)
+			}
+			m.Samples = append(m.Samples, took.Seconds())
+		}
+		out = append(out, m)
+	}
+	return out, nil
+}
+
+// failOver runs two controllers and ends the one that leads. The other works once a new DevicePool has its condition.
+func (b *bench) failOver(ctx context.Context, c *cluster, signal syscall.Signal) (took time.Duration, err error) {
+	leader, err := b.startReplica(ctx, c)
+	if err != nil {
+		return 0, err
+	}
+	ended := false
+	defer func() {
+		if !ended {
+			err = errors.Join(err, leader.end())
+		}
+	}()
+	if err := c.works(ctx, leader); err != nil {
+		return 0, err
+	}
+	other, err := b.startReplica(ctx, c)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, other.end()) }()
+	begin := time.Now()
+	if err := leader.cmd.Process.Signal(signal); err != nil {
+		return 0, err
+	}
+	<-leader.ended
+	ended = true
+	if err := c.works(ctx, other); err != nil {
+		return 0, err
+	}
+	return time.Since(begin), nil
+}
+
+// startReplica starts a controller that works if it leads, and waits until its caches are filled.
+func (b *bench) startReplica(ctx context.Context, c *cluster) (*process, error) {
+	probes, err := freeAddress()
+	if err != nil {
+		return nil, err
+	}
+	p, err := b.start(b.dir, "xpu-controller", "--kubeconfig="+c.controllerKubeconfig, "--namespace="+namespace, "--leader-elect",
+		"--metrics-bind-address=0", "--health-probe-bind-address="+probes)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.await(ctx, "is ready", func(ctx context.Context) error { return ready(ctx, probes) }); err != nil {
+		return nil, errors.Join(err, p.end())
+	}
+	return p, nil
+}
+
+// ready asks a controller whether its caches are filled.
+func ready(ctx context.Context, address string) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/readyz", nil)
+	if err != nil {
+		return err
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return fmt.Errorf("readyz: %s", response.Status)
+	}
+	return nil
+}
+
+// works waits until the controller says of a new DevicePool that no node has Functions of it.
+func (c *cluster) works(ctx context.Context, controller *process) error {
+	pool := &v1alpha1.DevicePool{Spec: v1alpha1.DevicePoolSpec{Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"ffff"}}}}}
+	pool.Name = "of-no-node"
+	if err := c.client.Create(ctx, pool); err != nil {
+		return err
+	}
+	err := controller.await(ctx, "leads", func(ctx context.Context) error {
+		if err := c.client.Get(ctx, client.ObjectKeyFromObject(pool), pool); err != nil {
+			return err
+		}
+		if meta.FindStatusCondition(pool.Status.Conditions, v1alpha1.ConditionReady) == nil {
+			return errors.New("a DevicePool has no condition")
+		}
+		return nil
+	})
+	return errors.Join(err, c.remove(ctx, pool))
+}
